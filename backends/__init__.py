@@ -1,0 +1,1 @@
+"""One small module per backend, behind one typed contract (`contract`), found by name (`registry`)."""

@@ -1,0 +1,33 @@
+"""Compiling with Numba once per machine, not once per process."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.resources
+from collections.abc import Callable
+from typing import Any
+
+from numba import njit
+
+__all__ = ["compile_cached", "source_digest"]
+
+
+def compile_cached(signature: Any, function: Callable[..., Any], *, nogil: bool = True) -> Any:
+    """`function`, compiled for `signature`, and kept on disk where there is a place for it."""
+    try:
+        return njit(signature, nogil=nogil, cache=True)(function)
+    except RuntimeError:  # No folder can be written to.
+        return njit(signature, nogil=nogil)(function)
+
+
+def source_digest() -> int:
+    """A number that changes with any Numba source of this package.
+
+    Numba's disk cache watches only the file a function stands in, not those it calls into; but the values in a
+    function's closure are part of the key.
+    """
+    digest = hashlib.sha256()
+    for source in sorted(importlib.resources.files(__package__).iterdir(), key=lambda path: path.name):
+        if source.name.endswith(".py"):
+            digest.update(source.read_bytes())
+    return int.from_bytes(digest.digest()[:7], "little")

@@ -1,0 +1,136 @@
+"""What a backend promises, so that one `sample` can drive any of them and a third party can add another.
+
+Everything that is common to all backends is done before one is called: arguments are checked, arrays reduced to
+addresses and strides, the output allocated, seed and offset drawn. What is left is to launch a kernel.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Backend", "BackendStatus", "DeviceArray", "DeviceKind", "HostArray", "RawArray"]
+
+DeviceKind: TypeAlias = Literal["cpu", "cuda"]
+
+HostArray: TypeAlias = npt.NDArray[Any]
+"""Host memory, whoever allocated it. float16 and bfloat16 outputs come as the uint16 of their bits."""
+
+
+class DeviceArray(NamedTuple):
+    """CUDA device memory, whoever allocated it."""
+
+    pointer: int
+    """Address of the first element; 0 where there are none."""
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    """In bytes."""
+    dtype: str
+    """NumPy's name of the element type, or ``"bfloat16"``."""
+
+
+RawArray: TypeAlias = HostArray | DeviceArray
+
+
+@dataclasses.dataclass(frozen=True)
+class BackendStatus:
+    """Whether a backend can run here, and if not, why not.
+
+    Attributes
+    ----------
+    available : bool
+    reasons : tuple of str
+        Everything that stands in the way, each with the command that mends it; empty when available.
+    version : str
+        Versions of what the backend runs on.
+    device : str
+        What it would run on.
+    """
+
+    available: bool
+    reasons: tuple[str, ...] = ()
+    version: str = ""
+    device: str = ""
+
+
+class Backend(Protocol):
+    """A way to run the kernel."""
+
+    @property
+    def name(self) -> str:
+        """What `sample` calls it."""
+        ...
+
+    @property
+    def device_kinds(self) -> tuple[DeviceKind, ...]:
+        """The memory it can address."""
+        ...
+
+    @property
+    def host_library(self) -> str:
+        """The library that results for host inputs belong to: ``"numpy"`` to write host memory itself."""
+        ...
+
+    def status(self) -> BackendStatus:
+        """Whether it can run; cheap enough to ask for a table of all backends, and never raises."""
+        ...
+
+    def adopt(self, array: Any) -> Any:
+        """`array`, a NumPy array or an object with ``__dlpack__`` or ``__cuda_array_interface__``, in `host_library`.
+
+        A host array goes to the backend's current device; device memory is shared, not copied.
+        """
+        ...
+
+    def small_kernel(self, dtype: str) -> Callable[..., bool] | None:
+        """A shortcut for small calls on host memory, or None if the backend has none for `dtype`.
+
+        ``kernel(mu, sigma, out, seed, offset)``, for NumPy arrays of one dtype, float32 or float64, and a C-contiguous
+        `out`, draws independent noise from the first row and column on. If a mean is not finite, or a standard
+        deviation not finite or negative, it writes nothing and returns False.
+        """
+        ...
+
+    def launch(
+        self,
+        mu: RawArray,
+        sigma: RawArray,
+        out: RawArray,
+        dtype: str,
+        seed: int,
+        offset: int,
+        dim_offset: int,
+        sample_offset: int,
+        shared: bool,
+        fast_math: bool,
+        device: int,
+        stream: int,
+    ) -> None:
+        """Write ``out[i, j] = mu[i] + sigma[i] * z[dim_offset + i, sample_offset + j]``.
+
+        Parameters
+        ----------
+        mu, sigma : shape (d,)
+            Any strides, 0 included. Host memory: already of the computing type, float64 for float64 and float32
+            otherwise. Device memory: float16, bfloat16, float32, float64 or an integer type, for the kernel to
+            round to the computing type.
+        out : shape (d, n), both at least 1
+            Any strides with which no two elements overlap; it overlaps neither `mu` nor `sigma`.
+        dtype : {"float16", "bfloat16", "float32", "float64"}
+            The element type of `out`.
+        seed, offset : int
+            In [0, 2**64).
+        dim_offset, sample_offset : int
+            ``dim_offset + d <= 2**32`` and ``sample_offset + n <= 2**34``.
+        shared : bool
+            Every row takes the noise of row 0, whatever `dim_offset`.
+        fast_math : bool
+            Without effect on the CPU and on float64.
+        device, stream : int
+            CUDA device ordinal and stream handle to launch on, without waiting for it; 0 and 0 for host memory.
+        """
+        ...

@@ -1,0 +1,117 @@
+"""The cpu backend: Numba on every core, for NumPy and for whoever shares host memory with it.
+
+The kernel knows nothing of threads: any window of the sample matrix can be drawn alone, so a large call is cut into
+windows that a pool of threads draws, and a small one runs where it is called.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import itertools
+import platform
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from .contract import Backend, BackendStatus, DeviceKind, RawArray
+from .worker_pool import run_all, thread_count
+
+__all__ = ["BACKEND"]
+
+# Normals that are drawn in the time it takes to wake a thread, about 50 us.
+_SMALL = 1 << 16
+# Normals of one window: long enough (0.2 ms) to hide the cost of handing it out, short enough to even out threads.
+_WINDOW = 1 << 18
+# Shared noise is made once a window: at least this wide, a window is still tall enough to hide that.
+_SHARED_COLUMNS = 1 << 12
+
+
+class CpuBackend:
+    """See `multisample.backends.contract.Backend`."""
+
+    name = "cpu"
+    device_kinds: tuple[DeviceKind, ...] = ("cpu",)
+    host_library = "numpy"
+
+    def __init__(self) -> None:
+        self._kernels: dict[str, Any] = {}
+
+    def status(self) -> BackendStatus:
+        threads = thread_count()
+        device = f"{platform.machine()}, {threads} thread{'s' if threads > 1 else ''}"
+        if importlib.util.find_spec("numba") is None:
+            return BackendStatus(
+                False, ("package numba is not installed: pip install numba",), "", device
+            )
+        return BackendStatus(True, (), f"numba {importlib.metadata.version('numba')}", device)
+
+    def adopt(self, array: Any) -> np.ndarray[Any, Any]:
+        return array if isinstance(array, np.ndarray) else np.from_dlpack(array)
+
+    def small_kernel(self, dtype: str) -> Callable[..., bool]:
+        from .cpu_kernels import small_kernel
+
+        return small_kernel(dtype)
+
+    def launch(
+        self,
+        mu: RawArray,
+        sigma: RawArray,
+        out: RawArray,
+        dtype: str,
+        seed: int,
+        offset: int,
+        dim_offset: int,
+        sample_offset: int,
+        shared: bool,
+        fast_math: bool,
+        device: int,
+        stream: int,
+    ) -> None:
+        kernel = self._kernels.get(dtype) or self._compile(dtype)
+        d, n = out.shape
+        threads = 1 if d * n <= _SMALL else thread_count()
+        if threads == 1:
+            kernel(mu, sigma, out, seed, offset, dim_offset, sample_offset, shared)
+            return
+        assert not isinstance(mu, tuple) and not isinstance(sigma, tuple)
+        assert not isinstance(out, tuple)
+
+        def draw(window: tuple[slice, slice]) -> None:
+            rows, columns = window
+            kernel(
+                mu[rows], sigma[rows], out[window], seed, offset,
+                dim_offset + rows.start, sample_offset + columns.start, shared,
+            )  # fmt: skip
+
+        run_all(draw, _windows(d, n, sample_offset, threads, shared), threads)
+
+    def _compile(self, dtype: str) -> Any:
+        from .cpu_kernels import window_kernel  # Numba takes half a second to import.
+
+        kernel = self._kernels[dtype] = window_kernel(dtype)
+        return kernel
+
+
+def _windows(
+    d: int, n: int, sample_offset: int, threads: int, shared: bool
+) -> list[tuple[slice, slice]]:
+    """Rows and columns of the windows that together are a (d, n) matrix."""
+    size = min(_WINDOW, max(_SMALL // 4, d * n // (4 * threads)))
+    columns = max(_SHARED_COLUMNS, size // d) if shared else size
+    cuts = [0, n]
+    if columns < n:
+        # Cut where a block of four begins, so that no block is made twice.
+        first = columns - (sample_offset + columns) % 4
+        cuts[1:1] = range(first, n, columns - columns % 4)
+    rows = max(1, size // min(columns, n))
+    return [
+        (slice(top, min(top + rows, d)), slice(left, right))
+        for top in range(0, d, rows)
+        for left, right in itertools.pairwise(cuts)
+    ]
+
+
+BACKEND: Backend = CpuBackend()

@@ -1,0 +1,112 @@
+"""What the stream needs from IEEE 754 and Numba does not offer, as LLVM operations.
+
+Bits can only be the same everywhere if a fused multiply-add is fused everywhere, which neither Python
+nor Numba can say. What is here means the same on a CPU and in PTX.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.core.imputils import impl_ret_borrowed
+from numba.extending import intrinsic
+
+__all__ = ["contiguous", "float_bits", "fma", "from_float_bits", "horner", "stack_array"]
+
+_INTEGER_OF = {types.float32: types.int32, types.float64: types.int64}
+_FLOAT_OF = {integer: real for real, integer in _INTEGER_OF.items()}
+
+
+def _emit_fma(builder: Any, x: Any, y: Any, z: Any) -> Any:
+    name = "llvm.fma.f32" if x.type == ir.FloatType() else "llvm.fma.f64"
+    function_type = ir.FunctionType(x.type, [x.type] * 3)
+    function = cgutils.get_or_insert_function(builder.module, function_type, name)
+    return builder.call(function, (x, y, z))
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def fma(typingctx: Any, x: Any, y: Any, z: Any) -> Any:
+    """``x * y + z`` with one rounding; all three float32 or all three float64."""
+    if x not in _INTEGER_OF or y != x or z != x:
+        return None
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return _emit_fma(builder, *args)
+
+    return x(x, x, x), codegen
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def horner(typingctx: Any, coefficients: Any, x: Any) -> Any:
+    """The polynomial in `x` whose `coefficients`, a tuple, come highest power first: one fma each."""
+    if not isinstance(coefficients, types.UniTuple) or x not in _INTEGER_OF:
+        return None
+
+    # An intrinsic because a loop over a tuple is not unrolled early enough to be vectorised.
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        first, *rest = cgutils.unpack_tuple(builder, args[0])
+        value = first
+        for coefficient in rest:
+            value = _emit_fma(builder, value, args[1], coefficient)
+        return value
+
+    return x(coefficients, x), codegen
+
+
+def _bitcast(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    return builder.bitcast(args[0], context.get_value_type(signature.return_type))
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def float_bits(typingctx: Any, x: Any) -> Any:
+    """The bit pattern of a float32 as an int32, or of a float64 as an int64."""
+    return (_INTEGER_OF[x](x), _bitcast) if x in _INTEGER_OF else None
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def from_float_bits(typingctx: Any, bits: Any) -> Any:
+    """The float32 of an int32 bit pattern, or the float64 of an int64 one."""
+    return (_FLOAT_OF[bits](bits), _bitcast) if bits in _FLOAT_OF else None
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def contiguous(typingctx: Any, row: Any) -> Any:
+    """The same array, promised to have unit stride.
+
+    The promise is the caller's to keep: with it LLVM makes vector stores of neighbouring elements.
+    """
+    result = row.copy(layout="C")
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return impl_ret_borrowed(context, builder, signature.return_type, args[0])
+
+    return result(row), codegen
+
+
+@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
+def stack_array(typingctx: Any, length: Any, dtype: Any) -> Any:
+    """An uninitialised array of a literal `length` on the stack, valid until the function returns."""
+    if not isinstance(length, types.IntegerLiteral):
+        return None
+    result = types.Array(dtype.dtype, 1, "C")
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        element = context.get_data_type(dtype.dtype)
+        with builder.goto_entry_block():
+            memory = builder.alloca(ir.ArrayType(element, length.literal_value))
+        itemsize = context.get_constant(types.intp, context.get_abi_sizeof(element))
+        array = context.make_array(result)(context, builder)
+        context.populate_array(
+            array,
+            data=builder.bitcast(memory, element.as_pointer()),
+            shape=[context.get_constant(types.intp, length.literal_value)],
+            strides=[itemsize],
+            itemsize=itemsize,
+            meminfo=None,
+        )
+        return array._getvalue()
+
+    return result(length, dtype), codegen

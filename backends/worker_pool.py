@@ -1,0 +1,80 @@
+"""Threads that belong to the process: made when first needed, and made anew in a forked child.
+
+A pool's threads do not survive a fork, so a child that inherited the executor would wait for them for ever.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+__all__ = ["run_all", "thread_count"]
+
+_Task = TypeVar("_Task")
+
+_lock = threading.Lock()
+_executor: ThreadPoolExecutor | None = None
+
+
+def thread_count() -> int:
+    """How many threads work on one call: the processors this process may use, or MULTISAMPLE_NUM_THREADS."""
+    setting = os.environ.get("MULTISAMPLE_NUM_THREADS", "")
+    if setting:
+        if not setting.isdecimal() or int(setting) < 1:
+            raise ValueError(f"MULTISAMPLE_NUM_THREADS must be a positive integer, got {setting!r}")
+        return int(setting)
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _forget() -> None:
+    global _executor, _lock
+    _executor, _lock = None, threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
+
+
+def _helpers() -> ThreadPoolExecutor:
+    global _executor
+    with _lock:
+        if _executor is None:
+            _executor = ThreadPoolExecutor(thread_name_prefix="multisample", max_workers=256)
+        return _executor
+
+
+def run_all(function: Callable[[_Task], None], tasks: Sequence[_Task], threads: int) -> None:
+    """Call `function` on every task, on this thread and up to ``threads - 1`` others; returns when all are done.
+
+    The first exception is raised, after every task that had been begun has ended.
+    """
+    # The calling thread works too, so that a pool kept busy by others costs time but never blocks.
+    waiting = collections.deque(tasks)
+
+    def work() -> None:
+        while True:
+            try:
+                task = waiting.popleft()
+            except IndexError:
+                return
+            function(task)
+
+    futures = []
+    try:
+        executor = _helpers()
+        futures = [executor.submit(work) for _ in range(min(threads, len(tasks)) - 1)]
+    except RuntimeError:
+        pass  # The interpreter is shutting down and starts no more threads: this one does it all.
+    try:
+        work()
+    finally:
+        waiting.clear()
+        for future in futures:
+            if not future.cancel():
+                future.result()

@@ -1,0 +1,80 @@
+"""Checks of plain arguments: each error names the argument, what came and what is accepted."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import numpy as np
+
+__all__ = ["DTYPES", "ITEMSIZES", "check_choice", "check_flag", "checked_integer", "dtype_name"]
+
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+ITEMSIZES = dict(zip(DTYPES, (2, 2, 4, 8), strict=True))
+
+
+def describe(value: object, limit: int = 60) -> str:
+    """`value` as an error message shows it: on one line, and not endless."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= limit else f"{text[:limit]}..."
+
+
+def checked_integer(name: str, value: Any, low: int, high: int) -> int:
+    """`value` as an int with ``low <= value < high``; TypeError or ValueError otherwise."""
+    if type(value) is int and low <= value < high:
+        return value
+    if isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{name}: expected an integer, got the bool {value}")
+    try:
+        integer = operator.index(value)
+    except TypeError:
+        raise TypeError(
+            f"{name}: expected an integer, got {describe(value)} of type {type(value).__name__}"
+        ) from None
+    if not low <= integer < high:
+        raise ValueError(f"{name}: expected {low} <= {name} < {_power(high)}, got {integer}")
+    return integer
+
+
+def _power(value: int) -> str:
+    exponent = value.bit_length() - 1
+    if exponent < 16:
+        return str(value)
+    return f"2**{exponent}" if value == 1 << exponent else f"2**{exponent} + {value - (1 << exponent)}"
+
+
+def check_flag(name: str, value: object) -> None:
+    """TypeError unless `value` is a bool."""
+    if value is not True and value is not False and not isinstance(value, np.bool_):
+        raise TypeError(
+            f"{name}: expected True or False, got {describe(value)} of type {type(value).__name__}"
+        )
+
+
+def check_choice(name: str, value: object, accepted: tuple[object, ...], note: str = "") -> None:
+    """ValueError unless `value` is one of `accepted`."""
+    if value not in accepted:
+        choices = " or ".join(repr(choice) for choice in accepted)
+        raise ValueError(f"{name}: expected {choices}{note}, got {describe(value)}")
+
+
+_dtype_names: dict[Any, str] = {name: name for name in DTYPES}
+
+
+def dtype_name(dtype: Any) -> str:
+    """The name of `dtype`, which may be a name or NumPy's, ml_dtypes', PyTorch's or JAX's object; TypeError otherwise."""
+    try:
+        return _dtype_names[dtype]
+    except (KeyError, TypeError):
+        pass
+    if type(dtype).__module__ == "torch":
+        name = str(dtype).removeprefix("torch.")
+    else:
+        try:
+            name = np.dtype(dtype).name
+        except TypeError:
+            name = ""
+    if name not in DTYPES:
+        raise TypeError(f"dtype: expected {', '.join(DTYPES)}, got {describe(dtype)}")
+    _dtype_names[dtype] = name
+    return name

@@ -1,0 +1,133 @@
+"""Which backend runs: the one that was named, or the first available in the order of the array's library."""
+
+from __future__ import annotations
+
+from multisample.backends import registry
+from multisample.backends.contract import Backend, BackendStatus
+
+from ._arguments import describe
+from .exceptions import BackendUnavailableError, UnknownBackendError
+
+__all__ = ["backends", "choose", "register_backend"]
+
+# By library and device kind; a name that is not registered is passed over.
+_ORDER: dict[tuple[str, str], tuple[str, ...]] = {
+    ("numpy", "cpu"): ("cpu",),
+    ("torch", "cpu"): ("torch_ext", "cpu"),
+    ("torch", "cuda"): ("torch_ext", "cupy", "numba"),
+    ("cupy", "cuda"): ("cupy", "numba", "torch_ext"),
+    ("numba", "cuda"): ("numba", "cupy", "torch_ext"),
+}
+_ORDER_OF_OTHERS = {"cpu": ("cpu",), "cuda": ("cupy", "numba", "torch_ext")}
+
+_chosen: dict[tuple[str, str, str], Backend] = {}
+
+
+def choose(name: str, library: str, device_kind: str) -> Backend:
+    """The backend to use for arrays of `library` on a device of `device_kind`.
+
+    Raises
+    ------
+    UnknownBackendError
+        If no backend is called `name`.
+    BackendUnavailableError
+        If the one that was named, or every one that "auto" may take, cannot run.
+    ValueError
+        If the one that was named does not serve such arrays.
+    """
+    backend = _chosen.get((name, library, device_kind))
+    if backend is None:
+        backend = _automatic(library, device_kind) if name == "auto" else _named(name)
+        # Host inputs are at home nowhere, and any backend adopts them.
+        if library != "numpy" and device_kind not in backend.device_kinds:
+            raise ValueError(
+                f"backend: {backend.name!r} serves {' and '.join(backend.device_kinds)} memory,"
+                f" got a {library} array in {device_kind} memory"
+            )
+        _chosen[name, library, device_kind] = backend
+    return backend
+
+
+def _named(name: str) -> Backend:
+    try:
+        backend = registry.find(name)
+    except (KeyError, TypeError):
+        raise UnknownBackendError(name, registry.names()) from None
+    status = backend.status()
+    if not status.available:
+        raise BackendUnavailableError(
+            f"backend: {name!r} cannot run here: " + "; ".join(status.reasons)
+        )
+    return backend
+
+
+def _automatic(library: str, device_kind: str) -> Backend:
+    order = _ORDER.get((library, device_kind)) or _ORDER_OF_OTHERS.get(device_kind)
+    if order is None:
+        raise ValueError(f"mu: no backend serves a {library} array in {device_kind} memory")
+    reasons = []
+    for name in order:
+        if name not in registry.names():
+            reasons.append(f"{name}: not part of this version of multisample")
+            continue
+        status = registry.find(name).status()
+        if status.available:
+            return registry.find(name)
+        reasons.extend(f"{name}: {reason}" for reason in status.reasons)
+    raise BackendUnavailableError(
+        f"backend: none can serve a {library} array in {device_kind} memory: " + "; ".join(reasons)
+    )
+
+
+def backends() -> dict[str, BackendStatus]:
+    """Every backend, and whether it can run here.
+
+    Returns
+    -------
+    dict of str to BackendStatus
+        By name. Where a backend is not available, `reasons` gives everything that stands in the way, each with the
+        command that mends it.
+
+    Examples
+    --------
+    >>> import multisample
+    >>> multisample.backends()["cpu"].available
+    True
+    """
+    return {name: registry.find(name).status() for name in registry.names()}
+
+
+def register_backend(backend: Backend) -> None:
+    """Add a backend, to be used as ``sample(..., backend=backend.name)``.
+
+    Parameters
+    ----------
+    backend : multisample.backends.contract.Backend
+        An object with the attributes and methods of that protocol.
+
+    Raises
+    ------
+    TypeError
+        If it lacks any of them.
+    ValueError
+        If its name is taken.
+
+    Examples
+    --------
+    >>> import multisample
+    >>> from multisample.backends.cpu import BACKEND
+    >>> multisample.register_backend(BACKEND)
+    Traceback (most recent call last):
+    ...
+    ValueError: backend name 'cpu' is taken; registered names are cpu, and 'auto'
+    """
+    missing = [
+        member
+        for member in ("name", "device_kinds", "host_library", "status", "adopt", "launch")
+        if not hasattr(backend, member)
+    ]
+    if missing:
+        raise TypeError(
+            f"backend: expected an object with {', '.join(missing)}, got {describe(backend)}"
+        )
+    registry.register(backend)

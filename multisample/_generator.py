@@ -1,0 +1,272 @@
+"""Where seed and offset of a call come from when the caller names no seed.
+
+A stream is fixed by a 64-bit seed, and a call's place in it by a 64-bit offset; a generator only counts. That makes it
+cheap to share between threads, to save, and to split for workers.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+from typing import Any, TypedDict
+
+from ._arguments import checked_integer
+
+__all__ = ["DEFAULT_GENERATOR", "Generator", "GeneratorState", "manual_seed", "take_from_torch"]
+
+WORD_64 = 2**64
+_WORD = 2**32 - 1
+_LAST_OFFSET = WORD_64 - 1
+
+# One lock for all generators, held for the time of an addition: held across a fork, it is never inherited locked.
+LOCK = threading.Lock()
+
+
+class GeneratorState(TypedDict):
+    """All that a `Generator` is: plain integers, so that any checkpoint format can hold it."""
+
+    seed: int
+    offset: int
+    spawned: int
+
+
+class Generator:
+    """Seed and call counter of one stream of samples.
+
+    Each `sample` call that is given this generator takes one offset: the first takes 0, the next 1. Calls from several
+    threads each take their own. `sample(..., seed=s)` equals the first call with a fresh ``Generator(s)``.
+
+    Parameters
+    ----------
+    seed : int, optional
+        ``0 <= seed < 2**64``. Without one, the operating system chooses.
+
+    Raises
+    ------
+    TypeError
+        If `seed` is not an integer.
+    ValueError
+        If `seed` is out of range.
+
+    Notes
+    -----
+    Generators can be pickled, copied, and saved and restored through `state`. A copy goes on from where the original is.
+    After `os.fork` parent and child hold equal generators: give each worker its own, from `spawn`.
+
+    Examples
+    --------
+    >>> import multisample
+    >>> g = multisample.Generator(7)
+    >>> a = multisample.sample([0.0], [1.0], 3, generator=g)
+    >>> b = multisample.sample([0.0], [1.0], 3, generator=g)
+    >>> g.offset
+    2
+    >>> bool((a == multisample.sample([0.0], [1.0], 3, seed=7)).all())
+    True
+    """
+
+    __slots__ = ("__weakref__", "_offset", "_seed", "_spawned")
+
+    def __init__(self, seed: int | None = None) -> None:
+        self._seed = _entropy() if seed is None else checked_integer("seed", seed, 0, WORD_64)
+        self._offset = 0
+        self._spawned = 0
+
+    @property
+    def seed(self) -> int:
+        """The seed of the stream."""
+        return self._seed
+
+    @property
+    def offset(self) -> int:
+        """The offset that the next call takes."""
+        return self._offset
+
+    @property
+    def state(self) -> GeneratorState:
+        """Everything needed to go on from here: ``{"seed": ..., "offset": ..., "spawned": ...}``; can be assigned.
+
+        Examples
+        --------
+        >>> import multisample
+        >>> g = multisample.Generator(7)
+        >>> checkpoint = g.state
+        >>> checkpoint
+        {'seed': 7, 'offset': 0, 'spawned': 0}
+        >>> g.state = {**checkpoint, "offset": 12}
+        >>> g.offset
+        12
+        """
+        with LOCK:
+            return {"seed": self._seed, "offset": self._offset, "spawned": self._spawned}
+
+    @state.setter
+    def state(self, state: GeneratorState) -> None:
+        if not isinstance(state, dict) or state.keys() != GeneratorState.__annotations__.keys():
+            names = ", ".join(GeneratorState.__annotations__)
+            raise TypeError(f"state: expected a dict with keys {names}, got {state!r}")
+        checked = {
+            name: checked_integer(f"state[{name!r}]", value, 0, WORD_64)
+            for name, value in state.items()
+        }
+        with LOCK:
+            self._seed = checked["seed"]
+            self._offset = checked["offset"]
+            self._spawned = checked["spawned"]
+
+    def take(self) -> tuple[int, int]:
+        """The seed and the offset of one call, whose turn it is now.
+
+        Raises
+        ------
+        OverflowError
+            After 2**64 - 1 calls.
+        """
+        with LOCK:
+            offset = self._offset
+            if offset == _LAST_OFFSET:
+                raise OverflowError("generator: all offsets of this seed are used up; make one with another seed")
+            self._offset = offset + 1
+        return self._seed, offset
+
+    def put_back(self, offset: int) -> None:
+        """Undo a `take` whose call was refused; if another thread took the next one since, `offset` stays unused."""
+        with LOCK:
+            if self._offset == offset + 1:
+                self._offset = offset
+
+    def spawn(self, n_children: int) -> list[Generator]:
+        """Generators for `n_children` workers, with seeds of their own that follow from this one's.
+
+        Parameters
+        ----------
+        n_children : int
+            At least 0.
+
+        Returns
+        -------
+        list of Generator
+            Children are counted over the life of this generator: spawning 2 and then 3 gives the same five as
+            spawning 5.
+
+        Notes
+        -----
+        The seed of child c has as its low and high halves words 0 and 1 of Philox4x32-10 with counter
+        ``(lo32(c), hi32(c), 0, 0)`` and key ``(lo32(seed) ^ 0x73706177, hi32(seed) ^ 0x6E6B6579)``.
+
+        Examples
+        --------
+        >>> import multisample
+        >>> [child.offset for child in multisample.Generator(7).spawn(2)]
+        [0, 0]
+        """
+        count = checked_integer("n_children", n_children, 0, WORD_64)
+        with LOCK:
+            first = self._spawned
+            self._spawned = first + count
+        key = ((self._seed & _WORD) ^ 0x73706177, (self._seed >> 32) ^ 0x6E6B6579)
+        return [Generator(_philox_word_pair(child, key)) for child in range(first, first + count)]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Generator, (self._seed,), {name: value for name, value in self.state.items()}
+
+    def __setstate__(self, state: GeneratorState) -> None:
+        self.state = state
+
+    def __repr__(self) -> str:
+        return f"Generator(seed={self._seed}, offset={self._offset})"
+
+
+def _entropy() -> int:
+    return secrets.randbits(64)
+
+
+def _philox_word_pair(child: int, key: tuple[int, int]) -> int:
+    """Words 0 (low) and 1 (high) of Philox4x32-10, in plain integers: a spawn is not worth waiting for a compiler."""
+    c0, c1, c2, c3 = child & _WORD, child >> 32, 0, 0
+    k0, k1 = key
+    for _ in range(10):
+        p0, p1 = 0xD2511F53 * c0, 0xCD9E8D57 * c2
+        c0, c1, c2, c3 = (p1 >> 32) ^ c1 ^ k0, p1 & _WORD, (p0 >> 32) ^ c3 ^ k1, p0 & _WORD
+        k0, k1 = (k0 + 0x9E3779B9) & _WORD, (k1 + 0xBB67AE85) & _WORD
+    return c1 << 32 | c0
+
+
+DEFAULT_GENERATOR = Generator()
+
+
+def manual_seed(seed: int) -> Generator:
+    """Restart the process-wide default generator.
+
+    It serves calls that name neither `seed` nor `generator` and whose arrays are not PyTorch's (those obey
+    ``torch.manual_seed``).
+
+    Parameters
+    ----------
+    seed : int
+        ``0 <= seed < 2**64``.
+
+    Returns
+    -------
+    Generator
+        The default generator.
+
+    Raises
+    ------
+    TypeError
+        If `seed` is not an integer.
+    ValueError
+        If `seed` is out of range.
+
+    Notes
+    -----
+    A forked child does not go on with this seed: its default generator starts anew from a seed of the operating
+    system, so that workers never repeat each other.
+
+    Examples
+    --------
+    >>> import multisample
+    >>> _ = multisample.manual_seed(7)
+    >>> a = multisample.sample([0.0], [1.0], 3)
+    >>> bool((a == multisample.sample([0.0], [1.0], 3, seed=7)).all())
+    True
+    """
+    DEFAULT_GENERATOR.state = {
+        "seed": checked_integer("seed", seed, 0, WORD_64), "offset": 0, "spawned": 0,
+    }  # fmt: skip
+    return DEFAULT_GENERATOR
+
+
+def take_from_torch(generator: Any, device: str) -> tuple[int, int]:
+    """Seed and offset of one call from `generator`, a torch.Generator, or from PyTorch's default one of `device`.
+
+    A CUDA generator counts Philox offsets, in steps of 4; a CPU generator cannot count, and draws a seed.
+    """
+    import torch
+
+    if generator is None:
+        where = torch.device(device)
+        if where.type == "cuda":
+            torch.cuda.init()  # Default generators are made with the rest of CUDA.
+            generator = torch.cuda.default_generators[where.index]
+        else:
+            generator = torch.default_generator
+    if generator.device.type == "cuda":
+        with LOCK:
+            offset = generator.get_offset()
+            generator.set_offset(offset + 4)
+            return generator.initial_seed() % WORD_64, offset
+    draw = torch.empty((), dtype=torch.int64).random_(-(2**63), None, generator=generator)
+    return int(draw) % WORD_64, 0
+
+
+def _after_fork_in_child() -> None:
+    LOCK.release()
+    manual_seed(_entropy())
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=LOCK.acquire, after_in_parent=LOCK.release, after_in_child=_after_fork_in_child
+    )

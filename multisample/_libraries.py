@@ -1,0 +1,357 @@
+"""Whose array is it? Every question whose answer depends on the array library is asked here, and only here.
+
+A library that we know allocates its own results, on its own stream. From any other we take its memory through
+DLPack or the CUDA array interface, let the backend's own library work on it, and hand the result over the same way.
+Libraries are recognised by the arrays that come in: none is imported that the caller has not imported.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from multisample.backends.contract import DeviceArray, HostArray, RawArray
+
+from ._arguments import DTYPES, describe
+
+__all__ = ["Device", "Library", "Operand", "library_called", "library_of"]
+
+_INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
+_ELEMENTS = frozenset((*DTYPES, *_INTEGERS))
+
+
+class Device(NamedTuple):
+    """Where an array lives: ``("cpu", 0)``, ``("cuda", ordinal)``, or a kind that no backend serves."""
+
+    kind: str
+    index: int
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.index}" if self.kind == "cuda" else self.kind
+
+
+CPU = Device("cpu", 0)
+
+
+class Operand(NamedTuple):
+    """What there is to know of an array before a kernel may touch it."""
+
+    raw: RawArray
+    shape: tuple[int, ...]
+    dtype: str
+    """The name of the element type. Raw float16 and bfloat16 host memory is the uint16 of its bits."""
+    counts_as: str
+    """The type it brings to promotion: lists and integers count as float32."""
+    device: Device
+
+
+class Library:
+    """What is asked of an array library; each method serves one known library and fails for others."""
+
+    name: str
+    foreign = False
+    """Foreign arrays are adopted by the backend's own library first."""
+
+    def operand(self, name: str, array: Any) -> Operand:
+        """Look at argument `name`; TypeError or ValueError if no kernel could use it."""
+        raise NotImplementedError
+
+    def empty(self, d: int, n: int, dtype: str, device: Device) -> Any:
+        """A new array on `device`; TypeError if the library has no such dtype."""
+        raise NotImplementedError
+
+    def stream(self, device: Device, array: Any) -> int:
+        """The handle of the stream on which `array` is ready and the result is expected."""
+        return 0
+
+    def to_host(self, array: Any) -> HostArray:
+        """A copy in host memory, waiting for it."""
+        raise NotImplementedError
+
+    def device(self, name: str, array: Any) -> Device:
+        """Where argument `name` lives."""
+        return self.operand(name, array).device
+
+    def check_dtype(self, dtype: str) -> None:
+        """TypeError if the library cannot take a result of type `dtype`."""
+
+    def hand_over(self, result: Any) -> Any:
+        """`result`, an array of the backend's own library, as the caller's."""
+        return result
+
+
+def _element(name: str, dtype: str, accepted: frozenset[str] = _ELEMENTS) -> str:
+    if dtype not in accepted:
+        raise TypeError(
+            f"{name}: expected elements of type {', '.join(DTYPES)} or an integer type, got {dtype}"
+        )
+    return dtype if dtype in DTYPES else "float32"
+
+
+def _bits(array: HostArray, dtype: str) -> HostArray:
+    return array.view(np.uint16) if dtype in ("float16", "bfloat16") else array
+
+
+@functools.cache
+def _numpy_name(dtype: np.dtype[Any]) -> str:
+    return str(dtype.name)  # Which NumPy makes anew, slowly, each time.
+
+
+@functools.cache
+def _torch_name(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+@functools.cache
+def _numpy_dtype(dtype: str) -> Any:
+    if dtype != "bfloat16":
+        return np.dtype(dtype)
+    try:
+        import ml_dtypes
+    except ImportError:
+        raise TypeError(
+            "dtype: NumPy has bfloat16 only with the package ml_dtypes: pip install ml_dtypes"
+        ) from None
+    return np.dtype(ml_dtypes.bfloat16)
+
+
+class _Host(Library):
+    """NumPy, and whatever NumPy can read: lists, numbers, objects with ``__array__``."""
+
+    name = "numpy"
+
+    def operand(self, name: str, array: Any) -> Operand:
+        is_list = isinstance(array, (list, tuple))
+        if not isinstance(array, np.ndarray):
+            try:
+                array = np.asarray(array)
+            except (TypeError, ValueError) as error:
+                raise TypeError(
+                    f"{name}: expected numbers, got {describe(array)} ({error})"
+                ) from None
+        dtype = _numpy_name(array.dtype)
+        counts_as = _element(name, dtype)
+        if is_list:
+            counts_as = "float32"
+        if not array.dtype.isnative:
+            if name == "out":
+                raise ValueError("out: expected native byte order, got swapped bytes")
+            array = array.astype(array.dtype.newbyteorder("="))
+        if name == "out" and not array.flags.writeable:
+            raise ValueError("out: expected a writable array, got a read-only one")
+        return Operand(_bits(array, dtype), array.shape, dtype, counts_as, CPU)
+
+    def empty(self, d: int, n: int, dtype: str, device: Device) -> Any:
+        return np.empty((d, n), _numpy_dtype(dtype))
+
+    def to_host(self, array: Any) -> HostArray:
+        return np.asarray(array)
+
+    def device(self, name: str, array: Any) -> Device:
+        return CPU
+
+
+class _Torch(Library):
+    name = "torch"
+
+    def operand(self, name: str, array: Any) -> Operand:
+        torch = sys.modules["torch"]
+        if array.layout is not torch.strided:
+            raise TypeError(f"{name}: expected a strided tensor, got layout {array.layout}")
+        if array.requires_grad:
+            if torch.is_grad_enabled():
+                raise ValueError(
+                    f"{name}: requires grad, and gradients are not supported;"
+                    " detach it, or call sample under torch.no_grad()"
+                )
+            array = array.detach()
+        if array.is_neg():
+            if name == "out":
+                raise ValueError("out: expected plain memory, got a tensor with its negative bit set")
+            array = array.resolve_neg()
+        dtype = _torch_name(array.dtype)
+        counts_as = _element(name, dtype)
+        device = self.device(name, array)
+        raw: RawArray
+        if device is CPU:
+            # NumPy need not know bfloat16; its bits are the same under any name.
+            raw = _bits((array.view(torch.int16) if dtype == "bfloat16" else array).numpy(), dtype)
+            return Operand(raw, raw.shape, dtype, counts_as, device)
+        shape, size = tuple(array.shape), array.element_size()
+        strides = tuple([stride * size for stride in array.stride()])
+        raw = DeviceArray(array.data_ptr(), shape, strides, dtype)
+        return Operand(raw, shape, dtype, counts_as, device)
+
+    def empty(self, d: int, n: int, dtype: str, device: Device) -> Any:
+        torch = sys.modules["torch"]
+        if device is CPU:
+            return torch.empty((d, n), dtype=getattr(torch, dtype), device="cpu")
+        return torch.empty((d, n), dtype=getattr(torch, dtype), device=str(device))
+
+    def stream(self, device: Device, array: Any) -> int:
+        if device is CPU:
+            return 0
+        return int(sys.modules["torch"].cuda.current_stream(device.index).cuda_stream)
+
+    def to_host(self, array: Any) -> HostArray:
+        return np.asarray(array.detach().double().cpu().numpy())
+
+    def device(self, name: str, array: Any) -> Device:
+        if array.is_cpu:
+            return CPU
+        return Device(array.device.type, array.device.index or 0)
+
+
+class _Cupy(Library):
+    name = "cupy"
+
+    def operand(self, name: str, array: Any) -> Operand:
+        dtype = _numpy_name(array.dtype)
+        counts_as = _element(name, dtype)
+        raw = DeviceArray(array.data.ptr, array.shape, array.strides, dtype)
+        return Operand(raw, array.shape, dtype, counts_as, self.device(name, array))
+
+    def empty(self, d: int, n: int, dtype: str, device: Device) -> Any:
+        import cupy
+
+        with cupy.cuda.Device(device.index):
+            return cupy.empty((d, n), _numpy_dtype(dtype))
+
+    def stream(self, device: Device, array: Any) -> int:
+        import cupy
+
+        with cupy.cuda.Device(device.index):
+            return int(cupy.cuda.get_current_stream().ptr)
+
+    def to_host(self, array: Any) -> HostArray:
+        return np.asarray(array.get())
+
+    def device(self, name: str, array: Any) -> Device:
+        return Device("cuda", array.device.id)
+
+
+class _Numba(Library):
+    name = "numba"
+
+    def operand(self, name: str, array: Any) -> Operand:
+        dtype = _numpy_name(array.dtype)
+        counts_as = _element(name, dtype)
+        raw = DeviceArray(
+            array.__cuda_array_interface__["data"][0], array.shape, array.strides, dtype
+        )
+        return Operand(raw, array.shape, dtype, counts_as, self.device(name, array))
+
+    def empty(self, d: int, n: int, dtype: str, device: Device) -> Any:
+        from numba import cuda
+
+        with cuda.gpus[device.index]:
+            return cuda.device_array((d, n), _numpy_dtype(dtype))
+
+    def stream(self, device: Device, array: Any) -> int:
+        return array.__cuda_array_interface__.get("stream") or 0
+
+    def to_host(self, array: Any) -> HostArray:
+        return np.asarray(array.copy_to_host())
+
+    def device(self, name: str, array: Any) -> Device:
+        from numba import cuda
+
+        # A Numba array does not say where it is; it belongs to the context that is current.
+        return Device("cuda", cuda.current_context().device.id)
+
+
+class _Foreign(Library):
+    """Objects known only by ``__dlpack__`` or ``__cuda_array_interface__``: results are of the backend's library."""
+
+    name = "other"
+    foreign = True
+
+    def device(self, name: str, array: Any) -> Device:
+        if hasattr(array, "__dlpack_device__"):
+            kind, index = (int(part) for part in array.__dlpack_device__())
+            # DLPack: 1 is host memory, 3 page-locked host memory, 2 CUDA, 13 CUDA managed memory.
+            if kind in (1, 3):
+                return CPU
+            return Device("cuda" if kind in (2, 13) else f"DLPack device type {kind}", index)
+        return Device("cuda", 0)
+
+
+class _Jax(_Foreign):
+    """JAX arrays are immutable, so that results are made elsewhere and handed over."""
+
+    name = "jax"
+
+    def device(self, name: str, array: Any) -> Device:
+        import jax
+
+        if isinstance(array, jax.core.Tracer):
+            raise TypeError(
+                f"{name}: got a JAX tracer; sample cannot be traced, call it outside jit, grad and vmap"
+            )
+        if name == "out":
+            raise TypeError("out: expected a mutable array, got a JAX array, which is immutable")
+        return super().device(name, array)
+
+    def check_dtype(self, dtype: str) -> None:
+        import jax
+
+        if dtype == "float64" and not jax.config.jax_enable_x64:
+            raise TypeError(
+                "dtype: JAX has float64 only after jax.config.update('jax_enable_x64', True)"
+            )
+
+    def hand_over(self, result: Any) -> Any:
+        import jax
+
+        if isinstance(result, np.ndarray) and result.dtype.name == "bfloat16":
+            return jax.numpy.asarray(result)  # NumPy exports no bfloat16 through DLPack.
+        return jax.numpy.from_dlpack(result)
+
+
+_HOST = _Host()
+_FOREIGN = _Foreign()
+# By the package that defines an array's class.
+_BY_PACKAGE: dict[str, Library] = {
+    "numpy": _HOST,
+    "torch": _Torch(),
+    "cupy": _Cupy(),
+    "numba": _Numba(),
+    "jax": _Jax(),
+    "jaxlib": _Jax(),
+}
+_by_type: dict[type, Library] = {list: _HOST, tuple: _HOST, np.ndarray: _HOST}
+
+
+def library_called(name: str) -> Library:
+    """The known library of that name."""
+    return _BY_PACKAGE[name]
+
+
+def library_of(name: str, array: Any) -> Library:
+    """The library that argument `name` belongs to; TypeError if it is no array."""
+    kind = type(array)
+    library = _by_type.get(kind)
+    if library is None:
+        library = _by_type[kind] = _recognise(name, array)
+    return library
+
+
+def _recognise(name: str, array: Any) -> Library:
+    if isinstance(array, (np.ndarray, np.generic, list, tuple)):
+        return _HOST
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(array, torch.Tensor):
+        return _BY_PACKAGE["torch"]
+    package = type(array).__module__.partition(".")[0]
+    if package in _BY_PACKAGE and package != "torch" and hasattr(array, "dtype"):
+        return _BY_PACKAGE[package]
+    if hasattr(array, "__cuda_array_interface__") or hasattr(array, "__dlpack__"):
+        return _FOREIGN
+    if hasattr(array, "__array__") or hasattr(array, "__array_interface__"):
+        return _HOST
+    raise TypeError(
+        f"{name}: expected an array, a list or a number, got {describe(array)} of type {type(array).__name__}"
+    )

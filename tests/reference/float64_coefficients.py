@@ -1,0 +1,374 @@
+"""The float64 coefficients are part of the stream's contract, so they must be reproducible.
+
+Nobody can check a table of hexadecimal literals by reading it. This script derives the float64
+coefficients of the stream (STREAM.md) from nothing but the functions that they approximate, prints
+them as C literals, and measures the error of the polynomials and of the whole binary64 evaluation.
+
+Run it with ``python tests/reference/float64_coefficients.py``; it always prints the same.
+
+Method: a Remez exchange gives the minimax polynomial on a dense Chebyshev grid. Its most
+significant coefficient is rounded to binary64 and fixed, the others are fitted again around it, and
+so on down to the least significant one, so that every coefficient makes up for the roundings before
+it and the rounded polynomial is as good as the unrounded one. The degrees are the smallest ones
+whose truncation error is below 2^-54, half of the rounding error of one binary64 operation.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import mpmath
+
+Real = Any  # an mpmath.mpf; mpmath has no type stubs
+
+# The monomial basis costs about 20 digits at these degrees: 50 leave 30 correct ones.
+DIGITS = 50
+
+# Number of coefficients. One fewer leaves 5, 1.6 and 38 times 2^-54 (L, S, C) of truncation error.
+L_TERMS = 20
+S_TERMS = 9
+C_TERMS = 9
+
+
+class Coefficients(NamedTuple):
+    """Coefficients of the float64 transform, each exactly a binary64 number.
+
+    ``L``, ``S`` and ``C`` start with the highest power, as ``horner`` takes them.
+    """
+
+    L: tuple[float, ...]
+    LE: float
+    S: tuple[float, ...]
+    C: tuple[float, ...]
+
+
+class Problem(NamedTuple):
+    """A weighted approximation on a grid: minimise max(weight * abs(target - polynomial))."""
+
+    points: list[Real]  # increasing, never 0: the fits of later coefficients divide by powers of it
+    target: list[Real]
+    weight: list[Real]
+
+
+# --- The three functions to approximate -----------------------------------------------------------
+
+
+def _log_target(f: Real) -> tuple[Real, Real]:
+    """L: horner(L, f) * f is -8 ln(1 + f); the error counts relative to it, since R needs that."""
+    value = -8 * mpmath.log1p(f) / f
+    return value, 1 / abs(value)
+
+
+def _sin_target(q: Real) -> tuple[Real, Real]:
+    """S: horner(S, q) * y is sin((pi/2) y), q = y^2; the error counts absolutely."""
+    y = mpmath.sqrt(q)
+    return mpmath.sin(mpmath.pi / 2 * y) / y, y
+
+
+def _cos_target(q: Real) -> tuple[Real, Real]:
+    """C: horner(C, q) is cos((pi/2) y), q = y^2; the error counts absolutely."""
+    return mpmath.cos(mpmath.pi / 2 * mpmath.sqrt(q)), mpmath.mpf(1)
+
+
+def _problem(function: Callable[[Real], tuple[Real, Real]], points: list[Real]) -> Problem:
+    pairs = [function(x) for x in points]
+    return Problem(points, [value for value, _ in pairs], [weight for _, weight in pairs])
+
+
+def _f_grid(size: int) -> list[Real]:
+    """Chebyshev roots on [-1/3, 1/3], the range of f; an even number of them avoids 0."""
+    return [-mpmath.cospi(mpmath.mpf(2 * k + 1) / (2 * size)) / 3 for k in range(size)]
+
+
+def _q_grid(size: int) -> list[Real]:
+    """Chebyshev extrema on (0, 1], the range of q, without 0."""
+    return [(1 - mpmath.cospi(mpmath.mpf(k + 1) / size)) / 2 for k in range(size)]
+
+
+# --- Minimax fit ----------------------------------------------------------------------------------
+
+
+def _alternating_extrema(errors: Sequence[Real], count: int) -> list[int]:
+    """Choose ``count`` indices of large errors with alternating signs, the largest among them."""
+    runs: list[int] = []  # the largest error of every stretch of one sign
+    for index, error in enumerate(errors):
+        if runs and (error > 0) == (errors[runs[-1]] > 0):
+            if abs(error) > abs(errors[runs[-1]]):
+                runs[-1] = index
+        else:
+            runs.append(index)
+
+    def size(position: int) -> Real:
+        return abs(errors[runs[position]])
+
+    while len(runs) > count:
+        last = len(runs) - 1
+        smallest = min(range(len(runs)), key=size)
+        if len(runs) == count + 1:
+            runs.pop(0 if size(0) < size(last) else last)
+        elif smallest in (0, last):
+            runs.pop(smallest)
+        else:  # two neighbours must go together, or the signs would not alternate
+            left = smallest - 1 if size(smallest - 1) < size(smallest + 1) else smallest
+            del runs[left : left + 2]
+    return runs
+
+
+def _remez(problem: Problem, low: int, high: int) -> list[Real]:
+    """Minimax polynomial on a grid by exchange.
+
+    Parameters
+    ----------
+    problem : Problem
+        The grid, the target and the weight.
+    low, high : int
+        The polynomial consists of the powers ``low`` to ``high``.
+
+    Returns
+    -------
+    list of mpf
+        Coefficients of x^low, ..., x^high.
+
+    Notes
+    -----
+    x^low times a polynomial of degree high - low has at most high - low zeros outside 0, so the
+    alternation theorem holds on a grid without 0, for the error times the sign of x^low.
+    """
+    points, target, weight = problem
+    terms = high - low + 1
+    sign = [-1 if low % 2 and x < 0 else 1 for x in points]
+    reference = [round((len(points) - 1) * k / terms) for k in range(terms + 1)]
+    for _ in range(100):
+        matrix = mpmath.matrix(terms + 1, terms + 1)
+        for row, index in enumerate(reference):
+            for column in range(terms):
+                matrix[row, column] = points[index] ** (low + column)
+            matrix[row, terms] = (-1) ** row * sign[index] / weight[index]
+        solution = mpmath.lu_solve(matrix, mpmath.matrix([target[index] for index in reference]))
+        coefficients = [solution[k] for k in range(terms)]
+        errors = [
+            s * w * (t - x**low * mpmath.polyval(coefficients[::-1], x))
+            for x, t, w, s in zip(points, target, weight, sign, strict=True)
+        ]
+        extrema = _alternating_extrema(errors, terms + 1)
+        if extrema == reference:
+            return coefficients
+        reference = extrema
+    raise ArithmeticError("the Remez exchange did not settle within 100 steps")
+
+
+def _fit_rounded(problem: Problem, terms: int, fixed: Sequence[float] = ()) -> tuple[float, ...]:
+    """Round one coefficient after the other, the most significant first, refitting the rest.
+
+    ``fixed`` are coefficients of x^0, x^1, ... that are given. The result starts with the highest
+    power.
+    """
+    points, target, weight = problem
+    chosen: list[float] = []
+    for power in range(terms):
+        if power < len(fixed):
+            chosen.append(fixed[power])
+        else:
+            chosen.append(float(_remez(Problem(points, target, weight), power, terms - 1)[0]))
+        target = [
+            t - mpmath.mpf(chosen[power]) * x**power for x, t in zip(points, target, strict=True)
+        ]
+    return tuple(reversed(chosen))
+
+
+@mpmath.workdps(DIGITS)
+def derive() -> Coefficients:
+    """Derive the float64 coefficients of the stream.
+
+    Returns
+    -------
+    Coefficients
+        The same on every machine: the arithmetic is mpmath's, with digits to spare.
+    """
+    return Coefficients(
+        L=_fit_rounded(_problem(_log_target, _f_grid(10 * L_TERMS)), L_TERMS),
+        # e still carries the factor 2^52 of the exponent field.
+        LE=float(-8 * mpmath.log(2) * mpmath.mpf(2) ** -52),
+        S=_fit_rounded(_problem(_sin_target, _q_grid(16 * S_TERMS)), S_TERMS),
+        # cos 0 = 1 exactly: the last coefficient is given, the others are fitted around it.
+        C=_fit_rounded(_problem(_cos_target, _q_grid(16 * C_TERMS)), C_TERMS, fixed=(1.0,)),
+    )
+
+
+# --- The whole evaluation -------------------------------------------------------------------------
+
+
+class Evaluation(NamedTuple):
+    """What the binary64 transform computes for one pair of words."""
+
+    u: float
+    y: float
+    R: float
+    s: float
+    c: float
+    first: float
+    second: float
+
+
+def _fma(x: float, y: float, z: float) -> float:
+    # Exact, then rounded once: Python divides integers with correct rounding.
+    return float(Fraction(x) * Fraction(y) + Fraction(z))
+
+
+def _horner(coefficients: Sequence[float], x: float) -> float:
+    p = coefficients[0]
+    for coefficient in coefficients[1:]:
+        p = _fma(p, x, coefficient)
+    return p
+
+
+def _bits(x: float) -> int:
+    return int(struct.unpack("<q", struct.pack("<d", x))[0])
+
+
+def _float(bits: int) -> float:
+    return float(struct.unpack("<d", struct.pack("<q", bits))[0])
+
+
+def evaluate(coefficients: Coefficients, a: int, b: int) -> Evaluation:
+    """Evaluate the float64 transform in binary64.
+
+    Parameters
+    ----------
+    coefficients : Coefficients
+        As ``derive`` returns them.
+    a : int
+        The radius word A, 0 <= a < 2^64.
+    b : int
+        The angle word B, as a signed number, -2^63 <= b < 2^63.
+    """
+    u = min(_fma(float(a), 2.0**-64, 2.0**-65), 1 - 2.0**-53)
+    # Python's & acts as on endless two's complement: this keeps the sign of the difference.
+    e = (_bits(u) - 0x3FE5555555555555) & ~0x000FFFFFFFFFFFFF
+    f = _float(_bits(u) - e) - 1
+    radius = math.sqrt(_fma(float(e), coefficients.LE, _horner(coefficients.L, f) * f))
+    y = float(b) * 2.0**-63
+    q = y * y
+    s = _horner(coefficients.S, q) * y
+    c = _horner(coefficients.C, q)
+    return Evaluation(u, y, radius, s, c, radius * _fma(-s, s, 0.5), radius * (s * c))
+
+
+class Errors(NamedTuple):
+    """Largest errors of the binary64 evaluation against real arithmetic."""
+
+    R: float  # relative
+    s: float  # absolute
+    c: float  # absolute
+    z: float  # absolute, in units of the radius sqrt(-2 ln u)
+
+
+def measurement_words(count: int) -> Iterator[tuple[int, int]]:
+    """Yield pairs (A, signed B): edges first, then random words, most of them near edges."""
+    two_thirds = 2**65 // 3
+    radius_edges = [0, 1, 2, 2**10, 2**11 - 1, 2**32, 2**53 + 1, 2**63 - 1, 2**63, two_thirds]
+    radius_edges += [two_thirds - 2**11, two_thirds + 2**11, two_thirds // 2, two_thirds // 4]
+    radius_edges += [2**64 - 1, 2**64 - 2**10, 2**64 - 2**11, 2**64 - 2**12, 2**64 - 3 * 2**12]
+    angle_edges = [0, 1, -1, 2**10, -(2**63), 1 - 2**63, 2**63 - 1, 2**63 - 2**10, 2**61, 3 * 2**61]
+    angle_edges += [2**62, 2**62 - 1, 2**62 + 1, -(2**62), 1 - 2**62, -(2**61), 2**53 + 1]
+    yield from ((a, b) for a in radius_edges for b in angle_edges)
+
+    random_words = random.Random(20240229).getrandbits  # the same on every Python version
+
+    def below(limit: int) -> int:  # log-uniform, so that every distance from an edge is met
+        return random_words(1 + random_words(16) % limit)
+
+    for k in range(count):
+        a, b = random_words(64), random_words(64) - 2**63
+        if k % 6 == 1:
+            a = two_thirds + (-1) ** (k // 6) * below(61)  # u near 2/3, where e changes
+        elif k % 6 == 2:
+            a = 2**64 - 1 - below(63)  # u near 1
+        elif k % 6 == 3:
+            a, b = below(63), (-1) ** (k // 6) * below(62)  # u tiny, y near 0
+        elif k % 6 == 4:
+            b = (-1) ** (k // 6) * (2**62 + (-1) ** (k // 12) * below(61))  # y near +-1/2
+        elif k % 6 == 5:
+            b = (-1) ** (k // 6) * (2**63 - 1 - below(62))  # y near +-1
+        yield a, b
+
+
+@mpmath.workdps(40)
+def measure(coefficients: Coefficients, count: int) -> Errors:
+    """Measure the evaluation against real arithmetic, over edges and ``count`` random pairs.
+
+    u and y count as the binary64 numbers that the stream defines, from which on real arithmetic is
+    exact. (Rounding B to y itself turns the angle by pi * 2^-54 = 1.7e-16 at most.)
+    """
+    largest = Errors(0.0, 0.0, 0.0, 0.0)
+    for a, b in measurement_words(count):
+        got = evaluate(coefficients, a, b)
+        radius = mpmath.sqrt(-2 * mpmath.log(mpmath.mpf(got.u)))
+        y = mpmath.mpf(got.y)
+        errors = Errors(
+            R=float(abs(got.R / (2 * radius) - 1)),
+            s=float(abs(got.s - mpmath.sinpi(y / 2))),
+            c=float(abs(got.c - mpmath.cospi(y / 2))),
+            z=float(
+                max(
+                    abs(got.first / radius - mpmath.cospi(y)),
+                    abs(got.second / radius - mpmath.sinpi(y)),
+                )
+            ),
+        )
+        largest = Errors(*map(max, largest, errors))
+    return largest
+
+
+@mpmath.workdps(DIGITS)
+def truncation_errors(coefficients: Coefficients) -> dict[str, float]:
+    """Errors of the rounded polynomials in exact arithmetic, on grids finer than the fit's."""
+    # 401 and 501 share few points with the grids of the fit; the factor 2 keeps f off 0.
+    problems = {
+        "L": _problem(_log_target, _f_grid(2 * 401)),
+        "S": _problem(_sin_target, _q_grid(501)),
+        "C": _problem(_cos_target, _q_grid(501)),
+    }
+    result = {}
+    for name, (points, target, weight) in problems.items():
+        exact = [mpmath.mpf(value) for value in getattr(coefficients, name)]
+        result[name] = float(
+            max(
+                w * abs(t - mpmath.polyval(exact, x))
+                for x, t, w in zip(points, target, weight, strict=True)
+            )
+        )
+    return result
+
+
+def main() -> None:
+    """Print the coefficients as C literals, and their errors."""
+    coefficients = derive()
+    for name, values in coefficients._asdict().items():
+        if isinstance(values, float):
+            print(f"{name} = {values.hex()}")
+        else:
+            print(f"{name} = {{")
+            print("".join(f"    {value.hex()},\n" for value in values) + "}")
+
+    print("\ntruncation error of the rounded polynomials, in units of 2^-54 = 5.55e-17:")
+    for name, error in truncation_errors(coefficients).items():
+        kind = "relative" if name == "L" else "absolute"
+        print(f"    {name}: {error * 2**54:.3f} ({kind})")
+
+    count = 12000
+    errors = measure(coefficients, count)
+    print(f"\nbinary64 evaluation against real arithmetic, over edges and {count} random pairs:")
+    print(f"    R: {errors.R:.3e} relative")
+    print(f"    s: {errors.s:.3e} absolute")
+    print(f"    c: {errors.c:.3e} absolute")
+    print(f"    z: {errors.z:.3e} relative to the radius")
+
+
+if __name__ == "__main__":
+    main()
