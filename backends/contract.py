@@ -10,10 +10,9 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
-import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Backend", "BackendStatus", "DeviceArray", "DeviceKind", "HostArray", "RawArray"]
+__all__ = ["Backend", "BackendStatus", "DeviceArray", "DeviceKind", "HostArray", "RawArray", "RawVector"]
 
 DeviceKind: TypeAlias = Literal["cpu", "cuda"]
 
@@ -34,6 +33,8 @@ class DeviceArray(NamedTuple):
 
 
 RawArray: TypeAlias = HostArray | DeviceArray
+RawVector: TypeAlias = RawArray | float
+"""A number, in place of device memory, stands for as many equal elements as are needed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,9 +81,10 @@ class Backend(Protocol):
         ...
 
     def adopt(self, array: Any) -> Any:
-        """`array`, a NumPy array or an object with ``__dlpack__`` or ``__cuda_array_interface__``, in `host_library`.
+        """`array` as one of `host_library`.
 
-        A host array goes to the backend's current device; device memory is shared, not copied.
+        A NumPy array, shape (d,), goes to the backend's current device. An object with ``__dlpack__`` or
+        ``__cuda_array_interface__`` on a device is shared, not copied.
         """
         ...
 
@@ -97,8 +99,8 @@ class Backend(Protocol):
 
     def launch(
         self,
-        mu: RawArray,
-        sigma: RawArray,
+        mu: RawVector,
+        sigma: RawVector,
         out: RawArray,
         dtype: str,
         seed: int,
@@ -117,7 +119,7 @@ class Backend(Protocol):
         mu, sigma : shape (d,)
             Any strides, 0 included. Host memory: already of the computing type, float64 for float64 and float32
             otherwise. Device memory: float16, bfloat16, float32, float64 or an integer type, for the kernel to
-            round to the computing type.
+            round to the computing type; a number given by the caller comes as a float.
         out : shape (d, n), both at least 1
             Any strides with which no two elements overlap; it overlaps neither `mu` nor `sigma`.
         dtype : {"float16", "bfloat16", "float32", "float64"}

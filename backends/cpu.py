@@ -7,7 +7,6 @@ windows that a pool of threads draws, and a small one runs where it is called.
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import itertools
 import platform
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from .contract import Backend, BackendStatus, DeviceKind, RawArray
+from .contract import Backend, BackendStatus, DeviceKind, RawArray, RawVector
 from .worker_pool import run_all, thread_count
 
 __all__ = ["BACKEND"]
@@ -39,13 +38,19 @@ class CpuBackend:
         self._kernels: dict[str, Any] = {}
 
     def status(self) -> BackendStatus:
-        threads = thread_count()
-        device = f"{platform.machine()}, {threads} thread{'s' if threads > 1 else ''}"
-        if importlib.util.find_spec("numba") is None:
-            return BackendStatus(
-                False, ("package numba is not installed: pip install numba",), "", device
-            )
-        return BackendStatus(True, (), f"numba {importlib.metadata.version('numba')}", device)
+        reasons = []
+        device = platform.machine()
+        try:
+            threads = thread_count()
+            device += f", {threads} thread{'s' if threads > 1 else ''}"
+        except ValueError as error:
+            reasons.append(str(error))
+        try:
+            version = f"numba {importlib.metadata.version('numba')}"
+        except importlib.metadata.PackageNotFoundError:
+            version = ""
+            reasons.append("package numba is not installed: pip install numba")
+        return BackendStatus(not reasons, tuple(reasons), version, device)
 
     def adopt(self, array: Any) -> np.ndarray[Any, Any]:
         return array if isinstance(array, np.ndarray) else np.from_dlpack(array)
@@ -57,8 +62,8 @@ class CpuBackend:
 
     def launch(
         self,
-        mu: RawArray,
-        sigma: RawArray,
+        mu: RawVector,
+        sigma: RawVector,
         out: RawArray,
         dtype: str,
         seed: int,
@@ -70,14 +75,15 @@ class CpuBackend:
         device: int,
         stream: int,
     ) -> None:
+        assert isinstance(mu, np.ndarray)
+        assert isinstance(sigma, np.ndarray)
+        assert isinstance(out, np.ndarray)
         kernel = self._kernels.get(dtype) or self._compile(dtype)
         d, n = out.shape
         threads = 1 if d * n <= _SMALL else thread_count()
         if threads == 1:
             kernel(mu, sigma, out, seed, offset, dim_offset, sample_offset, shared)
             return
-        assert not isinstance(mu, tuple) and not isinstance(sigma, tuple)
-        assert not isinstance(out, tuple)
 
         def draw(window: tuple[slice, slice]) -> None:
             rows, columns = window
@@ -95,9 +101,7 @@ class CpuBackend:
         return kernel
 
 
-def _windows(
-    d: int, n: int, sample_offset: int, threads: int, shared: bool
-) -> list[tuple[slice, slice]]:
+def _windows(d: int, n: int, sample_offset: int, threads: int, shared: bool) -> list[tuple[slice, slice]]:
     """Rows and columns of the windows that together are a (d, n) matrix."""
     size = min(_WINDOW, max(_SMALL // 4, d * n // (4 * threads)))
     columns = max(_SHARED_COLUMNS, size // d) if shared else size

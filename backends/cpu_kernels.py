@@ -34,8 +34,8 @@ _TILE = 256
 _TILE_NORMALS = 4 * _TILE
 
 
-@njit(forceinline=True)  # type: ignore[untyped-decorator]
-def _draw_long_rows(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_column):  # type: ignore[no-untyped-def]
+@njit(forceinline=True)
+def _draw_long_rows(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_column):
     """Each row in place: up to three columns, whole blocks of four, up to three columns."""
     rows, columns = out.shape
     head = min(-first_column & 3, columns)
@@ -64,8 +64,8 @@ def _draw_long_rows(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, fi
                 row[done + c] = narrow(fma(s, z[c], m))
 
 
-@njit(forceinline=True)  # type: ignore[untyped-decorator]
-def _draw_tiles(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_column, shared):  # type: ignore[no-untyped-def]
+@njit(forceinline=True)
+def _draw_tiles(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_column, shared):
     """Noise by the tile, then scaled into place: short rows share a tile, and shared noise serves every row."""
     rows, columns = out.shape
     skip = first_column & 3
@@ -90,9 +90,7 @@ def _draw_tiles(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_
                     k += np.uint64(1)
             # Whole vectors: what lies beyond is noise of no place, which costs less than a loop for the rest.
             for b in range((k + _LANES - np.uint64(1)) & ~(_LANES - np.uint64(1))):
-                z0, z1, z2, z3 = block(
-                    np.uint64(tile_block[b]), np.uint64(tile_row[b]), o0, o1, k0, k1
-                )
+                z0, z1, z2, z3 = block(np.uint64(tile_block[b]), np.uint64(tile_row[b]), o0, o1, k0, k1)
                 c = np.uint64(4) * b
                 z[c] = z0
                 z[c + np.uint64(1)] = z1
@@ -119,21 +117,19 @@ def _draw_tiles(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_
                     shift += pitch
 
 
-@njit(forceinline=True)  # type: ignore[untyped-decorator]
-def _draw(block, narrow, mu, sigma, out, seed, offset, first_row, first_column, shared):  # type: ignore[no-untyped-def]
-    rows, columns = out.shape
+@njit(forceinline=True)
+def _draw(block, narrow, mu, sigma, out, seed, offset, first_row, first_column, shared):
+    columns = out.shape[1]
     k0, k1 = stream_key(seed)
     o0, o1 = word(offset), offset >> np.uint64(32)
     if columns >= _LONG_ROW and out.strides[1] == out.itemsize and not shared:
         _draw_long_rows(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_column)
     elif columns > 0:
-        _draw_tiles(
-            block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_column, shared
-        )
+        _draw_tiles(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_column, shared)
 
 
-@njit(forceinline=True)  # type: ignore[untyped-decorator]
-def _valid(mu, sigma):  # type: ignore[no-untyped-def]
+@njit(forceinline=True)
+def _valid(mu, sigma):
     """Whether every mean is finite, and every standard deviation finite and not negative."""
     valid = True
     for m in mu:
@@ -145,37 +141,37 @@ def _valid(mu, sigma):  # type: ignore[no-untyped-def]
 
 def _kernels(digest: int) -> dict[str, Callable[..., Any]]:
     # `digest` is named in each because a closure's values are part of the key in Numba's disk cache.
-    def draw_float32(mu, sigma, out, seed, offset, i, j, shared):  # type: ignore[no-untyped-def]
+    def draw_float32(mu, sigma, out, seed, offset, i, j, shared):
         _ = digest
         _draw(block_f32, unchanged, mu, sigma, out, seed, offset, i, j, shared)
 
-    def draw_float64(mu, sigma, out, seed, offset, i, j, shared):  # type: ignore[no-untyped-def]
+    def draw_float64(mu, sigma, out, seed, offset, i, j, shared):
         _ = digest
         _draw(block_f64, unchanged, mu, sigma, out, seed, offset, i, j, shared)
 
-    def draw_float16(mu, sigma, out, seed, offset, i, j, shared):  # type: ignore[no-untyped-def]
+    def draw_float16(mu, sigma, out, seed, offset, i, j, shared):
         _ = digest
         _draw(block_f32, to_float16, mu, sigma, out, seed, offset, i, j, shared)
 
-    def draw_bfloat16(mu, sigma, out, seed, offset, i, j, shared):  # type: ignore[no-untyped-def]
+    def draw_bfloat16(mu, sigma, out, seed, offset, i, j, shared):
         _ = digest
         _draw(block_f32, to_bfloat16, mu, sigma, out, seed, offset, i, j, shared)
 
-    def check_and_draw_float32(mu, sigma, out, seed, offset):  # type: ignore[no-untyped-def]
+    def check_and_draw_float32(mu, sigma, out, seed, offset):
         _ = digest
         if not _valid(mu, sigma):
             return False
         _draw(block_f32, unchanged, mu, sigma, out, seed, offset, 0, 0, False)
         return True
 
-    def check_and_draw_float64(mu, sigma, out, seed, offset):  # type: ignore[no-untyped-def]
+    def check_and_draw_float64(mu, sigma, out, seed, offset):
         _ = digest
         if not _valid(mu, sigma):
             return False
         _draw(block_f64, unchanged, mu, sigma, out, seed, offset, 0, 0, False)
         return True
 
-    def check(mu, sigma):  # type: ignore[no-untyped-def]
+    def check(mu, sigma):
         _ = digest
         return _valid(mu, sigma)
 
@@ -208,12 +204,8 @@ def window_kernel(dtype: str) -> Callable[..., None]:
     """
     real, element = _TYPES[dtype]
     vector, matrix = _array(real, 1, readonly=True), _array(element, 2)
-    signature = types.void(
-        vector, vector, matrix, types.uint64, types.uint64, types.int64, types.int64, types.boolean
-    )
-    kernel: Callable[..., None] = compile_cached(
-        signature, _kernels(source_digest())[f"draw_{dtype}"]
-    )
+    signature = types.void(vector, vector, matrix, types.uint64, types.uint64, types.int64, types.int64, types.boolean)
+    kernel: Callable[..., None] = compile_cached(signature, _kernels(source_digest())[f"draw_{dtype}"])
     return kernel
 
 

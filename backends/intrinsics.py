@@ -27,7 +27,7 @@ def _emit_fma(builder: Any, x: Any, y: Any, z: Any) -> Any:
     return builder.call(function, (x, y, z))
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def fma(typingctx: Any, x: Any, y: Any, z: Any) -> Any:
     """``x * y + z`` with one rounding; all three float32 or all three float64."""
     if x not in _INTEGER_OF or y != x or z != x:
@@ -39,7 +39,7 @@ def fma(typingctx: Any, x: Any, y: Any, z: Any) -> Any:
     return x(x, x, x), codegen
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def horner(typingctx: Any, coefficients: Any, x: Any) -> Any:
     """The polynomial in `x` whose `coefficients`, a tuple, come highest power first: one fma each."""
     if not isinstance(coefficients, types.UniTuple) or x not in _INTEGER_OF:
@@ -60,19 +60,19 @@ def _bitcast(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     return builder.bitcast(args[0], context.get_value_type(signature.return_type))
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def float_bits(typingctx: Any, x: Any) -> Any:
     """The bit pattern of a float32 as an int32, or of a float64 as an int64."""
     return (_INTEGER_OF[x](x), _bitcast) if x in _INTEGER_OF else None
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def from_float_bits(typingctx: Any, bits: Any) -> Any:
     """The float32 of an int32 bit pattern, or the float64 of an int64 one."""
     return (_FLOAT_OF[bits](bits), _bitcast) if bits in _FLOAT_OF else None
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def contiguous(typingctx: Any, row: Any) -> Any:
     """The same array, promised to have unit stride.
 
@@ -86,7 +86,7 @@ def contiguous(typingctx: Any, row: Any) -> Any:
     return result(row), codegen
 
 
-@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
+@intrinsic(prefer_literal=True)
 def stack_array(typingctx: Any, length: Any, dtype: Any) -> Any:
     """An uninitialised array of a literal `length` on the stack, valid until the function returns."""
     if not isinstance(length, types.IntegerLiteral):

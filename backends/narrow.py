@@ -18,13 +18,13 @@ _MAGNITUDE = np.int32(0x7FFFFFFF)
 _INFINITY = np.int32(0x7F800000)
 
 
-@njit(forceinline=True)  # type: ignore[untyped-decorator]
-def unchanged(x):  # type: ignore[no-untyped-def]
+@njit(forceinline=True)
+def unchanged(x):
     """`x` itself: float32 and float64 results need no narrowing."""
     return x
 
 
-@njit(forceinline=True)  # type: ignore[untyped-decorator]
+@njit(forceinline=True)
 def to_bfloat16(x: np.float32) -> np.uint16:
     """The bits of the bfloat16 nearest to `x`."""
     bits = float_bits(x)
@@ -35,7 +35,7 @@ def to_bfloat16(x: np.float32) -> np.uint16:
     return np.uint16(np.uint32(chosen) >> np.uint32(16))
 
 
-@njit(forceinline=True)  # type: ignore[untyped-decorator]
+@njit(forceinline=True)
 def to_float16(x: np.float32) -> np.uint16:
     """The bits of the float16 nearest to `x`; from 65520 on that is infinity."""
     bits = float_bits(x)

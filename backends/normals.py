@@ -8,6 +8,7 @@ Nothing may be contracted or reassociated: never compile this with ``fastmath``.
 from __future__ import annotations
 
 import math
+
 import numpy as np
 from numba import njit
 
@@ -65,7 +66,7 @@ _FLOAT64_KEY = np.uint64(0x66363474)
 _SHIFT = np.uint64(32)
 
 
-@njit(forceinline=True)  # type: ignore[untyped-decorator]
+@njit(forceinline=True)
 def radius_f32(a: np.uint32) -> np.float32:
     """Twice the radius, ``2 sqrt(-2 ln u)``, for ``u`` in [2^-33, 1 - 2^-24] made from the word `a`."""
     u = min(fma(np.float32(a), _TO_UNIT32, _TO_UNIT_HALF32), _BELOW_ONE32)
@@ -75,7 +76,7 @@ def radius_f32(a: np.uint32) -> np.float32:
     return math.sqrt(fma(np.float32(e), _LE32, horner(_L32, f) * f))
 
 
-@njit(forceinline=True)  # type: ignore[untyped-decorator]
+@njit(forceinline=True)
 def half_turns_f32(b: np.int32) -> tuple[np.float32, np.float32]:
     """Half the cosine and half the sine of the angle ``pi b / 2^31``, in [-pi, pi)."""
     y = np.float32(b) * _TO_HALF_TURNS32
@@ -85,7 +86,7 @@ def half_turns_f32(b: np.int32) -> tuple[np.float32, np.float32]:
     return fma(-s, s, _HALF32), s * c
 
 
-@njit(forceinline=True)  # type: ignore[untyped-decorator]
+@njit(forceinline=True)
 def radius_f64(a: np.uint64) -> np.float64:
     """Twice the radius, ``2 sqrt(-2 ln u)``, for ``u`` in [2^-65, 1 - 2^-53] made from the 64 bits `a`."""
     u = min(fma(np.float64(a), _TO_UNIT64, _TO_UNIT_HALF64), _BELOW_ONE64)
@@ -95,7 +96,7 @@ def radius_f64(a: np.uint64) -> np.float64:
     return math.sqrt(fma(np.float64(e), _LE64, horner(_L64, f) * f))
 
 
-@njit(forceinline=True)  # type: ignore[untyped-decorator]
+@njit(forceinline=True)
 def half_turns_f64(b: np.int64) -> tuple[np.float64, np.float64]:
     """Half the cosine and half the sine of the angle ``pi b / 2^63``, in [-pi, pi)."""
     y = np.float64(b) * _TO_HALF_TURNS64
@@ -105,8 +106,8 @@ def half_turns_f64(b: np.int64) -> tuple[np.float64, np.float64]:
     return fma(-s, s, _HALF64), s * c
 
 
-@njit(forceinline=True)  # type: ignore[untyped-decorator]
-def block_f32(g, i, o0, o1, k0, k1):  # type: ignore[no-untyped-def]
+@njit(forceinline=True)
+def block_f32(g, i, o0, o1, k0, k1):
     """The float32 normals of row `i` in columns ``4 g`` to ``4 g + 3``."""
     w0, w1, w2, w3 = philox4x32_10(g, i, o0, o1, k0, k1)
     r, t = radius_f32(np.uint32(w0)), radius_f32(np.uint32(w2))
@@ -115,8 +116,8 @@ def block_f32(g, i, o0, o1, k0, k1):  # type: ignore[no-untyped-def]
     return r * c, r * s, t * d, t * v
 
 
-@njit(forceinline=True)  # type: ignore[untyped-decorator]
-def block_f64(g, i, o0, o1, k0, k1):  # type: ignore[no-untyped-def]
+@njit(forceinline=True)
+def block_f64(g, i, o0, o1, k0, k1):
     """The float64 normals of row `i` in columns ``4 g`` to ``4 g + 3``: those of `block_f32`, refined."""
     w0, w1, w2, w3 = philox4x32_10(g, i, o0, o1, k0, k1)
     l0, l1, l2, l3 = philox4x32_10(g, i, o0, o1, k0, k1 ^ _FLOAT64_KEY)

@@ -24,19 +24,19 @@ _KEY_1 = np.uint64(0x73616D70)
 _SHIFT = np.uint64(32)
 
 
-@njit(forceinline=True)  # type: ignore[untyped-decorator]
+@njit(forceinline=True)
 def word(x: np.uint64) -> np.uint64:
     """The 32-bit word that `x` carries, its upper half cleared."""
     return np.uint64(np.uint32(x))
 
 
-@njit(forceinline=True)  # type: ignore[untyped-decorator]
+@njit(forceinline=True)
 def stream_key(seed: np.uint64) -> tuple[np.uint64, np.uint64]:
     """Both key words of the stream that belongs to `seed`."""
     return word(seed) ^ _KEY_0, (seed >> _SHIFT) ^ _KEY_1
 
 
-@njit(forceinline=True)  # type: ignore[untyped-decorator]
+@njit(forceinline=True)
 def philox4x32_10(
     c0: np.uint64, c1: np.uint64, c2: np.uint64, c3: np.uint64, k0: np.uint64, k1: np.uint64
 ) -> tuple[np.uint64, np.uint64, np.uint64, np.uint64]:

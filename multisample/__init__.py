@@ -15,8 +15,6 @@ from ._sample import sample
 from ._version import __version__
 from .exceptions import BackendUnavailableError, UnknownBackendError
 
-
-
 __all__ = [
     "BackendStatus",
     "BackendUnavailableError",

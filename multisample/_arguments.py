@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["DTYPES", "ITEMSIZES", "check_choice", "check_flag", "checked_integer", "dtype_name"]
+__all__ = ["DTYPES", "check_choice", "check_flag", "checked_integer", "dtype_name"]
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
-ITEMSIZES = dict(zip(DTYPES, (2, 2, 4, 8), strict=True))
 
 
 def describe(value: object, limit: int = 60) -> str:
@@ -28,9 +27,7 @@ def checked_integer(name: str, value: Any, low: int, high: int) -> int:
     try:
         integer = operator.index(value)
     except TypeError:
-        raise TypeError(
-            f"{name}: expected an integer, got {describe(value)} of type {type(value).__name__}"
-        ) from None
+        raise TypeError(f"{name}: expected an integer, got {describe(value)} of type {type(value).__name__}") from None
     if not low <= integer < high:
         raise ValueError(f"{name}: expected {low} <= {name} < {_power(high)}, got {integer}")
     return integer
@@ -46,14 +43,12 @@ def _power(value: int) -> str:
 def check_flag(name: str, value: object) -> None:
     """TypeError unless `value` is a bool."""
     if value is not True and value is not False and not isinstance(value, np.bool_):
-        raise TypeError(
-            f"{name}: expected True or False, got {describe(value)} of type {type(value).__name__}"
-        )
+        raise TypeError(f"{name}: expected True or False, got {describe(value)} of type {type(value).__name__}")
 
 
 def check_choice(name: str, value: object, accepted: tuple[object, ...], note: str = "") -> None:
     """ValueError unless `value` is one of `accepted`."""
-    if value not in accepted:
+    if not any(isinstance(value, type(choice)) and value == choice for choice in accepted):
         choices = " or ".join(repr(choice) for choice in accepted)
         raise ValueError(f"{name}: expected {choices}{note}, got {describe(value)}")
 
@@ -62,7 +57,7 @@ _dtype_names: dict[Any, str] = {name: name for name in DTYPES}
 
 
 def dtype_name(dtype: Any) -> str:
-    """The name of `dtype`, which may be a name or NumPy's, ml_dtypes', PyTorch's or JAX's object; TypeError otherwise."""
+    """The name of `dtype`: a name, or an object of NumPy, ml_dtypes, PyTorch or JAX; TypeError otherwise."""
     try:
         return _dtype_names[dtype]
     except (KeyError, TypeError):

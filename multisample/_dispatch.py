@@ -30,11 +30,15 @@ def choose(name: str, library: str, device_kind: str) -> Backend:
     ------
     UnknownBackendError
         If no backend is called `name`.
+    TypeError
+        If `name` is not a string.
     BackendUnavailableError
         If the one that was named, or every one that "auto" may take, cannot run.
     ValueError
         If the one that was named does not serve such arrays.
     """
+    if not isinstance(name, str):
+        raise TypeError(f"backend: expected a name, got {describe(name)} of type {type(name).__name__}")
     backend = _chosen.get((name, library, device_kind))
     if backend is None:
         backend = _automatic(library, device_kind) if name == "auto" else _named(name)
@@ -51,13 +55,11 @@ def choose(name: str, library: str, device_kind: str) -> Backend:
 def _named(name: str) -> Backend:
     try:
         backend = registry.find(name)
-    except (KeyError, TypeError):
+    except KeyError:
         raise UnknownBackendError(name, registry.names()) from None
     status = backend.status()
     if not status.available:
-        raise BackendUnavailableError(
-            f"backend: {name!r} cannot run here: " + "; ".join(status.reasons)
-        )
+        raise BackendUnavailableError(f"backend: {name!r} cannot run here: " + "; ".join(status.reasons))
     return backend
 
 
@@ -121,13 +123,8 @@ def register_backend(backend: Backend) -> None:
     ...
     ValueError: backend name 'cpu' is taken; registered names are cpu, and 'auto'
     """
-    missing = [
-        member
-        for member in ("name", "device_kinds", "host_library", "status", "adopt", "launch")
-        if not hasattr(backend, member)
-    ]
+    members = ("name", "device_kinds", "host_library", "status", "adopt", "small_kernel", "launch")
+    missing = [member for member in members if not hasattr(backend, member)]
     if missing:
-        raise TypeError(
-            f"backend: expected an object with {', '.join(missing)}, got {describe(backend)}"
-        )
+        raise TypeError(f"backend: expected an object with {', '.join(members)}, got one without {', '.join(missing)}")
     registry.register(backend)

@@ -51,7 +51,7 @@ class Generator:
 
     Notes
     -----
-    Generators can be pickled, copied, and saved and restored through `state`. A copy goes on from where the original is.
+    Generators can be pickled, copied, and saved through `state`. A copy goes on from where the original is.
     After `os.fork` parent and child hold equal generators: give each worker its own, from `spawn`.
 
     Examples
@@ -106,10 +106,7 @@ class Generator:
         if not isinstance(state, dict) or state.keys() != GeneratorState.__annotations__.keys():
             names = ", ".join(GeneratorState.__annotations__)
             raise TypeError(f"state: expected a dict with keys {names}, got {state!r}")
-        checked = {
-            name: checked_integer(f"state[{name!r}]", value, 0, WORD_64)
-            for name, value in state.items()
-        }
+        checked = {name: checked_integer(f"state[{name!r}]", value, 0, WORD_64) for name, value in state.items()}
         with LOCK:
             self._seed = checked["seed"]
             self._offset = checked["offset"]
@@ -128,7 +125,7 @@ class Generator:
             if offset == _LAST_OFFSET:
                 raise OverflowError("generator: all offsets of this seed are used up; make one with another seed")
             self._offset = offset + 1
-        return self._seed, offset
+            return self._seed, offset
 
     def put_back(self, offset: int) -> None:
         """Undo a `take` whose call was refused; if another thread took the next one since, `offset` stays unused."""
@@ -164,12 +161,14 @@ class Generator:
         count = checked_integer("n_children", n_children, 0, WORD_64)
         with LOCK:
             first = self._spawned
+            if first + count > _LAST_OFFSET:
+                raise OverflowError("n_children: the children of this generator are used up")
             self._spawned = first + count
         key = ((self._seed & _WORD) ^ 0x73706177, (self._seed >> 32) ^ 0x6E6B6579)
         return [Generator(_philox_word_pair(child, key)) for child in range(first, first + count)]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Generator, (self._seed,), {name: value for name, value in self.state.items()}
+        return Generator, (self._seed,), dict(self.state)
 
     def __setstate__(self, state: GeneratorState) -> None:
         self.state = state
@@ -257,7 +256,7 @@ def take_from_torch(generator: Any, device: str) -> tuple[int, int]:
             offset = generator.get_offset()
             generator.set_offset(offset + 4)
             return generator.initial_seed() % WORD_64, offset
-    draw = torch.empty((), dtype=torch.int64).random_(-(2**63), None, generator=generator)
+    draw = torch.empty((), dtype=torch.int64, device="cpu").random_(-(2**63), None, generator=generator)
     return int(draw) % WORD_64, 0
 
 
@@ -267,6 +266,4 @@ def _after_fork_in_child() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=LOCK.acquire, after_in_parent=LOCK.release, after_in_child=_after_fork_in_child
-    )
+    os.register_at_fork(before=LOCK.acquire, after_in_parent=LOCK.release, after_in_child=_after_fork_in_child)

@@ -27,10 +27,10 @@ class Device(NamedTuple):
     """Where an array lives: ``("cpu", 0)``, ``("cuda", ordinal)``, or a kind that no backend serves."""
 
     kind: str
-    index: int
+    ordinal: int
 
     def __str__(self) -> str:
-        return f"{self.kind}:{self.index}" if self.kind == "cuda" else self.kind
+        return f"{self.kind}:{self.ordinal}" if self.kind == "cuda" else self.kind
 
 
 CPU = Device("cpu", 0)
@@ -53,7 +53,7 @@ class Library:
 
     name: str
     foreign = False
-    """Foreign arrays are adopted by the backend's own library first."""
+    """Whether its arrays are known only by protocols; such a library has the methods from `as_numpy` on."""
 
     def operand(self, name: str, array: Any) -> Operand:
         """Look at argument `name`; TypeError or ValueError if no kernel could use it."""
@@ -71,9 +71,16 @@ class Library:
         """A copy in host memory, waiting for it."""
         raise NotImplementedError
 
+    def as_numpy(self, array: Any) -> HostArray:
+        """An array in host memory as a NumPy array over the same memory."""
+        return np.from_dlpack(array)
+
     def device(self, name: str, array: Any) -> Device:
         """Where argument `name` lives."""
-        return self.operand(name, array).device
+        raise NotImplementedError
+
+    def check_target(self, out: Any) -> None:
+        """TypeError if `out` is of a kind that cannot be written to."""
 
     def check_dtype(self, dtype: str) -> None:
         """TypeError if the library cannot take a result of type `dtype`."""
@@ -85,9 +92,7 @@ class Library:
 
 def _element(name: str, dtype: str, accepted: frozenset[str] = _ELEMENTS) -> str:
     if dtype not in accepted:
-        raise TypeError(
-            f"{name}: expected elements of type {', '.join(DTYPES)} or an integer type, got {dtype}"
-        )
+        raise TypeError(f"{name}: expected elements of type {', '.join(DTYPES)} or an integer type, got {dtype}")
     return dtype if dtype in DTYPES else "float32"
 
 
@@ -112,9 +117,7 @@ def _numpy_dtype(dtype: str) -> Any:
     try:
         import ml_dtypes
     except ImportError:
-        raise TypeError(
-            "dtype: NumPy has bfloat16 only with the package ml_dtypes: pip install ml_dtypes"
-        ) from None
+        raise TypeError("dtype: NumPy has bfloat16 only with the package ml_dtypes: pip install ml_dtypes") from None
     return np.dtype(ml_dtypes.bfloat16)
 
 
@@ -129,9 +132,7 @@ class _Host(Library):
             try:
                 array = np.asarray(array)
             except (TypeError, ValueError) as error:
-                raise TypeError(
-                    f"{name}: expected numbers, got {describe(array)} ({error})"
-                ) from None
+                raise TypeError(f"{name}: expected numbers, got {describe(array)} ({error})") from None
         dtype = _numpy_name(array.dtype)
         counts_as = _element(name, dtype)
         if is_list:
@@ -152,6 +153,10 @@ class _Host(Library):
 
     def device(self, name: str, array: Any) -> Device:
         return CPU
+
+    def check_target(self, out: Any) -> None:
+        if not isinstance(out, np.ndarray):
+            raise TypeError(f"out: expected a NumPy array, got {describe(out)} of type {type(out).__name__}")
 
 
 class _Torch(Library):
@@ -194,7 +199,7 @@ class _Torch(Library):
     def stream(self, device: Device, array: Any) -> int:
         if device is CPU:
             return 0
-        return int(sys.modules["torch"].cuda.current_stream(device.index).cuda_stream)
+        return int(sys.modules["torch"].cuda.current_stream(device.ordinal).cuda_stream)
 
     def to_host(self, array: Any) -> HostArray:
         return np.asarray(array.detach().double().cpu().numpy())
@@ -217,13 +222,13 @@ class _Cupy(Library):
     def empty(self, d: int, n: int, dtype: str, device: Device) -> Any:
         import cupy
 
-        with cupy.cuda.Device(device.index):
+        with cupy.cuda.Device(device.ordinal):
             return cupy.empty((d, n), _numpy_dtype(dtype))
 
     def stream(self, device: Device, array: Any) -> int:
         import cupy
 
-        with cupy.cuda.Device(device.index):
+        with cupy.cuda.Device(device.ordinal):
             return int(cupy.cuda.get_current_stream().ptr)
 
     def to_host(self, array: Any) -> HostArray:
@@ -239,15 +244,13 @@ class _Numba(Library):
     def operand(self, name: str, array: Any) -> Operand:
         dtype = _numpy_name(array.dtype)
         counts_as = _element(name, dtype)
-        raw = DeviceArray(
-            array.__cuda_array_interface__["data"][0], array.shape, array.strides, dtype
-        )
+        raw = DeviceArray(array.__cuda_array_interface__["data"][0], array.shape, array.strides, dtype)
         return Operand(raw, array.shape, dtype, counts_as, self.device(name, array))
 
     def empty(self, d: int, n: int, dtype: str, device: Device) -> Any:
         from numba import cuda
 
-        with cuda.gpus[device.index]:
+        with cuda.gpus[device.ordinal]:
             return cuda.device_array((d, n), _numpy_dtype(dtype))
 
     def stream(self, device: Device, array: Any) -> int:
@@ -288,20 +291,20 @@ class _Jax(_Foreign):
         import jax
 
         if isinstance(array, jax.core.Tracer):
-            raise TypeError(
-                f"{name}: got a JAX tracer; sample cannot be traced, call it outside jit, grad and vmap"
-            )
-        if name == "out":
-            raise TypeError("out: expected a mutable array, got a JAX array, which is immutable")
+            raise TypeError(f"{name}: got a JAX tracer; sample cannot be traced, call it outside jit, grad and vmap")
         return super().device(name, array)
+
+    def as_numpy(self, array: Any) -> HostArray:
+        return np.asarray(array)  # Which knows bfloat16, as DLPack in NumPy does not.
+
+    def check_target(self, out: Any) -> None:
+        raise TypeError("out: expected a mutable array, got a JAX array, which is immutable")
 
     def check_dtype(self, dtype: str) -> None:
         import jax
 
         if dtype == "float64" and not jax.config.jax_enable_x64:
-            raise TypeError(
-                "dtype: JAX has float64 only after jax.config.update('jax_enable_x64', True)"
-            )
+            raise TypeError("dtype: JAX has float64 only after jax.config.update('jax_enable_x64', True)")
 
     def hand_over(self, result: Any) -> Any:
         import jax
@@ -313,14 +316,15 @@ class _Jax(_Foreign):
 
 _HOST = _Host()
 _FOREIGN = _Foreign()
+_JAX = _Jax()
 # By the package that defines an array's class.
 _BY_PACKAGE: dict[str, Library] = {
     "numpy": _HOST,
     "torch": _Torch(),
     "cupy": _Cupy(),
     "numba": _Numba(),
-    "jax": _Jax(),
-    "jaxlib": _Jax(),
+    "jax": _JAX,
+    "jaxlib": _JAX,
 }
 _by_type: dict[type, Library] = {list: _HOST, tuple: _HOST, np.ndarray: _HOST}
 
@@ -348,7 +352,7 @@ def _recognise(name: str, array: Any) -> Library:
     package = type(array).__module__.partition(".")[0]
     if package in _BY_PACKAGE and package != "torch" and hasattr(array, "dtype"):
         return _BY_PACKAGE[package]
-    if hasattr(array, "__cuda_array_interface__") or hasattr(array, "__dlpack__"):
+    if hasattr(array, "__cuda_array_interface__") or hasattr(array, "__dlpack_device__"):
         return _FOREIGN
     if hasattr(array, "__array__") or hasattr(array, "__array_interface__"):
         return _HOST

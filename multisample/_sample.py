@@ -8,13 +8,13 @@ from typing import Any, Literal
 import numpy as np
 from numpy import empty, ndarray
 
-from multisample.backends.contract import DeviceArray, HostArray, RawArray
+from multisample.backends.contract import HostArray
 
-from ._arguments import ITEMSIZES, check_choice, check_flag, checked_integer, describe, dtype_name
+from ._arguments import check_choice, check_flag, checked_integer, describe, dtype_name
 from ._dispatch import choose
 from ._generator import DEFAULT_GENERATOR, WORD_64, Generator, take_from_torch
-from ._libraries import Device, Library, Operand, library_called, library_of
-from ._values import check_values
+from ._libraries import Device, Library, library_called
+from ._operands import check_inputs, checked_out, common_library, is_number, look_at, shared
 
 __all__ = ["sample"]
 
@@ -40,7 +40,104 @@ def sample(
     layout: Literal["dn"] = "dn",
     antithetic: Literal[False] = False,
 ) -> Any:
-    """@DOC"""
+    """Draw `n` vectors from a normal distribution with independent components.
+
+    ``x[i, j] = mu[i] + sigma[i] * z[i, j]``, where the ``z[i, j]`` are standard normal and each is a function of the
+    seed, the call's offset, `i` and `j` alone. So the same seed gives the same bits from every backend, however the
+    work is split.
+
+    Parameters
+    ----------
+    mu, sigma : array, shape (d,) or (d, 1)
+        Means, and standard deviations of at least 0. NumPy arrays or lists, or arrays of PyTorch, CuPy, Numba, JAX or
+        any library with ``__dlpack__`` or ``__cuda_array_interface__``; both of the same library, on the same device,
+        with any strides. One of the two may be a number, and stands for a vector of it.
+    n : int
+        Number of samples, at least 0; ``sample_offset + n <= 2**34``.
+    backend : str, default "auto"
+        A name from `backends`. A backend that is named runs or raises. "auto" takes the first that is available of
+        those that suit the arrays. The numbers do not depend on it.
+    seed : int, optional
+        ``0 <= seed < 2**64``. The same seed and arguments give the same samples, whatever was drawn before.
+    generator : Generator or torch.Generator, optional
+        Where to take a seed and an offset from: each call takes the next offset, and so gives new samples. A
+        torch.Generator serves torch tensors on its device. With neither `seed` nor `generator`, torch tensors follow
+        ``torch.manual_seed`` and everything else follows `manual_seed`.
+    noise : {"independent", "shared"}, default "independent"
+        Whether every component has noise of its own, or all dimensions use one row of noise ("common random
+        numbers"): then all samples lie on one line.
+    dtype : {"float16", "bfloat16", "float32", "float64"}, optional
+        Type of the result, by name or as NumPy's, ml_dtypes', PyTorch's or JAX's object. By default NumPy's promotion
+        of the types of `mu` and `sigma`, in which numbers do not count, and lists and integers count as float32.
+        float64 refines the float32 draw of the same seed; float16 and bfloat16 round it.
+    out : array, shape (d, n), optional
+        Where to put the result: a mutable array of the library, device and type of the result, with any strides with
+        which no two elements overlap, and apart from `mu` and `sigma`.
+    fast_math : bool, default False
+        Take a faster, less exact transform on CUDA devices, for float32 and narrower types: it differs from the
+        portable one by at most 1e-3, and has the same bits on one GPU only. No effect on a CPU or on float64.
+    dim_offset, sample_offset : int, default 0
+        Draw the window of the endless sample matrix that starts at this row and column:
+        ``sample(mu[a:b], sigma[a:b], q - p, dim_offset=a, sample_offset=p)`` equals ``sample(mu, sigma, q)[a:b, p:]``,
+        bit for bit. At least 0; ``dim_offset + d <= 2**32``.
+    validate : bool, default False
+        Look at the values of `mu` and `sigma` in device memory too, which waits for the device. Values in host memory
+        are always looked at.
+    layout : "dn"
+        One row for each dimension.
+    antithetic : False
+        Whether columns come in mirrored pairs: not in this version.
+
+    Returns
+    -------
+    array, shape (d, n)
+        Of the library and on the device of `mu` and `sigma`, ready on that library's current stream; C-contiguous
+        unless it is `out`. From lists and NumPy arrays, a NumPy array, or an array of the library of the CUDA backend
+        that was named.
+
+    Raises
+    ------
+    TypeError
+        If `n`, `seed` or an offset is not an integer, a flag not a bool, `dtype` not a floating type, `mu`, `sigma` or
+        `out` not an array or of different libraries, or if both `seed` and `generator` are given.
+    ValueError
+        If a shape, a range, a device or a choice is not as above; if `out` overlaps itself, `mu` or `sigma`; if a mean
+        is not finite, or a standard deviation negative or not finite; if a tensor requires grad.
+    UnknownBackendError
+        If there is no backend called `backend`.
+    BackendUnavailableError
+        If the backend that was named, or every one that "auto" could take, cannot run here.
+
+        When an error is raised, `out` is as it was and no generator has advanced.
+
+    Notes
+    -----
+    The words are Philox4x32-10's [1]_ at counter ``(j // 4, i, offset)``, and the normals their Box-Muller transform,
+    made of IEEE 754 operations only; STREAM.md beside this module specifies both to the last bit.
+
+    References
+    ----------
+    .. [1] J. K. Salmon, M. A. Moraes, R. O. Dror, D. E. Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC'11,
+       doi:10.1145/2063384.2063405.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import multisample
+    >>> mu = np.array([0.0, 10.0], dtype=np.float32)
+    >>> sigma = np.array([1.0, 0.5], dtype=np.float32)
+    >>> x = multisample.sample(mu, sigma, 4, seed=7)
+    >>> x
+    array([[-0.5921452 ,  0.45188266,  1.1550102 , -0.70147896],
+           [11.08586   , 10.008893  ,  9.259448  , 10.709126  ]],
+          dtype=float32)
+
+    A window of it, as another process might draw it:
+
+    >>> part = multisample.sample(mu[1:], sigma[1:], 2, seed=7, dim_offset=1, sample_offset=2)
+    >>> bool((part == x[1:, 2:]).all())
+    True
+    """
     if (
         type(mu) is type(sigma) is ndarray
         and out is dtype is None
@@ -61,7 +158,7 @@ def sample(
     check_choice("layout", layout, ("dn",), " in this version")
     for name, flag in (("fast_math", fast_math), ("validate", validate), ("antithetic", antithetic)):
         check_flag(name, flag)
-    check_choice("antithetic", antithetic, (False,), " in this version")
+    check_choice("antithetic", bool(antithetic), (False,), " in this version")
     if dtype is not None:
         dtype = dtype_name(dtype)
     if seed is not None:
@@ -69,56 +166,50 @@ def sample(
             raise TypeError("seed, generator: expected one of the two, got both")
         seed = checked_integer("seed", seed, 0, WORD_64)
 
-    caller = _common_library(mu, sigma, out)
-    name, vector = ("sigma", sigma) if _is_number(mu) else ("mu", mu)
-    device = caller.device(name, vector)
+    caller = common_library(mu, sigma, out)
+    vector_name, vector = ("sigma", sigma) if is_number(mu) else ("mu", mu)
+    device = caller.device(vector_name, vector)
     _check_generator(generator, caller, device)
     chosen = choose(backend, caller.name, device.kind)
 
-    # Memory is the caller's library's, unless that has none which the backend could use.
-    library = caller
-    if caller.foreign or (caller.name == "numpy" and chosen.host_library != "numpy"):
-        if caller.name == "numpy" and out is not None:
-            raise ValueError(
-                f"out: backend {chosen.name!r} writes {chosen.host_library} arrays, got a NumPy array"
-            )
-        library = library_called(chosen.host_library)
-        mu, sigma = (x if _is_number(x) else chosen.adopt(x) for x in (mu, sigma))
-
-    operands = {
-        name: library.operand(name, x)
-        for name, x in (("mu", mu), ("sigma", sigma))
-        if not _is_number(x)
-    }
-    d = _dimensions(operands)
+    # Arrays of a library that we know only by its protocols are seen through one that we know well.
+    library, target = caller, out
+    if caller.foreign:
+        library = library_called("numpy" if device.kind == "cpu" else chosen.host_library)
+        share = caller.as_numpy if device.kind == "cpu" else chosen.adopt
+        mu, sigma, target = (
+            x if x is None or is_number(x) else shared(share, name, x)
+            for name, x in (("mu", mu), ("sigma", sigma), ("out", out))
+        )
+    inputs = look_at(library, mu, sigma, dtype)
+    dtype = inputs.dtype
+    d = inputs.d
     if dim_offset + d > ROWS:
         raise ValueError(f"dim_offset: expected dim_offset + d <= 2**32, got {dim_offset} + {d}")
-    if dtype is None:
-        dtype = _promoted([operand.counts_as for operand in operands.values()])
     caller.check_dtype(dtype)
-    device = _common_device(operands)
-    raw_mu, raw_sigma = (
-        _raw_vector(x, operands.get(name), d, device, dtype)
-        for name, x in (("mu", mu), ("sigma", sigma))
-    )
-    _check_values(raw_mu, raw_sigma, library, mu, sigma, validate)
+    check_inputs(inputs, library, mu, sigma, validate)
+    if library.name == "numpy" and chosen.host_library != "numpy":
+        if out is not None:
+            raise ValueError(f"out: backend {chosen.name!r} writes {chosen.host_library} arrays, got host memory")
+        library = library_called(chosen.host_library)
+        mu = mu if is_number(mu) else chosen.adopt(inputs.mu)
+        sigma = sigma if is_number(sigma) else chosen.adopt(inputs.sigma)
+        inputs = look_at(library, mu, sigma, dtype)
 
     if out is None:
-        result = library.empty(d, n, dtype, device)
-        raw_out = library.operand("out", result).raw
+        result = target = library.empty(d, n, dtype, inputs.device)
+        raw_out = library.operand("out", target).raw
     else:
         result = out
-        target = library.operand("out", chosen.adopt(out) if caller.foreign else out)
-        _check_out(target, operands, d, n, dtype, device)
-        raw_out = target.raw
+        raw_out = checked_out(library, target, inputs, n)
 
     # Last of all, so that a call that raises has taken nothing.
     seed, offset = _seed_and_offset(seed, generator, caller, device)
     if d > 0 and n > 0:
         chosen.launch(
-            raw_mu, raw_sigma, raw_out, dtype, seed, offset, dim_offset, sample_offset,
+            inputs.mu, inputs.sigma, raw_out, dtype, seed, offset, dim_offset, sample_offset,
             noise == "shared", bool(fast_math),
-            device.index, library.stream(device, sigma if _is_number(mu) else mu),
+            inputs.device.ordinal, library.stream(inputs.device, sigma if is_number(mu) else mu),
         )  # fmt: skip
     return result if out is not None else caller.hand_over(result)
 
@@ -130,9 +221,7 @@ _SMALL = 1 << 14
 _small_kernels: dict[str, dict[Any, Callable[..., bool] | None]] = {}
 
 
-def _sample_small(
-    mu: HostArray, sigma: HostArray, n: Any, backend: Any, seed: Any, generator: Any
-) -> HostArray | None:
+def _sample_small(mu: HostArray, sigma: HostArray, n: Any, backend: Any, seed: Any, generator: Any) -> HostArray | None:
     """The plain small call, recognised in half a microsecond; None for every other, right or wrong."""
     shape, real = mu.shape, mu.dtype
     if type(n) is not int or sigma.shape != shape or sigma.dtype is not real:
@@ -171,28 +260,6 @@ def _find_small_kernel(backend: Any, dtype: np.dtype[Any]) -> Callable[..., bool
     return kernel
 
 
-def _is_number(x: Any) -> bool:
-    return isinstance(x, (int, float)) and not isinstance(x, (bool, np.generic))
-
-
-def _common_library(mu: Any, sigma: Any, out: Any) -> Library:
-    arrays = {name: x for name, x in (("mu", mu), ("sigma", sigma)) if not _is_number(x)}
-    if not arrays:
-        raise TypeError(
-            f"mu, sigma: expected at least one array of shape (d,), got the numbers {mu} and {sigma}"
-        )
-    if out is not None:
-        arrays["out"] = out
-    libraries = {name: library_of(name, x) for name, x in arrays.items()}
-    first = next(iter(libraries.values()))
-    if any(library is not first for library in libraries.values()):
-        raise TypeError(
-            f"{', '.join(libraries)}: expected arrays of one library, got "
-            + ", ".join(f"{name} of {library.name}" for name, library in libraries.items())
-        )
-    return first
-
-
 def _check_generator(generator: Any, library: Library, device: Device) -> None:
     if generator is None or isinstance(generator, Generator):
         return
@@ -205,140 +272,11 @@ def _check_generator(generator: Any, library: Library, device: Device) -> None:
         raise TypeError(
             f"generator: expected a multisample.Generator with {library.name} arrays, got a torch.Generator"
         )
-    if generator.device.type != device.kind or (generator.device.index or 0) != device.index:
-        raise ValueError(
-            f"generator: expected one on the device of mu, {device}, got one on {generator.device}"
-        )
+    if generator.device.type != device.kind or (generator.device.index or 0) != device.ordinal:
+        raise ValueError(f"generator: expected one on the device of mu, {device}, got one on {generator.device}")
 
 
-def _dimensions(operands: dict[str, Operand]) -> int:
-    """The common length of the vectors."""
-    lengths: dict[str, int] = {}
-    for name, operand in operands.items():
-        shape = operand.shape
-        if len(shape) == 1 or (len(shape) == 2 and shape[1] == 1):
-            lengths[name] = shape[0]
-        elif shape:
-            raise ValueError(f"{name}: expected shape (d,) or (d, 1), got {shape}")
-    if not lengths:
-        raise ValueError("mu, sigma: expected at least one of shape (d,), got no dimension in either")
-    if len(set(lengths.values())) > 1:
-        raise ValueError(
-            f"sigma: expected as many elements as mu, {lengths['mu']}, got {lengths['sigma']}"
-        )
-    return next(iter(lengths.values()))
-
-
-def _promoted(dtypes: list[str]) -> str:
-    """NumPy's promotion among the floating types."""
-    if len(set(dtypes)) == 1:
-        return dtypes[0]
-    return "float64" if "float64" in dtypes else "float32"
-
-
-def _common_device(operands: dict[str, Operand]) -> Device:
-    first, *others = operands.items()
-    for name, operand in others:
-        if operand.device != first[1].device:
-            raise ValueError(
-                f"{name}: expected it on the device of {first[0]}, {first[1].device}, got {operand.device}"
-            )
-    return first[1].device
-
-
-def _raw_vector(
-    x: Any, operand: Operand | None, d: int, device: Device, dtype: str
-) -> RawArray | float:
-    """Argument `x`, shape (d,), as `Backend.launch` takes it."""
-    if operand is not None and isinstance(operand.raw, DeviceArray):
-        strides = operand.raw.strides[:1] or (0,)
-        return operand.raw._replace(shape=(d,), strides=strides)
-    if device.kind != "cpu":
-        return float(x)
-    real = np.float64 if dtype == "float64" else np.float32
-    values: HostArray = np.asarray(x) if operand is None else operand.raw
-    if operand is not None and operand.dtype == "float16":
-        values = values.view(np.float16)
-    elif operand is not None and operand.dtype == "bfloat16":
-        values = (values.astype(np.uint32) << 16).view(np.float32)
-    if values.dtype != real:
-        with np.errstate(over="ignore"):  # What overflows here is reported as not finite.
-            values = values.astype(real)
-    if values.ndim == 2:
-        values = values[:, 0]
-    return values if values.ndim == 1 else np.broadcast_to(values, (d,))
-
-
-def _check_values(
-    raw_mu: Any, raw_sigma: Any, library: Library, mu: Any, sigma: Any, validate: bool
-) -> None:
-    """Host values always; device values only when asked to, since reading them means waiting for the device."""
-    on_host = isinstance(raw_mu, np.ndarray)
-    vectors = []
-    for raw, x in ((raw_mu, mu), (raw_sigma, sigma)):
-        if on_host:
-            vectors.append(raw)
-        elif isinstance(raw, float):
-            vectors.append(np.full(1, raw))
-        elif validate:
-            vectors.append(library.to_host(x).astype(np.float64).reshape(-1))
-        else:
-            vectors.append(np.zeros(0))
-    check_values(*vectors)
-
-
-def _check_out(
-    out: Operand, inputs: dict[str, Operand], d: int, n: int, dtype: str, device: Device
-) -> None:
-    if out.shape != (d, n):
-        raise ValueError(f"out: expected shape {(d, n)}, got {out.shape}")
-    if out.dtype != dtype:
-        raise ValueError(f"out: expected dtype {dtype}, got {out.dtype}")
-    if out.device != device:
-        raise ValueError(f"out: expected it on the device of mu and sigma, {device}, got {out.device}")
-    if _overlaps_itself(out.raw):
-        raise ValueError(
-            f"out: expected an element of memory for every sample, got strides {out.raw.strides}"
-            f" with which samples overlap"
-        )
-    for name, operand in inputs.items():
-        if _overlap(out.raw, operand.raw):
-            raise ValueError(f"out: expected memory of its own, got memory that {name} also uses")
-
-
-def _itemsize(raw: RawArray) -> int:
-    return raw.itemsize if isinstance(raw, np.ndarray) else ITEMSIZES[raw.dtype]
-
-
-def _overlaps_itself(raw: RawArray) -> bool:
-    # Nested dimensions: each steps over all that lies within the one below.
-    extent = _itemsize(raw)
-    for stride, length in sorted(zip(map(abs, raw.strides), raw.shape, strict=True)):
-        if length > 1:
-            if stride < extent:
-                return True
-            extent += stride * (length - 1)
-    return False
-
-
-def _overlap(a: RawArray, b: RawArray) -> bool:
-    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
-        return np.may_share_memory(a, b) and np.shares_memory(a, b)
-    (a_low, a_high), (b_low, b_high) = _bounds(a), _bounds(b)
-    return a_low < b_high and b_low < a_high
-
-
-def _bounds(raw: Any) -> tuple[int, int]:
-    if 0 in raw.shape:
-        return 0, 0
-    steps = [stride * (length - 1) for stride, length in zip(raw.strides, raw.shape, strict=True)]
-    low = raw.pointer + sum(step for step in steps if step < 0)
-    return low, raw.pointer + sum(step for step in steps if step > 0) + _itemsize(raw)
-
-
-def _seed_and_offset(
-    seed: int | None, generator: Any, library: Library, device: Device
-) -> tuple[int, int]:
+def _seed_and_offset(seed: int | None, generator: Any, library: Library, device: Device) -> tuple[int, int]:
     if seed is not None:
         return seed, 0
     if isinstance(generator, Generator):

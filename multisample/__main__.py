@@ -1,0 +1,93 @@
+"""``python -m multisample``: commands for whoever has files and a shell, and one line for each thing that goes wrong.
+
+Commands live in `multisample.commands`; here they are put together, and errors that are not bugs become messages.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from types import FrameType
+from typing import NoReturn
+
+from ._version import __version__
+from .commands import draw, report
+from .exceptions import BackendUnavailableError
+
+__all__ = ["main"]
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"multisample: error: {message} ({self.prog} --help says more)\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command that `argv` names; returns the exit code."""
+    parser = _Parser(
+        prog="python -m multisample",
+        description="Normal vectors with independent components: same seed, same bits, on every backend."
+        " Without a command: the report.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"multisample {__version__}")
+    parser.set_defaults(run=report.run)
+    subparsers = parser.add_subparsers(title="commands", metavar="command")
+    for command in (report, draw):
+        command.add_parser(subparsers)
+
+    try:
+        with _stopped_by_signals():
+            args = parser.parse_args(argv)
+            code: int = args.run(args)
+            sys.stdout.flush()  # Here, where a closed pipe is expected.
+            return code
+    except BrokenPipeError:
+        # Whoever read the output has seen enough. Python flushes once more at exit: into nothing.
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + 13
+    except KeyboardInterrupt as interrupt:
+        stopped_by = interrupt.args[0] if interrupt.args else signal.SIGINT
+        print(f"multisample: stopped by {stopped_by.name}", file=sys.stderr)
+        return 128 + stopped_by
+    except OSError as error:
+        return _fail(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else error)
+    except MemoryError as error:
+        return _fail(f"out of memory: {error}" if str(error) else "out of memory")
+    except (ValueError, TypeError, BackendUnavailableError) as error:
+        return _fail(error)
+
+
+def _fail(message: object) -> int:
+    print(f"multisample: error: {message}", file=sys.stderr)
+    return 1
+
+
+@contextlib.contextmanager
+def _stopped_by_signals() -> Iterator[None]:
+    """Signals that would end the process become KeyboardInterrupt, so that everything is cleaned up."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt(signal.Signals(number))
+
+    previous = {}
+    try:
+        for name in ("SIGTERM", "SIGHUP"):
+            number = getattr(signal, name, None)
+            # One that is ignored, as after nohup, stays ignored; and only the main thread may set handlers.
+            if number is not None and signal.getsignal(number) is signal.SIG_DFL:
+                with contextlib.suppress(ValueError):
+                    previous[number] = signal.signal(number, stop)
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
