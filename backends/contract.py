@@ -50,6 +50,12 @@ class BackendStatus:
         Versions of what the backend runs on.
     device : str
         What it would run on.
+
+    Examples
+    --------
+    >>> import multisample
+    >>> multisample.backends()["cpu"].reasons
+    ()
     """
 
     available: bool

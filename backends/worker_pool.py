@@ -9,8 +9,10 @@ import collections
 import os
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
 
 __all__ = ["run_all", "thread_count"]
 
@@ -43,6 +45,8 @@ if hasattr(os, "register_at_fork"):
 
 def _helpers() -> ThreadPoolExecutor:
     global _executor
+    from concurrent.futures import ThreadPoolExecutor  # Which cannot be imported while the interpreter shuts down.
+
     with _lock:
         if _executor is None:
             _executor = ThreadPoolExecutor(thread_name_prefix="multisample", max_workers=256)

@@ -128,3 +128,4 @@ def register_backend(backend: Backend) -> None:
     if missing:
         raise TypeError(f"backend: expected an object with {', '.join(members)}, got one without {', '.join(missing)}")
     registry.register(backend)
+    _chosen.clear()

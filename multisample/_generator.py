@@ -7,7 +7,6 @@ cheap to share between threads, to save, and to split for workers.
 from __future__ import annotations
 
 import os
-import secrets
 import threading
 from typing import Any, TypedDict
 
@@ -178,7 +177,7 @@ class Generator:
 
 
 def _entropy() -> int:
-    return secrets.randbits(64)
+    return int.from_bytes(os.urandom(8), "little")
 
 
 def _philox_word_pair(child: int, key: tuple[int, int]) -> int:

@@ -352,10 +352,11 @@ def _recognise(name: str, array: Any) -> Library:
     package = type(array).__module__.partition(".")[0]
     if package in _BY_PACKAGE and package != "torch" and hasattr(array, "dtype"):
         return _BY_PACKAGE[package]
-    if hasattr(array, "__cuda_array_interface__") or hasattr(array, "__dlpack_device__"):
-        return _FOREIGN
-    if hasattr(array, "__array__") or hasattr(array, "__array_interface__"):
-        return _HOST
+    if not isinstance(array, type):  # A class has its instances' methods.
+        if hasattr(array, "__cuda_array_interface__") or hasattr(array, "__dlpack_device__"):
+            return _FOREIGN
+        if hasattr(array, "__array__") or hasattr(array, "__array_interface__"):
+            return _HOST
     raise TypeError(
         f"{name}: expected an array, a list or a number, got {describe(array)} of type {type(array).__name__}"
     )

@@ -13,7 +13,7 @@ from multisample.backends.contract import DeviceArray, HostArray, RawArray, RawV
 from ._arguments import describe
 from ._libraries import Device, Library, Operand, library_of
 
-__all__ = ["check_inputs", "checked_out", "common_library", "is_number", "look_at", "shared"]
+__all__ = ["adopted", "check_inputs", "checked_out", "common_library", "is_number", "look_at"]
 
 
 class Inputs(NamedTuple):
@@ -51,10 +51,13 @@ def common_library(mu: Any, sigma: Any, out: Any) -> Library:
     return first
 
 
-def shared(share: Callable[[Any], Any], name: str, array: Any) -> Any:
-    """Argument `name` as an array of another library over the same memory."""
+def adopted(name: str, array: Any, library: Library, device: Device, adopt: Callable[[Any], Any]) -> Any:
+    """Argument `name`, of a foreign `library` and expected on `device`, as `adopt` makes it another library's."""
+    where = library.device(name, array)
+    if where != device:
+        raise ValueError(f"{name}: expected it on the device of the other arrays, {device}, got {where}")
     try:
-        return share(array)
+        return adopt(array)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
         raise TypeError(
             f"{name}: expected an array whose memory can be shared, got {describe(array)} ({error})"

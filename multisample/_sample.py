@@ -14,7 +14,7 @@ from ._arguments import check_choice, check_flag, checked_integer, describe, dty
 from ._dispatch import choose
 from ._generator import DEFAULT_GENERATOR, WORD_64, Generator, take_from_torch
 from ._libraries import Device, Library, library_called
-from ._operands import check_inputs, checked_out, common_library, is_number, look_at, shared
+from ._operands import adopted, check_inputs, checked_out, common_library, is_number, look_at
 
 __all__ = ["sample"]
 
@@ -176,9 +176,9 @@ def sample(
     library, target = caller, out
     if caller.foreign:
         library = library_called("numpy" if device.kind == "cpu" else chosen.host_library)
-        share = caller.as_numpy if device.kind == "cpu" else chosen.adopt
+        adopt = caller.as_numpy if device.kind == "cpu" else chosen.adopt
         mu, sigma, target = (
-            x if x is None or is_number(x) else shared(share, name, x)
+            x if x is None or is_number(x) else adopted(name, x, caller, device, adopt)
             for name, x in (("mu", mu), ("sigma", sigma), ("out", out))
         )
     inputs = look_at(library, mu, sigma, dtype)

@@ -8,14 +8,31 @@ __all__ = ["BackendUnavailableError", "UnknownBackendError"]
 
 
 class UnknownBackendError(ValueError):
-    """No backend has the name that was given; the message lists those that exist."""
+    """No backend has the name that was given; the message lists those that exist.
+
+    Examples
+    --------
+    >>> import multisample
+    >>> multisample.sample([0.0], [1.0], 3, backend="gpu")
+    Traceback (most recent call last):
+    ...
+    multisample.exceptions.UnknownBackendError: backend: there is none called 'gpu'; accepted are 'auto', 'cpu'
+    """
 
     def __init__(self, name: object, names: Iterable[str]) -> None:
         super().__init__(
-            f"backend: there is none called {name!r}; accepted are 'auto', "
-            + ", ".join(repr(known) for known in names)
+            f"backend: there is none called {name!r}; accepted are 'auto', " + ", ".join(repr(known) for known in names)
         )
 
 
 class BackendUnavailableError(RuntimeError):
-    """A backend cannot run here; the message gives every reason and the command that mends it."""
+    """A backend cannot run here; the message gives every reason and the command that mends it.
+
+    Examples
+    --------
+    >>> import multisample
+    >>> try:
+    ...     x = multisample.sample([0.0], [1.0], 3, backend="cpu")
+    ... except multisample.BackendUnavailableError as error:
+    ...     print(error)
+    """

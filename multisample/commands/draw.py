@@ -1,0 +1,226 @@
+"""The `sample` command: from files to a file, however large.
+
+Any window of the sample matrix can be drawn alone, so that a matrix larger than memory is drawn window by window, and
+comes out as if it had been drawn at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import secrets
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+
+from multisample._arguments import checked_integer
+from multisample._dispatch import choose
+from multisample._sample import COLUMNS, sample
+
+from .arrays import Vector, check_output, read_vector, size_text, to_numpy, write_npy
+
+__all__ = ["Progress", "add_parser", "available_memory", "run", "windows"]
+
+_DTYPES = ("float16", "float32", "float64")
+_LEAST_MEMORY = 4 << 10
+# More at once is not faster, shows progress less often, and may be more than a GPU has.
+_MOST_BY_DEFAULT = 256 << 20
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add ``sample`` to the command line."""
+    parser = subparsers.add_parser(
+        "sample",
+        help="draw from mu and sigma in files, to a .npy file",
+        description="Draw n samples of d dimensions, x[i, j] = mu[i] + sigma[i] * z[i, j], to a .npy file of shape"
+        " (d, n). A matrix larger than memory is drawn in windows. Equal seeds give equal bits, whatever the backend"
+        " and the windows.",
+        allow_abbrev=False,
+    )
+    for name, what in (("mu", "means"), ("sigma", "standard deviations")):
+        parser.add_argument(
+            name,
+            help=f"{what}: a .npy file; a .npz file with one array, or one called {name!r}; a .csv file with one column"
+            f" or row, or a column called {name!r}; or, for one of the two vectors, a number",
+        )
+    parser.add_argument("-n", "--samples", type=int, required=True, metavar="N", help="how many samples to draw")
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="the .npy file to write")
+    parser.add_argument("--seed", type=int, help="0 <= SEED < 2**64 (default: a random one, which is printed)")
+    parser.add_argument("--backend", default="auto", help="what to draw with (default: auto)")
+    parser.add_argument(
+        "--noise",
+        choices=("independent", "shared"),
+        default="independent",
+        help="noise of its own for every dimension, or one row of noise for all (default: independent)",
+    )
+    parser.add_argument(
+        "--dtype",
+        type=_dtype,
+        help=f"{', '.join(_DTYPES)} (default: that of the files; float32 for .csv and integers)",
+    )
+    parser.add_argument("--fast-math", action="store_true", help="the fast form of the stream, on a GPU")
+    parser.add_argument("--dim-offset", type=int, default=0, metavar="I", help="begin at this row of the matrix")
+    parser.add_argument("--sample-offset", type=int, default=0, metavar="J", help="begin at this column of the matrix")
+    parser.add_argument("--force", action="store_true", help="overwrite the output file if there is one")
+    parser.add_argument(
+        "--memory",
+        type=_byte_count,
+        metavar="BYTES",
+        help="draw at most this much at once; 4K and more, with suffix K, M or G for powers of 1024"
+        " (default: half of the memory that is free now, but not over 256M)",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Draw the matrix that `args` describes."""
+    start = time.perf_counter()
+    check_output(args.output, force=args.force)
+    n = checked_integer("n", args.samples, 0, COLUMNS + 1)
+    seed = secrets.randbits(64) if args.seed is None else args.seed
+    options = {"backend": args.backend, "seed": seed, "noise": args.noise, "fast_math": args.fast_math}
+    mu, sigma = (read_vector(name, text) for name, text in (("mu", args.mu), ("sigma", args.sigma)))
+    d, dtype = _check(mu, sigma, n, args, options)
+    # Every window is of this dtype now, whatever the vectors are.
+    vectors = [np.asarray(mu), np.asarray(sigma)]
+    in_place = choose(args.backend, "numpy", "cpu").host_library == "numpy"
+
+    memory = args.memory or max(_LEAST_MEMORY, min(available_memory() // 2, _MOST_BY_DEFAULT))
+    total = d * n * dtype.itemsize
+
+    def fill(matrix: np.memmap[Any, Any]) -> None:
+        plain = np.asarray(matrix)
+        with Progress(total, sys.stderr, shown=total > memory) as progress:
+            for rows, columns in windows(d, n, dtype.itemsize, memory):
+                window = plain[rows, columns]
+                window_mu, window_sigma = (x[rows] if x.ndim else float(x) for x in vectors)
+                drawn = sample(
+                    window_mu,
+                    window_sigma,
+                    window.shape[1],
+                    dtype=dtype.name,
+                    dim_offset=args.dim_offset + rows.start,
+                    sample_offset=args.sample_offset + columns.start,
+                    out=window if in_place else None,
+                    **options,
+                )
+                if not in_place:
+                    window[...] = to_numpy(drawn)
+                if total > memory:
+                    matrix.flush()  # What waits for the disk is memory too.
+                progress.add(window.nbytes)
+
+    write_npy(args.output, (d, n), dtype, fill)
+    elapsed = time.perf_counter() - start
+    print(f"{args.output}: shape ({d}, {n}), {dtype.name}, seed {seed}, {elapsed:.3g} s")
+    return 0
+
+
+def _check(
+    mu: Vector, sigma: Vector, n: int, args: argparse.Namespace, options: dict[str, Any]
+) -> tuple[int, np.dtype[Any]]:
+    """The number of dimensions and the dtype of the result, once `sample` has accepted everything but `n`."""
+    if args.sample_offset + n > COLUMNS:
+        raise ValueError(f"n: expected sample_offset + n <= 2**34, got {args.sample_offset} + {n}")
+    try:
+        # A matrix of no columns; host values that went to a device are checked only on request.
+        nothing = sample(
+            mu, sigma, 0, dtype=args.dtype, dim_offset=args.dim_offset, sample_offset=args.sample_offset,
+            validate=True, **options,
+        )  # fmt: skip
+    except (TypeError, ValueError) as error:
+        if str(error).startswith(("mu", "sigma")):
+            raise ValueError(f"{error}; mu is {args.mu}, sigma is {args.sigma}") from error
+        raise
+    return nothing.shape[0], to_numpy(nothing).dtype
+
+
+def windows(d: int, n: int, itemsize: int, memory: int) -> Iterator[tuple[slice, slice]]:
+    """Rows and columns of windows of at most `memory` bytes that together are a (d, n) matrix."""
+    most = memory // itemsize
+    # The stream is made in blocks of four columns: none is made twice.
+    width = max(n, 1) if n <= most else most - most % 4
+    height = max(1, most // width)
+    for top in range(0, d, height):
+        for left in range(0, n, width):
+            yield slice(top, min(top + height, d)), slice(left, min(left + width, n))
+
+
+def available_memory() -> int:
+    """Bytes of memory that are free for use, or 1 GiB where the system does not say."""
+    try:
+        with Path("/proc/meminfo").open() as file:
+            # Counts what the page cache would give back, which sysconf does not.
+            return next(int(line.split()[1]) << 10 for line in file if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        pass
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return 1 << 30
+
+
+def _dtype(text: str) -> str:
+    if text == "bfloat16":
+        raise argparse.ArgumentTypeError("a .npy file has no bfloat16; draw float32, and round it where it is read")
+    if text not in _DTYPES:
+        raise argparse.ArgumentTypeError(f"expected {', '.join(_DTYPES)}, got {text!r}")
+    return text
+
+
+def _byte_count(text: str) -> int:
+    match = re.fullmatch(r"(\d+)([KMG]?)", text.upper(), re.ASCII)
+    count = int(match[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[match[2]] if match else 0
+    if count < _LEAST_MEMORY:
+        raise argparse.ArgumentTypeError(f"expected bytes, at least 4K, such as 500M or 2G, got {text!r}")
+    return count
+
+
+class Progress:
+    """How much is written, how fast, and how long it will take: a line that is rewritten, or a line now and then."""
+
+    def __init__(self, total: int, stream: TextIO, *, shown: bool = True) -> None:
+        self._total = total
+        self._stream = stream
+        self._shown = shown
+        self._live = stream.isatty()
+        self._interval = 0.1 if self._live else 10.0
+        self._done = 0
+        self._start = self._last = time.monotonic()
+        self._width = 0
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._shown and self._live and self._width:
+            self._stream.write("\n")
+            self._stream.flush()
+
+    def add(self, size: int) -> None:
+        """Another `size` bytes are written."""
+        self._done += size
+        now = time.monotonic()
+        if self._shown and (now - self._last >= self._interval or self._done >= self._total):
+            self._last = now
+            self._show(now - self._start)
+
+    def _show(self, elapsed: float) -> None:
+        rate = self._done / max(elapsed, 1e-9)
+        left = (self._total - self._done) / rate
+        line = (
+            f"{100 * self._done // self._total:3d}%  {size_text(self._done)} of {size_text(self._total)}"
+            f"  {size_text(rate)}/s  {left:.0f} s left"
+        )
+        if self._live:
+            # Padded over what is left of a longer line.
+            self._stream.write("\r" + line.ljust(self._width))
+        else:
+            self._stream.write(line + "\n")
+        self._stream.flush()
+        self._width = len(line)

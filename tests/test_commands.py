@@ -1,0 +1,877 @@
+"""The command line is for people with files: they must get the whole matrix, or one line that says why not and no file.
+
+Exit codes, signals and what ends up in a terminal are seen from outside, in a process; the rest runs here, for speed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from multisample.backends import registry
+from multisample.backends.contract import BackendStatus
+from multisample.backends.cpu import BACKEND as CPU
+
+import multisample
+from multisample.__main__ import main
+from multisample.commands import arrays, draw, report
+
+D, N, SEED = 40, 300, 7
+RNG = np.random.default_rng(1)
+MU = RNG.normal(size=D).astype(np.float32)
+SIGMA = RNG.uniform(0.5, 2.0, D).astype(np.float32)
+LIBRARIES = ("torch", "cupy", "jax")
+
+Run = Callable[..., "Outcome"]
+
+
+class Outcome(SimpleNamespace):
+    """What a command left: its exit code, what it printed, and on which stream."""
+
+    code: int
+    out: str
+    err: str
+
+    def failed(self, text: str, code: int = 1) -> None:
+        """One line that has `text` in it, and nothing but that line."""
+        assert self.code == code, self
+        assert self.out == "", self
+        assert re.fullmatch(r"multisample: error: [^\n]*\n", self.err), self
+        assert text in self.err, self
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with mu.npy and sigma.npy."""
+    np.save(tmp_path / "mu.npy", MU)
+    np.save(tmp_path / "sigma.npy", SIGMA)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str]) -> Run:
+    """Run a command in this process."""
+
+    def run(*argv: object) -> Outcome:
+        try:
+            code: Any = main([str(argument) for argument in argv])
+        except SystemExit as error:
+            code = error.code
+        out, err = capfd.readouterr()
+        return Outcome(code=code, out=out, err=err)
+
+    return run
+
+
+@pytest.fixture
+def draw_files(folder: Path, run: Run) -> Run:
+    """Run ``sample mu.npy sigma.npy -n N --seed SEED -o x.npy`` with more or other options."""
+
+    def draw_files(*more: object, mu: object = "mu.npy", sigma: object = "sigma.npy", n: object = N) -> Outcome:
+        return run("sample", mu, sigma, "-n", n, "--seed", SEED, "-o", "x.npy", *more)
+
+    return draw_files
+
+
+def start(*argv: str) -> subprocess.Popen[str]:
+    """Start Python in a process of its own, which buffers its output as it does for users."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    return subprocess.Popen(
+        [sys.executable, *argv], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
+
+
+def module(*argv: object) -> subprocess.Popen[str]:
+    """Start a command in a process of its own."""
+    return start("-m", "multisample", *map(str, argv))
+
+
+def finish(process: subprocess.Popen[str]) -> Outcome:
+    with process:
+        out, err = process.communicate(timeout=120)
+    return Outcome(code=process.returncode, out=out, err=err)
+
+
+def expected(mu: Any = MU, sigma: Any = SIGMA, n: int = N, **options: Any) -> np.ndarray[Any, Any]:
+    result = multisample.sample(mu, sigma, n, seed=SEED, **options)
+    assert isinstance(result, np.ndarray)
+    return result
+
+
+def same(path: str, array: np.ndarray[Any, Any]) -> None:
+    found = np.load(path)
+    assert found.dtype == array.dtype
+    assert found.shape == array.shape
+    assert found.tobytes() == array.tobytes()
+
+
+def files(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+# --- The whole, from outside --------------------------------------------------------------------------------------
+
+
+def test_a_matrix_is_drawn_from_files_to_a_file(folder: Path) -> None:
+    done = finish(module("sample", "mu.npy", "sigma.npy", "-n", N, "--seed", SEED, "-o", "x.npy"))
+    assert (done.code, done.err) == (0, "")
+    assert re.fullmatch(rf"x\.npy: shape \({D}, {N}\), float32, seed {SEED}, [\d.e-]+ s\n", done.out)
+    same("x.npy", expected())
+    assert files(folder) == {"mu.npy", "sigma.npy", "x.npy"}
+
+
+def test_an_error_is_one_line_and_an_exit_code(folder: Path) -> None:
+    finish(module("sample", "nowhere.npy", "sigma.npy", "-n", N, "-o", "x.npy")).failed("nowhere.npy: No such file")
+    finish(module("sample", "mu.npy", "sigma.npy", "-o", "x.npy")).failed("-n/--samples", code=2)
+    assert files(folder) == {"mu.npy", "sigma.npy"}
+
+
+def test_the_report_runs_without_a_command_and_without_any_array_library() -> None:
+    # Blocked rather than absent, so that the test means the same everywhere.
+    code = (
+        f"import sys; sys.modules.update(dict.fromkeys({LIBRARIES!r}));"
+        "from multisample.__main__ import main; raise SystemExit(main([]))"
+    )
+    done = finish(start("-c", code))
+    assert (done.code, done.err) == (0, "")
+    assert re.search(r"^backend +available +version +device$", done.out, re.M)
+    assert re.search(r"^cpu +yes +numba [\d.]+\S* +\S.* threads?$", done.out, re.M)
+    assert re.search(r"^cpu +\d+ us +[\d.]+$", done.out, re.M)
+    assert re.search(r"^same bits: yes", done.out, re.M)
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGHUP", 129)])
+def test_a_signal_leaves_no_file(folder: Path, name: str, code: int) -> None:
+    # Whoever runs the tests may have told the process, and so its children, to ignore signals.
+    handler = "default_int_handler" if name == "SIGINT" else "SIG_DFL"
+    code_line = (
+        f"import signal, sys; signal.signal(signal.{name}, signal.{handler});"
+        "from multisample.__main__ import main; raise SystemExit(main(sys.argv[1:]))"
+    )
+    # 16 thousand windows, each waiting for the disk: it cannot be done before the signal comes.
+    command = ["sample", "mu.npy", "1", "-n", "400000", "-o", "x.npy", "--memory", "4K"]
+    process = start("-c", code_line, *command)
+    began = time.monotonic()
+    while not any(name.endswith(".part") for name in files(folder)) and time.monotonic() < began + 60:
+        time.sleep(0.01)
+    time.sleep(0.1)
+    assert process.poll() is None
+    assert any(name.endswith(".part") for name in files(folder))
+    process.send_signal(getattr(signal, name))
+    done = finish(process)
+    assert (done.code, done.out, done.err) == (code, "", f"multisample: stopped by {name}\n")
+    assert files(folder) == {"mu.npy", "sigma.npy"}
+
+
+@pytest.mark.parametrize("argv", [[], ["sample", "mu.npy", "1", "-n", "5", "-o", "x.npy"]])
+def test_a_closed_pipe_is_silent(folder: Path, argv: list[str]) -> None:
+    process = module(*argv)
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    assert process.wait(timeout=120) == 141
+    process.stderr.close()
+
+
+def test_a_signal_that_is_ignored_stays_ignored(run: Run) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with _called(report, "run", lambda args: print(signal.getsignal(signal.SIGHUP)) or 0):
+            assert run().out == f"{signal.SIG_IGN!s}\n"
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_handlers_are_put_back(run: Run) -> None:
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        assert run("sample").code == 2
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_a_bug_keeps_its_traceback(run: Run) -> None:
+    def bug(args: object) -> int:
+        raise ZeroDivisionError("a bug")
+
+    with _called(report, "run", bug), pytest.raises(ZeroDivisionError, match="a bug"):
+        run()
+
+
+def test_running_out_of_memory_is_one_line(run: Run) -> None:
+    def exhaust(args: object) -> int:
+        raise MemoryError
+
+    with _called(report, "run", exhaust):
+        run().failed("out of memory")
+
+
+@contextlib.contextmanager
+def _called(owner: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner, name, function)
+        yield
+
+
+def test_version(run: Run) -> None:
+    assert run("--version").out == f"multisample {multisample.__version__}\n"
+
+
+# --- Files in -----------------------------------------------------------------------------------------------------
+
+
+def _write(path: str, data: bytes | str) -> None:
+    Path(path).write_bytes(data if isinstance(data, bytes) else data.encode())
+
+
+def _zip(path: str, **members: str) -> None:
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, text in members.items():
+            archive.writestr(name, text)
+
+
+def _csv(*columns: np.ndarray[Any, Any]) -> str:
+    return "".join(",".join(map(repr, row)) + "\n" for row in zip(*(c.tolist() for c in columns), strict=True))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", ">f4", "int32", "uint8"])
+def test_npy_of_every_dtype(draw_files: Run, dtype: str) -> None:
+    mu = (MU * 50).clip(0, 100).astype(dtype)
+    np.save("mu.npy", mu)
+    assert draw_files().code == 0
+    same("x.npy", expected(mu))
+    assert draw_files("--force", sigma=2).code == 0
+    same("x.npy", expected(mu, 2))
+
+
+def test_npy_columns_and_scalars(draw_files: Run) -> None:
+    np.save("column.npy", MU[:, None])
+    np.save("fortran.npy", np.asfortranarray(np.stack([MU, MU]))[:1].T)
+    np.save("scalar.npy", np.float32(2))
+    for mu in ("column.npy", "fortran.npy"):
+        assert draw_files("--force", "--memory", "4K", mu=mu).code == 0
+        same("x.npy", expected())
+    assert draw_files("--force", "--memory", "4K", sigma="scalar.npy").code == 0
+    same("x.npy", expected(MU, 2))
+
+
+def test_numbers(draw_files: Run) -> None:
+    assert draw_files(mu="-1.5").code == 0
+    same("x.npy", expected(-1.5, SIGMA))
+    assert draw_files("--force", sigma="1e-3").code == 0
+    same("x.npy", expected(MU, 1e-3))
+
+
+def test_npz(draw_files: Run) -> None:
+    np.savez("both.npz", sigma=SIGMA, mu=MU, other=MU[:3])
+    np.savez_compressed("one.npz", MU)
+    assert draw_files(mu="both.npz", sigma="both.npz").code == 0
+    same("x.npy", expected())
+    assert draw_files("--force", mu="one.npz").code == 0
+    same("x.npy", expected())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        _csv(MU),
+        _csv(MU).replace("\n", ",", D - 1),
+        "# some\n\n# comment\n" + _csv(MU),
+        "mu\n" + _csv(MU),
+        "sigma,mu\n" + _csv(SIGMA, MU),
+        ('"sigma", "mu"\n' + _csv(SIGMA, MU)).replace("\n", "\r\n"),
+        "\ufeffmu,1\n" + _csv(MU, SIGMA),
+        "\ufeff" + _csv(MU),
+        "# made by hand\n# mu,sigma\n" + _csv(MU, SIGMA),
+        '"' + _csv(MU).replace("\n", '"\n"', D - 1)[:-1] + '"',
+    ],
+)
+def test_csv(draw_files: Run, text: str) -> None:
+    _write("mu.csv", text)
+    assert draw_files(mu="mu.csv", sigma=1).code == 0
+    same("x.npy", expected(MU.tolist(), 1))
+    assert draw_files("--force", "--memory", "4K", "--dtype", "float64", mu="mu.csv").code == 0
+    same("x.npy", expected(MU.astype(float), SIGMA, dtype="float64"))
+
+
+def test_csv_of_both(draw_files: Run) -> None:
+    _write("both.CSV", "sigma,mu\n" + _csv(SIGMA, MU))
+    assert draw_files(mu="both.CSV", sigma="both.CSV").code == 0
+    same("x.npy", expected())
+
+
+NOT_A_VECTOR = "expected one column or one row of numbers, or a header line that names a column 'mu'"
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("a.npy", b"", "a.npy: not a whole .npy file"),
+        ("a.npy", b"hello", "a.npy: not a whole .npy file"),
+        ("a.npy", b"\x93NUMPY\x01\x00\x06\x00{'a'}\n", "a.npy: not a whole .npy file"),
+        ("a.npz", b"", "a.npz: not a .npz archive"),
+        ("a.npz", b"hello", "a.npz: not a .npz archive"),
+        ("a.csv", "", f"a.csv: {NOT_A_VECTOR}; got an empty file"),
+        ("a.csv", "# 1\n", f"a.csv: {NOT_A_VECTOR}; got an empty file"),
+        ("a.csv", "1,2\n3,4\n", f"a.csv: {NOT_A_VECTOR}; got 2 rows of 2 columns"),
+        ("a.csv", "x,y\n3,4\n", f"a.csv: {NOT_A_VECTOR}; got columns 'x', 'y'"),
+        ("a.csv", "1;2\n", f"a.csv: {NOT_A_VECTOR}; got columns '1;2'"),
+        ("a.csv", "1\n2,3\n", "a.csv: "),
+        ("a.csv", "1,,3\n", "a.csv: could not convert string ''"),
+        ("a.csv", "mu\n1\ntwo\n", "a.csv: could not convert string 'two'"),
+        ("a.csv", b"\xff\xfe", "a.csv: 'utf-8' codec"),
+        ("a.csv", "\0\n", "a.csv: "),
+        ("a.csv", "1;" * 100_000, "a.csv: field larger than field limit"),
+        ("a.csv", "1\n-inf\n", "mu is a.csv"),
+        ("a.txt", "1\n", "mu: expected a number or a .npy, .npz or .csv file, got 'a.txt'"),
+        ("a", "1\n", "mu: expected a number or a .npy, .npz or .csv file, got 'a'"),
+    ],
+)
+def test_bad_files(draw_files: Run, folder: Path, name: str, data: bytes | str, message: str) -> None:
+    _write(name, data)
+    draw_files(mu=name, sigma=1).failed(message)
+    assert files(folder) == {"mu.npy", "sigma.npy", name}
+
+
+def test_damaged_files(draw_files: Run) -> None:
+    whole = Path("mu.npy").read_bytes()
+    _write("short.npy", whole[:-4])
+    draw_files(mu="short.npy").failed("short.npy: not a whole .npy file")
+
+    np.savez("whole.npz", mu=MU)
+    archive = Path("whole.npz").read_bytes()
+    _write("short.npz", archive[: len(archive) // 2])
+    draw_files(mu="short.npz").failed("short.npz: not a .npz archive")
+    place = archive.index(MU.tobytes())
+    _write("flipped.npz", archive[:place] + b"\0\0\0\0" + archive[place + 4 :])
+    draw_files(mu="flipped.npz").failed("flipped.npz: Bad CRC-32")
+
+
+def test_bad_archives(draw_files: Run) -> None:
+    np.savez("none.npz")
+    draw_files(mu="none.npz").failed("none.npz: expected an array called 'mu', or a single one, got none")
+    np.savez("others.npz", a=MU, b=MU)
+    draw_files(mu="others.npz").failed("others.npz: expected an array called 'mu', or a single one, got 'a', 'b'")
+    _zip("text.npz", mu="hello")
+    draw_files(mu="text.npz").failed("text.npz: expected an array called 'mu'")
+
+
+def test_pickles_are_not_loaded(draw_files: Run) -> None:
+    objects = np.array([print], dtype=object)
+    np.save("objects.npy", objects)
+    np.savez("objects.npz", mu=objects)
+    draw_files(mu="objects.npy").failed("objects.npy: not a whole .npy file of numbers")
+    draw_files(mu="objects.npz").failed("objects.npz: Object arrays cannot be loaded")
+
+
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        (MU[None, :], f"got (1, {D})"),
+        (MU[:5], f"{D}"),
+        (MU.astype("U8"), "mu: expected elements of type"),
+        (MU > 0, "mu: expected elements of type"),
+        (MU.astype("complex64"), "mu: expected elements of type"),
+        (np.where(np.arange(D) == 3, np.nan, MU), "mu[3] = nan"),
+    ],
+)
+def test_bad_vectors_name_their_file(draw_files: Run, array: np.ndarray[Any, Any], message: str) -> None:
+    np.save("bad.npy", array)
+    failure = draw_files(mu="bad.npy")
+    failure.failed(message)
+    failure.failed("mu is bad.npy, sigma is sigma.npy")
+
+
+def test_negative_sigma(draw_files: Run) -> None:
+    draw_files(sigma="-1").failed("sigma: expected finite standard deviations of at least 0")
+
+
+def test_two_numbers(draw_files: Run) -> None:
+    draw_files(mu=0, sigma=1).failed("mu, sigma: expected at least one array")
+
+
+def test_a_folder_is_no_file(draw_files: Run) -> None:
+    for name in ("a.npy", "a.npz", "a.csv"):
+        Path(name).mkdir()
+        draw_files(mu=name).failed(f"{name}: Is a directory")
+
+
+# --- Options ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "same_as"),
+    [
+        (["--noise", "shared"], {"noise": "shared"}),
+        (["--dtype", "float16"], {"dtype": "float16"}),
+        (["--dtype", "float64"], {"dtype": "float64"}),
+        (["--dim-offset", 5], {"dim_offset": 5}),
+        (["--sample-offset", 3], {"sample_offset": 3}),
+        (["--fast-math"], {"fast_math": True}),
+        (["--backend", "cpu"], {"backend": "cpu"}),
+    ],
+)
+@pytest.mark.parametrize("memory", ["4K", "1G"])
+def test_options_are_those_of_sample(draw_files: Run, options: list[Any], same_as: dict[str, Any], memory: str) -> None:
+    assert draw_files(*options, "--memory", memory).code == 0
+    same("x.npy", expected(**same_as))
+
+
+def test_the_seed_that_was_drawn_is_printed(folder: Path, run: Run) -> None:
+    done = [run("sample", "mu.npy", "sigma.npy", "-n", N, "-o", f"{name}.npy") for name in "ab"]
+    seeds = [int(re.findall(r"seed (\d+)", outcome.out)[0]) for outcome in done]
+    assert seeds[0] != seeds[1]
+    for name, seed in zip("ab", seeds, strict=True):
+        same(f"{name}.npy", multisample.sample(MU, SIGMA, N, seed=seed))
+
+
+@pytest.mark.parametrize(
+    ("options", "message", "code"),
+    [
+        (["-n", "-1"], "n: expected 0 <= n", 1),
+        (["-n", 2**34 + 1], "n: expected 0 <= n", 1),
+        (["-n", "1.5"], "-n/--samples: invalid int value: '1.5'", 2),
+        (["--seed", "-1"], "seed: expected 0 <= seed < 2**64", 1),
+        (["--seed", 2**64], "seed: expected 0 <= seed < 2**64", 1),
+        (["--seed", "x"], "--seed: invalid int value", 2),
+        (["--backend", "gpu"], "there is none called 'gpu'; accepted are 'auto', '", 1),
+        (["--noise", "pink"], "--noise: invalid choice: 'pink'", 2),
+        (["--dtype", "bfloat16"], "a .npy file has no bfloat16", 2),
+        (["--dtype", "int32"], "--dtype: expected float16, float32, float64, got 'int32'", 2),
+        (["--dim-offset", "-1"], "dim_offset: expected 0 <= dim_offset", 1),
+        (["--dim-offset", 2**32 - 1], "dim_offset: expected dim_offset + d <= 2**32", 1),
+        (["--sample-offset", "-1"], "sample_offset: expected 0 <= sample_offset", 1),
+        (["--sample-offset", 2**34], "n: expected sample_offset + n <= 2**34", 1),
+        (["--memory", "0"], "--memory: expected bytes, at least 4K", 2),
+        (["--memory", "4095"], "--memory: expected bytes, at least 4K", 2),
+        (["--memory", "-5G"], "--memory: expected", 2),
+        (["--memory", "5X"], "--memory: expected bytes, at least 4K, such as 500M or 2G, got '5X'", 2),
+        (["--layout", "nd"], "unrecognized arguments: --layout nd", 2),
+        (["--forc"], "unrecognized arguments: --forc", 2),
+        (["-o", "x.txt"], "x.txt: expected an output file that ends in .npy", 1),
+        (["-o", "nowhere/x.npy"], "nowhere: there is no such folder", 1),
+        (["-o", "folder.npy"], "folder.npy: exists, and is not a file", 1),
+        (["-o", "folder.npy", "--force"], "folder.npy: exists, and is not a file", 1),
+        (["-o", "mu.npy"], "mu.npy: exists; --force overwrites it", 1),
+    ],
+)
+def test_bad_options(
+    draw_files: Run, folder: Path, monkeypatch: pytest.MonkeyPatch, options: list[Any], message: str, code: int
+) -> None:
+    monkeypatch.setattr(draw, "write_npy", lambda *args: pytest.fail("it began to write"))
+    Path("folder.npy").mkdir()
+    draw_files(*options).failed(message, code)
+    assert files(folder) == {"mu.npy", "sigma.npy", "folder.npy"}
+
+
+@pytest.mark.parametrize("argv", [["draw"], ["sample"], ["sample", "mu.npy"], ["report", "x"], ["--verbose"]])
+def test_bad_commands(run: Run, argv: list[str]) -> None:
+    run(*argv).failed("--help says more", code=2)
+
+
+def test_byte_counts() -> None:
+    assert draw._byte_count("4096") == 4096
+    assert draw._byte_count("5k") == 5 << 10
+    assert draw._byte_count("6M") == 6 << 20
+    assert draw._byte_count("7G") == 7 << 30
+
+
+def test_available_memory_is_that_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert 1 << 20 < draw.available_memory() < 1 << 50
+
+    def missing(*args: object) -> Any:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(Path, "open", missing)
+    monkeypatch.setattr(os, "sysconf", {"SC_AVPHYS_PAGES": 3, "SC_PAGE_SIZE": 4096}.__getitem__)
+    assert draw.available_memory() == 3 * 4096
+    monkeypatch.delattr(os, "sysconf")
+    assert draw.available_memory() == 1 << 30
+
+
+# --- Windows ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("d", "n", "memory"),
+    [
+        (40, 300, 4096),
+        (3, 3000, 4096),
+        (3, 1024, 4096),
+        (1, 1025, 4096),
+        (7, 5, 4096),
+        (0, 9, 4096),
+        (9, 0, 4096),
+        (3, 3000, 4101),
+    ],
+)
+@pytest.mark.parametrize("itemsize", [2, 4, 8])
+def test_windows_cover_the_matrix_once(d: int, n: int, memory: int, itemsize: int) -> None:
+    covered = np.zeros((d, n), int)
+    for rows, columns in draw.windows(d, n, itemsize, memory):
+        assert 0 < covered[rows, columns].size * itemsize <= memory
+        assert columns.start % 4 == 0
+        covered[rows, columns] += 1
+    assert (covered == 1).all()
+
+
+@pytest.mark.parametrize(("d", "n"), [(D, 300), (5, 3001)])  # Several rows to a window, several windows to a row.
+@pytest.mark.parametrize("options", [{}, {"noise": "shared"}, {"dim_offset": 3, "sample_offset": 5}])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_windows_make_one_matrix(draw_files: Run, d: int, n: int, options: dict[str, Any], dtype: str) -> None:
+    np.save("mu.npy", MU[:d])
+    np.save("sigma.npy", SIGMA[:d])
+    words = [str(word) for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)]
+    done = draw_files("--memory", "4K", "--dtype", dtype, *words, n=n)
+    assert done.code == 0
+    same("x.npy", expected(MU[:d], SIGMA[:d], n, dtype=dtype, **options))
+
+
+def test_windows_of_a_backend_that_allocates(draw_files: Run, elsewhere: Any) -> None:
+    for n in (N, 3001):
+        assert draw_files("--memory", "4K", "--backend", "elsewhere", "--force", n=n).code == 0
+        same("x.npy", expected(n=n))
+    assert elsewhere.launches > 2
+    assert not elsewhere.fast_math
+    np.save("mu.npy", MU.astype(">f4"))  # PyTorch has no swapped bytes.
+    assert draw_files("--fast-math", "--backend", "elsewhere", "--force").code == 0
+    same("x.npy", expected())
+    assert elsewhere.fast_math
+
+
+def test_windows_are_on_disk_before_the_next(draw_files: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    flushed = []
+    monkeypatch.setattr(np.memmap, "flush", lambda self: flushed.append(np.count_nonzero(self)))
+    assert draw_files("--memory", "16K").code == 0
+    assert flushed == [13 * N, 26 * N, 39 * N, 40 * N, 40 * N]
+
+
+@pytest.mark.parametrize(("d", "n"), [(0, 5), (5, 0), (0, 0)])
+def test_nothing_is_a_matrix_too(draw_files: Run, d: int, n: int) -> None:
+    np.save("mu.npy", MU[:d])
+    done = draw_files(sigma=1, n=n)
+    assert (done.code, done.err) == (0, "")
+    same("x.npy", np.zeros((d, n), np.float32))
+
+
+def test_progress_is_shown_for_windows_only(draw_files: Run) -> None:
+    assert draw_files().err == ""
+    windowed = draw_files("--memory", "4K", "--force")
+    # Not a terminal: a line now and then, so here only the last.
+    assert re.fullmatch(r"100%  46\.9 KiB of 46\.9 KiB  \S+ \S+/s  0 s left\n", windowed.err)
+
+
+def test_progress_in_a_terminal_is_one_line(folder: Path) -> None:
+    pty = pytest.importorskip("pty")
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "multisample", "sample", "mu.npy", "1", "-n", str(N), "-o", "x.npy"]
+    with subprocess.Popen([*command, "--memory", "4K"], stdout=subprocess.PIPE, stderr=theirs) as process:
+        os.close(theirs)
+        shown = b""
+        with contextlib.suppress(OSError):  # How Linux says that the other end is closed.
+            while part := os.read(ours, 4096):
+                shown += part
+    os.close(ours)
+    assert process.returncode == 0
+    assert shown.endswith(b"0 s left\r\n")
+    assert shown.count(b"\n") == 1
+    assert b"\r100%" in shown
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    stream = _Terminal()
+    with draw.Progress(8 << 20, stream) as progress:
+        for now in (2.0, 2.01, 4.0, 5.0):
+            clock[0] = now
+            progress.add(2 << 20)
+    lines = stream.getvalue().split("\r")
+    # The second came too soon after the first.
+    assert [line.rstrip(" ") for line in lines] == [
+        "",
+        " 25%  2.0 MiB of 8.0 MiB  1.0 MiB/s  6 s left",
+        " 75%  6.0 MiB of 8.0 MiB  1.5 MiB/s  1 s left",
+        "100%  8.0 MiB of 8.0 MiB  1.6 MiB/s  0 s left\n",
+    ]
+
+
+def test_progress_leaves_nothing_of_a_longer_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 1000.0, 1000.2])
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    stream = _Terminal()
+    with draw.Progress(1 << 20, stream) as progress:
+        progress.add(1 << 10)
+        progress.add(1023 << 10)
+    longer, shorter = stream.getvalue().rstrip("\n").split("\r")[1:]
+    assert len(shorter.rstrip()) < len(longer) <= len(shorter)
+
+
+def test_progress_ends_its_line_before_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 1.0])
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    stream = _Terminal()
+    with pytest.raises(ZeroDivisionError), draw.Progress(100, stream) as progress:
+        progress.add(1)
+        raise ZeroDivisionError
+    assert stream.getvalue().endswith("left\n")
+
+
+# --- Files out ----------------------------------------------------------------------------------------------------
+
+
+def test_force_overwrites(draw_files: Run) -> None:
+    _write("x.npy", "mine")
+    draw_files().failed("x.npy: exists; --force overwrites it")
+    assert Path("x.npy").read_text() == "mine"
+    assert draw_files("--force").code == 0
+    same("x.npy", expected())
+
+
+def test_an_input_can_be_overwritten(folder: Path, run: Run) -> None:
+    done = run("sample", "mu.npy", 1, "-n", N, "--seed", SEED, "-o", "mu.npy", "--force", "--memory", "4K")
+    assert done.code == 0
+    same("mu.npy", expected(MU, 1))
+
+
+def test_a_link_stays_a_link(draw_files: Run) -> None:
+    Path("elsewhere").mkdir()
+    Path("x.npy").symlink_to(Path("elsewhere", "y.npy"))
+    assert draw_files().code == 0
+    assert Path("x.npy").is_symlink()
+    same("elsewhere/y.npy", expected())
+
+
+def test_the_file_has_the_permissions_of_any_new_file(draw_files: Run) -> None:
+    assert draw_files().code == 0
+    Path("new").touch()
+    assert Path("x.npy").stat().st_mode == Path("new").stat().st_mode
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(signal.SIGINT), OSError(errno.EIO, "I/O error"), MemoryError()])
+def test_a_failure_half_way_keeps_what_was_there(
+    draw_files: Run, folder: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    _write("x.npy", "mine")
+    windows, seen = draw.windows, []
+
+    def broken(*args: Any) -> Iterator[tuple[slice, slice]]:
+        yield from [window for window, _ in zip(windows(*args), range(3), strict=False)]
+        seen.append(files(folder))
+        raise error
+
+    monkeypatch.setattr(draw, "windows", broken)
+    done = draw_files("--force", "--memory", "4K")
+    assert done.code == (130 if isinstance(error, KeyboardInterrupt) else 1)
+    assert done.err.count("\n") == 1
+    assert "Traceback" not in done.err
+    assert any(name.endswith(".part") for name in seen[0]), "it failed before it had begun"
+    assert files(folder) == {"mu.npy", "sigma.npy", "x.npy"}
+    assert Path("x.npy").read_text() == "mine"
+
+
+def test_a_full_disk_is_seen_before_anything_is_drawn(
+    draw_files: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(draw, "windows", lambda *args: pytest.fail("it began to draw"))
+    monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
+    draw_files().failed("x.npy: No space left on device (46.9 KiB to write)")
+    assert files(folder) == {"mu.npy", "sigma.npy"}
+
+
+def test_more_than_any_disk_holds(draw_files: Run, folder: Path) -> None:
+    np.save("mu.npy", np.zeros(2**20, np.float32))
+    draw_files(sigma=1, n=2**34).failed("x.npy: No space left on device: ")
+    assert files(folder) == {"mu.npy", "sigma.npy"}
+
+
+def test_file_systems_that_reserve_no_space(draw_files: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unsupported(*args: object) -> None:
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    monkeypatch.setattr(os, "posix_fallocate", unsupported, raising=False)
+    assert draw_files().code == 0
+    monkeypatch.delattr(os, "posix_fallocate")
+    assert draw_files("--force").code == 0
+    same("x.npy", expected())
+
+
+def test_the_whole_file_is_reserved(draw_files: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    reserved = []
+    monkeypatch.setattr(os, "posix_fallocate", lambda file, *place: reserved.append(place), raising=False)
+    assert draw_files().code == 0
+    assert reserved == [(0, Path("x.npy").stat().st_size)]
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_cannot_be_written_to(draw_files: Run) -> None:
+    Path("locked").mkdir(mode=0o500)
+    draw_files("-o", "locked/x.npy").failed("locked: cannot write to this folder")
+
+
+# --- The report ---------------------------------------------------------------------------------------------------
+
+
+class _Elsewhere:
+    """A stand-in for a GPU: results are PyTorch's, and only `to_numpy` brings them back."""
+
+    host_library = "torch"
+    device_kinds = ("cpu",)
+
+    def __init__(self, name: str, flip: bool = False) -> None:
+        self.name, self.flip, self.launches, self.fast_math = name, flip, 0, False
+
+    def status(self) -> BackendStatus:
+        return BackendStatus(True, (), "1.0", "a stand-in")
+
+    def adopt(self, array: Any) -> Any:
+        import torch
+
+        return array if isinstance(array, torch.Tensor) else torch.from_numpy(np.array(array))
+
+    def small_kernel(self, dtype: str) -> None:
+        return None
+
+    def launch(self, mu: Any, sigma: Any, out: Any, *rest: Any) -> None:
+        self.launches += 1
+        self.fast_math = rest[6]
+        CPU.launch(mu, sigma, out, *rest)
+        if self.flip:
+            out[3, 5:7].view(np.uint32)[:] ^= 1
+
+
+class _Unavailable(_Elsewhere):
+    reasons = ("package nothing is not installed: pip install nothing", "build failed:\nline 1\nline 2")
+
+    def status(self) -> BackendStatus:
+        return BackendStatus(False, self.reasons, "", "")
+
+
+@pytest.fixture
+def register(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Any], Any]]:
+    """Add a backend for this test only."""
+    from multisample import _dispatch
+
+    def register(backend: Any) -> Any:
+        known, find = registry.names(), registry.find
+        monkeypatch.setattr(registry, "names", lambda: (*known, backend.name))
+        monkeypatch.setattr(registry, "find", lambda name: backend if name == backend.name else find(name))
+        return backend
+
+    # What was chosen is remembered, and must be forgotten.
+    monkeypatch.setattr(_dispatch, "_chosen", {})
+    yield register
+
+
+@pytest.fixture
+def elsewhere(register: Callable[[Any], Any]) -> Any:
+    pytest.importorskip("torch")
+    return register(_Elsewhere("elsewhere"))
+
+
+def test_the_report_compares_backends(run: Run, elsewhere: Any) -> None:
+    done = run()
+    assert (done.code, done.err) == (0, "")
+    assert re.search(r"^elsewhere  yes +1\.0 +a stand-in$", done.out, re.M)
+    assert re.search(r"^elsewhere +\d+ us +[\d.]+$", done.out, re.M)
+    names = ", ".join(name for name, status in multisample.backends().items() if status.available)
+    assert done.out.endswith(f"\nsame bits: yes ({names})\n")
+    assert elsewhere.launches == 1 + report._REPEATS * report._CALLS
+
+
+def test_the_report_says_which_bits_differ(run: Run, register: Callable[[Any], Any]) -> None:
+    pytest.importorskip("torch")
+    register(_Elsewhere("flipped", flip=True))
+    done = run("report")
+    assert done.code == 1
+    first = next(iter(multisample.backends()))
+    assert done.out.endswith(f"\nsame bits: NO: flipped differs from {first} in 2 of 2560000 numbers\n")
+
+
+def test_the_report_gives_every_reason(run: Run, register: Callable[[Any], Any]) -> None:
+    register(_Unavailable("missing"))
+    done = run()
+    assert done.code == 0
+    assert (
+        "\nmissing  no\n    - package nothing is not installed: pip install nothing\n"
+        "    - build failed:\n      line 1\n      line 2\n"
+    ) in re.sub(" +\n", "\n", re.sub(r"(?m)^missing +no", "missing  no", done.out))
+    assert not re.search(r"^missing +\d+ us", done.out, re.M)
+
+
+def test_the_report_without_any_backend(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = _Unavailable("missing")
+    monkeypatch.setattr(registry, "names", lambda: ("missing",))
+    monkeypatch.setattr(registry, "find", lambda name: backend)
+    done = run()
+    assert done.code == 1
+    assert done.out.endswith("\nNo backend is available.\n")
+
+
+def test_a_backend_that_fails_is_reported_after_the_others(
+    run: Run, register: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: object) -> None:
+        raise multisample.BackendUnavailableError("no compiler")
+
+    backend = register(_Elsewhere("broken"))
+    monkeypatch.setattr(backend, "adopt", fail)
+    done = run()
+    assert done.code == 1
+    assert re.search(r"^cpu +\d+ us", done.out, re.M)
+    assert "\nbroken failed: no compiler\n" in done.out
+    assert "same bits: yes" in done.out
+
+
+def test_an_unavailable_backend_draws_nothing(draw_files: Run, folder: Path, register: Callable[[Any], Any]) -> None:
+    backend = register(_Unavailable("missing"))
+    backend.reasons = backend.reasons[:1]
+    draw_files("--backend", "missing").failed("pip install nothing")
+    assert files(folder) == {"mu.npy", "sigma.npy"}
+
+
+def test_arrays_of_other_libraries_come_to_the_host() -> None:
+    class Cupy:
+        def get(self) -> np.ndarray[Any, Any]:
+            return MU
+
+    class Numba:
+        def copy_to_host(self) -> np.ndarray[Any, Any]:
+            return MU
+
+    for array in (Cupy(), Numba(), MU):
+        assert arrays.to_numpy(array) is MU
+    torch = pytest.importorskip("torch")
+    assert arrays.to_numpy(torch.from_numpy(MU)).tobytes() == MU.tobytes()
+
+
+def test_sizes_for_people() -> None:
+    sizes = [0, 1023, 1024, 1 << 20, 3 << 29, 5 << 40, 1 << 54]
+    assert [arrays.size_text(size) for size in sizes] == [
+        "0 B", "1023 B", "1.0 KiB", "1.0 MiB", "1.5 GiB", "5.0 TiB", "16384.0 TiB",
+    ]  # fmt: skip

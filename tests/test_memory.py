@@ -1,0 +1,45 @@
+"""Noise never touches memory: a call needs its output, and a few megabytes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from Linux's /proc")
+
+_SLACK = 6 << 20
+
+_PROGRAM = """
+import sys
+import numpy as np
+import multisample
+
+dtype, noise, given = sys.argv[1:]
+
+def peak():  # Not getrusage, whose figure a program inherits from whoever started it.
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) << 10 for line in status if line.startswith("VmHWM:"))
+
+mu, sigma = np.zeros(1000, np.float32), np.ones(1000, np.float32)
+for n in (1, 200):  # Compiles, and starts the threads.
+    multisample.sample(mu, sigma, n, seed=1, dtype=dtype, noise=noise)
+out = np.ones((1000, 20000), dtype) if given == "out" else None
+before = peak()
+result = multisample.sample(mu, sigma, 20000, seed=2, dtype=dtype, noise=noise, out=out)
+print(peak() - before, 0 if out is not None else result.nbytes)
+"""
+
+
+@pytest.mark.parametrize("given", ["new", "out"])
+@pytest.mark.parametrize("noise", ["independent", "shared"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+def test_peak_memory_is_the_output_and_a_few_megabytes(dtype: str, noise: str, given: str) -> None:
+    command = [sys.executable, "-c", _PROGRAM, dtype, noise, given]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
+    grown, needed = map(int, printed.split())
+    assert grown <= needed + _SLACK
+    if needed:
+        assert grown > needed // 2  # Or else the measurement sees nothing.
