@@ -99,7 +99,8 @@ class Backend(Protocol):
 
         ``kernel(mu, sigma, out, seed, offset)``, for NumPy arrays of one dtype, float32 or float64, and a C-contiguous
         `out`, draws independent noise from the first row and column on. If a mean is not finite, or a standard
-        deviation not finite or negative, it writes nothing and returns False.
+        deviation not finite or negative, it writes nothing and returns False. A seed that does not fit 64 bits is an
+        OverflowError.
         """
         ...
 

@@ -62,12 +62,16 @@ def run_all(function: Callable[[_Task], None], tasks: Sequence[_Task], threads: 
     waiting = collections.deque(tasks)
 
     def work() -> None:
-        while True:
-            try:
-                task = waiting.popleft()
-            except IndexError:
-                return
-            function(task)
+        try:
+            while True:
+                try:
+                    task = waiting.popleft()
+                except IndexError:
+                    return
+                function(task)
+        except BaseException:
+            waiting.clear()
+            raise
 
     futures = []
     try:
@@ -78,7 +82,8 @@ def run_all(function: Callable[[_Task], None], tasks: Sequence[_Task], threads: 
     try:
         work()
     finally:
-        waiting.clear()
-        for future in futures:
-            if not future.cancel():
-                future.result()
+        # `exception` waits. A helper that never began is not waited for.
+        errors = [future.exception() for future in futures if not future.cancel()]
+    for error in errors:
+        if error is not None:
+            raise error

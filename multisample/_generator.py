@@ -146,6 +146,15 @@ class Generator:
             Children are counted over the life of this generator: spawning 2 and then 3 gives the same five as
             spawning 5.
 
+        Raises
+        ------
+        TypeError
+            If `n_children` is not an integer.
+        ValueError
+            If `n_children` is out of range.
+        OverflowError
+            After 2**64 - 1 children.
+
         Notes
         -----
         The seed of child c has as its low and high halves words 0 and 1 of Philox4x32-10 with counter

@@ -269,7 +269,7 @@ class _Numba(Library):
 class _Foreign(Library):
     """Objects known only by ``__dlpack__`` or ``__cuda_array_interface__``: results are of the backend's library."""
 
-    name = "other"
+    name = "foreign"
     foreign = True
 
     def device(self, name: str, array: Any) -> Device:

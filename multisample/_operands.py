@@ -106,12 +106,10 @@ def _promoted(dtypes: list[str]) -> str:
 
 def _raw_number(name: str, x: float, d: int, device: Device, dtype: str) -> RawVector:
     try:
-        number = float(x)
+        number = _in_computing_type(np.array(float(x)), dtype)
     except OverflowError:
         raise ValueError(f"{name}: expected a finite number, got {describe(x)}") from None
-    if device.kind != "cpu":
-        return number
-    return _in_computing_type(np.broadcast_to(np.float64(number), (d,)), dtype)
+    return np.broadcast_to(number, (d,)) if device.kind == "cpu" else float(number)
 
 
 def _raw_vector(operand: Operand, d: int, dtype: str) -> RawVector:

@@ -239,13 +239,16 @@ def _sample_small(mu: HostArray, sigma: HostArray, n: Any, backend: Any, seed: A
         elif type(generator) is not Generator:
             return None
         seed, offset = generator.take()
-    elif type(seed) is int and 0 <= seed < WORD_64 and generator is None:
+    elif type(seed) is int and generator is None:
         offset = 0
     else:
         return None
     result = empty((d, n), real)
-    if kernel(mu, sigma, result, seed, offset):
-        return result
+    try:
+        if kernel(mu, sigma, result, seed, offset):
+            return result
+    except OverflowError:  # A seed that is no 64-bit number.
+        return None
     if generator is not None:
         generator.put_back(offset)
     return None

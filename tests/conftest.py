@@ -1,0 +1,106 @@
+"""The backend list is a test parameter: every shared test runs once for each backend, and a backend that was asked for
+must not be passed over in silence.
+
+``MULTISAMPLE_TEST_BACKENDS=torch_ext,cupy pytest`` runs the shared tests on exactly those, and fails where one of them
+cannot run; without it they run on every backend that is available.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import hypothesis
+import numpy as np
+import pytest
+
+import multisample
+from multisample.backends import registry
+
+# Compiling takes seconds, so no deadline; and the examples are fixed, as every seed here is.
+hypothesis.settings.register_profile("multisample", deadline=None, derandomize=True, database=None)
+hypothesis.settings.load_profile("multisample")
+
+VARIABLE = "MULTISAMPLE_TEST_BACKENDS"
+
+Array = np.ndarray[Any, Any]
+
+
+def requested_backends() -> list[str]:
+    """Names to run shared tests on: those asked for, available or not; else all that are available."""
+    asked = os.environ.get(VARIABLE)
+    if asked is None:
+        return [name for name, status in multisample.backends().items() if status.available]
+    names = [name.strip() for name in asked.split(",") if name.strip()]
+    if not names:
+        raise pytest.UsageError(f"{VARIABLE} names no backend: {asked!r}")
+    return names
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "backend" in metafunc.fixturenames:
+        metafunc.parametrize("backend", requested_backends(), indirect=True, scope="session")
+
+
+@pytest.fixture(scope="session")
+def backend(request: pytest.FixtureRequest) -> str:
+    """The name of a backend, for ``sample(..., backend=backend)``; the test runs once for each."""
+    name: str = request.param
+    known = multisample.backends()
+    if name not in known:
+        pytest.fail(f"{VARIABLE} asks for {name!r}, there are only {', '.join(known)}", pytrace=False)
+    if not known[name].available:
+        pytest.fail(f"{VARIABLE} asks for {name!r}: {'; '.join(known[name].reasons)}", pytrace=False)
+    return name
+
+
+def _to_numpy(array: Any) -> Array:
+    if isinstance(array, np.ndarray):
+        return array
+    if type(array).__module__.partition(".")[0] == "torch":
+        host = array.detach().cpu()
+        if str(host.dtype) == "torch.bfloat16":
+            import torch
+
+            return np.asarray(host.view(torch.int16).numpy().view(np.uint16))
+        return np.asarray(host.numpy())
+    for method in ("get", "copy_to_host"):
+        if hasattr(array, method):
+            return np.asarray(getattr(array, method)())
+    return np.asarray(array)
+
+
+def _bits(array: Any) -> Array:
+    host = _to_numpy(array)
+    return host.view(f"u{host.dtype.itemsize}")
+
+
+@pytest.fixture(scope="session")
+def to_numpy() -> Callable[[Any], Array]:
+    """``to_numpy(array)``: any library's array in host memory; PyTorch's bfloat16 as the uint16 of its bits."""
+    return _to_numpy
+
+
+@pytest.fixture(scope="session")
+def bits() -> Callable[[Any], Array]:
+    """``bits(array)``: the bit patterns of any library's floating-point array, as unsigned integers."""
+    return _bits
+
+
+@pytest.fixture(scope="session")
+def place(backend: str) -> Callable[[Array], Any]:
+    """``place(array)``: a NumPy array in memory that `backend` can write; for the cpu backend the array itself."""
+    chosen = registry.find(backend)
+
+    def place(array: Array) -> Any:
+        if array.dtype.name != "bfloat16" or chosen.host_library == "numpy":
+            return chosen.adopt(array)
+        moved = chosen.adopt(array.view(np.int16))
+        if chosen.host_library == "torch":
+            import torch
+
+            return moved.view(torch.bfloat16)
+        return moved.view(array.dtype)
+
+    return place

@@ -1,0 +1,392 @@
+"""From words to normals: the compiled transform against known answers, the exact reference and real arithmetic.
+
+Bits are what the stream promises, so nearly everything here is compared bit for bit; the tolerances of the rest are
+derived where they stand. The float32 transform has so few inputs that all of them are looked at.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import mpmath
+import numpy as np
+import pytest
+from numba import njit
+
+from multisample.backends import intrinsics, narrow, normals, words
+from reference import float64_coefficients, stream
+
+Array = np.ndarray[Any, Any]
+
+DATA = Path(__file__).parent / "data"
+
+float_bits = intrinsics.float_bits
+block_f32, block_f64 = normals.block_f32, normals.block_f64
+radius_f32, half_turns_f32 = normals.radius_f32, normals.half_turns_f32
+radius_f64, half_turns_f64 = normals.radius_f64, normals.half_turns_f64
+stream_key, word = words.stream_key, words.word
+to_float16, to_bfloat16 = narrow.to_float16, narrow.to_bfloat16
+
+THREADS = 2
+
+# The contract's bounds on the float32 transform, against real arithmetic from the same u on.
+ABSOLUTE_ERROR_F32 = 5.6e-6
+ERROR_F32_BY_RADIUS = 1e-6
+LARGEST_F32 = np.float32(6.7638)
+
+# Relative to the radius, R / 2. float64_coefficients.py measures errors of 2.2e-16 in R, relative, and of 2.4e-16 in s.
+# The latter counts 4 |s| times in 2 fma(-s, s, 0.5), which is rounded by another 0.6e-16; the last product by 1.1e-16:
+# 13.5e-16 together. Of the second normal, 2 s c, the errors of s and c count at most 2 / sqrt(2) times each: less.
+ERROR_F64_BY_RADIUS = 1.4e-15
+
+
+@njit
+def radii_f32(a: Array) -> Array:
+    result = np.empty(len(a), np.float32)
+    for m in range(len(a)):
+        result[m] = radius_f32(np.uint32(a[m]))
+    return result
+
+
+@njit
+def transform_f32(a: Array, b: Array) -> Array:
+    """Shape (m,) of unsigned words gives (m, 2)."""
+    result = np.empty((len(a), 2), np.float32)
+    for m in range(len(a)):
+        r = radius_f32(np.uint32(a[m]))
+        c, s = half_turns_f32(np.int32(b[m]))
+        result[m, 0], result[m, 1] = r * c, r * s
+    return result
+
+
+@njit
+def transform_f64(a: Array, b: Array) -> Array:
+    """Shape (m,) of unsigned 64-bit words gives (m, 2)."""
+    result = np.empty((len(a), 2), np.float64)
+    for m in range(len(a)):
+        r = radius_f64(np.uint64(a[m]))
+        c, s = half_turns_f64(np.int64(b[m]))
+        result[m, 0], result[m, 1] = r * c, r * s
+    return result
+
+
+def _normals_at(block: Any, real: Any) -> Callable[..., Array]:
+    @njit
+    def normals_at(seeds: Array, offsets: Array, rows: Array, columns: Array) -> Array:
+        result = np.empty(len(seeds), real)
+        for m in range(len(seeds)):
+            k0, k1 = stream_key(seeds[m])
+            o0, o1 = word(offsets[m]), offsets[m] >> np.uint64(32)
+            z = block(columns[m] >> np.uint64(2), rows[m], o0, o1, k0, k1)
+            result[m] = z[columns[m] & np.uint64(3)]
+        return result
+
+    return normals_at  # type: ignore[no-any-return]
+
+
+normals_f32_at = _normals_at(block_f32, np.float32)
+normals_f64_at = _normals_at(block_f64, np.float64)
+
+
+def load(name: str, key: str) -> Any:
+    return json.loads((DATA / name).read_text())[key]
+
+
+def places(entries: list[dict[str, Any]]) -> list[Array]:
+    return [np.array([entry[name] for entry in entries], np.uint64) for name in ("seed", "offset", "i", "j")]
+
+
+def random_words(size: int, seed: int, width: int) -> Array:
+    return np.random.default_rng(seed).integers(2**width, size=size, dtype=np.uint64, endpoint=False)
+
+
+# --- The float32 transform ------------------------------------------------------------------------
+
+
+def uniform(a: Array) -> Array:
+    """``u`` of the contract, each binary32 rounding made by conversion from an exact binary64 number."""
+    # float32(a) 2^-32 + 2^-33 spans 34 binary digits at most.
+    u = (a.astype(np.float32).astype(np.float64) * 2.0**-32 + 2.0**-33).astype(np.float32)
+    return np.minimum(u.astype(np.float64), 1 - 2.0**-24)
+
+
+def real_transform_f32(a: Array, b: Array) -> tuple[Array, Array]:
+    """Radius (m,) and normals (m, 2) in binary64, which leaves a relative error below 1e-15."""
+    radius = np.sqrt(-2 * np.log(uniform(a)))
+    angle = np.pi * 2.0**-31 * b.astype(np.uint32).view(np.int32)
+    return radius, radius[:, None] * np.stack((np.cos(angle), np.sin(angle)), 1)
+
+
+def edge_words() -> Array:
+    """Words near which something changes: rounding, sign, quadrant, the exponent of u, the clamp."""
+    edges = {0, 2**32 - 1, 2**33 // 3, 2**33 // 6, 2**33 // 12, 3 * 2**30, 5 * 2**29, 7 * 2**29}
+    edges |= {2**k for k in range(32)} | {2**32 - 2**k for k in range(32)}
+    near = {(edge + step) % 2**32 for edge in edges for step in range(-3, 4)}
+    return np.array(sorted(near), np.uint32)
+
+
+def test_transform_f32_gives_the_known_answers_at_its_edges() -> None:
+    pairs = np.array([[int(text, 16) for text in pair] for pair in load("transform_f32.json", "pairs")], np.uint32)
+    assert pairs.shape == (416, 4)
+    got, expected = transform_f32(pairs[:, 0], pairs[:, 1]), pairs[:, 2:].copy().view(np.float32)
+    # An exact zero may carry either sign.
+    same = (got.view(np.uint32) == pairs[:, 2:]) | ((got == 0) & (expected == 0))
+    assert same.all(), pairs[~same.all(1)]
+
+
+@njit(nogil=True)
+def sums_of_bits(start: int, stop: int) -> tuple[Any, ...]:
+    """Over words in [start, stop): sums of the bits of R and of both half turns; the largest bits, signs cleared."""
+    radii = cosines = sines = np.uint64(0)
+    largest_radius = largest_turn = np.uint32(0)
+    # Integers throughout: LLVM vectorises that, and the largest bits are those of a nan if there is one.
+    for w in range(np.uint64(start), np.uint64(stop)):
+        cosine, sine = half_turns_f32(np.int32(w))
+        r = np.uint32(float_bits(radius_f32(np.uint32(w))))
+        c, s = np.uint32(float_bits(cosine)), np.uint32(float_bits(sine))
+        radii += np.uint64(r)
+        cosines += np.uint64(c)
+        sines += np.uint64(s)
+        largest_radius = max(largest_radius, r)
+        largest_turn = max(largest_turn, max(c & np.uint32(0x7FFFFFFF), s & np.uint32(0x7FFFFFFF)))
+    return radii, cosines, sines, largest_radius, largest_turn
+
+
+@pytest.fixture(scope="module")
+def all_words() -> list[tuple[int, ...]]:
+    """What `sums_of_bits` says of sixteen parts that together are all 2^32 words."""
+    step = 2**28
+    with ThreadPoolExecutor(THREADS) as pool:
+        starts = range(0, 2**32, step)
+        return list(pool.map(sums_of_bits, starts, (start + step for start in starts)))
+
+
+def test_all_words_there_are_give_the_known_sums(all_words: list[tuple[int, ...]]) -> None:
+    known = load("transform_f32.json", "sums_over_all_words")
+    for column, name in enumerate(("R", "fma_minus_s_s_half", "s_times_c")):
+        total = sum(int(part[column]) for part in all_words) % 2**64
+        assert total == int(known[name], 16), (name, hex(total))
+
+
+def test_no_word_gives_nan_or_a_normal_beyond_the_largest(all_words: list[tuple[int, ...]]) -> None:
+    largest = np.array([part[3:] for part in all_words], np.uint32).max(0).view(np.float32)
+    # Rounding is monotonic: no product of the two factors is larger than that of the largest. A nan compares with none.
+    assert largest[0] * largest[1] <= LARGEST_F32
+    zero = np.zeros(1, np.uint32)
+    assert transform_f32(zero, zero)[0, 0] == largest[0] * largest[1]
+
+
+def test_transform_f32_equals_the_exact_reference() -> None:
+    edges, draw = edge_words(), np.random.default_rng(1).choice
+    a = np.concatenate((draw(edges, 300), random_words(300, 2, 32).astype(np.uint32)))
+    b = np.concatenate((draw(edges, 300), random_words(300, 3, 32).astype(np.uint32)))
+    for pair, got in zip(zip(a.tolist(), b.tolist(), strict=True), transform_f32(a, b), strict=True):
+        expected = [stream.bits(value, "float32") for value in stream.transform_f32(*pair)]
+        assert got.view(np.uint32).tolist() == expected, pair
+
+
+def test_transform_f32_is_as_close_to_real_arithmetic_as_the_contract_says() -> None:
+    size = 1 << 22
+    edges, draw = edge_words(), np.random.default_rng(4).choice
+    for a, b in (
+        (random_words(size, 5, 32), random_words(size, 6, 32)),
+        (draw(edges, size), random_words(size, 7, 32)),
+        (random_words(size, 8, 32), draw(edges, size)),
+        # The 2^16 words of the largest radii, and those of the smallest.
+        (np.arange(2**16), random_words(2**16, 9, 32)),
+        (2**32 - 1 - np.arange(2**16), random_words(2**16, 10, 32)),
+    ):
+        a, b = a.astype(np.uint32), b.astype(np.uint32)
+        radius, real = real_transform_f32(a, b)
+        error = np.abs(transform_f32(a, b) - real).max(1)
+        assert error.max() < ABSOLUTE_ERROR_F32
+        assert (error / radius).max() < ERROR_F32_BY_RADIUS
+
+
+def test_radius_f32_falls_as_its_word_grows_but_for_the_roundings() -> None:
+    a = np.sort(np.concatenate((edge_words(), random_words(1 << 20, 11, 32).astype(np.uint32))))
+    # Each of two neighbours may be off by the contract's relative error.
+    radii = radii_f32(a).astype(np.float64)
+    assert (radii[1:] <= radii[:-1] * (1 + 2 * ERROR_F32_BY_RADIUS)).all()
+    assert radii.min() / 2 == pytest.approx(np.sqrt(-2 * np.log(1 - 2.0**-24)), rel=ERROR_F32_BY_RADIUS)
+
+
+# --- The float64 transform ------------------------------------------------------------------------
+
+
+def words_f64() -> Iterator[tuple[int, int]]:
+    """Some hundred unsigned pairs: random ones, and pairs of edges."""
+    some = random.Random(12).sample(list(float64_coefficients.measurement_words(600)), 500)
+    yield from ((a, b % 2**64) for a, b in some)
+
+
+@pytest.mark.parametrize(("width", "contract"), [(32, stream.F32), (64, stream.F64)])
+def test_coefficients_are_the_contract_s(width: int, contract: stream.Transform) -> None:
+    # The last bit of a high power's coefficient changes one float64 normal in thousands of millions: no words show it.
+    for name in ("L", "LE", "S", "C"):
+        assert getattr(normals, f"_{name}{width}") == getattr(contract, name), name
+
+
+def test_transform_f64_equals_the_exact_reference() -> None:
+    pairs = list(words_f64())
+    a, b = np.array(pairs, np.uint64).T
+    for pair, got in zip(pairs, transform_f64(a, b), strict=True):
+        expected = [stream.bits(value, "float64") for value in stream.transform_f64(*pair)]
+        assert got.view(np.uint64).tolist() == expected, pair
+
+
+@mpmath.workdps(40)
+def test_transform_f64_is_close_to_real_arithmetic() -> None:
+    pairs = list(words_f64())
+    a, b = np.array(pairs, np.uint64).T
+    for pair, got in zip(pairs, transform_f64(a, b).tolist(), strict=True):
+        bound = ERROR_F64_BY_RADIUS * stream.real_radius_f64(pair[0])
+        for value, real in zip(got, stream.real_transform_f64(*pair), strict=True):
+            assert abs(value - real) <= bound, pair
+
+
+def test_transform_f64_refines_the_float32_one() -> None:
+    size = 1 << 21
+    a, b = random_words(size, 13, 64), random_words(size, 14, 64)
+    # Both ends of the range of u too, where the float32 radius is coarse.
+    a[: size // 8] >>= np.random.default_rng(15).integers(8, 60, size // 8, dtype=np.uint64)
+    a[size // 8 : size // 4] |= np.uint64(2**64 - 2**40)
+    high_a, high_b = ((x >> np.uint64(32)).astype(np.uint32) for x in (a, b))
+    radius, _ = real_transform_f32(high_a, high_b)
+    u = np.minimum(a.astype(np.float64) * 2.0**-64 + 2.0**-65, 1 - 2.0**-53)
+    fine_radius = np.sqrt(-2 * np.log(u))
+    # Against real arithmetic from the same words on, float32 may be off by ERROR_F32_BY_RADIUS of its radius, float64
+    # by next to nothing (1e-14, with what this test's own u and radius are off). The low words move u, and the angle
+    # by less than pi 2^-31.
+    bound = (
+        ERROR_F32_BY_RADIUS * radius
+        + np.abs(fine_radius - radius)
+        + np.pi * 2.0**-31 * np.maximum(fine_radius, radius)
+        + 1e-14
+    )
+    error = np.abs(transform_f64(a, b) - transform_f32(high_a, high_b)).max(1)
+    assert (error <= bound).all()
+    # And u by little: by half a step of the words and two roundings, each of at most 2^-24 of u, and the clamp.
+    assert (np.abs(u - uniform(high_a)) <= 2.0**-33 + 2.0**-23 * u).all()
+
+
+# --- Blocks ---------------------------------------------------------------------------------------
+
+
+def test_normals_f32_are_the_known_ones() -> None:
+    entries = load("normals_f32.json", "normals")
+    assert len(entries) == 600
+    got = normals_f32_at(*places(entries)).view(np.uint32)
+    assert got.tolist() == [int(entry["bits"], 16) for entry in entries]
+
+
+@mpmath.workdps(40)
+def test_normals_f64_are_the_known_ones() -> None:
+    entries = load("normals_f64.json", "normals")
+    assert len(entries) == 300
+    for entry, got in zip(entries, normals_f64_at(*places(entries)).tolist(), strict=True):
+        radius = stream.real_radius_f64(int(entry["A"], 16))
+        assert abs(got - mpmath.mpf(entry["real"])) <= ERROR_F64_BY_RADIUS * radius, entry
+
+
+def test_normals_equal_the_reference_at_edges_of_the_counter() -> None:
+    draw = random.Random(16)
+    rows, columns = [0, 1, 2**32 - 1, 2**31], [0, 1, 2, 3, 4, 2**33 - 1, 2**33 + 6, 2**34 - 1]
+    full = [0, 1, 2**32 - 1, 2**32, 2**63, 2**64 - 1]
+    entries = [
+        {"seed": draw.choice(full), "offset": draw.choice(full), "i": draw.choice(rows), "j": draw.choice(columns)}
+        for _ in range(200)
+    ]
+    narrow_bits = normals_f32_at(*places(entries)).view(np.uint32).tolist()
+    wide_bits = normals_f64_at(*places(entries)).view(np.uint64).tolist()
+    for entry, got32, got64 in zip(entries, narrow_bits, wide_bits, strict=True):
+        assert got32 == stream.normal_f32(**entry), entry
+        assert got64 == stream.normal_f64(**entry), entry
+
+
+# --- Narrowing ------------------------------------------------------------------------------------
+
+
+def _narrowed_by(narrow_one: Any) -> Callable[[Array], Array]:
+    @njit
+    def narrowed(x: Array) -> Array:
+        result = np.empty(len(x), np.uint16)
+        for m in range(len(x)):
+            result[m] = narrow_one(x[m])
+        return result
+
+    return narrowed  # type: ignore[no-any-return]
+
+
+NARROW = {"float16": _narrowed_by(to_float16), "bfloat16": _narrowed_by(to_bfloat16)}
+DTYPES: dict[str, Any] = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+
+
+def assert_narrows(dtype: str, x: Array) -> None:
+    """Same bits as NumPy's cast, which is another implementation; a nan only has to stay one, of its sign."""
+    got = NARROW[dtype](x)
+    with np.errstate(all="ignore"):
+        cast = x.astype(DTYPES[dtype])
+    expected = cast.view(np.uint16)
+    nan = np.isnan(x)
+    wrong = np.flatnonzero((got != expected) & ~nan)
+    assert wrong.size == 0, [(hex(x.view(np.uint32)[k]), hex(got[k]), hex(expected[k])) for k in wrong[:5]]
+    assert np.isnan(got[nan].view(DTYPES[dtype]).astype(np.float32)).all()
+    assert np.array_equal(got[nan] >> 15, x.view(np.uint32)[nan] >> 31)
+
+
+def all_values(dtype: str) -> Array:
+    return np.arange(2**16).astype(np.uint16).view(DTYPES[dtype]).astype(np.float32)
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+def test_narrowing_keeps_every_number_that_is_narrow_already(dtype: str) -> None:
+    values = all_values(dtype)
+    assert_narrows(dtype, values)
+    number = ~np.isnan(values)
+    assert np.array_equal(NARROW[dtype](values)[number], np.arange(2**16)[number])
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+def test_narrowing_rounds_midpoints_to_even_and_their_neighbours_to_the_nearer_side(dtype: str) -> None:
+    values = np.sort(all_values(dtype))
+    values = np.unique(values[np.isfinite(values)].astype(np.float64))
+    # Beyond the largest number the next midpoint is where infinity begins.
+    last = 2 * values[-1] - values[-2]
+    values = np.concatenate(([-last], values, [last]))
+    middles = ((values[1:] + values[:-1]) / 2).astype(np.float32)
+    assert np.array_equal(middles, (values[1:] + values[:-1]) / 2)  # exact in float32
+    infinity = np.float32(np.inf)
+    for x in (middles, np.nextafter(middles, infinity), np.nextafter(middles, -infinity)):
+        assert_narrows(dtype, x)
+    top = NARROW[dtype](np.array([np.nextafter(middles[-1], np.float32(0)), middles[-1]]))
+    largest = 0x7BFF if dtype == "float16" else 0x7F7F
+    assert top.tolist() == [largest, largest + 1]
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+def test_narrowing_of_subnormals_overflow_and_what_is_not_finite(dtype: str) -> None:
+    tiny = np.concatenate((np.arange(2**18), 2**23 + np.arange(-(2**12), 2**12))).astype(np.uint32).view(np.float32)
+    # Where float16's subnormals begin and end, and where float16 overflows: 65504 to 65520.
+    edges = np.array([2.0**-26, 2.0**-25, 2.0**-24, 2.0**-15, 2.0**-14, 65504, 65519.99, 65520, 65536], np.float32)
+    around = (edges.view(np.uint32)[:, None] + np.arange(-(2**12), 2**12, dtype=np.int32).astype(np.uint32)).ravel()
+    special = np.array([0x7F800000, 0x7F800001, 0x7FBFFFFF, 0x7FC00000, 0x7FFFFFFF, 0x7F7FFFFF, 0], np.uint32)
+    x = np.concatenate((tiny, around.view(np.float32), special.view(np.float32)))
+    assert_narrows(dtype, x)
+    assert_narrows(dtype, (x.view(np.uint32) | np.uint32(0x80000000)).view(np.float32))
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+def test_narrowing_of_random_bit_patterns_and_normals(dtype: str) -> None:
+    patterns = random_words(1 << 22, 17, 32).astype(np.uint32)
+    assert_narrows(dtype, patterns.view(np.float32))
+    # Of random patterns few are in float16's range: exponents from 2^-27 to 2^17.
+    inside = (patterns & np.uint32(0x807FFFFF)) | (random_words(1 << 22, 18, 32) % 44 + 100 << 23).astype(np.uint32)
+    assert_narrows(dtype, inside.view(np.float32))
+    assert_narrows(dtype, np.random.default_rng(19).standard_normal(1 << 22, np.float32))

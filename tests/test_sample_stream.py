@@ -1,0 +1,562 @@
+"""`sample` must give the bits of the stream whatever the shape, the window, the strides, the threads or the machine.
+
+There are two witnesses. The exact reference is beyond doubt, and draws a few thousand numbers a second. `elementwise`
+is one loop over the compiled block functions, which test_normals.py holds against the reference; it knows nothing of
+tiles, windows or strides, and is quick enough for whole matrices.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numba import njit
+
+import multisample
+from multisample.backends import intrinsics, normals, words
+from reference import stream
+
+Array = np.ndarray[Any, Any]
+ToArray = Callable[[Any], Array]
+
+DATA = Path(__file__).parent / "data"
+
+DTYPES: dict[str, Any] = {
+    "float16": np.float16,
+    "bfloat16": ml_dtypes.bfloat16,
+    "float32": np.float32,
+    "float64": np.float64,
+}
+NOISES = ("independent", "shared")
+ROWS, COLUMNS = 2**32, 2**34
+
+block_f32, block_f64 = normals.block_f32, normals.block_f64
+fma = intrinsics.fma
+stream_key, word = words.stream_key, words.word
+
+
+# --- The quick witness ----------------------------------------------------------------------------
+
+
+def _elementwise(block: Any) -> Callable[..., None]:
+    @njit
+    def fill(out: Array, mu: Array, sigma: Array, key: int, call: int, i: int, j: int, shared: bool) -> None:
+        seed, offset = np.uint64(key), np.uint64(call)
+        k0, k1 = stream_key(seed)
+        for r in range(out.shape[0]):
+            row = np.uint64(0 if shared else i + r)
+            for c in range(out.shape[1]):
+                column = np.uint64(j + c)
+                z = block(column >> np.uint64(2), row, word(offset), offset >> np.uint64(32), k0, k1)
+                out[r, c] = fma(sigma[r], z[column & np.uint64(3)], mu[r])
+
+    return fill  # type: ignore[no-any-return]
+
+
+_fill = {np.float32: _elementwise(block_f32), np.float64: _elementwise(block_f64)}
+
+
+def elementwise(
+    mu: Any,
+    sigma: Any,
+    n: int,
+    dtype: str = "float32",
+    *,
+    seed: int = 0,
+    offset: int = 0,
+    noise: str = "independent",
+    dim_offset: int = 0,
+    sample_offset: int = 0,
+) -> Array:
+    """What `sample` must return, as bit patterns."""
+    real = np.float64 if dtype == "float64" else np.float32
+    out = np.empty((len(mu), n), real)
+    _fill[real](
+        out, np.asarray(mu, real), np.asarray(sigma, real), np.uint64(seed), np.uint64(offset),
+        dim_offset, sample_offset, noise == "shared",
+    )  # fmt: skip
+    with np.errstate(over="ignore"):
+        return out.astype(DTYPES[dtype]).view(f"u{DTYPES[dtype](0).itemsize}")
+
+
+def vectors(d: int, seed: int = 0) -> tuple[Array, Array]:
+    """Means and standard deviations of every size that float16 holds too, zeros among them."""
+    draw = np.random.default_rng(seed)
+    mu = draw.normal(size=d) * 10.0 ** draw.integers(-6, 4, d)
+    sigma = np.abs(draw.normal(size=d)) * 10.0 ** draw.integers(-6, 4, d)
+    mu[draw.random(d) < 0.1] = 0
+    sigma[draw.random(d) < 0.05] = 0
+    return mu, sigma
+
+
+# --- Known answers and the exact reference --------------------------------------------------------
+
+
+def test_samples_are_the_known_ones(backend: str, bits: ToArray) -> None:
+    entries = json.loads((DATA / "samples_f32.json").read_text())["samples"]
+    assert len(entries) == 7
+    for entry in entries:
+        got = multisample.sample(
+            [float.fromhex(text) for text in entry["mu"]],
+            [float.fromhex(text) for text in entry["sigma"]],
+            entry["n"],
+            backend=backend,
+            **{name: entry[name] for name in ("seed", "noise", "dim_offset", "sample_offset")},
+        )
+        expected = [[int(text, 16) for text in row] for row in entry["bits"]]
+        assert bits(got).tolist() == expected, {name: entry[name] for name in ("seed", "noise", "n")}
+
+
+@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("d", "n", "seed", "dim_offset", "sample_offset"),
+    [
+        (1, 1, 0, 0, 0),
+        (1, 5, 1, 0, 0),
+        (7, 1, 2**32, 1, 3),
+        (3, 13, 2**64 - 1, 12345, 678),
+        (5, 7, 2**63 + 11, ROWS - 5, COLUMNS - 7),
+        (2, 11, 4242, 2**31 - 1, 2**33 - 5),
+        (17, 3, 99, 2**16, 2**32 - 1),
+    ],
+)
+def test_samples_equal_the_exact_reference(
+    backend: str, bits: ToArray, d: int, n: int, seed: int, dim_offset: int, sample_offset: int, dtype: str, noise: str
+) -> None:
+    mu, sigma = vectors(d, seed)
+    window = {"seed": seed, "dim_offset": dim_offset, "sample_offset": sample_offset}
+    got = multisample.sample(mu, sigma, n, backend=backend, dtype=dtype, noise=noise, **window)
+    expected = stream.sample(mu.tolist(), sigma.tolist(), n, dtype, shared=noise == "shared", **window)
+    assert bits(got).tolist() == expected
+    # And so does the quick witness, on which the rest of this file relies.
+    assert elementwise(mu, sigma, n, dtype, noise=noise, **window).tolist() == expected
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_narrow_results_round_once_overflow_to_infinity_and_keep_subnormals(
+    backend: str, bits: ToArray, dtype: str
+) -> None:
+    # From below the subnormals of float16 to beyond the largest bfloat16.
+    mu = [0.0, 0.0, 1e-8, 3e-5, -1.0, 300.0, 65519.0, -7e4, 3.3e38, 0.0]
+    sigma = [1e-42, 1e-7, 1e-7, 1e-5, 2.0, 50.0, 1.0, 9e3, 1e37, 0.0]
+    got = multisample.sample(mu, sigma, 12, backend=backend, seed=5, dtype=dtype)
+    assert bits(got).tolist() == stream.sample(mu, sigma, 12, dtype, seed=5)
+
+
+def test_signs_of_zero_follow_from_the_fused_multiply_add(backend: str, bits: ToArray) -> None:
+    mu, sigma = [0.0, -0.0, -0.0, 0.0], [0.0, 0.0, -0.0, -0.0]
+    got = bits(multisample.sample(mu, sigma, 40, backend=backend, seed=8))
+    assert got.tolist() == stream.sample(mu, sigma, 40, seed=8)
+    assert set(got[1].tolist()) == {0, 0x80000000}
+
+
+@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("d", "n"), [(0, 0), (0, 1), (0, 700), (1, 0), (900, 0)])
+def test_no_dimensions_or_no_samples_give_an_empty_result(
+    backend: str, to_numpy: ToArray, d: int, n: int, dtype: str, noise: str
+) -> None:
+    for window in ({}, {"dim_offset": ROWS - d, "sample_offset": COLUMNS - n}):
+        got = multisample.sample(
+            np.zeros(d), np.ones(d), n, backend=backend, seed=1, dtype=dtype, noise=noise, **window
+        )
+        assert to_numpy(got).shape == (d, n)
+
+
+# --- Shapes ---------------------------------------------------------------------------------------
+
+# Short rows share a tile of 256 blocks, or just do not; rows from 512 columns on are drawn in place; more than a tile,
+# several threads; odd everything.
+SHAPES = [
+    (1, 1), (1, 2), (2, 3), (3, 4), (1, 15), (2, 16), (3, 17), (700, 1), (257, 3), (300, 4), (86, 11), (129, 30),
+    (2, 511), (3, 512), (2, 513), (5, 1019), (2, 1024), (1, 1025), (3, 2047), (1, 4099), (100, 1001), (70, 1030),
+    (4000, 33), (1, 70001), (65537, 2), (3, 50001),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_shape_gives_the_bits_of_its_elements(backend: str, bits: ToArray, dtype: str, noise: str) -> None:
+    for d, n in SHAPES:
+        mu, sigma = vectors(d, n)
+        for window in (
+            {"dim_offset": 0, "sample_offset": 0},
+            {"dim_offset": 3, "sample_offset": 1 + (d + n) % 3},
+            {"dim_offset": ROWS - d, "sample_offset": COLUMNS - n},
+        ):
+            got = multisample.sample(mu, sigma, n, backend=backend, seed=21, dtype=dtype, noise=noise, **window)
+            expected = elementwise(mu, sigma, n, dtype, seed=21, noise=noise, **window)
+            assert np.array_equal(bits(got), expected), (d, n, window)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_plain_small_call_gives_the_same_bits(backend: str, bits: ToArray, dtype: str) -> None:
+    # Arrays of one dtype, and nothing but a seed or a generator: such calls have a shortcut of their own.
+    for d, n in [(1, 1), (3, 5), (10, 1024), (16, 1024), (17, 1024), (2000, 8), (5, 513), (1, 3000)]:
+        mu, sigma = (x.astype(dtype) for x in vectors(d, n))
+        expected = elementwise(mu, sigma, n, dtype, seed=2**63 + 1)
+        assert np.array_equal(bits(multisample.sample(mu, sigma, n, backend=backend, seed=2**63 + 1)), expected), (d, n)
+        generator = multisample.Generator(2**63 + 1)
+        generator.state = {**generator.state, "offset": 2**40 + 3}
+        got = multisample.sample(mu, sigma, n, backend=backend, generator=generator)
+        assert np.array_equal(bits(got), elementwise(mu, sigma, n, dtype, seed=2**63 + 1, offset=2**40 + 3)), (d, n)
+
+
+# --- Prefixes and windows -------------------------------------------------------------------------
+
+seeds = st.integers(0, 2**64 - 1)
+dtypes = st.sampled_from(list(DTYPES))
+noises = st.sampled_from(NOISES)
+# Around where the number of columns changes how they are drawn, and anything else.
+lengths = st.one_of(st.integers(0, 40), st.integers(500, 530), st.integers(1010, 1040), st.integers(0, 3000))
+
+
+@st.composite
+def parts(draw: st.DrawFn, limit: int) -> tuple[int, int]:
+    """0 <= start <= stop <= limit."""
+    start = draw(st.integers(0, limit))
+    return start, draw(st.integers(start, limit))
+
+
+def starts(limit: int, length: int) -> st.SearchStrategy[int]:
+    """Where a window of that length may begin: at the origin, around powers of two, at the very end."""
+    last = limit - length
+    powers = st.integers(0, limit.bit_length()).map(lambda exponent: min(1 << exponent, last))
+    near = st.tuples(powers, st.integers(-5, 5)).map(lambda pair: min(max(sum(pair), 0), last))
+    return st.one_of(st.integers(0, 8), near, st.integers(0, last), st.just(last))
+
+
+@settings(max_examples=300)
+@given(seed=seeds, dtype=dtypes, noise=noises, d=st.integers(1, 9), n=lengths, data=st.data())
+def test_more_samples_begin_with_the_fewer(
+    backend: str, bits: ToArray, seed: int, dtype: str, noise: str, d: int, n: int, data: st.DataObject
+) -> None:
+    mu, sigma = vectors(d, n)
+    whole = bits(multisample.sample(mu, sigma, n, backend=backend, seed=seed, dtype=dtype, noise=noise))
+    m = data.draw(st.integers(0, n), "fewer")
+    fewer = multisample.sample(mu, sigma, m, backend=backend, seed=seed, dtype=dtype, noise=noise)
+    assert np.array_equal(bits(fewer), whole[:, :m])
+    k = data.draw(st.integers(0, d), "fewer dimensions")
+    fewer = multisample.sample(mu[:k], sigma[:k], n, backend=backend, seed=seed, dtype=dtype, noise=noise)
+    assert np.array_equal(bits(fewer), whole[:k])
+
+
+@settings(max_examples=300)
+@given(seed=seeds, dtype=dtypes, noise=noises, d=st.integers(1, 40), n=lengths, data=st.data())
+def test_a_window_equals_that_slice_of_the_whole(
+    backend: str, bits: ToArray, seed: int, dtype: str, noise: str, d: int, n: int, data: st.DataObject
+) -> None:
+    mu, sigma = vectors(d, n)
+    (a, b), (p, q) = data.draw(parts(d), "rows"), data.draw(parts(n), "columns")
+    whole = bits(multisample.sample(mu, sigma, n, backend=backend, seed=seed, dtype=dtype, noise=noise))
+    window = multisample.sample(
+        mu[a:b], sigma[a:b], q - p,
+        backend=backend, seed=seed, dtype=dtype, noise=noise, dim_offset=a, sample_offset=p,
+    )  # fmt: skip
+    assert np.array_equal(bits(window), whole[a:b, p:q])
+
+
+@settings(max_examples=300)
+@given(seed=seeds, dtype=dtypes, noise=noises, d=st.integers(1, 40), n=lengths, data=st.data())
+def test_a_window_of_a_window_equals_that_slice_of_it_however_far_out(
+    backend: str, bits: ToArray, seed: int, dtype: str, noise: str, d: int, n: int, data: st.DataObject
+) -> None:
+    mu, sigma = vectors(d, n)
+    i, j = data.draw(starts(ROWS, d), "first row"), data.draw(starts(COLUMNS, n), "first column")
+    (a, b), (p, q) = data.draw(parts(d), "rows"), data.draw(parts(n), "columns")
+    outer = multisample.sample(
+        mu, sigma, n, backend=backend, seed=seed, dtype=dtype, noise=noise, dim_offset=i, sample_offset=j
+    )
+    inner = multisample.sample(
+        mu[a:b], sigma[a:b], q - p,
+        backend=backend, seed=seed, dtype=dtype, noise=noise, dim_offset=i + a, sample_offset=j + p,
+    )  # fmt: skip
+    assert np.array_equal(bits(inner), bits(outer)[a:b, p:q])
+    expected = elementwise(mu, sigma, n, dtype, seed=seed, noise=noise, dim_offset=i, sample_offset=j)
+    assert np.array_equal(bits(outer), expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_shared_noise_is_row_0_of_independent_noise_whatever_the_row(backend: str, bits: ToArray, dtype: str) -> None:
+    first = bits(multisample.sample([0.0], [1.0], 700, backend=backend, seed=3, dtype=dtype))
+    for dim_offset in (0, 1, 12345, ROWS - 3):
+        got = multisample.sample(
+            [0.0] * 3, [1.0] * 3, 700, backend=backend, seed=3, dtype=dtype, noise="shared", dim_offset=dim_offset
+        )
+        assert np.array_equal(bits(got), np.repeat(first, 3, axis=0))
+
+
+def test_changing_dtype_refines_a_sample_and_never_changes_it(backend: str, to_numpy: ToArray) -> None:
+    d, n = 300, 4096
+    mu, sigma = np.zeros(d), np.ones(d)
+    drawn = {
+        dtype: to_numpy(multisample.sample(mu, sigma, n, backend=backend, seed=6, dtype=dtype)) for dtype in DTYPES
+    }
+    fine, single = drawn["float64"], drawn["float32"].astype(np.float64)
+    # Radius and u of each pair, from the float64 normals; the low words move u by less than half a step of the words,
+    # 2^-33, and the rounding of u to binary32 moves it by 2^-23 of itself (two roundings). The same in the logarithm:
+    radius = np.repeat(np.hypot(fine[:, 0::2], fine[:, 1::2]), 2, axis=1)
+    u = np.exp(-(radius**2) / 2)
+    change = 2.0**-33 / u + 2.0**-23
+    # |r^2 - r'^2| = 2 |ln u - ln u'|, so |r - r'| <= 2 change / r; to first order, so only where change is small. The
+    # angle moves by less than pi 2^-31, and float32 is off by 1e-6 of the radius.
+    bound = 2 * change / radius + (np.pi * 2.0**-31 + 1e-6) * radius
+    sure = change < 1e-2
+    assert sure.mean() > 0.9999
+    assert (np.abs(fine - single)[sure] <= 1.02 * bound[sure]).all()
+    assert np.median(np.abs(fine - single)) < 1e-6
+
+    for dtype in ("float16", "bfloat16"):
+        rounded = drawn["float32"].astype(DTYPES[dtype])
+        assert np.array_equal(drawn[dtype].view(np.uint16), rounded.view(np.uint16)), dtype
+
+
+# --- Strides --------------------------------------------------------------------------------------
+
+
+def unaligned(x: Array) -> Array:
+    """A copy of `x` at an odd address."""
+    memory = bytearray(x.nbytes + 1)
+    result: Array = np.frombuffer(memory, x.dtype, x.size, offset=1).reshape(x.shape)
+    result[...] = x
+    assert x.size == 0 or not result.flags.aligned
+    return result
+
+
+INPUT_LAYOUTS: dict[str, Callable[[Array], Array]] = {
+    "contiguous": lambda x: x,
+    "every third": lambda x: np.repeat(x, 3)[::3],
+    "reversed": lambda x: x[::-1].copy()[::-1],
+    "every second, reversed": lambda x: np.repeat(x[::-1], 2)[::-2],
+    "column (d, 1)": lambda x: x[:, None],
+    "column of a matrix": lambda x: np.stack((x * 0 - 1, x, x * 0 - 1), 1)[:, 1:2],
+    "column of a Fortran matrix": lambda x: np.asfortranarray(np.stack((x, x), 1))[:, :1],
+    "unaligned": unaligned,
+    "unaligned, reversed": lambda x: unaligned(x[::-1])[::-1],
+    "swapped bytes": lambda x: x.astype(x.dtype.newbyteorder()),
+    "read-only": lambda x: np.frombuffer(x.tobytes(), x.dtype),
+}
+
+
+@pytest.mark.parametrize("layout", INPUT_LAYOUTS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_inputs_of_any_strides_give_the_same_bits(backend: str, bits: ToArray, layout: str, dtype: str) -> None:
+    for d, n in [(5, 13), (3, 700), (300, 6)]:
+        mu, sigma = vectors(d, n)
+        expected = elementwise(mu, sigma, n, dtype, seed=9)
+        for real in (np.float32, np.float64):
+            if real is np.float32 and dtype == "float64":
+                continue  # Means that were rounded to float32 are other means.
+            m, s = mu.astype(real), sigma.astype(real)
+            for a, b in ((INPUT_LAYOUTS[layout](m), INPUT_LAYOUTS[layout](s)), (m, INPUT_LAYOUTS[layout](s))):
+                got = multisample.sample(a, b, n, backend=backend, seed=9, dtype=dtype)
+                assert np.array_equal(bits(got), expected), (d, n, real)
+                # Without a dtype or anything else, too: that may take the shortcut of small calls.
+                if real == DTYPES[dtype]:
+                    got = multisample.sample(a, b, n, backend=backend, seed=9)
+                    assert np.array_equal(bits(got), expected), (d, n, real)
+
+
+@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_numbers_and_zero_strides_count_for_every_dimension(
+    backend: str, bits: ToArray, dtype: str, noise: str
+) -> None:
+    for d, n in [(5, 13), (3, 700), (300, 6)]:
+        mu, sigma = vectors(d, n)
+        same = np.broadcast_to(np.float64(0.75), (d,))
+        assert same.strides == (0,)
+        options: dict[str, Any] = {"seed": 10, "noise": noise}
+        for a, b in ((mu, 0.75), (mu, same), (0.75, sigma), (same, sigma), (same, same), (same[:, None], 0.75)):
+            full = [np.full(d, x) if np.ndim(x) == 0 else np.ravel(x) for x in (a, b)]
+            got = multisample.sample(a, b, n, backend=backend, dtype=dtype, **options)
+            assert np.array_equal(bits(got), elementwise(*full, n, dtype, **options)), (d, n)
+
+
+def lists(values: Array) -> list[float]:
+    return list(values.tolist())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_lists_and_narrow_and_integer_inputs_are_rounded_to_the_computing_type(
+    backend: str, bits: ToArray, dtype: str
+) -> None:
+    mu, sigma = vectors(6, 1)
+    got = multisample.sample(lists(mu), lists(sigma), 20, backend=backend, seed=12, dtype=dtype)
+    assert np.array_equal(bits(got), elementwise(mu, sigma, 20, dtype, seed=12))
+    for kind in (np.float16, ml_dtypes.bfloat16, np.int8, np.uint16, np.int64):
+        with np.errstate(invalid="ignore"):
+            m, s = (np.clip(x, 0, 100).astype(kind) for x in (mu, sigma))
+        got = multisample.sample(m, s, 20, backend=backend, seed=12, dtype=dtype)
+        expected = elementwise(m.astype(np.float64), s.astype(np.float64), 20, dtype, seed=12)
+        assert np.array_equal(bits(got), expected), kind
+
+
+# Base array for a result of shape (d, n), and the view of it that is the result.
+OUT_LAYOUTS: dict[str, tuple[Callable[[int, int], tuple[int, ...]], Callable[[Any, int, int], Any]]] = {
+    "C": (lambda d, n: (d, n), lambda base, d, n: base),
+    "Fortran": (lambda d, n: (n, d), lambda base, d, n: base.T),
+    "every second column": (lambda d, n: (d, 2 * n), lambda base, d, n: base[:, ::2]),
+    "every third row": (lambda d, n: (3 * d, n), lambda base, d, n: base[1::3]),
+    "inside a larger array": (lambda d, n: (d + 5, n + 7), lambda base, d, n: base[2 : 2 + d, 3 : 3 + n]),
+    "inside a larger Fortran array": (
+        lambda d, n: (n + 7, d + 5),
+        lambda base, d, n: base.T[2 : 2 + d, 3 : 3 + n],
+    ),
+    "part of a stack": (lambda d, n: (d, 3, n), lambda base, d, n: base[:, 1]),
+    "reversed columns": (lambda d, n: (d, n), lambda base, d, n: base[:, ::-1]),
+    "reversed rows": (lambda d, n: (d, n), lambda base, d, n: base[::-1]),
+    "reversed, every second of both": (lambda d, n: (2 * d, 2 * n), lambda base, d, n: base[::-2, ::-2]),
+}
+
+
+@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize("layout", OUT_LAYOUTS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_out_of_any_strides_gets_the_same_bits_and_nothing_around_it_is_touched(
+    backend: str, place: Callable[[Array], Any], bits: ToArray, layout: str, dtype: str, noise: str
+) -> None:
+    shape, view = OUT_LAYOUTS[layout]
+    for d, n in [(0, 3), (1, 1), (5, 37), (3, 700), (400, 9), (2, 1500), (37, 3001)]:
+        mu, sigma = vectors(d, n)
+        poisoned = np.full(shape(d, n), 0x5A, np.uint8).astype(DTYPES[dtype])
+        options: dict[str, Any] = {"seed": 13, "noise": noise, "dim_offset": 2, "sample_offset": 3}
+        expected = bits(poisoned.copy())
+        view(expected, d, n)[...] = elementwise(mu, sigma, n, dtype, **options)
+
+        base = place(poisoned)
+        try:
+            out = view(base, d, n)
+        except ValueError:
+            pytest.skip("this backend's library has no such view")
+        got = multisample.sample(place(mu), place(sigma), n, backend=backend, dtype=dtype, out=out, **options)
+        assert got is out
+        assert np.array_equal(bits(base), expected), (d, n)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_unaligned_out_gets_the_same_bits(dtype: str, bits: ToArray) -> None:
+    for d, n in [(5, 37), (3, 700), (4, 4096), (30, 3001)]:
+        mu, sigma = vectors(d, n)
+        for noise in NOISES:
+            out = unaligned(np.zeros((d, n), DTYPES[dtype]))
+            multisample.sample(mu, sigma, n, backend="cpu", seed=14, dtype=dtype, noise=noise, out=out)
+            expected = elementwise(mu, sigma, n, dtype, seed=14, noise=noise)
+            assert np.array_equal(bits(out.copy()), expected), (d, n, noise)
+
+
+# --- Seeds and generators -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_seed_equals_the_first_call_of_a_fresh_generator(backend: str, bits: ToArray, dtype: str) -> None:
+    mu, sigma = vectors(4)
+    for seed in (0, 1, 2**32 - 1, 2**32, 2**63, 2**64 - 1):
+        by_seed = multisample.sample(mu, sigma, 30, backend=backend, dtype=dtype, seed=seed)
+        generator = multisample.Generator(seed)
+        by_generator = multisample.sample(mu, sigma, 30, backend=backend, dtype=dtype, generator=generator)
+        assert np.array_equal(bits(by_seed), bits(by_generator))
+        assert generator.offset == 1
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_calls_of_a_generator_are_the_offsets_of_the_stream(backend: str, bits: ToArray, dtype: str) -> None:
+    mu, sigma = vectors(2)
+    generator = multisample.Generator(2**40 + 77)
+    for offset in (0, 1, 2, 2**32 - 1, 2**32, 2**63, 2**64 - 2):
+        if generator.offset != offset:
+            generator.state = {**generator.state, "offset": offset}
+        got = multisample.sample(mu, sigma, 9, backend=backend, dtype=dtype, generator=generator)
+        expected = stream.sample(mu.tolist(), sigma.tolist(), 9, dtype, seed=2**40 + 77, offset=offset)
+        assert bits(got).tolist() == expected, offset
+        assert generator.offset == offset + 1
+
+
+# --- Threads and machines -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("d", "n"), [(700, 9000), (3, 300001), (200003, 5)])
+def test_any_number_of_threads_draws_the_same_matrix(
+    monkeypatch: pytest.MonkeyPatch, bits: ToArray, d: int, n: int, dtype: str, noise: str
+) -> None:
+    mu, sigma = vectors(d)
+
+    def draw(a: int, b: int, p: int, q: int) -> Array:
+        return bits(
+            multisample.sample(
+                mu[a:b], sigma[a:b], q - p,
+                backend="cpu", seed=15, dtype=dtype, noise=noise, dim_offset=a, sample_offset=1 + p,
+            )
+        )  # fmt: skip
+
+    monkeypatch.setenv("MULTISAMPLE_NUM_THREADS", "1")
+    alone = draw(0, d, 0, n)
+    for threads in ("2", "7", ""):
+        monkeypatch.setenv("MULTISAMPLE_NUM_THREADS", threads)
+        assert np.array_equal(draw(0, d, 0, n), alone), threads
+    a, b, p, q = d // 3, d // 3 + min(d, 7), n // 5, n - n // 7
+    assert np.array_equal(draw(a, min(b, d), p, q), alone[a : min(b, d), p:q])
+
+
+MACHINE_CASES = [(1, 1), (3, 5), (3, 300), (300, 7), (2, 2049), (1, 70001), (2, 513)]
+
+
+def machine_digests() -> dict[str, list[str]]:
+    """Digests of samples of several shapes; made here, and in a process that compiles for a plainer machine."""
+    import hashlib
+
+    result: dict[str, list[str]] = {}
+    for dtype in ("float32", "float64"):
+        result[dtype] = []
+        for d, n in MACHINE_CASES:
+            for noise in ("independent", "shared"):
+                mu, sigma = np.linspace(-3, 3, d), np.linspace(0.5, 2, d)
+                x = multisample.sample(mu, sigma, n, backend="cpu", seed=16, sample_offset=1, dtype=dtype, noise=noise)
+                result[dtype].append(hashlib.sha256(x.tobytes()).hexdigest())
+    return result
+
+
+PLAIN_MACHINE = """
+import json
+import sys
+sys.path.insert(0, sys.argv[1])
+import test_sample_stream
+print(json.dumps([test_sample_stream.machine_digests(), test_sample_stream.uses_x86_extensions()]))
+"""
+
+
+def uses_x86_extensions() -> bool:
+    """Whether Numba compiles for vectors of 256 bits or fused multiply-add here."""
+    elementwise([0.0], [1.0], 4)
+    code = "".join(_fill[np.float32].inspect_asm().values())  # type: ignore[attr-defined]
+    return "vfmadd" in code or "%ymm" in code
+
+
+def test_a_machine_without_vectors_and_fused_multiply_add_draws_the_same_bits(tmp_path: Path) -> None:
+    environment = {
+        **os.environ,
+        "NUMBA_CPU_NAME": "generic",
+        "NUMBA_CPU_FEATURES": "",
+        "NUMBA_CACHE_DIR": str(tmp_path),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", PLAIN_MACHINE, str(Path(__file__).parent)],
+        env=environment, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    digests, plain_uses_extensions = json.loads(done.stdout)
+    assert not plain_uses_extensions
+    assert digests == machine_digests()

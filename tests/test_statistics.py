@@ -1,0 +1,671 @@
+"""Are they normal, and independent? All backends give the same bits, so asking one of them is enough.
+
+Every statistic turns its data into one p-value: the probability that perfect normals look at least as bad. A test
+fails below `ALPHA`; seeds are fixed and nothing is retried, so a failure means a changed stream and not bad luck. To
+show that they are able to fail, all statistics are also given broken streams, and have to find them with a p-value
+below `CAUGHT`.
+
+Numbers of binary32 lie on a lattice, and counting draws in cells only makes sense if no edge lies on it: edges here are
+halfway between two neighbours on the lattice, where rounding to it divides the real line.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+import pytest
+from numba import njit
+from scipy import special, stats
+
+import multisample
+
+Array = np.ndarray[Any, Any]
+
+# The probability of a false alarm of each test, over the choice of its seed. Less than 100 tests: 1e-4 together.
+ALPHA = 1e-6
+# A broken stream must be beyond doubt.
+CAUGHT = 1e-12
+
+THREADS = 2
+
+
+# --- p-values -------------------------------------------------------------------------------------
+
+
+def worst(p_values: Any) -> float:
+    """One p-value for several, however they depend on each other: the smallest times their number (Bonferroni)."""
+    values = np.ravel(p_values)
+    return float(min(1.0, values.size * values.min()))
+
+
+def of_standard_normal(t: Any) -> Array:
+    """Two-sided."""
+    return np.asarray(special.erfc(np.abs(t) / math.sqrt(2)))
+
+
+def of_chi_square(statistic: float, degrees: int) -> float:
+    """Two-sided: what fits too well is as suspicious."""
+    return worst((stats.chi2.sf(statistic, degrees), stats.chi2.cdf(statistic, degrees)))
+
+
+def of_counts(counts: Array, probabilities: Array) -> float:
+    """Pearson's chi-square."""
+    assert probabilities.sum() == pytest.approx(1, abs=1e-9)
+    expected = counts.sum() * probabilities
+    # Its law is that of infinite counts. For finite ones its variance, 2 (cells - 1), is larger by the sum of
+    # 1 / expected, or less (Haldane 1937): by 1 % at 50 a cell, which makes 1.12e-6 of a p-value of 1e-6.
+    assert expected.min() >= 50
+    return of_chi_square(float(((counts - expected) ** 2 / expected).sum()), counts.size - 1)
+
+
+# --- Counting in cells ----------------------------------------------------------------------------
+
+# A class is a run of 2^12 neighbouring binary32 numbers, named by the upper 20 bits of their patterns: fine enough
+# (none holds more than 2e-4 of all draws) to make cells of any kind from them.
+SHIFT = 12
+CLASSES = 1 << (32 - SHIFT)
+# Of positive numbers below 16; of negative numbers the same above CLASSES / 2.
+SIDE = int(np.float32(16).view(np.uint32)) >> SHIFT
+
+
+def edges_between(numbers: Array) -> Array:
+    """Lower edges, on the real line, of cells that begin with each of `numbers`, the first of which is 0."""
+    below = np.nextafter(numbers, numbers.dtype.type(0))
+    edges: Array = (numbers.astype(np.float64) + below.astype(np.float64)) / 2
+    assert edges[0] == 0
+    assert (np.diff(edges) > 0).all()
+    return edges
+
+
+EDGES = edges_between((np.arange(SIDE, dtype=np.uint32) << SHIFT).view(np.float32))
+
+
+def merged(edges: Array, cells: int) -> tuple[Array, Array]:
+    """About `cells` cells, of about one probability, made of those on the positive side.
+
+    The new cell of each old one, and the probabilities of the new ones, which add up to 1/2.
+    """
+    beyond = special.ndtr(-edges)
+    probability = beyond - np.append(beyond[1:], 0)
+    index = np.minimum(2 * cells * beyond, cells - 1).astype(np.int64)
+    # Where a cell of `edges` is wider than one of these, numbers are left out.
+    _, index = np.unique(index, return_inverse=True)
+    return index, np.bincount(index, probability)
+
+
+class Survey(NamedTuple):
+    """All that a pass over draws too many to keep leaves of them."""
+
+    size: int
+    counts: Array
+    """By class."""
+    sums: Array
+    """Of the powers 1 to 6."""
+
+
+POWERS = 6
+
+
+@njit(nogil=True, fastmath={"reassoc"})
+def add_to_survey(z: Array, patterns: Array, counts: Array, sums: Array) -> None:
+    for k in range(patterns.size):
+        counts[patterns[k] >> np.uint32(SHIFT)] += 1
+    s1 = s2 = s3 = s4 = s5 = s6 = 0.0
+    for k in range(z.size):
+        x = np.float64(z[k])
+        y = x * x
+        s1 += x
+        s2 += y
+        s3 += x * y
+        s4 += y * y
+        s5 += x * y * y
+        s6 += y * y * y
+    for power, value in enumerate((s1, s2, s3, s4, s5, s6)):
+        sums[power] += value
+
+
+def surveyed(chunks: Iterable[Array]) -> Survey:
+    """A survey of float32 arrays."""
+    counts, sums, size = np.zeros((THREADS, CLASSES), np.int64), np.zeros((THREADS, POWERS)), 0
+    with ThreadPoolExecutor(THREADS) as pool:
+        for chunk in chunks:
+            assert chunk.dtype == np.float32
+            pieces = np.array_split(chunk.reshape(-1), THREADS)
+            list(pool.map(add_to_survey, pieces, [piece.view(np.uint32) for piece in pieces], counts, sums))
+            size += chunk.size
+    return Survey(size, counts.sum(0), sums.sum(0))
+
+
+def windows(size: int, seed: int, dtype: str = "float32", sample_offset: int = 0) -> Iterator[Array]:
+    """`size` draws from a matrix of many rows, 2^22 at a time, in memory that is used again."""
+    rows, columns = 64, 2**16
+    out = np.empty((rows, columns), dtype)
+    mu, sigma = np.zeros(rows, out.dtype), np.ones(rows, out.dtype)
+    for k in range(size // out.size):
+        down, right = k % 8, k // 8
+        yield multisample.sample(
+            mu, sigma, columns,
+            backend="cpu", seed=seed, dtype=dtype, out=out,
+            dim_offset=rows * down, sample_offset=sample_offset + columns * right,
+        )  # fmt: skip
+
+
+# --- One draw by itself ---------------------------------------------------------------------------
+
+
+def double_factorial(k: int) -> int:
+    return math.prod(range(k, 0, -2))
+
+
+def moments(survey: Survey) -> float:
+    """Means of z^k, k from 1 to 6, of which the law gives mean and variance: E z^2k = (2k - 1)!!."""
+    # The skewness of z^6 is 33, that of the mean of 2^24 of them 0.008: the central limit theorem is good to 15 % even
+    # of a p-value of 1e-6 (Edgeworth: 0.008 / 6 (t^3 - 3 t) at t = 4.9).
+    assert survey.size >= 2**24
+    t = []
+    for power, total in enumerate(survey.sums, 1):
+        mean = 0 if power % 2 else double_factorial(power - 1)
+        variance = double_factorial(2 * power - 1) - mean**2
+        t.append((total / survey.size - mean) / math.sqrt(variance / survey.size))
+    return worst(of_standard_normal(t))
+
+
+def cells(survey: Survey, cells_a_side: int = 1024) -> float:
+    """Chi-square over cells of about one probability."""
+    index, probability = merged(EDGES, cells_a_side)
+    sides = [survey.counts[start : start + SIDE] for start in (0, CLASSES // 2)]
+    assert sum(int(side.sum()) for side in sides) == survey.size
+    counts = np.concatenate([np.bincount(index, side) for side in sides])
+    return of_counts(counts, np.concatenate((probability, probability)))
+
+
+# The edge is just below these numbers, each the first of a class.
+TAILS = (4.0, 4.5, 5.0, 5.5, 6.0)
+
+
+def tails(survey: Survey) -> float:
+    """How many draws lie beyond 4, 4.5, 5, 5.5 and 6, on each side: binomial, exactly."""
+    p_values = []
+    for start in (0, CLASSES // 2):
+        side = survey.counts[start : start + SIDE]
+        for tail in TAILS:
+            k = int(np.float32(tail).view(np.uint32)) >> SHIFT
+            law = stats.binom(survey.size, special.ndtr(-EDGES[k]))
+            count = side[k:].sum()
+            p_values.append(min(1.0, 2 * min(law.cdf(count), law.sf(count - 1))))
+    return worst(p_values)
+
+
+def symmetry(survey: Survey) -> float:
+    """As many on one side as on the other, by class: given their sum, each is binomial with probability 1/2."""
+    positive, negative = (survey.counts[start : start + SIDE] for start in (0, CLASSES // 2))
+    known = positive + negative >= 100
+    t = (positive - negative)[known] / np.sqrt((positive + negative)[known])
+    return of_chi_square(float((t**2).sum()), int(known.sum()))
+
+
+SURVEY_STATISTICS: dict[str, Callable[[Survey], float]] = {
+    "moments": moments,
+    "cells": cells,
+    "tails": tails,
+    "symmetry": symmetry,
+}
+
+
+@pytest.fixture(scope="module")
+def survey() -> Survey:
+    """A thousand million draws: 300 beyond 5 on each side, and one beyond 6."""
+    return surveyed(windows(2**30, seed=101))
+
+
+@pytest.mark.parametrize("statistic", SURVEY_STATISTICS)
+def test_2_to_the_30_float32_draws_are_normal(survey: Survey, statistic: str) -> None:
+    assert SURVEY_STATISTICS[statistic](survey) > ALPHA
+
+
+@pytest.fixture(scope="module")
+def far_survey() -> Survey:
+    """The last columns there are."""
+    return surveyed(windows(2**26, seed=2**64 - 1, sample_offset=2**34 - 2**19))
+
+
+@pytest.mark.parametrize("statistic", SURVEY_STATISTICS)
+def test_draws_at_the_end_of_the_stream_are_normal(far_survey: Survey, statistic: str) -> None:
+    assert SURVEY_STATISTICS[statistic](far_survey) > ALPHA
+
+
+@pytest.fixture(scope="module")
+def survey_f64() -> Survey:
+    # Rounded to binary32 here, by NumPy, where the edges are made for that.
+    return surveyed(chunk.astype(np.float32) for chunk in windows(2**26, seed=102, dtype="float64"))
+
+
+@pytest.mark.parametrize("statistic", SURVEY_STATISTICS)
+def test_float64_draws_are_normal(survey_f64: Survey, statistic: str) -> None:
+    assert SURVEY_STATISTICS[statistic](survey_f64) > ALPHA
+
+
+def tripled(z: Array) -> Array:
+    """One draw in a thousand comes from a wider distribution."""
+    result = z.copy()
+    result.reshape(-1)[::1000] *= 3
+    return result
+
+
+def with_a_gap(z: Array) -> Array:
+    """What should lie between 1 and 1.001 does below."""
+    return np.where((z > 1) & (z < 1.001), z - np.float32(0.001), z)
+
+
+BROKEN: dict[str, tuple[Callable[[Array], Array], tuple[str, ...]]] = {
+    "mean of 0.001": (lambda z: z + np.float32(1e-3), ("moments",)),
+    "deviation of 1.001": (lambda z: z * np.float32(1.001), ("moments",)),
+    "one in a thousand tripled": (tripled, ("moments", "cells", "tails")),
+    "clipped at 3": (lambda z: np.clip(z, -3, 3), ("moments", "cells", "tails")),
+    "clipped at 4.25": (lambda z: np.clip(z, -4.25, 4.25), ("tails",)),
+    "coarse": (lambda z: np.round(z * 128) / np.float32(128), ("cells",)),
+    "a gap": (with_a_gap, ("cells", "symmetry")),
+    "one tail longer": (lambda z: np.where(z > 3, z * np.float32(1.05), z), ("moments", "tails", "symmetry")),
+    "too even": (lambda z: np.concatenate((z, -z)), ("symmetry",)),
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_draws_that_are_not_normal_are_found_out(broken: str) -> None:
+    breaking, finders = BROKEN[broken]
+    found = surveyed(breaking(chunk) for chunk in windows(2**26, seed=103))
+    for statistic in finders:
+        assert SURVEY_STATISTICS[statistic](found) < CAUGHT, statistic
+
+
+def kolmogorov_smirnov(z: Array) -> float:
+    """Largest distance between the distribution of the sorted `z` and the normal one; the law for many draws."""
+    steps = np.arange(z.size + 1) / z.size
+    normal = special.ndtr(z.astype(np.float64))
+    distance = max((steps[1:] - normal).max(), (normal - steps[:-1]).max())
+    return float(special.kolmogorov(distance * math.sqrt(z.size)))
+
+
+def anderson_darling(z: Array) -> float:
+    """The squared distance of sorted `z`, weighted for the tails.
+
+    Its limit law is that of the sum of chi-squares of one degree, weighted by 1 / (j (j + 1)), j = 1, 2, ... Far out
+    the first dominates (Zolotarev 1961): P(A^2 > x) tends to P(chi-square > 2 x) times the product over j >= 2 of
+    (1 - 2 / (j (j + 1)))^(-1/2), which is sqrt(3). At x = 3.878 this gives 0.93 % for the tabulated 1 %, and further
+    out it is closer; in the middle it exceeds 1, which says no more than that nothing is amiss.
+    """
+    weights = 2 * np.arange(1, z.size + 1) - 1.0
+    wide = z.astype(np.float64)
+    logarithms = special.log_ndtr(wide) + special.log_ndtr(-wide[::-1])
+    squared = -z.size - float((weights * logarithms).sum()) / z.size
+    return min(1.0, math.sqrt(3) * float(stats.chi2.sf(2 * squared, 1)))
+
+
+DISTANCES: dict[str, Callable[[Array], float]] = {
+    "Kolmogorov-Smirnov": kolmogorov_smirnov,
+    "Anderson-Darling": anderson_darling,
+}
+
+
+@pytest.fixture(scope="module", params=["float32", "float64", "float32 of one column", "float32 of one row"])
+def sorted_draws(request: pytest.FixtureRequest) -> Array:
+    """10^7 draws."""
+    dtype = request.param.split()[0]
+    d, n = {"float32 of one column": (10**7, 1), "float32 of one row": (1, 10**7)}.get(request.param, (1000, 10**4))
+    z: Array = multisample.sample(np.zeros(d), np.ones(d), n, backend="cpu", seed=104, dtype=dtype)
+    return np.sort(z, axis=None)
+
+
+@pytest.mark.parametrize("distance", DISTANCES)
+def test_10_to_the_7_draws_have_the_normal_distribution(sorted_draws: Array, distance: str) -> None:
+    assert DISTANCES[distance](sorted_draws) > ALPHA
+
+
+@pytest.mark.parametrize("distance", DISTANCES)
+@pytest.mark.parametrize(
+    "breaking",
+    [
+        lambda z: z + np.float32(0.01),
+        lambda z: z * np.float32(1.02),
+        lambda z: np.clip(z, -2, 2),
+        lambda z: np.where(z > 1, z + np.float32(0.05), z),
+    ],
+    ids=["mean of 0.01", "deviation of 1.02", "clipped at 2", "a gap"],
+)
+def test_a_distribution_that_is_not_normal_is_found_out(distance: str, breaking: Callable[[Array], Array]) -> None:
+    z = breaking(next(windows(2**22, seed=105))[:, : 2**14])
+    assert DISTANCES[distance](np.sort(z, axis=None)) < CAUGHT
+
+
+def low_bits(z: Array) -> float:
+    """Chi-square of 256 cells of the 26th to 33rd binary place: so far down the density changes no more."""
+    places = np.abs(z.astype(np.float64)) * 2.0**33
+    counts = np.bincount(places.astype(np.int64).reshape(-1) & 255, minlength=256)
+    return of_counts(counts, np.full(256, 1 / 256))
+
+
+def test_low_bits_of_float64_draws_are_uniform() -> None:
+    assert low_bits(next(windows(2**22, seed=106, dtype="float64"))) > ALPHA
+
+
+def test_float32_draws_have_no_such_low_bits() -> None:
+    assert low_bits(next(windows(2**22, seed=106))) < CAUGHT
+
+
+NARROW: dict[str, Any] = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+
+
+def narrow_cells(patterns: Array, dtype: str) -> float:
+    """Chi-square over the numbers of a 16-bit format, of which the rare ones are put together."""
+    numbers = np.arange(2**15, dtype=np.uint16).view(NARROW[dtype])
+    edges = edges_between(numbers[numbers.astype(np.float32) <= 16])
+    index, probability = merged(edges, 2**12)
+    counts = np.bincount(patterns.reshape(-1), minlength=2**16)
+    sides = [np.bincount(index, counts[start : start + edges.size]) for start in (0, 2**15)]
+    assert sum(side.sum() for side in sides) == patterns.size
+    return of_counts(np.concatenate(sides), np.concatenate((probability, probability)))
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+def test_narrow_draws_are_normals_rounded_to_nearest(dtype: str) -> None:
+    z = multisample.sample(np.zeros(2**10), np.ones(2**10), 2**14, backend="cpu", seed=107, dtype=dtype)
+    assert narrow_cells(z.view(np.uint16), dtype) > ALPHA
+    # A rounding error of at most 2^-9 of a draw has a mean square of 2^-18 / 3 = 1.3e-6 of its square, and adds 15
+    # times that to E z^6, relatively, and once that to E z^2: no more than 2 % of the deviations of means of 2^24.
+    assert moments(surveyed([z.astype(np.float32)])) > ALPHA
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+def test_narrow_draws_that_are_truncated_are_found_out(dtype: str) -> None:
+    z = drawn(64, 2**18, seed=108)
+    lost = 16 if dtype == "bfloat16" else 13
+    truncated = (z.view(np.uint32) >> lost << lost).view(np.float32).astype(NARROW[dtype])
+    assert narrow_cells(truncated.view(np.uint16), dtype) < CAUGHT
+
+
+# --- Two draws ------------------------------------------------------------------------------------
+
+
+def square_cells(a_side: int) -> tuple[Array, Array]:
+    """For each class the cell of a draw, and the probability of each cell."""
+    index, probability = merged(EDGES, a_side)
+    table = np.zeros(CLASSES, np.uint8)
+    table[:SIDE] = index
+    table[CLASSES // 2 : CLASSES // 2 + SIDE] = index + probability.size
+    return table, np.concatenate((probability, probability))
+
+
+@njit(nogil=True)
+def count_pairs(a: Array, b: Array, table: Array, counts: Array) -> None:
+    for r in range(a.shape[0]):
+        for c in range(a.shape[1]):
+            counts[table[a[r, c] >> np.uint32(SHIFT)], table[b[r, c] >> np.uint32(SHIFT)]] += 1
+
+
+def pairs(a: Array, b: Array) -> float:
+    """Chi-square over 32 times 32 cells of the plane in which ``(a, b)`` are points."""
+    table, probability = square_cells(16)
+    counts = np.zeros((probability.size, probability.size), np.int64)
+    count_pairs(a.view(np.uint32), b.view(np.uint32), table, counts)
+    return of_counts(counts.reshape(-1), np.outer(probability, probability).reshape(-1))
+
+
+def circles(a: Array, b: Array) -> float:
+    """Chi-square over 32 rings times 64 sectors, all of one probability: what the transform made the pair from."""
+    x, y = a.astype(np.float64), b.astype(np.float64)
+    # Edges are no numbers of any lattice here: squares are added up, and the angle's are multiples of pi / 32.
+    ring = np.minimum(np.exp(-(x * x + y * y) / 2) * 32, 31).astype(np.int64)
+    sector = np.minimum((np.arctan2(y, x) / (2 * np.pi) + 0.5) * 64, 63).astype(np.int64)
+    counts = np.bincount((ring * 64 + sector).reshape(-1), minlength=32 * 64)
+    return of_counts(counts, np.full(32 * 64, 1 / (32 * 64)))
+
+
+@pytest.fixture(scope="module")
+def matrix() -> Array:
+    z: Array = multisample.sample(np.zeros(256), np.ones(256), 2**17, backend="cpu", seed=109, dtype="float32")
+    return z
+
+
+# Columns j and j + lag: 0 and 1 come of one pair of words, 2 and 3 of the other, 4 begins the next block.
+NEIGHBOURS = [(0, 1), (1, 2), (2, 3), (3, 4), (0, 2), (1, 3), (0, 3), (0, 4), (1, 5), (1, 6)]
+
+
+@pytest.mark.parametrize(("j", "k"), NEIGHBOURS)
+def test_pairs_of_neighbouring_columns_fill_the_plane_as_normals_do(matrix: Array, j: int, k: int) -> None:
+    a, b = matrix[:, j::4], matrix[:, k::4]
+    assert pairs(a[:, : b.shape[1]], b) > ALPHA
+
+
+@pytest.mark.parametrize("lag", [1, 2, 16, 128])
+def test_pairs_of_rows_fill_the_plane_as_normals_do(matrix: Array, lag: int) -> None:
+    # Every row in one pair only.
+    a = matrix.reshape(-1, 2, lag, matrix.shape[1])
+    assert pairs(a[:, 0].reshape(128, -1), a[:, 1].reshape(128, -1)) > ALPHA
+
+
+@pytest.mark.parametrize("first", [0, 2])
+def test_radius_and_angle_of_pairs_are_uniform_and_independent(matrix: Array, first: int) -> None:
+    assert circles(matrix[:, first::4], matrix[:, first + 1 :: 4]) > ALPHA
+
+
+@pytest.mark.parametrize("statistic", [pairs, circles])
+@pytest.mark.parametrize(
+    "breaking",
+    [
+        lambda a, b: b + np.float32(0.02) * a,
+        lambda a, b: b * np.where(np.abs(a) < np.float32(0.6745), np.float32(0.97), np.float32(1.03)),
+        lambda a, b: np.where(a.view(np.uint32) % 64 == 0, np.abs(b), b),
+        lambda a, b: np.where((a > 0) & (a < 0.01), a, b),
+    ],
+    ids=["correlated", "of dependent sizes", "of dependent signs", "sometimes equal"],
+)
+def test_pairs_that_depend_on_each_other_are_found_out(
+    matrix: Array, statistic: Callable[[Array, Array], float], breaking: Callable[[Array, Array], Array]
+) -> None:
+    a, b = matrix[:, 0::4], matrix[:, 1::4]
+    assert statistic(a, breaking(a, b)) < CAUGHT
+
+
+# --- Many streams ---------------------------------------------------------------------------------
+
+# Each of them a function of the draws with mean 0 and variance 1.
+SEEN_AS: dict[str, Callable[[Array], Array]] = {
+    "values": lambda z: z,
+    "magnitudes": lambda z: (np.abs(z) - math.sqrt(2 / math.pi)) / math.sqrt(1 - 2 / math.pi),
+    "squares": lambda z: (z * z - 1) / math.sqrt(2),
+}
+
+
+def correlation(z: Array, seen_as: str) -> float:
+    """Correlations of all rows with each other: the largest of them, and the sum of their squares.
+
+    The sum of n products with mean 0 and variance 1, over sqrt(n), is normal but for the skewness of the products,
+    which is 8 for squares: n = 2^17 leaves 0.02, that is 40 % of a p-value of 1e-6 at most.
+    """
+    x = SEEN_AS[seen_as](z.astype(np.float64))
+    above = np.triu_indices(len(x), 1)
+    t = (x @ x.T)[above] / math.sqrt(x.shape[1])
+    return worst((worst(of_standard_normal(t)), of_chi_square(float((t**2).sum()), t.size)))
+
+
+LENGTH = 2**17
+STREAMS = 64
+
+
+def drawn(d: int, n: int, **options: Any) -> Array:
+    zeros, ones = np.zeros(d, np.float32), np.ones(d, np.float32)
+    z: Array = multisample.sample(zeros, ones, n, backend="cpu", **options)
+    return z
+
+
+def powers_up_to(limit: int) -> list[int]:
+    """0 and all powers of two below `limit`: places of which the counters differ in one or two bits."""
+    return [0, *(1 << exponent for exponent in range(limit.bit_length() - 1))]
+
+
+def at_offsets(offsets: Iterable[int]) -> Array:
+    generator = multisample.Generator(115)
+    rows = []
+    for offset in offsets:
+        generator.state = {**generator.state, "offset": offset}
+        rows.append(drawn(1, LENGTH, generator=generator))
+    return np.concatenate(rows)
+
+
+def of_family() -> Array:
+    parent = multisample.Generator(119)
+    return np.concatenate([drawn(1, LENGTH, generator=each) for each in (parent, *parent.spawn(STREAMS - 1))])
+
+
+STREAM_SETS: dict[str, Callable[[], Array]] = {
+    "consecutive rows": lambda: drawn(STREAMS, LENGTH, seed=110),
+    "distant rows": lambda: np.concatenate([drawn(1, LENGTH, seed=111, dim_offset=i) for i in powers_up_to(2**32)]),
+    "consecutive columns": lambda: drawn(LENGTH, STREAMS, seed=112).T,
+    "distant columns": lambda: (
+        np.concatenate([drawn(LENGTH, 1, seed=113, sample_offset=j) for j in powers_up_to(2**34)], axis=1).T
+    ),
+    "distant stretches of a row": lambda: np.concatenate(
+        [drawn(1, LENGTH, seed=114, sample_offset=j) for j in powers_up_to(2**34) if not 0 < j < LENGTH]
+    ),
+    "consecutive offsets": lambda: at_offsets(range(STREAMS)),
+    "distant offsets": lambda: at_offsets(powers_up_to(2**64)),
+    "consecutive seeds": lambda: np.concatenate([drawn(1, LENGTH, seed=seed) for seed in range(STREAMS)]),
+    "distant seeds": lambda: np.concatenate([drawn(1, LENGTH, seed=seed) for seed in powers_up_to(2**64)]),
+    "a generator and its children": of_family,
+}
+
+
+@pytest.fixture(scope="module", params=STREAM_SETS)
+def streams(request: pytest.FixtureRequest) -> Array:
+    return STREAM_SETS[request.param]()
+
+
+@pytest.mark.parametrize("seen_as", SEEN_AS)
+def test_streams_that_should_be_independent_are_not_correlated(streams: Array, seen_as: str) -> None:
+    assert len(streams) > 15
+    assert correlation(streams, seen_as) > ALPHA
+
+
+def with_one_pair(z: Array) -> Array:
+    z[7] = 0.03 * z[3] + math.sqrt(1 - 0.03**2) * z[7]
+    return z
+
+
+def with_something_in_common(z: Array) -> Array:
+    return z + np.float32(0.05) * drawn(1, LENGTH, seed=1)
+
+
+def with_a_repetition(z: Array) -> Array:
+    z[9] = -z[40]
+    return z
+
+
+def with_sizes_in_common(z: Array) -> Array:
+    z[5] *= np.where(np.abs(z[2]) < 0.6745, 0.95, 1.05)
+    return z
+
+
+@pytest.mark.parametrize(
+    ("breaking", "seen_as"),
+    [
+        (with_one_pair, "values"),
+        (with_something_in_common, "values"),
+        (with_a_repetition, "values"),
+        (with_a_repetition, "magnitudes"),
+        (with_a_repetition, "squares"),
+        (with_sizes_in_common, "magnitudes"),
+        (with_sizes_in_common, "squares"),
+    ],
+)
+def test_correlated_streams_are_found_out(breaking: Callable[[Array], Array], seen_as: str) -> None:
+    assert correlation(breaking(drawn(STREAMS, LENGTH, seed=120)), seen_as) < CAUGHT
+
+
+def autocorrelation(z: Array, seen_as: str) -> float:
+    """The largest correlation of a row with itself, moved round by any number of columns."""
+    x = SEEN_AS[seen_as](z.astype(np.float64))
+    products = np.fft.irfft(np.abs(np.fft.rfft(x)) ** 2)
+    return worst(of_standard_normal(products[1 : x.size // 2] / math.sqrt(x.size)))
+
+
+@pytest.mark.parametrize("seen_as", SEEN_AS)
+def test_a_row_is_not_correlated_with_itself_at_any_lag(seen_as: str) -> None:
+    assert autocorrelation(drawn(1, 2**21, seed=121)[0], seen_as) > ALPHA
+
+
+def test_a_row_that_echoes_is_found_out() -> None:
+    z = drawn(1, 2**21, seed=121)[0]
+    assert autocorrelation(z + np.float32(0.01) * np.roll(z, 12345), "values") < CAUGHT
+
+
+# --- Through mu and sigma -------------------------------------------------------------------------
+
+
+def of_each_dimension(x: Array, mu: Array, sigma: Array) -> float:
+    """Means and variances of the rows: the former normal, the latter chi-square, summed over dimensions."""
+    d, n = x.shape
+    standard = (x.astype(np.float64) - mu[:, None]) / sigma[:, None]
+    means = standard.mean(1) * math.sqrt(n)
+    squares = ((standard - standard.mean(1, keepdims=True)) ** 2).sum(1)
+    return worst(
+        (
+            worst(of_standard_normal(means)),
+            of_chi_square(float((means**2).sum()), d),
+            of_chi_square(float(squares.sum()), d * (n - 1)),
+            worst([of_chi_square(square, n - 1) for square in squares]),
+        )
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_every_dimension_has_its_own_mean_and_deviation(dtype: str) -> None:
+    draw = np.random.default_rng(122)
+    mu, sigma = draw.normal(size=2000).astype(dtype), draw.uniform(0.5, 3, 2000).astype(dtype)
+    x = multisample.sample(mu, sigma, 5000, backend="cpu", seed=123)
+    assert of_each_dimension(x, mu, sigma) > ALPHA
+    assert of_each_dimension(x, mu, np.roll(sigma, 1)) < CAUGHT
+    assert of_each_dimension(x, mu, sigma * 1.002) < CAUGHT
+    assert of_each_dimension(x, np.where(np.arange(2000) == 7, mu + 0.2 * sigma, mu), sigma) < CAUGHT
+
+
+def test_shared_noise_is_one_row_of_noise_for_every_dimension() -> None:
+    d, n = 500, 2000
+    row = drawn(1, n, seed=124)
+    assert np.array_equal(drawn(d, n, seed=124, noise="shared"), np.repeat(row, d, axis=0))
+
+    draw = np.random.default_rng(125)
+    mu, sigma = draw.normal(size=d), draw.uniform(0.5, 3, d)
+    x = multisample.sample(mu, sigma, n, backend="cpu", seed=124, noise="shared", dtype="float64")
+    z = multisample.sample([0.0], [1.0], n, backend="cpu", seed=124, dtype="float64")
+    # The fma rounds by 2^-53 of x at most, subtraction and division each by that of their results; 1e-9 more for second
+    # order.
+    error = np.abs((x - mu[:, None]) / sigma[:, None] - z)
+    assert (error <= 2.0**-53 * (np.abs(x) / sigma[:, None] + 2 * np.abs(z) + 1e-9)).all()
+
+
+def test_shared_noise_has_rank_one_and_independent_noise_full_rank() -> None:
+    d, n = 64, 4096
+    sigma = np.exp2(np.arange(d) % 8 - 4).astype(np.float32)  # Powers of two: sigma z is exact.
+    shared, independent = (
+        multisample.sample(np.zeros(d, np.float32), sigma, n, backend="cpu", seed=126, noise=noise)
+        for noise in ("shared", "independent")
+    )
+    assert np.linalg.matrix_rank(shared.astype(np.float64)) == 1
+    assert np.array_equal(shared / sigma[:, None], np.repeat(shared[:1] / sigma[0], d, axis=0))
+    # Singular values of independent noise lie between sqrt(n) -+ sqrt(d), give or take 6 (Davidson and Szarek 2001:
+    # beyond, with probability 2 exp(-18) = 3e-8).
+    values = np.linalg.svd((independent / sigma[:, None]).astype(np.float64), compute_uv=False)
+    assert math.sqrt(n) - math.sqrt(d) - 6 < values.min()
+    assert values.max() < math.sqrt(n) + math.sqrt(d) + 6
+
+
+def test_shared_noise_is_as_normal_as_independent_noise() -> None:
+    # One row of noise, so one draw for each column, seen through the last dimension.
+    n = 10**7
+    z = multisample.sample([0.0, 0.0], [0.0, 1.0], n, backend="cpu", seed=127, noise="shared")[1]
+    assert worst([distance(np.sort(z)) for distance in DISTANCES.values()]) > ALPHA
