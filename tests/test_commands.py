@@ -22,12 +22,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from multisample.backends import registry
-from multisample.backends.contract import BackendStatus
-from multisample.backends.cpu import BACKEND as CPU
 
 import multisample
 from multisample.__main__ import main
+from multisample.backends import registry
+from multisample.backends.contract import BackendStatus
+from multisample.backends.cpu import BACKEND as CPU
 from multisample.commands import arrays, draw, report
 
 D, N, SEED = 40, 300, 7

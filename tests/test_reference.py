@@ -17,6 +17,7 @@ from typing import Any
 import mpmath
 import numpy as np
 import pytest
+
 from reference import float64_coefficients, stream
 
 DATA = Path(__file__).parent / "data"
@@ -177,9 +178,7 @@ def test_float64_literals_are_the_derived_ones() -> None:
 
 @mpmath.workdps(40)
 def test_transform_f64_against_real_arithmetic_and_the_deriving_script() -> None:
-    literal = float64_coefficients.Coefficients(
-        stream.F64.L, stream.F64.LE, stream.F64.S, stream.F64.C
-    )
+    literal = float64_coefficients.Coefficients(stream.F64.L, stream.F64.LE, stream.F64.S, stream.F64.C)
     for a, b in float64_coefficients.measurement_words(600):
         got = stream.transform_f64(a, b)
         radius = stream.real_radius_f64(a)

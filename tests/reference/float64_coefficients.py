@@ -175,9 +175,7 @@ def _fit_rounded(problem: Problem, terms: int, fixed: Sequence[float] = ()) -> t
             chosen.append(fixed[power])
         else:
             chosen.append(float(_remez(Problem(points, target, weight), power, terms - 1)[0]))
-        target = [
-            t - mpmath.mpf(chosen[power]) * x**power for x, t in zip(points, target, strict=True)
-        ]
+        target = [t - mpmath.mpf(chosen[power]) * x**power for x, t in zip(points, target, strict=True)]
     return tuple(reversed(chosen))
 
 
@@ -338,10 +336,7 @@ def truncation_errors(coefficients: Coefficients) -> dict[str, float]:
     for name, (points, target, weight) in problems.items():
         exact = [mpmath.mpf(value) for value in getattr(coefficients, name)]
         result[name] = float(
-            max(
-                w * abs(t - mpmath.polyval(exact, x))
-                for x, t, w in zip(points, target, weight, strict=True)
-            )
+            max(w * abs(t - mpmath.polyval(exact, x)) for x, t, w in zip(points, target, weight, strict=True))
         )
     return result
 

@@ -1,0 +1,562 @@
+"""Refusing a bad call is half of an interface: who made the mistake should learn from one line what to change.
+
+So each message must name the argument, what came and what would be accepted, whichever way a call takes through
+`sample`; and a call that was refused must leave no trace, or a corrected one would draw other numbers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+import multisample
+from multisample import Generator, UnknownBackendError, sample
+
+D = 3
+SMALL_N = 4
+# Normals enough to leave the shortcut for small calls, and for the cpu backend to use several threads.
+BIG_N = 30_000
+SENTINEL = 123.0
+
+Call = dict[str, Any]
+as_strided = np.lib.stride_tricks.as_strided
+
+
+class Base(NamedTuple):
+    """A way to pass vectors, and with it a way through `sample`."""
+
+    vector: Callable[[list[Any]], Any]
+    matrix: Callable[[int], Any]
+    n: int = SMALL_N
+
+
+BASES = {
+    "small float32": Base(lambda x: np.array(x, np.float32), lambda n: np.full((D, n), SENTINEL, np.float32)),
+    "small float64": Base(lambda x: np.array(x, np.float64), lambda n: np.full((D, n), SENTINEL)),
+    "big": Base(lambda x: np.array(x, np.float32), lambda n: np.full((D, n), SENTINEL, np.float32), BIG_N),
+    "lists": Base(list, lambda n: np.full((D, n), SENTINEL, np.float32)),
+    "torch": Base(lambda x: torch.tensor(x, dtype=torch.float32), lambda n: torch.full((D, n), SENTINEL)),
+}
+ALL = tuple(BASES)
+NUMPY = ("small float32", "small float64", "big")
+HOST = (*NUMPY, "lists")
+
+
+class Bad(NamedTuple):
+    """A mistake, and the error that it deserves: its type, and what its message must name."""
+
+    id: str
+    change: Callable[[Base], Call]
+    error: type[Exception]
+    argument: str
+    came: str
+    accepted: str
+    bases: tuple[str, ...] = ALL
+
+
+def constant(**call: Any) -> Callable[[Base], Call]:
+    return lambda base: call
+
+
+def with_value(name: str, value: Any) -> Callable[[Base], Call]:
+    """Two bad values, so that the first has to be found."""
+    good = 1.0
+    return lambda base: {name: base.vector([good, value, value])}
+
+
+class NoArray:
+    def __repr__(self) -> str:
+        return "<a NoArray>"
+
+
+def integers(name: str, limit: str) -> Iterator[Bad]:
+    for value in (1.5, "3", None, 3.0, [3], np.float32(3), np.array([3, 4]), 1j, torch.tensor(1.5)):
+        if name == "seed" and value is None:
+            continue
+        came = re.escape(type(value).__name__)
+        yield Bad(f"{name}={value!r}", constant(**{name: value}), TypeError, name, came, "integer")
+    for flag in (True, False, np.True_):
+        yield Bad(f"{name}={flag!r}", constant(**{name: flag}), TypeError, name, f"bool.*{flag}", "integer")
+    for value in (-1, np.int64(-1), -(2**70), 10**400):
+        came = re.escape(str(value)[:20])
+        yield Bad(f"{name}={str(value)[:9]}", constant(**{name: value}), ValueError, name, came, limit)
+
+
+SEED_RANGE, N_RANGE = r"0 <= seed < 2\*\*64", r"2\*\*34"
+PLAIN = [
+    *integers("n", N_RANGE),
+    Bad("n past the last column", constant(n=2**34 + 1), ValueError, "n", str(2**34 + 1), N_RANGE),
+    Bad(
+        "n past the last column of a window", constant(n=2**34, sample_offset=1), ValueError,
+        "n", r"1 \+ 17179869184", r"sample_offset \+ n <= 2\*\*34",
+    ),
+    *integers("seed", SEED_RANGE),
+    Bad("seed=2**64", constant(seed=2**64), ValueError, "seed", str(2**64), SEED_RANGE),
+    Bad("seed=-3 of NumPy", constant(seed=np.int8(-3)), ValueError, "seed", "-3", SEED_RANGE),
+    *(
+        Bad(f"seed and {type(g).__module__} generator", constant(seed=1, generator=g), TypeError,
+            "seed, generator", "both", "one of the two")
+        for g in (Generator(1), torch.Generator())
+    ),
+    *(
+        Bad(f"generator={type(g).__module__}.{type(g).__name__}", constant(generator=g), TypeError,
+            "generator", re.escape(type(g).__name__), r"multisample\.Generator.*torch\.Generator")
+        for g in (np.random.default_rng(1), np.random.RandomState(1), 7, "7", object(), Generator, np.zeros(2))
+    ),
+    Bad("torch.Generator without torch", constant(generator=torch.Generator()), TypeError,
+        "generator", r"torch\.Generator", r"multisample\.Generator with numpy", HOST),
+    *(
+        Bad(f"dtype={dtype!r}", constant(dtype=dtype), TypeError,
+            "dtype", re.escape(repr(dtype)), "float16, bfloat16, float32, float64")
+        for dtype in (
+            "int32", "float31", "", "complex64", object, np.int32, bool, complex, np.longdouble, torch.int32,
+            torch.complex64, ml_dtypes.float8_e4m3fn, 3, 32.0, [], {},
+        )
+    ),
+    *integers("dim_offset", r"2\*\*32"),
+    Bad("dim_offset past the last row", constant(dim_offset=2**32 - D + 1), ValueError,
+        "dim_offset", rf"4294967294 \+ {D}", r"dim_offset \+ d <= 2\*\*32"),
+    Bad("dim_offset=2**70", constant(dim_offset=2**70), ValueError, "dim_offset", str(2**70), r"2\*\*32"),
+    *integers("sample_offset", r"2\*\*34"),
+    Bad("sample_offset=2**34 + 1", constant(sample_offset=2**34 + 1), ValueError,
+        "sample_offset", str(2**34 + 1), r"2\*\*34"),
+    *(
+        Bad(f"noise={value!r}", constant(noise=value), ValueError, "noise", re.escape(repr(value)),
+            "'independent' or 'shared'")
+        for value in ("Shared", "", None, 3, True, ["shared"], np.zeros(2))
+    ),
+    *(
+        Bad(f"layout={value!r}", constant(layout=value), ValueError, "layout", re.escape(repr(value)),
+            "'dn' in this version")
+        for value in ("nd", "DN", None, 0, np.zeros(2))
+    ),
+    Bad("antithetic=True", constant(antithetic=True), ValueError, "antithetic", "True", "False in this version"),
+    *(
+        Bad(f"{name}={value!r}", constant(**{name: value}), TypeError, name, re.escape(repr(value)), "True or False")
+        for name in ("fast_math", "validate", "antithetic")
+        for value in (0, 1, None, "yes", 1.0, np.zeros(2))
+    ),
+    *(
+        Bad(f"backend={value!r}", constant(backend=value), UnknownBackendError, "backend", re.escape(repr(value)),
+            "'auto', .*'cpu'")
+        for value in ("cuda", "CPU", "", "auto ")
+    ),
+    *(
+        Bad(f"backend={value!r}", constant(backend=value), TypeError, "backend", re.escape(repr(value)[:30]), "name")
+        for value in (None, 3, ["cpu"], np.zeros(2), NoArray())
+    ),
+]  # fmt: skip
+
+ELEMENTS = "float16, bfloat16, float32, float64 or an integer type"
+VECTORS = [
+    bad
+    for name in ("mu", "sigma")
+    for bad in (
+        *(
+            Bad(f"{name}={value!r}", constant(**{name: value}), TypeError, name, re.escape(repr(value)), "array")
+            for value in (None, "abc", "1", b"ab", {}, {1: 2}, {1.0}, NoArray(), range(3), 1j, True, False)
+        ),
+        Bad(f"{name} the class of an array", constant(**{name: np.ndarray}), TypeError, name, "ndarray", "array"),
+        *(
+            Bad(f"{name} ragged: {value}", constant(**{name: value}), TypeError, name, re.escape(str(value)),
+                "number|array", HOST)
+            for value in ([[1, 2], [3]], [[0.0], 1.0, 2.0])
+        ),
+        *(
+            Bad(f"{name} a list of {kind}", constant(**{name: value}), TypeError, name, kind, ELEMENTS, HOST)
+            for kind, value in {
+                "bool": [True, False, True], "complex": [1j, 2, 3], "str": ["1", "2", "3"], "object": [1.0, None, 3.0],
+            }.items()
+        ),
+        *(
+            Bad(f"{name} of {dtype}", constant(**{name: np.zeros(D, dtype)}), TypeError, name, came, ELEMENTS, HOST)
+            for dtype, came in {
+                "bool": "bool", "complex64": "complex64", "complex128": "complex128", "object": "object",
+                "U3": "str", "S3": "bytes", "M8[s]": "datetime64", "m8[s]": "timedelta64", "f4,i4": "void",
+            }.items()
+        ),
+        *(
+            Bad(f"{name} of {dtype}", constant(**{name: torch.zeros(D, dtype=dtype)}), TypeError, name,
+                str(dtype).removeprefix("torch."), ELEMENTS, ("torch",))
+            for dtype in (torch.bool, torch.complex64, torch.complex128, torch.float8_e4m3fn)
+        ),
+        *(
+            Bad(f"{name} of shape {shape}", lambda base, name=name, shape=shape: {
+                    name: base.vector(np.ones(shape).tolist())
+                }, ValueError, name, re.escape(str(shape)), r"\(d,\) or \(d, 1\)")
+            for shape in ((D, 2), (1, D), (D, D), (D, 1, 1), (1, 1, D), (D, 0))
+        ),
+        *(
+            Bad(f"{name} of {length}", lambda base, name=name, length=length: {
+                    name: base.vector([1.0] * length)
+                }, ValueError, "sigma", str(length), "as many elements as mu")
+            for length in (0, 1, D + 1)
+        ),
+        Bad(f"{name} NaN", with_value(name, float("nan")), ValueError, name, rf"{name}\[1\] = nan", "finite"),
+        Bad(f"{name} infinite", with_value(name, float("inf")), ValueError, name, rf"{name}\[1\] = inf", "finite"),
+        Bad(f"{name} -infinite", with_value(name, -float("inf")), ValueError, name, rf"{name}\[1\] = -inf", "finite"),
+        Bad(f"{name} all NaN, one number", constant(**{name: float("nan")}), ValueError, name, "nan", "finite"),
+        Bad(f"{name} infinite, one number", constant(**{name: float("inf")}), ValueError, name, "inf", "finite"),
+        Bad(f"{name}=10**400", constant(**{name: 10**400}), ValueError, name, "10{9}|inf", "finite"),
+        Bad(f"{name}=-10**400", constant(**{name: -(10**400)}), ValueError, name, "-10{9}|-inf", "finite"),
+        Bad(f"{name}=1e39 as float32", constant(**{name: 1e39}, dtype="float32"), ValueError, name, "inf|1e.?39",
+            "finite"),
+        Bad(f"{name} of float64 past float32",
+            constant(**{name: np.array([1.0, 1e39, 1e39])}, dtype="float32"), ValueError, name,
+            rf"{name}\[1\] = (inf|1e.?39)", "finite", HOST),
+        Bad(f"{name} of float64 past float32, torch",
+            constant(**{name: torch.tensor([1.0, 1e39, 1e39], dtype=torch.float64)}, dtype="float16"), ValueError,
+            name, rf"{name}\[1\] = (inf|1e.?39)", "finite", ("torch",)),
+        Bad(f"{name} of PyTorch, the other of NumPy", constant(**{name: torch.ones(D)}), TypeError,
+            "mu, sigma", f"{name} of torch", "one library", HOST),
+        Bad(f"{name} of NumPy, the other of PyTorch", constant(**{name: np.ones(D, np.float32)}), TypeError,
+            "mu, sigma", f"{name} of numpy", "one library", ("torch",)),
+        Bad(f"{name} a list, the other of PyTorch", constant(**{name: [1.0] * D}), TypeError,
+            "mu, sigma", f"{name} of numpy", "one library", ("torch",)),
+        Bad(f"{name} sparse", lambda base, name=name: {
+                name: torch.ones(D).to_sparse()
+            }, TypeError, name, "sparse_coo", "strided", ("torch",)),
+        Bad(f"{name} requires grad", lambda base, name=name: {
+                name: torch.ones(D, requires_grad=True)
+            }, ValueError, name, "requires grad", "detach", ("torch",)),
+    )
+] + [
+    Bad("sigma negative", with_value("sigma", -1.0), ValueError, "sigma", r"sigma\[1\] = -1.0", "at least 0"),
+    Bad("sigma the smallest negative", with_value("sigma", -1e-45), ValueError, "sigma", r"sigma\[1\] = -1", "least 0"),
+    Bad("sigma negative, one number", constant(sigma=-0.5), ValueError, "sigma", "-0.5", "at least 0"),
+    Bad("sigma negative, one integer", constant(sigma=-2), ValueError, "sigma", "-2", "at least 0"),
+    Bad("sigma negative integers", constant(sigma=np.array([1, -2, 3])), ValueError, "sigma", r"sigma\[1\] = -2",
+        "at least 0", HOST),
+    Bad("both numbers", constant(mu=0.0, sigma=1.5), TypeError, "mu, sigma", "0.0 and 1.5", "at least one array"),
+    Bad("both NumPy numbers", constant(mu=np.float32(0), sigma=np.ones(())), ValueError,
+        "mu, sigma", "no dimension", r"\(d,\)", HOST),
+    Bad("both of no dimension, torch", constant(mu=torch.tensor(0.0), sigma=torch.tensor(1.0)), ValueError,
+        "mu, sigma", "no dimension", r"\(d,\)", ("torch",)),
+    Bad("mu on no device", constant(mu=torch.zeros(D, device="meta"), seed=1), ValueError, "mu", "meta", "serve",
+        ("torch",)),
+    Bad("sigma on another device", constant(sigma=torch.ones(D, device="meta")), ValueError, "sigma", "meta",
+        "device of .*, cpu", ("torch",)),
+]  # fmt: skip
+
+
+def good_call(base: Base) -> Call:
+    return {"mu": base.vector([0.0, 10.0, 20.0]), "sigma": base.vector([1.0, 2.0, 3.0]), "n": base.n}
+
+
+def check_refused(bad: Bad, call: Call) -> None:
+    with pytest.raises(bad.error) as caught:
+        sample(**call)
+    assert caught.type is bad.error
+    message = str(caught.value)
+    assert "\n" not in message
+    # Where two arguments disagree, either may be named.
+    name, _, _ = message.partition(":")
+    assert name.split(", ")[: len(bad.argument.split(", "))] == bad.argument.split(", "), message
+    for part in (bad.came, bad.accepted):
+        assert re.search(part, message), message
+
+
+def check_bad(bad: Bad, base: Base) -> None:
+    default = multisample.manual_seed(5)
+    torch.manual_seed(5)
+    at_rest = default.state, torch.get_rng_state()
+    ours, theirs = Generator(3), torch.Generator().manual_seed(3)
+    state = theirs.get_state()
+    extras: list[Call] = [{}, {"out": base.matrix(base.n)}, {"generator": ours}]
+    extras.append({"generator": ours, "out": base.matrix(base.n)})
+    if base is BASES["torch"]:
+        extras.append({"generator": theirs})
+    for extra in extras:
+        call = good_call(base) | bad.change(base)
+        if extra.keys() & call.keys() or ("generator" in extra and "seed" in call):
+            continue
+        check_refused(bad, call | extra)
+        if "out" in extra:
+            assert (extra["out"] == SENTINEL).all()
+    assert ours.state == {"seed": 3, "offset": 0, "spawned": 0}
+    assert theirs.get_state().equal(state)
+    assert default.state == at_rest[0]
+    assert torch.get_rng_state().equal(at_rest[1])
+
+
+@pytest.mark.parametrize("base", ALL)
+def test_the_call_that_the_mistakes_are_made_in_is_good(base: str) -> None:
+    call = good_call(BASES[base])
+    out = BASES[base].matrix(call["n"])
+    assert sample(**call, seed=1, out=out) is out
+    assert not (out == SENTINEL).any()
+
+
+@pytest.mark.parametrize(("bad", "base"), [
+    pytest.param(bad, base, id=f"{bad.id}-{base}") for bad in PLAIN for base in bad.bases
+])  # fmt: skip
+def test_a_bad_argument_is_refused_without_a_trace(bad: Bad, base: str) -> None:
+    check_bad(bad, BASES[base])
+
+
+@pytest.mark.parametrize(("bad", "base"), [
+    pytest.param(bad, base, id=f"{bad.id}-{base}") for bad in VECTORS for base in bad.bases
+])  # fmt: skip
+def test_a_bad_vector_is_refused_without_a_trace(bad: Bad, base: str) -> None:
+    check_bad(bad, BASES[base])
+
+
+def test_the_first_bad_value_is_found_among_many() -> None:
+    mu, sigma = np.zeros(100_000), np.ones(100_000)
+    sigma[77_777:80_000] = -1
+    with pytest.raises(ValueError, match=r"^sigma: expected .* of at least 0, got sigma\[77777\] = -1.0.* \(2223 of"):
+        sample(mu, sigma, 3)
+    mu[99_999] = np.nan
+    with pytest.raises(ValueError, match=r"^mu: expected finite means, got mu\[99999\] = nan.* \(1 of 100000"):
+        sample(mu, sigma, 3)
+
+
+def test_values_are_checked_when_nothing_is_drawn() -> None:
+    with pytest.raises(ValueError, match=r"^sigma: .*got sigma\[1\] = -1.0"):
+        sample(np.zeros(2), np.array([1.0, -1.0]), 0)
+
+
+def test_an_unknown_backend_is_told_every_name() -> None:
+    with pytest.raises(UnknownBackendError) as caught:
+        sample([0.0], [1.0], 1, backend="tpu")
+    for name in ("auto", *multisample.backends()):
+        assert repr(name) in str(caught.value)
+
+
+def test_a_torch_generator_of_another_device_is_refused() -> None:
+    class Elsewhere(torch.Generator):
+        device = torch.device("cuda", 1)
+
+    Elsewhere.__module__ = "torch"
+    out = torch.full((2, 3), SENTINEL)
+    with pytest.raises(ValueError, match=r"^generator: expected one on the device of .*cpu, got one on cuda:1"):
+        sample(torch.zeros(2), torch.ones(2), 3, generator=Elsewhere(), out=out)
+    assert (out == SENTINEL).all()
+
+
+# --- out ------------------------------------------------------------------------------------------
+
+
+def buffer(dtype: Any = np.float32, size: int = 64) -> np.ndarray[Any, Any]:
+    return np.arange(1, size + 1).astype(dtype)
+
+
+def read_only() -> np.ndarray[Any, Any]:
+    out = buffer()[:12].reshape(3, 4)
+    out.flags.writeable = False
+    return out
+
+
+OUT_OF_NUMPY: list[tuple[str, Callable[[], Any], type[Exception], str]] = [
+    *(
+        (f"shape {shape}", lambda shape=shape: np.ones(shape, np.float32), ValueError,
+         rf"expected shape \(3, 4\), got {re.escape(str(shape))}")
+        for shape in ((4, 3), (3, 3), (12,), (3, 4, 1), (1, 3, 4), (), (0, 4), (3, 0))
+    ),
+    *(
+        (f"dtype {dtype}", lambda dtype=dtype: np.ones((3, 4), dtype), ValueError,
+         f"expected dtype float32, got {np.dtype(dtype).name}")
+        for dtype in (np.float64, np.float16, ml_dtypes.bfloat16, np.int32, np.uint32)
+    ),
+    *(
+        (f"dtype {dtype}", lambda dtype=dtype: np.ones((3, 4), dtype), TypeError,
+         f"float32.*got {np.dtype(dtype).name}")
+        for dtype in (bool, complex, object)
+    ),
+    ("read-only", read_only, ValueError, "expected a writable array, got a read-only one"),
+    ("byte-swapped", lambda: np.ones((3, 4), np.dtype(np.float32).newbyteorder()), ValueError,
+     "expected native byte order, got swapped"),
+    ("one row for all", lambda: as_strided(buffer(), (3, 4), (0, 4)), ValueError, r"strides \(0, 4\)"),
+    ("one column for all", lambda: as_strided(buffer(), (3, 4), (4, 0)), ValueError, r"strides \(4, 0\)"),
+    ("sliding rows", lambda: as_strided(buffer(), (3, 4), (4, 4)), ValueError, r"strides \(4, 4\)"),
+    ("rows that meet", lambda: as_strided(buffer(), (3, 4), (12, 4)), ValueError, r"strides \(12, 4\)"),
+    ("rows that meet, backwards", lambda: as_strided(buffer()[40:], (3, 4), (-12, 4)), ValueError, r"\(-12, 4\)"),
+    ("half an element apart", lambda: as_strided(buffer(), (3, 4), (64, 2)), ValueError, r"\(64, 2\)"),
+    ("of PyTorch", lambda: torch.ones(3, 4), TypeError, "one library, .*out of torch"),
+    *(
+        (f"{value!r}", lambda value=value: value, TypeError, "array")
+        for value in ("x", 3, 3.0, True, {}, NoArray(), np.ndarray)
+    ),
+]  # fmt: skip
+
+
+def bytes_of(out: Any) -> bytes:
+    owner = out
+    while isinstance(getattr(owner, "base", None), np.ndarray):
+        owner = owner.base
+    return np.asarray(owner).tobytes() if isinstance(owner, (np.ndarray, torch.Tensor)) else b""
+
+
+@pytest.mark.parametrize(("make", "error", "message"), [pytest.param(*rest, id=i) for i, *rest in OUT_OF_NUMPY])
+def test_a_bad_out_is_refused_and_untouched(make: Callable[[], Any], error: type[Exception], message: str) -> None:
+    for mu, sigma in (
+        (np.zeros(3, np.float32), np.ones(3, np.float32)),
+        ([0.0] * 3, [1.0] * 3),
+        (np.zeros(3, np.float32), 1.0),
+    ):
+        out, generator = make(), Generator(1)
+        before = bytes_of(out)
+        with pytest.raises(error, match=rf"^(mu, )?(sigma, )?out: .*{message}") as caught:
+            sample(mu, sigma, 4, out=out, generator=generator)
+        assert caught.type is error
+        assert bytes_of(out) == before
+        assert generator.offset == 0
+
+
+@pytest.mark.parametrize("kind", [list, tuple, "a copying __array__"])
+def test_out_is_refused_where_a_copy_would_be_written(kind: Any) -> None:
+    class Copying:
+        def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+            return np.zeros((3, 4))
+
+    out = Copying() if isinstance(kind, str) else kind(kind([0.0] * 4) for _ in range(3))
+    generator = Generator(1)
+    with pytest.raises((TypeError, ValueError), match=r"^out: "):
+        sample(np.zeros(3), np.ones(3), 4, out=out, generator=generator)
+    assert generator.offset == 0
+
+
+@pytest.mark.parametrize(("make", "error", "message"), [
+    (lambda: torch.ones(4, 3), ValueError, r"expected shape \(3, 4\), got \(4, 3\)"),
+    (lambda: torch.ones(3, 4, dtype=torch.float64), ValueError, "expected dtype float32, got float64"),
+    (lambda: torch.ones(3, 4, dtype=torch.bfloat16), ValueError, "expected dtype float32, got bfloat16"),
+    (lambda: torch.ones(3, 4, dtype=torch.int32), ValueError, "expected dtype float32, got int32"),
+    (lambda: torch.ones(3, 4, dtype=torch.bool), TypeError, "float32.*got bool"),
+    (lambda: torch.ones(3, 1).expand(3, 4), ValueError, r"strides \(4, 0\)"),
+    (lambda: torch.ones(3, 4, requires_grad=True), ValueError, "requires grad.*detach"),
+    (lambda: torch.ones(3, 4, dtype=torch.complex64).conj().imag, ValueError, "negative bit"),
+    (lambda: torch.ones(3, 4, device="meta"), ValueError, "device of .*, cpu, got meta"),
+    (lambda: torch.ones(3, 4).to_sparse(), TypeError, "expected a strided tensor, got .*sparse_coo"),
+    (lambda: np.ones((3, 4), np.float32), TypeError, "one library, .*out of numpy"),
+])  # fmt: skip
+def test_a_bad_out_of_torch_is_refused_and_untouched(
+    make: Callable[[], Any], error: type[Exception], message: str
+) -> None:
+    out = make()
+    torch.manual_seed(1)
+    state = torch.get_rng_state()
+    with pytest.raises(error, match=rf"^(mu, sigma, )?out: .*{message}"):
+        sample(torch.zeros(3), torch.ones(3), 4, out=out)
+    assert torch.get_rng_state().equal(state)
+    if isinstance(out, np.ndarray):
+        assert (out == 1).all()
+    elif not out.is_meta and not out.is_neg():
+        assert (out.detach().to_dense() == 1).all()
+
+
+@pytest.mark.parametrize("n", [4, BIG_N])
+@pytest.mark.parametrize("name", ["mu", "sigma"])
+def test_out_may_not_overlap_an_input(name: str, n: int) -> None:
+    memory = np.ones((3, n + 2), np.float32)
+    vectors = {"mu": np.zeros(3, np.float32), "sigma": np.ones(3, np.float32)}
+    generator = Generator(1)
+    for shared in (
+        memory[:, 1],
+        memory[:, n],
+        memory[::-1, 2],
+        memory[2, :3],
+        memory[:, 1:2],
+        memory[1:2, 1].reshape(()),
+    ):
+        before = memory.copy()
+        with pytest.raises(ValueError, match=rf"^out: expected memory of its own, got memory that {name} also uses"):
+            sample(**vectors | {name: shared}, n=n, out=memory[:, 1 : n + 1], generator=generator)
+        np.testing.assert_array_equal(memory, before)
+    assert generator.offset == 0
+
+
+def test_out_may_not_overlap_an_input_that_is_converted() -> None:
+    memory = np.zeros((3, 6))
+    with pytest.raises(ValueError, match=r"^out: .*mu also uses"):
+        sample(memory[:, 0], 1.0, 4, out=memory[:, :4], dtype="float64")
+    words = memory.view(np.float32)
+    with pytest.raises(ValueError, match=r"^out: .*sigma also uses"):
+        sample(0.0, memory[:, 1], 4, out=words[:, 2:6], dtype="float32")
+    assert (memory == 0).all()
+
+
+def test_out_of_torch_may_not_overlap_an_input() -> None:
+    memory = torch.ones(3, 6)
+    with pytest.raises(ValueError, match=r"^out: .*mu also uses"):
+        sample(memory[:, 1], torch.ones(3), 4, out=memory[:, :4])
+    assert (memory == 1).all()
+
+
+def test_columns_between_which_out_lies_are_no_overlap() -> None:
+    memory = np.zeros((3, 6), np.float32)
+    memory[:, 5] = 2
+    mu, sigma, out = memory[:, 0], memory[:, 5], memory[:, 1:5]
+    assert sample(mu, sigma, 4, seed=1, out=out) is out
+    np.testing.assert_array_equal(out, sample(np.zeros(3, np.float32), np.full(3, 2, np.float32), 4, seed=1))
+    assert (memory[:, 0] == 0).all()
+    assert (memory[:, 5] == 2).all()
+
+
+# --- What is accepted -----------------------------------------------------------------------------
+
+
+MU, SIGMA = np.array([0.0, 5.0, -3.0], np.float32), np.array([1.0, 0.5, 2.0], np.float32)
+
+
+@pytest.mark.parametrize("integer", [np.int8, np.uint16, np.int32, np.int64, np.uint64])
+def test_numpy_integers_are_integers(integer: type[np.integer[Any]]) -> None:
+    expected = sample(MU, SIGMA, 7, seed=9, dim_offset=2, sample_offset=5)
+    x = sample(MU, SIGMA, integer(7), seed=integer(9), dim_offset=integer(2), sample_offset=integer(5))
+    np.testing.assert_array_equal(x, expected)
+
+
+def test_the_limits_themselves_are_in_range() -> None:
+    last = np.uint64(2**64 - 1)
+    np.testing.assert_array_equal(sample(MU, SIGMA, 2, seed=2**64 - 1), sample(MU, SIGMA, 2, seed=last))
+    assert sample(MU, SIGMA, 4, seed=1, dim_offset=2**32 - 3).shape == (3, 4)
+    assert sample(MU, SIGMA, 4, seed=1, sample_offset=2**34 - 4).shape == (3, 4)
+    assert sample(MU, SIGMA, 0, seed=1, sample_offset=2**34).shape == (3, 0)
+    assert sample(MU[:0], SIGMA[:0], 4, seed=1, dim_offset=2**32).shape == (0, 4)
+    assert sample(MU[:0], SIGMA[:0], 2**34, seed=1).shape == (0, 2**34)
+
+
+def test_bools_of_numpy_are_flags() -> None:
+    x = sample(MU, SIGMA, 4, seed=1, fast_math=np.True_, validate=np.True_, antithetic=np.False_)
+    np.testing.assert_array_equal(x, sample(MU, SIGMA, 4, seed=1))
+
+
+@pytest.mark.parametrize(("d", "n"), [(0, 0), (0, 4), (3, 0)])
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_empty_results_can_be_asked_for_with_out(d: int, n: int, library: str) -> None:
+    mu, sigma, out = np.zeros(d, np.float32), np.ones(d, np.float32), np.empty((d, n), np.float32)
+    if library == "torch":
+        mu, sigma, out = (torch.from_numpy(x) for x in (mu, sigma, out))
+    assert sample(mu, sigma, n, seed=1, out=out) is out
+    empty = sample(mu, sigma, n, seed=1)
+    assert tuple(empty.shape) == (d, n)
+    assert type(empty) is type(mu)
+
+
+def test_tensors_that_require_grad_are_accepted_where_grad_is_off() -> None:
+    mu, sigma = torch.nn.Parameter(torch.from_numpy(MU)), torch.tensor(SIGMA, requires_grad=True)
+    expected = sample(MU, SIGMA, 4, seed=1)
+    for mode in (torch.no_grad(), torch.inference_mode()):
+        with mode:
+            x = sample(mu, sigma, 4, seed=1)
+        assert not x.requires_grad
+        np.testing.assert_array_equal(x.numpy(), expected)
+
+
+def test_a_standard_deviation_of_zero_gives_the_mean() -> None:
+    for zero in (0.0, -0.0, 0, np.zeros(3), [0, -0.0, 0.0], np.zeros((3, 1), np.int8)):
+        x = sample(MU, zero, 5, seed=1, dtype="float32")
+        np.testing.assert_array_equal(x, np.repeat(MU[:, None], 5, axis=1))
+
+
+def test_values_that_fit_the_computing_type_are_accepted() -> None:
+    # float16 results are computed in float32: what overflows there is infinite, as in any rounding.
+    x = sample([1e30, -1e30, 0.0], 1.0, 2, seed=1, dtype="float16")
+    assert x[:2].tolist() == [[np.inf] * 2, [-np.inf] * 2]
+    x = sample([1e300, 0.0], [1.0, 1e300], 2, seed=1, dtype="float64")
+    assert np.isfinite(x).all()

@@ -1,0 +1,1063 @@
+"""A sampler is of use where the arrays already are: whatever library made them, they go in and come out as they are.
+
+The numbers do not depend on whose array it is, so each way in is held against the plain NumPy call. Device memory is
+played by host memory here: a stand-in for CuPy and a backend that records what reaches it show, without a GPU, that
+addresses, strides, devices and streams arrive as the backend contract says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import itertools
+import subprocess
+import sys
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+import multisample
+from multisample import BackendStatus, BackendUnavailableError, _dispatch, _sample, sample
+from multisample.backends import registry
+from multisample.backends.contract import DeviceArray
+
+Array = np.ndarray[Any, Any]
+
+MU = np.array([0.0, 10.0, -5.0], np.float32)
+SIGMA = np.array([1.0, 0.5, 2.0], np.float32)
+N = 7
+REFERENCE = sample(MU, SIGMA, N, seed=1)
+DTYPES = {name: np.dtype(getattr(ml_dtypes, name, name)) for name in ("float16", "bfloat16", "float32", "float64")}
+
+
+def bits(array: Any) -> Array:
+    """Bit patterns, so that equality is not approximate."""
+    if isinstance(array, torch.Tensor):
+        array = array.view(getattr(torch, f"int{8 * array.element_size()}")).numpy()
+    array = np.asarray(array)
+    return np.asarray(array.view(f"u{array.dtype.itemsize}"))
+
+
+def check_same(array: Any, expected: Any) -> None:
+    assert str(array.dtype).removeprefix("torch.") == str(expected.dtype).removeprefix("torch.")
+    np.testing.assert_array_equal(bits(array), bits(expected))
+
+
+# --- Host arrays ----------------------------------------------------------------------------------
+
+
+class ArrayOnly:
+    def __init__(self, array: Array) -> None:
+        self._array = array
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        return self._array
+
+
+class InterfaceOnly:
+    def __init__(self, array: Array) -> None:
+        self._array = array
+        self.__array_interface__ = array.__array_interface__
+
+
+class DlpackOnly:
+    def __init__(self, array: Any) -> None:
+        self._array = array
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self._array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return self._array.__dlpack_device__()
+
+
+class Subclass(np.ndarray[Any, Any]):
+    pass
+
+
+def strided(array: Array) -> Array:
+    wide = np.full((2 * array.size, 3), np.nan, array.dtype)
+    wide[::2, 1] = array
+    return wide[::2, 1]
+
+
+def reversed_view(array: Array) -> Array:
+    return array[::-1].copy()[::-1]
+
+
+def unaligned(array: Array) -> Array:
+    memory = np.zeros(array.nbytes + 1, np.uint8)
+    view = memory[1:].view(array.dtype)
+    view[:] = array
+    return view
+
+
+def read_only(array: Array) -> Array:
+    view = array.copy()
+    view.flags.writeable = False
+    return view
+
+
+FORMS: dict[str, Callable[[Array], Any]] = {
+    "array": lambda x: x,
+    "column": lambda x: x[:, None],
+    "list": lambda x: x.tolist(),
+    "tuple": lambda x: tuple(x.tolist()),
+    "list of NumPy numbers": list,
+    "nested list": lambda x: x[:, None].tolist(),
+    "strided": strided,
+    "strided column": lambda x: strided(x)[:, None],
+    "reversed": reversed_view,
+    "unaligned": unaligned,
+    "read-only": read_only,
+    "byte-swapped": lambda x: x.astype(x.dtype.newbyteorder()),
+    "Fortran column": lambda x: np.asfortranarray(x[:, None]),
+    "subclass": lambda x: x.view(Subclass),
+    "__array__": ArrayOnly,
+    "__array_interface__": InterfaceOnly,
+}
+
+
+@pytest.mark.parametrize("sigma_form", FORMS)
+@pytest.mark.parametrize("mu_form", FORMS)
+def test_every_form_of_a_host_vector_gives_the_same_bits(mu_form: str, sigma_form: str) -> None:
+    x = sample(FORMS[mu_form](MU), FORMS[sigma_form](SIGMA), N, seed=1, dtype="float32")
+    assert type(x) is np.ndarray
+    assert x.flags.c_contiguous
+    check_same(x, REFERENCE)
+
+
+@pytest.mark.parametrize("n", [N, 30_000])
+@pytest.mark.parametrize("form", FORMS)
+def test_inputs_are_only_read(form: str, n: int) -> None:
+    mu, sigma = MU.copy(), SIGMA.copy()
+    sample(FORMS[form](mu), FORMS[form](sigma), n, seed=1)
+    np.testing.assert_array_equal(mu, MU)
+    np.testing.assert_array_equal(sigma, SIGMA)
+
+
+NUMBERS: list[Any] = [
+    2,
+    2.0,
+    np.float32(2),
+    np.float64(2),
+    np.int8(2),
+    np.array(2),
+    np.array(2.0),
+    ml_dtypes.bfloat16(2),
+]
+
+
+@pytest.mark.parametrize("number", NUMBERS, ids=repr)
+def test_one_of_the_two_may_be_a_number(number: Any) -> None:
+    twos = np.full(3, 2, np.float32)
+    check_same(sample(MU, number, N, seed=1, dtype="float32"), sample(MU, twos, N, seed=1))
+    check_same(sample(number, SIGMA, N, seed=1, dtype="float32"), sample(twos, SIGMA, N, seed=1))
+    check_same(sample(MU[:, None], number, N, seed=1, dtype="float32"), sample(MU, twos, N, seed=1))
+
+
+@pytest.mark.parametrize("number", [0.1, 1 / 3, 123456789, 2**70])
+def test_a_number_is_as_exact_as_the_result(number: float) -> None:
+    for dtype in (np.float32, np.float64):
+        vector = np.full(3, number, dtype)
+        check_same(sample(number, SIGMA.astype(dtype), N, seed=1), sample(vector, SIGMA.astype(dtype), N, seed=1))
+        check_same(sample(MU.astype(dtype), number, N, seed=1), sample(MU.astype(dtype), vector, N, seed=1))
+
+
+@pytest.mark.parametrize("integer", [f"{sign}int{width}" for sign in ("", "u") for width in (8, 16, 32, 64)])
+def test_integer_vectors_count_as_float32(integer: str) -> None:
+    mu, sigma = np.array([0, 10, 5], integer), np.array([1, 3, 2], integer)
+    expected = sample(mu.astype(np.float32), sigma.astype(np.float32), N, seed=1)
+    check_same(sample(mu, sigma, N, seed=1), expected)
+    check_same(sample(torch.from_numpy(mu), torch.from_numpy(sigma), N, seed=1), expected)
+
+
+def test_the_largest_integers_are_rounded_once() -> None:
+    large = np.array([2**63 - 1, 2**53 + 1, 2**24 + 1])
+    check_same(sample(large, 0, 1, seed=1)[:, 0], large.astype(np.float32))
+    check_same(sample(large, 0, 1, seed=1, dtype="float64")[:, 0], large.astype(np.float64))
+
+
+# --- Result types ---------------------------------------------------------------------------------
+
+LIST, INTEGER, NUMBER = "list", "integer", "number"
+WEAK = (LIST, INTEGER, NUMBER)
+PROMOTION = {
+    **{(dtype, dtype): dtype for dtype in DTYPES},
+    ("float16", "bfloat16"): "float32",
+    ("float16", "float32"): "float32",
+    ("bfloat16", "float32"): "float32",
+    ("float16", "float64"): "float64",
+    ("bfloat16", "float64"): "float64",
+    ("float32", "float64"): "float64",
+    ("float16", LIST): "float32",
+    ("bfloat16", LIST): "float32",
+    ("float32", LIST): "float32",
+    ("float64", LIST): "float64",
+    ("float16", INTEGER): "float32",
+    ("bfloat16", INTEGER): "float32",
+    ("float32", INTEGER): "float32",
+    ("float64", INTEGER): "float64",
+    ("float16", NUMBER): "float16",
+    ("bfloat16", NUMBER): "bfloat16",
+    ("float32", NUMBER): "float32",
+    ("float64", NUMBER): "float64",
+    (LIST, LIST): "float32",
+    (LIST, INTEGER): "float32",
+    (LIST, NUMBER): "float32",
+    (INTEGER, INTEGER): "float32",
+    (INTEGER, NUMBER): "float32",
+}
+
+
+def as_kind(values: list[float], kind: str) -> Any:
+    if kind == LIST:
+        return values
+    if kind == NUMBER:
+        return values[0]
+    return np.array(values, np.int64 if kind == INTEGER else DTYPES[kind])
+
+
+@pytest.mark.parametrize(("one", "other"), PROMOTION)
+def test_result_types_follow_the_promotion_table(one: str, other: str) -> None:
+    dtype = PROMOTION[one, other]
+    for mu, sigma in itertools.permutations((one, other)):
+        x = sample(as_kind([1.0, 2.0], mu), as_kind([1.0, 2.0], sigma), 3, seed=1)
+        assert x.dtype.name == dtype
+
+
+@pytest.mark.parametrize(("one", "other"), [pair for pair in PROMOTION if LIST not in pair])
+def test_tensors_are_promoted_as_arrays_are(one: str, other: str) -> None:
+    def tensor(kind: str) -> Any:
+        if kind == NUMBER:
+            return 1.0
+        return torch.ones(2, dtype=torch.int64 if kind == INTEGER else getattr(torch, kind))
+
+    x = sample(tensor(one), tensor(other), 3, seed=1)
+    assert x.dtype is getattr(torch, PROMOTION[one, other])
+
+
+@pytest.mark.parametrize("number", [np.float64(1), np.array(1.0)])
+def test_numbers_of_numpy_are_not_weak(number: Any) -> None:
+    assert sample(MU, number, 3).dtype == np.float64
+    assert sample(MU, number.astype(np.float16), 3).dtype == np.float32
+    assert sample(MU.astype(np.float16), number.astype(np.float16), 3).dtype == np.float16
+
+
+SPELLINGS: dict[str, list[Any]] = {
+    "float16": ["float16", "half", "f2", np.float16, np.dtype(np.float16), torch.float16],
+    "bfloat16": ["bfloat16", ml_dtypes.bfloat16, np.dtype(ml_dtypes.bfloat16), torch.bfloat16],
+    "float32": ["float32", "f4", np.float32, np.dtype(np.float32), torch.float32],
+    "float64": ["float64", "f8", float, np.float64, np.dtype(np.float64), torch.float64],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "spelling"), [pytest.param(name, s, id=f"{s!r}") for name in SPELLINGS for s in SPELLINGS[name]]
+)
+def test_a_dtype_may_be_spelt_in_any_library(name: str, spelling: Any) -> None:
+    x = sample(MU, SIGMA, N, seed=1, dtype=spelling)
+    assert x.dtype == DTYPES[name]
+    y = sample(torch.from_numpy(MU), torch.from_numpy(SIGMA), N, seed=1, dtype=spelling)
+    assert y.dtype is getattr(torch, name)
+    check_same(y, x)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_narrow_results_are_the_float32_results_rounded_once(dtype: str) -> None:
+    x = sample(MU, SIGMA, 10_000, seed=1)
+    check_same(sample(MU, SIGMA, 10_000, seed=1, dtype=dtype), x.astype(DTYPES[dtype]))
+    # Inputs of float64 are rounded to the computing type first, and not to the narrow one.
+    mu, sigma = MU + np.float64(1) / 3, SIGMA + np.float64(1) / 7
+    x = sample(mu.astype(np.float32), sigma.astype(np.float32), 1000, seed=1)
+    check_same(sample(mu, sigma, 1000, seed=1, dtype=dtype), x.astype(DTYPES[dtype]))
+    check_same(sample(mu, sigma, 1000, seed=1, dtype="float32"), x)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_narrow_inputs_are_widened_exactly(dtype: str) -> None:
+    mu, sigma = (MU + np.float32(0.1)).astype(DTYPES[dtype]), (SIGMA + np.float32(0.1)).astype(DTYPES[dtype])
+    expected = sample(mu.astype(np.float64), sigma.astype(np.float64), N, seed=1)
+    check_same(sample(mu, sigma, N, seed=1, dtype="float64"), expected)
+    check_same(sample(strided(mu), sigma[:, None], N, seed=1, dtype="float64"), expected)
+    check_same(sample(mu, sigma, N, seed=1), sample(mu.astype(np.float32), sigma, N, seed=1).astype(DTYPES[dtype]))
+
+
+WITHOUT_ML_DTYPES = """
+import sys
+sys.modules["ml_dtypes"] = None
+import numpy as np
+import multisample
+generator = multisample.Generator(1)
+try:
+    multisample.sample(np.zeros(2), np.ones(2), 3, dtype="bfloat16", generator=generator)
+except TypeError as error:
+    print(error)
+print(generator.offset, multisample.sample([0.0], [1.0], 2, dtype="float16").dtype)
+"""
+
+
+def test_bfloat16_of_numpy_without_ml_dtypes_says_what_to_install() -> None:
+    run = subprocess.run([sys.executable, "-c", WITHOUT_ML_DTYPES], capture_output=True, text=True, check=True)
+    message, rest = run.stdout.splitlines()
+    assert message.startswith("dtype: ")
+    assert "bfloat16" in message
+    assert "pip install ml_dtypes" in message
+    assert rest == "0 float16"
+
+
+# --- out= -----------------------------------------------------------------------------------------
+
+LAYOUTS: dict[str, Callable[[Any], Any]] = {
+    "contiguous": lambda memory: memory[:3, :N],
+    "strided": lambda memory: memory[1:7:2, 2 : 2 + 3 * N : 3],
+    "transposed": lambda memory: memory[:N, :3].T,
+    "a column of a cube": lambda memory: memory[: 3 * N, 3].reshape(3, N),
+}
+BACKWARDS: dict[str, Callable[[Any], Any]] = {
+    "rows backwards": lambda memory: memory[2::-1, 1 : N + 1],
+    "columns backwards": lambda memory: memory[:3, N - 1 :: -1],
+    "both backwards": lambda memory: memory[6:0:-2, 30 : 30 - 3 * N : -3],
+    "rows closer than columns": lambda memory: memory[:N, 3:0:-1].T,
+}
+
+
+def written(out: Any, memory: Array, view: Callable[[Any], Any]) -> Array:
+    """Where `out` is in `memory`, with True for what changed."""
+    mask = np.zeros(memory.shape, bool)
+    target = view(mask)
+    if np.shares_memory(target, mask):
+        target[...] = True
+    return mask
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layout", [*LAYOUTS, *BACKWARDS])
+def test_out_of_any_strides_is_written_in_place_and_returned(layout: str, dtype: str) -> None:
+    view = (LAYOUTS | BACKWARDS)[layout]
+    memory = np.full((30, 40), 99, DTYPES[dtype])
+    out = view(memory)
+    assert sample(MU, SIGMA, N, seed=1, dtype=dtype, out=out) is out
+    check_same(out, sample(MU, SIGMA, N, seed=1, dtype=dtype))
+    np.testing.assert_array_equal(memory != 99, written(out, memory, view))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_out_of_torch_of_any_strides_is_written_in_place_and_returned(layout: str, dtype: str) -> None:
+    view = LAYOUTS[layout]
+    memory = torch.full((30, 40), 99, dtype=getattr(torch, dtype))
+    out = view(memory)
+    assert sample(torch.from_numpy(MU), torch.from_numpy(SIGMA), N, seed=1, dtype=dtype, out=out) is out
+    check_same(out.contiguous(), sample(MU, SIGMA, N, seed=1, dtype=dtype))
+    if out.untyped_storage().data_ptr() == memory.untyped_storage().data_ptr():
+        np.testing.assert_array_equal((memory != 99).numpy(), written(out, memory.float().numpy(), view))
+
+
+@pytest.mark.parametrize("n", [600, 40_000])
+def test_out_of_long_rows_may_have_any_strides(n: int) -> None:
+    expected = sample(MU, SIGMA, n, seed=1)
+    for memory in (np.empty((n, 3), np.float32).T, np.empty((3, 2 * n), np.float32)[:, ::2],
+                   np.empty((6, n + 1), np.float32)[::2, 1:], np.empty((3, n), np.float32)[:, ::-1]):  # fmt: skip
+        assert sample(MU, SIGMA, n, seed=1, out=memory) is memory
+        check_same(np.ascontiguousarray(memory), expected)
+
+
+def test_out_may_be_unaligned() -> None:
+    out = unaligned(np.zeros(3 * N, np.float32)).reshape(3, N)
+    assert not out.flags.aligned
+    assert sample(MU, SIGMA, N, seed=1, out=out) is out
+    check_same(out, REFERENCE)
+
+
+def test_out_decides_nothing_but_the_place() -> None:
+    out = np.empty((3, N))
+    with pytest.raises(ValueError, match=r"^out: expected dtype float32, got float64"):
+        sample(MU, SIGMA, N, out=out)
+    assert sample(MU, SIGMA, N, seed=1, out=out, dtype="float64") is out
+    check_same(out, sample(MU.astype(np.float64), SIGMA.astype(np.float64), N, seed=1))
+
+
+# --- PyTorch on the CPU ---------------------------------------------------------------------------
+
+TENSORS: dict[str, Callable[[Array], Any]] = {
+    "tensor": torch.tensor,
+    "column": lambda x: torch.tensor(x)[:, None],
+    "strided": lambda x: torch.from_numpy(strided(x)),
+    "expanded": lambda x: torch.tensor(x)[:, None].expand(-1, 4)[:, 2],
+    "parameter": lambda x: torch.nn.Parameter(torch.tensor(x), requires_grad=False),
+    "detached": lambda x: torch.tensor(x, requires_grad=True).detach(),
+    "computed": lambda x: torch.tensor(x) + 0,
+    "read as imaginary": lambda x: torch.complex(torch.zeros(x.size), -torch.tensor(x)).conj().imag,
+}
+
+
+@pytest.mark.parametrize("sigma_form", TENSORS)
+@pytest.mark.parametrize("mu_form", TENSORS)
+def test_every_form_of_a_tensor_gives_the_same_bits(mu_form: str, sigma_form: str) -> None:
+    x = sample(TENSORS[mu_form](MU), TENSORS[sigma_form](SIGMA), N, seed=1)
+    assert type(x) is torch.Tensor
+    assert x.device.type == "cpu"
+    assert x.is_contiguous()
+    assert not x.requires_grad
+    check_same(x, REFERENCE)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_tensors_of_every_dtype_give_the_bits_of_arrays(dtype: str) -> None:
+    mu, sigma = MU.astype(DTYPES[dtype]), SIGMA.astype(DTYPES[dtype])
+    kind = getattr(torch, dtype)
+    x = sample(torch.tensor(MU, dtype=kind), torch.tensor(SIGMA, dtype=kind), N, seed=1)
+    assert x.dtype is kind
+    check_same(x, sample(mu, sigma, N, seed=1))
+
+
+def test_with_tensors_a_number_or_a_tensor_without_dimension_serves() -> None:
+    twos = np.full(3, 2, np.float32)
+    for two in (2, 2.0, torch.tensor(2.0), torch.tensor(2)):
+        check_same(sample(torch.tensor(MU), two, N, seed=1), sample(MU, twos, N, seed=1))
+        check_same(sample(two, torch.tensor(SIGMA), N, seed=1), sample(twos, SIGMA, N, seed=1))
+
+
+def test_a_parameter_serves_where_grad_is_off() -> None:
+    mu, sigma = torch.nn.Parameter(torch.tensor(MU)), torch.nn.Parameter(torch.tensor(SIGMA))
+    out = torch.empty(3, N)
+    with torch.no_grad():
+        check_same(sample(mu, sigma, N, seed=1), REFERENCE)
+        assert sample(mu, sigma, N, seed=1, out=out) is out
+    check_same(out, REFERENCE)
+    assert mu.requires_grad
+
+
+def test_large_tensors_give_the_bits_of_arrays() -> None:
+    check_same(sample(torch.tensor(MU), torch.tensor(SIGMA), 50_000, seed=1), sample(MU, SIGMA, 50_000, seed=1))
+
+
+# --- DLPack on the CPU ----------------------------------------------------------------------------
+
+
+def test_an_array_known_by_dlpack_alone_serves_without_a_copy() -> None:
+    memory = np.zeros((3, N), np.float32)
+    out = DlpackOnly(memory)
+    check_same(sample(DlpackOnly(MU), DlpackOnly(SIGMA), N, seed=1), REFERENCE)
+    check_same(sample(DlpackOnly(MU[:, None]), 0.5, N, seed=1), sample(MU, 0.5, N, seed=1))
+    check_same(sample(DlpackOnly(strided(MU)), DlpackOnly(reversed_view(SIGMA)), N, seed=1), REFERENCE)
+    assert sample(DlpackOnly(MU), DlpackOnly(SIGMA), N, seed=1, out=out) is out
+    check_same(memory, REFERENCE)
+
+
+def test_dlpack_types_are_promoted_as_arrays_are() -> None:
+    assert sample(DlpackOnly(MU.astype(np.float64)), DlpackOnly(SIGMA), N).dtype == np.float64
+    assert sample(DlpackOnly(MU.astype(np.int16)), 1.0, N).dtype == np.float32
+    assert sample(DlpackOnly(MU.astype(np.float16)), 1.0, N).dtype == np.float16
+
+
+def test_values_behind_dlpack_are_checked() -> None:
+    out = np.full((3, N), 7, np.float32)
+    for mu, message in ((MU * np.nan, r"^mu: .*mu\[0\] = nan"), (MU[:2], r"^sigma: .*as mu, 2, got 3")):
+        with pytest.raises(ValueError, match=message):
+            sample(DlpackOnly(mu), DlpackOnly(SIGMA), N, out=DlpackOnly(out))
+    with pytest.raises(TypeError, match=r"^mu: .*float32.*got complex64"):
+        sample(DlpackOnly(MU.astype(np.complex64)), DlpackOnly(SIGMA), N, out=DlpackOnly(out))
+    with pytest.raises(TypeError, match=r"^mu, sigma: .*one library, got mu of .*, sigma of numpy"):
+        sample(DlpackOnly(MU), SIGMA, N)
+    assert (out == 7).all()
+
+
+def test_an_array_that_cannot_be_exported_is_named() -> None:
+    swapped = DlpackOnly(SIGMA.astype(SIGMA.dtype.newbyteorder()))
+    with pytest.raises((TypeError, ValueError), match=r"^sigma: "):
+        sample(DlpackOnly(MU), swapped, N)
+
+
+@pytest.mark.parametrize("kind", [4, 7, 8, 10, 14])
+def test_memory_that_no_backend_serves_is_named(kind: int) -> None:
+    class Elsewhere(DlpackOnly):
+        def __dlpack_device__(self) -> Any:
+            return kind, 0
+
+    with pytest.raises(ValueError, match=rf"^mu: no backend serves .*{kind}"):
+        sample(Elsewhere(MU), 1.0, N)
+    with pytest.raises(ValueError, match=r"^backend: 'cpu' serves cpu memory, got"):
+        sample(Elsewhere(MU), 1.0, N, backend="cpu")
+
+
+# --- JAX ------------------------------------------------------------------------------------------
+
+
+def test_jax_arrays_give_jax_arrays_of_the_same_bits() -> None:
+    jax = pytest.importorskip("jax")
+    with jax.default_device(jax.devices("cpu")[0]):
+        mu, sigma = jax.numpy.asarray(MU), jax.numpy.asarray(SIGMA)
+        for x in (sample(mu, sigma, N, seed=1), sample(mu, sigma[:, None], N, seed=1, backend="cpu")):
+            assert isinstance(x, jax.Array)
+            check_same(x, REFERENCE)
+        check_same(sample(mu, 0.5, N, seed=1), sample(MU, 0.5, N, seed=1))
+        assert sample(mu, sigma, 0).shape == (3, 0)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_jax_arrays_may_be_of_every_dtype(dtype: str) -> None:
+    jax = pytest.importorskip("jax")
+    with jax.default_device(jax.devices("cpu")[0]):
+        mu, sigma = jax.numpy.asarray(MU), jax.numpy.asarray(SIGMA)
+        spelling = getattr(jax.numpy, dtype)
+        check_same(sample(mu, sigma, N, seed=1, dtype=spelling), sample(MU, SIGMA, N, seed=1, dtype=dtype))
+        narrow = MU.astype(DTYPES[dtype]), SIGMA.astype(DTYPES[dtype])
+        x = sample(mu.astype(spelling), sigma.astype(spelling), N, seed=1)
+        check_same(x, sample(*narrow, N, seed=1))
+        assert sample(MU, SIGMA, N, dtype=spelling).dtype == DTYPES[dtype]
+
+
+def test_jax_has_float64_only_where_it_was_enabled() -> None:
+    jax = pytest.importorskip("jax")
+    with jax.default_device(jax.devices("cpu")[0]):
+        mu, sigma = jax.numpy.asarray(MU), jax.numpy.asarray(SIGMA)
+        with pytest.raises(TypeError, match=r"^dtype: .*jax_enable_x64"):
+            sample(mu, sigma, N, dtype="float64")
+        jax.config.update("jax_enable_x64", True)
+        try:
+            check_same(sample(mu, sigma, N, seed=1, dtype="float64"), sample(MU, SIGMA, N, seed=1, dtype="float64"))
+        finally:
+            jax.config.update("jax_enable_x64", False)
+
+
+def test_jax_arrays_are_no_place_to_write_to() -> None:
+    jax = pytest.importorskip("jax")
+    with jax.default_device(jax.devices("cpu")[0]):
+        mu, out = jax.numpy.asarray(MU), jax.numpy.zeros((3, N))
+        with pytest.raises(TypeError, match=r"^out: .*mutable.*JAX"):
+            sample(mu, 1.0, N, out=out)
+        assert (out == 0).all()
+
+
+@pytest.mark.parametrize("traced", ["mu", "sigma"])
+@pytest.mark.parametrize("number", [True, False])
+def test_jax_tracers_are_refused_with_a_reason(traced: str, number: bool) -> None:
+    jax = pytest.importorskip("jax")
+    with jax.default_device(jax.devices("cpu")[0]):
+        arrays = {"mu": jax.numpy.asarray(MU), "sigma": jax.numpy.asarray(SIGMA)}
+        rest: dict[str, Any] = {name: 1.0 if number else array for name, array in arrays.items() if name != traced}
+        generator = multisample.Generator(1)
+
+        def traceable(x: Any) -> Any:
+            return sample(**rest, **{traced: x}, n=N, generator=generator)
+
+        for transform in (jax.jit, jax.vmap, jax.grad):
+            x = arrays[traced][None] if transform is jax.vmap else arrays[traced]
+            with pytest.raises(TypeError, match=rf"^{traced}: .*tracer"):
+                transform(traceable)(x)
+        assert generator.offset == 0
+
+
+def test_jax_arrays_draw_from_our_default_generator() -> None:
+    jax = pytest.importorskip("jax")
+    with jax.default_device(jax.devices("cpu")[0]):
+        multisample.manual_seed(1)
+        check_same(sample(jax.numpy.asarray(MU), jax.numpy.asarray(SIGMA), N), REFERENCE)
+
+
+# --- A third party's backends ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Any], Any]]:
+    """``registered(backend)``: registers it, for this test alone."""
+    monkeypatch.setattr(registry, "_registered", dict(registry._registered))
+
+    def forget() -> None:
+        _dispatch._chosen.clear()
+        _sample._small_kernels.clear()
+
+    def register(backend: Any) -> Any:
+        multisample.register_backend(backend)
+        return backend
+
+    yield register
+    forget()
+
+
+class Recording:
+    """Delegates to the cpu backend, and writes down what reached it."""
+
+    name = "recording"
+    device_kinds: tuple[str, ...] = ("cpu",)
+    host_library = "numpy"
+
+    def __init__(self) -> None:
+        self.launched: list[dict[str, Any]] = []
+        self.adopted: list[Any] = []
+        self.available = True
+
+    def status(self) -> BackendStatus:
+        return BackendStatus(self.available, () if self.available else ("it is a test",), "1", "a pretence")
+
+    def adopt(self, array: Any) -> Any:
+        self.adopted.append(array)
+        return array if isinstance(array, np.ndarray) else np.from_dlpack(array)
+
+    def small_kernel(self, dtype: str) -> Callable[..., bool] | None:
+        return None
+
+    def launch(
+        self, mu: Any, sigma: Any, out: Any, dtype: str, seed: int, offset: int, dim_offset: int, sample_offset: int,
+        shared: bool, fast_math: bool, device: int, stream: int,
+    ) -> None:  # fmt: skip
+        call = locals()
+        del call["self"]
+        self.launched.append(call)
+        real = np.float64 if dtype == "float64" else np.float32
+        with np.errstate(over="ignore"):
+            vectors = [np.broadcast_to(self.host(x).astype(real), out.shape[0]) for x in (mu, sigma)]
+        registry.find("cpu").launch(
+            *vectors, self.host(out), dtype, seed, offset, dim_offset, sample_offset, shared, fast_math, 0, 0
+        )
+
+    def host(self, raw: Any) -> Array:
+        """What `raw` stands for, in this process's memory."""
+        return np.asarray(raw)
+
+
+@pytest.mark.parametrize("n", [N, 30_000])
+@pytest.mark.parametrize("library", ["numpy", "list", "torch"])
+def test_a_third_partys_backend_draws_for_host_arrays(registered: Callable[[Any], Any], library: str, n: int) -> None:
+    backend = registered(Recording())
+    convert: Any = {"numpy": np.array, "list": np.ndarray.tolist, "torch": torch.tensor}[library]
+    expected = sample(MU, SIGMA, n, seed=1)
+    for _ in range(2):
+        check_same(sample(convert(MU), convert(SIGMA), n, seed=1, backend="recording"), expected)
+    assert len(backend.launched) == 2
+    call = backend.launched[1]
+    for name in ("mu", "sigma"):
+        assert type(call[name]) is np.ndarray
+        assert call[name].dtype == np.float32
+        assert call[name].shape == (3,)
+    assert call["out"].shape == (3, n)
+    assert {name: call[name] for name in list(call)[3:]} == {
+        "dtype": "float32", "seed": 1, "offset": 0, "dim_offset": 0, "sample_offset": 0, "shared": False,
+        "fast_math": False, "device": 0, "stream": 0,
+    }  # fmt: skip
+
+
+def test_every_argument_reaches_the_backend(registered: Callable[[Any], Any]) -> None:
+    backend = registered(Recording())
+    generator = multisample.Generator(2**64 - 1)
+    generator.take()
+    memory = np.zeros((6, 2 * N), np.float64)
+    out = memory[::2, ::2]
+    x = sample(
+        2, SIGMA[::-1].astype(np.float16), np.int64(N), backend="recording", generator=generator, noise="shared",
+        dtype=float, out=out, fast_math=np.True_, dim_offset=np.uint8(4), sample_offset=2**33,
+    )  # fmt: skip
+    assert x is out
+    (call,) = backend.launched
+    assert call["mu"].tolist() == [2.0] * 3
+    assert call["sigma"].tolist() == [2.0, 0.5, 1.0]
+    assert call["mu"].dtype == call["sigma"].dtype == np.float64
+    assert np.shares_memory(call["out"], out)
+    assert call["out"].strides == out.strides
+    assert {name: call[name] for name in list(call)[3:]} == {
+        "dtype": "float64", "seed": 2**64 - 1, "offset": 1, "dim_offset": 4, "sample_offset": 2**33, "shared": True,
+        "fast_math": True, "device": 0, "stream": 0,
+    }  # fmt: skip
+    assert [type(call[name]) for name in ("seed", "offset", "dim_offset", "sample_offset")] == [int] * 4
+    assert [type(call[name]) for name in ("shared", "fast_math")] == [bool] * 2
+
+
+@pytest.mark.parametrize(("dtype", "raw"), [("float16", np.uint16), ("bfloat16", np.uint16), ("float64", np.float64)])
+def test_narrow_host_memory_reaches_the_backend_as_bits(registered: Callable[[Any], Any], dtype: str, raw: Any) -> None:
+    backend = registered(Recording())
+    for x in (
+        sample(MU, SIGMA, N, seed=1, dtype=dtype, backend="recording"),
+        sample(torch.tensor(MU), torch.tensor(SIGMA), N, seed=1, dtype=dtype, backend="recording"),
+    ):
+        check_same(x, sample(MU, SIGMA, N, seed=1, dtype=dtype))
+    assert [call["out"].dtype for call in backend.launched] == [raw] * 2
+    assert [call["dtype"] for call in backend.launched] == [dtype] * 2
+
+
+def test_nothing_is_launched_where_nothing_is_drawn(registered: Callable[[Any], Any]) -> None:
+    backend = registered(Recording())
+    assert sample(MU, SIGMA, 0, backend="recording").shape == (3, 0)
+    assert sample([], [], 5, backend="recording").shape == (0, 5)
+    assert backend.launched == []
+
+
+def test_a_third_partys_shortcut_is_taken_for_small_calls(registered: Callable[[Any], Any]) -> None:
+    asked = []
+
+    class WithShortcut(Recording):
+        def small_kernel(self, dtype: str) -> Callable[..., bool] | None:
+            asked.append(dtype)
+            kernel: Any = registry.find("cpu").small_kernel(dtype)
+            return kernel
+
+    backend = registered(WithShortcut())
+    generator = multisample.Generator(1)
+    for _ in range(2):
+        check_same(sample(MU, SIGMA, N, seed=1, backend="recording"), REFERENCE)
+    check_same(sample(MU, SIGMA, N, generator=generator, backend="recording"), REFERENCE)
+    assert (asked, backend.launched, generator.offset) == (["float32"], [], 1)
+    with pytest.raises(ValueError, match=r"^sigma: .*sigma\[2\] = -1"):
+        sample(MU, np.array([1, 2, -1], np.float32), N, generator=generator, backend="recording")
+    assert (backend.launched, generator.offset) == ([], 1)
+
+
+def test_a_named_backend_never_falls_back(registered: Callable[[Any], Any]) -> None:
+    backend = registered(Recording())
+    backend.available = False
+    for mu in (MU, MU.tolist(), torch.tensor(MU)):
+        for n in (N, 30_000):
+            with pytest.raises(BackendUnavailableError, match=r"^backend: 'recording' .*: it is a test"):
+                sample(mu, 1.0, n, backend="recording")
+    backend.available = True
+    assert sample(MU, SIGMA, N, backend="recording").shape == (3, N)
+    assert len(backend.launched) == 1
+
+
+def test_a_backend_that_fails_is_not_replaced(registered: Callable[[Any], Any]) -> None:
+    class Failing(Recording):
+        def launch(self, *call: Any) -> None:
+            raise RuntimeError("the device is on fire")
+
+    registered(Failing())
+    for n in (N, 30_000):
+        with pytest.raises(RuntimeError, match="the device is on fire"):
+            sample(MU, SIGMA, n, seed=1, backend="recording")
+
+
+def test_a_backend_of_torch_without_cuda_gives_tensors_for_host_inputs(registered: Callable[[Any], Any]) -> None:
+    class OfTorch(Recording):
+        host_library = "torch"
+
+        def adopt(self, array: Any) -> Any:
+            self.adopted.append(array)
+            return torch.tensor(np.ascontiguousarray(array))
+
+    backend = registered(OfTorch())
+    for mu, sigma in ((MU, SIGMA), (MU.tolist(), SIGMA.tolist()), (MU, 1.0), (0, SIGMA.tolist()), (MU, np.float32(2))):
+        x = sample(mu, sigma, N, seed=1, backend="recording")
+        assert type(x) is torch.Tensor
+        check_same(x, sample(mu, sigma, N, seed=1))
+    assert all(isinstance(array, np.ndarray) for array in backend.adopted)
+    torch.manual_seed(1)
+    state, default = torch.get_rng_state(), multisample.manual_seed(1)
+    check_same(sample(MU, SIGMA, N, backend="recording"), REFERENCE)
+    assert torch.get_rng_state().equal(state)
+    assert default.offset == 1
+
+
+# --- Device memory, played by host memory ---------------------------------------------------------
+
+
+def array_of(raw: DeviceArray) -> Array:
+    """The host memory that stands behind a device address."""
+    dtype = DTYPES.get(raw.dtype) or np.dtype(raw.dtype)
+    steps = [stride * (length - 1) for stride, length in zip(raw.strides, raw.shape, strict=True)]
+    low, high = sum(step for step in steps if step < 0), sum(step for step in steps if step > 0)
+    memory = (ctypes.c_char * (high - low + dtype.itemsize)).from_address(raw.pointer + low)
+    return np.ndarray(raw.shape, dtype, memory, -low, raw.strides)
+
+
+def make_cupy() -> Any:
+    """As much of CuPy as is asked of it, on NumPy's memory."""
+    cupy = types.ModuleType("cupy")
+
+    class ndarray:  # noqa: N801
+        def __init__(self, host: Array, device: int = 0) -> None:
+            self.host = host
+            self.device = types.SimpleNamespace(id=device)
+            self.data = types.SimpleNamespace(ptr=host.ctypes.data)
+            self.dtype, self.shape, self.strides = host.dtype, host.shape, host.strides
+
+        def get(self) -> Array:
+            cupy.waited += 1
+            return self.host.copy()
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return 2, self.device.id
+
+        @property
+        def __cuda_array_interface__(self) -> dict[str, Any]:
+            return {"data": (self.host.ctypes.data, False), "shape": self.shape, "version": 3}
+
+    class Device:
+        def __init__(self, ordinal: int) -> None:
+            self.ordinal = ordinal
+
+        def __enter__(self) -> None:
+            cupy.devices.append(self.ordinal)
+
+        def __exit__(self, *error: object) -> None:
+            cupy.devices.pop()
+
+    def empty(shape: tuple[int, ...], dtype: Any) -> ndarray:
+        return ndarray(np.full(shape, 77, dtype), cupy.devices[-1])
+
+    ndarray.__module__ = "cupy"
+    cupy.waited, cupy.devices = 0, [0]
+    cupy.ndarray, cupy.empty = ndarray, empty
+    cupy.cuda = types.SimpleNamespace(
+        Device=Device, get_current_stream=lambda: types.SimpleNamespace(ptr=1000 + cupy.devices[-1])
+    )
+    return cupy
+
+
+class OnDevice:
+    """An array of a library that nobody knows, in device memory."""
+
+    def __init__(self, host: Array, stream: int | None = None, **more: Any) -> None:
+        self.host = host
+        self.__cuda_array_interface__ = {
+            "data": (host.ctypes.data, False), "shape": host.shape, "typestr": host.dtype.str,
+            "strides": None if host.flags.c_contiguous else host.strides, "version": 3, "stream": stream,
+        }  # fmt: skip
+
+
+class OnDeviceByDlpack(DlpackOnly):
+    def __init__(self, host: Array, device: int = 0, kind: int = 2) -> None:
+        super().__init__(host)
+        self.host, self.device, self.kind = host, device, kind
+
+    def __dlpack_device__(self) -> Any:
+        return self.kind, self.device
+
+
+class RecordingCuda(Recording):
+    """A backend for device memory whose own library is the stand-in for CuPy."""
+
+    name = "recording_cuda"
+    device_kinds = ("cuda",)
+    host_library = "cupy"
+
+    def __init__(self, cupy: Any) -> None:
+        super().__init__()
+        self.cupy = cupy
+
+    def adopt(self, array: Any) -> Any:
+        self.adopted.append(array)
+        if isinstance(array, np.ndarray):
+            return self.cupy.ndarray(array.copy(), self.cupy.devices[-1])
+        assert isinstance(array, (OnDevice, OnDeviceByDlpack))
+        return self.cupy.ndarray(array.host, getattr(array, "device", 0))
+
+    def host(self, raw: Any) -> Array:
+        if isinstance(raw, float):
+            return np.array(raw)
+        assert type(raw) is DeviceArray
+        array = array_of(raw)
+        return array.view(np.uint16) if raw.dtype in ("float16", "bfloat16") and array.ndim == 2 else array
+
+
+@pytest.fixture
+def cupy(monkeypatch: pytest.MonkeyPatch) -> Any:
+    module = make_cupy()
+    monkeypatch.setitem(sys.modules, "cupy", module)
+    return module
+
+
+@pytest.fixture
+def cuda(cupy: Any, registered: Callable[[Any], Any]) -> RecordingCuda:
+    backend: RecordingCuda = registered(RecordingCuda(cupy))
+    return backend
+
+
+def draw(*args: Any, **call: Any) -> Any:
+    return sample(*args, backend="recording_cuda", **call)
+
+
+def test_device_arrays_reach_the_backend_as_addresses(cuda: RecordingCuda, cupy: Any) -> None:
+    mu, sigma = cupy.ndarray(strided(MU), 1), cupy.ndarray(reversed_view(SIGMA), 1)
+    x = draw(mu, sigma, N, seed=1, dim_offset=0, sample_offset=0)
+    assert type(x) is cupy.ndarray
+    assert x.device.id == 1
+    check_same(x.host, REFERENCE)
+    (call,) = cuda.launched
+    assert call["mu"] == DeviceArray(mu.host.ctypes.data, (3,), (24,), "float32")
+    assert call["sigma"] == DeviceArray(sigma.host.ctypes.data, (3,), (-4,), "float32")
+    assert call["out"] == DeviceArray(x.host.ctypes.data, (3, N), (4 * N, 4), "float32")
+    assert (call["dtype"], call["device"], call["stream"]) == ("float32", 1, 1001)
+    assert cuda.adopted == []
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, "int8", "uint16", "int32", "uint64"])
+def test_device_arrays_keep_their_element_type(cuda: RecordingCuda, cupy: Any, dtype: str) -> None:
+    mu, sigma = (np.array(x, DTYPES.get(dtype, dtype)) for x in ([0, 10, 5], [1, 3, 2]))
+    x = draw(cupy.ndarray(mu), cupy.ndarray(sigma), N, seed=1)
+    check_same(x.host, sample(mu, sigma, N, seed=1))
+    assert cuda.launched[0]["mu"].dtype == cuda.launched[0]["sigma"].dtype == dtype
+    assert cuda.launched[0]["dtype"] == cuda.launched[0]["out"].dtype == (dtype if dtype in DTYPES else "float32")
+
+
+def test_columns_and_numbers_of_a_device(cuda: RecordingCuda, cupy: Any) -> None:
+    column, scalar = cupy.ndarray(MU[:, None]), cupy.ndarray(np.array(2, np.float32))
+    expected = sample(MU, np.full(3, 2, np.float32), N, seed=1)
+    for mu, sigma in ((column, scalar), (column, 2), (column, 2.0)):
+        check_same(draw(mu, sigma, N, seed=1).host, expected)
+    assert {call["mu"] for call in cuda.launched} == {DeviceArray(column.data.ptr, (3,), (4,), "float32")}
+    assert [call["sigma"] for call in cuda.launched] == [DeviceArray(scalar.data.ptr, (3,), (0,), "float32"), 2.0, 2.0]
+    assert [type(call["sigma"]) for call in cuda.launched[1:]] == [float, float]
+    check_same(draw(3, cupy.ndarray(SIGMA), N, seed=1).host, sample(np.full(3, 3, np.float32), SIGMA, N, seed=1))
+
+
+def test_out_on_a_device_is_written_through_its_strides(cuda: RecordingCuda, cupy: Any) -> None:
+    memory = np.zeros((30, 40), np.float32)
+    for view in (LAYOUTS | BACKWARDS).values():
+        out = cupy.ndarray(view(memory), 1)
+        assert draw(cupy.ndarray(MU, 1), cupy.ndarray(SIGMA, 1), N, seed=1, out=out) is out
+        check_same(np.ascontiguousarray(out.host), REFERENCE)
+        assert cuda.launched[-1]["out"] == DeviceArray(out.data.ptr, (3, N), out.host.strides, "float32")
+
+
+def test_a_bad_out_on_a_device_is_refused(cuda: RecordingCuda, cupy: Any) -> None:
+    memory = np.full((3, N + 1), 7, np.float32)
+    one_row = np.lib.stride_tricks.as_strided(memory, (3, N), (0, 4))
+    mu, sigma, generator = cupy.ndarray(MU), cupy.ndarray(SIGMA), multisample.Generator(1)
+    for out, message in (
+        (cupy.ndarray(memory), rf"expected shape \(3, {N}\), got \(3, {N + 1}\)"),
+        (cupy.ndarray(memory[:, :N].astype(np.float64)), "expected dtype float32, got float64"),
+        (cupy.ndarray(memory[:, :N], 1), "expected it on the device of mu and sigma, cuda:0, got cuda:1"),
+        (cupy.ndarray(one_row), r"strides \(0, 4\)"),
+    ):
+        with pytest.raises(ValueError, match=f"^out: .*{message}"):
+            draw(mu, sigma, N, out=out, generator=generator)
+    for name, vectors in {"mu": (memory[:, 0], SIGMA), "sigma": (MU, memory[::-1, 3])}.items():
+        with pytest.raises(ValueError, match=rf"^out: .*memory that {name} also uses"):
+            draw(*map(cupy.ndarray, vectors), N, out=cupy.ndarray(memory[:, :N]), generator=generator)
+    assert (memory == 7).all()
+    assert (cuda.launched, generator.offset) == ([], 0)
+
+
+def test_vectors_on_two_devices_are_refused(cuda: RecordingCuda, cupy: Any) -> None:
+    with pytest.raises(ValueError, match=r"^sigma: expected it on the device of .*, cuda:0, got cuda:1"):
+        draw(cupy.ndarray(MU, 0), cupy.ndarray(SIGMA, 1), N)
+    assert cuda.launched == []
+
+
+def test_values_on_a_device_are_looked_at_only_when_asked(cuda: RecordingCuda, cupy: Any) -> None:
+    negative = np.array([1, -1, -1], np.float32)
+    assert draw(cupy.ndarray(MU), cupy.ndarray(negative), N, seed=1).shape == (3, N)
+    assert (cupy.waited, len(cuda.launched)) == (0, 1)
+    generator = multisample.Generator(1)
+    for mu, sigma, message in (
+        (MU, negative, r"^sigma: .*sigma\[1\] = -1.0"),
+        (np.array([0, 0, np.nan], np.float32), SIGMA, r"^mu: .*mu\[2\] = nan"),
+        (MU[:, None], negative[:, None], r"^sigma: .*sigma\[1\] = -1.0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            draw(cupy.ndarray(mu), cupy.ndarray(sigma), N, validate=True, generator=generator)
+    assert (len(cuda.launched), generator.offset) == (1, 0)
+    check_same(draw(cupy.ndarray(MU), cupy.ndarray(SIGMA), N, seed=1, validate=True).host, REFERENCE)
+
+
+@pytest.mark.parametrize(("number", "message"), [
+    (-1.0, r"^sigma: .*-1"), (float("nan"), "^sigma: .*nan"), (float("inf"), "^sigma: .*inf"), (10**400, "^sigma: "),
+    (1e39, r"^sigma: .*(inf|1e\+?39)"),
+])  # fmt: skip
+def test_numbers_are_host_values_and_always_checked(
+    cuda: RecordingCuda, cupy: Any, number: float, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        draw(cupy.ndarray(MU), number, N)
+    assert cuda.launched == []
+
+
+def test_host_inputs_go_to_the_backends_device(cuda: RecordingCuda, cupy: Any) -> None:
+    for mu, sigma in (
+        (MU, SIGMA), (MU.tolist(), SIGMA.tolist()), (strided(MU), SIGMA[:, None]), (MU, 2.0), (1, tuple(SIGMA)),
+        (ArrayOnly(MU), SIGMA), (MU.astype(np.float64), SIGMA), (MU.astype(np.float16), [1, 2, 3]),
+        (MU.astype(np.int32), 2), (MU, np.float64(2)), (MU.astype(ml_dtypes.bfloat16), 1.0),
+    ):  # fmt: skip
+        x = draw(mu, sigma, N, seed=1)
+        assert type(x) is cupy.ndarray
+        check_same(x.host, sample(mu, sigma, N, seed=1))
+    # The contract: a NumPy array, or an object with __dlpack__ or __cuda_array_interface__.
+    assert {type(array) for array in cuda.adopted} == {np.ndarray}
+
+
+def test_host_inputs_are_checked_before_they_go_to_a_device(cuda: RecordingCuda) -> None:
+    generator = multisample.Generator(1)
+    for mu, sigma, error, message in (
+        (MU, np.array([1, -1, 1], np.float32), ValueError, r"^sigma: .*sigma\[1\] = -1.0"),
+        ([0.0, float("nan"), 0.0], [1.0, 1.0, 1.0], ValueError, r"^mu: .*mu\[1\] = nan"),
+        (MU, SIGMA[:2], ValueError, r"^sigma: .*as mu, 3, got 2"),
+        (MU.astype(complex), SIGMA, TypeError, r"^mu: .*got complex128"),
+        ([[1.0], [2.0, 3.0]], [1.0, 1.0], TypeError, r"^mu: expected numbers"),
+    ):
+        with pytest.raises(error, match=message):
+            draw(mu, sigma, N, generator=generator)
+    out = np.full((3, N), 7, np.float32)
+    with pytest.raises(ValueError, match=r"^out: backend 'recording_cuda' writes cupy arrays, got"):
+        draw(MU, SIGMA, N, out=out, generator=generator)
+    assert (out == 7).all()
+    assert (cuda.launched, generator.offset) == ([], 0)
+
+
+def test_memory_that_the_named_backend_does_not_serve_is_refused(cuda: RecordingCuda, cupy: Any) -> None:
+    with pytest.raises(ValueError, match=r"^backend: 'cpu' serves cpu memory, got a cupy array in cuda memory"):
+        sample(cupy.ndarray(MU), cupy.ndarray(SIGMA), N, backend="cpu")
+    with pytest.raises(ValueError, match=r"^backend: 'recording_cuda' serves cuda memory, got a torch array in cpu"):
+        draw(torch.tensor(MU), torch.tensor(SIGMA), N)
+    with pytest.raises(ValueError, match=r"^backend: 'recording_cuda' serves cuda memory, got .* array in cpu"):
+        draw(DlpackOnly(MU), DlpackOnly(SIGMA), N)
+    cuda.available = False
+    _dispatch._chosen.clear()
+    with pytest.raises(BackendUnavailableError, match=r"^backend: 'recording_cuda' .*it is a test"):
+        draw(MU, SIGMA, N)
+
+
+def test_generators_and_device_arrays(cuda: RecordingCuda, cupy: Any) -> None:
+    default = multisample.manual_seed(1)
+    check_same(draw(cupy.ndarray(MU), cupy.ndarray(SIGMA), N).host, REFERENCE)
+    assert default.offset == 1
+    with pytest.raises(TypeError, match=r"^generator: .*multisample.Generator with cupy arrays, got a torch.Generator"):
+        draw(cupy.ndarray(MU), cupy.ndarray(SIGMA), N, generator=torch.Generator())
+
+
+def test_an_array_known_by_the_cuda_array_interface_is_shared_with_the_backend(cuda: RecordingCuda, cupy: Any) -> None:
+    mu, sigma = OnDevice(strided(MU), stream=5), OnDevice(SIGMA)
+    x = draw(mu, sigma, N, seed=1)
+    assert type(x) is cupy.ndarray
+    check_same(x.host, REFERENCE)
+    assert cuda.adopted == [mu, sigma]
+    assert cuda.launched[0]["mu"] == DeviceArray(mu.host.ctypes.data, (3,), (24,), "float32")
+    assert cuda.launched[0]["stream"] == 1000
+    out = OnDevice(np.zeros((3, N), np.float32))
+    assert draw(mu, 1.0, N, seed=1, out=out) is out
+    check_same(out.host, sample(MU, 1.0, N, seed=1))
+
+
+@pytest.mark.parametrize("kind", [2, 13])
+def test_an_array_known_by_dlpack_is_on_the_device_that_it_says(cuda: RecordingCuda, kind: int) -> None:
+    mu, sigma = OnDeviceByDlpack(MU, 1, kind), OnDeviceByDlpack(SIGMA, 1, kind)
+    check_same(draw(mu, sigma, N, seed=1).host, REFERENCE)
+    assert (cuda.launched[0]["device"], cuda.launched[0]["stream"]) == (1, 1001)
+    with pytest.raises(ValueError, match=r"^sigma: expected it on the device of .*, cuda:1, got cuda:0"):
+        draw(mu, OnDeviceByDlpack(SIGMA, 0, kind), N)
+
+
+def test_arrays_of_two_device_libraries_are_refused(cuda: RecordingCuda, cupy: Any) -> None:
+    for mu, sigma in ((cupy.ndarray(MU), OnDevice(SIGMA)), (cupy.ndarray(MU), SIGMA), (OnDevice(MU), SIGMA)):
+        with pytest.raises(TypeError, match=r"^mu, sigma: expected arrays of one library, got mu of .*, sigma of"):
+            draw(mu, sigma, N)
+    with pytest.raises(TypeError, match=r"^mu, sigma, out: .*one library, .*out of numpy"):
+        draw(cupy.ndarray(MU), cupy.ndarray(SIGMA), N, out=np.empty((3, N), np.float32))
+    assert cuda.launched == []
+
+
+def test_nothing_is_launched_on_a_device_where_nothing_is_drawn(cuda: RecordingCuda, cupy: Any) -> None:
+    x = draw(cupy.ndarray(MU, 1), cupy.ndarray(SIGMA, 1), 0)
+    assert (type(x), x.shape, x.device.id) == (cupy.ndarray, (3, 0), 1)
+    assert draw(cupy.ndarray(MU[:0]), 1.0, 4).shape == (0, 4)
+    assert cuda.launched == []
+
+
+def test_the_device_is_current_again_after_an_error(cuda: RecordingCuda, cupy: Any) -> None:
+    with contextlib.suppress(ValueError):
+        draw(cupy.ndarray(MU, 1), cupy.ndarray(SIGMA, 1), N, out=cupy.ndarray(np.zeros((3, N)), 1))
+    assert cupy.devices == [0]

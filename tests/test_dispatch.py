@@ -1,0 +1,298 @@
+"""Choosing a backend must never be a guess: "auto" takes the first of a fixed order, a name is an order.
+
+Where none can run, whoever called should read every reason at once and how to mend it, not one after the other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import importlib.util
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import multisample
+from multisample import BackendStatus, BackendUnavailableError, UnknownBackendError, _dispatch, _sample, sample
+from multisample.backends import registry
+from multisample.backends.contract import Backend
+
+MEMBERS = {name for name in (*vars(Backend), *Backend.__annotations__) if not name.startswith("_") and name != "mro"}
+
+
+class Fake:
+    """A backend that says what it is told to say and draws nothing."""
+
+    device_kinds: tuple[str, ...] = ("cpu", "cuda")
+    host_library = "numpy"
+
+    def __init__(self, name: str, *reasons: str) -> None:
+        self.name, self.reasons, self.asked = name, reasons, 0
+
+    def status(self) -> BackendStatus:
+        self.asked += 1
+        return BackendStatus(not self.reasons, self.reasons, "1.2", "a pretence")
+
+    def adopt(self, array: Any) -> Any:
+        return array
+
+    def small_kernel(self, dtype: str) -> None:
+        return None
+
+    def launch(self, mu: Any, sigma: Any, out: Any, *rest: Any) -> None:
+        out[...] = 77
+
+
+@pytest.fixture(autouse=True)
+def restored(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The registry as it was, after every test."""
+    monkeypatch.setattr(registry, "_registered", dict(registry._registered))
+    _dispatch._chosen.clear()
+    _sample._small_kernels.clear()
+    yield
+    _dispatch._chosen.clear()
+    _sample._small_kernels.clear()
+
+
+@pytest.fixture
+def pretend() -> Callable[..., Fake]:
+    """``pretend(name, *reasons)``: puts a fake in that place, whether or not it is taken."""
+
+    def pretend(name: str, *reasons: str) -> Fake:
+        fake = registry._registered[name] = Fake(name, *reasons)
+        return fake
+
+    return pretend
+
+
+# --- backends() -----------------------------------------------------------------------------------
+
+
+def test_backends_gives_the_status_of_every_backend(pretend: Callable[..., Fake]) -> None:
+    pretend("cupy")
+    pretend("numba", "no CUDA device: install a driver", "package missing: pip install numba-cuda")
+    statuses = multisample.backends()
+    assert {"cpu", "cupy", "numba"} <= statuses.keys()
+    assert all(type(status) is BackendStatus for status in statuses.values())
+    assert statuses["cupy"] == BackendStatus(True, (), "1.2", "a pretence")
+    assert not statuses["numba"].available
+    assert statuses["numba"].reasons == (
+        "no CUDA device: install a driver", "package missing: pip install numba-cuda",
+    )  # fmt: skip
+
+
+def test_the_cpu_backend_is_always_there() -> None:
+    status = multisample.backends()["cpu"]
+    assert status.available
+    assert status.reasons == ()
+    assert "numba" in status.version
+    assert "thread" in status.device
+
+
+def test_backends_are_asked_anew_each_time(pretend: Callable[..., Fake]) -> None:
+    fake = pretend("numba")
+    assert multisample.backends()["numba"].available
+    fake.reasons = ("unplugged",)
+    assert not multisample.backends()["numba"].available
+
+
+def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    find_spec, version = importlib.util.find_spec, importlib.metadata.version
+
+    def version_but_not_of_numba(name: str) -> str:
+        if name == "numba":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return version(name)
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "numba" else find_spec(name))
+    monkeypatch.setattr(importlib.metadata, "version", version_but_not_of_numba)
+    status = multisample.backends()["cpu"]
+    assert not status.available
+    assert any("numba is not installed: pip install numba" in reason for reason in status.reasons)
+    for call in (lambda: sample([0.0], [1.0], 2), lambda: sample(np.zeros(2), np.ones(2), 2, backend="cpu")):
+        with pytest.raises(BackendUnavailableError, match="pip install numba"):
+            call()
+
+
+@pytest.mark.parametrize("setting", ["0", "-1", "many", "1.5", " ", "2 threads"])
+def test_backends_never_raises_for_a_bad_setting(monkeypatch: pytest.MonkeyPatch, setting: str) -> None:
+    monkeypatch.setenv("MULTISAMPLE_NUM_THREADS", setting)
+    status = multisample.backends()["cpu"]
+    assert not status.available
+    assert any("MULTISAMPLE_NUM_THREADS" in reason and repr(setting) in reason for reason in status.reasons)
+
+
+def test_a_status_cannot_be_changed() -> None:
+    status = multisample.backends()["cpu"]
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        status.available = False
+    assert BackendStatus(False) == BackendStatus(False, (), "", "")
+
+
+# --- A name ---------------------------------------------------------------------------------------
+
+
+def test_an_unknown_name_lists_those_that_exist(pretend: Callable[..., Fake]) -> None:
+    pretend("abacus", "no beads")
+    with pytest.raises(UnknownBackendError, match=r"^backend: .*'tpu'; accepted are 'auto', .*'cpu'.*'abacus'"):
+        sample([0.0], [1.0], 2, backend="tpu")
+
+
+def test_our_exceptions_are_the_builtin_kind_that_fits() -> None:
+    assert issubclass(UnknownBackendError, ValueError)
+    assert issubclass(BackendUnavailableError, RuntimeError)
+    assert not issubclass(BackendUnavailableError, ValueError)
+
+
+@pytest.mark.parametrize("convert", [np.array, list, torch.tensor])
+def test_a_named_backend_that_cannot_run_gives_every_reason(
+    pretend: Callable[..., Fake], convert: Callable[..., Any]
+) -> None:
+    pretend("abacus", "no beads: buy some", "no fingers: grow some")
+    generator = multisample.Generator(1)
+    with pytest.raises(
+        BackendUnavailableError, match=r"^backend: 'abacus' .*no beads: buy some.*no fingers: grow some"
+    ):
+        sample(convert([0.0, 1.0]), convert([1.0, 1.0]), 2, backend="abacus", generator=generator)
+    assert generator.offset == 0
+
+
+def test_a_named_backend_runs_whatever_auto_would_take(pretend: Callable[..., Fake]) -> None:
+    pretend("abacus")
+    for n in (2, 50_000):
+        assert (sample([0.0], [1.0], n, backend="abacus") == 77).all()
+        assert (sample(np.zeros(1), np.ones(1), n, backend="abacus") == 77).all()
+        assert (sample(torch.zeros(1), torch.ones(1), n, backend="abacus") == 77).all()
+        assert not (sample([0.0], [1.0], n) == 77).any()
+
+
+def test_a_backend_may_become_available_later(pretend: Callable[..., Fake]) -> None:
+    fake = pretend("abacus", "no beads")
+    for _ in range(2):
+        with pytest.raises(BackendUnavailableError):
+            sample(np.zeros(1), np.ones(1), 2, backend="abacus")
+    fake.reasons = ()
+    assert (sample(np.zeros(1), np.ones(1), 2, backend="abacus") == 77).all()
+
+
+def test_a_status_is_not_asked_for_in_every_call(pretend: Callable[..., Fake]) -> None:
+    fake = pretend("abacus")
+    for _ in range(5):
+        sample([0.0], [1.0], 2, backend="abacus")
+    assert fake.asked == 1
+
+
+def test_memory_that_a_named_backend_does_not_serve_is_a_wrong_value(pretend: Callable[..., Fake]) -> None:
+    pretend("abacus").device_kinds = ("cuda",)
+    with pytest.raises(ValueError, match=r"^backend: 'abacus' serves cuda memory, got a torch array in cpu memory"):
+        sample(torch.zeros(1), torch.ones(1), 2, backend="abacus")
+
+
+# --- "auto" ---------------------------------------------------------------------------------------
+
+ORDER = {
+    ("torch", "cuda"): ("torch_ext", "cupy", "numba"),
+    ("torch", "cpu"): ("torch_ext", "cpu"),
+    ("cupy", "cuda"): ("cupy", "numba", "torch_ext"),
+    ("numba", "cuda"): ("numba", "cupy", "torch_ext"),
+    ("jax", "cuda"): ("cupy", "numba", "torch_ext"),
+    ("foreign", "cuda"): ("cupy", "numba", "torch_ext"),
+    ("jax", "cpu"): ("cpu",),
+    ("foreign", "cpu"): ("cpu",),
+    ("numpy", "cpu"): ("cpu",),
+}
+BUILT_IN = ("torch_ext", "cupy", "numba", "cpu")
+
+
+@pytest.mark.parametrize(("library", "device_kind"), ORDER)
+def test_auto_takes_the_first_that_is_available(pretend: Callable[..., Fake], library: str, device_kind: str) -> None:
+    order = ORDER[library, device_kind]
+    for available in itertools.product((True, False), repeat=len(order)):
+        _dispatch._chosen.clear()
+        for name in BUILT_IN:
+            pretend(name)
+        for name, can_run in zip(order, available, strict=True):
+            pretend(name, *([] if can_run else [f"no {name} today", "and none tomorrow"]))
+        if any(available):
+            chosen = _dispatch.choose("auto", library, device_kind)
+            assert chosen.name == order[available.index(True)]
+            continue
+        with pytest.raises(BackendUnavailableError) as caught:
+            _dispatch.choose("auto", library, device_kind)
+        message = str(caught.value)
+        assert message.startswith(f"backend: none can serve a {library} array in {device_kind} memory")
+        places = [message.index(f"{name}: {reason}") for name in order
+                  for reason in (f"no {name} today", "and none tomorrow")]  # fmt: skip
+        assert places == sorted(places)
+
+
+def test_auto_is_what_a_call_takes(pretend: Callable[..., Fake]) -> None:
+    pretend("torch_ext")
+    assert (sample(torch.zeros(2), torch.ones(2), 3) == 77).all()
+    assert not (sample(np.zeros(2), np.ones(2), 3) == 77).any()
+    pretend("torch_ext", "no compiler")
+    _dispatch._chosen.clear()
+    expected = sample(np.zeros(2), np.ones(2), 3, seed=1)
+    np.testing.assert_array_equal(sample(torch.zeros(2).double(), torch.ones(2), 3, seed=1).numpy(), expected)
+
+
+def test_auto_takes_no_third_partys_backend(pretend: Callable[..., Fake]) -> None:
+    pretend("abacus")
+    for name in BUILT_IN:
+        pretend(name, "not today")
+    for library, device_kind in ORDER:
+        with pytest.raises(BackendUnavailableError):
+            _dispatch.choose("auto", library, device_kind)
+
+
+# --- register_backend -----------------------------------------------------------------------------
+
+
+def test_a_registered_backend_is_listed_and_used() -> None:
+    multisample.register_backend(Fake("abacus"))
+    assert multisample.backends()["abacus"].version == "1.2"
+    assert (sample([0.0], [1.0], 2, backend="abacus") == 77).all()
+
+
+@pytest.mark.parametrize("name", ["cpu", "auto", "abacus"])
+def test_a_name_that_is_taken_is_refused(name: str) -> None:
+    multisample.register_backend(Fake("abacus"))
+    before = dict(registry._registered), registry.names()
+    with pytest.raises(ValueError, match=rf"{name!r} is taken; .*cpu.*abacus.*'auto'"):
+        multisample.register_backend(Fake(name))
+    assert (dict(registry._registered), registry.names()) == before
+
+
+def test_a_built_in_name_is_taken_before_its_first_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_registered", {})
+    with pytest.raises(ValueError, match="'cpu' is taken"):
+        multisample.register_backend(Fake("cpu"))
+    assert registry.find("cpu").status().available
+
+
+def test_the_contract_is_what_is_asked_for() -> None:
+    assert {"name", "device_kinds", "host_library", "status", "adopt", "small_kernel", "launch"} == MEMBERS
+
+
+@pytest.mark.parametrize("member", sorted(MEMBERS))
+def test_a_backend_that_lacks_a_member_is_refused(member: str) -> None:
+    class Lacking(Fake):
+        def __getattribute__(self, attribute: str) -> Any:
+            if attribute == member:
+                raise AttributeError(attribute)
+            return super().__getattribute__(attribute)
+
+    before = registry.names()
+    with pytest.raises(TypeError, match=rf"^backend: expected .*{member}.*, got .*without {member}$"):
+        multisample.register_backend(Lacking("abacus"))
+    assert registry.names() == before
+
+
+@pytest.mark.parametrize("nothing", [None, 3, "cpu", object])
+def test_what_is_no_backend_is_refused(nothing: Any) -> None:
+    with pytest.raises(TypeError, match=r"^backend: .*launch"):
+        multisample.register_backend(nothing)

@@ -1,0 +1,180 @@
+"""An example that does not run is worse than none, and a parameter that is not described is a guess.
+
+Every example in a docstring or in README.md is run here, and every public name has to have one.
+"""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import importlib
+import inspect
+import pkgutil
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import multisample
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), ROOT / "multisample" / "STREAM.md"]
+# The package; `multisample.backends` the attribute is the function of that name.
+BACKENDS = importlib.import_module("multisample.backends")
+
+
+def module_names() -> list[str]:
+    """Every module that is installed, but for `__main__`, which would run."""
+    names = ["multisample"]
+    for package in (multisample, BACKENDS):
+        names += [module.name for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")]
+    return [name for name in dict.fromkeys(names) if not name.endswith(".__main__")]
+
+
+def run_examples(test: doctest.DocTest) -> int:
+    """Run and count examples; a failure shows what was expected and what came."""
+    output: list[str] = []
+    runner = doctest.DocTestRunner(optionflags=doctest.REPORT_NDIFF)
+    runner.run(test, out=output.append, clear_globs=False)
+    assert runner.failures == 0, "".join(output)
+    return len(test.examples)
+
+
+def test_the_modules_are_found() -> None:
+    assert {"multisample._sample", "multisample.backends.cpu", "multisample.commands"} <= set(module_names())
+
+
+@pytest.mark.parametrize("name", module_names())
+def test_a_module_says_why_it_is_there(name: str) -> None:
+    module = importlib.import_module(name)
+    assert module.__doc__
+    assert len(module.__doc__.split()) > 5
+
+
+@pytest.mark.parametrize("name", module_names())
+def test_examples_in_docstrings_run(name: str) -> None:
+    for test in doctest.DocTestFinder().find(importlib.import_module(name)):
+        run_examples(test)
+
+
+# --- Public names ---------------------------------------------------------------------------------
+
+CLASSES_OF_RESULTS = ("BackendStatus", "BackendUnavailableError", "UnknownBackendError")
+PUBLIC = sorted(set(multisample.__all__) - {"__version__"})
+CALLABLE = {
+    **{name: getattr(multisample, name) for name in PUBLIC if name not in CLASSES_OF_RESULTS},
+    "Generator.spawn": multisample.Generator.spawn,
+}
+
+
+def documentation(thing: Any) -> str:
+    text = inspect.getdoc(thing)
+    assert text, f"{thing} has no docstring"
+    return text
+
+
+def section(text: str, name: str) -> str | None:
+    """The text of a NumPy section; None where there is none."""
+    underline = "-" * len(name)
+    match = re.search(rf"^{name}\n{underline}\n(.*?)(?=^[A-Z][A-Za-z ]+\n---|\Z)", text, re.MULTILINE | re.DOTALL)
+    return match and match[1]
+
+
+def parameters(function: Callable[..., Any]) -> list[str]:
+    return [name for name in inspect.signature(function).parameters if name != "self"]
+
+
+def test_all_is_what_there_is() -> None:
+    for name in multisample.__all__:
+        assert hasattr(multisample, name)
+    assert sorted(multisample.__all__) == list(multisample.__all__)
+    submodules = {module.name for module in pkgutil.iter_modules(multisample.__path__)}
+    visible = {name for name in vars(multisample) if not name.startswith("_")}
+    assert visible - submodules - {"annotations"} == set(multisample.__all__) - {"__version__"}
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_every_public_name_begins_with_one_line(name: str) -> None:
+    first, *rest = documentation(getattr(multisample, name)).splitlines()
+    assert first[0].isupper()
+    assert first.endswith((".", "?")) or name in CLASSES_OF_RESULTS
+    assert not rest or rest[0] == ""
+
+
+@pytest.mark.parametrize("name", CALLABLE)
+def test_every_parameter_is_described(name: str) -> None:
+    function = CALLABLE[name]
+    described = section(documentation(function), "Parameters")
+    expected = parameters(function)
+    if not expected:
+        assert described is None
+        return
+    assert described is not None
+    named = [
+        name.strip() for line in re.findall(r"^(\w.*?) : \S", described, re.MULTILINE) for name in line.split(",")
+    ]  # fmt: skip
+    assert sorted(named) == sorted(expected)
+
+
+@pytest.mark.parametrize("name", CALLABLE)
+def test_results_and_errors_are_described(name: str) -> None:
+    function = CALLABLE[name]
+    text = documentation(function)
+    returns = inspect.signature(function).return_annotation
+    assert (section(text, "Returns") is not None) == (not inspect.isclass(function) and returns not in (None, "None"))
+    if parameters(function):
+        raised = section(text, "Raises")
+        assert raised is not None
+        for error in ("TypeError", "ValueError"):
+            assert re.search(rf"^{error}$", raised, re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_every_public_name_has_an_example(name: str) -> None:
+    examples = section(documentation(getattr(multisample, name)), "Examples")
+    assert examples is not None
+    test = doctest.DocTestParser().get_doctest(examples, {}, name, None, 0)
+    assert run_examples(test) > 0
+
+
+def test_every_field_of_a_status_is_described() -> None:
+    described = section(documentation(multisample.BackendStatus), "Attributes")
+    assert described is not None
+    assert re.findall(r"^(\w+) : ", described, re.MULTILINE) == list(multisample.BackendStatus.__dataclass_fields__)
+
+
+# --- README.md and its like -----------------------------------------------------------------------
+
+
+def blocks(path: Path) -> list[tuple[int, str]]:
+    """Blocks of Python code, and the lines that they begin in."""
+    text = path.read_text(encoding="utf-8")
+    return [
+        (text.count("\n", 0, match.start(1)), match[1])
+        for match in re.finditer(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    ]
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_examples_in_documents_run(path: Path) -> None:
+    names: dict[str, Any] = {}
+    for line, code in blocks(path):
+        if ">>>" not in code:
+            ast.parse(code)
+            continue
+        test = doctest.DocTestParser().get_doctest(code, names, path.name, str(path), line)
+        run_examples(test)
+        names = test.globs
+
+
+def test_readme_shows_how_to_draw() -> None:
+    assert any("multisample.sample(" in code and ">>>" in code for _, code in blocks(ROOT / "README.md"))
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_links_within_the_repository_lead_somewhere(path: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", path.read_text(encoding="utf-8")):
+        if "://" not in target:
+            assert (path.parent / target).exists(), target

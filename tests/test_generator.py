@@ -1,0 +1,410 @@
+"""A generator only counts: what it hands out must follow from its state, and its state must survive anything.
+
+Reproducing a run needs that calls take their offsets in order, that a checkpoint holds all there is, and that workers
+spawned from one seed get the same streams every time.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import operator
+import pickle
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import multisample
+from multisample import Generator, _generator, sample
+from reference import stream
+
+MU, SIGMA = np.array([0.0, 10.0], np.float32), np.array([1.0, 0.5], np.float32)
+TORCH_MU, TORCH_SIGMA = torch.from_numpy(MU), torch.from_numpy(SIGMA)
+
+
+def draw(**call: Any) -> np.ndarray[Any, Any]:
+    return np.asarray(sample(MU, SIGMA, 5, **call))
+
+
+def torch_draw(**call: Any) -> np.ndarray[Any, Any]:
+    """On the cpu backend whatever others there are."""
+    return np.asarray(sample(TORCH_MU, TORCH_SIGMA, 5, backend="cpu", **call).numpy())
+
+
+def expected(seed: int, offset: int) -> list[list[float]]:
+    """What the stream's independent implementation has for this call."""
+    patterns = stream.sample(MU.tolist(), SIGMA.tolist(), 5, seed=seed, offset=offset)
+    values: list[list[float]] = np.array(patterns, np.uint32).view(np.float32).tolist()
+    return values
+
+
+# --- Offsets --------------------------------------------------------------------------------------
+
+
+def test_each_call_takes_one_offset_and_the_first_takes_none() -> None:
+    generator = Generator(11)
+    for offset in range(4):
+        assert generator.offset == offset
+        assert draw(generator=generator).tolist() == expected(11, offset)
+    assert generator.seed == 11
+
+
+def test_a_seed_equals_the_first_call_of_a_fresh_generator() -> None:
+    for seed in (0, 1, 2**32, 2**64 - 1, np.uint64(2**63 + 5)):
+        np.testing.assert_array_equal(draw(seed=seed), draw(generator=Generator(seed)))
+
+
+def test_a_seed_is_stateless() -> None:
+    default = multisample.manual_seed(1)
+    np.testing.assert_array_equal(draw(seed=3), draw(seed=3))
+    assert default.offset == 0
+
+
+def test_every_kind_of_call_takes_one_offset() -> None:
+    generator = Generator(11)
+    calls: list[Any] = [
+        lambda: sample(MU, SIGMA, 5, generator=generator),
+        lambda: sample(MU, SIGMA, 0, generator=generator),
+        lambda: sample(MU[:0], SIGMA[:0], 5, generator=generator),
+        lambda: sample([0.0], 1.0, 5, generator=generator, noise="shared"),
+        lambda: sample(MU, SIGMA, 50_000, generator=generator),
+        lambda: sample(MU, SIGMA, 5, generator=generator, dtype="float64", sample_offset=9, dim_offset=3),
+        lambda: sample(MU, SIGMA, 5, generator=generator, out=np.empty((2, 5), np.float32)),
+        lambda: sample(TORCH_MU, TORCH_SIGMA, 5, generator=generator),
+    ]
+    for offset, call in enumerate(calls, 1):
+        call()
+        assert generator.offset == offset
+
+
+def test_an_offset_is_all_64_bits_of_it() -> None:
+    generator = Generator(11)
+    offset = 0x123456789ABCDEF0
+    generator.state = {"seed": 11, "offset": offset, "spawned": 0}
+    assert draw(generator=generator).tolist() == expected(11, offset)
+    out = np.empty((2, 5), np.float32)
+    assert draw(generator=generator, out=out).tolist() == expected(11, offset + 1)
+
+
+@pytest.mark.parametrize("n", [5, 50_000])
+def test_a_generator_ends_with_an_error_and_not_with_a_repetition(n: int) -> None:
+    generator = Generator(11)
+    generator.state = {"seed": 11, "offset": 2**64 - 2, "spawned": 0}
+    sample(MU, SIGMA, n, generator=generator)
+    at_the_end = generator.state
+    for out in (None, np.full((2, n), 7, np.float32)):
+        with pytest.raises(OverflowError, match=r"generator: .*used up"):
+            sample(MU, SIGMA, n, generator=generator, out=out)
+        assert out is None or (out == 7).all()
+    assert generator.state == at_the_end
+
+
+# --- The default generator ------------------------------------------------------------------------
+
+
+def test_manual_seed_restarts_the_default_generator_and_returns_it() -> None:
+    default = multisample.manual_seed(11)
+    assert isinstance(default, Generator)
+    assert [draw().tolist() for _ in range(2)] == [expected(11, 0), expected(11, 1)]
+    default.spawn(3)
+    assert multisample.manual_seed(11) is default
+    assert default.state == {"seed": 11, "offset": 0, "spawned": 0}
+    assert draw().tolist() == expected(11, 0)
+
+
+def test_lists_and_numbers_draw_from_the_default_generator() -> None:
+    default = multisample.manual_seed(11)
+    assert sample(MU.tolist(), SIGMA.tolist(), 5).tolist() == expected(11, 0)
+    sample(0.0, [1.0], 3)
+    assert default.offset == 2
+
+
+@pytest.mark.parametrize(("seed", "error"), [
+    (1.0, TypeError), ("1", TypeError), (None, TypeError), (True, TypeError), (-1, ValueError), (2**64, ValueError),
+])  # fmt: skip
+def test_a_bad_seed_is_refused_everywhere(seed: Any, error: type[Exception]) -> None:
+    default = multisample.manual_seed(11)
+    default.take()
+    with pytest.raises(error, match=r"^seed: expected .*, got"):
+        multisample.manual_seed(seed)
+    assert default.state == {"seed": 11, "offset": 1, "spawned": 0}
+    if seed is not None:
+        with pytest.raises(error, match=r"^seed: expected .*, got"):
+            Generator(seed)
+
+
+def test_without_a_seed_the_operating_system_chooses() -> None:
+    seeds = {Generator().seed for _ in range(64)}
+    assert len(seeds) == 64
+    # Each of 64 bits is set in half of 64 seeds: that one is set in none or all has a chance of 2^-57.
+    assert functools.reduce(operator.or_, seeds) == 2**64 - 1
+    assert functools.reduce(operator.and_, seeds) == 0
+
+
+# --- State ----------------------------------------------------------------------------------------
+
+
+def used() -> Generator:
+    generator = Generator(2**63 + 11)
+    generator.take()
+    generator.take()
+    generator.spawn(3)
+    return generator
+
+
+def test_state_is_plain_integers_and_a_copy() -> None:
+    generator = used()
+    state = generator.state
+    assert state == {"seed": 2**63 + 11, "offset": 2, "spawned": 3}
+    assert {type(value) for value in state.values()} == {int}
+    state["offset"] = 77
+    assert generator.offset == 2
+
+
+def test_a_restored_state_draws_on_where_it_was_saved() -> None:
+    generator = used()
+    state = generator.state
+    first, children = draw(generator=generator), generator.spawn(2)
+    other = Generator()
+    other.state = state
+    np.testing.assert_array_equal(draw(generator=other), first)
+    assert [child.seed for child in other.spawn(2)] == [child.seed for child in children]
+    assert other.state == generator.state
+
+
+@pytest.mark.parametrize(("state", "error", "message"), [
+    (None, TypeError, "state: .*seed, offset, spawned, got None"),
+    ([1, 2, 3], TypeError, r"state: .*seed, offset, spawned, got \[1, 2, 3\]"),
+    ({}, TypeError, "state: .*seed, offset, spawned, got {}"),
+    ({"seed": 1, "offset": 2}, TypeError, "state: .*seed, offset, spawned"),
+    ({"seed": 1, "offset": 2, "spawned": 3, "more": 4}, TypeError, "state: .*seed, offset, spawned"),
+    ({"seed": 1.0, "offset": 2, "spawned": 3}, TypeError, r"state\['seed'\]: .*integer, got 1.0"),
+    ({"seed": 1, "offset": "2", "spawned": 3}, TypeError, r"state\['offset'\]: .*integer, got '2'"),
+    ({"seed": 1, "offset": 2, "spawned": None}, TypeError, r"state\['spawned'\]: .*integer, got None"),
+    ({"seed": 2**64, "offset": 2, "spawned": 3}, ValueError, r"state\['seed'\]: .*2\*\*64, got 18446744073709551616"),
+    ({"seed": 1, "offset": -1, "spawned": 3}, ValueError, r"state\['offset'\]: .*2\*\*64, got -1"),
+    ({"seed": 1, "offset": 2, "spawned": -3}, ValueError, r"state\['spawned'\]: .*2\*\*64, got -3"),
+])  # fmt: skip
+def test_a_bad_state_is_refused_whole(state: Any, error: type[Exception], message: str) -> None:
+    generator = used()
+    before = generator.state
+    with pytest.raises(error, match=f"^{message}"):
+        generator.state = state
+    assert generator.state == before
+
+
+@pytest.mark.parametrize("duplicate", [
+    copy.copy,
+    copy.deepcopy,
+    *(lambda g, p=p: pickle.loads(pickle.dumps(g, p)) for p in range(pickle.HIGHEST_PROTOCOL + 1)),
+])  # fmt: skip
+def test_a_copy_goes_on_alone_from_where_the_original_is(duplicate: Any) -> None:
+    generator = used()
+    twin = duplicate(generator)
+    assert type(twin) is Generator
+    assert twin is not generator
+    assert twin.state == generator.state
+    np.testing.assert_array_equal(draw(generator=twin), draw(generator=generator))
+    draw(generator=twin)
+    assert (twin.offset, generator.offset) == (4, 3)
+
+
+def test_a_generator_shows_its_seed_and_offset() -> None:
+    assert repr(used()) == f"Generator(seed={2**63 + 11}, offset=2)"
+
+
+def test_seed_and_offset_are_not_set_one_by_one() -> None:
+    for name in ("seed", "offset"):
+        with pytest.raises(AttributeError):
+            setattr(Generator(1), name, 3)
+
+
+# --- spawn ----------------------------------------------------------------------------------------
+
+
+def child_seed(seed: int, child: int) -> int:
+    key = ((seed & stream.MASK32) ^ 0x73706177, (seed >> 32) ^ 0x6E6B6579)
+    words = stream.philox4x32_10((child & stream.MASK32, child >> 32, 0, 0), key)
+    return words[0] | words[1] << 32
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**32 - 1, 2**32, 0x0123456789ABCDEF, 2**64 - 1])
+def test_children_have_the_seeds_that_the_stream_defines(seed: int) -> None:
+    generator = Generator(seed)
+    children = generator.spawn(5)
+    assert [child.state for child in children] == [
+        {"seed": child_seed(seed, c), "offset": 0, "spawned": 0} for c in range(5)
+    ]
+    assert generator.offset == 0
+
+
+def test_children_are_counted_over_the_life_of_a_generator() -> None:
+    generator = Generator(7)
+    parts = [generator.spawn(2), generator.spawn(0), generator.spawn(1), generator.spawn(np.int64(2))]
+    assert [len(part) for part in parts] == [2, 0, 1, 2]
+    seeds = [child.seed for part in parts for child in part]
+    assert seeds == [child.seed for child in Generator(7).spawn(5)]
+    assert len(set(seeds)) == 5
+    assert generator.state["spawned"] == 5
+
+
+def test_children_are_counted_past_32_bits() -> None:
+    generator = Generator(7)
+    generator.state = {"seed": 7, "offset": 0, "spawned": 2**32 - 1}
+    assert [child.seed for child in generator.spawn(3)] == [child_seed(7, c) for c in range(2**32 - 1, 2**32 + 2)]
+
+
+def test_grandchildren_are_no_children() -> None:
+    children = Generator(7).spawn(3)
+    grandchildren = [seed.seed for child in children for seed in child.spawn(3)]
+    assert len({7, *(child.seed for child in children), *grandchildren}) == 13
+
+
+@pytest.mark.parametrize(("count", "error"), [
+    (1.0, TypeError), ("1", TypeError), (None, TypeError), (True, TypeError), (-1, ValueError), (2**64, ValueError),
+])  # fmt: skip
+def test_a_bad_number_of_children_is_refused(count: Any, error: type[Exception]) -> None:
+    generator = used()
+    before = generator.state
+    with pytest.raises(error, match=r"^n_children: expected .*, got"):
+        generator.spawn(count)
+    assert generator.state == before
+
+
+# --- PyTorch --------------------------------------------------------------------------------------
+
+
+def torch_seed(generator: torch.Generator | None) -> int:
+    """One 64-bit draw, in PyTorch's own way."""
+    return int(torch.empty((), dtype=torch.int64).random_(-(2**63), None, generator=generator)) % 2**64
+
+
+def test_torch_manual_seed_governs_tensors() -> None:
+    torch.manual_seed(3)
+    first, second = torch_draw(), torch_draw()
+    assert not np.array_equal(first, second)
+    torch.manual_seed(3)
+    np.testing.assert_array_equal(torch_draw(), first)
+    np.testing.assert_array_equal(torch_draw(), second)
+    torch.manual_seed(4)
+    assert not np.array_equal(torch_draw(), first)
+
+
+def test_a_call_draws_its_seed_from_torchs_default_generator_once() -> None:
+    torch.manual_seed(3)
+    seeds = [torch_seed(None) for _ in range(3)]
+    after = torch.get_rng_state()
+    torch.manual_seed(3)
+    for seed in seeds:
+        assert torch_draw().tolist() == expected(seed, 0)
+    assert torch.get_rng_state().equal(after)
+
+
+def test_torchs_rng_state_restores_a_draw() -> None:
+    torch.manual_seed(3)
+    torch_draw()
+    state = torch.get_rng_state()
+    first = torch_draw()
+    torch.set_rng_state(state)
+    np.testing.assert_array_equal(torch_draw(), first)
+    with torch.random.fork_rng(devices=[]):
+        torch_draw()
+    torch.set_rng_state(state)
+    np.testing.assert_array_equal(torch_draw(), first)
+
+
+def test_a_torch_generator_governs_its_call_alone() -> None:
+    torch.manual_seed(3)
+    default, ours = torch.get_rng_state(), multisample.manual_seed(3)
+    twins = torch.Generator().manual_seed(9), torch.Generator().manual_seed(9)
+    for _ in range(2):
+        assert torch_draw(generator=twins[0]).tolist() == expected(torch_seed(twins[1]), 0)
+    assert twins[0].get_state().equal(twins[1].get_state())
+    assert torch.get_rng_state().equal(default)
+    assert ours.offset == 0
+
+
+def test_a_generator_of_ours_serves_tensors_too() -> None:
+    torch.manual_seed(3)
+    state = torch.get_rng_state()
+    generator = Generator(11)
+    assert [torch_draw(generator=generator).tolist() for _ in range(2)] == [expected(11, 0), expected(11, 1)]
+    assert torch.get_rng_state().equal(state)
+
+
+def test_seeds_serve_tensors_too() -> None:
+    torch.manual_seed(3)
+    state = torch.get_rng_state()
+    assert torch_draw(seed=11).tolist() == expected(11, 0)
+    assert torch.get_rng_state().equal(state)
+
+
+def test_tensors_and_arrays_do_not_share_a_default_generator() -> None:
+    default = multisample.manual_seed(3)
+    torch.manual_seed(3)
+    state = torch.get_rng_state()
+    draw()
+    assert torch.get_rng_state().equal(state)
+    assert default.offset == 1
+    torch_draw()
+    assert not torch.get_rng_state().equal(state)
+    assert default.offset == 1
+
+
+def test_a_seed_drawn_from_torch_uses_all_64_bits() -> None:
+    generator = torch.Generator().manual_seed(5)
+    seeds = [_generator.take_from_torch(generator, "cpu")[0] for _ in range(128)]
+    # That any of 64 bits is the same 128 times has a chance of 2^-121.
+    assert functools.reduce(operator.or_, seeds) == 2**64 - 1
+    assert functools.reduce(operator.and_, seeds) == 0
+
+
+@pytest.mark.parametrize("generator", [None, torch.Generator().manual_seed(5)])
+def test_torchs_default_device_does_not_matter(generator: torch.Generator | None) -> None:
+    torch.manual_seed(3)
+    states = torch.get_rng_state(), generator and generator.get_state()
+    first = torch_draw(generator=generator)
+    torch.set_rng_state(states[0])
+    if generator is not None:
+        generator.set_state(states[1])
+    with torch.device("meta"):
+        np.testing.assert_array_equal(torch_draw(generator=generator), first)
+
+
+class CudaGenerator:
+    """As much of a torch.Generator of a GPU as counts."""
+
+    device = torch.device("cuda", 1)
+
+    def __init__(self, seed: int, offset: int) -> None:
+        self.seed, self.offset = seed, offset
+
+    def initial_seed(self) -> int:
+        return self.seed
+
+    def get_offset(self) -> int:
+        return self.offset
+
+    def set_offset(self, offset: int) -> None:
+        self.offset = offset
+
+
+@pytest.mark.parametrize("seed", [5, 2**64 - 1, -1])
+def test_a_cuda_generator_of_torch_gives_its_seed_and_counts_in_fours(seed: int) -> None:
+    generator = CudaGenerator(seed, 8)
+    taken = [_generator.take_from_torch(generator, "cuda:1") for _ in range(3)]
+    assert taken == [(seed % 2**64, 8), (seed % 2**64, 12), (seed % 2**64, 16)]
+    assert generator.offset == 20
+
+
+def test_cuda_tensors_obey_the_default_generator_of_their_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    generators = CudaGenerator(5, 0), CudaGenerator(6, 40)
+    initialised: list[bool] = []
+    cuda = SimpleNamespace(init=lambda: initialised.append(True), default_generators=generators)
+    monkeypatch.setattr(torch, "cuda", cuda)
+    assert _generator.take_from_torch(None, "cuda:1") == (6, 40)
+    assert [generator.offset for generator in generators] == [0, 44]
+    assert initialised

@@ -1,0 +1,222 @@
+"""What works in a checkout can still be missing from what people install.
+
+The backends lie in a folder of their own here and inside the package when installed, and specification and sources
+travel as package data. So both distributions are built, installed where nothing of this checkout can be seen, and used
+from another folder.
+"""
+
+from __future__ import annotations
+
+import email
+import email.message
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import venv
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+import multisample
+
+ROOT = Path(__file__).parents[1]
+# Seconds after which a command hangs.
+DEADLINE = 300
+# What is built, or belongs to whoever works in the checkout, and not to what is built from it.
+NOT_SOURCE = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "dist", "results")
+
+USE = """
+import importlib.util, json
+import numpy as np
+import multisample
+from multisample.backends import contract
+
+x = multisample.sample(np.array([0, 10], np.float32), np.array([1, 0.5], np.float32), 5, seed=3)
+print(json.dumps({
+    "file": multisample.__file__,
+    "contract": contract.__file__,
+    "version": multisample.__version__,
+    "bits": x.view(np.uint32).tolist(),
+    "available": multisample.backends()["cpu"].available,
+    "backends": importlib.util.find_spec("backends") is not None,
+}))
+"""
+
+
+def run(*command: str | Path, folder: Path, **environment: str) -> str:
+    """What a command prints, run in `folder` without a way back to this checkout."""
+    inherited = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+    done = subprocess.run(
+        command, cwd=folder, env=inherited | environment, capture_output=True, text=True, timeout=DEADLINE
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+class Distributions(NamedTuple):
+    """The three things that are built: the last one from the sdist, as an installer would."""
+
+    wheel: Path
+    sdist: Path
+    wheel_of_sdist: Path
+
+
+@pytest.fixture(scope="session")
+def distributions(tmp_path_factory: pytest.TempPathFactory) -> Distributions:
+    folder = tmp_path_factory.mktemp("packaging")
+    source = folder / "source"
+    shutil.copytree(ROOT, source, ignore=NOT_SOURCE)
+    build = (sys.executable, "-m", "build", "--no-isolation", "--outdir")
+    run(*build, folder / "direct", "--wheel", source, folder=folder)
+    # Without --wheel or --sdist, the wheel is made from the sdist.
+    run(*build, folder / "dist", source, folder=folder)
+    (wheel,) = (folder / "direct").glob("*.whl")
+    (sdist,) = (folder / "dist").glob("*.tar.gz")
+    (wheel_of_sdist,) = (folder / "dist").glob("*.whl")
+    return Distributions(wheel, sdist, wheel_of_sdist)
+
+
+def contents(wheel: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(wheel) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def metadata(wheel: Path) -> email.message.Message:
+    (name,) = [name for name in contents(wheel) if name.endswith(".dist-info/METADATA")]
+    return email.message_from_bytes(contents(wheel)[name])
+
+
+def sources(folder: str, suffixes: Iterable[str]) -> set[str]:
+    return {
+        path.relative_to(ROOT / folder).as_posix()
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in suffixes and "__pycache__" not in path.parts
+    }
+
+
+# --- What is in them ------------------------------------------------------------------------------
+
+
+def test_the_wheel_has_one_top_level_package(distributions: Distributions) -> None:
+    folders = {name.partition("/")[0] for name in contents(distributions.wheel)}
+    assert folders == {"multisample", f"multisample-{multisample.__version__}.dist-info"}
+
+
+def test_the_wheel_has_every_source_where_it_belongs(distributions: Distributions) -> None:
+    expected = {f"multisample/{name}" for name in sources("multisample", [".py", ".md", ".typed"])}
+    expected |= {f"multisample/backends/{name}" for name in sources("backends", [".py"])}
+    code = (".py", ".cu", ".cuh", ".cpp", ".h", ".hpp")
+    expected |= {f"multisample/csrc/{name}" for name in sources("csrc", code)}
+    assert {"multisample/py.typed", "multisample/STREAM.md", "multisample/backends/contract.py"} <= expected
+    found = contents(distributions.wheel)
+    assert {name for name in found if name.startswith("multisample/")} == expected
+    assert found["multisample/STREAM.md"] == (ROOT / "multisample" / "STREAM.md").read_bytes()
+    assert found["multisample/backends/cpu.py"] == (ROOT / "backends" / "cpu.py").read_bytes()
+
+
+def test_a_wheel_from_the_sdist_is_the_same(distributions: Distributions) -> None:
+    wheel, wheel_of_sdist = contents(distributions.wheel), contents(distributions.wheel_of_sdist)
+    assert wheel.keys() == wheel_of_sdist.keys()
+    assert [name for name in wheel if wheel[name] != wheel_of_sdist[name]] == []
+
+
+def test_the_sdist_has_what_is_needed_to_build_it(distributions: Distributions) -> None:
+    with tarfile.open(distributions.sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"pyproject.toml", "README.md", "LICENSE", "backends/cpu.py", "multisample/STREAM.md"} <= names
+
+
+def test_the_metadata_says_what_is_needed(distributions: Distributions) -> None:
+    found = metadata(distributions.wheel)
+    assert (found["Name"], found["Version"]) == ("multisample", multisample.__version__)
+    assert found["Requires-Python"] == ">=3.10"
+    assert found["License-Expression"] == "MIT"
+    assert found["License-File"] == "LICENSE"
+    assert found.get_payload() == (ROOT / "README.md").read_text(encoding="utf-8")
+    required = [line.partition(";")[0] for line in found.get_all("Requires-Dist", []) if "extra ==" not in line]
+    assert sorted(line.rstrip("0123456789.").rstrip("<>=~ ") for line in required) == ["numba", "numpy"]
+    extras = {"torch", "cupy", "cupy13", "numba-cuda12", "numba-cuda13", "test", "bench"}
+    assert extras <= set(found.get_all("Provides-Extra", []))
+
+
+def test_the_wheel_is_for_every_platform(distributions: Distributions) -> None:
+    assert distributions.wheel.name == f"multisample-{multisample.__version__}-py3-none-any.whl"
+
+
+# --- Installed ------------------------------------------------------------------------------------
+
+
+class Installation(NamedTuple):
+    python: Path
+    packages: Path
+    elsewhere: Path
+
+
+@pytest.fixture(scope="session", params=["wheel", "wheel_of_sdist"])
+def installation(
+    request: pytest.FixtureRequest, distributions: Distributions, tmp_path_factory: pytest.TempPathFactory
+) -> Installation:
+    """A fresh environment with one of the wheels installed, and NumPy and Numba lent by this one."""
+    folder = tmp_path_factory.mktemp(request.param)
+    environment = folder / "environment"
+    venv.create(environment, with_pip=False)
+    python = environment / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+    wheel = getattr(distributions, request.param)
+    run(
+        sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check",
+        "install", "--no-deps", "--no-index", wheel, folder=folder,
+    )  # fmt: skip
+    packages = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", folder=folder).strip())
+    lent = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), str(Path(np.__file__).parents[1])}
+    # The lines of a .pth file come after the folder that it is in; those of theirs are not read.
+    (packages / "lent.pth").write_text("\n".join(sorted(lent)))
+    elsewhere = folder / "elsewhere"
+    elsewhere.mkdir()
+    return Installation(python, packages, elsewhere)
+
+
+@pytest.fixture(scope="session")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Where what one installation compiles is kept."""
+    return {"NUMBA_CACHE_DIR": str(tmp_path_factory.mktemp("compiled"))}
+
+
+def test_what_was_installed_draws_the_same_from_another_folder(
+    installation: Installation, compiled: dict[str, str]
+) -> None:
+    found = json.loads(run(installation.python, "-c", USE, folder=installation.elsewhere, **compiled))
+    mu, sigma = np.array([0, 10], np.float32), np.array([1, 0.5], np.float32)
+    assert found["bits"] == multisample.sample(mu, sigma, 5, seed=3).view(np.uint32).tolist()
+    assert found["available"]
+    assert found["version"] == multisample.__version__
+    assert Path(found["file"]) == installation.packages / "multisample" / "__init__.py"
+    assert Path(found["contract"]) == installation.packages / "multisample" / "backends" / "contract.py"
+    assert not found["backends"]
+    installed = {path.name for path in installation.packages.iterdir()} - {"__pycache__", "lent.pth"}
+    assert installed == {"multisample", f"multisample-{multisample.__version__}.dist-info"}
+
+
+def test_what_was_installed_has_its_specification_and_its_types(installation: Installation) -> None:
+    code = (
+        "import importlib.resources as resources; files = resources.files('multisample');"
+        "print(files.joinpath('py.typed').is_file(), len(files.joinpath('STREAM.md').read_text(encoding='utf-8')))"
+    )
+    is_typed, length = run(installation.python, "-c", code, folder=installation.elsewhere).split()
+    assert is_typed == "True"
+    assert int(length) > 1000
+
+
+def test_what_was_installed_has_its_command(installation: Installation) -> None:
+    text = run(installation.python, "-m", "multisample", "--help", folder=installation.elsewhere)
+    assert "python -m multisample" in text
+    assert "sample" in text
+    text = run(installation.python, "-m", "multisample", "--version", folder=installation.elsewhere)
+    assert text.split() == ["multisample", multisample.__version__]

@@ -1,0 +1,546 @@
+"""A sampler is called from threads, forked workers and dying interpreters; it may neither hang nor repeat itself there.
+
+Every wait here has an end: what would hang fails. Nothing sleeps and nothing is timed.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import hashlib
+import json
+import multiprocessing
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import multisample
+from multisample import Generator, _generator, sample
+from multisample.backends import worker_pool
+from reference import stream
+
+# Seconds after which whatever has not answered hangs: many times what it takes on a busy machine.
+DEADLINE = 300
+THREADS = 8
+MU, SIGMA = np.array([0.0, 10.0, -5.0], np.float32), np.array([1.0, 0.5, 2.0], np.float32)
+SMALL_N = 5
+# Several windows of the cpu backend, and of no round size.
+BIG_N = 100_003
+
+needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+# Python 3.12 and later, and JAX where another test imported it, warn of what is tested here.
+expects_fork = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning", "ignore:.*fork.*:RuntimeWarning")
+
+
+def draw(n: int = SMALL_N, **call: Any) -> np.ndarray[Any, Any]:
+    return np.asarray(sample(MU, SIGMA, n, **call))
+
+
+def digest(array: np.ndarray[Any, Any]) -> str:
+    return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
+
+
+def run_python(code: str, *args: str, **environment: str) -> str:
+    """What a fresh interpreter prints."""
+    run = subprocess.run(
+        [sys.executable, "-c", code, *args],
+        env=os.environ | environment, capture_output=True, text=True, timeout=DEADLINE,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    assert run.stderr == ""  # Where errors of atexit handlers go.
+    return run.stdout
+
+
+@pytest.fixture
+def many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However few processors there are, large calls use the pool."""
+    monkeypatch.setenv("MULTISAMPLE_NUM_THREADS", "4")
+
+
+# --- Threads --------------------------------------------------------------------------------------
+
+
+def in_threads(work: Callable[[int], Any]) -> list[Any]:
+    """``work(0)``, ``work(1)``, ... from as many threads as begin together."""
+    barrier = threading.Barrier(THREADS, timeout=DEADLINE)
+
+    def begin(thread: int) -> Any:
+        barrier.wait()
+        return work(thread)
+
+    with ThreadPoolExecutor(THREADS) as executor:
+        return [future.result(DEADLINE) for future in [executor.submit(begin, i) for i in range(THREADS)]]
+
+
+@pytest.fixture
+def switching() -> Iterator[None]:
+    """Threads take turns as often as they can."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval)
+
+
+@pytest.mark.usefixtures("switching", "many_threads")
+@pytest.mark.parametrize(("n", "calls"), [(SMALL_N, 200), (2000, 20), (BIG_N, 3)])
+@pytest.mark.parametrize("default", [False, True])
+def test_threads_share_a_generator_and_draw_everything_once(n: int, calls: int, default: bool) -> None:
+    generator = multisample.manual_seed(11) if default else Generator(11)
+    source = {} if default else {"generator": generator}
+    drawn = in_threads(lambda thread: [digest(draw(n, **source)) for _ in range(calls)])
+    alone = Generator(11)
+    expected = [digest(draw(n, generator=alone)) for _ in range(THREADS * calls)]
+    assert len(set(expected)) == len(expected)
+    assert collections.Counter(part for parts in drawn for part in parts) == collections.Counter(expected)
+    assert generator.offset == THREADS * calls
+    # Within one thread, calls come in order.
+    places = {part: place for place, part in enumerate(expected)}
+    for parts in drawn:
+        assert [places[part] for part in parts] == sorted(places[part] for part in parts)
+
+
+@pytest.mark.usefixtures("switching")
+def test_threads_share_the_children_of_a_generator() -> None:
+    generator = Generator(11)
+    spawned = in_threads(lambda thread: [child.seed for _ in range(50) for child in generator.spawn(3)])
+    expected = [child.seed for child in Generator(11).spawn(THREADS * 150)]
+    assert sorted(seed for seeds in spawned for seed in seeds) == sorted(expected)
+
+
+@pytest.mark.usefixtures("many_threads")
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("noise", ["independent", "shared"])
+def test_large_calls_from_many_threads_have_the_right_bits(dtype: str, noise: Any) -> None:
+    def work(thread: int) -> list[str]:
+        return [digest(draw(BIG_N, seed=seed, dtype=dtype, noise=noise)) for seed in (thread, 99)]
+
+    drawn = in_threads(work)
+    assert drawn == [work(thread) for thread in range(THREADS)]
+    assert len({seeds[0] for seeds in drawn}) == THREADS
+
+
+@pytest.mark.parametrize("threads", ["", "1", "2", "3", "17", "1000"])
+def test_the_number_of_threads_does_not_change_the_bits(monkeypatch: pytest.MonkeyPatch, threads: str) -> None:
+    monkeypatch.setenv("MULTISAMPLE_NUM_THREADS", threads)
+    x = draw(BIG_N, seed=3)
+    for window in (slice(0, 40), slice(BIG_N - 40, BIG_N)):
+        part = draw(40, seed=3, sample_offset=window.start)
+        np.testing.assert_array_equal(x[:, window], part)
+    monkeypatch.setenv("MULTISAMPLE_NUM_THREADS", "5")
+    np.testing.assert_array_equal(x, draw(BIG_N, seed=3))
+
+
+@pytest.mark.parametrize("setting", ["0", "-1", "many", "1.5", " ", "2 threads", "0x2", "\u00b2"])
+def test_a_bad_number_of_threads_is_refused(monkeypatch: pytest.MonkeyPatch, setting: str) -> None:
+    monkeypatch.setenv("MULTISAMPLE_NUM_THREADS", setting)
+    with pytest.raises(ValueError, match=r"^MULTISAMPLE_NUM_THREADS.* positive integer, got ") as caught:
+        worker_pool.thread_count()
+    assert repr(setting) in str(caught.value)
+    generator, out = Generator(1), np.full((3, BIG_N), 7, np.float32)
+    with pytest.raises((ValueError, RuntimeError), match="MULTISAMPLE_NUM_THREADS"):
+        draw(BIG_N, generator=generator, out=out)
+    assert (out == 7).all()
+
+
+def test_the_setting_is_the_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MULTISAMPLE_NUM_THREADS", "3")
+    assert worker_pool.thread_count() == 3
+    monkeypatch.delenv("MULTISAMPLE_NUM_THREADS")
+    assert 1 <= worker_pool.thread_count() <= (os.cpu_count() or 1)
+
+
+@pytest.mark.usefixtures("many_threads")
+def test_a_call_from_within_the_pool_does_not_wait_for_itself() -> None:
+    expected = digest(draw(BIG_N, seed=3))
+    outcomes: list[str] = []
+    # As many tasks as the pool will ever have threads, each of which needs the pool.
+    thread = threading.Thread(
+        target=lambda: worker_pool.run_all(lambda task: outcomes.append(digest(draw(BIG_N, seed=3))), range(300), 300),
+        daemon=True,
+    )
+    thread.start()
+    thread.join(DEADLINE)
+    assert not thread.is_alive()
+    assert outcomes == [expected] * 300
+
+
+def test_an_error_in_one_window_reaches_the_caller_after_all_have_ended() -> None:
+    running: set[int] = set()
+
+    def work(task: int) -> None:
+        running.add(task)
+        try:
+            if task == 5:
+                raise ArithmeticError("task 5")
+            draw(20_000, seed=task)
+        finally:
+            running.remove(task)
+
+    for _ in range(20):
+        with pytest.raises(ArithmeticError, match="task 5"):
+            worker_pool.run_all(work, range(40), 4)
+        assert not running
+
+
+# --- fork -----------------------------------------------------------------------------------------
+
+
+def fork(work: Callable[[], Any]) -> tuple[int, int]:
+    """Starts ``work()`` in a forked child; the child's id, and where its answer is to be read."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child:
+        os.close(writing)
+        return child, reading
+    # Nothing of pytest's may run here: not even an exception may leave.
+    try:
+        answer = json.dumps({"answer": work()})
+    except BaseException:
+        answer = json.dumps({"error": traceback.format_exc()})
+    try:
+        os.write(writing, answer.encode())
+    finally:
+        os._exit(0)
+
+
+def answers(children: Sequence[tuple[int, int]]) -> list[Any]:
+    """What the children answer, each in time."""
+    collected = []
+    for child, reading in children:
+        text = b""
+        while select.select([reading], [], [], DEADLINE)[0]:
+            part = os.read(reading, 1 << 16)
+            text += part
+            if not part:
+                break
+        else:
+            os.kill(child, signal.SIGKILL)
+        os.close(reading)
+        os.waitpid(child, 0)
+        collected.append(json.loads(text) if text else {"error": "hangs, or died"})
+    assert not [answer["error"] for answer in collected if "error" in answer]
+    return [answer["answer"] for answer in collected]
+
+
+def in_forks(*works: Callable[[], Any]) -> list[Any]:
+    return answers([fork(work) for work in works])
+
+
+@needs_fork
+@expects_fork
+@pytest.mark.usefixtures("many_threads")
+def test_a_forked_child_draws_large_matrices_after_its_parent_did() -> None:
+    expected = digest(draw(BIG_N, seed=3))
+    assert worker_pool._executor is not None
+    assert in_forks(*[lambda: [digest(draw(BIG_N, seed=3)) for _ in range(3)]] * 2) == [[expected] * 3] * 2
+    assert digest(draw(BIG_N, seed=3)) == expected
+
+
+def meet() -> str:
+    """Two tasks that wait for each other end only if two threads work on them."""
+    barrier = threading.Barrier(2, timeout=DEADLINE)
+    worker_pool.run_all(lambda task: barrier.wait(), range(2), 2)
+    return "met"
+
+
+@needs_fork
+@expects_fork
+def test_a_forked_child_has_threads_of_its_own() -> None:
+    assert meet() == "met"
+    assert in_forks(meet, meet) == ["met", "met"]
+
+
+@needs_fork
+@expects_fork
+@pytest.mark.usefixtures("many_threads")
+def test_a_grandchild_draws_too() -> None:
+    expected = digest(draw(BIG_N, seed=3))
+
+    def child() -> Any:
+        return [digest(draw(BIG_N, seed=3)), *in_forks(lambda: digest(draw(BIG_N, seed=3)))]
+
+    assert in_forks(child) == [[expected, expected]]
+
+
+def from_default_generator() -> dict[str, Any]:
+    default = _generator.DEFAULT_GENERATOR
+    return {"state": default.state, "drawn": digest(draw()), "after": default.state}
+
+
+@needs_fork
+@expects_fork
+@pytest.mark.parametrize("seeded", [True, False])
+def test_forked_children_draw_numbers_of_their_own_by_default(seeded: bool) -> None:
+    default = multisample.manual_seed(11)
+    if not seeded:
+        default.state = Generator().state
+    draw()
+    before = default.state
+    children = in_forks(*[from_default_generator] * 3)
+    assert default.state == before
+    seeds = {before["seed"], *(child["state"]["seed"] for child in children)}
+    assert len(seeds) == 4
+    assert len({digest(draw()), *(child["drawn"] for child in children)}) == 4
+    for child in children:
+        assert (child["state"]["offset"], child["state"]["spawned"], child["after"]["offset"]) == (0, 0, 1)
+
+
+@needs_fork
+@expects_fork
+def test_a_forked_child_can_be_seeded() -> None:
+    def child() -> Any:
+        multisample.manual_seed(5)
+        return digest(draw())
+
+    multisample.manual_seed(11)
+    assert in_forks(child, child) == [digest(draw(seed=5))] * 2
+
+
+@needs_fork
+@expects_fork
+def test_an_explicit_generator_goes_on_in_a_forked_child() -> None:
+    generator = Generator(11)
+    generator.take()
+    (child,) = in_forks(lambda: [digest(draw(generator=generator)), generator.state])
+    assert generator.offset == 1
+    assert child == [digest(draw(generator=generator)), generator.state]
+
+
+@needs_fork
+@expects_fork
+@pytest.mark.usefixtures("switching")
+def test_a_generator_that_others_use_during_a_fork_goes_on_in_the_child() -> None:
+    generator, done = Generator(11), threading.Event()
+
+    def use() -> None:
+        while not done.is_set():
+            generator.take()
+            draw()
+
+    threads = [threading.Thread(target=use, daemon=True) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(10):
+            in_forks(lambda: [generator.take(), digest(draw())])
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join(DEADLINE)
+
+
+@needs_fork
+@expects_fork
+def test_a_fork_waits_for_a_generator_that_is_locked() -> None:
+    generator, locked, forked = Generator(11), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with _generator.LOCK:
+            locked.set()
+            # A fork that waits for the lock will not come: this is no time that anything needs, only an end.
+            forked.wait(0.2)
+
+    thread = threading.Thread(target=hold, daemon=True)
+    thread.start()
+    assert locked.wait(DEADLINE)
+    child = fork(lambda: [generator.take()[1], draw().shape[1]])
+    forked.set()
+    thread.join(DEADLINE)
+    assert answers([child]) == [[0, SMALL_N]]
+    assert generator.take() == (11, 0)
+
+
+@needs_fork
+@expects_fork
+@pytest.mark.usefixtures("many_threads")
+def test_the_pool_that_another_thread_was_making_during_a_fork_is_not_locked_in_the_child() -> None:
+    expected = digest(draw(BIG_N, seed=3))
+    locked, release = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with worker_pool._lock:
+            locked.set()
+            release.wait(DEADLINE)
+
+    thread = threading.Thread(target=hold, daemon=True)
+    thread.start()
+    assert locked.wait(DEADLINE)
+    try:
+        child = fork(lambda: digest(draw(BIG_N, seed=3)))
+    finally:
+        release.set()
+        thread.join(DEADLINE)
+    assert answers([child]) == [expected]
+
+
+# --- Other ways to start processes ----------------------------------------------------------------
+
+
+@expects_fork
+@pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
+def test_workers_of_every_start_method_draw_the_same(method: str, many_threads: None) -> None:
+    expected = [draw(BIG_N, seed=seed) for seed in range(4)]
+    generators = Generator(11).spawn(4)
+    spawned = [draw(generator=child) for child in Generator(11).spawn(4)]
+    with ProcessPoolExecutor(2, multiprocessing.get_context(method)) as executor:
+        seeded = [executor.submit(sample, MU, SIGMA, BIG_N, seed=seed) for seed in range(4)]
+        given = [executor.submit(sample, MU, SIGMA, SMALL_N, generator=child) for child in generators]
+        by_default = [executor.submit(sample, MU, SIGMA, SMALL_N) for _ in range(4)]
+        for futures, arrays in ((seeded, expected), (given, spawned)):
+            for future, array in zip(futures, arrays, strict=True):
+                np.testing.assert_array_equal(future.result(DEADLINE), array)
+        assert len({digest(future.result(DEADLINE)) for future in by_default}) == 4
+
+
+@expects_fork
+def test_a_multiprocessing_pool_draws(many_threads: None) -> None:
+    multisample.manual_seed(11)
+    with multiprocessing.get_context(multiprocessing.get_all_start_methods()[0]).Pool(2) as pool:
+        call = functools.partial(sample, MU, SIGMA, seed=3)
+        drawn = pool.map_async(call, [SMALL_N, BIG_N]).get(DEADLINE)
+        own = pool.map_async(functools.partial(sample, MU, SIGMA), [SMALL_N] * 4, 1).get(DEADLINE)
+    assert [digest(x) for x in drawn] == [digest(draw(n, seed=3)) for n in (SMALL_N, BIG_N)]
+    assert len({digest(x) for x in (*own, draw(seed=11))}) == 5
+
+
+# Numba is there already: it cannot be imported so late where it imports SciPy, which imports concurrent.futures.
+AT_EXIT = """
+import atexit, hashlib, json, sys
+import numba
+import numpy as np
+from multisample import sample
+
+def draw(n):
+    mu, sigma = np.array([0, 10, -5], np.float32), np.array([1, 0.5, 2], np.float32)
+    print(hashlib.sha256(sample(mu, sigma, n, seed=3).tobytes()).hexdigest(), flush=True)
+
+before, at_exit = json.loads(sys.argv[1])
+atexit.register(lambda: [draw(n) for n in at_exit])
+for n in before:
+    draw(n)
+"""
+
+
+@pytest.mark.parametrize("before", [[], [SMALL_N], [BIG_N]], ids=["nothing", "small", "large"])
+def test_matrices_can_be_drawn_while_the_interpreter_exits(before: list[int]) -> None:
+    sizes = [BIG_N, SMALL_N, BIG_N]
+    drawn = run_python(AT_EXIT, json.dumps([before, sizes]), MULTISAMPLE_NUM_THREADS="4").split()
+    assert drawn == [digest(draw(n, seed=3)) for n in before + sizes]
+
+
+# --- Compiled code on disk ------------------------------------------------------------------------
+
+DRAW = """
+import hashlib
+import numpy as np
+from multisample import sample
+
+mu, sigma = np.array([0, 10, -5], np.float32), np.array([1, 0.5, 2], np.float32)
+print(hashlib.sha256(sample(mu, sigma, 5, seed=3).tobytes()).hexdigest())
+"""
+
+
+def test_processes_that_begin_together_without_compiled_code_draw_the_same(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", DRAW]
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+    processes = [
+        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(8)
+    ]
+    try:
+        for process in processes:
+            output, error = process.communicate(timeout=DEADLINE)
+            assert process.returncode == 0, error
+            assert output.strip() == digest(draw(5, seed=3))
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    assert list(tmp_path.rglob("*.nbi")), "nothing was kept for the next process"
+
+
+def test_a_cache_folder_that_cannot_be_made_is_done_without(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    output = run_python(DRAW, NUMBA_CACHE_DIR=str(tmp_path / "file" / "folder"))
+    assert output.strip() == digest(draw(5, seed=3))
+
+
+# As root one may write anywhere: what an installation that only root may write to answers is played.
+NOWHERE_TO_WRITE = """
+import numba.core.caching as caching
+from numba import njit
+
+def refuse(self):
+    raise PermissionError("read-only")
+
+locators = caching._CacheLocator.__subclasses__()
+while locators:
+    locator = locators.pop()
+    locators += locator.__subclasses__()
+    if hasattr(locator, "ensure_cache_path"):
+        locator.ensure_cache_path = refuse
+try:
+    njit(cache=True)(lambda: 0)
+except RuntimeError:
+    pass
+else:
+    raise SystemExit("Numba found a place to write to")
+"""
+
+
+def test_an_installation_without_a_place_to_write_to_compiles_each_time() -> None:
+    assert run_python(NOWHERE_TO_WRITE + DRAW).strip() == digest(draw(5, seed=3))
+
+
+# --- Import ---------------------------------------------------------------------------------------
+
+IMPORTED = """
+import json, sys
+import numpy
+before = set(sys.modules)
+import multisample
+print(json.dumps(sorted({name.partition(".")[0] for name in set(sys.modules) - before})))
+print(json.dumps(sorted(name for name in set(sys.modules) - before if name.startswith("multisample"))))
+"""
+
+# What importing multisample may add to NumPy.
+STANDARD_LIBRARY = {
+    "__future__", "_hmac", "base64", "binascii", "copy", "hmac", "importlib", "secrets", "threading", "typing",
+    # What dataclasses import.
+    "_opcode", "_opcode_metadata", "ast", "dataclasses", "dis", "enum", "inspect", "keyword", "linecache", "opcode",
+    "reprlib", "token", "tokenize",
+}  # fmt: skip
+HEAVY = {"torch", "cupy", "numba", "numba_cuda", "llvmlite", "jax", "jaxlib", "scipy", "ml_dtypes", "cuda"}
+
+
+def test_importing_us_imports_nobody() -> None:
+    packages, ours = map(json.loads, run_python(IMPORTED).splitlines())
+    assert not HEAVY & set(packages)
+    third_parties = set(packages) - set(sys.stdlib_module_names)
+    assert third_parties - {"numpy"} == {"multisample"}
+    assert set(packages) - third_parties <= STANDARD_LIBRARY
+    assert {"multisample", "multisample._sample"} <= set(ours)
+    assert not {name for name in ours if "kernels" in name or "pool" in name or "commands" in name}
+
+
+def test_drawing_with_numpy_imports_no_other_array_library() -> None:
+    code = IMPORTED + "multisample.sample([0.0], [1.0], 100)\nprint(json.dumps(sorted(sys.modules)))"
+    modules = json.loads(run_python(code).splitlines()[-1])
+    assert "numba" in modules
+    assert not {"torch", "cupy", "jax"} & set(modules)
+
+
+def test_a_draw_in_a_fresh_interpreter_is_the_streams() -> None:
+    code = "import multisample; print(multisample.sample([0.5], [2.0], 4, seed=3).view('u4').tolist())"
+    assert json.loads(run_python(code)) == stream.sample([0.5], [2.0], 4, seed=3)
