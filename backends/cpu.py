@@ -19,10 +19,10 @@ from .worker_pool import run_all, thread_count
 
 __all__ = ["BACKEND"]
 
-# Normals that are drawn in the time it takes to wake a thread, about 50 us.
-_SMALL = 1 << 16
-# Normals of one window: long enough (0.2 ms) to hide the cost of handing it out, short enough to even out threads.
-_WINDOW = 1 << 18
+# Normals that one thread draws in about 0.2 ms: to wake another takes half of that.
+_SMALL = 1 << 18
+# Normals of one window: long enough to hide the cost of handing it out, short enough to even out threads.
+_WINDOW, _LEAST_WINDOW = 1 << 18, 1 << 14
 # Shared noise is made once a window: at least this wide, a window is still tall enough to hide that.
 _SHARED_COLUMNS = 1 << 12
 
@@ -103,7 +103,7 @@ class CpuBackend:
 
 def _windows(d: int, n: int, sample_offset: int, threads: int, shared: bool) -> list[tuple[slice, slice]]:
     """Rows and columns of the windows that together are a (d, n) matrix."""
-    size = min(_WINDOW, max(_SMALL // 4, d * n // (4 * threads)))
+    size = min(_WINDOW, max(_LEAST_WINDOW, d * n // (4 * threads)))
     columns = max(_SHARED_COLUMNS, size // d) if shared else size
     cuts = [0, n]
     if columns < n:

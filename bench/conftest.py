@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 
@@ -14,6 +16,12 @@ def pytest_configure(config: pytest.Config) -> None:
     # Set here and not in the options of pyproject.toml, where it would contradict --benchmark-only.
     if not _timed(config):
         config.option.benchmark_disable = True
+
+
+def pytest_benchmark_update_json(output_json: dict[str, Any]) -> None:
+    # Every single time of every round: megabytes that nobody reads.
+    for entry in output_json["benchmarks"]:
+        entry["stats"].pop("data", None)
 
 
 @pytest.fixture(scope="session")

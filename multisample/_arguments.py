@@ -47,8 +47,8 @@ def check_flag(name: str, value: object) -> None:
 
 
 def check_choice(name: str, value: object, accepted: tuple[object, ...], note: str = "") -> None:
-    """ValueError unless `value` is one of `accepted`."""
-    if not any(isinstance(value, type(choice)) and value == choice for choice in accepted):
+    """ValueError unless `value` is one of `accepted`, which are all of one type."""
+    if not isinstance(value, type(accepted[0])) or value not in accepted:
         choices = " or ".join(repr(choice) for choice in accepted)
         raise ValueError(f"{name}: expected {choices}{note}, got {describe(value)}")
 

@@ -140,13 +140,13 @@ def sample(
     """
     if (
         type(mu) is type(sigma) is ndarray
-        and out is dtype is None
+        and dtype is None
         and noise is _INDEPENDENT
         and layout is _DN
         and fast_math is validate is antithetic is False
         and dim_offset is sample_offset is _ZERO
     ):
-        result = _sample_small(mu, sigma, n, backend, seed, generator)
+        result = _sample_small(mu, sigma, n, backend, seed, generator, out)
         if result is not None:
             return result
     n = checked_integer("n", n, 0, COLUMNS + 1)
@@ -221,7 +221,9 @@ _SMALL = 1 << 14
 _small_kernels: dict[str, dict[Any, Callable[..., bool] | None]] = {}
 
 
-def _sample_small(mu: HostArray, sigma: HostArray, n: Any, backend: Any, seed: Any, generator: Any) -> HostArray | None:
+def _sample_small(
+    mu: HostArray, sigma: HostArray, n: Any, backend: Any, seed: Any, generator: Any, out: Any
+) -> HostArray | None:
     """The plain small call, recognised in half a microsecond; None for every other, right or wrong."""
     shape, real = mu.shape, mu.dtype
     if type(n) is not int or sigma.shape != shape or sigma.dtype is not real:
@@ -231,7 +233,7 @@ def _sample_small(mu: HostArray, sigma: HostArray, n: Any, backend: Any, seed: A
         kernel = _small_kernels[backend][real] if 0 < d * n <= _SMALL else None
     except (KeyError, TypeError, ValueError):
         kernel = _find_small_kernel(backend, real) if len(shape) == 1 else None
-    if kernel is None:
+    if kernel is None or not (out is None or _is_plain_target(out, (d, n), mu, sigma)):
         return None
     if seed is None:
         if generator is None:
@@ -243,7 +245,7 @@ def _sample_small(mu: HostArray, sigma: HostArray, n: Any, backend: Any, seed: A
         offset = 0
     else:
         return None
-    result = empty((d, n), real)
+    result = empty((d, n), real) if out is None else out
     try:
         if kernel(mu, sigma, result, seed, offset):
             return result
@@ -252,6 +254,14 @@ def _sample_small(mu: HostArray, sigma: HostArray, n: Any, backend: Any, seed: A
     if generator is not None:
         generator.put_back(offset)
     return None
+
+
+def _is_plain_target(out: Any, shape: tuple[int, int], mu: HostArray, sigma: HostArray) -> bool:
+    if type(out) is not ndarray or out.dtype is not mu.dtype or out.shape != shape or out is mu or out is sigma:
+        return False
+    flags = out.flags
+    # Arrays that own their memory do not share it.
+    return bool(flags.carray and flags.owndata and mu.flags.owndata and sigma.flags.owndata)
 
 
 def _find_small_kernel(backend: Any, dtype: np.dtype[Any]) -> Callable[..., bool] | None:
