@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import itertools
+import math
 import platform
 from collections.abc import Callable
 from typing import Any
@@ -19,8 +20,10 @@ from .worker_pool import run_all, thread_count
 
 __all__ = ["BACKEND"]
 
-# Normals that one thread draws in about 0.2 ms: to wake another takes half of that.
-_SMALL = 1 << 18
+# Normals for each thread at the least, 0.2 ms: to wake one takes half of that, and more where many are woken.
+_SHARE = 1 << 18
+# What a shared normal costs next to one that is made: to scale and to write it.
+_SHARED_COST = 1 / 8
 # Normals of one window: long enough to hide the cost of handing it out, short enough to even out threads.
 _WINDOW, _LEAST_WINDOW = 1 << 18, 1 << 14
 # Shared noise is made once a window: at least this wide, a window is still tall enough to hide that.
@@ -80,7 +83,8 @@ class CpuBackend:
         assert isinstance(out, np.ndarray)
         kernel = self._kernels.get(dtype) or self._compile(dtype)
         d, n = out.shape
-        threads = 1 if d * n <= _SMALL else thread_count()
+        work = n + d * n * _SHARED_COST if shared else d * n
+        threads = 1 if work <= _SHARE else min(thread_count(), math.ceil(work / _SHARE))
         if threads == 1:
             kernel(mu, sigma, out, seed, offset, dim_offset, sample_offset, shared)
             return
@@ -111,11 +115,14 @@ def _windows(d: int, n: int, sample_offset: int, threads: int, shared: bool) -> 
         first = columns - (sample_offset + columns) % 4
         cuts[1:1] = range(first, n, columns - columns % 4)
     rows = max(1, size // min(columns, n))
-    return [
+    windows = [
         (slice(top, min(top + rows, d)), slice(left, right))
         for top in range(0, d, rows)
         for left, right in itertools.pairwise(cuts)
     ]
+    # Threads begin far apart: side by side, each would page in and clear the same fresh memory for itself.
+    stride = -(-len(windows) // threads)
+    return [window for first in range(stride) for window in windows[first::stride]]
 
 
 BACKEND: Backend = CpuBackend()
