@@ -16,7 +16,8 @@ def compile_cached(signature: Any, function: Callable[..., Any], *, nogil: bool 
     """`function`, compiled for `signature`, and kept on disk where there is a place for it.
 
     What is returned takes arguments of that signature and trusts that they are: Numba's dispatcher, which would look
-    at their types, costs a third of a small call. It refuses an array of another element size, and no more.
+    at their types, costs a third of a small call. An array of another type or dimension would be read as if it were one
+    of the right: only arrays that have been checked may come here.
     """
     try:
         dispatcher = njit(signature, nogil=nogil, cache=True)(function)

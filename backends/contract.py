@@ -79,7 +79,7 @@ class Backend(Protocol):
 
     @property
     def host_library(self) -> str:
-        """The library that results for host inputs belong to: ``"numpy"`` to write host memory itself."""
+        """The library that results for host inputs belong to: torch, cupy, numba, or numpy for host memory."""
         ...
 
     def status(self) -> BackendStatus:
@@ -89,8 +89,8 @@ class Backend(Protocol):
     def adopt(self, array: Any) -> Any:
         """`array` as one of `host_library`.
 
-        A NumPy array, shape (d,), goes to the backend's current device. An object with ``__dlpack__`` or
-        ``__cuda_array_interface__`` on a device is shared, not copied.
+        A NumPy array, contiguous, shape (d,), float32 or float64, goes to the backend's current device. An object with
+        ``__dlpack__`` or ``__cuda_array_interface__`` on a device is shared, not copied.
         """
         ...
 

@@ -1,4 +1,7 @@
-"""Backends by name. Built-in ones are imported when first asked for, because each imports a large library."""
+"""Backends by name. The modules of built-in ones are imported when first asked for.
+
+Such a module imports the library that it stands on only when used, so that its `status` can say that it is missing.
+"""
 
 from __future__ import annotations
 

@@ -76,9 +76,10 @@ def run_all(function: Callable[[_Task], None], tasks: Sequence[_Task], threads: 
     futures = []
     try:
         executor = _helpers()
-        futures = [executor.submit(work) for _ in range(min(threads, len(tasks)) - 1)]
+        for _ in range(min(threads, len(tasks)) - 1):
+            futures.append(executor.submit(work))
     except RuntimeError:
-        pass  # The interpreter is shutting down and starts no more threads: this one does it all.
+        pass  # No more threads: a limit, or the interpreter shuts down. This one does what the others leave.
     try:
         work()
     finally:

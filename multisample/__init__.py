@@ -6,7 +6,8 @@ this file.
 
 from __future__ import annotations
 
-# The package of that name is imported before the function takes its place as an attribute.
+# The package `backends` is imported before the function takes its place as an attribute: its modules are reached by
+# ``from multisample.backends.contract import ...``, not by ``import multisample.backends.contract as ...``.
 from multisample.backends.contract import BackendStatus
 
 from ._dispatch import backends, register_backend

@@ -66,7 +66,7 @@ def dtype_name(dtype: Any) -> str:
         name = str(dtype).removeprefix("torch.")
     else:
         try:
-            name = np.dtype(dtype).name
+            name = np.dtype(dtype).name if np.dtype(dtype).isnative else ""
         except TypeError:
             name = ""
     if name not in DTYPES:

@@ -6,6 +6,7 @@ from multisample.backends import registry
 from multisample.backends.contract import Backend, BackendStatus
 
 from ._arguments import describe
+from ._libraries import library_called
 from .exceptions import BackendUnavailableError, UnknownBackendError
 
 __all__ = ["backends", "choose", "register_backend"]
@@ -72,9 +73,12 @@ def _automatic(library: str, device_kind: str) -> Backend:
         if name not in registry.names():
             reasons.append(f"{name}: not part of this version of multisample")
             continue
-        status = registry.find(name).status()
+        backend = registry.find(name)
+        status = backend.status()
+        if status.available and device_kind in backend.device_kinds:
+            return backend
         if status.available:
-            return registry.find(name)
+            reasons.append(f"{name}: serves {' and '.join(backend.device_kinds)} memory here")
         reasons.extend(f"{name}: {reason}" for reason in status.reasons)
     raise BackendUnavailableError(
         f"backend: none can serve a {library} array in {device_kind} memory: " + "; ".join(reasons)
@@ -110,9 +114,9 @@ def register_backend(backend: Backend) -> None:
     Raises
     ------
     TypeError
-        If it lacks any of them.
+        If it lacks any of them, is a class, or has no name.
     ValueError
-        If its name is taken.
+        If its name is taken, or its `host_library` is not one that is known.
 
     Examples
     --------
@@ -127,5 +131,8 @@ def register_backend(backend: Backend) -> None:
     missing = [member for member in members if not hasattr(backend, member)]
     if missing:
         raise TypeError(f"backend: expected an object with {', '.join(members)}, got one without {', '.join(missing)}")
+    if isinstance(backend, type) or not (isinstance(backend.name, str) and backend.name):
+        raise TypeError(f"backend: expected an object with a name, got {describe(backend)}")
+    library_called(backend.host_library)
     registry.register(backend)
     _chosen.clear()

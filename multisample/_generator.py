@@ -18,7 +18,8 @@ WORD_64 = 2**64
 _WORD = 2**32 - 1
 _LAST_OFFSET = WORD_64 - 1
 
-# One lock for all generators, held for the time of an addition: held across a fork, it is never inherited locked.
+# One lock for all generators, held for the time of an addition or two. A fork waits for it, so that no child inherits
+# it locked.
 LOCK = threading.Lock()
 
 
@@ -111,7 +112,7 @@ class Generator:
             self._offset = checked["offset"]
             self._spawned = checked["spawned"]
 
-    def take(self) -> tuple[int, int]:
+    def _take(self) -> tuple[int, int]:
         """The seed and the offset of one call, whose turn it is now.
 
         Raises
@@ -126,10 +127,10 @@ class Generator:
             self._offset = offset + 1
             return self._seed, offset
 
-    def put_back(self, offset: int) -> None:
-        """Undo a `take` whose call was refused; if another thread took the next one since, `offset` stays unused."""
+    def _put_back(self, seed: int, offset: int) -> None:
+        """Undo a `_take` whose call was refused; if another thread took the next one since, `offset` stays unused."""
         with LOCK:
-            if self._offset == offset + 1:
+            if (self._seed, self._offset) == (seed, offset + 1):
                 self._offset = offset
 
     def spawn(self, n_children: int) -> list[Generator]:

@@ -1,7 +1,8 @@
 """Whose array is it? Every question whose answer depends on the array library is asked here, and only here.
 
 A library that we know allocates its own results, on its own stream. From any other we take its memory through
-DLPack or the CUDA array interface, let the backend's own library work on it, and hand the result over the same way.
+DLPack or the CUDA array interface, and let the backend's own library, or NumPy, work on it; JAX takes the result back
+the same way, and whoever is not known at all gets it as it is.
 Libraries are recognised by the arrays that come in: none is imported that the caller has not imported.
 """
 
@@ -128,7 +129,9 @@ class _Host(Library):
 
     def operand(self, name: str, array: Any) -> Operand:
         is_list = isinstance(array, (list, tuple))
-        if not isinstance(array, np.ndarray):
+        if isinstance(array, np.ma.MaskedArray):
+            raise TypeError(f"{name}: expected an array without a mask, got a masked array; fill it first")
+        if type(array) is not np.ndarray:  # Subclasses index as they like: np.matrix stays two-dimensional.
             try:
                 array = np.asarray(array)
             except (TypeError, ValueError) as error:
@@ -310,7 +313,8 @@ class _Jax(_Foreign):
         import jax
 
         if isinstance(result, np.ndarray) and result.dtype.name == "bfloat16":
-            return jax.numpy.asarray(result)  # NumPy exports no bfloat16 through DLPack.
+            # NumPy exports no bfloat16 through DLPack.
+            return jax.device_put(result, jax.devices("cpu")[0])
         return jax.numpy.from_dlpack(result)
 
 
@@ -330,8 +334,12 @@ _by_type: dict[type, Library] = {list: _HOST, tuple: _HOST, np.ndarray: _HOST}
 
 
 def library_called(name: str) -> Library:
-    """The known library of that name."""
-    return _BY_PACKAGE[name]
+    """The known library of that name; ValueError if there is none."""
+    library = _BY_PACKAGE.get(name)
+    if library is None or library.foreign:
+        known = ", ".join(package for package, library in _BY_PACKAGE.items() if not library.foreign)
+        raise ValueError(f"host_library: expected {known}, got {describe(name)}")
+    return library
 
 
 def library_of(name: str, array: Any) -> Library:

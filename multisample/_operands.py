@@ -135,36 +135,30 @@ def _in_computing_type(vector: HostArray, dtype: str) -> HostArray:
 
 def check_inputs(inputs: Inputs, library: Library, mu: Any, sigma: Any, validate: bool) -> None:
     """Look at the values: in host memory always, in device memory if asked to, since that waits for the device."""
-    vectors = []
-    for raw, x in ((inputs.mu, mu), (inputs.sigma, sigma)):
-        if isinstance(raw, np.ndarray):
-            vectors.append(raw)
-        elif isinstance(raw, float):
-            vectors.append(np.full(1, raw))
-        elif validate:
-            vectors.append(library.to_host(x).astype(np.float64).reshape(-1))
-        else:
-            vectors.append(np.zeros(0))
-    _check_values(*vectors)
+    if isinstance(inputs.mu, np.ndarray) and isinstance(inputs.sigma, np.ndarray):
+        from multisample.backends.cpu_kernels import value_kernel  # Numba takes half a second to import.
 
-
-def _check_values(mu: HostArray, sigma: HostArray) -> None:
-    """ValueError with the first offending index, unless every value will do; both float32 or both float64."""
-    from multisample.backends.cpu_kernels import value_kernel  # Numba takes half a second to import.
-
-    dtype = "float64" if mu.itemsize == 8 else "float32"
-    if value_kernel(dtype)(mu, sigma):
-        return
-    for name, vector, lowest, accepted in (
-        ("mu", mu, -math.inf, "finite means"),
-        ("sigma", sigma, 0, "finite standard deviations of at least 0"),
+        real = "float64" if inputs.dtype == "float64" else "float32"
+        if value_kernel(real)(inputs.mu, inputs.sigma):
+            return
+    for name, raw, x, lowest, accepted in (
+        ("mu", inputs.mu, mu, -math.inf, "finite means"),
+        ("sigma", inputs.sigma, sigma, 0, "finite standard deviations of at least 0"),
     ):
+        if isinstance(raw, np.ndarray):
+            vector = raw
+        elif isinstance(raw, float):
+            vector = np.array([raw])
+        elif validate:
+            vector = _in_computing_type(library.to_host(x).reshape(-1), inputs.dtype)
+        else:
+            continue
         bad = np.flatnonzero(~(np.isfinite(vector) & (vector >= lowest)))
         if bad.size:
-            raise ValueError(
-                f"{name}: expected {accepted}, got {name}[{bad[0]}] = {vector[bad[0]]} as {dtype}"
-                f" ({bad.size} of {vector.size} values)"
-            )
+            value = f"{vector[bad[0]]} as {vector.dtype}"
+            if not is_number(x):
+                value = f"{name}[{bad[0]}] = {value} ({bad.size} of {vector.size} values)"
+            raise ValueError(f"{name}: expected {accepted}, got {value}")
 
 
 def checked_out(library: Library, out: Any, inputs: Inputs, n: int) -> RawArray:

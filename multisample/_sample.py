@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -93,7 +94,7 @@ def sample(
     array, shape (d, n)
         Of the library and on the device of `mu` and `sigma`, ready on that library's current stream; C-contiguous
         unless it is `out`. From lists and NumPy arrays, a NumPy array, or an array of the library of the CUDA backend
-        that was named.
+        that was named; from objects known by their protocol alone, a NumPy array or one of the backend's library.
 
     Raises
     ------
@@ -102,7 +103,8 @@ def sample(
         `out` not an array or of different libraries, or if both `seed` and `generator` are given.
     ValueError
         If a shape, a range, a device or a choice is not as above; if `out` overlaps itself, `mu` or `sigma`; if a mean
-        is not finite, or a standard deviation negative or not finite; if a tensor requires grad.
+        is not finite, or a standard deviation negative or not finite; if a tensor requires grad where gradients are
+        recorded.
     UnknownBackendError
         If there is no backend called `backend`.
     BackendUnavailableError
@@ -158,7 +160,8 @@ def sample(
     check_choice("layout", layout, ("dn",), " in this version")
     for name, flag in (("fast_math", fast_math), ("validate", validate), ("antithetic", antithetic)):
         check_flag(name, flag)
-    check_choice("antithetic", bool(antithetic), (False,), " in this version")
+    if antithetic:
+        raise ValueError("antithetic: expected False in this version, got True")
     if dtype is not None:
         dtype = dtype_name(dtype)
     if seed is not None:
@@ -188,12 +191,12 @@ def sample(
         raise ValueError(f"dim_offset: expected dim_offset + d <= 2**32, got {dim_offset} + {d}")
     caller.check_dtype(dtype)
     check_inputs(inputs, library, mu, sigma, validate)
-    if library.name == "numpy" and chosen.host_library != "numpy":
+    if caller.name == "numpy" and chosen.host_library != "numpy":
         if out is not None:
             raise ValueError(f"out: backend {chosen.name!r} writes {chosen.host_library} arrays, got host memory")
         library = library_called(chosen.host_library)
-        mu = mu if is_number(mu) else chosen.adopt(inputs.mu)
-        sigma = sigma if is_number(sigma) else chosen.adopt(inputs.sigma)
+        mu = mu if is_number(mu) else chosen.adopt(np.ascontiguousarray(inputs.mu))
+        sigma = sigma if is_number(sigma) else chosen.adopt(np.ascontiguousarray(inputs.sigma))
         inputs = look_at(library, mu, sigma, dtype)
 
     if out is None:
@@ -240,7 +243,7 @@ def _sample_small(
             generator = DEFAULT_GENERATOR
         elif type(generator) is not Generator:
             return None
-        seed, offset = generator.take()
+        seed, offset = generator._take()
     elif type(seed) is int and generator is None:
         offset = 0
     else:
@@ -252,7 +255,7 @@ def _sample_small(
     except OverflowError:  # A seed that is no 64-bit number.
         return None
     if generator is not None:
-        generator.put_back(offset)
+        generator._put_back(seed, offset)
     return None
 
 
@@ -276,7 +279,8 @@ def _find_small_kernel(backend: Any, dtype: np.dtype[Any]) -> Callable[..., bool
 def _check_generator(generator: Any, library: Library, device: Device) -> None:
     if generator is None or isinstance(generator, Generator):
         return
-    if type(generator).__module__.partition(".")[0] != "torch":
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(generator, torch.Generator):
         raise TypeError(
             "generator: expected a multisample.Generator, or a torch.Generator with torch tensors,"
             f" got {describe(generator)} of type {type(generator).__name__}"
@@ -293,7 +297,7 @@ def _seed_and_offset(seed: int | None, generator: Any, library: Library, device:
     if seed is not None:
         return seed, 0
     if isinstance(generator, Generator):
-        return generator.take()
+        return generator._take()
     if library.name == "torch":
         return take_from_torch(generator, str(device))
-    return DEFAULT_GENERATOR.take()
+    return DEFAULT_GENERATOR._take()

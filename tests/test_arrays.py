@@ -647,7 +647,7 @@ def test_a_third_partys_backend_draws_for_host_arrays(registered: Callable[[Any]
 def test_every_argument_reaches_the_backend(registered: Callable[[Any], Any]) -> None:
     backend = registered(Recording())
     generator = multisample.Generator(2**64 - 1)
-    generator.take()
+    generator._take()
     memory = np.zeros((6, 2 * N), np.float64)
     out = memory[::2, ::2]
     x = sample(
@@ -1061,3 +1061,29 @@ def test_the_device_is_current_again_after_an_error(cuda: RecordingCuda, cupy: A
     with contextlib.suppress(ValueError):
         draw(cupy.ndarray(MU, 1), cupy.ndarray(SIGMA, 1), N, out=cupy.ndarray(np.zeros((3, N)), 1))
     assert cupy.devices == [0]
+
+
+# --- Kinds of NumPy array ---------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")
+def test_a_matrix_is_a_column_like_any_other() -> None:
+    mu, sigma = np.matrix([[0.0], [1.0], [5.0]]), np.matrix([[1.0], [2.0], [3.0]])
+    expected = sample(np.asarray(mu)[:, 0], np.asarray(sigma)[:, 0], 5, seed=3)
+    assert np.array_equal(sample(mu, sigma, 5, seed=3), expected)
+    assert sample(mu.astype(np.float32), sigma.astype(np.float32), 5, seed=3).shape == (3, 5)
+
+
+@pytest.mark.parametrize("name", ["mu", "sigma", "out"])
+def test_masked_arrays_are_refused(name: str) -> None:
+    arrays: dict[str, Any] = {"mu": np.zeros(3), "sigma": np.ones(3), "out": np.zeros((3, 4))}
+    arrays[name] = np.ma.masked_array(arrays[name], mask=True)
+    with pytest.raises(TypeError, match=f"^{name}: .*mask"):
+        sample(**arrays, n=4, seed=1)
+
+
+def test_values_on_a_device_are_judged_as_the_computing_type_has_them(cuda: RecordingCuda, cupy: Any) -> None:
+    mu, sigma = cupy.ndarray(np.array([0.0, 1e39])), cupy.ndarray(np.ones(2))
+    assert draw(mu, sigma, 3, seed=1, validate=True).shape == (2, 3)
+    with pytest.raises(ValueError, match=r"^mu: .*mu\[1\] = inf as float32"):
+        draw(mu, sigma, 3, seed=1, validate=True, dtype="float32")

@@ -844,7 +844,7 @@ def test_a_backend_that_fails_is_reported_after_the_others(
     done = run()
     assert done.code == 1
     assert re.search(r"^cpu +\d+ us", done.out, re.M)
-    assert "\nbroken failed: no compiler\n" in done.out
+    assert "\nbroken failed: BackendUnavailableError: no compiler\n" in done.out
     assert "same bits: yes" in done.out
 
 

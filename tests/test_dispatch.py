@@ -296,3 +296,29 @@ def test_a_backend_that_lacks_a_member_is_refused(member: str) -> None:
 def test_what_is_no_backend_is_refused(nothing: Any) -> None:
     with pytest.raises(TypeError, match=r"^backend: .*launch"):
         multisample.register_backend(nothing)
+
+
+def test_auto_passes_over_a_backend_that_does_not_serve_the_memory(pretend: Callable[..., Fake]) -> None:
+    torch = pytest.importorskip("torch")
+    pretend("torch_ext").device_kinds = ("cuda",)
+    drawn = sample(torch.zeros(2), torch.ones(2), 3, seed=1)
+    assert np.array_equal(drawn.numpy(), sample([0.0, 0.0], [1.0, 1.0], 3, seed=1))
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value", "error"),
+    [("name", None, TypeError), ("name", "", TypeError), ("host_library", "nowhere", ValueError)],
+)
+def test_a_backend_whose_name_or_library_cannot_be_used_is_not_registered(
+    attribute: str, value: object, error: type[Exception]
+) -> None:
+    backend = Fake("new")
+    setattr(backend, attribute, value)
+    with pytest.raises(error):
+        multisample.register_backend(backend)
+    assert "new" not in multisample.backends()
+
+
+def test_a_class_is_not_a_backend() -> None:
+    with pytest.raises(TypeError, match=r"^backend: "):
+        multisample.register_backend(type("Class", (Fake,), {"name": "new"}))  # type: ignore[arg-type]

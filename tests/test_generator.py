@@ -127,7 +127,7 @@ def test_lists_and_numbers_draw_from_the_default_generator() -> None:
 ])  # fmt: skip
 def test_a_bad_seed_is_refused_everywhere(seed: Any, error: type[Exception]) -> None:
     default = multisample.manual_seed(11)
-    default.take()
+    default._take()
     with pytest.raises(error, match=r"^seed: expected .*, got"):
         multisample.manual_seed(seed)
     assert default.state == {"seed": 11, "offset": 1, "spawned": 0}
@@ -149,8 +149,8 @@ def test_without_a_seed_the_operating_system_chooses() -> None:
 
 def used() -> Generator:
     generator = Generator(2**63 + 11)
-    generator.take()
-    generator.take()
+    generator._take()
+    generator._take()
     generator.spawn(3)
     return generator
 
@@ -408,3 +408,9 @@ def test_cuda_tensors_obey_the_default_generator_of_their_device(monkeypatch: py
     assert _generator.take_from_torch(None, "cuda:1") == (6, 40)
     assert [generator.offset for generator in generators] == [0, 44]
     assert initialised
+
+
+@pytest.mark.parametrize("thing", [torch.tensor(3), torch.float32, torch.device("cpu")])
+def test_only_a_generator_of_torch_is_taken_for_one(thing: object) -> None:
+    with pytest.raises(TypeError, match=r"^generator: expected .* torch\.Generator"):
+        torch_draw(generator=thing)

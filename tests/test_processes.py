@@ -311,7 +311,7 @@ def test_a_forked_child_can_be_seeded() -> None:
 @expects_fork
 def test_an_explicit_generator_goes_on_in_a_forked_child() -> None:
     generator = Generator(11)
-    generator.take()
+    generator._take()
     (child,) = in_forks(lambda: [digest(draw(generator=generator)), generator.state])
     assert generator.offset == 1
     assert child == [digest(draw(generator=generator)), generator.state]
@@ -325,7 +325,7 @@ def test_a_generator_that_others_use_during_a_fork_goes_on_in_the_child() -> Non
 
     def use() -> None:
         while not done.is_set():
-            generator.take()
+            generator._take()
             draw()
 
     threads = [threading.Thread(target=use, daemon=True) for _ in range(3)]
@@ -333,7 +333,7 @@ def test_a_generator_that_others_use_during_a_fork_goes_on_in_the_child() -> Non
         thread.start()
     try:
         for _ in range(10):
-            in_forks(lambda: [generator.take(), digest(draw())])
+            in_forks(lambda: [generator._take(), digest(draw())])
     finally:
         done.set()
         for thread in threads:
@@ -354,11 +354,11 @@ def test_a_fork_waits_for_a_generator_that_is_locked() -> None:
     thread = threading.Thread(target=hold, daemon=True)
     thread.start()
     assert locked.wait(DEADLINE)
-    child = fork(lambda: [generator.take()[1], draw().shape[1]])
+    child = fork(lambda: [generator._take()[1], draw().shape[1]])
     forked.set()
     thread.join(DEADLINE)
     assert answers([child]) == [[0, SMALL_N]]
-    assert generator.take() == (11, 0)
+    assert generator._take() == (11, 0)
 
 
 @needs_fork
@@ -544,3 +544,30 @@ def test_drawing_with_numpy_imports_no_other_array_library() -> None:
 def test_a_draw_in_a_fresh_interpreter_is_the_streams() -> None:
     code = "import multisample; print(multisample.sample([0.5], [2.0], 4, seed=3).view('u4').tolist())"
     assert json.loads(run_python(code)) == stream.sample([0.5], [2.0], 4, seed=3)
+
+
+def test_threads_that_cannot_be_started_are_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Exhausted:
+        def __init__(self) -> None:
+            self.pool, self.left = worker_pool._helpers(), 1
+
+        def submit(self, work: Any) -> Any:
+            if self.left == 0:
+                raise RuntimeError("can't start new thread")
+            self.left -= 1
+            return self.pool.submit(work)
+
+    exhausted, done = Exhausted(), []
+    monkeypatch.setattr(worker_pool, "_helpers", lambda: exhausted)
+    gate = threading.Event()
+
+    def task(number: int) -> None:
+        # Whoever takes the first waits until the others are done: it must be waited for.
+        if number == 0:
+            gate.wait(10)
+        done.append(number)
+        if len(done) == 3:
+            gate.set()
+
+    worker_pool.run_all(task, range(4), 4)
+    assert sorted(done) == [0, 1, 2, 3]

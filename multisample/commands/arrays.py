@@ -150,7 +150,7 @@ def _list_text(names: list[str], most: int = 8) -> str:
 
 def check_output(output: Path, *, force: bool) -> None:
     """ValueError or OSError if `output` cannot be made."""
-    if output.suffix != ".npy":
+    if output.suffix.lower() != ".npy":
         raise ValueError(f"{output}: expected an output file that ends in .npy")
     folder = output.resolve().parent
     if not folder.is_dir():

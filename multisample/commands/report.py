@@ -83,8 +83,8 @@ def _original_workload(names: Sequence[str]) -> int:
     for name in names:
         try:
             seconds, results[name] = _timed(name, mu, sigma)
-        except multisample.BackendUnavailableError as error:
-            failures.append(f"{name} failed: {error}")
+        except Exception as error:  # Whatever a driver may raise: the others' rows are still wanted.
+            failures.append(f"{name} failed: {type(error).__name__}: {error}")
         else:
             rows.append((name, f"{seconds * 1e6:.0f} us", f"{size / seconds / 1e9:.3g}"))
     print("\n".join(_columns(rows) + failures))
