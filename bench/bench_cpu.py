@@ -20,6 +20,7 @@ import pytest
 import torch
 
 import multisample
+from multisample.backends.worker_pool import thread_count
 
 SHAPES = [
     (10, 10),
@@ -60,57 +61,44 @@ def _fresh(d: int, n: int) -> dict[str, Callable[[], Any]]:
 def _reused(d: int, n: int) -> dict[str, Callable[[], Any]]:
     """Calls that write where they are told to."""
     mu, sigma = _vectors(d)
+    t_mu, t_sigma = torch.from_numpy(mu), torch.from_numpy(sigma)
     out = np.zeros((d, n), np.float32)
     t_out = torch.zeros((d, n))
     return {
         "multisample": lambda: multisample.sample(mu, sigma, n, out=out),
         "multisample_shared": lambda: multisample.sample(mu, sigma, n, noise="shared", out=out),
+        "multisample_torch": lambda: multisample.sample(t_mu, t_sigma, n, out=t_out),
         "numpy_bare": lambda: rng.standard_normal(out=out, dtype=np.float32),
         "torch_bare": lambda: t_out.normal_(),
     }
 
 
+CALLS = {"fresh": _fresh, "reused": _reused}
+
+
 @pytest.fixture(scope="module", autouse=True)
-def _quiet_machine() -> None:
-    multisample.sample([0.0], [1.0], 100_000)  # Compiles, and starts the threads.
+def _compiled_and_warm() -> None:
+    multisample.sample([0.0], [1.0], 1_000_000)  # Enough for every thread.
 
 
-def _run(
-    benchmark: Any,
-    timed: bool,
-    calls: Callable[[int, int], dict[str, Callable[[], Any]]],
-    shape: tuple[int, int],
-    name: str,
-) -> None:
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "x".join(map(str, shape)))
+@pytest.mark.parametrize(("memory", "name"), [(memory, name) for memory in CALLS for name in CALLS[memory](1, 1)])
+@pytest.mark.benchmark(min_rounds=7)
+def test_draw(benchmark: Any, timed: bool, memory: str, name: str, shape: tuple[int, int]) -> None:
     d, n = shape if timed else (4, 5)
-    call = calls(d, n)[name]
+    benchmark.group = f"{memory} {shape}"
     benchmark.extra_info.update(
         normals=d * n,
-        threads=torch.get_num_threads(),
+        threads=thread_count(),
+        torch_threads=torch.get_num_threads(),
         cpu=_cpu_name(),
         numpy=np.__version__,
         numba=numba.__version__,
         torch=torch.__version__,
     )
-    result = np.asarray(benchmark(call))
+    result = np.asarray(benchmark(CALLS[memory](d, n)[name]))
     assert result.shape == (d, n)
     assert np.isfinite(result).all()
-
-
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "x".join(map(str, shape)))
-@pytest.mark.parametrize("name", list(_fresh(1, 1)))
-@pytest.mark.benchmark(min_rounds=7)
-def test_fresh(benchmark: Any, timed: bool, name: str, shape: tuple[int, int]) -> None:
-    benchmark.group = f"fresh {shape}"
-    _run(benchmark, timed, _fresh, shape, name)
-
-
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "x".join(map(str, shape)))
-@pytest.mark.parametrize("name", list(_reused(1, 1)))
-@pytest.mark.benchmark(min_rounds=7)
-def test_reused(benchmark: Any, timed: bool, name: str, shape: tuple[int, int]) -> None:
-    benchmark.group = f"reused {shape}"
-    _run(benchmark, timed, _reused, shape, name)
 
 
 def _cpu_name() -> str:
