@@ -86,6 +86,16 @@ class Backend(Protocol):
         """Whether it can run; cheap enough to ask for a table of all backends, and never raises."""
         ...
 
+    def prepare(self, device_kind: DeviceKind) -> None:
+        """Do what takes long and may fail, building and loading, before the first launch on such a device.
+
+        Raises
+        ------
+        multisample.exceptions.BackendUnavailableError
+            With every reason, if it cannot run there.
+        """
+        ...
+
     def adopt(self, array: Any) -> Any:
         """`array` as one of `host_library`.
 
@@ -101,6 +111,15 @@ class Backend(Protocol):
         `out`, draws independent noise from the first row and column on. If a mean is not finite, or a standard
         deviation not finite or negative, it writes nothing and returns False. A seed that does not fit 64 bits is an
         OverflowError.
+        """
+        ...
+
+    def plain_launch(self) -> Callable[..., None] | None:
+        """A shortcut for plain calls on a CUDA device, or None if the backend has none.
+
+        ``launch(mu, sigma, out, d, n, dtype, seed, offset, shared, fast_math, device, stream)``, in which `dtype` is
+        float32 or float64, does what `launch` does, from addresses of contiguous memory of that type on the device that
+        is current, and draws from the first row and column on.
         """
         ...
 

@@ -55,6 +55,9 @@ class CpuBackend:
             reasons.append("package numba is not installed: pip install numba")
         return BackendStatus(not reasons, tuple(reasons), version, device)
 
+    def prepare(self, device_kind: DeviceKind) -> None:
+        pass
+
     def adopt(self, array: Any) -> Any:
         return array
 
@@ -62,6 +65,9 @@ class CpuBackend:
         from .cpu_kernels import small_kernel
 
         return small_kernel(dtype)
+
+    def plain_launch(self) -> None:
+        return None
 
     def launch(
         self,

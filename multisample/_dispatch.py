@@ -42,18 +42,12 @@ def choose(name: str, library: str, device_kind: str) -> Backend:
         raise TypeError(f"backend: expected a name, got {describe(name)} of type {type(name).__name__}")
     backend = _chosen.get((name, library, device_kind))
     if backend is None:
-        backend = _automatic(library, device_kind) if name == "auto" else _named(name)
-        # Host inputs are at home nowhere, and any backend adopts them.
-        if library != "numpy" and device_kind not in backend.device_kinds:
-            raise ValueError(
-                f"backend: {backend.name!r} serves {' and '.join(backend.device_kinds)} memory,"
-                f" got a {library} array in {device_kind} memory"
-            )
+        backend = _automatic(library, device_kind) if name == "auto" else _named(name, library, device_kind)
         _chosen[name, library, device_kind] = backend
     return backend
 
 
-def _named(name: str) -> Backend:
+def _named(name: str, library: str, device_kind: str) -> Backend:
     try:
         backend = registry.find(name)
     except KeyError:
@@ -61,6 +55,13 @@ def _named(name: str) -> Backend:
     status = backend.status()
     if not status.available:
         raise BackendUnavailableError(f"backend: {name!r} cannot run here: " + "; ".join(status.reasons))
+    if device_kind in backend.device_kinds:
+        backend.prepare(device_kind)
+    elif library != "numpy":  # Host inputs are at home nowhere, and any backend adopts them.
+        raise ValueError(
+            f"backend: {name!r} serves {' and '.join(backend.device_kinds)} memory,"
+            f" got a {library} array in {device_kind} memory"
+        )
     return backend
 
 
@@ -76,9 +77,14 @@ def _automatic(library: str, device_kind: str) -> Backend:
         backend = registry.find(name)
         status = backend.status()
         if status.available and device_kind in backend.device_kinds:
-            return backend
-        if status.available:
-            reasons.append(f"{name}: serves {' and '.join(backend.device_kinds)} memory here")
+            try:
+                backend.prepare(device_kind)
+            except BackendUnavailableError as error:
+                reasons.append(f"{name}: {error}")
+            else:
+                return backend
+        elif status.available:
+            reasons.append(f"{name}: serves {' and '.join(backend.device_kinds)} memory")
         reasons.extend(f"{name}: {reason}" for reason in status.reasons)
     raise BackendUnavailableError(
         f"backend: none can serve a {library} array in {device_kind} memory: " + "; ".join(reasons)
@@ -125,9 +131,11 @@ def register_backend(backend: Backend) -> None:
     >>> multisample.register_backend(BACKEND)
     Traceback (most recent call last):
     ...
-    ValueError: backend name 'cpu' is taken; registered names are cpu, and 'auto'
+    ValueError: backend name 'cpu' is taken; registered names are torch_ext, cupy, cpu, and 'auto'
     """
-    members = ("name", "device_kinds", "host_library", "status", "adopt", "small_kernel", "launch")
+    members = (
+        "name", "device_kinds", "host_library", "status", "prepare", "adopt", "small_kernel", "plain_launch", "launch",
+    )  # fmt: skip
     missing = [member for member in members if not hasattr(backend, member)]
     if missing:
         raise TypeError(f"backend: expected an object with {', '.join(members)}, got one without {', '.join(missing)}")

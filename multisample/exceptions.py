@@ -13,10 +13,10 @@ class UnknownBackendError(ValueError):
     Examples
     --------
     >>> import multisample
-    >>> multisample.sample([0.0], [1.0], 3, backend="gpu")
+    >>> multisample.sample([0.0], [1.0], 3, backend="gpu")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     ...
-    multisample.exceptions.UnknownBackendError: backend: there is none called 'gpu'; accepted are 'auto', 'cpu'
+    multisample.exceptions.UnknownBackendError: ... none called 'gpu'; accepted are 'auto', 'torch_ext', 'cupy', 'cpu'
     """
 
     def __init__(self, name: object, names: Iterable[str]) -> None:

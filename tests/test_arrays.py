@@ -573,6 +573,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Any], Any]
     def forget() -> None:
         _dispatch._chosen.clear()
         _sample._small_kernels.clear()
+        _sample._plain_calls.clear()
 
     def register(backend: Any) -> Any:
         multisample.register_backend(backend)
@@ -597,11 +598,17 @@ class Recording:
     def status(self) -> BackendStatus:
         return BackendStatus(self.available, () if self.available else ("it is a test",), "1", "a pretence")
 
+    def prepare(self, device_kind: str) -> None:
+        pass
+
     def adopt(self, array: Any) -> Any:
         self.adopted.append(array)
         return array if isinstance(array, np.ndarray) else np.from_dlpack(array)
 
     def small_kernel(self, dtype: str) -> Callable[..., bool] | None:
+        return None
+
+    def plain_launch(self) -> Callable[..., None] | None:
         return None
 
     def launch(

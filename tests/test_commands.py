@@ -749,12 +749,18 @@ class _Elsewhere:
     def status(self) -> BackendStatus:
         return BackendStatus(True, (), "1.0", "a stand-in")
 
+    def prepare(self, device_kind: str) -> None:
+        pass
+
     def adopt(self, array: Any) -> Any:
         import torch
 
         return array if isinstance(array, torch.Tensor) else torch.from_numpy(np.array(array))
 
     def small_kernel(self, dtype: str) -> None:
+        return None
+
+    def plain_launch(self) -> Callable[..., None] | None:
         return None
 
     def launch(self, mu: Any, sigma: Any, out: Any, *rest: Any) -> None:

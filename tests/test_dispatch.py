@@ -37,10 +37,16 @@ class Fake:
         self.asked += 1
         return BackendStatus(not self.reasons, self.reasons, "1.2", "a pretence")
 
+    def prepare(self, device_kind: str) -> None:
+        pass
+
     def adopt(self, array: Any) -> Any:
         return array
 
     def small_kernel(self, dtype: str) -> None:
+        return None
+
+    def plain_launch(self) -> Callable[..., None] | None:
         return None
 
     def launch(self, mu: Any, sigma: Any, out: Any, *rest: Any) -> None:
@@ -53,9 +59,11 @@ def restored(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(registry, "_registered", dict(registry._registered))
     _dispatch._chosen.clear()
     _sample._small_kernels.clear()
+    _sample._plain_calls.clear()
     yield
     _dispatch._chosen.clear()
     _sample._small_kernels.clear()
+    _sample._plain_calls.clear()
 
 
 @pytest.fixture
@@ -275,7 +283,9 @@ def test_a_built_in_name_is_taken_before_its_first_use(monkeypatch: pytest.Monke
 
 
 def test_the_contract_is_what_is_asked_for() -> None:
-    assert {"name", "device_kinds", "host_library", "status", "adopt", "small_kernel", "launch"} == MEMBERS
+    assert {
+        "name", "device_kinds", "host_library", "status", "prepare", "adopt", "small_kernel", "plain_launch", "launch",
+    } == MEMBERS  # fmt: skip
 
 
 @pytest.mark.parametrize("member", sorted(MEMBERS))

@@ -1,0 +1,218 @@
+"""The cupy backend: the CUDA C++ kernel, compiled by NVRTC when it is first needed.
+
+Nothing has to be built beforehand and no CUDA toolkit installed: CuPy and a driver are enough. Each combination of
+element type, noise, transform and stores is a kernel of its own, compiled alone, and CuPy keeps it on disk.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.metadata
+import importlib.util
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from multisample.exceptions import BackendUnavailableError
+
+from . import csrc_files
+from .contract import Backend, BackendStatus, DeviceKind, RawArray, RawVector
+from .geometry import KERNEL_STORES, PACKED_GEOMETRY, Geometry, geometry
+from .sample_call import PACKED_CALL, pack_call, pack_plain_call
+
+__all__ = ["BACKEND", "OPTIONS", "kernel_name", "source"]
+
+_TYPES = {"float16": "float16", "bfloat16": "bfloat16", "float32": "float", "float64": "double"}
+# How each CUDA version's package of CuPy is called.
+_PACKAGES = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
+
+OPTIONS = ("--std=c++17", f"-I{csrc_files.folder()}")
+"""What NVRTC is told."""
+
+
+@functools.cache
+def source() -> str:
+    """The program that NVRTC compiles.
+
+    It names the contents of the headers, because CuPy's cache looks at nothing but the program.
+    """
+    return f'// {csrc_files.digest()}\n#include "sample_kernel.cuh"\n'
+
+
+def kernel_name(dtype: str, shared: bool, fast_math: bool, stores: int) -> str:
+    """The C++ name of the kernel for such a call."""
+    arguments = (
+        f"multisample::{_TYPES[dtype]}" if dtype in ("float16", "bfloat16") else _TYPES[dtype],
+        str(bool(shared)).lower(),
+        str(bool(fast_math) and dtype != "float64").lower(),
+        f"multisample::{KERNEL_STORES[stores]}",
+    )
+    return f"multisample::sample_kernel<{', '.join(arguments)}>"
+
+
+class _Parameters(threading.local):
+    """A kernel's parameters in memory, and where they are, as the driver wants it; each launch copies them."""
+
+    def __init__(self) -> None:
+        call, cut = ctypes.create_string_buffer(PACKED_CALL), ctypes.create_string_buffer(PACKED_GEOMETRY)
+        self.call, self.cut = memoryview(call).cast("B"), memoryview(cut).cast("B")
+        self._addresses = (ctypes.c_void_p * 2)(ctypes.addressof(call), ctypes.addressof(cut))
+        self.address = ctypes.addressof(self._addresses)
+
+
+class CupyBackend:
+    """See `multisample.backends.contract.Backend`."""
+
+    name = "cupy"
+    device_kinds: tuple[DeviceKind, ...] = ("cuda",)
+    host_library = "cupy"
+
+    def __init__(self) -> None:
+        self._kernels: dict[tuple[Any, ...], int] = {}
+        self._modules: list[Any] = []
+        self._launch_kernel: Any = None
+        self._parameters = _Parameters()
+
+    def status(self) -> BackendStatus:
+        if importlib.util.find_spec("cupy") is None:
+            return BackendStatus(
+                False, ("package cupy is not installed: pip install cupy-cuda12x, or cupy-cuda13x for CUDA 13",)
+            )
+        version = f"cupy {_version()}"
+        try:
+            import cupy
+        except Exception as error:  # Whatever a broken installation may do.
+            return BackendStatus(False, (f"package cupy cannot be imported ({error}): reinstall it",), version)
+        reasons, device = [], ""
+        try:
+            count = cupy.cuda.runtime.getDeviceCount()
+            if count == 0:
+                reasons.append("no CUDA device: see nvidia-smi and CUDA_VISIBLE_DEVICES")
+            else:
+                device = cupy.cuda.runtime.getDeviceProperties(0)["name"].decode()
+                device += f" and {count - 1} more" if count > 1 else ""
+        except Exception as error:
+            reasons.append(f"no CUDA device ({error}): see nvidia-smi and CUDA_VISIBLE_DEVICES")
+        try:
+            version += ", NVRTC {}.{}".format(*cupy.cuda.nvrtc.getVersion())
+        except Exception as error:
+            reasons.append(f"NVRTC cannot be loaded ({error}): pip install 'cupy-cuda12x[ctk]', or the same for 13x")
+        return BackendStatus(not reasons, tuple(reasons), version, device)
+
+    def prepare(self, device_kind: DeviceKind) -> None:
+        pass
+
+    def adopt(self, array: Any) -> Any:
+        import cupy
+
+        if isinstance(array, np.ndarray) or hasattr(array, "__cuda_array_interface__"):
+            return cupy.asarray(array)
+        return cupy.from_dlpack(array)
+
+    def small_kernel(self, dtype: str) -> None:
+        return None
+
+    def plain_launch(self) -> Callable[..., None]:
+        return self._launch_plain
+
+    def launch(
+        self,
+        mu: RawVector,
+        sigma: RawVector,
+        out: RawArray,
+        dtype: str,
+        seed: int,
+        offset: int,
+        dim_offset: int,
+        sample_offset: int,
+        shared: bool,
+        fast_math: bool,
+        device: int,
+        stream: int,
+    ) -> None:
+        import cupy
+
+        assert not isinstance(out, np.ndarray)
+        rows, columns = out.shape
+        cut, packed_cut = geometry(
+            rows, columns, dtype, out.strides, out.pointer % 16, sample_offset % 4,
+            shared or (fast_math and dtype != "float64"), shared,
+        )  # fmt: skip
+        packed = pack_call(mu, sigma, out, dtype, seed, offset, dim_offset, sample_offset, shared, fast_math)
+        with cupy.cuda.Device(device):
+            self._run(packed, cut, packed_cut, dtype, shared, fast_math, device, stream)
+
+    def _launch_plain(
+        self,
+        mu: int,
+        sigma: int,
+        out: int,
+        d: int,
+        n: int,
+        dtype: str,
+        seed: int,
+        offset: int,
+        shared: bool,
+        fast_math: bool,
+        device: int,
+        stream: int,
+    ) -> None:
+        packed = pack_plain_call(mu, sigma, out, d, n, dtype, seed, offset, shared, fast_math)
+        size = 8 if dtype == "float64" else 4
+        cheap = shared or (fast_math and size == 4)
+        cut, packed_cut = geometry(d, n, dtype, (n * size, size), out % 16, 0, cheap, shared)
+        self._run(packed, cut, packed_cut, dtype, shared, fast_math, device, stream)
+
+    def _run(
+        self,
+        packed: bytes,
+        cut: Geometry,
+        packed_cut: bytes,
+        dtype: str,
+        shared: bool,
+        fast_math: bool,
+        device: int,
+        stream: int,
+    ) -> None:
+        """Launch on the current device, which is `device`."""
+        key = (dtype, shared, fast_math, cut.stores, device)
+        kernel = self._kernels.get(key) or self._compile(key)
+        parameters = self._parameters
+        parameters.call[:] = packed
+        parameters.cut[:] = packed_cut
+        # What the kernel's own call does too, in half the time.
+        self._launch_kernel(kernel, cut.blocks, 1, 1, cut.threads, 1, 1, 0, stream, parameters.address, 0)
+
+    def _compile(self, key: tuple[str, bool, bool, int, int]) -> int:
+        import cupy
+
+        name = kernel_name(*key[:4])
+        try:
+            module = cupy.RawModule(code=source(), options=OPTIONS, name_expressions=(name,))
+            kernel = module.get_function(name).kernel
+            self._launch_kernel = cupy.cuda.driver.launchKernel
+        except cupy.cuda.compiler.CompileException as error:
+            lines = str(error).strip().splitlines()
+            raise BackendUnavailableError(
+                "backend: 'cupy' could not compile its kernel: " + "\n".join(lines[-20:])
+                + "\nto try another NVRTC: pip install --upgrade 'cupy-cuda12x[ctk]', or the same for 13x"
+            ) from error  # fmt: skip
+        self._modules.append(module)  # Its kernels are there as long as it is.
+        handle: int = kernel.ptr
+        self._kernels[key] = handle
+        return handle
+
+
+def _version() -> str:
+    for package in _PACKAGES:
+        try:
+            return importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return "of unknown version"
+
+
+BACKEND: Backend = CupyBackend()

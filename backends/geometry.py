@@ -1,0 +1,131 @@
+"""How a call is cut into CUDA blocks and threads: ``csrc/geometry.h``, for backends that launch from Python.
+
+The numbers drawn cannot depend on it; the reasons are there.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+from typing import NamedTuple
+
+__all__ = ["KERNEL_STORES", "PACKED_GEOMETRY", "Geometry", "geometry"]
+
+_THREADS = 288
+_SHORT_ROW = 128
+KERNEL_STORES = ("kAligned", "kShifted", "kStaged", "kStrided")
+_ALIGNED, _SHIFTED, _STAGED, _STRIDED = range(4)
+_SIZES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+
+_STRUCT = struct.Struct("12I")
+
+PACKED_GEOMETRY = _STRUCT.size
+"""Bytes of the C++ struct."""
+
+
+class Geometry(NamedTuple):
+    """The fields of the C++ struct, in their order."""
+
+    blocks: int
+    threads: int
+    lanes: int
+    one_by_lanes: int
+    rows_per_pass: int
+    chunk: int
+    band_rows: int
+    interleave_log2: int
+    steps: int
+    column_blocks: int
+    skip: int
+    stores: int
+
+
+@functools.lru_cache(maxsize=1024)
+def geometry(
+    rows: int,
+    columns: int,
+    dtype: str,
+    strides: tuple[int, int],
+    misalignment: int,
+    skip: int,
+    cheap: bool,
+    shared: bool,
+) -> tuple[Geometry, bytes]:
+    """The geometry of a launch, and the bytes of the C++ struct.
+
+    Parameters
+    ----------
+    rows, columns : int
+        The shape of `out`.
+    dtype : str
+        Its element type.
+    strides : tuple of int
+        Its strides in bytes.
+    misalignment : int
+        Its address modulo 16.
+    skip : int
+        ``sample_offset % 4``.
+    cheap : bool
+        Whether noise costs less than writing it: shared, or fast_math and no float64.
+    shared : bool
+        Whether noise is shared.
+    """
+    groups = _ceil_div(skip + columns, 4)
+    stores = _stores(rows, columns, _SIZES[dtype], strides, misalignment, skip, groups)
+    tiles = 1 if groups <= _THREADS else _ceil_div(groups, 2 * _SHORT_ROW)
+    lanes = groups if tiles == 1 else _ceil_div(_ceil_div(groups, tiles), 32) * 32
+    rows_per_pass = min(1 if lanes > _SHORT_ROW else 2 * _SHORT_ROW // lanes, rows)
+    threads = _ceil_div(lanes * rows_per_pass, 32) * 32
+    rows_down = _ceil_div(rows, rows_per_pass)
+    if shared:
+        most = 8
+    elif cheap:
+        most = 32 if stores == _ALIGNED and tiles > 1 else 16
+    else:
+        most = 128 if stores == _ALIGNED else 32
+    turns = min(most, max(min(32, _ceil_div(rows_down * tiles, 512)), rows_down * tiles // 2048))
+    passes = min(turns, rows_down)
+    steps = min(turns // passes, tiles)
+    column_blocks = _ceil_div(groups, steps * lanes)
+    interleave_log2 = 0
+    if stores == _SHIFTED:
+        quad = 8 if _SIZES[dtype] == 2 else 16
+        while (strides[0] << interleave_log2) % quad:
+            interleave_log2 += 1
+    bands = _ceil_div(_ceil_div(rows_down, passes), 1 << interleave_log2) << interleave_log2
+    cut = Geometry(
+        blocks=bands * column_blocks,
+        threads=threads,
+        lanes=lanes,
+        one_by_lanes=_ceil_div(1 << 20, lanes),
+        rows_per_pass=rows_per_pass,
+        chunk=threads // rows_per_pass * rows_per_pass,
+        band_rows=passes * rows_per_pass,
+        interleave_log2=interleave_log2,
+        steps=steps,
+        column_blocks=column_blocks,
+        skip=skip,
+        stores=stores,
+    )
+    return cut, _STRUCT.pack(*cut)
+
+
+def _stores(
+    rows: int, columns: int, size: int, strides: tuple[int, int], misalignment: int, skip: int, groups: int
+) -> int:
+    quad = 8 if size == 2 else 16
+    row_stride, column_stride = strides
+    if column_stride != size:
+        return _STRIDED
+    start = misalignment - skip * size
+    if start % quad == 0 and (row_stride % quad == 0 or rows == 1):
+        return _ALIGNED
+    if start % size or row_stride % size:
+        return _STRIDED
+    if groups > _SHORT_ROW:
+        return _SHIFTED
+    return _STAGED if rows == 1 or row_stride == columns * size else _STRIDED
+
+
+def _ceil_div(a: int, b: int) -> int:
+    return -(-a // b)

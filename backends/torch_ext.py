@@ -1,0 +1,158 @@
+"""The torch_ext backend: the C++ and CUDA C++ kernels as a PyTorch extension, compiled when it is first needed.
+
+It is called with addresses, through plain C functions of the libraries: PyTorch's dispatcher would cost more than the
+launch. The same kernels are there as ``torch.ops.multisample.sample_`` for whoever needs an operator.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import importlib.util
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from multisample.exceptions import BackendUnavailableError
+
+from . import torch_ext_build
+from .contract import Backend, BackendStatus, DeviceKind, RawArray, RawVector
+from .sample_call import pack_call, pack_plain_call
+
+__all__ = ["BACKEND"]
+
+# The first version whose stable ABI has all that the libraries use.
+_LEAST_TORCH = (2, 11)
+# What cudaErrorMemoryAllocation is called.
+_OUT_OF_MEMORY = 2
+
+
+class TorchExtBackend:
+    """See `multisample.backends.contract.Backend`."""
+
+    name = "torch_ext"
+    device_kinds: tuple[DeviceKind, ...] = ("cuda", "cpu")
+    host_library = "torch"
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._cpu: Any = None
+        self._cuda: Any = None
+
+    def status(self) -> BackendStatus:
+        if importlib.util.find_spec("torch") is None:
+            return BackendStatus(False, ("package torch is not installed: pip install 'torch>=2.11'",))
+        try:
+            version = importlib.metadata.version("torch")
+        except importlib.metadata.PackageNotFoundError:
+            version = "0 of unknown version"
+        reasons = []
+        if _parsed(version) < _LEAST_TORCH:
+            least = ".".join(map(str, _LEAST_TORCH))
+            reasons.append(f"torch {version} is older than {least}: pip install --upgrade 'torch>={least}'")
+        elif not torch_ext_build.is_built("cpu"):
+            reasons.extend(torch_ext_build.missing_tools())
+        device = "cpu"
+        if not reasons:
+            without_cuda = torch_ext_build.cuda_reasons()
+            device += f" (not CUDA: {'; '.join(without_cuda)})" if without_cuda else " and CUDA"
+        return BackendStatus(not reasons, tuple(reasons), f"torch {version}", device)
+
+    def prepare(self, device_kind: DeviceKind) -> None:
+        with self._lock:
+            if self._cpu is None:
+                self._cpu = self._load_cpu()
+            if device_kind == "cuda" and self._cuda is None:
+                self._cuda = self._load_cuda()
+
+    def _load_cpu(self) -> Any:
+        library = _load(torch_ext_build.cpu_library())
+        library.multisample_launch_cpu.argtypes = (ctypes.c_char_p,)
+        library.multisample_last_error.restype = ctypes.c_char_p
+        return library
+
+    def _load_cuda(self) -> Any:
+        reasons = torch_ext_build.cuda_reasons()
+        if reasons:
+            raise BackendUnavailableError(f"backend: {self.name!r} cannot run on CUDA here: " + "; ".join(reasons))
+        library = _load(torch_ext_build.cuda_library())
+        library.multisample_launch_cuda.argtypes = (ctypes.c_char_p, ctypes.c_int, ctypes.c_void_p)
+        library.multisample_cuda_error.argtypes = (ctypes.c_int,)
+        library.multisample_cuda_error.restype = ctypes.c_char_p
+        return library
+
+    def adopt(self, array: Any) -> Any:
+        import torch
+
+        if not isinstance(array, np.ndarray):
+            if hasattr(array, "__dlpack__"):
+                return torch.from_dlpack(array)
+            return torch.as_tensor(array, device="cuda")
+        # A copy, because a tensor over memory that cannot be written to is one that warns.
+        tensor = torch.from_numpy(array.copy())
+        return tensor if torch_ext_build.cuda_reasons() else tensor.cuda()
+
+    def small_kernel(self, dtype: str) -> None:
+        return None
+
+    def plain_launch(self) -> Callable[..., None]:
+        self.prepare("cuda")
+        run = self._cuda.multisample_launch_cuda
+
+        def launch(
+            mu: int, sigma: int, out: int, d: int, n: int, dtype: str, seed: int, offset: int,
+            shared: bool, fast_math: bool, device: int, stream: int,
+        ) -> None:  # fmt: skip
+            error = run(pack_plain_call(mu, sigma, out, d, n, dtype, seed, offset, shared, fast_math), device, stream)
+            if error:
+                self._raise_cuda_error(error)
+
+        return launch
+
+    def launch(
+        self,
+        mu: RawVector,
+        sigma: RawVector,
+        out: RawArray,
+        dtype: str,
+        seed: int,
+        offset: int,
+        dim_offset: int,
+        sample_offset: int,
+        shared: bool,
+        fast_math: bool,
+        device: int,
+        stream: int,
+    ) -> None:
+        call = pack_call(mu, sigma, out, dtype, seed, offset, dim_offset, sample_offset, shared, fast_math)
+        if isinstance(out, np.ndarray):
+            self.prepare("cpu")
+            if self._cpu.multisample_launch_cpu(call):
+                raise RuntimeError(f"backend: 'torch_ext' failed: {self._cpu.multisample_last_error().decode()}")
+        else:
+            self.prepare("cuda")
+            error = self._cuda.multisample_launch_cuda(call, device, stream)
+            if error:
+                self._raise_cuda_error(error)
+
+    def _raise_cuda_error(self, error: int) -> None:
+        message = f"backend: 'torch_ext' could not launch: {self._cuda.multisample_cuda_error(error).decode()}"
+        raise MemoryError(message) if error == _OUT_OF_MEMORY else RuntimeError(message)
+
+
+def _load(path: Any) -> Any:
+    import torch
+
+    torch.ops.load_library(str(path))
+    return ctypes.CDLL(str(path))
+
+
+def _parsed(version: str) -> tuple[int, ...]:
+    """Major and minor version as numbers."""
+    parts = version.partition("+")[0].split(".")[:2]
+    return tuple(int(part) if part.isdigit() else 0 for part in parts)
+
+
+BACKEND: Backend = TorchExtBackend()

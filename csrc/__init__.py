@@ -1,0 +1,1 @@
+"""CUDA C++ and C++ sources, compiled on the user's machine; no Python."""

@@ -1,0 +1,100 @@
+// How a call is cut into blocks and threads; backends/geometry.py does the same sums. The numbers drawn cannot depend
+// on it.
+//
+// A block draws a band of dimensions by a run of columns. Each thread keeps four columns, a group of the stream, and
+// goes down the band. Short rows share a pass of the block, so that its threads always have a group each; long rows are
+// split over blocks; and where there are too few dimensions to go down, a thread goes on to other columns.
+#pragma once
+
+#include "call.h"
+
+namespace multisample {
+
+// How the four columns of a thread go to memory.
+enum Stores : u32 {
+  kAligned,  // at once, at an address that allows it
+  kShifted,  // the same, from a column of the thread before on
+  kStaged,   // with those of the warp's other threads, which lie beside them, in one row or several
+  kStrided,  // one by one, at any distance
+};
+
+// The most threads of a block: a row of 1024 columns, and a few more, in one piece.
+constexpr u32 kThreads = 288;
+// Groups in a row that shares the passes of a block with other rows.
+constexpr u32 kShortRow = 128;
+
+struct Geometry {
+  u32 blocks, threads;
+  u32 lanes;            // threads to a row
+  u32 one_by_lanes;     // 2^20 / lanes, rounded up: exact enough to divide the index of a thread
+  u32 rows_per_pass;    // rows that a block draws side by side
+  u32 chunk;            // rows whose mu and sigma are fetched together, a multiple of rows_per_pass
+  u32 band_rows;        // rows of a block
+  u32 interleave_log2;  // bands that take turns: row k of a band comes so many rows after its row k - 1
+  u32 steps;            // how many runs of 4 * lanes columns a block draws
+  u32 column_blocks;    // blocks to a row
+  u32 skip;             // columns of the first group that come before the first column
+  u32 stores;           // one of Stores
+};
+
+static_assert(sizeof(Geometry) == 48, "backends/geometry.py packs these bytes");
+
+#if !defined(__CUDACC_RTC__)
+
+inline u32 element_size(u32 type) { return type == kFloat64 ? 8 : type == kFloat32 ? 4 : 2; }
+
+inline Stores stores_of(const SampleCall& call, u64 groups) {
+  const i64 size = element_size(call.type), quad = size == 2 ? 8 : 16;
+  if (call.column_stride != size) return kStrided;
+  const i64 start = static_cast<i64>(reinterpret_cast<u64>(call.out)) - static_cast<i64>(call.first_column % 4) * size;
+  if (start % quad == 0 && (call.row_stride % quad == 0 || call.rows == 1)) return kAligned;
+  if (start % size != 0 || call.row_stride % size != 0) return kStrided;
+  if (groups > kShortRow) return kShifted;
+  const bool side_by_side = call.rows == 1 || call.row_stride == static_cast<i64>(call.columns) * size;
+  return side_by_side ? kStaged : kStrided;
+}
+
+inline Geometry geometry_of(const SampleCall& call) {
+  const auto ceil_div = [](u64 a, u64 b) { return (a + b - 1) / b; };
+  Geometry g{};
+  g.skip = static_cast<u32>(call.first_column % 4);
+  const u64 groups = ceil_div(g.skip + call.columns, 4);
+  g.stores = stores_of(call, groups);
+  const u64 tiles = groups <= kThreads ? 1 : ceil_div(groups, 2 * kShortRow);
+  g.lanes = static_cast<u32>(tiles == 1 ? groups : ceil_div(ceil_div(groups, tiles), 32) * 32);
+  g.one_by_lanes = static_cast<u32>(ceil_div(1 << 20, g.lanes));
+  g.rows_per_pass = g.lanes > kShortRow ? 1 : 2 * kShortRow / g.lanes;
+  if (g.rows_per_pass > call.rows) g.rows_per_pass = static_cast<u32>(call.rows);
+  g.threads = static_cast<u32>(ceil_div(g.lanes * g.rows_per_pass, 32) * 32);
+  g.chunk = g.threads / g.rows_per_pass * g.rows_per_pass;
+
+  // How many groups a thread draws, one below the other. The first is dear: many are good, as long as there are blocks
+  // enough, a few hundred for a short call, and for a long one so many that no processor waits long for the last. Where
+  // memory is what takes the time, fewer are better: then blocks write close to each other.
+  const u64 rows = ceil_div(call.rows, g.rows_per_pass);
+  const bool cheap = call.shared || (call.fast_math && call.type != kFloat64);
+  const u64 most = call.shared ? 8 : cheap ? (g.stores == kAligned && tiles > 1 ? 32 : 16) : g.stores == kAligned ? 128 : 32;
+  u64 turns = ceil_div(rows * tiles, 512);
+  if (turns > 32) turns = 32;
+  if (turns < rows * tiles / 2048) turns = rows * tiles / 2048;
+  if (turns > most) turns = most;
+  const u64 passes = turns < rows ? turns : rows;
+  // Where there are fewer dimensions than that, the thread goes on to other columns.
+  u64 steps = turns / passes;
+  if (steps > tiles) steps = tiles;
+  g.band_rows = static_cast<u32>(passes * g.rows_per_pass);
+  g.steps = static_cast<u32>(steps);
+  g.column_blocks = static_cast<u32>(ceil_div(groups, steps * g.lanes));
+  if (g.stores == kShifted) {
+    // So that all rows of a band are aligned alike.
+    const i64 quad = element_size(call.type) == 2 ? 8 : 16;
+    while (call.row_stride * (i64{1} << g.interleave_log2) % quad != 0) ++g.interleave_log2;
+  }
+  const u64 bands = ceil_div(ceil_div(rows, passes), u64{1} << g.interleave_log2) << g.interleave_log2;
+  g.blocks = static_cast<u32>(bands * g.column_blocks);
+  return g;
+}
+
+#endif
+
+}  // namespace multisample

@@ -1,0 +1,371 @@
+// The block-per-dimension kernel: x[i, j] = mu[i] + sigma[i] z[i, j], noise made in registers, each element written once.
+//
+// A thread keeps its columns and goes down the dimensions, so that what the words owe to the columns alone is made once
+// (and with shared noise everything is); what they owe to the dimension alone waits in shared memory, beside mu and
+// sigma. See geometry.h.
+#pragma once
+
+#include "geometry.h"
+#include "narrow.h"
+#include "normals.h"
+
+namespace multisample {
+
+template <class Out>
+struct Computing {
+  using Type = float;
+};
+template <>
+struct Computing<double> {
+  using Type = double;
+};
+
+// What all threads of a block need of a dimension, in as few loads as can be.
+template <class Real>
+struct alignas(16) Dimension {
+  RowPart words;
+  Real mu, sigma;
+};
+
+template <class T>
+MULTISAMPLE_FUNCTION T load(const char* at) {
+  return *reinterpret_cast<const T*>(at);
+}
+
+template <class Real>
+MULTISAMPLE_FUNCTION Real element(const Vector& vector, u64 k) {
+  const char* at = static_cast<const char*>(vector.data) + static_cast<i64>(k) * vector.stride;
+  // By far the most frequent, and so not behind a table of jumps.
+  if (vector.type == (sizeof(Real) == 4 ? kFloat32 : kFloat64)) return load<Real>(at);
+  switch (vector.type) {
+    case kNumber: return rounded<Real>(vector.number);
+    case kFloat16: return widen(load<float16>(at));
+    case kBFloat16: return widen(load<bfloat16>(at));
+    case kFloat32: return static_cast<Real>(load<float>(at));
+    case kFloat64: return rounded<Real>(load<double>(at));
+    case kInt8: return load<i8>(at);
+    case kInt16: return load<i16>(at);
+    case kInt32: return static_cast<Real>(load<i32>(at));
+    case kInt64: return static_cast<Real>(load<i64>(at));
+    case kUInt8: return load<u8>(at);
+    case kUInt16: return load<u16>(at);
+    case kUInt32: return static_cast<Real>(load<u32>(at));
+    default: return static_cast<Real>(load<u64>(at));
+  }
+}
+
+// The noise of one group of columns, in any row.
+template <class Real, bool shared, bool fast>
+struct Noise;
+
+template <bool fast>
+struct Noise<float, false, fast> {
+  RoundKeys keys;
+  ColumnPart columns;
+
+  MULTISAMPLE_FUNCTION Noise(u32 group, const SampleCall& call) : keys(round_keys(call.seed, kKey1)) {
+    columns = column_part(group, low(call.offset), high(call.offset), keys);
+  }
+  MULTISAMPLE_FUNCTION Normals<float> in(const RowPart& row) const {
+    Words w = words(columns, row, keys);
+    return fast ? fast_normals(w) : normals(w);
+  }
+};
+
+template <bool fast>
+struct Noise<double, false, fast> {
+  RoundKeys keys, fine_keys;
+  ColumnPart columns, fine_columns;
+
+  MULTISAMPLE_FUNCTION Noise(u32 group, const SampleCall& call)
+      : keys(round_keys(call.seed, kKey1)), fine_keys(round_keys(call.seed, kKey1 ^ kFloat64Key)) {
+    columns = column_part(group, low(call.offset), high(call.offset), keys);
+    fine_columns = column_part(group, low(call.offset), high(call.offset), fine_keys);
+  }
+  MULTISAMPLE_FUNCTION Normals<double> in(const RowPart& row) const {
+    return normals(words(columns, row, keys), words(fine_columns, row, fine_keys));
+  }
+};
+
+// Row 0 serves them all.
+template <class Real, bool fast>
+struct Noise<Real, true, fast> {
+  Normals<Real> z;
+
+  MULTISAMPLE_FUNCTION Noise(u32 group, const SampleCall& call)
+      : z(Noise<Real, false, fast>(group, call)
+              .in(row_part(0, low(call.offset), round_keys(call.seed, kKey1)))) {}
+  MULTISAMPLE_FUNCTION Normals<Real> in(const RowPart&) const { return z; }
+};
+
+// Four elements next to each other, written at once, or in the case of float64 in two halves.
+template <class Out>
+struct alignas(sizeof(Out) == 2 ? 8 : 16) Quad {
+  Out x[4];
+};
+
+template <class Out, class Real>
+MULTISAMPLE_FUNCTION Quad<Out> scaled(const Dimension<Real>& dimension, const Normals<Real>& z) {
+  return {{narrow<Out>(fma_rn(dimension.sigma, z.z0, dimension.mu)),
+           narrow<Out>(fma_rn(dimension.sigma, z.z1, dimension.mu)),
+           narrow<Out>(fma_rn(dimension.sigma, z.z2, dimension.mu)),
+           narrow<Out>(fma_rn(dimension.sigma, z.z3, dimension.mu))}};
+}
+
+// How a thread's four columns go to memory. `at` is an address of the thread's own, and moves with the row.
+
+template <class Out>
+struct PutAligned {
+  static constexpr int kUnroll = 8;
+
+  // at: that of the first of the four, aligned.
+  MULTISAMPLE_FUNCTION void operator()(char* at, const Quad<Out>& x) const { *reinterpret_cast<Quad<Out>*>(at) = x; }
+};
+
+MULTISAMPLE_FUNCTION float of_thread_before(float x) { return __shfl_up_sync(~0u, x, 1); }
+MULTISAMPLE_FUNCTION double of_thread_before(double x) { return __shfl_up_sync(~0u, x, 1); }
+MULTISAMPLE_FUNCTION float16 of_thread_before(float16 x) {
+  return {static_cast<u16>(__shfl_up_sync(~0u, static_cast<u32>(x.bits), 1))};
+}
+MULTISAMPLE_FUNCTION bfloat16 of_thread_before(bfloat16 x) {
+  return {static_cast<u16>(__shfl_up_sync(~0u, static_cast<u32>(x.bits), 1))};
+}
+
+// The 128 columns of a whole warp, whose first lies `shift` elements behind an aligned address. A thread's aligned quad
+// begins with the last `shift` columns of the thread before. The first thread is left with its other columns, which it
+// writes one by one, and the last thread likewise with its last ones.
+template <class Out, u32 shift>
+struct PutShifted {
+  static constexpr int kUnroll = 4;
+  bool first_thread, last_thread;
+
+  // at: the end of the thread's quad; for the first thread, that of its first column.
+  MULTISAMPLE_FUNCTION void operator()(char* at, const Quad<Out>& x) const {
+    Quad<Out> y;
+#pragma unroll
+    for (u32 k = 0; k < 4; ++k) y.x[k] = k < shift ? of_thread_before(x.x[4 - shift + k]) : x.x[k - shift];
+    if (!first_thread) reinterpret_cast<Quad<Out>*>(at)[-1] = y;
+#pragma unroll
+    for (u32 k = 0; k < (shift < 2 ? 4 - shift : shift); ++k) {
+      // Both in one instruction, as far as both have one.
+      const bool of_first = k < 4 - shift, of_last = k < shift;
+      const Out element = !of_last || (of_first && first_thread) ? x.x[k] : x.x[4 - shift + k];
+      if ((of_first && first_thread) || (of_last && last_thread)) reinterpret_cast<Out*>(at)[k] = element;
+    }
+  }
+};
+
+// What the threads of a warp have made, up to 128 elements side by side at any address, in one row or several: through
+// shared memory, so that neighbouring threads write neighbouring elements.
+template <class Out>
+struct PutStaged {
+  static constexpr int kUnroll = 2;
+  Out* stage;                  // the warp's
+  u32 lane, position, length;  // of the thread in the warp; of its first element, and of all of them
+  u32 first, last;             // those of its four columns that are inside
+
+  // at: that of the warp's first element, and as many elements on as there are threads before.
+  MULTISAMPLE_FUNCTION void operator()(char* at, const Quad<Out>& x) const {
+#pragma unroll
+    for (u32 k = 0; k < 4; ++k) {
+      if (k >= first && k < last) stage[position - first + k] = x.x[k];
+    }
+    __syncwarp();
+#pragma unroll
+    for (u32 k = 0; k < 4; ++k) {
+      if (32 * k + lane < length) reinterpret_cast<Out*>(at)[32 * k] = stage[32 * k + lane];
+    }
+    __syncwarp();
+  }
+};
+
+// At any distance from each other.
+template <class Out>
+struct PutStrided {
+  static constexpr int kUnroll = 1;
+  i64 stride;
+  u32 first, last;  // those of the four columns that are inside
+
+  // at: that of the first of the four, be it inside or not.
+  MULTISAMPLE_FUNCTION void operator()(char* at, const Quad<Out>& x) const {
+#pragma unroll
+    for (u32 k = 0; k < 4; ++k) {
+      if (k >= first && k < last) *reinterpret_cast<Out*>(at + k * stride) = x.x[k];
+    }
+  }
+};
+
+// Dimensions in shared memory, of which a block draws `step` side by side.
+template <class Real>
+struct Band {
+  const Dimension<Real>* dimensions;
+  u32 step, count;
+  i64 stride;  // from one `step` of rows of `out` to the next, in bytes
+};
+
+template <class Out, class Real, class Noise, class Put>
+MULTISAMPLE_FUNCTION void go_down(const Band<Real>& band, u32 first, char* at, const Noise& noise, const Put& put) {
+#pragma unroll(sizeof(Real) == 4 ? Put::kUnroll : 1)
+  for (u32 r = first; r < band.count; r += band.step, at += band.stride) {
+    const Dimension<Real> dimension = band.dimensions[r];
+    put(at, scaled<Out>(dimension, noise.in(dimension.words)));
+  }
+}
+
+// A thread's columns, in whatever rows it is given.
+template <class Out, bool shared, bool fast, Stores stores>
+class Columns {
+  using Real = typename Computing<Out>::Type;
+  static constexpr i64 kSize = sizeof(Out);
+
+ public:
+  // Group `group` of the row, in the rows that `row` begins of those that the block draws side by side. `stages` has room
+  // for what all threads of the block make of a row.
+  MULTISAMPLE_FUNCTION Columns(u64 group, u32 row, Out* stages, const SampleCall& call, const Geometry& geometry)
+      : noise_(static_cast<u32>(call.first_column / 4 + group), call), row_(row) {
+    const i64 columns = static_cast<i64>(call.columns), column = static_cast<i64>(4 * group) - geometry.skip;
+    first_ = column < 0 ? geometry.skip : 0;
+    last_ = column + 4 <= columns ? 4 : column < columns ? static_cast<u32>(columns - column) : first_;
+    if (stores != kStaged) {
+      offset_ = row * call.row_stride + column * call.column_stride;
+      column_stride_ = call.column_stride;
+      whole_ = stores == kShifted ? __all_sync(~0u, first_ == 0 && last_ == 4) : first_ == 0 && last_ == 4;
+      if (row >= geometry.rows_per_pass) last_ = first_;
+    } else {
+      // Where the thread's elements lie among those of a pass, and those of the warp.
+      const u32 rows = geometry.rows_per_pass, all = rows * static_cast<u32>(columns);
+      const u32 begin = row < rows ? row * static_cast<u32>(columns) + static_cast<u32>(column) + first_ : all;
+      const u32 end = row < rows ? begin + (last_ - first_) : all;
+      stage_ = stages + threadIdx.x / 32 * 128;
+      run_ = __shfl_sync(~0u, begin, 0);
+      length_ = __shfl_sync(~0u, end, 31) - run_;
+      position_ = begin - run_;
+      offset_ = (run_ + threadIdx.x % 32) * kSize;
+      columns_ = static_cast<u32>(columns);
+      if (row >= rows) row_ = 0, last_ = first_;
+    }
+  }
+
+  MULTISAMPLE_FUNCTION void draw(const Band<Real>& band, char* out) const {
+    char* const at = out + offset_;
+    if (stores == kStaged) {
+      PutStaged<Out> put{stage_, threadIdx.x % 32, position_, length_, first_, last_};
+      // The last pass may not be full, and then ends within a warp.
+      Band<Real> full = band, part = band;
+      full.count -= band.count % band.step;
+      part.count -= full.count;
+      part.dimensions += full.count;
+      go_down<Out>(full, row_, at, noise_, put);
+      if (part.count > 0) {
+        const u32 left = part.count * columns_;
+        put.length = left <= run_ ? 0 : left - run_ < length_ ? left - run_ : length_;
+        go_down<Out>(part, row_ < part.count ? row_ : 0, at + full.count / band.step * band.stride, noise_, put);
+      }
+    } else if (stores == kAligned && whole_) {
+      go_down<Out>(band, row_, at, noise_, PutAligned<Out>{});
+    } else if (stores == kShifted && whole_) {
+      const u32 thread = threadIdx.x % 32;
+      const u32 shift = static_cast<u32>(reinterpret_cast<u64>(at) % alignof(Quad<Out>) / kSize);
+      char* const quad_end = thread == 0 ? at : at + (4 - shift) * kSize;
+      switch (shift) {
+        case 0: go_down<Out>(band, 0, at, noise_, PutAligned<Out>{}); break;
+        case 1: go_down<Out>(band, 0, quad_end, noise_, PutShifted<Out, 1>{thread == 0, thread == 31}); break;
+        case 2: go_down<Out>(band, 0, quad_end, noise_, PutShifted<Out, 2>{thread == 0, thread == 31}); break;
+        default: go_down<Out>(band, 0, quad_end, noise_, PutShifted<Out, 3>{thread == 0, thread == 31});
+      }
+    } else if (first_ < last_) {
+      go_down<Out>(band, row_, at, noise_, PutStrided<Out>{column_stride_, first_, last_});
+    }
+  }
+
+ private:
+  Noise<Real, shared, fast> noise_;
+  i64 offset_;  // from the first row's first column to what `put` is given, in bytes
+  u32 row_;
+  u32 first_, last_;  // those of the four columns that are inside
+  bool whole_;        // all four are, and of all threads of the warp if it matters
+  i64 column_stride_;
+  // Of kStaged alone; see PutStaged.
+  Out* stage_;
+  u32 run_, length_, position_, columns_;
+};
+
+// The dimensions of a block's band, fetched by its threads a chunk at a time: while one is drawn, the next is on its way.
+template <class Real>
+class Dimensions {
+ public:
+  MULTISAMPLE_FUNCTION Dimensions(u64 first_row, u32 count, const SampleCall& call, const Geometry& geometry)
+      : call_(call), first_row_(first_row), count_(count), chunk_(geometry.chunk), shift_(geometry.interleave_log2) {}
+
+  // Begins to load the thread's own dimension of the chunk that begins at row `begin` of the band.
+  MULTISAMPLE_FUNCTION void fetch(u32 begin) {
+    const u32 k = begin + threadIdx.x;
+    mine_ = threadIdx.x < chunk_ && k < count_;
+    if (mine_) {
+      row_ = first_row_ + (static_cast<u64>(k) << shift_);
+      mu_ = element<Real>(call_.mu, row_);
+      sigma_ = element<Real>(call_.sigma, row_);
+    }
+  }
+
+  // Puts it where all threads of the block see it, after the next __syncthreads().
+  MULTISAMPLE_FUNCTION void put(Dimension<Real>* dimensions) const {
+    if (!mine_) return;
+    const u32 i = static_cast<u32>(call_.first_row + row_);
+    dimensions[threadIdx.x] = {row_part(i, low(call_.offset), round_keys(call_.seed, kKey1)), mu_, sigma_};
+  }
+
+ private:
+  const SampleCall& call_;
+  u64 first_row_, row_;
+  u32 count_, chunk_, shift_;
+  Real mu_, sigma_;
+  bool mine_;
+};
+
+template <class Out, bool shared, bool fast, Stores stores>
+__global__ void __launch_bounds__(kThreads) sample_kernel(const __grid_constant__ SampleCall call,
+                                                          const __grid_constant__ Geometry geometry) {
+  using Real = typename Computing<Out>::Type;
+  __shared__ Dimension<Real> chunks[2][kThreads];
+  __shared__ Out stages[stores == kStaged ? 4 * kThreads : 1];
+  // Row k of the band is first_row + k * interleave.
+  const u32 band = blockIdx.x / geometry.column_blocks, column_block = blockIdx.x - band * geometry.column_blocks;
+  const u32 shift = geometry.interleave_log2;
+  const u64 first_row = (static_cast<u64>(band >> shift) * geometry.band_rows << shift) + (band & ((1u << shift) - 1));
+  if (first_row >= call.rows) return;
+  const u64 rows_left = ((call.rows - first_row - 1) >> shift) + 1;
+  const u32 count = geometry.band_rows < rows_left ? geometry.band_rows : static_cast<u32>(rows_left);
+  Dimensions<Real> dimensions(first_row, count, call, geometry);
+  dimensions.fetch(0);
+
+  const u32 row = threadIdx.x * geometry.one_by_lanes >> 20, step = geometry.rows_per_pass;
+  u64 group = static_cast<u64>(column_block) * geometry.steps * geometry.lanes + (threadIdx.x - row * geometry.lanes);
+  const i64 stride = call.row_stride * (i64{1} << shift);
+  char* out = static_cast<char*>(call.out) + static_cast<i64>(first_row) * call.row_stride;
+  Columns<Out, shared, fast, stores> columns(group, row, stages, call, geometry);
+  dimensions.put(chunks[0]);
+  __syncthreads();
+  for (u32 begin = 0, runs = 1, parity = 0;;) {
+    const bool goes_on = count - begin > geometry.chunk;
+    const u32 rows = goes_on ? geometry.chunk : count - begin;
+    if (goes_on) dimensions.fetch(begin + rows);
+    columns.draw({chunks[parity], step, rows, step * stride}, out);
+    if (goes_on) {
+      begin += rows;
+      out += rows * stride;
+      parity ^= 1;
+      dimensions.put(chunks[parity]);
+      __syncthreads();
+    } else if (runs < geometry.steps) {
+      // Where there are more columns for the block, its dimensions are only one chunk.
+      ++runs;
+      group += geometry.lanes;
+      columns = Columns<Out, shared, fast, stores>(group, row, stages, call, geometry);
+    } else {
+      break;
+    }
+  }
+}
+
+}  // namespace multisample
