@@ -118,8 +118,8 @@ class Backend(Protocol):
         """A shortcut for plain calls on a CUDA device, or None if the backend has none.
 
         ``launch(mu, sigma, out, d, n, dtype, seed, offset, shared, fast_math, device, stream)``, in which `dtype` is
-        float32 or float64, does what `launch` does, from addresses of contiguous memory of that type on the device that
-        is current, and draws from the first row and column on.
+        float32 or float64, does what `launch` does, from addresses of contiguous memory of that type, and draws from
+        the first row and column on.
         """
         ...
 

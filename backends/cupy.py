@@ -73,7 +73,7 @@ class CupyBackend:
     def __init__(self) -> None:
         self._kernels: dict[tuple[Any, ...], int] = {}
         self._modules: list[Any] = []
-        self._launch_kernel: Any = None
+        self._cuda: Any = None
         self._parameters = _Parameters()
 
     def status(self) -> BackendStatus:
@@ -133,17 +133,16 @@ class CupyBackend:
         device: int,
         stream: int,
     ) -> None:
-        import cupy
-
         assert not isinstance(out, np.ndarray)
         rows, columns = out.shape
         cut, packed_cut = geometry(
             rows, columns, dtype, out.strides, out.pointer % 16, sample_offset % 4,
             shared or (fast_math and dtype != "float64"), shared,
         )  # fmt: skip
-        packed = pack_call(mu, sigma, out, dtype, seed, offset, dim_offset, sample_offset, shared, fast_math)
-        with cupy.cuda.Device(device):
-            self._run(packed, cut, packed_cut, dtype, shared, fast_math, device, stream)
+        packed = pack_call(
+            mu, sigma, out, dtype, seed, offset, dim_offset, sample_offset, shared, fast_math, device, stream
+        )
+        self._run(packed, cut, packed_cut, dtype, shared, fast_math, device, stream)
 
     def _launch_plain(
         self,
@@ -160,7 +159,7 @@ class CupyBackend:
         device: int,
         stream: int,
     ) -> None:
-        packed = pack_plain_call(mu, sigma, out, d, n, dtype, seed, offset, shared, fast_math)
+        packed = pack_plain_call(mu, sigma, out, d, n, dtype, seed, offset, shared, fast_math, device, stream)
         size = 8 if dtype == "float64" else 4
         cheap = shared or (fast_math and size == 4)
         cut, packed_cut = geometry(d, n, dtype, (n * size, size), out % 16, 0, cheap, shared)
@@ -177,14 +176,25 @@ class CupyBackend:
         device: int,
         stream: int,
     ) -> None:
-        """Launch on the current device, which is `device`."""
+        """Launch with `device` current."""
+        cuda = self._cuda or self._import()
+        if cuda.runtime.getDevice() != device:
+            with cuda.Device(device):
+                self._run(packed, cut, packed_cut, dtype, shared, fast_math, device, stream)
+            return
         key = (dtype, shared, fast_math, cut.stores, device)
         kernel = self._kernels.get(key) or self._compile(key)
         parameters = self._parameters
         parameters.call[:] = packed
         parameters.cut[:] = packed_cut
         # What the kernel's own call does too, in half the time.
-        self._launch_kernel(kernel, cut.blocks, 1, 1, cut.threads, 1, 1, 0, stream, parameters.address, 0)
+        cuda.driver.launchKernel(kernel, cut.blocks, 1, 1, cut.threads, 1, 1, 0, stream, parameters.address, 0)
+
+    def _import(self) -> Any:
+        import cupy
+
+        self._cuda = cupy.cuda
+        return self._cuda
 
     def _compile(self, key: tuple[str, bool, bool, int, int]) -> int:
         import cupy
@@ -193,7 +203,6 @@ class CupyBackend:
         try:
             module = cupy.RawModule(code=source(), options=OPTIONS, name_expressions=(name,))
             kernel = module.get_function(name).kernel
-            self._launch_kernel = cupy.cuda.driver.launchKernel
         except cupy.cuda.compiler.CompileException as error:
             lines = str(error).strip().splitlines()
             raise BackendUnavailableError(

@@ -17,7 +17,7 @@ KERNEL_STORES = ("kAligned", "kShifted", "kStaged", "kStrided")
 _ALIGNED, _SHIFTED, _STAGED, _STRIDED = range(4)
 _SIZES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
-_STRUCT = struct.Struct("12I")
+_STRUCT = struct.Struct("14Ii")
 
 PACKED_GEOMETRY = _STRUCT.size
 """Bytes of the C++ struct."""
@@ -31,13 +31,16 @@ class Geometry(NamedTuple):
     lanes: int
     one_by_lanes: int
     rows_per_pass: int
+    one_by_rows: int
     chunk: int
+    pitch: int
     band_rows: int
     interleave_log2: int
     steps: int
     column_blocks: int
     skip: int
     stores: int
+    stride: int
 
 
 @functools.lru_cache(maxsize=1024)
@@ -77,21 +80,23 @@ def geometry(
     rows_per_pass = min(1 if lanes > _SHORT_ROW else 2 * _SHORT_ROW // lanes, rows)
     threads = _ceil_div(lanes * rows_per_pass, 32) * 32
     rows_down = _ceil_div(rows, rows_per_pass)
-    if shared:
+    if shared or (cheap and stores == _ALIGNED and rows_per_pass > 1):
         most = 8
     elif cheap:
         most = 32 if stores == _ALIGNED and tiles > 1 else 16
     else:
         most = 128 if stores == _ALIGNED else 32
     turns = min(most, max(min(32, _ceil_div(rows_down * tiles, 512)), rows_down * tiles // 2048))
-    passes = min(turns, rows_down)
-    steps = min(turns // passes, tiles)
-    column_blocks = _ceil_div(groups, steps * lanes)
     interleave_log2 = 0
     if stores == _SHIFTED:
-        quad = 8 if _SIZES[dtype] == 2 else 16
-        while (strides[0] << interleave_log2) % quad:
+        while (strides[0] << interleave_log2) % 16:
             interleave_log2 += 1
+    stride = strides[0] // _SIZES[dtype] * rows_per_pass << interleave_log2
+    passes = min(turns, rows_down)
+    if not -(2**31) <= stride < 2**31:
+        stride, passes, interleave_log2 = 0, 1, 0
+    steps = min(turns // passes, tiles)
+    column_blocks = _ceil_div(groups, steps * lanes)
     bands = _ceil_div(_ceil_div(rows_down, passes), 1 << interleave_log2) << interleave_log2
     cut = Geometry(
         blocks=bands * column_blocks,
@@ -99,13 +104,16 @@ def geometry(
         lanes=lanes,
         one_by_lanes=_ceil_div(1 << 20, lanes),
         rows_per_pass=rows_per_pass,
+        one_by_rows=_ceil_div(1 << 20, rows_per_pass),
         chunk=threads // rows_per_pass * rows_per_pass,
+        pitch=threads // rows_per_pass | 1,
         band_rows=passes * rows_per_pass,
         interleave_log2=interleave_log2,
         steps=steps,
         column_blocks=column_blocks,
         skip=skip,
         stores=stores,
+        stride=stride,
     )
     return cut, _STRUCT.pack(*cut)
 

@@ -27,7 +27,7 @@ ELEMENT_TYPES: dict[Any, int] = {
 ELEMENT_TYPES |= {np.dtype(name): ELEMENT_TYPES[name] for name in ("float32", "float64")}
 
 _VECTOR = "PqdI4x"
-_STRUCT = struct.Struct(f"{_VECTOR}{_VECTOR}PqqQQQQQQIII4x")
+_STRUCT = struct.Struct(f"{_VECTOR}{_VECTOR}PqqQQQQQQIIIiP")
 _pack = _STRUCT.pack
 _PLAIN = {dtype: (size, ELEMENT_TYPES[dtype]) for dtype, size in (("float32", 4), ("float64", 8))}
 
@@ -46,24 +46,27 @@ def pack_call(
     sample_offset: int,
     shared: bool,
     fast_math: bool,
+    device: int,
+    stream: int,
 ) -> bytes:
     """A ``SampleCall``, from the arguments of `multisample.backends.contract.Backend.launch`."""
     rows, columns = out.shape
     row_stride, column_stride = out.strides
     return _pack(
         *_vector(mu), *_vector(sigma), _pointer(out), row_stride, column_stride, rows, columns,
-        dim_offset, sample_offset, seed, offset, ELEMENT_TYPES[dtype], shared, fast_math,
+        dim_offset, sample_offset, seed, offset, ELEMENT_TYPES[dtype], shared, fast_math, device, stream,
     )  # fmt: skip
 
 
 def pack_plain_call(
-    mu: int, sigma: int, out: int, d: int, n: int, dtype: str, seed: int, offset: int, shared: bool, fast_math: bool
-) -> bytes:
+    mu: int, sigma: int, out: int, d: int, n: int, dtype: str, seed: int, offset: int,
+    shared: bool, fast_math: bool, device: int, stream: int,
+) -> bytes:  # fmt: skip
     """The same for addresses of contiguous memory, all of type `dtype`."""
     size, element = _PLAIN[dtype]
     return _pack(
         mu, size, 0.0, element, sigma, size, 0.0, element, out, n * size, size, d, n, 0, 0, seed, offset,
-        element, shared, fast_math,
+        element, shared, fast_math, device, stream,
     )  # fmt: skip
 
 

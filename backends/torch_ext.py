@@ -78,7 +78,7 @@ class TorchExtBackend:
         if reasons:
             raise BackendUnavailableError(f"backend: {self.name!r} cannot run on CUDA here: " + "; ".join(reasons))
         library = _load(torch_ext_build.cuda_library())
-        library.multisample_launch_cuda.argtypes = (ctypes.c_char_p, ctypes.c_int, ctypes.c_void_p)
+        library.multisample_launch_cuda.argtypes = (ctypes.c_char_p,)
         library.multisample_cuda_error.argtypes = (ctypes.c_int,)
         library.multisample_cuda_error.restype = ctypes.c_char_p
         return library
@@ -92,7 +92,10 @@ class TorchExtBackend:
             return torch.as_tensor(array, device="cuda")
         # A copy, because a tensor over memory that cannot be written to is one that warns.
         tensor = torch.from_numpy(array.copy())
-        return tensor if torch_ext_build.cuda_reasons() else tensor.cuda()
+        if torch_ext_build.cuda_reasons():
+            return tensor
+        self.prepare("cuda")
+        return tensor.cuda()
 
     def small_kernel(self, dtype: str) -> None:
         return None
@@ -101,11 +104,8 @@ class TorchExtBackend:
         self.prepare("cuda")
         run = self._cuda.multisample_launch_cuda
 
-        def launch(
-            mu: int, sigma: int, out: int, d: int, n: int, dtype: str, seed: int, offset: int,
-            shared: bool, fast_math: bool, device: int, stream: int,
-        ) -> None:  # fmt: skip
-            error = run(pack_plain_call(mu, sigma, out, d, n, dtype, seed, offset, shared, fast_math), device, stream)
+        def launch(*call: Any) -> None:
+            error = run(pack_plain_call(*call))
             if error:
                 self._raise_cuda_error(error)
 
@@ -126,14 +126,16 @@ class TorchExtBackend:
         device: int,
         stream: int,
     ) -> None:
-        call = pack_call(mu, sigma, out, dtype, seed, offset, dim_offset, sample_offset, shared, fast_math)
+        call = pack_call(
+            mu, sigma, out, dtype, seed, offset, dim_offset, sample_offset, shared, fast_math, device, stream
+        )
         if isinstance(out, np.ndarray):
             self.prepare("cpu")
             if self._cpu.multisample_launch_cpu(call):
                 raise RuntimeError(f"backend: 'torch_ext' failed: {self._cpu.multisample_last_error().decode()}")
         else:
             self.prepare("cuda")
-            error = self._cuda.multisample_launch_cuda(call, device, stream)
+            error = self._cuda.multisample_launch_cuda(call)
             if error:
                 self._raise_cuda_error(error)
 

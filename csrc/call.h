@@ -34,16 +34,17 @@ struct Vector {
 struct SampleCall {
   Vector mu, sigma;
   void* out;
-  i64 row_stride, column_stride;  // of out, in bytes
+  i64 row_stride, column_stride;  // of out, in bytes; multiples of its element size
   u64 rows, columns;              // at least 1
   u64 first_row, first_column;    // first_row + rows <= 2^32, first_column + columns <= 2^34
   u64 seed, offset;
   u32 type;       // of out
   u32 shared;     // whether every row takes the noise of row 0
   u32 fast_math;  // only CUDA devices, and types of at most 32 bits
-  u32 unused;
+  i32 device;     // CUDA's ordinal, and a stream of that device
+  void* stream;
 };
 
-static_assert(sizeof(Vector) == 32 && sizeof(SampleCall) == 152, "backends/sample_call.py packs these bytes");
+static_assert(sizeof(Vector) == 32 && sizeof(SampleCall) == 160, "backends/sample_call.py packs these bytes");
 
 }  // namespace multisample

@@ -22,22 +22,28 @@ enum Stores : u32 {
 constexpr u32 kThreads = 288;
 // Groups in a row that shares the passes of a block with other rows.
 constexpr u32 kShortRow = 128;
+// Room for a chunk of dimensions: as many as there are threads, and one more for each row of a pass if there are
+// several passes.
+constexpr u32 kChunk = kThreads + kShortRow;
 
 struct Geometry {
   u32 blocks, threads;
   u32 lanes;            // threads to a row
   u32 one_by_lanes;     // 2^20 / lanes, rounded up: exact enough to divide the index of a thread
   u32 rows_per_pass;    // rows that a block draws side by side
+  u32 one_by_rows;      // 2^20 / rows_per_pass, rounded up
   u32 chunk;            // rows whose mu and sigma are fetched together, a multiple of rows_per_pass
+  u32 pitch;            // from row to row of a pass in a chunk; odd, so that threads of a warp do not meet in one bank
   u32 band_rows;        // rows of a block
   u32 interleave_log2;  // bands that take turns: row k of a band comes so many rows after its row k - 1
   u32 steps;            // how many runs of 4 * lanes columns a block draws
   u32 column_blocks;    // blocks to a row
   u32 skip;             // columns of the first group that come before the first column
   u32 stores;           // one of Stores
+  i32 stride;           // from row to row of a thread, in elements of out
 };
 
-static_assert(sizeof(Geometry) == 48, "backends/geometry.py packs these bytes");
+static_assert(sizeof(Geometry) == 60, "backends/geometry.py packs these bytes");
 
 #if !defined(__CUDACC_RTC__)
 
@@ -66,30 +72,44 @@ inline Geometry geometry_of(const SampleCall& call) {
   g.rows_per_pass = g.lanes > kShortRow ? 1 : 2 * kShortRow / g.lanes;
   if (g.rows_per_pass > call.rows) g.rows_per_pass = static_cast<u32>(call.rows);
   g.threads = static_cast<u32>(ceil_div(g.lanes * g.rows_per_pass, 32) * 32);
+  g.one_by_rows = static_cast<u32>(ceil_div(1 << 20, g.rows_per_pass));
   g.chunk = g.threads / g.rows_per_pass * g.rows_per_pass;
+  g.pitch = g.threads / g.rows_per_pass | 1;
 
   // How many groups a thread draws, one below the other. The first is dear: many are good, as long as there are blocks
   // enough, a few hundred for a short call, and for a long one so many that no processor waits long for the last. Where
   // memory is what takes the time, fewer are better: then blocks write close to each other.
   const u64 rows = ceil_div(call.rows, g.rows_per_pass);
   const bool cheap = call.shared || (call.fast_math && call.type != kFloat64);
-  const u64 most = call.shared ? 8 : cheap ? (g.stores == kAligned && tiles > 1 ? 32 : 16) : g.stores == kAligned ? 128 : 32;
+  u64 most = g.stores == kAligned ? 128 : 32;
+  if (call.shared || (cheap && g.stores == kAligned && g.rows_per_pass > 1)) {
+    most = 8;
+  } else if (cheap) {
+    most = g.stores == kAligned && tiles > 1 ? 32 : 16;
+  }
   u64 turns = ceil_div(rows * tiles, 512);
   if (turns > 32) turns = 32;
   if (turns < rows * tiles / 2048) turns = rows * tiles / 2048;
   if (turns > most) turns = most;
-  const u64 passes = turns < rows ? turns : rows;
+  if (g.stores == kShifted) {
+    // So that all rows of a band are aligned alike.
+    while (call.row_stride * (i64{1} << g.interleave_log2) % 16 != 0) ++g.interleave_log2;
+  }
+  i64 stride = call.row_stride / element_size(call.type) * g.rows_per_pass * (i64{1} << g.interleave_log2);
+  u64 passes = turns < rows ? turns : rows;
+  if (stride != static_cast<i32>(stride)) {
+    // Rows of gigabytes: one for each band.
+    stride = 0;
+    passes = 1;
+    g.interleave_log2 = 0;
+  }
+  g.stride = static_cast<i32>(stride);
   // Where there are fewer dimensions than that, the thread goes on to other columns.
   u64 steps = turns / passes;
   if (steps > tiles) steps = tiles;
   g.band_rows = static_cast<u32>(passes * g.rows_per_pass);
   g.steps = static_cast<u32>(steps);
   g.column_blocks = static_cast<u32>(ceil_div(groups, steps * g.lanes));
-  if (g.stores == kShifted) {
-    // So that all rows of a band are aligned alike.
-    const i64 quad = element_size(call.type) == 2 ? 8 : 16;
-    while (call.row_stride * (i64{1} << g.interleave_log2) % quad != 0) ++g.interleave_log2;
-  }
   const u64 bands = ceil_div(ceil_div(rows, passes), u64{1} << g.interleave_log2) << g.interleave_log2;
   g.blocks = static_cast<u32>(bands * g.column_blocks);
   return g;

@@ -1,4 +1,4 @@
-// Launches the kernel that a call needs, on a stream of the current device.
+// Launches the kernel that a call needs.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -8,8 +8,9 @@
 namespace multisample {
 
 template <class Out, bool shared, bool fast>
-void launch_kernel(const SampleCall& call, cudaStream_t stream) {
+void launch_kernel(const SampleCall& call) {
   const Geometry g = geometry_of(call);
+  const auto stream = static_cast<cudaStream_t>(call.stream);
   switch (g.stores) {
     case kAligned: sample_kernel<Out, shared, fast, kAligned><<<g.blocks, g.threads, 0, stream>>>(call, g); break;
     case kShifted: sample_kernel<Out, shared, fast, kShifted><<<g.blocks, g.threads, 0, stream>>>(call, g); break;
@@ -19,22 +20,22 @@ void launch_kernel(const SampleCall& call, cudaStream_t stream) {
 }
 
 template <class Out, bool fast>
-void launch_noise(const SampleCall& call, cudaStream_t stream) {
-  call.shared ? launch_kernel<Out, true, fast>(call, stream) : launch_kernel<Out, false, fast>(call, stream);
+void launch_noise(const SampleCall& call) {
+  call.shared ? launch_kernel<Out, true, fast>(call) : launch_kernel<Out, false, fast>(call);
 }
 
 template <class Out>
-void launch_transform(const SampleCall& call, cudaStream_t stream) {
-  call.fast_math ? launch_noise<Out, true>(call, stream) : launch_noise<Out, false>(call, stream);
+void launch_transform(const SampleCall& call) {
+  call.fast_math ? launch_noise<Out, true>(call) : launch_noise<Out, false>(call);
 }
 
-// `rows` and `columns` are at least 1.
-inline cudaError_t launch(const SampleCall& call, cudaStream_t stream) {
+// On the device that is current, which is the call's; `rows` and `columns` are at least 1.
+inline cudaError_t launch(const SampleCall& call) {
   switch (call.type) {
-    case kFloat16: launch_transform<float16>(call, stream); break;
-    case kBFloat16: launch_transform<bfloat16>(call, stream); break;
-    case kFloat32: launch_transform<float>(call, stream); break;
-    default: launch_noise<double, false>(call, stream);
+    case kFloat16: launch_transform<float16>(call); break;
+    case kBFloat16: launch_transform<bfloat16>(call); break;
+    case kFloat32: launch_transform<float>(call); break;
+    default: launch_noise<double, false>(call);
   }
   return cudaGetLastError();
 }

@@ -1,5 +1,5 @@
-// Between the types of arrays and the computing types, without cuda_fp16.h and without instructions that only newer GPUs
-// have, so that every compiler and every GPU gives the same bits.
+// Between the types of arrays and the computing types, without cuda_fp16.h and without instructions that only newer
+// GPUs have, so that every compiler and every GPU gives the same bits.
 #pragma once
 
 #include "platform.h"
@@ -32,10 +32,21 @@ MULTISAMPLE_FUNCTION float widen(float16 x) {
 
 // To the computing type.
 template <class Real>
+MULTISAMPLE_FUNCTION Real rounded(float x);
+template <class Real>
 MULTISAMPLE_FUNCTION Real rounded(double x);
+
+template <>
+MULTISAMPLE_FUNCTION float rounded<float>(float x) {
+  return x;
+}
 template <>
 MULTISAMPLE_FUNCTION float rounded<float>(double x) {
   return to_float(x);
+}
+template <>
+MULTISAMPLE_FUNCTION double rounded<double>(float x) {
+  return to_double(x);
 }
 template <>
 MULTISAMPLE_FUNCTION double rounded<double>(double x) {

@@ -40,8 +40,8 @@ MULTISAMPLE_FUNCTION float radius(u32 a) {
   i32 e = x & kExponent;
   float f = sub_rn(from_float_bits(static_cast<u32>(x - e + kTwoThirds)), 1.0f);
   // -8 ln(1 + f) / f, and -8 ln 2 scaled to an exponent that is still in place.
-  float l = horner(f, 0x1.3ab066p+0f, -0x1.5e6fdap+0f, 0x1.504890p+0f, -0x1.956702p+0f, 0x1.0013fap+1f,
-                   -0x1.55618ap+1f, 0x1.ffffd6p+1f, -0x1.fffffap+2f);
+  float l = horner(f, 0x1.3ab066p+0f, -0x1.5e6fdap+0f, 0x1.504890p+0f, -0x1.956702p+0f, 0x1.0013fap+1f, -0x1.55618ap+1f,
+                   0x1.ffffd6p+1f, -0x1.fffffap+2f);
   return sqrt_rn(fma_rn(static_cast<float>(e), -0x1.62e430p-21f, mul_rn(l, f)));
 }
 
@@ -50,10 +50,9 @@ MULTISAMPLE_FUNCTION HalfTurns<float> half_turns(i32 b) {
   float y = mul_rn(static_cast<float>(b), 0x1p-31f);
   float q = mul_rn(y, y);
   // sin and cos of (pi / 2) y, in powers of y^2.
-  float s = mul_rn(
-      horner(q, 0x1.3c4b2cp-13f, -0x1.3232fap-8f, 0x1.46676ep-4f, -0x1.4abbb6p-1f, 0x1.921fb4p+0f), y);
+  float s = mul_rn(horner(q, 0x1.3c4b2cp-13f, -0x1.3232fap-8f, 0x1.46676ep-4f, -0x1.4abbb6p-1f, 0x1.921fb4p+0f), y);
   float c = horner(q, 0x1.c2b9a6p-11f, -0x1.55041ap-6f, 0x1.03bdaap-2f, -0x1.3bd3b0p+0f, 0x1.000000p+0f);
-  return {fma_rn(-s, s, 0.5f), mul_rn(s, c)};
+  return {fma_rn(negated(s), s, 0.5f), mul_rn(s, c)};
 }
 
 // x as a double, rounded once.
@@ -102,7 +101,7 @@ MULTISAMPLE_FUNCTION HalfTurns<double> half_turns(i64 b) {
   double c = horner(q, 0x1.16540fab4bfdcp-34, -0x1.b69367629ce5dp-28, 0x1.f9d2489ceabdep-22, -0x1.a6d1efa85da23p-16,
                     0x1.e1f50680e342bp-11, -0x1.55d3c7e3bf6cfp-6, 0x1.03c1f081b599ap-2, -0x1.3bd3cc9be45dcp+0,
                     0x1.0000000000000p+0);
-  return {fma_rn(-s, s, 0.5), mul_rn(s, c)};
+  return {fma_rn(negated(s), s, 0.5), mul_rn(s, c)};
 }
 
 MULTISAMPLE_FUNCTION Normals<float> normals(const Words& w) {

@@ -41,9 +41,20 @@ MULTISAMPLE_FUNCTION float sub_rn(float a, float b) {
   asm("sub.rn.f32 %0, %1, %2;" : "=f"(x) : "f"(a), "f"(b));
   return x;
 }
+MULTISAMPLE_FUNCTION float negated(float a) {
+  float x;
+  asm("neg.f32 %0, %1;" : "=f"(x) : "f"(a));
+  return x;
+}
+MULTISAMPLE_FUNCTION double negated(double a) { return -a; }
 MULTISAMPLE_FUNCTION float to_float(double a) {
   float x;
   asm("cvt.rn.f32.f64 %0, %1;" : "=f"(x) : "d"(a));
+  return x;
+}
+MULTISAMPLE_FUNCTION double to_double(float a) {
+  double x;
+  asm("cvt.f64.f32 %0, %1;" : "=d"(x) : "f"(a));
   return x;
 }
 MULTISAMPLE_FUNCTION double fma_rn(double a, double b, double c) { return __fma_rn(a, b, c); }
@@ -63,7 +74,7 @@ MULTISAMPLE_FUNCTION float sqrt_rn(float x) {
   float y = rsqrt_approx(x);
   float g = mul_rn(x, y);
   float h = mul_rn(y, 0.5f);
-  return fma_rn(h, fma_rn(-g, g, x), g);
+  return fma_rn(h, fma_rn(negated(g), g, x), g);
 }
 
 MULTISAMPLE_FUNCTION u32 float_bits(float x) { return __float_as_uint(x); }
@@ -78,6 +89,9 @@ MULTISAMPLE_FUNCTION float mul_rn(float a, float b) { return a * b; }
 MULTISAMPLE_FUNCTION float sub_rn(float a, float b) { return a - b; }
 MULTISAMPLE_FUNCTION float sqrt_rn(float x) { return __builtin_sqrtf(x); }
 MULTISAMPLE_FUNCTION float to_float(double a) { return static_cast<float>(a); }
+MULTISAMPLE_FUNCTION double to_double(float a) { return a; }
+MULTISAMPLE_FUNCTION float negated(float a) { return -a; }
+MULTISAMPLE_FUNCTION double negated(double a) { return -a; }
 MULTISAMPLE_FUNCTION double fma_rn(double a, double b, double c) { return __builtin_fma(a, b, c); }
 MULTISAMPLE_FUNCTION double mul_rn(double a, double b) { return a * b; }
 MULTISAMPLE_FUNCTION double sub_rn(double a, double b) { return a - b; }

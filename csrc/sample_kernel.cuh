@@ -1,4 +1,5 @@
-// The block-per-dimension kernel: x[i, j] = mu[i] + sigma[i] z[i, j], noise made in registers, each element written once.
+// The block-per-dimension kernel: x[i, j] = mu[i] + sigma[i] z[i, j], noise made in registers, each element written
+// once.
 //
 // A thread keeps its columns and goes down the dimensions, so that what the words owe to the columns alone is made once
 // (and with shared noise everything is); what they owe to the dimension alone waits in shared memory, beside mu and
@@ -39,9 +40,9 @@ MULTISAMPLE_FUNCTION Real element(const Vector& vector, u64 k) {
   if (vector.type == (sizeof(Real) == 4 ? kFloat32 : kFloat64)) return load<Real>(at);
   switch (vector.type) {
     case kNumber: return rounded<Real>(vector.number);
-    case kFloat16: return widen(load<float16>(at));
-    case kBFloat16: return widen(load<bfloat16>(at));
-    case kFloat32: return static_cast<Real>(load<float>(at));
+    case kFloat16: return rounded<Real>(widen(load<float16>(at)));
+    case kBFloat16: return rounded<Real>(widen(load<bfloat16>(at)));
+    case kFloat32: return rounded<Real>(load<float>(at));
     case kFloat64: return rounded<Real>(load<double>(at));
     case kInt8: return load<i8>(at);
     case kInt16: return load<i16>(at);
@@ -93,8 +94,7 @@ struct Noise<Real, true, fast> {
   Normals<Real> z;
 
   MULTISAMPLE_FUNCTION Noise(u32 group, const SampleCall& call)
-      : z(Noise<Real, false, fast>(group, call)
-              .in(row_part(0, low(call.offset), round_keys(call.seed, kKey1)))) {}
+      : z(Noise<Real, false, fast>(group, call).in(row_part(0, low(call.offset), round_keys(call.seed, kKey1)))) {}
   MULTISAMPLE_FUNCTION Normals<Real> in(const RowPart&) const { return z; }
 };
 
@@ -136,7 +136,7 @@ MULTISAMPLE_FUNCTION bfloat16 of_thread_before(bfloat16 x) {
 // writes one by one, and the last thread likewise with its last ones.
 template <class Out, u32 shift>
 struct PutShifted {
-  static constexpr int kUnroll = 4;
+  static constexpr int kUnroll = 6;
   bool first_thread, last_thread;
 
   // at: the end of the thread's quad; for the first thread, that of its first column.
@@ -159,7 +159,7 @@ struct PutShifted {
 // shared memory, so that neighbouring threads write neighbouring elements.
 template <class Out>
 struct PutStaged {
-  static constexpr int kUnroll = 2;
+  static constexpr int kUnroll = 4;
   Out* stage;                  // the warp's
   u32 lane, position, length;  // of the thread in the warp; of its first element, and of all of them
   u32 first, last;             // those of its four columns that are inside
@@ -195,20 +195,15 @@ struct PutStrided {
   }
 };
 
-// Dimensions in shared memory, of which a block draws `step` side by side.
-template <class Real>
-struct Band {
-  const Dimension<Real>* dimensions;
-  u32 step, count;
-  i64 stride;  // from one `step` of rows of `out` to the next, in bytes
-};
-
+// Draws the rows of `count` dimensions that lie one after the other, `stride` elements apart in memory.
 template <class Out, class Real, class Noise, class Put>
-MULTISAMPLE_FUNCTION void go_down(const Band<Real>& band, u32 first, char* at, const Noise& noise, const Put& put) {
+MULTISAMPLE_FUNCTION void go_down(const Dimension<Real>* dimensions, u32 count, char* at, i32 stride,
+                                  const Noise& noise, const Put& put) {
 #pragma unroll(sizeof(Real) == 4 ? Put::kUnroll : 1)
-  for (u32 r = first; r < band.count; r += band.step, at += band.stride) {
-    const Dimension<Real> dimension = band.dimensions[r];
+  for (u32 k = 0; k < count; ++k) {
+    const Dimension<Real> dimension = dimensions[k];
     put(at, scaled<Out>(dimension, noise.in(dimension.words)));
+    at += static_cast<i64>(stride) * static_cast<i64>(sizeof(Out));
   }
 }
 
@@ -219,8 +214,8 @@ class Columns {
   static constexpr i64 kSize = sizeof(Out);
 
  public:
-  // Group `group` of the row, in the rows that `row` begins of those that the block draws side by side. `stages` has room
-  // for what all threads of the block make of a row.
+  // Group `group` of the row, in the rows that `row` begins of those that the block draws side by side. `stages` has
+  // room for what all threads of the block make of a row.
   MULTISAMPLE_FUNCTION Columns(u64 group, u32 row, Out* stages, const SampleCall& call, const Geometry& geometry)
       : noise_(static_cast<u32>(call.first_column / 4 + group), call), row_(row) {
     const i64 columns = static_cast<i64>(call.columns), column = static_cast<i64>(4 * group) - geometry.skip;
@@ -229,8 +224,9 @@ class Columns {
     if (stores != kStaged) {
       offset_ = row * call.row_stride + column * call.column_stride;
       column_stride_ = call.column_stride;
-      whole_ = stores == kShifted ? __all_sync(~0u, first_ == 0 && last_ == 4) : first_ == 0 && last_ == 4;
       if (row >= geometry.rows_per_pass) last_ = first_;
+      const bool whole = first_ == 0 && last_ == 4;
+      whole_ = stores == kShifted ? __all_sync(~0u, whole) : whole;
     } else {
       // Where the thread's elements lie among those of a pass, and those of the warp.
       const u32 rows = geometry.rows_per_pass, all = rows * static_cast<u32>(columns);
@@ -246,35 +242,44 @@ class Columns {
     }
   }
 
-  MULTISAMPLE_FUNCTION void draw(const Band<Real>& band, char* out) const {
+  // The rows of a chunk of `rows` dimensions, of which `out` is the first.
+  MULTISAMPLE_FUNCTION void draw(const Dimension<Real>* chunk, u32 rows, char* out, const Geometry& geometry) const {
+    const u32 step = geometry.rows_per_pass;
+    const Dimension<Real>* const mine = chunk + row_ * geometry.pitch;
     char* const at = out + offset_;
+    const i32 stride = geometry.stride;
     if (stores == kStaged) {
+      // All threads of a warp together. The last pass may not be full, and then ends within a warp.
+      const u32 passes = rows * geometry.one_by_rows >> 20, more = rows - passes * step;
       PutStaged<Out> put{stage_, threadIdx.x % 32, position_, length_, first_, last_};
-      // The last pass may not be full, and then ends within a warp.
-      Band<Real> full = band, part = band;
-      full.count -= band.count % band.step;
-      part.count -= full.count;
-      part.dimensions += full.count;
-      go_down<Out>(full, row_, at, noise_, put);
-      if (part.count > 0) {
-        const u32 left = part.count * columns_;
+      go_down<Out>(mine, passes, at, stride, noise_, put);
+      if (more > 0) {
+        const u32 left = more * columns_;
         put.length = left <= run_ ? 0 : left - run_ < length_ ? left - run_ : length_;
-        go_down<Out>(part, row_ < part.count ? row_ : 0, at + full.count / band.step * band.stride, noise_, put);
+        go_down<Out>(chunk + (row_ < more ? row_ : 0) * geometry.pitch + passes, 1,
+                     at + passes * static_cast<i64>(stride) * kSize, 0, noise_, put);
       }
-    } else if (stores == kAligned && whole_) {
-      go_down<Out>(band, row_, at, noise_, PutAligned<Out>{});
+      return;
+    }
+    const u32 count = step == 1 ? rows : row_ < rows ? (rows - row_ + step - 1) * geometry.one_by_rows >> 20 : 0;
+    if (stores == kAligned && whole_) {
+      go_down<Out>(mine, count, at, stride, noise_, PutAligned<Out>{});
     } else if (stores == kShifted && whole_) {
       const u32 thread = threadIdx.x % 32;
       const u32 shift = static_cast<u32>(reinterpret_cast<u64>(at) % alignof(Quad<Out>) / kSize);
       char* const quad_end = thread == 0 ? at : at + (4 - shift) * kSize;
       switch (shift) {
-        case 0: go_down<Out>(band, 0, at, noise_, PutAligned<Out>{}); break;
-        case 1: go_down<Out>(band, 0, quad_end, noise_, PutShifted<Out, 1>{thread == 0, thread == 31}); break;
-        case 2: go_down<Out>(band, 0, quad_end, noise_, PutShifted<Out, 2>{thread == 0, thread == 31}); break;
-        default: go_down<Out>(band, 0, quad_end, noise_, PutShifted<Out, 3>{thread == 0, thread == 31});
+        case 0: go_down<Out>(mine, count, at, stride, noise_, PutAligned<Out>{}); break;
+        case 1:
+          go_down<Out>(mine, count, quad_end, stride, noise_, PutShifted<Out, 1>{thread == 0, thread == 31});
+          break;
+        case 2:
+          go_down<Out>(mine, count, quad_end, stride, noise_, PutShifted<Out, 2>{thread == 0, thread == 31});
+          break;
+        default: go_down<Out>(mine, count, quad_end, stride, noise_, PutShifted<Out, 3>{thread == 0, thread == 31});
       }
     } else if (first_ < last_) {
-      go_down<Out>(band, row_, at, noise_, PutStrided<Out>{column_stride_, first_, last_});
+      go_down<Out>(mine, count, at, stride, noise_, PutStrided<Out>{column_stride_, first_, last_});
     }
   }
 
@@ -290,7 +295,8 @@ class Columns {
   u32 run_, length_, position_, columns_;
 };
 
-// The dimensions of a block's band, fetched by its threads a chunk at a time: while one is drawn, the next is on its way.
+// The dimensions of a block's band, fetched by its threads a chunk at a time: while one is drawn, the next is on its
+// way.
 template <class Real>
 class Dimensions {
  public:
@@ -308,11 +314,13 @@ class Dimensions {
     }
   }
 
-  // Puts it where all threads of the block see it, after the next __syncthreads().
-  MULTISAMPLE_FUNCTION void put(Dimension<Real>* dimensions) const {
+  // Puts it where all threads of the block see it, after the next __syncthreads(): rows that one thread draws one after
+  // the other lie side by side.
+  MULTISAMPLE_FUNCTION void put(Dimension<Real>* chunk, const Geometry& geometry) const {
     if (!mine_) return;
+    const u32 pass = threadIdx.x * geometry.one_by_rows >> 20, row = threadIdx.x - pass * geometry.rows_per_pass;
     const u32 i = static_cast<u32>(call_.first_row + row_);
-    dimensions[threadIdx.x] = {row_part(i, low(call_.offset), round_keys(call_.seed, kKey1)), mu_, sigma_};
+    chunk[row * geometry.pitch + pass] = {row_part(i, low(call_.offset), round_keys(call_.seed, kKey1)), mu_, sigma_};
   }
 
  private:
@@ -327,7 +335,7 @@ template <class Out, bool shared, bool fast, Stores stores>
 __global__ void __launch_bounds__(kThreads) sample_kernel(const __grid_constant__ SampleCall call,
                                                           const __grid_constant__ Geometry geometry) {
   using Real = typename Computing<Out>::Type;
-  __shared__ Dimension<Real> chunks[2][kThreads];
+  __shared__ Dimension<Real> chunks[2][kChunk];
   __shared__ Out stages[stores == kStaged ? 4 * kThreads : 1];
   // Row k of the band is first_row + k * interleave.
   const u32 band = blockIdx.x / geometry.column_blocks, column_block = blockIdx.x - band * geometry.column_blocks;
@@ -339,23 +347,21 @@ __global__ void __launch_bounds__(kThreads) sample_kernel(const __grid_constant_
   Dimensions<Real> dimensions(first_row, count, call, geometry);
   dimensions.fetch(0);
 
-  const u32 row = threadIdx.x * geometry.one_by_lanes >> 20, step = geometry.rows_per_pass;
+  const u32 row = threadIdx.x * geometry.one_by_lanes >> 20;
   u64 group = static_cast<u64>(column_block) * geometry.steps * geometry.lanes + (threadIdx.x - row * geometry.lanes);
-  const i64 stride = call.row_stride * (i64{1} << shift);
   char* out = static_cast<char*>(call.out) + static_cast<i64>(first_row) * call.row_stride;
   Columns<Out, shared, fast, stores> columns(group, row, stages, call, geometry);
-  dimensions.put(chunks[0]);
+  dimensions.put(chunks[0], geometry);
   __syncthreads();
   for (u32 begin = 0, runs = 1, parity = 0;;) {
     const bool goes_on = count - begin > geometry.chunk;
-    const u32 rows = goes_on ? geometry.chunk : count - begin;
-    if (goes_on) dimensions.fetch(begin + rows);
-    columns.draw({chunks[parity], step, rows, step * stride}, out);
+    if (goes_on) dimensions.fetch(begin + geometry.chunk);
+    columns.draw(chunks[parity], goes_on ? geometry.chunk : count - begin, out, geometry);
     if (goes_on) {
-      begin += rows;
-      out += rows * stride;
+      begin += geometry.chunk;
+      out += geometry.chunk * (call.row_stride * (i64{1} << shift));
       parity ^= 1;
-      dimensions.put(chunks[parity]);
+      dimensions.put(chunks[parity], geometry);
       __syncthreads();
     } else if (runs < geometry.steps) {
       // Where there are more columns for the block, its dimensions are only one chunk.

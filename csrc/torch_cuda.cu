@@ -1,7 +1,7 @@
 // The torch_ext backend on CUDA devices: the kernel on PyTorch's current stream, as an operator and as a C function.
 //
-// Only PyTorch's stable ABI is used, so that one binary serves every version from the one it was built for on. A library
-// of its own, since it cannot be loaded where PyTorch has no CUDA; the operator's schema is in torch_cpu.cpp.
+// Only PyTorch's stable ABI is used, so that one binary serves every version from the one it was built for on. A
+// library of its own, since it cannot be loaded where PyTorch has no CUDA; the operator's schema is in torch_cpu.cpp.
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/accelerator.h>
 
@@ -13,13 +13,12 @@ namespace {
 
 void sample_(const torch::stable::Tensor& out, const torch::stable::Tensor& mu, const torch::stable::Tensor& sigma,
              int64_t seed, int64_t offset, int64_t dim_offset, int64_t sample_offset, bool shared, bool fast_math) {
-  const SampleCall call = checked_call(out, mu, sigma, seed, offset, dim_offset, sample_offset, shared, fast_math);
+  SampleCall call = checked_call(out, mu, sigma, seed, offset, dim_offset, sample_offset, shared, fast_math);
   if (call.rows == 0 || call.columns == 0) return;
-  const auto device = out.get_device_index();
-  const torch::stable::accelerator::DeviceGuard guard(device);
-  void* stream = nullptr;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device, &stream));
-  const cudaError_t error = launch(call, static_cast<cudaStream_t>(stream));
+  call.device = out.get_device_index();
+  const torch::stable::accelerator::DeviceGuard guard(call.device);
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(call.device, &call.stream));
+  const cudaError_t error = launch(call);
   STD_TORCH_CHECK(error == cudaSuccess, "multisample::sample_: the launch failed: ", cudaGetErrorString(error),
                   "; out with ", described(out));
 }
@@ -27,16 +26,14 @@ void sample_(const torch::stable::Tensor& out, const torch::stable::Tensor& mu, 
 }  // namespace
 }  // namespace multisample
 
-// Draws what the call describes, all of it in memory that the device can address, on a stream of that device. Returns a
-// cudaError_t.
-extern "C" __attribute__((visibility("default"))) int multisample_launch_cuda(const multisample::SampleCall* call,
-                                                                              int device, void* stream) {
-  int previous = device;
+// Draws what the call describes, on its device and its stream. Returns a cudaError_t.
+extern "C" __attribute__((visibility("default"))) int multisample_launch_cuda(const multisample::SampleCall* call) {
+  int previous = call->device;
   cudaError_t error = cudaGetDevice(&previous);
-  if (error == cudaSuccess && previous != device) error = cudaSetDevice(device);
+  if (error == cudaSuccess && previous != call->device) error = cudaSetDevice(call->device);
   if (error != cudaSuccess) return error;
-  error = multisample::launch(*call, static_cast<cudaStream_t>(stream));
-  if (previous != device) cudaSetDevice(previous);
+  error = multisample::launch(*call);
+  if (previous != call->device) cudaSetDevice(previous);
   return error;
 }
 

@@ -67,6 +67,8 @@ def adopted(name: str, array: Any, library: Library, device: Device, adopt: Call
 def look_at(library: Library, mu: Any, sigma: Any, dtype: str | None) -> Inputs:
     """What `mu` and `sigma` are, arrays of `library` or numbers; `dtype` is that of the result, if it was given."""
     operands = {name: library.operand(name, x) for name, x in (("mu", mu), ("sigma", sigma)) if not is_number(x)}
+    for name, operand in operands.items():
+        _check_alignment(name, operand.raw)
     d = _length(operands)
     if dtype is None:
         dtype = _promoted([operand.counts_as for operand in operands.values()])
@@ -164,6 +166,7 @@ def check_inputs(inputs: Inputs, library: Library, mu: Any, sigma: Any, validate
 def checked_out(library: Library, out: Any, inputs: Inputs, n: int) -> RawArray:
     """`out` as `Backend.launch` takes it; ValueError if it is not what the result has to be."""
     operand = library.operand("out", out)
+    _check_alignment("out", operand.raw)
     raw, shape = operand.raw, (inputs.d, n)
     if operand.shape != shape:
         raise ValueError(f"out: expected shape {shape}, got {operand.shape}")
@@ -182,6 +185,15 @@ def checked_out(library: Library, out: Any, inputs: Inputs, n: int) -> RawArray:
         if _overlap(raw, source.raw):
             raise ValueError(f"out: expected memory of its own, got memory that {name} also uses")
     return raw
+
+
+def _check_alignment(name: str, raw: RawArray) -> None:
+    """Elements of host memory may be anywhere; those of a device only at multiples of their size."""
+    if isinstance(raw, DeviceArray) and any(place % _itemsize(raw) for place in (raw.pointer, *raw.strides)):
+        raise ValueError(
+            f"{name}: expected elements at multiples of their size, {_itemsize(raw)} bytes,"
+            f" got address {raw.pointer:#x} and strides {raw.strides}"
+        )
 
 
 def _itemsize(raw: RawArray) -> int:

@@ -2,7 +2,7 @@
 
 The backends lie in a folder of their own here and inside the package when installed, and specification and sources
 travel as package data. So both distributions are built, installed where nothing of this checkout can be seen, and used
-from another folder.
+from another folder; and so is an editable installation, of a copy of the checkout.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import numpy as np
 import pytest
 
 import multisample
+from multisample.backends import csrc_files
 
 ROOT = Path(__file__).parents[1]
 # Seconds after which a command hangs.
@@ -50,6 +51,28 @@ print(json.dumps({
 }))
 """
 
+# Blocked rather than absent, because this environment lends all that it has.
+WITHOUT_LIBRARIES = """
+import sys
+libraries = ("torch", "cupy", "jax")
+sys.modules.update(dict.fromkeys(libraries))
+import multisample
+import json
+assert not {"numba", "cuda"} & set(sys.modules)
+from multisample.backends import csrc_files
+statuses = multisample.backends()
+assert not any(map(sys.modules.get, libraries))
+print(json.dumps({
+    "csrc": str(csrc_files.folder()),
+    "digest": csrc_files.digest(),
+    "available": {name: status.available for name, status in statuses.items()},
+    "reasons": {name: status.reasons for name, status in statuses.items()},
+}))
+"""
+
+# As pip does for -e.
+BUILD_EDITABLE = "import sys, setuptools.build_meta as backend; print(backend.build_editable(sys.argv[1]))"
+
 
 def run(*command: str | Path, folder: Path, **environment: str) -> str:
     """What a command prints, run in `folder` without a way back to this checkout."""
@@ -62,11 +85,13 @@ def run(*command: str | Path, folder: Path, **environment: str) -> str:
 
 
 class Distributions(NamedTuple):
-    """The three things that are built: the last one from the sdist, as an installer would."""
+    """What is built: one wheel from the sdist, as an installer would; and one that leads to `source`."""
 
     wheel: Path
     sdist: Path
     wheel_of_sdist: Path
+    editable: Path
+    source: Path
 
 
 @pytest.fixture(scope="session")
@@ -81,7 +106,12 @@ def distributions(tmp_path_factory: pytest.TempPathFactory) -> Distributions:
     (wheel,) = (folder / "direct").glob("*.whl")
     (sdist,) = (folder / "dist").glob("*.tar.gz")
     (wheel_of_sdist,) = (folder / "dist").glob("*.whl")
-    return Distributions(wheel, sdist, wheel_of_sdist)
+    # What the others left behind is not in a fresh checkout.
+    shutil.rmtree(source)
+    shutil.copytree(ROOT, source, ignore=NOT_SOURCE)
+    run(sys.executable, "-c", BUILD_EDITABLE, folder / "editable", folder=source)
+    (editable,) = (folder / "editable").glob("*.whl")
+    return Distributions(wheel, sdist, wheel_of_sdist, editable, source)
 
 
 def contents(wheel: Path) -> dict[str, bytes]:
@@ -95,10 +125,16 @@ def metadata(wheel: Path) -> email.message.Message:
 
 
 def sources(folder: str, suffixes: Iterable[str]) -> set[str]:
+    return {name for name in files(ROOT / folder) if Path(name).suffix in suffixes}
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """Everything in a folder but what Python and editors leave there."""
+    paths = {path.relative_to(folder): path for path in folder.rglob("*") if path.is_file()}
     return {
-        path.relative_to(ROOT / folder).as_posix()
-        for path in (ROOT / folder).rglob("*")
-        if path.suffix in suffixes and "__pycache__" not in path.parts
+        name.as_posix(): path.read_bytes()
+        for name, path in paths.items()
+        if not any(part == "__pycache__" or part.startswith(".") for part in name.parts)
     }
 
 
@@ -113,13 +149,17 @@ def test_the_wheel_has_one_top_level_package(distributions: Distributions) -> No
 def test_the_wheel_has_every_source_where_it_belongs(distributions: Distributions) -> None:
     expected = {f"multisample/{name}" for name in sources("multisample", [".py", ".md", ".typed"])}
     expected |= {f"multisample/backends/{name}" for name in sources("backends", [".py"])}
-    code = (".py", ".cu", ".cuh", ".cpp", ".h", ".hpp")
-    expected |= {f"multisample/csrc/{name}" for name in sources("csrc", code)}
+    expected |= {f"multisample/csrc/{name}" for name in files(ROOT / "csrc")}
     assert {"multisample/py.typed", "multisample/STREAM.md", "multisample/backends/contract.py"} <= expected
+    assert {"multisample/csrc/torch_cpu.cpp", "multisample/csrc/sample_kernel.cuh"} <= expected
     found = contents(distributions.wheel)
     assert {name for name in found if name.startswith("multisample/")} == expected
     assert found["multisample/STREAM.md"] == (ROOT / "multisample" / "STREAM.md").read_bytes()
     assert found["multisample/backends/cpu.py"] == (ROOT / "backends" / "cpu.py").read_bytes()
+
+
+def test_the_editable_wheel_has_nothing_but_the_way_to_the_checkout(distributions: Distributions) -> None:
+    assert [name for name in contents(distributions.editable) if name.startswith("multisample/")] == []
 
 
 def test_a_wheel_from_the_sdist_is_the_same(distributions: Distributions) -> None:
@@ -132,6 +172,7 @@ def test_the_sdist_has_what_is_needed_to_build_it(distributions: Distributions) 
     with tarfile.open(distributions.sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {"pyproject.toml", "README.md", "LICENSE", "backends/cpu.py", "multisample/STREAM.md"} <= names
+    assert {f"csrc/{name}" for name in files(ROOT / "csrc")} <= names
 
 
 def test_the_metadata_says_what_is_needed(distributions: Distributions) -> None:
@@ -143,6 +184,7 @@ def test_the_metadata_says_what_is_needed(distributions: Distributions) -> None:
     assert found.get_payload() == (ROOT / "README.md").read_text(encoding="utf-8")
     required = [line.partition(";")[0] for line in found.get_all("Requires-Dist", []) if "extra ==" not in line]
     assert sorted(line.rstrip("0123456789.").rstrip("<>=~ ") for line in required) == ["numba", "numpy"]
+    assert 'ninja; extra == "torch"' in found.get_all("Requires-Dist", [])
     extras = {"torch", "cupy", "cupy13", "numba-cuda12", "numba-cuda13", "test", "bench"}
     assert extras <= set(found.get_all("Provides-Extra", []))
 
@@ -158,13 +200,18 @@ class Installation(NamedTuple):
     python: Path
     packages: Path
     elsewhere: Path
+    folders: dict[str, Path]
+    """Where each package is."""
 
 
-@pytest.fixture(scope="session", params=["wheel", "wheel_of_sdist"])
+@pytest.fixture(scope="session", params=["wheel", "wheel_of_sdist", "editable"])
 def installation(
     request: pytest.FixtureRequest, distributions: Distributions, tmp_path_factory: pytest.TempPathFactory
 ) -> Installation:
     """A fresh environment with one of the wheels installed, and NumPy and Numba lent by this one."""
+    is_editable = request.param == "editable"
+    if is_editable and Path(sysconfig.get_path("purelib"), "multisample").exists():
+        pytest.skip("multisample in the environment that is lent would come before the editable one")
     folder = tmp_path_factory.mktemp(request.param)
     environment = folder / "environment"
     venv.create(environment, with_pip=False)
@@ -180,7 +227,11 @@ def installation(
     (packages / "lent.pth").write_text("\n".join(sorted(lent)))
     elsewhere = folder / "elsewhere"
     elsewhere.mkdir()
-    return Installation(python, packages, elsewhere)
+    package = packages / "multisample"
+    folders = {"multisample": package, "backends": package / "backends", "csrc": package / "csrc"}
+    if is_editable:
+        folders = {name: distributions.source / name for name in folders}
+    return Installation(python, packages, elsewhere, folders)
 
 
 @pytest.fixture(scope="session")
@@ -197,11 +248,31 @@ def test_what_was_installed_draws_the_same_from_another_folder(
     assert found["bits"] == multisample.sample(mu, sigma, 5, seed=3).view(np.uint32).tolist()
     assert found["available"]
     assert found["version"] == multisample.__version__
-    assert Path(found["file"]) == installation.packages / "multisample" / "__init__.py"
-    assert Path(found["contract"]) == installation.packages / "multisample" / "backends" / "contract.py"
+    assert Path(found["file"]) == installation.folders["multisample"] / "__init__.py"
+    assert Path(found["contract"]) == installation.folders["backends"] / "contract.py"
     assert not found["backends"]
-    installed = {path.name for path in installation.packages.iterdir()} - {"__pycache__", "lent.pth"}
-    assert installed == {"multisample", f"multisample-{multisample.__version__}.dist-info"}
+    # __pycache__, and how an editable installation leads to the checkout.
+    installed = {path.name for path in installation.packages.iterdir() if not path.name.startswith("__")}
+    expected = {"lent.pth", f"multisample-{multisample.__version__}.dist-info"}
+    if installation.folders["multisample"].is_relative_to(installation.packages):
+        expected.add("multisample")
+    assert installed == expected
+
+
+def test_what_was_installed_has_the_sources_that_are_compiled_on_first_use(installation: Installation) -> None:
+    found = json.loads(run(installation.python, "-c", WITHOUT_LIBRARIES, folder=installation.elsewhere))
+    assert Path(found["csrc"]) == installation.folders["csrc"]
+    assert files(Path(found["csrc"])) == files(ROOT / "csrc")
+    assert found["digest"] == csrc_files.digest()
+
+
+def test_what_was_installed_says_what_its_backends_lack(installation: Installation) -> None:
+    found = json.loads(run(installation.python, "-c", WITHOUT_LIBRARIES, folder=installation.elsewhere))
+    assert {"torch_ext", "cupy", "cpu"} <= found["available"].keys()
+    assert found["available"]["cpu"]
+    for name, library in (("torch_ext", "torch"), ("cupy", "cupy")):
+        assert not found["available"][name]
+        assert f"package {library} is not installed" in found["reasons"][name][0]
 
 
 def test_what_was_installed_has_its_specification_and_its_types(installation: Installation) -> None:

@@ -38,12 +38,12 @@ DEADLINE = 120
 PROCESSES = 8
 
 # Compiles in no time.
-PLAIN = '#include "answer.h"\nextern "C" int answer() { return ANSWER; }\n'
+PLAIN = '#include "answer.h"\nextern "C" __attribute__((visibility("default"))) int answer() { return ANSWER; }\n'
 STABLE = """
 #include <torch/csrc/stable/library.h>
 #include "answer.h"
 STABLE_TORCH_LIBRARY(multisample_test_build, m) { m.def("nothing(int x) -> int"); }
-extern "C" int answer() { return ANSWER; }
+extern "C" __attribute__((visibility("default"))) int answer() { return ANSWER; }
 """
 
 # The compiler, but for what is done first when it compiles, rather than links or says which one it is.

@@ -1,0 +1,201 @@
+// CUDA's vocabulary for a C++ compiler: what sample_kernel.cuh needs in order to run on the CPU.
+//
+// Every CUDA thread of a block is a fiber of its own, which runs until it has to wait for others: at a barrier, or
+// where threads of a warp exchange values. Warps run one after the other, each as far ahead of the others as it can,
+// and so do the threads of a warp, in either order: what lacks a barrier meets garbage. __CUDACC__ is not defined, so
+// that platform.h takes its CPU side.
+#pragma once
+
+#include <sanitizer/common_interface_defs.h>
+#include <ucontext.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "normals.h"
+
+#define __global__
+#define __grid_constant__
+#define __launch_bounds__(threads)
+
+struct Index {
+  unsigned x;
+};
+inline Index blockIdx, blockDim, threadIdx;
+
+namespace cuda_shim {
+
+[[noreturn]] inline void fail(const char* what) {
+  std::fprintf(stderr, "block %u, thread %u: %s\n", blockIdx.x, threadIdx.x, what);
+  std::abort();
+}
+
+constexpr unsigned kWarp = 32;
+constexpr std::size_t kStack = 128 << 10;
+
+enum Wait { kReady, kBlock, kWarpBarrier, kShuffle, kVote, kDone };
+
+struct Thread {
+  ucontext_t context;
+  std::unique_ptr<char[]> stack{new char[kStack]};
+  void* fake_stack;
+  Wait wait;
+  std::uint64_t value;  // given to the warp, then taken from it
+  unsigned from;        // the lane to take it from
+};
+
+struct Fibers {
+  std::vector<Thread> threads;
+  ucontext_t context;  // of the scheduler
+  void* fake_stack;
+  const void* stack;
+  std::size_t stack_size;
+  std::function<void()> kernel;
+};
+inline Fibers fibers;
+
+// Shared memory: on the heap, where AddressSanitizer guards its ends.
+inline std::vector<std::pair<void*, std::size_t>> shared_memory;
+
+// That of the declaration `id` in the program, of this type. The tests put this in place of `__shared__`.
+template <class T, int id>
+T& shared() {
+  static T* const memory = [] {
+    void* const allocated = std::malloc(sizeof(T));
+    shared_memory.emplace_back(allocated, sizeof(T));
+    std::memset(allocated, 0xA5, sizeof(T));
+    return static_cast<T*>(allocated);
+  }();
+  return *memory;
+}
+
+inline void to_scheduler(Thread& thread) {
+  __sanitizer_start_switch_fiber(thread.wait == kDone ? nullptr : &thread.fake_stack, fibers.stack, fibers.stack_size);
+  swapcontext(&thread.context, &fibers.context);
+  __sanitizer_finish_switch_fiber(thread.fake_stack, nullptr, nullptr);
+}
+
+inline void begin_thread() {
+  __sanitizer_finish_switch_fiber(nullptr, &fibers.stack, &fibers.stack_size);
+  fibers.kernel();
+  Thread& thread = fibers.threads[threadIdx.x];
+  thread.wait = kDone;
+  to_scheduler(thread);
+}
+
+inline void resume(unsigned index) {
+  Thread& thread = fibers.threads[index];
+  threadIdx.x = index;
+  __sanitizer_start_switch_fiber(&fibers.fake_stack, thread.stack.get(), kStack);
+  swapcontext(&fibers.context, &thread.context);
+  __sanitizer_finish_switch_fiber(fibers.fake_stack, nullptr, nullptr);
+}
+
+inline std::uint64_t wait_for_others(Wait wait, std::uint64_t value = 0, unsigned from = 0) {
+  Thread& thread = fibers.threads[threadIdx.x];
+  thread.wait = wait, thread.value = value, thread.from = from;
+  to_scheduler(thread);
+  return thread.value;
+}
+
+// Runs a warp until all its threads wait at a barrier of the block, or are done.
+inline void run_warp(Thread* warp, unsigned first, bool backwards) {
+  for (;;) {
+    for (unsigned k = 0; k < kWarp; ++k) {
+      const unsigned lane = backwards ? kWarp - 1 - k : k;
+      if (warp[lane].wait == kReady) resume(first + lane);
+    }
+    const Wait wait = warp[0].wait;
+    std::uint64_t values[kWarp], all = 1;
+    for (unsigned lane = 0; lane < kWarp; ++lane) {
+      if (warp[lane].wait != wait) fail("threads of a warp wait for each other at different places");
+      values[lane] = warp[lane].value;
+      all &= values[lane];
+    }
+    if (wait == kBlock || wait == kDone) return;
+    for (unsigned lane = 0; lane < kWarp; ++lane) {
+      warp[lane].value = wait == kShuffle ? values[warp[lane].from] : all;
+      warp[lane].wait = kReady;
+    }
+  }
+}
+
+inline void make_ready(Thread& thread) {
+  getcontext(&thread.context);
+  thread.context.uc_stack.ss_sp = thread.stack.get();
+  thread.context.uc_stack.ss_size = kStack;
+  thread.context.uc_link = nullptr;
+  thread.wait = kReady;
+  makecontext(&thread.context, begin_thread, 0);
+}
+
+inline void run_block(unsigned threads, bool backwards) {
+  for (auto& [memory, size] : shared_memory) std::memset(memory, 0xA5, size);
+  for (unsigned k = 0; k < threads; ++k) make_ready(fibers.threads[k]);
+  for (;;) {
+    for (unsigned k = 0; k < threads; k += kWarp) {
+      const unsigned first = backwards ? threads - kWarp - k : k;
+      run_warp(&fibers.threads[first], first, backwards);
+    }
+    const Wait wait = fibers.threads[0].wait;
+    for (unsigned k = 0; k < threads; ++k) {
+      if (fibers.threads[k].wait != wait) fail("some threads of the block wait for others that are done");
+      if (wait == kBlock) fibers.threads[k].wait = kReady;
+    }
+    if (wait == kDone) return;
+  }
+}
+
+// kernel<<<blocks, threads>>>
+inline void launch(unsigned blocks, unsigned threads, bool backwards, std::function<void()> kernel) {
+  if (blocks == 0 || threads == 0 || threads % kWarp != 0) fail("no such grid");
+  if (fibers.threads.size() < threads) fibers.threads.resize(threads);
+  fibers.kernel = std::move(kernel);
+  blockDim.x = threads;
+  for (unsigned k = 0; k < blocks; ++k) {
+    blockIdx.x = backwards ? blocks - 1 - k : k;
+    run_block(threads, backwards);
+  }
+}
+
+template <class T>
+T exchange(unsigned mask, T x, unsigned from) {
+  static_assert(sizeof(T) == 4 || sizeof(T) == 8, "as CUDA has it");
+  if (mask != ~0u) fail("a mask of some lanes");
+  std::uint64_t value = 0;
+  std::memcpy(&value, &x, sizeof x);
+  value = wait_for_others(kShuffle, value, from);
+  std::memcpy(&x, &value, sizeof x);
+  return x;
+}
+
+}  // namespace cuda_shim
+
+inline void __syncthreads() { cuda_shim::wait_for_others(cuda_shim::kBlock); }
+inline void __syncwarp() { cuda_shim::wait_for_others(cuda_shim::kWarpBarrier); }
+inline int __all_sync(unsigned mask, int predicate) {
+  if (mask != ~0u) cuda_shim::fail("a mask of some lanes");
+  return static_cast<int>(cuda_shim::wait_for_others(cuda_shim::kVote, predicate != 0));
+}
+template <class T>
+T __shfl_sync(unsigned mask, T x, unsigned lane) {
+  return cuda_shim::exchange(mask, x, lane % cuda_shim::kWarp);
+}
+template <class T>
+T __shfl_up_sync(unsigned mask, T x, unsigned delta) {
+  const unsigned lane = threadIdx.x % cuda_shim::kWarp;
+  return cuda_shim::exchange(mask, x, lane < delta ? lane : lane - delta);
+}
+
+namespace multisample {
+
+// Not what a GPU gives, which has no equal here: something else, so that it shows where it is not asked for.
+inline Normals<float> fast_normals(const Words&) { return {1e30f, 1e30f, 1e30f, 1e30f}; }
+
+}  // namespace multisample

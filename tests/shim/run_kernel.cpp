@@ -1,0 +1,138 @@
+// Runs the CUDA kernel on the CPU, block by block: cases from the standard input, results to the standard output.
+//
+// A case is a `Case`, then the bytes of mu and of sigma; its result is the geometry, the bytes of the output, and how
+// often each of its elements was written.
+#include "cuda_shim.h"
+#include "sample_kernel.cuh"
+
+namespace {
+
+using namespace multisample;
+
+struct Case {
+  SampleCall call;  // with offsets into the memory below in place of addresses
+  u64 mu_bytes, sigma_bytes, out_bytes;
+  u32 backwards, given;
+  Geometry geometry;  // if it is given
+};
+static_assert(sizeof(Case) == (sizeof(SampleCall) + 32 + sizeof(Geometry) + 7) / 8 * 8,
+              "test_cuda_sources.py packs it");
+
+// Memory as from a CUDA allocator, but no byte longer than asked for.
+struct Memory {
+  char* data = nullptr;
+  explicit Memory(u64 size) {
+    if (posix_memalign(reinterpret_cast<void**>(&data), 256, size) != 0) cuda_shim::fail("no memory");
+    std::memset(data, 0xC3, size);
+  }
+  ~Memory() { std::free(data); }
+  Memory(const Memory&) = delete;
+  const char* at(const void* offset) const { return data + reinterpret_cast<u64>(offset); }
+};
+
+char* out_begin;
+char* out_end;
+std::vector<u8> writes;
+
+}  // namespace
+
+namespace multisample {
+
+// An element that counts how often it is written to the output.
+template <class T>
+struct Counted {
+  T value;
+
+  Counted() = default;
+  Counted(T x) : value(x) {}
+  Counted(const Counted&) = default;
+  Counted& operator=(const Counted& x) {
+    value = x.value;
+    char* const at = reinterpret_cast<char*>(this);
+    if (at >= out_begin && at < out_end) ++writes[static_cast<u64>(at - out_begin) / sizeof(T)];
+    return *this;
+  }
+};
+
+template <>
+struct Computing<Counted<double>> {
+  using Type = double;
+};
+template <>
+inline Counted<float16> narrow(float x) {
+  return narrow<float16>(x);
+}
+template <>
+inline Counted<bfloat16> narrow(float x) {
+  return narrow<bfloat16>(x);
+}
+template <>
+inline Counted<float> narrow(float x) {
+  return x;
+}
+template <>
+inline Counted<double> narrow(double x) {
+  return x;
+}
+template <class T>
+Counted<T> of_thread_before(Counted<T> x) {
+  return of_thread_before(x.value);
+}
+
+}  // namespace multisample
+
+namespace {
+
+template <class Out, bool shared, Stores stores>
+void run(const SampleCall& call, const Geometry& g, bool backwards) {
+  cuda_shim::launch(g.blocks, g.threads, backwards, [&] { sample_kernel<Out, shared, false, stores>(call, g); });
+}
+
+template <class Out, bool shared>
+void run_stores(const SampleCall& call, const Geometry& g, bool backwards) {
+  switch (g.stores) {
+    case kAligned: return run<Out, shared, kAligned>(call, g, backwards);
+    case kShifted: return run<Out, shared, kShifted>(call, g, backwards);
+    case kStaged: return run<Out, shared, kStaged>(call, g, backwards);
+    default: return run<Out, shared, kStrided>(call, g, backwards);
+  }
+}
+
+template <class T>
+void run_noise(const SampleCall& call, const Geometry& g, bool backwards) {
+  call.shared ? run_stores<Counted<T>, true>(call, g, backwards) : run_stores<Counted<T>, false>(call, g, backwards);
+}
+
+bool read(void* to, u64 size) { return size == 0 || std::fread(to, size, 1, stdin) == 1; }
+
+void write(const void* from, u64 size) {
+  if (std::fwrite(from, size, 1, stdout) != 1) cuda_shim::fail("cannot write");
+}
+
+}  // namespace
+
+int main() {
+  for (Case one; read(&one, sizeof one);) {
+    Memory mu(one.mu_bytes), sigma(one.sigma_bytes), out(one.out_bytes);
+    if (!read(mu.data, one.mu_bytes) || !read(sigma.data, one.sigma_bytes)) cuda_shim::fail("the input ends early");
+    SampleCall call = one.call;
+    call.mu.data = mu.at(call.mu.data);
+    call.sigma.data = sigma.at(call.sigma.data);
+    call.out = const_cast<char*>(out.at(call.out));
+    out_begin = out.data;
+    out_end = out.data + one.out_bytes;
+    writes.assign(one.out_bytes / element_size(call.type), 0);
+
+    const Geometry geometry = one.given ? one.geometry : geometry_of(call);
+    switch (call.type) {
+      case kFloat16: run_noise<float16>(call, geometry, one.backwards); break;
+      case kBFloat16: run_noise<bfloat16>(call, geometry, one.backwards); break;
+      case kFloat32: run_noise<float>(call, geometry, one.backwards); break;
+      default: run_noise<double>(call, geometry, one.backwards);
+    }
+    write(&geometry, sizeof geometry);
+    write(out.data, one.out_bytes);
+    write(writes.data(), writes.size());
+    std::fflush(stdout);  // Whatever the next case does.
+  }
+}

@@ -1,0 +1,1196 @@
+"""What only a CUDA device can show: that its arithmetic, its memory and its streams keep the promises made on the CPU.
+
+Wherever a result can be compared, it is, bit for bit, with that of the cpu backend, which other files hold against the
+exact reference. Nothing is imported that needs a device until a test has found one; without one, everything here is
+skipped, unless ``MULTISAMPLE_TEST_BACKENDS`` asks for a backend that cannot run.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import functools
+import gc
+import itertools
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import multisample
+from multisample.backends import csrc_files, geometry, registry, torch_ext_build
+
+Array = np.ndarray[Any, Any]
+ToArray = Callable[[Any], Array]
+
+VARIABLE = "MULTISAMPLE_TEST_BACKENDS"
+DATA = Path(__file__).parent / "data"
+DTYPES: dict[str, Any] = {
+    "float16": np.float16,
+    "bfloat16": ml_dtypes.bfloat16,
+    "float32": np.float32,
+    "float64": np.float64,
+}
+SIZES = {name: np.dtype(dtype).itemsize for name, dtype in DTYPES.items()}
+NOISES = ("independent", "shared")
+ROWS, COLUMNS = 2**32, 2**34
+SECONDS = 300
+# Of a kernel that only waits: some 0.2 s.
+CYCLES = 4 * 10**8
+
+
+# --- Which backends -------------------------------------------------------------------------------
+
+
+@functools.cache
+def device_count() -> int:
+    """As the driver counts them, which no library need be imported for."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    count = ctypes.c_int()
+    return count.value if driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 else 0
+
+
+@functools.cache
+def reasons_against(backend: str) -> tuple[str, ...]:
+    """Why `backend` cannot run on CUDA here."""
+    reasons = registry.find(backend).status().reasons
+    return reasons or (torch_ext_build.cuda_reasons() if backend == "torch_ext" else ())
+
+
+def require(backend: str) -> None:
+    """Skip the test where `backend` cannot run on CUDA, but fail it if that was asked for."""
+    value = os.environ.get(VARIABLE)
+    asked = None if value is None else [name.strip() for name in value.split(",")]
+    if asked is not None and backend not in asked:
+        pytest.skip(f"{VARIABLE} does not ask for {backend}")
+    if device_count() == 0 and asked is None:
+        pytest.skip("no CUDA device")
+    reasons = reasons_against(backend)
+    if not reasons:
+        return
+    # Where there is no device, to ask for torch_ext is to ask for what it does on the CPU.
+    elsewhere = backend == "torch_ext" and device_count() == 0 and registry.find(backend).status().available
+    if asked is not None and not elsewhere:
+        pytest.fail(f"{VARIABLE} asks for {backend!r}: {'; '.join(reasons)}", pytrace=False)
+    pytest.skip(f"{backend} cannot run on CUDA: {'; '.join(reasons)}")
+
+
+# --- Array libraries ------------------------------------------------------------------------------
+
+
+class TorchMemory:
+    """What these tests do with the arrays of a library: here PyTorch's."""
+
+    name = "torch"
+
+    def __init__(self) -> None:
+        self.torch = pytest.importorskip("torch")
+        if not self.torch.cuda.is_available():
+            pytest.skip("this PyTorch has no CUDA device")
+
+    def put(self, array: Any, device: int = 0) -> Any:
+        """A copy of a NumPy array on the device."""
+        array = np.array(array)
+        if array.dtype.name != "bfloat16":
+            return self.torch.from_numpy(array).to(f"cuda:{device}")
+        return self.torch.from_numpy(array.view(np.int16)).to(f"cuda:{device}").view(self.torch.bfloat16)
+
+    def repeated(self, value: float, dtype: str, length: int) -> Any:
+        """One element that stands for `length`."""
+        return self.torch.tensor([value], dtype=getattr(self.torch, dtype), device="cuda").expand(length)
+
+    def poisoned(self, size: int) -> Any:
+        """Bytes that are NaN in every type, and that no result has: all ones."""
+        return self.torch.full((size,), 0xFF, dtype=self.torch.uint8, device="cuda")
+
+    def view(self, buffer: Any, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...], first: int) -> Any:
+        """Elements of bytes; strides and the place of the first one in elements."""
+        return buffer.view(getattr(self.torch, dtype)).as_strided(shape, strides, first)
+
+    def same(self, a: Any, b: Any) -> bool:
+        return bool(self.torch.equal(a, b))
+
+    def fill(self, array: Any, value: float) -> None:
+        array.fill_(value)
+
+    def stream(self) -> Any:
+        """A context in which a new stream is the current one."""
+        return self.torch.cuda.stream(self.torch.cuda.Stream())
+
+    def keep_busy(self, cycles: int) -> None:
+        self.torch.cuda._sleep(cycles)
+
+    def marker(self) -> Callable[[], bool]:
+        """What says whether all that was given to the current stream until now is done."""
+        event = self.torch.cuda.Event()
+        event.record()
+        return lambda: bool(event.query())
+
+    def synchronize(self) -> None:
+        self.torch.cuda.synchronize()
+
+    def device(self, device: int) -> Any:
+        """A context in which that device is the current one."""
+        return self.torch.cuda.device(device)
+
+    def current_device(self) -> int:
+        return int(self.torch.cuda.current_device())
+
+    def device_of(self, array: Any) -> int:
+        return int(array.get_device())
+
+    def free_bytes(self) -> int:
+        return int(self.torch.cuda.mem_get_info()[0])
+
+
+class CupyMemory:
+    """The same for CuPy."""
+
+    name = "cupy"
+
+    def __init__(self) -> None:
+        self.cupy = pytest.importorskip("cupy")
+        code = """
+extern "C" __global__ void spin(long long cycles) {
+  const long long start = clock64();
+  while (clock64() - start < cycles) {}
+}
+"""
+        self.spin = self.cupy.RawKernel(code, "spin")
+
+    def put(self, array: Any, device: int = 0) -> Any:
+        with self.cupy.cuda.Device(device):
+            if array.dtype.name != "bfloat16":
+                return self.cupy.asarray(array)
+            return self.cupy.asarray(array.view(np.uint16)).view(array.dtype)
+
+    def repeated(self, value: float, dtype: str, length: int) -> Any:
+        return self.cupy.broadcast_to(self.cupy.asarray(np.array([value], dtype)), (length,))
+
+    def poisoned(self, size: int) -> Any:
+        buffer = self.cupy.empty(size, np.uint8)
+        buffer.data.memset_async(0xFF, size)
+        return buffer
+
+    def view(self, buffer: Any, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...], first: int) -> Any:
+        element = numpy_dtype(dtype)
+        size = element.itemsize
+        return self.cupy.ndarray(
+            shape, element, memptr=buffer.data + first * size, strides=tuple(size * stride for stride in strides)
+        )
+
+    def same(self, a: Any, b: Any) -> bool:
+        return bool(self.cupy.array_equal(a, b))
+
+    def fill(self, array: Any, value: float) -> None:
+        array.fill(value)
+
+    def stream(self) -> Any:
+        return self.cupy.cuda.Stream(non_blocking=True)
+
+    def keep_busy(self, cycles: int) -> None:
+        self.spin((1,), (1,), (np.int64(cycles),))
+
+    def marker(self) -> Callable[[], bool]:
+        event = self.cupy.cuda.Event()
+        event.record(self.cupy.cuda.get_current_stream())
+        return lambda: bool(event.done)
+
+    def synchronize(self) -> None:
+        self.cupy.cuda.runtime.deviceSynchronize()
+
+    def device(self, device: int) -> Any:
+        return self.cupy.cuda.Device(device)
+
+    def current_device(self) -> int:
+        return int(self.cupy.cuda.runtime.getDevice())
+
+    def device_of(self, array: Any) -> int:
+        return int(array.device.id)
+
+    def free_bytes(self) -> int:
+        return int(self.cupy.cuda.runtime.memGetInfo()[0])
+
+
+@functools.cache
+def memory_of(library: str) -> Any:
+    return {"torch": TorchMemory, "cupy": CupyMemory}[library]()
+
+
+def release() -> None:
+    """Give back what the libraries keep for themselves."""
+    gc.collect()
+    for library in ("torch", "cupy"):
+        module = sys.modules.get(library)
+        if module is not None and library == "torch":
+            module.cuda.empty_cache()
+        elif module is not None:
+            module.get_default_memory_pool().free_all_blocks()
+
+
+@dataclasses.dataclass(frozen=True)
+class Gpu:
+    """A backend, and the library whose arrays it is given."""
+
+    memory: Any
+    backend: str
+
+    def sample(self, *arguments: Any, **options: Any) -> Any:
+        return multisample.sample(*arguments, backend=self.backend, **options)
+
+
+OWN = (("torch", "torch_ext"), ("cupy", "cupy"))
+CROSSED = (("torch", "cupy"), ("cupy", "torch_ext"))
+
+
+def _gpu(request: pytest.FixtureRequest) -> Gpu:
+    library, backend = request.param
+    require(backend)
+    return Gpu(memory_of(library), backend)
+
+
+def names(pair: tuple[str, str]) -> str:
+    return pair[1] if pair in OWN else f"{pair[1]} on {pair[0]}"
+
+
+@pytest.fixture(params=OWN, ids=names)
+def gpu(request: pytest.FixtureRequest) -> Gpu:
+    """Each backend, with arrays of its own library."""
+    return _gpu(request)
+
+
+@pytest.fixture(params=(*OWN, *CROSSED), ids=names)
+def any_gpu(request: pytest.FixtureRequest) -> Gpu:
+    """Each backend with arrays of each library."""
+    return _gpu(request)
+
+
+@pytest.fixture
+def both() -> tuple[Gpu, Gpu]:
+    """Both backends, each with arrays of its own library."""
+    for _, backend in OWN:
+        require(backend)
+    first, second = (Gpu(memory_of(library), backend) for library, backend in OWN)
+    return first, second
+
+
+@pytest.fixture
+def cupy() -> Any:
+    require("cupy")
+    return pytest.importorskip("cupy")
+
+
+@pytest.fixture
+def torch() -> Any:
+    """PyTorch, with the operator loaded."""
+    require("torch_ext")
+    registry.find("torch_ext").prepare("cuda")
+    return pytest.importorskip("torch")
+
+
+# --- Numbers to draw from, and what is expected ---------------------------------------------------
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    return np.dtype(DTYPES.get(name, name))
+
+
+def computing(dtype: str) -> str:
+    return "float64" if dtype == "float64" else "float32"
+
+
+def vectors(d: int, dtype: str = "float32", seed: int = 0) -> tuple[Array, Array]:
+    """Means and standard deviations of every size that float16 holds too, zeros among them."""
+    draw = np.random.default_rng(seed)
+    mu = draw.normal(size=d) * 10.0 ** draw.integers(-6, 4, d)
+    sigma = np.abs(draw.normal(size=d)) * 10.0 ** draw.integers(-6, 4, d)
+    mu[draw.random(d) < 0.1] = 0
+    sigma[draw.random(d) < 0.05] = 0
+    return mu.astype(computing(dtype)), sigma.astype(computing(dtype))
+
+
+def on_cpu(mu: Any, sigma: Any, n: int, dtype: str = "float32", **options: Any) -> Array:
+    return np.asarray(multisample.sample(mu, sigma, n, backend="cpu", dtype=dtype, **options))
+
+
+# --- The transform, for every word ----------------------------------------------------------------
+
+KERNELS = """
+#include "normals.h"
+
+namespace multisample {
+
+// What `radius` takes the square root of.
+SQUARED_RADIUS
+
+}  // namespace multisample
+
+using namespace multisample;
+
+#define FOR_EVERY_WORD(w)                                                                            \\
+  for (u64 w = blockIdx.x * static_cast<u64>(blockDim.x) + threadIdx.x; w >> 32 == 0;                \\
+       w += static_cast<u64>(gridDim.x) * blockDim.x)
+
+extern "C" __global__ void sums(u64* out) {
+  u64 radii = 0, cosines = 0, sines = 0;
+  FOR_EVERY_WORD(w) {
+    const HalfTurns<float> turn = half_turns(static_cast<i32>(static_cast<u32>(w)));
+    radii += float_bits(radius(static_cast<u32>(w)));
+    cosines += float_bits(turn.cosine);
+    sines += float_bits(turn.sine);
+  }
+  atomicAdd(out, radii);
+  atomicAdd(out + 1, cosines);
+  atomicAdd(out + 2, sines);
+}
+
+// How many words give another radius than sqrt.rn makes of the same number.
+extern "C" __global__ void wrong_roots(u64* out) {
+  u64 wrong = 0;
+  FOR_EVERY_WORD(w) {
+    float root;
+    asm("sqrt.rn.f32 %0, %1;" : "=f"(root) : "f"(squared_radius(static_cast<u32>(w))));
+    wrong += float_bits(root) != float_bits(radius(static_cast<u32>(w)));
+  }
+  atomicAdd(out, wrong);
+}
+
+struct Difference {
+  u64 nans = 0, above = 0;
+  u32 largest = 0;  // bits of a float, which are in the order of the numbers
+
+  __device__ void add(float fast, float portable) {
+    const float difference = fabsf(fast - portable);
+    nans += fast != fast;
+    above += !(difference <= 1e-5f);
+    largest = float_bits(difference) > largest ? float_bits(difference) : largest;
+  }
+  __device__ void put(u64* out) const {
+    atomicAdd(out, nans);
+    atomicAdd(out + 1, above);
+    atomicMax(out + 2, static_cast<u64>(largest));
+  }
+};
+
+extern "C" __global__ void fast_radii(u64* out) {
+  // With every radius word another angle word, and each of those once.
+  Difference first, second;
+  FOR_EVERY_WORD(w) {
+    const u32 radius_word = static_cast<u32>(w), angle_word = radius_word * 0x9E3779B1u;
+    const Words words{radius_word, angle_word, radius_word, angle_word};
+    const Normals<float> fast = fast_normals(words), portable = normals(words);
+    first.add(fast.z0, portable.z0);
+    second.add(fast.z3, portable.z3);
+  }
+  first.put(out);
+  second.put(out);
+}
+
+extern "C" __global__ void fast_angles(u64* out, u32 radius_word) {
+  Difference first, second;
+  FOR_EVERY_WORD(w) {
+    const u32 angle_word = static_cast<u32>(w);
+    const Words words{radius_word, angle_word, radius_word, angle_word};
+    const Normals<float> fast = fast_normals(words), portable = normals(words);
+    first.add(fast.z0, portable.z0);
+    second.add(fast.z3, portable.z3);
+  }
+  first.put(out);
+  second.put(out);
+}
+
+#ifndef __CUDACC_RTC__
+#include <cstdio>
+
+int main() {
+  u64 *at, host[3];
+  cudaMalloc(&at, sizeof host);
+  cudaMemset(at, 0, sizeof host);
+  sums<<<2048, 256>>>(at);
+  const cudaError_t error = cudaMemcpy(host, at, sizeof host, cudaMemcpyDeviceToHost);
+  if (error != cudaSuccess) return std::puts(cudaGetErrorString(error)), 1;
+  return std::printf("%llx %llx %llx", host[0], host[1], host[2]), 0;
+}
+#endif
+"""
+
+
+def program() -> str:
+    """`KERNELS`, made for the sources as they are."""
+    sources = (csrc_files.folder() / "normals.h").read_text()
+    found = re.findall(r"^MULTISAMPLE_FUNCTION float radius\(u32 a\) \{$.*?^\}$", sources, re.DOTALL | re.MULTILINE)
+    assert len(found) == 1
+    (text,) = found
+    assert text.count("float radius(") == text.count("return sqrt_rn(") == text.count("sqrt_rn") == 1
+    text = text.replace("float radius(", "float squared_radius(").replace("return sqrt_rn(", "return (")
+    return f"// {csrc_files.digest()}\n" + KERNELS.replace("SQUARED_RADIUS", text)
+
+
+@pytest.fixture
+def over_all_words(cupy: Any) -> Callable[..., list[int]]:
+    """``over_all_words(kernel, *arguments)``: the three numbers that a kernel of `KERNELS` makes."""
+
+    def run(kernel: str, *arguments: Any, options: tuple[str, ...] = ()) -> list[int]:
+        from multisample.backends.cupy import OPTIONS
+
+        out = cupy.zeros(3, np.uint64)
+        module = cupy.RawModule(code=program(), options=(*OPTIONS, *options))
+        module.get_function(kernel)((2048,), (256,), (out, *arguments))
+        return [int(number) for number in out.get()]
+
+    return run
+
+
+def known_sums() -> list[int]:
+    known = json.loads((DATA / "transform_f32.json").read_text())["sums_over_all_words"]
+    return [int(known[name], 16) for name in ("R", "fma_minus_s_s_half", "s_times_c")]
+
+
+# Options that a user's environment may add, and that must not change a bit.
+@pytest.mark.parametrize("options", [(), ("--use_fast_math",)], ids=["as it is", "use_fast_math"])
+def test_all_words_there_are_give_the_known_sums(
+    over_all_words: Callable[..., list[int]], options: tuple[str, ...]
+) -> None:
+    assert over_all_words("sums", options=options) == known_sums()
+
+
+@pytest.mark.parametrize("options", [(), ("--use_fast_math",)], ids=["as it is", "use_fast_math"])
+def test_all_words_there_are_give_the_known_sums_through_nvcc(
+    torch: Any, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    homes = [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")]
+    path = os.pathsep.join([*(f"{home}/bin" for home in homes if home), os.environ["PATH"], "/usr/local/cuda/bin"])
+    nvcc = shutil.which("nvcc", path=path)
+    if nvcc is None:
+        pytest.skip("nvcc is not installed")
+    (tmp_path / "sums.cu").write_text(program())
+    architecture = "-arch=sm_{}{}".format(*torch.cuda.get_device_capability(0))
+    folder = csrc_files.folder()
+    command = [nvcc, "-std=c++17", "-O3", architecture, *options, f"-I{folder}", "-o", "sums", "sums.cu"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == 0, done.stdout + done.stderr
+    done = subprocess.run([str(tmp_path / "sums")], capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [int(text, 16) for text in done.stdout.split()] == known_sums()
+
+
+def test_the_square_root_is_correctly_rounded_for_every_word(over_all_words: Callable[..., list[int]]) -> None:
+    assert over_all_words("wrong_roots")[0] == 0
+
+
+def largest_of(bits: int) -> float:
+    return float(np.array([bits], np.uint32).view(np.float32)[0])
+
+
+def test_fast_normals_are_near_the_portable_ones_for_every_radius_word(
+    over_all_words: Callable[..., list[int]],
+) -> None:
+    nans, above, largest = over_all_words("fast_radii")
+    assert nans == 0
+    assert largest_of(largest) <= 1e-3
+    assert above <= 2 * 1e-5 * 2**32, above / 2**33
+
+
+# The largest radius there is, one of the middle, and one of the least.
+@pytest.mark.parametrize("radius_word", [0, 2**31, 2**32 - 2**20])
+def test_fast_angles_are_near_the_portable_ones_for_every_word(
+    over_all_words: Callable[..., list[int]], radius_word: int
+) -> None:
+    nans, above, largest = over_all_words("fast_angles", np.uint32(radius_word))
+    assert nans == 0
+    assert largest_of(largest) <= 1e-3
+    if radius_word == 2**31:
+        assert above <= 2 * 1e-5 * 2**32, above / 2**33
+
+
+def test_fast_samples_are_near_the_portable_ones(gpu: Gpu, bits: ToArray) -> None:
+    d, n, calls = 1000, 10_000, 10
+    mu, sigma = gpu.memory.put(np.zeros(d, np.float32)), gpu.memory.put(np.ones(d, np.float32))
+    largest, above = 0.0, 0
+    for seed in range(calls):
+        fast, portable = (
+            bits(gpu.sample(mu, sigma, n, seed=seed, fast_math=fast_math)).view(np.float32)
+            for fast_math in (True, False)
+        )
+        assert np.isfinite(fast).all()
+        difference = np.abs(fast - portable)
+        largest = max(largest, float(difference.max()))
+        above += int((difference > 1e-5).sum())
+    # It is another transform, and near. Of all words 10 in a million may be farther off, so of these normals about
+    # 1000; 200 more would be six standard deviations.
+    assert 0 < largest <= 1e-3
+    assert above <= 1.2e-5 * d * n * calls, above / (d * n * calls)
+
+
+# --- The same bits --------------------------------------------------------------------------------
+
+SHAPES = [
+    (1, 1), (3, 5), (257, 3), (1000, 129), (5, 513), (300, 1024), (2, 1030), (70, 4099), (1, 1_000_003), (1024, 4097),
+    (65537, 2), (4099, 1024),
+]  # fmt: skip
+
+
+def windows(d: int, n: int) -> list[dict[str, int]]:
+    return [
+        {"dim_offset": 0, "sample_offset": 0},
+        {"dim_offset": 3, "sample_offset": 1 + (d + n) % 3},
+        {"dim_offset": ROWS - d, "sample_offset": COLUMNS - n},
+    ]
+
+
+@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_shape_and_window_has_the_bits_of_the_cpu_backend(
+    any_gpu: Gpu, bits: ToArray, dtype: str, noise: str
+) -> None:
+    for d, n in SHAPES:
+        mu, sigma = vectors(d, dtype, n)
+        device_mu, device_sigma = any_gpu.memory.put(mu), any_gpu.memory.put(sigma)
+        for window in windows(d, n):
+            options = {"seed": 2**63 + 21, "dtype": dtype, "noise": noise, **window}
+            got = any_gpu.sample(device_mu, device_sigma, n, **options)
+            assert np.array_equal(bits(got), bits(on_cpu(mu, sigma, n, **options))), (d, n, window)
+
+
+@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_torch_ext_has_the_same_bits_in_host_memory(torch: Any, bits: ToArray, dtype: str, noise: str) -> None:
+    for d, n in SHAPES:
+        mu, sigma = vectors(d, dtype, n)
+        for window in windows(d, n):
+            options = {"seed": 2**63 + 21, "dtype": dtype, "noise": noise, **window}
+            got = multisample.sample(torch.from_numpy(mu), torch.from_numpy(sigma), n, backend="torch_ext", **options)
+            assert got.device.type == "cpu"
+            assert np.array_equal(bits(got), bits(on_cpu(mu, sigma, n, **options))), (d, n, window)
+
+
+def test_float64_does_not_know_fast_math(any_gpu: Gpu, bits: ToArray) -> None:
+    for d, n in [(5, 37), (30, 1024), (7, 4099)]:
+        mu, sigma = vectors(d, "float64", n)
+        for noise, options in itertools.product(NOISES, ({}, {"dtype": "float64"})):
+            got = any_gpu.sample(
+                any_gpu.memory.put(mu), any_gpu.memory.put(sigma), n, seed=4, noise=noise, fast_math=True, **options
+            )
+            assert np.array_equal(bits(got), bits(on_cpu(mu, sigma, n, "float64", seed=4, noise=noise))), (d, n)
+
+
+KINDS = (*DTYPES, *(f"{sign}int{width}" for sign in ("", "u") for width in (8, 16, 32, 64)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_inputs_of_every_type_and_stride_are_read_as_on_the_cpu(
+    any_gpu: Gpu, bits: ToArray, kind: str, dtype: str
+) -> None:
+    d, n = 300, 9
+    element, memory = numpy_dtype(kind), any_gpu.memory
+    mu, sigma = (vector.astype(np.float64) for vector in vectors(d, "float64", 1))
+    if "int" in kind:
+        limits = np.iinfo(kind)
+        mu, sigma = mu.clip(limits.min, limits.max), sigma.clip(0, limits.max)
+    mu, sigma = mu.astype(element), sigma.astype(element)
+    if "int" in kind:
+        # Those that no computing type holds exactly.
+        mu[:3] = limits.max, limits.min, limits.max // 3
+        sigma[3:5] = limits.max, limits.max // 5
+    options = {"seed": 12, "dtype": dtype, "sample_offset": 1}
+    for name, arrange in (
+        ("contiguous", lambda x: memory.put(x)),
+        ("every third", lambda x: memory.put(np.repeat(x, 3))[1::3]),
+        ("column", lambda x: memory.put(np.stack((x, x[::-1]), 1))[:, :1]),
+        ("reversed", lambda x: memory.put(x[::-1].copy())[::-1]),
+    ):
+        if name == "reversed" and memory.name == "torch":
+            continue  # Which has no such tensors.
+        expected = bits(on_cpu(mu, sigma, n, **options))
+        assert np.array_equal(bits(any_gpu.sample(arrange(mu), arrange(sigma), n, **options)), expected), name
+        expected = bits(on_cpu(mu, 0.75, n, **options))
+        assert np.array_equal(bits(any_gpu.sample(arrange(mu), 0.75, n, **options)), expected), name
+        expected = bits(on_cpu(-1e-42, sigma, n, **options))
+        assert np.array_equal(bits(any_gpu.sample(-1e-42, arrange(sigma), n, **options)), expected), name
+    if kind in DTYPES and kind != "bfloat16":
+        same = memory.repeated(0.75, kind, d)
+        expected = bits(on_cpu(np.full(d, 0.75), np.full(d, 0.75), n, **options))
+        assert np.array_equal(bits(any_gpu.sample(same, same, n, **options)), expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", DTYPES)
+def test_subnormal_numbers_are_kept(any_gpu: Gpu, bits: ToArray, kind: str, dtype: str) -> None:
+    # Subnormal in float32, in float16, in float64; inputs, products and results of them.
+    mu = [0, 0, 1e-42, -3e-41, 1e-45, 0, 6e-8, 0, 5e-324, 0, 2e-38, 1e-39]
+    sigma = [1e-42, 1e-45, 0, 1e-40, 0, 1e-38, 0, 6e-8, 0, 1e-310, 1e-38, 0]
+    with np.errstate(under="ignore"):
+        host = [np.array(vector, np.float64).astype(numpy_dtype(kind)) for vector in (mu, sigma)]
+    for n in (5, 1024):
+        for options in ({"dtype": dtype}, {}):
+            if not options and (kind != dtype or kind not in ("float32", "float64")):
+                continue
+            got = any_gpu.sample(*map(any_gpu.memory.put, host), n, seed=5, **options)
+            assert np.array_equal(bits(got), bits(on_cpu(*host, n, dtype, seed=5))), (n, options)
+
+
+# --- Outputs, and the memory around them ----------------------------------------------------------
+
+# Around where rows begin to share a block, or are split over several: 1 to 8, a warp, 128 groups, a block's threads.
+LENGTHS = (
+    *range(1, 9), *range(31, 34), *range(127, 130), *range(511, 518), *range(1023, 1030), *range(1151, 1158),
+    *range(4095, 4100),
+)  # fmt: skip
+HEIGHTS = (*range(1, 6), *range(255, 259), 2047)
+# Elements before and after; a multiple of what aligned stores need.
+GUARD = 64
+# The largest window that a result here is part of.
+REFERENCE = (max(HEIGHTS) + 2, max(LENGTHS) + 3)
+
+
+def layouts(d: int, n: int, skip: int) -> list[tuple[int, int, int]]:
+    """Strides of rows and columns and the place of the first element, all in elements."""
+    return [
+        (-(-(skip + n) // 4) * 4, 1, GUARD + skip),
+        (n, 1, GUARD + 1),
+        (n + 1 + n % 2, 1, GUARD),
+        (1, d, GUARD),
+    ]
+
+
+def check_all_layouts(gpu: Gpu, reference: Array, dtype: str, noise: str, fast_math: bool) -> None:
+    """Every shape, in each kind of memory: what `reference` has, bit patterns, and nothing outside of it."""
+    memory, size = gpu.memory, SIZES[dtype]
+    integer = f"int{8 * size}"
+    expected = memory.put(reference.view(integer))
+    mu, sigma = map(memory.put, vectors(REFERENCE[0], dtype))
+    kinds_of_stores = set()
+    for number, (d, n) in enumerate(itertools.product(HEIGHTS, LENGTHS)):
+        top, skip = (number % 3, number % 4) if number % 5 else (0, 0)
+        for row_stride, column_stride, first in layouts(d, n, skip):
+            length = first + (d - 1) * row_stride + (n - 1) * column_stride + 1 + GUARD
+            length += -length % 8
+            place = (d, n), (row_stride, column_stride), first
+            buffer, wanted = memory.poisoned(length * size), memory.poisoned(length * size)
+            out = memory.view(buffer, dtype, *place)
+            got = gpu.sample(
+                mu[top : top + d], sigma[top : top + d], n,
+                seed=13, noise=noise, dtype=None if dtype == computing(dtype) else dtype, out=out, fast_math=fast_math,
+                dim_offset=top, sample_offset=skip,
+            )  # fmt: skip
+            assert got is out
+            memory.view(wanted, integer, *place)[...] = expected[top : top + d, skip : skip + n]
+            assert memory.same(buffer, wanted), (d, n, top, skip, row_stride, column_stride, first)
+            cheap = noise == "shared" or (fast_math and dtype != "float64")
+            cut, _ = geometry.geometry(
+                d, n, dtype, (row_stride * size, column_stride * size), first * size % 16, skip, cheap,
+                noise == "shared",
+            )  # fmt: skip
+            kinds_of_stores.add(cut.stores)
+    assert kinds_of_stores == set(range(len(geometry.KERNEL_STORES)))
+
+
+@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_element_is_written_and_nothing_else(gpu: Gpu, bits: ToArray, dtype: str, noise: str) -> None:
+    reference = on_cpu(*vectors(REFERENCE[0], dtype), REFERENCE[1], dtype, seed=13, noise=noise)
+    assert np.isfinite(reference.astype(np.float64)).all()
+    check_all_layouts(gpu, bits(reference), dtype, noise, fast_math=False)
+
+
+@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_fast_math_has_the_same_bits_in_both_backends_wherever_it_writes(
+    both: tuple[Gpu, Gpu], bits: ToArray, dtype: str, noise: str
+) -> None:
+    first = both[0]
+    mu, sigma = map(first.memory.put, vectors(REFERENCE[0], dtype))
+    options = {"seed": 13, "dtype": dtype, "noise": noise}
+    drawn = first.sample(mu, sigma, REFERENCE[1], fast_math=True, **options)
+    reference = bits(drawn)
+    assert np.isfinite(reference.view(numpy_dtype(dtype)).astype(np.float64)).all()
+    assert not np.array_equal(reference, bits(first.sample(mu, sigma, REFERENCE[1], **options)))
+    for gpu in both:
+        check_all_layouts(gpu, reference, dtype, noise, fast_math=True)
+
+
+# --- Large results --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def room() -> Iterator[Callable[[Gpu, int], None]]:
+    """``room(gpu, bytes)`` skips the test where so much memory is not free; and all of it is given back."""
+
+    def check(gpu: Gpu, needed: int) -> None:
+        release()
+        if gpu.memory.free_bytes() < needed:
+            pytest.skip(f"needs {needed >> 20} MiB of free device memory, there are {gpu.memory.free_bytes() >> 20}")
+
+    yield check
+    release()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "d", "n", "noise", "transposed"),
+    [
+        ("float32", 1, 2**31 + 3, "independent", False),
+        ("float32", 1, 2**31 + 3, "shared", False),
+        ("float16", 1, 2**31 + 3, "independent", False),
+        ("float32", 3, 2**29 + 1, "independent", False),
+        ("float64", 2**20 + 1, 1025, "independent", False),
+        ("float16", 2**31 + 5, 1, "independent", False),
+        ("float32", 2**16 + 1, 2**15 + 1, "independent", True),
+    ],
+)
+def test_results_of_more_elements_or_bytes_than_32_bits_count(
+    gpu: Gpu,
+    room: Callable[[Gpu, int], None],
+    bits: ToArray,
+    dtype: str,
+    d: int,
+    n: int,
+    noise: str,
+    transposed: bool,
+) -> None:
+    memory, size, elements = gpu.memory, SIZES[dtype], d * n
+    assert elements * size > 2**32
+    room(gpu, elements * size + 2**31)
+    many = d > 2**24
+    host = [np.full(8, value, np.float32) for value in (3.0, 0.5)] if many else vectors(d, dtype)
+    mu, sigma = (memory.repeated(float(x[0]), "float32", d) if many else memory.put(x) for x in host)
+    buffer = memory.poisoned(elements * size)
+    out = memory.view(buffer, dtype, (d, n), (1, d) if transposed else (n, 1), 0)
+    options = {"seed": 2**40 + 5, "dtype": dtype, "noise": noise}
+    assert gpu.sample(mu, sigma, n, out=out, **options) is out
+
+    whole = memory.view(buffer, f"int{8 * size}", (elements,), (1,), 0)
+    step = 2**28
+    for start in range(0, elements, step):
+        assert not bool((whole[start : start + step] == -1).any()), f"unwritten elements from {start} on"
+    # Around these elements of the memory.
+    for at in {0, 2**31, 2**31 // size, 2**32 // size, 2**33 // size, elements // 2, elements - 1}:
+        if at >= elements:
+            continue
+        row, column = divmod(at, d)[::-1] if transposed else divmod(at, n)
+        top, bottom = max(row - 3, 0), min(row + 4, d)
+        left, right = max(column - 1000, 0), min(column + 1001, n)
+        rows = slice(0, bottom - top) if many else slice(top, bottom)
+        expected = on_cpu(*(x[rows] for x in host), right - left, **options, dim_offset=top, sample_offset=left)
+        assert np.array_equal(bits(out[top:bottom, left:right]), bits(expected)), (at, row, column)
+
+
+@pytest.mark.parametrize(
+    ("d", "n", "row_stride", "column_stride"),
+    [
+        (3, 700, 2**31 + 1, 1),
+        (3, 1024, 2**31, 1),
+        (300, 5, 2**24 + 1, 1),
+        (300, 8, 2**24, 1),
+        (5, 300, 1, 2**24 + 1),
+    ],
+)
+def test_elements_may_be_gigabytes_apart(
+    gpu: Gpu,
+    room: Callable[[Gpu, int], None],
+    bits: ToArray,
+    d: int,
+    n: int,
+    row_stride: int,
+    column_stride: int,
+) -> None:
+    memory, length = gpu.memory, GUARD + (d - 1) * row_stride + (n - 1) * column_stride + 1 + GUARD
+    room(gpu, 2 * length + 2**31)
+    mu, sigma = vectors(d)
+    buffer = memory.poisoned(2 * length)
+    out = memory.view(buffer, "float16", (d, n), (row_stride, column_stride), GUARD)
+    gpu.sample(memory.put(mu), memory.put(sigma), n, seed=14, dtype="float16", out=out)
+    assert np.array_equal(bits(out), bits(on_cpu(mu, sigma, n, "float16", seed=14)))
+    whole = memory.view(buffer, "int16", (length,), (1,), 0)
+    step = 2**28
+    assert sum(int((whole[start : start + step] != -1).sum()) for start in range(0, length, step)) == d * n
+
+
+# --- Streams and devices --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"fast_math": True, "noise": "shared"}, {"dtype": "float16"}, {"dim_offset": 1}],
+    ids=["plain", "plain, fast and shared", "float16", "window"],
+)
+def test_a_call_is_in_the_order_of_the_current_stream_and_waits_for_nothing(
+    any_gpu: Gpu, bits: ToArray, options: dict[str, Any]
+) -> None:
+    memory, d, n = any_gpu.memory, 300, 1031
+    mu, sigma = memory.put(np.zeros(d, np.float32)), memory.put(np.ones(d, np.float32))
+    memory.synchronize()
+    with memory.stream():
+
+        def draw(cycles: int) -> Any:
+            memory.keep_busy(cycles)
+            memory.fill(mu, 5.0)
+            return any_gpu.sample(mu, sigma, n, seed=3, **options)
+
+        # What is compiled, loaded and allocated for the first time may wait for the device.
+        first = draw(1)
+        expected = bits(first)
+        del first
+        memory.fill(mu, 0.0)
+        memory.synchronize()
+
+        x = draw(CYCLES)
+        done = memory.marker()
+        assert not done(), "the call waited for the device"
+        got = bits(x)
+        assert done()
+    assert np.array_equal(got, expected)
+    if "fast_math" not in options:
+        assert np.array_equal(got, bits(on_cpu([5.0] * d, [1.0] * d, n, **{"dtype": "float32", **options}, seed=3)))
+
+
+def test_the_device_is_that_of_the_arrays_whichever_is_current(any_gpu: Gpu, bits: ToArray) -> None:
+    if device_count() < 2:
+        pytest.skip("there is only one CUDA device")
+    memory, d, n = any_gpu.memory, 7, 1031
+    host = vectors(d)
+    for here, there in ((0, 1), (1, 0)):
+        mu, sigma = (memory.put(x, there) for x in host)
+        with memory.device(here):
+            every: list[dict[str, Any]] = [
+                {}, {"noise": "shared"}, {"dtype": "float16"}, {"sample_offset": 3}, {"dtype": "float64"},
+            ]  # fmt: skip
+            for options in every:
+                x = any_gpu.sample(mu, sigma, n, seed=6, **options)
+                assert memory.device_of(x) == there, options
+                assert memory.current_device() == here, options
+                dtype = options.get("dtype", "float32")
+                with memory.device(there):
+                    out = memory.view(memory.poisoned(d * n * SIZES[dtype]), dtype, (d, n), (n, 1), 0)
+                    memory.synchronize()
+                assert any_gpu.sample(mu, sigma, n, seed=6, out=out, **options) is out
+                assert memory.current_device() == here, options
+                expected = bits(on_cpu(*host, n, **{**options, "dtype": dtype}, seed=6))
+                with memory.device(there):
+                    assert np.array_equal(bits(x), expected), options
+                    assert np.array_equal(bits(out), expected), options
+            with pytest.raises(ValueError, match=r"^sigma: expected it on the device of mu"):
+                any_gpu.sample(mu, memory.put(host[1], here), n, seed=6)
+
+
+# --- The shortcut of plain calls, and what is refused ---------------------------------------------
+
+
+@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_plain_calls_have_the_bits_of_those_that_take_the_longer_way(
+    any_gpu: Gpu, bits: ToArray, dtype: str, noise: str
+) -> None:
+    memory = any_gpu.memory
+    for d, n in [(1, 1), (3, 5), (300, 7), (10, 1024), (5, 513), (1, 4099), (2000, 129)]:
+        host = vectors(d, dtype, n)
+        mu, sigma = map(memory.put, host)
+        for fast_math in (False, True):
+            options: dict[str, Any] = {"noise": noise, "fast_math": fast_math}
+            # A result is likely to be where these were.
+            memory.poisoned(d * n * SIZES[dtype])
+            plain = any_gpu.sample(mu, sigma, n, seed=2**64 - 1, **options)
+            expected = bits(any_gpu.sample(mu, sigma, n, seed=2**64 - 1, dtype=dtype, **options))
+            assert np.array_equal(bits(plain), expected), (d, n)
+            if not fast_math:
+                assert np.array_equal(expected, bits(on_cpu(*host, n, dtype, seed=2**64 - 1, noise=noise))), (d, n)
+            drawn = []
+            for extra in ({}, {"dtype": dtype}):
+                generator = multisample.Generator(7)
+                generator.state = {**generator.state, "offset": 2**40 + 3}
+                drawn.append(bits(any_gpu.sample(mu, sigma, n, generator=generator, **options, **extra)))
+                assert generator.offset == 2**40 + 4
+            assert np.array_equal(*drawn), (d, n)
+
+
+@pytest.mark.parametrize("options", [{}, {"dtype": "float32"}], ids=["plain", "longer way"])
+def test_torch_tensors_follow_the_generator_of_their_device(
+    any_gpu: Gpu, bits: ToArray, options: dict[str, Any]
+) -> None:
+    if any_gpu.memory.name != "torch":
+        pytest.skip("for tensors only")
+    torch, (mu, sigma) = any_gpu.memory.torch, vectors(5)
+    device = [any_gpu.memory.put(x) for x in (mu, sigma)]
+
+    def expected(seed: int, offset: int) -> Array:
+        generator = multisample.Generator(seed)
+        generator.state = {**generator.state, "offset": offset}
+        return bits(on_cpu(mu, sigma, 33, generator=generator))
+
+    torch.manual_seed(123)
+    default = torch.cuda.default_generators[0]
+    start = default.get_offset()
+    for call in range(3):
+        got = any_gpu.sample(*device, 33, **options)
+        assert default.get_offset() == start + 4 * (call + 1)
+        assert np.array_equal(bits(got), expected(123, start + 4 * call))
+    own = torch.Generator(device="cuda")
+    own.manual_seed(77)
+    for call in range(2):
+        got = any_gpu.sample(*device, 33, generator=own, **options)
+        assert np.array_equal(bits(got), expected(77, 4 * call))
+    assert own.get_offset() == 8
+    assert default.get_offset() == start + 12
+    with pytest.raises(ValueError, match=r"^generator: expected one on the device of mu"):
+        any_gpu.sample(*device, 33, generator=torch.Generator(), **options)
+
+
+@pytest.mark.parametrize("extra", [{}, {"dtype": "float32"}], ids=["plain", "longer way"])
+def test_what_is_refused_is_not_begun(any_gpu: Gpu, extra: dict[str, Any]) -> None:
+    memory, d, n = any_gpu.memory, 5, 700
+    mu, sigma = map(memory.put, vectors(d))
+    buffer = memory.poisoned(4 * 4096)
+    out = memory.view(buffer, "float32", (d, n), (n, 1), GUARD)
+    generator = multisample.Generator(1)
+
+    def inside(first: int) -> Any:
+        return memory.view(buffer, "float32", (d,), (1,), first)
+
+    cases: list[tuple[type[Exception], str, dict[str, Any]]] = [
+        (ValueError, "sigma: expected as many elements as mu, 4, got 5", {"mu": mu[:4]}),
+        (ValueError, "sigma: expected as many elements as mu, 5, got 4", {"sigma": sigma[:4]}),
+        (ValueError, "out: expected shape", {"n": n - 1}),
+        (ValueError, "out: expected shape", {"out": out[:4]}),
+        (ValueError, "out: expected dtype", {"out": memory.view(buffer, "float64", (d, 350), (350, 1), 0), "n": 350}),
+        (ValueError, "out: .* samples overlap", {"out": memory.view(buffer, "float32", (d, n), (1, 1), GUARD)}),
+        (ValueError, "out: .* samples overlap", {"out": memory.view(buffer, "float32", (d, n), (0, 1), GUARD)}),
+        (ValueError, "out: .* mu also uses", {"mu": inside(GUARD)}),
+        (ValueError, "out: .* mu also uses", {"mu": inside(GUARD - 4)}),
+        (ValueError, "out: .* sigma also uses", {"sigma": inside(GUARD + d * n - 1)}),
+        (ValueError, "n: ", {"n": -1}),
+        (ValueError, "n: ", {"n": COLUMNS + 1}),
+        (TypeError, "n: ", {"n": True}),
+        (TypeError, "n: ", {"n": 700.0}),
+        (ValueError, "seed: ", {"seed": 2**64, "generator": None}),
+        (TypeError, "seed, generator: ", {"seed": 1}),
+        (ValueError, "noise: ", {"noise": "common"}),
+        (TypeError, "fast_math: ", {"fast_math": 1}),
+        (ValueError, "layout: ", {"layout": "nd"}),
+        (TypeError, "mu, sigma, out: expected arrays of one library", {"sigma": np.ones(d, np.float32)}),
+    ]
+    if memory.name == "torch":
+        cases += [
+            (ValueError, "sigma: expected it on the device of mu", {"sigma": sigma.cpu()}),
+            (ValueError, "mu: requires grad", {"mu": mu.clone().requires_grad_()}),
+            (ValueError, "sigma: requires grad", {"sigma": sigma.clone().requires_grad_()}),
+            (ValueError, "out: requires grad", {"out": out.detach().requires_grad_()}),
+        ]
+    for error, message, wrong in cases:
+        arguments = {"mu": mu, "sigma": sigma, "n": n, "out": out, "generator": generator, **extra, **wrong}
+        with pytest.raises(error, match=f"^{message}"):
+            any_gpu.sample(**arguments)
+    assert generator.offset == 0
+    assert memory.same(buffer, memory.poisoned(4 * 4096))
+    # And beside its inputs, as close as can be, a result has a place.
+    memory.fill(inside(GUARD - d), 2.0)
+    memory.fill(inside(GUARD + d * n), 0.0)
+    any_gpu.sample(inside(GUARD - d), inside(GUARD + d * n), n, out=out, seed=1, **extra)
+    assert bool((out == 2.0).all())
+
+
+# --- Values in device memory ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [None, *DTYPES])
+def test_values_of_device_memory_are_looked_at_only_on_demand(any_gpu: Gpu, bits: ToArray, dtype: str | None) -> None:
+    d, n = 9, 700
+    for name, row, value in (("mu", 2, np.nan), ("mu", 0, -np.inf), ("sigma", 8, np.nan), ("sigma", 3, np.inf)):
+        clean = [np.linspace(-3, 3, d).astype(np.float32), np.linspace(0.5, 2, d).astype(np.float32)]
+        vector = {"mu": clean[0].copy(), "sigma": clean[1].copy()}
+        vector[name][row] = value
+        device = [any_gpu.memory.put(x) for x in vector.values()]
+        options = {} if dtype is None else {"dtype": dtype}
+        got = bits(any_gpu.sample(*device, n, seed=8, **options))
+        expected = bits(on_cpu(*clean, n, dtype or "float32", seed=8))
+        others = np.arange(d) != row
+        assert np.array_equal(got[others], expected[others]), (name, value)
+        drawn = got[row].view(numpy_dtype(dtype or "float32")).astype(np.float64)
+        assert (np.isnan(drawn) if np.isnan(value) else ~np.isfinite(drawn)).all(), (name, value)
+        with pytest.raises(ValueError, match=rf"^{name}: expected finite .*got {name}\[{row}\]"):
+            any_gpu.sample(*device, n, seed=8, validate=True, **options)
+    sigma = any_gpu.memory.put(np.array([1, -1, 1], np.float32))
+    mu = any_gpu.memory.put(np.zeros(3, np.float32))
+    with pytest.raises(ValueError, match=r"^sigma: expected .* of at least 0, got sigma\[1\]"):
+        any_gpu.sample(mu, sigma, n, seed=8, validate=True)
+
+
+# --- The operator ---------------------------------------------------------------------------------
+
+DEVICES = ("cuda", "cpu")
+
+
+@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_operator_has_the_bits_of_sample(torch: Any, bits: ToArray, device: str, dtype: str, noise: str) -> None:
+    operator = torch.ops.multisample.sample_
+    seed, call = 2**63 + 5, 2**63 + 2
+    for (d, n), transposed in itertools.product([(1, 1), (5, 37), (300, 7), (4, 1024), (3, 4099)], (False, True)):
+        mu, sigma = vectors(d, dtype, n)
+        generator = multisample.Generator(seed)
+        generator.state = {**generator.state, "offset": call}
+        options: dict[str, Any] = {"dim_offset": ROWS - d, "sample_offset": COLUMNS - n}
+        expected = on_cpu(mu, sigma, n, dtype, generator=generator, noise=noise, **options)
+        out = torch.full((n, d) if transposed else (d, n), torch.nan, dtype=getattr(torch, dtype), device=device)
+        out = out.T if transposed else out
+        result = operator(
+            out, torch.from_numpy(mu).to(device), torch.from_numpy(sigma).to(device),
+            seed=seed - 2**64, offset=call - 2**64, shared=noise == "shared", **options,
+        )  # fmt: skip
+        assert result is None
+        assert np.array_equal(bits(out), bits(expected)), (d, n, transposed)
+        # And with what it takes by default.
+        operator(out, torch.from_numpy(mu).to(device), torch.from_numpy(sigma).to(device), seed=9)
+        assert np.array_equal(bits(out), bits(on_cpu(mu, sigma, n, dtype, seed=9))), (d, n, transposed)
+    for shape in ((0, 3), (3, 0), (0, 0)):
+        vector = torch.zeros(shape[0], device=device)
+        operator(torch.empty(shape, device=device), vector, vector, seed=1)
+
+
+def test_the_operator_knows_fast_math(torch: Any, bits: ToArray) -> None:
+    mu, sigma = (torch.from_numpy(x).cuda() for x in vectors(5))
+    out = torch.empty((5, 700), device="cuda")
+    torch.ops.multisample.sample_(out, mu, sigma, seed=3, fast_math=True)
+    assert np.array_equal(bits(out), bits(multisample.sample(mu, sigma, 700, seed=3, fast_math=True)))
+    host = torch.empty((5, 700))
+    torch.ops.multisample.sample_(host, mu.cpu(), sigma.cpu(), seed=3, fast_math=True)
+    assert np.array_equal(bits(host), bits(multisample.sample(mu, sigma, 700, seed=3)))
+
+
+def test_the_operator_runs_on_the_current_stream(torch: Any, bits: ToArray) -> None:
+    mu, sigma = torch.zeros(300, device="cuda"), torch.ones(300, device="cuda")
+    out = torch.empty((300, 1031), device="cuda")
+    torch.ops.multisample.sample_(out, mu, sigma, seed=3)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        torch.cuda._sleep(CYCLES)
+        mu.fill_(5.0)
+        torch.ops.multisample.sample_(out, mu, sigma, seed=3)
+        event = torch.cuda.Event()
+        event.record()
+        assert not event.query()
+        got = bits(out)
+    assert np.array_equal(got, bits(on_cpu([5.0] * 300, [1.0] * 300, 1031, seed=3)))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_operator_says_which_argument_is_wrong_and_what_it_got(torch: Any, device: str) -> None:
+    d, n = 5, 7
+    where = "cuda:0" if device == "cuda" else "cpu"
+    out = torch.full((d, n), torch.nan, device=device)
+    right = {"out": out, "mu": torch.zeros(d, device=device), "sigma": torch.ones(d, device=device), "seed": 1}
+    cases: list[tuple[str, Any, tuple[str, ...]]] = [
+        ("out", out.reshape(-1), ("shape (d, n)", "shape (35,)", "dtype float32", f"on {where}")),
+        ("out", out.reshape(1, d, n), ("shape (1, 5, 7)",)),
+        ("out", torch.zeros((d, n), dtype=torch.int64, device=device), ("float64", "dtype int64", f"on {where}")),
+        ("out", torch.zeros((d, n), dtype=torch.complex64, device=device), ("Complex",)),
+        ("out", torch.zeros((d, 1), device=device).expand(d, n), ("share memory", "strides (1, 0)")),
+        ("out", torch.zeros((1, n), device=device).expand(d, n), ("share memory", "strides (0, 1)")),
+        ("mu", torch.zeros(4, device=device), ("shape (d,)", "shape (4,)", "shape (5, 7)", f"on {where}")),
+        ("sigma", torch.zeros(6, device=device), ("shape (6,)", "shape (5, 7)")),
+        ("mu", torch.zeros((d, 1), device=device), ("shape (5, 1)",)),
+        ("sigma", torch.zeros((), device=device), ("shape ()",)),
+        ("mu", torch.zeros(d, dtype=torch.complex64, device=device), ("Complex",)),
+        ("sigma", torch.zeros(d, dtype=torch.bool, device=device), ("Bool",)),
+        ("dim_offset", -1, ("got -1", "shape (5, 7)")),
+        ("dim_offset", ROWS - 4, ("2**32", str(ROWS - 4), "shape (5, 7)")),
+        ("dim_offset", 2**63 - 1, ("2**32", str(2**63 - 1))),
+        ("sample_offset", -1, ("got -1", "shape (5, 7)")),
+        ("sample_offset", COLUMNS - 6, ("2**34", str(COLUMNS - 6), "shape (5, 7)")),
+        ("sample_offset", -(2**63), ("2**34", str(-(2**63)))),
+    ]
+    other, there = ("cpu", "cpu") if device == "cuda" else ("cuda", "cuda:0")
+    cases += [
+        ("mu", torch.zeros(d, device=other), ("device of out", f"on {there}", f"on {where}")),
+        ("sigma", torch.zeros(d, device=other), ("device of out", f"on {there}", f"on {where}")),
+    ]
+    for name, wrong, pieces in cases:
+        arguments = {**right, name: wrong}
+        positional = [arguments.pop(key) for key in ("out", "mu", "sigma")]
+        with pytest.raises(RuntimeError) as error:
+            torch.ops.multisample.sample_(*positional, **arguments)
+        message = str(error.value)
+        assert message.startswith("multisample::sample_: "), message
+        assert name in message.partition(";")[0], (name, message)
+        for piece in pieces:
+            assert piece in message, (name, piece, message)
+    assert bool(out.isnan().all())
+
+
+# --- What a memory checker says -------------------------------------------------------------------
+
+SANITIZED = """
+import itertools
+import sys
+
+import numpy as np
+
+import multisample
+
+backend = sys.argv[1]
+if backend == "torch_ext":
+    import torch
+
+    put = lambda x: torch.from_numpy(x).cuda()
+    empty = lambda shape, dtype: torch.empty(shape, dtype=getattr(torch, dtype), device="cuda")
+    synchronize = torch.cuda.synchronize
+else:
+    import cupy
+
+    cupy.cuda.set_allocator(None)
+    put, empty, synchronize = cupy.asarray, cupy.empty, cupy.cuda.runtime.deviceSynchronize
+
+calls = 0
+for (d, n), sample_offset in itertools.product(
+    [(1, 1), (3, 5), (300, 7), (700, 1), (33, 129), (5, 1024), (3, 1027), (2, 513), (1, 5001), (600, 516)], (0, 3)
+):
+    mu, sigma = put(np.linspace(-3, 3, d).astype(np.float32)), put(np.linspace(0.5, 2, d).astype(np.float32))
+    for dtype, noise, fast_math in [
+        ("float32", "independent", False), ("float32", "shared", False), ("float32", "independent", True),
+        ("float16", "independent", False), ("float64", "independent", False),
+    ]:
+        options = {"seed": 1, "dtype": dtype, "noise": noise, "fast_math": fast_math, "sample_offset": sample_offset}
+        multisample.sample(mu, sigma, n, backend=backend, **options)
+        multisample.sample(mu, sigma, n, backend=backend, out=empty((n, d), dtype).T, **options)
+        calls += 2
+    multisample.sample(mu, sigma, n, backend=backend, seed=1)
+    calls += 1
+synchronize()
+print(f"{calls} calls done")
+"""
+
+
+@pytest.mark.parametrize(
+    ("tool", "backend_name"), [("memcheck", "torch_ext"), ("memcheck", "cupy"), ("racecheck", "cupy")]
+)
+def test_compute_sanitizer_finds_nothing(tool: str, backend_name: str) -> None:
+    require(backend_name)
+    sanitizer = shutil.which("compute-sanitizer")
+    if sanitizer is None:
+        pytest.skip("compute-sanitizer is not on the PATH")
+    # Built here, not under its eyes; and every array is an allocation of its own, whose ends it knows.
+    registry.find(backend_name).prepare("cuda")
+    environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    # Libraries ask the driver things that it refuses, and know how to take it.
+    options = ["--report-api-errors", "no"] if tool == "memcheck" else []
+    done = subprocess.run(
+        [sanitizer, "--tool", tool, "--error-exitcode", "9", *options, sys.executable, "-c", SANITIZED, backend_name],
+        env=environment, capture_output=True, text=True, timeout=SECONDS,
+    )  # fmt: skip
+    output = done.stdout + done.stderr
+    if "Device not supported" in output:
+        pytest.skip(f"compute-sanitizer cannot watch this device: {output.strip().splitlines()[0]}")
+    assert done.returncode == 0, output[-6000:]
+    assert "calls done" in done.stdout, output[-6000:]

@@ -1,0 +1,315 @@
+"""A call is cut in Python for one backend and in C++ for the other: both must come to the same, and leave nothing out.
+
+The bytes of calls are read by C++ as Python packed them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import shutil
+import struct
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from multisample.backends import csrc_files
+from multisample.backends.contract import DeviceArray
+from multisample.backends.geometry import KERNEL_STORES, PACKED_GEOMETRY, Geometry, geometry
+from multisample.backends.sample_call import ELEMENT_TYPES, PACKED_CALL, pack_call, pack_plain_call
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+
+SIZES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+ROWS, COLUMNS = 2**32, 2**34
+MOST_BYTES = 2**44
+"""Of an output with which the number of blocks has to fit: more than any GPU can address."""
+
+# The C++ struct; the last field is signed.
+FORMAT = struct.Struct(f"{len(Geometry._fields) - 1}Ii")
+
+# rows, columns, dtype, strides, address, sample_offset, shared, fast_math
+Call = tuple[int, int, str, tuple[int, int], int, int, bool, bool]
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    made = tmp_path_factory.mktemp("geometry") / "geometry.so"
+    source = Path(__file__).parent / "shim" / "host_geometry.cpp"
+    command = ["g++", "-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
+    command += [f"-I{csrc_files.folder()}", str(source), "-o", str(made)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-5000:]
+    return ctypes.CDLL(str(made))
+
+
+def packed(call: Call) -> bytes:
+    rows, columns, dtype, strides, address, sample_offset, shared, fast_math = call
+    out = DeviceArray(address, (rows, columns), strides, dtype)
+    return bytes(pack_call(0.0, 1.0, out, dtype, 1, 0, 0, sample_offset, shared, fast_math, 0, 0))
+
+
+def in_python(call: Call) -> Geometry:
+    """As a backend asks for it."""
+    rows, columns, dtype, strides, address, sample_offset, shared, fast_math = call
+    cheap = shared or (fast_math and dtype != "float64")
+    cut, packed_cut = geometry(rows, columns, dtype, strides, address % 16, sample_offset % 4, cheap, shared)
+    assert packed_cut == FORMAT.pack(*cut)
+    return cut
+
+
+def in_cpp(library: ctypes.CDLL, calls: list[Call]) -> list[Geometry]:
+    out = ctypes.create_string_buffer(PACKED_GEOMETRY * len(calls))
+    library.cut(ctypes.c_uint64(len(calls)), b"".join(map(packed, calls)), out)
+    return [Geometry(*fields) for fields in FORMAT.iter_unpack(out.raw)]
+
+
+def length(draw: random.Random, limit: int) -> int:
+    """Around where something changes, and anything else, small more often than large."""
+    kind = draw.randrange(4)
+    if kind == 0:
+        return min(draw.randint(1, 1400), limit)
+    if kind == 1:
+        edge = draw.choice([1, 4, 32, 128, 256, 288, 512, 1024, 1152, 2048, 65536, 262144, 524288, 2**20])
+        return min(max(edge * draw.choice([1, 1, 2, 3, 5]) + draw.randint(-5, 5), 1), limit)
+    return min(int(2 ** draw.uniform(0, limit.bit_length() - 1)) + (draw.randint(0, 3) if kind == 2 else 0), limit)
+
+
+def random_call(draw: random.Random) -> Call:
+    dtype = draw.choice(list(SIZES))
+    size = SIZES[dtype]
+    while True:
+        rows, columns = length(draw, ROWS), length(draw, COLUMNS)
+        if rows * columns * size <= MOST_BYTES:
+            break
+    pad = draw.choice([0, 0, 0, 0, 1, 2, 3, 4, 8, 5, 100])
+    strides = draw.choice([
+        *[((columns + pad) * size, size)] * 6,
+        (-(columns + pad) * size, size),
+        (size, (rows + pad) * size),
+        ((columns + pad) * size, -size),
+        ((2 * columns + pad) * size, 2 * size),
+        (-size, (rows + pad) * size),
+    ])  # fmt: skip
+    address = 2**40 * draw.randint(0, 100) + 16 * draw.randint(1, 1000) + draw.choice([0, 0, draw.randrange(8)]) * size
+    sample_offset = draw.choice([0, draw.randrange(4), COLUMNS - columns, draw.randint(0, COLUMNS - columns)])
+    sample_offset = min(sample_offset, COLUMNS - columns)
+    return rows, columns, dtype, strides, address, sample_offset, draw.random() < 0.3, draw.random() < 0.3
+
+
+def edge_calls() -> Iterator[Call]:
+    rows = [1, 2, 255, 256, 257, 513, 131073, 2**20, 2**31, 2**32 - 1, 2**32]
+    columns = [1, 2, 3, 4, 5, 511, 512, 513, 516, 1024, 1025, 1149, 1152, 1153, 1157]
+    columns += [2**20 + 1, 2**33, 2**34 - 1, 2**34]
+    for d in rows:
+        for n in columns:
+            for dtype, size in SIZES.items():
+                if d * n * size > MOST_BYTES:
+                    continue
+                for pad, shift, skip in [(0, 0, 0), (0, 1, 0), (1, 0, 0), (2, 1, 3), (4, 0, 2)]:
+                    address = 256 + shift * size
+                    sample_offset = skip if n + skip <= COLUMNS else COLUMNS - n
+                    for shared, fast in [(False, False), (True, False), (False, True)]:
+                        yield d, n, dtype, ((n + pad) * size, size), address, sample_offset, shared, fast
+
+
+CALLS = [*edge_calls(), *(random_call(draw) for draw in [random.Random(1)] for _ in range(60000))]
+
+
+def test_limits_are_the_same(library: ctypes.CDLL) -> None:
+    limits = (ctypes.c_uint32 * 4).in_dll(library, "limits")
+    assert list(limits) == [288, 128, PACKED_CALL, PACKED_GEOMETRY]
+    assert FORMAT.size == PACKED_GEOMETRY
+    assert list((ctypes.c_uint32 * 4).in_dll(library, "stores")) == list(range(len(KERNEL_STORES)))
+
+
+def test_python_and_cpp_cut_calls_alike(library: ctypes.CDLL) -> None:
+    assert len(CALLS) > 60000
+    got = [in_python(call) for call in CALLS]
+    for call, mine, other in zip(CALLS, got, in_cpp(library, CALLS), strict=True):
+        assert mine == other, call
+    # And the calls are of all kinds.
+    assert {cut.stores for cut in got} == {0, 1, 2, 3}
+    assert {cut.skip for cut in got} == {0, 1, 2, 3}
+    assert {cut.interleave_log2 for cut in got} >= {0, 1, 2}
+    assert any(cut.steps > 1 for cut in got)
+    assert any(cut.band_rows > cut.chunk for cut in got)
+    assert {cut.lanes for cut in got} >= set(range(1, 289))
+
+
+def test_every_cut_is_one_that_the_kernel_can_take() -> None:
+    for call in CALLS:
+        cut = in_python(call)
+        rows, columns, dtype, (row_stride, column_stride), address, sample_offset, *_ = call
+        size, groups = SIZES[dtype], -(-(sample_offset % 4 + columns) // 4)
+        quad = 8 if size == 2 else 16
+        assert 1 <= cut.blocks < 2**31, call
+        assert cut.threads % 32 == 0 and 32 <= cut.threads <= 288, call
+        assert 1 <= cut.lanes <= 288 and cut.lanes * cut.rows_per_pass <= cut.threads, call
+        assert 1 <= cut.rows_per_pass <= rows, call
+        assert cut.chunk % cut.rows_per_pass == 0 and cut.rows_per_pass <= cut.chunk <= cut.threads, call
+        # Where the dimensions of a chunk lie in shared memory, row by row of a pass.
+        assert cut.chunk // cut.rows_per_pass <= cut.pitch and cut.pitch % 2 == 1, call
+        assert cut.rows_per_pass * cut.pitch <= 288 + 128, call
+        # Distances that do not fit 31 bits are never gone: a thread draws one row.
+        step = row_stride // size * cut.rows_per_pass
+        if cut.stride != step << cut.interleave_log2:
+            assert cut.stride == 0 and cut.band_rows == cut.rows_per_pass and abs(8 * step) >= 2**31, call
+        assert cut.band_rows % cut.rows_per_pass == 0 and cut.band_rows >= cut.rows_per_pass, call
+        assert cut.skip == sample_offset % 4, call
+        # A thread goes on to other columns with the dimensions that it has, so that these must be one chunk.
+        assert cut.steps >= 1 and (cut.steps == 1 or cut.band_rows <= cut.chunk), call
+        # Rows are drawn side by side only in full, and those of a band follow each other.
+        assert cut.rows_per_pass == 1 or (cut.lanes >= groups and cut.interleave_log2 == 0), call
+        first = address - cut.skip * size
+        if cut.stores == 0:
+            assert column_stride == size and first % quad == 0 and (rows == 1 or row_stride % quad == 0), call
+        elif cut.stores == 1:
+            assert column_stride == size and address % size == 0 and cut.rows_per_pass == 1, call
+            assert (row_stride << cut.interleave_log2) % quad == 0 or cut.band_rows == 1, call
+            # Whole warps stay side by side.
+            assert cut.lanes % 32 == 0 or cut.column_blocks * cut.steps == 1, call
+        elif cut.stores == 2:
+            # A pass, as every warp of it, is one run of elements.
+            assert column_stride == size and (rows == 1 or row_stride == columns * size), call
+            assert cut.column_blocks == cut.steps == 1 and cut.lanes == groups and cut.interleave_log2 == 0, call
+
+
+def test_indices_are_divided_exactly() -> None:
+    """As the kernel divides: by a product of 32 bits and a shift."""
+    index = np.arange(288 + 128)
+    pairs = {(cut.lanes, cut.one_by_lanes) for cut in map(in_python, CALLS)}
+    pairs |= {(cut.rows_per_pass, cut.one_by_rows) for cut in map(in_python, CALLS)}
+    assert {divisor for divisor, _ in pairs} == set(range(1, 289))
+    for divisor, inverse in pairs:
+        products = index * inverse
+        assert products.max() < 2**32
+        assert np.array_equal(products >> 20, index // divisor), divisor
+
+
+def test_blocks_cover_every_row_and_every_column_once() -> None:
+    """Counted, as the kernel does it."""
+    draw, seen = random.Random(2), 0
+    while seen < 1500:
+        rows, columns, dtype, strides, address, sample_offset, shared, fast = random_call(draw)
+        if rows > 3000 or columns > 30000:
+            continue
+        seen += 1
+        cut = in_python((rows, columns, dtype, strides, address, sample_offset, shared, fast))
+        bands, rest = divmod(cut.blocks, cut.column_blocks)
+        assert rest == 0
+        drawn, shift = np.zeros(rows, np.int64), cut.interleave_log2
+        for band in range(bands):
+            first = ((band >> shift) * cut.band_rows << shift) + (band & (1 << shift) - 1)
+            drawn[first : first + (cut.band_rows << shift) : 1 << shift] += 1
+        assert (drawn == 1).all(), (rows, columns, cut)
+        groups = -(-(cut.skip + columns) // 4)
+        drawn = np.zeros(cut.column_blocks * cut.steps * cut.lanes, np.int64)
+        for block in range(cut.column_blocks):
+            for step in range(cut.steps):
+                first = (block * cut.steps + step) * cut.lanes
+                drawn[first : first + cut.lanes] += 1
+        assert (drawn == 1).all(), (rows, columns, cut)
+        # None but the last is without work.
+        assert (cut.column_blocks - 1) * cut.steps * cut.lanes < groups <= len(drawn), (rows, columns, cut)
+
+
+# --- Packed calls ---------------------------------------------------------------------------------
+
+
+def read_back(library: ctypes.CDLL, call: bytes) -> list[int]:
+    assert len(call) == PACKED_CALL
+    out = (ctypes.c_uint64 * 22)()
+    library.fields(call, out)
+    return list(out)
+
+
+def bits_of(number: float) -> int:
+    return int(struct.unpack("Q", struct.pack("d", number))[0])
+
+
+def unsigned(*values: int) -> list[int]:
+    return [value % 2**64 for value in values]
+
+
+def test_element_types_are_numbered_alike(library: ctypes.CDLL) -> None:
+    types = list((ctypes.c_uint32 * 13).in_dll(library, "types"))
+    names = ["float16", "bfloat16", "float32", "float64", "int8", "int16", "int32", "int64"]
+    names += ["uint8", "uint16", "uint32", "uint64"]
+    assert types == [0, *(ELEMENT_TYPES[name] for name in names)]
+    assert [ELEMENT_TYPES[np.dtype(name)] for name in ("float32", "float64")] == [types[3], types[4]]
+
+
+def test_cpp_reads_what_python_packs(library: ctypes.CDLL) -> None:
+    draw = random.Random(3)
+    for _ in range(2000):
+        vectors: list[Any] = []
+        expected: list[int] = []
+        d, n = draw.randint(1, ROWS), draw.randint(1, COLUMNS)
+        for _ in range(2):
+            if draw.random() < 0.3:
+                number = draw.choice([0.0, -0.0, 1.5, -1e300, 5e-324, float("inf"), draw.gauss(0, 1)])
+                vectors.append(number)
+                expected += [0, 0, bits_of(number), 0]
+            else:
+                name = draw.choice([name for name in ELEMENT_TYPES if isinstance(name, str)])
+                pointer, stride = draw.getrandbits(63), draw.randint(-(2**62), 2**62)
+                vectors.append(DeviceArray(pointer, (d,), (stride,), name))
+                expected += unsigned(pointer, stride, 0, ELEMENT_TYPES[name])
+        dtype = draw.choice(list(SIZES))
+        pointer, strides = draw.getrandbits(63), (draw.randint(-(2**62), 2**62), draw.randint(-(2**62), 2**62))
+        seed, offset = (draw.choice([0, 2**64 - 1, draw.getrandbits(64)]) for _ in range(2))
+        dim_offset, sample_offset, shared, fast = ROWS - d, COLUMNS - n, draw.random() < 0.5, draw.random() < 0.5
+        device, handle = draw.choice([0, 1, 2**31 - 1]), draw.choice([0, 1, draw.getrandbits(64)])
+        call = pack_call(
+            *vectors, DeviceArray(pointer, (d, n), strides, dtype), dtype, seed, offset, dim_offset, sample_offset,
+            shared, fast, device, handle,
+        )  # fmt: skip
+        expected += unsigned(pointer, *strides, d, n, dim_offset, sample_offset, seed, offset)
+        assert read_back(library, call) == [*expected, ELEMENT_TYPES[dtype], shared, fast, device, handle]
+
+
+def test_plain_calls_are_those_of_contiguous_memory(library: ctypes.CDLL) -> None:
+    draw = random.Random(4)
+    for dtype in ("float32", "float64"):
+        size, element = SIZES[dtype], ELEMENT_TYPES[dtype]
+        for _ in range(200):
+            d, n = draw.randint(1, ROWS), draw.randint(1, COLUMNS)
+            mu, sigma, out = (draw.getrandbits(47) for _ in range(3))
+            seed, offset = (draw.getrandbits(64) for _ in range(2))
+            shared, fast = (draw.random() < 0.5 for _ in range(2))
+            plain = pack_plain_call(mu, sigma, out, d, n, dtype, seed, offset, shared, fast, 3, 2**63 + 1)
+            vectors = (DeviceArray(pointer, (d,), (size,), dtype) for pointer in (mu, sigma))
+            array = DeviceArray(out, (d, n), (n * size, size), dtype)
+            assert plain == pack_call(*vectors, array, dtype, seed, offset, 0, 0, shared, fast, 3, 2**63 + 1)
+            expected = [mu, size, 0, element, sigma, size, 0, element, out, *unsigned(n * size), size]
+            assert read_back(library, plain) == [
+                *expected,
+                d,
+                n,
+                0,
+                0,
+                seed,
+                offset,
+                element,
+                shared,
+                fast,
+                3,
+                2**63 + 1,
+            ]
+
+
+def test_arrays_of_the_host_are_packed_by_their_own_addresses(library: ctypes.CDLL) -> None:
+    mu, sigma = np.arange(6, dtype=np.float32)[::-2], np.broadcast_to(np.float32(2), (3,))
+    for dtype, real in [("float32", np.float32), ("float16", np.uint16), ("bfloat16", ml_dtypes.bfloat16)]:
+        out = np.zeros((5, 3), real).T
+        call = pack_call(mu, sigma, out, dtype, 5, 6, 7, 8, False, False, 0, 0)
+        got = read_back(library, call)
+        assert got[:8] == unsigned(mu.ctypes.data, -8, 0, 3, sigma.ctypes.data, 0, 0, 3)
+        assert got[8:13] == unsigned(out.ctypes.data, *out.strides, 3, 5)
+        assert got[13:] == [7, 8, 5, 6, ELEMENT_TYPES[dtype], 0, 0, 0, 0]
