@@ -10,10 +10,8 @@
 #include <torch/headeronly/core/ScalarType.h>
 
 #include <cstdint>
-#include <sstream>
 #include <stdexcept>
 #include <string>
-#include <type_traits>
 
 #include "call.h"
 
@@ -39,46 +37,32 @@ inline ElementType element_type(torch::headeronly::ScalarType type) {
   }
 }
 
-// A tensor as an error message shows it.
-inline std::string described(const torch::stable::Tensor& tensor) {
-  std::ostringstream text;
-  const auto list = [&](const char* name, torch::headeronly::IntHeaderOnlyArrayRef values) {
-    text << name << " (";
-    for (size_t k = 0; k < values.size(); ++k) text << (k == 0 ? "" : ", ") << values[k];
-    text << (values.size() == 1 ? ",)" : ")");
+// Strings alone, no streams: where libstdc++ is linked in part statically, those do not work beside PyTorch's.
+inline std::string text_of(const std::string& text) { return text; }
+inline std::string text_of(int64_t number) { return std::to_string(number); }
+
+// Shape, dtype and device, as an error message shows what it received.
+inline std::string text_of(const torch::stable::Tensor& tensor) {
+  const auto list = [](torch::headeronly::IntHeaderOnlyArrayRef values) {
+    std::string text = "(";
+    for (size_t k = 0; k < values.size(); ++k) text += (k == 0 ? "" : ", ") + std::to_string(values[k]);
+    return text + (values.size() == 1 ? ",)" : ")");
   };
   // What NumPy and Python call the types of call.h.
   constexpr const char* kNames[] = {"",      "float16", "bfloat16", "float32", "float64", "int8",  "int16",
                                     "int32", "int64",   "uint8",    "uint16",  "uint32",  "uint64"};
   const ElementType type = element_type(tensor.scalar_type());
-  list("shape", tensor.sizes());
-  list(", strides", tensor.strides());
-  text << ", dtype " << (type == kNumber ? torch::headeronly::toString(tensor.scalar_type()) : kNames[type]) << ", on ";
-  if (tensor.is_cpu()) {
-    text << "cpu";
-  } else if (tensor.is_cuda()) {
-    text << "cuda:" << tensor.get_device_index();
-  } else {
-    text << "another device";
-  }
-  return text.str();
+  std::string text = "shape " + list(tensor.sizes()) + ", strides " + list(tensor.strides()) + ", dtype ";
+  text += type == kNumber ? torch::headeronly::toString(tensor.scalar_type()) : kNames[type];
+  if (tensor.is_cpu()) return text + ", on cpu";
+  if (tensor.is_cuda()) return text + ", on cuda:" + std::to_string(tensor.get_device_index());
+  return text + ", on another device";
 }
 
 // Throws what STD_TORCH_CHECK does, without the place in this file that it begins with.
 template <class... Parts>
 inline void check(bool holds, const Parts&... parts) {
-  if (holds) return;
-  std::ostringstream text;
-  text << "multisample::sample_: ";
-  const auto add = [&](const auto& part) {
-    if constexpr (std::is_same_v<std::decay_t<decltype(part)>, torch::stable::Tensor>) {
-      text << described(part);
-    } else {
-      text << part;
-    }
-  };
-  (add(parts), ...);
-  throw std::runtime_error(text.str());
+  if (!holds) throw std::runtime_error((std::string("multisample::sample_: ") + ... + text_of(parts)));
 }
 
 inline Vector checked_vector(const char* name, const torch::stable::Tensor& vector, const torch::stable::Tensor& out) {

@@ -19,8 +19,7 @@ void sample_(const torch::stable::Tensor& out, const torch::stable::Tensor& mu, 
   const torch::stable::accelerator::DeviceGuard guard(call.device);
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(call.device, &call.stream));
   const cudaError_t error = launch(call);
-  STD_TORCH_CHECK(error == cudaSuccess, "multisample::sample_: the launch failed: ", cudaGetErrorString(error),
-                  "; out with ", described(out));
+  check(error == cudaSuccess, "the launch failed: ", cudaGetErrorString(error), "; out has ", out);
 }
 
 }  // namespace
