@@ -91,6 +91,8 @@ def geometry(
     if stores == _SHIFTED:
         while (strides[0] << interleave_log2) % 16:
             interleave_log2 += 1
+    elif cheap and stores == _ALIGNED and lanes > _SHORT_ROW and tiles == 1 and turns == most:
+        interleave_log2 = 3
     stride = strides[0] // _SIZES[dtype] * rows_per_pass << interleave_log2
     passes = min(turns, rows_down)
     if not -(2**31) <= stride < 2**31:

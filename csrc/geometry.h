@@ -94,6 +94,9 @@ inline Geometry geometry_of(const SampleCall& call) {
   if (g.stores == kShifted) {
     // So that all rows of a band are aligned alike.
     while (call.row_stride * (i64{1} << g.interleave_log2) % 16 != 0) ++g.interleave_log2;
+  } else if (cheap && g.stores == kAligned && g.lanes > kShortRow && tiles == 1 && turns == most) {
+    // So that blocks write next to each other, as they do where rows are long.
+    g.interleave_log2 = 3;
   }
   i64 stride = call.row_stride / element_size(call.type) * g.rows_per_pass * (i64{1} << g.interleave_log2);
   u64 passes = turns < rows ? turns : rows;

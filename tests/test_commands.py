@@ -802,7 +802,9 @@ def elsewhere(register: Callable[[Any], Any]) -> Any:
 
 def test_the_report_compares_backends(run: Run, elsewhere: Any) -> None:
     done = run()
-    assert (done.code, done.err) == (0, "")
+    assert done.code == 0
+    # On a machine that is new to torch_ext, it says that it builds.
+    assert all(line.startswith("multisample: building") for line in done.err.splitlines())
     assert re.search(r"^elsewhere  yes +1\.0 +a stand-in$", done.out, re.M)
     assert re.search(r"^elsewhere +\d+ us +[\d.]+$", done.out, re.M)
     names = ", ".join(name for name, status in multisample.backends().items() if status.available)
