@@ -1,4 +1,4 @@
-"""The cpu backend beside what people call today, on the same shapes in the same run.
+"""The cpu backend, and torch_ext on the CPU, beside what people call today, on the same shapes in the same run.
 
 Only ratios within one run mean anything. The peers called `bare` do less than `sample` does: they apply neither mu nor
 sigma. Predictions, written before the first run on two cores with AVX-512 (Zen 4): NumPy draws 0.1 G normals/s on its
@@ -50,7 +50,8 @@ def _fresh(d: int, n: int) -> dict[str, Callable[[], Any]]:
         "multisample": lambda: multisample.sample(mu, sigma, n),
         "multisample_seed": lambda: multisample.sample(mu, sigma, n, seed=7),
         "multisample_shared": lambda: multisample.sample(mu, sigma, n, noise="shared"),
-        "multisample_torch": lambda: multisample.sample(t_mu, t_sigma, n),
+        "multisample_torch": lambda: multisample.sample(t_mu, t_sigma, n, backend="torch_ext"),
+        "multisample_torch_cpu": lambda: multisample.sample(t_mu, t_sigma, n, backend="cpu"),
         "numpy_bare": lambda: rng.standard_normal((d, n), dtype=np.float32),
         "numpy": lambda: column_mu + column_sigma * rng.standard_normal((d, n), dtype=np.float32),
         "torch_bare": lambda: torch.empty((d, n)).normal_(),
@@ -67,7 +68,8 @@ def _reused(d: int, n: int) -> dict[str, Callable[[], Any]]:
     return {
         "multisample": lambda: multisample.sample(mu, sigma, n, out=out),
         "multisample_shared": lambda: multisample.sample(mu, sigma, n, noise="shared", out=out),
-        "multisample_torch": lambda: multisample.sample(t_mu, t_sigma, n, out=t_out),
+        "multisample_torch": lambda: multisample.sample(t_mu, t_sigma, n, out=t_out, backend="torch_ext"),
+        "multisample_torch_cpu": lambda: multisample.sample(t_mu, t_sigma, n, out=t_out, backend="cpu"),
         "numpy_bare": lambda: rng.standard_normal(out=out, dtype=np.float32),
         "torch_bare": lambda: t_out.normal_(),
     }
@@ -79,6 +81,7 @@ CALLS = {"fresh": _fresh, "reused": _reused}
 @pytest.fixture(scope="module", autouse=True)
 def _compiled_and_warm() -> None:
     multisample.sample([0.0], [1.0], 1_000_000)  # Enough for every thread.
+    multisample.sample(torch.zeros(1), torch.ones(1), 1_000_000, backend="torch_ext")
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "x".join(map(str, shape)))
