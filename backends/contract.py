@@ -160,5 +160,10 @@ class Backend(Protocol):
             Without effect on the CPU and on float64.
         device, stream : int
             CUDA device ordinal and stream handle to launch on, without waiting for it; 0 and 0 for host memory.
+
+        Raises
+        ------
+        MemoryError, RuntimeError
+            If the launch fails; nothing has been written then.
         """
         ...

@@ -1,7 +1,7 @@
 """The cupy backend: the CUDA C++ kernel, compiled by NVRTC when it is first needed.
 
-Nothing has to be built beforehand and no CUDA toolkit installed: CuPy and a driver are enough. Each combination of
-element type, noise, transform and stores is a kernel of its own, compiled alone, and CuPy keeps it on disk.
+Nothing has to be built beforehand and no CUDA toolkit installed: CuPy, NVRTC and a driver are enough. Each combination
+of element type, noise, transform and stores is a kernel of its own, compiled alone, and CuPy keeps it on disk.
 """
 
 from __future__ import annotations
@@ -103,11 +103,17 @@ class CupyBackend:
         return BackendStatus(not reasons, tuple(reasons), version, device)
 
     def prepare(self, device_kind: DeviceKind) -> None:
-        pass
+        # One kernel, to see whether NVRTC works at all; the others are compiled when they are needed.
+        cuda = self._cuda or self._import()
+        key = ("float32", False, False, 0, cuda.runtime.getDevice())
+        if key not in self._kernels:
+            self._compile(key)
 
     def adopt(self, array: Any) -> Any:
         import cupy
 
+        if isinstance(array, np.ndarray):
+            self.prepare("cuda")
         if isinstance(array, np.ndarray) or hasattr(array, "__cuda_array_interface__"):
             return cupy.asarray(array)
         return cupy.from_dlpack(array)
@@ -182,7 +188,7 @@ class CupyBackend:
             with cuda.Device(device):
                 self._run(packed, cut, packed_cut, dtype, shared, fast_math, device, stream)
             return
-        key = (dtype, shared, fast_math, cut.stores, device)
+        key = (dtype, shared, fast_math and dtype != "float64", cut.stores, device)
         kernel = self._kernels.get(key) or self._compile(key)
         parameters = self._parameters
         parameters.call[:] = packed

@@ -9,8 +9,10 @@ from __future__ import annotations
 import ctypes
 import importlib.metadata
 import importlib.util
+import os
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,9 +25,9 @@ from .sample_call import pack_call, pack_plain_call
 
 __all__ = ["BACKEND"]
 
-# The first version whose stable ABI has all that the libraries use.
+# The first version that is tested; the libraries use the stable ABI of the one before.
 _LEAST_TORCH = (2, 11)
-# What cudaErrorMemoryAllocation is called.
+# The value of cudaErrorMemoryAllocation.
 _OUT_OF_MEMORY = 2
 
 
@@ -38,6 +40,8 @@ class TorchExtBackend:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        if hasattr(os, "register_at_fork"):  # A child must not inherit it from a thread that builds.
+            os.register_at_fork(after_in_child=self._renew_lock)
         self._cpu: Any = None
         self._cuda: Any = None
 
@@ -60,7 +64,12 @@ class TorchExtBackend:
             device += f" (not CUDA: {'; '.join(without_cuda)})" if without_cuda else " and CUDA"
         return BackendStatus(not reasons, tuple(reasons), f"torch {version}", device)
 
+    def _renew_lock(self) -> None:
+        self._lock = threading.Lock()
+
     def prepare(self, device_kind: DeviceKind) -> None:
+        if self._cpu is not None and (device_kind == "cpu" or self._cuda is not None):
+            return
         with self._lock:
             if self._cpu is None:
                 self._cpu = self._load_cpu()
@@ -89,10 +98,13 @@ class TorchExtBackend:
         if not isinstance(array, np.ndarray):
             if hasattr(array, "__dlpack__"):
                 return torch.from_dlpack(array)
-            return torch.as_tensor(array, device="cuda")
+            tensor = torch.as_tensor(array, device="cuda")
+            if tensor.numel() > 0 and tensor.data_ptr() != array.__cuda_array_interface__["data"][0]:
+                raise BufferError("it is not on PyTorch's current device, and would be copied")
+            return tensor
         # A copy, because a tensor over memory that cannot be written to is one that warns.
         tensor = torch.from_numpy(array.copy())
-        if torch_ext_build.cuda_reasons():
+        if self._cuda is None and torch_ext_build.cuda_reasons():
             return tensor
         self.prepare("cuda")
         return tensor.cuda()
@@ -144,11 +156,17 @@ class TorchExtBackend:
         raise MemoryError(message) if error == _OUT_OF_MEMORY else RuntimeError(message)
 
 
-def _load(path: Any) -> Any:
+def _load(path: Path) -> Any:
     import torch
 
-    torch.ops.load_library(str(path))
-    return ctypes.CDLL(str(path))
+    try:
+        torch.ops.load_library(str(path))
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise BackendUnavailableError(
+            f"backend: 'torch_ext' cannot load {path}: {error}; remove that file, or set MULTISAMPLE_CACHE_DIR to a"
+            " folder whose files can be loaded"
+        ) from error
 
 
 def _parsed(version: str) -> tuple[int, ...]:

@@ -40,9 +40,9 @@ struct SampleCall {
   u64 seed, offset;
   u32 type;       // of out
   u32 shared;     // whether every row takes the noise of row 0
-  u32 fast_math;  // only CUDA devices, and types of at most 32 bits
-  i32 device;     // CUDA's ordinal, and a stream of that device
-  void* stream;
+  u32 fast_math;  // heeded on CUDA devices, for types of at most 32 bits
+  i32 device;     // CUDA's ordinal
+  void* stream;   // of that device
 };
 
 static_assert(sizeof(Vector) == 32 && sizeof(SampleCall) == 160, "backends/sample_call.py packs these bytes");

@@ -20,7 +20,7 @@ enum Stores : u32 {
 
 // The most threads of a block: a row of 1024 columns, and a few more, in one piece.
 constexpr u32 kThreads = 288;
-// Groups in a row that shares the passes of a block with other rows.
+// The most groups of a row that shares the passes of a block with other rows.
 constexpr u32 kShortRow = 128;
 // Room for a chunk of dimensions: as many as there are threads, and one more for each row of a pass if there are
 // several passes.
@@ -35,12 +35,12 @@ struct Geometry {
   u32 chunk;            // rows whose mu and sigma are fetched together, a multiple of rows_per_pass
   u32 pitch;            // from row to row of a pass in a chunk; odd, so that threads of a warp do not meet in one bank
   u32 band_rows;        // rows of a block
-  u32 interleave_log2;  // bands that take turns: row k of a band comes so many rows after its row k - 1
+  u32 interleave_log2;  // bands take turns: row k of a band is 2^interleave_log2 rows after its row k - 1
   u32 steps;            // how many runs of 4 * lanes columns a block draws
   u32 column_blocks;    // blocks to a row
   u32 skip;             // columns of the first group that come before the first column
   u32 stores;           // one of Stores
-  i32 stride;           // from row to row of a thread, in elements of out
+  i32 stride;           // from row to row of a thread, in elements of out; 0 if a thread has one row
 };
 
 static_assert(sizeof(Geometry) == 60, "backends/geometry.py packs these bytes");
@@ -66,6 +66,7 @@ inline Geometry geometry_of(const SampleCall& call) {
   g.skip = static_cast<u32>(call.first_column % 4);
   const u64 groups = ceil_div(g.skip + call.columns, 4);
   g.stores = stores_of(call, groups);
+  // Runs of columns, each for one row of threads.
   const u64 tiles = groups <= kThreads ? 1 : ceil_div(groups, 2 * kShortRow);
   g.lanes = static_cast<u32>(tiles == 1 ? groups : ceil_div(ceil_div(groups, tiles), 32) * 32);
   g.one_by_lanes = static_cast<u32>(ceil_div(1 << 20, g.lanes));
@@ -107,7 +108,7 @@ inline Geometry geometry_of(const SampleCall& call) {
     g.interleave_log2 = 0;
   }
   g.stride = static_cast<i32>(stride);
-  // Where there are fewer dimensions than that, the thread goes on to other columns.
+  // Where there are fewer dimensions than turns, the thread goes on to other columns.
   u64 steps = turns / passes;
   if (steps > tiles) steps = tiles;
   g.band_rows = static_cast<u32>(passes * g.rows_per_pass);

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from multisample.backends import registry
 from multisample.backends.contract import Backend, BackendStatus
 
@@ -22,6 +24,8 @@ _ORDER: dict[tuple[str, str], tuple[str, ...]] = {
 _ORDER_OF_OTHERS = {"cpu": ("cpu",), "cuda": ("cupy", "numba", "torch_ext")}
 
 _chosen: dict[tuple[str, str, str], Backend] = {}
+on_registration: list[Callable[[], object]] = [_chosen.clear]
+"""Called when a backend is added: what was concluded from those that there were is to be forgotten."""
 
 
 def choose(name: str, library: str, device_kind: str) -> Backend:
@@ -143,4 +147,5 @@ def register_backend(backend: Backend) -> None:
         raise TypeError(f"backend: expected an object with a name, got {describe(backend)}")
     library_called(backend.host_library)
     registry.register(backend)
-    _chosen.clear()
+    for forget in on_registration:
+        forget()

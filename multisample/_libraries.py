@@ -51,7 +51,7 @@ class Operand(NamedTuple):
 
 
 Plain: TypeAlias = tuple[Any, int, int, int, int, str, int, int]
-"""A plain call on a CUDA device: contiguous memory of one dtype, float32 or float64, on the current device.
+"""A plain call on a CUDA device: contiguous and aligned memory of one dtype, float32 or float64.
 
 The result; the addresses of mu, sigma and the result; d; dtype; device; stream. No class, which would cost more than
 what it holds.
@@ -76,6 +76,10 @@ class Library:
     def stream(self, device: Device, array: Any) -> int:
         """The handle of the stream on which `array` is ready and the result is expected."""
         return 0
+
+    def is_plain_type(self, kind: type) -> bool:
+        """Whether arrays of exactly that class may be asked for `plain`; subclasses do as they like."""
+        return False
 
     def plain(self, mu: Any, sigma: Any, n: int, out: Any) -> Plain | None:
         """The same as `operand`, `empty` and `stream` tell, for arrays of the library's own type, if the call is plain.
@@ -235,13 +239,16 @@ class _Torch(Library):
     def stream(self, device: Device, array: Any) -> int:
         return 0 if device is CPU else int(_raw_torch_stream()(device.ordinal))
 
+    def is_plain_type(self, kind: type) -> bool:
+        return kind is sys.modules["torch"].Tensor
+
     def plain(self, mu: Any, sigma: Any, n: int, out: Any) -> Plain | None:
         device = mu.get_device()
         element = mu.dtype
         named = _plain_torch_dtype(element)
         shape = mu.shape
         if (
-            device < 0
+            not mu.is_cuda
             or named is None
             or len(shape) != 1
             or sigma.shape != shape
@@ -276,6 +283,8 @@ class _Torch(Library):
             end, vector_size = out_at + d * n * size, d * size
             if out_at - vector_size < mu_at < end or out_at - vector_size < sigma_at < end:
                 return None
+        if (mu_at | sigma_at | out_at) % size:
+            return None
         return result, mu_at, sigma_at, out_at, d, dtype, device, _raw_torch_stream()(device)
 
     def to_host(self, array: Any) -> HostArray:
@@ -308,6 +317,9 @@ class _Cupy(Library):
         with cupy.cuda.Device(device.ordinal):
             return int(cupy.cuda.get_current_stream().ptr)
 
+    def is_plain_type(self, kind: type) -> bool:
+        return kind is sys.modules["cupy"].ndarray
+
     def plain(self, mu: Any, sigma: Any, n: int, out: Any) -> Plain | None:
         cuda = sys.modules["cupy"].cuda
         device = cuda.runtime.getDevice()
@@ -330,20 +342,21 @@ class _Cupy(Library):
             result = type(mu)((d, n), element)
             out_at = result.data.ptr
         else:
-            memory = out.data
             if (
                 type(out) is not type(mu)
                 or out.shape != (d, n)
                 or out.dtype is not element
-                or memory.device_id != device
+                or out.data.device_id != device
                 or not out.flags.c_contiguous
             ):
                 return None
             result = out
-            out_at = memory.ptr
+            out_at = out.data.ptr
             end, vector_size = out_at + d * n * size, d * size
             if out_at - vector_size < mu_at < end or out_at - vector_size < sigma_at < end:
                 return None
+        if (mu_at | sigma_at | out_at) % size:
+            return None
         return result, mu_at, sigma_at, out_at, d, dtype, device, cuda.get_current_stream().ptr
 
     def to_host(self, array: Any) -> HostArray:

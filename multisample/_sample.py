@@ -12,7 +12,7 @@ from numpy import empty, ndarray
 from multisample.backends.contract import HostArray
 
 from ._arguments import check_choice, check_flag, checked_integer, describe, dtype_name
-from ._dispatch import choose
+from ._dispatch import choose, on_registration
 from ._generator import DEFAULT_GENERATOR, WORD_64, Generator, take_from_torch
 from ._libraries import Device, Library, library_called, library_of
 from ._operands import adopted, check_inputs, checked_out, common_library, is_number, look_at
@@ -264,6 +264,7 @@ def _sample_small(
 
 
 _plain_calls: dict[Any, tuple[Library, Callable[..., None]] | None] = {}
+on_registration.extend((_small_kernels.clear, _plain_calls.clear))
 
 
 def _sample_plain(
@@ -285,7 +286,10 @@ def _sample_plain(
     ):
         return None
     library, launch = plain_call
-    plain = library.plain(mu, sigma, n, out)
+    try:
+        plain = library.plain(mu, sigma, n, out)
+    except RuntimeError:  # A sparse tensor, say, which has no address; or no memory. The longer way says it.
+        return None
     if plain is None:
         return None
     result, mu_at, sigma_at, out_at, d, dtype, device, stream = plain
@@ -304,7 +308,10 @@ def _find_plain_call(backend: Any, mu: Any) -> tuple[Library, Callable[..., None
     if is_number(mu):
         return None
     library = library_of("mu", mu)
-    if library.name not in ("torch", "cupy") or library.device("mu", mu).kind != "cuda":
+    if library.device("mu", mu).kind != "cuda":
+        return None
+    if not library.is_plain_type(type(mu)):
+        _plain_calls[backend, type(mu)] = None
         return None
     launch = choose(backend, library.name, "cuda").plain_launch()
     plain_call = None if launch is None else (library, launch)

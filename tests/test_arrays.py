@@ -14,6 +14,7 @@ import subprocess
 import sys
 import types
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -22,7 +23,7 @@ import pytest
 import torch
 
 import multisample
-from multisample import BackendStatus, BackendUnavailableError, _dispatch, _sample, sample
+from multisample import BackendStatus, BackendUnavailableError, _dispatch, _libraries, _sample, sample
 from multisample.backends import registry
 from multisample.backends.contract import DeviceArray
 
@@ -1094,3 +1095,73 @@ def test_values_on_a_device_are_judged_as_the_computing_type_has_them(cuda: Reco
     assert draw(mu, sigma, 3, seed=1, validate=True).shape == (2, 3)
     with pytest.raises(ValueError, match=r"^mu: .*mu\[1\] = inf as float32"):
         draw(mu, sigma, 3, seed=1, validate=True, dtype="float32")
+
+
+# --- Plain calls with device arrays ---------------------------------------------------------------
+
+
+class FakeCupyArray:
+    """As much of a cupy.ndarray as a plain call asks for."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: Any, pointer: int = 1 << 20, device: int = 0) -> None:
+        self.shape, self.dtype = shape, np.dtype(dtype)
+        self.data = SimpleNamespace(ptr=pointer, device_id=device)
+        self.flags = SimpleNamespace(c_contiguous=True)
+
+
+@pytest.fixture
+def plain(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """``plain(mu, sigma, n, out)`` of CuPy's library, without CuPy."""
+    cuda = SimpleNamespace(
+        runtime=SimpleNamespace(getDevice=lambda: 0), get_current_stream=lambda: SimpleNamespace(ptr=77)
+    )
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=cuda, ndarray=FakeCupyArray))  # type: ignore[arg-type]
+    return _libraries.library_called("cupy").plain
+
+
+def test_a_plain_call_is_addresses_and_a_stream(plain: Callable[..., Any]) -> None:
+    mu, sigma = FakeCupyArray((5,), "f4", 4096), FakeCupyArray((5,), "f4", 8192)
+    result, *rest = plain(mu, sigma, 7, None)
+    assert (result.shape, result.dtype) == ((5, 7), np.float32)
+    assert rest == [4096, 8192, 1 << 20, 5, "float32", 0, 77]
+    out = FakeCupyArray((5, 7), "f4", 12288)
+    assert plain(mu, sigma, 7, out) == (out, 4096, 8192, 12288, 5, "float32", 0, 77)
+
+
+def test_what_is_not_plain_takes_the_longer_way(plain: Callable[..., Any]) -> None:
+    def vector(pointer: int = 4096, shape: tuple[int, ...] = (5,), dtype: Any = "f4", device: int = 0) -> FakeCupyArray:
+        return FakeCupyArray(shape, dtype, pointer, device)
+
+    def out(pointer: int = 12288, shape: tuple[int, ...] = (5, 7), dtype: Any = "f4", device: int = 0) -> FakeCupyArray:
+        return FakeCupyArray(shape, dtype, pointer, device)
+
+    strided = vector()
+    strided.flags.c_contiguous = False
+    others = [
+        (vector(dtype="f2"), vector(dtype="f2"), None),
+        (vector(), vector(dtype="f8"), None),
+        (vector(shape=(5, 1)), vector(shape=(5, 1)), None),
+        (vector(), vector(shape=(6,)), None),
+        (strided, vector(), None),
+        (vector(), strided, None),
+        (vector(device=1), vector(), None),
+        (vector(4098), vector(), None),
+        (vector(), vector(4097), None),
+        (vector(), vector(), out(12290)),
+        (vector(), vector(), out(shape=(7, 5))),
+        (vector(), vector(), out(dtype="f8")),
+        (vector(), vector(), out(device=1)),
+        (vector(), vector(), [[0.0] * 7] * 5),
+        (vector(12284), vector(), out()),
+        (vector(), vector(12288 + 4 * 34), out()),
+    ]
+    for mu, sigma, target in others:
+        assert plain(mu, sigma, 7, target) is None, (vars(mu), vars(sigma), target)
+    assert plain(vector(12268), vector(12288 + 4 * 35), 7, out()) is not None
+
+
+def test_only_the_librarys_own_class_is_asked(plain: Callable[..., Any]) -> None:
+    library = _libraries.library_called("cupy")
+    assert library.is_plain_type(FakeCupyArray)
+    assert not library.is_plain_type(type("Subclass", (FakeCupyArray,), {}))
+    assert not _libraries.library_called("numpy").is_plain_type(np.ndarray)
