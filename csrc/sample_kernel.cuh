@@ -337,7 +337,7 @@ __global__ void __launch_bounds__(kThreads) sample_kernel(const __grid_constant_
   using Real = typename Computing<Out>::Type;
   __shared__ Dimension<Real> chunks[2][kChunk];
   __shared__ Out stages[stores == kStaged ? 4 * kThreads : 1];
-  // Row k of the band is first_row + k * interleave.
+  // Row k of the band is first_row + (k << shift).
   const u32 band = blockIdx.x / geometry.column_blocks, column_block = blockIdx.x - band * geometry.column_blocks;
   const u32 shift = geometry.interleave_log2;
   const u64 first_row = (static_cast<u64>(band >> shift) * geometry.band_rows << shift) + (band & ((1u << shift) - 1));

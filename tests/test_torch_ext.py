@@ -1,0 +1,132 @@
+"""What torch_ext has beyond the shared tests: an operator with checks of its own, tensors of the CPU, and reasons.
+
+Everything here runs without a GPU; tests/test_cuda.py has the rest.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import multisample
+from multisample.backends import registry, torch_ext_build
+
+Array = np.ndarray[Any, Any]
+
+pytestmark = pytest.mark.skipif(
+    not registry.find("torch_ext").status().available, reason="torch_ext cannot be built here"
+)
+
+
+@pytest.fixture(scope="module")
+def operator() -> Any:
+    registry.find("torch_ext").prepare("cpu")
+    return torch.ops.multisample.sample_
+
+
+def host_vectors(d: int) -> tuple[Array, Array]:
+    return np.linspace(-3, 3, d), np.linspace(0, 2, d)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_the_operator_has_the_bits_of_sample(
+    operator: Any, bits: Callable[[Any], Array], dtype: str, shared: bool
+) -> None:
+    for d, n, offset, dim_offset, sample_offset in [(1, 1, 0, 0, 0), (5, 700, 3, 7, 2), (300, 9, 2**63, 1, 5)]:
+        mu, sigma = host_vectors(d)
+        generator = multisample.Generator(2**64 - 3)
+        generator.state = {**generator.state, "offset": offset}
+        expected = multisample.sample(
+            mu, sigma, n, backend="cpu", generator=generator, dtype=dtype, dim_offset=dim_offset,
+            sample_offset=sample_offset, noise="shared" if shared else "independent",
+        )  # fmt: skip
+        out = torch.empty((n, d), dtype=getattr(torch, dtype)).T
+        operator(
+            out, torch.from_numpy(mu), torch.from_numpy(sigma), seed=-3, offset=offset - 2**64 * (offset >= 2**63),
+            dim_offset=dim_offset, sample_offset=sample_offset, shared=shared,
+        )  # fmt: skip
+        assert np.array_equal(bits(out.contiguous()), bits(expected)), (d, n)
+
+
+def test_the_operator_refuses_what_it_cannot_take_and_says_what_it_got(operator: Any) -> None:
+    out, mu, sigma = torch.full((5, 7), torch.nan), torch.zeros(5), torch.ones(5)
+    cases: list[tuple[tuple[Any, ...], dict[str, int], str]] = [
+        ((out.reshape(-1), mu, sigma), {}, r"out .*shape \(35,\)"),
+        ((out.to(torch.int32), mu, sigma), {}, r"out .*int32"),
+        ((torch.zeros((5, 1)).expand(5, 7), mu, sigma), {}, r"out .*share memory.*strides \(1, 0\)"),
+        ((out, torch.zeros(4), sigma), {}, r"mu .*shape \(4,\)"),
+        ((out, mu, torch.ones((5, 1))), {}, r"sigma .*shape \(5, 1\)"),
+        ((out, mu.to(torch.complex64), sigma), {}, "mu .*Complex"),
+        ((out, mu, sigma), {"dim_offset": -1}, r"dim_offset .*2\*\*32.*-1"),
+        ((out, mu, sigma), {"dim_offset": 2**32 - 4}, r"dim_offset .*2\*\*32"),
+        ((out, mu, sigma), {"sample_offset": 2**34 - 6}, r"sample_offset .*2\*\*34"),
+    ]
+    for tensors, options, message in cases:
+        with pytest.raises(RuntimeError, match=rf"^multisample::sample_: .*{message}"):
+            operator(*tensors, seed=1, **options)
+    assert bool(out.isnan().all())
+    operator(torch.empty((0, 7)), torch.empty(0), torch.empty(0), seed=1)
+    operator(torch.empty((5, 0)), mu, sigma, seed=1)
+
+
+def test_large_results_are_drawn_by_all_threads_and_in_forked_children(bits: Callable[[Any], Array]) -> None:
+    mu, sigma = (torch.from_numpy(x.astype(np.float32)) for x in host_vectors(700))
+    expected = bits(multisample.sample(mu.numpy(), sigma.numpy(), 3001, backend="cpu", seed=4))
+    got = bits(multisample.sample(mu, sigma, 3001, backend="torch_ext", seed=4))
+    assert np.array_equal(got, expected)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Of Python 3.12, for any fork of a process with threads.
+        pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            got = bits(multisample.sample(mu, sigma, 3001, backend="torch_ext", seed=4))
+            code = 0 if np.array_equal(got, expected) else 2
+        finally:
+            os._exit(code)
+    assert os.waitpid(pid, 0)[1] == 0
+
+
+def test_a_torch_that_is_missing_or_too_old_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = registry.find("torch_ext")
+    version = importlib.metadata.version
+    for old in ("2.10.1", "1.13.0+cu117"):
+        monkeypatch.setattr(
+            importlib.metadata, "version", lambda name, old=old: old if name == "torch" else version(name)
+        )
+        status = backend.status()
+        assert not status.available
+        assert "pip install --upgrade 'torch>=2.11'" in status.reasons[0]
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "torch" else find_spec(name))
+    assert backend.status().reasons == ("package torch is not installed: pip install 'torch>=2.11'",)
+
+
+def test_auto_goes_on_to_cpu_where_the_build_fails(
+    monkeypatch: pytest.MonkeyPatch, bits: Callable[[Any], Array]
+) -> None:
+    from multisample import _dispatch
+
+    def fail(*, retry: bool = False) -> Any:
+        raise multisample.BackendUnavailableError("backend: 'torch_ext' could not be built: no such luck")
+
+    backend = registry.find("torch_ext")
+    monkeypatch.setattr(backend, "_cpu", None)
+    monkeypatch.setattr(torch_ext_build, "cpu_library", fail)
+    monkeypatch.setattr(_dispatch, "_chosen", {})
+    mu, sigma = torch.zeros(3), torch.ones(3)
+    got = multisample.sample(mu, sigma, 5, seed=1)
+    assert np.array_equal(bits(got), bits(multisample.sample(mu, sigma, 5, seed=1, backend="cpu")))
+    generator = multisample.Generator(1)
+    with pytest.raises(multisample.BackendUnavailableError, match="no such luck"):
+        multisample.sample(mu, sigma, 5, generator=generator, backend="torch_ext")
+    assert generator.offset == 0
