@@ -834,3 +834,15 @@ def test_narrowing_rounds_as_numpy_and_the_cpu_backend_do(functions: ctypes.CDLL
     cpu = {"float16": narrow.to_float16, "bfloat16": narrow.to_bfloat16}[dtype]
     narrow_one = njit(lambda number: cpu(number))
     assert got[nan][:100].tolist() == [int(narrow_one(number)) for number in x[nan][:100]]
+
+
+def test_cupys_program_is_another_one_when_a_header_changes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    # CuPy's cache goes by the program's text alone, and so the text names what the headers contain.
+    before = cupy_backend.source.__wrapped__()
+    sources = tmp_path / "csrc"
+    shutil.copytree(csrc_files.folder(), sources)
+    monkeypatch.setattr(csrc_files, "folder", lambda: sources)
+    assert cupy_backend.source.__wrapped__() == before
+    header = sources / "normals.h"
+    header.write_text(header.read_text() + "// Changed.\n")
+    assert cupy_backend.source.__wrapped__() != before
