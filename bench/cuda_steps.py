@@ -5,8 +5,8 @@ python bench/cuda_steps.py results.json
 Each figure is the time of a `cudaMemsetAsync` over the output's bytes, which is what the device can write, divided by
 that of the kernel, in one run: medians of interleaved repetitions, by device events, outputs rotated past the cache.
 Predictions come from figures known before, from counted instructions (those of the loop for four normals, in the
-machine code for compute capability 9.0) or are the target; for "unrolled eight times" and "handed from thread to thread", first
-measurements of the same idea were known when they were written down.
+machine code for compute capability 9.0) or are the target. For "unrolled eight times" and "handed from thread to
+thread", first measurements of the same idea were known when they were written down.
 """
 
 from __future__ import annotations
