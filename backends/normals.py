@@ -7,15 +7,26 @@ Nothing may be contracted or reassociated: never compile this with ``fastmath``.
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 from numba import njit
 
-from .intrinsics import float_bits, fma, from_float_bits, horner
+from .intrinsics import float_bits, fma, from_float_bits, horner, sqrt
 from .words import philox4x32_10, word
 
-__all__ = ["block_f32", "block_f64", "half_turns_f32", "half_turns_f64", "radius_f32", "radius_f64"]
+__all__ = [
+    "FLOAT64_KEY",
+    "block_f32",
+    "block_f64",
+    "half_turns_f32",
+    "half_turns_f64",
+    "normals_f32",
+    "normals_f64",
+    "radius_f32",
+    "radius_f64",
+]
+
+FLOAT64_KEY = np.uint64(0x66363474)
+"""What the second key word of the block that refines float32 to float64 is XORed with."""
 
 
 def _f32(literals: str) -> tuple[np.float32, ...]:
@@ -58,22 +69,26 @@ _C64 = _f64(
 
 _ONE32, _HALF32 = _f32("0x1p+0 0x1p-1")
 _ONE64, _HALF64 = _f64("0x1p+0 0x1p-1")
-_TO_UNIT32, _TO_UNIT_HALF32, _BELOW_ONE32, _TO_HALF_TURNS32 = _f32("0x1p-32 0x1p-33 0x1.fffffep-1 0x1p-31")
-_TO_UNIT64, _TO_UNIT_HALF64, _BELOW_ONE64, _TO_HALF_TURNS64 = _f64("0x1p-64 0x1p-65 0x1.fffffffffffffp-1 0x1p-63")
+_TO_UNIT32, _TO_UNIT_HALF32, _TO_HALF_TURNS32 = _f32("0x1p-32 0x1p-33 0x1p-31")
+_TO_UNIT64, _TO_UNIT_HALF64, _TO_HALF_TURNS64 = _f64("0x1p-64 0x1p-65 0x1p-63")
+# Bits of 2/3, of the exponent, and of the largest u, less than 1, from 2/3 on.
 _TWO_THIRDS32, _EXPONENT32 = np.int32(0x3F2AAAAB), np.int32(-0x00800000)
+_BELOW_ONE32 = np.int32(0x3F7FFFFF - _TWO_THIRDS32)
 _TWO_THIRDS64, _EXPONENT64 = np.int64(0x3FE5555555555555), np.int64(-0x0010000000000000)
-_FLOAT64_KEY = np.uint64(0x66363474)
+_BELOW_ONE64 = np.int64(0x3FEFFFFFFFFFFFFF - _TWO_THIRDS64)
 _SHIFT = np.uint64(32)
 
 
 @njit(forceinline=True)
 def radius_f32(a: np.uint32) -> np.float32:
     """Twice the radius, ``2 sqrt(-2 ln u)``, for ``u`` in [2^-33, 1 - 2^-24] made from the word `a`."""
-    u = min(fma(np.float32(a), _TO_UNIT32, _TO_UNIT_HALF32), _BELOW_ONE32)
-    bits = float_bits(u)
-    e = np.int32(np.int32(bits - _TWO_THIRDS32) & _EXPONENT32)
-    f = from_float_bits(np.int32(bits - e)) - _ONE32
-    return math.sqrt(fma(np.float32(e), _LE32, horner(_L32, f) * f))
+    u = fma(np.float32(a), _TO_UNIT32, _TO_UNIT_HALF32)
+    # Positive floats are in the order of their bits: the smaller of u and 1 - 2^-24 is one integer operation, together
+    # with the subtraction, on a GPU that has it.
+    x = min(np.int32(float_bits(u) - _TWO_THIRDS32), _BELOW_ONE32)
+    e = np.int32(x & _EXPONENT32)
+    f = from_float_bits(np.int32(x - e + _TWO_THIRDS32)) - _ONE32
+    return sqrt(fma(np.float32(e), _LE32, horner(_L32, f) * f))
 
 
 @njit(forceinline=True)
@@ -89,11 +104,11 @@ def half_turns_f32(b: np.int32) -> tuple[np.float32, np.float32]:
 @njit(forceinline=True)
 def radius_f64(a: np.uint64) -> np.float64:
     """Twice the radius, ``2 sqrt(-2 ln u)``, for ``u`` in [2^-65, 1 - 2^-53] made from the 64 bits `a`."""
-    u = min(fma(np.float64(a), _TO_UNIT64, _TO_UNIT_HALF64), _BELOW_ONE64)
-    bits = float_bits(u)
-    e = (bits - _TWO_THIRDS64) & _EXPONENT64
-    f = from_float_bits(bits - e) - _ONE64
-    return math.sqrt(fma(np.float64(e), _LE64, horner(_L64, f) * f))
+    u = fma(np.float64(a), _TO_UNIT64, _TO_UNIT_HALF64)
+    x = min(float_bits(u) - _TWO_THIRDS64, _BELOW_ONE64)
+    e = x & _EXPONENT64
+    f = from_float_bits(x - e + _TWO_THIRDS64) - _ONE64
+    return sqrt(fma(np.float64(e), _LE64, horner(_L64, f) * f))
 
 
 @njit(forceinline=True)
@@ -107,21 +122,36 @@ def half_turns_f64(b: np.int64) -> tuple[np.float64, np.float64]:
 
 
 @njit(forceinline=True)
+def normals_f32(w):
+    """The float32 normals of columns ``4 g`` to ``4 g + 3`` from the four words of their block."""
+    r, t = radius_f32(np.uint32(w[0])), radius_f32(np.uint32(w[2]))
+    c, s = half_turns_f32(np.int32(w[1]))
+    d, v = half_turns_f32(np.int32(w[3]))
+    return r * c, r * s, t * d, t * v
+
+
+@njit(forceinline=True)
+def normals_f64(w, fine):
+    """Those of `normals_f32`, refined by the words `fine` of the second block."""
+    r, t = radius_f64(_joined(w[0], fine[0])), radius_f64(_joined(w[2], fine[2]))
+    c, s = half_turns_f64(np.int64(_joined(w[1], fine[1])))
+    d, v = half_turns_f64(np.int64(_joined(w[3], fine[3])))
+    return r * c, r * s, t * d, t * v
+
+
+@njit(forceinline=True)
+def _joined(high, low):
+    return np.uint64(high) << _SHIFT | word(low)
+
+
+@njit(forceinline=True)
 def block_f32(g, i, o0, o1, k0, k1):
     """The float32 normals of row `i` in columns ``4 g`` to ``4 g + 3``."""
-    w0, w1, w2, w3 = philox4x32_10(g, i, o0, o1, k0, k1)
-    r, t = radius_f32(np.uint32(w0)), radius_f32(np.uint32(w2))
-    c, s = half_turns_f32(np.int32(w1))
-    d, v = half_turns_f32(np.int32(w3))
-    return r * c, r * s, t * d, t * v
+    return normals_f32(philox4x32_10(g, i, o0, o1, k0, k1))
 
 
 @njit(forceinline=True)
 def block_f64(g, i, o0, o1, k0, k1):
     """The float64 normals of row `i` in columns ``4 g`` to ``4 g + 3``: those of `block_f32`, refined."""
-    w0, w1, w2, w3 = philox4x32_10(g, i, o0, o1, k0, k1)
-    l0, l1, l2, l3 = philox4x32_10(g, i, o0, o1, k0, k1 ^ _FLOAT64_KEY)
-    r, t = radius_f64(w0 << _SHIFT | word(l0)), radius_f64(w2 << _SHIFT | word(l2))
-    c, s = half_turns_f64(np.int64(w1 << _SHIFT | word(l1)))
-    d, v = half_turns_f64(np.int64(w3 << _SHIFT | word(l3)))
-    return r * c, r * s, t * d, t * v
+    w = philox4x32_10(g, i, o0, o1, k0, k1)
+    return normals_f64(w, philox4x32_10(g, i, o0, o1, k0, k1 ^ FLOAT64_KEY))
