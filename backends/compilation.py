@@ -9,7 +9,10 @@ from typing import Any
 
 from numba import njit
 
-__all__ = ["compile_cached", "source_digest"]
+__all__ = ["compile_cached", "inline", "source_digest"]
+
+inline: Callable[[Callable[..., Any]], Callable[..., Any]] = njit(forceinline=True)
+"""Decorator: Numba compiles the function into whoever calls it, on a CPU or a GPU."""
 
 
 def compile_cached(signature: Any, function: Callable[..., Any], *, nogil: bool = True) -> Any:

@@ -9,13 +9,14 @@ import functools
 import struct
 from typing import NamedTuple
 
-__all__ = ["KERNEL_STORES", "PACKED_GEOMETRY", "Geometry", "geometry"]
+__all__ = ["CHUNK", "KERNEL_STORES", "MOST_THREADS", "PACKED_GEOMETRY", "SIZES", "Geometry", "geometry"]
 
-_THREADS = 288
+MOST_THREADS = 288
 _SHORT_ROW = 128
+CHUNK = MOST_THREADS + _SHORT_ROW
 KERNEL_STORES = ("kAligned", "kShifted", "kStaged", "kStrided")
 _ALIGNED, _SHIFTED, _STAGED, _STRIDED = range(4)
-_SIZES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+SIZES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
 _STRUCT = struct.Struct("14Ii")
 
@@ -74,8 +75,8 @@ def geometry(
         Whether noise is shared.
     """
     groups = _ceil_div(skip + columns, 4)
-    stores = _stores(rows, columns, _SIZES[dtype], strides, misalignment, skip, groups)
-    tiles = 1 if groups <= _THREADS else _ceil_div(groups, 2 * _SHORT_ROW)
+    stores = _stores(rows, columns, SIZES[dtype], strides, misalignment, skip, groups)
+    tiles = 1 if groups <= MOST_THREADS else _ceil_div(groups, 2 * _SHORT_ROW)
     lanes = groups if tiles == 1 else _ceil_div(_ceil_div(groups, tiles), 32) * 32
     rows_per_pass = min(1 if lanes > _SHORT_ROW else 2 * _SHORT_ROW // lanes, rows)
     threads = _ceil_div(lanes * rows_per_pass, 32) * 32
@@ -93,7 +94,7 @@ def geometry(
             interleave_log2 += 1
     elif cheap and stores == _ALIGNED and lanes > _SHORT_ROW and tiles == 1 and turns == most:
         interleave_log2 = 3
-    stride = strides[0] // _SIZES[dtype] * rows_per_pass << interleave_log2
+    stride = strides[0] // SIZES[dtype] * rows_per_pass << interleave_log2
     passes = min(turns, rows_down)
     if not -(2**31) <= stride < 2**31:
         stride, passes, interleave_log2 = 0, 1, 0

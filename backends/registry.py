@@ -12,7 +12,7 @@ from .contract import Backend
 __all__ = ["find", "names", "register"]
 
 # Modules of this package, each with a `BACKEND`.
-_BUILT_IN = ("torch_ext", "cupy", "cpu")
+_BUILT_IN = ("torch_ext", "cupy", "numba", "cpu")
 _registered: dict[str, Backend] = {}
 
 

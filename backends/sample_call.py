@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import struct
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .contract import RawArray, RawVector
 
-__all__ = ["ELEMENT_TYPES", "PACKED_CALL", "pack_call", "pack_plain_call"]
+__all__ = ["ELEMENT_TYPES", "PACKED_CALL", "SampleCall", "Vector", "pack_call", "pack_plain_call"]
 
 # ElementType of csrc/call.h; 0 is a number in place of a vector.
 ELEMENT_TYPES: dict[Any, int] = {
@@ -25,6 +25,38 @@ ELEMENT_TYPES: dict[Any, int] = {
 
 # Of host memory, which only comes as these, by NumPy's objects: their names are slow.
 ELEMENT_TYPES |= {np.dtype(name): ELEMENT_TYPES[name] for name in ("float32", "float64")}
+
+
+class Vector(NamedTuple):
+    """The fields of the C++ struct, in their order."""
+
+    data: int
+    stride: int
+    number: float
+    type: int
+    unused: int
+
+
+class SampleCall(NamedTuple):
+    """The fields of the C++ struct, in their order."""
+
+    mu: Vector
+    sigma: Vector
+    out: int
+    row_stride: int
+    column_stride: int
+    rows: int
+    columns: int
+    first_row: int
+    first_column: int
+    seed: int
+    offset: int
+    type: int
+    shared: int
+    fast_math: int
+    device: int
+    stream: int
+
 
 _VECTOR = "PqdI4x"
 _STRUCT = struct.Struct(f"{_VECTOR}{_VECTOR}PqqQQQQQQIIIiP")

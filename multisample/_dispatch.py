@@ -135,7 +135,7 @@ def register_backend(backend: Backend) -> None:
     >>> multisample.register_backend(BACKEND)
     Traceback (most recent call last):
     ...
-    ValueError: backend name 'cpu' is taken; registered names are torch_ext, cupy, cpu, and 'auto'
+    ValueError: backend name 'cpu' is taken; registered names are torch_ext, cupy, numba, cpu, and 'auto'
     """
     members = (
         "name", "device_kinds", "host_library", "status", "prepare", "adopt", "small_kernel", "plain_launch", "launch",

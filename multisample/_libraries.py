@@ -69,8 +69,8 @@ class Library:
         """Look at argument `name`; TypeError or ValueError if no kernel could use it."""
         raise NotImplementedError
 
-    def empty(self, d: int, n: int, dtype: str, device: Device) -> Any:
-        """A new array on `device`; TypeError if the library has no such dtype."""
+    def empty(self, d: int, n: int, dtype: str, device: Device, like: Any) -> Any:
+        """A new array on `device`, for the stream of the array `like`; TypeError if the library has no such dtype."""
         raise NotImplementedError
 
     def stream(self, device: Device, array: Any) -> int:
@@ -185,7 +185,7 @@ class _Host(Library):
             raise ValueError("out: expected a writable array, got a read-only one")
         return Operand(_bits(array, dtype), array.shape, dtype, counts_as, CPU)
 
-    def empty(self, d: int, n: int, dtype: str, device: Device) -> Any:
+    def empty(self, d: int, n: int, dtype: str, device: Device, like: Any) -> Any:
         return np.empty((d, n), _numpy_dtype(dtype))
 
     def to_host(self, array: Any) -> HostArray:
@@ -230,7 +230,7 @@ class _Torch(Library):
         raw = DeviceArray(array.data_ptr(), shape, strides, dtype)
         return Operand(raw, shape, dtype, counts_as, device)
 
-    def empty(self, d: int, n: int, dtype: str, device: Device) -> Any:
+    def empty(self, d: int, n: int, dtype: str, device: Device, like: Any) -> Any:
         torch = sys.modules["torch"]
         if device is CPU:
             return torch.empty((d, n), dtype=getattr(torch, dtype), device="cpu")
@@ -305,7 +305,7 @@ class _Cupy(Library):
         raw = DeviceArray(array.data.ptr, array.shape, array.strides, dtype)
         return Operand(raw, array.shape, dtype, counts_as, self.device(name, array))
 
-    def empty(self, d: int, n: int, dtype: str, device: Device) -> Any:
+    def empty(self, d: int, n: int, dtype: str, device: Device, like: Any) -> Any:
         import cupy
 
         with cupy.cuda.Device(device.ordinal):
@@ -375,23 +375,59 @@ class _Numba(Library):
         raw = DeviceArray(array.__cuda_array_interface__["data"][0], array.shape, array.strides, dtype)
         return Operand(raw, array.shape, dtype, counts_as, self.device(name, array))
 
-    def empty(self, d: int, n: int, dtype: str, device: Device) -> Any:
+    def empty(self, d: int, n: int, dtype: str, device: Device, like: Any) -> Any:
         from numba import cuda
 
+        # An array of Numba's names the stream on which it is ready.
         with cuda.gpus[device.ordinal]:
-            return cuda.device_array((d, n), _numpy_dtype(dtype))
+            return cuda.device_array((d, n), _numpy_dtype(dtype), stream=like.stream)
 
     def stream(self, device: Device, array: Any) -> int:
-        return array.__cuda_array_interface__.get("stream") or 0
+        return int(array.stream)
+
+    def is_plain_type(self, kind: type) -> bool:
+        return kind is sys.modules["numba.cuda"].cudadrv.devicearray.DeviceNDArray
+
+    def plain(self, mu: Any, sigma: Any, n: int, out: Any) -> Plain | None:
+        element, shape, memory, sigma_memory = mu.dtype, mu.shape, mu.gpu_data, sigma.gpu_data
+        named = _PLAIN_DTYPES.get(element)
+        if named is None or len(shape) != 1 or sigma.shape != shape or sigma.dtype != element:
+            return None
+        dtype, size = named
+        context = memory.context
+        contiguous = (size,)
+        if mu.strides != contiguous or sigma.strides != contiguous or sigma_memory.context is not context:
+            return None
+        (d,) = shape
+        mu_at, sigma_at = int(memory.device_pointer), int(sigma_memory.device_pointer)
+        if out is None:
+            result = type(mu)((d, n), (n * size, size), element, mu.stream)
+            if result.gpu_data.context is not context:  # Made on another device, which is the current one.
+                return None
+            out_at = int(result.gpu_data.device_pointer)
+        else:
+            if (
+                type(out) is not type(mu)
+                or out.shape != (d, n)
+                or out.dtype != element
+                or out.strides != (n * size, size)
+                or out.gpu_data.context is not context
+            ):
+                return None
+            result = out
+            out_at = int(out.gpu_data.device_pointer)
+            end, vector_size = out_at + d * n * size, d * size
+            if out_at - vector_size < mu_at < end or out_at - vector_size < sigma_at < end:
+                return None
+        if (mu_at | sigma_at | out_at) % size:
+            return None
+        return result, mu_at, sigma_at, out_at, d, dtype, context.device.id, int(mu.stream)
 
     def to_host(self, array: Any) -> HostArray:
         return np.asarray(array.copy_to_host())
 
     def device(self, name: str, array: Any) -> Device:
-        from numba import cuda
-
-        # A Numba array does not say where it is; it belongs to the context that is current.
-        return Device("cuda", cuda.current_context().device.id)
+        return Device("cuda", array.gpu_data.context.device.id)
 
 
 class _Foreign(Library):
@@ -408,6 +444,10 @@ class _Foreign(Library):
                 return CPU
             return Device("cuda" if kind in (2, 13) else f"DLPack device type {kind}", index)
         return Device("cuda", 0)
+
+    def check_target(self, out: Any) -> None:
+        if getattr(out, "__cuda_array_interface__", {}).get("data", (0, False))[1]:
+            raise ValueError("out: expected a writable array, got a read-only one")
 
 
 class _Jax(_Foreign):

@@ -203,8 +203,9 @@ def sample(
         sigma = sigma if is_number(sigma) else chosen.adopt(np.ascontiguousarray(inputs.sigma))
         inputs = look_at(library, mu, sigma, dtype)
 
+    array = sigma if is_number(mu) else mu
     if out is None:
-        result = target = library.empty(d, n, dtype, inputs.device)
+        result = target = library.empty(d, n, dtype, inputs.device, array)
         raw_out = library.operand("out", target).raw
     else:
         result = out
@@ -216,7 +217,7 @@ def sample(
         chosen.launch(
             inputs.mu, inputs.sigma, raw_out, dtype, seed, offset, dim_offset, sample_offset,
             noise == "shared", bool(fast_math),
-            inputs.device.ordinal, library.stream(inputs.device, sigma if is_number(mu) else mu),
+            inputs.device.ordinal, library.stream(inputs.device, array),
         )  # fmt: skip
     return result if out is not None else caller.hand_over(result)
 

@@ -16,7 +16,7 @@ class UnknownBackendError(ValueError):
     >>> multisample.sample([0.0], [1.0], 3, backend="gpu")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     ...
-    multisample.exceptions.UnknownBackendError: ... none called 'gpu'; accepted are 'auto', 'torch_ext', 'cupy', 'cpu'
+    multisample.exceptions.UnknownBackendError: ... 'gpu'; accepted are 'auto', 'torch_ext', 'cupy', 'numba', 'cpu'
     """
 
     def __init__(self, name: object, names: Iterable[str]) -> None:

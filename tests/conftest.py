@@ -104,3 +104,34 @@ def place(backend: str) -> Callable[[Array], Any]:
         return moved.view(array.dtype)
 
     return place
+
+
+class _Strided:
+    """Part of a Numba array, at other strides, as the CUDA array interface tells of it."""
+
+    def __init__(self, base: Any, host: Array, part: Array) -> None:
+        self.base = base
+        interface = base.__cuda_array_interface__
+        offset = part.__array_interface__["data"][0] - host.__array_interface__["data"][0]
+        pointer = interface["data"][0] + offset if part.size else 0
+        self.__cuda_array_interface__ = {
+            **interface, "shape": part.shape, "strides": part.strides, "data": (pointer, False),
+        }  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def view_of(backend: str) -> Callable[[Any, Array, Callable[[Any], Any]], Any]:
+    """``view_of(base, host, view)``: ``view(base)`` for `base`, which is `host` in its place.
+
+    Numba's arrays know few views, so that theirs are made from NumPy's.
+    """
+    library = registry.find(backend).host_library
+
+    def view_of(base: Any, host: Array, view: Callable[[Any], Any]) -> Any:
+        if library != "numba":
+            return view(base)
+        from numba import cuda
+
+        return cuda.as_cuda_array(_Strided(base, host, view(host))).view(host.dtype)
+
+    return view_of

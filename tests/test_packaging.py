@@ -54,7 +54,7 @@ print(json.dumps({
 # Blocked rather than absent, because this environment lends all that it has.
 WITHOUT_LIBRARIES = """
 import sys
-libraries = ("torch", "cupy", "jax")
+libraries = ("torch", "cupy", "jax", "numba_cuda")
 sys.modules.update(dict.fromkeys(libraries))
 import multisample
 import json
@@ -268,9 +268,9 @@ def test_what_was_installed_has_the_sources_that_are_compiled_on_first_use(insta
 
 def test_what_was_installed_says_what_its_backends_lack(installation: Installation) -> None:
     found = json.loads(run(installation.python, "-c", WITHOUT_LIBRARIES, folder=installation.elsewhere))
-    assert {"torch_ext", "cupy", "cpu"} <= found["available"].keys()
+    assert {"torch_ext", "cupy", "numba", "cpu"} <= found["available"].keys()
     assert found["available"]["cpu"]
-    for name, library in (("torch_ext", "torch"), ("cupy", "cupy")):
+    for name, library in (("torch_ext", "torch"), ("cupy", "cupy"), ("numba", "numba-cuda")):
         assert not found["available"][name]
         assert f"package {library} is not installed" in found["reasons"][name][0]
 

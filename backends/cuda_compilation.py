@@ -1,0 +1,86 @@
+"""Compiling the Python kernel for a GPU with numba-cuda, once per machine and not once per process.
+
+Imported only where numba-cuda is to be used.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+from numba import cuda, njit, types
+from numba.cuda.extending import overload
+
+from . import cuda_intrinsics
+from .compilation import source_digest
+from .cuda_kernel import sample_kernel
+from .geometry import KERNEL_STORES, MOST_THREADS, SIZES, Geometry
+from .sample_call import SampleCall, Vector
+
+__all__ = ["SIGNATURE", "compile_kernel", "launch_bounds", "variant_kernel"]
+
+_VARIANTS = tuple(itertools.product(SIZES, (False, True), (False, True), range(len(KERNEL_STORES))))
+
+_i32, _i64, _u32, _u64, _f64 = types.int32, types.int64, types.uint32, types.uint64, types.float64
+_VECTOR = types.NamedTuple((_i64, _i64, _f64, _u32, _u32), Vector)
+_CALL = types.NamedTuple((_VECTOR, _VECTOR) + (_i64,) * 7 + (_u64, _u64, _u32, _u32, _u32, _i32, _i64), SampleCall)
+_GEOMETRY = types.NamedTuple((_u32,) * 14 + (_i32,), Geometry)
+
+SIGNATURE = types.void(_CALL, _GEOMETRY)
+"""Of a kernel. Numba passes the fields of both one after the other, which are the bytes of both C++ structs."""
+
+
+def _draw(call: Any, geometry: Any, variant: int) -> None:
+    raise NotImplementedError("for a GPU only")
+
+
+@overload(_draw, prefer_literal=True, jit_options={"forceinline": True})
+def _draw_variant(call: Any, geometry: Any, variant: Any) -> Callable[..., Any] | None:
+    if not isinstance(variant, types.IntegerLiteral):
+        return None
+    kernel = njit(forceinline=True)(sample_kernel(cuda_intrinsics, *_VARIANTS[variant.literal_value]))
+
+    def draw(call: Any, geometry: Any, variant: Any) -> None:
+        kernel(call, geometry)
+
+    return draw
+
+
+def variant_kernel(dtype: str, shared: bool, fast_math: bool, stores: int) -> Callable[..., None]:
+    """The kernel for such calls, to be compiled: `multisample.backends.cuda_kernel.sample_kernel`.
+
+    By its number, because numbers in a closure, unlike compiled functions, are the same in the next process, and they
+    are part of the key in Numba's disk cache.
+    """
+    variant, digest = _VARIANTS.index((dtype, shared, fast_math, stores)), source_digest()
+
+    def kernel(call: Any, geometry: Any) -> None:
+        _ = digest
+        _draw(call, geometry, variant)
+
+    return kernel
+
+
+def launch_bounds(dtype: str, shared: bool, stores: int) -> tuple[int, int]:
+    """The most threads of a block, and the blocks that a processor is to hold at once.
+
+    Few registers for each thread, so that there are many threads; but as many as it takes to keep all in them. Left
+    alone, nvJitLink takes three times as many, at up to twice the time.
+    """
+    name = KERNEL_STORES[stores]
+    if dtype == "float64" or name == "kShifted":
+        return MOST_THREADS, 3
+    return MOST_THREADS, 4 if name == "kStaged" and not shared else 5
+
+
+def compile_kernel(dtype: str, shared: bool, fast_math: bool, stores: int) -> Any:
+    """That kernel compiled for the current device and kept on disk, where there is a place for it."""
+    function = variant_kernel(dtype, shared, fast_math, stores)
+    options = {"launch_bounds": launch_bounds(dtype, shared, stores), "lto": False, "opt": True, "debug": False}
+    try:
+        dispatcher = cuda.jit(SIGNATURE, cache=True, **options)(function)
+    except RuntimeError:  # No folder can be written to.
+        dispatcher = cuda.jit(SIGNATURE, **options)(function)
+    (kernel,) = dispatcher.overloads.values()
+    return kernel

@@ -1,0 +1,233 @@
+"""The numba backend: the kernel in Python, compiled by numba-cuda when it is first needed.
+
+For those who have neither PyTorch nor CuPy: numba-cuda and a driver are enough. Its words and normals are the very
+functions of the cpu backend. Each combination of element type, noise, transform and stores is a kernel of its own,
+compiled alone, and Numba keeps it on disk.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import importlib.util
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from multisample.exceptions import BackendUnavailableError
+
+from .contract import Backend, BackendStatus, DeviceKind, RawArray, RawVector
+from .cuda_toolchain import INSTALL, clashes
+from .geometry import PACKED_GEOMETRY, Geometry, geometry
+from .sample_call import PACKED_CALL, pack_call, pack_plain_call
+
+__all__ = ["BACKEND"]
+
+_LEGACY_STREAM = 1  # CU_STREAM_LEGACY of cuda.h: the default stream.
+
+
+class _Parameters(threading.local):
+    """A kernel's parameters in memory, one after the other, and where they are, as the driver wants it."""
+
+    def __init__(self) -> None:
+        size = PACKED_CALL + PACKED_GEOMETRY
+        buffer = ctypes.create_string_buffer(size)
+        self.bytes = memoryview(buffer).cast("B")
+        self._size = ctypes.c_size_t(size)
+        # CU_LAUNCH_PARAM_BUFFER_POINTER, CU_LAUNCH_PARAM_BUFFER_SIZE and CU_LAUNCH_PARAM_END of cuda.h.
+        self._extra = (ctypes.c_void_p * 5)(1, ctypes.addressof(buffer), 2, ctypes.addressof(self._size), 0)
+        self.address = ctypes.addressof(self._extra)
+
+
+class NumbaBackend:
+    """See `multisample.backends.contract.Backend`."""
+
+    name = "numba"
+    device_kinds: tuple[DeviceKind, ...] = ("cuda",)
+    host_library = "numba"
+
+    def __init__(self) -> None:
+        # Numba's kernels, by element type, noise, transform, stores and device, and the driver's handles of them.
+        self.compiled: dict[tuple[Any, ...], Any] = {}
+        self._kernels: dict[tuple[Any, ...], Any] = {}
+        self._driver: Any = None
+        self._parameters = _Parameters()
+
+    def status(self) -> BackendStatus:
+        if importlib.util.find_spec("numba_cuda") is None:
+            return BackendStatus(False, (f"package numba-cuda is not installed: {INSTALL}",))
+        installed = importlib.metadata.version("numba-cuda")
+        version = f"numba-cuda {installed}"
+        try:
+            # The second is what compiling needs beside the first, and stumbles over a NumPy that is too new.
+            from numba import cuda
+            from numba.cuda.np import arrayobj  # noqa: F401
+        except Exception as error:  # Whatever a broken installation may do.
+            if "numpy" in str(error).lower():
+                return BackendStatus(
+                    False,
+                    (f"numba-cuda {installed} does not work with NumPy {np.__version__} ({error}): pip install"
+                     " 'numpy<2.5'",),
+                    version,
+                )  # fmt: skip
+            return BackendStatus(False, (f"package numba-cuda cannot be imported ({error}): {INSTALL}",), version)
+        reasons, device = [], ""
+        try:
+            devices = list(cuda.gpus)
+            device = _name(devices[0])
+            device += f" and {len(devices) - 1} more" if len(devices) > 1 else ""
+        except Exception as error:
+            message = " ".join(str(error).split()) or "there is none"
+            reasons.append(f"no CUDA device ({message}): see nvidia-smi and CUDA_VISIBLE_DEVICES")
+        try:
+            reasons.extend(clashes())
+        except Exception as error:
+            reasons.append(f"numba-cuda's compilers cannot be asked ({error}): {INSTALL}")
+        return BackendStatus(not reasons, tuple(reasons), version, device)
+
+    def prepare(self, device_kind: DeviceKind) -> None:
+        # One kernel, to see whether the compiler works at all; the others are compiled when they are needed.
+        from numba import cuda
+
+        key = ("float32", False, False, 0, cuda.current_context().device.id)
+        if key not in self._kernels:
+            self._compile(key)
+
+    def adopt(self, array: Any) -> Any:
+        from numba import cuda
+
+        if isinstance(array, np.ndarray):
+            self.prepare("cuda")
+            return cuda.to_device(array)
+        if hasattr(array, "__cuda_array_interface__"):
+            return cuda.as_cuda_array(array)
+        return _from_dlpack(array)
+
+    def small_kernel(self, dtype: str) -> None:
+        return None
+
+    def plain_launch(self) -> Callable[..., None]:
+        return self._launch_plain
+
+    def launch(
+        self,
+        mu: RawVector,
+        sigma: RawVector,
+        out: RawArray,
+        dtype: str,
+        seed: int,
+        offset: int,
+        dim_offset: int,
+        sample_offset: int,
+        shared: bool,
+        fast_math: bool,
+        device: int,
+        stream: int,
+    ) -> None:
+        assert not isinstance(out, np.ndarray)
+        rows, columns = out.shape
+        cut, packed_cut = geometry(
+            rows, columns, dtype, out.strides, out.pointer % 16, sample_offset % 4,
+            shared or (fast_math and dtype != "float64"), shared,
+        )  # fmt: skip
+        packed = pack_call(
+            mu, sigma, out, dtype, seed, offset, dim_offset, sample_offset, shared, fast_math, device, stream
+        )
+        self._run(packed + packed_cut, cut, dtype, shared, fast_math, device, stream)
+
+    def _launch_plain(
+        self,
+        mu: int,
+        sigma: int,
+        out: int,
+        d: int,
+        n: int,
+        dtype: str,
+        seed: int,
+        offset: int,
+        shared: bool,
+        fast_math: bool,
+        device: int,
+        stream: int,
+    ) -> None:
+        packed = pack_plain_call(mu, sigma, out, d, n, dtype, seed, offset, shared, fast_math, device, stream)
+        size = 8 if dtype == "float64" else 4
+        cheap = shared or (fast_math and size == 4)
+        cut, packed_cut = geometry(d, n, dtype, (n * size, size), out % 16, 0, cheap, shared)
+        self._run(packed + packed_cut, cut, dtype, shared, fast_math, device, stream)
+
+    def _run(
+        self, packed: bytes, cut: Geometry, dtype: str, shared: bool, fast_math: bool, device: int, stream: int
+    ) -> None:
+        """Launch with the context of `device` current."""
+        driver = self._driver or self._import()
+        error, current = driver.cuCtxGetDevice()
+        if error or int(current) != device:
+            from numba import cuda
+
+            with cuda.gpus[device]:
+                self._run(packed, cut, dtype, shared, fast_math, device, stream)
+            return
+        key = (dtype, shared, fast_math and dtype != "float64", cut.stores, device)
+        kernel = self._kernels.get(key) or self._compile(key)
+        parameters = self._parameters
+        parameters.bytes[:] = packed
+        (error,) = driver.cuLaunchKernel(kernel, cut.blocks, 1, 1, cut.threads, 1, 1, 0, stream, 0, parameters.address)
+        if error:
+            raise RuntimeError(f"backend: 'numba' could not launch its kernel: {error.name}")
+
+    def _import(self) -> Any:
+        from cuda.bindings import driver
+
+        self._driver = driver
+        return driver
+
+    def _compile(self, key: tuple[str, bool, bool, int, int]) -> Any:
+        try:
+            from .cuda_compilation import compile_kernel
+
+            kernel = compile_kernel(*key[:4])
+            handle = kernel.library.get_cufunc().handle
+        except Exception as error:
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            raise BackendUnavailableError(
+                "backend: 'numba' could not compile its kernel: " + "\n".join(lines[-20:])
+                + f"\nto install the versions that are known to work: {INSTALL}"
+            ) from error  # fmt: skip
+        self.compiled[key] = kernel  # The function is there as long as it is.
+        self._kernels[key] = handle
+        return handle
+
+
+class _Exported:
+    """Memory that DLPack tells of, as the CUDA array interface tells of it."""
+
+    def __init__(self, view: Any) -> None:
+        size = view.dtype.itemsize
+        self.view = view
+        self.__cuda_array_interface__ = {
+            "shape": tuple(view.shape),
+            "strides": None if view.strides is None else tuple(stride * size for stride in view.strides),
+            "typestr": f"<u{size}",  # There is no name for some types, like bfloat16.
+            "data": (view.ptr, bool(view.readonly)),
+            "version": 3,
+        }
+
+
+def _from_dlpack(array: Any) -> Any:
+    from cuda.core.utils import StridedMemoryView
+    from numba import cuda
+
+    # Ready on the default stream, which Numba works on where no other is named.
+    view = StridedMemoryView.from_dlpack(array, stream_ptr=_LEGACY_STREAM)
+    return cuda.as_cuda_array(_Exported(view)).view(view.dtype)
+
+
+def _name(device: Any) -> str:
+    name = device.name
+    return name.decode() if isinstance(name, bytes) else str(name)
+
+
+BACKEND: Backend = NumbaBackend()
