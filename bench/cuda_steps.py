@@ -32,6 +32,7 @@ import numpy as np
 import multisample
 from multisample.backends import csrc_files
 from multisample.backends.cupy import OPTIONS
+from multisample.backends.geometry import KERNEL_STORES
 
 REPEATS = 15
 ROTATED = 2**31  # Bytes of outputs in turn: far more than a cache.
@@ -221,14 +222,21 @@ def host_costs(backends: list[str]) -> dict[str, float]:
         import torch
 
         arrays["torch_ext"] = (*(torch.as_tensor(x) for x in vectors(d)), torch.empty((d, n), device="cuda"))
-    for backend in backends:
-        mu, sigma, out = arrays[backend]
+    if "numba" in backends:
+        from numba import cuda
+
+        arrays["numba"] = (*(cuda.as_cuda_array(x) for x in vectors(d)), cuda.device_array((d, n), np.float32))
+        arrays["numba, CuPy arrays"] = arrays["cupy"]
+    for name, (mu, sigma, out) in arrays.items():
+        backend = name.partition(",")[0]
         with_seed: Any = functools.partial(multisample.sample, mu, sigma, n, seed=7, backend=backend)
-        costs[f"{backend}, out="] = cost(functools.partial(with_seed, out=out))
-        costs[f"{backend}, new"] = cost(with_seed)
-        costs[f"{backend}, no seed, out="] = cost(
+        costs[f"{name}, out="] = cost(functools.partial(with_seed, out=out))
+        costs[f"{name}, new"] = cost(with_seed)
+        costs[f"{name}, no seed, out="] = cost(
             functools.partial(multisample.sample, mu, sigma, n, backend=backend, out=out)
         )
+    if "numba" in backends:
+        costs["numba.cuda.device_array"] = cost(lambda: cuda.device_array((d, n), np.float32))
     if "torch_ext" in backends:
         column, scale = (x[:, None] for x in arrays["torch_ext"][:2])
         costs["torch eager, mu + sigma * randn"] = cost(lambda: column + scale * torch.randn((d, n), device="cuda"))
@@ -279,6 +287,21 @@ def compiled_resources() -> dict[str, dict[str, int]]:
     return found
 
 
+def numba_resources() -> dict[str, dict[str, int]]:
+    """The same of the kernels of the numba backend: those that have been compiled until now."""
+    from multisample.backends.numba import BACKEND
+
+    noises, transforms = ("independent", "shared"), ("portable", "fast")
+    return {
+        f"{dtype}, {noises[shared]}, {transforms[fast]}, {KERNEL_STORES[stores]}": {
+            "registers": kernel.regs_per_thread,
+            "local": kernel.local_mem_per_thread,
+            "shared": kernel.shared_mem_per_block,
+        }
+        for (dtype, shared, fast, stores, _), kernel in BACKEND.compiled.items()
+    }
+
+
 def environment() -> dict[str, str]:
     runtime = cupy.cuda.runtime
     versions = {
@@ -290,7 +313,9 @@ def environment() -> dict[str, str]:
         "multisample": multisample.__version__,
         "sources": csrc_files.digest()[:12],
     }
-    for package in ("torch", "cupy-cuda12x", "cupy-cuda13x", "numba", "numpy"):
+    for package in (
+        "torch", "cupy-cuda12x", "cupy-cuda13x", "numba", "numba-cuda", "nvidia-nvvm", "nvidia-nvjitlink", "numpy",
+    ):  # fmt: skip
         try:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
@@ -315,6 +340,7 @@ def main(path: str) -> None:
         "fraction_of_memset": measure_shapes(backends),
         "host_us": host_costs(backends),
         "kernels": compiled_resources(),
+        "numba_kernels": numba_resources() if "numba" in backends else {},
     }
     Path(path).write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result["environment"], indent=1))
