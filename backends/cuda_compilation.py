@@ -59,6 +59,9 @@ def variant_kernel(dtype: str, shared: bool, fast_math: bool, stores: int) -> Ca
         _ = digest
         _draw(call, geometry, variant)
 
+    # What profilers show.
+    noise, transform = ("shared" if shared else "independent"), ("fast" if fast_math else "portable")
+    kernel.__qualname__ = f"sample_kernel_{dtype}_{noise}_{transform}_{KERNEL_STORES[stores]}"
     return kernel
 
 
@@ -77,6 +80,9 @@ def launch_bounds(dtype: str, shared: bool, stores: int) -> tuple[int, int]:
 def compile_kernel(dtype: str, shared: bool, fast_math: bool, stores: int) -> Any:
     """That kernel compiled for the current device and kept on disk, where there is a place for it."""
     function = variant_kernel(dtype, shared, fast_math, stores)
+    # Into a file of its own: where two processes write to one index at once, Numba mixes up what they compiled.
+    major, minor = cuda.get_current_device().compute_capability
+    function.__qualname__ += f"_{major}{minor}_{source_digest():x}"
     options = {"launch_bounds": launch_bounds(dtype, shared, stores), "lto": False, "opt": True, "debug": False}
     try:
         dispatcher = cuda.jit(SIGNATURE, cache=True, **options)(function)

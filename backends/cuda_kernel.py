@@ -26,8 +26,10 @@ from .words import column_part, row_part, stream_key, words
 
 __all__ = ["sample_kernel"]
 
-# How often a loop over rows is unrolled, by how they go to memory. Not at all for float64.
+# How often a loop over rows is unrolled, by how they go to memory.
 _UNROLL = {"kAligned": 8, "kShifted": 6, "kStaged": 4, "kStrided": 1}
+# At most so often where a row has little to do, or so much that registers run out.
+_UNROLL_SHARED, _UNROLL_FLOAT64 = 2, 1
 _TO_UNIT, _TO_UNIT_HALF = np.float32(2.0**-32), np.float32(2.0**-33)
 _MINUS_2_LN_2, _TO_ANGLE = np.float32(float.fromhex("-0x1.62e430p+0")), np.float32(float.fromhex("0x1.921fb6p-30"))
 _WARP = np.uint32(32)
@@ -257,7 +259,14 @@ def _columns(gpu: ModuleType, size: int, way: str) -> tuple[Function, Function, 
 
 
 def _drawing(
-    gpu: ModuleType, quad: Function, dimension_size: int, dtype: str, way: str, place_of: Function, inside: Function
+    gpu: ModuleType,
+    quad: Function,
+    dimension_size: int,
+    dtype: str,
+    shared: bool,
+    way: str,
+    place_of: Function,
+    inside: Function,
 ) -> Function:
     """``draw(noise, columns, run, chunk, rows, out, call, geometry)``.
 
@@ -268,8 +277,10 @@ def _drawing(
     thread_index = gpu.thread_index
     is_aligned, is_shifted = way == "kAligned", way == "kShifted"
 
+    most = _UNROLL_FLOAT64 if dtype == "float64" else _UNROLL_SHARED if shared else max(_UNROLL.values())
+
     def down(put_row: Function, way: str) -> Function:
-        return going_down(quad, put_row, dimension_size, 1 if dtype == "float64" else _UNROLL[way])
+        return going_down(quad, put_row, dimension_size, min(most, _UNROLL[way]))
 
     down_aligned, down_strided = down(aligned(gpu), "kAligned"), down(strided(gpu), "kStrided")
     down_staged = down(staged(gpu, size, element), "kStaged")
@@ -398,7 +409,7 @@ def sample_kernel(gpu: ModuleType, dtype: str, shared: bool, fast_math: bool, st
         return narrow(fma(s, z0, m)), narrow(fma(s, z1, m)), narrow(fma(s, z2, m)), narrow(fma(s, z3, m))
 
     place_of, inside, columns_of = _columns(gpu, size, way)
-    draw = _drawing(gpu, quad, dimension_size, dtype, way, place_of, inside)
+    draw = _drawing(gpu, quad, dimension_size, dtype, shared, way, place_of, inside)
     fetched, put = _fetching(gpu, dtype, dimension_size, write_dimension)
     chunk_size = CHUNK * dimension_size
     chunks_size, stages_size = 2 * chunk_size, 4 * MOST_THREADS * size if way == "kStaged" else 16

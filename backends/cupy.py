@@ -29,6 +29,8 @@ _TYPES = {"float16": "float16", "bfloat16": "bfloat16", "float32": "float", "flo
 # How each CUDA version's package of CuPy is called.
 _PACKAGES = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
 
+_INVALID_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT of cuda.h.
+
 OPTIONS = ("--std=c++17", f"-I{csrc_files.folder()}")
 """What NVRTC is told."""
 
@@ -194,7 +196,15 @@ class CupyBackend:
         parameters.call[:] = packed
         parameters.cut[:] = packed_cut
         # What the kernel's own call does too, in half the time.
-        cuda.driver.launchKernel(kernel, cut.blocks, 1, 1, cut.threads, 1, 1, 0, stream, parameters.address, 0)
+        launch = cuda.driver.launchKernel
+        try:
+            launch(kernel, cut.blocks, 1, 1, cut.threads, 1, 1, 0, stream, parameters.address, 0)
+        except cuda.driver.CUDADriverError as error:
+            if error.status != _INVALID_CONTEXT:
+                raise
+            # A thread that has not asked anything of the device yet has its number, but not its context.
+            cuda.Device(device).use()
+            launch(kernel, cut.blocks, 1, 1, cut.threads, 1, 1, 0, stream, parameters.address, 0)
 
     def _import(self) -> Any:
         import cupy

@@ -7,6 +7,7 @@ compiled alone, and Numba keeps it on disk.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib.metadata
 import importlib.util
@@ -102,7 +103,7 @@ class NumbaBackend:
             self.prepare("cuda")
             return cuda.to_device(array)
         if hasattr(array, "__cuda_array_interface__"):
-            return cuda.as_cuda_array(array)
+            return _from_interface(array)
         return _from_dlpack(array)
 
     def small_kernel(self, dtype: str) -> None:
@@ -216,13 +217,23 @@ class _Exported:
         }
 
 
+def _from_interface(array: Any) -> Any:
+    from cuda.bindings import driver
+    from numba import cuda
+
+    # Numba takes it to be on the device that is current.
+    attribute = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+    error, ordinal = driver.cuPointerGetAttribute(attribute, array.__cuda_array_interface__["data"][0])
+    with contextlib.nullcontext() if error else cuda.gpus[int(ordinal)]:
+        return cuda.as_cuda_array(array)
+
+
 def _from_dlpack(array: Any) -> Any:
     from cuda.core.utils import StridedMemoryView
-    from numba import cuda
 
     # Ready on the default stream, which Numba works on where no other is named.
     view = StridedMemoryView.from_dlpack(array, stream_ptr=_LEGACY_STREAM)
-    return cuda.as_cuda_array(_Exported(view)).view(view.dtype)
+    return _from_interface(_Exported(view)).view(view.dtype)
 
 
 def _name(device: Any) -> str:

@@ -159,6 +159,10 @@ def _raw_torch_stream() -> Callable[[int], int]:
     return raw or (lambda ordinal: int(torch.cuda.current_stream(ordinal).cuda_stream))
 
 
+def _numba_stream(stream: Any) -> int:
+    return int(getattr(stream, "handle", stream))
+
+
 class _Host(Library):
     """NumPy, and whatever NumPy can read: lists, numbers, objects with ``__array__``."""
 
@@ -383,7 +387,7 @@ class _Numba(Library):
             return cuda.device_array((d, n), _numpy_dtype(dtype), stream=like.stream)
 
     def stream(self, device: Device, array: Any) -> int:
-        return int(array.stream)
+        return _numba_stream(array.stream)
 
     def is_plain_type(self, kind: type) -> bool:
         return kind is sys.modules["numba.cuda"].cudadrv.devicearray.DeviceNDArray
@@ -394,15 +398,15 @@ class _Numba(Library):
         if named is None or len(shape) != 1 or sigma.shape != shape or sigma.dtype != element:
             return None
         dtype, size = named
-        context = memory.context
+        device = memory.context.device.id
         contiguous = (size,)
-        if mu.strides != contiguous or sigma.strides != contiguous or sigma_memory.context is not context:
+        if mu.strides != contiguous or sigma.strides != contiguous or sigma_memory.context.device.id != device:
             return None
         (d,) = shape
         mu_at, sigma_at = int(memory.device_pointer), int(sigma_memory.device_pointer)
         if out is None:
             result = type(mu)((d, n), (n * size, size), element, mu.stream)
-            if result.gpu_data.context is not context:  # Made on another device, which is the current one.
+            if result.gpu_data.context.device.id != device:  # Made on another device, which is the current one.
                 return None
             out_at = int(result.gpu_data.device_pointer)
         else:
@@ -411,7 +415,7 @@ class _Numba(Library):
                 or out.shape != (d, n)
                 or out.dtype != element
                 or out.strides != (n * size, size)
-                or out.gpu_data.context is not context
+                or out.gpu_data.context.device.id != device
             ):
                 return None
             result = out
@@ -421,7 +425,7 @@ class _Numba(Library):
                 return None
         if (mu_at | sigma_at | out_at) % size:
             return None
-        return result, mu_at, sigma_at, out_at, d, dtype, context.device.id, int(mu.stream)
+        return result, mu_at, sigma_at, out_at, d, dtype, device, _numba_stream(mu.stream)
 
     def to_host(self, array: Any) -> HostArray:
         return np.asarray(array.copy_to_host())
@@ -480,6 +484,11 @@ class _Jax(_Foreign):
         if isinstance(result, np.ndarray) and result.dtype.name == "bfloat16":
             # NumPy exports no bfloat16 through DLPack.
             return jax.device_put(result, jax.devices("cpu")[0])
+        if not hasattr(result, "__dlpack__"):  # Numba's arrays have the CUDA array interface alone.
+            if result.dtype.name != "bfloat16":
+                return jax.numpy.asarray(result)
+            # Which has no name for bfloat16.
+            return jax.lax.bitcast_convert_type(jax.numpy.asarray(result.view(np.uint16)), jax.numpy.bfloat16)
         return jax.numpy.from_dlpack(result)
 
 

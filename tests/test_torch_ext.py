@@ -78,6 +78,7 @@ def test_the_operator_refuses_what_it_cannot_take_and_says_what_it_got(operator:
     operator(torch.empty((5, 0)), mu, sigma, seed=1)
 
 
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning", "ignore:.*fork.*:RuntimeWarning")
 def test_large_results_are_drawn_by_all_threads_and_in_forked_children(bits: Callable[[Any], Array]) -> None:
     mu, sigma = (torch.from_numpy(x.astype(np.float32)) for x in host_vectors(700))
     expected = bits(multisample.sample(mu.numpy(), sigma.numpy(), 3001, backend="cpu", seed=4))

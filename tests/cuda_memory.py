@@ -1,0 +1,521 @@
+"""CUDA arrays of each library, and what the tests of CUDA backends do with them.
+
+Nothing is imported that needs a device until a test has found one; without one, those tests are skipped, unless
+``MULTISAMPLE_TEST_BACKENDS`` asks for a backend that cannot run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+import functools
+import gc
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import multisample
+from multisample.backends import registry, torch_ext_build
+
+Array = np.ndarray[Any, Any]
+ToArray = Callable[[Any], Array]
+
+VARIABLE = "MULTISAMPLE_TEST_BACKENDS"
+DTYPES: dict[str, Any] = {
+    "float16": np.float16,
+    "bfloat16": ml_dtypes.bfloat16,
+    "float32": np.float32,
+    "float64": np.float64,
+}
+NOISES = ("independent", "shared")
+SECONDS = 300
+# Of a kernel that only waits: some 0.2 s.
+CYCLES = 4 * 10**8
+
+
+# --- Which backends -------------------------------------------------------------------------------
+
+
+@functools.cache
+def device_count() -> int:
+    """As the driver counts them, which no library need be imported for."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    count = ctypes.c_int()
+    return count.value if driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 else 0
+
+
+@functools.cache
+def reasons_against(backend: str) -> tuple[str, ...]:
+    """Why `backend` cannot run on CUDA here."""
+    reasons = registry.find(backend).status().reasons
+    return reasons or (torch_ext_build.cuda_reasons() if backend == "torch_ext" else ())
+
+
+def require(backend: str) -> None:
+    """Skip the test where `backend` cannot run on CUDA, but fail it if that was asked for."""
+    value = os.environ.get(VARIABLE)
+    asked = None if value is None else [name.strip() for name in value.split(",")]
+    if asked is not None and backend not in asked:
+        pytest.skip(f"{VARIABLE} does not ask for {backend}")
+    if device_count() == 0 and asked is None:
+        pytest.skip("no CUDA device")
+    reasons = reasons_against(backend)
+    if not reasons:
+        return
+    # Where there is no device, to ask for torch_ext is to ask for what it does on the CPU.
+    elsewhere = backend == "torch_ext" and device_count() == 0 and registry.find(backend).status().available
+    if asked is not None and not elsewhere:
+        pytest.fail(f"{VARIABLE} asks for {backend!r}: {'; '.join(reasons)}", pytrace=False)
+    pytest.skip(f"{backend} cannot run on CUDA: {'; '.join(reasons)}")
+
+
+# --- Array libraries ------------------------------------------------------------------------------
+
+
+class TorchMemory:
+    """What these tests do with the arrays of a library: here PyTorch's."""
+
+    name = "torch"
+
+    def __init__(self) -> None:
+        self.torch = pytest.importorskip("torch")
+        if not self.torch.cuda.is_available():
+            pytest.skip("this PyTorch has no CUDA device")
+
+    def put(self, array: Any, device: int = 0) -> Any:
+        """A copy of a NumPy array on the device."""
+        array = np.array(array)
+        if array.dtype.name != "bfloat16":
+            return self.torch.from_numpy(array).to(f"cuda:{device}")
+        return self.torch.from_numpy(array.view(np.int16)).to(f"cuda:{device}").view(self.torch.bfloat16)
+
+    def repeated(self, value: float, dtype: str, length: int) -> Any:
+        """One element that stands for `length`."""
+        return self.torch.tensor([value], dtype=getattr(self.torch, dtype), device="cuda").expand(length)
+
+    def poisoned(self, size: int) -> Any:
+        """Bytes that are NaN in every type, and that no result has: all ones."""
+        return self.torch.full((size,), 0xFF, dtype=self.torch.uint8, device="cuda")
+
+    def view(self, buffer: Any, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...], first: int) -> Any:
+        """Elements of bytes; strides and the place of the first one in elements."""
+        return buffer.view(getattr(self.torch, dtype)).as_strided(shape, strides, first)
+
+    def packed(self, array: Any) -> Any:
+        """A matrix without what lies between its elements, so that no more than them goes to the host."""
+        return array.contiguous()
+
+    def copy(self, source: Any, target: Any) -> None:
+        """From one matrix of integers to another."""
+        target.copy_(source)
+
+    def same(self, a: Any, b: Any) -> bool:
+        return bool(self.torch.equal(a, b))
+
+    def count(self, vector: Any, value: int) -> int:
+        """How many elements have that value."""
+        return int((vector == value).sum())
+
+    def fill(self, vector: Any, value: float) -> None:
+        vector.fill_(value)
+
+    def stream(self) -> Any:
+        """A context in which a new stream is the current one."""
+        return self.torch.cuda.stream(self.torch.cuda.Stream())
+
+    def on_stream(self, array: Any) -> Any:
+        """The same array, for calls that are to be in the order of the current stream."""
+        return array
+
+    def keep_busy(self, cycles: int) -> None:
+        self.torch.cuda._sleep(cycles)
+
+    def marker(self) -> Callable[[], bool]:
+        """What says whether all that was given to the current stream until now is done."""
+        event = self.torch.cuda.Event()
+        event.record()
+        return lambda: bool(event.query())
+
+    def finish(self) -> None:
+        """Wait for the current stream."""
+        self.torch.cuda.current_stream().synchronize()
+
+    def synchronize(self) -> None:
+        self.torch.cuda.synchronize()
+
+    def device(self, device: int) -> Any:
+        """A context in which that device is the current one."""
+        return self.torch.cuda.device(device)
+
+    def current_device(self) -> int:
+        return int(self.torch.cuda.current_device())
+
+    def device_of(self, array: Any) -> int:
+        return int(array.get_device())
+
+    def free_bytes(self) -> int:
+        return int(self.torch.cuda.mem_get_info()[0])
+
+    def release(self) -> None:
+        """Give back what the library keeps for itself."""
+        self.torch.cuda.empty_cache()
+
+
+class CupyMemory:
+    """The same for CuPy."""
+
+    name = "cupy"
+
+    def __init__(self) -> None:
+        self.cupy = pytest.importorskip("cupy")
+        if not self.cupy.cuda.is_available():
+            pytest.skip("this CuPy has no CUDA device")
+        code = """
+extern "C" __global__ void spin(long long cycles) {
+  const long long start = clock64();
+  while (clock64() - start < cycles) {}
+}
+"""
+        self.spin = self.cupy.RawKernel(code, "spin")
+
+    def put(self, array: Any, device: int = 0) -> Any:
+        with self.cupy.cuda.Device(device):
+            if array.dtype.name != "bfloat16":
+                return self.cupy.asarray(array)
+            return self.cupy.asarray(array.view(np.uint16)).view(array.dtype)
+
+    def repeated(self, value: float, dtype: str, length: int) -> Any:
+        return self.cupy.broadcast_to(self.cupy.asarray(np.array([value], dtype)), (length,))
+
+    def poisoned(self, size: int) -> Any:
+        buffer = self.cupy.empty(size, np.uint8)
+        buffer.data.memset_async(0xFF, size)
+        return buffer
+
+    def view(self, buffer: Any, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...], first: int) -> Any:
+        element = numpy_dtype(dtype)
+        size = element.itemsize
+        return self.cupy.ndarray(
+            shape, element, memptr=buffer.data + first * size, strides=tuple(size * stride for stride in strides)
+        )
+
+    def packed(self, array: Any) -> Any:
+        return self.cupy.ascontiguousarray(array)
+
+    def copy(self, source: Any, target: Any) -> None:
+        target[...] = source
+
+    def same(self, a: Any, b: Any) -> bool:
+        return bool(self.cupy.array_equal(a, b))
+
+    def count(self, vector: Any, value: int) -> int:
+        return int((vector == value).sum())
+
+    def fill(self, vector: Any, value: float) -> None:
+        vector.fill(value)
+
+    def stream(self) -> Any:
+        return self.cupy.cuda.Stream(non_blocking=True)
+
+    def on_stream(self, array: Any) -> Any:
+        return array
+
+    def keep_busy(self, cycles: int) -> None:
+        self.spin((1,), (1,), (np.int64(cycles),))
+
+    def marker(self) -> Callable[[], bool]:
+        event = self.cupy.cuda.Event()
+        event.record(self.cupy.cuda.get_current_stream())
+        return lambda: bool(event.done)
+
+    def finish(self) -> None:
+        self.cupy.cuda.get_current_stream().synchronize()
+
+    def synchronize(self) -> None:
+        self.cupy.cuda.runtime.deviceSynchronize()
+
+    def device(self, device: int) -> Any:
+        return self.cupy.cuda.Device(device)
+
+    def current_device(self) -> int:
+        return int(self.cupy.cuda.runtime.getDevice())
+
+    def device_of(self, array: Any) -> int:
+        return int(array.device.id)
+
+    def free_bytes(self) -> int:
+        return int(self.cupy.cuda.runtime.memGetInfo()[0])
+
+    def release(self) -> None:
+        self.cupy.get_default_memory_pool().free_all_blocks()
+
+
+def numba_kernels() -> Any:
+    """What CuPy and PyTorch have functions for. Grids are large enough for Numba not to warn that they are small."""
+    from llvmlite import ir
+    from numba import cuda, types
+    from numba.extending import intrinsic
+
+    @intrinsic
+    def clock(typingctx):
+        def codegen(context, builder, signature, args):
+            # With a side effect, so that each is read when it is asked for.
+            return builder.asm(ir.FunctionType(ir.IntType(64), []), "mov.u64 $0, %clock64;", "=l", [], True)
+
+        return types.int64(), codegen
+
+    @cuda.jit(lto=False)
+    def spin(cycles):
+        start = clock()
+        while clock() - start < cycles:
+            pass
+
+    @cuda.jit(lto=False)
+    def fill(vector, value):
+        for k in range(cuda.grid(1), vector.size, cuda.gridsize(1)):
+            vector[k] = value
+
+    @cuda.jit(lto=False)
+    def count(vector, value, found):
+        mine = 0
+        for k in range(cuda.grid(1), vector.size, cuda.gridsize(1)):
+            if vector[k] == value:
+                mine += 1
+        cuda.atomic.add(found, 0, mine)
+
+    @cuda.jit(lto=False)
+    def copy(source, target):
+        rows, columns = source.shape
+        for k in range(cuda.grid(1), rows * columns, cuda.gridsize(1)):
+            target[k // columns, k % columns] = source[k // columns, k % columns]
+
+    return SimpleNamespace(spin=spin, fill=fill, count=count, copy=copy)
+
+
+class NumbaMemory:
+    """The same for Numba, which has no current stream: an array names the stream on which it is ready."""
+
+    name = "numba"
+    grid = (512, 128)
+
+    def __init__(self) -> None:
+        reasons = reasons_against("numba")
+        if reasons:
+            pytest.skip(f"Numba cannot use CUDA: {'; '.join(reasons)}")
+        from numba import cuda
+        from numba.cuda.cudadrv import devicearray, driver
+
+        self.cuda, self.driver = cuda, driver
+        self.array = devicearray.DeviceNDArray
+        self.kernels = numba_kernels()
+        self.current: Any = 0
+
+    def put(self, array: Any, device: int = 0) -> Any:
+        array = np.ascontiguousarray(array)
+        with self.cuda.gpus[device]:
+            if array.dtype.name != "bfloat16":
+                return self.cuda.to_device(array)
+            return self.cuda.to_device(array.view(np.uint16)).view(array.dtype)
+
+    def repeated(self, value: float, dtype: str, length: int) -> Any:
+        one = self.put(np.array([value], dtype))
+        return self.array((length,), (0,), one.dtype, gpu_data=one.gpu_data)
+
+    def poisoned(self, size: int) -> Any:
+        buffer = self.cuda.device_array(size, np.uint8)
+        self.driver.device_memset(buffer, 0xFF, size)
+        return buffer
+
+    def view(self, buffer: Any, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...], first: int) -> Any:
+        element = numpy_dtype(dtype)
+        size = element.itemsize
+        return self.at(buffer, first * size, shape, tuple(size * stride for stride in strides), dtype)
+
+    def at(self, buffer: Any, start: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> Any:
+        """The same with the place of the first element and strides in bytes, whether or not that is aligned."""
+        return self.array(shape, strides, numpy_dtype(dtype), gpu_data=buffer.gpu_data.view(start))
+
+    def packed(self, array: Any) -> Any:
+        integer = f"int{8 * array.dtype.itemsize}"
+        target = self.cuda.device_array(array.shape, integer)
+        self.copy(array.view(integer), target)
+        return target.view(array.dtype)
+
+    def copy(self, source: Any, target: Any) -> None:
+        self.kernels.copy[(*self.grid, self.current)](source, target)
+
+    def same(self, a: Any, b: Any) -> bool:
+        return bool(np.array_equal(a.copy_to_host(), b.copy_to_host()))
+
+    def count(self, vector: Any, value: int) -> int:
+        found = self.cuda.to_device(np.zeros(1, np.int64))
+        self.kernels.count[self.grid](vector, value, found)
+        return int(found.copy_to_host()[0])
+
+    def fill(self, vector: Any, value: float) -> None:
+        self.kernels.fill[(*self.grid, self.current)](vector, value)
+
+    @contextlib.contextmanager
+    def stream(self) -> Iterator[Any]:
+        """None of Numba's own: those wait for the default stream, and it for them, which would hide a mistake.
+
+        It is never destroyed, because arrays go on naming it.
+        """
+        flag = self.driver.binding.CUstream_flags.CU_STREAM_NON_BLOCKING
+        handle = self.driver.driver.cuStreamCreate(flag.value)
+        # To free memory is to wait for the device.
+        with self.cuda.defer_cleanup():
+            self.current = self.cuda.external_stream(int(handle))
+            try:
+                yield self.current
+            finally:
+                self.current.synchronize()
+                self.current = 0
+
+    def on_stream(self, array: Any) -> Any:
+        return array.bind(self.current)
+
+    def keep_busy(self, cycles: int) -> None:
+        self.kernels.spin[128, 1, self.current](cycles)
+
+    def marker(self) -> Callable[[], bool]:
+        event = self.cuda.event(timing=False)
+        event.record(self.current)
+        return lambda: bool(event.query())
+
+    def finish(self) -> None:
+        (self.current or self.cuda.default_stream()).synchronize()
+
+    def synchronize(self) -> None:
+        self.cuda.synchronize()
+
+    def device(self, device: int) -> Any:
+        return self.cuda.gpus[device]
+
+    def current_device(self) -> int:
+        return int(self.cuda.current_context().device.id)
+
+    def device_of(self, array: Any) -> int:
+        # As the driver knows it.
+        attribute = self.driver.binding.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+        address = self.driver.binding.CUdeviceptr(array.__cuda_array_interface__["data"][0])
+        return int(self.driver.driver.cuPointerGetAttribute(attribute, address))
+
+    def free_bytes(self) -> int:
+        return int(self.cuda.current_context().get_memory_info().free)
+
+    def release(self) -> None:
+        context = self.cuda.current_context()
+        context.memory_manager.deallocations.clear()
+        context.deallocations.clear()
+
+
+_MEMORIES = {"torch": TorchMemory, "cupy": CupyMemory, "numba": NumbaMemory}
+_used: dict[str, Any] = {}
+
+
+def memory_of(library: str) -> Any:
+    if library not in _used:
+        _used[library] = _MEMORIES[library]()
+    return _used[library]
+
+
+def release() -> None:
+    """Give back what the libraries keep for themselves."""
+    gc.collect()
+    for memory in _used.values():
+        memory.release()
+
+
+class Exported:
+    """Memory of a Numba array that is known by the CUDA array interface alone; `more` goes into that."""
+
+    def __init__(self, array: Any, **more: Any) -> None:
+        self.array = array
+        self.__cuda_array_interface__ = {
+            "data": array.__cuda_array_interface__["data"], "shape": array.shape, "strides": array.strides,
+            "typestr": array.dtype.str, "version": 3, **more,
+        }  # fmt: skip
+
+
+class ExportedByDlpack:
+    """Memory of an array that is known by DLPack alone."""
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return self.array.__dlpack_device__()
+
+
+@dataclasses.dataclass(frozen=True)
+class Gpu:
+    """A backend, and the library whose arrays it is given."""
+
+    memory: Any
+    backend: str
+
+    def sample(self, *arguments: Any, **options: Any) -> Any:
+        return multisample.sample(*arguments, backend=self.backend, **options)
+
+
+OWN = (("torch", "torch_ext"), ("cupy", "cupy"), ("numba", "numba"))
+CROSSED = tuple(
+    (library, backend) for library, own in OWN for _, backend in OWN if backend != own
+)  # fmt: skip
+
+
+def gpu_of(pair: tuple[str, str]) -> Gpu:
+    library, backend = pair
+    require(backend)
+    return Gpu(memory_of(library), backend)
+
+
+def names(pair: tuple[str, str]) -> str:
+    return pair[1] if pair in OWN else f"{pair[1]} on {pair[0]}"
+
+
+# --- Numbers to draw from, and what is expected ---------------------------------------------------
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    return np.dtype(DTYPES.get(name, name))
+
+
+def computing(dtype: str) -> str:
+    return "float64" if dtype == "float64" else "float32"
+
+
+def vectors(d: int, dtype: str = "float32", seed: int = 0) -> tuple[Array, Array]:
+    """Means and standard deviations of every size that float16 holds too, zeros among them."""
+    draw = np.random.default_rng(seed)
+    mu = draw.normal(size=d) * 10.0 ** draw.integers(-6, 4, d)
+    sigma = np.abs(draw.normal(size=d)) * 10.0 ** draw.integers(-6, 4, d)
+    mu[draw.random(d) < 0.1] = 0
+    sigma[draw.random(d) < 0.05] = 0
+    return mu.astype(computing(dtype)), sigma.astype(computing(dtype))
+
+
+def on_cpu(mu: Any, sigma: Any, n: int, dtype: str = "float32", **options: Any) -> Array:
+    return np.asarray(multisample.sample(mu, sigma, n, backend="cpu", dtype=dtype, **options))
+
+
+def known_sums() -> list[int]:
+    """Of the bit patterns that the transform makes of all words: radii, half cosines, half sines."""
+    data = Path(__file__).parent / "data" / "transform_f32.json"
+    known = json.loads(data.read_text())["sums_over_all_words"]
+    return [int(known[name], 16) for name in ("R", "fma_minus_s_s_half", "s_times_c")]

@@ -1,0 +1,557 @@
+"""What the Python kernel asks of a GPU, answered on the CPU: `multisample.backends.cuda_intrinsics` by the same names.
+
+Numba's own simulator runs Python, not compiled functions. Here the kernel is compiled as it is, and every CUDA thread
+of a block is a fiber, which runs until it has to wait for others: at a barrier, or where threads of a warp exchange
+values. Blocks run one after the other, and so do the warps of a block and the threads of a warp, each as far ahead of
+the others as it can, in either order: what lacks a barrier meets garbage. Every access to memory is looked at, and the
+first that is wrong ends the launch. (shim/cuda_shim.h does the same for the kernel in C++.)
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import cfunc, njit, types
+from numba.extending import intrinsic
+from numba.np.numpy_support import from_dtype
+
+from multisample.backends.geometry import MOST_THREADS, PACKED_GEOMETRY, Geometry
+from multisample.backends.intrinsics import from_float_bits
+from multisample.backends.narrow import to_float16
+from multisample.backends.sample_call import PACKED_CALL, SampleCall, Vector
+
+__all__ = [
+    "AVAILABLE",
+    "CALL",
+    "GEOMETRY",
+    "BrokenKernelError",
+    "all_of_warp",
+    "block_index",
+    "compile_kernel",
+    "cosine",
+    "float16_bits",
+    "float16_value",
+    "from_lane",
+    "from_lane_before",
+    "hidden",
+    "launch",
+    "load",
+    "load_shared",
+    "load_shared_quad",
+    "log2",
+    "once",
+    "shared_memory",
+    "sine",
+    "square_root",
+    "store",
+    "store_quad",
+    "store_shared",
+    "store_shared_quad",
+    "synchronize_block",
+    "synchronize_warp",
+    "thread_index",
+]
+
+Array = np.ndarray[Any, Any]
+
+AVAILABLE = sys.platform == "linux" and sys.maxsize > 2**32 and hasattr(ctypes.CDLL(None), "makecontext")
+"""Whether the C library has fibers, and keeps them in memory as is said below."""
+
+_i32, _i64, _u32, _u64, _f64 = types.int32, types.int64, types.uint32, types.uint64, types.float64
+_VECTOR = types.NamedTuple((_i64, _i64, _f64, _u32, _u32), Vector)
+CALL = types.NamedTuple((_VECTOR, _VECTOR) + (_i64,) * 7 + (_u64, _u64, _u32, _u32, _u32, _i32, _i64), SampleCall)
+GEOMETRY = types.NamedTuple((_u32,) * 14 + (_i32,), Geometry)
+"""With `CALL` the types of a kernel's parameters, as in `multisample.backends.cuda_compilation.SIGNATURE`."""
+
+_WARP = 32
+_POISON = 0xA5
+# All that a block has without asking for more, and how far its pieces are apart here.
+_MOST_SHARED, _GAP = 48 << 10, 64
+# A kernel that comes to so many is taken to go on for ever.
+_MOST_ACCESSES = 10**8
+
+# Memory, by its number in the state: the output, mu and sigma, and then the pieces of shared memory.
+_OUT, _VECTORS, _SHARED, _REGIONS = 0, 1, 3, 8
+_NAMES = ("the output", "mu or sigma", "sigma") + ("shared memory",) * (_REGIONS - _SHARED)
+
+# What a thread waits for.
+_READY, _BLOCK, _WARP_BARRIER, _SHUFFLE, _VOTE, _DONE, _FOR_EVER = range(7)
+
+_FAILURES = (
+    "",
+    "touches memory outside of",
+    "is not aligned in",
+    "writes an element again in",
+    "goes on for ever in",
+    "wants too much of",
+    "waits for something else than its warp",
+    "waits for something else than its block",
+)
+_OUTSIDE, _NOT_ALIGNED, _AGAIN, _ENDLESS, _TOO_MUCH, _APART_FROM_WARP, _APART_FROM_BLOCK = range(1, len(_FAILURES))
+
+_STATE = np.zeros(
+    (),
+    np.dtype(
+        [
+            ("parameters", np.uint64, -(-(PACKED_CALL + PACKED_GEOMETRY) // 8)),
+            ("begins", np.int64, _REGIONS),
+            ("ends", np.int64, _REGIONS),
+            ("written", np.int64),  # address of a byte for each element of the output's memory
+            ("element_size", np.int64),
+            ("accesses", np.int64),
+            ("block", np.uint32),
+            ("thread", np.uint32),
+            ("failure", np.int64),
+            ("address", np.int64),
+            ("region", np.int64),
+            ("waits_for", np.uint32, MOST_THREADS),
+            ("values", np.uint64, MOST_THREADS),  # given to the warp, then taken from it
+            ("lanes", np.uint32, MOST_THREADS),  # to take it from
+            ("pieces", np.uint32, MOST_THREADS),  # of shared memory that the thread has asked for
+        ],
+        align=True,
+    ),
+)
+_VALUES = _STATE["values"].ctypes.data
+
+# Fibers, and what they return to when they wait. The C library's context begins with 8 bytes each: flags, the context
+# that follows it, and the address, flags and size of its stack. On no processor is it larger than this.
+_CONTEXT, _STACK = 8 << 10, 256 << 10
+_contexts = np.zeros((MOST_THREADS + 1) * _CONTEXT + 64, np.uint8)
+_stacks = np.empty(MOST_THREADS * _STACK, np.uint8)
+_shared = np.empty(_MOST_SHARED + _REGIONS * _GAP + 64, np.uint8)
+_CONTEXTS, _STACKS, _SHARED_BEGIN = (-(-memory.ctypes.data // 64) * 64 for memory in (_contexts, _stacks, _shared))
+_SCHEDULER = _CONTEXTS + MOST_THREADS * _CONTEXT
+
+_getcontext = types.ExternalFunction("getcontext", _i32(_i64))
+_makecontext = types.ExternalFunction("makecontext", types.void(_i64, _i64, _i32))
+_swapcontext = types.ExternalFunction("swapcontext", _i32(_i64, _i64))
+_memset = types.ExternalFunction("memset", _i64(_i64, _i32, _i64))
+
+
+class BrokenKernelError(Exception):
+    """A kernel does what on a GPU may do anything."""
+
+
+# --- Memory, not looked at ------------------------------------------------------------------------
+
+
+def _at(context: Any, builder: Any, address: Any, kind: Any) -> Any:
+    return builder.inttoptr(address, context.get_value_type(kind).as_pointer())
+
+
+def _number_type(kind: Any) -> Any:
+    return kind.dtype if isinstance(kind, types.NumberClass) else kind
+
+
+@intrinsic
+def _size(typingctx: Any, kind: Any) -> Any:
+    """Bytes of a number of this type, or of the type of this number."""
+    size = _number_type(kind).bitwidth // 8
+    return types.int64(kind), lambda context, builder, signature, args: ir.Constant(ir.IntType(64), size)
+
+
+@intrinsic
+def _read(typingctx: Any, address: Any, kind: Any) -> Any:
+    result = _number_type(kind)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.load(_at(context, builder, args[0], result))
+
+    return result(address, kind), codegen
+
+
+@intrinsic
+def _write(typingctx: Any, address: Any, x: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        builder.store(args[1], _at(context, builder, args[0], x))
+        return context.get_dummy_value()
+
+    return types.void(address, x), codegen
+
+
+@intrinsic
+def _state(typingctx: Any) -> Any:
+    """`_STATE`; a global array would be copied into the code."""
+    record = from_dtype(_STATE.dtype)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.inttoptr(ir.Constant(ir.IntType(64), _STATE.ctypes.data), context.get_value_type(record))
+
+    return record(), codegen
+
+
+@intrinsic
+def _parameters(typingctx: Any) -> Any:
+    """The call and the geometry: their bytes as they are, because Numba lays out tuples as C does structs."""
+    both = types.Tuple((CALL, GEOMETRY))
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        values = []
+        for kind, skip in ((CALL, 0), (GEOMETRY, PACKED_CALL)):
+            address = ir.Constant(ir.IntType(64), _STATE["parameters"].ctypes.data + skip)
+            values.append(builder.load(_at(context, builder, address, kind)))
+        return context.make_tuple(builder, both, values)
+
+    return both(), codegen
+
+
+# --- A grid ---------------------------------------------------------------------------------------
+
+
+@njit
+def _wait(what):
+    gpu = _state()
+    gpu.waits_for[gpu.thread] = what
+    _swapcontext(_CONTEXTS + np.int64(gpu.thread) * _CONTEXT, _SCHEDULER)
+
+
+@njit
+def _resume(thread):
+    _state().thread = thread
+    _swapcontext(_SCHEDULER, _CONTEXTS + np.int64(thread) * _CONTEXT)
+
+
+@njit
+def _fail(failure, address, region):
+    gpu = _state()
+    gpu.failure, gpu.address, gpu.region = failure, address, region
+    _wait(_FOR_EVER)
+
+
+@njit
+def _run_warp(first, backwards):
+    """Until all its threads wait for the block, or are done. Whether it comes to that."""
+    gpu = _state()
+    given = np.empty(_WARP, np.uint64)
+    while True:
+        for k in range(_WARP):
+            thread = first + (_WARP - 1 - k if backwards else k)
+            if gpu.waits_for[thread] == _READY:
+                _resume(thread)
+                if gpu.failure:
+                    return False
+        what, all_true = gpu.waits_for[first], True
+        for lane in range(_WARP):
+            if gpu.waits_for[first + lane] != what:
+                gpu.failure, gpu.thread = _APART_FROM_WARP, first + lane
+                return False
+            given[lane] = gpu.values[first + lane]
+            all_true = all_true and given[lane] != 0
+        if what in (_BLOCK, _DONE):
+            return True
+        for lane in range(_WARP):
+            thread = first + lane
+            gpu.waits_for[thread] = _READY
+            if what == _SHUFFLE:
+                gpu.values[thread] = given[gpu.lanes[thread]]
+            elif what == _VOTE:
+                gpu.values[thread] = all_true
+
+
+@njit
+def _run_block(threads, backwards):
+    """Whether all its threads come to their end."""
+    gpu = _state()
+    _memset(_SHARED_BEGIN, _POISON, _MOST_SHARED + _REGIONS * _GAP)
+    gpu.begins[_SHARED:], gpu.ends[_SHARED:] = 0, 0
+    gpu.waits_for[:], gpu.pieces[:] = _READY, 0
+    while True:
+        for k in range(0, threads, _WARP):
+            if not _run_warp(threads - _WARP - k if backwards else k, backwards):
+                return False
+        what = gpu.waits_for[0]
+        for thread in range(threads):
+            if gpu.waits_for[thread] != what:
+                gpu.failure, gpu.thread = _APART_FROM_BLOCK, thread
+                return False
+            gpu.waits_for[thread] = _READY
+        if what == _DONE:
+            return True
+
+
+@njit
+def _run_grid(entry, blocks, threads, backwards):
+    gpu = _state()
+    for thread in range(threads):
+        context = _CONTEXTS + thread * _CONTEXT
+        _getcontext(context)
+        _write(context + 8, np.int64(0))
+        _write(context + 16, np.int64(_STACKS + thread * _STACK))
+        _write(context + 32, np.int64(_STACK - 64))
+        _makecontext(context, entry, 0)
+    for k in range(blocks):
+        gpu.block = blocks - 1 - k if backwards else k
+        if not _run_block(threads, backwards):
+            break
+
+
+# Without what Python would call them by.
+_jit = njit(no_cpython_wrapper=True, no_cfunc_wrapper=True)
+_compiled_once: dict[Any, Any] = {}
+
+
+def once(function: Callable[..., Any]) -> Any:
+    """Decorator, in place of `multisample.backends.compilation.inline`.
+
+    Nothing is inlined, and what is equal in several kernels is compiled once: else it takes ten times as long.
+    """
+    closure = (cell.cell_contents for cell in function.__closure__ or ())
+    key = function.__code__, id(function.__globals__), tuple((type(x), x) for x in closure)
+    if key not in _compiled_once:
+        _compiled_once[key] = _jit(function)
+    return _compiled_once[key]
+
+
+def compile_kernel(function: Callable[..., None]) -> Any:
+    """``function(call, geometry)``, which asks this module for a GPU, for `launch`."""
+    kernel = _jit(function)
+
+    @cfunc(types.void())
+    def thread_of_all_blocks():
+        while True:
+            call, geometry = _parameters()
+            kernel(call, geometry)
+            _wait(_DONE)
+
+    return thread_of_all_blocks
+
+
+def launch(
+    kernel: Any,
+    blocks: int,
+    threads: int,
+    parameters: bytes,
+    out: Array,
+    vectors: Sequence[Array | float],
+    *,
+    backwards: bool = False,
+) -> None:
+    """Run the grid.
+
+    Parameters
+    ----------
+    kernel
+        From `compile_kernel`.
+    blocks, threads : int
+        Of the grid, and of each block.
+    parameters : bytes
+        The call and the geometry, packed.
+    out : array
+        What the kernel may write, nothing twice; also what lies between the elements.
+    vectors : two arrays or numbers
+        mu and sigma: what it may read.
+    backwards : bool
+        Whether the last block, warp and thread come first.
+
+    Raises
+    ------
+    BrokenKernelError
+        At the first thing that a kernel must not do.
+    """
+    if blocks < 1 or threads % _WARP != 0 or not 0 < threads <= MOST_THREADS:
+        raise BrokenKernelError(f"no such grid: {blocks} blocks of {threads} threads")
+    _STATE["parameters"].view(np.uint8)[...] = np.frombuffer(parameters.ljust(_STATE["parameters"].nbytes), np.uint8)
+    _STATE["begins"], _STATE["ends"] = 0, 0
+    for region, memory in enumerate((out, *vectors)):
+        if isinstance(memory, np.ndarray):
+            _STATE["begins"][region], _STATE["ends"][region] = _bounds(memory)
+    begin, end = _bounds(out)
+    written = np.zeros((end - begin) // out.itemsize, np.uint8)
+    _STATE["written"], _STATE["element_size"] = written.ctypes.data, out.itemsize
+    _STATE["accesses"], _STATE["failure"], _STATE["region"] = 0, 0, -1
+    _run_grid(kernel.address, blocks, threads, backwards)
+    if _STATE["failure"]:
+        failure, region = int(_STATE["failure"]), int(_STATE["region"])
+        what = f"block {_STATE['block']}, thread {_STATE['thread']}: {_FAILURES[failure]}"
+        if region >= 0:
+            what += f" {_NAMES[region]}, {_STATE['address'] - _STATE['begins'][region]} bytes from its begin"
+        raise BrokenKernelError(what)
+
+
+def _bounds(array: Array) -> tuple[int, int]:
+    reach = [stride * (length - 1) for stride, length in zip(array.strides, array.shape, strict=True)]
+    first = int(array.__array_interface__["data"][0])
+    return first + sum(r for r in reach if r < 0), first + sum(r for r in reach if r > 0) + array.itemsize
+
+
+# --- What a kernel asks for -----------------------------------------------------------------------
+
+
+@njit
+def thread_index():
+    return _state().thread
+
+
+@njit
+def block_index():
+    return _state().block
+
+
+@njit
+def synchronize_block():
+    _wait(_BLOCK)
+
+
+@njit
+def synchronize_warp():
+    _wait(_WARP_BARRIER)
+
+
+@njit
+def from_lane(x, lane):
+    gpu = _state()
+    mine = _VALUES + np.int64(gpu.thread) * 8
+    gpu.lanes[gpu.thread] = lane
+    _write(mine, x)
+    _wait(_SHUFFLE)
+    return _read(mine, x)
+
+
+@njit
+def from_lane_before(x):
+    lane = thread_index() % _WARP
+    return from_lane(x, max(lane, 1) - 1)
+
+
+@njit
+def all_of_warp(flag):
+    gpu = _state()
+    gpu.values[gpu.thread] = flag
+    _wait(_VOTE)
+    return gpu.values[gpu.thread] != 0
+
+
+@njit
+def _allowed(address, size, region, regions):
+    """`address`, if one of the regions has so many bytes there, and it is divisible by them, or by 16."""
+    gpu = _state()
+    gpu.accesses += 1
+    if gpu.accesses > _MOST_ACCESSES:
+        _fail(_ENDLESS, address, region)
+    if address % min(size, 16) != 0:
+        _fail(_NOT_ALIGNED, address, region)
+    for k in range(region, region + regions):
+        if gpu.begins[k] <= address and address + size <= gpu.ends[k]:
+            return address
+    _fail(_OUTSIDE, address, region)
+    return address
+
+
+@njit
+def _allowed_of_vectors(address, size):
+    return _allowed(address, size, _VECTORS, _SHARED - _VECTORS)
+
+
+@njit
+def _allowed_of_shared(address, size):
+    return _allowed(address, size, _SHARED, _REGIONS - _SHARED)
+
+
+@njit
+def _allowed_once(address, size):
+    gpu = _state()
+    _allowed(address, size, _OUT, 1)
+    for k in range(size // gpu.element_size):
+        byte = gpu.written + (address - gpu.begins[_OUT]) // gpu.element_size + k
+        if _read(byte, np.uint8) != 0:
+            _fail(_AGAIN, address, _OUT)
+        _write(byte, np.uint8(1))
+    return address
+
+
+@njit
+def load(address, dtype):
+    return _read(_allowed_of_vectors(address, _size(dtype)), dtype)
+
+
+@njit
+def store(address, x):
+    _write(_allowed_once(address, _size(x)), x)
+
+
+@njit
+def store_quad(address, quad):
+    size = _size(quad[0])
+    at = _allowed_once(address, 4 * size)
+    for k in range(4):
+        _write(at + k * size, quad[k])
+
+
+@njit
+def load_shared(address, dtype):
+    return _read(_allowed_of_shared(address, _size(dtype)), dtype)
+
+
+@njit
+def store_shared(address, x):
+    _write(_allowed_of_shared(address, _size(x)), x)
+
+
+@njit
+def load_shared_quad(address):
+    at = _allowed_of_shared(address, 16)
+    return _read(at, np.uint32), _read(at + 4, np.uint32), _read(at + 8, np.uint32), _read(at + 12, np.uint32)
+
+
+@njit
+def store_shared_quad(address, quad):
+    at = _allowed_of_shared(address, 16)
+    for k in range(4):
+        _write(at + 4 * k, quad[k])
+
+
+@njit
+def shared_memory(size):
+    """For all threads of a block the same, at the same of their calls."""
+    gpu = _state()
+    piece = _SHARED + np.int64(gpu.pieces[gpu.thread])
+    gpu.pieces[gpu.thread] += 1
+    begin = _SHARED_BEGIN if piece == _SHARED else gpu.ends[piece - 1] + _GAP
+    begin += -begin % 16
+    if piece == _REGIONS or begin + size > _SHARED_BEGIN + _MOST_SHARED:
+        _fail(_TOO_MUCH, begin, _SHARED)
+    gpu.begins[piece], gpu.ends[piece] = begin, begin + size
+    return begin
+
+
+@intrinsic
+def hidden(typingctx: Any, x: Any) -> Any:
+    return (x(x), lambda context, builder, signature, args: args[0]) if x == types.uint32 else None
+
+
+@njit
+def log2(x):
+    return np.log2(x)
+
+
+@njit
+def square_root(x):
+    return np.sqrt(x)
+
+
+@njit
+def cosine(x):
+    return np.cos(x)
+
+
+@njit
+def sine(x):
+    return np.sin(x)
+
+
+@njit
+def float16_bits(x):
+    return to_float16(x)
+
+
+@njit
+def float16_value(bits):
+    """Of a finite number."""
+    magnitude = from_float_bits(np.int32(np.int32(bits & 0x7FFF) << 13)) * np.float32(2.0**112)
+    return np.float32(-magnitude if bits & 0x8000 else magnitude)

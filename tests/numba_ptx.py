@@ -1,0 +1,89 @@
+"""Compile the Python kernel for GPUs that are not there, for test_numba_ptx.py.
+
+A program of its own, because numba-cuda has to be told of a device, and such a process is good for nothing else. It
+reads one line of JSON for each kernel, ``[name, [dtype, shared, fast_math, stores], [major, minor]]``, and puts
+``name.ptx``, what nvJitLink makes of that, ``name.cubin``, and what it says of it, ``name.log``, into the folder that
+is its argument. Where a compiler cannot be loaded it ends with `CANNOT` and says which.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+CANNOT = 3
+
+
+def _nvjitlink() -> Any:
+    """The linker, if the compiler is there too."""
+    try:
+        from numba.cuda.cudadrv import nvvm
+
+        nvvm.NVVM()
+    except Exception as error:  # Whatever a broken installation may do.
+        raise SystemExit(_refused("libNVVM", error)) from error
+    try:
+        from cuda.bindings import nvjitlink
+
+        nvjitlink.version()
+    except Exception as error:
+        raise SystemExit(_refused("nvJitLink", error)) from error
+    return nvjitlink
+
+
+def _refused(name: str, error: Exception) -> int:
+    print(f"{name} cannot be loaded: {' '.join(str(error).split())}")
+    return CANNOT
+
+
+def _compile(variant: list[Any], capability: tuple[int, int]) -> str:
+    from numba import cuda
+    from numba.cuda import dispatcher
+
+    from multisample.backends.cuda_compilation import SIGNATURE, launch_bounds, variant_kernel
+
+    # What Numba asks of a device when it compiles for one.
+    dispatcher.get_current_device = lambda: SimpleNamespace(compute_capability=capability)
+    dtype, shared, fast_math, stores = variant
+    ptx, _ = cuda.compile(
+        variant_kernel(dtype, shared, fast_math, stores), SIGNATURE.args, device=False, abi="numba", cc=capability,
+        launch_bounds=launch_bounds(dtype, shared, stores), output="ptx",
+    )  # fmt: skip
+    return str(ptx)
+
+
+def _link(nvjitlink: Any, ptx: bytes, architecture: str) -> tuple[bytes, str]:
+    options = [f"-arch={architecture}", "-verbose"]
+    linker = nvjitlink.create(len(options), options)
+    try:
+        nvjitlink.add_data(linker, nvjitlink.InputType.PTX, ptx, len(ptx), "kernel")
+        nvjitlink.complete(linker)
+    except nvjitlink.nvJitLinkError:
+        message = bytearray(nvjitlink.get_error_log_size(linker))
+        nvjitlink.get_error_log(linker, message)
+        raise SystemExit(f"nvJitLink: {message.decode()[:5000]}") from None
+    cubin = bytearray(nvjitlink.get_linked_cubin_size(linker))
+    nvjitlink.get_linked_cubin(linker, cubin)
+    log = bytearray(nvjitlink.get_info_log_size(linker))
+    if log:
+        nvjitlink.get_info_log(linker, log)
+    nvjitlink.destroy(linker)
+    return bytes(cubin), log.decode().rstrip("\0")
+
+
+def main(folder: Path) -> None:
+    nvjitlink = _nvjitlink()
+    for line in sys.stdin:
+        name, variant, (major, minor) = json.loads(line)
+        ptx = _compile(variant, (major, minor))
+        (folder / f"{name}.ptx").write_text(ptx)
+        cubin, log = _link(nvjitlink, ptx.encode(), f"sm_{major}{minor}")
+        (folder / f"{name}.cubin").write_bytes(cubin)
+        (folder / f"{name}.log").write_text(log)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

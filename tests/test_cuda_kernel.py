@@ -1,0 +1,618 @@
+"""The Python kernel, proved where there is no GPU: what whole grids of it write, beside what the cpu backend draws.
+
+Bit for bit, with every access to memory watched: see gpu.py.
+"""
+
+from __future__ import annotations
+
+import ast
+import ctypes
+import dataclasses
+import functools
+import importlib.resources
+import importlib.util
+import random
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+from unittest import mock
+
+import emulated_gpu as gpu
+import ml_dtypes
+import numpy as np
+import pytest
+from emulated_gpu import BrokenKernelError
+
+import multisample
+from multisample.backends import cuda_kernel, cuda_stores
+from multisample.backends.contract import DeviceArray
+from multisample.backends.geometry import KERNEL_STORES, PACKED_GEOMETRY, SIZES, Geometry, geometry
+from multisample.backends.numba import NumbaBackend
+from multisample.backends.sample_call import PACKED_CALL, pack_call
+
+pytestmark = pytest.mark.skipif(not gpu.AVAILABLE, reason="the C library has no makecontext")
+
+Array = np.ndarray[Any, Any]
+Vector = Array | float
+Cut = Callable[[Geometry], dict[str, int]]
+
+DTYPES: dict[str, Any] = {
+    "float16": np.float16,
+    "bfloat16": ml_dtypes.bfloat16,
+    "float32": np.float32,
+    "float64": np.float64,
+}
+ROWS, COLUMNS = 2**32, 2**34
+GUARD, POISON = 256, 0xC3
+
+
+class Variant(NamedTuple):
+    """What a kernel is compiled for."""
+
+    dtype: str
+    noise: str
+    stores: str
+    fast_math: bool = False
+
+
+def variants(dtype: str, noise: str, *stores: str) -> list[Variant]:
+    return [Variant(dtype, noise, way) for way in stores or KERNEL_STORES]
+
+
+# To compile one takes two seconds. Of what is the same for several, not every combination is here.
+VARIANTS = [
+    *variants("float32", "independent"),
+    *variants("float32", "shared"),
+    *variants("float64", "independent"),
+    *variants("float64", "shared", "kStaged"),
+    *variants("float16", "independent"),
+    *variants("float16", "shared", "kShifted"),
+    *variants("bfloat16", "independent", "kAligned"),
+    *variants("bfloat16", "shared", "kStaged"),
+]
+
+
+def named(variant: Variant) -> str:
+    return "-".join([*variant[:3], *(["fast"] if variant.fast_math else [])])
+
+
+each_variant = pytest.mark.parametrize("variant", VARIANTS, ids=named)
+
+
+@functools.cache
+def compiled(variant: Variant) -> Any:
+    dtype, noise, stores, fast_math = variant
+    # Loops that are unrolled eight times take long to compile, and so are unrolled twice for 16 bits.
+    unroll = {} if SIZES[dtype] > 2 else {way: min(turns, 2) for way, turns in cuda_kernel._UNROLL.items()}
+    with (
+        mock.patch.dict(cuda_kernel._UNROLL, unroll),
+        mock.patch.object(cuda_kernel, "inline", gpu.once),
+        mock.patch.object(cuda_stores, "inline", gpu.once),
+    ):
+        kernel = cuda_kernel.sample_kernel(gpu, dtype, noise == "shared", fast_math, KERNEL_STORES.index(stores))
+        return gpu.compile_kernel(kernel)
+
+
+@dataclasses.dataclass
+class Case:
+    """A call, where its output lies, and how it is to be cut if not as it is for a GPU."""
+
+    d: int
+    n: int
+    dtype: str = "float32"
+    noise: str = "independent"
+    fast_math: bool = False
+    seed: int = 1
+    offset: int = 0
+    dim_offset: int = 0
+    sample_offset: int = 0
+    strides: tuple[int, int] | None = None
+    """Of the output, in elements; contiguous rows by default."""
+    misalignment: int = 0
+    """How many elements behind an aligned address the lowest one of the output is."""
+    mu: Vector | None = None
+    sigma: Vector | None = None
+    cut: Cut | None = None
+    """Fields of the geometry to change; what follows from others is done again."""
+    backwards: bool = False
+
+    @property
+    def size(self) -> int:
+        return SIZES[self.dtype]
+
+    def byte_strides(self) -> tuple[int, int]:
+        rows, columns = self.strides or (self.n, 1)
+        return rows * self.size, columns * self.size
+
+    def memory(self) -> tuple[Array, Array]:
+        """Memory that nobody has written to, and the output in it."""
+        reach = [stride * (length - 1) for stride, length in zip(self.byte_strides(), (self.d, self.n), strict=True)]
+        lowest = GUARD + self.misalignment * self.size
+        size = lowest + sum(map(abs, reach)) + self.size + GUARD
+        allocated = np.full(size + 256, POISON, np.uint8)
+        memory = allocated[-allocated.ctypes.data % 256 :][:size]
+        first = lowest - sum(r for r in reach if r < 0)
+        return memory, np.ndarray((self.d, self.n), f"u{self.size}", memory, first, self.byte_strides())
+
+    def vectors(self) -> tuple[Vector, Vector]:
+        draw = np.random.default_rng(self.d * 10007 + self.n)
+        real = np.float64 if self.dtype == "float64" else np.float32
+        mu = draw.normal(size=self.d).astype(real) * 3 if self.mu is None else self.mu
+        sigma = np.abs(draw.normal(size=self.d)).astype(real) if self.sigma is None else self.sigma
+        return mu, sigma
+
+    def expected(self) -> Array:
+        """From the cpu backend, which has no fast_math."""
+        generator = multisample.Generator(self.seed)
+        generator.state = {**generator.state, "offset": self.offset}
+        mu, sigma = self.vectors()
+        with np.errstate(over="ignore"):
+            return np.asarray(
+                multisample.sample(
+                    np.full(self.d, mu) if isinstance(mu, float) else mu, sigma, self.n,
+                    backend="cpu", dtype=self.dtype, generator=generator, noise=self.noise,
+                    dim_offset=self.dim_offset, sample_offset=self.sample_offset,
+                )
+            )  # fmt: skip
+
+    def usual_geometry(self) -> Geometry:
+        """As it is for a GPU."""
+        cheap = self.noise == "shared" or (self.fast_math and self.dtype != "float64")
+        lowest = self.misalignment - sum(
+            min(stride, 0) * (length - 1)
+            for stride, length in zip(self.strides or (self.n, 1), (self.d, self.n), strict=True)
+        )
+        return geometry(
+            self.d, self.n, self.dtype, self.byte_strides(), lowest * self.size % 16, self.sample_offset % 4, cheap,
+            self.noise == "shared",
+        )[0]  # fmt: skip
+
+    def geometry(self) -> Geometry:
+        usual = self.usual_geometry()
+        if self.cut is None:
+            return usual
+        changed = usual._replace(**self.cut(usual))
+        rows, lanes, shift = changed.rows_per_pass, changed.lanes, changed.interleave_log2
+        threads = _ceil_div(lanes * rows, 32) * 32
+        bands = _ceil_div(_ceil_div(self.d, changed.band_rows), 1 << shift) << shift
+        column_blocks = _ceil_div(changed.skip + self.n, 4 * lanes * changed.steps)
+        return changed._replace(
+            threads=threads,
+            one_by_lanes=_ceil_div(1 << 20, lanes),
+            one_by_rows=_ceil_div(1 << 20, rows),
+            chunk=changed.chunk if changed.chunk != usual.chunk else threads // rows * rows,
+            pitch=threads // rows | 1,
+            column_blocks=column_blocks,
+            blocks=bands * column_blocks,
+            stride=self.byte_strides()[0] // self.size * rows << shift,
+        )
+
+    def variant(self) -> Variant:
+        return Variant(self.dtype, self.noise, KERNEL_STORES[self.geometry().stores], self.fast_math)
+
+    def draw(self) -> tuple[Array, Array]:
+        """The memory and the output in it, drawn by the kernel."""
+        memory, out = self.memory()
+        cut, vectors = self.geometry(), self.vectors()
+        call = pack_call(
+            _on_device(vectors[0]), _on_device(vectors[1]), _on_device(out), self.dtype, self.seed, self.offset,
+            self.dim_offset, self.sample_offset, self.noise == "shared", self.fast_math, 0, 0,
+        )  # fmt: skip
+        packed = call + packed_geometry(cut)
+        gpu.launch(compiled(self.variant()), cut.blocks, cut.threads, packed, out, vectors, backwards=self.backwards)
+        return memory, out
+
+    def check(self) -> None:
+        """Every element is right, and nothing else is written; nor anything twice, which the launch has seen to."""
+        cut = self.geometry()
+        try:
+            memory, out = self.draw()
+        except BrokenKernelError as error:
+            pytest.fail(f"{error}\n{self}\n{cut}", pytrace=False)
+        expected_memory, expected = self.memory()
+        expected[...] = self.expected().view(expected.dtype)
+        wrong = np.argwhere(out != expected)
+        assert len(wrong) == 0, (self, cut, f"{len(wrong)} wrong", wrong[:5].tolist(), wrong[-1].tolist())
+        assert np.array_equal(memory, expected_memory), (self, cut, "outside of the output")
+
+
+def packed_geometry(cut: Geometry) -> bytes:
+    """The C++ struct: the last field is signed."""
+    packed = np.array(cut[:-1], np.uint32).tobytes() + np.array(cut[-1:], np.int32).tobytes()
+    assert len(packed) == PACKED_GEOMETRY
+    return packed
+
+
+def _ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def _on_device(array: Vector) -> Any:
+    """As if it were there; numbers stay what they are."""
+    if isinstance(array, float):
+        return array
+    return DeviceArray(int(array.__array_interface__["data"][0]), array.shape, array.strides, array.dtype.name)
+
+
+def check_some(variant: Variant, cases: Iterable[Case], number: int) -> None:
+    """So many of those that this kernel draws, the same ones each time."""
+    there_are = [case for case in cases if case.variant() == variant]
+    assert len(there_are) >= min(number, 8), f"only {len(there_are)} cases"
+    for case in random.Random(1).sample(there_are, min(number, len(there_are))):
+        case.check()
+
+
+LENGTHS = [*range(1, 17), 31, 33, 64, 127, 128, 130, 255, 509, 512, 513, 516, 640, 1021, 1024, 1025, 1029, 1149, 1152]
+LENGTHS += [1153, 1157, 2049, 2100]
+
+
+def layouts(d: int, n: int) -> list[tuple[int, int]]:
+    """Strides of the output."""
+    contiguous = [(n, 1)] * 6
+    padded = [(n + 1, 1), (n + 3, 1), (n + 4, 1), (n + 8, 1)]
+    backwards = [(-n, 1), (-(n + 3), 1), (-(n + 8), 1), (n, -1), (-1, -d)]
+    return [*contiguous, *padded, *backwards, (1, d), (1, d + 3), (2 * n, 2), (-9 * n, 3)]
+
+
+@each_variant
+def test_every_shape_at_every_address(variant: Variant) -> None:
+    """Rows that end within a warp, within the rows of a pass, and within a band; single rows and columns."""
+    cases: list[Case] = []
+    for n in LENGTHS:
+        for d in (1, 2, 5, 19, 300 if n < 40 else 40):
+            for strides in layouts(d, n):
+                k = len(cases)
+                cases.append(
+                    Case(
+                        d, n, variant.dtype, variant.noise, seed=k, dim_offset=k % 3, sample_offset=k // 2 % 6,
+                        strides=strides, misalignment=k // 3 % 5, backwards=k % 2 == 1,
+                        cut=(None, tall(3, 3), tall(11, 4))[k % 3],
+                    )
+                )  # fmt: skip
+    check_some(variant, cases, 70)
+
+
+def tall(passes: int, per_chunk: int) -> Cut:
+    """Bands of so many passes, and chunks of so many."""
+
+    def cut(g: Geometry) -> dict[str, int]:
+        chunk = min(per_chunk * g.rows_per_pass, g.chunk)
+        return {"band_rows": passes * g.rows_per_pass, "chunk": chunk, "steps": 1}
+
+    return cut
+
+
+def other_cuts(stores: str) -> Iterator[Cut]:
+    """Ways to cut a call that the kernel can take as well."""
+    # More rows to a block, and of them more chunks than one.
+    for passes, per_chunk in [(2, 9), (3, 1), (7, 2), (19, 9), (50, 5), (50, 50)]:
+        yield tall(passes, per_chunk)
+    # Fewer rows side by side.
+    yield lambda g: {"rows_per_pass": 1, "band_rows": 4, "steps": 1}
+    if stores != "kShifted":
+        yield lambda g: {
+            "rows_per_pass": (g.rows_per_pass + 1) // 2, "band_rows": (g.rows_per_pass + 1) // 2 * 3, "steps": 1,
+        }  # fmt: skip
+    if stores == "kStaged":
+        return
+    # Bands that take turns.
+    for log2 in (1, 2, 3):
+        if stores == "kShifted":
+            yield lambda g, log2=log2: {"band_rows": 2, "interleave_log2": g.interleave_log2 + log2, "steps": 1}
+        else:
+            yield lambda g, log2=log2: {"rows_per_pass": 1, "band_rows": 3, "interleave_log2": log2, "steps": 1}
+    # Blocks of other widths, and several runs of columns.
+    whole_warps = [(32, 1), (64, 2), (96, 5), (288, 3), (160, 2)]
+    for lanes, steps in whole_warps + ([(1, 1), (3, 2), (33, 4), (287, 2)] if stores != "kShifted" else []):
+        yield lambda g, lanes=lanes, steps=steps: {
+            "lanes": lanes, "rows_per_pass": 1, "band_rows": 5, "steps": steps,
+        }  # fmt: skip
+
+
+@each_variant
+def test_numbers_do_not_depend_on_how_a_call_is_cut(variant: Variant) -> None:
+    """Several chunks of dimensions, several runs of columns, and bands that take turns."""
+    cases: list[Case] = []
+    for d, n in [(1, 700), (23, 3), (150, 10), (41, 129), (17, 516), (60, 700), (20, 1028), (9, 1157), (6, 2100)]:
+        for strides, misalignment in [((n, 1), 0), ((n + 1, 1), 0), ((n, 1), 1), ((n + 2, 1), 2), ((2 * n, 2), 0)]:
+            for cut in other_cuts(variant.stores):
+                k = len(cases)
+                cases.append(
+                    Case(
+                        d, n, variant.dtype, variant.noise, seed=k, dim_offset=7 * k, sample_offset=k % 4,
+                        strides=strides, misalignment=misalignment, cut=cut, backwards=k % 2 == 1,
+                    )
+                )  # fmt: skip
+    check_some(variant, cases, 70)
+
+
+@each_variant
+def test_windows_however_far_out(variant: Variant) -> None:
+    cases: list[Case] = []
+    for d, n in [(1, 1), (5, 7), (3, 37), (2, 600), (3, 1028), (300, 4), (7, 1157)]:
+        for dim_offset in (ROWS - d, 2**31 - 1, 12345):
+            for sample_offset in (*(COLUMNS - n - k for k in range(4)), 2**33 - 2, 2**32 - 1, 2**32):
+                for strides in [(n, 1), (n + 1, 1)]:
+                    k = len(cases)
+                    cases.append(
+                        Case(
+                            d, n, variant.dtype, variant.noise, dim_offset=dim_offset, sample_offset=sample_offset,
+                            seed=(0, 2**32 - 1, 2**32, 2**63 + 11, 2**64 - 1)[k % 5],
+                            offset=(0, 1, 2**32 - 1, 2**32, 2**64 - 2, 2**63)[k % 6],
+                            strides=strides, misalignment=k % 4,
+                        )
+                    )  # fmt: skip
+    check_some(variant, cases, 30)
+
+
+@pytest.mark.parametrize("noise", ["independent", "shared"])
+def test_many_dimensions_and_long_rows(noise: str) -> None:
+    """So many that the geometry for a GPU has several chunks to a block, or several runs of columns."""
+    chunks = [Case(256 * 513 + 5, 2, noise=noise, seed=3), Case(28 * 513 + 9, 33, noise=noise, sample_offset=1)]
+    steps = [
+        Case(1, 526_333, noise=noise, seed=5),
+        Case(1, 524_300, noise=noise, sample_offset=3, misalignment=2),
+        Case(1, 524_301, noise=noise, strides=(0, 2)),
+    ]
+    assert chunks[0].geometry().band_rows > chunks[0].geometry().chunk
+    assert all(case.geometry().steps > 1 for case in steps)
+    assert {case.variant().stores for case in steps} == {"kAligned", "kShifted", "kStrided"}
+    for case in chunks + steps:
+        case.check()
+
+
+INPUTS = [np.dtype(kind) for kind in DTYPES.values()]
+INPUTS += [np.dtype(f"{sign}int{width}") for sign in ("", "u") for width in (8, 16, 32, 64)]
+
+
+@pytest.mark.parametrize("kind", INPUTS, ids=lambda kind: kind.name)
+def test_mu_and_sigma_of_every_type_and_any_stride(kind: np.dtype[Any]) -> None:
+    draw, d = np.random.default_rng(5), 37
+    if kind.kind in "iu":
+        wide = draw.integers(np.iinfo(kind).min, np.iinfo(kind).max, 3 * d, kind, endpoint=True)
+        wide[:2] = np.iinfo(kind).min, np.iinfo(kind).max
+    else:
+        wide = (draw.normal(size=3 * d) * 10.0 ** draw.integers(-5, 4, 3 * d)).astype(kind)
+        wide[:4] = 0.0, -0.0, np.finfo(np.float16).smallest_subnormal, 65504
+    spread = np.abs(wide) if kind.kind != "i" else np.maximum(wide, 0)
+    vectors: list[tuple[Vector, Vector]] = [
+        (wide[:d], spread[d : 2 * d]),
+        (wide[::3], spread[:d][::-1]),
+        (wide[d::-1][:d], spread[d::2][:d]),
+        (np.broadcast_to(wide[5], (d,)), spread[:d]),
+        (wide[:d], np.broadcast_to(spread[6], (d,))),
+        (wide[:d], 0.3),
+        (-1.1, spread[:d]),
+        (wide[:d], np.abs(draw.normal(size=d))),
+        (draw.normal(size=d).astype(np.float16), spread[:d]),
+    ]
+    for k, (mu, sigma) in enumerate(vectors):
+        for dtype, n in [("float32", 30), ("float64", 600), ("float16", 3)]:
+            Case(d, n, dtype, seed=k, mu=mu, sigma=sigma, cut=tall(2, 1)).check()
+
+
+@pytest.mark.parametrize("number", [0.1, 1e-42, 1e-50, -3.4028235677973362e38, 16777217.0])
+def test_numbers_in_place_of_mu_or_sigma_are_rounded(number: float) -> None:
+    """By float32 also to its subnormals and beyond its largest."""
+    for dtype in ("float32", "float64"):
+        Case(37, 8, dtype, mu=number, sigma=np.full(37, 1e-300)).check()
+        Case(37, 8, dtype, mu=np.full(37, number), sigma=abs(number) / 1e3).check()
+
+
+FAST = [
+    Variant("float32", "independent", "kAligned", True),
+    Variant("float32", "shared", "kStaged", True),
+    Variant("float16", "independent", "kStrided", True),
+]
+
+
+@pytest.mark.parametrize("variant", FAST, ids=named)
+def test_fast_math_is_near_the_portable_numbers(variant: Variant) -> None:
+    # A GPU's instructions are less exact than those here; what is made of them is the same.
+    strides = {"kAligned": (1028, 1), "kStaged": (37, 1), "kStrided": (1, 50)}[variant.stores]
+    d, n = (50, 37) if variant.stores == "kStaged" else (50, 1028)
+    case = Case(d, n, variant.dtype, variant.noise, True, seed=2**63 + 1, sample_offset=2**32, strides=strides)
+    assert case.variant() == variant
+    got = case.draw()[1].view(DTYPES[variant.dtype]).astype(np.float64)
+    portable, sigma = case.expected().astype(np.float64), np.asarray(case.vectors()[1])[:, None]
+    rounding = np.spacing(np.abs(portable).astype(DTYPES[variant.dtype])).astype(np.float64)
+    assert (np.abs(got - portable) <= 1e-3 * sigma + rounding).all()
+    assert (got != portable).any()
+
+
+def test_fast_math_is_without_effect_on_float64() -> None:
+    Case(20, 37, "float64", fast_math=True).check()
+
+
+# --- What is launched -----------------------------------------------------------------------------
+
+
+class Driver:
+    """The driver's part in a launch."""
+
+    def __init__(self, out: Array, vectors: tuple[Array, Array]) -> None:
+        self.memory = out, vectors
+        self.launched: list[tuple[Variant, int, int, bytes]] = []
+
+    def cuCtxGetDevice(self) -> tuple[int, int]:  # noqa: N802
+        return 0, 0
+
+    def cuLaunchKernel(self, kernel: Any, *rest: int) -> tuple[int]:  # noqa: N802
+        blocks, blocks_y, blocks_z, threads, threads_y, threads_z, shared_memory, _, addresses, extra = rest
+        assert (blocks_y, blocks_z, threads_y, threads_z, shared_memory, addresses) == (1, 1, 1, 1, 0, 0)
+        pointer, address, size, at_size, end = (ctypes.c_void_p * 5).from_address(extra)
+        assert (pointer, size, end) == (1, 2, None)  # As cuda.h numbers them.
+        length = ctypes.c_size_t.from_address(at_size).value
+        packed = ctypes.string_at(address, length)
+        self.launched.append((kernel, blocks, threads, packed))
+        gpu.launch(compiled(kernel), blocks, threads, packed, *self.memory)
+        return (0,)
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["any call", "plain call"])
+@pytest.mark.parametrize("variant", VARIANTS[:8], ids=named)
+def test_what_is_launched_is_what_runs_here(variant: Variant, plain: bool) -> None:
+    """The grid and the parameters that the numba backend hands to the driver."""
+    d, n = {"kAligned": (40, 1024), "kShifted": (7, 1157), "kStaged": (300, 10), "kStrided": (30, 30)}[variant.stores]
+    if plain and variant.stores == "kStrided":
+        pytest.skip("contiguous memory is never written one by one")
+    case = Case(d, n, *variant[:2], seed=2**64 - 1, offset=5, strides=(1, d) if variant.stores == "kStrided" else None)
+    assert case.variant() == variant
+    memory, out = case.memory()
+    mu, sigma = map(np.asarray, case.vectors())
+    driver, backend = Driver(out, (mu, sigma)), NumbaBackend()
+    backend._driver = driver
+    backend._kernels = {(variant.dtype, variant.noise == "shared", False, case.geometry().stores, 0): variant}
+    arrays = [_on_device(array) for array in (mu, sigma, out)]
+    rest = (variant.dtype, case.seed, case.offset)
+    if plain:
+        addresses = [array.pointer for array in arrays]
+        backend.plain_launch()(*addresses, d, n, *rest, variant.noise == "shared", False, 0, 0)
+    else:
+        backend.launch(*arrays, *rest, 0, 0, variant.noise == "shared", False, 0, 0)
+    ((kernel, blocks, threads, packed),) = driver.launched
+    cut = case.geometry()
+    assert (kernel, blocks, threads) == (variant, cut.blocks, cut.threads)
+    assert packed[PACKED_CALL:] == packed_geometry(cut)
+    expected_memory, expected = case.memory()
+    expected[...] = case.expected().view(expected.dtype)
+    assert np.array_equal(memory, expected_memory)
+
+
+# --- The emulation --------------------------------------------------------------------------------
+
+
+def test_the_emulated_gpu_has_the_names_of_a_real_one() -> None:
+    # Read, not imported: there may be no numba-cuda.
+    source = importlib.resources.files("multisample.backends").joinpath("cuda_intrinsics.py").read_text()
+    (names,) = (
+        ast.literal_eval(node.value)
+        for node in ast.parse(source).body
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "__all__"
+    )
+    own = {"AVAILABLE", "BrokenKernelError", "CALL", "GEOMETRY", "compile_kernel", "launch", "once"}
+    assert set(gpu.__all__) - own == set(names)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("numba_cuda") is None, reason="numba-cuda is not installed")
+def test_kernels_take_the_same_types_as_on_a_gpu() -> None:
+    from multisample.backends.cuda_compilation import SIGNATURE
+
+    assert str(SIGNATURE.args) == str((gpu.CALL, gpu.GEOMETRY))
+
+
+def outcome(function: Callable[..., None], threads: int = 64, backwards: bool = False) -> tuple[str, Array]:
+    """What two blocks of a kernel are told, and 80 float32 of which they may write 72."""
+    case = Case(1, 80)
+    _, out = case.memory()
+    call = pack_call(0.0, 1.0, _on_device(out), "float32", 1, 0, 0, 0, False, False, 0, 0)
+    kernel, message = gpu.compile_kernel(function), ""
+    try:
+        gpu.launch(
+            kernel, 2, threads, call + packed_geometry(case.geometry()), out[:, :72], (0.0, 1.0), backwards=backwards
+        )
+    except BrokenKernelError as error:
+        message = str(error)
+    return message, out.view(np.float32)[0]
+
+
+_ONE = np.float32(1)
+
+
+def writes_outside(call, geometry):
+    if gpu.block_index() == 1:
+        gpu.store(call.out + 4 * (np.int64(gpu.thread_index()) + 9), _ONE)
+
+
+def writes_before(call, geometry):
+    gpu.store(call.out - 4, _ONE)
+
+
+def writes_four_at_any_address(call, geometry):
+    if gpu.block_index() == 0 and gpu.thread_index() < 8:
+        gpu.store_quad(call.out + 20 * np.int64(gpu.thread_index()), (_ONE, _ONE, _ONE, _ONE))
+
+
+def writes_in_each_block(call, geometry):
+    gpu.store(call.out + 4 * np.int64(gpu.thread_index()), _ONE)
+
+
+def reads_no_vector(call, geometry):
+    gpu.store(call.out, gpu.load(call.sigma.data, np.float32))
+
+
+def goes_on_for_ever(call, geometry):
+    at = gpu.shared_memory(16)
+    gpu.store_shared(at, _ONE)
+    while gpu.load_shared(at, np.float32) == _ONE:
+        pass
+
+
+def wants_too_much_shared_memory(call, geometry):
+    gpu.shared_memory(16)
+    gpu.shared_memory(48 << 10)
+
+
+def reads_behind_its_shared_memory(call, geometry):
+    at = gpu.shared_memory(16)
+    gpu.shared_memory(16)
+    gpu.load_shared_quad(at + 16)
+
+
+def leaves_its_warp(call, geometry):
+    if gpu.thread_index() != 33:
+        gpu.synchronize_warp()
+
+
+def leaves_its_block(call, geometry):
+    if gpu.thread_index() < 32:
+        gpu.synchronize_block()
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (writes_outside, "block 1, thread 63: touches memory outside of the output, 288 bytes from its begin"),
+        (writes_before, "block 0, thread 0: touches memory outside of the output, -4 bytes from its begin"),
+        (writes_four_at_any_address, "block 0, thread 1: is not aligned in the output, 20 bytes from its begin"),
+        (writes_in_each_block, "block 1, thread 0: writes an element again in the output, 0 bytes from its begin"),
+        (reads_no_vector, "block 0, thread 0: touches memory outside of mu or sigma, 0 bytes from its begin"),
+        (goes_on_for_ever, "block 0, thread 0: goes on for ever in shared memory, 0 bytes from its begin"),
+        (wants_too_much_shared_memory, "block 0, thread 0: wants too much of shared memory, 80 bytes from its begin"),
+        (
+            reads_behind_its_shared_memory,
+            "block 0, thread 0: touches memory outside of shared memory, 16 bytes from its begin",
+        ),
+        (leaves_its_warp, "block 0, thread 33: waits for something else than its warp"),
+        (leaves_its_block, "block 0, thread 32: waits for something else than its block"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_what_the_emulated_gpu_watches_for_does_not_pass(function: Callable[..., None], message: str) -> None:
+    assert outcome(function)[0] == message
+
+
+@pytest.mark.parametrize("backwards", [False, True], ids=["forwards", "backwards"])
+def test_emulated_threads_wait_for_each_other_only_where_they_say_so(backwards: bool) -> None:
+    def kernel(call, geometry):
+        thread = np.int64(gpu.thread_index())
+        at = gpu.shared_memory(256)
+        gpu.store_shared(at + 4 * thread, np.int32(thread))
+        early = gpu.load_shared(at + 4 * (63 - thread), np.int32)
+        gpu.synchronize_block()
+        x = gpu.load_shared(at + 4 * (63 - thread), np.int32)
+        before, fifth, low = gpu.from_lane_before(x), gpu.from_lane(x, 5), gpu.all_of_warp(thread < 32)
+        if gpu.block_index() == 1:
+            known = np.int32(-1) if early == x else np.int32(0)
+            gpu.store(call.out + 4 * thread, np.float32(((before * 64 + fifth) * 2 + low) * 2 - known))
+
+    message, out = outcome(kernel, backwards=backwards)
+    assert message == ""
+    thread = np.arange(64)
+    before, fifth = 63 - np.maximum(thread - 1, thread // 32 * 32), 63 - (thread // 32 * 32 + 5)
+    # Whoever comes later finds what others have written before they wait.
+    known = (thread < 32) if backwards else (thread >= 32)
+    assert out[:64].tolist() == (((before * 64 + fifth) * 2 + (thread < 32)) * 2 + known).tolist()
+
+
+def test_only_whole_warps_are_launched() -> None:
+    assert outcome(writes_in_each_block, threads=48)[0] == "no such grid: 2 blocks of 48 threads"
