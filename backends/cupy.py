@@ -11,7 +11,6 @@ import functools
 import importlib.metadata
 import importlib.util
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,9 +18,10 @@ import numpy as np
 from multisample.exceptions import BackendUnavailableError
 
 from . import csrc_files
-from .contract import Backend, BackendStatus, DeviceKind, RawArray, RawVector
-from .geometry import KERNEL_STORES, PACKED_GEOMETRY, Geometry, geometry
-from .sample_call import PACKED_CALL, pack_call, pack_plain_call
+from .contract import Backend, BackendStatus, DeviceKind
+from .geometry import KERNEL_STORES, PACKED_GEOMETRY, Geometry
+from .packed_launch import PackedLaunch
+from .sample_call import PACKED_CALL
 
 __all__ = ["BACKEND", "OPTIONS", "kernel_name", "source"]
 
@@ -65,7 +65,7 @@ class _Parameters(threading.local):
         self.address = ctypes.addressof(self._addresses)
 
 
-class CupyBackend:
+class CupyBackend(PackedLaunch):
     """See `multisample.backends.contract.Backend`."""
 
     name = "cupy"
@@ -122,56 +122,6 @@ class CupyBackend:
 
     def small_kernel(self, dtype: str) -> None:
         return None
-
-    def plain_launch(self) -> Callable[..., None]:
-        return self._launch_plain
-
-    def launch(
-        self,
-        mu: RawVector,
-        sigma: RawVector,
-        out: RawArray,
-        dtype: str,
-        seed: int,
-        offset: int,
-        dim_offset: int,
-        sample_offset: int,
-        shared: bool,
-        fast_math: bool,
-        device: int,
-        stream: int,
-    ) -> None:
-        assert not isinstance(out, np.ndarray)
-        rows, columns = out.shape
-        cut, packed_cut = geometry(
-            rows, columns, dtype, out.strides, out.pointer % 16, sample_offset % 4,
-            shared or (fast_math and dtype != "float64"), shared,
-        )  # fmt: skip
-        packed = pack_call(
-            mu, sigma, out, dtype, seed, offset, dim_offset, sample_offset, shared, fast_math, device, stream
-        )
-        self._run(packed, cut, packed_cut, dtype, shared, fast_math, device, stream)
-
-    def _launch_plain(
-        self,
-        mu: int,
-        sigma: int,
-        out: int,
-        d: int,
-        n: int,
-        dtype: str,
-        seed: int,
-        offset: int,
-        shared: bool,
-        fast_math: bool,
-        device: int,
-        stream: int,
-    ) -> None:
-        packed = pack_plain_call(mu, sigma, out, d, n, dtype, seed, offset, shared, fast_math, device, stream)
-        size = 8 if dtype == "float64" else 4
-        cheap = shared or (fast_math and size == 4)
-        cut, packed_cut = geometry(d, n, dtype, (n * size, size), out % 16, 0, cheap, shared)
-        self._run(packed, cut, packed_cut, dtype, shared, fast_math, device, stream)
 
     def _run(
         self,

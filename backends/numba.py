@@ -12,17 +12,17 @@ import ctypes
 import importlib.metadata
 import importlib.util
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from multisample.exceptions import BackendUnavailableError
 
-from .contract import Backend, BackendStatus, DeviceKind, RawArray, RawVector
+from .contract import Backend, BackendStatus, DeviceKind
 from .cuda_toolchain import INSTALL, clashes
-from .geometry import PACKED_GEOMETRY, Geometry, geometry
-from .sample_call import PACKED_CALL, pack_call, pack_plain_call
+from .geometry import PACKED_GEOMETRY, Geometry
+from .packed_launch import PackedLaunch
+from .sample_call import PACKED_CALL
 
 __all__ = ["BACKEND"]
 
@@ -42,7 +42,7 @@ class _Parameters(threading.local):
         self.address = ctypes.addressof(self._extra)
 
 
-class NumbaBackend:
+class NumbaBackend(PackedLaunch):
     """See `multisample.backends.contract.Backend`."""
 
     name = "numba"
@@ -109,58 +109,16 @@ class NumbaBackend:
     def small_kernel(self, dtype: str) -> None:
         return None
 
-    def plain_launch(self) -> Callable[..., None]:
-        return self._launch_plain
-
-    def launch(
-        self,
-        mu: RawVector,
-        sigma: RawVector,
-        out: RawArray,
-        dtype: str,
-        seed: int,
-        offset: int,
-        dim_offset: int,
-        sample_offset: int,
-        shared: bool,
-        fast_math: bool,
-        device: int,
-        stream: int,
-    ) -> None:
-        assert not isinstance(out, np.ndarray)
-        rows, columns = out.shape
-        cut, packed_cut = geometry(
-            rows, columns, dtype, out.strides, out.pointer % 16, sample_offset % 4,
-            shared or (fast_math and dtype != "float64"), shared,
-        )  # fmt: skip
-        packed = pack_call(
-            mu, sigma, out, dtype, seed, offset, dim_offset, sample_offset, shared, fast_math, device, stream
-        )
-        self._run(packed + packed_cut, cut, dtype, shared, fast_math, device, stream)
-
-    def _launch_plain(
-        self,
-        mu: int,
-        sigma: int,
-        out: int,
-        d: int,
-        n: int,
-        dtype: str,
-        seed: int,
-        offset: int,
-        shared: bool,
-        fast_math: bool,
-        device: int,
-        stream: int,
-    ) -> None:
-        packed = pack_plain_call(mu, sigma, out, d, n, dtype, seed, offset, shared, fast_math, device, stream)
-        size = 8 if dtype == "float64" else 4
-        cheap = shared or (fast_math and size == 4)
-        cut, packed_cut = geometry(d, n, dtype, (n * size, size), out % 16, 0, cheap, shared)
-        self._run(packed + packed_cut, cut, dtype, shared, fast_math, device, stream)
-
     def _run(
-        self, packed: bytes, cut: Geometry, dtype: str, shared: bool, fast_math: bool, device: int, stream: int
+        self,
+        packed: bytes,
+        cut: Geometry,
+        packed_cut: bytes,
+        dtype: str,
+        shared: bool,
+        fast_math: bool,
+        device: int,
+        stream: int,
     ) -> None:
         """Launch with the context of `device` current."""
         driver = self._driver or self._import()
@@ -169,12 +127,12 @@ class NumbaBackend:
             from numba import cuda
 
             with cuda.gpus[device]:
-                self._run(packed, cut, dtype, shared, fast_math, device, stream)
+                self._run(packed, cut, packed_cut, dtype, shared, fast_math, device, stream)
             return
         key = (dtype, shared, fast_math and dtype != "float64", cut.stores, device)
         kernel = self._kernels.get(key) or self._compile(key)
         parameters = self._parameters
-        parameters.bytes[:] = packed
+        parameters.bytes[:] = packed + packed_cut
         (error,) = driver.cuLaunchKernel(kernel, cut.blocks, 1, 1, cut.threads, 1, 1, 0, stream, 0, parameters.address)
         if error:
             raise RuntimeError(f"backend: 'numba' could not launch its kernel: {error.name}")
