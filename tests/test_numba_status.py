@@ -1,0 +1,122 @@
+"""What the numba backend says where it cannot run: which package to change, instead of a traceback."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+import multisample
+from multisample.backends import cuda_toolchain, registry
+
+requires_numba_cuda = pytest.mark.skipif(
+    importlib.util.find_spec("numba_cuda") is None, reason="numba-cuda is not installed"
+)
+
+
+def clashes() -> tuple[str, ...]:
+    """As if asked for the first time."""
+    found: tuple[str, ...] = cuda_toolchain.clashes.__wrapped__()
+    return found
+
+
+def test_without_numba_cuda_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name == "numba_cuda" else find_spec(name, *rest)
+    )
+    status = registry.find("numba").status()
+    assert not status.available
+    (reason,) = status.reasons
+    assert "numba-cuda is not installed" in reason
+    assert "pip install 'numba-cuda[cu13]" in reason
+    with pytest.raises(multisample.BackendUnavailableError, match="numba-cuda is not installed"):
+        multisample.sample([0.0], [1.0], 3, backend="numba")
+
+
+@requires_numba_cuda
+def test_a_numpy_that_is_too_new_is_named() -> None:
+    # What NumPy 2.5 left out, and numba-cuda 0.30 asks for.
+    code = (
+        "import warnings; warnings.simplefilter('ignore');"
+        "import numpy; vars(numpy).pop('row_stack', None);"
+        "import multisample; status = multisample.backends()['numba'];"
+        "print(status.available, *status.reasons)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.startswith("False")
+    assert "does not work with NumPy" in done.stdout
+    assert "pip install 'numpy<2.5'" in done.stdout
+    assert not done.stderr
+
+
+@requires_numba_cuda
+def test_compilers_that_were_installed_together_understand_each_other() -> None:
+    assert clashes() == ()
+
+
+@requires_numba_cuda
+def test_a_linker_that_is_older_than_the_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    from numba.cuda.cudadrv import nvvm
+
+    compile_ir = nvvm.compile_ir
+
+    def newer(*arguments: Any, **options: Any) -> bytes:
+        ptx = compile_ir(*arguments, **options).decode()
+        version = next(line for line in ptx.splitlines() if line.startswith(".version"))
+        return ptx.replace(version, ".version 99.9").encode()
+
+    monkeypatch.setattr(nvvm, "compile_ir", newer)
+    (reason,) = clashes()
+    assert "cannot link what libNVVM makes" in reason
+    assert "99.9" in reason
+    assert "pip install 'nvidia-" in reason
+
+
+@requires_numba_cuda
+def test_a_compiler_that_cannot_be_loaded_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    from numba.cuda.cudadrv import nvvm
+
+    class Missing:
+        def __init__(self) -> None:
+            raise RuntimeError("libnvvm.so.4: cannot open shared object file")
+
+    monkeypatch.setattr(nvvm, "NVVM", Missing)
+    (reason,) = clashes()
+    assert "libNVVM cannot compile (libnvvm.so.4: cannot open shared object file)" in reason
+    assert "pip install 'numba-cuda[cu13]" in reason
+
+
+@requires_numba_cuda
+@pytest.mark.parametrize(
+    ("understood", "command"),
+    [
+        (11080, "install a newer driver"),
+        (12040, "pip install 'numba-cuda[cu12]>=0.30,<0.31', or install a newer driver"),
+    ],
+)
+def test_a_driver_that_is_older_than_the_compilers_is_named(
+    monkeypatch: pytest.MonkeyPatch, understood: int, command: str
+) -> None:
+    from cuda.bindings import driver, nvjitlink
+
+    major = understood // 1000 + 1
+    monkeypatch.setattr(driver, "cuDriverGetVersion", lambda: (0, understood))
+    monkeypatch.setattr(nvjitlink, "version", lambda: (major, 3))
+    (reason,) = clashes()
+    said = f"understands CUDA {understood // 1000}.{understood % 1000 // 10}, the compilers are those of CUDA {major}.3"
+    assert said in reason
+    assert reason.endswith(command)
+
+
+@requires_numba_cuda
+@pytest.mark.parametrize("understood", [13000, 13040])
+def test_a_driver_of_the_compilers_version_is_fine(monkeypatch: pytest.MonkeyPatch, understood: int) -> None:
+    from cuda.bindings import driver, nvjitlink
+
+    monkeypatch.setattr(driver, "cuDriverGetVersion", lambda: (0, understood))
+    monkeypatch.setattr(nvjitlink, "version", lambda: (13, 3))
+    assert clashes() == ()
