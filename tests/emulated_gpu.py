@@ -3,8 +3,8 @@
 Numba's own simulator runs Python, not compiled functions. Here the kernel is compiled as it is, and every CUDA thread
 of a block is a fiber, which runs until it has to wait for others: at a barrier, or where threads of a warp exchange
 values. Blocks run one after the other, and so do the warps of a block and the threads of a warp, each as far ahead of
-the others as it can, in either order: what lacks a barrier meets garbage. Every access to memory is looked at, and the
-first that is wrong ends the launch. (shim/cuda_shim.h does the same for the kernel in C++.)
+the others as it can, in either order: what lacks a barrier finds what is not there yet, or no longer. Every access to
+memory is looked at, and the first that is wrong ends the launch. (For the kernel in C++: shim/cuda_shim.h.)
 """
 
 from __future__ import annotations
@@ -69,7 +69,6 @@ GEOMETRY = types.NamedTuple((_u32,) * 14 + (_i32,), Geometry)
 """With `CALL` the types of a kernel's parameters, as in `multisample.backends.cuda_compilation.SIGNATURE`."""
 
 _WARP = 32
-_POISON = 0xA5
 # All that a block has without asking for more, and how far its pieces are apart here.
 _MOST_SHARED, _GAP = 48 << 10, 64
 # A kernel that comes to so many is taken to go on for ever.
@@ -82,17 +81,17 @@ _NAMES = ("the output", "mu or sigma", "sigma") + ("shared memory",) * (_REGIONS
 # What a thread waits for.
 _READY, _BLOCK, _WARP_BARRIER, _SHUFFLE, _VOTE, _DONE, _FOR_EVER = range(7)
 
-_FAILURES = (
-    "",
-    "touches memory outside of",
-    "is not aligned in",
-    "writes an element again in",
-    "goes on for ever in",
-    "wants too much of",
-    "waits for something else than its warp",
-    "waits for something else than its block",
-)
-_OUTSIDE, _NOT_ALIGNED, _AGAIN, _ENDLESS, _TOO_MUCH, _APART_FROM_WARP, _APART_FROM_BLOCK = range(1, len(_FAILURES))
+_OUTSIDE, _NOT_ALIGNED, _AGAIN, _NOT_WRITTEN, _ENDLESS, _TOO_MUCH, _LEFT_WARP, _LEFT_BLOCK = range(1, 9)
+_FAILURES = {
+    _OUTSIDE: "touches memory outside of",
+    _NOT_ALIGNED: "is not aligned in",
+    _AGAIN: "writes an element again in",
+    _NOT_WRITTEN: "reads what nobody has written in",
+    _ENDLESS: "goes on for ever in",
+    _TOO_MUCH: "wants too much of",
+    _LEFT_WARP: "waits for something else than its warp",
+    _LEFT_BLOCK: "waits for something else than its block",
+}
 
 _STATE = np.zeros(
     (),
@@ -124,8 +123,10 @@ _VALUES = _STATE["values"].ctypes.data
 _CONTEXT, _STACK = 8 << 10, 256 << 10
 _contexts = np.zeros((MOST_THREADS + 1) * _CONTEXT + 64, np.uint8)
 _stacks = np.empty(MOST_THREADS * _STACK, np.uint8)
-_shared = np.empty(_MOST_SHARED + _REGIONS * _GAP + 64, np.uint8)
+_shared = np.empty(_MOST_SHARED + 64, np.uint8)
+_shared_written = np.zeros(_MOST_SHARED, np.bool_)
 _CONTEXTS, _STACKS, _SHARED_BEGIN = (-(-memory.ctypes.data // 64) * 64 for memory in (_contexts, _stacks, _shared))
+_SHARED_WRITTEN = _shared_written.ctypes.data
 _SCHEDULER = _CONTEXTS + MOST_THREADS * _CONTEXT
 
 _getcontext = types.ExternalFunction("getcontext", _i32(_i64))
@@ -239,7 +240,7 @@ def _run_warp(first, backwards):
         what, all_true = gpu.waits_for[first], True
         for lane in range(_WARP):
             if gpu.waits_for[first + lane] != what:
-                gpu.failure, gpu.thread = _APART_FROM_WARP, first + lane
+                gpu.failure, gpu.thread = _LEFT_WARP, first + lane
                 return False
             given[lane] = gpu.values[first + lane]
             all_true = all_true and given[lane] != 0
@@ -258,7 +259,7 @@ def _run_warp(first, backwards):
 def _run_block(threads, backwards):
     """Whether all its threads come to their end."""
     gpu = _state()
-    _memset(_SHARED_BEGIN, _POISON, _MOST_SHARED + _REGIONS * _GAP)
+    _memset(_SHARED_WRITTEN, 0, _MOST_SHARED)
     gpu.begins[_SHARED:], gpu.ends[_SHARED:] = 0, 0
     gpu.waits_for[:], gpu.pieces[:] = _READY, 0
     while True:
@@ -268,7 +269,7 @@ def _run_block(threads, backwards):
         what = gpu.waits_for[0]
         for thread in range(threads):
             if gpu.waits_for[thread] != what:
-                gpu.failure, gpu.thread = _APART_FROM_BLOCK, thread
+                gpu.failure, gpu.thread = _LEFT_BLOCK, thread
                 return False
             gpu.waits_for[thread] = _READY
         if what == _DONE:
@@ -449,8 +450,13 @@ def _allowed_of_vectors(address, size):
 
 
 @njit
-def _allowed_of_shared(address, size):
-    return _allowed(address, size, _SHARED, _REGIONS - _SHARED)
+def _allowed_of_shared(address, size, reads):
+    _allowed(address, size, _SHARED, _REGIONS - _SHARED)
+    for byte in range(_SHARED_WRITTEN + address - _SHARED_BEGIN, _SHARED_WRITTEN + address - _SHARED_BEGIN + size):
+        if reads and _read(byte, np.uint8) == 0:
+            _fail(_NOT_WRITTEN, address, _SHARED)
+        _write(byte, np.uint8(1))
+    return address
 
 
 @njit
@@ -485,23 +491,23 @@ def store_quad(address, quad):
 
 @njit
 def load_shared(address, dtype):
-    return _read(_allowed_of_shared(address, _size(dtype)), dtype)
+    return _read(_allowed_of_shared(address, _size(dtype), True), dtype)
 
 
 @njit
 def store_shared(address, x):
-    _write(_allowed_of_shared(address, _size(x)), x)
+    _write(_allowed_of_shared(address, _size(x), False), x)
 
 
 @njit
 def load_shared_quad(address):
-    at = _allowed_of_shared(address, 16)
+    at = _allowed_of_shared(address, 16, True)
     return _read(at, np.uint32), _read(at + 4, np.uint32), _read(at + 8, np.uint32), _read(at + 12, np.uint32)
 
 
 @njit
 def store_shared_quad(address, quad):
-    at = _allowed_of_shared(address, 16)
+    at = _allowed_of_shared(address, 16, False)
     for k in range(4):
         _write(at + 4 * k, quad[k])
 
