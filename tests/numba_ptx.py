@@ -8,7 +8,6 @@ is its argument. Where a compiler cannot be loaded it ends with `CANNOT` and say
 
 from __future__ import annotations
 
-import gc
 import json
 import sys
 from pathlib import Path
@@ -77,8 +76,6 @@ def _link(nvjitlink: Any, ptx: bytes, architecture: str) -> tuple[bytes, str]:
 
 def main(folder: Path) -> None:
     nvjitlink = _nvjitlink()
-    # Numba makes so many objects that to look through the old ones again and again takes a sixth of the time.
-    gc.disable()
     for line in sys.stdin:
         name, variant, (major, minor) = json.loads(line)
         ptx = _compile(variant, (major, minor))
@@ -86,7 +83,6 @@ def main(folder: Path) -> None:
         cubin, log = _link(nvjitlink, ptx.encode(), f"sm_{major}{minor}")
         (folder / f"{name}.cubin").write_bytes(cubin)
         (folder / f"{name}.log").write_text(log)
-        gc.collect(1)
 
 
 if __name__ == "__main__":
