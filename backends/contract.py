@@ -131,9 +131,11 @@ class Backend(Protocol):
         dtype: str,
         seed: int,
         offset: int,
+        counter: int,
         dim_offset: int,
         sample_offset: int,
         shared: bool,
+        antithetic: bool,
         fast_math: bool,
         device: int,
         stream: int,
@@ -147,15 +149,21 @@ class Backend(Protocol):
             otherwise. Device memory: float16, bfloat16, float32, float64 or an integer type, for the kernel to
             round to the computing type; a number given by the caller comes as a float.
         out : shape (d, n), both at least 1
-            Any strides with which no two elements overlap; it overlaps neither `mu` nor `sigma`.
+            Any strides with which no two elements overlap; it overlaps neither `mu` nor `sigma`. With layout "nd" it is
+            the transposed view of what the caller gets, with strides to match.
         dtype : {"float16", "bfloat16", "float32", "float64"}
             The element type of `out`.
         seed, offset : int
             In [0, 2**64).
+        counter : int
+            Address of an unsigned 64-bit number in device memory that is to be taken, when the kernel runs, in place
+            of `offset`; 0 if there is none, as on the CPU.
         dim_offset, sample_offset : int
             ``dim_offset + d <= 2**32`` and ``sample_offset + n <= 2**34``.
         shared : bool
             Every row takes the noise of row 0, whatever `dim_offset`.
+        antithetic : bool
+            Columns of `z` come in pairs: ``z[i, 2 * k + 1]`` is ``-z[i, 2 * k]``, and that is column k of the noise.
         fast_math : bool
             Without effect on the CPU and on float64.
         device, stream : int
@@ -166,4 +174,8 @@ class Backend(Protocol):
         MemoryError, RuntimeError
             If the launch fails; nothing has been written then.
         """
+        ...
+
+    def advance(self, counter: int, device: int, stream: int) -> None:
+        """Add 1 to the unsigned 64-bit number at address `counter` of `device`, in the order of `stream`."""
         ...

@@ -77,9 +77,11 @@ class CpuBackend:
         dtype: str,
         seed: int,
         offset: int,
+        counter: int,
         dim_offset: int,
         sample_offset: int,
         shared: bool,
+        antithetic: bool,
         fast_math: bool,
         device: int,
         stream: int,
@@ -103,6 +105,9 @@ class CpuBackend:
             )  # fmt: skip
 
         run_all(draw, _windows(d, n, sample_offset, threads, shared), threads)
+
+    def advance(self, counter: int, device: int, stream: int) -> None:
+        raise RuntimeError("backend: 'cpu' cannot write to device memory")
 
     def _compile(self, dtype: str) -> Any:
         from .cpu_kernels import window_kernel  # Numba takes half a second to import.

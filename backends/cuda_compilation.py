@@ -24,7 +24,9 @@ _VARIANTS = tuple(itertools.product(SIZES, (False, True), (False, True), range(l
 
 _i32, _i64, _u32, _u64, _f64 = types.int32, types.int64, types.uint32, types.uint64, types.float64
 _VECTOR = types.NamedTuple((_i64, _i64, _f64, _u32, _u32), Vector)
-_CALL = types.NamedTuple((_VECTOR, _VECTOR) + (_i64,) * 7 + (_u64, _u64, _u32, _u32, _u32, _i32, _i64), SampleCall)
+_CALL = types.NamedTuple(
+    (_VECTOR, _VECTOR) + (_i64,) * 7 + (_u64, _u64, _i64, _u32, _u32, _u32, _u32, _i32, _u32, _i64), SampleCall
+)
 _GEOMETRY = types.NamedTuple((_u32,) * 14 + (_i32,), Geometry)
 
 SIGNATURE = types.void(_CALL, _GEOMETRY)

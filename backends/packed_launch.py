@@ -28,9 +28,11 @@ class PackedLaunch:
         dtype: str,
         seed: int,
         offset: int,
+        counter: int,
         dim_offset: int,
         sample_offset: int,
         shared: bool,
+        antithetic: bool,
         fast_math: bool,
         device: int,
         stream: int,
@@ -43,8 +45,9 @@ class PackedLaunch:
             shared or (fast_math and dtype != "float64"), shared,
         )  # fmt: skip
         packed = pack_call(
-            mu, sigma, out, dtype, seed, offset, dim_offset, sample_offset, shared, fast_math, device, stream
-        )
+            mu, sigma, out, dtype, seed, offset, counter, dim_offset, sample_offset,
+            shared, antithetic, fast_math, device, stream,
+        )  # fmt: skip
         self._run(packed, cut, packed_cut, dtype, shared, fast_math, device, stream)
 
     def _launch_plain(

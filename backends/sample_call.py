@@ -51,15 +51,18 @@ class SampleCall(NamedTuple):
     first_column: int
     seed: int
     offset: int
+    counter: int
     type: int
     shared: int
+    antithetic: int
     fast_math: int
     device: int
+    unused: int
     stream: int
 
 
 _VECTOR = "PqdI4x"
-_STRUCT = struct.Struct(f"{_VECTOR}{_VECTOR}PqqQQQQQQIIIiP")
+_STRUCT = struct.Struct(f"{_VECTOR}{_VECTOR}PqqQQQQQQPIIIIi4xP")
 _pack = _STRUCT.pack
 _PLAIN = {dtype: (size, ELEMENT_TYPES[dtype]) for dtype, size in (("float32", 4), ("float64", 8))}
 
@@ -74,9 +77,11 @@ def pack_call(
     dtype: str,
     seed: int,
     offset: int,
+    counter: int,
     dim_offset: int,
     sample_offset: int,
     shared: bool,
+    antithetic: bool,
     fast_math: bool,
     device: int,
     stream: int,
@@ -86,7 +91,8 @@ def pack_call(
     row_stride, column_stride = out.strides
     return _pack(
         *_vector(mu), *_vector(sigma), _pointer(out), row_stride, column_stride, rows, columns,
-        dim_offset, sample_offset, seed, offset, ELEMENT_TYPES[dtype], shared, fast_math, device, stream,
+        dim_offset, sample_offset, seed, offset, counter,
+        ELEMENT_TYPES[dtype], shared, antithetic, fast_math, device, stream,
     )  # fmt: skip
 
 
@@ -97,8 +103,8 @@ def pack_plain_call(
     """The same for addresses of contiguous memory, all of type `dtype`."""
     size, element = _PLAIN[dtype]
     return _pack(
-        mu, size, 0.0, element, sigma, size, 0.0, element, out, n * size, size, d, n, 0, 0, seed, offset,
-        element, shared, fast_math, device, stream,
+        mu, size, 0.0, element, sigma, size, 0.0, element, out, n * size, size, d, n, 0, 0, seed, offset, 0,
+        element, shared, False, fast_math, device, stream,
     )  # fmt: skip
 
 

@@ -131,16 +131,19 @@ class TorchExtBackend:
         dtype: str,
         seed: int,
         offset: int,
+        counter: int,
         dim_offset: int,
         sample_offset: int,
         shared: bool,
+        antithetic: bool,
         fast_math: bool,
         device: int,
         stream: int,
     ) -> None:
         call = pack_call(
-            mu, sigma, out, dtype, seed, offset, dim_offset, sample_offset, shared, fast_math, device, stream
-        )
+            mu, sigma, out, dtype, seed, offset, counter, dim_offset, sample_offset,
+            shared, antithetic, fast_math, device, stream,
+        )  # fmt: skip
         if isinstance(out, np.ndarray):
             self.prepare("cpu")
             if self._cpu.multisample_launch_cpu(call):

@@ -30,7 +30,8 @@ struct Vector {
   u32 type, unused;
 };
 
-// out[r, c] = mu[r] + sigma[r] z[first_row + r, first_column + c] for r < rows and c < columns.
+// out[r, c] = mu[r] + sigma[r] z[first_row + r, first_column + c] for r < rows and c < columns, in which the columns of
+// z come in pairs z, -z if they are `antithetic`.
 struct SampleCall {
   Vector mu, sigma;
   void* out;
@@ -38,13 +39,16 @@ struct SampleCall {
   u64 rows, columns;              // at least 1
   u64 first_row, first_column;    // first_row + rows <= 2^32, first_column + columns <= 2^34
   u64 seed, offset;
-  u32 type;       // of out
-  u32 shared;     // whether every row takes the noise of row 0
-  u32 fast_math;  // heeded on CUDA devices, for types of at most 32 bits
-  i32 device;     // CUDA's ordinal
-  void* stream;   // of that device
+  u64* counter;    // in device memory, and then it holds the offset; or null
+  u32 type;        // of out
+  u32 shared;      // whether every row takes the noise of row 0
+  u32 antithetic;  // whether column 2 c + 1 is the mirror of column 2 c
+  u32 fast_math;   // heeded on CUDA devices, for types of at most 32 bits
+  i32 device;      // CUDA's ordinal
+  u32 unused;
+  void* stream;  // of that device
 };
 
-static_assert(sizeof(Vector) == 32 && sizeof(SampleCall) == 160, "backends/sample_call.py packs these bytes");
+static_assert(sizeof(Vector) == 32 && sizeof(SampleCall) == 176, "backends/sample_call.py packs these bytes");
 
 }  // namespace multisample

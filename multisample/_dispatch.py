@@ -139,6 +139,7 @@ def register_backend(backend: Backend) -> None:
     """
     members = (
         "name", "device_kinds", "host_library", "status", "prepare", "adopt", "small_kernel", "plain_launch", "launch",
+        "advance",
     )  # fmt: skip
     missing = [member for member in members if not hasattr(backend, member)]
     if missing:

@@ -13,7 +13,7 @@ from multisample.backends.contract import DeviceArray, HostArray, RawArray, RawV
 from ._arguments import describe
 from ._libraries import Device, Library, Operand, library_of
 
-__all__ = ["adopted", "check_inputs", "checked_out", "common_library", "is_number", "look_at"]
+__all__ = ["adopted", "check_inputs", "checked_out", "common_library", "is_number", "look_at", "transposed"]
 
 
 class Inputs(NamedTuple):
@@ -163,11 +163,11 @@ def check_inputs(inputs: Inputs, library: Library, mu: Any, sigma: Any, validate
             raise ValueError(f"{name}: expected {accepted}, got {value}")
 
 
-def checked_out(library: Library, out: Any, inputs: Inputs, n: int) -> RawArray:
+def checked_out(library: Library, out: Any, inputs: Inputs, shape: tuple[int, int]) -> RawArray:
     """`out` as `Backend.launch` takes it; ValueError if it is not what the result has to be."""
     operand = library.operand("out", out)
     _check_alignment("out", operand.raw)
-    raw, shape = operand.raw, (inputs.d, n)
+    raw = operand.raw
     if operand.shape != shape:
         raise ValueError(f"out: expected shape {shape}, got {operand.shape}")
     if operand.dtype != inputs.dtype:
@@ -185,6 +185,13 @@ def checked_out(library: Library, out: Any, inputs: Inputs, n: int) -> RawArray:
         if _overlap(raw, source.raw):
             raise ValueError(f"out: expected memory of its own, got memory that {name} also uses")
     return raw
+
+
+def transposed(raw: RawArray) -> RawArray:
+    """A matrix with its axes exchanged, over the same memory."""
+    if isinstance(raw, np.ndarray):
+        return raw.T
+    return raw._replace(shape=raw.shape[::-1], strides=raw.strides[::-1])
 
 
 def _check_alignment(name: str, raw: RawArray) -> None:

@@ -15,7 +15,7 @@ from ._arguments import check_choice, check_flag, checked_integer, describe, dty
 from ._dispatch import choose, on_registration
 from ._generator import DEFAULT_GENERATOR, WORD_64, Generator, take_from_torch
 from ._libraries import Device, Library, library_called, library_of
-from ._operands import adopted, check_inputs, checked_out, common_library, is_number, look_at
+from ._operands import adopted, check_inputs, checked_out, common_library, is_number, look_at, transposed
 
 __all__ = ["sample"]
 
@@ -38,8 +38,8 @@ def sample(
     dim_offset: int = 0,
     sample_offset: int = 0,
     validate: bool = False,
-    layout: Literal["dn"] = "dn",
-    antithetic: Literal[False] = False,
+    layout: Literal["dn", "nd"] = "dn",
+    antithetic: bool = False,
 ) -> Any:
     """Draw `n` vectors from a normal distribution with independent components.
 
@@ -71,7 +71,7 @@ def sample(
         Type of the result, by name or as NumPy's, ml_dtypes', PyTorch's or JAX's object. By default NumPy's promotion
         of the types of `mu` and `sigma`, in which numbers do not count, and lists and integers count as float32.
         float64 refines the float32 draw of the same seed; float16 and bfloat16 round it.
-    out : array, shape (d, n), optional
+    out : array, shape (d, n), or (n, d) with layout "nd", optional
         Where to put the result: a mutable array of the library, device and type of the result, with any strides with
         which no two elements overlap, and apart from `mu` and `sigma`.
     fast_math : bool, default False
@@ -84,14 +84,15 @@ def sample(
     validate : bool, default False
         Look at the values of `mu` and `sigma` in device memory too, which waits for the device. Values in host memory
         are always looked at.
-    layout : "dn"
-        One row for each dimension.
-    antithetic : False
-        Whether columns come in mirrored pairs: not in this version.
+    layout : {"dn", "nd"}, default "dn"
+        One row for each dimension, or the transpose, one row for each sample: the same bits.
+    antithetic : bool, default False
+        Draw the samples in pairs, for Monte Carlo estimates of less variance: sample ``2 k + 1`` is sample ``2 k``
+        mirrored in the mean. Offsets count samples, and so may cut a pair.
 
     Returns
     -------
-    array, shape (d, n)
+    array, shape (d, n), or (n, d) with layout "nd"
         Of the library and on the device of `mu` and `sigma`, ready on that library's current stream; C-contiguous
         unless it is `out`. From lists and NumPy arrays, a NumPy array, or an array of the library of the CUDA backend
         that was named; from objects known by their protocol alone, a NumPy array or one of the backend's library.
@@ -161,11 +162,9 @@ def sample(
     if sample_offset + n > COLUMNS:
         raise ValueError(f"n: expected sample_offset + n <= 2**34, got {sample_offset} + {n}")
     check_choice("noise", noise, ("independent", "shared"))
-    check_choice("layout", layout, ("dn",), " in this version")
+    check_choice("layout", layout, ("dn", "nd"))
     for name, flag in (("fast_math", fast_math), ("validate", validate), ("antithetic", antithetic)):
         check_flag(name, flag)
-    if antithetic:
-        raise ValueError("antithetic: expected False in this version, got True")
     if dtype is not None:
         dtype = dtype_name(dtype)
     if seed is not None:
@@ -204,19 +203,22 @@ def sample(
         inputs = look_at(library, mu, sigma, dtype)
 
     array = sigma if is_number(mu) else mu
+    shape = (d, n) if layout == "dn" else (n, d)
     if out is None:
-        result = target = library.empty(d, n, dtype, inputs.device, array)
+        result = target = library.empty(*shape, dtype, inputs.device, array)
         raw_out = library.operand("out", target).raw
     else:
         result = out
-        raw_out = checked_out(library, target, inputs, n)
+        raw_out = checked_out(library, target, inputs, shape)
+    if layout == "nd":
+        raw_out = transposed(raw_out)
 
     # Last of all, so that a call that raises has taken nothing.
     seed, offset = _seed_and_offset(seed, generator, caller, device)
     if d > 0 and n > 0:
         chosen.launch(
-            inputs.mu, inputs.sigma, raw_out, dtype, seed, offset, dim_offset, sample_offset,
-            noise == "shared", bool(fast_math),
+            inputs.mu, inputs.sigma, raw_out, dtype, seed, offset, 0, dim_offset, sample_offset,
+            noise == "shared", bool(antithetic), bool(fast_math),
             inputs.device.ordinal, library.stream(inputs.device, array),
         )  # fmt: skip
     return result if out is not None else caller.hand_over(result)

@@ -613,8 +613,8 @@ class Recording:
         return None
 
     def launch(
-        self, mu: Any, sigma: Any, out: Any, dtype: str, seed: int, offset: int, dim_offset: int, sample_offset: int,
-        shared: bool, fast_math: bool, device: int, stream: int,
+        self, mu: Any, sigma: Any, out: Any, dtype: str, seed: int, offset: int, counter: int,
+        dim_offset: int, sample_offset: int, shared: bool, antithetic: bool, fast_math: bool, device: int, stream: int,
     ) -> None:  # fmt: skip
         call = locals()
         del call["self"]
@@ -623,8 +623,12 @@ class Recording:
         with np.errstate(over="ignore"):
             vectors = [np.broadcast_to(self.host(x).astype(real), out.shape[0]) for x in (mu, sigma)]
         registry.find("cpu").launch(
-            *vectors, self.host(out), dtype, seed, offset, dim_offset, sample_offset, shared, fast_math, 0, 0
-        )
+            *vectors, self.host(out), dtype, seed, offset, counter, dim_offset, sample_offset,
+            shared, antithetic, fast_math, 0, 0,
+        )  # fmt: skip
+
+    def advance(self, counter: int, device: int, stream: int) -> None:
+        raise AssertionError("there is no counter in host memory")
 
     def host(self, raw: Any) -> Array:
         """What `raw` stands for, in this process's memory."""

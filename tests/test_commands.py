@@ -765,10 +765,13 @@ class _Elsewhere:
 
     def launch(self, mu: Any, sigma: Any, out: Any, *rest: Any) -> None:
         self.launches += 1
-        self.fast_math = rest[6]
+        self.fast_math = rest[8]
         CPU.launch(mu, sigma, out, *rest)
         if self.flip:
             out[3, 5:7].view(np.uint32)[:] ^= 1
+
+    def advance(self, counter: int, device: int, stream: int) -> None:
+        raise AssertionError("there is no counter in host memory")
 
 
 class _Unavailable(_Elsewhere):

@@ -773,7 +773,7 @@ def test_what_is_refused_is_not_begun(any_gpu: Gpu, bits: ToArray, extra: dict[s
         (TypeError, "seed, generator: ", {"seed": 1}),
         (ValueError, "noise: ", {"noise": "common"}),
         (TypeError, "fast_math: ", {"fast_math": 1}),
-        (ValueError, "layout: ", {"layout": "nd"}),
+        (ValueError, "layout: ", {"layout": "ND"}),
         (TypeError, "mu, sigma, out: expected arrays of one library", {"sigma": np.ones(d, np.float32)}),
     ]
     if memory.name == "torch":

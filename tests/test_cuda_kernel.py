@@ -192,8 +192,8 @@ class Case:
         memory, out = self.memory()
         cut, vectors = self.geometry(), self.vectors()
         call = pack_call(
-            _on_device(vectors[0]), _on_device(vectors[1]), _on_device(out), self.dtype, self.seed, self.offset,
-            self.dim_offset, self.sample_offset, self.noise == "shared", self.fast_math, 0, 0,
+            _on_device(vectors[0]), _on_device(vectors[1]), _on_device(out), self.dtype, self.seed, self.offset, 0,
+            self.dim_offset, self.sample_offset, self.noise == "shared", False, self.fast_math, 0, 0,
         )  # fmt: skip
         packed = call + packed_geometry(cut)
         gpu.launch(compiled(self.variant()), cut.blocks, cut.threads, packed, out, vectors, backwards=self.backwards)
@@ -464,7 +464,7 @@ def test_what_is_launched_is_what_runs_here(variant: Variant, plain: bool) -> No
         addresses = [array.pointer for array in arrays]
         backend.plain_launch()(*addresses, d, n, *rest, variant.noise == "shared", False, 0, 0)
     else:
-        backend.launch(*arrays, *rest, 0, 0, variant.noise == "shared", False, 0, 0)
+        backend.launch(*arrays, *rest, 0, 0, 0, variant.noise == "shared", False, False, 0, 0)
     ((kernel, blocks, threads, packed),) = driver.launched
     cut = case.geometry()
     assert (kernel, blocks, threads) == (variant, cut.blocks, cut.threads)
@@ -500,7 +500,7 @@ def outcome(function: Callable[..., None], threads: int = 64, backwards: bool = 
     """What two blocks of a kernel are told, and 80 float32 of which they may write 72."""
     case = Case(1, 80)
     _, out = case.memory()
-    call = pack_call(0.0, 1.0, _on_device(out), "float32", 1, 0, 0, 0, False, False, 0, 0)
+    call = pack_call(0.0, 1.0, _on_device(out), "float32", 1, 0, 0, 0, 0, False, False, False, 0, 0)
     kernel, message = gpu.compile_kernel(function), ""
     try:
         gpu.launch(

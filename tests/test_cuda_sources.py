@@ -163,8 +163,8 @@ class Case:
         vectors = [_as_device_array(vector) for vector in self.vectors()]
         call = sample_call.pack_call(
             vectors[0][0], vectors[1][0], DeviceArray(first, (self.d, self.n), self.byte_strides(), self.dtype),
-            self.dtype, self.seed, self.offset, self.dim_offset, self.sample_offset, self.noise == "shared",
-            self.fast_math, 0, 0,
+            self.dtype, self.seed, self.offset, 0, self.dim_offset, self.sample_offset, self.noise == "shared",
+            False, self.fast_math, 0, 0,
         )  # fmt: skip
         cut = _GEOMETRY.pack(*self.chosen_cut())
         head = _CASE.pack(call, len(vectors[0][1]), len(vectors[1][1]), size, self.backwards, self.cut is not None, cut)

@@ -52,6 +52,9 @@ class Fake:
     def launch(self, mu: Any, sigma: Any, out: Any, *rest: Any) -> None:
         out[...] = 77
 
+    def advance(self, counter: int, device: int, stream: int) -> None:
+        raise AssertionError("there is no counter in host memory")
+
 
 @pytest.fixture(autouse=True)
 def restored(monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -285,6 +288,7 @@ def test_a_built_in_name_is_taken_before_its_first_use(monkeypatch: pytest.Monke
 def test_the_contract_is_what_is_asked_for() -> None:
     assert {
         "name", "device_kinds", "host_library", "status", "prepare", "adopt", "small_kernel", "plain_launch", "launch",
+        "advance",
     } == MEMBERS  # fmt: skip
 
 

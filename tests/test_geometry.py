@@ -51,7 +51,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 def packed(call: Call) -> bytes:
     rows, columns, dtype, strides, address, sample_offset, shared, fast_math = call
     out = DeviceArray(address, (rows, columns), strides, dtype)
-    return bytes(pack_call(0.0, 1.0, out, dtype, 1, 0, 0, sample_offset, shared, fast_math, 0, 0))
+    return bytes(pack_call(0.0, 1.0, out, dtype, 1, 0, 0, 0, sample_offset, shared, False, fast_math, 0, 0))
 
 
 def in_python(call: Call) -> Geometry:
@@ -224,7 +224,7 @@ def test_blocks_cover_every_row_and_every_column_once() -> None:
 
 def read_back(library: ctypes.CDLL, call: bytes) -> list[int]:
     assert len(call) == PACKED_CALL
-    out = (ctypes.c_uint64 * 22)()
+    out = (ctypes.c_uint64 * 24)()
     library.fields(call, out)
     return list(out)
 
@@ -263,15 +263,15 @@ def test_cpp_reads_what_python_packs(library: ctypes.CDLL) -> None:
                 expected += unsigned(pointer, stride, 0, ELEMENT_TYPES[name])
         dtype = draw.choice(list(SIZES))
         pointer, strides = draw.getrandbits(63), (draw.randint(-(2**62), 2**62), draw.randint(-(2**62), 2**62))
-        seed, offset = (draw.choice([0, 2**64 - 1, draw.getrandbits(64)]) for _ in range(2))
-        dim_offset, sample_offset, shared, fast = ROWS - d, COLUMNS - n, draw.random() < 0.5, draw.random() < 0.5
+        seed, offset, counter = (draw.choice([0, 2**64 - 1, draw.getrandbits(64)]) for _ in range(3))
+        dim_offset, sample_offset, flags = ROWS - d, COLUMNS - n, [draw.random() < 0.5 for _ in range(3)]
         device, handle = draw.choice([0, 1, 2**31 - 1]), draw.choice([0, 1, draw.getrandbits(64)])
         call = pack_call(
-            *vectors, DeviceArray(pointer, (d, n), strides, dtype), dtype, seed, offset, dim_offset, sample_offset,
-            shared, fast, device, handle,
+            *vectors, DeviceArray(pointer, (d, n), strides, dtype), dtype, seed, offset, counter, dim_offset,
+            sample_offset, *flags, device, handle,
         )  # fmt: skip
-        expected += unsigned(pointer, *strides, d, n, dim_offset, sample_offset, seed, offset)
-        assert read_back(library, call) == [*expected, ELEMENT_TYPES[dtype], shared, fast, device, handle]
+        expected += unsigned(pointer, *strides, d, n, dim_offset, sample_offset, seed, offset, counter)
+        assert read_back(library, call) == [*expected, ELEMENT_TYPES[dtype], *flags, device, handle]
 
 
 def test_plain_calls_are_those_of_contiguous_memory(library: ctypes.CDLL) -> None:
@@ -286,7 +286,7 @@ def test_plain_calls_are_those_of_contiguous_memory(library: ctypes.CDLL) -> Non
             plain = pack_plain_call(mu, sigma, out, d, n, dtype, seed, offset, shared, fast, 3, 2**63 + 1)
             vectors = (DeviceArray(pointer, (d,), (size,), dtype) for pointer in (mu, sigma))
             array = DeviceArray(out, (d, n), (n * size, size), dtype)
-            assert plain == pack_call(*vectors, array, dtype, seed, offset, 0, 0, shared, fast, 3, 2**63 + 1)
+            assert plain == pack_call(*vectors, array, dtype, seed, offset, 0, 0, 0, shared, False, fast, 3, 2**63 + 1)
             expected = [mu, size, 0, element, sigma, size, 0, element, out, *unsigned(n * size), size]
             assert read_back(library, plain) == [
                 *expected,
@@ -296,8 +296,10 @@ def test_plain_calls_are_those_of_contiguous_memory(library: ctypes.CDLL) -> Non
                 0,
                 seed,
                 offset,
+                0,
                 element,
                 shared,
+                False,
                 fast,
                 3,
                 2**63 + 1,
@@ -308,8 +310,8 @@ def test_arrays_of_the_host_are_packed_by_their_own_addresses(library: ctypes.CD
     mu, sigma = np.arange(6, dtype=np.float32)[::-2], np.broadcast_to(np.float32(2), (3,))
     for dtype, real in [("float32", np.float32), ("float16", np.uint16), ("bfloat16", ml_dtypes.bfloat16)]:
         out = np.zeros((5, 3), real).T
-        call = pack_call(mu, sigma, out, dtype, 5, 6, 7, 8, False, False, 0, 0)
+        call = pack_call(mu, sigma, out, dtype, 5, 6, 0, 7, 8, False, False, False, 0, 0)
         got = read_back(library, call)
         assert got[:8] == unsigned(mu.ctypes.data, -8, 0, 3, sigma.ctypes.data, 0, 0, 3)
         assert got[8:13] == unsigned(out.ctypes.data, *out.strides, 3, 5)
-        assert got[13:] == [7, 8, 5, 6, ELEMENT_TYPES[dtype], 0, 0, 0, 0]
+        assert got[13:] == [7, 8, 5, 6, 0, ELEMENT_TYPES[dtype], 0, 0, 0, 0, 0]

@@ -434,7 +434,7 @@ def placed(kernel: Kernel) -> list[tuple[int, str]]:
 def test_parameters_are_the_bytes_that_are_packed(compiled: list[Compiled]) -> None:
     """Every field has a value of its own, and is found where the kernel looks for it."""
     numbers = itertools.count(1)
-    expected = [0 if name.endswith(".unused") else next(numbers) for name in _CALL]
+    expected = [0 if name.endswith("unused") else next(numbers) for name in _CALL]
     call = sample_call._STRUCT.pack(*(number for number in expected if number))
     expected += [next(numbers) for _ in geometry.Geometry._fields]
     packed = call + geometry._STRUCT.pack(*expected[len(_CALL) :])

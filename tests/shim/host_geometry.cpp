@@ -24,10 +24,13 @@ void fields(const SampleCall* call, u64* out) {
   *out++ = reinterpret_cast<u64>(call->out);
   *out++ = static_cast<u64>(call->row_stride);
   *out++ = static_cast<u64>(call->column_stride);
-  for (u64 field : {call->rows, call->columns, call->first_row, call->first_column, call->seed, call->offset}) {
+  for (u64 field : {call->rows, call->columns, call->first_row, call->first_column, call->seed, call->offset,
+                    reinterpret_cast<u64>(call->counter)}) {
     *out++ = field;
   }
-  for (u32 field : {call->type, call->shared, call->fast_math, static_cast<u32>(call->device)}) *out++ = field;
+  for (u32 field : {call->type, call->shared, call->antithetic, call->fast_math, static_cast<u32>(call->device)}) {
+    *out++ = field;
+  }
   *out++ = reinterpret_cast<u64>(call->stream);
 }
 
