@@ -23,13 +23,16 @@ from .geometry import KERNEL_STORES, PACKED_GEOMETRY, Geometry
 from .packed_launch import PackedLaunch
 from .sample_call import PACKED_CALL
 
-__all__ = ["BACKEND", "OPTIONS", "kernel_name", "source"]
+__all__ = ["ADVANCE_KERNEL", "BACKEND", "OPTIONS", "kernel_name", "source"]
 
 _TYPES = {"float16": "float16", "bfloat16": "bfloat16", "float32": "float", "float64": "double"}
 # How each CUDA version's package of CuPy is called.
 _PACKAGES = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
 
 _INVALID_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT of cuda.h.
+
+ADVANCE_KERNEL = "multisample::advance_kernel"
+"""The C++ name of the kernel that counts up an offset."""
 
 OPTIONS = ("--std=c++17", f"-I{csrc_files.folder()}")
 """What NVRTC is told."""
@@ -44,11 +47,12 @@ def source() -> str:
     return f'// {csrc_files.digest()}\n#include "sample_kernel.cuh"\n'
 
 
-def kernel_name(dtype: str, shared: bool, fast_math: bool, stores: int) -> str:
+def kernel_name(dtype: str, shared: bool, antithetic: bool, fast_math: bool, stores: int) -> str:
     """The C++ name of the kernel for such a call."""
     arguments = (
         f"multisample::{_TYPES[dtype]}" if dtype in ("float16", "bfloat16") else _TYPES[dtype],
         str(bool(shared)).lower(),
+        str(bool(antithetic)).lower(),
         str(bool(fast_math) and dtype != "float64").lower(),
         f"multisample::{KERNEL_STORES[stores]}",
     )
@@ -63,6 +67,9 @@ class _Parameters(threading.local):
         self.call, self.cut = memoryview(call).cast("B"), memoryview(cut).cast("B")
         self._addresses = (ctypes.c_void_p * 2)(ctypes.addressof(call), ctypes.addressof(cut))
         self.address = ctypes.addressof(self._addresses)
+        self.counter = ctypes.c_void_p()
+        self._counter_addresses = (ctypes.c_void_p * 1)(ctypes.addressof(self.counter))
+        self.counter_address = ctypes.addressof(self._counter_addresses)
 
 
 class CupyBackend(PackedLaunch):
@@ -107,7 +114,7 @@ class CupyBackend(PackedLaunch):
     def prepare(self, device_kind: DeviceKind) -> None:
         # One kernel, to see whether NVRTC works at all; the others are compiled when they are needed.
         cuda = self._cuda or self._import()
-        key = ("float32", False, False, 0, cuda.runtime.getDevice())
+        key = ("float32", False, False, False, 0, cuda.runtime.getDevice())
         if key not in self._kernels:
             self._compile(key)
 
@@ -130,31 +137,43 @@ class CupyBackend(PackedLaunch):
         packed_cut: bytes,
         dtype: str,
         shared: bool,
+        antithetic: bool,
         fast_math: bool,
         device: int,
         stream: int,
     ) -> None:
-        """Launch with `device` current."""
-        cuda = self._cuda or self._import()
-        if cuda.runtime.getDevice() != device:
-            with cuda.Device(device):
-                self._run(packed, cut, packed_cut, dtype, shared, fast_math, device, stream)
-            return
-        key = (dtype, shared, fast_math and dtype != "float64", cut.stores, device)
-        kernel = self._kernels.get(key) or self._compile(key)
+        key = (dtype, shared, antithetic, fast_math and dtype != "float64", cut.stores, device)
         parameters = self._parameters
         parameters.call[:] = packed
         parameters.cut[:] = packed_cut
+        self._launch(key, cut.blocks, cut.threads, parameters.address, device, stream)
+
+    def advance(self, counter: int, device: int, stream: int) -> None:
+        """As the contract says."""
+        parameters = self._parameters
+        parameters.counter.value = counter
+        self._launch(("advance", device), 1, 1, parameters.counter_address, device, stream)
+
+    def _launch(
+        self, key: tuple[Any, ...], blocks: int, threads: int, parameters: int, device: int, stream: int
+    ) -> None:
+        """Launch a kernel with `device` current."""
+        cuda = self._cuda or self._import()
+        if cuda.runtime.getDevice() != device:
+            with cuda.Device(device):
+                self._launch(key, blocks, threads, parameters, device, stream)
+            return
+        kernel = self._kernels.get(key) or self._compile(key)
         # What the kernel's own call does too, in half the time.
         launch = cuda.driver.launchKernel
         try:
-            launch(kernel, cut.blocks, 1, 1, cut.threads, 1, 1, 0, stream, parameters.address, 0)
+            launch(kernel, blocks, 1, 1, threads, 1, 1, 0, stream, parameters, 0)
         except cuda.driver.CUDADriverError as error:
             if error.status != _INVALID_CONTEXT:
                 raise
             # A thread that has not asked anything of the device yet has its number, but not its context.
             cuda.Device(device).use()
-            launch(kernel, cut.blocks, 1, 1, cut.threads, 1, 1, 0, stream, parameters.address, 0)
+            launch(kernel, blocks, 1, 1, threads, 1, 1, 0, stream, parameters, 0)
 
     def _import(self) -> Any:
         import cupy
@@ -162,10 +181,11 @@ class CupyBackend(PackedLaunch):
         self._cuda = cupy.cuda
         return self._cuda
 
-    def _compile(self, key: tuple[str, bool, bool, int, int]) -> int:
+    def _compile(self, key: tuple[Any, ...]) -> int:
+        """The kernel for such calls, or that of `advance`; the last of `key` is the device, which is current."""
         import cupy
 
-        name = kernel_name(*key[:4])
+        name = ADVANCE_KERNEL if key[0] == "advance" else kernel_name(*key[:-1])
         try:
             module = cupy.RawModule(code=source(), options=OPTIONS, name_expressions=(name,))
             kernel = module.get_function(name).kernel

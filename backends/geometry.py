@@ -9,13 +9,24 @@ import functools
 import struct
 from typing import NamedTuple
 
-__all__ = ["CHUNK", "KERNEL_STORES", "MOST_THREADS", "PACKED_GEOMETRY", "SIZES", "Geometry", "geometry"]
+__all__ = [
+    "ANTITHETIC_WIDTH",
+    "CHUNK",
+    "KERNEL_STORES",
+    "MOST_THREADS",
+    "PACKED_GEOMETRY",
+    "SIZES",
+    "WIDTH",
+    "Geometry",
+    "geometry",
+]
 
 MOST_THREADS = 288
 _SHORT_ROW = 128
 CHUNK = MOST_THREADS + _SHORT_ROW
-KERNEL_STORES = ("kAligned", "kShifted", "kStaged", "kStrided")
-_ALIGNED, _SHIFTED, _STAGED, _STRIDED = range(4)
+KERNEL_STORES = ("kAligned", "kShifted", "kStaged", "kStrided", "kTransposed")
+_ALIGNED, _SHIFTED, _STAGED, _STRIDED, _TRANSPOSED = range(5)
+WIDTH, ANTITHETIC_WIDTH = 4, 8
 SIZES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
 _STRUCT = struct.Struct("14Ii")
@@ -51,9 +62,10 @@ def geometry(
     dtype: str,
     strides: tuple[int, int],
     misalignment: int,
-    skip: int,
+    sample_offset: int,
     cheap: bool,
     shared: bool,
+    antithetic: bool,
 ) -> tuple[Geometry, bytes]:
     """The geometry of a launch, and the bytes of the C++ struct.
 
@@ -67,39 +79,46 @@ def geometry(
         Its strides in bytes.
     misalignment : int
         Its address modulo 16.
-    skip : int
-        ``sample_offset % 4``.
+    sample_offset : int
+        The call's, modulo 8.
     cheap : bool
         Whether noise costs less than writing it: shared, or fast_math and no float64.
-    shared : bool
-        Whether noise is shared.
+    shared, antithetic : bool
+        The call's.
     """
-    groups = _ceil_div(skip + columns, 4)
-    stores = _stores(rows, columns, SIZES[dtype], strides, misalignment, skip, groups)
-    tiles = 1 if groups <= MOST_THREADS else _ceil_div(groups, 2 * _SHORT_ROW)
-    lanes = groups if tiles == 1 else _ceil_div(_ceil_div(groups, tiles), 32) * 32
-    rows_per_pass = min(1 if lanes > _SHORT_ROW else 2 * _SHORT_ROW // lanes, rows)
+    size = SIZES[dtype]
+    row_stride, column_stride = strides
+    width = ANTITHETIC_WIDTH if antithetic else WIDTH
+    skip = sample_offset % width
+    groups = _ceil_div(skip + columns, width)
+    stores = _stores(rows, columns, size, strides, misalignment - sample_offset % 4 * size, groups)
+    transposed = stores == _TRANSPOSED
+    across, down = (rows, groups) if transposed else (groups, rows)
+    tiles = 1 if across <= MOST_THREADS else _ceil_div(across, 2 * _SHORT_ROW)
+    lanes = across if tiles == 1 else _ceil_div(_ceil_div(across, tiles), 32) * 32
+    rows_per_pass = min(1 if lanes > _SHORT_ROW else 2 * _SHORT_ROW // lanes, down)
     threads = _ceil_div(lanes * rows_per_pass, 32) * 32
-    rows_down = _ceil_div(rows, rows_per_pass)
-    if shared or (cheap and stores == _ALIGNED and rows_per_pass > 1):
+    rows_down = _ceil_div(down, rows_per_pass)
+    plain = stores == _ALIGNED or transposed
+    if shared or (cheap and plain and rows_per_pass > 1):
         most = 8
     elif cheap:
-        most = 32 if stores == _ALIGNED and tiles > 1 else 16
+        most = 32 if plain and tiles > 1 else 16
     else:
-        most = 128 if stores == _ALIGNED else 32
+        most = 128 if plain else 32
     turns = min(most, max(min(32, _ceil_div(rows_down * tiles, 512)), rows_down * tiles // 2048))
     interleave_log2 = 0
     if stores == _SHIFTED:
-        while (strides[0] << interleave_log2) % 16:
+        while (row_stride << interleave_log2) % 16:
             interleave_log2 += 1
     elif cheap and stores == _ALIGNED and lanes > _SHORT_ROW and tiles == 1 and turns == most:
         interleave_log2 = 3
-    stride = strides[0] // SIZES[dtype] * rows_per_pass << interleave_log2
+    stride = (column_stride * width if transposed else row_stride) // size * rows_per_pass << interleave_log2
     passes = min(turns, rows_down)
     if not -(2**31) <= stride < 2**31:
         stride, passes, interleave_log2 = 0, 1, 0
     steps = min(turns // passes, tiles)
-    column_blocks = _ceil_div(groups, steps * lanes)
+    column_blocks = _ceil_div(across, steps * lanes)
     bands = _ceil_div(_ceil_div(rows_down, passes), 1 << interleave_log2) << interleave_log2
     cut = Geometry(
         blocks=bands * column_blocks,
@@ -121,14 +140,11 @@ def geometry(
     return cut, _STRUCT.pack(*cut)
 
 
-def _stores(
-    rows: int, columns: int, size: int, strides: tuple[int, int], misalignment: int, skip: int, groups: int
-) -> int:
+def _stores(rows: int, columns: int, size: int, strides: tuple[int, int], start: int, groups: int) -> int:
     quad = 8 if size == 2 else 16
     row_stride, column_stride = strides
     if column_stride != size:
-        return _STRIDED
-    start = misalignment - skip * size
+        return _TRANSPOSED if row_stride == size else _STRIDED
     if start % quad == 0 and (row_stride % quad == 0 or rows == 1):
         return _ALIGNED
     if start % size or row_stride % size:

@@ -41,14 +41,14 @@ class PackedLaunch:
         assert not isinstance(out, np.ndarray)
         rows, columns = out.shape
         cut, packed_cut = geometry(
-            rows, columns, dtype, out.strides, out.pointer % 16, sample_offset % 4,
-            shared or (fast_math and dtype != "float64"), shared,
+            rows, columns, dtype, out.strides, out.pointer % 16, sample_offset % 8,
+            shared or (fast_math and dtype != "float64"), shared, antithetic,
         )  # fmt: skip
         packed = pack_call(
             mu, sigma, out, dtype, seed, offset, counter, dim_offset, sample_offset,
             shared, antithetic, fast_math, device, stream,
         )  # fmt: skip
-        self._run(packed, cut, packed_cut, dtype, shared, fast_math, device, stream)
+        self._run(packed, cut, packed_cut, dtype, shared, antithetic, fast_math, device, stream)
 
     def _launch_plain(
         self,
@@ -68,8 +68,8 @@ class PackedLaunch:
         packed = pack_plain_call(mu, sigma, out, d, n, dtype, seed, offset, shared, fast_math, device, stream)
         size = 8 if dtype == "float64" else 4
         cheap = shared or (fast_math and size == 4)
-        cut, packed_cut = geometry(d, n, dtype, (n * size, size), out % 16, 0, cheap, shared)
-        self._run(packed, cut, packed_cut, dtype, shared, fast_math, device, stream)
+        cut, packed_cut = geometry(d, n, dtype, (n * size, size), out % 16, 0, cheap, shared, False)
+        self._run(packed, cut, packed_cut, dtype, shared, False, fast_math, device, stream)
 
     def _run(
         self,
@@ -78,6 +78,7 @@ class PackedLaunch:
         packed_cut: bytes,
         dtype: str,
         shared: bool,
+        antithetic: bool,
         fast_math: bool,
         device: int,
         stream: int,

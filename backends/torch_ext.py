@@ -88,6 +88,7 @@ class TorchExtBackend:
             raise BackendUnavailableError(f"backend: {self.name!r} cannot run on CUDA here: " + "; ".join(reasons))
         library = _load(torch_ext_build.cuda_library())
         library.multisample_launch_cuda.argtypes = (ctypes.c_char_p,)
+        library.multisample_advance_cuda.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
         library.multisample_cuda_error.argtypes = (ctypes.c_int,)
         library.multisample_cuda_error.restype = ctypes.c_char_p
         return library
@@ -153,6 +154,12 @@ class TorchExtBackend:
             error = self._cuda.multisample_launch_cuda(call)
             if error:
                 self._raise_cuda_error(error)
+
+    def advance(self, counter: int, device: int, stream: int) -> None:
+        self.prepare("cuda")
+        error = self._cuda.multisample_advance_cuda(counter, device, stream)
+        if error:
+            self._raise_cuda_error(error)
 
     def _raise_cuda_error(self, error: int) -> None:
         message = f"backend: 'torch_ext' could not launch: {self._cuda.multisample_cuda_error(error).decode()}"

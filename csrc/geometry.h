@@ -1,25 +1,33 @@
 // How a call is cut into blocks and threads; backends/geometry.py does the same sums. The numbers drawn cannot depend
 // on it.
 //
-// A block draws a band of dimensions by a run of columns. Each thread keeps four columns, a group of the stream, and
-// goes down the band. Short rows share a pass of the block, so that its threads always have a group each; long rows are
-// split over blocks; and where there are too few dimensions to go down, a thread goes on to other columns.
+// A block draws a band of dimensions by a run of columns. Each thread keeps a group of columns, those of one block of
+// the stream: four, or eight of antithetic pairs. It goes down the band. Short rows share a pass of the block, so that
+// its threads always have a group each; long rows are split over blocks; and where there are too few dimensions to go
+// down, a thread goes on to other columns.
+//
+// Where it is the dimensions that lie side by side in memory, they change places with the groups: a thread keeps a
+// dimension, and goes along a band of groups. What is said of rows below is then true of groups, and of columns, of
+// dimensions.
 #pragma once
 
 #include "call.h"
 
 namespace multisample {
 
-// How the four columns of a thread go to memory.
+// How the columns of a thread go to memory.
 enum Stores : u32 {
-  kAligned,  // at once, at an address that allows it
-  kShifted,  // the same, from a column of the thread before on
-  kStaged,   // with those of the warp's other threads, which lie beside them, in one row or several
-  kStrided,  // one by one, at any distance
+  kAligned,     // four at once, at an address that allows it
+  kShifted,     // the same, from a column of the thread before on
+  kStaged,      // with those of the warp's other threads, which lie beside them, in one row or several
+  kStrided,     // one by one, at any distance
+  kTransposed,  // one by one, beside those of the threads that have the next dimensions
 };
 
 // The most threads of a block: a row of 1024 columns, and a few more, in one piece.
 constexpr u32 kThreads = 288;
+// Columns of a group.
+constexpr u32 kWidth = 4, kAntitheticWidth = 8;
 // The most groups of a row that shares the passes of a block with other rows.
 constexpr u32 kShortRow = 128;
 // Room for a chunk of dimensions: as many as there are threads, and one more for each row of a pass if there are
@@ -36,7 +44,7 @@ struct Geometry {
   u32 pitch;            // from row to row of a pass in a chunk; odd, so that threads of a warp do not meet in one bank
   u32 band_rows;        // rows of a block
   u32 interleave_log2;  // bands take turns: row k of a band is 2^interleave_log2 rows after its row k - 1
-  u32 steps;            // how many runs of 4 * lanes columns a block draws
+  u32 steps;            // how many runs of a group for each lane a block draws
   u32 column_blocks;    // blocks to a row
   u32 skip;             // columns of the first group that come before the first column
   u32 stores;           // one of Stores
@@ -51,7 +59,8 @@ inline u32 element_size(u32 type) { return type == kFloat64 ? 8 : type == kFloat
 
 inline Stores stores_of(const SampleCall& call, u64 groups) {
   const i64 size = element_size(call.type), quad = size == 2 ? 8 : 16;
-  if (call.column_stride != size) return kStrided;
+  if (call.column_stride != size) return call.row_stride == size ? kTransposed : kStrided;
+  // Four columns are a quad, wherever the group begins.
   const i64 start = static_cast<i64>(reinterpret_cast<u64>(call.out)) - static_cast<i64>(call.first_column % 4) * size;
   if (start % quad == 0 && (call.row_stride % quad == 0 || call.rows == 1)) return kAligned;
   if (start % size != 0 || call.row_stride % size != 0) return kStrided;
@@ -63,15 +72,18 @@ inline Stores stores_of(const SampleCall& call, u64 groups) {
 inline Geometry geometry_of(const SampleCall& call) {
   const auto ceil_div = [](u64 a, u64 b) { return (a + b - 1) / b; };
   Geometry g{};
-  g.skip = static_cast<u32>(call.first_column % 4);
-  const u64 groups = ceil_div(g.skip + call.columns, 4);
+  const u32 width = call.antithetic ? kAntitheticWidth : kWidth;
+  g.skip = static_cast<u32>(call.first_column % width);
+  const u64 groups = ceil_div(g.skip + call.columns, width);
   g.stores = stores_of(call, groups);
-  // Runs of columns, each for one row of threads.
-  const u64 tiles = groups <= kThreads ? 1 : ceil_div(groups, 2 * kShortRow);
-  g.lanes = static_cast<u32>(tiles == 1 ? groups : ceil_div(ceil_div(groups, tiles), 32) * 32);
+  const bool transposed = g.stores == kTransposed;
+  const u64 across = transposed ? call.rows : groups, down = transposed ? groups : call.rows;
+  // Runs of groups, each for one row of threads.
+  const u64 tiles = across <= kThreads ? 1 : ceil_div(across, 2 * kShortRow);
+  g.lanes = static_cast<u32>(tiles == 1 ? across : ceil_div(ceil_div(across, tiles), 32) * 32);
   g.one_by_lanes = static_cast<u32>(ceil_div(1 << 20, g.lanes));
   g.rows_per_pass = g.lanes > kShortRow ? 1 : 2 * kShortRow / g.lanes;
-  if (g.rows_per_pass > call.rows) g.rows_per_pass = static_cast<u32>(call.rows);
+  if (g.rows_per_pass > down) g.rows_per_pass = static_cast<u32>(down);
   g.threads = static_cast<u32>(ceil_div(g.lanes * g.rows_per_pass, 32) * 32);
   g.one_by_rows = static_cast<u32>(ceil_div(1 << 20, g.rows_per_pass));
   g.chunk = g.threads / g.rows_per_pass * g.rows_per_pass;
@@ -80,13 +92,14 @@ inline Geometry geometry_of(const SampleCall& call) {
   // How many groups a thread draws, one below the other. The first is dear: many are good, as long as there are blocks
   // enough, a few hundred for a short call, and for a long one so many that no processor waits long for the last. Where
   // memory is what takes the time, fewer are better: then blocks write close to each other.
-  const u64 rows = ceil_div(call.rows, g.rows_per_pass);
+  const u64 rows = ceil_div(down, g.rows_per_pass);
   const bool cheap = call.shared || (call.fast_math && call.type != kFloat64);
-  u64 most = g.stores == kAligned ? 128 : 32;
-  if (call.shared || (cheap && g.stores == kAligned && g.rows_per_pass > 1)) {
+  const bool plain = g.stores == kAligned || transposed;
+  u64 most = plain ? 128 : 32;
+  if (call.shared || (cheap && plain && g.rows_per_pass > 1)) {
     most = 8;
   } else if (cheap) {
-    most = g.stores == kAligned && tiles > 1 ? 32 : 16;
+    most = plain && tiles > 1 ? 32 : 16;
   }
   u64 turns = ceil_div(rows * tiles, 512);
   if (turns > 32) turns = 32;
@@ -99,7 +112,8 @@ inline Geometry geometry_of(const SampleCall& call) {
     // So that blocks write next to each other, as they do where rows are long.
     g.interleave_log2 = 3;
   }
-  i64 stride = call.row_stride / element_size(call.type) * g.rows_per_pass * (i64{1} << g.interleave_log2);
+  const i64 row_stride = transposed ? call.column_stride * width : call.row_stride;
+  i64 stride = row_stride / element_size(call.type) * g.rows_per_pass * (i64{1} << g.interleave_log2);
   u64 passes = turns < rows ? turns : rows;
   if (stride != static_cast<i32>(stride)) {
     // Rows of gigabytes: one for each band.
@@ -113,7 +127,7 @@ inline Geometry geometry_of(const SampleCall& call) {
   if (steps > tiles) steps = tiles;
   g.band_rows = static_cast<u32>(passes * g.rows_per_pass);
   g.steps = static_cast<u32>(steps);
-  g.column_blocks = static_cast<u32>(ceil_div(groups, steps * g.lanes));
+  g.column_blocks = static_cast<u32>(ceil_div(across, steps * g.lanes));
   const u64 bands = ceil_div(ceil_div(rows, passes), u64{1} << g.interleave_log2) << g.interleave_log2;
   g.blocks = static_cast<u32>(bands * g.column_blocks);
   return g;

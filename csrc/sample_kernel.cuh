@@ -3,23 +3,12 @@
 //
 // A thread keeps its columns and goes down the dimensions, so that what the words owe to the columns alone is made once
 // (and with shared noise everything is); what they owe to the dimension alone waits in shared memory, beside mu and
-// sigma. See geometry.h.
+// sigma. See geometry.h. Where dimensions lie side by side in memory, see transposed.cuh.
 #pragma once
 
-#include "geometry.h"
-#include "narrow.h"
-#include "normals.h"
+#include "transposed.cuh"
 
 namespace multisample {
-
-template <class Out>
-struct Computing {
-  using Type = float;
-};
-template <>
-struct Computing<double> {
-  using Type = double;
-};
 
 // What all threads of a block need of a dimension, in as few loads as can be.
 template <class Real>
@@ -28,98 +17,25 @@ struct alignas(16) Dimension {
   Real mu, sigma;
 };
 
-template <class T>
-MULTISAMPLE_FUNCTION T load(const char* at) {
-  return *reinterpret_cast<const T*>(at);
-}
-
-template <class Real>
-MULTISAMPLE_FUNCTION Real element(const Vector& vector, u64 k) {
-  const char* at = static_cast<const char*>(vector.data) + static_cast<i64>(k) * vector.stride;
-  // By far the most frequent, and so not behind a table of jumps.
-  if (vector.type == (sizeof(Real) == 4 ? kFloat32 : kFloat64)) return load<Real>(at);
-  switch (vector.type) {
-    case kNumber: return rounded<Real>(vector.number);
-    case kFloat16: return rounded<Real>(widen(load<float16>(at)));
-    case kBFloat16: return rounded<Real>(widen(load<bfloat16>(at)));
-    case kFloat32: return rounded<Real>(load<float>(at));
-    case kFloat64: return rounded<Real>(load<double>(at));
-    case kInt8: return load<i8>(at);
-    case kInt16: return load<i16>(at);
-    case kInt32: return static_cast<Real>(load<i32>(at));
-    case kInt64: return static_cast<Real>(load<i64>(at));
-    case kUInt8: return load<u8>(at);
-    case kUInt16: return load<u16>(at);
-    case kUInt32: return static_cast<Real>(load<u32>(at));
-    default: return static_cast<Real>(load<u64>(at));
-  }
-}
-
-// The noise of one group of columns, in any row.
-template <class Real, bool shared, bool fast>
-struct Noise;
-
-template <bool fast>
-struct Noise<float, false, fast> {
-  RoundKeys keys;
-  ColumnPart columns;
-
-  MULTISAMPLE_FUNCTION Noise(u32 group, const SampleCall& call) : keys(round_keys(call.seed, kKey1)) {
-    columns = column_part(group, low(call.offset), high(call.offset), keys);
-  }
-  MULTISAMPLE_FUNCTION Normals<float> in(const RowPart& row) const {
-    Words w = words(columns, row, keys);
-    return fast ? fast_normals(w) : normals(w);
-  }
-};
-
-template <bool fast>
-struct Noise<double, false, fast> {
-  RoundKeys keys, fine_keys;
-  ColumnPart columns, fine_columns;
-
-  MULTISAMPLE_FUNCTION Noise(u32 group, const SampleCall& call)
-      : keys(round_keys(call.seed, kKey1)), fine_keys(round_keys(call.seed, kKey1 ^ kFloat64Key)) {
-    columns = column_part(group, low(call.offset), high(call.offset), keys);
-    fine_columns = column_part(group, low(call.offset), high(call.offset), fine_keys);
-  }
-  MULTISAMPLE_FUNCTION Normals<double> in(const RowPart& row) const {
-    return normals(words(columns, row, keys), words(fine_columns, row, fine_keys));
-  }
-};
-
-// Row 0 serves them all.
-template <class Real, bool fast>
-struct Noise<Real, true, fast> {
-  Normals<Real> z;
-
-  MULTISAMPLE_FUNCTION Noise(u32 group, const SampleCall& call)
-      : z(Noise<Real, false, fast>(group, call).in(row_part(0, low(call.offset), round_keys(call.seed, kKey1)))) {}
-  MULTISAMPLE_FUNCTION Normals<Real> in(const RowPart&) const { return z; }
-};
-
 // Four elements next to each other, written at once, or in the case of float64 in two halves.
 template <class Out>
 struct alignas(sizeof(Out) == 2 ? 8 : 16) Quad {
   Out x[4];
 };
 
-template <class Out, class Real>
-MULTISAMPLE_FUNCTION Quad<Out> scaled(const Dimension<Real>& dimension, const Normals<Real>& z) {
-  return {{narrow<Out>(fma_rn(dimension.sigma, z.z0, dimension.mu)),
-           narrow<Out>(fma_rn(dimension.sigma, z.z1, dimension.mu)),
-           narrow<Out>(fma_rn(dimension.sigma, z.z2, dimension.mu)),
-           narrow<Out>(fma_rn(dimension.sigma, z.z3, dimension.mu))}};
-}
+// How a thread's columns go to memory. `at` is an address of the thread's own, and moves with the row.
 
-// How a thread's four columns go to memory. `at` is an address of the thread's own, and moves with the row.
-
-template <class Out>
+template <class Out, bool antithetic>
 struct PutAligned {
-  static constexpr int kUnroll = 8;
+  using Group = Elements<Out, antithetic>;
+  static constexpr int kUnroll = 32 / Group::kCount;
 
-  // at: that of the first of the four, aligned.
-  MULTISAMPLE_FUNCTION void operator()(char* at, const Quad<Out>& x) const { *reinterpret_cast<Quad<Out>*>(at) = x; }
+  // at: that of the first column, aligned.
+  MULTISAMPLE_FUNCTION void operator()(char* at, const Group& group) const {
+    Quad<Out>* const to = reinterpret_cast<Quad<Out>*>(at);
+#pragma unroll
+    for (u32 k = 0; k < Group::kCount; k += 4) to[k / 4] = {group.x[k], group.x[k + 1], group.x[k + 2], group.x[k + 3]};
+  }
 };
 
 MULTISAMPLE_FUNCTION float of_thread_before(float x) { return __shfl_up_sync(~0u, x, 1); }
@@ -131,48 +47,57 @@ MULTISAMPLE_FUNCTION bfloat16 of_thread_before(bfloat16 x) {
   return {static_cast<u16>(__shfl_up_sync(~0u, static_cast<u32>(x.bits), 1))};
 }
 
-// The 128 columns of a whole warp, whose first lies `shift` elements behind an aligned address. A thread's aligned quad
-// begins with the last `shift` columns of the thread before. The first thread is left with its other columns, which it
-// writes one by one, and the last thread likewise with its last ones.
-template <class Out, u32 shift>
+// The columns of a whole warp, whose first lies `shift` elements behind an aligned address. A thread's first aligned
+// quad begins with the last `shift` columns of the thread before. The first thread is left with its other columns,
+// which it writes one by one, and the last thread likewise with its last ones.
+template <class Out, bool antithetic, u32 shift>
 struct PutShifted {
-  static constexpr int kUnroll = 6;
+  using Group = Elements<Out, antithetic>;
+  static constexpr u32 kCount = Group::kCount;
+  static constexpr int kUnroll = antithetic ? 3 : 6;
   bool first_thread, last_thread;
 
-  // at: the end of the thread's quad; for the first thread, that of its first column.
-  MULTISAMPLE_FUNCTION void operator()(char* at, const Quad<Out>& x) const {
-    Quad<Out> y;
+  // at: the end of the thread's quads; for the first thread, that of its first column.
+  MULTISAMPLE_FUNCTION void operator()(char* at, const Group& group) const {
+    const Out* const x = group.x;
+    Out y[kCount];
 #pragma unroll
-    for (u32 k = 0; k < 4; ++k) y.x[k] = k < shift ? of_thread_before(x.x[4 - shift + k]) : x.x[k - shift];
-    if (!first_thread) reinterpret_cast<Quad<Out>*>(at)[-1] = y;
+    for (u32 k = 0; k < kCount; ++k) y[k] = k < shift ? of_thread_before(x[kCount - shift + k]) : x[k - shift];
+    Quad<Out>* const end = reinterpret_cast<Quad<Out>*>(first_thread ? at + (kCount - shift) * sizeof(Out) : at);
+#pragma unroll
+    for (u32 k = 0; k < kCount; k += 4) {
+      if (k > 0 || !first_thread)
+        end[static_cast<i32>(k) / 4 - static_cast<i32>(kCount / 4)] = {y[k], y[k + 1], y[k + 2], y[k + 3]};
+    }
 #pragma unroll
     for (u32 k = 0; k < (shift < 2 ? 4 - shift : shift); ++k) {
       // Both in one instruction, as far as both have one.
       const bool of_first = k < 4 - shift, of_last = k < shift;
-      const Out element = !of_last || (of_first && first_thread) ? x.x[k] : x.x[4 - shift + k];
+      const Out element = !of_last || (of_first && first_thread) ? x[k] : x[kCount - shift + k];
       if ((of_first && first_thread) || (of_last && last_thread)) reinterpret_cast<Out*>(at)[k] = element;
     }
   }
 };
 
-// What the threads of a warp have made, up to 128 elements side by side at any address, in one row or several: through
-// shared memory, so that neighbouring threads write neighbouring elements.
-template <class Out>
+// What the threads of a warp have made, elements side by side at any address, in one row or several: through shared
+// memory, so that neighbouring threads write neighbouring elements.
+template <class Out, bool antithetic>
 struct PutStaged {
-  static constexpr int kUnroll = 4;
+  using Group = Elements<Out, antithetic>;
+  static constexpr int kUnroll = 16 / Group::kCount;
   Out* stage;                  // the warp's
   u32 lane, position, length;  // of the thread in the warp; of its first element, and of all of them
-  u32 first, last;             // those of its four columns that are inside
+  u32 first, last;             // those of its columns that are inside
 
   // at: that of the warp's first element, and as many elements on as there are threads before.
-  MULTISAMPLE_FUNCTION void operator()(char* at, const Quad<Out>& x) const {
+  MULTISAMPLE_FUNCTION void operator()(char* at, const Group& group) const {
 #pragma unroll
-    for (u32 k = 0; k < 4; ++k) {
-      if (k >= first && k < last) stage[position - first + k] = x.x[k];
+    for (u32 k = 0; k < Group::kCount; ++k) {
+      if (k >= first && k < last) stage[position - first + k] = group.x[k];
     }
     __syncwarp();
 #pragma unroll
-    for (u32 k = 0; k < 4; ++k) {
+    for (u32 k = 0; k < Group::kCount; ++k) {
       if (32 * k + lane < length) reinterpret_cast<Out*>(at)[32 * k] = stage[32 * k + lane];
     }
     __syncwarp();
@@ -180,59 +105,64 @@ struct PutStaged {
 };
 
 // At any distance from each other.
-template <class Out>
+template <class Out, bool antithetic>
 struct PutStrided {
+  using Group = Elements<Out, antithetic>;
   static constexpr int kUnroll = 1;
   i64 stride;
-  u32 first, last;  // those of the four columns that are inside
+  u32 first, last;  // those of the columns that are inside
 
-  // at: that of the first of the four, be it inside or not.
-  MULTISAMPLE_FUNCTION void operator()(char* at, const Quad<Out>& x) const {
+  // at: that of the first column, be it inside or not.
+  MULTISAMPLE_FUNCTION void operator()(char* at, const Group& group) const {
 #pragma unroll
-    for (u32 k = 0; k < 4; ++k) {
-      if (k >= first && k < last) *reinterpret_cast<Out*>(at + k * stride) = x.x[k];
+    for (u32 k = 0; k < Group::kCount; ++k) {
+      if (k >= first && k < last) *reinterpret_cast<Out*>(at + k * stride) = group.x[k];
     }
   }
 };
 
 // Draws the rows of `count` dimensions that lie one after the other, `stride` elements apart in memory.
-template <class Out, class Real, class Noise, class Put>
+template <class Out, bool antithetic, class Real, class Noise, class Put>
 MULTISAMPLE_FUNCTION void go_down(const Dimension<Real>* dimensions, u32 count, char* at, i32 stride,
-                                  const Noise& noise, const Put& put) {
+                                  const Noise& noise, const Keys<Real>& keys, const Put& put) {
 #pragma unroll(sizeof(Real) == 4 ? Put::kUnroll : 1)
   for (u32 k = 0; k < count; ++k) {
     const Dimension<Real> dimension = dimensions[k];
-    put(at, scaled<Out>(dimension, noise.in(dimension.words)));
+    put(at, scaled<Out, antithetic>(dimension.mu, dimension.sigma, noise.in(dimension.words, keys)));
     at += static_cast<i64>(stride) * static_cast<i64>(sizeof(Out));
   }
 }
 
 // A thread's columns, in whatever rows it is given.
-template <class Out, bool shared, bool fast, Stores stores>
+template <class Out, bool shared, bool antithetic, bool fast, Stores stores>
 class Columns {
   using Real = typename Computing<Out>::Type;
   static constexpr i64 kSize = sizeof(Out);
+  static constexpr u32 kCount = Elements<Out, antithetic>::kCount;
 
  public:
   // Group `group` of the row, in the rows that `row` begins of those that the block draws side by side. `stages` has
   // room for what all threads of the block make of a row.
-  MULTISAMPLE_FUNCTION Columns(u64 group, u32 row, Out* stages, const SampleCall& call, const Geometry& geometry)
-      : noise_(static_cast<u32>(call.first_column / 4 + group), call), row_(row) {
-    const i64 columns = static_cast<i64>(call.columns), column = static_cast<i64>(4 * group) - geometry.skip;
+  MULTISAMPLE_FUNCTION Columns(u64 group, u32 row, Out* stages, const Keys<Real>& keys, const SampleCall& call,
+                               const Geometry& geometry)
+      : noise_(
+            Noise<Real, shared, fast>::of(static_cast<u32>(call.first_column / kCount + group), offset_of(call), keys)),
+        row_(row) {
+    const i64 columns = static_cast<i64>(call.columns), column = static_cast<i64>(kCount * group) - geometry.skip;
     first_ = column < 0 ? geometry.skip : 0;
-    last_ = column + 4 <= columns ? 4 : column < columns ? static_cast<u32>(columns - column) : first_;
+    last_ = column + kCount <= columns ? kCount : column < columns ? static_cast<u32>(columns - column) : first_;
     if (stores != kStaged) {
       offset_ = row * call.row_stride + column * call.column_stride;
       column_stride_ = call.column_stride;
       if (row >= geometry.rows_per_pass) last_ = first_;
-      const bool whole = first_ == 0 && last_ == 4;
+      const bool whole = first_ == 0 && last_ == kCount;
       whole_ = stores == kShifted ? __all_sync(~0u, whole) : whole;
     } else {
       // Where the thread's elements lie among those of a pass, and those of the warp.
       const u32 rows = geometry.rows_per_pass, all = rows * static_cast<u32>(columns);
       const u32 begin = row < rows ? row * static_cast<u32>(columns) + static_cast<u32>(column) + first_ : all;
       const u32 end = row < rows ? begin + (last_ - first_) : all;
-      stage_ = stages + threadIdx.x / 32 * 128;
+      stage_ = stages + threadIdx.x / 32 * (32 * kCount);
       run_ = __shfl_sync(~0u, begin, 0);
       length_ = __shfl_sync(~0u, end, 31) - run_;
       position_ = begin - run_;
@@ -243,7 +173,11 @@ class Columns {
   }
 
   // The rows of a chunk of `rows` dimensions, of which `out` is the first.
-  MULTISAMPLE_FUNCTION void draw(const Dimension<Real>* chunk, u32 rows, char* out, const Geometry& geometry) const {
+  MULTISAMPLE_FUNCTION void draw(const Dimension<Real>* chunk, u32 rows, char* out, const Keys<Real>& keys,
+                                 const Geometry& geometry) const {
+    const auto down = [&](const Dimension<Real>* dimensions, u32 count, char* at, i32 stride, const auto& put) {
+      go_down<Out, antithetic>(dimensions, count, at, stride, noise_, keys, put);
+    };
     const u32 step = geometry.rows_per_pass;
     const Dimension<Real>* const mine = chunk + row_ * geometry.pitch;
     char* const at = out + offset_;
@@ -251,35 +185,32 @@ class Columns {
     if (stores == kStaged) {
       // All threads of a warp together. The last pass may not be full, and then ends within a warp.
       const u32 passes = rows * geometry.one_by_rows >> 20, more = rows - passes * step;
-      PutStaged<Out> put{stage_, threadIdx.x % 32, position_, length_, first_, last_};
-      go_down<Out>(mine, passes, at, stride, noise_, put);
+      PutStaged<Out, antithetic> put{stage_, threadIdx.x % 32, position_, length_, first_, last_};
+      down(mine, passes, at, stride, put);
       if (more > 0) {
         const u32 left = more * columns_;
         put.length = left <= run_ ? 0 : left - run_ < length_ ? left - run_ : length_;
-        go_down<Out>(chunk + (row_ < more ? row_ : 0) * geometry.pitch + passes, 1,
-                     at + passes * static_cast<i64>(stride) * kSize, 0, noise_, put);
+        down(chunk + (row_ < more ? row_ : 0) * geometry.pitch + passes, 1,
+             at + passes * static_cast<i64>(stride) * kSize, 0, put);
       }
       return;
     }
     const u32 count = step == 1 ? rows : row_ < rows ? (rows - row_ + step - 1) * geometry.one_by_rows >> 20 : 0;
     if (stores == kAligned && whole_) {
-      go_down<Out>(mine, count, at, stride, noise_, PutAligned<Out>{});
+      down(mine, count, at, stride, PutAligned<Out, antithetic>{});
     } else if (stores == kShifted && whole_) {
       const u32 thread = threadIdx.x % 32;
       const u32 shift = static_cast<u32>(reinterpret_cast<u64>(at) % alignof(Quad<Out>) / kSize);
-      char* const quad_end = thread == 0 ? at : at + (4 - shift) * kSize;
+      char* const end = thread == 0 ? at : at + (kCount - shift) * kSize;
+      const bool first = thread == 0, last = thread == 31;
       switch (shift) {
-        case 0: go_down<Out>(mine, count, at, stride, noise_, PutAligned<Out>{}); break;
-        case 1:
-          go_down<Out>(mine, count, quad_end, stride, noise_, PutShifted<Out, 1>{thread == 0, thread == 31});
-          break;
-        case 2:
-          go_down<Out>(mine, count, quad_end, stride, noise_, PutShifted<Out, 2>{thread == 0, thread == 31});
-          break;
-        default: go_down<Out>(mine, count, quad_end, stride, noise_, PutShifted<Out, 3>{thread == 0, thread == 31});
+        case 0: down(mine, count, at, stride, PutAligned<Out, antithetic>{}); break;
+        case 1: down(mine, count, end, stride, PutShifted<Out, antithetic, 1>{first, last}); break;
+        case 2: down(mine, count, end, stride, PutShifted<Out, antithetic, 2>{first, last}); break;
+        default: down(mine, count, end, stride, PutShifted<Out, antithetic, 3>{first, last});
       }
     } else if (first_ < last_) {
-      go_down<Out>(mine, count, at, stride, noise_, PutStrided<Out>{column_stride_, first_, last_});
+      down(mine, count, at, stride, PutStrided<Out, antithetic>{column_stride_, first_, last_});
     }
   }
 
@@ -287,8 +218,8 @@ class Columns {
   Noise<Real, shared, fast> noise_;
   i64 offset_;  // from the first row's first column to what `put` is given, in bytes
   u32 row_;
-  u32 first_, last_;  // those of the four columns that are inside
-  bool whole_;        // all four are, and of all threads of the warp if it matters
+  u32 first_, last_;  // those of the columns that are inside
+  bool whole_;        // all are, and of all threads of the warp if it matters
   i64 column_stride_;
   // Of kStaged alone; see PutStaged.
   Out* stage_;
@@ -316,11 +247,11 @@ class Dimensions {
 
   // Puts it where all threads of the block see it, after the next __syncthreads(): rows that one thread draws one after
   // the other lie side by side.
-  MULTISAMPLE_FUNCTION void put(Dimension<Real>* chunk, const Geometry& geometry) const {
+  MULTISAMPLE_FUNCTION void put(Dimension<Real>* chunk, const Keys<Real>& keys, const Geometry& geometry) const {
     if (!mine_) return;
     const u32 pass = threadIdx.x * geometry.one_by_rows >> 20, row = threadIdx.x - pass * geometry.rows_per_pass;
     const u32 i = static_cast<u32>(call_.first_row + row_);
-    chunk[row * geometry.pitch + pass] = {row_part(i, low(call_.offset), round_keys(call_.seed, kKey1)), mu_, sigma_};
+    chunk[row * geometry.pitch + pass] = {row_part(i, low(offset_of(call_)), keys.keys), mu_, sigma_};
   }
 
  private:
@@ -331,12 +262,12 @@ class Dimensions {
   bool mine_;
 };
 
-template <class Out, bool shared, bool fast, Stores stores>
-__global__ void __launch_bounds__(kThreads) sample_kernel(const __grid_constant__ SampleCall call,
-                                                          const __grid_constant__ Geometry geometry) {
+template <class Out, bool shared, bool antithetic, bool fast, Stores stores>
+MULTISAMPLE_FUNCTION void draw_rows(const SampleCall& call, const Geometry& geometry) {
   using Real = typename Computing<Out>::Type;
+  using Columns = Columns<Out, shared, antithetic, fast, stores>;
   __shared__ Dimension<Real> chunks[2][kChunk];
-  __shared__ Out stages[stores == kStaged ? 4 * kThreads : 1];
+  __shared__ Out stages[stores == kStaged ? Elements<Out, antithetic>::kCount * kThreads : 1];
   // Row k of the band is first_row + (k << shift).
   const u32 band = blockIdx.x / geometry.column_blocks, column_block = blockIdx.x - band * geometry.column_blocks;
   const u32 shift = geometry.interleave_log2;
@@ -347,31 +278,45 @@ __global__ void __launch_bounds__(kThreads) sample_kernel(const __grid_constant_
   Dimensions<Real> dimensions(first_row, count, call, geometry);
   dimensions.fetch(0);
 
+  const Keys<Real> keys(call.seed);
   const u32 row = threadIdx.x * geometry.one_by_lanes >> 20;
   u64 group = static_cast<u64>(column_block) * geometry.steps * geometry.lanes + (threadIdx.x - row * geometry.lanes);
   char* out = static_cast<char*>(call.out) + static_cast<i64>(first_row) * call.row_stride;
-  Columns<Out, shared, fast, stores> columns(group, row, stages, call, geometry);
-  dimensions.put(chunks[0], geometry);
+  Columns columns(group, row, stages, keys, call, geometry);
+  dimensions.put(chunks[0], keys, geometry);
   __syncthreads();
   for (u32 begin = 0, runs = 1, parity = 0;;) {
     const bool goes_on = count - begin > geometry.chunk;
     if (goes_on) dimensions.fetch(begin + geometry.chunk);
-    columns.draw(chunks[parity], goes_on ? geometry.chunk : count - begin, out, geometry);
+    columns.draw(chunks[parity], goes_on ? geometry.chunk : count - begin, out, keys, geometry);
     if (goes_on) {
       begin += geometry.chunk;
       out += geometry.chunk * (call.row_stride * (i64{1} << shift));
       parity ^= 1;
-      dimensions.put(chunks[parity], geometry);
+      dimensions.put(chunks[parity], keys, geometry);
       __syncthreads();
     } else if (runs < geometry.steps) {
       // Where there are more columns for the block, its dimensions are only one chunk.
       ++runs;
       group += geometry.lanes;
-      columns = Columns<Out, shared, fast, stores>(group, row, stages, call, geometry);
+      columns = Columns(group, row, stages, keys, call, geometry);
     } else {
       break;
     }
   }
 }
+
+template <class Out, bool shared, bool antithetic, bool fast, Stores stores>
+__global__ void __launch_bounds__(kThreads) sample_kernel(const __grid_constant__ SampleCall call,
+                                                          const __grid_constant__ Geometry geometry) {
+  if constexpr (stores == kTransposed) {
+    draw_transposed<Out, shared, antithetic, fast>(call, geometry);
+  } else {
+    draw_rows<Out, shared, antithetic, fast, stores>(call, geometry);
+  }
+}
+
+// Counts up the offset that calls read, once they have.
+__global__ void advance_kernel(u64* counter) { ++*counter; }
 
 }  // namespace multisample

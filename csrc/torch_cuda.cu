@@ -22,21 +22,33 @@ void sample_(const torch::stable::Tensor& out, const torch::stable::Tensor& mu, 
   check(error == cudaSuccess, "the launch failed: ", cudaGetErrorString(error), "; out has ", out);
 }
 
+// What `launch` returns, with `device` current for as long as it runs.
+template <class Launch>
+cudaError_t on_device(int device, const Launch& launch) {
+  int previous = device;
+  cudaError_t error = cudaGetDevice(&previous);
+  if (error == cudaSuccess && previous != device) error = cudaSetDevice(device);
+  if (error != cudaSuccess) return error;
+  error = launch();
+  if (previous != device) cudaSetDevice(previous);
+  return error;
+}
+
 }  // namespace
 }  // namespace multisample
 
 // Draws what the call describes, on its device and its stream. Returns a cudaError_t.
 extern "C" __attribute__((visibility("default"))) int multisample_launch_cuda(const multisample::SampleCall* call) {
-  int previous = call->device;
-  cudaError_t error = cudaGetDevice(&previous);
-  if (error == cudaSuccess && previous != call->device) error = cudaSetDevice(call->device);
-  if (error != cudaSuccess) return error;
-  error = multisample::launch(*call);
-  if (previous != call->device) cudaSetDevice(previous);
-  return error;
+  return multisample::on_device(call->device, [&] { return multisample::launch(*call); });
 }
 
-// What an error of multisample_launch_cuda means.
+// Counts up the offset at an address of the device, in the order of the stream. Returns a cudaError_t.
+extern "C" __attribute__((visibility("default"))) int multisample_advance_cuda(multisample::u64* counter, int device,
+                                                                               void* stream) {
+  return multisample::on_device(device, [&] { return multisample::advance(counter, stream); });
+}
+
+// What an error of the functions above means.
 extern "C" __attribute__((visibility("default"))) const char* multisample_cuda_error(int error) {
   return cudaGetErrorString(static_cast<cudaError_t>(error));
 }

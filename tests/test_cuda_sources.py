@@ -44,15 +44,17 @@ DTYPES: dict[str, Any] = {
     "float64": np.float64,
 }
 NOISES = ("independent", "shared")
-STORES = ("aligned", "shifted", "staged", "strided")
+STORES = ("aligned", "shifted", "staged", "strided", "transposed")
 ROWS, COLUMNS = 2**32, 2**34
 SECONDS = 300
 
-Variant = tuple[str, bool, bool, int]
-# Element type, whether noise is shared, fast_math, stores.
+Variant = tuple[str, bool, bool, bool, int]
+# Element type, whether noise is shared, antithetic, fast_math, stores.
 VARIANTS: list[Variant] = [
-    (dtype, shared, fast, stores)
-    for dtype, shared, fast, stores in itertools.product(DTYPES, (False, True), (False, True), range(4))
+    (dtype, shared, antithetic, fast, stores)
+    for dtype, shared, antithetic, fast, stores in itertools.product(
+        DTYPES, (False, True), (False, True), (False, True), range(len(STORES))
+    )
     if not (fast and dtype == "float64")
 ]
 
@@ -77,6 +79,7 @@ class Case:
     n: int
     dtype: str = "float32"
     noise: str = "independent"
+    antithetic: bool = False
     seed: int = 1
     offset: int = 0
     dim_offset: int = 0
@@ -125,8 +128,8 @@ class Case:
         with np.errstate(over="ignore"):
             got = multisample.sample(
                 mu, sigma, self.n,
-                backend="cpu", dtype=self.dtype, generator=generator, noise=self.noise, dim_offset=self.dim_offset,
-                sample_offset=self.sample_offset,
+                backend="cpu", dtype=self.dtype, generator=generator, noise=self.noise, antithetic=self.antithetic,
+                dim_offset=self.dim_offset, sample_offset=self.sample_offset,
             )  # fmt: skip
         return np.asarray(got).view(f"u{self.size}")
 
@@ -134,8 +137,8 @@ class Case:
         """As it is for a GPU."""
         cheap = self.noise == "shared" or (self.fast_math and self.dtype != "float64")
         return geometry.geometry(
-            self.d, self.n, self.dtype, self.byte_strides(), self.placed()[0] % 16, self.sample_offset % 4, cheap,
-            self.noise == "shared",
+            self.d, self.n, self.dtype, self.byte_strides(), self.placed()[0] % 16, self.sample_offset % 8, cheap,
+            self.noise == "shared", self.antithetic,
         )[0]  # fmt: skip
 
     def chosen_cut(self) -> geometry.Geometry:
@@ -145,8 +148,12 @@ class Case:
         changed = g._replace(**self.cut(g))
         rows, lanes, shift = changed.rows_per_pass, changed.lanes, changed.interleave_log2
         threads = _ceil_div(lanes * rows, 32) * 32
-        bands = _ceil_div(_ceil_div(self.d, changed.band_rows), 1 << shift) << shift
-        columns = _ceil_div(_ceil_div(changed.skip + self.n, 4), changed.steps * lanes)
+        width, transposed = (8 if self.antithetic else 4), STORES[g.stores] == "transposed"
+        groups = _ceil_div(changed.skip + self.n, width)
+        across, down = (self.d, groups) if transposed else (groups, self.d)
+        bands = _ceil_div(_ceil_div(down, changed.band_rows), 1 << shift) << shift
+        columns = _ceil_div(across, changed.steps * lanes)
+        stride = self.byte_strides()[1] * width if transposed else self.byte_strides()[0]
         return changed._replace(
             threads=threads,
             one_by_lanes=_ceil_div(1 << 20, lanes),
@@ -155,7 +162,7 @@ class Case:
             pitch=threads // rows | 1,
             column_blocks=columns,
             blocks=bands * columns,
-            stride=self.byte_strides()[0] // self.size * rows << shift,
+            stride=stride // self.size * rows << shift,
         )
 
     def packed(self) -> bytes:
@@ -164,7 +171,7 @@ class Case:
         call = sample_call.pack_call(
             vectors[0][0], vectors[1][0], DeviceArray(first, (self.d, self.n), self.byte_strides(), self.dtype),
             self.dtype, self.seed, self.offset, 0, self.dim_offset, self.sample_offset, self.noise == "shared",
-            False, self.fast_math, 0, 0,
+            self.antithetic, self.fast_math, 0, 0,
         )  # fmt: skip
         cut = _GEOMETRY.pack(*self.chosen_cut())
         head = _CASE.pack(call, len(vectors[0][1]), len(vectors[1][1]), size, self.backwards, self.cut is not None, cut)
@@ -208,18 +215,19 @@ def _as_device_array(vector: Vector) -> tuple[DeviceArray | float, bytes]:
 def runner(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The program that runs the kernel."""
     folder = tmp_path_factory.mktemp("kernel")
-    source = (csrc_files.folder() / "sample_kernel.cuh").read_text()
     # The one word of CUDA that no macro can stand for: shared memory is one for all threads, and filled with garbage
     # before each block.
     ids = itertools.count()
-    source, replaced = re.subn(
-        r"__shared__ ([^;]+?) (\w+)((?:\[[^;]+?\])+);",
-        lambda match: f"auto& {match[2]} = cuda_shim::shared<{match[1]}{match[3]}, {next(ids)}>();",
-        source,
-    )
-    assert replaced > 0
-    assert "__shared__" not in source
-    (folder / "sample_kernel.cuh").write_text(source)
+    for name in ("sample_kernel.cuh", "transposed.cuh", "group.cuh"):
+        source = (csrc_files.folder() / name).read_text()
+        source = re.sub(
+            r"__shared__ ([^;]+?) (\w+)((?:\[[^;]+?\])+);",
+            lambda match: f"auto& {match[2]} = cuda_shim::shared<{match[1]}{match[3]}, {next(ids)}>();",
+            source,
+        )
+        assert "__shared__" not in source
+        (folder / name).write_text(source)
+    assert next(ids) == 3
     program = folder / "run_kernel"
     command = [
         "g++", "-std=c++17", "-O1", "-g1", "-ffp-contract=off", "-fsanitize=address,undefined",

@@ -37,5 +37,5 @@ void fields(const SampleCall* call, u64* out) {
 // Element types in the order of the enumeration.
 u32 types[] = {kNumber, kFloat16, kBFloat16, kFloat32, kFloat64, kInt8,  kInt16,
                kInt32,  kInt64,   kUInt8,    kUInt16,  kUInt32,  kUInt64};
-u32 stores[] = {kAligned, kShifted, kStaged, kStrided};
+u32 stores[] = {kAligned, kShifted, kStaged, kStrided, kTransposed};
 }

@@ -83,24 +83,32 @@ Counted<T> of_thread_before(Counted<T> x) {
 
 namespace {
 
-template <class Out, bool shared, Stores stores>
+template <class Out, bool shared, bool antithetic, Stores stores>
 void run(const SampleCall& call, const Geometry& g, bool backwards) {
-  cuda_shim::launch(g.blocks, g.threads, backwards, [&] { sample_kernel<Out, shared, false, stores>(call, g); });
+  cuda_shim::launch(g.blocks, g.threads, backwards,
+                    [&] { sample_kernel<Out, shared, antithetic, false, stores>(call, g); });
+}
+
+template <class Out, bool shared, bool antithetic>
+void run_stores(const SampleCall& call, const Geometry& g, bool backwards) {
+  switch (g.stores) {
+    case kAligned: return run<Out, shared, antithetic, kAligned>(call, g, backwards);
+    case kShifted: return run<Out, shared, antithetic, kShifted>(call, g, backwards);
+    case kStaged: return run<Out, shared, antithetic, kStaged>(call, g, backwards);
+    case kTransposed: return run<Out, shared, antithetic, kTransposed>(call, g, backwards);
+    default: return run<Out, shared, antithetic, kStrided>(call, g, backwards);
+  }
 }
 
 template <class Out, bool shared>
-void run_stores(const SampleCall& call, const Geometry& g, bool backwards) {
-  switch (g.stores) {
-    case kAligned: return run<Out, shared, kAligned>(call, g, backwards);
-    case kShifted: return run<Out, shared, kShifted>(call, g, backwards);
-    case kStaged: return run<Out, shared, kStaged>(call, g, backwards);
-    default: return run<Out, shared, kStrided>(call, g, backwards);
-  }
+void run_pairs(const SampleCall& call, const Geometry& g, bool backwards) {
+  call.antithetic ? run_stores<Out, shared, true>(call, g, backwards)
+                  : run_stores<Out, shared, false>(call, g, backwards);
 }
 
 template <class T>
 void run_noise(const SampleCall& call, const Geometry& g, bool backwards) {
-  call.shared ? run_stores<Counted<T>, true>(call, g, backwards) : run_stores<Counted<T>, false>(call, g, backwards);
+  call.shared ? run_pairs<Counted<T>, true>(call, g, backwards) : run_pairs<Counted<T>, false>(call, g, backwards);
 }
 
 bool read(void* to, u64 size) { return size == 0 || std::fread(to, size, 1, stdin) == 1; }

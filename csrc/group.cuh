@@ -1,0 +1,132 @@
+// What a thread draws: the elements of one dimension in one group of columns.
+//
+// Their words are made in parts: what they owe to the columns alone, and what they owe to the dimension alone. Whoever
+// draws many dimensions of the same columns, or many columns of the same dimension, makes either part once.
+#pragma once
+
+#include "geometry.h"
+#include "narrow.h"
+#include "normals.h"
+
+namespace multisample {
+
+template <class Out>
+struct Computing {
+  using Type = float;
+};
+template <>
+struct Computing<double> {
+  using Type = double;
+};
+
+template <class T>
+MULTISAMPLE_FUNCTION T load(const char* at) {
+  return *reinterpret_cast<const T*>(at);
+}
+
+template <class Real>
+MULTISAMPLE_FUNCTION Real element(const Vector& vector, u64 k) {
+  const char* at = static_cast<const char*>(vector.data) + static_cast<i64>(k) * vector.stride;
+  // By far the most frequent, and so not behind a table of jumps.
+  if (vector.type == (sizeof(Real) == 4 ? kFloat32 : kFloat64)) return load<Real>(at);
+  switch (vector.type) {
+    case kNumber: return rounded<Real>(vector.number);
+    case kFloat16: return rounded<Real>(widen(load<float16>(at)));
+    case kBFloat16: return rounded<Real>(widen(load<bfloat16>(at)));
+    case kFloat32: return rounded<Real>(load<float>(at));
+    case kFloat64: return rounded<Real>(load<double>(at));
+    case kInt8: return load<i8>(at);
+    case kInt16: return load<i16>(at);
+    case kInt32: return static_cast<Real>(load<i32>(at));
+    case kInt64: return static_cast<Real>(load<i64>(at));
+    case kUInt8: return load<u8>(at);
+    case kUInt16: return load<u16>(at);
+    case kUInt32: return static_cast<Real>(load<u32>(at));
+    default: return static_cast<Real>(load<u64>(at));
+  }
+}
+
+// The call's offset. Whoever counts it up comes after the kernel, so that it may be read at any time.
+MULTISAMPLE_FUNCTION u64 offset_of(const SampleCall& call) {
+  return call.counter == nullptr ? call.offset : *call.counter;
+}
+
+template <class Real>
+struct Keys;
+
+template <>
+struct Keys<float> {
+  RoundKeys keys;
+
+  MULTISAMPLE_FUNCTION explicit Keys(u64 seed) : keys(round_keys(seed, kKey1)) {}
+};
+
+template <>
+struct Keys<double> {
+  RoundKeys keys, fine_keys;
+
+  MULTISAMPLE_FUNCTION explicit Keys(u64 seed)
+      : keys(round_keys(seed, kKey1)), fine_keys(round_keys(seed, kKey1 ^ kFloat64Key)) {}
+};
+
+// What the noise of a group of columns owes to them alone.
+template <class Real, bool shared, bool fast>
+struct Noise;
+
+template <bool fast>
+struct alignas(16) Noise<float, false, fast> {
+  ColumnPart columns;
+
+  MULTISAMPLE_FUNCTION static Noise of(u32 group, u64 offset, const Keys<float>& k) {
+    return {column_part(group, low(offset), high(offset), k.keys)};
+  }
+  MULTISAMPLE_FUNCTION Normals<float> in(const RowPart& row, const Keys<float>& k) const {
+    Words w = words(columns, row, k.keys);
+    return fast ? fast_normals(w) : normals(w);
+  }
+};
+
+template <bool fast>
+struct alignas(16) Noise<double, false, fast> {
+  ColumnPart columns, fine_columns;
+
+  MULTISAMPLE_FUNCTION static Noise of(u32 group, u64 offset, const Keys<double>& k) {
+    return {column_part(group, low(offset), high(offset), k.keys),
+            column_part(group, low(offset), high(offset), k.fine_keys)};
+  }
+  MULTISAMPLE_FUNCTION Normals<double> in(const RowPart& row, const Keys<double>& k) const {
+    return normals(words(columns, row, k.keys), words(fine_columns, row, k.fine_keys));
+  }
+};
+
+// Row 0 serves them all.
+template <class Real, bool fast>
+struct alignas(16) Noise<Real, true, fast> {
+  Normals<Real> z;
+
+  MULTISAMPLE_FUNCTION static Noise of(u32 group, u64 offset, const Keys<Real>& k) {
+    return {Noise<Real, false, fast>::of(group, offset, k).in(row_part(0, low(offset), k.keys), k)};
+  }
+  MULTISAMPLE_FUNCTION Normals<Real> in(const RowPart&, const Keys<Real>&) const { return z; }
+};
+
+// The elements of a group.
+template <class Out, bool antithetic>
+struct Elements {
+  static constexpr u32 kCount = antithetic ? kAntitheticWidth : kWidth;
+  Out x[kCount];
+};
+
+template <class Out, bool antithetic, class Real>
+MULTISAMPLE_FUNCTION Elements<Out, antithetic> scaled(Real mu, Real sigma, const Normals<Real>& z) {
+  const auto at = [&](Real factor, Real noise) { return narrow<Out>(fma_rn(factor, noise, mu)); };
+  if constexpr (antithetic) {
+    const Real mirrored = negated(sigma);
+    return {{at(sigma, z.z0), at(mirrored, z.z0), at(sigma, z.z1), at(mirrored, z.z1), at(sigma, z.z2),
+             at(mirrored, z.z2), at(sigma, z.z3), at(mirrored, z.z3)}};
+  } else {
+    return {{at(sigma, z.z0), at(sigma, z.z1), at(sigma, z.z2), at(sigma, z.z3)}};
+  }
+}
+
+}  // namespace multisample
