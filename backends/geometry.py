@@ -29,7 +29,7 @@ _ALIGNED, _SHIFTED, _STAGED, _STRIDED, _TRANSPOSED = range(5)
 WIDTH, ANTITHETIC_WIDTH = 4, 8
 SIZES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
-_STRUCT = struct.Struct("14Ii")
+_STRUCT = struct.Struct("15Ii")
 
 PACKED_GEOMETRY = _STRUCT.size
 """Bytes of the C++ struct."""
@@ -52,6 +52,7 @@ class Geometry(NamedTuple):
     column_blocks: int
     skip: int
     stores: int
+    direct: int
     stride: int
 
 
@@ -91,21 +92,21 @@ def geometry(
     width = ANTITHETIC_WIDTH if antithetic else WIDTH
     skip = sample_offset % width
     groups = _ceil_div(skip + columns, width)
-    stores = _stores(rows, columns, size, strides, misalignment - sample_offset % 4 * size, groups)
-    transposed = stores == _TRANSPOSED
-    across, down = (rows, groups) if transposed else (groups, rows)
-    tiles = 1 if across <= MOST_THREADS else _ceil_div(across, 2 * _SHORT_ROW)
-    lanes = across if tiles == 1 else _ceil_div(_ceil_div(across, tiles), 32) * 32
-    rows_per_pass = min(1 if lanes > _SHORT_ROW else 2 * _SHORT_ROW // lanes, down)
+    stores = _stores(rows, columns, size, strides, misalignment - skip * size, groups, antithetic)
+    if stores == _TRANSPOSED:
+        cut = _transposed(rows, groups, size, column_stride, misalignment, skip, antithetic)
+        return cut, _STRUCT.pack(*cut)
+    tiles = 1 if groups <= MOST_THREADS else _ceil_div(groups, 2 * _SHORT_ROW)
+    lanes = groups if tiles == 1 else _ceil_div(_ceil_div(groups, tiles), 32) * 32
+    rows_per_pass = min(1 if lanes > _SHORT_ROW else 2 * _SHORT_ROW // lanes, rows)
     threads = _ceil_div(lanes * rows_per_pass, 32) * 32
-    rows_down = _ceil_div(down, rows_per_pass)
-    plain = stores == _ALIGNED or transposed
-    if shared or (cheap and plain and rows_per_pass > 1):
+    rows_down = _ceil_div(rows, rows_per_pass)
+    if shared or (cheap and stores == _ALIGNED and rows_per_pass > 1):
         most = 8
     elif cheap:
-        most = 32 if plain and tiles > 1 else 16
+        most = 32 if stores == _ALIGNED and tiles > 1 else 16
     else:
-        most = 128 if plain else 32
+        most = 128 if stores == _ALIGNED else 32
     turns = min(most, max(min(32, _ceil_div(rows_down * tiles, 512)), rows_down * tiles // 2048))
     interleave_log2 = 0
     if stores == _SHIFTED:
@@ -113,12 +114,12 @@ def geometry(
             interleave_log2 += 1
     elif cheap and stores == _ALIGNED and lanes > _SHORT_ROW and tiles == 1 and turns == most:
         interleave_log2 = 3
-    stride = (column_stride * width if transposed else row_stride) // size * rows_per_pass << interleave_log2
+    stride = row_stride // size * rows_per_pass << interleave_log2
     passes = min(turns, rows_down)
     if not -(2**31) <= stride < 2**31:
         stride, passes, interleave_log2 = 0, 1, 0
     steps = min(turns // passes, tiles)
-    column_blocks = _ceil_div(across, steps * lanes)
+    column_blocks = _ceil_div(groups, steps * lanes)
     bands = _ceil_div(_ceil_div(rows_down, passes), 1 << interleave_log2) << interleave_log2
     cut = Geometry(
         blocks=bands * column_blocks,
@@ -135,16 +136,58 @@ def geometry(
         column_blocks=column_blocks,
         skip=skip,
         stores=stores,
+        direct=0,
         stride=stride,
     )
     return cut, _STRUCT.pack(*cut)
 
 
-def _stores(rows: int, columns: int, size: int, strides: tuple[int, int], start: int, groups: int) -> int:
-    quad = 8 if size == 2 else 16
+def slots_of(size: int, antithetic: bool) -> int:
+    """Dimensions that a thread of kTransposed keeps."""
+    return (2 if size == 8 else 4) // (2 if antithetic else 1)
+
+
+def _transposed(
+    rows: int, groups: int, size: int, column_stride: int, misalignment: int, skip: int, antithetic: bool
+) -> Geometry:
+    slots = slots_of(size, antithetic)
+    direct = (misalignment | column_stride) % 16 == 0 and rows % slots == 0
+    tile = 256 * slots - (0 if direct else 16)
+    tiles = 1 if rows + 8 <= MOST_THREADS * slots else _ceil_div(rows, tile)
+    lanes = rows if tiles == 1 else _ceil_div(_ceil_div(rows, tiles), 16) * 16
+    side_by_side = tiles == 1 and column_stride == rows * size
+    pitch = lanes if side_by_side else (lanes + (3 if direct else 8)) // 4 * 4
+    rows_per_pass = max(1, min(256 * slots // pitch, 256, _ceil_div(groups * tiles, 264)))
+    threads = _ceil_div(max(_ceil_div(lanes * rows_per_pass, slots), rows_per_pass), 32) * 32
+    passes_all = _ceil_div(groups, rows_per_pass)
+    passes = min(32, max(min(8, _ceil_div(passes_all * tiles, 1024)), passes_all * tiles // 2048))
+    return Geometry(
+        blocks=_ceil_div(passes_all, passes) * tiles,
+        threads=threads,
+        lanes=lanes,
+        one_by_lanes=_ceil_div(1 << 20, lanes),
+        rows_per_pass=rows_per_pass,
+        one_by_rows=_ceil_div(1 << 20, rows_per_pass),
+        chunk=threads // rows_per_pass * rows_per_pass,
+        pitch=pitch,
+        band_rows=passes * rows_per_pass,
+        interleave_log2=0,
+        steps=1,
+        column_blocks=tiles,
+        skip=skip,
+        stores=_TRANSPOSED,
+        direct=int(direct),
+        stride=0,
+    )
+
+
+def _stores(
+    rows: int, columns: int, size: int, strides: tuple[int, int], start: int, groups: int, antithetic: bool
+) -> int:
+    quad = 8 if size == 2 and not antithetic else 16
     row_stride, column_stride = strides
     if column_stride != size:
-        return _TRANSPOSED if row_stride == size else _STRIDED
+        return _TRANSPOSED if row_stride == size and rows > 1 else _STRIDED
     if start % quad == 0 and (row_stride % quad == 0 or rows == 1):
         return _ALIGNED
     if start % size or row_stride % size:

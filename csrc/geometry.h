@@ -6,9 +6,9 @@
 // its threads always have a group each; long rows are split over blocks; and where there are too few dimensions to go
 // down, a thread goes on to other columns.
 //
-// Where it is the dimensions that lie side by side in memory, they change places with the groups: a thread keeps a
-// dimension, and goes along a band of groups. What is said of rows below is then true of groups, and of columns, of
-// dimensions.
+// Where it is the dimensions that lie side by side in memory, they change places with the groups: a block has a tile of
+// dimensions, as many as its threads can keep, and goes along a band of groups. What is said of rows below is then true
+// of groups, and of columns, of dimensions.
 #pragma once
 
 #include "call.h"
@@ -21,7 +21,7 @@ enum Stores : u32 {
   kShifted,     // the same, from a column of the thread before on
   kStaged,      // with those of the warp's other threads, which lie beside them, in one row or several
   kStrided,     // one by one, at any distance
-  kTransposed,  // one by one, beside those of the threads that have the next dimensions
+  kTransposed,  // with those of all threads of the block, where dimensions lie side by side
 };
 
 // The most threads of a block: a row of 1024 columns, and a few more, in one piece.
@@ -34,34 +34,39 @@ constexpr u32 kShortRow = 128;
 // several passes.
 constexpr u32 kChunk = kThreads + kShortRow;
 
+// Dimensions that a thread of kTransposed keeps.
+template <u32 size, bool antithetic>
+constexpr u32 kSlots = (size == 8 ? 2 : 4) / (antithetic ? 2 : 1);
+
 struct Geometry {
   u32 blocks, threads;
-  u32 lanes;            // threads to a row
+  u32 lanes;            // threads to a row; of kTransposed, dimensions of a tile
   u32 one_by_lanes;     // 2^20 / lanes, rounded up: exact enough to divide the index of a thread
   u32 rows_per_pass;    // rows that a block draws side by side
   u32 one_by_rows;      // 2^20 / rows_per_pass, rounded up
   u32 chunk;            // rows whose mu and sigma are fetched together, a multiple of rows_per_pass
-  u32 pitch;            // from row to row of a pass in a chunk; odd, so that threads of a warp do not meet in one bank
+  u32 pitch;            // from row to row of a pass in a chunk; odd, so that threads of a warp do not meet in one bank;
+                        // of kTransposed, from column to column of a pass: `lanes` where they are side by side
   u32 band_rows;        // rows of a block
   u32 interleave_log2;  // bands take turns: row k of a band is 2^interleave_log2 rows after its row k - 1
   u32 steps;            // how many runs of a group for each lane a block draws
   u32 column_blocks;    // blocks to a row
   u32 skip;             // columns of the first group that come before the first column
   u32 stores;           // one of Stores
+  u32 direct;           // of kTransposed: whether a thread's dimensions can be written at once
   i32 stride;           // from row to row of a thread, in elements of out; 0 if a thread has one row
 };
 
-static_assert(sizeof(Geometry) == 60, "backends/geometry.py packs these bytes");
+static_assert(sizeof(Geometry) == 64, "backends/geometry.py packs these bytes");
 
 #if !defined(__CUDACC_RTC__)
 
 inline u32 element_size(u32 type) { return type == kFloat64 ? 8 : type == kFloat32 ? 4 : 2; }
 
-inline Stores stores_of(const SampleCall& call, u64 groups) {
-  const i64 size = element_size(call.type), quad = size == 2 ? 8 : 16;
-  if (call.column_stride != size) return call.row_stride == size ? kTransposed : kStrided;
-  // Four columns are a quad, wherever the group begins.
-  const i64 start = static_cast<i64>(reinterpret_cast<u64>(call.out)) - static_cast<i64>(call.first_column % 4) * size;
+inline Stores stores_of(const SampleCall& call, i64 skip, u64 groups) {
+  const i64 size = element_size(call.type), quad = size == 2 && !call.antithetic ? 8 : 16;
+  if (call.column_stride != size) return call.row_stride == size && call.rows > 1 ? kTransposed : kStrided;
+  const i64 start = static_cast<i64>(reinterpret_cast<u64>(call.out)) - skip * size;
   if (start % quad == 0 && (call.row_stride % quad == 0 || call.rows == 1)) return kAligned;
   if (start % size != 0 || call.row_stride % size != 0) return kStrided;
   if (groups > kShortRow) return kShifted;
@@ -69,21 +74,57 @@ inline Stores stores_of(const SampleCall& call, u64 groups) {
   return side_by_side ? kStaged : kStrided;
 }
 
+inline u64 ceil_div(u64 a, u64 b) { return (a + b - 1) / b; }
+
+inline Geometry transposed_geometry(const SampleCall& call, Geometry g, u64 groups) {
+  const u32 size = element_size(call.type);
+  const u32 slots = size == 8 ? (call.antithetic ? kSlots<8, true> : kSlots<8, false>)
+                              : (call.antithetic ? kSlots<4, true> : kSlots<4, false>);
+  const u64 bits = reinterpret_cast<u64>(call.out) | static_cast<u64>(call.column_stride);
+  g.direct = bits % 16 == 0 && call.rows % slots == 0;
+  // Without room for as much as a run of elements can lie behind an aligned address.
+  const u32 tile = 256 * slots - (g.direct ? 0 : 16);
+  // Tiles begin where sectors do, if rows do.
+  const u64 tiles = call.rows + 8 <= kThreads * slots ? 1 : ceil_div(call.rows, tile);
+  g.lanes = static_cast<u32>(tiles == 1 ? call.rows : ceil_div(ceil_div(call.rows, tiles), 16) * 16);
+  const bool side_by_side = tiles == 1 && call.column_stride == static_cast<i64>(call.rows) * size;
+  g.pitch = side_by_side ? g.lanes : (g.direct ? g.lanes + 3 : g.lanes + 8) / 4 * 4;
+  // As many groups at once as there is room for, but blocks for all processors.
+  u64 turns = 256 * slots / g.pitch;
+  if (turns > 256) turns = 256;
+  if (turns > ceil_div(groups * tiles, 264)) turns = ceil_div(groups * tiles, 264);
+  g.rows_per_pass = turns == 0 ? 1 : static_cast<u32>(turns);
+  g.threads = static_cast<u32>(ceil_div(g.lanes * g.rows_per_pass, slots));
+  if (g.threads < g.rows_per_pass) g.threads = g.rows_per_pass;
+  g.threads = static_cast<u32>(ceil_div(g.threads, 32) * 32);
+  g.one_by_lanes = static_cast<u32>(ceil_div(1 << 20, g.lanes));
+  g.one_by_rows = static_cast<u32>(ceil_div(1 << 20, g.rows_per_pass));
+  g.chunk = g.threads / g.rows_per_pass * g.rows_per_pass;
+  const u64 all = ceil_div(groups, g.rows_per_pass);
+  u64 passes = ceil_div(all * tiles, 1024);
+  if (passes > 8) passes = 8;
+  if (passes < all * tiles / 2048) passes = all * tiles / 2048;
+  if (passes > 32) passes = 32;
+  g.band_rows = static_cast<u32>(passes * g.rows_per_pass);
+  g.steps = 1;
+  g.column_blocks = static_cast<u32>(tiles);
+  g.blocks = static_cast<u32>(ceil_div(all, passes) * tiles);
+  return g;
+}
+
 inline Geometry geometry_of(const SampleCall& call) {
-  const auto ceil_div = [](u64 a, u64 b) { return (a + b - 1) / b; };
   Geometry g{};
   const u32 width = call.antithetic ? kAntitheticWidth : kWidth;
   g.skip = static_cast<u32>(call.first_column % width);
   const u64 groups = ceil_div(g.skip + call.columns, width);
-  g.stores = stores_of(call, groups);
-  const bool transposed = g.stores == kTransposed;
-  const u64 across = transposed ? call.rows : groups, down = transposed ? groups : call.rows;
-  // Runs of groups, each for one row of threads.
-  const u64 tiles = across <= kThreads ? 1 : ceil_div(across, 2 * kShortRow);
-  g.lanes = static_cast<u32>(tiles == 1 ? across : ceil_div(ceil_div(across, tiles), 32) * 32);
+  g.stores = stores_of(call, g.skip, groups);
+  if (g.stores == kTransposed) return transposed_geometry(call, g, groups);
+  // Runs of columns, each for one row of threads.
+  const u64 tiles = groups <= kThreads ? 1 : ceil_div(groups, 2 * kShortRow);
+  g.lanes = static_cast<u32>(tiles == 1 ? groups : ceil_div(ceil_div(groups, tiles), 32) * 32);
   g.one_by_lanes = static_cast<u32>(ceil_div(1 << 20, g.lanes));
   g.rows_per_pass = g.lanes > kShortRow ? 1 : 2 * kShortRow / g.lanes;
-  if (g.rows_per_pass > down) g.rows_per_pass = static_cast<u32>(down);
+  if (g.rows_per_pass > call.rows) g.rows_per_pass = static_cast<u32>(call.rows);
   g.threads = static_cast<u32>(ceil_div(g.lanes * g.rows_per_pass, 32) * 32);
   g.one_by_rows = static_cast<u32>(ceil_div(1 << 20, g.rows_per_pass));
   g.chunk = g.threads / g.rows_per_pass * g.rows_per_pass;
@@ -92,14 +133,13 @@ inline Geometry geometry_of(const SampleCall& call) {
   // How many groups a thread draws, one below the other. The first is dear: many are good, as long as there are blocks
   // enough, a few hundred for a short call, and for a long one so many that no processor waits long for the last. Where
   // memory is what takes the time, fewer are better: then blocks write close to each other.
-  const u64 rows = ceil_div(down, g.rows_per_pass);
+  const u64 rows = ceil_div(call.rows, g.rows_per_pass);
   const bool cheap = call.shared || (call.fast_math && call.type != kFloat64);
-  const bool plain = g.stores == kAligned || transposed;
-  u64 most = plain ? 128 : 32;
-  if (call.shared || (cheap && plain && g.rows_per_pass > 1)) {
+  u64 most = g.stores == kAligned ? 128 : 32;
+  if (call.shared || (cheap && g.stores == kAligned && g.rows_per_pass > 1)) {
     most = 8;
   } else if (cheap) {
-    most = plain && tiles > 1 ? 32 : 16;
+    most = g.stores == kAligned && tiles > 1 ? 32 : 16;
   }
   u64 turns = ceil_div(rows * tiles, 512);
   if (turns > 32) turns = 32;
@@ -112,8 +152,7 @@ inline Geometry geometry_of(const SampleCall& call) {
     // So that blocks write next to each other, as they do where rows are long.
     g.interleave_log2 = 3;
   }
-  const i64 row_stride = transposed ? call.column_stride * width : call.row_stride;
-  i64 stride = row_stride / element_size(call.type) * g.rows_per_pass * (i64{1} << g.interleave_log2);
+  i64 stride = call.row_stride / element_size(call.type) * g.rows_per_pass * (i64{1} << g.interleave_log2);
   u64 passes = turns < rows ? turns : rows;
   if (stride != static_cast<i32>(stride)) {
     // Rows of gigabytes: one for each band.
@@ -127,7 +166,7 @@ inline Geometry geometry_of(const SampleCall& call) {
   if (steps > tiles) steps = tiles;
   g.band_rows = static_cast<u32>(passes * g.rows_per_pass);
   g.steps = static_cast<u32>(steps);
-  g.column_blocks = static_cast<u32>(ceil_div(across, steps * g.lanes));
+  g.column_blocks = static_cast<u32>(ceil_div(groups, steps * g.lanes));
   const u64 bands = ceil_div(ceil_div(rows, passes), u64{1} << g.interleave_log2) << g.interleave_log2;
   g.blocks = static_cast<u32>(bands * g.column_blocks);
   return g;

@@ -17,13 +17,39 @@ struct alignas(16) Dimension {
   Real mu, sigma;
 };
 
-// Four elements next to each other, written at once, or in the case of float64 in two halves.
-template <class Out>
-struct alignas(sizeof(Out) == 2 ? 8 : 16) Quad {
-  Out x[4];
-};
-
 // How a thread's columns go to memory. `at` is an address of the thread's own, and moves with the row.
+
+MULTISAMPLE_FUNCTION float of_thread(u32 lane, float x) { return __shfl_sync(~0u, x, lane); }
+MULTISAMPLE_FUNCTION double of_thread(u32 lane, double x) { return __shfl_sync(~0u, x, lane); }
+
+// What a store writes at most.
+constexpr u32 kStore = 16;
+
+// `count` elements of a thread, more than a store writes, beside those of the thread before and of the next. Each
+// thread of a pair writes half of every sector that either has, since half a sector takes as long as all of it. All
+// threads of the warp together. The first store is left out if `omit_first`.
+template <u32 count, class Out>
+MULTISAMPLE_FUNCTION void put_sectors(char* at, const Out* x, bool omit_first) {
+  constexpr u32 kPart = kStore / sizeof(Out), kParts = count / kPart;
+  struct alignas(kStore) Part {
+    Out x[kPart];
+  };
+  const u32 lane = threadIdx.x % 32;
+  const bool odd = lane % 2 != 0;
+  Part* const even_at = reinterpret_cast<Part*>(at) + (odd ? 1 - static_cast<i32>(kParts) : 0);
+#pragma unroll
+  for (u32 k = 0; k < kParts; k += 2) {
+    Part of_even, of_odd;
+#pragma unroll
+    for (u32 e = 0; e < kPart; ++e) {
+      const Out given = odd ? x[k * kPart + e] : x[(k + 1) * kPart + e], taken = of_thread(lane ^ 1, given);
+      of_even.x[e] = odd ? taken : x[k * kPart + e];
+      of_odd.x[e] = odd ? x[(k + 1) * kPart + e] : taken;
+    }
+    if (k > 0 || !omit_first) even_at[k] = of_even;
+    even_at[kParts + k] = of_odd;
+  }
+}
 
 template <class Out, bool antithetic>
 struct PutAligned {
@@ -35,6 +61,24 @@ struct PutAligned {
     Quad<Out>* const to = reinterpret_cast<Quad<Out>*>(at);
 #pragma unroll
     for (u32 k = 0; k < Group::kCount; k += 4) to[k / 4] = {group.x[k], group.x[k + 1], group.x[k + 2], group.x[k + 3]};
+  }
+};
+
+// The same for a warp whose threads are side by side, an even one and an odd one in the same row.
+template <class Out, bool antithetic>
+struct PutPaired {
+  using Group = Elements<Out, antithetic>;
+  static constexpr int kUnroll = PutAligned<Out, antithetic>::kUnroll;
+
+  MULTISAMPLE_FUNCTION void operator()(char* at, const Group& group) const {
+    if constexpr (sizeof(Group) > kStore) {
+      put_sectors<Group::kCount>(at, group.x, false);
+    } else {
+      struct alignas(sizeof(Group)) Whole {
+        Group group;
+      };
+      *reinterpret_cast<Whole*>(at) = {group};
+    }
   }
 };
 
@@ -55,6 +99,9 @@ struct PutShifted {
   using Group = Elements<Out, antithetic>;
   static constexpr u32 kCount = Group::kCount;
   static constexpr int kUnroll = antithetic ? 3 : 6;
+  // Elements between aligned addresses, in the first of which the first thread has a gap.
+  static constexpr u32 kAlone = alignof(Quad<Out>) / sizeof(Out);
+  static_assert(shift < kAlone, "");
   bool first_thread, last_thread;
 
   // at: the end of the thread's quads; for the first thread, that of its first column.
@@ -63,16 +110,22 @@ struct PutShifted {
     Out y[kCount];
 #pragma unroll
     for (u32 k = 0; k < kCount; ++k) y[k] = k < shift ? of_thread_before(x[kCount - shift + k]) : x[k - shift];
-    Quad<Out>* const end = reinterpret_cast<Quad<Out>*>(first_thread ? at + (kCount - shift) * sizeof(Out) : at);
-#pragma unroll
-    for (u32 k = 0; k < kCount; k += 4) {
-      if (k > 0 || !first_thread)
-        end[static_cast<i32>(k) / 4 - static_cast<i32>(kCount / 4)] = {y[k], y[k + 1], y[k + 2], y[k + 3]};
+    if constexpr (kCount == 4 && sizeof(Out) <= 4) {
+      if (!first_thread) reinterpret_cast<Quad<Out>*>(at)[-1] = {y[0], y[1], y[2], y[3]};
+    } else {
+      char* const begin = at - (first_thread ? shift : kCount) * sizeof(Out);
+      if constexpr (sizeof(Group) > kStore) {
+        put_sectors<kCount>(begin, y, first_thread);
+      } else {
+        Quad<Out>* const quads = reinterpret_cast<Quad<Out>*>(begin);
+        if (!first_thread) quads[0] = {y[0], y[1], y[2], y[3]};
+        quads[1] = {y[4], y[5], y[6], y[7]};
+      }
     }
 #pragma unroll
-    for (u32 k = 0; k < (shift < 2 ? 4 - shift : shift); ++k) {
+    for (u32 k = 0; k < (2 * shift < kAlone ? kAlone - shift : shift); ++k) {
       // Both in one instruction, as far as both have one.
-      const bool of_first = k < 4 - shift, of_last = k < shift;
+      const bool of_first = k < kAlone - shift, of_last = k < shift;
       const Out element = !of_last || (of_first && first_thread) ? x[k] : x[kCount - shift + k];
       if ((of_first && first_thread) || (of_last && last_thread)) reinterpret_cast<Out*>(at)[k] = element;
     }
@@ -139,6 +192,8 @@ class Columns {
   using Real = typename Computing<Out>::Type;
   static constexpr i64 kSize = sizeof(Out);
   static constexpr u32 kCount = Elements<Out, antithetic>::kCount;
+  // Whether a thread has more than it can write at once, or could write more at once than a quad.
+  static constexpr bool kPairs = kCount * kSize > static_cast<i64>(sizeof(Quad<Out>)) || kSize == 8;
 
  public:
   // Group `group` of the row, in the rows that `row` begins of those that the block draws side by side. `stages` has
@@ -157,6 +212,11 @@ class Columns {
       if (row >= geometry.rows_per_pass) last_ = first_;
       const bool whole = first_ == 0 && last_ == kCount;
       whole_ = stores == kShifted ? __all_sync(~0u, whole) : whole;
+      if (stores == kAligned && kPairs) {
+        const u32 lane = threadIdx.x % 32;
+        const i64 apart = __shfl_sync(~0u, offset_, lane ^ 1) - offset_, group_size = kCount * kSize;
+        paired_ = __all_sync(~0u, whole && apart == (lane % 2 != 0 ? -group_size : group_size));
+      }
     } else {
       // Where the thread's elements lie among those of a pass, and those of the warp.
       const u32 rows = geometry.rows_per_pass, all = rows * static_cast<u32>(columns);
@@ -196,7 +256,9 @@ class Columns {
       return;
     }
     const u32 count = step == 1 ? rows : row_ < rows ? (rows - row_ + step - 1) * geometry.one_by_rows >> 20 : 0;
-    if (stores == kAligned && whole_) {
+    if (stores == kAligned && kPairs && __all_sync(~0u, paired_ && count == __shfl_sync(~0u, count, 0))) {
+      down(mine, count, at, stride, PutPaired<Out, antithetic>{});
+    } else if (stores == kAligned && whole_) {
       down(mine, count, at, stride, PutAligned<Out, antithetic>{});
     } else if (stores == kShifted && whole_) {
       const u32 thread = threadIdx.x % 32;
@@ -204,10 +266,22 @@ class Columns {
       char* const end = thread == 0 ? at : at + (kCount - shift) * kSize;
       const bool first = thread == 0, last = thread == 31;
       switch (shift) {
-        case 0: down(mine, count, at, stride, PutAligned<Out, antithetic>{}); break;
+        case 0:
+          if (kCount * kSize > kStore) {
+            down(mine, count, at, stride, PutPaired<Out, antithetic>{});
+          } else {
+            down(mine, count, at, stride, PutAligned<Out, antithetic>{});
+          }
+          break;
         case 1: down(mine, count, end, stride, PutShifted<Out, antithetic, 1>{first, last}); break;
-        case 2: down(mine, count, end, stride, PutShifted<Out, antithetic, 2>{first, last}); break;
-        default: down(mine, count, end, stride, PutShifted<Out, antithetic, 3>{first, last});
+        default:
+          if constexpr (kSize < 8) {
+            if (shift == 2) {
+              down(mine, count, end, stride, PutShifted<Out, antithetic, 2>{first, last});
+            } else {
+              down(mine, count, end, stride, PutShifted<Out, antithetic, 3>{first, last});
+            }
+          }
       }
     } else if (first_ < last_) {
       down(mine, count, at, stride, PutStrided<Out, antithetic>{column_stride_, first_, last_});
@@ -219,6 +293,7 @@ class Columns {
   i64 offset_;  // from the first row's first column to what `put` is given, in bytes
   u32 row_;
   u32 first_, last_;  // those of the columns that are inside
+  bool paired_;       // all are, and threads of the warp side by side two by two
   bool whole_;        // all are, and of all threads of the warp if it matters
   i64 column_stride_;
   // Of kStaged alone; see PutStaged.
@@ -307,8 +382,8 @@ MULTISAMPLE_FUNCTION void draw_rows(const SampleCall& call, const Geometry& geom
 }
 
 template <class Out, bool shared, bool antithetic, bool fast, Stores stores>
-__global__ void __launch_bounds__(kThreads) sample_kernel(const __grid_constant__ SampleCall call,
-                                                          const __grid_constant__ Geometry geometry) {
+__global__ void __launch_bounds__(kThreads, stores == kTransposed ? 3 : 1) sample_kernel(
+    const __grid_constant__ SampleCall call, const __grid_constant__ Geometry geometry) {
   if constexpr (stores == kTransposed) {
     draw_transposed<Out, shared, antithetic, fast>(call, geometry);
   } else {

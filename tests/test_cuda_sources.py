@@ -227,7 +227,7 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
         assert "__shared__" not in source
         (folder / name).write_text(source)
-    assert next(ids) == 3
+    assert next(ids) == 4
     program = folder / "run_kernel"
     command = [
         "g++", "-std=c++17", "-O1", "-g1", "-ffp-contract=off", "-fsanitize=address,undefined",

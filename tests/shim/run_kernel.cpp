@@ -78,6 +78,10 @@ template <class T>
 Counted<T> of_thread_before(Counted<T> x) {
   return of_thread_before(x.value);
 }
+template <class T>
+Counted<T> of_thread(u32 lane, Counted<T> x) {
+  return of_thread(lane, x.value);
+}
 
 }  // namespace multisample
 

@@ -1,0 +1,80 @@
+"""What layout "nd" and antithetic pairs cost on a GPU, beside the same call without them.
+
+python bench/cuda_layouts.py results.json
+
+As in cuda_steps.py, each figure is the time of a `cudaMemsetAsync` over the output's bytes divided by that of the
+kernel: medians of interleaved repetitions in one run. Predicted before the first measurement, from counted
+instructions: nd has three stores and their addresses more for four normals, 122 instead of 116 of the portable
+transform and 72 instead of 66 of the fast one, and so 0.95 and 0.92 of the speed where instructions are what takes the
+time; antithetic pairs have 70 instead of 116, and so should come near the 0.95 of memset of the fast transform.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cupy
+from cuda_steps import MODES, Timer, drawing, environment, vectors
+
+import multisample
+
+SHAPES = [
+    (4096, 65_536), (262_144, 1024), (1_048_576, 128), (4_194_304, 32), (4097, 65_537), (262_145, 1024),
+    (32, 8_388_608), (33, 8_000_000), (48, 4_000_000), (100, 2_500_000), (256, 1_000_000), (1000, 100_000),
+    (2500, 1024), (500, 100_000), (8, 16_000_000), (3, 30_000_000),
+]  # fmt: skip
+WAYS: dict[str, dict[str, Any]] = {
+    "dn": {},
+    "nd": {"layout": "nd"},
+    "dn, antithetic": {"antithetic": True},
+    "nd, antithetic": {"layout": "nd", "antithetic": True},
+}
+
+
+def transposed(call: Callable[[Any], object]) -> Callable[[Any], object]:
+    return lambda out: call(out.reshape(out.shape[::-1]))
+
+
+def measure(backend: str, dtype: str = "float32") -> list[dict[str, Any]]:
+    rows = []
+    for d, n in SHAPES:
+        timer, (mu, sigma) = Timer((d, n)), vectors(d)
+        calls = {}
+        for mode, options in MODES.items():
+            for way, others in WAYS.items():
+                call = drawing(mu, sigma, n, backend=backend, **options, **others)
+                calls[f"{mode}: {way}"] = transposed(call) if "layout" in others else call
+        seconds = timer.medians(calls)
+        row: dict[str, Any] = {"shape": (d, n), "memset_us": round(seconds["memset"] * 1e6, 2)}
+        row.update({name: round(seconds["memset"] / seconds[name], 3) for name in calls})
+        for mode in MODES:
+            row[f"{mode}: nd over dn"] = round(seconds[f"{mode}: dn"] / seconds[f"{mode}: nd"], 3)
+            row[f"{mode}: antithetic over not"] = round(seconds[f"{mode}: dn"] / seconds[f"{mode}: dn, antithetic"], 3)
+        rows.append(row)
+        del timer
+        cupy.get_default_memory_pool().free_all_blocks()
+    return rows
+
+
+def main(path: str) -> None:
+    backends = [name for name, status in multisample.backends().items() if status.available and name != "cpu"]
+    result = {
+        "environment": environment(),
+        "fraction_of_memset": {backend: measure(backend) for backend in backends},
+    }
+    Path(path).write_text(json.dumps(result, indent=1) + "\n")
+    for backend, rows in result["fraction_of_memset"].items():
+        print(backend)
+        for row in rows:
+            print(row["shape"], row["memset_us"])
+            for mode in MODES:
+                values = [row[f"{mode}: {way}"] for way in WAYS]
+                print(f"  {mode:18}", *values, "| nd over dn", row[f"{mode}: nd over dn"])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
