@@ -16,6 +16,7 @@ from ._dispatch import choose, on_registration
 from ._generator import DEFAULT_GENERATOR, WORD_64, Generator, take_from_torch
 from ._libraries import Device, Library, library_called, library_of
 from ._operands import adopted, check_inputs, checked_out, common_library, is_number, look_at
+from ._order import after_launch, before_launch
 
 __all__ = ["sample"]
 
@@ -181,8 +182,9 @@ def sample(
 
     # Arrays of a library that we know only by its protocols are seen through one that we know well.
     library, target = caller, out
+    given = [x for x in (mu, sigma, out) if not (x is None or is_number(x))]
     if caller.foreign:
-        library = library_called("numpy" if device.kind == "cpu" else chosen.host_library)
+        library = caller.host if device.kind == "cpu" else library_called(chosen.host_library)
         adopt = caller.as_numpy if device.kind == "cpu" else chosen.adopt
         mu, sigma, target = (
             x if x is None or is_number(x) else adopted(name, x, caller, device, adopt)
@@ -211,15 +213,19 @@ def sample(
         result = out
         raw_out = checked_out(library, target, inputs, n)
 
+    stream = library.stream(inputs.device, array)
+    seen = [x for x in (mu, sigma, target) if not is_number(x)]
+    others = before_launch(caller, library, given, seen, inputs.device, stream)
+
     # Last of all, so that a call that raises has taken nothing.
     seed, offset = _seed_and_offset(seed, generator, caller, device)
     if d > 0 and n > 0:
         chosen.launch(
             inputs.mu, inputs.sigma, raw_out, dtype, seed, offset, dim_offset, sample_offset,
-            noise == "shared", bool(fast_math),
-            inputs.device.ordinal, library.stream(inputs.device, array),
+            noise == "shared", bool(fast_math), inputs.device.ordinal, stream,
         )  # fmt: skip
-    return result if out is not None else caller.hand_over(result)
+        after_launch(caller.foreign, (given, seen), others, inputs.device, stream)
+    return result if out is not None else caller.hand_over(result, raw_out, inputs.device, stream)
 
 
 # Told apart by identity, which is quick; an equal object that is another one only takes the longer way.
