@@ -78,7 +78,8 @@ def numpy_dtype(dtype: str) -> np.dtype[Any]:
         import ml_dtypes
     except ImportError:
         raise TypeError("dtype: NumPy has bfloat16 only with the package ml_dtypes: pip install ml_dtypes") from None
-    return np.dtype(ml_dtypes.bfloat16)
+    element: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+    return element
 
 
 def _exchange(array: Any, stream: int | None) -> tuple[Any, _Tensor, bool]:
@@ -148,19 +149,21 @@ class Imported:
 _exported: dict[int, Any] = {}
 
 
-@_destructor
-def _delete(address: int, exported: dict[int, Any] = _exported) -> None:
+def _free(address: int, exported: dict[int, Any] = _exported) -> None:
     exported.pop(address, None)
 
 
-@_destructor
-def _discard(capsule: int, is_valid: Any = _is_valid, pointer: Any = _pointer, delete: Any = _delete) -> None:
+_deleter = _destructor(_free)
+
+
+def _free_unused(capsule: int, is_valid: Any = _is_valid, pointer: Any = _pointer, free: Any = _free) -> None:
     if is_valid(capsule, b"dltensor"):  # Otherwise somebody has taken it over.
-        delete(pointer(capsule, b"dltensor"))
+        free(pointer(capsule, b"dltensor"))
 
 
+_capsule_destructor = _destructor(_free_unused)
 # They may be called while the interpreter goes down, when modules are no more.
-for _callback in (_delete, _discard):
+for _callback in (_deleter, _capsule_destructor):
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(_callback))
 
 
@@ -198,8 +201,8 @@ class Exported:
                 data=raw.pointer or None, device_type=kind, device_id=number, ndim=len(raw.shape), code=code, bits=bits,
                 lanes=1, shape=shape, strides=strides,
             ),
-            deleter=ctypes.cast(_delete, ctypes.c_void_p),
+            deleter=ctypes.cast(_deleter, ctypes.c_void_p),
         )  # fmt: skip
         address = ctypes.addressof(managed)
         _exported[address] = managed, shape, strides, self._owner
-        return _new_capsule(address, b"dltensor", _discard)
+        return _new_capsule(address, b"dltensor", _capsule_destructor)
