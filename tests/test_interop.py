@@ -640,6 +640,167 @@ def test_host_memory_for_jax_begins_where_jax_wants_it(dtype: str) -> None:
         assert x.size == 0 or x.ctypes.data % 64 == 0
 
 
+# --- How backends take memory over --------------------------------------------------------------------
+
+
+class Both:
+    """Memory on a second device that has both protocols, as JAX's arrays do; it writes down what it is asked."""
+
+    def __init__(self, array: Any) -> None:
+        self.array, self.asked = array, []
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, 1
+
+    def __dlpack__(self, **options: Any) -> Any:
+        self.asked.append(options)
+        capsule = self.array.__dlpack__(max_version=(1, 0))
+        tensor = _dlpack._Versioned.from_address(_dlpack._pointer(id(capsule), b"dltensor_versioned")).tensor
+        tensor.device_type, tensor.device_id = 2, 1
+        return capsule
+
+    @property
+    def __cuda_array_interface__(self) -> Any:
+        pytest.fail("it names no stream there")
+
+
+class Taken:
+    """What a library makes of the CUDA array interface, with what was current when it did."""
+
+    def __init__(self, given: Any, device: Any, **options: Any) -> None:
+        self.given, self.device, self.options, self.dtype = given, device, options, None
+        self.interface = given.__cuda_array_interface__
+
+    def view(self, dtype: Any) -> Any:
+        self.dtype = dtype
+        return self
+
+
+class Devices:
+    """Contexts in which a device is the current one."""
+
+    def __init__(self) -> None:
+        self.current = 0
+
+    def __getitem__(self, ordinal: int) -> Any:
+        return self(ordinal)
+
+    @contextlib.contextmanager
+    def __call__(self, ordinal: int) -> Iterator[None]:
+        before, self.current = self.current, ordinal
+        yield
+        self.current = before
+
+
+@pytest.fixture(params=["cupy", "numba"])
+def adopting(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """``adopt`` of a backend whose library only writes down; ``streams`` are its current ones, by device."""
+    devices, streams = Devices(), {0: 0, 1: 0}
+    if request.param == "cupy":
+        cuda = SimpleNamespace(Device=devices, get_current_stream=lambda: SimpleNamespace(ptr=streams[devices.current]))
+        cupy = SimpleNamespace(cuda=cuda, asarray=lambda given: Taken(given, devices.current))
+        monkeypatch.setitem(sys.modules, "cupy", cupy)  # type: ignore[arg-type]
+    else:
+        cuda = SimpleNamespace(
+            gpus=devices, as_cuda_array=lambda given, **options: Taken(given, devices.current, **options)
+        )
+        monkeypatch.setitem(sys.modules, "numba", SimpleNamespace(cuda=cuda))  # type: ignore[arg-type]
+    backend: Any = importlib.import_module(f"multisample.backends.{request.param}")
+    monkeypatch.setattr(backend, "device_of", lambda address: 1 if address else 0)
+    return SimpleNamespace(adopt=backend.BACKEND.adopt, streams=streams, name=request.param)
+
+
+def test_dlpack_is_preferred_and_told_the_stream_of_the_kernel(adopting: SimpleNamespace, dtype: str) -> None:
+    torch = pytest.importorskip("torch")
+    array = torch.zeros((6, 2), dtype=getattr(torch, dtype))[::2, 1]
+    for stream, named in ((0, 1), (77, 77)):
+        adopting.streams[1] = stream
+        given = Both(array)
+        taken = adopting.adopt(given)
+        # Numba's arrays are ready on the default stream where they name none.
+        assert given.asked == [{"max_version": (1, 0), "stream": named if adopting.name == "cupy" else 1}]
+        assert (taken.device, taken.dtype) == (1, numpy_dtype(dtype))
+        assert taken.interface["data"] == (array.data_ptr(), False)
+        size = array.element_size()
+        assert (taken.interface["shape"], taken.interface["strides"]) == ((3,), (4 * size,))
+        assert "stream" not in taken.interface
+        assert np.dtype(taken.interface["typestr"]).itemsize == size
+
+
+def test_the_cuda_array_interface_is_taken_on_its_device_and_not_waited_for(adopting: SimpleNamespace) -> None:
+    given = SimpleNamespace(__cuda_array_interface__={"data": (4096, False), "stream": 5})
+    taken = adopting.adopt(given)
+    assert (taken.given, taken.device, taken.dtype) == (given, 1, None)
+    assert taken.options == ({} if adopting.name == "cupy" else {"sync": False})
+
+
+def test_pytorch_is_told_the_device_and_shown_memory_to_write_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    backend: Any = importlib.import_module("multisample.backends.torch_ext")
+    asked: list[tuple[Any, Any]] = []
+    tensor = torch.zeros(3)
+
+    def as_tensor(given: Any, device: Any) -> Any:
+        asked.append((given, device))
+        return tensor
+
+    monkeypatch.setattr(torch, "as_tensor", as_tensor)
+    monkeypatch.setattr(backend, "device_of", lambda address: 3)
+    interface = {"data": (tensor.data_ptr(), True), "shape": (3,), "typestr": "<f4", "version": 3}
+    given = SimpleNamespace(__cuda_array_interface__=interface)
+    assert backend.BACKEND.adopt(given) is tensor
+    ((shown, device),) = asked
+    assert device == "cuda:3"
+    assert shown.__cuda_array_interface__ == {**interface, "data": (tensor.data_ptr(), False)}
+    assert shown.owner is given
+    interface["data"] = (4096, False)
+    with pytest.raises(BufferError, match="copy"):
+        backend.BACKEND.adopt(given)
+
+
+def test_objects_of_a_protocol_are_on_the_device_of_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_libraries, "device_of", lambda address: address // 1000)
+    foreign = _libraries._FOREIGN
+    for address, ordinal in ((0, 0), (1000, 1), (7000, 7)):
+        array = SimpleNamespace(__cuda_array_interface__={"data": (address, False)})
+        assert foreign.device("mu", array) == ("cuda", ordinal)
+    # As DLPack says, where there is that.
+    assert foreign.device("mu", Both(np.zeros(3))) == ("cuda", 1)
+    with pytest.raises(TypeError, match=r"^sigma: expected an array on one device"):
+        foreign.device("sigma", SimpleNamespace(__cuda_array_interface__={}))
+
+
+class NumbaArray:
+    """As much of a device array of Numba's as a plain call asks for."""
+
+    def __init__(self, shape: Any, strides: Any, dtype: Any, stream: Any = 0, address: int = 4096) -> None:
+        self.shape, self.strides, self.dtype, self.stream = shape, strides, np.dtype(dtype), stream
+        context = SimpleNamespace(device=SimpleNamespace(id=0))
+        self.gpu_data = SimpleNamespace(device_pointer=address, context=context)
+
+
+def test_a_plain_call_of_numba_is_on_one_stream() -> None:
+    numba = _libraries.library_called("numba")
+    one, other = SimpleNamespace(handle=77), SimpleNamespace(handle=88)
+
+    def vector(stream: Any, address: int = 4096) -> NumbaArray:
+        return NumbaArray((5,), (4,), "f4", stream, address)
+
+    def out(stream: Any) -> NumbaArray:
+        return NumbaArray((5, 7), (28, 4), "f4", stream, 8192)
+
+    for stream, handle in ((0, 0), (one, 77)):
+        for target in (None, out(stream)):
+            plain = numba.plain(vector(stream), vector(stream), 7, target)
+            assert plain is not None
+            assert plain[-1] == handle
+            assert plain[0].stream is stream
+    for streams in ((one, other, one), (one, one, other), (one, 0, one), (0, one, 0), (0, 0, one)):
+        mu, sigma, target = streams
+        assert numba.plain(vector(mu), vector(sigma), 7, out(target)) is None, streams
+    assert [numba.named_stream(vector(stream)) for stream in (0, one, SimpleNamespace(handle=0))] == [None, 77, 0]
+
+
 # --- The driver ---------------------------------------------------------------------------------------
 
 

@@ -2,7 +2,8 @@
 
 Producers and consumers work on streams of their own and never synchronise; kernels that only wait go before, so that
 the device lags behind the host, and what it sees is counted there and asked for at the end. With ``sigma = 0`` every
-sample is its mean: one read too early, too late or after it was freed shows. ``MULTISAMPLE_TEST_ROUNDS`` says how often.
+sample is its mean: one read too early, too late or after it was freed shows.
+``MULTISAMPLE_TEST_ROUNDS`` says how many rounds there are.
 """
 
 from __future__ import annotations
@@ -267,12 +268,12 @@ def streams(producer: Any, consumer: Any) -> Iterator[None]:
         yield
 
 
-def hold_up(consumer: Any, by_dlpack: bool) -> None:
+def hold_up(consumer: Any, by_dlpack: bool, cycles: int = SHORT) -> None:
     """Keep the stream busy on which the kernel will run: for Numba and DLPack, the default one."""
     if consumer.name == "numba" and by_dlpack:
-        consumer.kernels.spin[128, 1](SHORT)
+        consumer.kernels.spin[128, 1](cycles)
     else:
-        consumer.keep_busy(SHORT)
+        consumer.keep_busy(cycles)
 
 
 def on_current_stream(memory: Any, result: Any) -> Any:
@@ -398,38 +399,38 @@ def test_memory_is_kept_until_the_kernel_has_run_and_no_longer(to: str, protocol
     class Given(Exported if protocol == "interface" else ExportedByDlpack):  # type: ignore[misc]
         pass
 
-    def draw() -> list[Any]:
-        arrays = [Given(producer.put(np.ones(D, np.float32))) for _ in range(2)]
+    # On a busy stream nothing can be put without waiting.
+    vectors = [producer.put(np.ones(D, np.float32)) for _ in range(2)]
+
+    def draw(stream: int | None = None) -> list[Any]:
+        arrays = [Given(vector) for vector in vectors]
         if protocol == "interface":
             for array in arrays:
-                array.__cuda_array_interface__["stream"] = busy
+                array.__cuda_array_interface__["stream"] = stream
         multisample.sample(*arrays, N, seed=1, backend=to)
         return [weakref.ref(array) for array in arrays]
 
-    busy = None
     draw()
     consumer.synchronize()
     with consumer.stream() as stream:
+        hold_up(consumer, protocol == "dlpack", CYCLES)
         # Numba has no current stream: the kernel runs on the one that mu names.
-        busy = int(stream) if protocol == "interface" and to == "numba" else None
-        if protocol == "dlpack" and to == "numba":
-            memory_of("numba").kernels.spin[128, 1](CYCLES)
-        else:
-            consumer.keep_busy(CYCLES)
-        alive = draw()
+        alive = draw(int(stream) if protocol == "interface" and to == "numba" else None)
         gc.collect()
+        is_done, _ = _order.KEEPER._kept[-1]
+        assert not is_done(), "the call waited for the device"
         assert all(reference() for reference in alive)
         consumer.synchronize()
+        assert is_done()
         for _ in range(2 + len(_order.KEEPER)):
             draw()
-        consumer.synchronize()
         gc.collect()
         assert not any(reference() for reference in alive)
         # What is kept does not add up.
         for _ in range(300):
             draw()
             consumer.synchronize()
-        assert len(_order.KEEPER) <= 20
+        assert len(_order.KEEPER) <= 2 * _order._LOOKS
 
 
 # --- JAX ----------------------------------------------------------------------------------------------
