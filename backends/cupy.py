@@ -120,17 +120,16 @@ class CupyBackend(PackedLaunch):
         if isinstance(array, np.ndarray):
             self.prepare("cuda")
             return cupy.asarray(array)
-        dtype = None
         # JAX has both protocols, and tells of a stream in this one only.
-        if hasattr(array, "__dlpack__"):
-            with cupy.cuda.Device(int(array.__dlpack_device__()[1])):
-                # CuPy's own from_dlpack does the same, but knows bfloat16 in its latest versions only.
-                array = Imported(array, cupy.cuda.get_current_stream().ptr or _LEGACY_STREAM)
-            dtype = array.dtype
+        by_dlpack = hasattr(array, "__dlpack__")
+        ordinal = array.__dlpack_device__()[1] if by_dlpack else device_of(array.__cuda_array_interface__["data"][0])
         # What is not on the current device would be copied to it.
-        with cupy.cuda.Device(device_of(array.__cuda_array_interface__["data"][0])):
-            shared = cupy.asarray(array)
-            return shared if dtype is None else shared.view(dtype)
+        with cupy.cuda.Device(int(ordinal)):
+            if not by_dlpack:
+                return cupy.asarray(array)
+            # CuPy's own from_dlpack does the same, but knows bfloat16 in its latest versions only.
+            shared = Imported(array, cupy.cuda.get_current_stream().ptr or _LEGACY_STREAM)
+            return cupy.asarray(shared).view(shared.dtype)
 
     def small_kernel(self, dtype: str) -> None:
         return None

@@ -103,16 +103,16 @@ class NumbaBackend(PackedLaunch):
         if isinstance(array, np.ndarray):
             self.prepare("cuda")
             return cuda.to_device(array)
-        dtype = None
         # JAX has both protocols, and tells of a stream in this one only.
-        if hasattr(array, "__dlpack__"):
+        by_dlpack = hasattr(array, "__dlpack__")
+        ordinal = array.__dlpack_device__()[1] if by_dlpack else device_of(array.__cuda_array_interface__["data"][0])
+        # Numba takes memory to be on the device that is current.
+        with cuda.gpus[int(ordinal)]:
+            if not by_dlpack:
+                return cuda.as_cuda_array(array, sync=False)
             # Ready on the default stream, which Numba works on where no other is named.
-            array = Imported(array, _LEGACY_STREAM)
-            dtype = array.dtype
-        # Numba takes it to be on the device that is current.
-        with cuda.gpus[device_of(array.__cuda_array_interface__["data"][0])]:
-            shared = cuda.as_cuda_array(array, sync=False)
-        return shared if dtype is None else shared.view(dtype)
+            shared = Imported(array, _LEGACY_STREAM)
+            return cuda.as_cuda_array(shared, sync=False).view(shared.dtype)
 
     def small_kernel(self, dtype: str) -> None:
         return None

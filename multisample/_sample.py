@@ -191,6 +191,10 @@ def sample(
             for name, x in (("mu", mu), ("sigma", sigma), ("out", out))
         )
     inputs = look_at(library, mu, sigma, dtype)
+    array = sigma if is_number(mu) else mu
+    stream = library.stream(inputs.device, array)
+    seen = [x for x in (mu, sigma, target) if not (x is None or is_number(x))]
+    others = before_launch(caller, library, given, seen, inputs.device, stream)
     dtype = inputs.dtype
     d = inputs.d
     if dim_offset + d > ROWS:
@@ -204,18 +208,15 @@ def sample(
         mu = mu if is_number(mu) else chosen.adopt(np.ascontiguousarray(inputs.mu))
         sigma = sigma if is_number(sigma) else chosen.adopt(np.ascontiguousarray(inputs.sigma))
         inputs = look_at(library, mu, sigma, dtype)
+        array = sigma if is_number(mu) else mu
+        stream = library.stream(inputs.device, array)
 
-    array = sigma if is_number(mu) else mu
     if out is None:
         result = target = library.empty(d, n, dtype, inputs.device, array)
         raw_out = library.operand("out", target).raw
     else:
         result = out
         raw_out = checked_out(library, target, inputs, n)
-
-    stream = library.stream(inputs.device, array)
-    seen = [x for x in (mu, sigma, target) if not is_number(x)]
-    others = before_launch(caller, library, given, seen, inputs.device, stream)
 
     # Last of all, so that a call that raises has taken nothing.
     seed, offset = _seed_and_offset(seed, generator, caller, device)

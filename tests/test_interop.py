@@ -399,6 +399,16 @@ def test_out_is_written_where_it_is(case: Case, bits: ToArray, dtype: str, layou
     case.report(kind="out", strided=layout != "contiguous")
 
 
+@pairs(serves=True)
+def test_where_nothing_is_drawn_the_result_is_empty(case: Case) -> None:
+    mu, sigma = map(case.library.put, host_vectors("float32"))
+    none = case.library.put(np.zeros(0, np.float32))
+    for given, n, shape in (((mu, sigma), 0, (D, 0)), ((none, 1.0), 3, (0, 3)), ((none, none), 0, (0, 0))):
+        x = case.sample(*given, n, seed=1)
+        assert (x.shape, library_name(x), device_of(x)) == (shape, case.result, case.device)
+    assert case.reached == (0, 0, 0)
+
+
 @pairs(serves=False)
 def test_a_backend_that_cannot_reach_the_memory_says_so(case: Case) -> None:
     mu, sigma = map(case.library.put, host_vectors("float32"))

@@ -351,6 +351,24 @@ def test_out_is_written_before_its_stream_reads_it(pairing: SimpleNamespace, to_
     assert int(to_numpy(found)[0]) == right
 
 
+def test_values_are_looked_at_when_they_are_there(pairing: SimpleNamespace) -> None:
+    producer, consumer = pairing.producer, pairing.consumer
+    with streams(producer, consumer):
+        sigma = producer.full(D, 1.0)
+        multisample.sample(0.0, pairing.wrap(sigma), N, seed=1, backend=pairing.backend, validate=True)
+        for value in (-1.0, 1.0, -2.0):
+            producer.keep_busy(CYCLES // 10)
+            producer.fill(sigma, value)
+            given = {"mu": 0.0, "sigma": pairing.wrap(sigma), "n": N, "backend": pairing.backend, "validate": True}
+            if value > 0:
+                multisample.sample(**given)
+                continue
+            with pytest.raises(ValueError, match=rf"^sigma: .*of at least 0, got sigma\[0\] = {value}"):
+                multisample.sample(**given)
+        producer.finish()
+        consumer.finish()
+
+
 @pytest.mark.parametrize("late", ["mu", "sigma", "out"])
 @pytest.mark.parametrize("plain", [True, False], ids=["plain", "longer way"])
 def test_arrays_of_numba_on_several_streams_are_in_order(bits: ToArray, late: str, plain: bool) -> None:
