@@ -100,7 +100,8 @@ class Backend(Protocol):
         """`array` as one of `host_library`.
 
         A NumPy array, contiguous, shape (d,), float32 or float64, goes to the backend's current device. An object with
-        ``__dlpack__`` or ``__cuda_array_interface__`` on a device is shared, not copied.
+        ``__dlpack__`` or ``__cuda_array_interface__`` on a device is shared, not copied. DLPack is asked for the stream
+        that `launch` will be given; a stream that the interface names need not be waited for, `sample` sees to it.
         """
         ...
 

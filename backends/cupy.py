@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from multisample._cuda_driver import device_of
+from multisample._dlpack import Imported
 from multisample.exceptions import BackendUnavailableError
 
 from . import csrc_files
@@ -29,6 +31,7 @@ _TYPES = {"float16": "float16", "bfloat16": "bfloat16", "float32": "float", "flo
 # How each CUDA version's package of CuPy is called.
 _PACKAGES = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
 
+_LEGACY_STREAM = 1  # What DLPack calls the default stream.
 _INVALID_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT of cuda.h.
 
 ADVANCE_KERNEL = "multisample::advance_kernel"
@@ -123,9 +126,17 @@ class CupyBackend(PackedLaunch):
 
         if isinstance(array, np.ndarray):
             self.prepare("cuda")
-        if isinstance(array, np.ndarray) or hasattr(array, "__cuda_array_interface__"):
             return cupy.asarray(array)
-        return cupy.from_dlpack(array)
+        # JAX has both protocols, and tells of a stream in this one only.
+        by_dlpack = hasattr(array, "__dlpack__")
+        ordinal = array.__dlpack_device__()[1] if by_dlpack else device_of(array.__cuda_array_interface__["data"][0])
+        # What is not on the current device would be copied to it.
+        with cupy.cuda.Device(int(ordinal)):
+            if not by_dlpack:
+                return cupy.asarray(array)
+            # CuPy's own from_dlpack does the same, but knows bfloat16 in its latest versions only.
+            shared = Imported(array, cupy.cuda.get_current_stream().ptr or _LEGACY_STREAM)
+            return cupy.asarray(shared).view(shared.dtype)
 
     def small_kernel(self, dtype: str) -> None:
         return None

@@ -7,7 +7,6 @@ compiled alone, and Numba keeps it on disk.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import importlib.metadata
 import importlib.util
@@ -16,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from multisample._cuda_driver import device_of
+from multisample._dlpack import Imported
 from multisample.exceptions import BackendUnavailableError
 
 from .contract import Backend, BackendStatus, DeviceKind
@@ -102,9 +103,16 @@ class NumbaBackend(PackedLaunch):
         if isinstance(array, np.ndarray):
             self.prepare("cuda")
             return cuda.to_device(array)
-        if hasattr(array, "__cuda_array_interface__"):
-            return _from_interface(array)
-        return _from_dlpack(array)
+        # JAX has both protocols, and tells of a stream in this one only.
+        by_dlpack = hasattr(array, "__dlpack__")
+        ordinal = array.__dlpack_device__()[1] if by_dlpack else device_of(array.__cuda_array_interface__["data"][0])
+        # Numba takes memory to be on the device that is current.
+        with cuda.gpus[int(ordinal)]:
+            if not by_dlpack:
+                return cuda.as_cuda_array(array, sync=False)
+            # Ready on the default stream, which Numba works on where no other is named.
+            shared = Imported(array, _LEGACY_STREAM)
+            return cuda.as_cuda_array(shared, sync=False).view(shared.dtype)
 
     def small_kernel(self, dtype: str) -> None:
         return None
@@ -158,40 +166,6 @@ class NumbaBackend(PackedLaunch):
         self.compiled[key] = kernel  # The function is there as long as it is.
         self._kernels[key] = handle
         return handle
-
-
-class _Exported:
-    """Memory that DLPack tells of, as the CUDA array interface tells of it."""
-
-    def __init__(self, view: Any) -> None:
-        size = view.dtype.itemsize
-        self.view = view
-        self.__cuda_array_interface__ = {
-            "shape": tuple(view.shape),
-            "strides": None if view.strides is None else tuple(stride * size for stride in view.strides),
-            "typestr": f"<u{size}",  # There is no name for some types, like bfloat16.
-            "data": (view.ptr, bool(view.readonly)),
-            "version": 3,
-        }
-
-
-def _from_interface(array: Any) -> Any:
-    from cuda.bindings import driver
-    from numba import cuda
-
-    # Numba takes it to be on the device that is current.
-    attribute = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
-    error, ordinal = driver.cuPointerGetAttribute(attribute, array.__cuda_array_interface__["data"][0])
-    with contextlib.nullcontext() if error else cuda.gpus[int(ordinal)]:
-        return cuda.as_cuda_array(array)
-
-
-def _from_dlpack(array: Any) -> Any:
-    from cuda.core.utils import StridedMemoryView
-
-    # Ready on the default stream, which Numba works on where no other is named.
-    view = StridedMemoryView.from_dlpack(array, stream_ptr=_LEGACY_STREAM)
-    return _from_interface(_Exported(view)).view(view.dtype)
 
 
 def _name(device: Any) -> str:

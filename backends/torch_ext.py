@@ -11,12 +11,14 @@ import importlib.metadata
 import importlib.util
 import os
 import threading
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from multisample._cuda_driver import device_of
 from multisample.exceptions import BackendUnavailableError
 
 from . import torch_ext_build
@@ -99,9 +101,15 @@ class TorchExtBackend:
         if not isinstance(array, np.ndarray):
             if hasattr(array, "__dlpack__"):
                 return torch.from_dlpack(array)
-            tensor = torch.as_tensor(array, device="cuda")
-            if tensor.numel() > 0 and tensor.data_ptr() != array.__cuda_array_interface__["data"][0]:
-                raise BufferError("it is not on PyTorch's current device, and would be copied")
+            interface = array.__cuda_array_interface__
+            address = interface["data"][0]
+            # As memory to write to, because PyTorch takes no other; its owner goes with it.
+            shared = types.SimpleNamespace(
+                __cuda_array_interface__={**interface, "data": (address, False)}, owner=array
+            )
+            tensor = torch.as_tensor(shared, device=f"cuda:{device_of(address)}")
+            if tensor.numel() > 0 and tensor.data_ptr() != address:
+                raise BufferError("PyTorch would copy it")
             return tensor
         # A copy, because a tensor over memory that cannot be written to is one that warns.
         tensor = torch.from_numpy(array.copy())

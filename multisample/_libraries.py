@@ -8,6 +8,7 @@ Libraries are recognised by the arrays that come in: none is imported that the c
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 from collections.abc import Callable
@@ -17,7 +18,9 @@ import numpy as np
 
 from multisample.backends.contract import DeviceArray, HostArray, RawArray
 
+from . import _dlpack
 from ._arguments import DTYPES, describe
+from ._cuda_driver import device_of
 
 __all__ = ["Device", "Library", "Operand", "library_called", "library_of"]
 
@@ -64,6 +67,8 @@ class Library:
     name: str
     foreign = False
     """Whether its arrays are known only by protocols; such a library has the methods from `as_numpy` on."""
+    host: Library
+    """The library through which the arrays of a foreign one are seen in host memory."""
 
     def operand(self, name: str, array: Any) -> Operand:
         """Look at argument `name`; TypeError or ValueError if no kernel could use it."""
@@ -89,13 +94,17 @@ class Library:
         """
         return None
 
+    def named_stream(self, array: Any) -> int | None:
+        """The handle of the stream that `array` itself names as its own, if it does."""
+        return None
+
     def to_host(self, array: Any) -> HostArray:
         """A copy in host memory, waiting for it."""
         raise NotImplementedError
 
     def as_numpy(self, array: Any) -> HostArray:
         """An array in host memory as a NumPy array over the same memory."""
-        return np.from_dlpack(array)
+        raise NotImplementedError
 
     def device(self, name: str, array: Any) -> Device:
         """Where argument `name` lives."""
@@ -107,8 +116,8 @@ class Library:
     def check_dtype(self, dtype: str) -> None:
         """TypeError if the library cannot take a result of type `dtype`."""
 
-    def hand_over(self, result: Any) -> Any:
-        """`result`, an array of the backend's own library, as the caller's."""
+    def hand_over(self, result: Any, raw: RawArray, device: Device, stream: int) -> Any:
+        """`result`, an array of the backend's own library that is ready on `stream`, as the caller's."""
         return result
 
 
@@ -132,17 +141,7 @@ def _torch_name(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-@functools.cache
-def _numpy_dtype(dtype: str) -> Any:
-    if dtype != "bfloat16":
-        return np.dtype(dtype)
-    try:
-        import ml_dtypes
-    except ImportError:
-        raise TypeError("dtype: NumPy has bfloat16 only with the package ml_dtypes: pip install ml_dtypes") from None
-    return np.dtype(ml_dtypes.bfloat16)
-
-
+_numpy_dtype = functools.cache(_dlpack.numpy_dtype)
 _PLAIN_DTYPES = {np.dtype(dtype): (dtype, size) for dtype, size in (("float32", 4), ("float64", 8))}
 
 
@@ -201,6 +200,17 @@ class _Host(Library):
     def check_target(self, out: Any) -> None:
         if not isinstance(out, np.ndarray):
             raise TypeError(f"out: expected a NumPy array, got {describe(out)} of type {type(out).__name__}")
+
+
+class _AlignedHost(_Host):
+    """NumPy arrays that JAX takes over as they are: it copies what does not begin at a multiple of 64 bytes."""
+
+    def empty(self, d: int, n: int, dtype: str, device: Device, like: Any) -> Any:
+        element = _numpy_dtype(dtype)
+        size = d * n * element.itemsize
+        memory = np.empty(size + 63, np.uint8)
+        start = -memory.ctypes.data % 64
+        return memory[start : start + size].view(element).reshape(d, n)
 
 
 class _Torch(Library):
@@ -389,13 +399,23 @@ class _Numba(Library):
     def stream(self, device: Device, array: Any) -> int:
         return _numba_stream(array.stream)
 
+    def named_stream(self, array: Any) -> int | None:
+        stream = array.stream
+        return None if isinstance(stream, int) and stream == 0 else _numba_stream(stream)
+
     def is_plain_type(self, kind: type) -> bool:
         return kind is sys.modules["numba.cuda"].cudadrv.devicearray.DeviceNDArray
 
     def plain(self, mu: Any, sigma: Any, n: int, out: Any) -> Plain | None:
         element, shape, memory, sigma_memory = mu.dtype, mu.shape, mu.gpu_data, sigma.gpu_data
-        named = _PLAIN_DTYPES.get(element)
-        if named is None or len(shape) != 1 or sigma.shape != shape or sigma.dtype != element:
+        named, stream = _PLAIN_DTYPES.get(element), mu.stream
+        if (
+            named is None
+            or len(shape) != 1
+            or sigma.shape != shape
+            or sigma.dtype != element
+            or sigma.stream is not stream
+        ):
             return None
         dtype, size = named
         device = memory.context.device.id
@@ -405,7 +425,7 @@ class _Numba(Library):
         (d,) = shape
         mu_at, sigma_at = int(memory.device_pointer), int(sigma_memory.device_pointer)
         if out is None:
-            result = type(mu)((d, n), (n * size, size), element, mu.stream)
+            result = type(mu)((d, n), (n * size, size), element, stream)
             if result.gpu_data.context.device.id != device:  # Made on another device, which is the current one.
                 return None
             out_at = int(result.gpu_data.device_pointer)
@@ -414,6 +434,7 @@ class _Numba(Library):
                 type(out) is not type(mu)
                 or out.shape != (d, n)
                 or out.dtype != element
+                or out.stream is not stream
                 or out.strides != (n * size, size)
                 or out.gpu_data.context.device.id != device
             ):
@@ -425,7 +446,7 @@ class _Numba(Library):
                 return None
         if (mu_at | sigma_at | out_at) % size:
             return None
-        return result, mu_at, sigma_at, out_at, d, dtype, device, _numba_stream(mu.stream)
+        return result, mu_at, sigma_at, out_at, d, dtype, device, _numba_stream(stream)
 
     def to_host(self, array: Any) -> HostArray:
         return np.asarray(array.copy_to_host())
@@ -441,16 +462,32 @@ class _Foreign(Library):
     foreign = True
 
     def device(self, name: str, array: Any) -> Device:
-        if hasattr(array, "__dlpack_device__"):
+        try:
+            if not hasattr(array, "__dlpack_device__"):
+                return Device("cuda", device_of(array.__cuda_array_interface__["data"][0]))
             kind, index = (int(part) for part in array.__dlpack_device__())
-            # DLPack: 1 is host memory, 3 page-locked host memory, 2 CUDA, 13 CUDA managed memory.
-            if kind in (1, 3):
-                return CPU
-            return Device("cuda" if kind in (2, 13) else f"DLPack device type {kind}", index)
-        return Device("cuda", 0)
+        except (BufferError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            raise TypeError(f"{name}: expected an array on one device, got {describe(array)} ({error})") from error
+        if kind in _dlpack.HOST:
+            return CPU
+        return Device("cuda" if kind in _dlpack.CUDA else f"DLPack device type {kind}", index)
+
+    def named_stream(self, array: Any) -> int | None:
+        stream = getattr(array, "__cuda_array_interface__", {}).get("stream")
+        return None if stream is None else int(stream)
+
+    def as_numpy(self, array: Any) -> HostArray:
+        shared = _dlpack.Imported(array)
+        return np.asarray(shared).view(shared.dtype)
 
     def check_target(self, out: Any) -> None:
-        if getattr(out, "__cuda_array_interface__", {}).get("data", (0, False))[1]:
+        read_only = False
+        if hasattr(out, "__dlpack__"):
+            with contextlib.suppress(BufferError, RuntimeError, TypeError, ValueError):  # To be said when it is used.
+                read_only = _dlpack.is_read_only(out)
+        else:
+            read_only = out.__cuda_array_interface__.get("data", (0, False))[1]
+        if read_only:
             raise ValueError("out: expected a writable array, got a read-only one")
 
 
@@ -466,8 +503,11 @@ class _Jax(_Foreign):
             raise TypeError(f"{name}: got a JAX tracer; sample cannot be traced, call it outside jit, grad and vmap")
         return super().device(name, array)
 
+    def named_stream(self, array: Any) -> int | None:
+        return None  # To ask for the CUDA array interface is to be refused, or to wait.
+
     def as_numpy(self, array: Any) -> HostArray:
-        return np.asarray(array)  # Which knows bfloat16, as DLPack in NumPy does not.
+        return np.asarray(array)
 
     def check_target(self, out: Any) -> None:
         raise TypeError("out: expected a mutable array, got a JAX array, which is immutable")
@@ -478,23 +518,22 @@ class _Jax(_Foreign):
         if dtype == "float64" and not jax.config.jax_enable_x64:
             raise TypeError("dtype: JAX has float64 only after jax.config.update('jax_enable_x64', True)")
 
-    def hand_over(self, result: Any) -> Any:
+    def hand_over(self, result: Any, raw: RawArray, device: Device, stream: int) -> Any:
         import jax
 
-        if isinstance(result, np.ndarray) and result.dtype.name == "bfloat16":
-            # NumPy exports no bfloat16 through DLPack.
+        if isinstance(raw, DeviceArray):
+            # Not by the CUDA array interface: what JAX takes over by that may be freed under it.
+            return jax.numpy.from_dlpack(_dlpack.Exported(raw, (2, device.ordinal), stream, result))
+        if result.dtype.name == "bfloat16":  # NumPy exports none through DLPack.
             return jax.device_put(result, jax.devices("cpu")[0])
-        if not hasattr(result, "__dlpack__"):  # Numba's arrays have the CUDA array interface alone.
-            if result.dtype.name != "bfloat16":
-                return jax.numpy.asarray(result)
-            # Which has no name for bfloat16.
-            return jax.lax.bitcast_convert_type(jax.numpy.asarray(result.view(np.uint16)), jax.numpy.bfloat16)
         return jax.numpy.from_dlpack(result)
 
 
 _HOST = _Host()
 _FOREIGN = _Foreign()
+_FOREIGN.host = _HOST
 _JAX = _Jax()
+_JAX.host = _AlignedHost()
 # By the package that defines an array's class.
 _BY_PACKAGE: dict[str, Library] = {
     "numpy": _HOST,

@@ -16,6 +16,7 @@ from ._dispatch import choose, on_registration
 from ._generator import DEFAULT_GENERATOR, WORD_64, Generator, take_from_torch
 from ._libraries import Device, Library, library_called, library_of
 from ._operands import adopted, check_inputs, checked_out, common_library, is_number, look_at, transposed
+from ._order import after_launch, before_launch
 
 __all__ = ["sample"]
 
@@ -180,14 +181,19 @@ def sample(
 
     # Arrays of a library that we know only by its protocols are seen through one that we know well.
     library, target = caller, out
+    given = [x for x in (mu, sigma, out) if not (x is None or is_number(x))]
     if caller.foreign:
-        library = library_called("numpy" if device.kind == "cpu" else chosen.host_library)
+        library = caller.host if device.kind == "cpu" else library_called(chosen.host_library)
         adopt = caller.as_numpy if device.kind == "cpu" else chosen.adopt
         mu, sigma, target = (
             x if x is None or is_number(x) else adopted(name, x, caller, device, adopt)
             for name, x in (("mu", mu), ("sigma", sigma), ("out", out))
         )
     inputs = look_at(library, mu, sigma, dtype)
+    array = sigma if is_number(mu) else mu
+    stream = library.stream(inputs.device, array)
+    seen = [x for x in (mu, sigma, target) if not (x is None or is_number(x))]
+    others = before_launch(caller, library, given, seen, inputs.device, stream)
     dtype = inputs.dtype
     d = inputs.d
     if dim_offset + d > ROWS:
@@ -201,8 +207,9 @@ def sample(
         mu = mu if is_number(mu) else chosen.adopt(np.ascontiguousarray(inputs.mu))
         sigma = sigma if is_number(sigma) else chosen.adopt(np.ascontiguousarray(inputs.sigma))
         inputs = look_at(library, mu, sigma, dtype)
+        array = sigma if is_number(mu) else mu
+        stream = library.stream(inputs.device, array)
 
-    array = sigma if is_number(mu) else mu
     shape = (d, n) if layout == "dn" else (n, d)
     if out is None:
         result = target = library.empty(*shape, dtype, inputs.device, array)
@@ -218,10 +225,10 @@ def sample(
     if d > 0 and n > 0:
         chosen.launch(
             inputs.mu, inputs.sigma, raw_out, dtype, seed, offset, 0, dim_offset, sample_offset,
-            noise == "shared", bool(antithetic), bool(fast_math),
-            inputs.device.ordinal, library.stream(inputs.device, array),
+            noise == "shared", bool(antithetic), bool(fast_math), inputs.device.ordinal, stream,
         )  # fmt: skip
-    return result if out is not None else caller.hand_over(result)
+        after_launch(caller.foreign, (given, seen), others, inputs.device, stream)
+    return result if out is not None else caller.hand_over(result, raw_out, inputs.device, stream)
 
 
 # Told apart by identity, which is quick; an equal object that is another one only takes the longer way.

@@ -22,6 +22,9 @@ from multisample.backends import registry
 hypothesis.settings.register_profile("multisample", deadline=None, derandomize=True, database=None)
 hypothesis.settings.load_profile("multisample")
 
+# Or else JAX would take most of a GPU's memory for itself, as soon as one test asks it for an array on the CPU.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
 VARIABLE = "MULTISAMPLE_TEST_BACKENDS"
 
 Array = np.ndarray[Any, Any]

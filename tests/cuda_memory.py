@@ -130,6 +130,17 @@ class TorchMemory:
     def fill(self, vector: Any, value: float) -> None:
         vector.fill_(value)
 
+    def full(self, length: int, value: float) -> Any:
+        """A new vector, made on the current stream."""
+        return self.torch.full((length,), value, device="cuda")
+
+    def add_count(self, found: Any, matrix: Any, value: float) -> None:
+        """Add to the integer `found` how many elements have that value, on the current stream and without waiting."""
+        found += (matrix == value).sum()
+
+    def pointer(self, array: Any) -> int:
+        return int(array.data_ptr())
+
     def stream(self) -> Any:
         """A context in which a new stream is the current one."""
         return self.torch.cuda.stream(self.torch.cuda.Stream())
@@ -224,6 +235,15 @@ extern "C" __global__ void spin(long long cycles) {
 
     def fill(self, vector: Any, value: float) -> None:
         vector.fill(value)
+
+    def full(self, length: int, value: float) -> Any:
+        return self.cupy.full(length, value, np.float32)
+
+    def add_count(self, found: Any, matrix: Any, value: float) -> None:
+        found += (matrix == value).sum()
+
+    def pointer(self, array: Any) -> int:
+        return int(array.data.ptr)
 
     def stream(self) -> Any:
         return self.cupy.cuda.Stream(non_blocking=True)
@@ -366,6 +386,17 @@ class NumbaMemory:
     def fill(self, vector: Any, value: float) -> None:
         self.kernels.fill[(*self.grid, self.current)](vector, value)
 
+    def full(self, length: int, value: float) -> Any:
+        vector = self.cuda.device_array(length, np.float32, stream=self.current)
+        self.fill(vector, value)
+        return vector
+
+    def add_count(self, found: Any, matrix: Any, value: float) -> None:
+        self.kernels.count[(*self.grid, self.current)](matrix.ravel(), value, found)
+
+    def pointer(self, array: Any) -> int:
+        return int(array.__cuda_array_interface__["data"][0])
+
     @contextlib.contextmanager
     def stream(self) -> Iterator[Any]:
         """None of Numba's own: those wait for the default stream, and it for them, which would hide a mistake.
@@ -421,7 +452,33 @@ class NumbaMemory:
         context.deallocations.clear()
 
 
-_MEMORIES = {"torch": TorchMemory, "cupy": CupyMemory, "numba": NumbaMemory}
+class JaxMemory:
+    """As much of it as there is for arrays that are immutable, and on streams that nobody else sees."""
+
+    name = "jax"
+
+    def __init__(self) -> None:
+        self.jax = pytest.importorskip("jax")
+        try:
+            self.devices = self.jax.devices("cuda")
+        except RuntimeError:
+            pytest.skip("this JAX has no CUDA device")
+
+    def put(self, array: Any, device: int = 0) -> Any:
+        return self.jax.device_put(np.array(array), self.devices[device])
+
+    def pointer(self, array: Any) -> int:
+        return int(array.unsafe_buffer_pointer())
+
+    def device_of(self, array: Any) -> int:
+        (device,) = array.devices()
+        return int(device.local_hardware_id)
+
+    def release(self) -> None:
+        pass
+
+
+_MEMORIES = {"torch": TorchMemory, "cupy": CupyMemory, "numba": NumbaMemory, "jax": JaxMemory}
 _used: dict[str, Any] = {}
 
 

@@ -23,7 +23,7 @@ import pytest
 import torch
 
 import multisample
-from multisample import BackendStatus, BackendUnavailableError, _dispatch, _libraries, _sample, sample
+from multisample import BackendStatus, BackendUnavailableError, _dispatch, _libraries, _order, _sample, sample
 from multisample.backends import registry
 from multisample.backends.contract import DeviceArray
 
@@ -850,6 +850,7 @@ class RecordingCuda(Recording):
     def __init__(self, cupy: Any) -> None:
         super().__init__()
         self.cupy = cupy
+        self.ordered: list[tuple[int, int, int]] = []
 
     def adopt(self, array: Any) -> Any:
         self.adopted.append(array)
@@ -874,8 +875,13 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.fixture
-def cuda(cupy: Any, registered: Callable[[Any], Any]) -> RecordingCuda:
+def cuda(cupy: Any, registered: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch) -> RecordingCuda:
     backend: RecordingCuda = registered(RecordingCuda(cupy))
+    # A driver, if there is one, knows nothing of these streams.
+    monkeypatch.setattr(_order, "order", lambda *streams: backend.ordered.append(streams))
+    monkeypatch.setattr(_order, "is_capturing", lambda stream: False)
+    monkeypatch.setattr(_order, "Event", lambda stream, device: SimpleNamespace(is_done=lambda: True))
+    monkeypatch.setattr(_order, "KEEPER", _order.Keeper())
     return backend
 
 
@@ -1039,9 +1045,12 @@ def test_an_array_known_by_the_cuda_array_interface_is_shared_with_the_backend(c
     assert cuda.adopted == [mu, sigma]
     assert cuda.launched[0]["mu"] == DeviceArray(mu.host.ctypes.data, (3,), (24,), "float32")
     assert cuda.launched[0]["stream"] == 1000
-    out = OnDevice(np.zeros((3, N), np.float32))
-    assert draw(mu, 1.0, N, seed=1, out=out) is out
-    check_same(out.host, sample(MU, 1.0, N, seed=1))
+    # The stream that it names is waited for, and waits.
+    assert cuda.ordered == [(5, 1000, 0), (1000, 5, 0)]
+    out = OnDevice(np.zeros((3, N), np.float32), stream=6)
+    assert draw(sigma, 1.0, N, seed=1, out=out) is out
+    check_same(out.host, sample(SIGMA, 1.0, N, seed=1))
+    assert cuda.ordered[2:] == [(6, 1000, 0), (1000, 6, 0)]
 
 
 @pytest.mark.parametrize("kind", [2, 13])

@@ -1,0 +1,125 @@
+"""What is asked of the CUDA driver itself: of memory and streams that belong to no library in particular.
+
+The libraries that could be asked differ in what they know, and none of them need be installed. Importing this loads
+nothing; where there is no driver, there is no device memory to ask about.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+__all__ = ["Event", "device_of", "is_capturing", "order"]
+
+# Of cuda.h.
+_DEVICE_ORDINAL = 9  # CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+_DISABLE_TIMING = 2  # CU_EVENT_DISABLE_TIMING
+_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
+_NOT_READY = 600  # CUDA_ERROR_NOT_READY
+# The legacy default stream has two names: null, and CU_STREAM_LEGACY.
+_LEGACY = (0, 1)
+
+
+@functools.cache
+def _driver() -> Any:
+    try:
+        return ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    except OSError:
+        return None
+
+
+def _check(error: int) -> None:
+    if error:
+        name = ctypes.c_char_p()
+        _driver().cuGetErrorName(error, ctypes.byref(name))
+        raise RuntimeError(f"the CUDA driver refused to order two streams: {(name.value or b'').decode()} ({error})")
+
+
+def device_of(address: int) -> int:
+    """The ordinal of the device on which `address` is; 0 for null, and for what the driver does not know."""
+    ordinal = ctypes.c_int()
+    driver = _driver()
+    if address and driver:
+        error = driver.cuPointerGetAttribute(ctypes.byref(ordinal), _DEVICE_ORDINAL, ctypes.c_uint64(address))
+        return 0 if error else ordinal.value
+    return 0
+
+
+def is_capturing(stream: int) -> bool:
+    """Whether what is given to `stream` is being captured into a graph, not run; the legacy stream cannot be."""
+    driver = None if stream in _LEGACY else _driver()
+    if not driver:
+        return False
+    status = ctypes.c_int()
+    error = driver.cuStreamIsCapturing(ctypes.c_void_p(stream), ctypes.byref(status))
+    return not error and status.value != 0
+
+
+@contextlib.contextmanager
+def _current(device: int) -> Iterator[None]:
+    """With a context of `device` current: null streams and new events belong to that which is."""
+    driver, current, context = _driver(), ctypes.c_int(), ctypes.c_void_p()
+    if driver.cuCtxGetDevice(ctypes.byref(current)) == 0 and current.value == device:
+        yield
+        return
+    _check(driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device))
+    try:
+        _check(driver.cuCtxPushCurrent_v2(context))
+        try:
+            yield
+        finally:
+            driver.cuCtxPopCurrent_v2(ctypes.byref(context))
+    finally:
+        driver.cuDevicePrimaryCtxRelease_v2(device)
+
+
+class Event:
+    """All that was given to `stream` of `device` until now.
+
+    Raises
+    ------
+    RuntimeError
+        If the driver refuses.
+    """
+
+    def __init__(self, stream: int, device: int) -> None:
+        self._driver = _driver()
+        self._handle = ctypes.c_void_p()
+        with _current(device):
+            _check(self._driver.cuEventCreate(ctypes.byref(self._handle), _DISABLE_TIMING))
+            _check(self._driver.cuEventRecord(self._handle, ctypes.c_void_p(stream)))
+
+    def hold_back(self, stream: int, device: int) -> None:
+        """Let what is given to `stream` of `device` from now on wait for it; the caller does not."""
+        with _current(device):
+            _check(self._driver.cuStreamWaitEvent(ctypes.c_void_p(stream), self._handle, 0))
+
+    def is_done(self) -> bool:
+        """Whether it is over; also if the driver knows of nothing that is still to come."""
+        mode = ctypes.c_int(_RELAXED)
+        # To ask would spoil the capture of another stream, in this thread or, if its mode is global, in any.
+        self._driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+        try:
+            return bool(self._driver.cuEventQuery(self._handle) != _NOT_READY)
+        finally:
+            self._driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+
+    def __del__(self) -> None:
+        if self._handle:
+            self._driver.cuEventDestroy_v2(self._handle)
+
+
+def order(first: int, then: int, device: int) -> None:
+    """Let what is given to stream `then` from now on wait for what stream `first` has; both of `device`.
+
+    Raises
+    ------
+    RuntimeError
+        If the driver refuses, as it does where one of the two is being captured and the other is not.
+    """
+    if first != then and not (first in _LEGACY and then in _LEGACY):
+        Event(first, device).hold_back(then, device)

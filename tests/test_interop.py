@@ -1,0 +1,953 @@
+"""Whose arrays may come in, and what comes out: every array library with every backend that serves it.
+
+Bits are those of the cpu backend, and that nothing was copied shows in the addresses that reach the kernel. What each
+case finds is written to the file that ``MULTISAMPLE_INTEROP_RESULTS`` names, a line for each, of which
+``interop_table.py`` makes the table in README.md. What has no CUDA device to run on is skipped.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import ctypes
+import dataclasses
+import gc
+import importlib
+import importlib.util
+import json
+import os
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from cuda_memory import DTYPES, Array, Exported, ExportedByDlpack, ToArray, memory_of, numpy_dtype, on_cpu, require
+
+import multisample
+from multisample import _cuda_driver, _dlpack, _libraries, _sample
+from multisample.backends import registry
+from multisample.backends.contract import DeviceArray
+
+VARIABLE = "MULTISAMPLE_INTEROP_RESULTS"
+BACKENDS = ("torch_ext", "cupy", "numba", "cpu")
+# More than go by the short way of small NumPy arrays, on which there is nothing to watch.
+D, N = 5, 4099
+
+
+# --- Array libraries ------------------------------------------------------------------------------
+
+
+def filled(length: int, dtype: str) -> Array:
+    return np.full(length * numpy_dtype(dtype).itemsize, 0xFF, np.uint8)
+
+
+class OnHost:
+    """NumPy's arrays, and what can be said of all arrays in host memory."""
+
+    result = "numpy"
+    mutable = True
+
+    def put(self, array: Array) -> Any:
+        return array.copy()
+
+    def out(self, dtype: str, strides: tuple[int, int], first: int, length: int) -> Any:
+        """A matrix of (D, N) in new memory, at strides in elements."""
+        memory = filled(length, dtype).view(numpy_dtype(dtype))
+        return np.lib.stride_tricks.as_strided(memory[first:], (D, N), [memory.itemsize * stride for stride in strides])
+
+    def pointer(self, array: Any) -> int:
+        return int(array.ctypes.data)
+
+    def device(self, array: Any) -> str:
+        return "cpu"
+
+
+class Lists(OnHost):
+    mutable = False
+
+    def put(self, array: Array) -> Any:
+        return array.tolist()
+
+    def pointer(self, array: Any) -> int:
+        return 0
+
+
+class TorchOnHost(OnHost):
+    result = "torch"
+
+    def __init__(self) -> None:
+        self.torch = pytest.importorskip("torch")
+
+    def put(self, array: Array) -> Any:
+        if array.dtype.name != "bfloat16":
+            return self.torch.tensor(array)
+        return self.torch.tensor(array.view(np.int16)).view(self.torch.bfloat16)
+
+    def out(self, dtype: str, strides: tuple[int, int], first: int, length: int) -> Any:
+        memory = self.torch.from_numpy(filled(length, dtype)).view(getattr(self.torch, dtype))
+        return memory.as_strided((D, N), strides, first)
+
+    def pointer(self, array: Any) -> int:
+        return int(array.data_ptr())
+
+    def device(self, array: Any) -> str:
+        return str(array.device)
+
+
+class JaxOnHost(OnHost):
+    result = "jax"
+    mutable = False
+
+    def __init__(self) -> None:
+        self.jax = pytest.importorskip("jax")
+
+    def put(self, array: Array) -> Any:
+        return self.jax.device_put(array, self.jax.devices("cpu")[0])
+
+    def pointer(self, array: Any) -> int:
+        return int(array.unsafe_buffer_pointer())
+
+    def device(self, array: Any) -> str:
+        (device,) = array.devices()
+        return str(device.platform)
+
+
+class DlpackOnHost(TorchOnHost):
+    """Objects that have DLPack and nothing else; over tensors, because NumPy exports no bfloat16."""
+
+    result = "numpy"
+
+    def put(self, array: Array) -> Any:
+        return ExportedByDlpack(super().put(array))
+
+    def out(self, *place: Any) -> Any:
+        return ExportedByDlpack(super().out(*place))
+
+    def pointer(self, array: Any) -> int:
+        return OnHost.pointer(self, array) if isinstance(array, np.ndarray) else super().pointer(array.array)
+
+
+class OnDevice:
+    """Arrays of PyTorch, CuPy, Numba or JAX on the first CUDA device."""
+
+    def __init__(self, library: str) -> None:
+        self.memory, self.result, self.mutable = memory_of(library), library, library != "jax"
+
+    def put(self, array: Array) -> Any:
+        return self.memory.put(array)
+
+    def out(self, dtype: str, strides: tuple[int, int], first: int, length: int) -> Any:
+        buffer = self.memory.poisoned(length * numpy_dtype(dtype).itemsize)
+        return self.memory.view(buffer, dtype, (D, N), strides, first)
+
+    def pointer(self, array: Any) -> int:
+        return int(self.memory.pointer(array))
+
+    def device(self, array: Any) -> str:
+        return f"cuda:{self.memory.device_of(array)}"
+
+
+class Protocol(OnDevice):
+    """Objects that have one protocol and nothing else: results are of the backend's library."""
+
+    def __init__(self, library: str, wrap: Callable[[Any], Any]) -> None:
+        super().__init__(library)
+        self.wrap, self.result = wrap, ""
+
+    def put(self, array: Array) -> Any:
+        return self.wrap(super().put(array))
+
+    def out(self, *place: Any) -> Any:
+        return self.wrap(super().out(*place))
+
+    def pointer(self, array: Any) -> int:
+        return super().pointer(array.array)
+
+
+def dlpack_on_device() -> Any:
+    # CuPy exports no bfloat16 in all of its versions.
+    return Protocol("torch" if importlib.util.find_spec("torch") else "cupy", ExportedByDlpack)
+
+
+LIBRARIES: dict[str, tuple[str, Callable[[], Any]]] = {
+    "list": ("host", Lists),
+    "NumPy": ("host", OnHost),
+    "PyTorch, CPU": ("cpu", TorchOnHost),
+    "PyTorch, CUDA": ("cuda", lambda: OnDevice("torch")),
+    "CuPy": ("cuda", lambda: OnDevice("cupy")),
+    "Numba": ("cuda", lambda: OnDevice("numba")),
+    "JAX, CPU": ("cpu", JaxOnHost),
+    "JAX, CUDA": ("cuda", lambda: OnDevice("jax")),
+    "`__dlpack__`, CPU": ("cpu", DlpackOnHost),
+    "`__dlpack__`, CUDA": ("cuda", dlpack_on_device),
+    "`__cuda_array_interface__`": ("cuda", lambda: Protocol("numba", lambda array: Exported(array, stream=1))),
+}
+"""By what the table calls them: "host" for what any backend takes, else where they are."""
+SERVES = {"host": BACKENDS, "cpu": ("torch_ext", "cpu"), "cuda": ("torch_ext", "cupy", "numba")}
+PAIRS = [(library, backend) for library in LIBRARIES for backend in BACKENDS]
+
+
+@dataclasses.dataclass
+class Case:
+    """A library with a backend, and what reached the kernel in its last call."""
+
+    name: str
+    where: str
+    library: Any
+    backend: str
+    reached: tuple[int, int, int] = (0, 0, 0)
+
+    def sample(self, *arguments: Any, **options: Any) -> Any:
+        return multisample.sample(*arguments, backend=self.backend, **options)
+
+    def report(self, **found: Any) -> None:
+        path = os.environ.get(VARIABLE)
+        if path:
+            # One write for each line, so that processes may share the file.
+            with Path(path).open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"library": self.name, "backend": self.backend, **found}) + "\n")
+
+    @property
+    def result(self) -> str:
+        """The library that the result has to be of."""
+        if self.where == "host" or not self.library.result:
+            return str(registry.find(self.backend).host_library)
+        return str(self.library.result)
+
+    @property
+    def device(self) -> str:
+        """Where the result has to be."""
+        elsewhere = self.backend in ("cupy", "numba") or (self.backend == "torch_ext" and _has_cuda("torch_ext"))
+        return "cuda:0" if self.where == "cuda" or (self.where == "host" and elsewhere) else "cpu"
+
+
+def _has_cuda(backend: str) -> bool:
+    try:
+        require(backend)
+    except pytest.skip.Exception:
+        return False
+    return True
+
+
+def address(raw: Any) -> int:
+    if isinstance(raw, DeviceArray):
+        return raw.pointer
+    return int(raw.ctypes.data) if isinstance(raw, np.ndarray) else int(raw)
+
+
+@pytest.fixture
+def case(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Case]:
+    """The case that the test is for, watched."""
+    name, backend = request.param
+    where, make = LIBRARIES[name]
+    if where == "cuda" or backend in ("cupy", "numba"):
+        require(backend)
+    status = registry.find(backend).status()
+    if not status.available:
+        pytest.skip("; ".join(status.reasons))
+    case = Case(name, where, make(), backend)
+    chosen: Any = registry.find(backend)
+
+    def watched(launch: Callable[..., None]) -> Callable[..., None]:
+        def call(mu: Any, sigma: Any, out: Any, *rest: Any) -> None:
+            case.reached = (address(mu), address(sigma), address(out))
+            launch(mu, sigma, out, *rest)
+
+        return call
+
+    def watched_plain() -> Callable[..., None] | None:
+        plain = type(chosen).plain_launch(chosen)
+        return None if plain is None else watched(plain)
+
+    # Whoever has the shortcut already has one that is not watched.
+    monkeypatch.setattr(chosen, "launch", watched(chosen.launch))
+    monkeypatch.setattr(chosen, "plain_launch", watched_plain)
+    _sample._plain_calls.clear()
+    yield case
+    _sample._plain_calls.clear()
+
+
+def pairs(serves: bool) -> Any:
+    chosen = [(name, backend) for name, backend in PAIRS if (backend in SERVES[LIBRARIES[name][0]]) is serves]
+    return pytest.mark.parametrize("case", chosen, indirect=True, ids=lambda pair: f"{pair[0]} with {pair[1]}")
+
+
+@pytest.fixture(params=DTYPES)
+def dtype(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Each element type; with that of 64 bits, JAX is told to know it."""
+    name: str = request.param
+    jax = sys.modules.get("jax")
+    if jax is None or name != "float64":
+        yield name
+        return
+    jax.config.update("jax_enable_x64", True)
+    yield name
+    jax.config.update("jax_enable_x64", False)
+
+
+def host_vectors(dtype: str) -> tuple[Array, Array]:
+    draw = np.random.default_rng(5)
+    return draw.normal(size=D).astype(numpy_dtype(dtype)), np.abs(draw.normal(size=D)).astype(numpy_dtype(dtype))
+
+
+def library_name(array: Any) -> str:
+    package = type(array).__module__.partition(".")[0]
+    return {"jaxlib": "jax"}.get(package, package)
+
+
+def settled(array: Any) -> Any:
+    """The same for Numba's arrays without the stream that they name, on which they would be copied without waiting."""
+    if library_name(array) != "numba":
+        return array
+    memory_of("numba").synchronize()
+    return array.bind(0)
+
+
+def pointer_of(array: Any) -> int:
+    library = library_name(array)
+    if library == "numpy":
+        return OnHost().pointer(array)
+    if library == "jax":
+        return int(array.unsafe_buffer_pointer())
+    if library == "torch":
+        return int(array.data_ptr())
+    return int(memory_of(library).pointer(array))
+
+
+def device_of(array: Any) -> str:
+    library = library_name(array)
+    if library == "numpy":
+        return "cpu"
+    if library == "torch":
+        return str(array.device)
+    if library == "jax":
+        (device,) = array.devices()
+        return "cpu" if device.platform == "cpu" else f"cuda:{device.local_hardware_id}"
+    return f"cuda:{memory_of(library).device_of(array)}"
+
+
+@pairs(serves=True)
+@pytest.mark.parametrize("plain", [True, False], ids=["plain", "longer way"])
+def test_what_comes_out_is_the_callers_and_was_not_copied(case: Case, bits: ToArray, dtype: str, plain: bool) -> None:
+    # The CUDA array interface has no name for bfloat16.
+    nameless = dtype == "bfloat16" and case.name == "`__cuda_array_interface__`"
+    host = host_vectors("float32" if nameless else dtype)
+    mu, sigma = map(case.library.put, host)
+    options = {} if plain and case.name != "list" and not nameless else {"dtype": dtype}
+    x = case.sample(mu, sigma, N, seed=4, **options)
+    # Before the cpu backend is asked for what is expected.
+    read, written = case.reached[:2], case.reached[2]
+    # Lists have lost what their numbers were.
+    given = [vector.tolist() for vector in host] if case.name == "list" else host
+    assert np.array_equal(bits(settled(x)), bits(on_cpu(*given, N, dtype, seed=4)))
+    assert x.shape == (D, N)
+    assert library_name(x) == case.result
+    assert device_of(x) == case.device
+    computing = dtype in ("float32", "float64")
+    into = read == tuple(map(case.library.pointer, (mu, sigma)))
+    # On a device all types are read where they are; in host memory the computing types, unless they have to leave it.
+    if case.where == "cuda" or (computing and case.name != "list" and "cpu" in (case.where, case.backend)):
+        assert into
+    assert pointer_of(x) == written
+    if computing:
+        case.report(kind="new", result=f"{case.result}, {case.device.partition(':')[0]}", into=into, out_of=True)
+
+
+LAYOUTS: dict[str, tuple[tuple[int, int], int]] = {
+    "contiguous": ((N, 1), 0),
+    "rows apart": ((N + 3, 1), 5),
+    "columns apart": ((3 * N + 1, 3), 2),
+    "transposed": ((1, D), 0),
+}
+
+
+@pairs(serves=True)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_out_is_written_where_it_is(case: Case, bits: ToArray, dtype: str, layout: str) -> None:
+    strides, first = LAYOUTS[layout]
+    host = host_vectors(dtype)
+    mu, sigma = map(case.library.put, host)
+    if case.library.result == "jax":
+        with pytest.raises(TypeError, match=r"^out: expected a mutable array, got a JAX array"):
+            case.sample(mu, sigma, N, seed=4, out=case.sample(mu, sigma, N))
+        return
+    if case.name == "list":
+        pytest.skip("nobody writes to lists")
+    if dtype == "bfloat16" and case.name == "`__cuda_array_interface__`":
+        pytest.skip("the CUDA array interface has no name for it")
+    out = case.library.out(dtype, strides, first, first + (D - 1) * strides[0] + (N - 1) * strides[1] + 1)
+    if case.where == "host" and case.backend != "cpu":
+        with pytest.raises(ValueError, match=rf"^out: backend '{case.backend}' writes \w+ arrays, got host memory"):
+            case.sample(mu, sigma, N, seed=4, out=out)
+        return
+    assert case.sample(mu, sigma, N, seed=4, dtype=dtype, out=out) is out
+    assert case.reached[2] == case.library.pointer(out)
+    written = out.array if hasattr(out, "array") else out
+    if library_name(written) in ("torch", "cupy", "numba") and case.where == "cuda":
+        # The memory between the elements need not come along.
+        memory = memory_of(library_name(written))
+        memory.synchronize()
+        written = memory.packed(written)
+    elif library_name(written) == "torch":
+        written = written.contiguous()
+    assert np.array_equal(bits(settled(written)), bits(on_cpu(*host, N, dtype, seed=4)))
+    case.report(kind="out", strided=layout != "contiguous")
+
+
+@pairs(serves=True)
+def test_where_nothing_is_drawn_the_result_is_empty(case: Case) -> None:
+    mu, sigma = map(case.library.put, host_vectors("float32"))
+    none = case.library.put(np.zeros(0, np.float32))
+    for given, n, shape in (((mu, sigma), 0, (D, 0)), ((none, 1.0), 3, (0, 3)), ((none, none), 0, (0, 0))):
+        x = case.sample(*given, n, seed=1)
+        assert (x.shape, library_name(x), device_of(x)) == (shape, case.result, case.device)
+    assert case.reached == (0, 0, 0)
+
+
+@pairs(serves=False)
+def test_a_backend_that_cannot_reach_the_memory_says_so(case: Case) -> None:
+    mu, sigma = map(case.library.put, host_vectors("float32"))
+    generator = multisample.Generator(1)
+    with pytest.raises(ValueError, match=rf"^backend: '{case.backend}' serves \w+ memory, got a \w+ array in"):
+        case.sample(mu, sigma, N, generator=generator)
+    assert generator.offset == 0
+    case.report(kind="refused")
+
+
+@pytest.mark.parametrize("case", [(name, "cpu") for name in LIBRARIES], indirect=True, ids=lambda pair: pair[0])
+def test_out_of_another_library_is_refused(case: Case) -> None:
+    if case.where == "cuda":
+        pytest.skip("not served by cpu")
+    mu, sigma = map(case.library.put, host_vectors("float32"))
+    other = SimpleNamespace(shape=(D, N), __cuda_array_interface__={"data": (1 << 20, False)})
+    with pytest.raises(TypeError, match=r"^mu, sigma, out: expected arrays of one library, got .*out of foreign"):
+        case.sample(mu, sigma, N, out=other) if case.library.result != "numpy" or case.where == "host" else (
+            multisample.sample(np.ones(D), np.ones(D), N, out=other)
+        )
+
+
+# --- DLPack, read -------------------------------------------------------------------------------------
+
+
+class Capsule:
+    """Of an array in host memory, what `change` makes of the capsule that it exports."""
+
+    def __init__(self, array: Any, change: Callable[[Any], None], versioned: bool = True) -> None:
+        self.array, self.change, self.versioned = array, change, versioned
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0
+
+    def __dlpack__(self, **options: Any) -> Any:
+        if not self.versioned and "max_version" in options:
+            raise TypeError("what is a version?")
+        capsule = self.array.__dlpack__(**options)
+        name = b"dltensor_versioned" if self.versioned else b"dltensor"
+        structure: Any = _dlpack._Versioned if self.versioned else _dlpack._Managed
+        self.change(structure.from_address(_dlpack._pointer(id(capsule), name)))
+        return capsule
+
+
+def moved(structure: Any) -> None:
+    structure.tensor.byte_offset = 4
+
+
+def without_strides(structure: Any) -> None:
+    structure.tensor.strides = None
+
+
+@pytest.mark.parametrize("versioned", [True, False])
+def test_all_that_a_capsule_says_is_heard(versioned: bool) -> None:
+    array = np.arange(12, dtype=np.float32).reshape(3, 4)
+
+    def read(array: Any, change: Callable[[Any], None] = lambda structure: None) -> Array:
+        shared = _dlpack.Imported(Capsule(array, change, versioned))
+        return np.asarray(shared)
+
+    for view in (array, array.T, array[::-1, ::2], array[1:2, 1:], array[:0], array[0, 0, ...]):
+        x = read(view)
+        assert (x.dtype, x.shape) == (view.dtype, view.shape)
+        if view.size:
+            assert x.ctypes.data == view.ctypes.data
+            assert np.array_equal(x, view)
+        assert x.flags.writeable
+    assert np.array_equal(read(array.reshape(-1)[:-1], moved), array.reshape(-1)[1:])
+    assert np.array_equal(read(array, without_strides), array)
+    for dtype in ("int8", "uint64", "float16", "float64", "complex64", "bool"):
+        assert read(np.zeros(3, dtype)).dtype == dtype
+
+
+def test_bfloat16_is_known_by_another_name() -> None:
+    torch = pytest.importorskip("torch")
+    shared = _dlpack.Imported(torch.arange(4).to(torch.bfloat16))
+    assert np.asarray(shared).dtype == np.uint16
+    assert shared.dtype == ml_dtypes.bfloat16
+    assert np.asarray(shared).view(shared.dtype).tolist() == [0, 1, 2, 3]
+
+
+def test_memory_is_held_for_as_long_as_it_is_seen() -> None:
+    array = np.arange(5.0)
+    owner = weakref.ref(array)
+    x = np.asarray(_dlpack.Imported(array))
+    del array
+    gc.collect()
+    assert owner() is not None
+    assert x.tolist() == [0, 1, 2, 3, 4]
+    del x
+    gc.collect()
+    assert owner() is None
+
+
+def test_capsules_that_cannot_be_read_are_refused() -> None:
+    def set_to(name: str, value: int) -> Callable[[Any], None]:
+        return lambda structure: setattr(structure if hasattr(structure, name) else structure.tensor, name, value)
+
+    array = np.zeros(3, np.float32)
+    for change in (set_to("major", 2), set_to("code", 9), set_to("lanes", 4)):
+        with pytest.raises(TypeError, match=r"^mu: expected an array whose memory can be shared"):
+            multisample.sample(Capsule(array, change), 1.0, 3)
+    used = array.__dlpack__()
+    np.from_dlpack(SimpleNamespace(__dlpack__=lambda **options: used, __dlpack_device__=lambda: (1, 0)))
+    for wrong in (used, None, "dltensor"):
+        given = SimpleNamespace(__dlpack__=lambda wrong=wrong, **options: wrong, __dlpack_device__=lambda: (1, 0))
+        with pytest.raises(TypeError, match=r"^mu: expected an array whose memory can be shared"):
+            multisample.sample(given, 1.0, 3)
+
+
+def test_a_device_that_cannot_be_told_is_named() -> None:
+    def fail() -> Any:
+        raise BufferError("it is spread over several")
+
+    with pytest.raises(TypeError, match=r"^sigma: expected an array on one device, .*spread over several"):
+        multisample.sample(1.0, SimpleNamespace(__dlpack_device__=fail, __dlpack__=fail), 3)
+
+
+def test_read_only_memory_is_no_place_to_write_to() -> None:
+    def read_only(structure: Any) -> None:
+        structure.flags |= 1
+
+    array, mu = np.zeros((D, 3), np.float32), np.zeros(D, np.float32)
+    assert not _dlpack.is_read_only(array)
+    assert _dlpack.is_read_only(Capsule(array, read_only))
+    given = Capsule(mu, read_only)
+    assert multisample.sample(given, 1.0, 3).shape == (D, 3)
+    generator = multisample.Generator(1)
+    with pytest.raises(ValueError, match=r"^out: expected a writable array, got a read-only one"):
+        multisample.sample(given, 1.0, 3, out=Capsule(array, read_only), generator=generator)
+    interface = {"data": (1 << 20, True), "shape": (D, 3), "typestr": "<f4", "version": 3}
+    with pytest.raises(ValueError, match=r"^out: expected a writable array, got a read-only one"):
+        multisample.sample(given, 1.0, 3, out=SimpleNamespace(__cuda_array_interface__=interface), generator=generator)
+    assert generator.offset == 0
+    assert not array.any()
+    # Before 1.0 nobody could say.
+    out = Capsule(array, lambda structure: None, versioned=False)
+    assert multisample.sample(given, 1.0, 3, out=out) is out
+    assert array.all()
+
+
+@pytest.mark.parametrize("case", [("`__dlpack__`, CUDA", backend) for backend in SERVES["cuda"]], indirect=True,
+                         ids=lambda pair: pair[1])  # fmt: skip
+def test_a_read_only_flag_on_a_device_is_heard(case: Case) -> None:
+    class ReadOnly(ExportedByDlpack):
+        def __dlpack__(self, **options: Any) -> Any:
+            capsule = super().__dlpack__(**options)
+            _dlpack._Versioned.from_address(_dlpack._pointer(id(capsule), b"dltensor_versioned")).flags |= 1
+            return capsule
+
+    host = host_vectors("float32")
+    mu, sigma = (ReadOnly(case.library.put(x).array) for x in host)
+    assert case.sample(mu, sigma, N, seed=1).shape == (D, N)
+    out = ReadOnly(case.library.out("float32", (N, 1), 0, D * N).array)
+    with pytest.raises(ValueError, match=r"^out: expected a writable array, got a read-only one"):
+        case.sample(mu, sigma, N, seed=1, out=out)
+
+
+@pytest.mark.parametrize("case", [("`__cuda_array_interface__`", backend) for backend in SERVES["cuda"]], indirect=True,
+                         ids=lambda pair: pair[1])  # fmt: skip
+def test_read_only_inputs_and_empty_ones_are_taken(case: Case, bits: ToArray) -> None:
+    host = host_vectors("float32")
+    read_only = []
+    for vector in host:
+        array = case.library.put(vector).array
+        read_only.append(Exported(array, data=(array.__cuda_array_interface__["data"][0], True)))
+    x = case.sample(*read_only, N, seed=4)
+    assert case.reached[:2] == tuple(map(case.library.pointer, read_only))
+    assert np.array_equal(bits(settled(x)), bits(on_cpu(*host, N, seed=4)))
+    empty = SimpleNamespace(
+        __cuda_array_interface__={"data": (0, False), "shape": (0,), "typestr": "<f4", "version": 3, "strides": None}
+    )
+    assert case.sample(empty, 1.0, 3).shape == (0, 3)
+
+
+# --- DLPack, written ----------------------------------------------------------------------------------
+
+
+class Owner:
+    pass
+
+
+def exported(array: Array, owner: Any, dtype: str) -> _dlpack.Exported:
+    raw = DeviceArray(array.ctypes.data, array.shape, array.strides, dtype)
+    return _dlpack.Exported(raw, (1, 0), 0, (owner, array))
+
+
+@pytest.mark.parametrize("consumer", ["numpy", "torch", "jax"])
+def test_what_is_handed_over_is_neither_copied_nor_dropped(bits: ToArray, dtype: str, consumer: str) -> None:
+    if consumer == "numpy" and dtype == "bfloat16":
+        pytest.skip("NumPy takes none")
+    library = pytest.importorskip("jax.numpy" if consumer == "jax" else consumer)
+    array = _libraries._AlignedHost().empty(3, 4, dtype, _libraries.CPU, None)
+    array[...] = np.arange(12).reshape(3, 4)
+    owner = Owner()
+    alive = weakref.ref(owner)
+    x = library.from_dlpack(exported(array, owner, dtype))
+    del owner
+    gc.collect()
+    assert pointer_of(x) == array.ctypes.data
+    assert np.array_equal(bits(x), bits(array))
+    assert alive() is not None
+    del x
+    gc.collect()
+    assert alive() is None
+    assert not _dlpack._exported
+
+
+def test_a_capsule_that_nobody_takes_lets_go_of_its_owner() -> None:
+    owner = Owner()
+    alive = weakref.ref(owner)
+    capsule = exported(np.zeros((2, 3)), owner, "float64").__dlpack__()
+    del owner
+    gc.collect()
+    assert alive() is not None
+    del capsule
+    gc.collect()
+    assert alive() is None
+
+
+@pytest.mark.parametrize("stream", [None, -1, 1, 2, 77])
+def test_the_stream_that_takes_over_waits_for_the_one_that_writes(
+    monkeypatch: pytest.MonkeyPatch, stream: int | None
+) -> None:
+    ordered: list[tuple[int, ...]] = []
+    monkeypatch.setattr(_cuda_driver, "order", lambda *streams: ordered.append(streams))
+    given = _dlpack.Exported(DeviceArray(4096, (2, 3), (12, 4), "float32"), (2, 1), 55, None)
+    assert given.__dlpack_device__() == (2, 1)
+    given.__dlpack__(stream=stream)
+    # DLPack: none means the legacy default stream, -1 that nobody has to wait.
+    assert ordered == ([] if stream == -1 else [(55, 1 if stream is None else stream, 1)])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_host_memory_for_jax_begins_where_jax_wants_it(dtype: str) -> None:
+    for d, n in ((1, 1), (3, 5), (100, 1000), (0, 4), (4, 0)):
+        x = _libraries._AlignedHost().empty(d, n, dtype, _libraries.CPU, None)
+        assert (x.shape, x.dtype, x.flags.c_contiguous, x.flags.writeable) == ((d, n), numpy_dtype(dtype), True, True)
+        assert x.size == 0 or x.ctypes.data % 64 == 0
+
+
+# --- How backends take memory over --------------------------------------------------------------------
+
+
+class Both:
+    """Memory on a second device that has both protocols, as JAX's arrays do; it writes down what it is asked."""
+
+    def __init__(self, array: Any) -> None:
+        self.array, self.asked = array, []
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, 1
+
+    def __dlpack__(self, **options: Any) -> Any:
+        self.asked.append(options)
+        capsule = self.array.__dlpack__(max_version=(1, 0))
+        tensor = _dlpack._Versioned.from_address(_dlpack._pointer(id(capsule), b"dltensor_versioned")).tensor
+        tensor.device_type, tensor.device_id = 2, 1
+        return capsule
+
+    @property
+    def __cuda_array_interface__(self) -> Any:
+        pytest.fail("it names no stream there")
+
+
+class Taken:
+    """What a library makes of the CUDA array interface, with what was current when it did."""
+
+    def __init__(self, given: Any, device: Any, **options: Any) -> None:
+        self.given, self.device, self.options, self.dtype = given, device, options, None
+        self.interface = given.__cuda_array_interface__
+
+    def view(self, dtype: Any) -> Any:
+        self.dtype = dtype
+        return self
+
+
+class Devices:
+    """Contexts in which a device is the current one."""
+
+    def __init__(self) -> None:
+        self.current = 0
+
+    def __getitem__(self, ordinal: int) -> Any:
+        return self(ordinal)
+
+    @contextlib.contextmanager
+    def __call__(self, ordinal: int) -> Iterator[None]:
+        before, self.current = self.current, ordinal
+        yield
+        self.current = before
+
+
+@pytest.fixture(params=["cupy", "numba"])
+def adopting(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """``adopt`` of a backend whose library only writes down; ``streams`` are its current ones, by device."""
+    devices, streams = Devices(), {0: 0, 1: 0}
+    if request.param == "cupy":
+        cuda = SimpleNamespace(Device=devices, get_current_stream=lambda: SimpleNamespace(ptr=streams[devices.current]))
+        cupy = SimpleNamespace(cuda=cuda, asarray=lambda given: Taken(given, devices.current))
+        monkeypatch.setitem(sys.modules, "cupy", cupy)  # type: ignore[arg-type]
+    else:
+        cuda = SimpleNamespace(
+            gpus=devices, as_cuda_array=lambda given, **options: Taken(given, devices.current, **options)
+        )
+        monkeypatch.setitem(sys.modules, "numba", SimpleNamespace(cuda=cuda))  # type: ignore[arg-type]
+    backend: Any = importlib.import_module(f"multisample.backends.{request.param}")
+    monkeypatch.setattr(backend, "device_of", lambda address: 1 if address else 0)
+    return SimpleNamespace(adopt=backend.BACKEND.adopt, streams=streams, name=request.param)
+
+
+def test_dlpack_is_preferred_and_told_the_stream_of_the_kernel(adopting: SimpleNamespace, dtype: str) -> None:
+    torch = pytest.importorskip("torch")
+    array = torch.zeros((6, 2), dtype=getattr(torch, dtype))[::2, 1]
+    for stream, named in ((0, 1), (77, 77)):
+        adopting.streams[1] = stream
+        given = Both(array)
+        taken = adopting.adopt(given)
+        # Numba's arrays are ready on the default stream where they name none.
+        assert given.asked == [{"max_version": (1, 0), "stream": named if adopting.name == "cupy" else 1}]
+        assert (taken.device, taken.dtype) == (1, numpy_dtype(dtype))
+        assert taken.interface["data"] == (array.data_ptr(), False)
+        size = array.element_size()
+        assert (taken.interface["shape"], taken.interface["strides"]) == ((3,), (4 * size,))
+        assert "stream" not in taken.interface
+        assert np.dtype(taken.interface["typestr"]).itemsize == size
+
+
+def test_the_cuda_array_interface_is_taken_on_its_device_and_not_waited_for(adopting: SimpleNamespace) -> None:
+    given = SimpleNamespace(__cuda_array_interface__={"data": (4096, False), "stream": 5})
+    taken = adopting.adopt(given)
+    assert (taken.given, taken.device, taken.dtype) == (given, 1, None)
+    assert taken.options == ({} if adopting.name == "cupy" else {"sync": False})
+
+
+def test_pytorch_is_told_the_device_and_shown_memory_to_write_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    backend: Any = importlib.import_module("multisample.backends.torch_ext")
+    asked: list[tuple[Any, Any]] = []
+    tensor = torch.zeros(3)
+
+    def as_tensor(given: Any, device: Any) -> Any:
+        asked.append((given, device))
+        return tensor
+
+    monkeypatch.setattr(torch, "as_tensor", as_tensor)
+    monkeypatch.setattr(backend, "device_of", lambda address: 3)
+    interface = {"data": (tensor.data_ptr(), True), "shape": (3,), "typestr": "<f4", "version": 3}
+    given = SimpleNamespace(__cuda_array_interface__=interface)
+    assert backend.BACKEND.adopt(given) is tensor
+    ((shown, device),) = asked
+    assert device == "cuda:3"
+    assert shown.__cuda_array_interface__ == {**interface, "data": (tensor.data_ptr(), False)}
+    assert shown.owner is given
+    interface["data"] = (4096, False)
+    with pytest.raises(BufferError, match="copy"):
+        backend.BACKEND.adopt(given)
+
+
+def test_objects_of_a_protocol_are_on_the_device_of_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_libraries, "device_of", lambda address: address // 1000)
+    foreign = _libraries._FOREIGN
+    for address, ordinal in ((0, 0), (1000, 1), (7000, 7)):
+        array = SimpleNamespace(__cuda_array_interface__={"data": (address, False)})
+        assert foreign.device("mu", array) == ("cuda", ordinal)
+    # As DLPack says, where there is that.
+    assert foreign.device("mu", Both(np.zeros(3))) == ("cuda", 1)
+    with pytest.raises(TypeError, match=r"^sigma: expected an array on one device"):
+        foreign.device("sigma", SimpleNamespace(__cuda_array_interface__={}))
+
+
+class NumbaArray:
+    """As much of a device array of Numba's as a plain call asks for."""
+
+    def __init__(self, shape: Any, strides: Any, dtype: Any, stream: Any = 0, address: int = 4096) -> None:
+        self.shape, self.strides, self.dtype, self.stream = shape, strides, np.dtype(dtype), stream
+        context = SimpleNamespace(device=SimpleNamespace(id=0))
+        self.gpu_data = SimpleNamespace(device_pointer=address, context=context)
+
+
+def test_a_plain_call_of_numba_is_on_one_stream() -> None:
+    numba = _libraries.library_called("numba")
+    one, other = SimpleNamespace(handle=77), SimpleNamespace(handle=88)
+
+    def vector(stream: Any, address: int = 4096) -> NumbaArray:
+        return NumbaArray((5,), (4,), "f4", stream, address)
+
+    def out(stream: Any) -> NumbaArray:
+        return NumbaArray((5, 7), (28, 4), "f4", stream, 8192)
+
+    for stream, handle in ((0, 0), (one, 77)):
+        for target in (None, out(stream)):
+            plain = numba.plain(vector(stream), vector(stream), 7, target)
+            assert plain is not None
+            assert plain[-1] == handle
+            assert plain[0].stream is stream
+    for streams in ((one, other, one), (one, one, other), (one, 0, one), (0, one, 0), (0, 0, one)):
+        mu, sigma, target = streams
+        assert numba.plain(vector(mu), vector(sigma), 7, out(target)) is None, streams
+    assert [numba.named_stream(vector(stream)) for stream in (0, one, SimpleNamespace(handle=0))] == [None, 77, 0]
+
+
+# --- The driver ---------------------------------------------------------------------------------------
+
+
+class Driver:
+    """What is asked of libcuda, written down; `answers` are the errors of functions, `values` what they put out."""
+
+    def __init__(self, device: int = 0, **answers: int) -> None:
+        self.asked: list[tuple[Any, ...]] = []
+        self.device, self.answers = device, answers
+        self.values = {"cuPointerGetAttribute": 3, "cuStreamIsCapturing": 1, "cuEventCreate": 1000,
+                       "cuDevicePrimaryCtxRetain": 2000}  # fmt: skip
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        def function(*arguments: Any) -> int:
+            plain = [getattr(getattr(x, "_obj", x), "value", x) for x in arguments]
+            self.asked.append((name, *plain))
+            if name == "cuCtxGetDevice":
+                arguments[0]._obj.value = self.device
+            elif name in self.values:
+                arguments[-1 if name == "cuStreamIsCapturing" else 0]._obj.value = self.values[name]
+            return self.answers.get(name, 0)
+
+        return function
+
+    def names(self) -> list[str]:
+        return [name for name, *_ in self.asked]
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Driver]:
+    def use(*arguments: Any, **options: Any) -> Driver:
+        driver = Driver(*arguments, **options)
+        monkeypatch.setattr(_cuda_driver, "_driver", lambda: driver)
+        return driver
+
+    return use
+
+
+def test_the_driver_says_on_which_device_memory_is(driver: Callable[..., Driver]) -> None:
+    asked = driver()
+    assert _cuda_driver.device_of(0) == 0
+    assert asked.asked == []
+    assert _cuda_driver.device_of(2**47 + 4096) == 3
+    assert asked.asked[0][2:] == (9, 2**47 + 4096)
+    driver(cuPointerGetAttribute=1)
+    assert _cuda_driver.device_of(4096) == 0
+
+
+def test_the_driver_says_whether_a_stream_is_captured(driver: Callable[..., Driver]) -> None:
+    asked = driver()
+    assert not _cuda_driver.is_capturing(0)
+    assert not _cuda_driver.is_capturing(1)
+    assert asked.asked == []
+    assert _cuda_driver.is_capturing(2)
+    assert _cuda_driver.is_capturing(2**47)
+    driver(cuStreamIsCapturing=1)
+    assert not _cuda_driver.is_capturing(77)
+
+
+def test_without_a_driver_there_is_no_device_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_cuda_driver, "_driver", lambda: None)
+    assert _cuda_driver.device_of(4096) == 0
+    assert not _cuda_driver.is_capturing(77)
+
+
+def test_streams_are_ordered_by_an_event_of_their_device(driver: Callable[..., Driver]) -> None:
+    asked = driver()
+    _cuda_driver.order(77, 88, 0)
+    assert [call for call in asked.asked if call[0] != "cuCtxGetDevice"] == [
+        ("cuEventCreate", None, 2), ("cuEventRecord", 1000, 77), ("cuStreamWaitEvent", 88, 1000, 0),
+        ("cuEventDestroy_v2", 1000),
+    ]  # fmt: skip
+    asked = driver()
+    # The legacy default stream has two names.
+    for first, then in ((0, 0), (0, 1), (1, 0), (77, 77)):
+        _cuda_driver.order(first, then, 0)
+    assert asked.asked == []
+    # Elsewhere than on the current device.
+    asked = driver(1)
+    event = _cuda_driver.Event(77, 0)
+    assert asked.names() == [
+        "cuCtxGetDevice", "cuDevicePrimaryCtxRetain", "cuCtxPushCurrent_v2", "cuEventCreate", "cuEventRecord",
+        "cuCtxPopCurrent_v2", "cuDevicePrimaryCtxRelease_v2",
+    ]  # fmt: skip
+    assert event.is_done()
+    # To ask does not spoil a capture, and the mode is as it was.
+    assert asked.names()[-3:] == [
+        "cuThreadExchangeStreamCaptureMode", "cuEventQuery", "cuThreadExchangeStreamCaptureMode",
+    ]  # fmt: skip
+    driver(cuEventQuery=600)
+    assert not _cuda_driver.Event(77, 0).is_done()
+    # A context that is gone has nothing left to do.
+    driver(cuEventQuery=709)
+    assert _cuda_driver.Event(77, 0).is_done()
+
+
+def test_what_the_driver_refuses_is_said(driver: Callable[..., Driver]) -> None:
+    for name in ("cuEventCreate", "cuEventRecord", "cuStreamWaitEvent", "cuCtxPushCurrent_v2"):
+        asked = driver(1, **{name: 905})
+        with pytest.raises(RuntimeError, match=r"^the CUDA driver refused .*905"):
+            _cuda_driver.order(77, 88, 0)
+        assert asked.names().count("cuDevicePrimaryCtxRetain") == asked.names().count("cuDevicePrimaryCtxRelease_v2")
+        pushed = asked.names().count("cuCtxPushCurrent_v2") - (name == "cuCtxPushCurrent_v2")
+        assert asked.names().count("cuCtxPopCurrent_v2") == pushed
+
+
+def test_the_real_driver_has_every_function_that_is_asked_of_it() -> None:
+    real = _cuda_driver._driver()
+    if real is None:
+        pytest.skip("no CUDA driver")
+    for name in ("cuPointerGetAttribute", "cuStreamIsCapturing", "cuCtxGetDevice", "cuDevicePrimaryCtxRetain",
+                 "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2", "cuDevicePrimaryCtxRelease_v2", "cuEventCreate",
+                 "cuEventRecord", "cuEventQuery", "cuEventDestroy_v2", "cuStreamWaitEvent",
+                 "cuThreadExchangeStreamCaptureMode", "cuGetErrorName"):  # fmt: skip
+        assert isinstance(getattr(real, name), ctypes._CFuncPtr)
+
+
+def test_memory_is_where_the_driver_says_in_any_thread(to_numpy: Callable[[Any], Array]) -> None:
+    require("numba")
+    memory = memory_of("numba")
+    for device in range(len(memory.cuda.gpus)):
+        array = memory.put(np.ones(3, np.float32), device)
+        place = memory.pointer(array)
+        assert _cuda_driver.device_of(place) == device
+        # One that has no context.
+        with concurrent.futures.ThreadPoolExecutor(1) as other:
+            assert other.submit(_cuda_driver.device_of, place).result() == device
+    assert _cuda_driver.device_of(np.ones(3).ctypes.data) == 0
+
+
+# --- README.md --------------------------------------------------------------------------------------
+
+
+def test_the_table_in_the_readme_is_that_of_the_results() -> None:
+    interop_table = importlib.import_module("interop_table")
+    text = interop_table.README.read_text(encoding="utf-8")
+    assert interop_table.with_table(text, interop_table.committed()) == text
+    with contextlib.suppress(ValueError):
+        interop_table.with_table("no markers", interop_table.committed())
+        pytest.fail("there is no place for a table")

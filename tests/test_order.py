@@ -1,0 +1,589 @@
+"""Nobody waits, so everything has to be in order: who fills what a kernel reads, who reads what it writes, who frees.
+
+Producers and consumers work on streams of their own and never synchronise; kernels that only wait go before, so that
+the device lags behind the host, and what it sees is counted there and asked for at the end. With ``sigma = 0`` every
+sample is its mean: one read too early, too late or after it was freed shows.
+``MULTISAMPLE_TEST_ROUNDS`` says how many rounds there are.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import gc
+import multiprocessing
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from cuda_memory import (
+    CYCLES,
+    SECONDS,
+    Array,
+    Exported,
+    ExportedByDlpack,
+    ToArray,
+    device_count,
+    memory_of,
+    on_cpu,
+    require,
+)
+from cuda_memory import vectors as host_vectors
+
+import multisample
+from multisample import _order
+from multisample._order import Keeper
+
+ROUNDS = int(os.environ.get("MULTISAMPLE_TEST_ROUNDS", "2000"))
+# Small, so that rounds are short and their memory is used again at once.
+D, N = 64, 33
+# Of a kernel that only waits: some 0.2 ms, longer than a round takes the host.
+SHORT = 3 * 10**5
+BACKENDS = {"torch_ext": "torch", "cupy": "cupy", "numba": "numba"}
+
+
+# --- What is kept -------------------------------------------------------------------------------------
+
+
+class Kept:
+    """What can be seen to be let go of."""
+
+
+def test_objects_are_kept_until_they_are_done_with() -> None:
+    keeper, done = Keeper(), set()
+    kept = [Kept() for _ in range(3)]
+    alive = [weakref.ref(thing) for thing in kept]
+    for number, thing in enumerate(kept):
+        keeper.keep(lambda number=number: number in done, (thing,))
+    del kept, thing
+    gc.collect()
+    assert all(reference() for reference in alive)
+    # In whatever order they are done.
+    done.update((0, 2))
+    assert all(reference() for reference in alive)
+    keeper.keep(lambda: True, None)
+    assert [reference() is None for reference in alive] == [True, False, True]
+    done.add(1)
+    keeper.keep(lambda: True, None)
+    assert alive[1]() is None
+    assert len(keeper) == 1
+
+
+def test_a_call_looks_at_few_and_none_stays() -> None:
+    keeper, asked, open_until = Keeper(), 0, 1000
+
+    def is_done() -> bool:
+        nonlocal asked
+        asked += 1
+        return open_until == 0
+
+    for number in range(1000):
+        before = asked
+        keeper.keep(is_done, number)
+        assert asked - before <= _order._LOOKS
+    assert len(keeper) == 1000
+    open_until = 0
+    for _ in range(1000 // (_order._LOOKS - 1) + 2):
+        before = asked
+        keeper.keep(is_done, None)
+        assert asked - before <= _order._LOOKS
+    # But for the last, which nobody has asked after.
+    assert len(keeper) <= _order._LOOKS
+
+
+def test_what_is_let_go_of_may_come_back() -> None:
+    keeper, freed = Keeper(), []
+
+    class Returning:
+        def __del__(self) -> None:
+            freed.append(len(keeper))
+            keeper.keep(lambda: True, None)
+
+    keeper.keep(lambda: True, Returning())
+    keeper.keep(lambda: False, None)
+    assert len(freed) == 1
+    assert len(keeper) == 2
+
+
+def test_threads_keep_and_let_go_at_once() -> None:
+    keeper, threads, each = Keeper(), 8, 500
+    lock, freed = threading.Lock(), 0
+
+    class Counted:
+        def __del__(self) -> None:
+            nonlocal freed
+            with lock:
+                freed += 1
+
+    def work(thread: int) -> None:
+        for number in range(each):
+            keeper.keep(lambda number=number: number % 3 > 0, Counted())
+
+    with concurrent.futures.ThreadPoolExecutor(threads) as pool:
+        list(pool.map(work, range(threads)))
+    assert freed + len(keeper) == threads * each
+    never_done = sum(number % 3 == 0 for number in range(each)) * threads
+    assert never_done <= len(keeper)
+    for _ in range(threads * each):
+        keeper.keep(lambda: True, None)
+    assert freed == threads * each - never_done
+
+
+def _child(pipe: Any) -> None:
+    pipe.send((len(_order.KEEPER), FREED, ASKED))
+    _order.KEEPER.keep(lambda: True, None)
+    pipe.send((len(_order.KEEPER), FREED, ASKED))
+
+
+FREED: list[int] = []
+ASKED: list[int] = []
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning", "ignore:os.fork:RuntimeWarning")
+def test_a_forked_child_leaves_alone_what_is_its_parents(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Inherited:
+        def __del__(self) -> None:
+            FREED.append(1)
+
+    def is_done() -> bool:
+        ASKED.append(1)
+        return True
+
+    for thing in range(3):
+        _order.KEEPER.keep(lambda: False, thing)
+    _order.KEEPER.keep(is_done, Inherited())
+    ASKED.clear()
+    here, there = multiprocessing.Pipe()
+    child = multiprocessing.get_context("fork").Process(target=_child, args=(there,))
+    child.start()
+    try:
+        for expected in (0, 1):
+            assert here.poll(SECONDS)
+            assert here.recv() == (expected, [], [])
+    finally:
+        child.join(SECONDS)
+    assert child.exitcode == 0
+    # And in the parent all is as it was.
+    assert len(_order.KEEPER) >= 4
+    monkeypatch.setattr(_order.KEEPER, "_kept", type(_order.KEEPER._kept)())
+
+
+class Streams:
+    """As much of a library as order asks for."""
+
+    def __init__(self, foreign: bool, **named: int | None) -> None:
+        self.foreign, self.named = foreign, named
+
+    def named_stream(self, array: str) -> int | None:
+        return self.named.get(array)
+
+    def stream(self, device: Any, array: str) -> int:
+        return self.named.get(array) or 0
+
+
+@pytest.fixture
+def ordered(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What the driver is asked for."""
+    asked: list[Any] = []
+    monkeypatch.setattr(_order, "order", lambda *streams: asked.append(streams))
+    monkeypatch.setattr(_order, "is_capturing", lambda stream: stream == 99)
+    monkeypatch.setattr(
+        _order, "Event", lambda *place: asked.append(("event", *place)) or SimpleNamespace(is_done=lambda: False)
+    )
+    monkeypatch.setattr(_order, "KEEPER", Keeper())
+    return asked
+
+
+def test_streams_wait_for_each_other_before_and_after(ordered: list[Any]) -> None:
+    cuda = SimpleNamespace(kind="cuda", ordinal=1)
+    # As with Numba's arrays: mu names the stream of the kernel, sigma and out others.
+    library: Any = Streams(False, mu=7, sigma=8, out=9)
+    others = _order.before_launch(library, library, ("mu", "sigma", "out"), (), cuda, 7)
+    assert others == {8, 9}
+    assert sorted(ordered) == [(8, 7, 1), (9, 7, 1)]
+    ordered.clear()
+    _order.after_launch(False, object(), others, cuda, 7)
+    assert sorted(ordered) == [(7, 8, 1), (7, 9, 1)]
+    assert len(_order.KEEPER) == 0
+    ordered.clear()
+    # One that names none is taken as it is.
+    library = Streams(False, mu=7, out=None)
+    assert _order.before_launch(library, library, ("mu", "sigma", "out"), (), cuda, 7) == set()
+    # Foreign arrays count where those are that they were made to be, too.
+    caller: Any = Streams(True, sigma=8)
+    others = _order.before_launch(caller, Streams(False, sigma=5), ("mu", "sigma"), ("mu", "sigma"), cuda, 7)
+    assert others == {8, 5, 0}
+    host = SimpleNamespace(kind="cpu", ordinal=0)
+    ordered.clear()
+    assert _order.before_launch(caller, caller, ("mu", "sigma"), ("mu",), host, 0) == set()
+    _order.after_launch(True, object(), set(), host, 0)
+    assert ordered == []
+
+
+def test_only_foreign_arrays_are_kept_and_none_in_a_capture(ordered: list[Any]) -> None:
+    cuda, arrays = SimpleNamespace(kind="cuda", ordinal=1), Kept()
+    _order.after_launch(False, arrays, set(), cuda, 7)
+    assert (len(_order.KEEPER), ordered) == (0, [])
+    _order.after_launch(True, arrays, set(), cuda, 99)
+    assert (len(_order.KEEPER), ordered) == (0, [])
+    _order.after_launch(True, arrays, set(), cuda, 7)
+    assert (len(_order.KEEPER), ordered) == (1, [("event", 7, 1)])
+
+
+# --- Producers and consumers on streams of their own --------------------------------------------------
+
+
+def by_interface(array: Any) -> Any:
+    return Exported(array, stream=array.__cuda_array_interface__["stream"])
+
+
+# Who makes the arrays, and as what they are given.
+PRODUCERS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "PyTorch's, by DLPack": ("torch", ExportedByDlpack),
+    "CuPy's, by DLPack": ("cupy", ExportedByDlpack),
+    "Numba's, by the CUDA array interface": ("numba", by_interface),
+}
+
+
+@pytest.fixture(params=[(p, b) for p in PRODUCERS for b in BACKENDS], ids=lambda pair: f"{pair[0]}, to {pair[1]}")
+def pairing(request: pytest.FixtureRequest) -> SimpleNamespace:
+    producer, backend = request.param
+    require(backend)
+    library, wrap = PRODUCERS[producer]
+    return SimpleNamespace(
+        producer=memory_of(library), wrap=wrap, consumer=memory_of(BACKENDS[backend]), backend=backend
+    )
+
+
+@contextlib.contextmanager
+def streams(producer: Any, consumer: Any) -> Iterator[None]:
+    """With a current stream of its own for each of two libraries."""
+    with producer.stream(), contextlib.nullcontext() if consumer is producer else consumer.stream():
+        yield
+
+
+def hold_up(consumer: Any, by_dlpack: bool, cycles: int = SHORT) -> None:
+    """Keep the stream busy on which the kernel will run: for Numba and DLPack, the default one."""
+    if consumer.name == "numba" and by_dlpack:
+        consumer.kernels.spin[128, 1](cycles)
+    else:
+        consumer.keep_busy(cycles)
+
+
+def on_current_stream(memory: Any, result: Any) -> Any:
+    """A result for work on the library's current stream, which for Numba has to wait for the one that it names."""
+    if memory.name != "numba":
+        return result
+    named = result.__cuda_array_interface__["stream"] or 0
+    multisample._cuda_driver.order(named, int(memory.current or 0), 0)
+    return result.bind(memory.current)
+
+
+def rounds(pairing: SimpleNamespace, count: int) -> tuple[int, Any]:
+    """How many samples there were, and where the device counts those that were right."""
+    producer, consumer = pairing.producer, pairing.consumer
+    found, right = consumer.put(np.zeros(1, np.int64)), 0
+    sigma = producer.put(np.zeros(D, np.float32))
+    producer.synchronize()
+    consumer.synchronize()
+    with streams(producer, consumer):
+        for number in range(1, count + 1):
+            producer.keep_busy(SHORT)
+            mu = producer.full(D, float(number))
+            given = pairing.wrap(mu), pairing.wrap(sigma)
+            if number % 2:
+                hold_up(consumer, pairing.wrap is ExportedByDlpack)
+            x = multisample.sample(*given, N, seed=number, backend=pairing.backend)
+            # Freed while the kernel is still to run, and used again at once.
+            del mu, given
+            producer.full(D, -1.0)
+            x = on_current_stream(consumer, x)
+            consumer.add_count(found, x, float(number))
+            right += D * N
+            del x
+        consumer.finish()
+        producer.finish()
+    return right, found
+
+
+def test_what_is_read_was_written_and_is_not_freed(pairing: SimpleNamespace, to_numpy: Callable[[Any], Array]) -> None:
+    if pairing.producer is pairing.consumer and pairing.producer.name == "numba":
+        count = ROUNDS // 10  # Every allocation is the driver's, and takes long.
+    else:
+        count = ROUNDS // (10 if "numba" in (pairing.producer.name, pairing.consumer.name) else 1)
+    rounds(pairing, 3)
+    right, found = rounds(pairing, count)
+    assert int(to_numpy(found)[0]) == right
+
+
+def test_and_so_in_several_threads(pairing: SimpleNamespace, to_numpy: Callable[[Any], Array]) -> None:
+    if "numba" in (pairing.producer.name, pairing.consumer.name):
+        pytest.skip("these arrays of Numba's are made on one stream at a time")
+    rounds(pairing, 3)
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        for right, found in pool.map(lambda _: rounds(pairing, ROUNDS // 8), range(4)):
+            assert int(to_numpy(found)[0]) == right
+
+
+def test_out_is_written_before_its_stream_reads_it(pairing: SimpleNamespace, to_numpy: Callable[[Any], Array]) -> None:
+    producer, consumer = pairing.producer, pairing.consumer
+    if producer.name != "numba":
+        pytest.skip("DLPack does not say on which stream that would be")
+    found, right = producer.put(np.zeros(1, np.int64)), 0
+    producer.synchronize()
+    with streams(producer, consumer):
+        for number in range(1, ROUNDS // 10 + 1):
+            mu, sigma = producer.full(D, float(number)), producer.full(D, 0.0)
+            out = producer.full(D * N, -2.0).reshape(D, N).bind(producer.current)
+            hold_up(consumer, by_dlpack=False)
+            target = pairing.wrap(out)
+            multisample.sample(pairing.wrap(mu), pairing.wrap(sigma), N, seed=1, backend=pairing.backend, out=target)
+            producer.add_count(found, out, float(number))
+            right += D * N
+        producer.finish()
+        consumer.finish()
+    assert int(to_numpy(found)[0]) == right
+
+
+def test_values_are_looked_at_when_they_are_there(pairing: SimpleNamespace) -> None:
+    producer, consumer = pairing.producer, pairing.consumer
+    with streams(producer, consumer):
+        sigma = producer.full(D, 1.0)
+        multisample.sample(0.0, pairing.wrap(sigma), N, seed=1, backend=pairing.backend, validate=True)
+        for value in (-1.0, 1.0, -2.0):
+            producer.keep_busy(CYCLES // 10)
+            producer.fill(sigma, value)
+            given = {"mu": 0.0, "sigma": pairing.wrap(sigma), "n": N, "backend": pairing.backend, "validate": True}
+            if value > 0:
+                multisample.sample(**given)
+                continue
+            with pytest.raises(ValueError, match=rf"^sigma: .*of at least 0, got sigma\[0\] = {value}"):
+                multisample.sample(**given)
+        producer.finish()
+        consumer.finish()
+
+
+@pytest.mark.parametrize("late", ["mu", "sigma", "out"])
+@pytest.mark.parametrize("plain", [True, False], ids=["plain", "longer way"])
+def test_arrays_of_numba_on_several_streams_are_in_order(bits: ToArray, late: str, plain: bool) -> None:
+    require("numba")
+    memory = memory_of("numba")
+    flag = memory.driver.binding.CUstream_flags.CU_STREAM_NON_BLOCKING.value
+    streams = {name: memory.cuda.external_stream(int(memory.driver.driver.cuStreamCreate(flag))) for name in
+               ("mu", "sigma", "out")}  # fmt: skip
+    mean, deviation = np.linspace(-3, 3, 300, dtype=np.float32), np.linspace(0.5, 2, 300, dtype=np.float32)
+    expected = bits(on_cpu(mean, deviation, 1031, seed=3))
+
+    def draw(cycles: int) -> Any:
+        mu, sigma = memory.put(np.full(300, 9, np.float32)), memory.put(np.full(300, 9, np.float32))
+        out, copy = (memory.cuda.device_array((300, 1031), np.float32) for _ in range(2))
+        ready = memory.put(mean), memory.put(deviation)
+        memory.synchronize()
+        # What is late is filled, or read, after a long wait on its stream; and spoilt right after the call.
+        memory.kernels.spin[128, 1, streams[late]](cycles)
+        memory.kernels.copy[32, 128, streams["mu"]](ready[0].reshape(300, 1), mu.reshape(300, 1))
+        memory.kernels.copy[32, 128, streams["sigma"]](ready[1].reshape(300, 1), sigma.reshape(300, 1))
+        memory.kernels.fill[32, 128, streams["out"]](out.reshape(300 * 1031), 9.0)
+        bound = [array.bind(streams[name]) for name, array in (("mu", mu), ("sigma", sigma), ("out", out))]
+        options = {} if plain else {"dtype": "float32"}
+        assert multisample.sample(*bound[:2], 1031, seed=3, backend="numba", out=bound[2], **options) is bound[2]
+        done = memory.cuda.event(timing=False)
+        done.record(streams["mu"])
+        waited = cycles == CYCLES and bool(done.query())
+        memory.kernels.fill[32, 128, streams["sigma"]](sigma, -1.0)
+        memory.kernels.fill[32, 128, streams["mu"]](mu, -1.0)
+        memory.kernels.copy[32, 128, streams["out"]](out, copy)
+        memory.synchronize()
+        assert not waited, "the call waited for the device"
+        return copy
+
+    draw(1)
+    assert np.array_equal(bits(draw(CYCLES)), expected)
+
+
+@pytest.mark.parametrize("to", BACKENDS)
+@pytest.mark.parametrize("protocol", ["interface", "dlpack"])
+def test_memory_is_kept_until_the_kernel_has_run_and_no_longer(to: str, protocol: str) -> None:
+    require(to)
+    library = "numba" if protocol == "interface" else ("cupy" if to == "cupy" else "torch")
+    producer, consumer = memory_of(library), memory_of(BACKENDS[to])
+
+    class Given(Exported if protocol == "interface" else ExportedByDlpack):  # type: ignore[misc]
+        pass
+
+    # On a busy stream nothing can be put without waiting.
+    vectors = [producer.put(np.ones(D, np.float32)) for _ in range(2)]
+
+    def draw(stream: int | None = None) -> list[Any]:
+        arrays = [Given(vector) for vector in vectors]
+        if protocol == "interface":
+            for array in arrays:
+                array.__cuda_array_interface__["stream"] = stream
+        multisample.sample(*arrays, N, seed=1, backend=to)
+        return [weakref.ref(array) for array in arrays]
+
+    draw()
+    consumer.synchronize()
+    with consumer.stream() as stream:
+        hold_up(consumer, protocol == "dlpack", CYCLES)
+        # Numba has no current stream: the kernel runs on the one that mu names.
+        alive = draw(int(stream) if protocol == "interface" and to == "numba" else None)
+        gc.collect()
+        is_done, _ = _order.KEEPER._kept[-1]
+        assert not is_done(), "the call waited for the device"
+        assert all(reference() for reference in alive)
+        consumer.synchronize()
+        assert is_done()
+        for _ in range(2 + len(_order.KEEPER)):
+            draw()
+        gc.collect()
+        assert not any(reference() for reference in alive)
+        # What is kept does not add up.
+        for _ in range(300):
+            draw()
+            consumer.synchronize()
+        assert len(_order.KEEPER) <= 2 * _order._LOOKS
+
+
+# --- JAX ----------------------------------------------------------------------------------------------
+
+
+def wait(jnp: Any, number: Any, size: int = 512, times: int = 8) -> Any:
+    """A zero that takes its time, and that no compiler knows beforehand."""
+    square = jnp.outer(jnp.arange(size) + number, jnp.arange(size)) * 1e-9
+    for _ in range(times):
+        square = jnp.sin(square @ square)
+    return 0.0 * square[0, 0]
+
+
+@pytest.mark.parametrize("to", BACKENDS)
+def test_jax_waits_and_is_waited_for(to: str) -> None:
+    require(to)
+    jax = memory_of("jax").jax
+    consumer = memory_of(BACKENDS[to])
+
+    @jax.jit
+    def late(number: Any) -> Any:
+        """A mean that takes its time to be made."""
+        return jax.numpy.full(D, number) + wait(jax.numpy, number)
+
+    @jax.jit
+    def wrong(x: Any, number: Any, before: Any) -> Any:
+        """How many samples are not their means, looked at late."""
+        return before + (x + wait(jax.numpy, number) != number).sum()
+
+    device = memory_of("jax").devices[0]
+    sigma, found = jax.device_put(np.zeros(D, np.float32), device), jax.device_put(np.int32(0), device)
+    for busy in (False, True):
+        with consumer.stream() if busy else contextlib.nullcontext():
+            for number in range(1, ROUNDS // 2 + 1):
+                mu = late(jax.device_put(np.float32(number), device))
+                if busy:
+                    hold_up(consumer, by_dlpack=True)
+                x = multisample.sample(mu, sigma, N, seed=number, backend=to)
+                # Freed while the kernel is still to run; and the result while it is still to be read.
+                del mu
+                found = wrong(x, np.float32(number), found)
+                del x
+    assert int(found) == 0
+
+
+@pytest.mark.parametrize("to", BACKENDS)
+def test_what_jax_still_reads_is_not_given_to_others(to: str) -> None:
+    require(to)
+    jax, memory = memory_of("jax").jax, memory_of(BACKENDS[to])
+
+    @jax.jit
+    def late_sum(x: Any, scale: Any) -> Any:
+        return (x + wait(jax.numpy, scale, 2048, 20)).sum()
+
+    device = memory_of("jax").devices[0]
+    mu, sigma = (jax.device_put(np.full(1000, value, np.float32), device) for value in (1.0, 0.0))
+    late_sum(multisample.sample(mu, sigma, 1024, seed=1, backend=to), 1.0).block_until_ready()
+    sums = []
+    for _ in range(20):
+        x = multisample.sample(mu, sigma, 1024, seed=1, backend=to)
+        sums.append(late_sum(x, 1.0))
+        del x
+        # Memory of the same size, which is what a pool has just got back.
+        memory.full(1000 * 1024, -7.0)
+    assert [float(value) for value in sums] == [1000.0 * 1024] * 20
+
+
+@pytest.mark.parametrize("to", BACKENDS)
+def test_results_of_jax_outlive_what_they_were_made_of(to: str) -> None:
+    require(to)
+    memory = memory_of("jax")
+    mu, sigma = memory.put(np.full(D, 3.0, np.float32)), memory.put(np.zeros(D, np.float32))
+    results = [multisample.sample(mu, sigma, N + k, seed=1, backend=to) for k in range(50)]
+    del mu, sigma
+    gc.collect()
+    others = [memory.put(np.full((D, N + k), -1.0, np.float32)) for k in range(50)]
+    multisample.sample(others[0][:, 0], 0.0, 5, backend=to)
+    for x in results:
+        assert (np.asarray(x) == 3.0).all()
+
+
+# --- Several devices ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("to", BACKENDS)
+@pytest.mark.parametrize("library", ["torch", "cupy", "numba", "jax"])
+def test_foreign_arrays_are_drawn_on_their_device_whichever_is_current(to: str, library: str, bits: ToArray) -> None:
+    require(to)
+    if device_count() < 2:
+        pytest.skip("there is only one CUDA device")
+    memory, consumer = memory_of(library), memory_of(BACKENDS[to])
+    wrap = {"torch": ExportedByDlpack, "cupy": ExportedByDlpack, "numba": Exported, "jax": lambda array: array}[library]
+    host = host_vectors(D)
+    expected = bits(on_cpu(*host, N, seed=2))
+    for there, here in ((1, 0), (0, 1), (1, 1)):
+        arrays = [memory.put(x, there) for x in host]
+        # PyTorch exports no tensor of a device that is not its current one.
+        with (
+            memory.device(there) if library == "torch" else contextlib.nullcontext(),
+            contextlib.nullcontext() if library == "torch" and to == "torch_ext" else consumer.device(here),
+        ):
+            x = multisample.sample(*map(wrap, arrays), N, seed=2, backend=to)
+            where = memory_of("jax" if library == "jax" else BACKENDS[to])
+            assert where.device_of(x) == there
+            with contextlib.nullcontext() if library == "jax" else consumer.device(there):
+                assert np.array_equal(bits(x), expected)
+
+
+# --- CUDA graphs --------------------------------------------------------------------------------------
+
+
+def test_foreign_tensors_can_be_captured_with_out(bits: ToArray) -> None:
+    require("torch_ext")
+    torch = memory_of("torch").torch
+    host = host_vectors(D)
+    mu, sigma = (torch.from_numpy(x).cuda() for x in host)
+    out = torch.empty((D, N), device="cuda")
+
+    def draw() -> None:
+        given = map(ExportedByDlpack, (mu, sigma))
+        multisample.sample(*given, N, seed=6, backend="torch_ext", out=ExportedByDlpack(out))
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        draw()
+    torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.synchronize()
+    kept, graph = len(_order.KEEPER), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        draw()
+    assert len(_order.KEEPER) == kept
+    for value in (1.0, 5.0):
+        mu.fill_(value)
+        out.zero_()
+        graph.replay()
+        torch.cuda.synchronize()
+        assert np.array_equal(bits(out), bits(on_cpu(np.full(D, value, np.float32), host[1], N, seed=6)))
