@@ -36,10 +36,11 @@ def host_vectors(d: int) -> tuple[Array, Array]:
     return np.linspace(-3, 3, d), np.linspace(0, 2, d)
 
 
+@pytest.mark.parametrize("antithetic", [False, True])
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_the_operator_has_the_bits_of_sample(
-    operator: Any, bits: Callable[[Any], Array], dtype: str, shared: bool
+    operator: Any, bits: Callable[[Any], Array], dtype: str, shared: bool, antithetic: bool
 ) -> None:
     for d, n, offset, dim_offset, sample_offset in [(1, 1, 0, 0, 0), (5, 700, 3, 7, 2), (300, 9, 2**63, 1, 5)]:
         mu, sigma = host_vectors(d)
@@ -47,12 +48,12 @@ def test_the_operator_has_the_bits_of_sample(
         generator.state = {**generator.state, "offset": offset}
         expected = multisample.sample(
             mu, sigma, n, backend="cpu", generator=generator, dtype=dtype, dim_offset=dim_offset,
-            sample_offset=sample_offset, noise="shared" if shared else "independent",
+            sample_offset=sample_offset, noise="shared" if shared else "independent", antithetic=antithetic,
         )  # fmt: skip
         out = torch.empty((n, d), dtype=getattr(torch, dtype)).T
         operator(
             out, torch.from_numpy(mu), torch.from_numpy(sigma), seed=-3, offset=offset - 2**64 * (offset >= 2**63),
-            dim_offset=dim_offset, sample_offset=sample_offset, shared=shared,
+            dim_offset=dim_offset, sample_offset=sample_offset, shared=shared, antithetic=antithetic,
         )  # fmt: skip
         assert np.array_equal(bits(out.contiguous()), bits(expected)), (d, n)
 
