@@ -28,6 +28,8 @@ _SHARED_COST = 1 / 8
 _WINDOW, _LEAST_WINDOW = 1 << 18, 1 << 14
 # Shared noise is made once a window: at least this wide, a window is still tall enough to hide that.
 _SHARED_COLUMNS = 1 << 12
+# From so many rows on, windows of contiguous columns are drawn column by column.
+_LEAST_HEIGHT = 16
 
 
 class CpuBackend:
@@ -38,7 +40,7 @@ class CpuBackend:
     host_library = "numpy"
 
     def __init__(self) -> None:
-        self._kernels: dict[str, Any] = {}
+        self._kernels: dict[tuple[str, bool], Any] = {}
 
     def status(self) -> BackendStatus:
         reasons = []
@@ -89,7 +91,7 @@ class CpuBackend:
         assert isinstance(mu, np.ndarray)
         assert isinstance(sigma, np.ndarray)
         assert isinstance(out, np.ndarray)
-        kernel = self._kernels.get(dtype) or self._compile(dtype)
+        kernel = self._kernels.get((dtype, antithetic)) or self._compile(dtype, antithetic)
         d, n = out.shape
         work = n + d * n * _SHARED_COST if shared else d * n
         threads = 1 if work <= _SHARE else min(thread_count(), math.ceil(work / _SHARE))
@@ -104,28 +106,39 @@ class CpuBackend:
                 dim_offset + rows.start, sample_offset + columns.start, shared,
             )  # fmt: skip
 
-        run_all(draw, _windows(d, n, sample_offset, threads, shared), threads)
+        block = 8 if antithetic else 4
+        down = out.strides[0] == out.itemsize and d >= _LEAST_HEIGHT
+        run_all(draw, _windows(d, n, sample_offset, threads, shared, block, down), threads)
 
     def advance(self, counter: int, device: int, stream: int) -> None:
         raise RuntimeError("backend: 'cpu' cannot write to device memory")
 
-    def _compile(self, dtype: str) -> Any:
+    def _compile(self, dtype: str, antithetic: bool) -> Any:
         from .cpu_kernels import window_kernel  # Numba takes half a second to import.
 
-        kernel = self._kernels[dtype] = window_kernel(dtype)
+        kernel = self._kernels[dtype, antithetic] = window_kernel(dtype, antithetic)
         return kernel
 
 
-def _windows(d: int, n: int, sample_offset: int, threads: int, shared: bool) -> list[tuple[slice, slice]]:
-    """Rows and columns of the windows that together are a (d, n) matrix."""
+def _windows(
+    d: int, n: int, sample_offset: int, threads: int, shared: bool, block: int, down: bool
+) -> list[tuple[slice, slice]]:
+    """Rows and columns of the windows that together are a (d, n) matrix.
+
+    No block of columns is cut, so that none is made twice. Where columns are what is contiguous in memory, `down`,
+    windows are whole columns, as far as they are not too large.
+    """
     size = min(_WINDOW, max(_LEAST_WINDOW, d * n // (4 * threads)))
-    columns = max(_SHARED_COLUMNS, size // d) if shared else size
+    if down:
+        rows = math.ceil(d / math.ceil(d / (size // block)))
+        columns = max(block, size // rows)
+    else:
+        columns = max(_SHARED_COLUMNS, size // d) if shared else size
+        rows = max(1, size // min(columns, n))
     cuts = [0, n]
     if columns < n:
-        # Cut where a block of four begins, so that no block is made twice.
-        first = columns - (sample_offset + columns) % 4
-        cuts[1:1] = range(first, n, columns - columns % 4)
-    rows = max(1, size // min(columns, n))
+        first = columns - (sample_offset + columns) % block
+        cuts[1:1] = range(first, n, columns - columns % block)
     windows = [
         (slice(top, min(top + rows, d)), slice(left, right))
         for top in range(0, d, rows)

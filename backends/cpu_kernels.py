@@ -16,7 +16,7 @@ import numpy as np
 from numba import njit, types
 
 from .compilation import compile_cached, source_digest
-from .intrinsics import contiguous, fma, stack_array
+from .intrinsics import contiguous, fma, run_down, stack_array, store_apart
 from .narrow import to_bfloat16, to_float16, unchanged
 from .normals import block_f32, block_f64
 from .words import stream_key, word
@@ -32,49 +32,132 @@ _LANES = np.uint64(16)
 # Blocks of four normals in a tile: 4 KiB of float32, well inside the first-level cache.
 _TILE = 256
 _TILE_NORMALS = 4 * _TILE
+_TILE_PAIRS = 2 * _TILE_NORMALS
+# Rows whose means and deviations are kept at hand: of as many, memory is written in long runs.
+_BATCH = 2048
+# Rows that the widest vectors hold; with fewer, columns are not worth loops of their own.
+_HEIGHT = 16
 
 
 @njit(forceinline=True)
-def _draw_long_rows(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_column):
-    """Each row in place: up to three columns, whole blocks of four, up to three columns."""
+def _draw_long_rows(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_column, antithetic):
+    """Each row in place: part of a block, whole blocks, part of a block."""
     rows, columns = out.shape
-    head = min(-first_column & 3, columns)
-    blocks = (columns - head) // 4
-    done = head + 4 * blocks
-    first_block = np.uint64((first_column + head) // 4)
+    block_columns = 8 if antithetic else 4
+    head = min(-first_column % block_columns, columns)
+    blocks = (columns - head) // block_columns
+    done = head + block_columns * blocks
+    first_block = np.uint64((first_column + head) // block_columns)
+    edges = (first_block - np.uint64(1), 0, head), (first_block + np.uint64(blocks), done, columns)
     for r in range(rows):
         i = np.uint64(first_row + r)
         m, s = mu[r], sigma[r]
         row = contiguous(out[r])
-        if head > 0:
-            z = block(first_block - np.uint64(1), i, o0, o1, k0, k1)
-            for c in range(head):
-                row[c] = narrow(fma(s, z[4 - head + c], m))
         body = row[head:done]
         for b in range(np.uint64(blocks)):
             z0, z1, z2, z3 = block(first_block + b, i, o0, o1, k0, k1)
-            c = np.uint64(4) * b
-            body[c] = narrow(fma(s, z0, m))
-            body[c + np.uint64(1)] = narrow(fma(s, z1, m))
-            body[c + np.uint64(2)] = narrow(fma(s, z2, m))
-            body[c + np.uint64(3)] = narrow(fma(s, z3, m))
-        if done < columns:
-            z = block(first_block + np.uint64(blocks), i, o0, o1, k0, k1)
-            for c in range(columns - done):
-                row[done + c] = narrow(fma(s, z[c], m))
+            c = np.uint64(block_columns) * b
+            if antithetic:
+                body[c] = narrow(fma(s, z0, m))
+                body[c + np.uint64(1)] = narrow(fma(s, -z0, m))
+                body[c + np.uint64(2)] = narrow(fma(s, z1, m))
+                body[c + np.uint64(3)] = narrow(fma(s, -z1, m))
+                body[c + np.uint64(4)] = narrow(fma(s, z2, m))
+                body[c + np.uint64(5)] = narrow(fma(s, -z2, m))
+                body[c + np.uint64(6)] = narrow(fma(s, z3, m))
+                body[c + np.uint64(7)] = narrow(fma(s, -z3, m))
+            else:
+                body[c] = narrow(fma(s, z0, m))
+                body[c + np.uint64(1)] = narrow(fma(s, z1, m))
+                body[c + np.uint64(2)] = narrow(fma(s, z2, m))
+                body[c + np.uint64(3)] = narrow(fma(s, z3, m))
+        for b, left, right in edges:
+            if left < right:
+                z = block(b, i, o0, o1, k0, k1)
+                for c in range(left, right):
+                    place = (first_column + c) % block_columns
+                    normal = z[place // (block_columns // 4)]
+                    row[c] = narrow(fma(s, -normal if antithetic and place % 2 == 1 else normal, m))
 
 
 @njit(forceinline=True)
-def _draw_tiles(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_column, shared):
+def _runs_down(out):
+    """Whether vectors can run down the columns: rows lie side by side, and enough of them."""
+    return out.strides[0] == out.itemsize and out.shape[0] >= _HEIGHT
+
+
+@njit(forceinline=True)
+def _draw_down(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_column, antithetic):
+    """Independent noise, block by block, where rows lie side by side: vectors have some rows of one block."""
+    rows, columns = out.shape
+    block_columns = 8 if antithetic else 4
+    step = block_columns // 4
+    skip = first_column % block_columns
+    first_block = first_column // block_columns
+    row_blocks = (skip + columns + block_columns - 1) // block_columns
+    m, s = stack_array(_BATCH, mu.dtype), stack_array(_BATCH, mu.dtype)
+    nowhere = stack_array(_BATCH, out.dtype)
+    # Rows are divided evenly, and the last batch, like the last vector of each, ends where they do: to write some twice
+    # costs less than a loop for the rest.
+    batches = (rows + _BATCH - 1) // _BATCH
+    batch = (rows + batches - 1) // batches
+    for r in range(0, rows, batch):
+        top = min(r, rows - batch)
+        i = np.uint64(first_row + top)
+        for k in range(batch):
+            m[k], s[k] = mu[top + k], sigma[top + k]
+        for b in range(row_blocks):
+            g = np.uint64(first_block + b)
+            c = block_columns * b - skip
+            x0, y0 = run_down(out, top, c, nowhere), run_down(out, top, c + 1, nowhere)
+            x1, y1 = run_down(out, top, c + step, nowhere), run_down(out, top, c + step + 1, nowhere)
+            x2, y2 = run_down(out, top, c + 2 * step, nowhere), run_down(out, top, c + 2 * step + 1, nowhere)
+            x3, y3 = run_down(out, top, c + 3 * step, nowhere), run_down(out, top, c + 3 * step + 1, nowhere)
+            for start in range(0, batch, _HEIGHT):
+                first = np.uint64(min(start, batch - _HEIGHT))
+                for k in range(first, first + np.uint64(_HEIGHT)):
+                    z0, z1, z2, z3 = block(g, i + k, o0, o1, k0, k1)
+                    store_apart(x0, k, narrow(fma(s[k], z0, m[k])), 0)
+                    store_apart(x1, k, narrow(fma(s[k], z1, m[k])), 1)
+                    store_apart(x2, k, narrow(fma(s[k], z2, m[k])), 2)
+                    store_apart(x3, k, narrow(fma(s[k], z3, m[k])), 3)
+                    if antithetic:
+                        store_apart(y0, k, narrow(fma(s[k], -z0, m[k])), 4)
+                        store_apart(y1, k, narrow(fma(s[k], -z1, m[k])), 5)
+                        store_apart(y2, k, narrow(fma(s[k], -z2, m[k])), 6)
+                        store_apart(y3, k, narrow(fma(s[k], -z3, m[k])), 7)
+
+
+@njit(forceinline=True)
+def _scale_down(narrow, z, mu, sigma, out):
+    """Columns in place, from one row of noise `z`, where rows lie side by side."""
+    rows, columns = out.shape
+    m, s = stack_array(_BATCH, mu.dtype), stack_array(_BATCH, mu.dtype)
+    for top in range(0, rows, _BATCH):
+        batch = min(_BATCH, rows - top)
+        for k in range(batch):
+            m[k], s[k] = mu[top + k], sigma[top + k]
+        for c in range(columns):
+            of_column = z[c]
+            column = contiguous(out[top : top + batch, c])
+            for k in range(np.uint64(batch)):
+                column[k] = narrow(fma(s[k], of_column, m[k]))
+
+
+@njit(forceinline=True)
+def _draw_tiles(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_column, shared, antithetic):
     """Noise by the tile, then scaled into place: short rows share a tile, and shared noise serves every row."""
     rows, columns = out.shape
-    skip = first_column & 3
-    first_block = first_column // 4
-    row_blocks = (skip + columns + 3) // 4
+    block_columns = 8 if antithetic else 4
+    skip = first_column % block_columns
+    first_block = first_column // block_columns
+    row_blocks = (skip + columns + block_columns - 1) // block_columns
     noise_rows = 1 if shared else rows
     unit_stride = out.strides[1] == out.itemsize
+    down = shared and _runs_down(out)
     tile_rows = max(1, _TILE // row_blocks)
     z = stack_array(_TILE_NORMALS, mu.dtype)
+    pairs = stack_array(_TILE_PAIRS, mu.dtype)
     tile_row = stack_array(_TILE, np.uint32)
     tile_block = stack_array(_TILE, np.uint32)
     for r in range(0, noise_rows, tile_rows):
@@ -89,43 +172,55 @@ def _draw_tiles(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_
                     tile_block[k] = np.uint32(b)
                     k += np.uint64(1)
             # Whole vectors: what lies beyond is noise of no place, which costs less than a loop for the rest.
-            for b in range((k + _LANES - np.uint64(1)) & ~(_LANES - np.uint64(1))):
+            drawn = (k + _LANES - np.uint64(1)) & ~(_LANES - np.uint64(1))
+            for b in range(drawn):
                 z0, z1, z2, z3 = block(np.uint64(tile_block[b]), np.uint64(tile_row[b]), o0, o1, k0, k1)
                 c = np.uint64(4) * b
                 z[c] = z0
                 z[c + np.uint64(1)] = z1
                 z[c + np.uint64(2)] = z2
                 z[c + np.uint64(3)] = z3
-            start = max(0, 4 * t - skip)
-            stop = min(columns, 4 * (t + width) - skip)
-            shift = np.uint64(start + skip - 4 * t)
-            pitch = np.uint64(0 if shared else 4 * width)
+            noise = z
+            if antithetic:
+                for c in range(np.uint64(4) * drawn):
+                    pairs[np.uint64(2) * c] = z[c]
+                    pairs[np.uint64(2) * c + np.uint64(1)] = -z[c]
+                noise = pairs
+            start = max(0, block_columns * t - skip)
+            stop = min(columns, block_columns * (t + width) - skip)
+            shift = np.uint64(start + skip - block_columns * t)
+            pitch = np.uint64(0 if shared else block_columns * width)
             last = rows if shared else r + packed
             if unit_stride and stop - start >= _LONG_RUN:
                 for i in range(r, last):
                     m, s = mu[i], sigma[i]
                     row = contiguous(out[i, start:stop])
-                    noise = z[shift:]
+                    of_row = noise[shift:]
                     for c in range(np.uint64(row.size)):
-                        row[c] = narrow(fma(s, noise[c], m))
+                        row[c] = narrow(fma(s, of_row[c], m))
                     shift += pitch
+            elif down:
+                _scale_down(narrow, noise[shift:], mu, sigma, out[:, start:stop])
             else:
                 for i in range(np.uint64(r), np.uint64(last)):
                     m, s = mu[i], sigma[i]
                     for c in range(np.uint64(stop - start)):
-                        out[i, np.uint64(start) + c] = narrow(fma(s, z[shift + c], m))
+                        out[i, np.uint64(start) + c] = narrow(fma(s, noise[shift + c], m))
                     shift += pitch
 
 
 @njit(forceinline=True)
-def _draw(block, narrow, mu, sigma, out, seed, offset, first_row, first_column, shared):
+def _draw(block, narrow, mu, sigma, out, seed, offset, first_row, first_column, shared, antithetic, layouts):
+    """The window `out`; with `layouts`, a constant, rows may lie side by side."""
     columns = out.shape[1]
     k0, k1 = stream_key(seed)
     o0, o1 = word(offset), offset >> np.uint64(32)
-    if columns >= _LONG_ROW and out.strides[1] == out.itemsize and not shared:
-        _draw_long_rows(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_column)
+    if layouts and not shared and _runs_down(out):
+        _draw_down(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_column, antithetic)
+    elif columns >= _LONG_ROW and out.strides[1] == out.itemsize and not shared:
+        _draw_long_rows(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_column, antithetic)
     elif columns > 0:
-        _draw_tiles(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_column, shared)
+        _draw_tiles(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_column, shared, antithetic)
 
 
 @njit(forceinline=True)
@@ -139,36 +234,37 @@ def _valid(mu, sigma):
     return valid
 
 
-def _kernels(digest: int) -> dict[str, Callable[..., Any]]:
-    # `digest` is named in each because a closure's values are part of the key in Numba's disk cache.
+def _kernels(digest: int, antithetic: bool = False) -> dict[str, Callable[..., Any]]:
+    # `digest` is named in each because a closure's values are part of the key in Numba's disk cache. `antithetic` is
+    # one, and so a constant to LLVM: few need both kinds of kernel, and either takes seconds to compile.
     def draw_float32(mu, sigma, out, seed, offset, i, j, shared):
         _ = digest
-        _draw(block_f32, unchanged, mu, sigma, out, seed, offset, i, j, shared)
+        _draw(block_f32, unchanged, mu, sigma, out, seed, offset, i, j, shared, antithetic, True)
 
     def draw_float64(mu, sigma, out, seed, offset, i, j, shared):
         _ = digest
-        _draw(block_f64, unchanged, mu, sigma, out, seed, offset, i, j, shared)
+        _draw(block_f64, unchanged, mu, sigma, out, seed, offset, i, j, shared, antithetic, True)
 
     def draw_float16(mu, sigma, out, seed, offset, i, j, shared):
         _ = digest
-        _draw(block_f32, to_float16, mu, sigma, out, seed, offset, i, j, shared)
+        _draw(block_f32, to_float16, mu, sigma, out, seed, offset, i, j, shared, antithetic, True)
 
     def draw_bfloat16(mu, sigma, out, seed, offset, i, j, shared):
         _ = digest
-        _draw(block_f32, to_bfloat16, mu, sigma, out, seed, offset, i, j, shared)
+        _draw(block_f32, to_bfloat16, mu, sigma, out, seed, offset, i, j, shared, antithetic, True)
 
     def check_and_draw_float32(mu, sigma, out, seed, offset):
         _ = digest
         if not _valid(mu, sigma):
             return False
-        _draw(block_f32, unchanged, mu, sigma, out, seed, offset, 0, 0, False)
+        _draw(block_f32, unchanged, mu, sigma, out, seed, offset, 0, 0, False, False, False)
         return True
 
     def check_and_draw_float64(mu, sigma, out, seed, offset):
         _ = digest
         if not _valid(mu, sigma):
             return False
-        _draw(block_f64, unchanged, mu, sigma, out, seed, offset, 0, 0, False)
+        _draw(block_f64, unchanged, mu, sigma, out, seed, offset, 0, 0, False, False, False)
         return True
 
     def check(mu, sigma):
@@ -197,7 +293,7 @@ _TYPES = {
 
 
 @functools.cache
-def window_kernel(dtype: str) -> Callable[..., None]:
+def window_kernel(dtype: str, antithetic: bool = False) -> Callable[..., None]:
     """``kernel(mu, sigma, out, seed, offset, first_row, first_column, shared)`` draws the window `out`.
 
     `first_row` and `first_column` say where in the sample matrix it begins.
@@ -205,7 +301,7 @@ def window_kernel(dtype: str) -> Callable[..., None]:
     real, element = _TYPES[dtype]
     vector, matrix = _array(real, 1, readonly=True), _array(element, 2)
     signature = types.void(vector, vector, matrix, types.uint64, types.uint64, types.int64, types.int64, types.boolean)
-    kernel: Callable[..., None] = compile_cached(signature, _kernels(source_digest())[f"draw_{dtype}"])
+    kernel: Callable[..., None] = compile_cached(signature, _kernels(source_digest(), antithetic)[f"draw_{dtype}"])
     return kernel
 
 

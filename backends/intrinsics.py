@@ -21,8 +21,10 @@ __all__ = [
     "from_float_bits",
     "horner",
     "like",
+    "run_down",
     "sqrt",
     "stack_array",
+    "store_apart",
     "wide_product",
 ]
 
@@ -162,6 +164,49 @@ def contiguous(typingctx: Any, row: Any) -> Any:
     return result(row), codegen
 
 
+@intrinsic
+def run_down(typingctx: Any, matrix: Any, row: Any, column: Any, instead: Any) -> Any:
+    """What lies side by side from an element of `matrix` on, as an array of the type and length of `instead`.
+
+    That so much does lie there is the caller's promise. If there is no such column, `instead`.
+    """
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        source = context.make_array(matrix)(context, builder, args[0])
+        array = context.make_array(instead)(context, builder, args[3])
+        strides = cgutils.unpack_tuple(builder, source.strides)
+        columns = cgutils.unpack_tuple(builder, source.shape)[1]
+        offset = builder.add(builder.mul(args[1], strides[0]), builder.mul(args[2], strides[1]))
+        there = builder.icmp_unsigned("<", args[2], columns)
+        array.data = builder.select(there, cgutils.pointer_add(builder, source.data, offset), array.data)
+        return impl_ret_borrowed(context, builder, instead, array._getvalue())
+
+    return instead(matrix, types.intp, types.intp, instead), codegen
+
+
+@intrinsic(prefer_literal=True)
+def store_apart(typingctx: Any, array: Any, index: Any, value: Any, place: Any) -> Any:
+    """``array[index] = value``, promised not to overlap what is stored for any other literal `place`.
+
+    Without the promise LLVM would compare the addresses of all places with each other, or give up making vectors.
+    """
+    if not isinstance(place, types.IntegerLiteral) or value != array.dtype:
+        return None
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        data = context.make_array(array)(context, builder, args[0]).data
+        instruction = builder.store(args[2], builder.gep(data, [args[1]]), align=1)
+        module = builder.module
+        domain = module.add_metadata(["multisample.store_apart"])
+        scopes = [module.add_metadata([f"multisample.store_apart.{k}", domain]) for k in range(8)]
+        own = scopes.pop(place.literal_value)
+        instruction.set_metadata("alias.scope", module.add_metadata([own]))
+        instruction.set_metadata("noalias", module.add_metadata(scopes))
+        return context.get_dummy_value()
+
+    return types.none(array, types.uint64, value, place), codegen
+
+
 @intrinsic(prefer_literal=True)
 def stack_array(typingctx: Any, length: Any, dtype: Any) -> Any:
     """An uninitialised array of a literal `length` on the stack, valid until the function returns."""
@@ -173,6 +218,7 @@ def stack_array(typingctx: Any, length: Any, dtype: Any) -> Any:
         element = context.get_data_type(dtype.dtype)
         with builder.goto_entry_block():
             memory = builder.alloca(ir.ArrayType(element, length.literal_value))
+            memory.align = 64
         itemsize = context.get_constant(types.intp, context.get_abi_sizeof(element))
         array = context.make_array(result)(context, builder)
         context.populate_array(

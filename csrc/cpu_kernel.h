@@ -3,7 +3,8 @@
 // Compilers make full vectors of a loop over an array and of little else. So the work goes by the tile, some columns of
 // a row or of several short ones: the words of a tile are made in one loop, on vectors spelled out because compilers
 // miss the instruction that multiplies words; normals are made of them in another, and go straight to memory where they
-// lie side by side. Tiles below each other have the same columns: what the words owe to those is made once.
+// lie side by side. Tiles below each other have the same columns: what the words owe to those is made once. Where rows
+// are what lies side by side, as in a transposed result, a tile is one block of many rows, and a vector runs down them.
 #pragma once
 
 #include <cfenv>
@@ -27,6 +28,9 @@ constexpr u64 kVectorBytes = 16;
 #endif
 constexpr u64 kLanes = kVectorBytes / sizeof(u64);
 
+MULTISAMPLE_FUNCTION u64 min(u64 a, u64 b) { return a < b ? a : b; }
+MULTISAMPLE_FUNCTION u64 ceil_div(u64 a, u64 b) { return (a + b - 1) / b; }
+
 // Words side by side, each in the lower half of its 64-bit lane; what is in the upper half does not matter.
 struct Lanes {
   typedef u64 Vector __attribute__((vector_size(kVectorBytes)));
@@ -39,6 +43,7 @@ MULTISAMPLE_FUNCTION Lanes operator^(u32 a, Lanes b) { return b ^ a; }
 MULTISAMPLE_FUNCTION Lanes operator+(Lanes a, u64 b) { return {a.x + b}; }
 MULTISAMPLE_FUNCTION Lanes high(Lanes x) { return {x.x >> 32}; }
 MULTISAMPLE_FUNCTION Lanes low(Lanes x) { return x; }
+MULTISAMPLE_FUNCTION Lanes in_every_lane(u32 x) { return {Lanes::Vector{} + x}; }
 
 MULTISAMPLE_FUNCTION Lanes wide_mul(u32 a, Lanes b) {
 #if defined(__AVX512F__)
@@ -128,7 +133,7 @@ struct Pair {
   Real first, second;
 };
 
-// Blocks, each of four columns, of one row or of some rows below each other.
+// Blocks, each of four normals, of one row or of some rows below each other.
 template <class Real>
 struct Tile {
   // So many that all of it is well inside a first-level cache.
@@ -215,74 +220,226 @@ struct Tile {
     return {mul_rn(r, t.cosine), mul_rn(r, t.sine)};
   }
 
+  // Column by column; each is followed by its mirror if that is asked for.
+  template <bool kMirrored>
   void make_noise(u64 blocks, Real* noise) const {
     const u64 pairs = 2 * rounded_up(blocks);
     for (u64 start = 0; start < pairs; start += kPairs) {
       for (u64 k = start; k < start + kPairs; ++k) {
         const Pair<Real> z = normals(k);
-        noise[2 * k] = z.first;
-        noise[2 * k + 1] = z.second;
+        if constexpr (kMirrored) {
+          noise[4 * k] = z.first;
+          noise[4 * k + 1] = negated(z.first);
+          noise[4 * k + 2] = z.second;
+          noise[4 * k + 3] = negated(z.second);
+        } else {
+          noise[2 * k] = z.first;
+          noise[2 * k + 1] = z.second;
+        }
       }
     }
   }
 
-  // Whether that many normals, at least one, from this one of the tile on fill a vector.
-  static bool is_long(u64 first, u64 count) { return (count - first % 2) / 2 >= kPairs; }
+  // Of how many columns a pair of normals is.
+  template <bool kMirrored>
+  static constexpr u64 kColumns = kMirrored ? 4 : 2;
 
-  // From words to memory that lies side by side, for as many normals as `is_long` says.
-  template <class Out>
+  // What a pair of normals comes to, by the column.
+  template <bool kMirrored, class Put>
+  MULTISAMPLE_FUNCTION void draw_pair(u64 pair, Real mu, Real sigma, Put put) const {
+    const Pair<Real> z = normals(pair);
+    put(0, fma_rn(sigma, z.first, mu));
+    if constexpr (kMirrored) put(1, fma_rn(sigma, negated(z.first), mu));
+    put(kColumns<kMirrored> / 2, fma_rn(sigma, z.second, mu));
+    if constexpr (kMirrored) put(3, fma_rn(sigma, negated(z.second), mu));
+  }
+
+  // Whether that many columns, at least one, from this one of the tile on fill a vector.
+  template <bool kMirrored>
+  static bool is_long(u64 first, u64 count) {
+    constexpr u64 kOf = kColumns<kMirrored>;
+    return (first + count) / kOf >= ceil_div(first, kOf) + kPairs;
+  }
+
+  // From words to memory that lies side by side, for as many columns as `is_long` says.
+  template <class Out, bool kMirrored>
   MULTISAMPLE_FUNCTION void draw_run(u64 first, u64 count, char* at, Real mu, Real sigma) const {
-    const u64 last = first + count;
+    constexpr u64 kOf = kColumns<kMirrored>;
+    const u64 last = first + count, begin = ceil_div(first, kOf), end = last / kOf;
     Unaligned<Out>* to = reinterpret_cast<Unaligned<Out>*>(at);
-    if (first % 2 != 0) (to++)->x = narrow<Out>(fma_rn(sigma, normals(first / 2).second, mu));
-    const u64 begin = (first + 1) / 2, end = last / 2;
+    const auto draw_part = [&](u64 from, u64 until) {
+      Real x[kOf];
+      if (from < until) draw_pair<kMirrored>(from / kOf, mu, sigma, [&](u64 c, Real value) { x[c] = value; });
+      for (u64 c = from; c < until; ++c) to[c - first].x = narrow<Out>(x[c % kOf]);
+    };
+    draw_part(first, kOf * begin);
     for (u64 next = begin; next < end; next += kPairs) {
       // The last vector ends where the run does: to write some normals twice costs less than a loop for the rest.
       const u64 start = next + kPairs <= end ? next : end - kPairs;
-      Unaligned<Out>* vector = to + 2 * (start - begin);
+      Unaligned<Out>* vector = to + (kOf * start - first);
       if constexpr (sizeof(Out) == sizeof(Real)) {
         for (u64 k = 0; k < kPairs; ++k) {
-          const Pair<Real> z = normals(start + k);
-          vector[2 * k].x = fma_rn(sigma, z.first, mu);
-          vector[2 * k + 1].x = fma_rn(sigma, z.second, mu);
+          draw_pair<kMirrored>(start + k, mu, sigma, [&](u64 c, Real value) { vector[kOf * k + c].x = value; });
         }
       } else {
-        Real x[2 * kPairs];
+        Real x[kOf * kPairs];
         for (u64 k = 0; k < kPairs; ++k) {
-          const Pair<Real> z = normals(start + k);
-          x[2 * k] = fma_rn(sigma, z.first, mu);
-          x[2 * k + 1] = fma_rn(sigma, z.second, mu);
+          draw_pair<kMirrored>(start + k, mu, sigma, [&](u64 c, Real value) { x[kOf * k + c] = value; });
         }
-        for (u64 k = 0; k < 2 * kPairs; ++k) vector[k].x = narrow<Out>(x[k]);
+        for (u64 k = 0; k < kOf * kPairs; ++k) vector[k].x = narrow<Out>(x[k]);
       }
     }
-    if (last % 2 != 0) to[last - 1 - 2 * begin].x = narrow<Out>(fma_rn(sigma, normals(end).first, mu));
+    draw_part(kOf * end, last);
   }
 };
 
-// From noise to memory of any stride.
-template <class Out, class Real>
-MULTISAMPLE_FUNCTION void scale_run(const Real* noise, u64 count, char* at, i64 stride, Real mu, Real sigma) {
-  constexpr u64 kSpan = 64 / sizeof(Out);
-  if (stride != sizeof(Out)) {
-    for (u64 k = 0; k < count; ++k) {
-      Unaligned<Out>* to = reinterpret_cast<Unaligned<Out>*>(at + static_cast<i64>(k) * stride);
-      to->x = narrow<Out>(fma_rn(sigma, noise[k], mu));
+// The same for blocks of many rows below each other, of which a vector has the same columns.
+template <class Real>
+struct TileDown : Tile<Real> {
+  using Base = Tile<Real>;
+  using Base::kBlocks, Base::kFine, Base::kPairs, Base::o0, Base::o1;
+  // Words of 32 bits are joined lane by lane, those of one row with those of the next.
+  static constexpr u64 kStep = kFine ? 1 : 2, kRows = kStep * kLanes;
+  // With fewer, a vector could be of three blocks.
+  static constexpr u64 kLeastRows = 16;
+  static_assert(kRows <= kLeastRows && kLeastRows % kPairs == 0 && kBlocks % kLeastRows == 0, "");
+
+  struct Group {
+    RowPartOf<Lanes> rows;
+    Lanes is_next;  // all bits of lanes that are of the block after `block`, counted from the tile's first
+    u64 block;
+  };
+  Group groups[kBlocks / kLanes];
+  ColumnPartOf<Lanes> parts[kBlocks / kLeastRows + 1], fine_parts[kFine ? kBlocks / kLeastRows + 1 : 1];
+
+  using Base::Base;
+
+  // As many blocks of `row_count` rows, at least kLeastRows, as the tile has room for.
+  void set_rows(u64 first_row, u64 row_count) {
+    Lanes row{}, block{};
+    for (u64 lane = 0; lane < kLanes; ++lane) row.x[lane] = kStep * lane;
+    for (u64 k = 0; k < kBlocks / kLanes; k += kStep) {
+      const u64 lead = block.x[0];
+      for (u64 next = 0; next <= kStep; ++next) {
+        // Lanes that have come to the end of a block begin the next.
+        Lanes at = row + (next < kStep ? next : kRows);
+        const auto past = at.x >= row_count;
+        at.x -= reinterpret_cast<Lanes::Vector>(past) & row_count;
+        const Lanes of = {block.x - reinterpret_cast<Lanes::Vector>(past)};
+        if (next < kStep) {
+          groups[k + next] = {
+              row_part<Lanes>(at + first_row, o0, this->keys), {reinterpret_cast<Lanes::Vector>(of.x != lead)}, lead};
+        } else {
+          row = at;
+          block = of;
+        }
+      }
     }
-    return;
   }
+
+  static ColumnPartOf<Lanes> in_every_lane(const ColumnPart& part) {
+    return {cpu::in_every_lane(part.into_c2_of_round_2), cpu::in_every_lane(part.into_c0_of_round_3),
+            cpu::in_every_lane(part.into_c2_of_round_3), cpu::in_every_lane(part.c3_of_round_3)};
+  }
+
+  static ColumnPartOf<Lanes> mixed(const ColumnPartOf<Lanes>* of, const Group& group) {
+    const auto mix = [&](Lanes one, Lanes next) {
+      return Lanes{(one.x & ~group.is_next.x) | (next.x & group.is_next.x)};
+    };
+    const ColumnPartOf<Lanes>&one = of[group.block], &next = of[group.block + 1];
+    return {mix(one.into_c2_of_round_2, next.into_c2_of_round_2), mix(one.into_c0_of_round_3, next.into_c0_of_round_3),
+            mix(one.into_c2_of_round_3, next.into_c2_of_round_3), mix(one.c3_of_round_3, next.c3_of_round_3)};
+  }
+
+  // The words of the first pairs of all rows of all blocks, and from kBlocks on those of the second.
+  template <class Parts>
+  MULTISAMPLE_FUNCTION void draw_words(u64 count, Parts parts_of) {
+    for (u64 k = 0; k < count; k += kRows) {
+      const WordsOf<Lanes> w = parts_of(k, 0, parts, this->keys);
+      const WordsOf<Lanes> v = kFine ? parts_of(k, 0, fine_parts, this->fine_keys) : parts_of(k, 1, parts, this->keys);
+      const auto put = [&](auto* to, Lanes a, Lanes b) {
+        const Lanes joined = kFine ? join(a, b) : join(b, a);
+        std::memcpy(to + k, &joined, sizeof joined);
+      };
+      put(this->radii, w.w0, v.w0);
+      put(this->angles, w.w1, v.w1);
+      put(this->radii + kBlocks, w.w2, v.w2);
+      put(this->angles + kBlocks, w.w3, v.w3);
+    }
+  }
+
+  // Of blocks `first_block` and those that follow, for the rows that were set.
+  void draw_words(u64 first_block, u64 block_count, u64 row_count) {
+    for (u64 k = 0; k < block_count; ++k) {
+      const u32 block = static_cast<u32>(first_block + k);
+      parts[k] = in_every_lane(column_part(block, o0, o1, this->keys));
+      if (kFine) fine_parts[k] = in_every_lane(column_part(block, o0, o1, this->fine_keys));
+    }
+    draw_words(block_count * row_count, [&](u64 k, u64 next, const ColumnPartOf<Lanes>* of, const RoundKeys& keys) {
+      const Group& group = groups[k / kLanes + next];
+      return words(mixed(of, group), group.rows, keys);
+    });
+  }
+
+  // Of one block, for any rows.
+  void draw_words_of_one(u64 block, u64 first_row, u64 row_count) {
+    Lanes row{};
+    for (u64 lane = 0; lane < kLanes; ++lane) row.x[lane] = first_row + kStep * lane;
+    const auto column = in_every_lane(column_part(static_cast<u32>(block), o0, o1, this->keys));
+    const auto fine = in_every_lane(column_part(static_cast<u32>(block), o0, o1, kFine ? this->fine_keys : this->keys));
+    draw_words(row_count, [&](u64 k, u64 next, const ColumnPartOf<Lanes>* of, const RoundKeys& keys) {
+      return words(of == parts ? column : fine, row_part<Lanes>(row + (k + next), o0, this->keys), keys);
+    });
+  }
+
+  // From words to columns of which the rows lie side by side, at least kPairs of them: to those of one pair of normals.
+  template <class Out, bool kMirrored>
+  MULTISAMPLE_FUNCTION void draw_columns(u64 first, u64 count, char* const* at, const Real* mu,
+                                         const Real* sigma) const {
+    constexpr u64 kOf = Base::template kColumns<kMirrored>;
+    for (u64 next = 0; next < count; next += kPairs) {
+      const u64 start = next + kPairs <= count ? next : count - kPairs;
+      Real x[kOf * kPairs];
+      for (u64 k = 0; k < kPairs; ++k) {
+        this->template draw_pair<kMirrored>(first + start + k, mu[start + k], sigma[start + k],
+                                            [&](u64 c, Real value) { x[kPairs * c + k] = value; });
+      }
+      Out narrowed[kOf * kPairs];
+      for (u64 k = 0; k < kOf * kPairs; ++k) narrowed[k] = narrow<Out>(x[k]);
+      for (u64 c = 0; c < kOf; ++c) {
+        std::memcpy(at[c] + sizeof(Out) * start, narrowed + kPairs * c, sizeof(Out) * kPairs);
+      }
+    }
+  }
+};
+
+// What `value` says of each place, to memory that lies side by side.
+template <class Out, class Value>
+MULTISAMPLE_FUNCTION void put_run(char* at, u64 count, Value value) {
+  constexpr u64 kSpan = 64 / sizeof(Out);
   Unaligned<Out>* to = reinterpret_cast<Unaligned<Out>*>(at);
   if (count < kSpan) {
-    for (u64 k = 0; k < count; ++k) to[k].x = narrow<Out>(fma_rn(sigma, noise[k], mu));
+    for (u64 k = 0; k < count; ++k) to[k].x = narrow<Out>(value(k));
     return;
   }
   for (u64 next = 0; next < count; next += kSpan) {
     const u64 start = next + kSpan <= count ? next : count - kSpan;
-    for (u64 k = start; k < start + kSpan; ++k) to[k].x = narrow<Out>(fma_rn(sigma, noise[k], mu));
+    for (u64 k = start; k < start + kSpan; ++k) to[k].x = narrow<Out>(value(k));
   }
 }
 
-MULTISAMPLE_FUNCTION u64 min(u64 a, u64 b) { return a < b ? a : b; }
+// From noise to memory of any stride.
+template <class Out, class Real>
+MULTISAMPLE_FUNCTION void scale_run(const Real* noise, u64 count, char* at, i64 stride, Real mu, Real sigma) {
+  if (stride == sizeof(Out)) {
+    put_run<Out>(at, count, [&](u64 k) { return fma_rn(sigma, noise[k], mu); });
+    return;
+  }
+  for (u64 k = 0; k < count; ++k) {
+    Unaligned<Out>* to = reinterpret_cast<Unaligned<Out>*>(at + static_cast<i64>(k) * stride);
+    to->x = narrow<Out>(fma_rn(sigma, noise[k], mu));
+  }
+}
 
 // Part of the stream and where it goes.
 struct Window {
@@ -297,40 +454,123 @@ inline char* address(const SampleCall& call, u64 row, u64 column) {
          static_cast<i64>(column) * call.column_stride;
 }
 
-template <class Out, class Real>
+// Columns that a block of four normals serves.
+inline u64 block_columns(const SampleCall& call) { return call.antithetic ? 8 : 4; }
+
+// Whether so many rows of the call are to be drawn with vectors that run down them: they lie side by side.
+inline bool runs_down(const SampleCall& call, u64 rows) {
+  const i64 size = call.type == kFloat64 ? 8 : call.type == kFloat32 ? 4 : 2;
+  return call.row_stride == size && rows >= TileDown<float>::kLeastRows;
+}
+
+// The blocks of which a window has columns.
+struct Blocks {
+  u64 columns, skip, first, count;  // `skip` columns of the first are not the window's
+
+  // Columns of the window, and how far in their blocks they begin.
+  struct Run {
+    u64 start, count, shift;
+  };
+
+  Blocks(const SampleCall& call, const Window& window)
+      : columns(block_columns(call)), window_columns_(window.columns()) {
+    const u64 column = call.first_column + window.first_column;
+    first = column / columns;
+    skip = column % columns;
+    count = ceil_div(skip + window_columns_, columns);
+  }
+
+  // Those of the `n` blocks from the window's block `k` on.
+  Run run(u64 k, u64 n) const {
+    const u64 start = k == 0 ? 0 : columns * k - skip;
+    return {start, min(window_columns_, columns * (k + n) - skip) - start, k == 0 ? skip : 0};
+  }
+
+ private:
+  u64 window_columns_;
+};
+
+template <class Out, class Real, bool kMirrored>
 __attribute__((noinline)) void draw_independent(const SampleCall& call, const Window& window) {
   constexpr u64 kBlocks = Tile<Real>::kBlocks;
   Tile<Real> tile(call);
-  alignas(64) Real noise[4 * kBlocks];
+  alignas(64) Real noise[8 * kBlocks];
   Real mu[kBlocks], sigma[kBlocks];
-  const u64 column = call.first_column + window.first_column, skip = column % 4;
-  const u64 row_blocks = (skip + window.columns() + 3) / 4;
-  const u64 tile_rows = row_blocks > kBlocks ? 1 : min(kBlocks / row_blocks, window.rows());
+  const Blocks blocks(call, window);
+  const u64 tile_rows = blocks.count > kBlocks ? 1 : min(kBlocks / blocks.count, window.rows());
   // Long rows are divided evenly.
-  const u64 tiles = (row_blocks + kBlocks - 1) / kBlocks;
-  const u64 width = tiles == 1 ? row_blocks : Tile<Real>::rounded_up((row_blocks + tiles - 1) / tiles);
-  for (u64 t = 0; t < row_blocks; t += width) {
-    const u64 blocks = min(width, row_blocks - t);
-    // Columns of the window that the tile has, and how far in it they begin.
-    const u64 start = t == 0 ? 0 : 4 * t - skip, shift = t == 0 ? skip : 0;
-    const u64 count = min(window.columns(), 4 * (t + blocks) - skip) - start;
-    const bool direct = call.column_stride == sizeof(Out) && Tile<Real>::is_long(shift, count);
-    tile.set_columns(column / 4 + t, blocks, tile_rows);
+  const u64 tiles = ceil_div(blocks.count, kBlocks);
+  const u64 width = tiles == 1 ? blocks.count : Tile<Real>::rounded_up(ceil_div(blocks.count, tiles));
+  for (u64 t = 0; t < blocks.count; t += width) {
+    const u64 part = min(width, blocks.count - t), pitch = blocks.columns * part;
+    const Blocks::Run run = blocks.run(t, part);
+    const bool direct =
+        call.column_stride == sizeof(Out) && Tile<Real>::template is_long<kMirrored>(run.shift, run.count);
+    tile.set_columns(blocks.first + t, part, tile_rows);
     for (u64 r = window.first_row; r < window.last_row; r += tile_rows) {
       const u64 rows = min(tile_rows, window.last_row - r);
       read(call.mu, r, rows, mu);
       read(call.sigma, r, rows, sigma);
-      tile.draw_words(call.first_row + r, blocks, rows);
-      char* at = address(call, r, window.first_column + start);
-      u64 place = shift;
+      tile.draw_words(call.first_row + r, part, rows);
+      char* at = address(call, r, window.first_column + run.start);
+      u64 place = run.shift;
       if (direct) {
-        for (u64 k = 0; k < rows; ++k, at += call.row_stride, place += 4 * blocks) {
-          tile.template draw_run<Out>(place, count, at, mu[k], sigma[k]);
+        for (u64 k = 0; k < rows; ++k, at += call.row_stride, place += pitch) {
+          tile.template draw_run<Out, kMirrored>(place, run.count, at, mu[k], sigma[k]);
         }
       } else {
-        tile.make_noise(blocks * rows, noise);
-        for (u64 k = 0; k < rows; ++k, at += call.row_stride, place += 4 * blocks) {
-          scale_run<Out>(noise + place, count, at, call.column_stride, mu[k], sigma[k]);
+        tile.template make_noise<kMirrored>(part * rows, noise);
+        for (u64 k = 0; k < rows; ++k, at += call.row_stride, place += pitch) {
+          scale_run<Out>(noise + place, run.count, at, call.column_stride, mu[k], sigma[k]);
+        }
+      }
+    }
+  }
+}
+
+// How many of `left` to take at once: `most`, or less, so that the last are not few.
+inline u64 share(u64 left, u64 most) { return left <= most ? left : min(most, ceil_div(left, 2)); }
+
+// Independent noise where rows lie side by side.
+template <class Out, class Real, bool kMirrored>
+__attribute__((noinline)) void draw_down(const SampleCall& call, const Window& window) {
+  // Memory likes to be written in long runs: of many tiles, of which the second-level cache holds what they share.
+  constexpr u64 kBlocks = Tile<Real>::kBlocks, kBatch = 16 * kBlocks, kOf = Tile<Real>::template kColumns<kMirrored>;
+  TileDown<Real> tile(call);
+  Real mu[kBatch], sigma[kBatch];
+  Out nowhere[kBlocks];
+  const Blocks blocks(call, window);
+  for (u64 top = window.first_row, batch; top < window.last_row; top += batch) {
+    batch = share(window.last_row - top, kBatch);
+    read(call.mu, top, batch, mu);
+    read(call.sigma, top, batch, sigma);
+    const u64 tile_blocks = batch <= kBlocks ? kBlocks / batch : 1;
+    if (tile_blocks > 1) tile.set_rows(call.first_row + top, batch);
+    for (u64 t = 0; t < blocks.count; t += tile_blocks) {
+      const u64 part = min(tile_blocks, blocks.count - t);
+      const Blocks::Run run = blocks.run(t, part);
+      for (u64 r = 0, rows; r < batch; r += rows) {
+        rows = share(batch - r, kBlocks);
+        if (tile_blocks > 1) {
+          tile.draw_words(blocks.first + t, part, rows);
+        } else {
+          tile.draw_words_of_one(blocks.first + t, call.first_row + top + r, rows);
+        }
+        // What is not the window's, of the first and of the last block, goes nowhere.
+        char* next = address(call, top + r, window.first_column + run.start);
+        u64 column = 0;
+        for (u64 b = 0; b < part; ++b) {
+          for (u64 pair = 0; pair < 2; ++pair) {
+            char* at[kOf];
+            for (u64 c = 0; c < kOf; ++c, ++column) {
+              at[c] = reinterpret_cast<char*>(nowhere);
+              if (column - run.shift < run.count) {
+                at[c] = next;
+                next += call.column_stride;
+              }
+            }
+            tile.template draw_columns<Out, kMirrored>(pair * kBlocks + b * rows, rows, at, mu + r, sigma + r);
+          }
         }
       }
     }
@@ -338,44 +578,63 @@ __attribute__((noinline)) void draw_independent(const SampleCall& call, const Wi
 }
 
 // One row of noise for all rows of the window.
-template <class Out, class Real>
+template <class Out, class Real, bool kMirrored>
 __attribute__((noinline)) void draw_shared(const SampleCall& call, const Window& window) {
-  constexpr u64 kBlocks = Tile<Real>::kBlocks, kBatch = 64;
+  constexpr u64 kBlocks = Tile<Real>::kBlocks, kBatch = 64 * kBlocks;
   // Memory likes to be written in long runs, and the second-level cache still has room.
-  constexpr u64 kNoise = 16 * kBlocks;
+  constexpr u64 kNoise = 64 * kBlocks;
   Tile<Real> tile(call);
-  alignas(64) Real noise[4 * kNoise];
+  alignas(64) Real noise[kNoise];
   Real mu[kBatch], sigma[kBatch];
-  const u64 column = call.first_column + window.first_column, skip = column % 4;
-  const u64 row_blocks = (skip + window.columns() + 3) / 4;
-  for (u64 t = 0; t < row_blocks; t += kNoise) {
-    const u64 blocks = min(kNoise, row_blocks - t);
-    for (u64 b = 0; b < blocks; b += kBlocks) {
-      const u64 part = min(kBlocks, blocks - b);
-      tile.set_columns(column / 4 + t + b, part, 1);
+  const Blocks blocks(call, window);
+  const bool down = runs_down(call, window.rows());
+  const u64 width = kNoise / blocks.columns;
+  for (u64 t = 0; t < blocks.count; t += width) {
+    const u64 last = min(t + width, blocks.count);
+    for (u64 b = t; b < last; b += kBlocks) {
+      const u64 part = min(kBlocks, last - b);
+      tile.set_columns(blocks.first + b, part, 1);
       tile.draw_words(0, part, 1);
-      tile.make_noise(part, noise + 4 * b);
+      tile.template make_noise<kMirrored>(part, noise + blocks.columns * (b - t));
     }
-    const u64 start = t == 0 ? 0 : 4 * t - skip, shift = t == 0 ? skip : 0;
-    const u64 count = min(window.columns(), 4 * (t + blocks) - skip) - start;
+    const Blocks::Run run = blocks.run(t, last - t);
+    const Real* z = noise + run.shift;
     for (u64 r = window.first_row; r < window.last_row; r += kBatch) {
       const u64 rows = min(kBatch, window.last_row - r);
       read(call.mu, r, rows, mu);
       read(call.sigma, r, rows, sigma);
-      char* at = address(call, r, window.first_column + start);
-      for (u64 k = 0; k < rows; ++k, at += call.row_stride) {
-        scale_run<Out>(noise + shift, count, at, call.column_stride, mu[k], sigma[k]);
+      char* at = address(call, r, window.first_column + run.start);
+      if (down) {
+        for (u64 c = 0; c < run.count; ++c, at += call.column_stride) {
+          const Real of_column = z[c];
+          put_run<Out>(at, rows, [&](u64 k) { return fma_rn(sigma[k], of_column, mu[k]); });
+        }
+      } else {
+        for (u64 k = 0; k < rows; ++k, at += call.row_stride) {
+          scale_run<Out>(z, run.count, at, call.column_stride, mu[k], sigma[k]);
+        }
       }
     }
   }
 }
 
-template <class Out, class Real>
+template <class Out, class Real, bool kMirrored>
 void draw(const SampleCall& call, const Window& window) {
   if (call.shared) {
-    draw_shared<Out, Real>(call, window);
+    draw_shared<Out, Real, kMirrored>(call, window);
+  } else if (runs_down(call, window.rows())) {
+    draw_down<Out, Real, kMirrored>(call, window);
   } else {
-    draw_independent<Out, Real>(call, window);
+    draw_independent<Out, Real, kMirrored>(call, window);
+  }
+}
+
+template <class Out, class Real>
+void draw(const SampleCall& call, const Window& window) {
+  if (call.antithetic) {
+    draw<Out, Real, true>(call, window);
+  } else {
+    draw<Out, Real, false>(call, window);
   }
 }
 

@@ -79,7 +79,7 @@ inline Vector checked_vector(const char* name, const torch::stable::Tensor& vect
 // What the operator is called with, as kernels take it. There is nothing to do when `rows` or `columns` is 0.
 inline SampleCall checked_call(const torch::stable::Tensor& out, const torch::stable::Tensor& mu,
                                const torch::stable::Tensor& sigma, int64_t seed, int64_t offset, int64_t dim_offset,
-                               int64_t sample_offset, bool shared, bool fast_math) {
+                               int64_t sample_offset, bool shared, bool fast_math, bool antithetic) {
   check(out.dim() == 2, "out must have shape (d, n), got ", out);
   const ElementType type = element_type(out.scalar_type());
   check(type == kFloat16 || type == kBFloat16 || type == kFloat32 || type == kFloat64,
@@ -109,6 +109,7 @@ inline SampleCall checked_call(const torch::stable::Tensor& out, const torch::st
   call.offset = static_cast<u64>(offset);
   call.type = type;
   call.shared = shared;
+  call.antithetic = antithetic;
   call.fast_math = fast_math;
   return call;
 }

@@ -23,19 +23,26 @@ constexpr u64 kWindow = 1 << 18, kSharedWindow = 1 << 20, kLeastWindow = 1 << 14
 // Rows of a window have in common what their columns take, with shared noise all of it: better many than long ones.
 constexpr u64 kWindowColumns = 1 << 13;
 
-u64 ceil_div(u64 a, u64 b) { return (a + b - 1) / b; }
+using cpu::ceil_div;
 u64 smaller(u64 a, u64 b) { return a < b ? a : b; }
 u64 larger(u64 a, u64 b) { return a < b ? b : a; }
 
 // How a call is cut into windows, none of which makes part of a block that another makes too.
 class Windows {
  public:
-  Windows(const SampleCall& call, u64 threads) : call_(call), skip_(call.first_column % 4) {
+  Windows(const SampleCall& call, u64 threads)
+      : call_(call), block_(cpu::block_columns(call)), skip_(call.first_column % block_) {
     const u64 most = call.shared ? kSharedWindow : kWindow, pieces = threads == 1 ? 1 : 4 * threads;
     const u64 size = smaller(most, larger(kLeastWindow, call.rows * call.columns / pieces));
-    const u64 cuts = call.columns / larger(kWindowColumns, size / call.rows);
-    columns_ = ceil_div(ceil_div(skip_ + call.columns, larger(1, cuts)), 4) * 4;
-    rows_ = larger(1, size / smaller(columns_, call.columns));
+    if (cpu::runs_down(call, call.rows)) {
+      // Whole columns are one stretch of memory.
+      rows_ = ceil_div(call.rows, ceil_div(call.rows, size / block_));
+      columns_ = ceil_div(size / rows_, block_) * block_;
+    } else {
+      const u64 cuts = call.columns / larger(kWindowColumns, size / call.rows);
+      columns_ = ceil_div(ceil_div(skip_ + call.columns, larger(1, cuts)), block_) * block_;
+      rows_ = larger(1, size / smaller(columns_, call.columns));
+    }
     across_ = ceil_div(skip_ + call.columns, columns_);
     count_ = across_ * ceil_div(call.rows, rows_);
   }
@@ -50,7 +57,7 @@ class Windows {
 
  private:
   const SampleCall& call_;
-  u64 skip_, rows_, columns_, across_, count_;
+  u64 block_, skip_, rows_, columns_, across_, count_;
 };
 
 // A forked child has none of its parent's threads, and OpenMP, which PyTorch's are, would wait for them for ever.
@@ -82,8 +89,10 @@ void launch(const SampleCall& call) {
 thread_local std::string last_error;
 
 void sample_(const torch::stable::Tensor& out, const torch::stable::Tensor& mu, const torch::stable::Tensor& sigma,
-             int64_t seed, int64_t offset, int64_t dim_offset, int64_t sample_offset, bool shared, bool fast_math) {
-  const SampleCall call = checked_call(out, mu, sigma, seed, offset, dim_offset, sample_offset, shared, fast_math);
+             int64_t seed, int64_t offset, int64_t dim_offset, int64_t sample_offset, bool shared, bool fast_math,
+             bool antithetic) {
+  const SampleCall call =
+      checked_call(out, mu, sigma, seed, offset, dim_offset, sample_offset, shared, fast_math, antithetic);
   if (call.rows > 0 && call.columns > 0) launch(call);
 }
 
@@ -112,7 +121,7 @@ STABLE_TORCH_LIBRARY(multisample, m) {
   // seed and offset: the bits of an unsigned integer.
   m.def(
       "sample_(Tensor(a!) out, Tensor mu, Tensor sigma, *, int seed, int offset=0, int dim_offset=0, "
-      "int sample_offset=0, bool shared=False, bool fast_math=False) -> ()");
+      "int sample_offset=0, bool shared=False, bool fast_math=False, bool antithetic=False) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(multisample, CPU, m) { m.impl("sample_", TORCH_BOX(&multisample::sample_)); }

@@ -12,8 +12,10 @@ namespace multisample {
 namespace {
 
 void sample_(const torch::stable::Tensor& out, const torch::stable::Tensor& mu, const torch::stable::Tensor& sigma,
-             int64_t seed, int64_t offset, int64_t dim_offset, int64_t sample_offset, bool shared, bool fast_math) {
-  SampleCall call = checked_call(out, mu, sigma, seed, offset, dim_offset, sample_offset, shared, fast_math);
+             int64_t seed, int64_t offset, int64_t dim_offset, int64_t sample_offset, bool shared, bool fast_math,
+             bool antithetic) {
+  SampleCall call =
+      checked_call(out, mu, sigma, seed, offset, dim_offset, sample_offset, shared, fast_math, antithetic);
   if (call.rows == 0 || call.columns == 0) return;
   call.device = out.get_device_index();
   const torch::stable::accelerator::DeviceGuard guard(call.device);

@@ -408,6 +408,17 @@ def test_a_bad_out_is_refused_and_untouched(make: Callable[[], Any], error: type
         assert generator.offset == 0
 
 
+@pytest.mark.parametrize(("layout", "shape", "expected"), [("nd", (3, 4), (4, 3)), ("dn", (4, 3), (3, 4))])
+def test_an_out_of_the_other_layout_is_refused_and_untouched(layout: Any, shape: Any, expected: Any) -> None:
+    for out in (np.full(shape, 7, np.float32), torch.full(shape, 7.0)):
+        generator = Generator(1)
+        mu, sigma = (x if isinstance(out, np.ndarray) else torch.from_numpy(x) for x in (MU, SIGMA))
+        with pytest.raises(ValueError, match=re.escape(f"out: expected shape {expected}, got {shape}")):
+            sample(mu, sigma, 4, layout=layout, out=out, generator=generator)
+        assert (out == 7).all()
+        assert generator.offset == 0
+
+
 @pytest.mark.parametrize("kind", [list, tuple, "a copying __array__"])
 def test_out_is_refused_where_a_copy_would_be_written(kind: Any) -> None:
     class Copying:

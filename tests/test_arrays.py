@@ -651,8 +651,8 @@ def test_a_third_partys_backend_draws_for_host_arrays(registered: Callable[[Any]
         assert call[name].shape == (3,)
     assert call["out"].shape == (3, n)
     assert {name: call[name] for name in list(call)[3:]} == {
-        "dtype": "float32", "seed": 1, "offset": 0, "dim_offset": 0, "sample_offset": 0, "shared": False,
-        "fast_math": False, "device": 0, "stream": 0,
+        "dtype": "float32", "seed": 1, "offset": 0, "counter": 0, "dim_offset": 0, "sample_offset": 0,
+        "shared": False, "antithetic": False, "fast_math": False, "device": 0, "stream": 0,
     }  # fmt: skip
 
 
@@ -664,7 +664,7 @@ def test_every_argument_reaches_the_backend(registered: Callable[[Any], Any]) ->
     out = memory[::2, ::2]
     x = sample(
         2, SIGMA[::-1].astype(np.float16), np.int64(N), backend="recording", generator=generator, noise="shared",
-        dtype=float, out=out, fast_math=np.True_, dim_offset=np.uint8(4), sample_offset=2**33,
+        dtype=float, out=out, fast_math=np.True_, dim_offset=np.uint8(4), sample_offset=2**33, antithetic=np.True_,
     )  # fmt: skip
     assert x is out
     (call,) = backend.launched
@@ -674,11 +674,11 @@ def test_every_argument_reaches_the_backend(registered: Callable[[Any], Any]) ->
     assert np.shares_memory(call["out"], out)
     assert call["out"].strides == out.strides
     assert {name: call[name] for name in list(call)[3:]} == {
-        "dtype": "float64", "seed": 2**64 - 1, "offset": 1, "dim_offset": 4, "sample_offset": 2**33, "shared": True,
-        "fast_math": True, "device": 0, "stream": 0,
+        "dtype": "float64", "seed": 2**64 - 1, "offset": 1, "counter": 0, "dim_offset": 4, "sample_offset": 2**33,
+        "shared": True, "antithetic": True, "fast_math": True, "device": 0, "stream": 0,
     }  # fmt: skip
     assert [type(call[name]) for name in ("seed", "offset", "dim_offset", "sample_offset")] == [int] * 4
-    assert [type(call[name]) for name in ("shared", "fast_math")] == [bool] * 2
+    assert [type(call[name]) for name in ("shared", "antithetic", "fast_math")] == [bool] * 3
 
 
 @pytest.mark.parametrize(("dtype", "raw"), [("float16", np.uint16), ("bfloat16", np.uint16), ("float64", np.float64)])

@@ -51,15 +51,18 @@ stream_key, word = words.stream_key, words.word
 
 def _elementwise(block: Any) -> Callable[..., None]:
     @njit
-    def fill(out: Array, mu: Array, sigma: Array, key: int, call: int, i: int, j: int, shared: bool) -> None:
+    def fill(
+        out: Array, mu: Array, sigma: Array, key: int, call: int, i: int, j: int, shared: bool, mirrored: bool
+    ) -> None:
         seed, offset = np.uint64(key), np.uint64(call)
         k0, k1 = stream_key(seed)
         for r in range(out.shape[0]):
             row = np.uint64(0 if shared else i + r)
             for c in range(out.shape[1]):
-                column = np.uint64(j + c)
+                column = np.uint64((j + c) // 2 if mirrored else j + c)
                 z = block(column >> np.uint64(2), row, word(offset), offset >> np.uint64(32), k0, k1)
-                out[r, c] = fma(sigma[r], z[column & np.uint64(3)], mu[r])
+                normal = z[column & np.uint64(3)]
+                out[r, c] = fma(sigma[r], -normal if mirrored and (j + c) % 2 == 1 else normal, mu[r])
 
     return fill  # type: ignore[no-any-return]
 
@@ -78,13 +81,14 @@ def elementwise(
     noise: str = "independent",
     dim_offset: int = 0,
     sample_offset: int = 0,
+    antithetic: bool = False,
 ) -> Array:
     """What `sample` must return, as bit patterns."""
     real = np.float64 if dtype == "float64" else np.float32
     out = np.empty((len(mu), n), real)
     _fill[real](
         out, np.asarray(mu, real), np.asarray(sigma, real), np.uint64(seed), np.uint64(offset),
-        dim_offset, sample_offset, noise == "shared",
+        dim_offset, sample_offset, noise == "shared", antithetic,
     )  # fmt: skip
     with np.errstate(over="ignore"):
         return out.astype(DTYPES[dtype]).view(f"u{DTYPES[dtype](0).itemsize}")
@@ -142,6 +146,11 @@ def test_samples_equal_the_exact_reference(
     assert bits(got).tolist() == expected
     # And so does the quick witness, on which the rest of this file relies.
     assert elementwise(mu, sigma, n, dtype, noise=noise, **window).tolist() == expected
+    # Of antithetic pairs too.
+    got = multisample.sample(mu, sigma, n, backend=backend, dtype=dtype, noise=noise, antithetic=True, **window)
+    expected = stream.sample(mu.tolist(), sigma.tolist(), n, dtype, shared=noise == "shared", antithetic=True, **window)
+    assert bits(got).tolist() == expected
+    assert elementwise(mu, sigma, n, dtype, noise=noise, antithetic=True, **window).tolist() == expected
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -186,9 +195,12 @@ SHAPES = [
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize("antithetic", [False, True])
 @pytest.mark.parametrize("noise", NOISES)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_every_shape_gives_the_bits_of_its_elements(backend: str, bits: ToArray, dtype: str, noise: str) -> None:
+def test_every_shape_gives_the_bits_of_its_elements(
+    backend: str, bits: ToArray, dtype: str, noise: str, antithetic: bool
+) -> None:
     for d, n in SHAPES:
         mu, sigma = vectors(d, n)
         for window in (
@@ -196,9 +208,58 @@ def test_every_shape_gives_the_bits_of_its_elements(backend: str, bits: ToArray,
             {"dim_offset": 3, "sample_offset": 1 + (d + n) % 3},
             {"dim_offset": ROWS - d, "sample_offset": COLUMNS - n},
         ):
-            got = multisample.sample(mu, sigma, n, backend=backend, seed=21, dtype=dtype, noise=noise, **window)
-            expected = elementwise(mu, sigma, n, dtype, seed=21, noise=noise, **window)
-            assert np.array_equal(bits(got), expected), (d, n, window)
+            options: dict[str, Any] = {"seed": 21, "noise": noise, "antithetic": antithetic, **window}
+            got = multisample.sample(mu, sigma, n, backend=backend, dtype=dtype, **options)
+            assert np.array_equal(bits(got), elementwise(mu, sigma, n, dtype, **options)), (d, n, window)
+
+
+# Vectors run down the rows from 16 on; of few rows, several blocks share a tile of C++, more than 256, or 2048 in
+# Numba, are divided; several threads; parts of a block of four or eight at either end, or at both ends of one.
+TALL_SHAPES = [
+    *((d, n) for d in (1, 2, 15, 16, 17, 31, 32, 33, 47, 129, 257) for n in range(1, 10)),
+    (64, 100), (128, 131), (300, 70), (513, 9), (2049, 5), (4097, 13), (8209, 3), (65551, 2), (90000, 9),
+    (33, 9001), (700, 601),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("antithetic", [False, True])
+@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_layout_nd_is_the_transpose(
+    backend: str, to_numpy: ToArray, bits: ToArray, dtype: str, noise: str, antithetic: bool
+) -> None:
+    for d, n in TALL_SHAPES:
+        mu, sigma = vectors(d, n)
+        for window in (
+            {"dim_offset": 0, "sample_offset": 0},
+            {"dim_offset": 3, "sample_offset": 1 + (d + n) % 7},
+            {"dim_offset": ROWS - d, "sample_offset": COLUMNS - n},
+        ):
+            options: dict[str, Any] = {"seed": 22, "noise": noise, "antithetic": antithetic, **window}
+            got = multisample.sample(mu, sigma, n, backend=backend, dtype=dtype, layout="nd", **options)
+            assert to_numpy(got).flags.c_contiguous
+            assert np.array_equal(bits(got), elementwise(mu, sigma, n, dtype, **options).T), (d, n, window)
+
+
+@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_antithetic_samples_are_those_of_plain_noise_and_their_mirrors(
+    backend: str, bits: ToArray, dtype: str, noise: str
+) -> None:
+    # Of public calls alone: what -z gives about mu is what z gives about -mu, negated.
+    for d, n, start in [(1, 1, 0), (1, 1, 1), (3, 2, 1), (5, 37, 3), (40, 9, 2), (2, 1501, 7), (20, 600, 2**34 - 600)]:
+        mu, sigma = vectors(d, n)
+
+        def numbers(mean: Array, first: int, count: int, sigma: Array = sigma, **options: Any) -> Array:
+            x = multisample.sample(
+                mean, sigma, count,
+                backend=backend, seed=23, dtype=dtype, noise=noise, dim_offset=4, sample_offset=first, **options,
+            )  # fmt: skip
+            return bits(x).view(DTYPES[dtype]).astype(np.float64)
+
+        first, pairs = start // 2, (start + n + 1) // 2 - start // 2
+        both = np.stack((numbers(mu, first, pairs), -numbers(-mu, first, pairs)), axis=2).reshape(d, -1)
+        assert np.array_equal(numbers(mu, start, n, antithetic=True), both[:, start % 2 :][:, :n]), (d, n, start)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -254,18 +315,22 @@ def test_more_samples_begin_with_the_fewer(
 
 
 @settings(max_examples=300)
-@given(seed=seeds, dtype=dtypes, noise=noises, d=st.integers(1, 40), n=lengths, data=st.data())
+@given(
+    seed=seeds, dtype=dtypes, noise=noises, d=st.integers(1, 40), n=lengths, antithetic=st.booleans(),
+    layout=st.sampled_from(["dn", "nd"]), data=st.data(),
+)  # fmt: skip
 def test_a_window_equals_that_slice_of_the_whole(
-    backend: str, bits: ToArray, seed: int, dtype: str, noise: str, d: int, n: int, data: st.DataObject
-) -> None:
+    backend: str, bits: ToArray, seed: int, dtype: str, noise: str, d: int, n: int, antithetic: bool, layout: Any,
+    data: st.DataObject,
+) -> None:  # fmt: skip
     mu, sigma = vectors(d, n)
     (a, b), (p, q) = data.draw(parts(d), "rows"), data.draw(parts(n), "columns")
-    whole = bits(multisample.sample(mu, sigma, n, backend=backend, seed=seed, dtype=dtype, noise=noise))
-    window = multisample.sample(
-        mu[a:b], sigma[a:b], q - p,
-        backend=backend, seed=seed, dtype=dtype, noise=noise, dim_offset=a, sample_offset=p,
-    )  # fmt: skip
-    assert np.array_equal(bits(window), whole[a:b, p:q])
+    options: dict[str, Any] = {
+        "backend": backend, "seed": seed, "dtype": dtype, "noise": noise, "antithetic": antithetic, "layout": layout,
+    }  # fmt: skip
+    whole = bits(multisample.sample(mu, sigma, n, **options))
+    window = bits(multisample.sample(mu[a:b], sigma[a:b], q - p, dim_offset=a, sample_offset=p, **options))
+    assert np.array_equal(window, whole[a:b, p:q] if layout == "dn" else whole[p:q, a:b])
 
 
 @settings(max_examples=300)
@@ -435,19 +500,52 @@ def test_out_of_any_strides_gets_the_same_bits_and_nothing_around_it_is_touched(
     noise: str,
 ) -> None:
     shape, view = OUT_LAYOUTS[layout]
-    for d, n in [(0, 3), (1, 1), (5, 37), (3, 700), (400, 9), (2, 1500), (37, 3001)]:
+    for d, n in [(0, 3), (1, 1), (5, 37), (3, 700), (400, 9), (2, 1500), (37, 3001), (300, 13)]:
         mu, sigma = vectors(d, n)
         poisoned = np.full(shape(d, n), 0x5A, np.uint8).astype(DTYPES[dtype])
         options: dict[str, Any] = {"seed": 13, "noise": noise, "dim_offset": 2, "sample_offset": 3}
-        expected = bits(poisoned.copy())
-        view(expected, d, n)[...] = elementwise(mu, sigma, n, dtype, **options)
+        for antithetic in (False, True):
+            options["antithetic"] = antithetic
+            expected = bits(poisoned.copy())
+            view(expected, d, n)[...] = elementwise(mu, sigma, n, dtype, **options)
 
+            base = place(poisoned)
+            try:
+                out = view_of(base, poisoned, functools.partial(view, d=d, n=n))
+            except ValueError:
+                pytest.skip("this backend's library has no such view")
+            got = multisample.sample(place(mu), place(sigma), n, backend=backend, dtype=dtype, out=out, **options)
+            assert got is out
+            assert np.array_equal(bits(base), expected), (d, n, antithetic)
+
+
+@pytest.mark.parametrize("antithetic", [False, True])
+@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize("layout", OUT_LAYOUTS)
+def test_layout_nd_writes_out_of_any_strides(
+    backend: str,
+    place: Callable[[Array], Any],
+    view_of: Callable[[Any, Array, Callable[[Any], Any]], Any],
+    bits: ToArray,
+    layout: str,
+    noise: str,
+    antithetic: bool,
+) -> None:
+    shape, view = OUT_LAYOUTS[layout]
+    for d, n in [(1, 1), (5, 37), (33, 70), (400, 9), (37, 3001)]:
+        mu, sigma = vectors(d, n)
+        poisoned = np.full(shape(n, d), 7, np.float32)
+        options: dict[str, Any] = {"seed": 24, "noise": noise, "sample_offset": 5, "antithetic": antithetic}
+        expected = bits(poisoned.copy())
+        view(expected, n, d)[...] = elementwise(mu, sigma, n, **options).T
         base = place(poisoned)
         try:
-            out = view_of(base, poisoned, functools.partial(view, d=d, n=n))
+            out = view_of(base, poisoned, functools.partial(view, d=n, n=d))
         except ValueError:
             pytest.skip("this backend's library has no such view")
-        got = multisample.sample(place(mu), place(sigma), n, backend=backend, dtype=dtype, out=out, **options)
+        got = multisample.sample(
+            place(mu), place(sigma), n, backend=backend, dtype="float32", layout="nd", out=out, **options
+        )
         assert got is out
         assert np.array_equal(bits(base), expected), (d, n)
 
@@ -457,10 +555,10 @@ def test_unaligned_out_gets_the_same_bits(dtype: str, bits: ToArray) -> None:
     for d, n in [(5, 37), (3, 700), (4, 4096), (30, 3001)]:
         mu, sigma = vectors(d, n)
         for noise in NOISES:
-            out = unaligned(np.zeros((d, n), DTYPES[dtype]))
-            multisample.sample(mu, sigma, n, backend="cpu", seed=14, dtype=dtype, noise=noise, out=out)
             expected = elementwise(mu, sigma, n, dtype, seed=14, noise=noise)
-            assert np.array_equal(bits(out.copy()), expected), (d, n, noise)
+            for out in (unaligned(np.zeros((d, n), DTYPES[dtype])), unaligned(np.zeros((n, d), DTYPES[dtype])).T):
+                multisample.sample(mu, sigma, n, backend="cpu", seed=14, dtype=dtype, noise=noise, out=out)
+                assert np.array_equal(bits(out.copy()), expected), (d, n, noise)
 
 
 # --- Seeds and generators -------------------------------------------------------------------------
@@ -493,21 +591,23 @@ def test_calls_of_a_generator_are_the_offsets_of_the_stream(backend: str, bits: 
 # --- Threads and machines -------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("layout", "antithetic"), [("dn", False), ("dn", True), ("nd", False), ("nd", True)])
 @pytest.mark.parametrize("noise", NOISES)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("d", "n"), [(700, 9000), (3, 300001), (200003, 5)])
+@pytest.mark.parametrize(("d", "n"), [(700, 3000), (3, 300001), (200003, 11)])
 def test_any_number_of_threads_draws_the_same_matrix(
-    monkeypatch: pytest.MonkeyPatch, bits: ToArray, d: int, n: int, dtype: str, noise: str
-) -> None:
+    monkeypatch: pytest.MonkeyPatch, bits: ToArray, d: int, n: int, dtype: str, noise: str, layout: Any,
+    antithetic: bool,
+) -> None:  # fmt: skip
     mu, sigma = vectors(d)
 
     def draw(a: int, b: int, p: int, q: int) -> Array:
-        return bits(
-            multisample.sample(
-                mu[a:b], sigma[a:b], q - p,
-                backend="cpu", seed=15, dtype=dtype, noise=noise, dim_offset=a, sample_offset=1 + p,
-            )
+        x = multisample.sample(
+            mu[a:b], sigma[a:b], q - p,
+            backend="cpu", seed=15, dtype=dtype, noise=noise, dim_offset=a, sample_offset=1 + p, layout=layout,
+            antithetic=antithetic,
         )  # fmt: skip
+        return bits(x if layout == "dn" else x.T)
 
     monkeypatch.setenv("MULTISAMPLE_NUM_THREADS", "1")
     alone = draw(0, d, 0, n)

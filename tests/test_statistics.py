@@ -669,3 +669,101 @@ def test_shared_noise_is_as_normal_as_independent_noise() -> None:
     n = 10**7
     z = multisample.sample([0.0, 0.0], [0.0, 1.0], n, backend="cpu", seed=127, noise="shared")[1]
     assert worst([distance(np.sort(z)) for distance in DISTANCES.values()]) > ALPHA
+
+
+# --- Antithetic pairs -----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def antithetic() -> Array:
+    return drawn(256, 2**17, seed=128, antithetic=True)
+
+
+def test_antithetic_pairs_are_symmetric_about_the_mean(antithetic: Array) -> None:
+    assert np.array_equal(antithetic[:, 0::2], -antithetic[:, 1::2])
+    # About a mean only as far as x = fma(sigma, z, mu) rounds: half a unit in the last place of either.
+    mu, sigma = np.linspace(-3, 3, 100, dtype=np.float32), np.linspace(0.1, 2, 100, dtype=np.float32)
+    x = multisample.sample(mu, sigma, 1000, backend="cpu", seed=129, antithetic=True)
+    error = np.abs(x[:, 0::2].astype(np.float64) + x[:, 1::2] - 2 * mu[:, None].astype(np.float64))
+    assert (error <= (np.spacing(np.abs(x[:, 0::2])) + np.spacing(np.abs(x[:, 1::2]))) / 2).all()
+
+
+@pytest.mark.parametrize("parity", [0, 1])
+@pytest.mark.parametrize("statistic", SURVEY_STATISTICS)
+def test_either_half_of_antithetic_pairs_is_normal(antithetic: Array, parity: int, statistic: str) -> None:
+    assert SURVEY_STATISTICS[statistic](surveyed([np.ascontiguousarray(antithetic[:, parity::2])])) > ALPHA
+
+
+@pytest.mark.parametrize(("j", "k"), [(0, 2), (1, 2), (0, 3), (2, 4), (3, 4), (5, 6), (7, 8), (0, 8)])
+def test_different_antithetic_pairs_fill_the_plane_as_normals_do(antithetic: Array, j: int, k: int) -> None:
+    a, b = antithetic[:, j::8], antithetic[:, k::8]
+    assert pairs(a[:, : b.shape[1]], b) > ALPHA
+    assert pairs(antithetic[:, 0::8], antithetic[:, 1::8]) < CAUGHT
+
+
+@pytest.mark.parametrize("seen_as", SEEN_AS)
+def test_rows_of_antithetic_pairs_are_not_correlated(antithetic: Array, seen_as: str) -> None:
+    assert correlation(antithetic[:STREAMS, 0::2], seen_as) > ALPHA
+
+
+# A European call under Black and Scholes (1973): spot 100, strike 105, rate 2 %, volatility 25 %, two years.
+SPOT, STRIKE, RATE, VOLATILITY, YEARS = 100.0, 105.0, 0.02, 0.25, 2.0
+DEVIATION = VOLATILITY * math.sqrt(YEARS)
+
+
+def discounted_payoff(z: Array) -> Array:
+    price = SPOT * np.exp((RATE - VOLATILITY**2 / 2) * YEARS + DEVIATION * z)
+    return np.asarray(math.exp(-RATE * YEARS) * np.maximum(price - STRIKE, 0))
+
+
+def black_scholes() -> float:
+    d1 = (math.log(SPOT / STRIKE) + (RATE + VOLATILITY**2 / 2) * YEARS) / DEVIATION
+    discounted = STRIKE * math.exp(-RATE * YEARS)
+    return float(SPOT * special.ndtr(d1) - discounted * special.ndtr(d1 - DEVIATION))
+
+
+def test_antithetic_pairs_reduce_the_variance_of_an_option_price_as_theory_says() -> None:
+    # Each row is one estimate, the mean of n payoffs. Its variance is v / n of independent draws, and (1 + rho) v / n
+    # of pairs, rho being the correlation of f(z) and f(-z): by quadrature, split where the payoff or its mirror bends.
+    rows, n = 20_000, 256
+    price = black_scholes()
+    bend = abs(math.log(STRIKE / SPOT) - (RATE - VOLATILITY**2 / 2) * YEARS) / DEVIATION
+    nodes, weights = np.polynomial.legendre.leggauss(100)
+    pieces = [(-12.0, -bend), (-bend, bend), (bend, 12.0)]
+    z = np.concatenate([(b - a) / 2 * nodes + (a + b) / 2 for a, b in pieces])
+    w = np.concatenate([(b - a) / 2 * weights for a, b in pieces]) * np.exp(-z * z / 2) / math.sqrt(2 * math.pi)
+    f, mirrored = discounted_payoff(z) - price, discounted_payoff(-z) - price
+    assert (w * f).sum() == pytest.approx(0, abs=1e-12 * price)
+    v = float((w * f**2).sum())
+    rho = float((w * f * mirrored).sum()) / v
+    assert -1 < rho < -0.25
+
+    options: dict[str, Any] = {"backend": "cpu", "dtype": "float64"}
+    zeros, ones = np.zeros(rows), np.ones(rows)
+    plain = discounted_payoff(multisample.sample(zeros, ones, n, seed=130, **options)).mean(1)
+    paired = discounted_payoff(multisample.sample(zeros, ones, n, seed=131, antithetic=True, **options)).mean(1)
+
+    def deviations(estimates: Array, variance: float, terms: Array, count: int) -> tuple[float, float]:
+        """How far mean and variance of the estimates are off, each a mean of `count` terms, in standard deviations."""
+        excess = (float((w * terms**4).sum()) / float((w * terms**2).sum()) ** 2 - 3) / count
+        errors = estimates - price
+        return (
+            errors.mean() / math.sqrt(variance / rows),
+            ((errors**2).mean() / variance - 1) / math.sqrt((2 + excess) / rows),
+        )
+
+    pairs_of = (f + mirrored) / 2
+    assert worst(of_standard_normal(deviations(plain, v / n, f, n))) > ALPHA
+    assert worst(of_standard_normal(deviations(paired, (1 + rho) * v / n, pairs_of, n // 2))) > ALPHA
+    # And not what theory says of the other kind.
+    assert worst(of_standard_normal(deviations(plain, (1 + rho) * v / n, f, n))) < CAUGHT
+    assert worst(of_standard_normal(deviations(paired, v / n, pairs_of, n // 2))) < CAUGHT
+
+
+def test_antithetic_pairs_leave_no_error_in_the_mean_of_a_linear_function() -> None:
+    mu, sigma, weights = np.linspace(-1, 2, 50), np.linspace(0.1, 3, 50), np.linspace(1, 5, 50)
+    x = multisample.sample(mu, sigma, 1000, backend="cpu", seed=132, dtype="float64", antithetic=True)
+    exact = float(weights @ mu)
+    assert float((weights @ x).mean()) == pytest.approx(exact, abs=1e-11)
+    plain = multisample.sample(mu, sigma, 1000, backend="cpu", seed=132, dtype="float64")
+    assert abs(float((weights @ plain).mean()) - exact) > 1e-3

@@ -6,10 +6,16 @@ Everything here runs without a GPU; tests/test_cuda.py has the rest.
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.resources
 import importlib.util
 import os
+import platform
+import shutil
+import signal
+import subprocess
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,10 +42,11 @@ def host_vectors(d: int) -> tuple[Array, Array]:
     return np.linspace(-3, 3, d), np.linspace(0, 2, d)
 
 
+@pytest.mark.parametrize("antithetic", [False, True])
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_the_operator_has_the_bits_of_sample(
-    operator: Any, bits: Callable[[Any], Array], dtype: str, shared: bool
+    operator: Any, bits: Callable[[Any], Array], dtype: str, shared: bool, antithetic: bool
 ) -> None:
     for d, n, offset, dim_offset, sample_offset in [(1, 1, 0, 0, 0), (5, 700, 3, 7, 2), (300, 9, 2**63, 1, 5)]:
         mu, sigma = host_vectors(d)
@@ -47,14 +54,42 @@ def test_the_operator_has_the_bits_of_sample(
         generator.state = {**generator.state, "offset": offset}
         expected = multisample.sample(
             mu, sigma, n, backend="cpu", generator=generator, dtype=dtype, dim_offset=dim_offset,
-            sample_offset=sample_offset, noise="shared" if shared else "independent",
+            sample_offset=sample_offset, noise="shared" if shared else "independent", antithetic=antithetic,
         )  # fmt: skip
         out = torch.empty((n, d), dtype=getattr(torch, dtype)).T
         operator(
             out, torch.from_numpy(mu), torch.from_numpy(sigma), seed=-3, offset=offset - 2**64 * (offset >= 2**63),
-            dim_offset=dim_offset, sample_offset=sample_offset, shared=shared,
+            dim_offset=dim_offset, sample_offset=sample_offset, shared=shared, antithetic=antithetic,
         )  # fmt: skip
         assert np.array_equal(bits(out.contiguous()), bits(expected)), (d, n)
+
+
+SHIM = Path(__file__).parent / "shim" / "cpu_kernel.cpp"
+SOURCES = Path(str(importlib.resources.files("multisample.csrc")))
+SANITIZED = ("-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the machines below are of x86-64")
+@pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+def test_machines_of_other_vectors_give_the_same_bits_within_bounds(tmp_path: Path) -> None:
+    digests = set()
+    for flags in (
+        ("-march=x86-64", *SANITIZED),
+        ("-march=x86-64-v3", *SANITIZED),
+        ("-march=native", *SANITIZED),
+    ):
+        program = tmp_path / "cpu_kernel"
+        subprocess.run(
+            ["g++", "-std=c++17", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas",
+             *flags, f"-I{SOURCES}", str(SHIM), "-o", str(program)],
+            check=True,
+        )  # fmt: skip
+        done = subprocess.run([str(program)], capture_output=True, text=True)
+        if done.returncode < 0 and -done.returncode == signal.SIGILL:
+            continue  # This machine is plainer than that one.
+        assert done.returncode == 0, done.stderr
+        digests.add(done.stdout)
+    assert len(digests) == 1
 
 
 def test_the_operator_refuses_what_it_cannot_take_and_says_what_it_got(operator: Any) -> None:

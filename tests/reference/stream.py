@@ -399,6 +399,7 @@ def sample(
     shared: bool = False,
     dim_offset: int = 0,
     sample_offset: int = 0,
+    antithetic: bool = False,
 ) -> list[list[int]]:
     """Draw a sample: x[i, j] = fma(sigma[i], z[i, j], mu[i]).
 
@@ -416,6 +417,8 @@ def sample(
         Shared noise: every row has the noise of row 0, whatever ``dim_offset``.
     dim_offset, sample_offset : int
         Where the window starts.
+    antithetic : bool
+        z'[i, j] = (-1)^j z[i, j // 2] in place of z[i, j].
 
     Returns
     -------
@@ -429,7 +432,8 @@ def sample(
         i = 0 if shared else dim_offset + row
         line = []
         for j in range(sample_offset, sample_offset + n):
-            x = fma(d, _normal(seed, offset, i, j, k), m, k.fmt)
+            z = _normal(seed, offset, i, j // 2, k) * (-1) ** j if antithetic else _normal(seed, offset, i, j, k)
+            x = fma(d, z, m, k.fmt)
             line.append(bits(_compute(x, FORMATS[dtype]), dtype))
         rows.append(line)
     return rows
