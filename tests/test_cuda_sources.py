@@ -656,18 +656,20 @@ class Compiled:
     log: str
     names: dict[Variant, str]
     """The kernels' names in the object code."""
+    advance: str
+    """That of the kernel that counts up an offset."""
     code: bytes
     """For a real architecture its machine code, for a virtual one PTX."""
 
 
-def nvrtc_compile(architecture: str, *options: str) -> Compiled:
-    """All kernels in one program, which takes half the time of one for each."""
+def nvrtc_compile(architecture: str, *options: str, variants: Iterable[Variant] = VARIANTS) -> Compiled:
+    """These kernels in one program, which takes half the time of one for each; and the one that counts up an offset."""
     from cupy.cuda import nvrtc
 
     program = nvrtc.createProgram(cupy_backend.source(), "program.cu", (), ())
     try:
-        names = {variant: cupy_backend.kernel_name(*variant) for variant in VARIANTS}
-        for name in names.values():
+        names = {variant: cupy_backend.kernel_name(*variant) for variant in variants}
+        for name in (*names.values(), cupy_backend.ADVANCE_KERNEL):
             nvrtc.addNameExpression(program, name)
         try:
             nvrtc.compileProgram(program, [*cupy_backend.OPTIONS, f"-arch={architecture}", *options])
@@ -675,9 +677,11 @@ def nvrtc_compile(architecture: str, *options: str) -> Compiled:
             pytest.fail(f"{architecture}: {nvrtc.getProgramLog(program)[:5000]}", pytrace=False)
         code = (nvrtc.getCUBIN if architecture.startswith("sm_") else nvrtc.getPTX)(program)
         lowered = {variant: nvrtc.getLoweredName(program, name) for variant, name in names.items()}
+        advance = nvrtc.getLoweredName(program, cupy_backend.ADVANCE_KERNEL)
         return Compiled(
             nvrtc.getProgramLog(program),
             {variant: name.decode() if isinstance(name, bytes) else name for variant, name in lowered.items()},
+            advance.decode() if isinstance(advance, bytes) else advance,
             code if isinstance(code, bytes) else code.encode(),
         )
     finally:
@@ -686,31 +690,44 @@ def nvrtc_compile(architecture: str, *options: str) -> Compiled:
 
 @requires_nvrtc
 def test_nvrtc_compiles_every_kernel_for_every_architecture_without_a_word() -> None:
+    """A third of them for each, in turn: the sources do not know for which they are compiled."""
+    kernels = [VARIANTS[k % 3 :: 3] for k in range(len(ARCHITECTURES))]
+    assert not any("__CUDA_ARCH__" in path.read_text() for path in csrc_files.folder().glob("*.*"))
+    assert len(VARIANTS) == 140
     with ThreadPoolExecutor(2) as pool:
-        for architecture, compiled in zip(ARCHITECTURES, pool.map(nvrtc_compile, ARCHITECTURES), strict=True):
+        every = pool.map(
+            lambda work: nvrtc_compile(work[0], variants=work[1]), zip(ARCHITECTURES, kernels, strict=True)
+        )
+        for architecture, variants, compiled in zip(ARCHITECTURES, kernels, every, strict=True):
             assert compiled.log.strip("\0\n ") == "", (architecture, compiled.log[:5000])
-            assert len(set(compiled.names.values())) == len(VARIANTS)
+            assert len(set(compiled.names.values())) == len(variants)
             assert compiled.code.startswith(b"\x7fELF"), architecture
-            for name in compiled.names.values():
+            for name in (*compiled.names.values(), compiled.advance):
                 assert f".text.{name}\0".encode() in compiled.code, (architecture, name)
 
 
 @pytest.fixture(scope="module")
 def ptx() -> dict[str, Compiled]:
-    """With contraction, which is NVRTC's default, and without."""
+    """With contraction, which is NVRTC's default, and a third without."""
     with ThreadPoolExecutor(2) as pool:
-        compiled = pool.map(lambda fmad: nvrtc_compile("compute_90", f"--fmad={fmad}"), ("true", "false"))
-        return dict(zip(("contracted", "as written"), compiled, strict=True))
+        contracted = pool.submit(nvrtc_compile, "compute_90", "--fmad=true")
+        as_written = pool.submit(nvrtc_compile, "compute_90", "--fmad=false", variants=VARIANTS[::3])
+        return {"contracted": contracted.result(), "as written": as_written.result()}
+
+
+def bodies_of(compiled: Compiled) -> dict[str, str]:
+    """The PTX of each kernel, by its name there."""
+    parts = re.split(r"\.entry\s+(\w+)", compiled.code.decode())
+    bodies = dict(zip(parts[1::2], parts[2::2], strict=True))
+    assert set(bodies) == {*compiled.names.values(), compiled.advance}
+    return bodies
 
 
 @pytest.fixture(scope="module")
 def instructions(ptx: dict[str, Compiled]) -> dict[Variant, collections.Counter[str]]:
     """How often each kernel has each PTX instruction, inline assembly included; ``.local`` for such memory."""
     compiled = ptx["contracted"]
-    parts = re.split(r"\.entry\s+(\w+)", compiled.code.decode())
-    bodies = dict(zip(parts[1::2], parts[2::2], strict=True))
-    assert set(bodies) == set(compiled.names.values())
-    result = {}
+    bodies, result = bodies_of(compiled), {}
     for variant, name in compiled.names.items():
         body = re.sub(r"//.*", "", bodies[name])
         found = re.findall(r"(?:^|[;{}])\s*(?:@!?%\w+\s+)?([a-z][\w.:]*)(?=[\s;])", body, re.M)
@@ -727,20 +744,29 @@ Instructions = dict[Variant, collections.Counter[str]]
 @requires_nvrtc
 def test_contraction_changes_nothing(ptx: dict[str, Compiled]) -> None:
     """Since every product and sum of floating-point numbers is an intrinsic, nothing is left for a compiler to fuse."""
-    # Names of constants hold a number that NVRTC gives to each compilation.
-    contracted, as_written = (
-        re.sub(r"_ZN\d+_INTERNAL_\w*?multisample", "_multisample", ptx[name].code.decode())
-        for name in ("contracted", "as written")
-    )
-    assert "fma.rn.f32" in contracted and "fma.rn.f64" in contracted
-    assert contracted.splitlines() == as_written.splitlines()
+
+    def comparable(compiled: Compiled) -> dict[Variant, list[str]]:
+        bodies = bodies_of(compiled)
+        # Where the next kernel begins differs, and names of constants and labels hold numbers of the compilation.
+        return {
+            variant: re.sub(r"_ZN\d+_INTERNAL_\w*?multisample|\$L__BB\d+", "", bodies[name])
+            .partition("\n}")[0]
+            .split("\n")
+            for variant, name in compiled.names.items()
+        }
+
+    contracted, as_written = comparable(ptx["contracted"]), comparable(ptx["as written"])
+    assert {dtype for dtype, *_ in as_written} == set(DTYPES)
+    for variant, lines in as_written.items():
+        assert any(f"fma.rn.f{64 if variant[0] == 'float64' else 32}" in line for line in lines), variant
+        assert lines == contracted[variant], variant
 
 
 @requires_nvrtc
 def test_kernels_do_no_more_than_the_stream_says(instructions: Instructions) -> None:
-    assert len(instructions) == 56
-    for (dtype, shared, fast, stores), found in instructions.items():
-        variant = (dtype, shared, fast, STORES[stores])
+    assert len(instructions) == 140
+    for (dtype, shared, antithetic, fast, stores), found in instructions.items():
+        variant = (dtype, shared, antithetic, fast, STORES[stores])
         approximate = {name for name in found if ".approx" in name}
         flushed = {name for name in found if ".ftz" in name}
         assert flushed <= approximate, (variant, flushed)
@@ -764,8 +790,8 @@ def test_kernels_are_made_of_the_instructions_that_make_them_fast(instructions: 
         "float16": r"st\.global\.(v4\.[bfu]16|v2\.[bfu]32|[bfu]64)",
     }
     whole["bfloat16"] = whole["float16"]
-    for (dtype, shared, fast, stores), found in instructions.items():
-        variant = (dtype, shared, fast, STORES[stores])
+    for (dtype, shared, antithetic, fast, stores), found in instructions.items():
+        variant = (dtype, shared, antithetic, fast, STORES[stores])
         assert found[".local"] == 0, variant
         assert found["mul.wide.u32"] > 0 and not any(name.startswith("mul.hi.") for name in found), variant
         wide_stores = sum(count for name, count in found.items() if re.fullmatch(whole[dtype], name))
@@ -773,10 +799,17 @@ def test_kernels_are_made_of_the_instructions_that_make_them_fast(instructions: 
         if dtype != "float64":
             if STORES[stores] == "aligned":
                 assert wide_stores >= 8, variant  # rows in one turn of the loop
-            # Two radii to a group. If noise is shared they are made before any row, in two places: for the first run of
-            # columns, and for each other; and in the loop if it is not.
+            # Two radii to a group, which is four columns or eight. If noise is shared they are made before any row, in
+            # two places: for the first run of columns (or of groups, where dimensions lie side by side), and for each
+            # other; and in the loop if it is not.
             radii = found["sqrt.approx.ftz.f32" if fast else "rsqrt.approx.ftz.f32"]
-            assert radii == 4 if shared else radii >= 2 * wide_stores, (variant, radii)
+            if shared:
+                assert radii == 4, (variant, radii)
+            elif STORES[stores] == "transposed":
+                # Groups in one turn of the loop, and those that may be cut.
+                assert radii >= 2 * ((2 if antithetic else 4) + 2), (variant, radii)
+            else:
+                assert radii >= (1 if antithetic else 2) * wide_stores, (variant, radii)
 
 
 @pytest.fixture(scope="module")
