@@ -235,9 +235,6 @@ class Columns {
   // The rows of a chunk of `rows` dimensions, of which `out` is the first.
   MULTISAMPLE_FUNCTION void draw(const Dimension<Real>* chunk, u32 rows, char* out, const Keys<Real>& keys,
                                  const Geometry& geometry) const {
-    const auto down = [&](const Dimension<Real>* dimensions, u32 count, char* at, i32 stride, const auto& put) {
-      go_down<Out, antithetic>(dimensions, count, at, stride, noise_, keys, put);
-    };
     const u32 step = geometry.rows_per_pass;
     const Dimension<Real>* const mine = chunk + row_ * geometry.pitch;
     char* const at = out + offset_;
@@ -246,20 +243,20 @@ class Columns {
       // All threads of a warp together. The last pass may not be full, and then ends within a warp.
       const u32 passes = rows * geometry.one_by_rows >> 20, more = rows - passes * step;
       PutStaged<Out, antithetic> put{stage_, threadIdx.x % 32, position_, length_, first_, last_};
-      down(mine, passes, at, stride, put);
+      down(mine, passes, at, stride, keys, put);
       if (more > 0) {
         const u32 left = more * columns_;
         put.length = left <= run_ ? 0 : left - run_ < length_ ? left - run_ : length_;
         down(chunk + (row_ < more ? row_ : 0) * geometry.pitch + passes, 1,
-             at + passes * static_cast<i64>(stride) * kSize, 0, put);
+             at + passes * static_cast<i64>(stride) * kSize, 0, keys, put);
       }
       return;
     }
     const u32 count = step == 1 ? rows : row_ < rows ? (rows - row_ + step - 1) * geometry.one_by_rows >> 20 : 0;
     if (stores == kAligned && kPairs && __all_sync(~0u, paired_ && count == __shfl_sync(~0u, count, 0))) {
-      down(mine, count, at, stride, PutPaired<Out, antithetic>{});
+      down(mine, count, at, stride, keys, PutPaired<Out, antithetic>{});
     } else if (stores == kAligned && whole_) {
-      down(mine, count, at, stride, PutAligned<Out, antithetic>{});
+      down(mine, count, at, stride, keys, PutAligned<Out, antithetic>{});
     } else if (stores == kShifted && whole_) {
       const u32 thread = threadIdx.x % 32;
       const u32 shift = static_cast<u32>(reinterpret_cast<u64>(at) % alignof(Quad<Out>) / kSize);
@@ -268,27 +265,33 @@ class Columns {
       switch (shift) {
         case 0:
           if (kCount * kSize > kStore) {
-            down(mine, count, at, stride, PutPaired<Out, antithetic>{});
+            down(mine, count, at, stride, keys, PutPaired<Out, antithetic>{});
           } else {
-            down(mine, count, at, stride, PutAligned<Out, antithetic>{});
+            down(mine, count, at, stride, keys, PutAligned<Out, antithetic>{});
           }
           break;
-        case 1: down(mine, count, end, stride, PutShifted<Out, antithetic, 1>{first, last}); break;
+        case 1: down(mine, count, end, stride, keys, PutShifted<Out, antithetic, 1>{first, last}); break;
         default:
           if constexpr (kSize < 8) {
             if (shift == 2) {
-              down(mine, count, end, stride, PutShifted<Out, antithetic, 2>{first, last});
+              down(mine, count, end, stride, keys, PutShifted<Out, antithetic, 2>{first, last});
             } else {
-              down(mine, count, end, stride, PutShifted<Out, antithetic, 3>{first, last});
+              down(mine, count, end, stride, keys, PutShifted<Out, antithetic, 3>{first, last});
             }
           }
       }
     } else if (first_ < last_) {
-      down(mine, count, at, stride, PutStrided<Out, antithetic>{column_stride_, first_, last_});
+      down(mine, count, at, stride, keys, PutStrided<Out, antithetic>{column_stride_, first_, last_});
     }
   }
 
  private:
+  template <class Put>
+  MULTISAMPLE_FUNCTION void down(const Dimension<Real>* dimensions, u32 count, char* at, i32 stride,
+                                 const Keys<Real>& keys, const Put& put) const {
+    go_down<Out, antithetic>(dimensions, count, at, stride, noise_, keys, put);
+  }
+
   Noise<Real, shared, fast> noise_;
   i64 offset_;  // from the first row's first column to what `put` is given, in bytes
   u32 row_;

@@ -309,30 +309,45 @@ def windows(d: int, n: int) -> list[dict[str, int]]:
     ]
 
 
+def check_shapes_and_windows(
+    sample: Callable[..., Any], put: Callable[[Array], Any], bits: ToArray, dtype: str, noise: str
+) -> None:
+    """In rows, and with every shape, for a window or two, the transposed result and antithetic pairs."""
+    for number, (d, n) in enumerate(SHAPES):
+        mu, sigma = vectors(d, dtype, n)
+        device_mu, device_sigma = put(mu), put(sigma)
+        for turn, window in enumerate(windows(d, n), start=number):
+            options: dict[str, Any] = {"seed": 2**63 + 21, "dtype": dtype, "noise": noise, **window}
+            expected = bits(on_cpu(mu, sigma, n, **options))
+            got = sample(device_mu, device_sigma, n, **options)
+            assert np.array_equal(bits(got), expected), (d, n, window)
+            if turn % 3 == 0:
+                got = sample(device_mu, device_sigma, n, layout="nd", **options)
+                assert np.array_equal(bits(got).T, expected), (d, n, window)
+            elif turn % 3 == 1:
+                expected = bits(on_cpu(mu, sigma, n, antithetic=True, **options))
+                layout = ("dn", "nd")[number // 3 % 2]
+                got = bits(sample(device_mu, device_sigma, n, antithetic=True, layout=layout, **options))
+                assert np.array_equal(got if layout == "dn" else got.T, expected), (d, n, window, layout)
+
+
 @pytest.mark.parametrize("noise", NOISES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_shape_and_window_has_the_bits_of_the_cpu_backend(
     any_gpu: Gpu, bits: ToArray, dtype: str, noise: str
 ) -> None:
-    for d, n in SHAPES:
-        mu, sigma = vectors(d, dtype, n)
-        device_mu, device_sigma = any_gpu.memory.put(mu), any_gpu.memory.put(sigma)
-        for window in windows(d, n):
-            options = {"seed": 2**63 + 21, "dtype": dtype, "noise": noise, **window}
-            got = any_gpu.sample(device_mu, device_sigma, n, **options)
-            assert np.array_equal(bits(got), bits(on_cpu(mu, sigma, n, **options))), (d, n, window)
+    check_shapes_and_windows(any_gpu.sample, any_gpu.memory.put, bits, dtype, noise)
 
 
 @pytest.mark.parametrize("noise", NOISES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_torch_ext_has_the_same_bits_in_host_memory(torch: Any, bits: ToArray, dtype: str, noise: str) -> None:
-    for d, n in SHAPES:
-        mu, sigma = vectors(d, dtype, n)
-        for window in windows(d, n):
-            options = {"seed": 2**63 + 21, "dtype": dtype, "noise": noise, **window}
-            got = multisample.sample(torch.from_numpy(mu), torch.from_numpy(sigma), n, backend="torch_ext", **options)
-            assert got.device.type == "cpu"
-            assert np.array_equal(bits(got), bits(on_cpu(mu, sigma, n, **options))), (d, n, window)
+    def sample(*arguments: Any, **options: Any) -> Any:
+        got = multisample.sample(*arguments, backend="torch_ext", **options)
+        assert got.device.type == "cpu"
+        return got
+
+    check_shapes_and_windows(sample, torch.from_numpy, bits, dtype, noise)
 
 
 def test_float64_does_not_know_fast_math(any_gpu: Gpu, bits: ToArray) -> None:
@@ -412,7 +427,7 @@ HEIGHTS = (*range(1, 6), *range(255, 259), 2047)
 # Elements before and after; a multiple of what aligned stores need.
 GUARD = 64
 # The largest window that a result here is part of.
-REFERENCE = (max(HEIGHTS) + 2, max(LENGTHS) + 3)
+REFERENCE = (max(HEIGHTS) + 2, max(LENGTHS) + 7)
 
 
 def layouts(d: int, n: int, skip: int) -> list[tuple[int, int, int]]:
@@ -425,45 +440,55 @@ def layouts(d: int, n: int, skip: int) -> list[tuple[int, int, int]]:
     ]
 
 
-def check_all_layouts(gpu: Gpu, reference: Array, dtype: str, noise: str, fast_math: bool) -> None:
-    """Every shape, in each kind of memory: what `reference` has, bit patterns, and nothing outside of it."""
+def check_all_layouts(gpu: Gpu, references: tuple[Array, Array], dtype: str, noise: str, fast_math: bool) -> None:
+    """Every shape, in each kind of memory: what the first reference has, bit patterns, and nothing outside of it.
+
+    And every shape in one kind of memory, in turn, with antithetic pairs, which the second one has.
+    """
     memory, size = gpu.memory, SIZES[dtype]
     integer = f"int{8 * size}"
-    expected = memory.put(reference.view(np.uint8).reshape(-1))
+    on_device = [memory.put(reference.view(np.uint8).reshape(-1)) for reference in references]
     mu, sigma = map(memory.put, vectors(REFERENCE[0], dtype))
     kinds_of_stores = set()
     for number, (d, n) in enumerate(itertools.product(HEIGHTS, LENGTHS)):
-        top, skip = (number % 3, number % 4) if number % 5 else (0, 0)
-        for row_stride, column_stride, first in layouts(d, n, skip):
+        top, skip = (number % 3, number % 8) if number % 5 else (0, 0)
+        places = [(place, False) for place in layouts(d, n, skip)]
+        places.append((places[sum(divmod(number, len(LENGTHS))) % len(places)][0], True))
+        for (row_stride, column_stride, first), antithetic in places:
             length = first + (d - 1) * row_stride + (n - 1) * column_stride + 1 + GUARD
             length += -length % 8
             place = (d, n), (row_stride, column_stride), first
             buffer, wanted = memory.poisoned(length * size), memory.poisoned(length * size)
-            out = memory.view(buffer, dtype, *place)
+            # Two names for the same memory.
+            turned = column_stride != 1 and number % 2 == 1
+            out = memory.view(buffer, dtype, *((pair[::-1] for pair in place[:2]) if turned else place[:2]), first)
             got = gpu.sample(
                 mu[top : top + d], sigma[top : top + d], n,
                 seed=13, noise=noise, dtype=None if dtype == computing(dtype) else dtype, out=out, fast_math=fast_math,
-                dim_offset=top, sample_offset=skip,
+                dim_offset=top, sample_offset=skip, antithetic=antithetic, layout="nd" if turned else "dn",
             )  # fmt: skip
             assert got is out
-            part = memory.view(expected, integer, (d, n), (REFERENCE[1], 1), top * REFERENCE[1] + skip)
+            part = memory.view(on_device[antithetic], integer, (d, n), (REFERENCE[1], 1), top * REFERENCE[1] + skip)
             memory.copy(part, memory.view(wanted, integer, *place))
-            assert memory.same(buffer, wanted), (d, n, top, skip, row_stride, column_stride, first)
+            assert memory.same(buffer, wanted), (d, n, top, skip, row_stride, column_stride, first, antithetic, turned)
             cheap = noise == "shared" or (fast_math and dtype != "float64")
             cut, _ = geometry.geometry(
                 d, n, dtype, (row_stride * size, column_stride * size), first * size % 16, skip, cheap,
-                noise == "shared",
+                noise == "shared", antithetic,
             )  # fmt: skip
-            kinds_of_stores.add(cut.stores)
-    assert kinds_of_stores == set(range(len(geometry.KERNEL_STORES)))
+            kinds_of_stores.add((cut.stores, antithetic))
+    assert kinds_of_stores == set(itertools.product(range(len(geometry.KERNEL_STORES)), (False, True)))
 
 
 @pytest.mark.parametrize("noise", NOISES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_element_is_written_and_nothing_else(gpu: Gpu, bits: ToArray, dtype: str, noise: str) -> None:
-    reference = on_cpu(*vectors(REFERENCE[0], dtype), REFERENCE[1], dtype, seed=13, noise=noise)
-    assert np.isfinite(reference.astype(np.float64)).all()
-    check_all_layouts(gpu, bits(reference), dtype, noise, fast_math=False)
+    mu, sigma = vectors(REFERENCE[0], dtype)
+    plain, antithetic = (
+        on_cpu(mu, sigma, REFERENCE[1], dtype, seed=13, noise=noise, antithetic=pairs) for pairs in (False, True)
+    )
+    assert np.isfinite(plain.astype(np.float64)).all() and np.isfinite(antithetic.astype(np.float64)).all()
+    check_all_layouts(gpu, (bits(plain), bits(antithetic)), dtype, noise, fast_math=False)
 
 
 @pytest.mark.parametrize("noise", NOISES)
@@ -473,13 +498,23 @@ def test_fast_math_has_the_same_bits_in_every_backend_wherever_it_writes(
 ) -> None:
     first = all_gpus[0]
     mu, sigma = map(first.memory.put, vectors(REFERENCE[0], dtype))
-    options = {"seed": 13, "dtype": dtype, "noise": noise}
-    drawn = first.sample(mu, sigma, REFERENCE[1], fast_math=True, **options)
-    reference = bits(drawn)
-    assert np.isfinite(reference.view(numpy_dtype(dtype)).astype(np.float64)).all()
-    assert not np.array_equal(reference, bits(first.sample(mu, sigma, REFERENCE[1], **options)))
+
+    def drawn(fast_math: bool, antithetic: bool) -> Array:
+        return bits(
+            first.sample(
+                mu, sigma, REFERENCE[1], seed=13, dtype=dtype, noise=noise, fast_math=fast_math, antithetic=antithetic
+            )
+        )
+
+    references = drawn(True, False), drawn(True, True)
+    for antithetic, reference in enumerate(references):
+        assert np.isfinite(reference.view(numpy_dtype(dtype)).astype(np.float64)).all()
+        assert not np.array_equal(reference, drawn(False, bool(antithetic)))
+    # Of each pair the one number is the draw without pairs.
+    half = REFERENCE[1] // 2
+    assert np.array_equal(references[1][:, 0 : 2 * half : 2], references[0][:, :half])
     for gpu in all_gpus:
-        check_all_layouts(gpu, reference, dtype, noise, fast_math=True)
+        check_all_layouts(gpu, references, dtype, noise, fast_math=True)
 
 
 # --- Large results --------------------------------------------------------------------------------
@@ -499,15 +534,18 @@ def room() -> Iterator[Callable[[Gpu, int], None]]:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "d", "n", "noise", "transposed"),
+    ("dtype", "d", "n", "noise", "transposed", "antithetic"),
     [
-        ("float32", 1, 2**31 + 3, "independent", False),
-        ("float32", 1, 2**31 + 3, "shared", False),
-        ("float16", 1, 2**31 + 3, "independent", False),
-        ("float32", 3, 2**29 + 1, "independent", False),
-        ("float64", 2**20 + 1, 1025, "independent", False),
-        ("float16", 2**31 + 5, 1, "independent", False),
-        ("float32", 2**16 + 1, 2**15 + 1, "independent", True),
+        ("float32", 1, 2**31 + 3, "independent", False, False),
+        ("float32", 1, 2**31 + 3, "shared", False, False),
+        ("float16", 1, 2**31 + 3, "independent", False, True),
+        ("float32", 3, 2**29 + 1, "independent", False, False),
+        ("float64", 2**20 + 1, 1025, "independent", False, False),
+        ("float16", 2**31 + 5, 1, "independent", False, False),
+        ("float32", 2**16 + 1, 2**15 + 1, "independent", True, False),
+        # Dimensions side by side: few, so that it is long; and more than any GPU has threads.
+        ("float16", 3, 2**30 + 1, "independent", True, True),
+        ("float16", 2**30 + 1, 3, "independent", True, False),
     ],
 )
 def test_results_of_more_elements_or_bytes_than_32_bits_count(
@@ -519,6 +557,7 @@ def test_results_of_more_elements_or_bytes_than_32_bits_count(
     n: int,
     noise: str,
     transposed: bool,
+    antithetic: bool,
 ) -> None:
     memory, size, elements = gpu.memory, SIZES[dtype], d * n
     assert elements * size > 2**32
@@ -528,7 +567,7 @@ def test_results_of_more_elements_or_bytes_than_32_bits_count(
     mu, sigma = (memory.repeated(float(x[0]), "float32", d) if many else memory.put(x) for x in host)
     buffer = memory.poisoned(elements * size)
     out = memory.view(buffer, dtype, (d, n), (1, d) if transposed else (n, 1), 0)
-    options = {"seed": 2**40 + 5, "dtype": dtype, "noise": noise}
+    options: dict[str, Any] = {"seed": 2**40 + 5, "dtype": dtype, "noise": noise, "antithetic": antithetic}
     assert gpu.sample(mu, sigma, n, out=out, **options) is out
 
     whole = memory.view(buffer, f"int{8 * size}", (elements,), (1,), 0)
@@ -585,8 +624,14 @@ def test_elements_may_be_gigabytes_apart(
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"fast_math": True, "noise": "shared"}, {"dtype": "float16"}, {"dim_offset": 1}],
-    ids=["plain", "plain, fast and shared", "float16", "window"],
+    [
+        {},
+        {"fast_math": True, "noise": "shared"},
+        {"dtype": "float16"},
+        {"dim_offset": 1},
+        {"antithetic": True, "layout": "nd"},
+    ],
+    ids=["plain", "plain, fast and shared", "float16", "window", "transposed pairs"],
 )
 def test_a_call_is_in_the_order_of_the_current_stream_and_waits_for_nothing(
     any_gpu: Gpu, bits: ToArray, options: dict[str, Any]
@@ -709,6 +754,15 @@ def test_plain_calls_have_the_bits_of_those_that_take_the_longer_way(
                 drawn.append(bits(any_gpu.sample(mu, sigma, n, generator=generator, **options, **extra)))
                 assert generator.offset == 2**40 + 4
             assert np.array_equal(*drawn), (d, n)
+        # These are not plain calls, though they have all else of one.
+        for more in ({"antithetic": True}, {"layout": "nd"}, {"antithetic": True, "layout": "nd"}):
+            generator, same = multisample.Generator(7), multisample.Generator(7)
+            for _ in range(2):
+                got = bits(any_gpu.sample(mu, sigma, n, generator=generator, noise=noise, **more))
+                expected = bits(on_cpu(*host, n, dtype, generator=same, noise=noise, **more))
+                assert got.shape == ((n, d) if "layout" in more else (d, n))
+                assert np.array_equal(got, expected), (d, n, more)
+            assert generator.offset == 2
 
 
 @pytest.mark.parametrize("options", [{}, {"dtype": "float32"}], ids=["plain", "longer way"])
@@ -833,11 +887,13 @@ DEVICES = ("cuda", "cpu")
 def test_the_operator_has_the_bits_of_sample(torch: Any, bits: ToArray, device: str, dtype: str, noise: str) -> None:
     operator = torch.ops.multisample.sample_
     seed, call = 2**63 + 5, 2**63 + 2
-    for (d, n), transposed in itertools.product([(1, 1), (5, 37), (300, 7), (4, 1024), (3, 4099)], (False, True)):
+    for (d, n), transposed, antithetic in itertools.product(
+        [(1, 1), (5, 37), (300, 7), (4, 1024), (3, 4099)], (False, True), (False, True)
+    ):
         mu, sigma = vectors(d, dtype, n)
         generator = multisample.Generator(seed)
         generator.state = {**generator.state, "offset": call}
-        options: dict[str, Any] = {"dim_offset": ROWS - d, "sample_offset": COLUMNS - n}
+        options: dict[str, Any] = {"dim_offset": ROWS - d, "sample_offset": COLUMNS - n, "antithetic": antithetic}
         expected = on_cpu(mu, sigma, n, dtype, generator=generator, noise=noise, **options)
         out = torch.full((n, d) if transposed else (d, n), torch.nan, dtype=getattr(torch, dtype), device=device)
         out = out.T if transposed else out
@@ -846,7 +902,9 @@ def test_the_operator_has_the_bits_of_sample(torch: Any, bits: ToArray, device: 
             seed=seed - 2**64, offset=call - 2**64, shared=noise == "shared", **options,
         )  # fmt: skip
         assert result is None
-        assert np.array_equal(bits(out), bits(expected)), (d, n, transposed)
+        assert np.array_equal(bits(out), bits(expected)), (d, n, transposed, antithetic)
+        if antithetic:
+            continue
         # And with what it takes by default.
         operator(out, torch.from_numpy(mu).to(device), torch.from_numpy(sigma).to(device), seed=9)
         assert np.array_equal(bits(out), bits(on_cpu(mu, sigma, n, dtype, seed=9))), (d, n, transposed)
@@ -857,12 +915,14 @@ def test_the_operator_has_the_bits_of_sample(torch: Any, bits: ToArray, device: 
 
 def test_the_operator_knows_fast_math(torch: Any, bits: ToArray) -> None:
     mu, sigma = (torch.from_numpy(x).cuda() for x in vectors(5))
-    out = torch.empty((5, 700), device="cuda")
-    torch.ops.multisample.sample_(out, mu, sigma, seed=3, fast_math=True)
-    assert np.array_equal(bits(out), bits(multisample.sample(mu, sigma, 700, seed=3, fast_math=True)))
-    host = torch.empty((5, 700))
-    torch.ops.multisample.sample_(host, mu.cpu(), sigma.cpu(), seed=3, fast_math=True)
-    assert np.array_equal(bits(host), bits(multisample.sample(mu, sigma, 700, seed=3)))
+    for antithetic in (False, True):
+        options = {"seed": 3, "antithetic": antithetic}
+        out = torch.empty((5, 700), device="cuda")
+        torch.ops.multisample.sample_(out, mu, sigma, fast_math=True, **options)
+        assert np.array_equal(bits(out), bits(multisample.sample(mu, sigma, 700, fast_math=True, **options)))
+        host = torch.empty((5, 700))
+        torch.ops.multisample.sample_(host, mu.cpu(), sigma.cpu(), fast_math=True, **options)
+        assert np.array_equal(bits(host), bits(multisample.sample(mu, sigma, 700, **options)))
 
 
 def test_the_operator_runs_on_the_current_stream(torch: Any, bits: ToArray) -> None:
@@ -963,12 +1023,13 @@ for (d, n), sample_offset in itertools.product(
         ("float32", "independent", False), ("float32", "shared", False), ("float32", "independent", True),
         ("float16", "independent", False), ("float64", "independent", False),
     ]:
+        # An odd number of kinds, so that each comes with pairs and without.
+        antithetic = calls // 2 % 2 == 1
         options = {"seed": 1, "dtype": dtype, "noise": noise, "fast_math": fast_math, "sample_offset": sample_offset}
-        multisample.sample(mu, sigma, n, backend=backend, **options)
-        multisample.sample(mu, sigma, n, backend=backend, out=turned(d, n, dtype), **options)
+        multisample.sample(mu, sigma, n, backend=backend, antithetic=antithetic, **options)
+        multisample.sample(mu, sigma, n, backend=backend, antithetic=not antithetic, out=turned(d, n, dtype), **options)
         calls += 2
     multisample.sample(mu, sigma, n, backend=backend, seed=1)
-    calls += 1
 synchronize()
 print(f"{calls} calls done")
 """

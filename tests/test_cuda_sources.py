@@ -32,6 +32,7 @@ import multisample
 from multisample.backends import csrc_files, geometry, narrow, sample_call, torch_ext_build
 from multisample.backends import cupy as cupy_backend
 from multisample.backends.contract import DeviceArray
+from multisample.backends.intrinsics import fma
 from reference import stream
 
 Array = np.ndarray[Any, Any]
@@ -63,12 +64,23 @@ VARIANTS: list[Variant] = [
 
 requires_gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 
-_CASE = struct.Struct(f"{sample_call.PACKED_CALL}sQQQII{geometry.PACKED_GEOMETRY}s0Q")
+_CASE = struct.Struct(f"{sample_call.PACKED_CALL}sQQQQII{geometry.PACKED_GEOMETRY}s0Q")
 _GEOMETRY = geometry._STRUCT
+# What comes before an output: how it was cut, and the counter as it is counted up.
+_RESULT = struct.Struct(f"{geometry.PACKED_GEOMETRY}s4xQ")
 _GUARD = 512
 _POISON = 0xC3
 
 Vector = Array | float
+
+
+@njit
+def _in_pairs(mu: Array, sigma: Array, z: Array, first: int, out: Array) -> None:
+    """What is drawn from pairs of noise, from its column `first` on: each number, and then its mirror."""
+    for i in range(out.shape[0]):
+        for j in range(out.shape[1]):
+            noise = z[i, (first + j) // 2]
+            out[i, j] = fma(sigma[i], -noise if (first + j) % 2 else noise, mu[i])
 
 
 @dataclasses.dataclass
@@ -82,6 +94,8 @@ class Case:
     antithetic: bool = False
     seed: int = 1
     offset: int = 0
+    counter: bool = False
+    """Whether the kernel finds the offset in memory, and another one in the call."""
     dim_offset: int = 0
     sample_offset: int = 0
     fast_math: bool = False
@@ -119,19 +133,30 @@ class Case:
         return mu, sigma
 
     def expected(self) -> Array:
-        """Bit patterns from the cpu backend."""
+        """Bit patterns: what the cpu backend draws, or for antithetic pairs what is made of the noise that it draws."""
+        mu, sigma = self.vectors()
+        if not self.antithetic:
+            return self._on_cpu(mu, sigma, self.n, self.dtype, self.sample_offset).view(f"u{self.size}")
+        real = np.dtype(np.float64 if self.dtype == "float64" else np.float32)
+        first, last = self.sample_offset // 2, _ceil_div(self.sample_offset + self.n, 2)
+        z = self._on_cpu(-0.0, np.ones(self.d, real), last - first, real.name, first)
+        out = np.empty((self.d, self.n), real)
+        with np.errstate(all="ignore"):
+            vectors = [np.broadcast_to(np.asarray(vector).astype(real), self.d) for vector in (mu, sigma)]
+            _in_pairs(*vectors, z, self.sample_offset % 2, out)
+            return out.astype(DTYPES[self.dtype]).view(f"u{self.size}")
+
+    def _on_cpu(self, mu: Vector, sigma: Vector, n: int, dtype: str, sample_offset: int) -> Array:
         generator = multisample.Generator(self.seed)
         generator.state = {**generator.state, "offset": self.offset}
-        mu, sigma = self.vectors()
         if isinstance(mu, float):
             mu = np.full(self.d, mu)
         with np.errstate(over="ignore"):
             got = multisample.sample(
-                mu, sigma, self.n,
-                backend="cpu", dtype=self.dtype, generator=generator, noise=self.noise, antithetic=self.antithetic,
-                dim_offset=self.dim_offset, sample_offset=self.sample_offset,
+                mu, sigma, n, backend="cpu", dtype=dtype, generator=generator, noise=self.noise,
+                dim_offset=self.dim_offset, sample_offset=sample_offset,
             )  # fmt: skip
-        return np.asarray(got).view(f"u{self.size}")
+        return np.asarray(got)
 
     def usual_cut(self) -> geometry.Geometry:
         """As it is for a GPU."""
@@ -170,15 +195,18 @@ class Case:
         vectors = [_as_device_array(vector) for vector in self.vectors()]
         call = sample_call.pack_call(
             vectors[0][0], vectors[1][0], DeviceArray(first, (self.d, self.n), self.byte_strides(), self.dtype),
-            self.dtype, self.seed, self.offset, 0, self.dim_offset, self.sample_offset, self.noise == "shared",
-            self.antithetic, self.fast_math, 0, 0,
+            self.dtype, self.seed, self.offset ^ 0x100000005 if self.counter else self.offset, self.counter,
+            self.dim_offset, self.sample_offset, self.noise == "shared", self.antithetic, self.fast_math, 0, 0,
         )  # fmt: skip
         cut = _GEOMETRY.pack(*self.chosen_cut())
-        head = _CASE.pack(call, len(vectors[0][1]), len(vectors[1][1]), size, self.backwards, self.cut is not None, cut)
+        head = _CASE.pack(
+            call, len(vectors[0][1]), len(vectors[1][1]), size, self.offset, self.backwards, self.cut is not None, cut
+        )
         return head + vectors[0][1] + vectors[1][1]
 
-    def check(self, cut: geometry.Geometry, out: Array, writes: Array) -> None:
+    def check(self, cut: geometry.Geometry, counter: int, out: Array, writes: Array) -> None:
         """Every element written once and right, and nothing else."""
+        assert counter == (self.offset + 1) % 2**64, self
         first, _ = self.placed()
         strides = self.byte_strides()
         shape = (self.d, self.n)
@@ -251,12 +279,14 @@ def run(runner: Path, cases: Iterable[Case]) -> collections.Counter[str]:
     results, at, taken = done.stdout, 0, collections.Counter[str]()
     for case in cases:
         _, size = case.placed()
-        after = at + geometry.PACKED_GEOMETRY + size + size // case.size
+        begin = at + _RESULT.size
+        after = begin + size + size // case.size
         if len(results) < after:  # Here it ended.
             pytest.fail(f"{case}\n{case.chosen_cut()}\n{done.stderr.decode()[:4000]}", pytrace=False)
-        cut = geometry.Geometry(*_GEOMETRY.unpack_from(results, at))
-        out = np.frombuffer(results, np.uint8, size, at + geometry.PACKED_GEOMETRY)
-        case.check(cut, out, np.frombuffer(results, np.uint8, size // case.size, at + geometry.PACKED_GEOMETRY + size))
+        packed_cut, counter = _RESULT.unpack_from(results, at)
+        cut = geometry.Geometry(*_GEOMETRY.unpack(packed_cut))
+        out = np.frombuffer(results, np.uint8, size, begin)
+        case.check(cut, counter, out, np.frombuffer(results, np.uint8, size // case.size, begin + size))
         taken[STORES[cut.stores]] += 1
         at = after
     assert len(results) == at
@@ -270,6 +300,7 @@ def thinned(cases: list[Case], dtype: str) -> list[Case]:
 
 
 LENGTHS = [*range(1, 41), *range(127, 131), *range(511, 514), *range(1023, 1030), *range(1152, 1158), 2049]
+LENGTHS += [2304, 2307, 2309]
 
 
 @requires_gxx
@@ -281,11 +312,36 @@ def test_kernel_draws_every_shape(runner: Path, dtype: str, noise: str) -> None:
         # Bands that are full and not, and one row.
         for d in (1, 2, 3, 7, 40 if n > 40 else 300):
             k = len(cases)
-            cases.append(Case(d, n, dtype, noise, seed=k, sample_offset=k % 5, dim_offset=k % 3, backwards=k % 2 == 1))
+            common: dict[str, Any] = {"antithetic": (k + n) % 2 == 1, "seed": k}
+            cases.append(
+                Case(d, n, dtype, noise, **common, sample_offset=k % 9, dim_offset=k % 3, backwards=k // 2 % 2 == 1)
+            )
             if d < 10:
-                cases.append(Case(d, n, dtype, noise, seed=k, sample_offset=4 * k, fast_math=k % 2 == 0))
+                cases.append(Case(d, n, dtype, noise, **common, sample_offset=8 * k, fast_math=k // 2 % 2 == 0))
     taken = run(runner, thinned(cases, dtype))
     assert min(taken[name] for name in ("aligned", "shifted", "staged")) > 15, taken
+
+
+WIDTHS = [*range(1, 20), 31, 32, 33, 64, 65, *range(127, 131), *range(255, 259), *range(287, 291), 512, 513, 577]
+
+
+@requires_gxx
+@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_kernel_draws_every_shape_with_dimensions_side_by_side(runner: Path, dtype: str, noise: str) -> None:
+    cases: list[Case] = []
+    for d in WIDTHS:
+        # Groups that are whole and not, and bands of them.
+        for n in (2, 4, 7, 8, 16, 29, 61, 150 if d > 40 else 1100):
+            k = len(cases)
+            cases.append(
+                Case(
+                    d, n, dtype, noise, antithetic=(k + d) % 2 == 1, seed=k, sample_offset=k % 9, dim_offset=k % 3,
+                    strides=(1, d + 1 + k % 4), misalignment=k % 5, fast_math=k % 3 == 0, backwards=k // 2 % 2 == 1,
+                )
+            )  # fmt: skip
+    assert {STORES[case.usual_cut().stores] for case in cases} == {"transposed"}
+    run(runner, thinned(cases, dtype))
 
 
 @requires_gxx
@@ -293,15 +349,18 @@ def test_kernel_draws_every_shape(runner: Path, dtype: str, noise: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_kernel_draws_to_every_address_and_padded_rows(runner: Path, dtype: str, noise: str) -> None:
     cases: list[Case] = []
-    for n in (1, 3, 4, 10, 37, 120, 128, 509, 512, 513, 516, 1021, 1024, 1028, 1029, 1149, 1152, 1156, 1500):
+    lengths = (1, 3, 4, 8, 10, 37, 120, 128, 509, 512, 513, 516, 1021, 1024, 1028, 1029, 1149, 1152, 1156, 1500, 2304)
+    for index, n in enumerate(lengths):
         for misalignment, pad in itertools.product(range(8 // (2 if dtype in ("float32", "float64") else 1)), range(5)):
             k = len(cases)
-            cases.append(
-                Case(
-                    (1, 2, 5, 9)[(k + n) % 4], n, dtype, noise, seed=k, sample_offset=(k // 3 + n) % 4,
-                    strides=(n + pad, 1), misalignment=misalignment, backwards=k % 2 == 1,
-                )
-            )  # fmt: skip
+            # Those of an antithetic group are at the same place for every other offset.
+            common: dict[str, Any] = {
+                "antithetic": (index + misalignment + pad) % 2 == 1, "seed": k, "sample_offset": (k // 3 + n) % 8,
+                "misalignment": misalignment, "backwards": k % 2 == 1,
+            }  # fmt: skip
+            cases.append(Case((1, 2, 5, 9)[(k + n) % 4], n, dtype, noise, strides=(n + pad, 1), **common))
+            if n < 600 and pad < 3:
+                cases.append(Case(n, (2, 5, 9, 31)[(k + n) % 4], dtype, noise, strides=(1, n + pad), **common))
     taken = run(runner, thinned(cases, dtype))
     assert min(taken[name] for name in STORES) > 10, taken
 
@@ -309,16 +368,21 @@ def test_kernel_draws_to_every_address_and_padded_rows(runner: Path, dtype: str,
 @requires_gxx
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_threads_beyond_the_last_column_write_nothing(runner: Path, dtype: str) -> None:
-    """They would be the first ones of the next row: of columns that are inside, and so as if they had all four."""
+    """They would be the first ones of the next row: of columns that are inside, and so as if they had them all.
+
+    Where dimensions lie side by side, those beyond the last one would be the first ones of the next column.
+    """
     cases: list[Case] = []
-    for n in (132, 516, 520, 636, 640, 644, 1024, 1028, 1148, 1152):
+    for n in (132, 516, 520, 636, 640, 644, 1024, 1028, 1148, 1152, 2312):
         for pad, misalignment, rows in itertools.product((0, 1, 4), (0, 1), (1, 3)):
-            cases.append(
-                Case(
-                    6, n, dtype, strides=(n + pad, 1), misalignment=misalignment,
-                    cut=lambda g, rows=rows: {"band_rows": rows * g.rows_per_pass},
-                )
-            )  # fmt: skip
+            k = len(cases)
+            common: dict[str, Any] = {
+                "antithetic": (pad + misalignment + k // 12) % 2 == 1, "misalignment": misalignment,
+                "cut": lambda g, rows=rows: {"band_rows": rows * g.rows_per_pass},
+            }  # fmt: skip
+            cases.append(Case(6, n, dtype, strides=(n + pad, 1), **common))
+            if n < 1000:
+                cases.append(Case(n, 45, dtype, strides=(1, n + pad), **common))
     assert {STORES[case.usual_cut().stores] for case in cases} == set(STORES)
     run(runner, cases)
 
@@ -330,10 +394,12 @@ def layouts(d: int, n: int) -> dict[str, tuple[int, int]]:
         "rows with gaps, backwards": (-(n + 8), 1),
         "Fortran": (1, d),
         "Fortran with gaps": (1, d + 3),
+        "Fortran, columns backwards": (1, -d),
         "Fortran, both backwards": (-1, -d),
         "columns backwards": (n, -1),
         "every second column": (2 * n, 2),
         "every third row and column, backwards": (-9 * n, 3),
+        "every second row, Fortran": (2, 2 * d),
     }
 
 
@@ -342,10 +408,15 @@ def layouts(d: int, n: int) -> dict[str, tuple[int, int]]:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_kernel_draws_to_any_strides(runner: Path, dtype: str, noise: str) -> None:
     cases: list[Case] = []
-    for d, n in [(1, 1), (1, 9), (5, 1), (3, 7), (9, 64), (40, 13), (6, 516), (4, 700), (3, 1028), (5, 1157)]:
-        for strides in layouts(d, n).values():
+    for d, n in [(1, 1), (1, 9), (5, 1), (3, 7), (9, 64), (40, 13), (6, 516), (4, 700), (3, 1028), (5, 1157), (300, 9)]:
+        for strides, antithetic in itertools.product(layouts(d, n).values(), (False, True)):
             k = len(cases)
-            cases.append(Case(d, n, dtype, noise, seed=k, sample_offset=k % 4, strides=strides, misalignment=k % 3))
+            cases.append(
+                Case(
+                    d, n, dtype, noise, antithetic, seed=k, sample_offset=k // 2 % 8, strides=strides,
+                    misalignment=k // 2 % 3,
+                )
+            )  # fmt: skip
     taken = run(runner, cases)
     assert min(taken[name] for name in STORES) > 2, taken
 
@@ -355,18 +426,63 @@ def test_kernel_draws_to_any_strides(runner: Path, dtype: str, noise: str) -> No
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_kernel_draws_windows_however_far_out(runner: Path, dtype: str, noise: str) -> None:
     cases: list[Case] = []
-    for d, n in [(1, 1), (5, 7), (3, 37), (2, 600), (3, 1028), (300, 4), (7, 1157)]:
-        for dim_offset in (ROWS - d, 2**31 - 1, 12345):
-            for sample_offset in (COLUMNS - n, COLUMNS - n - 1, COLUMNS - n - 2, COLUMNS - n - 3, 2**33 - 2, 2**32 - 1):
+    for (d, n), antithetic in itertools.product(
+        [(1, 1), (5, 7), (3, 37), (2, 600), (3, 1028), (300, 4), (7, 1157)], (False, True)
+    ):
+        for row, dim_offset in enumerate((ROWS - d, 2**31 - 1, 12345)):
+            last = COLUMNS - n
+            for column, sample_offset in enumerate(
+                (last, last - 1, last - 2, last - 3, last - 5, 2**33 - 2, 2**32 - 1)
+            ):
                 k = len(cases)
                 cases.append(
                     Case(
-                        d, n, dtype, noise, dim_offset=dim_offset, sample_offset=sample_offset,
+                        d, n, dtype, noise, antithetic, dim_offset=dim_offset, sample_offset=sample_offset,
                         seed=(0, 2**32 - 1, 2**32, 2**63 + 11, 2**64 - 1)[k % 5],
                         offset=(0, 1, 2**32 - 1, 2**32, 2**64 - 2, 2**63)[k % 6],
+                        strides=(1, d) if (row + column) % 2 else (n, 1),
                     )
                 )  # fmt: skip
     run(runner, cases)
+
+
+@requires_gxx
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_windows_of_pairs_are_those_of_the_whole_wherever_they_cut_it(runner: Path, dtype: str) -> None:
+    """From each column of a group to each, in one group and in several."""
+    cases: list[Case] = []
+    for first, groups, end in itertools.product(range(8), (0, 1, 3), range(1, 9)):
+        n = 8 * groups + end - first
+        if n > 0:
+            k = len(cases)
+            cases.append(
+                Case(
+                    5, n, dtype, NOISES[k % 2], antithetic=True, sample_offset=8 * k + first,
+                    strides=((n, 1), (1, 5), (n + 1, 1), (2 * n, 2))[k % 4], misalignment=k // 4 % 3,
+                )
+            )  # fmt: skip
+    taken = run(runner, cases)
+    assert min(taken[name] for name in ("staged", "strided", "transposed")) > 20, taken
+
+
+@requires_gxx
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_kernel_takes_the_offset_from_memory(runner: Path, dtype: str) -> None:
+    """Whatever the call's own says; and counted up, it carries."""
+    cases: list[Case] = []
+    offsets = (0, 1, 2**32 - 1, 2**32, 2**63 - 1, 2**64 - 2)
+    for (d, n), strides, noise, antithetic in itertools.product(
+        [(3, 7), (2, 1100), (1, 1024), (300, 9)], ("rows", "columns", "neither"), NOISES, (False, True)
+    ):
+        k = len(cases)
+        cases.append(
+            Case(
+                d, n, dtype, noise, antithetic, offset=offsets[(k + k // 6) % 6], counter=True, misalignment=k // 4 % 2,
+                strides={"rows": (n, 1), "columns": (1, d), "neither": (2 * n, 2)}[strides],
+            )
+        )  # fmt: skip
+    taken = run(runner, cases)
+    assert min(taken[name] for name in STORES) > 1, taken
 
 
 INPUTS: list[Any] = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64]
@@ -377,7 +493,7 @@ INPUTS += [np.dtype(f"{sign}int{width}") for sign in ("", "u") for width in (8, 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_kernel_takes_mu_and_sigma_of_every_type_and_any_stride(runner: Path, dtype: str) -> None:
     draw, cases, d = np.random.default_rng(5), [], 37
-    for kind in map(np.dtype, INPUTS):
+    for number, kind in enumerate(map(np.dtype, INPUTS)):
         if kind.kind in "iu":
             wide = draw.integers(np.iinfo(kind).min, np.iinfo(kind).max, 3 * d, kind, endpoint=True)
             wide[:2] = np.iinfo(kind).min, np.iinfo(kind).max
@@ -395,13 +511,17 @@ def test_kernel_takes_mu_and_sigma_of_every_type_and_any_stride(runner: Path, dt
             (-1.1, spread[:d]),
             (wide[:d], np.abs(draw.normal(size=d))),
             (draw.normal(size=d).astype(np.float16), spread[:d]),
+            (wide[:d], spread[:d]),
         ]
         for k, (mu, sigma) in enumerate(vectors):
-            cases.append(Case(d, (3, 30, 600)[k % 3], dtype, NOISES[k % 2], seed=k, mu=mu, sigma=sigma))
+            n = (3, 30, 600)[k % 3]
+            for strides in ((n, 1), (1, d)):
+                antithetic = (k // 3 + number + (strides[0] == 1)) % 2 == 1
+                cases.append(Case(d, n, dtype, NOISES[k % 2], antithetic, seed=k, mu=mu, sigma=sigma, strides=strides))
     # What float32 rounds, also to its subnormals and beyond its largest.
-    for number in (0.1, 1e-42, 1e-50, -3.4028235677973362e38, 16777217.0):
-        cases.append(Case(d, 5, dtype, mu=number, sigma=np.full(d, 1e-300)))
-        cases.append(Case(d, 5, dtype, mu=np.full(d, number), sigma=abs(number) / 1e3))
+    for number, strides in itertools.product((0.1, 1e-42, 1e-50, -3.4028235677973362e38, 16777217.0), ((5, 1), (1, d))):
+        cases.append(Case(d, 5, dtype, mu=number, sigma=np.full(d, 1e-300), strides=strides))
+        cases.append(Case(d, 5, dtype, mu=np.full(d, number), sigma=abs(number) / 1e3, strides=strides))
     run(runner, cases)
 
 
@@ -409,17 +529,29 @@ def test_kernel_takes_mu_and_sigma_of_every_type_and_any_stride(runner: Path, dt
 @pytest.mark.parametrize("noise", NOISES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_kernel_draws_many_dimensions_and_long_rows(runner: Path, dtype: str, noise: str) -> None:
-    """So many that the geometry for a GPU has several chunks to a block, or several runs of columns."""
-    chunks = [Case(256 * 513 + 5, 2, dtype, noise, seed=3), Case(28 * 513 + 9, 33, dtype, noise, sample_offset=1)]
-    steps = [
-        Case(1, 526_333, dtype, noise, seed=5),
-        Case(1, 524_300, dtype, noise, sample_offset=3, misalignment=2),
-        Case(1, 524_301, dtype, noise, strides=(0, 2), fast_math=True),
+    """So many that the geometry for a GPU has several chunks to a block, or several runs of columns.
+
+    Dimensions and groups of columns change places where dimensions lie side by side.
+    """
+    pairs = noise == "shared"
+    chunks = [
+        Case(256 * 513 + 5, 2, dtype, noise, not pairs, seed=3),
+        Case(1, 256 * 514 * (8 if pairs else 4) - 5, dtype, noise, pairs, sample_offset=3, strides=(1, 2)),
     ]
-    assert chunks[0].usual_cut().band_rows > chunks[0].usual_cut().chunk
-    assert all(case.usual_cut().steps > 1 for case in steps)
-    assert {STORES[case.usual_cut().stores] for case in steps} == {"aligned", "shifted", "strided"}
-    run(runner, chunks + steps)
+    steps = [
+        Case(1, 526_333 * (2 if pairs else 1), dtype, noise, pairs, seed=5),
+        Case(1, 524_300 * (1 if pairs else 2), dtype, noise, not pairs, sample_offset=3, misalignment=2),
+        Case(1, 524_301, dtype, noise, strides=(0, 2), fast_math=True),
+        Case(131_400, 3, dtype, noise, True, sample_offset=2, strides=(1, 131_401)),
+        Case(131_329, 2, dtype, noise, sample_offset=1, strides=(1, 131_329)),
+    ]
+    for case in chunks:
+        assert case.usual_cut().band_rows > case.usual_cut().chunk, case
+    for case in steps:
+        assert case.usual_cut().steps > 1, case
+    assert {STORES[case.usual_cut().stores] for case in steps} == {"aligned", "shifted", "strided", "transposed"}
+    cases = [*chunks, Case(28 * 513 + 9, 33, dtype, noise, pairs, sample_offset=1), *steps]
+    run(runner, {"float16": cases[::2], "bfloat16": cases[1::2]}.get(dtype, cases))
 
 
 Cut = Callable[[geometry.Geometry], dict[str, int]]
@@ -434,10 +566,10 @@ def other_cuts() -> Iterator[tuple[str, Cut]]:
             chunk = min(per_chunk * g.rows_per_pass, g.chunk)
             return {"band_rows": passes * g.rows_per_pass, "chunk": chunk, "steps": 1}
 
-        yield "aligned shifted staged strided", tall
+        yield "aligned shifted staged strided transposed", tall
     # Fewer rows side by side.
-    yield "aligned shifted staged strided", lambda g: {"rows_per_pass": 1, "band_rows": 4, "steps": 1}
-    yield "aligned staged strided", lambda g: {
+    yield "aligned shifted staged strided transposed", lambda g: {"rows_per_pass": 1, "band_rows": 4, "steps": 1}
+    yield "aligned staged strided transposed", lambda g: {
         "rows_per_pass": (g.rows_per_pass + 1) // 2, "band_rows": (g.rows_per_pass + 1) // 2 * 3, "steps": 1,
     }  # fmt: skip
     # Bands that take turns.
@@ -448,11 +580,11 @@ def other_cuts() -> Iterator[tuple[str, Cut]]:
         yield "shifted", lambda g, log2=log2: {"band_rows": 2, "interleave_log2": g.interleave_log2 + log2, "steps": 1}
     # Blocks of other widths, and several runs of columns.
     for lanes, steps in [(32, 1), (64, 2), (96, 5), (288, 3), (160, 2)]:
-        yield "aligned shifted strided", lambda g, lanes=lanes, steps=steps: {
+        yield "aligned shifted strided transposed", lambda g, lanes=lanes, steps=steps: {
             "lanes": lanes, "rows_per_pass": 1, "band_rows": 5, "steps": steps,
         }  # fmt: skip
     for lanes, steps in [(1, 1), (3, 2), (33, 4), (257, 1), (287, 2)]:
-        yield "aligned strided", lambda g, lanes=lanes, steps=steps: {
+        yield "aligned strided transposed", lambda g, lanes=lanes, steps=steps: {
             "lanes": lanes, "rows_per_pass": 1, "band_rows": 5, "steps": steps,
         }  # fmt: skip
 
@@ -462,13 +594,15 @@ def other_cuts() -> Iterator[tuple[str, Cut]]:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_numbers_do_not_depend_on_how_a_call_is_cut(runner: Path, dtype: str, noise: str) -> None:
     cases: list[Case] = []
-    for d, n in [(1, 700), (23, 3), (150, 10), (41, 129), (17, 516), (20, 1028), (9, 1157), (6, 2100)]:
-        for strides, misalignment in [((n, 1), 0), ((n + 1, 1), 0), ((n, 1), 1), ((n + 2, 1), 2), ((2 * n, 2), 0)]:
-            for stores, cut in other_cuts():
+    shapes = [(1, 700), (23, 3), (150, 10), (41, 129), (17, 516), (20, 1028), (9, 1157), (6, 2100), (300, 41)]
+    for d, n in shapes:
+        places = [((n, 1), 0), ((n + 1, 1), 0), ((n, 1), 1), ((n + 2, 1), 2), ((2 * n, 2), 0), ((1, d + 1), 1)]
+        for place, (strides, misalignment) in enumerate(places):
+            for number, (stores, cut) in enumerate(other_cuts()):
                 k = len(cases)
                 case = Case(
-                    d, n, dtype, noise, seed=k, sample_offset=k % 4, strides=strides, misalignment=misalignment,
-                    cut=cut, backwards=k % 2 == 1,
+                    d, n, dtype, noise, (d + place + number) % 2 == 1, seed=k, sample_offset=k // 2 % 8,
+                    strides=strides, misalignment=misalignment, cut=cut, backwards=k % 2 == 1,
                 )  # fmt: skip
                 if STORES[case.usual_cut().stores] in stores:
                     cases.append(case)
@@ -522,18 +656,20 @@ class Compiled:
     log: str
     names: dict[Variant, str]
     """The kernels' names in the object code."""
+    advance: str
+    """That of the kernel that counts up an offset."""
     code: bytes
     """For a real architecture its machine code, for a virtual one PTX."""
 
 
-def nvrtc_compile(architecture: str, *options: str) -> Compiled:
-    """All kernels in one program, which takes half the time of one for each."""
+def nvrtc_compile(architecture: str, *options: str, variants: Iterable[Variant] = VARIANTS) -> Compiled:
+    """These kernels in one program, which takes half the time of one for each; and the one that counts up an offset."""
     from cupy.cuda import nvrtc
 
     program = nvrtc.createProgram(cupy_backend.source(), "program.cu", (), ())
     try:
-        names = {variant: cupy_backend.kernel_name(*variant) for variant in VARIANTS}
-        for name in names.values():
+        names = {variant: cupy_backend.kernel_name(*variant) for variant in variants}
+        for name in (*names.values(), cupy_backend.ADVANCE_KERNEL):
             nvrtc.addNameExpression(program, name)
         try:
             nvrtc.compileProgram(program, [*cupy_backend.OPTIONS, f"-arch={architecture}", *options])
@@ -541,9 +677,11 @@ def nvrtc_compile(architecture: str, *options: str) -> Compiled:
             pytest.fail(f"{architecture}: {nvrtc.getProgramLog(program)[:5000]}", pytrace=False)
         code = (nvrtc.getCUBIN if architecture.startswith("sm_") else nvrtc.getPTX)(program)
         lowered = {variant: nvrtc.getLoweredName(program, name) for variant, name in names.items()}
+        advance = nvrtc.getLoweredName(program, cupy_backend.ADVANCE_KERNEL)
         return Compiled(
             nvrtc.getProgramLog(program),
             {variant: name.decode() if isinstance(name, bytes) else name for variant, name in lowered.items()},
+            advance.decode() if isinstance(advance, bytes) else advance,
             code if isinstance(code, bytes) else code.encode(),
         )
     finally:
@@ -552,31 +690,44 @@ def nvrtc_compile(architecture: str, *options: str) -> Compiled:
 
 @requires_nvrtc
 def test_nvrtc_compiles_every_kernel_for_every_architecture_without_a_word() -> None:
+    """A third of them for each, in turn: the sources do not know for which they are compiled."""
+    kernels = [VARIANTS[k % 3 :: 3] for k in range(len(ARCHITECTURES))]
+    assert not any("__CUDA_ARCH__" in path.read_text() for path in csrc_files.folder().glob("*.*"))
+    assert len(VARIANTS) == 140
     with ThreadPoolExecutor(2) as pool:
-        for architecture, compiled in zip(ARCHITECTURES, pool.map(nvrtc_compile, ARCHITECTURES), strict=True):
+        every = pool.map(
+            lambda work: nvrtc_compile(work[0], variants=work[1]), zip(ARCHITECTURES, kernels, strict=True)
+        )
+        for architecture, variants, compiled in zip(ARCHITECTURES, kernels, every, strict=True):
             assert compiled.log.strip("\0\n ") == "", (architecture, compiled.log[:5000])
-            assert len(set(compiled.names.values())) == len(VARIANTS)
+            assert len(set(compiled.names.values())) == len(variants)
             assert compiled.code.startswith(b"\x7fELF"), architecture
-            for name in compiled.names.values():
+            for name in (*compiled.names.values(), compiled.advance):
                 assert f".text.{name}\0".encode() in compiled.code, (architecture, name)
 
 
 @pytest.fixture(scope="module")
 def ptx() -> dict[str, Compiled]:
-    """With contraction, which is NVRTC's default, and without."""
+    """With contraction, which is NVRTC's default, and a third without."""
     with ThreadPoolExecutor(2) as pool:
-        compiled = pool.map(lambda fmad: nvrtc_compile("compute_90", f"--fmad={fmad}"), ("true", "false"))
-        return dict(zip(("contracted", "as written"), compiled, strict=True))
+        contracted = pool.submit(nvrtc_compile, "compute_90", "--fmad=true")
+        as_written = pool.submit(nvrtc_compile, "compute_90", "--fmad=false", variants=VARIANTS[::3])
+        return {"contracted": contracted.result(), "as written": as_written.result()}
+
+
+def bodies_of(compiled: Compiled) -> dict[str, str]:
+    """The PTX of each kernel, by its name there."""
+    parts = re.split(r"\.entry\s+(\w+)", compiled.code.decode())
+    bodies = dict(zip(parts[1::2], parts[2::2], strict=True))
+    assert set(bodies) == {*compiled.names.values(), compiled.advance}
+    return bodies
 
 
 @pytest.fixture(scope="module")
 def instructions(ptx: dict[str, Compiled]) -> dict[Variant, collections.Counter[str]]:
     """How often each kernel has each PTX instruction, inline assembly included; ``.local`` for such memory."""
     compiled = ptx["contracted"]
-    parts = re.split(r"\.entry\s+(\w+)", compiled.code.decode())
-    bodies = dict(zip(parts[1::2], parts[2::2], strict=True))
-    assert set(bodies) == set(compiled.names.values())
-    result = {}
+    bodies, result = bodies_of(compiled), {}
     for variant, name in compiled.names.items():
         body = re.sub(r"//.*", "", bodies[name])
         found = re.findall(r"(?:^|[;{}])\s*(?:@!?%\w+\s+)?([a-z][\w.:]*)(?=[\s;])", body, re.M)
@@ -593,20 +744,29 @@ Instructions = dict[Variant, collections.Counter[str]]
 @requires_nvrtc
 def test_contraction_changes_nothing(ptx: dict[str, Compiled]) -> None:
     """Since every product and sum of floating-point numbers is an intrinsic, nothing is left for a compiler to fuse."""
-    # Names of constants hold a number that NVRTC gives to each compilation.
-    contracted, as_written = (
-        re.sub(r"_ZN\d+_INTERNAL_\w*?multisample", "_multisample", ptx[name].code.decode())
-        for name in ("contracted", "as written")
-    )
-    assert "fma.rn.f32" in contracted and "fma.rn.f64" in contracted
-    assert contracted.splitlines() == as_written.splitlines()
+
+    def comparable(compiled: Compiled) -> dict[Variant, list[str]]:
+        bodies = bodies_of(compiled)
+        # Where the next kernel begins differs, and names of constants and labels hold numbers of the compilation.
+        return {
+            variant: re.sub(r"_ZN\d+_INTERNAL_\w*?multisample|\$L__BB\d+", "", bodies[name])
+            .partition("\n}")[0]
+            .split("\n")
+            for variant, name in compiled.names.items()
+        }
+
+    contracted, as_written = comparable(ptx["contracted"]), comparable(ptx["as written"])
+    assert {dtype for dtype, *_ in as_written} == set(DTYPES)
+    for variant, lines in as_written.items():
+        assert any(f"fma.rn.f{64 if variant[0] == 'float64' else 32}" in line for line in lines), variant
+        assert lines == contracted[variant], variant
 
 
 @requires_nvrtc
 def test_kernels_do_no_more_than_the_stream_says(instructions: Instructions) -> None:
-    assert len(instructions) == 56
-    for (dtype, shared, fast, stores), found in instructions.items():
-        variant = (dtype, shared, fast, STORES[stores])
+    assert len(instructions) == 140
+    for (dtype, shared, antithetic, fast, stores), found in instructions.items():
+        variant = (dtype, shared, antithetic, fast, STORES[stores])
         approximate = {name for name in found if ".approx" in name}
         flushed = {name for name in found if ".ftz" in name}
         assert flushed <= approximate, (variant, flushed)
@@ -630,8 +790,8 @@ def test_kernels_are_made_of_the_instructions_that_make_them_fast(instructions: 
         "float16": r"st\.global\.(v4\.[bfu]16|v2\.[bfu]32|[bfu]64)",
     }
     whole["bfloat16"] = whole["float16"]
-    for (dtype, shared, fast, stores), found in instructions.items():
-        variant = (dtype, shared, fast, STORES[stores])
+    for (dtype, shared, antithetic, fast, stores), found in instructions.items():
+        variant = (dtype, shared, antithetic, fast, STORES[stores])
         assert found[".local"] == 0, variant
         assert found["mul.wide.u32"] > 0 and not any(name.startswith("mul.hi.") for name in found), variant
         wide_stores = sum(count for name, count in found.items() if re.fullmatch(whole[dtype], name))
@@ -639,10 +799,17 @@ def test_kernels_are_made_of_the_instructions_that_make_them_fast(instructions: 
         if dtype != "float64":
             if STORES[stores] == "aligned":
                 assert wide_stores >= 8, variant  # rows in one turn of the loop
-            # Two radii to a group. If noise is shared they are made before any row, in two places: for the first run of
-            # columns, and for each other; and in the loop if it is not.
+            # Two radii to a group, which is four columns or eight. If noise is shared they are made before any row, in
+            # two places: for the first run of columns (or of groups, where dimensions lie side by side), and for each
+            # other; and in the loop if it is not.
             radii = found["sqrt.approx.ftz.f32" if fast else "rsqrt.approx.ftz.f32"]
-            assert radii == 4 if shared else radii >= 2 * wide_stores, (variant, radii)
+            if shared:
+                assert radii == 4, (variant, radii)
+            elif STORES[stores] == "transposed":
+                # Groups in one turn of the loop, and those that may be cut.
+                assert radii >= 2 * ((2 if antithetic else 4) + 2), (variant, radii)
+            else:
+                assert radii >= (1 if antithetic else 2) * wide_stores, (variant, radii)
 
 
 @pytest.fixture(scope="module")

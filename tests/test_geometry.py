@@ -20,7 +20,14 @@ import pytest
 
 from multisample.backends import csrc_files
 from multisample.backends.contract import DeviceArray
-from multisample.backends.geometry import KERNEL_STORES, PACKED_GEOMETRY, Geometry, geometry
+from multisample.backends.geometry import (
+    ANTITHETIC_WIDTH,
+    KERNEL_STORES,
+    PACKED_GEOMETRY,
+    WIDTH,
+    Geometry,
+    geometry,
+)
 from multisample.backends.sample_call import ELEMENT_TYPES, PACKED_CALL, pack_call, pack_plain_call
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
@@ -33,8 +40,8 @@ MOST_BYTES = 2**44
 # The C++ struct; the last field is signed.
 FORMAT = struct.Struct(f"{len(Geometry._fields) - 1}Ii")
 
-# rows, columns, dtype, strides, address, sample_offset, shared, fast_math
-Call = tuple[int, int, str, tuple[int, int], int, int, bool, bool]
+# rows, columns, dtype, strides, address, sample_offset, shared, antithetic, fast_math
+Call = tuple[int, int, str, tuple[int, int], int, int, bool, bool, bool]
 
 
 @pytest.fixture(scope="module")
@@ -49,18 +56,29 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 
 def packed(call: Call) -> bytes:
-    rows, columns, dtype, strides, address, sample_offset, shared, fast_math = call
+    rows, columns, dtype, strides, address, sample_offset, *flags = call
     out = DeviceArray(address, (rows, columns), strides, dtype)
-    return bytes(pack_call(0.0, 1.0, out, dtype, 1, 0, 0, 0, sample_offset, shared, False, fast_math, 0, 0))
+    return bytes(pack_call(0.0, 1.0, out, dtype, 1, 0, 0, 0, sample_offset, *flags, 0, 0))
 
 
 def in_python(call: Call) -> Geometry:
     """As a backend asks for it."""
-    rows, columns, dtype, strides, address, sample_offset, shared, fast_math = call
+    rows, columns, dtype, strides, address, sample_offset, shared, antithetic, fast_math = call
     cheap = shared or (fast_math and dtype != "float64")
-    cut, packed_cut = geometry(rows, columns, dtype, strides, address % 16, sample_offset % 4, cheap, shared)
+    cut, packed_cut = geometry(
+        rows, columns, dtype, strides, address % 16, sample_offset % 8, cheap, shared, antithetic
+    )
     assert packed_cut == FORMAT.pack(*cut)
     return cut
+
+
+def sides(call: Call) -> tuple[int, int]:
+    """How many lanes there are to give away, and how far down it goes: groups and rows, which may change places."""
+    rows, columns, dtype, strides, _, sample_offset, _, antithetic, _ = call
+    width = 8 if antithetic else 4
+    groups = -(-(sample_offset % width + columns) // width)
+    size = SIZES[dtype]
+    return (rows, groups) if strides[0] == size != strides[1] else (groups, rows)
 
 
 def in_cpp(library: ctypes.CDLL, calls: list[Call]) -> list[Geometry]:
@@ -91,15 +109,17 @@ def random_call(draw: random.Random) -> Call:
     strides = draw.choice([
         *[((columns + pad) * size, size)] * 6,
         (-(columns + pad) * size, size),
-        (size, (rows + pad) * size),
+        *[(size, (rows + pad) * size)] * 3,
+        (size, -(rows + pad) * size),
         ((columns + pad) * size, -size),
         ((2 * columns + pad) * size, 2 * size),
         (-size, (rows + pad) * size),
     ])  # fmt: skip
     address = 2**40 * draw.randint(0, 100) + 16 * draw.randint(1, 1000) + draw.choice([0, 0, draw.randrange(8)]) * size
-    sample_offset = draw.choice([0, draw.randrange(4), COLUMNS - columns, draw.randint(0, COLUMNS - columns)])
+    sample_offset = draw.choice([0, draw.randrange(8), COLUMNS - columns, draw.randint(0, COLUMNS - columns)])
     sample_offset = min(sample_offset, COLUMNS - columns)
-    return rows, columns, dtype, strides, address, sample_offset, draw.random() < 0.3, draw.random() < 0.3
+    shared, antithetic, fast_math = (draw.random() < chance for chance in (0.3, 0.4, 0.3))
+    return rows, columns, dtype, strides, address, sample_offset, shared, antithetic, fast_math
 
 
 def edge_calls() -> Iterator[Call]:
@@ -111,21 +131,24 @@ def edge_calls() -> Iterator[Call]:
             for dtype, size in SIZES.items():
                 if d * n * size > MOST_BYTES:
                     continue
-                for pad, shift, skip in [(0, 0, 0), (0, 1, 0), (1, 0, 0), (2, 1, 3), (4, 0, 2)]:
+                for number, (pad, shift, skip) in enumerate([(0, 0, 0), (0, 1, 0), (1, 0, 0), (2, 1, 3), (4, 0, 6)]):
                     address = 256 + shift * size
                     sample_offset = skip if n + skip <= COLUMNS else COLUMNS - n
-                    for shared, fast in [(False, False), (True, False), (False, True)]:
-                        yield d, n, dtype, ((n + pad) * size, size), address, sample_offset, shared, fast
+                    for kind, (shared, fast) in enumerate([(False, False), (True, False), (False, True)]):
+                        # Rows, and dimensions side by side, one of the two in pairs.
+                        for strides in (((n + pad) * size, size), (size, (d + pad) * size)):
+                            pairs = (number + kind + d + (strides[0] == size)) % 2 == 1
+                            yield d, n, dtype, strides, address, sample_offset, shared, pairs, fast
 
 
 CALLS = [*edge_calls(), *(random_call(draw) for draw in [random.Random(1)] for _ in range(60000))]
 
 
 def test_limits_are_the_same(library: ctypes.CDLL) -> None:
-    limits = (ctypes.c_uint32 * 4).in_dll(library, "limits")
-    assert list(limits) == [288, 128, PACKED_CALL, PACKED_GEOMETRY]
+    limits = (ctypes.c_uint32 * 6).in_dll(library, "limits")
+    assert list(limits) == [288, 128, WIDTH, ANTITHETIC_WIDTH, PACKED_CALL, PACKED_GEOMETRY]
     assert FORMAT.size == PACKED_GEOMETRY
-    assert list((ctypes.c_uint32 * 4).in_dll(library, "stores")) == list(range(len(KERNEL_STORES)))
+    assert list((ctypes.c_uint32 * 5).in_dll(library, "stores")) == list(range(len(KERNEL_STORES))) == [0, 1, 2, 3, 4]
 
 
 def test_python_and_cpp_cut_calls_alike(library: ctypes.CDLL) -> None:
@@ -134,38 +157,45 @@ def test_python_and_cpp_cut_calls_alike(library: ctypes.CDLL) -> None:
     for call, mine, other in zip(CALLS, got, in_cpp(library, CALLS), strict=True):
         assert mine == other, call
     # And the calls are of all kinds.
-    assert {cut.stores for cut in got} == {0, 1, 2, 3}
-    assert {cut.skip for cut in got} == {0, 1, 2, 3}
-    assert {cut.interleave_log2 for cut in got} >= {0, 1, 2}
-    assert any(cut.steps > 1 for cut in got)
-    assert any(cut.band_rows > cut.chunk for cut in got)
+    for antithetic in (False, True):
+        cuts = [cut for call, cut in zip(CALLS, got, strict=True) if call[7] == antithetic]
+        assert {cut.stores for cut in cuts} == {0, 1, 2, 3, 4}
+        assert {cut.skip for cut in cuts} == set(range(8 if antithetic else 4))
+        assert {cut.interleave_log2 for cut in cuts} >= {0, 1, 2}
+        for transposed in (False, True):
+            some = [cut for cut in cuts if (cut.stores == 4) == transposed]
+            assert any(cut.steps > 1 for cut in some)
+            assert any(cut.band_rows > cut.chunk for cut in some)
+            assert any(cut.stride == 0 for cut in some)
+            assert len({cut.lanes for cut in some}) > 200
     assert {cut.lanes for cut in got} >= set(range(1, 289))
 
 
 def test_every_cut_is_one_that_the_kernel_can_take() -> None:
     for call in CALLS:
         cut = in_python(call)
-        rows, columns, dtype, (row_stride, column_stride), address, sample_offset, *_ = call
-        size, groups = SIZES[dtype], -(-(sample_offset % 4 + columns) // 4)
+        rows, columns, dtype, (row_stride, column_stride), address, sample_offset, _, antithetic, _ = call
+        size, width, (across, down) = SIZES[dtype], 8 if antithetic else 4, sides(call)
         quad = 8 if size == 2 else 16
         assert 1 <= cut.blocks < 2**31, call
         assert cut.threads % 32 == 0 and 32 <= cut.threads <= 288, call
         assert 1 <= cut.lanes <= 288 and cut.lanes * cut.rows_per_pass <= cut.threads, call
-        assert 1 <= cut.rows_per_pass <= rows, call
+        assert 1 <= cut.rows_per_pass <= down, call
         assert cut.chunk % cut.rows_per_pass == 0 and cut.rows_per_pass <= cut.chunk <= cut.threads, call
-        # Where the dimensions of a chunk lie in shared memory, row by row of a pass.
+        # Where the dimensions (or groups) of a chunk lie in shared memory, row by row of a pass.
         assert cut.chunk // cut.rows_per_pass <= cut.pitch and cut.pitch % 2 == 1, call
         assert cut.rows_per_pass * cut.pitch <= 288 + 128, call
         # Distances that do not fit 31 bits are never gone: a thread draws one row.
-        step = row_stride // size * cut.rows_per_pass
+        step = (width * column_stride if cut.stores == 4 else row_stride) // size * cut.rows_per_pass
         if cut.stride != step << cut.interleave_log2:
             assert cut.stride == 0 and cut.band_rows == cut.rows_per_pass and abs(8 * step) >= 2**31, call
         assert cut.band_rows % cut.rows_per_pass == 0 and cut.band_rows >= cut.rows_per_pass, call
-        assert cut.skip == sample_offset % 4, call
+        assert cut.skip == sample_offset % width, call
         # A thread goes on to other columns with the dimensions that it has, so that these must be one chunk.
         assert cut.steps >= 1 and (cut.steps == 1 or cut.band_rows <= cut.chunk), call
         # Rows are drawn side by side only in full, and those of a band follow each other.
-        assert cut.rows_per_pass == 1 or (cut.lanes >= groups and cut.interleave_log2 == 0), call
+        assert cut.rows_per_pass == 1 or (cut.lanes >= across and cut.interleave_log2 == 0), call
+        # The quads of a group, be they one or two, are aligned alike.
         first = address - cut.skip * size
         if cut.stores == 0:
             assert column_stride == size and first % quad == 0 and (rows == 1 or row_stride % quad == 0), call
@@ -177,7 +207,14 @@ def test_every_cut_is_one_that_the_kernel_can_take() -> None:
         elif cut.stores == 2:
             # A pass, as every warp of it, is one run of elements.
             assert column_stride == size and (rows == 1 or row_stride == columns * size), call
-            assert cut.column_blocks == cut.steps == 1 and cut.lanes == groups and cut.interleave_log2 == 0, call
+            assert cut.column_blocks == cut.steps == 1 and cut.lanes == across and cut.interleave_log2 == 0, call
+        elif cut.stores == 4:
+            # Lanes are dimensions, side by side; bands of groups follow each other.
+            assert row_stride == size and (across, down) == (rows, -(-(cut.skip + columns) // width)), call
+            assert cut.interleave_log2 == 0, call
+        else:
+            assert column_stride != size or (address - cut.skip * size) % quad or row_stride % quad, call
+            assert row_stride != size or column_stride == size, call
 
 
 def test_indices_are_divided_exactly() -> None:
@@ -195,28 +232,30 @@ def test_indices_are_divided_exactly() -> None:
 def test_blocks_cover_every_row_and_every_column_once() -> None:
     """Counted, as the kernel does it."""
     draw, seen = random.Random(2), 0
-    while seen < 1500:
-        rows, columns, dtype, strides, address, sample_offset, shared, fast = random_call(draw)
-        if rows > 3000 or columns > 30000:
+    while seen < 2000:
+        call = random_call(draw)
+        # Of rows and groups, whichever.
+        if max(sides(call)) > 8000:
             continue
         seen += 1
-        cut = in_python((rows, columns, dtype, strides, address, sample_offset, shared, fast))
+        cut, (across, down) = in_python(call), sides(call)
         bands, rest = divmod(cut.blocks, cut.column_blocks)
         assert rest == 0
-        drawn, shift = np.zeros(rows, np.int64), cut.interleave_log2
+        drawn, shift = np.zeros(down, np.int64), cut.interleave_log2
         for band in range(bands):
             first = ((band >> shift) * cut.band_rows << shift) + (band & (1 << shift) - 1)
+            # No block has none, but where bands take turns.
+            assert first < down or shift, (call, cut)
             drawn[first : first + (cut.band_rows << shift) : 1 << shift] += 1
-        assert (drawn == 1).all(), (rows, columns, cut)
-        groups = -(-(cut.skip + columns) // 4)
+        assert (drawn == 1).all(), (call, cut)
         drawn = np.zeros(cut.column_blocks * cut.steps * cut.lanes, np.int64)
         for block in range(cut.column_blocks):
             for step in range(cut.steps):
                 first = (block * cut.steps + step) * cut.lanes
                 drawn[first : first + cut.lanes] += 1
-        assert (drawn == 1).all(), (rows, columns, cut)
+        assert (drawn == 1).all(), (call, cut)
         # None but the last is without work.
-        assert (cut.column_blocks - 1) * cut.steps * cut.lanes < groups <= len(drawn), (rows, columns, cut)
+        assert (cut.column_blocks - 1) * cut.steps * cut.lanes < across <= len(drawn), (call, cut)
 
 
 # --- Packed calls ---------------------------------------------------------------------------------

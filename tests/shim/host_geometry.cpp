@@ -7,7 +7,7 @@ using namespace multisample;
 
 extern "C" {
 
-u32 limits[] = {kThreads, kShortRow, sizeof(SampleCall), sizeof(Geometry)};
+u32 limits[] = {kThreads, kShortRow, kWidth, kAntitheticWidth, sizeof(SampleCall), sizeof(Geometry)};
 
 void cut(u64 size, const SampleCall* calls, Geometry* out) {
   for (u64 k = 0; k < size; ++k) out[k] = geometry_of(calls[k]);

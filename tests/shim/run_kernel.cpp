@@ -1,6 +1,6 @@
 // Runs the CUDA kernel on the CPU, block by block: cases from the standard input, results to the standard output.
 //
-// A case is a `Case`, then the bytes of mu and of sigma; its result is the geometry, the bytes of the output, and how
+// A case is a `Case`, then the bytes of mu and of sigma; its result is a `Result`, the bytes of the output, and how
 // often each of its elements was written.
 #include "cuda_shim.h"
 #include "sample_kernel.cuh"
@@ -10,13 +10,20 @@ namespace {
 using namespace multisample;
 
 struct Case {
-  SampleCall call;  // with offsets into the memory below in place of addresses
+  SampleCall call;  // with offsets into the memory below in place of addresses; of a counter, only whether there is one
   u64 mu_bytes, sigma_bytes, out_bytes;
+  u64 counter;  // what it holds
   u32 backwards, given;
   Geometry geometry;  // if it is given
 };
-static_assert(sizeof(Case) == (sizeof(SampleCall) + 32 + sizeof(Geometry) + 7) / 8 * 8,
+static_assert(sizeof(Case) == (sizeof(SampleCall) + 40 + sizeof(Geometry) + 7) / 8 * 8,
               "test_cuda_sources.py packs it");
+
+struct Result {
+  Geometry geometry;
+  u64 counter;  // counted up after the kernel
+};
+static_assert(sizeof(Result) == (sizeof(Geometry) + 7) / 8 * 8 + 8, "test_cuda_sources.py unpacks it");
 
 // Memory as from a CUDA allocator, but no byte longer than asked for.
 struct Memory {
@@ -131,18 +138,22 @@ int main() {
     call.mu.data = mu.at(call.mu.data);
     call.sigma.data = sigma.at(call.sigma.data);
     call.out = const_cast<char*>(out.at(call.out));
+    if (call.counter != nullptr) call.counter = &one.counter;
     out_begin = out.data;
     out_end = out.data + one.out_bytes;
     writes.assign(one.out_bytes / element_size(call.type), 0);
 
-    const Geometry geometry = one.given ? one.geometry : geometry_of(call);
+    Result result{};
+    const Geometry& geometry = result.geometry = one.given ? one.geometry : geometry_of(call);
     switch (call.type) {
       case kFloat16: run_noise<float16>(call, geometry, one.backwards); break;
       case kBFloat16: run_noise<bfloat16>(call, geometry, one.backwards); break;
       case kFloat32: run_noise<float>(call, geometry, one.backwards); break;
       default: run_noise<double>(call, geometry, one.backwards);
     }
-    write(&geometry, sizeof geometry);
+    advance_kernel(&one.counter);
+    result.counter = one.counter;
+    write(&result, sizeof result);
     write(out.data, one.out_bytes);
     write(writes.data(), writes.size());
     std::fflush(stdout);  // Whatever the next case does.
