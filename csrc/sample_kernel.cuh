@@ -384,8 +384,14 @@ MULTISAMPLE_FUNCTION void draw_rows(const SampleCall& call, const Geometry& geom
   }
 }
 
+// Blocks that a processor is to hold at once: many threads, but as many registers for each as it takes to keep all in
+// them.
+template <bool shared, bool antithetic, Stores stores>
+constexpr int kBlocks =
+    (stores == kTransposed && shared) || ((stores == kAligned || stores == kShifted) && antithetic) ? 2 : 3;
+
 template <class Out, bool shared, bool antithetic, bool fast, Stores stores>
-__global__ void __launch_bounds__(kThreads, stores == kTransposed ? 3 : 1) sample_kernel(
+__global__ void __launch_bounds__(kThreads, kBlocks<shared, antithetic, stores>) sample_kernel(
     const __grid_constant__ SampleCall call, const __grid_constant__ Geometry geometry) {
   if constexpr (stores == kTransposed) {
     draw_transposed<Out, shared, antithetic, fast>(call, geometry);
