@@ -76,9 +76,9 @@ _MOST_SHARED, _GAP = 48 << 10, 64
 # A kernel that comes to so many is taken to go on for ever.
 _MOST_ACCESSES = 10**8
 
-# Memory, by its number in the state: the output, mu and sigma, and then the pieces of shared memory.
-_OUT, _VECTORS, _SHARED, _REGIONS = 0, 1, 3, 8
-_NAMES = ("the output", "mu or sigma", "sigma") + ("shared memory",) * (_REGIONS - _SHARED)
+# Memory, by its number in the state: the output, what may be read, and then the pieces of shared memory.
+_OUT, _INPUTS, _SHARED, _REGIONS = 0, 1, 4, 9
+_NAMES = ("the output",) + ("what it may read",) * (_SHARED - _INPUTS) + ("shared memory",) * (_REGIONS - _SHARED)
 
 # What a thread waits for.
 _READY, _BLOCK, _WARP_BARRIER, _SHUFFLE, _VOTE, _DONE, _FOR_EVER = range(7)
@@ -331,7 +331,7 @@ def launch(
     threads: int,
     parameters: bytes,
     out: Array,
-    vectors: Sequence[Array | float],
+    inputs: Sequence[Array | float],
     *,
     backwards: bool = False,
 ) -> None:
@@ -347,8 +347,8 @@ def launch(
         The call and the geometry, packed.
     out : array
         What the kernel may write, nothing twice; also what lies between the elements.
-    vectors : two arrays or numbers
-        mu and sigma: what it may read.
+    inputs : up to three arrays or numbers
+        mu, sigma and the counter: what it may read.
     backwards : bool
         Whether the last block, warp and thread come first.
 
@@ -361,7 +361,7 @@ def launch(
         raise BrokenKernelError(f"no such grid: {blocks} blocks of {threads} threads")
     _STATE["parameters"].view(np.uint8)[...] = np.frombuffer(parameters.ljust(_STATE["parameters"].nbytes), np.uint8)
     _STATE["begins"], _STATE["ends"] = 0, 0
-    for region, memory in enumerate((out, *vectors)):
+    for region, memory in enumerate((out, *inputs)):
         if isinstance(memory, np.ndarray):
             _STATE["begins"][region], _STATE["ends"][region] = _bounds(memory)
     begin, end = _bounds(out)
@@ -447,8 +447,8 @@ def _allowed(address, size, region, regions):
 
 
 @njit
-def _allowed_of_vectors(address, size):
-    return _allowed(address, size, _VECTORS, _SHARED - _VECTORS)
+def _allowed_of_inputs(address, size):
+    return _allowed(address, size, _INPUTS, _SHARED - _INPUTS)
 
 
 @njit
@@ -475,7 +475,7 @@ def _allowed_once(address, size):
 
 @njit
 def load(address, dtype):
-    return _read(_allowed_of_vectors(address, _size(dtype)), dtype)
+    return _read(_allowed_of_inputs(address, _size(dtype)), dtype)
 
 
 @njit

@@ -33,25 +33,28 @@ import pytest
 from multisample.backends import csrc_files, geometry, sample_call
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
-STORES = ("aligned", "shifted", "staged", "strided")
+STORES = ("aligned", "shifted", "staged", "strided", "transposed")
 SECONDS = 300
 
-Variant = tuple[str, bool, bool, int]
+Variant = tuple[str, bool, bool, bool, int]
 Capability = tuple[int, int]
 
-# Element type, whether noise is shared, fast_math, stores. Stores first, so that every second one is half of the work.
+# Element type, whether noise is shared, antithetic, fast_math, stores. What changes most in work changes last.
 VARIANTS: list[Variant] = [
-    (dtype, shared, fast, stores)
-    for stores, dtype, fast, shared in itertools.product(range(4), DTYPES, (False, True), (False, True))
+    (dtype, shared, antithetic, fast, stores)
+    for dtype, shared, antithetic, fast, stores in itertools.product(
+        DTYPES, (False, True), (False, True), (False, True), range(len(STORES))
+    )
     if not (fast and dtype == "float64")
 ]
 HOPPER: Capability = (9, 0)
 OTHERS: list[Capability] = [(7, 5), (8, 0), (10, 0)]
 SOME: list[Variant] = [
-    ("float32", False, False, 0),
-    ("float16", False, True, 1),
-    ("bfloat16", True, False, 2),
-    ("float64", False, False, 3),
+    ("float32", False, False, False, 0),
+    ("float16", False, True, True, 1),
+    ("bfloat16", True, False, False, 2),
+    ("float64", False, False, False, 3),
+    ("float32", False, True, False, 4),
 ]
 
 REGISTERS = 65536
@@ -88,17 +91,30 @@ class Compiled:
     @property
     def transform(self) -> str:
         """What makes normals in a row."""
-        dtype, shared, fast, _ = self.variant
+        dtype, shared, _, fast, _ = self.variant
         return "none" if shared else "float64" if dtype == "float64" else "fast" if fast else "float32"
 
     @property
+    def width(self) -> int:
+        """Elements of a group."""
+        return 8 if self.variant[2] else 4
+
+    @property
+    def way(self) -> str:
+        return STORES[self.variant[4]]
+
+    @property
     def loads_per_row(self) -> int:
-        """Of 16 bytes from shared memory: mu and sigma, and in what is left the words that a row has made."""
-        return 2 if self.transform == "float64" else 1
+        """Of 16 bytes from shared memory: mu and sigma, and in what is left the words that a row has made.
+
+        Where a thread keeps these, what columns have made: words, or with shared noise normals.
+        """
+        return 2 if self.transform == "float64" or (self.way == "transposed" and self.variant[0] == "float64") else 1
 
     def __str__(self) -> str:
-        dtype, shared, fast, stores = self.variant
+        dtype, shared, antithetic, fast, stores = self.variant
         noise, transform = "shared" if shared else "independent", "fast_math" if fast else "portable"
+        noise += " antithetic" if antithetic else ""
         return f"{dtype} {noise} {transform} {STORES[stores]} {self.architecture}"
 
 
@@ -131,7 +147,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> list[Compiled]:
 def hopper(compiled: list[Compiled]) -> list[Compiled]:
     """All variants for compute capability 9.0."""
     found = [result for result in compiled if result.capability == HOPPER]
-    assert len(found) == len(VARIANTS) == 56
+    assert len(found) == len(VARIANTS) == 140
     return found
 
 
@@ -508,7 +524,7 @@ def real(result: Compiled) -> str:
 
 def test_kernels_know_no_other_floating_point_operations(compiled: list[Compiled]) -> None:
     for result in compiled:
-        dtype, _, fast, _ = result.variant
+        dtype, _, _, fast, _ = result.variant
         found = result.kernel.count
         assert found["ret"] > 0 and sum(found.values()) > 300, str(result)
         width = {"float32": "f32", "float64": "f64"}[real(result)]
@@ -540,9 +556,9 @@ def test_rows_are_made_of_these_operations_and_no_others(hopper: list[Compiled])
         dtype, loops = result.variant[0], result.kernel.row_loops
         assert loops, str(result)
         expected = collections.Counter(ROW[result.transform])
-        expected["fma.rn.f64" if dtype == "float64" else "fma.rn.f32"] += 4  # x = mu + sigma z
+        expected["fma.rn.f64" if dtype == "float64" else "fma.rn.f32"] += result.width  # x = mu + sigma z
         if dtype == "float16":
-            expected["cvt.rn.f16.f32"] += 4
+            expected["cvt.rn.f16.f32"] += result.width
         for loop in loops:
             assert loop.rows >= 1, str(result)
             arithmetic = {
@@ -627,7 +643,7 @@ def polynomials(kernel: Kernel) -> collections.Counter[tuple[str, ...]]:
 
 def test_coefficients_are_those_of_the_stream(hopper: list[Compiled]) -> None:
     for result in hopper:
-        kernel, (dtype, _, fast, _) = result.kernel, result.variant
+        kernel, (dtype, _, _, fast, _) = result.kernel, result.variant
         wide = dtype == "float64"
         bits = functools.partial(number_bits, wide=wide)
         width = "f64" if wide else "f32"
@@ -710,14 +726,15 @@ QUAD = {
     "float64": r"st\.global\.v2\.[bfu]64",
 }
 SINGLE = {"float16": "16", "bfloat16": "16", "float32": "32", "float64": "64"}
-TURNS = {"aligned": 8, "shifted": 6, "staged": 4, "strided": 1}
-"""Rows in one turn of the loop, or more; fewer for float64 and where noise is shared."""
+TURNS = {"aligned": 8, "shifted": 6, "staged": 4, "strided": 1, "transposed": 4}
+"""Rows in one turn of the loop, or more; fewer for float64 and where noise is shared, half of antithetic pairs."""
 
 
 def test_rows_go_to_memory_in_the_widest_stores(hopper: list[Compiled]) -> None:
     for result in hopper:
-        dtype, stores = result.variant[0], STORES[result.variant[3]]
-        quads = 2 if dtype == "float64" else 1
+        dtype, shared, antithetic = result.variant[:3]
+        columns = result.width
+        quads = (2 if dtype == "float64" else 1) * columns / 4
         rows_of_ways: dict[tuple[float, float, float], list[float]] = collections.defaultdict(list)
         for loop in result.kernel.row_loops:
             assert loop.rows >= 1, str(result)
@@ -727,15 +744,15 @@ def test_rows_go_to_memory_in_the_widest_stores(hopper: list[Compiled]) -> None:
             way = (wide / loop.rows / quads, narrow / loop.rows, staged / loop.rows)
             rows_of_ways[way].append(loop.rows)
         longest = {way: max(rows) for way, rows in rows_of_ways.items()}
-        most = 1 if dtype == "float64" else 2 if result.variant[1] else 8
-        turns = {name: min(most, count) for name, count in TURNS.items()}
-        one_by_one, at_once, staged_way = (0, 4, 0), (1, 0, 0), (0, 4, 4)
-        if stores == "aligned":
+        most = 1 if dtype == "float64" else 2 if shared else 8
+        turns = {name: max(min(most, count) // (2 if antithetic else 1), 1) for name, count in TURNS.items()}
+        one_by_one, at_once, staged_way = (0, columns, 0), (1, 0, 0), (0, columns, columns)
+        if result.way == "aligned":
             assert set(longest) == {at_once, one_by_one} and longest[at_once] >= turns["aligned"], (
                 str(result),
                 longest,
             )
-        elif stores == "shifted":
+        elif result.way == "shifted":
             # What the first and the last thread of a warp are left with, in as many stores as shifts need at most.
             by_one_or_three, by_two = (1, 3, 0), (1, 2, 0)
             assert set(longest) == {at_once, one_by_one, by_one_or_three, by_two}, (str(result), longest)
@@ -743,15 +760,15 @@ def test_rows_go_to_memory_in_the_widest_stores(hopper: list[Compiled]) -> None:
             long = [rows for way in (by_one_or_three, by_two) for rows in rows_of_ways[way] if rows >= turns["shifted"]]
             assert len(long) >= 3, (str(result), rows_of_ways)
         else:
-            way = staged_way if stores == "staged" else one_by_one
-            assert set(longest) == {way} and longest[way] >= turns[stores], (str(result), longest)
+            way = staged_way if result.way == "staged" else one_by_one
+            assert set(longest) == {way} and longest[way] >= turns[result.way], (str(result), longest)
         wide = sum(count for name, count in result.kernel.count.items() if re.fullmatch(QUAD[dtype], name))
-        assert (wide > 0) == (stores in ("aligned", "shifted")), str(result)
+        assert (wide > 0) == (result.way in ("aligned", "shifted")), str(result)
 
 
 def test_shared_memory_is_read_and_written_in_quads(hopper: list[Compiled]) -> None:
     for result in hopper:
-        dtype, stores = result.variant[0], STORES[result.variant[3]]
+        dtype, stores = result.variant[0], result.way
         single = rf"ld\.shared\.[bfu]{SINGLE[dtype]}" if stores == "staged" else "none"
         for loop in result.kernel.row_loops:
             scattered = {name for name in loop.count if name.startswith("ld.shared") and ".v" not in name}
