@@ -635,6 +635,14 @@ def reads_what_is_not_written(call, geometry):
     gpu.load_shared(at + 4 * np.int64(gpu.thread_index() ^ 63), np.float32)
 
 
+def writes_over_another_warps(call, geometry):
+    at = gpu.shared_memory(256)
+    for _ in range(2):
+        gpu.store_shared(at + 4 * np.int64(gpu.thread_index()), _ONE)
+        gpu.synchronize_block()
+    gpu.store_shared(at + 4 * np.int64(gpu.thread_index() % 32), _ONE)
+
+
 def leaves_its_warp(call, geometry):
     if gpu.thread_index() != 33:
         gpu.synchronize_warp()
@@ -662,6 +670,11 @@ def leaves_its_block(call, geometry):
         (
             reads_what_is_not_written,
             "block 0, thread 0: reads what nobody has written in shared memory, 252 bytes from its begin",
+        ),
+        (
+            writes_over_another_warps,
+            "block 0, thread 32: writes over what another warp has written since the last barrier in shared memory,"
+            " 0 bytes from its begin",
         ),
         (leaves_its_warp, "block 0, thread 33: waits for something else than its warp"),
         (leaves_its_block, "block 0, thread 32: waits for something else than its block"),
