@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from numba import cuda, njit, types
 from numba.cuda.extending import overload
 
@@ -18,9 +19,17 @@ from .cuda_kernel import sample_kernel
 from .geometry import KERNEL_STORES, MOST_THREADS, SIZES, Geometry
 from .sample_call import SampleCall, Vector
 
-__all__ = ["SIGNATURE", "compile_kernel", "launch_bounds", "variant_kernel"]
+__all__ = [
+    "ADVANCE_SIGNATURE",
+    "SIGNATURE",
+    "advance_kernel",
+    "compile_advance",
+    "compile_kernel",
+    "launch_bounds",
+    "variant_kernel",
+]
 
-_VARIANTS = tuple(itertools.product(SIZES, (False, True), (False, True), range(len(KERNEL_STORES))))
+_VARIANTS = tuple(itertools.product(SIZES, *((False, True),) * 3, range(len(KERNEL_STORES))))
 
 _i32, _i64, _u32, _u64, _f64 = types.int32, types.int64, types.uint32, types.uint64, types.float64
 _VECTOR = types.NamedTuple((_i64, _i64, _f64, _u32, _u32), Vector)
@@ -29,6 +38,7 @@ _CALL = types.NamedTuple(
 )
 _GEOMETRY = types.NamedTuple((_u32,) * 14 + (_i32,), Geometry)
 
+ADVANCE_SIGNATURE = types.void(_i64)
 SIGNATURE = types.void(_CALL, _GEOMETRY)
 """Of a kernel. Numba passes the fields of both one after the other, which are the bytes of both C++ structs."""
 
@@ -49,13 +59,13 @@ def _draw_variant(call: Any, geometry: Any, variant: Any) -> Callable[..., Any] 
     return draw
 
 
-def variant_kernel(dtype: str, shared: bool, fast_math: bool, stores: int) -> Callable[..., None]:
+def variant_kernel(dtype: str, shared: bool, antithetic: bool, fast_math: bool, stores: int) -> Callable[..., None]:
     """The kernel for such calls, to be compiled: `multisample.backends.cuda_kernel.sample_kernel`.
 
     By its number, because numbers in a closure, unlike compiled functions, are the same in the next process, and they
     are part of the key in Numba's disk cache.
     """
-    variant, digest = _VARIANTS.index((dtype, shared, fast_math, stores)), source_digest()
+    variant, digest = _VARIANTS.index((dtype, shared, antithetic, fast_math, stores)), source_digest()
 
     def kernel(call: Any, geometry: Any) -> None:
         _ = digest
@@ -63,32 +73,56 @@ def variant_kernel(dtype: str, shared: bool, fast_math: bool, stores: int) -> Ca
 
     # What profilers show.
     noise, transform = ("shared" if shared else "independent"), ("fast" if fast_math else "portable")
+    noise += "_antithetic" if antithetic else ""
     kernel.__qualname__ = f"sample_kernel_{dtype}_{noise}_{transform}_{KERNEL_STORES[stores]}"
     return kernel
 
 
-def launch_bounds(dtype: str, shared: bool, stores: int) -> tuple[int, int]:
+def advance_kernel() -> Callable[..., None]:
+    """The kernel that counts up the offset that calls read, once they have, to be compiled."""
+
+    def kernel(counter: Any) -> None:
+        cuda_intrinsics.store(counter, np.uint64(cuda_intrinsics.load(counter, np.uint64) + np.uint64(1)))
+
+    kernel.__qualname__ = "advance_kernel"
+    return kernel
+
+
+def launch_bounds(dtype: str, shared: bool, stores: int, capability: tuple[int, int]) -> tuple[int, int]:
     """The most threads of a block, and the blocks that a processor is to hold at once.
 
-    Few registers for each thread, so that there are many threads; but as many as it takes to keep all in them. Left
-    alone, nvJitLink takes three times as many, at up to twice the time.
+    Few registers for each thread, so that there are many threads; but as many as it takes to keep all in them that is
+    needed in a loop over rows. Left alone, nvJitLink takes three times as many, at up to twice the time.
     """
     name = KERNEL_STORES[stores]
-    if dtype == "float64" or name == "kShifted":
-        return MOST_THREADS, 3
-    return MOST_THREADS, 4 if name == "kStaged" and not shared else 5
+    blocks = 4 if name in ("kStaged", "kTransposed") and not shared else 5
+    # Before 9.0 nvJitLink makes calls of the barriers within a warp, which take registers.
+    calls = name == "kStaged" and not shared and capability < (9, 0)
+    if name == "kShifted" or (dtype == "float64" and name != "kTransposed") or calls:
+        blocks = 3
+    # What asks for more threads than a processor holds, 1024 of 7.5, is taken for no bound at all.
+    return MOST_THREADS, min(blocks, 3) if capability == (7, 5) else blocks
 
 
-def compile_kernel(dtype: str, shared: bool, fast_math: bool, stores: int) -> Any:
+def compile_kernel(dtype: str, shared: bool, antithetic: bool, fast_math: bool, stores: int) -> Any:
     """That kernel compiled for the current device and kept on disk, where there is a place for it."""
-    function = variant_kernel(dtype, shared, fast_math, stores)
+    bounds = launch_bounds(dtype, shared, stores, cuda.get_current_device().compute_capability)
+    return _compiled(variant_kernel(dtype, shared, antithetic, fast_math, stores), SIGNATURE, launch_bounds=bounds)
+
+
+def compile_advance() -> Any:
+    """That of `advance_kernel` likewise."""
+    return _compiled(advance_kernel(), ADVANCE_SIGNATURE)
+
+
+def _compiled(function: Callable[..., None], signature: Any, **options: Any) -> Any:
     # Into a file of its own: where two processes write to one index at once, Numba mixes up what they compiled.
     major, minor = cuda.get_current_device().compute_capability
     function.__qualname__ += f"_{major}{minor}_{source_digest():x}"
-    options = {"launch_bounds": launch_bounds(dtype, shared, stores), "lto": False, "opt": True, "debug": False}
+    options |= {"lto": False, "opt": True, "debug": False}
     try:
-        dispatcher = cuda.jit(SIGNATURE, cache=True, **options)(function)
+        dispatcher = cuda.jit(signature, cache=True, **options)(function)
     except RuntimeError:  # No folder can be written to.
-        dispatcher = cuda.jit(SIGNATURE, **options)(function)
+        dispatcher = cuda.jit(signature, **options)(function)
     (kernel,) = dispatcher.overloads.values()
     return kernel

@@ -1,13 +1,13 @@
-"""How the four columns that a thread draws go to memory, row by row: the four ways of ``csrc/geometry.h``.
+"""How the columns that a thread draws go to memory, row by row: the ways of ``csrc/geometry.h``.
 
-Each of `aligned`, `shifted`, `staged` and `strided` gives a function ``put_row(at, x, state)``: `at` is an address of
-the thread's own, which moves with the row, `x` are the four elements, and `state` is what the way has to know.
+Each of `aligned`, `shifted`, `staged`, `strided` and `apart` gives a function ``put_row(at, x, state)``: `at` is an
+address of the thread's own, which moves with the row, `x` are the elements of a group, `width` many, and `state` is
+what the way has to know.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -16,29 +16,44 @@ import numpy as np
 
 from .compilation import inline
 
-__all__ = ["Function", "aligned", "going_down", "shifted", "staged", "strided"]
+__all__ = ["Function", "aligned", "apart", "going_down", "shifted", "staged", "strided"]
+
+# How often a loop down the rows is unrolled, by how they go to memory: half as often if groups are twice as wide.
+_UNROLL = {"kAligned": 8, "kShifted": 6, "kStaged": 4, "kStrided": 1, "kTransposed": 4}
+# At most so often where a row has little to do, or so much that registers run out.
+_UNROLL_SHARED, _UNROLL_FLOAT64 = 2, 1
 
 Function = Callable[..., Any]
 
+# What makes functions for kernels is cached, here and in the other modules: what several kernels have in common, Numba
+# compiles once in a process.
 
-def aligned(gpu: ModuleType) -> Function:
-    """At once; `at` is the address of the first of the four, aligned. `state` is not looked at."""
+
+@functools.cache
+def aligned(gpu: ModuleType, size: int, width: int) -> Function:
+    """Four at once; `at` is the address of the first, aligned. `state` is not looked at."""
     store_quad = gpu.store_quad
 
     @inline
     def put_row(at, x, state):
         store_quad(at, x)
 
-    return put_row
+    @inline
+    def put_wide_row(at, x, state):
+        store_quad(at, x[:4])
+        store_quad(at + 4 * size, x[4:])
+
+    return put_row if width == 4 else put_wide_row
 
 
-def shifted(gpu: ModuleType, size: int, shift: int) -> Function:
-    """The 128 columns of a whole warp, whose first lies `shift` elements behind an aligned address.
+@functools.cache
+def shifted(gpu: ModuleType, size: int, width: int, shift: int) -> Function:
+    """The columns of a whole warp, whose first lies `shift` elements behind an aligned address.
 
-    A thread's aligned quad begins with the last `shift` columns of the thread before. The first thread is left with its
-    other columns, which it writes one by one, and the last thread likewise with its last ones. `at` is the end of the
-    thread's quad; for the first thread, the address of its first column. `state`: whether the thread is the first, and
-    whether it is the last.
+    A thread's first aligned quad begins with the last `shift` columns of the thread before. The first thread is left
+    with its other columns, which it writes one by one, and the last thread likewise with its last ones. `at` is the end
+    of the thread's quads; for the first thread, the address of its first column. `state`: whether the thread is the
+    first, and whether it is the last.
     """
     store, store_quad, from_lane_before = gpu.store, gpu.store_quad, gpu.from_lane_before
 
@@ -55,21 +70,21 @@ def shifted(gpu: ModuleType, size: int, shift: int) -> Function:
 
     @inline
     def by_one(x):
-        return before(x[3]), x[0], x[1], x[2]
+        return (before(x[-1]),) + x[:-1]  # noqa: RUF005
 
     @inline
     def by_two(x):
-        return before(x[2]), before(x[3]), x[0], x[1]
+        return (before(x[-2]), before(x[-1])) + x[:-2]  # noqa: RUF005
 
     @inline
     def by_three(x):
-        return before(x[1]), before(x[2]), before(x[3]), x[0]
+        return (before(x[-3]), before(x[-2]), before(x[-1])) + x[:-3]  # noqa: RUF005
 
     handed_on = (by_one, by_two, by_three)[shift - 1]
 
     def end(k: int) -> Function:
         # Element k of what the first thread and the last one have left, both in one instruction.
-        in_last = 4 - shift + k
+        in_last = width - shift + k
 
         @inline
         def of_both(at, x, first_thread, last_thread):
@@ -94,13 +109,26 @@ def shifted(gpu: ModuleType, size: int, shift: int) -> Function:
         pass
 
     end_0, end_1, end_2 = end(0), end(1), end(2) if shift != 2 else nothing
+    behind_first = (8 - shift) * size
+
+    @inline
+    def put_quads(at, y, first_thread):
+        if not first_thread:
+            store_quad(at - 4 * size, y)
+
+    @inline
+    def put_wide_quads(at, y, first_thread):
+        quads_end = at + behind_first if first_thread else at
+        if not first_thread:
+            store_quad(at - 8 * size, y[:4])
+        store_quad(quads_end - 4 * size, y[4:])
+
+    put_all_quads = put_quads if width == 4 else put_wide_quads
 
     @inline
     def put_row(at, x, state):
         first_thread, last_thread = state
-        y = handed_on(x)
-        if not first_thread:
-            store_quad(at - 4 * size, y)
+        put_all_quads(at, handed_on(x), first_thread)
         end_0(at, x, first_thread, last_thread)
         end_1(at, x, first_thread, last_thread)
         end_2(at, x, first_thread, last_thread)
@@ -108,25 +136,29 @@ def shifted(gpu: ModuleType, size: int, shift: int) -> Function:
     return put_row
 
 
-def _four(part: Callable[[int], Function]) -> Function:
-    part_0, part_1, part_2, part_3 = part(0), part(1), part(2), part(3)
+def _each(width: int, part: Callable[[int], Function]) -> Function:
+    """What `part` gives for each of the elements, one after the other; each returns the address for the next.
 
-    @inline
-    def all_parts(at, x, state):
-        part_0(at, x, state)
-        part_1(at, x, state)
-        part_2(at, x, state)
-        part_3(at, x, state)
+    From address to address, because that many distances from the first would be kept in registers.
+    """
 
-    return all_parts
+    def both(first: Function, second: Function) -> Function:
+        @inline
+        def both_parts(at, x, state):
+            return second(first(at, x, state), x, state)
+
+        return both_parts
+
+    return functools.reduce(both, map(part, range(width)))
 
 
-def staged(gpu: ModuleType, size: int, element: Any) -> Function:
-    """What the threads of a warp have made, up to 128 elements side by side at any address, in one row or several.
+@functools.cache
+def staged(gpu: ModuleType, size: int, width: int, element: Any) -> Function:
+    """What the threads of a warp have made, elements side by side at any address, in one row or several.
 
     They go through shared memory, so that neighbouring threads write neighbouring elements. `at` is the address of the
     warp's first element, and as many elements on as there are threads before. `state`: the warp's shared memory, the
-    thread's number in the warp, the position of its first element and the number of all of them, and those of its four
+    thread's number in the warp, the position of its first element and the number of all of them, and those of its
     columns that are inside, from the first to the last.
     """
     store, load_shared, store_shared, synchronize_warp = (
@@ -139,6 +171,7 @@ def staged(gpu: ModuleType, size: int, element: Any) -> Function:
             stage, _, position, _, first, last = state
             if first <= k < last:
                 store_shared(stage + (position - first + k) * size, x[k])
+            return at
 
         return part
 
@@ -147,11 +180,12 @@ def staged(gpu: ModuleType, size: int, element: Any) -> Function:
         def part(at, x, state):
             stage, lane, _, length, _, _ = state
             if 32 * k + lane < length:
-                store(at + 32 * k * size, load_shared(stage + (32 * k + lane) * size, element))
+                store(at, load_shared(stage + (32 * k + lane) * size, element))
+            return at + 32 * size
 
         return part
 
-    put_all_down, take_all_up = _four(put_down), _four(take_up)
+    put_all_down, take_all_up = _each(width, put_down), _each(width, take_up)
 
     @inline
     def put_row(at, x, state):
@@ -163,10 +197,11 @@ def staged(gpu: ModuleType, size: int, element: Any) -> Function:
     return put_row
 
 
-def strided(gpu: ModuleType) -> Function:
-    """At any distance from each other; `at` is the address of the first of the four, be it inside or not.
+@functools.cache
+def strided(gpu: ModuleType, width: int) -> Function:
+    """At any distance from each other; `at` is the address of the first column, be it inside or not.
 
-    `state`: that distance in bytes, and those of the four columns that are inside, from the first to the last.
+    `state`: that distance in bytes, and those of the columns that are inside, from the first to the last.
     """
     store = gpu.store
 
@@ -175,43 +210,70 @@ def strided(gpu: ModuleType) -> Function:
         def part(at, x, state):
             stride, first, last = state
             if first <= k < last:
-                store(at + k * stride, x[k])
+                store(at, x[k])
+            return at + stride
 
         return part
 
-    return _four(column)
+    return _each(width, column)
 
 
-def going_down(quad: Function, put_row: Function, dimension_size: int, unroll: int) -> Function:
-    """``go_down(dimension, count, at, stride, noise, state)`` draws the rows of `count` dimensions.
+@functools.cache
+def apart(gpu: ModuleType, width: int) -> Function:
+    """The same of columns that are all inside. `state`: the distance alone."""
+    store = gpu.store
 
-    Their rows are `stride` bytes apart in memory. The loop is unrolled `unroll` times, so that one row's loads and
-    another's arithmetic overlap.
+    def column(k: int) -> Function:
+        @inline
+        def part(at, x, stride):
+            store(at, x[k])
+            return at + stride
+
+        return part
+
+    return _each(width, column)
+
+
+@functools.cache
+def going_down(
+    group: Function, put_row: Function, slot_size: int, way: str, dtype: str, shared: bool, antithetic: bool
+) -> Function:
+    """``go_down(slot, count, at, stride, own, state)`` draws and puts groups that are `stride` bytes apart in memory.
+
+    What ``group(slot, own)`` makes of what the thread has of its own and of `count` slots of a chunk, one after the
+    other from address `slot` on. The loop is unrolled, so that one row's loads and another's arithmetic overlap.
     """
+    most = _UNROLL_FLOAT64 if dtype == "float64" else _UNROLL_SHARED if shared else max(_UNROLL.values())
+    unroll = max(min(most, _UNROLL[way]) // (2 if antithetic else 1), 1)
 
     @inline
-    def draw_row(dimension, at, stride, noise, state):
-        put_row(at, quad(dimension, noise), state)
-        return dimension + dimension_size, at + stride
+    def draw_row(slot, at, stride, own, state):
+        put_row(at, group(slot, own), state)
+        return slot + slot_size, at + stride
 
-    def both(first: Function, second: Function) -> Function:
+    @functools.cache
+    def several(rows: int) -> Function:
+        if rows == 1:
+            return draw_row
+        first, second = several(rows // 2), several(rows - rows // 2)
+
         @inline
-        def draw_both(dimension, at, stride, noise, state):
-            dimension, at = first(dimension, at, stride, noise, state)
-            return second(dimension, at, stride, noise, state)
+        def draw_both(slot, at, stride, own, state):
+            slot, at = first(slot, at, stride, own, state)
+            return second(slot, at, stride, own, state)
 
         return draw_both
 
-    draw_rows = functools.reduce(both, itertools.repeat(draw_row, unroll))
+    draw_rows = several(unroll)
 
     @inline
-    def go_down(dimension, count, at, stride, noise, state):
+    def go_down(slot, count, at, stride, own, state):
         left = np.int32(count)
         while left >= unroll:
-            dimension, at = draw_rows(dimension, at, stride, noise, state)
+            slot, at = draw_rows(slot, at, stride, own, state)
             left = np.int32(left - unroll)
         while left > 0:
-            dimension, at = draw_row(dimension, at, stride, noise, state)
+            slot, at = draw_row(slot, at, stride, own, state)
             left = np.int32(left - 1)
 
     return go_down

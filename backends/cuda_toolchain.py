@@ -10,7 +10,7 @@ import functools
 
 __all__ = ["INSTALL", "clashes"]
 
-INSTALL = "pip install 'numba-cuda[cu13]>=0.30,<0.31', or with cu12 where the driver is older than CUDA 13"
+INSTALL = "pip install 'numba-cuda[cu13]>=0.30.4,<0.31', or with cu12 where the driver is older than CUDA 13"
 """The command that installs all three as one."""
 
 _EMPTY_KERNEL = """
@@ -56,7 +56,7 @@ def clashes() -> tuple[str, ...]:
     except Exception:  # Without a driver there is another reason.
         return ()
     if major > version // 1000:
-        older = "pip install 'numba-cuda[cu12]>=0.30,<0.31', or " if version >= 12000 else ""
+        older = "pip install 'numba-cuda[cu12]>=0.30.4,<0.31', or " if version >= 12000 else ""
         return (
             f"the driver understands CUDA {version // 1000}.{version % 1000 // 10}, the compilers are those of CUDA"
             f" {major}.{minor}: {older}install a newer driver",

@@ -1,8 +1,8 @@
 """The numba backend: the kernel in Python, compiled by numba-cuda when it is first needed.
 
 For those who have neither PyTorch nor CuPy: numba-cuda and a driver are enough. Its words and normals are the very
-functions of the cpu backend. Each combination of element type, noise, transform and stores is a kernel of its own,
-compiled alone, and Numba keeps it on disk.
+functions of the cpu backend. Each combination of element type, noise, pairs, transform and stores is a kernel of its
+own, compiled alone, and Numba keeps it on disk.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import importlib.metadata
 import importlib.util
+import sys
 import threading
 from typing import Any
 
@@ -30,17 +31,23 @@ __all__ = ["BACKEND"]
 _LEGACY_STREAM = 1  # CU_STREAM_LEGACY of cuda.h: the default stream.
 
 
-class _Parameters(threading.local):
+class _Buffer:
     """A kernel's parameters in memory, one after the other, and where they are, as the driver wants it."""
 
-    def __init__(self) -> None:
-        size = PACKED_CALL + PACKED_GEOMETRY
+    def __init__(self, size: int) -> None:
         buffer = ctypes.create_string_buffer(size)
         self.bytes = memoryview(buffer).cast("B")
         self._size = ctypes.c_size_t(size)
         # CU_LAUNCH_PARAM_BUFFER_POINTER, CU_LAUNCH_PARAM_BUFFER_SIZE and CU_LAUNCH_PARAM_END of cuda.h.
         self._extra = (ctypes.c_void_p * 5)(1, ctypes.addressof(buffer), 2, ctypes.addressof(self._size), 0)
         self.address = ctypes.addressof(self._extra)
+
+
+class _Parameters(threading.local):
+    """Of both kinds of kernels; each launch copies them."""
+
+    def __init__(self) -> None:
+        self.sample, self.advance = _Buffer(PACKED_CALL + PACKED_GEOMETRY), _Buffer(8)
 
 
 class NumbaBackend(PackedLaunch):
@@ -51,7 +58,7 @@ class NumbaBackend(PackedLaunch):
     host_library = "numba"
 
     def __init__(self) -> None:
-        # Numba's kernels, by element type, noise, transform, stores and device, and the driver's handles of them.
+        # Numba's kernels, by what they are compiled for and the device, and the driver's handles of them.
         self.compiled: dict[tuple[Any, ...], Any] = {}
         self._kernels: dict[tuple[Any, ...], Any] = {}
         self._driver: Any = None
@@ -93,7 +100,7 @@ class NumbaBackend(PackedLaunch):
         # One kernel, to see whether the compiler works at all; the others are compiled when they are needed.
         from numba import cuda
 
-        key = ("float32", False, False, 0, cuda.current_context().device.id)
+        key = ("float32", False, False, False, 0, cuda.current_context().device.id)
         if key not in self._kernels:
             self._compile(key)
 
@@ -124,24 +131,36 @@ class NumbaBackend(PackedLaunch):
         packed_cut: bytes,
         dtype: str,
         shared: bool,
+        antithetic: bool,
         fast_math: bool,
         device: int,
         stream: int,
     ) -> None:
-        """Launch with the context of `device` current."""
+        key = (dtype, shared, antithetic, fast_math and dtype != "float64", cut.stores, device)
+        parameters = self._parameters.sample
+        parameters.bytes[:] = packed + packed_cut
+        self._launch(key, cut.blocks, cut.threads, parameters.address, device, stream)
+
+    def advance(self, counter: int, device: int, stream: int) -> None:
+        """As the contract says."""
+        parameters = self._parameters.advance
+        parameters.bytes[:] = counter.to_bytes(8, sys.byteorder)
+        self._launch(("advance", device), 1, 1, parameters.address, device, stream)
+
+    def _launch(
+        self, key: tuple[Any, ...], blocks: int, threads: int, parameters: int, device: int, stream: int
+    ) -> None:
+        """Launch a kernel with the context of `device` current."""
         driver = self._driver or self._import()
         error, current = driver.cuCtxGetDevice()
         if error or int(current) != device:
             from numba import cuda
 
             with cuda.gpus[device]:
-                self._run(packed, cut, packed_cut, dtype, shared, fast_math, device, stream)
+                self._launch(key, blocks, threads, parameters, device, stream)
             return
-        key = (dtype, shared, fast_math and dtype != "float64", cut.stores, device)
         kernel = self._kernels.get(key) or self._compile(key)
-        parameters = self._parameters
-        parameters.bytes[:] = packed + packed_cut
-        (error,) = driver.cuLaunchKernel(kernel, cut.blocks, 1, 1, cut.threads, 1, 1, 0, stream, 0, parameters.address)
+        (error,) = driver.cuLaunchKernel(kernel, blocks, 1, 1, threads, 1, 1, 0, stream, 0, parameters)
         if error:
             raise RuntimeError(f"backend: 'numba' could not launch its kernel: {error.name}")
 
@@ -151,11 +170,12 @@ class NumbaBackend(PackedLaunch):
         self._driver = driver
         return driver
 
-    def _compile(self, key: tuple[str, bool, bool, int, int]) -> Any:
+    def _compile(self, key: tuple[Any, ...]) -> Any:
+        """The kernel for such calls, or that of `advance`; the last of `key` is the device, which is current."""
         try:
-            from .cuda_compilation import compile_kernel
+            from .cuda_compilation import compile_advance, compile_kernel
 
-            kernel = compile_kernel(*key[:4])
+            kernel = compile_advance() if key[0] == "advance" else compile_kernel(*key[:-1])
             handle = kernel.library.get_cufunc().handle
         except Exception as error:
             lines = str(error).strip().splitlines() or [type(error).__name__]

@@ -76,19 +76,20 @@ _MOST_SHARED, _GAP = 48 << 10, 64
 # A kernel that comes to so many is taken to go on for ever.
 _MOST_ACCESSES = 10**8
 
-# Memory, by its number in the state: the output, mu and sigma, and then the pieces of shared memory.
-_OUT, _VECTORS, _SHARED, _REGIONS = 0, 1, 3, 8
-_NAMES = ("the output", "mu or sigma", "sigma") + ("shared memory",) * (_REGIONS - _SHARED)
+# Memory, by its number in the state: the output, what may be read, and then the pieces of shared memory.
+_OUT, _INPUTS, _SHARED, _REGIONS = 0, 1, 4, 9
+_NAMES = ("the output",) + ("what it may read",) * (_SHARED - _INPUTS) + ("shared memory",) * (_REGIONS - _SHARED)
 
 # What a thread waits for.
 _READY, _BLOCK, _WARP_BARRIER, _SHUFFLE, _VOTE, _DONE, _FOR_EVER = range(7)
 
-_OUTSIDE, _NOT_ALIGNED, _AGAIN, _NOT_WRITTEN, _ENDLESS, _TOO_MUCH, _LEFT_WARP, _LEFT_BLOCK = range(1, 9)
+_OUTSIDE, _NOT_ALIGNED, _AGAIN, _NOT_WRITTEN, _OF_OTHERS, _ENDLESS, _TOO_MUCH, _LEFT_WARP, _LEFT_BLOCK = range(1, 10)
 _FAILURES = {
     _OUTSIDE: "touches memory outside of",
     _NOT_ALIGNED: "is not aligned in",
     _AGAIN: "writes an element again in",
     _NOT_WRITTEN: "reads what nobody has written in",
+    _OF_OTHERS: "writes over what another warp has written since the last barrier in",
     _ENDLESS: "goes on for ever in",
     _TOO_MUCH: "wants too much of",
     _LEFT_WARP: "waits for something else than its warp",
@@ -126,7 +127,9 @@ _CONTEXT, _STACK = 8 << 10, 256 << 10
 _contexts = np.zeros((MOST_THREADS + 1) * _CONTEXT + 64, np.uint8)
 _stacks = np.empty(MOST_THREADS * _STACK, np.uint8)
 _shared = np.empty(_MOST_SHARED + 64, np.uint8)
-_shared_written = np.zeros(_MOST_SHARED, np.bool_)
+# Of each byte whether it is written, and since the last barrier of the block by which warp, from 1 on.
+_shared_written = np.zeros(_MOST_SHARED, np.uint8)
+_BY_ANY = 255
 _CONTEXTS, _STACKS, _SHARED_BEGIN = (-(-memory.ctypes.data // 64) * 64 for memory in (_contexts, _stacks, _shared))
 _SHARED_WRITTEN = _shared_written.ctypes.data
 _SCHEDULER = _CONTEXTS + MOST_THREADS * _CONTEXT
@@ -276,6 +279,9 @@ def _run_block(threads, backwards):
             gpu.waits_for[thread] = _READY
         if what == _DONE:
             return True
+        for byte in range(_SHARED_WRITTEN, _SHARED_WRITTEN + _MOST_SHARED):
+            if _read(byte, np.uint8) != 0:
+                _write(byte, np.uint8(_BY_ANY))
 
 
 @njit
@@ -331,7 +337,7 @@ def launch(
     threads: int,
     parameters: bytes,
     out: Array,
-    vectors: Sequence[Array | float],
+    inputs: Sequence[Array | float],
     *,
     backwards: bool = False,
 ) -> None:
@@ -347,8 +353,8 @@ def launch(
         The call and the geometry, packed.
     out : array
         What the kernel may write, nothing twice; also what lies between the elements.
-    vectors : two arrays or numbers
-        mu and sigma: what it may read.
+    inputs : up to three arrays or numbers
+        mu, sigma and the counter: what it may read.
     backwards : bool
         Whether the last block, warp and thread come first.
 
@@ -361,7 +367,7 @@ def launch(
         raise BrokenKernelError(f"no such grid: {blocks} blocks of {threads} threads")
     _STATE["parameters"].view(np.uint8)[...] = np.frombuffer(parameters.ljust(_STATE["parameters"].nbytes), np.uint8)
     _STATE["begins"], _STATE["ends"] = 0, 0
-    for region, memory in enumerate((out, *vectors)):
+    for region, memory in enumerate((out, *inputs)):
         if isinstance(memory, np.ndarray):
             _STATE["begins"][region], _STATE["ends"][region] = _bounds(memory)
     begin, end = _bounds(out)
@@ -447,17 +453,22 @@ def _allowed(address, size, region, regions):
 
 
 @njit
-def _allowed_of_vectors(address, size):
-    return _allowed(address, size, _VECTORS, _SHARED - _VECTORS)
+def _allowed_of_inputs(address, size):
+    return _allowed(address, size, _INPUTS, _SHARED - _INPUTS)
 
 
 @njit
 def _allowed_of_shared(address, size, reads):
     _allowed(address, size, _SHARED, _REGIONS - _SHARED)
+    warp = np.uint8(1 + _state().thread // _WARP)
     for byte in range(_SHARED_WRITTEN + address - _SHARED_BEGIN, _SHARED_WRITTEN + address - _SHARED_BEGIN + size):
-        if reads and _read(byte, np.uint8) == 0:
+        by = _read(byte, np.uint8)
+        if reads and by == 0:
             _fail(_NOT_WRITTEN, address, _SHARED)
-        _write(byte, np.uint8(1))
+        if not reads:
+            if by != 0 and by != _BY_ANY and by != warp:
+                _fail(_OF_OTHERS, address, _SHARED)
+            _write(byte, warp)
     return address
 
 
@@ -475,7 +486,7 @@ def _allowed_once(address, size):
 
 @njit
 def load(address, dtype):
-    return _read(_allowed_of_vectors(address, _size(dtype)), dtype)
+    return _read(_allowed_of_inputs(address, _size(dtype)), dtype)
 
 
 @njit

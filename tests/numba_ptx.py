@@ -1,13 +1,15 @@
 """Compile the Python kernel for GPUs that are not there, for test_numba_ptx.py.
 
 A program of its own, because numba-cuda has to be told of a device, and such a process is good for nothing else. It
-reads one line of JSON for each kernel, ``[name, [dtype, shared, fast_math, stores], [major, minor]]``, and puts
-``name.ptx``, what nvJitLink makes of that, ``name.cubin``, and what it says of it, ``name.log``, into the folder that
-is its argument. Where a compiler cannot be loaded it ends with `CANNOT` and says which.
+reads one line of JSON for each kernel, ``[name, [dtype, shared, antithetic, fast_math, stores], [major, minor]]``, and
+puts ``name.ptx``, what nvJitLink makes of that, ``name.cubin``, and what it says of it, ``name.log``, into the folder
+that is its argument; in place of the list, null is the kernel of `advance`. Where a compiler cannot be loaded it ends
+with `CANNOT` and says which.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 from pathlib import Path
@@ -39,18 +41,23 @@ def _refused(name: str, error: Exception) -> int:
     return CANNOT
 
 
-def _compile(variant: list[Any], capability: tuple[int, int]) -> str:
+def _compile(variant: list[Any] | None, capability: tuple[int, int]) -> str:
     from numba import cuda
     from numba.cuda import dispatcher
 
-    from multisample.backends.cuda_compilation import SIGNATURE, launch_bounds, variant_kernel
+    from multisample.backends import cuda_compilation
 
     # What Numba asks of a device when it compiles for one.
     dispatcher.get_current_device = lambda: SimpleNamespace(compute_capability=capability)
-    dtype, shared, fast_math, stores = variant
+    function, signature, options = cuda_compilation.advance_kernel(), cuda_compilation.ADVANCE_SIGNATURE, {}
+    if variant is not None:
+        dtype, shared, antithetic, fast_math, stores = variant
+        function = cuda_compilation.variant_kernel(dtype, shared, antithetic, fast_math, stores)
+        signature = cuda_compilation.SIGNATURE
+        bounds = cuda_compilation.launch_bounds(dtype, shared, stores, capability)
+        options = {"launch_bounds": bounds}
     ptx, _ = cuda.compile(
-        variant_kernel(dtype, shared, fast_math, stores), SIGNATURE.args, device=False, abi="numba", cc=capability,
-        launch_bounds=launch_bounds(dtype, shared, stores), output="ptx",
+        function, signature.args, device=False, abi="numba", cc=capability, output="ptx", **options
     )  # fmt: skip
     return str(ptx)
 
@@ -76,7 +83,10 @@ def _link(nvjitlink: Any, ptx: bytes, architecture: str) -> tuple[bytes, str]:
 
 def main(folder: Path) -> None:
     nvjitlink = _nvjitlink()
+    # Full collections would take an eighth of the time.
+    gc.disable()
     for line in sys.stdin:
+        gc.collect(1)
         name, variant, (major, minor) = json.loads(line)
         ptx = _compile(variant, (major, minor))
         (folder / f"{name}.ptx").write_text(ptx)

@@ -6,12 +6,14 @@ Bit for bit, with every access to memory watched: see emulated_gpu.py.
 from __future__ import annotations
 
 import ast
+import contextlib
 import ctypes
 import dataclasses
 import functools
 import importlib.resources
 import importlib.util
 import random
+import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 from unittest import mock
@@ -22,13 +24,16 @@ import numpy as np
 import pytest
 
 import multisample
-from multisample.backends import cuda_kernel, cuda_stores
+from multisample.backends import cuda_group, cuda_kernel, cuda_stores, cuda_transposed
 from multisample.backends.contract import DeviceArray
 from multisample.backends.geometry import KERNEL_STORES, PACKED_GEOMETRY, SIZES, Geometry, geometry
 from multisample.backends.numba import NumbaBackend
 from multisample.backends.sample_call import PACKED_CALL, pack_call
 
 pytestmark = pytest.mark.skipif(not gpu.AVAILABLE, reason="the C library has no makecontext")
+requires_numba_cuda = pytest.mark.skipif(
+    importlib.util.find_spec("numba_cuda") is None, reason="numba-cuda is not installed"
+)
 
 Array = np.ndarray[Any, Any]
 Vector = Array | float
@@ -50,11 +55,12 @@ class Variant(NamedTuple):
     dtype: str
     noise: str
     stores: str
+    antithetic: bool = False
     fast_math: bool = False
 
 
-def variants(dtype: str, noise: str, *stores: str) -> list[Variant]:
-    return [Variant(dtype, noise, way) for way in stores or KERNEL_STORES]
+def variants(dtype: str, noise: str, *stores: str, antithetic: bool = False) -> list[Variant]:
+    return [Variant(dtype, noise, way, antithetic) for way in stores or KERNEL_STORES]
 
 
 # To compile one takes two seconds. Of what is the same for several, not every combination is here.
@@ -62,15 +68,20 @@ VARIANTS = [
     *variants("float32", "independent"),
     *variants("float32", "shared"),
     *variants("float64", "independent"),
-    *variants("float64", "shared", "kStaged"),
+    *variants("float64", "shared", "kStaged", "kTransposed"),
     *variants("float16", "independent"),
     *variants("bfloat16", "independent", "kAligned"),
     *variants("bfloat16", "shared", "kStaged"),
+    *variants("float32", "independent", antithetic=True),
+    *variants("float32", "shared", "kAligned", "kTransposed", antithetic=True),
+    *variants("float64", "independent", "kAligned", "kStaged", antithetic=True),
+    *variants("float16", "independent", "kShifted", antithetic=True),
 ]
 
 
 def named(variant: Variant) -> str:
-    return "-".join([*variant[:3], *(["fast"] if variant.fast_math else [])])
+    flags = [name for name in ("antithetic", "fast_math") if getattr(variant, name)]
+    return "-".join([*variant[:3], *flags])
 
 
 each_variant = pytest.mark.parametrize("variant", VARIANTS, ids=named)
@@ -78,15 +89,16 @@ each_variant = pytest.mark.parametrize("variant", VARIANTS, ids=named)
 
 @functools.cache
 def compiled(variant: Variant) -> Any:
-    dtype, noise, stores, fast_math = variant
+    dtype, noise, stores, antithetic, fast_math = variant
     # Loops that are unrolled eight times take long to compile, and so are unrolled twice for 16 bits.
-    unroll = {} if SIZES[dtype] > 2 else {way: min(turns, 2) for way, turns in cuda_kernel._UNROLL.items()}
-    with (
-        mock.patch.dict(cuda_kernel._UNROLL, unroll),
-        mock.patch.object(cuda_kernel, "inline", gpu.once),
-        mock.patch.object(cuda_stores, "inline", gpu.once),
-    ):
-        kernel = cuda_kernel.sample_kernel(gpu, dtype, noise == "shared", fast_math, KERNEL_STORES.index(stores))
+    unroll = {} if SIZES[dtype] > 2 else {way: min(turns, 2) for way, turns in cuda_stores._UNROLL.items()}
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.dict(cuda_stores._UNROLL, unroll))
+        for module in (cuda_group, cuda_kernel, cuda_stores, cuda_transposed):
+            stack.enter_context(mock.patch.object(module, "inline", gpu.once))
+        kernel = cuda_kernel.sample_kernel(
+            gpu, dtype, noise == "shared", antithetic, fast_math, KERNEL_STORES.index(stores)
+        )
         return gpu.compile_kernel(kernel)
 
 
@@ -98,9 +110,12 @@ class Case:
     n: int
     dtype: str = "float32"
     noise: str = "independent"
+    antithetic: bool = False
     fast_math: bool = False
     seed: int = 1
     offset: int = 0
+    counted: bool = False
+    """Whether the offset is in memory that a counter would count up, and not in the call."""
     dim_offset: int = 0
     sample_offset: int = 0
     strides: tuple[int, int] | None = None
@@ -139,18 +154,28 @@ class Case:
         return mu, sigma
 
     def expected(self) -> Array:
-        """From the cpu backend, which has no fast_math."""
-        generator = multisample.Generator(self.seed)
-        generator.state = {**generator.state, "offset": self.offset}
+        """From the cpu backend, which has no fast_math; antithetic pairs from plain draws, the mirror by signs."""
         mu, sigma = self.vectors()
-        with np.errstate(over="ignore"):
-            return np.asarray(
-                multisample.sample(
-                    np.full(self.d, mu) if isinstance(mu, float) else mu, sigma, self.n,
-                    backend="cpu", dtype=self.dtype, generator=generator, noise=self.noise,
-                    dim_offset=self.dim_offset, sample_offset=self.sample_offset,
-                )
-            )  # fmt: skip
+        mu = np.full(self.d, mu) if isinstance(mu, float) else mu
+
+        def drawn(mu: Array, begin: int, end: int) -> Array:
+            generator = multisample.Generator(self.seed)
+            generator.state = {**generator.state, "offset": self.offset}
+            with np.errstate(over="ignore"):
+                return np.asarray(
+                    multisample.sample(
+                        mu, sigma, end - begin,
+                        backend="cpu", dtype=self.dtype, generator=generator, noise=self.noise,
+                        dim_offset=self.dim_offset, sample_offset=begin,
+                    )
+                )  # fmt: skip
+
+        begin, end = self.sample_offset, self.sample_offset + self.n
+        if not self.antithetic:
+            return drawn(mu, begin, end)
+        window = begin // 2, _ceil_div(end, 2)
+        pairs = np.stack((drawn(mu, *window), -drawn(-mu, *window)), -1).reshape(self.d, -1)
+        return pairs[:, begin % 2 :][:, : self.n].copy()
 
     def usual_geometry(self) -> Geometry:
         """As it is for a GPU."""
@@ -160,8 +185,8 @@ class Case:
             for stride, length in zip(self.strides or (self.n, 1), (self.d, self.n), strict=True)
         )
         return geometry(
-            self.d, self.n, self.dtype, self.byte_strides(), lowest * self.size % 16, self.sample_offset % 4, cheap,
-            self.noise == "shared",
+            self.d, self.n, self.dtype, self.byte_strides(), lowest * self.size % 16, self.sample_offset % 8, cheap,
+            self.noise == "shared", self.antithetic,
         )[0]  # fmt: skip
 
     def geometry(self) -> Geometry:
@@ -171,8 +196,12 @@ class Case:
         changed = usual._replace(**self.cut(usual))
         rows, lanes, shift = changed.rows_per_pass, changed.lanes, changed.interleave_log2
         threads = _ceil_div(lanes * rows, 32) * 32
-        bands = _ceil_div(_ceil_div(self.d, changed.band_rows), 1 << shift) << shift
-        column_blocks = _ceil_div(changed.skip + self.n, 4 * lanes * changed.steps)
+        width, transposed = (8 if self.antithetic else 4), KERNEL_STORES[usual.stores] == "kTransposed"
+        groups = _ceil_div(changed.skip + self.n, width)
+        across, down = (self.d, groups) if transposed else (groups, self.d)
+        bands = _ceil_div(_ceil_div(down, changed.band_rows), 1 << shift) << shift
+        column_blocks = _ceil_div(across, lanes * changed.steps)
+        stride = self.byte_strides()[1] * width if transposed else self.byte_strides()[0]
         return changed._replace(
             threads=threads,
             one_by_lanes=_ceil_div(1 << 20, lanes),
@@ -181,22 +210,24 @@ class Case:
             pitch=threads // rows | 1,
             column_blocks=column_blocks,
             blocks=bands * column_blocks,
-            stride=self.byte_strides()[0] // self.size * rows << shift,
+            stride=stride // self.size * rows << shift,
         )
 
     def variant(self) -> Variant:
-        return Variant(self.dtype, self.noise, KERNEL_STORES[self.geometry().stores], self.fast_math)
+        return Variant(self.dtype, self.noise, KERNEL_STORES[self.geometry().stores], self.antithetic, self.fast_math)
 
     def draw(self) -> tuple[Array, Array]:
         """The memory and the output in it, drawn by the kernel."""
         memory, out = self.memory()
-        cut, vectors = self.geometry(), self.vectors()
+        cut, (mu, sigma) = self.geometry(), self.vectors()
+        counter = np.array([self.offset], np.uint64)
+        offset, address = (1234567, counter.ctypes.data) if self.counted else (self.offset, 0)
         call = pack_call(
-            _on_device(vectors[0]), _on_device(vectors[1]), _on_device(out), self.dtype, self.seed, self.offset, 0,
-            self.dim_offset, self.sample_offset, self.noise == "shared", False, self.fast_math, 0, 0,
+            _on_device(mu), _on_device(sigma), _on_device(out), self.dtype, self.seed, offset, address,
+            self.dim_offset, self.sample_offset, self.noise == "shared", self.antithetic, self.fast_math, 0, 0,
         )  # fmt: skip
-        packed = call + packed_geometry(cut)
-        gpu.launch(compiled(self.variant()), cut.blocks, cut.threads, packed, out, vectors, backwards=self.backwards)
+        packed, inputs = call + packed_geometry(cut), (mu, sigma, *([counter] if self.counted else []))
+        gpu.launch(compiled(self.variant()), cut.blocks, cut.threads, packed, out, inputs, backwards=self.backwards)
         return memory, out
 
     def check(self) -> None:
@@ -248,7 +279,8 @@ def layouts(d: int, n: int) -> list[tuple[int, int]]:
     contiguous = [(n, 1)] * 6
     padded = [(n + 1, 1), (n + 3, 1), (n + 4, 1), (n + 8, 1)]
     backwards = [(-n, 1), (-(n + 3), 1), (-(n + 8), 1), (n, -1), (-1, -d)]
-    return [*contiguous, *padded, *backwards, (1, d), (1, d + 3), (2 * n, 2), (-9 * n, 3)]
+    side_by_side = [(1, d), (1, d + 3), (1, -(d + 1))]
+    return [*contiguous, *padded, *backwards, *side_by_side, (2 * n, 2), (-9 * n, 3)]
 
 
 @each_variant
@@ -261,8 +293,8 @@ def test_every_shape_at_every_address(variant: Variant) -> None:
                 k = len(cases)
                 cases.append(
                     Case(
-                        d, n, variant.dtype, variant.noise, seed=k, dim_offset=k % 3, sample_offset=k // 2 % 6,
-                        strides=strides, misalignment=k // 3 % 5, backwards=k % 2 == 1,
+                        d, n, variant.dtype, variant.noise, variant.antithetic, seed=k, dim_offset=k % 3,
+                        sample_offset=k // 2 % 9, strides=strides, misalignment=k // 3 % 5, backwards=k % 2 == 1,
                         cut=(None, tall(3, 3), tall(11, 4))[k % 3],
                     )
                 )  # fmt: skip
@@ -293,7 +325,7 @@ def other_cuts(stores: str) -> Iterator[Cut]:
     if stores == "kStaged":
         return
     # Bands that take turns.
-    for log2 in (1, 2, 3):
+    for log2 in (1, 2, 3) if stores != "kTransposed" else ():
         if stores == "kShifted":
             yield lambda g, log2=log2: {"band_rows": 2, "interleave_log2": g.interleave_log2 + log2, "steps": 1}
         else:
@@ -311,13 +343,15 @@ def test_numbers_do_not_depend_on_how_a_call_is_cut(variant: Variant) -> None:
     """Several chunks of dimensions, several runs of columns, and bands that take turns."""
     cases: list[Case] = []
     for d, n in [(1, 700), (23, 3), (150, 10), (41, 129), (17, 516), (60, 700), (20, 1028), (9, 1157), (6, 2100)]:
-        for strides, misalignment in [((n, 1), 0), ((n + 1, 1), 0), ((n, 1), 1), ((n + 2, 1), 2), ((2 * n, 2), 0)]:
+        rows = [((n, 1), 0), ((n + 1, 1), 0), ((n, 1), 1), ((n + 2, 1), 2), ((2 * n, 2), 0)]
+        for strides, misalignment in [*rows, ((1, d + 1), 1)]:
             for cut in other_cuts(variant.stores):
                 k = len(cases)
                 cases.append(
                     Case(
-                        d, n, variant.dtype, variant.noise, seed=k, dim_offset=7 * k, sample_offset=k % 4,
-                        strides=strides, misalignment=misalignment, cut=cut, backwards=k % 2 == 1,
+                        d, n, variant.dtype, variant.noise, variant.antithetic, seed=k, dim_offset=7 * k,
+                        sample_offset=k % 8, strides=strides, misalignment=misalignment, cut=cut,
+                        backwards=k % 2 == 1,
                     )
                 )  # fmt: skip
     check_some(variant, cases, 70)
@@ -329,13 +363,14 @@ def test_windows_however_far_out(variant: Variant) -> None:
     for d, n in [(1, 1), (5, 7), (3, 37), (2, 600), (3, 1028), (300, 4), (7, 1157)]:
         for dim_offset in (ROWS - d, 2**31 - 1, 12345):
             for sample_offset in (*(COLUMNS - n - k for k in range(4)), 2**33 - 2, 2**32 - 1, 2**32):
-                for strides in [(n, 1), (n + 1, 1)]:
+                for strides in [(n, 1), (n + 1, 1), (1, d + 1)]:
                     k = len(cases)
                     cases.append(
                         Case(
-                            d, n, variant.dtype, variant.noise, dim_offset=dim_offset, sample_offset=sample_offset,
+                            d, n, variant.dtype, variant.noise, variant.antithetic,
+                            dim_offset=dim_offset, sample_offset=sample_offset,
                             seed=(0, 2**32 - 1, 2**32, 2**63 + 11, 2**64 - 1)[k % 5],
-                            offset=(0, 1, 2**32 - 1, 2**32, 2**64 - 2, 2**63)[k % 6],
+                            offset=(0, 1, 2**32 - 1, 2**32, 2**64 - 2, 2**63)[k % 6], counted=k % 2 == 0,
                             strides=strides, misalignment=k % 4,
                         )
                     )  # fmt: skip
@@ -350,10 +385,13 @@ def test_many_dimensions_and_long_rows(noise: str) -> None:
         Case(1, 526_333, noise=noise, seed=5),
         Case(1, 524_300, noise=noise, sample_offset=3, misalignment=2),
         Case(1, 524_301, noise=noise, strides=(0, 2)),
+        Case(524_301, 1, noise=noise, strides=(1, 2)),
     ]
-    assert chunks[0].geometry().band_rows > chunks[0].geometry().chunk
+    # Where dimensions lie side by side, as many columns to a short row of them.
+    chunks.append(Case(2, 4 * 128 * 1026 - 3, noise=noise, seed=4, sample_offset=2, strides=(1, 2)))
+    assert all(cut.band_rows > cut.chunk for cut in (chunks[0].geometry(), chunks[2].geometry()))
     assert all(case.geometry().steps > 1 for case in steps)
-    assert {case.variant().stores for case in steps} == {"kAligned", "kShifted", "kStrided"}
+    assert {case.variant().stores for case in steps} == {"kAligned", "kShifted", "kStrided", "kTransposed"}
     for case in chunks + steps:
         case.check()
 
@@ -397,16 +435,20 @@ def test_numbers_in_place_of_mu_or_sigma_are_rounded(number: float) -> None:
 
 
 FAST = [
-    Variant("float32", "independent", "kAligned", True),
-    Variant("float32", "shared", "kStaged", True),
+    Variant("float32", "independent", "kAligned", fast_math=True),
+    Variant("float32", "shared", "kStaged", fast_math=True),
+    Variant("float32", "independent", "kTransposed", antithetic=True, fast_math=True),
 ]
 
 
 @pytest.mark.parametrize("variant", FAST, ids=named)
 def test_fast_math_is_near_the_portable_numbers(variant: Variant) -> None:
     # A GPU's instructions are less exact than those here; what is made of them is the same.
-    n = {"kAligned": 1028, "kStaged": 37}[variant.stores]
-    case = Case(50, n, variant.dtype, variant.noise, True, seed=2**63 + 1, sample_offset=2**32)
+    n = {"kAligned": 1028, "kStaged": 37, "kTransposed": 300}[variant.stores]
+    case = Case(
+        50, n, variant.dtype, variant.noise, variant.antithetic, True, seed=2**63 + 1, sample_offset=2**32,
+        strides=(1, 50) if variant.stores == "kTransposed" else None,
+    )  # fmt: skip
     assert case.variant() == variant
     got = case.draw()[1].view(DTYPES[variant.dtype]).astype(np.float64)
     portable, sigma = case.expected().astype(np.float64), np.asarray(case.vectors()[1])[:, None]
@@ -425,9 +467,9 @@ def test_fast_math_is_without_effect_on_float64() -> None:
 class Driver:
     """The driver's part in a launch."""
 
-    def __init__(self, out: Array, vectors: tuple[Array, Array]) -> None:
-        self.memory = out, vectors
-        self.launched: list[tuple[Variant, int, int, bytes]] = []
+    def __init__(self, out: Array, inputs: tuple[Array, ...]) -> None:
+        self.memory = out, inputs
+        self.launched: list[tuple[Any, int, int, bytes]] = []
 
     def cuCtxGetDevice(self) -> tuple[int, int]:  # noqa: N802
         return 0, 0
@@ -440,31 +482,41 @@ class Driver:
         length = ctypes.c_size_t.from_address(at_size).value
         packed = ctypes.string_at(address, length)
         self.launched.append((kernel, blocks, threads, packed))
-        gpu.launch(compiled(kernel), blocks, threads, packed, *self.memory)
+        kernel = compiled(kernel) if isinstance(kernel, Variant) else kernel
+        gpu.launch(kernel, blocks, max(threads, 32), packed, *self.memory)
         return (0,)
 
 
 @pytest.mark.parametrize("plain", [False, True], ids=["any call", "plain call"])
-@pytest.mark.parametrize("variant", VARIANTS[:8], ids=named)
+@pytest.mark.parametrize("variant", VARIANTS[:10] + [v for v in VARIANTS if v.antithetic][:5], ids=named)
 def test_what_is_launched_is_what_runs_here(variant: Variant, plain: bool) -> None:
     """The grid and the parameters that the numba backend hands to the driver."""
-    d, n = {"kAligned": (40, 1024), "kShifted": (7, 1157), "kStaged": (300, 10), "kStrided": (30, 30)}[variant.stores]
-    if plain and variant.stores == "kStrided":
-        pytest.skip("contiguous memory is never written one by one")
-    case = Case(d, n, *variant[:2], seed=2**64 - 1, offset=5, strides=(1, d) if variant.stores == "kStrided" else None)
+    d, n = {
+        "kAligned": (40, 1024), "kShifted": (7, 1157), "kStaged": (300, 10), "kStrided": (30, 30),
+        "kTransposed": (30, 30),
+    }[variant.stores]  # fmt: skip
+    strides = {"kStrided": (60, 2), "kTransposed": (1, 30)}.get(variant.stores)
+    if plain and (strides or variant.antithetic):
+        pytest.skip("such calls are not plain")
+    case = Case(d, n, variant.dtype, variant.noise, variant.antithetic, seed=2**64 - 1, offset=5, strides=strides)
     assert case.variant() == variant
     memory, out = case.memory()
     mu, sigma = map(np.asarray, case.vectors())
-    driver, backend = Driver(out, (mu, sigma)), NumbaBackend()
+    counter = np.array([5], np.uint64)
+    driver, backend = Driver(out, (mu, sigma, counter)), NumbaBackend()
     backend._driver = driver
-    backend._kernels = {(variant.dtype, variant.noise == "shared", False, case.geometry().stores, 0): variant}
+    key = variant.dtype, variant.noise == "shared", variant.antithetic, False, case.geometry().stores, 0
+    backend._kernels = {key: variant}
     arrays = [_on_device(array) for array in (mu, sigma, out)]
-    rest = (variant.dtype, case.seed, case.offset)
+    rest = variant.dtype, case.seed
     if plain:
         addresses = [array.pointer for array in arrays]
-        backend.plain_launch()(*addresses, d, n, *rest, variant.noise == "shared", False, 0, 0)
+        backend.plain_launch()(*addresses, d, n, *rest, case.offset, variant.noise == "shared", False, 0, 0)
     else:
-        backend.launch(*arrays, *rest, 0, 0, 0, variant.noise == "shared", False, False, 0, 0)
+        counted = counter.ctypes.data
+        backend.launch(
+            *arrays, *rest, 0, counted, 0, 0, variant.noise == "shared", variant.antithetic, False, 0, 0
+        )  # fmt: skip
     ((kernel, blocks, threads, packed),) = driver.launched
     cut = case.geometry()
     assert (kernel, blocks, threads) == (variant, cut.blocks, cut.threads)
@@ -472,6 +524,28 @@ def test_what_is_launched_is_what_runs_here(variant: Variant, plain: bool) -> No
     expected_memory, expected = case.memory()
     expected[...] = case.expected().view(expected.dtype)
     assert np.array_equal(memory, expected_memory)
+
+
+@requires_numba_cuda
+@pytest.mark.parametrize("count", [0, 2**32 - 1, 2**64 - 1])
+def test_advance_counts_up_by_one(count: int) -> None:
+    from multisample.backends.cuda_compilation import advance_kernel
+
+    code = advance_kernel().__code__
+    count_up = gpu.once(types.FunctionType(code, {"cuda_intrinsics": gpu, "np": np}))
+
+    def kernel(call, geometry):
+        # Its one parameter is where the first of a call would be, and it has one thread.
+        if gpu.thread_index() == 0:
+            count_up(call.mu.data)
+
+    counter = np.array([[count]], np.uint64)
+    driver, backend = Driver(counter, (counter,)), NumbaBackend()
+    backend._driver, backend._kernels = driver, {("advance", 0): gpu.compile_kernel(kernel)}
+    backend.advance(counter.ctypes.data, 0, 0)
+    ((_, blocks, threads, packed),) = driver.launched
+    assert (blocks, threads, len(packed)) == (1, 1, 8)
+    assert counter[0, 0] == (count + 1) % 2**64
 
 
 # --- The emulation --------------------------------------------------------------------------------
@@ -489,7 +563,7 @@ def test_the_emulated_gpu_has_the_names_of_a_real_one() -> None:
     assert set(gpu.__all__) - own == set(names)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("numba_cuda") is None, reason="numba-cuda is not installed")
+@requires_numba_cuda
 def test_kernels_take_the_same_types_as_on_a_gpu() -> None:
     from multisample.backends.cuda_compilation import SIGNATURE
 
@@ -561,6 +635,14 @@ def reads_what_is_not_written(call, geometry):
     gpu.load_shared(at + 4 * np.int64(gpu.thread_index() ^ 63), np.float32)
 
 
+def writes_over_another_warps(call, geometry):
+    at = gpu.shared_memory(256)
+    for _ in range(2):
+        gpu.store_shared(at + 4 * np.int64(gpu.thread_index()), _ONE)
+        gpu.synchronize_block()
+    gpu.store_shared(at + 4 * np.int64(gpu.thread_index() % 32), _ONE)
+
+
 def leaves_its_warp(call, geometry):
     if gpu.thread_index() != 33:
         gpu.synchronize_warp()
@@ -578,7 +660,7 @@ def leaves_its_block(call, geometry):
         (writes_before, "block 0, thread 0: touches memory outside of the output, -4 bytes from its begin"),
         (writes_four_at_any_address, "block 0, thread 1: is not aligned in the output, 20 bytes from its begin"),
         (writes_in_each_block, "block 1, thread 0: writes an element again in the output, 0 bytes from its begin"),
-        (reads_no_vector, "block 0, thread 0: touches memory outside of mu or sigma, 0 bytes from its begin"),
+        (reads_no_vector, "block 0, thread 0: touches memory outside of what it may read, 0 bytes from its begin"),
         (goes_on_for_ever, "block 0, thread 0: goes on for ever in shared memory, 0 bytes from its begin"),
         (wants_too_much_shared_memory, "block 0, thread 0: wants too much of shared memory, 80 bytes from its begin"),
         (
@@ -588,6 +670,11 @@ def leaves_its_block(call, geometry):
         (
             reads_what_is_not_written,
             "block 0, thread 0: reads what nobody has written in shared memory, 252 bytes from its begin",
+        ),
+        (
+            writes_over_another_warps,
+            "block 0, thread 32: writes over what another warp has written since the last barrier in shared memory,"
+            " 0 bytes from its begin",
         ),
         (leaves_its_warp, "block 0, thread 33: waits for something else than its warp"),
         (leaves_its_block, "block 0, thread 32: waits for something else than its block"),

@@ -128,18 +128,20 @@ def test_every_kernel_keeps_its_numbers_in_as_many_registers_as_it_may_take(numb
     backend: Any = registry.find("numba")
     device = numba.cuda.current_context().device
     ways = range(len(geometry.KERNEL_STORES))
-    for shared, fast_math, stores in itertools.product((False, True), (False, True), ways):
-        if fast_math and dtype == "float64":
+    flags = (False, True)
+    for shared, antithetic, fast_math, stores in itertools.product(flags, flags, flags, ways):
+        # What fast_math and pairs have in common with one of them, that one has shown.
+        if fast_math and (dtype == "float64" or antithetic):
             continue
-        key = (dtype, shared, fast_math, stores, device.id)
+        key = (dtype, shared, antithetic, fast_math, stores, device.id)
         if key not in backend.compiled:
             backend._compile(key)
         kernel = backend.compiled[key]
         name = geometry.KERNEL_STORES[stores]
-        # Shifted stores of independent noise were seen to lack a few, outside their loops.
-        most = 24 if name == "kShifted" and not shared else 0
-        assert kernel.local_mem_per_thread <= most, (name, shared, fast_math, kernel.local_mem_per_thread)
-        threads, blocks = launch_bounds(dtype, shared, stores)
+        # Some were seen to lack a few, outside their loops (test_numba_ptx.py); before 9.0 more.
+        most = 24 if device.compute_capability >= (9, 0) else 64
+        assert kernel.local_mem_per_thread <= most, (key, kernel.local_mem_per_thread)
+        threads, blocks = launch_bounds(dtype, shared, stores, device.compute_capability)
         assert kernel.max_threads_per_block >= threads == geometry.MOST_THREADS
         # A thread's registers come by eights.
         registers = -(-kernel.regs_per_thread // 8) * 8

@@ -95,7 +95,7 @@ def test_a_compiler_that_cannot_be_loaded_is_named(monkeypatch: pytest.MonkeyPat
     ("understood", "command"),
     [
         (11080, "install a newer driver"),
-        (12040, "pip install 'numba-cuda[cu12]>=0.30,<0.31', or install a newer driver"),
+        (12040, "pip install 'numba-cuda[cu12]>=0.30.4,<0.31', or install a newer driver"),
     ],
 )
 def test_a_driver_that_is_older_than_the_compilers_is_named(
