@@ -217,7 +217,12 @@ def _draw(block, narrow, mu, sigma, out, seed, offset, first_row, first_column, 
     o0, o1 = word(offset), offset >> np.uint64(32)
     if layouts and not shared and _runs_down(out):
         _draw_down(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_column, antithetic)
-    elif columns >= _LONG_ROW and out.strides[1] == out.itemsize and not shared:
+    elif (
+        columns >= _LONG_ROW
+        and out.strides[1] == out.itemsize
+        and not shared
+        and not (antithetic and out.itemsize == 8)  # LLVM does not make vectors of eight such stores.
+    ):
         _draw_long_rows(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_column, antithetic)
     elif columns > 0:
         _draw_tiles(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_column, shared, antithetic)
