@@ -1,8 +1,8 @@
 """The block-per-dimension kernel for the CPU: one call draws one window of the sample matrix.
 
-Compiled once per dtype, with arrays of any strides in the signature, and kept on disk: a user waits for LLVM
-once. ``nogil`` lets windows run on several threads; ``parallel=True`` would bring a threading layer that dies
-in a forked child (GNU OpenMP) or aborts under concurrent calls (workqueue).
+Compiled once per dtype, and once more for antithetic pairs, with arrays of any strides in the signature, and kept on
+disk: a user waits for LLVM once. ``nogil`` lets windows run on several threads; ``parallel=True`` would bring a
+threading layer that dies in a forked child (GNU OpenMP) or aborts under concurrent calls (workqueue).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _TILE_NORMALS = 4 * _TILE
 _TILE_PAIRS = 2 * _TILE_NORMALS
 # Rows whose means and deviations are kept at hand: of as many, memory is written in long runs.
 _BATCH = 2048
-# Rows that the widest vectors hold; with fewer, columns are not worth loops of their own.
+# Rows that the widest vectors hold; with fewer, columns are not worth loops of their own. cpu.py knows it too.
 _HEIGHT = 16
 
 
@@ -217,7 +217,12 @@ def _draw(block, narrow, mu, sigma, out, seed, offset, first_row, first_column, 
     o0, o1 = word(offset), offset >> np.uint64(32)
     if layouts and not shared and _runs_down(out):
         _draw_down(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_column, antithetic)
-    elif columns >= _LONG_ROW and out.strides[1] == out.itemsize and not shared:
+    elif (
+        columns >= _LONG_ROW
+        and out.strides[1] == out.itemsize
+        and not shared
+        and not (antithetic and out.itemsize == 8)  # LLVM does not make vectors of eight such stores.
+    ):
         _draw_long_rows(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_column, antithetic)
     elif columns > 0:
         _draw_tiles(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_column, shared, antithetic)
@@ -295,6 +300,8 @@ _TYPES = {
 @functools.cache
 def window_kernel(dtype: str, antithetic: bool = False) -> Callable[..., None]:
     """``kernel(mu, sigma, out, seed, offset, first_row, first_column, shared)`` draws the window `out`.
+
+    Columns, and `first_column`, are those of the result, with `antithetic` of pairs.
 
     `first_row` and `first_column` say where in the sample matrix it begins.
     """
