@@ -208,14 +208,11 @@ class Columns {
     last_ = column + kCount <= columns ? kCount : column < columns ? static_cast<u32>(columns - column) : first_;
     if (stores != kStaged) {
       offset_ = row * call.row_stride + column * call.column_stride;
-      column_stride_ = call.column_stride;
       if (row >= geometry.rows_per_pass) last_ = first_;
-      const bool whole = first_ == 0 && last_ == kCount;
-      whole_ = stores == kShifted ? __all_sync(~0u, whole) : whole;
       if (stores == kAligned && kPairs) {
         const u32 lane = threadIdx.x % 32;
         const i64 apart = __shfl_sync(~0u, offset_, lane ^ 1) - offset_, group_size = kCount * kSize;
-        paired_ = __all_sync(~0u, whole && apart == (lane % 2 != 0 ? -group_size : group_size));
+        paired_ = __all_sync(~0u, is_whole() && apart == (lane % 2 != 0 ? -group_size : group_size));
       }
     } else {
       // Where the thread's elements lie among those of a pass, and those of the warp.
@@ -234,7 +231,7 @@ class Columns {
 
   // The rows of a chunk of `rows` dimensions, of which `out` is the first.
   MULTISAMPLE_FUNCTION void draw(const Dimension<Real>* chunk, u32 rows, char* out, const Keys<Real>& keys,
-                                 const Geometry& geometry) const {
+                                 const SampleCall& call, const Geometry& geometry) const {
     const u32 step = geometry.rows_per_pass;
     const Dimension<Real>* const mine = chunk + row_ * geometry.pitch;
     char* const at = out + offset_;
@@ -253,11 +250,12 @@ class Columns {
       return;
     }
     const u32 count = step == 1 ? rows : row_ < rows ? (rows - row_ + step - 1) * geometry.one_by_rows >> 20 : 0;
+    const bool whole = stores == kShifted ? __all_sync(~0u, is_whole()) : is_whole();
     if (stores == kAligned && kPairs && __all_sync(~0u, paired_ && count == __shfl_sync(~0u, count, 0))) {
       down(mine, count, at, stride, keys, PutPaired<Out, antithetic>{});
-    } else if (stores == kAligned && whole_) {
+    } else if (stores == kAligned && whole) {
       down(mine, count, at, stride, keys, PutAligned<Out, antithetic>{});
-    } else if (stores == kShifted && whole_) {
+    } else if (stores == kShifted && whole) {
       const u32 thread = threadIdx.x % 32;
       const u32 shift = static_cast<u32>(reinterpret_cast<u64>(at) % alignof(Quad<Out>) / kSize);
       char* const end = thread == 0 ? at : at + (kCount - shift) * kSize;
@@ -281,11 +279,14 @@ class Columns {
           }
       }
     } else if (first_ < last_) {
-      down(mine, count, at, stride, keys, PutStrided<Out, antithetic>{column_stride_, first_, last_});
+      down(mine, count, at, stride, keys, PutStrided<Out, antithetic>{call.column_stride, first_, last_});
     }
   }
 
  private:
+  // Whether all of its columns are inside.
+  MULTISAMPLE_FUNCTION bool is_whole() const { return first_ == 0 && last_ == kCount; }
+
   template <class Put>
   MULTISAMPLE_FUNCTION void down(const Dimension<Real>* dimensions, u32 count, char* at, i32 stride,
                                  const Keys<Real>& keys, const Put& put) const {
@@ -297,8 +298,6 @@ class Columns {
   u32 row_;
   u32 first_, last_;  // those of the columns that are inside
   bool paired_;       // all are, and threads of the warp side by side two by two
-  bool whole_;        // all are, and of all threads of the warp if it matters
-  i64 column_stride_;
   // Of kStaged alone; see PutStaged.
   Out* stage_;
   u32 run_, length_, position_, columns_;
@@ -317,9 +316,10 @@ class Dimensions {
     const u32 k = begin + threadIdx.x;
     mine_ = threadIdx.x < chunk_ && k < count_;
     if (mine_) {
-      row_ = first_row_ + (static_cast<u64>(k) << shift_);
-      mu_ = element<Real>(call_.mu, row_);
-      sigma_ = element<Real>(call_.sigma, row_);
+      const u64 row = first_row_ + (static_cast<u64>(k) << shift_);
+      i_ = static_cast<u32>(call_.first_row + row);
+      mu_ = element<Real>(call_.mu, row);
+      sigma_ = element<Real>(call_.sigma, row);
     }
   }
 
@@ -328,14 +328,13 @@ class Dimensions {
   MULTISAMPLE_FUNCTION void put(Dimension<Real>* chunk, const Keys<Real>& keys, const Geometry& geometry) const {
     if (!mine_) return;
     const u32 pass = threadIdx.x * geometry.one_by_rows >> 20, row = threadIdx.x - pass * geometry.rows_per_pass;
-    const u32 i = static_cast<u32>(call_.first_row + row_);
-    chunk[row * geometry.pitch + pass] = {row_part(i, low(offset_of(call_)), keys.keys), mu_, sigma_};
+    chunk[row * geometry.pitch + pass] = {row_part(i_, low(offset_of(call_)), keys.keys), mu_, sigma_};
   }
 
  private:
   const SampleCall& call_;
-  u64 first_row_, row_;
-  u32 count_, chunk_, shift_;
+  u64 first_row_;
+  u32 count_, chunk_, shift_, i_;
   Real mu_, sigma_;
   bool mine_;
 };
@@ -366,7 +365,7 @@ MULTISAMPLE_FUNCTION void draw_rows(const SampleCall& call, const Geometry& geom
   for (u32 begin = 0, runs = 1, parity = 0;;) {
     const bool goes_on = count - begin > geometry.chunk;
     if (goes_on) dimensions.fetch(begin + geometry.chunk);
-    columns.draw(chunks[parity], goes_on ? geometry.chunk : count - begin, out, keys, geometry);
+    columns.draw(chunks[parity], goes_on ? geometry.chunk : count - begin, out, keys, call, geometry);
     if (goes_on) {
       begin += geometry.chunk;
       out += geometry.chunk * (call.row_stride * (i64{1} << shift));
@@ -385,13 +384,18 @@ MULTISAMPLE_FUNCTION void draw_rows(const SampleCall& call, const Geometry& geom
 }
 
 // Blocks that a processor is to hold at once: many threads, but as many registers for each as it takes to keep all in
-// them.
-template <bool shared, bool antithetic, Stores stores>
-constexpr int kBlocks =
-    (stores == kTransposed && shared) || ((stores == kAligned || stores == kShifted) && antithetic) ? 2 : 3;
+// them. 0 leaves it to the compiler.
+template <class Out, bool shared, bool antithetic, bool fast, Stores stores>
+constexpr int blocks_at_once() {
+  if (stores == kTransposed) return shared ? 2 : 3;
+  if (stores == kShifted || (stores == kAligned && antithetic)) return antithetic ? 2 : 3;
+  if (sizeof(Out) == 8 || antithetic) return 3;
+  if (shared) return 5;
+  return fast ? 0 : 4;
+}
 
 template <class Out, bool shared, bool antithetic, bool fast, Stores stores>
-__global__ void __launch_bounds__(kThreads, kBlocks<shared, antithetic, stores>) sample_kernel(
+__global__ void __launch_bounds__(kThreads, blocks_at_once<Out, shared, antithetic, fast, stores>()) sample_kernel(
     const __grid_constant__ SampleCall call, const __grid_constant__ Geometry geometry) {
   if constexpr (stores == kTransposed) {
     draw_transposed<Out, shared, antithetic, fast>(call, geometry);
