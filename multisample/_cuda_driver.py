@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["Event", "device_of", "is_capturing", "order"]
+__all__ = ["Event", "device_of", "is_capturing", "order", "synchronize"]
 
 # Of cuda.h.
 _DEVICE_ORDINAL = 9  # CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
@@ -36,7 +36,9 @@ def _check(error: int) -> None:
     if error:
         name = ctypes.c_char_p()
         _driver().cuGetErrorName(error, ctypes.byref(name))
-        raise RuntimeError(f"the CUDA driver refused to order two streams: {(name.value or b'').decode()} ({error})")
+        raise RuntimeError(
+            f"the CUDA driver refused to wait, or to order two streams: {(name.value or b'').decode()} ({error})"
+        )
 
 
 def device_of(address: int) -> int:
@@ -111,6 +113,18 @@ class Event:
     def __del__(self) -> None:
         if self._handle:
             self._driver.cuEventDestroy_v2(self._handle)
+
+
+def synchronize(device: int) -> None:
+    """Wait for everything that was given to `device`.
+
+    Raises
+    ------
+    RuntimeError
+        If the driver refuses, as it does while a stream is being captured.
+    """
+    with _current(device):
+        _check(_driver().cuCtxSynchronize())
 
 
 def order(first: int, then: int, device: int) -> None:

@@ -10,7 +10,11 @@ import os
 import threading
 from typing import Any, TypedDict
 
-from ._arguments import checked_integer
+import numpy as np
+
+from ._arguments import check_flag, checked_integer
+from ._cuda_driver import is_capturing, synchronize
+from ._libraries import Device, Library
 
 __all__ = ["DEFAULT_GENERATOR", "Generator", "GeneratorState", "manual_seed", "take_from_torch"]
 
@@ -41,11 +45,14 @@ class Generator:
     ----------
     seed : int, optional
         ``0 <= seed < 2**64``. Without one, the operating system chooses.
+    graph_safe : bool, default False
+        Keep the offset in the memory of a CUDA device, where each call reads it and counts it up in the order of its
+        stream: so each replay of a CUDA graph that has captured a call takes the next offset, as a call would.
 
     Raises
     ------
     TypeError
-        If `seed` is not an integer.
+        If `seed` is not an integer, or `graph_safe` not a bool.
     ValueError
         If `seed` is out of range.
 
@@ -53,6 +60,11 @@ class Generator:
     -----
     Generators can be pickled, copied, and saved through `state`. A copy goes on from where the original is.
     After `os.fork` parent and child hold equal generators: give each worker its own, from `spawn`.
+
+    A graph-safe generator serves arrays of one CUDA device, that of its first call, which puts the offset there and
+    cannot itself be captured. `offset`, `state`, copying and pickling wait for that device, and `state` can be assigned
+    between replays. Calls and replays on several streams have to be ordered by whoever makes them, as with any other
+    memory that they share: two at once may draw the same numbers.
 
     Examples
     --------
@@ -66,12 +78,15 @@ class Generator:
     True
     """
 
-    __slots__ = ("__weakref__", "_offset", "_seed", "_spawned")
+    __slots__ = ("__weakref__", "_counter", "_graph_safe", "_offset", "_seed", "_spawned")
 
-    def __init__(self, seed: int | None = None) -> None:
+    def __init__(self, seed: int | None = None, *, graph_safe: bool = False) -> None:
+        check_flag("graph_safe", graph_safe)
         self._seed = _entropy() if seed is None else checked_integer("seed", seed, 0, WORD_64)
         self._offset = 0
         self._spawned = 0
+        self._graph_safe = bool(graph_safe)
+        self._counter: DeviceCounter | None = None
 
     @property
     def seed(self) -> int:
@@ -81,7 +96,13 @@ class Generator:
     @property
     def offset(self) -> int:
         """The offset that the next call takes."""
-        return self._offset
+        counter = self._counter
+        return self._offset if counter is None else counter.value
+
+    @property
+    def graph_safe(self) -> bool:
+        """Whether the offset is kept on a device."""
+        return self._graph_safe
 
     @property
     def state(self) -> GeneratorState:
@@ -98,8 +119,11 @@ class Generator:
         >>> g.offset
         12
         """
+        offset = self.offset if self._graph_safe else None  # Which takes long, and so is not asked for under the lock.
         with LOCK:
-            return {"seed": self._seed, "offset": self._offset, "spawned": self._spawned}
+            return {
+                "seed": self._seed, "offset": self._offset if offset is None else offset, "spawned": self._spawned,
+            }  # fmt: skip
 
     @state.setter
     def state(self, state: GeneratorState) -> None:
@@ -111,6 +135,9 @@ class Generator:
             self._seed = checked["seed"]
             self._offset = checked["offset"]
             self._spawned = checked["spawned"]
+            counter = self._counter
+        if counter is not None:
+            counter.value = checked["offset"]
 
     def _take(self) -> tuple[int, int]:
         """The seed and the offset of one call, whose turn it is now.
@@ -174,16 +201,85 @@ class Generator:
                 raise OverflowError("n_children: the children of this generator are used up")
             self._spawned = first + count
         key = ((self._seed & _WORD) ^ 0x73706177, (self._seed >> 32) ^ 0x6E6B6579)
-        return [Generator(_philox_word_pair(child, key)) for child in range(first, first + count)]
+        return [
+            Generator(_philox_word_pair(child, key), graph_safe=self._graph_safe)
+            for child in range(first, first + count)
+        ]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Generator, (self._seed,), dict(self.state)
+        return _remade, (self._seed, self._graph_safe), dict(self.state)
 
     def __setstate__(self, state: GeneratorState) -> None:
         self.state = state
 
     def __repr__(self) -> str:
+        if self._graph_safe:  # To look at the offset would wait for the device.
+            return f"Generator(seed={self._seed}, graph_safe=True)"
         return f"Generator(seed={self._seed}, offset={self._offset})"
+
+    def _counter_on(self, device: Device, library: Library, stream: int) -> DeviceCounter:
+        """The counter of a call on `device`, which is put there by the first.
+
+        Raises
+        ------
+        ValueError
+            If `device` is not that of the first call, or no CUDA device.
+        RuntimeError
+            If this is the first call, and `stream` is being captured.
+        """
+        if device.kind != "cuda":
+            raise ValueError(f"generator: expected arrays on a CUDA device for a graph-safe one, got them on {device}")
+        with _COUNTER_LOCK:
+            if self._counter is None:
+                if is_capturing(stream):
+                    raise RuntimeError(
+                        "generator: expected a graph-safe one that has been used before, since its first call puts the"
+                        " offset on the device, got a new one while a CUDA graph is captured: draw once before"
+                    )
+                self._counter = DeviceCounter(self._offset, device, library)
+            counter = self._counter
+        if counter.device != device:
+            raise ValueError(
+                f"generator: expected arrays on {counter.device}, where this graph-safe one keeps its offset, got them"
+                f" on {device}; make one for each device"
+            )
+        return counter
+
+
+# Taken by the first calls with graph-safe generators; those of CUDA, which no forked child can make.
+_COUNTER_LOCK = threading.Lock()
+
+
+class DeviceCounter:
+    """An offset in the memory of a CUDA device."""
+
+    def __init__(self, value: int, device: Device, library: Library) -> None:
+        self.device = device
+        self.lock = threading.Lock()
+        """Held from the launch that reads the offset to the one that counts it up."""
+        self._library = library
+        self._array = library.to_device(_as_int64(value), device)
+        raw: Any = library.operand("generator", self._array).raw
+        self.address: int = raw.pointer
+
+    @property
+    def value(self) -> int:
+        """The offset; reading it waits for the device."""
+        synchronize(self.device.ordinal)
+        return int(self._library.to_host(self._array)[0]) % WORD_64
+
+    @value.setter
+    def value(self, value: int) -> None:
+        synchronize(self.device.ordinal)
+        self._library.overwrite(self._array, _as_int64(value))
+
+
+def _as_int64(value: int) -> Any:
+    return np.array([value], np.uint64).view(np.int64)
+
+
+def _remade(seed: int, graph_safe: bool) -> Generator:
+    return Generator(seed, graph_safe=graph_safe)
 
 
 def _entropy() -> int:

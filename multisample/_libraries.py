@@ -102,6 +102,14 @@ class Library:
         """A copy in host memory, waiting for it."""
         raise NotImplementedError
 
+    def to_device(self, array: HostArray, device: Device) -> Any:
+        """A copy of 64-bit integers on a CUDA device, there for every stream when this returns."""
+        raise NotImplementedError
+
+    def overwrite(self, target: Any, array: HostArray) -> None:
+        """Put others in the place of those of `to_device`; also there when this returns."""
+        raise NotImplementedError
+
     def as_numpy(self, array: Any) -> HostArray:
         """An array in host memory as a NumPy array over the same memory."""
         raise NotImplementedError
@@ -302,7 +310,14 @@ class _Torch(Library):
         return result, mu_at, sigma_at, out_at, d, dtype, device, _raw_torch_stream()(device)
 
     def to_host(self, array: Any) -> HostArray:
-        return np.asarray(array.detach().double().cpu().numpy())
+        array = array.detach()
+        return np.asarray((array.double() if array.is_floating_point() else array).cpu().numpy())
+
+    def to_device(self, array: HostArray, device: Device) -> Any:
+        return sys.modules["torch"].from_numpy(array).to(str(device))
+
+    def overwrite(self, target: Any, array: HostArray) -> None:
+        target.copy_(sys.modules["torch"].from_numpy(array))
 
     def device(self, name: str, array: Any) -> Device:
         if array.is_cpu:
@@ -375,6 +390,21 @@ class _Cupy(Library):
 
     def to_host(self, array: Any) -> HostArray:
         return np.asarray(array.get())
+
+    def to_device(self, array: HostArray, device: Device) -> Any:
+        import cupy
+
+        with cupy.cuda.Device(device.ordinal):
+            target = cupy.empty(array.shape, array.dtype)
+        self.overwrite(target, array)
+        return target
+
+    def overwrite(self, target: Any, array: HostArray) -> None:
+        import cupy
+
+        with cupy.cuda.Device(target.device.id):
+            target.set(array)
+            cupy.cuda.get_current_stream().synchronize()
 
     def device(self, name: str, array: Any) -> Device:
         return Device("cuda", array.device.id)
@@ -450,6 +480,15 @@ class _Numba(Library):
 
     def to_host(self, array: Any) -> HostArray:
         return np.asarray(array.copy_to_host())
+
+    def to_device(self, array: HostArray, device: Device) -> Any:
+        from numba import cuda
+
+        with cuda.gpus[device.ordinal]:
+            return cuda.to_device(array)
+
+    def overwrite(self, target: Any, array: HostArray) -> None:
+        target.copy_to_device(array)
 
     def device(self, name: str, array: Any) -> Device:
         return Device("cuda", array.gpu_data.context.device.id)

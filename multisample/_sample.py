@@ -12,6 +12,7 @@ from numpy import empty, ndarray
 from multisample.backends.contract import HostArray
 
 from ._arguments import check_choice, check_flag, checked_integer, describe, dtype_name
+from ._cuda_driver import is_capturing
 from ._dispatch import choose, on_registration
 from ._generator import DEFAULT_GENERATOR, WORD_64, Generator, take_from_torch
 from ._libraries import Device, Library, library_called, library_of
@@ -64,7 +65,8 @@ def sample(
     generator : Generator or torch.Generator, optional
         Where to take a seed and an offset from: each call takes the next offset, and so gives new samples. A
         torch.Generator serves torch tensors on its device. With neither `seed` nor `generator`, torch tensors follow
-        ``torch.manual_seed`` and everything else follows `manual_seed`.
+        ``torch.manual_seed`` and everything else follows `manual_seed`. While a CUDA graph is captured, only a
+        `seed` or a Generator that is `graph_safe`.
     noise : {"independent", "shared"}, default "independent"
         Whether every component has noise of its own, or all dimensions use one row of noise ("common random
         numbers"): then all samples lie on one line.
@@ -111,6 +113,8 @@ def sample(
         If there is no backend called `backend`.
     BackendUnavailableError
         If the backend that was named, or every one that "auto" could take, cannot run here.
+    RuntimeError
+        If a CUDA graph is captured, and the generator is not `graph_safe`, or has not been used before.
 
         When an error is raised, `out` is as it was and no generator has advanced.
 
@@ -220,17 +224,31 @@ def sample(
     if layout == "nd":
         raw_out = transposed(raw_out)
 
+    def launch(seed: int, offset: int, counter: int) -> None:
+        if d > 0 and n > 0:
+            chosen.launch(
+                inputs.mu, inputs.sigma, raw_out, dtype, seed, offset, counter, dim_offset, sample_offset,
+                noise == "shared", bool(antithetic), bool(fast_math), inputs.device.ordinal, stream,
+            )  # fmt: skip
+
     # Last of all, so that a call that raises has taken nothing.
-    seed, offset = _seed_and_offset(seed, generator, caller, device)
-    if d > 0 and n > 0:
-        chosen.launch(
-            inputs.mu, inputs.sigma, raw_out, dtype, seed, offset, 0, dim_offset, sample_offset,
-            noise == "shared", bool(antithetic), bool(fast_math), inputs.device.ordinal, stream,
-        )  # fmt: skip
-        after_launch(caller.foreign, (given, seen), others, inputs.device, stream)
+    if isinstance(generator, Generator) and generator.graph_safe:
+        counter = generator._counter_on(inputs.device, library, stream)
+        with counter.lock:
+            launch(generator.seed, 0, counter.address)
+            chosen.advance(counter.address, inputs.device.ordinal, stream)
+    else:
+        if seed is None and is_capturing(stream):
+            raise RuntimeError(_NOT_CAPTURED)
+        launch(*_seed_and_offset(seed, generator, caller, device), 0)
+    after_launch(caller.foreign, (given, seen), others, inputs.device, stream)
     return result if out is not None else caller.hand_over(result, raw_out, inputs.device, stream)
 
 
+_NOT_CAPTURED = (
+    "generator: expected multisample.Generator(seed, graph_safe=True) while a CUDA graph is captured, which draws new"
+    " numbers in each replay, got one whose offset would never change; or pass seed=, for the same in each replay"
+)
 # Told apart by identity, which is quick; an equal object that is another one only takes the longer way.
 _INDEPENDENT, _SHARED, _DN, _ZERO = "independent", "shared", "dn", 0
 # Normals that take no longer to draw than a call's arguments to check in full.
@@ -255,7 +273,7 @@ def _sample_small(
     if seed is None:
         if generator is None:
             generator = DEFAULT_GENERATOR
-        elif type(generator) is not Generator:
+        elif type(generator) is not Generator or generator.graph_safe:
             return None
         seed, offset = generator._take()
     elif type(seed) is int and generator is None:
@@ -292,7 +310,7 @@ def _sample_plain(
         or type(fast_math) is not bool
         or not (noise is _INDEPENDENT or noise is _SHARED)
         or not (seed is None or (type(seed) is int and 0 <= seed < WORD_64 and generator is None))
-        or not (generator is None or type(generator) is Generator)
+        or not (generator is None or (type(generator) is Generator and not generator.graph_safe))
     ):
         return None
     library, launch = plain_call
@@ -307,6 +325,8 @@ def _sample_plain(
         return None
     if seed is not None:
         offset = 0
+    elif is_capturing(stream):
+        return None
     else:
         seed, offset = _seed_and_offset(None, generator, library, Device("cuda", device))
     launch(mu_at, sigma_at, out_at, d, n, dtype, seed, offset, noise is _SHARED, fast_math, device, stream)

@@ -1,0 +1,363 @@
+"""CUDA graphs: what a captured call draws in each replay, with an offset that is kept on the device."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import multisample
+from cuda_memory import ToArray, device_count, require
+from multisample import Generator, sample
+
+D, N = 37, 1000
+REPLAYS = 5
+BACKENDS = ("torch_ext", "cupy", "numba")
+
+
+@pytest.fixture
+def cupy() -> Any:
+    module = pytest.importorskip("cupy")
+    if device_count() == 0:
+        pytest.skip("no CUDA device")
+    return module
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> str:
+    require(request.param)
+    return str(request.param)
+
+
+@pytest.fixture
+def stream(cupy: Any) -> Iterator[Any]:
+    """That of the test, which is the current one."""
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        yield stream
+    stream.synchronize()
+
+
+class Call:
+    """A call with `out`, of CuPy arrays, that can be captured; all of its arrays are ready on every stream."""
+
+    def __init__(self, cupy: Any, backend: str, **options: Any) -> None:
+        self.backend, self.options = backend, options
+        self.mu, self.sigma = cupy.linspace(-3, 3, D, dtype=np.float32), cupy.linspace(0, 2, D, dtype=np.float32)
+        shape = (N, D) if options.get("layout") == "nd" else (D, N)
+        self.out = cupy.zeros(shape, options.get("dtype", "float32"))
+        cupy.cuda.Device().synchronize()
+
+    def __call__(self, **where: Any) -> Any:
+        return sample(self.mu, self.sigma, N, backend=self.backend, out=self.out, **self.options, **where)
+
+    def bits(self, **where: Any) -> Any:
+        """The bytes of an eager call, or with nothing given of what `out` holds."""
+        return (self(**where) if where else self.out).get().tobytes()
+
+
+def captured(stream: Any, call: Callable[[], object]) -> Any:
+    stream.begin_capture()
+    try:
+        call()
+    finally:
+        graph = stream.end_capture()
+    return graph
+
+
+CALLS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "shared": {"noise": "shared"},
+    "fast": {"fast_math": True},
+    "nd": {"layout": "nd"},
+    "antithetic": {"antithetic": True},
+    "float64": {"dtype": "float64"},
+    "float16": {"dtype": "float16", "layout": "nd", "antithetic": True},
+    "window": {"dim_offset": 3, "sample_offset": 5},
+}
+
+
+@pytest.mark.parametrize("options", CALLS.values(), ids=CALLS)
+def test_replay_k_draws_what_the_kth_call_draws(cupy: Any, stream: Any, backend: str, options: dict[str, Any]) -> None:
+    call, generator, eager = Call(cupy, backend, **options), Generator(7, graph_safe=True), Generator(7)
+    expected = [call.bits(generator=eager) for _ in range(REPLAYS + 3)]
+    assert len(set(expected)) == len(expected)
+    assert [call.bits(generator=generator) for _ in range(2)] == expected[:2]
+    graph = captured(stream, lambda: call(generator=generator))
+    assert generator.offset == 2  # To capture is not to draw.
+    for k in range(REPLAYS):
+        call.out.fill(0)
+        graph.launch(stream)
+        assert call.bits() == expected[2 + k], k
+    assert generator.offset == 2 + REPLAYS
+    # Calls go on where replays have come to.
+    assert call.bits(generator=generator) == expected[2 + REPLAYS]
+
+
+def test_two_calls_in_a_graph_take_two_offsets(cupy: Any, stream: Any, backend: str) -> None:
+    first, second, generator = Call(cupy, backend), Call(cupy, backend, noise="shared"), Generator(3, graph_safe=True)
+    first(generator=generator)
+    second(generator=generator)
+
+    def both() -> None:
+        first(generator=generator)
+        second(generator=generator)
+
+    graph, eager = captured(stream, both), Generator(3)
+    eager.state = {**eager.state, "offset": 2}
+    for _ in range(3):
+        graph.launch(stream)
+        got = first.bits(), second.bits()
+        assert got == (first.bits(generator=eager), second.bits(generator=eager))
+
+
+def test_many_replays_without_waiting_end_where_as_many_calls_do(cupy: Any, stream: Any, backend: str) -> None:
+    call, generator, replays = Call(cupy, backend), Generator(5, graph_safe=True), 3000
+    call(generator=generator)
+    graph = captured(stream, lambda: call(generator=generator))
+    for _ in range(replays):
+        graph.launch(stream)
+    last = call.bits()
+    assert generator.offset == 1 + replays
+    eager = Generator(5)
+    eager.state = {**eager.state, "offset": replays}
+    assert last == call.bits(generator=eager)
+
+
+def test_a_graph_may_run_on_another_stream_than_it_was_captured_on(cupy: Any, stream: Any, backend: str) -> None:
+    call, generator = Call(cupy, backend), Generator(9, graph_safe=True)
+    call(generator=generator)
+    graph = captured(stream, lambda: call(generator=generator))
+    stream.synchronize()
+    other, eager = cupy.cuda.Stream(non_blocking=True), Generator(9)
+    eager.state = {**eager.state, "offset": 1}
+    for _ in range(3):
+        graph.launch(other)
+        other.synchronize()
+        assert call.bits() == call.bits(generator=eager)
+
+
+def test_a_graph_of_cuda_core_draws_new_numbers_too(cupy: Any, backend: str) -> None:
+    core = pytest.importorskip("cuda.core")
+    device = core.Device()
+    device.set_current()
+    stream = device.create_stream()
+    call, generator = Call(cupy, backend), Generator(11, graph_safe=True)
+    with cupy.cuda.ExternalStream(int(stream.handle)):
+        call(generator=generator)
+        stream.sync()
+        builder = stream.create_graph_builder()
+        builder.begin_building()
+        call(generator=generator)
+        graph = builder.end_building().complete()
+        eager = Generator(11)
+        eager.state = {**eager.state, "offset": 1}
+        for _ in range(3):
+            graph.launch(stream)
+            got = call.bits()
+            assert got == call.bits(generator=eager)
+
+
+@pytest.mark.parametrize("options", [{}, {"dtype": "float64"}], ids=["plain", "longer way"])
+def test_a_host_side_generator_cannot_be_captured(
+    cupy: Any, stream: Any, backend: str, options: dict[str, Any]
+) -> None:
+    call, own = Call(cupy, backend, **options), Generator(1)
+    multisample.manual_seed(2)
+    call(seed=1)
+    for where in ({"generator": own}, {}):
+        before = own.offset, multisample.manual_seed(2).offset
+
+        def refused(where: dict[str, Any] = where) -> None:
+            with pytest.raises(
+                RuntimeError, match=r"^generator: expected multisample.Generator\(seed, graph_safe=True\)"
+            ):
+                call(**where)
+
+        captured(stream, refused)
+        assert (own.offset, multisample.manual_seed(2).offset) == before
+    # And what is not captured goes on.
+    assert call.bits(generator=own) == call.bits(seed=1)
+
+
+def test_a_seed_draws_the_same_in_each_replay(cupy: Any, stream: Any, backend: str) -> None:
+    call = Call(cupy, backend)
+    expected = call.bits(seed=13)
+    graph = captured(stream, lambda: call(seed=13))
+    for _ in range(2):
+        call.out.fill(0)
+        graph.launch(stream)
+        assert call.bits() == expected
+
+
+def test_the_first_call_cannot_be_captured(cupy: Any, stream: Any, backend: str) -> None:
+    call, generator = Call(cupy, backend), Generator(1, graph_safe=True)
+    call(seed=1)
+
+    def refused() -> None:
+        with pytest.raises(RuntimeError, match="generator: expected a graph-safe one that has been used before"):
+            call(generator=generator)
+
+    captured(stream, refused)
+    assert generator.offset == 0
+    assert call.bits(generator=generator) == call.bits(seed=1)
+
+
+def test_the_state_can_be_set_between_replays(cupy: Any, stream: Any, backend: str) -> None:
+    call, generator = Call(cupy, backend), Generator(21, graph_safe=True)
+    call(generator=generator)
+    graph = captured(stream, lambda: call(generator=generator))
+    for offset in (0, 2**32 - 1, 2**32, 2**64 - 2):
+        generator.state = {**generator.state, "offset": offset}
+        eager = Generator(21)
+        eager.state = {**eager.state, "offset": offset}
+        graph.launch(stream)
+        assert call.bits() == call.bits(generator=eager)
+        assert generator.offset == offset + 1
+
+
+def test_copies_go_on_from_where_it_is(cupy: Any, backend: str) -> None:
+    call, generator = Call(cupy, backend), Generator(4, graph_safe=True)
+    call(generator=generator)
+    copies = [copy.copy(generator), copy.deepcopy(generator), pickle.loads(pickle.dumps(generator))]
+    expected = call.bits(generator=generator)
+    for other in copies:
+        assert other.graph_safe
+        assert other.state == {"seed": 4, "offset": 1, "spawned": 0}
+        assert call.bits(generator=other) == expected
+    assert generator.offset == 2
+
+
+def test_empty_results_take_an_offset_as_others_do(cupy: Any, backend: str) -> None:
+    call, generator = Call(cupy, backend), Generator(4, graph_safe=True)
+    sample(call.mu, call.sigma, 0, backend=backend, generator=generator)
+    sample(call.mu[:0], call.sigma[:0], 5, backend=backend, generator=generator)
+    assert generator.offset == 2
+
+
+def test_a_refused_call_takes_nothing(cupy: Any, backend: str) -> None:
+    call, generator = Call(cupy, backend), Generator(4, graph_safe=True)
+    call(generator=generator)
+    with pytest.raises(ValueError, match="^out: "):
+        sample(call.mu, call.sigma, N + 1, backend=backend, generator=generator, out=call.out)
+    assert generator.offset == 1
+
+
+def test_calls_from_several_threads_on_one_stream_each_take_their_own(cupy: Any, stream: Any, backend: str) -> None:
+    calls, generator, rounds = [Call(cupy, backend) for _ in range(4)], Generator(6, graph_safe=True), 50
+    calls[0](generator=generator)
+    got: list[bytes] = []
+
+    def draw(call: Call) -> None:
+        with stream:
+            got.extend(call(generator=generator).get().tobytes() for _ in range(rounds))
+
+    threads = [threading.Thread(target=draw, args=(call,)) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert generator.offset == 1 + rounds * len(calls)
+    eager = Generator(6)
+    eager.state = {**eager.state, "offset": 1}
+    assert sorted(got) == sorted(calls[0].bits(generator=eager) for _ in range(rounds * len(calls)))
+
+
+@pytest.mark.parametrize("kind", ["torch", "numba"])
+def test_arrays_of_other_libraries_are_captured_on_their_own_stream(cupy: Any, bits: ToArray, kind: str) -> None:
+    backend = {"torch": "torch_ext", "numba": "numba"}[kind]
+    require(backend)
+    stream, generator, eager = cupy.cuda.Stream(non_blocking=True), Generator(8, graph_safe=True), Generator(8)
+    host = np.linspace(-1, 1, D, dtype=np.float32), np.linspace(0, 1, D, dtype=np.float32)
+    if kind == "torch":
+        torch = pytest.importorskip("torch")
+        mu, sigma = (torch.as_tensor(x, device="cuda") for x in host)
+        out = torch.zeros((D, N), device="cuda")
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        sample(mu, sigma, N, backend=backend, out=out, generator=generator)
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
+            sample(mu, sigma, N, backend=backend, out=out, generator=generator)
+        replay: Callable[[], object] = graph.replay
+    else:
+        from numba import cuda
+
+        own = cuda.external_stream(stream.ptr)
+        mu, sigma = (cuda.to_device(x, stream=own) for x in host)
+        out = cuda.device_array((D, N), np.float32, stream=own)
+        sample(mu, sigma, N, backend=backend, out=out, generator=generator)
+        stream.synchronize()
+        graph = captured(stream, lambda: sample(mu, sigma, N, backend=backend, out=out, generator=generator))
+        replay = lambda: graph.launch(stream)  # noqa: E731
+    sample(*host, N, generator=eager)
+    for _ in range(3):
+        replay()
+        cupy.cuda.Device().synchronize()
+        assert np.array_equal(bits(out), bits(sample(*host, N, generator=eager)))
+
+
+def test_the_default_generator_of_torch_cannot_be_captured() -> None:
+    require("torch_ext")
+    torch = pytest.importorskip("torch")
+    mu, sigma, out = torch.zeros(D, device="cuda"), torch.ones(D, device="cuda"), torch.zeros((D, N), device="cuda")
+    sample(mu, sigma, N, backend="torch_ext", out=out)
+    offset = torch.cuda.default_generators[0].get_offset()
+    stream = torch.cuda.Stream()
+    cupy = pytest.importorskip("cupy")
+    with torch.cuda.stream(stream):
+        capturing = cupy.cuda.ExternalStream(stream.cuda_stream)
+
+        def refused() -> None:
+            with pytest.raises(RuntimeError, match="graph_safe=True"):
+                sample(mu, sigma, N, backend="torch_ext", out=out)
+
+        captured(capturing, refused)
+    assert torch.cuda.default_generators[0].get_offset() == offset
+
+
+@pytest.mark.skipif(device_count() < 2, reason="one CUDA device")
+def test_a_generator_serves_the_device_of_its_first_call(cupy: Any, backend: str) -> None:
+    call, generator = Call(cupy, backend), Generator(1, graph_safe=True)
+    call(generator=generator)
+    with cupy.cuda.Device(1):
+        elsewhere = Call(cupy, backend)
+        with pytest.raises(ValueError, match="generator: expected arrays on cuda:0"):
+            elsewhere(generator=generator)
+    assert generator.offset == 1
+
+
+# --- Without a device -----------------------------------------------------------------------------
+
+
+def test_arrays_in_host_memory_are_refused() -> None:
+    generator, out = Generator(1, graph_safe=True), np.zeros((2, 3), np.float32)
+    mu, sigma = np.zeros(2, np.float32), np.ones(2, np.float32)
+    for options in ({}, {"out": out}, {"noise": "shared"}):
+        with pytest.raises(ValueError, match="^generator: expected arrays on a CUDA device for a graph-safe one"):
+            sample(mu, sigma, 3, generator=generator, **options)
+    assert not out.any()
+    assert generator.offset == 0
+
+
+def test_before_its_first_call_it_is_like_any_other() -> None:
+    generator = Generator(7, graph_safe=True)
+    generator.state = {"seed": 8, "offset": 3, "spawned": 0}
+    assert (generator.seed, generator.offset) == (8, 3)
+    assert repr(generator) == "Generator(seed=8, graph_safe=True)"
+    other = pickle.loads(pickle.dumps(generator))
+    assert other.graph_safe and other.state == generator.state
+    (child,) = generator.spawn(1)
+    (plain,) = Generator(8).spawn(1)
+    assert child.graph_safe and not plain.graph_safe and child.seed == plain.seed
+
+
+@pytest.mark.parametrize("value", [0, 1, None, "yes"])
+def test_graph_safe_is_a_bool(value: Any) -> None:
+    with pytest.raises(TypeError, match="^graph_safe: expected True or False"):
+        Generator(1, graph_safe=value)
