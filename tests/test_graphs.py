@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cuda_memory import ToArray, device_count, require
 
 import multisample
-from cuda_memory import ToArray, device_count, require
 from multisample import Generator, sample
 
 D, N = 37, 1000
@@ -29,7 +29,7 @@ def cupy() -> Any:
 
 
 @pytest.fixture(params=BACKENDS)
-def backend(request: pytest.FixtureRequest) -> str:
+def cuda_backend(request: pytest.FixtureRequest) -> str:
     require(request.param)
     return str(request.param)
 
@@ -83,8 +83,10 @@ CALLS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("options", CALLS.values(), ids=CALLS)
-def test_replay_k_draws_what_the_kth_call_draws(cupy: Any, stream: Any, backend: str, options: dict[str, Any]) -> None:
-    call, generator, eager = Call(cupy, backend, **options), Generator(7, graph_safe=True), Generator(7)
+def test_replay_k_draws_what_the_kth_call_draws(
+    cupy: Any, stream: Any, cuda_backend: str, options: dict[str, Any]
+) -> None:
+    call, generator, eager = Call(cupy, cuda_backend, **options), Generator(7, graph_safe=True), Generator(7)
     expected = [call.bits(generator=eager) for _ in range(REPLAYS + 3)]
     assert len(set(expected)) == len(expected)
     assert [call.bits(generator=generator) for _ in range(2)] == expected[:2]
@@ -99,8 +101,12 @@ def test_replay_k_draws_what_the_kth_call_draws(cupy: Any, stream: Any, backend:
     assert call.bits(generator=generator) == expected[2 + REPLAYS]
 
 
-def test_two_calls_in_a_graph_take_two_offsets(cupy: Any, stream: Any, backend: str) -> None:
-    first, second, generator = Call(cupy, backend), Call(cupy, backend, noise="shared"), Generator(3, graph_safe=True)
+def test_two_calls_in_a_graph_take_two_offsets(cupy: Any, stream: Any, cuda_backend: str) -> None:
+    first, second, generator = (
+        Call(cupy, cuda_backend),
+        Call(cupy, cuda_backend, noise="shared"),
+        Generator(3, graph_safe=True),
+    )
     first(generator=generator)
     second(generator=generator)
 
@@ -116,8 +122,8 @@ def test_two_calls_in_a_graph_take_two_offsets(cupy: Any, stream: Any, backend: 
         assert got == (first.bits(generator=eager), second.bits(generator=eager))
 
 
-def test_many_replays_without_waiting_end_where_as_many_calls_do(cupy: Any, stream: Any, backend: str) -> None:
-    call, generator, replays = Call(cupy, backend), Generator(5, graph_safe=True), 3000
+def test_many_replays_without_waiting_end_where_as_many_calls_do(cupy: Any, stream: Any, cuda_backend: str) -> None:
+    call, generator, replays = Call(cupy, cuda_backend), Generator(5, graph_safe=True), 3000
     call(generator=generator)
     graph = captured(stream, lambda: call(generator=generator))
     for _ in range(replays):
@@ -129,8 +135,8 @@ def test_many_replays_without_waiting_end_where_as_many_calls_do(cupy: Any, stre
     assert last == call.bits(generator=eager)
 
 
-def test_a_graph_may_run_on_another_stream_than_it_was_captured_on(cupy: Any, stream: Any, backend: str) -> None:
-    call, generator = Call(cupy, backend), Generator(9, graph_safe=True)
+def test_a_graph_may_run_on_another_stream_than_it_was_captured_on(cupy: Any, stream: Any, cuda_backend: str) -> None:
+    call, generator = Call(cupy, cuda_backend), Generator(9, graph_safe=True)
     call(generator=generator)
     graph = captured(stream, lambda: call(generator=generator))
     stream.synchronize()
@@ -142,12 +148,12 @@ def test_a_graph_may_run_on_another_stream_than_it_was_captured_on(cupy: Any, st
         assert call.bits() == call.bits(generator=eager)
 
 
-def test_a_graph_of_cuda_core_draws_new_numbers_too(cupy: Any, backend: str) -> None:
+def test_a_graph_of_cuda_core_draws_new_numbers_too(cupy: Any, cuda_backend: str) -> None:
     core = pytest.importorskip("cuda.core")
     device = core.Device()
     device.set_current()
     stream = device.create_stream()
-    call, generator = Call(cupy, backend), Generator(11, graph_safe=True)
+    call, generator = Call(cupy, cuda_backend), Generator(11, graph_safe=True)
     with cupy.cuda.ExternalStream(int(stream.handle)):
         call(generator=generator)
         stream.sync()
@@ -165,9 +171,9 @@ def test_a_graph_of_cuda_core_draws_new_numbers_too(cupy: Any, backend: str) -> 
 
 @pytest.mark.parametrize("options", [{}, {"dtype": "float64"}], ids=["plain", "longer way"])
 def test_a_host_side_generator_cannot_be_captured(
-    cupy: Any, stream: Any, backend: str, options: dict[str, Any]
+    cupy: Any, stream: Any, cuda_backend: str, options: dict[str, Any]
 ) -> None:
-    call, own = Call(cupy, backend, **options), Generator(1)
+    call, own = Call(cupy, cuda_backend, **options), Generator(1)
     multisample.manual_seed(2)
     call(seed=1)
     for where in ({"generator": own}, {}):
@@ -185,8 +191,8 @@ def test_a_host_side_generator_cannot_be_captured(
     assert call.bits(generator=own) == call.bits(seed=1)
 
 
-def test_a_seed_draws_the_same_in_each_replay(cupy: Any, stream: Any, backend: str) -> None:
-    call = Call(cupy, backend)
+def test_a_seed_draws_the_same_in_each_replay(cupy: Any, stream: Any, cuda_backend: str) -> None:
+    call = Call(cupy, cuda_backend)
     expected = call.bits(seed=13)
     graph = captured(stream, lambda: call(seed=13))
     for _ in range(2):
@@ -195,8 +201,8 @@ def test_a_seed_draws_the_same_in_each_replay(cupy: Any, stream: Any, backend: s
         assert call.bits() == expected
 
 
-def test_the_first_call_cannot_be_captured(cupy: Any, stream: Any, backend: str) -> None:
-    call, generator = Call(cupy, backend), Generator(1, graph_safe=True)
+def test_the_first_call_cannot_be_captured(cupy: Any, stream: Any, cuda_backend: str) -> None:
+    call, generator = Call(cupy, cuda_backend), Generator(1, graph_safe=True)
     call(seed=1)
 
     def refused() -> None:
@@ -208,8 +214,8 @@ def test_the_first_call_cannot_be_captured(cupy: Any, stream: Any, backend: str)
     assert call.bits(generator=generator) == call.bits(seed=1)
 
 
-def test_the_state_can_be_set_between_replays(cupy: Any, stream: Any, backend: str) -> None:
-    call, generator = Call(cupy, backend), Generator(21, graph_safe=True)
+def test_the_state_can_be_set_between_replays(cupy: Any, stream: Any, cuda_backend: str) -> None:
+    call, generator = Call(cupy, cuda_backend), Generator(21, graph_safe=True)
     call(generator=generator)
     graph = captured(stream, lambda: call(generator=generator))
     for offset in (0, 2**32 - 1, 2**32, 2**64 - 2):
@@ -221,8 +227,8 @@ def test_the_state_can_be_set_between_replays(cupy: Any, stream: Any, backend: s
         assert generator.offset == offset + 1
 
 
-def test_copies_go_on_from_where_it_is(cupy: Any, backend: str) -> None:
-    call, generator = Call(cupy, backend), Generator(4, graph_safe=True)
+def test_copies_go_on_from_where_it_is(cupy: Any, cuda_backend: str) -> None:
+    call, generator = Call(cupy, cuda_backend), Generator(4, graph_safe=True)
     call(generator=generator)
     copies = [copy.copy(generator), copy.deepcopy(generator), pickle.loads(pickle.dumps(generator))]
     expected = call.bits(generator=generator)
@@ -233,23 +239,25 @@ def test_copies_go_on_from_where_it_is(cupy: Any, backend: str) -> None:
     assert generator.offset == 2
 
 
-def test_empty_results_take_an_offset_as_others_do(cupy: Any, backend: str) -> None:
-    call, generator = Call(cupy, backend), Generator(4, graph_safe=True)
-    sample(call.mu, call.sigma, 0, backend=backend, generator=generator)
-    sample(call.mu[:0], call.sigma[:0], 5, backend=backend, generator=generator)
+def test_empty_results_take_an_offset_as_others_do(cupy: Any, cuda_backend: str) -> None:
+    call, generator = Call(cupy, cuda_backend), Generator(4, graph_safe=True)
+    sample(call.mu, call.sigma, 0, backend=cuda_backend, generator=generator)
+    sample(call.mu[:0], call.sigma[:0], 5, backend=cuda_backend, generator=generator)
     assert generator.offset == 2
 
 
-def test_a_refused_call_takes_nothing(cupy: Any, backend: str) -> None:
-    call, generator = Call(cupy, backend), Generator(4, graph_safe=True)
+def test_a_refused_call_takes_nothing(cupy: Any, cuda_backend: str) -> None:
+    call, generator = Call(cupy, cuda_backend), Generator(4, graph_safe=True)
     call(generator=generator)
-    with pytest.raises(ValueError, match="^out: "):
-        sample(call.mu, call.sigma, N + 1, backend=backend, generator=generator, out=call.out)
+    with pytest.raises(ValueError, match=r"^out: "):
+        sample(call.mu, call.sigma, N + 1, backend=cuda_backend, generator=generator, out=call.out)
     assert generator.offset == 1
 
 
-def test_calls_from_several_threads_on_one_stream_each_take_their_own(cupy: Any, stream: Any, backend: str) -> None:
-    calls, generator, rounds = [Call(cupy, backend) for _ in range(4)], Generator(6, graph_safe=True), 50
+def test_calls_from_several_threads_on_one_stream_each_take_their_own(
+    cupy: Any, stream: Any, cuda_backend: str
+) -> None:
+    calls, generator, rounds = [Call(cupy, cuda_backend) for _ in range(4)], Generator(6, graph_safe=True), 50
     calls[0](generator=generator)
     got: list[bytes] = []
 
@@ -270,8 +278,8 @@ def test_calls_from_several_threads_on_one_stream_each_take_their_own(cupy: Any,
 
 @pytest.mark.parametrize("kind", ["torch", "numba"])
 def test_arrays_of_other_libraries_are_captured_on_their_own_stream(cupy: Any, bits: ToArray, kind: str) -> None:
-    backend = {"torch": "torch_ext", "numba": "numba"}[kind]
-    require(backend)
+    cuda_backend = {"torch": "torch_ext", "numba": "numba"}[kind]
+    require(cuda_backend)
     stream, generator, eager = cupy.cuda.Stream(non_blocking=True), Generator(8, graph_safe=True), Generator(8)
     host = np.linspace(-1, 1, D, dtype=np.float32), np.linspace(0, 1, D, dtype=np.float32)
     if kind == "torch":
@@ -280,10 +288,10 @@ def test_arrays_of_other_libraries_are_captured_on_their_own_stream(cupy: Any, b
         out = torch.zeros((D, N), device="cuda")
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        sample(mu, sigma, N, backend=backend, out=out, generator=generator)
+        sample(mu, sigma, N, backend=cuda_backend, out=out, generator=generator)
         torch.cuda.synchronize()
         with torch.cuda.graph(graph):
-            sample(mu, sigma, N, backend=backend, out=out, generator=generator)
+            sample(mu, sigma, N, backend=cuda_backend, out=out, generator=generator)
         replay: Callable[[], object] = graph.replay
     else:
         from numba import cuda
@@ -291,9 +299,9 @@ def test_arrays_of_other_libraries_are_captured_on_their_own_stream(cupy: Any, b
         own = cuda.external_stream(stream.ptr)
         mu, sigma = (cuda.to_device(x, stream=own) for x in host)
         out = cuda.device_array((D, N), np.float32, stream=own)
-        sample(mu, sigma, N, backend=backend, out=out, generator=generator)
+        sample(mu, sigma, N, backend=cuda_backend, out=out, generator=generator)
         stream.synchronize()
-        graph = captured(stream, lambda: sample(mu, sigma, N, backend=backend, out=out, generator=generator))
+        graph = captured(stream, lambda: sample(mu, sigma, N, backend=cuda_backend, out=out, generator=generator))
         replay = lambda: graph.launch(stream)  # noqa: E731
     sample(*host, N, generator=eager)
     for _ in range(3):
@@ -322,11 +330,11 @@ def test_the_default_generator_of_torch_cannot_be_captured() -> None:
 
 
 @pytest.mark.skipif(device_count() < 2, reason="one CUDA device")
-def test_a_generator_serves_the_device_of_its_first_call(cupy: Any, backend: str) -> None:
-    call, generator = Call(cupy, backend), Generator(1, graph_safe=True)
+def test_a_generator_serves_the_device_of_its_first_call(cupy: Any, cuda_backend: str) -> None:
+    call, generator = Call(cupy, cuda_backend), Generator(1, graph_safe=True)
     call(generator=generator)
     with cupy.cuda.Device(1):
-        elsewhere = Call(cupy, backend)
+        elsewhere = Call(cupy, cuda_backend)
         with pytest.raises(ValueError, match="generator: expected arrays on cuda:0"):
             elsewhere(generator=generator)
     assert generator.offset == 1
@@ -339,7 +347,7 @@ def test_arrays_in_host_memory_are_refused() -> None:
     generator, out = Generator(1, graph_safe=True), np.zeros((2, 3), np.float32)
     mu, sigma = np.zeros(2, np.float32), np.ones(2, np.float32)
     for options in ({}, {"out": out}, {"noise": "shared"}):
-        with pytest.raises(ValueError, match="^generator: expected arrays on a CUDA device for a graph-safe one"):
+        with pytest.raises(ValueError, match=r"^generator: expected arrays on a CUDA device for a graph-safe one"):
             sample(mu, sigma, 3, generator=generator, **options)
     assert not out.any()
     assert generator.offset == 0
@@ -359,5 +367,5 @@ def test_before_its_first_call_it_is_like_any_other() -> None:
 
 @pytest.mark.parametrize("value", [0, 1, None, "yes"])
 def test_graph_safe_is_a_bool(value: Any) -> None:
-    with pytest.raises(TypeError, match="^graph_safe: expected True or False"):
+    with pytest.raises(TypeError, match=r"^graph_safe: expected True or False"):
         Generator(1, graph_safe=value)
