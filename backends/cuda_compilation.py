@@ -36,7 +36,7 @@ _VECTOR = types.NamedTuple((_i64, _i64, _f64, _u32, _u32), Vector)
 _CALL = types.NamedTuple(
     (_VECTOR, _VECTOR) + (_i64,) * 7 + (_u64, _u64, _i64, _u32, _u32, _u32, _u32, _i32, _u32, _i64), SampleCall
 )
-_GEOMETRY = types.NamedTuple((_u32,) * 14 + (_i32,), Geometry)
+_GEOMETRY = types.NamedTuple((_u32,) * 15 + (_i32,), Geometry)
 
 ADVANCE_SIGNATURE = types.void(_i64)
 SIGNATURE = types.void(_CALL, _GEOMETRY)

@@ -67,7 +67,7 @@ _VECTOR = types.NamedTuple((_i64, _i64, _f64, _u32, _u32), Vector)
 CALL = types.NamedTuple(
     (_VECTOR, _VECTOR) + (_i64,) * 7 + (_u64, _u64, _i64, _u32, _u32, _u32, _u32, _i32, _u32, _i64), SampleCall
 )
-GEOMETRY = types.NamedTuple((_u32,) * 14 + (_i32,), Geometry)
+GEOMETRY = types.NamedTuple((_u32,) * 15 + (_i32,), Geometry)
 """With `CALL` the types of a kernel's parameters, as in `multisample.backends.cuda_compilation.SIGNATURE`."""
 
 _WARP = 32
