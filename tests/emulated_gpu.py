@@ -52,6 +52,7 @@ __all__ = [
     "store_quad",
     "store_shared",
     "store_shared_quad",
+    "store_vector",
     "synchronize_block",
     "synchronize_warp",
     "thread_index",
@@ -500,6 +501,14 @@ def store_quad(address, quad):
     at = _allowed_once(address, 4 * size)
     for k in range(4):
         _write(at + k * size, quad[k])
+
+
+@njit
+def store_vector(address, elements):
+    size = _size(elements[0])
+    at = _allowed_once(address, len(elements) * size)
+    for k in range(len(elements)):
+        _write(at + k * size, elements[k])
 
 
 @njit
