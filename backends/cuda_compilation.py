@@ -36,7 +36,7 @@ _VECTOR = types.NamedTuple((_i64, _i64, _f64, _u32, _u32), Vector)
 _CALL = types.NamedTuple(
     (_VECTOR, _VECTOR) + (_i64,) * 7 + (_u64, _u64, _i64, _u32, _u32, _u32, _u32, _i32, _u32, _i64), SampleCall
 )
-_GEOMETRY = types.NamedTuple((_u32,) * 14 + (_i32,), Geometry)
+_GEOMETRY = types.NamedTuple((_u32,) * 15 + (_i32,), Geometry)
 
 ADVANCE_SIGNATURE = types.void(_i64)
 SIGNATURE = types.void(_CALL, _GEOMETRY)
@@ -95,10 +95,12 @@ def launch_bounds(dtype: str, shared: bool, stores: int, capability: tuple[int, 
     needed in a loop over rows. Left alone, nvJitLink takes three times as many, at up to twice the time.
     """
     name = KERNEL_STORES[stores]
-    blocks = 4 if name in ("kStaged", "kTransposed") and not shared else 5
+    if name == "kTransposed":
+        return MOST_THREADS, 3
+    blocks = 4 if name == "kStaged" and not shared else 5
     # Before 9.0 nvJitLink makes calls of the barriers within a warp, which take registers.
     calls = name == "kStaged" and not shared and capability < (9, 0)
-    if name == "kShifted" or (dtype == "float64" and name != "kTransposed") or calls:
+    if name == "kShifted" or dtype == "float64" or calls:
         blocks = 3
     # What asks for more threads than a processor holds, 1024 of 7.5, is taken for no bound at all.
     return MOST_THREADS, min(blocks, 3) if capability == (7, 5) else blocks

@@ -34,6 +34,7 @@ __all__ = [
     "store_quad",
     "store_shared",
     "store_shared_quad",
+    "store_vector",
     "synchronize_block",
     "synchronize_warp",
     "thread_index",
@@ -143,6 +144,18 @@ def store_quad(typingctx: Any, address: Any, quad: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(address, quad), codegen
+
+
+@intrinsic
+def store_vector(typingctx: Any, address: Any, elements: Any) -> Any:
+    """Write elements next to each other, of at most 16 bytes, at an address that their size divides."""
+    size = elements.count * elements.dtype.bitwidth // 8
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        _store_vector(builder, args[0], cgutils.unpack_tuple(builder, args[1]), _GLOBAL, size)
+        return context.get_dummy_value()
+
+    return types.void(address, elements), codegen
 
 
 @intrinsic

@@ -52,6 +52,7 @@ __all__ = [
     "store_quad",
     "store_shared",
     "store_shared_quad",
+    "store_vector",
     "synchronize_block",
     "synchronize_warp",
     "thread_index",
@@ -67,7 +68,7 @@ _VECTOR = types.NamedTuple((_i64, _i64, _f64, _u32, _u32), Vector)
 CALL = types.NamedTuple(
     (_VECTOR, _VECTOR) + (_i64,) * 7 + (_u64, _u64, _i64, _u32, _u32, _u32, _u32, _i32, _u32, _i64), SampleCall
 )
-GEOMETRY = types.NamedTuple((_u32,) * 14 + (_i32,), Geometry)
+GEOMETRY = types.NamedTuple((_u32,) * 15 + (_i32,), Geometry)
 """With `CALL` the types of a kernel's parameters, as in `multisample.backends.cuda_compilation.SIGNATURE`."""
 
 _WARP = 32
@@ -500,6 +501,14 @@ def store_quad(address, quad):
     at = _allowed_once(address, 4 * size)
     for k in range(4):
         _write(at + k * size, quad[k])
+
+
+@njit
+def store_vector(address, elements):
+    size = _size(elements[0])
+    at = _allowed_once(address, len(elements) * size)
+    for k in range(len(elements)):
+        _write(at + k * size, elements[k])
 
 
 @njit

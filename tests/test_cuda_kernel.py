@@ -6,12 +6,14 @@ Bit for bit, with every access to memory watched: see emulated_gpu.py.
 from __future__ import annotations
 
 import ast
+import collections
 import contextlib
 import ctypes
 import dataclasses
 import functools
 import importlib.resources
 import importlib.util
+import itertools
 import random
 import types
 from collections.abc import Callable, Iterable, Iterator
@@ -26,7 +28,15 @@ import pytest
 import multisample
 from multisample.backends import cuda_group, cuda_kernel, cuda_stores, cuda_transposed
 from multisample.backends.contract import DeviceArray
-from multisample.backends.geometry import KERNEL_STORES, PACKED_GEOMETRY, SIZES, Geometry, geometry
+from multisample.backends.geometry import (
+    KERNEL_STORES,
+    MOST_THREADS,
+    PACKED_GEOMETRY,
+    SIZES,
+    Geometry,
+    geometry,
+    slots_of,
+)
 from multisample.backends.numba import NumbaBackend
 from multisample.backends.sample_call import PACKED_CALL, pack_call
 
@@ -194,14 +204,13 @@ class Case:
         if self.cut is None:
             return usual
         changed = usual._replace(**self.cut(usual))
+        if KERNEL_STORES[usual.stores] == "kTransposed":
+            return self._transposed(changed)
         rows, lanes, shift = changed.rows_per_pass, changed.lanes, changed.interleave_log2
         threads = _ceil_div(lanes * rows, 32) * 32
-        width, transposed = (8 if self.antithetic else 4), KERNEL_STORES[usual.stores] == "kTransposed"
-        groups = _ceil_div(changed.skip + self.n, width)
-        across, down = (self.d, groups) if transposed else (groups, self.d)
-        bands = _ceil_div(_ceil_div(down, changed.band_rows), 1 << shift) << shift
-        column_blocks = _ceil_div(across, lanes * changed.steps)
-        stride = self.byte_strides()[1] * width if transposed else self.byte_strides()[0]
+        groups = _ceil_div(changed.skip + self.n, 8 if self.antithetic else 4)
+        bands = _ceil_div(_ceil_div(self.d, changed.band_rows), 1 << shift) << shift
+        column_blocks = _ceil_div(groups, lanes * changed.steps)
         return changed._replace(
             threads=threads,
             one_by_lanes=_ceil_div(1 << 20, lanes),
@@ -210,7 +219,34 @@ class Case:
             pitch=threads // rows | 1,
             column_blocks=column_blocks,
             blocks=bands * column_blocks,
-            stride=stride // self.size * rows << shift,
+            stride=self.byte_strides()[0] // self.size * rows << shift,
+        )
+
+    def _transposed(self, changed: Geometry) -> Geometry:
+        slots = slots_of(self.size, self.antithetic)
+        # Only where the tile is one are there several groups to a pass, and lanes for no more than there are.
+        lanes = min(self.d, _ceil_div(changed.lanes, slots) * slots, MOST_THREADS * slots - 16)
+        tiles = _ceil_div(self.d, lanes)
+        side_by_side = tiles == 1 and self.byte_strides()[1] == self.d * self.size
+        pitch = lanes if side_by_side else (lanes + (3 if changed.direct else 8)) // 4 * 4
+        turns = min(changed.rows_per_pass, MOST_THREADS, MOST_THREADS * slots // pitch) if tiles == 1 else 1
+        threads = _ceil_div(max(_ceil_div(lanes * turns, slots), turns), 32) * 32
+        passes, per_chunk = (
+            max(rows // changed.rows_per_pass, 1) for rows in (changed.band_rows, changed.chunk)
+        )
+        groups = _ceil_div(changed.skip + self.n, 8 if self.antithetic else 4)
+        return changed._replace(
+            threads=threads,
+            lanes=lanes,
+            one_by_lanes=_ceil_div(1 << 20, lanes),
+            rows_per_pass=turns,
+            one_by_rows=_ceil_div(1 << 20, turns),
+            chunk=min(per_chunk, threads // turns) * turns,
+            pitch=pitch,
+            band_rows=passes * turns,
+            steps=1,
+            column_blocks=tiles,
+            blocks=_ceil_div(groups, passes * turns) * tiles,
         )
 
     def variant(self) -> Variant:
@@ -279,7 +315,7 @@ def layouts(d: int, n: int) -> list[tuple[int, int]]:
     contiguous = [(n, 1)] * 6
     padded = [(n + 1, 1), (n + 3, 1), (n + 4, 1), (n + 8, 1)]
     backwards = [(-n, 1), (-(n + 3), 1), (-(n + 8), 1), (n, -1), (-1, -d)]
-    side_by_side = [(1, d), (1, d + 3), (1, -(d + 1))]
+    side_by_side = [(1, d), (1, d + 3), (1, -(d + 1)), (1, _ceil_div(d, 16) * 16)]
     return [*contiguous, *padded, *backwards, *side_by_side, (2 * n, 2), (-9 * n, 3)]
 
 
@@ -342,9 +378,10 @@ def other_cuts(stores: str) -> Iterator[Cut]:
 def test_numbers_do_not_depend_on_how_a_call_is_cut(variant: Variant) -> None:
     """Several chunks of dimensions, several runs of columns, and bands that take turns."""
     cases: list[Case] = []
-    for d, n in [(1, 700), (23, 3), (150, 10), (41, 129), (17, 516), (60, 700), (20, 1028), (9, 1157), (6, 2100)]:
+    shapes = [(1, 700), (23, 3), (150, 10), (41, 129), (17, 516), (60, 700), (20, 1028), (9, 1157), (6, 2100)]
+    for d, n in shapes + ([(64, 900), (600, 30), (1200, 20)] if variant.stores == "kTransposed" else []):
         rows = [((n, 1), 0), ((n + 1, 1), 0), ((n, 1), 1), ((n + 2, 1), 2), ((2 * n, 2), 0)]
-        for strides, misalignment in [*rows, ((1, d + 1), 1)]:
+        for strides, misalignment in [*rows, ((1, d + 1), 1), ((1, _ceil_div(d, 16) * 16), 0)]:
             for cut in other_cuts(variant.stores):
                 k = len(cases)
                 cases.append(
@@ -355,6 +392,51 @@ def test_numbers_do_not_depend_on_how_a_call_is_cut(variant: Variant) -> None:
                     )
                 )  # fmt: skip
     check_some(variant, cases, 70)
+
+
+TRANSPOSED = [variant for variant in VARIANTS if variant.stores == "kTransposed"]
+
+
+@pytest.mark.parametrize("variant", TRANSPOSED, ids=named)
+def test_dimensions_side_by_side_written_at_once_and_through_the_stage(variant: Variant) -> None:
+    """Blocks of several passes and chunks, of which the first pass and the last may be cut; several tiles; padding."""
+    size, slots = SIZES[variant.dtype], slots_of(SIZES[variant.dtype], variant.antithetic)
+    seen: collections.Counter[str] = collections.Counter()
+    for k, (d, (passes, per_chunk)) in enumerate(
+        itertools.product(
+            (1, 3, 4, 7, 8, 16, 20, 32, 63, 64, 128, 256, 280, 304, 560, 577, 1136, 1152, 1160, 2320),
+            ((1, 1), (3, 9), (5, 2), (7, 1)),
+        )
+    ):
+        n = (97, 30, 13)[(d > 60) + (d > 300)] + k % 8
+        aligned = _ceil_div(d * size, 16) * 16 // size
+        for stride, misalignment in ((d, 0), (aligned, 0), (aligned, 1), (d + k % 5, k % 4), (-aligned - 16, 0)):
+            case = Case(
+                d, n, variant.dtype, variant.noise, variant.antithetic, seed=k, sample_offset=3 * k % 8,
+                dim_offset=k, strides=(1, stride), misalignment=misalignment, cut=tall(passes, per_chunk),
+                backwards=k % 2 == 0,
+            )  # fmt: skip
+            cut = case.geometry()
+            if case.variant() != variant:
+                continue  # One dimension is no transposed one.
+            # Of passes that are shorter than the geometry for a GPU has them, as well.
+            case.check()
+            if d < 300 and passes > 1:
+                dataclasses.replace(case, cut=wide_passes(passes, per_chunk)).check()
+            seen["direct" if cut.direct else "staged"] += 1
+            seen["tiles"] += cut.column_blocks > 1
+            seen["side by side"] += cut.pitch == cut.lanes and cut.column_blocks == 1
+            seen["chunks"] += cut.band_rows > cut.chunk
+            seen["direct and cut"] += cut.direct and cut.skip > 0
+            assert not cut.direct or d % slots == 0
+    assert min(seen.values()) >= 15 and len(seen) == 6, seen
+
+
+def wide_passes(passes: int, per_chunk: int) -> Cut:
+    """As many groups side by side as there is room for."""
+    return lambda g: {
+        "rows_per_pass": 10**6, "band_rows": passes * 10**6, "chunk": per_chunk * 10**6,
+    }  # fmt: skip
 
 
 @each_variant
@@ -385,14 +467,19 @@ def test_many_dimensions_and_long_rows(noise: str) -> None:
         Case(1, 526_333, noise=noise, seed=5),
         Case(1, 524_300, noise=noise, sample_offset=3, misalignment=2),
         Case(1, 524_301, noise=noise, strides=(0, 2)),
-        Case(524_301, 1, noise=noise, strides=(1, 2)),
     ]
-    # Where dimensions lie side by side, as many columns to a short row of them.
-    chunks.append(Case(2, 4 * 128 * 1026 - 3, noise=noise, seed=4, sample_offset=2, strides=(1, 2)))
-    assert all(cut.band_rows > cut.chunk for cut in (chunks[0].geometry(), chunks[2].geometry()))
+    # Where dimensions lie side by side, as many columns to a short row of them, and many tiles of dimensions.
+    columns = 4 * 256 * 1025 - 3
+    chunks.append(Case(2, columns, noise=noise, seed=4, sample_offset=2, strides=(1, 2)))
+    chunks.append(Case(4, columns, noise=noise, seed=4, sample_offset=1, strides=(1, 4)))
+    tiles = [Case(524_301, 1, noise=noise, strides=(1, 2)), Case(100_004, 9, noise=noise, strides=(1, 100_004))]
+    assert all(cut.band_rows > cut.chunk for cut in (chunks[0].geometry(), *(c.geometry() for c in chunks[2:])))
+    assert [case.geometry().direct for case in chunks[2:]] == [0, 1]
     assert all(case.geometry().steps > 1 for case in steps)
-    assert {case.variant().stores for case in steps} == {"kAligned", "kShifted", "kStrided", "kTransposed"}
-    for case in chunks + steps:
+    assert all(case.geometry().column_blocks > 10 for case in tiles)
+    assert {case.variant().stores for case in steps} == {"kAligned", "kShifted", "kStrided"}
+    assert {case.variant().stores for case in tiles} == {"kTransposed"}
+    for case in chunks + steps + tiles:
         case.check()
 
 
