@@ -18,7 +18,7 @@ import numpy as np
 
 from .compilation import inline
 from .cuda_group import element, group_width, keys_of, memory_of, noise, offset_of, packing, places, scaled
-from .cuda_stores import Function, aligned, going_down, shifted, staged, strided
+from .cuda_stores import Function, aligned, going_down, paired, shifted, staged, strided
 from .cuda_transposed import transposed_kernel
 from .geometry import CHUNK, KERNEL_STORES, MOST_THREADS, SIZES
 from .words import row_part
@@ -78,16 +78,21 @@ def _inside(width, place, call, geometry):
     return first, last if row < geometry.rows_per_pass else first
 
 
+def _in_pairs(size: int, width: int) -> bool:
+    """Whether a thread has more than it can write at once, or could write more at once than four elements."""
+    return size == 8 or width * size > max(4 * size, 8)
+
+
 @functools.cache
 def _columns(gpu: ModuleType, size: int, width: int, way: str) -> Function:
     """``columns_of(place, stages, call, geometry)``: which columns and rows are a thread's.
 
     The offset from the first row's first column to what is put, in bytes; whether all columns are inside (if rows are
-    shifted, those of all threads of the warp); and of staged stores the address of the warp's shared memory; where the
+    shifted, those of all threads of the warp); whether they are as `paired` has them; and of staged stores the address of the warp's shared memory; where the
     warp's elements and the thread's begin in the pass; how many those of the warp are; and which columns are inside.
     """
     thread_index, hidden, from_lane, all_of_warp = gpu.thread_index, gpu.hidden, gpu.from_lane, gpu.all_of_warp
-    is_shifted = way == "kShifted"
+    is_shifted, is_paired, group_size = way == "kShifted", way == "kAligned" and _in_pairs(size, width), width * size
 
     @inline
     def columns_of(place, stages, call, geometry):
@@ -97,7 +102,12 @@ def _columns(gpu: ModuleType, size: int, width: int, way: str) -> Function:
         whole = first == 0 and last == width
         if is_shifted:
             whole = all_of_warp(whole)
-        return offset, whole, _NOT_STAGED
+        in_pairs = False
+        if is_paired:
+            lane = np.int32(thread_index() % _WARP)
+            apart = from_lane(offset, lane ^ 1) - offset
+            in_pairs = all_of_warp(whole and apart == (-group_size if lane % 2 != 0 else group_size))
+        return offset, whole, in_pairs, _NOT_STAGED
 
     @inline
     def staged_columns_of(place, stages, call, geometry):
@@ -111,7 +121,7 @@ def _columns(gpu: ModuleType, size: int, width: int, way: str) -> Function:
         length = np.int32(from_lane(np.int32(begin + (last - first)), 31) - run)
         offset = (run + np.int64(thread % _WARP)) * size
         stage = stages + np.int64(thread // _WARP) * (32 * width * size)
-        return offset, False, (stage, run, np.int32(begin - run), length, first, last)
+        return offset, False, False, (stage, run, np.int32(begin - run), length, first, last)
 
     return staged_columns_of if way == "kStaged" else columns_of
 
@@ -125,20 +135,27 @@ def _drawing(gpu: ModuleType, dtype: str, shared: bool, antithetic: bool, fast: 
     element = {2: np.uint16, 4: np.float32, 8: np.float64}[size]
     thread_index, (place_of, _) = gpu.thread_index, places(gpu)
     group, (dimension_size, _, _) = _group(gpu, dtype, shared, antithetic, fast), _dimension(gpu, dtype)
+    from_lane, all_of_warp = gpu.from_lane, gpu.all_of_warp
     is_aligned, is_shifted = way == "kAligned", way == "kShifted"
+    is_paired, has_pairs = is_aligned and _in_pairs(size, width), width * size > 16
+    # Shifted rows are aligned by so many elements.
+    alone = min(4, 16 // size)
 
     def down(put_row: Function, way: str) -> Function:
         return going_down(group, put_row, dimension_size, way, dtype, shared, antithetic)
 
     down_aligned, down_strided = down(aligned(gpu, size, width), "kAligned"), down(strided(gpu, width), "kStrided")
     down_staged = down(staged(gpu, size, width, element), "kStaged")
+    down_paired = down(paired(gpu, size, width), "kAligned")
+    # Shifted by nothing, all threads of a warp are side by side.
+    down_not_shifted = down_paired if has_pairs else down_aligned
     down_shifted_1, down_shifted_2, down_shifted_3 = (
-        down(shifted(gpu, size, width, shift), "kShifted") for shift in (1, 2, 3)
+        down(shifted(gpu, size, width, min(shift, alone - 1)), "kShifted") for shift in (1, 2, 3)
     )
 
     @inline
     def draw(own, columns, run, chunk, rows, out, call, geometry):
-        offset, whole, _ = columns
+        offset, whole, in_pairs, _ = columns
         place = place_of(run, geometry)
         row, step = place[0], np.int32(geometry.rows_per_pass)
         count = rows
@@ -146,16 +163,21 @@ def _drawing(gpu: ModuleType, dtype: str, shared: bool, antithetic: bool, fast: 
             count = np.int32((rows - row + step - 1) * geometry.one_by_rows >> 20) if row < rows else np.int32(0)
         dimension = chunk + np.int32(row * geometry.pitch) * dimension_size
         at, stride = out + offset, np.int64(geometry.stride) * size
-        if is_aligned and whole:
+        if is_paired:
+            # All threads of the warp together.
+            in_pairs = all_of_warp(in_pairs and count == from_lane(count, 0))
+        if is_paired and in_pairs:
+            down_paired(dimension, count, at, stride, own, 0)
+        elif is_aligned and whole:
             down_aligned(dimension, count, at, stride, own, 0)
         elif is_shifted and whole:
             lane = thread_index() % _WARP
-            shift = np.int32(at & (4 * size - 1)) // np.int32(size)
+            shift = np.int32(at & (alone * size - 1)) // np.int32(size)
             end = at if lane == 0 else at + (width - shift) * size
             ends = (lane == 0, lane == 31)
             if shift == 0:
-                down_aligned(dimension, count, at, stride, own, 0)
-            elif shift == 1:
+                down_not_shifted(dimension, count, at, stride, own, 0)
+            elif shift == 1 or alone == 2:
                 down_shifted_1(dimension, count, end, stride, own, ends)
             elif shift == 2:
                 down_shifted_2(dimension, count, end, stride, own, ends)
@@ -169,7 +191,7 @@ def _drawing(gpu: ModuleType, dtype: str, shared: bool, antithetic: bool, fast: 
     @inline
     def draw_staged(own, columns, run, chunk, rows, out, call, geometry):
         # All threads of a warp together. The last pass may not be full, and then ends within a warp.
-        offset, _, (stage, start, position, length, first, last) = columns
+        offset, _, _, (stage, start, position, length, first, last) = columns
         row, step = place_of(run, geometry)[0], np.int32(geometry.rows_per_pass)
         if row >= step:
             row = np.int32(0)

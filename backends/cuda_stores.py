@@ -16,10 +16,12 @@ import numpy as np
 
 from .compilation import inline
 
-__all__ = ["Function", "aligned", "apart", "going_down", "shifted", "staged", "strided"]
+__all__ = ["Function", "aligned", "apart", "going_down", "paired", "shifted", "staged", "strided"]
 
 # How often a loop down the rows is unrolled, by how they go to memory: half as often if groups are twice as wide.
 _UNROLL = {"kAligned": 8, "kShifted": 6, "kStaged": 4, "kStrided": 1, "kTransposed": 4}
+# What a store writes at most.
+_STORE = 16
 # At most so often where a row has little to do, or so much that registers run out.
 _UNROLL_SHARED, _UNROLL_FLOAT64 = 2, 1
 
@@ -44,6 +46,86 @@ def aligned(gpu: ModuleType, size: int, width: int) -> Function:
         store_quad(at + 4 * size, x[4:])
 
     return put_row if width == 4 else put_wide_row
+
+
+@functools.cache
+def paired(gpu: ModuleType, size: int, width: int) -> Function:
+    """The same in a warp whose threads are side by side, an even one and an odd one in the same row.
+
+    Every store writes whole sectors, of all that a row has. `state` is not looked at.
+    """
+    store_vector = gpu.store_vector
+    if width * size > _STORE:
+        put_sectors = _sectors(gpu, size, width)
+
+        @inline
+        def put_pair(at, x, state):
+            put_sectors(at, x, False)
+
+        return put_pair
+
+    @inline
+    def put_row(at, x, state):
+        store_vector(at, x)
+
+    return put_row
+
+
+def _sectors(gpu: ModuleType, size: int, width: int) -> Function:
+    """``put_sectors(at, x, omit_first)``: elements of a thread, more than a store writes, beside those of its neighbours.
+
+    Each thread of a pair writes half of every sector that either has, since half a sector takes as long as all of it.
+    All threads of the warp together. The first store is left out if `omit_first`.
+    """
+    store_vector, from_lane, thread_index = gpu.store_vector, gpu.from_lane, gpu.thread_index
+    per_store, parts = _STORE // size, width * size // _STORE
+
+    @inline
+    def two_of(from_first, a, b):
+        return a[0] if from_first else b[0], a[1] if from_first else b[1]
+
+    @inline
+    def four_of(from_first, a, b):
+        return two_of(from_first, a[:2], b[:2]) + two_of(from_first, a[2:], b[2:])
+
+    @inline
+    def two_exchanged(x, other):
+        return from_lane(x[0], other), from_lane(x[1], other)
+
+    @inline
+    def four_exchanged(x, other):
+        return two_exchanged(x[:2], other) + two_exchanged(x[2:], other)
+
+    either, exchanged = (two_of, two_exchanged) if per_store == 2 else (four_of, four_exchanged)
+
+    def both(k: int) -> Function:
+        first, second, end = k * per_store, (k + 1) * per_store, (k + 2) * per_store
+
+        @inline
+        def put(at, x, odd, omit):
+            low, high = x[first:second], x[second:end]
+            taken = exchanged(either(odd, low, high), np.int32(thread_index() % 32 ^ 1))
+            if not omit:
+                store_vector(at + k * _STORE, either(odd, taken, low))
+            store_vector(at + (parts + k) * _STORE, either(odd, high, taken))
+
+        return put
+
+    put_two, put_other_two = both(0), both(2) if parts == 4 else None
+
+    @inline
+    def put_sectors(at, x, omit_first):
+        odd = thread_index() % 2 != 0
+        put_two(at - (parts - 1) * _STORE if odd else at, x, odd, omit_first)
+
+    @inline
+    def put_more_sectors(at, x, omit_first):
+        odd = thread_index() % 2 != 0
+        even_at = at - (parts - 1) * _STORE if odd else at
+        put_two(even_at, x, odd, omit_first)
+        put_other_two(even_at, x, odd, False)
+
+    return put_sectors if parts == 2 else put_more_sectors
 
 
 @functools.cache
@@ -82,6 +164,8 @@ def shifted(gpu: ModuleType, size: int, width: int, shift: int) -> Function:
 
     handed_on = (by_one, by_two, by_three)[shift - 1]
 
+    alone = min(4, _STORE // size)  # Elements between aligned addresses.
+
     def end(k: int) -> Function:
         # Element k of what the first thread and the last one have left, both in one instruction.
         in_last = width - shift + k
@@ -102,14 +186,14 @@ def shifted(gpu: ModuleType, size: int, width: int, shift: int) -> Function:
             if last_thread:
                 store(at + k * size, x[in_last])
 
-        return of_last if k >= 4 - shift else of_first if k >= shift else of_both
+        return of_both if k < min(alone - shift, shift) else of_first if k < alone - shift else of_last
 
     @inline
     def nothing(at, x, first_thread, last_thread):
         pass
 
-    end_0, end_1, end_2 = end(0), end(1), end(2) if shift != 2 else nothing
-    behind_first = (8 - shift) * size
+    end_0, end_1, end_2 = (end(k) if k < max(alone - shift, shift) else nothing for k in range(3))
+    behind_first = (width - shift) * size
 
     @inline
     def put_quads(at, y, first_thread):
@@ -124,6 +208,15 @@ def shifted(gpu: ModuleType, size: int, width: int, shift: int) -> Function:
         store_quad(quads_end - 4 * size, y[4:])
 
     put_all_quads = put_quads if width == 4 else put_wide_quads
+    if width * size > _STORE:
+        put_sectors = _sectors(gpu, size, width)
+
+        @inline
+        def put_all_sectors(at, y, first_thread):
+            quads_end = at + behind_first if first_thread else at
+            put_sectors(quads_end - width * size, y, first_thread)
+
+        put_all_quads = put_all_sectors
 
     @inline
     def put_row(at, x, state):
