@@ -78,7 +78,7 @@ _LIBRARIES: dict[LibraryKind, _Library] = {
         "torch_cuda",
         "torch_cuda.cu",
         "CUDA",
-        20,
+        60,
         (*_COMMON, "-DUSE_CUDA", "-Xcompiler=-fvisibility=hidden"),
         needs=("cpu",),
     ),

@@ -97,8 +97,6 @@ inline Geometry transposed_geometry(const SampleCall& call, Geometry g, u64 grou
   g.threads = static_cast<u32>(ceil_div(g.lanes * g.rows_per_pass, slots));
   if (g.threads < g.rows_per_pass) g.threads = g.rows_per_pass;
   g.threads = static_cast<u32>(ceil_div(g.threads, 32) * 32);
-  g.one_by_lanes = static_cast<u32>(ceil_div(1 << 20, g.lanes));
-  g.one_by_rows = static_cast<u32>(ceil_div(1 << 20, g.rows_per_pass));
   g.chunk = g.threads / g.rows_per_pass * g.rows_per_pass;
   const u64 all = ceil_div(groups, g.rows_per_pass);
   u64 passes = ceil_div(all * tiles, 1024);

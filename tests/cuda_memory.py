@@ -438,6 +438,8 @@ class NumbaMemory:
         return int(self.cuda.current_context().device.id)
 
     def device_of(self, array: Any) -> int:
+        if array.size == 0:
+            return int(array.gpu_data.context.device.id)
         # As the driver knows it.
         attribute = self.driver.binding.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
         address = self.driver.binding.CUdeviceptr(array.__cuda_array_interface__["data"][0])

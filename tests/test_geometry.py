@@ -27,6 +27,7 @@ from multisample.backends.geometry import (
     WIDTH,
     Geometry,
     geometry,
+    slots_of,
 )
 from multisample.backends.sample_call import ELEMENT_TYPES, PACKED_CALL, pack_call, pack_plain_call
 
@@ -78,7 +79,7 @@ def sides(call: Call) -> tuple[int, int]:
     width = 8 if antithetic else 4
     groups = -(-(sample_offset % width + columns) // width)
     size = SIZES[dtype]
-    return (rows, groups) if strides[0] == size != strides[1] else (groups, rows)
+    return (rows, groups) if strides[0] == size != strides[1] and rows > 1 else (groups, rows)
 
 
 def in_cpp(library: ctypes.CDLL, calls: list[Call]) -> list[Geometry]:
@@ -164,11 +165,12 @@ def test_python_and_cpp_cut_calls_alike(library: ctypes.CDLL) -> None:
         assert {cut.interleave_log2 for cut in cuts} >= {0, 1, 2}
         for transposed in (False, True):
             some = [cut for cut in cuts if (cut.stores == 4) == transposed]
-            assert any(cut.steps > 1 for cut in some)
+            assert any(cut.steps > 1 for cut in some) != transposed
             assert any(cut.band_rows > cut.chunk for cut in some)
             assert any(cut.stride == 0 for cut in some)
+            assert any(cut.direct for cut in some) == transposed
             assert len({cut.lanes for cut in some}) > 200
-    assert {cut.lanes for cut in got} >= set(range(1, 289))
+    assert {cut.lanes for cut in got if cut.stores != 4} >= set(range(1, 289))
 
 
 def test_every_cut_is_one_that_the_kernel_can_take() -> None:
@@ -176,21 +178,24 @@ def test_every_cut_is_one_that_the_kernel_can_take() -> None:
         cut = in_python(call)
         rows, columns, dtype, (row_stride, column_stride), address, sample_offset, _, antithetic, _ = call
         size, width, (across, down) = SIZES[dtype], 8 if antithetic else 4, sides(call)
-        quad = 8 if size == 2 else 16
+        quad = 8 if size == 2 and not antithetic else 16
         assert 1 <= cut.blocks < 2**31, call
         assert cut.threads % 32 == 0 and 32 <= cut.threads <= 288, call
+        assert cut.skip == sample_offset % width, call
+        if cut.stores == 4:
+            check_transposed(call, cut)
+            continue
         assert 1 <= cut.lanes <= 288 and cut.lanes * cut.rows_per_pass <= cut.threads, call
         assert 1 <= cut.rows_per_pass <= down, call
         assert cut.chunk % cut.rows_per_pass == 0 and cut.rows_per_pass <= cut.chunk <= cut.threads, call
-        # Where the dimensions (or groups) of a chunk lie in shared memory, row by row of a pass.
+        # Where the dimensions of a chunk lie in shared memory, row by row of a pass.
         assert cut.chunk // cut.rows_per_pass <= cut.pitch and cut.pitch % 2 == 1, call
         assert cut.rows_per_pass * cut.pitch <= 288 + 128, call
         # Distances that do not fit 31 bits are never gone: a thread draws one row.
-        step = (width * column_stride if cut.stores == 4 else row_stride) // size * cut.rows_per_pass
+        step = row_stride // size * cut.rows_per_pass
         if cut.stride != step << cut.interleave_log2:
             assert cut.stride == 0 and cut.band_rows == cut.rows_per_pass and abs(8 * step) >= 2**31, call
         assert cut.band_rows % cut.rows_per_pass == 0 and cut.band_rows >= cut.rows_per_pass, call
-        assert cut.skip == sample_offset % width, call
         # A thread goes on to other columns with the dimensions that it has, so that these must be one chunk.
         assert cut.steps >= 1 and (cut.steps == 1 or cut.band_rows <= cut.chunk), call
         # Rows are drawn side by side only in full, and those of a band follow each other.
@@ -208,20 +213,45 @@ def test_every_cut_is_one_that_the_kernel_can_take() -> None:
             # A pass, as every warp of it, is one run of elements.
             assert column_stride == size and (rows == 1 or row_stride == columns * size), call
             assert cut.column_blocks == cut.steps == 1 and cut.lanes == across and cut.interleave_log2 == 0, call
-        elif cut.stores == 4:
-            # Lanes are dimensions, side by side; bands of groups follow each other.
-            assert row_stride == size and (across, down) == (rows, -(-(cut.skip + columns) // width)), call
-            assert cut.interleave_log2 == 0, call
         else:
             assert column_stride != size or (address - cut.skip * size) % quad or row_stride % quad, call
-            assert row_stride != size or column_stride == size, call
+            assert row_stride != size or column_stride == size or rows == 1, call
+
+
+def check_transposed(call: Call, cut: Geometry) -> None:
+    """The same where dimensions lie side by side: lanes are those of a tile, and bands of groups follow each other."""
+    rows, columns, dtype, (row_stride, column_stride), address, _, _, antithetic, _ = call
+    size, slots, groups = (
+        SIZES[dtype],
+        slots_of(SIZES[dtype], antithetic),
+        -(-(cut.skip + columns) // (8 if antithetic else 4)),
+    )
+    piece = 2 if size == 8 else 4
+    assert row_stride == size and rows > 1 and cut.interleave_log2 == cut.stride == 0 and cut.steps == 1, call
+    # The threads have room for the dimensions of a pass, and each makes at most one group of a chunk.
+    assert cut.lanes * cut.rows_per_pass <= cut.threads * slots, call
+    assert cut.chunk % cut.rows_per_pass == 0 and cut.rows_per_pass <= cut.chunk <= cut.threads, call
+    assert 1 <= cut.rows_per_pass <= groups and cut.band_rows % cut.rows_per_pass == 0 < cut.band_rows, call
+    # Of the last tile alone may some dimensions be missing, and then a pass has one group.
+    assert (cut.column_blocks - 1) * cut.lanes < rows <= cut.column_blocks * cut.lanes, call
+    assert cut.column_blocks == 1 or (cut.rows_per_pass == 1 and cut.lanes % 16 == 0), call
+    assert cut.column_blocks > 1 or cut.lanes == rows, call
+    # The stage has room for all columns of a pass, each from an aligned place on unless all are one run.
+    side_by_side = cut.column_blocks == 1 and column_stride == rows * size
+    assert cut.pitch * cut.rows_per_pass <= 288 * slots, call
+    assert cut.pitch == cut.lanes if side_by_side else cut.pitch % piece == 0, call
+    if cut.direct:
+        assert address % 16 == column_stride % 16 == 0 and rows % slots == 0 and cut.lanes % slots == 0, call
+        assert cut.pitch >= cut.lanes, call
+    else:
+        assert side_by_side or cut.pitch >= cut.lanes + piece - 1, call
 
 
 def test_indices_are_divided_exactly() -> None:
     """As the kernel divides: by a product of 32 bits and a shift."""
     index = np.arange(288 + 128)
-    pairs = {(cut.lanes, cut.one_by_lanes) for cut in map(in_python, CALLS)}
-    pairs |= {(cut.rows_per_pass, cut.one_by_rows) for cut in map(in_python, CALLS)}
+    cuts = [cut for cut in map(in_python, CALLS) if cut.stores != 4]
+    pairs = {(cut.lanes, cut.one_by_lanes) for cut in cuts} | {(cut.rows_per_pass, cut.one_by_rows) for cut in cuts}
     assert {divisor for divisor, _ in pairs} == set(range(1, 289))
     for divisor, inverse in pairs:
         products = index * inverse

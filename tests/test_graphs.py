@@ -154,7 +154,7 @@ def test_a_graph_of_cuda_core_draws_new_numbers_too(cupy: Any, cuda_backend: str
     device.set_current()
     stream = device.create_stream()
     call, generator = Call(cupy, cuda_backend), Generator(11, graph_safe=True)
-    with cupy.cuda.ExternalStream(int(stream.handle)):
+    with cupy.cuda.Stream.from_external(stream):
         call(generator=generator)
         stream.sync()
         builder = stream.create_graph_builder()
@@ -319,7 +319,7 @@ def test_the_default_generator_of_torch_cannot_be_captured() -> None:
     stream = torch.cuda.Stream()
     cupy = pytest.importorskip("cupy")
     with torch.cuda.stream(stream):
-        capturing = cupy.cuda.ExternalStream(stream.cuda_stream)
+        capturing = cupy.cuda.Stream.from_external(stream)
 
         def refused() -> None:
             with pytest.raises(RuntimeError, match="graph_safe=True"):

@@ -374,6 +374,7 @@ def test_values_are_looked_at_when_they_are_there(pairing: SimpleNamespace) -> N
 def test_arrays_of_numba_on_several_streams_are_in_order(bits: ToArray, late: str, plain: bool) -> None:
     require("numba")
     memory = memory_of("numba")
+    memory.cuda.current_context()  # Which a new stream belongs to.
     flag = memory.driver.binding.CUstream_flags.CU_STREAM_NON_BLOCKING.value
     streams = {name: memory.cuda.external_stream(int(memory.driver.driver.cuStreamCreate(flag))) for name in
                ("mu", "sigma", "out")}  # fmt: skip
@@ -434,9 +435,9 @@ def test_memory_is_kept_until_the_kernel_has_run_and_no_longer(to: str, protocol
         hold_up(consumer, protocol == "dlpack", CYCLES)
         # Numba has no current stream: the kernel runs on the one that mu names.
         alive = draw(int(stream) if protocol == "interface" and to == "numba" else None)
-        gc.collect()
         is_done, _ = _order.KEEPER._kept[-1]
         assert not is_done(), "the call waited for the device"
+        gc.collect()
         assert all(reference() for reference in alive)
         consumer.synchronize()
         assert is_done()
