@@ -79,7 +79,7 @@ def geometry(
     strides : tuple of int
         Its strides in bytes.
     misalignment : int
-        Its address modulo 16.
+        Its address modulo 32.
     sample_offset : int
         The call's, modulo 8.
     cheap : bool
@@ -94,7 +94,7 @@ def geometry(
     groups = _ceil_div(skip + columns, width)
     stores = _stores(rows, columns, size, strides, misalignment - skip * size, groups, antithetic)
     if stores == _TRANSPOSED:
-        cut = _transposed(rows, groups, size, column_stride, misalignment, skip, antithetic)
+        cut = _transposed(rows, groups, size, column_stride, misalignment, skip, cheap, shared, antithetic)
         return cut, _STRUCT.pack(*cut)
     tiles = 1 if groups <= MOST_THREADS else _ceil_div(groups, 2 * _SHORT_ROW)
     lanes = groups if tiles == 1 else _ceil_div(_ceil_div(groups, tiles), 32) * 32
@@ -148,19 +148,24 @@ def slots_of(size: int, antithetic: bool) -> int:
 
 
 def _transposed(
-    rows: int, groups: int, size: int, column_stride: int, misalignment: int, skip: int, antithetic: bool
-) -> Geometry:
+    rows: int, groups: int, size: int, column_stride: int, misalignment: int, skip: int, cheap: bool, shared: bool,
+    antithetic: bool,
+) -> Geometry:  # fmt: skip
     slots = slots_of(size, antithetic)
     direct = (misalignment | column_stride) % 16 == 0 and rows % slots == 0
-    tile = 256 * slots - (0 if direct else 16)
+    tile = 128 * slots - (0 if direct else 16)
     tiles = 1 if rows + 8 <= MOST_THREADS * slots else _ceil_div(rows, tile)
     lanes = rows if tiles == 1 else _ceil_div(_ceil_div(rows, tiles), 16) * 16
     side_by_side = tiles == 1 and column_stride == rows * size
     pitch = lanes if side_by_side else (lanes + (3 if direct else 8)) // 4 * 4
-    rows_per_pass = max(1, min(256 * slots // pitch, 256, _ceil_div(groups * tiles, 264)))
+    rows_per_pass = max(1, min(128 * slots // pitch, 256, _ceil_div(groups * tiles, 264)))
     threads = _ceil_div(max(_ceil_div(lanes * rows_per_pass, slots), rows_per_pass), 32) * 32
     passes_all = _ceil_div(groups, rows_per_pass)
-    passes = min(32, max(min(8, _ceil_div(passes_all * tiles, 1024)), passes_all * tiles // 2048))
+    if shared:
+        most = 8 if groups > 1024 else 32
+    else:
+        most = 8 if cheap and (misalignment | column_stride) % 32 else 32
+    passes = min(most, max(min(8, _ceil_div(passes_all * tiles, 1024)), passes_all * tiles // 2048))
     return Geometry(
         blocks=_ceil_div(passes_all, passes) * tiles,
         threads=threads,

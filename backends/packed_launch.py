@@ -41,7 +41,7 @@ class PackedLaunch:
         assert not isinstance(out, np.ndarray)
         rows, columns = out.shape
         cut, packed_cut = geometry(
-            rows, columns, dtype, out.strides, out.pointer % 16, sample_offset % 8,
+            rows, columns, dtype, out.strides, out.pointer % 32, sample_offset % 8,
             shared or (fast_math and dtype != "float64"), shared, antithetic,
         )  # fmt: skip
         packed = pack_call(
@@ -68,7 +68,7 @@ class PackedLaunch:
         packed = pack_plain_call(mu, sigma, out, d, n, dtype, seed, offset, shared, fast_math, device, stream)
         size = 8 if dtype == "float64" else 4
         cheap = shared or (fast_math and size == 4)
-        cut, packed_cut = geometry(d, n, dtype, (n * size, size), out % 16, 0, cheap, shared, False)
+        cut, packed_cut = geometry(d, n, dtype, (n * size, size), out % 32, 0, cheap, shared, False)
         self._run(packed, cut, packed_cut, dtype, shared, False, fast_math, device, stream)
 
     def _run(

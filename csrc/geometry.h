@@ -83,14 +83,14 @@ inline Geometry transposed_geometry(const SampleCall& call, Geometry g, u64 grou
   const u64 bits = reinterpret_cast<u64>(call.out) | static_cast<u64>(call.column_stride);
   g.direct = bits % 16 == 0 && call.rows % slots == 0;
   // Without room for as much as a run of elements can lie behind an aligned address.
-  const u32 tile = 256 * slots - (g.direct ? 0 : 16);
+  const u32 tile = 128 * slots - (g.direct ? 0 : 16);
   // Tiles begin where sectors do, if rows do.
   const u64 tiles = call.rows + 8 <= kThreads * slots ? 1 : ceil_div(call.rows, tile);
   g.lanes = static_cast<u32>(tiles == 1 ? call.rows : ceil_div(ceil_div(call.rows, tiles), 16) * 16);
   const bool side_by_side = tiles == 1 && call.column_stride == static_cast<i64>(call.rows) * size;
   g.pitch = side_by_side ? g.lanes : (g.direct ? g.lanes + 3 : g.lanes + 8) / 4 * 4;
   // As many groups at once as there is room for, but blocks for all processors.
-  u64 turns = 256 * slots / g.pitch;
+  u64 turns = 128 * slots / g.pitch;
   if (turns > 256) turns = 256;
   if (turns > ceil_div(groups * tiles, 264)) turns = ceil_div(groups * tiles, 264);
   g.rows_per_pass = turns == 0 ? 1 : static_cast<u32>(turns);
@@ -99,10 +99,14 @@ inline Geometry transposed_geometry(const SampleCall& call, Geometry g, u64 grou
   g.threads = static_cast<u32>(ceil_div(g.threads, 32) * 32);
   g.chunk = g.threads / g.rows_per_pass * g.rows_per_pass;
   const u64 all = ceil_div(groups, g.rows_per_pass);
+  // Many passes, since a block is slow to begin; where memory is what takes the time, fewer, so that blocks write close
+  // to each other, unless there are not many groups anyway.
+  const bool fast = call.fast_math && call.type != kFloat64;
+  const u64 most = call.shared ? (groups > 1024 ? 8 : 32) : fast && bits % 32 != 0 ? 8 : 32;
   u64 passes = ceil_div(all * tiles, 1024);
   if (passes > 8) passes = 8;
   if (passes < all * tiles / 2048) passes = all * tiles / 2048;
-  if (passes > 32) passes = 32;
+  if (passes > most) passes = most;
   g.band_rows = static_cast<u32>(passes * g.rows_per_pass);
   g.steps = 1;
   g.column_blocks = static_cast<u32>(tiles);

@@ -195,7 +195,7 @@ class Case:
             for stride, length in zip(self.strides or (self.n, 1), (self.d, self.n), strict=True)
         )
         return geometry(
-            self.d, self.n, self.dtype, self.byte_strides(), lowest * self.size % 16, self.sample_offset % 8, cheap,
+            self.d, self.n, self.dtype, self.byte_strides(), lowest * self.size % 32, self.sample_offset % 8, cheap,
             self.noise == "shared", self.antithetic,
         )[0]  # fmt: skip
 

@@ -67,7 +67,7 @@ requires_gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is no
 _CASE = struct.Struct(f"{sample_call.PACKED_CALL}sQQQQII{geometry.PACKED_GEOMETRY}s0Q")
 _GEOMETRY = geometry._STRUCT
 # What comes before an output: how it was cut, and the counter as it is counted up.
-_RESULT = struct.Struct(f"{geometry.PACKED_GEOMETRY}s4xQ")
+_RESULT = struct.Struct(f"{geometry.PACKED_GEOMETRY}sQ")
 _GUARD = 512
 _POISON = 0xC3
 
@@ -162,7 +162,7 @@ class Case:
         """As it is for a GPU."""
         cheap = self.noise == "shared" or (self.fast_math and self.dtype != "float64")
         return geometry.geometry(
-            self.d, self.n, self.dtype, self.byte_strides(), self.placed()[0] % 16, self.sample_offset % 8, cheap,
+            self.d, self.n, self.dtype, self.byte_strides(), self.placed()[0] % 32, self.sample_offset % 8, cheap,
             self.noise == "shared", self.antithetic,
         )[0]  # fmt: skip
 

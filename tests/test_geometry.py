@@ -67,7 +67,7 @@ def in_python(call: Call) -> Geometry:
     rows, columns, dtype, strides, address, sample_offset, shared, antithetic, fast_math = call
     cheap = shared or (fast_math and dtype != "float64")
     cut, packed_cut = geometry(
-        rows, columns, dtype, strides, address % 16, sample_offset % 8, cheap, shared, antithetic
+        rows, columns, dtype, strides, address % 32, sample_offset % 8, cheap, shared, antithetic
     )
     assert packed_cut == FORMAT.pack(*cut)
     return cut
