@@ -358,7 +358,7 @@ def test_ptx_is_read_as_it_is_written() -> None:
 def check_log(result: Compiled, log: str) -> int:
     """What ptxas says, alone or within nvJitLink; the bytes of stack that it takes."""
     threads, blocks = result.kernel.bounds["maxntid"], result.kernel.bounds["minnctapersm"]
-    assert threads == geometry.MOST_THREADS and blocks >= 3, str(result)
+    assert threads == geometry.MOST_THREADS and blocks >= 2, str(result)
     assert threads * blocks <= MOST_THREADS.get(result.capability, 2048), str(result)
     warnings = [line for line in log.splitlines() if re.search("warning|error", line, re.I)]
     assert not warnings, (str(result), warnings)
