@@ -88,7 +88,9 @@ def advance_kernel() -> Callable[..., None]:
     return kernel
 
 
-def launch_bounds(dtype: str, shared: bool, stores: int, capability: tuple[int, int]) -> tuple[int, int]:
+def launch_bounds(
+    dtype: str, shared: bool, antithetic: bool, stores: int, capability: tuple[int, int]
+) -> tuple[int, int]:
     """The most threads of a block, and the blocks that a processor is to hold at once.
 
     Few registers for each thread, so that there are many threads; but as many as it takes to keep all in them that is
@@ -96,11 +98,12 @@ def launch_bounds(dtype: str, shared: bool, stores: int, capability: tuple[int, 
     """
     name = KERNEL_STORES[stores]
     if name == "kTransposed":
-        return MOST_THREADS, 3
+        # What a thread keeps of its dimensions is needed in all loops.
+        return MOST_THREADS, 2 if dtype == "float64" and not shared else 3
     blocks = 4 if name == "kStaged" and not shared else 5
     # Before 9.0 nvJitLink makes calls of the barriers within a warp, which take registers.
     calls = name == "kStaged" and not shared and capability < (9, 0)
-    if name == "kShifted" or dtype == "float64" or calls:
+    if name == "kShifted" or dtype == "float64" or (name == "kAligned" and antithetic) or calls:
         blocks = 3
     # What asks for more threads than a processor holds, 1024 of 7.5, is taken for no bound at all.
     return MOST_THREADS, min(blocks, 3) if capability == (7, 5) else blocks
@@ -108,7 +111,7 @@ def launch_bounds(dtype: str, shared: bool, stores: int, capability: tuple[int, 
 
 def compile_kernel(dtype: str, shared: bool, antithetic: bool, fast_math: bool, stores: int) -> Any:
     """That kernel compiled for the current device and kept on disk, where there is a place for it."""
-    bounds = launch_bounds(dtype, shared, stores, cuda.get_current_device().compute_capability)
+    bounds = launch_bounds(dtype, shared, antithetic, stores, cuda.get_current_device().compute_capability)
     return _compiled(variant_kernel(dtype, shared, antithetic, fast_math, stores), SIGNATURE, launch_bounds=bounds)
 
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from .compilation import inline
 from .cuda_group import element, group_width, keys_of, memory_of, noise, offset_of, packing, places, scaled
-from .cuda_stores import Function, aligned, going_down, paired, shifted, staged, strided
+from .cuda_stores import MOST_STORED, Function, aligned, going_down, paired, shifted, staged, strided
 from .cuda_transposed import transposed_kernel
 from .geometry import CHUNK, KERNEL_STORES, MOST_THREADS, SIZES
 from .words import row_part
@@ -79,8 +79,8 @@ def _inside(width, place, call, geometry):
 
 
 def _in_pairs(size: int, width: int) -> bool:
-    """Whether a thread has more than it can write at once, or could write more at once than four elements."""
-    return size == 8 or width * size > max(4 * size, 8)
+    """Whether a thread has more than it can write at once."""
+    return width * size > MOST_STORED
 
 
 @functools.cache
@@ -137,18 +137,19 @@ def _drawing(gpu: ModuleType, dtype: str, shared: bool, antithetic: bool, fast: 
     group, (dimension_size, _, _) = _group(gpu, dtype, shared, antithetic, fast), _dimension(gpu, dtype)
     from_lane, all_of_warp = gpu.from_lane, gpu.all_of_warp
     is_aligned, is_shifted = way == "kAligned", way == "kShifted"
-    is_paired, has_pairs = is_aligned and _in_pairs(size, width), width * size > 16
+    has_pairs = _in_pairs(size, width)
+    is_paired = is_aligned and has_pairs
     # Shifted rows are aligned by so many elements.
-    alone = min(4, 16 // size)
+    alone = min(4, MOST_STORED // size)
 
     def down(put_row: Function, way: str) -> Function:
         return going_down(group, put_row, dimension_size, way, dtype, shared, antithetic)
 
-    down_aligned, down_strided = down(aligned(gpu, size, width), "kAligned"), down(strided(gpu, width), "kStrided")
+    # Aligned rows are so by all that a thread writes at once, others by four elements.
+    put_aligned = aligned(gpu, size, width, 4 if is_shifted or has_pairs else width)
+    down_aligned, down_strided = down(put_aligned, "kAligned"), down(strided(gpu, width), "kStrided")
     down_staged = down(staged(gpu, size, width, element), "kStaged")
-    down_paired = down(paired(gpu, size, width), "kAligned")
-    # Shifted by nothing, all threads of a warp are side by side.
-    down_not_shifted = down_paired if has_pairs else down_aligned
+    down_paired = down(paired(gpu, size, width), "kAligned") if has_pairs else down_aligned
     down_shifted_1, down_shifted_2, down_shifted_3 = (
         down(shifted(gpu, size, width, min(shift, alone - 1)), "kShifted") for shift in (1, 2, 3)
     )
@@ -176,7 +177,8 @@ def _drawing(gpu: ModuleType, dtype: str, shared: bool, antithetic: bool, fast: 
             end = at if lane == 0 else at + (width - shift) * size
             ends = (lane == 0, lane == 31)
             if shift == 0:
-                down_not_shifted(dimension, count, at, stride, own, 0)
+                # All threads of the warp are side by side.
+                down_paired(dimension, count, at, stride, own, 0)
             elif shift == 1 or alone == 2:
                 down_shifted_1(dimension, count, end, stride, own, ends)
             elif shift == 2:

@@ -16,12 +16,13 @@ import numpy as np
 
 from .compilation import inline
 
-__all__ = ["Function", "aligned", "apart", "going_down", "paired", "shifted", "staged", "strided"]
+__all__ = ["MOST_STORED", "Function", "aligned", "apart", "going_down", "paired", "shifted", "staged", "strided"]
+
+MOST_STORED = 16
+"""Bytes that one store writes at most."""
 
 # How often a loop down the rows is unrolled, by how they go to memory: half as often if groups are twice as wide.
 _UNROLL = {"kAligned": 8, "kShifted": 6, "kStaged": 4, "kStrided": 1, "kTransposed": 4}
-# What a store writes at most.
-_STORE = 16
 # At most so often where a row has little to do, or so much that registers run out.
 _UNROLL_SHARED, _UNROLL_FLOAT64 = 2, 1
 
@@ -32,9 +33,9 @@ Function = Callable[..., Any]
 
 
 @functools.cache
-def aligned(gpu: ModuleType, size: int, width: int) -> Function:
-    """Four at once; `at` is the address of the first, aligned. `state` is not looked at."""
-    store_quad = gpu.store_quad
+def aligned(gpu: ModuleType, size: int, width: int, at_once: int) -> Function:
+    """So many at once, four or all; `at` is the address of the first, aligned by them. `state` is not looked at."""
+    store_quad, store_vector = gpu.store_quad, gpu.store_vector
 
     @inline
     def put_row(at, x, state):
@@ -45,40 +46,36 @@ def aligned(gpu: ModuleType, size: int, width: int) -> Function:
         store_quad(at, x[:4])
         store_quad(at + 4 * size, x[4:])
 
-    return put_row if width == 4 else put_wide_row
+    @inline
+    def put_whole_row(at, x, state):
+        store_vector(at, x)
+
+    return put_row if width == 4 else put_wide_row if at_once == 4 else put_whole_row
 
 
 @functools.cache
 def paired(gpu: ModuleType, size: int, width: int) -> Function:
-    """The same in a warp whose threads are side by side, an even one and an odd one in the same row.
+    """More than a store writes, in a warp whose threads are side by side, an even one and an odd one in the same row.
 
-    Every store writes whole sectors, of all that a row has. `state` is not looked at.
+    Each store writes whole sectors. `at` and `state` are as for `aligned`.
     """
-    store_vector = gpu.store_vector
-    if width * size > _STORE:
-        put_sectors = _sectors(gpu, size, width)
-
-        @inline
-        def put_pair(at, x, state):
-            put_sectors(at, x, False)
-
-        return put_pair
+    put_sectors = _sectors(gpu, size, width)
 
     @inline
     def put_row(at, x, state):
-        store_vector(at, x)
+        put_sectors(at, x, False)
 
     return put_row
 
 
 def _sectors(gpu: ModuleType, size: int, width: int) -> Function:
-    """``put_sectors(at, x, omit_first)``: elements of a thread, more than a store writes, beside those of its neighbours.
+    """``put_sectors(at, x, omit_first)``: more elements of a thread than a store writes, beside those of its neighbours.
 
     Each thread of a pair writes half of every sector that either has, since half a sector takes as long as all of it.
     All threads of the warp together. The first store is left out if `omit_first`.
     """
     store_vector, from_lane, thread_index = gpu.store_vector, gpu.from_lane, gpu.thread_index
-    per_store, parts = _STORE // size, width * size // _STORE
+    per_store, parts = MOST_STORED // size, width * size // MOST_STORED
 
     @inline
     def two_of(from_first, a, b):
@@ -106,8 +103,8 @@ def _sectors(gpu: ModuleType, size: int, width: int) -> Function:
             low, high = x[first:second], x[second:end]
             taken = exchanged(either(odd, low, high), np.int32(thread_index() % 32 ^ 1))
             if not omit:
-                store_vector(at + k * _STORE, either(odd, taken, low))
-            store_vector(at + (parts + k) * _STORE, either(odd, high, taken))
+                store_vector(at + k * MOST_STORED, either(odd, taken, low))
+            store_vector(at + (parts + k) * MOST_STORED, either(odd, high, taken))
 
         return put
 
@@ -116,12 +113,12 @@ def _sectors(gpu: ModuleType, size: int, width: int) -> Function:
     @inline
     def put_sectors(at, x, omit_first):
         odd = thread_index() % 2 != 0
-        put_two(at - (parts - 1) * _STORE if odd else at, x, odd, omit_first)
+        put_two(at - (parts - 1) * MOST_STORED if odd else at, x, odd, omit_first)
 
     @inline
     def put_more_sectors(at, x, omit_first):
         odd = thread_index() % 2 != 0
-        even_at = at - (parts - 1) * _STORE if odd else at
+        even_at = at - (parts - 1) * MOST_STORED if odd else at
         put_two(even_at, x, odd, omit_first)
         put_other_two(even_at, x, odd, False)
 
@@ -164,7 +161,7 @@ def shifted(gpu: ModuleType, size: int, width: int, shift: int) -> Function:
 
     handed_on = (by_one, by_two, by_three)[shift - 1]
 
-    alone = min(4, _STORE // size)  # Elements between aligned addresses.
+    alone = min(4, MOST_STORED // size)  # Elements between aligned addresses.
 
     def end(k: int) -> Function:
         # Element k of what the first thread and the last one have left, both in one instruction.
@@ -208,7 +205,7 @@ def shifted(gpu: ModuleType, size: int, width: int, shift: int) -> Function:
         store_quad(quads_end - 4 * size, y[4:])
 
     put_all_quads = put_quads if width == 4 else put_wide_quads
-    if width * size > _STORE:
+    if width * size > MOST_STORED:
         put_sectors = _sectors(gpu, size, width)
 
         @inline

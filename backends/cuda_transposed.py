@@ -71,8 +71,8 @@ def _keeping(gpu: ModuleType, dtype: str, antithetic: bool) -> Function:
     @inline
     def place_of(s, geometry):
         # The turn, which of the groups of a pass is meant, and the lane, which of the tile's dimensions.
-        thread = thread_index()
-        position = np.uint32(thread * slots + s if geometry.direct else thread + s * geometry.threads)
+        step = (slots, 1) if geometry.direct != 0 else (1, geometry.threads)
+        position = np.uint32(thread_index() * np.uint32(step[0]) + s * np.uint32(step[1]))
         turn = np.uint32(position // geometry.lanes)
         return np.int32(turn), np.int32(position - turn * geometry.lanes)
 
@@ -82,11 +82,13 @@ def _keeping(gpu: ModuleType, dtype: str, antithetic: bool) -> Function:
 
     def slot(s: int) -> Function:
         @inline
-        def kept_slot(first_row, rows, call, geometry):
-            turn, lane = place_of(s, geometry)
-            if not exists((turn, lane), rows, geometry):
-                # There is none. To do the same twice costs less than to do nothing.
-                turn, lane = place_of(0, geometry)
+        def kept_slot(first_place, rows, call, geometry):
+            first_row, turn, lane = first_place
+            if s > 0:
+                other = place_of(s, geometry)
+                # Where there is none: to do the same twice costs less than to do nothing.
+                if exists(other, rows, geometry):
+                    turn, lane = other
             row = first_row + lane
             part = row_part(np.uint32(call.first_row + row), np.uint32(offset_of_call(call)), keys_of(call)[0])
             mu, sigma = element_of(call.mu, row), element_of(call.sigma, row)
@@ -102,7 +104,7 @@ def _keeping(gpu: ModuleType, dtype: str, antithetic: bool) -> Function:
         place, dimensions = place_of(0, geometry), none
         any_exists = exists(place, rows, geometry)
         if any_exists:
-            dimensions = kept_slots(first_row, rows, call, geometry)
+            dimensions = kept_slots((first_row, place[0], place[1]), rows, call, geometry)
         return any_exists, place[0] * (width * call.column_stride) + np.int64(place[1]) * size, dimensions
 
     return kept

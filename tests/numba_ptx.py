@@ -54,7 +54,7 @@ def _compile(variant: list[Any] | None, capability: tuple[int, int]) -> str:
         dtype, shared, antithetic, fast_math, stores = variant
         function = cuda_compilation.variant_kernel(dtype, shared, antithetic, fast_math, stores)
         signature = cuda_compilation.SIGNATURE
-        bounds = cuda_compilation.launch_bounds(dtype, shared, stores, capability)
+        bounds = cuda_compilation.launch_bounds(dtype, shared, antithetic, stores, capability)
         options = {"launch_bounds": bounds}
     ptx, _ = cuda.compile(
         function, signature.args, device=False, abi="numba", cc=capability, output="ptx", **options
