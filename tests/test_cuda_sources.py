@@ -172,13 +172,18 @@ class Case:
             return g
         changed = g._replace(**self.cut(g))
         rows, lanes, shift = changed.rows_per_pass, changed.lanes, changed.interleave_log2
+        groups = _ceil_div(changed.skip + self.n, 8 if self.antithetic else 4)
+        if STORES[g.stores] == "transposed":
+            slots = geometry.slots_of(self.size, self.antithetic)
+            threads = _ceil_div(max(_ceil_div(lanes * rows, slots), rows), 32) * 32
+            return changed._replace(
+                threads=threads,
+                chunk=changed.chunk if changed.chunk != g.chunk else threads // rows * rows,
+                blocks=_ceil_div(groups, changed.band_rows) * g.column_blocks,
+            )
         threads = _ceil_div(lanes * rows, 32) * 32
-        width, transposed = (8 if self.antithetic else 4), STORES[g.stores] == "transposed"
-        groups = _ceil_div(changed.skip + self.n, width)
-        across, down = (self.d, groups) if transposed else (groups, self.d)
-        bands = _ceil_div(_ceil_div(down, changed.band_rows), 1 << shift) << shift
-        columns = _ceil_div(across, changed.steps * lanes)
-        stride = self.byte_strides()[1] * width if transposed else self.byte_strides()[0]
+        bands = _ceil_div(_ceil_div(self.d, changed.band_rows), 1 << shift) << shift
+        columns = _ceil_div(groups, changed.steps * lanes)
         return changed._replace(
             threads=threads,
             one_by_lanes=_ceil_div(1 << 20, lanes),
@@ -187,7 +192,7 @@ class Case:
             pitch=threads // rows | 1,
             column_blocks=columns,
             blocks=bands * columns,
-            stride=stride // self.size * rows << shift,
+            stride=self.byte_strides()[0] // self.size * rows << shift,
         )
 
     def packed(self) -> bytes:
@@ -322,7 +327,22 @@ def test_kernel_draws_every_shape(runner: Path, dtype: str, noise: str) -> None:
     assert min(taken[name] for name in ("aligned", "shifted", "staged")) > 15, taken
 
 
-WIDTHS = [*range(1, 20), 31, 32, 33, 64, 65, *range(127, 131), *range(255, 259), *range(287, 291), 512, 513, 577]
+WIDTHS = [
+    *range(2, 20),
+    31,
+    32,
+    33,
+    64,
+    65,
+    *range(127, 131),
+    *range(255, 259),
+    *range(287, 291),
+    512,
+    513,
+    577,
+    1145,
+    1200,
+]
 
 
 @requires_gxx
@@ -529,28 +549,29 @@ def test_kernel_takes_mu_and_sigma_of_every_type_and_any_stride(runner: Path, dt
 @pytest.mark.parametrize("noise", NOISES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_kernel_draws_many_dimensions_and_long_rows(runner: Path, dtype: str, noise: str) -> None:
-    """So many that the geometry for a GPU has several chunks to a block, or several runs of columns.
-
-    Dimensions and groups of columns change places where dimensions lie side by side.
-    """
+    """So many that the geometry for a GPU has several chunks to a block, several runs of columns or several tiles."""
     pairs = noise == "shared"
     chunks = [
         Case(256 * 513 + 5, 2, dtype, noise, not pairs, seed=3),
-        Case(1, 256 * 514 * (8 if pairs else 4) - 5, dtype, noise, pairs, sample_offset=3, strides=(1, 2)),
     ]
     steps = [
         Case(1, 526_333 * (2 if pairs else 1), dtype, noise, pairs, seed=5),
         Case(1, 524_300 * (1 if pairs else 2), dtype, noise, not pairs, sample_offset=3, misalignment=2),
         Case(1, 524_301, dtype, noise, strides=(0, 2), fast_math=True),
+    ]
+    tiles = [
         Case(131_400, 3, dtype, noise, True, sample_offset=2, strides=(1, 131_401)),
-        Case(131_329, 2, dtype, noise, sample_offset=1, strides=(1, 131_329)),
+        Case(131_328, 2, dtype, noise, sample_offset=1, strides=(1, 131_328)),
     ]
     for case in chunks:
         assert case.usual_cut().band_rows > case.usual_cut().chunk, case
     for case in steps:
         assert case.usual_cut().steps > 1, case
-    assert {STORES[case.usual_cut().stores] for case in steps} == {"aligned", "shifted", "strided", "transposed"}
-    cases = [*chunks, Case(28 * 513 + 9, 33, dtype, noise, pairs, sample_offset=1), *steps]
+    for case in tiles:
+        assert case.usual_cut().column_blocks > 1, case
+    assert {STORES[case.usual_cut().stores] for case in steps} == {"aligned", "shifted", "strided"}
+    assert {STORES[case.usual_cut().stores] for case in tiles} == {"transposed"}
+    cases = [*chunks, Case(28 * 513 + 9, 33, dtype, noise, pairs, sample_offset=1), *steps, *tiles]
     run(runner, {"float16": cases[::2], "bfloat16": cases[1::2]}.get(dtype, cases))
 
 
@@ -580,11 +601,11 @@ def other_cuts() -> Iterator[tuple[str, Cut]]:
         yield "shifted", lambda g, log2=log2: {"band_rows": 2, "interleave_log2": g.interleave_log2 + log2, "steps": 1}
     # Blocks of other widths, and several runs of columns.
     for lanes, steps in [(32, 1), (64, 2), (96, 5), (288, 3), (160, 2)]:
-        yield "aligned shifted strided transposed", lambda g, lanes=lanes, steps=steps: {
+        yield "aligned shifted strided", lambda g, lanes=lanes, steps=steps: {
             "lanes": lanes, "rows_per_pass": 1, "band_rows": 5, "steps": steps,
         }  # fmt: skip
     for lanes, steps in [(1, 1), (3, 2), (33, 4), (257, 1), (287, 2)]:
-        yield "aligned strided transposed", lambda g, lanes=lanes, steps=steps: {
+        yield "aligned strided", lambda g, lanes=lanes, steps=steps: {
             "lanes": lanes, "rows_per_pass": 1, "band_rows": 5, "steps": steps,
         }  # fmt: skip
 
