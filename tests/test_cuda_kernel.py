@@ -231,9 +231,7 @@ class Case:
         pitch = lanes if side_by_side else (lanes + (3 if changed.direct else 8)) // 4 * 4
         turns = min(changed.rows_per_pass, MOST_THREADS, MOST_THREADS * slots // pitch) if tiles == 1 else 1
         threads = _ceil_div(max(_ceil_div(lanes * turns, slots), turns), 32) * 32
-        passes, per_chunk = (
-            max(rows // changed.rows_per_pass, 1) for rows in (changed.band_rows, changed.chunk)
-        )
+        passes, per_chunk = (max(rows // changed.rows_per_pass, 1) for rows in (changed.band_rows, changed.chunk))
         groups = _ceil_div(changed.skip + self.n, 8 if self.antithetic else 4)
         return changed._replace(
             threads=threads,
