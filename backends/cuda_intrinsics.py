@@ -122,6 +122,10 @@ store_shared = intrinsic(_storer(_SHARED))
 
 
 def _store_vector(builder: Any, address: Any, elements: list[Any], space: int, align: int) -> None:
+    if len(elements) > 4:  # There are no stores of more: two of 16 bits become one of 32.
+        word = ir.IntType(32)
+        halves = [builder.zext(element, word) for element in elements]
+        elements = [builder.or_(a, builder.shl(b, word(16))) for a, b in zip(halves[::2], halves[1::2], strict=True)]
     kind = ir.VectorType(elements[0].type, len(elements))
     vector: Any = ir.Constant(kind, ir.Undefined)
     for k, element in enumerate(elements):

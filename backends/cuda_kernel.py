@@ -88,8 +88,9 @@ def _columns(gpu: ModuleType, size: int, width: int, way: str) -> Function:
     """``columns_of(place, stages, call, geometry)``: which columns and rows are a thread's.
 
     The offset from the first row's first column to what is put, in bytes; whether all columns are inside (if rows are
-    shifted, those of all threads of the warp); whether they are as `paired` has them; and of staged stores the address of the warp's shared memory; where the
-    warp's elements and the thread's begin in the pass; how many those of the warp are; and which columns are inside.
+    shifted, those of all threads of the warp); whether they are as `paired` has them; and of staged stores the address
+    of the warp's shared memory; where the warp's elements and the thread's begin in the pass; how many those of the
+    warp are; and which columns are inside.
     """
     thread_index, hidden, from_lane, all_of_warp = gpu.thread_index, gpu.hidden, gpu.from_lane, gpu.all_of_warp
     is_shifted, is_paired, group_size = way == "kShifted", way == "kAligned" and _in_pairs(size, width), width * size

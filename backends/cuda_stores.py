@@ -69,7 +69,7 @@ def paired(gpu: ModuleType, size: int, width: int) -> Function:
 
 
 def _sectors(gpu: ModuleType, size: int, width: int) -> Function:
-    """``put_sectors(at, x, omit_first)``: more elements of a thread than a store writes, beside those of its neighbours.
+    """``put_sectors(at, x, omit_first)``: elements of a thread, more than a store writes, beside its neighbours'.
 
     Each thread of a pair writes half of every sector that either has, since half a sector takes as long as all of it.
     All threads of the warp together. The first store is left out if `omit_first`.

@@ -119,7 +119,7 @@ def _drawing(gpu: ModuleType, dtype: str, shared: bool, antithetic: bool, fast: 
     pitch)`` puts it into a stage, where ``stage[c % 4]`` is the address of a pass's element 0 but for `c` times `pitch`
     bytes. `chunk` is the address of the pass's noise, `own` the dimensions and the keys.
     """
-    size, width, slots = SIZES[dtype], group_width(antithetic), slots_of(SIZES[dtype], antithetic)
+    width, slots = group_width(antithetic), slots_of(SIZES[dtype], antithetic)
     store_vector, store_shared = gpu.store_vector, gpu.store_shared
     (_, in_row), (_, unpack) = noise(gpu, dtype, shared, fast)
     elements, (_, read_words) = scaled(gpu, dtype, antithetic), memory_of(gpu, packing(dtype)[0])

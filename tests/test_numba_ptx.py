@@ -4,10 +4,10 @@ That the kernel is right is seen elsewhere; here it is seen that nothing on the 
 that it is made of the instructions that make it fast. What is read is PTX, which the driver or nvJitLink turns into
 machine code: by PTX's rules that may only fuse a product with the sum it goes into, so none may go into one.
 
-A row loop, below, is the innermost loop around a store to global memory, if it draws and loads nothing from there: the
-loop down the rows of a chunk, or where dimensions lie side by side, along the columns. What goes through the stage of
-such kernels is drawn outside of it, and taken to memory in loops that copy. Where noise is shared, libNVVM takes what is left of the rows out of that loop; that is not looked
-at for itself.
+A row loop, below, is the innermost loop around a store to global memory, if it draws, loads nothing from there and has
+no barrier of the block: the loop down the rows of a chunk, or where dimensions lie side by side, along the columns.
+What goes through the stage of such kernels is drawn outside of it, and taken to memory in loops that copy. Where noise
+is shared, libNVVM takes what is left of the rows out of that loop; that is not looked at for itself.
 """
 
 from __future__ import annotations
@@ -305,7 +305,7 @@ class Kernel:
         return [
             Loop(body, self._loads_per_row)
             for body in bodies
-            if not any(instruction.opcode.startswith("ld.global") for instruction in body)
+            if not any(re.match(r"ld\.global|bar(rier)?\.sync", instruction.opcode) for instruction in body)
         ]
 
     def maker(self, register: str) -> Instruction | None:
@@ -561,7 +561,7 @@ def test_kernels_know_no_other_floating_point_operations(compiled: list[Compiled
         if dtype != "float64":
             wide = {name for name in found if ".f64" in name}
             assert wide <= {"ld.param.f64", "ld.global.f64", "mov.f64", "cvt.rn.f32.f64"}, (str(result), wide)
-        # One division: which band of rows a block has. Else which dimensions a thread has, and how many passes there are.
+        # One division: which band of rows a block has; or also which dimensions a thread has, and how many passes.
         divisions = 3 + result.slots if result.way == "transposed" else 1
         assert 1 <= found["div.u32"] <= divisions, (str(result), found["div.u32"])
         odd = {name for name in found if re.match(r"call|div\.(?!u32$)|rem\.|.*\.(local|r[zmp]i?)\b", name)}
@@ -760,11 +760,13 @@ def test_rows_go_to_memory_in_the_widest_stores(hopper: list[Compiled]) -> None:
             continue
         assert not any(loop.copies for loop in result.kernel.store_loops), str(result)
         columns = result.width
-        quads = (2 if dtype == "float64" else 1) * columns / 4
+        quads, quad = (2 if dtype == "float64" else 1) * columns / 4, QUAD[dtype]
+        if result.way == "aligned" and antithetic and SINGLE[dtype] == "16":
+            quads, quad = 1, QUAD["float32"]  # All eight at once.
         rows_of_ways: dict[tuple[float, float, float], list[float]] = collections.defaultdict(list)
         for loop in result.kernel.row_loops:
             assert loop.rows >= 1, str(result)
-            wide, narrow = loop.matching(QUAD[dtype]), loop.matching(rf"st\.global\.[bfu]{SINGLE[dtype]}")
+            wide, narrow = loop.matching(quad), loop.matching(rf"st\.global\.[bfu]{SINGLE[dtype]}")
             assert loop.matching(r"st\.global.*") == wide + narrow, str(result)
             staged = loop.matching(rf"ld\.shared\.[bfu]{SINGLE[dtype]}")
             way = (wide / loop.rows / quads, narrow / loop.rows, staged / loop.rows)
@@ -780,15 +782,16 @@ def test_rows_go_to_memory_in_the_widest_stores(hopper: list[Compiled]) -> None:
             )
         elif result.way == "shifted":
             # What the first and the last thread of a warp are left with, in as many stores as shifts need at most.
-            by_one_or_three, by_two = (1, 3, 0), (1, 2, 0)
-            assert set(longest) == {at_once, one_by_one, by_one_or_three, by_two}, (str(result), longest)
+            by_one_or_three, by_two, by_one = (1, 3, 0), (1, 2, 0), (1, 1, 0)
+            rest = {by_one_or_three, by_two} if dtype != "float64" else {by_one}
+            assert set(longest) == {at_once, one_by_one, *rest}, (str(result), longest)
             assert longest[at_once] >= turns["aligned"], str(result)
-            long = [rows for way in (by_one_or_three, by_two) for rows in rows_of_ways[way] if rows >= turns["shifted"]]
-            assert len(long) >= 3, (str(result), rows_of_ways)
+            long = [rows for way in rest for rows in rows_of_ways[way] if rows >= turns["shifted"]]
+            assert len(long) >= (3 if dtype != "float64" else 1), (str(result), rows_of_ways)
         else:
             way = staged_way if result.way == "staged" else one_by_one
             assert set(longest) == {way} and longest[way] >= turns[result.way], (str(result), longest)
-        wide = sum(count for name, count in result.kernel.count.items() if re.fullmatch(QUAD[dtype], name))
+        wide = sum(count for name, count in result.kernel.count.items() if re.fullmatch(quad, name))
         assert (wide > 0) == (result.way in ("aligned", "shifted")), str(result)
 
 
@@ -802,7 +805,7 @@ def check_transposed_stores(result: Compiled) -> None:
         stores = loop.matching(r"st\.global.*")
         assert loop.matching(rf"st\.global\.{vector}") == stores, str(result)
         assert stores == result.width * loop.rows / result.slots, str(result)
-        assert loop.matching(r"st\.shared.*|bar.*") == 0, str(result)
+        assert loop.matching(r"st\.shared.*") == 0, str(result)
     copies = [loop for loop in result.kernel.store_loops if loop.copies]
     piece = pieces[8 if size == 2 else 16]
     wide = [loop.matching(rf"st\.global\.{piece}") for loop in copies]
@@ -823,7 +826,7 @@ def test_shared_memory_is_read_and_written_in_quads(hopper: list[Compiled]) -> N
             assert all(re.fullmatch(single, name) for name in scattered), (str(result), scattered)
         written = {name for name in result.kernel.count if name.startswith("st.shared") and ".v" not in name}
         assert bool(written) == (stores in ("staged", "transposed")), (str(result), written)
-        assert result.kernel.count["st.shared.v4.u32"] >= 2, str(result)
+        assert result.kernel.count["st.shared.v4.u32"] >= (1 if stores == "transposed" else 2), str(result)
 
 
 # --- Machine code ---------------------------------------------------------------------------------
