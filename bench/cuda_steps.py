@@ -253,11 +253,12 @@ def compiled_resources() -> dict[str, dict[str, int]]:
     from multisample.backends.cupy import kernel_name
 
     kernels = [
-        kernel_name(dtype, shared, fast, stores)
+        kernel_name(dtype, shared, antithetic, fast, stores)
         for dtype in ("float32", "float16", "bfloat16", "float64")
         for shared in (False, True)
+        for antithetic in (False, True)
         for fast in ((False,) if dtype == "float64" else (False, True))
-        for stores in range(4)
+        for stores in range(len(KERNEL_STORES))
     ]
     source = '#include "sample_kernel.cuh"\n' + "".join(
         "template __global__ void " + name
@@ -293,14 +294,14 @@ def numba_resources() -> dict[str, dict[str, int]]:
     """The same of the kernels of the numba backend: those that have been compiled until now."""
     from multisample.backends.numba import BACKEND
 
-    noises, transforms = ("independent", "shared"), ("portable", "fast")
+    noises, pairs, transforms = ("independent", "shared"), ("", ", antithetic"), ("portable", "fast")
     return {
-        f"{dtype}, {noises[shared]}, {transforms[fast]}, {KERNEL_STORES[stores]}": {
+        f"{dtype}, {noises[shared]}{pairs[antithetic]}, {transforms[fast]}, {KERNEL_STORES[stores]}": {
             "registers": kernel.regs_per_thread,
             "local": kernel.local_mem_per_thread,
             "shared": kernel.shared_mem_per_block,
         }
-        for (dtype, shared, fast, stores, _), kernel in BACKEND.compiled.items()
+        for (dtype, shared, antithetic, fast, stores, _), kernel in BACKEND.compiled.items()
     }
 
 

@@ -383,18 +383,16 @@ MULTISAMPLE_FUNCTION void draw_rows(const SampleCall& call, const Geometry& geom
   }
 }
 
-// Blocks that a processor is to hold at once: many threads, but as many registers for each as it takes to keep all in
-// them. 0 leaves it to the compiler.
-template <class Out, bool shared, bool antithetic, bool fast, Stores stores>
+// Blocks that a processor is to hold at once, if the compiler alone would choose so many that registers run out, or so
+// few that it waits; else 0.
+template <class Out, bool shared, bool antithetic, Stores stores>
 constexpr int kBlocksAtOnce = stores == kTransposed                                      ? (shared ? 2 : 3)
                               : antithetic && (stores == kAligned || stores == kShifted) ? 2
                               : antithetic || stores == kShifted || sizeof(Out) == 8     ? 3
-                              : shared                                                   ? 5
-                              : fast                                                     ? 0
-                                                                                         : 4;
+                                                                                         : 0;
 
 template <class Out, bool shared, bool antithetic, bool fast, Stores stores>
-__global__ void __launch_bounds__(kThreads, kBlocksAtOnce<Out, shared, antithetic, fast, stores>) sample_kernel(
+__global__ void __launch_bounds__(kThreads, kBlocksAtOnce<Out, shared, antithetic, stores>) sample_kernel(
     const __grid_constant__ SampleCall call, const __grid_constant__ Geometry geometry) {
   if constexpr (stores == kTransposed) {
     draw_transposed<Out, shared, antithetic, fast>(call, geometry);

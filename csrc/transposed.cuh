@@ -171,7 +171,7 @@ MULTISAMPLE_FUNCTION void draw_transposed(const SampleCall& call, const Geometry
         // As long as all columns are inside.
         const i64 left = static_cast<i64>(call.columns) - column;
         u32 passes = (groups - k) / turns;
-        if (left < static_cast<i64>(passes) * columns_of_pass) passes = static_cast<u32>(left / columns_of_pass);
+        if (left < static_cast<i64>(passes) * columns_of_pass) passes = static_cast<u32>(left) / columns_of_pass;
         if (dimensions.any) {
           char* at = out + of_thread;
           for (u32 p = 0; p < passes; ++p, at += step) draw(chunk + k + p * turns, at);

@@ -141,7 +141,7 @@ def test_every_kernel_keeps_its_numbers_in_as_many_registers_as_it_may_take(numb
         # Some were seen to lack a few, outside their loops (test_numba_ptx.py); before 9.0 more.
         most = 24 if device.compute_capability >= (9, 0) else 64
         assert kernel.local_mem_per_thread <= most, (key, kernel.local_mem_per_thread)
-        threads, blocks = launch_bounds(dtype, shared, stores, device.compute_capability)
+        threads, blocks = launch_bounds(dtype, shared, antithetic, stores, device.compute_capability)
         assert kernel.max_threads_per_block >= threads == geometry.MOST_THREADS
         # A thread's registers come by eights.
         registers = -(-kernel.regs_per_thread // 8) * 8
