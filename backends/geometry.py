@@ -161,10 +161,8 @@ def _transposed(
     rows_per_pass = max(1, min(128 * slots // pitch, 256, _ceil_div(groups * tiles, 264)))
     threads = _ceil_div(max(_ceil_div(lanes * rows_per_pass, slots), rows_per_pass), 32) * 32
     passes_all = _ceil_div(groups, rows_per_pass)
-    if shared:
-        most = 8 if groups > 1024 else 32
-    else:
-        most = 8 if cheap and (misalignment | column_stride) % 32 else 32
+    few = groups > 1024 if shared else cheap and (misalignment | column_stride) % 32 != 0
+    most = 8 if few else 32
     passes = min(most, max(min(8, _ceil_div(passes_all * tiles, 1024)), passes_all * tiles // 2048))
     return Geometry(
         blocks=_ceil_div(passes_all, passes) * tiles,

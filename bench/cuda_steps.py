@@ -81,7 +81,8 @@ class Timer:
         pitch = -(-self.bytes // 256) * 256
         count = max(2, min(256, ROTATED // pitch))
         memory = cupy.empty(count * pitch, np.uint8)
-        self.busy = memory.data.ptr, min(BUSY, memory.size)
+        self.size = memory.size
+        self.busy = memory.data.ptr, min(BUSY, self.size)
         self.outs = [memory[k * pitch :][: self.bytes].view(np.float32).reshape(d, n) for k in range(count)]
         self.turn = 0
 

@@ -879,7 +879,8 @@ def cuda(cupy: Any, registered: Callable[[Any], Any], monkeypatch: pytest.Monkey
     backend: RecordingCuda = registered(RecordingCuda(cupy))
     # A driver, if there is one, knows nothing of these streams.
     monkeypatch.setattr(_order, "order", lambda *streams: backend.ordered.append(streams))
-    monkeypatch.setattr(_order, "is_capturing", lambda stream: False)
+    for module in (_order, _sample):
+        monkeypatch.setattr(module, "is_capturing", lambda stream: False)
     monkeypatch.setattr(_order, "Event", lambda stream, device: SimpleNamespace(is_done=lambda: True))
     monkeypatch.setattr(_order, "KEEPER", _order.Keeper())
     return backend
