@@ -71,7 +71,7 @@ def paired(gpu: ModuleType, size: int, width: int) -> Function:
 def _sectors(gpu: ModuleType, size: int, width: int) -> Function:
     """``put_sectors(at, x, omit_first)``: elements of a thread, more than a store writes, beside its neighbours'.
 
-    Each thread of a pair writes half of every sector that either has, since half a sector takes as long as all of it.
+    Each thread of a pair writes half of every sector that either has, since half a sector takes longer than all of it.
     All threads of the warp together. The first store is left out if `omit_first`.
     """
     store_vector, from_lane, thread_index = gpu.store_vector, gpu.from_lane, gpu.thread_index
@@ -108,7 +108,8 @@ def _sectors(gpu: ModuleType, size: int, width: int) -> Function:
 
         return put
 
-    put_two, put_other_two = both(0), both(2) if parts == 4 else None
+    put_two = both(0)
+    put_other_two = both(2) if parts == 4 else put_two
 
     @inline
     def put_sectors(at, x, omit_first):

@@ -26,7 +26,7 @@ MULTISAMPLE_FUNCTION double of_thread(u32 lane, double x) { return __shfl_sync(~
 constexpr u32 kStore = 16;
 
 // `count` elements of a thread, more than a store writes, beside those of the thread before and of the next. Each
-// thread of a pair writes half of every sector that either has, since half a sector takes as long as all of it. All
+// thread of a pair writes half of every sector that either has, since half a sector takes longer than all of it. All
 // threads of the warp together. The first store is left out if `omit_first`.
 template <u32 count, class Out>
 MULTISAMPLE_FUNCTION void put_sectors(char* at, const Out* x, bool omit_first) {

@@ -2,9 +2,9 @@
 //
 // Dimensions and columns change places: a thread keeps some dimensions, with their mu and sigma, and goes along the
 // columns; what the words owe to those alone (with shared noise, all the noise) waits in shared memory. A block makes
-// some groups of columns at a time, of its tile of dimensions. Half a sector takes as long to write as all of it: where
-// sectors begin with a thread's dimensions, it writes them at once; where rows of the output begin anywhere, what the
-// block has made goes through shared memory, where it lies as it does in the output. See geometry.h.
+// some groups of columns at a time, of its tile of dimensions. Half a sector takes longer to write than all of it:
+// where sectors begin with a thread's dimensions, it writes them at once; where rows of the output begin anywhere, what
+// the block has made goes through shared memory, where it lies as it does in the output. See geometry.h.
 #pragma once
 
 #include "group.cuh"

@@ -190,7 +190,8 @@ def checked_out(library: Library, out: Any, inputs: Inputs, shape: tuple[int, in
 def transposed(raw: RawArray) -> RawArray:
     """A matrix with its axes exchanged, over the same memory."""
     if isinstance(raw, np.ndarray):
-        return raw.T
+        turned: HostArray = raw.T
+        return turned
     return raw._replace(shape=raw.shape[::-1], strides=raw.strides[::-1])
 
 

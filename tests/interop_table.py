@@ -31,8 +31,12 @@ Results = dict[str, Any]
 def collected(lines: str) -> Results:
     """What the lines of a run come to, where it was run, and with what."""
     cells: dict[str, dict[str, Any]] = {}
+    where: dict[str, Any] = {}
     for line in lines.splitlines():
         found = json.loads(line)
+        if "about" in found:
+            where = found["about"]
+            continue
         cell = cells.setdefault(f"{found.pop('library')} with {found.pop('backend')}", {"into": True, "out_of": True})
         kind = found.pop("kind")
         if kind == "out":
@@ -43,10 +47,11 @@ def collected(lines: str) -> Results:
             continue
         for way in ("into", "out_of"):
             cell[way] = cell[way] and found[way]
-    return {"about": about(), "cells": dict(sorted(cells.items()))}
+    return {"about": where, "cells": dict(sorted(cells.items()))}
 
 
 def about() -> dict[str, Any]:
+    """The device of this machine, and its versions."""
     import multisample
 
     versions = {}

@@ -11,6 +11,7 @@ import concurrent.futures
 import contextlib
 import ctypes
 import dataclasses
+import functools
 import gc
 import importlib
 import importlib.util
@@ -25,6 +26,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import interop_table
 import pytest
 from cuda_memory import DTYPES, Array, Exported, ExportedByDlpack, ToArray, memory_of, numpy_dtype, on_cpu, require
 
@@ -37,6 +39,13 @@ VARIABLE = "MULTISAMPLE_INTEROP_RESULTS"
 BACKENDS = ("torch_ext", "cupy", "numba", "cpu")
 # More than go by the short way of small NumPy arrays, on which there is nothing to watch.
 D, N = 5, 4099
+
+
+@functools.cache
+def _describe(path: str) -> None:
+    """Say in the file on which machine this process is, once."""
+    with Path(path).open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"about": interop_table.about()}) + "\n")
 
 
 # --- Array libraries ------------------------------------------------------------------------------
@@ -209,6 +218,7 @@ class Case:
         path = os.environ.get(VARIABLE)
         if path:
             # One write for each line, so that processes may share the file.
+            _describe(path)
             with Path(path).open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"library": self.name, "backend": self.backend, **found}) + "\n")
 
@@ -945,7 +955,6 @@ def test_memory_is_where_the_driver_says_in_any_thread(to_numpy: Callable[[Any],
 
 
 def test_the_table_in_the_readme_is_that_of_the_results() -> None:
-    interop_table = importlib.import_module("interop_table")
     text = interop_table.README.read_text(encoding="utf-8")
     assert interop_table.with_table(text, interop_table.committed()) == text
     with contextlib.suppress(ValueError):

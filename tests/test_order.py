@@ -388,18 +388,18 @@ def test_arrays_of_numba_on_several_streams_are_in_order(bits: ToArray, late: st
         memory.synchronize()
         # What is late is filled, or read, after a long wait on its stream; and spoilt right after the call.
         memory.kernels.spin[128, 1, streams[late]](cycles)
-        memory.kernels.copy[32, 128, streams["mu"]](ready[0].reshape(300, 1), mu.reshape(300, 1))
-        memory.kernels.copy[32, 128, streams["sigma"]](ready[1].reshape(300, 1), sigma.reshape(300, 1))
-        memory.kernels.fill[32, 128, streams["out"]](out.reshape(300 * 1031), 9.0)
+        memory.kernels.copy[128, 128, streams["mu"]](ready[0].reshape(300, 1), mu.reshape(300, 1))
+        memory.kernels.copy[128, 128, streams["sigma"]](ready[1].reshape(300, 1), sigma.reshape(300, 1))
+        memory.kernels.fill[128, 128, streams["out"]](out.reshape(300 * 1031), 9.0)
         bound = [array.bind(streams[name]) for name, array in (("mu", mu), ("sigma", sigma), ("out", out))]
         options = {} if plain else {"dtype": "float32"}
         assert multisample.sample(*bound[:2], 1031, seed=3, backend="numba", out=bound[2], **options) is bound[2]
         done = memory.cuda.event(timing=False)
         done.record(streams["mu"])
         waited = cycles == CYCLES and bool(done.query())
-        memory.kernels.fill[32, 128, streams["sigma"]](sigma, -1.0)
-        memory.kernels.fill[32, 128, streams["mu"]](mu, -1.0)
-        memory.kernels.copy[32, 128, streams["out"]](out, copy)
+        memory.kernels.fill[128, 128, streams["sigma"]](sigma, -1.0)
+        memory.kernels.fill[128, 128, streams["mu"]](mu, -1.0)
+        memory.kernels.copy[128, 128, streams["out"]](out, copy)
         memory.synchronize()
         assert not waited, "the call waited for the device"
         return copy
