@@ -24,9 +24,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import interop_table
 import ml_dtypes
 import numpy as np
-import interop_table
 import pytest
 from cuda_memory import DTYPES, Array, Exported, ExportedByDlpack, ToArray, memory_of, numpy_dtype, on_cpu, require
 
