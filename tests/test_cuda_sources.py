@@ -821,14 +821,15 @@ def test_kernels_are_made_of_the_instructions_that_make_them_fast(instructions: 
             if STORES[stores] == "aligned":
                 assert wide_stores >= 8, variant  # rows in one turn of the loop
             # Two radii to a group, which is four columns or eight. If noise is shared they are made before any row, in
-            # two places: for the first run of columns (or of groups, where dimensions lie side by side), and for each
-            # other; and in the loop if it is not.
+            # two places: for the first run of columns, and for each other (in one where dimensions lie side by side);
+            # and in the loop if it is not.
             radii = found["sqrt.approx.ftz.f32" if fast else "rsqrt.approx.ftz.f32"]
             if shared:
-                assert radii == 4, (variant, radii)
+                assert radii == (2 if STORES[stores] == "transposed" else 4), (variant, radii)
             elif STORES[stores] == "transposed":
-                # Groups in one turn of the loop, and those that may be cut.
-                assert radii >= 2 * ((2 if antithetic else 4) + 2), (variant, radii)
+                # The dimensions of a thread, written at once or through shared memory.
+                size = 2 if "16" in dtype else 4
+                assert radii == 2 * 2 * geometry.slots_of(size, antithetic), (variant, radii)
             else:
                 assert radii >= (1 if antithetic else 2) * wide_stores, (variant, radii)
 
