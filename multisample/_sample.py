@@ -217,12 +217,11 @@ def sample(
     shape = (d, n) if layout == "dn" else (n, d)
     if out is None:
         result = target = library.empty(*shape, dtype, inputs.device, array)
-        raw_out = library.operand("out", target).raw
+        raw_result = library.operand("out", target).raw
     else:
         result = out
-        raw_out = checked_out(library, target, inputs, shape)
-    if layout == "nd":
-        raw_out = transposed(raw_out)
+        raw_result = checked_out(library, target, inputs, shape)
+    raw_out = raw_result if layout == "dn" else transposed(raw_result)
 
     def launch(seed: int, offset: int, counter: int) -> None:
         if d > 0 and n > 0:
@@ -242,7 +241,7 @@ def sample(
             raise RuntimeError(_NOT_CAPTURED)
         launch(*_seed_and_offset(seed, generator, caller, device), 0)
     after_launch(caller.foreign, (given, seen), others, inputs.device, stream)
-    return result if out is not None else caller.hand_over(result, raw_out, inputs.device, stream)
+    return result if out is not None else caller.hand_over(result, raw_result, inputs.device, stream)
 
 
 _NOT_CAPTURED = (

@@ -368,6 +368,18 @@ def test_what_comes_out_is_the_callers_and_was_not_copied(case: Case, bits: ToAr
         case.report(kind="new", result=f"{case.result}, {case.device.partition(':')[0]}", into=into, out_of=True)
 
 
+@pairs(serves=True)
+def test_the_other_layout_is_the_callers_too(case: Case, bits: ToArray) -> None:
+    host = host_vectors("float32")
+    mu, sigma = map(case.library.put, host)
+    x = case.sample(mu, sigma, N, seed=4, layout="nd", antithetic=True)
+    written = case.reached[2]
+    expected = multisample.sample(*host, N, seed=4, antithetic=True)
+    assert np.array_equal(bits(settled(x)), bits(expected).T)
+    assert (x.shape, library_name(x), device_of(x)) == ((N, D), case.result, case.device)
+    assert pointer_of(x) == written
+
+
 LAYOUTS: dict[str, tuple[tuple[int, int], int]] = {
     "contiguous": ((N, 1), 0),
     "rows apart": ((N + 3, 1), 5),
