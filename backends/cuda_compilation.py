@@ -16,7 +16,7 @@ from numba.cuda.extending import overload
 from . import cuda_intrinsics
 from .compilation import source_digest
 from .cuda_kernel import sample_kernel
-from .geometry import KERNEL_STORES, MOST_THREADS, SIZES, Geometry
+from .geometry import KERNEL_STORES, MOST_THREADS, SIZES, TRANSPOSED_THREADS, Geometry, staged_threads
 from .sample_call import SampleCall, Vector
 
 __all__ = [
@@ -97,9 +97,10 @@ def launch_bounds(
     needed in a loop over rows. Left alone, nvJitLink takes three times as many, at up to twice the time.
     """
     name = KERNEL_STORES[stores]
-    if name == "kTransposed":
+    if name.startswith("kTransposed"):
         # What a thread keeps of its dimensions is needed in all loops.
-        return MOST_THREADS, 2 if dtype == "float64" and not shared else 3
+        threads = TRANSPOSED_THREADS if name == "kTransposed" else staged_threads(shared)
+        return threads, (512 if dtype == "float64" and not shared else 768) // threads
     blocks = 4 if name == "kStaged" and not shared else 5
     # Before 9.0 nvJitLink makes calls of the barriers within a warp, which take registers.
     calls = name == "kStaged" and not shared and capability < (9, 0)

@@ -233,10 +233,16 @@ def noise(
     return (prepared_row_0, in_any_row), (pack, unpack)
 
 
+def narrowed(gpu: ModuleType, dtype: str) -> Function:
+    """``narrow(x)``: a number of the computing type as `dtype`, rounded once."""
+    narrow: Function = {"float16": gpu.float16_bits, "bfloat16": to_bfloat16}.get(dtype, unchanged)
+    return narrow
+
+
 @functools.cache
 def scaled(gpu: ModuleType, dtype: str, antithetic: bool) -> Function:
     """``elements(mu, sigma, z)``: those of a group, from its four normals."""
-    narrow = {"float16": gpu.float16_bits, "bfloat16": to_bfloat16}.get(dtype, unchanged)
+    narrow = narrowed(gpu, dtype)
 
     @inline
     def elements(m, s, z):

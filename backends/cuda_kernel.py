@@ -19,7 +19,7 @@ import numpy as np
 from .compilation import inline
 from .cuda_group import element, group_width, keys_of, memory_of, noise, offset_of, packing, places, scaled
 from .cuda_stores import MOST_STORED, Function, aligned, going_down, paired, shifted, staged, strided
-from .cuda_transposed import transposed_kernel
+from .cuda_transposed import transposed_kernel, transposed_staged_kernel
 from .geometry import CHUNK, KERNEL_STORES, MOST_THREADS, SIZES
 from .words import row_part
 
@@ -270,6 +270,8 @@ def sample_kernel(
     way, fast = KERNEL_STORES[stores], fast_math and dtype != "float64"
     if way == "kTransposed":
         return transposed_kernel(gpu, dtype, shared, antithetic, fast)
+    if way == "kTransposedStaged":
+        return transposed_staged_kernel(gpu, dtype, shared, antithetic, fast)
     size, width = SIZES[dtype], group_width(antithetic)
     block_index, shared_memory, synchronize_block = gpu.block_index, gpu.shared_memory, gpu.synchronize_block
     (prepared, _), _ = noise(gpu, dtype, shared, fast)

@@ -22,7 +22,7 @@ MOST_STORED = 16
 """Bytes that one store writes at most."""
 
 # How often a loop down the rows is unrolled, by how they go to memory: half as often if groups are twice as wide.
-_UNROLL = {"kAligned": 8, "kShifted": 6, "kStaged": 4, "kStrided": 1, "kTransposed": 4}
+_UNROLL = {"kAligned": 8, "kShifted": 6, "kStaged": 4, "kStrided": 1}
 # At most so often where a row has little to do, or so much that registers run out.
 _UNROLL_SHARED, _UNROLL_FLOAT64 = 2, 1
 

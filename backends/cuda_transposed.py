@@ -1,10 +1,8 @@
-"""The kernel where dimensions lie side by side in memory, as with layout "nd": ``csrc/transposed.cuh``.
+"""The kernels where dimensions lie side by side in memory, as with layout "nd": ``csrc/transposed.cuh``.
 
 Dimensions and columns change places: a thread keeps some dimensions, with their mu and sigma, and goes along the
 columns; what the words owe to those alone (with shared noise, all the noise) waits in shared memory. A block makes some
-groups of columns at a time, of its tile of dimensions. Half a sector takes as long to write as all of it: where sectors
-begin with a thread's dimensions, it writes them at once; where rows of the output begin anywhere, what the block has
-made goes through shared memory, where it lies as it does in the output. See ``csrc/geometry.h``.
+groups of columns at a time, a pass. See there, and ``csrc/geometry.h``, for how a pass is written.
 """
 
 from __future__ import annotations
@@ -15,12 +13,15 @@ from types import ModuleType
 import numpy as np
 
 from .compilation import inline
-from .cuda_group import element, group_width, keys_of, memory_of, noise, offset_of, packing, scaled
-from .cuda_stores import Function
-from .geometry import MOST_THREADS, SIZES, slots_of
+from .cuda_group import element, group_width, keys_of, memory_of, narrowed, noise, offset_of, packing, scaled
+from .cuda_stores import MOST_STORED, Function
+from .geometry import SIZES, TRANSPOSED_THREADS, slots_of, staged_threads
+from .intrinsics import fma
 from .words import row_part
 
-__all__ = ["transposed_kernel"]
+__all__ = ["transposed_kernel", "transposed_staged_kernel"]
+
+_WARP = np.uint32(32)
 
 
 def _joined(part: Function, first: int, last: int) -> Function:
@@ -32,8 +33,8 @@ def _joined(part: Function, first: int, last: int) -> Function:
     low, high = _joined(part, first, middle), _joined(part, middle, last)
 
     @inline
-    def joined(a, b, c, d):
-        return low(a, b, c, d) + high(a, b, c, d)
+    def joined(a, b, c):
+        return low(a, b, c) + high(a, b, c)
 
     return joined
 
@@ -47,303 +48,504 @@ def _in_turn(part: Function, first: int, last: int) -> Function:
     low, high = _in_turn(part, first, middle), _in_turn(part, middle, last)
 
     @inline
-    def in_turn(a, b, c, d):
-        low(a, b, c, d)
-        high(a, b, c, d)
+    def in_turn(a, b, c):
+        low(a, b, c)
+        high(a, b, c)
 
     return in_turn
 
 
 @functools.cache
-def _keeping(gpu: ModuleType, dtype: str, antithetic: bool) -> Function:
-    """``kept(first_row, rows, call, geometry)``: the dimensions of a thread, of `rows` that begin with `first_row`.
+def _bands(
+    gpu: ModuleType, dtype: str, shared: bool, antithetic: bool, fast: bool
+) -> tuple[Function, Function, Function, Function]:
+    """The groups of columns of a block.
 
-    Whether there are any; from a pass's first element to the first of the thread's, in bytes of the output; and of each
-    dimension what its words owe to it alone, mu, sigma, where in a chunk the noise of its
-    first group of a pass is, and where in a stage its first element, both in bytes.
+    ``band_of(index, call, geometry)``: the first of all groups, how many, and how many a pass has; the columns from
+    there on and how many of them are left out, inside being those between; and which passes have all their columns
+    inside: those that begin with one of so many groups, from the first such one on. ``begins(band, call, geometry)``:
+    the address of the first group's first column, be it inside or not. ``is_whole(band, k)``: whether the pass that
+    begins with group k is such a one. ``fill(band, chunk, begin, call, geometry)``: puts the noise of the groups from
+    `begin` on into shared memory, and of those behind them that a pass which is not full reads; returns how many. All
+    threads of the block together.
     """
-    size, width, slots = SIZES[dtype], group_width(antithetic), slots_of(SIZES[dtype], antithetic)
-    element_of, offset_of_call, thread_index = element(gpu, dtype), offset_of(gpu), gpu.thread_index
-    zero = np.float64(0) if dtype == "float64" else np.float32(0)
-    noise_size = 16 * packing(dtype)[0]
-    none = (((np.uint32(0), np.uint32(0)), zero, zero, np.int32(0), np.int32(0)),) * slots
+    width, thread_index, synchronize_block = group_width(antithetic), gpu.thread_index, gpu.synchronize_block
+    (prepared, _), (pack, _) = noise(gpu, dtype, shared, fast)
+    quads, _, _ = packing(dtype)
+    write_words, _ = memory_of(gpu, quads)
+    noise_size = 16 * quads
 
     @inline
-    def place_of(s, geometry):
-        # The turn, which of the groups of a pass is meant, and the lane, which of the tile's dimensions.
-        step = (slots, 1) if geometry.direct != 0 else (1, geometry.threads)
-        position = np.uint32(thread_index() * np.uint32(step[0]) + s * np.uint32(step[1]))
-        turn = np.uint32(position // geometry.lanes)
-        return np.int32(turn), np.int32(position - turn * geometry.lanes)
+    def band_of(index, call, geometry):
+        first_group, turns = np.int64(index) * geometry.band_rows, np.int32(geometry.rows_per_pass)
+        columns = geometry.skip + call.columns - width * first_group
+        count = np.int32(min(np.int64(geometry.band_rows), (columns + width - 1) // width))
+        skipped = np.int32(geometry.skip) if index == 0 else np.int32(0)
+        first_whole = turns if skipped > 0 else np.int32(0)
+        whole = np.int32(max(min(columns // width - turns - first_whole + 1, np.int64(count)), np.int64(0)))
+        return first_group, count, turns, columns, skipped, first_whole, whole
 
     @inline
-    def exists(place, rows, geometry):
-        return place[0] < np.int32(geometry.rows_per_pass) and place[1] < rows
-
-    def slot(s: int) -> Function:
-        @inline
-        def kept_slot(first_place, rows, call, geometry):
-            first_row, turn, lane = first_place
-            if s > 0:
-                other = place_of(s, geometry)
-                # Where there is none: to do the same twice costs less than to do nothing.
-                if exists(other, rows, geometry):
-                    turn, lane = other
-            row = first_row + lane
-            part = row_part(np.uint32(call.first_row + row), np.uint32(offset_of_call(call)), keys_of(call)[0])
-            mu, sigma = element_of(call.mu, row), element_of(call.sigma, row)
-            in_stage = np.int32((turn * width * np.int32(geometry.pitch) + lane) * size)
-            return ((part, mu, sigma, np.int32(turn * noise_size), in_stage),)
-
-        return kept_slot
-
-    kept_slots = _joined(slot, 0, slots)
+    def begins(band, call, geometry):
+        return call.out + (width * band[0] - geometry.skip) * call.column_stride
 
     @inline
-    def kept(first_row, rows, call, geometry):
-        place, dimensions = place_of(0, geometry), none
-        any_exists = exists(place, rows, geometry)
-        if any_exists:
-            dimensions = kept_slots((first_row, place[0], place[1]), rows, call, geometry)
-        return any_exists, place[0] * (width * call.column_stride) + np.int64(place[1]) * size, dimensions
+    def is_whole(band, k):
+        return np.uint32(k - band[5]) < np.uint32(band[6])
+
+    @inline
+    def fill(band, chunk, begin, call, geometry):
+        groups = np.int32(min(band[1] - begin, np.int32(geometry.chunk)))
+        if begin > 0:
+            synchronize_block()
+        thread = thread_index()
+        if thread < geometry.chunk and thread + 1 < groups + band[2]:
+            made = prepared(np.uint32(call.first_column // width + band[0] + begin + thread), call)
+            write_words(chunk + np.int64(thread) * noise_size, pack(made))
+        synchronize_block()
+        return groups
+
+    return band_of, begins, is_whole, fill
+
+
+@functools.cache
+def _keeping(gpu: ModuleType, dtype: str) -> Function:
+    """``kept(row, call)``: what the words of a dimension owe to it alone, mu and sigma."""
+    element_of, offset_of_call = element(gpu, dtype), offset_of(gpu)
+
+    @inline
+    def kept(row, call):
+        part = row_part(np.uint32(call.first_row + row), np.uint32(offset_of_call(call)), keys_of(call)[0])
+        return part, element_of(call.mu, row), element_of(call.sigma, row)
 
     return kept
 
 
 @functools.cache
-def _drawing(gpu: ModuleType, dtype: str, shared: bool, antithetic: bool, fast: bool) -> tuple[Function, Function]:
-    """What the kept dimensions have in the group of columns of each.
+def _pieces(gpu: ModuleType, dtype: str, antithetic: bool) -> tuple[Function, Function]:
+    """What a thread writes at once of each column, of its dimensions and of those of the thread before.
 
-    ``draw_direct(own, chunk, at, stride)`` writes it at once: all are side by side from address `at` on in the first of
-    the columns, which are `stride` bytes apart, and have their noise in one place. ``draw_inside(own, chunk, stage,
-    pitch)`` puts it into a stage, where ``stage[c % 4]`` is the address of a pass's element 0 but for `c` times `pitch`
-    bytes. `chunk` is the address of the pass's noise, `own` the dimensions and the keys.
+    ``own(z, mu, sigma)`` and ``shifted(z, mu, sigma, shifts)``: the elements of the first column's piece, of the next
+    one's, and so on. `z` are the normals of the thread's dimensions, `mu` and `sigma` those of the last ones of the
+    thread before and of its own, `shifts` 4 times how far back the piece of column 0 begins, and how much further that
+    of each other column than the one before, modulo the elements of a piece. All threads of the warp together.
     """
-    width, slots = group_width(antithetic), slots_of(SIZES[dtype], antithetic)
-    store_vector, store_shared = gpu.store_vector, gpu.store_shared
-    (_, in_row), (_, unpack) = noise(gpu, dtype, shared, fast)
-    elements, (_, read_words) = scaled(gpu, dtype, antithetic), memory_of(gpu, packing(dtype)[0])
+    slots, width = slots_of(SIZES[dtype], antithetic), group_width(antithetic)
+    from_lane_before, narrow, per_normal = gpu.from_lane_before, narrowed(gpu, dtype), width // 4
 
-    def drawn(s: int) -> Function:
-        @inline
-        def group(own, made, _, __):
-            part, mu, sigma, _, _ = own[0][s]
-            return (elements(mu, sigma, in_row(made, part, own[1])),)
+    def made(first: int, delta: int) -> Function:
+        def of_normal(k: int) -> Function:
+            backs = [(first + (k * per_normal + c) * delta) % slots for c in range(per_normal)]
 
-        return group
+            def of_both(at: int) -> Function:
+                # That of the thread before, if it is asked for.
+                s, before = (at + 1) % slots, at < slots - 1
 
-    groups_of = _joined(drawn, 0, slots)
+                @inline
+                def of_before(z, _, __):
+                    return (from_lane_before(z[s][k]),)
 
-    def column(c: int) -> Function:
-        def element_of(s: int) -> Function:
+                @inline
+                def of_own(z, _, __):
+                    return (z[s][k],)
+
+                return of_before if before else of_own
+
+            first_at = slots - 1 - max(backs)
+            normals = _joined(of_both, first_at, 2 * slots - 1)
+
+            def of_element(e: int) -> Function:
+                c, at = e // slots, slots - 1 + e % slots - backs[e // slots]
+                mirrored = c % 2 == 1
+
+                @inline
+                def element_of(z, mu, sigma):
+                    factor = -sigma[at] if mirrored else sigma[at]
+                    return (narrow(fma(factor, z[at - first_at], mu[at])),)
+
+                return element_of
+
+            elements = _joined(of_element, 0, per_normal * slots)
+
             @inline
-            def of_slot(groups, _, __, ___):
-                return (groups[s][c],)
+            def part(z, mu, sigma):
+                return elements(normals(z, mu, sigma), mu, sigma)
 
-            return of_slot
+            return part
 
-        row_of = _joined(element_of, 0, slots)
+        return _joined(of_normal, 0, 4)
 
-        @inline
-        def put(groups, at, stride, _):
-            store_vector(at + c * stride, row_of(groups, 0, 0, 0))
-
-        return put
-
-    put_columns = _in_turn(column, 0, width)
-
-    @inline
-    def draw_direct(own, chunk, at, stride):
-        made = unpack(read_words(chunk + np.int64(own[0][0][3])))
-        put_columns(groups_of(own, made, 0, 0), at, stride, 0)
-
-    def put_inside(c: int) -> Function:
-        phase = c % 4
+    own = made(0, 0)
+    if slots == 1:
 
         @inline
-        def put(x, in_stage, stage, pitch):
-            store_shared(stage[phase] + np.int64(in_stage + c * pitch), x[c])
+        def never_shifted(z, mu, sigma, shifts):
+            return own(z, mu, sigma)
 
-        return put
+        return own, never_shifted
 
-    put_group = _in_turn(put_inside, 0, width)
+    def choice(last: int) -> Function:
+        # The ways from 1 to `last`, the others being none.
+        way = made(last // 4, last % 4)
+        if last == 1:
 
-    def inside(s: int) -> Function:
+            @inline
+            def first_choice(z, mu, sigma, shifts):
+                return way(z, mu, sigma) if shifts == 1 else own(z, mu, sigma)
+
+            return first_choice
+        before = choice(next(k for k in range(last - 1, 0, -1) if k // 4 < slots and k % 4 < slots))
+
         @inline
-        def draw(own, chunk, stage, pitch):
-            part, mu, sigma, in_chunk, in_stage = own[0][s]
-            made = unpack(read_words(chunk + np.int64(in_chunk)))
-            put_group(elements(mu, sigma, in_row(made, part, own[1])), in_stage, stage, pitch)
+        def chosen(z, mu, sigma, shifts):
+            if shifts == last:
+                return way(z, mu, sigma)
+            return before(z, mu, sigma, shifts)
 
-        return draw
+        return chosen
 
-    return draw_direct, _in_turn(inside, 0, slots)
+    return own, choice(5 * (slots - 1))
 
 
 @functools.cache
-def _writing(gpu: ModuleType, size: int) -> tuple[int, Function]:
-    """How all threads of a block together write elements side by side, from a stage.
+def _writing(gpu: ModuleType, dtype: str, antithetic: bool) -> tuple[Function, Function]:
+    """``write_whole(at, to, x)`` and ``write_some(at, to, (x, written))``.
 
-    Bytes of a piece, which a thread takes at once; and ``write_run(source, to, length, geometry)``, where `source`, an
-    address in the stage, is as far behind one where a piece may begin as address `to` is, and `length` is in bytes.
+    `x` are the elements of all pieces, and `to` where each piece is from address `at` on, in elements. Of `written`,
+    bit e says whether element e is.
     """
-    piece, element = (8 if size == 2 else 16), {2: np.uint16, 4: np.uint32, 8: np.uint64}[size]
-    thread_index, store, load_shared = gpu.thread_index, gpu.store, gpu.load_shared
-    load_piece, store_piece = gpu.load_shared_quad, gpu.store_quad
+    size, slots, width = SIZES[dtype], slots_of(SIZES[dtype], antithetic), group_width(antithetic)
+    store, store_vector = gpu.store, gpu.store_vector
+
+    def piece(c: int) -> Function:
+        first, last = c * slots, (c + 1) * slots
+
+        @inline
+        def put(at, to, x):
+            store_vector(at + np.int64(to[c]) * size, x[first:last])
+
+        return put
+
+    def one(e: int) -> Function:
+        c, behind, bit = e // slots, e % slots * size, np.uint32(1 << e)
+
+        @inline
+        def put(at, to, some):
+            if some[1] & bit != 0:
+                store(at + np.int64(to[c]) * size + behind, some[0][e])
+
+        return put
+
+    return _in_turn(piece, 0, width), _in_turn(one, 0, width * slots)
+
+
+@functools.cache
+def _places(gpu: ModuleType, dtype: str, antithetic: bool) -> tuple[Function, Function]:
+    """Which pieces are a thread's.
+
+    ``place_of(tile, band, call, geometry)``: its group of a pass; its first dimension, be it one or not; where its
+    piece of each column is, from there on, in elements; which of their elements are inside the rows, as bits; and
+    `shifts`, as `_pieces` takes them. ``inside(band, k)``: the bits of the columns that are inside of group k.
+    """
+    size, slots, width = SIZES[dtype], slots_of(SIZES[dtype], antithetic), group_width(antithetic)
+    thread_index = gpu.thread_index
+    of_column = np.uint32((1 << slots) - 1)
+
+    def back(c: int) -> Function:
+        @inline
+        def of(shift, delta, overlap):
+            return (np.int32((shift + c * delta) % slots) if overlap != 0 else np.int32(0),)
+
+        return of
+
+    def to(c: int) -> Function:
+        @inline
+        def of(backs, stride, _):
+            return (np.int32(c * stride - backs[c]),)
+
+        return of
+
+    def bit(e: int) -> Function:
+        c, s, one = e // slots, e % slots, np.uint32(1 << e)
+
+        @inline
+        def of(first, backs, rows):
+            row = first + s - backs[c]
+            return (one if row >= 0 and row < rows else np.uint32(0),)
+
+        return of
+
+    def column_bits(c: int) -> Function:
+        all_of_column = np.uint32(of_column << np.uint32(c * slots))
+
+        @inline
+        def of(column, band, _):
+            return (all_of_column if column + c >= band[4] and column + c < band[3] else np.uint32(0),)
+
+        return of
+
+    def united(count: int) -> Function:
+        if count == 1:
+
+            @inline
+            def first(bits):
+                return bits[0]
+
+            return first
+        before = united(count - 1)
+
+        @inline
+        def all_bits(bits):
+            return np.uint32(before(bits) | bits[count - 1])
+
+        return all_bits
+
+    backs_of, to_of, bits_of = _joined(back, 0, width), _joined(to, 0, width), _joined(bit, 0, width * slots)
+    bits_of_columns, of_elements, of_columns = _joined(column_bits, 0, width), united(width * slots), united(width)
 
     @inline
-    def load_half(at):
-        return load_shared(at, np.uint64)
-
-    if size == 2:
-        load_piece, store_piece = load_half, store
+    def place_of(tile, band, call, geometry):
+        overlap, thread, lanes = np.int32(geometry.overlap), thread_index(), np.int32(geometry.lanes)
+        warp = np.int32(thread // _WARP)
+        pieces = np.int32((_WARP - geometry.overlap) * (geometry.threads // _WARP))
+        position = np.int32(np.int32(tile) * pieces + np.int32(thread) - overlap * (warp + 1))
+        turn = np.int32(np.uint32(position) // np.uint32(lanes)) if position >= 0 else np.int32(0)
+        exists = position >= 0 and turn < band[2]
+        if not exists:
+            turn = np.int32(0)
+        first = np.int64(position - turn * lanes) * slots
+        # How many elements a row begins behind an aligned address: the same in all groups.
+        begin_of_0 = np.uint64(call.out - geometry.skip * call.column_stride)
+        shift = np.int32(begin_of_0 // np.uint64(size) % np.uint64(slots))
+        delta = np.int32(np.uint32(geometry.stride) % np.uint32(slots))
+        backs = backs_of(shift, delta, overlap)
+        inside = np.uint32(0)
+        if exists and np.int32(thread % _WARP) >= overlap:
+            inside = of_elements(bits_of(first, backs, call.rows))
+        shifts = np.int32(4 * shift + delta)
+        return turn, first, to_of(backs, np.int32(geometry.stride), 0), inside, shifts
 
     @inline
-    def copy_element(source, to):
-        store(to, load_shared(source, element))
+    def inside(band, k):
+        return of_columns(bits_of_columns(np.int64(k) * width, band, 0))
 
-    @inline
-    def copy_pieces(source, to, step):
-        # As many loads at a time as can be.
-        x, y = load_piece(source), load_piece(source + step)
-        z, w = load_piece(source + 2 * step), load_piece(source + 3 * step)
-        store_piece(to, x)
-        store_piece(to + step, y)
-        store_piece(to + 2 * step, z)
-        store_piece(to + 3 * step, w)
-
-    @inline
-    def write_run(source, to, length, geometry):
-        before = np.int32(to & (piece - 1))
-        source, to, end = source - before, to - before, np.int32(before + length)
-        thread, step = np.int32(thread_index()), np.int32(np.int32(geometry.threads) * piece)
-        whole = np.int32(end & -piece)
-        at = np.int32((thread + (1 if before > 0 else 0)) * piece)
-        while at + 3 * step < whole:
-            copy_pieces(source + at, to + at, np.int64(step))
-            at = np.int32(at + 4 * step)
-        while at < whole:
-            store_piece(to + at, load_piece(source + at))
-            at = np.int32(at + step)
-        # What is left at either end.
-        at = np.int32(thread * size)
-        if before > 0 and before <= at and at < min(np.int32(piece), end):
-            copy_element(source + at, to + at)
-        if at < end - whole and (whole > 0 or before == 0):
-            copy_element(source + whole + at, to + whole + at)
-
-    return piece, write_run
+    return place_of, inside
 
 
 def transposed_kernel(gpu: ModuleType, dtype: str, shared: bool, antithetic: bool, fast: bool) -> Function:
     """``kernel(call, geometry)``: see `multisample.backends.cuda_kernel.sample_kernel`."""
     size, width, slots = SIZES[dtype], group_width(antithetic), slots_of(SIZES[dtype], antithetic)
-    thread_index, block_index = gpu.thread_index, gpu.block_index
-    shared_memory, synchronize_block = gpu.shared_memory, gpu.synchronize_block
-    (prepared, _), (pack, _) = noise(gpu, dtype, shared, fast)
+    block_index, shared_memory, from_lane_before = gpu.block_index, gpu.shared_memory, gpu.from_lane_before
+    (_, in_row), (_, unpack) = noise(gpu, dtype, shared, fast)
     quads, _, _ = packing(dtype)
-    write_words, _ = memory_of(gpu, quads)
-    kept, (piece, write_run) = _keeping(gpu, dtype, antithetic), _writing(gpu, size)
-    draw_direct, draw_inside = _drawing(gpu, dtype, shared, antithetic, fast)
+    _, read_words = memory_of(gpu, quads)
+    band_of, begins, is_whole, fill = _bands(gpu, dtype, shared, antithetic, fast)
+    place_of, columns_inside = _places(gpu, dtype, antithetic)
+    own_pieces, shifted_pieces = _pieces(gpu, dtype, antithetic)
+    write_whole, write_some = _writing(gpu, dtype, antithetic)
+    kept = _keeping(gpu, dtype)
     noise_size = 16 * quads
-    chunk_size, stage_size = MOST_THREADS * noise_size, (MOST_THREADS * slots * width + 4) * size
-    stages_size = 2 * stage_size
+    chunk_size, every_bit = TRANSPOSED_THREADS * noise_size, np.uint32((1 << width * slots) - 1)
+
+    def kept_slot(s: int) -> Function:
+        @inline
+        def of(first, call, _):
+            return (kept(max(min(first + s, call.rows - 1), np.int64(0)), call),)
+
+        return of
+
+    def part_of(s: int) -> Function:
+        @inline
+        def of(dimensions, _, __):
+            return (dimensions[s][0],)
+
+        return of
+
+    def parameter_of(which: int) -> Function:
+        def of_both(at: int) -> Function:
+            s, before = (at + 1) % slots, at < slots - 1
+
+            @inline
+            def of_before(dimensions, _, __):
+                return (from_lane_before(dimensions[s][which]),)
+
+            @inline
+            def of_own(dimensions, _, __):
+                return (dimensions[s][which],)
+
+            return of_before if before else of_own
+
+        return _joined(of_both, 0, 2 * slots - 1)
+
+    def normals_of(s: int) -> Function:
+        @inline
+        def of(parts, made, keys):
+            return (in_row(made, parts[s], keys),)
+
+        return of
+
+    dimensions_of, parts_of = _joined(kept_slot, 0, slots), _joined(part_of, 0, slots)
+    mu_of, sigma_of, normals = parameter_of(1), parameter_of(2), _joined(normals_of, 0, slots)
+
+    def along(handed: bool) -> Function:
+        """The passes of a chunk; returns the address of the next one."""
+
+        @inline
+        def go_along(chunk, begin, groups, at, band, own, place):
+            parts, mu, sigma, keys = own
+            turn, to, inside, shifts, step = place
+            noises = chunk + np.int64(turn * noise_size)
+            k = np.int32(0)
+            while k < groups:
+                z = normals(parts, unpack(read_words(noises + np.int64(k * noise_size))), keys)
+                x = shifted_pieces(z, mu, sigma, shifts) if handed else own_pieces(z, mu, sigma)
+                whole = is_whole(band, begin + k)
+                if whole and inside == every_bit:
+                    write_whole(at, to, x)
+                elif inside != 0:
+                    written = inside if whole else np.uint32(inside & columns_inside(band, begin + k + turn))
+                    write_some(at, to, (x, written))
+                at += step
+                k = np.int32(k + band[2])
+            return at
+
+        return go_along
+
+    go_along_aligned, go_along_shifted = along(False), along(True)
+
+    def kernel(call, geometry):
+        chunk = shared_memory(chunk_size)
+        block = block_index()
+        index = np.uint32(block // geometry.column_blocks)
+        tile = np.uint32(block - index * geometry.column_blocks)
+        band = band_of(index, call, geometry)
+        turn, first, to, inside, shifts = place_of(tile, band, call, geometry)
+        dimensions = dimensions_of(first, call, 0)
+        own = parts_of(dimensions, 0, 0), mu_of(dimensions, 0, 0), sigma_of(dimensions, 0, 0), keys_of(call)
+        stride = np.int64(geometry.stride) * size
+        at = begins(band, call, geometry) + first * size + np.int64(turn * width) * stride
+        place = turn, to, inside, shifts, np.int64(band[2] * width) * stride
+        begin = np.int32(0)
+        while begin < band[1]:
+            groups = fill(band, chunk, begin, call, geometry)
+            if geometry.overlap == 0:
+                at = go_along_aligned(chunk, begin, groups, at, band, own, place)
+            else:
+                at = go_along_shifted(chunk, begin, groups, at, band, own, place)
+            begin = np.int32(begin + np.int32(geometry.chunk))
+
+    return kernel
+
+
+def transposed_staged_kernel(gpu: ModuleType, dtype: str, shared: bool, antithetic: bool, fast: bool) -> Function:
+    """The same for short rows one behind the other, through shared memory."""
+    size, width, slots = SIZES[dtype], group_width(antithetic), slots_of(SIZES[dtype], antithetic)
+    thread_index, block_index, shared_memory = gpu.thread_index, gpu.block_index, gpu.shared_memory
+    synchronize_block, store, load_shared, store_shared = (
+        gpu.synchronize_block, gpu.store, gpu.load_shared, gpu.store_shared,
+    )  # fmt: skip
+    (_, in_row), (_, unpack) = noise(gpu, dtype, shared, fast)
+    quads, _, _ = packing(dtype)
+    _, read_words = memory_of(gpu, quads)
+    band_of, begins, is_whole, fill = _bands(gpu, dtype, shared, antithetic, fast)
+    kept, elements = _keeping(gpu, dtype), scaled(gpu, dtype, antithetic)
+    noise_size, threads = 16 * quads, staged_threads(shared)
+    bits = {2: np.uint16, 4: np.uint32, 8: np.uint64}[size]
+    # What a thread takes from the stage at once, and how often, at most.
+    part_size = 8 if size == 2 else MOST_STORED
+    parts_of_thread = slots * width * size // part_size
+    chunk_size, stage_size = threads * noise_size, threads * parts_of_thread * part_size
+    stages_size, parts_apart = 2 * stage_size, threads * part_size
+    load_part, store_part = gpu.load_shared_quad, gpu.store_quad
 
     @inline
-    def make(chunk, first, count, call, geometry):
-        # Each thread what one of these groups owes to its columns, where all threads of the block see it after the next
-        # synchronize_block; and of groups behind them as many as a pass that is not full may read.
-        thread = thread_index()
-        if thread < geometry.chunk and thread + 1 < count + geometry.rows_per_pass:
-            made = prepared(np.uint32(call.first_column // width + first + thread), call)
-            write_words(chunk + np.int64(thread) * noise_size, pack(made))
+    def load_half(at):
+        return load_shared(at, np.uint64)
 
-    @inline
-    def phase(out, c, apart):
-        return np.int64((out + c * apart) & (piece - 1))
+    if part_size == 8:
+        load_part, store_part = load_half, store
 
-    @inline
-    def put_inside(own, chunk, stage, out, apart, geometry):
-        # The next pass is of whole groups later, and so begins as far behind where a piece may begin.
-        begins = (
-            stage + phase(out, 0, apart), stage + phase(out, 1, apart), stage + phase(out, 2, apart),
-            stage + phase(out, 3, apart),
-        )  # fmt: skip
-        draw_inside(own, chunk, begins, np.int32(geometry.pitch * size))
+    def kept_slot(s: int) -> Function:
+        behind = np.uint32(s * threads)
 
-    @inline
-    def write_pass(stage, out, column, rows, apart, call, geometry):
-        c = np.int32(geometry.skip) if column < 0 else np.int32(0)
-        last = np.int32(min(call.columns - column, np.int64(geometry.rows_per_pass * width)))
-        length, pitch = np.int32(rows * size), np.int32(geometry.pitch * size)
-        if apart == 0:
-            # One run of elements, and not one for each of its columns.
-            length, last = np.int32(length * (last - c)), np.int32(c + 1)
-        while c < last:
-            source = stage + np.int64(c * pitch) + phase(out, c, apart)
-            write_run(source, out + c * call.column_stride, length, geometry)
-            c = np.int32(c + 1)
+        @inline
+        def of(call, band, _):
+            rows = np.uint32(call.rows)
+            position = np.uint32(thread_index() + behind)
+            turn = np.uint32(position // rows)
+            row = np.uint32(position - turn * rows)
+            # There is none. To do the same twice costs less than to do nothing.
+            if turn >= band[2]:
+                turn = np.uint32(thread_index() // rows)
+                row = np.uint32(thread_index() - turn * rows)
+            in_stage = np.int32((turn * np.uint32(width) * rows + row) * np.uint32(size))
+            part, mu, sigma = kept(np.int64(row), call)
+            return ((part, mu, sigma, np.int32(turn * np.uint32(noise_size)), in_stage),)
+
+        return of
+
+    def column(c: int) -> Function:
+        @inline
+        def put(x, at, row_size):
+            store_shared(at + np.int64(c * row_size), x[c])
+
+        return put
+
+    put_group = _in_turn(column, 0, width)
+
+    def drawn(s: int) -> Function:
+        @inline
+        def draw(own, memory, row_size):
+            part, mu, sigma, in_chunk, in_stage = own[0][s]
+            made = unpack(read_words(memory[0] + np.int64(in_chunk)))
+            put_group(elements(mu, sigma, in_row(made, part, own[1])), memory[1] + np.int64(in_stage), row_size)
+
+        return draw
+
+    def copied(j: int) -> Function:
+        @inline
+        def copy(source, to, left):
+            if left > j * parts_apart:
+                store_part(to + j * parts_apart, load_part(source + j * parts_apart))
+
+        return copy
+
+    dimensions_of, draw_all = _joined(kept_slot, 0, slots), _in_turn(drawn, 0, slots)
+    copy_parts = _in_turn(copied, 0, parts_of_thread)
 
     def kernel(call, geometry):
         chunk, stages = shared_memory(chunk_size), shared_memory(stages_size)
-        block = block_index()
-        band = np.uint32(block // geometry.column_blocks)
-        tile = np.uint32(block - band * geometry.column_blocks)
-        first_group, first_row = np.int64(band) * geometry.band_rows, np.int64(tile) * geometry.lanes
-        groups_left = (geometry.skip + call.columns + width - 1) // width - first_group
-        count = np.int32(min(np.int64(geometry.band_rows), groups_left))
-        rows = np.int32(min(np.int64(geometry.lanes), call.rows - first_row))
-        turns, most = np.int32(geometry.rows_per_pass), np.int32(geometry.chunk)
-        columns_of_pass = np.int32(turns * width)
-        any_exists, of_thread, dimensions = kept(first_row, rows, call, geometry)
-        own = dimensions, keys_of(call)
-
-        # The first group's first column, be it inside or not, and its address.
-        stride = call.column_stride
-        step = columns_of_pass * stride
-        column = width * first_group - geometry.skip
-        out = call.out + first_row * size + column * stride
-        apart = stride
-        if geometry.column_blocks == 1 and stride == np.int64(rows) * size:
-            apart = np.int64(0)
-        # A pass goes to the stage that the last one did not go to: nobody writes to this one before all have come to
-        # the next barrier.
+        band = band_of(block_index(), call, geometry)
+        own = dimensions_of(call, band, 0), keys_of(call)
+        out, thread = begins(band, call, geometry), np.int32(thread_index())
+        row_size = np.int32(np.int32(call.rows) * size)
+        step = np.int32(band[2] * width * row_size)
+        aligned = out & (part_size - 1) == 0
+        # The next pass goes to the other stage: nobody writes to this one before all have come to the next barrier.
         stage = np.int32(0)
         begin = np.int32(0)
-        while begin < count:
-            groups = np.int32(min(count - begin, most))
-            if begin > 0:
-                synchronize_block()
-            make(chunk, first_group + begin, groups, call, geometry)
-            synchronize_block()
+        while begin < band[1]:
+            groups = fill(band, chunk, begin, call, geometry)
             k = np.int32(0)
             while k < groups:
-                if geometry.direct != 0 and column >= 0:
-                    # As long as all columns are inside.
-                    passes = np.int32(np.uint32(groups - k) // np.uint32(turns))
-                    left = call.columns - column
-                    if left < np.int64(passes) * columns_of_pass:
-                        passes = np.int32(np.uint32(left) // np.uint32(columns_of_pass))
-                    if any_exists:
-                        noises, at, more = chunk + np.int64(k) * noise_size, out + of_thread, passes
-                        while more > 0:
-                            draw_direct(own, noises, at, stride)
-                            noises += np.int64(turns) * noise_size
-                            at += step
-                            more = np.int32(more - 1)
-                    out += passes * step
-                    k = np.int32(k + passes * turns)
-                    column += np.int64(passes) * columns_of_pass
-                if k < groups:
-                    at_stage = stages + np.int64(stage)
-                    stage = np.int32(stage_size - stage)
-                    if any_exists:
-                        put_inside(own, chunk + np.int64(k) * noise_size, at_stage, out, apart, geometry)
-                    synchronize_block()
-                    write_pass(at_stage, out, column, rows, apart, call, geometry)
-                    out += step
-                    k = np.int32(k + turns)
-                    column += columns_of_pass
-            begin = np.int32(begin + most)
+                at = stages + np.int64(stage)
+                stage = np.int32(stage_size - stage)
+                draw_all(own, (chunk + np.int64(k * noise_size), at), row_size)
+                synchronize_block()
+                if aligned and is_whole(band, begin + k):
+                    behind = np.int64(thread * part_size)
+                    copy_parts(at + behind, out + behind, np.int32(step - thread * part_size))
+                else:
+                    left = (band[3] - np.int64(begin + k) * width) * row_size
+                    last = np.int32(min(left, np.int64(step)))
+                    e = np.int32(thread * size)
+                    if begin + k == 0:
+                        e = np.int32(e + band[4] * row_size)
+                    while e < last:
+                        store(out + e, load_shared(at + e, bits))
+                        e = np.int32(e + threads * size)
+                out += step
+                k = np.int32(k + band[2])
+            begin = np.int32(begin + np.int32(geometry.chunk))
 
     return kernel

@@ -16,6 +16,7 @@ __all__ = [
     "MOST_THREADS",
     "PACKED_GEOMETRY",
     "SIZES",
+    "TRANSPOSED_THREADS",
     "WIDTH",
     "Geometry",
     "geometry",
@@ -24,8 +25,11 @@ __all__ = [
 MOST_THREADS = 288
 _SHORT_ROW = 128
 CHUNK = MOST_THREADS + _SHORT_ROW
-KERNEL_STORES = ("kAligned", "kShifted", "kStaged", "kStrided", "kTransposed")
-_ALIGNED, _SHIFTED, _STAGED, _STRIDED, _TRANSPOSED = range(5)
+KERNEL_STORES = ("kAligned", "kShifted", "kStaged", "kStrided", "kTransposed", "kTransposedStaged")
+_ALIGNED, _SHIFTED, _STAGED, _STRIDED, _TRANSPOSED, _TRANSPOSED_STAGED = range(6)
+TRANSPOSED_THREADS = 128
+_MOST_TURNS = 16
+_FAR_APART = 2**28
 WIDTH, ANTITHETIC_WIDTH = 4, 8
 SIZES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
@@ -52,7 +56,7 @@ class Geometry(NamedTuple):
     column_blocks: int
     skip: int
     stores: int
-    direct: int
+    overlap: int
     stride: int
 
 
@@ -136,15 +140,20 @@ def geometry(
         column_blocks=column_blocks,
         skip=skip,
         stores=stores,
-        direct=0,
+        overlap=0,
         stride=stride,
     )
     return cut, _STRUCT.pack(*cut)
 
 
 def slots_of(size: int, antithetic: bool) -> int:
-    """Dimensions that a thread of kTransposed keeps."""
+    """Dimensions that a thread of kTransposed or kTransposedStaged keeps."""
     return (2 if size == 8 else 4) // (2 if antithetic else 1)
+
+
+def staged_threads(shared: bool) -> int:
+    """Threads of a block of kTransposedStaged."""
+    return 256 if shared else 128
 
 
 def _transposed(
@@ -152,15 +161,21 @@ def _transposed(
     antithetic: bool,
 ) -> Geometry:  # fmt: skip
     slots = slots_of(size, antithetic)
-    direct = (misalignment | column_stride) % 16 == 0 and rows % slots == 0
-    tile = 128 * slots - (0 if direct else 16)
-    tiles = 1 if rows + 8 <= MOST_THREADS * slots else _ceil_div(rows, tile)
-    lanes = rows if tiles == 1 else _ceil_div(_ceil_div(rows, tiles), 16) * 16
-    side_by_side = tiles == 1 and column_stride == rows * size
-    pitch = lanes if side_by_side else (lanes + (3 if direct else 8)) // 4 * 4
-    rows_per_pass = max(1, min(128 * slots // pitch, 256, _ceil_div(groups * tiles, 264)))
-    threads = _ceil_div(max(_ceil_div(lanes * rows_per_pass, slots), rows_per_pass), 32) * 32
-    passes_all = _ceil_div(groups, rows_per_pass)
+    aligned = (misalignment | column_stride) % (slots * size) == 0 and rows % slots == 0
+    enough = _ceil_div(groups, 264)
+    room = staged_threads(shared) * slots
+    most_turns = room // rows
+    overlap, tiles, stride = 0, 1, 0
+    bounded = aligned and ((misalignment | column_stride) % 32 == 0 or not (shared or antithetic))
+    fills = most_turns * rows >= staged_threads(shared) and (shared or 4 * most_turns * rows >= 3 * room)
+    if not bounded and column_stride == rows * size and fills:
+        stores, lanes, threads = _TRANSPOSED_STAGED, rows, staged_threads(shared)
+        turns = min(max(enough, _ceil_div(threads, rows)), most_turns, threads)
+    else:
+        stores, overlap, stride = _TRANSPOSED, 0 if aligned else 1, column_stride // size
+        lanes = rows // slots if aligned else _ceil_div(rows + slots - 1, slots)
+        turns, tiles, threads = _turns(lanes, 32 - overlap, enough, abs(stride))
+    passes_all = _ceil_div(groups, turns)
     few = groups > 1024 if shared else cheap and (misalignment | column_stride) % 32 != 0
     most = 8 if few else 32
     passes = min(most, max(min(8, _ceil_div(passes_all * tiles, 1024)), passes_all * tiles // 2048))
@@ -169,19 +184,35 @@ def _transposed(
         threads=threads,
         lanes=lanes,
         one_by_lanes=0,
-        rows_per_pass=rows_per_pass,
+        rows_per_pass=turns,
         one_by_rows=0,
-        chunk=threads // rows_per_pass * rows_per_pass,
-        pitch=pitch,
-        band_rows=passes * rows_per_pass,
+        chunk=threads // turns * turns,
+        pitch=0,
+        band_rows=passes * turns,
         interleave_log2=0,
         steps=1,
         column_blocks=tiles,
         skip=skip,
-        stores=_TRANSPOSED,
-        direct=int(direct),
-        stride=0,
+        stores=stores,
+        overlap=overlap,
+        stride=stride,
     )
+
+
+def _turns(lanes: int, of_warp: int, enough: int, apart: int) -> tuple[int, int, int]:
+    """Groups of a pass of kTransposed, blocks that it takes, and their threads."""
+    turns, tiles, warps, most = 1, 0, 0, TRANSPOSED_THREADS // 32
+    t = 1
+    while t <= _MOST_TURNS or t * lanes <= most * of_warp:
+        if t > 1 and apart * t >= _FAR_APART:
+            break
+        warps_all = _ceil_div(t * lanes, of_warp)
+        blocks = _ceil_div(warps_all, most)
+        of_block = _ceil_div(warps_all, blocks)
+        if t == 1 or (t <= enough * blocks and 50 * blocks * of_block * turns < 49 * warps * t):
+            turns, tiles, warps = t, blocks, blocks * of_block
+        t += 1
+    return turns, tiles, 32 * (warps // tiles)
 
 
 def _stores(
@@ -190,7 +221,8 @@ def _stores(
     quad = 8 if size == 2 and not antithetic else 16
     row_stride, column_stride = strides
     if column_stride != size:
-        return _TRANSPOSED if row_stride == size and rows > 1 else _STRIDED
+        reaches = abs(column_stride) // size < _FAR_APART and rows < _FAR_APART
+        return _TRANSPOSED if row_stride == size and column_stride % size == 0 and rows > 1 and reaches else _STRIDED
     if start % quad == 0 and (row_stride % quad == 0 or rows == 1):
         return _ALIGNED
     if start % size or row_stride % size:

@@ -17,15 +17,26 @@ namespace multisample {
 
 // How the columns of a thread go to memory.
 enum Stores : u32 {
-  kAligned,     // four at once, at an address that allows it
-  kShifted,     // the same, from a column of the thread before on
-  kStaged,      // with those of the warp's other threads, which lie beside them, in one row or several
-  kStrided,     // one by one, at any distance
-  kTransposed,  // with those of all threads of the block, where dimensions lie side by side
+  kAligned,  // four at once, at an address that allows it
+  kShifted,  // the same, from a column of the thread before on
+  kStaged,   // with those of the warp's other threads, which lie beside them, in one row or several
+  kStrided,  // one by one, at any distance
+  // Where dimensions lie side by side:
+  kTransposed,        // some of them at once, if need be from one of the thread before on
+  kTransposedStaged,  // through shared memory, all that the block has made of short rows one behind the other
 };
 
 // The most threads of a block: a row of 1024 columns, and a few more, in one piece.
 constexpr u32 kThreads = 288;
+// Those of kTransposed, and all that a block of kTransposedStaged has: more where shared noise leaves them little to
+// do.
+constexpr u32 kTransposedThreads = 128;
+template <bool shared>
+constexpr u32 kStagedThreads = shared ? 256 : 128;
+// The most groups of a pass of kTransposed, if that is more than one block draws.
+constexpr u32 kMostTurns = 16;
+// Elements from column to column that kTransposed does not reach: a pass of one group would have 2^31.
+constexpr u64 kFarApart = u64{1} << 28;
 // Columns of a group.
 constexpr u32 kWidth = 4, kAntitheticWidth = 8;
 // The most groups of a row that shares the passes of a block with other rows.
@@ -34,27 +45,27 @@ constexpr u32 kShortRow = 128;
 // several passes.
 constexpr u32 kChunk = kThreads + kShortRow;
 
-// Dimensions that a thread of kTransposed keeps.
+// Dimensions that a thread of kTransposed or kTransposedStaged keeps.
 template <u32 size, bool antithetic>
 constexpr u32 kSlots = (size == 8 ? 2 : 4) / (antithetic ? 2 : 1);
 
 struct Geometry {
   u32 blocks, threads;
-  u32 lanes;            // threads to a row; of kTransposed, dimensions of a tile
+  u32 lanes;            // threads to a row; of kTransposedStaged, dimensions
   u32 one_by_lanes;     // 2^20 / lanes, rounded up: exact enough to divide the index of a thread
   u32 rows_per_pass;    // rows that a block draws side by side
   u32 one_by_rows;      // 2^20 / rows_per_pass, rounded up
   u32 chunk;            // rows whose mu and sigma are fetched together, a multiple of rows_per_pass
-  u32 pitch;            // from row to row of a pass in a chunk; odd, so that threads of a warp do not meet in one bank;
-                        // of kTransposed, from column to column of a pass: `lanes` where they are side by side
+  u32 pitch;            // from row to row of a pass in a chunk; odd, so that threads of a warp do not meet in one bank
   u32 band_rows;        // rows of a block
   u32 interleave_log2;  // bands take turns: row k of a band is 2^interleave_log2 rows after its row k - 1
   u32 steps;            // how many runs of a group for each lane a block draws
   u32 column_blocks;    // blocks to a row
   u32 skip;             // columns of the first group that come before the first column
   u32 stores;           // one of Stores
-  u32 direct;           // of kTransposed: whether a thread's dimensions can be written at once
-  i32 stride;           // from row to row of a thread, in elements of out; 0 if a thread has one row
+  u32 overlap;          // of kTransposed: threads of a warp that do what the warp before also does, to hand it over
+  i32 stride;  // from row to row of a thread, in elements of out; 0 if a thread has one row; of kTransposed, from
+               // column to column
 };
 
 static_assert(sizeof(Geometry) == 64, "backends/geometry.py packs these bytes");
@@ -63,9 +74,17 @@ static_assert(sizeof(Geometry) == 64, "backends/geometry.py packs these bytes");
 
 inline u32 element_size(u32 type) { return type == kFloat64 ? 8 : type == kFloat32 ? 4 : 2; }
 
+inline u64 elements_apart(const SampleCall& call, i64 size) {
+  return static_cast<u64>(call.column_stride < 0 ? -call.column_stride : call.column_stride) / size;
+}
+
 inline Stores stores_of(const SampleCall& call, i64 skip, u64 groups) {
   const i64 size = element_size(call.type), quad = size == 2 && !call.antithetic ? 8 : 16;
-  if (call.column_stride != size) return call.row_stride == size && call.rows > 1 ? kTransposed : kStrided;
+  if (call.column_stride != size) {
+    const bool reaches = elements_apart(call, size) < kFarApart && call.rows < kFarApart;
+    return call.row_stride == size && call.column_stride % size == 0 && call.rows > 1 && reaches ? kTransposed
+                                                                                                 : kStrided;
+  }
   const i64 start = static_cast<i64>(reinterpret_cast<u64>(call.out)) - skip * size;
   if (start % quad == 0 && (call.row_stride % quad == 0 || call.rows == 1)) return kAligned;
   if (start % size != 0 || call.row_stride % size != 0) return kStrided;
@@ -81,22 +100,42 @@ inline Geometry transposed_geometry(const SampleCall& call, Geometry g, u64 grou
   const u32 slots = size == 8 ? (call.antithetic ? kSlots<8, true> : kSlots<8, false>)
                               : (call.antithetic ? kSlots<4, true> : kSlots<4, false>);
   const u64 bits = reinterpret_cast<u64>(call.out) | static_cast<u64>(call.column_stride);
-  g.direct = bits % 16 == 0 && call.rows % slots == 0;
-  // Without room for as much as a run of elements can lie behind an aligned address.
-  const u32 tile = 128 * slots - (g.direct ? 0 : 16);
-  // Tiles begin where sectors do, if rows do.
-  const u64 tiles = call.rows + 8 <= kThreads * slots ? 1 : ceil_div(call.rows, tile);
-  g.lanes = static_cast<u32>(tiles == 1 ? call.rows : ceil_div(ceil_div(call.rows, tiles), 16) * 16);
-  const bool side_by_side = tiles == 1 && call.column_stride == static_cast<i64>(call.rows) * size;
-  g.pitch = side_by_side ? g.lanes : (g.direct ? g.lanes + 3 : g.lanes + 8) / 4 * 4;
+  const bool aligned = bits % (slots * size) == 0 && call.rows % slots == 0;
   // As many groups at once as there is room for, but blocks for all processors.
-  u64 turns = 128 * slots / g.pitch;
-  if (turns > 256) turns = 256;
-  if (turns > ceil_div(groups * tiles, 264)) turns = ceil_div(groups * tiles, 264);
-  g.rows_per_pass = turns == 0 ? 1 : static_cast<u32>(turns);
-  g.threads = static_cast<u32>(ceil_div(g.lanes * g.rows_per_pass, slots));
-  if (g.threads < g.rows_per_pass) g.threads = g.rows_per_pass;
-  g.threads = static_cast<u32>(ceil_div(g.threads, 32) * 32);
+  const u64 enough = ceil_div(groups, 264);
+  const u32 staged = call.shared ? kStagedThreads<true> : kStagedThreads<false>;
+  const u64 room = staged * slots, most_turns = room / call.rows;
+  u64 tiles = 1, turns = 1;
+  // Half a sector takes longer to write than all of it, which counts where little else takes time.
+  const bool bounded = aligned && (bits % 32 == 0 || !(call.shared || call.antithetic));
+  const bool side_by_side = call.column_stride == static_cast<i64>(call.rows) * size;
+  const bool fills = most_turns * call.rows >= staged && (call.shared || 4 * most_turns * call.rows >= 3 * room);
+  if (!bounded && side_by_side && fills) {
+    g.stores = kTransposedStaged;
+    g.lanes = static_cast<u32>(call.rows);
+    g.threads = staged;
+    // Each thread has a dimension at least.
+    const u64 least = ceil_div(staged, call.rows);
+    turns = enough < least ? least : enough;
+    if (turns > most_turns) turns = most_turns;
+    if (turns > staged) turns = staged;
+  } else {
+    // Pieces of a row; where it is not aligned, one that begins before the row, or ends behind it, among them.
+    g.overlap = aligned ? 0 : 1;
+    g.lanes = static_cast<u32>(aligned ? call.rows / slots : ceil_div(call.rows + slots - 1, slots));
+    const u64 of_warp = 32 - g.overlap, most = kTransposedThreads / 32;
+    u64 warps = 0;
+    for (u64 t = 1; t <= kMostTurns || t * g.lanes <= most * of_warp; ++t) {
+      if (t > 1 && elements_apart(call, size) * t >= kFarApart) break;
+      // So many that few threads have nothing to do, but not one more for less than a fiftieth of them.
+      const u64 all = ceil_div(t * g.lanes, of_warp), blocks = ceil_div(all, most), of_block = ceil_div(all, blocks);
+      if (t > 1 && (t > enough * blocks || 50 * blocks * of_block * turns >= 49 * warps * t)) continue;
+      turns = t, tiles = blocks, warps = blocks * of_block;
+      g.threads = static_cast<u32>(32 * of_block);
+    }
+    g.stride = static_cast<i32>(call.column_stride / size);
+  }
+  g.rows_per_pass = static_cast<u32>(turns);
   g.chunk = g.threads / g.rows_per_pass * g.rows_per_pass;
   const u64 all = ceil_div(groups, g.rows_per_pass);
   // Many passes, since a block is slow to begin; where memory is what takes the time, fewer, so that blocks write close

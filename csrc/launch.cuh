@@ -18,6 +18,7 @@ void launch_kernel(const SampleCall& call) {
     case kShifted: return run(sample_kernel<Out, shared, antithetic, fast, kShifted>);
     case kStaged: return run(sample_kernel<Out, shared, antithetic, fast, kStaged>);
     case kTransposed: return run(sample_kernel<Out, shared, antithetic, fast, kTransposed>);
+    case kTransposedStaged: return run(sample_kernel<Out, shared, antithetic, fast, kTransposedStaged>);
     default: return run(sample_kernel<Out, shared, antithetic, fast, kStrided>);
   }
 }

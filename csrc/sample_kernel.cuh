@@ -82,15 +82,6 @@ struct PutPaired {
   }
 };
 
-MULTISAMPLE_FUNCTION float of_thread_before(float x) { return __shfl_up_sync(~0u, x, 1); }
-MULTISAMPLE_FUNCTION double of_thread_before(double x) { return __shfl_up_sync(~0u, x, 1); }
-MULTISAMPLE_FUNCTION float16 of_thread_before(float16 x) {
-  return {static_cast<u16>(__shfl_up_sync(~0u, static_cast<u32>(x.bits), 1))};
-}
-MULTISAMPLE_FUNCTION bfloat16 of_thread_before(bfloat16 x) {
-  return {static_cast<u16>(__shfl_up_sync(~0u, static_cast<u32>(x.bits), 1))};
-}
-
 // The columns of a whole warp, whose first lies `shift` elements behind an aligned address. A thread's first aligned
 // quad begins with the last `shift` columns of the thread before. The first thread is left with its other columns,
 // which it writes one by one, and the last thread likewise with its last ones.
@@ -383,19 +374,26 @@ MULTISAMPLE_FUNCTION void draw_rows(const SampleCall& call, const Geometry& geom
   }
 }
 
+template <bool shared, Stores stores>
+constexpr int kMostThreads = stores == kTransposed         ? kTransposedThreads
+                             : stores == kTransposedStaged ? kStagedThreads<shared>
+                                                           : kThreads;
+
 // Blocks that a processor is to hold at once, if the compiler alone would choose so many that registers run out, or so
 // few that it waits; else 0.
 template <class Out, bool shared, bool antithetic, Stores stores>
-constexpr int kBlocksAtOnce = stores == kTransposed                                      ? (shared ? 2 : 3)
+constexpr int kBlocksAtOnce = stores == kTransposed || stores == kTransposedStaged ? 768 / kMostThreads<shared, stores>
                               : antithetic && (stores == kAligned || stores == kShifted) ? 2
                               : antithetic || stores == kShifted || sizeof(Out) == 8     ? 3
                                                                                          : 0;
 
 template <class Out, bool shared, bool antithetic, bool fast, Stores stores>
-__global__ void __launch_bounds__(kThreads, kBlocksAtOnce<Out, shared, antithetic, stores>) sample_kernel(
-    const __grid_constant__ SampleCall call, const __grid_constant__ Geometry geometry) {
+__global__ void __launch_bounds__(kMostThreads<shared, stores>, kBlocksAtOnce<Out, shared, antithetic, stores>)
+sample_kernel(const __grid_constant__ SampleCall call, const __grid_constant__ Geometry geometry) {
   if constexpr (stores == kTransposed) {
     draw_transposed<Out, shared, antithetic, fast>(call, geometry);
+  } else if constexpr (stores == kTransposedStaged) {
+    draw_transposed_staged<Out, shared, antithetic, fast>(call, geometry);
   } else {
     draw_rows<Out, shared, antithetic, fast, stores>(call, geometry);
   }

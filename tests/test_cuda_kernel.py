@@ -24,13 +24,13 @@ import emulated_gpu as gpu
 import ml_dtypes
 import numpy as np
 import pytest
+from transposed_cuts import recut
 
 import multisample
 from multisample.backends import cuda_group, cuda_kernel, cuda_stores, cuda_transposed
 from multisample.backends.contract import DeviceArray
 from multisample.backends.geometry import (
     KERNEL_STORES,
-    MOST_THREADS,
     PACKED_GEOMETRY,
     SIZES,
     Geometry,
@@ -78,12 +78,12 @@ VARIANTS = [
     *variants("float32", "independent"),
     *variants("float32", "shared"),
     *variants("float64", "independent"),
-    *variants("float64", "shared", "kStaged", "kTransposed"),
+    *variants("float64", "shared", "kStaged", "kTransposed", "kTransposedStaged"),
     *variants("float16", "independent"),
     *variants("bfloat16", "independent", "kAligned"),
     *variants("bfloat16", "shared", "kStaged"),
     *variants("float32", "independent", antithetic=True),
-    *variants("float32", "shared", "kAligned", "kTransposed", antithetic=True),
+    *variants("float32", "shared", "kAligned", "kTransposed", "kTransposedStaged", antithetic=True),
     *variants("float64", "independent", "kAligned", "kShifted", "kStaged", "kTransposed", antithetic=True),
     *variants("float16", "independent", "kAligned", "kShifted", "kTransposed", antithetic=True),
 ]
@@ -204,11 +204,11 @@ class Case:
         if self.cut is None:
             return usual
         changed = usual._replace(**self.cut(usual))
-        if KERNEL_STORES[usual.stores] == "kTransposed":
-            return self._transposed(changed)
+        groups = _ceil_div(changed.skip + self.n, 8 if self.antithetic else 4)
+        if KERNEL_STORES[usual.stores].startswith("kTransposed"):
+            return recut(changed, usual, groups, slots_of(self.size, self.antithetic))
         rows, lanes, shift = changed.rows_per_pass, changed.lanes, changed.interleave_log2
         threads = _ceil_div(lanes * rows, 32) * 32
-        groups = _ceil_div(changed.skip + self.n, 8 if self.antithetic else 4)
         bands = _ceil_div(_ceil_div(self.d, changed.band_rows), 1 << shift) << shift
         column_blocks = _ceil_div(groups, lanes * changed.steps)
         return changed._replace(
@@ -220,31 +220,6 @@ class Case:
             column_blocks=column_blocks,
             blocks=bands * column_blocks,
             stride=self.byte_strides()[0] // self.size * rows << shift,
-        )
-
-    def _transposed(self, changed: Geometry) -> Geometry:
-        slots = slots_of(self.size, self.antithetic)
-        # Only where the tile is one are there several groups to a pass, and lanes for no more than there are.
-        lanes = min(self.d, _ceil_div(changed.lanes, slots) * slots, MOST_THREADS * slots - 16)
-        tiles = _ceil_div(self.d, lanes)
-        side_by_side = tiles == 1 and self.byte_strides()[1] == self.d * self.size
-        pitch = lanes if side_by_side else (lanes + (3 if changed.direct else 8)) // 4 * 4
-        turns = min(changed.rows_per_pass, MOST_THREADS, MOST_THREADS * slots // pitch) if tiles == 1 else 1
-        threads = _ceil_div(max(_ceil_div(lanes * turns, slots), turns), 32) * 32
-        passes, per_chunk = (max(rows // changed.rows_per_pass, 1) for rows in (changed.band_rows, changed.chunk))
-        groups = _ceil_div(changed.skip + self.n, 8 if self.antithetic else 4)
-        return changed._replace(
-            threads=threads,
-            lanes=lanes,
-            one_by_lanes=_ceil_div(1 << 20, lanes),
-            rows_per_pass=turns,
-            one_by_rows=_ceil_div(1 << 20, turns),
-            chunk=min(per_chunk, threads // turns) * turns,
-            pitch=pitch,
-            band_rows=passes * turns,
-            steps=1,
-            column_blocks=tiles,
-            blocks=_ceil_div(groups, passes * turns) * tiles,
         )
 
     def variant(self) -> Variant:
@@ -359,7 +334,7 @@ def other_cuts(stores: str) -> Iterator[Cut]:
     if stores == "kStaged":
         return
     # Bands that take turns.
-    for log2 in (1, 2, 3) if stores != "kTransposed" else ():
+    for log2 in (1, 2, 3) if not stores.startswith("kTransposed") else ():
         if stores == "kShifted":
             yield lambda g, log2=log2: {"band_rows": 2, "interleave_log2": g.interleave_log2 + log2, "steps": 1}
         else:
@@ -377,9 +352,9 @@ def test_numbers_do_not_depend_on_how_a_call_is_cut(variant: Variant) -> None:
     """Several chunks of dimensions, several runs of columns, and bands that take turns."""
     cases: list[Case] = []
     shapes = [(1, 700), (23, 3), (150, 10), (41, 129), (17, 516), (60, 700), (20, 1028), (9, 1157), (6, 2100)]
-    for d, n in shapes + ([(64, 900), (600, 30), (1200, 20)] if variant.stores == "kTransposed" else []):
+    for d, n in shapes + ([(64, 900), (600, 30), (1200, 20)] if variant.stores.startswith("kTransposed") else []):
         rows = [((n, 1), 0), ((n + 1, 1), 0), ((n, 1), 1), ((n + 2, 1), 2), ((2 * n, 2), 0)]
-        for strides, misalignment in [*rows, ((1, d + 1), 1), ((1, _ceil_div(d, 16) * 16), 0)]:
+        for strides, misalignment in [*rows, ((1, d + 1), 1), ((1, _ceil_div(d, 16) * 16), 0), ((1, d), 1)]:
             for cut in other_cuts(variant.stores):
                 k = len(cases)
                 cases.append(
@@ -392,7 +367,7 @@ def test_numbers_do_not_depend_on_how_a_call_is_cut(variant: Variant) -> None:
     check_some(variant, cases, 70)
 
 
-TRANSPOSED = [variant for variant in VARIANTS if variant.stores == "kTransposed"]
+TRANSPOSED = [variant for variant in VARIANTS if variant.stores.startswith("kTransposed")]
 
 
 @pytest.mark.parametrize("variant", TRANSPOSED, ids=named)
@@ -421,13 +396,14 @@ def test_dimensions_side_by_side_written_at_once_and_through_the_stage(variant: 
             case.check()
             if d < 300 and passes > 1:
                 dataclasses.replace(case, cut=wide_passes(passes, per_chunk)).check()
-            seen["direct" if cut.direct else "staged"] += 1
-            seen["tiles"] += cut.column_blocks > 1
-            seen["side by side"] += cut.pitch == cut.lanes and cut.column_blocks == 1
             seen["chunks"] += cut.band_rows > cut.chunk
-            seen["direct and cut"] += cut.direct and cut.skip > 0
-            assert not cut.direct or d % slots == 0
-    assert min(seen.values()) >= 15 and len(seen) == 6, seen
+            seen["cut"] += cut.skip > 0
+            if variant.stores == "kTransposed":
+                seen["shifted" if cut.overlap else "aligned"] += 1
+                seen["tiles"] += cut.column_blocks > 1
+                assert cut.overlap or d % slots == 0
+    kinds = {"chunks", "cut", "shifted", "aligned", "tiles"} if variant.stores == "kTransposed" else {"chunks", "cut"}
+    assert min(seen.values()) >= 10 and seen.keys() == kinds - ({"shifted"} if slots == 1 else set()), seen
 
 
 def wide_passes(passes: int, per_chunk: int) -> Cut:
@@ -443,7 +419,7 @@ def test_windows_however_far_out(variant: Variant) -> None:
     for d, n in [(1, 1), (5, 7), (3, 37), (2, 600), (2, 640), (3, 1024), (3, 1028), (300, 4), (7, 1157)]:
         for dim_offset in (ROWS - d, 2**31 - 1, 12345):
             for sample_offset in (*(COLUMNS - n - k for k in range(4)), 2**33 - 2, 2**32 - 1, 2**32):
-                for strides in [(n, 1), (n + 1, 1), (1, d + 1)]:
+                for strides in [(n, 1), (n + 1, 1), (1, d + 1), (1, d)]:
                     k = len(cases)
                     cases.append(
                         Case(
@@ -472,7 +448,7 @@ def test_many_dimensions_and_long_rows(noise: str) -> None:
     chunks.append(Case(4, columns, noise=noise, seed=4, sample_offset=1, strides=(1, 4)))
     tiles = [Case(524_301, 1, noise=noise, strides=(1, 2)), Case(100_004, 9, noise=noise, strides=(1, 100_004))]
     assert all(cut.band_rows > cut.chunk for cut in (chunks[0].geometry(), *(c.geometry() for c in chunks[2:])))
-    assert [case.geometry().direct for case in chunks[2:]] == [0, 1]
+    assert [case.variant().stores for case in chunks[2:]] == ["kTransposedStaged", "kTransposed"]
     assert all(case.geometry().steps > 1 for case in steps)
     assert all(case.geometry().column_blocks > 10 for case in tiles)
     assert {case.variant().stores for case in steps} == {"kAligned", "kShifted", "kStrided"}
@@ -578,9 +554,9 @@ def test_what_is_launched_is_what_runs_here(variant: Variant, plain: bool) -> No
     """The grid and the parameters that the numba backend hands to the driver."""
     d, n = {
         "kAligned": (40, 1024), "kShifted": (7, 1157), "kStaged": (300, 10), "kStrided": (30, 30),
-        "kTransposed": (30, 30),
+        "kTransposed": (32, 30), "kTransposedStaged": (30, 30) if SIZES[variant.dtype] < 8 else (33, 30),
     }[variant.stores]  # fmt: skip
-    strides = {"kStrided": (60, 2), "kTransposed": (1, 30)}.get(variant.stores)
+    strides = {"kStrided": (60, 2), "kTransposed": (1, 32), "kTransposedStaged": (1, d)}.get(variant.stores)
     if plain and (strides or variant.antithetic):
         pytest.skip("such calls are not plain")
     case = Case(d, n, variant.dtype, variant.noise, variant.antithetic, seed=2**64 - 1, offset=5, strides=strides)

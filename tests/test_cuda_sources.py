@@ -27,6 +27,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from numba import njit
+from transposed_cuts import recut
 
 import multisample
 from multisample.backends import csrc_files, geometry, narrow, sample_call, torch_ext_build
@@ -45,7 +46,7 @@ DTYPES: dict[str, Any] = {
     "float64": np.float64,
 }
 NOISES = ("independent", "shared")
-STORES = ("aligned", "shifted", "staged", "strided", "transposed")
+STORES = ("aligned", "shifted", "staged", "strided", "transposed", "transposed_staged")
 ROWS, COLUMNS = 2**32, 2**34
 SECONDS = 300
 
@@ -173,14 +174,8 @@ class Case:
         changed = g._replace(**self.cut(g))
         rows, lanes, shift = changed.rows_per_pass, changed.lanes, changed.interleave_log2
         groups = _ceil_div(changed.skip + self.n, 8 if self.antithetic else 4)
-        if STORES[g.stores] == "transposed":
-            slots = geometry.slots_of(self.size, self.antithetic)
-            threads = _ceil_div(max(_ceil_div(lanes * rows, slots), rows), 32) * 32
-            return changed._replace(
-                threads=threads,
-                chunk=changed.chunk if changed.chunk != g.chunk else threads // rows * rows,
-                blocks=_ceil_div(groups, changed.band_rows) * g.column_blocks,
-            )
+        if STORES[g.stores].startswith("transposed"):
+            return recut(changed, g, groups, geometry.slots_of(self.size, self.antithetic))
         threads = _ceil_div(lanes * rows, 32) * 32
         bands = _ceil_div(_ceil_div(self.d, changed.band_rows), 1 << shift) << shift
         columns = _ceil_div(groups, changed.steps * lanes)
@@ -260,7 +255,7 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
         assert "__shared__" not in source
         (folder / name).write_text(source)
-    assert next(ids) == 4
+    assert next(ids) == 5
     program = folder / "run_kernel"
     command = [
         "g++", "-std=c++17", "-O1", "-g1", "-ffp-contract=off", "-fsanitize=address,undefined",
@@ -381,6 +376,8 @@ def test_kernel_draws_to_every_address_and_padded_rows(runner: Path, dtype: str,
             cases.append(Case((1, 2, 5, 9)[(k + n) % 4], n, dtype, noise, strides=(n + pad, 1), **common))
             if n < 600 and pad < 3:
                 cases.append(Case(n, (2, 5, 9, 31)[(k + n) % 4], dtype, noise, strides=(1, n + pad), **common))
+            if n < 140:
+                cases.append(Case(n, (31, 2, 5, 9)[(k + n) % 4], dtype, noise, strides=(1, n), **common))
     taken = run(runner, thinned(cases, dtype))
     assert min(taken[name] for name in STORES) > 10, taken
 
@@ -587,10 +584,13 @@ def other_cuts() -> Iterator[tuple[str, Cut]]:
             chunk = min(per_chunk * g.rows_per_pass, g.chunk)
             return {"band_rows": passes * g.rows_per_pass, "chunk": chunk, "steps": 1}
 
-        yield "aligned shifted staged strided transposed", tall
+        yield "aligned shifted staged strided transposed transposed_staged", tall
     # Fewer rows side by side.
-    yield "aligned shifted staged strided transposed", lambda g: {"rows_per_pass": 1, "band_rows": 4, "steps": 1}
-    yield "aligned staged strided transposed", lambda g: {
+    yield (
+        "aligned shifted staged strided transposed transposed_staged",
+        lambda g: {"rows_per_pass": 1, "band_rows": 4, "steps": 1},
+    )
+    yield "aligned staged strided transposed transposed_staged", lambda g: {
         "rows_per_pass": (g.rows_per_pass + 1) // 2, "band_rows": (g.rows_per_pass + 1) // 2 * 3, "steps": 1,
     }  # fmt: skip
     # Bands that take turns.
@@ -617,7 +617,15 @@ def test_numbers_do_not_depend_on_how_a_call_is_cut(runner: Path, dtype: str, no
     cases: list[Case] = []
     shapes = [(1, 700), (23, 3), (150, 10), (41, 129), (17, 516), (20, 1028), (9, 1157), (6, 2100), (300, 41)]
     for d, n in shapes:
-        places = [((n, 1), 0), ((n + 1, 1), 0), ((n, 1), 1), ((n + 2, 1), 2), ((2 * n, 2), 0), ((1, d + 1), 1)]
+        places = [
+            ((n, 1), 0),
+            ((n + 1, 1), 0),
+            ((n, 1), 1),
+            ((n + 2, 1), 2),
+            ((2 * n, 2), 0),
+            ((1, d + 1), 1),
+            ((1, d), 1),
+        ]
         for place, (strides, misalignment) in enumerate(places):
             for number, (stores, cut) in enumerate(other_cuts()):
                 k = len(cases)
@@ -625,7 +633,7 @@ def test_numbers_do_not_depend_on_how_a_call_is_cut(runner: Path, dtype: str, no
                     d, n, dtype, noise, (d + place + number) % 2 == 1, seed=k, sample_offset=k // 2 % 8,
                     strides=strides, misalignment=misalignment, cut=cut, backwards=k % 2 == 1,
                 )  # fmt: skip
-                if STORES[case.usual_cut().stores] in stores:
+                if STORES[case.usual_cut().stores] in stores.split():
                     cases.append(case)
     taken = run(runner, thinned(cases, dtype))
     assert min(taken[name] for name in STORES) > 5, taken
@@ -714,7 +722,7 @@ def test_nvrtc_compiles_every_kernel_for_every_architecture_without_a_word() -> 
     """A third of them for each, in turn: the sources do not know for which they are compiled."""
     kernels = [VARIANTS[k % 3 :: 3] for k in range(len(ARCHITECTURES))]
     assert not any("__CUDA_ARCH__" in path.read_text() for path in csrc_files.folder().glob("*.*"))
-    assert len(VARIANTS) == 140
+    assert len(VARIANTS) == 168
     with ThreadPoolExecutor(2) as pool:
         every = pool.map(
             lambda work: nvrtc_compile(work[0], variants=work[1]), zip(ARCHITECTURES, kernels, strict=True)
@@ -785,7 +793,7 @@ def test_contraction_changes_nothing(ptx: dict[str, Compiled]) -> None:
 
 @requires_nvrtc
 def test_kernels_do_no_more_than_the_stream_says(instructions: Instructions) -> None:
-    assert len(instructions) == 140
+    assert len(instructions) == 168
     for (dtype, shared, antithetic, fast, stores), found in instructions.items():
         variant = (dtype, shared, antithetic, fast, STORES[stores])
         approximate = {name for name in found if ".approx" in name}
@@ -816,7 +824,10 @@ def test_kernels_are_made_of_the_instructions_that_make_them_fast(instructions: 
         assert found[".local"] == 0, variant
         assert found["mul.wide.u32"] > 0 and not any(name.startswith("mul.hi.") for name in found), variant
         wide_stores = sum(count for name, count in found.items() if re.fullmatch(whole[dtype], name))
-        assert (wide_stores > 0) == (STORES[stores] in ("aligned", "shifted", "transposed")), (variant, wide_stores)
+        assert (wide_stores > 0) == (STORES[stores] in ("aligned", "shifted", "transposed", "transposed_staged")), (
+            variant,
+            wide_stores,
+        )
         if dtype != "float64":
             if STORES[stores] == "aligned":
                 assert wide_stores >= 8, variant  # rows in one turn of the loop
@@ -825,11 +836,12 @@ def test_kernels_are_made_of_the_instructions_that_make_them_fast(instructions: 
             # and in the loop if it is not.
             radii = found["sqrt.approx.ftz.f32" if fast else "rsqrt.approx.ftz.f32"]
             if shared:
-                assert radii == (2 if STORES[stores] == "transposed" else 4), (variant, radii)
-            elif STORES[stores] == "transposed":
-                # The dimensions of a thread, written at once or through shared memory.
+                assert radii == (2 if STORES[stores].startswith("transposed") else 4), (variant, radii)
+            elif STORES[stores].startswith("transposed"):
+                # The dimensions of a thread; if they are not staged, in a loop for aligned rows and in one for others.
+                loops = 2 if STORES[stores] == "transposed" else 1
                 size = 2 if "16" in dtype else 4
-                assert radii == 2 * 2 * geometry.slots_of(size, antithetic), (variant, radii)
+                assert radii == loops * 2 * geometry.slots_of(size, antithetic), (variant, radii)
             else:
                 assert radii >= (1 if antithetic else 2) * wide_stores, (variant, radii)
 

@@ -79,7 +79,8 @@ def sides(call: Call) -> tuple[int, int]:
     width = 8 if antithetic else 4
     groups = -(-(sample_offset % width + columns) // width)
     size = SIZES[dtype]
-    return (rows, groups) if strides[0] == size != strides[1] and rows > 1 else (groups, rows)
+    reaches = max(rows, abs(strides[1]) // size) < 2**28 and strides[1] % size == 0
+    return (rows, groups) if strides[0] == size != strides[1] and rows > 1 and reaches else (groups, rows)
 
 
 def in_cpp(library: ctypes.CDLL, calls: list[Call]) -> list[Geometry]:
@@ -146,10 +147,10 @@ CALLS = [*edge_calls(), *(random_call(draw) for draw in [random.Random(1)] for _
 
 
 def test_limits_are_the_same(library: ctypes.CDLL) -> None:
-    limits = (ctypes.c_uint32 * 6).in_dll(library, "limits")
-    assert list(limits) == [288, 128, WIDTH, ANTITHETIC_WIDTH, PACKED_CALL, PACKED_GEOMETRY]
+    limits = (ctypes.c_uint32 * 9).in_dll(library, "limits")
+    assert list(limits) == [288, 128, 128, 128, 256, WIDTH, ANTITHETIC_WIDTH, PACKED_CALL, PACKED_GEOMETRY]
     assert FORMAT.size == PACKED_GEOMETRY
-    assert list((ctypes.c_uint32 * 5).in_dll(library, "stores")) == list(range(len(KERNEL_STORES))) == [0, 1, 2, 3, 4]
+    assert list((ctypes.c_uint32 * 6).in_dll(library, "stores")) == list(range(len(KERNEL_STORES))) == [*range(6)]
 
 
 def test_python_and_cpp_cut_calls_alike(library: ctypes.CDLL) -> None:
@@ -160,17 +161,17 @@ def test_python_and_cpp_cut_calls_alike(library: ctypes.CDLL) -> None:
     # And the calls are of all kinds.
     for antithetic in (False, True):
         cuts = [cut for call, cut in zip(CALLS, got, strict=True) if call[7] == antithetic]
-        assert {cut.stores for cut in cuts} == {0, 1, 2, 3, 4}
+        assert {cut.stores for cut in cuts} == set(range(6))
         assert {cut.skip for cut in cuts} == set(range(8 if antithetic else 4))
         assert {cut.interleave_log2 for cut in cuts} >= {0, 1, 2}
         for transposed in (False, True):
-            some = [cut for cut in cuts if (cut.stores == 4) == transposed]
+            some = [cut for cut in cuts if (cut.stores >= 4) == transposed]
             assert any(cut.steps > 1 for cut in some) != transposed
             assert any(cut.band_rows > cut.chunk for cut in some)
             assert any(cut.stride == 0 for cut in some)
-            assert any(cut.direct for cut in some) == transposed
+            assert any(cut.overlap for cut in some) == transposed
             assert len({cut.lanes for cut in some}) > 200
-    assert {cut.lanes for cut in got if cut.stores != 4} >= set(range(1, 289))
+    assert {cut.lanes for cut in got if cut.stores < 4} >= set(range(1, 289))
 
 
 def test_every_cut_is_one_that_the_kernel_can_take() -> None:
@@ -182,7 +183,7 @@ def test_every_cut_is_one_that_the_kernel_can_take() -> None:
         assert 1 <= cut.blocks < 2**31, call
         assert cut.threads % 32 == 0 and 32 <= cut.threads <= 288, call
         assert cut.skip == sample_offset % width, call
-        if cut.stores == 4:
+        if cut.stores >= 4:
             check_transposed(call, cut)
             continue
         assert 1 <= cut.lanes <= 288 and cut.lanes * cut.rows_per_pass <= cut.threads, call
@@ -215,42 +216,40 @@ def test_every_cut_is_one_that_the_kernel_can_take() -> None:
             assert cut.column_blocks == cut.steps == 1 and cut.lanes == across and cut.interleave_log2 == 0, call
         else:
             assert column_stride != size or (address - cut.skip * size) % quad or row_stride % quad, call
-            assert row_stride != size or column_stride == size or rows == 1, call
+            assert (across, down) != (rows, -(-(cut.skip + columns) // width)) or rows == across == down, call
 
 
 def check_transposed(call: Call, cut: Geometry) -> None:
-    """The same where dimensions lie side by side: lanes are those of a tile, and bands of groups follow each other."""
-    rows, columns, dtype, (row_stride, column_stride), address, _, _, antithetic, _ = call
-    size, slots, groups = (
-        SIZES[dtype],
-        slots_of(SIZES[dtype], antithetic),
-        -(-(cut.skip + columns) // (8 if antithetic else 4)),
-    )
-    piece = 2 if size == 8 else 4
-    assert row_stride == size and rows > 1 and cut.interleave_log2 == cut.stride == 0 and cut.steps == 1, call
-    # The threads have room for the dimensions of a pass, and each makes at most one group of a chunk.
-    assert cut.lanes * cut.rows_per_pass <= cut.threads * slots, call
+    """The same where dimensions lie side by side: passes are of groups, and bands of groups follow each other."""
+    rows, _, dtype, (row_stride, column_stride), address, _, shared, antithetic, _ = call
+    size, slots, width = SIZES[dtype], slots_of(SIZES[dtype], antithetic), 8 if antithetic else 4
+    assert row_stride == size and rows > 1 and cut.interleave_log2 == 0 and cut.steps == 1, call
+    # Each thread makes at most one group of a chunk.
     assert cut.chunk % cut.rows_per_pass == 0 and cut.rows_per_pass <= cut.chunk <= cut.threads, call
-    assert 1 <= cut.rows_per_pass <= groups and cut.band_rows % cut.rows_per_pass == 0 < cut.band_rows, call
-    # Of the last tile alone may some dimensions be missing, and then a pass has one group.
-    assert (cut.column_blocks - 1) * cut.lanes < rows <= cut.column_blocks * cut.lanes, call
-    assert cut.column_blocks == 1 or (cut.rows_per_pass == 1 and cut.lanes % 16 == 0), call
-    assert cut.column_blocks > 1 or cut.lanes == rows, call
-    # The stage has room for all columns of a pass, each from an aligned place on unless all are one run.
-    side_by_side = cut.column_blocks == 1 and column_stride == rows * size
-    assert cut.pitch * cut.rows_per_pass <= 288 * slots, call
-    assert cut.pitch == cut.lanes if side_by_side else cut.pitch % piece == 0, call
-    if cut.direct:
-        assert address % 16 == column_stride % 16 == 0 and rows % slots == 0 and cut.lanes % slots == 0, call
-        assert cut.pitch >= cut.lanes, call
-    else:
-        assert side_by_side or cut.pitch >= cut.lanes + piece - 1, call
+    assert cut.rows_per_pass >= 1 and cut.band_rows % cut.rows_per_pass == 0 < cut.band_rows, call
+    aligned = address % (slots * size) == column_stride % (slots * size) == rows % slots == 0
+    if cut.stores == 5:
+        # The threads have room for the dimensions of a pass, which is one run of elements.
+        bounded = aligned and ((address | column_stride) % 32 == 0 or not (shared or antithetic))
+        assert not bounded and column_stride == rows * size and cut.lanes == rows and cut.column_blocks == 1, call
+        assert (
+            cut.threads == (256 if shared else 128)
+            and cut.threads <= cut.lanes * cut.rows_per_pass <= cut.threads * slots
+        ), call
+        assert cut.stride == cut.overlap == 0, call
+        return
+    # Pieces of `slots` dimensions at aligned addresses, one of them before a row that does not begin at one.
+    assert cut.threads <= 128 and cut.overlap == (not aligned) and cut.stride * size == column_stride, call
+    first, last = (0, rows - 1) if aligned else (slots - 1, rows - 1 + slots - 1)
+    assert cut.lanes == last // slots + 1 and first // slots == 0, call
+    # Where the columns of a pass are in memory is known in 32 bits, and in how many elements.
+    assert abs(cut.stride) * width * max(cut.rows_per_pass, 1) < 2**31, call
 
 
 def test_indices_are_divided_exactly() -> None:
     """As the kernel divides: by a product of 32 bits and a shift."""
     index = np.arange(288 + 128)
-    cuts = [cut for cut in map(in_python, CALLS) if cut.stores != 4]
+    cuts = [cut for cut in map(in_python, CALLS) if cut.stores < 4]
     pairs = {(cut.lanes, cut.one_by_lanes) for cut in cuts} | {(cut.rows_per_pass, cut.one_by_rows) for cut in cuts}
     assert {divisor for divisor, _ in pairs} == set(range(1, 289))
     for divisor, inverse in pairs:
@@ -278,6 +277,12 @@ def test_blocks_cover_every_row_and_every_column_once() -> None:
             assert first < down or shift, (call, cut)
             drawn[first : first + (cut.band_rows << shift) : 1 << shift] += 1
         assert (drawn == 1).all(), (call, cut)
+        if cut.stores == 4:
+            # Pieces of a pass, of which those of two warps overlap.
+            new = (32 - cut.overlap) * (cut.threads // 32)
+            pieces = cut.lanes * cut.rows_per_pass
+            assert (cut.column_blocks - 1) * new < pieces <= cut.column_blocks * new, (call, cut)
+            continue
         drawn = np.zeros(cut.column_blocks * cut.steps * cut.lanes, np.int64)
         for block in range(cut.column_blocks):
             for step in range(cut.steps):

@@ -157,7 +157,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> list[Compiled]:
 def hopper(compiled: list[Compiled]) -> list[Compiled]:
     """All variants for compute capability 9.0."""
     found = [result for result in compiled if result.capability == HOPPER]
-    assert len(found) == len(VARIANTS) == 140
+    assert len(found) == len(VARIANTS) == 168
     return found
 
 

@@ -7,7 +7,8 @@ using namespace multisample;
 
 extern "C" {
 
-u32 limits[] = {kThreads, kShortRow, kWidth, kAntitheticWidth, sizeof(SampleCall), sizeof(Geometry)};
+u32 limits[] = {kThreads, kShortRow,        kTransposedThreads, kStagedThreads<false>, kStagedThreads<true>,
+                kWidth,   kAntitheticWidth, sizeof(SampleCall), sizeof(Geometry)};
 
 void cut(u64 size, const SampleCall* calls, Geometry* out) {
   for (u64 k = 0; k < size; ++k) out[k] = geometry_of(calls[k]);
@@ -37,5 +38,5 @@ void fields(const SampleCall* call, u64* out) {
 // Element types in the order of the enumeration.
 u32 types[] = {kNumber, kFloat16, kBFloat16, kFloat32, kFloat64, kInt8,  kInt16,
                kInt32,  kInt64,   kUInt8,    kUInt16,  kUInt32,  kUInt64};
-u32 stores[] = {kAligned, kShifted, kStaged, kStrided, kTransposed};
+u32 stores[] = {kAligned, kShifted, kStaged, kStrided, kTransposed, kTransposedStaged};
 }

@@ -107,6 +107,7 @@ void run_stores(const SampleCall& call, const Geometry& g, bool backwards) {
     case kShifted: return run<Out, shared, antithetic, kShifted>(call, g, backwards);
     case kStaged: return run<Out, shared, antithetic, kStaged>(call, g, backwards);
     case kTransposed: return run<Out, shared, antithetic, kTransposed>(call, g, backwards);
+    case kTransposedStaged: return run<Out, shared, antithetic, kTransposedStaged>(call, g, backwards);
     default: return run<Out, shared, antithetic, kStrided>(call, g, backwards);
   }
 }

@@ -1,0 +1,31 @@
+"""Other ways to cut calls whose dimensions lie side by side, for tests of either kernel."""
+
+from __future__ import annotations
+
+from multisample.backends.geometry import KERNEL_STORES, TRANSPOSED_THREADS, Geometry
+
+
+def recut(changed: Geometry, usual: Geometry, groups: int, slots: int) -> Geometry:
+    """A geometry that fits together again after its groups of a pass, of a chunk or of a band were changed.
+
+    A thread has room for so many `slots`, its dimensions.
+    """
+    threads, tiles = usual.threads, 1
+    if KERNEL_STORES[usual.stores] == "kTransposed":
+        turns = min(changed.rows_per_pass, 32)
+        warps = -(-turns * usual.lanes // (32 - usual.overlap))
+        threads = 32 * min(warps, TRANSPOSED_THREADS // 32)
+        tiles = -(-32 * warps // threads)
+    else:
+        # Each thread has a dimension at least.
+        least = -(-threads // usual.lanes)
+        turns = min(max(changed.rows_per_pass, least), threads * slots // usual.lanes, threads)
+    passes, per_chunk = (max(rows // changed.rows_per_pass, 1) for rows in (changed.band_rows, changed.chunk))
+    return usual._replace(
+        threads=threads,
+        rows_per_pass=turns,
+        chunk=min(per_chunk, threads // turns) * turns,
+        band_rows=passes * turns,
+        column_blocks=tiles,
+        blocks=-(-groups // (passes * turns)) * tiles,
+    )
