@@ -1,7 +1,7 @@
-// The torch_ext backend on CUDA devices: the kernel on PyTorch's current stream, as an operator and as a C function.
+// The torch_ext backend on CUDA devices: the kernels on PyTorch's current stream, as operators and as a C function.
 //
 // Only PyTorch's stable ABI is used, so that one binary serves every version from the one it was built for on. A
-// library of its own, since it cannot be loaded where PyTorch has no CUDA; the operator's schema is in torch_cpu.cpp.
+// library of its own, since it cannot be loaded where PyTorch has no CUDA; the operators' schemas are in torch_cpu.cpp.
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/accelerator.h>
 
@@ -11,17 +11,33 @@
 namespace multisample {
 namespace {
 
-void sample_(const torch::stable::Tensor& out, const torch::stable::Tensor& mu, const torch::stable::Tensor& sigma,
-             int64_t seed, int64_t offset, int64_t dim_offset, int64_t sample_offset, bool shared, bool fast_math,
-             bool antithetic) {
-  SampleCall call =
-      checked_call(out, mu, sigma, seed, offset, dim_offset, sample_offset, shared, fast_math, antithetic);
+using torch::stable::Tensor;
+
+void draw(const char* op, const Tensor& out, SampleCall call) {
   if (call.rows == 0 || call.columns == 0) return;
   call.device = out.get_device_index();
   const torch::stable::accelerator::DeviceGuard guard(call.device);
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(call.device, &call.stream));
   const cudaError_t error = launch(call);
-  check(error == cudaSuccess, "the launch failed: ", cudaGetErrorString(error), "; out has ", out);
+  check(error == cudaSuccess, op, "the launch failed: ", cudaGetErrorString(error), "; out has ", out);
+}
+
+void sample_(const Tensor& out, const Tensor& mu, const Tensor& sigma, int64_t seed, int64_t offset, int64_t dim_offset,
+             int64_t sample_offset, bool shared, bool fast_math, bool antithetic,
+             const std::optional<Tensor>& counter) {
+  draw("sample_", out,
+       checked_call("sample_", out, false, mu, sigma,
+                    {seed, offset, dim_offset, sample_offset, shared, fast_math, antithetic, counter}));
+}
+
+Tensor sample(const Tensor& mu, const Tensor& sigma, int64_t n, int64_t seed, int64_t offset, int64_t dim_offset,
+              int64_t sample_offset, const std::optional<torch::headeronly::ScalarType>& dtype, bool shared,
+              bool fast_math, bool antithetic, bool transposed, const std::optional<Tensor>& counter) {
+  const Tensor out = new_sample(mu, sigma, n, dtype, transposed);
+  draw("sample", out,
+       checked_call("sample", out, transposed, mu, sigma,
+                    {seed, offset, dim_offset, sample_offset, shared, fast_math, antithetic, counter}));
+  return out;
 }
 
 // What `launch` returns, with `device` current for as long as it runs.
@@ -55,4 +71,7 @@ extern "C" __attribute__((visibility("default"))) const char* multisample_cuda_e
   return cudaGetErrorString(static_cast<cudaError_t>(error));
 }
 
-STABLE_TORCH_LIBRARY_IMPL(multisample, CUDA, m) { m.impl("sample_", TORCH_BOX(&multisample::sample_)); }
+STABLE_TORCH_LIBRARY_IMPL(multisample, CUDA, m) {
+  m.impl("sample_", TORCH_BOX(&multisample::sample_));
+  m.impl("sample", TORCH_BOX(&multisample::sample));
+}
