@@ -13,7 +13,9 @@ from multisample.backends.contract import DeviceArray, HostArray, RawArray, RawV
 from ._arguments import describe
 from ._libraries import Device, Library, Operand, library_of
 
-__all__ = ["adopted", "check_inputs", "checked_out", "common_library", "is_number", "look_at", "transposed"]
+__all__ = [
+    "adopted", "check_inputs", "checked_out", "common_length", "common_library", "is_number", "look_at", "transposed",
+]  # fmt: skip
 
 
 class Inputs(NamedTuple):
@@ -69,7 +71,7 @@ def look_at(library: Library, mu: Any, sigma: Any, dtype: str | None) -> Inputs:
     operands = {name: library.operand(name, x) for name, x in (("mu", mu), ("sigma", sigma)) if not is_number(x)}
     for name, operand in operands.items():
         _check_alignment(name, operand.raw)
-    d = _length(operands)
+    d = common_length({name: operand.shape for name, operand in operands.items()})
     if dtype is None:
         dtype = _promoted([operand.counts_as for operand in operands.values()])
     first, *others = operands.items()
@@ -84,10 +86,10 @@ def look_at(library: Library, mu: Any, sigma: Any, dtype: str | None) -> Inputs:
     return Inputs(raw_mu, raw_sigma, operands, d, dtype, device)
 
 
-def _length(operands: dict[str, Operand]) -> int:
+def common_length(shapes: dict[str, tuple[int, ...]]) -> int:
+    """The number of dimensions that arrays of these shapes are for; ValueError if there is no such number."""
     lengths: dict[str, int] = {}
-    for name, operand in operands.items():
-        shape = operand.shape
+    for name, shape in shapes.items():
         if len(shape) == 1 or (len(shape) == 2 and shape[1] == 1):
             lengths[name] = shape[0]
         elif shape:

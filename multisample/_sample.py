@@ -161,11 +161,15 @@ def sample(
             result = None
         if result is not None:
             return result
-    n = checked_integer("n", n, 0, COLUMNS + 1)
-    dim_offset = checked_integer("dim_offset", dim_offset, 0, ROWS + 1)
-    sample_offset = checked_integer("sample_offset", sample_offset, 0, COLUMNS + 1)
-    if sample_offset + n > COLUMNS:
-        raise ValueError(f"n: expected sample_offset + n <= 2**34, got {sample_offset} + {n}")
+    dtensor = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
+    if dtensor is not None and (isinstance(mu, dtensor) or isinstance(sigma, dtensor) or isinstance(out, dtensor)):
+        from .torch._sharded import sample_dtensor
+
+        return sample_dtensor(
+            mu, sigma, n, out, layout, dim_offset, sample_offset, seed, generator, validate,
+            backend=backend, noise=noise, dtype=dtype, fast_math=fast_math, antithetic=antithetic,
+        )  # fmt: skip
+    n, dim_offset, sample_offset = checked_window(n, dim_offset, sample_offset)
     check_choice("noise", noise, ("independent", "shared"))
     check_choice("layout", layout, ("dn", "nd"))
     for name, flag in (("fast_math", fast_math), ("validate", validate), ("antithetic", antithetic)):
@@ -180,7 +184,7 @@ def sample(
     caller = common_library(mu, sigma, out)
     vector_name, vector = ("sigma", sigma) if is_number(mu) else ("mu", mu)
     device = caller.device(vector_name, vector)
-    _check_generator(generator, caller, device)
+    check_generator(generator, caller, device)
     chosen = choose(backend, caller.name, device.kind)
 
     # Arrays of a library that we know only by its protocols are seen through one that we know well.
@@ -242,6 +246,16 @@ def sample(
         launch(*_seed_and_offset(seed, generator, caller, device), 0)
     after_launch(caller.foreign, (given, seen), others, inputs.device, stream)
     return result if out is not None else caller.hand_over(result, raw_result, inputs.device, stream)
+
+
+def checked_window(n: Any, dim_offset: Any, sample_offset: Any) -> tuple[int, int, int]:
+    """The three as ints in their ranges; TypeError or ValueError otherwise."""
+    n = checked_integer("n", n, 0, COLUMNS + 1)
+    dim_offset = checked_integer("dim_offset", dim_offset, 0, ROWS + 1)
+    sample_offset = checked_integer("sample_offset", sample_offset, 0, COLUMNS + 1)
+    if sample_offset + n > COLUMNS:
+        raise ValueError(f"n: expected sample_offset + n <= 2**34, got {sample_offset} + {n}")
+    return n, dim_offset, sample_offset
 
 
 _NOT_CAPTURED = (
@@ -365,7 +379,7 @@ def _find_small_kernel(backend: Any, dtype: np.dtype[Any]) -> Callable[..., bool
     return kernel
 
 
-def _check_generator(generator: Any, library: Library, device: Device) -> None:
+def check_generator(generator: Any, library: Library, device: Device) -> None:
     if generator is None or isinstance(generator, Generator):
         return
     torch = sys.modules.get("torch")
