@@ -258,20 +258,20 @@ class DeviceCounter:
         self.lock = threading.Lock()
         """Held from the launch that reads the offset to the one that counts it up."""
         self._library = library
-        self._array = library.to_device(_as_int64(value), device)
-        raw: Any = library.operand("generator", self._array).raw
+        self.array = library.to_device(_as_int64(value), device)
+        raw: Any = library.operand("generator", self.array).raw
         self.address: int = raw.pointer
 
     @property
     def value(self) -> int:
         """The offset; reading it waits for the device."""
         synchronize(self.device.ordinal)
-        return int(self._library.to_host(self._array)[0]) % WORD_64
+        return int(self._library.to_host(self.array)[0]) % WORD_64
 
     @value.setter
     def value(self, value: int) -> None:
         synchronize(self.device.ordinal)
-        self._library.overwrite(self._array, _as_int64(value))
+        self._library.overwrite(self.array, _as_int64(value))
 
 
 def _as_int64(value: int) -> Any:

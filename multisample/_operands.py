@@ -14,7 +14,8 @@ from ._arguments import describe
 from ._libraries import Device, Library, Operand, library_of
 
 __all__ = [
-    "adopted", "check_inputs", "checked_out", "common_length", "common_library", "is_number", "look_at", "transposed",
+    "adopted", "check_inputs", "checked_out", "common_length", "common_library", "is_number", "look_at", "promoted",
+    "transposed",
 ]  # fmt: skip
 
 
@@ -73,7 +74,7 @@ def look_at(library: Library, mu: Any, sigma: Any, dtype: str | None) -> Inputs:
         _check_alignment(name, operand.raw)
     d = common_length({name: operand.shape for name, operand in operands.items()})
     if dtype is None:
-        dtype = _promoted([operand.counts_as for operand in operands.values()])
+        dtype = promoted([operand.counts_as for operand in operands.values()])
     first, *others = operands.items()
     device = first[1].device
     for name, operand in others:
@@ -96,12 +97,13 @@ def common_length(shapes: dict[str, tuple[int, ...]]) -> int:
             raise ValueError(f"{name}: expected shape (d,) or (d, 1), got {shape}")
     if not lengths:
         raise ValueError("mu, sigma: expected at least one of shape (d,), got no dimension in either")
-    if len(set(lengths.values())) > 1:
+    d = next(iter(lengths.values()))
+    if any(length != d for length in lengths.values()):
         raise ValueError(f"sigma: expected as many elements as mu, {lengths['mu']}, got {lengths['sigma']}")
-    return next(iter(lengths.values()))
+    return d
 
 
-def _promoted(dtypes: list[str]) -> str:
+def promoted(dtypes: list[str]) -> str:
     """NumPy's promotion among the floating types."""
     if len(set(dtypes)) == 1:
         return dtypes[0]
