@@ -65,6 +65,19 @@ def test_batches_of_what_stands_for_a_vector(torch_device: str) -> None:
         assert torch.equal(vmap(draw)(batch), torch.stack([draw(x) for x in batch]))
 
 
+@pytest.mark.parametrize("options", [{}, {"seed": 3}, {"noise": "shared", "layout": "nd"}], ids=str)
+def test_a_batch_may_be_empty(torch_device: str, options: dict[str, Any]) -> None:
+    mu, sigma = (x[:0] for x in batches(torch_device))
+
+    def value(mu: torch.Tensor, sigma: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x = sample(mu, sigma, N, **options)
+        return x.sum(), x
+
+    slope, x = vmap(grad(value, has_aux=True), randomness="different")(mu, sigma)
+    assert slope.shape == (0, D)
+    assert x.shape == ((0, N, D) if "layout" in options else (0, D, N))
+
+
 def test_out_may_be_a_batch(torch_device: str) -> None:
     mu, sigma = batches(torch_device)
     for layout, shape in (("dn", (B, D, N)), ("nd", (B, N, D))):

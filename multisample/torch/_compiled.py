@@ -14,7 +14,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from .._dispatch import choose
 from .._operands import is_number
 from .._sample import sample
-from ._dispatched import sample_transformed
+from ._dispatched import is_batched, sample_apart, sample_transformed
 
 __all__ = ["sample_compiled"]
 
@@ -51,4 +51,7 @@ def _has_operators(backend: str, device_kind: str) -> bool:
     return choose(backend, "torch", device_kind).name == "torch_ext"
 
 
+# In a graph, PyTorch batches a call when it is there as a whole.
+torch.compiler.assume_constant_result(is_batched)
+torch.compiler.allow_in_graph(sample_apart)
 _sample_uncompiled = torch.compiler.disable(sample, reason=_COMPILED)

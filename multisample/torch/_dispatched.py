@@ -22,7 +22,7 @@ from .._libraries import Device, element, is_opaque, library_of
 from .._operands import common_length, is_number, promoted
 from .._sample import ROWS, captured_offset, seed_and_offset
 
-__all__ = ["SEED", "draw_offset", "sample_recorded", "sample_transformed"]
+__all__ = ["SEED", "draw_offset", "is_batched", "sample_apart", "sample_recorded", "sample_transformed"]
 
 SEED = 0x636F6D70696C6564
 """The seed wherever the offset is drawn on the device: the bytes of "compiled"."""
@@ -95,7 +95,7 @@ def sample_transformed(
         device = next(iter(tensors.values())).device
         if isinstance(generator, Generator):
             seed, offset = _taken(generator, device)
-        elif _stands_for_several(device, *tensors.values()):
+        elif is_batched() or _stands_for_several(device, *tensors.values()):
             seed, counter = SEED, draw_offset(device, generator)
         else:
             seed, offset = take_from_torch(generator, str(device))
@@ -141,7 +141,7 @@ def _check_out(out: Any, shape: tuple[Any, Any], dtype: str, sources: dict[str, 
 
 
 def _taken(generator: Generator, device: Any) -> tuple[int, int]:
-    if generator.graph_safe or _is_batched() or _is_captured(device):
+    if generator.graph_safe or is_batched() or _is_captured(device):
         raise ValueError(
             "generator: expected a torch.Generator where PyTorch transforms the call, which can draw for each element"
             f" of a batch and in each replay of a graph, got {generator}; or pass seed="
@@ -150,17 +150,17 @@ def _taken(generator: Generator, device: Any) -> tuple[int, int]:
 
 
 def _stands_for_several(device: Any, *tensors: Any) -> bool:
-    """Whether the call is one of several that expect new numbers: the runs of what is traced, elements of a batch."""
+    """Whether the call is one of several that expect new numbers: of the runs of what is traced."""
     return (
         torch.compiler.is_compiling()
         or torch._C._len_torch_dispatch_stack() > 0
         or any(map(is_opaque, tensors))
-        or _is_batched()
         or _is_captured(device)
     )
 
 
-def _is_batched() -> bool:
+def is_batched() -> bool:
+    """Whether the call is one for a batch, whatever its tensors are."""
     layers = _functorch.get_interpreter_stack() or ()
     return any(layer.key() == _functorch.TransformType.Vmap for layer in layers)
 
@@ -187,7 +187,17 @@ def _call_operator(
     if out is not None:
         torch.ops.multisample.sample_(out if layout == "dn" else out.T, *vectors, counter, **options)
         return out
-    return torch.ops.multisample.sample(*vectors, n, counter, dtype=_REAL[dtype], transposed=layout == "nd", **options)
+    options |= {"dtype": _REAL[dtype], "transposed": layout == "nd"}
+    if counter is not None and is_batched():
+        return sample_apart(*vectors, n, counter, **options)
+    return torch.ops.multisample.sample(*vectors, n, counter, **options)
+
+
+def sample_apart(mu: Any, sigma: Any, n: Any, counter: Any, **options: Any) -> Any:
+    """The operator's sample, in which counters of a batch only have to give other numbers for each element."""
+    from ._operators import Sample  # Which can be imported where the operators are there.
+
+    return Sample.apply(mu, sigma, n, counter, True, options)
 
 
 def _vector(x: Any, d: Any, dtype: str, device: Any) -> Any:

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import torch
 from torch.autograd import forward_ad
 
-__all__: list[str] = []
+__all__ = ["Sample"]
 
 Options: TypeAlias = dict[str, Any]
 """Keyword arguments of an operator, which are numbers and flags."""
@@ -77,16 +77,20 @@ def _promoted(*dtypes: torch.dtype) -> torch.dtype:
 # --- Derivatives ----------------------------------------------------------------------------------
 
 
-class _Sample(torch.autograd.Function):
-    """``sample``, differentiable in `mu` and `sigma`, and how it is drawn for a batch of either or of counters."""
+class Sample(torch.autograd.Function):
+    """``sample``, differentiable in `mu` and `sigma`, and how a batch of either or of counters is drawn.
+
+    With `apart`, counters of a batch only stand for numbers of their own: then it is drawn as one sample of as many
+    dimensions as all of them have together, by the first counter.
+    """
 
     @staticmethod
-    def forward(mu: Any, sigma: Any, n: Any, counter: Any, options: Options) -> Any:
+    def forward(mu: Any, sigma: Any, n: Any, counter: Any, apart: bool, options: Options) -> Any:
         return _SAMPLE(mu, sigma, n, counter, **options)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        mu, sigma, ctx.n, counter, options = inputs
+        mu, sigma, ctx.n, counter, ctx.apart, options = inputs
         ctx.dtypes = mu.dtype, sigma.dtype
         ctx.dtype = output.dtype
         ctx.noise = {name: option for name, option in options.items() if name != "dtype"}
@@ -96,36 +100,46 @@ class _Sample(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
         (counter,) = ctx.saved_tensors
-        gradients = _BACKWARD(grad, counter, **ctx.noise)
-        return (
-            *(
-                gradient.to(dtype) if needed else None
-                for gradient, dtype, needed in zip(gradients, ctx.dtypes, ctx.needs_input_grad[:2], strict=True)
-            ),
-            None, None, None,
-        )  # fmt: skip
+        gradients = [
+            gradient.to(dtype) if needed else None
+            for gradient, dtype, needed in zip(
+                _SampleBackward.apply(grad, counter, ctx.apart, ctx.noise),
+                ctx.dtypes,
+                ctx.needs_input_grad[:2],
+                strict=True,
+            )
+        ]
+        return *gradients, None, None, None, None
 
     @staticmethod
     def jvp(ctx: Any, mu: Any, sigma: Any, *_: Any) -> Any:
         (counter,) = ctx.saved_tensors
-        return _SAMPLE(mu, sigma, ctx.n, counter, dtype=ctx.dtype, **ctx.noise)
+        return Sample.apply(mu, sigma, ctx.n, counter, ctx.apart, {**ctx.noise, "dtype": ctx.dtype})
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, mu: Any, sigma: Any, n: Any, counter: Any, options: Options) -> Any:
-        elements = _elements(info.batch_size, (in_dims[0], in_dims[1], in_dims[3]), mu, sigma, counter)
-        return torch.stack([_SAMPLE(mu, sigma, n, counter, **options) for mu, sigma, counter in elements]), 0
+    def vmap(info: Any, in_dims: Any, mu: Any, sigma: Any, n: Any, counter: Any, apart: bool, options: Options) -> Any:
+        size = info.batch_size
+        dims = in_dims[0], in_dims[1], in_dims[3]
+        d = mu.shape[0] if dims[0] is None else mu.shape[1 - dims[0]]
+        if _is_one_sample(apart, dims[2], size, d, options):
+            rows = [_batch_first(x, dim, size).reshape(-1) for x, dim in ((mu, dims[0]), (sigma, dims[1]))]
+            together = Sample.apply(*rows, n, _first(counter, dims[2], size), apart, options)
+            axis = 1 if options.get("transposed", False) else 0
+            return together.unflatten(axis, (size, d)), axis
+        elements = _elements(size, dims, mu, sigma, counter)
+        return torch.stack([Sample.apply(mu, sigma, n, counter, apart, options) for mu, sigma, counter in elements]), 0
 
 
 class _SampleBackward(torch.autograd.Function):
     """``sample_backward``, whose derivative is a sample in turn."""
 
     @staticmethod
-    def forward(grad: Any, counter: Any, options: Options) -> Any:
+    def forward(grad: Any, counter: Any, apart: bool, options: Options) -> Any:
         return _BACKWARD(grad, counter, **options)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        grad, counter, ctx.options = inputs
+        grad, counter, ctx.apart, ctx.options = inputs
         ctx.n = grad.shape[0 if ctx.options.get("transposed", False) else 1]
         ctx.dtype = grad.dtype
         ctx.save_for_backward(counter)
@@ -134,18 +148,45 @@ class _SampleBackward(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_mu: Any, grad_sigma: Any) -> Any:
         (counter,) = ctx.saved_tensors
-        return _SAMPLE(grad_mu, grad_sigma, ctx.n, counter, dtype=ctx.dtype, **ctx.options), None, None
+        options = {**ctx.options, "dtype": ctx.dtype}
+        return Sample.apply(grad_mu, grad_sigma, ctx.n, counter, ctx.apart, options), None, None, None
 
     @staticmethod
     def jvp(ctx: Any, grad: Any, *_: Any) -> Any:
         (counter,) = ctx.saved_tensors
-        return _BACKWARD(grad, counter, **ctx.options)
+        return _SampleBackward.apply(grad, counter, ctx.apart, ctx.options)
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, grad: Any, counter: Any, options: Options) -> Any:
-        elements = _elements(info.batch_size, in_dims[:2], grad, counter)
-        results = [_BACKWARD(grad, counter, **options) for grad, counter in elements]
+    def vmap(info: Any, in_dims: Any, grad: Any, counter: Any, apart: bool, options: Options) -> Any:
+        size = info.batch_size
+        axis = 1 if options.get("transposed", False) else 0
+        batch = _batch_first(grad, in_dims[0], size)
+        d = batch.shape[1 + axis]
+        if _is_one_sample(apart, in_dims[1], size, d, options):
+            together = batch.movedim(0, axis).flatten(axis, axis + 1)
+            gradients = _SampleBackward.apply(together, _first(counter, in_dims[1], size), apart, options)
+            return tuple(gradient.unflatten(0, (size, d)) for gradient in gradients), (0, 0)
+        results = [
+            _SampleBackward.apply(grad, counter, apart, options)
+            for grad, counter in _elements(size, (0, in_dims[1]), batch, counter)
+        ]
         return tuple(map(torch.stack, zip(*results, strict=True))), (0, 0)
+
+
+def _is_one_sample(apart: bool, counter_dim: int | None, size: int, d: Any, options: Options) -> bool:
+    """Whether a batch can be one sample: if its elements are told apart, and rows are, and there are so many."""
+    if size == 0:
+        return True
+    are_apart = apart and counter_dim is not None and not options.get("shared", False)
+    return are_apart and bool(options.get("dim_offset", 0) + size * d <= 2**32)
+
+
+def _first(counter: Any, dim: int | None, size: int) -> Any:
+    return None if dim is None or size == 0 else counter.select(dim, 0)
+
+
+def _batch_first(x: Any, dim: int | None, size: int) -> Any:
+    return x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
 
 
 def _elements(size: int, dims: tuple[int | None, ...], *tensors: Any) -> list[tuple[Any, ...]]:
@@ -167,13 +208,13 @@ def _below_autograd(operator: Any, keys: Any, *arguments: Any, **options: Any) -
 
 def _differentiable_sample(keys: Any, mu: Any, sigma: Any, n: Any, counter: Any = None, **options: Any) -> Any:
     if _has_derivative(mu, sigma):
-        return _Sample.apply(mu, sigma, n, counter, options)
+        return Sample.apply(mu, sigma, n, counter, False, options)
     return _below_autograd(_SAMPLE, keys, mu, sigma, n, counter, **options)
 
 
 def _differentiable_backward(keys: Any, grad: Any, counter: Any = None, **options: Any) -> Any:
     if _has_derivative(grad):
-        return _SampleBackward.apply(grad, counter, options)
+        return _SampleBackward.apply(grad, counter, False, options)
     return _below_autograd(_BACKWARD, keys, grad, counter, **options)
 
 
@@ -202,11 +243,11 @@ _TRANSFORMED = "FuncTorchDynamicLayerFrontMode"
 
 
 def _transformed_sample(mu: Any, sigma: Any, n: Any, counter: Any = None, **options: Any) -> Any:
-    return _Sample.apply(mu, sigma, n, counter, options)
+    return Sample.apply(mu, sigma, n, counter, False, options)
 
 
 def _transformed_backward(grad: Any, counter: Any = None, **options: Any) -> Any:
-    return _SampleBackward.apply(grad, counter, options)
+    return _SampleBackward.apply(grad, counter, False, options)
 
 
 _registrations.impl("sample", _transformed_sample, _TRANSFORMED)
