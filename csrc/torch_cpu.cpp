@@ -149,8 +149,7 @@ Gradient sample_backward(const Tensor& grad, int64_t seed, int64_t offset, int64
   if (call.rows > 0 && call.columns > 0) {
     launch(call);
   } else {
-    torch::stable::zero_(std::get<0>(gradient));
-    torch::stable::zero_(std::get<1>(gradient));
+    set_zero(gradient);
   }
   return gradient;
 }
