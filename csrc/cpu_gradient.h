@@ -1,9 +1,8 @@
 // The gradient on the CPU: grad_mu[i] = sum_j grad[i, j] and grad_sigma[i] = sum_j grad[i, j] z[i, j].
 //
-// The noise is drawn again, a window at a time, to a buffer that a first-level cache holds, and laid out there as grad
-// is. A row is cut into pieces of a fixed length; sums are made in an order that the shape and the layout of grad alone
-// decide, so that any number of threads gives the same bits. Float32 sums are of 16 terms at most before they go on in
-// float64: an error of 16 2^-24 of the sum of magnitudes at most.
+// The noise is drawn again, a window at a time, to a buffer that a cache holds, and laid out there as grad is. A row is
+// cut into pieces of a fixed length; sums are made in an order that the shape and the layout of grad alone decide, so
+// that any number of threads gives the same bits. Float32 sums have at most 16 terms before they go on in float64.
 #pragma once
 
 #include "cpu_kernel.h"
@@ -12,185 +11,229 @@
 namespace multisample {
 namespace cpu {
 
-// Columns of a piece, and elements of a window.
+// Columns of a piece.
 constexpr u64 kPiece = 4096;
 // Sums side by side, and terms of a sum in the computing type.
 constexpr u64 kSums = 16, kChain = 16;
-// Rows of a window in which they lie side by side.
-constexpr u64 kDownRows = 256;
-static_assert(kPiece % (kSums * kChain) == 0 && kPiece % (kDownRows * kChain) == 0, "");
+static_assert(kPiece % (kSums * kChain) == 0, "");
 
-// The two gradients of a row, or what a piece of it contributes to them.
+template <class Real, u64 count>
+struct VectorOf {
+  typedef Real Type __attribute__((vector_size(count * sizeof(Real))));
+};
+
+// The two gradients of a row, or what a part of it contributes to them.
 struct Gradients {
   double mu, sigma;
 };
 
-template <class Real>
-struct Sums {
-  Real mu[kSums] = {}, sigma[kSums] = {};
-};
-
-// Of elements and noise that lie side by side.
-template <class G, class Real>
-MULTISAMPLE_FUNCTION Gradients sum_run(const Unaligned<G>* grad, const Real* noise, u64 count) {
-  Sums<double> total;
-  const auto flush = [&](const Sums<Real>& part) {
-    for (u64 s = 0; s < kSums; ++s) {
-      total.mu[s] += static_cast<double>(part.mu[s]);
-      total.sigma[s] += static_cast<double>(part.sigma[s]);
-    }
-  };
-  const auto add = [&](Sums<Real>& part, u64 first, u64 sums) {
-    for (u64 s = 0; s < sums; ++s) {
-      const Real g = converted<Real>(grad[first + s].x);
-      part.mu[s] += g;
-      part.sigma[s] = fma_rn(g, noise[first + s], part.sigma[s]);
-    }
-  };
-  u64 k = 0;
-  for (; k + kSums * kChain <= count; k += kSums * kChain) {
-    Sums<Real> part;
-    for (u64 link = 0; link < kChain; ++link) add(part, k + kSums * link, kSums);
-    flush(part);
+template <u64 count>
+MULTISAMPLE_FUNCTION double added_up(const typename VectorOf<double, count>::Type& x) {
+  if constexpr (count == 1) {
+    return x[0];
+  } else {
+    typename VectorOf<double, count / 2>::Type halves[2];
+    std::memcpy(halves, &x, sizeof x);
+    return added_up<count / 2>(halves[0] + halves[1]);
   }
-  Sums<Real> part;
-  for (; k + kSums <= count; k += kSums) add(part, k, kSums);
-  add(part, k, count - k);
-  flush(part);
-  for (u64 half = kSums / 2; half > 0; half /= 2) {
-    for (u64 s = 0; s < half; ++s) {
-      total.mu[s] += total.mu[s + half];
-      total.sigma[s] += total.sigma[s + half];
-    }
-  }
-  return {total.mu[0], total.sigma[0]};
 }
 
-// Rows [first_row, last_row) of a piece: positions [first, last), which are columns and how far the first column is in
-// its block, so that windows end where blocks do.
-struct Part {
-  u64 first_row, last_row, first, last;
+template <class Real>
+struct Sums {
+  using Vector = typename VectorOf<Real, kSums>::Type;
+  Vector mu{}, sigma{};
+
+  // Of that many elements, in the computing type.
+  MULTISAMPLE_FUNCTION void add(const Vector& grad, const Vector& noise) {
+    mu += grad;
+    sigma += grad * noise;
+  }
+
+  // Chains that have come to their end.
+  template <class Narrow>
+  MULTISAMPLE_FUNCTION void add(const Sums<Narrow>& part) {
+    mu += __builtin_convertvector(part.mu, Vector);
+    sigma += __builtin_convertvector(part.sigma, Vector);
+  }
 };
 
-// How far the first column is in its block.
+// Elements that lie side by side, in the computing type.
+template <class T, class Real>
+MULTISAMPLE_FUNCTION typename Sums<Real>::Vector elements(const char* at) {
+  alignas(64) Real x[kSums];
+  for (u64 k = 0; k < kSums; ++k) x[k] = converted<Real>(load<T>(at + k * sizeof(T)));
+  typename Sums<Real>::Vector vector;
+  std::memcpy(&vector, x, sizeof x);
+  return vector;
+}
+
+// The same of fewer, and then zeros.
+template <class T, class Real>
+MULTISAMPLE_FUNCTION typename Sums<Real>::Vector elements(const char* at, u64 count) {
+  alignas(64) Real x[kSums] = {};
+  for (u64 k = 0; k < count; ++k) x[k] = converted<Real>(load<T>(at + k * sizeof(T)));
+  typename Sums<Real>::Vector vector;
+  std::memcpy(&vector, x, sizeof x);
+  return vector;
+}
+
+// How far the first column is in its block. A position is a column and that, so that windows end where blocks do.
 inline u64 skipped(const GradientCall& call) { return call.first_column % (call.antithetic ? 8 : 4); }
 
 inline u64 pieces(const GradientCall& call) { return ceil_div(skipped(call) + call.columns, kPiece); }
 
-// Whether windows have rows side by side, as grad has.
-template <class G>
-bool sums_down(const GradientCall& call) {
-  return call.row_stride == sizeof(G) && call.column_stride != sizeof(G) && call.rows >= kSums;
-}
-
 template <class G, class Real>
 class Summation {
  public:
-  explicit Summation(const GradientCall& call) : call_(call), skip_(skipped(call)) {}
+  // Rows that are summed at once, at most.
+  static constexpr u64 kRows = 4096;
 
-  // Gives `put` the gradients of each row of the part.
+  explicit Summation(const GradientCall& call)
+      : call_(call),
+        skip_(skipped(call)),
+        down_(call.row_stride == sizeof(G) && call.column_stride != sizeof(G) && call.rows >= kSums) {}
+
+  // Gives `put` the gradients of rows [first_row, last_row) from position `first` to `last`, all of one piece.
   template <class Put>
-  void sum(const Part& part, Put put) {
-    if (sums_down<G>(call_)) {
-      for (u64 r = part.first_row; r < part.last_row; r += kDownRows) {
-        sum_down({r, min(r + kDownRows, part.last_row), part.first, part.last}, put);
-      }
-      return;
+  void sum(u64 first_row, u64 last_row, u64 first, u64 last, Put put) {
+    // Those of a window. Rows have in common what their columns take.
+    u64 width = kPiece, height = kRows;
+    if (!call_.shared) {
+      width = down_ ? kNoise / min(last_row - first_row, kNoise / kChain) / kChain * kChain : kNoise / kLeastRows;
+      height = min(kRows, kNoise / min(width, last - first));
     }
-    const u64 column = part.first - skip_, columns = part.last - part.first;
-    const u64 height = call_.shared ? part.last_row - part.first_row : kPiece / columns;
-    for (u64 r = part.first_row; r < part.last_row; r += height) {
-      const u64 last = min(r + height, part.last_row);
-      draw(r, call_.shared ? r + 1 : last, column, columns, static_cast<i64>(columns * sizeof(Real)), sizeof(Real));
-      for (u64 k = r; k < last; ++k) {
-        put(k, sum_run(run(address(k, column), columns), noise_ + (call_.shared ? 0 : (k - r) * columns), columns));
+    // Memory likes to be read in long runs: along the rows, or where they lie side by side down as many as there is
+    // room for.
+    const u64 band = down_ ? kRows : height;
+    for (u64 top = first_row, rows; top < last_row; top += rows) {
+      rows = min(band, last_row - top);
+      std::memset(&totals_, 0, sizeof totals_);
+      for (u64 begin = first, end; begin < last; begin = end) {
+        end = min(begin / width * width + width, last);
+        for (u64 row = 0; row < rows; row += height) {
+          const Window window{top + row, min(top + row + height, top + rows), begin, end};
+          if (row == 0 || !call_.shared) draw(window);
+          down_ ? add_down(window, row) : add_along(window, row);
+        }
       }
+      for (u64 k = 0; k < rows; ++k) put(top + k, Gradients{totals_.mu[k], totals_.sigma[k]});
     }
   }
 
  private:
-  template <class Put>
-  void sum_down(const Part& part, Put put) {
-    const u64 rows = part.last_row - part.first_row, width = kPiece / (call_.shared ? 1 : rows) / kChain * kChain;
-    double mu[kDownRows] = {}, sigma[kDownRows] = {};
-    Real mu_part[kDownRows] = {}, sigma_part[kDownRows] = {};
-    for (u64 first = part.first, last; first < part.last; first = last) {
-      last = min(first / width * width + width, part.last);
-      draw(part.first_row, part.first_row + (call_.shared ? 1 : rows), first - skip_, last - first, sizeof(Real),
-           static_cast<i64>((call_.shared ? 1 : rows) * sizeof(Real)));
-      for (u64 p = first; p < last; ++p) {
-        const Unaligned<G>* grad = reinterpret_cast<const Unaligned<G>*>(address(part.first_row, p - skip_));
-        const auto add = [&](auto noise) {
-          for (u64 r = 0; r < rows; ++r) {
-            const Real g = converted<Real>(grad[r].x);
-            mu_part[r] += g;
-            sigma_part[r] = fma_rn(g, noise(r), sigma_part[r]);
-          }
-        };
-        if (call_.shared) {
-          add([z = noise_[p - first]](u64) { return z; });
-        } else {
-          add([z = noise_ + (p - first) * rows](u64 r) { return z[r]; });
-        }
-        if ((p + 1) % kChain != 0 && p + 1 < part.last) continue;
-        for (u64 r = 0; r < rows; ++r) {
-          mu[r] += static_cast<double>(mu_part[r]);
-          sigma[r] += static_cast<double>(sigma_part[r]);
-          mu_part[r] = sigma_part[r] = 0;
-        }
-      }
-    }
-    for (u64 r = 0; r < rows; ++r) put(part.first_row + r, Gradients{mu[r], sigma[r]});
-  }
+  // Elements of a window, of which there are so many rows at least.
+  static constexpr u64 kNoise = 65536 / sizeof(Real), kLeastRows = 8;
 
-  void draw(u64 first_row, u64 last_row, u64 column, u64 columns, i64 row_stride, i64 column_stride) {
+  // The window's columns are positions.
+  void draw(const Window& window) {
+    const u64 rows = call_.shared ? 1 : window.rows(), columns = window.columns();
     SampleCall sample{};
     sample.sigma.number = 1;
     sample.out = noise_;
-    sample.row_stride = row_stride;
-    sample.column_stride = column_stride;
-    sample.rows = last_row - first_row;
+    sample.row_stride = static_cast<i64>(down_ ? sizeof(Real) : columns * sizeof(Real));
+    sample.column_stride = static_cast<i64>(down_ ? rows * sizeof(Real) : sizeof(Real));
+    sample.rows = rows;
     sample.columns = columns;
-    sample.first_row = call_.first_row + first_row;
-    sample.first_column = call_.first_column + column;
+    sample.first_row = call_.first_row + window.first_row;
+    sample.first_column = call_.first_column + window.first_column - skip_;
     sample.seed = call_.seed;
     sample.offset = call_.offset;
     sample.type = sizeof(Real) == 8 ? kFloat64 : kFloat32;
     sample.shared = call_.shared;
     sample.antithetic = call_.antithetic;
-    draw_window(sample, 0, sample.rows, 0, columns);
+    draw_window(sample, 0, rows, 0, columns);
   }
 
-  const char* address(u64 row, u64 column) const {
-    return static_cast<const char*>(call_.grad) + static_cast<i64>(row) * call_.row_stride +
-           static_cast<i64>(column) * call_.column_stride;
-  }
-
-  // Elements of a row that lie side by side, if need be in a copy.
-  const Unaligned<G>* run(const char* at, u64 columns) {
-    if (call_.column_stride == sizeof(G)) return reinterpret_cast<const Unaligned<G>*>(at);
-    for (u64 c = 0; c < columns; ++c) {
-      copy_[c] = reinterpret_cast<const Unaligned<G>*>(at + static_cast<i64>(c) * call_.column_stride)[0];
+  // Adds it to the totals from `first_total` on.
+  void add_along(const Window& window, u64 first_total) {
+    const u64 columns = window.columns();
+    for (u64 r = 0; r < window.rows(); ++r) {
+      const Real* const noise = noise_ + (call_.shared ? 0 : r * columns);
+      const char* const grad = run(address(window.first_row + r, window.first_column), columns);
+      Sums<double> total;
+      for (u64 chain = 0; chain < columns; chain += kSums * kChain) {
+        const u64 last = min(chain + kSums * kChain, columns);
+        Sums<Real> part;
+        u64 k = chain;
+        for (; k + kSums <= last; k += kSums) {
+          part.add(elements<G, Real>(grad + k * sizeof(G)), elements<Real, Real>(at(noise + k)));
+        }
+        if (k < last) {
+          part.add(elements<G, Real>(grad + k * sizeof(G), last - k), elements<Real, Real>(at(noise + k), last - k));
+        }
+        total.add(part);
+      }
+      totals_.mu[first_total + r] += added_up<kSums>(total.mu);
+      totals_.sigma[first_total + r] += added_up<kSums>(total.sigma);
     }
-    return copy_;
+  }
+
+  // With vectors that run down the rows.
+  void add_down(const Window& window, u64 first_total) {
+    const u64 rows = window.rows(), begin = window.first_column;
+    for (u64 chain = begin, last; chain < window.last_column; chain = last) {
+      last = min(chain / kChain * kChain + kChain, window.last_column);
+      // What `read` says of the elements from an address on.
+      const auto add = [&](u64 r, auto read) {
+        Sums<Real> part;
+        for (u64 p = chain; p < last; ++p) {
+          const auto grad = read(G{}, address(window.first_row + r, p));
+          if (call_.shared) {
+            part.add(grad, typename Sums<Real>::Vector{} + noise_[p - begin]);
+          } else {
+            part.add(grad, read(Real{}, at(noise_ + (p - begin) * rows + r)));
+          }
+        }
+        for (u64 k = 0; k < kSums; ++k) {
+          totals_.mu[first_total + r + k] += static_cast<double>(part.mu[k]);
+          totals_.sigma[first_total + r + k] += static_cast<double>(part.sigma[k]);
+        }
+      };
+      u64 r = 0;
+      for (; r + kSums <= rows; r += kSums) {
+        add(r, [](auto type, const char* at) { return elements<decltype(type), Real>(at); });
+      }
+      if (r < rows) {
+        add(r, [&](auto type, const char* at) { return elements<decltype(type), Real>(at, rows - r); });
+      }
+    }
+  }
+
+  static const char* at(const Real* noise) { return reinterpret_cast<const char*>(noise); }
+
+  const char* address(u64 row, u64 position) const {
+    return static_cast<const char*>(call_.grad) + static_cast<i64>(row) * call_.row_stride +
+           static_cast<i64>(position - skip_) * call_.column_stride;
+  }
+
+  // Elements of a row side by side, if need be in a copy.
+  const char* run(const char* first, u64 columns) {
+    if (call_.column_stride == sizeof(G)) return first;
+    for (u64 c = 0; c < columns; ++c) copy_[c] = load<G>(first + static_cast<i64>(c) * call_.column_stride);
+    return reinterpret_cast<const char*>(copy_);
   }
 
   const GradientCall& call_;
-  u64 skip_;
-  alignas(64) Real noise_[kPiece];
-  Unaligned<G> copy_[kPiece];
+  const u64 skip_;
+  const bool down_;
+  struct {
+    alignas(64) double mu[kRows], sigma[kRows];
+  } totals_;
+  alignas(64) Real noise_[kNoise];
+  G copy_[kPiece];
 };
 
 }  // namespace cpu
 
-// How a gradient is made in parts, in any order and on any threads.
+// How a gradient is made in parts, in any order and on any threads: those are only what decides how many rows a part
+// has.
 class GradientParts {
  public:
-  explicit GradientParts(const GradientCall& call) : call_(call), pieces_(cpu::pieces(call)) {
-    // Rows have in common what their columns take, with shared noise all of it.
-    const u64 size = call.shared ? kSharedPart : kPart, columns = cpu::min(call.columns, cpu::kPiece);
-    rows_ = cpu::ceil_div(cpu::ceil_div(size, columns), cpu::kDownRows) * cpu::kDownRows;
-    if (columns * cpu::kDownRows > size) rows_ = cpu::ceil_div(size, columns);
+  GradientParts(const GradientCall& call, u64 threads) : call_(call), pieces_(cpu::pieces(call)) {
+    const u64 least = kLeastPart / cpu::min(call.columns, cpu::kPiece);
+    const u64 even = cpu::ceil_div(call.rows * pieces_, 4 * threads);
+    rows_ = cpu::min(even < least ? least : even, kMostRows);
+    if (rows_ < kLeastRows) rows_ = kLeastRows;
   }
 
   u64 count() const { return pieces_ * cpu::ceil_div(call_.rows, rows_); }
@@ -220,16 +263,17 @@ class GradientParts {
   }
 
  private:
-  // Elements of a part: enough to hide the cost of handing it out, few enough to even out threads.
-  static constexpr u64 kPart = 1 << 16, kSharedPart = 1 << 19;
+  // Elements of a part: enough to hide the cost of handing it out. Rows: enough to have much in common.
+  static constexpr u64 kLeastPart = 1 << 16, kLeastRows = 64, kMostRows = 4096;
 
   template <class G, class Real>
   __attribute__((noinline)) void sum_as(u64 k, cpu::Gradients* partial_sums) const {
     const cpu::DefaultFloatingPoint guard;
     const u64 piece = k % pieces_, row = k / pieces_ * rows_, skip = cpu::skipped(call_);
-    const cpu::Part part{row, cpu::min(row + rows_, call_.rows), piece == 0 ? skip : piece * cpu::kPiece,
-                         cpu::min((piece + 1) * cpu::kPiece, skip + call_.columns)};
-    cpu::Summation<G, Real>(call_).sum(part, [&](u64 r, const cpu::Gradients& gradients) {
+    const u64 first = piece == 0 ? skip : piece * cpu::kPiece;
+    const u64 last = cpu::min((piece + 1) * cpu::kPiece, skip + call_.columns);
+    cpu::Summation<G, Real> summation(call_);
+    summation.sum(row, cpu::min(row + rows_, call_.rows), first, last, [&](u64 r, const cpu::Gradients& gradients) {
       if (pieces_ == 1) {
         put(r, gradients);
       } else {

@@ -13,6 +13,7 @@ struct GradientCall {
   void *grad_mu, *grad_sigma;     // of the computing type, side by side
   u64 rows, columns;              // at least 1
   u64 first_row, first_column;
+  double* partial_sums;  // room for those of a row's segments, if there are several
   u64 seed, offset;
   u64* counter;  // where the kernel runs, and then it holds the offset; or null
   u32 type;      // of grad

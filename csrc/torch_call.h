@@ -183,6 +183,11 @@ inline Gradient new_gradient(const torch::stable::Tensor& grad, bool transposed)
   return {torch::stable::new_empty(grad, {shape, 1}, type), torch::stable::new_empty(grad, {shape, 1}, type)};
 }
 
+inline void set_zero(Gradient& gradient) {
+  torch::stable::zero_(std::get<0>(gradient));
+  torch::stable::zero_(std::get<1>(gradient));
+}
+
 // What sums `grad`, which is (n, d) if it is `transposed`, to what `new_gradient` made. There is nothing to sum when
 // `rows` or `columns` is 0.
 inline GradientCall checked_gradient_call(const torch::stable::Tensor& grad, bool transposed, const Gradient& gradient,
@@ -193,8 +198,9 @@ inline GradientCall checked_gradient_call(const torch::stable::Tensor& grad, boo
   const i64 size = static_cast<i64>(grad.element_size());
   GradientCall call{};
   call.grad = grad.const_data_ptr();
-  call.row_stride = grad.stride(transposed) * size;
-  call.column_stride = grad.stride(!transposed) * size;
+  // Of one row or one column, any stride will do: these say that it lies side by side.
+  call.column_stride = columns == 1 ? size : grad.stride(!transposed) * size;
+  call.row_stride = rows == 1 ? columns * size : grad.stride(transposed) * size;
   call.grad_mu = std::get<0>(gradient).mutable_data_ptr();
   call.grad_sigma = std::get<1>(gradient).mutable_data_ptr();
   call.rows = static_cast<u64>(rows);

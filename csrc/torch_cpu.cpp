@@ -102,9 +102,10 @@ void launch(const SampleCall& call) {
 }
 
 void launch(const GradientCall& call) {
-  const GradientParts parts(call);
+  const u64 work = work_of(call);
+  const GradientParts parts(call, threads_for(work));
   std::vector<cpu::Gradients> partial_sums(parts.partial_sums());
-  on_threads(parts.count(), work_of(call), [&](u64 k) { parts.sum(k, partial_sums.data()); });
+  on_threads(parts.count(), work, [&](u64 k) { parts.sum(k, partial_sums.data()); });
   parts.finish(partial_sums.data());
 }
 
@@ -150,8 +151,7 @@ Gradient sample_backward(const Tensor& grad, const std::optional<Tensor>& counte
   if (call.rows > 0 && call.columns > 0) {
     launch(call);
   } else {
-    torch::stable::zero_(std::get<0>(gradient));
-    torch::stable::zero_(std::get<1>(gradient));
+    set_zero(gradient);
   }
   return gradient;
 }

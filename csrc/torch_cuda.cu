@@ -5,6 +5,7 @@
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/accelerator.h>
 
+#include "gradient_launch.cuh"
 #include "launch.cuh"
 #include "torch_call.h"
 
@@ -13,11 +14,22 @@ namespace {
 
 using torch::stable::Tensor;
 
+// Makes the device of `of` current for as long as it lives.
+struct OnDevice {
+  int index;
+  torch::stable::accelerator::DeviceGuard guard;
+  void* stream;
+
+  explicit OnDevice(const Tensor& of) : index(of.get_device_index()), guard(index) {
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(index, &stream));
+  }
+};
+
 void draw(const char* op, const Tensor& out, SampleCall call) {
   if (call.rows == 0 || call.columns == 0) return;
-  call.device = out.get_device_index();
-  const torch::stable::accelerator::DeviceGuard guard(call.device);
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(call.device, &call.stream));
+  const OnDevice device(out);
+  call.device = device.index;
+  call.stream = device.stream;
   const cudaError_t error = launch(call);
   check(error == cudaSuccess, op, "the launch failed: ", cudaGetErrorString(error), "; out has ", out);
 }
@@ -39,6 +51,27 @@ Tensor sample(const Tensor& mu, const Tensor& sigma, int64_t n, const std::optio
        checked_call("sample", out, transposed, mu, sigma,
                     {seed, offset, dim_offset, sample_offset, shared, fast_math, antithetic, counter}));
   return out;
+}
+
+Gradient sample_backward(const Tensor& grad, int64_t seed, int64_t offset, int64_t dim_offset, int64_t sample_offset,
+                         bool shared, bool fast_math, bool antithetic, bool transposed,
+                         const std::optional<Tensor>& counter) {
+  Gradient gradient = new_gradient(grad, transposed);
+  GradientCall call = checked_gradient_call(
+      grad, transposed, gradient, {seed, offset, dim_offset, sample_offset, shared, fast_math, antithetic, counter});
+  if (call.rows == 0 || call.columns == 0) {
+    set_zero(gradient);
+    return gradient;
+  }
+  const GradientGeometry geometry = gradient_geometry(call);
+  const int64_t count = static_cast<int64_t>(partial_sums_of(call, geometry));
+  // The allocator keeps it for those that come after on the same stream.
+  const Tensor partial_sums = torch::stable::new_empty(grad, {&count, 1}, torch::headeronly::ScalarType::Double);
+  call.partial_sums = static_cast<double*>(partial_sums.mutable_data_ptr());
+  const OnDevice device(grad);
+  const cudaError_t error = launch_gradient(call, geometry, device.stream);
+  check(error == cudaSuccess, "sample_backward", "the launch failed: ", cudaGetErrorString(error), "; grad has ", grad);
+  return gradient;
 }
 
 // What `launch` returns, with `device` current for as long as it runs.
@@ -75,4 +108,5 @@ extern "C" __attribute__((visibility("default"))) const char* multisample_cuda_e
 STABLE_TORCH_LIBRARY_IMPL(multisample, CUDA, m) {
   m.impl("sample_", TORCH_BOX(&multisample::sample_));
   m.impl("sample", TORCH_BOX(&multisample::sample));
+  m.impl("sample_backward", TORCH_BOX(&multisample::sample_backward));
 }

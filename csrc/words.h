@@ -30,7 +30,7 @@ struct RoundKeys {
 };
 
 // The keys of all rounds: of the words that a seed gives, or (key1 = kKey1 ^ kFloat64Key) of those that refine them.
-MULTISAMPLE_FUNCTION RoundKeys round_keys(u64 seed, u32 key1) {
+MULTISAMPLE_HOST_FUNCTION RoundKeys round_keys(u64 seed, u32 key1) {
   RoundKeys keys;
 #ifdef __CUDACC__
 #pragma unroll
