@@ -53,9 +53,9 @@ Tensor sample(const Tensor& mu, const Tensor& sigma, int64_t n, const std::optio
   return out;
 }
 
-Gradient sample_backward(const Tensor& grad, int64_t seed, int64_t offset, int64_t dim_offset, int64_t sample_offset,
-                         bool shared, bool fast_math, bool antithetic, bool transposed,
-                         const std::optional<Tensor>& counter) {
+Gradient sample_backward(const Tensor& grad, const std::optional<Tensor>& counter, int64_t seed, int64_t offset,
+                         int64_t dim_offset, int64_t sample_offset, bool shared, bool fast_math, bool antithetic,
+                         bool transposed) {
   Gradient gradient = new_gradient(grad, transposed);
   GradientCall call = checked_gradient_call(
       grad, transposed, gradient, {seed, offset, dim_offset, sample_offset, shared, fast_math, antithetic, counter});
