@@ -29,6 +29,7 @@ FORMS: dict[str, Callable[[torch.Tensor], Any]] = {
     "strided": lambda x: torch.stack((x, x), 1).reshape(-1)[::2],
     "expanded": lambda x: x[:1].expand(D),
     "no dimension": lambda x: x.sum(),
+    "read as imaginary": lambda x: torch.complex(torch.zeros_like(x), -x).conj().imag,
     "number": lambda x: 0.75,
 }
 
