@@ -7,7 +7,6 @@ launch. The same kernels are there as ``torch.ops.multisample.sample_`` for whoe
 from __future__ import annotations
 
 import ctypes
-import importlib
 import importlib.metadata
 import importlib.util
 import os
@@ -81,7 +80,9 @@ class TorchExtBackend:
 
     def _load_cpu(self) -> Any:
         library = _load(torch_ext_build.cpu_library())
-        importlib.import_module("multisample.torch._operators")  # Which is about operators that are there now.
+        from multisample.torch._operators import register  # Not before PyTorch is needed anyway.
+
+        register()
         library.multisample_launch_cpu.argtypes = (ctypes.c_char_p,)
         library.multisample_last_error.restype = ctypes.c_char_p
         return library

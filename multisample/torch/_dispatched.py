@@ -21,6 +21,7 @@ from .._generator import WORD_64, Generator, take_from_torch
 from .._libraries import Device, element, is_opaque, library_of
 from .._operands import common_length, is_number, promoted
 from .._sample import ROWS, captured_offset, seed_and_offset
+from ._operators import Sample
 
 __all__ = ["SEED", "draw_offset", "is_batched", "sample_apart", "sample_recorded", "sample_transformed"]
 
@@ -195,8 +196,6 @@ def _call_operator(
 
 def sample_apart(mu: Any, sigma: Any, n: Any, counter: Any, **options: Any) -> Any:
     """The operator's sample, in which counters of a batch only have to give other numbers for each element."""
-    from ._operators import Sample  # Which can be imported where the operators are there.
-
     return Sample.apply(mu, sigma, n, counter, True, options)
 
 

@@ -1,7 +1,7 @@
 """What PyTorch has to know of ``torch.ops.multisample`` beyond how to run it: empty results, derivatives and batches.
 
-The operators themselves are C++ and CUDA C++, and their schemas are in ``csrc/torch_cpu.cpp``: this is imported as soon
-as that library has been loaded.
+The operators themselves are C++ and CUDA C++, and their schemas are in ``csrc/torch_cpu.cpp``; `register` is called as
+soon as that library has been loaded.
 
 A sample is linear in mu and sigma, and its noise can be drawn again: so a derivative is another draw with the same
 seed and offset, to any order, and nothing as large as the sample is kept for it.
@@ -9,34 +9,48 @@ seed and offset, to any order, and nothing as large as the sample is kept for it
 
 from __future__ import annotations
 
+import functools
 from typing import Any, TypeAlias
 
 import torch
 from torch.autograd import forward_ad
 
-__all__ = ["Sample"]
+__all__ = ["Sample", "register"]
 
 Options: TypeAlias = dict[str, Any]
 """Keyword arguments of an operator, which are numbers and flags."""
 
-_SAMPLE_TO = torch.ops.multisample.sample_.default
-_SAMPLE = torch.ops.multisample.sample.default
-_BACKWARD = torch.ops.multisample.sample_backward.default
+_OPERATORS = torch.ops.multisample
 _REAL = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
-_registrations = torch.library.Library("multisample", "IMPL")
+
+@functools.cache
+def register() -> Any:
+    """Tell PyTorch all of it, of operators that it knows. What is returned keeps it told."""
+    library = torch.library.Library("multisample", "IMPL")
+    for name, fake, differentiable in (
+        ("sample", _fake_sample, _differentiable_sample),
+        ("sample_", _fake_sample_to, _sample_to_without_derivative),
+        ("sample_backward", _fake_sample_backward, _differentiable_backward),
+    ):
+        torch.library.register_fake(f"multisample::{name}", fake)
+        library.impl(name, differentiable, "Autograd", with_keyset=True)
+    # What torch.func does to an autograd.Function it does to one that is applied before its own layers are gone
+    # through; torch.library.register_autograd knows nothing of torch.func.
+    library.impl("sample", _transformed_sample, "FuncTorchDynamicLayerFrontMode")
+    library.impl("sample_backward", _transformed_backward, "FuncTorchDynamicLayerFrontMode")
+    torch.library.register_vmap("multisample::sample_", _batched_sample_to)
+    return library
 
 
 # --- Results without data -------------------------------------------------------------------------
 
 
-@torch.library.register_fake("multisample::sample_")
 def _fake_sample_to(out: Any, mu: Any, sigma: Any, counter: Any = None, **options: Any) -> None:
     torch._check(out.dim() == 2, lambda: f"multisample::sample_: out must have two dimensions, got {out.shape}")
     _check_vectors("sample_", mu, sigma, out.shape[0])
 
 
-@torch.library.register_fake("multisample::sample")
 def _fake_sample(
     mu: Any, sigma: Any, n: Any, counter: Any = None, *, dtype: Any = None, transposed: bool = False, **options: Any
 ) -> Any:
@@ -46,7 +60,6 @@ def _fake_sample(
     return mu.new_empty((n, d) if transposed else (d, n), dtype=dtype or _promoted(mu.dtype, sigma.dtype))
 
 
-@torch.library.register_fake("multisample::sample_backward")
 def _fake_sample_backward(grad: Any, counter: Any = None, *, transposed: bool = False, **options: Any) -> Any:
     torch._check(
         grad.dim() == 2, lambda: f"multisample::sample_backward: grad must have two dimensions, got {grad.shape}"
@@ -86,7 +99,7 @@ class Sample(torch.autograd.Function):
 
     @staticmethod
     def forward(mu: Any, sigma: Any, n: Any, counter: Any, apart: bool, options: Options) -> Any:
-        return _SAMPLE(mu, sigma, n, counter, **options)
+        return _OPERATORS.sample.default(mu, sigma, n, counter, **options)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -135,7 +148,7 @@ class _SampleBackward(torch.autograd.Function):
 
     @staticmethod
     def forward(grad: Any, counter: Any, apart: bool, options: Options) -> Any:
-        return _BACKWARD(grad, counter, **options)
+        return _OPERATORS.sample_backward.default(grad, counter, **options)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -209,13 +222,13 @@ def _below_autograd(operator: Any, keys: Any, *arguments: Any, **options: Any) -
 def _differentiable_sample(keys: Any, mu: Any, sigma: Any, n: Any, counter: Any = None, **options: Any) -> Any:
     if _has_derivative(mu, sigma):
         return Sample.apply(mu, sigma, n, counter, False, options)
-    return _below_autograd(_SAMPLE, keys, mu, sigma, n, counter, **options)
+    return _below_autograd(_OPERATORS.sample.default, keys, mu, sigma, n, counter, **options)
 
 
 def _differentiable_backward(keys: Any, grad: Any, counter: Any = None, **options: Any) -> Any:
     if _has_derivative(grad):
         return _SampleBackward.apply(grad, counter, False, options)
-    return _below_autograd(_BACKWARD, keys, grad, counter, **options)
+    return _below_autograd(_OPERATORS.sample_backward.default, keys, grad, counter, **options)
 
 
 def _sample_to_without_derivative(
@@ -226,20 +239,11 @@ def _sample_to_without_derivative(
             "multisample::sample_: expected tensors that do not require grad, since it writes to memory that is there;"
             " multisample::sample is differentiable"
         )
-    _below_autograd(_SAMPLE_TO, keys, out, mu, sigma, counter, **options)
+    _below_autograd(_OPERATORS.sample_.default, keys, out, mu, sigma, counter, **options)
     torch.autograd.graph.increment_version(out)
 
 
-_registrations.impl("sample", _differentiable_sample, "Autograd", with_keyset=True)
-_registrations.impl("sample_backward", _differentiable_backward, "Autograd", with_keyset=True)
-_registrations.impl("sample_", _sample_to_without_derivative, "Autograd", with_keyset=True)
-
-
 # --- Transformations ------------------------------------------------------------------------------
-
-# What torch.func does to an autograd.Function it does to one that is applied before its own layers are gone through;
-# torch.library.register_autograd knows nothing of torch.func.
-_TRANSFORMED = "FuncTorchDynamicLayerFrontMode"
 
 
 def _transformed_sample(mu: Any, sigma: Any, n: Any, counter: Any = None, **options: Any) -> Any:
@@ -250,11 +254,6 @@ def _transformed_backward(grad: Any, counter: Any = None, **options: Any) -> Any
     return _SampleBackward.apply(grad, counter, False, options)
 
 
-_registrations.impl("sample", _transformed_sample, _TRANSFORMED)
-_registrations.impl("sample_backward", _transformed_backward, _TRANSFORMED)
-
-
-@torch.library.register_vmap("multisample::sample_")
 def _batched_sample_to(
     info: Any, in_dims: Any, out: Any, mu: Any, sigma: Any, counter: Any = None, **options: Any
 ) -> Any:
@@ -263,5 +262,5 @@ def _batched_sample_to(
             "multisample::sample_: expected an out for each element of the batch that vmap maps over, got one for all"
         )
     for arguments in _elements(info.batch_size, (*in_dims, None)[:4], out, mu, sigma, counter):
-        _SAMPLE_TO(*arguments, **options)
+        _OPERATORS.sample_.default(*arguments, **options)
     return None, None
