@@ -33,6 +33,10 @@ def checked_integer(name: str, value: Any, low: int, high: int) -> int:
     if isinstance(value, (bool, np.bool_)):
         raise TypeError(f"{name}: expected an integer, got the bool {value}")
     try:
+        if isinstance(
+            value, float
+        ):  # Over whose index torch.compile, in PyTorch 2.11, fails as by an error of its own.
+            raise TypeError
         integer = operator.index(value)
     except TypeError:
         raise TypeError(f"{name}: expected an integer, got {describe(value)} of type {type(value).__name__}") from None

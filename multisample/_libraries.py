@@ -193,11 +193,11 @@ def _is_transforming() -> Callable[[], bool]:
     return lambda: layer() is not None or modes() > 0 or forward_ad._current_level >= 0
 
 
-def is_opaque(x: Any) -> bool:
-    """Whether `x` is a tensor of a class that sees to its operators itself, in place of memory."""
-    return hasattr(x, "__torch_dispatch__") and (
-        type(x).__torch_dispatch__ is not sys.modules["torch"].Tensor.__torch_dispatch__
-    )
+@functools.cache
+def is_opaque(kind: type) -> bool:
+    """Whether `kind` is a class of tensors that see to their operators themselves, in place of memory."""
+    dispatch = getattr(kind, "__torch_dispatch__", None)
+    return dispatch is not None and dispatch is not sys.modules["torch"].Tensor.__torch_dispatch__
 
 
 def _numba_stream(stream: Any) -> int:
@@ -340,10 +340,13 @@ class _Torch(Library):
         return result, mu_at, sigma_at, out_at, d, dtype, device, _raw_torch_stream()(device)
 
     def is_transformed(self, *arrays: Any) -> bool:
-        return _is_transforming()() or any(is_opaque(x) for x in arrays if x is not None)
+        return _is_transforming()() or any(map(is_opaque, map(type, arrays)))
 
     def records_gradient(self, *arrays: Any) -> bool:
-        return bool(sys.modules["torch"].is_grad_enabled()) and any(getattr(x, "requires_grad", False) for x in arrays)
+        for x in arrays:
+            if getattr(x, "requires_grad", False):
+                return bool(sys.modules["torch"].is_grad_enabled())
+        return False
 
     def was_written(self, out: Any) -> None:
         _increment_version()(out)

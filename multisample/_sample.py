@@ -67,7 +67,7 @@ def sample(
         Where to take a seed and an offset from: each call takes the next offset, and so gives new samples. A
         torch.Generator serves torch tensors on its device. With neither `seed` nor `generator`, torch tensors follow
         ``torch.manual_seed`` and everything else follows `manual_seed`. While a CUDA graph is captured, only a
-        `seed` or a Generator that is `graph_safe`.
+        `seed`, a Generator that is `graph_safe`, or for torch tensors a generator of PyTorch's that the graph knows.
     noise : {"independent", "shared"}, default "independent"
         Whether every component has noise of its own, or all dimensions use one row of noise ("common random
         numbers"): then all samples lie on one line.
@@ -109,7 +109,7 @@ def sample(
     ValueError
         If a shape, a range, a device or a choice is not as above; if `out` overlaps itself, `mu` or `sigma`; if a mean
         is not finite, or a standard deviation negative or not finite; if a tensor requires grad where gradients are
-        recorded.
+        recorded, and there is an `out`, or the backend is not torch_ext.
     UnknownBackendError
         If there is no backend called `backend`.
     BackendUnavailableError
@@ -123,6 +123,11 @@ def sample(
     -----
     The words are Philox4x32-10's [1]_ at counter ``(j // 4, i, offset)``, and the normals their Box-Muller transform,
     made of IEEE 754 operations only; STREAM.md beside this module specifies both to the last bit.
+
+    With torch tensors and torch_ext, gradients go to `mu` and `sigma`, ``torch.func`` transforms a call, and
+    ``torch.compile`` takes it into its graph. There values are not looked at, and new numbers come from an offset that
+    PyTorch's generator draws on the device, with seed 0x636F6D70696C6564. In ``torch.func.vmap`` they are as its
+    ``randomness`` says, and with `seed` each element of a batch has the same noise.
 
     References
     ----------

@@ -6,6 +6,7 @@ import functools
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,10 @@ import pytest
 import torch
 from torch._dynamo.exc import Unsupported
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.func import grad, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import multisample.torch
 from multisample import Generator, sample
@@ -279,7 +283,7 @@ def test_what_cannot_be_in_a_graph_is_drawn_between_two(options: Callable[[], di
         assert torch.equal(function(mu, given), draw(mu, same))
 
 
-def test_a_program_need_not_prepare_anything(torch_device: str) -> None:
+def test_a_program_need_not_prepare_anything(torch_device: str, tmp_path: Path) -> None:
     program = f"""
 import multisample, sys
 assert "torch" not in sys.modules
@@ -292,7 +296,48 @@ mu = torch.zeros(5, device={torch_device!r})
 x = torch.compile(draw, backend="aot_eager", fullgraph=True)(mu)
 assert torch.equal(x, draw(mu))
 """
-    subprocess.run([sys.executable, "-c", program], check=True)
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=tmp_path)
+
+
+# --- Tracing without the compiler ----------------------------------------------------------------
+
+
+def test_made_up_tensors_give_made_up_samples(torch_device: str) -> None:
+    multisample.torch.load_operators()
+    with FakeTensorMode() as mode:
+        mu = mode.from_tensor(torch.zeros(D, device=torch_device))
+        for options in ({}, {"seed": 3}, {"generator": Generator(1)}):
+            x = sample(mu, 1.0, N, dtype="float16", **options)
+            assert isinstance(x, FakeTensor)
+            assert (x.shape, x.dtype, x.device.type) == ((D, N), torch.float16, torch_device)
+
+
+def test_dispatch_modes_see_the_operators(torch_device: str) -> None:
+    seen = []
+
+    class Seeing(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    mu, sigma = vectors(torch_device)
+    with Seeing():
+        x = sample(mu, sigma, N, seed=3)
+        sample(mu, sigma, N, seed=3, out=torch.empty(D, N, device=torch_device))
+    assert torch.equal(x, sample(mu, sigma, N, seed=3))
+    assert [name for name in seen if name.startswith("multisample")] == [
+        "multisample.sample.default", "multisample.sample_.default",
+    ]  # fmt: skip
+
+
+def test_a_traced_function_draws_new_numbers(torch_device: str) -> None:
+    mu, sigma = vectors(torch_device)
+    traced = make_fx(lambda mu: sample(mu, sigma, N))(mu)
+    torch.manual_seed(3)
+    first, second = traced(mu), traced(mu)
+    torch.manual_seed(3)
+    assert torch.equal(traced(mu), first)
+    assert not torch.equal(first, second)
 
 
 # --- torch.export ---------------------------------------------------------------------------------

@@ -8,7 +8,10 @@ from __future__ import annotations
 import copy
 import math
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,6 +39,17 @@ SHAPES = [(), (1,), (5,), (2, 3), (0,), (2, 0, 3), torch.Size([4])]
 
 def placed(x: Any, device: str) -> Any:
     return x.to(device) if isinstance(x, torch.Tensor) else x
+
+
+def test_to_import_it_compiles_nothing_and_loads_no_compiler(tmp_path: Path) -> None:
+    program = """
+import sys
+import multisample.torch
+assert not {"torch._dynamo", "torch._inductor", "torch.distributed.tensor", "numba"} & set(sys.modules)
+import torch
+assert not hasattr(torch.ops.multisample, "sample")
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=tmp_path)
 
 
 # --- Like PyTorch's -------------------------------------------------------------------------------

@@ -33,13 +33,14 @@ _REAL = {name: getattr(torch, name) for name in DTYPES}
 
 def draw_offset(device: Any, generator: Any = None) -> Any:
     """A new offset from `generator`, or from PyTorch's default one of `device`, in the memory of `device`."""
-    source = {} if generator is None else {"generator": generator}
-    if torch.device(device).type == "cuda":
-        # Half of the offsets there are; PyTorch's compiler takes no wider range.
-        return torch.randint(0, 2**63 - 1, (1,), dtype=torch.int64, device=device, **source)
-    # What that compiler makes of one draw on the CPU has one of 2**32 values, whatever the range.
-    low, high = [torch.randint(0, 2**32, (1,), dtype=torch.int64, device=device, **source) for _ in range(2)]
-    return low | high << 32
+    options: dict[str, Any] = {"dtype": torch.int64, "device": device}
+    if generator is not None:
+        options["generator"] = generator
+    if not torch.compiler.is_compiling():
+        return torch.randint(-(2**63), 2**63 - 1, (1,), **options)
+    # What PyTorch's compiler makes of one draw has 2**32 values on the CPU, and on CUDA a range of 31 bits.
+    low, high = [torch.randint(0, 2**31 - 1, (1,), **options) for _ in range(2)]
+    return low | high << 31
 
 
 # --- Gradients ------------------------------------------------------------------------------------
@@ -155,7 +156,7 @@ def _stands_for_several(device: Any, *tensors: Any) -> bool:
     return (
         torch.compiler.is_compiling()
         or torch._C._len_torch_dispatch_stack() > 0
-        or any(map(is_opaque, tensors))
+        or any(map(is_opaque, map(type, tensors)))
         or _is_captured(device)
     )
 
@@ -178,9 +179,8 @@ def _call_operator(
     dtype: str, seed: Any, offset: Any, noise: str, fast_math: Any, antithetic: Any, layout: str, **window: Any,
 ) -> Any:  # fmt: skip
     """The sample, or `out`, from arguments that have been checked; one of `mu` and `sigma` at least is a tensor."""
-    d = common_length({name: x.shape for name, x in (("mu", mu), ("sigma", sigma)) if not is_number(x)})
-    model = sigma if is_number(mu) else mu
-    vectors = [_vector(x, d, dtype, model.device) for x in (mu, sigma)]
+    model = sigma if is_number(mu) or mu.dim() == 0 else mu
+    vectors = _vector(mu, model, dtype), _vector(sigma, model, dtype)
     options = {
         "seed": _as_int64(seed), "offset": _as_int64(offset), "shared": noise == "shared",
         "fast_math": bool(fast_math), "antithetic": bool(antithetic), **window,
@@ -199,14 +199,15 @@ def sample_apart(mu: Any, sigma: Any, n: Any, counter: Any, **options: Any) -> A
     return Sample.apply(mu, sigma, n, counter, True, options)
 
 
-def _vector(x: Any, d: Any, dtype: str, device: Any) -> Any:
-    """Whatever stands for a vector, in shape (d,)."""
+def _vector(x: Any, model: Any, dtype: str) -> Any:
+    """Whatever stands for a vector, in shape (d,); `model` has as many elements."""
     if is_number(x):
         real = torch.float64 if dtype == "float64" else torch.float32
-        x = torch.ones((), dtype=real, device=device) * torch.sym_float(x)  # A product need not know x to be compiled.
-    if x.dim() == 2:
-        return x[:, 0]
-    return x if x.dim() == 1 else x.expand(d)
+        # A product need not know x to be compiled.
+        x = torch.ones((), dtype=real, device=model.device) * torch.sym_float(x)
+    if x.dim() == 1:
+        return x
+    return x[:, 0] if x.dim() == 2 else x.expand(model.shape[0])
 
 
 def _as_int64(word: Any) -> Any:

@@ -116,7 +116,7 @@ class Sample(torch.autograd.Function):
         gradients = [
             gradient.to(dtype) if needed else None
             for gradient, dtype, needed in zip(
-                _SampleBackward.apply(grad, counter, ctx.apart, ctx.noise),
+                _backward(grad, counter, ctx.apart, ctx.noise),
                 ctx.dtypes,
                 ctx.needs_input_grad[:2],
                 strict=True,
@@ -127,7 +127,7 @@ class Sample(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, mu: Any, sigma: Any, *_: Any) -> Any:
         (counter,) = ctx.saved_tensors
-        return Sample.apply(mu, sigma, ctx.n, counter, ctx.apart, {**ctx.noise, "dtype": ctx.dtype})
+        return _draw(mu, sigma, ctx.n, counter, ctx.apart, {**ctx.noise, "dtype": ctx.dtype})
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, mu: Any, sigma: Any, n: Any, counter: Any, apart: bool, options: Options) -> Any:
@@ -162,12 +162,12 @@ class _SampleBackward(torch.autograd.Function):
     def backward(ctx: Any, grad_mu: Any, grad_sigma: Any) -> Any:
         (counter,) = ctx.saved_tensors
         options = {**ctx.options, "dtype": ctx.dtype}
-        return Sample.apply(grad_mu, grad_sigma, ctx.n, counter, ctx.apart, options), None, None, None
+        return _draw(grad_mu, grad_sigma, ctx.n, counter, ctx.apart, options), None, None, None
 
     @staticmethod
     def jvp(ctx: Any, grad: Any, *_: Any) -> Any:
         (counter,) = ctx.saved_tensors
-        return _SampleBackward.apply(grad, counter, ctx.apart, ctx.options)
+        return _backward(grad, counter, ctx.apart, ctx.options)
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, grad: Any, counter: Any, apart: bool, options: Options) -> Any:
@@ -184,6 +184,49 @@ class _SampleBackward(torch.autograd.Function):
             for grad, counter in _elements(size, (0, in_dims[1]), batch, counter)
         ]
         return tuple(map(torch.stack, zip(*results, strict=True))), (0, 0)
+
+
+def _draw(mu: Any, sigma: Any, n: Any, counter: Any, apart: bool, options: Options) -> Any:
+    if apart:
+        return Sample.apply(mu, sigma, n, counter, apart, options)
+    return _OPERATORS.sample.default(mu, sigma, n, counter, **options)
+
+
+def _backward(grad: Any, counter: Any, apart: bool, options: Options) -> Any:
+    if apart:
+        return _SampleBackward.apply(grad, counter, apart, options)
+    return _OPERATORS.sample_backward.default(grad, counter, **options)
+
+
+class _Recorded(torch.autograd.Function):
+    """What `Sample` is where nothing is transformed: PyTorch looks a function's signature up whose context is set apart.
+
+    That takes longer than to draw a few thousand normals.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            output = Sample.forward(*inputs)
+        Sample.setup_context(ctx, inputs, output)
+        return output
+
+    backward = Sample.backward
+    jvp = Sample.jvp
+
+
+class _RecordedBackward(torch.autograd.Function):
+    """The same for `_SampleBackward`."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            output = _SampleBackward.forward(*inputs)
+        _SampleBackward.setup_context(ctx, inputs, output)
+        return output
+
+    backward = _SampleBackward.backward
+    jvp = _SampleBackward.jvp
 
 
 def _is_one_sample(apart: bool, counter_dim: int | None, size: int, d: Any, options: Options) -> bool:
@@ -221,13 +264,13 @@ def _below_autograd(operator: Any, keys: Any, *arguments: Any, **options: Any) -
 
 def _differentiable_sample(keys: Any, mu: Any, sigma: Any, n: Any, counter: Any = None, **options: Any) -> Any:
     if _has_derivative(mu, sigma):
-        return Sample.apply(mu, sigma, n, counter, False, options)
+        return _Recorded.apply(mu, sigma, n, counter, False, options)
     return _below_autograd(_OPERATORS.sample.default, keys, mu, sigma, n, counter, **options)
 
 
 def _differentiable_backward(keys: Any, grad: Any, counter: Any = None, **options: Any) -> Any:
     if _has_derivative(grad):
-        return _SampleBackward.apply(grad, counter, False, options)
+        return _RecordedBackward.apply(grad, counter, False, options)
     return _below_autograd(_OPERATORS.sample_backward.default, keys, grad, counter, **options)
 
 
