@@ -199,9 +199,9 @@ def _backward(grad: Any, counter: Any, apart: bool, options: Options) -> Any:
 
 
 class _Recorded(torch.autograd.Function):
-    """What `Sample` is where nothing is transformed: PyTorch looks a function's signature up whose context is set apart.
+    """What `Sample` is where nothing is transformed.
 
-    That takes longer than to draw a few thousand normals.
+    Each call of a function whose context is set up apart looks its signature up: as long as a few thousand normals take.
     """
 
     @staticmethod
