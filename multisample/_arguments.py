@@ -33,10 +33,8 @@ def checked_integer(name: str, value: Any, low: int, high: int) -> int:
     if isinstance(value, (bool, np.bool_)):
         raise TypeError(f"{name}: expected an integer, got the bool {value}")
     try:
-        if isinstance(
-            value, float
-        ):  # Over whose index torch.compile, in PyTorch 2.11, fails as by an error of its own.
-            raise TypeError
+        if isinstance(value, float):
+            raise TypeError  # As its index would, but not in what the compiler of PyTorch 2.11 traces.
         integer = operator.index(value)
     except TypeError:
         raise TypeError(f"{name}: expected an integer, got {describe(value)} of type {type(value).__name__}") from None

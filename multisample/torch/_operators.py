@@ -201,7 +201,7 @@ def _backward(grad: Any, counter: Any, apart: bool, options: Options) -> Any:
 class _Recorded(torch.autograd.Function):
     """What `Sample` is where nothing is transformed.
 
-    Each call of a function whose context is set up apart looks its signature up: as long as a few thousand normals take.
+    Each call of a function whose context is set up apart looks up its signature, for as long as thousands of normals.
     """
 
     @staticmethod
