@@ -103,7 +103,7 @@ class Reader {
     first_whole_ = first_column_ < 0;
     const u64 whole = (columns_ + geometry.skip) / kCount - part.first_group;
     const u32 all = geometry.turns * geometry.slots;
-    whole_ = (whole < all ? static_cast<u32>(whole) : all) - first_whole_;
+    whole_ = whole < first_whole_ ? 0 : (whole < all ? static_cast<u32>(whole) : all) - first_whole_;
   }
 
   // Zeros where there are no columns.
