@@ -17,12 +17,6 @@ constexpr u32 kGradientThreads = 256;
 // Groups that a thread adds up in the computing type, before the sum goes on in float64.
 constexpr u32 kChain = 8;
 
-// Rows of a thread if there are many: with all of its elements of a group, as much as it can hold. Without shared
-// noise, float64 is so slow that nothing is won.
-constexpr u32 rows_at_once(u32 type, bool shared, bool antithetic) {
-  return type == kFloat64 && !shared ? 1 : antithetic ? 2 : 4;
-}
-
 // Groups whose elements a thread reads before it makes their noise.
 template <u32 rows, bool antithetic>
 constexpr u32 kGroupsAtOnce = rows > 1     ? 1
@@ -54,6 +48,12 @@ struct GradientGeometry {
 };
 
 #if !defined(__CUDACC_RTC__)
+
+// Rows of a thread if there are many: with all of its elements of a group, as much as it can hold. Without shared
+// noise, float64 is so slow that nothing is won.
+constexpr u32 rows_at_once(u32 type, bool shared, bool antithetic) {
+  return type == kFloat64 && !shared ? 1 : antithetic ? 2 : 4;
+}
 
 inline Loads loads_of(const GradientCall& call, u32 skip) {
   const i64 size = element_size(call.type), most = size == 2 && !call.antithetic ? 8 : 16;
