@@ -124,25 +124,26 @@ void draw(SampleCall call) {
   if (call.rows > 0 && call.columns > 0) launch(call);
 }
 
-void sample_(const Tensor& out, const Tensor& mu, const Tensor& sigma, int64_t seed, int64_t offset, int64_t dim_offset,
-             int64_t sample_offset, bool shared, bool fast_math, bool antithetic,
-             const std::optional<Tensor>& counter) {
+void sample_(const Tensor& out, const Tensor& mu, const Tensor& sigma, const std::optional<Tensor>& counter,
+             int64_t seed, int64_t offset, int64_t dim_offset, int64_t sample_offset, bool shared, bool fast_math,
+             bool antithetic) {
   draw(checked_call("sample_", out, false, mu, sigma,
                     {seed, offset, dim_offset, sample_offset, shared, fast_math, antithetic, counter}));
 }
 
-Tensor sample(const Tensor& mu, const Tensor& sigma, int64_t n, int64_t seed, int64_t offset, int64_t dim_offset,
-              int64_t sample_offset, const std::optional<torch::headeronly::ScalarType>& dtype, bool shared,
-              bool fast_math, bool antithetic, bool transposed, const std::optional<Tensor>& counter) {
+Tensor sample(const Tensor& mu, const Tensor& sigma, int64_t n, const std::optional<Tensor>& counter, int64_t seed,
+              int64_t offset, int64_t dim_offset, int64_t sample_offset,
+              const std::optional<torch::headeronly::ScalarType>& dtype, bool shared, bool fast_math, bool antithetic,
+              bool transposed) {
   const Tensor out = new_sample(mu, sigma, n, dtype, transposed);
   draw(checked_call("sample", out, transposed, mu, sigma,
                     {seed, offset, dim_offset, sample_offset, shared, fast_math, antithetic, counter}));
   return out;
 }
 
-Gradient sample_backward(const Tensor& grad, int64_t seed, int64_t offset, int64_t dim_offset, int64_t sample_offset,
-                         bool shared, bool fast_math, bool antithetic, bool transposed,
-                         const std::optional<Tensor>& counter) {
+Gradient sample_backward(const Tensor& grad, const std::optional<Tensor>& counter, int64_t seed, int64_t offset,
+                         int64_t dim_offset, int64_t sample_offset, bool shared, bool fast_math, bool antithetic,
+                         bool transposed) {
   Gradient gradient = new_gradient(grad, transposed);
   GradientCall call = checked_gradient_call(
       grad, transposed, gradient, {seed, offset, dim_offset, sample_offset, shared, fast_math, antithetic, counter});
@@ -177,19 +178,20 @@ extern "C" __attribute__((visibility("default"))) const char* multisample_last_e
 }
 
 STABLE_TORCH_LIBRARY(multisample, m) {
-  // seed and offset: the bits of an unsigned integer. counter: one element, which the kernel reads in place of offset.
+  // seed and offset: the bits of an unsigned integer. counter: one element, which the kernel reads in place of offset;
+  // not keyword-only, or else PyTorch would register neither derivatives nor batching rules.
   m.def(
-      "sample_(Tensor(a!) out, Tensor mu, Tensor sigma, *, int seed, int offset=0, SymInt dim_offset=0, "
-      "SymInt sample_offset=0, bool shared=False, bool fast_math=False, bool antithetic=False, Tensor? counter=None)"
-      " -> ()");
+      "sample_(Tensor(a!) out, Tensor mu, Tensor sigma, Tensor? counter=None, *, SymInt seed, SymInt offset=0, "
+      "SymInt dim_offset=0, SymInt sample_offset=0, bool shared=False, bool fast_math=False, bool antithetic=False) -> "
+      "()");
   m.def(
-      "sample(Tensor mu, Tensor sigma, SymInt n, *, int seed, int offset=0, SymInt dim_offset=0, "
-      "SymInt sample_offset=0, ScalarType? dtype=None, bool shared=False, bool fast_math=False, bool antithetic=False, "
-      "bool transposed=False, Tensor? counter=None) -> Tensor");
+      "sample(Tensor mu, Tensor sigma, SymInt n, Tensor? counter=None, *, SymInt seed, SymInt offset=0, "
+      "SymInt dim_offset=0, SymInt sample_offset=0, ScalarType? dtype=None, bool shared=False, bool fast_math=False, "
+      "bool antithetic=False, bool transposed=False) -> Tensor");
   m.def(
-      "sample_backward(Tensor grad, *, int seed, int offset=0, SymInt dim_offset=0, SymInt sample_offset=0, "
-      "bool shared=False, bool fast_math=False, bool antithetic=False, bool transposed=False, Tensor? counter=None) -> "
-      "(Tensor grad_mu, Tensor grad_sigma)");
+      "sample_backward(Tensor grad, Tensor? counter=None, *, SymInt seed, SymInt offset=0, SymInt dim_offset=0, "
+      "SymInt sample_offset=0, bool shared=False, bool fast_math=False, bool antithetic=False, "
+      "bool transposed=False) -> (Tensor grad_mu, Tensor grad_sigma)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(multisample, CPU, m) {

@@ -34,17 +34,18 @@ void draw(const char* op, const Tensor& out, SampleCall call) {
   check(error == cudaSuccess, op, "the launch failed: ", cudaGetErrorString(error), "; out has ", out);
 }
 
-void sample_(const Tensor& out, const Tensor& mu, const Tensor& sigma, int64_t seed, int64_t offset, int64_t dim_offset,
-             int64_t sample_offset, bool shared, bool fast_math, bool antithetic,
-             const std::optional<Tensor>& counter) {
+void sample_(const Tensor& out, const Tensor& mu, const Tensor& sigma, const std::optional<Tensor>& counter,
+             int64_t seed, int64_t offset, int64_t dim_offset, int64_t sample_offset, bool shared, bool fast_math,
+             bool antithetic) {
   draw("sample_", out,
        checked_call("sample_", out, false, mu, sigma,
                     {seed, offset, dim_offset, sample_offset, shared, fast_math, antithetic, counter}));
 }
 
-Tensor sample(const Tensor& mu, const Tensor& sigma, int64_t n, int64_t seed, int64_t offset, int64_t dim_offset,
-              int64_t sample_offset, const std::optional<torch::headeronly::ScalarType>& dtype, bool shared,
-              bool fast_math, bool antithetic, bool transposed, const std::optional<Tensor>& counter) {
+Tensor sample(const Tensor& mu, const Tensor& sigma, int64_t n, const std::optional<Tensor>& counter, int64_t seed,
+              int64_t offset, int64_t dim_offset, int64_t sample_offset,
+              const std::optional<torch::headeronly::ScalarType>& dtype, bool shared, bool fast_math, bool antithetic,
+              bool transposed) {
   const Tensor out = new_sample(mu, sigma, n, dtype, transposed);
   draw("sample", out,
        checked_call("sample", out, transposed, mu, sigma,
@@ -52,9 +53,9 @@ Tensor sample(const Tensor& mu, const Tensor& sigma, int64_t n, int64_t seed, in
   return out;
 }
 
-Gradient sample_backward(const Tensor& grad, int64_t seed, int64_t offset, int64_t dim_offset, int64_t sample_offset,
-                         bool shared, bool fast_math, bool antithetic, bool transposed,
-                         const std::optional<Tensor>& counter) {
+Gradient sample_backward(const Tensor& grad, const std::optional<Tensor>& counter, int64_t seed, int64_t offset,
+                         int64_t dim_offset, int64_t sample_offset, bool shared, bool fast_math, bool antithetic,
+                         bool transposed) {
   Gradient gradient = new_gradient(grad, transposed);
   GradientCall call = checked_gradient_call(
       grad, transposed, gradient, {seed, offset, dim_offset, sample_offset, shared, fast_math, antithetic, counter});

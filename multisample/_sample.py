@@ -18,6 +18,7 @@ from ._generator import DEFAULT_GENERATOR, WORD_64, Generator, take_from_torch
 from ._libraries import Device, Library, library_called, library_of
 from ._operands import adopted, check_inputs, checked_out, common_library, is_number, look_at, transposed
 from ._order import after_launch, before_launch
+from ._tracing import traced_as
 
 __all__ = ["sample"]
 
@@ -161,11 +162,16 @@ def sample(
             result = None
         if result is not None:
             return result
-    n = checked_integer("n", n, 0, COLUMNS + 1)
-    dim_offset = checked_integer("dim_offset", dim_offset, 0, ROWS + 1)
-    sample_offset = checked_integer("sample_offset", sample_offset, 0, COLUMNS + 1)
-    if sample_offset + n > COLUMNS:
-        raise ValueError(f"n: expected sample_offset + n <= 2**34, got {sample_offset} + {n}")
+    is_compiling = _is_compiling()
+    dtensor = None if is_compiling else getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
+    if dtensor is not None and (isinstance(mu, dtensor) or isinstance(sigma, dtensor) or isinstance(out, dtensor)):
+        from .torch._sharded import sample_dtensor
+
+        return sample_dtensor(
+            mu, sigma, n, out, layout, dim_offset, sample_offset, seed, generator, validate,
+            backend=backend, noise=noise, dtype=dtype, fast_math=fast_math, antithetic=antithetic,
+        )  # fmt: skip
+    n, dim_offset, sample_offset = checked_window(n, dim_offset, sample_offset)
     check_choice("noise", noise, ("independent", "shared"))
     check_choice("layout", layout, ("dn", "nd"))
     for name, flag in (("fast_math", fast_math), ("validate", validate), ("antithetic", antithetic)):
@@ -177,11 +183,34 @@ def sample(
             raise TypeError("seed, generator: expected one of the two, got both")
         seed = checked_integer("seed", seed, 0, WORD_64)
 
+    if is_compiling:
+        from .torch._compiled import sample_compiled
+
+        return sample_compiled(
+            mu, sigma, n, backend=backend, seed=seed, generator=generator, noise=noise, dtype=dtype, out=out,
+            fast_math=fast_math, dim_offset=dim_offset, sample_offset=sample_offset, validate=validate, layout=layout,
+            antithetic=antithetic,
+        )  # fmt: skip
+
     caller = common_library(mu, sigma, out)
     vector_name, vector = ("sigma", sigma) if is_number(mu) else ("mu", mu)
     device = caller.device(vector_name, vector)
-    _check_generator(generator, caller, device)
+    check_generator(generator, caller, device)
     chosen = choose(backend, caller.name, device.kind)
+    is_recorded = False
+    if caller.name == "torch":
+        is_transformed = caller.is_transformed(mu, sigma, out)
+        is_recorded = not is_transformed and caller.records_gradient(mu, sigma, out)
+        if is_transformed or is_recorded:
+            _check_operator(chosen.name, is_transformed, mu, sigma, out)
+        if is_transformed:
+            from .torch._dispatched import sample_transformed
+
+            return sample_transformed(
+                mu, sigma, n, seed=seed, generator=generator, noise=noise, dtype=dtype, out=out, fast_math=fast_math,
+                dim_offset=dim_offset, sample_offset=sample_offset, validate=validate, layout=layout,
+                antithetic=antithetic,
+            )  # fmt: skip
 
     # Arrays of a library that we know only by its protocols are seen through one that we know well.
     library, target = caller, out
@@ -214,6 +243,14 @@ def sample(
         array = sigma if is_number(mu) else mu
         stream = library.stream(inputs.device, array)
 
+    if is_recorded:
+        from .torch._dispatched import sample_recorded
+
+        return sample_recorded(
+            mu, sigma, n, seed=seed, generator=generator, noise=noise, dtype=dtype, fast_math=fast_math,
+            dim_offset=dim_offset, sample_offset=sample_offset, layout=layout, antithetic=antithetic,
+            backend=chosen, device=inputs.device, stream=stream,
+        )  # fmt: skip
     shape = (d, n) if layout == "dn" else (n, d)
     if out is None:
         result = target = library.empty(*shape, dtype, inputs.device, array)
@@ -236,12 +273,49 @@ def sample(
         with counter.lock:
             launch(generator.seed, 0, counter.address)
             chosen.advance(counter.address, inputs.device.ordinal, stream)
+    elif seed is None and is_capturing(stream):
+        seed, offset = captured_offset(generator, caller, device)
+        launch(seed, 0, offset.data_ptr())
     else:
-        if seed is None and is_capturing(stream):
-            raise RuntimeError(_NOT_CAPTURED)
-        launch(*_seed_and_offset(seed, generator, caller, device), 0)
+        launch(*seed_and_offset(seed, generator, caller, device), 0)
     after_launch(caller.foreign, (given, seen), others, inputs.device, stream)
-    return result if out is not None else caller.hand_over(result, raw_result, inputs.device, stream)
+    if out is not None:
+        caller.was_written(out)
+        return out
+    return caller.hand_over(result, raw_result, inputs.device, stream)
+
+
+def checked_window(n: Any, dim_offset: Any, sample_offset: Any) -> tuple[int, int, int]:
+    """The three as ints in their ranges; TypeError or ValueError otherwise."""
+    n = checked_integer("n", n, 0, COLUMNS + 1)
+    dim_offset = checked_integer("dim_offset", dim_offset, 0, ROWS + 1)
+    sample_offset = checked_integer("sample_offset", sample_offset, 0, COLUMNS + 1)
+    if sample_offset + n > COLUMNS:
+        raise ValueError(f"n: expected sample_offset + n <= 2**34, got {sample_offset} + {n}")
+    return n, dim_offset, sample_offset
+
+
+@traced_as(lambda: True)
+def _is_compiling() -> bool:
+    """Whether PyTorch traces the call, with or without torch.compile."""
+    compiler = sys.modules.get("torch.compiler")
+    return compiler is not None and bool(compiler.is_compiling())
+
+
+def _check_operator(backend: str, is_transformed: bool, mu: Any, sigma: Any, out: Any) -> None:
+    """ValueError if there is no operator for a call that PyTorch has to see, which is one of torch_ext's."""
+    if is_transformed:
+        if backend != "torch_ext":
+            raise ValueError(
+                "backend: expected torch_ext where PyTorch transforms the call (torch.func, torch.autograd.forward_ad,"
+                f" a dispatch mode or a tensor subclass), got {backend!r}"
+            )
+        return
+    name = next((name for name, x in (("mu", mu), ("sigma", sigma)) if getattr(x, "requires_grad", False)), "out")
+    if out is None and backend == "torch_ext":
+        return
+    reason = f"backend {backend!r} records no gradient, torch_ext does" if out is None else "out= takes no gradient"
+    raise ValueError(f"{name}: requires grad, and {reason}; detach it, or call sample under torch.no_grad()")
 
 
 _NOT_CAPTURED = (
@@ -255,6 +329,7 @@ _SMALL = 1 << 14
 _small_kernels: dict[str, dict[Any, Callable[..., bool] | None]] = {}
 
 
+@traced_as(lambda *_: None)
 def _sample_small(
     mu: HostArray, sigma: HostArray, n: Any, backend: Any, seed: Any, generator: Any, out: Any
 ) -> HostArray | None:
@@ -294,6 +369,7 @@ _plain_calls: dict[Any, tuple[Library, Callable[..., None]] | None] = {}
 on_registration.extend((_small_kernels.clear, _plain_calls.clear))
 
 
+@traced_as(lambda *_: None)
 def _sample_plain(
     mu: Any, sigma: Any, n: Any, backend: Any, seed: Any, generator: Any, noise: Any, fast_math: Any, out: Any
 ) -> Any:
@@ -327,8 +403,10 @@ def _sample_plain(
     elif is_capturing(stream):
         return None
     else:
-        seed, offset = _seed_and_offset(None, generator, library, Device("cuda", device))
+        seed, offset = seed_and_offset(None, generator, library, Device("cuda", device))
     launch(mu_at, sigma_at, out_at, d, n, dtype, seed, offset, noise is _SHARED, fast_math, device, stream)
+    if out is not None:
+        library.was_written(out)
     return result
 
 
@@ -365,7 +443,7 @@ def _find_small_kernel(backend: Any, dtype: np.dtype[Any]) -> Callable[..., bool
     return kernel
 
 
-def _check_generator(generator: Any, library: Library, device: Device) -> None:
+def check_generator(generator: Any, library: Library, device: Device) -> None:
     if generator is None or isinstance(generator, Generator):
         return
     torch = sys.modules.get("torch")
@@ -382,7 +460,25 @@ def _check_generator(generator: Any, library: Library, device: Device) -> None:
         raise ValueError(f"generator: expected one on the device of mu, {device}, got one on {generator.device}")
 
 
-def _seed_and_offset(seed: int | None, generator: Any, library: Library, device: Device) -> tuple[int, int]:
+def captured_offset(generator: Any, library: Library, device: Device) -> tuple[int, Any]:
+    """Seed and offset of a call that is captured into a CUDA graph; each replay draws the offset, a tensor.
+
+    Raises
+    ------
+    RuntimeError
+        If it would be the same in each replay.
+    """
+    if library.name != "torch" or isinstance(generator, Generator):
+        raise RuntimeError(_NOT_CAPTURED)
+    from .torch._dispatched import SEED, draw_offset
+
+    try:
+        return SEED, draw_offset(str(device), generator)
+    except RuntimeError as error:  # The graph is not PyTorch's, or it does not know the generator.
+        raise RuntimeError(f"{_NOT_CAPTURED}; PyTorch's cannot be drawn from here: {error}") from error
+
+
+def seed_and_offset(seed: int | None, generator: Any, library: Library, device: Device) -> tuple[int, int]:
     if seed is not None:
         return seed, 0
     if isinstance(generator, Generator):
