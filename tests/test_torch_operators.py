@@ -1,7 +1,7 @@
 """``torch.ops.multisample``: what the operators draw and sum, on the CPU and on a CUDA device.
 
 Draws are those of `multisample.sample`, bit for bit. Gradients are held against sums in float64 of the same noise.
-``cuda_memory.py`` says when tests on CUDA are skipped.
+conftest.py says when tests on CUDA are skipped.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cuda_memory import require
 
 import multisample
 from multisample.backends import registry
@@ -26,19 +25,12 @@ DTYPES = ("float16", "bfloat16", "float32", "float64")
 # Of the sum of magnitudes: fewer than 16 roundings to float32. Of float64, as many as there are in a long chain.
 BOUND = {"float32": 16 * 2.0**-24, "float64": 256 * 2.0**-53}
 
-pytestmark = pytest.mark.skipif(
-    not registry.find("torch_ext").status().available, reason="torch_ext cannot be built here"
-)
 
-
-@pytest.fixture(params=["cpu", "cuda"])
-def device(request: pytest.FixtureRequest) -> Any:
-    """Of PyTorch, with the operators loaded."""
-    kind: Any = request.param
-    if kind == "cuda":
-        require("torch_ext")
-    registry.find("torch_ext").prepare(kind)
-    return torch.device(kind)
+@pytest.fixture
+def device(torch_device: str) -> Any:
+    """With the operators loaded."""
+    registry.find("torch_ext").prepare("cuda" if torch_device == "cuda" else "cpu")
+    return torch.device(torch_device)
 
 
 @pytest.fixture(scope="module")
@@ -339,6 +331,13 @@ def test_what_is_not_finite_stays_in_its_row(operators: Any, device: Any) -> Non
 
 
 @pytest.fixture
+def cpu(device: Any) -> Any:
+    if device.type != "cpu":
+        pytest.skip("of the CPU alone")
+    return device
+
+
+@pytest.fixture
 def threads() -> Iterator[None]:
     before = torch.get_num_threads()
     yield
@@ -347,9 +346,7 @@ def threads() -> Iterator[None]:
 
 @pytest.mark.usefixtures("threads")
 @pytest.mark.filterwarnings("ignore:.*fork.*:RuntimeWarning")
-def test_any_number_of_threads_gives_the_same_bits(operators: Any, bits: Callable[[Any], Array]) -> None:
-    registry.find("torch_ext").prepare("cpu")
-    cpu = torch.device("cpu")
+def test_any_number_of_threads_gives_the_same_bits(operators: Any, cpu: Any, bits: Callable[[Any], Array]) -> None:
     for (d, n), transposed in itertools.product([(700, 3001), (2, 700_000), (90_000, 20)], (False, True)):
         grad = made(d, n, "float32", cpu)
         grad = grad.T.contiguous() if transposed else grad
@@ -373,8 +370,8 @@ def test_any_number_of_threads_gives_the_same_bits(operators: Any, bits: Callabl
     assert os.waitpid(pid, 0)[1] == 0
 
 
+@pytest.mark.usefixtures("cpu")
 def test_subnormal_numbers_count_whatever_a_thread_has_set(operators: Any) -> None:
-    registry.find("torch_ext").prepare("cpu")
     grad = torch.full((1, 8), 1e-40)
     wanted = operators.sample_backward(grad, seed=1)
     assert bool((wanted[0] != 0).all())
@@ -392,9 +389,9 @@ def test_subnormal_numbers_count_whatever_a_thread_has_set(operators: Any) -> No
 
 
 @pytest.fixture
-def cuda() -> None:
-    require("torch_ext")
-    registry.find("torch_ext").prepare("cuda")
+def cuda(device: Any) -> None:
+    if device.type != "cuda":
+        pytest.skip("of CUDA alone")
 
 
 @pytest.mark.usefixtures("cuda")
