@@ -156,6 +156,8 @@ class Summation {
         Sums<Real> part;
         u64 k = chain;
         for (; k + kSums <= last; k += kSums) {
+          // Of the next row: a processor on its own waits for memory where each begins.
+          __builtin_prefetch(grad + k * sizeof(G) + call_.row_stride);
           part.add(elements<G, Real>(grad + k * sizeof(G)), elements<Real, Real>(at(noise + k)));
         }
         if (k < last) {
@@ -174,7 +176,7 @@ class Summation {
     for (u64 chain = begin, last; chain < window.last_column; chain = last) {
       last = min(chain / kChain * kChain + kChain, window.last_column);
       // What `read` says of the elements from an address on.
-      const auto add = [&](u64 r, auto read) {
+      const auto add = [&](u64 r, u64 count, auto read) {
         Sums<Real> part;
         for (u64 p = chain; p < last; ++p) {
           const auto grad = read(G{}, address(window.first_row + r, p));
@@ -184,17 +186,17 @@ class Summation {
             part.add(grad, read(Real{}, at(noise_ + (p - begin) * rows + r)));
           }
         }
-        for (u64 k = 0; k < kSums; ++k) {
+        for (u64 k = 0; k < count; ++k) {
           totals_.mu[first_total + r + k] += static_cast<double>(part.mu[k]);
           totals_.sigma[first_total + r + k] += static_cast<double>(part.sigma[k]);
         }
       };
       u64 r = 0;
       for (; r + kSums <= rows; r += kSums) {
-        add(r, [](auto type, const char* at) { return elements<decltype(type), Real>(at); });
+        add(r, kSums, [](auto type, const char* at) { return elements<decltype(type), Real>(at); });
       }
       if (r < rows) {
-        add(r, [&](auto type, const char* at) { return elements<decltype(type), Real>(at, rows - r); });
+        add(r, rows - r, [&](auto type, const char* at) { return elements<decltype(type), Real>(at, rows - r); });
       }
     }
   }

@@ -17,12 +17,6 @@ constexpr u32 kGradientThreads = 256;
 // Groups that a thread adds up in the computing type, before the sum goes on in float64.
 constexpr u32 kChain = 8;
 
-// Rows of a thread if there are many: with all of its elements of a group, as much as it can hold. Without shared
-// noise, float64 is so slow that nothing is won.
-constexpr u32 rows_at_once(u32 type, bool shared, bool antithetic) {
-  return type == kFloat64 && !shared ? 1 : antithetic ? 2 : 4;
-}
-
 // Groups whose elements a thread reads before it makes their noise.
 template <u32 rows, bool antithetic>
 constexpr u32 kGroupsAtOnce = rows > 1     ? 1
@@ -55,6 +49,12 @@ struct GradientGeometry {
 
 #if !defined(__CUDACC_RTC__)
 
+// Rows of a thread if there are many: with all of its elements of a group, as much as it can hold. Without shared
+// noise, float64 is so slow that nothing is won.
+constexpr u32 rows_at_once(u32 type, bool shared, bool antithetic) {
+  return type == kFloat64 && !shared ? 1 : antithetic ? 2 : 4;
+}
+
 inline Loads loads_of(const GradientCall& call, u32 skip) {
   const i64 size = element_size(call.type), most = size == 2 && !call.antithetic ? 8 : 16;
   if (call.column_stride != size) return kApart;
@@ -66,6 +66,9 @@ inline Loads loads_of(const GradientCall& call, u32 skip) {
 inline bool has_many_rows(const GradientCall& call, const GradientGeometry& g) {
   return call.rows >= (g.across ? 512 : 48) && call.rows * g.groups >= (1 << 21);
 }
+
+// Turns that go together: see kGroupsAtOnce.
+inline u64 unit_of(const GradientGeometry& g) { return g.rows > 1 ? 1 : 4; }
 
 // Threads for dimensions side by side: so many that they read whole lines, and no more than share the rows evenly.
 inline void set_tiles_across(const GradientCall& call, GradientGeometry& g) {
@@ -82,12 +85,17 @@ inline void set_tiles_along(const GradientCall& call, GradientGeometry& g) {
   g.tiles = 1;
   g.slots = kGradientThreads;
   if (g.groups > 16 * kGradientThreads) return;
-  for (u64 turns = 1, least = ~u64{0}; turns <= 16; ++turns) {
+  // Few turns while there are few blocks.
+  const u64 many = call.rows * g.groups / (g.rows * kGradientThreads * 2048);
+  u64 most = many < 4 ? 4 : many < 8 ? many : 8;
+  while (most * kGradientThreads < g.groups) most += 4;
+  for (u64 turns = 1, least = ~u64{0}; turns <= most; ++turns) {
     const u64 slots = ceil_div(g.groups, turns);
     if (slots > kGradientThreads || (slots < 8 && turns > 1)) continue;
     u64 tiles = kGradientThreads / slots;
     if (tiles > call.rows / g.rows) tiles = call.rows / g.rows;
-    const u64 cost = ceil_div(slots * tiles, 32) * (4 * turns + 1) * 1024 / tiles;
+    const u64 unit = unit_of(g), paid = ceil_div(turns, unit) * unit;
+    const u64 cost = ceil_div(slots * tiles, 32) * (4 * paid + 1) * 1024 / tiles;
     if (cost > least) continue;
     least = cost;
     g.tiles = static_cast<u32>(tiles);
@@ -104,12 +112,11 @@ inline void set_turns(const GradientCall& call, GradientGeometry& g) {
   const u64 all = ceil_div(g.groups, g.slots), blocks = blocks_of_rows(call, g) * all;
   u64 turns = all;
   if (g.across || g.tiles == 1) {
-    const u64 few = blocks / 1024, many = blocks / (g.across ? 4096 : 8192);
+    const u64 few = blocks / 2048, many = blocks / (g.across ? 4096 : 8192);
     turns = few < 4 ? 4 : few < 8 ? few : many < 8 ? 8 : many < 64 ? many : 64;
-    const u64 segments = (all + turns / 2) / turns;
-    turns = segments > 1 ? ceil_div(all, segments) : all;
-    // What a thread reads at once is of one segment.
-    if (g.rows == 1 && segments > 1) turns = ceil_div(turns, 4) * 4;
+    const u64 segments = (all + turns / 2) / turns, unit = unit_of(g);
+    // Of one segment are all that go together.
+    turns = segments < 2 ? all : (ceil_div(all, segments) + unit / 2) / unit * unit;
   }
   g.turns = static_cast<u32>(turns);
 }

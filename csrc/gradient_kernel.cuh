@@ -103,7 +103,7 @@ class Reader {
     first_whole_ = first_column_ < 0;
     const u64 whole = (columns_ + geometry.skip) / kCount - part.first_group;
     const u32 all = geometry.turns * geometry.slots;
-    whole_ = (whole < all ? static_cast<u32>(whole) : all) - first_whole_;
+    whole_ = whole < first_whole_ ? 0 : (whole < all ? static_cast<u32>(whole) : all) - first_whole_;
   }
 
   // Zeros where there are no columns.
@@ -196,13 +196,14 @@ __global__ void __launch_bounds__(kGradientThreads, kGradientBlocks<G, rows, onl
   constexpr u32 kGroups = kGroupsAtOnce<rows, antithetic>;
   __shared__ double sums[2 * rows][kSumsPitch];
   // Volatile, since there are no registers to keep them all.
-  __shared__ volatile u64 row_words[rows * kGradientThreads];
+  __shared__ volatile u64 row_words[rows][kGradientThreads];
   const Part part = Part::of_block(rows, call, geometry);
   const u64 offset = offset_of(call);
   for (u32 k = threadIdx.x; k < rows * geometry.tiles; k += blockDim.x) {
-    const u32 i = static_cast<u32>(call.first_row + part.first_row) + k / rows + k % rows * geometry.tiles;
-    const RowPart words = row_part(call.shared ? 0 : i, low(offset), keys.keys);
-    row_words[k] = static_cast<u64>(words.into_c2_of_round_2) << 32 | words.c3_of_round_2;
+    const u32 i = call.shared ? 0 : static_cast<u32>(call.first_row + part.first_row) + k;
+    const RowPart words = row_part(i, low(offset), keys.keys);
+    row_words[k / geometry.tiles][k % geometry.tiles] =
+        static_cast<u64>(words.into_c2_of_round_2) << 32 | words.c3_of_round_2;
   }
   const u32 run = threadIdx.x * geometry.one_by_run >> 20;
   const u32 rest = threadIdx.x - run * (geometry.across ? geometry.tiles : geometry.slots);
@@ -226,7 +227,7 @@ __global__ void __launch_bounds__(kGradientThreads, kGradientBlocks<G, rows, onl
           group += geometry.slots;
 #pragma unroll
           for (u32 r = 0; r < rows; ++r) {
-            const u64 words = row_words[rows * tile + r];
+            const u64 words = shared ? 0 : row_words[r][tile];
             const auto more = contribution<antithetic>(g[k][r], noise.in({high(words), low(words)}, keys));
             total[r] = {add_rn(total[r].mu, more.mu), add_rn(total[r].sigma, more.sigma)};
           }

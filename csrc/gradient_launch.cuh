@@ -24,14 +24,15 @@ void launch_gradient_kernel(const GradientLaunch& launch) {
 template <class G, bool shared, bool antithetic, bool fast>
 void launch_gradient_rows(const GradientLaunch& launch) {
   constexpr u32 rows = rows_at_once(sizeof(G) == 8 ? kFloat64 : kFloat32, shared, antithetic);
-  if (rows == 1 || launch.geometry.rows == 1) {
-    // One row makes no use of it that others have the same noise.
-    launch_gradient_kernel<G, false, antithetic, fast, 1, false>(launch);
-  } else if (launch.geometry.loads == kAtOnce) {
-    launch_gradient_kernel<G, shared, antithetic, fast, rows, true>(launch);
-  } else {
-    launch_gradient_kernel<G, shared, antithetic, fast, rows, false>(launch);
+  if constexpr (rows > 1) {
+    if (launch.geometry.rows > 1) {
+      return launch.geometry.loads == kAtOnce
+                 ? launch_gradient_kernel<G, shared, antithetic, fast, rows, true>(launch)
+                 : launch_gradient_kernel<G, shared, antithetic, fast, rows, false>(launch);
+    }
   }
+  // One row makes no use of it that others have the same noise.
+  launch_gradient_kernel<G, false, antithetic, fast, 1, false>(launch);
 }
 
 template <class G, bool antithetic, bool fast>

@@ -6,7 +6,6 @@ other machines, with every access to memory watched by sanitizers. What compiler
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import itertools
 import os
@@ -198,3 +197,286 @@ def run(runner: Path, cases: Iterable[Case]) -> list[tuple[Geometry, Array, Arra
     assert len(results) == at
     assert done.returncode == 0, done.stderr.decode()[:4000]
     return taken
+
+
+# Terms of a group, in which rows begin and end anywhere, of one block and of several.
+LENGTHS = [*range(1, 20), 31, 32, 33, 35, 127, 129, 130, 257, 1021, 1024, 1100]
+
+
+@requires_gxx
+@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_kernel_sums_every_shape(runner: Path, dtype: str, noise: str) -> None:
+    cases: list[Case] = []
+    for n in LENGTHS:
+        for d in (1, 2, 7, 40 if n > 40 else 90):
+            for many_rows in (False, True):
+                k = len(cases)
+                if d >= 4 or not many_rows:
+                    cases.append(
+                        Case(
+                            d, n, dtype, noise, (k + n) % 3 == 1, seed=k, offset=k * 2**40, counter=k % 4 == 1,
+                            dim_offset=k % 5, sample_offset=k // 2 % 9, many_rows=many_rows, backwards=k % 2 == 1,
+                        )
+                    )  # fmt: skip
+    taken = [geometry for geometry, _, _ in run(runner, cases)]
+    assert {geometry.rows for geometry in taken} == {
+        1,
+        max(case.rows for case in cases),
+        *(case.rows for case in cases),
+    }
+    assert {geometry.loads for geometry in taken} == {0, 1}
+
+
+def layouts(d: int, n: int) -> dict[str, tuple[int, int]]:
+    """Strides in elements: what broadcasting, transposing, slicing and flipping make."""
+    return {
+        "padded": (n + 3, 1),
+        "odd": (n | 1, 1),
+        "transposed": (1, d),
+        "transposed, padded": (1, d + 5),
+        "every other": (2 * n, 2),
+        "every other row": (1, 2 * d),
+        "from the end": (n, -1),
+        "rows from the end": (-n, 1),
+        "one number": (0, 0),
+        "one row": (0, 1),
+        "one column": (1, 0),
+        "overlapping": (1, 1),
+    }
+
+
+@requires_gxx
+@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_kernel_reads_any_strides_and_addresses(runner: Path, dtype: str, noise: str) -> None:
+    cases: list[Case] = []
+    for d, n in [(5, 23), (13, 70), (41, 9), (150, 130), (300, 3), (9, 1300)]:
+        for strides in layouts(d, n).values():
+            for many_rows in (False, True):
+                k = len(cases)
+                cases.append(
+                    Case(
+                        d, n, dtype, noise, k % 3 == 1, seed=k, sample_offset=k // 3 % 8, strides=strides,
+                        misalignment=k // 2 % 3, many_rows=many_rows, backwards=k % 2 == 1,
+                    )
+                )  # fmt: skip
+    taken = [geometry for geometry, _, _ in run(runner, cases)]
+    assert {geometry.loads for geometry in taken} == {0, 1, 2}
+    assert {geometry.across for geometry in taken} == {0, 1}
+
+
+@requires_gxx
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_kernel_sums_windows_however_far_out(runner: Path, dtype: str) -> None:
+    rows, columns = 2**32, 2**34
+    cases = [
+        Case(
+            d, n, dtype, noise, antithetic, seed=2**64 - 1, offset=2**64 - 2, counter=antithetic, many_rows=many_rows,
+            dim_offset=rows - d, sample_offset=columns - n - back,
+        )
+        for (d, n), noise, antithetic, many_rows, back in itertools.product(
+            [(5, 37), (33, 300)], NOISES, (False, True), (False, True), (0, 1, 6)
+        )
+    ]  # fmt: skip
+    run(runner, cases)
+
+
+@requires_gxx
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_sums_of_segments_of_rows_are_added_up(runner: Path, dtype: str) -> None:
+    """As in large calls, made small: of a row, threads have several chains of groups, and blocks several segments."""
+    cases: list[Case] = []
+    for (d, n), strides in itertools.product([(1, 9000), (6, 2500), (40, 900), (3, 20_000)], [None, (0, 0), "across"]):
+        for tiles, slots, turns in [(1, 32, 4), (2, 8, 20), (1, 3, 12), (4, 33, 8), (3, 1, 28), (1, 256, 4)]:
+            k = len(cases)
+            cases.append(
+                Case(
+                    d, n, dtype, NOISES[k % 2], k // 2 % 3 == 1, seed=k, sample_offset=k // 2 % 9,
+                    strides=(1, d) if strides == "across" else strides, many_rows=d >= 4 and k % 3 > 0, tiles=tiles,
+                    slots=slots, turns=turns, backwards=k % 2 == 1,
+                )
+            )  # fmt: skip
+    cases = cases if dtype == "float32" else cases[sorted(DTYPES).index(dtype) % 3 :: 3]
+    taken = [geometry for geometry, _, _ in run(runner, cases)]
+    assert max(geometry.segments for geometry in taken) > 30
+    assert sum(geometry.segments > 1 for geometry in taken) > len(taken) // 2
+
+
+@requires_gxx
+def test_the_cut_follows_from_the_shape_and_fills_blocks(runner: Path) -> None:
+    """Where there are several threads to a row, or several blocks; and that most threads have something to do."""
+    small = [Case(d, n) for d, n in [(1, 1), (3, 5), (47, 100), (10, 4000), (1, 16_384), (1, 16_385), (64, 8000)]]
+    for (geometry, _, _), case in zip(run(runner, small), small, strict=True):
+        assert geometry.rows == 1, case
+        assert geometry.tiles * geometry.slots <= 256, case
+        assert geometry.blocks == -(-case.d // geometry.tiles) * geometry.segments, case
+        assert geometry.segments * geometry.turns * geometry.slots >= geometry.groups, case
+        if case.n > 500:
+            busy = geometry.groups * geometry.tiles / (geometry.threads * geometry.turns * geometry.segments)
+            assert busy > 0.75, (case, geometry)
+
+
+@requires_gxx
+def test_sums_are_the_same_in_any_order_of_blocks_and_threads(runner: Path) -> None:
+    cases = [
+        Case(d, n, dtype, antithetic=n % 2 == 1, many_rows=many_rows, turns=turns, tiles=1 if turns else 0)
+        for d, n in [(9, 4001), (70, 130)]
+        for dtype, many_rows, turns in itertools.product(DTYPES, (False, True), (0, 4))
+    ]
+    forwards, backwards = (
+        run(runner, [dataclasses.replace(case, backwards=flag) for case in cases]) for flag in (False, True)
+    )
+    for (_, mu, sigma), (_, other_mu, other_sigma) in zip(forwards, backwards, strict=True):
+        assert mu.tobytes() == other_mu.tobytes()
+        assert sigma.tobytes() == other_sigma.tobytes()
+
+
+@requires_gxx
+def test_what_the_runner_watches_for_does_not_pass(runner: Path) -> None:
+    """A gradient one element too short for the call."""
+
+    def outcome(short: int) -> str:
+        case = Case(5, 600)
+        packed = case.packed()
+        call, size, *rest = _CASE.unpack_from(packed)
+        packed = _CASE.pack(call, size - short, *rest) + packed[_CASE.size : len(packed) - short]
+        done = subprocess.run([str(runner)], input=packed, capture_output=True, timeout=SECONDS)
+        return f"{done.returncode} {done.stderr.decode()}"
+
+    assert outcome(0).startswith("0 ")
+    assert "AddressSanitizer: heap-buffer-overflow" in outcome(4)
+
+
+# --- The CPU's own --------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the machines below are of x86-64")
+@requires_gxx
+def test_cpus_of_other_vectors_give_the_same_bits_within_bounds(tmp_path: Path) -> None:
+    """In whatever parts the sums are made."""
+    digests = set()
+    for machine in ("x86-64", "x86-64-v3", "native"):
+        program = tmp_path / "cpu_gradient"
+        command = [
+            "g++", "-std=c++17", "-ffp-contract=off", f"-march={machine}", *SANITIZED, *WARNINGS, "-Wno-psabi",
+            f"-I{csrc_files.folder()}", str(SHIM / "cpu_gradient.cpp"), "-o", str(program),
+        ]  # fmt: skip
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+        assert done.returncode == 0, done.stderr[-5000:]
+        done = subprocess.run([str(program)], capture_output=True, text=True, timeout=SECONDS)
+        if done.returncode < 0 and -done.returncode == signal.SIGILL:
+            continue  # This machine is plainer than that one.
+        assert done.returncode == 0, done.stderr[:4000]
+        digests.add(done.stdout)
+    assert len(digests) == 1
+    assert len(digests.pop().split()) == 1
+
+
+# --- Compiled for the GPU -------------------------------------------------------------------------
+
+ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_100")
+Kernel = tuple[str, bool, bool, bool, int, bool]
+# Element type, whether noise is shared, antithetic, fast_math, rows of a thread, whether it only reads at once.
+KERNELS: list[Kernel] = [
+    (dtype, shared, antithetic, fast, rows, only_at_once)
+    for dtype, shared, antithetic, fast in itertools.product(DTYPES, (False, True), (False, True), (False, True))
+    for rows, only_at_once in ((1, False), (2 if antithetic else 4, False), (2 if antithetic else 4, True))
+    if not (fast and dtype == "float64")
+    if not (shared and rows == 1)
+    if not (rows > 1 and dtype == "float64" and not shared)
+]
+
+
+def kernel_name(kernel: Kernel) -> str:
+    dtype, shared, antithetic, fast, rows, only_at_once = kernel
+    element = {"float32": "float", "float64": "double"}.get(dtype, f"multisample::{dtype}")
+    flags = ", ".join(str(flag).lower() for flag in (shared, antithetic, fast))
+    return f"multisample::gradient_kernel<{element}, {flags}, {rows}, {str(only_at_once).lower()}>"
+
+
+def _no_nvrtc() -> str:
+    """Why NVRTC cannot be had through CuPy; empty if it can."""
+    try:
+        from cupy.cuda import nvrtc
+
+        nvrtc.getVersion()
+    except Exception as error:  # Whatever a broken installation may do.
+        return f"NVRTC cannot be loaded: {error}"
+    return ""
+
+
+@pytest.mark.skipif(bool(_no_nvrtc()), reason=_no_nvrtc())
+def test_nvrtc_compiles_every_kernel_for_every_architecture_without_a_word() -> None:
+    """A quarter of them for each, in turn: the sources do not know for which they are compiled."""
+    from cupy.cuda import nvrtc
+
+    assert len(KERNELS) == 66
+    for turn, architecture in enumerate(ARCHITECTURES):
+        program = nvrtc.createProgram('#include "gradient_kernel.cuh"\n', "program.cu", (), ())
+        try:
+            names = [kernel_name(kernel) for kernel in KERNELS[turn::4]] + ["multisample::add_segments_kernel<float>"]
+            for name in names:
+                nvrtc.addNameExpression(program, name)
+            try:
+                nvrtc.compileProgram(program, ["-std=c++17", f"-I{csrc_files.folder()}", f"-arch={architecture}"])
+            except nvrtc.NVRTCError:
+                pytest.fail(f"{architecture}: {nvrtc.getProgramLog(program)[:5000]}", pytrace=False)
+            log = nvrtc.getProgramLog(program).strip("\0\n ")
+            assert log == "", (architecture, log[:5000])
+            code = nvrtc.getCUBIN(program)
+            for name in names:
+                lowered = nvrtc.getLoweredName(program, name)
+                lowered = lowered.decode() if isinstance(lowered, bytes) else lowered
+                assert f".text.{lowered}\0".encode() in code, (architecture, name)
+        finally:
+            nvrtc.destroyProgram(program)
+
+
+@pytest.fixture(scope="module")
+def nvcc() -> str:
+    home = torch_ext_build._cuda_home()
+    if home is None:
+        pytest.skip("nvcc is neither on the PATH nor in CUDA_HOME")
+    return str(home / "bin" / "nvcc")
+
+
+def test_nvcc_compiles_what_is_launched_without_spills_and_with_room_for_many_warps(nvcc: str, tmp_path: Path) -> None:
+    source = tmp_path / "gradient.cu"
+    source.write_text(
+        '#include "gradient_launch.cuh"\n'
+        "cudaError_t run(const multisample::GradientCall& call) {\n"
+        "  return multisample::launch_gradient(call, multisample::gradient_geometry(call), nullptr);\n}\n"
+    )
+    command = [
+        nvcc, "-std=c++17", "-O3", "-arch=sm_90", "-Xptxas", "-v", "-Xcompiler", "-Wall", f"-I{csrc_files.folder()}",
+        "-c", str(source), "-o", str(tmp_path / "gradient.o"),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+    output = done.stdout + done.stderr
+    assert done.returncode == 0, output[-5000:]
+    assert not re.search("warning", output, re.I), output[:5000]
+    found = re.findall(
+        r"Compiling entry function '(\w+)' for 'sm_90'.*?(\d+) bytes stack frame, (\d+) bytes spill stores, "
+        r"(\d+) bytes spill loads.*?Used (\d+) registers",
+        output,
+        re.S,
+    )
+    names = [name for name, *_ in found if "gradient_kernel" in name]
+    assert len(names) == len(set(names)) == len(KERNELS)
+    for name, *memory, registers in found:
+        assert not any(map(int, memory)), name
+        if "gradient_kernel" in name:
+            # Of a kernel for float64, the type's letter follows the name.
+            blocks = 2 if "gradient_kernelId" in name else 3
+            assert int(registers) <= 65536 // (256 * blocks) // 8 * 8, (name, registers)
+
+
+@requires_gxx
+@pytest.mark.parametrize("header", ["gradient_call.h", "gradient_geometry.h", "cpu_gradient.h"])
+def test_headers_compile_alone_for_the_cpu(header: str) -> None:
+    command = ["g++", "-std=c++17", *WARNINGS, "-Wno-psabi", "-fsyntax-only", f"-I{csrc_files.folder()}"]
+    done = subprocess.run(
+        [*command, "-include", header, "-x", "c++", os.devnull], capture_output=True, text=True, timeout=SECONDS
+    )
+    assert done.returncode == 0, done.stderr[-5000:]

@@ -12,8 +12,8 @@ using namespace multisample;
 struct Case {
   GradientCall call;  // with an offset into grad's memory for its address; of a counter, only whether there is one
   u64 grad_bytes;
-  u64 counter;                     // what it holds
-  u32 rows, tiles, slots, turns;   // of the geometry, where they are not 0
+  u64 counter;                    // what it holds
+  u32 rows, tiles, slots, turns;  // of the geometry, where they are not 0
   u32 backwards, unused;
 };
 static_assert(sizeof(Case) == sizeof(GradientCall) + 40, "test_gradient_sources.py packs it");
