@@ -459,6 +459,111 @@ def ranks_outside_the_mesh_have_nothing(ranks: Ranks) -> None:
         ranks.check(out, ranks.single(mu, sigma, 21, seed=SEED), mesh, [Shard(0)])
 
 
+# --- Gradients ------------------------------------------------------------------------------------
+
+
+def close(gradient: torch.Tensor, expected: torch.Tensor, scale: float) -> bool:
+    """Sums of float32 in another order."""
+    return gradient.shape == expected.shape and bool(((gradient - expected).abs() <= 1e-6 * scale).all())
+
+
+@case
+def gradients_are_those_of_a_single_device(ranks: Ranks) -> None:
+    if ranks.backend != "torch_ext":
+        rows = ranks.on(ranks.line, ranks.vectors(13)[0], Shard(0)).requires_grad_()
+        with refused(ValueError, "^mu: .*requires grad"):
+            ranks.sample(rows, 1.0, 9)
+        return
+    n = 203
+    whole, part, rows_of_part = [Replicate(), Replicate()], [Shard(0), Replicate()], [Replicate(), Shard(0)]
+    for d, layout in ((13, "dn"), (13, "nd"), (1, "dn")):
+        vectors = ranks.vectors(d)
+        alone = [vector.clone().requires_grad_() for vector in vectors]
+        matrix = ranks.single(*alone, n, seed=SEED, layout=layout)
+        weights = torch.cos(torch.arange(d * n, device=ranks.device)).view(matrix.shape)
+        (matrix * weights).sum().backward()
+        expected = [vector.grad for vector in alone]
+        for placements in every_placement(2):
+            by_rows = [Shard(0) if p == Shard(int(layout == "nd")) else Replicate() for p in placements]
+            for given in (whole, by_rows):
+                spread = [ranks.on(ranks.grid, vector, *given).requires_grad_() for vector in vectors]
+                result = ranks.sharded(*spread, n, ranks.grid, placements, seed=SEED, layout=layout)
+                assert result.requires_grad
+                ranks.check(result.detach(), matrix.detach(), ranks.grid, placements)
+                local = result.to_local() * ranks.on(ranks.grid, weights, *placements).to_local()
+                with CommDebugMode() as communication:
+                    local.sum().backward()
+                assert communication.get_total_counts() == 0
+                for vector, right in zip(spread, expected, strict=True):
+                    assert vector.grad.placements == tuple(
+                        Partial() if of_vector == Replicate() and of_result != Replicate() else of_vector
+                        for of_vector, of_result in zip(given, placements, strict=True)
+                    )
+                    assert close(vector.grad.full_tensor(), right, 2 * n), (given, placements)
+        for given in (part, rows_of_part, [Shard(0), Shard(0)]):
+            spread = [ranks.on(ranks.grid, vector, *given).requires_grad_() for vector in vectors]
+            result = ranks.sample(*spread, n, seed=SEED, layout=layout)
+            (result * ranks.on(ranks.grid, weights, *result.placements)).sum().backward()
+            for vector, right in zip(spread, expected, strict=True):
+                assert close(vector.grad.full_tensor(), right, 2 * n), given
+
+
+@case
+def gradients_of_plain_tensors_are_of_this_part(ranks: Ranks) -> None:
+    if ranks.backend != "torch_ext":
+        return
+    vectors = ranks.vectors(13)
+    alone = [vector.clone().requires_grad_() for vector in vectors]
+    ranks.single(*alone, 103, seed=SEED).square().sum().backward()
+    for placement in (Shard(0), Shard(1)):
+        mine = [vector.clone().requires_grad_() for vector in vectors]
+        result = ranks.sharded(*mine, 103, ranks.line, [placement], seed=SEED)
+        result.to_local().square().sum().backward()
+        for vector, right in zip(mine, alone, strict=True):
+            distributed.all_reduce(vector.grad)
+            assert close(vector.grad, right.grad, float(right.grad.abs().max()) + 103)
+
+
+@case
+def a_mean_that_every_rank_has_is_fitted(ranks: Ranks) -> None:
+    """As on a single device, by samples that are spread over ranks."""
+    if ranks.backend != "torch_ext":
+        return
+    mu, target = ranks.vectors(13)
+
+    def fitted(mean: torch.Tensor, draw: Callable[[torch.Tensor], torch.Tensor], goal: torch.Tensor) -> torch.Tensor:
+        mean = torch.nn.Parameter(mean.clone())
+        torch.manual_seed(11)
+        optimizer = torch.optim.Adam([mean], lr=0.5)
+        for _ in range(20):
+            optimizer.zero_grad()
+            (draw(mean) - goal).square().mean().backward()
+            optimizer.step()
+        return mean.detach()
+
+    alone = fitted(mu, lambda mean: ranks.single(mean, 0.1, 256), target[:, None])
+    spread = fitted(
+        ranks.on(ranks.line, mu, Replicate()),
+        lambda mean: ranks.sharded(mean, 0.1, 256, ranks.line, [Shard(1)]),
+        ranks.on(ranks.line, target[:, None], Replicate()),
+    )
+    assert not torch.allclose(alone, mu, atol=1)
+    assert torch.allclose(spread.full_tensor(), alone, atol=1e-3)
+
+
+@case
+def ranks_outside_the_mesh_take_no_part_in_gradients(ranks: Ranks) -> None:
+    if ranks.backend != "torch_ext":
+        return
+    mesh = DeviceMesh(ranks.device_type, [0])
+    mu, sigma = ranks.vectors(5)
+    rows = ranks.on(mesh, mu, Shard(0)).requires_grad_()
+    result = ranks.sharded(rows, sigma, 9, mesh, [Shard(0)], seed=SEED)
+    if ranks.rank == 0:  # PyTorch itself has no gradient of an empty local tensor for the others.
+        result.to_local().sum().backward()
+        assert torch.equal(rows.grad.to_local(), torch.full_like(mu, 9))
+
+
 # --- Refusals -------------------------------------------------------------------------------------
 
 
@@ -547,16 +652,12 @@ def main(device_type: str, rank: int, size: int, folder: Path, backends: list[st
     failures = {}
     for ranks.backend in backends:
         for name, function in CASES.items():
-            import time
-
-            t = time.time()
             try:
                 function(ranks)
-                if rank == 0:
-                    print(name, ranks.backend, time.time() - t)
             except Exception:
                 failures[f"{name}[{ranks.backend}]"] = traceback.format_exc()
     (folder / f"{rank}.json").write_text(json.dumps(failures))
+    distributed.barrier()  # Nobody goes while others may wait for an answer.
     distributed.destroy_process_group()
 
 
