@@ -55,7 +55,8 @@ def sample(
     mu, sigma : array, shape (d,) or (d, 1)
         Means, and standard deviations of at least 0. NumPy arrays or lists, or arrays of PyTorch, CuPy, Numba, JAX or
         any library with ``__dlpack__`` or ``__cuda_array_interface__``; both of the same library, on the same device,
-        with any strides. One of the two may be a number, and stands for a vector of it.
+        with any strides. One of the two may be a number, and stands for a vector of it. DTensors, replicated or
+        sharded over dimensions: each rank draws its part of one matrix, as `multisample.torch.sample_sharded` tells.
     n : int
         Number of samples, at least 0; ``sample_offset + n <= 2**34``.
     backend : str, default "auto"
@@ -87,7 +88,7 @@ def sample(
         bit for bit. At least 0; ``dim_offset + d <= 2**32``.
     validate : bool, default False
         Look at the values of `mu` and `sigma` in device memory too, which waits for the device. Values in host memory
-        are always looked at.
+        are always looked at. Of DTensors, also make sure that all ranks are about to draw the same matrix.
     layout : {"dn", "nd"}, default "dn"
         One row for each dimension, or the transpose, one row for each sample: the same bits.
     antithetic : bool, default False
@@ -99,7 +100,8 @@ def sample(
     array, shape (d, n), or (n, d) with layout "nd"
         Of the library and on the device of `mu` and `sigma`, ready on that library's current stream; C-contiguous
         unless it is `out`. From lists and NumPy arrays, a NumPy array, or an array of the library of the CUDA backend
-        that was named; from objects known by their protocol alone, a NumPy array or one of the backend's library.
+        that was named; from objects known by their protocol alone, a NumPy array or one of the backend's library;
+        from DTensors, a DTensor placed as they are.
 
     Raises
     ------
