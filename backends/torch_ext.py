@@ -80,6 +80,9 @@ class TorchExtBackend:
 
     def _load_cpu(self) -> Any:
         library = _load(torch_ext_build.cpu_library())
+        from multisample.torch._operators import register  # Not before PyTorch is needed anyway.
+
+        register()
         library.multisample_launch_cpu.argtypes = (ctypes.c_char_p,)
         library.multisample_last_error.restype = ctypes.c_char_p
         return library

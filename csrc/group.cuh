@@ -47,7 +47,8 @@ MULTISAMPLE_FUNCTION Real element(const Vector& vector, u64 k) {
 }
 
 // The call's offset. Whoever counts it up comes after the kernel, so that it may be read at any time.
-MULTISAMPLE_FUNCTION u64 offset_of(const SampleCall& call) {
+template <class Call>
+MULTISAMPLE_FUNCTION u64 offset_of(const Call& call) {
   return call.counter == nullptr ? call.offset : *call.counter;
 }
 
@@ -58,14 +59,14 @@ template <>
 struct Keys<float> {
   RoundKeys keys;
 
-  MULTISAMPLE_FUNCTION explicit Keys(u64 seed) : keys(round_keys(seed, kKey1)) {}
+  MULTISAMPLE_HOST_FUNCTION explicit Keys(u64 seed) : keys(round_keys(seed, kKey1)) {}
 };
 
 template <>
 struct Keys<double> {
   RoundKeys keys, fine_keys;
 
-  MULTISAMPLE_FUNCTION explicit Keys(u64 seed)
+  MULTISAMPLE_HOST_FUNCTION explicit Keys(u64 seed)
       : keys(round_keys(seed, kKey1)), fine_keys(round_keys(seed, kKey1 ^ kFloat64Key)) {}
 };
 

@@ -5,8 +5,10 @@
 
 #ifdef __CUDACC__
 #define MULTISAMPLE_FUNCTION __device__ __forceinline__
+#define MULTISAMPLE_HOST_FUNCTION __host__ MULTISAMPLE_FUNCTION
 #else
 #define MULTISAMPLE_FUNCTION inline __attribute__((always_inline))
+#define MULTISAMPLE_HOST_FUNCTION MULTISAMPLE_FUNCTION
 #include <cstring>
 #endif
 
@@ -36,6 +38,11 @@ MULTISAMPLE_FUNCTION float mul_rn(float a, float b) {
   asm("mul.rn.f32 %0, %1, %2;" : "=f"(x) : "f"(a), "f"(b));
   return x;
 }
+MULTISAMPLE_FUNCTION float add_rn(float a, float b) {
+  float x;
+  asm("add.rn.f32 %0, %1, %2;" : "=f"(x) : "f"(a), "f"(b));
+  return x;
+}
 MULTISAMPLE_FUNCTION float sub_rn(float a, float b) {
   float x;
   asm("sub.rn.f32 %0, %1, %2;" : "=f"(x) : "f"(a), "f"(b));
@@ -59,6 +66,7 @@ MULTISAMPLE_FUNCTION double to_double(float a) {
 }
 MULTISAMPLE_FUNCTION double fma_rn(double a, double b, double c) { return __fma_rn(a, b, c); }
 MULTISAMPLE_FUNCTION double mul_rn(double a, double b) { return __dmul_rn(a, b); }
+MULTISAMPLE_FUNCTION double add_rn(double a, double b) { return __dadd_rn(a, b); }
 MULTISAMPLE_FUNCTION double sub_rn(double a, double b) { return __dsub_rn(a, b); }
 MULTISAMPLE_FUNCTION double sqrt_rn(double x) { return __dsqrt_rn(x); }
 
@@ -86,6 +94,7 @@ MULTISAMPLE_FUNCTION double from_float_bits(u64 x) { return __longlong_as_double
 
 MULTISAMPLE_FUNCTION float fma_rn(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 MULTISAMPLE_FUNCTION float mul_rn(float a, float b) { return a * b; }
+MULTISAMPLE_FUNCTION float add_rn(float a, float b) { return a + b; }
 MULTISAMPLE_FUNCTION float sub_rn(float a, float b) { return a - b; }
 MULTISAMPLE_FUNCTION float sqrt_rn(float x) { return __builtin_sqrtf(x); }
 MULTISAMPLE_FUNCTION float to_float(double a) { return static_cast<float>(a); }
@@ -94,6 +103,7 @@ MULTISAMPLE_FUNCTION float negated(float a) { return -a; }
 MULTISAMPLE_FUNCTION double negated(double a) { return -a; }
 MULTISAMPLE_FUNCTION double fma_rn(double a, double b, double c) { return __builtin_fma(a, b, c); }
 MULTISAMPLE_FUNCTION double mul_rn(double a, double b) { return a * b; }
+MULTISAMPLE_FUNCTION double add_rn(double a, double b) { return a + b; }
 MULTISAMPLE_FUNCTION double sub_rn(double a, double b) { return a - b; }
 MULTISAMPLE_FUNCTION double sqrt_rn(double x) { return __builtin_sqrt(x); }
 

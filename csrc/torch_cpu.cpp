@@ -1,4 +1,4 @@
-// The torch_ext backend on the CPU: the kernel on PyTorch's threads, as an operator and as a C function.
+// The torch_ext backend on the CPU: the kernels on PyTorch's threads, as operators and as a C function.
 //
 // Only PyTorch's stable ABI is used, so that one binary serves every version from the one it was built for on.
 #include <pthread.h>
@@ -6,7 +6,9 @@
 #include <atomic>
 #include <exception>
 #include <string>
+#include <vector>
 
+#include "cpu_gradient.h"
 #include "cpu_kernel.h"
 #include "torch_call.h"
 
@@ -66,34 +68,92 @@ std::atomic<bool> forked{false};
 
 u64 available_threads() { return forked ? 1 : torch::stable::get_num_threads(); }
 
-void launch(const SampleCall& call) {
-  const u64 normals = call.rows * call.columns;
-  const u64 work = call.shared ? call.columns + (normals >> kSharedCost) : normals;
-  const u64 threads = work <= kShare ? 1 : smaller(available_threads(), ceil_div(work, kShare));
-  const Windows windows(call, threads);
+u64 threads_for(u64 work) { return work <= kShare ? 1 : smaller(available_threads(), ceil_div(work, kShare)); }
+
+// Calls run(k) for k < count, on as many threads as `work` normals are worth.
+template <class Run>
+void on_threads(u64 count, u64 work, const Run& run) {
+  const u64 threads = threads_for(work);
   if (threads == 1) {
-    for (u64 k = 0; k < windows.count(); ++k) windows.draw(k);
+    for (u64 k = 0; k < count; ++k) run(k);
     return;
   }
   // Threads begin far apart: side by side, each would page in and clear the same fresh memory for itself.
-  const u64 stride = ceil_div(windows.count(), threads);
+  const u64 stride = ceil_div(count, threads);
   std::atomic<u64> next{0};
   torch::stable::parallel_for(0, static_cast<int64_t>(threads), 1, [&](int64_t, int64_t) {
     for (u64 turn; (turn = next.fetch_add(1, std::memory_order_relaxed)) < stride * threads;) {
       const u64 k = turn % threads * stride + turn / threads;
-      if (k < windows.count()) windows.draw(k);
+      if (k < count) run(k);
     }
   });
 }
 
+template <class Call>
+u64 work_of(const Call& call) {
+  const u64 normals = call.rows * call.columns;
+  return call.shared ? call.columns + (normals >> kSharedCost) : normals;
+}
+
+void launch(const SampleCall& call) {
+  const u64 work = work_of(call);
+  const Windows windows(call, threads_for(work));
+  on_threads(windows.count(), work, [&](u64 k) { windows.draw(k); });
+}
+
+void launch(const GradientCall& call) {
+  const u64 work = work_of(call);
+  const GradientParts parts(call, threads_for(work));
+  std::vector<cpu::Gradients> partial_sums(parts.partial_sums());
+  on_threads(parts.count(), work, [&](u64 k) { parts.sum(k, partial_sums.data()); });
+  parts.finish(partial_sums.data());
+}
+
 thread_local std::string last_error;
 
-void sample_(const torch::stable::Tensor& out, const torch::stable::Tensor& mu, const torch::stable::Tensor& sigma,
+using torch::stable::Tensor;
+
+// The offset, if it is in memory.
+template <class Call>
+void read_counter(Call& call) {
+  if (call.counter != nullptr) call.offset = *call.counter;
+}
+
+void draw(SampleCall call) {
+  read_counter(call);
+  if (call.rows > 0 && call.columns > 0) launch(call);
+}
+
+void sample_(const Tensor& out, const Tensor& mu, const Tensor& sigma, const std::optional<Tensor>& counter,
              int64_t seed, int64_t offset, int64_t dim_offset, int64_t sample_offset, bool shared, bool fast_math,
              bool antithetic) {
-  const SampleCall call =
-      checked_call(out, mu, sigma, seed, offset, dim_offset, sample_offset, shared, fast_math, antithetic);
-  if (call.rows > 0 && call.columns > 0) launch(call);
+  draw(checked_call("sample_", out, false, mu, sigma,
+                    {seed, offset, dim_offset, sample_offset, shared, fast_math, antithetic, counter}));
+}
+
+Tensor sample(const Tensor& mu, const Tensor& sigma, int64_t n, const std::optional<Tensor>& counter, int64_t seed,
+              int64_t offset, int64_t dim_offset, int64_t sample_offset,
+              const std::optional<torch::headeronly::ScalarType>& dtype, bool shared, bool fast_math, bool antithetic,
+              bool transposed) {
+  const Tensor out = new_sample(mu, sigma, n, dtype, transposed);
+  draw(checked_call("sample", out, transposed, mu, sigma,
+                    {seed, offset, dim_offset, sample_offset, shared, fast_math, antithetic, counter}));
+  return out;
+}
+
+Gradient sample_backward(const Tensor& grad, const std::optional<Tensor>& counter, int64_t seed, int64_t offset,
+                         int64_t dim_offset, int64_t sample_offset, bool shared, bool fast_math, bool antithetic,
+                         bool transposed) {
+  Gradient gradient = new_gradient(grad, transposed);
+  GradientCall call = checked_gradient_call(
+      grad, transposed, gradient, {seed, offset, dim_offset, sample_offset, shared, fast_math, antithetic, counter});
+  read_counter(call);
+  if (call.rows > 0 && call.columns > 0) {
+    launch(call);
+  } else {
+    set_zero(gradient);
+  }
+  return gradient;
 }
 
 }  // namespace
@@ -118,10 +178,24 @@ extern "C" __attribute__((visibility("default"))) const char* multisample_last_e
 }
 
 STABLE_TORCH_LIBRARY(multisample, m) {
-  // seed and offset: the bits of an unsigned integer.
+  // seed and offset: the bits of an unsigned integer. counter: one element, which the kernel reads in place of offset;
+  // not keyword-only, or else PyTorch would register neither derivatives nor batching rules.
   m.def(
-      "sample_(Tensor(a!) out, Tensor mu, Tensor sigma, *, int seed, int offset=0, int dim_offset=0, "
-      "int sample_offset=0, bool shared=False, bool fast_math=False, bool antithetic=False) -> ()");
+      "sample_(Tensor(a!) out, Tensor mu, Tensor sigma, Tensor? counter=None, *, SymInt seed, SymInt offset=0, "
+      "SymInt dim_offset=0, SymInt sample_offset=0, bool shared=False, bool fast_math=False, bool antithetic=False) -> "
+      "()");
+  m.def(
+      "sample(Tensor mu, Tensor sigma, SymInt n, Tensor? counter=None, *, SymInt seed, SymInt offset=0, "
+      "SymInt dim_offset=0, SymInt sample_offset=0, ScalarType? dtype=None, bool shared=False, bool fast_math=False, "
+      "bool antithetic=False, bool transposed=False) -> Tensor");
+  m.def(
+      "sample_backward(Tensor grad, Tensor? counter=None, *, SymInt seed, SymInt offset=0, SymInt dim_offset=0, "
+      "SymInt sample_offset=0, bool shared=False, bool fast_math=False, bool antithetic=False, "
+      "bool transposed=False) -> (Tensor grad_mu, Tensor grad_sigma)");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(multisample, CPU, m) { m.impl("sample_", TORCH_BOX(&multisample::sample_)); }
+STABLE_TORCH_LIBRARY_IMPL(multisample, CPU, m) {
+  m.impl("sample_", TORCH_BOX(&multisample::sample_));
+  m.impl("sample", TORCH_BOX(&multisample::sample));
+  m.impl("sample_backward", TORCH_BOX(&multisample::sample_backward));
+}

@@ -30,16 +30,11 @@ struct RoundKeys {
 };
 
 // The keys of all rounds: of the words that a seed gives, or (key1 = kKey1 ^ kFloat64Key) of those that refine them.
-MULTISAMPLE_FUNCTION RoundKeys round_keys(u64 seed, u32 key1) {
-  RoundKeys keys;
-#ifdef __CUDACC__
-#pragma unroll
-#endif
-  for (u32 r = 0; r < 10; ++r) {
-    keys.k0[r] = (static_cast<u32>(seed) ^ kKey0) + r * kWeyl0;
-    keys.k1[r] = (static_cast<u32>(seed >> 32) ^ key1) + r * kWeyl1;
-  }
-  return keys;
+MULTISAMPLE_HOST_FUNCTION RoundKeys round_keys(u64 seed, u32 key1) {
+  const u32 a = static_cast<u32>(seed) ^ kKey0, b = static_cast<u32>(seed >> 32) ^ key1;
+  const u32 u = kWeyl0, v = kWeyl1;
+  return {{a, a + u, a + 2 * u, a + 3 * u, a + 4 * u, a + 5 * u, a + 6 * u, a + 7 * u, a + 8 * u, a + 9 * u},
+          {b, b + v, b + 2 * v, b + 3 * v, b + 4 * v, b + 5 * v, b + 6 * v, b + 7 * v, b + 8 * v, b + 9 * v}};
 }
 
 MULTISAMPLE_FUNCTION u32 high(u64 x) { return static_cast<u32>(x >> 32); }

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import operator
+import sys
 from typing import Any
 
 import numpy as np
+
+from ._tracing import traced_as
 
 __all__ = ["DTYPES", "check_choice", "check_flag", "checked_integer", "dtype_name"]
 
@@ -22,15 +25,29 @@ def checked_integer(name: str, value: Any, low: int, high: int) -> int:
     """`value` as an int with ``low <= value < high``; TypeError or ValueError otherwise."""
     if type(value) is int and low <= value < high:
         return value
+    if _is_symbol(value):  # Which stays one; to compare it is to ask of every run that it holds there.
+        if not low <= value < high:
+            raise ValueError(f"{name}: expected {low} <= {name} < {_power(high)}, got {value}")
+        symbol: int = value
+        return symbol
     if isinstance(value, (bool, np.bool_)):
         raise TypeError(f"{name}: expected an integer, got the bool {value}")
     try:
+        if isinstance(value, float):
+            raise TypeError  # As its index would, but not in what the compiler of PyTorch 2.11 traces.
         integer = operator.index(value)
     except TypeError:
         raise TypeError(f"{name}: expected an integer, got {describe(value)} of type {type(value).__name__}") from None
     if not low <= integer < high:
         raise ValueError(f"{name}: expected {low} <= {name} < {_power(high)}, got {integer}")
     return integer
+
+
+@traced_as(lambda _: False)  # A symbol is an int there.
+def _is_symbol(value: Any) -> bool:
+    """Whether `value` is what PyTorch traces in the place of an integer."""
+    symbol = getattr(sys.modules.get("torch"), "SymInt", None)
+    return symbol is not None and isinstance(value, symbol)
 
 
 def _power(value: int) -> str:

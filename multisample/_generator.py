@@ -16,7 +16,7 @@ from ._arguments import check_flag, checked_integer
 from ._cuda_driver import is_capturing, synchronize
 from ._libraries import Device, Library
 
-__all__ = ["DEFAULT_GENERATOR", "Generator", "GeneratorState", "manual_seed", "take_from_torch"]
+__all__ = ["DEFAULT_GENERATOR", "Generator", "GeneratorState", "manual_seed", "take_from_torch", "torch_generator"]
 
 WORD_64 = 2**64
 _WORD = 2**32 - 1
@@ -258,20 +258,20 @@ class DeviceCounter:
         self.lock = threading.Lock()
         """Held from the launch that reads the offset to the one that counts it up."""
         self._library = library
-        self._array = library.to_device(_as_int64(value), device)
-        raw: Any = library.operand("generator", self._array).raw
+        self.array = library.to_device(_as_int64(value), device)
+        raw: Any = library.operand("generator", self.array).raw
         self.address: int = raw.pointer
 
     @property
     def value(self) -> int:
         """The offset; reading it waits for the device."""
         synchronize(self.device.ordinal)
-        return int(self._library.to_host(self._array)[0]) % WORD_64
+        return int(self._library.to_host(self.array)[0]) % WORD_64
 
     @value.setter
     def value(self, value: int) -> None:
         synchronize(self.device.ordinal)
-        self._library.overwrite(self._array, _as_int64(value))
+        self._library.overwrite(self.array, _as_int64(value))
 
 
 def _as_int64(value: int) -> Any:
@@ -349,13 +349,7 @@ def take_from_torch(generator: Any, device: str) -> tuple[int, int]:
     """
     import torch
 
-    if generator is None:
-        where = torch.device(device)
-        if where.type == "cuda":
-            torch.cuda.init()  # Default generators are made with the rest of CUDA.
-            generator = torch.cuda.default_generators[where.index]
-        else:
-            generator = torch.default_generator
+    generator = torch_generator(generator, device)
     if generator.device.type == "cuda":
         with LOCK:
             offset = generator.get_offset()
@@ -363,6 +357,19 @@ def take_from_torch(generator: Any, device: str) -> tuple[int, int]:
             return generator.initial_seed() % WORD_64, offset
     draw = torch.empty((), dtype=torch.int64, device="cpu").random_(-(2**63), None, generator=generator)
     return int(draw) % WORD_64, 0
+
+
+def torch_generator(generator: Any, device: str) -> Any:
+    """`generator`, or PyTorch's default one of `device` for None."""
+    import torch
+
+    if generator is not None:
+        return generator
+    where = torch.device(device)
+    if where.type == "cuda":
+        torch.cuda.init()  # Default generators are made with the rest of CUDA.
+        return torch.cuda.default_generators[where.index]
+    return torch.default_generator
 
 
 def _after_fork_in_child() -> None:

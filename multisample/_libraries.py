@@ -22,7 +22,7 @@ from . import _dlpack
 from ._arguments import DTYPES, describe
 from ._cuda_driver import device_of
 
-__all__ = ["Device", "Library", "Operand", "library_called", "library_of"]
+__all__ = ["Device", "Library", "Operand", "element", "is_opaque", "library_called", "library_of"]
 
 _INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
 _ELEMENTS = frozenset((*DTYPES, *_INTEGERS))
@@ -98,6 +98,17 @@ class Library:
         """The handle of the stream that `array` itself names as its own, if it does."""
         return None
 
+    def is_transformed(self, *arrays: Any) -> bool:
+        """Whether a call with these arrays is one for the library to transform, and they may have no values."""
+        return False
+
+    def records_gradient(self, *arrays: Any) -> bool:
+        """Whether the library expects to know how the result depends on any of these arrays."""
+        return False
+
+    def was_written(self, out: Any) -> None:
+        """Let the library know that `out` has other elements now."""
+
     def to_host(self, array: Any) -> HostArray:
         """A copy in host memory, waiting for it."""
         raise NotImplementedError
@@ -129,7 +140,8 @@ class Library:
         return result
 
 
-def _element(name: str, dtype: str, accepted: frozenset[str] = _ELEMENTS) -> str:
+def element(name: str, dtype: str, accepted: frozenset[str] = _ELEMENTS) -> str:
+    """The type that argument `name`, with elements of type `dtype`, brings to promotion; TypeError if there is none."""
     if dtype not in accepted:
         raise TypeError(f"{name}: expected elements of type {', '.join(DTYPES)} or an integer type, got {dtype}")
     return dtype if dtype in DTYPES else "float32"
@@ -166,6 +178,28 @@ def _raw_torch_stream() -> Callable[[int], int]:
     return raw or (lambda ordinal: int(torch.cuda.current_stream(ordinal).cuda_stream))
 
 
+@functools.cache
+def _increment_version() -> Callable[[Any], None]:
+    increment: Callable[[Any], None] = sys.modules["torch"].autograd.graph.increment_version
+    return increment
+
+
+@functools.cache
+def _is_transforming() -> Callable[[], bool]:
+    """Whether PyTorch transforms every call, whatever tensors are in it: in torch.func, or in a dispatch mode."""
+    torch = sys.modules["torch"]
+    layer, modes = torch._C._functorch.peek_interpreter_stack, torch._C._len_torch_dispatch_stack
+    forward_ad = torch.autograd.forward_ad
+    return lambda: layer() is not None or modes() > 0 or forward_ad._current_level >= 0
+
+
+@functools.cache
+def is_opaque(kind: type) -> bool:
+    """Whether `kind` is a class of tensors that see to their operators themselves, in place of memory."""
+    dispatch = getattr(kind, "__torch_dispatch__", None)
+    return dispatch is not None and dispatch is not sys.modules["torch"].Tensor.__torch_dispatch__
+
+
 def _numba_stream(stream: Any) -> int:
     return int(getattr(stream, "handle", stream))
 
@@ -185,7 +219,7 @@ class _Host(Library):
             except (TypeError, ValueError) as error:
                 raise TypeError(f"{name}: expected numbers, got {describe(array)} ({error})") from None
         dtype = _numpy_name(array.dtype)
-        counts_as = _element(name, dtype)
+        counts_as = element(name, dtype)
         if is_list:
             counts_as = "float32"
         if not array.dtype.isnative:
@@ -229,18 +263,13 @@ class _Torch(Library):
         if array.layout is not torch.strided:
             raise TypeError(f"{name}: expected a strided tensor, got layout {array.layout}")
         if array.requires_grad:
-            if torch.is_grad_enabled():
-                raise ValueError(
-                    f"{name}: requires grad, and gradients are not supported;"
-                    " detach it, or call sample under torch.no_grad()"
-                )
             array = array.detach()
         if array.is_neg():
             if name == "out":
                 raise ValueError("out: expected plain memory, got a tensor with its negative bit set")
             array = array.resolve_neg()
         dtype = _torch_name(array.dtype)
-        counts_as = _element(name, dtype)
+        counts_as = element(name, dtype)
         device = self.device(name, array)
         raw: RawArray
         if device is CPU:
@@ -279,6 +308,7 @@ class _Torch(Library):
             or not (mu.is_contiguous() and sigma.is_contiguous())
             or mu.requires_grad
             or sigma.requires_grad
+            or _is_transforming()()
             or mu.is_neg()
             or sigma.is_neg()
         ):
@@ -309,6 +339,18 @@ class _Torch(Library):
             return None
         return result, mu_at, sigma_at, out_at, d, dtype, device, _raw_torch_stream()(device)
 
+    def is_transformed(self, *arrays: Any) -> bool:
+        return _is_transforming()() or any(map(is_opaque, map(type, arrays)))
+
+    def records_gradient(self, *arrays: Any) -> bool:
+        for x in arrays:
+            if getattr(x, "requires_grad", False):
+                return bool(sys.modules["torch"].is_grad_enabled())
+        return False
+
+    def was_written(self, out: Any) -> None:
+        _increment_version()(out)
+
     def to_host(self, array: Any) -> HostArray:
         array = array.detach()
         return np.asarray((array.double() if array.is_floating_point() else array).cpu().numpy())
@@ -330,7 +372,7 @@ class _Cupy(Library):
 
     def operand(self, name: str, array: Any) -> Operand:
         dtype = _numpy_name(array.dtype)
-        counts_as = _element(name, dtype)
+        counts_as = element(name, dtype)
         raw = DeviceArray(array.data.ptr, array.shape, array.strides, dtype)
         return Operand(raw, array.shape, dtype, counts_as, self.device(name, array))
 
@@ -415,7 +457,7 @@ class _Numba(Library):
 
     def operand(self, name: str, array: Any) -> Operand:
         dtype = _numpy_name(array.dtype)
-        counts_as = _element(name, dtype)
+        counts_as = element(name, dtype)
         raw = DeviceArray(array.__cuda_array_interface__["data"][0], array.shape, array.strides, dtype)
         return Operand(raw, array.shape, dtype, counts_as, self.device(name, array))
 

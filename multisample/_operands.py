@@ -13,7 +13,10 @@ from multisample.backends.contract import DeviceArray, HostArray, RawArray, RawV
 from ._arguments import describe
 from ._libraries import Device, Library, Operand, library_of
 
-__all__ = ["adopted", "check_inputs", "checked_out", "common_library", "is_number", "look_at", "transposed"]
+__all__ = [
+    "adopted", "check_inputs", "checked_out", "common_length", "common_library", "is_number", "look_at", "promoted",
+    "transposed",
+]  # fmt: skip
 
 
 class Inputs(NamedTuple):
@@ -69,9 +72,9 @@ def look_at(library: Library, mu: Any, sigma: Any, dtype: str | None) -> Inputs:
     operands = {name: library.operand(name, x) for name, x in (("mu", mu), ("sigma", sigma)) if not is_number(x)}
     for name, operand in operands.items():
         _check_alignment(name, operand.raw)
-    d = _length(operands)
+    d = common_length({name: operand.shape for name, operand in operands.items()})
     if dtype is None:
-        dtype = _promoted([operand.counts_as for operand in operands.values()])
+        dtype = promoted([operand.counts_as for operand in operands.values()])
     first, *others = operands.items()
     device = first[1].device
     for name, operand in others:
@@ -84,22 +87,23 @@ def look_at(library: Library, mu: Any, sigma: Any, dtype: str | None) -> Inputs:
     return Inputs(raw_mu, raw_sigma, operands, d, dtype, device)
 
 
-def _length(operands: dict[str, Operand]) -> int:
+def common_length(shapes: dict[str, tuple[int, ...]]) -> int:
+    """The number of dimensions that arrays of these shapes are for; ValueError if there is no such number."""
     lengths: dict[str, int] = {}
-    for name, operand in operands.items():
-        shape = operand.shape
+    for name, shape in shapes.items():
         if len(shape) == 1 or (len(shape) == 2 and shape[1] == 1):
             lengths[name] = shape[0]
         elif shape:
             raise ValueError(f"{name}: expected shape (d,) or (d, 1), got {shape}")
     if not lengths:
         raise ValueError("mu, sigma: expected at least one of shape (d,), got no dimension in either")
-    if len(set(lengths.values())) > 1:
+    d = next(iter(lengths.values()))
+    if any(length != d for length in lengths.values()):
         raise ValueError(f"sigma: expected as many elements as mu, {lengths['mu']}, got {lengths['sigma']}")
-    return next(iter(lengths.values()))
+    return d
 
 
-def _promoted(dtypes: list[str]) -> str:
+def promoted(dtypes: list[str]) -> str:
     """NumPy's promotion among the floating types."""
     if len(set(dtypes)) == 1:
         return dtypes[0]

@@ -18,6 +18,7 @@ from ._generator import DEFAULT_GENERATOR, WORD_64, Generator, take_from_torch
 from ._libraries import Device, Library, library_called, library_of
 from ._operands import adopted, check_inputs, checked_out, common_library, is_number, look_at, transposed
 from ._order import after_launch, before_launch
+from ._tracing import traced_as
 
 __all__ = ["sample"]
 
@@ -54,7 +55,8 @@ def sample(
     mu, sigma : array, shape (d,) or (d, 1)
         Means, and standard deviations of at least 0. NumPy arrays or lists, or arrays of PyTorch, CuPy, Numba, JAX or
         any library with ``__dlpack__`` or ``__cuda_array_interface__``; both of the same library, on the same device,
-        with any strides. One of the two may be a number, and stands for a vector of it.
+        with any strides. One of the two may be a number, and stands for a vector of it. DTensors, replicated or
+        sharded over dimensions: each rank draws its part of one matrix, as `multisample.torch.sample_sharded` tells.
     n : int
         Number of samples, at least 0; ``sample_offset + n <= 2**34``.
     backend : str, default "auto"
@@ -66,7 +68,7 @@ def sample(
         Where to take a seed and an offset from: each call takes the next offset, and so gives new samples. A
         torch.Generator serves torch tensors on its device. With neither `seed` nor `generator`, torch tensors follow
         ``torch.manual_seed`` and everything else follows `manual_seed`. While a CUDA graph is captured, only a
-        `seed` or a Generator that is `graph_safe`.
+        `seed`, a Generator that is `graph_safe`, or for torch tensors a generator of PyTorch's that the graph knows.
     noise : {"independent", "shared"}, default "independent"
         Whether every component has noise of its own, or all dimensions use one row of noise ("common random
         numbers"): then all samples lie on one line.
@@ -86,7 +88,7 @@ def sample(
         bit for bit. At least 0; ``dim_offset + d <= 2**32``.
     validate : bool, default False
         Look at the values of `mu` and `sigma` in device memory too, which waits for the device. Values in host memory
-        are always looked at.
+        are always looked at. Of DTensors, also make sure that all ranks are about to draw the same matrix.
     layout : {"dn", "nd"}, default "dn"
         One row for each dimension, or the transpose, one row for each sample: the same bits.
     antithetic : bool, default False
@@ -98,7 +100,8 @@ def sample(
     array, shape (d, n), or (n, d) with layout "nd"
         Of the library and on the device of `mu` and `sigma`, ready on that library's current stream; C-contiguous
         unless it is `out`. From lists and NumPy arrays, a NumPy array, or an array of the library of the CUDA backend
-        that was named; from objects known by their protocol alone, a NumPy array or one of the backend's library.
+        that was named; from objects known by their protocol alone, a NumPy array or one of the backend's library;
+        from DTensors, a DTensor placed as they are.
 
     Raises
     ------
@@ -108,7 +111,7 @@ def sample(
     ValueError
         If a shape, a range, a device or a choice is not as above; if `out` overlaps itself, `mu` or `sigma`; if a mean
         is not finite, or a standard deviation negative or not finite; if a tensor requires grad where gradients are
-        recorded.
+        recorded, and there is an `out`, or the backend is not torch_ext.
     UnknownBackendError
         If there is no backend called `backend`.
     BackendUnavailableError
@@ -122,6 +125,11 @@ def sample(
     -----
     The words are Philox4x32-10's [1]_ at counter ``(j // 4, i, offset)``, and the normals their Box-Muller transform,
     made of IEEE 754 operations only; STREAM.md beside this module specifies both to the last bit.
+
+    With torch tensors and torch_ext, gradients go to `mu` and `sigma`, ``torch.func`` transforms a call, and
+    ``torch.compile`` takes it into its graph. There values are not looked at, and new numbers come from an offset that
+    PyTorch's generator draws on the device, with seed 0x636F6D70696C6564. In ``torch.func.vmap`` they are as its
+    ``randomness`` says, and with `seed` each element of a batch has the same noise.
 
     References
     ----------
@@ -161,11 +169,16 @@ def sample(
             result = None
         if result is not None:
             return result
-    n = checked_integer("n", n, 0, COLUMNS + 1)
-    dim_offset = checked_integer("dim_offset", dim_offset, 0, ROWS + 1)
-    sample_offset = checked_integer("sample_offset", sample_offset, 0, COLUMNS + 1)
-    if sample_offset + n > COLUMNS:
-        raise ValueError(f"n: expected sample_offset + n <= 2**34, got {sample_offset} + {n}")
+    is_compiling = _is_compiling()
+    dtensor = None if is_compiling else getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
+    if dtensor is not None and (isinstance(mu, dtensor) or isinstance(sigma, dtensor) or isinstance(out, dtensor)):
+        from .torch._sharded import sample_dtensor
+
+        return sample_dtensor(
+            mu, sigma, n, out, layout, dim_offset, sample_offset, seed, generator, validate,
+            backend=backend, noise=noise, dtype=dtype, fast_math=fast_math, antithetic=antithetic,
+        )  # fmt: skip
+    n, dim_offset, sample_offset = checked_window(n, dim_offset, sample_offset)
     check_choice("noise", noise, ("independent", "shared"))
     check_choice("layout", layout, ("dn", "nd"))
     for name, flag in (("fast_math", fast_math), ("validate", validate), ("antithetic", antithetic)):
@@ -177,11 +190,34 @@ def sample(
             raise TypeError("seed, generator: expected one of the two, got both")
         seed = checked_integer("seed", seed, 0, WORD_64)
 
+    if is_compiling:
+        from .torch._compiled import sample_compiled
+
+        return sample_compiled(
+            mu, sigma, n, backend=backend, seed=seed, generator=generator, noise=noise, dtype=dtype, out=out,
+            fast_math=fast_math, dim_offset=dim_offset, sample_offset=sample_offset, validate=validate, layout=layout,
+            antithetic=antithetic,
+        )  # fmt: skip
+
     caller = common_library(mu, sigma, out)
     vector_name, vector = ("sigma", sigma) if is_number(mu) else ("mu", mu)
     device = caller.device(vector_name, vector)
-    _check_generator(generator, caller, device)
+    check_generator(generator, caller, device)
     chosen = choose(backend, caller.name, device.kind)
+    is_recorded = False
+    if caller.name == "torch":
+        is_transformed = caller.is_transformed(mu, sigma, out)
+        is_recorded = not is_transformed and caller.records_gradient(mu, sigma, out)
+        if is_transformed or is_recorded:
+            _check_operator(chosen.name, is_transformed, mu, sigma, out)
+        if is_transformed:
+            from .torch._dispatched import sample_transformed
+
+            return sample_transformed(
+                mu, sigma, n, seed=seed, generator=generator, noise=noise, dtype=dtype, out=out, fast_math=fast_math,
+                dim_offset=dim_offset, sample_offset=sample_offset, validate=validate, layout=layout,
+                antithetic=antithetic,
+            )  # fmt: skip
 
     # Arrays of a library that we know only by its protocols are seen through one that we know well.
     library, target = caller, out
@@ -214,6 +250,14 @@ def sample(
         array = sigma if is_number(mu) else mu
         stream = library.stream(inputs.device, array)
 
+    if is_recorded:
+        from .torch._dispatched import sample_recorded
+
+        return sample_recorded(
+            mu, sigma, n, seed=seed, generator=generator, noise=noise, dtype=dtype, fast_math=fast_math,
+            dim_offset=dim_offset, sample_offset=sample_offset, layout=layout, antithetic=antithetic,
+            backend=chosen, device=inputs.device, stream=stream,
+        )  # fmt: skip
     shape = (d, n) if layout == "dn" else (n, d)
     if out is None:
         result = target = library.empty(*shape, dtype, inputs.device, array)
@@ -236,12 +280,49 @@ def sample(
         with counter.lock:
             launch(generator.seed, 0, counter.address)
             chosen.advance(counter.address, inputs.device.ordinal, stream)
+    elif seed is None and is_capturing(stream):
+        seed, offset = captured_offset(generator, caller, device)
+        launch(seed, 0, offset.data_ptr())
     else:
-        if seed is None and is_capturing(stream):
-            raise RuntimeError(_NOT_CAPTURED)
-        launch(*_seed_and_offset(seed, generator, caller, device), 0)
+        launch(*seed_and_offset(seed, generator, caller, device), 0)
     after_launch(caller.foreign, (given, seen), others, inputs.device, stream)
-    return result if out is not None else caller.hand_over(result, raw_result, inputs.device, stream)
+    if out is not None:
+        caller.was_written(out)
+        return out
+    return caller.hand_over(result, raw_result, inputs.device, stream)
+
+
+def checked_window(n: Any, dim_offset: Any, sample_offset: Any) -> tuple[int, int, int]:
+    """The three as ints in their ranges; TypeError or ValueError otherwise."""
+    n = checked_integer("n", n, 0, COLUMNS + 1)
+    dim_offset = checked_integer("dim_offset", dim_offset, 0, ROWS + 1)
+    sample_offset = checked_integer("sample_offset", sample_offset, 0, COLUMNS + 1)
+    if sample_offset + n > COLUMNS:
+        raise ValueError(f"n: expected sample_offset + n <= 2**34, got {sample_offset} + {n}")
+    return n, dim_offset, sample_offset
+
+
+@traced_as(lambda: True)
+def _is_compiling() -> bool:
+    """Whether PyTorch traces the call, with or without torch.compile."""
+    compiler = sys.modules.get("torch.compiler")
+    return compiler is not None and bool(compiler.is_compiling())
+
+
+def _check_operator(backend: str, is_transformed: bool, mu: Any, sigma: Any, out: Any) -> None:
+    """ValueError if there is no operator for a call that PyTorch has to see, which is one of torch_ext's."""
+    if is_transformed:
+        if backend != "torch_ext":
+            raise ValueError(
+                "backend: expected torch_ext where PyTorch transforms the call (torch.func, torch.autograd.forward_ad,"
+                f" a dispatch mode or a tensor subclass), got {backend!r}"
+            )
+        return
+    name = next((name for name, x in (("mu", mu), ("sigma", sigma)) if getattr(x, "requires_grad", False)), "out")
+    if out is None and backend == "torch_ext":
+        return
+    reason = f"backend {backend!r} records no gradient, torch_ext does" if out is None else "out= takes no gradient"
+    raise ValueError(f"{name}: requires grad, and {reason}; detach it, or call sample under torch.no_grad()")
 
 
 _NOT_CAPTURED = (
@@ -255,6 +336,7 @@ _SMALL = 1 << 14
 _small_kernels: dict[str, dict[Any, Callable[..., bool] | None]] = {}
 
 
+@traced_as(lambda *_: None)
 def _sample_small(
     mu: HostArray, sigma: HostArray, n: Any, backend: Any, seed: Any, generator: Any, out: Any
 ) -> HostArray | None:
@@ -294,6 +376,7 @@ _plain_calls: dict[Any, tuple[Library, Callable[..., None]] | None] = {}
 on_registration.extend((_small_kernels.clear, _plain_calls.clear))
 
 
+@traced_as(lambda *_: None)
 def _sample_plain(
     mu: Any, sigma: Any, n: Any, backend: Any, seed: Any, generator: Any, noise: Any, fast_math: Any, out: Any
 ) -> Any:
@@ -327,8 +410,10 @@ def _sample_plain(
     elif is_capturing(stream):
         return None
     else:
-        seed, offset = _seed_and_offset(None, generator, library, Device("cuda", device))
+        seed, offset = seed_and_offset(None, generator, library, Device("cuda", device))
     launch(mu_at, sigma_at, out_at, d, n, dtype, seed, offset, noise is _SHARED, fast_math, device, stream)
+    if out is not None:
+        library.was_written(out)
     return result
 
 
@@ -365,7 +450,7 @@ def _find_small_kernel(backend: Any, dtype: np.dtype[Any]) -> Callable[..., bool
     return kernel
 
 
-def _check_generator(generator: Any, library: Library, device: Device) -> None:
+def check_generator(generator: Any, library: Library, device: Device) -> None:
     if generator is None or isinstance(generator, Generator):
         return
     torch = sys.modules.get("torch")
@@ -382,7 +467,25 @@ def _check_generator(generator: Any, library: Library, device: Device) -> None:
         raise ValueError(f"generator: expected one on the device of mu, {device}, got one on {generator.device}")
 
 
-def _seed_and_offset(seed: int | None, generator: Any, library: Library, device: Device) -> tuple[int, int]:
+def captured_offset(generator: Any, library: Library, device: Device) -> tuple[int, Any]:
+    """Seed and offset of a call that is captured into a CUDA graph; each replay draws the offset, a tensor.
+
+    Raises
+    ------
+    RuntimeError
+        If it would be the same in each replay.
+    """
+    if library.name != "torch" or isinstance(generator, Generator):
+        raise RuntimeError(_NOT_CAPTURED)
+    from .torch._dispatched import SEED, draw_offset
+
+    try:
+        return SEED, draw_offset(str(device), generator)
+    except RuntimeError as error:  # The graph is not PyTorch's, or it does not know the generator.
+        raise RuntimeError(f"{_NOT_CAPTURED}; PyTorch's cannot be drawn from here: {error}") from error
+
+
+def seed_and_offset(seed: int | None, generator: Any, library: Library, device: Device) -> tuple[int, int]:
     if seed is not None:
         return seed, 0
     if isinstance(generator, Generator):

@@ -58,6 +58,25 @@ def backend(request: pytest.FixtureRequest) -> str:
     return name
 
 
+@pytest.fixture(params=["cpu", "cuda"])
+def torch_device(request: pytest.FixtureRequest) -> str:
+    """A device of PyTorch's on which torch_ext runs; the test runs once for each."""
+    if request.param == "cuda":
+        from cuda_memory import require
+
+        require("torch_ext")
+        return "cuda"
+    asked = [name.strip() for name in os.environ.get(VARIABLE, "torch_ext").split(",")]
+    if "torch_ext" not in asked:
+        pytest.skip(f"{VARIABLE} does not ask for torch_ext")
+    reasons = multisample.backends()["torch_ext"].reasons
+    if reasons and VARIABLE in os.environ:
+        pytest.fail(f"{VARIABLE} asks for 'torch_ext': {'; '.join(reasons)}", pytrace=False)
+    if reasons:
+        pytest.skip("; ".join(reasons))
+    return "cpu"
+
+
 def _to_numpy(array: Any) -> Array:
     if isinstance(array, np.ndarray):
         return array

@@ -222,7 +222,7 @@ VECTORS = [
                 name: torch.ones(D).to_sparse()
             }, TypeError, name, "sparse_coo", "strided", ("torch",)),
         Bad(f"{name} requires grad", lambda base, name=name: {
-                name: torch.ones(D, requires_grad=True)
+                name: torch.ones(D, requires_grad=True), "backend": "cpu"
             }, ValueError, name, "requires grad", "detach", ("torch",)),
     )
 ] + [

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-import multisample
+import multisample.torch
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), ROOT / "multisample" / "STREAM.md"]
@@ -66,6 +66,7 @@ PUBLIC = sorted(set(multisample.__all__) - {"__version__"})
 CALLABLE = {
     **{name: getattr(multisample, name) for name in PUBLIC if name not in CLASSES_OF_RESULTS},
     "Generator.spawn": multisample.Generator.spawn,
+    **{f"torch.{name}": getattr(multisample.torch, name) for name in multisample.torch.__all__},
 }
 
 

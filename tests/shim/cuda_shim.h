@@ -1,4 +1,4 @@
-// CUDA's vocabulary for a C++ compiler: what sample_kernel.cuh needs in order to run on the CPU.
+// CUDA's vocabulary for a C++ compiler: what our kernels need in order to run on the CPU.
 //
 // Every CUDA thread of a block is a fiber of its own, which runs until it has to wait for others: at a barrier, or
 // where threads of a warp exchange values. Warps run one after the other, each as far ahead of the others as it can,
@@ -27,7 +27,7 @@
 struct Index {
   unsigned x;
 };
-inline Index blockIdx, blockDim, threadIdx;
+inline Index gridDim, blockIdx, blockDim, threadIdx;
 
 namespace cuda_shim {
 
@@ -157,6 +157,7 @@ inline void launch(unsigned blocks, unsigned threads, bool backwards, std::funct
   if (blocks == 0 || threads == 0 || threads % kWarp != 0) fail("no such grid");
   if (fibers.threads.size() < threads) fibers.threads.resize(threads);
   fibers.kernel = std::move(kernel);
+  gridDim.x = blocks;
   blockDim.x = threads;
   for (unsigned k = 0; k < blocks; ++k) {
     blockIdx.x = backwards ? blocks - 1 - k : k;

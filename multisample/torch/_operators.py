@@ -1,0 +1,309 @@
+"""What PyTorch has to know of ``torch.ops.multisample`` beyond how to run it: empty results, derivatives and batches.
+
+The operators themselves are C++ and CUDA C++, and their schemas are in ``csrc/torch_cpu.cpp``; `register` is called as
+soon as that library has been loaded.
+
+A sample is linear in mu and sigma, and its noise can be drawn again: so a derivative is another draw with the same
+seed and offset, to any order, and nothing as large as the sample is kept for it.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, TypeAlias
+
+import torch
+from torch.autograd import forward_ad
+
+__all__ = ["Sample", "register"]
+
+Options: TypeAlias = dict[str, Any]
+"""Keyword arguments of an operator, which are numbers and flags."""
+
+_OPERATORS = torch.ops.multisample
+_REAL = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+@functools.cache
+def register() -> Any:
+    """Tell PyTorch all of it, of operators that it knows. What is returned keeps it told."""
+    library = torch.library.Library("multisample", "IMPL")
+    for name, fake, differentiable in (
+        ("sample", _fake_sample, _differentiable_sample),
+        ("sample_", _fake_sample_to, _sample_to_without_derivative),
+        ("sample_backward", _fake_sample_backward, _differentiable_backward),
+    ):
+        torch.library.register_fake(f"multisample::{name}", fake)
+        library.impl(name, differentiable, "Autograd", with_keyset=True)
+    # What torch.func does to an autograd.Function it does to one that is applied before its own layers are gone
+    # through; torch.library.register_autograd knows nothing of torch.func.
+    library.impl("sample", _transformed_sample, "FuncTorchDynamicLayerFrontMode")
+    library.impl("sample_backward", _transformed_backward, "FuncTorchDynamicLayerFrontMode")
+    torch.library.register_vmap("multisample::sample_", _batched_sample_to)
+    return library
+
+
+# --- Results without data -------------------------------------------------------------------------
+
+
+def _fake_sample_to(out: Any, mu: Any, sigma: Any, counter: Any = None, **options: Any) -> None:
+    torch._check(out.dim() == 2, lambda: f"multisample::sample_: out must have two dimensions, got {out.shape}")
+    _check_vectors("sample_", mu, sigma, out.shape[0])
+
+
+def _fake_sample(
+    mu: Any, sigma: Any, n: Any, counter: Any = None, *, dtype: Any = None, transposed: bool = False, **options: Any
+) -> Any:
+    _check_vectors("sample", mu, sigma, mu.shape[0] if mu.dim() else None)
+    torch._check(n >= 0, lambda: f"multisample::sample: n must be at least 0, got {n}")
+    d = mu.shape[0]
+    return mu.new_empty((n, d) if transposed else (d, n), dtype=dtype or _promoted(mu.dtype, sigma.dtype))
+
+
+def _fake_sample_backward(grad: Any, counter: Any = None, *, transposed: bool = False, **options: Any) -> Any:
+    torch._check(
+        grad.dim() == 2, lambda: f"multisample::sample_backward: grad must have two dimensions, got {grad.shape}"
+    )
+    d = grad.shape[1 if transposed else 0]
+    dtype = torch.float64 if grad.dtype is torch.float64 else torch.float32
+    return grad.new_empty((d,), dtype=dtype), grad.new_empty((d,), dtype=dtype)
+
+
+def _check_vectors(operator: str, mu: Any, sigma: Any, d: Any) -> None:
+    for name, vector in (("mu", mu), ("sigma", sigma)):
+        torch._check(
+            vector.dim() == 1 and vector.shape[0] == d,
+            lambda name=name, vector=vector: (
+                f"multisample::{operator}: {name} must have shape (d,), d being {d}, got {vector.shape}"
+            ),
+        )
+
+
+def _promoted(*dtypes: torch.dtype) -> torch.dtype:
+    """As the operators do: integers count as float32."""
+    distinct = {dtype if dtype in _REAL else torch.float32 for dtype in dtypes}
+    if len(distinct) == 1:
+        return distinct.pop()
+    return torch.float64 if torch.float64 in distinct else torch.float32
+
+
+# --- Derivatives ----------------------------------------------------------------------------------
+
+
+class Sample(torch.autograd.Function):
+    """``sample``, differentiable in `mu` and `sigma`, and how a batch of either or of counters is drawn.
+
+    With `apart`, counters of a batch only stand for numbers of their own: then it is drawn as one sample of as many
+    dimensions as all of them have together, by the first counter.
+    """
+
+    @staticmethod
+    def forward(mu: Any, sigma: Any, n: Any, counter: Any, apart: bool, options: Options) -> Any:
+        return _OPERATORS.sample.default(mu, sigma, n, counter, **options)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        mu, sigma, ctx.n, counter, ctx.apart, options = inputs
+        ctx.dtypes = mu.dtype, sigma.dtype
+        ctx.dtype = output.dtype
+        ctx.noise = {name: option for name, option in options.items() if name != "dtype"}
+        ctx.save_for_backward(counter)
+        ctx.save_for_forward(counter)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        (counter,) = ctx.saved_tensors
+        gradients = [
+            gradient.to(dtype) if needed else None
+            for gradient, dtype, needed in zip(
+                _backward(grad, counter, ctx.apart, ctx.noise),
+                ctx.dtypes,
+                ctx.needs_input_grad[:2],
+                strict=True,
+            )
+        ]
+        return *gradients, None, None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, mu: Any, sigma: Any, *_: Any) -> Any:
+        (counter,) = ctx.saved_tensors
+        return _draw(mu, sigma, ctx.n, counter, ctx.apart, {**ctx.noise, "dtype": ctx.dtype})
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, mu: Any, sigma: Any, n: Any, counter: Any, apart: bool, options: Options) -> Any:
+        size = info.batch_size
+        dims = in_dims[0], in_dims[1], in_dims[3]
+        d = mu.shape[0] if dims[0] is None else mu.shape[1 - dims[0]]
+        if _is_one_sample(apart, dims[2], size, d, options):
+            rows = [_batch_first(x, dim, size).reshape(-1) for x, dim in ((mu, dims[0]), (sigma, dims[1]))]
+            together = Sample.apply(*rows, n, _first(counter, dims[2], size), apart, options)
+            axis = 1 if options.get("transposed", False) else 0
+            return together.unflatten(axis, (size, d)), axis
+        elements = _elements(size, dims, mu, sigma, counter)
+        return torch.stack([Sample.apply(mu, sigma, n, counter, apart, options) for mu, sigma, counter in elements]), 0
+
+
+class _SampleBackward(torch.autograd.Function):
+    """``sample_backward``, whose derivative is a sample in turn."""
+
+    @staticmethod
+    def forward(grad: Any, counter: Any, apart: bool, options: Options) -> Any:
+        return _OPERATORS.sample_backward.default(grad, counter, **options)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        grad, counter, ctx.apart, ctx.options = inputs
+        ctx.n = grad.shape[0 if ctx.options.get("transposed", False) else 1]
+        ctx.dtype = grad.dtype
+        ctx.save_for_backward(counter)
+        ctx.save_for_forward(counter)
+
+    @staticmethod
+    def backward(ctx: Any, grad_mu: Any, grad_sigma: Any) -> Any:
+        (counter,) = ctx.saved_tensors
+        options = {**ctx.options, "dtype": ctx.dtype}
+        return _draw(grad_mu, grad_sigma, ctx.n, counter, ctx.apart, options), None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, grad: Any, *_: Any) -> Any:
+        (counter,) = ctx.saved_tensors
+        return _backward(grad, counter, ctx.apart, ctx.options)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, grad: Any, counter: Any, apart: bool, options: Options) -> Any:
+        size = info.batch_size
+        axis = 1 if options.get("transposed", False) else 0
+        batch = _batch_first(grad, in_dims[0], size)
+        d = batch.shape[1 + axis]
+        if _is_one_sample(apart, in_dims[1], size, d, options):
+            together = batch.movedim(0, axis).flatten(axis, axis + 1)
+            gradients = _SampleBackward.apply(together, _first(counter, in_dims[1], size), apart, options)
+            return tuple(gradient.unflatten(0, (size, d)) for gradient in gradients), (0, 0)
+        results = [
+            _SampleBackward.apply(grad, counter, apart, options)
+            for grad, counter in _elements(size, (0, in_dims[1]), batch, counter)
+        ]
+        return tuple(map(torch.stack, zip(*results, strict=True))), (0, 0)
+
+
+def _draw(mu: Any, sigma: Any, n: Any, counter: Any, apart: bool, options: Options) -> Any:
+    if apart:
+        return Sample.apply(mu, sigma, n, counter, apart, options)
+    return _OPERATORS.sample.default(mu, sigma, n, counter, **options)
+
+
+def _backward(grad: Any, counter: Any, apart: bool, options: Options) -> Any:
+    if apart:
+        return _SampleBackward.apply(grad, counter, apart, options)
+    return _OPERATORS.sample_backward.default(grad, counter, **options)
+
+
+class _Recorded(torch.autograd.Function):
+    """What `Sample` is where nothing is transformed.
+
+    Each call of a function whose context is set up apart looks up its signature, for as long as thousands of normals.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            output = Sample.forward(*inputs)
+        Sample.setup_context(ctx, inputs, output)
+        return output
+
+    backward = Sample.backward
+    jvp = Sample.jvp
+
+
+class _RecordedBackward(torch.autograd.Function):
+    """The same for `_SampleBackward`."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            output = _SampleBackward.forward(*inputs)
+        _SampleBackward.setup_context(ctx, inputs, output)
+        return output
+
+    backward = _SampleBackward.backward
+    jvp = _SampleBackward.jvp
+
+
+def _is_one_sample(apart: bool, counter_dim: int | None, size: int, d: Any, options: Options) -> bool:
+    """Whether a batch can be one sample: if its elements are told apart, and rows are, and there are so many."""
+    if size == 0:
+        return True
+    are_apart = apart and counter_dim is not None and not options.get("shared", False)
+    return are_apart and bool(options.get("dim_offset", 0) + size * d <= 2**32)
+
+
+def _first(counter: Any, dim: int | None, size: int) -> Any:
+    return None if dim is None or size == 0 else counter.select(dim, 0)
+
+
+def _batch_first(x: Any, dim: int | None, size: int) -> Any:
+    return x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
+
+
+def _elements(size: int, dims: tuple[int | None, ...], *tensors: Any) -> list[tuple[Any, ...]]:
+    """The tensors for each element of a batch; those whose dimension is None are the same for all."""
+    columns = [[x] * size if dim is None else x.unbind(dim) for x, dim in zip(tensors, dims, strict=True)]
+    return list(zip(*columns, strict=True))
+
+
+def _has_derivative(*tensors: Any) -> bool:
+    if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
+        return True
+    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+
+
+def _below_autograd(operator: Any, keys: Any, *arguments: Any, **options: Any) -> Any:
+    with torch._C._AutoDispatchBelowAutograd():
+        return operator.redispatch(keys & torch._C._after_autograd_keyset, *arguments, **options)
+
+
+def _differentiable_sample(keys: Any, mu: Any, sigma: Any, n: Any, counter: Any = None, **options: Any) -> Any:
+    if _has_derivative(mu, sigma):
+        return _Recorded.apply(mu, sigma, n, counter, False, options)
+    return _below_autograd(_OPERATORS.sample.default, keys, mu, sigma, n, counter, **options)
+
+
+def _differentiable_backward(keys: Any, grad: Any, counter: Any = None, **options: Any) -> Any:
+    if _has_derivative(grad):
+        return _RecordedBackward.apply(grad, counter, False, options)
+    return _below_autograd(_OPERATORS.sample_backward.default, keys, grad, counter, **options)
+
+
+def _sample_to_without_derivative(
+    keys: Any, out: Any, mu: Any, sigma: Any, counter: Any = None, **options: Any
+) -> None:
+    if _has_derivative(out, mu, sigma):
+        raise RuntimeError(
+            "multisample::sample_: expected tensors that do not require grad, since it writes to memory that is there;"
+            " multisample::sample is differentiable"
+        )
+    _below_autograd(_OPERATORS.sample_.default, keys, out, mu, sigma, counter, **options)
+    torch.autograd.graph.increment_version(out)
+
+
+# --- Transformations ------------------------------------------------------------------------------
+
+
+def _transformed_sample(mu: Any, sigma: Any, n: Any, counter: Any = None, **options: Any) -> Any:
+    return Sample.apply(mu, sigma, n, counter, False, options)
+
+
+def _transformed_backward(grad: Any, counter: Any = None, **options: Any) -> Any:
+    return _SampleBackward.apply(grad, counter, False, options)
+
+
+def _batched_sample_to(
+    info: Any, in_dims: Any, out: Any, mu: Any, sigma: Any, counter: Any = None, **options: Any
+) -> Any:
+    if in_dims[0] is None:
+        raise RuntimeError(
+            "multisample::sample_: expected an out for each element of the batch that vmap maps over, got one for all"
+        )
+    for arguments in _elements(info.batch_size, (*in_dims, None)[:4], out, mu, sigma, counter):
+        _OPERATORS.sample_.default(*arguments, **options)
+    return None, None

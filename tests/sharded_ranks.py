@@ -1,0 +1,679 @@
+"""What every rank does in the tests of matrices that are spread over ranks: `test_torch_sharded.py` starts them.
+
+Processes take seconds to start, so that one start serves all cases. A case runs on every rank alike, and is right where
+what a rank holds is what PyTorch's own `distribute_tensor` would have given it of the single-device matrix.
+
+python tests/sharded_ranks.py cpu RANK WORLD_SIZE FOLDER torch_ext,cpu
+"""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import json
+import re
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.distributed.tensor.placement_types import _StridedShard
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import multisample
+from multisample import Generator
+from multisample.torch import sample_sharded
+
+# For a collective that some rank does not join: the case has failed there, and fails here. Ranks may also compile.
+PATIENCE = datetime.timedelta(seconds=300)
+SEED = 0x1234_5678_9ABC_DEF0
+# d: even shards, uneven ones, an empty one for four ranks and for two.
+LENGTHS = (8, 13, 5, 3, 1)
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+Case = Callable[["Ranks"], None]
+CASES: dict[str, Case] = {}
+
+
+def case(function: Case) -> Case:
+    CASES[function.__name__] = function
+    return function
+
+
+class Refused(TorchDispatchMode):
+    """Whoever communicates here fails."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "c10d" in func.namespace:
+            raise AssertionError(f"communication by {func}")
+        return func(*args, **(kwargs or {}))
+
+
+class Ranks:
+    """The ranks as one of them sees them."""
+
+    def __init__(self, device_type: str, rank: int, size: int) -> None:
+        self.device_type, self.rank, self.size = device_type, rank, size
+        self.device = torch.device(device_type, rank) if device_type == "cuda" else torch.device(device_type)
+        self.backend = ""
+        self.line = init_device_mesh(device_type, (size,))
+        self.grid = init_device_mesh(device_type, (2, size // 2), mesh_dim_names=("replica", "shard"))
+        self.meshes = (self.line, self.grid)
+
+    def collectives(self) -> int:
+        """How many there have been."""
+        groups = {distributed.group.WORLD, *(group for mesh in self.meshes for group in mesh.get_all_groups())}
+        return sum(group._get_sequence_number_for_group() for group in groups)
+
+    def vectors(self, d: int, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
+        """Means and standard deviations, the same on every rank."""
+        where = torch.arange(d, dtype=torch.float32)
+        mu, sigma = torch.sin(where) * 10, 1.5 + torch.cos(3 * where)
+        return mu.to(self.device, dtype), sigma.to(self.device, dtype)
+
+    def single(self, mu: Any, sigma: Any, n: int, **call: Any) -> torch.Tensor:
+        """The matrix of a single device."""
+        whole: torch.Tensor = multisample.sample(mu, sigma, n, backend=self.backend, **call)
+        return whole
+
+    def on(self, mesh: DeviceMesh, tensor: torch.Tensor, *placements: Any) -> DTensor:
+        """A tensor that all ranks have, distributed without communication."""
+        return distribute_tensor(tensor, mesh, placements, src_data_rank=None)
+
+    def sharded(self, mu: Any, sigma: Any, n: int, mesh: DeviceMesh, placements: Any, **call: Any) -> DTensor:
+        result: DTensor = sample_sharded(mu, sigma, n, mesh=mesh, placements=placements, backend=self.backend, **call)
+        return result
+
+    def sample(self, mu: Any, sigma: Any, n: int, **call: Any) -> DTensor:
+        result: DTensor = multisample.sample(mu, sigma, n, backend=self.backend, **call)
+        return result
+
+    def check(self, result: Any, whole: torch.Tensor, mesh: DeviceMesh, placements: Any) -> None:
+        """A DTensor with this rank's part of `whole`."""
+        expected = self.on(mesh, whole, *placements)
+        assert type(result) is DTensor
+        assert result.device_mesh == mesh
+        assert result.placements == expected.placements, (result.placements, expected.placements)
+        assert result.shape == whole.shape, (result.shape, whole.shape)
+        assert result.stride() == whole.stride(), (result.stride(), whole.stride())
+        assert result.dtype == whole.dtype
+        local, part = result.to_local(), expected.to_local()
+        assert local.device == self.device
+        assert local.shape == part.shape, (local.shape, part.shape, result.placements)
+        assert local.is_contiguous()
+        assert same(local, part), (result.placements, whole.shape)
+
+
+def same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return torch.equal(bits(a), bits(b))
+
+
+def bits(x: torch.Tensor) -> torch.Tensor:
+    return x.contiguous().view({2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()])
+
+
+@contextmanager
+def refused(error: Any, message: str) -> Iterator[None]:
+    try:
+        yield
+    except error as found:
+        assert re.search(message, str(found)), f"expected {message!r}, got {found}"
+    else:
+        raise AssertionError(f"expected {error}: {message}")
+
+
+def every_placement(ndim: int) -> Iterator[tuple[Any, ...]]:
+    return itertools.product((Shard(0), Shard(1), Replicate()), repeat=ndim)
+
+
+def kinds_of_draw() -> Iterator[tuple[torch.dtype, dict[str, Any]]]:
+    for dtype, noise, antithetic, layout, fast_math in itertools.product(
+        DTYPES, ("independent", "shared"), (False, True), ("dn", "nd"), (False, True)
+    ):
+        yield dtype, {
+            "noise": noise, "antithetic": antithetic, "layout": layout, "fast_math": fast_math, "seed": SEED,
+        }  # fmt: skip
+
+
+# --- Results of a given placement -----------------------------------------------------------------
+
+
+@case
+def every_placement_of_the_result(ranks: Ranks) -> None:
+    for mesh in ranks.meshes:
+        for placements in every_placement(mesh.ndim):
+            for d, n, layout in ((13, 37, "dn"), (13, 37, "nd"), (3, 1030, "dn"), (64, 3, "nd"), (1, 1, "dn")):
+                mu, sigma = ranks.vectors(d)
+                whole = ranks.single(mu, sigma, n, seed=SEED, layout=layout)
+                result = ranks.sharded(mu, sigma, n, mesh, placements, seed=SEED, layout=layout)
+                ranks.check(result, whole, mesh, placements)
+
+
+@case
+def shards_of_every_size(ranks: Ranks) -> None:
+    for d, n in itertools.product((*LENGTHS, 0), (*LENGTHS, 0)):
+        mu, sigma = ranks.vectors(d)
+        whole = ranks.single(mu, sigma, n, seed=SEED)
+        for mesh, placements in (
+            (ranks.line, [Shard(0)]), (ranks.line, [Shard(1)]), (ranks.grid, [Shard(1), Shard(0)]),
+            (ranks.grid, [Shard(1), Shard(1)]), (ranks.grid, [Shard(0), Shard(0)]),
+        ):  # fmt: skip
+            ranks.check(ranks.sharded(mu, sigma, n, mesh, placements, seed=SEED), whole, mesh, placements)
+
+
+@case
+def every_kind_of_draw(ranks: Ranks) -> None:
+    for dtype, call in kinds_of_draw():
+        mu, sigma = ranks.vectors(13, dtype)
+        whole = ranks.single(mu, sigma, 103, **call)
+        for mesh, placements in (
+            (ranks.line, [Shard(0)]),
+            (ranks.line, [Shard(1)]),
+            (ranks.grid, [Shard(1), Shard(0)]),
+        ):
+            ranks.check(ranks.sharded(mu, sigma, 103, mesh, placements, **call), whole, mesh, placements)
+        ranks.check(
+            ranks.sharded(mu, sigma, 103, ranks.line, [Shard(1)], dtype="float64", **call),
+            ranks.single(mu, sigma, 103, dtype="float64", **call), ranks.line, [Shard(1)],
+        )  # fmt: skip
+
+
+@case
+def negative_axes(ranks: Ranks) -> None:
+    mu, sigma = ranks.vectors(13)
+    whole = ranks.single(mu, sigma, 9, seed=SEED)
+    result = ranks.sharded(mu, sigma, 9, ranks.grid, [Shard(-1), Shard(-2)], seed=SEED)
+    ranks.check(result, whole, ranks.grid, [Shard(1), Shard(0)])
+
+
+@case
+def windows_of_shards_are_windows_of_the_matrix(ranks: Ranks) -> None:
+    mu, sigma = ranks.vectors(40)
+    whole = ranks.single(mu, sigma, 90, seed=SEED)
+    call = {"dim_offset": 7, "sample_offset": 5, "seed": SEED}
+    for placements in every_placement(2):
+        result = ranks.sharded(mu[7:28], sigma[7:28], 67, ranks.grid, placements, **call)
+        ranks.check(result, whole[7:28, 5:72].contiguous(), ranks.grid, placements)
+    result = ranks.sample(
+        ranks.on(ranks.line, mu[7:28], Shard(0)), ranks.on(ranks.line, sigma[7:28], Shard(0)), 67, **call
+    )
+    ranks.check(result, whole[7:28, 5:72].contiguous(), ranks.line, [Shard(0)])
+    last = {"dim_offset": 2**32 - 40, "sample_offset": 2**34 - 9, "seed": SEED}
+    result = ranks.sharded(mu, sigma, 9, ranks.line, [Shard(1)], **last)
+    ranks.check(result, ranks.single(mu, sigma, 9, **last), ranks.line, [Shard(1)])
+
+
+@case
+def vectors_of_every_form(ranks: Ranks) -> None:
+    mu, sigma = ranks.vectors(13)
+    whole = ranks.single(mu, sigma, 21, seed=SEED)
+    placements = [Shard(0), Shard(1)]
+    strided = torch.stack([mu, mu], 1)[:, 0]
+    rows = {"replicated": [Replicate(), Replicate()], "sharded": [Shard(0), Replicate()]}
+    for form, given in rows.items():
+        for one, other in (
+            (ranks.on(ranks.grid, mu, *given), sigma),
+            (mu[:, None], ranks.on(ranks.grid, sigma, *given)),
+            (ranks.on(ranks.grid, mu[:, None].contiguous(), *given), ranks.on(ranks.grid, sigma, *given)),
+            (strided, sigma[:, None]),
+        ):
+            assert form
+            result = ranks.sharded(one, other, 21, ranks.grid, placements, seed=SEED)
+            ranks.check(result, whole, ranks.grid, placements)
+    for number in (2.5, torch.tensor(2.5, device=ranks.device)):
+        result = ranks.sharded(mu, number, 21, ranks.grid, placements, seed=SEED)
+        ranks.check(result, ranks.single(mu, 2.5, 21, seed=SEED), ranks.grid, placements)
+        result = ranks.sharded(number, sigma, 21, ranks.grid, placements, seed=SEED)
+        ranks.check(result, ranks.single(2.5, sigma, 21, seed=SEED), ranks.grid, placements)
+
+
+# --- DTensors -------------------------------------------------------------------------------------
+
+
+@case
+def results_are_placed_as_mu_and_sigma(ranks: Ranks) -> None:
+    for d, layout in itertools.product((*LENGTHS, 0), ("dn", "nd")):
+        mu, sigma = ranks.vectors(d)
+        whole = ranks.single(mu, sigma, 21, seed=SEED, layout=layout)
+        for mesh in ranks.meshes:
+            for given in itertools.product((Shard(0), Replicate()), repeat=mesh.ndim):
+                expected = [Shard(1) if p == Shard(0) and layout == "nd" else p for p in given]
+                one, other = ranks.on(mesh, mu, *given), ranks.on(mesh, sigma, *given)
+                for result in (
+                    ranks.sample(one, other, 21, seed=SEED, layout=layout),
+                    ranks.sample(ranks.on(mesh, mu[:, None].contiguous(), *given), other, 21, seed=SEED, layout=layout),
+                    ranks.sample(one, ranks.on(mesh, sigma, *[Replicate()] * mesh.ndim), 21, seed=SEED, layout=layout),
+                    ranks.sample(ranks.on(mesh, mu, *[Replicate()] * mesh.ndim), other, 21, seed=SEED, layout=layout),
+                ):
+                    ranks.check(result, whole, mesh, expected)
+
+
+@case
+def numbers_beside_dtensors(ranks: Ranks) -> None:
+    mu, sigma = ranks.vectors(5)
+    number = ranks.on(ranks.line, torch.tensor(2.5, device=ranks.device), Replicate())
+    for one in (2.5, number):
+        result = ranks.sample(ranks.on(ranks.line, mu, Shard(0)), one, 21, seed=SEED)
+        ranks.check(result, ranks.single(mu, 2.5, 21, seed=SEED), ranks.line, [Shard(0)])
+        result = ranks.sample(one, ranks.on(ranks.line, sigma, Shard(0)), 21, seed=SEED)
+        ranks.check(result, ranks.single(2.5, sigma, 21, seed=SEED), ranks.line, [Shard(0)])
+
+
+@case
+def dtensors_of_every_kind_of_draw(ranks: Ranks) -> None:
+    for dtype, call in kinds_of_draw():
+        mu, sigma = ranks.vectors(13, dtype)
+        result = ranks.sample(ranks.on(ranks.line, mu, Shard(0)), ranks.on(ranks.line, sigma, Shard(0)), 33, **call)
+        ranks.check(result, ranks.single(mu, sigma, 33, **call), ranks.line, [Shard(int(call["layout"] == "nd"))])
+
+
+@case
+def parts_of_fsdp_after_tensor_parallelism(ranks: Ranks) -> None:
+    """Cut by the second mesh dimension first."""
+    for d, layout in itertools.product((16, 13, 5), ("dn", "nd")):
+        mu, sigma = ranks.vectors(d)
+        pieces = ranks.grid.size(1)
+        given = (_StridedShard(0, split_factor=pieces), Shard(0))
+        axis = int(layout == "nd")
+        whole = ranks.single(mu, sigma, 21, seed=SEED, layout=layout)
+        result = ranks.sample(
+            ranks.on(ranks.grid, mu, *given), ranks.on(ranks.grid, sigma, *given), 21, seed=SEED, layout=layout
+        )
+        ranks.check(result, whole, ranks.grid, (_StridedShard(axis, split_factor=pieces), Shard(axis)))
+    mu, sigma = ranks.vectors(16)
+    with refused(ValueError, "placements: expected shards that are in one piece each, got pieces that begin at"):
+        ranks.sample(ranks.on(ranks.line, mu, _StridedShard(0, split_factor=2)), 1.0, 21, seed=SEED)
+
+
+@case
+def vectors_that_are_still_on_their_way(ranks: Ranks) -> None:
+    mu, sigma = ranks.vectors(1 << 20)
+    gathered = ranks.on(ranks.line, mu, Shard(0)).redistribute(placements=[Replicate()], async_op=True)
+    assert type(gathered.to_local()) is not torch.Tensor
+    result = ranks.sharded(gathered, sigma, 3, ranks.line, [Shard(1)], seed=SEED)
+    ranks.check(result, ranks.single(mu, sigma, 3, seed=SEED), ranks.line, [Shard(1)])
+
+
+@case
+def out_is_written_and_returned(ranks: Ranks) -> None:
+    mu, sigma = ranks.vectors(13)
+    for layout in ("dn", "nd"):
+        whole = ranks.single(mu, sigma, 21, seed=SEED, layout=layout)
+        for placements in every_placement(2):
+            out = ranks.on(ranks.grid, torch.zeros_like(whole), *placements)
+            result = ranks.sharded(mu, sigma, 21, ranks.grid, placements, seed=SEED, layout=layout, out=out)
+            assert result is out
+            ranks.check(out, whole, ranks.grid, placements)
+    whole = ranks.single(mu, sigma, 21, seed=SEED)
+    out = ranks.on(ranks.line, torch.zeros_like(whole), Shard(0))
+    given = ranks.on(ranks.line, mu, Shard(0)), ranks.on(ranks.line, sigma, Shard(0))
+    assert ranks.sample(*given, 21, seed=SEED, out=out) is out
+    ranks.check(out, whole, ranks.line, [Shard(0)])
+    for wrong, error, message in (
+        (torch.zeros_like(whole), TypeError, r"^out: expected a DTensor, got .* of type Tensor$"),
+        (ranks.on(ranks.line, whole, Shard(1)), ValueError, r"^out: expected it on .*Shard\(dim=0\)"),
+        (ranks.on(ranks.grid, whole, Shard(0), Replicate()), ValueError, "^out: expected it on DeviceMesh"),
+        (ranks.on(ranks.line, whole[:, 1:], Shard(0)), ValueError, r"^out: expected shape \(13, 21\), got \(13, 20\)"),
+        (ranks.on(ranks.line, whole.double(), Shard(0)), ValueError, "^out: expected dtype float32"),
+    ):
+        with refused(error, message):
+            ranks.sample(*given, 21, seed=SEED, out=wrong)
+    with refused(TypeError, "^mu: expected a DTensor or a number where others are DTensors, got"):
+        ranks.sample(mu, 1.0, 21, seed=SEED, out=out)
+
+
+# --- Communication --------------------------------------------------------------------------------
+
+
+@case
+def nobody_communicates(ranks: Ranks) -> None:
+    mu, sigma = ranks.vectors(13)
+    rows = ranks.on(ranks.line, mu, Shard(0))
+    both = ranks.on(ranks.grid, mu, Shard(0), Shard(0))
+    calls: list[Callable[[], Any]] = [
+        lambda: ranks.sample(rows, 1.0, 21),
+        lambda: ranks.sample(both, ranks.on(ranks.grid, sigma, Replicate(), Replicate()), 21),
+        lambda: ranks.sharded(mu, sigma, 21, ranks.line, [Shard(1)]),
+        lambda: ranks.sharded(mu, sigma, 21, ranks.grid, [Shard(1), Shard(0)]),
+        lambda: ranks.sharded(both, sigma, 21, ranks.grid, [Shard(0), Shard(0)]),
+    ]
+    for call in calls:
+        before = ranks.collectives()
+        call()
+        assert ranks.collectives() == before
+        if ranks.backend == "torch_ext":  # Which alone goes by PyTorch's dispatcher, if that is watched.
+            with Refused():
+                call()
+    torch.manual_seed(11)
+    for call, collectives in (
+        (lambda: ranks.sample(rows, 1.0, 21, validate=True), 1),
+        (lambda: ranks.sharded(mu, sigma, 21, ranks.grid, [Shard(1), Shard(0)], validate=True), 2),
+    ):
+        before = ranks.collectives()
+        call()
+        assert ranks.collectives() == before + collectives
+
+
+# --- Generators -----------------------------------------------------------------------------------
+
+
+def default_state(ranks: Ranks) -> torch.Tensor:
+    return torch.cuda.get_rng_state(ranks.device) if ranks.device_type == "cuda" else torch.get_rng_state()
+
+
+def generators(ranks: Ranks) -> Iterator[tuple[Callable[[], Any], Callable[[Any], Any]]]:
+    """How a source of randomness is made, and what its state is."""
+
+    def seeded() -> None:
+        torch.manual_seed(11)
+
+    def of_torch() -> torch.Generator:
+        return torch.Generator(ranks.device).manual_seed(11)
+
+    def graph_safe() -> Generator:
+        return Generator(11, graph_safe=True)
+
+    yield seeded, lambda generator: default_state(ranks).tolist()
+    yield of_torch, lambda generator: generator.get_state().tolist()
+    yield lambda: Generator(11), lambda generator: generator.state
+    if ranks.device_type == "cuda":
+        yield graph_safe, lambda generator: generator.state
+
+
+@case
+def generators_stay_level(ranks: Ranks) -> None:
+    mu, sigma = ranks.vectors(1)  # All ranks but one have no part of the dimensions.
+    rows = ranks.on(ranks.line, mu, Shard(0))
+    for make, state in generators(ranks):
+        alone = make()
+        wholes = [ranks.single(mu, sigma, 5, generator=alone) for _ in range(4)]
+        after = state(alone)
+        level = make()
+        results = [
+            (ranks.sample(rows, ranks.on(ranks.line, sigma, Shard(0)), 5, generator=level), [Shard(0)]),
+            (ranks.sharded(mu, sigma, 5, ranks.line, [Shard(1)], generator=level), [Shard(1)]),
+            (ranks.sharded(rows, sigma, 5, ranks.line, [Shard(0)], generator=level, validate=True), [Shard(0)]),
+            (ranks.sharded(mu, sigma, 5, ranks.line, [Replicate()], generator=level), [Replicate()]),
+        ]
+        assert state(level) == after
+        for (result, placements), whole in zip(results, wholes, strict=True):
+            ranks.check(result, whole, ranks.line, placements)
+        assert not any(torch.equal(wholes[0], other) for other in wholes[1:])
+
+
+@case
+def ranks_that_differ_are_named(ranks: Ranks) -> None:
+    mu, _ = ranks.vectors(13)
+    rows = ranks.on(ranks.line, mu, Shard(0))
+    odd = int(ranks.rank == 1)
+    others = ", ".join(str(rank) for rank in range(ranks.size) if rank != 1)
+    others = f"ranks {others}" if ranks.size > 2 else f"rank {others}"
+
+    mine = Generator(11)
+    if odd:
+        ranks.single(mu, 1.0, 1, generator=mine)
+    state = mine.state
+    for mesh, placements in ((ranks.line, [Shard(1)]), (ranks.grid, [Shard(1), Replicate()])):
+        with refused(
+            ValueError, f"^generator's offset: expected the same on every rank, got 0 on {others}, 1 on rank 1$"
+        ):
+            ranks.sharded(mu, 1.0, 9, mesh, placements, generator=mine, validate=True)
+        assert mine.state == state
+    torch.manual_seed(11 + odd)
+    before = default_state(ranks)
+    with refused(
+        ValueError, rf"^generator's seed: expected the same on every rank, got \d+ on {others}, \d+ on rank 1$"
+    ):
+        ranks.sample(rows, 1.0, 9, validate=True)
+    assert torch.equal(default_state(ranks), before)
+    seed = 2**64 - 1 - odd
+    with refused(
+        ValueError, f"^seed: expected the same on every rank, got {2**64 - 1} on {others}, {2**64 - 2} on rank 1$"
+    ):
+        ranks.sample(rows, 1.0, 9, seed=seed, validate=True)
+    for name, call in (
+        ("n", {"n": 9 + odd}),
+        ("dim_offset", {"dim_offset": odd}),
+        ("sample_offset", {"sample_offset": odd}),
+    ):
+        with refused(ValueError, f"^{name}: expected the same on every rank"):
+            ranks.sharded(mu, 1.0, mesh=ranks.line, placements=[Shard(1)], seed=1, validate=True, **{"n": 9, **call})
+
+
+@case
+def ranks_outside_the_mesh_have_nothing(ranks: Ranks) -> None:
+    for members in ([0], list(range(1, ranks.size))):
+        mesh = DeviceMesh(ranks.device_type, members)
+        mu, sigma = ranks.vectors(5)
+        for make, state in generators(ranks):
+            alone = make()
+            wholes = [ranks.single(mu, sigma, 21, generator=alone) for _ in range(2)]
+            level = make()
+            results = [
+                ranks.sharded(mu, sigma, 21, mesh, [Shard(1)], generator=level, validate=True),
+                ranks.sample(ranks.on(mesh, mu, Shard(0)), ranks.on(mesh, sigma, Shard(0)), 21, generator=level),
+            ]
+            assert state(level) == state(alone)
+            for result, whole, placement in zip(results, wholes, (Shard(1), Shard(0)), strict=True):
+                ranks.check(result, whole, mesh, [placement])
+                assert (result.to_local().numel() == 0) == (ranks.rank not in members)
+        out = ranks.on(mesh, torch.zeros_like(wholes[0]), Shard(0))
+        assert ranks.sharded(mu, sigma, 21, mesh, [Shard(0)], seed=SEED, out=out) is out
+        ranks.check(out, ranks.single(mu, sigma, 21, seed=SEED), mesh, [Shard(0)])
+
+
+# --- Gradients ------------------------------------------------------------------------------------
+
+
+def close(gradient: torch.Tensor, expected: torch.Tensor, scale: float) -> bool:
+    """Sums of float32 in another order."""
+    return gradient.shape == expected.shape and bool(((gradient - expected).abs() <= 1e-6 * scale).all())
+
+
+@case
+def gradients_are_those_of_a_single_device(ranks: Ranks) -> None:
+    if ranks.backend != "torch_ext":
+        rows = ranks.on(ranks.line, ranks.vectors(13)[0], Shard(0)).requires_grad_()
+        with refused(ValueError, "^mu: .*requires grad"):
+            ranks.sample(rows, 1.0, 9)
+        return
+    n = 203
+    whole, part, rows_of_part = [Replicate(), Replicate()], [Shard(0), Replicate()], [Replicate(), Shard(0)]
+    for d, layout in ((13, "dn"), (13, "nd"), (1, "dn")):
+        vectors = ranks.vectors(d)
+        alone = [vector.clone().requires_grad_() for vector in vectors]
+        matrix = ranks.single(*alone, n, seed=SEED, layout=layout)
+        weights = torch.cos(torch.arange(d * n, device=ranks.device)).view(matrix.shape)
+        (matrix * weights).sum().backward()
+        expected = [vector.grad for vector in alone]
+        for placements in every_placement(2):
+            by_rows = [Shard(0) if p == Shard(int(layout == "nd")) else Replicate() for p in placements]
+            for given in (whole, by_rows):
+                spread = [ranks.on(ranks.grid, vector, *given).requires_grad_() for vector in vectors]
+                result = ranks.sharded(*spread, n, ranks.grid, placements, seed=SEED, layout=layout)
+                assert result.requires_grad
+                ranks.check(result.detach(), matrix.detach(), ranks.grid, placements)
+                local = result.to_local() * ranks.on(ranks.grid, weights, *placements).to_local()
+                with CommDebugMode() as communication:
+                    local.sum().backward()
+                assert communication.get_total_counts() == 0
+                for vector, right in zip(spread, expected, strict=True):
+                    assert vector.grad.placements == tuple(
+                        Partial() if of_vector == Replicate() and of_result != Replicate() else of_vector
+                        for of_vector, of_result in zip(given, placements, strict=True)
+                    )
+                    assert close(vector.grad.full_tensor(), right, 2 * n), (given, placements)
+        for given in (part, rows_of_part, [Shard(0), Shard(0)]):
+            spread = [ranks.on(ranks.grid, vector, *given).requires_grad_() for vector in vectors]
+            result = ranks.sample(*spread, n, seed=SEED, layout=layout)
+            (result * ranks.on(ranks.grid, weights, *result.placements)).sum().backward()
+            for vector, right in zip(spread, expected, strict=True):
+                assert close(vector.grad.full_tensor(), right, 2 * n), given
+
+
+@case
+def gradients_of_plain_tensors_are_of_this_part(ranks: Ranks) -> None:
+    if ranks.backend != "torch_ext":
+        return
+    vectors = ranks.vectors(13)
+    alone = [vector.clone().requires_grad_() for vector in vectors]
+    ranks.single(*alone, 103, seed=SEED).square().sum().backward()
+    for placement in (Shard(0), Shard(1)):
+        mine = [vector.clone().requires_grad_() for vector in vectors]
+        result = ranks.sharded(*mine, 103, ranks.line, [placement], seed=SEED)
+        result.to_local().square().sum().backward()
+        for vector, right in zip(mine, alone, strict=True):
+            distributed.all_reduce(vector.grad)
+            assert close(vector.grad, right.grad, float(right.grad.abs().max()) + 103)
+
+
+@case
+def a_mean_that_every_rank_has_is_fitted(ranks: Ranks) -> None:
+    """As on a single device, by samples that are spread over ranks."""
+    if ranks.backend != "torch_ext":
+        return
+    mu, target = ranks.vectors(13)
+
+    def fitted(mean: torch.Tensor, draw: Callable[[torch.Tensor], torch.Tensor], goal: torch.Tensor) -> torch.Tensor:
+        mean = torch.nn.Parameter(mean.clone())
+        torch.manual_seed(11)
+        optimizer = torch.optim.Adam([mean], lr=0.5)
+        for _ in range(20):
+            optimizer.zero_grad()
+            (draw(mean) - goal).square().mean().backward()
+            optimizer.step()
+        return mean.detach()
+
+    alone = fitted(mu, lambda mean: ranks.single(mean, 0.1, 256), target[:, None])
+    spread = fitted(
+        ranks.on(ranks.line, mu, Replicate()),
+        lambda mean: ranks.sharded(mean, 0.1, 256, ranks.line, [Shard(1)]),
+        ranks.on(ranks.line, target[:, None], Replicate()),
+    )
+    assert not torch.allclose(alone, mu, atol=1)
+    assert torch.allclose(spread.full_tensor(), alone, atol=1e-3)
+
+
+@case
+def ranks_outside_the_mesh_take_no_part_in_gradients(ranks: Ranks) -> None:
+    if ranks.backend != "torch_ext":
+        return
+    mesh = DeviceMesh(ranks.device_type, [0])
+    mu, sigma = ranks.vectors(5)
+    rows = ranks.on(mesh, mu, Shard(0)).requires_grad_()
+    result = ranks.sharded(rows, sigma, 9, mesh, [Shard(0)], seed=SEED)
+    if ranks.rank == 0:  # PyTorch itself has no gradient of an empty local tensor for the others.
+        result.to_local().sum().backward()
+        assert torch.equal(rows.grad.to_local(), torch.full_like(mu, 9))
+
+
+# --- Refusals -------------------------------------------------------------------------------------
+
+
+@case
+def wrong_arguments_are_refused(ranks: Ranks) -> None:
+    mu, sigma = ranks.vectors(16)
+    line, grid = ranks.line, ranks.grid
+    rows = ranks.on(line, mu, Shard(0))
+    partial = DTensor.from_local(mu, line, [Partial()])
+    columns = ranks.on(line, mu[:, None].contiguous(), Shard(1))
+    kind = ranks.device_type
+    for call, error, message in (
+        ({"mesh": [0, 1]}, TypeError, r"^mesh: expected a DeviceMesh, got \[0, 1\] of type list$"),
+        ({"placements": Shard(1)}, ValueError, "^placements: expected one for each of the mesh's dimensions, 1, got"),
+        ({"placements": [Shard(1)] * 2}, ValueError, "^placements: expected one for each of the mesh's dimensions, 1"),
+        ({"placements": [Shard(2)]}, ValueError, r"^placements: expected Shard\(0\), Shard\(1\) or Replicate\(\), got"),
+        ({"placements": [Partial()]}, ValueError, r"^placements: expected Shard\(0\), .*, got (Partial|P)"),
+        ({"placements": ["row"]}, ValueError, r"^placements: expected Shard\(0\), .*, got row"),
+        ({"mu": mu.cpu().numpy()}, TypeError, "^mu: expected a tensor or a number, got .* of type ndarray$"),
+        ({"sigma": [1.0] * 16}, TypeError, "^sigma: expected a tensor or a number, got .* of type list$"),
+        ({"mu": mu.to("meta")}, ValueError, f"^mu: expected it on the mesh's type of device, {kind}, got meta"),
+        ({"mu": 0.0, "sigma": 1.0}, ValueError, "^mu, sigma: expected at least one"),
+        ({"mu": mu[1:]}, ValueError, "^sigma: expected as many elements as mu, 15, got 16$"),
+        ({"mu": mu.view(4, 4)}, ValueError, r"^mu: expected shape \(d,\) or \(d, 1\), got \(4, 4\)$"),
+        ({"mu": partial}, ValueError, r"^mu: expected placements Shard\(0\) or .*; redistribute it$"),
+        ({"mu": rows}, ValueError, "^mu: expected it replicated, or sharded over dimensions as the result is, got"),
+        ({"mu": ranks.on(grid, mu, Shard(0), Shard(0))}, ValueError, "^mu: expected a DTensor on the same mesh"),
+        ({"n": 2.0}, TypeError, "^n: expected an integer"),
+        ({"n": 2**34, "sample_offset": 1}, ValueError, r"^n: expected sample_offset \+ n <= 2\*\*34"),
+        ({"dim_offset": 2**32 - 15}, ValueError, r"^dim_offset: expected .* <= 2\*\*32, got 4294967281 \+ 16$"),
+        ({"layout": "nn"}, ValueError, "^layout: expected 'dn' or 'nd', got 'nn'$"),
+        ({"validate": 1}, TypeError, "^validate: expected True or False"),
+        ({"generator": 7}, TypeError, "^generator: expected a multisample.Generator"),
+        ({"generator": 7, "validate": True}, TypeError, "^generator: expected a multisample.Generator"),
+        ({"seed": -1, "validate": True}, ValueError, "^seed: expected 0 <= seed"),
+        ({"seed": 1, "generator": Generator(1)}, TypeError, "^seed, generator: expected one of the two, got both$"),
+        ({"backend": "numpy"}, ValueError, "numpy"),
+    ):  # fmt: skip
+        given = {"mu": mu, "sigma": sigma, "n": 9, "mesh": line, "placements": [Shard(1)], **call}
+        torch.manual_seed(11)
+        before = default_state(ranks)
+        with refused(error, message):
+            sample_sharded(**given)
+        assert torch.equal(default_state(ranks), before)
+    for one, other, error, message in (
+        (partial, 1.0, ValueError, r"^mu: expected placements Shard\(0\) or Replicate\(\), got"),
+        (columns, 1.0, ValueError, r"^mu: expected placements Shard\(0\) or Replicate\(\), got"),
+        (
+            rows,
+            sigma,
+            TypeError,
+            "^sigma: expected a DTensor or a number where others are DTensors, got .* of type Tensor$",
+        ),
+        (mu, rows, TypeError, "^mu: expected a DTensor or a number where others are DTensors, got .* of type Tensor$"),
+        (
+            rows,
+            ranks.on(grid, sigma, Replicate(), Replicate()),
+            ValueError,
+            "^sigma: expected a DTensor on the same mesh",
+        ),
+        (rows, ranks.on(line, sigma[1:], Shard(0)), ValueError, "^sigma: expected as many elements as mu, 16, got 15$"),
+    ):
+        with refused(error, message):
+            ranks.sample(one, other, 9)
+    if ranks.size > 2:
+        with refused(ValueError, "^sigma: expected it replicated, or sharded over dimensions as the result is, got"):
+            ranks.sample(
+                ranks.on(grid, mu, Shard(0), Shard(0)), ranks.on(grid, sigma, Replicate(), Shard(0)), 9, seed=1
+            )
+    with refused((ValueError, multisample.BackendUnavailableError), "^backend: "):
+        multisample.sample(rows, 1.0, 9, backend="cpu" if kind == "cuda" else "cupy")
+
+
+# --- Ranks ----------------------------------------------------------------------------------------
+
+
+def main(device_type: str, rank: int, size: int, folder: Path, backends: list[str]) -> None:
+    torch.set_num_threads(1)
+    if device_type == "cuda":
+        torch.cuda.set_device(rank)
+    distributed.init_process_group(
+        "nccl" if device_type == "cuda" else "gloo",
+        store=distributed.FileStore(str(folder / "store"), size), rank=rank, world_size=size, timeout=PATIENCE,
+    )  # fmt: skip
+    ranks = Ranks(device_type, rank, size)
+    failures = {}
+    for ranks.backend in backends:
+        if rank == 0:  # What it compiles, the others find on disk.
+            for dtype, call in kinds_of_draw():
+                ranks.single(*ranks.vectors(3, dtype), 5, **call)
+        distributed.barrier()
+        for name, function in CASES.items():
+            try:
+                function(ranks)
+            except Exception:
+                failures[f"{name}[{ranks.backend}]"] = traceback.format_exc()
+    (folder / f"{rank}.json").write_text(json.dumps(failures))
+    distributed.barrier()  # Nobody goes while others may wait for an answer.
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]), sys.argv[5].split(","))

@@ -1,0 +1,482 @@
+"""The gradient's C++ and CUDA C++ sources, proved where there is no GPU.
+
+Whole grids of the CUDA kernels run on the CPU (see test_cuda_sources.py), and so does the CPU's own, as compiled for
+other machines, with every access to memory watched by sanitizers. What compilers for the GPU make of them is looked at.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+import platform
+import re
+import shutil
+import signal
+import struct
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import multisample
+from multisample.backends import csrc_files, sample_call, torch_ext_build
+
+Array = np.ndarray[Any, Any]
+
+SHIM = Path(__file__).parent / "shim"
+DTYPES: dict[str, Any] = {
+    "float16": np.float16,
+    "bfloat16": ml_dtypes.bfloat16,
+    "float32": np.float32,
+    "float64": np.float64,
+}
+NOISES = ("independent", "shared")
+SECONDS = 300
+SANITIZED = ("-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+WARNINGS = ("-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas")
+
+requires_gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+
+
+class Geometry(NamedTuple):
+    """The fields of the C++ struct, in their order."""
+
+    blocks: int
+    threads: int
+    tiles: int
+    slots: int
+    across: int
+    one_by_run: int
+    rows: int
+    turns: int
+    segments: int
+    skip: int
+    loads: int
+    parts_log2: int
+    groups: int
+    row_step: int
+    turn_step: int
+
+
+_CALL = struct.Struct("PqqPPQQQQPQQPIIII")
+_CASE = struct.Struct(f"{_CALL.size}sQQIIIIII")
+_GEOMETRY = struct.Struct("12IQqq")
+LOADS = ("at once", "side by side", "apart")
+
+
+@dataclasses.dataclass
+class Case:
+    """A gradient, how it lies in memory, and how the sums are to be cut if not as they are for a GPU."""
+
+    d: int
+    n: int
+    dtype: str = "float32"
+    noise: str = "independent"
+    antithetic: bool = False
+    seed: int = 1
+    offset: int = 0
+    counter: bool = False
+    """Whether the kernel finds the offset in memory, and another one in the call."""
+    dim_offset: int = 0
+    sample_offset: int = 0
+    strides: tuple[int, int] | None = None
+    """In elements; contiguous rows by default."""
+    misalignment: int = 0
+    """How many elements behind an aligned address the lowest one is."""
+    many_rows: bool = False
+    """Whether threads have several rows, as in large calls; there is no kernel for float64 without shared noise."""
+    tiles: int = 0
+    slots: int = 0
+    turns: int = 0
+    backwards: bool = False
+
+    @property
+    def size(self) -> int:
+        return np.dtype(DTYPES[self.dtype]).itemsize
+
+    @property
+    def rows(self) -> int:
+        """Of a thread."""
+        if not self.many_rows:
+            return 1
+        return 1 if self.dtype == "float64" and self.noise != "shared" else 2 if self.antithetic else 4
+
+    def memory(self) -> tuple[Array, Array, int]:
+        """As long as it needs to be, NaN wherever it is not the gradient's; the gradient in it, and where it begins."""
+        strides = [stride * self.size for stride in self.strides or (self.n, 1)]
+        reach = [stride * (length - 1) for stride, length in zip(strides, (self.d, self.n), strict=True)]
+        first = self.misalignment * self.size - sum(r for r in reach if r < 0)
+        memory = np.full(first + sum(r for r in reach if r > 0) + self.size, 0xFF, np.uint8)
+        grad: Array = np.ndarray((self.d, self.n), DTYPES[self.dtype], memory, first, strides)
+        draw = np.random.default_rng(self.d * 10007 + self.n)
+        # Where elements share memory, the last one stays.
+        grad[...] = draw.normal(size=grad.shape).astype(np.float32).astype(grad.dtype)
+        return memory, grad, first
+
+    def packed(self) -> bytes:
+        memory, grad, first = self.memory()
+        call = _CALL.pack(
+            first, *grad.strides, 0, 0, self.d, self.n, self.dim_offset, self.sample_offset, 0, self.seed,
+            self.offset ^ 0x100000005 if self.counter else self.offset, self.counter,
+            sample_call.ELEMENT_TYPES[self.dtype], self.noise == "shared", self.antithetic, False,
+        )  # fmt: skip
+        most = self.d // self.rows
+        tiles = min(self.tiles, most) if self.tiles else self.tiles
+        head = _CASE.pack(
+            call, len(memory), self.offset, self.rows if self.many_rows else 0, tiles, self.slots, self.turns,
+            self.backwards, 0,
+        )  # fmt: skip
+        return head + memory.tobytes()
+
+    def check(self, mu: Array, sigma: Array) -> None:
+        real = "float64" if self.dtype == "float64" else "float32"
+        generator = multisample.Generator(self.seed)
+        generator.state = {**generator.state, "offset": self.offset}
+        z = multisample.sample(
+            np.zeros(self.d), np.ones(self.d), self.n, backend="cpu", dtype=real, generator=generator, noise=self.noise,
+            dim_offset=self.dim_offset, sample_offset=self.sample_offset, antithetic=self.antithetic,
+        )  # fmt: skip
+        _, grad, _ = self.memory()
+        g = grad.astype(np.longdouble)
+        for got, terms in ((mu, g), (sigma, g * np.asarray(z))):
+            # Fewer than 16 roundings, that of the result among them; of float64, a few more in long sums.
+            bound = np.abs(terms).sum(1) * (64 * 2.0**-53 if real == "float64" else 16 * 2.0**-24)
+            wrong = np.argwhere(~(np.abs(got - terms.sum(1)) <= bound))
+            assert len(wrong) == 0, (self, wrong[:5].tolist())
+
+
+@pytest.fixture(scope="module")
+def runner(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The program that runs the kernels."""
+    folder = tmp_path_factory.mktemp("gradient")
+    # Shared memory is one for all threads, and filled with garbage before each block.
+    ids = itertools.count()
+    source = (csrc_files.folder() / "gradient_kernel.cuh").read_text()
+    source = re.sub(
+        r"__shared__ ([^;]+?) (\w+)((?:\[[^;]+?\])+);",
+        lambda match: f"auto& {match[2]} = cuda_shim::shared<{match[1]}{match[3]}, {next(ids)}>();",
+        source,
+    )
+    assert "__shared__" not in source
+    assert next(ids) == 3
+    (folder / "gradient_kernel.cuh").write_text(source)
+    program = folder / "run_gradient"
+    command = [
+        "g++", "-std=c++17", "-ffp-contract=off", *SANITIZED, *WARNINGS, f"-I{folder}",
+        f"-I{csrc_files.folder()}", f"-I{SHIM}", "-o", str(program), str(SHIM / "run_gradient.cpp"),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == 0, done.stderr[-5000:]
+    return program
+
+
+def run(runner: Path, cases: Iterable[Case]) -> list[tuple[Geometry, Array, Array]]:
+    """Run and check them all."""
+    cases = list(cases)
+    done = subprocess.run(
+        [str(runner)], input=b"".join(case.packed() for case in cases), capture_output=True, timeout=SECONDS,
+        env={**os.environ, "ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"},
+    )  # fmt: skip
+    results, at, taken = done.stdout, 0, []
+    for case in cases:
+        real = np.float64 if case.dtype == "float64" else np.float32
+        size = case.d * np.dtype(real).itemsize
+        if len(results) < at + _GEOMETRY.size + 2 * size:  # Here it ended.
+            pytest.fail(f"{case}\n{done.stderr.decode()[:4000]}", pytrace=False)
+        geometry = Geometry(*_GEOMETRY.unpack_from(results, at))
+        at += _GEOMETRY.size
+        mu, sigma = (np.frombuffer(results, real, case.d, at + k * size) for k in (0, 1))
+        at += 2 * size
+        case.check(mu, sigma)
+        taken.append((geometry, mu, sigma))
+    assert len(results) == at
+    assert done.returncode == 0, done.stderr.decode()[:4000]
+    return taken
+
+
+# Terms of a group, in which rows begin and end anywhere, of one block and of several.
+LENGTHS = [*range(1, 20), 31, 32, 33, 35, 127, 129, 130, 257, 1021, 1024, 1100]
+
+
+@requires_gxx
+@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_kernel_sums_every_shape(runner: Path, dtype: str, noise: str) -> None:
+    cases: list[Case] = []
+    for n in LENGTHS:
+        for d in (1, 2, 7, 40 if n > 40 else 90):
+            for many_rows in (False, True):
+                k = len(cases)
+                if d >= 4 or not many_rows:
+                    cases.append(
+                        Case(
+                            d, n, dtype, noise, (k + n) % 3 == 1, seed=k, offset=k * 2**40, counter=k % 4 == 1,
+                            dim_offset=k % 5, sample_offset=k // 2 % 9, many_rows=many_rows, backwards=k % 2 == 1,
+                        )
+                    )  # fmt: skip
+    taken = [geometry for geometry, _, _ in run(runner, cases)]
+    assert {geometry.rows for geometry in taken} == {
+        1,
+        max(case.rows for case in cases),
+        *(case.rows for case in cases),
+    }
+    assert {geometry.loads for geometry in taken} == {0, 1}
+
+
+def layouts(d: int, n: int) -> dict[str, tuple[int, int]]:
+    """Strides in elements: what broadcasting, transposing, slicing and flipping make."""
+    return {
+        "padded": (n + 3, 1),
+        "odd": (n | 1, 1),
+        "transposed": (1, d),
+        "transposed, padded": (1, d + 5),
+        "every other": (2 * n, 2),
+        "every other row": (1, 2 * d),
+        "from the end": (n, -1),
+        "rows from the end": (-n, 1),
+        "one number": (0, 0),
+        "one row": (0, 1),
+        "one column": (1, 0),
+        "overlapping": (1, 1),
+    }
+
+
+@requires_gxx
+@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_kernel_reads_any_strides_and_addresses(runner: Path, dtype: str, noise: str) -> None:
+    cases: list[Case] = []
+    for d, n in [(5, 23), (13, 70), (41, 9), (150, 130), (300, 3), (9, 1300)]:
+        for strides in layouts(d, n).values():
+            for many_rows in (False, True):
+                k = len(cases)
+                cases.append(
+                    Case(
+                        d, n, dtype, noise, k % 3 == 1, seed=k, sample_offset=k // 3 % 8, strides=strides,
+                        misalignment=k // 2 % 3, many_rows=many_rows, backwards=k % 2 == 1,
+                    )
+                )  # fmt: skip
+    taken = [geometry for geometry, _, _ in run(runner, cases)]
+    assert {geometry.loads for geometry in taken} == {0, 1, 2}
+    assert {geometry.across for geometry in taken} == {0, 1}
+
+
+@requires_gxx
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_kernel_sums_windows_however_far_out(runner: Path, dtype: str) -> None:
+    rows, columns = 2**32, 2**34
+    cases = [
+        Case(
+            d, n, dtype, noise, antithetic, seed=2**64 - 1, offset=2**64 - 2, counter=antithetic, many_rows=many_rows,
+            dim_offset=rows - d, sample_offset=columns - n - back,
+        )
+        for (d, n), noise, antithetic, many_rows, back in itertools.product(
+            [(5, 37), (33, 300)], NOISES, (False, True), (False, True), (0, 1, 6)
+        )
+    ]  # fmt: skip
+    run(runner, cases)
+
+
+@requires_gxx
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_sums_of_segments_of_rows_are_added_up(runner: Path, dtype: str) -> None:
+    """As in large calls, made small: of a row, threads have several chains of groups, and blocks several segments."""
+    cases: list[Case] = []
+    for (d, n), strides in itertools.product([(1, 9000), (6, 2500), (40, 900), (3, 20_000)], [None, (0, 0), "across"]):
+        for tiles, slots, turns in [(1, 32, 4), (2, 8, 20), (1, 3, 12), (4, 33, 8), (3, 1, 28), (1, 256, 4)]:
+            k = len(cases)
+            cases.append(
+                Case(
+                    d, n, dtype, NOISES[k % 2], k // 2 % 3 == 1, seed=k, sample_offset=k // 2 % 9,
+                    strides=(1, d) if strides == "across" else strides, many_rows=d >= 4 and k % 3 > 0, tiles=tiles,
+                    slots=slots, turns=turns, backwards=k % 2 == 1,
+                )
+            )  # fmt: skip
+    cases = cases if dtype == "float32" else cases[sorted(DTYPES).index(dtype) % 3 :: 3]
+    taken = [geometry for geometry, _, _ in run(runner, cases)]
+    assert max(geometry.segments for geometry in taken) > 30
+    assert sum(geometry.segments > 1 for geometry in taken) > len(taken) // 2
+
+
+@requires_gxx
+def test_the_cut_follows_from_the_shape_and_fills_blocks(runner: Path) -> None:
+    """Where there are several threads to a row, or several blocks; and that most threads have something to do."""
+    small = [Case(d, n) for d, n in [(1, 1), (3, 5), (47, 100), (10, 4000), (1, 16_384), (1, 16_385), (64, 8000)]]
+    for (geometry, _, _), case in zip(run(runner, small), small, strict=True):
+        assert geometry.rows == 1, case
+        assert geometry.tiles * geometry.slots <= 256, case
+        assert geometry.blocks == -(-case.d // geometry.tiles) * geometry.segments, case
+        assert geometry.segments * geometry.turns * geometry.slots >= geometry.groups, case
+        if case.n > 500:
+            busy = geometry.groups * geometry.tiles / (geometry.threads * geometry.turns * geometry.segments)
+            assert busy > 0.75, (case, geometry)
+
+
+@requires_gxx
+def test_sums_are_the_same_in_any_order_of_blocks_and_threads(runner: Path) -> None:
+    cases = [
+        Case(d, n, dtype, antithetic=n % 2 == 1, many_rows=many_rows, turns=turns, tiles=1 if turns else 0)
+        for d, n in [(9, 4001), (70, 130)]
+        for dtype, many_rows, turns in itertools.product(DTYPES, (False, True), (0, 4))
+    ]
+    forwards, backwards = (
+        run(runner, [dataclasses.replace(case, backwards=flag) for case in cases]) for flag in (False, True)
+    )
+    for (_, mu, sigma), (_, other_mu, other_sigma) in zip(forwards, backwards, strict=True):
+        assert mu.tobytes() == other_mu.tobytes()
+        assert sigma.tobytes() == other_sigma.tobytes()
+
+
+@requires_gxx
+def test_what_the_runner_watches_for_does_not_pass(runner: Path) -> None:
+    """A gradient one element too short for the call."""
+
+    def outcome(short: int) -> str:
+        case = Case(5, 600)
+        packed = case.packed()
+        call, size, *rest = _CASE.unpack_from(packed)
+        packed = _CASE.pack(call, size - short, *rest) + packed[_CASE.size : len(packed) - short]
+        done = subprocess.run([str(runner)], input=packed, capture_output=True, timeout=SECONDS)
+        return f"{done.returncode} {done.stderr.decode()}"
+
+    assert outcome(0).startswith("0 ")
+    assert "AddressSanitizer: heap-buffer-overflow" in outcome(4)
+
+
+# --- The CPU's own --------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the machines below are of x86-64")
+@requires_gxx
+def test_cpus_of_other_vectors_give_the_same_bits_within_bounds(tmp_path: Path) -> None:
+    """In whatever parts the sums are made."""
+    digests = set()
+    for machine in ("x86-64", "x86-64-v3", "native"):
+        program = tmp_path / "cpu_gradient"
+        command = [
+            "g++", "-std=c++17", "-ffp-contract=off", f"-march={machine}", *SANITIZED, *WARNINGS, "-Wno-psabi",
+            f"-I{csrc_files.folder()}", str(SHIM / "cpu_gradient.cpp"), "-o", str(program),
+        ]  # fmt: skip
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+        assert done.returncode == 0, done.stderr[-5000:]
+        done = subprocess.run([str(program)], capture_output=True, text=True, timeout=SECONDS)
+        if done.returncode < 0 and -done.returncode == signal.SIGILL:
+            continue  # This machine is plainer than that one.
+        assert done.returncode == 0, done.stderr[:4000]
+        digests.add(done.stdout)
+    assert len(digests) == 1
+    assert len(digests.pop().split()) == 1
+
+
+# --- Compiled for the GPU -------------------------------------------------------------------------
+
+ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_100")
+Kernel = tuple[str, bool, bool, bool, int, bool]
+# Element type, whether noise is shared, antithetic, fast_math, rows of a thread, whether it only reads at once.
+KERNELS: list[Kernel] = [
+    (dtype, shared, antithetic, fast, rows, only_at_once)
+    for dtype, shared, antithetic, fast in itertools.product(DTYPES, (False, True), (False, True), (False, True))
+    for rows, only_at_once in ((1, False), (2 if antithetic else 4, False), (2 if antithetic else 4, True))
+    if not (fast and dtype == "float64")
+    if not (shared and rows == 1)
+    if not (rows > 1 and dtype == "float64" and not shared)
+]
+
+
+def kernel_name(kernel: Kernel) -> str:
+    dtype, shared, antithetic, fast, rows, only_at_once = kernel
+    element = {"float32": "float", "float64": "double"}.get(dtype, f"multisample::{dtype}")
+    flags = ", ".join(str(flag).lower() for flag in (shared, antithetic, fast))
+    return f"multisample::gradient_kernel<{element}, {flags}, {rows}, {str(only_at_once).lower()}>"
+
+
+def _no_nvrtc() -> str:
+    """Why NVRTC cannot be had through CuPy; empty if it can."""
+    try:
+        from cupy.cuda import nvrtc
+
+        nvrtc.getVersion()
+    except Exception as error:  # Whatever a broken installation may do.
+        return f"NVRTC cannot be loaded: {error}"
+    return ""
+
+
+@pytest.mark.skipif(bool(_no_nvrtc()), reason=_no_nvrtc())
+def test_nvrtc_compiles_every_kernel_for_every_architecture_without_a_word() -> None:
+    """A quarter of them for each, in turn: the sources do not know for which they are compiled."""
+    from cupy.cuda import nvrtc
+
+    assert len(KERNELS) == 66
+    for turn, architecture in enumerate(ARCHITECTURES):
+        program = nvrtc.createProgram('#include "gradient_kernel.cuh"\n', "program.cu", (), ())
+        try:
+            names = [kernel_name(kernel) for kernel in KERNELS[turn::4]] + ["multisample::add_segments_kernel<float>"]
+            for name in names:
+                nvrtc.addNameExpression(program, name)
+            try:
+                nvrtc.compileProgram(program, ["-std=c++17", f"-I{csrc_files.folder()}", f"-arch={architecture}"])
+            except nvrtc.NVRTCError:
+                pytest.fail(f"{architecture}: {nvrtc.getProgramLog(program)[:5000]}", pytrace=False)
+            log = nvrtc.getProgramLog(program).strip("\0\n ")
+            assert log == "", (architecture, log[:5000])
+            code = nvrtc.getCUBIN(program)
+            for name in names:
+                lowered = nvrtc.getLoweredName(program, name)
+                lowered = lowered.decode() if isinstance(lowered, bytes) else lowered
+                assert f".text.{lowered}\0".encode() in code, (architecture, name)
+        finally:
+            nvrtc.destroyProgram(program)
+
+
+@pytest.fixture(scope="module")
+def nvcc() -> str:
+    home = torch_ext_build._cuda_home()
+    if home is None:
+        pytest.skip("nvcc is neither on the PATH nor in CUDA_HOME")
+    return str(home / "bin" / "nvcc")
+
+
+def test_nvcc_compiles_what_is_launched_without_spills_and_with_room_for_many_warps(nvcc: str, tmp_path: Path) -> None:
+    source = tmp_path / "gradient.cu"
+    source.write_text(
+        '#include "gradient_launch.cuh"\n'
+        "cudaError_t run(const multisample::GradientCall& call) {\n"
+        "  return multisample::launch_gradient(call, multisample::gradient_geometry(call), nullptr);\n}\n"
+    )
+    command = [
+        nvcc, "-std=c++17", "-O3", "-arch=sm_90", "-Xptxas", "-v", "-Xcompiler", "-Wall", f"-I{csrc_files.folder()}",
+        "-c", str(source), "-o", str(tmp_path / "gradient.o"),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+    output = done.stdout + done.stderr
+    assert done.returncode == 0, output[-5000:]
+    assert not re.search("warning", output, re.I), output[:5000]
+    found = re.findall(
+        r"Compiling entry function '(\w+)' for 'sm_90'.*?(\d+) bytes stack frame, (\d+) bytes spill stores, "
+        r"(\d+) bytes spill loads.*?Used (\d+) registers",
+        output,
+        re.S,
+    )
+    names = [name for name, *_ in found if "gradient_kernel" in name]
+    assert len(names) == len(set(names)) == len(KERNELS)
+    for name, *memory, registers in found:
+        assert not any(map(int, memory)), name
+        if "gradient_kernel" in name:
+            # Of a kernel for float64, the type's letter follows the name.
+            blocks = 2 if "gradient_kernelId" in name else 3
+            assert int(registers) <= 65536 // (256 * blocks) // 8 * 8, (name, registers)
+
+
+@requires_gxx
+@pytest.mark.parametrize("header", ["gradient_call.h", "gradient_geometry.h", "cpu_gradient.h"])
+def test_headers_compile_alone_for_the_cpu(header: str) -> None:
+    command = ["g++", "-std=c++17", *WARNINGS, "-Wno-psabi", "-fsyntax-only", f"-I{csrc_files.folder()}"]
+    done = subprocess.run(
+        [*command, "-include", header, "-x", "c++", os.devnull], capture_output=True, text=True, timeout=SECONDS
+    )
+    assert done.returncode == 0, done.stderr[-5000:]

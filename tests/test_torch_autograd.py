@@ -1,0 +1,361 @@
+"""Gradients to mu and sigma: right by finite differences, and from noise that is drawn again instead of kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.autograd import forward_ad
+
+import multisample.torch
+from multisample import Generator, sample
+from multisample.backends import registry
+
+D, N = 5, 7
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "shared": {"noise": "shared"},
+    "antithetic": {"antithetic": True},
+    "nd": {"layout": "nd"},
+    "window": {"dim_offset": 3, "sample_offset": 5},
+    "all": {"noise": "shared", "antithetic": True, "layout": "nd", "dim_offset": 1, "sample_offset": 3},
+}
+# What stands for a vector, made from one.
+FORMS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "vector": lambda x: x,
+    "column": lambda x: x[:, None],
+    "strided": lambda x: torch.stack((x, x), 1).reshape(-1)[::2],
+    "expanded": lambda x: x[:1].expand(D),
+    "no dimension": lambda x: x.sum(),
+    "read as imaginary": lambda x: torch.complex(torch.zeros_like(x), -x).conj().imag,
+    "number": lambda x: 0.75,
+}
+
+
+def vectors(device: str, dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, torch.Tensor]:
+    mu, sigma = torch.linspace(-2, 3, D), torch.linspace(0.5, 2, D)
+    return mu.to(device, dtype).requires_grad_(), sigma.to(device, dtype).requires_grad_()
+
+
+def noise(device: str, dtype: torch.dtype = torch.float64, n: int = N, **options: Any) -> torch.Tensor:
+    with torch.no_grad():
+        return sample(torch.zeros(D, dtype=dtype, device=device), 1.0, n, seed=3, **options)
+
+
+# --- Right ----------------------------------------------------------------------------------------
+
+
+# PyTorch compiles rules for forward mode by what it has deprecated, when it first needs any.
+forward_mode = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+
+
+@forward_mode
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_gradients_of_every_order_and_mode_are_those_of_finite_differences(
+    torch_device: str, options: dict[str, Any]
+) -> None:
+    def draw(mu: Any, sigma: Any) -> Any:
+        return sample(mu, sigma, N, seed=3, **options)
+
+    inputs = vectors(torch_device)
+    modes = {"check_forward_ad": True, "check_batched_grad": True, "check_batched_forward_grad": True}
+    assert torch.autograd.gradcheck(draw, inputs, **modes)
+    assert torch.autograd.gradgradcheck(draw, inputs, check_fwd_over_rev=True, check_batched_grad=True)
+
+
+@pytest.mark.parametrize("sigma_form", FORMS)
+@pytest.mark.parametrize("mu_form", FORMS)
+def test_gradients_reach_whatever_stands_for_a_vector(torch_device: str, mu_form: str, sigma_form: str) -> None:
+    if {mu_form, sigma_form} <= {"number", "no dimension"}:
+        pytest.skip("there has to be a vector")
+
+    def draw(mu: Any, sigma: Any) -> Any:
+        return sample(FORMS[mu_form](mu), FORMS[sigma_form](sigma), N, seed=3)
+
+    inputs = vectors(torch_device)
+    assert torch.autograd.gradcheck(draw, inputs)
+    x = draw(*inputs)
+    assert x.requires_grad
+    assert torch.equal(x.detach(), draw(*map(torch.detach, inputs)))
+
+
+DTYPES = {"float16": 4e-3, "bfloat16": 4e-2, "float32": 3e-6, "float64": 1e-14}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("result", [None, *DTYPES])
+@pytest.mark.parametrize("given", DTYPES)
+def test_gradients_have_the_dtypes_of_the_inputs(
+    torch_device: str, given: str, result: str | None, options: dict[str, Any]
+) -> None:
+    mu, _ = vectors(torch_device, getattr(torch, given))
+    _, sigma = vectors(torch_device, torch.float32)
+    x = sample(mu, sigma, N, seed=3, dtype=result, **options)
+    grad = torch.randn(x.shape, dtype=torch.float64, device=torch_device).to(x.dtype)
+    x.backward(grad)
+    assert mu.grad is not None and sigma.grad is not None
+    assert mu.grad.dtype is mu.dtype and sigma.grad.dtype is sigma.dtype
+    z = noise(torch_device, **options)
+    over_samples = 0 if options.get("layout") == "nd" else 1
+    for got, terms in ((mu.grad, grad.double()), (sigma.grad, grad.double() * z)):
+        # A rounding to the gradient's type, and those of normals and sums of float32.
+        tolerance = DTYPES[str(got.dtype).removeprefix("torch.")]
+        tolerance = max(tolerance, DTYPES["float32" if x.dtype is not torch.float64 else "float64"])
+        error = (got.double() - terms.sum(over_samples)).abs()
+        assert (error <= 2 * tolerance * terms.abs().sum(over_samples)).all()
+
+
+@pytest.mark.parametrize("fast_math", [False, True])
+def test_the_noise_of_the_backward_pass_is_that_of_the_forward_pass(torch_device: str, fast_math: bool) -> None:
+    mu, sigma = vectors(torch_device, torch.float32)
+    torch.manual_seed(1)
+    x = sample(mu, sigma, 1000, fast_math=fast_math)
+    torch.manual_seed(1)
+    z = sample(torch.zeros(D, device=torch_device), torch.ones(D, device=torch_device), 1000, fast_math=fast_math)
+    sample(mu, sigma, 1000).detach()  # Another draw in between changes nothing.
+    (grad,) = torch.autograd.grad(x.sum(), sigma)
+    assert torch.allclose(grad, z.sum(1), rtol=1e-5, atol=1e-3)
+
+
+@pytest.mark.parametrize("needed", [(True, False), (False, True)])
+def test_a_gradient_goes_only_where_it_is_asked_for(torch_device: str, needed: tuple[bool, bool]) -> None:
+    inputs = [x.detach().requires_grad_(need) for x, need in zip(vectors(torch_device), needed, strict=True)]
+    sample(*inputs, N, seed=3).sum().backward()
+    assert [x.grad is not None for x in inputs] == list(needed)
+
+
+@pytest.mark.parametrize("layout", ["dn", "nd"])
+def test_gradients_come_with_any_strides(torch_device: str, layout: Any) -> None:
+    mu, sigma = vectors(torch_device)
+    x = sample(mu, sigma, N, seed=3, layout=layout)
+    z = noise(torch_device, layout=layout)
+    base = torch.randn((2 * x.shape[1], 3 * x.shape[0]), dtype=torch.float64, device=torch_device)
+    for grad in (torch.ones((), dtype=torch.float64, device=torch_device).expand(x.shape), base[::2, ::3].T):
+        got = torch.autograd.grad(x, (mu, sigma), grad, retain_graph=True)
+        over_samples = 0 if layout == "nd" else 1
+        assert torch.allclose(got[0], grad.sum(over_samples), atol=1e-12)
+        assert torch.allclose(got[1], (grad * z).sum(over_samples), atol=1e-12)
+
+
+@pytest.mark.parametrize(("d", "n"), [(0, 3), (3, 0), (0, 0)])
+@pytest.mark.parametrize("layout", ["dn", "nd"])
+def test_gradients_of_empty_samples_are_zero(torch_device: str, d: int, n: int, layout: Any) -> None:
+    mu, sigma = (torch.ones(d, device=torch_device, requires_grad=True) for _ in range(2))
+    x = sample(mu, sigma, n, seed=1, layout=layout)
+    assert x.shape == ((n, d) if layout == "nd" else (d, n))
+    x.sum().backward()
+    for y in (mu, sigma):
+        assert y.grad is not None
+        assert torch.equal(y.grad, torch.zeros(d, device=torch_device))
+
+
+def test_a_backward_pass_gives_the_same_bits_each_time(torch_device: str) -> None:
+    torch.manual_seed(0)
+    mu, sigma = (torch.rand(300, device=torch_device, requires_grad=True) for _ in range(2))
+    x = sample(mu, sigma, 4099, seed=3)
+    grad = torch.randn_like(x)
+    first, second = (torch.autograd.grad(x, (mu, sigma), grad, retain_graph=True) for _ in range(2))
+    assert all(map(torch.equal, first, second))
+
+
+# --- Without cost ---------------------------------------------------------------------------------
+
+
+def test_nothing_is_kept_for_the_backward_pass(torch_device: str) -> None:
+    kept: list[int] = []
+
+    def pack(x: torch.Tensor) -> torch.Tensor:
+        kept.append(x.numel())
+        return x
+
+    mu, sigma = vectors(torch_device)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        x = sample(mu, sigma, N, seed=3)
+        torch.autograd.grad(x.sum(), (mu, sigma), create_graph=True)
+    assert sum(kept) == 0
+
+
+def test_memory_is_the_sample_its_gradient_and_nothing_else(torch_device: str) -> None:
+    if torch_device == "cpu":
+        pytest.skip("PyTorch counts no memory of the host")
+    d, n = 512, 8192
+    mu, sigma = (torch.ones(d, device="cuda", requires_grad=True) for _ in range(2))
+    sample(mu, sigma, 8, seed=1).sum().backward()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    x = sample(mu, sigma, n, seed=1)
+    x.backward(torch.ones_like(x))
+    assert torch.cuda.max_memory_allocated() - before <= 2 * 4 * d * n + 2**20
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_a_gradient_changes_no_number(torch_device: str, options: dict[str, Any]) -> None:
+    mu, sigma = vectors(torch_device, torch.float32)
+
+    def sources() -> list[dict[str, Any]]:
+        return [
+            {"seed": 2**64 - 1}, {},
+            {"generator": torch.Generator(torch_device).manual_seed(5)}, {"generator": Generator(5)},
+        ]  # fmt: skip
+
+    for recorded, plain in zip(sources(), sources(), strict=True):
+        torch.manual_seed(4)
+        got = [sample(mu, sigma, N, **recorded, **options) for _ in range(2)]
+        torch.manual_seed(4)
+        expected = [sample(mu.detach(), sigma.detach(), N, **plain, **options) for _ in range(2)]
+        assert all(x.requires_grad for x in got)
+        assert all(map(torch.equal, got, expected))
+
+
+def test_a_graph_safe_generator_gives_the_backward_pass_the_offset_it_had(torch_device: str) -> None:
+    if torch_device == "cpu":
+        pytest.skip("it keeps its offset on a CUDA device")
+    mu, sigma = vectors(torch_device)
+    on_device, plain = Generator(7, graph_safe=True), Generator(7)
+    for _ in range(2):
+        x, expected = (sample(mu, sigma, N, generator=generator) for generator in (on_device, plain))
+        assert torch.equal(x, expected)
+        got, want = (torch.autograd.grad(y.square().sum(), (mu, sigma)) for y in (x, expected))
+        assert all(map(torch.equal, got, want))
+    assert on_device.offset == 2
+
+
+# --- Where there is none --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_tensors_that_require_grad_are_as_any_where_none_is_recorded(torch_device: str, mode: Any) -> None:
+    mu, sigma = vectors(torch_device, torch.float32)
+    out = torch.empty((D, N), device=torch_device)
+    with mode():
+        x = sample(mu, sigma, N, seed=3)
+        assert sample(mu, sigma, N, seed=3, out=out) is out
+    assert not x.requires_grad
+    assert torch.equal(x, out)
+
+
+@pytest.mark.parametrize("name", ["mu", "sigma", "out"])
+def test_out_takes_no_gradient(torch_device: str, name: str) -> None:
+    call = {
+        "mu": torch.zeros(D, device=torch_device), "sigma": torch.ones(D, device=torch_device),
+        "out": torch.full((D, N), 7.0, device=torch_device),
+    }  # fmt: skip
+    call[name].requires_grad_()
+    generator = Generator(1)
+    with pytest.raises(ValueError, match=rf"^{name}: requires grad, and out= takes no gradient; detach it"):
+        sample(n=N, generator=generator, **call)
+    assert generator.offset == 0
+    assert bool((call["out"] == 7).all())
+
+
+@pytest.mark.parametrize("name", ["mu", "sigma"])
+def test_only_torch_ext_records_gradients(torch_device: str, name: str) -> None:
+    call = {"mu": torch.zeros(D, device=torch_device), "sigma": torch.ones(D, device=torch_device)}
+    call[name].requires_grad_()
+    for backend in ("cpu", "numba", "cupy"):
+        known = registry.find(backend)
+        if not known.status().available or torch_device not in known.device_kinds:
+            continue
+        with pytest.raises(ValueError, match=rf"^{name}: requires grad, and backend '{backend}' records no gradient"):
+            sample(n=N, backend=backend, seed=1, **call)
+
+
+@pytest.mark.parametrize(("name", "value", "message"), [
+    ("mu", float("nan"), r"mu: expected finite means, got mu\[1\] = nan"),
+    ("sigma", -1.0, r"sigma: expected finite standard deviations of at least 0, got sigma\[1\] = -1"),
+])  # fmt: skip
+def test_values_are_looked_at_as_in_any_call(torch_device: str, name: str, value: float, message: str) -> None:
+    call = dict(zip(("mu", "sigma"), (x.detach() for x in vectors(torch_device)), strict=True))
+    call[name][1] = value
+    call[name].requires_grad_()
+    with pytest.raises(ValueError, match=f"^{message}"):
+        sample(n=N, seed=1, validate=True, **call)
+
+
+def test_overwriting_what_a_gradient_needs_is_found_out(torch_device: str) -> None:
+    weight = torch.ones((), device=torch_device, requires_grad=True)
+    mu, sigma = (x.detach().float() for x in vectors(torch_device))
+    for size in (N, 40_000):
+        out = sample(mu, sigma, size)
+        loss = (weight * out).sum()
+        sample(mu, sigma, size, out=out)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_autocast_leaves_dtypes_alone(torch_device: str, dtype: torch.dtype) -> None:
+    mu, sigma = vectors(torch_device, torch.float32)
+    expected = torch.autograd.grad(sample(mu, sigma, N, seed=3).square().sum(), (mu, sigma))
+    with torch.autocast(torch_device, dtype):
+        assert torch.mm(mu.detach()[None], sigma.detach()[:, None]).dtype is dtype
+        x = sample(mu, sigma, N, seed=3)
+        assert x.dtype is torch.float32
+        assert sample(mu.detach(), sigma.detach(), N, seed=3).dtype is torch.float32
+        assert sample(mu.half(), sigma.half(), N, seed=3).dtype is torch.float16
+        got = torch.autograd.grad(x.square().sum(), (mu, sigma))
+    assert all(map(torch.equal, got, expected))
+
+
+# --- The operators --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def operators(torch_device: str) -> Any:
+    multisample.torch.load_operators()
+    return torch.ops.multisample
+
+
+NOISES: dict[str, dict[str, Any]] = {
+    "plain": {"seed": -1, "offset": 3},
+    "all": {
+        "seed": 5, "shared": True, "antithetic": True, "fast_math": True, "dim_offset": 2, "sample_offset": 3,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("counted", [False, True])
+@pytest.mark.parametrize("options", NOISES.values(), ids=NOISES)
+def test_pytorch_finds_nothing_wrong_with_the_operators(
+    operators: Any, torch_device: str, options: dict[str, Any], counted: bool
+) -> None:
+    counter = torch.tensor([11], device=torch_device) if counted else None
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        for requires_grad in (False, True):
+            mu, sigma = (x.detach().requires_grad_(requires_grad) for x in vectors(torch_device, dtype))
+            torch.library.opcheck(operators.sample, (mu, sigma, N, counter), options)
+            torch.library.opcheck(operators.sample, (mu, sigma, N, counter), {**options, "transposed": True})
+            grad = torch.ones((D, N), dtype=dtype, device=torch_device, requires_grad=requires_grad)
+            torch.library.opcheck(operators.sample_backward, (grad, counter), options)
+            torch.library.opcheck(operators.sample_backward, (grad, counter), {**options, "transposed": True})
+        mu, sigma = (x.detach() for x in vectors(torch_device, dtype))
+        out = torch.empty((N, D), dtype=dtype, device=torch_device)
+        torch.library.opcheck(operators.sample_, (out.T, mu, sigma, counter), options)
+    torch.library.opcheck(operators.sample, (mu.long(), sigma, N, counter), {**options, "dtype": torch.float16})
+
+
+def test_the_operator_that_writes_refuses_gradients(operators: Any, torch_device: str) -> None:
+    out, mu, sigma = (torch.zeros(shape, device=torch_device) for shape in ((D, N), (D,), (D,)))
+    for x in (out, mu, sigma):
+        x.requires_grad_()
+        with pytest.raises(RuntimeError, match="multisample::sample_: expected tensors that do not require grad"):
+            operators.sample_(out, mu, sigma, seed=1)
+        with torch.no_grad():
+            operators.sample_(out, mu, sigma, seed=1)
+        x.requires_grad_(False)
+
+
+@forward_mode
+def test_a_tangent_passes_through_the_operator(operators: Any, torch_device: str) -> None:
+    mu, sigma = (x.detach() for x in vectors(torch_device))
+    tangent = torch.linspace(1, 2, D, dtype=torch.float64, device=torch_device)
+    with forward_ad.dual_level():
+        for draw in (lambda s: operators.sample(mu, s, N, seed=3), lambda s: sample(mu, s, N, seed=3)):
+            dual = forward_ad.unpack_dual(draw(forward_ad.make_dual(sigma, tangent)))
+            assert torch.allclose(dual.tangent, tangent[:, None] * noise(torch_device), atol=1e-12)
+        if torch_device == "cpu":
+            with pytest.raises(ValueError, match=r"^backend: expected torch_ext where PyTorch transforms the call"):
+                sample(mu, sigma, N, backend="cpu", seed=3)

@@ -1,0 +1,381 @@
+"""torch.compile and torch.export: one graph, the bits of the eager call with a seed, and new numbers without one."""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch._dynamo.exc import Unsupported
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.func import grad, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import multisample.torch
+from multisample import Generator, sample
+from multisample.torch import Normal
+
+# The compiler itself uses what PyTorch has deprecated.
+pytestmark = pytest.mark.filterwarnings("ignore:::torch")
+
+D, N = 5, 7
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "shared": {"noise": "shared"},
+    "antithetic": {"antithetic": True},
+    "nd": {"layout": "nd"},
+    "window": {"dim_offset": 3, "sample_offset": 5},
+    "half": {"dtype": "float16", "fast_math": True},
+    "double": {"dtype": torch.float64, "backend": "torch_ext"},
+}
+
+
+@pytest.fixture(autouse=True)
+def forget_what_was_compiled() -> None:
+    torch.compiler.reset()
+
+
+def vectors(device: str) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.linspace(-2, 3, D, device=device), torch.linspace(0.5, 2, D, device=device)
+
+
+def compiled(function: Any, backend: Any = "aot_eager", **options: Any) -> Any:
+    return torch.compile(function, backend=backend, fullgraph=True, **options)
+
+
+def around(x: Any) -> Any:
+    """Something to be compiled beside a draw."""
+    return x * 2 + 1
+
+
+# --- The same numbers -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_with_a_seed_compiled_code_draws_what_the_call_does(torch_device: str, options: dict[str, Any]) -> None:
+    mu, sigma = vectors(torch_device)
+
+    def draw(mu: Any, sigma: Any) -> Any:
+        return around(sample(around(mu), sigma, N, seed=2**64 - 3, **options))
+
+    assert torch.equal(compiled(draw)(mu, sigma), draw(mu, sigma))
+
+
+@pytest.mark.parametrize("sigma", [0.5, 2, torch.tensor(0.5), torch.linspace(0.5, 2, D)[:, None]], ids=str)
+def test_whatever_stands_for_a_vector_does_so_when_compiled(torch_device: str, sigma: Any) -> None:
+    mu, _ = vectors(torch_device)
+    if isinstance(sigma, torch.Tensor):
+        sigma = sigma.to(torch_device)
+    for pair in ((mu, sigma), (sigma, mu.abs())):
+        assert torch.equal(compiled(sample)(*pair, N, seed=3), sample(*pair, N, seed=3))
+
+
+def test_inductor_draws_what_the_call_does_and_the_same_gradients(torch_device: str) -> None:
+    inputs = [x.requires_grad_() for x in vectors(torch_device)]
+
+    def loss(mu: Any, sigma: Any) -> Any:
+        return torch.tanh(sample(mu.exp(), around(sigma), N, seed=3)).square().sum()
+
+    got = torch.autograd.grad(compiled(loss, backend="inductor")(*inputs), inputs)
+    for x, expected in zip(got, torch.autograd.grad(loss(*inputs), inputs), strict=True):
+        torch.testing.assert_close(x, expected)
+
+
+def test_out_is_written_in_compiled_code(torch_device: str) -> None:
+    mu, sigma = vectors(torch_device)
+    for layout, shape in (("dn", (D, N)), ("nd", (N, D))):
+        out = torch.zeros(shape, device=torch_device)
+
+        def draw(out: Any, layout: Any = layout) -> Any:
+            return around(sample(mu, sigma, N, seed=3, out=out, layout=layout))
+
+        got = compiled(draw)(out)
+        assert torch.equal(out, sample(mu, sigma, N, seed=3, layout=layout))
+        assert torch.equal(got, around(out))
+
+
+def test_it_can_be_compiled_itself_and_in_part(torch_device: str) -> None:
+    mu, sigma = vectors(torch_device)
+    expected = sample(mu, sigma, N, seed=3)
+    assert torch.equal(compiled(sample)(mu, sigma, N, seed=3), expected)
+    part = functools.partial(sample, sigma=sigma, seed=3)
+    assert torch.equal(compiled(lambda mu: part(mu, n=N))(mu), expected)
+
+
+def test_the_operators_can_be_called_in_compiled_code(torch_device: str) -> None:
+    multisample.torch.load_operators()
+    mu, sigma = vectors(torch_device)
+
+    def draw(mu: Any, sigma: Any) -> Any:
+        x = torch.ops.multisample.sample(mu, sigma, N, seed=3)
+        return x, torch.ops.multisample.sample_backward(around(x), seed=3)
+
+    (x, gradients), (expected, sums) = compiled(draw)(mu, sigma), draw(mu, sigma)
+    assert torch.equal(x, expected)
+    assert all(map(torch.equal, gradients, sums))
+
+
+# --- Shapes and numbers that change ---------------------------------------------------------------
+
+
+def test_sizes_seeds_offsets_and_numbers_that_change_are_compiled_once(torch_device: str) -> None:
+    calls: dict[str, list[Callable[[int], tuple[Any, ...]]]] = {
+        "n": [lambda k: (torch.zeros(D), 1.0, k, 3, 0)],
+        "d": [lambda k: (torch.zeros(k), torch.ones(k), N, 3, 0)],
+        "seed": [lambda k: (torch.zeros(D), 1.0, N, k, 0), lambda k: (torch.zeros(D), 1.0, N, 2**63 - 1 - k, 0)],
+        "offset": [lambda k: (torch.zeros(D), 1.0, N, 3, k)],
+        "sigma": [lambda k: (torch.zeros(D), k / 8, N, 3, 0)],
+    }
+
+    def draw(mu: Any, sigma: Any, n: Any, seed: Any, dim_offset: Any) -> Any:
+        return sample(mu, sigma, n, seed=seed, dim_offset=dim_offset, sample_offset=2 * dim_offset)
+
+    for name, makers in calls.items():
+        torch.compiler.reset()
+        counter = CompileCounterWithBackend("aot_eager")
+        function = compiled(draw, backend=counter)
+        for make in makers:
+            for k in range(2, 9):
+                call = [x.to(torch_device) if isinstance(x, torch.Tensor) else x for x in make(k)]
+                assert torch.equal(function(*call), draw(*call)), (name, k)
+        # Once as it came first, and once for all that are like it.
+        assert counter.frame_count == 2, name
+
+
+def test_dynamic_shapes_go_through_gradients(torch_device: str) -> None:
+    def loss(mu: Any, sigma: Any, n: int) -> Any:
+        return sample(mu, sigma, n, seed=3).square().sum()
+
+    counter = CompileCounterWithBackend("aot_eager")
+    function = compiled(loss, backend=counter, dynamic=True)
+    for d, n in ((3, 4), (5, 9), (17, 2)):
+        inputs = [torch.ones(d, device=torch_device, requires_grad=True) for _ in range(2)]
+        got = torch.autograd.grad(function(*inputs, n), inputs)
+        assert all(map(torch.equal, got, torch.autograd.grad(loss(*inputs, n), inputs)))
+    assert counter.frame_count == 1
+
+
+# --- New numbers ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("compiler", ["aot_eager", "inductor"])
+def test_each_run_draws_new_numbers_by_the_generator_of_pytorch(torch_device: str, compiler: str) -> None:
+    mu, sigma = vectors(torch_device)
+    # Two calls in one graph are two draws.
+    function = compiled(lambda: torch.stack((sample(mu, sigma, 2000), sample(mu, sigma, 2000))), backend=compiler)
+    function()
+    torch.manual_seed(3)
+    first = [function() for _ in range(4)]
+    torch.manual_seed(3)
+    assert all(map(torch.equal, first, [function() for _ in range(4)]))
+    draws = torch.cat(first)
+    assert len({x.cpu().numpy().tobytes() for x in draws}) == 8
+    z = ((draws - mu[:, None]) / sigma[:, None]).double().cpu()
+    # 80,000 normals; then 8 * 7 pairs of 10,000.
+    assert abs(z.mean()) < 5 / 80_000**0.5
+    assert abs(z.std() - 1) < 5 / 160_000**0.5
+    assert (torch.corrcoef(z.flatten(1)) - torch.eye(8)).abs().max() < 5 / 10_000**0.5
+
+
+def test_the_backward_pass_of_a_graph_knows_what_was_drawn(torch_device: str) -> None:
+    inputs = [x.requires_grad_() for x in vectors(torch_device)]
+
+    def loss(mu: Any, sigma: Any) -> Any:
+        x = sample(mu, sigma, N)
+        return x, x.square().sum()
+
+    function = compiled(loss)
+    mu, sigma = inputs
+    for _ in range(2):
+        x, value = function(mu, sigma)
+        got = torch.autograd.grad(value, inputs)
+        z = (x - mu[:, None]) / sigma[:, None]
+        torch.testing.assert_close(got[0], 2 * x.sum(1).detach())
+        torch.testing.assert_close(got[1], (2 * x * z).sum(1).detach())
+
+
+def test_a_distribution_can_be_compiled(torch_device: str) -> None:
+    def loss(loc: Any, scale: Any, n: int) -> Any:
+        q = Normal(loc, scale)
+        return q.log_prob(q.rsample((n, 2))).mean()
+
+    inputs = [x.requires_grad_() for x in vectors(torch_device)]
+    counter = CompileCounterWithBackend("aot_eager")
+    function = compiled(loss, backend=counter)
+    for n in (1000, 2000, 3000):
+        _, slope = torch.autograd.grad(function(*inputs, n), inputs)
+        # log_prob of what is drawn is -log(scale) and a constant in expectation.
+        torch.testing.assert_close(slope, -1 / inputs[1].detach() / D, rtol=1e-4, atol=1e-4)
+    assert counter.frame_count <= 2
+
+
+def test_batches_can_be_compiled(torch_device: str) -> None:
+    mu = torch.linspace(-2, 3, 3 * D, device=torch_device).reshape(3, D)
+
+    def gradients(mu: Any) -> Any:
+        return vmap(grad(lambda mu: sample(mu, 1.0, N).square().sum()), randomness="different")(mu)
+
+    function = compiled(gradients)
+    first, second = function(torch.zeros_like(mu)), function(torch.zeros_like(mu))
+    assert len({x.cpu().numpy().tobytes() for x in torch.cat((first, second))}) == 6
+    seeded = compiled(lambda mu: vmap(lambda mu: sample(mu, 1.0, N, seed=3))(mu))
+    assert torch.equal(seeded(mu), torch.stack([sample(x, 1.0, N, seed=3) for x in mu]))
+    with pytest.raises(RuntimeError, match="randomness error mode"):
+        compiled(lambda mu: vmap(lambda mu: sample(mu, 1.0, N))(mu))(mu)
+
+
+# --- What is not for a graph ----------------------------------------------------------------------
+
+WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "n": ({"n": -1}, ValueError, r"n: expected 0 <= n < 2\*\*34 \+ 1, got -1"),
+    "float": ({"n": 2.5}, TypeError, "n: expected an integer, got 2.5 of type float"),
+    "seed": ({"seed": 2**64}, ValueError, r"seed: expected 0 <= seed < 2\*\*64"),
+    "noise": ({"noise": "common"}, ValueError, "noise: expected 'independent' or 'shared', got 'common'"),
+    "dtype": ({"dtype": "int8"}, TypeError, "dtype: expected float16, bfloat16, float32, float64, got 'int8'"),
+    "shape": ({"sigma": torch.ones(D - 1)}, ValueError, "sigma: expected as many elements as mu, 5, got 4"),
+    "number": ({"sigma": -0.5}, ValueError, "sigma: expected finite standard deviations of at least 0, got -0.5"),
+    "validate": ({"validate": True}, ValueError, "validate: expected False"),
+    "out": ({"out": torch.ones(D, N + 1)}, ValueError, r"out: expected shape \(5, 7\), got \(5, 8\)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "error", "message"), WRONG.values(), ids=WRONG)
+# Once more, and in pieces, PyTorch compiles what led to an error.
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_errors_say_what_is_wrong(call: dict[str, Any], error: type[Exception], message: str) -> None:
+    def draw(mu: Any) -> Any:
+        return around(sample(mu, **{"sigma": 1.0, "n": N, "seed": 3, **call}))
+
+    with pytest.raises(Unsupported, match=message):
+        compiled(draw)(torch.zeros(D))
+    if "validate" not in call:  # Which is of use in the call that is then made outside of a graph.
+        with pytest.raises(error, match=f"^{message}"):
+            torch.compile(draw, backend="aot_eager")(torch.zeros(D))
+
+
+OUTSIDE: dict[str, Callable[[], dict[str, Any]]] = {
+    "Generator": lambda: {"generator": Generator(5)},
+    "torch.Generator": lambda: {"generator": torch.Generator().manual_seed(5)},
+    "backend": lambda: {"backend": "cpu", "seed": 5},
+    "array": lambda: {"mu": np.zeros(D, np.float32), "seed": 5},
+}
+
+
+@pytest.mark.parametrize("options", OUTSIDE.values(), ids=OUTSIDE)
+def test_what_cannot_be_in_a_graph_is_drawn_between_two(options: Callable[[], dict[str, Any]]) -> None:
+    def draw(mu: Any, options: dict[str, Any]) -> Any:
+        x = sample(**{"mu": around(mu), "sigma": 1.0, "n": N, **options})
+        return around(torch.as_tensor(x))
+
+    mu, given, same = torch.zeros(D), options(), options()
+    with pytest.raises(Unsupported, match="sample is compiled for tensors of PyTorch's own types"):
+        compiled(draw)(mu, options())
+    function = torch.compile(draw, backend="aot_eager")
+    for _ in range(2):
+        assert torch.equal(function(mu, given), draw(mu, same))
+
+
+def test_a_program_need_not_prepare_anything(torch_device: str, tmp_path: Path) -> None:
+    program = f"""
+import multisample, sys
+assert "torch" not in sys.modules
+import torch
+
+def draw(mu):
+    return multisample.sample(mu, 1.0, 4, seed=3) * 2
+
+mu = torch.zeros(5, device={torch_device!r})
+x = torch.compile(draw, backend="aot_eager", fullgraph=True)(mu)
+assert torch.equal(x, draw(mu))
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=tmp_path)
+
+
+# --- Tracing without the compiler ----------------------------------------------------------------
+
+
+def test_made_up_tensors_give_made_up_samples(torch_device: str) -> None:
+    multisample.torch.load_operators()
+    with FakeTensorMode() as mode:
+        mu = mode.from_tensor(torch.zeros(D, device=torch_device))
+        for options in ({}, {"seed": 3}, {"generator": Generator(1)}):
+            x = sample(mu, 1.0, N, dtype="float16", **options)
+            assert isinstance(x, FakeTensor)
+            assert (x.shape, x.dtype, x.device.type) == ((D, N), torch.float16, torch_device)
+
+
+def test_dispatch_modes_see_the_operators(torch_device: str) -> None:
+    seen = []
+
+    class Seeing(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    mu, sigma = vectors(torch_device)
+    with Seeing():
+        x = sample(mu, sigma, N, seed=3)
+        sample(mu, sigma, N, seed=3, out=torch.empty(D, N, device=torch_device))
+    assert torch.equal(x, sample(mu, sigma, N, seed=3))
+    assert [name for name in seen if name.startswith("multisample")] == [
+        "multisample.sample.default", "multisample.sample_.default",
+    ]  # fmt: skip
+
+
+def test_a_traced_function_draws_new_numbers(torch_device: str) -> None:
+    mu, sigma = vectors(torch_device)
+    traced = make_fx(lambda mu: sample(mu, sigma, N))(mu)
+    torch.manual_seed(3)
+    first, second = traced(mu), traced(mu)
+    torch.manual_seed(3)
+    assert torch.equal(traced(mu), first)
+    assert not torch.equal(first, second)
+
+
+# --- torch.export ---------------------------------------------------------------------------------
+
+
+class Noisy(torch.nn.Module):
+    """Its input, and noise of a learnt scale; and the same noise for all inputs of a length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.full((D,), 0.5))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        n = x.shape[0]
+        return x + sample(0.0, self.scale, n, layout="nd"), sample(0.0, self.scale, n, seed=3)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_exported_program_draws_new_numbers(torch_device: str, strict: bool) -> None:
+    module = Noisy().to(torch_device)
+    program = torch.export.export(
+        module, (torch.zeros(4, D, device=torch_device),), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},),
+        strict=strict,
+    ).module()  # fmt: skip
+    x = torch.zeros(9, D, device=torch_device)
+    (first, same), (second, again) = program(x), program(x)
+    assert first.shape == (9, D)
+    assert not torch.equal(first, second)
+    assert torch.equal(same, sample(0.0, module.scale, 9, seed=3))
+    assert torch.equal(same, again)
+
+
+def test_what_cannot_be_exported_says_so() -> None:
+    multisample.torch.load_operators()
+
+    class Counted(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            return sample(x, 1.0, N, generator=Generator(1))
+
+    with pytest.raises(ValueError, match=r"^sample is compiled for tensors of PyTorch's own types"):
+        torch.export.export(Counted(), (torch.zeros(D),), strict=False)

@@ -1,0 +1,280 @@
+"""CUDA graphs of PyTorch's: each replay draws new numbers, by PyTorch's generator, and nothing waits for the device."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from cuda_memory import require
+from torch._dynamo.utils import counters
+
+from multisample import Generator, sample
+from multisample.torch import Normal
+
+# PyTorch's compiler uses what PyTorch has deprecated.
+pytestmark = pytest.mark.filterwarnings("ignore:::torch")
+
+D, N = 37, 1000
+REPLAYS = 5
+CALLS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "shared": {"noise": "shared"},
+    "fast": {"fast_math": True},
+    "nd": {"layout": "nd"},
+    "float16": {"dtype": "float16", "antithetic": True},
+    "float64": {"dtype": torch.float64, "dim_offset": 3, "sample_offset": 5},
+}
+
+
+@pytest.fixture(params=["torch_ext", "cupy", "numba"])
+def cuda_backend(request: pytest.FixtureRequest) -> str:
+    require(request.param)
+    if not torch.cuda.is_available():
+        pytest.skip("this PyTorch has no CUDA device")
+    return str(request.param)
+
+
+@pytest.fixture
+def cuda() -> str:
+    require("torch_ext")
+    return "cuda"
+
+
+def vectors() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.linspace(-3, 3, D, device="cuda"), torch.linspace(0.5, 2, D, device="cuda")
+
+
+def captured(call: Callable[[], Any], generator: Any = None) -> tuple[torch.cuda.CUDAGraph, Any]:
+    """A graph of `call`, and what it returned, to which each replay writes; it was called before, on another stream."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        call()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    if generator is not None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Later versions of PyTorch need not be told.
+            graph.register_generator_state(generator)
+    with torch.cuda.graph(graph):
+        result = call()
+    return graph, result
+
+
+@contextlib.contextmanager
+def nothing_waits() -> Iterator[None]:
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def replays(graph: torch.cuda.CUDAGraph, result: torch.Tensor) -> torch.Tensor:
+    copies = []
+    with nothing_waits():
+        for _ in range(REPLAYS):
+            graph.replay()
+            copies.append(result.clone())
+    return torch.stack(copies)
+
+
+def distinct(draws: torch.Tensor) -> int:
+    return len({x.cpu().numpy().tobytes() for x in draws})
+
+
+def check_independent(draws: torch.Tensor) -> None:
+    """Of some normals each, five standard deviations from no correlation at most."""
+    x = draws.double().flatten(1).cpu()
+    limit = 5 / x.shape[1] ** 0.5
+    assert (torch.corrcoef(x) - torch.eye(len(x), dtype=torch.float64)).abs().max() < limit
+    assert x.mean(1).abs().max() < limit
+    assert (x.std(1) - 1).abs().max() < limit
+
+
+# --- torch.cuda.graph -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", CALLS.values(), ids=CALLS)
+def test_each_replay_draws_new_numbers_by_the_default_generator(cuda_backend: str, options: dict[str, Any]) -> None:
+    mu, sigma = vectors()
+    graph, x = captured(lambda: sample(mu, sigma, N, backend=cuda_backend, **options))
+    torch.manual_seed(3)
+    first = replays(graph, x)
+    assert distinct(first) == REPLAYS
+    assert first.isfinite().all()
+    torch.manual_seed(3)
+    assert torch.equal(first, replays(graph, x))
+    torch.manual_seed(4)
+    assert distinct(torch.cat((first, replays(graph, x)))) == 2 * REPLAYS
+
+
+def test_replays_are_independent_normals(cuda_backend: str) -> None:
+    mu, sigma = vectors()
+    graph, x = captured(lambda: sample(mu, sigma, N, backend=cuda_backend))
+    check_independent((replays(graph, x) - mu[:, None]) / sigma[:, None])
+
+
+def test_two_calls_in_a_graph_are_two_draws(cuda_backend: str) -> None:
+    mu = torch.zeros(D, device="cuda")
+
+    def call() -> torch.Tensor:
+        return torch.stack((sample(mu, 1.0, N, backend=cuda_backend), sample(mu, 1.0, N, backend=cuda_backend)))
+
+    graph, x = captured(call)
+    check_independent(replays(graph, x).flatten(0, 1))
+
+
+def test_out_is_written_by_each_replay(cuda_backend: str) -> None:
+    mu, sigma = vectors()
+    out = torch.zeros(D, N, device="cuda")
+    graph, x = captured(lambda: sample(mu, sigma, N, backend=cuda_backend, out=out))
+    assert x is out
+    assert distinct(replays(graph, out)) == REPLAYS
+
+
+def test_a_generator_that_the_graph_knows_decides_what_replays_draw(cuda_backend: str) -> None:
+    mu, sigma = vectors()
+    generator = torch.Generator("cuda").manual_seed(3)
+    graph, x = captured(lambda: sample(mu, sigma, N, backend=cuda_backend, generator=generator), generator)
+    generator.manual_seed(5)
+    torch.manual_seed(1)
+    first = replays(graph, x)
+    assert distinct(first) == REPLAYS
+    generator.manual_seed(5)
+    torch.manual_seed(2)
+    assert torch.equal(first, replays(graph, x))
+
+
+def test_a_generator_that_counts_in_python_is_refused(cuda_backend: str) -> None:
+    mu, sigma = vectors()
+    sample(mu, sigma, N, backend=cuda_backend)
+    generator = Generator(3)
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        mu.clone()  # PyTorch warns of graphs with nothing in them.
+        with pytest.raises(RuntimeError, match=r"^generator: expected multisample.Generator\(seed, graph_safe=True\)"):
+            sample(mu, sigma, N, backend=cuda_backend, generator=generator)
+    assert generator.offset == 0
+
+
+def test_a_generator_that_the_graph_was_not_told_of_draws_new_numbers_or_is_refused(cuda_backend: str) -> None:
+    mu, sigma = vectors()
+    sample(mu, sigma, N, backend=cuda_backend)
+    generator, graph, x = torch.Generator("cuda").manual_seed(3), torch.cuda.CUDAGraph(), None
+    with torch.cuda.graph(graph):
+        mu.clone()
+        try:
+            x = sample(mu, sigma, N, backend=cuda_backend, generator=generator)
+        except RuntimeError as error:  # By versions of PyTorch that have to be told.
+            assert str(error).startswith("generator: expected multisample.Generator(seed, graph_safe=True)")
+    assert x is None or distinct(replays(graph, x)) == REPLAYS
+
+
+def test_a_seed_draws_the_same_in_each_replay(cuda_backend: str) -> None:
+    mu, sigma = vectors()
+    graph, x = captured(lambda: sample(mu, sigma, N, backend=cuda_backend, seed=3))
+    draws = replays(graph, x)
+    assert distinct(draws) == 1
+    assert torch.equal(draws[0], sample(mu, sigma, N, seed=3))
+
+
+# --- Gradients ------------------------------------------------------------------------------------
+
+
+def check_gradients(mu: Any, sigma: Any, x: Any, got: Any) -> None:
+    """Of the sum of squares."""
+    z = (x - mu[:, None]) / sigma[:, None]
+    torch.testing.assert_close(got[0], 2 * x.sum(1), rtol=1e-4, atol=1e-2)
+    torch.testing.assert_close(got[1], 2 * (x * z).sum(1), rtol=1e-4, atol=1e-2)
+
+
+@pytest.mark.parametrize("source", ["default", "torch.Generator", "Generator"])
+def test_a_captured_backward_pass_knows_what_was_drawn(cuda: str, source: str) -> None:
+    mu, sigma = (x.requires_grad_() for x in vectors())
+    registered = torch.Generator(cuda) if source == "torch.Generator" else None
+    options = {"default": {}, "torch.Generator": {"generator": registered},
+               "Generator": {"generator": Generator(3, graph_safe=True)}}[source]  # fmt: skip
+
+    def call() -> Any:
+        x = sample(mu, sigma, N, **options)
+        return x.detach(), torch.autograd.grad(x.square().sum(), (mu, sigma))
+
+    graph, (x, gradients) = captured(call, registered)
+    draws = []
+    for _ in range(REPLAYS):
+        with nothing_waits():
+            graph.replay()
+        draws.append(x.clone())
+        check_gradients(mu.detach(), sigma.detach(), x, gradients)
+    assert distinct(torch.stack(draws)) == REPLAYS
+
+
+def test_a_callable_of_graphs_draws_anew_in_each_step(cuda: str) -> None:
+    mu, sigma = (x.requires_grad_() for x in vectors())
+
+    def draw(mu: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
+        return sample(mu, sigma, N)
+
+    function: Any = torch.cuda.make_graphed_callables(draw, (mu, sigma))
+    draws = []
+    for _ in range(REPLAYS):
+        x = function(mu, sigma)
+        draws.append(x.detach().clone())
+        check_gradients(mu.detach(), sigma.detach(), draws[-1], torch.autograd.grad(x.square().sum(), (mu, sigma)))
+    assert distinct(torch.stack(draws)) == REPLAYS
+
+
+# --- torch.compile(mode="reduce-overhead") --------------------------------------------------------
+
+
+def steps(function: Callable[..., Any], *inputs: Any) -> list[Any]:
+    results = []
+    for _ in range(REPLAYS):
+        torch.compiler.cudagraph_mark_step_begin()
+        results.append(function(*inputs).clone())
+    return results
+
+
+@pytest.mark.parametrize("options", CALLS.values(), ids=CALLS)
+def test_compiled_code_replays_graphs_with_new_numbers(cuda: str, options: dict[str, Any]) -> None:
+    torch.compiler.reset()
+    counters.clear()
+    mu, sigma = vectors()
+    function = torch.compile(
+        lambda mu, sigma: sample(mu * 2, sigma, N, **options) + 1, mode="reduce-overhead", fullgraph=True
+    )
+    steps(function, mu, sigma)
+    torch.manual_seed(3)
+    with nothing_waits():
+        first = steps(function, mu, sigma)
+    assert distinct(torch.stack(first)) == REPLAYS
+    torch.manual_seed(3)
+    assert all(map(torch.equal, first, steps(function, mu, sigma)))
+    assert counters["inductor"]["cudagraph_skips"] == 0
+
+
+def test_compiled_training_replays_graphs(cuda: str) -> None:
+    torch.compiler.reset()
+    counters.clear()
+    loc, log_scale = (torch.zeros(D, device=cuda, requires_grad=True) for _ in range(2))
+    target = torch.linspace(-1, 1, D, device=cuda)
+    optimiser = torch.optim.Adam((loc, log_scale), lr=0.05, capturable=True)
+
+    @torch.compile(mode="reduce-overhead", fullgraph=True)
+    def loss(loc: torch.Tensor, log_scale: torch.Tensor) -> torch.Tensor:
+        x = Normal(loc, log_scale.exp(), validate_args=False).rsample((64,))
+        # Least where the mean is that of the target and the scale 0.5.
+        return (2 * (x - target).square() - log_scale).sum(1).mean()
+
+    for _ in range(300):
+        torch.compiler.cudagraph_mark_step_begin()
+        optimiser.zero_grad(set_to_none=True)
+        loss(loc, log_scale).backward()
+        optimiser.step()
+    assert counters["inductor"]["cudagraph_skips"] == 0
+    assert (loc - target).abs().max() < 0.2
+    assert (log_scale.exp() - 0.5).abs().max() < 0.15

@@ -1,0 +1,272 @@
+"""`multisample.torch.Normal` in the place of `torch.distributions.Normal`: the same answers, and the same training.
+
+What it draws is `multisample.sample`'s, and the rest is PyTorch's own, so that what is compared is what a program sees.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import distributions
+from torch.distributions import kl_divergence
+
+from multisample import Generator, sample
+from multisample.torch import Normal
+
+PARAMETERS: dict[str, tuple[Any, Any]] = {
+    "numbers": (0.5, 2),
+    "no dimension": (torch.tensor(0.5), 2.0),
+    "vector": (torch.linspace(-1, 1, 3), 0.5),
+    "broadcast": (torch.linspace(-1, 1, 3), torch.linspace(0.5, 2, 2)[:, None]),
+    "strided": (torch.linspace(-1, 1, 12).reshape(3, 4).T, torch.ones(4, 1)),
+    "expanded": (torch.tensor(0.5).expand(2, 3), torch.tensor([0.5]).expand(3)),
+    "float64": (torch.zeros(2, 1, 3, dtype=torch.float64), torch.ones(4, 1, dtype=torch.float64)),
+    "float16": (torch.zeros(3, dtype=torch.float16), torch.ones(3, dtype=torch.float16)),
+    "mixed": (torch.zeros(3, dtype=torch.float64), torch.ones(3)),
+    "empty": (torch.zeros(2, 0), 1.0),
+}
+SHAPES = [(), (1,), (5,), (2, 3), (0,), (2, 0, 3), torch.Size([4])]
+
+
+def placed(x: Any, device: str) -> Any:
+    return x.to(device) if isinstance(x, torch.Tensor) else x
+
+
+def test_to_import_it_compiles_nothing_and_loads_no_compiler(tmp_path: Path) -> None:
+    program = """
+import sys
+import multisample.torch
+assert not {"torch._dynamo", "torch._inductor", "torch.distributed.tensor", "numba"} & set(sys.modules)
+import torch
+assert not hasattr(torch.ops.multisample, "sample")
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=tmp_path)
+
+
+# --- Like PyTorch's -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("parameters", PARAMETERS.values(), ids=PARAMETERS)
+def test_samples_have_the_shape_dtype_and_device_of_those_of_pytorch(torch_device: str, parameters: Any) -> None:
+    loc, scale = (placed(x, torch_device) for x in parameters)
+    own, theirs = Normal(loc, scale), distributions.Normal(loc, scale)
+    for shape in SHAPES:
+        for method in ("sample", "rsample"):
+            x, expected = getattr(own, method)(shape), getattr(theirs, method)(shape)
+            assert (x.shape, x.dtype, x.device) == (expected.shape, expected.dtype, expected.device)
+            assert x.is_contiguous()
+            assert not x.requires_grad
+
+
+def test_everything_but_drawing_is_that_of_pytorch(torch_device: str) -> None:
+    loc, scale = torch.linspace(-1, 1, 3, device=torch_device), torch.linspace(0.5, 2, 3, device=torch_device)
+    own, theirs = Normal(loc, scale), distributions.Normal(loc, scale)
+    assert isinstance(own, distributions.Normal)
+    x = theirs.sample((4,))
+    for name in ("log_prob", "cdf"):
+        assert torch.equal(getattr(own, name)(x), getattr(theirs, name)(x))
+    assert torch.equal(own.icdf(torch.full_like(x, 0.3)), theirs.icdf(torch.full_like(x, 0.3)))
+    assert torch.equal(own.entropy(), theirs.entropy())
+    for name in ("mean", "mode", "stddev", "variance", "loc", "scale"):
+        assert torch.equal(getattr(own, name), getattr(theirs, name))
+    for name in ("batch_shape", "event_shape", "support", "arg_constraints", "has_rsample"):
+        assert getattr(own, name) == getattr(theirs, name)
+    assert repr(own) == repr(theirs)
+
+
+def test_divergences_are_known_both_ways(torch_device: str) -> None:
+    pairs = [(0.0, 1.0), (torch.linspace(-1, 1, 3, device=torch_device), 0.5)]
+    kinds = (Normal, distributions.Normal)
+    expected = kl_divergence(distributions.Normal(*pairs[0]), distributions.Normal(*pairs[1]))
+    for p in kinds:
+        for q in kinds:
+            assert torch.equal(kl_divergence(p(*pairs[0]), q(*pairs[1])), expected)
+    other = distributions.Laplace(*pairs[1])
+    assert torch.equal(kl_divergence(Normal(*pairs[1]), other), kl_divergence(distributions.Normal(*pairs[1]), other))
+
+
+@pytest.mark.parametrize("validate_args", [None, True, False])
+def test_arguments_are_looked_at_as_by_pytorch(validate_args: bool | None) -> None:
+    for bad in ((0.0, -1.0), (float("nan"), 1.0)):
+        outcomes = []
+        for kind in (Normal, distributions.Normal):
+            try:
+                outcomes.append(str(kind(*bad, validate_args=validate_args)))
+            except ValueError as error:
+                outcomes.append(str(error))
+        assert outcomes[0] == outcomes[1]
+    with pytest.raises(ValueError, match=r"^sigma: expected finite standard deviations of at least 0"):
+        Normal(torch.zeros(2), torch.tensor([1.0, -1.0]), validate_args=False).rsample()
+    with pytest.raises(TypeError, match=r"^fast_math: expected True or False"):
+        Normal(torch.zeros(2), 1.0, fast_math=1).rsample()  # type: ignore[arg-type]
+
+
+# --- Drawn by multisample -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"antithetic": True}, {"fast_math": True}], ids=str)
+def test_samples_are_rows_of_one_matrix(torch_device: str, options: dict[str, Any]) -> None:
+    loc = torch.linspace(-1, 1, 6, device=torch_device).reshape(2, 3)
+    scale = torch.linspace(0.5, 2, 3, device=torch_device)
+    q = Normal(loc, scale, generator=Generator(5), **options)
+    generator = Generator(5)
+    for shape in ((4, 5), (), (7,)):
+        rows = sample(loc.reshape(-1), scale.repeat(2), math.prod(shape), layout="nd", generator=generator, **options)
+        for x in (q.rsample(shape), q.expand((2, 3)).sample(shape)):
+            assert torch.equal(x.reshape(-1, 6), rows)
+            rows = sample(
+                loc.reshape(-1), scale.repeat(2), math.prod(shape), layout="nd", generator=generator, **options
+            )
+        generator.state = {**generator.state, "offset": generator.offset - 1}
+
+
+def test_randomness_follows_pytorch(torch_device: str) -> None:
+    q = Normal(torch.zeros(3, device=torch_device), 1.0)
+    torch.manual_seed(3)
+    first = q.rsample((4,))
+    second = q.sample((4,))
+    torch.manual_seed(3)
+    assert torch.equal(q.sample((4,)), first)
+    assert not torch.equal(first, second)
+    generator = torch.Generator(torch_device).manual_seed(3)
+    torch.manual_seed(3)
+    assert torch.equal(Normal(q.loc, 1.0, generator=generator).sample((4,)), first)
+
+
+def test_gradients_are_those_of_the_reparameterisation(torch_device: str) -> None:
+    loc = torch.zeros(2, 1, device=torch_device, requires_grad=True)
+    scale = torch.ones(3, device=torch_device, requires_grad=True)
+    q = Normal(loc, scale)
+    x = q.rsample((5,))
+    grad = torch.randn_like(x)
+    got = torch.autograd.grad(x, (loc, scale), grad, retain_graph=True)
+    z = x.detach()
+    torch.testing.assert_close(got[0], grad.sum((0, 2))[:, None])
+    torch.testing.assert_close(got[1], (grad * z).sum((0, 1)))
+    assert not q.sample((5,)).requires_grad
+    if torch_device == "cpu":
+        assert Normal(loc, scale, backend="cpu").sample().shape == (2, 3)
+        with pytest.raises(ValueError, match="requires grad, and backend 'cpu' records no gradient"):
+            Normal(loc, scale, backend="cpu").rsample()
+
+
+# --- In other distributions -----------------------------------------------------------------------
+
+
+def composed(kind: Any, loc: Any) -> Iterator[Any]:
+    normal = kind(loc, torch.full_like(loc, 0.5))
+    yield normal.expand((2, *loc.shape))
+    yield normal.expand((2, *loc.shape)).expand((4, 2, *loc.shape))
+    yield distributions.Independent(normal, 1)
+    yield distributions.Independent(normal, 1).expand((4,))
+    yield distributions.TransformedDistribution(normal, [distributions.TanhTransform()])
+    yield distributions.TransformedDistribution(distributions.Independent(normal, 1), [distributions.ExpTransform()])
+    yield distributions.MixtureSameFamily(distributions.Categorical(torch.ones_like(loc)), normal)
+
+
+def test_other_distributions_are_made_of_it(torch_device: str) -> None:
+    loc = torch.linspace(-1, 1, 3, device=torch_device)
+    for own, theirs in zip(composed(Normal, loc), composed(distributions.Normal, loc), strict=True):
+        assert (own.batch_shape, own.event_shape) == (theirs.batch_shape, theirs.event_shape)
+        x = own.sample((2, 5))
+        assert x.shape == theirs.sample((2, 5)).shape
+        assert torch.equal(own.log_prob(x), theirs.log_prob(x))
+    assert type(next(composed(Normal, loc))) is Normal
+
+
+def test_it_can_be_copied_saved_and_derived_from(torch_device: str) -> None:
+    q = Normal(torch.zeros(3, device=torch_device), 1.0, generator=Generator(5))
+    copies = [copy.deepcopy(q), pickle.loads(pickle.dumps(q))]
+    expected = q.sample()
+    assert all(torch.equal(other.sample(), expected) for other in copies)
+
+    class Unit(Normal):
+        def __init__(self, loc: Any) -> None:
+            super().__init__(loc, 1.0)
+
+    assert Unit(torch.zeros(3)).rsample((2,)).shape == (2, 3)
+    with pytest.raises(NotImplementedError, match=r"custom .expand"):
+        Unit(torch.zeros(3)).expand((2, 3))
+
+
+# --- Training -------------------------------------------------------------------------------------
+
+Training = Callable[[Any, str], tuple[torch.Tensor, list[torch.Tensor]]]
+
+
+def trained(parameters: list[torch.Tensor], steps: int, loss: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """The losses of the last fifth of the steps, in which the learning rate is small."""
+    optimiser = torch.optim.Adam(parameters, lr=0.1)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps, eta_min=1e-3)
+    losses = []
+    for _ in range(steps):
+        optimiser.zero_grad()
+        value = loss()
+        value.backward()
+        optimiser.step()
+        schedule.step()
+        losses.append(value.detach())
+    return torch.stack(losses[-steps // 5 :]).double().cpu()
+
+
+def regression(kind: Any, device: str) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Variational inference for a regression; its regressors are orthogonal, so that the posterior is independent."""
+    d, observations, noise = 6, 48, 0.5
+    fixed = torch.Generator().manual_seed(1)
+    x = torch.linalg.qr(torch.randn(observations, d, generator=fixed)).Q * torch.linspace(1, 4, d)
+    y = (x @ torch.linspace(-1, 1, d) + noise * torch.randn(observations, generator=fixed)).to(device)
+    x = x.to(device)
+    loc, log_scale = (torch.zeros(d, device=device, requires_grad=True) for _ in range(2))
+    prior = distributions.Normal(torch.zeros(d, device=device), 1.0)
+
+    def loss() -> torch.Tensor:
+        q = kind(loc, log_scale.exp())
+        weights = q.rsample((8,))
+        likelihood = distributions.Normal(weights @ x.T, noise).log_prob(y).sum(1)
+        return kl_divergence(q, prior).sum() - likelihood.mean()
+
+    losses = trained([loc, log_scale], 400, loss)
+    precision = x.square().sum(0) / noise**2 + 1
+    mean, deviation = x.T @ y / noise**2 / precision, precision.rsqrt()
+    return losses, [(loc - mean) / deviation, log_scale - deviation.log()]
+
+
+def actor(kind: Any, device: str) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """A policy of squashed normals, by reparameterised actions, as a soft actor-critic's is; the critic is known."""
+    fixed = torch.Generator().manual_seed(1)
+    states = torch.randn(32, 3, generator=fixed).to(device)
+    wanted = torch.tanh(states @ torch.randn(3, 2, generator=fixed).to(device) / 2)
+    layer = torch.nn.Linear(3, 4)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=fixed) / 4)
+    layer.to(device)
+
+    def loss() -> torch.Tensor:
+        loc, log_scale = layer(states).chunk(2, -1)
+        base = distributions.Independent(kind(loc, log_scale.clamp(-5, 2).exp()), 1)
+        policy = distributions.TransformedDistribution(base, [distributions.TanhTransform(cache_size=1)])
+        actions = policy.rsample((4,))
+        return (0.05 * policy.log_prob(actions) + (actions - wanted).square().sum(-1)).mean()
+
+    return trained(list(layer.parameters()), 400, loss), []
+
+
+@pytest.mark.parametrize("training", [regression, actor])
+def test_training_converges_as_it_does_with_the_normal_of_pytorch(torch_device: str, training: Training) -> None:
+    torch.manual_seed(5)
+    (own, errors), (theirs, _) = training(Normal, torch_device), training(distributions.Normal, torch_device)
+    # Neighbours are correlated little, and the spread is that of a loss on a few samples.
+    spread = ((own.var() + theirs.var()) / len(own)).sqrt()
+    assert abs(own.mean() - theirs.mean()) < 5 * spread + 0.01 * theirs.mean().abs()
+    for error in errors:  # In standard deviations of the exact posterior, and in logarithms of them.
+        assert error.abs().max() < 0.15

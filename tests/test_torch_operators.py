@@ -1,0 +1,440 @@
+"""``torch.ops.multisample``: what the operators draw and sum, on the CPU and on a CUDA device.
+
+Draws are those of `multisample.sample`, bit for bit. Gradients are held against sums in float64 of the same noise.
+conftest.py says when tests on CUDA are skipped.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import multisample
+from multisample.backends import registry
+
+Array = np.ndarray[Any, Any]
+
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+# Of the sum of magnitudes: fewer than 16 roundings to float32. Of float64, as many as there are in a long chain.
+BOUND = {"float32": 16 * 2.0**-24, "float64": 256 * 2.0**-53}
+
+
+@pytest.fixture
+def device(torch_device: str) -> Any:
+    """With the operators loaded."""
+    registry.find("torch_ext").prepare("cuda" if torch_device == "cuda" else "cpu")
+    return torch.device(torch_device)
+
+
+@pytest.fixture(scope="module")
+def operators() -> Any:
+    return torch.ops.multisample
+
+
+def real_of(dtype: str) -> str:
+    return "float64" if dtype == "float64" else "float32"
+
+
+def vectors(d: int) -> tuple[Any, Any]:
+    return torch.linspace(-3, 3, d, dtype=torch.float64), torch.linspace(0, 2, d, dtype=torch.float64)
+
+
+def expected(mu: Array, sigma: Array, n: int, seed: int, offset: int = 0, **options: Any) -> Array:
+    generator = multisample.Generator(seed)
+    generator.state = {**generator.state, "offset": offset}
+    return np.asarray(multisample.sample(mu, sigma, n, backend="cpu", generator=generator, **options))
+
+
+def made(d: int, n: int, dtype: str, device: Any) -> Any:
+    """A gradient with elements of both signs."""
+    host = torch.randn((d, n), generator=torch.Generator().manual_seed(d * 10007 + n), dtype=torch.float32)
+    return host.to(device).to(getattr(torch, dtype))
+
+
+def noise_for(operators: Any, grad: Any, *, transposed: bool = False, **options: Any) -> Any:
+    """In float64, of shape (d, n), on grad's device."""
+    d, n = grad.T.shape if transposed else grad.shape
+    dtype = torch.float64 if grad.dtype == torch.float64 else torch.float32
+    zero = torch.zeros(d, dtype=dtype, device=grad.device)
+    return operators.sample(zero, zero + 1, n, **options).double()
+
+
+def assert_sums(got: tuple[Any, Any], grad: Any, z: Any) -> None:
+    """That `got` are the two gradients of `grad`, of shape (d, n) as `z`."""
+    g = grad.double()
+    real = "float64" if grad.dtype == torch.float64 else "float32"
+    for name, sums, terms in (("mu", got[0], g), ("sigma", got[1], g * z)):
+        assert sums.shape == (len(grad),)
+        assert sums.dtype == getattr(torch, real)
+        error, size = (sums.double() - terms.sum(1)).abs(), terms.abs().sum(1)
+        assert bool((error <= BOUND[real] * size).all()), (name, float((error / size).max()))
+
+
+# --- Draws ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_sample_has_the_bits_of_the_library(
+    operators: Any, device: Any, bits: Callable[[Any], Array], dtype: str, transposed: bool
+) -> None:
+    cases = [(1, 1, 0, 0, 0), (5, 700, 3, 7, 2), (300, 9, 2**63, 1, 5), (17, 64, 2**64 - 2, 0, 8)]
+    for (d, n, offset, dim_offset, sample_offset), shared, antithetic in itertools.product(
+        cases, (False, True), (False, True)
+    ):
+        mu, sigma = vectors(d)
+        options = {"dim_offset": dim_offset, "sample_offset": sample_offset, "antithetic": antithetic}
+        wanted = expected(
+            mu.numpy(), sigma.numpy(), n, 2**64 - 3, offset, dtype=dtype, noise="shared" if shared else "independent",
+            **options,
+        )  # fmt: skip
+        got = operators.sample(
+            mu.to(device), sigma.to(device), n, seed=-3, offset=offset - 2**64 * (offset >= 2**63), shared=shared,
+            dtype=getattr(torch, dtype), transposed=transposed, **options,
+        )  # fmt: skip
+        assert got.shape == ((n, d) if transposed else (d, n))
+        assert got.is_contiguous()
+        assert got.device.type == device.type
+        assert np.array_equal(bits(got.T.contiguous() if transposed else got), bits(wanted)), (d, n)
+
+
+def test_fast_math_is_that_of_the_library(operators: Any, device: Any) -> None:
+    mu, sigma = (x.float().to(device) for x in vectors(70))
+    got = operators.sample(mu, sigma, 500, seed=3, fast_math=True)
+    assert torch.equal(got, multisample.sample(mu, sigma, 500, seed=3, fast_math=True, backend="torch_ext"))
+    assert torch.equal(got, operators.sample(mu, sigma, 500, seed=3)) == (device.type == "cpu")
+
+
+def test_the_dtype_is_promoted_as_the_library_does(operators: Any, device: Any) -> None:
+    types = [getattr(torch, name) for name in (*DTYPES, "int32", "int64")]
+    for a, b in itertools.product(types, types):
+        mu, sigma = torch.ones(3, dtype=a, device=device), torch.ones(3, dtype=b, device=device)
+        wanted = multisample.sample(mu, sigma, 2, seed=1, backend="torch_ext")
+        got = operators.sample(mu, sigma, 2, seed=1)
+        assert got.dtype == wanted.dtype, (a, b)
+        assert torch.equal(got, wanted), (a, b)
+
+
+def test_mu_and_sigma_may_have_any_strides(operators: Any, device: Any) -> None:
+    mu, sigma = (x.to(device) for x in vectors(6))
+    wanted = operators.sample(mu, sigma, 40, seed=5)
+    apart = torch.stack((mu, sigma), 1)
+    assert torch.equal(operators.sample(apart[:, 0], apart[:, 1], 40, seed=5), wanted)
+    one = torch.tensor([0.5], device=device)
+    got = operators.sample(one.expand(6), one.expand(6), 40, seed=5)
+    assert torch.equal(got, operators.sample(one.repeat(6), one.repeat(6), 40, seed=5))
+
+
+def test_an_offset_in_memory_stands_for_the_number(operators: Any, device: Any) -> None:
+    mu, sigma = (x.float().to(device) for x in vectors(9))
+    grad = made(9, 50, "float32", device)
+    for offset in (0, 1, 2**40 + 7, 2**63 - 1, -1, -(2**63)):
+        for shape in ((1,), (), (1, 1)):
+            counter = torch.full(shape, offset, dtype=torch.int64, device=device)
+            wanted = operators.sample(mu, sigma, 50, seed=2, offset=offset)
+            assert torch.equal(operators.sample(mu, sigma, 50, seed=2, offset=77, counter=counter), wanted)
+            out = torch.empty_like(wanted)
+            operators.sample_(out, mu, sigma, seed=2, counter=counter)
+            assert torch.equal(out, wanted)
+            for got, sums in zip(
+                operators.sample_backward(grad, seed=2, counter=counter),
+                operators.sample_backward(grad, seed=2, offset=offset),
+                strict=True,
+            ):
+                assert torch.equal(got, sums)
+            assert int(counter) == offset
+
+
+# --- Errors ---------------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_taken_is_refused_and_told(operators: Any, device: Any) -> None:
+    mu, sigma, grad = torch.zeros(5, device=device), torch.ones(5, device=device), torch.ones((5, 7), device=device)
+    counter = torch.zeros(1, dtype=torch.int64, device=device)
+    cases: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
+        ("sample", (mu[:, None], sigma, 7), {}, r"mu .*shape \(5, 1\)"),
+        ("sample", (mu, sigma[:4], 7), {}, r"sigma .*shape \(4,\)"),
+        ("sample", (mu, sigma, -1), {}, "n must be at least 0, got -1"),
+        ("sample", (mu.to(torch.complex64), sigma, 7), {}, "mu .*Complex"),
+        ("sample", (mu, sigma, 7), {"dtype": torch.int32}, "out .*int32"),
+        ("sample", (mu, sigma, 7), {"dim_offset": 2**32 - 4}, r"dim_offset .*2\*\*32"),
+        ("sample", (mu, sigma, 7), {"counter": counter.expand(2)}, r"counter .*int64.*shape \(2,\)"),
+        ("sample_", (grad, mu, sigma), {"counter": counter.int()}, "counter .*int64.*int32"),
+        ("sample_", (grad, mu, sigma), {"sample_offset": -1}, r"sample_offset .*2\*\*34.*-1"),
+        ("sample_backward", (mu,), {}, r"grad .*two dimensions.*shape \(5,\)"),
+        ("sample_backward", (grad.long(),), {}, "grad .*int64"),
+        ("sample_backward", (grad,), {"dim_offset": -1}, r"dim_offset .*2\*\*32.*-1; d is 5"),
+        ("sample_backward", (grad,), {"transposed": True, "dim_offset": 2**32 - 6}, ".*; d is 7"),
+        ("sample_backward", (grad,), {"sample_offset": 2**34 - 6}, r"sample_offset .*2\*\*34.*; n is 7"),
+        ("sample_backward", (grad,), {"counter": counter.double()}, "counter .*int64.*float64"),
+    ]
+    if device.type == "cuda":
+        cases += [
+            ("sample", (mu, sigma.cpu(), 7), {}, "sigma must be on the device of out.*on cpu.*on cuda"),
+            ("sample", (mu, sigma, 7), {"counter": counter.cpu()}, "counter must be on the device of out.*on cpu"),
+            ("sample_backward", (grad,), {"counter": counter.cpu()}, "counter must be on the device of grad.*on cpu"),
+        ]
+    for name, tensors, options, message in cases:
+        with pytest.raises(RuntimeError, match=rf"^multisample::{name}: {message}"):
+            getattr(operators, name)(*tensors, seed=1, **options)
+    assert bool((grad == 1).all())
+
+
+def test_nothing_drawn_and_nothing_summed(operators: Any, device: Any) -> None:
+    mu = torch.zeros(5, device=device)
+    assert operators.sample(mu, mu, 0, seed=1).shape == (5, 0)
+    assert operators.sample(mu[:0], mu[:0], 7, seed=1).shape == (0, 7)
+    assert operators.sample(mu[:0], mu[:0], 7, seed=1, transposed=True).shape == (7, 0)
+    for sums in operators.sample_backward(torch.ones((5, 0), device=device), seed=1):
+        assert torch.equal(sums, torch.zeros(5, device=device))
+    for sums in operators.sample_backward(torch.ones((7, 0), device=device, dtype=torch.float64), seed=1):
+        assert sums.shape == (7,)
+        assert sums.dtype == torch.float64
+    for sums in operators.sample_backward(torch.ones((7, 0), device=device), seed=1, transposed=True):
+        assert sums.shape == (0,)
+
+
+# --- Gradients ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gradients_are_the_sums_of_the_noise_of_the_library(
+    operators: Any, device: Any, dtype: str, transposed: bool
+) -> None:
+    shapes = [(1, 1), (3, 7), (16, 33), (40, 1000), (300, 5), (1, 20_000), (2000, 2)]
+    for (d, n), shared, antithetic, window in itertools.product(
+        shapes, (False, True), (False, True), ((0, 0), (3, 5), (2**32 - d_max(shapes), 2**34 - n_max(shapes)))
+    ):
+        options = {"dim_offset": window[0], "sample_offset": window[1], "antithetic": antithetic}
+        grad = made(d, n, dtype, device)
+        got = operators.sample_backward(
+            grad.T.contiguous() if transposed else grad, seed=8, offset=4, shared=shared, transposed=transposed,
+            **options,
+        )  # fmt: skip
+        z = expected(
+            np.zeros(d), np.ones(d), n, 8, 4, dtype=real_of(dtype), noise="shared" if shared else "independent",
+            **options,
+        )  # fmt: skip
+        assert_sums(got, grad, torch.from_numpy(z).double().to(device))
+
+
+def d_max(shapes: list[tuple[int, int]]) -> int:
+    return max(d for d, _ in shapes)
+
+
+def n_max(shapes: list[tuple[int, int]]) -> int:
+    return max(n for _, n in shapes)
+
+
+def strided(grad: Any) -> Iterator[tuple[str, Any]]:
+    """Views of the same elements, or of some of them, as autograd may hand them over."""
+    d, n = grad.shape
+    buffer = torch.full((d + 2, 2 * n + 3), torch.nan, dtype=grad.dtype, device=grad.device)
+    for name, view in [
+        ("padded", buffer[1 : d + 1, :n]),
+        ("at an odd address", buffer[1 : d + 1, 1 : n + 1]),
+        ("every other column", buffer[1 : d + 1, 1 : 2 * n : 2]),
+        ("rows apart", buffer.view(-1)[: d * (n + 1)].view(d, n + 1)[:, :n]),
+    ]:
+        view.copy_(grad)
+        yield name, view
+        view.fill_(torch.nan)
+    yield "transposed", grad.T.contiguous().T
+    yield "one number", grad[:1, :1].expand(d, n)
+    yield "one row", grad[:1].expand(d, n)
+    yield "one column", grad[:, :1].expand(d, n)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gradients_are_read_at_any_strides(operators: Any, device: Any, dtype: str) -> None:
+    for (d, n), shared, antithetic in itertools.product([(5, 37), (130, 260), (600, 3)], (False, True), (False, True)):
+        options = {"seed": 3, "offset": 1, "sample_offset": 2, "shared": shared, "antithetic": antithetic}
+        grad = made(d, n, dtype, device)
+        z = noise_for(operators, grad, **options)
+        for _, view in strided(grad):
+            assert_sums(operators.sample_backward(view, **options), view, z)
+            assert_sums(operators.sample_backward(view.T, transposed=True, **options), view, z)
+
+
+@pytest.mark.parametrize("fast_math", [False, True])
+@pytest.mark.parametrize("layout", ["rows", "odd rows", "dimensions"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_large_gradients(operators: Any, device: Any, dtype: str, layout: str, fast_math: bool) -> None:
+    """As on a CUDA device threads take several rows, and rows are cut into segments."""
+    large = device.type == "cuda"
+    shapes = [(4096, 2100), (70, 130_000), (100_000, 100)] if large else [(300, 2100), (3, 60_000), (10_000, 20)]
+    for (d, n), shared, antithetic in itertools.product(shapes, (False, True), (False, True)):
+        n += layout == "odd rows"
+        options = {"seed": 6, "offset": 9, "shared": shared, "antithetic": antithetic, "fast_math": fast_math}
+        grad = made(d, n, dtype, device)
+        if layout == "dimensions":
+            grad = grad.T.contiguous().T
+        got = operators.sample_backward(grad, **options)
+        assert_sums(got, grad, noise_for(operators, grad, **options))
+        for sums, again in zip(got, operators.sample_backward(grad, **options), strict=True):
+            assert torch.equal(sums, again)
+
+
+@pytest.mark.parametrize("d", [1, 64])
+def test_errors_do_not_grow_with_long_rows(operators: Any, device: Any, d: int) -> None:
+    """A million columns, of terms that all have one sign, so that nothing cancels."""
+    n = 10**6
+    d = d if device.type == "cuda" else min(d, 3)
+    z = operators.sample(torch.zeros(d, device=device), torch.ones(d, device=device), n, seed=4)
+    for grad in (torch.rand((d, n), device=device) * z.sign(), torch.rand((d, n), device=device)):
+        got = operators.sample_backward(grad, seed=4)
+        terms = grad.double() * z.double()
+        assert bool(((got[1].double() - terms.sum(1)).abs() <= 1e-6 * terms.abs().sum(1)).all())
+        assert_sums(got, grad, z.double())
+
+
+def test_windows_of_a_gradient_add_up_to_the_whole(operators: Any, device: Any) -> None:
+    d, n = 7, 1000
+    for antithetic in (False, True):
+        grad = made(d, n, "float64", device)
+        whole = operators.sample_backward(grad, seed=2, antithetic=antithetic)
+        parts = [
+            operators.sample_backward(grad[:, a:b], seed=2, sample_offset=a, antithetic=antithetic)
+            for a, b in itertools.pairwise((0, 1, 333, 334, 700, n))
+        ]
+        rows = operators.sample_backward(grad[3:], seed=2, dim_offset=3, antithetic=antithetic)
+        for k in (0, 1):
+            assert torch.allclose(sum(part[k] for part in parts), whole[k], rtol=1e-12, atol=1e-12)
+            assert torch.allclose(rows[k], whole[k][3:], rtol=1e-12, atol=1e-12)
+
+
+def test_what_is_summed_is_linear_and_its_derivative_is_a_sample(operators: Any, device: Any) -> None:
+    grad = made(20, 300, "float64", device)
+    a, b = (x.to(device) for x in vectors(20))
+    got = operators.sample_backward(grad, seed=5)
+    forward = (grad * operators.sample(a, b, 300, seed=5)).sum()
+    assert torch.allclose((a * got[0] + b * got[1]).sum(), forward, rtol=1e-12)
+
+
+def test_what_is_not_finite_stays_in_its_row(operators: Any, device: Any) -> None:
+    for value in (float("inf"), float("nan")):
+        grad = torch.ones((6, 90), device=device)
+        wanted = operators.sample_backward(grad, seed=1)
+        grad[2, 89] = value
+        for sums, clean in zip(operators.sample_backward(grad, seed=1), wanted, strict=True):
+            finite = sums.isfinite()
+            assert finite.tolist() == [True, True, False, True, True, True]
+            assert torch.equal(sums[finite], clean[finite])
+
+
+@pytest.fixture
+def cpu(device: Any) -> Any:
+    if device.type != "cpu":
+        pytest.skip("of the CPU alone")
+    return device
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.filterwarnings("ignore:.*fork.*:RuntimeWarning")
+def test_any_number_of_threads_gives_the_same_bits(operators: Any, cpu: Any, bits: Callable[[Any], Array]) -> None:
+    for (d, n), transposed in itertools.product([(700, 3001), (2, 700_000), (90_000, 20)], (False, True)):
+        grad = made(d, n, "float32", cpu)
+        grad = grad.T.contiguous() if transposed else grad
+        found = set()
+        for count in (1, 2, 3, 7):
+            torch.set_num_threads(count)
+            sums = operators.sample_backward(grad, seed=1, transposed=transposed)
+            found.add((bits(sums[0]).tobytes(), bits(sums[1]).tobytes()))
+        assert len(found) == 1, (d, n)
+    torch.set_num_threads(4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Of Python 3.12, for any fork of a process with threads.
+        pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            again = operators.sample_backward(grad, seed=1, transposed=transposed)
+            code = 0 if (bits(again[0]).tobytes(), bits(again[1]).tobytes()) in found else 2
+        finally:
+            os._exit(code)
+    assert os.waitpid(pid, 0)[1] == 0
+
+
+@pytest.mark.usefixtures("cpu")
+def test_subnormal_numbers_count_whatever_a_thread_has_set(operators: Any) -> None:
+    grad = torch.full((1, 8), 1e-40)
+    wanted = operators.sample_backward(grad, seed=1)
+    assert bool((wanted[0] != 0).all())
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor does not flush")
+    try:
+        got = operators.sample_backward(grad, seed=1)
+    finally:
+        torch.set_flush_denormal(False)
+    for sums, again in zip(wanted, got, strict=True):
+        assert torch.equal(sums, again)
+
+
+# --- Streams and graphs ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cuda(device: Any) -> None:
+    if device.type != "cuda":
+        pytest.skip("of CUDA alone")
+
+
+@pytest.mark.usefixtures("cuda")
+def test_operators_run_on_the_current_stream_of_the_tensors_device(operators: Any) -> None:
+    for index in range(torch.cuda.device_count()):
+        grad = torch.zeros((300, 5000), device=f"cuda:{index}")
+        wanted = operators.sample_backward(grad + 1, seed=1)
+        stream = torch.cuda.Stream(index)
+        torch.cuda.synchronize(index)
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(10**8)
+            grad += 1
+            got = operators.sample_backward(grad, seed=1)
+        stream.synchronize()
+        assert [sums.device.index for sums in got] == [index, index]
+        for sums, again in zip(wanted, got, strict=True):
+            assert torch.equal(sums, again)
+
+
+@pytest.mark.usefixtures("cuda")
+def test_replays_of_a_graph_read_the_offset_anew_and_wait_for_nobody(operators: Any) -> None:
+    mu, sigma = (x.float().cuda() for x in vectors(600))
+    grad = made(600, 9000, "float32", "cuda")
+    counter = torch.zeros(1, dtype=torch.int64, device="cuda")
+    operators.sample_backward(grad, seed=1)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        x = operators.sample(mu, sigma, 9000, seed=1, counter=counter)
+        sums = operators.sample_backward(grad, seed=1, counter=counter)
+    for offset in (0, 1, 2**40):
+        counter.fill_(offset)
+        graph.replay()
+        assert torch.equal(x, operators.sample(mu, sigma, 9000, seed=1, offset=offset))
+        for got, wanted in zip(sums, operators.sample_backward(grad, seed=1, offset=offset), strict=True):
+            assert torch.equal(got, wanted)
+
+
+@pytest.mark.usefixtures("cuda")
+def test_a_gradient_takes_no_more_memory_than_a_few_partial_sums(operators: Any) -> None:
+    grad = torch.ones((4096, 16_384), device="cuda")
+    for view in (grad, grad.view(16_384, 4096).T):
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        operators.sample_backward(view, seed=1)
+        assert torch.cuda.max_memory_allocated() - before <= grad.nbytes // 32

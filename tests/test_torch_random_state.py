@@ -1,0 +1,145 @@
+"""Randomness by PyTorch's rules: its generators decide what is drawn, and a state that is put back draws it again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from multisample import sample
+
+D, N = 5, 7
+Draw = Callable[[], torch.Tensor]
+
+
+@pytest.fixture(params=["plain", "recorded", "nd", "transformed"])
+def draw(request: pytest.FixtureRequest, torch_device: str) -> Callable[..., torch.Tensor]:
+    """A call with PyTorch's randomness, on each of the ways that it can take."""
+    mu, sigma = torch.linspace(-2, 3, D, device=torch_device), torch.linspace(0.5, 2, D, device=torch_device)
+    if request.param == "recorded":
+        mu.requires_grad_()
+
+    def draw(**options: Any) -> torch.Tensor:
+        if request.param == "nd":
+            options["layout"] = "nd"
+        if request.param == "transformed":
+            batch = mu.expand(1, D)
+            return torch.func.vmap(lambda mu: sample(mu, sigma, N, **options), randomness="different")(batch)[0]
+        return sample(mu, sigma, N, **options).detach()
+
+    return draw
+
+
+def all_differ(*samples: torch.Tensor) -> bool:
+    return len({x.cpu().numpy().tobytes() for x in samples}) == len(samples)
+
+
+def test_manual_seed_decides_what_is_drawn(draw: Draw) -> None:
+    torch.manual_seed(3)
+    first = [draw() for _ in range(3)]
+    torch.manual_seed(3)
+    assert all(map(torch.equal, first, [draw() for _ in range(3)]))
+    torch.manual_seed(4)
+    assert all_differ(*first, draw())
+
+
+def test_a_generator_of_pytorch_decides_what_is_drawn(draw: Callable[..., torch.Tensor], torch_device: str) -> None:
+    generator = torch.Generator(torch_device).manual_seed(3)
+    state = generator.get_state()
+    first = [draw(generator=generator) for _ in range(3)]
+    generator.set_state(state)
+    assert all(torch.equal(x, draw(generator=generator)) for x in first)
+    assert all_differ(*first, draw(generator=generator))
+
+
+def test_a_state_that_is_put_back_draws_the_same_again(draw: Draw, torch_device: str) -> None:
+    get, put = torch.get_rng_state, torch.set_rng_state
+    if torch_device == "cuda":
+        get, put = torch.cuda.get_rng_state, torch.cuda.set_rng_state
+    draw()
+    state = get()
+    first = [draw(), draw()]
+    assert all_differ(*first)
+    put(state)
+    assert all(map(torch.equal, first, [draw(), draw()]))
+
+
+def test_fork_rng_leaves_the_state_as_it_was(draw: Draw) -> None:
+    torch.manual_seed(3)
+    expected = draw()
+    torch.manual_seed(3)
+    with torch.random.fork_rng():
+        torch.manual_seed(4)
+        within = draw()
+    assert torch.equal(draw(), expected)
+    assert all_differ(within, expected)
+
+
+def test_draws_of_pytorch_and_of_multisample_take_turns(draw: Draw, torch_device: str) -> None:
+    torch.manual_seed(3)
+    alone = torch.randn(4, device=torch_device)
+    torch.manual_seed(3)
+    draw()
+    assert all_differ(alone, torch.randn(4, device=torch_device))
+
+
+# --- Activation checkpointing ---------------------------------------------------------------------
+
+
+def loss_and_gradients(device: str, run: Callable[..., Any]) -> list[torch.Tensor]:
+    """Of two layers that draw, each run by `run`, which may run it again for the backward pass."""
+    torch.manual_seed(5)
+    mu = torch.linspace(-2, 3, D, device=device, requires_grad=True)
+    log_sigma = torch.linspace(-1, 1, D, device=device, requires_grad=True)
+
+    def layer(mu: torch.Tensor, log_sigma: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(sample(mu, log_sigma.exp(), N)).mean(1)
+
+    loss = run(layer, run(layer, mu, log_sigma), log_sigma).square().sum()
+    sample(mu.detach(), 1.0, N)  # The state is another by the time of the backward pass.
+    return [loss.detach(), *torch.autograd.grad(loss, (mu, log_sigma))]
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_recomputed_activations_are_drawn_the_same(torch_device: str, use_reentrant: bool) -> None:
+    expected = loss_and_gradients(torch_device, lambda layer, *inputs: layer(*inputs))
+    draws = []
+
+    def counted(layer: Any, *inputs: Any) -> Any:
+        draws.append(1)
+        return layer(*inputs)
+
+    def run(layer: Any, *inputs: Any) -> Any:
+        return checkpoint(counted, layer, *inputs, use_reentrant=use_reentrant)
+
+    if use_reentrant:  # Which can only be asked for gradients of all leaves at once.
+
+        def backward(loss: torch.Tensor, leaves: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
+            loss.backward()
+            return [leaf.grad for leaf in leaves if leaf.grad is not None]
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch.autograd, "grad", backward)
+            got = loss_and_gradients(torch_device, run)
+    else:
+        got = loss_and_gradients(torch_device, run)
+    assert len(draws) == 4
+    assert len(got) == len(expected)
+    assert all(map(torch.equal, got, expected))
+
+
+def test_selective_checkpoints_keep_samples_or_draw_them_again(torch_device: str) -> None:
+    results = []
+    for policy in (CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_RECOMPUTE):
+
+        def context(policy: CheckpointPolicy = policy) -> Any:
+            return create_selective_checkpoint_contexts(lambda *_, **__: policy)
+
+        def run(layer: Any, *inputs: Any, context: Any = context) -> Any:
+            return checkpoint(layer, *inputs, use_reentrant=False, context_fn=context)
+
+        results.append(loss_and_gradients(torch_device, run))
+    assert all(map(torch.equal, *results))

@@ -1,0 +1,144 @@
+"""One matrix over several processes: each rank holds exactly its part of what a single device would have drawn.
+
+The cases themselves are in ``sharded_ranks.py``, which every rank runs: over gloo on the CPU with four processes, and
+over NCCL with as many GPUs as there are, up to four.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from cuda_memory import require
+
+# The names of the cases are needed here, and PyTorch to find them.
+pytest.importorskip("torch.distributed.tensor")
+import sharded_ranks
+import torch
+
+import multisample
+
+VARIABLE = "MULTISAMPLE_TEST_BACKENDS"
+# Seconds after which whatever has not answered hangs: four processes may have to compile, one beside the other.
+DEADLINE = 900
+SERVES = {"cpu": ("torch_ext", "cpu"), "cuda": ("torch_ext", "cupy", "numba")}
+CASES = sorted(sharded_ranks.CASES)
+
+
+class Runs:
+    """What ranks found, started once for each type of device and number of them."""
+
+    def __init__(self, folder: pytest.TempPathFactory) -> None:
+        self.folder = folder
+        self.found: dict[Any, list[dict[str, str]] | str] = {}
+
+    def failures(self, device_type: str, size: int, backends: tuple[str, ...]) -> list[dict[str, str]]:
+        """For each rank, the cases that failed, and how."""
+        key = device_type, size, backends
+        if key not in self.found:
+            self.found[key] = self.start(device_type, size, backends)
+        found = self.found[key]
+        if isinstance(found, str):
+            pytest.fail(found, pytrace=False)
+        return found
+
+    def start(self, device_type: str, size: int, backends: tuple[str, ...]) -> list[dict[str, str]] | str:
+        """The same, or what the ranks had printed when one of them died or did not end."""
+        folder = self.folder.mktemp(f"{device_type}-{size}")
+        # NVLink multicast is not given to every container, and NCCL fails where it is not.
+        environment = os.environ | {"NCCL_NVLS_ENABLE": "0"}
+        script, names = str(sharded_ranks.__file__), ",".join(backends)
+        ranks = []
+        for rank in range(size):
+            command = [sys.executable, script, device_type, str(rank), str(size), str(folder), names]
+            with (folder / f"{rank}.log").open("wb") as log:
+                ranks.append(subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT))
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            for process in ranks:
+                process.wait(DEADLINE)
+        for process in ranks:
+            process.kill()
+        if any(process.wait() for process in ranks):
+            return "\n".join(f"rank {rank}:\n{(folder / f'{rank}.log').read_text()}" for rank in range(size))
+        return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(size)]
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    return Runs(tmp_path_factory)
+
+
+def on_cpu() -> tuple[str, ...]:
+    """The backends to run on the CPU: those asked for, or all that can."""
+    asked = os.environ.get(VARIABLE)
+    known = multisample.backends()
+    if asked is None:
+        return tuple(name for name in SERVES["cpu"] if known[name].available)
+    return tuple(name for name in SERVES["cpu"] if name in [part.strip() for part in asked.split(",")])
+
+
+def on_cuda() -> tuple[str, ...]:
+    """The same for CUDA; what `require` says of those left out is for the tests that ask for them."""
+    found = []
+    for name in SERVES["cuda"]:
+        try:
+            require(name)
+        except (pytest.skip.Exception, pytest.fail.Exception):
+            continue
+        found.append(name)
+    return tuple(found)
+
+
+def check(found: list[dict[str, str]], case: str) -> None:
+    failed = [f"rank {rank}:\n{failures[case]}" for rank, failures in enumerate(found) if case in failures]
+    assert not failed, "\n".join(failed)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("backend_on_cpu", SERVES["cpu"])
+def test_on_four_processes(case: str, backend_on_cpu: str, runs: Runs) -> None:
+    if backend_on_cpu not in on_cpu():
+        pytest.skip(f"{backend_on_cpu} cannot run here, or is not asked for")
+    check(runs.failures("cpu", 4, on_cpu()), f"{case}[{backend_on_cpu}]")
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("backend_on_cuda", SERVES["cuda"])
+@pytest.mark.parametrize("size", [2, 4])
+def test_on_gpus(case: str, backend_on_cuda: str, size: int, runs: Runs) -> None:
+    require(backend_on_cuda)
+    if not torch.cuda.is_available() or torch.cuda.device_count() < size:
+        pytest.skip(f"fewer than {size} CUDA devices for PyTorch")
+    check(runs.failures("cuda", size, on_cuda()), f"{case}[{backend_on_cuda}]")
+
+
+# --- Without ranks --------------------------------------------------------------------------------
+
+
+def run_python(code: str) -> str:
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE)
+    assert run.returncode == 0, run.stderr
+    return run.stdout.strip()
+
+
+def test_who_has_no_dtensors_does_not_pay_for_them() -> None:
+    code = """
+import sys, torch, multisample, multisample.torch
+multisample.sample(torch.zeros(3), 1.0, 2, backend="cpu")
+print("torch.distributed.tensor" in sys.modules, "sample_sharded" in dir(multisample.torch))
+multisample.torch.sample_sharded
+print("torch.distributed.tensor" in sys.modules)
+"""
+    assert run_python(code).split() == ["False", "True", "True"]
+
+
+def test_there_is_nothing_else() -> None:
+    import multisample.torch
+
+    with pytest.raises(AttributeError, match=r"'multisample\.torch' has no attribute 'sample_charded'"):
+        multisample.torch.sample_charded  # noqa: B018

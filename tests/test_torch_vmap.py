@@ -1,0 +1,257 @@
+"""torch.func: batches by `vmap`, whose `randomness` means what it does for PyTorch's own draws, and its derivatives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
+
+import multisample.torch
+from multisample import Generator, sample
+
+B, D, N = 3, 5, 4
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "shared": {"noise": "shared"},
+    "nd": {"layout": "nd"},
+    "all": {"antithetic": True, "layout": "nd", "dim_offset": 1, "sample_offset": 3, "dtype": torch.float64},
+}
+# PyTorch compiles rules for forward mode by what it has deprecated, when it first needs any.
+forward_mode = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+
+
+def batches(device: str) -> tuple[torch.Tensor, torch.Tensor]:
+    mu = torch.linspace(-2, 3, B * D, device=device).reshape(B, D)
+    return mu, torch.linspace(0.5, 2, B * D, device=device).reshape(B, D)
+
+
+def distinct(x: torch.Tensor) -> int:
+    """Of how many kinds the elements along the first dimension are."""
+    return len({element.cpu().numpy().tobytes() for element in x})
+
+
+# --- Values ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("in_dims", [(0, 0), (0, None), (None, 0), (1, 0), (-1, None), (1, 1)])
+@pytest.mark.parametrize("randomness", ["error", "same", "different"])
+def test_with_a_seed_a_batch_is_that_of_single_calls(
+    torch_device: str, in_dims: tuple[int | None, int | None], randomness: str, options: dict[str, Any]
+) -> None:
+    rows = batches(torch_device)
+    given = [x[0] if dim is None else x.movedim(0, dim) for x, dim in zip(rows, in_dims, strict=True)]
+
+    def draw(mu: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
+        return sample(mu, sigma, N, seed=3, **options)
+
+    got = vmap(draw, in_dims=in_dims, randomness=randomness)(*given)
+    for element, x in enumerate(got):
+        alone = [x[0 if dim is None else element] for x, dim in zip(rows, in_dims, strict=True)]
+        assert torch.equal(x, draw(*alone))
+
+
+def test_batches_of_what_stands_for_a_vector(torch_device: str) -> None:
+    mu, sigma = batches(torch_device)
+    for draw, batch in (
+        (lambda x: sample(x, 0.5, N, seed=3), mu),
+        (lambda x: sample(0, x, N, seed=3), sigma),
+        (lambda x: sample(x[:, None], 0.5, N, seed=3), mu),
+        (lambda x: sample(mu[0], x, N, seed=3), sigma[:, 0]),
+        (lambda x: sample(x.double(), sigma[0], N, seed=3), mu),
+    ):
+        assert torch.equal(vmap(draw)(batch), torch.stack([draw(x) for x in batch]))
+
+
+@pytest.mark.parametrize("options", [{}, {"seed": 3}, {"noise": "shared", "layout": "nd"}], ids=str)
+def test_a_batch_may_be_empty(torch_device: str, options: dict[str, Any]) -> None:
+    mu, sigma = (x[:0] for x in batches(torch_device))
+
+    def value(mu: torch.Tensor, sigma: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x = sample(mu, sigma, N, **options)
+        return x.sum(), x
+
+    slope, x = vmap(grad(value, has_aux=True), randomness="different")(mu, sigma)
+    assert slope.shape == (0, D)
+    assert x.shape == ((0, N, D) if "layout" in options else (0, D, N))
+
+
+def test_out_may_be_a_batch(torch_device: str) -> None:
+    mu, sigma = batches(torch_device)
+    for layout, shape in (("dn", (B, D, N)), ("nd", (B, N, D))):
+        out = torch.zeros(shape, device=torch_device)
+        vmap(lambda mu, out, layout=layout: sample(mu, sigma[0], N, seed=3, out=out, layout=layout))(mu, out)
+        assert torch.equal(out, torch.stack([sample(x, sigma[0], N, seed=3, layout=layout) for x in mu]))
+    with pytest.raises(RuntimeError, match="expected an out for each element of the batch"):
+        vmap(lambda mu: sample(mu, sigma[0], N, seed=3, out=out[0].T))(mu)
+
+
+# --- randomness -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batched", [True, False])
+@pytest.mark.parametrize("source", ["default", "generator"])
+def test_randomness_is_what_it_is_for_randn(torch_device: str, source: str, batched: bool) -> None:
+    _, sigma = batches(torch_device)
+    mu = torch.zeros(B, D, device=torch_device)
+
+    def options() -> dict[str, Any]:
+        if source == "default":
+            torch.manual_seed(3)
+            return {}
+        return {"generator": torch.Generator(torch_device).manual_seed(3)}
+
+    def draw(randomness: str, own: bool) -> torch.Tensor:
+        source = options()
+
+        def function(mu: torch.Tensor) -> torch.Tensor:
+            if own:
+                return sample(mu if batched else torch.zeros_like(sigma[0]), sigma[0], N, **source) + 0 * mu[:, None]
+            return torch.randn((D, N), device=torch_device, **source) + 0 * mu[:, None]
+
+        return vmap(function, randomness=randomness)(mu)
+
+    errors = []
+    for own in (True, False):
+        with pytest.raises(RuntimeError) as caught:
+            draw("error", own)
+        errors.append(str(caught.value))
+    assert errors[0] == errors[1]
+    assert "randomness" in errors[0]
+    for randomness, kinds in (("same", 1), ("different", B)):
+        assert distinct(draw(randomness, own=False)) == kinds
+        got = draw(randomness, own=True)
+        assert distinct(got) == kinds
+        assert torch.equal(got, draw(randomness, own=True))
+        assert got.isfinite().all()
+
+
+@pytest.mark.parametrize("outer", ["same", "different"])
+@pytest.mark.parametrize("inner", ["same", "different"])
+def test_each_of_nested_batches_has_a_randomness_of_its_own(torch_device: str, outer: str, inner: str) -> None:
+    mu = torch.zeros(B, 2, D, device=torch_device)
+    draw = vmap(vmap(lambda mu: sample(mu, 1.0, N), randomness=inner), randomness=outer)(mu)
+    assert draw.shape == (B, 2, D, N)
+    assert distinct(draw) == (B if outer == "different" else 1)
+    assert distinct(draw[0]) == (2 if inner == "different" else 1)
+    assert distinct(draw.flatten(0, 1)) == (B if outer == "different" else 1) * (2 if inner == "different" else 1)
+
+
+def test_different_elements_are_not_correlated(torch_device: str) -> None:
+    mu = torch.zeros(4, 50, device=torch_device)
+    x = vmap(lambda mu: sample(mu, 1.0, 2000), randomness="different")(mu).flatten(1).double().cpu()
+    # Of 100,000 pairs, a correlation has the standard deviation 0.0032.
+    assert (torch.corrcoef(x) - torch.eye(4)).abs().max() < 0.02
+
+
+def test_a_generator_that_counts_calls_is_refused_for_a_batch(torch_device: str) -> None:
+    mu, sigma = batches(torch_device)
+    generator = Generator(3)
+    with pytest.raises(ValueError, match=r"^generator: expected a torch.Generator where PyTorch transforms the call"):
+        vmap(lambda mu: sample(mu, sigma[0], N, generator=generator), randomness="different")(mu)
+    assert generator.offset == 0
+    # Where there is no batch, it counts on.
+    value = grad(lambda mu: sample(mu, sigma[0], N, generator=generator).sum())(mu[0])
+    assert torch.equal(value, torch.full_like(value, N))
+    assert generator.offset == 1
+
+
+@pytest.mark.parametrize(("call", "error", "message"), [
+    ({"sigma": torch.ones(D - 1)}, ValueError, r"^sigma: expected as many elements as mu, 5, got 4"),
+    ({"sigma": torch.ones(D, 2)}, ValueError, r"^sigma: expected shape \(d,\) or \(d, 1\)"),
+    ({"sigma": torch.ones(D, device="meta")}, ValueError, r"^sigma: expected it on the device of mu"),
+    ({"sigma": torch.ones(D, dtype=torch.complex64)}, TypeError, r"^sigma: expected elements of type"),
+    ({"sigma": torch.ones(D).to_sparse()}, TypeError, r"^sigma: expected a strided tensor"),
+    ({"sigma": -0.5}, ValueError, r"^sigma: expected finite standard deviations of at least 0, got -0.5"),
+    ({"sigma": float("nan")}, ValueError, r"^sigma: expected finite standard deviations"),
+    ({"sigma": 1e39}, ValueError, r"^sigma: expected finite standard deviations"),
+    ({"dim_offset": 2**32 - 2}, ValueError, r"^dim_offset: expected dim_offset \+ d <= 2\*\*32"),
+    ({"validate": True}, ValueError, r"^validate: expected False"),
+    ({"out": torch.ones(D, N + 1)}, ValueError, r"^out: expected shape \(5, 4\), got \(5, 5\)"),
+    ({"out": torch.ones(D, N, dtype=torch.float64)}, ValueError, r"^out: expected dtype float32, got float64"),
+    ({"out": torch.ones(D, N, requires_grad=True)}, ValueError, r"^out: requires grad"),
+])  # fmt: skip
+def test_what_is_refused_elsewhere_is_refused_here(call: dict[str, Any], error: type[Exception], message: str) -> None:
+    multisample.torch.load_operators()
+    torch.manual_seed(1)
+    state = torch.get_rng_state()
+    with pytest.raises(error, match=message):
+        vmap(lambda mu: sample(mu, **{"sigma": 1.0, "n": N, **call}), randomness="different")(torch.zeros(B, D))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+# --- Derivatives ----------------------------------------------------------------------------------
+
+
+@forward_mode
+@pytest.mark.parametrize("options", [{}, {"layout": "nd"}, {"noise": "shared"}], ids=str)
+def test_every_derivative_of_a_known_function_is_right(torch_device: str, options: dict[str, Any]) -> None:
+    sigma = torch.linspace(0.5, 2, D, dtype=torch.float64, device=torch_device)
+    z = sample(torch.zeros_like(sigma), 1.0, N, seed=3, **options)
+    over_samples = 0 if options.get("layout") == "nd" else 1
+
+    def cubes(sigma: torch.Tensor) -> torch.Tensor:
+        return sample(0.0, sigma, N, seed=3, **options).pow(3).sum()
+
+    third = z.pow(3).sum(over_samples)
+    first, second = 3 * sigma**2 * third, torch.diag(6 * sigma * third)
+    close = {"rtol": 1e-10, "atol": 1e-10}
+    torch.testing.assert_close(grad(cubes)(sigma), first, **close)
+    torch.testing.assert_close(vjp(cubes, sigma)[1](torch.ones_like(first[0]))[0], first, **close)
+    torch.testing.assert_close(jvp(cubes, (sigma,), (torch.ones_like(sigma),))[1], first.sum(), **close)
+    for jacobian in (jacrev, jacfwd):
+        torch.testing.assert_close(jacobian(cubes)(sigma), first, **close)
+        for outer in (jacrev, jacfwd):
+            torch.testing.assert_close(outer(jacobian(cubes))(sigma), second, **close)
+    torch.testing.assert_close(hessian(cubes)(sigma), second, **close)
+    # Of third order: 6 z^3 where all three coincide.
+    torch.testing.assert_close(grad(lambda s: hessian(cubes)(s).sum())(sigma), 6 * third, **close)
+
+
+@pytest.mark.parametrize("randomness", ["same", "different"])
+def test_gradients_of_the_elements_of_a_batch_come_from_their_own_noise(torch_device: str, randomness: str) -> None:
+    mu, sigma = (x.double() for x in batches(torch_device))
+
+    def value(mu: torch.Tensor, sigma: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x = sample(mu, sigma, N)
+        return x.square().sum(), x
+
+    (got_mu, got_sigma), x = vmap(grad(value, argnums=(0, 1), has_aux=True), randomness=randomness)(mu, sigma)
+    z = (x - mu[..., None]) / sigma[..., None]
+    assert distinct(z.float().cpu().round(decimals=3)) == (1 if randomness == "same" else B)
+    torch.testing.assert_close(got_mu, 2 * x.sum(-1))
+    torch.testing.assert_close(got_sigma, (2 * x * z).sum(-1))
+    # And the gradient of all of them together.
+    mu.requires_grad_()
+    total = vmap(lambda mu, sigma: value(mu, sigma)[0], randomness=randomness)(mu, sigma).sum()
+    assert torch.autograd.grad(total, mu)[0].shape == mu.shape
+
+
+def test_gradients_for_each_example_through_a_module(torch_device: str) -> None:
+    class Noisy(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.full((D,), 0.5))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return sample(x, self.scale, 1)[:, 0].square().sum()
+
+    module = Noisy().to(torch_device)
+    parameters = {name: x.detach() for name, x in module.named_parameters()}
+    mu, _ = batches(torch_device)
+    each = vmap(
+        grad(lambda parameters, x: functional_call(module, parameters, (x,))), (None, 0), randomness="different"
+    )(parameters, mu)
+    assert each["scale"].shape == (B, D)
+    assert distinct(each["scale"]) == B
+
+
+def test_what_is_drawn_within_grad_alone_is_what_is_drawn_without(torch_device: str) -> None:
+    mu, sigma = (x[0] for x in batches(torch_device))
+    torch.manual_seed(3)
+    expected = sample(mu, sigma, N)
+    torch.manual_seed(3)
+    _, got = grad(lambda mu: (lambda x: (x.sum(), x))(sample(mu, sigma, N)), has_aux=True)(mu)
+    assert torch.equal(got, expected)
