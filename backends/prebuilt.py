@@ -92,9 +92,12 @@ def cuda_library(version: str, capabilities: Iterable[tuple[int, int]]) -> Found
     -------
     Found
     """
-    place, devices = folder(), sorted(set(capabilities))
+    place = folder()
+    files = sorted(place.glob(f"{_CUDA}*.so"))
+    # Only then: whoever hands in an iterator may have to initialize CUDA for it.
+    devices = sorted(set(capabilities)) if files else []
     reasons = []
-    for file in sorted(place.glob(f"{_CUDA}*.so")):
+    for file in files:
         name, *architectures = file.name.removesuffix(".so").split("-")
         foreign = [f"{major}.{minor}" for major, minor in devices if not _runs(architectures, (major, minor))]
         if name != f"{_CUDA}{_major(version)}":

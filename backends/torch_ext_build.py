@@ -419,15 +419,12 @@ def build_portable(kind: LibraryKind, place: Path, *flags: str) -> None:
     BackendUnavailableError
         If it cannot be compiled, with the end of the compiler's output.
     """
-    reasons = (*missing_tools(), *(cuda_reasons(ahead_of_time=True) if kind == "cuda" else ()))
-    if reasons:
-        raise _unavailable("; ".join(reasons))
     library = _portable(_LIBRARIES[kind], flags)
     with tempfile.TemporaryDirectory(prefix=_PRIVATE) as private:
         code, output = _compile(library, (), Path(private))
         made = Path(private, f"{_module_name(library)}.so")
         if code != 0 or not made.is_file():
-            raise _unavailable(_complaint(code, output))
+            raise BackendUnavailableError(f"{place.name} could not be built:\n{_complaint(code, output)}")
         place.parent.mkdir(parents=True, exist_ok=True)
         shutil.move(made, place)
 

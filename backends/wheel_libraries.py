@@ -43,16 +43,21 @@ def build(kinds: Collection[LibraryKind]) -> list[Path]:
     Raises
     ------
     BackendUnavailableError
-        If one of them cannot be compiled.
+        If one of them cannot be compiled, or what is needed for that is missing.
     ValueError
-        If TORCH_CUDA_ARCH_LIST has anything but numbers, or this is a processor that nothing is known of.
+        If TORCH_CUDA_ARCH_LIST has anything but numbers.
     """
-    tasks: list[Callable[[], Path]] = []
+    os.environ["TORCH_CUDA_ARCH_LIST"] = os.environ.get("TORCH_CUDA_ARCH_LIST") or ARCHITECTURES
+    reasons = list(torch_ext_build.missing_tools())
+    if not prebuilt.cpu_targets():
+        reasons.append(f"it is not known what to compile for on {platform.machine()!r}")
     if "cuda" in kinds:
-        tasks.append(_build_cuda)
+        reasons.extend(torch_ext_build.cuda_reasons(ahead_of_time=True))
+    if reasons:
+        raise BackendUnavailableError("; ".join(reasons))
+    # What takes longest goes first.
+    tasks: list[Callable[[], Path]] = [_build_cuda] if "cuda" in kinds else []
     if "cpu" in kinds:
-        if not prebuilt.cpu_targets():
-            raise ValueError(f"no portable libraries are known for processors of type {platform.machine()!r}")
         tasks.extend(functools.partial(_build_cpu, target) for target in prebuilt.cpu_targets())
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         return [made.result() for made in [pool.submit(task) for task in tasks]]
@@ -65,7 +70,7 @@ def _build_cpu(target: str) -> Path:
 
 
 def _build_cuda() -> Path:
-    names = os.environ.setdefault("TORCH_CUDA_ARCH_LIST", ARCHITECTURES)
+    names = os.environ["TORCH_CUDA_ARCH_LIST"]
     architectures = names.replace(" ", ";").split(";")
     if not all(re.fullmatch(r"\d+\.\d(\+PTX)?", name) for name in architectures):
         raise ValueError(f"TORCH_CUDA_ARCH_LIST: expected numbers, as in {ARCHITECTURES!r}, got {names!r}")
