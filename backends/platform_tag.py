@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["Needs", "needs", "platform_tag"]
+__all__ = ["needs", "platform_tag"]
 
 # What a system of a certain glibc has at the least of the symbols of GCC's libraries.
 _SYSTEMS: tuple[tuple[tuple[int, int], dict[str, tuple[int, ...]]], ...] = (
@@ -24,22 +24,12 @@ _SYSTEMS: tuple[tuple[tuple[int, int], dict[str, tuple[int, ...]]], ...] = (
     ((2, 35), {"GLIBCXX": (3, 4, 30), "CXXABI": (1, 3, 13), "GCC": (12, 0, 0)}),
     ((2, 39), {"GLIBCXX": (3, 4, 33), "CXXABI": (1, 3, 15), "GCC": (14, 0, 0)}),
 )
-# The system's, and PyTorch's, which is loaded before them and brings the CUDA runtime.
-_LIBRARIES = re.compile(
-    r"lib(c|m|dl|rt|pthread|gcc_s|stdc\+\+)\.so\.\d+|ld-linux-\S+|lib(c10|torch)(_\w+)?\.so|libcudart\.so\.\d+"
-)
+_SYSTEM = re.compile(r"lib(c|m|dl|rt|pthread|gcc_s|stdc\+\+)\.so\.\d+|ld-linux-\S+")
+# PyTorch's, which is loaded before, and brings the CUDA runtime.
+_TORCH = re.compile(r"lib(c10|torch)(_\w+)?\.so|libcudart\.so\.\d+")
 
 _DYNAMIC, _VERSION_NEEDS = 6, 0x6FFFFFFE  # SHT_DYNAMIC, SHT_GNU_verneed
 _NEEDED = 1  # DT_NEEDED
-
-
-class Needs(NamedTuple):
-    """What a shared library asks for when it is loaded."""
-
-    libraries: frozenset[str]
-    """File names."""
-    versions: frozenset[str]
-    """Versions of their symbols, as in ``"GLIBC_2.17"``."""
 
 
 def platform_tag(libraries: Iterable[Path]) -> str:
@@ -58,14 +48,24 @@ def platform_tag(libraries: Iterable[Path]) -> str:
     here = re.sub(r"[-.]", "_", sysconfig.get_platform())
     if not here.startswith("linux_"):
         return here
-    found = [needs(library) for library in libraries]
-    glibc = _least_glibc(frozenset().union(*(each.versions for each in found)))
-    known = all(_LIBRARIES.fullmatch(name) for each in found for name in each.libraries)
-    return f"manylinux_{glibc[0]}_{glibc[1]}_{here.removeprefix('linux_')}" if known and glibc else here
+    versions: set[str] = set()
+    for library in libraries:
+        for name, wanted in needs(library).items():
+            if _SYSTEM.fullmatch(name):
+                versions |= wanted
+            elif not _TORCH.fullmatch(name):
+                return here
+    glibc = _least_glibc(versions)
+    return f"manylinux_{glibc[0]}_{glibc[1]}_{here.removeprefix('linux_')}" if glibc else here
 
 
-def needs(library: Path) -> Needs:
+def needs(library: Path) -> dict[str, set[str]]:
     """What a shared library, an ELF file of 64 bits, asks for when it is loaded.
+
+    Returns
+    -------
+    dict of str to set of str
+        By the names of other libraries, the versions of their symbols, as in ``{"libc.so.6": {"GLIBC_2.17"}}``.
 
     Raises
     ------
@@ -76,15 +76,18 @@ def needs(library: Path) -> Needs:
     if content[:6] != b"\x7fELF\x02\x01":
         raise ValueError(f"library: expected an ELF file of 64 bits, little-endian, got {library}")
     sections = _sections(content)
-    libraries, versions = set(), set()
+    found: dict[str, set[str]] = {}
     for section in sections:
-        names = sections[section.link].offset if section.link < len(sections) else 0
         if section.type == _DYNAMIC:
-            entries = struct.iter_unpack("<qQ", content[section.offset : section.offset + section.size])
-            libraries |= {_text(content, names + value) for tag, value in entries if tag == _NEEDED}
+            names = sections[section.link].offset
+            for tag, value in struct.iter_unpack("<qQ", content[section.offset : section.offset + section.size]):
+                if tag == _NEEDED:
+                    found.setdefault(_text(content, names + value), set())
         elif section.type == _VERSION_NEEDS:
-            versions |= {_text(content, names + name) for name in _version_names(content, section.offset)}
-    return Needs(frozenset(libraries), frozenset(versions))
+            names = sections[section.link].offset
+            for file, version in _versions(content, section.offset):
+                found.setdefault(_text(content, names + file), set()).add(_text(content, names + version))
+    return found
 
 
 class _Section(NamedTuple):
@@ -102,14 +105,14 @@ def _sections(content: bytes) -> list[_Section]:
     return [_Section(header[1], header[4], header[5], header[6]) for header in headers]
 
 
-def _version_names(content: bytes, at: int) -> Iterator[int]:
-    """Where the names of versions begin, for all libraries that versions are needed of."""
+def _versions(content: bytes, at: int) -> Iterator[tuple[int, int]]:
+    """Where the names of a library and of a version of its symbols begin, for all that are needed."""
     while True:
-        _, count, _, first, following = struct.unpack_from("<HHIII", content, at)
+        _, count, file, first, following = struct.unpack_from("<HHIII", content, at)
         version = at + first
         for _ in range(count):
             _, _, _, name, next_version = struct.unpack_from("<IHHII", content, version)
-            yield name
+            yield file, name
             version += next_version
         if not following:
             return

@@ -91,7 +91,7 @@ _failures: dict[Path, str] = {}
 
 
 def cpu_library(*, retry: bool = False) -> Path:
-    """The library with the operator and its CPU implementation; built if it is not there.
+    """The library with the operator and its CPU implementation; built if none is there that fits.
 
     Parameters
     ----------
@@ -111,9 +111,10 @@ def cpu_library(*, retry: bool = False) -> Path:
 
 
 def cuda_library(*, retry: bool = False) -> Path:
-    """The library with the CUDA implementation, to be loaded after that of `cpu_library`; built if it is not there.
+    """The library with the CUDA implementation, to be loaded after that of `cpu_library`; built if none is there that
+    fits.
 
-    It is made for the architectures of ``TORCH_CUDA_ARCH_LIST``, or else of the devices that PyTorch sees.
+    It is built for the architectures of ``TORCH_CUDA_ARCH_LIST``, or else of the devices that PyTorch sees.
 
     Parameters
     ----------
@@ -378,17 +379,14 @@ def _library(kind: LibraryKind, retry: bool) -> Path:
         found = _prebuilt(kind, ask_devices=True)
         if found.path is not None:
             return found.path
-    except OSError as error:
-        raise _unavailable(f"{error.filename}: {error.strerror or error}") from error
-    # Before the lock is taken, which does not nest.
-    needed = [_library(other, retry) for other in library.needs]
-    try:
+        # Before the lock is taken, which does not nest.
+        needed = [_library(other, retry) for other in library.needs]
         place = _place(kind)
         if place.is_file():
             return place
         reasons = (*missing_tools(), *(cuda_reasons(ahead_of_time=True) if kind == "cuda" else ()))
         if reasons:
-            raise _unavailable("; ".join(filter(None, (found.reason, *reasons))))
+            raise _unavailable("; ".join(dict.fromkeys(filter(None, (found.reason, *reasons)))))
         if retry:
             _failures.pop(place, None)
         _raise_failure(place)
@@ -433,18 +431,17 @@ def _portable(library: _Library, flags: Iterable[str]) -> _Library:
     import torch
 
     # Others have no use for paths of this machine.
-    paths = f"-ffile-prefix-map={Path(torch.__file__).parents[1]}/="
+    folders = (csrc_files.folder().parent, Path(torch.__file__).parents[1])
+    more = [f"-ffile-prefix-map={folder}/=" for folder in folders]
     if library.source.endswith(".cu"):
         # Not compressed, machine code takes four times the space.
         threads = os.environ.get("MAX_JOBS") or os.cpu_count() or 1
-        always: tuple[str, ...] = (f"-Xcompiler={paths}", "-Xfatbin=-compress-all", f"--threads={threads}")
-    else:
-        always = (paths,)
+        more = [*(f"-Xcompiler={flag}" for flag in more), "-Xfatbin=-compress-all", f"--threads={threads}"]
     # Of PyTorch's libraries, those alone that have the stable ABI. Some also have symbols of the C++ library, without
     # their versions: that library comes first.
     link = ("-Wl,--as-needed", "-Wl,--no-undefined", "-lstdc++") if sys.platform == "linux" else ()
     return dataclasses.replace(
-        library, flags=(*library.flags, *always, *flags), flags_here=(), link_flags=link, is_portable=True
+        library, flags=(*library.flags, *more, *flags), flags_here=(), link_flags=link, is_portable=True
     )
 
 
