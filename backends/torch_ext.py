@@ -1,4 +1,5 @@
-"""The torch_ext backend: the C++ and CUDA C++ kernels as a PyTorch extension, compiled when it is first needed.
+"""The torch_ext backend: the C++ and CUDA C++ kernels as a PyTorch extension, compiled when it is first needed, unless
+it came with the installation.
 
 It is called with addresses, through plain C functions of the libraries: PyTorch's dispatcher would cost more than the
 launch. The same kernels are there as ``torch.ops.multisample.sample_`` for whoever needs an operator.
@@ -21,7 +22,7 @@ import numpy as np
 from multisample._cuda_driver import device_of
 from multisample.exceptions import BackendUnavailableError
 
-from . import torch_ext_build
+from . import prebuilt, torch_ext_build
 from .contract import Backend, BackendStatus, DeviceKind, RawArray, RawVector
 from .sample_call import pack_call, pack_plain_call
 
@@ -58,12 +59,14 @@ class TorchExtBackend:
         if _parsed(version) < _LEAST_TORCH:
             least = ".".join(map(str, _LEAST_TORCH))
             reasons.append(f"torch {version} is older than {least}: pip install --upgrade 'torch>={least}'")
-        elif not torch_ext_build.is_built("cpu"):
-            reasons.extend(torch_ext_build.missing_tools())
+        elif not torch_ext_build.is_built("cpu") and (missing := torch_ext_build.missing_tools()):
+            reasons = [*torch_ext_build.prebuilt_reason("cpu"), *missing]
         device = "cpu"
         if not reasons:
             without_cuda = torch_ext_build.cuda_reasons()
-            device += f" (not CUDA: {'; '.join(without_cuda)})" if without_cuda else " and CUDA"
+            kinds: list[DeviceKind] = ["cpu"] if without_cuda else ["cpu", "cuda"]
+            device = " and ".join(map(_described, kinds))
+            device += f" (not CUDA: {'; '.join(without_cuda)})" if without_cuda else ""
         return BackendStatus(not reasons, tuple(reasons), f"torch {version}", device)
 
     def _renew_lock(self) -> None:
@@ -177,6 +180,11 @@ class TorchExtBackend:
         raise MemoryError(message) if error == _OUT_OF_MEMORY else RuntimeError(message)
 
 
+def _described(kind: DeviceKind) -> str:
+    name = "CUDA" if kind == "cuda" else kind
+    return f"{name} (prebuilt)" if torch_ext_build.is_prebuilt(kind) else name
+
+
 def _load(path: Path) -> Any:
     import torch
 
@@ -184,10 +192,10 @@ def _load(path: Path) -> Any:
         torch.ops.load_library(str(path))
         return ctypes.CDLL(str(path))
     except OSError as error:
-        raise BackendUnavailableError(
-            f"backend: 'torch_ext' cannot load {path}: {error}; remove that file, or set MULTISAMPLE_CACHE_DIR to a"
-            " folder whose files can be loaded"
-        ) from error
+        mend = "remove that file, and another takes its place"
+        if not path.is_relative_to(prebuilt.root()):
+            mend = "remove that file, or set MULTISAMPLE_CACHE_DIR to a folder whose files can be loaded"
+        raise BackendUnavailableError(f"backend: 'torch_ext' cannot load {path}: {error}; {mend}") from error
 
 
 def _parsed(version: str) -> tuple[int, ...]:

@@ -1,5 +1,5 @@
-"""The libraries of torch_ext are compiled on the user's machine: once, however many processes ask for them at once, and
-whatever was killed before.
+"""The libraries of torch_ext are compiled on the user's machine, unless some that fit came with the installation: once,
+however many processes ask for them at once, and whatever was killed before.
 
 PyTorch's `load` compiles and loads in one go, and waits for ever on a file that a killed process left. So it runs in a
 process of its own, in a folder that only it knows, under a lock that the kernel releases when its holder dies; what it
@@ -26,9 +26,12 @@ from typing import Literal, TypeAlias
 
 from multisample.exceptions import BackendUnavailableError
 
-from . import csrc_files
+from . import csrc_files, prebuilt
 
-__all__ = ["COMMAND", "LibraryKind", "cpu_library", "cuda_library", "cuda_reasons", "is_built", "missing_tools"]
+__all__ = [
+    "COMMAND", "LibraryKind", "build_portable", "cpu_library", "cuda_library", "cuda_reasons", "is_built",
+    "is_prebuilt", "missing_tools", "prebuilt_reason",
+]  # fmt: skip
 
 LibraryKind: TypeAlias = Literal["cpu", "cuda"]
 
@@ -51,8 +54,13 @@ class _Library:
     seconds: int
     """What it usually takes to build it."""
     flags: tuple[str, ...]
+    flags_here: tuple[str, ...] = ()
+    """More of them, for the machine that it is built on."""
+    link_flags: tuple[str, ...] = ()
     needs: tuple[LibraryKind, ...] = ()
     """Libraries to load before it."""
+    is_portable: bool = False
+    """Whether it is for other machines than this one, which need not be able to load it."""
 
 
 # The stable ABI of PyTorch 2.10, which later versions keep.
@@ -65,14 +73,8 @@ _LIBRARIES: dict[LibraryKind, _Library] = {
         10,
         # A contracted product and sum would round once where the stream rounds twice. The other two change no result:
         # nobody here looks at errno or at the floating-point exceptions.
-        (
-            *_COMMON,
-            "-march=native",
-            "-ffp-contract=off",
-            "-fno-math-errno",
-            "-fno-trapping-math",
-            "-fvisibility=hidden",
-        ),
+        (*_COMMON, "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden"),
+        flags_here=("-march=native",),
     ),
     "cuda": _Library(
         "torch_cuda",
@@ -89,7 +91,7 @@ _failures: dict[Path, str] = {}
 
 
 def cpu_library(*, retry: bool = False) -> Path:
-    """The library with the operator and its CPU implementation; built if it is not there.
+    """The library with the operator and its CPU implementation; built if none is there that fits.
 
     Parameters
     ----------
@@ -109,9 +111,10 @@ def cpu_library(*, retry: bool = False) -> Path:
 
 
 def cuda_library(*, retry: bool = False) -> Path:
-    """The library with the CUDA implementation, to be loaded after that of `cpu_library`; built if it is not there.
+    """The library with the CUDA implementation, to be loaded after that of `cpu_library`; built if none is there that
+    fits.
 
-    It is made for the architectures of ``TORCH_CUDA_ARCH_LIST``, or else of the devices that PyTorch sees.
+    It is built for the architectures of ``TORCH_CUDA_ARCH_LIST``, or else of the devices that PyTorch sees.
 
     Parameters
     ----------
@@ -136,9 +139,32 @@ def is_built(kind: LibraryKind) -> bool:
     For "cuda" this may initialize CUDA, after which a process cannot fork and use CUDA in the fork.
     """
     try:
-        return _place(kind).is_file()
+        return _prebuilt(kind, ask_devices=True).path is not None or _place(kind).is_file()
     except (ImportError, OSError, RuntimeError):
         return False
+
+
+def is_prebuilt(kind: LibraryKind) -> bool:
+    """Whether a library came with the installation that fits, as far as that is known without initializing CUDA.
+
+    Never raises.
+    """
+    try:
+        return _prebuilt(kind).path is not None
+    except (ImportError, OSError, RuntimeError):
+        return False
+
+
+def prebuilt_reason(kind: LibraryKind) -> tuple[str, ...]:
+    """Why what came with the installation does not fit, as far as `is_prebuilt` knows; empty if nothing came.
+
+    Never raises.
+    """
+    try:
+        reason = _prebuilt(kind).reason
+    except (ImportError, OSError, RuntimeError):
+        return ()
+    return (reason,) if reason else ()
 
 
 def missing_tools() -> tuple[str, ...]:
@@ -164,7 +190,8 @@ def cuda_reasons(*, ahead_of_time: bool = False) -> tuple[str, ...]:
     Parameters
     ----------
     ahead_of_time : bool
-        Whether it is enough that it can be built: no device is needed where TORCH_CUDA_ARCH_LIST names architectures.
+        Whether it is enough that it can be built: no device is needed where TORCH_CUDA_ARCH_LIST names architectures,
+        or where a library came with the installation.
     """
     if not _is_installed("torch"):
         return ("PyTorch is not installed: pip install torch",)
@@ -175,10 +202,11 @@ def cuda_reasons(*, ahead_of_time: bool = False) -> tuple[str, ...]:
     if torch.version.cuda is None:
         return ("PyTorch is built without CUDA: install a PyTorch that is built with CUDA",)
     reasons = []
-    if not (ahead_of_time and _named_architectures()) and _device_count() == 0:
+    if not (ahead_of_time and (_named_architectures() or is_prebuilt("cuda"))) and _device_count() == 0:
         reasons.append("no CUDA device: see nvidia-smi and CUDA_VISIBLE_DEVICES")
     # Where nvcc is missing, a library may have been built before. To ask for it initializes CUDA: not without need.
-    if _cuda_home() is None and not (_any_built("cuda") and is_built("cuda")):
+    if _cuda_home() is None and not is_prebuilt("cuda") and not (_any_built("cuda") and is_built("cuda")):
+        reasons.extend(prebuilt_reason("cuda"))
         reasons.append("nvcc not found: install the CUDA toolkit or set CUDA_HOME")
     return tuple(reasons)
 
@@ -204,9 +232,21 @@ def _place(kind: LibraryKind) -> Path:
     # Home folders are shared by machines that differ.
     machine = [platform.system(), platform.machine(), _libc()]
     processor = _cuda_architectures() if kind == "cuda" else _processor()
-    parts = [csrc_files.digest(), *library.flags, torch.__version__, *machine, processor]
+    parts = [csrc_files.digest(), *library.flags, *library.flags_here, torch.__version__, *machine, processor]
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
     return _cache_root() / f"{library.name}-{key}" / f"{_module_name(library)}.so"
+
+
+def _prebuilt(kind: LibraryKind, *, ask_devices: bool = False) -> prebuilt.Found:
+    """What came with the installation. To ask the devices initializes CUDA; not asked, any will do."""
+    if kind == "cpu":
+        return prebuilt.cpu_library(_features())
+    import torch
+
+    if torch.version.cuda is None:
+        return prebuilt.Found(None)
+    devices = range(_device_count()) if ask_devices or torch.cuda.is_initialized() else range(0)
+    return prebuilt.cuda_library(torch.version.cuda, map(torch.cuda.get_device_capability, devices))
 
 
 def _module_name(library: _Library) -> str:
@@ -229,6 +269,12 @@ def _processor() -> str:
         lines = []
     # x86 and Arm; cores of one machine may differ.
     return "\n".join(sorted({line for line in lines if line.startswith(("flags", "Features"))})) or platform.processor()
+
+
+def _features() -> set[str]:
+    """What every core has."""
+    cores = [set(line.split()) for line in _processor().splitlines()]
+    return set.intersection(*cores) if cores else set()
 
 
 def _libc() -> str:
@@ -315,6 +361,8 @@ from torch.utils.cpp_extension import load
 try:
     for library in {needed!r}:
         torch.ops.load_library(library)
+    if {is_portable!r}:
+        torch.ops.load_library = lambda library: None  # By which `load` loads what it has compiled.
     load(**{arguments!r})
 except OSError as error:
     sys.exit(f"{{error}}\\n{{error.__cause__ or ''}}")  # Of a library that cannot be loaded, the linker knows why.
@@ -327,15 +375,18 @@ def _library(kind: LibraryKind, retry: bool) -> Path:
     library = _LIBRARIES[kind]
     if not _is_installed("torch"):
         raise _unavailable("PyTorch is not installed: pip install torch")
-    # Before the lock is taken, which does not nest.
-    needed = [_library(other, retry) for other in library.needs]
     try:
+        found = _prebuilt(kind, ask_devices=True)
+        if found.path is not None:
+            return found.path
+        # Before the lock is taken, which does not nest.
+        needed = [_library(other, retry) for other in library.needs]
         place = _place(kind)
         if place.is_file():
             return place
         reasons = (*missing_tools(), *(cuda_reasons(ahead_of_time=True) if kind == "cuda" else ()))
         if reasons:
-            raise _unavailable("; ".join(reasons))
+            raise _unavailable("; ".join(dict.fromkeys(filter(None, (found.reason, *reasons)))))
         if retry:
             _failures.pop(place, None)
         _raise_failure(place)
@@ -347,6 +398,51 @@ def _library(kind: LibraryKind, retry: bool) -> Path:
             f" {_cache_root()}"
         ) from error
     return place
+
+
+def build_portable(kind: LibraryKind, place: Path, *flags: str) -> None:
+    """Compile a library for machines that are not known, and whatever PyTorch they have.
+
+    Parameters
+    ----------
+    kind : {"cpu", "cuda"}
+        A library for CUDA is made for the architectures of TORCH_CUDA_ARCH_LIST.
+    place : pathlib.Path
+        The file to make.
+    *flags : str
+        What the compiler is told beyond what it always is, such as the processor.
+
+    Raises
+    ------
+    BackendUnavailableError
+        If it cannot be compiled, with the end of the compiler's output.
+    """
+    library = _portable(_LIBRARIES[kind], flags)
+    with tempfile.TemporaryDirectory(prefix=_PRIVATE) as private:
+        code, output = _compile(library, (), Path(private))
+        made = Path(private, f"{_module_name(library)}.so")
+        if code != 0 or not made.is_file():
+            raise BackendUnavailableError(f"{place.name} could not be built:\n{_complaint(code, output)}")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.move(made, place)
+
+
+def _portable(library: _Library, flags: Iterable[str]) -> _Library:
+    import torch
+
+    # Others have no use for paths of this machine.
+    folders = (csrc_files.folder().parent, Path(torch.__file__).parents[1])
+    more = [f"-ffile-prefix-map={folder}/=" for folder in folders]
+    if library.source.endswith(".cu"):
+        # Not compressed, machine code takes four times the space.
+        threads = os.environ.get("MAX_JOBS") or os.cpu_count() or 1
+        more = [*(f"-Xcompiler={flag}" for flag in more), "-Xfatbin=-compress-all", f"--threads={threads}"]
+    # Of PyTorch's libraries, those alone that have the stable ABI. Some also have symbols of the C++ library, without
+    # their versions: that library comes first.
+    link = ("-Wl,--as-needed", "-Wl,--no-undefined", "-lstdc++") if sys.platform == "linux" else ()
+    return dataclasses.replace(
+        library, flags=(*library.flags, *more, *flags), flags_here=(), link_flags=link, is_portable=True
+    )
 
 
 def _build(library: _Library, needed: Iterable[Path], place: Path) -> None:
@@ -368,8 +464,7 @@ def _build(library: _Library, needed: Iterable[Path], place: Path) -> None:
             code, output = _compile(library, needed, private)
             made = private / place.name
             if code != 0 or not made.is_file():
-                lines = output.rstrip().splitlines()[-_LINES:] or [f"the build ended with exit code {code}"]
-                _failures[place] = "\n".join(lines)
+                _failures[place] = _complaint(code, output)
                 _raise_failure(place)
             place.parent.mkdir(exist_ok=True)
             made.replace(place)
@@ -384,12 +479,15 @@ def _compile(library: _Library, needed: Iterable[Path], folder: Path) -> tuple[i
     arguments = {
         "name": _module_name(library),
         "sources": [str(sources / library.source)],
-        "extra_cuda_cflags" if is_cuda else "extra_cflags": list(library.flags),
+        "extra_cuda_cflags" if is_cuda else "extra_cflags": [*library.flags, *library.flags_here],
+        "extra_ldflags": list(library.link_flags),
         "extra_include_paths": [str(sources)],
         "build_directory": str(folder),
         "is_python_module": False,
     }
-    script = _CHILD.format(path=sys.path, needed=[str(path) for path in needed], arguments=arguments)
+    script = _CHILD.format(
+        path=sys.path, needed=[str(path) for path in needed], is_portable=library.is_portable, arguments=arguments
+    )
     environment = os.environ | {"PATH": _search_path()}
     if is_cuda:
         environment |= {"TORCH_CUDA_ARCH_LIST": _cuda_architectures(), "CUDA_HOME": str(_cuda_home())}
@@ -409,6 +507,10 @@ def _compile(library: _Library, needed: Iterable[Path], folder: Path) -> tuple[i
             process.stdin.close()  # If it runs still, as after Ctrl-C, it ends now.
             process.wait()
     return code, log.read_text(errors="replace")
+
+
+def _complaint(code: int, output: str) -> str:
+    return "\n".join(output.rstrip().splitlines()[-_LINES:] or [f"the build ended with exit code {code}"])
 
 
 @contextlib.contextmanager

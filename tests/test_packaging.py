@@ -10,29 +10,20 @@ from __future__ import annotations
 import email
 import email.message
 import json
-import os
 import shutil
-import subprocess
 import sys
 import sysconfig
 import tarfile
-import venv
-import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pytest
+from installations import ROOT, contents, copy_checkout, install, run
 
 import multisample
 from multisample.backends import csrc_files
-
-ROOT = Path(__file__).parents[1]
-# Seconds after which a command hangs.
-DEADLINE = 300
-# What is built, or belongs to whoever works in the checkout, and not to what is built from it.
-NOT_SOURCE = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "dist", "results")
 
 USE = """
 import importlib.util, json
@@ -71,17 +62,11 @@ print(json.dumps({
 """
 
 # As pip does for -e.
-BUILD_EDITABLE = "import sys, setuptools.build_meta as backend; print(backend.build_editable(sys.argv[1]))"
-
-
-def run(*command: str | Path, folder: Path, **environment: str) -> str:
-    """What a command prints, run in `folder` without a way back to this checkout."""
-    inherited = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
-    done = subprocess.run(
-        command, cwd=folder, env=inherited | environment, capture_output=True, text=True, timeout=DEADLINE
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+BUILD_EDITABLE = """
+import sys
+import build
+build.ProjectBuilder(sys.argv[1]).build("editable", sys.argv[2])
+"""
 
 
 class Distributions(NamedTuple):
@@ -97,8 +82,7 @@ class Distributions(NamedTuple):
 @pytest.fixture(scope="session")
 def distributions(tmp_path_factory: pytest.TempPathFactory) -> Distributions:
     folder = tmp_path_factory.mktemp("packaging")
-    source = folder / "source"
-    shutil.copytree(ROOT, source, ignore=NOT_SOURCE)
+    source = copy_checkout(folder / "source")
     build = (sys.executable, "-m", "build", "--no-isolation", "--outdir")
     run(*build, folder / "direct", "--wheel", source, folder=folder)
     # Without --wheel or --sdist, the wheel is made from the sdist.
@@ -108,15 +92,11 @@ def distributions(tmp_path_factory: pytest.TempPathFactory) -> Distributions:
     (wheel_of_sdist,) = (folder / "dist").glob("*.whl")
     # What the others left behind is not in a fresh checkout.
     shutil.rmtree(source)
-    shutil.copytree(ROOT, source, ignore=NOT_SOURCE)
-    run(sys.executable, "-c", BUILD_EDITABLE, folder / "editable", folder=source)
+    copy_checkout(source)
+    # Libraries are for wheels that travel.
+    run(sys.executable, "-c", BUILD_EDITABLE, source, folder / "editable", folder=folder, MULTISAMPLE_PREBUILT="cpu")
     (editable,) = (folder / "editable").glob("*.whl")
     return Distributions(wheel, sdist, wheel_of_sdist, editable, source)
-
-
-def contents(wheel: Path) -> dict[str, bytes]:
-    with zipfile.ZipFile(wheel) as archive:
-        return {name: archive.read(name) for name in archive.namelist()}
 
 
 def metadata(wheel: Path) -> email.message.Message:
@@ -213,18 +193,7 @@ def installation(
     if is_editable and Path(sysconfig.get_path("purelib"), "multisample").exists():
         pytest.skip("multisample in the environment that is lent would come before the editable one")
     folder = tmp_path_factory.mktemp(request.param)
-    environment = folder / "environment"
-    venv.create(environment, with_pip=False)
-    python = environment / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-    wheel = getattr(distributions, request.param)
-    run(
-        sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check",
-        "install", "--no-deps", "--no-index", wheel, folder=folder,
-    )  # fmt: skip
-    packages = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", folder=folder).strip())
-    lent = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), str(Path(np.__file__).parents[1])}
-    # The lines of a .pth file come after the folder that it is in; those of theirs are not read.
-    (packages / "lent.pth").write_text("\n".join(sorted(lent)))
+    python, packages = install(getattr(distributions, request.param), folder)
     elsewhere = folder / "elsewhere"
     elsewhere.mkdir()
     package = packages / "multisample"

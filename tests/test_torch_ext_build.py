@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import functools
 import os
 import select
 import shutil
@@ -553,8 +554,13 @@ def test_the_command_builds_for_cuda(
     sources: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built = []
+
+    def build(kind: str, retry: bool) -> Path:
+        built.append((kind, retry))
+        return Path(kind)
+
     for kind in ("cpu", "cuda"):
-        monkeypatch.setattr(torch_ext_build, f"{kind}_library", lambda retry, kind=kind: built.append((kind, retry)))
+        monkeypatch.setattr(torch_ext_build, f"{kind}_library", functools.partial(build, kind))
     monkeypatch.setattr(torch_ext_build, "cuda_reasons", lambda ahead_of_time: ())
     assert main(["build", "torch_ext"]) == 0
     assert built == [("cpu", True), ("cuda", True)]

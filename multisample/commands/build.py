@@ -6,7 +6,7 @@ import argparse
 import time
 from typing import Any
 
-from multisample.backends import registry, torch_ext_build
+from multisample.backends import prebuilt, registry, torch_ext_build
 
 __all__ = ["add_parser", "run"]
 
@@ -46,5 +46,8 @@ def _build(kind: torch_ext_build.LibraryKind) -> None:
     had = torch_ext_build.is_built(kind)
     start = time.perf_counter()
     path = library(retry=True)
-    how = "was built before" if had else f"built in {time.perf_counter() - start:.1f} s"
+    if path.is_relative_to(prebuilt.root()):
+        how = "came with the installation"
+    else:
+        how = "was built before" if had else f"built in {time.perf_counter() - start:.1f} s"
     print(f"{_BUILT}, {kind.upper()}: {how}: {path}", flush=True)

@@ -1,0 +1,133 @@
+"""Compiled libraries that came with the installation, for machines that have no compiler.
+
+They were built where nobody knew what they would run on (`wheel_libraries`). So whatever they depend on is in their
+names: the system and the sources in that of the folder, the processor, or the version of CUDA and the architectures, in
+that of the file. One that does not fit is as good as none; why it does not is told to whoever cannot build another.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from . import csrc_files
+
+__all__ = ["Found", "cpu_file", "cpu_library", "cpu_targets", "cuda_file", "cuda_library", "folder", "root"]
+
+_CPU, _CUDA = "multisample_torch_cpu", "multisample_torch_cuda"
+
+# What -march is told, from the plainest to the best, by `platform.machine()`.
+_TARGETS = {
+    "x86_64": ("x86-64", "x86-64-v3", "x86-64-v4"),
+    "aarch64": ("armv8-a",),
+    "arm64": ("armv8-a",),
+}
+# What a processor must have beyond those that are plainer, as Linux calls it.
+_FEATURES = {
+    "x86-64-v3": {
+        "cx16", "lahf_lm", "popcnt", "sse4_1", "sse4_2", "ssse3",
+        "abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "xsave",
+    },
+    "x86-64-v4": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
+}  # fmt: skip
+
+
+class Found(NamedTuple):
+    """A library that fits, or why there is none."""
+
+    path: Path | None
+    reason: str = ""
+    """Empty where no libraries came with the installation."""
+
+
+def root() -> Path:
+    """Where all are that came with the installation."""
+    return Path(__file__).parent / "prebuilt"
+
+
+def folder() -> Path:
+    """Where those are that are of these sources and for this system."""
+    return root() / f"{platform.system()}-{platform.machine()}-{csrc_files.digest()[:20]}".lower()
+
+
+def cpu_targets() -> tuple[str, ...]:
+    """Processors of this system, as ``-march`` calls them, from the plainest to the best; empty if none are known."""
+    return _TARGETS.get(platform.machine(), ())
+
+
+def cpu_file(target: str) -> str:
+    """The name of the CPU library for the processor `target`."""
+    return f"{_CPU}-{target}.so"
+
+
+def cuda_file(version: str, architectures: Iterable[str]) -> str:
+    """The name of the CUDA library for a version of CUDA, of which the first number matters, and for architectures."""
+    return f"{_CUDA}{_major(version)}-{'-'.join(architectures)}.so"
+
+
+def cpu_library(features: Collection[str]) -> Found:
+    """The best CPU library for a processor that has `features`, as Linux calls them."""
+    place, best = folder(), None
+    needed: set[str] = set()
+    for target in cpu_targets():
+        needed |= _FEATURES.get(target, set())
+        if needed.issubset(features) and (place / cpu_file(target)).is_file():
+            best = place / cpu_file(target)
+    return Found(best, "" if best else _strangers(place))
+
+
+def cuda_library(version: str, capabilities: Iterable[tuple[int, int]]) -> Found:
+    """A CUDA library that runs on all of some devices.
+
+    Parameters
+    ----------
+    version : str
+        PyTorch's version of CUDA: its runtime is the library's too.
+    capabilities : iterable of (int, int)
+        Compute capabilities of the devices. Without any, the version decides.
+
+    Returns
+    -------
+    Found
+    """
+    place = folder()
+    files = sorted(place.glob(f"{_CUDA}*.so"))
+    # Only then: whoever hands in an iterator may have to initialize CUDA for it.
+    devices = sorted(set(capabilities)) if files else []
+    reasons = []
+    for file in files:
+        name, *architectures = file.name.removesuffix(".so").split("-")
+        foreign = [f"{major}.{minor}" for major, minor in devices if not _runs(architectures, (major, minor))]
+        if name != f"{_CUDA}{_major(version)}":
+            reasons.append(f"{file.name} is not for CUDA {version}, which PyTorch uses: install a wheel that is")
+        elif foreign:
+            reasons.append(f"{file.name} does not run on devices of compute capability {', '.join(foreign)}")
+        else:
+            return Found(file)
+    return Found(None, "; ".join(reasons) or _strangers(place))
+
+
+def _strangers(place: Path) -> str:
+    others = [] if place.is_dir() else sorted(path.name for path in root().glob("*"))
+    if not others:
+        return ""
+    return (
+        f"the libraries that came with multisample are of other sources or for another system ({', '.join(others)}"
+        f" instead of {place.name}): install it anew"
+    )
+
+
+def _runs(architectures: Sequence[str], capability: tuple[int, int]) -> bool:
+    """Whether there is machine code for a device, or PTX of which its driver can make some."""
+    for architecture in architectures:
+        number, _, ptx = architecture.partition("+")
+        major, minor = map(int, number.split("."))
+        if (major == capability[0] and minor <= capability[1]) or (ptx and (major, minor) <= capability):
+            return True
+    return False
+
+
+def _major(version: str) -> str:
+    return version.partition(".")[0]

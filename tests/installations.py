@@ -1,0 +1,67 @@
+"""Building distributions of this checkout, and installing them where nothing of it can be seen."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from pathlib import Path
+
+import numpy as np
+
+__all__ = ["ROOT", "attempt", "contents", "copy_checkout", "install", "run"]
+
+ROOT = Path(__file__).parents[1]
+# Seconds after which a command hangs.
+DEADLINE = 300
+# What is built, or belongs to whoever works in the checkout, and not to what is built from it.
+NOT_SOURCE = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "dist", "results", "prebuilt")
+
+
+def copy_checkout(folder: Path) -> Path:
+    """A checkout as it is before anything is built in it."""
+    shutil.copytree(ROOT, folder, ignore=NOT_SOURCE)
+    return folder
+
+
+def run(*command: str | Path, folder: Path, **environment: str) -> str:
+    """What a command prints, run in `folder` without a way back to this checkout."""
+    done = attempt(*command, folder=folder, **environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def attempt(*command: str | Path, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A command that may fail, run in `folder` without a way back to this checkout."""
+    left_out = ("PYTHONPATH", "PYTHONHOME", "MULTISAMPLE_PREBUILT")
+    inherited = {name: value for name, value in os.environ.items() if name not in left_out}
+    return subprocess.run(
+        command, cwd=folder, env=inherited | environment, capture_output=True, text=True, timeout=DEADLINE
+    )
+
+
+def contents(wheel: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(wheel) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def install(wheel: Path, folder: Path) -> tuple[Path, Path]:
+    """The interpreter of a fresh environment in `folder`, and where its packages are: the wheel, and lent by this
+    environment, whatever else there is.
+    """
+    environment = folder / "environment"
+    venv.create(environment, with_pip=False)
+    python = environment / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+    run(
+        sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check",
+        "install", "--no-deps", "--no-index", wheel, folder=folder,
+    )  # fmt: skip
+    packages = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", folder=folder).strip())
+    lent = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), str(Path(np.__file__).parents[1])}
+    # The lines of a .pth file come after the folder that it is in; those of theirs are not read.
+    (packages / "lent.pth").write_text("\n".join(sorted(lent)))
+    return python, packages

@@ -1,0 +1,654 @@
+"""Wheels with compiled libraries: built for real, installed where there is no compiler, refused where they do not fit.
+
+A library that is taken though it does not fit would crash, or draw something else. So what must not be taken is tested
+as much as what must.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import csv
+import email
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from installations import ROOT, attempt, contents, copy_checkout, install, run
+
+import multisample
+from multisample import BackendUnavailableError
+from multisample.__main__ import main
+from multisample.backends import (
+    csrc_files,
+    platform_tag,
+    prebuilt,
+    registry,
+    torch_ext,
+    torch_ext_build,
+    wheel_libraries,
+)
+
+torch = pytest.importorskip("torch")
+needs_tools = pytest.mark.skipif(
+    bool(torch_ext_build.missing_tools()), reason="; ".join(torch_ext_build.missing_tools())
+)
+needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="the libraries of other systems are of other formats")
+
+# Draws from PyTorch tensors, and says which libraries did.
+USE = """
+import json, pathlib, re, sys
+import torch
+import multisample
+
+mu = torch.linspace(-3, 3, 70, device=sys.argv[1])
+bits = {}
+for name in ("float16", "bfloat16", "float32", "float64"):
+    x = multisample.sample(mu, mu.abs(), 301, seed=3, dtype=name, backend="torch_ext")
+    bits[name] = x.cpu().contiguous().view(torch.uint8).numpy().tobytes().hex()
+print(json.dumps({
+    "bits": bits,
+    "status": multisample.backends()["torch_ext"].device,
+    "loaded": sorted(set(re.findall(r"/.*multisample_torch_.*", pathlib.Path("/proc/self/maps").read_text()))),
+}))
+"""
+
+# Says what stands in the way, without an attempt to build anything.
+REASONS = """
+import torch
+import multisample
+
+print(*multisample.backends()["torch_ext"].reasons, sep="\\n")
+try:
+    multisample.sample(torch.zeros(2), 1.0, 3, backend="torch_ext")
+except multisample.BackendUnavailableError as error:
+    print(error)
+"""
+
+
+def build_wheel(folder: Path, asked: str, **environment: str) -> Path:
+    source = copy_checkout(folder / "source")
+    run(
+        sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder / "dist", source,
+        folder=folder, MULTISAMPLE_PREBUILT=asked, **environment,
+    )  # fmt: skip
+    (wheel,) = (folder / "dist").glob("*.whl")
+    return wheel
+
+
+class Installation(NamedTuple):
+    python: Path
+    package: Path
+    folder: Path
+
+    def run(self, code: str, *arguments: str) -> str:
+        """What Python prints, where there is no program but itself, and no place for what is compiled."""
+        return run(
+            self.python, "-c", code, *arguments, folder=self.folder, PATH=str(self.folder / "nothing"),
+            HOME=str(self.folder / "home"), CXX="c++", CUDA_HOME=str(self.folder / "nothing"),
+            MULTISAMPLE_CACHE_DIR=str(self.folder / "cache"),
+        )  # fmt: skip
+
+    def libraries(self) -> list[Path]:
+        return sorted(self.package.glob("backends/prebuilt/*/*.so"))
+
+
+@contextlib.contextmanager
+def moved_away(paths: list[Path], folder: Path) -> Iterator[None]:
+    folder.mkdir()
+    for path in paths:
+        path.rename(folder / path.name)
+    try:
+        yield
+    finally:
+        for path in paths:
+            (folder / path.name).rename(path)
+
+
+def expected_bits() -> dict[str, str]:
+    mu = torch.linspace(-3, 3, 70)
+    drawn = {
+        name: multisample.sample(mu, mu.abs(), 301, seed=3, dtype=name, backend="cpu")
+        for name in ("float16", "bfloat16", "float32", "float64")
+    }
+    return {name: x.view(torch.uint8).numpy().tobytes().hex() for name, x in drawn.items()}
+
+
+# --- Built, and installed where there is no compiler ----------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With libraries for the CPU."""
+    return build_wheel(tmp_path_factory.mktemp("prebuilt"), "cpu")
+
+
+@pytest.fixture(scope="module")
+def installation(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installation:
+    folder = tmp_path_factory.mktemp("installation")
+    python, packages = install(wheel, folder)
+    return Installation(python, packages / "multisample", folder)
+
+
+def libraries_of(wheel: Path) -> dict[str, bytes]:
+    return {name: content for name, content in contents(wheel).items() if name.endswith(".so")}
+
+
+@needs_tools
+@needs_linux
+def test_a_wheel_with_libraries_is_for_this_platform(wheel: Path) -> None:
+    machine = re.sub(r"\W", "_", platform.machine())
+    tag = re.fullmatch(rf"multisample-{multisample.__version__}-(py3-none-(many)?linux_.*{machine})\.whl", wheel.name)
+    assert tag, wheel.name
+    found = contents(wheel)
+    about = f"multisample-{multisample.__version__}.dist-info"
+    said = email.message_from_bytes(found[f"{about}/WHEEL"])
+    assert said.get_all("Tag") == [tag[1]]
+    assert said["Root-Is-Purelib"] == "false"
+    place = f"multisample/backends/prebuilt/{prebuilt.folder().name}"
+    assert set(libraries_of(wheel)) == {f"{place}/{prebuilt.cpu_file(name)}" for name in prebuilt.cpu_targets()}
+    # They are there beside all sources, in which they are found again.
+    assert {f"multisample/csrc/{path.name}" for path in (ROOT / "csrc").glob("*.*")} <= found.keys()
+    assert {f"multisample/backends/{path.name}" for path in (ROOT / "backends").glob("*.py")} <= found.keys()
+
+
+@needs_tools
+@needs_linux
+def test_the_record_of_a_wheel_with_libraries_is_right(wheel: Path) -> None:
+    found = contents(wheel)
+    *others, last = found
+    assert last == f"multisample-{multisample.__version__}.dist-info/RECORD"
+    rows = list(csv.reader(found[last].decode().splitlines()))
+    assert [name for name, *_ in rows] == [*others, last]
+    for name, digest, size in rows[:-1]:
+        assert int(size) == len(found[name])
+        assert digest == "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(found[name]).digest()).decode().strip("=")
+    assert rows[-1][1:] == ["", ""]
+
+
+@needs_tools
+@needs_linux
+def test_libraries_ask_for_nothing_but_what_every_user_has(wheel: Path, tmp_path: Path) -> None:
+    for name, content in libraries_of(wheel).items():
+        library = tmp_path / Path(name).name
+        library.write_bytes(content)
+        needs = platform_tag.needs(library)
+        assert "libtorch_cpu.so" in needs
+        # These are not of the stable ABI.
+        assert {"libc10.so", "libtorch_python.so"}.isdisjoint(needs)
+        for path in (str(Path(torch.__file__).parents[1]), tempfile.gettempdir()):
+            assert f"{path}/".encode() not in content, name
+
+
+@needs_tools
+@needs_linux
+@pytest.mark.parametrize("target", prebuilt.cpu_targets())
+def test_what_was_installed_draws_without_a_compiler(installation: Installation, tmp_path: Path, target: str) -> None:
+    targets = prebuilt.cpu_targets()
+    number = targets.index(target)
+    needed = set().union(*(prebuilt._FEATURES.get(name, set()) for name in targets[: number + 1]))
+    if not needed <= torch_ext_build._features():
+        pytest.skip(f"this processor is plainer than {target}")
+    better = [path for path in installation.libraries() if path.name in map(prebuilt.cpu_file, targets[number + 1 :])]
+    with moved_away(better, tmp_path / "better"):
+        found = json.loads(installation.run(USE, "cpu"))
+    assert found["bits"] == expected_bits()
+    assert found["status"].startswith("cpu (prebuilt")
+    assert [Path(path).name for path in found["loaded"]] == [prebuilt.cpu_file(target)]
+    assert Path(found["loaded"][0]).is_relative_to(installation.package)
+    assert not (installation.folder / "cache").exists()
+
+
+@needs_tools
+@needs_linux
+def test_what_was_installed_does_not_load_libraries_of_other_sources(
+    installation: Installation, tmp_path: Path
+) -> None:
+    source = installation.package / "csrc" / "words.h"
+    content = source.read_bytes()
+    source.write_bytes(content + b"// Something else.\n")
+    try:
+        *reasons, error = installation.run(REASONS).splitlines()
+    finally:
+        source.write_bytes(content)
+    assert reasons[0].startswith("the libraries that came with multisample are of other sources or for another system")
+    assert reasons[0].endswith(": install it anew")
+    assert any(reason.startswith("no C++ compiler") for reason in reasons)
+    assert error == "backend: 'torch_ext' cannot run here: " + "; ".join(reasons)
+
+
+@needs_tools
+@needs_linux
+@pytest.mark.skipif(torch.version.cuda is None, reason="PyTorch is built without CUDA")
+@pytest.mark.skipif(torch_ext_build._cuda_home() is None, reason="there is no CUDA toolkit")
+def test_a_wheel_with_a_cuda_library(tmp_path: Path) -> None:
+    count = torch_ext_build._device_count()
+    capabilities = sorted({torch.cuda.get_device_capability(device) for device in range(count)})
+    names = [f"{major}.{minor}" for major, minor in capabilities] or ["9.0"]
+    wheel = build_wheel(tmp_path, "1", TORCH_CUDA_ARCH_LIST=";".join(names))
+    libraries = {Path(name).name: content for name, content in libraries_of(wheel).items()}
+    cuda = prebuilt.cuda_file(torch.version.cuda, names)
+    assert set(libraries) == {cuda, *map(prebuilt.cpu_file, prebuilt.cpu_targets())}
+    (tmp_path / cuda).write_bytes(libraries[cuda])
+    needs = platform_tag.needs(tmp_path / cuda)
+    assert f"libcudart.so.{torch.version.cuda.partition('.')[0]}" in needs
+    assert {"libc10.so", "libc10_cuda.so", "libtorch_python.so"}.isdisjoint(needs)
+    assert f"{tempfile.gettempdir()}/".encode() not in libraries[cuda]
+
+    python, packages = install(wheel, tmp_path)
+    installation = Installation(python, packages / "multisample", tmp_path)
+    found = json.loads(installation.run(USE, "cuda" if count else "cpu"))
+    assert found["bits"] == expected_bits()
+    assert not (installation.folder / "cache").exists()
+    if count:
+        assert found["status"] == "cpu (prebuilt) and CUDA (prebuilt)"
+        assert [Path(path).name for path in found["loaded"]][1:] == [cuda]
+
+
+# --- What the build backend is asked for ----------------------------------------------------------
+
+HOOK = "import sys; sys.path.insert(0, 'csrc'); {before}; import wheel_backend; wheel_backend.build_wheel(sys.argv[1])"
+
+
+@pytest.mark.parametrize(
+    ("asked", "before", "message"),
+    [
+        ("yes", "pass", "MULTISAMPLE_PREBUILT: expected 1, cpu or 0, got 'yes'"),
+        ("1", "sys.modules['torch'] = None", r"MULTISAMPLE_PREBUILT=1: torch cannot be imported where the wheel is"),
+        ("cpu", "sys.modules.update(torch=None, numpy=None)", "MULTISAMPLE_PREBUILT=cpu: torch and numpy cannot be"),
+    ],
+)
+def test_what_cannot_be_built_is_said(tmp_path: Path, asked: str, before: str, message: str) -> None:
+    code = HOOK.format(before=before)
+    done = attempt(sys.executable, "-c", code, tmp_path / "wheels", folder=ROOT, MULTISAMPLE_PREBUILT=asked)
+    assert done.returncode == 1
+    assert done.stderr.startswith(message)
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "wheels").exists()
+
+
+def test_a_wheel_without_the_libraries_that_were_asked_for_is_not_built(tmp_path: Path) -> None:
+    source = copy_checkout(tmp_path / "source")
+    done = attempt(
+        sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path / "dist", source,
+        folder=tmp_path, MULTISAMPLE_PREBUILT="1", CUDA_HOME=str(tmp_path / "no toolkit"),
+    )  # fmt: skip
+    assert done.returncode != 0
+    text = done.stdout + done.stderr
+    assert "multisample: error: " in text
+    assert ("PyTorch is built without CUDA" if torch.version.cuda is None else "nvcc not found") in text
+    assert "MULTISAMPLE_PREBUILT=1: the libraries were not built" in text
+    assert not list(tmp_path.glob("dist/*.whl"))
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
+    """What would be compiled, in place of a compiler; and no libraries but in a folder of this test."""
+    made = []
+
+    def compile_nothing(library: Any, needed: Any, folder: Path) -> tuple[int, str]:
+        made.append((library, os.environ.get("TORCH_CUDA_ARCH_LIST")))
+        (folder / f"multisample_{library.name}.so").touch()
+        return 0, ""
+
+    monkeypatch.setattr(prebuilt, "root", lambda: tmp_path / "prebuilt")
+    monkeypatch.setattr(torch_ext_build, "_compile", compile_nothing)
+    monkeypatch.setattr(torch_ext_build, "missing_tools", lambda: ())
+    monkeypatch.setattr(torch_ext_build, "cuda_reasons", lambda ahead_of_time: ())
+    monkeypatch.setattr(wheel_libraries, "platform_tag", lambda libraries: f"for {len(libraries)}")
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "")
+    return made
+
+
+def test_what_is_compiled_into_a_wheel(compiled: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main_of_libraries("cpu", "cuda") == 0
+    assert capsys.readouterr().out == "for 4\n"
+    assert {path.name for path in prebuilt.folder().iterdir()} == {
+        "multisample_torch_cpu-x86-64.so",
+        "multisample_torch_cpu-x86-64-v3.so",
+        "multisample_torch_cpu-x86-64-v4.so",
+        "multisample_torch_cuda13-7.5-8.0-8.6-9.0+PTX.so",
+    }
+    assert {architectures for _, architectures in compiled} == {"7.5;8.0;8.6;9.0+PTX"}
+    for library, _ in compiled:
+        flags = [*library.flags, *library.flags_here]
+        assert "-march=native" not in flags
+        assert "-DTORCH_TARGET_VERSION=0x020a000000000000" in flags
+        assert library.is_portable
+    processors = [flag for library, _ in compiled for flag in library.flags if flag.startswith("-march=")]
+    assert sorted(processors) == ["-march=x86-64", "-march=x86-64-v3", "-march=x86-64-v4"]
+
+
+def main_of_libraries(*kinds: str) -> int:
+    return wheel_libraries.main(kinds)
+
+
+@pytest.mark.parametrize("names", ["7.5 9.0+PTX", "7.5;9.0+PTX"])
+def test_architectures_that_are_named(compiled: list[Any], monkeypatch: pytest.MonkeyPatch, names: str) -> None:
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", names)
+    assert main_of_libraries("cuda") == 0
+    assert [path.name for path in prebuilt.folder().iterdir()] == ["multisample_torch_cuda13-7.5-9.0+PTX.so"]
+    assert [architectures for _, architectures in compiled] == [names]
+
+
+@pytest.mark.parametrize("names", ["native", "Hopper", "9.0a", "9.0;", "90"])
+def test_architectures_that_are_no_numbers(
+    compiled: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], names: str
+) -> None:
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", names)
+    assert main_of_libraries("cuda") == 1
+    assert capsys.readouterr().err == (
+        f"multisample: error: TORCH_CUDA_ARCH_LIST: expected numbers, as in '7.5;8.0;8.6;9.0+PTX', got {names!r}\n"
+    )
+    assert compiled == []
+
+
+def test_a_library_that_does_not_compile(
+    compiled: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch_ext_build, "_compile", lambda *arguments: (1, "no such luck\n"))
+    assert main_of_libraries("cpu") == 1
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err == "multisample: error: multisample_torch_cpu-x86-64.so could not be built:\nno such luck\n"
+
+
+def test_a_processor_that_nothing_is_known_of(
+    compiled: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "abacus")
+    assert main_of_libraries("cpu") == 1
+    assert capsys.readouterr().err == "multisample: error: it is not known what to compile for on 'abacus'\n"
+
+
+# --- Which library is taken -----------------------------------------------------------------------
+
+V3 = {
+    "sse4_1", "sse4_2", "ssse3", "cx16", "popcnt", "lahf_lm", "avx", "avx2", "fma", "f16c", "bmi1", "bmi2", "abm",
+    "movbe", "xsave",
+}  # fmt: skip
+V4 = V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+
+
+@pytest.fixture
+def came(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Path]:
+    """``came(*names)``: libraries of these names, empty files, came with the installation."""
+    monkeypatch.setattr(prebuilt, "root", lambda: tmp_path / "prebuilt")
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    monkeypatch.setenv("MULTISAMPLE_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv("TORCH_CUDA_ARCH_LIST", raising=False)
+
+    def come(*names: str) -> Path:
+        prebuilt.folder().mkdir(parents=True, exist_ok=True)
+        for name in names:
+            (prebuilt.folder() / name).touch()
+        return prebuilt.folder()
+
+    return come
+
+
+@pytest.mark.parametrize(
+    ("features", "best"),
+    [
+        (set(), "x86-64"),
+        ({"avx", "avx2", "fma"}, "x86-64"),
+        (V3 - {"movbe"}, "x86-64"),
+        (V3 | {"sse2", "avx512f"}, "x86-64-v3"),
+        (V4 - {"fma"}, "x86-64"),
+        (V4, "x86-64-v4"),
+    ],
+)
+def test_the_best_library_that_the_processor_runs(came: Callable[..., Path], features: set[str], best: str) -> None:
+    place = came(*map(prebuilt.cpu_file, prebuilt.cpu_targets()))
+    assert prebuilt.cpu_library(features) == (place / f"multisample_torch_cpu-{best}.so", "")
+
+
+def test_features_that_all_cores_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_ext_build, "_processor", lambda: "flags : sse2 avx avx2\nflags : sse2 avx")
+    assert torch_ext_build._features() >= {"sse2", "avx"}
+    assert "avx2" not in torch_ext_build._features()
+    monkeypatch.setattr(torch_ext_build, "_processor", lambda: "")
+    assert torch_ext_build._features() == set()
+
+
+def test_nothing_came(came: Callable[..., Path]) -> None:
+    assert prebuilt.cpu_library(V4) == (None, "")
+    assert prebuilt.cuda_library("13.0", [(9, 0)]) == (None, "")
+
+
+def _other_sources(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(csrc_files, "digest", lambda: "0" * 64)
+
+
+def _another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+
+
+def _another_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "system", lambda: "Darwin")
+
+
+@pytest.mark.parametrize("change", [_other_sources, _another_machine, _another_system])
+def test_libraries_of_others_are_refused(
+    came: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, change: Callable[[pytest.MonkeyPatch], None]
+) -> None:
+    place = came(*map(prebuilt.cpu_file, (*prebuilt.cpu_targets(), "armv8-a")), prebuilt.cuda_file("13.0", ["9.0"]))
+    assert prebuilt.cpu_library(V4).path
+    assert prebuilt.cuda_library("13.0", []).path
+    change(monkeypatch)
+    for found in (prebuilt.cpu_library(V4), prebuilt.cuda_library("13.0", [])):
+        assert found.path is None
+        assert f"({place.name} instead of {prebuilt.folder().name}): install it anew" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("version", "capabilities", "reason"),
+    [
+        ("13.0", [], ""),
+        ("13.2", [(7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (9, 0)], ""),
+        ("13.0", [(10, 0), (12, 1)], ""),  # By way of PTX.
+        ("12.8", [(9, 0)], "{file} is not for CUDA 12.8, which PyTorch uses: install a wheel that is"),
+        ("13.0", [(7, 0), (9, 0)], "{file} does not run on devices of compute capability 7.0"),
+        ("13.0", [(6, 1), (7, 2)], "{file} does not run on devices of compute capability 6.1, 7.2"),
+    ],
+)
+def test_a_cuda_library_that_runs_on_all_devices(
+    came: Callable[..., Path], version: str, capabilities: list[tuple[int, int]], reason: str
+) -> None:
+    file = prebuilt.cuda_file("13.0", ["7.5", "8.0", "9.0+PTX"])
+    place = came(file)
+    found = prebuilt.cuda_library(version, capabilities)
+    assert found == ((None, reason.format(file=file)) if reason else (place / file, ""))
+
+
+def test_without_ptx_there_is_nothing_for_newer_devices(came: Callable[..., Path]) -> None:
+    file = prebuilt.cuda_file("13.0", ["8.6", "9.0"])
+    came(file)
+    assert prebuilt.cuda_library("13.0", [(8, 9), (9, 0)]).path
+    for capability in ((8, 0), (10, 0)):
+        assert prebuilt.cuda_library("13.0", [capability]).path is None
+
+
+def test_one_of_several_cuda_libraries(came: Callable[..., Path]) -> None:
+    files = [prebuilt.cuda_file(version, ["9.0"]) for version in ("12.8", "13.0")]
+    place = came(*files)
+    assert [prebuilt.cuda_library(version, []).path for version in ("12.4", "13.1")] == [place / file for file in files]
+    assert prebuilt.cuda_library("14.0", []).reason.count("is not for CUDA 14.0") == 2
+
+
+# --- Instead of a build ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_tools(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(torch_ext_build, "missing_tools", lambda: ("no tools",))
+    monkeypatch.setattr(torch_ext_build, "_cuda_home", lambda: None)
+    monkeypatch.setattr(torch_ext_build, "_failures", {})
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+
+
+def _ask_no_device(device: int) -> tuple[int, int]:
+    raise AssertionError("this initializes CUDA")
+
+
+def test_status_needs_no_compiler_and_initializes_nothing(
+    came: Callable[..., Path], no_tools: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", _ask_no_device)
+    backend = registry.find("torch_ext")
+    assert backend.status().reasons == ("no tools",)
+    came(prebuilt.cpu_file("x86-64"))
+    nvcc = "nvcc not found: install the CUDA toolkit or set CUDA_HOME"
+    assert backend.status().available
+    assert backend.status().device == f"cpu (prebuilt) (not CUDA: {nvcc})"
+    file = prebuilt.cuda_file("12.8", ["7.5+PTX"])
+    came(file)
+    assert backend.status().device == (
+        f"cpu (prebuilt) (not CUDA: {file} is not for CUDA 13.0, which PyTorch uses: install a wheel that is; {nvcc})"
+    )
+    came(prebuilt.cuda_file("13.0", ["7.5+PTX"]))
+    assert backend.status().device == "cpu (prebuilt) and CUDA (prebuilt)"
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert backend.status().device.startswith("cpu (prebuilt) (not CUDA: no CUDA device")
+
+
+def test_devices_are_asked_when_a_library_is_to_be_loaded(
+    came: Callable[..., Path], no_tools: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = prebuilt.cuda_file("13.0", ["7.5"])
+    place = came(prebuilt.cpu_file("x86-64"), file)
+    capability = [(7, 5)]
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability[0])
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_90"])
+    assert torch_ext_build.cuda_library() == place / file
+    assert torch_ext_build.is_built("cuda")
+    capability[0] = (9, 0)
+    assert torch_ext_build.is_prebuilt("cuda")
+    assert not torch_ext_build.is_built("cuda")
+    with pytest.raises(BackendUnavailableError) as raised:
+        torch_ext_build.cuda_library()
+    reason = f"{file} does not run on devices of compute capability 9.0"
+    assert f"could not be built: {reason}; no tools" in str(raised.value)
+    # From now on that is known without asking.
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    assert not torch_ext_build.is_prebuilt("cuda")
+    assert reason in torch_ext_build.cuda_reasons()
+
+
+def test_what_does_not_fit_is_compiled_where_it_can_be(
+    came: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    came(prebuilt.cpu_file("x86-64"))
+    _other_sources(monkeypatch)
+
+    def compile_nothing(library: Any, needed: Any, folder: Path) -> tuple[int, str]:
+        (folder / torch_ext_build._place("cpu").name).write_text("a library")
+        return 0, ""
+
+    monkeypatch.setattr(torch_ext_build, "missing_tools", lambda: ())
+    monkeypatch.setattr(torch_ext_build, "_compile", compile_nothing)
+    assert torch_ext_build.cpu_library() == torch_ext_build._place("cpu")
+    assert not torch_ext_build.is_prebuilt("cpu")
+
+
+def test_the_build_command_has_nothing_to_build(
+    came: Callable[..., Path], no_tools: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cpu, cuda = prebuilt.cpu_file("x86-64"), prebuilt.cuda_file("13.0", ["7.5"])
+    place = came(cpu, cuda)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert main(["build", "torch_ext"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"torch_ext, CPU: came with the installation: {place / cpu}",
+        f"torch_ext, CUDA: came with the installation: {place / cuda}",
+    ]
+
+
+def test_a_library_that_cannot_be_loaded(came: Callable[..., Path]) -> None:
+    file = came(prebuilt.cpu_file("x86-64")) / prebuilt.cpu_file("x86-64")
+    with pytest.raises(BackendUnavailableError, match=r"cannot load .*: .*; remove that file, and another takes its"):
+        torch_ext._load(file)
+
+
+# --- For which platforms --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("versions", "tag"),
+    [
+        (set(), "manylinux_2_17_x86_64"),
+        ({"GLIBC_2.2.5", "GLIBC_2.14"}, "manylinux_2_17_x86_64"),
+        ({"GLIBC_2.2.5", "GLIBC_2.32", "GLIBC_2.9"}, "manylinux_2_32_x86_64"),
+        ({"GLIBC_2.17", "GLIBCXX_3.4.26"}, "manylinux_2_31_x86_64"),
+        ({"GLIBC_2.38", "GLIBCXX_3.4.26", "CXXABI_1.3.13"}, "manylinux_2_38_x86_64"),
+        ({"GLIBC_2.17", "GCC_14.0.0"}, "manylinux_2_39_x86_64"),
+        ({"GLIBCXX_3.4.99"}, "linux_x86_64"),
+        ({"GLIBC_PRIVATE"}, "linux_x86_64"),
+        ({"OPENSSL_3.0"}, "linux_x86_64"),
+    ],
+)
+def test_the_oldest_system_with_all_symbols(monkeypatch: pytest.MonkeyPatch, versions: set[str], tag: str) -> None:
+    monkeypatch.setattr(sysconfig, "get_platform", lambda: "linux-x86_64")
+    torch_needs = {"libtorch_cpu.so": set[str](), "libc10_cuda.so": set(), "libcudart.so.13": {"libcudart.so.13"}}
+    monkeypatch.setattr(platform_tag, "needs", lambda path: torch_needs | {"libc.so.6": versions})
+    assert platform_tag.platform_tag([Path("library.so")]) == tag
+
+
+@pytest.mark.parametrize("library", ["libgomp.so.1", "libc10d.so", "libtorch_cpu.so.1", "libc.musl-x86_64.so.1"])
+def test_a_library_that_not_everybody_has(monkeypatch: pytest.MonkeyPatch, library: str) -> None:
+    monkeypatch.setattr(sysconfig, "get_platform", lambda: "linux-x86_64")
+    monkeypatch.setattr(platform_tag, "needs", lambda path: {"libc.so.6": {"GLIBC_2.17"}, library: set()})
+    assert platform_tag.platform_tag([Path("library.so")]) == "linux_x86_64"
+
+
+def test_other_systems_have_no_such_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sysconfig, "get_platform", lambda: "macosx-11.0-arm64")
+    assert platform_tag.platform_tag([Path("library.so")]) == "macosx_11_0_arm64"
+
+
+@needs_linux
+def test_pytorch_asks_for_no_more_than_its_wheel_says() -> None:
+    about = importlib.metadata.distribution("torch").read_text("WHEEL") or ""
+    said = re.search(r"manylinux_2_(\d+)", about)
+    if not said:
+        pytest.skip("PyTorch is not from a manylinux wheel")
+    tag = platform_tag.platform_tag([Path(torch.__file__).parent / "lib" / "libc10.so"])
+    found = re.fullmatch(r"manylinux_2_(\d+)_\w+", tag)
+    assert found
+    assert 17 <= int(found[1]) <= int(said[1])
+
+
+@needs_linux
+@pytest.mark.skipif(shutil.which("readelf") is None, reason="readelf is not installed")
+def test_needs_are_those_that_readelf_sees() -> None:
+    library = Path(torch.__file__).parent / "lib" / "libc10.so"
+    text = subprocess.run(["readelf", "-dVW", library], check=True, capture_output=True, text=True).stdout
+    found = platform_tag.needs(library)
+    assert set(found) == set(re.findall(r"\(NEEDED\).*\[(.*)\]", text))
+    assert len(set.union(*found.values())) > 3
+    for name, versions in found.items():
+        said = re.search(rf"File: {re.escape(name)}  Cnt: \d+\n((.*  Name: .*\n)*)", text)
+        assert versions == set(re.findall(r"Name: (\S+)", said[1] if said else ""))
+
+
+@pytest.mark.parametrize("content", [b"", b"\x7fELF\x01\x01" + bytes(60), b"MZ" + bytes(60)])
+def test_what_is_no_elf_file(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "library.so").write_bytes(content)
+    with pytest.raises(ValueError, match=r"^library: expected an ELF file of 64 bits, little-endian, got .*\.so$"):
+        platform_tag.needs(tmp_path / "library.so")
