@@ -139,6 +139,18 @@ def test_each_of_nested_batches_has_a_randomness_of_its_own(torch_device: str, o
     assert distinct(draw.flatten(0, 1)) == (B if outer == "different" else 1) * (2 if inner == "different" else 1)
 
 
+def test_the_offset_is_what_pytorch_draws_and_the_seed_is_as_documented(torch_device: str) -> None:
+    mu, sigma = batches(torch_device)
+    torch.manual_seed(3)
+    got = vmap(lambda mu: sample(mu, sigma[0], N), randomness="same")(mu)
+    torch.manual_seed(3)
+    offset = torch.randint(-(2**63), 2**63 - 1, (1,), dtype=torch.int64, device=torch_device).item() % 2**64
+    for x, alone in zip(got, mu, strict=True):
+        generator = Generator(0x636F6D70696C6564)
+        generator.state = {**generator.state, "offset": int(offset)}
+        assert torch.equal(x, sample(alone, sigma[0], N, generator=generator))
+
+
 def test_different_elements_are_not_correlated(torch_device: str) -> None:
     mu = torch.zeros(4, 50, device=torch_device)
     x = vmap(lambda mu: sample(mu, 1.0, 2000), randomness="different")(mu).flatten(1).double().cpu()
