@@ -112,7 +112,7 @@ inline void set_turns(const GradientCall& call, GradientGeometry& g) {
   const u64 all = ceil_div(g.groups, g.slots), blocks = blocks_of_rows(call, g) * all;
   u64 turns = all;
   if (g.across || g.tiles == 1) {
-    const u64 few = blocks / 2048, many = blocks / (g.across ? 4096 : 8192);
+    const u64 few = blocks / 2048, many = blocks / 4096;
     turns = few < 4 ? 4 : few < 8 ? few : many < 8 ? 8 : many < 64 ? many : 64;
     const u64 segments = (all + turns / 2) / turns, unit = unit_of(g);
     // Of one segment are all that go together.

@@ -51,6 +51,8 @@ class Operand(NamedTuple):
     counts_as: str
     """The type it brings to promotion: lists and integers count as float32."""
     device: Device
+    memory: Any = None
+    """What keeps `raw` in memory, if that is not the array itself."""
 
 
 Plain: TypeAlias = tuple[Any, int, int, int, int, str, int, int]
@@ -279,7 +281,7 @@ class _Torch(Library):
         shape, size = tuple(array.shape), array.element_size()
         strides = tuple([stride * size for stride in array.stride()])
         raw = DeviceArray(array.data_ptr(), shape, strides, dtype)
-        return Operand(raw, shape, dtype, counts_as, device)
+        return Operand(raw, shape, dtype, counts_as, device, array)
 
     def empty(self, d: int, n: int, dtype: str, device: Device, like: Any) -> Any:
         torch = sys.modules["torch"]
