@@ -4,7 +4,8 @@
 // a row or of several short ones: the words of a tile are made in one loop, on vectors spelled out because compilers
 // miss the instruction that multiplies words; normals are made of them in another, and go straight to memory where they
 // lie side by side. Tiles below each other have the same columns: what the words owe to those is made once. Where rows
-// are what lies side by side, as in a transposed result, a tile is one block of many rows, and a vector runs down them.
+// are what lies side by side, as in a transposed result, a tile is blocks of many rows, and a vector runs down them; it
+// writes to many places in turn, more than the processor foresees, which is why it is told of them in advance.
 #pragma once
 
 #include <cfenv>
@@ -134,10 +135,10 @@ struct Pair {
 };
 
 // Blocks, each of four normals, of one row or of some rows below each other.
-template <class Real>
+template <class Real, u64 kSize = 1024 / sizeof(Real)>
 struct Tile {
   // So many that all of it is well inside a first-level cache.
-  static constexpr u64 kBlocks = 1024 / sizeof(Real);
+  static constexpr u64 kBlocks = kSize;
   // Pairs of normals that a loop makes at once, and what the blocks of a tile are filled up to: whole vectors, and
   // constants, without which there would be loops for what is left over.
   static constexpr u64 kPairs = 16, kRound = 8;
@@ -293,73 +294,79 @@ struct Tile {
   }
 };
 
-// The same for blocks of many rows below each other, of which a vector has the same columns.
+// The same for blocks of rows below each other, of which a vector has the same columns. A place of the tile is a row of
+// one of its blocks: first come all rows of the first, then all rows of the next.
 template <class Real>
-struct TileDown : Tile<Real> {
-  using Base = Tile<Real>;
-  using Base::kBlocks, Base::kFine, Base::kPairs, Base::o0, Base::o1;
-  // Words of 32 bits are joined lane by lane, those of one row with those of the next.
-  static constexpr u64 kStep = kFine ? 1 : 2, kRows = kStep * kLanes;
-  // With fewer, a vector could be of three blocks.
-  static constexpr u64 kLeastRows = 16;
-  static_assert(kRows <= kLeastRows && kLeastRows % kPairs == 0 && kBlocks % kLeastRows == 0, "");
+struct TileDown : Tile<Real, 256> {
+  using Base = Tile<Real, 256>;
+  using Base::kBlocks, Base::kFine, Base::o0, Base::o1;
+  // What loops make at once: words of 32 bits are joined lane by lane, those of one place with those of the next.
+  static constexpr u64 kStep = kFine ? 1 : 2, kPlaces = kStep * kLanes;
+  static_assert(kBlocks % kPlaces == 0, "");
 
   struct Group {
     RowPartOf<Lanes> rows;
-    Lanes is_next;  // all bits of lanes that are of the block after `block`, counted from the tile's first
-    u64 block;
+    Lanes blocks;  // counted from the first of the tile
   };
   Group groups[kBlocks / kLanes];
-  ColumnPartOf<Lanes> parts[kBlocks / kLeastRows + 1], fine_parts[kFine ? kBlocks / kLeastRows + 1 : 1];
+
+  // A vector: its first place, and how many bytes from where the tile goes that goes.
+  struct Span {
+    u64 place;
+    i64 offset;
+  };
+  Span spans[2 * kBlocks / kPlaces];
+  u64 span_count = 0, run_places = 0, run_count = 0;
 
   using Base::Base;
 
-  // As many blocks of `row_count` rows, at least kLeastRows, as the tile has room for.
-  void set_rows(u64 first_row, u64 row_count) {
-    Lanes row{}, block{};
-    for (u64 lane = 0; lane < kLanes; ++lane) row.x[lane] = kStep * lane;
-    for (u64 k = 0; k < kBlocks / kLanes; k += kStep) {
-      const u64 lead = block.x[0];
-      for (u64 next = 0; next <= kStep; ++next) {
-        // Lanes that have come to the end of a block begin the next.
-        Lanes at = row + (next < kStep ? next : kRows);
-        const auto past = at.x >= row_count;
-        at.x -= reinterpret_cast<Lanes::Vector>(past) & row_count;
-        const Lanes of = {block.x - reinterpret_cast<Lanes::Vector>(past)};
-        if (next < kStep) {
-          groups[k + next] = {
-              row_part<Lanes>(at + first_row, o0, this->keys), {reinterpret_cast<Lanes::Vector>(of.x != lead)}, lead};
-        } else {
-          row = at;
-          block = of;
-        }
+  static u64 whole_vectors(u64 places) { return ceil_div(places, kPlaces) * kPlaces; }
+
+  // Whether runs of so many places leave little of their vectors empty.
+  static bool fills_vectors(u64 places) { return places >= kPlaces && whole_vectors(places) - places <= places / 4; }
+
+  // The tile is of blocks of `row_count` rows, and has so many places.
+  void set_rows(u64 first_row, u64 row_count, u64 places) {
+    Lanes rows[kBlocks / kLanes];
+    u64 row = 0, block = 0;
+    for (u64 place = 0; place < whole_vectors(places); ++place) {
+      const u64 group = place / kPlaces * kStep + place % kStep, lane = place % kPlaces / kStep;
+      rows[group].x[lane] = first_row + row;
+      groups[group].blocks.x[lane] = block;
+      if (++row == row_count) {
+        row = 0;
+        ++block;
+      }
+    }
+    for (u64 k = 0; k < whole_vectors(places) / kLanes; ++k) groups[k].rows = row_part<Lanes>(rows[k], o0, this->keys);
+  }
+
+  // The places go to memory in runs of `places`, at least kPlaces, each `stride` bytes after the one before. Stride and
+  // size are the same at every call of which places and count are.
+  void set_runs(u64 places, u64 count, i64 stride, u64 size) {
+    if (places == run_places && count == run_count) return;
+    run_places = places;
+    run_count = count;
+    span_count = 0;
+    for (u64 run = 0; run < count; ++run) {
+      for (u64 next = 0; next < places; next += kPlaces) {
+        // The last vector ends where the run does: to write some normals twice costs less than a loop for the rest.
+        const u64 start = min(next, places - kPlaces);
+        spans[span_count++] = {run * places + start, static_cast<i64>(run) * stride + static_cast<i64>(start * size)};
       }
     }
   }
 
-  static ColumnPartOf<Lanes> in_every_lane(const ColumnPart& part) {
-    return {cpu::in_every_lane(part.into_c2_of_round_2), cpu::in_every_lane(part.into_c0_of_round_3),
-            cpu::in_every_lane(part.into_c2_of_round_3), cpu::in_every_lane(part.c3_of_round_3)};
-  }
-
-  static ColumnPartOf<Lanes> mixed(const ColumnPartOf<Lanes>* of, const Group& group) {
-    const auto mix = [&](Lanes one, Lanes next) {
-      return Lanes{(one.x & ~group.is_next.x) | (next.x & group.is_next.x)};
-    };
-    const ColumnPartOf<Lanes>&one = of[group.block], &next = of[group.block + 1];
-    return {mix(one.into_c2_of_round_2, next.into_c2_of_round_2), mix(one.into_c0_of_round_3, next.into_c0_of_round_3),
-            mix(one.into_c2_of_round_3, next.into_c2_of_round_3), mix(one.c3_of_round_3, next.c3_of_round_3)};
-  }
-
-  // The words of the first pairs of all rows of all blocks, and from kBlocks on those of the second.
-  template <class Parts>
-  MULTISAMPLE_FUNCTION void draw_words(u64 count, Parts parts_of) {
-    for (u64 k = 0; k < count; k += kRows) {
-      const WordsOf<Lanes> w = parts_of(k, 0, parts, this->keys);
-      const WordsOf<Lanes> v = kFine ? parts_of(k, 0, fine_parts, this->fine_keys) : parts_of(k, 1, parts, this->keys);
+  // The words of the first pairs of all places, and from kBlocks on those of the second.
+  template <class WordsOfGroup>
+  MULTISAMPLE_FUNCTION void draw_words(u64 places, WordsOfGroup words_of) {
+    for (u64 place = 0; place < places; place += kPlaces) {
+      const u64 group = place / kLanes;
+      const WordsOf<Lanes> w = words_of(group, this->keys);
+      const WordsOf<Lanes> v = kFine ? words_of(group, this->fine_keys) : words_of(group + 1, this->keys);
       const auto put = [&](auto* to, Lanes a, Lanes b) {
         const Lanes joined = kFine ? join(a, b) : join(b, a);
-        std::memcpy(to + k, &joined, sizeof joined);
+        std::memcpy(to + place, &joined, sizeof joined);
       };
       put(this->radii, w.w0, v.w0);
       put(this->angles, w.w1, v.w1);
@@ -368,50 +375,97 @@ struct TileDown : Tile<Real> {
     }
   }
 
-  // Of blocks `first_block` and those that follow, for the rows that were set.
-  void draw_words(u64 first_block, u64 block_count, u64 row_count) {
-    for (u64 k = 0; k < block_count; ++k) {
-      const u32 block = static_cast<u32>(first_block + k);
-      parts[k] = in_every_lane(column_part(block, o0, o1, this->keys));
-      if (kFine) fine_parts[k] = in_every_lane(column_part(block, o0, o1, this->fine_keys));
-    }
-    draw_words(block_count * row_count, [&](u64 k, u64 next, const ColumnPartOf<Lanes>* of, const RoundKeys& keys) {
-      const Group& group = groups[k / kLanes + next];
-      return words(mixed(of, group), group.rows, keys);
+  // Of block `first_block` and those that follow, for the rows that were set.
+  void draw_words(u64 first_block, u64 places) {
+    draw_words(places, [&](u64 group, const RoundKeys& keys) {
+      const auto column = column_part<Lanes>(groups[group].blocks + first_block, o0, o1, keys);
+      return words(column, groups[group].rows, keys);
     });
   }
 
   // Of one block, for any rows.
   void draw_words_of_one(u64 block, u64 first_row, u64 row_count) {
+    const auto column_of = [&](const RoundKeys& keys) {
+      const ColumnPart part = column_part(static_cast<u32>(block), o0, o1, keys);
+      return ColumnPartOf<Lanes>{in_every_lane(part.into_c2_of_round_2), in_every_lane(part.into_c0_of_round_3),
+                                 in_every_lane(part.into_c2_of_round_3), in_every_lane(part.c3_of_round_3)};
+    };
+    const auto column = column_of(this->keys), fine = column_of(kFine ? this->fine_keys : this->keys);
     Lanes row{};
     for (u64 lane = 0; lane < kLanes; ++lane) row.x[lane] = first_row + kStep * lane;
-    const auto column = in_every_lane(column_part(static_cast<u32>(block), o0, o1, this->keys));
-    const auto fine = in_every_lane(column_part(static_cast<u32>(block), o0, o1, kFine ? this->fine_keys : this->keys));
-    draw_words(row_count, [&](u64 k, u64 next, const ColumnPartOf<Lanes>* of, const RoundKeys& keys) {
-      return words(of == parts ? column : fine, row_part<Lanes>(row + (k + next), o0, this->keys), keys);
+    draw_words(row_count, [&](u64 group, const RoundKeys& keys) {
+      const auto rows = row_part<Lanes>(row + (group / kStep * kPlaces + group % kStep), o0, this->keys);
+      return words(&keys == &this->keys ? column : fine, rows, keys);
     });
   }
 
-  // From words to columns of which the rows lie side by side, at least kPairs of them: to those of one pair of normals.
+  // Where the next tile goes, span by span and column by column.
+  struct Next {
+    const char* at;
+    i64 spread, column_stride;  // offsets of spans are as many times as large
+  };
+
+  // From words to memory, the runs that were set, of each column of a block.
   template <class Out, bool kMirrored>
-  MULTISAMPLE_FUNCTION void draw_columns(u64 first, u64 count, char* const* at, const Real* mu,
-                                         const Real* sigma) const {
+  MULTISAMPLE_FUNCTION void draw_runs(char* at, i64 column_stride, const Next& next, const Real* mu,
+                                      const Real* sigma) const {
     constexpr u64 kOf = Base::template kColumns<kMirrored>;
-    for (u64 next = 0; next < count; next += kPairs) {
-      const u64 start = next + kPairs <= count ? next : count - kPairs;
-      Real x[kOf * kPairs];
-      for (u64 k = 0; k < kPairs; ++k) {
-        this->template draw_pair<kMirrored>(first + start + k, mu[start + k], sigma[start + k],
-                                            [&](u64 c, Real value) { x[kPairs * c + k] = value; });
-      }
-      Out narrowed[kOf * kPairs];
-      for (u64 k = 0; k < kOf * kPairs; ++k) narrowed[k] = narrow<Out>(x[k]);
-      for (u64 c = 0; c < kOf; ++c) {
-        std::memcpy(at[c] + sizeof(Out) * start, narrowed + kPairs * c, sizeof(Out) * kPairs);
+    for (u64 k = 0; k < span_count; ++k) {
+      const Span span = spans[k];
+      char* to = at + span.offset;
+      const char* ahead = next.at + span.offset * next.spread;
+      for (u64 pair = 0; pair < 2; ++pair) {
+        Real x[kOf * kPlaces];
+        for (u64 p = 0; p < kPlaces; ++p) {
+          const u64 place = span.place + p;
+          this->template draw_pair<kMirrored>(pair * kBlocks + place, mu[place], sigma[place],
+                                              [&](u64 c, Real value) { x[kPlaces * c + p] = value; });
+        }
+        Out narrowed[kOf * kPlaces];
+        for (u64 p = 0; p < kOf * kPlaces; ++p) narrowed[p] = narrow<Out>(x[p]);
+        for (u64 c = 0; c < kOf; ++c, to += column_stride, ahead += next.column_stride) {
+          __builtin_prefetch(ahead, 1);
+          std::memcpy(to, narrowed + kPlaces * c, sizeof(Out) * kPlaces);
+        }
       }
     }
   }
 };
+
+// So many bytes of each column of a block.
+template <u64 kColumns, u64 kBytes>
+MULTISAMPLE_FUNCTION void copy_block(const char* from, u64 pitch, char* to, i64 stride) {
+  for (u64 c = 0; c < kColumns; ++c, from += pitch, to += stride) std::memcpy(to, from, kBytes);
+}
+
+// Columns `first` to `first + count - 1` of blocks that have `bytes` in each. Those of a block lie `pitch` bytes apart.
+template <u64 kColumns>
+void copy_columns(const char* from, u64 pitch, u64 bytes, u64 first, u64 count, char* to, i64 stride) {
+  u64 next = 0;
+  const auto copy_next = [&] {
+    const u64 block = (first + next) / kColumns, column = (first + next) % kColumns;
+    std::memcpy(to + static_cast<i64>(next) * stride, from + block * bytes + column * pitch, bytes);
+    ++next;
+  };
+  while (next < count && (first + next) % kColumns != 0) copy_next();
+  // What is written beyond a short column, the next ones overwrite.
+  const u64 whole = bytes / 64 * 64, rest = bytes - whole;
+  const u64 size = rest <= 16 ? 16 : rest <= 32 ? 32 : 64, start = bytes < size ? 0 : bytes - size;
+  const bool close = stride == static_cast<i64>(bytes);
+  const u64 beyond = bytes >= size ? 0 : close ? ceil_div(size - bytes, bytes) : count;
+  for (; next + kColumns + beyond <= count; next += kColumns) {
+    const char* block = from + (first + next) / kColumns * bytes;
+    char* at = to + static_cast<i64>(next) * stride;
+    for (u64 k = 0; k < whole; k += 64) copy_block<kColumns, 64>(block + k, pitch, at + k, stride);
+    if (rest == 0) continue;
+    switch (size) {
+      case 16: copy_block<kColumns, 16>(block + start, pitch, at + start, stride); break;
+      case 32: copy_block<kColumns, 32>(block + start, pitch, at + start, stride); break;
+      default: copy_block<kColumns, 64>(block + start, pitch, at + start, stride);
+    }
+  }
+  while (next < count) copy_next();
+}
 
 // What `value` says of each place, to memory that lies side by side.
 template <class Out, class Value>
@@ -460,7 +514,7 @@ inline u64 block_columns(const SampleCall& call) { return call.antithetic ? 8 : 
 // Whether so many rows of the call are to be drawn with vectors that run down them: they lie side by side.
 inline bool runs_down(const SampleCall& call, u64 rows) {
   const i64 size = call.type == kFloat64 ? 8 : call.type == kFloat32 ? 4 : 2;
-  return call.row_stride == size && rows >= TileDown<float>::kLeastRows;
+  return call.row_stride == size && rows > 1;
 }
 
 // The blocks of which a window has columns.
@@ -534,46 +588,130 @@ inline u64 share(u64 left, u64 most) { return left <= most ? left : min(most, ce
 // Independent noise where rows lie side by side.
 template <class Out, class Real, bool kMirrored>
 __attribute__((noinline)) void draw_down(const SampleCall& call, const Window& window) {
+  using Down = TileDown<Real>;
   // Memory likes to be written in long runs: of many tiles, of which the second-level cache holds what they share.
-  constexpr u64 kBlocks = Tile<Real>::kBlocks, kBatch = 16 * kBlocks, kOf = Tile<Real>::template kColumns<kMirrored>;
-  TileDown<Real> tile(call);
-  Real mu[kBatch], sigma[kBatch];
-  Out nowhere[kBlocks];
+  constexpr u64 kBlocks = Down::kBlocks, kBatch = 16 * kBlocks;
+  constexpr u64 kColumns = 2 * Down::template kColumns<kMirrored>, kPitch = kBlocks * sizeof(Out);
+  Down tile(call);
+  Real mu[kBatch + Down::kPlaces], sigma[kBatch + Down::kPlaces];
+  alignas(64) char columns[kColumns * kPitch + 64];
   const Blocks blocks(call, window);
   for (u64 top = window.first_row, batch; top < window.last_row; top += batch) {
     batch = share(window.last_row - top, kBatch);
+    const u64 most = batch < kBlocks ? min(kBlocks / batch, blocks.count) : 1;
     read(call.mu, top, batch, mu);
     read(call.sigma, top, batch, sigma);
-    const u64 tile_blocks = batch <= kBlocks ? kBlocks / batch : 1;
-    if (tile_blocks > 1) tile.set_rows(call.first_row + top, batch);
-    for (u64 t = 0; t < blocks.count; t += tile_blocks) {
-      const u64 part = min(tile_blocks, blocks.count - t);
+    // For every place of a tile, and to fill the last vector.
+    for (u64 k = batch; k < most * batch + Down::kPlaces; ++k) {
+      mu[k] = mu[k - batch];
+      sigma[k] = sigma[k - batch];
+    }
+    if (most > 1) tile.set_rows(call.first_row + top, batch, most * batch);
+    for (u64 t = 0, part; t < blocks.count; t += part) {
+      part = min(most, blocks.count - t);
       const Blocks::Run run = blocks.run(t, part);
       for (u64 r = 0, rows; r < batch; r += rows) {
         rows = share(batch - r, kBlocks);
-        if (tile_blocks > 1) {
-          tile.draw_words(blocks.first + t, part, rows);
+        if (most > 1) {
+          tile.draw_words(blocks.first + t, part * rows);
         } else {
           tile.draw_words_of_one(blocks.first + t, call.first_row + top + r, rows);
         }
-        // What is not the window's, of the first and of the last block, goes nowhere.
-        char* next = address(call, top + r, window.first_column + run.start);
-        u64 column = 0;
-        for (u64 b = 0; b < part; ++b) {
-          for (u64 pair = 0; pair < 2; ++pair) {
-            char* at[kOf];
-            for (u64 c = 0; c < kOf; ++c, ++column) {
-              at[c] = reinterpret_cast<char*>(nowhere);
-              if (column - run.shift < run.count) {
-                at[c] = next;
-                next += call.column_stride;
-              }
-            }
-            tile.template draw_columns<Out, kMirrored>(pair * kBlocks + b * rows, rows, at, mu + r, sigma + r);
-          }
+        char* at = address(call, top + r, window.first_column + run.start);
+        const u64 bytes = rows * sizeof(Out);
+        const char* next =
+            r + rows < batch ? at + bytes : address(call, top, window.first_column + run.start + run.count);
+        if (Down::fills_vectors(rows) && run.count == kColumns * part) {
+          tile.set_runs(rows, part, static_cast<i64>(kColumns) * call.column_stride, sizeof(Out));
+          tile.template draw_runs<Out, kMirrored>(at, call.column_stride, {next, 1, call.column_stride}, mu + r,
+                                                  sigma + r);
+        } else {
+          // Short rows share vectors, and not every column may be the window's: to memory in a second step.
+          tile.set_runs(Down::whole_vectors(part * rows), 1, 0, sizeof(Out));
+          if (call.column_stride != static_cast<i64>(bytes)) next = columns;
+          tile.template draw_runs<Out, kMirrored>(columns, kPitch, {next, kColumns, Down::kPlaces * sizeof(Out)},
+                                                  mu + r, sigma + r);
+          copy_columns<kColumns>(columns, kPitch, bytes, run.shift, run.count, at, call.column_stride);
         }
       }
     }
+  }
+}
+
+// As many places as a vector of mu and sigma has, from noise to memory.
+template <u64 kWidth, class Out, class Real>
+MULTISAMPLE_FUNCTION void put_vector(char* at, Real noise, const Real* mu, const Real* sigma) {
+  Out x[kWidth];
+  for (u64 k = 0; k < kWidth; ++k) x[k] = narrow<Out>(fma_rn(sigma[k], noise, mu[k]));
+  std::memcpy(at, x, sizeof x);
+}
+
+// Columns of at most kWidth rows, one after the other, to memory of which only `room` bytes may be written to: all or
+// most of them, and how many. What is written beyond a column, the next one overwrites. There are kWidth of mu and
+// sigma.
+template <u64 kWidth, class Real>
+u64 scale_short_columns(const Real* noise, u64 count, char* at, u64 room, u64 rows, const Real* mu, const Real* sigma) {
+  if constexpr (kWidth > 4) {
+    if (rows <= kWidth / 2) return scale_short_columns<kWidth / 2>(noise, count, at, room, rows, mu, sigma);
+  }
+  const u64 bytes = rows * sizeof(Real), width = kWidth * sizeof(Real);
+  const u64 all = room < width ? 0 : min(count, (room - width) / bytes + 1);
+  Real m[kWidth], s[kWidth];
+  for (u64 k = 0; k < kWidth; ++k) {
+    m[k] = mu[k];
+    s[k] = sigma[k];
+  }
+  for (u64 c = 0; c < all; ++c, at += bytes) put_vector<kWidth, Real>(at, noise[c], m, s);
+  return all;
+}
+
+// Columns of shared noise where rows lie side by side, for some of them: of mu and sigma there are 32 at least.
+template <class Out, class Real>
+void scale_columns(const Real* noise, u64 count, char* at, i64 stride, u64 rows, const Real* mu, const Real* sigma) {
+  constexpr u64 kWidth = 64 / sizeof(Out);
+  static_assert(kWidth <= 32, "");
+  const i64 bytes = static_cast<i64>(rows * sizeof(Out));
+  u64 c = 0;
+  if (rows >= kWidth) {
+    // Four at once, because mu and sigma of many rows come from the second-level cache each time. The processor is told
+    // of what comes 2 KiB later in each, or so far into the column that follows the four.
+    constexpr i64 kAhead = 2048;
+    for (; c + 4 <= count; c += 4, at += 4 * stride) {
+      const Real z0 = noise[c], z1 = noise[c + 1], z2 = noise[c + 2], z3 = noise[c + 3];
+      for (u64 next = 0; next < rows; next += kWidth) {
+        const u64 start = min(next, rows - kWidth);
+        const i64 offset = static_cast<i64>(start * sizeof(Out));
+        const i64 ahead = offset + kAhead < bytes ? kAhead : 4 * stride - bytes + kAhead;
+        char* to = at + offset;
+        const auto put = [&](Real noise_of_column) {
+          __builtin_prefetch(to + ahead, 1);
+          put_vector<kWidth, Out>(to, noise_of_column, mu + start, sigma + start);
+          to += stride;
+        };
+        put(z0);
+        put(z1);
+        put(z2);
+        put(z3);
+      }
+    }
+  } else if (stride == bytes) {
+    if constexpr (sizeof(Out) == sizeof(Real)) {
+      c = scale_short_columns<kWidth>(noise, count, at, count * rows * sizeof(Real), rows, mu, sigma);
+      at += static_cast<i64>(c) * stride;
+    } else {
+      // To narrow many normals at once is worth a detour.
+      constexpr u64 kNormals = 1024;
+      Real x[kNormals + kWidth];
+      for (u64 n; c < count; c += n, at += static_cast<i64>(n) * stride) {
+        n = min(count - c, kNormals / rows);
+        scale_short_columns<kWidth>(noise + c, n, reinterpret_cast<char*>(x), sizeof x, rows, mu, sigma);
+        put_run<Out>(at, n * rows, [&](u64 k) { return x[k]; });
+      }
+    }
+  }
+  for (; c < count; ++c, at += stride) {
+    const Real of_column = noise[c];
+    put_run<Out>(at, rows, [&](u64 k) { return fma_rn(sigma[k], of_column, mu[k]); });
   }
 }
 
@@ -605,10 +743,8 @@ __attribute__((noinline)) void draw_shared(const SampleCall& call, const Window&
       read(call.sigma, r, rows, sigma);
       char* at = address(call, r, window.first_column + run.start);
       if (down) {
-        for (u64 c = 0; c < run.count; ++c, at += call.column_stride) {
-          const Real of_column = z[c];
-          put_run<Out>(at, rows, [&](u64 k) { return fma_rn(sigma[k], of_column, mu[k]); });
-        }
+        for (u64 k = rows; k < 32; ++k) mu[k] = sigma[k] = 0;
+        scale_columns<Out>(z, run.count, at, call.column_stride, rows, mu, sigma);
       } else {
         for (u64 k = 0; k < rows; ++k, at += call.row_stride) {
           scale_run<Out>(z, run.count, at, call.column_stride, mu[k], sigma[k]);
