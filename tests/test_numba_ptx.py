@@ -4,10 +4,10 @@ That the kernel is right is seen elsewhere; here it is seen that nothing on the 
 that it is made of the instructions that make it fast. What is read is PTX, which the driver or nvJitLink turns into
 machine code: by PTX's rules that may only fuse a product with the sum it goes into, so none may go into one.
 
-A row loop, below, is the innermost loop around a store to global memory, if it draws, loads nothing from there and has
-no barrier of the block: the loop down the rows of a chunk, or where dimensions lie side by side, along the columns.
-What goes through the stage of such kernels is drawn outside of it, and taken to memory in loops that copy. Where noise
-is shared, libNVVM takes what is left of the rows out of that loop; that is not looked at for itself.
+A row loop, below, is the innermost loop around a store to global memory, if it draws and loads nothing from there: the
+loop down the rows of a chunk, or where dimensions lie side by side, along the columns. A loop that copies is one around
+such a store that does not draw, be it within a row loop; its instructions are not counted there. Where noise is shared,
+libNVVM takes what is left of the rows out of the row loop; that is not looked at for itself.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ import pytest
 from multisample.backends import csrc_files, geometry, sample_call
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
-STORES = ("aligned", "shifted", "staged", "strided", "transposed")
+STORES = ("aligned", "shifted", "staged", "strided", "transposed", "transposed_staged")
 SECONDS = 300
 
 Variant = tuple[str, bool, bool, bool, int]
@@ -56,6 +56,7 @@ SOME: list[Variant] = [
     ("bfloat16", True, False, False, 2),
     ("float64", False, False, False, 3),
     ("float32", False, True, False, 4),
+    ("float32", False, False, False, 5),
 ]
 
 REGISTERS = 65536
@@ -64,8 +65,9 @@ MOST_THREADS = {(7, 5): 1024}
 """That a multiprocessor holds, where it is not 2048; ptxas takes no notice of a bound that is beyond it."""
 
 # A value or two that are needed before and after the loops, but not in them (`test_machine_code_...` sees that), may
-# wait in memory. In which kernels is up to the version of the compiler; in most of them it has to be none.
-STACK, MOST_WITH_STACK, MOST_OF_PAIRS_AND_TRANSPOSED = 24, 6, 18
+# wait in memory. In which kernels is up to the version of the compiler; in most of them it has to be none, and in none
+# where threads go along the columns.
+STACK, MOST_WITH_STACK, MOST_OF_PAIRS = 24, 6, 14
 # Elsewhere than on 9.0, which the bounds were chosen for.
 STACK_OF_OTHERS = 64
 
@@ -106,18 +108,31 @@ class Compiled:
 
     @property
     def slots(self) -> int:
-        """Dimensions that a thread draws in the same columns, one beside the other."""
+        """Dimensions that a thread keeps, and draws in the same turn of a loop."""
         dtype, _, antithetic, _, _ = self.variant
-        return geometry.slots_of(geometry.SIZES[dtype], antithetic) if self.way == "transposed" else 1
+        return geometry.slots_of(geometry.SIZES[dtype], antithetic) if self.is_transposed else 1
+
+    @property
+    def is_transposed(self) -> bool:
+        """Whether threads go along the columns, through a stage or not."""
+        return self.way in ("transposed", "transposed_staged")
+
+    def ways_in(self, hands_over: bool) -> int:
+        """How often a loop has what scales normals and narrows them: once for each way of handing them over.
+
+        Which it is depends on how far behind an aligned address a row begins, and how much further the next one does.
+        """
+        return self.slots**2 if self.way == "transposed" and hands_over else 1
 
     @property
     def loads_per_row(self) -> float:
         """Of 16 bytes from shared memory: mu and sigma, and in what is left the words that a row has made.
 
-        Where a thread keeps these, for all its dimensions what columns have made: words, or with shared noise normals.
+        Where a thread keeps these, what columns have made: words, or with shared noise normals; for all its dimensions
+        at once, which are in the same columns, or through a stage for each.
         """
-        wide = self.transform == "float64" or (self.way == "transposed" and self.variant[0] == "float64")
-        return (2 if wide else 1) / self.slots
+        wide = self.transform == "float64" or (self.is_transposed and self.variant[0] == "float64")
+        return (2 if wide else 1) / (self.slots if self.way == "transposed" else 1)
 
     def __str__(self) -> str:
         dtype, shared, antithetic, fast, stores = self.variant
@@ -205,8 +220,15 @@ class Loop:
         return not self.matching(r"(fma|mul|add)\.(rn\.)?f(32|64)")
 
     @property
+    def hands_over(self) -> bool:
+        return self.matching(r"shfl\..*") > 0
+
+    @property
     def rows(self) -> float:
-        return self.matching(r"ld\.shared\.v4\.[bfu]32|ld\.shared\.v2\.[bfu]64") / self.loads_per_row
+        """By what they load, other than what is stored as it was loaded."""
+        stored = {r for i in self.instructions if i.opcode.startswith("st.global") for r in i.sources}
+        quads = [i for i in self.instructions if re.fullmatch(r"ld\.shared\.(v4\.[bfu]32|v2\.[bfu]64)", i.opcode)]
+        return sum(not stored.issuperset(i.results) for i in quads) / self.loads_per_row
 
 
 class Kernel:
@@ -240,7 +262,8 @@ class Kernel:
             if statement in ("", "}") or statement.startswith("."):
                 continue
             if found := re.fullmatch(r"(\$?\w+):", statement):
-                yield label, block
+                if label or block:  # Else a jump was just before, and nothing leads here.
+                    yield label, block
                 label, block = found[1], []
                 continue
             found = _STATEMENT.fullmatch(statement)
@@ -296,17 +319,19 @@ class Kernel:
                     if j not in body:
                         body.add(j)
                         found += before[j]
-        innermost: dict[int, None] = {}
+        innermost: dict[int, set[int]] = {}
         for k, (_, block) in enumerate(self.blocks):
             around = [head for head in loops if k in loops[head]]
             if around and any(instruction.opcode.startswith("st.global") for instruction in block):
-                innermost[min(around, key=lambda head: len(loops[head]))] = None
-        bodies = ([i for k in sorted(loops[head]) for i in self.blocks[k][1]] for head in innermost)
-        return [
-            Loop(body, self._loads_per_row)
-            for body in bodies
-            if not any(re.match(r"ld\.global|bar(rier)?\.sync", instruction.opcode) for instruction in body)
-        ]
+                head = min(around, key=lambda head: len(loops[head]))
+                innermost[head] = loops[head]
+        found_loops = []
+        for body in innermost.values():
+            within = set[int]().union(*(other for other in innermost.values() if other < body))
+            if not any(i.opcode.startswith("ld.global") for k in body for i in self.blocks[k][1]):
+                instructions = [i for k in sorted(body - within) for i in self.blocks[k][1]]
+                found_loops.append(Loop(instructions, self._loads_per_row))
+        return found_loops
 
     def maker(self, register: str) -> Instruction | None:
         """What makes it, if that is one instruction."""
@@ -350,8 +375,16 @@ def test_ptx_is_read_as_it_is_written() -> None:
             mul.f32 %f3, %f2, %f2;
             neg.f32 %f4, %f3;
             @%p2 bra $L__3;
+            bra $L__5;
+        $L__5:
             add.f32 %f5, %f4, %f1;
             st.global.v4.f32 [%rd1], {%f5, %f5, %f5, %f5};
+            ld.shared.v4.u32 {%r5, %r6, %r7, %r8}, [%rd4];
+            st.global.v4.u32 [%rd5], {%r5, %r6, %r7, %r8};
+        $L__4:
+            ld.shared.u16 %rs1, [%rd6];
+            st.global.u16 [%rd7], %rs1;
+            @%p4 bra $L__4;
         $L__3:
             @!%p1 bra $L__2;
             @%p3 bra $L__1;
@@ -362,7 +395,9 @@ def test_ptx_is_read_as_it_is_written() -> None:
     )
     assert kernel.parameters == ["u64", "u32"] and kernel.bounds == {"maxntid": 288, "minnctapersm": 3}
     (loop,) = kernel.row_loops
-    assert loop.rows == 1 and loop.count["bra"] == 2 and sum(loop.count.values()) == 7
+    assert loop.rows == 1 and loop.count["bra"] == 3 and sum(loop.count.values()) == 10
+    (copy,) = (loop for loop in kernel.store_loops if loop.copies)
+    assert copy.rows == 0 and [i.opcode for i in copy.instructions] == ["ld.shared.u16", "st.global.u16", "bra"]
     (add,) = kernel.users["%f4"]
     assert add.results == ["%f5"] and add.sources == ["%f4", "%f1"]
     assert [i.opcode for source in add.sources for i in kernel.origins(source, set())] == ["mul.f32"]
@@ -376,7 +411,12 @@ def test_ptx_is_read_as_it_is_written() -> None:
 def check_log(result: Compiled, log: str) -> int:
     """What ptxas says, alone or within nvJitLink; the bytes of stack that it takes."""
     threads, blocks = result.kernel.bounds["maxntid"], result.kernel.bounds["minnctapersm"]
-    assert threads == geometry.MOST_THREADS and blocks >= 2, str(result)
+    dtype, shared = result.variant[:2]
+    if result.is_transposed:
+        most = geometry.TRANSPOSED_THREADS if result.way == "transposed" else geometry.staged_threads(shared)
+        assert (threads, threads * blocks) == (most, 512 if dtype == "float64" and not shared else 768), str(result)
+    else:
+        assert threads == geometry.MOST_THREADS and blocks >= 2, str(result)
     assert threads * blocks <= MOST_THREADS.get(result.capability, 2048), str(result)
     warnings = [line for line in log.splitlines() if re.search("warning|error", line, re.I)]
     assert not warnings, (str(result), warnings)
@@ -390,9 +430,10 @@ def check_stacks(stacks: dict[str, int]) -> None:
     """Of all kernels for 9.0, and of others."""
     hopper = {name: stack for name, stack in stacks.items() if stack and name.endswith("sm_90")}
     others = {name: stack for name, stack in stacks.items() if stack and name not in hopper}
-    dear = [name for name in hopper if "antithetic" in name or "transposed" in name]
+    pairs = [name for name in hopper if "antithetic" in name]
     assert max(hopper.values(), default=0) <= STACK, hopper
-    assert len(dear) <= MOST_OF_PAIRS_AND_TRANSPOSED and len(hopper) - len(dear) <= MOST_WITH_STACK, hopper
+    assert len(pairs) <= MOST_OF_PAIRS and len(hopper) - len(pairs) <= MOST_WITH_STACK, hopper
+    assert not [name for name in hopper if "transposed" in name], hopper
     assert max(others.values(), default=0) <= STACK_OF_OTHERS, others
 
 
@@ -436,7 +477,12 @@ def test_ptxas_takes_kernels_and_keeps_them_in_registers(compiled: list[Compiled
         command = [ptxas, "-v", f"-arch={result.architecture}", "-o", str(result.file.with_suffix(".ptxas"))]
         return subprocess.run([*command, str(result.file)], capture_output=True, text=True, timeout=SECONDS)
 
-    stacks, some = {}, compiled[::3]  # Of every way, dtype and noise; nvJitLink has taken them all.
+    # One of every way, dtype and noise, now with pairs and now without; nvJitLink has taken them all.
+    alike = collections.defaultdict[tuple[object, ...], list[Compiled]](list)
+    for result in compiled:
+        dtype, shared = result.variant[:2]
+        alike[result.capability, result.way, dtype, shared].append(result)
+    stacks, some = {}, [results[k % len(results)] for k, results in enumerate(alike.values())]
     with ThreadPoolExecutor(2) as pool:
         for result, done in zip(some, pool.map(run, some), strict=True):
             assert done.returncode == 0, (str(result), done.stderr[-5000:])
@@ -563,9 +609,12 @@ def test_kernels_know_no_other_floating_point_operations(compiled: list[Compiled
         if dtype != "float64":
             wide = {name for name in found if ".f64" in name}
             assert wide <= {"ld.param.f64", "ld.global.f64", "mov.f64", "cvt.rn.f32.f64"}, (str(result), wide)
-        # One division: which band of rows a block has; or also which dimensions a thread has, and how many passes.
-        divisions = 3 + result.slots if result.way == "transposed" else 1
+        # Which band a block has, and which part of a pass a thread; through a stage that for each of its dimensions,
+        # and for one that it makes twice where there is none.
+        divisions = {"transposed": 2, "transposed_staged": 2 * result.slots}.get(result.way, 1)
         assert 1 <= found["div.u32"] <= divisions, (str(result), found["div.u32"])
+        in_loops = [loop.count["div.u32"] for loop in result.kernel.store_loops]
+        assert in_loops and not any(in_loops), (str(result), in_loops)
         odd = {name for name in found if re.match(r"call|div\.(?!u32$)|rem\.|.*\.(local|r[zmp]i?)\b", name)}
         assert not odd, (str(result), odd)
         assert not re.search(r"\.local\b|__local_depot|\.extern\b", result.ptx), str(result)
@@ -575,13 +624,14 @@ def test_rows_are_made_of_these_operations_and_no_others(hopper: list[Compiled])
     for result in hopper:
         dtype, loops = result.variant[0], result.kernel.row_loops
         assert loops, str(result)
-        expected = collections.Counter(ROW[result.transform])
         fused = "fma.rn.f64" if dtype == "float64" else "fma.rn.f32"
-        expected[fused] += result.width  # x = mu + sigma z
-        if dtype == "float16":
-            expected["cvt.rn.f16.f32"] += result.width
         for loop in loops:
             assert loop.rows >= 1, str(result)
+            elements = result.width * result.ways_in(loop.hands_over)
+            expected = collections.Counter(ROW[result.transform])
+            expected[fused] += elements  # x = mu + sigma z
+            if dtype == "float16":
+                expected["cvt.rn.f16.f32"] += elements
             arithmetic = {
                 name: count / loop.rows
                 for name, count in loop.count.items()
@@ -750,6 +800,8 @@ QUAD = {
     "float32": r"st\.global\.v4\.[bfu]32",
     "float64": r"st\.global\.v2\.[bfu]64",
 }
+PIECES = {16: r"(v4\.[bfu]32|v2\.[bfu]64)", 8: r"(v4\.[bfu]16|v2\.[bfu]32|[bfu]64)", 4: r"(v2\.[bfu]16|[bfu]32)"}
+"""By the bytes stored or loaded at once."""
 SINGLE = {"float16": "16", "bfloat16": "16", "float32": "32", "float64": "64"}
 TURNS = {"aligned": 8, "shifted": 6, "staged": 4, "strided": 1}
 """Rows in one turn of the loop, or more; fewer for float64 and where noise is shared, half of antithetic pairs."""
@@ -758,8 +810,8 @@ TURNS = {"aligned": 8, "shifted": 6, "staged": 4, "strided": 1}
 def test_rows_go_to_memory_in_the_widest_stores(hopper: list[Compiled]) -> None:
     for result in hopper:
         dtype, shared, antithetic = result.variant[:3]
-        if result.way == "transposed":
-            check_transposed_stores(result)
+        if result.is_transposed:
+            (check_transposed_stores if result.way == "transposed" else check_staged_runs)(result)
             continue
         assert not any(loop.copies for loop in result.kernel.store_loops), str(result)
         columns = result.width
@@ -798,38 +850,67 @@ def test_rows_go_to_memory_in_the_widest_stores(hopper: list[Compiled]) -> None:
         assert (wide > 0) == (result.way in ("aligned", "shifted")), str(result)
 
 
+def handed_over(slots: int, width: int) -> int:
+    """Normals that a thread takes from the thread before in a group of columns, of all ways in which it may."""
+    ways = itertools.product(range(slots), repeat=2)
+    columns = [range(k * width // 4, (k + 1) * width // 4) for k in range(4)]
+    return sum(max((first + c * delta) % slots for c in of_normal) for first, delta in ways for of_normal in columns)
+
+
 def check_transposed_stores(result: Compiled) -> None:
-    """All of a thread's dimensions in one column at once; what went through the stage, a quad or 16 bytes at once."""
-    size = geometry.SIZES[result.variant[0]]
-    pieces = {16: r"(v4\.[bfu]32|v2\.[bfu]64)", 8: r"(v4\.[bfu]16|v2\.[bfu]32|[bfu]64)", 4: r"(v2\.[bfu]16|[bfu]32)"}
-    vector = pieces[size * result.slots]
+    """All of a thread's dimensions in one column at once, and each element for itself where some are not inside.
+
+    Once for rows that begin at aligned addresses, and once for others, with what the thread before has drawn.
+    """
+    size, slots, width, loops = geometry.SIZES[result.variant[0]], result.slots, result.width, result.kernel.row_loops
+    single = rf"[bfu]{8 * size}"
+    vector = PIECES[size * slots] if slots > 1 else single
+    assert {loop.hands_over for loop in loops} == ({False, True} if slots > 1 else {False}), str(result)
+    assert not any(loop.copies for loop in result.kernel.store_loops), str(result)
+    for loop in loops:
+        groups = loop.rows / slots
+        expected = {vector: width * groups}
+        expected[single] = expected.get(single, 0) + width * slots * groups
+        found = {kind: loop.matching(rf"st\.global\.{kind}") for kind in expected}
+        assert found == expected and loop.matching(r"st\.global.*") == sum(expected.values()), (str(result), found)
+        handed = handed_over(slots, width) * groups * (2 if size == 8 else 1)
+        assert loop.matching(r"shfl\..*") == (handed if loop.hands_over else 0), str(result)
+        assert loop.matching(r"st\.shared.*|bar(rier)?\.sync.*") == 0, str(result)
+
+
+def check_staged_runs(result: Compiled) -> None:
+    """Elements one by one to the stage; from there as large parts as there are, or one by one, in a loop within."""
+    size, slots, width = geometry.SIZES[result.variant[0]], result.slots, result.width
+    part_size = 8 if size == 2 else 16
+    single, part = rf"[bfu]{8 * size}", PIECES[part_size]
     assert result.kernel.row_loops, str(result)
     for loop in result.kernel.row_loops:
-        stores = loop.matching(r"st\.global.*")
-        assert loop.matching(rf"st\.global\.{vector}") == stores, str(result)
-        assert stores == result.width * loop.rows / result.slots, str(result)
-        assert loop.matching(r"st\.shared.*") == 0, str(result)
+        turns = loop.rows / slots
+        parts = turns * slots * width * size / part_size
+        assert loop.matching(r"st\.global.*") == loop.matching(rf"st\.global\.{part}") == parts, str(result)
+        words = loop.rows * loop.loads_per_row
+        assert loop.matching(r"ld\.shared.*") == parts + words, str(result)
+        assert loop.matching(r"st\.shared.*") == loop.matching(rf"st\.shared\.{single}") == loop.rows * width
+        assert loop.matching(r"bar(rier)?\.sync.*") == turns, str(result)
     copies = [loop for loop in result.kernel.store_loops if loop.copies]
-    piece = pieces[8 if size == 2 else 16]
-    wide = [loop.matching(rf"st\.global\.{piece}") for loop in copies]
-    assert max(wide) >= 4 and any(loop.matching(rf"ld\.shared\.{piece}") >= 4 for loop in copies), str(result)
+    assert copies, str(result)
     for loop in copies:
-        narrow = loop.matching(rf"[sl][td]\.(global|shared)\.[bu]{8 * size}")
-        assert loop.matching(r"[sl][td]\.(global|shared).*") == narrow + loop.matching(
-            rf"[sl][td]\.(global|shared)\.{piece}"
-        ), str(result)
+        loads, stores = (loop.matching(rf"{name}\.{single}") for name in (r"ld\.shared", r"st\.global"))
+        assert loads == stores == loop.matching(r"[sl][td]\.(global|shared).*") / 2, str(result)
 
 
 def test_shared_memory_is_read_and_written_in_quads(hopper: list[Compiled]) -> None:
     for result in hopper:
         dtype, stores = result.variant[0], result.way
         single = rf"ld\.shared\.[bfu]{SINGLE[dtype]}" if stores == "staged" else "none"
+        if stores == "transposed_staged" and SINGLE[dtype] == "16":
+            single = r"ld\.shared\.[bu]64"  # Parts of four elements, on their way.
         for loop in result.kernel.row_loops:
             scattered = {name for name in loop.count if name.startswith("ld.shared") and ".v" not in name}
             assert all(re.fullmatch(single, name) for name in scattered), (str(result), scattered)
         written = {name for name in result.kernel.count if name.startswith("st.shared") and ".v" not in name}
-        assert bool(written) == (stores in ("staged", "transposed")), (str(result), written)
-        assert result.kernel.count["st.shared.v4.u32"] >= (1 if stores == "transposed" else 2), str(result)
+        assert bool(written) == (stores in ("staged", "transposed_staged")), (str(result), written)
+        assert result.kernel.count["st.shared.v4.u32"] >= (1 if result.is_transposed else 2), str(result)
 
 
 # --- Machine code ---------------------------------------------------------------------------------
@@ -859,7 +940,7 @@ def code_loops(code: list[tuple[str, str]]) -> Iterator[collections.Counter[str]
     for last, (name, operand) in enumerate(code):
         if name == "BRA" and int(operand) < last:
             found = collections.Counter(name for name, _ in code[int(operand) : last + 1])
-            if any(n.startswith("STG") for n in found) and not any(re.match("LDG|BAR", n) for n in found):
+            if any(n.startswith("STG") for n in found) and not any(n.startswith("LDG") for n in found):
                 yield found
 
 
@@ -873,22 +954,45 @@ def test_machine_code_is_what_the_ptx_says(hopper: list[Compiled]) -> None:
         assert len(code) > 500 and not any(re.match(r"D(ADD|MUL|FMA|SETP)|CALL", name) for name in found), str(result)
         loops = list(code_loops(code))
         assert loops, str(result)
+        assert not any(re.match("STL|LDL", name) for loop in loops for name in loop), (str(result), "memory in a loop")
+        if result.is_transposed:
+            loops = [loop for loop in loops if loop["FFMA"]]  # Without those that copy.
         expected = collections.Counter(ROW[result.transform])
         for loop in loops:
             # Two of four words are needed where noise is shared.
-            rows = sum(count for name, count in loop.items() if re.match(r"LDS(\.U)?\.(128|64)", name)) * result.slots
-            if result.way == "transposed" and not loop["FFMA"]:
-                continue  # It copies.
-            assert loop["FFMA"] == (expected["fma.rn.f32"] + result.width) * rows, (str(result), rows, loop["FFMA"])
+            loads = sum(count for name, count in loop.items() if re.match(r"LDS(\.U)?\.(128|64)", name))
+            if result.way == "transposed_staged":
+                loads -= loop["STG.E.128"]  # What goes through the stage.
+            rows = loads / result.loads_per_row
+            elements = result.width * result.ways_in(loop["SHFL.UP"] > 0)
+            assert loop["FFMA"] == (expected["fma.rn.f32"] + elements) * rows, (str(result), rows, loop["FFMA"])
             assert loop["FMUL"] >= expected["mul.f32"] * rows, (str(result), rows, loop["FMUL"])
             assert loop["IMAD.WIDE.U32"] >= expected["mul.wide.u32"] * rows, (str(result), rows)
-            assert not any(re.match("STL|LDL", name) for name in loop), (str(result), "memory in a loop")
+        if result.is_transposed:
+            check_transposed_code(result, loops)
+            continue
         quads = max(loop["STG.E.128"] for loop in loops)
         wide = result.way in ("aligned", "shifted")
-        if result.way == "transposed":
-            assert quads >= 4, (str(result), quads)
-            continue
         assert quads >= (2 if shared else 8) if wide else quads == 0, (str(result), quads)
+
+
+def check_transposed_code(result: Compiled, loops: list[collections.Counter[str]]) -> None:
+    """That a turn stores at once what a thread has in a column, or takes parts of 16 bytes from the stage.
+
+    In the loop with a stage is also the one, however often unrolled, that copies one by one.
+    """
+    elements = result.width * result.slots
+    if result.way == "transposed":
+        assert sorted(loop["SHFL.UP"] > 0 for loop in loops) == [False, True], str(result)
+        vector = {4: "STG.E.128", 2: "STG.E.64"}[result.slots]
+        stores = {vector: result.width, "STG.E": elements}
+        for loop in loops:
+            assert {name: count for name, count in loop.items() if re.match("STG|STS|BAR", name)} == stores, str(result)
+        return
+    (loop,) = loops
+    assert loop["STG.E.128"] == elements / 4 and loop["STS"] == elements, str(result)
+    assert loop["STG.E"] == loop["LDS"] > 0, str(result)
+    assert sum(count for name, count in loop.items() if name.startswith("BAR")) == 1, str(result)
 
 
 def test_advance_adds_one(compiled: list[Compiled]) -> None:
