@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from multisample._cuda_driver import device_of
+from multisample._cuda_driver import device_of, on_device
 from multisample._dlpack import Imported
 from multisample.exceptions import BackendUnavailableError
 
@@ -114,7 +114,7 @@ class NumbaBackend(PackedLaunch):
         by_dlpack = hasattr(array, "__dlpack__")
         ordinal = array.__dlpack_device__()[1] if by_dlpack else device_of(array.__cuda_array_interface__["data"][0])
         # Numba takes memory to be on the device that is current.
-        with cuda.gpus[int(ordinal)]:
+        with on_device(int(ordinal)):
             if not by_dlpack:
                 return cuda.as_cuda_array(array, sync=False)
             # Ready on the default stream, which Numba works on where no other is named.
@@ -154,9 +154,7 @@ class NumbaBackend(PackedLaunch):
         driver = self._driver or self._import()
         error, current = driver.cuCtxGetDevice()
         if error or int(current) != device:
-            from numba import cuda
-
-            with cuda.gpus[device]:
+            with on_device(device):
                 self._launch(key, blocks, threads, parameters, device, stream)
             return
         kernel = self._kernels.get(key) or self._compile(key)

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["Event", "device_of", "is_capturing", "order", "synchronize"]
+__all__ = ["Event", "device_of", "is_capturing", "on_device", "order", "synchronize"]
 
 # Of cuda.h.
 _DEVICE_ORDINAL = 9  # CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
@@ -37,7 +37,8 @@ def _check(error: int) -> None:
         name = ctypes.c_char_p()
         _driver().cuGetErrorName(error, ctypes.byref(name))
         raise RuntimeError(
-            f"the CUDA driver refused to wait, or to order two streams: {(name.value or b'').decode()} ({error})"
+            "the CUDA driver refused to wait, to order two streams or to change the device:"
+            f" {(name.value or b'').decode()} ({error})"
         )
 
 
@@ -62,8 +63,12 @@ def is_capturing(stream: int) -> bool:
 
 
 @contextlib.contextmanager
-def _current(device: int) -> Iterator[None]:
-    """With a context of `device` current: null streams and new events belong to that which is."""
+def on_device(device: int) -> Iterator[None]:
+    """With the primary context of `device` current: null streams, new events and Numba's arrays belong to that.
+
+    Numba's own way to change the device, ``cuda.gpus[device]``, may lose the context that is current when it
+    first asks for that of another device (numba-cuda 0.30.4).
+    """
     driver, current, context = _driver(), ctypes.c_int(), ctypes.c_void_p()
     if driver.cuCtxGetDevice(ctypes.byref(current)) == 0 and current.value == device:
         yield
@@ -91,13 +96,13 @@ class Event:
     def __init__(self, stream: int, device: int) -> None:
         self._driver = _driver()
         self._handle = ctypes.c_void_p()
-        with _current(device):
+        with on_device(device):
             _check(self._driver.cuEventCreate(ctypes.byref(self._handle), _DISABLE_TIMING))
             _check(self._driver.cuEventRecord(self._handle, ctypes.c_void_p(stream)))
 
     def hold_back(self, stream: int, device: int) -> None:
         """Let what is given to `stream` of `device` from now on wait for it; the caller does not."""
-        with _current(device):
+        with on_device(device):
             _check(self._driver.cuStreamWaitEvent(ctypes.c_void_p(stream), self._handle, 0))
 
     def is_done(self) -> bool:
@@ -123,7 +128,7 @@ def synchronize(device: int) -> None:
     RuntimeError
         If the driver refuses, as it does while a stream is being captured.
     """
-    with _current(device):
+    with on_device(device):
         _check(_driver().cuCtxSynchronize())
 
 

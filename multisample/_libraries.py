@@ -20,7 +20,7 @@ from multisample.backends.contract import DeviceArray, HostArray, RawArray
 
 from . import _dlpack
 from ._arguments import DTYPES, describe
-from ._cuda_driver import device_of
+from ._cuda_driver import device_of, on_device
 
 __all__ = ["Device", "Library", "Operand", "element", "is_opaque", "library_called", "library_of"]
 
@@ -467,7 +467,7 @@ class _Numba(Library):
         from numba import cuda
 
         # An array of Numba's names the stream on which it is ready.
-        with cuda.gpus[device.ordinal]:
+        with on_device(device.ordinal):
             return cuda.device_array((d, n), _numpy_dtype(dtype), stream=like.stream)
 
     def stream(self, device: Device, array: Any) -> int:
@@ -528,7 +528,7 @@ class _Numba(Library):
     def to_device(self, array: HostArray, device: Device) -> Any:
         from numba import cuda
 
-        with cuda.gpus[device.ordinal]:
+        with on_device(device.ordinal):
             return cuda.to_device(array)
 
     def overwrite(self, target: Any, array: HostArray) -> None:

@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 
 import multisample
+from multisample._cuda_driver import on_device
 from multisample.backends import registry, torch_ext_build
 
 Array = np.ndarray[Any, Any]
@@ -340,6 +341,9 @@ class NumbaMemory:
         self.array = devicearray.DeviceNDArray
         self.kernels = numba_kernels()
         self.current: Any = 0
+        for gpu in cuda.gpus:  # See on_device.
+            with on_device(gpu.id):
+                gpu.get_primary_context()
 
     def put(self, array: Any, device: int = 0) -> Any:
         array = np.ascontiguousarray(array)
