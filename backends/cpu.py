@@ -28,8 +28,9 @@ _SHARED_COST = 1 / 8
 _WINDOW, _LEAST_WINDOW = 1 << 18, 1 << 14
 # Shared noise is made once a window: at least this wide, a window is still tall enough to hide that.
 _SHARED_COLUMNS = 1 << 12
-# From so many rows on, windows of contiguous columns are drawn column by column.
-_LEAST_HEIGHT = 16
+# Where columns are what is contiguous, means and deviations are read once a window: at most this tall, it is still wide
+# enough to hide that.
+_SHARED_ROWS = 1 << 13
 
 
 class CpuBackend:
@@ -107,7 +108,7 @@ class CpuBackend:
             )  # fmt: skip
 
         block = 8 if antithetic else 4
-        down = out.strides[0] == out.itemsize and d >= _LEAST_HEIGHT
+        down = out.strides[0] == out.itemsize and d > 1
         run_all(draw, _windows(d, n, sample_offset, threads, shared, block, down), threads)
 
     def advance(self, counter: int, device: int, stream: int) -> None:
@@ -126,11 +127,12 @@ def _windows(
     """Rows and columns of the windows that together are a (d, n) matrix.
 
     No block of columns is cut, so that none is made twice. Where columns are what is contiguous in memory, `down`,
-    windows are whole columns, as far as they are not too large.
+    windows are whole columns, as far as they are not too tall.
     """
     size = min(_WINDOW, max(_LEAST_WINDOW, d * n // (4 * threads)))
     if down:
-        rows = math.ceil(d / math.ceil(d / (size // block)))
+        most = min(size // block, _SHARED_ROWS) if shared else size // block
+        rows = math.ceil(d / math.ceil(d / most))
         columns = max(block, size // rows)
     else:
         columns = max(_SHARED_COLUMNS, size // d) if shared else size

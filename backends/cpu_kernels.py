@@ -16,7 +16,7 @@ import numpy as np
 from numba import njit, types
 
 from .compilation import compile_cached, source_digest
-from .intrinsics import contiguous, fma, run_down, stack_array, store_apart
+from .intrinsics import contiguous, copy_vector, fma, prefetch, run_down, scale_vector, stack_array, store_apart
 from .narrow import to_bfloat16, to_float16, unchanged
 from .normals import block_f32, block_f64
 from .words import stream_key, word
@@ -33,10 +33,16 @@ _LANES = np.uint64(16)
 _TILE = 256
 _TILE_NORMALS = 4 * _TILE
 _TILE_PAIRS = 2 * _TILE_NORMALS
-# Rows whose means and deviations are kept at hand: of as many, memory is written in long runs.
-_BATCH = 2048
-# Rows that the widest vectors hold; with fewer, columns are not worth loops of their own. cpu.py knows it too.
+# Rows whose means and deviations are kept at hand: of as many, memory is written in long runs. The second is for shared
+# noise, which is written faster.
+_BATCH, _LONG_BATCH = 2048, 8192
+# Rows that the widest vectors hold.
 _HEIGHT = 16
+# Places of a tile of few rows, and of all its columns and a vector.
+_PLACES = 256
+_TILE_PLACES = 8 * _PLACES + _HEIGHT
+# How many bytes ahead the processor is told what is written where it does not foresee that.
+_AHEAD = 2048
 
 
 @njit(forceinline=True)
@@ -82,13 +88,86 @@ def _draw_long_rows(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, fi
 
 @njit(forceinline=True)
 def _runs_down(out):
-    """Whether vectors can run down the columns: rows lie side by side, and enough of them."""
-    return out.strides[0] == out.itemsize and out.shape[0] >= _HEIGHT
+    """Whether vectors can run down the columns: rows lie side by side."""
+    return out.strides[0] == out.itemsize and out.shape[0] > 1
+
+
+@njit(forceinline=True)
+def _copy_columns(x, block_columns, first, out, top, left, right):
+    """Rows of `out` from `top` on, fewer than vectors hold, of columns `left` to `right`: from `_draw_few_rows`.
+
+    Column `left` is column `first` of the tile `x`. As vectors are longer, columns that follow may get wrong values, in
+    rows before `top` or to the right of `right`.
+    """
+    height, columns = out.shape
+    rows = height - top
+    # The shortest vector that holds them.
+    length = 8 if rows <= 8 else 16
+    # How many whole blocks come after how many columns, of those whose vectors end in this window.
+    before = min(-first % block_columns, right - left)
+    blocks = 0
+    if out.strides[1] == height * out.itemsize:
+        last = min(right, columns - (length - rows + height - 1) // height)
+        blocks = max(0, last - left - before) // block_columns
+    c = left
+    while c < right:
+        place = first + c - left
+        start = place // block_columns * rows
+        if c == left + before and blocks > 0:
+            to = run_down(out, 0, 0, x)
+            for _ in range(blocks):
+                for k in range(block_columns):
+                    at, of = (c + k) * height + top, start + k * _PLACES
+                    if length == 8:
+                        copy_vector(to, at, x, of, 8)
+                    else:
+                        copy_vector(to, at, x, of, 16)
+                start += rows
+                c += block_columns
+        else:
+            column = run_down(out, top, c, x)
+            for k in range(rows):
+                column[k] = x[start + place % block_columns * _PLACES + k]
+            c += 1
+
+
+@njit(forceinline=True)
+def _draw_few_rows(
+    block, narrow, m, s, row_of, block_of, out, o0, o1, k0, k1, i, g, antithetic, top, part, first, left
+):
+    """Independent noise of the rows from `top` on, fewer than vectors hold, of `part` blocks.
+
+    Column `left` of the window is column `first` of the first block. Places of the tile, which are drawn together, are
+    rows `row_of` of blocks `block_of`, counted from row `i` and block `g` of the stream.
+    """
+    rows = out.shape[0] - top
+    block_columns = 8 if antithetic else 4
+    right = min(out.shape[1], left - first + block_columns * part)
+    step = np.uint64(block_columns // 4)
+    pitch = np.uint64(_PLACES)
+    x = stack_array(_TILE_PLACES, out.dtype)
+    # Where the next tile goes, if it goes there side by side.
+    after = run_down(out, 0, right if out.strides[1] == rows * out.itemsize else out.shape[1], x)
+    for start in range(0, part * rows, _HEIGHT):
+        for c in range(block_columns):
+            prefetch(after, block_columns * start + _HEIGHT * c, _HEIGHT)
+        for k in range(np.uint64(start), np.uint64(start + _HEIGHT)):
+            z0, z1, z2, z3 = block(g + np.uint64(block_of[k]), i + np.uint64(row_of[k]), o0, o1, k0, k1)
+            x[k] = narrow(fma(s[k], z0, m[k]))
+            x[k + step * pitch] = narrow(fma(s[k], z1, m[k]))
+            x[k + np.uint64(2) * step * pitch] = narrow(fma(s[k], z2, m[k]))
+            x[k + np.uint64(3) * step * pitch] = narrow(fma(s[k], z3, m[k]))
+            if antithetic:
+                x[k + pitch] = narrow(fma(s[k], -z0, m[k]))
+                x[k + np.uint64(3) * pitch] = narrow(fma(s[k], -z1, m[k]))
+                x[k + np.uint64(5) * pitch] = narrow(fma(s[k], -z2, m[k]))
+                x[k + np.uint64(7) * pitch] = narrow(fma(s[k], -z3, m[k]))
+    _copy_columns(x, block_columns, first, out, top, left, right)
 
 
 @njit(forceinline=True)
 def _draw_down(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_column, antithetic):
-    """Independent noise, block by block, where rows lie side by side: vectors have some rows of one block."""
+    """Independent noise where rows lie side by side: vectors have rows of one block, or the last ones of several."""
     rows, columns = out.shape
     block_columns = 8 if antithetic else 4
     step = block_columns // 4
@@ -97,39 +176,66 @@ def _draw_down(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_c
     row_blocks = (skip + columns + block_columns - 1) // block_columns
     m, s = stack_array(_BATCH, mu.dtype), stack_array(_BATCH, mu.dtype)
     nowhere = stack_array(_BATCH, out.dtype)
+    few_m, few_s = stack_array(_PLACES, mu.dtype), stack_array(_PLACES, mu.dtype)
+    row_of, block_of = stack_array(_PLACES, np.uint32), stack_array(_PLACES, np.uint32)
+    # Where the last vector of a column would be largely empty, its rows are drawn before the others, of several blocks
+    # together.
+    height, tile_blocks = rows, row_blocks
+    if rows < _HEIGHT or -rows % _HEIGHT > rows // 4:
+        height = rows - rows % _HEIGHT
+        tile_blocks = min(max(_HEIGHT, _PLACES // rows), row_blocks)
+        r, b = 0, 0
+        # To the end of a vector.
+        for k in range((tile_blocks * (rows - height) + _HEIGHT - 1) // _HEIGHT * _HEIGHT):
+            few_m[k], few_s[k] = mu[height + r], sigma[height + r]
+            row_of[k], block_of[k] = r, b
+            r += 1
+            if r == rows - height:
+                r = 0
+                b += 1
     # Rows are divided evenly, and the last batch, like the last vector of each, ends where they do: to write some twice
     # costs less than a loop for the rest.
-    batches = (rows + _BATCH - 1) // _BATCH
-    batch = (rows + batches - 1) // batches
-    for r in range(0, rows, batch):
-        top = min(r, rows - batch)
-        i = np.uint64(first_row + top)
-        for k in range(batch):
-            m[k], s[k] = mu[top + k], sigma[top + k]
-        for b in range(row_blocks):
-            g = np.uint64(first_block + b)
-            c = block_columns * b - skip
-            x0, y0 = run_down(out, top, c, nowhere), run_down(out, top, c + 1, nowhere)
-            x1, y1 = run_down(out, top, c + step, nowhere), run_down(out, top, c + step + 1, nowhere)
-            x2, y2 = run_down(out, top, c + 2 * step, nowhere), run_down(out, top, c + 2 * step + 1, nowhere)
-            x3, y3 = run_down(out, top, c + 3 * step, nowhere), run_down(out, top, c + 3 * step + 1, nowhere)
-            for start in range(0, batch, _HEIGHT):
-                first = np.uint64(min(start, batch - _HEIGHT))
-                for k in range(first, first + np.uint64(_HEIGHT)):
-                    z0, z1, z2, z3 = block(g, i + k, o0, o1, k0, k1)
-                    store_apart(x0, k, narrow(fma(s[k], z0, m[k])), 0)
-                    store_apart(x1, k, narrow(fma(s[k], z1, m[k])), 1)
-                    store_apart(x2, k, narrow(fma(s[k], z2, m[k])), 2)
-                    store_apart(x3, k, narrow(fma(s[k], z3, m[k])), 3)
-                    if antithetic:
-                        store_apart(y0, k, narrow(fma(s[k], -z0, m[k])), 4)
-                        store_apart(y1, k, narrow(fma(s[k], -z1, m[k])), 5)
-                        store_apart(y2, k, narrow(fma(s[k], -z2, m[k])), 6)
-                        store_apart(y3, k, narrow(fma(s[k], -z3, m[k])), 7)
+    batches = max(1, (height + _BATCH - 1) // _BATCH)
+    batch = max(1, (height + batches - 1) // batches)
+    for t in range(0, row_blocks, tile_blocks):
+        part = min(tile_blocks, row_blocks - t)
+        if height < rows:
+            i, g = np.uint64(first_row + height), np.uint64(first_block + t)
+            left = max(0, block_columns * t - skip)
+            of_block = skip + left - block_columns * t
+            _draw_few_rows(
+                block, narrow, few_m, few_s, row_of, block_of, out, o0, o1, k0, k1, i, g, antithetic, height, part,
+                of_block, left,
+            )  # fmt: skip
+        for r in range(0, height, batch):
+            top = min(r, height - batch)
+            i = np.uint64(first_row + top)
+            for k in range(batch):
+                m[k], s[k] = mu[top + k], sigma[top + k]
+            for b in range(t, t + part):
+                g = np.uint64(first_block + b)
+                c = block_columns * b - skip
+                x0, y0 = run_down(out, top, c, nowhere), run_down(out, top, c + 1, nowhere)
+                x1, y1 = run_down(out, top, c + step, nowhere), run_down(out, top, c + step + 1, nowhere)
+                x2, y2 = run_down(out, top, c + 2 * step, nowhere), run_down(out, top, c + 2 * step + 1, nowhere)
+                x3, y3 = run_down(out, top, c + 3 * step, nowhere), run_down(out, top, c + 3 * step + 1, nowhere)
+                for start in range(0, batch, _HEIGHT):
+                    first = np.uint64(min(start, batch - _HEIGHT))
+                    for k in range(first, first + np.uint64(_HEIGHT)):
+                        z0, z1, z2, z3 = block(g, i + k, o0, o1, k0, k1)
+                        store_apart(x0, k, narrow(fma(s[k], z0, m[k])), 0)
+                        store_apart(x1, k, narrow(fma(s[k], z1, m[k])), 1)
+                        store_apart(x2, k, narrow(fma(s[k], z2, m[k])), 2)
+                        store_apart(x3, k, narrow(fma(s[k], z3, m[k])), 3)
+                        if antithetic:
+                            store_apart(y0, k, narrow(fma(s[k], -z0, m[k])), 4)
+                            store_apart(y1, k, narrow(fma(s[k], -z1, m[k])), 5)
+                            store_apart(y2, k, narrow(fma(s[k], -z2, m[k])), 6)
+                            store_apart(y3, k, narrow(fma(s[k], -z3, m[k])), 7)
 
 
 @njit(forceinline=True)
-def _scale_down(narrow, z, mu, sigma, out):
+def _scale_and_narrow_down(narrow, z, mu, sigma, out):
     """Columns in place, from one row of noise `z`, where rows lie side by side."""
     rows, columns = out.shape
     m, s = stack_array(_BATCH, mu.dtype), stack_array(_BATCH, mu.dtype)
@@ -145,7 +251,70 @@ def _scale_down(narrow, z, mu, sigma, out):
 
 
 @njit(forceinline=True)
-def _draw_tiles(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_column, shared, antithetic):
+def _scale_down(narrow, z, mu, sigma, out):
+    """The same where `narrow` changes nothing."""
+    rows, columns = out.shape
+    m, s = stack_array(_LONG_BATCH, mu.dtype), stack_array(_LONG_BATCH, mu.dtype)
+    nowhere = stack_array(_LONG_BATCH, out.dtype)
+    step = out.strides[1] // out.itemsize
+    if rows <= 3 * _HEIGHT:
+        for k in range(_HEIGHT):
+            m[k], s[k] = 0, 0
+        for k in range(rows):
+            m[k], s[k] = mu[k], sigma[k]
+        to = run_down(out, 0, 0, nowhere)
+        far = max(1, _TILE_NORMALS // rows) * step
+        whole, last = columns, rows - _HEIGHT
+        if rows < _HEIGHT:
+            # What is written beyond a column, the next one overwrites; the last ones go element by element.
+            length = 8 if rows <= 8 else 16
+            whole = max(0, columns - (length - 1) // rows) if step == rows else 0
+        if rows <= 8:
+            for c in range(whole):
+                scale_vector(to, c * step, s, z[np.uint64(c)], m, 0, 8, far)
+        elif rows <= 16:
+            for c in range(whole):
+                scale_vector(to, c * step, s, z[np.uint64(c)], m, 0, 16, far)
+        elif rows <= 32:
+            for c in range(whole):
+                of_column = z[np.uint64(c)]
+                scale_vector(to, c * step, s, of_column, m, 0, 16, far)
+                scale_vector(to, c * step + last, s, of_column, m, last, 16, far)
+        else:
+            for c in range(whole):
+                of_column = z[np.uint64(c)]
+                scale_vector(to, c * step, s, of_column, m, 0, 16, far)
+                scale_vector(to, c * step + 16, s, of_column, m, 16, 16, far)
+                scale_vector(to, c * step + last, s, of_column, m, last, 16, far)
+        for c in range(whole, columns):
+            for k in range(rows):
+                out[k, c] = fma(s[k], z[c], m[k])
+        return
+    # Batches and vectors as in `_draw_down`.
+    batches = (rows + _LONG_BATCH - 1) // _LONG_BATCH
+    batch = (rows + batches - 1) // batches
+    near = _AHEAD // out.itemsize
+    for r in range(0, rows, batch):
+        top = min(r, rows - batch)
+        for k in range(batch):
+            m[k], s[k] = mu[top + k], sigma[top + k]
+        # Four at once, because means and deviations of many rows come from the second-level cache each time.
+        for c in range(0, columns, 4):
+            z0, z1 = z[c], z[min(c + 1, columns - 1)]
+            z2, z3 = z[min(c + 2, columns - 1)], z[min(c + 3, columns - 1)]
+            x0, x1 = run_down(out, top, c, nowhere), run_down(out, top, c + 1, nowhere)
+            x2, x3 = run_down(out, top, c + 2, nowhere), run_down(out, top, c + 3, nowhere)
+            for start in range(0, batch, _HEIGHT):
+                k = min(start, batch - _HEIGHT)
+                far = near if k + near < batch else near + 4 * step - batch
+                scale_vector(x0, k, s, z0, m, k, 16, far)
+                scale_vector(x1, k, s, z1, m, k, 16, far)
+                scale_vector(x2, k, s, z2, m, k, 16, far)
+                scale_vector(x3, k, s, z3, m, k, 16, far)
+
+
+@njit(forceinline=True)
+def _draw_tiles(block, narrow, scale_down, mu, sigma, out, o0, o1, k0, k1, first_row, first_column, shared, antithetic):
     """Noise by the tile, then scaled into place: short rows share a tile, and shared noise serves every row."""
     rows, columns = out.shape
     block_columns = 8 if antithetic else 4
@@ -200,7 +369,7 @@ def _draw_tiles(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_
                         row[c] = narrow(fma(s, of_row[c], m))
                     shift += pitch
             elif down:
-                _scale_down(narrow, noise[shift:], mu, sigma, out[:, start:stop])
+                scale_down(narrow, noise[shift:], mu, sigma, out[:, start:stop])
             else:
                 for i in range(np.uint64(r), np.uint64(last)):
                     m, s = mu[i], sigma[i]
@@ -210,12 +379,14 @@ def _draw_tiles(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_
 
 
 @njit(forceinline=True)
-def _draw(block, narrow, mu, sigma, out, seed, offset, first_row, first_column, shared, antithetic, layouts):
+def _draw(
+    block, narrow, scale_down, mu, sigma, out, seed, offset, first_row, first_column, shared, antithetic, layouts
+):
     """The window `out`; with `layouts`, a constant, rows may lie side by side."""
     columns = out.shape[1]
     k0, k1 = stream_key(seed)
     o0, o1 = word(offset), offset >> np.uint64(32)
-    if layouts and not shared and _runs_down(out):
+    if layouts and not shared and columns > 0 and _runs_down(out):
         _draw_down(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_column, antithetic)
     elif (
         columns >= _LONG_ROW
@@ -225,7 +396,9 @@ def _draw(block, narrow, mu, sigma, out, seed, offset, first_row, first_column, 
     ):
         _draw_long_rows(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_column, antithetic)
     elif columns > 0:
-        _draw_tiles(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_column, shared, antithetic)
+        _draw_tiles(
+            block, narrow, scale_down, mu, sigma, out, o0, o1, k0, k1, first_row, first_column, shared, antithetic
+        )
 
 
 @njit(forceinline=True)
@@ -244,32 +417,36 @@ def _kernels(digest: int, antithetic: bool = False) -> dict[str, Callable[..., A
     # one, and so a constant to LLVM: few need both kinds of kernel, and either takes seconds to compile.
     def draw_float32(mu, sigma, out, seed, offset, i, j, shared):
         _ = digest
-        _draw(block_f32, unchanged, mu, sigma, out, seed, offset, i, j, shared, antithetic, True)
+        _draw(block_f32, unchanged, _scale_down, mu, sigma, out, seed, offset, i, j, shared, antithetic, True)
 
     def draw_float64(mu, sigma, out, seed, offset, i, j, shared):
         _ = digest
-        _draw(block_f64, unchanged, mu, sigma, out, seed, offset, i, j, shared, antithetic, True)
+        _draw(block_f64, unchanged, _scale_down, mu, sigma, out, seed, offset, i, j, shared, antithetic, True)
 
     def draw_float16(mu, sigma, out, seed, offset, i, j, shared):
         _ = digest
-        _draw(block_f32, to_float16, mu, sigma, out, seed, offset, i, j, shared, antithetic, True)
+        _draw(
+            block_f32, to_float16, _scale_and_narrow_down, mu, sigma, out, seed, offset, i, j, shared, antithetic, True
+        )
 
     def draw_bfloat16(mu, sigma, out, seed, offset, i, j, shared):
         _ = digest
-        _draw(block_f32, to_bfloat16, mu, sigma, out, seed, offset, i, j, shared, antithetic, True)
+        _draw(
+            block_f32, to_bfloat16, _scale_and_narrow_down, mu, sigma, out, seed, offset, i, j, shared, antithetic, True
+        )
 
     def check_and_draw_float32(mu, sigma, out, seed, offset):
         _ = digest
         if not _valid(mu, sigma):
             return False
-        _draw(block_f32, unchanged, mu, sigma, out, seed, offset, 0, 0, False, False, False)
+        _draw(block_f32, unchanged, _scale_down, mu, sigma, out, seed, offset, 0, 0, False, False, False)
         return True
 
     def check_and_draw_float64(mu, sigma, out, seed, offset):
         _ = digest
         if not _valid(mu, sigma):
             return False
-        _draw(block_f64, unchanged, mu, sigma, out, seed, offset, 0, 0, False, False, False)
+        _draw(block_f64, unchanged, _scale_down, mu, sigma, out, seed, offset, 0, 0, False, False, False)
         return True
 
     def check(mu, sigma):

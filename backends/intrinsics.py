@@ -16,12 +16,15 @@ from numba.extending import intrinsic
 
 __all__ = [
     "contiguous",
+    "copy_vector",
     "float_bits",
     "fma",
     "from_float_bits",
     "horner",
     "like",
+    "prefetch",
     "run_down",
+    "scale_vector",
     "sqrt",
     "stack_array",
     "store_apart",
@@ -205,6 +208,83 @@ def store_apart(typingctx: Any, array: Any, index: Any, value: Any, place: Any) 
         return context.get_dummy_value()
 
     return types.none(array, types.uint64, value, place), codegen
+
+
+def _address(context: Any, builder: Any, array: Any, value: Any, index: Any, element: Any) -> Any:
+    """The address of an element of an array of unit stride, as that of an `element`."""
+    data = context.make_array(array)(context, builder, value).data
+    return builder.bitcast(builder.gep(data, [index]), element.as_pointer())
+
+
+@intrinsic(prefer_literal=True)
+def copy_vector(typingctx: Any, array: Any, index: Any, source: Any, start: Any, length: Any) -> Any:
+    """``array[index : index + length] = source[start : start + length]`` for a literal `length`, at once.
+
+    Both have unit stride, and overlap nowhere.
+    """
+    if not isinstance(length, types.IntegerLiteral) or source.dtype != array.dtype:
+        return None
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        vector = ir.VectorType(context.get_data_type(array.dtype), length.literal_value)
+        value = builder.load(_address(context, builder, source, args[2], args[3], vector), align=1)
+        builder.store(value, _address(context, builder, array, args[0], args[1], vector), align=1)
+        return context.get_dummy_value()
+
+    return types.none(array, types.intp, source, types.intp, length), codegen
+
+
+def _emit_prefetch(context: Any, builder: Any, array: Any, value: Any, index: Any, length: int) -> None:
+    word, byte = ir.IntType(32), ir.IntType(8)
+    address = _address(context, builder, array, value, index, byte)
+    function_type = ir.FunctionType(ir.VoidType(), [address.type, word, word, word])
+    function = builder.module.declare_intrinsic("llvm.prefetch", (address.type,), function_type)
+    for line in range(0, length * context.get_abi_sizeof(context.get_data_type(array.dtype)), 64):
+        # To write, to the nearest cache, of data.
+        builder.call(function, (cgutils.pointer_add(builder, address, line), word(1), word(3), word(1)))
+
+
+@intrinsic(prefer_literal=True)
+def prefetch(typingctx: Any, array: Any, index: Any, length: Any) -> Any:
+    """Tell the processor that ``array[index : index + length]``, which need not be there, is written to soon.
+
+    For a literal `length` and unit stride.
+    """
+    if not isinstance(length, types.IntegerLiteral):
+        return None
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        _emit_prefetch(context, builder, array, args[0], args[1], length.literal_value)
+        return context.get_dummy_value()
+
+    return types.none(array, types.intp, length), codegen
+
+
+@intrinsic(prefer_literal=True)
+def scale_vector(typingctx: Any, array: Any, index: Any, s: Any, z: Any, m: Any, k: Any, length: Any, far: Any) -> Any:
+    """``array[index : index + length] = fma(s[k : k + length], z, m[k : k + length])`` for a literal `length`, at once.
+
+    All have unit stride and elements of one type, that of the number `z`, and `array` is apart from `s` and `m`. The
+    processor is told that what lies `far` elements further is written to soon.
+    """
+    if not isinstance(length, types.IntegerLiteral) or not array.dtype == s.dtype == m.dtype == z:
+        return None
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        count = length.literal_value
+        lanes = ir.VectorType(args[3].type, count)
+        _emit_prefetch(context, builder, array, args[0], builder.add(args[1], args[7]), count)
+        scales = builder.load(_address(context, builder, s, args[2], args[5], lanes), align=1)
+        means = builder.load(_address(context, builder, m, args[4], args[5], lanes), align=1)
+        one = builder.insert_element(lanes(ir.Undefined), args[3], ir.IntType(32)(0))
+        every = builder.shuffle_vector(one, one, ir.VectorType(ir.IntType(32), count)(None))
+        name = f"llvm.fma.v{count}{'f32' if z == types.float32 else 'f64'}"
+        function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(lanes, [lanes] * 3), name)
+        value = builder.call(function, (scales, every, means))
+        builder.store(value, _address(context, builder, array, args[0], args[1], lanes), align=1)
+        return context.get_dummy_value()
+
+    return types.none(array, types.intp, s, z, m, types.intp, length, types.intp), codegen
 
 
 @intrinsic(prefer_literal=True)

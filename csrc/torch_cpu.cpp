@@ -24,6 +24,9 @@ constexpr u64 kSharedCost = 3;
 constexpr u64 kWindow = 1 << 18, kSharedWindow = 1 << 20, kLeastWindow = 1 << 14;
 // Rows of a window have in common what their columns take, with shared noise all of it: better many than long ones.
 constexpr u64 kWindowColumns = 1 << 13;
+// And those of its columns have mu and sigma in common, next to which a shared normal costs little: better wide than
+// tall ones.
+constexpr u64 kSharedRows = 1 << 14;
 
 using cpu::ceil_div;
 u64 smaller(u64 a, u64 b) { return a < b ? a : b; }
@@ -38,7 +41,8 @@ class Windows {
     const u64 size = smaller(most, larger(kLeastWindow, call.rows * call.columns / pieces));
     if (cpu::runs_down(call, call.rows)) {
       // Whole columns are one stretch of memory.
-      rows_ = ceil_div(call.rows, ceil_div(call.rows, size / block_));
+      const u64 rows = call.shared ? smaller(size / block_, kSharedRows) : size / block_;
+      rows_ = ceil_div(call.rows, ceil_div(call.rows, rows));
       columns_ = ceil_div(size / rows_, block_) * block_;
     } else {
       const u64 cuts = call.columns / larger(kWindowColumns, size / call.rows);

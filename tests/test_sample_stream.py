@@ -213,12 +213,14 @@ def test_every_shape_gives_the_bits_of_its_elements(
             assert np.array_equal(bits(got), elementwise(mu, sigma, n, dtype, **options)), (d, n, window)
 
 
-# Vectors run down the rows from 16 on; of few rows, several blocks share a tile of C++, more than 256, or 2048 in
-# Numba, are divided; several threads; parts of a block of four or eight at either end, or at both ends of one.
+# Vectors run down the rows; of fewer than 16, or of so many that one would be largely empty, several blocks share one;
+# more than 256, or 2048 in Numba, 8192 of shared noise, are divided; several threads; parts of a block of four or eight
+# at either end, or at both ends of one.
 TALL_SHAPES = [
     *((d, n) for d in (1, 2, 15, 16, 17, 31, 32, 33, 47, 129, 257) for n in range(1, 10)),
-    (64, 100), (128, 131), (300, 70), (513, 9), (2049, 5), (4097, 13), (8209, 3), (65551, 2), (90000, 9),
-    (33, 9001), (700, 601),
+    (2, 1501), (3, 700), (5, 333), (8, 301), (9, 260), (12, 200), (18, 301), (21, 150), (24, 90), (34, 131), (39, 70),
+    (49, 101), (52, 99), (64, 100), (128, 131), (300, 70), (513, 9), (2049, 5), (4097, 13), (8209, 3), (65551, 2),
+    (90000, 9), (33, 9001), (700, 601),
 ]  # fmt: skip
 
 
