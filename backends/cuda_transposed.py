@@ -215,7 +215,7 @@ def _writing(gpu: ModuleType, dtype: str, antithetic: bool) -> tuple[Function, F
     bit e says whether element e is.
     """
     size, slots, width = SIZES[dtype], slots_of(SIZES[dtype], antithetic), group_width(antithetic)
-    store, store_vector = gpu.store, gpu.store_vector
+    store, store_vector, hidden = gpu.store, gpu.store_vector, gpu.hidden
 
     def piece(c: int) -> Function:
         first, last = c * slots, (c + 1) * slots
@@ -226,17 +226,27 @@ def _writing(gpu: ModuleType, dtype: str, antithetic: bool) -> tuple[Function, F
 
         return put
 
-    def one(e: int) -> Function:
-        c, behind, bit = e // slots, e % slots * size, np.uint32(1 << e)
+    def some_of(c: int) -> Function:
+        def one(s: int) -> Function:
+            e, behind, bit = c * slots + s, s * size, np.uint32(1 << (c * slots + s))
+
+            @inline
+            def put_one(at, x, written):
+                if written & bit != 0:
+                    store(at + behind, x[e])
+
+            return put_one
+
+        elements = _in_turn(one, 0, slots)
 
         @inline
         def put(at, to, some):
-            if some[1] & bit != 0:
-                store(at + np.int64(to[c]) * size + behind, some[0][e])
+            # Or the address is worked out anew for each of the conditional stores.
+            elements(hidden(at + np.int64(to[c]) * size), some[0], some[1])
 
         return put
 
-    return _in_turn(piece, 0, width), _in_turn(one, 0, width * slots)
+    return _in_turn(piece, 0, width), _in_turn(some_of, 0, width)
 
 
 @functools.cache

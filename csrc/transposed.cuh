@@ -186,8 +186,12 @@ MULTISAMPLE_FUNCTION void go_along(Pieces<Out, antithetic>& made, const RowPart*
     } else if (inside != 0) {
       const u32 written = is_whole ? inside : inside & band.template inside<slots>(begin + k + turn);
 #pragma unroll
-      for (u32 e = 0; e < width * slots; ++e) {
-        if (written >> e & 1) (at + to[e / slots])[e % slots] = made.piece[e / slots].x[e % slots];
+      for (u32 c = 0; c < width; ++c) {
+        Out* const of_column = hidden(at + to[c]);
+#pragma unroll
+        for (u32 s = 0; s < slots; ++s) {
+          if (written >> (c * slots + s) & 1) of_column[s] = made.piece[c].x[s];
+        }
       }
     }
     at += step;

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["Event", "device_of", "is_capturing", "on_device", "order", "synchronize"]
+__all__ = ["Event", "device_of", "is_capturing", "keeping_context", "on_device", "order", "synchronize"]
 
 # Of cuda.h.
 _DEVICE_ORDINAL = 9  # CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
@@ -82,6 +82,18 @@ def on_device(device: int) -> Iterator[None]:
             driver.cuCtxPopCurrent_v2(ctypes.byref(context))
     finally:
         driver.cuDevicePrimaryCtxRelease_v2(device)
+
+
+@contextlib.contextmanager
+def keeping_context() -> Iterator[None]:
+    """For what may leave another context current, as JAX does: afterwards that is current which is so now, or none."""
+    driver, context = _driver(), ctypes.c_void_p()
+    known = driver is not None and driver.cuCtxGetCurrent(ctypes.byref(context)) == 0
+    try:
+        yield
+    finally:
+        if known:
+            driver.cuCtxSetCurrent(context)
 
 
 class Event:

@@ -20,7 +20,7 @@ from multisample.backends.contract import DeviceArray, HostArray, RawArray
 
 from . import _dlpack
 from ._arguments import DTYPES, describe
-from ._cuda_driver import device_of, on_device
+from ._cuda_driver import device_of, keeping_context, on_device
 
 __all__ = ["Device", "Library", "Operand", "element", "is_opaque", "library_called", "library_of"]
 
@@ -606,7 +606,8 @@ class _Jax(_Foreign):
 
         if isinstance(raw, DeviceArray):
             # Not by the CUDA array interface: what JAX takes over by that may be freed under it.
-            return jax.numpy.from_dlpack(_dlpack.Exported(raw, (2, device.ordinal), stream, result))
+            with keeping_context():
+                return jax.numpy.from_dlpack(_dlpack.Exported(raw, (2, device.ordinal), stream, result))
         if result.dtype.name == "bfloat16":  # NumPy exports none through DLPack.
             return jax.device_put(result, jax.devices("cpu")[0])
         return jax.numpy.from_dlpack(result)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ import numpy as np
 from multisample.backends.contract import DeviceArray, HostArray, RawArray, RawVector
 
 from ._arguments import describe
+from ._cuda_driver import keeping_context
 from ._libraries import Device, Library, Operand, library_of
 
 __all__ = [
@@ -60,7 +62,8 @@ def adopted(name: str, array: Any, library: Library, device: Device, adopt: Call
     if where != device:
         raise ValueError(f"{name}: expected it on the device of the other arrays, {device}, got {where}")
     try:
-        return adopt(array)
+        with keeping_context() if device.kind == "cuda" else contextlib.nullcontext():
+            return adopt(array)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
         raise TypeError(
             f"{name}: expected an array whose memory can be shared, got {describe(array)} ({error})"

@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 
 import multisample
-from multisample._cuda_driver import on_device
+from multisample._cuda_driver import device_of, on_device
 from multisample.backends import registry, torch_ext_build
 
 Array = np.ndarray[Any, Any]
@@ -444,10 +444,8 @@ class NumbaMemory:
     def device_of(self, array: Any) -> int:
         if array.size == 0:
             return int(array.gpu_data.context.device.id)
-        # As the driver knows it.
-        attribute = self.driver.binding.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
-        address = self.driver.binding.CUdeviceptr(array.__cuda_array_interface__["data"][0])
-        return int(self.driver.driver.cuPointerGetAttribute(attribute, address))
+        # As the driver knows it; Numba asks it by cuda-bindings, which always says 0 (13.1, cuda-python's issue 2928).
+        return device_of(array.__cuda_array_interface__["data"][0])
 
     def free_bytes(self) -> int:
         return int(self.cuda.current_context().get_memory_info().free)

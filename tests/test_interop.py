@@ -931,6 +931,30 @@ def test_streams_are_ordered_by_an_event_of_their_device(driver: Callable[..., D
     assert _cuda_driver.Event(77, 0).is_done()
 
 
+def test_the_context_that_was_current_is_so_again(
+    driver: Callable[..., Driver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = driver()
+    asked.values["cuCtxGetCurrent"] = 3000
+    with pytest.raises(KeyError), _cuda_driver.keeping_context():
+        assert asked.asked == [("cuCtxGetCurrent", None)]
+        raise KeyError
+    assert asked.asked[1:] == [("cuCtxSetCurrent", 3000)]
+    # Nor is one left where there was none,
+    asked = driver()
+    with _cuda_driver.keeping_context():
+        pass
+    assert asked.asked[1:] == [("cuCtxSetCurrent", None)]
+    # unless the driver cannot say, which was not initialised then.
+    asked = driver(cuCtxGetCurrent=3)
+    with _cuda_driver.keeping_context():
+        pass
+    assert asked.names() == ["cuCtxGetCurrent"]
+    monkeypatch.setattr(_cuda_driver, "_driver", lambda: None)
+    with _cuda_driver.keeping_context():
+        pass
+
+
 def test_what_the_driver_refuses_is_said(driver: Callable[..., Driver]) -> None:
     for name in ("cuEventCreate", "cuEventRecord", "cuStreamWaitEvent", "cuCtxPushCurrent_v2"):
         asked = driver(1, **{name: 905})
@@ -948,7 +972,8 @@ def test_the_real_driver_has_every_function_that_is_asked_of_it() -> None:
     for name in ("cuPointerGetAttribute", "cuStreamIsCapturing", "cuCtxGetDevice", "cuDevicePrimaryCtxRetain",
                  "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2", "cuDevicePrimaryCtxRelease_v2", "cuEventCreate",
                  "cuEventRecord", "cuEventQuery", "cuEventDestroy_v2", "cuStreamWaitEvent",
-                 "cuThreadExchangeStreamCaptureMode", "cuGetErrorName"):  # fmt: skip
+                 "cuThreadExchangeStreamCaptureMode", "cuGetErrorName", "cuCtxGetCurrent",
+                 "cuCtxSetCurrent"):  # fmt: skip
         assert isinstance(getattr(real, name), ctypes._CFuncPtr)
 
 

@@ -551,11 +551,13 @@ def test_foreign_arrays_are_drawn_on_their_device_whichever_is_current(to: str, 
             memory.device(there) if library == "torch" else contextlib.nullcontext(),
             contextlib.nullcontext() if library == "torch" and to == "torch_ext" else consumer.device(here),
         ):
+            current = consumer.current_device()
             x = multisample.sample(*map(wrap, arrays), N, seed=2, backend=to)
             where = memory_of("jax" if library == "jax" else BACKENDS[to])
             assert where.device_of(x) == there
-            with contextlib.nullcontext() if library == "jax" else consumer.device(there):
-                assert np.array_equal(bits(x), expected)
+            assert consumer.current_device() == current
+        with contextlib.nullcontext() if library == "jax" else consumer.device(there):
+            assert np.array_equal(bits(x), expected)
 
 
 # --- CUDA graphs --------------------------------------------------------------------------------------
