@@ -30,7 +30,7 @@ from . import csrc_files, prebuilt
 
 __all__ = [
     "COMMAND", "LibraryKind", "build_portable", "cpu_library", "cuda_library", "cuda_reasons", "is_built",
-    "is_prebuilt", "missing_tools", "prebuilt_reason",
+    "is_prebuilt", "missing_nvcc", "missing_tools", "prebuilt_reason",
 ]  # fmt: skip
 
 LibraryKind: TypeAlias = Literal["cpu", "cuda"]
@@ -207,8 +207,13 @@ def cuda_reasons(*, ahead_of_time: bool = False) -> tuple[str, ...]:
     # Where nvcc is missing, a library may have been built before. To ask for it initializes CUDA: not without need.
     if _cuda_home() is None and not is_prebuilt("cuda") and not (_any_built("cuda") and is_built("cuda")):
         reasons.extend(prebuilt_reason("cuda"))
-        reasons.append("nvcc not found: install the CUDA toolkit or set CUDA_HOME")
+        reasons.extend(missing_nvcc())
     return tuple(reasons)
+
+
+def missing_nvcc() -> tuple[str, ...]:
+    """What compiles for CUDA, if it is not there; that may do no harm where a library was built before."""
+    return ("nvcc not found: install the CUDA toolkit or set CUDA_HOME",) if _cuda_home() is None else ()
 
 
 # --- Which library ----------------------------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ def build(kinds: Collection[LibraryKind]) -> list[Path]:
     if not prebuilt.cpu_targets():
         reasons.append(f"it is not known what to compile for on {platform.machine()!r}")
     if "cuda" in kinds:
-        reasons.extend(torch_ext_build.cuda_reasons(ahead_of_time=True))
+        reasons.extend(torch_ext_build.cuda_reasons(ahead_of_time=True) or torch_ext_build.missing_nvcc())
     if reasons:
         raise BackendUnavailableError("; ".join(reasons))
     # What takes longest goes first.

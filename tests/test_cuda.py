@@ -948,7 +948,7 @@ def test_the_operator_says_which_argument_is_wrong_and_what_it_got(torch: Any, d
     out = torch.full((d, n), torch.nan, device=device)
     right = {"out": out, "mu": torch.zeros(d, device=device), "sigma": torch.ones(d, device=device), "seed": 1}
     cases: list[tuple[str, Any, tuple[str, ...]]] = [
-        ("out", out.reshape(-1), ("shape (d, n)", "shape (35,)", "dtype float32", f"on {where}")),
+        ("out", out.reshape(-1), ("two dimensions", "shape (35,)", "dtype float32", f"on {where}")),
         ("out", out.reshape(1, d, n), ("shape (1, 5, 7)",)),
         ("out", torch.zeros((d, n), dtype=torch.int64, device=device), ("float64", "dtype int64", f"on {where}")),
         ("out", torch.zeros((d, n), dtype=torch.complex64, device=device), ("Complex",)),

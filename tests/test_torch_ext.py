@@ -84,7 +84,10 @@ def test_machines_of_other_vectors_give_the_same_bits_within_bounds(tmp_path: Pa
              *flags, f"-I{SOURCES}", str(SHIM), "-o", str(program)],
             check=True,
         )  # fmt: skip
-        done = subprocess.run([str(program)], capture_output=True, text=True)
+        # GCC before 14 puts what a vector of 64 bytes needs aligned at other addresses too, where that is detected (its
+        # bug 110027).
+        options = os.environ | {"ASAN_OPTIONS": "detect_stack_use_after_return=0"}
+        done = subprocess.run([str(program)], capture_output=True, text=True, env=options)
         if done.returncode < 0 and -done.returncode == signal.SIGILL:
             continue  # This machine is plainer than that one.
         assert done.returncode == 0, done.stderr

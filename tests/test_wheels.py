@@ -307,11 +307,21 @@ def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
     monkeypatch.setattr(torch_ext_build, "_compile", compile_nothing)
     monkeypatch.setattr(torch_ext_build, "missing_tools", lambda: ())
     monkeypatch.setattr(torch_ext_build, "cuda_reasons", lambda ahead_of_time: ())
+    monkeypatch.setattr(torch_ext_build, "missing_nvcc", lambda: ())
     monkeypatch.setattr(wheel_libraries, "platform_tag", lambda libraries: f"for {len(libraries)}")
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "")
     return made
+
+
+def test_a_library_that_was_built_before_does_not_stand_in_for_nvcc(
+    compiled: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch_ext_build, "missing_nvcc", lambda: ("nvcc not found: set CUDA_HOME",))
+    assert main_of_libraries("cpu", "cuda") == 1
+    assert "nvcc not found: set CUDA_HOME" in capsys.readouterr().err
+    assert compiled == []
 
 
 def test_what_is_compiled_into_a_wheel(compiled: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
