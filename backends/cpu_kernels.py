@@ -255,14 +255,13 @@ def _scale_down(narrow, z, mu, sigma, out):
     """The same where `narrow` changes nothing."""
     rows, columns = out.shape
     m, s = stack_array(_LONG_BATCH, mu.dtype), stack_array(_LONG_BATCH, mu.dtype)
-    nowhere = stack_array(_LONG_BATCH, out.dtype)
     step = out.strides[1] // out.itemsize
     if rows <= 3 * _HEIGHT:
         for k in range(_HEIGHT):
             m[k], s[k] = 0, 0
         for k in range(rows):
             m[k], s[k] = mu[k], sigma[k]
-        to = run_down(out, 0, 0, nowhere)
+        to = run_down(out, 0, 0, m)
         far = max(1, _TILE_NORMALS // rows) * step
         whole, last = columns, rows - _HEIGHT
         if rows < _HEIGHT:
@@ -298,12 +297,13 @@ def _scale_down(narrow, z, mu, sigma, out):
         top = min(r, rows - batch)
         for k in range(batch):
             m[k], s[k] = mu[top + k], sigma[top + k]
-        # Four at once, because means and deviations of many rows come from the second-level cache each time.
-        for c in range(0, columns, 4):
-            z0, z1 = z[c], z[min(c + 1, columns - 1)]
-            z2, z3 = z[min(c + 2, columns - 1)], z[min(c + 3, columns - 1)]
-            x0, x1 = run_down(out, top, c, nowhere), run_down(out, top, c + 1, nowhere)
-            x2, x3 = run_down(out, top, c + 2, nowhere), run_down(out, top, c + 3, nowhere)
+        # Four at once, because means and deviations of many rows come from the second-level cache each time; what there
+        # is no more of, the last one again.
+        for c0 in range(0, columns, 4):
+            c1, c2, c3 = min(c0 + 1, columns - 1), min(c0 + 2, columns - 1), min(c0 + 3, columns - 1)
+            z0, z1, z2, z3 = z[c0], z[c1], z[c2], z[c3]
+            x0, x1 = run_down(out, top, c0, m), run_down(out, top, c1, m)
+            x2, x3 = run_down(out, top, c2, m), run_down(out, top, c3, m)
             for start in range(0, batch, _HEIGHT):
                 k = min(start, batch - _HEIGHT)
                 far = near if k + near < batch else near + 4 * step - batch
