@@ -197,6 +197,11 @@ def _draw_down(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_c
     # costs less than a loop for the rest.
     batches = max(1, (height + _BATCH - 1) // _BATCH)
     batch = max(1, (height + batches - 1) // batches)
+    # The processor is told what is written some places further down, then of the next block; or of the next tile.
+    pitch = out.strides[1] // out.itemsize
+    near, far = _PLACES, _PLACES - batch + block_columns * pitch
+    if height < rows:
+        near = far = tile_blocks * block_columns * pitch
     for t in range(0, row_blocks, tile_blocks):
         part = min(tile_blocks, row_blocks - t)
         if height < rows:
@@ -220,7 +225,18 @@ def _draw_down(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_c
                 x2, y2 = run_down(out, top, c + 2 * step, nowhere), run_down(out, top, c + 2 * step + 1, nowhere)
                 x3, y3 = run_down(out, top, c + 3 * step, nowhere), run_down(out, top, c + 3 * step + 1, nowhere)
                 for start in range(0, batch, _HEIGHT):
-                    first = np.uint64(min(start, batch - _HEIGHT))
+                    last = min(start, batch - _HEIGHT)
+                    first = np.uint64(last)
+                    ahead = last + (near if last + near < batch else far)
+                    prefetch(x0, ahead, 16)
+                    prefetch(x1, ahead, 16)
+                    prefetch(x2, ahead, 16)
+                    prefetch(x3, ahead, 16)
+                    if antithetic:
+                        prefetch(y0, ahead, 16)
+                        prefetch(y1, ahead, 16)
+                        prefetch(y2, ahead, 16)
+                        prefetch(y3, ahead, 16)
                     for k in range(first, first + np.uint64(_HEIGHT)):
                         z0, z1, z2, z3 = block(g, i + k, o0, o1, k0, k1)
                         store_apart(x0, k, narrow(fma(s[k], z0, m[k])), 0)
