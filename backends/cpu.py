@@ -28,9 +28,9 @@ _SHARED_COST = 1 / 8
 _WINDOW, _LEAST_WINDOW = 1 << 18, 1 << 14
 # Shared noise is made once a window: at least this wide, a window is still tall enough to hide that.
 _SHARED_COLUMNS = 1 << 12
-# Where columns are what is contiguous, means and deviations are read once a window: at most this tall, it is still wide
-# enough to hide that.
-_SHARED_ROWS = 1 << 13
+# Where columns are what is contiguous, means and deviations are read once a window too: at most this tall, of so many
+# normals, as each costs little, it is wide enough to hide that.
+_SHARED_ROWS, _SHARED_WINDOW = 1 << 13, 1 << 20
 
 
 class CpuBackend:
@@ -129,7 +129,7 @@ def _windows(
     No block of columns is cut, so that none is made twice. Where columns are what is contiguous in memory, `down`,
     windows are whole columns, as far as they are not too tall.
     """
-    size = min(_WINDOW, max(_LEAST_WINDOW, d * n // (4 * threads)))
+    size = min(_SHARED_WINDOW if shared and down else _WINDOW, max(_LEAST_WINDOW, d * n // (4 * threads)))
     if down:
         most = min(size // block, _SHARED_ROWS) if shared else size // block
         rows = math.ceil(d / math.ceil(d / most))

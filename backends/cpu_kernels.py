@@ -197,6 +197,11 @@ def _draw_down(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_c
     # costs less than a loop for the rest.
     batches = max(1, (height + _BATCH - 1) // _BATCH)
     batch = max(1, (height + batches - 1) // batches)
+    # The processor is told what is written some places further down, then of the next block; or of the next tile.
+    pitch = out.strides[1] // out.itemsize
+    near, far = _PLACES, _PLACES - batch + block_columns * pitch
+    if height < rows:
+        near = far = tile_blocks * block_columns * pitch
     for t in range(0, row_blocks, tile_blocks):
         part = min(tile_blocks, row_blocks - t)
         if height < rows:
@@ -220,7 +225,18 @@ def _draw_down(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_c
                 x2, y2 = run_down(out, top, c + 2 * step, nowhere), run_down(out, top, c + 2 * step + 1, nowhere)
                 x3, y3 = run_down(out, top, c + 3 * step, nowhere), run_down(out, top, c + 3 * step + 1, nowhere)
                 for start in range(0, batch, _HEIGHT):
-                    first = np.uint64(min(start, batch - _HEIGHT))
+                    last = min(start, batch - _HEIGHT)
+                    first = np.uint64(last)
+                    ahead = last + (near if last + near < batch else far)
+                    prefetch(x0, ahead, 16)
+                    prefetch(x1, ahead, 16)
+                    prefetch(x2, ahead, 16)
+                    prefetch(x3, ahead, 16)
+                    if antithetic:
+                        prefetch(y0, ahead, 16)
+                        prefetch(y1, ahead, 16)
+                        prefetch(y2, ahead, 16)
+                        prefetch(y3, ahead, 16)
                     for k in range(first, first + np.uint64(_HEIGHT)):
                         z0, z1, z2, z3 = block(g, i + k, o0, o1, k0, k1)
                         store_apart(x0, k, narrow(fma(s[k], z0, m[k])), 0)
@@ -255,14 +271,13 @@ def _scale_down(narrow, z, mu, sigma, out):
     """The same where `narrow` changes nothing."""
     rows, columns = out.shape
     m, s = stack_array(_LONG_BATCH, mu.dtype), stack_array(_LONG_BATCH, mu.dtype)
-    nowhere = stack_array(_LONG_BATCH, out.dtype)
     step = out.strides[1] // out.itemsize
     if rows <= 3 * _HEIGHT:
         for k in range(_HEIGHT):
             m[k], s[k] = 0, 0
         for k in range(rows):
             m[k], s[k] = mu[k], sigma[k]
-        to = run_down(out, 0, 0, nowhere)
+        to = run_down(out, 0, 0, m)
         far = max(1, _TILE_NORMALS // rows) * step
         whole, last = columns, rows - _HEIGHT
         if rows < _HEIGHT:
@@ -298,12 +313,13 @@ def _scale_down(narrow, z, mu, sigma, out):
         top = min(r, rows - batch)
         for k in range(batch):
             m[k], s[k] = mu[top + k], sigma[top + k]
-        # Four at once, because means and deviations of many rows come from the second-level cache each time.
-        for c in range(0, columns, 4):
-            z0, z1 = z[c], z[min(c + 1, columns - 1)]
-            z2, z3 = z[min(c + 2, columns - 1)], z[min(c + 3, columns - 1)]
-            x0, x1 = run_down(out, top, c, nowhere), run_down(out, top, c + 1, nowhere)
-            x2, x3 = run_down(out, top, c + 2, nowhere), run_down(out, top, c + 3, nowhere)
+        # Four at once, because means and deviations of many rows come from the second-level cache each time; what there
+        # is no more of, the last one again.
+        for c0 in range(0, columns, 4):
+            c1, c2, c3 = min(c0 + 1, columns - 1), min(c0 + 2, columns - 1), min(c0 + 3, columns - 1)
+            z0, z1, z2, z3 = z[c0], z[c1], z[c2], z[c3]
+            x0, x1 = run_down(out, top, c0, m), run_down(out, top, c1, m)
+            x2, x3 = run_down(out, top, c2, m), run_down(out, top, c3, m)
             for start in range(0, batch, _HEIGHT):
                 k = min(start, batch - _HEIGHT)
                 far = near if k + near < batch else near + 4 * step - batch

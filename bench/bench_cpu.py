@@ -34,6 +34,7 @@ SHAPES = [
     (10, 1_000_000),
     (1, 10_000_000),
     (32, 300_000),
+    (33, 30_000),
     (100_000, 100),
 ]
 
@@ -80,9 +81,11 @@ def _reused(d: int, n: int) -> dict[str, Callable[[], Any]]:
         "multisample_nd_antithetic": lambda: multisample.sample(mu, sigma, n, antithetic=True, **nd),
         "multisample_nd_shared": lambda: multisample.sample(mu, sigma, n, noise="shared", **nd),
         "multisample_torch": lambda: multisample.sample(t_mu, t_sigma, n, **t_dn),
+        "multisample_torch_shared": lambda: multisample.sample(t_mu, t_sigma, n, noise="shared", **t_dn),
         "multisample_torch_nd": lambda: multisample.sample(t_mu, t_sigma, n, **t_nd),
         "multisample_torch_antithetic": lambda: multisample.sample(t_mu, t_sigma, n, antithetic=True, **t_dn),
         "multisample_torch_nd_antithetic": lambda: multisample.sample(t_mu, t_sigma, n, antithetic=True, **t_nd),
+        "multisample_torch_nd_shared": lambda: multisample.sample(t_mu, t_sigma, n, noise="shared", **t_nd),
         "multisample_torch_cpu": lambda: multisample.sample(t_mu, t_sigma, n, out=t_out, backend="cpu"),
         "numpy_bare": lambda: rng.standard_normal(out=out, dtype=np.float32),
         "torch_bare": lambda: t_out.normal_(),

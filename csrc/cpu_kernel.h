@@ -322,8 +322,8 @@ struct TileDown : Tile<Real, 256> {
 
   static u64 whole_vectors(u64 places) { return ceil_div(places, kPlaces) * kPlaces; }
 
-  // Whether runs of so many places leave little of their vectors empty.
-  static bool fills_vectors(u64 places) { return places >= kPlaces && whole_vectors(places) - places <= places / 4; }
+  // How many of so many rows fill vectors by themselves: all, if little of the last is left empty.
+  static u64 filling(u64 rows) { return whole_vectors(rows) - rows <= rows / 16 ? rows : rows / kPlaces * kPlaces; }
 
   // The tile is of blocks of `row_count` rows, and has so many places.
   void set_rows(u64 first_row, u64 row_count, u64 places) {
@@ -433,35 +433,35 @@ struct TileDown : Tile<Real, 256> {
 };
 
 // So many bytes of each column of a block.
-template <u64 kColumns, u64 kBytes>
-MULTISAMPLE_FUNCTION void copy_block(const char* from, u64 pitch, char* to, i64 stride) {
-  for (u64 c = 0; c < kColumns; ++c, from += pitch, to += stride) std::memcpy(to, from, kBytes);
+template <u64 kColumns, u64 kPitch, u64 kBytes>
+MULTISAMPLE_FUNCTION void copy_block(const char* from, char* to, i64 stride) {
+  for (u64 c = 0; c < kColumns; ++c, from += kPitch, to += stride) std::memcpy(to, from, kBytes);
 }
 
-// Columns `first` to `first + count - 1` of blocks that have `bytes` in each. Those of a block lie `pitch` bytes apart.
-template <u64 kColumns>
-void copy_columns(const char* from, u64 pitch, u64 bytes, u64 first, u64 count, char* to, i64 stride) {
+// Columns of blocks that have `bytes` in each, from column `first` on: `count` of them, after which `spare` come later.
+// Those of a block lie kPitch bytes apart. Where they are `close`, short ones may write over those that come later.
+template <u64 kColumns, u64 kPitch>
+void copy_columns(const char* from, u64 bytes, u64 first, u64 count, u64 spare, char* to, i64 stride, bool close) {
   u64 next = 0;
   const auto copy_next = [&] {
     const u64 block = (first + next) / kColumns, column = (first + next) % kColumns;
-    std::memcpy(to + static_cast<i64>(next) * stride, from + block * bytes + column * pitch, bytes);
+    std::memcpy(to + static_cast<i64>(next) * stride, from + block * bytes + column * kPitch, bytes);
     ++next;
   };
   while (next < count && (first + next) % kColumns != 0) copy_next();
-  // What is written beyond a short column, the next ones overwrite.
   const u64 whole = bytes / 64 * 64, rest = bytes - whole;
   const u64 size = rest <= 16 ? 16 : rest <= 32 ? 32 : 64, start = bytes < size ? 0 : bytes - size;
-  const bool close = stride == static_cast<i64>(bytes);
-  const u64 beyond = bytes >= size ? 0 : close ? ceil_div(size - bytes, bytes) : count;
-  for (; next + kColumns + beyond <= count; next += kColumns) {
+  // How many columns more short ones write over.
+  const u64 beyond = bytes >= size ? 0 : close ? ceil_div(size - bytes, static_cast<u64>(stride)) : count + spare;
+  for (; next + kColumns <= count && next + kColumns + beyond <= count + spare; next += kColumns) {
     const char* block = from + (first + next) / kColumns * bytes;
     char* at = to + static_cast<i64>(next) * stride;
-    for (u64 k = 0; k < whole; k += 64) copy_block<kColumns, 64>(block + k, pitch, at + k, stride);
+    for (u64 k = 0; k < whole; k += 64) copy_block<kColumns, kPitch, 64>(block + k, at + k, stride);
     if (rest == 0) continue;
     switch (size) {
-      case 16: copy_block<kColumns, 16>(block + start, pitch, at + start, stride); break;
-      case 32: copy_block<kColumns, 32>(block + start, pitch, at + start, stride); break;
-      default: copy_block<kColumns, 64>(block + start, pitch, at + start, stride);
+      case 16: copy_block<kColumns, kPitch, 16>(block + start, at + start, stride); break;
+      case 32: copy_block<kColumns, kPitch, 32>(block + start, at + start, stride); break;
+      default: copy_block<kColumns, kPitch, 64>(block + start, at + start, stride);
     }
   }
   while (next < count) copy_next();
@@ -585,55 +585,105 @@ __attribute__((noinline)) void draw_independent(const SampleCall& call, const Wi
 // How many of `left` to take at once: `most`, or less, so that the last are not few.
 inline u64 share(u64 left, u64 most) { return left <= most ? left : min(most, ceil_div(left, 2)); }
 
+// Some rows of a window, which lie side by side, with independent noise.
+template <class Out, class Real, bool kMirrored>
+class Strip {
+ public:
+  using Down = TileDown<Real>;
+  static constexpr u64 kBlocks = Down::kBlocks, kColumns = 2 * Down::template kColumns<kMirrored>;
+  // Memory likes to be written in long runs: of many tiles, of which the second-level cache holds what they share.
+  static constexpr u64 kMostRows = 16 * kBlocks;
+
+  Strip(const SampleCall& call, const Window& window)
+      : call_(call), window_(window), blocks_(call, window), tile_(call) {}
+
+  u64 blocks() const { return blocks_.count; }
+
+  // At most kMostRows. Where they are `early`, nothing has been drawn in columns that follow, and few rows may leave
+  // wrong values there.
+  void set_rows(u64 first, u64 count, bool early) {
+    first_ = first;
+    rows_ = count;
+    early_ = early;
+    tile_blocks_ = count < kBlocks ? min(kBlocks / count, blocks_.count) : 1;
+    read(call_.mu, first, count, mu_);
+    read(call_.sigma, first, count, sigma_);
+    // For every place of a tile, and to fill the last vector.
+    for (u64 k = count; k < tile_blocks_ * count + Down::kPlaces; ++k) {
+      mu_[k] = mu_[k - count];
+      sigma_[k] = sigma_[k - count];
+    }
+    if (tile_blocks_ > 1) tile_.set_rows(call_.first_row + first, count, tile_blocks_ * count);
+  }
+
+  // Blocks of the window, in turn. So many blocks `ahead` is where the next ones go, or if it is 0, after the last one.
+  void draw(u64 begin, u64 end, u64 ahead) {
+    for (u64 t = begin, part; t < end; t += part) {
+      part = min(tile_blocks_, end - t);
+      for (u64 r = 0, rows; r < rows_; r += rows) {
+        rows = share(rows_ - r, kBlocks);
+        if (tile_blocks_ > 1) {
+          tile_.draw_words(blocks_.first + t, part * rows);
+        } else {
+          tile_.draw_words_of_one(blocks_.first + t, call_.first_row + first_ + r, rows);
+        }
+        put(t, part, r, rows, ahead);
+      }
+    }
+  }
+
+ private:
+  // The words of some blocks and rows to memory.
+  void put(u64 t, u64 part, u64 r, u64 rows, u64 ahead) {
+    const Blocks::Run run = blocks_.run(t, part);
+    const u64 column = window_.first_column + run.start, bytes = rows * sizeof(Out);
+    const i64 stride = call_.column_stride;
+    char* at = address(call_, first_ + r, column);
+    const char* next = at + static_cast<i64>(ahead * kColumns) * stride;
+    if (ahead == 0) next = r + rows < rows_ ? at + bytes : address(call_, first_, column + run.count);
+    if (rows >= Down::kPlaces && run.count == kColumns * part) {
+      tile_.set_runs(rows, part, static_cast<i64>(kColumns) * stride, sizeof(Out));
+      tile_.template draw_runs<Out, kMirrored>(at, stride, {next, 1, stride}, mu_ + r, sigma_ + r);
+      return;
+    }
+    // Short rows share vectors, and not every column may be the window's: to memory in a second step.
+    constexpr u64 kPitch = kBlocks * sizeof(Out);
+    tile_.set_runs(Down::whole_vectors(part * rows), 1, 0, sizeof(Out));
+    if (stride != static_cast<i64>(bytes)) next = columns_;
+    tile_.template draw_runs<Out, kMirrored>(columns_, kPitch, {next, kColumns, Down::kPlaces * sizeof(Out)}, mu_ + r,
+                                             sigma_ + r);
+    const u64 spare = window_.columns() - run.start - run.count;
+    const bool close = early_ && stride == static_cast<i64>(window_.rows() * sizeof(Out));
+    copy_columns<kColumns, kPitch>(columns_, bytes, run.shift, run.count, spare, at, stride, close);
+  }
+
+  const SampleCall& call_;
+  const Window& window_;
+  const Blocks blocks_;
+  u64 first_ = 0, rows_ = 0, tile_blocks_ = 0;
+  bool early_ = false;
+  Down tile_;
+  Real mu_[kMostRows + Down::kPlaces], sigma_[kMostRows + Down::kPlaces];
+  alignas(64) char columns_[kColumns * kBlocks * sizeof(Out) + 64];
+};
+
 // Independent noise where rows lie side by side.
 template <class Out, class Real, bool kMirrored>
 __attribute__((noinline)) void draw_down(const SampleCall& call, const Window& window) {
-  using Down = TileDown<Real>;
-  // Memory likes to be written in long runs: of many tiles, of which the second-level cache holds what they share.
-  constexpr u64 kBlocks = Down::kBlocks, kBatch = 16 * kBlocks;
-  constexpr u64 kColumns = 2 * Down::template kColumns<kMirrored>, kPitch = kBlocks * sizeof(Out);
-  Down tile(call);
-  Real mu[kBatch + Down::kPlaces], sigma[kBatch + Down::kPlaces];
-  alignas(64) char columns[kColumns * kPitch + 64];
-  const Blocks blocks(call, window);
-  for (u64 top = window.first_row, batch; top < window.last_row; top += batch) {
-    batch = share(window.last_row - top, kBatch);
-    const u64 most = batch < kBlocks ? min(kBlocks / batch, blocks.count) : 1;
-    read(call.mu, top, batch, mu);
-    read(call.sigma, top, batch, sigma);
-    // For every place of a tile, and to fill the last vector.
-    for (u64 k = batch; k < most * batch + Down::kPlaces; ++k) {
-      mu[k] = mu[k - batch];
-      sigma[k] = sigma[k - batch];
-    }
-    if (most > 1) tile.set_rows(call.first_row + top, batch, most * batch);
-    for (u64 t = 0, part; t < blocks.count; t += part) {
-      part = min(most, blocks.count - t);
-      const Blocks::Run run = blocks.run(t, part);
-      for (u64 r = 0, rows; r < batch; r += rows) {
-        rows = share(batch - r, kBlocks);
-        if (most > 1) {
-          tile.draw_words(blocks.first + t, part * rows);
-        } else {
-          tile.draw_words_of_one(blocks.first + t, call.first_row + top + r, rows);
-        }
-        char* at = address(call, top + r, window.first_column + run.start);
-        const u64 bytes = rows * sizeof(Out);
-        const char* next =
-            r + rows < batch ? at + bytes : address(call, top, window.first_column + run.start + run.count);
-        if (Down::fills_vectors(rows) && run.count == kColumns * part) {
-          tile.set_runs(rows, part, static_cast<i64>(kColumns) * call.column_stride, sizeof(Out));
-          tile.template draw_runs<Out, kMirrored>(at, call.column_stride, {next, 1, call.column_stride}, mu + r,
-                                                  sigma + r);
-        } else {
-          // Short rows share vectors, and not every column may be the window's: to memory in a second step.
-          tile.set_runs(Down::whole_vectors(part * rows), 1, 0, sizeof(Out));
-          if (call.column_stride != static_cast<i64>(bytes)) next = columns;
-          tile.template draw_runs<Out, kMirrored>(columns, kPitch, {next, kColumns, Down::kPlaces * sizeof(Out)},
-                                                  mu + r, sigma + r);
-          copy_columns<kColumns>(columns, kPitch, bytes, run.shift, run.count, at, call.column_stride);
-        }
-      }
+  using Rows = Strip<Out, Real, kMirrored>;
+  Rows filling(call, window), others(call, window);
+  for (u64 top = window.first_row, rows; top < window.last_row; top += rows) {
+    rows = share(window.last_row - top, Rows::kMostRows);
+    const u64 most = Rows::Down::filling(rows), blocks = filling.blocks();
+    const bool both = most > 0 && most < rows, all = rows == window.rows();
+    if (most > 0) filling.set_rows(top, most, all && !both);
+    if (most < rows) others.set_rows(top + most, rows - most, all);
+    // Both in turn, the others first, for as many blocks as a first-level cache has room for.
+    const u64 some = both ? 16384 / (Rows::kColumns * rows * sizeof(Out)) + 1 : blocks;
+    for (u64 b = 0; b < blocks; b += some) {
+      const u64 end = min(b + some, blocks), ahead = both ? some : 0;
+      if (most < rows) others.draw(b, end, ahead);
+      if (most > 0) filling.draw(b, end, ahead);
     }
   }
 }
