@@ -1,28 +1,32 @@
-"""The cpu backend, and torch_ext on the CPU, beside what people call today, on the same shapes in the same run.
+"""Samples on the CPU, of many shapes: our backends beside what people call today, in the same run.
 
-Only ratios within one run mean anything. The peers called `bare` do less than `sample` does: they apply neither mu nor
-sigma. Predictions, written before the first run on two cores with AVX-512 (Zen 4): NumPy draws 0.1 G normals/s on its
-one thread and PyTorch 0.3; our loop needs 3 cycles a normal, which at 3.7 GHz is 1.25 G/s a core. So at (1000, 10000)
-20 times NumPy and 8 times PyTorch with the output reused, and less where fresh memory has to be paged in; at (10, 10)
-the call decides, 1.7 us of ours against 1.7 of NumPy's, so about 1.
+pytest bench --benchmark-only -k cpu --benchmark-json=results.json
 
-Layout nd writes the same bits transposed, and antithetic pairs need half the noise; both are beside the plain call.
+Only ratios within one run mean anything, and those to NumPy are what the comparison looks at. `test_cpu` makes new
+arrays, `test_cpu_out` fills one that is there; contenders that lack something apply neither mu nor sigma. Predictions,
+written before the first run on two cores with AVX-512 (Zen 4): NumPy draws 0.1 G normals/s on its one thread and
+PyTorch 0.3; our loop needs 3 cycles a normal, which at 3.7 GHz is 1.25 G/s a core. So at (1000, 10000) 20 times NumPy
+and 8 times PyTorch with the output reused, and less where fresh memory has to be paged in; at (10, 10) the call
+decides, 1.7 us of ours against 1.7 of NumPy's, so about 1. Later, before theirs: `torch.normal` and `Normal.rsample` as
+`mu + sigma * torch.randn`, and JAX, whose generator has twice the rounds, but all threads, as PyTorch.
+
+Layout nd writes the same bits transposed, and antithetic pairs need half the noise; both are beside the plain call,
+into arrays that are there.
 """
 
 from __future__ import annotations
 
-import platform
+import functools
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import numba
 import numpy as np
 import pytest
-import torch
 
 import multisample
-from multisample.backends.worker_pool import thread_count
+from bench.cases import Case, is_timed, modes_on_cpu, parametrize, vectors
+from bench.contenders import BARE, CPU
+from bench.running import record_cpu_speed, run_on_cpu
 
 SHAPES = [
     (10, 10),
@@ -37,94 +41,67 @@ SHAPES = [
     (33, 30_000),
     (100_000, 100),
 ]
-
-rng = np.random.default_rng(7)
-
-
-def _vectors(d: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    return np.linspace(-1, 1, d, dtype=np.float32), np.linspace(0.5, 2, d, dtype=np.float32)
-
-
-def _fresh(d: int, n: int) -> dict[str, Callable[[], Any]]:
-    """Calls that allocate their result."""
-    mu, sigma = _vectors(d)
-    t_mu, t_sigma = torch.from_numpy(mu), torch.from_numpy(sigma)
-    column_mu, column_sigma = mu[:, None], sigma[:, None]
-    t_column_mu, t_column_sigma = t_mu[:, None], t_sigma[:, None]
-    return {
-        "multisample": lambda: multisample.sample(mu, sigma, n),
-        "multisample_seed": lambda: multisample.sample(mu, sigma, n, seed=7),
-        "multisample_shared": lambda: multisample.sample(mu, sigma, n, noise="shared"),
-        "multisample_torch": lambda: multisample.sample(t_mu, t_sigma, n, backend="torch_ext"),
-        "multisample_torch_cpu": lambda: multisample.sample(t_mu, t_sigma, n, backend="cpu"),
-        "numpy_bare": lambda: rng.standard_normal((d, n), dtype=np.float32),
-        "numpy": lambda: column_mu + column_sigma * rng.standard_normal((d, n), dtype=np.float32),
-        "torch_bare": lambda: torch.empty((d, n)).normal_(),
-        "torch": lambda: t_column_mu + t_column_sigma * torch.randn((d, n)),
-    }
+CASES = [Case(d, n, "float32", noise) for noise in ("independent", "shared") for d, n in SHAPES]
+WAYS: dict[str, dict[str, Any]] = {
+    "dn": {},
+    "dn_antithetic": {"antithetic": True},
+    "dn_shared": {"noise": "shared"},
+    "nd": {"layout": "nd"},
+    "nd_antithetic": {"layout": "nd", "antithetic": True},
+    "nd_shared": {"layout": "nd", "noise": "shared"},
+}
+FILLERS = ("cpu", "torch_ext", "numpy", "torch_randn")
 
 
-def _reused(d: int, n: int) -> dict[str, Callable[[], Any]]:
-    """Calls that write where they are told to."""
-    mu, sigma = _vectors(d)
-    t_mu, t_sigma = torch.from_numpy(mu), torch.from_numpy(sigma)
-    out, out_nd = np.zeros((d, n), np.float32), np.zeros((n, d), np.float32)
-    t_out, t_out_nd = torch.zeros((d, n)), torch.zeros((n, d))
-    nd: dict[str, Any] = {"layout": "nd", "out": out_nd}
-    t_nd: dict[str, Any] = {"layout": "nd", "out": t_out_nd, "backend": "torch_ext"}
-    t_dn: dict[str, Any] = {"out": t_out, "backend": "torch_ext"}
-    return {
-        "multisample": lambda: multisample.sample(mu, sigma, n, out=out),
-        "multisample_shared": lambda: multisample.sample(mu, sigma, n, noise="shared", out=out),
-        "multisample_nd": lambda: multisample.sample(mu, sigma, n, **nd),
-        "multisample_antithetic": lambda: multisample.sample(mu, sigma, n, antithetic=True, out=out),
-        "multisample_nd_antithetic": lambda: multisample.sample(mu, sigma, n, antithetic=True, **nd),
-        "multisample_nd_shared": lambda: multisample.sample(mu, sigma, n, noise="shared", **nd),
-        "multisample_torch": lambda: multisample.sample(t_mu, t_sigma, n, **t_dn),
-        "multisample_torch_shared": lambda: multisample.sample(t_mu, t_sigma, n, noise="shared", **t_dn),
-        "multisample_torch_nd": lambda: multisample.sample(t_mu, t_sigma, n, **t_nd),
-        "multisample_torch_antithetic": lambda: multisample.sample(t_mu, t_sigma, n, antithetic=True, **t_dn),
-        "multisample_torch_nd_antithetic": lambda: multisample.sample(t_mu, t_sigma, n, antithetic=True, **t_nd),
-        "multisample_torch_nd_shared": lambda: multisample.sample(t_mu, t_sigma, n, noise="shared", **t_nd),
-        "multisample_torch_cpu": lambda: multisample.sample(t_mu, t_sigma, n, out=t_out, backend="cpu"),
-        "numpy_bare": lambda: rng.standard_normal(out=out, dtype=np.float32),
-        "torch_bare": lambda: t_out.normal_(),
-    }
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if metafunc.function is test_cpu:
+        parametrize(metafunc, CASES, CPU.values(), modes_on_cpu)
+    else:
+        shapes = SHAPES if is_timed(metafunc.config) else [(4, 6)]
+        metafunc.parametrize("shape", shapes, ids=lambda shape: "x".join(map(str, shape)))
 
 
-CALLS = {"fresh": _fresh, "reused": _reused}
+@pytest.mark.benchmark(min_rounds=7, max_time=0.5)
+def test_cpu(benchmark: Any, d: int, n: int, dtype: str, noise: str, contender: str, mode: str) -> None:
+    run_on_cpu(benchmark, "cpu", CPU[contender], Case(d, n, dtype, noise))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _compiled_and_warm() -> None:
-    for antithetic in (False, True):
-        multisample.sample([0.0], [1.0], 1_000_000, antithetic=antithetic)  # Enough for every thread.
-    multisample.sample(torch.zeros(1), torch.ones(1), 1_000_000, backend="torch_ext")
-
-
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "x".join(map(str, shape)))
-@pytest.mark.parametrize(("memory", "name"), [(memory, name) for memory in CALLS for name in CALLS[memory](1, 1)])
-@pytest.mark.benchmark(min_rounds=7)
-def test_draw(benchmark: Any, timed: bool, memory: str, name: str, shape: tuple[int, int]) -> None:
-    d, n = shape if timed else (4, 5)
-    benchmark.group = f"{memory} {shape}"
+@pytest.mark.parametrize("contender", FILLERS)
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.benchmark(min_rounds=7, max_time=0.5)
+def test_cpu_out(benchmark: Any, shape: tuple[int, int], way: str, contender: str) -> None:
+    reason = CPU[contender].reason()
+    if reason:
+        pytest.skip(f"{contender}: {reason}")
+    d, n = shape
+    options = WAYS[way]
+    layout, noise = options.get("layout", "dn"), options.get("noise", "independent")
+    out = np.zeros((n, d) if layout == "nd" else (d, n), np.float32)
+    fill = _filling(contender, out, d, n, options)
+    fill()
+    assert np.isfinite(out).all() and out.any()
+    case, ours = Case(d, n, "float32", noise), CPU[contender].ours
+    benchmark.group = f"cpu_out {case.group('portable')} {way}"
     benchmark.extra_info.update(
-        normals=d * n,
-        threads=thread_count(),
-        torch_threads=torch.get_num_threads(),
-        cpu=_cpu_name(),
-        numpy=np.__version__,
-        numba=numba.__version__,
-        torch=torch.__version__,
-    )
-    result = np.asarray(benchmark(CALLS[memory](d, n)[name]))
-    assert result.shape == ((n, d) if "_nd" in name else (d, n))
-    assert np.isfinite(result).all()
+        suite="cpu_out", contender=contender, ours=ours, lacks=None if ours else BARE, d=d, n=n, dtype="float32",
+        noise=noise, mode="portable", layout=layout, antithetic="antithetic" in options, bytes=out.nbytes,
+    )  # fmt: skip
+    benchmark(fill)
+    record_cpu_speed(benchmark, out.nbytes)
 
 
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+def _filling(contender: str, out: Any, d: int, n: int, options: dict[str, Any]) -> Callable[[], Any]:
+    """The call that fills `out`; PyTorch is given the same memory as a tensor."""
+    mu, sigma = (vector.astype(np.float32) for vector in vectors(d))
+    if contender == "numpy":
+        return functools.partial(np.random.default_rng(7).standard_normal, out=out, dtype=np.float32)
+    if contender == "cpu":
+        return functools.partial(multisample.sample, mu, sigma, n, backend="cpu", out=out, **options)
+    import torch
+
+    tensor = torch.from_numpy(out)
+    if contender == "torch_randn":
+        fill: Callable[[], Any] = tensor.normal_
+        return fill
+    arrays = torch.from_numpy(mu), torch.from_numpy(sigma)
+    return functools.partial(multisample.sample, *arrays, n, backend="torch_ext", out=tensor, **options)

@@ -6,25 +6,36 @@ from typing import Any
 
 import pytest
 
+from bench.cases import is_timed
+from bench.contenders import cuda_reason
+from bench.machine import Clocks, describe
+from bench.running import CudaRunner
+from bench.timing import CudaDevice
 
-def _timed(config: pytest.Config) -> bool:
-    return bool(config.option.benchmark_only or config.option.benchmark_enable)
+CLOCKS = pytest.StashKey[Clocks]()
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     # Set here and not in the options of pyproject.toml, where it would contradict --benchmark-only.
-    if not _timed(config):
+    if not is_timed(config):
         config.option.benchmark_disable = True
 
 
-def pytest_benchmark_update_json(output_json: dict[str, Any]) -> None:
+def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, Any]) -> None:
+    output_json["multisample_machine"] = describe(config.stash.get(CLOCKS, None))
     # Every single time of every round: megabytes that nobody reads.
     for entry in output_json["benchmarks"]:
         entry["stats"].pop("data", None)
 
 
 @pytest.fixture(scope="session")
-def timed(request: pytest.FixtureRequest) -> bool:
-    """Whether this run measures, or only tries out."""
-    return _timed(request.config)
+def cuda(request: pytest.FixtureRequest) -> CudaRunner:
+    """Runs contenders on a GPU; skips the test where there is none."""
+    reason = cuda_reason()
+    if reason:
+        pytest.skip(reason)
+    clocks = Clocks() if is_timed(request.config) else None
+    if clocks:
+        request.config.stash[CLOCKS] = clocks
+    return CudaRunner(CudaDevice(), clocks)

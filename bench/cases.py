@@ -1,0 +1,106 @@
+"""What is measured: shapes, types, noise and modes, and the names of groups and tests that come of them.
+
+A plain `pytest` tries one small shape of each kind out; the rest is for `--benchmark-only`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+import pytest
+
+__all__ = ["ARGUMENTS", "MODES", "Case", "clamp", "is_timed", "modes_on_cpu", "modes_on_cuda", "parametrize", "vectors"]
+
+MODES: dict[str, dict[str, Any]] = {"portable": {}, "fast_math": {"fast_math": True}}
+ITEM_SIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+
+SMALL = (6, 40)
+"""What is drawn when nothing is timed."""
+
+ARGUMENTS = ("d", "n", "dtype", "noise", "contender", "mode")
+"""Of the tests; pytest-benchmark groups by them with ``--benchmark-group-by=param:contender`` and the like."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """Samples that are asked of every contender alike."""
+
+    d: int
+    n: int
+    dtype: str = "float32"
+    noise: str = "independent"
+
+    @property
+    def bytes(self) -> int:
+        """Of the result."""
+        return self.d * self.n * ITEM_SIZE[self.dtype]
+
+    @property
+    def small(self) -> Case:
+        """The same of a few samples."""
+        return replace(self, d=SMALL[0], n=SMALL[1])
+
+    def group(self, mode: str) -> str:
+        """The group of pytest-benchmark's table."""
+        return f"({self.d}, {self.n}) {self.dtype} {self.noise} {mode}"
+
+
+class Fits(Protocol):
+    """What is asked of a contender here."""
+
+    name: str
+
+    def fits(self, case: Case) -> bool: ...
+
+
+Modes = Callable[[Case], list[str]]
+
+
+def is_timed(config: pytest.Config) -> bool:
+    """Whether this run measures, or only tries out."""
+    return bool(config.option.benchmark_only or config.option.benchmark_enable)
+
+
+def parametrize(metafunc: pytest.Metafunc, cases: Iterable[Case], contenders: Iterable[Fits], modes: Modes) -> None:
+    """Give a test its `ARGUMENTS`: every case with the contenders that it fits, and the modes of its group.
+
+    Where nothing is timed, of cases that differ in their shape alone there is one, and it is small. The modes of one
+    contender follow each other, so that it need be started and measured once.
+    """
+    if not is_timed(metafunc.config):
+        cases = dict.fromkeys(case.small for case in cases)
+    rows = [
+        (case, contender.name, mode)
+        for case in cases
+        for contender in contenders
+        if contender.fits(case)
+        for mode in modes(case)
+    ]
+    ids = [f"{case.d}x{case.n}-{case.dtype}-{case.noise}-{mode}-{name}" for case, name, mode in rows]
+    values = [(case.d, case.n, case.dtype, case.noise, name, mode) for case, name, mode in rows]
+    metafunc.parametrize(ARGUMENTS, values, ids=ids)
+
+
+def modes_on_cuda(case: Case) -> list[str]:
+    """float64 has one transform only."""
+    return [mode for mode in MODES if mode == "portable" or case.dtype != "float64"]
+
+
+def modes_on_cpu(case: Case) -> list[str]:
+    """The CPU has one transform only."""
+    return ["portable"]
+
+
+def vectors(d: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """mu and sigma in float64, of shape (d,), with few bits each: every type has them exactly."""
+    steps = np.arange(d)
+    return (steps % 17 - 8) / 8, 0.5 + (steps % 13) / 8
+
+
+def clamp(value: float, low: int, high: int) -> int:
+    """`value` as a count within bounds; the upper one for what is infinite."""
+    return high if math.isinf(value) else min(max(int(value), low), high)

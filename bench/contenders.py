@@ -1,0 +1,358 @@
+"""Who draws: our backends, and what people use today.
+
+Each contender has a way to start, which does everything that is not to be timed, and gives the call that is: a new
+matrix of shape (d, n), from vectors that are where it wants them. Nothing is imported until it is asked for, and what
+cannot run says why.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import multisample
+from bench.cases import MODES, Case, vectors
+from bench.sample_checks import host_part
+from multisample.backends import torch_ext_build
+
+__all__ = ["CPU", "CUDA", "Contender", "cuda_reason"]
+
+Call = Callable[[], Any]
+Reason = Callable[[], str | None]
+
+BOTH = ("independent", "shared")
+EVERY_DTYPE = ("float32", "float16", "bfloat16", "float64")
+BARE = "applies neither mu nor sigma"
+
+
+@dataclass(frozen=True)
+class Contender:
+    """Something that draws samples."""
+
+    name: str
+    reason: Reason
+    """Why it cannot run here, if so."""
+    start: Callable[[Case, str], Call]
+    """The call that is timed, for a case and a mode; peers have no modes."""
+    ours: bool = False
+    lacks: str | None = None
+    """What it does not do that others of its group do."""
+    noises: tuple[str, ...] = ("independent",)
+    dtypes: tuple[str, ...] = ("float32",)
+    most_samples: int | None = None
+    wait: Callable[[Any], None] | None = None
+    """Waits for a result, where to wait for the device's default stream is not enough."""
+
+    def fits(self, case: Case) -> bool:
+        return (
+            case.noise in self.noises
+            and case.dtype in self.dtypes
+            and (self.most_samples is None or case.n <= self.most_samples)
+        )
+
+
+# --- Where they can run -------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def cuda_reason() -> str | None:
+    """Why nothing can be timed on a CUDA device here, if so: CuPy takes the times."""
+    try:
+        import cupy
+
+        cupy.cuda.runtime.getDeviceCount()
+    except Exception as error:  # Whatever a missing or a broken installation may do.
+        return f"CuPy has no CUDA device here ({type(error).__name__}: {str(error).splitlines()[0]})"
+    return None
+
+
+def _always() -> None:
+    return None
+
+
+def _torch_reason() -> str | None:
+    import torch
+
+    return None if torch.cuda.is_available() else "this PyTorch has no CUDA device"
+
+
+@functools.cache
+def _jax_reason(platform: str) -> str | None:
+    if importlib.util.find_spec("jax") is None:
+        return "JAX is not installed"
+    try:
+        _jax().devices(platform)
+    except RuntimeError as error:
+        return f"this JAX has no {platform} device ({str(error).splitlines()[0]})"
+    return None
+
+
+def _jax() -> Any:
+    # Or else it would take most of a GPU's memory for itself.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    import jax
+
+    return jax
+
+
+def _backend_reason(name: str, *, cuda: bool) -> str | None:
+    reasons = multisample.backends()[name].reasons
+    if not reasons and cuda and name == "torch_ext":
+        reasons = torch_ext_build.cuda_reasons()
+    return "; ".join(reasons) or None
+
+
+# --- Vectors ------------------------------------------------------------------------------------------------------
+
+
+def _torch_vectors(case: Case, device: str) -> list[Any]:
+    import torch
+
+    return [torch.from_numpy(vector).to(device, getattr(torch, case.dtype)) for vector in vectors(case.d)]
+
+
+def _torch_columns(case: Case, device: str) -> list[Any]:
+    return [vector[:, None] for vector in _torch_vectors(case, device)]
+
+
+def _cupy_vectors(case: Case, device: str = "cuda") -> list[Any]:
+    if case.dtype == "bfloat16":  # Which CuPy knows by another package only.
+        return _torch_vectors(case, device)
+    import cupy
+
+    return [cupy.asarray(vector.astype(case.dtype)) for vector in vectors(case.d)]
+
+
+def _cupy_columns(case: Case) -> list[Any]:
+    return [vector[:, None] for vector in _cupy_vectors(case)]
+
+
+def _numpy_vectors(case: Case, device: str = "cpu") -> list[Any]:
+    return [vector.astype(case.dtype) for vector in vectors(case.d)]
+
+
+# --- Ours ---------------------------------------------------------------------------------------------------------
+
+
+def _ours(backend: str, arrays: Callable[[Case, str], list[Any]], device: str) -> Contender:
+    """Plain calls, whose randomness follows the arrays, as that of peers does.
+
+    The numba backend gets CuPy's arrays too: Numba's own are allocated without a pool, for ten times the time.
+    """
+
+    def start(case: Case, mode: str) -> Call:
+        mu, sigma = arrays(case, device)
+        _check_bits(mu, sigma, case, backend, mode)
+        return functools.partial(
+            multisample.sample, mu, sigma, case.n, backend=backend, noise=case.noise, **MODES[mode]
+        )
+
+    reason = functools.partial(_backend_reason, backend, cuda=device == "cuda")
+    return Contender(backend, reason, start, ours=True, noises=BOTH, dtypes=EVERY_DTYPE)
+
+
+def _check_bits(mu: Any, sigma: Any, case: Case, backend: str, mode: str) -> None:
+    """AssertionError unless the last rows and columns have the bits of the cpu backend, as portable calls promise."""
+    if mode != "portable":
+        return
+    rows, columns = slice(max(0, case.d - 64), None), slice(max(0, case.n - 256), None)
+    drawn = host_part(multisample.sample(mu, sigma, case.n, seed=7, backend=backend, noise=case.noise), rows, columns)
+    arrays = _torch_vectors(case, "cpu") if case.dtype == "bfloat16" else _numpy_vectors(case)
+    window = multisample.sample(
+        *(vector[rows] for vector in arrays), case.n - columns.start, seed=7, backend="cpu", noise=case.noise,
+        dim_offset=rows.start, sample_offset=columns.start,
+    )  # fmt: skip
+    expected = host_part(window, slice(None))
+    # float64 has every narrower number, so that equal ones have equal bits; and no zero is drawn.
+    assert np.array_equal(drawn, expected), f"{backend}: expected the bits of the cpu backend, got others"
+
+
+# --- Peers, PyTorch -----------------------------------------------------------------------------------------------
+
+
+def _eager(case: Case, device: str) -> tuple[Callable[[Any, Any], Any], list[Any]]:
+    """What people write, and its arguments."""
+    import torch
+
+    mu, sigma = _torch_columns(case, device)
+    shape, dtype, place = (case.d if case.noise == "independent" else 1, case.n), mu.dtype, mu.device
+
+    def draw(mu: Any, sigma: Any) -> Any:
+        return mu + sigma * torch.randn(shape, dtype=dtype, device=place)
+
+    return draw, [mu, sigma]
+
+
+def _torch_eager(device: str, case: Case, mode: str) -> Call:
+    draw, columns = _eager(case, device)
+    return functools.partial(draw, *columns)
+
+
+def _torch_compile(case: Case, mode: str) -> Call:
+    import torch
+
+    torch.compiler.reset()  # So that each shape has code of its own, and the best.
+    draw, columns = _eager(case, "cuda")
+    return functools.partial(torch.compile(draw, fullgraph=True, dynamic=False), *columns)
+
+
+def _torch_normal(device: str, case: Case, mode: str) -> Call:
+    import torch
+
+    mu, sigma = _torch_columns(case, device)
+    return functools.partial(torch.normal, mu.expand(case.d, case.n), sigma)
+
+
+def _normal_rsample(device: str, case: Case, mode: str) -> Call:
+    import torch
+
+    mu, sigma = _torch_columns(case, device)
+    rsample: Call = torch.distributions.Normal(mu, sigma).expand((case.d, case.n)).rsample
+    return rsample
+
+
+def _torch_randn(device: str, case: Case, mode: str) -> Call:
+    import torch
+
+    return functools.partial(torch.randn, (case.d, case.n), dtype=getattr(torch, case.dtype), device=device)
+
+
+@functools.cache
+def _original_extension() -> Any:
+    from torch.utils.cpp_extension import load
+
+    folder = Path(__file__).parent
+    sources = [str(folder / f"original_kernel.{ending}") for ending in ("cpp", "cu")]
+    return load("original_kernel", sources, extra_cuda_cflags=["-O3", "--use_fast_math"])
+
+
+def _original_kernel(case: Case, mode: str) -> Call:
+    return functools.partial(_original_extension().sample, *_torch_vectors(case, "cuda"), case.n)
+
+
+# --- Peers, others ------------------------------------------------------------------------------------------------
+
+
+def _cupy_random(case: Case, mode: str) -> Call:
+    import cupy
+
+    mu, sigma = _cupy_columns(case)
+    return functools.partial(cupy.random.RandomState(7).normal, mu, sigma, (case.d, case.n), dtype=np.float32)
+
+
+def _cupy_generator(case: Case, mode: str) -> Call:
+    import cupy
+
+    mu, sigma = _cupy_columns(case)
+    rng = cupy.random.default_rng(7)
+    return lambda: mu + sigma * rng.standard_normal((case.d, case.n), dtype=np.float32)
+
+
+def _curand_host(ordering: int, case: Case, mode: str) -> Call:
+    """cuRAND's host interface by CuPy's binding of it, with the generator that is its fastest, Philox."""
+    import cupy
+    from cupy.cuda import curand
+
+    generator = curand.createGenerator(curand.CURAND_RNG_PSEUDO_PHILOX4_32_10)
+    curand.setPseudoRandomGeneratorSeed(generator, 7)
+    curand.setGeneratorOrdering(generator, ordering)
+    curand.setStream(generator, 0)
+
+    def draw() -> Any:
+        out = cupy.empty((case.d, case.n), np.float32)
+        curand.generateNormal(generator, out.data.ptr, out.size, 0.0, 1.0)
+        return out
+
+    return draw
+
+
+def _jax_normal(platform: str, implementation: str, case: Case, mode: str) -> Call:
+    jax = _jax()
+    device = jax.devices(platform)[0]
+    mu, sigma = (jax.device_put(vector[:, None], device) for vector in _numpy_vectors(case))
+    key = jax.device_put(jax.random.key(7, impl=implementation), device)
+
+    @jax.jit
+    def step(key: Any, mu: Any, sigma: Any) -> tuple[Any, Any]:
+        key, used = jax.random.split(key)
+        return key, mu + sigma * jax.random.normal(used, (case.d, case.n), mu.dtype)
+
+    def draw() -> Any:
+        nonlocal key
+        key, result = step(key, mu, sigma)
+        return result
+
+    return draw
+
+
+def _jax_wait(result: Any) -> None:
+    result.block_until_ready()
+
+
+def _numpy(case: Case, mode: str) -> Call:
+    mu, sigma = (vector[:, None] for vector in _numpy_vectors(case))
+    rng = np.random.default_rng(7)
+    shape = (case.d if case.noise == "independent" else 1, case.n)
+    return lambda: mu + sigma * rng.standard_normal(shape, dtype=mu.dtype)
+
+
+def _numpy_bare(case: Case, mode: str) -> Call:
+    rng = np.random.default_rng(7)
+    return lambda: rng.standard_normal((case.d, case.n), dtype=case.dtype)
+
+
+# --- The lists ----------------------------------------------------------------------------------------------------
+
+
+def _peer(
+    name: str, reason: Callable[[], str | None], start: Callable[..., Call], *first: Any, **other: Any
+) -> Contender:
+    return Contender(name, reason, functools.partial(start, *first), **other)
+
+
+def _named(*contenders: Contender) -> dict[str, Contender]:
+    return {contender.name: contender for contender in contenders}
+
+
+# Of curand.h: CURAND_ORDERING_PSEUDO_DEFAULT, and CURAND_ORDERING_PSEUDO_DYNAMIC, the one for speed.
+_DEFAULT_ORDERING, _DYNAMIC_ORDERING = 101, 104
+
+_jax_cuda = functools.partial(_jax_reason, "cuda")
+
+CUDA = _named(
+    _ours("torch_ext", _torch_vectors, "cuda"),
+    _ours("cupy", _cupy_vectors, "cuda"),
+    _ours("numba", _cupy_vectors, "cuda"),
+    _peer("original_kernel", _torch_reason, _original_kernel, noises=("shared",), most_samples=1024),
+    _peer("torch_eager", _torch_reason, _torch_eager, "cuda", noises=BOTH, dtypes=EVERY_DTYPE),
+    _peer("torch_compile", _torch_reason, _torch_compile, noises=BOTH, dtypes=EVERY_DTYPE),
+    _peer("torch_normal", _torch_reason, _torch_normal, "cuda", dtypes=EVERY_DTYPE),
+    _peer("normal_rsample", _torch_reason, _normal_rsample, "cuda", dtypes=EVERY_DTYPE),
+    _peer("cupy_random", cuda_reason, _cupy_random),
+    _peer("cupy_generator", cuda_reason, _cupy_generator),
+    _peer("curand_host", cuda_reason, _curand_host, _DEFAULT_ORDERING, lacks=BARE),
+    _peer("curand_host_dynamic", cuda_reason, _curand_host, _DYNAMIC_ORDERING, lacks=BARE),
+    _peer("jax", _jax_cuda, _jax_normal, "cuda", "threefry2x32", wait=_jax_wait),
+    _peer("jax_rbg", _jax_cuda, _jax_normal, "cuda", "rbg", wait=_jax_wait),
+)
+"""On a GPU. JAX twice: with its own generator, and with the one that it has for speed."""
+
+CPU = _named(
+    _ours("cpu", _numpy_vectors, "cpu"),
+    _ours("torch_ext", _torch_vectors, "cpu"),
+    _peer("numpy", _always, _numpy, noises=BOTH),
+    _peer("numpy_bare", _always, _numpy_bare, lacks=BARE),
+    _peer("torch_eager", _always, _torch_eager, "cpu", noises=BOTH),
+    _peer("torch_normal", _always, _torch_normal, "cpu"),
+    _peer("normal_rsample", _always, _normal_rsample, "cpu"),
+    _peer("torch_randn", _always, _torch_randn, "cpu", lacks=BARE),
+    _peer("jax", functools.partial(_jax_reason, "cpu"), _jax_normal, "cpu", "threefry2x32", wait=_jax_wait),
+)
+"""On the CPU."""

@@ -1,0 +1,124 @@
+"""One benchmark: a contender is started and checked, measured if it runs on a GPU, and timed by pytest-benchmark.
+
+A peer has no modes, but a place in the groups of both, so that each is complete: it is started and measured once, and
+only the calls of the table are made again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from bench.cases import Case, clamp, vectors
+from bench.contenders import BARE, Contender
+from bench.machine import Clocks
+from bench.sample_checks import check_moments
+from bench.timing import BUSY, Device, Ring, Times, measure
+
+__all__ = ["CudaRunner", "run_on_cpu"]
+
+TABLE_SECONDS = 0.02
+TABLE_ROUNDS = 5, 40
+
+Call = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class _Started:
+    call: Call
+    ring: Ring
+    times: Times
+
+
+def _start(contender: Contender, case: Case, mode: str) -> Call:
+    """The call that is timed, which has been seen to draw what it should."""
+    reason = contender.reason()
+    if reason:
+        pytest.skip(f"{contender.name}: {reason}")
+    call = contender.start(case, mode)
+    mu, sigma = vectors(case.d)
+    if contender.lacks == BARE:
+        mu, sigma = mu * 0, sigma * 0 + 1
+    check_moments(call(), call(), mu, sigma, case.noise)
+    return call
+
+
+def _info(suite: str, contender: Contender, case: Case, mode: str) -> dict[str, Any]:
+    return {
+        "suite": suite, "contender": contender.name, "ours": contender.ours, "lacks": contender.lacks,
+        "d": case.d, "n": case.n, "dtype": case.dtype, "noise": case.noise, "mode": mode, "layout": "dn",
+        "bytes": case.bytes,
+    }  # fmt: skip
+
+
+class CudaRunner:
+    """Runs contenders on `device`, one after the other, and has the `clocks` read for each case."""
+
+    def __init__(self, device: Device, clocks: Clocks | None) -> None:
+        self._device = device
+        self._clocks = clocks
+        self._case: Case | None = None
+        self._last: tuple[Any, _Started] | None = None
+
+    def run(self, benchmark: Any, suite: str, contender: Contender, case: Case, mode: str) -> None:
+        """Time `contender` once it has been checked; what comes of it is in the table and in its `extra_info`."""
+        started = self._started(contender, case, mode)
+        times, wait = started.times, contender.wait
+
+        def call_and_wait() -> None:
+            result = started.call()
+            started.ring.kept.append(result)
+            if wait is None:
+                self._device.wait()
+            else:
+                wait(result)
+
+        benchmark.group = f"{suite} {case.group(mode)}"
+        benchmark.extra_info.update(
+            _info(suite, contender, case, mode),
+            device_s=times.device.median,
+            device_s_low=times.device.low,
+            device_s_high=times.device.high,
+            device_way=times.way,
+            host_s=times.host,
+            pipelined_s=times.pipelined,
+            memset_s=times.memset,
+            of_memset=times.memset / times.device.median,
+            gb_per_s=case.bytes / times.device.median / 1e9,
+        )
+        rounds = clamp(TABLE_SECONDS / max(times.device.median, times.host), *TABLE_ROUNDS)
+        benchmark.pedantic(call_and_wait, rounds=rounds, warmup_rounds=1)
+
+    def _started(self, contender: Contender, case: Case, mode: str) -> _Started:
+        key = contender.name, case, mode if contender.ours else None
+        if self._last is None or self._last[0] != key:
+            self._last = None
+            self._device.release()
+            self._device.reserve(max(BUSY, case.bytes))
+            if case != self._case and self._clocks:
+                self._clocks.read(self._device)
+            self._case = case
+            call, ring = _start(contender, case, mode), Ring(case.bytes)
+            ring.warm_up(call)
+            self._last = key, _Started(call, ring, measure(self._device, call, ring, case.bytes, contender.wait))
+        return self._last[1]
+
+
+def run_on_cpu(benchmark: Any, suite: str, contender: Contender, case: Case) -> None:
+    """Time `contender` once it has been checked: calls that return when all is done."""
+    call, wait = _start(contender, case, "portable"), contender.wait
+    benchmark.group = f"{suite} {case.group('portable')}"
+    benchmark.extra_info.update(_info(suite, contender, case, "portable"))
+    benchmark(call if wait is None else lambda: wait(call()))
+    record_cpu_speed(benchmark, case.bytes)
+
+
+def record_cpu_speed(benchmark: Any, size: int) -> None:
+    """What is known only when a call that makes `size` bytes has been timed."""
+    benchmark.extra_info.update(dict.fromkeys(("device_s", "device_s_low", "device_s_high", "host_s", "memset_s")))
+    benchmark.extra_info["of_memset"] = None
+    if benchmark.stats is not None:  # As it is if nothing is timed.
+        benchmark.extra_info["gb_per_s"] = size / benchmark.stats.stats.median / 1e9

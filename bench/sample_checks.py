@@ -1,0 +1,69 @@
+"""Whether a contender draws what it is asked for: nothing is timed that has not passed.
+
+Statistics are z values of normal distributions, nearly, and a right sampler's stay within BOUND: the chance that one of
+the 30,000 or so of a matrix does not is below 1e-7.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+__all__ = ["BOUND", "check_moments", "host_part", "moment_errors"]
+
+BOUND = 7.0
+SHARED_NOISE_ERROR = 1e-4  # Of residuals in units of sigma: some hundred times the rounding of float32.
+MOST_ELEMENTS = 2**20  # So many are looked at, in rows from all of the matrix.
+
+Array = np.ndarray[Any, Any]
+
+
+def host_part(result: Any, rows: slice, columns: slice = slice(None)) -> Array:
+    """Part of any library's matrix as float64 in host memory, which has every narrower value exactly."""
+    part = result[rows, columns]
+    if type(part).__module__.partition(".")[0] == "torch":
+        return np.asarray(part.detach().double().cpu().numpy())
+    return np.asarray(part.get() if hasattr(part, "get") else part).astype(np.float64)
+
+
+def moment_errors(samples: Array, mu: Array, sigma: Array, noise: str) -> dict[str, float]:
+    """The largest z value of each statistic of the `samples`, in float64, of shape (d, n) with n > 1.
+
+    For each dimension its mean and its variance, and unless noise is shared those of all elements and the correlation
+    of neighbouring rows.
+    """
+    residuals = (samples - mu[:, None]) / sigma[:, None]
+    d, n = residuals.shape
+    found = {
+        "mean": np.abs(residuals.mean(axis=1)).max() * np.sqrt(n),
+        "variance": np.abs(_variance_z(residuals.var(axis=1, ddof=1), n - 1)).max(),
+    }
+    if noise == "independent":
+        found["mean of all"] = abs(residuals.mean()) * np.sqrt(d * n)
+        found["variance of all"] = abs(_variance_z((residuals**2).mean(), d * n))
+        if d > 1:
+            found["correlation"] = abs((residuals[1:] * residuals[:-1]).sum()) / np.sqrt((d - 1) * n)
+    return {name: float(value) for name, value in found.items()}
+
+
+def _variance_z(ratio: Any, degrees: int) -> Any:
+    # The cube root of a chi-square is nearly normal even for few degrees of freedom (Wilson and Hilferty).
+    spread = 2 / (9 * degrees)
+    return (np.cbrt(ratio) - (1 - spread)) / np.sqrt(spread)
+
+
+def check_moments(first: Any, second: Any, mu: Array, sigma: Array, noise: str) -> None:
+    """AssertionError unless results of two calls are of the right mean, variance and noise, and differ."""
+    d, n = first.shape
+    assert d == len(mu), f"expected {len(mu)} rows, got {d}"
+    rows, columns = slice(None, None, -(-d // max(1, MOST_ELEMENTS // n))), slice(MOST_ELEMENTS)
+    samples, others = host_part(first, rows, columns), host_part(second, rows, columns)
+    assert not np.array_equal(samples, others), "expected new numbers from a second call, got the same"
+    errors = moment_errors(samples, mu[rows], sigma[rows], noise)
+    wrong = {name: round(value, 1) for name, value in errors.items() if not value < BOUND}
+    assert not wrong, f"expected z values below {BOUND}, got {wrong}"
+    if noise == "shared":
+        residuals = (samples - mu[rows, None]) / sigma[rows, None]
+        error = np.abs(residuals - residuals[0]).max()
+        assert error < SHARED_NOISE_ERROR, f"expected the same noise in every row, got a difference of {error:.2g}"

@@ -1,0 +1,208 @@
+"""The tools of the benchmarks: a wrong sampler is found out before it is timed, and times are what they claim to be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bench.cases import Case, vectors
+from bench.contenders import CPU, Contender
+from bench.running import CudaRunner
+from bench.sample_checks import BOUND, check_moments, moment_errors
+from bench.timing import BUSY, MOST_KEPT, Quartiles, Ring, measure, quartiles
+
+Array = np.ndarray[Any, Any]
+
+D, N = 50, 400
+mu, sigma = vectors(D)
+
+
+def draw(seed: int, noise: str = "independent", d: int = D, n: int = N) -> Array:
+    z = np.random.default_rng(seed).standard_normal((d if noise == "independent" else 1, n))
+    columns = [vector[:, None] for vector in vectors(d)]
+    return np.asarray(columns[0] + columns[1] * z, np.float32)
+
+
+# --- Whether samples are right --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("noise", ["independent", "shared"])
+@pytest.mark.parametrize(("d", "n"), [(D, N), (1, 100), (10, 10), (40_000, 32), (3, 2_000_000)])
+def test_what_draws_as_it_should_passes(noise: str, d: int, n: int) -> None:
+    check_moments(draw(1, noise, d, n), draw(2, noise, d, n), *vectors(d), noise)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda x: x + 0.1 * sigma[:, None], "mean of all"),
+        (lambda x: mu[:, None] + 1.1 * (x - mu[:, None]), "variance of all"),
+        (lambda x: np.where(np.arange(D)[:, None] == 7, x + 2, x), "'mean'"),
+        (lambda x: np.where(np.arange(D)[:, None] == 7, mu[7], x), "'variance'"),
+        (lambda x: np.where(np.arange(N) == 7, np.nan, x), "nan"),
+        (lambda x: x[1:], "expected 50 rows, got 49"),
+        (lambda x: draw(1), "expected new numbers"),
+        (lambda x: draw(3, "shared"), "correlation"),
+    ],
+)
+def test_what_is_wrong_is_found_out(spoil: Callable[[Array], Array], message: str) -> None:
+    with pytest.raises(AssertionError, match=message):
+        check_moments(spoil(draw(1)), draw(1), mu, sigma, "independent")
+
+
+def test_noise_that_should_be_shared_is_the_same_in_every_row() -> None:
+    with pytest.raises(AssertionError, match="the same noise in every row"):
+        check_moments(draw(1), draw(2), mu, sigma, "shared")
+
+
+def test_z_values_are_those_of_a_normal_distribution() -> None:
+    # Of 2000 rows of 10: the largest of as many normals is between 2.5 and 5 but for one case in 1e4 or fewer.
+    errors = moment_errors(draw(1, d=2000, n=10).astype(np.float64), *vectors(2000), "independent")
+    assert 2.5 < errors["mean"] < 5 and 2.5 < errors["variance"] < 5
+    assert max(errors["mean of all"], errors["variance of all"], errors["correlation"]) < 4 < BOUND
+
+
+# --- Times ----------------------------------------------------------------------------------------
+
+
+class Clockwork:
+    """A device whose time goes by as it is told: a byte takes a nanosecond to fill, and nothing waits for the host."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.fills: list[int] = []
+        self.released = 0
+
+    def reserve(self, size: int) -> None:
+        self.reserved = size
+
+    def release(self) -> None:
+        self.released += 1
+
+    def fill(self, size: int) -> None:
+        self.fills.append(size)
+        self.now += size * 1e-9
+
+    def mark(self) -> float:
+        return self.now
+
+    def seconds(self, start: float, stop: float) -> float:
+        return stop - start
+
+    def wait(self) -> None:
+        pass
+
+
+def test_results_are_kept_until_memory_has_rotated() -> None:
+    alive: list[int] = []
+    most = 0
+
+    class Result:
+        def __init__(self) -> None:
+            nonlocal most
+            alive.append(id(self))
+            most = max(most, len(alive))
+
+        def __del__(self) -> None:
+            alive.remove(id(self))
+
+    ring = Ring(2**27)
+    ring.warm_up(Result)
+    assert (len(alive), most) == (2, 3)
+    for size, kept in ((2**40, 1), (2**28, 1), (2**20, 256), (4, MOST_KEPT), (0, MOST_KEPT)):
+        assert Ring(size).kept.maxlen == kept
+
+
+def test_the_time_of_a_call_is_that_between_the_marks_around_it() -> None:
+    device, size = Clockwork(), 10**6
+    results = iter(range(10**6))
+
+    def call() -> int:
+        device.now += 5e-3
+        return next(results)
+
+    ring = Ring(size)
+    times = measure(device, call, ring, size)
+    assert times.device == pytest.approx((5e-3,) * 3)
+    assert times.memset == pytest.approx(1e-3)
+    assert times.pipelined == pytest.approx(5e-3)
+    assert 0 < times.host < 1
+    # Before each fill and each call that is timed alone something else fills the cache, and takes its time.
+    assert device.fills[::3] == device.fills[2::3] == [BUSY] * (len(device.fills) // 3)
+    assert set(device.fills[1::3]) == {size}
+    assert ring.kept[-1] == next(results) - 1
+
+
+def test_what_has_streams_of_its_own_is_timed_by_the_host() -> None:
+    device, ring, waited = Clockwork(), Ring(4), []
+    ring.warm_up(lambda: "result")
+    times = measure(device, lambda: "result", ring, 4, wait=waited.append)
+    assert set(waited) == {"result"}
+    assert "host" in times.way
+    assert times.memset == pytest.approx(4e-9, abs=1e-14)
+    assert 0 < times.device.low <= times.device.median <= times.device.high
+    assert times.host <= times.pipelined == times.device.median
+
+
+def test_quartiles() -> None:
+    assert quartiles([3.0]) == Quartiles(3, 3, 3)
+    assert quartiles([5.0, 1, 2, 4, 3]) == Quartiles(2, 3, 4)
+
+
+# --- Benchmarks -----------------------------------------------------------------------------------
+
+
+class Table:
+    """In the place of pytest-benchmark's fixture."""
+
+    def __init__(self) -> None:
+        self.extra_info: dict[str, Any] = {}
+        self.group = ""
+
+    def pedantic(self, target: Callable[[], None], rounds: int, warmup_rounds: int) -> None:
+        for _ in range(rounds + warmup_rounds):
+            target()
+
+
+def test_a_peer_is_measured_once_for_both_modes_and_ours_for_each() -> None:
+    starts = []
+
+    device = Clockwork()
+
+    def start(case: Case, mode: str) -> Callable[[], Any]:
+        starts.append(mode)
+        draw = CPU["numpy"].start(case, mode)
+
+        def call() -> Any:
+            device.now += 0.01
+            return draw()
+
+        return call
+
+    runner = CudaRunner(device, None)
+    case = Case(D, N)
+    for ours in (False, True):
+        contender = Contender("someone", lambda: None, start, ours=ours)
+        tables = [Table(), Table()]
+        for table, mode in zip(tables, ("portable", "fast_math"), strict=True):
+            runner.run(table, "throughput", contender, case, mode)
+        assert starts == (["portable", "fast_math"] if ours else ["portable"])
+        starts.clear()
+        infos = [table.extra_info for table in tables]
+        assert [info["mode"] for info in infos] == ["portable", "fast_math"]
+        assert (infos[0]["device_s"] == infos[1]["device_s"]) or ours
+        assert infos[0]["of_memset"] == infos[0]["memset_s"] / infos[0]["device_s"]
+        assert [table.group for table in tables] == [
+            f"throughput (50, 400) float32 independent {mode}" for mode in ("portable", "fast_math")
+        ]
+    assert device.reserved == BUSY
+    assert device.released == 3
+
+
+def test_what_cannot_run_is_skipped_with_its_reason() -> None:
+    contender = Contender("someone", lambda: "not at home", CPU["numpy"].start)
+    with pytest.raises(pytest.skip.Exception, match="someone: not at home"):
+        CudaRunner(Clockwork(), None).run(Table(), "throughput", contender, Case(D, N), "portable")
