@@ -20,7 +20,7 @@ from bench.entries import Entry, Group, Quartiles
 
 __all__ = [
     "LABELS", "MICROSECONDS", "PLAIN", "STYLE", "THEMES", "Line", "Theme", "canvas", "colour_of", "draw_lines",
-    "footnote", "heading", "label", "lines_of", "log_x", "log_y", "reference",
+    "footnote", "heading", "label", "linear_x", "lines_of", "log_x", "log_y", "reference",
 ]  # fmt: skip
 
 FONT_SIZE = 9.5
@@ -69,15 +69,20 @@ LABELS = {
     "torch_normal": "torch.normal",
     "normal_rsample": "Normal.rsample",
     "cupy_random": "CuPy random",
+    "cupy_generator": "CuPy Generator",
     "curand_host": "cuRAND host API",
+    "curand_host_dynamic": "cuRAND dynamic",
     "jax": "JAX",
+    "jax_rbg": "JAX rbg",
     "numpy": "NumPy",
+    "numpy_bare": "NumPy z",
     "torch_randn": "torch.randn",
 }
 MARKERS = {
     "torch_ext": "o", "cupy": "s", "numba": "D", "cpu": "P",
     "original_kernel": "*", "torch_eager": "^", "torch_compile": "v", "torch_normal": "<", "normal_rsample": ">",
-    "cupy_random": "s", "curand_host": "D", "jax": "h", "numpy": "X", "torch_randn": "p",
+    "cupy_random": "s", "cupy_generator": "P", "curand_host": "D", "curand_host_dynamic": "d", "jax": "h",
+    "jax_rbg": "H", "numpy": "X", "numpy_bare": "x", "torch_randn": "p",
 }  # fmt: skip
 EMPHASISED = ("original_kernel", "torch_compile", "numpy")  # The peers that our speed is most often held against.
 
@@ -252,6 +257,13 @@ def reference(axes: Axes, theme: Theme, y: float, text: str, *, below: bool = Fa
         va="top" if below else "bottom", color=theme.ink, fontsize=SMALL, zorder=5,
         bbox={"facecolor": theme.paper, "edgecolor": "none", "alpha": 0.8, "pad": 0.5},
     )  # fmt: skip
+
+
+def linear_x(axes: Axes, theme: Theme, text: str, lines: Sequence[Line], formatter: Formatter) -> None:
+    """A horizontal axis from 0 named `text`, for `lines`."""
+    axes.set_xlim(0, 1.02 * max(x for line in lines for x, _ in line.medians))
+    axes.xaxis.set_major_formatter(formatter)
+    axes.set_xlabel(text, color=theme.ink)
 
 
 def log_x(axes: Axes, theme: Theme, text: str, lines: Sequence[Line], formatter: Formatter, subs: Sequence[float]

@@ -45,11 +45,15 @@ class Entry:
     noise: str
     mode: str
     layout: str
+    antithetic: bool
     bytes: int
     call: Quartiles
     """Of a call and the synchronisation after it."""
     device: Quartiles | None
     host_s: float | None
+    """Of a call among many, until it returns."""
+    pipelined_s: float | None
+    """Of each of many calls in a row, from the first to the end of the last."""
     memset_s: float | None
     of_memset: float | None
     gb_per_s: float
@@ -153,6 +157,8 @@ def _entry(benchmark: Mapping[str, Any]) -> Entry:
     )  # fmt: skip
     return Entry(
         group=benchmark["group"],
+        antithetic=info.get("antithetic", False),
+        pipelined_s=info.get("pipelined_s"),
         call=Quartiles(stats["q1"], stats["median"], stats["q3"]),
         device=device,
         **{name: info[name] for name in as_they_are},

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import base64
+import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,8 +20,8 @@ from bench.entries import Entry, Group, Run, read_run
 try:
     import jinja2
 
-    from bench.drawing import LABELS, THEMES, label
-    from bench.plots import baseline_of, kinds, plots, speedups, svg
+    from bench.drawing import LABELS, THEMES, Line, label
+    from bench.plots import baseline_of, kinds, measures, plots, speedups, svg
 except ImportError as error:
     message = 'bench.report: expected Matplotlib and Jinja to be there: pip install -e ".[bench]"'
     raise ImportError(message) from error
@@ -81,7 +82,7 @@ def _flat(machine: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """What is known of the machine; versions each by itself."""
     for name, value in machine.items():
         if isinstance(value, Mapping):
-            yield from _flat(value)
+            yield from ((key if name == "versions" else f"{name}, {key}", text) for key, text in _flat(value))
         elif value is not None:
             yield name, str(value)
 
@@ -123,29 +124,31 @@ def _as_fast(ours: Entry, peer: Entry, time: Callable[[Entry], float | None]) ->
     return None if its is None or theirs is None else theirs / its
 
 
+def _table(title: str, columns: list[str], rows: list[Row], note: str = "") -> Table:
+    """The table without columns that are empty."""
+    full = [k for k in range(len(columns)) if any(row.cells[k] for row in rows)]
+    return Table(title, [columns[k] for k in full], [Row(row.ours, [row.cells[k] for k in full]) for row in rows], note)
+
+
 def _group_table(group: Group) -> Table:
-    on_device = any(entry.device is not None for entry in group.entries)
-    times = TIMES if on_device else TIMES[:1]
-    columns = ["", "call, us", *(["device, us", "host, us", "of memset"] if on_device else []), "GB/s"]
-    columns += [f"{label(mine)}: times as fast, {what}" for what, _ in times for mine in group.ours]
+    columns = ["name", "call, us", "device, us", "in a row, us", "host, us", "of memset", "GB/s"]
+    columns += [f"{label(mine)}: times as fast, {what}" for what, _ in TIMES for mine in group.ours]
     rows = []
     for entry in group.entries:
-        cells = [label(entry), _microseconds(entry.call.median)]
-        if on_device:
-            cells += [_microseconds(_device(entry)), _microseconds(entry.host_s), _fraction(entry.of_memset)]
-        cells.append(_rounded(entry.gb_per_s))
-        for _, time in times:
+        times = (entry.call.median, _device(entry), entry.pipelined_s, entry.host_s)
+        cells = [label(entry), *map(_microseconds, times), _fraction(entry.of_memset), _rounded(entry.gb_per_s)]
+        for _, time in TIMES:
             for mine in group.ours:
                 ratio = None if entry.ours else _as_fast(mine, entry, time)
                 cells.append("" if ratio is None else _rounded(ratio))
         rows.append(Row(entry.ours, cells))
     lacks = dict.fromkeys(entry.lacks for entry in group.entries if entry.lacks)
-    return Table(group.name, columns, rows, note=f"* {'; '.join(lacks)}" if lacks else "")
+    return _table(group.name, columns, rows, note=f"* {'; '.join(lacks)}" if lacks else "")
 
 
 def _leads(run: Run) -> Table:
     """Where each of our backends leads least: by how much, before whom, and at which shape."""
-    columns = ["", "suite", "kind", *(f"{what}: least times as fast" for what, _ in TIMES)]
+    columns = ["name", "suite", "kind", *(f"{what}: least times as fast" for what, _ in TIMES)]
     rows = []
     for suite in dict.fromkeys(group.suite for group in run.groups):
         for kind, groups in kinds(run.of_suite(suite)).items():
@@ -153,9 +156,7 @@ def _leads(run: Run) -> Table:
                 cells = [_least_lead(groups, name, time) for _, time in TIMES]
                 if any(cells):
                     rows.append(Row(True, [name, suite, str(kind), *cells]))
-    if not any(row.cells[-1] for row in rows):  # On the CPU there is no time of kernels.
-        columns, rows = columns[:-1], [Row(row.ours, row.cells[:-1]) for row in rows]
-    return Table("Where each backend leads least", columns, rows)
+    return _table("Where each backend leads least", columns, rows)
 
 
 def _least_lead(groups: Sequence[Group], contender: str, time: Callable[[Entry], float | None]) -> str:
@@ -175,22 +176,31 @@ def _least_lead(groups: Sequence[Group], contender: str, time: Callable[[Entry],
 def _averages(run: Run) -> Iterator[Table]:
     """The original experiment: speedups over d, over what it was compared with and over the original kernel."""
     for kind, groups in kinds(run.of_suite("original")).items():
-        rows: dict[str, Row] = {}
-        columns = [""]
-        for base in (baseline_of(groups), "original_kernel"):
-            lines = speedups(groups, base, lambda entry: entry.d) if base else []
-            if base is None or not lines:
-                continue
-            columns += [f"over {LABELS[base]}: average", "least", "most"]
-            for line in reversed(lines):
-                row = rows.setdefault(line.entry.contender, Row(line.entry.ours, [label(line.entry)]))
-                row.cells.extend(
-                    [""] * (len(columns) - 3 - len(row.cells))
-                )  # Where it was itself what others are over.
-                ratios = [ratio for _, ratio in line.medians]
-                row.cells.extend(_rounded(value) for value in (sum(ratios) / len(ratios), min(ratios), max(ratios)))
-        full = [Row(row.ours, row.cells + [""] * (len(columns) - len(row.cells))) for row in rows.values()]
-        yield Table(f"The original experiment, times as fast over d: {kind}", columns, full)
+        bases = [base for base in (baseline_of(groups), "original_kernel") if base and _measured(groups, base)]
+        columns = ["name", *(text for base in bases for text in (f"over {LABELS[base]}: average", "least", "most"))]
+        entries = {entry.contender: entry for group in groups for entry in group.entries}
+        for measure in measures(groups):
+            lines = [
+                {line.entry.contender: line for line in speedups(groups, base, lambda entry: entry.d, measure)}
+                for base in bases
+            ]
+            rows = [
+                Row(entry.ours, [label(entry), *(cell for over in lines for cell in _average(over.get(name)))])
+                for name, entry in entries.items()
+            ]
+            yield _table(f"The original experiment, times as fast over d: {kind}; {measure.text}", columns, rows)
+
+
+def _measured(groups: Sequence[Group], contender: str) -> bool:
+    return any(group.find(contender) for group in groups)
+
+
+def _average(line: Line | None) -> list[str]:
+    """Average, least and most; nothing for what the others are over."""
+    if line is None:
+        return [""] * 3
+    ratios = [ratio for _, ratio in line.medians]
+    return [_rounded(value) for value in (statistics.fmean(ratios), min(ratios), max(ratios))]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
