@@ -16,10 +16,9 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[1]
-sys.path.append(str(ROOT))  # `bench` is not installed, and is run from the root of the repository.
 
-from bench import compare, drawing, plots, report  # noqa: E402
-from bench.entries import read_run  # noqa: E402
+from bench import compare, drawing, plots, report
+from bench.entries import read_run
 
 Results = dict[str, Any]
 
