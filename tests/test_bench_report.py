@@ -15,11 +15,10 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
-
 from bench import compare, drawing, plots, report
 from bench.entries import read_run
 
+ROOT = Path(__file__).parents[1]
 Results = dict[str, Any]
 
 # The results in the repository that the report is for.
