@@ -53,6 +53,8 @@ class Played(NamedTuple):
 class Move(NamedTuple):
     """One placement of a game."""
 
+    number: int
+    """How many pieces came before."""
     piece: int
     """The number of the piece, in `multisample.tetris.pieces.NAMES`."""
     orientation: int
@@ -196,10 +198,11 @@ def moves(
         kernel(column, state, seed, game, height, min(_SLICE, first - int(state[PIECES])), ENDLESS)
     made = []
     while not state[OVER] and state[PIECES] < last:
+        number = int(state[PIECES])
         orientation, left = divmod(kernel(column, state, seed, game, height, 1, ENDLESS), 64)
         if not state[OVER]:
             piece = int(np.searchsorted(FIRST, orientation, side="right")) - 1
-            made.append(Move(piece, orientation, left, int(state[LINES]), board_of(state)))
+            made.append(Move(number, piece, orientation, left, int(state[LINES]), board_of(state)))
     return made
 
 
