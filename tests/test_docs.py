@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+import multisample.cem
 import multisample.torch
 
 ROOT = Path(__file__).parents[1]
@@ -66,6 +67,10 @@ PUBLIC = sorted(set(multisample.__all__) - {"__version__"})
 CALLABLE = {
     **{name: getattr(multisample, name) for name in PUBLIC if name not in CLASSES_OF_RESULTS},
     "Generator.spawn": multisample.Generator.spawn,
+    "cem.minimize": multisample.cem.minimize,
+    "cem.CEM": multisample.cem.CEM,
+    "cem.CEM.ask": multisample.cem.CEM.ask,
+    "cem.CEM.tell": multisample.cem.CEM.tell,
     **{f"torch.{name}": getattr(multisample.torch, name) for name in multisample.torch.__all__},
 }
 
@@ -140,10 +145,12 @@ def test_every_public_name_has_an_example(name: str) -> None:
     assert run_examples(test) > 0
 
 
-def test_every_field_of_a_status_is_described() -> None:
-    described = section(documentation(multisample.BackendStatus), "Attributes")
+@pytest.mark.parametrize("kind", [multisample.BackendStatus, multisample.cem.Result])
+def test_every_field_of_a_result_is_described(kind: Any) -> None:
+    described = section(documentation(kind), "Attributes")
     assert described is not None
-    assert re.findall(r"^(\w+) : ", described, re.MULTILINE) == list(multisample.BackendStatus.__dataclass_fields__)
+    named = [name for line in re.findall(r"^(\w.*?) : ", described, re.MULTILINE) for name in line.split(", ")]
+    assert named == list(kind.__dataclass_fields__)
 
 
 # --- README.md and its like -----------------------------------------------------------------------

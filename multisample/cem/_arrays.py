@@ -1,0 +1,190 @@
+"""The few operations that the method needs and that array libraries spell differently.
+
+All others go by NumPy's names in CuPy, JAX and PyTorch too, and are called on `Arrays.xp`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from multisample.backends.contract import HostArray
+
+from .._libraries import Device, library_of
+
+__all__ = ["Arrays", "arrays_like", "on_host"]
+
+
+class Arrays:
+    """Operations of one library, on one device and for one dtype; here NumPy's."""
+
+    mutable = True
+
+    def __init__(self, like: Any, device: Device) -> None:
+        self.xp: Any = np
+        self.dtype = like.dtype
+        self.dtype_name = str(like.dtype).removeprefix("torch.")
+        self.device = device
+        self.real: Any = np.dtype(np.float64)
+        """The widest type that the library computes with, for what is as wide as scores may be."""
+
+    def scope(self) -> contextlib.AbstractContextManager[Any]:
+        """What the operations are called in; infinities are looked at afterwards, and need no warning."""
+        return np.errstate(all="ignore")
+
+    def put(self, array: HostArray, dtype: Any = None) -> Any:
+        """A copy of an array in host memory."""
+        return np.array(array, dtype or self.dtype)
+
+    def adopt(self, array: Any) -> Any:
+        """Whatever the library can read, on the device."""
+        return np.asarray(array)
+
+    def is_real(self, array: Any) -> bool:
+        """Whether the elements are floating-point numbers."""
+        return bool(self.xp.issubdtype(array.dtype, self.xp.floating))
+
+    def is_whole(self, array: Any) -> bool:
+        """Whether the elements are integers or bools."""
+        return bool(self.xp.issubdtype(array.dtype, self.xp.integer) or array.dtype == bool)
+
+    def cast(self, array: Any, dtype: Any = None) -> Any:
+        return array.astype(dtype or self.dtype)
+
+    def lowest(self, scores: Any, count: int) -> Any:
+        """Where the lowest scores are, in any order."""
+        return self.xp.argpartition(scores, count - 1)[:count]
+
+    def columns(self, samples: Any, which: Any) -> Any:
+        return self.xp.take(samples, which, axis=1)
+
+    def clipped(self, samples: Any, low: Any, high: Any) -> Any:
+        """`samples` within bounds; in their own memory if that can be written to."""
+        return self.xp.clip(samples, low, high, out=samples)
+
+    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function of these `Arrays`, three settings and arrays; compiled where the library does that well."""
+        return function
+
+
+class _CupyArrays(Arrays):
+    # To partition is to sort there, which no longer waits for the device from CuPy 14 on.
+
+    def __init__(self, like: Any, device: Device) -> None:
+        super().__init__(like, device)
+        self.xp = sys.modules["cupy"]
+
+    def scope(self) -> contextlib.AbstractContextManager[Any]:
+        current: contextlib.AbstractContextManager[Any] = self.xp.cuda.Device(self.device.ordinal)
+        return current
+
+    def put(self, array: HostArray, dtype: Any = None) -> Any:
+        return self.xp.array(array, dtype or self.dtype)
+
+    def adopt(self, array: Any) -> Any:
+        return self.xp.asarray(array)
+
+
+class _JaxArrays(Arrays):
+    mutable = False
+
+    def __init__(self, like: Any, device: Device) -> None:
+        super().__init__(like, device)
+        self.jax = sys.modules["jax"]
+        self.xp = self.jax.numpy
+        (self.where,) = like.devices()
+        self.real = self.xp.result_type(float)
+
+    def scope(self) -> contextlib.AbstractContextManager[Any]:
+        current: contextlib.AbstractContextManager[Any] = self.jax.default_device(self.where)
+        return current
+
+    def put(self, array: HostArray, dtype: Any = None) -> Any:
+        return self.jax.device_put(np.array(array, dtype or self.dtype), self.where)
+
+    def adopt(self, array: Any) -> Any:
+        return self.xp.asarray(array)
+
+    def clipped(self, samples: Any, low: Any, high: Any) -> Any:
+        return self.xp.clip(samples, low, high)
+
+    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        return _jitted(function)
+
+    # Equal ones share what was compiled for them.
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _JaxArrays) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    @property
+    def _key(self) -> tuple[Any, ...]:
+        return self.dtype_name, self.where, self.real
+
+
+@functools.cache
+def _jitted(function: Callable[..., Any]) -> Callable[..., Any]:
+    jitted: Callable[..., Any] = sys.modules["jax"].jit(function, static_argnums=(0, 1, 2, 3))
+    return jitted
+
+
+class _TorchArrays(Arrays):
+    def __init__(self, like: Any, device: Device) -> None:
+        super().__init__(like, device)
+        self.xp = sys.modules["torch"]
+        self.where = like.device
+        self.real = self.xp.float64
+
+    def scope(self) -> contextlib.AbstractContextManager[Any]:
+        no_grad: contextlib.AbstractContextManager[Any] = self.xp.no_grad()
+        return no_grad
+
+    def put(self, array: HostArray, dtype: Any = None) -> Any:
+        return self.xp.tensor(array, dtype=dtype or self.dtype, device=self.where)
+
+    def adopt(self, array: Any) -> Any:
+        return self.xp.as_tensor(array, device=self.where).detach()
+
+    def is_real(self, array: Any) -> bool:
+        return bool(array.is_floating_point())
+
+    def is_whole(self, array: Any) -> bool:
+        return not (array.is_floating_point() or array.is_complex())
+
+    def cast(self, array: Any, dtype: Any = None) -> Any:
+        return array.to(dtype or self.dtype)
+
+    def lowest(self, scores: Any, count: int) -> Any:
+        return self.xp.topk(scores, count, largest=False, sorted=False).indices
+
+    def columns(self, samples: Any, which: Any) -> Any:
+        return samples.index_select(1, which)
+
+
+_KNOWN = {"numpy": Arrays, "cupy": _CupyArrays, "jax": _JaxArrays, "torch": _TorchArrays}
+
+
+def arrays_like(array: Any) -> Arrays:
+    """Operations for arrays of the library, device and dtype of `array`, a result of `sample`; TypeError if none."""
+    library = library_of("mu", array)
+    if library.name not in _KNOWN:
+        raise TypeError(
+            f"mu: expected an array of NumPy, PyTorch, CuPy or JAX, which compute with arrays, got one of"
+            f" {library.name}"
+        )
+    arrays = _KNOWN[library.name](array, library.device("mu", array))
+    if arrays.dtype_name not in ("float32", "float64"):
+        raise TypeError(f"mu: expected float32 or float64, in which to refit it, got {array.dtype}")
+    return arrays
+
+
+def on_host(name: str, array: Any) -> HostArray:
+    """Any library's array in host memory, waiting for it."""
+    library = library_of(name, array)
+    return np.asarray(array) if library.foreign else library.to_host(array)

@@ -1,0 +1,609 @@
+"""The loop, whole and in two halves. What is computed is in `_refit`; here are arguments, state and words."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import numbers
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypedDict
+
+import numpy as np
+
+from multisample.backends.contract import HostArray
+
+from .._arguments import checked_integer, describe
+from .._generator import WORD_64, Generator
+from .._libraries import library_of
+from .._operands import is_number
+from .._sample import COLUMNS as MOST_SAMPLES
+from .._sample import sample, seed_and_offset
+from ._arrays import arrays_like, on_host
+from ._refit import COLLAPSED, COLUMNS, CONVERGED, DIVERGED, RUNNING, UNSCORED, State, refit
+
+__all__ = ["CEM", "CEMState", "Result", "minimize"]
+
+STOPPED_BY_CALLBACK = 5
+# Iterations between two looks at arrays on a device, where to look is to wait.
+SELDOM = 16
+
+
+class CEMState(TypedDict):
+    """All that a run is, between two iterations: NumPy arrays, so that `numpy.savez` and any checkpoint can hold it."""
+
+    mu: HostArray
+    sigma: HostArray
+    x: HostArray
+    history: HostArray
+    told: HostArray
+    seed: HostArray
+    offset: HostArray
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What a run has come to, in the words of `scipy.optimize.OptimizeResult`.
+
+    Attributes
+    ----------
+    x : array, shape (d,)
+        The best sample of all, of the library and on the device of the samples; the first mean if none had a finite
+        score. Where f is noisy, the luckiest: `mu` is then the better answer.
+    fun : float
+        The score of `x`; infinity if none was finite.
+    mu, sigma : array, shape (d,)
+        Mean and standard deviation after the last iteration.
+    nit : int
+        Iterations until the run ended.
+    nfev : int
+        Scores that were asked for; more than ``n * nit`` where the end was noticed late.
+    nonfinite : int
+        How many of the ``n * nit`` scores were NaN or infinite.
+    success : bool
+        Whether the run ended as was asked: with `tol`, once it was reached; without, after all iterations.
+    status : int
+        0: all iterations were made; 1: `tol` was reached; 2: sigma collapsed; 3: an iteration had no finite score;
+        4: mean or standard deviation overflowed; 5: `callback` ended the run.
+    message : str
+        The same in words, with the number of scores that were not finite.
+    history : dict of str to numpy.ndarray, shape (nit,)
+        Of each iteration: "best" and "mean", over its finite scores; "threshold", the highest score of an elite, which
+        is infinite where fewer than those were finite; "sigma", the largest standard deviation after the refit; and
+        "nonfinite", the number of scores that were NaN or infinite.
+    """
+
+    x: Any
+    fun: float
+    mu: Any
+    sigma: Any
+    nit: int
+    nfev: int
+    nonfinite: int
+    success: bool
+    status: int
+    message: str
+    history: dict[str, HostArray] = dataclasses.field(repr=False)
+
+
+class CEM:
+    """The cross-entropy method in two halves: `ask` for samples, `tell` their scores.
+
+    For functions that `minimize` cannot call: those that are scored by other machines, by people, or in batches of
+    something larger. ``minimize(f, ...)`` is no more than a loop of ``x = cem.ask()`` and ``cem.tell(x, f(x))``.
+
+    Parameters
+    ----------
+    mu, sigma, n, elite_frac, smoothing, noise_floor, bounds, tol, backend, seed, noise, antithetic, fast_math : various
+        As for `minimize`. `tol` only says when `status` is 1.
+
+    Raises
+    ------
+    TypeError
+        As by `minimize`.
+    ValueError
+        As by `minimize`.
+
+    Notes
+    -----
+    Several `ask` calls may come before the first `tell`, and samples may be scored in any order, as for the workers of
+    an asynchronous run; each `tell` refits. Calls have to come one at a time.
+
+    No call but `status`, `result` and `state` waits for a device. After the end, as told by `status`, `tell` changes
+    nothing any more.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from multisample.cem import CEM
+    >>> cem = CEM(np.zeros(3), 2.0, 200, seed=7, tol=1e-6)
+    >>> while cem.status == 0:
+    ...     x = cem.ask()
+    ...     cem.tell(x, np.square(x - 1.0).sum(axis=0))
+    >>> cem.result().mu.round(4)
+    array([1., 1., 1.])
+
+    Saved, and gone on with, to the same bits, by another process or another array library:
+
+    >>> import io
+    >>> file = io.BytesIO()
+    >>> np.savez(file, **cem.state)
+    >>> resumed = CEM(np.zeros(3), 2.0, 200, tol=1e-6)
+    >>> _ = file.seek(0)
+    >>> resumed.state = np.load(file)
+    >>> bool((resumed.ask() == cem.ask()).all())
+    True
+    """
+
+    def __init__(
+        self,
+        mu: Any,
+        sigma: Any,
+        n: int,
+        *,
+        elite_frac: float = 0.1,
+        smoothing: float = 1.0,
+        noise_floor: Any = 0.0,
+        bounds: tuple[Any, Any] | None = None,
+        tol: float | None = None,
+        backend: str = "auto",
+        seed: int | None = None,
+        noise: Literal["independent", "shared"] = "independent",
+        antithetic: bool = False,
+        fast_math: bool = False,
+    ) -> None:
+        self._n = checked_integer("n", n, 2, MOST_SAMPLES + 1)
+        elites = round(_number("elite_frac", elite_frac, 0, 1) * self._n)
+        if elites < 2:
+            raise ValueError(
+                f"elite_frac: expected at least 2 elites, which have a standard deviation, got {elite_frac} of n ="
+                f" {self._n}, which are {elites}"
+            )
+        smoothing = _number("smoothing", smoothing, 0, 1)
+        if smoothing == 0:
+            raise ValueError("smoothing: expected 0 < smoothing <= 1, got 0, with which nothing is ever refitted")
+        self._tol = None if tol is None else _number("tol", tol, 0, math.inf)
+
+        self._options: dict[str, Any] = {
+            "backend": backend, "noise": noise, "antithetic": antithetic, "fast_math": fast_math,
+        }  # fmt: skip
+        # All that there is to check of these is checked by whoever takes them in the end.
+        none_of_them = sample(mu, sigma, 0, seed=0, validate=True, **self._options)
+        self._arrays = arrays = arrays_like(none_of_them)
+        self._d = int(none_of_them.shape[0])
+        caller = library_of("mu", sigma if is_number(mu) else mu)
+        self._generator = _generator(seed, caller, arrays.device)
+        with arrays.scope():
+            start = self._converted(mu)
+            self._state = State(start, self._converted(sigma), start, *self._put_score(math.inf, True))
+            self._noise_floor = noise_floor if callable(noise_floor) else self._variance(noise_floor)
+            self._bounds = None if bounds is None else self._edges(bounds)
+        self._refit = functools.partial(arrays.compiled(refit), arrays, elites, smoothing, self._tol)
+        self._rows: list[Any] = []  # Of the history, on the device.
+        self._history: list[HostArray] = []
+        self._told = 0
+
+    def ask(self, out: Any = None) -> Any:
+        """Draw new samples.
+
+        Parameters
+        ----------
+        out : array, shape (d, n), optional
+            Where to put them, as for `multisample.sample`: samples that have been told and are needed no more.
+
+        Returns
+        -------
+        array, shape (d, n)
+            Of the library and on the device of `mu`; of that library's current stream.
+
+        Raises
+        ------
+        TypeError
+            If `out` is not an array of that library, or of one whose arrays are immutable.
+        ValueError
+            If `out` is not as the result has to be.
+        """
+        samples = sample(
+            self._state.mu, self._state.sigma, self._n, out=out, generator=self._generator, **self._options
+        )
+        if self._bounds is not None:
+            with self._arrays.scope():
+                samples = self._arrays.clipped(samples, *self._bounds)
+        return samples
+
+    def tell(self, samples: Any, scores: Any) -> None:
+        """Refit mean and standard deviation to the samples with the lowest scores.
+
+        Parameters
+        ----------
+        samples : array, shape (d, n)
+            As `ask` gave them, or a repaired form of them.
+        scores : array, shape (n,)
+            One number for each sample, the lower the better; NaN and infinities count as worst. Best of the library
+            and on the device of the samples; anything that can be copied there is.
+
+        Raises
+        ------
+        TypeError
+            If one of them has other elements than numbers.
+        ValueError
+            If one of them has another shape, or the schedule of `noise_floor` gives no variance.
+        """
+        arrays = self._arrays
+        with arrays.scope():
+            samples = self._adopted("samples", samples, (self._d, self._n))
+            scores = self._adopted("scores", scores, (self._n,))
+            noise = self._noise_floor
+            if callable(noise):
+                noise = self._scheduled(noise(self._told + 1))
+            self._state, row = self._refit(self._state, samples, scores, noise)
+        self._rows.append(row)
+        self._told += 1
+
+    @property
+    def mu(self) -> Any:
+        """The mean that `ask` draws around, on its device."""
+        return self._state.mu
+
+    @property
+    def sigma(self) -> Any:
+        """The standard deviation that `ask` draws with, on its device."""
+        return self._state.sigma
+
+    @property
+    def status(self) -> int:
+        """0 while the run goes on, and else why it has ended, as in `Result`; looking waits for the device."""
+        self._fetch()
+        return int(self._history[-1][-1]) if self._history else RUNNING
+
+    def result(self) -> Result:
+        """What the run has come to until now; waits for the device.
+
+        Returns
+        -------
+        Result
+            With status 0 if nothing has ended the run.
+        """
+        status = self.status
+        history = self._history_array()
+        columns = dict(zip(COLUMNS[:-1], history.T, strict=False))
+        best, nonfinite = columns["best"], columns["nonfinite"].astype(np.int64)
+        nit, total = len(best), int(nonfinite.sum())
+        return Result(
+            x=self._state.x,
+            fun=float(best.min(initial=math.inf)),
+            mu=self._state.mu,
+            sigma=self._state.sigma,
+            nit=nit,
+            nfev=self._n * self._told,
+            nonfinite=total,
+            success=status == CONVERGED or (status == RUNNING and self._tol is None),
+            status=status,
+            message=self._message(status, nit, columns["sigma"]) + _nonfinite_message(total, self._n * nit),
+            history={**columns, "nonfinite": nonfinite},
+        )
+
+    def _stopped(self) -> Result:
+        """The result of a run that the callback ended, if it had not ended by itself."""
+        result = self.result()
+        if result.status != RUNNING:
+            return result
+        message = "The callback ended the run." + _nonfinite_message(result.nonfinite, self._n * result.nit)
+        return dataclasses.replace(result, success=False, status=STOPPED_BY_CALLBACK, message=message)
+
+    @property
+    def state(self) -> CEMState:
+        """All that it takes to go on from here, in NumPy arrays; can be assigned. Reading it waits for the device.
+
+        A `CEM` that was made with the same arguments, `seed` aside, and is given this state goes on to the same bits.
+        Samples that were asked for and not yet told are not in it; they can be told to either.
+
+        Raises
+        ------
+        TypeError
+            If what is assigned has other names.
+        ValueError
+            If what is assigned has other shapes.
+        """
+        self._fetch()
+        generator = self._generator.state
+        return {
+            "mu": self._on_host(self._state.mu),
+            "sigma": self._on_host(self._state.sigma),
+            "x": self._on_host(self._state.x),
+            "history": self._history_array(),
+            "told": np.array(self._told),
+            "seed": np.array(generator["seed"], np.uint64),
+            "offset": np.array(generator["offset"], np.uint64),
+        }
+
+    @state.setter
+    def state(self, state: Mapping[str, Any]) -> None:
+        names = CEMState.__annotations__.keys()
+        if not isinstance(state, Mapping) or state.keys() != names:
+            raise TypeError(f"state: expected a mapping with keys {', '.join(names)}, got {describe(state)}")
+        values = {name: np.asarray(state[name]) for name in names}
+        if not values["history"].size:  # Of which lists tell no columns.
+            values["history"] = np.empty((0, len(COLUMNS)))
+        rows = values["history"].shape[:1]
+        for name, value in values.items():
+            shape = {"history": (*rows, len(COLUMNS)), "told": (), "seed": (), "offset": ()}.get(name, (self._d,))
+            if value.shape != shape:
+                raise ValueError(f"state[{name!r}]: expected shape {shape}, got {value.shape}")
+        told = checked_integer("state['told']", values["told"][()], 0, WORD_64)
+        history = values["history"]
+        running = not len(history) or history[-1, -1] == RUNNING
+        with self._arrays.scope():
+            mu, sigma, x = (self._arrays.put(values[name]) for name in ("mu", "sigma", "x"))
+            restored = State(mu, sigma, x, *self._put_score(history[:, 0].min(initial=math.inf), running))
+        self._generator.state = {"seed": values["seed"].item(), "offset": values["offset"].item(), "spawned": 0}
+        self._state, self._rows, self._history, self._told = restored, [], list(history), told
+
+    def _converted(self, x: Any) -> Any:
+        """`mu` or `sigma` as a vector of the samples' library, device and dtype: the one sample with no deviation."""
+        if is_number(x):
+            return self._arrays.put(np.full(self._d, x))
+        return sample(x, 0.0, 1, seed=0, dtype=self._arrays.dtype_name, backend=self._options["backend"])[:, 0]
+
+    def _put_score(self, fun: float, running: bool) -> tuple[Any, Any]:
+        put, real = self._arrays.put, self._arrays.real
+        return put(np.array(fun), real), put(np.array(running), real) > 0
+
+    def _fetch(self) -> None:
+        """Take the rows since the last time from the device, up to the one that ended the run."""
+        if not self._rows:
+            return
+        with self._arrays.scope():
+            rows = on_host("history", self._arrays.xp.stack(self._rows))
+        self._rows = []
+        for row in np.asarray(rows, np.float64):
+            if self._history and self._history[-1][-1] != RUNNING:
+                break
+            self._history.append(row)
+
+    def _history_array(self) -> HostArray:
+        return np.array(self._history, np.float64).reshape(-1, len(COLUMNS))
+
+    def _on_host(self, array: Any) -> HostArray:
+        return on_host("state", array).astype(self._arrays.dtype_name)
+
+    def _adopted(self, name: str, array: Any, shape: tuple[int, ...]) -> Any:
+        """Argument `name` as floating-point numbers on the device."""
+        arrays = self._arrays
+        try:
+            adopted = arrays.adopt(array)
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise TypeError(f"{name}: expected numbers, got {describe(array)} ({error})") from error
+        if arrays.is_whole(adopted):
+            adopted = arrays.cast(adopted, arrays.real)
+        if not arrays.is_real(adopted):
+            raise TypeError(f"{name}: expected numbers, got {describe(array)} of type {type(array).__name__}")
+        if tuple(adopted.shape) != shape:
+            raise ValueError(f"{name}: expected shape {shape}, got {tuple(adopted.shape)}")
+        return adopted
+
+    def _variance(self, value: Any) -> Any:
+        """`noise_floor` as a number, or as an array on the device."""
+        if isinstance(value, numbers.Real):
+            return _number("noise_floor", value, 0, math.inf)
+        vector = _vector("noise_floor", value, self._d)
+        if not (np.isfinite(vector) & (vector >= 0)).all():
+            raise ValueError(f"noise_floor: expected finite variances of at least 0, got {describe(value)}")
+        return self._arrays.put(vector)
+
+    def _scheduled(self, value: Any) -> Any:
+        """What the schedule of `noise_floor` gave; an array is not looked at, which would wait for it."""
+        if isinstance(value, numbers.Real):
+            return _number("noise_floor", value, 0, math.inf)
+        return self._arrays.cast(self._adopted("noise_floor", value, (self._d,)))
+
+    def _edges(self, bounds: Any) -> tuple[Any, Any]:
+        """`bounds` as columns on the device, if the mean is within."""
+        if not isinstance(bounds, (tuple, list)) or len(bounds) != 2:
+            raise TypeError(f"bounds: expected a pair (low, high), got {describe(bounds)}")
+        low, high = (_vector("bounds", edge, self._d) for edge in bounds)
+        bad = np.flatnonzero(~(low <= high))
+        if bad.size:
+            raise ValueError(f"bounds: expected low <= high, got {low[bad[0]]} and {high[bad[0]]} at {bad[0]}")
+        mu = self._on_host(self._state.mu)
+        outside = np.flatnonzero((mu < low) | (mu > high))
+        if outside.size:
+            first = outside[0]
+            raise ValueError(
+                f"mu: expected it within bounds, got mu[{first}] = {mu[first]}, not from {low[first]} to {high[first]}"
+            )
+        return self._arrays.put(low)[:, None], self._arrays.put(high)[:, None]
+
+    def _message(self, status: int, nit: int, sigma: HostArray) -> str:
+        if status == CONVERGED:
+            return f"The largest standard deviation, {sigma[-1]:.3g}, is at most tol = {self._tol:.3g}."
+        if status == COLLAPSED:
+            return (
+                f"The standard deviation collapsed in iteration {nit}: adding it no longer changes the mean. If that"
+                " was too early, set noise_floor or smoothing, or raise n or elite_frac."
+            )
+        if status == UNSCORED:
+            return f"No score was finite in iteration {nit}: there is nothing to refit to."
+        if status == DIVERGED:
+            return f"The mean or the standard deviation overflowed in iteration {nit}; what is kept is from before it."
+        if self._tol is None or not nit:
+            return f"{nit} iterations were made."
+        return f"{nit} iterations were made; the largest standard deviation, {sigma[-1]:.3g}, is above tol."
+
+
+def minimize(
+    f: Callable[[Any], Any],
+    mu: Any,
+    sigma: Any,
+    n: int,
+    *,
+    iterations: int = 100,
+    elite_frac: float = 0.1,
+    smoothing: float = 1.0,
+    noise_floor: Any = 0.0,
+    bounds: tuple[Any, Any] | None = None,
+    tol: float | None = None,
+    callback: Callable[[CEM], Any] | None = None,
+    check_every: int | None = None,
+    backend: str = "auto",
+    seed: int | None = None,
+    noise: Literal["independent", "shared"] = "independent",
+    antithetic: bool = False,
+    fast_math: bool = False,
+) -> Result:
+    """Minimise a function by the cross-entropy method, with normal samples of independent components.
+
+    Each iteration draws `n` samples by `multisample.sample`, has `f` score them, and takes for the next mean and
+    standard deviation those of the `elite_frac` with the lowest scores [1]_. All of it is computed by the array library
+    of `mu`, on its device.
+
+    Parameters
+    ----------
+    f : callable
+        Takes the samples, of shape (d, n), and returns their n scores, the lower the better; preferably an array of the
+        same library on the same device, as anything else is copied there. NaN and infinite scores count as worst, and
+        are counted. The samples of the next iteration are written into the same memory, if it can be written to.
+    mu, sigma : array, shape (d,) or (d, 1)
+        Where to begin: means, and standard deviations of at least 0, as for `multisample.sample`, in float32 or
+        float64. Arrays of NumPy, PyTorch, CuPy or JAX, or lists; one of the two may be a number.
+    n : int
+        Number of samples in each iteration, at least 2.
+    iterations : int, default 100
+        How many to make at most.
+    elite_frac : float, default 0.1
+        The part of the samples, to the nearest whole number of at least 2, that the next are like.
+    smoothing : float, default 1.0
+        ``0 < smoothing <= 1``: how far mean and standard deviation go from where they are to where the refit puts
+        them; the smoothing parameter of [1]_, 0.7 say, against collapsing too early.
+    noise_floor : float or array, shape (d,), or callable, default 0.0
+        A variance, the square of a standard deviation, that is added to the refitted variances, so that they cannot
+        collapse; or a schedule of it, a function of the number of the iteration, which begins with 1. A decreasing one,
+        such as ``lambda t: max(5 - t / 10, 0)``, is what learnt to play Tetris [2]_.
+    bounds : tuple of two floats or arrays, shape (d,), optional
+        Lowest and highest values, which may be infinite, with `mu` within. Components of samples beyond are moved onto
+        them: so `f` sees none outside, and optima on the boundary are found, which samples of a truncated normal
+        distribution only approach [3]_.
+    tol : float, optional
+        End when the largest standard deviation is at most this.
+    callback : callable, optional
+        Called with the `CEM` after each iteration; the run ends if it returns something true. It waits for the device
+        only if it looks, as by ``cem.result()``.
+    check_every : int, optional
+        After how many iterations to look whether the run has ended, by one small copy to the host. By default 1 in host
+        memory, and 16 on a device; 0 is never. It does not
+        change the result, as an iteration after the end changes nothing, but for ``nfev``.
+    backend : str, default "auto"
+        As for `multisample.sample`. A CUDA backend makes arrays of its own library from NumPy's and lists.
+    seed : int, optional
+        ``0 <= seed < 2**64``: of the `Generator` that all samples come from. Without, one that follows from what
+        `multisample.sample` would draw with: ``torch.manual_seed`` for tensors, else `multisample.manual_seed`.
+    noise : {"independent", "shared"}, default "independent"
+        As for `multisample.sample`. With shared noise all samples of all iterations lie on one line, on which few
+        functions have their minimum.
+    antithetic, fast_math : bool, default False
+        As for `multisample.sample`.
+
+    Returns
+    -------
+    Result
+        Best sample and score, last mean and standard deviation, and how it went.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind, or `mu` of a library that does not compute with its arrays.
+    ValueError
+        If an argument is out of range; whatever `multisample.sample` and `f` raise.
+
+    Notes
+    -----
+    The run ends early when `tol` is reached; when the standard deviations collapse, so that adding them to the mean
+    changes none of its components; when no score of an iteration is finite; and when mean or standard deviation
+    overflow, as for a function without a minimum. None of these is an exception: `Result.message` says which it was.
+
+    The samples of given `mu` and `sigma` have the same bits everywhere. Sums over elites are made by the array library,
+    in its own order, so that runs with different libraries or devices differ by rounding after the first refit.
+
+    The standard deviations know nothing of correlations: on ill-conditioned functions with oblique axes, and in curved
+    valleys, methods with a covariance matrix, such as CMA-ES, are far ahead.
+
+    References
+    ----------
+    .. [1] P.-T. de Boer, D. P. Kroese, S. Mannor, R. Y. Rubinstein, "A tutorial on the cross-entropy method", Annals of
+       Operations Research 134, 2005, doi:10.1007/s10479-005-5724-z.
+    .. [2] I. Szita, A. Lőrincz, "Learning Tetris using the noisy cross-entropy method", Neural Computation 18, 2006,
+       doi:10.1162/neco.2006.18.12.2936.
+    .. [3] C. Pinneri et al., "Sample-efficient cross-entropy method for real-time planning", CoRL 2020,
+       arXiv:2008.06389.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from multisample import cem
+    >>> def rastrigin(x):
+    ...     return 10 * len(x) + (x * x - 10 * np.cos(2 * np.pi * x)).sum(axis=0)
+    >>> result = cem.minimize(rastrigin, np.full(5, 3.0), 2.0, 500, tol=1e-6, seed=7)
+    >>> result.message
+    'The largest standard deviation, 7.09e-07, is at most tol = 1e-06.'
+    >>> bool(abs(result.x).max() < 1e-5), result.nfev
+    (True, 20500)
+    """
+    iterations = checked_integer("iterations", iterations, 0, WORD_64)
+    if check_every is not None:
+        check_every = checked_integer("check_every", check_every, 0, WORD_64)
+    for name, function in (("f", f), ("callback", callback)):
+        if not callable(function) and (name == "f" or function is not None):
+            raise TypeError(f"{name}: expected a function, got {describe(function)} of type {type(function).__name__}")
+    cem = CEM(
+        mu, sigma, n, elite_frac=elite_frac, smoothing=smoothing, noise_floor=noise_floor, bounds=bounds, tol=tol,
+        backend=backend, seed=seed, noise=noise, antithetic=antithetic, fast_math=fast_math,
+    )  # fmt: skip
+    if check_every is None:
+        check_every = 1 if cem._arrays.device.kind == "cpu" else SELDOM
+    buffer = None
+    for iteration in range(1, iterations + 1):
+        samples = cem.ask(buffer)
+        if cem._arrays.mutable:
+            buffer = samples
+        cem.tell(samples, f(samples))
+        if callback is not None and callback(cem):
+            return cem._stopped()
+        if check_every and iteration % check_every == 0 and cem.status != RUNNING:
+            break
+    return cem.result()
+
+
+def _number(name: str, value: Any, low: float, high: float) -> float:
+    """`value` as a finite float, ``low <= value <= high``; TypeError or ValueError otherwise."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name}: expected a number, got {describe(value)} of type {type(value).__name__}")
+    number = float(value)
+    if not (math.isfinite(number) and low <= number <= high):
+        accepted = f"{name} >= {low}" if high == math.inf else f"{low} <= {name} <= {high}"
+        raise ValueError(f"{name}: expected a finite number, {accepted}, got {value}")
+    return number
+
+
+def _vector(name: str, value: Any, d: int) -> HostArray:
+    """`value`, a number or an array, as `d` numbers in host memory."""
+    array = np.asarray(value if isinstance(value, numbers.Real) else on_host(name, value))
+    if array.shape not in ((), (d,), (d, 1)):
+        raise ValueError(f"{name}: expected a number or shape ({d},), got shape {array.shape}")
+    try:
+        return np.broadcast_to(array.reshape(-1).astype(np.float64), (d,))
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{name}: expected numbers, got {describe(value)} ({error})") from error
+
+
+def _generator(seed: int | None, library: Any, device: Any) -> Generator:
+    """A generator of that seed; or else of one that a call of `sample` without a seed would have had, made its own."""
+    if seed is not None:
+        return Generator(seed)
+    parent_seed, offset = seed_and_offset(None, None, library, device)
+    parent = Generator(parent_seed)
+    parent.state = {"seed": parent_seed, "offset": 0, "spawned": offset}
+    return parent.spawn(1)[0]
+
+
+def _nonfinite_message(nonfinite: int, scores: int) -> str:
+    return f" {nonfinite} of {scores} scores were NaN or infinite, and counted as worst." if nonfinite else ""

@@ -1,0 +1,96 @@
+"""From scores to the next mean and standard deviation: functions of arrays alone, so that a device is never waited for.
+
+That a run has ended is a number like any other here. What comes after its end changes nothing any more, so whoever runs
+the loop may look as seldom as they like.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from ._arrays import Arrays
+
+__all__ = ["COLLAPSED", "COLUMNS", "CONVERGED", "DIVERGED", "RUNNING", "UNSCORED", "State", "refit"]
+
+RUNNING, CONVERGED, COLLAPSED, UNSCORED, DIVERGED = range(5)
+COLUMNS = ("best", "mean", "threshold", "sigma", "nonfinite", "status")
+"""What is kept of each iteration."""
+
+INFINITY = float("inf")
+
+
+class State(NamedTuple):
+    """What the method knows on the device."""
+
+    mu: Any
+    sigma: Any
+    x: Any
+    """The best sample so far, or the first mean."""
+    fun: Any
+    """Its score, or infinity."""
+    running: Any
+
+
+def refit(
+    arrays: Arrays,
+    elites: int,
+    smoothing: float,
+    tol: float | None,
+    state: State,
+    samples: Any,
+    scores: Any,
+    noise: Any,
+) -> tuple[State, Any]:
+    """The next state, and the row of `COLUMNS` of this iteration."""
+    xp = arrays.xp
+    finite = xp.isfinite(scores)
+    ranked = xp.where(finite, scores, INFINITY)
+    which = arrays.lowest(ranked, elites)
+    best = arrays.cast(arrays.columns(samples, which))
+    best_scores = ranked[which]
+
+    # Fewer than `elites` may be finite: the others have no weight, and a single one no spread.
+    is_fit = best_scores < INFINITY
+    weight = arrays.cast(is_fit)
+    count = weight.sum()
+    divisor = xp.where(count > 0, count, 1)
+    mean = (best * weight).sum(axis=1) / divisor
+    deviation = best - mean[:, None]
+    variance = (deviation * deviation * weight).sum(axis=1) / divisor
+    variance = xp.where(count > 1, variance, state.sigma * state.sigma)
+    sigma = xp.sqrt(variance + noise)
+    if smoothing != 1:
+        mean = state.mu + smoothing * (mean - state.mu)
+        sigma = state.sigma + smoothing * (sigma - state.sigma)
+
+    one_sigma_away = mean + sigma
+    unscored = count == 0
+    diverged = ~xp.isfinite(one_sigma_away).all()
+    goes_on = state.running & ~(unscored | diverged)
+    status = xp.where((one_sigma_away == mean).all(), COLLAPSED, RUNNING)
+    if tol is not None:
+        status = xp.where(sigma.max() <= tol, CONVERGED, status)
+    status = xp.where(diverged, DIVERGED, status)
+    status = xp.where(unscored, UNSCORED, status)
+
+    fun = arrays.cast(best_scores.min(), arrays.real)
+    improved = state.running & (fun < state.fun)
+    first = arrays.columns(best, best_scores.argmin().reshape(1))[:, 0]
+    following = State(
+        mu=xp.where(goes_on, mean, state.mu),
+        sigma=xp.where(goes_on, sigma, state.sigma),
+        x=xp.where(improved, first, state.x),
+        fun=xp.where(improved, fun, state.fun),
+        running=state.running & (status == RUNNING),
+    )
+    finite_count = arrays.cast(finite.sum(), arrays.real)
+    total = arrays.cast(xp.where(finite, scores, 0), arrays.real).sum()
+    row = (
+        fun,
+        total / finite_count,
+        best_scores.max(),
+        following.sigma.max(),
+        scores.shape[0] - finite_count,
+        status,
+    )
+    return following, xp.stack([arrays.cast(value, arrays.real) for value in row])

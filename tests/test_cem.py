@@ -1,0 +1,768 @@
+"""The cross-entropy method: what it computes, against a plain reference; how runs end, are saved and go on; and what is
+refused. How well it does, and what it does on a GPU, is in the files beside this one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from cuda_memory import ExportedByDlpack
+
+import multisample
+from multisample import cem
+from multisample.cem import CEM, Result, _method
+from multisample.cem._arrays import arrays_like
+from multisample.cem._refit import State, refit
+
+Array = np.ndarray[Any, Any]
+D, N = 6, 200
+SEED = 7
+START = np.linspace(-2, 3, D).astype(np.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Library:
+    """What these tests do with the arrays of a library."""
+
+    array: Callable[[Any], Any]
+    to_numpy: Callable[[Any], Array]
+    scope: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+
+
+def numpy_library() -> Library:
+    return Library(np.array, np.asarray)
+
+
+def torch_library() -> Library:
+    torch = pytest.importorskip("torch")
+    return Library(lambda x: torch.from_numpy(np.array(x)), lambda x: np.asarray(x.numpy()))
+
+
+def jax_library() -> Library:
+    jax = pytest.importorskip("jax")
+    return Library(jax.numpy.asarray, np.asarray, lambda: jax.default_device(jax.devices("cpu")[0]))
+
+
+@pytest.fixture(params=[numpy_library, torch_library, jax_library], ids=["numpy", "torch", "jax"])
+def library(request: pytest.FixtureRequest) -> Iterator[Library]:
+    library: Library = request.param()
+    with library.scope():
+        yield library
+
+
+def sphere(x: Any) -> Any:
+    """Of any library; its minimum is at 1."""
+    return ((x - 1) * (x - 1)).sum(0)
+
+
+def assert_same(a: Result, b: Result, to_numpy: Callable[[Any], Array] = np.asarray) -> None:
+    """Bit for bit, but for the evaluations after the end."""
+    for name in ("x", "mu", "sigma"):
+        assert to_numpy(getattr(a, name)).tobytes() == to_numpy(getattr(b, name)).tobytes(), name
+    assert a.history.keys() == b.history.keys()
+    for name, column in a.history.items():
+        assert column.tobytes() == b.history[name].tobytes(), name
+    same = {"fun", "nit", "nonfinite", "success", "status", "message"}
+    assert {name: getattr(a, name) for name in same} == {name: getattr(b, name) for name in same}
+
+
+# --- What is computed -----------------------------------------------------------------------------
+
+
+def reference(
+    f: Callable[[Array], Array],
+    iterations: int,
+    elites: int,
+    noise: Callable[[int], Any] = lambda t: 0.0,
+    smoothing: float = 1.0,
+) -> tuple[Array, Array]:
+    """Mean and standard deviation, in float64 and by a full sort."""
+    mu, sigma = START.astype(np.float64), np.full(D, 2.0)
+    generator = multisample.Generator(SEED)
+    for t in range(1, iterations + 1):
+        x = multisample.sample(mu, sigma, N, generator=generator)
+        best = x[:, np.argsort(f(x))[:elites]]
+        mu = mu + smoothing * (best.mean(axis=1) - mu)
+        sigma = sigma + smoothing * (np.sqrt(best.var(axis=1) + noise(t)) - sigma)
+    return mu, sigma
+
+
+@pytest.mark.parametrize("elite_frac", [0.01, 0.1, 0.5, 1.0])
+def test_mean_and_deviation_are_those_of_the_elites(elite_frac: float) -> None:
+    mu, sigma = reference(sphere, 5, round(elite_frac * N))
+    result = cem.minimize(
+        sphere, START.astype(np.float64), 2.0, N, elite_frac=elite_frac, iterations=5, seed=SEED, check_every=0
+    )
+    np.testing.assert_allclose(result.mu, mu, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(result.sigma, sigma, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "noise_floor", [0.25, np.linspace(0, 2, D), lambda t: max(5 - t / 2, 0), lambda t: np.arange(D) / t]
+)
+def test_noise_is_added_to_the_variance(noise_floor: Any) -> None:
+    schedule = noise_floor if callable(noise_floor) else lambda t: noise_floor
+    mu, sigma = reference(sphere, 8, 20, schedule)
+    result = cem.minimize(sphere, START.astype(np.float64), 2.0, N, noise_floor=noise_floor, iterations=8, seed=SEED)
+    np.testing.assert_allclose(result.mu, mu, rtol=1e-9)
+    np.testing.assert_allclose(result.sigma, sigma, rtol=1e-9)
+
+
+def test_smoothing_goes_part_of_the_way() -> None:
+    mu, sigma = reference(sphere, 8, 20, smoothing=0.7)
+    result = cem.minimize(sphere, START.astype(np.float64), 2.0, N, smoothing=0.7, iterations=8, seed=SEED)
+    np.testing.assert_allclose(result.mu, mu, rtol=1e-9)
+    np.testing.assert_allclose(result.sigma, sigma, rtol=1e-9)
+
+
+def test_noise_reaches_what_a_shrinking_deviation_does_not() -> None:
+    def far(x: Array) -> Array:
+        return np.abs(x - 50).sum(axis=0)
+
+    # Each refit to the tenth of a slope that is highest shrinks sigma to 0.4 of itself: the steps have a finite sum.
+    without = cem.minimize(far, np.zeros(D), 1.0, N, iterations=200, seed=SEED)
+    assert without.sigma.max() < 1e-9
+    assert np.abs(without.mu - 50).min() > 20
+    noisy = cem.minimize(far, np.zeros(D), 1.0, N, iterations=200, seed=SEED, noise_floor=lambda t: max(5 - t / 10, 0))
+    assert np.abs(noisy.mu - 50).max() < 1e-6
+
+
+def test_the_history_tells_of_each_iteration() -> None:
+    seen = []
+
+    def f(x: Array) -> Array:
+        scores = sphere(x)
+        seen.append((scores.min(), scores.mean(), np.sort(scores)[19]))
+        return np.asarray(scores)
+
+    sigmas: list[float] = []
+    result = cem.minimize(
+        f, START, 2.0, N, iterations=6, seed=SEED, callback=lambda run: sigmas.append(run.sigma.max())
+    )
+    history = result.history
+    assert list(history) == ["best", "mean", "threshold", "sigma", "nonfinite"]
+    expected = np.array(seen, np.float64).T
+    for name, column in zip(("best", "mean", "threshold"), expected, strict=True):
+        np.testing.assert_allclose(history[name], column, rtol=1e-6)
+    assert history["sigma"].tolist() == sigmas
+    assert history["nonfinite"].tolist() == [0] * 6
+    assert result.fun == history["best"].min()
+    assert (result.nit, result.nfev, result.nonfinite) == (6, 6 * N, 0)
+
+
+def test_the_best_sample_of_all_is_kept() -> None:
+    told: list[tuple[float, Array]] = []
+
+    def f(x: Array) -> Array:
+        # Ever worse, so that the best is in the first iteration, and in float16, as scores may be narrower.
+        scores = (sphere(x) + 100 * len(told)).astype(np.float16)
+        told.append((float(scores.min()), x[:, scores.argmin()].copy()))
+        return np.asarray(scores)
+
+    result = cem.minimize(f, START, 0.5, N, iterations=5, seed=SEED)
+    assert result.fun == told[0][0]
+    assert np.array_equal(result.x, told[0][1])
+
+
+# --- Array libraries ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", ["mu", "sigma", None])
+def test_results_are_of_the_library_of_the_start(library: Library, number: str | None) -> None:
+    mu = 1.0 if number == "mu" else library.array(START)
+    sigma = 2.0 if number == "sigma" else library.array(np.full((D, 1), 2, np.float32))
+    kinds = set()
+
+    def f(x: Any) -> Any:
+        kinds.add((type(x), tuple(x.shape), str(x.dtype).removeprefix("torch.")))
+        return sphere(x)
+
+    result = cem.minimize(f, mu, sigma, N, iterations=20, seed=SEED)
+    kind = type(library.array(START))
+    assert kinds == {(kind, (D, N), "float32")}
+    for name in ("x", "mu", "sigma"):
+        array = getattr(result, name)
+        assert type(array) is kind
+        assert array.shape == (D,)
+        assert str(array.dtype).removeprefix("torch.") == "float32"
+    assert type(result.fun) is float
+    assert all(type(column) is np.ndarray for column in result.history.values())
+    assert np.abs(library.to_numpy(result.mu) - 1).max() < 1e-3
+
+
+def test_samples_have_the_same_bits_in_every_library(library: Library) -> None:
+    drawn = CEM(library.array(START), 2.0, N, seed=SEED, bounds=(-2.5, 4)).ask()
+    plain = multisample.sample(START, 2.0, N, seed=SEED)
+    assert plain.min() < -2.5
+    assert plain.max() > 4
+    assert np.array_equal(library.to_numpy(drawn), np.clip(plain, np.float32(-2.5), np.float32(4)))
+
+
+def test_runs_differ_by_rounding_alone_from_library_to_library(library: Library) -> None:
+    options: Any = {"iterations": 12, "seed": SEED, "noise_floor": 0.01, "smoothing": 0.8}
+    here, there = (cem.minimize(sphere, start, 2.0, N, **options) for start in (library.array(START), START))
+    np.testing.assert_allclose(library.to_numpy(here.mu), there.mu, atol=1e-4)
+    np.testing.assert_allclose(library.to_numpy(here.sigma), there.sigma, rtol=1e-3)
+    for name in ("best", "mean", "threshold", "sigma"):
+        np.testing.assert_allclose(here.history[name], there.history[name], rtol=1e-2)
+
+
+def test_samples_are_written_into_the_same_memory() -> None:
+    addresses = set()
+
+    def f(x: Array) -> Array:
+        addresses.add(x.ctypes.data)
+        return np.asarray(sphere(x))
+
+    cem.minimize(f, START, 2.0, N, iterations=5, seed=SEED, bounds=(-5, 5))
+    assert len(addresses) == 1
+
+
+def test_scores_may_be_whatever_can_be_taken_to_the_samples(library: Library) -> None:
+    ways: list[Callable[[Any], Any]] = [
+        lambda x: np.round(sphere(library.to_numpy(x))).astype(np.int64),
+        lambda x: np.round(sphere(library.to_numpy(x))).tolist(),
+        lambda x: np.round(sphere(library.to_numpy(x))).astype(np.float64),
+        lambda x: library.array(np.round(sphere(library.to_numpy(x)))),
+    ]
+    results = [cem.minimize(way, library.array(START), 2.0, N, iterations=3, seed=SEED) for way in ways]
+    for result in results[1:]:
+        assert_same(result, results[0], library.to_numpy)
+
+
+def test_large_integers_stay_apart() -> None:
+    base = 2**40
+
+    def f(x: Array) -> Array:
+        return base + np.argsort(np.argsort(x[0]))
+
+    result = cem.minimize(f, START, 2.0, N, iterations=1, seed=SEED)
+    assert result.fun == base
+    assert result.x[0] == multisample.sample(START, 2.0, N, seed=SEED)[0].min()
+
+
+def test_lists_are_numpy_float32_as_elsewhere() -> None:
+    result = cem.minimize(sphere, [0, 0], 1, N, iterations=2, seed=SEED)
+    assert isinstance(result.x, np.ndarray)
+    assert result.x.dtype == np.float32
+
+
+def test_a_named_backend_makes_arrays_of_its_own_library(torch_device: str) -> None:
+    import torch
+
+    result = cem.minimize(sphere, START, 2.0, N, iterations=5, seed=SEED, backend="torch_ext")
+    assert isinstance(result.x, torch.Tensor)
+    assert result.mu.device.type == ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def test_objects_known_by_their_protocol_alone_become_arrays() -> None:
+    run = CEM(ExportedByDlpack(START), ExportedByDlpack(np.full(D, 2, np.float32)), N, seed=SEED)
+    drawn = run.ask()
+    assert type(drawn) is np.ndarray
+    assert np.array_equal(drawn, CEM(START, 2.0, N, seed=SEED).ask())
+
+
+def test_options_are_those_of_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def sample(*arguments: Any, **options: Any) -> Any:
+        seen.append({name: options.pop(name, None) for name in given})
+        return multisample.sample(*arguments, **options)
+
+    given: Any = {"noise": "shared", "antithetic": True, "fast_math": True, "backend": "cpu"}
+    monkeypatch.setattr(_method, "sample", sample)
+    CEM([0.0], [2.0], N, seed=SEED, **given).ask()
+    assert seen[-1] == given
+
+
+def test_no_gradient_is_recorded() -> None:
+    torch = pytest.importorskip("torch")
+    weight = torch.ones((), requires_grad=True)
+    mu = torch.zeros(D, requires_grad=True)
+    result = cem.minimize(lambda x: weight * sphere(x), mu, 1.0, N, iterations=3, seed=SEED)
+    assert not (result.x.requires_grad or result.mu.requires_grad or result.sigma.requires_grad)
+
+
+def test_nothing_is_read_from_the_device() -> None:
+    # Tensors on PyTorch's meta device have no values, and to read one is an error.
+    torch = pytest.importorskip("torch")
+    arrays = arrays_like(torch.empty(D, 0))
+    mu, scalar = torch.empty(D, device="meta"), torch.empty((), dtype=torch.float64, device="meta")
+    state = State(mu, mu, mu, scalar, scalar > 0)
+    samples, scores = torch.empty(D, N, device="meta"), torch.empty(N, device="meta")
+    following, row = refit(arrays, 20, 0.5, 1e-3, state, samples, scores, 0.5)
+    assert [x.shape for x in following] == [(D,), (D,), (D,), (), ()]
+    assert row.shape == (6,)
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        bool(following.running)
+
+
+def test_no_array_library_is_imported() -> None:
+    code = "import sys, multisample.cem; print(sorted({'torch', 'cupy', 'jax', 'scipy'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+# --- Ask and tell, saved and resumed --------------------------------------------------------------
+
+OPTIONS: dict[str, Any] = {
+    "noise_floor": lambda t: max(1 - t / 10, 0), "bounds": (-4, 4), "smoothing": 0.9, "tol": 1e-3, "elite_frac": 0.15,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("iterations", [0, 3, 100])
+def test_ask_and_tell_are_what_minimize_does(library: Library, iterations: int) -> None:
+    whole = cem.minimize(sphere, library.array(START), 2.0, N, seed=SEED, iterations=iterations, **OPTIONS)
+    halves = CEM(library.array(START), 2.0, N, seed=SEED, **OPTIONS)
+    for _ in range(iterations):
+        if halves.status != 0:
+            break
+        x = halves.ask()
+        halves.tell(x, sphere(x))
+    assert_same(halves.result(), whole, library.to_numpy)
+    assert (iterations == 100) == (whole.status == 1)
+
+
+def by_npz(state: Any) -> Any:
+    file = io.BytesIO()
+    np.savez(file, **state)
+    file.seek(0)
+    return np.load(file, allow_pickle=False)
+
+
+def by_json(state: Any) -> Any:
+    return json.loads(json.dumps({name: value.tolist() for name, value in state.items()}))
+
+
+@pytest.mark.parametrize("saved", [by_npz, by_json, dict], ids=["npz", "json", "dict"])
+@pytest.mark.parametrize("after", [0, 1, 4])
+def test_a_resumed_run_goes_on_to_the_same_bits(library: Library, saved: Callable[[Any], Any], after: int) -> None:
+    def sometimes(x: Any) -> Any:  # Infinity is in the history too.
+        return sphere(x) + (math.inf if told < 2 else 0)
+
+    original = CEM(library.array(START), 2.0, N, seed=2**64 - 5, **OPTIONS)
+    told = 2
+    for _ in range(after):
+        x = original.ask()
+        original.tell(x, sometimes(x))
+    resumed = CEM(library.array(np.zeros(D, np.float32)), 1.0, N, **OPTIONS)
+    resumed.state = saved(original.state)
+    for _ in range(8):
+        x, y = original.ask(), resumed.ask()
+        assert library.to_numpy(x).tobytes() == library.to_numpy(y).tobytes()
+        original.tell(x, sphere(x))
+        resumed.tell(y, sphere(y))
+    assert_same(original.result(), resumed.result(), library.to_numpy)
+    assert original.result().nfev == resumed.result().nfev
+
+
+def test_another_library_goes_on_from_a_state(library: Library) -> None:
+    original = CEM(START, 2.0, N, seed=SEED)
+    x = original.ask()
+    original.tell(x, sphere(x))
+    resumed = CEM(library.array(START), 2.0, N)
+    resumed.state = original.state
+    assert np.array_equal(library.to_numpy(resumed.ask()), original.ask())
+    assert resumed.result().fun == original.result().fun
+
+
+def test_a_state_is_a_copy() -> None:
+    run = CEM(START, 2.0, N, seed=SEED)
+    before = run.state
+    x = run.ask()
+    run.tell(x, sphere(x))
+    after = run.state
+    after["mu"][:] = 0
+    run.state = before
+    assert np.array_equal(run.ask(), x)
+    assert run.result().nit == 0
+
+
+def test_the_end_is_saved_too() -> None:
+    ended = CEM(START, 2.0, N, seed=SEED, tol=10.0)
+    x = ended.ask()
+    ended.tell(x, sphere(x))
+    resumed = CEM(START, 2.0, N, tol=10.0)
+    resumed.state = ended.state
+    assert resumed.status == 1
+    resumed.tell(x, sphere(x))
+    assert_same(resumed.result(), ended.result())
+
+
+def test_samples_may_be_told_late_and_in_any_order() -> None:
+    run = CEM(START, 2.0, N, seed=SEED)
+    first, second = run.ask(), run.ask()
+    assert np.array_equal(first, multisample.sample(START, 2.0, N, seed=SEED))
+    assert not np.array_equal(first, second)
+    state = run.state
+    run.tell(second, sphere(second))
+    alone = CEM(START, 2.0, N)
+    alone.state = state
+    alone.tell(second.tolist(), sphere(second).tolist())
+    assert_same(run.result(), alone.result())
+    run.tell(first, sphere(first))
+    assert run.result().nit == 2
+
+
+def test_the_same_seed_gives_the_same_run() -> None:
+    runs = [cem.minimize(sphere, START, 2.0, N, iterations=4, seed=seed) for seed in (SEED, SEED, SEED + 1)]
+    assert_same(runs[0], runs[1])
+    assert runs[0].fun != runs[2].fun
+
+
+def test_without_a_seed_numpy_follows_manual_seed() -> None:
+    def twice() -> list[float]:
+        return [cem.minimize(sphere, START, 2.0, N, iterations=2).fun for _ in range(2)]
+
+    multisample.manual_seed(3)
+    first = twice()
+    multisample.manual_seed(3)
+    assert twice() == first
+    multisample.manual_seed(4)
+    assert len({*twice(), *first}) == 4
+
+
+def test_without_a_seed_tensors_follow_pytorch() -> None:
+    torch = pytest.importorskip("torch")
+
+    def twice() -> list[float]:
+        return [cem.minimize(sphere, torch.zeros(D), 2.0, N, iterations=2).fun for _ in range(2)]
+
+    torch.manual_seed(3)
+    first = twice()
+    torch.manual_seed(3)
+    assert twice() == first
+    assert len({*twice(), *first}) == 4
+
+
+# --- Bounds ---------------------------------------------------------------------------------------
+
+
+def test_nothing_beyond_bounds_is_scored_and_the_boundary_is_reached() -> None:
+    low, high = np.array([-5.0, -5, 2, -np.inf, -5, -5]), np.array([5.0, 0.5, 5, np.inf, 5, 5])
+
+    def f(x: Array) -> Array:
+        assert (x >= low[:, None]).all()
+        assert (x <= high[:, None]).all()
+        return np.asarray(sphere(x))
+
+    start = np.clip(START.astype(np.float64), low, high)
+    result = cem.minimize(f, start, 2.0, N, iterations=60, seed=SEED, bounds=(low, high))
+    np.testing.assert_allclose(result.mu, [1, 0.5, 2, 1, 1, 1], atol=1e-6)
+    # Exactly, where samples of a truncated normal distribution would only come near.
+    assert result.mu[1:3].tolist() == [0.5, 2]
+
+
+# --- Scores that are no numbers -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_scores_that_are_not_finite_count_as_worst(library: Library, value: float) -> None:
+    def f(x: Any) -> Any:
+        scores = np.array(sphere(library.to_numpy(x)))
+        scores[::4] = value
+        return library.array(scores)
+
+    def worst(x: Any) -> Any:
+        scores = np.array(sphere(library.to_numpy(x)))
+        scores[::4] = 1e30
+        return library.array(scores)
+
+    result, other = (cem.minimize(g, library.array(START), 2.0, N, iterations=10, seed=SEED) for g in (f, worst))
+    assert library.to_numpy(result.mu).tobytes() == library.to_numpy(other.mu).tobytes()
+    assert library.to_numpy(result.sigma).tobytes() == library.to_numpy(other.sigma).tobytes()
+    assert result.fun == other.fun
+    assert result.history["nonfinite"].tolist() == [N // 4] * 10
+    assert np.isfinite(result.history["mean"]).all()
+    assert result.nonfinite == 10 * N // 4
+    assert result.message.endswith(f"{10 * N // 4} of {10 * N} scores were NaN or infinite, and counted as worst.")
+    assert result.success
+
+
+@pytest.mark.parametrize("finite", [1, 2, 5])
+def test_fewer_finite_scores_than_elites_are_elites_alone(finite: int) -> None:
+    run = CEM(START, 2.0, N, seed=SEED)
+    x = run.ask()
+    scores = np.full(N, np.nan)
+    scores[10 : 10 + finite] = 3
+    run.tell(x, scores)
+    best = x[:, 10 : 10 + finite]
+    np.testing.assert_allclose(run.mu, best.mean(axis=1), rtol=1e-6)
+    np.testing.assert_allclose(run.sigma, best.std(axis=1) if finite > 1 else 2.0, rtol=1e-5)
+    assert run.status == 0
+    assert run.result().history["threshold"].tolist() == [math.inf]
+
+
+def test_no_finite_score_ends_the_run_with_a_message(library: Library) -> None:
+    calls = 0
+
+    def f(x: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return sphere(x) * (1 if calls < 3 else math.nan)
+
+    start = library.array(START)
+    result = cem.minimize(f, start, 2.0, N, iterations=10, seed=SEED)
+    assert calls == result.nit == 3
+    assert (result.status, result.success) == (3, False)
+    assert result.message == (
+        "No score was finite in iteration 3: there is nothing to refit to."
+        f" {N} of {3 * N} scores were NaN or infinite, and counted as worst."
+    )
+    before = cem.minimize(sphere, start, 2.0, N, iterations=2, seed=SEED)
+    assert library.to_numpy(result.mu).tobytes() == library.to_numpy(before.mu).tobytes()
+    assert result.fun == before.fun
+
+
+def test_without_any_finite_score_the_answer_is_the_start() -> None:
+    result = cem.minimize(lambda x: np.full(N, np.nan), START, 2.0, N, seed=SEED)
+    assert (result.status, result.nit, result.fun) == (3, 1, math.inf)
+    assert np.array_equal(result.x, START)
+    assert np.array_equal(result.sigma, np.full(D, 2))
+
+
+# --- How runs end ---------------------------------------------------------------------------------
+
+
+def test_tol_ends_the_run(library: Library) -> None:
+    result = cem.minimize(sphere, library.array(START), 2.0, N, seed=SEED, tol=0.01)
+    assert (result.status, result.success) == (1, True)
+    assert result.message.startswith("The largest standard deviation, 0.00")
+    sigma = result.history["sigma"]
+    assert sigma[-1] <= 0.01 < sigma[-2]
+    assert result.nfev == N * result.nit == N * len(sigma)
+
+
+def test_a_tol_that_is_not_reached_is_no_success() -> None:
+    result = cem.minimize(sphere, START, 2.0, N, seed=SEED, tol=0.01, iterations=3)
+    assert (result.status, result.success, result.nit) == (0, False, 3)
+    assert result.message.startswith("3 iterations were made; the largest standard deviation, ")
+
+
+def test_all_iterations_are_what_was_asked_for() -> None:
+    result = cem.minimize(sphere, START, 2.0, N, seed=SEED, iterations=3)
+    assert (result.status, result.success, result.nit) == (0, True, 3)
+    assert result.message == "3 iterations were made."
+
+
+def test_a_collapsed_deviation_ends_the_run(library: Library) -> None:
+    # Where the least differences of float32 are as large as all that there is to be seen of it.
+    result = cem.minimize(lambda x: sphere(x - 100), library.array(START), 100.0, N, iterations=1000, seed=SEED)
+    assert (result.status, result.success) == (2, False)
+    assert result.nit < 100
+    assert result.message.startswith(f"The standard deviation collapsed in iteration {result.nit}")
+    assert np.abs(library.to_numpy(result.mu) - 101).max() < 1e-3
+
+
+def test_fixed_dimensions_are_no_collapse() -> None:
+    sigma = np.array([2.0, 0, 2, 0, 2, 2])
+    result = cem.minimize(sphere, START.astype(np.float64), sigma, N, iterations=30, seed=SEED)
+    assert result.status == 0
+    assert np.array_equal(result.mu[[1, 3]], START[[1, 3]])
+    still = cem.minimize(sphere, START, 0.0, N, seed=SEED)
+    assert (still.status, still.nit) == (2, 1)
+
+
+@pytest.mark.parametrize("to_array", ["numpy", "torch"])
+def test_overflow_ends_the_run(to_array: str) -> None:
+    library = numpy_library() if to_array == "numpy" else torch_library()
+    mu = library.array(np.full(D, 2e38, np.float32))
+    result = cem.minimize(lambda x: x[0] > 0, mu, 1e38, N, seed=SEED)
+    assert (result.status, result.success, result.nit) == (4, False, 1)
+    assert (
+        result.message
+        == "The mean or the standard deviation overflowed in iteration 1; what is kept is from before it."
+    )
+    assert np.array_equal(library.to_numpy(result.mu), np.full(D, 2e38, np.float32))
+
+
+@pytest.mark.parametrize("check_every", [0, 1, 7])
+@pytest.mark.parametrize(
+    ("f", "options", "status"),
+    [
+        (sphere, {"tol": 0.01}, 1),
+        (lambda x: sphere(x - 100), {"sigma": 100.0}, 2),
+        (lambda x: sphere(x) / (np.abs(x[0] - 1).max() > 0.1) + np.where(np.ptp(x) < 1, np.nan, 0), {}, 3),
+    ],
+    ids=["tol", "collapse", "unscored"],
+)
+@pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning")
+def test_when_the_end_is_noticed_changes_nothing(check_every: int, f: Any, options: Any, status: int) -> None:
+    fixed: Any = {"mu": START, "sigma": 2.0, "n": N, "iterations": 60, "seed": SEED, **options}
+    expected = cem.minimize(f, **fixed)
+    assert expected.status == status
+    assert expected.nit < 50
+    result = cem.minimize(f, check_every=check_every, **fixed)
+    assert_same(result, expected)
+    made = {0: 60, 1: expected.nit, 7: -(-expected.nit // 7) * 7}[check_every]
+    assert result.nfev == N * made
+
+
+def test_the_callback_sees_each_iteration_and_may_end_the_run() -> None:
+    seen = []
+
+    def callback(run: CEM) -> bool:
+        seen.append((run.result().nit, run.result().fun, run.mu.copy(), run.sigma.copy()))
+        return len(seen) == 4
+
+    result = cem.minimize(sphere, START, 2.0, N, seed=SEED, callback=callback)
+    assert [nit for nit, *_ in seen] == [1, 2, 3, 4]
+    assert (result.status, result.success, result.nit) == (5, False, 4)
+    assert result.message == "The callback ended the run."
+    assert np.array_equal(result.mu, seen[-1][2])
+    assert np.array_equal(result.sigma, seen[-1][3])
+
+
+def test_a_callback_at_the_end_does_not_hide_it() -> None:
+    result = cem.minimize(sphere, START, 2.0, N, seed=SEED, tol=0.01, callback=lambda run: run.status != 0)
+    assert (result.status, result.success) == (1, True)
+
+
+# --- What is refused ------------------------------------------------------------------------------
+
+REFUSED: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
+    "f": (TypeError, r"^f: expected a function, got 3 of type int", {"f": 3}),
+    "callback": (TypeError, r"^callback: expected a function, got 3", {"callback": 3}),
+    "n type": (TypeError, r"^n: expected an integer, got 10\.0", {"n": 10.0}),
+    "n": (ValueError, r"^n: expected 2 <= n", {"n": 1}),
+    "iterations": (ValueError, r"^iterations: expected 0 <= iterations", {"iterations": -1}),
+    "check_every": (TypeError, r"^check_every: expected an integer", {"check_every": 0.5}),
+    "elite_frac type": (TypeError, r"^elite_frac: expected a number, got 'half' of type str", {"elite_frac": "half"}),
+    "elite_frac": (
+        ValueError,
+        r"^elite_frac: expected a finite number, 0 <= elite_frac <= 1, got 1\.5",
+        {"elite_frac": 1.5},
+    ),
+    "elites": (ValueError, r"^elite_frac: expected at least 2 elites.* got 0\.1 of n = 10, which are 1", {"n": 10}),
+    "smoothing": (ValueError, r"^smoothing: expected 0 < smoothing <= 1, got 0", {"smoothing": 0}),
+    "smoothing high": (ValueError, r"^smoothing: expected a finite number, 0 <= smoothing <= 1", {"smoothing": 2}),
+    "tol": (ValueError, r"^tol: expected a finite number, tol >= 0, got -1", {"tol": -1}),
+    "tol nan": (ValueError, r"^tol: expected a finite number, tol >= 0, got nan", {"tol": math.nan}),
+    "tol bool": (TypeError, r"^tol: expected a number, got True of type bool", {"tol": True}),
+    "noise_floor": (
+        ValueError,
+        r"^noise_floor: expected a finite number, noise_floor >= 0, got -1",
+        {"noise_floor": -1},
+    ),
+    "noise_floor shape": (
+        ValueError,
+        r"^noise_floor: expected a number or shape \(6,\), got shape \(2,\)",
+        {"noise_floor": [1, 2]},
+    ),
+    "noise_floor values": (
+        ValueError,
+        r"^noise_floor: expected finite variances of at least 0",
+        {"noise_floor": -START},
+    ),
+    "noise_floor type": (
+        TypeError,
+        r"^noise_floor: expected an array, a list or a number, got 'x'",
+        {"noise_floor": "x"},
+    ),
+    "schedule": (
+        ValueError,
+        r"^noise_floor: expected a finite number, noise_floor >= 0, got -3",
+        {"noise_floor": lambda t: -3},
+    ),
+    "schedule shape": (
+        ValueError,
+        r"^noise_floor: expected shape \(6,\), got \(2,\)",
+        {"noise_floor": lambda t: [1, 2]},
+    ),
+    "bounds type": (TypeError, r"^bounds: expected a pair \(low, high\), got 3", {"bounds": 3}),
+    "bounds shape": (
+        ValueError,
+        r"^bounds: expected a number or shape \(6,\), got shape \(2,\)",
+        {"bounds": ([1, 2], 3)},
+    ),
+    "bounds": (ValueError, r"^bounds: expected low <= high, got 3\.0 and -3\.0 at 0", {"bounds": (3, -3)}),
+    "bounds nan": (ValueError, r"^bounds: expected low <= high, got nan", {"bounds": (math.nan, 3)}),
+    "mu outside": (
+        ValueError,
+        r"^mu: expected it within bounds, got mu\[0\] = -2\.0, not from -1\.0 to 5\.0",
+        {"bounds": (-1, 5)},
+    ),
+    "mu type": (TypeError, r"^mu: expected an array", {"mu": "here"}),
+    "mu nan": (ValueError, r"^mu: expected finite means, got mu\[0\] = nan", {"mu": START * math.nan}),
+    "mu narrow": (
+        TypeError,
+        r"^mu: expected float32 or float64, in which to refit it, got float16",
+        {"mu": START.astype(np.float16)},
+    ),
+    "numbers": (TypeError, r"^mu, sigma: expected at least one array", {"mu": 0.0, "sigma": 1.0}),
+    "sigma": (ValueError, r"^sigma: expected finite standard deviations of at least 0", {"sigma": -1.0}),
+    "sigma shape": (ValueError, r"^sigma: expected as many elements as mu, 6, got 2", {"sigma": [1.0, 2.0]}),
+    "seed": (ValueError, r"^seed: expected 0 <= seed < 2\*\*64, got -1", {"seed": -1}),
+    "noise": (ValueError, r"^noise: expected 'independent' or 'shared', got 'none'", {"noise": "none"}),
+    "backend": (multisample.UnknownBackendError, "nowhere", {"backend": "nowhere"}),
+    "no scores": (TypeError, r"^scores: expected numbers, got None of type NoneType", {"f": lambda x: None}),
+    "words": (TypeError, r"^scores: expected numbers, got ", {"f": lambda x: np.full(N, "good")}),
+    "complex": (TypeError, r"^scores: expected numbers, got ", {"f": lambda x: np.full(N, 1j)}),
+    "one score": (ValueError, r"^scores: expected shape \(200,\), got \(\)", {"f": lambda x: x.sum()}),
+    "few scores": (ValueError, r"^scores: expected shape \(200,\), got \(6,\)", {"f": lambda x: x.sum(axis=1)}),
+}
+
+
+@pytest.mark.parametrize(("error", "message", "changed"), REFUSED.values(), ids=REFUSED)
+def test_errors_name_the_argument(error: type[Exception], message: str, changed: dict[str, Any]) -> None:
+    arguments: dict[str, Any] = {"f": sphere, "mu": START, "sigma": 1.0, "n": N, "iterations": 1, "seed": SEED}
+    with pytest.raises(error, match=message):
+        cem.minimize(**{**arguments, **changed})
+
+
+def test_samples_have_to_be_those_that_were_asked_for() -> None:
+    run = CEM(START, 1.0, N, seed=SEED)
+    x = run.ask()
+    with pytest.raises(ValueError, match=r"^samples: expected shape \(6, 200\), got \(200, 6\)"):
+        run.tell(x.T, sphere(x))
+    with pytest.raises(ValueError, match=r"^out: expected shape \(6, 200\)"):
+        run.ask(np.empty((D, 3), np.float32))
+    assert run.result().nit == 0
+    assert np.array_equal(run.ask(), CEM(START, 1.0, N, seed=SEED).ask()) is False
+
+
+def test_immutable_samples_have_no_place_to_be_written_to() -> None:
+    jax = pytest.importorskip("jax")
+    with jax.default_device(jax.devices("cpu")[0]):
+        run = CEM(jax.numpy.asarray(START), 1.0, N, seed=SEED)
+        with pytest.raises(TypeError, match=r"^out: expected a mutable array"):
+            run.ask(run.ask())
+
+
+def test_arrays_that_cannot_be_computed_with_are_refused() -> None:
+    class DeviceNDArray:
+        """As Numba's, and of its package."""
+
+        dtype = np.dtype(np.float32)
+
+    DeviceNDArray.__module__ = "numba.cuda"
+    with pytest.raises(TypeError, match=r"^mu: expected an array of NumPy, PyTorch, CuPy or JAX, .* one of numba$"):
+        arrays_like(DeviceNDArray())
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "changed"),
+    [
+        (TypeError, r"^state: expected a mapping with keys mu, sigma,", None),
+        (TypeError, r"^state: expected a mapping with keys mu, sigma,", {"more": 1}),
+        (ValueError, r"^state\['mu'\]: expected shape \(6,\), got \(2,\)", {"mu": [0, 0]}),
+        (ValueError, r"^state\['history'\]: expected shape \(1, 6\), got \(1, 2\)", {"history": [[0, 0]]}),
+        (ValueError, r"^state\['told'\]: expected 0 <=", {"told": -1}),
+        (TypeError, r"^state\['seed'\]: expected an integer", {"seed": 0.5}),
+    ],
+)
+def test_wrong_states_change_nothing(error: type[Exception], message: str, changed: dict[str, Any] | None) -> None:
+    run = CEM(START, 1.0, N, seed=SEED)
+    state: Any = run.state
+    with pytest.raises(error, match=message):
+        run.state = [state] if changed is None else {**state, **changed}
+    assert np.array_equal(run.ask(), CEM(START, 1.0, N, seed=SEED).ask())

@@ -1,0 +1,150 @@
+"""The cross-entropy method on a GPU: what it computes stays there, and nothing waits for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from cuda_memory import CYCLES, OWN, Gpu, gpu_of, names, require
+
+from multisample import cem
+from multisample.cem import CEM
+
+D, N = 50, 4000
+SEED = 7
+START = np.linspace(-2, 3, D).astype(np.float32)
+OPTIONS: dict[str, Any] = {
+    "seed": SEED, "noise_floor": lambda t: max(1e-2 - t / 500, 0), "bounds": (-4, 4), "smoothing": 0.9, "tol": 1e-3,
+}  # fmt: skip
+
+
+def sphere(x: Any) -> Any:
+    return ((x - 1) * (x - 1)).sum(0)
+
+
+@pytest.fixture(params=[pair for pair in OWN if pair[0] != "numba"], ids=names)
+def gpu(request: pytest.FixtureRequest) -> Gpu:
+    return gpu_of(request.param)
+
+
+def test_results_are_arrays_of_the_device(gpu: Gpu, to_numpy: Any) -> None:
+    start = gpu.memory.put(START)
+    seen = set()
+
+    def f(x: Any) -> Any:
+        seen.add((type(x), x.shape, gpu.memory.device_of(x), gpu.memory.pointer(x)))
+        return sphere(x)
+
+    result = cem.minimize(f, start, 2.0, N, backend=gpu.backend, **OPTIONS)
+    # In one and the same memory.
+    assert [entry[:3] for entry in seen] == [(type(start), (D, N), 0)]
+    for array in (result.x, result.mu, result.sigma):
+        assert type(array) is type(start)
+        assert gpu.memory.device_of(array) == 0
+    expected = cem.minimize(sphere, START, 2.0, N, **OPTIONS)
+    assert result.status == expected.status == 1
+    np.testing.assert_allclose(to_numpy(result.mu), expected.mu, atol=1e-3)
+    # Rounding is all that differs in the beginning, and later which samples are elites by a hair.
+    np.testing.assert_allclose(result.history["sigma"][:20], expected.history["sigma"][:20], rtol=0.05)
+
+
+def test_samples_are_those_of_the_cpu(gpu: Gpu, to_numpy: Any) -> None:
+    run, expected = (CEM(start, 2.0, N, **OPTIONS) for start in (gpu.memory.put(START), START))
+    x = run.ask()
+    assert np.array_equal(to_numpy(x), expected.ask())
+    run.tell(x, sphere(x))
+    expected.state = run.state
+    assert np.array_equal(to_numpy(run.ask()), expected.ask())
+
+
+def test_scores_may_come_from_the_host(gpu: Gpu, to_numpy: Any) -> None:
+    start = gpu.memory.put(START)
+    here = cem.minimize(lambda x: to_numpy(sphere(x)), start, 2.0, N, iterations=5, seed=SEED)
+    there = cem.minimize(sphere, start, 2.0, N, iterations=5, seed=SEED)
+    assert np.array_equal(to_numpy(here.mu), to_numpy(there.mu))
+    assert here.fun == there.fun
+
+
+def test_when_the_end_is_noticed_changes_nothing(gpu: Gpu, to_numpy: Any) -> None:
+    start = gpu.memory.put(START)
+    results = [
+        cem.minimize(sphere, start, 2.0, N, iterations=60, check_every=every, **OPTIONS) for every in (1, None, 0)
+    ]
+    first = results[0]
+    assert first.status == 1
+    for other in results[1:]:
+        assert (other.nit, other.fun, other.message) == (first.nit, first.fun, first.message)
+        assert np.array_equal(to_numpy(other.mu), to_numpy(first.mu))
+    assert [result.nfev // N for result in results] == [first.nit, -(-first.nit // 16) * 16, 60]
+
+
+def test_a_resumed_run_goes_on_to_the_same_bits(gpu: Gpu, to_numpy: Any) -> None:
+    original = CEM(gpu.memory.put(START), 2.0, N, **OPTIONS)
+    resumed = CEM(gpu.memory.put(START), 2.0, N, **OPTIONS)
+    for t in range(8):
+        if t == 3:
+            resumed.state = original.state
+        for run in (original, resumed) if t >= 3 else (original,):
+            x = run.ask()
+            run.tell(x, sphere(x))
+    for one, other in zip(original.state.values(), resumed.state.values(), strict=True):
+        assert np.array_equal(one, other)
+
+
+def test_the_loop_does_not_wait_for_the_device(gpu: Gpu) -> None:
+    """While a kernel runs that only takes time, ten iterations are put behind it."""
+
+    def iterate(run: CEM, iterations: int) -> None:
+        x = None
+        for _ in range(iterations):
+            x = run.ask(x)
+            run.tell(x, sphere(x))
+
+    with gpu.memory.stream():
+        run = CEM(gpu.memory.put(START), 2.0, N, backend=gpu.backend, **OPTIONS)
+        iterate(run, 10)  # What there is to compile and to allocate.
+        gpu.memory.synchronize()
+        gpu.memory.keep_busy(CYCLES)
+        is_done = gpu.memory.marker()
+        iterate(run, 10)
+        assert not is_done()
+        assert run.result().nit > 10
+        assert is_done()
+
+
+def test_pytorch_sees_no_synchronisation() -> None:
+    require("torch_ext")
+    torch = pytest.importorskip("torch")
+    calls = 0
+
+    def f(x: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            torch.cuda.set_sync_debug_mode("error")
+        return sphere(x)
+
+    def callback(run: CEM) -> None:
+        if calls == 10:
+            torch.cuda.set_sync_debug_mode("default")
+
+    try:
+        result = cem.minimize(
+            f, torch.from_numpy(START).cuda(), 2.0, N, iterations=10, callback=callback, check_every=0, **OPTIONS
+        )
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert result.nit == 10
+    assert result.x.is_cuda
+
+
+def test_jax_arrays_stay_on_the_device() -> None:
+    require("cupy")
+    from cuda_memory import memory_of
+
+    jax = memory_of("jax")
+    start = jax.put(START)
+    result = cem.minimize(sphere, start, 2.0, N, iterations=20, seed=SEED)
+    assert result.x.devices() == start.devices()
+    assert np.abs(np.asarray(result.mu) - 1).max() < 0.1
