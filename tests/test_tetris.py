@@ -1,5 +1,5 @@
-"""A player is only as good as its rules: the game and the features are compared with boards worked out by hand, and with
-a slow player that is plain enough to be believed.
+"""A player is only as good as its rules: the game and the features are compared with boards that were worked out by
+hand, and with a slow player that is plain enough to be believed.
 """
 
 from __future__ import annotations
@@ -287,8 +287,8 @@ def test_games_do_not_depend_on_threads_or_company(features: str) -> None:
     assert together.lines.shape == (8, 3)
     assert len(np.unique(together.pieces)) > 12
     for threads in (2, 7):
-        for one, other in zip(together, play(weights, games, seed=5, features=features, height=12, threads=threads)):
-            assert (one == other).all()
+        again = play(weights, games, seed=5, features=features, height=12, threads=threads)
+        assert all((one == other).all() for one, other in zip(together, again, strict=True))
     for player in range(8):
         alone = play(weights[:, player], games[::-1], seed=5, features=features, height=12)
         assert (alone.lines[0, ::-1] == together.lines[player]).all()

@@ -37,8 +37,8 @@ def add_parser(subparsers: Any) -> None:
         "tetris",
         help="learn to play Tetris by the cross-entropy method, and play",
         description="Learn to play Tetris by the cross-entropy method, then play fresh games on the whole board of 10"
-        " by 20. Writes the weights, the learning curve and an animation of the best game. Ctrl-C stops it, and --resume"
-        " goes on where it was stopped, with exactly what it would have done.",
+        " columns and 20 rows. Writes the weights, the learning curve and an animation of the best game. Ctrl-C stops"
+        " it, and --resume goes on where it was stopped, with exactly what it would have done.",
         allow_abbrev=False,
     )
     parser.add_argument(
@@ -46,7 +46,7 @@ def add_parser(subparsers: Any) -> None:
         " iteration more",
     )  # fmt: skip
     parser.add_argument(
-        "--iterations", type=int, metavar="K", help="stop learning after K iterations, with those before --resume"
+        "--iterations", type=_count, metavar="K", help="stop learning after K iterations, with those before --resume"
     )
     parser.add_argument(
         "-o", "--output", type=Path, default=Path("tetris"), metavar="DIR", help="where to write (default: tetris)"
@@ -92,6 +92,7 @@ def run(args: argparse.Namespace) -> int:
         played = _play_fresh(learner, args)
     except KeyboardInterrupt:
         if learner.history:
+            _save(learner, args.output)  # An iteration may have ended just before.
             done = len(learner.history)
             print(f"{args.output}: {done} iterations are kept; --resume goes on after them", file=sys.stderr)
         raise
@@ -113,7 +114,9 @@ def _learner(args: argparse.Namespace) -> Learner:
     given = {name: getattr(args, name) for name in args.settings if getattr(args, name) is not None}
     if not args.resume:
         if path.exists():
-            raise ValueError(f"--output: expected a folder without {_STATE}, or --resume to go on with it, got {args.output}")
+            raise ValueError(
+                f"--output: expected a folder without {_STATE}, or --resume to go on with it, got {args.output}"
+            )
         return Learner(Settings(**given))
     learner = Learner.load(path)
     for name, value in given.items():
@@ -137,7 +140,7 @@ def _learn(learner: Learner, args: argparse.Namespace) -> None:
             line.show(f"{last}  [{clock}; iteration {len(learner.history) + 1}: {100 * finished // games} %]")
 
     try:
-        while len(learner.history) < most and time.monotonic() - start < 60 * args.minutes and not learner.ended:
+        while len(learner.history) < most and not learner.ended:
             done = learner.step(progress)
             _save(learner, args.output)
             last = (
@@ -145,6 +148,9 @@ def _learn(learner: Learner, args: argparse.Namespace) -> None:
                 f" sigma {done.sigma:.3g}"
             )
             line.show(last)
+            # Looked at after an iteration, because there is no player before the first.
+            if time.monotonic() - start >= 60 * args.minutes:
+                break
     finally:
         line.end()
     if learner.ended:
@@ -203,8 +209,8 @@ def _summary(learner: Learner, played: Played) -> str:
     low, middle, high = np.quantile(lines, [0.25, 0.5, 0.75])
     stopped = int((~played.over).sum())
     text = (
-        f"{lines.size} fresh games of 10 by {_HEIGHT} after {len(learner.history)} iterations: {lines.mean():,.0f} lines"
-        f" on average, quartiles {low:,.0f}, {middle:,.0f} and {high:,.0f}"
+        f"{lines.size} fresh games after {len(learner.history)} iterations: {lines.mean():,.0f} lines on average,"
+        f" quartiles {low:,.0f}, {middle:,.0f} and {high:,.0f}"
     )
     return f"{text}; {stopped} were stopped before they were over" if stopped else text
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -149,8 +148,8 @@ class Learner:
 
         The best of those that were drawn was, more often than not, only the luckiest.
         """
-        mean: np.ndarray[Any, np.dtype[np.float64]] = self._cem.mu
-        return mean.copy()
+        mean: np.ndarray[Any, np.dtype[np.float64]] = np.array(self._cem.mu)
+        return mean
 
     @property
     def ended(self) -> str:
@@ -175,8 +174,8 @@ class Learner:
             What is also added to `history`.
         """
         settings, start = self.settings, time.perf_counter()
-        before = self._cem.state
-        first = len(self.history) * settings.games
+        before, made = self._cem.state, len(self.history)
+        first = made * settings.games
         try:
             samples = self._cem.ask()
             played = play(
@@ -185,17 +184,18 @@ class Learner:
             )  # fmt: skip
             lines = played.lines.mean(axis=1)
             self._cem.tell(samples, -lines)
+            done = Iteration(
+                mean=float(lines.mean()),
+                best=float(lines.max()),
+                sigma=float(self._cem.sigma.max()),
+                pieces=int(played.pieces.sum()),
+                seconds=time.perf_counter() - start,
+            )
+            self.history.append(done)
         except BaseException:
             self._cem.state = before
+            del self.history[made:]
             raise
-        done = Iteration(
-            mean=float(lines.mean()),
-            best=float(lines.max()),
-            sigma=float(self._cem.sigma.max()),
-            pieces=int(played.pieces.sum()),
-            seconds=time.perf_counter() - start,
-        )
-        self.history.append(done)
         return done
 
     def save(self, path: Path) -> None:
@@ -224,20 +224,21 @@ class Learner:
                 raise ValueError(f"expected version {_VERSION}, got {state['version']}")
             learner = cls(Settings(**state["settings"]))
             learner.history = [Iteration(**iteration) for iteration in state["history"]]
-            fresh = learner._cem.state.items()
-            learner._cem.state = {  # type: ignore[assignment]  # Of any mapping with these names.
-                # No rows of history are no rows of six, which an empty list does not say.
-                name: np.array(state["cem"][name], value.dtype).reshape(-1, *value.shape[1:])[: None if value.ndim else 1]
-                for name, value in fresh
-            }
+            learner._cem.state = {name: _array(state["cem"][name], like) for name, like in learner._cem.state.items()}
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             # None of them names the file.
             raise ValueError(f"{path}: not a saved state of learning ({error})") from error
         return learner
 
 
+def _array(value: Any, like: Any) -> Any:
+    """What JSON made of an array with the dtype of `like`, and its shape, but for the number of rows of a matrix."""
+    # No rows of history are no rows of six, which an empty list does not say.
+    return np.array(value, like.dtype).reshape((-1, *like.shape[1:]) if like.ndim == 2 else like.shape)
+
+
 def write_json(path: Path, content: Any) -> None:
     """Write a file that is whole, or is what it was."""
     unfinished = path.with_name(path.name + ".part")
     unfinished.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    os.replace(unfinished, path)
+    unfinished.replace(path)

@@ -31,7 +31,7 @@ FEATURES: dict[str, tuple[str, ...]] = {
         "greatest height", "holes", "constant",
     ),
 }  # fmt: skip
-"""Names of the features of each set, in the order of their weights; `multisample.tetris.features` says what they are."""
+"""Names of the features of each set, in the order of their weights; module `features` says what they are."""
 
 ENDLESS = 1 << 62
 _LEAST_ROWS = 4
