@@ -62,13 +62,16 @@ def _place(x0, x1, x2, x3, orientation, column, row):
 
 
 @njit(forceinline=True)
-def _play(write_features, weights, state, seed, game, height, most_pieces, most_lines):
-    """Place up to `most_pieces` pieces, the one of highest value of each; returns the last orientation and column."""
+def _play(write_features, d, weights, state, seed, game, height, most_pieces, most_lines):
+    """Place up to `most_pieces` pieces, each where the value is highest; returns the last orientation and column.
+
+    `d`, the number of features, is a constant.
+    """
     x0, x1, x2, x3 = state[0], state[1], state[2], state[3]
     placed, lines = state[PIECES], np.int64(state[LINES])
     heights = np.zeros(_HEIGHTS, np.int64)
     after = np.zeros(_HEIGHTS, np.int64)
-    features = np.zeros(weights.size, np.float64)
+    features = np.zeros(d, np.float64)
     kinds = np.zeros(4, np.int64)
     _draw_four(seed, game, placed // np.uint64(4), kinds)
     best_orientation = best_column = -1
@@ -92,7 +95,7 @@ def _play(write_features, weights, state, seed, game, height, most_pieces, most_
                 landing = row + 0.5 * (rows - 1)
                 write_features(y0, y1, y2, y3, height, landing, completed * eroded, features, after)
                 value = 0.0
-                for k in range(weights.size):
+                for k in range(d):
                     value += weights[k] * features[k]
                 if value > best:
                     best, best_lines = value, completed
@@ -128,11 +131,11 @@ def _kernels(digests: tuple[int, int]) -> dict[str, Callable[..., Any]]:
     # `digests` are named in each because a closure's values are part of the key in Numba's disk cache.
     def play_dellacherie(weights, state, seed, game, height, most_pieces, most_lines):
         _ = digests
-        return _play(dellacherie, weights, state, seed, game, height, most_pieces, most_lines)
+        return _play(dellacherie, 8, weights, state, seed, game, height, most_pieces, most_lines)
 
     def play_bertsekas(weights, state, seed, game, height, most_pieces, most_lines):
         _ = digests
-        return _play(bertsekas, weights, state, seed, game, height, most_pieces, most_lines)
+        return _play(bertsekas, 22, weights, state, seed, game, height, most_pieces, most_lines)
 
     def features_dellacherie(state, orientation, column, height, features):
         _ = digests
