@@ -345,8 +345,25 @@ def test_nobody_plays_nothing() -> None:
         ({"height": 10.0}, TypeError, "height: expected an integer, got 10.0 of type float"),
         ({"seed": -1}, ValueError, "seed: expected 0 <= seed"),
         ({"games": [0.5]}, TypeError, "games: expected an integer"),
+        ({"threads": 0}, ValueError, "threads: expected 1 <= threads"),
     ],
 )
 def test_wrong_arguments(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         play(**{"weights": DELLACHERIE, "games": range(1), **arguments})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"piece": "X"}, "piece: expected 'I' or .* or 'L', got 'X'"),
+        ({"turn": 2}, "turn: expected 0 <= turn < 2, got 2"),
+        ({"column": 7}, "column: expected 0 <= column < 7, got 7"),
+        ({"board": np.zeros((25, 10), bool)}, r"board: expected shape \(rows, 10\) of at most 24 rows, got \(25, 10\)"),
+        ({"board": np.zeros((5, 9), bool)}, r"board: expected shape .*, got \(5, 9\)"),
+        ({"features": "all"}, "features: expected"),
+    ],
+)
+def test_wrong_placements(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        placement(**{"board": boards.parse(""), "piece": "I", "turn": 0, "column": 0, **arguments})

@@ -6,6 +6,7 @@ After each iteration all is on disk that it takes to go on, so that it may be st
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import math
 import sys
 import time
@@ -163,7 +164,7 @@ def _save(learner: Learner, folder: Path, played: Played | None = None) -> None:
     from multisample.tetris.learning import write_json
 
     content: dict[str, Any] = {
-        "features": learner.settings.features,
+        "settings": dataclasses.asdict(learner.settings),
         "weights": dict(zip(FEATURES[learner.settings.features], learner.weights.tolist(), strict=True)),
         "iterations": len(learner.history),
         "seconds": round(sum(done.seconds for done in learner.history), 3),

@@ -45,7 +45,9 @@ def parse(text: str) -> Board:
 
 
 def words_of(board: Board) -> Words:
-    """The four words of a board, shape (4,)."""
+    """The four words of a board, shape (4,); ValueError if it is none."""
+    if board.ndim != 2 or len(board) > MOST_ROWS or board.shape[1] != COLUMNS:
+        raise ValueError(f"board: expected shape (rows, {COLUMNS}) of at most {MOST_ROWS} rows, got {board.shape}")
     cells = np.zeros((4, _ROWS_OF_WORD, COLUMNS), bool)
     cells.reshape(-1, COLUMNS)[: len(board)] = board
     bits = np.uint64(1) << np.arange(_ROWS_OF_WORD * COLUMNS, dtype=np.uint64)

@@ -106,6 +106,13 @@ class Learner:
     settings : Settings
         What to learn, and how.
 
+    Raises
+    ------
+    TypeError
+        If a setting is of the wrong kind.
+    ValueError
+        If a setting is out of range.
+
     Attributes
     ----------
     settings : Settings
@@ -172,6 +179,13 @@ class Learner:
         -------
         Iteration
             What is also added to `history`.
+
+        Raises
+        ------
+        TypeError
+            If `threads` is not an integer.
+        ValueError
+            If `threads` is not at least 1.
         """
         settings, start = self.settings, time.perf_counter()
         before, made = self._cem.state, len(self.history)

@@ -14,8 +14,8 @@ import numpy as np
 from multisample._arguments import check_choice, checked_integer
 from multisample.backends.worker_pool import run_all, thread_count
 
-from .board import MOST_ROWS, Board, board_of, words_of
-from .pieces import FIRST, NAMES
+from .board import COLUMNS, MOST_ROWS, Board, board_of, words_of
+from .pieces import FIRST, NAMES, ORIENTATIONS
 from .player_kernel import LINES, OVER, PIECES, STATE, feature_kernel, player_kernel
 
 __all__ = ["FEATURES", "Move", "Played", "checked_weights", "moves", "placement", "play"]
@@ -166,7 +166,7 @@ def play(
             raise
 
     tasks = [(player, game) for game in range(len(numbers)) for player in range(len(columns))]
-    run_all(finish, tasks, thread_count() if threads is None else threads)
+    run_all(finish, tasks, thread_count() if threads is None else checked_integer("threads", threads, 1, 1 << 16))
     return Played(states[..., LINES].astype(np.int64), states[..., PIECES].astype(np.int64), states[..., OVER] != 0)
 
 
@@ -182,7 +182,28 @@ def moves(
 ) -> list[Move]:
     """Placements `first` to ``last - 1`` of a game of one player, or to its end, if that comes before.
 
-    Parameters are those of `play`.
+    Parameters
+    ----------
+    weights : array_like of float, shape (d,)
+        The player.
+    game : int
+        The number of the game.
+    first, last : int
+        Which placements, counted from 0.
+    seed, features, height : various
+        As for `play`.
+
+    Returns
+    -------
+    list of Move
+        One for each piece.
+
+    Raises
+    ------
+    TypeError
+        As by `play`.
+    ValueError
+        As by `play`.
 
     Examples
     --------
@@ -237,6 +258,13 @@ def placement(
     tuple of dict and array, or None
         The features by name, and the board after the placement, shape (24, 10). None, if there is no room.
 
+    Raises
+    ------
+    TypeError
+        If a number is not an integer.
+    ValueError
+        If there is no such piece, orientation or column, or the board has another shape.
+
     Examples
     --------
     >>> from multisample.tetris.board import parse
@@ -244,6 +272,11 @@ def placement(
     >>> found["eroded piece cells"], found["row transitions"], after.sum()
     (2.0, 40.0, np.int64(2))
     """
+    check_choice("features", features, tuple(FEATURES))
+    check_choice("piece", piece, tuple(NAMES))
+    shapes = ORIENTATIONS[NAMES.index(piece)]
+    turn = checked_integer("turn", turn, 0, len(shapes))
+    column = checked_integer("column", column, 0, COLUMNS + 1 - shapes[turn].shape[1])
     values = np.zeros(len(FEATURES[features]))
     state = words_of(board)
     orientation = int(FIRST[NAMES.index(piece)]) + turn
