@@ -30,14 +30,14 @@ def compile_cached(signature: Any, function: Callable[..., Any], *, nogil: bool 
     return compiled.entry_point
 
 
-def source_digest() -> int:
-    """A number that changes with any Numba source of this package.
+def source_digest(package: str = __package__) -> int:
+    """A number that changes with any Numba source of `package`, by default of this one.
 
     Numba's disk cache watches only the file a function stands in, not those it calls into; but the values in a
     function's closure are part of the key.
     """
     digest = hashlib.sha256()
-    for source in sorted(importlib.resources.files(__package__).iterdir(), key=lambda path: path.name):
+    for source in sorted(importlib.resources.files(package).iterdir(), key=lambda path: path.name):
         if source.name.endswith(".py"):
             digest.update(source.read_bytes())
     return int.from_bytes(digest.digest()[:7], "little")

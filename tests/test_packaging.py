@@ -165,7 +165,7 @@ def test_the_metadata_says_what_is_needed(distributions: Distributions) -> None:
     required = [line.partition(";")[0] for line in found.get_all("Requires-Dist", []) if "extra ==" not in line]
     assert sorted(line.rstrip("0123456789.").rstrip("<>=~ ") for line in required) == ["numba", "numpy"]
     assert 'ninja; extra == "torch"' in found.get_all("Requires-Dist", [])
-    extras = {"torch", "cupy", "cupy13", "numba-cuda12", "numba-cuda13", "test", "bench"}
+    extras = {"torch", "cupy", "cupy13", "numba-cuda12", "numba-cuda13", "tetris", "test", "bench"}
     assert extras <= set(found.get_all("Provides-Extra", []))
 
 

@@ -23,6 +23,7 @@ from multisample._dispatch import choose
 from multisample._sample import COLUMNS, sample
 
 from .arrays import Vector, check_output, read_vector, size_text, to_numpy, write_npy
+from .live_line import LiveLine
 
 __all__ = ["Progress", "add_parser", "available_memory", "run", "windows"]
 
@@ -186,21 +187,17 @@ class Progress:
 
     def __init__(self, total: int, stream: TextIO, *, shown: bool = True) -> None:
         self._total = total
-        self._stream = stream
         self._shown = shown
-        self._live = stream.isatty()
-        self._interval = 0.1 if self._live else 10.0
+        self._line = LiveLine(stream)
+        self._interval = 0.1 if self._line.live else 10.0
         self._done = 0
         self._start = self._last = time.monotonic()
-        self._width = 0
 
     def __enter__(self) -> Progress:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if self._shown and self._live and self._width:
-            self._stream.write("\n")
-            self._stream.flush()
+        self._line.end()
 
     def add(self, size: int) -> None:
         """Another `size` bytes are written."""
@@ -213,14 +210,7 @@ class Progress:
     def _show(self, elapsed: float) -> None:
         rate = self._done / max(elapsed, 1e-9)
         left = (self._total - self._done) / rate
-        line = (
+        self._line.show(
             f"{100 * self._done // self._total:3d}%  {size_text(self._done)} of {size_text(self._total)}"
             f"  {size_text(rate)}/s  {left:.0f} s left"
         )
-        if self._live:
-            # Padded over what is left of a longer line.
-            self._stream.write("\r" + line.ljust(self._width))
-        else:
-            self._stream.write(line + "\n")
-        self._stream.flush()
-        self._width = len(line)

@@ -1,0 +1,245 @@
+"""The `tetris` command: the cross-entropy method at work, for whoever wants to watch it.
+
+After each iteration all is on disk that it takes to go on, so that it may be stopped at any time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .live_line import LiveLine
+
+if TYPE_CHECKING:
+    from multisample.tetris import Learner, Played
+
+__all__ = ["add_parser", "run"]
+
+# Files in the output folder.
+_STATE, _WEIGHTS, _CURVE, _ANIMATION = "state.json", "weights.json", "learning.png", "best_game.gif"
+# Games after learning are numbered from here on, where those of learning never come.
+_FIRST_FRESH = 1 << 32
+_HEIGHT = 20
+# Pieces that are shown, the last of the best game; and how many before tell which cell came from which piece.
+_SHOWN, _UNSEEN = 200, 600
+_INTERVAL = 0.2
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add ``tetris`` to the command line."""
+    parser = subparsers.add_parser(
+        "tetris",
+        help="learn to play Tetris by the cross-entropy method, and play",
+        description="Learn to play Tetris by the cross-entropy method, then play fresh games on the whole board of 10"
+        " columns and 20 rows. Writes the weights, the learning curve and an animation of the best game. Ctrl-C stops"
+        " it, and --resume goes on where it was stopped, with exactly what it would have done.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--minutes", type=_positive, default=3.0, help="how long to learn, in this run (default: 3); not over one"
+        " iteration more",
+    )  # fmt: skip
+    parser.add_argument(
+        "--iterations", type=_count, metavar="K", help="stop learning after K iterations, with those before --resume"
+    )
+    parser.add_argument(
+        "-o", "--output", type=Path, default=Path("tetris"), metavar="DIR", help="where to write (default: tetris)"
+    )
+    parser.add_argument(
+        "--resume", action="store_true", help="go on with what is in DIR, with its settings, which need not be given"
+    )
+    learning = parser.add_argument_group("settings of learning")
+    settings: list[tuple[str, Any, str]] = [
+        ("--features", str, "dellacherie (8, the default) or bertsekas (22)"),
+        ("--seed", int, "of players and pieces (default: 0)"),
+        ("--n", int, "players in each iteration (default: 100)"),
+        ("--elite-frac", float, "the part of them that the next are like (default: 0.1)"),
+        ("--games", int, "games that each of them plays (default: 10)"),
+        ("--height", int, "rows of the board for learning, where games are short (default: 10)"),
+        ("--most-lines", int, "stop games of learning there (default: 100000)"),
+        ("--sigma", float, "standard deviation of the first weights (default: 10)"),
+        ("--noise", float, "variance that is added in each iteration (default: 4)"),
+        ("--noise-step", float, "by how much that gets less in each (default: 0)"),
+    ]
+    for name, kind, what in settings:
+        learning.add_argument(name, type=kind, help=what)
+    fresh = parser.add_argument_group("after learning")
+    fresh.add_argument("--fresh-games", type=_count, default=20, metavar="K", help="games to play (default: 20)")
+    fresh.add_argument(
+        "--fresh-lines", type=_count, default=100_000, metavar="K",
+        help="stop these games at so many lines, a good player's last for millions (default: 100000)",
+    )  # fmt: skip
+    parser.set_defaults(run=run, settings=[name.removeprefix("--").replace("-", "_") for name, _, _ in settings])
+
+
+def run(args: argparse.Namespace) -> int:
+    """Learn, play and write as `args` says."""
+    from multisample.tetris import pictures  # Numba takes half a second to import.
+
+    learner = _learner(args)
+    args.output.mkdir(parents=True, exist_ok=True)
+    no_pictures = pictures.missing()
+    if no_pictures:
+        print(f"multisample: no pictures: {no_pictures}", file=sys.stderr)
+    try:
+        _learn(learner, args)
+        played = _play_fresh(learner, args)
+    except KeyboardInterrupt:
+        if learner.history:
+            _save(learner, args.output)  # An iteration may have ended just before.
+            done = len(learner.history)
+            print(f"{args.output}: {done} iterations are kept; --resume goes on after them", file=sys.stderr)
+        raise
+    print(_summary(learner, played))
+    written = [_STATE, _WEIGHTS]
+    if not no_pictures:
+        pictures.plot_learning(args.output / _CURVE, learner.history)
+        _animate_best(learner, played, args.output / _ANIMATION)
+        written += [_CURVE, _ANIMATION]
+    print(f"{args.output}: {', '.join(written)}")
+    return 0
+
+
+def _learner(args: argparse.Namespace) -> Learner:
+    """A new one, or the one that is in the output folder."""
+    from multisample.tetris import Learner, Settings
+
+    path = args.output / _STATE
+    given = {name: getattr(args, name) for name in args.settings if getattr(args, name) is not None}
+    if not args.resume:
+        if path.exists():
+            raise ValueError(
+                f"--output: expected a folder without {_STATE}, or --resume to go on with it, got {args.output}"
+            )
+        return Learner(Settings(**given))
+    learner = Learner.load(path)
+    for name, value in given.items():
+        if getattr(learner.settings, name) != value:
+            raise ValueError(f"{name}: expected {getattr(learner.settings, name)}, as in {path}, got {value}")
+    return learner
+
+
+def _learn(learner: Learner, args: argparse.Namespace) -> None:
+    start = time.monotonic()
+    most = args.iterations or sys.maxsize
+    line = LiveLine(sys.stderr)
+    last, shown = "", -math.inf
+    games = learner.settings.n * learner.settings.games
+
+    def progress(finished: int) -> None:
+        nonlocal shown
+        if line.live and time.monotonic() - shown > _INTERVAL:
+            shown = time.monotonic()
+            clock = f"{shown - start:.0f} s of {60 * args.minutes:.0f}"
+            line.show(f"{last}  [{clock}; iteration {len(learner.history) + 1}: {100 * finished // games} %]")
+
+    try:
+        while len(learner.history) < most and not learner.ended:
+            done = learner.step(progress)
+            _save(learner, args.output)
+            last = (
+                f"iteration {len(learner.history)}: {done.mean:,.1f} lines, best {done.best:,.1f},"
+                f" sigma {done.sigma:.3g}"
+            )
+            line.show(last)
+            # Looked at after an iteration, because there is no player before the first.
+            if time.monotonic() - start >= 60 * args.minutes:
+                break
+    finally:
+        line.end()
+    if learner.ended:
+        print(f"multisample: {learner.ended}", file=sys.stderr)
+
+
+def _save(learner: Learner, folder: Path, played: Played | None = None) -> None:
+    """State and weights; and what the player did in fresh games."""
+    from multisample.tetris import FEATURES
+    from multisample.tetris.learning import write_json
+
+    content: dict[str, Any] = {
+        "settings": dataclasses.asdict(learner.settings),
+        "weights": dict(zip(FEATURES[learner.settings.features], learner.weights.tolist(), strict=True)),
+        "iterations": len(learner.history),
+        "seconds": round(sum(done.seconds for done in learner.history), 3),
+        "pieces": sum(done.pieces for done in learner.history),
+    }
+    if played is not None:
+        lines = played.lines[0]
+        content["fresh games"] = {
+            "lines": lines.tolist(),
+            "over": played.over[0].tolist(),
+            "mean": float(lines.mean()),
+            "quartiles": np.quantile(lines, [0.25, 0.5, 0.75]).tolist(),
+        }
+    learner.save(folder / _STATE)
+    write_json(folder / _WEIGHTS, content)
+
+
+def _play_fresh(learner: Learner, args: argparse.Namespace) -> Played:
+    from multisample.tetris import play
+
+    line = LiveLine(sys.stderr)
+    shown = -math.inf
+
+    def progress(finished: int) -> None:
+        nonlocal shown
+        if line.live and time.monotonic() - shown > _INTERVAL:
+            shown = time.monotonic()
+            line.show(f"fresh games: {finished} of {args.fresh_games}")
+
+    try:
+        played = play(
+            learner.weights, range(_FIRST_FRESH, _FIRST_FRESH + args.fresh_games), seed=learner.settings.seed,
+            features=learner.settings.features, height=_HEIGHT, most_lines=args.fresh_lines, progress=progress,
+        )  # fmt: skip
+    finally:
+        line.end()
+    _save(learner, args.output, played)
+    return played
+
+
+def _summary(learner: Learner, played: Played) -> str:
+    lines = played.lines[0]
+    low, middle, high = np.quantile(lines, [0.25, 0.5, 0.75])
+    stopped = int((~played.over).sum())
+    text = (
+        f"{lines.size} fresh games after {len(learner.history)} iterations: {lines.mean():,.0f} lines on average,"
+        f" quartiles {low:,.0f}, {middle:,.0f} and {high:,.0f}"
+    )
+    return f"{text}; {stopped} were stopped before they were over" if stopped else text
+
+
+def _animate_best(learner: Learner, played: Played, path: Path) -> None:
+    """The end of the fresh game with the most lines."""
+    from multisample.tetris import moves, pictures
+
+    best = int(played.lines[0].argmax())
+    last = int(played.pieces[0, best])
+    first_shown = max(last - _SHOWN, 0)
+    first = max(first_shown - _UNSEEN, 0)
+    made = moves(
+        learner.weights, _FIRST_FRESH + best, first, last, seed=learner.settings.seed,
+        features=learner.settings.features, height=_HEIGHT,
+    )  # fmt: skip
+    pictures.animate(path, made, unseen=first_shown - first, height=_HEIGHT)
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"expected a positive number, got {text!r}")
+    return value
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"expected a positive integer, got {text!r}")
+    return value

@@ -1,0 +1,258 @@
+"""Weights by the cross-entropy method: many players are drawn, all play the same games, and the best say what is next.
+
+A good player's game on the whole board lasts for millions of lines, so that nobody can wait for a hundred of them.
+Learning is done on a board of half the height, where the same player lives for some thousand lines: what makes it
+live longer there does so on the whole board too (Gabillon, Ghavamzadeh and Scherrer 2013). Variance that is added to
+that of the best keeps the search from settling on players that were merely lucky (Szita and Lőrincz 2006).
+
+References
+----------
+I. Szita, A. Lőrincz, "Learning Tetris using the noisy cross-entropy method", Neural Computation 18, 2006,
+doi:10.1162/neco.2006.18.12.2936.
+C. Thiery, B. Scherrer, "Improvements on learning Tetris with cross entropy", ICGA Journal 32 (1), 2009.
+V. Gabillon, M. Ghavamzadeh, B. Scherrer, "Approximate dynamic programming finally performs well in the game of
+Tetris", NIPS 2013.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from multisample._arguments import check_choice, checked_integer
+from multisample.cem import CEM
+
+from .player import FEATURES, checked_height, play
+
+__all__ = ["Iteration", "Learner", "Settings", "write_json"]
+
+_VERSION = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What a run of learning is, to the last bit: equal settings learn equal weights, on any number of threads.
+
+    Attributes
+    ----------
+    features : {"dellacherie", "bertsekas"}
+        What players look at.
+    seed : int
+        Of the players and of the pieces, ``0 <= seed < 2**64``.
+    n : int
+        Players that are drawn in each iteration.
+    elite_frac : float
+        The part of them that the next are like.
+    games : int
+        Games that each plays. All play the same ones, and new ones in each iteration.
+    height : int
+        Rows of the board, 4 to 24. The lower, the shorter are games.
+    most_lines : int
+        Where a game is stopped.
+    sigma : float
+        Standard deviation of the first weights, whose mean is 0.
+    noise, noise_step : float
+        In iteration t, counted from 1, a variance of ``max(noise - noise_step * t, 0)`` is added.
+    """
+
+    features: str = "dellacherie"
+    seed: int = 0
+    n: int = 100
+    elite_frac: float = 0.1
+    games: int = 10
+    height: int = 10
+    most_lines: int = 100_000
+    sigma: float = 10.0
+    noise: float = 4.0
+    noise_step: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_choice("features", self.features, tuple(FEATURES))
+        checked_integer("games", self.games, 1, 1 << 31)
+        checked_height(self.height)
+        checked_integer("most_lines", self.most_lines, 1, 1 << 62)
+        for name in ("noise", "noise_step"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ValueError(f"{name}: expected a finite number of at least 0, got {getattr(self, name)}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Iteration:
+    """What one iteration brought."""
+
+    mean: float
+    """Lines, the mean over all games of all players."""
+    best: float
+    """Lines, the mean over the games of the best player."""
+    sigma: float
+    """The largest standard deviation of a weight from then on."""
+    pieces: int
+    """Pieces that were placed."""
+    seconds: float
+    """How long it took."""
+
+
+class Learner:
+    """Learns the weights of a player, one iteration at a time.
+
+    Parameters
+    ----------
+    settings : Settings
+        What to learn, and how.
+
+    Raises
+    ------
+    TypeError
+        If a setting is of the wrong kind.
+    ValueError
+        If a setting is out of range.
+
+    Attributes
+    ----------
+    settings : Settings
+    history : list of Iteration
+        What the iterations brought.
+
+    Examples
+    --------
+    >>> learner = Learner(Settings(seed=7, n=20, games=2, height=6))
+    >>> for _ in range(3):
+    ...     _ = learner.step()
+    >>> learner.weights.shape, len(learner.history)
+    ((8,), 3)
+
+    To save it, and to go on with exactly what it would have done:
+
+    >>> import tempfile, pathlib
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     learner.save(pathlib.Path(folder, "state.json"))
+    ...     other = Learner.load(pathlib.Path(folder, "state.json"))
+    >>> learner.step().mean == other.step().mean
+    True
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.history: list[Iteration] = []
+        self._cem = CEM(
+            np.zeros(len(FEATURES[settings.features])),
+            settings.sigma,
+            settings.n,
+            elite_frac=settings.elite_frac,
+            noise_floor=lambda t: max(settings.noise - settings.noise_step * t, 0.0),
+            seed=settings.seed,
+        )
+
+    @property
+    def weights(self) -> np.ndarray[Any, np.dtype[np.float64]]:
+        """The player in the middle of those that would be drawn next: shape (d,).
+
+        The best of those that were drawn was, more often than not, only the luckiest.
+        """
+        mean: np.ndarray[Any, np.dtype[np.float64]] = np.array(self._cem.mu)
+        return mean
+
+    @property
+    def ended(self) -> str:
+        """Why there is nothing left to learn; empty while there is."""
+        return self._cem.result().message if self._cem.status else ""
+
+    def step(self, progress: Callable[[int], None] | None = None, *, threads: int | None = None) -> Iteration:
+        """One iteration: draw, play, refit.
+
+        An exception, such as Ctrl-C's, leaves everything as it was before.
+
+        Parameters
+        ----------
+        progress : callable, optional
+            Called now and then with how many of the ``n * games`` games are finished.
+        threads : int, optional
+            As for `play`.
+
+        Returns
+        -------
+        Iteration
+            What is also added to `history`.
+
+        Raises
+        ------
+        TypeError
+            If `threads` is not an integer.
+        ValueError
+            If `threads` is not at least 1.
+        """
+        settings, start = self.settings, time.perf_counter()
+        before, made = self._cem.state, len(self.history)
+        first = made * settings.games
+        try:
+            samples = self._cem.ask()
+            played = play(
+                samples, range(first, first + settings.games), seed=settings.seed, features=settings.features,
+                height=settings.height, most_lines=settings.most_lines, threads=threads, progress=progress,
+            )  # fmt: skip
+            lines = played.lines.mean(axis=1)
+            self._cem.tell(samples, -lines)
+            done = Iteration(
+                mean=float(lines.mean()),
+                best=float(lines.max()),
+                sigma=float(self._cem.sigma.max()),
+                pieces=int(played.pieces.sum()),
+                seconds=time.perf_counter() - start,
+            )
+            self.history.append(done)
+        except BaseException:
+            self._cem.state = before
+            del self.history[made:]
+            raise
+        return done
+
+    def save(self, path: Path) -> None:
+        """Write all that it takes to go on, as JSON; `path` has the old or the new, whatever happens."""
+        state = {
+            "version": _VERSION,
+            "settings": dataclasses.asdict(self.settings),
+            "history": [dataclasses.asdict(iteration) for iteration in self.history],
+            # Python writes the digits that it takes to read the same number.
+            "cem": {name: np.asarray(value).tolist() for name, value in self._cem.state.items()},
+        }
+        write_json(path, state)
+
+    @classmethod
+    def load(cls, path: Path) -> Learner:
+        """The learner that was saved.
+
+        Raises
+        ------
+        ValueError
+            If the file was not written by `save`.
+        """
+        try:
+            state = json.loads(path.read_text(encoding="utf-8"))
+            if state["version"] != _VERSION:
+                raise ValueError(f"expected version {_VERSION}, got {state['version']}")
+            learner = cls(Settings(**state["settings"]))
+            learner.history = [Iteration(**iteration) for iteration in state["history"]]
+            learner._cem.state = {name: _array(state["cem"][name], like) for name, like in learner._cem.state.items()}
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            # None of them names the file.
+            raise ValueError(f"{path}: not a saved state of learning ({error})") from error
+        return learner
+
+
+def _array(value: Any, like: Any) -> Any:
+    """What JSON made of an array with the dtype of `like`, and its shape, but for the number of rows of a matrix."""
+    # No rows of history are no rows of six, which an empty list does not say.
+    return np.array(value, like.dtype).reshape((-1, *like.shape[1:]) if like.ndim == 2 else like.shape)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write a file that is whole, or is what it was."""
+    unfinished = path.with_name(path.name + ".part")
+    unfinished.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    unfinished.replace(path)

@@ -1,0 +1,143 @@
+"""Pictures, by Matplotlib and Pillow, which nothing else here needs: so they are imported when a picture is made."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .board import COLUMNS, MOST_ROWS
+from .learning import Iteration
+from .pieces import BOTTOMS, FIRST, ORIENTATIONS
+from .player import Move
+
+__all__ = ["animate", "missing", "plot_learning"]
+
+_CELL = 12
+_MARGIN = 6
+_CAPTION = 18
+_MILLISECONDS = 90
+_LAST_MILLISECONDS = 3000
+# What a cell may be: empty, one of seven pieces, about to be taken away, older than what is shown.
+_EMPTY, _FULL_ROW, _OLD = 0, 8, 9
+_COLOURS = [
+    (24, 26, 32), (64, 196, 222), (240, 200, 60), (170, 100, 210), (100, 200, 100), (225, 85, 85), (80, 120, 220),
+    (235, 150, 60), (250, 250, 250), (110, 114, 124),
+]  # fmt: skip
+_GRID, _INK = 10, 11
+_PALETTE = [*_COLOURS, (40, 43, 51), (215, 218, 224)]
+
+
+def missing() -> str:
+    """What to install for pictures; empty if all is there."""
+    packages = {"matplotlib": "matplotlib", "PIL": "pillow"}
+    absent = [package for module, package in packages.items() if importlib.util.find_spec(module) is None]
+    return f"no {' and no '.join(absent)}: pip install 'multisample[tetris]'" if absent else ""
+
+
+def plot_learning(path: Path, history: Sequence[Iteration]) -> None:
+    """Write the learning curve as PNG: lines, and the largest standard deviation, by iteration.
+
+    Raises
+    ------
+    ImportError
+        If Matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError("the learning curve needs matplotlib: pip install 'multisample[tetris]'") from error
+
+    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    lines, spread = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
+    iterations = np.arange(1, len(history) + 1)
+    lines.plot(iterations, [done.best for done in history], label="best player")
+    lines.plot(iterations, [done.mean for done in history], label="mean of all players")
+    # Whoever has not learnt yet clears none.
+    lines.set_yscale("symlog", linthresh=1)
+    lines.set_ylim(bottom=0)
+    lines.set_ylabel("lines in a game of learning")
+    lines.legend(loc="lower right")
+    spread.plot(iterations, [done.sigma for done in history], color="C2")
+    spread.set_ylabel("sigma")
+    spread.set_ylim(bottom=0)
+    spread.set_xlabel("iteration")
+    for axes in (lines, spread):
+        axes.grid(alpha=0.3)
+    figure.savefig(path, format="png", dpi=110)
+
+
+def animate(path: Path, moves: Sequence[Move], *, unseen: int = 0, height: int = 20) -> None:
+    """Write the moves of a game as GIF.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    moves : sequence of Move
+        What was played, one piece after another.
+    unseen : int
+        So many moves first are not shown: they tell what is shown which piece a cell came from.
+    height : int
+        Rows of the board.
+
+    Raises
+    ------
+    ImportError
+        If Pillow is not installed.
+    """
+    try:
+        from PIL import Image, ImageDraw
+    except ImportError as error:
+        raise ImportError("the animation needs pillow: pip install 'multisample[tetris]'") from error
+
+    size = (COLUMNS * _CELL + 2 * _MARGIN, height * _CELL + 2 * _MARGIN + _CAPTION)
+    pictures = []
+    for grid, lines in _grids(moves, unseen):
+        picture = Image.new("P", size, _EMPTY)
+        picture.putpalette([channel for colour in _PALETTE for channel in colour])
+        draw = ImageDraw.Draw(picture)
+        for row in range(height):
+            top = _MARGIN + (height - 1 - row) * _CELL
+            for column in range(COLUMNS):
+                left = _MARGIN + column * _CELL
+                draw.rectangle(
+                    (left, top, left + _CELL - 1, top + _CELL - 1), fill=int(grid[row, column]), outline=_GRID
+                )
+        draw.text((_MARGIN, size[1] - _CAPTION), f"{lines:,} lines", fill=_INK)
+        pictures.append(picture)
+    first, *others = pictures
+    durations = [_MILLISECONDS] * len(others) + [_LAST_MILLISECONDS]
+    first.save(path, format="GIF", save_all=True, append_images=others, duration=durations, loop=0, optimize=False)
+
+
+def _grids(moves: Sequence[Move], unseen: int) -> Iterator[tuple[np.ndarray[Any, Any], int]]:
+    """What the cells are, and the lines by then, after each move and, where it completes rows, also before they go."""
+    grid = np.zeros((MOST_ROWS + 4, COLUMNS), np.uint8)
+    lines = 0
+    for index, move in enumerate(moves):
+        if index == 0 and move.number > 0:
+            # Somewhere in a game: what lay there is not known.
+            grid[:MOST_ROWS][move.board] = _OLD
+            lines = move.lines
+            continue
+        shape = ORIENTATIONS[move.piece][move.orientation - FIRST[move.piece]]
+        heights = np.where(grid.any(axis=0), len(grid) - np.argmax(grid[::-1] != _EMPTY, axis=0), 0)
+        rows, columns = shape.shape
+        across = slice(move.column, move.column + columns)
+        row = int((heights[across] - BOTTOMS[move.orientation][:columns]).max())
+        grid[row : row + rows, across][shape] = 1 + move.piece
+        full = (grid != _EMPTY).all(axis=1)
+        seen = index >= unseen
+        if full.any():
+            if seen:
+                shown = grid.copy()
+                shown[full] = _FULL_ROW
+                yield shown, lines
+            grid = np.vstack([grid[~full], np.zeros((full.sum(), COLUMNS), np.uint8)])
+        lines = move.lines
+        if seen:
+            yield grid.copy(), lines

@@ -1,0 +1,245 @@
+"""Whoever leaves the command running for an hour must find the hour's work, however it ended."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from multisample.__main__ import main
+from multisample.tetris import Learner, moves, pictures
+
+QUICK = ("--n", 20, "--games", 2, "--height", 6, "--seed", 7, "--fresh-games", 3, "--fresh-lines", 60)
+FILES = {"state.json", "weights.json", "learning.png", "best_game.gif"}
+# A player that goes on for long, whatever it learns.
+LONG = ("--n", 20, "--games", 1, "--height", 6, "--minutes", 30)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def run(folder: Path, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Run the command in this process."""
+
+    def run(*argv: object) -> SimpleNamespace:
+        try:
+            code: Any = main(["tetris", *map(str, argv)])
+        except SystemExit as error:
+            code = error.code
+        out, err = capsys.readouterr()
+        return SimpleNamespace(code=code, out=out, err=err)
+
+    return run
+
+
+def learnt(folder: str) -> tuple[Any, Any, Any]:
+    """Weights, fresh games and what goes on from there, of a run."""
+    weights = json.loads(Path(folder, "weights.json").read_text())
+    return weights["weights"], weights["fresh games"], json.loads(Path(folder, "state.json").read_text())["cem"]
+
+
+def test_it_learns_plays_and_writes(run: Any, folder: Path) -> None:
+    done = run(*QUICK, "--iterations", 3, "-o", "out")
+    assert done.code == 0, done
+    lines = done.err.splitlines()
+    assert len(lines) == 3
+    for number, line in enumerate(lines, 1):
+        assert re.fullmatch(rf"iteration {number}: [\d,.]+ lines, best [\d,.]+, sigma [\d.]+", line)
+    summary, written = done.out.splitlines()
+    assert summary.startswith("3 fresh games after 3 iterations: ")
+    assert written == "out: state.json, weights.json, learning.png, best_game.gif"
+    assert {path.name for path in (folder / "out").iterdir()} == FILES
+
+    weights, fresh, _ = learnt("out")
+    assert len(weights) == 8
+    assert weights["holes"] == Learner.load(folder / "out" / "state.json").weights[4]
+    assert len(fresh["lines"]) == len(fresh["over"]) == 3
+    assert fresh["mean"] == sum(fresh["lines"]) / 3
+    assert f"{fresh['mean']:,.0f} lines on average" in summary
+
+    with Image.open("out/learning.png") as curve:
+        assert min(curve.size) > 300
+        assert len(set(curve.convert("L").resize((40, 40)).tobytes())) > 5
+
+
+def test_what_is_resumed_is_what_was_never_stopped(run: Any, folder: Path) -> None:
+    assert run(*QUICK, "--iterations", 4, "-o", "whole").code == 0
+    assert run(*QUICK, "--iterations", 1, "-o", "parts").code == 0
+    done = run("--resume", "--iterations", 4, "-o", "parts", "--fresh-games", 3, "--fresh-lines", 60, "--n", 20)
+    assert done.code == 0
+    assert [line.partition(":")[0] for line in done.err.splitlines()] == ["iteration 2", "iteration 3", "iteration 4"]
+    assert learnt("parts") == learnt("whole")
+
+
+def test_it_learns_no_longer_than_it_is_told(run: Any) -> None:
+    done = run(*QUICK, "--minutes", 1e-9, "-o", "out")
+    assert done.code == 0
+    assert len(done.err.splitlines()) == 1
+    assert run("--resume", "--minutes", 1e-9, "-o", "out").err.startswith("iteration 2:")
+
+
+def test_an_older_run_is_not_overwritten(run: Any, folder: Path) -> None:
+    assert run("--resume").err == "multisample: error: tetris/state.json: No such file or directory\n"
+    assert run(*QUICK, "--iterations", 1).code == 0
+    before = Path("tetris/state.json").read_bytes()
+    done = run(*QUICK, "--iterations", 1)
+    assert done.code == 1
+    assert "--output: expected a folder without state.json, or --resume to go on with it, got tetris" in done.err
+    done = run("--resume", "--seed", 8)
+    assert done.code == 1
+    assert "seed: expected 7, as in tetris/state.json, got 8" in done.err
+    assert Path("tetris/state.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        (("--minutes", 0), 2, "--minutes: expected a positive number, got '0'"),
+        (("--minutes", "soon"), 2, "--minutes"),
+        (("--iterations", 0), 2, "--iterations: expected a positive integer, got '0'"),
+        (("--fresh-games", 0), 2, "--fresh-games"),
+        (("--features", "mine"), 1, "features: expected 'dellacherie' or 'bertsekas', got 'mine'"),
+        (("--height", 30), 1, "height: expected"),
+    ],
+)
+def test_wrong_options(run: Any, folder: Path, options: Any, code: int, message: str) -> None:
+    done = run(*options)
+    assert done.code == code
+    assert re.fullmatch(r"multisample: error: [^\n]*\n", done.err)
+    assert message in done.err
+    assert list(folder.iterdir()) == []
+
+
+def test_without_spread_it_says_why_it_ends(run: Any) -> None:
+    done = run(*QUICK, "--sigma", 0, "--noise", 0)
+    assert done.code == 0
+    assert "collapsed in iteration 1" in done.err
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_in_a_terminal_one_line_is_rewritten(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MULTISAMPLE_NUM_THREADS", "1")  # It is this thread that tells, if it plays.
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    assert run(*QUICK, "--iterations", 2).code == 0
+    shown = terminal.getvalue()
+    assert shown.count("\n") == 2, "one for learning, and one for the fresh games"
+    assert re.search(r"\r  \[0 s of 180; iteration 1: \d+ %\]", shown)
+    assert re.search(r"\riteration 2: [\d,.]+ lines, best [\d,.]+, sigma [\d.]+ *\n", shown)
+    assert "\rfresh games: 0 of 3" in shown
+
+
+# --- Pictures -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("absent", "named"), [(["PIL"], "pillow"), (["matplotlib", "PIL"], "matplotlib and no pillow")]
+)
+def test_it_learns_without_what_makes_pictures(
+    run: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, absent: list[str], named: str
+) -> None:
+    for module in absent:
+        monkeypatch.setitem(sys.modules, module, None)
+    done = run(*QUICK, "--iterations", 1)
+    assert done.code == 0
+    assert f"multisample: no pictures: no {named}: pip install 'multisample[tetris]'\n" in done.err
+    assert {path.name for path in Path("tetris").iterdir()} == {"state.json", "weights.json"}
+    with pytest.raises(ImportError, match=r"needs pillow: pip install 'multisample\[tetris\]'"):
+        pictures.animate(Path("x.gif"), [])
+
+
+def test_without_matplotlib_there_is_no_curve(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match=r"needs matplotlib: pip install 'multisample\[tetris\]'"):
+        pictures.plot_learning(Path("x.png"), [])
+
+
+def frames(path: Path) -> list[Image.Image]:
+    with Image.open(path) as image:
+        found = []
+        for number in range(getattr(image, "n_frames", 1)):
+            image.seek(number)
+            found.append(image.convert("RGB"))
+        return found
+
+
+def full_cells(frame: Image.Image, height: int) -> list[list[bool]]:
+    """Which cells of a picture are not as dark as an empty one, lowest row first."""
+    pixel: Any = frame.getpixel
+    rows = [[sum(pixel((12 + 12 * column, 12 + 12 * row))) > 150 for column in range(10)] for row in range(height)]
+    return rows[::-1]
+
+
+@pytest.mark.parametrize("first", [0, 35])
+def test_the_animation_shows_the_boards_of_the_game(tmp_path: Path, first: int) -> None:
+    made = moves([-1, 1, -1, -1, -4, -1, 0, 0], 3, first, first + 40, seed=7, height=12)
+    unseen = 5 if first else 0
+    pictures.animate(tmp_path / "game.gif", made, unseen=unseen, height=12)
+    found = [full_cells(frame, 12) for frame in frames(tmp_path / "game.gif")]
+    shown = [move.board[:12].tolist() for move in made[unseen:]]
+    lines = [0, *(move.lines for move in made)]
+    completed = sum(before < after for before, after in itertools.pairwise(lines[unseen:]))
+    assert made[-1].lines > made[unseen].lines
+    assert len(found) >= len(shown)
+    remaining = iter(found)
+    for board in shown:
+        # Before it there may be a picture of the rows that were completed.
+        picture = next(remaining)
+        if picture != board:
+            completed -= 1
+            assert any(map(all, picture))
+            picture = next(remaining)
+        assert picture == board
+    assert next(remaining, None) is None
+    assert completed == 0
+
+
+# --- Stopped ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals are sent otherwise there")
+def test_a_signal_stops_it_and_loses_nothing(run: Any, folder: Path) -> None:
+    # Whoever runs the tests may have told the process, and so its children, to ignore signals.
+    code = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler);"
+        "signal.signal(signal.SIGTERM, signal.SIG_DFL);"
+        "from multisample.__main__ import main; raise SystemExit(main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", code, "tetris", *map(str, LONG)]
+    for number, more in ((signal.SIGINT, []), (signal.SIGTERM, ["--resume"])):
+        process = subprocess.Popen([*command, *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        known = Path("tetris/state.json").stat().st_mtime_ns if more else 0
+        end = time.monotonic() + 60
+        while not Path("tetris/state.json").exists() or Path("tetris/state.json").stat().st_mtime_ns == known:
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < end
+            time.sleep(0.02)
+        os.kill(process.pid, number)
+        out, err = process.communicate(timeout=60)
+        kept = len(Learner.load(Path("tetris/state.json")).history)
+        assert (process.returncode, out) == (128 + number, "")
+        assert f"tetris: {kept} iterations are kept; --resume goes on after them\n" in err
+        assert err.endswith(f"multisample: stopped by {number.name}\n")
+    done = run("--resume", "--iterations", kept + 1, "--fresh-lines", 60)
+    assert done.code == 0
+    assert f"after {kept + 1} iterations" in done.out

@@ -1,0 +1,162 @@
+"""Learning has to be the same whenever it is interrupted and wherever it runs, or else nobody can look for what went
+wrong in it; and it has to learn.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from multisample.tetris import FEATURES, Learner, Settings, learning, play
+
+QUICK = Settings(seed=7, n=20, games=2, height=6)
+
+
+def outcome(learner: Learner) -> tuple[list[tuple[float, ...]], list[float]]:
+    """All that a run has come to, but for how long it took."""
+    steps = [dataclasses.astuple(dataclasses.replace(done, seconds=0)) for done in learner.history]
+    return steps, learner.weights.tolist()
+
+
+def learnt(settings: Settings, iterations: int, threads: int | None = None) -> Learner:
+    learner = Learner(settings)
+    for _ in range(iterations):
+        learner.step(threads=threads)
+    return learner
+
+
+@pytest.mark.parametrize(("features", "factor", "lines"), [("dellacherie", 10, 2000), ("bertsekas", 2, 20)])
+def test_players_get_better(features: str, factor: float, lines: int) -> None:
+    learner = learnt(Settings(features=features, seed=7, n=60, games=3, height=8), 8)
+    assert learner.history[-1].mean > factor * learner.history[0].mean
+    assert learner.history[-1].sigma < learner.history[0].sigma
+    assert all(done.best > done.mean and done.pieces > 0 for done in learner.history)
+    fresh = play(learner.weights, range(1 << 32, (1 << 32) + 5), features=features, most_lines=2000)
+    assert fresh.lines.mean() >= lines
+
+
+@pytest.mark.parametrize("features", FEATURES)
+def test_equal_settings_learn_equal_weights(features: str) -> None:
+    settings = dataclasses.replace(QUICK, features=features)
+    expected = outcome(learnt(settings, 3, threads=1))
+    assert outcome(learnt(settings, 3, threads=3)) == expected
+    assert outcome(learnt(dataclasses.replace(settings, seed=8), 3)) != expected
+    assert outcome(learnt(dataclasses.replace(settings, games=3), 3)) != expected
+
+
+def test_each_iteration_plays_new_games(monkeypatch: pytest.MonkeyPatch) -> None:
+    played: list[int] = []
+
+    def noted(weights: Any, games: range, **options: Any) -> Any:
+        assert options["seed"] == QUICK.seed
+        played.extend(games)
+        return play(weights, games, **options)
+
+    monkeypatch.setattr(learning, "play", noted)
+    learnt(QUICK, 3)
+    assert len(set(played)) == len(played) == 6
+
+
+def test_noise_is_a_variance_that_may_decrease() -> None:
+    sigmas = {}
+    for noise, step in ((0.0, 0.0), (9.0, 0.0), (9.0, 5.0), (9.0, 10.0)):
+        learner = Learner(dataclasses.replace(QUICK, noise=noise, noise_step=step))
+        sigmas[noise, step] = learner.step().sigma
+    assert sigmas[9, 0] ** 2 == pytest.approx(sigmas[0, 0] ** 2 + 9)
+    assert sigmas[9, 5] ** 2 == pytest.approx(sigmas[0, 0] ** 2 + 4)
+    assert sigmas[9, 10] == sigmas[0, 0]
+
+
+def test_games_of_learning_are_stopped() -> None:
+    learner = Learner(dataclasses.replace(QUICK, height=20, most_lines=5))
+    assert max(learner.step().best for _ in range(6)) <= 8
+
+
+def test_an_interrupted_iteration_never_was(tmp_path: Path) -> None:
+    def interrupt(finished: int) -> None:
+        raise KeyboardInterrupt
+
+    expected = outcome(learnt(QUICK, 3))
+    learner = learnt(QUICK, 1)
+    with pytest.raises(KeyboardInterrupt):
+        learner.step(interrupt, threads=1)
+    learner.save(tmp_path / "state.json")
+    for resumed in (learner, Learner.load(tmp_path / "state.json")):
+        resumed.step()
+        resumed.step()
+        assert outcome(resumed) == expected
+
+
+@pytest.mark.parametrize("iterations", [0, 1, 3])
+def test_what_is_saved_goes_on_as_if_it_never_was(tmp_path: Path, iterations: int) -> None:
+    path = tmp_path / "state.json"
+    settings = dataclasses.replace(QUICK, seed=(1 << 64) - 1, features="bertsekas")
+    learnt(settings, iterations).save(path)
+    resumed = Learner.load(path)
+    assert resumed.settings == settings
+    assert len(resumed.history) == iterations
+    resumed.step()
+    assert outcome(resumed) == outcome(learnt(settings, iterations + 1))
+    assert [file.name for file in tmp_path.iterdir()] == ["state.json"]
+
+
+def test_progress_counts_games() -> None:
+    counts: list[int] = []
+    Learner(QUICK).step(counts.append, threads=1)
+    assert counts == list(range(40))
+
+
+def test_without_any_spread_it_ends() -> None:
+    learner = Learner(dataclasses.replace(QUICK, sigma=0.0, noise=0.0))
+    assert learner.ended == ""
+    learner.step()
+    assert "collapsed in iteration 1" in learner.ended
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda state: [],
+        lambda state: {**state, "version": 2},
+        lambda state: {name: value for name, value in state.items() if name != "cem"},
+        lambda state: {**state, "settings": {**state["settings"], "height": 99}},
+        lambda state: {**state, "settings": {**state["settings"], "depth": 2}},
+        lambda state: {**state, "history": [{"mean": 1.0}]},
+        lambda state: {**state, "cem": {**state["cem"], "mu": [1.0]}},
+        lambda state: {**state, "cem": {**state["cem"], "seed": "seven"}},
+    ],
+)
+def test_other_files_are_refused(tmp_path: Path, change: Any) -> None:
+    path = tmp_path / "state.json"
+    learnt(QUICK, 1).save(path)
+    path.write_text(json.dumps(change(json.loads(path.read_text()))))
+    with pytest.raises(ValueError, match=r"state\.json: not a saved state of learning"):
+        Learner.load(path)
+    path.write_bytes(b"\xff{")
+    with pytest.raises(ValueError, match=r"state\.json: not a saved state of learning"):
+        Learner.load(path)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"features": "some"}, "features: expected 'dellacherie' or 'bertsekas'"),
+        ({"seed": -1}, "seed: expected"),
+        ({"n": 1}, "n: expected"),
+        ({"n": 10}, "elite_frac: expected at least 2 elites"),
+        ({"games": 0}, "games: expected"),
+        ({"height": 3}, "height: expected"),
+        ({"most_lines": 0}, "most_lines: expected"),
+        ({"sigma": -1.0}, "sigma: expected"),
+        ({"noise": np.nan}, "noise: expected"),
+        ({"noise_step": -1.0}, "noise_step: expected"),
+    ],
+)
+def test_wrong_settings(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Learner(Settings(**changed))
