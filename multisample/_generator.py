@@ -7,6 +7,7 @@ cheap to share between threads, to save, and to split for workers.
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from typing import Any, TypedDict
 
@@ -16,7 +17,10 @@ from ._arguments import check_flag, checked_integer
 from ._cuda_driver import is_capturing, synchronize
 from ._libraries import Device, Library
 
-__all__ = ["DEFAULT_GENERATOR", "Generator", "GeneratorState", "manual_seed", "take_from_torch", "torch_generator"]
+__all__ = [
+    "DEFAULT_GENERATOR", "Generator", "GeneratorState", "manual_seed", "take_from_torch", "take_from_torch_default",
+    "torch_generator",
+]  # fmt: skip
 
 WORD_64 = 2**64
 _WORD = 2**32 - 1
@@ -351,12 +355,24 @@ def take_from_torch(generator: Any, device: str) -> tuple[int, int]:
 
     generator = torch_generator(generator, device)
     if generator.device.type == "cuda":
-        with LOCK:
-            offset = generator.get_offset()
-            generator.set_offset(offset + 4)
-            return generator.initial_seed() % WORD_64, offset
+        return _counted(generator)
     draw = torch.empty((), dtype=torch.int64, device="cpu").random_(-(2**63), None, generator=generator)
     return int(draw) % WORD_64, 0
+
+
+def take_from_torch_default(ordinal: int) -> tuple[int, int]:
+    """The same from PyTorch's default generator of a CUDA device, of which there are tensors; a microsecond sooner."""
+    generators = sys.modules["torch"].cuda.default_generators
+    if ordinal < len(generators):
+        return _counted(generators[ordinal])
+    return take_from_torch(None, f"cuda:{ordinal}")  # PyTorch knows them from elsewhere.
+
+
+def _counted(generator: Any) -> tuple[int, int]:
+    with LOCK:
+        offset: int = generator.get_offset()
+        generator.set_offset(offset + 4)
+        return generator.initial_seed() % WORD_64, offset
 
 
 def torch_generator(generator: Any, device: str) -> Any:

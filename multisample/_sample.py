@@ -14,7 +14,7 @@ from multisample.backends.contract import HostArray
 from ._arguments import check_choice, check_flag, checked_integer, describe, dtype_name
 from ._cuda_driver import is_capturing
 from ._dispatch import choose, on_registration
-from ._generator import DEFAULT_GENERATOR, WORD_64, Generator, take_from_torch
+from ._generator import DEFAULT_GENERATOR, WORD_64, Generator, take_from_torch, take_from_torch_default
 from ._libraries import Device, Library, library_called, library_of
 from ._operands import adopted, check_inputs, checked_out, common_library, is_number, look_at, transposed
 from ._order import after_launch, before_launch
@@ -409,8 +409,10 @@ def _sample_plain(
         offset = 0
     elif is_capturing(stream):
         return None
+    elif generator is None and library.name == "torch":
+        seed, offset = take_from_torch_default(device)
     else:
-        seed, offset = seed_and_offset(None, generator, library, Device("cuda", device))
+        seed, offset = (generator or DEFAULT_GENERATOR)._take()
     launch(mu_at, sigma_at, out_at, d, n, dtype, seed, offset, noise is _SHARED, fast_math, device, stream)
     if out is not None:
         library.was_written(out)

@@ -113,6 +113,7 @@ def test_the_loop_does_not_wait_for_the_device(gpu: Gpu) -> None:
         assert is_done()
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_pytorch_sees_no_synchronisation() -> None:
     require("torch_ext")
     torch = pytest.importorskip("torch")
