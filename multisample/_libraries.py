@@ -299,12 +299,13 @@ class _Torch(Library):
         device = mu.get_device()
         element = mu.dtype
         named = _plain_torch_dtype(element)
-        shape = mu.shape
+        d = mu.numel()
         if (
             not mu.is_cuda
             or named is None
-            or len(shape) != 1
-            or sigma.shape != shape
+            or mu.ndim != 1
+            or sigma.ndim != 1
+            or sigma.numel() != d
             or sigma.dtype is not element
             or sigma.get_device() != device
             or not (mu.is_contiguous() and sigma.is_contiguous())
@@ -315,11 +316,10 @@ class _Torch(Library):
             or sigma.is_neg()
         ):
             return None
-        (d,) = shape
         dtype, size = named
         mu_at, sigma_at = mu.data_ptr(), sigma.data_ptr()
         if out is None:
-            result = mu.new_empty((d, n))
+            result = mu.new_empty(d, n)
             out_at = result.data_ptr()
         else:
             if (

@@ -73,8 +73,6 @@ class Arrays:
 
 
 class _CupyArrays(Arrays):
-    # To partition is to sort there, which no longer waits for the device from CuPy 14 on.
-
     def __init__(self, like: Any, device: Device) -> None:
         super().__init__(like, device)
         self.xp = sys.modules["cupy"]
@@ -88,6 +86,10 @@ class _CupyArrays(Arrays):
 
     def adopt(self, array: Any) -> Any:
         return self.xp.asarray(array)
+
+    def lowest(self, scores: Any, count: int) -> Any:
+        # To partition is to sort there too, and to wait for the device, which argsort does not from CuPy 14 on.
+        return self.xp.argsort(scores)[:count]
 
 
 class _JaxArrays(Arrays):
