@@ -206,17 +206,13 @@ def shared_memory(typingctx: Any, size: Any) -> Any:
 
 @intrinsic
 def hidden(typingctx: Any, x: Any) -> Any:
-    """The uint32 or int64 `x`, of which the compiler believes to know nothing.
-
-    So it keeps nothing made of it, and does not make it anew where it is needed.
-    """
-    if x not in (types.uint32, types.int64):
+    """The uint32 `x`, of which the compiler believes to know nothing, so that it keeps nothing made of it."""
+    if x != types.uint32:
         return None
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kind = ir.FunctionType(args[0].type, [args[0].type])
-        constraint = "r" if x == types.uint32 else "l"
-        return builder.asm(kind, f"mov.b{x.bitwidth} $0, $1;", f"={constraint},{constraint}", args, True)
+        return builder.asm(kind, "mov.b32 $0, $1;", "=r,r", args, True)
 
     return x(x), codegen
 

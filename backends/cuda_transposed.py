@@ -215,7 +215,7 @@ def _writing(gpu: ModuleType, dtype: str, antithetic: bool) -> tuple[Function, F
     bit e says whether element e is.
     """
     size, slots, width = SIZES[dtype], slots_of(SIZES[dtype], antithetic), group_width(antithetic)
-    store, store_vector, hidden = gpu.store, gpu.store_vector, gpu.hidden
+    store, store_vector = gpu.store, gpu.store_vector
 
     def piece(c: int) -> Function:
         first, last = c * slots, (c + 1) * slots
@@ -226,27 +226,17 @@ def _writing(gpu: ModuleType, dtype: str, antithetic: bool) -> tuple[Function, F
 
         return put
 
-    def some_of(c: int) -> Function:
-        def one(s: int) -> Function:
-            e, behind, bit = c * slots + s, s * size, np.uint32(1 << (c * slots + s))
-
-            @inline
-            def put_one(at, x, written):
-                if written & bit != 0:
-                    store(at + behind, x[e])
-
-            return put_one
-
-        elements = _in_turn(one, 0, slots)
+    def one(e: int) -> Function:
+        c, behind, bit = e // slots, e % slots * size, np.uint32(1 << e)
 
         @inline
         def put(at, to, some):
-            # Or the address is worked out anew for each of the conditional stores.
-            elements(hidden(at + np.int64(to[c]) * size), some[0], some[1])
+            if some[1] & bit != 0:
+                store(at + np.int64(to[c]) * size + behind, some[0][e])
 
         return put
 
-    return _in_turn(piece, 0, width), _in_turn(some_of, 0, width)
+    return _in_turn(piece, 0, width), _in_turn(one, 0, width * slots)
 
 
 @functools.cache
@@ -258,7 +248,7 @@ def _places(gpu: ModuleType, dtype: str, antithetic: bool) -> tuple[Function, Fu
     `shifts`, as `_pieces` takes them. ``inside(band, k)``: the bits of the columns that are inside of group k.
     """
     size, slots, width = SIZES[dtype], slots_of(SIZES[dtype], antithetic), group_width(antithetic)
-    thread_index = gpu.thread_index
+    thread_index, hidden = gpu.thread_index, gpu.hidden
     of_column = np.uint32((1 << slots) - 1)
 
     def back(c: int) -> Function:
@@ -271,7 +261,8 @@ def _places(gpu: ModuleType, dtype: str, antithetic: bool) -> tuple[Function, Fu
     def to(c: int) -> Function:
         @inline
         def of(backs, stride, _):
-            return (np.int32(c * stride - backs[c]),)
+            # Or it is worked out anew for each element that is written by itself.
+            return (np.int32(hidden(np.uint32(c * stride - backs[c]))),)
 
         return of
 

@@ -17,6 +17,7 @@ import numba
 import numpy as np
 import pytest
 
+from bench.cases import is_timed
 from multisample.tetris import FEATURES, play
 
 PLACEMENTS_OF_A_PIECE = 162 / 7
@@ -31,7 +32,8 @@ WEIGHTS = {
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("features", FEATURES)
 @pytest.mark.benchmark(min_rounds=7)
-def test_play(benchmark: Any, timed: bool, features: str, threads: int) -> None:
+def test_play(benchmark: Any, pytestconfig: pytest.Config, features: str, threads: int) -> None:
+    timed = is_timed(pytestconfig)
     games = range(2000) if timed else range(2)
     options: dict[str, Any] = {"features": features, "threads": threads, "most_pieces": 400 if timed else 20}
     play(WEIGHTS[features], range(1), features=features, most_pieces=1)  # Compiles.

@@ -550,8 +550,7 @@ def shared_memory(size):
 
 @intrinsic
 def hidden(typingctx: Any, x: Any) -> Any:
-    known = x in (types.uint32, types.int64)
-    return (x(x), lambda context, builder, signature, args: args[0]) if known else None
+    return (x(x), lambda context, builder, signature, args: args[0]) if x == types.uint32 else None
 
 
 @njit
