@@ -287,7 +287,9 @@ def _places(gpu: ModuleType, dtype: str, antithetic: bool) -> tuple[Function, Fu
             thread, begin = hidden(thread_index()), np.uint32(0)
             if overlap != 0:
                 piece = np.uint32((at + np.int64(to[c]) * size) // np.int64(slots * size))
-                begin = np.uint32(np.uint32(np.uint32(thread - piece) - np.uint32(1)) % overlap + np.uint32(1))
+                behind = np.uint32(np.uint32(thread - piece) - np.uint32(1))
+                # The overlap is a power of two.
+                begin = np.uint32(np.uint32(behind & np.uint32(overlap - np.uint32(1))) + np.uint32(1))
             return (all_of_column if np.uint32(thread % _WARP - begin) < np.uint32(_WARP - overlap) else np.uint32(0),)
 
         return of
@@ -338,7 +340,8 @@ def _places(gpu: ModuleType, dtype: str, antithetic: bool) -> tuple[Function, Fu
         delta = np.int32(np.uint32(geometry.stride) % np.uint32(slots))
         backs = backs_of(shift, delta, overlap)
         inside = of_elements(bits_of(first, backs, call.rows)) if exists else np.uint32(0)
-        shifts = np.int32(hidden(np.uint32(4 * shift + delta)))  # Or what it is made of takes registers.
+        shifts = np.int32(4 * shift + delta)
+        turn = np.int32(hidden(np.uint32(turn)))  # Or what it is made of takes registers.
         return turn, first, to_of(backs, np.int32(geometry.stride), 0), inside, shifts
 
     @inline

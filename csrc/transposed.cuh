@@ -259,7 +259,7 @@ MULTISAMPLE_FUNCTION void draw_transposed(const SampleCall& call, const Geometry
 #pragma unroll
   for (u32 c = 0; c < width; ++c) {
     const u32 piece = static_cast<u32>(reinterpret_cast<u64>(at + to[c]) / sizeof(typename Made::Piece));
-    const u32 begin = overlap == 0 ? 0 : (thread - piece - 1) % overlap + 1;
+    const u32 begin = overlap == 0 ? 0 : ((thread - piece - 1) & (overlap - 1)) + 1;  // overlap is a power of two
     if (thread % 32 - begin >= 32 - overlap) inside &= ~(((1u << slots) - 1) << c * slots);
   }
 
