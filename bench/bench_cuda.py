@@ -9,16 +9,16 @@ and sample_checks.py for what a contender has to pass before. All draw as their 
 time with new numbers. float32 for all; other types for ours and PyTorch's, at one shape.
 
 Predicted before the first run, for an H200, from the figures of this kernel with `out=` and a seed (results/) and from
-DESIGN.md's table; fractions of the speed of memset. At (4096, 65536) and (262144, 1024): ours 0.70, with fast_math
-0.95; cuRAND without mu and sigma 0.45, with the dynamic order 0.5; torch.compile 0.18; torch.normal, whose mean and
-deviation are applied one after the other in place, 0.13; eager, Normal.rsample and JAX 0.12, JAX's rbg 0.25; CuPy 0.05
-to 0.08. (1048576, 128): ours 0.68 and 0.86, (4194304, 32): 0.63 and 0.78, (4096, 65537): 0.63 and 0.82, others as
-before. (100, 100000): as (4096, 65536), less a third for all, as the device is never full. (1000, 1024): ours 0.65 and
-0.7, torch.compile 0.35. (10, 10): 2.5 us for what has one kernel, and its number of kernels times 2 us for others.
-Half types: portable bound by instructions as float32 is, so 0.35 of a memset of half the bytes, fast_math 0.7. float64:
-0.3. Shared noise: ours 0.99, the original kernel 0.23 with the zeros that it writes first, eager 0.3, torch.compile
-0.18, as it draws anew for every element. Host, a call: ours 13 us, eager 27, torch.compile 45, JAX 50, torch.normal
-waits for the device, as it looks for negative deviations.
+those of others on that GPU; fractions of the speed of memset. At (4096, 65536) and (262144, 1024): ours 0.70, with
+fast_math 0.95; cuRAND without mu and sigma 0.45, with the dynamic order 0.5; torch.compile 0.18; torch.normal, whose
+mean and deviation are applied one after the other in place, 0.13; eager, Normal.rsample and JAX 0.12, JAX's rbg 0.25;
+CuPy 0.05 to 0.08. (1048576, 128): ours 0.68 and 0.86, (4194304, 32): 0.63 and 0.78, (4096, 65537): 0.63 and 0.82,
+others as before. (100, 100000): as (4096, 65536), less a third for all, as the device is never full. (1000, 1024): ours
+0.65 and 0.7, torch.compile 0.35. (10, 10): 2.5 us for what has one kernel, and its number of kernels times 2 us for
+others. Half types: portable bound by instructions as float32 is, so 0.35 of a memset of half the bytes, fast_math 0.7.
+float64: 0.3. Shared noise: ours 0.99, the original kernel 0.23 with the zeros that it writes first, eager 0.3,
+torch.compile 0.18, as it draws anew for every element. Host, a call: ours 13 us, eager 27, torch.compile 45, JAX 50,
+torch.normal waits for the device, as it looks for negative deviations.
 """
 
 from __future__ import annotations
