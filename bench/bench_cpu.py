@@ -4,7 +4,7 @@ pytest bench --benchmark-only -k cpu --benchmark-json=results.json
 
 Only ratios within one run mean anything, and those to NumPy are what the comparison looks at. `test_cpu` makes new
 arrays, `test_cpu_out` fills one that is there; contenders that lack something apply neither mu nor sigma. Predictions,
-written before the first run on two cores with AVX-512 (Zen 4): NumPy draws 0.1 G normals/s on its one thread and
+written before the first run on two cores with AVX-512: NumPy draws 0.1 G normals/s on its one thread and
 PyTorch 0.3; our loop needs 3 cycles a normal, which at 3.7 GHz is 1.25 G/s a core. So at (1000, 10000) 20 times NumPy
 and 8 times PyTorch with the output reused, and less where fresh memory has to be paged in; at (10, 10) the call
 decides, 1.7 us of ours against 1.7 of NumPy's, so about 1. Later, before theirs: `torch.normal` and `Normal.rsample` as

@@ -138,7 +138,7 @@ def read_run(path: Path) -> Run:
     return Run(
         name=path.stem,
         machine=machine,
-        commit=commit.get("id"),
+        commit=f"{commit['id']}, with changes" if commit.get("dirty") else commit.get("id"),
         groups=tuple(
             Group(suite, name, tuple(sorted(group.values(), key=lambda entry: not entry.ours)))
             for (suite, name), group in groups.items()

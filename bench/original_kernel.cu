@@ -1,4 +1,4 @@
-// What the project began with, as DESIGN.md tells of it: a block for each dimension, a thread for each sample, and one
+// What the project began with: a block for each dimension, a thread for each sample, and one
 // row of noise, drawn beforehand, for all dimensions.
 #include <cuda_runtime.h>
 

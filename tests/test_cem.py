@@ -447,6 +447,11 @@ def test_without_a_seed_tensors_follow_pytorch() -> None:
 # --- Bounds ---------------------------------------------------------------------------------------
 
 
+def test_a_mean_on_a_bound_is_within_whatever_its_type_makes_of_that() -> None:
+    start = np.full(6, 0.7, np.float32)  # Less than 0.7.
+    assert CEM(start, 1.0, N, seed=SEED, bounds=(0.7, 1)).ask().min() == start[0]
+
+
 def test_nothing_beyond_bounds_is_scored_and_the_boundary_is_reached() -> None:
     low, high = np.array([-5.0, -5, 2, -np.inf, -5, -5]), np.array([5.0, 0.5, 5, np.inf, 5, 5])
 

@@ -339,7 +339,9 @@ def test_nobody_plays_nothing() -> None:
     [
         ({"weights": [1, 2]}, ValueError, r"weights: expected shape \(8,\) or \(8, n\), got \(2,\)"),
         ({"weights": np.zeros((22, 3))}, ValueError, r"weights: expected shape .*, got \(22, 3\)"),
-        ({"weights": [0, 0, 0, np.nan, 0, 0, 0, 0]}, ValueError, "weights: expected finite numbers"),
+        ({"weights": [0, 0, 0, np.nan, 0, 0, 0, 0]}, ValueError, "weights: expected finite numbers, got nan"),
+        ({"most_lines": -1}, ValueError, "most_lines: expected"),
+        ({"most_pieces": 1e6}, TypeError, "most_pieces: expected"),
         ({"features": "all"}, ValueError, "features: expected 'dellacherie' or 'bertsekas', got 'all'"),
         ({"height": 25}, ValueError, "height: expected 4 <= height < 25, got 25"),
         ({"height": 10.0}, TypeError, "height: expected an integer, got 10.0 of type float"),

@@ -103,7 +103,7 @@ def test_an_older_run_is_not_overwritten(run: Any, folder: Path) -> None:
     assert "--output: expected a folder without state.json, or --resume to go on with it, got tetris" in done.err
     done = run("--resume", "--seed", 8)
     assert done.code == 1
-    assert "seed: expected 7, as in tetris/state.json, got 8" in done.err
+    assert "error: --seed: expected 7, as in tetris/state.json, got 8" in done.err
     assert Path("tetris/state.json").read_bytes() == before
 
 

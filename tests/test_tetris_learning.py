@@ -129,6 +129,7 @@ def test_without_any_spread_it_ends() -> None:
         lambda state: {**state, "history": [{"mean": 1.0}]},
         lambda state: {**state, "cem": {**state["cem"], "mu": [1.0]}},
         lambda state: {**state, "cem": {**state["cem"], "seed": "seven"}},
+        lambda state: {**state, "cem": {**state["cem"], "seed": -1}},
     ],
 )
 def test_other_files_are_refused(tmp_path: Path, change: Any) -> None:
@@ -154,6 +155,7 @@ def test_other_files_are_refused(tmp_path: Path, change: Any) -> None:
         ({"most_lines": 0}, "most_lines: expected"),
         ({"sigma": -1.0}, "sigma: expected"),
         ({"noise": np.nan}, "noise: expected"),
+        ({"noise": "much"}, "noise: expected"),
         ({"noise_step": -1.0}, "noise_step: expected"),
     ],
 )

@@ -43,7 +43,10 @@ class Arrays:
 
     def adopt(self, array: Any) -> Any:
         """Whatever the library can read, on the device."""
-        return np.asarray(array)
+        try:
+            return np.asarray(array)
+        except TypeError:  # Of another device.
+            return on_host("array", array)
 
     def is_real(self, array: Any) -> bool:
         """Whether the elements are floating-point numbers."""
@@ -110,7 +113,7 @@ class _JaxArrays(Arrays):
         return self.jax.device_put(np.array(array, dtype or self.dtype), self.where)
 
     def adopt(self, array: Any) -> Any:
-        return self.xp.asarray(array)
+        return self.jax.device_put(self.xp.asarray(array), self.where)
 
     def clipped(self, samples: Any, low: Any, high: Any) -> Any:
         return self.xp.clip(samples, low, high)

@@ -123,7 +123,7 @@ class CEM:
     >>> cem.result().mu.round(4)
     array([1., 1., 1.])
 
-    Saved, and gone on with, to the same bits, by another process or another array library:
+    Saved, and gone on with by another process, to the same bits, or by another array library, up to rounding:
 
     >>> import io
     >>> file = io.BytesIO()
@@ -295,7 +295,8 @@ class CEM:
     def state(self) -> CEMState:
         """All that it takes to go on from here, in NumPy arrays; can be assigned. Reading it waits for the device.
 
-        A `CEM` that was made with the same arguments, `seed` aside, and is given this state goes on to the same bits.
+        A `CEM` that was made with the same arguments, `seed` aside, and is given this state goes on to the same bits,
+        with the same library and kind of device.
         Samples that were asked for and not yet told are not in it; they can be told to either.
 
         Raises
@@ -401,7 +402,9 @@ class CEM:
         """`bounds` as columns on the device, if the mean is within."""
         if not isinstance(bounds, (tuple, list)) or len(bounds) != 2:
             raise TypeError(f"bounds: expected a pair (low, high), got {describe(bounds)}")
-        low, high = (_vector("bounds", edge, self._d) for edge in bounds)
+        # In the type of the samples, which are clipped in it.
+        dtype = self._arrays.dtype_name
+        low, high = (_vector("bounds", edge, self._d).astype(dtype).astype(np.float64) for edge in bounds)
         bad = np.flatnonzero(~(low <= high))
         if bad.size:
             raise ValueError(f"bounds: expected low <= high, got {low[bad[0]]} and {high[bad[0]]} at {bad[0]}")

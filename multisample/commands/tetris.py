@@ -122,7 +122,8 @@ def _learner(args: argparse.Namespace) -> Learner:
     learner = Learner.load(path)
     for name, value in given.items():
         if getattr(learner.settings, name) != value:
-            raise ValueError(f"{name}: expected {getattr(learner.settings, name)}, as in {path}, got {value}")
+            option = f"--{name.replace('_', '-')}"
+            raise ValueError(f"{option}: expected {getattr(learner.settings, name)}, as in {path}, got {value}")
     return learner
 
 

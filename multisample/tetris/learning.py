@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import numbers
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -78,8 +79,9 @@ class Settings:
         checked_height(self.height)
         checked_integer("most_lines", self.most_lines, 1, 1 << 62)
         for name in ("noise", "noise_step"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise ValueError(f"{name}: expected a finite number of at least 0, got {getattr(self, name)}")
+            value = getattr(self, name)
+            if not isinstance(value, numbers.Real) or not 0 <= float(value) < float("inf"):
+                raise ValueError(f"{name}: expected a finite number of at least 0, got {value!r}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -239,7 +241,7 @@ class Learner:
             learner = cls(Settings(**state["settings"]))
             learner.history = [Iteration(**iteration) for iteration in state["history"]]
             learner._cem.state = {name: _array(state["cem"][name], like) for name, like in learner._cem.state.items()}
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
             # None of them names the file.
             raise ValueError(f"{path}: not a saved state of learning ({error})") from error
         return learner

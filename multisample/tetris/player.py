@@ -75,7 +75,7 @@ def checked_weights(weights: Any, features: str) -> np.ndarray[Any, np.dtype[np.
     if checked.ndim not in (1, 2) or len(checked) != d:
         raise ValueError(f"weights: expected shape ({d},) or ({d}, n), got {checked.shape}")
     if not np.isfinite(checked).all():
-        raise ValueError("weights: expected finite numbers")
+        raise ValueError(f"weights: expected finite numbers, got {checked[~np.isfinite(checked)][0]}")
     return checked.reshape(d, -1)
 
 
@@ -145,6 +145,8 @@ def play(
     seed, height = checked_integer("seed", seed, 0, 1 << 64), checked_height(height)
     kernel = player_kernel(features)
     numbers = [checked_integer("games", number, 0, 1 << 64) for number in games]
+    most_lines = checked_integer("most_lines", most_lines, 0, ENDLESS + 1)
+    most_pieces = checked_integer("most_pieces", most_pieces, 0, ENDLESS + 1)
     states = np.zeros((len(columns), len(numbers), STATE), np.uint64)
     caller = threading.get_ident()
     stopped = False
@@ -213,6 +215,7 @@ def moves(
     (column,) = np.ascontiguousarray(checked_weights(weights, features).T)
     seed, height = checked_integer("seed", seed, 0, 1 << 64), checked_height(height)
     game = checked_integer("game", game, 0, 1 << 64)
+    first, last = checked_integer("first", first, 0, ENDLESS + 1), checked_integer("last", last, 0, ENDLESS + 1)
     kernel = player_kernel(features)
     state = np.zeros(STATE, np.uint64)
     while not state[OVER] and state[PIECES] < first:
