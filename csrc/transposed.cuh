@@ -6,10 +6,10 @@
 //
 // kTransposed: dimensions that are side by side are written at once. Where a row of the output begins somewhere between
 // two aligned addresses, a thread takes those at its start from the thread before: the first of a warp does nothing
-// else. Two warps that each write a part of one sector take as long as four whole ones; so where memory is what takes
-// the time, warps overlap by a sector, and each writes from the first that it has all of. kTransposedStaged: short rows
-// that begin anywhere but lie one behind the other, through shared memory, where a pass lies as it does in the output.
-// See geometry.h.
+// else. A part of a sector takes as long to write as four whole ones; so where memory is what takes the time, warps
+// overlap by a sector, and each writes from the first that it has all of. kTransposedStaged: short rows that begin
+// anywhere but lie one behind the other, through shared memory, where a pass lies as it does in the output. See
+// geometry.h.
 #pragma once
 
 #include "group.cuh"
