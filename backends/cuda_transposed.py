@@ -240,15 +240,12 @@ def _writing(gpu: ModuleType, dtype: str, antithetic: bool) -> tuple[Function, F
 
 
 @functools.cache
-def _places(gpu: ModuleType, dtype: str, antithetic: bool) -> tuple[Function, Function, Function]:
+def _places(gpu: ModuleType, dtype: str, antithetic: bool) -> tuple[Function, Function]:
     """Which pieces are a thread's.
 
     ``place_of(tile, band, call, geometry)``: its group of a pass; its first dimension, be it one or not; where its
     piece of each column is, from there on, in elements; which of their elements are inside the rows, as bits; and
-    `shifts`, as `_pieces` takes them. ``written(at, to, overlap)``: the bits of the pieces that the warp writes, which
-    begin `to` behind address `at`: as many as it has alone, from a thread on whose piece begins where a sector does if
-    warps overlap by one. That is not the first thread, to which nothing is handed. ``inside(band, k)``: the bits of the
-    columns that are inside of group k.
+    `shifts`, as `_pieces` takes them. ``inside(band, k)``: the bits of the columns that are inside of group k.
     """
     size, slots, width = SIZES[dtype], slots_of(SIZES[dtype], antithetic), group_width(antithetic)
     thread_index, hidden = gpu.thread_index, gpu.hidden
@@ -279,21 +276,6 @@ def _places(gpu: ModuleType, dtype: str, antithetic: bool) -> tuple[Function, Fu
 
         return of
 
-    def written_bits(c: int) -> Function:
-        all_of_column = np.uint32(of_column << np.uint32(c * slots))
-
-        @inline
-        def of(at, to, overlap):
-            thread, begin = hidden(thread_index()), np.uint32(0)
-            if overlap != 0:
-                piece = np.uint32((at + np.int64(to[c]) * size) // np.int64(slots * size))
-                behind = np.uint32(np.uint32(thread - piece) - np.uint32(1))
-                # The overlap is a power of two.
-                begin = np.uint32(np.uint32(behind & np.uint32(overlap - np.uint32(1))) + np.uint32(1))
-            return (all_of_column if np.uint32(thread % _WARP - begin) < np.uint32(_WARP - overlap) else np.uint32(0),)
-
-        return of
-
     def column_bits(c: int) -> Function:
         all_of_column = np.uint32(of_column << np.uint32(c * slots))
 
@@ -321,7 +303,6 @@ def _places(gpu: ModuleType, dtype: str, antithetic: bool) -> tuple[Function, Fu
 
     backs_of, to_of, bits_of = _joined(back, 0, width), _joined(to, 0, width), _joined(bit, 0, width * slots)
     bits_of_columns, of_elements, of_columns = _joined(column_bits, 0, width), united(width * slots), united(width)
-    bits_of_pieces = _joined(written_bits, 0, width)
 
     @inline
     def place_of(tile, band, call, geometry):
@@ -339,20 +320,17 @@ def _places(gpu: ModuleType, dtype: str, antithetic: bool) -> tuple[Function, Fu
         shift = np.int32(begin_of_0 // np.uint64(size) % np.uint64(slots))
         delta = np.int32(np.uint32(geometry.stride) % np.uint32(slots))
         backs = backs_of(shift, delta, overlap)
-        inside = of_elements(bits_of(first, backs, call.rows)) if exists else np.uint32(0)
+        inside = np.uint32(0)
+        if exists and np.int32(thread % _WARP) >= overlap:
+            inside = of_elements(bits_of(first, backs, call.rows))
         shifts = np.int32(4 * shift + delta)
-        turn = np.int32(hidden(np.uint32(turn)))  # Or what it is made of takes registers.
         return turn, first, to_of(backs, np.int32(geometry.stride), 0), inside, shifts
-
-    @inline
-    def written(at, to, overlap):
-        return of_columns(bits_of_pieces(at, to, overlap))
 
     @inline
     def inside(band, k):
         return of_columns(bits_of_columns(np.int64(k) * width, band, 0))
 
-    return place_of, written, inside
+    return place_of, inside
 
 
 def transposed_kernel(gpu: ModuleType, dtype: str, shared: bool, antithetic: bool, fast: bool) -> Function:
@@ -363,7 +341,7 @@ def transposed_kernel(gpu: ModuleType, dtype: str, shared: bool, antithetic: boo
     quads, _, _ = packing(dtype)
     _, read_words = memory_of(gpu, quads)
     band_of, begins, is_whole, fill = _bands(gpu, dtype, shared, antithetic, fast)
-    place_of, written_by_warp, columns_inside = _places(gpu, dtype, antithetic)
+    place_of, columns_inside = _places(gpu, dtype, antithetic)
     own_pieces, shifted_pieces = _pieces(gpu, dtype, antithetic)
     write_whole, write_some = _writing(gpu, dtype, antithetic)
     kept = _keeping(gpu, dtype)
@@ -442,13 +420,11 @@ def transposed_kernel(gpu: ModuleType, dtype: str, shared: bool, antithetic: boo
         index = np.uint32(block // geometry.column_blocks)
         tile = np.uint32(block - index * geometry.column_blocks)
         band = band_of(index, call, geometry)
-        turn, first, to, of_rows, shifts = place_of(tile, band, call, geometry)
+        turn, first, to, inside, shifts = place_of(tile, band, call, geometry)
         dimensions = dimensions_of(first, call, 0)
         own = parts_of(dimensions, 0, 0), mu_of(dimensions, 0, 0), sigma_of(dimensions, 0, 0), keys_of(call)
         stride = np.int64(geometry.stride) * size
         at = begins(band, call, geometry) + first * size + np.int64(turn * width) * stride
-        # In all passes alike.
-        inside = np.uint32(of_rows & written_by_warp(at, to, geometry.overlap))
         place = turn, to, inside, shifts, np.int64(band[2] * width) * stride
         begin = np.int32(0)
         while begin < band[1]:

@@ -172,15 +172,9 @@ def _transposed(
         stores, lanes, threads = _TRANSPOSED_STAGED, rows, staged_threads(shared)
         turns = min(max(enough, _ceil_div(threads, rows)), most_turns, threads)
     else:
-        # To write whole sectors takes groups by so many that sectors begin in all passes alike.
-        of_sector, group_size = 32 // (slots * size), size * (ANTITHETIC_WIDTH if antithetic else WIDTH)
-        alike = 1 if group_size % 32 == 0 else 32 // group_size
-        stores, stride = _TRANSPOSED, column_stride // size
-        sectors = not aligned and (cheap or antithetic) and of_sector <= 4 and alike <= min(enough, 2)
-        sectors = sectors and abs(stride) * alike < _FAR_APART
-        overlap = 0 if aligned else of_sector if sectors else 1
+        stores, overlap, stride = _TRANSPOSED, 0 if aligned else 1, column_stride // size
         lanes = rows // slots if aligned else _ceil_div(rows + slots - 1, slots)
-        turns, tiles, threads = _turns(lanes, overlap, enough, abs(stride), alike if sectors else 1)
+        turns, tiles, threads = _turns(lanes, 32 - overlap, enough, abs(stride))
     passes_all = _ceil_div(groups, turns)
     few = groups > 1024 if shared else cheap and (misalignment | column_stride) % 32 != 0
     most = 8 if few else 32
@@ -205,20 +199,19 @@ def _transposed(
     )
 
 
-def _turns(lanes: int, overlap: int, enough: int, apart: int, first: int) -> tuple[int, int, int]:
-    """Groups of a pass of kTransposed, a multiple of `first`, blocks that it takes, and their threads."""
-    turns, tiles, warps, most = first, 0, 0, TRANSPOSED_THREADS // 32
-    of_warp, more = 32 - overlap, max(overlap - 1, 0)
-    t = first
+def _turns(lanes: int, of_warp: int, enough: int, apart: int) -> tuple[int, int, int]:
+    """Groups of a pass of kTransposed, blocks that it takes, and their threads."""
+    turns, tiles, warps, most = 1, 0, 0, TRANSPOSED_THREADS // 32
+    t = 1
     while t <= _MOST_TURNS or t * lanes <= most * of_warp:
-        if t > first and apart * t >= _FAR_APART:
+        if t > 1 and apart * t >= _FAR_APART:
             break
-        warps_all = _ceil_div(t * lanes + more, of_warp)
+        warps_all = _ceil_div(t * lanes, of_warp)
         blocks = _ceil_div(warps_all, most)
         of_block = _ceil_div(warps_all, blocks)
-        if t == first or (t <= enough * blocks and 50 * blocks * of_block * turns < 49 * warps * t):
+        if t == 1 or (t <= enough * blocks and 50 * blocks * of_block * turns < 49 * warps * t):
             turns, tiles, warps = t, blocks, blocks * of_block
-        t += first
+        t += 1
     return turns, tiles, 32 * (warps // tiles)
 
 

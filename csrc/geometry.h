@@ -63,10 +63,9 @@ struct Geometry {
   u32 column_blocks;    // blocks to a row
   u32 skip;             // columns of the first group that come before the first column
   u32 stores;           // one of Stores
-  u32 overlap;  // of kTransposed: threads of a warp that do what the warp before also does, to hand it over; if they
-                // are as many as a sector has pieces, warps write whole sectors
-  i32 stride;   // from row to row of a thread, in elements of out; 0 if a thread has one row; of kTransposed, from
-                // column to column
+  u32 overlap;          // of kTransposed: threads of a warp that do what the warp before also does, to hand it over
+  i32 stride;  // from row to row of a thread, in elements of out; 0 if a thread has one row; of kTransposed, from
+               // column to column
 };
 
 static_assert(sizeof(Geometry) == 64, "backends/geometry.py packs these bytes");
@@ -102,7 +101,6 @@ inline Geometry transposed_geometry(const SampleCall& call, Geometry g, u64 grou
                               : (call.antithetic ? kSlots<4, true> : kSlots<4, false>);
   const u64 bits = reinterpret_cast<u64>(call.out) | static_cast<u64>(call.column_stride);
   const bool aligned = bits % (slots * size) == 0 && call.rows % slots == 0;
-  const bool cheap = call.shared || (call.fast_math && call.type != kFloat64);
   // As many groups at once as there is room for, but blocks for all processors.
   const u64 enough = ceil_div(groups, 264);
   const u32 staged = call.shared ? kStagedThreads<true> : kStagedThreads<false>;
@@ -122,24 +120,16 @@ inline Geometry transposed_geometry(const SampleCall& call, Geometry g, u64 grou
     if (turns > most_turns) turns = most_turns;
     if (turns > staged) turns = staged;
   } else {
-    // Pieces of a row; where it is not aligned, one that begins before the row, or ends behind it, among them. To write
-    // whole sectors there costs some threads of a warp, and takes groups by so many that sectors begin in all passes
-    // alike.
-    const u32 of_sector = 32 / (slots * size), bytes = (call.antithetic ? kAntitheticWidth : kWidth) * size;
-    const u64 alike = bytes % 32 == 0 ? 1 : 32 / bytes;
-    const bool sectors = !aligned && (cheap || call.antithetic) && of_sector <= 4 && alike <= enough && alike <= 2 &&
-                         elements_apart(call, size) * alike < kFarApart;
-    g.overlap = aligned ? 0 : sectors ? of_sector : 1;
+    // Pieces of a row; where it is not aligned, one that begins before the row, or ends behind it, among them.
+    g.overlap = aligned ? 0 : 1;
     g.lanes = static_cast<u32>(aligned ? call.rows / slots : ceil_div(call.rows + slots - 1, slots));
-    const u64 of_warp = 32 - g.overlap, more = sectors ? of_sector - 1 : 0, first = sectors ? alike : 1;
-    const u64 most = kTransposedThreads / 32;
+    const u64 of_warp = 32 - g.overlap, most = kTransposedThreads / 32;
     u64 warps = 0;
-    for (u64 t = first; t <= kMostTurns || t * g.lanes <= most * of_warp; t += first) {
-      if (t > first && elements_apart(call, size) * t >= kFarApart) break;
+    for (u64 t = 1; t <= kMostTurns || t * g.lanes <= most * of_warp; ++t) {
+      if (t > 1 && elements_apart(call, size) * t >= kFarApart) break;
       // So many that few threads have nothing to do, but not one more for less than a fiftieth of them.
-      const u64 all = ceil_div(t * g.lanes + more, of_warp), blocks = ceil_div(all, most);
-      const u64 of_block = ceil_div(all, blocks);
-      if (t > first && (t > enough * blocks || 50 * blocks * of_block * turns >= 49 * warps * t)) continue;
+      const u64 all = ceil_div(t * g.lanes, of_warp), blocks = ceil_div(all, most), of_block = ceil_div(all, blocks);
+      if (t > 1 && (t > enough * blocks || 50 * blocks * of_block * turns >= 49 * warps * t)) continue;
       turns = t, tiles = blocks, warps = blocks * of_block;
       g.threads = static_cast<u32>(32 * of_block);
     }
@@ -150,7 +140,8 @@ inline Geometry transposed_geometry(const SampleCall& call, Geometry g, u64 grou
   const u64 all = ceil_div(groups, g.rows_per_pass);
   // Many passes, since a block is slow to begin; where memory is what takes the time, fewer, so that blocks write close
   // to each other, unless there are not many groups anyway.
-  const u64 most = call.shared ? (groups > 1024 ? 8 : 32) : cheap && bits % 32 != 0 ? 8 : 32;
+  const bool fast = call.fast_math && call.type != kFloat64;
+  const u64 most = call.shared ? (groups > 1024 ? 8 : 32) : fast && bits % 32 != 0 ? 8 : 32;
   u64 passes = ceil_div(all * tiles, 1024);
   if (passes > 8) passes = 8;
   if (passes < all * tiles / 2048) passes = all * tiles / 2048;

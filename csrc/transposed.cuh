@@ -6,10 +6,8 @@
 //
 // kTransposed: dimensions that are side by side are written at once. Where a row of the output begins somewhere between
 // two aligned addresses, a thread takes those at its start from the thread before: the first of a warp does nothing
-// else. A part of a sector takes as long to write as four whole ones; so where memory is what takes the time, warps
-// overlap by a sector, and each writes from the first that it has all of. kTransposedStaged: short rows that begin
-// anywhere but lie one behind the other, through shared memory, where a pass lies as it does in the output. See
-// geometry.h.
+// else. kTransposedStaged: short rows that begin anywhere but lie one behind the other, through shared memory, where a
+// pass lies as it does in the output. See geometry.h.
 #pragma once
 
 #include "group.cuh"
@@ -212,8 +210,8 @@ MULTISAMPLE_FUNCTION void draw_transposed(const SampleCall& call, const Geometry
   const Band<GroupNoise, width> band(band_index, call, geometry);
   const Keys<Real> keys(call.seed);
 
-  // Pieces of the thread: of all groups of a pass, one behind the other. Those of two warps overlap if dimensions are
-  // handed over; the ones before the first piece are none.
+  // Pieces of the thread: of all groups of a pass, one behind the other. Those of two warps overlap in one thread if
+  // dimensions are handed over; the one before the first piece is none.
   const u32 overlap = geometry.overlap, thread = threadIdx.x;
   const u32 pieces_of_tile = (32 - overlap) * (blockDim.x / 32);
   const i32 position = static_cast<i32>(tile * pieces_of_tile + thread - overlap * (thread / 32 + 1));
@@ -251,16 +249,8 @@ MULTISAMPLE_FUNCTION void draw_transposed(const SampleCall& call, const Geometry
 #pragma unroll
     for (u32 s = 0; s < slots; ++s) {
       const i64 row = first - back + s;
-      inside |= (exists && row >= 0 && row < rows ? 1u : 0u) << (c * slots + s);
+      inside |= (exists && thread % 32 >= overlap && row >= 0 && row < rows ? 1u : 0u) << (c * slots + s);
     }
-  }
-  // Of these, what the warp writes, in all passes alike: as many pieces as it has alone, from a thread on whose piece
-  // begins where a sector does if warps overlap by one. That is not the first thread, to which nothing is handed.
-#pragma unroll
-  for (u32 c = 0; c < width; ++c) {
-    const u32 piece = static_cast<u32>(reinterpret_cast<u64>(at + to[c]) / sizeof(typename Made::Piece));
-    const u32 begin = overlap == 0 ? 0 : ((thread - piece - 1) & (overlap - 1)) + 1;  // overlap is a power of two
-    if (thread % 32 - begin >= 32 - overlap) inside &= ~(((1u << slots) - 1) << c * slots);
   }
 
   for (u32 begin = 0; begin < band.count; begin += geometry.chunk) {

@@ -333,11 +333,6 @@ def other_cuts(stores: str) -> Iterator[Cut]:
         }  # fmt: skip
     if stores == "kStaged":
         return
-    if stores == "kTransposed":
-        # Warps that overlap by more, as they do to write whole sectors of longer rows.
-        for overlap in (2, 4):
-            yield lambda g, overlap=overlap: {"overlap": overlap}
-            yield lambda g, overlap=overlap: {"overlap": overlap, "rows_per_pass": 3, "band_rows": 9}
     # Bands that take turns.
     for log2 in (1, 2, 3) if not stores.startswith("kTransposed") else ():
         if stores == "kShifted":

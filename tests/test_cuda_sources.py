@@ -598,10 +598,6 @@ def other_cuts() -> Iterator[tuple[str, Cut]]:
     yield "aligned staged strided transposed transposed_staged", lambda g: {
         "rows_per_pass": (g.rows_per_pass + 1) // 2, "band_rows": (g.rows_per_pass + 1) // 2 * 3, "steps": 1,
     }  # fmt: skip
-    # Warps that overlap by more, as they do to write whole sectors of longer rows.
-    for overlap in (2, 4):
-        yield "transposed", lambda g, overlap=overlap: {"overlap": overlap}
-        yield "transposed", lambda g, overlap=overlap: {"overlap": overlap, "rows_per_pass": 3, "band_rows": 9}
     # Bands that take turns.
     for log2 in (1, 2, 3):
         yield "aligned strided", lambda g, log2=log2: {

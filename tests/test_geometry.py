@@ -170,7 +170,6 @@ def test_python_and_cpp_cut_calls_alike(library: ctypes.CDLL) -> None:
             assert any(cut.band_rows > cut.chunk for cut in some)
             assert any(cut.stride == 0 for cut in some)
             assert any(cut.overlap for cut in some) == transposed
-            assert {cut.overlap for cut in some} == ({0, 1, 4 if antithetic else 2} if transposed else {0})
             assert len({cut.lanes for cut in some}) > 200
     assert {cut.lanes for cut in got if cut.stores < 4} >= set(range(1, 289))
 
@@ -240,11 +239,7 @@ def check_transposed(call: Call, cut: Geometry) -> None:
         assert cut.stride == cut.overlap == 0, call
         return
     # Pieces of `slots` dimensions at aligned addresses, one of them before a row that does not begin at one.
-    assert cut.threads <= 128 and (cut.overlap == 0) == aligned and cut.stride * size == column_stride, call
-    if cut.overlap > 1:
-        # As many pieces as a sector has, which begins at the same place in every pass.
-        assert cut.overlap * slots * size == 32 and cut.overlap <= 4, call
-        assert cut.rows_per_pass * width * size % 32 == 0, call
+    assert cut.threads <= 128 and cut.overlap == (not aligned) and cut.stride * size == column_stride, call
     first, last = (0, rows - 1) if aligned else (slots - 1, rows - 1 + slots - 1)
     assert cut.lanes == last // slots + 1 and first // slots == 0, call
     # Where the columns of a pass are in memory is known in 32 bits, and in how many elements.
@@ -285,8 +280,7 @@ def test_blocks_cover_every_row_and_every_column_once() -> None:
         if cut.stores == 4:
             # Pieces of a pass, of which those of two warps overlap.
             new = (32 - cut.overlap) * (cut.threads // 32)
-            # A warp begins to write up to so many before its own: none of the last may be left over.
-            pieces = cut.lanes * cut.rows_per_pass + max(cut.overlap - 1, 0)
+            pieces = cut.lanes * cut.rows_per_pass
             assert (cut.column_blocks - 1) * new < pieces <= cut.column_blocks * new, (call, cut)
             continue
         drawn = np.zeros(cut.column_blocks * cut.steps * cut.lanes, np.int64)

@@ -6,15 +6,14 @@ from multisample.backends.geometry import KERNEL_STORES, TRANSPOSED_THREADS, Geo
 
 
 def recut(changed: Geometry, usual: Geometry, groups: int, slots: int) -> Geometry:
-    """A geometry that fits together again after its groups of a pass, of a chunk or of a band were changed, or by how
-    much warps overlap that have to.
+    """A geometry that fits together again after its groups of a pass, of a chunk or of a band were changed.
 
     A thread has room for so many `slots`, its dimensions.
     """
-    threads, tiles, overlap = usual.threads, 1, changed.overlap if usual.overlap else 0
+    threads, tiles = usual.threads, 1
     if KERNEL_STORES[usual.stores] == "kTransposed":
         turns = min(changed.rows_per_pass, 32)
-        warps = -(-(turns * usual.lanes + max(overlap - 1, 0)) // (32 - overlap))
+        warps = -(-turns * usual.lanes // (32 - usual.overlap))
         threads = 32 * min(warps, TRANSPOSED_THREADS // 32)
         tiles = -(-32 * warps // threads)
     else:
@@ -28,6 +27,5 @@ def recut(changed: Geometry, usual: Geometry, groups: int, slots: int) -> Geomet
         chunk=min(per_chunk, threads // turns) * turns,
         band_rows=passes * turns,
         column_blocks=tiles,
-        overlap=overlap,
         blocks=-(-groups // (passes * turns)) * tiles,
     )
