@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.stats import chi2, norm
 
 from bench.cases import Case, vectors
 from bench.contenders import CPU, Contender
@@ -206,3 +207,12 @@ def test_what_cannot_run_is_skipped_with_its_reason() -> None:
     contender = Contender("someone", lambda: "not at home", CPU["numpy"].start)
     with pytest.raises(pytest.skip.Exception, match="someone: not at home"):
         CudaRunner(Clockwork(), None).run(Table(), "throughput", contender, Case(D, N), "portable")
+
+
+@pytest.mark.parametrize("degrees", [4, 30])
+@pytest.mark.parametrize("probability", [0.05, 0.25, 0.5, 0.75, 0.95])
+def test_variances_of_few_samples_are_judged_by_their_own_distribution(degrees: int, probability: float) -> None:
+    row = np.arange(degrees + 1.0)
+    row = row / row.std(ddof=1) * np.sqrt(chi2.ppf(probability, degrees) / degrees)
+    found = moment_errors(row[None], np.zeros(1), np.ones(1), "shared")["variance"]
+    assert abs(found - abs(norm.ppf(probability))) < 0.1
