@@ -15,7 +15,7 @@ import numpy as np
 from .compilation import inline
 from .cuda_group import element, group_width, keys_of, memory_of, narrowed, noise, offset_of, packing, scaled
 from .cuda_stores import MOST_STORED, Function
-from .geometry import SIZES, TRANSPOSED_THREADS, slots_of, staged_threads
+from .geometry import SIZES, TRANSPOSED_THREADS, slots_of, staged_slots_of, staged_threads
 from .intrinsics import fma
 from .words import row_part
 
@@ -122,89 +122,57 @@ def _keeping(gpu: ModuleType, dtype: str) -> Function:
 
 
 @functools.cache
-def _pieces(gpu: ModuleType, dtype: str, antithetic: bool) -> tuple[Function, Function]:
+def _pieces(gpu: ModuleType, dtype: str, antithetic: bool, delta: int) -> Function:
     """What a thread writes at once of each column, of its dimensions and of those of the thread before.
 
-    ``own(z, mu, sigma)`` and ``shifted(z, mu, sigma, shifts)``: the elements of the first column's piece, of the next
-    one's, and so on. `z` are the normals of the thread's dimensions, `mu` and `sigma` those of the last ones of the
-    thread before and of its own, `shifts` 4 times how far back the piece of column 0 begins, and how much further that
-    of each other column than the one before, modulo the elements of a piece. All threads of the warp together.
+    ``pieces(z, mu, sigma)``: the elements of the first column's piece, which are those of the thread's own dimensions,
+    of the next one's, which begins `delta` elements further back, modulo the elements of a piece, and so on. `z` are
+    the normals of the thread's dimensions, `mu` and `sigma` those of the last ones of the thread before and of its own.
+    All threads of the warp together.
     """
-    slots, width = slots_of(SIZES[dtype], antithetic), group_width(antithetic)
+    slots, width = slots_of(SIZES[dtype]), group_width(antithetic)
     from_lane_before, narrow, per_normal = gpu.from_lane_before, narrowed(gpu, dtype), width // 4
 
-    def made(first: int, delta: int) -> Function:
-        def of_normal(k: int) -> Function:
-            backs = [(first + (k * per_normal + c) * delta) % slots for c in range(per_normal)]
+    def of_normal(k: int) -> Function:
+        backs = [(k * per_normal + c) * delta % slots for c in range(per_normal)]
 
-            def of_both(at: int) -> Function:
-                # That of the thread before, if it is asked for.
-                s, before = (at + 1) % slots, at < slots - 1
-
-                @inline
-                def of_before(z, _, __):
-                    return (from_lane_before(z[s][k]),)
-
-                @inline
-                def of_own(z, _, __):
-                    return (z[s][k],)
-
-                return of_before if before else of_own
-
-            first_at = slots - 1 - max(backs)
-            normals = _joined(of_both, first_at, 2 * slots - 1)
-
-            def of_element(e: int) -> Function:
-                c, at = e // slots, slots - 1 + e % slots - backs[e // slots]
-                mirrored = c % 2 == 1
-
-                @inline
-                def element_of(z, mu, sigma):
-                    factor = -sigma[at] if mirrored else sigma[at]
-                    return (narrow(fma(factor, z[at - first_at], mu[at])),)
-
-                return element_of
-
-            elements = _joined(of_element, 0, per_normal * slots)
+        def of_both(at: int) -> Function:
+            # That of the thread before, if it is asked for.
+            s, before = (at + 1) % slots, at < slots - 1
 
             @inline
-            def part(z, mu, sigma):
-                return elements(normals(z, mu, sigma), mu, sigma)
-
-            return part
-
-        return _joined(of_normal, 0, 4)
-
-    own = made(0, 0)
-    if slots == 1:
-
-        @inline
-        def never_shifted(z, mu, sigma, shifts):
-            return own(z, mu, sigma)
-
-        return own, never_shifted
-
-    def choice(last: int) -> Function:
-        # The ways from 1 to `last`, the others being none.
-        way = made(last // 4, last % 4)
-        if last == 1:
+            def of_before(z, _, __):
+                return (from_lane_before(z[s][k]),)
 
             @inline
-            def first_choice(z, mu, sigma, shifts):
-                return way(z, mu, sigma) if shifts == 1 else own(z, mu, sigma)
+            def of_own(z, _, __):
+                return (z[s][k],)
 
-            return first_choice
-        before = choice(next(k for k in range(last - 1, 0, -1) if k // 4 < slots and k % 4 < slots))
+            return of_before if before else of_own
+
+        first_at = slots - 1 - max(backs)
+        normals = _joined(of_both, first_at, 2 * slots - 1)
+
+        def of_element(e: int) -> Function:
+            c, at = e // slots, slots - 1 + e % slots - backs[e // slots]
+            mirrored = c % 2 == 1
+
+            @inline
+            def element_of(z, mu, sigma):
+                factor = -sigma[at] if mirrored else sigma[at]
+                return (narrow(fma(factor, z[at - first_at], mu[at])),)
+
+            return element_of
+
+        elements = _joined(of_element, 0, per_normal * slots)
 
         @inline
-        def chosen(z, mu, sigma, shifts):
-            if shifts == last:
-                return way(z, mu, sigma)
-            return before(z, mu, sigma, shifts)
+        def part(z, mu, sigma):
+            return elements(normals(z, mu, sigma), mu, sigma)
 
-        return chosen
+        return part
 
-    return own, choice(5 * (slots - 1))
+    return _joined(of_normal, 0, 4)
 
 
 @functools.cache
@@ -214,7 +182,7 @@ def _writing(gpu: ModuleType, dtype: str, antithetic: bool) -> tuple[Function, F
     `x` are the elements of all pieces, and `to` where each piece is from address `at` on, in elements. Of `written`,
     bit e says whether element e is.
     """
-    size, slots, width = SIZES[dtype], slots_of(SIZES[dtype], antithetic), group_width(antithetic)
+    size, slots, width = SIZES[dtype], slots_of(SIZES[dtype]), group_width(antithetic)
     store, store_vector = gpu.store, gpu.store_vector
 
     def piece(c: int) -> Function:
@@ -245,34 +213,32 @@ def _places(gpu: ModuleType, dtype: str, antithetic: bool) -> tuple[Function, Fu
 
     ``place_of(tile, band, call, geometry)``: its group of a pass; its first dimension, be it one or not; where its
     piece of each column is, from there on, in elements; which of their elements are inside the rows, as bits; and
-    `shifts`, as `_pieces` takes them. ``inside(band, k)``: the bits of the columns that are inside of group k.
+    `delta`, as `_pieces` takes it. ``inside(band, k)``: the bits of the columns that are inside of group k.
     """
-    size, slots, width = SIZES[dtype], slots_of(SIZES[dtype], antithetic), group_width(antithetic)
+    size, slots, width = SIZES[dtype], slots_of(SIZES[dtype]), group_width(antithetic)
     thread_index, hidden = gpu.thread_index, gpu.hidden
     of_column = np.uint32((1 << slots) - 1)
 
-    def back(c: int) -> Function:
-        @inline
-        def of(shift, delta, overlap):
-            return (np.int32((shift + c * delta) % slots) if overlap != 0 else np.int32(0),)
-
-        return of
-
     def to(c: int) -> Function:
         @inline
-        def of(backs, stride, _):
-            # Or it is worked out anew for each element that is written by itself.
-            return (np.int32(hidden(np.uint32(c * stride - backs[c]))),)
-
-        return of
-
-    def bit(e: int) -> Function:
-        c, s, one = e // slots, e % slots, np.uint32(1 << e)
+        def of(delta, stride, _):
+            return (np.int32(c * stride - np.int32(c * delta % slots)),)
 
         @inline
-        def of(first, backs, rows):
-            row = first + s - backs[c]
-            return (one if row >= 0 and row < rows else np.uint32(0),)
+        def of_few(delta, stride, _):
+            # Or it is worked out anew for each pass; there are no registers for eight.
+            return (np.int32(hidden(np.uint32(c * stride - np.int32(c * delta % slots)))),)
+
+        return of_few if width == 4 and size < 8 else of
+
+    def bits(c: int) -> Function:
+        @inline
+        def of(first, delta, rows):
+            # From how many of the piece's elements on they are inside the rows, and up to how many.
+            piece = first - np.int64(c * delta % slots)
+            begin, end = min(max(-piece, 0), slots), min(max(rows - piece, 0), slots)
+            inside = ((np.uint32(1) << np.uint32(end)) - 1) & ~((np.uint32(1) << np.uint32(begin)) - 1)
+            return (np.uint32((inside & of_column) << np.uint32(c * slots)),)
 
         return of
 
@@ -301,8 +267,8 @@ def _places(gpu: ModuleType, dtype: str, antithetic: bool) -> tuple[Function, Fu
 
         return all_bits
 
-    backs_of, to_of, bits_of = _joined(back, 0, width), _joined(to, 0, width), _joined(bit, 0, width * slots)
-    bits_of_columns, of_elements, of_columns = _joined(column_bits, 0, width), united(width * slots), united(width)
+    to_of, bits_of, bits_of_columns = (_joined(part, 0, width) for part in (to, bits, column_bits))
+    of_columns, every_bit = united(width), np.uint32((1 << width * slots) - 1)
 
     @inline
     def place_of(tile, band, call, geometry):
@@ -314,17 +280,18 @@ def _places(gpu: ModuleType, dtype: str, antithetic: bool) -> tuple[Function, Fu
         exists = position >= 0 and turn < band[2]
         if not exists:
             turn = np.int32(0)
-        first = np.int64(position - turn * lanes) * slots
-        # How many elements a row begins behind an aligned address: the same in all groups.
+        # How many elements behind an aligned address the first column of a group begins, and each further one behind
+        # that: the same in all groups.
         begin_of_0 = np.uint64(call.out - geometry.skip * call.column_stride)
-        shift = np.int32(begin_of_0 // np.uint64(size) % np.uint64(slots))
+        shift = np.int64(begin_of_0 // np.uint64(size) % np.uint64(slots))
         delta = np.int32(np.uint32(geometry.stride) % np.uint32(slots))
-        backs = backs_of(shift, delta, overlap)
+        first = np.int64(position - turn * lanes) * slots - shift
         inside = np.uint32(0)
         if exists and np.int32(thread % _WARP) >= overlap:
-            inside = of_elements(bits_of(first, backs, call.rows))
-        shifts = np.int32(4 * shift + delta)
-        return turn, first, to_of(backs, np.int32(geometry.stride), 0), inside, shifts
+            inside = every_bit
+            if first < (slots - 1 if delta > 0 else 0) or first + slots > call.rows:
+                inside = of_columns(bits_of(first, delta, call.rows))
+        return turn, first, to_of(delta, np.int32(geometry.stride), 0), inside, delta
 
     @inline
     def inside(band, k):
@@ -335,14 +302,13 @@ def _places(gpu: ModuleType, dtype: str, antithetic: bool) -> tuple[Function, Fu
 
 def transposed_kernel(gpu: ModuleType, dtype: str, shared: bool, antithetic: bool, fast: bool) -> Function:
     """``kernel(call, geometry)``: see `multisample.backends.cuda_kernel.sample_kernel`."""
-    size, width, slots = SIZES[dtype], group_width(antithetic), slots_of(SIZES[dtype], antithetic)
+    size, width, slots = SIZES[dtype], group_width(antithetic), slots_of(SIZES[dtype])
     block_index, shared_memory, from_lane_before = gpu.block_index, gpu.shared_memory, gpu.from_lane_before
     (_, in_row), (_, unpack) = noise(gpu, dtype, shared, fast)
     quads, _, _ = packing(dtype)
     _, read_words = memory_of(gpu, quads)
     band_of, begins, is_whole, fill = _bands(gpu, dtype, shared, antithetic, fast)
     place_of, columns_inside = _places(gpu, dtype, antithetic)
-    own_pieces, shifted_pieces = _pieces(gpu, dtype, antithetic)
     write_whole, write_some = _writing(gpu, dtype, antithetic)
     kept = _keeping(gpu, dtype)
     noise_size = 16 * quads
@@ -388,18 +354,18 @@ def transposed_kernel(gpu: ModuleType, dtype: str, shared: bool, antithetic: boo
     dimensions_of, parts_of = _joined(kept_slot, 0, slots), _joined(part_of, 0, slots)
     mu_of, sigma_of, normals = parameter_of(1), parameter_of(2), _joined(normals_of, 0, slots)
 
-    def along(handed: bool) -> Function:
+    def along(delta: int) -> Function:
         """The passes of a chunk; returns the address of the next one."""
+        pieces = _pieces(gpu, dtype, antithetic, delta)
 
         @inline
         def go_along(chunk, begin, groups, at, band, own, place):
             parts, mu, sigma, keys = own
-            turn, to, inside, shifts, step = place
+            turn, to, inside, _, step = place
             noises = chunk + np.int64(turn * noise_size)
             k = np.int32(0)
             while k < groups:
-                z = normals(parts, unpack(read_words(noises + np.int64(k * noise_size))), keys)
-                x = shifted_pieces(z, mu, sigma, shifts) if handed else own_pieces(z, mu, sigma)
+                x = pieces(normals(parts, unpack(read_words(noises)), keys), mu, sigma)
                 whole = is_whole(band, begin + k)
                 if whole and inside == every_bit:
                     write_whole(at, to, x)
@@ -407,12 +373,28 @@ def transposed_kernel(gpu: ModuleType, dtype: str, shared: bool, antithetic: boo
                     written = inside if whole else np.uint32(inside & columns_inside(band, begin + k + turn))
                     write_some(at, to, (x, written))
                 at += step
+                noises += np.int64(band[2] * noise_size)
                 k = np.int32(k + band[2])
             return at
 
         return go_along
 
-    go_along_aligned, go_along_shifted = along(False), along(True)
+    def choice(last: int) -> Function:
+        # The ways up to `last`.
+        way = along(last)
+        if last == 0:
+            return way
+        before = choice(last - 1)
+
+        @inline
+        def chosen(chunk, begin, groups, at, band, own, place):
+            if place[3] == last:
+                return way(chunk, begin, groups, at, band, own, place)
+            return before(chunk, begin, groups, at, band, own, place)
+
+        return chosen
+
+    go_along = choice(slots - 1)
 
     def kernel(call, geometry):
         chunk = shared_memory(chunk_size)
@@ -420,19 +402,16 @@ def transposed_kernel(gpu: ModuleType, dtype: str, shared: bool, antithetic: boo
         index = np.uint32(block // geometry.column_blocks)
         tile = np.uint32(block - index * geometry.column_blocks)
         band = band_of(index, call, geometry)
-        turn, first, to, inside, shifts = place_of(tile, band, call, geometry)
+        turn, first, to, inside, delta = place_of(tile, band, call, geometry)
         dimensions = dimensions_of(first, call, 0)
         own = parts_of(dimensions, 0, 0), mu_of(dimensions, 0, 0), sigma_of(dimensions, 0, 0), keys_of(call)
         stride = np.int64(geometry.stride) * size
         at = begins(band, call, geometry) + first * size + np.int64(turn * width) * stride
-        place = turn, to, inside, shifts, np.int64(band[2] * width) * stride
+        place = turn, to, inside, delta, np.int64(band[2] * width) * stride
         begin = np.int32(0)
         while begin < band[1]:
             groups = fill(band, chunk, begin, call, geometry)
-            if geometry.overlap == 0:
-                at = go_along_aligned(chunk, begin, groups, at, band, own, place)
-            else:
-                at = go_along_shifted(chunk, begin, groups, at, band, own, place)
+            at = go_along(chunk, begin, groups, at, band, own, place)
             begin = np.int32(begin + np.int32(geometry.chunk))
 
     return kernel
@@ -440,8 +419,9 @@ def transposed_kernel(gpu: ModuleType, dtype: str, shared: bool, antithetic: boo
 
 def transposed_staged_kernel(gpu: ModuleType, dtype: str, shared: bool, antithetic: bool, fast: bool) -> Function:
     """The same for short rows one behind the other, through shared memory."""
-    size, width, slots = SIZES[dtype], group_width(antithetic), slots_of(SIZES[dtype], antithetic)
+    size, width, slots = SIZES[dtype], group_width(antithetic), staged_slots_of(SIZES[dtype], antithetic)
     thread_index, block_index, shared_memory = gpu.thread_index, gpu.block_index, gpu.shared_memory
+    hidden, from_lane = gpu.hidden, gpu.from_lane
     synchronize_block, store, load_shared, store_shared = (
         gpu.synchronize_block, gpu.store, gpu.load_shared, gpu.store_shared,
     )  # fmt: skip
@@ -456,7 +436,7 @@ def transposed_staged_kernel(gpu: ModuleType, dtype: str, shared: bool, antithet
     part_size = 8 if size == 2 else MOST_STORED
     parts_of_thread = slots * width * size // part_size
     chunk_size, stage_size = threads * noise_size, threads * parts_of_thread * part_size
-    stages_size, parts_apart = 2 * stage_size, threads * part_size
+    parts_apart = threads * part_size
     load_part, store_part = gpu.load_shared_quad, gpu.store_quad
 
     @inline
@@ -466,29 +446,47 @@ def transposed_staged_kernel(gpu: ModuleType, dtype: str, shared: bool, antithet
     if part_size == 8:
         load_part, store_part = load_half, store
 
+    # Dimensions of all groups of a pass, one behind the other, a run of them for each slot. The last runs may be
+    # shorter, and where a warp has none of one, it draws none; the warps take turns at that, since each has an issue
+    # slot of its own.
+
+    @inline
+    def role():
+        return np.uint32((thread_index() + block_index() * _WARP) % np.uint32(threads))
+
+    def place(c: int) -> Function:
+        @inline
+        def of(turn, position, rows):
+            # Or it is worked out anew for each pass.
+            return (hidden(np.uint32(((turn * np.uint32(width - 1) + c) * rows + position) * np.uint32(size))),)
+
+        return of
+
+    places_of = _joined(place, 0, width)
+
     def kept_slot(s: int) -> Function:
         behind = np.uint32(s * threads)
 
         @inline
-        def of(call, band, _):
-            rows = np.uint32(call.rows)
-            position = np.uint32(thread_index() + behind)
+        def of(call, filled, _):
+            rows, position = np.uint32(call.rows), np.uint32(role() + behind)
+            if position >= filled:
+                # There is none. To do the same as the first of the warp costs less than to do nothing.
+                position = np.uint32(position // _WARP * _WARP)
             turn = np.uint32(position // rows)
-            row = np.uint32(position - turn * rows)
-            # There is none. To do the same twice costs less than to do nothing.
-            if turn >= band[2]:
-                turn = np.uint32(thread_index() // rows)
-                row = np.uint32(thread_index() - turn * rows)
-            in_stage = np.int32((turn * np.uint32(width) * rows + row) * np.uint32(size))
-            part, mu, sigma = kept(np.int64(row), call)
-            return ((part, mu, sigma, np.int32(turn * np.uint32(noise_size)), in_stage),)
+            part, mu, sigma = kept(np.int64(np.uint32(position - turn * rows)), call)
+            # Likewise.
+            part = hidden(part[0]), hidden(part[1])
+            return (
+                (part, mu, sigma, np.int64(np.uint32(turn * np.uint32(noise_size))), places_of(turn, position, rows)),
+            )
 
         return of
 
     def column(c: int) -> Function:
         @inline
-        def put(x, at, row_size):
-            store_shared(at + np.int64(c * row_size), x[c])
+        def put(x, stage, places):
+            store_shared(stage + np.int64(places[c]), x[c])
 
         return put
 
@@ -496,10 +494,12 @@ def transposed_staged_kernel(gpu: ModuleType, dtype: str, shared: bool, antithet
 
     def drawn(s: int) -> Function:
         @inline
-        def draw(own, memory, row_size):
-            part, mu, sigma, in_chunk, in_stage = own[0][s]
-            made = unpack(read_words(memory[0] + np.int64(in_chunk)))
-            put_group(elements(mu, sigma, in_row(made, part, own[1])), memory[1] + np.int64(in_stage), row_size)
+        def draw(own, noises, stage):
+            dimensions, used, keys = own
+            if s < used:
+                part, mu, sigma, in_chunk, places = dimensions[s]
+                made = unpack(read_words(noises + in_chunk))
+                put_group(elements(mu, sigma, in_row(made, part, keys)), stage, places)
 
         return draw
 
@@ -515,27 +515,25 @@ def transposed_staged_kernel(gpu: ModuleType, dtype: str, shared: bool, antithet
     copy_parts = _in_turn(copied, 0, parts_of_thread)
 
     def kernel(call, geometry):
-        chunk, stages = shared_memory(chunk_size), shared_memory(stages_size)
+        chunk, stage = shared_memory(chunk_size), shared_memory(stage_size)
         band = band_of(block_index(), call, geometry)
-        own = dimensions_of(call, band, 0), keys_of(call)
+        filled = np.uint32(np.uint32(band[2]) * np.uint32(call.rows))
+        used = from_lane(np.int32((filled + np.uint32(threads - 1) - role()) // np.uint32(threads)), 0)
+        own = dimensions_of(call, filled, 0), used, keys_of(call)
         out, thread = begins(band, call, geometry), np.int32(thread_index())
         row_size = np.int32(np.int32(call.rows) * size)
         step = np.int32(band[2] * width * row_size)
         aligned = out & (part_size - 1) == 0
-        # The next pass goes to the other stage: nobody writes to this one before all have come to the next barrier.
-        stage = np.int32(0)
         begin = np.int32(0)
         while begin < band[1]:
             groups = fill(band, chunk, begin, call, geometry)
             k = np.int32(0)
             while k < groups:
-                at = stages + np.int64(stage)
-                stage = np.int32(stage_size - stage)
-                draw_all(own, (chunk + np.int64(k * noise_size), at), row_size)
+                draw_all(own, chunk + np.int64(k * noise_size), stage)
                 synchronize_block()
                 if aligned and is_whole(band, begin + k):
                     behind = np.int64(thread * part_size)
-                    copy_parts(at + behind, out + behind, np.int32(step - thread * part_size))
+                    copy_parts(stage + behind, out + behind, np.int32(step - thread * part_size))
                 else:
                     left = (band[3] - np.int64(begin + k) * width) * row_size
                     last = np.int32(min(left, np.int64(step)))
@@ -543,8 +541,9 @@ def transposed_staged_kernel(gpu: ModuleType, dtype: str, shared: bool, antithet
                     if begin + k == 0:
                         e = np.int32(e + band[4] * row_size)
                     while e < last:
-                        store(out + e, load_shared(at + e, bits))
+                        store(out + e, load_shared(stage + e, bits))
                         e = np.int32(e + threads * size)
+                synchronize_block()
                 out += step
                 k = np.int32(k + band[2])
             begin = np.int32(begin + np.int32(geometry.chunk))

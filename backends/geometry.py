@@ -29,6 +29,7 @@ KERNEL_STORES = ("kAligned", "kShifted", "kStaged", "kStrided", "kTransposed", "
 _ALIGNED, _SHIFTED, _STAGED, _STRIDED, _TRANSPOSED, _TRANSPOSED_STAGED = range(6)
 TRANSPOSED_THREADS = 128
 _MOST_TURNS = 16
+_MOST_PASSES = 32
 _FAR_APART = 2**28
 WIDTH, ANTITHETIC_WIDTH = 4, 8
 SIZES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
@@ -146,9 +147,14 @@ def geometry(
     return cut, _STRUCT.pack(*cut)
 
 
-def slots_of(size: int, antithetic: bool) -> int:
-    """Dimensions that a thread of kTransposed or kTransposedStaged keeps."""
-    return (2 if size == 8 else 4) // (2 if antithetic else 1)
+def slots_of(size: int) -> int:
+    """Dimensions that a thread of kTransposed keeps."""
+    return 2 if size == 8 else 4
+
+
+def staged_slots_of(size: int, antithetic: bool) -> int:
+    """Dimensions that a thread of kTransposedStaged keeps."""
+    return slots_of(size) // (2 if antithetic else 1)
 
 
 def staged_threads(shared: bool) -> int:
@@ -160,25 +166,31 @@ def _transposed(
     rows: int, groups: int, size: int, column_stride: int, misalignment: int, skip: int, cheap: bool, shared: bool,
     antithetic: bool,
 ) -> Geometry:  # fmt: skip
-    slots = slots_of(size, antithetic)
+    slots = slots_of(size)
     aligned = (misalignment | column_stride) % (slots * size) == 0 and rows % slots == 0
     enough = _ceil_div(groups, 264)
-    room = staged_threads(shared) * slots
+    room = staged_threads(shared) * staged_slots_of(size, antithetic)
     most_turns = room // rows
     overlap, tiles, stride = 0, 1, 0
-    bounded = aligned and ((misalignment | column_stride) % 32 == 0 or not (shared or antithetic))
-    fills = most_turns * rows >= staged_threads(shared) and (shared or 4 * most_turns * rows >= 3 * room)
-    if not bounded and column_stride == rows * size and fills:
+    whole_sectors = (misalignment | column_stride) % 32 == 0
+    bounded = aligned and (whole_sectors or not (shared or (cheap and antithetic)))
+    fits = most_turns > (0 if shared or antithetic else 1 if cheap else 3)
+    if not bounded and column_stride == rows * size and fits:
         stores, lanes, threads = _TRANSPOSED_STAGED, rows, staged_threads(shared)
-        turns = min(max(enough, _ceil_div(threads, rows)), most_turns, threads)
+        turns = min(enough, most_turns, threads)
     else:
-        stores, overlap, stride = _TRANSPOSED, 0 if aligned else 1, column_stride // size
-        lanes = rows // slots if aligned else _ceil_div(rows + slots - 1, slots)
+        stores, stride = _TRANSPOSED, column_stride // size
+        alike = stride % slots == 0
+        overlap = 0 if alike else 1
+        start = (misalignment - skip * column_stride) // size % slots
+        lanes = _ceil_div(start + rows + (0 if alike else slots - 1), slots)
         turns, tiles, threads = _turns(lanes, 32 - overlap, enough, abs(stride))
     passes_all = _ceil_div(groups, turns)
-    few = groups > 1024 if shared else cheap and (misalignment | column_stride) % 32 != 0
-    most = 8 if few else 32
+    most = _MOST_PASSES
+    if passes_all > _MOST_PASSES:
+        most = _most_passes(stores, cheap, shared, antithetic, whole_sectors)
     passes = min(most, max(min(8, _ceil_div(passes_all * tiles, 1024)), passes_all * tiles // 2048))
+    passes = max(passes, _ceil_div(passes_all * tiles, 2**30))
     return Geometry(
         blocks=_ceil_div(passes_all, passes) * tiles,
         threads=threads,
@@ -197,6 +209,15 @@ def _transposed(
         overlap=overlap,
         stride=stride,
     )
+
+
+def _most_passes(stores: int, cheap: bool, shared: bool, antithetic: bool, whole_sectors: bool) -> int:
+    """Passes of a block of kTransposed or kTransposedStaged, if they are many in all."""
+    if stores == _TRANSPOSED_STAGED:
+        return _MOST_PASSES if not cheap else 4 if antithetic else 2 if shared else 16
+    if antithetic:
+        return 1 if shared else 2
+    return 2 if shared else 8 if cheap and not whole_sectors else _MOST_PASSES
 
 
 def _turns(lanes: int, of_warp: int, enough: int, apart: int) -> tuple[int, int, int]:

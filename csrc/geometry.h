@@ -35,6 +35,8 @@ template <bool shared>
 constexpr u32 kStagedThreads = shared ? 256 : 128;
 // The most groups of a pass of kTransposed, if that is more than one block draws.
 constexpr u32 kMostTurns = 16;
+// The most passes of a block of kTransposed or kTransposedStaged.
+constexpr u32 kMostPasses = 32;
 // Elements from column to column that kTransposed does not reach: a pass of one group would have 2^31.
 constexpr u64 kFarApart = u64{1} << 28;
 // Columns of a group.
@@ -45,9 +47,11 @@ constexpr u32 kShortRow = 128;
 // several passes.
 constexpr u32 kChunk = kThreads + kShortRow;
 
-// Dimensions that a thread of kTransposed or kTransposedStaged keeps.
+// Dimensions that a thread of kTransposed keeps, and one of kTransposedStaged.
+template <u32 size>
+constexpr u32 kSlots = size == 8 ? 2 : 4;
 template <u32 size, bool antithetic>
-constexpr u32 kSlots = (size == 8 ? 2 : 4) / (antithetic ? 2 : 1);
+constexpr u32 kStagedSlots = kSlots<size> / (antithetic ? 2 : 1);
 
 struct Geometry {
   u32 blocks, threads;
@@ -95,34 +99,48 @@ inline Stores stores_of(const SampleCall& call, i64 skip, u64 groups) {
 
 inline u64 ceil_div(u64 a, u64 b) { return (a + b - 1) / b; }
 
+inline bool is_cheap(const SampleCall& call) { return call.shared || (call.fast_math && call.type != kFloat64); }
+
+// Passes of a block, if they are many in all. It is slow to begin, and so has many; but where memory is what takes the
+// time, few: blocks do not keep step, and of a line that two of them write in part, either part must come before the
+// other one has left the cache.
+inline u64 most_passes(const SampleCall& call, u32 stores, bool whole_sectors) {
+  if (stores == kTransposedStaged) {
+    return !is_cheap(call) ? kMostPasses : call.antithetic ? 4 : call.shared ? 2 : 16;
+  }
+  if (call.antithetic) return call.shared ? 1 : 2;
+  return call.shared ? 2 : is_cheap(call) && !whole_sectors ? 8 : kMostPasses;
+}
+
 inline Geometry transposed_geometry(const SampleCall& call, Geometry g, u64 groups) {
   const u32 size = element_size(call.type);
-  const u32 slots = size == 8 ? (call.antithetic ? kSlots<8, true> : kSlots<8, false>)
-                              : (call.antithetic ? kSlots<4, true> : kSlots<4, false>);
+  const u32 slots = size == 8 ? kSlots<8> : kSlots<4>;
   const u64 bits = reinterpret_cast<u64>(call.out) | static_cast<u64>(call.column_stride);
   const bool aligned = bits % (slots * size) == 0 && call.rows % slots == 0;
   // As many groups at once as there is room for, but blocks for all processors.
   const u64 enough = ceil_div(groups, 264);
   const u32 staged = call.shared ? kStagedThreads<true> : kStagedThreads<false>;
-  const u64 room = staged * slots, most_turns = room / call.rows;
+  const u64 room = staged * (call.antithetic ? slots / 2 : slots), most_turns = room / call.rows;
   u64 tiles = 1, turns = 1;
+  const bool cheap = is_cheap(call);
   // Half a sector takes longer to write than all of it, which counts where little else takes time.
-  const bool bounded = aligned && (bits % 32 == 0 || !(call.shared || call.antithetic));
+  const bool bounded = aligned && (bits % 32 == 0 || !(call.shared || (cheap && call.antithetic)));
   const bool side_by_side = call.column_stride == static_cast<i64>(call.rows) * size;
-  const bool fills = most_turns * call.rows >= staged && (call.shared || 4 * most_turns * call.rows >= 3 * room);
-  if (!bounded && side_by_side && fills) {
+  // Rows of which the room holds few are drawn faster in pieces, unless pieces are small.
+  const bool fits = most_turns > (call.shared || call.antithetic ? 0 : cheap ? 1 : 3);
+  if (!bounded && side_by_side && fits) {
     g.stores = kTransposedStaged;
     g.lanes = static_cast<u32>(call.rows);
     g.threads = staged;
-    // Each thread has a dimension at least.
-    const u64 least = ceil_div(staged, call.rows);
-    turns = enough < least ? least : enough;
-    if (turns > most_turns) turns = most_turns;
+    turns = enough < most_turns ? enough : most_turns;
     if (turns > staged) turns = staged;
   } else {
-    // Pieces of a row; where it is not aligned, one that begins before the row, or ends behind it, among them.
-    g.overlap = aligned ? 0 : 1;
-    g.lanes = static_cast<u32>(aligned ? call.rows / slots : ceil_div(call.rows + slots - 1, slots));
+    // Pieces of a row: the first may begin before it, and the last end behind it; where columns are not aligned alike,
+    // that of another column begins before that of the group's first.
+    const u64 start = reinterpret_cast<u64>(call.out) - g.skip * static_cast<u64>(call.column_stride);
+    const bool alike = static_cast<u64>(call.column_stride) / size % slots == 0;
+    g.overlap = alike ? 0 : 1;
+    g.lanes = static_cast<u32>(ceil_div(start / size % slots + call.rows + (alike ? 0 : slots - 1), slots));
     const u64 of_warp = 32 - g.overlap, most = kTransposedThreads / 32;
     u64 warps = 0;
     for (u64 t = 1; t <= kMostTurns || t * g.lanes <= most * of_warp; ++t) {
@@ -138,14 +156,14 @@ inline Geometry transposed_geometry(const SampleCall& call, Geometry g, u64 grou
   g.rows_per_pass = static_cast<u32>(turns);
   g.chunk = g.threads / g.rows_per_pass * g.rows_per_pass;
   const u64 all = ceil_div(groups, g.rows_per_pass);
-  // Many passes, since a block is slow to begin; where memory is what takes the time, fewer, so that blocks write close
-  // to each other, unless there are not many groups anyway.
-  const bool fast = call.fast_math && call.type != kFloat64;
-  const u64 most = call.shared ? (groups > 1024 ? 8 : 32) : fast && bits % 32 != 0 ? 8 : 32;
   u64 passes = ceil_div(all * tiles, 1024);
   if (passes > 8) passes = 8;
   if (passes < all * tiles / 2048) passes = all * tiles / 2048;
+  const u64 most = all <= kMostPasses ? kMostPasses : most_passes(call, g.stores, bits % 32 == 0);
+  // But no more blocks than a launch can have.
+  const u64 least = ceil_div(all * tiles, u64{1} << 30);
   if (passes > most) passes = most;
+  if (passes < least) passes = least;
   g.band_rows = static_cast<u32>(passes * g.rows_per_pass);
   g.steps = 1;
   g.column_blocks = static_cast<u32>(tiles);
@@ -175,7 +193,7 @@ inline Geometry geometry_of(const SampleCall& call) {
   // enough, a few hundred for a short call, and for a long one so many that no processor waits long for the last. Where
   // memory is what takes the time, fewer are better: then blocks write close to each other.
   const u64 rows = ceil_div(call.rows, g.rows_per_pass);
-  const bool cheap = call.shared || (call.fast_math && call.type != kFloat64);
+  const bool cheap = is_cheap(call);
   u64 most = g.stores == kAligned ? 128 : 32;
   if (call.shared || (cheap && g.stores == kAligned && g.rows_per_pass > 1)) {
     most = 8;

@@ -24,26 +24,41 @@ MULTISAMPLE_FUNCTION T load(const char* at) {
   return *reinterpret_cast<const T*>(at);
 }
 
+// Elements `k` of a vector.
+template <class Real, u32 count>
+MULTISAMPLE_FUNCTION void load_elements(const Vector& vector, const u64 (&k)[count], Real (&x)[count]) {
+  const auto each = [&](auto loaded) {
+#pragma unroll
+    for (u32 j = 0; j < count; ++j) {
+      x[j] = loaded(static_cast<const char*>(vector.data) + static_cast<i64>(k[j]) * vector.stride);
+    }
+  };
+  // By far the most frequent, and so not behind a table of jumps.
+  if (vector.type == (sizeof(Real) == 4 ? kFloat32 : kFloat64))
+    return each([](const char* at) { return load<Real>(at); });
+  switch (vector.type) {
+    case kNumber: return each([&](const char*) { return rounded<Real>(vector.number); });
+    case kFloat16: return each([](const char* at) { return rounded<Real>(widen(load<float16>(at))); });
+    case kBFloat16: return each([](const char* at) { return rounded<Real>(widen(load<bfloat16>(at))); });
+    case kFloat32: return each([](const char* at) { return rounded<Real>(load<float>(at)); });
+    case kFloat64: return each([](const char* at) { return rounded<Real>(load<double>(at)); });
+    case kInt8: return each([](const char* at) { return static_cast<Real>(load<i8>(at)); });
+    case kInt16: return each([](const char* at) { return static_cast<Real>(load<i16>(at)); });
+    case kInt32: return each([](const char* at) { return static_cast<Real>(load<i32>(at)); });
+    case kInt64: return each([](const char* at) { return static_cast<Real>(load<i64>(at)); });
+    case kUInt8: return each([](const char* at) { return static_cast<Real>(load<u8>(at)); });
+    case kUInt16: return each([](const char* at) { return static_cast<Real>(load<u16>(at)); });
+    case kUInt32: return each([](const char* at) { return static_cast<Real>(load<u32>(at)); });
+    default: return each([](const char* at) { return static_cast<Real>(load<u64>(at)); });
+  }
+}
+
 template <class Real>
 MULTISAMPLE_FUNCTION Real element(const Vector& vector, u64 k) {
-  const char* at = static_cast<const char*>(vector.data) + static_cast<i64>(k) * vector.stride;
-  // By far the most frequent, and so not behind a table of jumps.
-  if (vector.type == (sizeof(Real) == 4 ? kFloat32 : kFloat64)) return load<Real>(at);
-  switch (vector.type) {
-    case kNumber: return rounded<Real>(vector.number);
-    case kFloat16: return rounded<Real>(widen(load<float16>(at)));
-    case kBFloat16: return rounded<Real>(widen(load<bfloat16>(at)));
-    case kFloat32: return rounded<Real>(load<float>(at));
-    case kFloat64: return rounded<Real>(load<double>(at));
-    case kInt8: return load<i8>(at);
-    case kInt16: return load<i16>(at);
-    case kInt32: return static_cast<Real>(load<i32>(at));
-    case kInt64: return static_cast<Real>(load<i64>(at));
-    case kUInt8: return load<u8>(at);
-    case kUInt16: return load<u16>(at);
-    case kUInt32: return static_cast<Real>(load<u32>(at));
-    default: return static_cast<Real>(load<u64>(at));
-  }
+  const u64 one[] = {k};
+  Real x[1];
+  load_elements(vector, one, x);
+  return x[0];
 }
 
 // The call's offset. Whoever counts it up comes after the kernel, so that it may be read at any time.

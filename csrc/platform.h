@@ -93,6 +93,10 @@ MULTISAMPLE_FUNCTION T* hidden(T* at) {
   __builtin_assume(__isGlobal(at));
   return at;
 }
+MULTISAMPLE_FUNCTION u32 hidden(u32 x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
 
 MULTISAMPLE_FUNCTION u32 float_bits(float x) { return __float_as_uint(x); }
 MULTISAMPLE_FUNCTION float from_float_bits(u32 x) { return __uint_as_float(x); }
@@ -120,6 +124,7 @@ template <class T>
 MULTISAMPLE_FUNCTION T* hidden(T* at) {
   return at;
 }
+MULTISAMPLE_FUNCTION u32 hidden(u32 x) { return x; }
 
 template <class To, class From>
 MULTISAMPLE_FUNCTION To reinterpret_bits(From x) {

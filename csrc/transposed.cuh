@@ -4,10 +4,11 @@
 // columns; what the words owe to those alone (with shared noise, all the noise) waits in shared memory. A block makes
 // some groups of columns at a time, a pass.
 //
-// kTransposed: dimensions that are side by side are written at once. Where a row of the output begins somewhere between
-// two aligned addresses, a thread takes those at its start from the thread before: the first of a warp does nothing
-// else. kTransposedStaged: short rows that begin anywhere but lie one behind the other, through shared memory, where a
-// pass lies as it does in the output. See geometry.h.
+// kTransposed: dimensions that are side by side are written at once, in pieces at aligned addresses. A thread keeps
+// those of a piece of the first column of its groups; where other columns are not aligned alike, their pieces begin
+// with the last dimensions of the thread before, which hands them over: the first thread of a warp does nothing else.
+// kTransposedStaged: short rows that begin anywhere but lie one behind the other, through shared memory, where a pass
+// lies as it does in the output. See geometry.h.
 #pragma once
 
 #include "group.cuh"
@@ -23,15 +24,28 @@ MULTISAMPLE_FUNCTION bfloat16 of_thread_before(bfloat16 x) {
   return {static_cast<u16>(__shfl_up_sync(~0u, static_cast<u32>(x.bits), 1))};
 }
 
-// A dimension that a thread keeps.
-template <class Real>
-struct Kept {
-  Real mu, sigma;
-  RowPart words;
+// So many bits, of 32 at most.
+template <u32 count>
+constexpr u32 kAllOf = ~0u >> (32 - count);
 
-  MULTISAMPLE_FUNCTION static Kept of(u64 row, const Keys<Real>& keys, const SampleCall& call) {
-    return {element<Real>(call.mu, row), element<Real>(call.sigma, row),
-            row_part(static_cast<u32>(call.first_row + row), low(offset_of(call)), keys.keys)};
+// The first `n` of `count` bits, none if n is below 0 and all if it is above `count`.
+template <u32 count>
+MULTISAMPLE_FUNCTION u32 first_bits(i32 n) {
+  return n < 0 ? 0 : n < static_cast<i32>(count) ? (1u << n) - 1 : kAllOf<count>;
+}
+
+// Dimensions that a thread keeps.
+template <class Real, u32 slots>
+struct Kept {
+  Real mu[slots], sigma[slots];
+  RowPart words[slots];
+
+  MULTISAMPLE_FUNCTION Kept(const u64 (&rows)[slots], const Keys<Real>& keys, const SampleCall& call) {
+    load_elements(call.mu, rows, mu);
+    load_elements(call.sigma, rows, sigma);
+    const u32 offset = low(offset_of(call));
+#pragma unroll
+    for (u32 s = 0; s < slots; ++s) words[s] = row_part(static_cast<u32>(call.first_row + rows[s]), offset, keys.keys);
   }
 };
 
@@ -73,7 +87,7 @@ struct Band {
     u32 bits = 0;
 #pragma unroll
     for (u32 c = 0; c < width; ++c) {
-      if (column + c >= skipped && column + c < columns) bits |= ((1u << slots) - 1) << c * slots;
+      if (column + c >= skipped && column + c < columns) bits |= kAllOf<slots> << c * slots;
     }
     return bits;
   }
@@ -98,34 +112,51 @@ struct Band {
 template <class Out, bool antithetic>
 struct Pieces {
   using Real = typename Computing<Out>::Type;
-  static constexpr u32 kSlots = multisample::kSlots<sizeof(Out), antithetic>;
+  static constexpr u32 kSlots = multisample::kSlots<sizeof(Out)>;
   static constexpr u32 kColumns = Elements<Out, antithetic>::kCount, kPerNormal = kColumns / 4;
+  static constexpr u32 kAll = kAllOf<kColumns * kSlots>;
   struct alignas(kSlots * sizeof(Out)) Piece {
     Out x[kSlots];
   };
 
+  RowPart words[kSlots];
   Real mu[2 * kSlots - 1], sigma[2 * kSlots - 1];  // of the last ones of the thread before, and of its own
+  i32 to[kColumns];                                // where they are, in elements
+  u32 inside;                                      // which of their elements are inside the rows, a bit for each
   Piece piece[kColumns];
 
-  // Makes the pieces of the thread's normals, all but of column 0 `delta` elements further back than that of the column
-  // before, modulo the elements of a piece, and that of column 0 `first` elements. All threads of the warp together.
-  template <u32 first, u32 delta>
+  // All threads of the warp together.
+  MULTISAMPLE_FUNCTION void keep(const Kept<Real, kSlots>& own) {
+#pragma unroll
+    for (u32 s = 0; s < kSlots; ++s) {
+      words[s] = own.words[s], mu[kSlots - 1 + s] = own.mu[s], sigma[kSlots - 1 + s] = own.sigma[s];
+    }
+#pragma unroll
+    for (u32 s = 0; s + 1 < kSlots; ++s) {
+      mu[s] = of_thread_before(own.mu[s + 1]), sigma[s] = of_thread_before(own.sigma[s + 1]);
+    }
+  }
+
+  // Makes the pieces of the thread's normals: that of column 0 of its own dimensions, and that of each other one
+  // `delta` elements further back than that of the column before, modulo the elements of a piece. All threads of the
+  // warp together.
+  template <u32 delta>
   MULTISAMPLE_FUNCTION void make(const Normals<Real>* z) {
 #pragma unroll
     for (u32 k = 0; k < 4; ++k) {
       Real of_both[2 * kSlots - 1];
-      const u32 shift_0 = (first + k * kPerNormal * delta) % kSlots, shift_1 = (shift_0 + delta) % kSlots;
-      const u32 most = kPerNormal == 1 || shift_0 > shift_1 ? shift_0 : shift_1;
+      const u32 back_0 = k * kPerNormal * delta % kSlots, back_1 = (back_0 + delta) % kSlots;
+      const u32 most = kPerNormal == 1 || back_0 > back_1 ? back_0 : back_1;
 #pragma unroll
       for (u32 s = 0; s < kSlots; ++s) of_both[kSlots - 1 + s] = normal(z[s], k);
 #pragma unroll
       for (u32 s = 1; s <= most; ++s) of_both[kSlots - 1 - s] = of_thread_before(normal(z[kSlots - s], k));
 #pragma unroll
       for (u32 c = 0; c < kPerNormal; ++c) {
-        const u32 shift = c == 0 ? shift_0 : shift_1;
+        const u32 back = c == 0 ? back_0 : back_1;
 #pragma unroll
         for (u32 e = 0; e < kSlots; ++e) {
-          const u32 at = kSlots - 1 + e - shift;
+          const u32 at = kSlots - 1 + e - back;
           piece[kPerNormal * k + c].x[e] =
               narrow<Out>(fma_rn(c == 0 ? sigma[at] : negated(sigma[at]), of_both[at], mu[at]));
         }
@@ -133,25 +164,21 @@ struct Pieces {
     }
   }
 
-  // The same for what is known only when the kernel runs, 4 * first + delta.
-  MULTISAMPLE_FUNCTION void make(const Normals<Real>* z, u32 shifts) {
-    switch (shifts) {
-      default: return make<0, 0>(z);
-      case 1: return make<0 % kSlots, 1 % kSlots>(z);
-      case 2: return make<0 % kSlots, 2 % kSlots>(z);
-      case 3: return make<0 % kSlots, 3 % kSlots>(z);
-      case 4: return make<1 % kSlots, 0 % kSlots>(z);
-      case 5: return make<1 % kSlots, 1 % kSlots>(z);
-      case 6: return make<1 % kSlots, 2 % kSlots>(z);
-      case 7: return make<1 % kSlots, 3 % kSlots>(z);
-      case 8: return make<2 % kSlots, 0 % kSlots>(z);
-      case 9: return make<2 % kSlots, 1 % kSlots>(z);
-      case 10: return make<2 % kSlots, 2 % kSlots>(z);
-      case 11: return make<2 % kSlots, 3 % kSlots>(z);
-      case 12: return make<3 % kSlots, 0 % kSlots>(z);
-      case 13: return make<3 % kSlots, 1 % kSlots>(z);
-      case 14: return make<3 % kSlots, 2 % kSlots>(z);
-      case 15: return make<3 % kSlots, 3 % kSlots>(z);
+  // From address `at` on.
+  MULTISAMPLE_FUNCTION void write(Out* at) const {
+#pragma unroll
+    for (u32 c = 0; c < kColumns; ++c) *reinterpret_cast<Piece*>(at + to[c]) = piece[c];
+  }
+
+  // Of the elements those that `written` has a bit for.
+  MULTISAMPLE_FUNCTION void write(Out* at, u32 written) const {
+#pragma unroll
+    for (u32 c = 0; c < kColumns; ++c) {
+      Out* const of_column = hidden(at + to[c]);
+#pragma unroll
+      for (u32 s = 0; s < kSlots; ++s) {
+        if (written >> (c * kSlots + s) & 1) of_column[s] = piece[c].x[s];
+      }
     }
   }
 
@@ -161,41 +188,29 @@ struct Pieces {
   }
 };
 
-// The passes of a chunk.
-template <bool handed, class Out, bool antithetic, class Real, class GroupNoise, class Band>
-MULTISAMPLE_FUNCTION void go_along(Pieces<Out, antithetic>& made, const RowPart* words, const GroupNoise* chunk,
-                                   u32 begin, u32 turn, u32 groups, u32 shifts, u32 inside, Out*& at, const i32* to,
-                                   i32 step, const Band& band, const Keys<Real>& keys) {
+// The passes of a chunk, of which the thread has group `turn` each; from address `at` on, and returns that of the next
+// pass.
+template <u32 delta, class Out, bool antithetic, class Real, class GroupNoise, class Band>
+MULTISAMPLE_FUNCTION Out* go_along(Pieces<Out, antithetic>& made, const GroupNoise* chunk, u32 begin, u32 turn,
+                                   u32 groups, Out* at, i32 step, const Band& band, const Keys<Real>& keys) {
   using Made = Pieces<Out, antithetic>;
-  constexpr u32 width = Made::kColumns, slots = Made::kSlots, all = (1u << width * slots) - 1;
+  const GroupNoise* from = chunk + turn;
 #pragma unroll 1
-  for (u32 k = 0; k < groups; k += band.turns) {
-    const GroupNoise noise = chunk[k + turn];
-    Normals<Real> z[slots];
+  for (u32 k = 0; k < groups; k += band.turns, from += band.turns) {
+    const GroupNoise noise = *from;
+    Normals<Real> z[Made::kSlots];
 #pragma unroll
-    for (u32 s = 0; s < slots; ++s) z[s] = noise.in(words[s], keys);
-    if (handed) {
-      made.make(z, shifts);
-    } else {
-      made.template make<0, 0>(z);
-    }
+    for (u32 s = 0; s < Made::kSlots; ++s) z[s] = noise.in(made.words[s], keys);
+    made.template make<delta % Made::kSlots>(z);
     const bool is_whole = band.has_whole(begin + k);
-    if (is_whole && inside == all) {
-#pragma unroll
-      for (u32 c = 0; c < width; ++c) *reinterpret_cast<typename Made::Piece*>(at + to[c]) = made.piece[c];
-    } else if (inside != 0) {
-      const u32 written = is_whole ? inside : inside & band.template inside<slots>(begin + k + turn);
-#pragma unroll
-      for (u32 c = 0; c < width; ++c) {
-        Out* const of_column = hidden(at + to[c]);
-#pragma unroll
-        for (u32 s = 0; s < slots; ++s) {
-          if (written >> (c * slots + s) & 1) of_column[s] = made.piece[c].x[s];
-        }
-      }
+    if (is_whole && made.inside == Made::kAll) {
+      made.write(at);
+    } else if (made.inside != 0) {
+      made.write(at, is_whole ? made.inside : made.inside & band.template inside<Made::kSlots>(begin + k + turn));
     }
     at += step;
   }
+  return at;
 }
 
 template <class Out, bool shared, bool antithetic, bool fast>
@@ -210,6 +225,12 @@ MULTISAMPLE_FUNCTION void draw_transposed(const SampleCall& call, const Geometry
   const Band<GroupNoise, width> band(band_index, call, geometry);
   const Keys<Real> keys(call.seed);
 
+  // How many elements behind an aligned address the first column of a group begins, and each further one behind that:
+  // the same in all groups.
+  const i32 stride = geometry.stride, step = static_cast<i32>(band.turns * width) * stride;
+  const u64 begin_of_0 = reinterpret_cast<u64>(call.out) - geometry.skip * static_cast<u64>(call.column_stride);
+  const u32 shift = begin_of_0 / sizeof(Out) % slots, delta = static_cast<u32>(stride) % slots;
+
   // Pieces of the thread: of all groups of a pass, one behind the other. Those of two warps overlap in one thread if
   // dimensions are handed over; the one before the first piece is none.
   const u32 overlap = geometry.overlap, thread = threadIdx.x;
@@ -218,47 +239,44 @@ MULTISAMPLE_FUNCTION void draw_transposed(const SampleCall& call, const Geometry
   const u32 turn_of_it = position < 0 ? 0 : static_cast<u32>(position) / geometry.lanes;
   const bool exists = position >= 0 && turn_of_it < band.turns;
   const u32 turn = exists ? turn_of_it : 0;
-  const i64 first = (position - static_cast<i64>(turn) * geometry.lanes) * slots, rows = static_cast<i64>(call.rows);
-  Made made;
-  RowPart words[slots];
+  const i64 first = (position - static_cast<i64>(turn) * geometry.lanes) * slots - shift;
+  const i64 rows = static_cast<i64>(call.rows);
+  u64 row[slots];
 #pragma unroll
   for (u32 s = 0; s < slots; ++s) {
-    const i64 row = first + s;
-    const Kept<Real> kept = Kept<Real>::of(static_cast<u64>(row < 0 ? 0 : row < rows ? row : rows - 1), keys, call);
-    made.mu[slots - 1 + s] = kept.mu, made.sigma[slots - 1 + s] = kept.sigma, words[s] = kept.words;
+    row[s] = static_cast<u64>(first + s < 0 ? 0 : first + s < rows ? first + s : rows - 1);
   }
-#pragma unroll
-  for (u32 s = 0; s + 1 < slots; ++s) {
-    made.mu[s] = of_thread_before(made.mu[slots + s]), made.sigma[s] = of_thread_before(made.sigma[slots + s]);
-  }
+  const Kept<Real, slots> kept(row, keys, call);
 
-  // How many elements a row begins behind an aligned address: the same in all groups.
-  const i32 stride = geometry.stride, step = static_cast<i32>(band.turns * width) * stride;
-  const u64 begin_of_0 = reinterpret_cast<u64>(call.out) - geometry.skip * static_cast<u64>(call.column_stride);
-  const u32 shift = begin_of_0 / sizeof(Out) % slots, delta = static_cast<u32>(stride) % slots;
-  const u32 shifts = overlap == 0 ? 0 : 4 * shift + delta;
-  Out* at = reinterpret_cast<Out*>(band.address(call, geometry)) + first +
-            static_cast<i64>(static_cast<i32>(turn * width)) * stride;
-  i32 to[width];
-  // Which elements of the thread's pieces are inside the rows.
-  u32 inside = 0;
+  Made made;
 #pragma unroll
   for (u32 c = 0; c < width; ++c) {
-    const i32 back = overlap == 0 ? 0 : static_cast<i32>((shift + c * delta) % slots);
-    to[c] = static_cast<i32>(c) * stride - back;
+    const u32 behind = c * static_cast<u32>(stride) - c * delta % slots;
+    // Of a few, or each is worked out anew for each pass; there are no registers for eight.
+    made.to[c] = static_cast<i32>(width == 4 && sizeof(Real) == 4 ? hidden(behind) : behind);
+  }
+  made.inside = exists && thread % 32 >= overlap ? Made::kAll : 0;
+  if (first < (delta == 0 ? 0 : static_cast<i32>(slots) - 1) || first + slots > rows) {
+    const i32 to_first = static_cast<i32>(-first), to_end = static_cast<i32>(rows - first);
 #pragma unroll
-    for (u32 s = 0; s < slots; ++s) {
-      const i64 row = first - back + s;
-      inside |= (exists && thread % 32 >= overlap && row >= 0 && row < rows ? 1u : 0u) << (c * slots + s);
+    for (u32 c = 0; c < width; ++c) {
+      const i32 back = static_cast<i32>(c * delta % slots);
+      const u32 outside = first_bits<slots>(to_first + back) | ~first_bits<slots>(to_end + back);
+      made.inside &= ~((outside & kAllOf<slots>) << c * slots);
     }
   }
 
+  Out* at = reinterpret_cast<Out*>(band.address(call, geometry)) + first +
+            static_cast<i64>(static_cast<i32>(turn * width)) * stride;
   for (u32 begin = 0; begin < band.count; begin += geometry.chunk) {
     const u32 groups = band.fill(chunk, begin, keys, call, geometry);
-    if (overlap == 0) {
-      go_along<false>(made, words, chunk, begin, turn, groups, shifts, inside, at, to, step, band, keys);
-    } else {
-      go_along<true>(made, words, chunk, begin, turn, groups, shifts, inside, at, to, step, band, keys);
+    // Not before the loads have had time.
+    if (begin == 0) made.keep(kept);
+    switch (delta) {
+      case 0: at = go_along<0>(made, chunk, begin, turn, groups, at, step, band, keys); break;
+      case 1: at = go_along<1>(made, chunk, begin, turn, groups, at, step, band, keys); break;
+      case 2: at = go_along<2>(made, chunk, begin, turn, groups, at, step, band, keys); break;
+      default: at = go_along<3>(made, chunk, begin, turn, groups, at, step, band, keys);
     }
   }
 }
@@ -268,7 +286,7 @@ MULTISAMPLE_FUNCTION void draw_transposed_staged(const SampleCall& call, const G
   using Real = typename Computing<Out>::Type;
   using Group = Elements<Out, antithetic>;
   using GroupNoise = Noise<Real, shared, fast>;
-  constexpr u32 width = Group::kCount, slots = kSlots<sizeof(Out), antithetic>;
+  constexpr u32 width = Group::kCount, slots = kStagedSlots<sizeof(Out), antithetic>;
   // What a thread takes from the stage at once, and how often, at most.
   struct alignas(alignof(Quad<Out>)) Part {
     Out x[alignof(Quad<Out>) / sizeof(Out)];
@@ -276,44 +294,58 @@ MULTISAMPLE_FUNCTION void draw_transposed_staged(const SampleCall& call, const G
   constexpr u32 kStagedThreads = multisample::kStagedThreads<shared>;
   constexpr u32 kParts = slots * width * sizeof(Out) / sizeof(Part);
   __shared__ GroupNoise chunk[kStagedThreads];
-  __shared__ Part stages[2][kStagedThreads * kParts];
+  __shared__ Part stage[kStagedThreads * kParts];
   const Band<GroupNoise, width> band(blockIdx.x, call, geometry);
   const Keys<Real> keys(call.seed);
-  const u32 rows = static_cast<u32>(call.rows), row_size = rows * sizeof(Out);
+  const u32 rows = static_cast<u32>(call.rows);
 
-  Kept<Real> kept[slots];
-  u32 turn[slots], place[slots];
+  // Dimensions of all groups of a pass, one behind the other, a run of them for each slot. The last runs may be
+  // shorter, and where a warp has none of one, it draws none; the warps take turns at that, since each has an issue
+  // slot of its own.
+  const u32 filled = band.turns * rows, thread = (threadIdx.x + blockIdx.x * 32) % kStagedThreads;
+  u64 row[slots];
+  u32 place[slots][width];
+  const GroupNoise* from[slots];
 #pragma unroll
   for (u32 s = 0; s < slots; ++s) {
-    const u32 position = threadIdx.x + s * kStagedThreads;
-    turn[s] = position / rows;
-    u32 row = position - turn[s] * rows;
-    // There is none. To do the same twice costs less than to do nothing.
-    if (turn[s] >= band.turns) turn[s] = turn[0], row = threadIdx.x - turn[0] * rows;
-    place[s] = (turn[s] * width * rows + row) * sizeof(Out);
-    kept[s] = Kept<Real>::of(row, keys, call);
+    // If there is none, the same as the first of the warp: to do that twice costs less than to do nothing.
+    const u32 of_thread = thread + s * kStagedThreads, position = of_thread < filled ? of_thread : of_thread & ~31u;
+    const u32 turn = position / rows;
+    row[s] = position - turn * rows, from[s] = chunk + turn;
+#pragma unroll
+    for (u32 c = 0; c < width; ++c) {
+      // Or it is worked out anew for each pass.
+      place[s][c] = hidden((turn * (width - 1) + c) * rows * static_cast<u32>(sizeof(Out)) +
+                           position * static_cast<u32>(sizeof(Out)));
+    }
   }
+  Kept<Real, slots> kept(row, keys, call);
+#pragma unroll
+  for (u32 s = 0; s < slots; ++s) {
+    // Likewise.
+    kept.words[s] = {hidden(kept.words[s].into_c2_of_round_2), hidden(kept.words[s].c3_of_round_2)};
+  }
+  const u32 used = __shfl_sync(~0u, (filled + kStagedThreads - 1 - thread) / kStagedThreads, 0);
 
   Out* out = reinterpret_cast<Out*>(band.address(call, geometry));
-  const u32 step = band.turns * width * rows, parts = step * sizeof(Out) / sizeof(Part);
+  const u32 step = filled * width, parts = step * sizeof(Out) / sizeof(Part);
   const bool aligned = reinterpret_cast<u64>(out) % sizeof(Part) == 0;
-  u32 parity = 0;
   for (u32 begin = 0; begin < band.count; begin += geometry.chunk) {
     const u32 groups = band.fill(chunk, begin, keys, call, geometry);
     for (u32 k = 0; k < groups; k += band.turns) {
-      // The next pass goes to the other stage: nobody writes to this one before all have come to the next barrier.
-      char* const stage = reinterpret_cast<char*>(stages[parity]);
-      parity ^= 1;
 #pragma unroll
       for (u32 s = 0; s < slots; ++s) {
-        const Normals<Real> z = chunk[k + turn[s]].in(kept[s].words, keys);
-        const Group group = scaled<Out, antithetic>(kept[s].mu, kept[s].sigma, z);
+        if (s >= used) break;
+        const Normals<Real> z = from[s][k].in(kept.words[s], keys);
+        const Group group = scaled<Out, antithetic>(kept.mu[s], kept.sigma[s], z);
 #pragma unroll
-        for (u32 c = 0; c < width; ++c) *reinterpret_cast<Out*>(stage + (place[s] + c * row_size)) = group.x[c];
+        for (u32 c = 0; c < width; ++c) {
+          *reinterpret_cast<Out*>(reinterpret_cast<char*>(stage) + place[s][c]) = group.x[c];
+        }
       }
       __syncthreads();
       if (aligned && band.has_whole(begin + k)) {
-        const Part* const from = reinterpret_cast<const Part*>(stage) + threadIdx.x;
+        const Part* const from = stage + threadIdx.x;
         Part* const to = reinterpret_cast<Part*>(out) + threadIdx.x;
 #pragma unroll
         for (u32 j = 0; j < kParts; ++j) {
@@ -326,6 +358,7 @@ MULTISAMPLE_FUNCTION void draw_transposed_staged(const SampleCall& call, const G
           out[e] = reinterpret_cast<const Out*>(stage)[e];
         }
       }
+      __syncthreads();
       out += step;
     }
   }

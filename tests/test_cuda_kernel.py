@@ -36,6 +36,7 @@ from multisample.backends.geometry import (
     Geometry,
     geometry,
     slots_of,
+    staged_slots_of,
 )
 from multisample.backends.numba import NumbaBackend
 from multisample.backends.sample_call import PACKED_CALL, pack_call
@@ -206,7 +207,7 @@ class Case:
         changed = usual._replace(**self.cut(usual))
         groups = _ceil_div(changed.skip + self.n, 8 if self.antithetic else 4)
         if KERNEL_STORES[usual.stores].startswith("kTransposed"):
-            return recut(changed, usual, groups, slots_of(self.size, self.antithetic))
+            return recut(changed, usual, groups, staged_slots_of(self.size, self.antithetic))
         rows, lanes, shift = changed.rows_per_pass, changed.lanes, changed.interleave_log2
         threads = _ceil_div(lanes * rows, 32) * 32
         bands = _ceil_div(_ceil_div(self.d, changed.band_rows), 1 << shift) << shift
@@ -373,7 +374,7 @@ TRANSPOSED = [variant for variant in VARIANTS if variant.stores.startswith("kTra
 @pytest.mark.parametrize("variant", TRANSPOSED, ids=named)
 def test_dimensions_side_by_side_written_at_once_and_through_the_stage(variant: Variant) -> None:
     """Blocks of several passes and chunks, of which the first pass and the last may be cut; several tiles; padding."""
-    size, slots = SIZES[variant.dtype], slots_of(SIZES[variant.dtype], variant.antithetic)
+    size, slots = SIZES[variant.dtype], slots_of(SIZES[variant.dtype])
     seen: collections.Counter[str] = collections.Counter()
     for k, (d, (passes, per_chunk)) in enumerate(
         itertools.product(
@@ -399,11 +400,15 @@ def test_dimensions_side_by_side_written_at_once_and_through_the_stage(variant: 
             seen["chunks"] += cut.band_rows > cut.chunk
             seen["cut"] += cut.skip > 0
             if variant.stores == "kTransposed":
-                seen["shifted" if cut.overlap else "aligned"] += 1
+                seen[f"{cut.stride % slots} further behind"] += 1
                 seen["tiles"] += cut.column_blocks > 1
-                assert cut.overlap or d % slots == 0
-    kinds = {"chunks", "cut", "shifted", "aligned", "tiles"} if variant.stores == "kTransposed" else {"chunks", "cut"}
-    assert min(seen.values()) >= 10 and seen.keys() == kinds - ({"shifted"} if slots == 1 else set()), seen
+                assert cut.overlap == (cut.stride % slots > 0)
+                assert cut.lanes >= _ceil_div(d, slots)
+                seen["begins before"] += cut.lanes * slots >= d + slots and not cut.overlap
+    kinds = {"chunks", "cut"}
+    if variant.stores == "kTransposed":
+        kinds |= {"tiles", "begins before", *(f"{delta} further behind" for delta in range(slots))}
+    assert min(seen.values()) >= 10 and seen.keys() == kinds, seen
 
 
 def wide_passes(passes: int, per_chunk: int) -> Cut:

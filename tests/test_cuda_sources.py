@@ -175,7 +175,7 @@ class Case:
         rows, lanes, shift = changed.rows_per_pass, changed.lanes, changed.interleave_log2
         groups = _ceil_div(changed.skip + self.n, 8 if self.antithetic else 4)
         if STORES[g.stores].startswith("transposed"):
-            return recut(changed, g, groups, geometry.slots_of(self.size, self.antithetic))
+            return recut(changed, g, groups, geometry.staged_slots_of(self.size, self.antithetic))
         threads = _ceil_div(lanes * rows, 32) * 32
         bands = _ceil_div(_ceil_div(self.d, changed.band_rows), 1 << shift) << shift
         columns = _ceil_div(groups, changed.steps * lanes)
@@ -831,12 +831,8 @@ def test_kernels_are_made_of_the_instructions_that_make_them_fast(instructions: 
         wide_stores = sum(count for name, count in found.items() if re.fullmatch(whole[dtype], name))
         if STORES[stores] == "transposed":
             # All of a thread's dimensions at once, which may be few bytes.
-            size = geometry.SIZES[dtype] * geometry.slots_of(geometry.SIZES[dtype], antithetic)
-            piece = {
-                16: r"(v4\.[bfu]32|v2\.[bfu]64)",
-                8: r"(v4\.[bfu]16|v2\.[bfu]32|[bfu]64)",
-                4: r"(v2\.[bfu]16|[bfu]32)",
-            }
+            size = geometry.SIZES[dtype] * geometry.slots_of(geometry.SIZES[dtype])
+            piece = {16: r"(v4\.[bfu]32|v2\.[bfu]64)", 8: r"(v4\.[bfu]16|v2\.[bfu]32|[bfu]64)"}
             assert any(re.fullmatch(rf"st\.global\.{piece[size]}", name) for name in found), variant
         else:
             assert (wide_stores > 0) == (STORES[stores] in ("aligned", "shifted", "transposed_staged")), variant
@@ -850,10 +846,12 @@ def test_kernels_are_made_of_the_instructions_that_make_them_fast(instructions: 
             if shared:
                 assert radii == (2 if STORES[stores].startswith("transposed") else 4), (variant, radii)
             elif STORES[stores].startswith("transposed"):
-                # The dimensions of a thread; if they are not staged, in a loop for aligned rows and in one for others.
-                loops = 2 if STORES[stores] == "transposed" else 1
-                size = 2 if "16" in dtype else 4
-                assert radii == loops * 2 * geometry.slots_of(size, antithetic), (variant, radii)
+                # The dimensions of a thread; if they are not staged, in a loop for each way that columns are aligned.
+                size = geometry.SIZES[dtype]
+                slots = geometry.staged_slots_of(size, antithetic)
+                if STORES[stores] == "transposed":
+                    slots = geometry.slots_of(size) ** 2
+                assert radii == 2 * slots, (variant, radii)
             else:
                 assert radii >= (1 if antithetic else 2) * wide_stores, (variant, radii)
 

@@ -28,6 +28,7 @@ from multisample.backends.geometry import (
     Geometry,
     geometry,
     slots_of,
+    staged_slots_of,
 )
 from multisample.backends.sample_call import ELEMENT_TYPES, PACKED_CALL, pack_call, pack_plain_call
 
@@ -221,8 +222,8 @@ def test_every_cut_is_one_that_the_kernel_can_take() -> None:
 
 def check_transposed(call: Call, cut: Geometry) -> None:
     """The same where dimensions lie side by side: passes are of groups, and bands of groups follow each other."""
-    rows, _, dtype, (row_stride, column_stride), address, _, shared, antithetic, _ = call
-    size, slots, width = SIZES[dtype], slots_of(SIZES[dtype], antithetic), 8 if antithetic else 4
+    rows, _, dtype, (row_stride, column_stride), address, sample_offset, shared, antithetic, fast_math = call
+    size, slots, width = SIZES[dtype], slots_of(SIZES[dtype]), 8 if antithetic else 4
     assert row_stride == size and rows > 1 and cut.interleave_log2 == 0 and cut.steps == 1, call
     # Each thread makes at most one group of a chunk.
     assert cut.chunk % cut.rows_per_pass == 0 and cut.rows_per_pass <= cut.chunk <= cut.threads, call
@@ -230,18 +231,22 @@ def check_transposed(call: Call, cut: Geometry) -> None:
     aligned = address % (slots * size) == column_stride % (slots * size) == rows % slots == 0
     if cut.stores == 5:
         # The threads have room for the dimensions of a pass, which is one run of elements.
-        bounded = aligned and ((address | column_stride) % 32 == 0 or not (shared or antithetic))
-        assert not bounded and column_stride == rows * size and cut.lanes == rows and cut.column_blocks == 1, call
-        assert (
-            cut.threads == (256 if shared else 128)
-            and cut.threads <= cut.lanes * cut.rows_per_pass <= cut.threads * slots
-        ), call
+        half_sectors = (address | column_stride) % 32 > 0
+        writes_fast = shared or (antithetic and fast_math and dtype != "float64")
+        assert not aligned or (half_sectors and writes_fast), call
+        assert column_stride == rows * size and cut.lanes == rows and cut.column_blocks == 1, call
+        assert cut.threads == (256 if shared else 128), call
+        assert cut.lanes * cut.rows_per_pass <= cut.threads * staged_slots_of(size, antithetic), call
         assert cut.stride == cut.overlap == 0, call
         return
-    # Pieces of `slots` dimensions at aligned addresses, one of them before a row that does not begin at one.
-    assert cut.threads <= 128 and cut.overlap == (not aligned) and cut.stride * size == column_stride, call
-    first, last = (0, rows - 1) if aligned else (slots - 1, rows - 1 + slots - 1)
-    assert cut.lanes == last // slots + 1 and first // slots == 0, call
+    # Pieces of `slots` dimensions at aligned addresses: of a group's first column the first begins up to that many
+    # before the row, and where other columns are aligned otherwise, theirs begin up to that many before.
+    assert cut.threads <= 128 and cut.stride * size == column_stride, call
+    alike = cut.stride % slots == 0
+    assert cut.overlap == (not alike), call
+    begin = (address - sample_offset % width * column_stride) // size % slots
+    last = begin + rows - 1 + (0 if alike else slots - 1)
+    assert cut.lanes == last // slots + 1, call
     # Where the columns of a pass are in memory is known in 32 bits, and in how many elements.
     assert abs(cut.stride) * width * max(cut.rows_per_pass, 1) < 2**31, call
 

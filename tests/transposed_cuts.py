@@ -8,7 +8,7 @@ from multisample.backends.geometry import KERNEL_STORES, TRANSPOSED_THREADS, Geo
 def recut(changed: Geometry, usual: Geometry, groups: int, slots: int) -> Geometry:
     """A geometry that fits together again after its groups of a pass, of a chunk or of a band were changed.
 
-    A thread has room for so many `slots`, its dimensions.
+    A thread of kTransposedStaged has room for so many `slots`, its dimensions.
     """
     threads, tiles = usual.threads, 1
     if KERNEL_STORES[usual.stores] == "kTransposed":
@@ -17,9 +17,7 @@ def recut(changed: Geometry, usual: Geometry, groups: int, slots: int) -> Geomet
         threads = 32 * min(warps, TRANSPOSED_THREADS // 32)
         tiles = -(-32 * warps // threads)
     else:
-        # Each thread has a dimension at least.
-        least = -(-threads // usual.lanes)
-        turns = min(max(changed.rows_per_pass, least), threads * slots // usual.lanes, threads)
+        turns = min(changed.rows_per_pass, threads * slots // usual.lanes, threads)
     passes, per_chunk = (max(rows // changed.rows_per_pass, 1) for rows in (changed.band_rows, changed.chunk))
     return usual._replace(
         threads=threads,
