@@ -98,8 +98,11 @@ def launch_bounds(
     """
     name = KERNEL_STORES[stores]
     if name.startswith("kTransposed"):
-        # What a thread keeps of its dimensions is needed in all loops.
+        # What a thread keeps of its dimensions is needed in all loops. Before 9.0 nvJitLink makes calls of what is
+        # handed over within a warp, around which it has to be kept.
         threads = TRANSPOSED_THREADS if name == "kTransposed" else staged_threads(shared)
+        if name == "kTransposed" and capability < (9, 0):
+            return threads, 384 // threads
         return threads, (512 if dtype == "float64" and not shared else 768) // threads
     blocks = 4 if name == "kStaged" and not shared else 5
     # Before 9.0 nvJitLink makes calls of the barriers within a warp, which take registers.

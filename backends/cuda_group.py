@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 
@@ -21,7 +22,10 @@ from .normals import FLOAT64_KEY, normals_f32, normals_f64
 from .sample_call import ELEMENT_TYPES
 from .words import column_part, row_part, stream_key, words
 
-__all__ = ["element", "group_width", "keys_of", "memory_of", "noise", "offset_of", "packing", "places", "scaled"]
+__all__ = [
+    "computing_type", "element", "group_width", "keys_of", "memory_of", "noise", "offset_of", "packing", "places",
+    "scaled",
+]  # fmt: skip
 
 _TO_UNIT, _TO_UNIT_HALF = np.float32(2.0**-32), np.float32(2.0**-33)
 _MINUS_2_LN_2, _TO_ANGLE = np.float32(float.fromhex("-0x1.62e430p+0")), np.float32(float.fromhex("0x1.921fb6p-30"))
@@ -57,17 +61,22 @@ def offset_of(gpu: ModuleType) -> Function:
     return offset_of_call
 
 
+def computing_type(dtype: str) -> tuple[Any, int]:
+    """That of `dtype`, and its number among the types of a vector's elements."""
+    real = np.float64 if dtype == "float64" else np.float32
+    return real, ELEMENT_TYPES[real.__name__]
+
+
 @functools.cache
 def element(gpu: ModuleType, dtype: str) -> Function:
     """``element_of(vector, k)``: element k of mu or sigma, rounded to the computing type of `dtype`."""
     load, float16_value, hidden = gpu.load, gpu.float16_value, gpu.hidden
-    real = np.float64 if dtype == "float64" else np.float32
+    real, same_type = computing_type(dtype)
     other = np.float32 if dtype == "float64" else np.float64
-    same_type, other_type, float16, bfloat16, int8, int16, int32, int64, uint8, uint16, uint32 = (
+    other_type, float16, bfloat16, int8, int16, int32, int64, uint8, uint16, uint32 = (
         ELEMENT_TYPES[name]
         for name in (
-            real.__name__, other.__name__, "float16", "bfloat16",
-            "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32",
+            other.__name__, "float16", "bfloat16", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32",
         )
     )  # fmt: skip
 

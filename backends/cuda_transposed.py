@@ -13,7 +13,18 @@ from types import ModuleType
 import numpy as np
 
 from .compilation import inline
-from .cuda_group import element, group_width, keys_of, memory_of, narrowed, noise, offset_of, packing, scaled
+from .cuda_group import (
+    computing_type,
+    element,
+    group_width,
+    keys_of,
+    memory_of,
+    narrowed,
+    noise,
+    offset_of,
+    packing,
+    scaled,
+)  # fmt: skip
 from .cuda_stores import MOST_STORED, Function
 from .geometry import SIZES, TRANSPOSED_THREADS, slots_of, staged_slots_of, staged_threads
 from .intrinsics import fma
@@ -109,14 +120,45 @@ def _bands(
 
 
 @functools.cache
-def _keeping(gpu: ModuleType, dtype: str) -> Function:
-    """``kept(row, call)``: what the words of a dimension owe to it alone, mu and sigma."""
-    element_of, offset_of_call = element(gpu, dtype), offset_of(gpu)
+def _keeping(gpu: ModuleType, dtype: str, slots: int) -> Function:
+    """``kept(rows, call)``: of each of so many rows what the words owe to it alone; of each its mu; and its sigma."""
+    element_of, offset_of_call, load, hidden = element(gpu, dtype), offset_of(gpu), gpu.load, gpu.hidden
+    real, usual_type = computing_type(dtype)
+
+    def usual_element(s: int) -> Function:
+        @inline
+        def of(vector, rows, _):
+            return (load(vector.data + rows[s] * vector.stride, real),)
+
+        return of
+
+    def any_element(s: int) -> Function:
+        @inline
+        def of(vector, rows, _):
+            return (element_of(vector, rows[s]),)
+
+        return of
+
+    def part(s: int) -> Function:
+        @inline
+        def of(rows, offset, call):
+            return (row_part(np.uint32(call.first_row + rows[s]), offset, keys_of(call)[0]),)
+
+        return of
+
+    usual_elements, any_elements, parts = (_joined(of, 0, slots) for of in (usual_element, any_element, part))
 
     @inline
-    def kept(row, call):
-        part = row_part(np.uint32(call.first_row + row), np.uint32(offset_of_call(call)), keys_of(call)[0])
-        return part, element_of(call.mu, row), element_of(call.sigma, row)
+    def elements_of(vector, rows):
+        # Of the most frequent type all are on their way before the first is waited for.
+        if hidden(vector.type) == usual_type:
+            return usual_elements(vector, rows, 0)
+        return any_elements(vector, rows, 0)
+
+    @inline
+    def kept(rows, call):
+        offset = np.uint32(offset_of_call(call))
+        return parts(rows, offset, call), elements_of(call.mu, rows), elements_of(call.sigma, rows)
 
     return kept
 
@@ -310,39 +352,29 @@ def transposed_kernel(gpu: ModuleType, dtype: str, shared: bool, antithetic: boo
     band_of, begins, is_whole, fill = _bands(gpu, dtype, shared, antithetic, fast)
     place_of, columns_inside = _places(gpu, dtype, antithetic)
     write_whole, write_some = _writing(gpu, dtype, antithetic)
-    kept = _keeping(gpu, dtype)
+    kept = _keeping(gpu, dtype, slots)
     noise_size = 16 * quads
     chunk_size, every_bit = TRANSPOSED_THREADS * noise_size, np.uint32((1 << width * slots) - 1)
 
-    def kept_slot(s: int) -> Function:
+    def row_of(s: int) -> Function:
         @inline
-        def of(first, call, _):
-            return (kept(max(min(first + s, call.rows - 1), np.int64(0)), call),)
+        def of(first, rows, _):
+            return (max(min(first + s, rows - 1), np.int64(0)),)
 
         return of
 
-    def part_of(s: int) -> Function:
+    def parameter_of(at: int) -> Function:
+        s, before = (at + 1) % slots, at < slots - 1
+
         @inline
-        def of(dimensions, _, __):
-            return (dimensions[s][0],)
+        def of_before(own, _, __):
+            return (from_lane_before(own[s]),)
 
-        return of
+        @inline
+        def of_own(own, _, __):
+            return (own[s],)
 
-    def parameter_of(which: int) -> Function:
-        def of_both(at: int) -> Function:
-            s, before = (at + 1) % slots, at < slots - 1
-
-            @inline
-            def of_before(dimensions, _, __):
-                return (from_lane_before(dimensions[s][which]),)
-
-            @inline
-            def of_own(dimensions, _, __):
-                return (dimensions[s][which],)
-
-            return of_before if before else of_own
-
-        return _joined(of_both, 0, 2 * slots - 1)
+        return of_before if before else of_own
 
     def normals_of(s: int) -> Function:
         @inline
@@ -351,8 +383,9 @@ def transposed_kernel(gpu: ModuleType, dtype: str, shared: bool, antithetic: boo
 
         return of
 
-    dimensions_of, parts_of = _joined(kept_slot, 0, slots), _joined(part_of, 0, slots)
-    mu_of, sigma_of, normals = parameter_of(1), parameter_of(2), _joined(normals_of, 0, slots)
+    rows_of, of_both, normals = (
+        _joined(row_of, 0, slots), _joined(parameter_of, 0, 2 * slots - 1), _joined(normals_of, 0, slots),
+    )  # fmt: skip
 
     def along(delta: int) -> Function:
         """The passes of a chunk; returns the address of the next one."""
@@ -403,8 +436,8 @@ def transposed_kernel(gpu: ModuleType, dtype: str, shared: bool, antithetic: boo
         tile = np.uint32(block - index * geometry.column_blocks)
         band = band_of(index, call, geometry)
         turn, first, to, inside, delta = place_of(tile, band, call, geometry)
-        dimensions = dimensions_of(first, call, 0)
-        own = parts_of(dimensions, 0, 0), mu_of(dimensions, 0, 0), sigma_of(dimensions, 0, 0), keys_of(call)
+        parts, mu, sigma = kept(rows_of(first, call.rows, 0), call)
+        own = parts, of_both(mu, 0, 0), of_both(sigma, 0, 0), keys_of(call)
         stride = np.int64(geometry.stride) * size
         at = begins(band, call, geometry) + first * size + np.int64(turn * width) * stride
         place = turn, to, inside, delta, np.int64(band[2] * width) * stride
@@ -429,7 +462,7 @@ def transposed_staged_kernel(gpu: ModuleType, dtype: str, shared: bool, antithet
     quads, _, _ = packing(dtype)
     _, read_words = memory_of(gpu, quads)
     band_of, begins, is_whole, fill = _bands(gpu, dtype, shared, antithetic, fast)
-    kept, elements = _keeping(gpu, dtype), scaled(gpu, dtype, antithetic)
+    kept, elements = _keeping(gpu, dtype, slots), scaled(gpu, dtype, antithetic)
     noise_size, threads = 16 * quads, staged_threads(shared)
     bits = {2: np.uint16, 4: np.uint32, 8: np.uint64}[size]
     # What a thread takes from the stage at once, and how often, at most.
@@ -456,30 +489,49 @@ def transposed_staged_kernel(gpu: ModuleType, dtype: str, shared: bool, antithet
 
     def place(c: int) -> Function:
         @inline
-        def of(turn, position, rows):
+        def of(turn, row, rows):
             # Or it is worked out anew for each pass.
-            return (hidden(np.uint32(((turn * np.uint32(width - 1) + c) * rows + position) * np.uint32(size))),)
+            return (hidden(np.uint32(((turn * np.uint32(width) + c) * rows + row) * np.uint32(size))),)
 
         return of
 
     places_of = _joined(place, 0, width)
 
-    def kept_slot(s: int) -> Function:
+    def turn_and_row(s: int) -> Function:
         behind = np.uint32(s * threads)
 
         @inline
-        def of(call, filled, _):
-            rows, position = np.uint32(call.rows), np.uint32(role() + behind)
+        def of(filled, rows, _):
+            position = np.uint32(role() + behind)
             if position >= filled:
                 # There is none. To do the same as the first of the warp costs less than to do nothing.
                 position = np.uint32(position // _WARP * _WARP)
             turn = np.uint32(position // rows)
-            part, mu, sigma = kept(np.int64(np.uint32(position - turn * rows)), call)
-            # Likewise.
-            part = hidden(part[0]), hidden(part[1])
-            return (
-                (part, mu, sigma, np.int64(np.uint32(turn * np.uint32(noise_size))), places_of(turn, position, rows)),
-            )
+            return ((turn, np.int64(np.uint32(position - turn * rows))),)
+
+        return of
+
+    def row_of(s: int) -> Function:
+        @inline
+        def of(turns_and_rows, _, __):
+            return (turns_and_rows[s][1],)
+
+        return of
+
+    def memory_of_slot(s: int) -> Function:
+        @inline
+        def of(turns_and_rows, rows, _):
+            turn, row = turns_and_rows[s]
+            places = places_of(turn, np.uint32(row), rows)
+            return ((np.int64(np.uint32(turn * np.uint32(noise_size))), places),)
+
+        return of
+
+    def hidden_part(s: int) -> Function:
+        @inline
+        def of(parts, _, __):
+            # Or they are worked out anew for each pass, too.
+            return ((hidden(parts[s][0]), hidden(parts[s][1])),)
 
         return of
 
@@ -495,11 +547,11 @@ def transposed_staged_kernel(gpu: ModuleType, dtype: str, shared: bool, antithet
     def drawn(s: int) -> Function:
         @inline
         def draw(own, noises, stage):
-            dimensions, used, keys = own
+            parts, mu, sigma, memory, used, keys = own
             if s < used:
-                part, mu, sigma, in_chunk, places = dimensions[s]
+                in_chunk, places = memory[s]
                 made = unpack(read_words(noises + in_chunk))
-                put_group(elements(mu, sigma, in_row(made, part, keys)), stage, places)
+                put_group(elements(mu[s], sigma[s], in_row(made, parts[s], keys)), stage, places)
 
         return draw
 
@@ -511,15 +563,20 @@ def transposed_staged_kernel(gpu: ModuleType, dtype: str, shared: bool, antithet
 
         return copy
 
-    dimensions_of, draw_all = _joined(kept_slot, 0, slots), _in_turn(drawn, 0, slots)
-    copy_parts = _in_turn(copied, 0, parts_of_thread)
+    turns_and_rows_of, rows_of, memory_of_slots, hidden_parts = (
+        _joined(of, 0, slots) for of in (turn_and_row, row_of, memory_of_slot, hidden_part)
+    )
+    draw_all, copy_parts = _in_turn(drawn, 0, slots), _in_turn(copied, 0, parts_of_thread)
 
     def kernel(call, geometry):
         chunk, stage = shared_memory(chunk_size), shared_memory(stage_size)
         band = band_of(block_index(), call, geometry)
         filled = np.uint32(np.uint32(band[2]) * np.uint32(call.rows))
         used = from_lane(np.int32((filled + np.uint32(threads - 1) - role()) // np.uint32(threads)), 0)
-        own = dimensions_of(call, filled, 0), used, keys_of(call)
+        turns_and_rows = turns_and_rows_of(filled, np.uint32(call.rows), 0)
+        parts, mu, sigma = kept(rows_of(turns_and_rows, 0, 0), call)
+        memory = memory_of_slots(turns_and_rows, np.uint32(call.rows), 0)
+        own = hidden_parts(parts, 0, 0), mu, sigma, memory, used, keys_of(call)
         out, thread = begins(band, call, geometry), np.int32(thread_index())
         row_size = np.int32(np.int32(call.rows) * size)
         step = np.int32(band[2] * width * row_size)
