@@ -16,6 +16,7 @@ import numpy as np
 from numba import njit, types
 
 from .compilation import compile_cached, source_digest
+from .contract import Layout
 from .intrinsics import contiguous, copy_vector, fma, prefetch, run_down, scale_vector, stack_array, store_apart
 from .narrow import to_bfloat16, to_float16, unchanged
 from .normals import block_f32, block_f64
@@ -428,9 +429,9 @@ def _valid(mu, sigma):
     return valid
 
 
-def _kernels(digest: int, antithetic: bool = False) -> dict[str, Callable[..., Any]]:
-    # `digest` is named in each because a closure's values are part of the key in Numba's disk cache. `antithetic` is
-    # one, and so a constant to LLVM: few need both kinds of kernel, and either takes seconds to compile.
+def _kernels(digest: int, antithetic: bool = False, transposed: bool = False) -> dict[str, Callable[..., Any]]:
+    # `digest` is named in each because a closure's values are part of the key in Numba's disk cache. So are the others,
+    # which are constants to Numba: few need every kind of kernel, and each takes seconds to compile.
     def draw_float32(mu, sigma, out, seed, offset, i, j, shared):
         _ = digest
         _draw(block_f32, unchanged, _scale_down, mu, sigma, out, seed, offset, i, j, shared, antithetic, True)
@@ -455,14 +456,16 @@ def _kernels(digest: int, antithetic: bool = False) -> dict[str, Callable[..., A
         _ = digest
         if not _valid(mu, sigma):
             return False
-        _draw(block_f32, unchanged, _scale_down, mu, sigma, out, seed, offset, 0, 0, False, False, False)
+        x = out.T if transposed else out
+        _draw(block_f32, unchanged, _scale_down, mu, sigma, x, seed, offset, 0, 0, False, False, transposed)
         return True
 
     def check_and_draw_float64(mu, sigma, out, seed, offset):
         _ = digest
         if not _valid(mu, sigma):
             return False
-        _draw(block_f64, unchanged, _scale_down, mu, sigma, out, seed, offset, 0, 0, False, False, False)
+        x = out.T if transposed else out
+        _draw(block_f64, unchanged, _scale_down, mu, sigma, x, seed, offset, 0, 0, False, False, transposed)
         return True
 
     def check(mu, sigma):
@@ -506,7 +509,7 @@ def window_kernel(dtype: str, antithetic: bool = False) -> Callable[..., None]:
 
 
 @functools.cache
-def small_kernel(dtype: str) -> Callable[..., bool]:
+def small_kernel(dtype: str, layout: Layout) -> Callable[..., bool]:
     """``kernel(mu, sigma, out, seed, offset)`` for a C-contiguous `out`: checks the values, draws if all are good.
 
     One call, because to call compiled code costs as much as to draw a hundred normals; and the GIL is kept, because to
@@ -515,7 +518,7 @@ def small_kernel(dtype: str) -> Callable[..., bool]:
     real, element = _TYPES[dtype]
     vector, matrix = _array(real, 1, readonly=True), types.Array(element, 2, "C")
     signature = types.boolean(vector, vector, matrix, types.uint64, types.uint64)
-    function = _kernels(source_digest())[f"check_and_draw_{dtype}"]
+    function = _kernels(source_digest(), transposed=layout == "nd")[f"check_and_draw_{dtype}"]
     kernel: Callable[..., bool] = compile_cached(signature, function, nogil=False)
     return kernel
 
