@@ -40,8 +40,10 @@ _BATCH, _LONG_BATCH = 2048, 8192
 # Rows that the widest vectors hold.
 _HEIGHT = 16
 # Places of a tile of few rows, and of all its columns and a vector.
-_PLACES = 256
+_PLACES = 512
 _TILE_PLACES = 8 * _PLACES + _HEIGHT
+# How many places further down the column the processor is told what is written.
+_NEAR = 256
 # How many bytes ahead the processor is told what is written where it does not foresee that.
 _AHEAD = 2048
 
@@ -184,7 +186,12 @@ def _draw_down(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_c
     height, tile_blocks = rows, row_blocks
     if rows < _HEIGHT or -rows % _HEIGHT > rows // 4:
         height = rows - rows % _HEIGHT
-        tile_blocks = min(max(_HEIGHT, _PLACES // rows), row_blocks)
+        tile_blocks = max(_HEIGHT, _PLACES // rows)
+        # So many that their rows fill vectors to the end.
+        few = rows - height
+        divisor = 8 if few % 8 == 0 else 4 if few % 4 == 0 else 2 if few % 2 == 0 else 1
+        tile_blocks -= tile_blocks % (_HEIGHT // divisor)
+        tile_blocks = min(tile_blocks, row_blocks)
         r, b = 0, 0
         # To the end of a vector.
         for k in range((tile_blocks * (rows - height) + _HEIGHT - 1) // _HEIGHT * _HEIGHT):
@@ -200,7 +207,7 @@ def _draw_down(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_c
     batch = max(1, (height + batches - 1) // batches)
     # The processor is told what is written some places further down, then of the next block; or of the next tile.
     pitch = out.strides[1] // out.itemsize
-    near, far = _PLACES, _PLACES - batch + block_columns * pitch
+    near, far = _NEAR, _NEAR - batch + block_columns * pitch
     if height < rows:
         near = far = tile_blocks * block_columns * pitch
     for t in range(0, row_blocks, tile_blocks):
