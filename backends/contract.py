@@ -12,8 +12,11 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy.typing as npt
 
-__all__ = ["Backend", "BackendStatus", "DeviceArray", "DeviceKind", "HostArray", "RawArray", "RawVector"]
+__all__ = [
+    "Backend", "BackendStatus", "DeviceArray", "DeviceKind", "HostArray", "Layout", "RawArray", "RawVector",
+]  # fmt: skip
 
+Layout: TypeAlias = Literal["dn", "nd"]
 DeviceKind: TypeAlias = Literal["cpu", "cuda"]
 
 HostArray: TypeAlias = npt.NDArray[Any]
@@ -105,13 +108,13 @@ class Backend(Protocol):
         """
         ...
 
-    def small_kernel(self, dtype: str) -> Callable[..., bool] | None:
-        """A shortcut for small calls on host memory, or None if the backend has none for `dtype`.
+    def small_kernel(self, dtype: str, layout: Layout) -> Callable[..., bool] | None:
+        """A shortcut for small calls on host memory, or None if the backend has none for `dtype` and `layout`.
 
         ``kernel(mu, sigma, out, seed, offset)``, for NumPy arrays of one dtype, float32 or float64, and a C-contiguous
-        `out`, draws independent noise from the first row and column on. If a mean is not finite, or a standard
-        deviation not finite or negative, it writes nothing and returns False. A seed that does not fit 64 bits is an
-        OverflowError.
+        `out` of shape (d, n), or (n, d) with layout "nd", draws independent noise from the first row and column on. If
+        a mean is not finite, or a standard deviation not finite or negative, it writes nothing and returns False. A
+        seed that does not fit 64 bits is an OverflowError.
         """
         ...
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from .contract import Backend, BackendStatus, DeviceKind, RawArray, RawVector
+from .contract import Backend, BackendStatus, DeviceKind, Layout, RawArray, RawVector
 from .worker_pool import run_all, thread_count
 
 __all__ = ["BACKEND"]
@@ -64,10 +64,10 @@ class CpuBackend:
     def adopt(self, array: Any) -> Any:
         return array
 
-    def small_kernel(self, dtype: str) -> Callable[..., bool]:
+    def small_kernel(self, dtype: str, layout: Layout) -> Callable[..., bool]:
         from .cpu_kernels import small_kernel
 
-        return small_kernel(dtype)
+        return small_kernel(dtype, layout)
 
     def plain_launch(self) -> None:
         return None

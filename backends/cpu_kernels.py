@@ -16,6 +16,7 @@ import numpy as np
 from numba import njit, types
 
 from .compilation import compile_cached, source_digest
+from .contract import Layout
 from .intrinsics import contiguous, copy_vector, fma, prefetch, run_down, scale_vector, stack_array, store_apart
 from .narrow import to_bfloat16, to_float16, unchanged
 from .normals import block_f32, block_f64
@@ -39,8 +40,10 @@ _BATCH, _LONG_BATCH = 2048, 8192
 # Rows that the widest vectors hold.
 _HEIGHT = 16
 # Places of a tile of few rows, and of all its columns and a vector.
-_PLACES = 256
+_PLACES = 512
 _TILE_PLACES = 8 * _PLACES + _HEIGHT
+# How many places further down the column the processor is told what is written.
+_NEAR = 256
 # How many bytes ahead the processor is told what is written where it does not foresee that.
 _AHEAD = 2048
 
@@ -183,7 +186,12 @@ def _draw_down(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_c
     height, tile_blocks = rows, row_blocks
     if rows < _HEIGHT or -rows % _HEIGHT > rows // 4:
         height = rows - rows % _HEIGHT
-        tile_blocks = min(max(_HEIGHT, _PLACES // rows), row_blocks)
+        tile_blocks = max(_HEIGHT, _PLACES // rows)
+        # So many that their rows fill vectors to the end.
+        few = rows - height
+        divisor = 8 if few % 8 == 0 else 4 if few % 4 == 0 else 2 if few % 2 == 0 else 1
+        tile_blocks -= tile_blocks % (_HEIGHT // divisor)
+        tile_blocks = min(tile_blocks, row_blocks)
         r, b = 0, 0
         # To the end of a vector.
         for k in range((tile_blocks * (rows - height) + _HEIGHT - 1) // _HEIGHT * _HEIGHT):
@@ -199,7 +207,7 @@ def _draw_down(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_c
     batch = max(1, (height + batches - 1) // batches)
     # The processor is told what is written some places further down, then of the next block; or of the next tile.
     pitch = out.strides[1] // out.itemsize
-    near, far = _PLACES, _PLACES - batch + block_columns * pitch
+    near, far = _NEAR, _NEAR - batch + block_columns * pitch
     if height < rows:
         near = far = tile_blocks * block_columns * pitch
     for t in range(0, row_blocks, tile_blocks):
@@ -428,9 +436,9 @@ def _valid(mu, sigma):
     return valid
 
 
-def _kernels(digest: int, antithetic: bool = False) -> dict[str, Callable[..., Any]]:
-    # `digest` is named in each because a closure's values are part of the key in Numba's disk cache. `antithetic` is
-    # one, and so a constant to LLVM: few need both kinds of kernel, and either takes seconds to compile.
+def _kernels(digest: int, antithetic: bool = False, transposed: bool = False) -> dict[str, Callable[..., Any]]:
+    # `digest` is named in each because a closure's values are part of the key in Numba's disk cache. So are the others,
+    # which are constants to Numba: few need every kind of kernel, and each takes seconds to compile.
     def draw_float32(mu, sigma, out, seed, offset, i, j, shared):
         _ = digest
         _draw(block_f32, unchanged, _scale_down, mu, sigma, out, seed, offset, i, j, shared, antithetic, True)
@@ -455,14 +463,16 @@ def _kernels(digest: int, antithetic: bool = False) -> dict[str, Callable[..., A
         _ = digest
         if not _valid(mu, sigma):
             return False
-        _draw(block_f32, unchanged, _scale_down, mu, sigma, out, seed, offset, 0, 0, False, False, False)
+        x = out.T if transposed else out
+        _draw(block_f32, unchanged, _scale_down, mu, sigma, x, seed, offset, 0, 0, False, False, transposed)
         return True
 
     def check_and_draw_float64(mu, sigma, out, seed, offset):
         _ = digest
         if not _valid(mu, sigma):
             return False
-        _draw(block_f64, unchanged, _scale_down, mu, sigma, out, seed, offset, 0, 0, False, False, False)
+        x = out.T if transposed else out
+        _draw(block_f64, unchanged, _scale_down, mu, sigma, x, seed, offset, 0, 0, False, False, transposed)
         return True
 
     def check(mu, sigma):
@@ -506,7 +516,7 @@ def window_kernel(dtype: str, antithetic: bool = False) -> Callable[..., None]:
 
 
 @functools.cache
-def small_kernel(dtype: str) -> Callable[..., bool]:
+def small_kernel(dtype: str, layout: Layout) -> Callable[..., bool]:
     """``kernel(mu, sigma, out, seed, offset)`` for a C-contiguous `out`: checks the values, draws if all are good.
 
     One call, because to call compiled code costs as much as to draw a hundred normals; and the GIL is kept, because to
@@ -515,7 +525,7 @@ def small_kernel(dtype: str) -> Callable[..., bool]:
     real, element = _TYPES[dtype]
     vector, matrix = _array(real, 1, readonly=True), types.Array(element, 2, "C")
     signature = types.boolean(vector, vector, matrix, types.uint64, types.uint64)
-    function = _kernels(source_digest())[f"check_and_draw_{dtype}"]
+    function = _kernels(source_digest(), transposed=layout == "nd")[f"check_and_draw_{dtype}"]
     kernel: Callable[..., bool] = compile_cached(signature, function, nogil=False)
     return kernel
 

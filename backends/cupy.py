@@ -20,7 +20,7 @@ from multisample._dlpack import Imported
 from multisample.exceptions import BackendUnavailableError
 
 from . import csrc_files
-from .contract import Backend, BackendStatus, DeviceKind
+from .contract import Backend, BackendStatus, DeviceKind, Layout
 from .geometry import KERNEL_STORES, PACKED_GEOMETRY, Geometry
 from .packed_launch import PackedLaunch
 from .sample_call import PACKED_CALL
@@ -138,7 +138,7 @@ class CupyBackend(PackedLaunch):
             shared = Imported(array, cupy.cuda.get_current_stream().ptr or _LEGACY_STREAM)
             return cupy.asarray(shared).view(shared.dtype)
 
-    def small_kernel(self, dtype: str) -> None:
+    def small_kernel(self, dtype: str, layout: Layout) -> None:
         return None
 
     def _run(

@@ -20,7 +20,7 @@ from multisample._cuda_driver import device_of, on_device
 from multisample._dlpack import Imported
 from multisample.exceptions import BackendUnavailableError
 
-from .contract import Backend, BackendStatus, DeviceKind
+from .contract import Backend, BackendStatus, DeviceKind, Layout
 from .cuda_toolchain import INSTALL, clashes
 from .geometry import PACKED_GEOMETRY, Geometry
 from .packed_launch import PackedLaunch
@@ -121,7 +121,7 @@ class NumbaBackend(PackedLaunch):
             shared = Imported(array, _LEGACY_STREAM)
             return cuda.as_cuda_array(shared, sync=False).view(shared.dtype)
 
-    def small_kernel(self, dtype: str) -> None:
+    def small_kernel(self, dtype: str, layout: Layout) -> None:
         return None
 
     def _run(

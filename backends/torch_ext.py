@@ -23,7 +23,7 @@ from multisample._cuda_driver import device_of
 from multisample.exceptions import BackendUnavailableError
 
 from . import prebuilt, torch_ext_build
-from .contract import Backend, BackendStatus, DeviceKind, RawArray, RawVector
+from .contract import Backend, BackendStatus, DeviceKind, Layout, RawArray, RawVector
 from .sample_call import pack_call, pack_plain_call
 
 __all__ = ["BACKEND"]
@@ -124,7 +124,7 @@ class TorchExtBackend:
         self.prepare("cuda")
         return tensor.cuda()
 
-    def small_kernel(self, dtype: str) -> None:
+    def small_kernel(self, dtype: str, layout: Layout) -> None:
         return None
 
     def plain_launch(self) -> Callable[..., None]:

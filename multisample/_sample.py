@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy import empty, ndarray
 
-from multisample.backends.contract import HostArray
+from multisample.backends.contract import HostArray, Layout
 
 from ._arguments import check_choice, check_flag, checked_integer, describe, dtype_name
 from ._cuda_driver import is_capturing
@@ -157,16 +157,16 @@ def sample(
     if (
         type(mu) is type(sigma)
         and dtype is None
-        and layout is _DN
+        and (layout is _DN or layout is _ND)
         and validate is antithetic is False
         and dim_offset is sample_offset is _ZERO
     ):
-        if type(mu) is not ndarray:
+        result = None
+        if type(mu) is ndarray:
+            if noise is _INDEPENDENT and fast_math is False:
+                result = _sample_small(mu, sigma, n, backend, seed, generator, layout, out)
+        elif layout is _DN:
             result = _sample_plain(mu, sigma, n, backend, seed, generator, noise, fast_math, out)
-        elif noise is _INDEPENDENT and fast_math is False:
-            result = _sample_small(mu, sigma, n, backend, seed, generator, out)
-        else:
-            result = None
         if result is not None:
             return result
     is_compiling = _is_compiling()
@@ -330,15 +330,16 @@ _NOT_CAPTURED = (
     " numbers in each replay, got one whose offset would never change; or pass seed=, for the same in each replay"
 )
 # Told apart by identity, which is quick; an equal object that is another one only takes the longer way.
-_INDEPENDENT, _SHARED, _DN, _ZERO = "independent", "shared", "dn", 0
+_INDEPENDENT, _SHARED, _DN, _ND, _ZERO = "independent", "shared", "dn", "nd", 0
 # Normals that take no longer to draw than a call's arguments to check in full.
 _SMALL = 1 << 14
-_small_kernels: dict[str, dict[Any, Callable[..., bool] | None]] = {}
+# By layout, backend and dtype.
+_small_kernels: dict[str, dict[str, dict[Any, Callable[..., bool] | None]]] = {}
 
 
 @traced_as(lambda *_: None)
 def _sample_small(
-    mu: HostArray, sigma: HostArray, n: Any, backend: Any, seed: Any, generator: Any, out: Any
+    mu: HostArray, sigma: HostArray, n: Any, backend: Any, seed: Any, generator: Any, layout: Layout, out: Any
 ) -> HostArray | None:
     """The plain small call, recognised in half a microsecond; None for every other, right or wrong."""
     shape, real = mu.shape, mu.dtype
@@ -346,10 +347,13 @@ def _sample_small(
         return None
     try:
         (d,) = shape
-        kernel = _small_kernels[backend][real] if 0 < d * n <= _SMALL else None
+        kernel = _small_kernels[layout][backend][real] if 0 < d * n <= _SMALL else None
     except (KeyError, TypeError, ValueError):
-        kernel = _find_small_kernel(backend, real) if len(shape) == 1 else None
-    if kernel is None or not (out is None or _is_plain_target(out, (d, n), mu, sigma)):
+        kernel = _find_small_kernel(backend, real, layout) if len(shape) == 1 else None
+    if kernel is None:
+        return None
+    shape = (d, n) if layout is _DN else (n, d)
+    if not (out is None or _is_plain_target(out, shape, mu, sigma)):
         return None
     if seed is None:
         if generator is None:
@@ -361,7 +365,7 @@ def _sample_small(
         offset = 0
     else:
         return None
-    result = empty((d, n), real) if out is None else out
+    result = empty(shape, real) if out is None else out
     try:
         if kernel(mu, sigma, result, seed, offset):
             return result
@@ -443,12 +447,12 @@ def _is_plain_target(out: Any, shape: tuple[int, int], mu: HostArray, sigma: Hos
     return bool(flags.carray and flags.owndata and mu.flags.owndata and sigma.flags.owndata)
 
 
-def _find_small_kernel(backend: Any, dtype: np.dtype[Any]) -> Callable[..., bool] | None:
+def _find_small_kernel(backend: Any, dtype: np.dtype[Any], layout: Layout) -> Callable[..., bool] | None:
     chosen = choose(backend, "numpy", "cpu")
     kernel = None
     if chosen.host_library == "numpy" and dtype.isnative and dtype.name in ("float32", "float64"):
-        kernel = chosen.small_kernel(dtype.name)
-    _small_kernels.setdefault(backend, {})[dtype] = kernel
+        kernel = chosen.small_kernel(dtype.name, layout)
+    _small_kernels.setdefault(layout, {}).setdefault(backend, {})[dtype] = kernel
     return kernel
 
 

@@ -34,17 +34,19 @@ class Base(NamedTuple):
     vector: Callable[[list[Any]], Any]
     matrix: Callable[[int], Any]
     n: int = SMALL_N
+    layout: str = "dn"
 
 
 BASES = {
     "small float32": Base(lambda x: np.array(x, np.float32), lambda n: np.full((D, n), SENTINEL, np.float32)),
     "small float64": Base(lambda x: np.array(x, np.float64), lambda n: np.full((D, n), SENTINEL)),
+    "small nd": Base(lambda x: np.array(x, np.float32), lambda n: np.full((n, D), SENTINEL, np.float32), layout="nd"),
     "big": Base(lambda x: np.array(x, np.float32), lambda n: np.full((D, n), SENTINEL, np.float32), BIG_N),
     "lists": Base(list, lambda n: np.full((D, n), SENTINEL, np.float32)),
     "torch": Base(lambda x: torch.tensor(x, dtype=torch.float32), lambda n: torch.full((D, n), SENTINEL)),
 }
 ALL = tuple(BASES)
-NUMPY = ("small float32", "small float64", "big")
+NUMPY = ("small float32", "small float64", "small nd", "big")
 HOST = (*NUMPY, "lists")
 
 
@@ -245,7 +247,8 @@ VECTORS = [
 
 
 def good_call(base: Base) -> Call:
-    return {"mu": base.vector([0.0, 10.0, 20.0]), "sigma": base.vector([1.0, 2.0, 3.0]), "n": base.n}
+    mu, sigma = base.vector([0.0, 10.0, 20.0]), base.vector([1.0, 2.0, 3.0])
+    return {"mu": mu, "sigma": sigma, "n": base.n, "layout": base.layout}
 
 
 def check_refused(bad: Bad, call: Call) -> None:

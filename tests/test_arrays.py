@@ -25,7 +25,7 @@ import torch
 import multisample
 from multisample import BackendStatus, BackendUnavailableError, _dispatch, _libraries, _order, _sample, sample
 from multisample.backends import registry
-from multisample.backends.contract import DeviceArray
+from multisample.backends.contract import DeviceArray, Layout
 
 Array = np.ndarray[Any, Any]
 
@@ -606,7 +606,7 @@ class Recording:
         self.adopted.append(array)
         return array if isinstance(array, np.ndarray) else np.from_dlpack(array)
 
-    def small_kernel(self, dtype: str) -> Callable[..., bool] | None:
+    def small_kernel(self, dtype: str, layout: Layout) -> Callable[..., bool] | None:
         return None
 
     def plain_launch(self) -> Callable[..., None] | None:
@@ -704,20 +704,25 @@ def test_a_third_partys_shortcut_is_taken_for_small_calls(registered: Callable[[
     asked = []
 
     class WithShortcut(Recording):
-        def small_kernel(self, dtype: str) -> Callable[..., bool] | None:
-            asked.append(dtype)
-            kernel: Any = registry.find("cpu").small_kernel(dtype)
+        def small_kernel(self, dtype: str, layout: Layout) -> Callable[..., bool] | None:
+            asked.append((dtype, layout))
+            kernel: Any = registry.find("cpu").small_kernel(dtype, layout)
             return kernel
 
     backend = registered(WithShortcut())
     generator = multisample.Generator(1)
     for _ in range(2):
         check_same(sample(MU, SIGMA, N, seed=1, backend="recording"), REFERENCE)
+        check_same(sample(MU, SIGMA, N, seed=1, backend="recording", layout="nd"), REFERENCE.T)
     check_same(sample(MU, SIGMA, N, generator=generator, backend="recording"), REFERENCE)
-    assert (asked, backend.launched, generator.offset) == (["float32"], [], 1)
-    with pytest.raises(ValueError, match=r"^sigma: .*sigma\[2\] = -1"):
-        sample(MU, np.array([1, 2, -1], np.float32), N, generator=generator, backend="recording")
-    assert (backend.launched, generator.offset) == ([], 1)
+    out = np.zeros((N, 3), np.float32)
+    assert sample(MU, SIGMA, N, generator=generator, backend="recording", layout="nd", out=out) is out
+    assert (asked, backend.launched, generator.offset) == ([("float32", "dn"), ("float32", "nd")], [], 2)
+    generator = multisample.Generator(1)
+    for layout in ("dn", "nd"):
+        with pytest.raises(ValueError, match=r"^sigma: .*sigma\[2\] = -1"):
+            sample(MU, np.array([1, 2, -1], np.float32), N, generator=generator, backend="recording", layout=layout)
+    assert (backend.launched, generator.offset) == ([], 0)
 
 
 def test_a_named_backend_never_falls_back(registered: Callable[[Any], Any]) -> None:

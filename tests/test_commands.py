@@ -757,7 +757,7 @@ class _Elsewhere:
 
         return array if isinstance(array, torch.Tensor) else torch.from_numpy(np.array(array))
 
-    def small_kernel(self, dtype: str) -> None:
+    def small_kernel(self, dtype: str, layout: str) -> None:
         return None
 
     def plain_launch(self) -> Callable[..., None] | None:

@@ -43,7 +43,7 @@ class Fake:
     def adopt(self, array: Any) -> Any:
         return array
 
-    def small_kernel(self, dtype: str) -> None:
+    def small_kernel(self, dtype: str, layout: str) -> None:
         return None
 
     def plain_launch(self) -> Callable[..., None] | None:

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from numba import njit
 
 import multisample
-from multisample.backends import intrinsics, normals, words
+from multisample.backends import cpu_kernels, intrinsics, normals, words
 from reference import stream
 
 Array = np.ndarray[Any, Any]
@@ -267,14 +267,38 @@ def test_antithetic_samples_are_those_of_plain_noise_and_their_mirrors(
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_the_plain_small_call_gives_the_same_bits(backend: str, bits: ToArray, dtype: str) -> None:
     # Arrays of one dtype, and nothing but a seed or a generator: such calls have a shortcut of their own.
-    for d, n in [(1, 1), (3, 5), (10, 1024), (16, 1024), (17, 1024), (2000, 8), (5, 513), (1, 3000)]:
+    for d, n in [(1, 1), (3, 5), (10, 1024), (16, 1024), (17, 1024), (2000, 8), (5, 513), (1, 3000), (300, 1)]:
         mu, sigma = (x.astype(dtype) for x in vectors(d, n))
         expected = elementwise(mu, sigma, n, dtype, seed=2**63 + 1)
-        assert np.array_equal(bits(multisample.sample(mu, sigma, n, backend=backend, seed=2**63 + 1)), expected), (d, n)
+        later = elementwise(mu, sigma, n, dtype, seed=2**63 + 1, offset=2**40 + 3)
         generator = multisample.Generator(2**63 + 1)
-        generator.state = {**generator.state, "offset": 2**40 + 3}
-        got = multisample.sample(mu, sigma, n, backend=backend, generator=generator)
-        assert np.array_equal(bits(got), elementwise(mu, sigma, n, dtype, seed=2**63 + 1, offset=2**40 + 3)), (d, n)
+        for layout, transpose in (("dn", np.asarray), ("nd", np.transpose)):
+            options: dict[str, Any] = {"backend": backend, "layout": layout}
+            got = bits(multisample.sample(mu, sigma, n, seed=2**63 + 1, **options))
+            assert got.flags.c_contiguous, (d, n, layout)
+            assert np.array_equal(got, transpose(expected)), (d, n, layout)
+            generator.state = {**generator.state, "offset": 2**40 + 3}
+            got = bits(multisample.sample(mu, sigma, n, generator=generator, **options))
+            assert np.array_equal(got, transpose(later)), (d, n, layout)
+            assert generator.offset == 2**40 + 4
+
+
+@pytest.mark.parametrize("layout", ["dn", "nd"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_shortcut_of_small_calls_writes_to_its_output_alone(dtype: str, layout: Any) -> None:
+    kernel = cpu_kernels.small_kernel(dtype, layout)
+    for d, n in [(1, 7), (7, 1), (3, 5), (8, 9), (15, 40), (16, 5), (17, 2), (33, 100), (100, 33)]:
+        mu, sigma = (x.astype(dtype) for x in vectors(d, n))
+        memory = np.full(d * n + 128, 7, dtype)
+        out = memory[64:-64].reshape((d, n) if layout == "dn" else (n, d))
+        assert kernel(mu, sigma, out, 5, 0)
+        expected = elementwise(mu, sigma, n, dtype, seed=5)
+        assert np.array_equal(out.view(expected.dtype), expected if layout == "dn" else expected.T), (d, n)
+        assert (memory[:64] == 7).all(), (d, n)
+        assert (memory[-64:] == 7).all(), (d, n)
+        mu[-1] = np.nan
+        assert not kernel(mu, sigma, out, 6, 0)
+        assert np.array_equal(out.view(expected.dtype), expected if layout == "dn" else expected.T), (d, n)
 
 
 # --- Prefixes and windows -------------------------------------------------------------------------
