@@ -121,11 +121,11 @@ struct Pieces {
 
   RowPart words[kSlots];
   Real mu[2 * kSlots - 1], sigma[2 * kSlots - 1];  // of the last ones of the thread before, and of its own
-  i32 to[kColumns];                                // where they are, in elements
+  i32 to[kColumns];                                // where each begins, from the first column's on, in elements
   u32 inside;                                      // which of their elements are inside the rows, a bit for each
   Piece piece[kColumns];
 
-  // All threads of the warp together.
+  // Together with those of the thread before. All threads of the warp together.
   MULTISAMPLE_FUNCTION void keep(const Kept<Real, kSlots>& own) {
 #pragma unroll
     for (u32 s = 0; s < kSlots; ++s) {

@@ -851,13 +851,13 @@ def test_rows_go_to_memory_in_the_widest_stores(hopper: list[Compiled]) -> None:
         assert (wide > 0) == (result.way in ("aligned", "shifted")), str(result)
 
 
-def handed_over(delta: int, slots: int, width: int) -> int:
-    """Normals that a thread takes from the thread before in a group of columns.
+def handed_over(delta: int, slots: int, width: int) -> list[int]:
+    """How many dimensions' normals a thread takes from the thread before, of each normal of a group of columns.
 
     The piece of each column begins `delta` elements further back than that of the column before.
     """
     columns = [range(k * width // 4, (k + 1) * width // 4) for k in range(4)]
-    return sum(max(c * delta % slots for c in of_normal) for of_normal in columns)
+    return [max(c * delta % slots for c in of_normal) for of_normal in columns]
 
 
 def check_transposed_stores(result: Compiled) -> None:
@@ -876,7 +876,8 @@ def check_transposed_stores(result: Compiled) -> None:
         assert found == expected and loop.matching(r"st\.global.*") == sum(expected.values()), (str(result), found)
         assert loop.matching(r"st\.shared.*|bar(rier)?\.sync.*") == 0, str(result)
         handed.append(loop.matching(r"shfl\..*") / groups / (2 if size == 8 else 1))
-    assert sorted(handed) == sorted(handed_over(delta, slots, width) for delta in range(slots)), (str(result), handed)
+    expected_handed = sorted(sum(handed_over(delta, slots, width)) for delta in range(slots))
+    assert sorted(handed) == expected_handed, (str(result), handed)
 
 
 def check_staged_runs(result: Compiled) -> None:
@@ -967,7 +968,11 @@ def test_machine_code_is_what_the_ptx_says(hopper: list[Compiled]) -> None:
                 loads -= loop["STG.E.128"]  # What goes through the stage.
             rows = loads / result.loads_per_row
             elements = result.width
-            assert loop["FFMA"] == (expected["fma.rn.f32"] + elements) * rows, (str(result), rows, loop["FFMA"])
+            found_fma, expected_fma = loop["FFMA"], (expected["fma.rn.f32"] + elements) * rows
+            if result.transform == "none" and result.way == "transposed":
+                assert expected_fma <= found_fma <= 2 * expected_fma, (str(result), rows, found_fma)
+            else:
+                assert found_fma == expected_fma, (str(result), rows, found_fma)
             assert loop["FMUL"] >= expected["mul.f32"] * rows, (str(result), rows, loop["FMUL"])
             assert loop["IMAD.WIDE.U32"] >= expected["mul.wide.u32"] * rows, (str(result), rows)
         if result.is_transposed:
@@ -985,8 +990,11 @@ def check_transposed_code(result: Compiled, loops: list[collections.Counter[str]
     """
     elements = result.width * result.slots
     if result.way == "transposed":
-        handed = sorted(handed_over(delta, result.slots, result.width) for delta in range(result.slots))
-        assert sorted(loop["SHFL.UP"] for loop in loops) == handed, str(result)
+        handed = [handed_over(delta, result.slots, result.width) for delta in range(result.slots)]
+        if result.transform == "none":
+            # With shared noise, those of all dimensions are one.
+            handed = [[min(count, 1) for count in counts] for counts in handed]
+        assert sorted(loop["SHFL.UP"] for loop in loops) == sorted(map(sum, handed)), str(result)
         stores = {"STG.E.128": result.width, "STG.E": elements}
         for loop in loops:
             assert {name: count for name, count in loop.items() if re.match("STG|STS|BAR", name)} == stores, str(result)
