@@ -24,32 +24,49 @@ MULTISAMPLE_FUNCTION T load(const char* at) {
   return *reinterpret_cast<const T*>(at);
 }
 
-// Elements `k` of a vector.
+// To the computing type.
+template <class Real>
+struct Converted {
+  MULTISAMPLE_FUNCTION static Real of(float16 x) { return rounded<Real>(widen(x)); }
+  MULTISAMPLE_FUNCTION static Real of(bfloat16 x) { return rounded<Real>(widen(x)); }
+  MULTISAMPLE_FUNCTION static Real of(float x) { return rounded<Real>(x); }
+  MULTISAMPLE_FUNCTION static Real of(double x) { return rounded<Real>(x); }
+  template <class Integer>
+  MULTISAMPLE_FUNCTION static Real of(Integer x) {
+    return static_cast<Real>(x);
+  }
+};
+
+template <class T, class Real, u32 count>
+MULTISAMPLE_FUNCTION void load_elements_of(const Vector& vector, const u64 (&k)[count], Real (&x)[count]) {
+#pragma unroll
+  for (u32 j = 0; j < count; ++j) {
+    x[j] = Converted<Real>::of(load<T>(static_cast<const char*>(vector.data) + static_cast<i64>(k[j]) * vector.stride));
+  }
+}
+
+// Elements `k` of a vector: all on their way before the first is waited for.
 template <class Real, u32 count>
 MULTISAMPLE_FUNCTION void load_elements(const Vector& vector, const u64 (&k)[count], Real (&x)[count]) {
-  const auto each = [&](auto loaded) {
-#pragma unroll
-    for (u32 j = 0; j < count; ++j) {
-      x[j] = loaded(static_cast<const char*>(vector.data) + static_cast<i64>(k[j]) * vector.stride);
-    }
-  };
   // By far the most frequent, and so not behind a table of jumps.
-  if (vector.type == (sizeof(Real) == 4 ? kFloat32 : kFloat64))
-    return each([](const char* at) { return load<Real>(at); });
+  if (vector.type == (sizeof(Real) == 4 ? kFloat32 : kFloat64)) return load_elements_of<Real>(vector, k, x);
   switch (vector.type) {
-    case kNumber: return each([&](const char*) { return rounded<Real>(vector.number); });
-    case kFloat16: return each([](const char* at) { return rounded<Real>(widen(load<float16>(at))); });
-    case kBFloat16: return each([](const char* at) { return rounded<Real>(widen(load<bfloat16>(at))); });
-    case kFloat32: return each([](const char* at) { return rounded<Real>(load<float>(at)); });
-    case kFloat64: return each([](const char* at) { return rounded<Real>(load<double>(at)); });
-    case kInt8: return each([](const char* at) { return static_cast<Real>(load<i8>(at)); });
-    case kInt16: return each([](const char* at) { return static_cast<Real>(load<i16>(at)); });
-    case kInt32: return each([](const char* at) { return static_cast<Real>(load<i32>(at)); });
-    case kInt64: return each([](const char* at) { return static_cast<Real>(load<i64>(at)); });
-    case kUInt8: return each([](const char* at) { return static_cast<Real>(load<u8>(at)); });
-    case kUInt16: return each([](const char* at) { return static_cast<Real>(load<u16>(at)); });
-    case kUInt32: return each([](const char* at) { return static_cast<Real>(load<u32>(at)); });
-    default: return each([](const char* at) { return static_cast<Real>(load<u64>(at)); });
+    case kNumber:
+#pragma unroll
+      for (u32 j = 0; j < count; ++j) x[j] = rounded<Real>(vector.number);
+      return;
+    case kFloat16: return load_elements_of<float16>(vector, k, x);
+    case kBFloat16: return load_elements_of<bfloat16>(vector, k, x);
+    case kFloat32: return load_elements_of<float>(vector, k, x);
+    case kFloat64: return load_elements_of<double>(vector, k, x);
+    case kInt8: return load_elements_of<i8>(vector, k, x);
+    case kInt16: return load_elements_of<i16>(vector, k, x);
+    case kInt32: return load_elements_of<i32>(vector, k, x);
+    case kInt64: return load_elements_of<i64>(vector, k, x);
+    case kUInt8: return load_elements_of<u8>(vector, k, x);
+    case kUInt16: return load_elements_of<u16>(vector, k, x);
+    case kUInt32: return load_elements_of<u32>(vector, k, x);
+    default: return load_elements_of<u64>(vector, k, x);
   }
 }
 

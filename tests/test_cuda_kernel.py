@@ -452,7 +452,9 @@ def test_many_dimensions_and_long_rows(noise: str) -> None:
     chunks.append(Case(2, columns, noise=noise, seed=4, sample_offset=2, strides=(1, 2)))
     chunks.append(Case(8, columns, noise=noise, seed=4, sample_offset=1, strides=(1, 8)))
     tiles = [Case(524_301, 1, noise=noise, strides=(1, 2)), Case(100_004, 9, noise=noise, strides=(1, 100_004))]
-    assert all(cut.band_rows > cut.chunk for cut in (chunks[0].geometry(), *(c.geometry() for c in chunks[2:])))
+    # With shared noise, a block of the latter goes along a few groups only.
+    of_many = [chunks[0], *(chunks[2:] if noise == "independent" else ())]
+    assert all(case.geometry().band_rows > case.geometry().chunk for case in of_many)
     assert [case.variant().stores for case in chunks[2:]] == ["kTransposedStaged", "kTransposed"]
     assert all(case.geometry().steps > 1 for case in steps)
     assert all(case.geometry().column_blocks > 10 for case in tiles)
