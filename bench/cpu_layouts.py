@@ -1,0 +1,77 @@
+"""What layout "nd" costs on the CPU, beside the same call without it.
+
+python -m bench.cpu_layouts results.json
+
+Both fill arrays that are there, and take turns, so that what disturbs one disturbs both: each figure is the median of
+the ratios of one turn, time of "dn" by time of "nd", between the quartiles. 0.8 is the aim. Predicted, after runs of
+the kernels alone: 0.9 and more from 16 dimensions on, and 0.8 to 0.9 at ten, where a column is shorter than a vector
+and is copied into place.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import multisample
+from bench.bench_cpu import SHAPES
+from bench.cases import clamp, vectors
+from bench.machine import describe
+from bench.timing import quartiles
+
+MODES: dict[str, dict[str, Any]] = {
+    "independent": {},
+    "antithetic": {"antithetic": True},
+    "shared": {"noise": "shared"},
+}
+TURNS = 41
+SECONDS = 0.002  # Of one turn, at least: short calls are made several times.
+
+
+def filling(backend: str, d: int, n: int, options: dict[str, Any]) -> Callable[[], Any]:
+    out: Any = np.zeros((n, d) if options.get("layout") == "nd" else (d, n), np.float32)
+    arrays: list[Any] = [vector.astype(np.float32) for vector in vectors(d)]
+    if backend == "torch_ext":
+        import torch
+
+        out, arrays = torch.from_numpy(out), [torch.from_numpy(array) for array in arrays]
+    return lambda: multisample.sample(*arrays, n, backend=backend, out=out, **options)
+
+
+def seconds(call: Callable[[], Any], repeats: int) -> float:
+    start = time.perf_counter()
+    for _ in range(repeats):
+        call()
+    return (time.perf_counter() - start) / repeats
+
+
+def nd_over_dn(backend: str, d: int, n: int, options: dict[str, Any]) -> list[float]:
+    dn, nd = filling(backend, d, n, options), filling(backend, d, n, {**options, "layout": "nd"})
+    for call in (dn, nd):
+        call()
+    repeats = clamp(SECONDS / seconds(dn, 3), 1, 1000)
+    ratios = [seconds(dn, repeats) / seconds(nd, repeats) for _ in range(TURNS)]
+    return [round(ratio, 3) for ratio in quartiles(ratios)]
+
+
+def main(path: str) -> None:
+    backends = [name for name in ("cpu", "torch_ext") if multisample.backends()[name].available]
+    rows = [
+        {"backend": backend, "noise": mode, "shape": (d, n), "nd_over_dn": nd_over_dn(backend, d, n, options)}
+        for backend in backends
+        for mode, options in MODES.items()
+        for d, n in SHAPES
+    ]
+    Path(path).write_text(json.dumps({"machine": describe(None), "quartiles": rows}, indent=1) + "\n")
+    for row in rows:
+        print(row["backend"], row["noise"], row["shape"], *row["nd_over_dn"])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
