@@ -77,7 +77,7 @@ def test_cpu_out(benchmark: Any, shape: tuple[int, int], way: str, contender: st
     options = WAYS[way]
     layout, noise = options.get("layout", "dn"), options.get("noise", "independent")
     out = np.zeros((n, d) if layout == "nd" else (d, n), np.float32)
-    fill = _filling(contender, out, d, n, options)
+    fill = filling(contender, out, d, n, options)
     fill()
     assert np.isfinite(out).all() and out.any()
     case, ours = Case(d, n, "float32", noise), CPU[contender].ours
@@ -90,7 +90,7 @@ def test_cpu_out(benchmark: Any, shape: tuple[int, int], way: str, contender: st
     record_cpu_speed(benchmark, out.nbytes)
 
 
-def _filling(contender: str, out: Any, d: int, n: int, options: dict[str, Any]) -> Callable[[], Any]:
+def filling(contender: str, out: Any, d: int, n: int, options: dict[str, Any]) -> Callable[[], Any]:
     """The call that fills `out`; PyTorch is given the same memory as a tensor."""
     mu, sigma = (vector.astype(np.float32) for vector in vectors(d))
     if contender == "numpy":

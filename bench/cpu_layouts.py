@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 import multisample
-from bench.bench_cpu import SHAPES
-from bench.cases import clamp, vectors
+from bench.bench_cpu import SHAPES, filling
+from bench.cases import clamp
 from bench.machine import describe
 from bench.timing import quartiles
 
@@ -34,16 +34,6 @@ TURNS = 41
 SECONDS = 0.002  # Of one turn, at least: short calls are made several times.
 
 
-def filling(backend: str, d: int, n: int, options: dict[str, Any]) -> Callable[[], Any]:
-    out: Any = np.zeros((n, d) if options.get("layout") == "nd" else (d, n), np.float32)
-    arrays: list[Any] = [vector.astype(np.float32) for vector in vectors(d)]
-    if backend == "torch_ext":
-        import torch
-
-        out, arrays = torch.from_numpy(out), [torch.from_numpy(array) for array in arrays]
-    return lambda: multisample.sample(*arrays, n, backend=backend, out=out, **options)
-
-
 def seconds(call: Callable[[], Any], repeats: int) -> float:
     start = time.perf_counter()
     for _ in range(repeats):
@@ -52,7 +42,8 @@ def seconds(call: Callable[[], Any], repeats: int) -> float:
 
 
 def nd_over_dn(backend: str, d: int, n: int, options: dict[str, Any]) -> list[float]:
-    dn, nd = filling(backend, d, n, options), filling(backend, d, n, {**options, "layout": "nd"})
+    dn = filling(backend, np.zeros((d, n), np.float32), d, n, options)
+    nd = filling(backend, np.zeros((n, d), np.float32), d, n, {**options, "layout": "nd"})
     for call in (dn, nd):
         call()
     repeats = clamp(SECONDS / seconds(dn, 3), 1, 1000)

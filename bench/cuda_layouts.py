@@ -6,7 +6,9 @@ As in cuda_steps.py, each figure is the time of a `cudaMemsetAsync` over the out
 kernel: medians of interleaved repetitions in one run. Predicted before the first measurement, from counted
 instructions: nd has three stores and their addresses more for four normals, 122 instead of 116 of the portable
 transform and 72 instead of 66 of the fast one, and so 0.95 and 0.92 of the speed where instructions are what takes the
-time; antithetic pairs have 70 instead of 116, and so should come near the 0.95 of memset of the fast transform.
+time; antithetic pairs have 70 instead of 116, and so should come near the 0.95 of memset of the fast transform. Later,
+for rows that begin anywhere: 0.9 of aligned ones if no two warps write to one sector, which was wrong; and after it had
+been seen that few passes of a block are what helps, 0.8 of memset for pairs.
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ inline Geometry transposed_geometry(const SampleCall& call, Geometry g, u64 grou
   // Half a sector takes longer to write than all of it, which counts where little else takes time.
   const bool bounded = aligned && (bits % 32 == 0 || !(call.shared || (cheap && call.antithetic)));
   const bool side_by_side = call.column_stride == static_cast<i64>(call.rows) * size;
-  // Rows of which the room holds few are drawn faster in pieces, unless pieces are small.
+  // Where the transform is what takes the time, rows of which the room holds few are drawn faster in pieces.
   const bool fits = most_turns > (call.shared || call.antithetic ? 0 : cheap ? 1 : 3);
   if (!bounded && side_by_side && fits) {
     g.stores = kTransposedStaged;

@@ -85,8 +85,8 @@ MULTISAMPLE_FUNCTION float sqrt_rn(float x) {
   return fma_rn(h, fma_rn(negated(g), g, x), g);
 }
 
-// An address of the device's memory, of which the compiler no longer knows how it came about: it would work it out anew
-// for each of several conditional stores.
+// An address of the device's memory, or a number, of which the compiler no longer knows how it came about: it would
+// work it out anew for each of several conditional stores, or in each turn of a loop.
 template <class T>
 MULTISAMPLE_FUNCTION T* hidden(T* at) {
   asm volatile("" : "+l"(at));

@@ -325,6 +325,7 @@ MULTISAMPLE_FUNCTION void draw_transposed_staged(const SampleCall& call, const G
     // Likewise.
     kept.words[s] = {hidden(kept.words[s].into_c2_of_round_2), hidden(kept.words[s].c3_of_round_2)};
   }
+  // Slots that the warp draws: from its first thread, so that the compiler sees that they are the same for all of it.
   const u32 used = __shfl_sync(~0u, (filled + kStagedThreads - 1 - thread) / kStagedThreads, 0);
 
   Out* out = reinterpret_cast<Out*>(band.address(call, geometry));
