@@ -13,17 +13,17 @@ import platform
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
-from .contract import Backend, BackendStatus, DeviceKind, Layout, RawArray, RawVector
+from .contract import Backend, BackendStatus, DeviceKind, HostArray, Launcher
+from .draw import Draw, ElementType
+from .host_memory import arrays_at, value_at
 from .worker_pool import run_all, thread_count
 
 __all__ = ["BACKEND"]
 
 # Normals for each thread at the least, 0.2 ms: to wake one takes half of that, and more where many are woken.
 _SHARE = 1 << 18
-# What a shared normal costs next to one that is made: to scale and to write it.
-_SHARED_COST = 1 / 8
+# Cost of an element with common noise, which is only scaled and written, over one whose noise is made.
+_COMMON_COST = 1 / 8
 # Normals of one window: long enough to hide the cost of handing it out, short enough to even out threads.
 _WINDOW, _LEAST_WINDOW = 1 << 18, 1 << 14
 # Shared noise is made once a window: at least this wide, a window is still tall enough to hide that.
@@ -34,14 +34,9 @@ _SHARED_ROWS, _SHARED_WINDOW = 1 << 13, 1 << 20
 
 
 class CpuBackend:
-    """See `multisample.backends.contract.Backend`."""
-
     name = "cpu"
     device_kinds: tuple[DeviceKind, ...] = ("cpu",)
     host_library = "numpy"
-
-    def __init__(self) -> None:
-        self._kernels: dict[tuple[str, bool], Any] = {}
 
     def status(self) -> BackendStatus:
         reasons = []
@@ -64,61 +59,50 @@ class CpuBackend:
     def adopt(self, array: Any) -> Any:
         return array
 
-    def small_kernel(self, dtype: str, layout: Layout) -> Callable[..., bool]:
-        from .cpu_kernels import small_kernel
+    def launch(self, draw: Draw) -> None:
+        mu, sigma, matrix = arrays_at(draw)
+        launcher = self.launcher(draw)
+        seed, offset, first_row, first_column = map(value_at, draw[7:11])
+        ready = launcher.ready(matrix, first_column) if launcher.ready else None
+        launcher.run(ready, mu, sigma, matrix, seed, offset, 0, first_row, first_column, 0)
 
-        return small_kernel(dtype, layout)
+    def launcher(self, draw: Draw) -> Launcher:
+        from .cpu_kernels import value_kernel, window_kernel  # Numba takes half a second to import.
 
-    def plain_launch(self) -> None:
-        return None
+        dtype = ElementType(draw.type).name
+        kernel = window_kernel(dtype, bool(draw.antithetic))
+        common_noise, block = bool(draw.common_noise), 8 if draw.antithetic else 4
+        d, n = draw.rows, draw.columns
+        work = n + d * n * _COMMON_COST if common_noise else d * n
+        most = max(1, math.ceil(work / _SHARE))
 
-    def launch(
-        self,
-        mu: RawVector,
-        sigma: RawVector,
-        out: RawArray,
-        dtype: str,
-        seed: int,
-        offset: int,
-        counter: int,
-        dim_offset: int,
-        sample_offset: int,
-        shared: bool,
-        antithetic: bool,
-        fast_math: bool,
-        device: int,
-        stream: int,
-    ) -> None:
-        assert isinstance(mu, np.ndarray)
-        assert isinstance(sigma, np.ndarray)
-        assert isinstance(out, np.ndarray)
-        kernel = self._kernels.get((dtype, antithetic)) or self._compile(dtype, antithetic)
-        d, n = out.shape
-        work = n + d * n * _SHARED_COST if shared else d * n
-        threads = 1 if work <= _SHARE else min(thread_count(), math.ceil(work / _SHARE))
-        if threads == 1:
-            kernel(mu, sigma, out, seed, offset, dim_offset, sample_offset, shared)
-            return
+        def threads(matrix: HostArray, first_column: int) -> int:
+            return min(most, thread_count(), draw.threads or most)
 
-        def draw(window: tuple[slice, slice]) -> None:
-            rows, columns = window
-            kernel(
-                mu[rows], sigma[rows], out[window], seed, offset,
-                dim_offset + rows.start, sample_offset + columns.start, shared,
-            )  # fmt: skip
+        def run(
+            threads: int | None, mu: HostArray, sigma: HostArray, matrix: HostArray, seed: int, offset: int,
+            offset_at: int, first_row: int, first_column: int, stream: int,
+        ) -> None:  # fmt: skip
+            if threads is None:
+                kernel(mu, sigma, matrix, seed, offset, first_row, first_column, common_noise)
+                return
 
-        block = 8 if antithetic else 4
-        down = out.strides[0] == out.itemsize and d > 1
-        run_all(draw, _windows(d, n, sample_offset, threads, shared, block, down), threads)
+            def draw_window(window: tuple[slice, slice]) -> None:
+                rows, columns = window
+                kernel(
+                    mu[rows], sigma[rows], matrix[window], seed, offset, first_row + rows.start,
+                    first_column + columns.start, common_noise,
+                )  # fmt: skip
 
-    def advance(self, counter: int, device: int, stream: int) -> None:
+            down = matrix.strides[0] == matrix.itemsize and d > 1
+            run_all(draw_window, _windows(d, n, first_column, threads, common_noise, block, down), threads)
+
+        is_valid = value_kernel("float64" if dtype == "float64" else "float32")
+        return Launcher(run, is_valid, threads if most > 1 else None, takes_arrays=True)
+
+    def advancer(self, device: int) -> Callable[[int, int], None]:
+        """There is no device memory here."""
         raise RuntimeError("backend: 'cpu' cannot write to device memory")
-
-    def _compile(self, dtype: str, antithetic: bool) -> Any:
-        from .cpu_kernels import window_kernel  # Numba takes half a second to import.
-
-        kernel = self._kernels[dtype, antithetic] = window_kernel(dtype, antithetic)
-        return kernel
 
 
 def _windows(

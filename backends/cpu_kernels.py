@@ -16,13 +16,12 @@ import numpy as np
 from numba import njit, types
 
 from .compilation import compile_cached, source_digest
-from .contract import Layout
 from .intrinsics import contiguous, copy_vector, fma, prefetch, run_down, scale_vector, stack_array, store_apart
 from .narrow import to_bfloat16, to_float16, unchanged
 from .normals import block_f32, block_f64
 from .words import stream_key, word
 
-__all__ = ["small_kernel", "value_kernel", "window_kernel"]
+__all__ = ["compile_all", "value_kernel", "window_kernel"]
 
 # From this length on, a row is worth vector loops of its own.
 _LONG_ROW = 512
@@ -436,53 +435,28 @@ def _valid(mu, sigma):
     return valid
 
 
-def _kernels(digest: int, antithetic: bool = False, transposed: bool = False) -> dict[str, Callable[..., Any]]:
-    # `digest` is named in each because a closure's values are part of the key in Numba's disk cache. So are the others,
-    # which are constants to Numba: few need every kind of kernel, and each takes seconds to compile.
+def _kernels(antithetic: bool = False) -> dict[str, Callable[..., Any]]:
+    # The arguments are constants to Numba: most programs need few of the kernels, and each takes seconds to compile.
     def draw_float32(mu, sigma, out, seed, offset, i, j, shared):
-        _ = digest
         _draw(block_f32, unchanged, _scale_down, mu, sigma, out, seed, offset, i, j, shared, antithetic, True)
 
     def draw_float64(mu, sigma, out, seed, offset, i, j, shared):
-        _ = digest
         _draw(block_f64, unchanged, _scale_down, mu, sigma, out, seed, offset, i, j, shared, antithetic, True)
 
     def draw_float16(mu, sigma, out, seed, offset, i, j, shared):
-        _ = digest
         _draw(
             block_f32, to_float16, _scale_and_narrow_down, mu, sigma, out, seed, offset, i, j, shared, antithetic, True
         )
 
     def draw_bfloat16(mu, sigma, out, seed, offset, i, j, shared):
-        _ = digest
         _draw(
             block_f32, to_bfloat16, _scale_and_narrow_down, mu, sigma, out, seed, offset, i, j, shared, antithetic, True
         )
 
-    def check_and_draw_float32(mu, sigma, out, seed, offset):
-        _ = digest
-        if not _valid(mu, sigma):
-            return False
-        x = out.T if transposed else out
-        _draw(block_f32, unchanged, _scale_down, mu, sigma, x, seed, offset, 0, 0, False, False, transposed)
-        return True
-
-    def check_and_draw_float64(mu, sigma, out, seed, offset):
-        _ = digest
-        if not _valid(mu, sigma):
-            return False
-        x = out.T if transposed else out
-        _draw(block_f64, unchanged, _scale_down, mu, sigma, x, seed, offset, 0, 0, False, False, transposed)
-        return True
-
     def check(mu, sigma):
-        _ = digest
         return _valid(mu, sigma)
 
-    functions = (
-        draw_float32, draw_float64, draw_float16, draw_bfloat16,
-        check_and_draw_float32, check_and_draw_float64, check,
-    )  # fmt: skip
+    functions = draw_float32, draw_float64, draw_float16, draw_bfloat16, check
     return {function.__name__: function for function in functions}
 
 
@@ -500,6 +474,11 @@ _TYPES = {
 }
 
 
+def _compiled(signature: Any, function: Callable[..., Any], name: str, *, nogil: bool = True) -> Callable[..., Any]:
+    kernel: Callable[..., Any] = compile_cached(signature, function, f"cpu-{name}", source_digest(), nogil=nogil)
+    return kernel
+
+
 @functools.cache
 def window_kernel(dtype: str, antithetic: bool = False) -> Callable[..., None]:
     """``kernel(mu, sigma, out, seed, offset, first_row, first_column, shared)`` draws the window `out`.
@@ -511,29 +490,19 @@ def window_kernel(dtype: str, antithetic: bool = False) -> Callable[..., None]:
     real, element = _TYPES[dtype]
     vector, matrix = _array(real, 1, readonly=True), _array(element, 2)
     signature = types.void(vector, vector, matrix, types.uint64, types.uint64, types.int64, types.int64, types.boolean)
-    kernel: Callable[..., None] = compile_cached(signature, _kernels(source_digest(), antithetic)[f"draw_{dtype}"])
-    return kernel
-
-
-@functools.cache
-def small_kernel(dtype: str, layout: Layout) -> Callable[..., bool]:
-    """``kernel(mu, sigma, out, seed, offset)`` for a C-contiguous `out`: checks the values, draws if all are good.
-
-    One call, because to call compiled code costs as much as to draw a hundred normals; and the GIL is kept, because to
-    release and take it again does too.
-    """
-    real, element = _TYPES[dtype]
-    vector, matrix = _array(real, 1, readonly=True), types.Array(element, 2, "C")
-    signature = types.boolean(vector, vector, matrix, types.uint64, types.uint64)
-    function = _kernels(source_digest(), transposed=layout == "nd")[f"check_and_draw_{dtype}"]
-    kernel: Callable[..., bool] = compile_cached(signature, function, nogil=False)
-    return kernel
+    name = f"draw_{dtype}"
+    return _compiled(signature, _kernels(antithetic)[name], f"{name}_antithetic" if antithetic else name)
 
 
 @functools.cache
 def value_kernel(dtype: str) -> Callable[..., bool]:
     """``kernel(mu, sigma)``: whether every mean is finite, and every standard deviation finite and not negative."""
     vector = _array(_TYPES[dtype][0], 1, readonly=True)
-    function = _kernels(source_digest())["check"]
-    kernel: Callable[..., bool] = compile_cached(types.boolean(vector, vector), function)
-    return kernel
+    return _compiled(types.boolean(vector, vector), _kernels()["check"], f"check_{dtype}")
+
+
+def compile_all() -> int:
+    """Compile every kernel that is not in the cache; return how many kernels there are."""
+    kernels: list[Callable[..., Any]] = [value_kernel(dtype) for dtype in ("float32", "float64")]
+    kernels += [window_kernel(dtype, antithetic) for dtype in _TYPES for antithetic in (False, True)]
+    return len(kernels)

@@ -9,15 +9,18 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
+import numba_cuda
 import numpy as np
 from numba import cuda, njit, types
+from numba.cuda.dispatcher import _Kernel
 from numba.cuda.extending import overload
+from numba.cuda.utils import numba_target_override
 
 from . import cuda_intrinsics
-from .compilation import source_digest
+from .compilation import KernelCache, source_digest
 from .cuda_kernel import sample_kernel
-from .geometry import KERNEL_STORES, MOST_THREADS, SIZES, TRANSPOSED_THREADS, Geometry, staged_threads
-from .sample_call import SampleCall, Vector
+from .draw import SIZES, Draw, Vector, Word
+from .geometry import KERNEL_STORES, MOST_THREADS, TRANSPOSED_THREADS, Geometry, staged_threads
 
 __all__ = [
     "ADVANCE_SIGNATURE",
@@ -29,17 +32,19 @@ __all__ = [
     "variant_kernel",
 ]
 
-_VARIANTS = tuple(itertools.product(SIZES, *((False, True),) * 3, range(len(KERNEL_STORES))))
+_VARIANTS = tuple(itertools.product(SIZES, *((False, True),) * 3, range(len(KERNEL_STORES)), (False, True)))
 
 _i32, _i64, _u32, _u64, _f64 = types.int32, types.int64, types.uint32, types.uint64, types.float64
 _VECTOR = types.NamedTuple((_i64, _i64, _f64, _u32, _u32), Vector)
-_CALL = types.NamedTuple(
-    (_VECTOR, _VECTOR) + (_i64,) * 7 + (_u64, _u64, _i64, _u32, _u32, _u32, _u32, _i32, _u32, _i64), SampleCall
-)
+_WORD, _SIGNED_WORD = types.NamedTuple((_u64, _i64), Word), types.NamedTuple((_i64, _i64), Word)
+_DRAW = types.NamedTuple(
+    (_VECTOR, _VECTOR) + (_i64,) * 5 + (_WORD, _WORD, _SIGNED_WORD, _SIGNED_WORD) + (_i64,) * 2 + (_u32,) * 5
+    + (_i32, _u32, _u32), Draw
+)  # fmt: skip
 _GEOMETRY = types.NamedTuple((_u32,) * 15 + (_i32,), Geometry)
 
 ADVANCE_SIGNATURE = types.void(_i64)
-SIGNATURE = types.void(_CALL, _GEOMETRY)
+SIGNATURE = types.void(_DRAW, _GEOMETRY)
 """Of a kernel. Numba passes the fields of both one after the other, which are the bytes of both C++ structs."""
 
 
@@ -59,22 +64,24 @@ def _draw_variant(call: Any, geometry: Any, variant: Any) -> Callable[..., Any] 
     return draw
 
 
-def variant_kernel(dtype: str, shared: bool, antithetic: bool, fast_math: bool, stores: int) -> Callable[..., None]:
+def variant_kernel(
+    dtype: str, shared: bool, antithetic: bool, fast_math: bool, stores: int, origin_in_memory: bool = False
+) -> Callable[..., None]:
     """The kernel for such calls, to be compiled: `multisample.backends.cuda_kernel.sample_kernel`.
 
-    By its number, because numbers in a closure, unlike compiled functions, are the same in the next process, and they
-    are part of the key in Numba's disk cache.
+    The variant goes to the compiler by its number, a literal.
     """
-    variant, digest = _VARIANTS.index((dtype, shared, antithetic, fast_math, stores)), source_digest()
+    variant = _VARIANTS.index((dtype, shared, antithetic, fast_math, stores, origin_in_memory))
 
     def kernel(call: Any, geometry: Any) -> None:
-        _ = digest
         _draw(call, geometry, variant)
 
     # What profilers show.
     noise, transform = ("shared" if shared else "independent"), ("fast" if fast_math else "portable")
     noise += "_antithetic" if antithetic else ""
     kernel.__qualname__ = f"sample_kernel_{dtype}_{noise}_{transform}_{KERNEL_STORES[stores]}"
+    if origin_in_memory:
+        kernel.__qualname__ += "_origin_in_memory"
     return kernel
 
 
@@ -113,10 +120,13 @@ def launch_bounds(
     return MOST_THREADS, min(blocks, 3) if capability == (7, 5) else blocks
 
 
-def compile_kernel(dtype: str, shared: bool, antithetic: bool, fast_math: bool, stores: int) -> Any:
-    """That kernel compiled for the current device and kept on disk, where there is a place for it."""
+def compile_kernel(
+    dtype: str, shared: bool, antithetic: bool, fast_math: bool, stores: int, origin_in_memory: bool
+) -> Any:
+    """That kernel, compiled for the current device or loaded from the cache."""
     bounds = launch_bounds(dtype, shared, antithetic, stores, cuda.get_current_device().compute_capability)
-    return _compiled(variant_kernel(dtype, shared, antithetic, fast_math, stores), SIGNATURE, launch_bounds=bounds)
+    kernel = variant_kernel(dtype, shared, antithetic, fast_math, stores, origin_in_memory)
+    return _compiled(kernel, SIGNATURE, launch_bounds=bounds)
 
 
 def compile_advance() -> Any:
@@ -125,13 +135,16 @@ def compile_advance() -> Any:
 
 
 def _compiled(function: Callable[..., None], signature: Any, **options: Any) -> Any:
-    # Into a file of its own: where two processes write to one index at once, Numba mixes up what they compiled.
-    major, minor = cuda.get_current_device().compute_capability
-    function.__qualname__ += f"_{major}{minor}_{source_digest():x}"
-    options |= {"lto": False, "opt": True, "debug": False}
-    try:
-        dispatcher = cuda.jit(signature, cache=True, **options)(function)
-    except RuntimeError:  # No folder can be written to.
-        dispatcher = cuda.jit(signature, **options)(function)
-    (kernel,) = dispatcher.overloads.values()
-    return kernel
+    dispatcher = cuda.jit(lto=False, opt=True, debug=False, **options)(function)
+    name = f"cuda-{function.__qualname__}"
+    dispatcher._cache = KernelCache(name, source_digest() + numba_cuda.__version__, _reduce, _rebuild, "numba")
+    return dispatcher.compile(signature.args)
+
+
+def _reduce(kernel: Any) -> Any:
+    return kernel._reduce_states()
+
+
+def _rebuild(target_context: Any, payload: Any) -> Any:
+    with numba_target_override():
+        return _Kernel._rebuild(**payload)

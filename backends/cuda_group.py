@@ -15,11 +15,11 @@ import numpy as np
 
 from .compilation import inline
 from .cuda_stores import Function
+from .draw import ElementType
 from .geometry import ANTITHETIC_WIDTH, WIDTH
 from .intrinsics import float_bits, fma, from_float_bits, like
 from .narrow import to_bfloat16, unchanged
 from .normals import FLOAT64_KEY, normals_f32, normals_f64
-from .sample_call import ELEMENT_TYPES
 from .words import column_part, row_part, stream_key, words
 
 __all__ = [
@@ -42,7 +42,7 @@ def group_width(antithetic: bool) -> int:
 @inline
 def keys_of(call):
     """Both key words of the call's stream."""
-    k0, k1 = stream_key(call.seed)
+    k0, k1 = stream_key(call.seed.value)
     return np.uint32(k0), np.uint32(k1)
 
 
@@ -56,7 +56,7 @@ def offset_of(gpu: ModuleType) -> Function:
 
     @inline
     def offset_of_call(call):
-        return call.offset if call.counter == 0 else load(call.counter, np.uint64)
+        return call.offset.value if call.offset.at == 0 else load(call.offset.at, np.uint64)
 
     return offset_of_call
 
@@ -64,7 +64,7 @@ def offset_of(gpu: ModuleType) -> Function:
 def computing_type(dtype: str) -> tuple[Any, int]:
     """That of `dtype`, and its number among the types of a vector's elements."""
     real = np.float64 if dtype == "float64" else np.float32
-    return real, ELEMENT_TYPES[real.__name__]
+    return real, int(ElementType[real.__name__])
 
 
 @functools.cache
@@ -74,7 +74,7 @@ def element(gpu: ModuleType, dtype: str) -> Function:
     real, same_type = computing_type(dtype)
     other = np.float32 if dtype == "float64" else np.float64
     other_type, float16, bfloat16, int8, int16, int32, int64, uint8, uint16, uint32 = (
-        ELEMENT_TYPES[name]
+        int(ElementType[name])
         for name in (
             other.__name__, "float16", "bfloat16", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32",
         )

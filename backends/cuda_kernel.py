@@ -20,7 +20,8 @@ from .compilation import inline
 from .cuda_group import element, group_width, keys_of, memory_of, noise, offset_of, packing, places, scaled
 from .cuda_stores import MOST_STORED, Function, aligned, going_down, paired, shifted, staged, strided
 from .cuda_transposed import transposed_kernel, transposed_staged_kernel
-from .geometry import CHUNK, KERNEL_STORES, MOST_THREADS, SIZES
+from .draw import SIZES, Draw, Word
+from .geometry import CHUNK, KERNEL_STORES, MOST_THREADS, Geometry
 from .words import row_part
 
 __all__ = ["sample_kernel"]
@@ -245,14 +246,20 @@ def _fetching(gpu: ModuleType, dtype: str) -> tuple[Function, Function]:
         exists, row = row_of(begin, first_row, count, geometry)
         if exists:
             mu, sigma = dimension
-            part = row_part(np.uint32(call.first_row + row), np.uint32(offset_of_call(call)), keys_of(call)[0])
+            part = row_part(np.uint32(call.first_row.value + row), np.uint32(offset_of_call(call)), keys_of(call)[0])
             write_dimension(chunk + np.int64(np.uint32(slot_of(geometry) * dimension_size)), part, mu, sigma)
 
     return fetched, put
 
 
 def sample_kernel(
-    gpu: ModuleType, dtype: str, shared: bool, antithetic: bool, fast_math: bool, stores: int
+    gpu: ModuleType,
+    dtype: str,
+    shared: bool,
+    antithetic: bool,
+    fast_math: bool,
+    stores: int,
+    origin_in_memory: bool = False,
 ) -> Function:
     """The kernel for such calls, ``kernel(call, geometry)``, to be compiled.
 
@@ -266,7 +273,12 @@ def sample_kernel(
         The call's; fast_math without effect on float64.
     stores : int
         The geometry's.
+    origin_in_memory : bool
+        Whether the seed, the first row or the first column may be in device memory. By value they are the same for all
+        threads to the compiler, which keeps them and the round keys out of the threads' registers.
     """
+    if origin_in_memory:
+        return _reading_origin(gpu, sample_kernel(gpu, dtype, shared, antithetic, fast_math, stores), antithetic)
     way, fast = KERNEL_STORES[stores], fast_math and dtype != "float64"
     if way == "kTransposed":
         return transposed_kernel(gpu, dtype, shared, antithetic, fast)
@@ -284,7 +296,7 @@ def sample_kernel(
 
     @inline
     def own_of(place, call):
-        return prepared(np.uint32(call.first_column // width + place[1]), call), keys_of(call)
+        return prepared(np.uint32(call.first_column.value // width + place[1]), call), keys_of(call)
 
     def kernel(call, geometry):
         chunks, stages = shared_memory(chunks_size), shared_memory(stages_size)
@@ -302,7 +314,7 @@ def sample_kernel(
 
         run = np.uint32(np.uint32(block - band * geometry.column_blocks) * geometry.steps)
         last_run = np.uint32(run + geometry.steps - 1)
-        out = call.out + first_row * call.row_stride
+        out = call.matrix + first_row * call.row_stride
         place = place_of(run, geometry)
         own = own_of(place, call)
         columns = columns_of(place, stages, call, geometry)
@@ -329,5 +341,33 @@ def sample_kernel(
                 columns = columns_of(place, stages, call, geometry)
             else:
                 break
+
+    return kernel
+
+
+def _reading_origin(gpu: ModuleType, by_value: Function, antithetic: bool) -> Function:
+    """The kernel `by_value`, for draws whose seed, first row or first column may be in device memory."""
+    load, draw, width = gpu.load, inline(by_value), group_width(antithetic)
+
+    @inline
+    def value_of(word):
+        return np.uint64(word.value) if word.at == 0 else load(word.at, np.uint64)
+
+    def kernel(call, geometry):
+        first_column = np.int64(value_of(call.first_column))
+        values = Draw(
+            call.mu, call.sigma, call.matrix, call.row_stride, call.column_stride, call.rows, call.columns,
+            Word(value_of(call.seed), np.int64(0)), call.offset,
+            Word(np.int64(value_of(call.first_row)), np.int64(0)), Word(first_column, np.int64(0)),
+            call.scratch, call.stream, call.type, call.operation, call.common_noise, call.antithetic, call.fast_math,
+            call.device, call.threads, call.unused,
+        )  # fmt: skip
+        resolved = Geometry(
+            geometry.blocks, geometry.threads, geometry.lanes, geometry.one_by_lanes, geometry.rows_per_pass,
+            geometry.one_by_rows, geometry.chunk, geometry.pitch, geometry.band_rows, geometry.interleave_log2,
+            geometry.steps, geometry.column_blocks, np.uint32(first_column % width), geometry.stores,
+            geometry.overlap, geometry.stride,
+        )  # fmt: skip
+        draw(values, resolved)
 
     return kernel

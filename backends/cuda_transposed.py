@@ -26,7 +26,8 @@ from .cuda_group import (
     scaled,
 )  # fmt: skip
 from .cuda_stores import MOST_STORED, Function
-from .geometry import SIZES, TRANSPOSED_THREADS, slots_of, staged_slots_of, staged_threads
+from .draw import SIZES
+from .geometry import TRANSPOSED_THREADS, slots_of, staged_slots_of, staged_threads
 from .intrinsics import fma
 from .words import row_part
 
@@ -98,7 +99,7 @@ def _bands(
 
     @inline
     def begins(band, call, geometry):
-        return call.out + (width * band[0] - geometry.skip) * call.column_stride
+        return call.matrix + (width * band[0] - geometry.skip) * call.column_stride
 
     @inline
     def is_whole(band, k):
@@ -111,7 +112,7 @@ def _bands(
             synchronize_block()
         thread = thread_index()
         if thread < geometry.chunk and thread + 1 < groups + band[2]:
-            made = prepared(np.uint32(call.first_column // width + band[0] + begin + thread), call)
+            made = prepared(np.uint32(call.first_column.value // width + band[0] + begin + thread), call)
             write_words(chunk + np.int64(thread) * noise_size, pack(made))
         synchronize_block()
         return groups
@@ -142,7 +143,7 @@ def _keeping(gpu: ModuleType, dtype: str, slots: int) -> Function:
     def part(s: int) -> Function:
         @inline
         def of(rows, offset, call):
-            return (row_part(np.uint32(call.first_row + rows[s]), offset, keys_of(call)[0]),)
+            return (row_part(np.uint32(call.first_row.value + rows[s]), offset, keys_of(call)[0]),)
 
         return of
 
@@ -324,7 +325,7 @@ def _places(gpu: ModuleType, dtype: str, antithetic: bool) -> tuple[Function, Fu
             turn = np.int32(0)
         # How many elements behind an aligned address the first column of a group begins, and each further one behind
         # that: the same in all groups.
-        begin_of_0 = np.uint64(call.out - geometry.skip * call.column_stride)
+        begin_of_0 = np.uint64(call.matrix - geometry.skip * call.column_stride)
         shift = np.int64(begin_of_0 // np.uint64(size) % np.uint64(slots))
         delta = np.int32(np.uint32(geometry.stride) % np.uint32(slots))
         first = np.int64(position - turn * lanes) * slots - shift

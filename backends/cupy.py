@@ -6,24 +6,24 @@ of element type, noise, transform and stores is a kernel of its own, compiled al
 
 from __future__ import annotations
 
-import ctypes
+import contextlib
 import functools
 import importlib.metadata
 import importlib.util
-import threading
+import os
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from multisample._cuda_driver import device_of
-from multisample._dlpack import Imported
-from multisample.exceptions import BackendUnavailableError
-
-from . import csrc_files
-from .contract import Backend, BackendStatus, DeviceKind, Layout
-from .geometry import KERNEL_STORES, PACKED_GEOMETRY, Geometry
-from .packed_launch import PackedLaunch
-from .sample_call import PACKED_CALL
+from . import cache
+from .contract import Backend, BackendStatus, DeviceKind
+from .cuda_driver import device_of
+from .dlpack import Imported
+from .errors import BackendUnavailableError
+from .geometry import KERNEL_STORES
+from .launch import DriverBackend, KernelKey
+from .native import csrc_files
 
 __all__ = ["ADVANCE_KERNEL", "BACKEND", "OPTIONS", "kernel_name", "source"]
 
@@ -31,62 +31,36 @@ _TYPES = {"float16": "float16", "bfloat16": "bfloat16", "float32": "float", "flo
 # How each CUDA version's package of CuPy is called.
 _PACKAGES = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
 
-_LEGACY_STREAM = 1  # What DLPack calls the default stream.
-_INVALID_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT of cuda.h.
+_LEGACY_STREAM = 1  # DLPack's number of the default stream.
 
 ADVANCE_KERNEL = "multisample::advance_kernel"
-"""The C++ name of the kernel that counts up an offset."""
+"""The C++ name of the kernel that adds 1 to an offset."""
 
 OPTIONS = ("--std=c++17", f"-I{csrc_files.folder()}")
-"""What NVRTC is told."""
+"""The compiler options."""
 
 
 @functools.cache
 def source() -> str:
-    """The program that NVRTC compiles.
-
-    It names the contents of the headers, because CuPy's cache looks at nothing but the program.
-    """
+    """The program that NVRTC compiles; with a digest of the headers, since CuPy's cache compares programs only."""
     return f'// {csrc_files.digest()}\n#include "sample_kernel.cuh"\n'
 
 
-def kernel_name(dtype: str, shared: bool, antithetic: bool, fast_math: bool, stores: int) -> str:
-    """The C++ name of the kernel for such a call."""
+def kernel_name(key: KernelKey) -> str:
+    """The C++ name of a kernel."""
     arguments = (
-        f"multisample::{_TYPES[dtype]}" if dtype in ("float16", "bfloat16") else _TYPES[dtype],
-        str(bool(shared)).lower(),
-        str(bool(antithetic)).lower(),
-        str(bool(fast_math) and dtype != "float64").lower(),
-        f"multisample::{KERNEL_STORES[stores]}",
+        f"multisample::{_TYPES[key.dtype]}" if key.dtype in ("float16", "bfloat16") else _TYPES[key.dtype],
+        *(str(bool(flag)).lower() for flag in (key.common_noise, key.antithetic, key.fast_math)),
+        f"multisample::{KERNEL_STORES[key.stores]}",
+        str(bool(key.origin_in_memory)).lower(),
     )
     return f"multisample::sample_kernel<{', '.join(arguments)}>"
 
 
-class _Parameters(threading.local):
-    """A kernel's parameters in memory, and where they are, as the driver wants it; each launch copies them."""
-
-    def __init__(self) -> None:
-        call, cut = ctypes.create_string_buffer(PACKED_CALL), ctypes.create_string_buffer(PACKED_GEOMETRY)
-        self.call, self.cut = memoryview(call).cast("B"), memoryview(cut).cast("B")
-        self._addresses = (ctypes.c_void_p * 2)(ctypes.addressof(call), ctypes.addressof(cut))
-        self.address = ctypes.addressof(self._addresses)
-        self.counter = ctypes.c_void_p()
-        self._counter_addresses = (ctypes.c_void_p * 1)(ctypes.addressof(self.counter))
-        self.counter_address = ctypes.addressof(self._counter_addresses)
-
-
-class CupyBackend(PackedLaunch):
-    """See `multisample.backends.contract.Backend`."""
-
+class CupyBackend(DriverBackend):
     name = "cupy"
     device_kinds: tuple[DeviceKind, ...] = ("cuda",)
     host_library = "cupy"
-
-    def __init__(self) -> None:
-        self._kernels: dict[tuple[Any, ...], int] = {}
-        self._modules: list[Any] = []
-        self._cuda: Any = None
-        self._parameters = _Parameters()
 
     def status(self) -> BackendStatus:
         if importlib.util.find_spec("cupy") is None:
@@ -116,10 +90,9 @@ class CupyBackend(PackedLaunch):
 
     def prepare(self, device_kind: DeviceKind) -> None:
         # One kernel, to see whether NVRTC works at all; the others are compiled when they are needed.
-        cuda = self._cuda or self._import()
-        key = ("float32", False, False, False, 0, cuda.runtime.getDevice())
-        if key not in self._kernels:
-            self._compile(key)
+        import cupy
+
+        self.kernel(KernelKey("float32", False, False, False, 0, False, cupy.cuda.runtime.getDevice()))
 
     def adopt(self, array: Any) -> Any:
         import cupy
@@ -138,78 +111,47 @@ class CupyBackend(PackedLaunch):
             shared = Imported(array, cupy.cuda.get_current_stream().ptr or _LEGACY_STREAM)
             return cupy.asarray(shared).view(shared.dtype)
 
-    def small_kernel(self, dtype: str, layout: Layout) -> None:
-        return None
-
-    def _run(
-        self,
-        packed: bytes,
-        cut: Geometry,
-        packed_cut: bytes,
-        dtype: str,
-        shared: bool,
-        antithetic: bool,
-        fast_math: bool,
-        device: int,
-        stream: int,
-    ) -> None:
-        key = (dtype, shared, antithetic, fast_math and dtype != "float64", cut.stores, device)
-        parameters = self._parameters
-        parameters.call[:] = packed
-        parameters.cut[:] = packed_cut
-        self._launch(key, cut.blocks, cut.threads, parameters.address, device, stream)
-
-    def advance(self, counter: int, device: int, stream: int) -> None:
-        """As the contract says."""
-        parameters = self._parameters
-        parameters.counter.value = counter
-        self._launch(("advance", device), 1, 1, parameters.counter_address, device, stream)
-
-    def _launch(
-        self, key: tuple[Any, ...], blocks: int, threads: int, parameters: int, device: int, stream: int
-    ) -> None:
-        """Launch a kernel with `device` current."""
-        cuda = self._cuda or self._import()
-        if cuda.runtime.getDevice() != device:
-            with cuda.Device(device):
-                self._launch(key, blocks, threads, parameters, device, stream)
-            return
-        kernel = self._kernels.get(key) or self._compile(key)
-        # What the kernel's own call does too, in half the time.
-        launch = cuda.driver.launchKernel
-        try:
-            launch(kernel, blocks, 1, 1, threads, 1, 1, 0, stream, parameters, 0)
-        except cuda.driver.CUDADriverError as error:
-            if error.status != _INVALID_CONTEXT:
-                raise
-            # A thread that has not asked anything of the device yet has its number, but not its context.
-            cuda.Device(device).use()
-            launch(kernel, blocks, 1, 1, threads, 1, 1, 0, stream, parameters, 0)
-
-    def _import(self) -> Any:
+    def compile(self, key: KernelKey | None) -> tuple[int, Any]:
         import cupy
 
-        self._cuda = cupy.cuda
-        return self._cuda
-
-    def _compile(self, key: tuple[Any, ...]) -> int:
-        """The kernel for such calls, or that of `advance`; the last of `key` is the device, which is current."""
-        import cupy
-
-        name = ADVANCE_KERNEL if key[0] == "advance" else kernel_name(*key[:-1])
+        name = ADVANCE_KERNEL if key is None else kernel_name(key)
         try:
-            module = cupy.RawModule(code=source(), options=OPTIONS, name_expressions=(name,))
-            kernel = module.get_function(name).kernel
+            try:
+                module, kernel = _compiled(name)
+            except OSError as error:  # Only from CuPy's disk cache, which itself checks digests.
+                cache.warn_once("cupy", f"a kernel of 'cupy' was compiled without CuPy's disk cache: {error}")
+                with _without_disk_cache():
+                    module, kernel = _compiled(name)
         except cupy.cuda.compiler.CompileException as error:
             lines = str(error).strip().splitlines()
             raise BackendUnavailableError(
                 "backend: 'cupy' could not compile its kernel: " + "\n".join(lines[-20:])
                 + "\nto try another NVRTC: pip install --upgrade 'cupy-cuda12x[ctk]', or the same for 13x"
             ) from error  # fmt: skip
-        self._modules.append(module)  # Its kernels are there as long as it is.
-        handle: int = kernel.ptr
-        self._kernels[key] = handle
-        return handle
+        return int(kernel.ptr), module
+
+
+def _compiled(name: str) -> tuple[Any, Any]:
+    """A module, and the kernel called `name` in it."""
+    import cupy
+
+    module = cupy.RawModule(code=source(), options=OPTIONS, name_expressions=(name,))
+    return module, module.get_function(name).kernel
+
+
+@contextlib.contextmanager
+def _without_disk_cache() -> Iterator[None]:
+    """CuPy looks at this variable when it compiles."""
+    variable = "CUPY_CACHE_IN_MEMORY"
+    before = os.environ.get(variable)
+    os.environ[variable] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[variable]
+        else:
+            os.environ[variable] = before
 
 
 def _version() -> str:

@@ -9,13 +9,14 @@ import functools
 import struct
 from typing import NamedTuple
 
+from .draw import SIZES
+
 __all__ = [
     "ANTITHETIC_WIDTH",
     "CHUNK",
     "KERNEL_STORES",
     "MOST_THREADS",
     "PACKED_GEOMETRY",
-    "SIZES",
     "TRANSPOSED_THREADS",
     "WIDTH",
     "Geometry",
@@ -32,7 +33,6 @@ _MOST_TURNS = 16
 _MOST_PASSES = 32
 _FAR_APART = 2**28
 WIDTH, ANTITHETIC_WIDTH = 4, 8
-SIZES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
 _STRUCT = struct.Struct("15Ii")
 
@@ -68,7 +68,7 @@ def geometry(
     dtype: str,
     strides: tuple[int, int],
     misalignment: int,
-    sample_offset: int,
+    first_column: int,
     cheap: bool,
     shared: bool,
     antithetic: bool,
@@ -85,21 +85,21 @@ def geometry(
         Its strides in bytes.
     misalignment : int
         Its address modulo 32.
-    sample_offset : int
-        The call's, modulo 8.
+    first_column : int
+        The call's, modulo 8; -1 if it is in device memory.
     cheap : bool
-        Whether noise costs less than writing it: shared, or fast_math and no float64.
+        Whether noise costs less than writing it: common to all rows, or fast_math and not float64.
     shared, antithetic : bool
-        The call's.
+        The call's noise.
     """
-    size = SIZES[dtype]
+    size, knows_skip = SIZES[dtype], first_column >= 0
     row_stride, column_stride = strides
     width = ANTITHETIC_WIDTH if antithetic else WIDTH
-    skip = sample_offset % width
+    skip = first_column % width if knows_skip else width - 1
     groups = _ceil_div(skip + columns, width)
-    stores = _stores(rows, columns, size, strides, misalignment - skip * size, groups, antithetic)
+    stores = _stores(rows, columns, size, strides, misalignment - skip * size, groups, antithetic, knows_skip)
     if stores == _TRANSPOSED:
-        cut = _transposed(rows, groups, size, column_stride, misalignment, skip, cheap, shared, antithetic)
+        cut = _transposed(rows, groups, size, column_stride, misalignment, skip, knows_skip, cheap, shared, antithetic)
         return cut, _STRUCT.pack(*cut)
     tiles = 1 if groups <= MOST_THREADS else _ceil_div(groups, 2 * _SHORT_ROW)
     lanes = groups if tiles == 1 else _ceil_div(_ceil_div(groups, tiles), 32) * 32
@@ -163,8 +163,8 @@ def staged_threads(shared: bool) -> int:
 
 
 def _transposed(
-    rows: int, groups: int, size: int, column_stride: int, misalignment: int, skip: int, cheap: bool, shared: bool,
-    antithetic: bool,
+    rows: int, groups: int, size: int, column_stride: int, misalignment: int, skip: int, knows_skip: bool,
+    cheap: bool, shared: bool, antithetic: bool,
 ) -> Geometry:  # fmt: skip
     slots = slots_of(size)
     aligned = (misalignment | column_stride) % (slots * size) == 0 and rows % slots == 0
@@ -183,7 +183,8 @@ def _transposed(
         alike = stride % slots == 0
         overlap = 0 if alike else 1
         start = (misalignment - skip * column_stride) // size % slots
-        lanes = _ceil_div(start + rows + (0 if alike else slots - 1), slots)
+        shift = start if alike or knows_skip else slots - 1
+        lanes = _ceil_div(shift + rows + (0 if alike else slots - 1), slots)
         turns, tiles, threads = _turns(lanes, 32 - overlap, enough, abs(stride))
     passes_all = _ceil_div(groups, turns)
     most = _MOST_PASSES
@@ -237,14 +238,21 @@ def _turns(lanes: int, of_warp: int, enough: int, apart: int) -> tuple[int, int,
 
 
 def _stores(
-    rows: int, columns: int, size: int, strides: tuple[int, int], start: int, groups: int, antithetic: bool
+    rows: int,
+    columns: int,
+    size: int,
+    strides: tuple[int, int],
+    start: int,
+    groups: int,
+    antithetic: bool,
+    knows_skip: bool,
 ) -> int:
     quad = 8 if size == 2 and not antithetic else 16
     row_stride, column_stride = strides
     if column_stride != size:
         reaches = abs(column_stride) // size < _FAR_APART and rows < _FAR_APART
         return _TRANSPOSED if row_stride == size and column_stride % size == 0 and rows > 1 and reaches else _STRIDED
-    if start % quad == 0 and (row_stride % quad == 0 or rows == 1):
+    if knows_skip and start % quad == 0 and (row_stride % quad == 0 or rows == 1):
         return _ALIGNED
     if start % size or row_stride % size:
         return _STRIDED

@@ -7,62 +7,28 @@ own, compiled alone, and Numba keeps it on disk.
 
 from __future__ import annotations
 
-import ctypes
 import importlib.metadata
 import importlib.util
-import sys
-import threading
 from typing import Any
 
 import numpy as np
 
-from multisample._cuda_driver import device_of, on_device
-from multisample._dlpack import Imported
-from multisample.exceptions import BackendUnavailableError
-
-from .contract import Backend, BackendStatus, DeviceKind, Layout
+from .contract import Backend, BackendStatus, DeviceKind
+from .cuda_driver import device_of, on_device
 from .cuda_toolchain import INSTALL, clashes
-from .geometry import PACKED_GEOMETRY, Geometry
-from .packed_launch import PackedLaunch
-from .sample_call import PACKED_CALL
+from .dlpack import Imported
+from .errors import BackendUnavailableError
+from .launch import DriverBackend, KernelKey
 
 __all__ = ["BACKEND"]
 
 _LEGACY_STREAM = 1  # CU_STREAM_LEGACY of cuda.h: the default stream.
 
 
-class _Buffer:
-    """A kernel's parameters in memory, one after the other, and where they are, as the driver wants it."""
-
-    def __init__(self, size: int) -> None:
-        buffer = ctypes.create_string_buffer(size)
-        self.bytes = memoryview(buffer).cast("B")
-        self._size = ctypes.c_size_t(size)
-        # CU_LAUNCH_PARAM_BUFFER_POINTER, CU_LAUNCH_PARAM_BUFFER_SIZE and CU_LAUNCH_PARAM_END of cuda.h.
-        self._extra = (ctypes.c_void_p * 5)(1, ctypes.addressof(buffer), 2, ctypes.addressof(self._size), 0)
-        self.address = ctypes.addressof(self._extra)
-
-
-class _Parameters(threading.local):
-    """Of both kinds of kernels; each launch copies them."""
-
-    def __init__(self) -> None:
-        self.sample, self.advance = _Buffer(PACKED_CALL + PACKED_GEOMETRY), _Buffer(8)
-
-
-class NumbaBackend(PackedLaunch):
-    """See `multisample.backends.contract.Backend`."""
-
+class NumbaBackend(DriverBackend):
     name = "numba"
     device_kinds: tuple[DeviceKind, ...] = ("cuda",)
     host_library = "numba"
-
-    def __init__(self) -> None:
-        # Numba's kernels, by what they are compiled for and the device, and the driver's handles of them.
-        self.compiled: dict[tuple[Any, ...], Any] = {}
-        self._kernels: dict[tuple[Any, ...], Any] = {}
-        self._driver: Any = None
-        self._parameters = _Parameters()
 
     def status(self) -> BackendStatus:
         if importlib.util.find_spec("numba_cuda") is None:
@@ -100,9 +66,7 @@ class NumbaBackend(PackedLaunch):
         # One kernel, to see whether the compiler works at all; the others are compiled when they are needed.
         from numba import cuda
 
-        key = ("float32", False, False, False, 0, cuda.current_context().device.id)
-        if key not in self._kernels:
-            self._compile(key)
+        self.kernel(KernelKey("float32", False, False, False, 0, False, cuda.current_context().device.id))
 
     def adopt(self, array: Any) -> Any:
         from numba import cuda
@@ -121,69 +85,18 @@ class NumbaBackend(PackedLaunch):
             shared = Imported(array, _LEGACY_STREAM)
             return cuda.as_cuda_array(shared, sync=False).view(shared.dtype)
 
-    def small_kernel(self, dtype: str, layout: Layout) -> None:
-        return None
-
-    def _run(
-        self,
-        packed: bytes,
-        cut: Geometry,
-        packed_cut: bytes,
-        dtype: str,
-        shared: bool,
-        antithetic: bool,
-        fast_math: bool,
-        device: int,
-        stream: int,
-    ) -> None:
-        key = (dtype, shared, antithetic, fast_math and dtype != "float64", cut.stores, device)
-        parameters = self._parameters.sample
-        parameters.bytes[:] = packed + packed_cut
-        self._launch(key, cut.blocks, cut.threads, parameters.address, device, stream)
-
-    def advance(self, counter: int, device: int, stream: int) -> None:
-        """As the contract says."""
-        parameters = self._parameters.advance
-        parameters.bytes[:] = counter.to_bytes(8, sys.byteorder)
-        self._launch(("advance", device), 1, 1, parameters.address, device, stream)
-
-    def _launch(
-        self, key: tuple[Any, ...], blocks: int, threads: int, parameters: int, device: int, stream: int
-    ) -> None:
-        """Launch a kernel with the context of `device` current."""
-        driver = self._driver or self._import()
-        error, current = driver.cuCtxGetDevice()
-        if error or int(current) != device:
-            with on_device(device):
-                self._launch(key, blocks, threads, parameters, device, stream)
-            return
-        kernel = self._kernels.get(key) or self._compile(key)
-        (error,) = driver.cuLaunchKernel(kernel, blocks, 1, 1, threads, 1, 1, 0, stream, 0, parameters)
-        if error:
-            raise RuntimeError(f"backend: 'numba' could not launch its kernel: {error.name}")
-
-    def _import(self) -> Any:
-        from cuda.bindings import driver
-
-        self._driver = driver
-        return driver
-
-    def _compile(self, key: tuple[Any, ...]) -> Any:
-        """The kernel for such calls, or that of `advance`; the last of `key` is the device, which is current."""
+    def compile(self, key: KernelKey | None) -> tuple[int, Any]:
         try:
             from .cuda_compilation import compile_advance, compile_kernel
 
-            kernel = compile_advance() if key[0] == "advance" else compile_kernel(*key[:-1])
-            handle = kernel.library.get_cufunc().handle
+            kernel = compile_advance() if key is None else compile_kernel(*key[:-1])
+            return int(kernel.library.get_cufunc().handle), kernel
         except Exception as error:
             lines = str(error).strip().splitlines() or [type(error).__name__]
             raise BackendUnavailableError(
                 "backend: 'numba' could not compile its kernel: " + "\n".join(lines[-20:])
                 + f"\nto install the versions that are known to work: {INSTALL}"
             ) from error  # fmt: skip
-        self.compiled[key] = kernel  # The function is there as long as it is.
-        self._kernels[key] = handle
-        return handle
 
 
 def _name(device: Any) -> str:

@@ -6,15 +6,17 @@ A pool's threads do not survive a fork, so a child that inherited the executor w
 from __future__ import annotations
 
 import collections
+import contextlib
+import contextvars
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
 
-__all__ = ["run_all", "thread_count"]
+__all__ = ["limit_threads", "run_all", "thread_count", "thread_limit"]
 
 _Task = TypeVar("_Task")
 
@@ -22,8 +24,33 @@ _lock = threading.Lock()
 _executor: ThreadPoolExecutor | None = None
 
 
+_limit: contextvars.ContextVar[int] = contextvars.ContextVar("multisample_thread_limit", default=0)
+
+
+@contextlib.contextmanager
+def limit_threads(most: int) -> Iterator[None]:
+    """Let at most `most` threads work on each call that is made in this context: see `multisample.limit_threads`."""
+    token = _limit.set(min(most, _limit.get() or most))
+    try:
+        yield
+    finally:
+        _limit.reset(token)
+
+
+thread_limit = _limit.get
+"""``thread_limit()``: the limit that `limit_threads` has set, or 0."""
+
+
 def thread_count() -> int:
-    """How many threads work on one call: the processors this process may use, or MULTISAMPLE_NUM_THREADS."""
+    """How many threads may work on one call.
+
+    As many as this process may use processors, or MULTISAMPLE_NUM_THREADS, but no more than `limit_threads` allows.
+    """
+    most = _configured_threads()
+    return min(most, _limit.get() or most)
+
+
+def _configured_threads() -> int:
     setting = os.environ.get("MULTISAMPLE_NUM_THREADS", "")
     if setting:
         if not setting.isdecimal() or int(setting) < 1:

@@ -11,10 +11,11 @@ is that of repeated runs, from the lowest to the highest. A side of one run has 
 for it, and where neither was repeated, what the run's quartiles admit, from the lowest to the highest ratio (of
 `cudaMemsetAsync` only the median is known). Few runs agree at times by chance, so no spread counts for less than the
 median of its side's spreads. Where nothing changed and noise is normal and alike, that calls one ratio in 10,000 moved
-with three runs each, one in 250 with three against one, one in 40 with two each; of one against one it is only a hint.
+with three runs each, one in 250 with three against one, one in 40 with two each.
+One run against one gives hints, not verdicts.
 Everything is reckoned in logarithms, so that twice as fast and half as fast are as far away.
 
-Ends with status 1 if anything of ours has become slower, otherwise with 0.
+Ends with status 1 if anything of ours has become slower, by verdict or by hint, otherwise with 0.
 """
 
 from __future__ import annotations
@@ -162,11 +163,12 @@ def _row(change: Change) -> list[str]:
     return [name, f"{change.old:.4g}", f"{change.new:.4g}", moved, _percent(change.spread).lstrip("+"), change.verdict]
 
 
-def _print(comparison: Comparison, *, everything: bool) -> None:
+def _print(comparison: Comparison, *, everything: bool, is_hint: bool) -> None:
     shown = [change for change in comparison.changes if everything or change.moved]
     if shown:
         shown.sort(key=lambda change: (not change.entry.ours, change.new / change.old))
-        print(table(["", "old", "new", "change", "spread", ""], [_row(change) for change in shown]))
+        columns = ["", "old", "new", "change", "spread", "hint" if is_hint else "verdict"]
+        print(table(columns, [_row(change) for change in shown]))
     missing = (
         ("only in the old results", comparison.only_old),
         ("only in the new results", comparison.only_new),
@@ -180,6 +182,7 @@ def _print(comparison: Comparison, *, everything: bool) -> None:
     print(
         f"{len(comparison.changes)} ratios compared; of ours {len(comparison.regressions)} slower and {faster} faster, "
         f"of peers {sum(not change.entry.ours for change in moved)} moved"
+        + ("; hints only, from one run against one: pass repeated runs as --old and --new" if is_hint and moved else "")
     )
 
 
@@ -209,7 +212,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     comparison = compare(old, new)
     if not comparison.changes:
         parser.error("results: expected ratios that old and new have in common, got none")
-    _print(comparison, everything=options.all)
+    _print(comparison, everything=options.all, is_hint=len(old) == len(new) == 1)
     return int(bool(comparison.regressions))
 
 

@@ -20,7 +20,7 @@ import numpy as np
 import multisample
 from bench.cases import MODES, Case, vectors
 from bench.sample_checks import host_part
-from multisample.backends import torch_ext_build
+from multisample.backends.native import libraries
 
 __all__ = ["CPU", "CUDA", "Contender", "cuda_reason"]
 
@@ -105,7 +105,7 @@ def _jax() -> Any:
 def _backend_reason(name: str, *, cuda: bool) -> str | None:
     reasons = multisample.backends()[name].reasons
     if not reasons and cuda and name == "torch_ext":
-        reasons = torch_ext_build.cuda_reasons()
+        reasons = libraries.cuda_reasons()
     return "; ".join(reasons) or None
 
 

@@ -30,9 +30,9 @@ import cupy
 import numpy as np
 
 import multisample
-from multisample.backends import csrc_files
 from multisample.backends.cupy import OPTIONS
 from multisample.backends.geometry import KERNEL_STORES
+from multisample.backends.native import csrc_files
 
 REPEATS = 15
 ROTATED = 2**31  # Bytes of outputs in turn: far more than a cache.

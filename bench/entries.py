@@ -125,8 +125,9 @@ def read_run(path: Path) -> Run:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         entries = [_entry(benchmark) for benchmark in content["benchmarks"]]
-        machine, commit = content["multisample_machine"], content.get("commit_info") or {}
-    except (KeyError, TypeError, json.JSONDecodeError) as error:
+        machine = dict(content["multisample_machine"])
+        commit = dict(content.get("commit_info") or {})
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         found = f"no {error} in it" if isinstance(error, KeyError) else str(error)
         raise ValueError(f"{path}: expected JSON of `pytest bench --benchmark-only`, got {found}") from error
     groups: dict[tuple[str, str], dict[str, Entry]] = {}

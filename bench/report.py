@@ -59,12 +59,13 @@ def write_report(runs: Sequence[Run], output: Path) -> Path:
                 uris[theme.name] = f"data:image/svg+xml;base64,{base64.b64encode(image).decode()}"
             pictures.append({"title": plot.title, "caption": plot.caption, **uris})
         suites = dict.fromkeys(group.suite for group in run.groups)
+        summaries = [_leads(run), *_averages(run)]
         pages.append(
             {
                 "name": run.name,
                 "device": run.device,
                 "machine": [*_flat(run.machine), *([("commit", run.commit)] if run.commit else [])],
-                "summaries": [table for table in (_leads(run), *_averages(run)) if table.rows],
+                "summaries": [table for table in summaries if table.rows and len(table.columns) > 1],
                 "plots": pictures,
                 "suites": [(suite, [_group_table(group) for group in run.of_suite(suite)]) for suite in suites],
             }

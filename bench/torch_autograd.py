@@ -32,7 +32,8 @@ from typing import Any
 import torch
 
 import multisample
-from multisample.backends import csrc_files, registry
+from multisample.backends import registry
+from multisample.backends.native import csrc_files
 
 REPEATS = 15
 ROTATED = 2**31  # Bytes of arrays in turn: far more than a cache.

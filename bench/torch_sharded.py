@@ -37,7 +37,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 import multisample
-from multisample.backends import csrc_files
+from multisample.backends.native import csrc_files
 from multisample.torch import sample_sharded
 
 REPEATS = 15

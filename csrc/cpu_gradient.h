@@ -6,7 +6,6 @@
 #pragma once
 
 #include "cpu_kernel.h"
-#include "gradient_call.h"
 
 namespace multisample {
 namespace cpu {
@@ -78,9 +77,9 @@ MULTISAMPLE_FUNCTION typename Sums<Real>::Vector elements(const char* at, u64 co
 }
 
 // How far the first column is in its block. A position is a column and that, so that windows end where blocks do.
-inline u64 skipped(const GradientCall& call) { return call.first_column % (call.antithetic ? 8 : 4); }
+inline u64 skipped(const Draw& call) { return call.first_column.value % (call.antithetic ? 8 : 4); }
 
-inline u64 pieces(const GradientCall& call) { return ceil_div(skipped(call) + call.columns, kPiece); }
+inline u64 pieces(const Draw& call) { return ceil_div(skipped(call) + call.columns, kPiece); }
 
 template <class G, class Real>
 class Summation {
@@ -88,7 +87,7 @@ class Summation {
   // Rows that are summed at once, at most.
   static constexpr u64 kRows = 4096;
 
-  explicit Summation(const GradientCall& call)
+  explicit Summation(const Draw& call)
       : call_(call),
         skip_(skipped(call)),
         down_(call.row_stride == sizeof(G) && call.column_stride != sizeof(G) && call.rows >= kSums) {}
@@ -98,7 +97,7 @@ class Summation {
   void sum(u64 first_row, u64 last_row, u64 first, u64 last, Put put) {
     // Those of a window. Rows have in common what their columns take.
     u64 width = kPiece, height = kRows;
-    if (!call_.shared) {
+    if (!call_.common_noise) {
       width = down_ ? kNoise / min(last_row - first_row, kNoise / kChain) / kChain * kChain : kNoise / kLeastRows;
       height = min(kRows, kNoise / min(width, last - first));
     }
@@ -112,7 +111,7 @@ class Summation {
         end = min(begin / width * width + width, last);
         for (u64 row = 0; row < rows; row += height) {
           const Window window{top + row, min(top + row + height, top + rows), begin, end};
-          if (row == 0 || !call_.shared) draw(window);
+          if (row == 0 || !call_.common_noise) draw(window);
           down_ ? add_down(window, row) : add_along(window, row);
         }
       }
@@ -126,20 +125,20 @@ class Summation {
 
   // The window's columns are positions.
   void draw(const Window& window) {
-    const u64 rows = call_.shared ? 1 : window.rows(), columns = window.columns();
-    SampleCall sample{};
+    const u64 rows = call_.common_noise ? 1 : window.rows(), columns = window.columns();
+    Draw sample{};
     sample.sigma.number = 1;
-    sample.out = noise_;
+    sample.matrix = noise_;
     sample.row_stride = static_cast<i64>(down_ ? sizeof(Real) : columns * sizeof(Real));
     sample.column_stride = static_cast<i64>(down_ ? rows * sizeof(Real) : sizeof(Real));
     sample.rows = rows;
     sample.columns = columns;
-    sample.first_row = call_.first_row + window.first_row;
-    sample.first_column = call_.first_column + window.first_column - skip_;
+    sample.first_row.value = call_.first_row.value + window.first_row;
+    sample.first_column.value = call_.first_column.value + window.first_column - skip_;
     sample.seed = call_.seed;
     sample.offset = call_.offset;
     sample.type = sizeof(Real) == 8 ? kFloat64 : kFloat32;
-    sample.shared = call_.shared;
+    sample.common_noise = call_.common_noise;
     sample.antithetic = call_.antithetic;
     draw_window(sample, 0, rows, 0, columns);
   }
@@ -148,7 +147,7 @@ class Summation {
   void add_along(const Window& window, u64 first_total) {
     const u64 columns = window.columns();
     for (u64 r = 0; r < window.rows(); ++r) {
-      const Real* const noise = noise_ + (call_.shared ? 0 : r * columns);
+      const Real* const noise = noise_ + (call_.common_noise ? 0 : r * columns);
       const char* const grad = run(address(window.first_row + r, window.first_column), columns);
       Sums<double> total;
       for (u64 chain = 0; chain < columns; chain += kSums * kChain) {
@@ -180,7 +179,7 @@ class Summation {
         Sums<Real> part;
         for (u64 p = chain; p < last; ++p) {
           const auto grad = read(G{}, address(window.first_row + r, p));
-          if (call_.shared) {
+          if (call_.common_noise) {
             part.add(grad, typename Sums<Real>::Vector{} + noise_[p - begin]);
           } else {
             part.add(grad, read(Real{}, at(noise_ + (p - begin) * rows + r)));
@@ -204,7 +203,7 @@ class Summation {
   static const char* at(const Real* noise) { return reinterpret_cast<const char*>(noise); }
 
   const char* address(u64 row, u64 position) const {
-    return static_cast<const char*>(call_.grad) + static_cast<i64>(row) * call_.row_stride +
+    return static_cast<const char*>(call_.matrix) + static_cast<i64>(row) * call_.row_stride +
            static_cast<i64>(position - skip_) * call_.column_stride;
   }
 
@@ -215,7 +214,7 @@ class Summation {
     return reinterpret_cast<const char*>(copy_);
   }
 
-  const GradientCall& call_;
+  const Draw& call_;
   const u64 skip_;
   const bool down_;
   struct {
@@ -231,7 +230,7 @@ class Summation {
 // has.
 class GradientParts {
  public:
-  GradientParts(const GradientCall& call, u64 threads) : call_(call), pieces_(cpu::pieces(call)) {
+  GradientParts(const Draw& call, u64 threads) : call_(call), pieces_(cpu::pieces(call)) {
     const u64 least = kLeastPart / cpu::min(call.columns, cpu::kPiece);
     const u64 even = cpu::ceil_div(call.rows * pieces_, 4 * threads);
     rows_ = cpu::min(even < least ? least : even, kMostRows);
@@ -286,15 +285,15 @@ class GradientParts {
 
   void put(u64 row, const cpu::Gradients& gradients) const {
     if (call_.type == kFloat64) {
-      static_cast<double*>(call_.grad_mu)[row] = gradients.mu;
-      static_cast<double*>(call_.grad_sigma)[row] = gradients.sigma;
+      static_cast<double*>(call_.mu.data)[row] = gradients.mu;
+      static_cast<double*>(call_.sigma.data)[row] = gradients.sigma;
     } else {
-      static_cast<float*>(call_.grad_mu)[row] = to_float(gradients.mu);
-      static_cast<float*>(call_.grad_sigma)[row] = to_float(gradients.sigma);
+      static_cast<float*>(call_.mu.data)[row] = to_float(gradients.mu);
+      static_cast<float*>(call_.sigma.data)[row] = to_float(gradients.sigma);
     }
   }
 
-  const GradientCall& call_;
+  const Draw& call_;
   u64 pieces_, rows_;
 };
 

@@ -9,11 +9,12 @@
 #pragma once
 
 #include <cfenv>
+#include <limits>
 #if defined(__SSE2__)
 #include <immintrin.h>
 #endif
 
-#include "call.h"
+#include "draw.h"
 #include "narrow.h"
 #include "normals.h"
 
@@ -153,11 +154,11 @@ struct Tile {
   u32 o0, o1;
   RoundKeys keys, fine_keys;
 
-  explicit Tile(const SampleCall& call)
-      : o0(multisample::low(call.offset)),
-        o1(multisample::high(call.offset)),
-        keys(round_keys(call.seed, kKey1)),
-        fine_keys(round_keys(call.seed, kKey1 ^ kFloat64Key)) {}
+  explicit Tile(const Draw& call)
+      : o0(multisample::low(call.offset.value)),
+        o1(multisample::high(call.offset.value)),
+        keys(round_keys(call.seed.value, kKey1)),
+        fine_keys(round_keys(call.seed.value, kKey1 ^ kFloat64Key)) {}
 
   static u64 rounded_up(u64 blocks) { return (blocks + kRound - 1) / kRound * kRound; }
 
@@ -503,16 +504,16 @@ struct Window {
   u64 columns() const { return last_column - first_column; }
 };
 
-inline char* address(const SampleCall& call, u64 row, u64 column) {
-  return static_cast<char*>(call.out) + static_cast<i64>(row) * call.row_stride +
+inline char* address(const Draw& call, u64 row, u64 column) {
+  return static_cast<char*>(call.matrix) + static_cast<i64>(row) * call.row_stride +
          static_cast<i64>(column) * call.column_stride;
 }
 
 // Columns that a block of four normals serves.
-inline u64 block_columns(const SampleCall& call) { return call.antithetic ? 8 : 4; }
+inline u64 block_columns(const Draw& call) { return call.antithetic ? 8 : 4; }
 
 // Whether so many rows of the call are to be drawn with vectors that run down them: they lie side by side.
-inline bool runs_down(const SampleCall& call, u64 rows) {
+inline bool runs_down(const Draw& call, u64 rows) {
   const i64 size = call.type == kFloat64 ? 8 : call.type == kFloat32 ? 4 : 2;
   return call.row_stride == size && rows > 1;
 }
@@ -526,9 +527,8 @@ struct Blocks {
     u64 start, count, shift;
   };
 
-  Blocks(const SampleCall& call, const Window& window)
-      : columns(block_columns(call)), window_columns_(window.columns()) {
-    const u64 column = call.first_column + window.first_column;
+  Blocks(const Draw& call, const Window& window) : columns(block_columns(call)), window_columns_(window.columns()) {
+    const u64 column = call.first_column.value + window.first_column;
     first = column / columns;
     skip = column % columns;
     count = ceil_div(skip + window_columns_, columns);
@@ -545,7 +545,7 @@ struct Blocks {
 };
 
 template <class Out, class Real, bool kMirrored>
-__attribute__((noinline)) void draw_independent(const SampleCall& call, const Window& window) {
+__attribute__((noinline)) void draw_independent(const Draw& call, const Window& window) {
   constexpr u64 kBlocks = Tile<Real>::kBlocks;
   Tile<Real> tile(call);
   alignas(64) Real noise[8 * kBlocks];
@@ -565,7 +565,7 @@ __attribute__((noinline)) void draw_independent(const SampleCall& call, const Wi
       const u64 rows = min(tile_rows, window.last_row - r);
       read(call.mu, r, rows, mu);
       read(call.sigma, r, rows, sigma);
-      tile.draw_words(call.first_row + r, part, rows);
+      tile.draw_words(call.first_row.value + r, part, rows);
       char* at = address(call, r, window.first_column + run.start);
       u64 place = run.shift;
       if (direct) {
@@ -594,8 +594,7 @@ class Strip {
   // Memory likes to be written in long runs: of many tiles, of which the second-level cache holds what they share.
   static constexpr u64 kMostRows = 16 * kBlocks;
 
-  Strip(const SampleCall& call, const Window& window)
-      : call_(call), window_(window), blocks_(call, window), tile_(call) {}
+  Strip(const Draw& call, const Window& window) : call_(call), window_(window), blocks_(call, window), tile_(call) {}
 
   u64 blocks() const { return blocks_.count; }
 
@@ -613,7 +612,7 @@ class Strip {
       mu_[k] = mu_[k - count];
       sigma_[k] = sigma_[k - count];
     }
-    if (tile_blocks_ > 1) tile_.set_rows(call_.first_row + first, count, tile_blocks_ * count);
+    if (tile_blocks_ > 1) tile_.set_rows(call_.first_row.value + first, count, tile_blocks_ * count);
   }
 
   // Blocks of the window, in turn. So many blocks `ahead` is where the next ones go, or if it is 0, after the last one.
@@ -625,7 +624,7 @@ class Strip {
         if (tile_blocks_ > 1) {
           tile_.draw_words(blocks_.first + t, part * rows);
         } else {
-          tile_.draw_words_of_one(blocks_.first + t, call_.first_row + first_ + r, rows);
+          tile_.draw_words_of_one(blocks_.first + t, call_.first_row.value + first_ + r, rows);
         }
         put(t, part, r, rows, ahead);
       }
@@ -657,7 +656,7 @@ class Strip {
     copy_columns<kColumns, kPitch>(columns_, bytes, run.shift, run.count, spare, at, stride, close);
   }
 
-  const SampleCall& call_;
+  const Draw& call_;
   const Window& window_;
   const Blocks blocks_;
   u64 first_ = 0, rows_ = 0, tile_blocks_ = 0;
@@ -669,7 +668,7 @@ class Strip {
 
 // Independent noise where rows lie side by side.
 template <class Out, class Real, bool kMirrored>
-__attribute__((noinline)) void draw_down(const SampleCall& call, const Window& window) {
+__attribute__((noinline)) void draw_down(const Draw& call, const Window& window) {
   using Rows = Strip<Out, Real, kMirrored>;
   Rows filling(call, window), others(call, window);
   for (u64 top = window.first_row, rows; top < window.last_row; top += rows) {
@@ -767,7 +766,7 @@ void scale_columns(const Real* noise, u64 count, char* at, i64 stride, u64 rows,
 
 // One row of noise for all rows of the window.
 template <class Out, class Real, bool kMirrored>
-__attribute__((noinline)) void draw_shared(const SampleCall& call, const Window& window) {
+__attribute__((noinline)) void draw_shared(const Draw& call, const Window& window) {
   constexpr u64 kBlocks = Tile<Real>::kBlocks, kBatch = 64 * kBlocks;
   // Memory likes to be written in long runs, and the second-level cache still has room.
   constexpr u64 kNoise = 64 * kBlocks;
@@ -805,8 +804,8 @@ __attribute__((noinline)) void draw_shared(const SampleCall& call, const Window&
 }
 
 template <class Out, class Real, bool kMirrored>
-void draw(const SampleCall& call, const Window& window) {
-  if (call.shared) {
+void draw(const Draw& call, const Window& window) {
+  if (call.common_noise) {
     draw_shared<Out, Real, kMirrored>(call, window);
   } else if (runs_down(call, window.rows())) {
     draw_down<Out, Real, kMirrored>(call, window);
@@ -816,7 +815,7 @@ void draw(const SampleCall& call, const Window& window) {
 }
 
 template <class Out, class Real>
-void draw(const SampleCall& call, const Window& window) {
+void draw(const Draw& call, const Window& window) {
   if (call.antithetic) {
     draw<Out, Real, true>(call, window);
   } else {
@@ -842,8 +841,8 @@ class DefaultFloatingPoint {
 }  // namespace cpu
 
 // Rows [first_row, last_row) and columns [first_column, last_column) of what the call describes, at least one of each.
-// Everything it names is in host memory, at any address and stride.
-inline void draw_window(const SampleCall& call, u64 first_row, u64 last_row, u64 first_column, u64 last_column) {
+// Everything it names is in host memory, at any address and stride; words come by value.
+inline void draw_window(const Draw& call, u64 first_row, u64 last_row, u64 first_column, u64 last_column) {
   const cpu::DefaultFloatingPoint guard;
   const cpu::Window window{first_row, last_row, first_column, last_column};
   switch (call.type) {
@@ -854,4 +853,34 @@ inline void draw_window(const SampleCall& call, u64 first_row, u64 last_row, u64
   }
 }
 
+namespace cpu {
+
+template <class Real>
+bool is_finite_from(const Vector& vector, u64 count, Real least) {
+  constexpr u64 kChunk = 256;
+  constexpr Real most = std::numeric_limits<Real>::max();
+  Real x[kChunk];
+  for (u64 first = 0; first < count; first += kChunk) {
+    const u64 length = count - first < kChunk ? count - first : kChunk;
+    read(vector, first, length, x);
+    bool valid = true;
+    for (u64 k = 0; k < length; ++k) valid &= x[k] >= least && x[k] <= most;
+    if (!valid) return false;
+  }
+  return true;
+}
+
+template <class Real>
+bool has_valid_inputs(const Draw& call) {
+  return is_finite_from<Real>(call.mu, call.rows, -std::numeric_limits<Real>::max()) &&
+         is_finite_from<Real>(call.sigma, call.rows, 0);
+}
+
+// Whether all of mu is finite, and all of sigma finite and not negative, in the computing type.
+inline bool has_valid_inputs(const Draw& call) {
+  const DefaultFloatingPoint guard;
+  return call.type == kFloat64 ? has_valid_inputs<double>(call) : has_valid_inputs<float>(call);
+}
+
+}  // namespace cpu
 }  // namespace multisample

@@ -11,7 +11,7 @@
 // of groups, and of columns, of dimensions.
 #pragma once
 
-#include "call.h"
+#include "draw.h"
 
 namespace multisample {
 
@@ -65,7 +65,8 @@ struct Geometry {
   u32 interleave_log2;  // bands take turns: row k of a band is 2^interleave_log2 rows after its row k - 1
   u32 steps;            // how many runs of a group for each lane a block draws
   u32 column_blocks;    // blocks to a row
-  u32 skip;             // columns of the first group that come before the first column
+  u32 skip;             // columns of the first group before the first column; the most that there can be, if the first
+                        // column is in device memory
   u32 stores;           // one of Stores
   u32 overlap;          // of kTransposed: threads of a warp that do what the warp before also does, to hand it over
   i32 stride;  // from row to row of a thread, in elements of out; 0 if a thread has one row; of kTransposed, from
@@ -76,21 +77,21 @@ static_assert(sizeof(Geometry) == 64, "backends/geometry.py packs these bytes");
 
 #if !defined(__CUDACC_RTC__)
 
-inline u32 element_size(u32 type) { return type == kFloat64 ? 8 : type == kFloat32 ? 4 : 2; }
-
-inline u64 elements_apart(const SampleCall& call, i64 size) {
+inline u64 elements_apart(const Draw& call, i64 size) {
   return static_cast<u64>(call.column_stride < 0 ? -call.column_stride : call.column_stride) / size;
 }
 
-inline Stores stores_of(const SampleCall& call, i64 skip, u64 groups) {
+inline Stores stores_of(const Draw& call, i64 skip, u64 groups, bool strided) {
+  if (strided) return kStrided;
   const i64 size = element_size(call.type), quad = size == 2 && !call.antithetic ? 8 : 16;
+  const bool knows_skip = call.first_column.at == nullptr;
   if (call.column_stride != size) {
     const bool reaches = elements_apart(call, size) < kFarApart && call.rows < kFarApart;
     return call.row_stride == size && call.column_stride % size == 0 && call.rows > 1 && reaches ? kTransposed
                                                                                                  : kStrided;
   }
-  const i64 start = static_cast<i64>(reinterpret_cast<u64>(call.out)) - skip * size;
-  if (start % quad == 0 && (call.row_stride % quad == 0 || call.rows == 1)) return kAligned;
+  const i64 start = static_cast<i64>(reinterpret_cast<u64>(call.matrix)) - skip * size;
+  if (knows_skip && start % quad == 0 && (call.row_stride % quad == 0 || call.rows == 1)) return kAligned;
   if (start % size != 0 || call.row_stride % size != 0) return kStrided;
   if (groups > kShortRow) return kShifted;
   const bool side_by_side = call.rows == 1 || call.row_stride == static_cast<i64>(call.columns) * size;
@@ -99,35 +100,35 @@ inline Stores stores_of(const SampleCall& call, i64 skip, u64 groups) {
 
 inline u64 ceil_div(u64 a, u64 b) { return (a + b - 1) / b; }
 
-inline bool is_cheap(const SampleCall& call) { return call.shared || (call.fast_math && call.type != kFloat64); }
+inline bool is_cheap(const Draw& call) { return call.common_noise || (call.fast_math && call.type != kFloat64); }
 
 // Passes of a block, if they are many in all. It is slow to begin, and so has many; but where memory is what takes the
 // time, few: blocks do not keep step, and of a line that two of them write in part, either part must come before the
 // other one has left the cache.
-inline u64 most_passes(const SampleCall& call, u32 stores, bool whole_sectors) {
+inline u64 most_passes(const Draw& call, u32 stores, bool whole_sectors) {
   if (stores == kTransposedStaged) {
-    return !is_cheap(call) ? kMostPasses : call.antithetic ? 4 : call.shared ? 2 : 16;
+    return !is_cheap(call) ? kMostPasses : call.antithetic ? 4 : call.common_noise ? 2 : 16;
   }
-  if (call.antithetic) return call.shared ? 1 : 2;
-  return call.shared ? 2 : is_cheap(call) && !whole_sectors ? 8 : kMostPasses;
+  if (call.antithetic) return call.common_noise ? 1 : 2;
+  return call.common_noise ? 2 : is_cheap(call) && !whole_sectors ? 8 : kMostPasses;
 }
 
-inline Geometry transposed_geometry(const SampleCall& call, Geometry g, u64 groups) {
+inline Geometry transposed_geometry(const Draw& call, Geometry g, u64 groups) {
   const u32 size = element_size(call.type);
   const u32 slots = size == 8 ? kSlots<8> : kSlots<4>;
-  const u64 bits = reinterpret_cast<u64>(call.out) | static_cast<u64>(call.column_stride);
+  const u64 bits = reinterpret_cast<u64>(call.matrix) | static_cast<u64>(call.column_stride);
   const bool aligned = bits % (slots * size) == 0 && call.rows % slots == 0;
   // As many groups at once as there is room for, but blocks for all processors.
   const u64 enough = ceil_div(groups, 264);
-  const u32 staged = call.shared ? kStagedThreads<true> : kStagedThreads<false>;
+  const u32 staged = call.common_noise ? kStagedThreads<true> : kStagedThreads<false>;
   const u64 room = staged * (call.antithetic ? slots / 2 : slots), most_turns = room / call.rows;
   u64 tiles = 1, turns = 1;
   const bool cheap = is_cheap(call);
   // Half a sector takes longer to write than all of it, which counts where little else takes time.
-  const bool bounded = aligned && (bits % 32 == 0 || !(call.shared || (cheap && call.antithetic)));
+  const bool bounded = aligned && (bits % 32 == 0 || !(call.common_noise || (cheap && call.antithetic)));
   const bool side_by_side = call.column_stride == static_cast<i64>(call.rows) * size;
   // Where the transform is what takes the time, rows of which the room holds few are drawn faster in pieces.
-  const bool fits = most_turns > (call.shared || call.antithetic ? 0 : cheap ? 1 : 3);
+  const bool fits = most_turns > (call.common_noise || call.antithetic ? 0 : cheap ? 1 : 3);
   if (!bounded && side_by_side && fits) {
     g.stores = kTransposedStaged;
     g.lanes = static_cast<u32>(call.rows);
@@ -137,10 +138,11 @@ inline Geometry transposed_geometry(const SampleCall& call, Geometry g, u64 grou
   } else {
     // Pieces of a row: the first may begin before it, and the last end behind it; where columns are not aligned alike,
     // that of another column begins before that of the group's first.
-    const u64 start = reinterpret_cast<u64>(call.out) - g.skip * static_cast<u64>(call.column_stride);
+    const u64 start = reinterpret_cast<u64>(call.matrix) - g.skip * static_cast<u64>(call.column_stride);
     const bool alike = static_cast<u64>(call.column_stride) / size % slots == 0;
+    const u64 shift = alike || call.first_column.at == nullptr ? start / size % slots : slots - 1;
     g.overlap = alike ? 0 : 1;
-    g.lanes = static_cast<u32>(ceil_div(start / size % slots + call.rows + (alike ? 0 : slots - 1), slots));
+    g.lanes = static_cast<u32>(ceil_div(shift + call.rows + (alike ? 0 : slots - 1), slots));
     const u64 of_warp = 32 - g.overlap, most = kTransposedThreads / 32;
     u64 warps = 0;
     for (u64 t = 1; t <= kMostTurns || t * g.lanes <= most * of_warp; ++t) {
@@ -171,12 +173,13 @@ inline Geometry transposed_geometry(const SampleCall& call, Geometry g, u64 grou
   return g;
 }
 
-inline Geometry geometry_of(const SampleCall& call) {
+// With `strided`, for kernels that write elements one by one, wherever they are.
+inline Geometry geometry_of(const Draw& call, bool strided = false) {
   Geometry g{};
   const u32 width = call.antithetic ? kAntitheticWidth : kWidth;
-  g.skip = static_cast<u32>(call.first_column % width);
+  g.skip = call.first_column.at == nullptr ? static_cast<u32>(call.first_column.value % width) : width - 1;
   const u64 groups = ceil_div(g.skip + call.columns, width);
-  g.stores = stores_of(call, g.skip, groups);
+  g.stores = stores_of(call, g.skip, groups, strided);
   if (g.stores == kTransposed) return transposed_geometry(call, g, groups);
   // Runs of columns, each for one row of threads.
   const u64 tiles = groups <= kThreads ? 1 : ceil_div(groups, 2 * kShortRow);
@@ -195,7 +198,7 @@ inline Geometry geometry_of(const SampleCall& call) {
   const u64 rows = ceil_div(call.rows, g.rows_per_pass);
   const bool cheap = is_cheap(call);
   u64 most = g.stores == kAligned ? 128 : 32;
-  if (call.shared || (cheap && g.stores == kAligned && g.rows_per_pass > 1)) {
+  if (call.common_noise || (cheap && g.stores == kAligned && g.rows_per_pass > 1)) {
     most = 8;
   } else if (cheap) {
     most = g.stores == kAligned && tiles > 1 ? 32 : 16;

@@ -9,7 +9,6 @@
 #pragma once
 
 #include "geometry.h"
-#include "gradient_call.h"
 
 namespace multisample {
 
@@ -55,23 +54,25 @@ constexpr u32 rows_at_once(u32 type, bool shared, bool antithetic) {
   return type == kFloat64 && !shared ? 1 : antithetic ? 2 : 4;
 }
 
-inline Loads loads_of(const GradientCall& call, u32 skip) {
+inline Loads loads_of(const Draw& call, u32 skip) {
   const i64 size = element_size(call.type), most = size == 2 && !call.antithetic ? 8 : 16;
   if (call.column_stride != size) return kApart;
-  const i64 start = static_cast<i64>(reinterpret_cast<u64>(call.grad)) - skip * size;
+  const i64 start = static_cast<i64>(reinterpret_cast<u64>(call.matrix)) - skip * size;
+  if (has_origin_in_memory(call)) return kSideBySide;
   return start % most == 0 && (call.row_stride % most == 0 || call.rows == 1) ? kAtOnce : kSideBySide;
 }
 
 // Whether there is enough for threads that have several rows.
-inline bool has_many_rows(const GradientCall& call, const GradientGeometry& g) {
-  return call.rows >= (g.across ? 512 : 48) && call.rows * g.groups >= (1 << 21);
+inline bool has_many_rows(const Draw& call, const GradientGeometry& g) {
+  // Threads that read the seed from memory keep round keys in registers, which several rows need for their sums.
+  return !has_origin_in_memory(call) && call.rows >= (g.across ? 512 : 48) && call.rows * g.groups >= (1 << 21);
 }
 
 // Turns that go together: see kGroupsAtOnce.
 inline u64 unit_of(const GradientGeometry& g) { return g.rows > 1 ? 1 : 4; }
 
 // Threads for dimensions side by side: so many that they read whole lines, and no more than share the rows evenly.
-inline void set_tiles_across(const GradientCall& call, GradientGeometry& g) {
+inline void set_tiles_across(const Draw& call, GradientGeometry& g) {
   const u64 line = 128 / element_size(call.type), of_few = kGradientThreads / g.groups;
   const u64 tiles = call.rows / g.rows, most = line < of_few ? of_few : line;
   g.tiles = static_cast<u32>(ceil_div(tiles, ceil_div(tiles, most)));
@@ -81,7 +82,7 @@ inline void set_tiles_across(const GradientCall& call, GradientGeometry& g) {
 
 // Threads for groups side by side: of few groups such that the fewest threads have nothing to do. To begin and to end
 // takes as long as a quarter of a turn; shorter runs than of 8 groups would be read slowly.
-inline void set_tiles_along(const GradientCall& call, GradientGeometry& g) {
+inline void set_tiles_along(const Draw& call, GradientGeometry& g) {
   g.tiles = 1;
   g.slots = kGradientThreads;
   if (g.groups > 16 * kGradientThreads) return;
@@ -103,12 +104,10 @@ inline void set_tiles_along(const GradientCall& call, GradientGeometry& g) {
   }
 }
 
-inline u64 blocks_of_rows(const GradientCall& call, const GradientGeometry& g) {
-  return ceil_div(call.rows, g.rows * g.tiles);
-}
+inline u64 blocks_of_rows(const Draw& call, const GradientGeometry& g) { return ceil_div(call.rows, g.rows * g.tiles); }
 
 // Short segments while blocks are few, and then longer ones, so that there is less to add up.
-inline void set_turns(const GradientCall& call, GradientGeometry& g) {
+inline void set_turns(const Draw& call, GradientGeometry& g) {
   const u64 all = ceil_div(g.groups, g.slots), blocks = blocks_of_rows(call, g) * all;
   u64 turns = all;
   if (g.across || g.tiles == 1) {
@@ -122,7 +121,7 @@ inline void set_turns(const GradientCall& call, GradientGeometry& g) {
 }
 
 // What follows from the rest.
-inline void complete(const GradientCall& call, GradientGeometry& g) {
+inline void complete(const Draw& call, GradientGeometry& g) {
   g.threads = static_cast<u32>(ceil_div(g.tiles * g.slots, 32) * 32);
   g.one_by_run = static_cast<u32>(ceil_div(1 << 20, g.across ? g.tiles : g.slots));
   g.segments = static_cast<u32>(ceil_div(g.groups, u64{g.slots} * g.turns));
@@ -135,23 +134,23 @@ inline void complete(const GradientCall& call, GradientGeometry& g) {
   while (2u << g.parts_log2 <= parts) ++g.parts_log2;
 }
 
-inline GradientGeometry gradient_geometry(const GradientCall& call) {
+inline GradientGeometry gradient_geometry(const Draw& call) {
   GradientGeometry g{};
   const u32 width = call.antithetic ? kAntitheticWidth : kWidth;
-  g.skip = static_cast<u32>(call.first_column % width);
+  g.skip = call.first_column.at == nullptr ? static_cast<u32>(call.first_column.value % width) : width - 1;
   g.groups = ceil_div(g.skip + call.columns, width);
   g.loads = loads_of(call, g.skip);
   const auto magnitude = [](i64 x) { return x < 0 ? u64{0} - static_cast<u64>(x) : static_cast<u64>(x); };
   g.across = g.loads == kApart && call.rows > 1 && magnitude(call.row_stride) < magnitude(call.column_stride);
-  g.rows = has_many_rows(call, g) ? rows_at_once(call.type, call.shared, call.antithetic) : 1;
+  g.rows = has_many_rows(call, g) ? rows_at_once(call.type, call.common_noise, call.antithetic) : 1;
   g.across ? set_tiles_across(call, g) : set_tiles_along(call, g);
   set_turns(call, g);
   complete(call, g);
   return g;
 }
 
-// Elements of GradientCall::partial_sums.
-inline u64 partial_sums_of(const GradientCall& call, const GradientGeometry& g) {
+// How many numbers Draw::scratch has room for.
+inline u64 scratch_size(const Draw& call, const GradientGeometry& g) {
   return g.segments > 1 ? 2 * call.rows * g.segments : 0;
 }
 

@@ -61,7 +61,7 @@ struct Part {
   u64 first_row, first_group;
   u32 segment, turns;
 
-  MULTISAMPLE_FUNCTION static Part of_block(u32 rows, const GradientCall& call, const GradientGeometry& geometry) {
+  MULTISAMPLE_FUNCTION static Part of_block(u32 rows, const Draw& call, const GradientGeometry& geometry) {
     // Blocks that follow each other read what lies side by side.
     const u32 row_blocks = gridDim.x / geometry.segments, along = blockIdx.x / geometry.segments;
     const u32 across = blockIdx.x / row_blocks;
@@ -87,8 +87,7 @@ class Reader {
   using Group = Raw<G, kCount>;
 
   // From group `group` of the part on, in the rows that begin with `row` of the part.
-  MULTISAMPLE_FUNCTION Reader(const Part& part, u32 row, u32 group, const GradientCall& call,
-                              const GradientGeometry& geometry)
+  MULTISAMPLE_FUNCTION Reader(const Part& part, u32 row, u32 group, const Draw& call, const GradientGeometry& geometry)
       : columns_(call.columns),
         first_column_(static_cast<i64>(part.first_group * kCount) - geometry.skip),
         column_stride_(only_at_once ? sizeof(G) : call.column_stride),
@@ -97,7 +96,7 @@ class Reader {
         group_(group),
         slots_(geometry.slots),
         loads_(geometry.loads) {
-    at_ = static_cast<const char*>(call.grad) + static_cast<i64>(part.first_row + row) * call.row_stride +
+    at_ = static_cast<const char*>(call.matrix) + static_cast<i64>(part.first_row + row) * call.row_stride +
           (first_column_ + kCount * static_cast<i64>(group)) * column_stride_;
     // All columns of a group are there, except for the first and the last group of a row.
     first_whole_ = first_column_ < 0;
@@ -152,7 +151,7 @@ constexpr u32 kSumsPitch = kGradientThreads + 1;
 
 // Adds up what all slots have, and puts it where it belongs. All threads of the block together.
 template <class Real, u32 rows>
-MULTISAMPLE_FUNCTION void add_up(double (&sums)[2 * rows][kSumsPitch], const Part& part, const GradientCall& call,
+MULTISAMPLE_FUNCTION void add_up(double (&sums)[2 * rows][kSumsPitch], const Part& part, const Draw& call,
                                  const GradientGeometry& geometry) {
   const u32 parts = 1u << geometry.parts_log2, count = geometry.tiles * (2 * rows);
   const u32 slot_step = geometry.across ? geometry.tiles : 1, tile_step = geometry.across ? 1 : geometry.slots;
@@ -174,9 +173,9 @@ MULTISAMPLE_FUNCTION void add_up(double (&sums)[2 * rows][kSumsPitch], const Par
     const double total = sum(k, 0, 1, parts > 1 ? parts : geometry.slots);
     const u64 row = part.first_row + k / (2 * rows) + k % (2 * rows) / 2 * geometry.tiles;
     if (geometry.segments > 1) {
-      call.partial_sums[2 * (part.segment * call.rows + row) + k % 2] = total;
+      call.scratch[2 * (part.segment * call.rows + row) + k % 2] = total;
     } else {
-      static_cast<Real*>(k % 2 == 0 ? call.grad_mu : call.grad_sigma)[row] = rounded<Real>(total);
+      static_cast<Real*>(k % 2 == 0 ? call.mu.data : call.sigma.data)[row] = rounded<Real>(total);
     }
   }
 }
@@ -188,9 +187,8 @@ constexpr int kGradientBlocks = sizeof(G) == 8              ? 2
                                                             : 4;
 
 template <class G, bool shared, bool antithetic, bool fast, u32 rows, bool only_at_once>
-__global__ void __launch_bounds__(kGradientThreads, kGradientBlocks<G, rows, only_at_once>) gradient_kernel(
-    const __grid_constant__ GradientCall call, const __grid_constant__ GradientGeometry geometry,
-    const __grid_constant__ Keys<typename Computing<G>::Type> keys) {
+MULTISAMPLE_FUNCTION void sum_gradient(const Draw& call, const GradientGeometry& geometry,
+                                       const Keys<typename Computing<G>::Type>& keys) {
   using Real = typename Computing<G>::Type;
   using Reader = Reader<G, antithetic, rows, only_at_once>;
   constexpr u32 kGroups = kGroupsAtOnce<rows, antithetic>;
@@ -198,9 +196,9 @@ __global__ void __launch_bounds__(kGradientThreads, kGradientBlocks<G, rows, onl
   // Volatile, since there are no registers to keep them all.
   __shared__ volatile u64 row_words[rows][kGradientThreads];
   const Part part = Part::of_block(rows, call, geometry);
-  const u64 offset = offset_of(call);
+  const u64 offset = value_of(call.offset);
   for (u32 k = threadIdx.x; k < rows * geometry.tiles; k += blockDim.x) {
-    const u32 i = call.shared ? 0 : static_cast<u32>(call.first_row + part.first_row) + k;
+    const u32 i = call.common_noise ? 0 : static_cast<u32>(call.first_row.value + part.first_row) + k;
     const RowPart words = row_part(i, low(offset), keys.keys);
     row_words[k / geometry.tiles][k % geometry.tiles] =
         static_cast<u64>(words.into_c2_of_round_2) << 32 | words.c3_of_round_2;
@@ -211,7 +209,7 @@ __global__ void __launch_bounds__(kGradientThreads, kGradientBlocks<G, rows, onl
   __syncthreads();
   if (tile < geometry.tiles && slot < geometry.slots) {
     Reader reader(part, tile, slot, call, geometry);
-    u32 group = static_cast<u32>(call.first_column / Reader::kCount + part.first_group) + slot;
+    u32 group = static_cast<u32>(call.first_column.value / Reader::kCount + part.first_group) + slot;
     for (u32 turn = 0; turn < part.turns;) {
       const bool is_first = turn == 0;
       const u32 end = part.turns - turn < kChain ? part.turns : turn + kChain;
@@ -246,17 +244,32 @@ __global__ void __launch_bounds__(kGradientThreads, kGradientBlocks<G, rows, onl
   add_up<Real, rows>(sums, part, call, geometry);
 }
 
+template <class G, bool shared, bool antithetic, bool fast, u32 rows, bool only_at_once, bool origin_in_memory>
+__global__ void __launch_bounds__(kGradientThreads, kGradientBlocks<G, rows, only_at_once>) gradient_kernel(
+    const __grid_constant__ Draw call, const __grid_constant__ GradientGeometry geometry,
+    const __grid_constant__ Keys<typename Computing<G>::Type> keys) {
+  if constexpr (origin_in_memory) {
+    GradientGeometry resolved = geometry;
+    const Draw values = with_values(call);
+    resolved.skip = static_cast<u32>(values.first_column.value % (antithetic ? kAntitheticWidth : kWidth));
+    const Keys<typename Computing<G>::Type> own_keys(values.seed.value);
+    sum_gradient<G, shared, antithetic, fast, rows, only_at_once>(values, resolved, own_keys);
+  } else {
+    sum_gradient<G, shared, antithetic, fast, rows, only_at_once>(call, geometry, keys);
+  }
+}
+
 // Adds up what the segments of rows come to. A block has `width` sums, a power of two.
 template <class Real>
-__global__ void __launch_bounds__(kGradientThreads) add_segments_kernel(const __grid_constant__ GradientCall call,
-                                                                        u32 segments, u32 width) {
+__global__ void __launch_bounds__(kGradientThreads) add_segments_kernel(const __grid_constant__ Draw call, u32 segments,
+                                                                        u32 width) {
   __shared__ double sums[kGradientThreads];
   const u64 count = 2 * call.rows, k = static_cast<u64>(blockIdx.x) * width + threadIdx.x % width;
   const u32 part = threadIdx.x / width, parts = kGradientThreads / width;
   double total = 0;
   if (k < count) {
 #pragma unroll 8
-    for (u32 segment = part; segment < segments; segment += parts) total += call.partial_sums[segment * count + k];
+    for (u32 segment = part; segment < segments; segment += parts) total += call.scratch[segment * count + k];
   }
   sums[threadIdx.x] = total;
   for (u32 half = parts / 2; half > 0; half /= 2) {
@@ -264,7 +277,7 @@ __global__ void __launch_bounds__(kGradientThreads) add_segments_kernel(const __
     if (part < half) sums[threadIdx.x] += sums[threadIdx.x + half * width];
   }
   if (part == 0 && k < count) {
-    static_cast<Real*>(k % 2 == 0 ? call.grad_mu : call.grad_sigma)[k / 2] = rounded<Real>(sums[threadIdx.x]);
+    static_cast<Real*>(k % 2 == 0 ? call.mu.data : call.sigma.data)[k / 2] = rounded<Real>(sums[threadIdx.x]);
   }
 }
 

@@ -78,12 +78,6 @@ MULTISAMPLE_FUNCTION Real element(const Vector& vector, u64 k) {
   return x[0];
 }
 
-// The call's offset. Whoever counts it up comes after the kernel, so that it may be read at any time.
-template <class Call>
-MULTISAMPLE_FUNCTION u64 offset_of(const Call& call) {
-  return call.counter == nullptr ? call.offset : *call.counter;
-}
-
 template <class Real>
 struct Keys;
 

@@ -189,10 +189,10 @@ class Columns {
  public:
   // Group `group` of the row, in the rows that `row` begins of those that the block draws side by side. `stages` has
   // room for what all threads of the block make of a row.
-  MULTISAMPLE_FUNCTION Columns(u64 group, u32 row, Out* stages, const Keys<Real>& keys, const SampleCall& call,
+  MULTISAMPLE_FUNCTION Columns(u64 group, u32 row, Out* stages, const Keys<Real>& keys, const Draw& call,
                                const Geometry& geometry)
-      : noise_(
-            Noise<Real, shared, fast>::of(static_cast<u32>(call.first_column / kCount + group), offset_of(call), keys)),
+      : noise_(Noise<Real, shared, fast>::of(static_cast<u32>(call.first_column.value / kCount + group),
+                                             value_of(call.offset), keys)),
         row_(row) {
     const i64 columns = static_cast<i64>(call.columns), column = static_cast<i64>(kCount * group) - geometry.skip;
     first_ = column < 0 ? geometry.skip : 0;
@@ -222,7 +222,7 @@ class Columns {
 
   // The rows of a chunk of `rows` dimensions, of which `out` is the first.
   MULTISAMPLE_FUNCTION void draw(const Dimension<Real>* chunk, u32 rows, char* out, const Keys<Real>& keys,
-                                 const SampleCall& call, const Geometry& geometry) const {
+                                 const Draw& call, const Geometry& geometry) const {
     const u32 step = geometry.rows_per_pass;
     const Dimension<Real>* const mine = chunk + row_ * geometry.pitch;
     char* const at = out + offset_;
@@ -299,7 +299,7 @@ class Columns {
 template <class Real>
 class Dimensions {
  public:
-  MULTISAMPLE_FUNCTION Dimensions(u64 first_row, u32 count, const SampleCall& call, const Geometry& geometry)
+  MULTISAMPLE_FUNCTION Dimensions(u64 first_row, u32 count, const Draw& call, const Geometry& geometry)
       : call_(call), first_row_(first_row), count_(count), chunk_(geometry.chunk), shift_(geometry.interleave_log2) {}
 
   // Begins to load the thread's own dimension of the chunk that begins at row `begin` of the band.
@@ -308,7 +308,7 @@ class Dimensions {
     mine_ = threadIdx.x < chunk_ && k < count_;
     if (mine_) {
       const u64 row = first_row_ + (static_cast<u64>(k) << shift_);
-      i_ = static_cast<u32>(call_.first_row + row);
+      i_ = static_cast<u32>(call_.first_row.value + row);
       mu_ = element<Real>(call_.mu, row);
       sigma_ = element<Real>(call_.sigma, row);
     }
@@ -319,11 +319,11 @@ class Dimensions {
   MULTISAMPLE_FUNCTION void put(Dimension<Real>* chunk, const Keys<Real>& keys, const Geometry& geometry) const {
     if (!mine_) return;
     const u32 pass = threadIdx.x * geometry.one_by_rows >> 20, row = threadIdx.x - pass * geometry.rows_per_pass;
-    chunk[row * geometry.pitch + pass] = {row_part(i_, low(offset_of(call_)), keys.keys), mu_, sigma_};
+    chunk[row * geometry.pitch + pass] = {row_part(i_, low(value_of(call_.offset)), keys.keys), mu_, sigma_};
   }
 
  private:
-  const SampleCall& call_;
+  const Draw& call_;
   u64 first_row_;
   u32 count_, chunk_, shift_, i_;
   Real mu_, sigma_;
@@ -331,7 +331,7 @@ class Dimensions {
 };
 
 template <class Out, bool shared, bool antithetic, bool fast, Stores stores>
-MULTISAMPLE_FUNCTION void draw_rows(const SampleCall& call, const Geometry& geometry) {
+MULTISAMPLE_FUNCTION void draw_rows(const Draw& call, const Geometry& geometry) {
   using Real = typename Computing<Out>::Type;
   using Columns = Columns<Out, shared, antithetic, fast, stores>;
   __shared__ Dimension<Real> chunks[2][kChunk];
@@ -346,10 +346,10 @@ MULTISAMPLE_FUNCTION void draw_rows(const SampleCall& call, const Geometry& geom
   Dimensions<Real> dimensions(first_row, count, call, geometry);
   dimensions.fetch(0);
 
-  const Keys<Real> keys(call.seed);
+  const Keys<Real> keys(call.seed.value);
   const u32 row = threadIdx.x * geometry.one_by_lanes >> 20;
   u64 group = static_cast<u64>(column_block) * geometry.steps * geometry.lanes + (threadIdx.x - row * geometry.lanes);
-  char* out = static_cast<char*>(call.out) + static_cast<i64>(first_row) * call.row_stride;
+  char* out = static_cast<char*>(call.matrix) + static_cast<i64>(first_row) * call.row_stride;
   Columns columns(group, row, stages, keys, call, geometry);
   dimensions.put(chunks[0], keys, geometry);
   __syncthreads();
@@ -374,6 +374,17 @@ MULTISAMPLE_FUNCTION void draw_rows(const SampleCall& call, const Geometry& geom
   }
 }
 
+template <class Out, bool shared, bool antithetic, bool fast, Stores stores>
+MULTISAMPLE_FUNCTION void draw(const Draw& call, const Geometry& geometry) {
+  if constexpr (stores == kTransposed) {
+    draw_transposed<Out, shared, antithetic, fast>(call, geometry);
+  } else if constexpr (stores == kTransposedStaged) {
+    draw_transposed_staged<Out, shared, antithetic, fast>(call, geometry);
+  } else {
+    draw_rows<Out, shared, antithetic, fast, stores>(call, geometry);
+  }
+}
+
 template <bool shared, Stores stores>
 constexpr int kMostThreads = stores == kTransposed         ? kTransposedThreads
                              : stores == kTransposedStaged ? kStagedThreads<shared>
@@ -387,19 +398,22 @@ constexpr int kBlocksAtOnce = stores == kTransposed || stores == kTransposedStag
                               : antithetic || stores == kShifted || sizeof(Out) == 8     ? 3
                                                                                          : 0;
 
-template <class Out, bool shared, bool antithetic, bool fast, Stores stores>
+template <class Out, bool shared, bool antithetic, bool fast, Stores stores, bool origin_in_memory = false>
 __global__ void __launch_bounds__(kMostThreads<shared, stores>, kBlocksAtOnce<Out, shared, antithetic, stores>)
-sample_kernel(const __grid_constant__ SampleCall call, const __grid_constant__ Geometry geometry) {
-  if constexpr (stores == kTransposed) {
-    draw_transposed<Out, shared, antithetic, fast>(call, geometry);
-  } else if constexpr (stores == kTransposedStaged) {
-    draw_transposed_staged<Out, shared, antithetic, fast>(call, geometry);
+sample_kernel(const __grid_constant__ Draw call, const __grid_constant__ Geometry geometry) {
+  // Numbers by value are the same for all threads to the compiler, which keeps them and the round keys out of the
+  // threads' registers. So kernels that read them from memory are kernels of their own.
+  if constexpr (origin_in_memory) {
+    Geometry resolved = geometry;
+    const Draw values = with_values(call);
+    resolved.skip = static_cast<u32>(values.first_column.value % Elements<Out, antithetic>::kCount);
+    draw<Out, shared, antithetic, fast, stores>(values, resolved);
   } else {
-    draw_rows<Out, shared, antithetic, fast, stores>(call, geometry);
+    draw<Out, shared, antithetic, fast, stores>(call, geometry);
   }
 }
 
-// Counts up the offset that calls read, once they have.
+// Adds 1 to an offset in memory, after the kernels that read it.
 __global__ void advance_kernel(u64* counter) { ++*counter; }
 
 }  // namespace multisample

@@ -1,4 +1,4 @@
-// The torch_ext backend on the CPU: the kernels on PyTorch's threads, as operators and as a C function.
+// The torch_ext backend on the CPU: the kernels on PyTorch's threads, as operators and as C functions.
 //
 // Only PyTorch's stable ABI is used, so that one binary serves every version from the one it was built for on.
 #include <pthread.h>
@@ -10,7 +10,7 @@
 
 #include "cpu_gradient.h"
 #include "cpu_kernel.h"
-#include "torch_call.h"
+#include "torch_operators.h"
 
 namespace multisample {
 namespace {
@@ -35,13 +35,13 @@ u64 larger(u64 a, u64 b) { return a < b ? b : a; }
 // How a call is cut into windows, none of which makes part of a block that another makes too.
 class Windows {
  public:
-  Windows(const SampleCall& call, u64 threads)
-      : call_(call), block_(cpu::block_columns(call)), skip_(call.first_column % block_) {
-    const u64 most = call.shared ? kSharedWindow : kWindow, pieces = threads == 1 ? 1 : 4 * threads;
+  Windows(const Draw& call, u64 threads)
+      : call_(call), block_(cpu::block_columns(call)), skip_(call.first_column.value % block_) {
+    const u64 most = call.common_noise ? kSharedWindow : kWindow, pieces = threads == 1 ? 1 : 4 * threads;
     const u64 size = smaller(most, larger(kLeastWindow, call.rows * call.columns / pieces));
     if (cpu::runs_down(call, call.rows)) {
       // Whole columns are one stretch of memory.
-      const u64 rows = call.shared ? smaller(size / block_, kSharedRows) : size / block_;
+      const u64 rows = call.common_noise ? smaller(size / block_, kSharedRows) : size / block_;
       rows_ = ceil_div(call.rows, ceil_div(call.rows, rows));
       columns_ = ceil_div(size / rows_, block_) * block_;
     } else {
@@ -62,7 +62,7 @@ class Windows {
   }
 
  private:
-  const SampleCall& call_;
+  const Draw& call_;
   u64 block_, skip_, rows_, columns_, across_, count_;
 };
 
@@ -72,12 +72,17 @@ std::atomic<bool> forked{false};
 
 u64 available_threads() { return forked ? 1 : torch::stable::get_num_threads(); }
 
-u64 threads_for(u64 work) { return work <= kShare ? 1 : smaller(available_threads(), ceil_div(work, kShare)); }
+// Threads for a call: as many as its normals are worth.
+u64 threads_for(const Draw& call) {
+  const u64 normals = call.rows * call.columns;
+  const u64 work = call.common_noise ? call.columns + (normals >> kSharedCost) : normals;
+  const u64 most = call.threads == 0 ? available_threads() : smaller(call.threads, available_threads());
+  return work <= kShare ? 1 : smaller(most, ceil_div(work, kShare));
+}
 
-// Calls run(k) for k < count, on as many threads as `work` normals are worth.
+// Calls run(k) for k < count on some threads.
 template <class Run>
-void on_threads(u64 count, u64 work, const Run& run) {
-  const u64 threads = threads_for(work);
+void on_threads(u64 count, u64 threads, const Run& run) {
   if (threads == 1) {
     for (u64 k = 0; k < count; ++k) run(k);
     return;
@@ -93,80 +98,39 @@ void on_threads(u64 count, u64 work, const Run& run) {
   });
 }
 
-template <class Call>
-u64 work_of(const Call& call) {
-  const u64 normals = call.rows * call.columns;
-  return call.shared ? call.columns + (normals >> kSharedCost) : normals;
+void run_sample(const Draw& call) {
+  const u64 threads = threads_for(call);
+  const Windows windows(call, threads);
+  on_threads(windows.count(), threads, [&](u64 k) { windows.draw(k); });
 }
 
-void launch(const SampleCall& call) {
-  const u64 work = work_of(call);
-  const Windows windows(call, threads_for(work));
-  on_threads(windows.count(), work, [&](u64 k) { windows.draw(k); });
-}
-
-void launch(const GradientCall& call) {
-  const u64 work = work_of(call);
-  const GradientParts parts(call, threads_for(work));
+void run_gradient(const Draw& call) {
+  const u64 threads = threads_for(call);
+  const GradientParts parts(call, threads);
   std::vector<cpu::Gradients> partial_sums(parts.partial_sums());
-  on_threads(parts.count(), work, [&](u64 k) { parts.sum(k, partial_sums.data()); });
+  on_threads(parts.count(), threads, [&](u64 k) { parts.sum(k, partial_sums.data()); });
   parts.finish(partial_sums.data());
 }
 
+void run(const Draw& call) {
+  call.operation == kSample ? run_sample(with_values(call)) : run_gradient(with_values(with_regular_strides(call)));
+}
+
+struct Cpu {
+  static void run(const char*, const Tensor&, const Draw& call) { multisample::run(call); }
+};
+
 thread_local std::string last_error;
-
-using torch::stable::Tensor;
-
-// The offset, if it is in memory.
-template <class Call>
-void read_counter(Call& call) {
-  if (call.counter != nullptr) call.offset = *call.counter;
-}
-
-void draw(SampleCall call) {
-  read_counter(call);
-  if (call.rows > 0 && call.columns > 0) launch(call);
-}
-
-void sample_(const Tensor& out, const Tensor& mu, const Tensor& sigma, const std::optional<Tensor>& counter,
-             int64_t seed, int64_t offset, int64_t dim_offset, int64_t sample_offset, bool shared, bool fast_math,
-             bool antithetic) {
-  draw(checked_call("sample_", out, false, mu, sigma,
-                    {seed, offset, dim_offset, sample_offset, shared, fast_math, antithetic, counter}));
-}
-
-Tensor sample(const Tensor& mu, const Tensor& sigma, int64_t n, const std::optional<Tensor>& counter, int64_t seed,
-              int64_t offset, int64_t dim_offset, int64_t sample_offset,
-              const std::optional<torch::headeronly::ScalarType>& dtype, bool shared, bool fast_math, bool antithetic,
-              bool transposed) {
-  const Tensor out = new_sample(mu, sigma, n, dtype, transposed);
-  draw(checked_call("sample", out, transposed, mu, sigma,
-                    {seed, offset, dim_offset, sample_offset, shared, fast_math, antithetic, counter}));
-  return out;
-}
-
-Gradient sample_backward(const Tensor& grad, const std::optional<Tensor>& counter, int64_t seed, int64_t offset,
-                         int64_t dim_offset, int64_t sample_offset, bool shared, bool fast_math, bool antithetic,
-                         bool transposed) {
-  Gradient gradient = new_gradient(grad, transposed);
-  GradientCall call = checked_gradient_call(
-      grad, transposed, gradient, {seed, offset, dim_offset, sample_offset, shared, fast_math, antithetic, counter});
-  read_counter(call);
-  if (call.rows > 0 && call.columns > 0) {
-    launch(call);
-  } else {
-    set_zero(gradient);
-  }
-  return gradient;
-}
 
 }  // namespace
 }  // namespace multisample
 
-// Draws what the call describes, all of it in host memory. Other than 0: multisample_last_error says why it failed.
-extern "C" __attribute__((visibility("default"))) int multisample_launch_cpu(const multisample::SampleCall* call) {
+#define MULTISAMPLE_EXPORT extern "C" __attribute__((visibility("default")))
+
+// Runs a call whose memory is all in host memory. Returns 0, or else multisample_last_error says why it failed.
+MULTISAMPLE_EXPORT int multisample_run_cpu(const multisample::Draw* call) {
   try {
-    multisample::launch(*call);
+    multisample::run(*call);
     return 0;
   } catch (const std::exception& error) {
     multisample::last_error = error.what();
@@ -176,10 +140,17 @@ extern "C" __attribute__((visibility("default"))) int multisample_launch_cpu(con
   return 1;
 }
 
-// What went wrong last on this thread; valid until the next call on it.
-extern "C" __attribute__((visibility("default"))) const char* multisample_last_error() {
-  return multisample::last_error.c_str();
+// Whether all of mu is finite, and all of sigma finite and not negative, in the computing type of the matrix: of a call
+// with its vectors at these addresses.
+MULTISAMPLE_EXPORT int multisample_is_valid_cpu(const multisample::Draw* call, void* mu, void* sigma) {
+  multisample::Draw moved = *call;
+  moved.mu.data = mu;
+  moved.sigma.data = sigma;
+  return multisample::cpu::has_valid_inputs(moved);
 }
+
+// The last error on this thread; valid until the next call on it.
+MULTISAMPLE_EXPORT const char* multisample_last_error() { return multisample::last_error.c_str(); }
 
 STABLE_TORCH_LIBRARY(multisample, m) {
   // seed and offset: the bits of an unsigned integer. counter: one element, which the kernel reads in place of offset;
@@ -199,7 +170,8 @@ STABLE_TORCH_LIBRARY(multisample, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(multisample, CPU, m) {
-  m.impl("sample_", TORCH_BOX(&multisample::sample_));
-  m.impl("sample", TORCH_BOX(&multisample::sample));
-  m.impl("sample_backward", TORCH_BOX(&multisample::sample_backward));
+  using Operators = multisample::Operators<multisample::Cpu>;
+  m.impl("sample_", TORCH_BOX(&Operators::sample_));
+  m.impl("sample", TORCH_BOX(&Operators::sample));
+  m.impl("sample_backward", TORCH_BOX(&Operators::sample_backward));
 }

@@ -1,4 +1,4 @@
-// The torch_ext backend on CUDA devices: the kernels on PyTorch's current stream, as operators and as a C function.
+// The torch_ext backend on CUDA devices: the kernels on PyTorch's current stream, as operators and as C functions.
 //
 // Only PyTorch's stable ABI is used, so that one binary serves every version from the one it was built for on. A
 // library of its own, since it cannot be loaded where PyTorch has no CUDA; the operators' schemas are in torch_cpu.cpp.
@@ -6,75 +6,36 @@
 #include <torch/csrc/stable/accelerator.h>
 
 #include "gradient_launch.cuh"
-#include "launch.cuh"
-#include "torch_call.h"
+#include "torch_operators.h"
 
 namespace multisample {
 namespace {
 
-using torch::stable::Tensor;
+cudaError_t launch(const Draw& call) { return call.operation == kSample ? launch_sample(call) : launch_gradient(call); }
 
-// Makes the device of `of` current for as long as it lives.
-struct OnDevice {
-  int index;
-  torch::stable::accelerator::DeviceGuard guard;
-  void* stream;
+// How many float64 numbers of scratch memory a call needs.
+u64 scratch_of(const Draw& call) { return call.operation == kSample ? 0 : scratch_size(call, gradient_geometry(call)); }
 
-  explicit OnDevice(const Tensor& of) : index(of.get_device_index()), guard(index) {
-    TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(index, &stream));
+struct Cuda {
+  // On the device of `matrix`, and PyTorch's current stream of it.
+  static void run(const char* op, const Tensor& matrix, Draw call) {
+    if (call.operation == kGradient) call = with_regular_strides(call);
+    call.device = matrix.get_device_index();
+    const torch::stable::accelerator::DeviceGuard guard(call.device);
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(call.device, &call.stream));
+    const int64_t size = static_cast<int64_t>(scratch_of(call));
+    // The allocator gives this memory only to work that comes later on the same stream.
+    std::optional<Tensor> scratch;
+    if (size > 0) {
+      scratch = torch::stable::new_empty(matrix, {&size, 1}, ScalarType::Double);
+      call.scratch = static_cast<double*>(scratch->mutable_data_ptr());
+    }
+    const cudaError_t error = launch(call);
+    check(error == cudaSuccess, op, "the launch failed: ", cudaGetErrorString(error), "; the matrix has ", matrix);
   }
 };
 
-void draw(const char* op, const Tensor& out, SampleCall call) {
-  if (call.rows == 0 || call.columns == 0) return;
-  const OnDevice device(out);
-  call.device = device.index;
-  call.stream = device.stream;
-  const cudaError_t error = launch(call);
-  check(error == cudaSuccess, op, "the launch failed: ", cudaGetErrorString(error), "; out has ", out);
-}
-
-void sample_(const Tensor& out, const Tensor& mu, const Tensor& sigma, const std::optional<Tensor>& counter,
-             int64_t seed, int64_t offset, int64_t dim_offset, int64_t sample_offset, bool shared, bool fast_math,
-             bool antithetic) {
-  draw("sample_", out,
-       checked_call("sample_", out, false, mu, sigma,
-                    {seed, offset, dim_offset, sample_offset, shared, fast_math, antithetic, counter}));
-}
-
-Tensor sample(const Tensor& mu, const Tensor& sigma, int64_t n, const std::optional<Tensor>& counter, int64_t seed,
-              int64_t offset, int64_t dim_offset, int64_t sample_offset,
-              const std::optional<torch::headeronly::ScalarType>& dtype, bool shared, bool fast_math, bool antithetic,
-              bool transposed) {
-  const Tensor out = new_sample(mu, sigma, n, dtype, transposed);
-  draw("sample", out,
-       checked_call("sample", out, transposed, mu, sigma,
-                    {seed, offset, dim_offset, sample_offset, shared, fast_math, antithetic, counter}));
-  return out;
-}
-
-Gradient sample_backward(const Tensor& grad, const std::optional<Tensor>& counter, int64_t seed, int64_t offset,
-                         int64_t dim_offset, int64_t sample_offset, bool shared, bool fast_math, bool antithetic,
-                         bool transposed) {
-  Gradient gradient = new_gradient(grad, transposed);
-  GradientCall call = checked_gradient_call(
-      grad, transposed, gradient, {seed, offset, dim_offset, sample_offset, shared, fast_math, antithetic, counter});
-  if (call.rows == 0 || call.columns == 0) {
-    set_zero(gradient);
-    return gradient;
-  }
-  const GradientGeometry geometry = gradient_geometry(call);
-  const int64_t count = static_cast<int64_t>(partial_sums_of(call, geometry));
-  // The allocator keeps it for those that come after on the same stream.
-  const Tensor partial_sums = torch::stable::new_empty(grad, {&count, 1}, torch::headeronly::ScalarType::Double);
-  call.partial_sums = static_cast<double*>(partial_sums.mutable_data_ptr());
-  const OnDevice device(grad);
-  const cudaError_t error = launch_gradient(call, geometry, device.stream);
-  check(error == cudaSuccess, "sample_backward", "the launch failed: ", cudaGetErrorString(error), "; grad has ", grad);
-  return gradient;
-}
-
-// What `launch` returns, with `device` current for as long as it runs.
+// Runs `launch` with `device` current.
 template <class Launch>
 cudaError_t on_device(int device, const Launch& launch) {
   int previous = device;
@@ -89,24 +50,34 @@ cudaError_t on_device(int device, const Launch& launch) {
 }  // namespace
 }  // namespace multisample
 
-// Draws what the call describes, on its device and its stream. Returns a cudaError_t.
-extern "C" __attribute__((visibility("default"))) int multisample_launch_cuda(const multisample::SampleCall* call) {
-  return multisample::on_device(call->device, [&] { return multisample::launch(*call); });
+#define MULTISAMPLE_EXPORT extern "C" __attribute__((visibility("default")))
+
+// How many float64 numbers of device memory the call's `scratch` must have room for.
+MULTISAMPLE_EXPORT uint64_t multisample_scratch_size_cuda(const multisample::Draw* call) {
+  return multisample::scratch_of(multisample::with_regular_strides(*call));
 }
 
-// Counts up the offset at an address of the device, in the order of the stream. Returns a cudaError_t.
-extern "C" __attribute__((visibility("default"))) int multisample_advance_cuda(multisample::u64* counter, int device,
-                                                                               void* stream) {
-  return multisample::on_device(device, [&] { return multisample::advance(counter, stream); });
+// Launches a call on its device and its stream. Returns a cudaError_t.
+MULTISAMPLE_EXPORT int multisample_run_cuda(const multisample::Draw* call) {
+  return multisample::on_device(call->device, [&] {
+    return multisample::launch(call->operation == multisample::kGradient ? multisample::with_regular_strides(*call)
+                                                                         : *call);
+  });
 }
 
-// What an error of the functions above means.
-extern "C" __attribute__((visibility("default"))) const char* multisample_cuda_error(int error) {
+// Adds 1 to an offset in the memory of a device, in the order of a stream. Returns a cudaError_t.
+MULTISAMPLE_EXPORT int multisample_advance_cuda(multisample::u64* offset, int device, void* stream) {
+  return multisample::on_device(device, [&] { return multisample::advance(offset, stream); });
+}
+
+// The meaning of an error of the functions above.
+MULTISAMPLE_EXPORT const char* multisample_cuda_error(int error) {
   return cudaGetErrorString(static_cast<cudaError_t>(error));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(multisample, CUDA, m) {
-  m.impl("sample_", TORCH_BOX(&multisample::sample_));
-  m.impl("sample", TORCH_BOX(&multisample::sample));
-  m.impl("sample_backward", TORCH_BOX(&multisample::sample_backward));
+  using Operators = multisample::Operators<multisample::Cuda>;
+  m.impl("sample_", TORCH_BOX(&Operators::sample_));
+  m.impl("sample", TORCH_BOX(&Operators::sample));
+  m.impl("sample_backward", TORCH_BOX(&Operators::sample_backward));
 }

@@ -40,12 +40,13 @@ struct Kept {
   Real mu[slots], sigma[slots];
   RowPart words[slots];
 
-  MULTISAMPLE_FUNCTION Kept(const u64 (&rows)[slots], const Keys<Real>& keys, const SampleCall& call) {
+  MULTISAMPLE_FUNCTION Kept(const u64 (&rows)[slots], const Keys<Real>& keys, const Draw& call) {
     load_elements(call.mu, rows, mu);
     load_elements(call.sigma, rows, sigma);
-    const u32 offset = low(offset_of(call));
+    const u32 offset = low(value_of(call.offset));
 #pragma unroll
-    for (u32 s = 0; s < slots; ++s) words[s] = row_part(static_cast<u32>(call.first_row + rows[s]), offset, keys.keys);
+    for (u32 s = 0; s < slots; ++s)
+      words[s] = row_part(static_cast<u32>(call.first_row.value + rows[s]), offset, keys.keys);
   }
 };
 
@@ -59,7 +60,7 @@ struct Band {
   u32 skipped;
   u32 first_whole, whole;  // passes that begin with these groups have all their columns inside
 
-  MULTISAMPLE_FUNCTION Band(u32 band, const SampleCall& call, const Geometry& geometry)
+  MULTISAMPLE_FUNCTION Band(u32 band, const Draw& call, const Geometry& geometry)
       : first_group(static_cast<u64>(band) * geometry.band_rows), turns(geometry.rows_per_pass) {
     columns = static_cast<i64>(geometry.skip + call.columns - first_group * width);
     const u64 left = static_cast<u64>(columns + width - 1) / width;
@@ -73,8 +74,9 @@ struct Band {
   }
 
   // The address of the first group's first column, be it inside or not.
-  MULTISAMPLE_FUNCTION char* address(const SampleCall& call, const Geometry& geometry) const {
-    return static_cast<char*>(call.out) + (static_cast<i64>(first_group * width) - geometry.skip) * call.column_stride;
+  MULTISAMPLE_FUNCTION char* address(const Draw& call, const Geometry& geometry) const {
+    return static_cast<char*>(call.matrix) +
+           (static_cast<i64>(first_group * width) - geometry.skip) * call.column_stride;
   }
 
   // Whether all columns of the pass that begins with group `k` are inside.
@@ -95,13 +97,13 @@ struct Band {
   // Puts the noise of the groups from `begin` on into `chunk`, as many as there is room for, and of those behind them
   // that a pass which is not full reads; returns how many. All threads of the block together.
   template <class Real>
-  MULTISAMPLE_FUNCTION u32 fill(GroupNoise* chunk, u32 begin, const Keys<Real>& keys, const SampleCall& call,
+  MULTISAMPLE_FUNCTION u32 fill(GroupNoise* chunk, u32 begin, const Keys<Real>& keys, const Draw& call,
                                 const Geometry& geometry) const {
     const u32 groups = count - begin < geometry.chunk ? count - begin : geometry.chunk;
     if (begin > 0) __syncthreads();
     if (threadIdx.x < geometry.chunk && threadIdx.x + 1 < groups + turns) {
-      const u64 group = call.first_column / width + first_group + begin + threadIdx.x;
-      chunk[threadIdx.x] = GroupNoise::of(static_cast<u32>(group), offset_of(call), keys);
+      const u64 group = call.first_column.value / width + first_group + begin + threadIdx.x;
+      chunk[threadIdx.x] = GroupNoise::of(static_cast<u32>(group), value_of(call.offset), keys);
     }
     __syncthreads();
     return groups;
@@ -214,7 +216,7 @@ MULTISAMPLE_FUNCTION Out* go_along(Pieces<Out, antithetic>& made, const GroupNoi
 }
 
 template <class Out, bool shared, bool antithetic, bool fast>
-MULTISAMPLE_FUNCTION void draw_transposed(const SampleCall& call, const Geometry& geometry) {
+MULTISAMPLE_FUNCTION void draw_transposed(const Draw& call, const Geometry& geometry) {
   using Real = typename Computing<Out>::Type;
   using GroupNoise = Noise<Real, shared, fast>;
   using Made = Pieces<Out, antithetic>;
@@ -223,12 +225,12 @@ MULTISAMPLE_FUNCTION void draw_transposed(const SampleCall& call, const Geometry
   const u32 band_index = blockIdx.x / geometry.column_blocks;
   const u32 tile = blockIdx.x - band_index * geometry.column_blocks;
   const Band<GroupNoise, width> band(band_index, call, geometry);
-  const Keys<Real> keys(call.seed);
+  const Keys<Real> keys(call.seed.value);
 
   // How many elements behind an aligned address the first column of a group begins, and each further one behind that:
   // the same in all groups.
   const i32 stride = geometry.stride, step = static_cast<i32>(band.turns * width) * stride;
-  const u64 begin_of_0 = reinterpret_cast<u64>(call.out) - geometry.skip * static_cast<u64>(call.column_stride);
+  const u64 begin_of_0 = reinterpret_cast<u64>(call.matrix) - geometry.skip * static_cast<u64>(call.column_stride);
   const u32 shift = begin_of_0 / sizeof(Out) % slots, delta = static_cast<u32>(stride) % slots;
 
   // Pieces of the thread: of all groups of a pass, one behind the other. Those of two warps overlap in one thread if
@@ -282,7 +284,7 @@ MULTISAMPLE_FUNCTION void draw_transposed(const SampleCall& call, const Geometry
 }
 
 template <class Out, bool shared, bool antithetic, bool fast>
-MULTISAMPLE_FUNCTION void draw_transposed_staged(const SampleCall& call, const Geometry& geometry) {
+MULTISAMPLE_FUNCTION void draw_transposed_staged(const Draw& call, const Geometry& geometry) {
   using Real = typename Computing<Out>::Type;
   using Group = Elements<Out, antithetic>;
   using GroupNoise = Noise<Real, shared, fast>;
@@ -296,7 +298,7 @@ MULTISAMPLE_FUNCTION void draw_transposed_staged(const SampleCall& call, const G
   __shared__ GroupNoise chunk[kStagedThreads];
   __shared__ Part stage[kStagedThreads * kParts];
   const Band<GroupNoise, width> band(blockIdx.x, call, geometry);
-  const Keys<Real> keys(call.seed);
+  const Keys<Real> keys(call.seed.value);
   const u32 rows = static_cast<u32>(call.rows);
 
   // Dimensions of all groups of a pass, one behind the other, a run of them for each slot. The last runs may be

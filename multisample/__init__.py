@@ -1,17 +1,19 @@
 """Draw vectors from a normal distribution with independent components: same seed, same bits, everywhere.
 
 `sample` is the one call; `backends` says what it can run on. The stream of numbers is specified in STREAM.md, beside
-this file.
+this file. The submodules `cem`, `tetris` and `torch` are imported on first use.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 # The package `backends` is imported before the function takes its place as an attribute: its modules are reached by
 # ``from multisample.backends.contract import ...``, not by ``import multisample.backends.contract as ...``.
 from multisample.backends.contract import BackendStatus
 
-from ._dispatch import backends, register_backend
-from ._generator import Generator, manual_seed
+from ._backends import backends, register_backend
+from ._randomness.generator import Generator, Key, manual_seed
 from ._sample import sample
 from ._version import __version__
 from .exceptions import BackendUnavailableError, UnknownBackendError
@@ -20,6 +22,7 @@ __all__ = [
     "BackendStatus",
     "BackendUnavailableError",
     "Generator",
+    "Key",
     "UnknownBackendError",
     "__version__",
     "backends",
@@ -27,3 +30,25 @@ __all__ = [
     "register_backend",
     "sample",
 ]
+
+if TYPE_CHECKING:
+    from . import cem as cem
+    from . import tetris as tetris
+    from . import torch as torch
+else:  # A type checker that sees __getattr__ accepts every name.
+    _SUBMODULES = ("cem", "tetris", "torch")
+
+    def __getattr__(name: str) -> object:
+        # Imported on first use: tetris imports Numba, torch imports PyTorch.
+        if name not in _SUBMODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        import importlib
+
+        return importlib.import_module(f".{name}", __name__)
+
+    def __dir__() -> list[str]:
+        from importlib.util import find_spec
+
+        # help() reads every listed attribute, so torch is listed only where PyTorch is installed.
+        submodules = [name for name in _SUBMODULES if name != "torch" or find_spec("torch") is not None]
+        return sorted({*__all__, *submodules, "__doc__", "__file__", "__path__"})

@@ -17,7 +17,10 @@ DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 def describe(value: object, limit: int = 60) -> str:
     """`value` as an error message shows it: on one line, and not endless."""
-    text = " ".join(repr(value).split())
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # Python prints no integer of more than 4300 digits, and classes may define anything.
+        return f"a very large {type(value).__name__}" if isinstance(value, int) else f"<{type(value).__name__}>"
     return text if len(text) <= limit else f"{text[:limit]}..."
 
 
@@ -27,7 +30,7 @@ def checked_integer(name: str, value: Any, low: int, high: int) -> int:
         return value
     if _is_symbol(value):  # Which stays one; to compare it is to ask of every run that it holds there.
         if not low <= value < high:
-            raise ValueError(f"{name}: expected {low} <= {name} < {_power(high)}, got {value}")
+            raise ValueError(f"{name}: expected {_range(name, low, high)}, got {value}")
         symbol: int = value
         return symbol
     if isinstance(value, (bool, np.bool_)):
@@ -39,7 +42,7 @@ def checked_integer(name: str, value: Any, low: int, high: int) -> int:
     except TypeError:
         raise TypeError(f"{name}: expected an integer, got {describe(value)} of type {type(value).__name__}") from None
     if not low <= integer < high:
-        raise ValueError(f"{name}: expected {low} <= {name} < {_power(high)}, got {integer}")
+        raise ValueError(f"{name}: expected {_range(name, low, high)}, got {describe(integer)}")
     return integer
 
 
@@ -50,11 +53,12 @@ def _is_symbol(value: Any) -> bool:
     return symbol is not None and isinstance(value, symbol)
 
 
-def _power(value: int) -> str:
-    exponent = value.bit_length() - 1
-    if exponent < 16:
-        return str(value)
-    return f"2**{exponent}" if value == 1 << exponent else f"2**{exponent} + {value - (1 << exponent)}"
+def _range(name: str, low: int, high: int) -> str:
+    """``low <= name < high`` in words: bounds of more than 16 bits as powers of two, included if they are one less."""
+    for bound, sign in ((high, "<"), (high - 1, "<=")):
+        if bound >= 1 << 16 and bound & (bound - 1) == 0:
+            return f"{low} <= {name} {sign} 2**{bound.bit_length() - 1}"
+    return f"{low} <= {name} < {high}"
 
 
 def check_flag(name: str, value: object) -> None:
@@ -84,7 +88,7 @@ def dtype_name(dtype: Any) -> str:
     else:
         try:
             name = np.dtype(dtype).name if np.dtype(dtype).isnative else ""
-        except TypeError:
+        except Exception:  # NumPy parses text and structures, and raises more than TypeError.
             name = ""
     if name not in DTYPES:
         raise TypeError(f"dtype: expected {', '.join(DTYPES)}, got {describe(dtype)}")

@@ -1,47 +1,70 @@
-"""The one call. It reads top to bottom: check, choose, look at the arrays, allocate, launch, hand over."""
+"""The one call: a key of its arguments finds a plan, and the plan draws."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
-import numpy as np
-from numpy import empty, ndarray
+from ._libraries import BY_TYPE
+from ._plan import PLANS, Call
+from ._randomness.generator import Key
+from ._routes import draw_first
+from ._tracing import is_traced
 
-from multisample.backends.contract import HostArray, Layout
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
-from ._arguments import check_choice, check_flag, checked_integer, describe, dtype_name
-from ._cuda_driver import is_capturing
-from ._dispatch import choose, on_registration
-from ._generator import DEFAULT_GENERATOR, WORD_64, Generator, take_from_torch, take_from_torch_default
-from ._libraries import Device, Library, library_called, library_of
-from ._operands import adopted, check_inputs, checked_out, common_library, is_number, look_at, transposed
-from ._order import after_launch, before_launch
-from ._tracing import traced_as
+    from ._randomness.generator import Generator
+    from ._typing import (
+        AnyArray,
+        HostArray,
+        HostOptions,
+        HostVector,
+        Layout,
+        Noise,
+        Number,
+        Options,
+        OwnArray,
+        T,
+        Tensor,
+        TorchGenerator,
+    )  # fmt: skip
 
 __all__ = ["sample"]
 
-ROWS = 2**32
-COLUMNS = 2**34
 
-
+# The overloads overlap in calls with two numbers, which raise.
+@overload
+def sample(  # type: ignore[overload-overlap]
+    mu: OwnArray | float, sigma: OwnArray | float, n: SupportsIndex, **options: Unpack[Options[OwnArray]]
+) -> OwnArray: ...
+@overload
+def sample(  # type: ignore[overload-overlap]
+    mu: Tensor[T] | float, sigma: Tensor[T] | float, n: SupportsIndex, **options: Unpack[Options[T]]
+) -> T: ...
+@overload
+def sample(
+    mu: HostVector | Number, sigma: HostVector | Number, n: SupportsIndex, **options: Unpack[HostOptions]
+) -> HostArray: ...
+@overload
+def sample(
+    mu: AnyArray | Number, sigma: AnyArray | Number, n: SupportsIndex, **options: Unpack[Options[Any]]
+) -> Any: ...
 def sample(
     mu: Any,
     sigma: Any,
-    n: int,
+    n: SupportsIndex,
     *,
     backend: str = "auto",
-    seed: int | None = None,
-    generator: Any = None,
-    noise: Literal["independent", "shared"] = "independent",
+    seed: SupportsIndex | Key | None = None,
+    generator: Generator | TorchGenerator | None = None,
+    noise: Noise = "independent",
     dtype: Any = None,
     out: Any = None,
     fast_math: bool = False,
-    dim_offset: int = 0,
-    sample_offset: int = 0,
+    dim_offset: SupportsIndex = 0,
+    sample_offset: SupportsIndex = 0,
     validate: bool = False,
-    layout: Literal["dn", "nd"] = "dn",
+    layout: Layout = "dn",
     antithetic: bool = False,
 ) -> Any:
     """Draw `n` vectors from a normal distribution with independent components.
@@ -62,8 +85,9 @@ def sample(
     backend : str, default "auto"
         A name from `backends`. A backend that is named runs or raises. "auto" takes the first that is available of
         those that suit the arrays. The numbers do not depend on it.
-    seed : int, optional
-        ``0 <= seed < 2**64``. The same seed and arguments give the same samples, whatever was drawn before.
+    seed : int or Key, optional
+        ``0 <= seed < 2**64``, or a `Key`, as `Generator.take` returns it. The same seed and arguments give the same
+        samples, whatever was drawn before.
     generator : Generator or torch.Generator, optional
         Where to take a seed and an offset from: each call takes the next offset, and so gives new samples. A
         torch.Generator serves torch tensors on its device. With neither `seed` nor `generator`, torch tensors follow
@@ -154,348 +178,28 @@ def sample(
     >>> bool((part == x[1:, 2:]).all())
     True
     """
-    if (
-        type(mu) is type(sigma)
-        and dtype is None
-        and (layout is _DN or layout is _ND)
-        and validate is antithetic is False
-        and dim_offset is sample_offset is _ZERO
-    ):
-        result = None
-        if type(mu) is ndarray:
-            if noise is _INDEPENDENT and fast_math is False:
-                result = _sample_small(mu, sigma, n, backend, seed, generator, layout, out)
-        elif layout is _DN:
-            result = _sample_plain(mu, sigma, n, backend, seed, generator, noise, fast_math, out)
-        if result is not None:
-            return result
-    is_compiling = _is_compiling()
-    dtensor = None if is_compiling else getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
-    if dtensor is not None and (isinstance(mu, dtensor) or isinstance(sigma, dtensor) or isinstance(out, dtensor)):
-        from .torch._sharded import sample_dtensor
-
-        return sample_dtensor(
-            mu, sigma, n, out, layout, dim_offset, sample_offset, seed, generator, validate,
-            backend=backend, noise=noise, dtype=dtype, fast_math=fast_math, antithetic=antithetic,
-        )  # fmt: skip
-    n, dim_offset, sample_offset = checked_window(n, dim_offset, sample_offset)
-    check_choice("noise", noise, ("independent", "shared"))
-    check_choice("layout", layout, ("dn", "nd"))
-    for name, flag in (("fast_math", fast_math), ("validate", validate), ("antithetic", antithetic)):
-        check_flag(name, flag)
-    if dtype is not None:
-        dtype = dtype_name(dtype)
-    if seed is not None:
-        if generator is not None:
-            raise TypeError("seed, generator: expected one of the two, got both")
-        seed = checked_integer("seed", seed, 0, WORD_64)
-
-    if is_compiling:
-        from .torch._compiled import sample_compiled
-
-        return sample_compiled(
-            mu, sigma, n, backend=backend, seed=seed, generator=generator, noise=noise, dtype=dtype, out=out,
-            fast_math=fast_math, dim_offset=dim_offset, sample_offset=sample_offset, validate=validate, layout=layout,
-            antithetic=antithetic,
-        )  # fmt: skip
-
-    caller = common_library(mu, sigma, out)
-    vector_name, vector = ("sigma", sigma) if is_number(mu) else ("mu", mu)
-    device = caller.device(vector_name, vector)
-    check_generator(generator, caller, device)
-    chosen = choose(backend, caller.name, device.kind)
-    is_recorded = False
-    if caller.name == "torch":
-        is_transformed = caller.is_transformed(mu, sigma, out)
-        is_recorded = not is_transformed and caller.records_gradient(mu, sigma, out)
-        if is_transformed or is_recorded:
-            _check_operator(chosen.name, is_transformed, mu, sigma, out)
-        if is_transformed:
-            from .torch._dispatched import sample_transformed
-
-            return sample_transformed(
-                mu, sigma, n, seed=seed, generator=generator, noise=noise, dtype=dtype, out=out, fast_math=fast_math,
-                dim_offset=dim_offset, sample_offset=sample_offset, validate=validate, layout=layout,
-                antithetic=antithetic,
+    library = None if is_traced() else BY_TYPE.get(type(sigma) if type(mu) in _NUMBERS else type(mu))
+    key = plan = None
+    if library is not None:
+        try:
+            signature = library.signature
+            # With exact types, since True == 1 == 1.0; without the values of numbers, seeds and windows.
+            key = (
+                None if type(mu) in _NUMBERS else signature(mu), None if type(sigma) in _NUMBERS else signature(sigma),
+                None if out is None else library.target_signature(out), library.state(), type(mu), type(sigma), n,
+                type(n), backend, noise, dtype, layout, fast_math, type(fast_math), validate, type(validate),
+                antithetic, type(antithetic), type(seed), type(generator), type(dim_offset), type(sample_offset),
             )  # fmt: skip
-
-    # Arrays of a library that we know only by its protocols are seen through one that we know well.
-    library, target = caller, out
-    given = [x for x in (mu, sigma, out) if not (x is None or is_number(x))]
-    if caller.foreign:
-        library = caller.host if device.kind == "cpu" else library_called(chosen.host_library)
-        adopt = caller.as_numpy if device.kind == "cpu" else chosen.adopt
-        mu, sigma, target = (
-            x if x is None or is_number(x) else adopted(name, x, caller, device, adopt)
-            for name, x in (("mu", mu), ("sigma", sigma), ("out", out))
-        )
-    inputs = look_at(library, mu, sigma, dtype)
-    array = sigma if is_number(mu) else mu
-    stream = library.stream(inputs.device, array)
-    seen = [x for x in (mu, sigma, target) if not (x is None or is_number(x))]
-    others = before_launch(caller, library, given, seen, inputs.device, stream)
-    dtype = inputs.dtype
-    d = inputs.d
-    if dim_offset + d > ROWS:
-        raise ValueError(f"dim_offset: expected dim_offset + d <= 2**32, got {dim_offset} + {d}")
-    caller.check_dtype(dtype)
-    check_inputs(inputs, library, mu, sigma, validate)
-    if caller.name == "numpy" and chosen.host_library != "numpy":
-        if out is not None:
-            raise ValueError(f"out: backend {chosen.name!r} writes {chosen.host_library} arrays, got host memory")
-        library = library_called(chosen.host_library)
-        mu = mu if is_number(mu) else chosen.adopt(np.ascontiguousarray(inputs.mu))
-        sigma = sigma if is_number(sigma) else chosen.adopt(np.ascontiguousarray(inputs.sigma))
-        inputs = look_at(library, mu, sigma, dtype)
-        array = sigma if is_number(mu) else mu
-        stream = library.stream(inputs.device, array)
-
-    if is_recorded:
-        from .torch._dispatched import sample_recorded
-
-        return sample_recorded(
-            mu, sigma, n, seed=seed, generator=generator, noise=noise, dtype=dtype, fast_math=fast_math,
-            dim_offset=dim_offset, sample_offset=sample_offset, layout=layout, antithetic=antithetic,
-            backend=chosen, device=inputs.device, stream=stream,
-        )  # fmt: skip
-    shape = (d, n) if layout == "dn" else (n, d)
-    if out is None:
-        result = target = library.empty(*shape, dtype, inputs.device, array)
-        raw_result = library.operand("out", target).raw
-    else:
-        result = out
-        raw_result = checked_out(library, target, inputs, shape)
-    raw_out = raw_result if layout == "dn" else transposed(raw_result)
-
-    def launch(seed: int, offset: int, counter: int) -> None:
-        if d > 0 and n > 0:
-            chosen.launch(
-                inputs.mu, inputs.sigma, raw_out, dtype, seed, offset, counter, dim_offset, sample_offset,
-                noise == "shared", bool(antithetic), bool(fast_math), inputs.device.ordinal, stream,
-            )  # fmt: skip
-
-    # Last of all, so that a call that raises has taken nothing.
-    if isinstance(generator, Generator) and generator.graph_safe:
-        counter = generator._counter_on(inputs.device, library, stream)
-        with counter.lock:
-            launch(generator.seed, 0, counter.address)
-            chosen.advance(counter.address, inputs.device.ordinal, stream)
-    elif seed is None and is_capturing(stream):
-        seed, offset = captured_offset(generator, caller, device)
-        launch(seed, 0, offset.data_ptr())
-    else:
-        launch(*seed_and_offset(seed, generator, caller, device), 0)
-    after_launch(caller.foreign, (given, seen), others, inputs.device, stream)
-    if out is not None:
-        caller.was_written(out)
-        return out
-    return caller.hand_over(result, raw_result, inputs.device, stream)
+            plan = PLANS.get(key)
+        except Exception:  # A wrong argument may raise anything here; `draw_first` says what is wrong with it.
+            key = None
+    if plan is not None:
+        return plan.run(mu, sigma, seed, generator, out, dim_offset, sample_offset)
+    call = Call(
+        mu, sigma, n, backend, seed, generator, noise, dtype, out, fast_math, dim_offset, sample_offset, validate,
+        layout, antithetic,
+    )  # fmt: skip
+    return draw_first(call, key, sample)
 
 
-def checked_window(n: Any, dim_offset: Any, sample_offset: Any) -> tuple[int, int, int]:
-    """The three as ints in their ranges; TypeError or ValueError otherwise."""
-    n = checked_integer("n", n, 0, COLUMNS + 1)
-    dim_offset = checked_integer("dim_offset", dim_offset, 0, ROWS + 1)
-    sample_offset = checked_integer("sample_offset", sample_offset, 0, COLUMNS + 1)
-    if sample_offset + n > COLUMNS:
-        raise ValueError(f"n: expected sample_offset + n <= 2**34, got {sample_offset} + {n}")
-    return n, dim_offset, sample_offset
-
-
-@traced_as(lambda: True)
-def _is_compiling() -> bool:
-    """Whether PyTorch traces the call, with or without torch.compile."""
-    compiler = sys.modules.get("torch.compiler")
-    return compiler is not None and bool(compiler.is_compiling())
-
-
-def _check_operator(backend: str, is_transformed: bool, mu: Any, sigma: Any, out: Any) -> None:
-    """ValueError if there is no operator for a call that PyTorch has to see, which is one of torch_ext's."""
-    if is_transformed:
-        if backend != "torch_ext":
-            raise ValueError(
-                "backend: expected torch_ext where PyTorch transforms the call (torch.func, torch.autograd.forward_ad,"
-                f" a dispatch mode or a tensor subclass), got {backend!r}"
-            )
-        return
-    name = next((name for name, x in (("mu", mu), ("sigma", sigma)) if getattr(x, "requires_grad", False)), "out")
-    if out is None and backend == "torch_ext":
-        return
-    reason = f"backend {backend!r} records no gradient, torch_ext does" if out is None else "out= takes no gradient"
-    raise ValueError(f"{name}: requires grad, and {reason}; detach it, or call sample under torch.no_grad()")
-
-
-_NOT_CAPTURED = (
-    "generator: expected multisample.Generator(seed, graph_safe=True) while a CUDA graph is captured, which draws new"
-    " numbers in each replay, got one whose offset would never change; or pass seed=, for the same in each replay"
-)
-# Told apart by identity, which is quick; an equal object that is another one only takes the longer way.
-_INDEPENDENT, _SHARED, _DN, _ND, _ZERO = "independent", "shared", "dn", "nd", 0
-# Normals that take no longer to draw than a call's arguments to check in full.
-_SMALL = 1 << 14
-# By layout, backend and dtype.
-_small_kernels: dict[str, dict[str, dict[Any, Callable[..., bool] | None]]] = {}
-
-
-@traced_as(lambda *_: None)
-def _sample_small(
-    mu: HostArray, sigma: HostArray, n: Any, backend: Any, seed: Any, generator: Any, layout: Layout, out: Any
-) -> HostArray | None:
-    """The plain small call, recognised in half a microsecond; None for every other, right or wrong."""
-    shape, real = mu.shape, mu.dtype
-    if type(n) is not int or sigma.shape != shape or sigma.dtype is not real:
-        return None
-    try:
-        (d,) = shape
-        kernel = _small_kernels[layout][backend][real] if 0 < d * n <= _SMALL else None
-    except (KeyError, TypeError, ValueError):
-        kernel = _find_small_kernel(backend, real, layout) if len(shape) == 1 else None
-    if kernel is None:
-        return None
-    shape = (d, n) if layout is _DN else (n, d)
-    if not (out is None or _is_plain_target(out, shape, mu, sigma)):
-        return None
-    if seed is None:
-        if generator is None:
-            generator = DEFAULT_GENERATOR
-        elif type(generator) is not Generator or generator.graph_safe:
-            return None
-        seed, offset = generator._take()
-    elif type(seed) is int and generator is None:
-        offset = 0
-    else:
-        return None
-    result = empty(shape, real) if out is None else out
-    try:
-        if kernel(mu, sigma, result, seed, offset):
-            return result
-    except OverflowError:  # A seed that is no 64-bit number.
-        return None
-    if generator is not None:
-        generator._put_back(seed, offset)
-    return None
-
-
-_plain_calls: dict[Any, tuple[Library, Callable[..., None]] | None] = {}
-on_registration.extend((_small_kernels.clear, _plain_calls.clear))
-
-
-@traced_as(lambda *_: None)
-def _sample_plain(
-    mu: Any, sigma: Any, n: Any, backend: Any, seed: Any, generator: Any, noise: Any, fast_math: Any, out: Any
-) -> Any:
-    """The plain call with device arrays, recognised in two microseconds; None for every other, right or wrong."""
-    try:
-        plain_call = _plain_calls[backend, type(mu)]
-    except (KeyError, TypeError):
-        plain_call = _find_plain_call(backend, mu)
-    if (
-        plain_call is None
-        or type(n) is not int
-        or not 0 < n <= COLUMNS
-        or type(fast_math) is not bool
-        or not (noise is _INDEPENDENT or noise is _SHARED)
-        or not (seed is None or (type(seed) is int and 0 <= seed < WORD_64 and generator is None))
-        or not (generator is None or (type(generator) is Generator and not generator.graph_safe))
-    ):
-        return None
-    library, launch = plain_call
-    try:
-        plain = library.plain(mu, sigma, n, out)
-    except RuntimeError:  # A sparse tensor, say, which has no address; or no memory. The longer way says it.
-        return None
-    if plain is None:
-        return None
-    result, mu_at, sigma_at, out_at, d, dtype, device, stream = plain
-    if not 0 < d <= ROWS:
-        return None
-    if seed is not None:
-        offset = 0
-    elif is_capturing(stream):
-        return None
-    elif generator is None and library.name == "torch":
-        seed, offset = take_from_torch_default(device)
-    else:
-        seed, offset = (generator or DEFAULT_GENERATOR)._take()
-    launch(mu_at, sigma_at, out_at, d, n, dtype, seed, offset, noise is _SHARED, fast_math, device, stream)
-    if out is not None:
-        library.was_written(out)
-    return result
-
-
-def _find_plain_call(backend: Any, mu: Any) -> tuple[Library, Callable[..., None]] | None:
-    """What serves such calls; looked for once for each backend and type of array."""
-    if is_number(mu):
-        return None
-    library = library_of("mu", mu)
-    if library.device("mu", mu).kind != "cuda":
-        return None
-    if not library.is_plain_type(type(mu)):
-        _plain_calls[backend, type(mu)] = None
-        return None
-    launch = choose(backend, library.name, "cuda").plain_launch()
-    plain_call = None if launch is None else (library, launch)
-    _plain_calls[backend, type(mu)] = plain_call
-    return plain_call
-
-
-def _is_plain_target(out: Any, shape: tuple[int, int], mu: HostArray, sigma: HostArray) -> bool:
-    if type(out) is not ndarray or out.dtype is not mu.dtype or out.shape != shape or out is mu or out is sigma:
-        return False
-    flags = out.flags
-    # Arrays that own their memory do not share it.
-    return bool(flags.carray and flags.owndata and mu.flags.owndata and sigma.flags.owndata)
-
-
-def _find_small_kernel(backend: Any, dtype: np.dtype[Any], layout: Layout) -> Callable[..., bool] | None:
-    chosen = choose(backend, "numpy", "cpu")
-    kernel = None
-    if chosen.host_library == "numpy" and dtype.isnative and dtype.name in ("float32", "float64"):
-        kernel = chosen.small_kernel(dtype.name, layout)
-    _small_kernels.setdefault(layout, {}).setdefault(backend, {})[dtype] = kernel
-    return kernel
-
-
-def check_generator(generator: Any, library: Library, device: Device) -> None:
-    if generator is None or isinstance(generator, Generator):
-        return
-    torch = sys.modules.get("torch")
-    if torch is None or not isinstance(generator, torch.Generator):
-        raise TypeError(
-            "generator: expected a multisample.Generator, or a torch.Generator with torch tensors,"
-            f" got {describe(generator)} of type {type(generator).__name__}"
-        )
-    if library.name != "torch":
-        raise TypeError(
-            f"generator: expected a multisample.Generator with {library.name} arrays, got a torch.Generator"
-        )
-    if generator.device.type != device.kind or (generator.device.index or 0) != device.ordinal:
-        raise ValueError(f"generator: expected one on the device of mu, {device}, got one on {generator.device}")
-
-
-def captured_offset(generator: Any, library: Library, device: Device) -> tuple[int, Any]:
-    """Seed and offset of a call that is captured into a CUDA graph; each replay draws the offset, a tensor.
-
-    Raises
-    ------
-    RuntimeError
-        If it would be the same in each replay.
-    """
-    if library.name != "torch" or isinstance(generator, Generator):
-        raise RuntimeError(_NOT_CAPTURED)
-    from .torch._dispatched import SEED, draw_offset
-
-    try:
-        return SEED, draw_offset(str(device), generator)
-    except RuntimeError as error:  # The graph is not PyTorch's, or it does not know the generator.
-        raise RuntimeError(f"{_NOT_CAPTURED}; PyTorch's cannot be drawn from here: {error}") from error
-
-
-def seed_and_offset(seed: int | None, generator: Any, library: Library, device: Device) -> tuple[int, int]:
-    if seed is not None:
-        return seed, 0
-    if isinstance(generator, Generator):
-        return generator._take()
-    if library.name == "torch":
-        return take_from_torch(generator, str(device))
-    return DEFAULT_GENERATOR._take()
+_NUMBERS = frozenset((int, float))

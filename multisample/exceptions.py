@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from multisample.backends.errors import BackendUnavailableError
+
 __all__ = ["BackendUnavailableError", "UnknownBackendError"]
 
 
@@ -23,16 +25,3 @@ class UnknownBackendError(ValueError):
         super().__init__(
             f"backend: there is none called {name!r}; accepted are 'auto', " + ", ".join(repr(known) for known in names)
         )
-
-
-class BackendUnavailableError(RuntimeError):
-    """A backend cannot run here; the message gives every reason and the command that mends it.
-
-    Examples
-    --------
-    >>> import multisample
-    >>> try:
-    ...     x = multisample.sample([0.0], [1.0], 3, backend="cpu")
-    ... except multisample.BackendUnavailableError as error:
-    ...     print(error)
-    """

@@ -8,7 +8,7 @@ cannot run; without it they run on every backend that is available.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import hypothesis
@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import multisample
+from multisample import _backends
 from multisample.backends import registry
 
 # Compiling takes seconds, so no deadline; and the examples are fixed, as every seed here is.
@@ -56,6 +57,14 @@ def backend(request: pytest.FixtureRequest) -> str:
     if not known[name].available:
         pytest.fail(f"{VARIABLE} asks for {name!r}: {'; '.join(known[name].reasons)}", pytrace=False)
     return name
+
+
+@pytest.fixture
+def new_choices() -> Iterator[None]:
+    """For a test that changes which backends there are: no call keeps to a choice from before or from the test."""
+    _backends.forget()
+    yield
+    _backends.forget()
 
 
 @pytest.fixture(params=["cpu", "cuda"])

@@ -23,8 +23,9 @@ import numpy as np
 import pytest
 
 import multisample
-from multisample._cuda_driver import device_of, on_device
-from multisample.backends import registry, torch_ext_build
+from multisample.backends import registry
+from multisample.backends.cuda_driver import device_of, on_device
+from multisample.backends.native import libraries
 
 Array = np.ndarray[Any, Any]
 ToArray = Callable[[Any], Array]
@@ -60,7 +61,7 @@ def device_count() -> int:
 def reasons_against(backend: str) -> tuple[str, ...]:
     """Why `backend` cannot run on CUDA here."""
     reasons = registry.find(backend).status().reasons
-    return reasons or (torch_ext_build.cuda_reasons() if backend == "torch_ext" else ())
+    return reasons or (libraries.cuda_reasons() if backend == "torch_ext" else ())
 
 
 def require(backend: str) -> None:

@@ -19,12 +19,14 @@ ROOT = Path(__file__).parents[1]
 # Seconds after which a command hangs.
 DEADLINE = 300
 # What is built, or belongs to whoever works in the checkout, and not to what is built from it.
-NOT_SOURCE = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "dist", "results", "prebuilt")
+NOT_SOURCE = shutil.ignore_patterns(
+    ".git", ".editable", ".venv", ".*_cache", "__pycache__", "build", "dist", "results", "prebuilt"
+)
 
 
 def copy_checkout(folder: Path) -> Path:
     """A checkout as it is before anything is built in it."""
-    shutil.copytree(ROOT, folder, ignore=NOT_SOURCE)
+    shutil.copytree(ROOT, folder, symlinks=True, ignore=NOT_SOURCE)
     return folder
 
 

@@ -584,6 +584,7 @@ def wrong_arguments_are_refused(ranks: Ranks) -> None:
     rows = ranks.on(line, mu, Shard(0))
     partial = DTensor.from_local(mu, line, [Partial()])
     columns = ranks.on(line, mu[:, None].contiguous(), Shard(1))
+    nested = torch.nested.as_nested_tensor([mu, mu[1:]])
     kind = ranks.device_type
     for call, error, message in (
         ({"mesh": [0, 1]}, TypeError, r"^mesh: expected a DeviceMesh, got \[0, 1\] of type list$"),
@@ -595,6 +596,7 @@ def wrong_arguments_are_refused(ranks: Ranks) -> None:
         ({"mu": mu.cpu().numpy()}, TypeError, "^mu: expected a tensor or a number, got .* of type ndarray$"),
         ({"sigma": [1.0] * 16}, TypeError, "^sigma: expected a tensor or a number, got .* of type list$"),
         ({"mu": mu.to("meta")}, ValueError, f"^mu: expected it on the mesh's type of device, {kind}, got meta"),
+        ({"mu": nested}, TypeError, "^mu: expected a strided tensor, got a nested tensor$"),
         ({"mu": 0.0, "sigma": 1.0}, ValueError, "^mu, sigma: expected at least one"),
         ({"mu": mu[1:]}, ValueError, "^sigma: expected as many elements as mu, 15, got 16$"),
         ({"mu": mu.view(4, 4)}, ValueError, r"^mu: expected shape \(d,\) or \(d, 1\), got \(4, 4\)$"),

@@ -7,6 +7,7 @@ So each message must name the argument, what came and what would be accepted, wh
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -88,9 +89,11 @@ def integers(name: str, limit: str) -> Iterator[Bad]:
     for value in (-1, np.int64(-1), -(2**70), 10**400):
         came = re.escape(str(value)[:20])
         yield Bad(f"{name}={str(value)[:9]}", constant(**{name: value}), ValueError, name, came, limit)
+    # Python does not print it.
+    yield Bad(f"{name}=10**5000", constant(**{name: 10**5000}), ValueError, name, "a very large int", limit)
 
 
-SEED_RANGE, N_RANGE = r"0 <= seed < 2\*\*64", r"2\*\*34"
+SEED_RANGE, N_RANGE = r"0 <= seed < 2\*\*64", r"0 <= n <= 2\*\*34,"
 PLAIN = [
     *integers("n", N_RANGE),
     Bad("n past the last column", constant(n=2**34 + 1), ValueError, "n", str(2**34 + 1), N_RANGE),
@@ -118,14 +121,14 @@ PLAIN = [
             "dtype", re.escape(repr(dtype)), "float16, bfloat16, float32, float64")
         for dtype in (
             "int32", "float31", "", "complex64", object, np.int32, bool, complex, np.longdouble, torch.int32,
-            torch.complex64, ml_dtypes.float8_e4m3fn, 3, 32.0, [], {},
+            torch.complex64, ml_dtypes.float8_e4m3fn, 3, 32.0, [], {}, "(1,2", ("f4", -1),
         )
     ),
-    *integers("dim_offset", r"2\*\*32"),
+    *integers("dim_offset", r"0 <= dim_offset <= 2\*\*32,"),
     Bad("dim_offset past the last row", constant(dim_offset=2**32 - D + 1), ValueError,
         "dim_offset", rf"4294967294 \+ {D}", r"dim_offset \+ d <= 2\*\*32"),
     Bad("dim_offset=2**70", constant(dim_offset=2**70), ValueError, "dim_offset", str(2**70), r"2\*\*32"),
-    *integers("sample_offset", r"2\*\*34"),
+    *integers("sample_offset", r"0 <= sample_offset <= 2\*\*34,"),
     Bad("sample_offset=2**34 + 1", constant(sample_offset=2**34 + 1), ValueError,
         "sample_offset", str(2**34 + 1), r"2\*\*34"),
     *(
@@ -154,6 +157,23 @@ PLAIN = [
     ),
 ]  # fmt: skip
 
+
+def quietly(make: Callable[[], Any]) -> Any:
+    """``make()`` without PyTorch's warnings of what may change."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return make()
+
+
+TENSORS: list[tuple[str, str, Callable[[], Any]]] = [
+    ("nested", "a nested tensor", lambda: torch.nested.as_nested_tensor([torch.ones(D), torch.ones(2)])),
+    ("jagged", "a nested tensor", lambda: torch.nested.as_nested_tensor([torch.ones(D)] * 2, layout=torch.jagged)),
+    ("quantized", r"a quantized tensor \(qint8\)", lambda: torch.quantize_per_tensor(torch.ones(D), 1, 0, torch.qint8)),
+    ("of MKL-DNN", r"layout torch\._mkldnn", lambda: torch.ones(D).to_mkldnn()),
+    ("sparse rows", r"layout torch\.sparse_csr", lambda: torch.ones(D, 1).to_sparse_csr()),
+    ("masked", "a masked tensor", lambda: torch.masked.masked_tensor(torch.ones(D), torch.ones(D) > 0)),
+    ("uninitialized", "an uninitialized parameter", torch.nn.UninitializedBuffer),
+]
 ELEMENTS = "float16, bfloat16, float32, float64 or an integer type"
 VECTORS = [
     bad
@@ -172,14 +192,17 @@ VECTORS = [
         *(
             Bad(f"{name} a list of {kind}", constant(**{name: value}), TypeError, name, kind, ELEMENTS, HOST)
             for kind, value in {
-                "bool": [True, False, True], "complex": [1j, 2, 3], "str": ["1", "2", "3"], "object": [1.0, None, 3.0],
+                "bool": [True, False, True], "complex": [1j, 2, 3], "strings": ["1", "2", "3"],
+                "Python objects": [1.0, None, 3.0],
             }.items()
         ),
         *(
             Bad(f"{name} of {dtype}", constant(**{name: np.zeros(D, dtype)}), TypeError, name, came, ELEMENTS, HOST)
             for dtype, came in {
-                "bool": "bool", "complex64": "complex64", "complex128": "complex128", "object": "object",
-                "U3": "str", "S3": "bytes", "M8[s]": "datetime64", "m8[s]": "timedelta64", "f4,i4": "void",
+                "bool": "bool", "complex64": "complex64", "complex128": "complex128", "object": "got Python objects",
+                "U3": r"got strings \(<U3\)", "S3": r"got bytes \(\|S3\)", "f4,i4": "got structured elements",
+                "M8[s]": "datetime64", "m8[s]": "timedelta64", "longdouble": r"got longdouble \(",
+                "clongdouble": r"got clongdouble \(",
             }.items()
         ),
         *(
@@ -205,6 +228,7 @@ VECTORS = [
         Bad(f"{name} all NaN, one number", constant(**{name: float("nan")}), ValueError, name, "nan", "finite"),
         Bad(f"{name} infinite, one number", constant(**{name: float("inf")}), ValueError, name, "inf", "finite"),
         Bad(f"{name}=10**400", constant(**{name: 10**400}), ValueError, name, "10{9}|inf", "finite"),
+        Bad(f"{name}=10**5000", constant(**{name: 10**5000}), ValueError, name, "a very large int", "finite"),
         Bad(f"{name}=-10**400", constant(**{name: -(10**400)}), ValueError, name, "-10{9}|-inf", "finite"),
         Bad(f"{name}=1e39 as float32", constant(**{name: 1e39}, dtype="float32"), ValueError, name, "inf|1e.?39",
             "finite"),
@@ -215,11 +239,21 @@ VECTORS = [
             constant(**{name: torch.tensor([1.0, 1e39, 1e39], dtype=torch.float64)}, dtype="float16"), ValueError,
             name, rf"{name}\[1\] = (inf|1e.?39)", "finite", ("torch",)),
         Bad(f"{name} of PyTorch, the other of NumPy", constant(**{name: torch.ones(D)}), TypeError,
-            "mu, sigma", f"{name} of torch", "one library", HOST),
+            "mu, sigma", f"a PyTorch tensor as {name}", "one library", HOST),
         Bad(f"{name} of NumPy, the other of PyTorch", constant(**{name: np.ones(D, np.float32)}), TypeError,
-            "mu, sigma", f"{name} of numpy", "one library", ("torch",)),
+            "mu, sigma", f"a NumPy array as {name}", "one library", ("torch",)),
         Bad(f"{name} a list, the other of PyTorch", constant(**{name: [1.0] * D}), TypeError,
-            "mu, sigma", f"{name} of numpy", "one library", ("torch",)),
+            "mu, sigma", f"a list as {name}", "one library", ("torch",)),
+        Bad(f"{name} a tuple, the other of PyTorch", constant(**{name: (1.0,) * D}), TypeError,
+            "mu, sigma", f"a tuple as {name}", "one library", ("torch",)),
+        Bad(f"{name} a number of NumPy, the other of PyTorch", constant(**{name: np.float32(1)}), TypeError,
+            "mu, sigma", f"a NumPy float32 as {name}", "one library", ("torch",)),
+        *(
+            Bad(f"{name} {kind}", lambda base, name=name, make=make: {
+                    name: quietly(make)
+                }, TypeError, name, came, "strided", ("torch",))
+            for kind, came, make in TENSORS
+        ),
         Bad(f"{name} sparse", lambda base, name=name: {
                 name: torch.ones(D).to_sparse()
             }, TypeError, name, "sparse_coo", "strided", ("torch",)),
@@ -367,9 +401,8 @@ OUT_OF_NUMPY: list[tuple[str, Callable[[], Any], type[Exception], str]] = [
         for dtype in (np.float64, np.float16, ml_dtypes.bfloat16, np.int32, np.uint32)
     ),
     *(
-        (f"dtype {dtype}", lambda dtype=dtype: np.ones((3, 4), dtype), TypeError,
-         f"float32.*got {np.dtype(dtype).name}")
-        for dtype in (bool, complex, object)
+        (f"dtype {dtype}", lambda dtype=dtype: np.ones((3, 4), dtype), TypeError, f"float32.*got {came}")
+        for dtype, came in ((bool, "bool"), (complex, "complex128"), (object, r"Python objects \(object\)"))
     ),
     ("read-only", read_only, ValueError, "expected a writable array, got a read-only one"),
     ("byte-swapped", lambda: np.ones((3, 4), np.dtype(np.float32).newbyteorder()), ValueError,
@@ -380,7 +413,7 @@ OUT_OF_NUMPY: list[tuple[str, Callable[[], Any], type[Exception], str]] = [
     ("rows that meet", lambda: as_strided(buffer(), (3, 4), (12, 4)), ValueError, r"strides \(12, 4\)"),
     ("rows that meet, backwards", lambda: as_strided(buffer()[40:], (3, 4), (-12, 4)), ValueError, r"\(-12, 4\)"),
     ("half an element apart", lambda: as_strided(buffer(), (3, 4), (64, 2)), ValueError, r"\(64, 2\)"),
-    ("of PyTorch", lambda: torch.ones(3, 4), TypeError, "one library, .*out of torch"),
+    ("of PyTorch", lambda: torch.ones(3, 4), TypeError, "one library, .*a PyTorch tensor as out"),
     *(
         (f"{value!r}", lambda value=value: value, TypeError, "array")
         for value in ("x", 3, 3.0, True, {}, NoArray(), np.ndarray)
@@ -446,7 +479,7 @@ def test_out_is_refused_where_a_copy_would_be_written(kind: Any) -> None:
     (lambda: torch.ones(3, 4, dtype=torch.complex64).conj().imag, ValueError, "negative bit"),
     (lambda: torch.ones(3, 4, device="meta"), ValueError, "device of .*, cpu, got meta"),
     (lambda: torch.ones(3, 4).to_sparse(), TypeError, "expected a strided tensor, got .*sparse_coo"),
-    (lambda: np.ones((3, 4), np.float32), TypeError, "one library, .*out of numpy"),
+    (lambda: np.ones((3, 4), np.float32), TypeError, "one library, .*a NumPy array as out"),
 ])  # fmt: skip
 def test_a_bad_out_of_torch_is_refused_and_untouched(
     make: Callable[[], Any], error: type[Exception], message: str
@@ -461,6 +494,23 @@ def test_a_bad_out_of_torch_is_refused_and_untouched(
         assert (out == 1).all()
     elif not out.is_meta and not out.is_neg():
         assert (out.detach().to_dense() == 1).all()
+
+
+def test_an_object_that_cannot_be_printed_is_named_by_its_class() -> None:
+    class Unprintable:
+        def __repr__(self) -> str:
+            raise RuntimeError("no")
+
+    for name in ("mu", "n", "seed", "generator", "noise", "dtype", "validate"):
+        call: Call = {"mu": [0.0], "sigma": 1.0, "n": 3, name: Unprintable()}
+        with pytest.raises((TypeError, ValueError), match=f"^{name}: expected .*, got <Unprintable>"):
+            sample(**call)
+
+
+def test_an_out_that_is_nested_is_refused() -> None:
+    out = quietly(lambda: torch.nested.as_nested_tensor([torch.ones(4), torch.ones(3)]))
+    with pytest.raises(TypeError, match=r"^out: expected a strided tensor, got a nested tensor$"):
+        sample(torch.zeros(3), torch.ones(3), 4, out=out)
 
 
 @pytest.mark.parametrize("n", [4, BIG_N])

@@ -8,7 +8,6 @@ addresses, strides, devices and streams arrive as the backend contract says.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import itertools
 import subprocess
 import sys
@@ -23,9 +22,9 @@ import pytest
 import torch
 
 import multisample
-from multisample import BackendStatus, BackendUnavailableError, _dispatch, _libraries, _order, _sample, sample
+from multisample import BackendStatus, BackendUnavailableError, _backends, _plan, _streams, sample
 from multisample.backends import registry
-from multisample.backends.contract import DeviceArray, Layout
+from multisample.backends.draw import HOST, Draw, ElementType, Operation, Vector, Word
 
 Array = np.ndarray[Any, Any]
 
@@ -465,7 +464,7 @@ def test_values_behind_dlpack_are_checked() -> None:
             sample(DlpackOnly(mu), DlpackOnly(SIGMA), N, out=DlpackOnly(out))
     with pytest.raises(TypeError, match=r"^mu: .*float32.*got complex64"):
         sample(DlpackOnly(MU.astype(np.complex64)), DlpackOnly(SIGMA), N, out=DlpackOnly(out))
-    with pytest.raises(TypeError, match=r"^mu, sigma: .*one library, got mu of .*, sigma of numpy"):
+    with pytest.raises(TypeError, match=r"^mu, sigma: .*one library, got .* DlpackOnly as mu, a NumPy array as sigma"):
         sample(DlpackOnly(MU), SIGMA, N)
     assert (out == 7).all()
 
@@ -482,7 +481,7 @@ def test_memory_that_no_backend_serves_is_named(kind: int) -> None:
         def __dlpack_device__(self) -> Any:
             return kind, 0
 
-    with pytest.raises(ValueError, match=rf"^mu: no backend serves .*{kind}"):
+    with pytest.raises(ValueError, match=rf"^mu, sigma: no backend serves .*{kind}"):
         sample(Elsewhere(MU), 1.0, N)
     with pytest.raises(ValueError, match=r"^backend: 'cpu' serves cpu memory, got"):
         sample(Elsewhere(MU), 1.0, N, backend="cpu")
@@ -567,21 +566,15 @@ def test_jax_arrays_draw_from_our_default_generator() -> None:
 
 
 @pytest.fixture
-def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Any], Any]]:
+def registered(monkeypatch: pytest.MonkeyPatch, new_choices: None) -> Callable[[Any], Any]:
     """``registered(backend)``: registers it, for this test alone."""
     monkeypatch.setattr(registry, "_registered", dict(registry._registered))
-
-    def forget() -> None:
-        _dispatch._chosen.clear()
-        _sample._small_kernels.clear()
-        _sample._plain_calls.clear()
 
     def register(backend: Any) -> Any:
         multisample.register_backend(backend)
         return backend
 
-    yield register
-    forget()
+    return register
 
 
 class Recording:
@@ -592,7 +585,7 @@ class Recording:
     host_library = "numpy"
 
     def __init__(self) -> None:
-        self.launched: list[dict[str, Any]] = []
+        self.launched: list[Draw] = []
         self.adopted: list[Any] = []
         self.available = True
 
@@ -606,33 +599,15 @@ class Recording:
         self.adopted.append(array)
         return array if isinstance(array, np.ndarray) else np.from_dlpack(array)
 
-    def small_kernel(self, dtype: str, layout: Layout) -> Callable[..., bool] | None:
-        return None
+    def launch(self, draw: Draw) -> None:
+        self.launched.append(draw)
+        registry.find("cpu").launch(draw._replace(device=HOST, stream=0))
 
-    def plain_launch(self) -> Callable[..., None] | None:
-        return None
-
-    def launch(
-        self, mu: Any, sigma: Any, out: Any, dtype: str, seed: int, offset: int, counter: int,
-        dim_offset: int, sample_offset: int, shared: bool, antithetic: bool, fast_math: bool, device: int, stream: int,
-    ) -> None:  # fmt: skip
-        call = locals()
-        del call["self"]
-        self.launched.append(call)
-        real = np.float64 if dtype == "float64" else np.float32
-        with np.errstate(over="ignore"):
-            vectors = [np.broadcast_to(self.host(x).astype(real), out.shape[0]) for x in (mu, sigma)]
-        registry.find("cpu").launch(
-            *vectors, self.host(out), dtype, seed, offset, counter, dim_offset, sample_offset,
-            shared, antithetic, fast_math, 0, 0,
-        )  # fmt: skip
-
-    def advance(self, counter: int, device: int, stream: int) -> None:
+    def advancer(self, device: int) -> Callable[[int, int], None]:
         raise AssertionError("there is no counter in host memory")
 
-    def host(self, raw: Any) -> Array:
-        """What `raw` stands for, in this process's memory."""
-        return np.asarray(raw)
+
+FLOAT32, FLOAT64 = ElementType.float32, ElementType.float64
 
 
 @pytest.mark.parametrize("n", [N, 30_000])
@@ -644,16 +619,12 @@ def test_a_third_partys_backend_draws_for_host_arrays(registered: Callable[[Any]
     for _ in range(2):
         check_same(sample(convert(MU), convert(SIGMA), n, seed=1, backend="recording"), expected)
     assert len(backend.launched) == 2
-    call = backend.launched[1]
-    for name in ("mu", "sigma"):
-        assert type(call[name]) is np.ndarray
-        assert call[name].dtype == np.float32
-        assert call[name].shape == (3,)
-    assert call["out"].shape == (3, n)
-    assert {name: call[name] for name in list(call)[3:]} == {
-        "dtype": "float32", "seed": 1, "offset": 0, "counter": 0, "dim_offset": 0, "sample_offset": 0,
-        "shared": False, "antithetic": False, "fast_math": False, "device": 0, "stream": 0,
-    }  # fmt: skip
+    for draw in backend.launched:
+        assert draw[1:][4:] == (
+            3, n, Word(1), Word(0), Word(0), Word(0), 0, 0, FLOAT32, Operation.sample, False, False, False, HOST, 0, 0,
+        )  # fmt: skip
+        assert (draw.row_stride, draw.column_stride) == (4 * n, 4)
+        assert {draw.mu.type, draw.sigma.type} <= {FLOAT32, FLOAT64}
 
 
 def test_every_argument_reaches_the_backend(registered: Callable[[Any], Any]) -> None:
@@ -667,30 +638,25 @@ def test_every_argument_reaches_the_backend(registered: Callable[[Any], Any]) ->
         dtype=float, out=out, fast_math=np.True_, dim_offset=np.uint8(4), sample_offset=2**33, antithetic=np.True_,
     )  # fmt: skip
     assert x is out
-    (call,) = backend.launched
-    assert call["mu"].tolist() == [2.0] * 3
-    assert call["sigma"].tolist() == [2.0, 0.5, 1.0]
-    assert call["mu"].dtype == call["sigma"].dtype == np.float64
-    assert np.shares_memory(call["out"], out)
-    assert call["out"].strides == out.strides
-    assert {name: call[name] for name in list(call)[3:]} == {
-        "dtype": "float64", "seed": 2**64 - 1, "offset": 1, "counter": 0, "dim_offset": 4, "sample_offset": 2**33,
-        "shared": True, "antithetic": True, "fast_math": True, "device": 0, "stream": 0,
-    }  # fmt: skip
-    assert [type(call[name]) for name in ("seed", "offset", "dim_offset", "sample_offset")] == [int] * 4
-    assert [type(call[name]) for name in ("shared", "antithetic", "fast_math")] == [bool] * 3
+    (draw,) = backend.launched
+    assert draw.mu == Vector(0, 0, 2.0, ElementType.number)
+    assert (draw.sigma.stride, draw.sigma.type) == (2, ElementType.float16)
+    assert draw[2:7] == (out.ctypes.data, *out.strides, 3, N)
+    assert draw[7:11] == (Word(2**64 - 1), Word(1), Word(4), Word(2**33))
+    assert draw[13:19] == (FLOAT64, Operation.sample, True, True, True, HOST)
+    assert {type(word.value) for word in draw[7:11]} == {int}
+    assert {type(flag) for flag in draw[15:18]} == {bool}
 
 
-@pytest.mark.parametrize(("dtype", "raw"), [("float16", np.uint16), ("bfloat16", np.uint16), ("float64", np.float64)])
-def test_narrow_host_memory_reaches_the_backend_as_bits(registered: Callable[[Any], Any], dtype: str, raw: Any) -> None:
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+def test_results_of_every_type_reach_the_backend(registered: Callable[[Any], Any], dtype: str) -> None:
     backend = registered(Recording())
     for x in (
         sample(MU, SIGMA, N, seed=1, dtype=dtype, backend="recording"),
         sample(torch.tensor(MU), torch.tensor(SIGMA), N, seed=1, dtype=dtype, backend="recording"),
     ):
         check_same(x, sample(MU, SIGMA, N, seed=1, dtype=dtype))
-    assert [call["out"].dtype for call in backend.launched] == [raw] * 2
-    assert [call["dtype"] for call in backend.launched] == [dtype] * 2
+    assert [draw.type for draw in backend.launched] == [ElementType[dtype]] * 2
 
 
 def test_nothing_is_launched_where_nothing_is_drawn(registered: Callable[[Any], Any]) -> None:
@@ -700,16 +666,16 @@ def test_nothing_is_launched_where_nothing_is_drawn(registered: Callable[[Any], 
     assert backend.launched == []
 
 
-def test_a_third_partys_shortcut_is_taken_for_small_calls(registered: Callable[[Any], Any]) -> None:
-    asked = []
+def test_a_third_partys_launcher_is_made_once_for_calls_alike(registered: Callable[[Any], Any]) -> None:
+    made = []
 
-    class WithShortcut(Recording):
-        def small_kernel(self, dtype: str, layout: Layout) -> Callable[..., bool] | None:
-            asked.append((dtype, layout))
-            kernel: Any = registry.find("cpu").small_kernel(dtype, layout)
-            return kernel
+    class WithLauncher(Recording):
+        def launcher(self, draw: Draw) -> Any:
+            made.append(draw)
+            cpu: Any = registry.find("cpu")
+            return cpu.launcher(draw)
 
-    backend = registered(WithShortcut())
+    backend = registered(WithLauncher())
     generator = multisample.Generator(1)
     for _ in range(2):
         check_same(sample(MU, SIGMA, N, seed=1, backend="recording"), REFERENCE)
@@ -717,7 +683,7 @@ def test_a_third_partys_shortcut_is_taken_for_small_calls(registered: Callable[[
     check_same(sample(MU, SIGMA, N, generator=generator, backend="recording"), REFERENCE)
     out = np.zeros((N, 3), np.float32)
     assert sample(MU, SIGMA, N, generator=generator, backend="recording", layout="nd", out=out) is out
-    assert (asked, backend.launched, generator.offset) == ([("float32", "dn"), ("float32", "nd")], [], 2)
+    assert (len(made), backend.launched, generator.offset) == (4, [], 2)
     generator = multisample.Generator(1)
     for layout in ("dn", "nd"):
         with pytest.raises(ValueError, match=r"^sigma: .*sigma\[2\] = -1"):
@@ -739,7 +705,7 @@ def test_a_named_backend_never_falls_back(registered: Callable[[Any], Any]) -> N
 
 def test_a_backend_that_fails_is_not_replaced(registered: Callable[[Any], Any]) -> None:
     class Failing(Recording):
-        def launch(self, *call: Any) -> None:
+        def launch(self, draw: Draw) -> None:
             raise RuntimeError("the device is on fire")
 
     registered(Failing())
@@ -772,24 +738,18 @@ def test_a_backend_of_torch_without_cuda_gives_tensors_for_host_inputs(registere
 # --- Device memory, played by host memory ---------------------------------------------------------
 
 
-def array_of(raw: DeviceArray) -> Array:
-    """The host memory that stands behind a device address."""
-    dtype = DTYPES.get(raw.dtype) or np.dtype(raw.dtype)
-    steps = [stride * (length - 1) for stride, length in zip(raw.strides, raw.shape, strict=True)]
-    low, high = sum(step for step in steps if step < 0), sum(step for step in steps if step > 0)
-    memory = (ctypes.c_char * (high - low + dtype.itemsize)).from_address(raw.pointer + low)
-    return np.ndarray(raw.shape, dtype, memory, -low, raw.strides)
-
-
 def make_cupy() -> Any:
     """As much of CuPy as is asked of it, on NumPy's memory."""
     cupy = types.ModuleType("cupy")
 
     class ndarray:  # noqa: N801
-        def __init__(self, host: Array, device: int = 0) -> None:
+        def __init__(self, host: Array | tuple[int, int], device_or_dtype: Any = 0) -> None:
+            device = device_or_dtype
+            if isinstance(host, tuple):
+                host, device = np.full(host, 77, device_or_dtype), cupy.devices[-1]
             self.host = host
             self.device = types.SimpleNamespace(id=device)
-            self.data = types.SimpleNamespace(ptr=host.ctypes.data)
+            self.data = types.SimpleNamespace(ptr=host.ctypes.data, device_id=device)
             self.dtype, self.shape, self.strides = host.dtype, host.shape, host.strides
 
         def get(self) -> Array:
@@ -813,14 +773,13 @@ def make_cupy() -> Any:
         def __exit__(self, *error: object) -> None:
             cupy.devices.pop()
 
-    def empty(shape: tuple[int, ...], dtype: Any) -> ndarray:
-        return ndarray(np.full(shape, 77, dtype), cupy.devices[-1])
-
     ndarray.__module__ = "cupy"
     cupy.waited, cupy.devices = 0, [0]
-    cupy.ndarray, cupy.empty = ndarray, empty
+    cupy.ndarray = ndarray
     cupy.cuda = types.SimpleNamespace(
-        Device=Device, get_current_stream=lambda: types.SimpleNamespace(ptr=1000 + cupy.devices[-1])
+        Device=Device,
+        get_current_stream=lambda: types.SimpleNamespace(ptr=1000 + cupy.devices[-1]),
+        runtime=types.SimpleNamespace(getDevice=lambda: cupy.devices[-1]),
     )
     return cupy
 
@@ -864,30 +823,28 @@ class RecordingCuda(Recording):
         assert isinstance(array, (OnDevice, OnDeviceByDlpack))
         return self.cupy.ndarray(array.host, getattr(array, "device", 0))
 
-    def host(self, raw: Any) -> Array:
-        if isinstance(raw, float):
-            return np.array(raw)
-        assert type(raw) is DeviceArray
-        array = array_of(raw)
-        return array.view(np.uint16) if raw.dtype in ("float16", "bfloat16") and array.ndim == 2 else array
-
 
 @pytest.fixture
-def cupy(monkeypatch: pytest.MonkeyPatch) -> Any:
-    module = make_cupy()
+def cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    module, ours = make_cupy(), "multisample._libraries.cupy"
     monkeypatch.setitem(sys.modules, "cupy", module)
-    return module
+    # Our module about CuPy is imported anew, over the stand-in, and again when the test is over.
+    before = sys.modules.pop(ours, None)
+    yield module
+    sys.modules.pop(ours, None)
+    if before is not None:
+        sys.modules[ours] = before
 
 
 @pytest.fixture
 def cuda(cupy: Any, registered: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch) -> RecordingCuda:
     backend: RecordingCuda = registered(RecordingCuda(cupy))
     # A driver, if there is one, knows nothing of these streams.
-    monkeypatch.setattr(_order, "order", lambda *streams: backend.ordered.append(streams))
-    for module in (_order, _sample):
+    monkeypatch.setattr(_streams, "order", lambda *streams: backend.ordered.append(streams))
+    for module in (_streams, _plan):
         monkeypatch.setattr(module, "is_capturing", lambda stream: False)
-    monkeypatch.setattr(_order, "Event", lambda stream, device: SimpleNamespace(is_done=lambda: True))
-    monkeypatch.setattr(_order, "KEEPER", _order.Keeper())
+    monkeypatch.setattr(_streams, "Event", lambda stream, device: SimpleNamespace(is_done=lambda: True))
+    monkeypatch.setattr(_streams, "KEEPER", _streams.Keeper())
     return backend
 
 
@@ -901,11 +858,11 @@ def test_device_arrays_reach_the_backend_as_addresses(cuda: RecordingCuda, cupy:
     assert type(x) is cupy.ndarray
     assert x.device.id == 1
     check_same(x.host, REFERENCE)
-    (call,) = cuda.launched
-    assert call["mu"] == DeviceArray(mu.host.ctypes.data, (3,), (24,), "float32")
-    assert call["sigma"] == DeviceArray(sigma.host.ctypes.data, (3,), (-4,), "float32")
-    assert call["out"] == DeviceArray(x.host.ctypes.data, (3, N), (4 * N, 4), "float32")
-    assert (call["dtype"], call["device"], call["stream"]) == ("float32", 1, 1001)
+    (launched,) = cuda.launched
+    assert launched.mu == Vector(mu.host.ctypes.data, 24, 0.0, FLOAT32)
+    assert launched.sigma == Vector(sigma.host.ctypes.data, -4, 0.0, FLOAT32)
+    assert launched[2:7] == (x.host.ctypes.data, 4 * N, 4, 3, N)
+    assert (launched.type, launched.device, launched.stream) == (FLOAT32, 1, 1001)
     assert cuda.adopted == []
 
 
@@ -914,8 +871,9 @@ def test_device_arrays_keep_their_element_type(cuda: RecordingCuda, cupy: Any, d
     mu, sigma = (np.array(x, DTYPES.get(dtype, dtype)) for x in ([0, 10, 5], [1, 3, 2]))
     x = draw(cupy.ndarray(mu), cupy.ndarray(sigma), N, seed=1)
     check_same(x.host, sample(mu, sigma, N, seed=1))
-    assert cuda.launched[0]["mu"].dtype == cuda.launched[0]["sigma"].dtype == dtype
-    assert cuda.launched[0]["dtype"] == cuda.launched[0]["out"].dtype == (dtype if dtype in DTYPES else "float32")
+    (launched,) = cuda.launched
+    assert launched.mu.type == launched.sigma.type == ElementType[dtype]
+    assert launched.type == ElementType[dtype if dtype in DTYPES else "float32"]
 
 
 def test_columns_and_numbers_of_a_device(cuda: RecordingCuda, cupy: Any) -> None:
@@ -923,9 +881,10 @@ def test_columns_and_numbers_of_a_device(cuda: RecordingCuda, cupy: Any) -> None
     expected = sample(MU, np.full(3, 2, np.float32), N, seed=1)
     for mu, sigma in ((column, scalar), (column, 2), (column, 2.0)):
         check_same(draw(mu, sigma, N, seed=1).host, expected)
-    assert {call["mu"] for call in cuda.launched} == {DeviceArray(column.data.ptr, (3,), (4,), "float32")}
-    assert [call["sigma"] for call in cuda.launched] == [DeviceArray(scalar.data.ptr, (3,), (0,), "float32"), 2.0, 2.0]
-    assert [type(call["sigma"]) for call in cuda.launched[1:]] == [float, float]
+    assert {launched.mu for launched in cuda.launched} == {Vector(column.data.ptr, 4, 0.0, FLOAT32)}
+    number = Vector(0, 0, 2.0, ElementType.number)
+    assert [launched.sigma for launched in cuda.launched] == [Vector(scalar.data.ptr, 0, 0.0, FLOAT32), number, number]
+    assert [type(launched.sigma.number) for launched in cuda.launched[1:]] == [float, float]
     check_same(draw(3, cupy.ndarray(SIGMA), N, seed=1).host, sample(np.full(3, 3, np.float32), SIGMA, N, seed=1))
 
 
@@ -935,7 +894,7 @@ def test_out_on_a_device_is_written_through_its_strides(cuda: RecordingCuda, cup
         out = cupy.ndarray(view(memory), 1)
         assert draw(cupy.ndarray(MU, 1), cupy.ndarray(SIGMA, 1), N, seed=1, out=out) is out
         check_same(np.ascontiguousarray(out.host), REFERENCE)
-        assert cuda.launched[-1]["out"] == DeviceArray(out.data.ptr, (3, N), out.host.strides, "float32")
+        assert cuda.launched[-1][2:7] == (out.data.ptr, *out.host.strides, 3, N)
 
 
 def test_a_bad_out_on_a_device_is_refused(cuda: RecordingCuda, cupy: Any) -> None:
@@ -1023,14 +982,16 @@ def test_host_inputs_are_checked_before_they_go_to_a_device(cuda: RecordingCuda)
 
 
 def test_memory_that_the_named_backend_does_not_serve_is_refused(cuda: RecordingCuda, cupy: Any) -> None:
-    with pytest.raises(ValueError, match=r"^backend: 'cpu' serves cpu memory, got a cupy array in cuda memory"):
+    with pytest.raises(ValueError, match=r"^backend: 'cpu' serves cpu memory, got a CuPy array in cuda memory"):
         sample(cupy.ndarray(MU), cupy.ndarray(SIGMA), N, backend="cpu")
-    with pytest.raises(ValueError, match=r"^backend: 'recording_cuda' serves cuda memory, got a torch array in cpu"):
+    with pytest.raises(ValueError, match=r"^backend: 'recording_cuda' serves cuda memory, got a PyTorch tensor in cpu"):
         draw(torch.tensor(MU), torch.tensor(SIGMA), N)
-    with pytest.raises(ValueError, match=r"^backend: 'recording_cuda' serves cuda memory, got .* array in cpu"):
+    with pytest.raises(
+        ValueError, match=r"^backend: 'recording_cuda' serves cuda .*, got an array of another library in"
+    ):
         draw(DlpackOnly(MU), DlpackOnly(SIGMA), N)
     cuda.available = False
-    _dispatch._chosen.clear()
+    _backends.forget()
     with pytest.raises(BackendUnavailableError, match=r"^backend: 'recording_cuda' .*it is a test"):
         draw(MU, SIGMA, N)
 
@@ -1049,8 +1010,8 @@ def test_an_array_known_by_the_cuda_array_interface_is_shared_with_the_backend(c
     assert type(x) is cupy.ndarray
     check_same(x.host, REFERENCE)
     assert cuda.adopted == [mu, sigma]
-    assert cuda.launched[0]["mu"] == DeviceArray(mu.host.ctypes.data, (3,), (24,), "float32")
-    assert cuda.launched[0]["stream"] == 1000
+    assert cuda.launched[0].mu == Vector(mu.host.ctypes.data, 24, 0.0, FLOAT32)
+    assert cuda.launched[0].stream == 1000
     # The stream that it names is waited for, and waits.
     assert cuda.ordered == [(5, 1000, 0), (1000, 5, 0)]
     out = OnDevice(np.zeros((3, N), np.float32), stream=6)
@@ -1063,16 +1024,21 @@ def test_an_array_known_by_the_cuda_array_interface_is_shared_with_the_backend(c
 def test_an_array_known_by_dlpack_is_on_the_device_that_it_says(cuda: RecordingCuda, kind: int) -> None:
     mu, sigma = OnDeviceByDlpack(MU, 1, kind), OnDeviceByDlpack(SIGMA, 1, kind)
     check_same(draw(mu, sigma, N, seed=1).host, REFERENCE)
-    assert (cuda.launched[0]["device"], cuda.launched[0]["stream"]) == (1, 1001)
+    assert (cuda.launched[0].device, cuda.launched[0].stream) == (1, 1001)
     with pytest.raises(ValueError, match=r"^sigma: expected it on the device of .*, cuda:1, got cuda:0"):
         draw(mu, OnDeviceByDlpack(SIGMA, 0, kind), N)
 
 
 def test_arrays_of_two_device_libraries_are_refused(cuda: RecordingCuda, cupy: Any) -> None:
-    for mu, sigma in ((cupy.ndarray(MU), OnDevice(SIGMA)), (cupy.ndarray(MU), SIGMA), (OnDevice(MU), SIGMA)):
-        with pytest.raises(TypeError, match=r"^mu, sigma: expected arrays of one library, got mu of .*, sigma of"):
+    ours, foreign = "a CuPy array as mu", "an object of type OnDevice as"
+    for mu, sigma, message in (
+        (cupy.ndarray(MU), OnDevice(SIGMA), f"{ours}, {foreign} sigma"),
+        (cupy.ndarray(MU), SIGMA, f"{ours}, a NumPy array as sigma"),
+        (OnDevice(MU), SIGMA, f"{foreign} mu, a NumPy array as sigma"),
+    ):
+        with pytest.raises(TypeError, match=rf"^mu, sigma: expected arrays of one library, got {message}"):
             draw(mu, sigma, N)
-    with pytest.raises(TypeError, match=r"^mu, sigma, out: .*one library, .*out of numpy"):
+    with pytest.raises(TypeError, match=r"^mu, sigma, out: .*one library, .*a NumPy array as out"):
         draw(cupy.ndarray(MU), cupy.ndarray(SIGMA), N, out=np.empty((3, N), np.float32))
     assert cuda.launched == []
 
@@ -1114,73 +1080,3 @@ def test_values_on_a_device_are_judged_as_the_computing_type_has_them(cuda: Reco
     assert draw(mu, sigma, 3, seed=1, validate=True).shape == (2, 3)
     with pytest.raises(ValueError, match=r"^mu: .*mu\[1\] = inf as float32"):
         draw(mu, sigma, 3, seed=1, validate=True, dtype="float32")
-
-
-# --- Plain calls with device arrays ---------------------------------------------------------------
-
-
-class FakeCupyArray:
-    """As much of a cupy.ndarray as a plain call asks for."""
-
-    def __init__(self, shape: tuple[int, ...], dtype: Any, pointer: int = 1 << 20, device: int = 0) -> None:
-        self.shape, self.dtype = shape, np.dtype(dtype)
-        self.data = SimpleNamespace(ptr=pointer, device_id=device)
-        self.flags = SimpleNamespace(c_contiguous=True)
-
-
-@pytest.fixture
-def plain(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """``plain(mu, sigma, n, out)`` of CuPy's library, without CuPy."""
-    cuda = SimpleNamespace(
-        runtime=SimpleNamespace(getDevice=lambda: 0), get_current_stream=lambda: SimpleNamespace(ptr=77)
-    )
-    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=cuda, ndarray=FakeCupyArray))  # type: ignore[arg-type]
-    return _libraries.library_called("cupy").plain
-
-
-def test_a_plain_call_is_addresses_and_a_stream(plain: Callable[..., Any]) -> None:
-    mu, sigma = FakeCupyArray((5,), "f4", 4096), FakeCupyArray((5,), "f4", 8192)
-    result, *rest = plain(mu, sigma, 7, None)
-    assert (result.shape, result.dtype) == ((5, 7), np.float32)
-    assert rest == [4096, 8192, 1 << 20, 5, "float32", 0, 77]
-    out = FakeCupyArray((5, 7), "f4", 12288)
-    assert plain(mu, sigma, 7, out) == (out, 4096, 8192, 12288, 5, "float32", 0, 77)
-
-
-def test_what_is_not_plain_takes_the_longer_way(plain: Callable[..., Any]) -> None:
-    def vector(pointer: int = 4096, shape: tuple[int, ...] = (5,), dtype: Any = "f4", device: int = 0) -> FakeCupyArray:
-        return FakeCupyArray(shape, dtype, pointer, device)
-
-    def out(pointer: int = 12288, shape: tuple[int, ...] = (5, 7), dtype: Any = "f4", device: int = 0) -> FakeCupyArray:
-        return FakeCupyArray(shape, dtype, pointer, device)
-
-    strided = vector()
-    strided.flags.c_contiguous = False
-    others = [
-        (vector(dtype="f2"), vector(dtype="f2"), None),
-        (vector(), vector(dtype="f8"), None),
-        (vector(shape=(5, 1)), vector(shape=(5, 1)), None),
-        (vector(), vector(shape=(6,)), None),
-        (strided, vector(), None),
-        (vector(), strided, None),
-        (vector(device=1), vector(), None),
-        (vector(4098), vector(), None),
-        (vector(), vector(4097), None),
-        (vector(), vector(), out(12290)),
-        (vector(), vector(), out(shape=(7, 5))),
-        (vector(), vector(), out(dtype="f8")),
-        (vector(), vector(), out(device=1)),
-        (vector(), vector(), [[0.0] * 7] * 5),
-        (vector(12284), vector(), out()),
-        (vector(), vector(12288 + 4 * 34), out()),
-    ]
-    for mu, sigma, target in others:
-        assert plain(mu, sigma, 7, target) is None, (vars(mu), vars(sigma), target)
-    assert plain(vector(12268), vector(12288 + 4 * 35), 7, out()) is not None
-
-
-def test_only_the_librarys_own_class_is_asked(plain: Callable[..., Any]) -> None:
-    library = _libraries.library_called("cupy")
-    assert library.is_plain_type(FakeCupyArray)
-    assert not library.is_plain_type(type("Subclass", (FakeCupyArray,), {}))
-    assert not _libraries.library_called("numpy").is_plain_type(np.ndarray)

@@ -205,6 +205,27 @@ def test_the_page_needs_nothing_beside_itself(reported: Path, page: Page) -> Non
         assert all(link.startswith("#") for link in re.findall(r"url\(([^)]*)\)", drawn))
 
 
+def test_a_part_of_the_suite_has_no_pictures_and_promises_none(tmp_path: Path) -> None:
+    promise, reason = "Pictures lie beside this page", "No pictures: they take results of several shapes"
+    part = cpu_results()
+    part["benchmarks"] = [each for each in part["benchmarks"] if each["extra_info"]["d"] == 1000]
+    paths = [str(write(tmp_path / "part.json", part)), str(write(tmp_path / "all.json", cpu_results()))]
+    for files, promised in ((paths[:1], 0), (paths, 1)):
+        report.main([*files, "-o", str(tmp_path / "out")])
+        text = (tmp_path / "out" / "index.html").read_text(encoding="utf-8")
+        assert text.count(promise) == promised == len(list((tmp_path / "out").glob("*-light.svg")))
+        assert text.count(reason) == 1
+        assert text.count("<figure>") == promised
+
+
+def test_tables_without_a_number_are_left_out(tmp_path: Path) -> None:
+    results = gpu_results()
+    results["benchmarks"] = [each for each in results["benchmarks"] if each["extra_info"]["ours"]]
+    report.main([str(write(tmp_path / "ours.json", results)), "-o", str(tmp_path / "out")])
+    page = Page((tmp_path / "out" / "index.html").read_text(encoding="utf-8"))
+    assert page.of_class("summary") == []
+
+
 def test_the_numbers_are_those_of_the_file(page: Page) -> None:
     rows = page.group("(1000, 1024), float32, shared, portable")
     # A call is 3 + 6 us; 4096000 bytes in 3 us; memset takes 2 us.
@@ -308,6 +329,9 @@ def test_committed_results_can_be_reported_and_compared(path: Path, tmp_path: Pa
         ("{", "expected JSON of `pytest bench --benchmark-only`"),
         ('{"benchmarks": [], "datetime": ""}', "got no 'multisample_machine' in it"),
         ('{"benchmarks": [{"extra_info": {}, "stats": {}}], "multisample_machine": {}}', "got no 'device_s' in it"),
+        ('{"benchmarks": [], "multisample_machine": "mine"}', "expected JSON of `pytest bench --benchmark-only`"),
+        ('{"benchmarks": [], "multisample_machine": {}, "commit_info": "x"}', "expected JSON of `pytest bench"),
+        ("[" * 100_000, "expected JSON of `pytest bench --benchmark-only`"),
     ],
 )
 def test_other_files_are_refused(content: str, message: str, tmp_path: Path, capsys: Any) -> None:
@@ -366,6 +390,17 @@ def test_a_planted_slowdown_is_found(kind: str, contender: str, suite: str, tmp_
     (found,) = [line for line in lines if line.endswith("slower")]
     assert found.startswith(f"{suite}: {planted['group']}: {contender} ") and "-20.0 %" in found
     assert "of ours 1 slower and 0 faster, of peers 0 moved" in lines[-1]
+
+
+@pytest.mark.parametrize(("runs", "heading"), [((1, 1), "hint"), ((2, 1), "verdict"), ((1, 3), "verdict")])
+def test_one_run_against_one_gives_hints(runs: tuple[int, int], heading: str, tmp_path: Path, capsys: Any) -> None:
+    old, new = ([cpu_results() for _ in range(count)] for count in runs)
+    for results in new:
+        slow_down(find(results, "cpu", suite="cpu"), 1.25)
+    assert compared(tmp_path, old, new) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[-1] for line in lines if line.endswith(("hint", "verdict", "slower"))] == [heading, "slower"]
+    assert ("hints only" in lines[-1]) == (heading == "hint")
 
 
 @pytest.mark.parametrize(("kind", "contender", "suite"), ENTRIES)

@@ -22,7 +22,7 @@ import multisample
 from multisample import cem
 from multisample.cem import CEM, Result, _method
 from multisample.cem._arrays import arrays_like
-from multisample.cem._refit import State, refit
+from multisample.cem._refit import COLLAPSED, COLUMNS, CONVERGED, DIVERGED, RUNNING, UNSCORED, State, refit
 
 Array = np.ndarray[Any, Any]
 D, N = 6, 200
@@ -750,8 +750,22 @@ def test_arrays_that_cannot_be_computed_with_are_refused() -> None:
         dtype = np.dtype(np.float32)
 
     DeviceNDArray.__module__ = "numba.cuda"
-    with pytest.raises(TypeError, match=r"^mu: expected an array of NumPy, PyTorch, CuPy or JAX, .* one of numba$"):
+    with pytest.raises(
+        TypeError, match=r"^mu: expected an array of NumPy, PyTorch, CuPy or JAX, .*a Numba device array$"
+    ):
         arrays_like(DeviceNDArray())
+
+
+NUMBERS = np.arange(6.0)
+ROW = [1.0, 2.0, 3.0, 0.5, 0.0, 0.0]  # One iteration: best, mean, threshold, sigma, nonfinite, status
+
+
+def with_one(value: float) -> Array:
+    return np.where(NUMBERS == 2, value, NUMBERS)
+
+
+def row(**changed: float) -> list[float]:
+    return [changed.get(name, value) for name, value in zip(COLUMNS, ROW, strict=True)]
 
 
 @pytest.mark.parametrize(
@@ -760,14 +774,73 @@ def test_arrays_that_cannot_be_computed_with_are_refused() -> None:
         (TypeError, r"^state: expected a mapping with keys mu, sigma,", None),
         (TypeError, r"^state: expected a mapping with keys mu, sigma,", {"more": 1}),
         (ValueError, r"^state\['mu'\]: expected shape \(6,\), got \(2,\)", {"mu": [0, 0]}),
+        (ValueError, r"^state\['mu'\]: expected shape \(6,\), got \(1, 6\)", {"mu": [[0] * 6]}),
+        (TypeError, r"^state\['mu'\]: expected numbers, got \['1', ", {"mu": ["1"] * 6}),
+        (TypeError, r"^state\['mu'\]: expected numbers, got \[None, ", {"mu": [None] * 6}),
+        (TypeError, r"^state\['mu'\]: expected numbers, got \[\[1\], ", {"mu": [[1], [2, 3]]}),
+        (TypeError, r"^state\['x'\]: expected numbers, got \[True, ", {"x": [True] * 6}),
+        (TypeError, r"^state\['x'\]: expected numbers, got ", {"x": NUMBERS + 0j}),
+        (ValueError, r"^state\['mu'\]: expected finite numbers, got nan at 2", {"mu": with_one(np.nan)}),
+        (ValueError, r"^state\['mu'\]: expected finite numbers, got 1e\+39 at 2", {"mu": with_one(1e39)}),
+        (ValueError, r"^state\['x'\]: expected finite numbers, got inf at 2", {"x": with_one(np.inf)}),
+        (ValueError, r"^state\['sigma'\]: .* of at least 0, got -1.0 at 2", {"sigma": with_one(-1)}),
+        (ValueError, r"^state\['sigma'\]: .* of at least 0, got nan at 2", {"sigma": with_one(np.nan)}),
         (ValueError, r"^state\['history'\]: expected shape \(1, 6\), got \(1, 2\)", {"history": [[0, 0]]}),
+        (ValueError, r"^state\['history'\]: expected shape \(12, 6\), got \(12,\)", {"history": ROW * 2}),
+        (ValueError, r"^state\['history'\]: expected shape \(6,\), got \(\)", {"history": 1}),
+        (TypeError, r"^state\['history'\]: expected numbers", {"history": [["a"] * 6]}),
+        *(
+            (ValueError, rf"^state\['history'\]: .* got {name} .* in row 1", {"history": [ROW, row(**{name: value})]})
+            for name, value in (
+                ("best", np.nan), ("best", -np.inf), ("threshold", np.nan), ("sigma", -1), ("sigma", np.inf),
+                ("nonfinite", 0.5), ("nonfinite", -1), ("nonfinite", N + 1), ("status", 5), ("status", 0.5),
+                ("status", np.nan),
+            )
+        ),
+        (ValueError, r"^state\['history'\]: .* got status 1.0 in row 0", {"history": [row(status=1), ROW], "told": 2}),
         (ValueError, r"^state\['told'\]: expected 0 <=", {"told": -1}),
+        (TypeError, r"^state\['told'\]: expected an integer", {"told": 1.0}),
+        (TypeError, r"^state\['told'\]: expected numbers, got '1'", {"told": "1"}),
+        (ValueError, r"^state\['told'\]: expected shape \(\), got \(1,\)", {"told": [1]}),
+        (ValueError, r"^state\['told'\]: expected 1, .* got 0", {"history": [ROW], "told": 0}),
+        (ValueError, r"^state\['told'\]: expected 1, .* got 2", {"history": [ROW], "told": 2}),
+        (ValueError, r"^state\['told'\]: expected 1, .* got 0", {"history": [row(status=2)], "told": 0}),
         (TypeError, r"^state\['seed'\]: expected an integer", {"seed": 0.5}),
+        (TypeError, r"^state\['seed'\]: expected numbers, got '7'", {"seed": "7"}),
+        (ValueError, r"^state\['seed'\]: expected 0 <= .* < 2\*\*64, got 18446744073709551616", {"seed": 2**64}),
+        (ValueError, r"^state\['offset'\]: expected 0 <=", {"offset": -1}),
+        (TypeError, r"^state\['offset'\]: expected an integer, got the bool True", {"offset": True}),
     ],
-)
+)  # fmt: skip
 def test_wrong_states_change_nothing(error: type[Exception], message: str, changed: dict[str, Any] | None) -> None:
     run = CEM(START, 1.0, N, seed=SEED)
     state: Any = run.state
     with pytest.raises(error, match=message):
         run.state = [state] if changed is None else {**state, **changed}
+    assert run.state.keys() == state.keys()
+    assert all(np.array_equal(run.state[name], state[name]) for name in state)
     assert np.array_equal(run.ask(), CEM(START, 1.0, N, seed=SEED).ask())
+
+
+@pytest.mark.parametrize("status", [RUNNING, CONVERGED, COLLAPSED, UNSCORED, DIVERGED])
+def test_a_state_of_any_end_can_be_restored(status: int) -> None:
+    run = CEM(START, 0.0 if status == COLLAPSED else 1.0, N, seed=SEED, tol=9.0 if status == CONVERGED else None)
+    samples = run.ask()
+    scores = np.full(N, np.nan) if status == UNSCORED else np.arange(float(N))
+    if status == DIVERGED:
+        samples = samples.copy()
+        samples[:, 0] = np.inf
+    for _ in range(1 if status == RUNNING else 2):  # What is told after the end is counted.
+        run.tell(samples, scores)
+    assert run.status == status
+    restored = CEM(START, 1.0, N, tol=9.0 if status == CONVERGED else None)
+    restored.state = run.state
+    assert restored.status == status
+    assert all(np.array_equal(restored.state[name], run.state[name], equal_nan=True) for name in run.state)
+
+
+@pytest.mark.parametrize(("name", "mu", "sigma"), [("mu", [], 1.0), ("mu", np.zeros((0, 1)), []), ("sigma", 0.0, [])])
+def test_there_is_nothing_to_minimise_over_no_dimensions(name: str, mu: Any, sigma: Any) -> None:
+    for call in (lambda: CEM(mu, sigma, N), lambda: cem.minimize(np.sum, mu, sigma, N)):
+        with pytest.raises(ValueError, match=rf"^{name}: expected at least one element, got none$"):
+            call()

@@ -10,6 +10,7 @@ import errno
 import io
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -28,6 +29,8 @@ from multisample.__main__ import main
 from multisample.backends import registry
 from multisample.backends.contract import BackendStatus
 from multisample.backends.cpu import BACKEND as CPU
+from multisample.backends.draw import Draw
+from multisample.backends.host_memory import arrays_at
 from multisample.commands import arrays, draw, report
 
 D, N, SEED = 40, 300, 7
@@ -152,7 +155,22 @@ def test_the_report_runs_without_a_command_and_without_any_array_library() -> No
     assert re.search(r"^backend +available +version +device$", done.out, re.M)
     assert re.search(r"^cpu +yes +numba [\d.]+\S* +\S.* threads?$", done.out, re.M)
     assert re.search(r"^cpu +\d+ us +[\d.]+$", done.out, re.M)
-    assert re.search(r"^same bits: yes", done.out, re.M)
+    assert re.search(r"^same bits: not compared, since cpu is the only backend that ran$", done.out, re.M)
+    assert re.search(r"^cupy +no\b.*\n    - runs on NVIDIA GPUs only\n    - package cupy", done.out, re.M)
+    assert not re.search(r"^torch_ext +no\b.*\n    - runs on NVIDIA", done.out, re.M), "it runs on the CPU too"
+
+
+def test_the_report_ends_with_commands_that_run(run: Run) -> None:
+    report_text = run().out
+    _, _, following = report_text.partition("\nTry next:\n")
+    commands = [shlex.split(line) for line in following.splitlines()]
+    assert [command[0] for command in commands] == ["python", "python"]
+    for command in commands:
+        done = finish(start(*command[1:]))
+        assert done.code == 0
+        assert done.out
+        # On a machine that is new to multisample, it says that it compiles.
+        assert all(line.startswith("multisample: compiling") for line in done.err.splitlines())
 
 
 @pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGHUP", 129)])
@@ -348,6 +366,60 @@ def test_bad_files(draw_files: Run, folder: Path, name: str, data: bytes | str, 
     _write(name, data)
     draw_files(mu=name, sigma=1).failed(message)
     assert files(folder) == {"mu.npy", "sigma.npy", name}
+
+
+def _npy(header: str) -> bytes:
+    """A .npy file of version 1 with that header, and room for three numbers."""
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + bytes(12)
+
+
+SHAPED = "{'descr': '<f4', 'fortran_order': False, 'shape': %s}\n"
+HOSTILE_HEADERS = {
+    "more than 64 bits": (SHAPED % f"({2**63}, {10**30})", "too large"),
+    "more than there is memory": (SHAPED % f"({2**40},)", "mmap length is greater|Unable to allocate"),
+    "more bytes than 64 bits": (SHAPED % f"({2**63 - 1},)", "too big"),
+    "nothing of more than 64 bits": (SHAPED % f"(0, {2**63})", "too large|Maximum allowed dimension"),
+    "negative": (SHAPED % "(-3,)", "negative dimensions"),
+    "bools": (SHAPED % "(True, True)", "integer is required|interpreted as an integer"),
+    "nested sums": ("1" + "+1" * 4000 + "\n", "recursion|MemoryError|Cannot parse|malformed"),
+    "nested signs": ("-" * 9000 + "1\n", "recursion|MemoryError|Cannot parse|malformed"),
+    "nested parentheses": ("(" * 4000 + ")" * 4000 + "\n", "recursion|MemoryError|Cannot parse|malformed"),
+    "several lines": ("  \n   {'descr'\n", "EOF in multi-line|Cannot parse|unexpected EOF"),
+    "a list as a key": ("{[]: 1}\n", "unhashable|malformed"),
+    "keys of two types": ("{1: 2, 'descr': 3}\n", "not supported between|keys"),
+}
+
+
+@pytest.mark.parametrize("header", HOSTILE_HEADERS)
+def test_headers_that_make_numpy_raise_anything(draw_files: Run, header: str) -> None:
+    text, reason = HOSTILE_HEADERS[header]
+    _write("a.npy", _npy(text))
+    with zipfile.ZipFile("a.npz", "w") as archive:
+        archive.writestr("mu.npy", _npy(text))
+    for name, start in (("a.npy", "a.npy: not a whole .npy file of numbers ("), ("a.npz", "a.npz: ")):
+        failure = draw_files(mu=name, sigma=1)
+        failure.failed(start)
+        assert re.search(reason, failure.err), failure
+        assert len(failure.err) < 500
+
+
+def test_an_archive_whose_compression_is_damaged(draw_files: Run) -> None:
+    with zipfile.ZipFile("a.npz", "w", zipfile.ZIP_LZMA) as archive:
+        archive.writestr("mu.npy", _npy(SHAPED % "(3,)"))
+    data = bytearray(Path("a.npz").read_bytes())
+    data[45:60] = b"\xff" * 15
+    _write("a.npz", bytes(data))
+    draw_files(mu="a.npz", sigma=1).failed("a.npz: ")
+
+
+def test_a_loop_of_links_is_named(draw_files: Run, folder: Path) -> None:
+    Path("loop.npy").symlink_to("loop.npy")
+    Path("around").symlink_to("around")
+    draw_files(mu="loop.npy").failed("loop.npy: Too many levels of symbolic links")
+    for output in ("loop.npy", "around/x.npy"):
+        for force in ([], ["--force"]):
+            draw_files("-o", output, *force).failed(f"{output}: Too many levels of symbolic links")
+    assert Path("loop.npy").is_symlink()
 
 
 def test_damaged_files(draw_files: Run) -> None:
@@ -670,6 +742,25 @@ def test_the_file_has_the_permissions_of_any_new_file(draw_files: Run) -> None:
     assert Path("x.npy").stat().st_mode == Path("new").stat().st_mode
 
 
+@pytest.mark.parametrize("mode", [0o600, 0o400, 0o664, 0o644])
+def test_a_file_that_is_overwritten_keeps_its_permissions(
+    draw_files: Run, folder: Path, monkeypatch: pytest.MonkeyPatch, mode: int
+) -> None:
+    windows, seen = draw.windows, []
+
+    def look(*args: Any) -> Iterator[tuple[slice, slice]]:
+        seen.extend(path.stat().st_mode & 0o777 for path in folder.iterdir() if path.suffix == ".part")
+        return windows(*args)
+
+    monkeypatch.setattr(draw, "windows", look)
+    _write("x.npy", "mine")
+    Path("x.npy").chmod(mode)
+    assert draw_files("--force").code == 0
+    assert Path("x.npy").stat().st_mode & 0o777 == mode
+    assert seen == [0o600], "others can read it while it is written"
+    same("x.npy", expected())
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt(signal.SIGINT), OSError(errno.EIO, "I/O error"), MemoryError()])
 def test_a_failure_half_way_keeps_what_was_there(
     draw_files: Run, folder: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
@@ -757,20 +848,15 @@ class _Elsewhere:
 
         return array if isinstance(array, torch.Tensor) else torch.from_numpy(np.array(array))
 
-    def small_kernel(self, dtype: str, layout: str) -> None:
-        return None
-
-    def plain_launch(self) -> Callable[..., None] | None:
-        return None
-
-    def launch(self, mu: Any, sigma: Any, out: Any, *rest: Any) -> None:
+    def launch(self, draw: Draw) -> None:
         self.launches += 1
-        self.fast_math = rest[8]
-        CPU.launch(mu, sigma, out, *rest)
+        self.fast_math = draw.fast_math
+        CPU.launch(draw)
         if self.flip:
-            out[3, 5:7].view(np.uint32)[:] ^= 1
+            _, _, matrix = arrays_at(draw)
+            matrix[3, 5:7].view(np.uint32)[:] ^= 1
 
-    def advance(self, counter: int, device: int, stream: int) -> None:
+    def advancer(self, device: int) -> Callable[[int, int], None]:
         raise AssertionError("there is no counter in host memory")
 
 
@@ -782,9 +868,8 @@ class _Unavailable(_Elsewhere):
 
 
 @pytest.fixture
-def register(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Any], Any]]:
+def register(monkeypatch: pytest.MonkeyPatch, new_choices: None) -> Callable[[Any], Any]:
     """Add a backend for this test only."""
-    from multisample import _dispatch
 
     def register(backend: Any) -> Any:
         known, find = registry.names(), registry.find
@@ -792,9 +877,7 @@ def register(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Any], Any]]:
         monkeypatch.setattr(registry, "find", lambda name: backend if name == backend.name else find(name))
         return backend
 
-    # What was chosen is remembered, and must be forgotten.
-    monkeypatch.setattr(_dispatch, "_chosen", {})
-    yield register
+    return register
 
 
 @pytest.fixture
@@ -811,7 +894,7 @@ def test_the_report_compares_backends(run: Run, elsewhere: Any) -> None:
     assert re.search(r"^elsewhere  yes +1\.0 +a stand-in$", done.out, re.M)
     assert re.search(r"^elsewhere +\d+ us +[\d.]+$", done.out, re.M)
     names = ", ".join(name for name, status in multisample.backends().items() if status.available)
-    assert done.out.endswith(f"\nsame bits: yes ({names})\n")
+    assert f"\nsame bits: yes ({names})\n\nTry next:\n" in done.out
     assert elsewhere.launches == 1 + report._REPEATS * report._CALLS
 
 

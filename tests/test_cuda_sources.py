@@ -30,10 +30,11 @@ from numba import njit
 from transposed_cuts import recut
 
 import multisample
-from multisample.backends import csrc_files, geometry, narrow, sample_call, torch_ext_build
 from multisample.backends import cupy as cupy_backend
+from multisample.backends import geometry, narrow, sample_call
 from multisample.backends.contract import DeviceArray
 from multisample.backends.intrinsics import fma
+from multisample.backends.native import build, csrc_files, toolchain
 from reference import stream
 
 Array = np.ndarray[Any, Any]
@@ -858,7 +859,7 @@ def test_kernels_are_made_of_the_instructions_that_make_them_fast(instructions: 
 
 @pytest.fixture(scope="module")
 def nvcc() -> str:
-    home = torch_ext_build._cuda_home()
+    home = toolchain.cuda_home()
     if home is None:
         pytest.skip("nvcc is neither on the PATH nor in CUDA_HOME")
     return str(home / "bin" / "nvcc")
@@ -869,7 +870,7 @@ def test_nvcc_compiles_the_extension_without_a_warning_and_without_spills(nvcc: 
     from torch.utils import cpp_extension
 
     command = [
-        nvcc, *torch_ext_build._LIBRARIES["cuda"].flags, "-arch=sm_90", "-Xptxas", "-v", "-Xcompiler", "-fPIC,-Wall",
+        nvcc, *build.LIBRARIES["cuda"].flags, "-arch=sm_90", "-Xptxas", "-v", "-Xcompiler", "-fPIC,-Wall",
         f"-I{csrc_files.folder()}", *(f"-isystem={path}" for path in cpp_extension.include_paths()),
         "-c", str(csrc_files.folder() / "torch_cuda.cu"), "-o", str(tmp_path / "torch_cuda.o"),
     ]  # fmt: skip

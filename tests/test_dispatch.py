@@ -17,9 +17,11 @@ import pytest
 import torch
 
 import multisample
-from multisample import BackendStatus, BackendUnavailableError, UnknownBackendError, _dispatch, _sample, sample
+from multisample import BackendStatus, BackendUnavailableError, UnknownBackendError, _backends, sample
 from multisample.backends import registry
 from multisample.backends.contract import Backend
+from multisample.backends.draw import Draw
+from multisample.backends.host_memory import arrays_at
 
 MEMBERS = {name for name in (*vars(Backend), *Backend.__annotations__) if not name.startswith("_") and name != "mro"}
 
@@ -43,30 +45,18 @@ class Fake:
     def adopt(self, array: Any) -> Any:
         return array
 
-    def small_kernel(self, dtype: str, layout: str) -> None:
-        return None
+    def launch(self, draw: Draw) -> None:
+        _, _, matrix = arrays_at(draw)
+        matrix[...] = 77
 
-    def plain_launch(self) -> Callable[..., None] | None:
-        return None
-
-    def launch(self, mu: Any, sigma: Any, out: Any, *rest: Any) -> None:
-        out[...] = 77
-
-    def advance(self, counter: int, device: int, stream: int) -> None:
+    def advancer(self, device: int) -> Callable[[int, int], None]:
         raise AssertionError("there is no counter in host memory")
 
 
 @pytest.fixture(autouse=True)
-def restored(monkeypatch: pytest.MonkeyPatch) -> Any:
+def restored(monkeypatch: pytest.MonkeyPatch, new_choices: None) -> None:
     """The registry as it was, after every test."""
     monkeypatch.setattr(registry, "_registered", dict(registry._registered))
-    _dispatch._chosen.clear()
-    _sample._small_kernels.clear()
-    _sample._plain_calls.clear()
-    yield
-    _dispatch._chosen.clear()
-    _sample._small_kernels.clear()
-    _sample._plain_calls.clear()
 
 
 @pytest.fixture
@@ -199,7 +189,7 @@ def test_a_status_is_not_asked_for_in_every_call(pretend: Callable[..., Fake]) -
 
 def test_memory_that_a_named_backend_does_not_serve_is_a_wrong_value(pretend: Callable[..., Fake]) -> None:
     pretend("abacus").device_kinds = ("cuda",)
-    with pytest.raises(ValueError, match=r"^backend: 'abacus' serves cuda memory, got a torch array in cpu memory"):
+    with pytest.raises(ValueError, match=r"^backend: 'abacus' serves cuda memory, got a PyTorch tensor in cpu memory"):
         sample(torch.zeros(1), torch.ones(1), 2, backend="abacus")
 
 
@@ -217,25 +207,29 @@ ORDER = {
     ("numpy", "cpu"): ("cpu",),
 }
 BUILT_IN = ("torch_ext", "cupy", "numba", "cpu")
+NOUNS = {
+    "numpy": "a NumPy array", "torch": "a PyTorch tensor", "cupy": "a CuPy array", "numba": "a Numba device array",
+    "jax": "a JAX array", "foreign": "an array of another library",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("library", "device_kind"), ORDER)
 def test_auto_takes_the_first_that_is_available(pretend: Callable[..., Fake], library: str, device_kind: str) -> None:
     order = ORDER[library, device_kind]
     for available in itertools.product((True, False), repeat=len(order)):
-        _dispatch._chosen.clear()
+        _backends.forget()
         for name in BUILT_IN:
             pretend(name)
         for name, can_run in zip(order, available, strict=True):
             pretend(name, *([] if can_run else [f"no {name} today", "and none tomorrow"]))
         if any(available):
-            chosen = _dispatch.choose("auto", library, device_kind)
+            chosen = _backends.choose("auto", library, device_kind)
             assert chosen.name == order[available.index(True)]
             continue
         with pytest.raises(BackendUnavailableError) as caught:
-            _dispatch.choose("auto", library, device_kind)
+            _backends.choose("auto", library, device_kind)
         message = str(caught.value)
-        assert message.startswith(f"backend: none can serve a {library} array in {device_kind} memory")
+        assert message.startswith(f"backend: none can serve {NOUNS[library]} in {device_kind} memory")
         places = [message.index(f"{name}: {reason}") for name in order
                   for reason in (f"no {name} today", "and none tomorrow")]  # fmt: skip
         assert places == sorted(places)
@@ -246,7 +240,7 @@ def test_auto_is_what_a_call_takes(pretend: Callable[..., Fake]) -> None:
     assert (sample(torch.zeros(2), torch.ones(2), 3) == 77).all()
     assert not (sample(np.zeros(2), np.ones(2), 3) == 77).any()
     pretend("torch_ext", "no compiler")
-    _dispatch._chosen.clear()
+    _backends.forget()
     expected = sample(np.zeros(2), np.ones(2), 3, seed=1)
     np.testing.assert_array_equal(sample(torch.zeros(2).double(), torch.ones(2), 3, seed=1).numpy(), expected)
 
@@ -257,7 +251,7 @@ def test_auto_takes_no_third_partys_backend(pretend: Callable[..., Fake]) -> Non
         pretend(name, "not today")
     for library, device_kind in ORDER:
         with pytest.raises(BackendUnavailableError):
-            _dispatch.choose("auto", library, device_kind)
+            _backends.choose("auto", library, device_kind)
 
 
 # --- register_backend -----------------------------------------------------------------------------
@@ -286,10 +280,7 @@ def test_a_built_in_name_is_taken_before_its_first_use(monkeypatch: pytest.Monke
 
 
 def test_the_contract_is_what_is_asked_for() -> None:
-    assert {
-        "name", "device_kinds", "host_library", "status", "prepare", "adopt", "small_kernel", "plain_launch", "launch",
-        "advance",
-    } == MEMBERS  # fmt: skip
+    assert {"name", "device_kinds", "host_library", "status", "prepare", "adopt", "launch", "advancer"} == MEMBERS
 
 
 @pytest.mark.parametrize("member", sorted(MEMBERS))

@@ -18,7 +18,8 @@ import pytest
 import torch
 
 import multisample
-from multisample import Generator, _generator, sample
+from multisample import Generator, sample
+from multisample._randomness.torch import taker
 from reference import stream
 
 MU, SIGMA = np.array([0.0, 10.0], np.float32), np.array([1.0, 0.5], np.float32)
@@ -92,9 +93,12 @@ def test_an_offset_is_all_64_bits_of_it() -> None:
 @pytest.mark.parametrize("n", [5, 50_000])
 def test_a_generator_ends_with_an_error_and_not_with_a_repetition(n: int) -> None:
     generator = Generator(11)
-    generator.state = {"seed": 11, "offset": 2**64 - 2, "spawned": 0}
-    sample(MU, SIGMA, n, generator=generator)
+    generator.state = {"seed": 11, "offset": 2**64 - 1, "spawned": 0}
+    last = sample(MU, SIGMA, n, generator=generator)
+    assert np.array_equal(last, sample(MU, SIGMA, n, seed=multisample.Key(11, 2**64 - 1)))
     at_the_end = generator.state
+    assert at_the_end["offset"] == 2**64
+    assert pickle.loads(pickle.dumps(generator)).state == at_the_end
     for out in (None, np.full((2, n), 7, np.float32)):
         with pytest.raises(OverflowError, match=r"generator: .*used up"):
             sample(MU, SIGMA, n, generator=generator, out=out)
@@ -356,7 +360,8 @@ def test_tensors_and_arrays_do_not_share_a_default_generator() -> None:
 
 def test_a_seed_drawn_from_torch_uses_all_64_bits() -> None:
     generator = torch.Generator().manual_seed(5)
-    seeds = [_generator.take_from_torch(generator, "cpu")[0] for _ in range(128)]
+    take = taker("cpu")
+    seeds = [take(generator)[0] for _ in range(128)]
     # That any of 64 bits is the same 128 times has a chance of 2^-121.
     assert functools.reduce(operator.or_, seeds) == 2**64 - 1
     assert functools.reduce(operator.and_, seeds) == 0
@@ -395,7 +400,8 @@ class CudaGenerator:
 @pytest.mark.parametrize("seed", [5, 2**64 - 1, -1])
 def test_a_cuda_generator_of_torch_gives_its_seed_and_counts_in_fours(seed: int) -> None:
     generator = CudaGenerator(seed, 8)
-    taken = [_generator.take_from_torch(generator, "cuda:1") for _ in range(3)]
+    take = taker("cuda:1")
+    taken = [take(generator) for _ in range(3)]
     assert taken == [(seed % 2**64, 8), (seed % 2**64, 12), (seed % 2**64, 16)]
     assert generator.offset == 20
 
@@ -403,11 +409,18 @@ def test_a_cuda_generator_of_torch_gives_its_seed_and_counts_in_fours(seed: int)
 def test_cuda_tensors_obey_the_default_generator_of_their_device(monkeypatch: pytest.MonkeyPatch) -> None:
     generators = CudaGenerator(5, 0), CudaGenerator(6, 40)
     initialised: list[bool] = []
-    cuda = SimpleNamespace(init=lambda: initialised.append(True), default_generators=generators)
+    cuda = SimpleNamespace(default_generators=())
+
+    def init() -> None:
+        initialised.append(True)
+        cuda.default_generators = generators
+
+    cuda.init = init
     monkeypatch.setattr(torch, "cuda", cuda)
-    assert _generator.take_from_torch(None, "cuda:1") == (6, 40)
-    assert [generator.offset for generator in generators] == [0, 44]
-    assert initialised
+    take = taker("cuda:1")
+    assert [take(None) for _ in range(2)] == [(6, 40), (6, 44)]
+    assert [generator.offset for generator in generators] == [0, 48]
+    assert initialised == [True]
 
 
 @pytest.mark.parametrize("thing", [torch.tensor(3), torch.float32, torch.device("cpu")])

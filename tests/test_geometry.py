@@ -18,7 +18,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from multisample.backends import csrc_files
 from multisample.backends.contract import DeviceArray
 from multisample.backends.geometry import (
     ANTITHETIC_WIDTH,
@@ -30,6 +29,7 @@ from multisample.backends.geometry import (
     slots_of,
     staged_slots_of,
 )
+from multisample.backends.native import csrc_files
 from multisample.backends.sample_call import ELEMENT_TYPES, PACKED_CALL, pack_call, pack_plain_call
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")

@@ -24,7 +24,8 @@ import numpy as np
 import pytest
 
 import multisample
-from multisample.backends import csrc_files, sample_call, torch_ext_build
+from multisample.backends import sample_call
+from multisample.backends.native import csrc_files, toolchain
 
 Array = np.ndarray[Any, Any]
 
@@ -435,7 +436,7 @@ def test_nvrtc_compiles_every_kernel_for_every_architecture_without_a_word() -> 
 
 @pytest.fixture(scope="module")
 def nvcc() -> str:
-    home = torch_ext_build._cuda_home()
+    home = toolchain.cuda_home()
     if home is None:
         pytest.skip("nvcc is neither on the PATH nor in CUDA_HOME")
     return str(home / "bin" / "nvcc")

@@ -31,9 +31,11 @@ import pytest
 from cuda_memory import DTYPES, Array, Exported, ExportedByDlpack, ToArray, memory_of, numpy_dtype, on_cpu, require
 
 import multisample
-from multisample import _cuda_driver, _dlpack, _libraries, _sample
-from multisample.backends import registry
-from multisample.backends.contract import DeviceArray
+from multisample._libraries import CPU, foreign, library_called
+from multisample._libraries import jax as jax_library
+from multisample._plan import PLANS
+from multisample.backends import cuda_driver, dlpack, registry
+from multisample.backends.contract import DeviceArray, Launcher
 
 VARIABLE = "MULTISAMPLE_INTEROP_RESULTS"
 BACKENDS = ("torch_ext", "cupy", "numba", "cpu")
@@ -245,9 +247,17 @@ def _has_cuda(backend: str) -> bool:
 
 
 def address(raw: Any) -> int:
-    if isinstance(raw, DeviceArray):
-        return raw.pointer
     return int(raw.ctypes.data) if isinstance(raw, np.ndarray) else int(raw)
+
+
+def watched(launcher: Launcher, case: Case) -> Launcher:
+    """A launcher that notes in `case` which memory it is given."""
+
+    def run(ready: Any, mu: Any, sigma: Any, matrix: Any, *rest: Any) -> None:
+        case.reached = (address(mu), address(sigma), address(matrix))
+        launcher.run(ready, mu, sigma, matrix, *rest)
+
+    return dataclasses.replace(launcher, run=run)
 
 
 @pytest.fixture
@@ -263,23 +273,11 @@ def case(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
     case = Case(name, where, make(), backend)
     chosen: Any = registry.find(backend)
 
-    def watched(launch: Callable[..., None]) -> Callable[..., None]:
-        def call(mu: Any, sigma: Any, out: Any, *rest: Any) -> None:
-            case.reached = (address(mu), address(sigma), address(out))
-            launch(mu, sigma, out, *rest)
-
-        return call
-
-    def watched_plain() -> Callable[..., None] | None:
-        plain = type(chosen).plain_launch(chosen)
-        return None if plain is None else watched(plain)
-
-    # Whoever has the shortcut already has one that is not watched.
-    monkeypatch.setattr(chosen, "launch", watched(chosen.launch))
-    monkeypatch.setattr(chosen, "plain_launch", watched_plain)
-    _sample._plain_calls.clear()
+    launcher = chosen.launcher
+    monkeypatch.setattr(chosen, "launcher", lambda draw: watched(launcher(draw), case))
+    PLANS.clear()  # Whose launchers are not watched.
     yield case
-    _sample._plain_calls.clear()
+    PLANS.clear()
 
 
 def pairs(serves: bool) -> Any:
@@ -447,7 +445,10 @@ def test_out_of_another_library_is_refused(case: Case) -> None:
         pytest.skip("not served by cpu")
     mu, sigma = map(case.library.put, host_vectors("float32"))
     other = SimpleNamespace(shape=(D, N), __cuda_array_interface__={"data": (1 << 20, False)})
-    with pytest.raises(TypeError, match=r"^mu, sigma, out: expected arrays of one library, got .*out of foreign"):
+    with pytest.raises(
+        TypeError,
+        match=r"^mu, sigma, out: expected arrays of one library, got .* SimpleNamespace as out",
+    ):
         case.sample(mu, sigma, N, out=other) if case.library.result != "numpy" or case.where == "host" else (
             multisample.sample(np.ones(D), np.ones(D), N, out=other)
         )
@@ -470,8 +471,8 @@ class Capsule:
             raise TypeError("what is a version?")
         capsule = self.array.__dlpack__(**options)
         name = b"dltensor_versioned" if self.versioned else b"dltensor"
-        structure: Any = _dlpack._Versioned if self.versioned else _dlpack._Managed
-        self.change(structure.from_address(_dlpack._pointer(id(capsule), name)))
+        structure: Any = dlpack._Versioned if self.versioned else dlpack._Managed
+        self.change(structure.from_address(dlpack._pointer(id(capsule), name)))
         return capsule
 
 
@@ -488,7 +489,7 @@ def test_all_that_a_capsule_says_is_heard(versioned: bool) -> None:
     array = np.arange(12, dtype=np.float32).reshape(3, 4)
 
     def read(array: Any, change: Callable[[Any], None] = lambda structure: None) -> Array:
-        shared = _dlpack.Imported(Capsule(array, change, versioned))
+        shared = dlpack.Imported(Capsule(array, change, versioned))
         return np.asarray(shared)
 
     for view in (array, array.T, array[::-1, ::2], array[1:2, 1:], array[:0], array[0, 0, ...]):
@@ -506,7 +507,7 @@ def test_all_that_a_capsule_says_is_heard(versioned: bool) -> None:
 
 def test_bfloat16_is_known_by_another_name() -> None:
     torch = pytest.importorskip("torch")
-    shared = _dlpack.Imported(torch.arange(4).to(torch.bfloat16))
+    shared = dlpack.Imported(torch.arange(4).to(torch.bfloat16))
     assert np.asarray(shared).dtype == np.uint16
     assert shared.dtype == ml_dtypes.bfloat16
     assert np.asarray(shared).view(shared.dtype).tolist() == [0, 1, 2, 3]
@@ -515,7 +516,7 @@ def test_bfloat16_is_known_by_another_name() -> None:
 def test_memory_is_held_for_as_long_as_it_is_seen() -> None:
     array = np.arange(5.0)
     owner = weakref.ref(array)
-    x = np.asarray(_dlpack.Imported(array))
+    x = np.asarray(dlpack.Imported(array))
     del array
     gc.collect()
     assert owner() is not None
@@ -554,8 +555,8 @@ def test_read_only_memory_is_no_place_to_write_to() -> None:
         structure.flags |= 1
 
     array, mu = np.zeros((D, 3), np.float32), np.zeros(D, np.float32)
-    assert not _dlpack.is_read_only(array)
-    assert _dlpack.is_read_only(Capsule(array, read_only))
+    assert not dlpack.is_read_only(array)
+    assert dlpack.is_read_only(Capsule(array, read_only))
     given = Capsule(mu, read_only)
     assert multisample.sample(given, 1.0, 3).shape == (D, 3)
     generator = multisample.Generator(1)
@@ -578,7 +579,7 @@ def test_a_read_only_flag_on_a_device_is_heard(case: Case) -> None:
     class ReadOnly(ExportedByDlpack):
         def __dlpack__(self, **options: Any) -> Any:
             capsule = super().__dlpack__(**options)
-            _dlpack._Versioned.from_address(_dlpack._pointer(id(capsule), b"dltensor_versioned")).flags |= 1
+            dlpack._Versioned.from_address(dlpack._pointer(id(capsule), b"dltensor_versioned")).flags |= 1
             return capsule
 
     host = host_vectors("float32")
@@ -613,9 +614,9 @@ class Owner:
     pass
 
 
-def exported(array: Array, owner: Any, dtype: str) -> _dlpack.Exported:
+def exported(array: Array, owner: Any, dtype: str) -> dlpack.Exported:
     raw = DeviceArray(array.ctypes.data, array.shape, array.strides, dtype)
-    return _dlpack.Exported(raw, (1, 0), 0, (owner, array))
+    return dlpack.Exported(raw, (1, 0), 0, (owner, array))
 
 
 @pytest.mark.parametrize("consumer", ["numpy", "torch", "jax"])
@@ -623,7 +624,7 @@ def test_what_is_handed_over_is_neither_copied_nor_dropped(bits: ToArray, dtype:
     if consumer == "numpy" and dtype == "bfloat16":
         pytest.skip("NumPy takes none")
     library = pytest.importorskip("jax.numpy" if consumer == "jax" else consumer)
-    array = _libraries._AlignedHost().empty(3, 4, dtype, _libraries.CPU, None)
+    array = jax_library.JAX.host.allocator((3, 4), dtype, CPU)(None)
     array[...] = np.arange(12).reshape(3, 4)
     owner = Owner()
     alive = weakref.ref(owner)
@@ -636,7 +637,7 @@ def test_what_is_handed_over_is_neither_copied_nor_dropped(bits: ToArray, dtype:
     del x
     gc.collect()
     assert alive() is None
-    assert not _dlpack._exported
+    assert not dlpack._exported
 
 
 def test_a_capsule_that_nobody_takes_lets_go_of_its_owner() -> None:
@@ -656,8 +657,8 @@ def test_the_stream_that_takes_over_waits_for_the_one_that_writes(
     monkeypatch: pytest.MonkeyPatch, stream: int | None
 ) -> None:
     ordered: list[tuple[int, ...]] = []
-    monkeypatch.setattr(_cuda_driver, "order", lambda *streams: ordered.append(streams))
-    given = _dlpack.Exported(DeviceArray(4096, (2, 3), (12, 4), "float32"), (2, 1), 55, None)
+    monkeypatch.setattr(cuda_driver, "order", lambda *streams: ordered.append(streams))
+    given = dlpack.Exported(DeviceArray(4096, (2, 3), (12, 4), "float32"), (2, 1), 55, None)
     assert given.__dlpack_device__() == (2, 1)
     given.__dlpack__(stream=stream)
     # DLPack: none means the legacy default stream, -1 that nobody has to wait.
@@ -667,7 +668,7 @@ def test_the_stream_that_takes_over_waits_for_the_one_that_writes(
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_host_memory_for_jax_begins_where_jax_wants_it(dtype: str) -> None:
     for d, n in ((1, 1), (3, 5), (100, 1000), (0, 4), (4, 0)):
-        x = _libraries._AlignedHost().empty(d, n, dtype, _libraries.CPU, None)
+        x = jax_library.JAX.host.allocator((d, n), dtype, CPU)(None)
         assert (x.shape, x.dtype, x.flags.c_contiguous, x.flags.writeable) == ((d, n), numpy_dtype(dtype), True, True)
         assert x.size == 0 or x.ctypes.data % 64 == 0
 
@@ -687,7 +688,7 @@ class Both:
     def __dlpack__(self, **options: Any) -> Any:
         self.asked.append(options)
         capsule = self.array.__dlpack__(max_version=(1, 0))
-        tensor = _dlpack._Versioned.from_address(_dlpack._pointer(id(capsule), b"dltensor_versioned")).tensor
+        tensor = dlpack._Versioned.from_address(dlpack._pointer(id(capsule), b"dltensor_versioned")).tensor
         tensor.device_type, tensor.device_id = 2, 1
         return capsule
 
@@ -793,46 +794,27 @@ def test_pytorch_is_told_the_device_and_shown_memory_to_write_to(monkeypatch: py
 
 
 def test_objects_of_a_protocol_are_on_the_device_of_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_libraries, "device_of", lambda address: address // 1000)
-    foreign = _libraries._FOREIGN
+    monkeypatch.setattr(foreign, "device_of", lambda address: address // 1000)
+    library = foreign.FOREIGN
     for address, ordinal in ((0, 0), (1000, 1), (7000, 7)):
         array = SimpleNamespace(__cuda_array_interface__={"data": (address, False)})
-        assert foreign.device("mu", array) == ("cuda", ordinal)
+        assert library.device("mu", array) == ("cuda", ordinal)
     # As DLPack says, where there is that.
-    assert foreign.device("mu", Both(np.zeros(3))) == ("cuda", 1)
+    assert library.device("mu", Both(np.zeros(3))) == ("cuda", 1)
     with pytest.raises(TypeError, match=r"^sigma: expected an array on one device"):
-        foreign.device("sigma", SimpleNamespace(__cuda_array_interface__={}))
+        library.device("sigma", SimpleNamespace(__cuda_array_interface__={}))
 
 
-class NumbaArray:
-    """As much of a device array of Numba's as a plain call asks for."""
+def test_arrays_of_numba_name_their_streams() -> None:
+    pytest.importorskip("numba.cuda")
+    numba = library_called("numba")
+    streams = (0, SimpleNamespace(handle=77), SimpleNamespace(handle=0))
+    assert [numba.named_stream(SimpleNamespace(stream=stream)) for stream in streams] == [None, 77, 0]
+    stream_of = numba.stream(numba.device("mu", SimpleNamespace(gpu_data=SimpleNamespace(context=_CONTEXT))))
+    assert [stream_of(SimpleNamespace(stream=stream)) for stream in streams] == [0, 77, 0]
 
-    def __init__(self, shape: Any, strides: Any, dtype: Any, stream: Any = 0, address: int = 4096) -> None:
-        self.shape, self.strides, self.dtype, self.stream = shape, strides, np.dtype(dtype), stream
-        context = SimpleNamespace(device=SimpleNamespace(id=0))
-        self.gpu_data = SimpleNamespace(device_pointer=address, context=context)
 
-
-def test_a_plain_call_of_numba_is_on_one_stream() -> None:
-    numba = _libraries.library_called("numba")
-    one, other = SimpleNamespace(handle=77), SimpleNamespace(handle=88)
-
-    def vector(stream: Any, address: int = 4096) -> NumbaArray:
-        return NumbaArray((5,), (4,), "f4", stream, address)
-
-    def out(stream: Any) -> NumbaArray:
-        return NumbaArray((5, 7), (28, 4), "f4", stream, 8192)
-
-    for stream, handle in ((0, 0), (one, 77)):
-        for target in (None, out(stream)):
-            plain = numba.plain(vector(stream), vector(stream), 7, target)
-            assert plain is not None
-            assert plain[-1] == handle
-            assert plain[0].stream is stream
-    for streams in ((one, other, one), (one, one, other), (one, 0, one), (0, one, 0), (0, 0, one)):
-        mu, sigma, target = streams
-        assert numba.plain(vector(mu), vector(sigma), 7, out(target)) is None, streams
-    assert [numba.named_stream(vector(stream)) for stream in (0, one, SimpleNamespace(handle=0))] == [None, 77, 0]
+_CONTEXT = SimpleNamespace(device=SimpleNamespace(id=0))
 
 
 # --- The driver ---------------------------------------------------------------------------------------
@@ -867,7 +849,7 @@ class Driver:
 def driver(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Driver]:
     def use(*arguments: Any, **options: Any) -> Driver:
         driver = Driver(*arguments, **options)
-        monkeypatch.setattr(_cuda_driver, "_driver", lambda: driver)
+        monkeypatch.setattr(cuda_driver, "_driver", lambda: driver)
         return driver
 
     return use
@@ -875,34 +857,34 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Driver]:
 
 def test_the_driver_says_on_which_device_memory_is(driver: Callable[..., Driver]) -> None:
     asked = driver()
-    assert _cuda_driver.device_of(0) == 0
+    assert cuda_driver.device_of(0) == 0
     assert asked.asked == []
-    assert _cuda_driver.device_of(2**47 + 4096) == 3
+    assert cuda_driver.device_of(2**47 + 4096) == 3
     assert asked.asked[0][2:] == (9, 2**47 + 4096)
     driver(cuPointerGetAttribute=1)
-    assert _cuda_driver.device_of(4096) == 0
+    assert cuda_driver.device_of(4096) == 0
 
 
 def test_the_driver_says_whether_a_stream_is_captured(driver: Callable[..., Driver]) -> None:
     asked = driver()
-    assert not _cuda_driver.is_capturing(0)
-    assert not _cuda_driver.is_capturing(1)
+    assert not cuda_driver.is_capturing(0)
+    assert not cuda_driver.is_capturing(1)
     assert asked.asked == []
-    assert _cuda_driver.is_capturing(2)
-    assert _cuda_driver.is_capturing(2**47)
+    assert cuda_driver.is_capturing(2)
+    assert cuda_driver.is_capturing(2**47)
     driver(cuStreamIsCapturing=1)
-    assert not _cuda_driver.is_capturing(77)
+    assert not cuda_driver.is_capturing(77)
 
 
 def test_without_a_driver_there_is_no_device_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_cuda_driver, "_driver", lambda: None)
-    assert _cuda_driver.device_of(4096) == 0
-    assert not _cuda_driver.is_capturing(77)
+    monkeypatch.setattr(cuda_driver, "_driver", lambda: None)
+    assert cuda_driver.device_of(4096) == 0
+    assert not cuda_driver.is_capturing(77)
 
 
 def test_streams_are_ordered_by_an_event_of_their_device(driver: Callable[..., Driver]) -> None:
     asked = driver()
-    _cuda_driver.order(77, 88, 0)
+    cuda_driver.order(77, 88, 0)
     assert [call for call in asked.asked if call[0] != "cuCtxGetDevice"] == [
         ("cuEventCreate", None, 2), ("cuEventRecord", 1000, 77), ("cuStreamWaitEvent", 88, 1000, 0),
         ("cuEventDestroy_v2", 1000),
@@ -910,11 +892,11 @@ def test_streams_are_ordered_by_an_event_of_their_device(driver: Callable[..., D
     asked = driver()
     # The legacy default stream has two names.
     for first, then in ((0, 0), (0, 1), (1, 0), (77, 77)):
-        _cuda_driver.order(first, then, 0)
+        cuda_driver.order(first, then, 0)
     assert asked.asked == []
     # Elsewhere than on the current device.
     asked = driver(1)
-    event = _cuda_driver.Event(77, 0)
+    event = cuda_driver.Event(77, 0)
     assert asked.names() == [
         "cuCtxGetDevice", "cuDevicePrimaryCtxRetain", "cuCtxPushCurrent_v2", "cuEventCreate", "cuEventRecord",
         "cuCtxPopCurrent_v2", "cuDevicePrimaryCtxRelease_v2",
@@ -925,10 +907,10 @@ def test_streams_are_ordered_by_an_event_of_their_device(driver: Callable[..., D
         "cuThreadExchangeStreamCaptureMode", "cuEventQuery", "cuThreadExchangeStreamCaptureMode",
     ]  # fmt: skip
     driver(cuEventQuery=600)
-    assert not _cuda_driver.Event(77, 0).is_done()
+    assert not cuda_driver.Event(77, 0).is_done()
     # A context that is gone has nothing left to do.
     driver(cuEventQuery=709)
-    assert _cuda_driver.Event(77, 0).is_done()
+    assert cuda_driver.Event(77, 0).is_done()
 
 
 def test_the_context_that_was_current_is_so_again(
@@ -936,22 +918,22 @@ def test_the_context_that_was_current_is_so_again(
 ) -> None:
     asked = driver()
     asked.values["cuCtxGetCurrent"] = 3000
-    with pytest.raises(KeyError), _cuda_driver.keeping_context():
+    with pytest.raises(KeyError), cuda_driver.keeping_context():
         assert asked.asked == [("cuCtxGetCurrent", None)]
         raise KeyError
     assert asked.asked[1:] == [("cuCtxSetCurrent", 3000)]
     # Nor is one left where there was none,
     asked = driver()
-    with _cuda_driver.keeping_context():
+    with cuda_driver.keeping_context():
         pass
     assert asked.asked[1:] == [("cuCtxSetCurrent", None)]
     # unless the driver cannot say, which was not initialised then.
     asked = driver(cuCtxGetCurrent=3)
-    with _cuda_driver.keeping_context():
+    with cuda_driver.keeping_context():
         pass
     assert asked.names() == ["cuCtxGetCurrent"]
-    monkeypatch.setattr(_cuda_driver, "_driver", lambda: None)
-    with _cuda_driver.keeping_context():
+    monkeypatch.setattr(cuda_driver, "_driver", lambda: None)
+    with cuda_driver.keeping_context():
         pass
 
 
@@ -959,14 +941,14 @@ def test_what_the_driver_refuses_is_said(driver: Callable[..., Driver]) -> None:
     for name in ("cuEventCreate", "cuEventRecord", "cuStreamWaitEvent", "cuCtxPushCurrent_v2"):
         asked = driver(1, **{name: 905})
         with pytest.raises(RuntimeError, match=r"^the CUDA driver refused .*905"):
-            _cuda_driver.order(77, 88, 0)
+            cuda_driver.order(77, 88, 0)
         assert asked.names().count("cuDevicePrimaryCtxRetain") == asked.names().count("cuDevicePrimaryCtxRelease_v2")
         pushed = asked.names().count("cuCtxPushCurrent_v2") - (name == "cuCtxPushCurrent_v2")
         assert asked.names().count("cuCtxPopCurrent_v2") == pushed
 
 
 def test_the_real_driver_has_every_function_that_is_asked_of_it() -> None:
-    real = _cuda_driver._driver()
+    real = cuda_driver._driver()
     if real is None:
         pytest.skip("no CUDA driver")
     for name in ("cuPointerGetAttribute", "cuStreamIsCapturing", "cuCtxGetDevice", "cuDevicePrimaryCtxRetain",
@@ -983,11 +965,11 @@ def test_memory_is_where_the_driver_says_in_any_thread(to_numpy: Callable[[Any],
     for device in range(len(memory.cuda.gpus)):
         array = memory.put(np.ones(3, np.float32), device)
         place = memory.pointer(array)
-        assert _cuda_driver.device_of(place) == device
+        assert cuda_driver.device_of(place) == device
         # One that has no context.
         with concurrent.futures.ThreadPoolExecutor(1) as other:
-            assert other.submit(_cuda_driver.device_of, place).result() == device
-    assert _cuda_driver.device_of(np.ones(3).ctypes.data) == 0
+            assert other.submit(cuda_driver.device_of, place).result() == device
+    assert cuda_driver.device_of(np.ones(3).ctypes.data) == 0
 
 
 # --- README.md --------------------------------------------------------------------------------------

@@ -31,7 +31,8 @@ from pathlib import Path
 import numba_ptx
 import pytest
 
-from multisample.backends import csrc_files, geometry, sample_call
+from multisample.backends import geometry, sample_call
+from multisample.backends.native import csrc_files
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 STORES = ("aligned", "shifted", "staged", "strided", "transposed", "transposed_staged")

@@ -36,8 +36,10 @@ from cuda_memory import (
 from cuda_memory import vectors as host_vectors
 
 import multisample
-from multisample import _order
-from multisample._order import Keeper
+from multisample import _streams
+from multisample._libraries import Device
+from multisample._streams import Keeper
+from multisample.backends import cuda_driver
 
 ROUNDS = int(os.environ.get("MULTISAMPLE_TEST_ROUNDS", "2000"))
 # Small, so that rounds are short and their memory is used again at once.
@@ -85,15 +87,15 @@ def test_a_call_looks_at_few_and_none_stays() -> None:
     for number in range(1000):
         before = asked
         keeper.keep(is_done, number)
-        assert asked - before <= _order._LOOKS
+        assert asked - before <= _streams._LOOKS
     assert len(keeper) == 1000
     open_until = 0
-    for _ in range(1000 // (_order._LOOKS - 1) + 2):
+    for _ in range(1000 // (_streams._LOOKS - 1) + 2):
         before = asked
         keeper.keep(is_done, None)
-        assert asked - before <= _order._LOOKS
+        assert asked - before <= _streams._LOOKS
     # But for the last, which nobody has asked after.
-    assert len(keeper) <= _order._LOOKS
+    assert len(keeper) <= _streams._LOOKS
 
 
 def test_what_is_let_go_of_may_come_back() -> None:
@@ -135,9 +137,9 @@ def test_threads_keep_and_let_go_at_once() -> None:
 
 
 def _child(pipe: Any) -> None:
-    pipe.send((len(_order.KEEPER), FREED, ASKED))
-    _order.KEEPER.keep(lambda: True, None)
-    pipe.send((len(_order.KEEPER), FREED, ASKED))
+    pipe.send((len(_streams.KEEPER), FREED, ASKED))
+    _streams.KEEPER.keep(lambda: True, None)
+    pipe.send((len(_streams.KEEPER), FREED, ASKED))
 
 
 FREED: list[int] = []
@@ -156,8 +158,8 @@ def test_a_forked_child_leaves_alone_what_is_its_parents(monkeypatch: pytest.Mon
         return True
 
     for thing in range(3):
-        _order.KEEPER.keep(lambda: False, thing)
-    _order.KEEPER.keep(is_done, Inherited())
+        _streams.KEEPER.keep(lambda: False, thing)
+    _streams.KEEPER.keep(is_done, Inherited())
     ASKED.clear()
     here, there = multiprocessing.Pipe()
     child = multiprocessing.get_context("fork").Process(target=_child, args=(there,))
@@ -170,70 +172,47 @@ def test_a_forked_child_leaves_alone_what_is_its_parents(monkeypatch: pytest.Mon
         child.join(SECONDS)
     assert child.exitcode == 0
     # And in the parent all is as it was.
-    assert len(_order.KEEPER) >= 4
-    monkeypatch.setattr(_order.KEEPER, "_kept", type(_order.KEEPER._kept)())
-
-
-class Streams:
-    """As much of a library as order asks for."""
-
-    def __init__(self, foreign: bool, **named: int | None) -> None:
-        self.foreign, self.named = foreign, named
-
-    def named_stream(self, array: str) -> int | None:
-        return self.named.get(array)
-
-    def stream(self, device: Any, array: str) -> int:
-        return self.named.get(array) or 0
+    assert len(_streams.KEEPER) >= 4
+    monkeypatch.setattr(_streams.KEEPER, "_kept", type(_streams.KEEPER._kept)())
 
 
 @pytest.fixture
 def ordered(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What the driver is asked for."""
     asked: list[Any] = []
-    monkeypatch.setattr(_order, "order", lambda *streams: asked.append(streams))
-    monkeypatch.setattr(_order, "is_capturing", lambda stream: stream == 99)
+    monkeypatch.setattr(_streams, "order", lambda *streams: asked.append(streams))
+    monkeypatch.setattr(_streams, "is_capturing", lambda stream: stream == 99)
     monkeypatch.setattr(
-        _order, "Event", lambda *place: asked.append(("event", *place)) or SimpleNamespace(is_done=lambda: False)
+        _streams, "Event", lambda *place: asked.append(("event", *place)) or SimpleNamespace(is_done=lambda: False)
     )
-    monkeypatch.setattr(_order, "KEEPER", Keeper())
+    monkeypatch.setattr(_streams, "KEEPER", Keeper())
     return asked
 
 
+CUDA = Device("cuda", 1)
+
+
 def test_streams_wait_for_each_other_before_and_after(ordered: list[Any]) -> None:
-    cuda = SimpleNamespace(kind="cuda", ordinal=1)
     # As with Numba's arrays: mu names the stream of the kernel, sigma and out others.
-    library: Any = Streams(False, mu=7, sigma=8, out=9)
-    others = _order.before_launch(library, library, ("mu", "sigma", "out"), (), cuda, 7)
+    others = _streams.order_before([7, 8, 9], CUDA, 7)
     assert others == {8, 9}
     assert sorted(ordered) == [(8, 7, 1), (9, 7, 1)]
     ordered.clear()
-    _order.after_launch(False, object(), others, cuda, 7)
+    _streams.order_after(others, CUDA, 7)
     assert sorted(ordered) == [(7, 8, 1), (7, 9, 1)]
-    assert len(_order.KEEPER) == 0
+    assert len(_streams.KEEPER) == 0
     ordered.clear()
-    # One that names none is taken as it is.
-    library = Streams(False, mu=7, out=None)
-    assert _order.before_launch(library, library, ("mu", "sigma", "out"), (), cuda, 7) == set()
-    # Foreign arrays count where those are that they were made to be, too.
-    caller: Any = Streams(True, sigma=8)
-    others = _order.before_launch(caller, Streams(False, sigma=5), ("mu", "sigma"), ("mu", "sigma"), cuda, 7)
-    assert others == {8, 5, 0}
-    host = SimpleNamespace(kind="cpu", ordinal=0)
-    ordered.clear()
-    assert _order.before_launch(caller, caller, ("mu", "sigma"), ("mu",), host, 0) == set()
-    _order.after_launch(True, object(), set(), host, 0)
+    # Arrays that name no stream need no order.
+    assert _streams.order_before([7, None, None], CUDA, 7) == set()
     assert ordered == []
 
 
-def test_only_foreign_arrays_are_kept_and_none_in_a_capture(ordered: list[Any]) -> None:
-    cuda, arrays = SimpleNamespace(kind="cuda", ordinal=1), Kept()
-    _order.after_launch(False, arrays, set(), cuda, 7)
-    assert (len(_order.KEEPER), ordered) == (0, [])
-    _order.after_launch(True, arrays, set(), cuda, 99)
-    assert (len(_order.KEEPER), ordered) == (0, [])
-    _order.after_launch(True, arrays, set(), cuda, 7)
-    assert (len(_order.KEEPER), ordered) == (1, [("event", 7, 1)])
+def test_arrays_are_kept_but_not_in_a_capture(ordered: list[Any]) -> None:
+    arrays = Kept()
+    _streams.keep_until_done(arrays, CUDA, 99)
+    assert (len(_streams.KEEPER), ordered) == (0, [])
+    _streams.keep_until_done(arrays, CUDA, 7)
+    assert (len(_streams.KEEPER), ordered) == (1, [("event", 7, 1)])
 
 
 # --- Producers and consumers on streams of their own --------------------------------------------------
@@ -281,7 +260,7 @@ def on_current_stream(memory: Any, result: Any) -> Any:
     if memory.name != "numba":
         return result
     named = result.__cuda_array_interface__["stream"] or 0
-    multisample._cuda_driver.order(named, int(memory.current or 0), 0)
+    cuda_driver.order(named, int(memory.current or 0), 0)
     return result.bind(memory.current)
 
 
@@ -435,13 +414,13 @@ def test_memory_is_kept_until_the_kernel_has_run_and_no_longer(to: str, protocol
         hold_up(consumer, protocol == "dlpack", CYCLES)
         # Numba has no current stream: the kernel runs on the one that mu names.
         alive = draw(int(stream) if protocol == "interface" and to == "numba" else None)
-        is_done, _ = _order.KEEPER._kept[-1]
+        is_done, _ = _streams.KEEPER._kept[-1]
         assert not is_done(), "the call waited for the device"
         gc.collect()
         assert all(reference() for reference in alive)
         consumer.synchronize()
         assert is_done()
-        for _ in range(2 + len(_order.KEEPER)):
+        for _ in range(2 + len(_streams.KEEPER)):
             draw()
         gc.collect()
         assert not any(reference() for reference in alive)
@@ -449,7 +428,7 @@ def test_memory_is_kept_until_the_kernel_has_run_and_no_longer(to: str, protocol
         for _ in range(300):
             draw()
             consumer.synchronize()
-        assert len(_order.KEEPER) <= 2 * _order._LOOKS
+        assert len(_streams.KEEPER) <= 2 * _streams._LOOKS
 
 
 # --- JAX ----------------------------------------------------------------------------------------------
@@ -580,10 +559,10 @@ def test_foreign_tensors_can_be_captured_with_out(bits: ToArray) -> None:
         draw()
     torch.cuda.current_stream().wait_stream(stream)
     torch.cuda.synchronize()
-    kept, graph = len(_order.KEEPER), torch.cuda.CUDAGraph()
+    kept, graph = len(_streams.KEEPER), torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         draw()
-    assert len(_order.KEEPER) == kept
+    assert len(_streams.KEEPER) == kept
     for value in (1.0, 5.0):
         mu.fill_(value)
         out.zero_()

@@ -10,11 +10,14 @@ from __future__ import annotations
 import email
 import email.message
 import json
+import os
+import re
 import shutil
 import sys
 import sysconfig
 import tarfile
-from collections.abc import Iterable
+import venv
+import zipfile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,7 +26,7 @@ import pytest
 from installations import ROOT, contents, copy_checkout, install, run
 
 import multisample
-from multisample.backends import csrc_files
+from multisample.backends.native import csrc_files
 
 USE = """
 import importlib.util, json
@@ -50,7 +53,7 @@ sys.modules.update(dict.fromkeys(libraries))
 import multisample
 import json
 assert not {"numba", "cuda"} & set(sys.modules)
-from multisample.backends import csrc_files
+from multisample.backends.native import csrc_files
 statuses = multisample.backends()
 assert not any(map(sys.modules.get, libraries))
 print(json.dumps({
@@ -67,6 +70,9 @@ import sys
 import build
 build.ProjectBuilder(sys.argv[1]).build("editable", sys.argv[2])
 """
+
+
+PACKAGE = Path(multisample.__file__).parent
 
 
 class Distributions(NamedTuple):
@@ -104,13 +110,13 @@ def metadata(wheel: Path) -> email.message.Message:
     return email.message_from_bytes(contents(wheel)[name])
 
 
-def sources(folder: str, suffixes: Iterable[str]) -> set[str]:
-    return {name for name in files(ROOT / folder) if Path(name).suffix in suffixes}
-
-
 def files(folder: Path) -> dict[str, bytes]:
-    """Everything in a folder but what Python and editors leave there."""
-    paths = {path.relative_to(folder): path for path in folder.rglob("*") if path.is_file()}
+    """Everything in a folder, and where links lead, but what Python and editors leave there."""
+    paths = {
+        Path(root, name).relative_to(folder): Path(root, name)
+        for root, _, names in os.walk(folder, followlinks=True)
+        for name in names
+    }
     return {
         name.as_posix(): path.read_bytes()
         for name, path in paths.items()
@@ -127,15 +133,13 @@ def test_the_wheel_has_one_top_level_package(distributions: Distributions) -> No
 
 
 def test_the_wheel_has_every_source_where_it_belongs(distributions: Distributions) -> None:
-    expected = {f"multisample/{name}" for name in sources("multisample", [".py", ".md", ".typed"])}
-    expected |= {f"multisample/backends/{name}" for name in sources("backends", [".py"])}
-    expected |= {f"multisample/csrc/{name}" for name in files(ROOT / "csrc")}
+    expected = {f"multisample/{name}" for name in files(PACKAGE)} - {"multisample/backends/native/wheel_hook.py"}
     assert {"multisample/py.typed", "multisample/STREAM.md", "multisample/backends/contract.py"} <= expected
     assert {"multisample/csrc/torch_cpu.cpp", "multisample/csrc/sample_kernel.cuh"} <= expected
     found = contents(distributions.wheel)
     assert {name for name in found if name.startswith("multisample/")} == expected
-    assert found["multisample/STREAM.md"] == (ROOT / "multisample" / "STREAM.md").read_bytes()
-    assert found["multisample/backends/cpu.py"] == (ROOT / "backends" / "cpu.py").read_bytes()
+    for name in ("STREAM.md", "backends/cpu.py", "csrc/words.h"):
+        assert found[f"multisample/{name}"] == (PACKAGE / name).read_bytes()
 
 
 def test_the_editable_wheel_has_nothing_but_the_way_to_the_checkout(distributions: Distributions) -> None:
@@ -151,8 +155,18 @@ def test_a_wheel_from_the_sdist_is_the_same(distributions: Distributions) -> Non
 def test_the_sdist_has_what_is_needed_to_build_it(distributions: Distributions) -> None:
     with tarfile.open(distributions.sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    assert {"pyproject.toml", "README.md", "LICENSE", "backends/cpu.py", "multisample/STREAM.md"} <= names
-    assert {f"csrc/{name}" for name in files(ROOT / "csrc")} <= names
+    assert {"pyproject.toml", "README.md", "LICENSE", ".ci/run", ".clang-format"} <= names
+    assert {f"multisample/{name}" for name in files(PACKAGE)} <= names
+    assert {
+        f"{folder}/{name}" for folder in ("tests", "bench") for name in files(distributions.source / folder)
+    } <= names
+
+
+def test_the_sdist_has_each_file_once(distributions: Distributions) -> None:
+    with tarfile.open(distributions.sdist) as archive:
+        assert all(member.isfile() or member.isdir() for member in archive)
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert not {name for name in names if name.startswith(("backends", "csrc"))}
 
 
 def test_the_metadata_says_what_is_needed(distributions: Distributions) -> None:
@@ -164,7 +178,9 @@ def test_the_metadata_says_what_is_needed(distributions: Distributions) -> None:
     assert found.get_payload() == (ROOT / "README.md").read_text(encoding="utf-8")
     required = [line.partition(";")[0] for line in found.get_all("Requires-Dist", []) if "extra ==" not in line]
     assert sorted(line.rstrip("0123456789.").rstrip("<>=~ ") for line in required) == ["numba", "numpy"]
-    assert 'ninja; extra == "torch"' in found.get_all("Requires-Dist", [])
+    assert "ninja; extra == 'torch'" in found.get_all("Requires-Dist", [])
+    platforms = [line for line in found.get_all("Classifier", []) if line.startswith("Operating System")]
+    assert platforms == ["Operating System :: MacOS", "Operating System :: POSIX :: Linux"]
     extras = {"torch", "cupy", "cupy13", "numba-cuda12", "numba-cuda13", "tetris", "test", "bench"}
     assert extras <= set(found.get_all("Provides-Extra", []))
 
@@ -199,14 +215,15 @@ def installation(
     package = packages / "multisample"
     folders = {"multisample": package, "backends": package / "backends", "csrc": package / "csrc"}
     if is_editable:
-        folders = {name: distributions.source / name for name in folders}
+        link = distributions.source / ".editable" / "multisample"
+        folders = {"multisample": link, "backends": link / "backends", "csrc": link / "csrc"}
     return Installation(python, packages, elsewhere, folders)
 
 
 @pytest.fixture(scope="session")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Where what one installation compiles is kept."""
-    return {"NUMBA_CACHE_DIR": str(tmp_path_factory.mktemp("compiled"))}
+    return {"MULTISAMPLE_CACHE_DIR": str(tmp_path_factory.mktemp("compiled"))}
 
 
 def test_what_was_installed_draws_the_same_from_another_folder(
@@ -222,16 +239,15 @@ def test_what_was_installed_draws_the_same_from_another_folder(
     assert not found["backends"]
     # __pycache__, and how an editable installation leads to the checkout.
     installed = {path.name for path in installation.packages.iterdir() if not path.name.startswith("__")}
+    is_copy = installation.folders["multisample"].is_relative_to(installation.packages)
     expected = {"lent.pth", f"multisample-{multisample.__version__}.dist-info"}
-    if installation.folders["multisample"].is_relative_to(installation.packages):
-        expected.add("multisample")
-    assert installed == expected
+    assert installed == expected | {"multisample" if is_copy else "_multisample.pth"}
 
 
 def test_what_was_installed_has_the_sources_that_are_compiled_on_first_use(installation: Installation) -> None:
     found = json.loads(run(installation.python, "-c", WITHOUT_LIBRARIES, folder=installation.elsewhere))
     assert Path(found["csrc"]) == installation.folders["csrc"]
-    assert files(Path(found["csrc"])) == files(ROOT / "csrc")
+    assert files(Path(found["csrc"])) == files(PACKAGE / "csrc")
     assert found["digest"] == csrc_files.digest()
 
 
@@ -260,3 +276,61 @@ def test_what_was_installed_has_its_command(installation: Installation) -> None:
     assert "sample" in text
     text = run(installation.python, "-m", "multisample", "--version", folder=installation.elsewhere)
     assert text.split() == ["multisample", multisample.__version__]
+
+
+# --- The tests of an sdist ------------------------------------------------------------------------
+
+
+def test_the_tests_of_an_sdist_run(distributions: Distributions, tmp_path: Path) -> None:
+    with tarfile.open(distributions.sdist) as archive:
+        archive.extractall(tmp_path, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
+    (unpacked,) = tmp_path.iterdir()
+    # README.md leads to results, which copy_checkout leaves out.
+    (unpacked / "bench" / "results").symlink_to(ROOT / "bench" / "results")
+    run(sys.executable, "-c", BUILD_EDITABLE, unpacked, tmp_path / "editable", folder=tmp_path)
+    (editable,) = (tmp_path / "editable").glob("*.whl")
+    python, _ = install(editable, tmp_path)
+    imported = run(python, "-c", "import multisample; print(multisample.__file__)", folder=tmp_path).strip()
+    assert Path(imported).is_relative_to(unpacked)
+    chosen = ("tests/test_dispatch.py", "tests/test_docs.py", "-k", "dispatch or documents or links or names")
+    text = run(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen, folder=unpacked)
+    passed = re.search(r"^(\d+) passed", text, re.MULTILINE)
+    assert passed is not None and int(passed[1]) > 50, text
+
+
+# --- Types ----------------------------------------------------------------------------------------
+
+TYPED_USER, TYPED_TORCH_USER = (ROOT / "tests" / name for name in ("typed_user.py", "typed_torch_user.py"))
+
+
+@pytest.fixture(scope="session")
+def mypy_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One for all installations: mypy takes most of its time for PyTorch, which is the same in all."""
+    return tmp_path_factory.mktemp("mypy")
+
+
+def check_types(*scripts: Path, python: Path, cache: Path, folder: Path) -> None:
+    """Run mypy --strict as a user of the environment of `python`; any error is a failure."""
+    copies = [shutil.copy(script, folder) for script in scripts]
+    run(
+        sys.executable, "-m", "mypy", "--strict", "--config-file=", "--python-executable", python,
+        "--cache-dir", cache, *copies, folder=folder,
+    )  # fmt: skip
+
+
+def test_what_was_installed_has_types_for_its_users(installation: Installation, mypy_cache: Path) -> None:
+    check_types(
+        TYPED_USER, TYPED_TORCH_USER, python=installation.python, cache=mypy_cache, folder=installation.elsewhere
+    )
+
+
+def test_types_do_not_depend_on_array_libraries(distributions: Distributions, mypy_cache: Path, tmp_path: Path) -> None:
+    packages = tmp_path / "packages"
+    with zipfile.ZipFile(distributions.wheel) as archive:
+        archive.extractall(packages)
+    (packages / "numpy").symlink_to(Path(np.__file__).parent)
+    venv.create(tmp_path / "environment", with_pip=False)
+    python = tmp_path / "environment" / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+    site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", folder=tmp_path).strip())
+    (site / "packages.pth").write_text(str(packages))
+    check_types(TYPED_USER, python=python, cache=mypy_cache, folder=tmp_path)

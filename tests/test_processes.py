@@ -19,14 +19,14 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import multisample
-from multisample import Generator, _generator, sample
+from multisample import Generator, sample
+from multisample._randomness import generator as _generator
 from multisample.backends import worker_pool
 from reference import stream
 
@@ -439,70 +439,6 @@ def test_matrices_can_be_drawn_while_the_interpreter_exits(before: list[int]) ->
     assert drawn == [digest(draw(n, seed=3)) for n in before + sizes]
 
 
-# --- Compiled code on disk ------------------------------------------------------------------------
-
-DRAW = """
-import hashlib
-import numpy as np
-from multisample import sample
-
-mu, sigma = np.array([0, 10, -5], np.float32), np.array([1, 0.5, 2], np.float32)
-print(hashlib.sha256(sample(mu, sigma, 5, seed=3).tobytes()).hexdigest())
-"""
-
-
-def test_processes_that_begin_together_without_compiled_code_draw_the_same(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", DRAW]
-    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
-    processes = [
-        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for _ in range(8)
-    ]
-    try:
-        for process in processes:
-            output, error = process.communicate(timeout=DEADLINE)
-            assert process.returncode == 0, error
-            assert output.strip() == digest(draw(5, seed=3))
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    assert list(tmp_path.rglob("*.nbi")), "nothing was kept for the next process"
-
-
-def test_a_cache_folder_that_cannot_be_made_is_done_without(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    output = run_python(DRAW, NUMBA_CACHE_DIR=str(tmp_path / "file" / "folder"))
-    assert output.strip() == digest(draw(5, seed=3))
-
-
-# As root one may write anywhere: what an installation that only root may write to answers is played.
-NOWHERE_TO_WRITE = """
-import numba.core.caching as caching
-from numba import njit
-
-def refuse(self):
-    raise PermissionError("read-only")
-
-locators = caching._CacheLocator.__subclasses__()
-while locators:
-    locator = locators.pop()
-    locators += locator.__subclasses__()
-    if hasattr(locator, "ensure_cache_path"):
-        locator.ensure_cache_path = refuse
-try:
-    njit(cache=True)(lambda: 0)
-except RuntimeError:
-    pass
-else:
-    raise SystemExit("Numba found a place to write to")
-"""
-
-
-def test_an_installation_without_a_place_to_write_to_compiles_each_time() -> None:
-    assert run_python(NOWHERE_TO_WRITE + DRAW).strip() == digest(draw(5, seed=3))
-
-
 # --- Import ---------------------------------------------------------------------------------------
 
 IMPORTED = """
@@ -539,6 +475,45 @@ def test_drawing_with_numpy_imports_no_other_array_library() -> None:
     modules = json.loads(run_python(code).splitlines()[-1])
     assert "numba" in modules
     assert not {"torch", "cupy", "jax"} & set(modules)
+
+
+def test_submodules_are_imported_on_first_use() -> None:
+    code = """
+import sys
+import multisample
+submodules = ("cem", "tetris", "torch")
+assert not {f"multisample.{name}" for name in submodules} & set(sys.modules)
+assert {"sample", *submodules} <= set(dir(multisample))
+assert not {f"multisample.{name}" for name in submodules} & set(sys.modules)
+print(multisample.cem.minimize.__name__, multisample.tetris.play.__name__, multisample.torch.Normal.__name__)
+assert {f"multisample.{name}" for name in submodules} <= set(sys.modules)
+try:
+    multisample.nothing
+except AttributeError as error:
+    print(error)
+"""
+    names, error = run_python(code).splitlines()
+    assert names == "minimize play Normal"
+    assert error == "module 'multisample' has no attribute 'nothing'"
+
+
+def test_without_pytorch_its_submodule_says_what_to_install() -> None:
+    code = """
+import sys
+sys.modules["torch"] = None
+import multisample
+for touch in ("multisample.torch", "import multisample.torch", "from multisample import torch"):
+    try:
+        exec(touch)
+    except ImportError as error:
+        print(error)
+assert "torch" not in dir(multisample)
+help(multisample)
+"""
+    message = "multisample.torch needs PyTorch: pip install 'torch>=2.11' ninja setuptools"
+    lines = run_python(code).splitlines()
+    assert lines[:3] == [message] * 3
+    assert any("Draw vectors from a normal distribution" in line for line in lines[3:])
 
 
 def test_a_draw_in_a_fresh_interpreter_is_the_streams() -> None:

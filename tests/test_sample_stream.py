@@ -683,7 +683,7 @@ def test_a_machine_without_vectors_and_fused_multiply_add_draws_the_same_bits(tm
         **os.environ,
         "NUMBA_CPU_NAME": "generic",
         "NUMBA_CPU_FEATURES": "",
-        "NUMBA_CACHE_DIR": str(tmp_path),
+        "MULTISAMPLE_CACHE_DIR": str(tmp_path),
     }
     done = subprocess.run(
         [sys.executable, "-c", PLAIN_MACHINE, str(Path(__file__).parent)],

@@ -107,6 +107,14 @@ def test_an_older_run_is_not_overwritten(run: Any, folder: Path) -> None:
     assert Path("tetris/state.json").read_bytes() == before
 
 
+def test_a_state_that_is_nested_without_end_is_one_line(run: Any, folder: Path) -> None:
+    Path("tetris").mkdir()
+    Path("tetris/state.json").write_text("[" * 100_000)
+    done = run("--resume")
+    assert done.code == 1
+    assert re.fullmatch(r"multisample: error: tetris/state\.json: not a saved state of learning \([^\n]*\)\n", done.err)
+
+
 @pytest.mark.parametrize(
     ("options", "code", "message"),
     [

@@ -118,33 +118,72 @@ def test_without_any_spread_it_ends() -> None:
     assert "collapsed in iteration 1" in learner.ended
 
 
+def changed(*path: str, to: Any) -> Any:
+    """A function that puts `to` in the place of what a state has there."""
+
+    def change(state: Any) -> Any:
+        inner = state
+        for name in path[:-1]:
+            inner = inner[name]
+        inner[path[-1]] = to
+        return state
+
+    return change
+
+
 @pytest.mark.parametrize(
-    "change",
+    ("change", "message"),
     [
-        lambda state: [],
-        lambda state: {**state, "version": 2},
-        lambda state: {name: value for name, value in state.items() if name != "cem"},
-        lambda state: {**state, "settings": {**state["settings"], "height": 99}},
-        lambda state: {**state, "settings": {**state["settings"], "depth": 2}},
-        lambda state: {**state, "history": [{"mean": 1.0}]},
-        lambda state: {**state, "cem": {**state["cem"], "mu": [1.0]}},
-        lambda state: {**state, "cem": {**state["cem"], "seed": "seven"}},
-        lambda state: {**state, "cem": {**state["cem"], "seed": -1}},
+        (lambda state: [], r"state: expected version, settings, history, cem, got \[\]"),
+        (changed("version", to=2), "version: expected 1, got 2"),
+        (changed("more", to=2), "state: expected version, settings, history, cem, got"),
+        (lambda state: {name: value for name, value in state.items() if name != "cem"}, "state: expected version,"),
+        (changed("settings", to=None), "settings: expected features, seed, n, .* got None"),
+        (changed("settings", "height", to=99), "height: expected"),
+        (changed("settings", "depth", to=2), "settings: expected features, seed, n,"),
+        (changed("settings", "seed", to=None), "seed: expected an integer, got None"),
+        (changed("settings", "seed", to=8), "cem: expected seed 8, as in settings and history, got 7"),
+        (changed("settings", "sigma", to=[1.0] * 8), r"sigma: expected a finite number of at least 0, got \[1.0"),
+        (changed("settings", "noise", to=True), "noise: expected a finite number of at least 0, got True"),
+        (changed("history", to={}), "history: expected a list, got {}"),
+        (changed("history", to=[]), "cem: expected told 0, as in settings and history, got 1"),
+        (changed("history", to=[{"mean": 1.0}]), "history: expected mean, best, sigma, pieces, seconds, got"),
+        (changed("history", to=[[1]]), r"history: expected mean, best, sigma, pieces, seconds, got \[1\]"),
+        *(
+            (lambda state, name=name, value=value: changed("history", to=[{**state["history"][0], name: value}])(state),
+             f"{name}: expected")
+            for name in ("mean", "best", "sigma", "pieces", "seconds")
+            for value in ("1", None, float("nan"), -1.0)
+        ),
+        (changed("cem", to=7), "cem: expected mu, sigma, x, history, told, seed, offset, got 7"),
+        (changed("cem", "mu", to=[1.0]), r"state\['mu'\]: expected shape \(8,\), got \(1,\)"),
+        (changed("cem", "mu", to=["1"] * 8), r"state\['mu'\]: expected numbers"),
+        (changed("cem", "mu", to=[float("nan")] * 8), r"state\['mu'\]: expected finite numbers"),
+        (changed("cem", "sigma", to=[-1.0] * 8), r"state\['sigma'\]: expected finite numbers of at least 0"),
+        (changed("cem", "seed", to="seven"), r"state\['seed'\]: expected numbers, got 'seven'"),
+        (changed("cem", "seed", to=-1), r"state\['seed'\]: expected 0 <="),
+        (changed("cem", "told", to=0), r"state\['told'\]: expected 1, .* got 0"),
+        (changed("cem", "offset", to=3), "cem: expected offset 1, as in settings and history, got 3"),
     ],
-)
-def test_other_files_are_refused(tmp_path: Path, change: Any) -> None:
+)  # fmt: skip
+def test_other_files_are_refused(tmp_path: Path, change: Any, message: str) -> None:
     path = tmp_path / "state.json"
     learnt(QUICK, 1).save(path)
     path.write_text(json.dumps(change(json.loads(path.read_text()))))
-    with pytest.raises(ValueError, match=r"state\.json: not a saved state of learning"):
+    with pytest.raises(ValueError, match=rf"state\.json: not a saved state of learning \({message}"):
         Learner.load(path)
-    path.write_bytes(b"\xff{")
+
+
+@pytest.mark.parametrize("content", [b"\xff{", b"", b"{", b"[" * 100_000, b'{"version": ' * 100_000])
+def test_other_files_than_json_are_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "state.json"
+    path.write_bytes(content)
     with pytest.raises(ValueError, match=r"state\.json: not a saved state of learning"):
         Learner.load(path)
 
 
 @pytest.mark.parametrize(
-    ("changed", "message"),
+    ("different", "message"),
     [
         ({"features": "some"}, "features: expected 'dellacherie' or 'bertsekas'"),
         ({"seed": -1}, "seed: expected"),
@@ -159,6 +198,6 @@ def test_other_files_are_refused(tmp_path: Path, change: Any) -> None:
         ({"noise_step": -1.0}, "noise_step: expected"),
     ],
 )
-def test_wrong_settings(changed: dict[str, Any], message: str) -> None:
+def test_wrong_settings(different: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Learner(Settings(**changed))
+        Learner(Settings(**different))

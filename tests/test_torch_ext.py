@@ -23,7 +23,8 @@ import pytest
 import torch
 
 import multisample
-from multisample.backends import registry, torch_ext_build
+from multisample.backends import registry
+from multisample.backends.native import libraries
 
 Array = np.ndarray[Any, Any]
 
@@ -151,17 +152,14 @@ def test_a_torch_that_is_missing_or_too_old_is_a_reason(monkeypatch: pytest.Monk
 
 
 def test_auto_goes_on_to_cpu_where_the_build_fails(
-    monkeypatch: pytest.MonkeyPatch, bits: Callable[[Any], Array]
+    monkeypatch: pytest.MonkeyPatch, bits: Callable[[Any], Array], new_choices: None
 ) -> None:
-    from multisample import _dispatch
-
     def fail(*, retry: bool = False) -> Any:
         raise multisample.BackendUnavailableError("backend: 'torch_ext' could not be built: no such luck")
 
     backend = registry.find("torch_ext")
     monkeypatch.setattr(backend, "_cpu", None)
-    monkeypatch.setattr(torch_ext_build, "cpu_library", fail)
-    monkeypatch.setattr(_dispatch, "_chosen", {})
+    monkeypatch.setattr(libraries, "cpu_library", fail)
     mu, sigma = torch.zeros(3), torch.ones(3)
     got = multisample.sample(mu, sigma, 5, seed=1)
     assert np.array_equal(bits(got), bits(multisample.sample(mu, sigma, 5, seed=1, backend="cpu")))

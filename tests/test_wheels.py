@@ -31,20 +31,11 @@ from installations import ROOT, attempt, contents, copy_checkout, install, run
 import multisample
 from multisample import BackendUnavailableError
 from multisample.__main__ import main
-from multisample.backends import (
-    csrc_files,
-    platform_tag,
-    prebuilt,
-    registry,
-    torch_ext,
-    torch_ext_build,
-    wheel_libraries,
-)
+from multisample.backends import registry, torch_ext
+from multisample.backends.native import build, csrc_files, libraries, platform_tag, prebuilt, toolchain, wheels
 
 torch = pytest.importorskip("torch")
-needs_tools = pytest.mark.skipif(
-    bool(torch_ext_build.missing_tools()), reason="; ".join(torch_ext_build.missing_tools())
-)
+needs_tools = pytest.mark.skipif(bool(toolchain.missing_tools()), reason="; ".join(toolchain.missing_tools()))
 needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="the libraries of other systems are of other formats")
 
 # Draws from PyTorch tensors, and says which libraries did.
@@ -78,6 +69,10 @@ except multisample.BackendUnavailableError as error:
 """
 
 
+# Some that a wheel must have.
+PACKAGED = ("csrc/words.h", "csrc/torch_cpu.cpp", "backends/cpu.py", "backends/native/prebuilt.py", "STREAM.md")
+
+
 def build_wheel(folder: Path, asked: str, **environment: str) -> Path:
     source = copy_checkout(folder / "source")
     run(
@@ -102,7 +97,7 @@ class Installation(NamedTuple):
         )  # fmt: skip
 
     def libraries(self) -> list[Path]:
-        return sorted(self.package.glob("backends/prebuilt/*/*.so"))
+        return sorted(self.package.glob("backends/native/prebuilt/*/*.so"))
 
 
 @contextlib.contextmanager
@@ -157,11 +152,10 @@ def test_a_wheel_with_libraries_is_for_this_platform(wheel: Path) -> None:
     said = email.message_from_bytes(found[f"{about}/WHEEL"])
     assert said.get_all("Tag") == [tag[1]]
     assert said["Root-Is-Purelib"] == "false"
-    place = f"multisample/backends/prebuilt/{prebuilt.folder().name}"
+    place = f"multisample/backends/native/prebuilt/{prebuilt.folder().name}"
     assert set(libraries_of(wheel)) == {f"{place}/{prebuilt.cpu_file(name)}" for name in prebuilt.cpu_targets()}
     # They are there beside all sources, in which they are found again.
-    assert {f"multisample/csrc/{path.name}" for path in (ROOT / "csrc").glob("*.*")} <= found.keys()
-    assert {f"multisample/backends/{path.name}" for path in (ROOT / "backends").glob("*.py")} <= found.keys()
+    assert {f"multisample/{name}" for name in PACKAGED} <= found.keys()
 
 
 @needs_tools
@@ -199,7 +193,7 @@ def test_what_was_installed_draws_without_a_compiler(installation: Installation,
     targets = prebuilt.cpu_targets()
     number = targets.index(target)
     needed = set().union(*(prebuilt._FEATURES.get(name, set()) for name in targets[: number + 1]))
-    if not needed <= torch_ext_build._features():
+    if not needed <= toolchain.processor_features():
         pytest.skip(f"this processor is plainer than {target}")
     better = [path for path in installation.libraries() if path.name in map(prebuilt.cpu_file, targets[number + 1 :])]
     with moved_away(better, tmp_path / "better"):
@@ -208,7 +202,7 @@ def test_what_was_installed_draws_without_a_compiler(installation: Installation,
     assert found["status"].startswith("cpu (prebuilt")
     assert [Path(path).name for path in found["loaded"]] == [prebuilt.cpu_file(target)]
     assert Path(found["loaded"][0]).is_relative_to(installation.package)
-    assert not (installation.folder / "cache").exists()
+    assert not (installation.folder / "cache" / "torch_ext").exists()
 
 
 @needs_tools
@@ -232,9 +226,9 @@ def test_what_was_installed_does_not_load_libraries_of_other_sources(
 @needs_tools
 @needs_linux
 @pytest.mark.skipif(torch.version.cuda is None, reason="PyTorch is built without CUDA")
-@pytest.mark.skipif(torch_ext_build._cuda_home() is None, reason="there is no CUDA toolkit")
+@pytest.mark.skipif(toolchain.cuda_home() is None, reason="there is no CUDA toolkit")
 def test_a_wheel_with_a_cuda_library(tmp_path: Path) -> None:
-    count = torch_ext_build._device_count()
+    count = toolchain.device_count()
     capabilities = sorted({torch.cuda.get_device_capability(device) for device in range(count)})
     names = [f"{major}.{minor}" for major, minor in capabilities] or ["9.0"]
     wheel = build_wheel(tmp_path, "1", TORCH_CUDA_ARCH_LIST=";".join(names))
@@ -251,7 +245,7 @@ def test_a_wheel_with_a_cuda_library(tmp_path: Path) -> None:
     installation = Installation(python, packages / "multisample", tmp_path)
     found = json.loads(installation.run(USE, "cuda" if count else "cpu"))
     assert found["bits"] == expected_bits()
-    assert not (installation.folder / "cache").exists()
+    assert not (installation.folder / "cache" / "torch_ext").exists()
     if count:
         assert found["status"] == "cpu (prebuilt) and CUDA (prebuilt)"
         assert [Path(path).name for path in found["loaded"]][1:] == [cuda]
@@ -259,7 +253,13 @@ def test_a_wheel_with_a_cuda_library(tmp_path: Path) -> None:
 
 # --- What the build backend is asked for ----------------------------------------------------------
 
-HOOK = "import sys; sys.path.insert(0, 'csrc'); {before}; import wheel_backend; wheel_backend.build_wheel(sys.argv[1])"
+HOOK = """
+import sys
+sys.path.insert(0, "multisample/backends/native")
+{before}
+import wheel_hook
+wheel_hook._requested_kinds()
+"""
 
 
 @pytest.mark.parametrize(
@@ -270,13 +270,12 @@ HOOK = "import sys; sys.path.insert(0, 'csrc'); {before}; import wheel_backend; 
         ("cpu", "sys.modules.update(torch=None, numpy=None)", "MULTISAMPLE_PREBUILT=cpu: torch and numpy cannot be"),
     ],
 )
-def test_what_cannot_be_built_is_said(tmp_path: Path, asked: str, before: str, message: str) -> None:
+def test_what_cannot_be_built_is_said(asked: str, before: str, message: str) -> None:
     code = HOOK.format(before=before)
-    done = attempt(sys.executable, "-c", code, tmp_path / "wheels", folder=ROOT, MULTISAMPLE_PREBUILT=asked)
+    done = attempt(sys.executable, "-c", code, folder=ROOT, MULTISAMPLE_PREBUILT=asked)
     assert done.returncode == 1
     assert done.stderr.startswith(message)
     assert "Traceback" not in done.stderr
-    assert not (tmp_path / "wheels").exists()
 
 
 def test_a_wheel_without_the_libraries_that_were_asked_for_is_not_built(tmp_path: Path) -> None:
@@ -304,11 +303,11 @@ def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
         return 0, ""
 
     monkeypatch.setattr(prebuilt, "root", lambda: tmp_path / "prebuilt")
-    monkeypatch.setattr(torch_ext_build, "_compile", compile_nothing)
-    monkeypatch.setattr(torch_ext_build, "missing_tools", lambda: ())
-    monkeypatch.setattr(torch_ext_build, "cuda_reasons", lambda ahead_of_time: ())
-    monkeypatch.setattr(torch_ext_build, "missing_nvcc", lambda: ())
-    monkeypatch.setattr(wheel_libraries, "platform_tag", lambda libraries: f"for {len(libraries)}")
+    monkeypatch.setattr(build, "compile_library", compile_nothing)
+    monkeypatch.setattr(toolchain, "missing_tools", lambda: ())
+    monkeypatch.setattr(libraries, "cuda_reasons", lambda ahead_of_time: ())
+    monkeypatch.setattr(toolchain, "missing_nvcc", lambda: ())
+    monkeypatch.setattr(wheels, "platform_tag", lambda libraries: f"for {len(libraries)}")
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "")
@@ -318,7 +317,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
 def test_a_library_that_was_built_before_does_not_stand_in_for_nvcc(
     compiled: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(torch_ext_build, "missing_nvcc", lambda: ("nvcc not found: set CUDA_HOME",))
+    monkeypatch.setattr(toolchain, "missing_nvcc", lambda: ("nvcc not found: set CUDA_HOME",))
     assert main_of_libraries("cpu", "cuda") == 1
     assert "nvcc not found: set CUDA_HOME" in capsys.readouterr().err
     assert compiled == []
@@ -335,7 +334,7 @@ def test_what_is_compiled_into_a_wheel(compiled: list[Any], capsys: pytest.Captu
     }
     assert {architectures for _, architectures in compiled} == {"7.5;8.0;8.6;9.0+PTX"}
     for library, _ in compiled:
-        flags = [*library.flags, *library.flags_here]
+        flags = [*library.flags, *library.native_flags]
         assert "-march=native" not in flags
         assert "-DTORCH_TARGET_VERSION=0x020a000000000000" in flags
         assert library.is_portable
@@ -344,7 +343,7 @@ def test_what_is_compiled_into_a_wheel(compiled: list[Any], capsys: pytest.Captu
 
 
 def main_of_libraries(*kinds: str) -> int:
-    return wheel_libraries.main(kinds)
+    return wheels.main(str(prebuilt.root()), kinds)
 
 
 @pytest.mark.parametrize("names", ["7.5 9.0+PTX", "7.5;9.0+PTX"])
@@ -370,7 +369,7 @@ def test_architectures_that_are_no_numbers(
 def test_a_library_that_does_not_compile(
     compiled: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(torch_ext_build, "_compile", lambda *arguments: (1, "no such luck\n"))
+    monkeypatch.setattr(build, "compile_library", lambda *arguments: (1, "no such luck\n"))
     assert main_of_libraries("cpu") == 1
     told = capsys.readouterr()
     assert told.out == ""
@@ -428,11 +427,11 @@ def test_the_best_library_that_the_processor_runs(came: Callable[..., Path], fea
 
 
 def test_features_that_all_cores_have(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_ext_build, "_processor", lambda: "flags : sse2 avx avx2\nflags : sse2 avx")
-    assert torch_ext_build._features() >= {"sse2", "avx"}
-    assert "avx2" not in torch_ext_build._features()
-    monkeypatch.setattr(torch_ext_build, "_processor", lambda: "")
-    assert torch_ext_build._features() == set()
+    monkeypatch.setattr(toolchain, "processor", lambda: "flags : sse2 avx avx2\nflags : sse2 avx")
+    assert toolchain.processor_features() >= {"sse2", "avx"}
+    assert "avx2" not in toolchain.processor_features()
+    monkeypatch.setattr(toolchain, "processor", lambda: "")
+    assert toolchain.processor_features() == set()
 
 
 def test_nothing_came(came: Callable[..., Path]) -> None:
@@ -505,9 +504,9 @@ def test_one_of_several_cuda_libraries(came: Callable[..., Path]) -> None:
 
 @pytest.fixture
 def no_tools(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(torch_ext_build, "missing_tools", lambda: ("no tools",))
-    monkeypatch.setattr(torch_ext_build, "_cuda_home", lambda: None)
-    monkeypatch.setattr(torch_ext_build, "_failures", {})
+    monkeypatch.setattr(toolchain, "missing_tools", lambda: ("no tools",))
+    monkeypatch.setattr(toolchain, "cuda_home", lambda: None)
+    monkeypatch.setattr(libraries, "_failures", {})
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
@@ -546,19 +545,19 @@ def test_devices_are_asked_when_a_library_is_to_be_loaded(
     capability = [(7, 5)]
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability[0])
     monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_90"])
-    assert torch_ext_build.cuda_library() == place / file
-    assert torch_ext_build.is_built("cuda")
+    assert libraries.cuda_library() == place / file
+    assert libraries.is_built("cuda")
     capability[0] = (9, 0)
-    assert torch_ext_build.is_prebuilt("cuda")
-    assert not torch_ext_build.is_built("cuda")
+    assert libraries.is_prebuilt("cuda")
+    assert not libraries.is_built("cuda")
     with pytest.raises(BackendUnavailableError) as raised:
-        torch_ext_build.cuda_library()
+        libraries.cuda_library()
     reason = f"{file} does not run on devices of compute capability 9.0"
     assert f"could not be built: {reason}; no tools" in str(raised.value)
     # From now on that is known without asking.
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    assert not torch_ext_build.is_prebuilt("cuda")
-    assert reason in torch_ext_build.cuda_reasons()
+    assert not libraries.is_prebuilt("cuda")
+    assert reason in libraries.cuda_reasons()
 
 
 def test_what_does_not_fit_is_compiled_where_it_can_be(
@@ -568,13 +567,13 @@ def test_what_does_not_fit_is_compiled_where_it_can_be(
     _other_sources(monkeypatch)
 
     def compile_nothing(library: Any, needed: Any, folder: Path) -> tuple[int, str]:
-        (folder / torch_ext_build._place("cpu").name).write_text("a library")
+        (folder / libraries._place("cpu").name).write_text("a library")
         return 0, ""
 
-    monkeypatch.setattr(torch_ext_build, "missing_tools", lambda: ())
-    monkeypatch.setattr(torch_ext_build, "_compile", compile_nothing)
-    assert torch_ext_build.cpu_library() == torch_ext_build._place("cpu")
-    assert not torch_ext_build.is_prebuilt("cpu")
+    monkeypatch.setattr(toolchain, "missing_tools", lambda: ())
+    monkeypatch.setattr(build, "compile_library", compile_nothing)
+    assert libraries.cpu_library() == libraries._place("cpu")
+    assert not libraries.is_prebuilt("cpu")
 
 
 def test_the_build_command_has_nothing_to_build(

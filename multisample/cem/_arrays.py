@@ -15,7 +15,7 @@ import numpy as np
 
 from multisample.backends.contract import HostArray
 
-from .._libraries import Device, library_of
+from .._libraries import Device, described, library_of
 
 __all__ = ["Arrays", "arrays_like", "on_host"]
 
@@ -28,7 +28,7 @@ class Arrays:
     def __init__(self, like: Any, device: Device) -> None:
         self.xp: Any = np
         self.dtype = like.dtype
-        self.dtype_name = str(like.dtype).removeprefix("torch.")
+        self.dtype_name: Any = str(like.dtype).removeprefix("torch.")
         self.device = device
         self.real: Any = np.dtype(np.float64)
         """The widest type that the library computes with, for what is as wide as scores may be."""
@@ -180,8 +180,7 @@ def arrays_like(array: Any) -> Arrays:
     library = library_of("mu", array)
     if library.name not in _KNOWN:
         raise TypeError(
-            f"mu: expected an array of NumPy, PyTorch, CuPy or JAX, which compute with arrays, got one of"
-            f" {library.name}"
+            f"mu: expected an array of NumPy, PyTorch, CuPy or JAX, which compute with arrays, got {described(array)}"
         )
     arrays = _KNOWN[library.name](array, library.device("mu", array))
     if arrays.dtype_name not in ("float32", "float64"):

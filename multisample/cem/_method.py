@@ -7,20 +7,33 @@ import functools
 import math
 import numbers
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, TypedDict, overload
 
 import numpy as np
 
 from multisample.backends.contract import HostArray
 
 from .._arguments import checked_integer, describe
-from .._generator import WORD_64, Generator
-from .._libraries import library_of
-from .._operands import is_number
-from .._sample import COLUMNS as MOST_SAMPLES
-from .._sample import sample, seed_and_offset
+from .._libraries import is_number, library_of
+from .._plan import COLUMNS as MOST_SAMPLES
+from .._randomness.generator import WORD_64, Generator
+from .._randomness.source import source_of
+from .._sample import sample
+from .._typing import AnyArray, ArrayT, HostVector, Noise, Number, OwnArray, T, Tensor
 from ._arrays import arrays_like, on_host
 from ._refit import COLLAPSED, COLUMNS, CONVERGED, DIVERGED, RUNNING, UNSCORED, State, refit
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from .._typing import (
+        AdoptedCEMOptions,
+        AdoptedMinimizeOptions,
+        CEMOptions,
+        HostCEMOptions,
+        HostMinimizeOptions,
+        MinimizeOptions,
+    )
 
 __all__ = ["CEM", "CEMState", "Result", "minimize"]
 
@@ -42,7 +55,7 @@ class CEMState(TypedDict):
 
 
 @dataclasses.dataclass(frozen=True)
-class Result:
+class Result(Generic[ArrayT]):
     """What a run has come to, in the words of `scipy.optimize.OptimizeResult`.
 
     Attributes
@@ -73,10 +86,10 @@ class Result:
         "nonfinite", the number of scores that were NaN or infinite.
     """
 
-    x: Any
+    x: ArrayT
     fun: float
-    mu: Any
-    sigma: Any
+    mu: ArrayT
+    sigma: ArrayT
     nit: int
     nfev: int
     nonfinite: int
@@ -86,7 +99,7 @@ class Result:
     history: dict[str, HostArray] = dataclasses.field(repr=False)
 
 
-class CEM:
+class CEM(Generic[ArrayT]):
     """The cross-entropy method in two halves: `ask` for samples, `tell` their scores.
 
     For functions that `minimize` cannot call: those that are scored by other machines, by people, or in batches of
@@ -135,20 +148,48 @@ class CEM:
     True
     """
 
+    @overload
+    def __init__(
+        self: CEM[OwnArray],
+        mu: OwnArray | float,
+        sigma: OwnArray | float,
+        n: SupportsIndex,
+        **options: Unpack[CEMOptions],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: CEM[T], mu: Tensor[T] | float, sigma: Tensor[T] | float, n: SupportsIndex, **options: Unpack[CEMOptions]
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: CEM[HostArray],
+        mu: HostVector | Number,
+        sigma: HostVector | Number,
+        n: SupportsIndex,
+        **options: Unpack[HostCEMOptions],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: CEM[Any],
+        mu: HostVector | Number,
+        sigma: HostVector | Number,
+        n: SupportsIndex,
+        **options: Unpack[AdoptedCEMOptions],
+    ) -> None: ...
     def __init__(
         self,
         mu: Any,
         sigma: Any,
-        n: int,
+        n: SupportsIndex,
         *,
-        elite_frac: float = 0.1,
-        smoothing: float = 1.0,
+        elite_frac: Number = 0.1,
+        smoothing: Number = 1.0,
         noise_floor: Any = 0.0,
         bounds: tuple[Any, Any] | None = None,
-        tol: float | None = None,
+        tol: Number | None = None,
         backend: str = "auto",
-        seed: int | None = None,
-        noise: Literal["independent", "shared"] = "independent",
+        seed: SupportsIndex | None = None,
+        noise: Noise = "independent",
         antithetic: bool = False,
         fast_math: bool = False,
     ) -> None:
@@ -171,6 +212,8 @@ class CEM:
         none_of_them = sample(mu, sigma, 0, seed=0, validate=True, **self._options)
         self._arrays = arrays = arrays_like(none_of_them)
         self._d = int(none_of_them.shape[0])
+        if self._d == 0:
+            raise ValueError(f"{'sigma' if is_number(mu) else 'mu'}: expected at least one element, got none")
         caller = library_of("mu", sigma if is_number(mu) else mu)
         self._generator = _generator(seed, caller, arrays.device)
         with arrays.scope():
@@ -183,7 +226,7 @@ class CEM:
         self._history: list[HostArray] = []
         self._told = 0
 
-    def ask(self, out: Any = None) -> Any:
+    def ask(self, out: ArrayT | None = None) -> ArrayT:
         """Draw new samples.
 
         Parameters
@@ -203,7 +246,7 @@ class CEM:
         ValueError
             If `out` is not as the result has to be.
         """
-        samples = sample(
+        samples: ArrayT = sample(
             self._state.mu, self._state.sigma, self._n, out=out, generator=self._generator, **self._options
         )
         if self._bounds is not None:
@@ -211,7 +254,7 @@ class CEM:
                 samples = self._arrays.clipped(samples, *self._bounds)
         return samples
 
-    def tell(self, samples: Any, scores: Any) -> None:
+    def tell(self, samples: AnyArray, scores: AnyArray) -> None:
         """Refit mean and standard deviation to the samples with the lowest scores.
 
         Parameters
@@ -241,14 +284,16 @@ class CEM:
         self._told += 1
 
     @property
-    def mu(self) -> Any:
+    def mu(self) -> ArrayT:
         """The mean that `ask` draws around, on its device."""
-        return self._state.mu
+        mu: ArrayT = self._state.mu
+        return mu
 
     @property
-    def sigma(self) -> Any:
+    def sigma(self) -> ArrayT:
         """The standard deviation that `ask` draws with, on its device."""
-        return self._state.sigma
+        sigma: ArrayT = self._state.sigma
+        return sigma
 
     @property
     def status(self) -> int:
@@ -256,7 +301,7 @@ class CEM:
         self._fetch()
         return int(self._history[-1][-1]) if self._history else RUNNING
 
-    def result(self) -> Result:
+    def result(self) -> Result[ArrayT]:
         """What the run has come to until now; waits for the device.
 
         Returns
@@ -283,7 +328,7 @@ class CEM:
             history={**columns, "nonfinite": nonfinite},
         )
 
-    def _stopped(self) -> Result:
+    def _stopped(self) -> Result[ArrayT]:
         """The result of a run that the callback ended, if it had not ended by itself."""
         result = self.result()
         if result.status != RUNNING:
@@ -302,9 +347,9 @@ class CEM:
         Raises
         ------
         TypeError
-            If what is assigned has other names.
+            If what is assigned has other names, or anything but numbers.
         ValueError
-            If what is assigned has other shapes.
+            If what is assigned has other shapes, or is out of range. The object is then unchanged.
         """
         self._fetch()
         generator = self._generator.state
@@ -323,21 +368,36 @@ class CEM:
         names = CEMState.__annotations__.keys()
         if not isinstance(state, Mapping) or state.keys() != names:
             raise TypeError(f"state: expected a mapping with keys {', '.join(names)}, got {describe(state)}")
-        values = {name: np.asarray(state[name]) for name in names}
-        if not values["history"].size:  # Of which lists tell no columns.
-            values["history"] = np.empty((0, len(COLUMNS)))
-        rows = values["history"].shape[:1]
-        for name, value in values.items():
-            shape = {"history": (*rows, len(COLUMNS)), "told": (), "seed": (), "offset": ()}.get(name, (self._d,))
+        values = {name: _state_array(name, state[name]) for name in names}
+        history = values["history"] if values["history"].size else np.empty((0, len(COLUMNS)))
+        shapes = {"history": (*history.shape[:1], len(COLUMNS)), "told": (), "seed": (), "offset": ()}
+        for name, value in {**values, "history": history}.items():
+            shape = shapes.get(name, (self._d,))
             if value.shape != shape:
                 raise ValueError(f"state[{name!r}]: expected shape {shape}, got {value.shape}")
-        told = checked_integer("state['told']", values["told"][()], 0, WORD_64)
-        history = values["history"]
-        running = not len(history) or history[-1, -1] == RUNNING
+        _check_history(history, self._n)
+        told, seed, offset = (
+            checked_integer(f"state[{name!r}]", values[name][()], 0, end)
+            for name, end in (("told", WORD_64), ("seed", WORD_64), ("offset", WORD_64 + 1))
+        )
+        status = int(history[-1, -1]) if len(history) else RUNNING
+        # After the end, told goes on and history does not.
+        if told < len(history) or (told > len(history) and status == RUNNING):
+            raise ValueError(f"state['told']: expected {len(history)}, the number of rows of history, got {told}")
+        with np.errstate(over="ignore"):  # A number that is too large becomes infinite, and is reported below.
+            vectors = {name: values[name].astype(self._arrays.dtype_name) for name in ("mu", "sigma", "x")}
+        for name, vector in vectors.items():
+            if name == "x" and status == DIVERGED:  # The samples that were told may have been infinite.
+                continue
+            bad = np.flatnonzero(~(np.isfinite(vector) & (vector >= (0 if name == "sigma" else -math.inf))))
+            if bad.size:
+                accepted = "finite numbers of at least 0" if name == "sigma" else "finite numbers"
+                raise ValueError(f"state[{name!r}]: expected {accepted}, got {values[name][bad[0]]} at {bad[0]}")
         with self._arrays.scope():
-            mu, sigma, x = (self._arrays.put(values[name]) for name in ("mu", "sigma", "x"))
-            restored = State(mu, sigma, x, *self._put_score(history[:, 0].min(initial=math.inf), running))
-        self._generator.state = {"seed": values["seed"].item(), "offset": values["offset"].item(), "spawned": 0}
+            mu, sigma, x = map(self._arrays.put, vectors.values())
+            fun = history[:, 0].min(initial=math.inf)
+            restored = State(mu, sigma, x, *self._put_score(fun, status == RUNNING))
+        self._generator.state = {"seed": seed, "offset": offset, "spawned": 0}
         self._state, self._rows, self._history, self._told = restored, [], list(history), told
 
     def _converted(self, x: Any) -> Any:
@@ -434,26 +494,59 @@ class CEM:
         return f"{nit} iterations were made; the largest standard deviation, {sigma[-1]:.3g}, is above tol."
 
 
+# The overloads overlap in calls with two numbers, which raise.
+@overload
+def minimize(
+    f: Callable[[OwnArray], Any],
+    mu: OwnArray | float,
+    sigma: OwnArray | float,
+    n: SupportsIndex,
+    **options: Unpack[MinimizeOptions],
+) -> Result[OwnArray]: ...
+@overload
+def minimize(  # type: ignore[overload-overlap]
+    f: Callable[[T], Any],
+    mu: Tensor[T] | float,
+    sigma: Tensor[T] | float,
+    n: SupportsIndex,
+    **options: Unpack[MinimizeOptions],
+) -> Result[T]: ...
+@overload
+def minimize(
+    f: Callable[[HostArray], Any],
+    mu: HostVector | Number,
+    sigma: HostVector | Number,
+    n: SupportsIndex,
+    **options: Unpack[HostMinimizeOptions],
+) -> Result[HostArray]: ...
+@overload
+def minimize(
+    f: Callable[[Any], Any],
+    mu: HostVector | Number,
+    sigma: HostVector | Number,
+    n: SupportsIndex,
+    **options: Unpack[AdoptedMinimizeOptions],
+) -> Result[Any]: ...
 def minimize(
     f: Callable[[Any], Any],
     mu: Any,
     sigma: Any,
-    n: int,
+    n: SupportsIndex,
     *,
-    iterations: int = 100,
-    elite_frac: float = 0.1,
-    smoothing: float = 1.0,
+    iterations: SupportsIndex = 100,
+    elite_frac: Number = 0.1,
+    smoothing: Number = 1.0,
     noise_floor: Any = 0.0,
     bounds: tuple[Any, Any] | None = None,
-    tol: float | None = None,
-    callback: Callable[[CEM], Any] | None = None,
-    check_every: int | None = None,
+    tol: Number | None = None,
+    callback: Callable[[CEM[Any]], Any] | None = None,
+    check_every: SupportsIndex | None = None,
     backend: str = "auto",
-    seed: int | None = None,
-    noise: Literal["independent", "shared"] = "independent",
+    seed: SupportsIndex | None = None,
+    noise: Noise = "independent",
     antithetic: bool = False,
     fast_math: bool = False,
-) -> Result:
+) -> Result[Any]:
     """Minimise a function by the cross-entropy method, with normal samples of independent components.
 
     Each iteration draws `n` samples by `multisample.sample`, has `f` score them, and takes for the next mean and
@@ -598,11 +691,40 @@ def _vector(name: str, value: Any, d: int) -> HostArray:
         raise TypeError(f"{name}: expected numbers, got {describe(value)} ({error})") from error
 
 
-def _generator(seed: int | None, library: Any, device: Any) -> Generator:
+def _state_array(name: str, value: Any) -> HostArray:
+    """What a state has for `name`, as numbers."""
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"state[{name!r}]: expected numbers, got {describe(value)} ({error})") from error
+    # An integer of more than 64 bits is an object to NumPy.
+    if array.dtype.kind not in "fiu" and not (array.ndim == 0 and isinstance(array.item(), int)):
+        raise TypeError(f"state[{name!r}]: expected numbers, got {describe(value)}")
+    return array
+
+
+def _check_history(history: HostArray, n: int) -> None:
+    """ValueError unless a run with `n` samples can have had such iterations."""
+    best, _, threshold, sigma, nonfinite, status = history.T
+    is_last = np.arange(len(history)) == len(history) - 1
+    for column, valid in (
+        ("best", best > -math.inf),  # Infinite where no score was finite, and never NaN.
+        ("threshold", threshold > -math.inf),
+        ("sigma", (sigma >= 0) & (sigma < math.inf)),
+        ("nonfinite", (nonfinite >= 0) & (nonfinite <= n) & (nonfinite == np.floor(nonfinite))),
+        ("status", (status == RUNNING) | (is_last & np.isin(status, range(RUNNING, DIVERGED + 1)))),
+    ):
+        bad = np.flatnonzero(~valid)
+        if bad.size:
+            value = history[bad[0], COLUMNS.index(column)]
+            raise ValueError(f"state['history']: expected iterations of a run, got {column} {value} in row {bad[0]}")
+
+
+def _generator(seed: SupportsIndex | None, library: Any, device: Any) -> Generator:
     """A generator of that seed; or else of one that a call of `sample` without a seed would have had, made its own."""
     if seed is not None:
-        return Generator(seed)
-    parent_seed, offset = seed_and_offset(None, None, library, device)
+        return Generator(checked_integer("seed", seed, 0, WORD_64))
+    parent_seed, offset = source_of(None, library, device).take(None)
     parent = Generator(parent_seed)
     parent.state = {"seed": parent_seed, "offset": 0, "spawned": offset}
     return parent.spawn(1)[0]

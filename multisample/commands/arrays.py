@@ -12,9 +12,9 @@ import errno
 import os
 import secrets
 import shutil
+import stat
 import warnings
 import zipfile
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO, TypeAlias
@@ -61,18 +61,28 @@ def read_vector(name: str, text: str) -> Vector:
     if read is None:
         raise ValueError(f"{name}: expected a number or a .npy, .npz or .csv file, got {text!r}")
     try:
-        return read(path, name)
-    except (ValueError, EOFError, RuntimeError, csv.Error, zipfile.BadZipFile, zlib.error) as error:
-        # None of them names the file, and some have several lines.
-        raise ValueError(f"{path}: {' '.join(str(error).split())}") from error
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # NumPy warns before it raises.
+            return read(path, name)
+    except Exception as error:  # A damaged file raises almost anything, from OverflowError to tokenize.TokenError.
+        if isinstance(error, OSError) and error.filename:
+            raise
+        raise ValueError(f"{path}: {_one_line(error)}") from error
+
+
+def _one_line(error: Exception, limit: int = 300) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= limit else f"{text[:limit]}..."
 
 
 def _read_npy(path: Path, name: str) -> HostArray:
     # Not np.load, which takes a file that is no .npy for a pickle, and recommends to trust it. This refuses objects.
     try:
         return np.asarray(np.lib.format.open_memmap(path, mode="r"))
-    except ValueError as error:
-        raise ValueError(f"not a whole .npy file of numbers ({error})") from error
+    except OSError:
+        raise
+    except Exception as error:
+        raise ValueError(f"not a whole .npy file of numbers ({_one_line(error)})") from error
 
 
 def _read_npz(path: Path, name: str) -> HostArray:
@@ -97,10 +107,8 @@ def _read_csv(path: Path, name: str) -> list[float]:
         names = _header(file, name)
         if names and name not in names:
             raise ValueError(f"{expected}; got columns {_list_text(names)}")
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "loadtxt: input contained no data")
-            column = names.index(name) if names else None
-            table = np.loadtxt(file, delimiter=",", ndmin=2, quotechar='"', usecols=column)
+        column = names.index(name) if names else None
+        table = np.loadtxt(file, delimiter=",", ndmin=2, quotechar='"', usecols=column)
     if not names and table.size == 0:
         raise ValueError(f"{expected}; got an empty file")
     if not names and min(table.shape) != 1:
@@ -152,6 +160,8 @@ def check_output(output: Path, *, force: bool) -> None:
     """ValueError or OSError if `output` cannot be made."""
     if output.suffix.lower() != ".npy":
         raise ValueError(f"{output}: expected an output file that ends in .npy")
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        output.stat()  # OSError for a loop of links, for which resolve() raises RuntimeError.
     folder = output.resolve().parent
     if not folder.is_dir():
         raise OSError(errno.ENOENT, "there is no such folder", str(folder))
@@ -166,18 +176,26 @@ def check_output(output: Path, *, force: bool) -> None:
 def write_npy(
     output: Path, shape: tuple[int, int], dtype: np.dtype[Any], fill: Callable[[np.memmap[Any, Any]], None]
 ) -> None:
-    """Make the .npy file `output` of an array that `fill` fills; if anything stops it, all is as before."""
+    """Make the .npy file `output` of an array that `fill` fills; if anything stops it, all is as before.
+
+    A file that is replaced passes its permissions on.
+    """
     target = output.resolve()  # So that a link stays a link.
     # In the same folder, so that it can be put into place at a stroke.
     temporary = target.with_name(f".multisample-{secrets.token_hex(8)}.part")
     size = shape[0] * shape[1] * dtype.itemsize
+    mode = stat.S_IMODE(target.stat().st_mode) if target.exists() else None
     try:
         _check_space(target.parent, size)
+        # Nobody else may read what replaces a private file, while it is written either.
+        os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666 if mode is None else 0o600))
         mapped = np.lib.format.open_memmap(temporary, mode="w+", dtype=dtype, shape=shape)
         _reserve(temporary)
         fill(mapped)
         mapped.flush()
         del mapped  # Not every system renames an open file.
+        if mode is not None:
+            temporary.chmod(mode)
         temporary.replace(target)
     except OSError as error:
         # The temporary file's name would say nothing to whoever asked for `output`.

@@ -1,4 +1,4 @@
-"""The `build` command: what is compiled on first use otherwise, ahead of time, where somebody sees what goes wrong."""
+"""The `build` command: compiles ahead of time what the first calls would compile, and shows what goes wrong."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import argparse
 import time
 from typing import Any
 
-from multisample.backends import prebuilt, registry, torch_ext_build
+from multisample.backends import registry
+from multisample.backends.native import libraries, prebuilt
+from multisample.backends.native.build import LibraryKind
 
 __all__ = ["add_parser", "run"]
-
-_BUILT = "torch_ext"
 
 
 def add_parser(subparsers: Any) -> None:
@@ -18,36 +18,55 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "build",
         help="compile a backend ahead of time",
-        description="Compile a backend ahead of time, and keep the result on disk, in MULTISAMPLE_CACHE_DIR if set."
-        " For torch_ext: the CPU library, and the CUDA library where there is CUDA. The other backends have nothing"
-        " to build: they compile on first use.",
+        description="Compile a backend ahead of time, or every backend that can be, and keep the result on disk, in"
+        " MULTISAMPLE_CACHE_DIR if set; a library that is damaged there is compiled again. For cpu: all kernels. For"
+        " torch_ext: the CPU library, and the CUDA library where there is CUDA. cupy and numba compile each kernel on"
+        " first use.",
         allow_abbrev=False,
     )
-    parser.add_argument("backend", choices=sorted({_BUILT, *registry.names()}), help="the backend to build")
+    parser.add_argument("backend", nargs="?", choices=sorted(registry.names()), help="by default, all that can be")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Build the backend of `args`; 1, by way of an error, if it cannot be built."""
-    if args.backend != _BUILT:
-        print(f"{args.backend}: nothing to build: it compiles on first use")
-        return 0
-    _build("cpu")
-    reasons = torch_ext_build.cuda_reasons(ahead_of_time=True)
-    if reasons:
-        print(f"{_BUILT}, CUDA: not built: " + "; ".join(reasons))
-    else:
-        _build("cuda")
+    for name in [args.backend] if args.backend else registry.names():
+        reasons = () if args.backend else registry.find(name).status().reasons
+        if reasons:
+            print(f"{name}: not built: " + "; ".join(reasons))
+        elif name == "torch_ext":
+            _build_torch_ext()
+        elif name == "cpu":
+            _build_cpu()
+        else:
+            print(f"{name}: nothing to build: it compiles on first use")
     return 0
 
 
-def _build(kind: torch_ext_build.LibraryKind) -> None:
-    library = torch_ext_build.cpu_library if kind == "cpu" else torch_ext_build.cuda_library
-    had = torch_ext_build.is_built(kind)
+def _build_cpu() -> None:
+    from multisample.backends.cpu_kernels import compile_all
+
+    start = time.perf_counter()
+    kernels = compile_all()
+    print(f"cpu: {kernels} kernels are compiled, in {time.perf_counter() - start:.1f} s", flush=True)
+
+
+def _build_torch_ext() -> None:
+    _build_library("cpu")
+    reasons = libraries.cuda_reasons(ahead_of_time=True)
+    if reasons:
+        print("torch_ext, CUDA: not built: " + "; ".join(reasons))
+    else:
+        _build_library("cuda")
+
+
+def _build_library(kind: LibraryKind) -> None:
+    library = libraries.cpu_library if kind == "cpu" else libraries.cuda_library
+    had = libraries.is_built(kind)
     start = time.perf_counter()
     path = library(retry=True)
     if path.is_relative_to(prebuilt.root()):
         how = "came with the installation"
     else:
         how = "was built before" if had else f"built in {time.perf_counter() - start:.1f} s"
-    print(f"{_BUILT}, {kind.upper()}: {how}: {path}", flush=True)
+    print(f"torch_ext, {kind.upper()}: {how}: {path}", flush=True)

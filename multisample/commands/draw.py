@@ -19,8 +19,9 @@ from typing import Any, TextIO
 import numpy as np
 
 from multisample._arguments import checked_integer
-from multisample._dispatch import choose
-from multisample._sample import COLUMNS, sample
+from multisample._backends import choose
+from multisample._plan import COLUMNS
+from multisample._sample import sample
 
 from .arrays import Vector, check_output, read_vector, size_text, to_numpy, write_npy
 from .live_line import LiveLine

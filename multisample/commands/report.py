@@ -25,6 +25,10 @@ __all__ = ["add_parser", "run"]
 _D, _N = 2500, 1024
 _SEED = 7
 _REPEATS, _CALLS = 7, 5
+_NEXT = """
+Try next:
+  python -c "import multisample; print(multisample.sample([0, 10], [1, 0.5], 5, seed=7))"
+  python -m multisample sample --help"""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -54,8 +58,10 @@ def _status_table(statuses: Mapping[str, BackendStatus]) -> str:
     rows = [("backend", "available", "version", "device")]
     rows += [(name, "yes" if s.available else "no", s.version, s.device) for name, s in statuses.items()]
     heading, *lines = _columns(rows)
-    for line, status in zip(lines, statuses.values(), strict=True):
+    for line, (name, status) in zip(lines, statuses.items(), strict=True):
         heading += "\n" + line
+        if status.reasons and registry.find(name).device_kinds == ("cuda",):
+            heading += "\n    - runs on NVIDIA GPUs only"
         for reason in status.reasons:
             # A reason may end in a build log.
             heading += "\n    - " + reason.rstrip().replace("\n", "\n      ")
@@ -88,7 +94,10 @@ def _original_workload(names: Sequence[str]) -> int:
         else:
             rows.append((name, f"{seconds * 1e6:.0f} us", f"{size / seconds / 1e9:.3g}"))
     print("\n".join(_columns(rows) + failures))
-    return 1 if not _compare(results) or failures else 0
+    if not _compare(results) or failures:
+        return 1
+    print(_NEXT)
+    return 0
 
 
 def _timed(name: str, mu: HostArray, sigma: HostArray) -> tuple[float, HostArray]:
@@ -111,7 +120,7 @@ def _timed(name: str, mu: HostArray, sigma: HostArray) -> tuple[float, HostArray
 
 
 def _compare(results: Mapping[str, HostArray]) -> bool:
-    """Say whether all of `results` have the bits of the first."""
+    """Print whether all of `results` have the bits of the first; False if one differs, or there is none."""
     if not results:
         return False
     (first, expected), *others = results.items()
@@ -126,5 +135,5 @@ def _compare(results: Mapping[str, HostArray]) -> bool:
     elif others:
         print(f"\nsame bits: yes ({', '.join(results)})")
     else:
-        print(f"\nsame bits: yes ({first} alone: no other backend to compare with)")
+        print(f"\nsame bits: not compared, since {first} is the only backend that ran")
     return not differing

@@ -20,13 +20,13 @@ import dataclasses
 import json
 import numbers
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from multisample._arguments import check_choice, checked_integer
+from multisample._arguments import check_choice, checked_integer, describe
 from multisample.cem import CEM
 
 from .player import FEATURES, checked_height, play
@@ -34,6 +34,8 @@ from .player import FEATURES, checked_height, play
 __all__ = ["Iteration", "Learner", "Settings", "write_json"]
 
 _VERSION = 1
+
+Saved = TypeVar("Saved", "Settings", "Iteration")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,13 +77,12 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_choice("features", self.features, tuple(FEATURES))
+        checked_integer("seed", self.seed, 0, 1 << 64)
         checked_integer("games", self.games, 1, 1 << 31)
         checked_height(self.height)
         checked_integer("most_lines", self.most_lines, 1, 1 << 62)
-        for name in ("noise", "noise_step"):
-            value = getattr(self, name)
-            if not isinstance(value, numbers.Real) or not 0 <= float(value) < float("inf"):
-                raise ValueError(f"{name}: expected a finite number of at least 0, got {value!r}")
+        for name in ("sigma", "noise", "noise_step"):
+            _check_number(name, getattr(self, name))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,6 +99,16 @@ class Iteration:
     """Pieces that were placed."""
     seconds: float
     """How long it took."""
+
+    def __post_init__(self) -> None:
+        for name in ("mean", "best", "sigma", "seconds"):
+            _check_number(name, getattr(self, name))
+        checked_integer("pieces", self.pieces, 0, 1 << 63)
+
+
+def _check_number(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 <= float(value) < float("inf"):
+        raise ValueError(f"{name}: expected a finite number of at least 0, got {describe(value)}")
 
 
 class Learner:
@@ -236,21 +247,37 @@ class Learner:
         """
         try:
             state = json.loads(path.read_text(encoding="utf-8"))
+            _check_names("state", state, ("version", "settings", "history", "cem"))
             if state["version"] != _VERSION:
-                raise ValueError(f"expected version {_VERSION}, got {state['version']}")
-            learner = cls(Settings(**state["settings"]))
-            learner.history = [Iteration(**iteration) for iteration in state["history"]]
-            learner._cem.state = {name: _array(state["cem"][name], like) for name, like in learner._cem.state.items()}
-        except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
+                raise ValueError(f"version: expected {_VERSION}, got {describe(state['version'])}")
+            learner = cls(_fields("settings", state["settings"], Settings))
+            if not isinstance(state["history"], list):
+                raise ValueError(f"history: expected a list, got {describe(state['history'])}")
+            learner.history = [_fields("history", iteration, Iteration) for iteration in state["history"]]
+            _check_names("cem", state["cem"], learner._cem.state)
+            learner._cem.state = state["cem"]
+            done = len(learner.history)
+            for name, expected in (("seed", learner.settings.seed), ("told", done), ("offset", done)):
+                if state["cem"][name] != expected:
+                    raise ValueError(
+                        f"cem: expected {name} {expected}, as in settings and history, got {state['cem'][name]}"
+                    )
+        except (ValueError, TypeError, OverflowError, RecursionError) as error:
             # None of them names the file.
             raise ValueError(f"{path}: not a saved state of learning ({error})") from error
         return learner
 
 
-def _array(value: Any, like: Any) -> Any:
-    """What JSON made of an array with the dtype of `like`, and its shape, but for the number of rows of a matrix."""
-    # No rows of history are no rows of six, which an empty list does not say.
-    return np.array(value, like.dtype).reshape((-1, *like.shape[1:]) if like.ndim == 2 else like.shape)
+def _check_names(name: str, value: object, names: Collection[str]) -> None:
+    if not isinstance(value, dict) or value.keys() != set(names):
+        raise ValueError(f"{name}: expected {', '.join(names)}, got {describe(value)}")
+
+
+def _fields(name: str, value: object, kind: type[Saved]) -> Saved:
+    """An object of dataclass `kind` from what JSON made of it."""
+    _check_names(name, value, [field.name for field in dataclasses.fields(kind)])
+    fields: Any = value
+    return kind(**fields)
 
 
 def write_json(path: Path, content: Any) -> None:

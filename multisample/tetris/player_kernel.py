@@ -127,22 +127,17 @@ def _features(write_features, state, orientation, column, height, features):
     return lines
 
 
-def _kernels(digests: tuple[int, int]) -> dict[str, Callable[..., Any]]:
-    # `digests` are named in each because a closure's values are part of the key in Numba's disk cache.
+def _kernels() -> dict[str, Callable[..., Any]]:
     def play_dellacherie(weights, state, seed, game, height, most_pieces, most_lines):
-        _ = digests
         return _play(dellacherie, 8, weights, state, seed, game, height, most_pieces, most_lines)
 
     def play_bertsekas(weights, state, seed, game, height, most_pieces, most_lines):
-        _ = digests
         return _play(bertsekas, 22, weights, state, seed, game, height, most_pieces, most_lines)
 
     def features_dellacherie(state, orientation, column, height, features):
-        _ = digests
         return _features(dellacherie, state, orientation, column, height, features)
 
     def features_bertsekas(state, orientation, column, height, features):
-        _ = digests
         return _features(bertsekas, state, orientation, column, height, features)
 
     functions = play_dellacherie, play_bertsekas, features_dellacherie, features_bertsekas
@@ -150,7 +145,7 @@ def _kernels(digests: tuple[int, int]) -> dict[str, Callable[..., Any]]:
 
 
 def _compiled(name: str, signature: Any) -> Any:
-    return compile_cached(signature, _kernels((source_digest(), source_digest(__package__)))[name])
+    return compile_cached(signature, _kernels()[name], f"tetris-{name}", source_digest() + source_digest(__package__))
 
 
 _REAL, _WORDS = types.Array(types.float64, 1, "C"), types.Array(types.uint64, 1, "C")

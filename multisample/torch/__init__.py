@@ -7,7 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ._normal import Normal
+try:
+    from ._normal import Normal
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    raise ImportError("multisample.torch needs PyTorch: pip install 'torch>=2.11' ninja setuptools") from error
 
 if TYPE_CHECKING:
     from ._sharded import sample_sharded
@@ -37,7 +42,7 @@ def load_operators() -> None:
     """
     import torch
 
-    from .._dispatch import choose
+    from .._backends import choose
 
     choose("torch_ext", "torch", "cuda" if torch.cuda.is_available() else "cpu")
 

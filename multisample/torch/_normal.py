@@ -7,11 +7,14 @@ of what.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from .._randomness.generator import Generator
 from .._sample import sample
+from .._typing import Layout
 
 __all__ = ["Normal"]
 
@@ -69,35 +72,35 @@ class Normal(torch.distributions.Normal):
 
     def __init__(
         self,
-        loc: Any,
-        scale: Any,
+        loc: torch.Tensor | float,
+        scale: torch.Tensor | float,
         validate_args: bool | None = None,
         *,
-        generator: Any = None,
+        generator: Generator | torch.Generator | None = None,
         backend: str = "auto",
         fast_math: bool = False,
         antithetic: bool = False,
     ) -> None:
-        self._options = {
+        self._options: dict[str, Any] = {
             "generator": generator, "backend": backend, "fast_math": fast_math, "antithetic": antithetic,
         }  # fmt: skip
         super().__init__(loc, scale, validate_args=validate_args)
 
-    def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
+    def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> Normal:
         """The same distribution, its parameters expanded to `batch_shape`, without a copy of them."""
-        expanded = super().expand(batch_shape, self._get_checked_instance(Normal, _instance))
+        expanded: Normal = super().expand(batch_shape, self._get_checked_instance(Normal, _instance))
         expanded._options = self._options
         return expanded
 
-    def sample(self, sample_shape: Any = ()) -> torch.Tensor:
+    def sample(self, sample_shape: Sequence[int] = ()) -> torch.Tensor:
         """Samples, of shape ``sample_shape + batch_shape``, through which no gradient passes."""
         with torch.no_grad():
             return self.rsample(sample_shape)
 
-    def rsample(self, sample_shape: Any = ()) -> torch.Tensor:
+    def rsample(self, sample_shape: Sequence[int] = ()) -> torch.Tensor:
         """Samples, of shape ``sample_shape + batch_shape``, that are differentiable in `loc` and `scale`."""
         loc, scale = self.loc.reshape(-1), self.scale.reshape(-1)
         # Of one dimension, a row is as good as a column, and quicker to draw.
-        layout: Any = "dn" if loc.shape[0] == 1 else "nd"
-        drawn = sample(loc, scale, math.prod(sample_shape), layout=layout, **self._options)
+        layout: Layout = "dn" if loc.shape[0] == 1 else "nd"
+        drawn: torch.Tensor = sample(loc, scale, math.prod(sample_shape), layout=layout, **self._options)
         return drawn.view(self._extended_shape(sample_shape))

@@ -1,0 +1,271 @@
+"""Compiled code on disk, kept between processes and checked before it is loaded.
+
+To load a shared object, or to unpickle a kernel of Numba's, is to run it. So folders and files of the cache must belong
+to this user or to root, nobody else may be able to write to them, and every file is compared with a recorded digest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import secrets
+import stat
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+__all__ = [
+    "CacheError",
+    "DamagedError",
+    "digest_of",
+    "folder",
+    "locked",
+    "read",
+    "root",
+    "say",
+    "sync",
+    "warn_once",
+    "write",
+]
+
+_MAGIC = b"multisample cache 1\n"
+_DIGEST_SIZE = hashlib.sha256().digest_size
+
+
+class CacheError(Exception):
+    """The cache, or a file in it, cannot be used; the message names the path and says what to do."""
+
+
+class DamagedError(CacheError):
+    """A file cannot be read, or is not what was written; a new one may take its place."""
+
+
+def root() -> Path:
+    """The folder of all caches: MULTISAMPLE_CACHE_DIR, or `multisample` in the user's cache folder.
+
+    Raises
+    ------
+    CacheError
+        If neither the variable nor a home folder is there.
+    """
+    try:
+        for variable, below in (("MULTISAMPLE_CACHE_DIR", ""), ("XDG_CACHE_HOME", "multisample")):
+            if folder := os.environ.get(variable):
+                return Path(folder).expanduser().absolute() / below
+        return Path.home() / ".cache" / "multisample"
+    except RuntimeError as error:  # There are users without a home.
+        raise CacheError(f"{error} Set MULTISAMPLE_CACHE_DIR to a folder that can be written to.") from error
+
+
+def folder(*names: str, create: bool) -> Path:
+    """The folder `names` below the root, which only this user or root can write to.
+
+    Parameters
+    ----------
+    *names : str
+        Each the name of a folder in the one before.
+    create : bool
+        Create folders that are missing, with mode 0700.
+
+    Returns
+    -------
+    pathlib.Path
+
+    Raises
+    ------
+    FileNotFoundError
+        If a folder is missing and `create` is False.
+    CacheError
+        If a folder cannot be created or read, belongs to somebody else, or can be written to by others.
+    """
+    path = root()
+    try:
+        if create:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _check_owner(path, path.stat())  # The root may be a symbolic link: its user chose it.
+        for name in names:
+            path = path / name
+            if create:
+                path.mkdir(mode=0o700, exist_ok=True)
+            status = path.lstat()
+            if not stat.S_ISDIR(status.st_mode):
+                raise CacheError(
+                    f"{path}: expected a folder; remove it, or set MULTISAMPLE_CACHE_DIR to another folder"
+                )
+            _check_owner(path, status)
+    except FileNotFoundError:
+        if create:
+            raise CacheError(_cannot_write(path, "No such file or directory")) from None
+        raise
+    except OSError as error:
+        raise CacheError(_cannot_write(path, error.strerror or str(error))) from error
+    return path
+
+
+def _cannot_write(path: Path, reason: str) -> str:
+    return f"{path}: {reason}; set MULTISAMPLE_CACHE_DIR to a folder that can be written to"
+
+
+def _check_owner(path: Path, status: os.stat_result) -> None:
+    """CacheError unless only this user or root can write to `path`."""
+    if not hasattr(os, "geteuid"):  # Windows, where the user's folders are private by default.
+        return
+    if status.st_uid not in (os.geteuid(), 0):
+        raise CacheError(
+            f"{path}: belongs to another user (uid {status.st_uid}), who could put code there that would run here;"
+            " set MULTISAMPLE_CACHE_DIR to a folder of your own"
+        )
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise CacheError(
+            f"{path}: others can write to it (mode {stat.S_IMODE(status.st_mode):04o}), and could put code there that"
+            f" would run here; run chmod go-w {path}, or set MULTISAMPLE_CACHE_DIR to a folder of your own"
+        )
+
+
+def read(path: Path) -> bytes | None:
+    """The content that `write` was given, or None if there is no such file.
+
+    Raises
+    ------
+    DamagedError
+        If the file cannot be read, or is not what was written.
+    CacheError
+        If somebody else could have written it.
+    """
+    try:
+        with open(_open(path, os.O_RDONLY), "rb") as file:
+            content = file.read()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise DamagedError(f"{path}: {error.strerror or error}") from error
+    start = len(_MAGIC) + _DIGEST_SIZE
+    payload = content[start:]
+    if content[:start] != _MAGIC + hashlib.sha256(payload).digest():
+        raise DamagedError(f"{path}: damaged")
+    return payload
+
+
+def write(path: Path, payload: bytes) -> None:
+    """Replace the file `path` at once, so that no crash and no full disk leaves a part of it.
+
+    Raises
+    ------
+    CacheError
+        If it cannot be written; then the file is as it was.
+    """
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+    try:
+        try:
+            with open(_open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
+                file.write(_MAGIC + hashlib.sha256(payload).digest() + payload)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        sync(path.parent)
+    except OSError as error:
+        raise CacheError(f"{path}: {error.strerror or error}") from error
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _open(path: Path, flags: int) -> int:
+    """A file descriptor of a regular file, not of a symbolic link, that only this user or root can write to."""
+    descriptor = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0), 0o600)
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise CacheError(f"{path}: expected a file; remove it, or set MULTISAMPLE_CACHE_DIR to another folder")
+        _check_owner(path, status)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def digest_of(path: Path) -> str:
+    """The SHA-256 digest of a file that only this user or root can write to, in hexadecimal digits.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be read.
+    CacheError
+        If somebody else could have written it.
+    """
+    with open(_open(path, os.O_RDONLY), "rb") as file:
+        return hashlib.sha256(file.read()).hexdigest()
+
+
+# --- Locks ------------------------------------------------------------------------------------------------------------
+
+# Descriptors of the locks that this process holds or waits for. A forked child closes its copies: flock would otherwise
+# hold the lock for as long as the child lives.
+_lock_descriptors: set[int] = set()
+
+
+def _close_inherited_locks() -> None:
+    while _lock_descriptors:
+        os.close(_lock_descriptors.pop())
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_inherited_locks)
+
+
+@contextlib.contextmanager
+def locked(path: Path, waiting: str) -> Iterator[None]:
+    """Hold the lock file `path`, against other processes and other threads; say `waiting` if it has to be waited for.
+
+    The system releases the lock when its holder dies.
+
+    Raises
+    ------
+    OSError, CacheError
+        If the file cannot be opened, or could have been written by somebody else.
+    """
+    import fcntl  # Not on Windows.
+
+    descriptor = _open(path, os.O_RDWR | os.O_CREAT)
+    _lock_descriptors.add(descriptor)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(waiting)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        if descriptor in _lock_descriptors:
+            _lock_descriptors.remove(descriptor)
+            os.close(descriptor)
+
+
+# --- Messages ---------------------------------------------------------------------------------------------------------
+
+_warned: set[str] = set()
+
+
+def say(message: str) -> None:
+    """Print one line on stderr, in one piece: other threads and processes may print too."""
+    with contextlib.suppress(AttributeError, OSError, ValueError):  # No stderr, a full disk, a closed file.
+        sys.stderr.write(f"multisample: {message}\n")
+        sys.stderr.flush()
+
+
+def warn_once(kind: str, message: str) -> None:
+    """Issue a RuntimeWarning, the first time in this process for each `kind`."""
+    if kind not in _warned:
+        _warned.add(kind)
+        warnings.warn(f"multisample: {message}", RuntimeWarning, stacklevel=2)

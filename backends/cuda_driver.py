@@ -1,0 +1,190 @@
+"""Calls to the CUDA driver itself: for memory, streams and kernels that belong to no array library in particular.
+
+Array libraries differ in what they offer, and none need be installed. Importing this module loads nothing; without a
+driver there is no device memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+__all__ = [
+    "Event", "current_device", "device_function", "device_of", "error_name", "is_capturing", "keeping_context",
+    "launch_function", "on_device", "order", "synchronize",
+]  # fmt: skip
+
+# Of cuda.h.
+_DEVICE_ORDINAL = 9  # CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+_DISABLE_TIMING = 2  # CU_EVENT_DISABLE_TIMING
+_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
+_NOT_READY = 600  # CUDA_ERROR_NOT_READY
+# The legacy default stream has two names: null, and CU_STREAM_LEGACY.
+_LEGACY = (0, 1)
+
+
+@functools.cache
+def _driver() -> Any:
+    try:
+        return ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    except OSError:
+        return None
+
+
+def _check(error: int) -> None:
+    if error:
+        raise RuntimeError(
+            f"the CUDA driver refused to wait, to order two streams or to change the device: {error_name(error)}"
+        )
+
+
+def error_name(error: int) -> str:
+    """The name and number of an error of the driver."""
+    name = ctypes.c_char_p()
+    _driver().cuGetErrorName(error, ctypes.byref(name))
+    return f"{(name.value or b'').decode()} ({error})"
+
+
+@functools.cache
+def launch_function() -> Any:
+    """cuLaunchKernelEx, which launches in the current context and returns an error; it copies the parameters."""
+    launch = _driver().cuLaunchKernelEx
+    launch.argtypes = (ctypes.c_void_p,) * 4
+    return launch
+
+
+@functools.cache
+def device_function() -> Any:
+    """cuCtxGetDevice, which writes the ordinal of the current context's device, or returns an error."""
+    return _driver().cuCtxGetDevice
+
+
+def current_device() -> int:
+    """The ordinal of the current context's device, or -1 without a current context."""
+    ordinal = ctypes.c_int()
+    return -1 if device_function()(ctypes.byref(ordinal)) else ordinal.value
+
+
+def device_of(address: int) -> int:
+    """The ordinal of the device on which `address` is; 0 for null, and for what the driver does not know."""
+    ordinal = ctypes.c_int()
+    driver = _driver()
+    if address and driver:
+        error = driver.cuPointerGetAttribute(ctypes.byref(ordinal), _DEVICE_ORDINAL, ctypes.c_uint64(address))
+        return 0 if error else ordinal.value
+    return 0
+
+
+def is_capturing(stream: int) -> bool:
+    """Whether what is given to `stream` is being captured into a graph, not run; the legacy stream cannot be."""
+    driver = None if stream in _LEGACY else _driver()
+    if not driver:
+        return False
+    status = ctypes.c_int()
+    error = driver.cuStreamIsCapturing(ctypes.c_void_p(stream), ctypes.byref(status))
+    return not error and status.value != 0
+
+
+@contextlib.contextmanager
+def on_device(device: int) -> Iterator[None]:
+    """With the primary context of `device` current: null streams, new events and Numba's arrays belong to that.
+
+    Numba's own way to change the device, ``cuda.gpus[device]``, may lose the context that is current when it
+    first asks for that of another device (numba-cuda 0.30.4).
+    """
+    if current_device() == device:
+        yield
+        return
+    driver, context = _driver(), ctypes.c_void_p()
+    _check(driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device))
+    try:
+        _check(driver.cuCtxPushCurrent_v2(context))
+        try:
+            yield
+        finally:
+            driver.cuCtxPopCurrent_v2(ctypes.byref(context))
+    finally:
+        driver.cuDevicePrimaryCtxRelease_v2(device)
+
+
+@contextlib.contextmanager
+def keeping_context() -> Iterator[None]:
+    """For what may leave another context current, as JAX does: afterwards that is current which is so now, or none."""
+    driver, context = _driver(), ctypes.c_void_p()
+    known = driver is not None and driver.cuCtxGetCurrent(ctypes.byref(context)) == 0
+    try:
+        yield
+    finally:
+        if known:
+            driver.cuCtxSetCurrent(context)
+
+
+class Event:
+    """All that was given to `stream` of `device` until now.
+
+    Raises
+    ------
+    RuntimeError
+        If the driver refuses.
+    """
+
+    def __init__(self, stream: int, device: int) -> None:
+        self._driver = _driver()
+        self._handle = ctypes.c_void_p()
+        with on_device(device):
+            _check(self._driver.cuEventCreate(ctypes.byref(self._handle), _DISABLE_TIMING))
+            _check(self._driver.cuEventRecord(self._handle, ctypes.c_void_p(stream)))
+
+    def hold_back(self, stream: int, device: int) -> None:
+        """Let what is given to `stream` of `device` from now on wait for it; the caller does not."""
+        with on_device(device):
+            _check(self._driver.cuStreamWaitEvent(ctypes.c_void_p(stream), self._handle, 0))
+
+    def is_done(self) -> bool:
+        """Whether it is over; also if the driver knows of nothing that is still to come."""
+        mode = ctypes.c_int(_RELAXED)
+        # To ask would spoil the capture of another stream, in this thread or, if its mode is global, in any.
+        self._driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+        try:
+            return bool(self._driver.cuEventQuery(self._handle) != _NOT_READY)
+        finally:
+            self._driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+
+    def __del__(self) -> None:
+        if self._handle:
+            self._driver.cuEventDestroy_v2(self._handle)
+
+
+def synchronize(device: int) -> None:
+    """Wait for everything that was given to `device`.
+
+    Raises
+    ------
+    RuntimeError
+        If the driver refuses, as it does while a stream is being captured.
+    """
+    mode = ctypes.c_int(_RELAXED)
+    driver = _driver()
+    with on_device(device):
+        # To wait would otherwise spoil the capture of another thread, if its mode is global.
+        driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+        try:
+            _check(driver.cuCtxSynchronize())
+        finally:
+            driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+
+
+def order(first: int, then: int, device: int) -> None:
+    """Let what is given to stream `then` from now on wait for what stream `first` has; both of `device`.
+
+    Raises
+    ------
+    RuntimeError
+        If the driver refuses, as it does where one of the two is being captured and the other is not.
+    """
+    if first != then and not (first in _LEGACY and then in _LEGACY):
+        Event(first, device).hold_back(then, device)

@@ -1,0 +1,167 @@
+"""One launch, as plain numbers and addresses: ``Draw`` of ``csrc/draw.h``, which every layer passes on.
+
+C++ and CUDA kernels take it as bytes, kernels in Python field by field.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Callable
+from typing import NamedTuple
+
+__all__ = [
+    "HOST",
+    "PACKED_DRAW",
+    "SIZES",
+    "Draw",
+    "ElementType",
+    "Operation",
+    "Packer",
+    "Vector",
+    "Word",
+    "pack",
+    "packer",
+]
+
+
+HOST = -1
+"""Stands for host memory where a draw names a device."""
+
+
+class ElementType(enum.IntEnum):
+    """Types of elements by NumPy's names; `number` is one number in place of a vector."""
+
+    number = 0
+    float16 = 1
+    bfloat16 = 2
+    float32 = 3
+    float64 = 4
+    int8 = 5
+    int16 = 6
+    int32 = 7
+    int64 = 8
+    uint8 = 9
+    uint16 = 10
+    uint32 = 11
+    uint64 = 12
+
+
+SIZES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+"""Bytes of the elements of a matrix, by the name of their type."""
+
+
+class Operation(enum.IntEnum):
+    """What a launch does.
+
+    sample : reads `mu` and `sigma`, writes the matrix ``x[r, c] = mu[r] + sigma[r] * z[r, c]``.
+    gradient : reads the matrix ``g``, writes ``mu[r] = sum(g[r, :])`` and ``sigma[r] = sum(g[r, :] * z[r, :])``.
+    """
+
+    sample = 0
+    gradient = 1
+
+
+class Vector(NamedTuple):
+    """`mu` or `sigma`: elements in memory, or one number.
+
+    The vectors that a gradient writes are contiguous, of float64 for a float64 matrix and of float32 otherwise.
+    """
+
+    data: int
+    """Address of the first element."""
+    stride: int
+    """In bytes."""
+    number: float
+    type: int
+    """An `ElementType`."""
+    unused: int = 0
+
+
+class Word(NamedTuple):
+    """An unsigned 64-bit number: `value`, or if `at` is not 0 the one at that address, in memory of the device."""
+
+    value: int
+    at: int = 0
+
+
+class Draw(NamedTuple):
+    """One launch.
+
+    ``z[r, c]`` is the noise of row ``first_row + r`` (of row 0 with `common_noise`) and column ``first_column + c``.
+    With `antithetic`, columns come in pairs: ``z[r, 2 * k]`` is column k of the noise, ``z[r, 2 * k + 1]`` minus it.
+    """
+
+    mu: Vector
+    sigma: Vector
+    matrix: int
+    """Address of the first element, in host memory or in memory of `device`."""
+    row_stride: int
+    column_stride: int
+    """In bytes; of a sample such that no two elements overlap."""
+    rows: int
+    columns: int
+    """At least 1."""
+    seed: Word
+    offset: Word
+    first_row: Word
+    first_column: Word
+    """``first_row + rows <= 2**32`` and ``first_column + columns <= 2**34``."""
+    scratch: int
+    """Address of scratch memory of a gradient on CUDA, of the size that torch_ext asks for."""
+    stream: int
+    """Handle of a stream of `device`."""
+    type: int
+    """The `ElementType` of the matrix: float16, bfloat16, float32 or float64."""
+    operation: int
+    common_noise: bool
+    antithetic: bool
+    fast_math: bool
+    """Without effect on the CPU and on float64."""
+    device: int
+    """The ordinal of a CUDA device, or `HOST`."""
+    threads: int = 0
+    """On the CPU, the most threads that may work on the call; 0 for no limit."""
+    unused: int = 0
+
+
+_VECTOR = "PqdI4x"
+_STRUCT = struct.Struct(f"{_VECTOR}{_VECTOR}PqqQQ{'QP' * 4}PP5IiI4x")
+_pack = _STRUCT.pack
+
+PACKED_DRAW = _STRUCT.size
+"""Bytes of a `Draw`."""
+
+
+def pack(draw: Draw) -> bytes:
+    """The bytes of the C++ struct."""
+    vectors = (number for vector in (draw.mu, draw.sigma) for number in vector[:4])
+    words = (number for word in draw[7:11] for number in word)
+    return _pack(*vectors, *draw[2:7], *words, *draw[11:-1])
+
+
+Packer = Callable[..., bytes]
+"""``packed(mu, sigma, matrix, seed, offset, offset_at, first_row, first_column, stream, threads=0, scratch=0)``.
+
+`mu` and `sigma` are addresses, or numbers where the draw has numbers.
+"""
+
+
+def packer(draw: Draw) -> Packer:
+    """A function that packs draws like `draw`, in a third of the time of `pack`."""
+    (_, s, _, t, _), (_, u, _, v, _), _, rs, cs, rows, columns = draw[:7]
+    kind, operation, common, antithetic, fast, device = draw[13:19]
+    if t == ElementType.number:
+        return lambda mu, sigma, matrix, seed, offset, at, row, column, stream, threads=0, scratch=0: _pack(
+            0, 0, mu, 0, sigma, u, 0.0, v, matrix, rs, cs, rows, columns, seed, 0, offset, at, row, 0, column, 0,
+            scratch, stream, kind, operation, common, antithetic, fast, device, threads,
+        )  # fmt: skip
+    if v == ElementType.number:
+        return lambda mu, sigma, matrix, seed, offset, at, row, column, stream, threads=0, scratch=0: _pack(
+            mu, s, 0.0, t, 0, 0, sigma, 0, matrix, rs, cs, rows, columns, seed, 0, offset, at, row, 0, column, 0,
+            scratch, stream, kind, operation, common, antithetic, fast, device, threads,
+        )  # fmt: skip
+    return lambda mu, sigma, matrix, seed, offset, at, row, column, stream, threads=0, scratch=0: _pack(
+        mu, s, 0.0, t, sigma, u, 0.0, v, matrix, rs, cs, rows, columns, seed, 0, offset, at, row, 0, column, 0,
+        scratch, stream, kind, operation, common, antithetic, fast, device, threads,
+    )  # fmt: skip

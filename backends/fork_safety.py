@@ -1,0 +1,32 @@
+"""A forked child has only the thread that forked: a lock that another thread held would stay locked in it for ever.
+
+So a fork waits for Numba's compiler lock: otherwise a child of a process that compiles could never compile.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+__all__: list[str] = []
+
+# The lock while a fork holds it.
+_held: list[Any] = []
+
+
+def _acquire() -> None:
+    module = sys.modules.get("numba.core.compiler_lock")
+    lock = getattr(module, "global_compiler_lock", None)  # None where another thread is importing the module.
+    if lock is not None:
+        lock.acquire()
+        _held.append(lock)
+
+
+def _release() -> None:
+    if _held:
+        _held.pop().release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_acquire, after_in_parent=_release, after_in_child=_release)

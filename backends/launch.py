@@ -1,0 +1,216 @@
+"""Launching through the CUDA driver, as the cupy and numba backends do, and through `Backend.launch` alone."""
+
+from __future__ import annotations
+
+import abc
+import collections
+import ctypes
+import struct
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from . import cuda_driver
+from .contract import Backend, Launcher
+from .draw import PACKED_DRAW, Draw, ElementType, Vector, Word, pack, packer
+from .geometry import PACKED_GEOMETRY, Geometry, geometry
+from .host_memory import vectors_at
+
+__all__ = ["DriverBackend", "KernelKey", "Pool", "generic_launcher", "kernel_key"]
+
+
+class KernelKey(NamedTuple):
+    """The kernel of a draw: each is compiled alone."""
+
+    dtype: str
+    common_noise: bool
+    antithetic: bool
+    fast_math: bool
+    stores: int
+    origin_in_memory: bool
+    device: int
+
+
+def kernel_key(draw: Draw, stores: int) -> KernelKey:
+    """The kernel for `draw`, cut into blocks by a geometry with `stores`."""
+    dtype = ElementType(draw.type).name
+    in_memory = bool(draw.seed.at or draw.first_row.at or draw.first_column.at)
+    fast_math = draw.fast_math and dtype != "float64"
+    return KernelKey(dtype, draw.common_noise, draw.antithetic, fast_math, stores, in_memory, draw.device)
+
+
+# The struct CUlaunchConfig of cuda.h: three sizes of the grid and of a block, shared memory, stream, no attributes.
+_CONFIGURATION = struct.Struct("7I4xPP I4x")
+CONFIGURATION_SIZE = _CONFIGURATION.size
+
+
+def pack_configuration(blocks: int, threads: int, stream: int) -> bytes:
+    """The configuration of a launch in one dimension."""
+    return _CONFIGURATION.pack(blocks, 1, 1, threads, 1, 1, 0, stream, 0, 0)
+
+
+class DriverBackend(abc.ABC):
+    """What the adapters have in common that compile a kernel for each `KernelKey` and launch it by the CUDA driver."""
+
+    name: str
+
+    def __init__(self) -> None:
+        self._handles: dict[KernelKey | tuple[str, int], int] = {}
+        self.compiled: dict[KernelKey | tuple[str, int], Any] = {}
+        """The compiler's own objects, by kernel: a handle is valid as long as they are there."""
+        self._buffers, self._advance_buffers = Pool(_draw_buffer), Pool(_advance_buffer)
+
+    @abc.abstractmethod
+    def compile(self, key: KernelKey | None) -> tuple[int, Any]:
+        """The driver's handle of a kernel, and the object that keeps it; of `advance` if `key` is None.
+
+        The device is current.
+        """
+
+    def kernel(self, key: KernelKey) -> int:
+        """The driver's handle of a kernel, compiled if it has not been."""
+        return self._handles.get(key) or self._compiled(key, key, key.device)
+
+    def _compiled(self, place: KernelKey | tuple[str, int], key: KernelKey | None, device: int) -> int:
+        with cuda_driver.on_device(device):
+            handle, self.compiled[place] = self.compile(key)
+        self._handles[place] = handle
+        return handle
+
+    def _run(self, buffers: Pool, kernel: int, parameters: bytes, device: int) -> None:
+        """Launch `kernel` with the bytes of its configuration and of its arguments."""
+        buffer = buffers.take()
+        try:
+            error = buffer.launch(kernel, parameters, device)
+        finally:
+            buffers.give(buffer)
+        if error:
+            raise RuntimeError(f"backend: {self.name!r} could not launch its kernel: {cuda_driver.error_name(error)}")
+
+    def launch(self, draw: Draw) -> None:
+        column = draw.first_column
+        cut, packed_cut = _cut(draw, draw.matrix % 32, -1 if column.at else column.value % 8)
+        kernel = self.kernel(kernel_key(draw, cut.stores))
+        configuration = pack_configuration(cut.blocks, cut.threads, draw.stream)
+        self._run(self._buffers, kernel, configuration + pack(draw) + packed_cut, draw.device)
+
+    def launcher(self, draw: Draw) -> Launcher:
+        device, packed, launch, buffers = draw.device, packer(draw), self._run, self._buffers
+        found: dict[tuple[int, int], tuple[int, int, int, bytes]] = {}
+
+        def ready(matrix: int, first_column: int) -> tuple[int, int, int, bytes]:
+            """Geometry and kernel, found once for each alignment of the matrix."""
+            key = matrix & 31, first_column & 7
+            if key not in found:
+                cut, packed_cut = _cut(draw, *key)
+                found[key] = self.kernel(kernel_key(draw, cut.stores)), cut.blocks, cut.threads, packed_cut
+            return found[key]
+
+        def run(
+            ready: tuple[int, int, int, bytes], mu: Any, sigma: Any, matrix: int, seed: int, offset: int,
+            offset_at: int, first_row: int, first_column: int, stream: int,
+        ) -> None:  # fmt: skip
+            kernel, blocks, threads, cut = ready
+            arguments = packed(mu, sigma, matrix, seed, offset, offset_at, first_row, first_column, stream)
+            launch(buffers, kernel, pack_configuration(blocks, threads, stream) + arguments + cut, device)
+
+        return Launcher(run, ready=ready)
+
+    def advancer(self, device: int) -> Callable[[int, int], None]:
+        place = ("advance", device)
+        kernel = self._handles.get(place) or self._compiled(place, None, device)
+
+        def advance(address: int, stream: int) -> None:
+            parameters = pack_configuration(1, 1, stream) + address.to_bytes(8, sys.byteorder)
+            self._run(self._advance_buffers, kernel, parameters, device)
+
+        return advance
+
+
+class _Buffer:
+    """Memory for one launch at a time: its configuration and its arguments, one after the other."""
+
+    def __init__(self, size: int) -> None:
+        memory = ctypes.create_string_buffer(CONFIGURATION_SIZE + size)
+        self._bytes = memoryview(memory).cast("B")
+        self._size, self._ordinal = ctypes.c_size_t(size), ctypes.c_int()
+        arguments = ctypes.addressof(memory) + CONFIGURATION_SIZE
+        # CU_LAUNCH_PARAM_BUFFER_POINTER, CU_LAUNCH_PARAM_BUFFER_SIZE and CU_LAUNCH_PARAM_END of cuda.h.
+        self._extra = (ctypes.c_void_p * 5)(1, arguments, 2, ctypes.addressof(self._size), 0)
+        self._memory, self._at = ctypes.byref(memory), ctypes.byref(self._ordinal)
+        self._launch, self._get_device = cuda_driver.launch_function(), cuda_driver.device_function()
+
+    def launch(self, kernel: int, parameters: bytes, device: int) -> int:
+        """Launch with `device` current, whichever is current now; returns the driver's error, 0 for none."""
+        self._bytes[:] = parameters
+        if self._get_device(self._at) == 0 and self._ordinal.value == device:
+            return int(self._launch(self._memory, kernel, None, self._extra))
+        with cuda_driver.on_device(device):
+            return int(self._launch(self._memory, kernel, None, self._extra))
+
+
+def _draw_buffer() -> _Buffer:
+    return _Buffer(PACKED_DRAW + PACKED_GEOMETRY)
+
+
+def _advance_buffer() -> _Buffer:
+    return _Buffer(8)
+
+
+def _cut(draw: Draw, misalignment: int, first_column: int) -> tuple[Geometry, bytes]:
+    dtype = ElementType(draw.type).name
+    cheap = draw.common_noise or (draw.fast_math and dtype != "float64")
+    return geometry(
+        draw.rows, draw.columns, dtype, (draw.row_stride, draw.column_stride), misalignment, first_column, cheap,
+        draw.common_noise, draw.antithetic,
+    )  # fmt: skip
+
+
+def generic_launcher(backend: Backend, draw: Draw) -> Launcher:
+    """The `Launcher` of a backend that has `launch` alone."""
+
+    def moved(mu: Any, sigma: Any) -> Draw:
+        return draw._replace(mu=_moved(draw.mu, mu), sigma=_moved(draw.sigma, sigma))
+
+    def is_valid(mu: Any, sigma: Any) -> bool:
+        means, deviations = vectors_at(moved(mu, sigma))
+        return bool(np.isfinite(means).all() and np.isfinite(deviations).all() and (deviations >= 0).all())
+
+    def run(
+        ready: None, mu: Any, sigma: Any, matrix: int, seed: int, offset: int, offset_at: int, first_row: int,
+        first_column: int, stream: int,
+    ) -> None:  # fmt: skip
+        backend.launch(
+            moved(mu, sigma)._replace(
+                matrix=matrix, seed=Word(seed), offset=Word(offset, offset_at), first_row=Word(first_row),
+                first_column=Word(first_column), stream=stream,
+            )
+        )  # fmt: skip
+
+    return Launcher(run, is_valid)
+
+
+def _moved(vector: Vector, value: Any) -> Vector:
+    """The same vector at another address, or another number."""
+    return vector._replace(**{"number" if vector.type == ElementType.number else "data": value})
+
+
+class Pool:
+    """Buffers for launches: each is one call's at a time, whichever thread, signal handler or destructor makes it."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+        self._free: collections.deque[Any] = collections.deque()
+
+    def take(self) -> Any:
+        """A buffer that no other call has."""
+        try:
+            return self._free.pop()
+        except IndexError:
+            return self._make()
+
+    def give(self, buffer: Any) -> None:
+        """Let another call have it."""
+        self._free.append(buffer)

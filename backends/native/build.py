@@ -1,0 +1,191 @@
+"""Compiling a library of torch_ext with PyTorch's `load`, in a process and a folder of its own.
+
+`load` compiles and loads in one step, and waits for ever on a lock file that a killed process left. In a folder that no
+other process knows there is no such file, and the compiler ends with the process that asked for it, however that dies.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from multisample.backends.errors import BackendUnavailableError
+
+from . import csrc_files, toolchain
+
+__all__ = ["LIBRARIES", "Library", "LibraryKind", "build_portable", "compile_library", "failure_text"]
+
+LibraryKind: TypeAlias = Literal["cpu", "cuda"]
+
+# The end of the compiler's output: as many lines as a terminal shows.
+_LINES = 30
+
+
+@dataclasses.dataclass(frozen=True)
+class Library:
+    """A shared object, and how it is compiled."""
+
+    name: str
+    source: str
+    device: str
+    """What it runs on, in words."""
+    seconds: int
+    """Usual time of a build."""
+    flags: tuple[str, ...]
+    native_flags: tuple[str, ...] = ()
+    """Further flags for a library that only this machine will use."""
+    link_flags: tuple[str, ...] = ()
+    needs: tuple[LibraryKind, ...] = ()
+    """Libraries to load before it."""
+    is_portable: bool = False
+    """Whether it is for other machines: this one may be unable to load it."""
+
+    @property
+    def module(self) -> str:
+        """The name of the file, without its suffix."""
+        return f"multisample_{self.name}"
+
+
+# The stable ABI of PyTorch 2.10, which later versions keep.
+_COMMON_FLAGS = ("-std=c++17", "-O3", "-DTORCH_TARGET_VERSION=0x020a000000000000")
+LIBRARIES: dict[LibraryKind, Library] = {
+    "cpu": Library(
+        "torch_cpu",
+        "torch_cpu.cpp",
+        "the CPU",
+        10,
+        # Contraction would round once where the stream rounds twice. The other two change no result: nothing here reads
+        # errno or the floating-point exceptions.
+        (*_COMMON_FLAGS, "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden"),
+        native_flags=("-march=native",),
+    ),
+    "cuda": Library(
+        "torch_cuda",
+        "torch_cuda.cu",
+        "CUDA",
+        60,
+        (*_COMMON_FLAGS, "-DUSE_CUDA", "-Xcompiler=-fvisibility=hidden"),
+        needs=("cpu",),
+    ),
+}
+
+# ninja's compilers are in process groups of their own: SIGTERM, unlike SIGKILL, lets ninja end them. The child gets the
+# parent's sys.path, so that it imports the same PyTorch.
+_CHILD = """
+import sys
+sys.path[:] = {path!r}
+import os, signal, threading
+
+def end_with_parent():
+    os.read(0, 1)  # Returns when the parent closes the pipe or dies: nothing is ever written to it.
+    os.killpg(0, signal.SIGTERM)
+
+threading.Thread(target=end_with_parent, daemon=True).start()
+import torch
+from torch.utils.cpp_extension import load
+try:
+    for library in {needed!r}:
+        torch.ops.load_library(library)
+    if {is_portable!r}:
+        torch.ops.load_library = lambda library: None  # `load` calls this with the new library.
+    load(**{arguments!r})
+except OSError as error:
+    sys.exit(f"{{error}}\\n{{error.__cause__ or ''}}")  # The cause has the linker's message.
+except (RuntimeError, ValueError) as error:
+    sys.exit(str(error))
+"""
+
+
+def compile_library(library: Library, needed: Iterable[Path], folder: Path) -> tuple[int, str]:
+    """Compile `library` into `folder`, in a process that dies with this one; return its exit code and output."""
+    is_cuda = library.source.endswith(".cu")
+    arguments = {
+        "name": library.module,
+        "sources": [str(csrc_files.folder() / library.source)],
+        "extra_cuda_cflags" if is_cuda else "extra_cflags": [*library.flags, *library.native_flags],
+        "extra_ldflags": list(library.link_flags),
+        "extra_include_paths": [str(csrc_files.folder())],
+        "build_directory": str(folder),
+        "is_python_module": False,
+    }
+    script = _CHILD.format(
+        path=sys.path, needed=[str(path) for path in needed], is_portable=library.is_portable, arguments=arguments
+    )
+    environment = os.environ | {"PATH": toolchain.search_path()}
+    if is_cuda:
+        environment |= {
+            "TORCH_CUDA_ARCH_LIST": toolchain.cuda_architectures(), "CUDA_HOME": str(toolchain.cuda_home()),
+        }  # fmt: skip
+    log = folder / "log"
+    # The output goes to a file, not a pipe: a compiler cache that stays in the background would keep a pipe open.
+    with (
+        log.open("wb") as file,
+        subprocess.Popen(
+            [sys.executable, "-c", script],
+            stdin=subprocess.PIPE, stdout=file, stderr=subprocess.STDOUT, env=environment, start_new_session=True,
+        ) as process,
+    ):  # fmt: skip
+        try:
+            code = process.wait()
+        finally:
+            assert process.stdin is not None
+            process.stdin.close()  # Ends the process if it still runs, as after Ctrl-C.
+            process.wait()
+    return code, log.read_text(errors="replace")
+
+
+def failure_text(code: int, output: str) -> str:
+    """The end of a failed build's output."""
+    return "\n".join(output.rstrip().splitlines()[-_LINES:] or [f"the build ended with exit code {code}"])
+
+
+def build_portable(kind: LibraryKind, place: Path, *flags: str) -> None:
+    """Compile a library for other machines, and for any PyTorch that they may have.
+
+    Parameters
+    ----------
+    kind : {"cpu", "cuda"}
+        A library for CUDA is compiled for the architectures of TORCH_CUDA_ARCH_LIST.
+    place : pathlib.Path
+        The file to write.
+    *flags : str
+        Further flags for the compiler, such as the processor.
+
+    Raises
+    ------
+    BackendUnavailableError
+        If it cannot be compiled, with the end of the compiler's output.
+    """
+    library = _portable(LIBRARIES[kind], flags)
+    with tempfile.TemporaryDirectory(prefix="multisample-") as temporary:
+        code, output = compile_library(library, (), Path(temporary))
+        built = Path(temporary, f"{library.module}.so")
+        if code != 0 or not built.is_file():
+            raise BackendUnavailableError(f"{place.name} could not be built:\n{failure_text(code, output)}")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.move(built, place)
+
+
+def _portable(library: Library, flags: Iterable[str]) -> Library:
+    import torch
+
+    # Other machines have no use for the paths of this one.
+    folders = (csrc_files.folder().parent, Path(torch.__file__).parents[1])
+    more = [f"-ffile-prefix-map={folder}/=" for folder in folders]
+    if library.source.endswith(".cu"):
+        # Compressed machine code takes a quarter of the space.
+        threads = os.environ.get("MAX_JOBS") or os.cpu_count() or 1
+        more = [*(f"-Xcompiler={flag}" for flag in more), "-Xfatbin=-compress-all", f"--threads={threads}"]
+    # Link only PyTorch's libraries that have the stable ABI. Some of them also export symbols of the C++ library
+    # without versions, so the C++ library comes first.
+    link = ("-Wl,--as-needed", "-Wl,--no-undefined", "-lstdc++") if sys.platform == "linux" else ()
+    return dataclasses.replace(
+        library, flags=(*library.flags, *more, *flags), native_flags=(), link_flags=link, is_portable=True
+    )

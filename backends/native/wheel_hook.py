@@ -1,0 +1,90 @@
+"""The build hook of wheels: compiled libraries on request, and a path that editors can follow for editable ones.
+
+MULTISAMPLE_PREBUILT=1 compiles torch_ext for the CPU and for CUDA into the wheel, MULTISAMPLE_PREBUILT=cpu for the CPU
+only. The hook compiles with the PyTorch, the compilers and the toolkit of the environment, so the build must not be
+isolated::
+
+    MULTISAMPLE_PREBUILT=1 python -m build --wheel --no-isolation
+
+Without the variable a wheel has the sources only, which are compiled on first use. Sdists and editable installations
+never have compiled libraries.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+__all__ = ["WheelHook"]
+
+_VARIABLE = "MULTISAMPLE_PREBUILT"
+_KINDS: dict[str, tuple[str, ...]] = {"": (), "0": (), "cpu": ("cpu",), "1": ("cpu", "cuda")}
+
+# PyTorch may print to stdout first, so the platform tag is the last line.
+_BUILD = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from multisample.backends.native.wheels import main
+sys.exit(main(sys.argv[2], sys.argv[3:]))
+"""
+
+
+class WheelHook(BuildHookInterface[Any]):
+    """Called by hatchling around the build of each wheel."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Prepare a wheel: `version` is "standard" or "editable"."""
+        if version == "editable":
+            self._link_package()
+            return
+        kinds = _requested_kinds()
+        if kinds:
+            self._temporary = tempfile.TemporaryDirectory()
+            build_data["tag"] = f"py3-none-{self._compile(Path(self._temporary.name), kinds)}"
+            build_data["pure_python"] = False
+            build_data["force_include"][self._temporary.name] = "multisample/backends/native/prebuilt"
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        """Remove what `initialize` compiled: the wheel has it now."""
+        if hasattr(self, "_temporary"):
+            self._temporary.cleanup()
+
+    def _link_package(self) -> None:
+        """Make the folder that editable installations put on sys.path, which has the package and nothing else.
+
+        The root of the checkout would also make `backends`, `bench` and `tests` importable from anywhere.
+        """
+        link = Path(self.root, *self.build_config.dev_mode_dirs, "multisample")
+        link.parent.mkdir(exist_ok=True)
+        if not link.is_symlink():
+            link.symlink_to(Path("..", "multisample"), target_is_directory=True)
+
+    def _compile(self, folder: Path, kinds: tuple[str, ...]) -> str:
+        """Compile libraries into `folder`, and return the platform tag of all of them."""
+        command = [sys.executable, "-c", _BUILD, str(self.root), str(folder), *kinds]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+        if done.returncode:
+            sys.exit(f"{_VARIABLE}={os.environ[_VARIABLE]}: the libraries were not built")
+        return str(done.stdout.splitlines()[-1])
+
+
+def _requested_kinds() -> tuple[str, ...]:
+    value = os.environ.get(_VARIABLE, "")
+    if value not in _KINDS:
+        sys.exit(f"{_VARIABLE}: expected 1, cpu or 0, got {value!r}")
+    kinds = _KINDS[value]
+    missing = [name for name in ("torch", "numpy") if kinds and importlib.util.find_spec(name) is None]
+    if missing:
+        sys.exit(
+            f"{_VARIABLE}={value}: {' and '.join(missing)} cannot be imported where the wheel is built. Build it where"
+            " torch>=2.11, numpy, ninja, setuptools, hatchling and the compilers are installed, and not in isolation:"
+            " python -m build --wheel --no-isolation, or pip wheel --no-build-isolation"
+        )
+    return kinds

@@ -1,0 +1,221 @@
+"""The torch_ext backend: the C++ and CUDA C++ kernels as a PyTorch extension, compiled when it is first needed, unless
+it came with the wheel.
+
+Calls go to plain C functions of the libraries: PyTorch's dispatcher would cost more than the launch. The same kernels
+are the operators ``torch.ops.multisample``, for calls that PyTorch has to transform or compile.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.metadata
+import importlib.util
+import os
+import threading
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+
+from ..contract import Backend, BackendStatus, DeviceKind, Launcher
+from ..cuda_driver import device_of
+from ..draw import HOST, Draw, ElementType, Operation, pack, packer
+from ..errors import BackendUnavailableError
+from ..native import libraries, prebuilt, toolchain
+from ..worker_pool import thread_limit
+
+__all__ = ["BACKEND"]
+
+# The first version that is tested; the libraries use the stable ABI of the one before.
+_LEAST_TORCH = (2, 11)
+# The value of cudaErrorMemoryAllocation.
+_OUT_OF_MEMORY = 2
+
+
+class TorchExtBackend:
+    name = "torch_ext"
+    device_kinds: tuple[DeviceKind, ...] = ("cuda", "cpu")
+    host_library = "torch"
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        if hasattr(os, "register_at_fork"):  # A child must not inherit it from a thread that builds.
+            os.register_at_fork(after_in_child=self._renew_lock)
+        self._cpu: Any = None
+        self._cuda: Any = None
+
+    def status(self) -> BackendStatus:
+        if importlib.util.find_spec("torch") is None:
+            return BackendStatus(False, ("package torch is not installed: pip install 'torch>=2.11'",))
+        try:
+            version = importlib.metadata.version("torch")
+        except importlib.metadata.PackageNotFoundError:
+            version = "0 of unknown version"
+        reasons = []
+        if _parsed(version) < _LEAST_TORCH:
+            least = ".".join(map(str, _LEAST_TORCH))
+            reasons.append(f"torch {version} is older than {least}: pip install --upgrade 'torch>={least}'")
+        elif not libraries.is_built("cpu"):
+            missing = toolchain.missing_tools()
+            reasons = [*(libraries.unusable("cpu") if missing else ()), *missing, *libraries.refusal()]
+        device = "cpu"
+        if not reasons:
+            without_cuda = libraries.cuda_reasons()
+            kinds: list[DeviceKind] = ["cpu"] if without_cuda else ["cpu", "cuda"]
+            device = " and ".join(map(_described, kinds))
+            device += f" (not CUDA: {'; '.join(without_cuda)})" if without_cuda else ""
+        return BackendStatus(not reasons, tuple(reasons), f"torch {version}", device)
+
+    def _renew_lock(self) -> None:
+        self._lock = threading.Lock()
+
+    def prepare(self, device_kind: DeviceKind) -> None:
+        if self._cpu is not None and (device_kind == "cpu" or self._cuda is not None):
+            return
+        with self._lock:
+            if self._cpu is None:
+                self._cpu = self._load_cpu()
+            if device_kind == "cuda" and self._cuda is None:
+                self._cuda = self._load_cuda()
+
+    def _load_cpu(self) -> Any:
+        library = _load(libraries.cpu_library())
+        from .operators import register  # Imports PyTorch, which is needed from here on.
+
+        register()
+        library.multisample_run_cpu.argtypes = (ctypes.c_char_p,)
+        library.multisample_is_valid_cpu.argtypes = (ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p)
+        library.multisample_last_error.restype = ctypes.c_char_p
+        return library
+
+    def _load_cuda(self) -> Any:
+        reasons = libraries.cuda_reasons()
+        if reasons:
+            raise BackendUnavailableError(f"backend: {self.name!r} cannot run on CUDA here: " + "; ".join(reasons))
+        library = _load(libraries.cuda_library())
+        library.multisample_run_cuda.argtypes = (ctypes.c_char_p,)
+        library.multisample_scratch_size_cuda.argtypes = (ctypes.c_char_p,)
+        library.multisample_scratch_size_cuda.restype = ctypes.c_uint64
+        library.multisample_advance_cuda.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
+        library.multisample_cuda_error.argtypes = (ctypes.c_int,)
+        library.multisample_cuda_error.restype = ctypes.c_char_p
+        return library
+
+    def adopt(self, array: Any) -> Any:
+        import torch
+
+        if not isinstance(array, np.ndarray):
+            if hasattr(array, "__dlpack__"):
+                return torch.from_dlpack(array)
+            interface = array.__cuda_array_interface__
+            address = interface["data"][0]
+            # As memory to write to, because PyTorch takes no other; its owner goes with it.
+            shared = types.SimpleNamespace(
+                __cuda_array_interface__={**interface, "data": (address, False)}, owner=array
+            )
+            tensor = torch.as_tensor(shared, device=f"cuda:{device_of(address)}")
+            if tensor.numel() > 0 and tensor.data_ptr() != address:
+                raise BufferError("PyTorch would copy it")
+            return tensor
+        # A copy, because a tensor over memory that cannot be written to is one that warns.
+        tensor = torch.from_numpy(array.copy())
+        if self._cuda is None and libraries.cuda_reasons():
+            return tensor
+        self.prepare("cuda")
+        return tensor.cuda()
+
+    def launch(self, draw: Draw) -> None:
+        """As the contract says; also with operation `gradient`."""
+        self.prepare("cpu" if draw.device == HOST else "cuda")
+        run, fail = (
+            (self._cpu.multisample_run_cpu, self._raise_cpu_error) if draw.device == HOST
+            else (self._cuda.multisample_run_cuda, self._raise_cuda_error)
+        )  # fmt: skip
+        error = run(pack(draw))
+        if error:
+            fail(error)
+
+    def launcher(self, draw: Draw) -> Launcher:
+        """As the contract says; also with operation `gradient`, where `run` takes ``scratch=`` too."""
+        self.prepare("cpu" if draw.device == HOST else "cuda")
+        packed = packer(draw)
+        run, fail = (
+            (self._cpu.multisample_run_cpu, self._raise_cpu_error) if draw.device == HOST
+            else (self._cuda.multisample_run_cuda, self._raise_cuda_error)
+        )  # fmt: skip
+
+        def launch(
+            ready: None, mu: Any, sigma: Any, matrix: int, seed: int, offset: int, offset_at: int, first_row: int,
+            first_column: int, stream: int, scratch: int = 0,
+        ) -> None:  # fmt: skip
+            error = run(
+                packed(
+                    mu, sigma, matrix, seed, offset, offset_at, first_row, first_column, stream, thread_limit(), scratch
+                )
+            )
+            if error:
+                fail(error)
+
+        return Launcher(launch, self._validity(draw) if draw.device == HOST else None)
+
+    def _validity(self, draw: Draw) -> Callable[[Any, Any], Any]:
+        """`is_valid` of a launcher."""
+        is_valid = functools.partial(self._cpu.multisample_is_valid_cpu, pack(draw))
+        if ElementType.number not in (draw.mu.type, draw.sigma.type):
+            return is_valid
+        is_mu = draw.mu.type == ElementType.number
+        return (lambda mu, sigma: is_valid(0, sigma)) if is_mu else (lambda mu, sigma: is_valid(mu, 0))
+
+    def scratch_size(self, draw: Draw) -> int:
+        """How many float64 numbers of scratch memory a draw needs: a gradient on CUDA."""
+        if draw.device == HOST or draw.operation == Operation.sample:
+            return 0
+        self.prepare("cuda")
+        return int(self._cuda.multisample_scratch_size_cuda(pack(draw)))
+
+    def advancer(self, device: int) -> Callable[[int, int], None]:
+        self.prepare("cuda")
+
+        def advance(address: int, stream: int) -> None:
+            error = self._cuda.multisample_advance_cuda(address, device, stream)
+            if error:
+                self._raise_cuda_error(error)
+
+        return advance
+
+    def _raise_cpu_error(self, error: int) -> NoReturn:
+        raise RuntimeError(f"backend: 'torch_ext' failed: {self._cpu.multisample_last_error().decode()}")
+
+    def _raise_cuda_error(self, error: int) -> NoReturn:
+        message = f"backend: 'torch_ext' could not launch: {self._cuda.multisample_cuda_error(error).decode()}"
+        raise MemoryError(message) if error == _OUT_OF_MEMORY else RuntimeError(message)
+
+
+def _described(kind: DeviceKind) -> str:
+    name = "CUDA" if kind == "cuda" else kind
+    return f"{name} (prebuilt)" if libraries.is_prebuilt(kind) else name
+
+
+def _load(path: Path) -> Any:
+    import torch
+
+    try:
+        torch.ops.load_library(str(path))
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        mend = "remove that file, and another takes its place"
+        if not path.is_relative_to(prebuilt.root()):
+            mend = "remove that file, or set MULTISAMPLE_CACHE_DIR to a folder whose files can be loaded"
+        raise BackendUnavailableError(f"backend: 'torch_ext' cannot load {path}: {error}; {mend}") from error
+
+
+def _parsed(version: str) -> tuple[int, ...]:
+    """Major and minor version as numbers."""
+    parts = version.partition("+")[0].split(".")[:2]
+    return tuple(int(part) if part.isdigit() else 0 for part in parts)
+
+
+BACKEND: Backend = TorchExtBackend()

@@ -1,0 +1,93 @@
+// One launch, as plain numbers and addresses: every layer passes this struct on. backends/draw.py packs the same bytes.
+#pragma once
+
+#include "platform.h"
+
+namespace multisample {
+
+// Element types of mu, sigma and the matrix. The first stands for one number in place of a vector.
+enum ElementType : u32 {
+  kNumber,
+  kFloat16,
+  kBFloat16,
+  kFloat32,
+  kFloat64,
+  kInt8,
+  kInt16,
+  kInt32,
+  kInt64,
+  kUInt8,
+  kUInt16,
+  kUInt32,
+  kUInt64,
+};
+
+enum Operation : u32 {
+  kSample,    // reads mu and sigma, writes the matrix: x[r, c] = mu[r] + sigma[r] z[r, c]
+  kGradient,  // reads the matrix g, writes mu[r] = sum over c of g[r, c], and sigma[r] = sum over c of g[r, c] z[r, c]
+};
+
+// mu or sigma. The vectors that kGradient writes are contiguous, and of the computing type.
+struct Vector {
+  void* data;
+  i64 stride;     // in bytes
+  double number;  // for kNumber
+  u32 type, unused;
+};
+
+// A number: `value`, or the one at address `at`, in memory that the kernel can read, if that is not null.
+struct Word {
+  u64 value;
+  const u64* at;
+};
+
+// z[r, c] is the noise of row first_row + r (of row 0 with common noise) and column first_column + c. With antithetic
+// noise, columns of z come in pairs z, -z.
+struct Draw {
+  Vector mu, sigma;
+  void* matrix;
+  i64 row_stride, column_stride;  // in bytes; for kSample multiples of the element size
+  u64 rows, columns;              // at least 1
+  Word seed, offset;
+  Word first_row, first_column;  // first_row + rows <= 2^32, first_column + columns <= 2^34
+  double* scratch;               // kGradient on CUDA: room for partial sums, see gradient_geometry.h
+  void* stream;                  // of the device
+  u32 type;                      // of the matrix
+  u32 operation;
+  u32 common_noise;  // whether every row has the noise of row 0
+  u32 antithetic;
+  u32 fast_math;  // on CUDA devices, for types of at most 32 bits
+  i32 device;     // CUDA's ordinal; -1 for host memory
+  u32 threads;    // on the CPU: at most this many, or 0 for no limit
+  u32 unused;
+};
+
+static_assert(sizeof(Vector) == 32 && sizeof(Word) == 16 && sizeof(Draw) == 216, "backends/draw.py packs these bytes");
+
+inline u32 element_size(u32 type) { return type == kFloat64 ? 8 : type == kFloat32 ? 4 : 2; }
+
+// The same call where one row or one column makes a stride irrelevant: as if the matrix were contiguous.
+inline Draw with_regular_strides(Draw call) {
+  const i64 size = element_size(call.type);
+  if (call.columns == 1) call.column_stride = size;
+  if (call.rows == 1) call.row_stride = static_cast<i64>(call.columns) * size;
+  return call;
+}
+
+// Whether kernels have to read more than the offset from memory.
+inline bool has_origin_in_memory(const Draw& call) {
+  return call.seed.at != nullptr || call.first_row.at != nullptr || call.first_column.at != nullptr;
+}
+
+MULTISAMPLE_HOST_FUNCTION u64 value_of(const Word& word) { return word.at == nullptr ? word.value : *word.at; }
+
+// The same call with all words by value.
+MULTISAMPLE_HOST_FUNCTION Draw with_values(Draw call) {
+  call.seed = {value_of(call.seed), nullptr};
+  call.offset = {value_of(call.offset), nullptr};
+  call.first_row = {value_of(call.first_row), nullptr};
+  call.first_column = {value_of(call.first_column), nullptr};
+  return call;
+}
+
+}  // namespace multisample

@@ -1,0 +1,152 @@
+"""Which backend runs: the one that was named, or the first available in the order of the array's library."""
+
+from __future__ import annotations
+
+from multisample.backends import registry
+from multisample.backends.contract import Backend, BackendStatus
+
+from ._arguments import describe
+from ._libraries import library_called
+from ._libraries.library import NOUNS
+from ._plan import PLANS
+from .exceptions import BackendUnavailableError, UnknownBackendError
+
+__all__ = ["backends", "choose", "forget", "register_backend"]
+
+# By library and device kind; a name that is not registered is passed over.
+_ORDER: dict[tuple[str, str], tuple[str, ...]] = {
+    ("numpy", "cpu"): ("cpu",),
+    ("torch", "cpu"): ("torch_ext", "cpu"),
+    ("torch", "cuda"): ("torch_ext", "cupy", "numba"),
+    ("cupy", "cuda"): ("cupy", "numba", "torch_ext"),
+    ("numba", "cuda"): ("numba", "cupy", "torch_ext"),
+}
+_ORDER_OF_OTHERS = {"cpu": ("cpu",), "cuda": ("cupy", "numba", "torch_ext")}
+
+_chosen: dict[tuple[str, str, str], Backend] = {}
+
+
+def choose(name: str, library: str, device_kind: str) -> Backend:
+    """The backend to use for arrays of `library` on a device of `device_kind`.
+
+    Raises
+    ------
+    UnknownBackendError
+        If no backend is called `name`.
+    TypeError
+        If `name` is not a string.
+    BackendUnavailableError
+        If the one that was named, or every one that "auto" may take, cannot run.
+    ValueError
+        If the one that was named does not serve such arrays.
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"backend: expected a name, got {describe(name)} of type {type(name).__name__}")
+    backend = _chosen.get((name, library, device_kind))
+    if backend is None:
+        backend = _automatic(library, device_kind) if name == "auto" else _named(name, library, device_kind)
+        _chosen[name, library, device_kind] = backend
+    return backend
+
+
+def _named(name: str, library: str, device_kind: str) -> Backend:
+    try:
+        backend = registry.find(name)
+    except KeyError:
+        raise UnknownBackendError(name, registry.names()) from None
+    status = backend.status()
+    if not status.available:
+        raise BackendUnavailableError(f"backend: {name!r} cannot run here: " + "; ".join(status.reasons))
+    if device_kind in backend.device_kinds:
+        backend.prepare(device_kind)
+    elif library != "numpy":  # Host inputs are at home nowhere, and any backend adopts them.
+        raise ValueError(
+            f"backend: {name!r} serves {' and '.join(backend.device_kinds)} memory,"
+            f" got {NOUNS[library]} in {device_kind} memory"
+        )
+    return backend
+
+
+def _automatic(library: str, device_kind: str) -> Backend:
+    order = _ORDER.get((library, device_kind)) or _ORDER_OF_OTHERS.get(device_kind)
+    if order is None:
+        raise ValueError(f"mu, sigma: no backend serves {NOUNS[library]} in {device_kind} memory")
+    reasons = []
+    for name in order:
+        if name not in registry.names():
+            reasons.append(f"{name}: not part of this version of multisample")
+            continue
+        backend = registry.find(name)
+        status = backend.status()
+        if status.available and device_kind in backend.device_kinds:
+            try:
+                backend.prepare(device_kind)
+            except BackendUnavailableError as error:
+                reasons.append(f"{name}: {error}")
+            else:
+                return backend
+        elif status.available:
+            reasons.append(f"{name}: serves {' and '.join(backend.device_kinds)} memory")
+        reasons.extend(f"{name}: {reason}" for reason in status.reasons)
+    raise BackendUnavailableError(
+        f"backend: none can serve {NOUNS[library]} in {device_kind} memory: " + "; ".join(reasons)
+    )
+
+
+def backends() -> dict[str, BackendStatus]:
+    """Every backend, and whether it can run here.
+
+    Returns
+    -------
+    dict of str to BackendStatus
+        By name. Where a backend is not available, `reasons` gives everything that stands in the way, each with the
+        command that mends it.
+
+    Examples
+    --------
+    >>> import multisample
+    >>> multisample.backends()["cpu"].available
+    True
+    """
+    return {name: registry.find(name).status() for name in registry.names()}
+
+
+def register_backend(backend: Backend) -> None:
+    """Add a backend, to be used as ``sample(..., backend=backend.name)``.
+
+    Parameters
+    ----------
+    backend : multisample.backends.contract.Backend
+        An object with the attributes and methods of that protocol.
+
+    Raises
+    ------
+    TypeError
+        If it lacks any of them, is a class, or has no name.
+    ValueError
+        If its name is taken, or its `host_library` is not one that is known.
+
+    Examples
+    --------
+    >>> import multisample
+    >>> from multisample.backends.cpu import BACKEND
+    >>> multisample.register_backend(BACKEND)
+    Traceback (most recent call last):
+    ...
+    ValueError: backend name 'cpu' is taken; registered names are torch_ext, cupy, numba, cpu, and 'auto'
+    """
+    members = "name", "device_kinds", "host_library", "status", "prepare", "adopt", "launch", "advancer"
+    missing = [member for member in members if not hasattr(backend, member)]
+    if missing:
+        raise TypeError(f"backend: expected an object with {', '.join(members)}, got one without {', '.join(missing)}")
+    if isinstance(backend, type) or not (isinstance(backend.name, str) and backend.name):
+        raise TypeError(f"backend: expected an object with a name, got {describe(backend)}")
+    library_called(backend.host_library)
+    registry.register(backend)
+    forget()
+
+
+def forget() -> None:
+    """Choose backends and make plans anew."""
+    _chosen.clear()
+    PLANS.clear()

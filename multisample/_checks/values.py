@@ -1,0 +1,86 @@
+"""The values of mu and sigma: which of them no normal distribution can have."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from multisample.backends.contract import HostArray
+
+from .._arguments import describe
+from .._libraries import Library, Operand, is_number
+
+__all__ = ["check_values", "least_and_most", "number_vector", "vector_converter"]
+
+# Doubles up to this one round to a finite float32.
+_MOST_FLOAT32 = float.fromhex("0x1.fffffefffffffp+127")
+_RULES = {"mu": (-math.inf, "finite means"), "sigma": (0.0, "finite standard deviations of at least 0")}
+
+
+def least_and_most(name: str, dtype: str) -> tuple[float, float]:
+    """The numbers that `mu` or `sigma` may be for results of type `dtype`."""
+    most = float(np.finfo(np.float64).max) if dtype == "float64" else _MOST_FLOAT32
+    return (0.0 if name == "sigma" else -most), most
+
+
+def vector_converter(operand: Operand, d: int, real: Any) -> Callable[[HostArray], HostArray] | None:
+    """A function that makes arrays like `operand` vectors of the computing type `real`; None if they are that.
+
+    It takes the arrays of `Library.host_array`: float16 and bfloat16 as their bits.
+    """
+    steps: list[Callable[[HostArray], HostArray]] = []
+    if operand.dtype == "float16":
+        steps.append(lambda raw: raw.view(np.float16))
+    elif operand.dtype == "bfloat16":
+        steps.append(lambda raw: (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32))
+    if operand.shape == ():
+        steps.append(lambda raw: number_vector(raw, d, real))
+    elif len(operand.shape) == 2:
+        steps.append(lambda raw: raw[:, 0])
+    if operand.shape != () and operand.dtype != real.name and not (operand.dtype == "bfloat16" and real == np.float32):
+        steps.append(_narrowed if operand.dtype == "float64" else lambda raw: raw.astype(real))
+    if len(steps) < 2:
+        return steps[0] if steps else None
+    return lambda raw: functools.reduce(lambda array, step: step(array), steps, raw)
+
+
+def _narrowed(raw: HostArray) -> HostArray:
+    with np.errstate(over="ignore"):  # Overflow is found as a value that is not finite.
+        return raw.astype(np.float32)
+
+
+def number_vector(x: Any, d: int, real: Any) -> HostArray:
+    """A vector of `d` numbers that are equal, in the memory of one; `x` fits into the type `real`."""
+    one = np.empty(1, real)
+    one[0] = x
+    vector: HostArray = np.ndarray((d,), real, one, 0, (0,))
+    return vector
+
+
+def check_values(library: Library, arguments: dict[str, Any], dtype: str) -> None:
+    """ValueError with the first element of `mu` or `sigma` that is not finite, or of `sigma` that is negative.
+
+    `arguments` are `mu` and `sigma`, or those of them to look at; on a device this waits for it.
+    """
+    real = np.float64 if dtype == "float64" else np.float32
+    for name, x in arguments.items():
+        least, accepted = _RULES[name]
+        vector = _computed(name, x, real) if is_number(x) else _computed(name, library.to_host(x), real)
+        bad = np.flatnonzero(~(np.isfinite(vector) & (vector >= least)))
+        if bad.size:
+            value = f"{vector[bad[0]]} as {vector.dtype}"
+            if not is_number(x):
+                value = f"{name}[{bad[0]}] = {value} ({bad.size} of {vector.size} values)"
+            raise ValueError(f"{name}: expected {accepted}, got {value}")
+
+
+def _computed(name: str, x: Any, real: Any) -> HostArray:
+    try:
+        with np.errstate(over="ignore"):
+            return np.asarray(float(x) if is_number(x) else x).astype(real).reshape(-1)
+    except OverflowError:
+        raise ValueError(f"{name}: expected a finite number, got {describe(x)}") from None

@@ -1,0 +1,96 @@
+"""Whose array is it? Libraries are recognised by the arrays that come in: none is imported that the caller has not."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+import numpy as np
+
+from .._arguments import describe
+from .foreign import FOREIGN
+from .library import CPU, NOUNS, Device, Library, Operand
+from .numpy import HOST, ListArray
+
+__all__ = [
+    "BY_TYPE", "CPU", "HOST", "Device", "Library", "Operand", "described", "is_number", "library_called", "library_of",
+]  # fmt: skip
+
+# By the package that defines an array's class: the module here, and the object in it.
+_BY_PACKAGE = {
+    "torch": ("torch", "TORCH"),
+    "cupy": ("cupy", "CUPY"),
+    "numba": ("numba", "NUMBA"),
+    "jax": ("jax", "JAX"),
+    "jaxlib": ("jax", "JAX"),
+}
+
+BY_TYPE: dict[type, Library] = {np.ndarray: HOST, ListArray: HOST}
+"""Libraries of the types of arrays that have plans, once a call has brought one."""
+
+_RECOGNISED: dict[type, Library] = {}
+
+
+def is_number(x: Any) -> bool:
+    """Whether `x` is a Python number, which stands for a vector of it."""
+    return isinstance(x, (int, float)) and not isinstance(x, (bool, np.generic))
+
+
+def library_called(name: str) -> Library:
+    """The known library of that name, imported; ValueError if there is none."""
+    if name == "numpy":
+        return HOST
+    if name not in ("torch", "cupy", "numba"):
+        raise ValueError(f"host_library: expected numpy, torch, cupy, numba, got {describe(name)}")
+    return _library_of_package(name)
+
+
+def _library_of_package(package: str) -> Library:
+    module, name = _BY_PACKAGE[package]
+    library: Library = getattr(importlib.import_module(f".{module}", __package__), name)
+    return library
+
+
+def library_of(name: str, array: Any) -> Library:
+    """The library that argument `name` belongs to; TypeError if it is no array."""
+    kind = type(array)
+    library = BY_TYPE.get(kind) or _RECOGNISED.get(kind)
+    if library is None:
+        library = _RECOGNISED[kind] = _recognise(name, array)
+        # Other arrays are made ones of these libraries first.
+        if library is not HOST and not library.foreign:
+            BY_TYPE[kind] = library
+    return library
+
+
+def _recognise(name: str, array: Any) -> Library:
+    if isinstance(array, (np.ndarray, np.generic, list, tuple)):
+        return HOST
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(array, torch.Tensor):
+        return _library_of_package("torch")
+    package = type(array).__module__.partition(".")[0]
+    if package in _BY_PACKAGE and package != "torch" and hasattr(array, "dtype"):
+        return _library_of_package(package)
+    if not isinstance(array, type):  # A class has its instances' methods.
+        if hasattr(array, "__cuda_array_interface__") or hasattr(array, "__dlpack_device__"):
+            return FOREIGN
+        if hasattr(array, "__array__") or hasattr(array, "__array_interface__"):
+            return HOST
+    raise TypeError(
+        f"{name}: expected an array, a list or a number, got {describe(array)} of type {type(array).__name__}"
+    )
+
+
+def described(array: Any) -> str:
+    """What an error message calls `array`."""
+    kind = type(array).__name__
+    if isinstance(array, (list, tuple)):
+        return f"a {kind}"
+    if isinstance(array, np.generic):
+        return f"a NumPy {kind}"
+    name = library_of("array", array).name
+    if name == "foreign" or (name == "numpy" and not isinstance(array, np.ndarray)):
+        return f"an object of type {kind}"
+    return NOUNS[name]

@@ -1,0 +1,77 @@
+"""CuPy; imported when one of its arrays has come in, or when the cupy backend makes one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import cupy
+import numpy as np
+
+from multisample.backends.contract import HostArray
+
+from .library import Device, Library, Operand, counted_as
+from .numpy import cached_dtype, name_of
+
+__all__ = ["CUPY"]
+
+_current_device, _current_stream = cupy.cuda.runtime.getDevice, cupy.cuda.get_current_stream
+
+
+class CupyLibrary(Library):
+    name = "cupy"
+
+    def signature(self, array: Any) -> Hashable:
+        return array.dtype, array.shape, array.strides, array.data.device_id
+
+    def address(self, array: Any) -> int:
+        pointer: int = array.data.ptr
+        return pointer
+
+    def describe(self, name: str, array: Any) -> Operand:
+        dtype = name_of(array.dtype)
+        return Operand(
+            array.shape, array.strides, dtype, counted_as(name, dtype, array.dtype), self.device(name, array)
+        )
+
+    def device(self, name: str, array: Any) -> Device:
+        return Device("cuda", array.data.device_id)
+
+    def allocator(self, shape: tuple[int, ...], dtype: str, device: Device) -> Callable[[Any], Any]:
+        element, ordinal, make = cached_dtype(dtype), device.ordinal, cupy.ndarray
+
+        def allocate(like: Any) -> Any:
+            if _current_device() == ordinal:
+                return make(shape, element)
+            with cupy.cuda.Device(ordinal):
+                return make(shape, element)
+
+        return allocate
+
+    def stream(self, device: Device) -> Callable[[Any], int]:
+        ordinal = device.ordinal
+
+        def stream(array: Any) -> int:
+            if _current_device() == ordinal:
+                return int(_current_stream().ptr)
+            with cupy.cuda.Device(ordinal):
+                return int(_current_stream().ptr)
+
+        return stream
+
+    def to_host(self, array: Any) -> HostArray:
+        return np.asarray(array.get())
+
+    def to_device(self, array: HostArray, device: Device) -> Any:
+        with cupy.cuda.Device(device.ordinal):
+            target = cupy.empty(array.shape, array.dtype)
+        self.overwrite(target, array)
+        return target
+
+    def overwrite(self, target: Any, array: HostArray) -> None:
+        with cupy.cuda.Device(target.device.id):
+            target.set(array)
+            cupy.cuda.get_current_stream().synchronize()
+
+
+CUPY = CupyLibrary()

@@ -1,0 +1,67 @@
+"""Libraries whose arrays are known by protocols only: the results are of the backend's own library."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import numpy as np
+
+from multisample.backends import dlpack
+from multisample.backends.contract import HostArray
+from multisample.backends.cuda_driver import device_of
+
+from .._arguments import describe
+from .library import CPU, Device, Library
+from .numpy import HOST
+
+__all__ = ["FOREIGN", "ForeignLibrary"]
+
+
+class ForeignLibrary(Library):
+    """Objects with ``__dlpack__`` or ``__cuda_array_interface__``: each call shares them with another library."""
+
+    name = "foreign"
+    foreign = True
+    host: Library = HOST
+    """The library that draws for arrays in host memory."""
+
+    def as_numpy(self, array: Any) -> HostArray:
+        """An array in host memory as a NumPy array over the same memory."""
+        shared = dlpack.Imported(array)
+        return np.asarray(shared).view(shared.dtype)
+
+    def check_dtype(self, dtype: str) -> None:
+        """TypeError if the library cannot take a result of type `dtype`."""
+
+    def hand_over(self, result: Any, device: Device, library: Library, stream: int) -> Any:
+        """`result`, an array of `library` that is ready on `stream`, as the caller's."""
+        return result
+
+    def device(self, name: str, array: Any) -> Device:
+        try:
+            if not hasattr(array, "__dlpack_device__"):
+                return Device("cuda", device_of(array.__cuda_array_interface__["data"][0]))
+            kind, index = (int(part) for part in array.__dlpack_device__())
+        except (BufferError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            raise TypeError(f"{name}: expected an array on one device, got {describe(array)} ({error})") from error
+        if kind in dlpack.HOST:
+            return CPU
+        return Device("cuda" if kind in dlpack.CUDA else f"DLPack device type {kind}", index)
+
+    def named_stream(self, array: Any) -> int | None:
+        stream = getattr(array, "__cuda_array_interface__", {}).get("stream")
+        return None if stream is None else int(stream)
+
+    def check_target(self, out: Any) -> None:
+        read_only = False
+        if hasattr(out, "__dlpack__"):
+            with contextlib.suppress(BufferError, RuntimeError, TypeError, ValueError):  # Raised again when it is used.
+                read_only = dlpack.is_read_only(out)
+        else:
+            read_only = out.__cuda_array_interface__.get("data", (0, False))[1]
+        if read_only:
+            raise ValueError("out: expected a writable array, got a read-only one")
+
+
+FOREIGN = ForeignLibrary()

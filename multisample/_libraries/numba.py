@@ -1,0 +1,77 @@
+"""Numba's device arrays; imported when one has come in, or when the numba backend makes one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import numpy as np
+from numba import cuda
+
+from multisample.backends.contract import HostArray
+from multisample.backends.cuda_driver import current_device, on_device
+
+from .library import Device, Library, Operand, counted_as
+from .numpy import cached_dtype, name_of
+
+__all__ = ["NUMBA"]
+
+
+def handle_of(stream: Any) -> int:
+    """The driver's handle of a stream of Numba's, which is an object or 0."""
+    return int(getattr(stream, "handle", stream))
+
+
+class NumbaLibrary(Library):
+    """See `Library`. There is no current stream: arrays name theirs."""
+
+    name = "numba"
+    names_streams = True
+
+    def signature(self, array: Any) -> Hashable:
+        return array.dtype, array.shape, array.strides, array.gpu_data.context.device.id
+
+    def address(self, array: Any) -> int:
+        memory = array.gpu_data
+        return 0 if memory is None else int(memory.device_pointer)
+
+    def named_stream(self, array: Any) -> int | None:
+        stream = array.stream
+        return None if isinstance(stream, int) and stream == 0 else handle_of(stream)
+
+    def describe(self, name: str, array: Any) -> Operand:
+        dtype = name_of(array.dtype)
+        return Operand(
+            array.shape, array.strides, dtype, counted_as(name, dtype, array.dtype), self.device(name, array)
+        )
+
+    def device(self, name: str, array: Any) -> Device:
+        return Device("cuda", array.gpu_data.context.device.id)
+
+    def allocator(self, shape: tuple[int, ...], dtype: str, device: Device) -> Callable[[Any], Any]:
+        element, ordinal = cached_dtype(dtype), device.ordinal
+        make, strides = cuda.cudadrv.devicearray.DeviceNDArray, (shape[1] * element.itemsize, element.itemsize)
+
+        def allocate(like: Any) -> Any:
+            if current_device() == ordinal:
+                return make(shape, strides, element, like.stream)
+            with on_device(ordinal):
+                return make(shape, strides, element, like.stream)
+
+        return allocate
+
+    def stream(self, device: Device) -> Callable[[Any], int]:
+        return lambda array: handle_of(array.stream)
+
+    def to_host(self, array: Any) -> HostArray:
+        return np.asarray(array.copy_to_host())
+
+    def to_device(self, array: HostArray, device: Device) -> Any:
+        with on_device(device.ordinal):
+            return cuda.to_device(array)
+
+    def overwrite(self, target: Any, array: HostArray) -> None:
+        target.copy_to_device(array)
+
+
+NUMBA = NumbaLibrary()

@@ -1,0 +1,109 @@
+"""NumPy, and everything that NumPy can read: lists, numbers, objects with ``__array__``."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import numpy as np
+
+from multisample.backends.contract import HostArray
+from multisample.backends.dlpack import numpy_dtype
+
+from .._arguments import describe
+from .library import CPU, Device, Library, Operand, counted_as
+
+__all__ = ["HOST", "ListArray", "NumpyLibrary", "as_bits"]
+
+cached_dtype = functools.cache(numpy_dtype)
+
+
+@functools.cache
+def name_of(dtype: np.dtype[Any]) -> str:
+    """The name of a dtype, which NumPy makes anew each time."""
+    return str(dtype.name)
+
+
+class ListArray(np.ndarray):
+    """The array of a list, whose elements count as float32."""
+
+
+def as_bits(array: HostArray, dtype: str) -> HostArray:
+    """float16 and bfloat16 as the integers of their bits, others unchanged."""
+    return array.view(np.uint16) if dtype in ("float16", "bfloat16") else array
+
+
+def _check_mask(name: str, array: Any) -> None:
+    if isinstance(array, np.ma.MaskedArray):
+        raise TypeError(f"{name}: expected an array without a mask, got a masked array; fill it first")
+
+
+class NumpyLibrary(Library):
+    name = "numpy"
+
+    def signature(self, array: Any) -> Hashable:
+        return array.dtype, array.shape, array.strides
+
+    def target_signature(self, out: Any) -> Hashable:
+        return type(out), out.dtype, out.shape, out.strides, out.flags.writeable
+
+    def host_array(self, array: Any) -> HostArray:
+        host: HostArray = array
+        return host
+
+    def address(self, array: Any) -> int:
+        return int(array.ctypes.data)
+
+    def share_memory(self, a: Any, b: Any) -> bool:
+        if a.flags.owndata and b.flags.owndata:  # Arrays that own their memory do not share it.
+            return a is b
+        return np.may_share_memory(a, b) and np.shares_memory(a, b)
+
+    def normalized(self, name: str, array: Any) -> HostArray:
+        """Argument `name` as a NumPy array, or as a `ListArray`."""
+        if type(array) in (np.ndarray, ListArray):
+            host: HostArray = array
+            return host
+        _check_mask(name, array)
+        try:
+            # Subclasses index as they like: np.matrix stays two-dimensional.
+            converted = np.asarray(array)
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"{name}: expected numbers, got {describe(array)} ({error})") from None
+        return converted.view(ListArray) if isinstance(array, (list, tuple)) else converted
+
+    def describe(self, name: str, array: Any) -> Operand:
+        dtype = name_of(array.dtype)
+        counts_as = counted_as(name, dtype, array.dtype)
+        swapped = not array.dtype.isnative
+        if name == "out":
+            if swapped:
+                raise ValueError("out: expected native byte order, got swapped bytes")
+            if not array.flags.writeable:
+                raise ValueError("out: expected a writable array, got a read-only one")
+        if type(array) is ListArray:
+            counts_as = "float32"
+        if not swapped:
+            return Operand(array.shape, array.strides, dtype, counts_as, CPU)
+        native = array.dtype.newbyteorder("=")
+        return Operand(array.shape, array.astype(native).strides, dtype, counts_as, CPU, lambda x: x.astype(native))
+
+    def device(self, name: str, array: Any) -> Device:
+        return CPU
+
+    def check_target(self, out: Any) -> None:
+        _check_mask("out", out)
+        if not isinstance(out, np.ndarray):
+            raise TypeError(f"out: expected a NumPy array, got {describe(out)} of type {type(out).__name__}")
+
+    def allocator(self, shape: tuple[int, ...], dtype: str, device: Device) -> Callable[[Any], Any]:
+        element = cached_dtype(dtype)
+        empty = np.empty
+        return lambda like: empty(shape, element)
+
+    def to_host(self, array: Any) -> HostArray:
+        return np.asarray(array)
+
+
+HOST = NumpyLibrary()

@@ -1,0 +1,160 @@
+"""PyTorch; imported when a tensor has come in."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import numpy as np
+import torch
+from torch.autograd import forward_ad
+
+from multisample.backends.contract import HostArray
+
+from .library import CPU, Device, Library, Operand, counted_as
+from .numpy import HOST, as_bits
+
+__all__ = ["TORCH", "check_tensor", "dtype_of", "is_opaque", "is_transforming"]
+
+_layer, _modes = torch._C._functorch.peek_interpreter_stack, torch._C._len_torch_dispatch_stack
+_raw_stream: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+_is_grad_enabled = torch.is_grad_enabled
+_current_device: Callable[[], int] | None = getattr(torch._C, "_cuda_getDevice", None)
+
+# What compiled graphs of PyTorch allocate by: a third of the time of torch.empty, and like it but for the dispatcher,
+# which has nothing to do in calls that have a plan.
+_guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
+_empty_cpu: Callable[..., Any] | None = getattr(_guards, "_empty_strided_cpu", None)
+_empty_cuda: Callable[..., Any] | None = getattr(_guards, "_empty_strided_cuda", None)
+
+
+@functools.cache
+def name_of(dtype: Any) -> str:
+    """NumPy's name of a dtype of PyTorch's."""
+    return str(dtype).removeprefix("torch.")
+
+
+def dtype_of(name: str) -> Any:
+    """PyTorch's dtype of that name."""
+    return getattr(torch, name)
+
+
+def is_transforming() -> bool:
+    """Whether PyTorch transforms every call now: in torch.func, in a dispatch mode, or in forward-mode AD."""
+    return _layer() is not None or _modes() > 0 or forward_ad._current_level >= 0
+
+
+@functools.cache
+def is_opaque(kind: type) -> bool:
+    """Whether tensors of `kind` handle their operators themselves, and may have no memory."""
+    dispatch = getattr(kind, "__torch_dispatch__", None)
+    return dispatch is not None and dispatch is not torch.Tensor.__torch_dispatch__
+
+
+def check_tensor(name: str, tensor: Any) -> None:
+    """TypeError unless `tensor` is numbers in memory at strides."""
+    if tensor.is_nested:
+        found = "a nested tensor"
+    elif tensor.layout is not torch.strided:
+        found = f"layout {tensor.layout}"
+    elif tensor.is_quantized:
+        found = f"a quantized tensor ({name_of(tensor.dtype)}); dequantize it first"
+    elif type(tensor) is torch.Tensor:
+        return
+    elif isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
+        found = "an uninitialized parameter"
+    elif isinstance(tensor, torch.masked.MaskedTensor):
+        found = "a masked tensor; fill it first"
+    else:
+        return
+    raise TypeError(f"{name}: expected a strided tensor, got {found}")
+
+
+def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """PyTorch's strides of a contiguous tensor, in elements."""
+    return tuple(math.prod(max(length, 1) for length in shape[axis + 1 :]) for axis in range(len(shape)))
+
+
+def _resolve_negative(tensor: Any) -> Any:
+    return tensor.detach().resolve_neg()
+
+
+class TorchLibrary(Library):
+    name = "torch"
+
+    def signature(self, array: Any) -> Hashable:
+        return (
+            array.dtype, array.shape, array.stride(), array.device, array.requires_grad, array.is_neg(),
+        )  # fmt: skip
+
+    def state(self) -> Hashable:
+        if _layer() is not None or _modes() > 0 or forward_ad._current_level >= 0:
+            return None
+        return bool(_is_grad_enabled())
+
+    address = staticmethod(torch.Tensor.data_ptr)
+
+    def host_array(self, array: Any) -> HostArray:
+        array = array.detach() if array.requires_grad else array
+        # NumPy need not know bfloat16; the bits are the same as those of an integer.
+        return as_bits(
+            (array.view(torch.int16) if array.dtype is torch.bfloat16 else array).numpy(), name_of(array.dtype)
+        )
+
+    def share_memory(self, a: Any, b: Any) -> bool:
+        return HOST.share_memory(self.host_array(a), self.host_array(b))
+
+    def copied(self, array: Any) -> Any:
+        return torch.as_tensor(array).clone()
+
+    def describe(self, name: str, array: Any) -> Operand:
+        check_tensor(name, array)
+        dtype = name_of(array.dtype)
+        counts_as = counted_as(name, dtype)
+        if array.is_neg() and name == "out":
+            raise ValueError("out: expected plain memory, got a tensor with its negative bit set")
+        read = _resolve_negative if array.is_neg() else None
+        size, memory = array.element_size(), array if read is None else read(array)
+        strides = tuple(stride * size for stride in memory.stride())
+        return Operand(tuple(array.shape), strides, dtype, counts_as, self.device(name, array), read)
+
+    def device(self, name: str, array: Any) -> Device:
+        return CPU if array.is_cpu else Device(array.device.type, array.device.index or 0)
+
+    def allocator(self, shape: tuple[int, ...], dtype: str, device: Device) -> Callable[[Any], Any]:
+        element, where, strides = dtype_of(dtype), torch.device(str(device)), contiguous_strides(shape)
+        empty, ordinal = torch.empty_strided, device.ordinal
+        if device.kind == "cpu" and _empty_cpu is not None:
+            return lambda like: _empty_cpu(shape, strides, element)
+        if device.kind == "cuda" and _empty_cuda is not None and _current_device is not None:
+            return lambda like: (
+                _empty_cuda(shape, strides, element) if _current_device() == ordinal
+                else empty(shape, strides, dtype=element, device=where)
+            )  # fmt: skip
+        return lambda like: empty(shape, strides, dtype=element, device=where)
+
+    def stream(self, device: Device) -> Callable[[Any], int]:
+        ordinal = device.ordinal
+        raw = _raw_stream
+        if raw is not None:
+            return lambda array: raw(ordinal)
+        return lambda array: int(torch.cuda.current_stream(ordinal).cuda_stream)
+
+    def written(self) -> Callable[[Any], None]:
+        increment: Callable[[Any], None] = torch.autograd.graph.increment_version
+        return increment
+
+    def to_host(self, array: Any) -> HostArray:
+        array = array.detach().resolve_neg()
+        return np.asarray((array.double() if array.is_floating_point() else array).cpu().numpy())
+
+    def to_device(self, array: HostArray, device: Device) -> Any:
+        return torch.from_numpy(array).to(str(device))
+
+    def overwrite(self, target: Any, array: HostArray) -> None:
+        target.copy_(torch.from_numpy(array))
+
+
+TORCH = TorchLibrary()

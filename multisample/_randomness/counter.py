@@ -1,0 +1,82 @@
+"""An offset in the memory of a CUDA device: what a graph-safe generator counts with.
+
+Calls read it and add 1 in the order of their stream, so that each replay of a CUDA graph takes the next offset.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+
+from multisample.backends.cuda_driver import synchronize
+
+from .._libraries.library import Device, Library
+
+__all__ = ["DeviceCounter"]
+
+WORD_64 = 2**64
+
+# Counters that a graph has captured, which may outlive the generator: a replay must not write to memory of others.
+_captured: list[Any] = []
+
+
+class DeviceCounter:
+    """An unsigned 64-bit number on `device`, in an array of `library`.
+
+    Attributes
+    ----------
+    device : Device
+    lock : threading.Lock
+        Held from the launch that reads the number to the one that adds 1.
+    address : int
+    """
+
+    def __init__(self, value: int, device: Device, library: Library) -> None:
+        _check_offset(value)
+        self.device = device
+        self.lock = threading.Lock()
+        self._library = library
+        self._is_captured = False
+        self.array = library.to_device(_as_int64(value), device)
+        self.address = library.address(self.array)
+        # Some libraries return before a copy from pageable memory has reached the device.
+        synchronize(device.ordinal)
+
+    @property
+    def value(self) -> int:
+        """The number; waits for the device."""
+        synchronize(self.device.ordinal)
+        return int(self._library.to_host(self.array)[0]) % WORD_64
+
+    @value.setter
+    def value(self, value: int) -> None:
+        synchronize(self.device.ordinal)
+        self._library.overwrite(self.array, _as_int64(value))
+        synchronize(self.device.ordinal)
+
+    def check(self, seed: int, offset: int, seed_before: int) -> None:
+        """ValueError if the generator's state cannot become `seed` and `offset`."""
+        _check_offset(offset)
+        if self._is_captured and seed != seed_before:
+            raise ValueError(
+                f"state['seed']: expected {seed_before}, since a CUDA graph has captured a call with this generator and"
+                f" keeps its seed, got {seed}; make another generator and capture again"
+            )
+
+    def keep_for_graph(self) -> None:
+        """Never free the number: a graph has captured its address."""
+        with self.lock:
+            if not self._is_captured:
+                self._is_captured = True
+                _captured.append(self.array)
+
+
+def _check_offset(offset: int) -> None:
+    if offset == WORD_64:
+        raise OverflowError("generator: all offsets of this seed are used up; make one with another seed")
+
+
+def _as_int64(value: int) -> Any:
+    return np.array([value], np.uint64).view(np.int64)

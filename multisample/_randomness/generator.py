@@ -1,0 +1,341 @@
+"""Keys and generators: the seed and the offset of a call.
+
+A stream is fixed by a 64-bit seed, and a call's place in it by a 64-bit offset; a generator only counts. That makes it
+cheap to share between threads, to save, and to split for workers.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any, NamedTuple, TypedDict
+
+from .._arguments import check_flag, checked_integer
+from .counter import DeviceCounter
+
+__all__ = ["DEFAULT_GENERATOR", "LOCK", "WORD_64", "Generator", "GeneratorState", "Key", "manual_seed"]
+
+WORD_64 = 2**64
+_WORD = 2**32 - 1
+
+# One lock for all generators, held for the time of an addition or two. A fork waits for it, so that no child inherits
+# it locked.
+LOCK = threading.Lock()
+
+
+class Key(NamedTuple):
+    """The seed and the offset of one call, as `Generator.take` returns them; `sample` takes it as ``seed=``.
+
+    An integer `s` as seed is ``Key(s, 0)``: the first call of a fresh ``Generator(s)``.
+
+    Attributes
+    ----------
+    seed, offset : int
+        Each in ``0 <= ... < 2**64``.
+
+    Examples
+    --------
+    >>> import multisample
+    >>> key = multisample.Generator(7).take()
+    >>> key
+    Key(seed=7, offset=0)
+    >>> a = multisample.sample([0.0], [1.0], 3, seed=key)
+    >>> bool((a == multisample.sample([0.0], [1.0], 3, seed=7)).all())
+    True
+    """
+
+    seed: int
+    offset: int
+
+
+class GeneratorState(TypedDict):
+    """All that a `Generator` is: plain integers, so that any checkpoint format can hold it."""
+
+    seed: int
+    offset: int
+    spawned: int
+
+
+class Generator:
+    """Seed and call counter of one stream of samples.
+
+    Each `sample` call that is given this generator takes one offset: the first takes 0, the next 1. Calls from several
+    threads each take their own. `sample(..., seed=s)` equals the first call with a fresh ``Generator(s)``.
+
+    Parameters
+    ----------
+    seed : int, optional
+        ``0 <= seed < 2**64``. Without one, the operating system chooses.
+    graph_safe : bool, default False
+        Keep the offset in the memory of a CUDA device, where each call reads it and adds 1 in the order of its stream:
+        so each replay of a CUDA graph that has captured a call takes the next offset, as a call would.
+
+    Raises
+    ------
+    TypeError
+        If `seed` is not an integer, or `graph_safe` not a bool.
+    ValueError
+        If `seed` is out of range.
+
+    Notes
+    -----
+    Generators can be pickled, copied, and saved through `state`. A copy goes on from where the original is.
+    After `os.fork` parent and child hold equal generators: give each worker its own, from `spawn`.
+
+    The last offset is ``2**64 - 1``: after it `offset` is ``2**64``, and the next call raises OverflowError.
+
+    A graph-safe generator serves arrays of one CUDA device, that of its first call, which puts the offset there and
+    cannot itself be captured. `offset`, `state`, copying and pickling wait for that device. The offset in `state` can
+    be assigned between replays; the seed only until a graph has captured a call, since the graph keeps the seed of
+    capture time. The memory of an offset that a graph has captured is never freed, as the graph may outlive the
+    generator. On the device the offset wraps to 0 after ``2**64 - 1``. The program has to order calls and replays on
+    several streams, as with any other memory that they share: two at once may draw the same numbers.
+
+    Examples
+    --------
+    >>> import multisample
+    >>> g = multisample.Generator(7)
+    >>> a = multisample.sample([0.0], [1.0], 3, generator=g)
+    >>> b = multisample.sample([0.0], [1.0], 3, generator=g)
+    >>> g.offset
+    2
+    >>> bool((a == multisample.sample([0.0], [1.0], 3, seed=7)).all())
+    True
+    """
+
+    __slots__ = ("__weakref__", "_counter", "_graph_safe", "_offset", "_seed", "_spawned")
+
+    def __init__(self, seed: int | None = None, *, graph_safe: bool = False) -> None:
+        check_flag("graph_safe", graph_safe)
+        self._seed = _entropy() if seed is None else checked_integer("seed", seed, 0, WORD_64)
+        self._offset = 0
+        self._spawned = 0
+        self._graph_safe = bool(graph_safe)
+        self._counter: DeviceCounter | None = None
+
+    @property
+    def seed(self) -> int:
+        """The seed of the stream."""
+        return self._seed
+
+    @property
+    def offset(self) -> int:
+        """The offset that the next call takes."""
+        counter = self._counter
+        return self._offset if counter is None else counter.value
+
+    @property
+    def graph_safe(self) -> bool:
+        """Whether the offset is kept on a device."""
+        return self._graph_safe
+
+    @property
+    def state(self) -> GeneratorState:
+        """Everything needed to go on from here: ``{"seed": ..., "offset": ..., "spawned": ...}``; can be assigned.
+
+        Examples
+        --------
+        >>> import multisample
+        >>> g = multisample.Generator(7)
+        >>> checkpoint = g.state
+        >>> checkpoint
+        {'seed': 7, 'offset': 0, 'spawned': 0}
+        >>> g.state = {**checkpoint, "offset": 12}
+        >>> g.offset
+        12
+        """
+        offset = self.offset if self._graph_safe else None  # Waits for the device, so not under the lock.
+        with LOCK:
+            return {
+                "seed": self._seed, "offset": self._offset if offset is None else offset, "spawned": self._spawned,
+            }  # fmt: skip
+
+    @state.setter
+    def state(self, state: GeneratorState) -> None:
+        if not isinstance(state, dict) or state.keys() != GeneratorState.__annotations__.keys():
+            names = ", ".join(GeneratorState.__annotations__)
+            raise TypeError(f"state: expected a dict with keys {names}, got {state!r}")
+        checked = {
+            name: checked_integer(f"state[{name!r}]", value, 0, WORD_64 + (name != "seed"))
+            for name, value in state.items()
+        }
+        with LOCK:
+            counter = self._counter
+            if counter is not None:
+                counter.check(checked["seed"], checked["offset"], self._seed)
+            self._seed = checked["seed"]
+            self._offset = checked["offset"]
+            self._spawned = checked["spawned"]
+        if counter is not None:
+            counter.value = checked["offset"]
+
+    def take(self) -> Key:
+        """Take one offset, as a call of `sample` does.
+
+        Returns
+        -------
+        Key
+
+        Raises
+        ------
+        OverflowError
+            If all 2**64 offsets are used up.
+        ValueError
+            If the generator is `graph_safe`: its offset is in the memory of a device.
+
+        Examples
+        --------
+        >>> import multisample
+        >>> generator = multisample.Generator(7)
+        >>> generator.take(), generator.take()
+        (Key(seed=7, offset=0), Key(seed=7, offset=1))
+        """
+        if self._graph_safe:
+            raise ValueError(
+                "generator: a graph-safe one keeps its offset on the device; only sample can take it there"
+            )
+        return Key(*self._take())
+
+    def _take(self) -> tuple[int, int]:
+        with LOCK:
+            offset = self._offset
+            if offset == WORD_64:
+                raise OverflowError("generator: all offsets of this seed are used up; make one with another seed")
+            self._offset = offset + 1
+            return self._seed, offset
+
+    def _put_back(self, seed: int, offset: int) -> None:
+        """Undo a `_take` whose call failed, unless another call has taken the next offset since."""
+        with LOCK:
+            if (self._seed, self._offset) == (seed, offset + 1):
+                self._offset = offset
+
+    def spawn(self, n_children: int) -> list[Generator]:
+        """Generators for `n_children` workers, with seeds of their own that follow from this one's.
+
+        Parameters
+        ----------
+        n_children : int
+            At least 0.
+
+        Returns
+        -------
+        list of Generator
+            Children are counted over the life of this generator: spawning 2 and then 3 gives the same five as
+            spawning 5.
+
+        Raises
+        ------
+        TypeError
+            If `n_children` is not an integer.
+        ValueError
+            If `n_children` is out of range.
+        OverflowError
+            After 2**64 children.
+
+        Notes
+        -----
+        The seed of child c has as its low and high halves words 0 and 1 of Philox4x32-10 with counter
+        ``(lo32(c), hi32(c), 0, 0)`` and key ``(lo32(seed) ^ 0x73706177, hi32(seed) ^ 0x6E6B6579)``.
+
+        Examples
+        --------
+        >>> import multisample
+        >>> [child.offset for child in multisample.Generator(7).spawn(2)]
+        [0, 0]
+        """
+        count = checked_integer("n_children", n_children, 0, WORD_64)
+        with LOCK:
+            first = self._spawned
+            if first + count > WORD_64:
+                raise OverflowError("n_children: the children of this generator are used up")
+            self._spawned = first + count
+        key = ((self._seed & _WORD) ^ 0x73706177, (self._seed >> 32) ^ 0x6E6B6579)
+        return [
+            Generator(_philox_word_pair(child, key), graph_safe=self._graph_safe)
+            for child in range(first, first + count)
+        ]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _remade, (self._seed, self._graph_safe), dict(self.state)
+
+    def __setstate__(self, state: GeneratorState) -> None:
+        self.state = state
+
+    def __repr__(self) -> str:
+        if self._graph_safe:  # To look at the offset would wait for the device.
+            return f"Generator(seed={self._seed}, graph_safe=True)"
+        return f"Generator(seed={self._seed}, offset={self._offset})"
+
+
+def _remade(seed: int, graph_safe: bool) -> Generator:
+    return Generator(seed, graph_safe=graph_safe)
+
+
+def _entropy() -> int:
+    return int.from_bytes(os.urandom(8), "little")
+
+
+def _philox_word_pair(child: int, key: tuple[int, int]) -> int:
+    """Words 0 (low) and 1 (high) of Philox4x32-10, in plain integers: a spawn is not worth waiting for a compiler."""
+    c0, c1, c2, c3 = child & _WORD, child >> 32, 0, 0
+    k0, k1 = key
+    for _ in range(10):
+        p0, p1 = 0xD2511F53 * c0, 0xCD9E8D57 * c2
+        c0, c1, c2, c3 = (p1 >> 32) ^ c1 ^ k0, p1 & _WORD, (p0 >> 32) ^ c3 ^ k1, p0 & _WORD
+        k0, k1 = (k0 + 0x9E3779B9) & _WORD, (k1 + 0xBB67AE85) & _WORD
+    return c1 << 32 | c0
+
+
+DEFAULT_GENERATOR = Generator()
+
+
+def manual_seed(seed: int) -> Generator:
+    """Restart the process-wide default generator.
+
+    It serves calls that name neither `seed` nor `generator` and whose arrays are not PyTorch's (those obey
+    ``torch.manual_seed``).
+
+    Parameters
+    ----------
+    seed : int
+        ``0 <= seed < 2**64``.
+
+    Returns
+    -------
+    Generator
+        The default generator.
+
+    Raises
+    ------
+    TypeError
+        If `seed` is not an integer.
+    ValueError
+        If `seed` is out of range.
+
+    Notes
+    -----
+    A forked child does not go on with this seed: its default generator starts anew from a seed of the operating
+    system, so that workers never repeat each other.
+
+    Examples
+    --------
+    >>> import multisample
+    >>> _ = multisample.manual_seed(7)
+    >>> a = multisample.sample([0.0], [1.0], 3)
+    >>> bool((a == multisample.sample([0.0], [1.0], 3, seed=7)).all())
+    True
+    """
+    DEFAULT_GENERATOR.state = {
+        "seed": checked_integer("seed", seed, 0, WORD_64), "offset": 0, "spawned": 0,
+    }  # fmt: skip
+    return DEFAULT_GENERATOR
+
+
+def _after_fork_in_child() -> None:
+    LOCK.release()
+    manual_seed(_entropy())
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=LOCK.acquire, after_in_parent=LOCK.release, after_in_child=_after_fork_in_child)

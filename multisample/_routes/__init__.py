@@ -1,0 +1,98 @@
+"""Calls without a plan: they are checked in full, and get a plan, unless a framework has to see them.
+
+PyTorch has to see calls that it compiles, transforms or records, and those with DTensors; arrays that are known by
+protocols only are shared with a library that we know. The modules are loaded when first used, and each is given the
+function that draws.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Hashable
+from typing import Any
+
+from .._arguments import check_choice, check_flag, dtype_name
+from .._backends import choose
+from .._checks.operands import common_library
+from .._libraries import BY_TYPE, HOST, is_number
+from .._libraries.foreign import ForeignLibrary
+from .._plan import PLANS, Call, checked_window, make_plan
+from .._randomness.source import check_generator, checked_key
+from .._tracing import traced_as
+
+__all__ = ["draw_first", "is_compiling"]
+
+Draw = Callable[..., Any]
+
+
+@traced_as(lambda: True)
+def is_compiling() -> bool:
+    """Whether PyTorch traces the call, with or without torch.compile."""
+    compiler = sys.modules.get("torch.compiler")
+    return compiler is not None and bool(compiler.is_compiling())
+
+
+def draw_first(call: Call, key: Hashable, draw: Draw) -> Any:
+    """The result of a call that has no plan; `key` is that of the plan, `draw` is `multisample.sample`."""
+    compiling = is_compiling()
+    dtensor = None if compiling else getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
+    if dtensor is not None and any(isinstance(x, dtensor) for x in (call.mu, call.sigma, call.out)):
+        from .dtensor import draw_dtensor
+
+        return draw_dtensor(call, draw)
+    if type(call.dim_offset) is not int or type(call.sample_offset) is not int:
+        key = None  # Plans take Python's integers only.
+    call = _checked(call)
+    if compiling:
+        from .compiled import draw_compiled
+
+        return draw_compiled(call, draw)
+    caller = common_library(call.mu, call.sigma, call.out)
+    name, array = ("sigma", call.sigma) if is_number(call.mu) else ("mu", call.mu)
+    device = caller.device(name, array)
+    check_generator(call.generator, caller, device)
+    backend = choose(call.backend, caller.name, device.kind)
+    if isinstance(caller, ForeignLibrary):
+        from .adopted import draw_adopted
+
+        return draw_adopted(call, caller, device, backend)
+    if caller is HOST:
+        arrays: dict[str, Any] = {
+            name: HOST.normalized(name, x)
+            for name, x in (("mu", call.mu), ("sigma", call.sigma))
+            if not (is_number(x) or type(x) in BY_TYPE)
+        }
+        if arrays:  # Lists and the like, whose arrays may have a plan.
+            return draw(**call._replace(**arrays)._asdict())
+        if backend.host_library != "numpy":
+            from .adopted import draw_from_host
+
+            return draw_from_host(call, backend)
+    record = None
+    if caller.name == "torch":
+        from .recorded import recorder
+        from .transformed import draw_transformed, is_transformed
+
+        if is_transformed(call):
+            return draw_transformed(call, backend)
+        record = recorder(call, backend)
+    plan = make_plan(call, backend, caller, record)
+    result = plan.run(call.mu, call.sigma, call.seed, call.generator, call.out, call.dim_offset, call.sample_offset)
+    if key is not None:
+        PLANS.put(key, plan)
+    return result
+
+
+def _checked(call: Call) -> Call:
+    """The same call with its scalars and choices checked; TypeError or ValueError otherwise."""
+    n, dim_offset, sample_offset = checked_window(call.n, call.dim_offset, call.sample_offset)
+    check_choice("noise", call.noise, ("independent", "shared"))
+    check_choice("layout", call.layout, ("dn", "nd"))
+    for name, flag in (("fast_math", call.fast_math), ("validate", call.validate), ("antithetic", call.antithetic)):
+        check_flag(name, flag)
+    dtype = None if call.dtype is None else dtype_name(call.dtype)
+    if call.seed is not None:
+        if call.generator is not None:
+            raise TypeError("seed, generator: expected one of the two, got both")
+        checked_key(call.seed)
+    return call._replace(n=n, dim_offset=dim_offset, sample_offset=sample_offset, dtype=dtype)

@@ -1,0 +1,256 @@
+"""DTensors: each rank draws its part of a matrix that no device need hold whole, and asks no other.
+
+An element is a function of the seed, the call's offset and its place in the matrix, so that a part is a window, and
+where the windows begin is arithmetic. Only the generator's state has to be the same on every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any, TypeAlias
+
+import torch
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+from .._arguments import check_choice, check_flag, describe
+from .._checks.operands import common_length
+from .._libraries import is_number, library_of
+from .._libraries.torch import check_tensor
+from .._plan import ROWS, Call, checked_window
+from .._randomness.generator import WORD_64, Generator
+from .._randomness.source import check_generator, checked_key
+from .._randomness.torch import taker, torch_generator
+
+__all__ = ["checked_placements", "draw_dtensor", "draw_shard"]
+
+Cut: TypeAlias = tuple[int, int]
+"""A mesh dimension whose ranks share an axis out, and into how many pieces that is cut first, each to be shared out.
+
+One piece, unless several mesh dimensions share an axis out in another order than their own, as where FSDP comes after
+tensor parallelism.
+"""
+
+
+def draw_dtensor(call: Call, draw: Callable[..., Any]) -> Any:
+    """A call of which any of `mu`, `sigma` and `out` is a DTensor: the result is placed as `mu` and `sigma`."""
+    check_choice("layout", call.layout, ("dn", "nd"))
+    vectors = {name: x for name, x in (("mu", call.mu), ("sigma", call.sigma)) if not is_number(x)}
+    for name, x in vectors.items():
+        if not isinstance(x, DTensor):
+            raise TypeError(
+                f"{name}: expected a DTensor or a number where others are DTensors,"
+                f" got {describe(x)} of type {type(x).__name__}"
+            )
+    if not vectors:
+        raise TypeError(
+            f"mu, sigma: expected at least one DTensor, as out is one, got the numbers {call.mu} and {call.sigma}"
+        )
+    model = max(vectors.values(), key=lambda x: len(_cuts(x.placements, 0)))
+    placements = tuple([_on_axis(p, _ROWS[call.layout]) if _is_shard(p) else p for p in model.placements])
+    return draw_shard(call, model.device_mesh, placements, draw)
+
+
+_ROWS = {"dn": 0, "nd": 1}
+"""Which axis of the result counts dimensions."""
+
+
+def draw_shard(call: Call, mesh: Any, placements: tuple[Any, ...], draw: Callable[..., Any]) -> Any:
+    """A DTensor around this rank's window; `draw` is `multisample.sample`."""
+    n, dim_offset, sample_offset = checked_window(call.n, call.dim_offset, call.sample_offset)
+    check_flag("validate", call.validate)
+    vectors = {name: x for name, x in (("mu", call.mu), ("sigma", call.sigma)) if not is_number(x)}
+    for name, x in vectors.items():
+        check_tensor(name, x)
+    d = common_length({name: tuple(x.shape) for name, x in vectors.items()})
+    if dim_offset + d > ROWS:
+        raise ValueError(f"dim_offset: expected dim_offset + d <= 2**32, got {dim_offset} + {d}")
+    axis = _ROWS[call.layout]
+    shape = (n, d) if axis else (d, n)
+    cuts = _cuts(placements, axis)
+    rows = _part(d, cuts, mesh)
+    columns = _part(n, _cuts(placements, 1 - axis), mesh)
+    local: dict[str, Any] = {"mu": call.mu, "sigma": call.sigma, "out": None}
+    for name, x in vectors.items():
+        if isinstance(x, DTensor):
+            local[name] = _rows_of(name, x, d, rows, mesh, placements, cuts)
+        else:
+            local[name] = x[rows.start : rows.stop] if x.ndim else x
+    if call.out is not None:
+        local["out"] = _local_target(call.out, shape, mesh, placements)
+    if call.validate:
+        _check_agreement(
+            mesh, next(local[name] for name in vectors), call.seed, call.generator,
+            {"d": d, "n": n, "dim_offset": dim_offset, "sample_offset": sample_offset},
+        )  # fmt: skip
+    window: dict[str, Any] = {"dim_offset": dim_offset + rows.start, "sample_offset": sample_offset + columns.start}
+    part = draw(**call._replace(n=len(columns), **local, **window)._asdict())
+    if call.out is not None:
+        return call.out
+    return DTensor.from_local(part, mesh, placements, shape=torch.Size(shape), stride=(max(shape[1], 1), 1))
+
+
+# --- Placements -----------------------------------------------------------------------------------
+
+
+def _is_shard(placement: Any) -> bool:
+    return isinstance(placement, Shard) or hasattr(placement, "split_factor")
+
+
+def _on_axis(placement: Any, axis: int) -> Any:
+    """The same cut, of another axis."""
+    if hasattr(placement, "split_factor"):
+        return type(placement)(axis, split_factor=placement.split_factor)
+    return type(placement)(axis)
+
+
+def _cuts(placements: Sequence[Any], axis: int) -> list[Cut]:
+    """How an axis is cut, in order."""
+    return [
+        (mesh_dim, getattr(placement, "split_factor", 1))
+        for mesh_dim, placement in enumerate(placements)
+        if _is_shard(placement) and placement.dim == axis
+    ]
+
+
+def checked_placements(placements: Any, mesh: Any) -> tuple[Any, ...]:
+    """Placements of a matrix, their axes counted from the front."""
+    if not isinstance(placements, (list, tuple)) or len(placements) != mesh.ndim:
+        raise ValueError(
+            f"placements: expected one for each of the mesh's dimensions, {mesh.ndim}, got {describe(placements)}"
+        )
+    checked = []
+    for placement in placements:
+        if _is_shard(placement) and -2 <= placement.dim < 2:
+            checked.append(_on_axis(placement, placement.dim % 2))
+        elif isinstance(placement, Replicate):
+            checked.append(placement)
+        else:
+            raise ValueError(f"placements: expected Shard(0), Shard(1) or Replicate(), got {placement}")
+    return tuple(checked)
+
+
+# --- Parts ----------------------------------------------------------------------------------------
+
+
+def _part(length: int, cuts: list[Cut], mesh: Any) -> range:
+    """The part of an axis that this rank has; none if it is not part of the mesh."""
+    coordinate = mesh.get_coordinate()
+    if coordinate is None:
+        return range(0)
+    runs = [range(length)]
+    for mesh_dim, pieces in cuts:
+        runs = [
+            run
+            for piece in range(pieces)
+            for run in _chunk(_chunk(runs, pieces, piece), mesh.size(mesh_dim), coordinate[mesh_dim])
+        ]
+    if not runs:
+        return range(0)
+    if any(before.stop != after.start for before, after in pairwise(runs)):
+        raise ValueError(
+            "placements: expected shards that are in one piece each, got pieces that begin at"
+            f" {describe([run.start for run in runs])} on this rank; redistribute to Shard()"
+        )
+    return range(runs[0].start, runs[-1].stop)
+
+
+def _chunk(runs: list[range], chunks: int, index: int) -> list[range]:
+    """One of the chunks of what the runs have together."""
+    size, start = Shard.local_shard_size_and_offset(sum(map(len, runs)), chunks, index)
+    chunk = []
+    for run in runs:
+        chunk.append(run[max(start, 0) : max(start + size, 0)])
+        start -= len(run)
+    return [run for run in chunk if run]
+
+
+def _rows_of(name: str, x: Any, d: int, rows: range, mesh: Any, placements: tuple[Any, ...], cuts: list[Cut]) -> Any:
+    """The elements of DTensor `x` for `rows`, which have to be among those that this rank has."""
+    if x.device_mesh != mesh:
+        raise ValueError(f"{name}: expected a DTensor on the same mesh as the result, {mesh}, got {x.device_mesh}")
+    for placement in x.placements:
+        if not (isinstance(placement, Replicate) or (_is_shard(placement) and placement.dim == 0)):
+            raise ValueError(f"{name}: expected placements Shard(0) or Replicate(), got {placement}; redistribute it")
+    own = _cuts(x.placements, 0)
+    # Cut in the same order and no further, every rank has what it needs.
+    if own != cuts[: len(own)]:
+        raise ValueError(
+            f"{name}: expected it replicated, or sharded over dimensions as the result is, got placements"
+            f" {x.placements} for a result with {placements}; redistribute it"
+        )
+    # Of what is replicated, ranks that draw different parts have different terms of the gradient.
+    gradients = [
+        Partial() if isinstance(given, Replicate) and not isinstance(placement, Replicate) else given
+        for given, placement in zip(x.placements, placements, strict=True)
+    ]
+    local = x.to_local(grad_placements=gradients)
+    if hasattr(local, "trigger_wait"):  # What a collective is still writing; any operation but a view waits for it.
+        local = local.clone()
+    if not x.ndim:
+        return local
+    start = _part(d, own, mesh).start
+    return local[rows.start - start : rows.stop - start]
+
+
+def _local_target(out: Any, shape: tuple[int, int], mesh: Any, placements: tuple[Any, ...]) -> Any:
+    if not isinstance(out, DTensor):
+        raise TypeError(f"out: expected a DTensor, got {describe(out)} of type {type(out).__name__}")
+    if tuple(out.shape) != shape:
+        raise ValueError(f"out: expected shape {shape}, got {tuple(out.shape)}")
+    if out.device_mesh != mesh or out.placements != placements:
+        raise ValueError(
+            f"out: expected it on {mesh} with placements {placements}, got {out.device_mesh} with {out.placements}"
+        )
+    return None if mesh.get_coordinate() is None else out.to_local()
+
+
+# --- Agreement ------------------------------------------------------------------------------------
+
+
+def _check_agreement(mesh: Any, array: Any, seed: Any, generator: Any, numbers: dict[str, int]) -> None:
+    """ValueError on every rank of the mesh, unless all are about to draw the same matrix."""
+    if mesh.get_coordinate() is None:
+        return
+    if seed is not None:
+        key = dict(zip(("seed", "seed's offset"), checked_key(seed), strict=True))
+    else:
+        key = dict(zip(("generator's seed", "generator's offset"), _next_key(generator, array), strict=True))
+    numbers = key | numbers
+    gathered = torch.tensor([_signed(number) for number in numbers.values()], device=array.device)
+    for mesh_dim in reversed(range(mesh.ndim)):
+        group = mesh.get_group(mesh_dim)
+        others = [torch.empty_like(gathered) for _ in range(mesh.size(mesh_dim))]
+        torch.distributed.all_gather(others, gathered, group=group)
+        gathered = torch.stack(others)
+    ranks = mesh.mesh.flatten().tolist()
+    table = gathered.view(len(ranks), len(numbers)).tolist()
+    for name, column in zip(numbers, zip(*table, strict=True), strict=True):
+        found: dict[int, list[int]] = {}
+        for rank, number in zip(ranks, column, strict=True):
+            found.setdefault(number % WORD_64, []).append(rank)
+        if len(found) > 1:
+            raise ValueError(
+                f"{name}: expected the same on every rank, got "
+                + ", ".join(f"{number} on {_named(ranks)}" for number, ranks in found.items())
+            )
+
+
+def _next_key(generator: Any, array: Any) -> tuple[int, int]:
+    """Seed and offset that a call would take, and does not."""
+    library = library_of("mu", array)
+    device = library.device("mu", array)
+    check_generator(generator, library, device)
+    if isinstance(generator, Generator):
+        state = generator.state
+        return state["seed"], state["offset"]
+    return taker(str(device))(torch_generator(generator, str(device)).clone_state())
+
+
+def _signed(number: int) -> int:
+    """As a tensor of int64 holds 64 bits."""
+    return number - WORD_64 if number >= WORD_64 // 2 else number
+
+
+def _named(ranks: list[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"

@@ -1,0 +1,173 @@
+"""Calls whose gradients PyTorch records: an autograd function over two plans, without a trip through the dispatcher.
+
+The noise is drawn again in the backward pass, so that nothing as large as the sample is kept for it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from multisample.backends import registry
+from multisample.backends.contract import Backend
+from multisample.backends.draw import ElementType, Operation, Vector
+
+from .._libraries.torch import TORCH, dtype_of, is_transforming
+from .._plan import Call, Plan, PlanCache, Record
+from .transformed import as_int64
+
+__all__ = ["recorder"]
+
+
+def recorder(call: Call, backend: Backend) -> Record | None:
+    """What runs the plan of a call with gradients to record; None for one without.
+
+    Raises
+    ------
+    ValueError
+        If gradients cannot be recorded.
+    """
+    names = [
+        name
+        for name, x in (("mu", call.mu), ("sigma", call.sigma), ("out", call.out))
+        if getattr(x, "requires_grad", False)
+    ]
+    if not names or not torch.is_grad_enabled():
+        return None
+    if call.out is None and backend.name == "torch_ext":
+        return _record
+    if call.out is not None:
+        reason = "out= takes no gradient; detach it, or call sample under torch.no_grad()"
+    elif call.backend == "auto":
+        status = registry.find("torch_ext").status()
+        why = "; ".join(status.reasons) or "it could not be prepared"
+        reason = f"backend {backend.name!r} records no gradient, and torch_ext, which does, cannot run here: {why}"
+    else:
+        reason = (
+            f"backend {backend.name!r} records no gradient, torch_ext does; name that one, detach it, or call sample"
+            " under torch.no_grad()"
+        )
+    raise ValueError(f"{names[0]}: requires grad, and {reason}")
+
+
+def _record(
+    plan: Plan, mu: Any, sigma: Any, seed: Any, generator: Any, dim_offset: int, sample_offset: int
+) -> Any:  # fmt: skip
+    return _apply(mu, sigma, (plan, seed, generator, dim_offset, sample_offset))
+
+
+class _Recorded(torch.autograd.Function):
+    """A sample of a plan, differentiable in `mu` and `sigma`."""
+
+    @staticmethod
+    def forward(ctx: Any, mu: Any, sigma: Any, call: tuple[Plan, Any, Any, int, int]) -> Any:
+        plan, seed, generator, dim_offset, sample_offset = call
+        result, *noise = plan.draw(mu, sigma, seed, generator, None, dim_offset, sample_offset)
+        ctx.drawn = plan, (*noise, dim_offset, sample_offset)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        plan, noise = ctx.drawn
+        # PyTorch has to see the operator where it transforms or compiles the backward pass, or records that too.
+        if _is_grad_enabled() or _is_transformed(grad) or grad.is_neg():
+            gradients = _by_operator(plan, grad, *noise)
+        else:
+            gradients = _gradient_plan(plan, grad).run(grad, *noise)
+        needs_mu, needs_sigma, _ = ctx.needs_input_grad
+        mu, sigma = plan.operands
+        return (
+            _like(gradients[0], mu) if needs_mu else None, _like(gradients[1], sigma) if needs_sigma else None, None,
+        )  # fmt: skip
+
+
+# Function.apply, but for what torch.func needs: no call comes here that it transforms.
+_apply = super(torch.autograd.Function, _Recorded).apply
+_is_grad_enabled = torch.is_grad_enabled
+
+
+def _is_transformed(grad: Any) -> bool:
+    # A batch of gradients, as of torch.autograd.grad(is_grads_batched=True), is one of the older kind of vmap.
+    return type(grad) is not torch.Tensor or is_transforming() or torch._C._functorch.is_legacy_batchedtensor(grad)
+
+
+def _like(gradient: Any, operand: Any) -> Any:
+    """The gradient of a vector, in the shape and the type of the argument."""
+    if len(operand.shape) != 1:
+        gradient = gradient.reshape(operand.shape) if operand.shape else gradient.sum()
+    element = dtype_of(operand.dtype)
+    return gradient if gradient.dtype is element else gradient.to(element)
+
+
+def _by_operator(
+    plan: Plan, grad: Any, seed: int, offset: int, offset_tensor: Any, dim_offset: int, sample_offset: int
+) -> Any:
+    template = plan.template
+    return torch.ops.multisample.sample_backward(
+        grad, offset_tensor, seed=as_int64(seed), offset=as_int64(offset), dim_offset=dim_offset,
+        sample_offset=sample_offset, shared=template.common_noise, fast_math=template.fast_math,
+        antithetic=template.antithetic, transposed=plan.is_transposed,
+    )  # fmt: skip
+
+
+# --- The plan of the backward pass --------------------------------------------------------------------------------
+
+
+class _GradientPlan:
+    """The two vectors of a gradient, for gradients of one type, shape and device; immutable."""
+
+    __slots__ = ("_allocate", "_allocate_scratch", "_is_empty", "_launch", "_stream")
+
+    def __init__(self, plan: Plan, grad: Any) -> None:
+        operand = TORCH.describe("grad", grad)
+        strides, shape = operand.strides, operand.shape
+        if plan.is_transposed:
+            strides, shape = strides[::-1], shape[::-1]
+        real = "float64" if operand.dtype == "float64" else "float32"
+        vector = Vector(0, 8 if real == "float64" else 4, 0.0, ElementType[real])
+        draw = plan.template._replace(
+            mu=vector, sigma=vector, row_stride=strides[0], column_stride=strides[1], type=ElementType[operand.dtype],
+            operation=Operation.gradient,
+        )  # fmt: skip
+        backend: Any = plan.backend  # torch_ext.
+        self._is_empty, self._launch = 0 in shape, backend.launcher(draw).run
+        self._allocate = TORCH.allocator((shape[0],), real, operand.device)
+        size = backend.scratch_size(draw)
+        self._allocate_scratch = TORCH.allocator((size,), "float64", operand.device) if size else None
+        self._stream = None if operand.device.kind == "cpu" else TORCH.stream(operand.device)
+
+    def run(
+        self, grad: Any, seed: int, offset: int, offset_tensor: Any, dim_offset: int, sample_offset: int
+    ) -> tuple[Any, Any]:
+        """The gradients of `mu` and `sigma`, shape (d,), in the computing type."""
+        mu, sigma = self._allocate(grad), self._allocate(grad)
+        if self._is_empty:
+            return mu.zero_(), sigma.zero_()
+        scratch = 0
+        if self._allocate_scratch is not None:
+            # The allocator gives this memory only to work that comes later on the same stream.
+            memory = self._allocate_scratch(grad)
+            scratch = memory.data_ptr()
+        self._launch(
+            None, mu.data_ptr(), sigma.data_ptr(), grad.data_ptr(), seed, offset,
+            0 if offset_tensor is None else offset_tensor.data_ptr(), dim_offset, sample_offset,
+            0 if self._stream is None else self._stream(grad), scratch,
+        )  # fmt: skip
+        return mu, sigma
+
+
+_GRADIENT_PLANS: PlanCache[_GradientPlan] = PlanCache(1024)
+
+
+def _gradient_plan(plan: Plan, grad: Any) -> _GradientPlan:
+    template = plan.template
+    key = (
+        grad.dtype, grad.shape, grad.stride(), grad.device, plan.is_transposed, template.common_noise,
+        template.antithetic, template.fast_math,
+    )  # fmt: skip
+    found = _GRADIENT_PLANS.get(key)
+    if found is None:
+        found = _GradientPlan(plan, grad)
+        _GRADIENT_PLANS.put(key, found)
+    return found

@@ -1,0 +1,184 @@
+"""Calls that PyTorch transforms: in torch.func, in forward-mode AD, in a dispatch mode, or of a tensor subclass.
+
+Such a call is one of an operator, through PyTorch's dispatcher. A seed by value would be the same in every run of a
+graph, and for every element of a batch: where new numbers are expected, an operator of PyTorch's draws the offset, and
+it stays on the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._C import _functorch
+
+from multisample.backends.contract import Backend
+from multisample.backends.torch_ext.operators import Sample
+
+from .._checks.operands import common_length, promoted
+from .._libraries import is_number
+from .._libraries.library import counted_as
+from .._libraries.torch import check_tensor, dtype_of, is_opaque, is_transforming
+from .._plan import ROWS, Call
+from .._randomness.generator import WORD_64, Generator
+from .._randomness.source import checked_key
+from .._randomness.torch import SEED, draw_offset, take_transformed
+
+__all__ = ["as_int64", "draw_by_operator", "draw_separately", "draw_transformed", "is_batched", "is_transformed"]
+
+
+def is_transformed(call: Call) -> bool:
+    """Whether PyTorch transforms the call; then its tensors may be batches, or have no values."""
+    return is_transforming() or any(map(is_opaque, map(type, (call.mu, call.sigma, call.out))))
+
+
+def draw_transformed(call: Call, backend: Backend) -> Any:
+    """Such a call, in which all but the tensors has been checked."""
+    if backend.name != "torch_ext":
+        raise ValueError(
+            "backend: expected torch_ext where PyTorch transforms the call (torch.func, torch.autograd.forward_ad,"
+            f" a dispatch mode or a tensor subclass), got {backend.name!r}"
+        )
+    return draw_by_operator(call)
+
+
+def draw_by_operator(call: Call, is_known: Callable[[Any], bool] = bool) -> Any:
+    """A call as one of an operator; ``is_known(condition)`` is whether a condition holds in every run of a graph."""
+    mu, sigma, n, out = call.mu, call.sigma, call.n, call.out
+    tensors = {name: x for name, x in (("mu", mu), ("sigma", sigma)) if not is_number(x)}
+    dtype = _checked_dtype(tensors, call.dtype)
+    d = common_length({name: x.shape for name, x in tensors.items()})
+    _check_devices(tensors if out is None else {**tensors, "out": out})
+    for name, x in (("mu", mu), ("sigma", sigma)):
+        if is_number(x):
+            _check_number(name, x, dtype, is_known)
+    if call.dim_offset + d > ROWS:
+        raise ValueError(f"dim_offset: expected dim_offset + d <= 2**32, got {call.dim_offset} + {d}")
+    if call.validate:
+        raise ValueError(
+            "validate: expected False where PyTorch compiles or transforms the call, as there are no values to look at"
+        )
+    if out is not None:
+        _check_out(out, (n, d) if call.layout == "nd" else (d, n), dtype, tensors)
+    call = call._replace(dtype=dtype)
+    if call.seed is not None:
+        return _call_operator(call, *checked_key(call.seed), None)
+    device = next(iter(tensors.values())).device
+    if isinstance(call.generator, Generator):
+        if call.generator.graph_safe or is_batched() or _is_captured(device):
+            raise ValueError(
+                "generator: expected a torch.Generator where PyTorch transforms the call, which can draw for each"
+                f" element of a batch and in each replay of a graph, got {call.generator}; or pass seed="
+            )
+        return _undone_on_error(call, *call.generator._take())
+    if is_batched() or _stands_for_several(device, *tensors.values()):
+        return _call_operator(call, SEED, 0, draw_offset(device, call.generator))
+    return _call_operator(call, *take_transformed(str(device), call.generator), None)
+
+
+def _undone_on_error(call: Call, seed: int, offset: int) -> Any:
+    try:
+        return _call_operator(call, seed, offset, None)
+    except BaseException:
+        call.generator._put_back(seed, offset)
+        raise
+
+
+def _checked_dtype(tensors: dict[str, Any], dtype: str | None) -> str:
+    counts_as = []
+    for name, x in tensors.items():
+        check_tensor(name, x)
+        counts_as.append(counted_as(name, str(x.dtype).removeprefix("torch.")))
+    return promoted(counts_as) if dtype is None else dtype
+
+
+def _check_devices(tensors: dict[str, Any]) -> None:
+    (first, model), *others = tensors.items()
+    for name, x in others:
+        if x.device != model.device:
+            raise ValueError(f"{name}: expected it on the device of {first}, {model.device}, got {x.device}")
+
+
+def _check_number(name: str, x: Any, dtype: str, is_known: Callable[[Any], bool]) -> None:
+    most = torch.finfo(torch.float64 if dtype == "float64" else torch.float32).max
+    least, accepted = (-most, "finite means") if name == "mu" else (0, "finite standard deviations of at least 0")
+    if is_known(x < least) or is_known(x > most) or is_known(x != x):
+        raise ValueError(f"{name}: expected {accepted}, got {x} for {dtype}")
+
+
+def _check_out(out: Any, shape: tuple[Any, Any], dtype: str, sources: dict[str, Any]) -> None:
+    if tuple(out.shape) != shape:
+        raise ValueError(f"out: expected shape {shape}, got {tuple(out.shape)}")
+    if out.dtype is not dtype_of(dtype):
+        raise ValueError(f"out: expected dtype {dtype}, got {str(out.dtype).removeprefix('torch.')}")
+    for name, x in {**sources, "out": out}.items():
+        if x.requires_grad and torch.is_grad_enabled():
+            raise ValueError(
+                f"{name}: requires grad, and out= takes no gradient; detach it, or call sample under torch.no_grad()"
+            )
+
+
+def _stands_for_several(device: Any, *tensors: Any) -> bool:
+    """Whether the call is one of several that expect new numbers: of the runs of what is traced."""
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or any(map(is_opaque, map(type, tensors)))
+        or _is_captured(device)
+    )
+
+
+def is_batched() -> bool:
+    """Whether the call is one for a batch, whatever its tensors are."""
+    layers = _functorch.get_interpreter_stack() or ()
+    return any(layer.key() == _functorch.TransformType.Vmap for layer in layers)
+
+
+def _is_captured(device: Any) -> bool:
+    return bool(device.type == "cuda" and torch.cuda.is_current_stream_capturing())
+
+
+# --- Operators ------------------------------------------------------------------------------------
+
+
+def _call_operator(call: Call, seed: Any, offset: Any, counter: Any) -> Any:
+    """The sample, or `out`; one of `mu` and `sigma` at least is a tensor."""
+    mu, sigma, dtype = call.mu, call.sigma, call.dtype
+    assert dtype is not None
+    model = sigma if is_number(mu) or mu.dim() == 0 else mu
+    vectors = _vector(mu, model, dtype), _vector(sigma, model, dtype)
+    options = {
+        "seed": as_int64(seed), "offset": as_int64(offset), "dim_offset": call.dim_offset,
+        "sample_offset": call.sample_offset, "shared": call.noise == "shared", "fast_math": bool(call.fast_math),
+        "antithetic": bool(call.antithetic),
+    }  # fmt: skip
+    if call.out is not None:
+        target = call.out if call.layout == "dn" else call.out.T
+        torch.ops.multisample.sample_(target, *vectors, counter, **options)
+        return call.out
+    options |= {"dtype": dtype_of(dtype), "transposed": call.layout == "nd"}
+    if counter is not None and is_batched():
+        return draw_separately(*vectors, call.n, counter, **options)
+    return torch.ops.multisample.sample(*vectors, call.n, counter, **options)
+
+
+def draw_separately(mu: Any, sigma: Any, n: Any, counter: Any, **options: Any) -> Any:
+    """The operator's sample, where each element of a batch needs other numbers, and any will do."""
+    return Sample.apply(mu, sigma, n, counter, True, options)
+
+
+def _vector(x: Any, model: Any, dtype: str) -> Any:
+    """Whatever stands for a vector, in shape (d,); `model` has as many elements."""
+    if is_number(x):
+        real = torch.float64 if dtype == "float64" else torch.float32
+        # A product need not know x to be compiled.
+        x = torch.ones((), dtype=real, device=model.device) * torch.sym_float(x)
+    if x.dim() == 1:
+        return x
+    return x[:, 0] if x.dim() == 2 else x.expand(model.shape[0])
+
+
+def as_int64(word: Any) -> Any:
+    """The signed number with the bits of an unsigned one: operators have no unsigned ones."""
+    return word - WORD_64 if word >= 2**63 else word

@@ -1,0 +1,201 @@
+"""Types of the public functions, for type checkers.
+
+A type checker takes a class of a package that is not installed for Any, and an overload with Any accepts every
+argument. So no array library is imported here: protocols describe the arrays of PyTorch, JAX, CuPy and Numba.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Protocol, SupportsIndex, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from typing import Generic
+
+    # Type checkers know typing_extensions, installed or not. Python has no generic TypedDict before 3.11.
+    from typing_extensions import Required, TypedDict
+    from typing_extensions import TypeVar as _TypeVar
+
+    from ._randomness.generator import Generator, Key
+    from .cem import CEM
+
+__all__ = [
+    "AnyArray", "ArrayT", "DType", "DTypeName", "HostArray", "HostBackend", "HostVector", "Layout", "Noise", "Number",
+    "OwnArray", "T", "Tensor", "TorchGenerator",
+]  # fmt: skip
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+if TYPE_CHECKING:
+    # With a default, CEM and Result can be annotations without a parameter.
+    ArrayT = _TypeVar("ArrayT", default=Any)
+else:
+    ArrayT = TypeVar("ArrayT")
+
+# --- Scalars and choices --------------------------------------------------------------------------
+
+Noise: TypeAlias = Literal["independent", "shared"]
+Layout: TypeAlias = Literal["dn", "nd"]
+HostBackend: TypeAlias = Literal["auto", "cpu"]
+"""Backends that return NumPy arrays for NumPy arrays and lists; the others return arrays of their own library."""
+DTypeName: TypeAlias = Literal["float16", "bfloat16", "float32", "float64"]
+
+
+class _TorchDType(Protocol):
+    """torch.dtype."""
+
+    @property
+    def is_floating_point(self) -> bool: ...
+    def to_complex(self) -> Any: ...
+
+
+class _HasDType(Protocol):
+    """JAX's scalar types, such as jax.numpy.float32."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+
+
+DType: TypeAlias = DTypeName | np.dtype[Any] | type[np.generic] | type[float] | _TorchDType | _HasDType
+
+
+class TorchGenerator(Protocol):
+    """torch.Generator."""
+
+    def initial_seed(self) -> int: ...
+    def manual_seed(self, seed: int, /) -> Any: ...
+
+
+# --- Arrays ---------------------------------------------------------------------------------------
+
+HostArray: TypeAlias = npt.NDArray[Any]
+Number: TypeAlias = float | np.floating[Any] | np.integer[Any]
+HostVector: TypeAlias = HostArray | Sequence[Number] | Sequence[Sequence[Number]]
+
+
+class Tensor(Protocol[T_co]):
+    """torch.Tensor, and subclasses of it such as torch.nn.Parameter, for which T is torch.Tensor."""
+
+    @property
+    def is_cuda(self) -> bool: ...
+    def cpu(self) -> T_co: ...
+
+
+class _DTensor(Protocol):
+    @property
+    def device_mesh(self) -> Any: ...
+    @property
+    def placements(self) -> tuple[Any, ...]: ...
+
+
+class _JaxArray(Protocol):
+    def addressable_data(self, index: int, /) -> Any: ...
+    def block_until_ready(self) -> Any: ...
+
+
+class _CupyArray(Protocol):
+    @property
+    def __cuda_array_interface__(self) -> Any: ...
+    def get(self) -> Any: ...
+
+
+class _NumbaArray(Protocol):
+    @property
+    def __cuda_array_interface__(self) -> Any: ...
+    def copy_to_host(self) -> Any: ...
+
+
+OwnArray = TypeVar("OwnArray", bound="_DTensor | _JaxArray | _CupyArray | _NumbaArray")
+"""An array for which `sample` returns one of the same type."""
+
+
+class _SupportsDLPack(Protocol):
+    @property
+    def __dlpack__(self) -> Callable[..., Any]: ...
+    @property
+    def __dlpack_device__(self) -> Callable[..., Any]: ...
+
+
+class _SupportsCuda(Protocol):
+    @property
+    def __cuda_array_interface__(self) -> Any: ...
+
+
+class _SupportsNumpy(Protocol):
+    @property
+    def __array__(self) -> Callable[..., Any]: ...
+
+
+AnyArray: TypeAlias = HostVector | _SupportsDLPack | _SupportsCuda | _SupportsNumpy
+
+# --- Keyword arguments of `sample`, `cem.CEM` and `cem.minimize` -----------------------------------
+
+if TYPE_CHECKING:
+
+    class _Options(TypedDict, total=False):
+        seed: SupportsIndex | Key | None
+        noise: Noise
+        dtype: DType | None
+        fast_math: bool
+        dim_offset: SupportsIndex
+        sample_offset: SupportsIndex
+        validate: bool
+        layout: Layout
+        antithetic: bool
+
+    class HostOptions(_Options, total=False):
+        """Options of a call that returns a NumPy array."""
+
+        backend: HostBackend
+        out: HostArray | None
+        generator: Generator | None
+
+    class Options(_Options, Generic[T], total=False):
+        """Options of other calls; `T` is the type of the result."""
+
+        backend: str
+        out: T | None
+        generator: Generator | TorchGenerator | None
+
+    class _CEMOptions(TypedDict, total=False):
+        elite_frac: Number
+        smoothing: Number
+        noise_floor: Number | AnyArray | Callable[[int], Any]
+        bounds: tuple[AnyArray | Number, AnyArray | Number] | None
+        tol: Number | None
+        seed: SupportsIndex | None
+        noise: Noise
+        antithetic: bool
+        fast_math: bool
+
+    class HostCEMOptions(_CEMOptions, total=False):
+        """Options of a run with NumPy arrays."""
+
+        backend: HostBackend
+
+    class CEMOptions(_CEMOptions, total=False):
+        """Options of a run with arrays of another library."""
+
+        backend: str
+
+    class AdoptedCEMOptions(_CEMOptions, total=False):
+        """Options of a run that begins with NumPy arrays, and goes on with those of the backend's library."""
+
+        backend: Required[str]
+
+    class _MinimizeOptions(TypedDict, total=False):
+        iterations: SupportsIndex
+        callback: Callable[[CEM[Any]], Any] | None
+        check_every: SupportsIndex | None
+
+    class HostMinimizeOptions(HostCEMOptions, _MinimizeOptions, total=False):
+        """`HostCEMOptions` for `minimize`."""
+
+    class MinimizeOptions(CEMOptions, _MinimizeOptions, total=False):
+        """`CEMOptions` for `minimize`."""
+
+    class AdoptedMinimizeOptions(AdoptedCEMOptions, _MinimizeOptions, total=False):
+        """`AdoptedCEMOptions` for `minimize`."""

@@ -1,0 +1,360 @@
+"""A cache may cost time when it fails, and nothing else: not an error, not a wrong kernel, not a silent wait.
+
+Most tests compile functions of one line, in place of kernels that take seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from numba import types
+
+import multisample
+from multisample.__main__ import main
+from multisample.backends import cache, compilation, cpu_kernels
+from multisample.backends.launch import KernelKey
+
+# Seconds after which a process hangs.
+DEADLINE = 300
+
+Compile = Callable[[], Callable[[int], int]]
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache, and no warning or message that was printed before."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("MULTISAMPLE_CACHE_DIR", str(folder))
+    monkeypatch.setattr(cache, "_warned", set())
+    monkeypatch.setattr(compilation, "_said", set())
+    return folder
+
+
+@pytest.fixture
+def compiled() -> Iterator[Callable[[], int]]:
+    """``compiled()``: how often Numba has compiled a function since the test began."""
+    from numba.core import event
+
+    with event.install_recorder("numba:compile") as recorder:
+        yield lambda: sum(recorded.is_start for _, recorded in recorder.buffer)
+
+
+def successor() -> Any:
+    """A function of one line, compiled or from the cache."""
+    return compilation.compile_cached(types.int64(types.int64), lambda x: x + 1, "test-successor", "digest")
+
+
+def only_file(root: Path) -> Path:
+    (file,) = (root / "numba").iterdir()
+    return file
+
+
+# --- Kept -----------------------------------------------------------------------------------------
+
+
+def test_a_kernel_is_compiled_once(root: Path, compiled: Callable[[], int], capfd: pytest.CaptureFixture[str]) -> None:
+    assert successor()(41) == 42
+    assert compiled() == 1
+    assert successor()(41) == 42
+    assert compiled() == 1
+    assert only_file(root).name.startswith("test-successor-")
+    said = capfd.readouterr()
+    assert said.out == ""
+    assert said.err == (
+        "multisample: compiling kernels of cpu, once for this machine: some seconds for each kind of call\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("signature", "name", "digest"),
+    [
+        (types.float64(types.float64), "test-successor", "digest"),
+        (types.int64(types.int64), "test-other", "digest"),
+        (types.int64(types.int64), "test-successor", "other"),
+    ],
+)
+def test_another_kernel_has_another_file(
+    root: Path, compiled: Callable[[], int], signature: Any, name: str, digest: str
+) -> None:
+    successor()
+    assert compilation.compile_cached(signature, lambda x: x + 2, name, digest)(40) == 42
+    assert compiled() == 2
+    assert len(list((root / "numba").iterdir())) == 2
+    assert successor()(41) == 42
+
+
+@pytest.mark.parametrize("version", ["numba", "llvmlite"])
+def test_another_version_of_the_compiler_has_another_file(
+    root: Path, compiled: Callable[[], int], monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    successor()
+    monkeypatch.setattr(getattr(compilation, version), "__version__", "0.0")
+    successor()
+    assert compiled() == 2
+
+
+def test_the_digest_names_sources_in_subfolders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "package_of_a_test"
+    (package / "below").mkdir(parents=True)
+    for name in ("__init__.py", "below/__init__.py", "below/kernel.py"):
+        (package / name).write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    digests = {compilation.source_digest.__wrapped__(package.name)}
+    (package / "below" / "kernel.py").write_text("# Changed.")
+    digests.add(compilation.source_digest.__wrapped__(package.name))
+    (package / "below" / "kernel.py").rename(package / "kernel.py")
+    digests.add(compilation.source_digest.__wrapped__(package.name))
+    (package / "data.txt").write_text("No source.")
+    digests.add(compilation.source_digest.__wrapped__(package.name))
+    assert len(digests) == 3
+
+
+def test_the_kernels_of_cpu_are_compiled_ahead_of_time(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["build", "cpu"]) == 0
+    assert capfd.readouterr().out.startswith("cpu: 10 kernels are compiled, in ")
+    kept = {path.name.rpartition("-")[0] for path in (cache.root() / "numba").glob("cpu-*")}
+    assert kept >= {
+        *(f"cpu-draw_{dtype}{pairs}" for dtype in cpu_kernels._TYPES for pairs in ("", "_antithetic")),
+        *(f"cpu-check_{dtype}" for dtype in ("float32", "float64")),
+    }
+
+
+# --- Failures -------------------------------------------------------------------------------------
+
+
+def _empty(content: bytes) -> bytes:
+    return b""
+
+
+def _cut(content: bytes) -> bytes:
+    return content[: len(content) // 2]
+
+
+def _zero_half(content: bytes) -> bytes:
+    return content[: len(content) // 2] + bytes(len(content) - len(content) // 2)
+
+
+def _flip_a_bit(content: bytes) -> bytes:
+    return content[:-100] + bytes([content[-100] ^ 1]) + content[-99:]
+
+
+def _random(content: bytes) -> bytes:
+    return np.random.default_rng(1).bytes(len(content))
+
+
+def _another_pickle(content: bytes) -> bytes:
+    """Whole and signed, but of no kernel: as of another version of Numba, if its number did not say so."""
+    payload = pickle.dumps("no kernel")
+    return cache._MAGIC + hashlib.sha256(payload).digest() + payload
+
+
+@pytest.mark.parametrize("damage", [_empty, _cut, _zero_half, _flip_a_bit, _random, _another_pickle])
+def test_a_damaged_file_is_compiled_again_and_mended(
+    root: Path, compiled: Callable[[], int], damage: Callable[[bytes], bytes]
+) -> None:
+    successor()
+    file = only_file(root)
+    content = file.read_bytes()
+    file.write_bytes(damage(content))
+    with pytest.warns(RuntimeWarning, match="a kernel of 'cpu' was compiled without its cached copy: ") as warned:
+        assert successor()(41) == 42
+    assert str(file) in str(warned[0].message)
+    assert compiled() == 2
+    assert cache.read(file)
+    assert successor()(41) == 42
+    assert compiled() == 2
+
+
+def test_a_warning_is_issued_once(root: Path) -> None:
+    root.write_text("no folder")
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            assert successor()(41) == 42
+    assert len(warned) == 1
+    assert str(root) in str(warned[0].message)
+    assert "set MULTISAMPLE_CACHE_DIR to a folder that can be written to" in str(warned[0].message)
+
+
+def test_a_folder_that_others_can_write_to_is_not_used(root: Path, compiled: Callable[[], int]) -> None:
+    successor()
+    (root / "numba").chmod(0o777)
+    with pytest.warns(RuntimeWarning, match=f"{root}/numba: others can write to it .*; run chmod go-w"):
+        assert successor()(41) == 42
+    assert compiled() == 2
+
+
+def test_a_file_that_others_can_write_to_is_not_unpickled(
+    root: Path, compiled: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    successor()
+    only_file(root).chmod(0o666)
+    monkeypatch.setattr(pickle, "loads", lambda payload: pytest.fail("this runs code"))
+    with pytest.warns(RuntimeWarning, match=f"{only_file(root)}: others can write to it "):
+        assert successor()(41) == 42
+    assert compiled() == 2
+
+
+@contextlib.contextmanager
+def full_disk() -> Iterator[None]:
+    """The system refuses to write files of more than some bytes."""
+    import resource
+
+    limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGXFSZ"), reason="this system limits no file sizes")
+def test_a_disk_that_fills_up_costs_no_call(root: Path, compiled: Callable[[], int]) -> None:
+    with pytest.warns(RuntimeWarning, match="test-successor-.*: File too large"), full_disk():
+        assert successor()(41) == 42
+    assert list((root / "numba").iterdir()) == []
+    assert successor()(41) == 42
+    assert successor()(41) == 42
+    assert compiled() == 2
+
+
+# --- Processes ------------------------------------------------------------------------------------
+
+DRAW = """
+import hashlib
+import numpy as np
+from multisample import sample
+
+mu, sigma = np.array([0, 10, -5], np.float32), np.array([1, 0.5, 2], np.float32)
+print(hashlib.sha256(sample(mu, sigma, 5, seed=3).tobytes()).hexdigest())
+"""
+
+
+def expected() -> str:
+    mu, sigma = np.array([0, 10, -5], np.float32), np.array([1, 0.5, 2], np.float32)
+    return hashlib.sha256(multisample.sample(mu, sigma, 5, seed=3).tobytes()).hexdigest()
+
+
+def draw_in_process(root: Path, code: str = DRAW) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", code], env=os.environ | {"MULTISAMPLE_CACHE_DIR": str(root)},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def test_processes_that_begin_together_compile_and_draw_the_same(root: Path) -> None:
+    processes = [draw_in_process(root) for _ in range(4)]
+    try:
+        for process in processes:
+            output, error = process.communicate(timeout=DEADLINE)
+            assert process.returncode == 0, error
+            assert output.strip() == expected()
+            assert error.count("compiling kernels of cpu") == 1
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    assert {path.name.rpartition("-")[0] for path in (root / "numba").iterdir()} == {
+        "cpu-check_float32",
+        "cpu-draw_float32",
+    }
+    # The next process finds the kernel, and has nothing to say.
+    output, error = draw_in_process(root).communicate(timeout=DEADLINE)
+    assert (output.strip(), error) == (expected(), "")
+
+
+def test_an_installation_without_a_place_to_write_to_says_what_it_does(root: Path) -> None:
+    root.touch()
+    output, error = draw_in_process(root / "below").communicate(timeout=DEADLINE)
+    assert output.strip() == expected()
+    assert error.count("multisample: compiling kernels of cpu") == 1
+    warning = f"RuntimeWarning: multisample: a kernel of 'cpu' was compiled without its cached copy: {root}"
+    assert error.count(warning) == 1
+
+
+FORK_WHILE_COMPILING = """
+import json, os, sys, threading
+from numba import types
+from multisample.backends import compilation
+import numba.core.compiler_lock
+
+compiles, forked = threading.Event(), threading.Event()
+
+def compile_slowly():
+    with numba.core.compiler_lock.global_compiler_lock:
+        compiles.set()
+        forked.wait(0.2)  # A fork that waits for the lock does not come: this only ends the wait.
+
+thread = threading.Thread(target=compile_slowly)
+thread.start()
+compiles.wait()
+child = os.fork()
+forked.set()
+if child == 0:
+    print(compilation.compile_cached(types.int64(types.int64), lambda x: x + 1, "test-child", "digest")(41), flush=True)
+    os._exit(0)
+thread.join()
+os.waitpid(child, 0)
+print(compilation.compile_cached(types.int64(types.int64), lambda x: x + 1, "test-parent", "digest")(41), flush=True)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_a_child_that_is_forked_while_another_thread_compiles_can_compile(root: Path) -> None:
+    process = draw_in_process(root, FORK_WHILE_COMPILING)
+    try:
+        output, error = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert output.split() == ["42", "42"], error
+
+
+# --- CuPy's own cache -----------------------------------------------------------------------------
+
+
+def test_cupy_does_without_a_disk_cache_that_fails(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cupy")
+    from multisample.backends import cupy as adapter
+
+    in_memory: list[str | None] = []
+
+    def compiled(name: str) -> tuple[Any, Any]:
+        in_memory.append(os.environ.get("CUPY_CACHE_IN_MEMORY"))
+        if in_memory[-1] != "1":
+            raise OSError(28, "No space left on device", "a/kernel.cubin")
+        return "module", SimpleNamespace(ptr=7)
+
+    monkeypatch.setattr(adapter, "_compiled", compiled)
+    for setting in ("0", None):
+        if setting is None:
+            monkeypatch.delenv("CUPY_CACHE_IN_MEMORY", raising=False)
+        else:
+            monkeypatch.setenv("CUPY_CACHE_IN_MEMORY", setting)
+        backend = adapter.CupyBackend()
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            assert backend.compile(KernelKey("float32", False, False, False, 0, False, 0)) == (7, "module")
+        assert os.environ.get("CUPY_CACHE_IN_MEMORY") == setting
+        assert [str(warning.message) for warning in warned] == (
+            []
+            if setting is None
+            else [
+                "multisample: a kernel of 'cupy' was compiled without CuPy's disk cache:"
+                " [Errno 28] No space left on device: 'a/kernel.cubin'"
+            ]
+        )
+    assert in_memory == ["0", "1", None, "1"]

@@ -1,0 +1,816 @@
+"""A build is the one thing that a process can leave half done on disk for all others; none may trip over it.
+
+Compilers here compile sources of a few lines, or report through named pipes that they have begun, and wait there until
+they are told to go on or are killed. Nothing sleeps and nothing is timed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+import fcntl
+import functools
+import os
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from multisample import BackendUnavailableError
+from multisample.__main__ import main
+from multisample.backends import cache, registry
+from multisample.backends.native import build, csrc_files, libraries, toolchain
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("fcntl")
+needs_tools = pytest.mark.skipif(bool(toolchain.missing_tools()), reason="; ".join(toolchain.missing_tools()))
+
+# Seconds after which whatever has not answered hangs.
+DEADLINE = 120
+PROCESSES = 8
+
+# Folders of builds at work, in the cache.
+BUILDS = "torch_ext/building/*"
+
+# Compiles in no time.
+PLAIN = '#include "answer.h"\nextern "C" __attribute__((visibility("default"))) int answer() { return ANSWER; }\n'
+STABLE = """
+#include <torch/csrc/stable/library.h>
+#include "answer.h"
+STABLE_TORCH_LIBRARY(multisample_test_build, m) { m.def("nothing(int x) -> int"); }
+extern "C" __attribute__((visibility("default"))) int answer() { return ANSWER; }
+"""
+
+# The compiler, but for what is done first when it compiles, rather than links or says which one it is.
+COMPILER = """#!/bin/sh
+for argument; do
+    if [ "$argument" = -c ]; then
+        echo compiled >> {count}
+        {first}
+    fi
+done
+exec {compiler} "$@"
+"""
+
+# Builds in `processes` forks that begin together, and prints what each got.
+BUILD = """
+import os, signal, sys
+from pathlib import Path
+import torch
+from multisample.backends.native import csrc_files, libraries
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # A background job begins with SIGINT ignored.
+sources, processes = sys.argv[1], int(sys.argv[2])
+csrc_files.folder = lambda: Path(sources)
+gate, opener = os.pipe()
+forks = []
+for _ in range(processes - 1):
+    fork = os.fork()
+    if fork == 0:
+        forks = None
+        break
+    forks.append(fork)
+os.close(opener)
+os.read(gate, 1)  # Until every process has closed it.
+os.write(1, f"{libraries.cpu_library()}\\n".encode())
+if forks is None:
+    os._exit(0)
+for fork in forks:
+    assert os.waitpid(fork, 0)[1] == 0
+"""
+
+
+@pytest.fixture
+def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of sources in place of ours, and no caches but in this test's folder."""
+    folder = tmp_path / "a source folder"
+    folder.mkdir()
+    (folder / "torch_cpu.cpp").write_text(PLAIN)
+    (folder / "answer.h").write_text("#define ANSWER 42\n")
+    monkeypatch.setattr(csrc_files, "folder", lambda: folder)
+    monkeypatch.setattr(libraries, "_failures", {})
+    monkeypatch.setenv("MULTISAMPLE_CACHE_DIR", str(tmp_path / "a cache"))
+    return folder
+
+
+@pytest.fixture
+def cache_root(tmp_path: Path) -> Path:
+    return tmp_path / "a cache"
+
+
+@pytest.fixture
+def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Callable[[], int]]:
+    """``count = compiler(first)``: from now on compilers run the shell command `first` before they compile; ``count()``
+    is how often one has compiled.
+    """
+    real, script, count = shutil.which(os.environ.get("CXX", "c++")), tmp_path / "cxx", tmp_path / "count"
+
+    def use(first: str) -> Callable[[], int]:
+        script.write_text(COMPILER.format(compiler=real, count=count, first=first))
+        script.chmod(0o755)
+        monkeypatch.setenv("CXX", str(script))
+        return lambda: len(count.read_text().splitlines()) if count.exists() else 0
+
+    return use
+
+
+@contextlib.contextmanager
+def building(sources: Path, processes: int = 1) -> Iterator[subprocess.Popen[str]]:
+    """Other processes that build; killed if they take too long."""
+    with subprocess.Popen(
+        [sys.executable, "-c", BUILD, str(sources), str(processes)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    ) as process:  # fmt: skip
+        alarm = threading.Timer(DEADLINE, os.killpg, (process.pid, signal.SIGKILL))
+        alarm.start()
+        try:
+            yield process
+        finally:
+            alarm.cancel()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def answer(library: Path) -> int:
+    return int(ctypes.CDLL(str(library)).answer())
+
+
+# --- What is built --------------------------------------------------------------------------------
+
+
+@needs_tools
+def test_built_once_and_kept(sources: Path, cache_root: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (sources / "torch_cpu.cpp").write_text(STABLE)
+    assert not libraries.is_built("cpu")
+    library = libraries.cpu_library()
+    told = capfd.readouterr()
+    assert told.out == ""
+    assert told.err.startswith("multisample: building torch_ext for the CPU, ")
+    assert "about 10 s" in told.err
+    assert told.err.count("\n") == 1
+    assert libraries.is_built("cpu")
+    torch.ops.load_library(str(library))
+    assert torch.ops.multisample_test_build.nothing
+    assert answer(library) == 42
+
+    # Nothing but the lock is left of how it was built.
+    assert {path.relative_to(cache_root) for path in cache_root.rglob("*")} == {
+        Path("torch_ext"), Path("torch_ext/lock"), Path("torch_ext/building"),
+        *(path.relative_to(cache_root) for path in (library.parent, library, library.with_name("record.json"))),
+    }  # fmt: skip
+    modified = library.stat().st_mtime_ns
+    assert libraries.cpu_library() == library
+    assert library.stat().st_mtime_ns == modified
+    assert capfd.readouterr() == ("", "")
+
+
+@needs_tools
+def test_each_version_has_its_own_library(sources: Path) -> None:
+    built = []
+    for number in (1, 2):
+        (sources / "answer.h").write_text(f"#define ANSWER {number}\n")
+        built.append(libraries.cpu_library())
+    assert [answer(library) for library in built] == [1, 2]
+
+
+def _another_header(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (sources / "answer.h").write_text("#define ANSWER 43\n")
+
+
+def _a_renamed_header(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (sources / "answer.h").rename(sources / "other.h")
+
+
+def _another_torch(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", torch.__version__ + ".1")
+
+
+def _another_processor(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(toolchain, "processor", lambda: "flags: none")
+
+
+def _other_flags(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = dataclasses.replace(build.LIBRARIES["cpu"], flags=("-O0",))
+    monkeypatch.setitem(build.LIBRARIES, "cpu", library)
+
+
+@pytest.mark.parametrize(
+    "change", [_another_header, _a_renamed_header, _another_torch, _another_processor, _other_flags]
+)
+def test_what_a_library_depends_on(
+    sources: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path, pytest.MonkeyPatch], None]
+) -> None:
+    before = libraries._place("cpu")
+    assert libraries._place("cpu") == before
+    change(sources, monkeypatch)
+    after = libraries._place("cpu")
+    assert after != before
+    assert after.parent.parent == before.parent.parent
+
+
+def test_what_a_library_does_not_depend_on(sources: Path) -> None:
+    before = libraries._place("cpu")
+    (sources / "__init__.py").write_text("")
+    (sources / "__pycache__").mkdir()
+    assert libraries._place("cpu") == before
+
+
+def test_the_processor_is_known() -> None:
+    flags = toolchain.processor()
+    assert flags
+    if sys.platform == "linux" and os.uname().machine == "x86_64":
+        assert "sse2" in flags.split()
+
+
+# --- Architectures --------------------------------------------------------------------------------
+
+
+def test_architectures_that_are_named(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    places = []
+    for names in ("9.0", "8.0;9.0"):
+        monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", names)
+        assert toolchain.cuda_architectures() == names
+        places.append(libraries._place("cuda"))
+    assert places[0] != places[1]
+
+
+@pytest.mark.parametrize(
+    ("devices", "names"),
+    [
+        ([(9, 0)], "9.0+PTX"),
+        ([(9, 0), (8, 0), (9, 0)], "8.0;9.0+PTX"),
+        ([(12, 0), (8, 9)], "8.9;10.0+PTX"),  # Newer than what this PyTorch knows.
+        ([], ""),
+    ],
+)
+@pytest.mark.parametrize("variable", [None, "native"])
+def test_architectures_of_the_devices(
+    monkeypatch: pytest.MonkeyPatch, devices: list[tuple[int, int]], names: str, variable: str | None
+) -> None:
+    if variable is None:
+        monkeypatch.delenv("TORCH_CUDA_ARCH_LIST", raising=False)
+    else:
+        monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", variable)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(devices))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: devices[device])
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_80", "sm_90a", "sm_100", "compute_120"])
+    assert toolchain.cuda_architectures() == names
+
+
+# --- Other processes ------------------------------------------------------------------------------
+
+
+@needs_tools
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_build_that_was_interrupted(
+    sources: Path,
+    cache_root: Path,
+    tmp_path: Path,
+    compiler: Callable[[str], Callable[[], int]],
+    number: signal.Signals,
+) -> None:
+    begun = tmp_path / "begun"
+    os.mkfifo(begun)
+    count = compiler(f"exec 3> {begun}; echo begun >&3; while :; do sleep 1000; done")
+    with building(sources) as process:
+        # Whoever has the other end of the pipe is a compiler that runs.
+        with open(os.open(begun, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0) as running:  # noqa: PTH123
+            assert process.stdout is not None
+            pipes = [running.fileno(), process.stdout.fileno()]
+            assert select.select(pipes, [], [], DEADLINE)[0] == pipes[:1], "it did not begin"
+            assert running.read(6) == b"begun\n"
+            assert list(cache_root.glob(BUILDS))
+            process.send_signal(number)
+            process.wait(DEADLINE)
+            assert select.select([running], [], [], DEADLINE)[0], "the compiler outlives the build"
+            assert running.read() == b""
+        assert process.stdout.read() == ""
+    left = list(cache_root.glob(BUILDS))
+    assert not left or number == signal.SIGKILL
+    assert not libraries.is_built("cpu")
+
+    assert count() == 1
+    compiler("")
+    assert answer(libraries.cpu_library()) == 42
+    assert count() == 2
+    assert not list(cache_root.glob(BUILDS))
+
+
+def test_folders_of_killed_builds_are_removed_and_no_others(
+    sources: Path, cache_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = cache_root / "torch_ext" / "building"
+    left, other, plans = root / "killed", root / "other", cache_root / "building-plans"
+    for folder in (left, other, plans):
+        folder.mkdir(parents=True)
+        (folder / "lock").touch()  # PyTorch would wait for it.
+    (left / "multisample-build").touch()
+
+    def compile_nothing(library: Any, needed: Any, folder: Path) -> tuple[int, str]:
+        assert not left.exists()
+        assert (other / "lock").exists()
+        assert (plans / "lock").exists()
+        (folder / libraries._place("cpu").name).write_text("a library")
+        return 0, ""
+
+    monkeypatch.setattr(toolchain, "missing_tools", lambda: ())
+    monkeypatch.setattr(build, "compile_library", compile_nothing)
+    assert libraries.cpu_library().read_text() == "a library"
+
+
+@needs_tools
+def test_processes_that_begin_together_build_once(
+    sources: Path, cache_root: Path, tmp_path: Path, compiler: Callable[[str], Callable[[], int]]
+) -> None:
+    go = tmp_path / "go"
+    os.mkfifo(go)
+    count = compiler(f"read line < {go}")
+    with building(sources, PROCESSES) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        told = sorted(process.stderr.readline() for _ in range(PROCESSES))
+        assert told[0].startswith("multisample: building torch_ext for the CPU, ")
+        assert told[1:] == [
+            f"multisample: waiting for another process that builds torch_ext in {cache_root}/torch_ext\n"
+        ] * (PROCESSES - 1)
+        with go.open("r+b", buffering=0) as pipe:  # To read too: to open it waits for nobody.
+            pipe.write(b"go\n")
+            built = process.stdout.read().splitlines()
+        assert process.wait(DEADLINE) == 0
+        assert process.stderr.read() == ""
+    assert built == [str(libraries._place("cpu"))] * PROCESSES
+    assert count() == 1
+    assert answer(Path(built[0])) == 42
+
+
+HOLD_AND_FORK = """
+import os, sys, time
+from pathlib import Path
+from multisample.backends import cache
+lock = cache.folder("torch_ext", create=True) / "lock"
+with cache.locked(lock, "waiting"):
+    if os.fork() == 0:
+        os.read(0, 1)  # Lives on until the test closes the pipe.
+        os._exit(0)
+    os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_forked_child_does_not_keep_the_lock_of_a_killed_builder(cache_root: Path, sources: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", HOLD_AND_FORK], stdin=subprocess.PIPE) as process:
+        assert process.wait(DEADLINE) == -signal.SIGKILL
+        assert process.stdin is not None
+        assert not select.select([], [], [], 0)[0]
+        waited: list[str] = []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(cache, "say", waited.append)
+            patch.setattr("fcntl.flock", functools.partial(_flock_or_fail, fcntl.flock))
+            with cache.locked(cache_root / "torch_ext" / "lock", "the child has the lock"):
+                pass
+        assert waited == []
+
+
+def _flock_or_fail(flock: Any, descriptor: int, operation: int) -> None:
+    """flock that never waits."""
+    flock(descriptor, operation | fcntl.LOCK_NB)
+
+
+# --- Damage ---------------------------------------------------------------------------------------
+
+
+def _compile_nothing(library: Any, needed: Any, folder: Path) -> tuple[int, str]:
+    (folder / f"{library.module}.so").write_text("a library")
+    return 0, ""
+
+
+@pytest.fixture
+def compiled(sources: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A library in the cache, as a build leaves it, which no compiler has seen."""
+    monkeypatch.setattr(toolchain, "missing_tools", lambda: ())
+    monkeypatch.setattr(build, "compile_library", _compile_nothing)
+    return libraries.cpu_library()
+
+
+def _truncate(library: Path) -> None:
+    library.write_text("a lib")
+
+
+def _empty(library: Path) -> None:
+    library.write_text("")
+
+
+def _zero(library: Path) -> None:
+    library.write_bytes(b"a li" + bytes(5))
+
+
+def _replace(library: Path) -> None:
+    library.write_text("b library")
+
+
+def _lose(library: Path) -> None:
+    library.unlink()
+
+
+def _damage_record(library: Path) -> None:
+    library.with_name("record.json").write_text("{")
+
+
+def _lose_record(library: Path) -> None:
+    library.with_name("record.json").unlink()
+
+
+DAMAGES = (_truncate, _empty, _zero, _replace, _lose, _damage_record, _lose_record)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_library_is_built_again(
+    compiled: Path, capfd: pytest.CaptureFixture[str], damage: Callable[[Path], None]
+) -> None:
+    capfd.readouterr()
+    damage(compiled)
+    assert not libraries.is_built("cpu")
+    assert libraries.cpu_library() == compiled
+    said = capfd.readouterr().err
+    assert said.count("building torch_ext for the CPU") == 1
+    assert (f"{compiled} is damaged, and is built again" in said) == (damage is not _lose)
+    assert compiled.read_text() == "a library"
+    assert libraries.is_built("cpu")
+    assert libraries.cpu_library() == compiled
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_the_command_mends_a_damaged_library(
+    compiled: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], damage: Callable[[Path], None]
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", None)
+    damage(compiled)
+    capfd.readouterr()
+    assert main(["build", "torch_ext"]) == 0
+    assert capfd.readouterr().out.startswith("torch_ext, CPU: built in ")
+    assert compiled.read_text() == "a library"
+
+
+def test_a_damaged_library_without_a_compiler(compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _truncate(compiled)
+    monkeypatch.setattr(toolchain, "missing_tools", lambda: ("no compiler",))
+    assert registry.find("torch_ext").status().reasons == (f"{compiled} is damaged", "no compiler")
+    with pytest.raises(
+        BackendUnavailableError, match=rf"could not be built: {re.escape(str(compiled))} is damaged; no"
+    ):
+        libraries.cpu_library()
+
+
+# --- Strangers ------------------------------------------------------------------------------------
+
+
+def _others_can_write(path: Path) -> str:
+    path.chmod(path.stat().st_mode | 0o002)
+    return f"{path}: others can write to it "
+
+
+def _the_group_can_write(path: Path) -> str:
+    path.chmod(path.stat().st_mode | 0o020)
+    return f"{path}: others can write to it "
+
+
+def _belongs_to_another(path: Path) -> str:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give files away")
+    os.chown(path, 4242, -1)
+    return f"{path}: belongs to another user (uid 4242)"
+
+
+PLACES = {
+    "the root": lambda library: library.parents[2],
+    "the folder of torch_ext": lambda library: library.parents[1],
+    "the folder of the library": lambda library: library.parent,
+    "the library": lambda library: library,
+    "the record": lambda library: library.with_name("record.json"),
+}
+
+
+@pytest.mark.parametrize("change", [_others_can_write, _the_group_can_write, _belongs_to_another])
+@pytest.mark.parametrize("place", PLACES)
+def test_a_library_that_others_could_have_written_is_not_loaded(
+    compiled: Path, place: str, change: Callable[[Path], str]
+) -> None:
+    message = change(PLACES[place](compiled))
+    assert not libraries.is_built("cpu")
+    with pytest.raises(BackendUnavailableError, match=re.escape(message)) as raised:
+        libraries.cpu_library()
+    assert "set MULTISAMPLE_CACHE_DIR to a folder of your own" in str(raised.value)
+    if place in ("the root", "the folder of torch_ext"):
+        assert message in str(registry.find("torch_ext").status().reasons)
+
+
+@pytest.mark.parametrize("place", ["the folder of torch_ext", "the folder of the library", "the library", "the record"])
+def test_a_symbolic_link_in_the_cache_is_not_followed(compiled: Path, tmp_path: Path, place: str) -> None:
+    path = PLACES[place](compiled)
+    elsewhere = path.rename(tmp_path / "elsewhere")
+    path.symlink_to(elsewhere)
+    assert not libraries.is_built("cpu")
+
+
+def test_the_root_may_be_a_symbolic_link(compiled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "link").symlink_to(compiled.parents[2])
+    monkeypatch.setenv("MULTISAMPLE_CACHE_DIR", str(tmp_path / "link"))
+    assert libraries.is_built("cpu")
+
+
+def test_the_lock_is_not_a_symbolic_link(sources: Path, cache_root: Path, tmp_path: Path) -> None:
+    lock = cache.folder("torch_ext", create=True) / "lock"
+    lock.symlink_to(tmp_path / "precious")
+    with pytest.raises(OSError, match="symbolic"), cache.locked(lock, ""):
+        pass
+    assert not (tmp_path / "precious").exists()
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+def test_folders_and_files_are_private(sources: Path, cache_root: Path, compiler: Any, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        cache_root.rmdir() if cache_root.exists() else None
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(toolchain, "missing_tools", lambda: ())
+            patch.setattr(build, "compile_library", _compile_nothing)
+            libraries.cpu_library()
+        cache.write(cache.folder("numba", create=True) / "kernel", b"a kernel")
+    finally:
+        os.umask(before)
+    for path in (cache_root, *cache_root.rglob("*")):
+        assert path.stat().st_mode & 0o077 == 0, path
+
+
+# --- Failures -------------------------------------------------------------------------------------
+
+
+@needs_tools
+def test_a_failed_build_says_what_the_compiler_said(
+    sources: Path, cache_root: Path, compiler: Callable[[str], Callable[[], int]]
+) -> None:
+    count = compiler("")
+    (sources / "answer.h").write_text(
+        "#error this is not the answer\n" + "\n".join(f"int a = b{i};" for i in range(50))
+    )
+    with pytest.raises(BackendUnavailableError) as first:
+        libraries.cpu_library()
+    lines = str(first.value).splitlines()
+    assert lines[0] == "backend: 'torch_ext' could not be built:"
+    assert "b49" in str(first.value)
+    assert lines[-1] == "to try again: python -m multisample build torch_ext"
+    assert len(lines) == 2 + build._LINES
+    assert not list(cache_root.glob(BUILDS))
+    assert not list(cache_root.rglob("*.so"))
+
+    # It would fail again: nobody waits for that, unless asked to.
+    with pytest.raises(BackendUnavailableError) as second:
+        libraries.cpu_library()
+    assert str(second.value) == str(first.value)
+    assert count() == 1
+    with pytest.raises(BackendUnavailableError, match="not be built"):
+        libraries.cpu_library(retry=True)
+    assert count() == 2
+    (sources / "answer.h").write_text("#error not this\n")
+    with pytest.raises(BackendUnavailableError, match="#error not this"):
+        libraries.cpu_library()
+
+
+@needs_tools
+def test_a_library_that_does_not_load_is_not_kept(sources: Path) -> None:
+    (sources / "torch_cpu.cpp").write_text("int missing();\nint there = missing();\n")
+    with pytest.raises(BackendUnavailableError, match="undefined symbol"):
+        libraries.cpu_library()
+    assert not libraries.is_built("cpu")
+
+
+@needs_tools
+def test_libraries_that_are_needed_are_loaded_first(sources: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.so"
+    other.write_text("no library")
+    folder = tmp_path / "building"
+    folder.mkdir()
+    code, output = build.compile_library(build.LIBRARIES["cpu"], [other], folder)
+    assert code != 0
+    assert "other.so: file too short" in output
+    assert not (folder / "multisample_torch_cpu.so").exists()
+
+
+def test_a_folder_that_cannot_be_written_to(sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    root = tmp_path / "file" / "below"
+    monkeypatch.setenv("MULTISAMPLE_CACHE_DIR", str(root))
+    monkeypatch.setattr(toolchain, "missing_tools", lambda: ())
+    assert not libraries.is_built("cpu")
+    with pytest.raises(BackendUnavailableError, match="set MULTISAMPLE_CACHE_DIR to a folder") as raised:
+        libraries.cpu_library()
+    assert str(root) in str(raised.value)
+
+
+def test_where_libraries_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MULTISAMPLE_CACHE_DIR", str(tmp_path / "ours"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "all"))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert cache.root() == tmp_path / "ours"
+    monkeypatch.delenv("MULTISAMPLE_CACHE_DIR")
+    assert cache.root() == tmp_path / "all" / "multisample"
+    monkeypatch.setenv("XDG_CACHE_HOME", "")
+    assert cache.root() == tmp_path / "home" / ".cache" / "multisample"
+
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", homeless)
+    with pytest.raises(cache.CacheError, match="Set MULTISAMPLE_CACHE_DIR"):
+        cache.root()
+    with pytest.raises(BackendUnavailableError, match="Set MULTISAMPLE_CACHE_DIR"):
+        libraries.cpu_library()
+    assert not libraries.is_built("cpu")
+
+
+# --- What is missing ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def nothing_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """No program is found but in the folder that this returns, which is where Python is."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (tmp_path / "empty").mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    monkeypatch.setattr(sys, "executable", str(folder / "python"))
+    monkeypatch.setattr(sysconfig, "get_path", lambda name, scheme: str(tmp_path / "empty"))
+    for variable in ("CXX", "CUDA_HOME", "CUDA_PATH", "TORCH_CUDA_ARCH_LIST"):
+        monkeypatch.delenv(variable, raising=False)
+    return folder
+
+
+def _program(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch(0o755)
+
+
+def _keep(library: Path) -> None:
+    """Put a file into the cache, as a build does."""
+    cache.folder("torch_ext", library.parent.name, create=True)
+    library.write_text("a library")
+    libraries._put(library)
+
+
+def test_every_tool_that_is_missing(sources: Path, nothing_installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ninja = "ninja is not installed: pip install ninja"
+    gcc = "no C++ compiler ('c++' was looked for): install g++, or set CXX to a compiler"
+    assert toolchain.missing_tools() == (ninja, gcc)
+    with pytest.raises(BackendUnavailableError) as raised:
+        libraries.cpu_library()
+    assert str(raised.value) == (
+        f"backend: 'torch_ext' could not be built: {ninja}; {gcc}\nto try again: {libraries.COMMAND}"
+    )
+    # As in a virtual environment that is not activated.
+    _program(nothing_installed / "ninja")
+    assert toolchain.missing_tools() == (gcc,)
+    _program(nothing_installed / "g++-13")
+    monkeypatch.setenv("CXX", "g++-13")
+    assert toolchain.missing_tools() == ()
+
+    monkeypatch.setattr(toolchain, "is_installed", lambda module: False)
+    assert toolchain.missing_tools() == (
+        "PyTorch is not installed: pip install torch",
+        "setuptools is not installed: pip install setuptools",
+        "this system has no fcntl, without which builds cannot be locked: use Linux or macOS",
+    )
+    assert libraries.cuda_reasons() == ("PyTorch is not installed: pip install torch",)
+    with pytest.raises(BackendUnavailableError, match="PyTorch is not installed: pip install torch"):
+        libraries.cpu_library()
+
+
+def test_a_module_that_is_not_installed() -> None:
+    assert toolchain.is_installed("torch")
+    assert not toolchain.is_installed("multisample_of_nobody")
+    assert not toolchain.is_installed("multisample_of_nobody.build")
+
+
+def test_what_cuda_lacks(sources: Path, nothing_installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = "no CUDA device: see nvidia-smi and CUDA_VISIBLE_DEVICES"
+    nvcc = "nvcc not found: install the CUDA toolkit or set CUDA_HOME"
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert libraries.cuda_reasons() == ("PyTorch is built without CUDA: install a PyTorch that is built with CUDA",)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setenv("CUDA_HOME", str(nothing_installed / "toolkit"))
+    assert libraries.cuda_reasons() == (device, nvcc)
+    _program(nothing_installed / "toolkit" / "bin" / "nvcc")
+    assert libraries.cuda_reasons() == (device,)
+    assert libraries.cuda_reasons(ahead_of_time=True) == (device,)
+    assert not libraries.is_built("cuda")
+
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "9.0")
+    assert libraries.cuda_reasons(ahead_of_time=True) == ()
+    assert libraries.cuda_reasons() == (device,)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert libraries.cuda_reasons() == ()
+    # A library that was built where there was nvcc runs without it.
+    monkeypatch.setenv("CUDA_HOME", str(nothing_installed / "elsewhere"))
+    assert libraries.cuda_reasons() == (nvcc,)
+    _keep(libraries._place("cuda"))
+    assert libraries.cuda_reasons() == ()
+
+    def broken() -> int:
+        raise RuntimeError("the driver is broken")
+
+    monkeypatch.setattr(torch.cuda, "device_count", broken)
+    assert libraries.cuda_reasons() == (device,)
+
+
+def test_the_cuda_library_of_a_machine_without_cuda(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _keep(libraries._place("cpu"))
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr(toolchain, "missing_tools", lambda: ())
+    with pytest.raises(BackendUnavailableError, match="PyTorch is built without CUDA"):
+        libraries.cuda_library()
+
+
+def test_which_toolkit(nothing_installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A link on the PATH leads to the toolkit.
+    _program(tmp_path / "toolkit" / "bin" / "nvcc")
+    _program(tmp_path / "toolkit" / "include" / "cuda_runtime.h")
+    (nothing_installed / "nvcc").symlink_to(tmp_path / "toolkit" / "bin" / "nvcc")
+    assert toolchain.cuda_home() == tmp_path / "toolkit"
+    # What is named goes first.
+    _program(tmp_path / "named" / "bin" / "nvcc")
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "named"))
+    assert toolchain.cuda_home() == tmp_path / "named"
+
+
+# --- The command ----------------------------------------------------------------------------------
+
+
+@needs_tools
+def test_the_command_builds(sources: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", None)
+    library = libraries._place("cpu")
+    assert main(["build", "torch_ext"]) == 0
+    told = capfd.readouterr()
+    cpu, cuda = told.out.splitlines()
+    assert cpu.startswith("torch_ext, CPU: built in ")
+    assert cpu.endswith(f" s: {library}")
+    assert cuda.startswith("torch_ext, CUDA: not built: PyTorch is built without CUDA")
+    assert answer(library) == 42
+
+    assert main(["build", "torch_ext"]) == 0
+    told = capfd.readouterr()
+    assert told.out.splitlines()[0] == f"torch_ext, CPU: was built before: {library}"
+    assert told.err == ""
+
+
+def test_the_command_builds_for_cuda(
+    sources: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = []
+
+    def record(kind: str, retry: bool) -> Path:
+        built.append((kind, retry))
+        return Path(kind)
+
+    for kind in ("cpu", "cuda"):
+        monkeypatch.setattr(libraries, f"{kind}_library", functools.partial(record, kind))
+    monkeypatch.setattr(libraries, "cuda_reasons", lambda ahead_of_time: ())
+    assert main(["build", "torch_ext"]) == 0
+    assert built == [("cpu", True), ("cuda", True)]
+    assert [line.partition(":")[0] for line in capfd.readouterr().out.splitlines()] == [
+        "torch_ext, CPU", "torch_ext, CUDA",
+    ]  # fmt: skip
+
+
+@needs_tools
+def test_the_command_tries_again(sources: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (sources / "torch_cpu.cpp").write_text("#error not yet\n")
+    for _ in range(2):
+        assert main(["build", "torch_ext"]) == 1
+        told = capfd.readouterr()
+        assert told.out == ""
+        assert "multisample: building torch_ext for the CPU, " in told.err
+        assert "\nmultisample: error: backend: 'torch_ext' could not be built:\n" in told.err
+        assert "#error not yet" in told.err
+        assert told.err.endswith("\nto try again: python -m multisample build torch_ext\n")
+
+
+def test_the_command_has_nothing_to_build_for_cuda_backends(capfd: pytest.CaptureFixture[str]) -> None:
+    for name in ("cupy", "numba"):
+        assert main(["build", name]) == 0
+        assert capfd.readouterr() == (f"{name}: nothing to build: it compiles on first use\n", "")
+    with pytest.raises(SystemExit) as left:
+        main(["build", "gpu"])
+    assert left.value.code == 2
+    assert "'torch_ext'" in capfd.readouterr().err
