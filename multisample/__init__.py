@@ -15,6 +15,7 @@ from multisample.backends.contract import BackendStatus
 from ._backends import backends, register_backend
 from ._randomness.generator import Generator, Key, manual_seed
 from ._sample import sample
+from ._threads import limit_threads
 from ._version import __version__
 from .exceptions import BackendUnavailableError, UnknownBackendError
 
@@ -26,6 +27,7 @@ __all__ = [
     "UnknownBackendError",
     "__version__",
     "backends",
+    "limit_threads",
     "manual_seed",
     "register_backend",
     "sample",

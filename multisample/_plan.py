@@ -279,10 +279,12 @@ class _DevicePlan(Plan):
         address = self._address
         if self._reads_plainly:
             mu_at, sigma_at = address(mu), address(sigma)
+            is_aligned = not (mu_at & self._mu.mask or sigma_at & self._sigma.mask)
         else:  # The first of each keeps an array alive until the launch.
             _mu, mu_at = self._mu.read(mu)
             _sigma, sigma_at = self._sigma.read(sigma)
-        if mu_at & self._mu.mask or sigma_at & self._sigma.mask:
+            is_aligned = False
+        if not is_aligned:
             self._mu.check(mu_at)
             self._sigma.check(sigma_at)
         if self._validates:

@@ -59,10 +59,9 @@ class Reader:
             address = library.address
             self.read = lambda x: _with_address(readable(x), address)
 
-    def check(self, at: int) -> None:
-        """ValueError unless an array at this address is aligned."""
-        if at & self.mask:
-            assert self._operand is not None
+    def check(self, at: Any) -> None:
+        """ValueError if the argument is an array, and this its address, which is not aligned."""
+        if self._operand is not None and at & self.mask:
             check_alignment(self._name, self._operand, at)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 import threading
 from collections.abc import Callable, Iterator
@@ -225,6 +226,42 @@ def test_the_state_can_be_set_between_replays(cupy: Any, stream: Any, cuda_backe
         graph.launch(stream)
         assert call.bits() == call.bits(generator=eager)
         assert generator.offset == offset + 1
+
+
+def test_the_seed_cannot_be_set_once_a_graph_has_captured_it(cupy: Any, stream: Any, cuda_backend: str) -> None:
+    call, generator = Call(cupy, cuda_backend), Generator(7, graph_safe=True)
+    call(generator=generator)
+    generator.state = {"seed": 8, "offset": 2, "spawned": 0}
+    captured(stream, lambda: call(generator=generator))
+    with pytest.raises(ValueError, match=r"^state\['seed'\]: expected 8, since a CUDA graph has captured"):
+        generator.state = {"seed": 9, "offset": 5, "spawned": 0}
+    assert generator.state == {"seed": 8, "offset": 2, "spawned": 0}
+    assert call.bits(generator=generator) == call.bits(seed=multisample.Key(8, 2))
+
+
+def test_a_graph_may_outlive_its_generator(cupy: Any, stream: Any, cuda_backend: str) -> None:
+    call, generator = Call(cupy, cuda_backend), Generator(7, graph_safe=True)
+    call(generator=generator)
+    graph = captured(stream, lambda: call(generator=generator))
+    del generator
+    gc.collect()
+    # Libraries give memory that was freed to the next arrays of its size.
+    others = [cupy.zeros(1, np.int64) for _ in range(256)]
+    for k in range(REPLAYS):
+        graph.launch(stream)
+        assert call.bits() == call.bits(seed=multisample.Key(7, 1 + k)), k
+    assert not any(other.get()[0] for other in others)
+
+
+def test_on_the_device_the_offset_begins_anew_after_the_last(cupy: Any, stream: Any, cuda_backend: str) -> None:
+    call, generator = Call(cupy, cuda_backend), Generator(7, graph_safe=True)
+    generator.state = {"seed": 7, "offset": 2**64 - 2, "spawned": 0}
+    call(generator=generator)
+    graph = captured(stream, lambda: call(generator=generator))
+    for offset in (2**64 - 1, 0):
+        graph.launch(stream)
+        assert call.bits() == call.bits(seed=multisample.Key(7, offset))
+    assert generator.offset == 1
 
 
 def test_copies_go_on_from_where_it_is(cupy: Any, cuda_backend: str) -> None:

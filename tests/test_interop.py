@@ -846,13 +846,15 @@ class Driver:
 
 
 @pytest.fixture
-def driver(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Driver]:
+def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Driver]]:
     def use(*arguments: Any, **options: Any) -> Driver:
         driver = Driver(*arguments, **options)
         monkeypatch.setattr(cuda_driver, "_driver", lambda: driver)
+        cuda_driver.device_function.cache_clear()
         return driver
 
-    return use
+    yield use
+    cuda_driver.device_function.cache_clear()
 
 
 def test_the_driver_says_on_which_device_memory_is(driver: Callable[..., Driver]) -> None:

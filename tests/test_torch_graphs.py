@@ -62,6 +62,8 @@ def captured(call: Callable[[], Any], generator: Any = None) -> tuple[torch.cuda
             graph.register_generator_state(generator)
     with torch.cuda.graph(graph):
         result = call()
+    # PyTorch writes the generator's seed and offset on the stream of the capture; no replay on another stream waits.
+    torch.cuda.synchronize()
     return graph, result
 
 
@@ -171,6 +173,7 @@ def test_a_generator_that_the_graph_was_not_told_of_draws_new_numbers_or_is_refu
             x = sample(mu, sigma, N, backend=cuda_backend, generator=generator)
         except RuntimeError as error:  # By versions of PyTorch that have to be told.
             assert str(error).startswith("generator: expected multisample.Generator(seed, graph_safe=True)")
+    torch.cuda.synchronize()  # As in `captured`.
     assert x is None or distinct(replays(graph, x)) == REPLAYS
 
 
@@ -220,6 +223,7 @@ def test_a_callable_of_graphs_draws_anew_in_each_step(cuda: str) -> None:
         return sample(mu, sigma, N)
 
     function: Any = torch.cuda.make_graphed_callables(draw, (mu, sigma))
+    torch.cuda.synchronize()  # As in `captured`.
     draws = []
     for _ in range(REPLAYS):
         x = function(mu, sigma)

@@ -62,9 +62,12 @@ def draw_by_operator(call: Call, is_known: Callable[[Any], bool] = bool) -> Any:
     if out is not None:
         _check_out(out, (n, d) if call.layout == "nd" else (d, n), dtype, tensors)
     call = call._replace(dtype=dtype)
+    device = next(iter(tensors.values())).device
+    if out is None and not _is_traced(*tensors.values()):
+        # Raises if there is no room for the result, while no generator has advanced.
+        torch.empty((d, n), dtype=dtype_of(dtype), device=device)
     if call.seed is not None:
         return _call_operator(call, *checked_key(call.seed), None)
-    device = next(iter(tensors.values())).device
     if isinstance(call.generator, Generator):
         if call.generator.graph_safe or is_batched() or _is_captured(device):
             raise ValueError(
@@ -121,11 +124,14 @@ def _check_out(out: Any, shape: tuple[Any, Any], dtype: str, sources: dict[str, 
 
 def _stands_for_several(device: Any, *tensors: Any) -> bool:
     """Whether the call is one of several that expect new numbers: of the runs of what is traced."""
+    return _is_traced(*tensors) or _is_captured(device)
+
+
+def _is_traced(*tensors: Any) -> bool:
     return (
         torch.compiler.is_compiling()
         or torch._C._len_torch_dispatch_stack() > 0
         or any(map(is_opaque, map(type, tensors)))
-        or _is_captured(device)
     )
 
 

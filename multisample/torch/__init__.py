@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 try:
+    from ._keys import take_key
     from ._normal import Normal
 except ModuleNotFoundError as error:
     if error.name != "torch":
@@ -17,7 +18,7 @@ except ModuleNotFoundError as error:
 if TYPE_CHECKING:
     from ._sharded import sample_sharded
 
-__all__ = ["Normal", "load_operators", "sample_sharded"]
+__all__ = ["Normal", "load_operators", "sample_sharded", "take_key"]
 
 
 def load_operators() -> None:

@@ -1,0 +1,68 @@
+"""Keys from PyTorch's generators."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .._arguments import describe
+from .._randomness.generator import Key
+from .._randomness.torch import taker
+
+__all__ = ["take_key"]
+
+
+def take_key(generator: torch.Generator | None = None, device: torch.device | str | int | None = None) -> Key:
+    """Take seed and offset of one call from a generator of PyTorch's, as a call of `multisample.sample` does.
+
+    Parameters
+    ----------
+    generator : torch.Generator, optional
+        By default PyTorch's default generator of `device`.
+    device : torch.device, str or int, optional
+        By default that of `generator`, or else PyTorch's default device.
+
+    Returns
+    -------
+    multisample.Key
+
+    Raises
+    ------
+    TypeError
+        If `generator` is not a torch.Generator.
+    ValueError
+        If `generator` is not on `device`, or `device` is neither a CPU nor a CUDA device.
+
+    Notes
+    -----
+    A CUDA generator gives its seed and its Philox offset, which advances by 4. A CPU generator has no offset: a 64-bit
+    number that it draws is the seed, and the offset is 0.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import multisample
+    >>> _ = torch.manual_seed(3)
+    >>> key = multisample.torch.take_key()
+    >>> _ = torch.manual_seed(3)
+    >>> x = multisample.sample(torch.zeros(2), torch.ones(2), 5)
+    >>> torch.equal(x, multisample.sample(torch.zeros(2), torch.ones(2), 5, seed=key))
+    True
+    """
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise TypeError(
+            f"generator: expected a torch.Generator, got {describe(generator)} of type {type(generator).__name__}"
+        )
+    if device is None:
+        where = torch.get_default_device() if generator is None else generator.device
+    else:
+        where = torch.device(device)
+    if where.type not in ("cpu", "cuda"):
+        raise ValueError(f"device: expected a CPU or a CUDA device, got {where}")
+    if where.type == "cuda" and where.index is None:
+        where = torch.device("cuda", torch.cuda.current_device() if generator is None else generator.device.index or 0)
+    if generator is not None and (generator.device.type, generator.device.index or 0) != (where.type, where.index or 0):
+        raise ValueError(f"generator: expected one on {where}, got one on {generator.device}")
+    take: Any = taker(str(where))
+    return Key(*take(generator))

@@ -1,0 +1,228 @@
+"""After an error `out` is as it was and no generator has advanced, on every road that a call can take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import multisample
+from multisample import BackendUnavailableError, Generator, sample
+from multisample.backends import compilation, cpu_kernels, registry
+from multisample.backends.native import libraries
+
+pytestmark = pytest.mark.usefixtures("new_choices")
+
+D, N = 3, 7
+# No machine has as much memory: 2**34 columns of 4096 rows are 256 TiB.
+TOO_MANY, TOO_HIGH = 2**34, 4096
+
+Road = Callable[..., Any]
+
+
+def numpy_vectors(d: int) -> tuple[Any, Any]:
+    return np.zeros(d, np.float32), np.ones(d, np.float32)
+
+
+def torch_vectors(d: int) -> tuple[Any, Any]:
+    return torch.zeros(d), torch.ones(d)
+
+
+def recorded_vectors(d: int) -> tuple[Any, Any]:
+    return torch.zeros(d, requires_grad=True), torch.ones(d)
+
+
+def by_numpy(d: int, n: int, **options: Any) -> Any:
+    return sample(*numpy_vectors(d), n, backend="cpu", **options)
+
+
+def by_lists(d: int, n: int, **options: Any) -> Any:
+    return sample(*(x.tolist() for x in numpy_vectors(d)), n, backend="cpu", **options)
+
+
+def by_torch(d: int, n: int, **options: Any) -> Any:
+    return sample(*torch_vectors(d), n, backend="torch_ext", **options)
+
+
+def by_torch_on_numba(d: int, n: int, **options: Any) -> Any:
+    return sample(*torch_vectors(d), n, backend="cpu", **options)
+
+
+def by_numpy_on_torch(d: int, n: int, **options: Any) -> Any:
+    return sample(*numpy_vectors(d), n, backend="torch_ext", **options)
+
+
+def recorded(d: int, n: int, **options: Any) -> Any:
+    return sample(*recorded_vectors(d), n, **options)
+
+
+def by_normal(d: int, n: int, **options: Any) -> Any:
+    return multisample.torch.Normal(*recorded_vectors(d), **options).rsample((n,))
+
+
+def differentiated(d: int, n: int, **options: Any) -> Any:
+    """As PyTorch transforms it."""
+    mu, sigma = torch_vectors(d)
+    return torch.func.vjp(lambda mu: sample(mu, sigma, n, **options), mu)[0]
+
+
+ROADS: dict[str, Road] = {
+    road.__name__: road
+    for road in (by_numpy, by_lists, by_torch, by_torch_on_numba, by_numpy_on_torch, recorded, by_normal, differentiated)
+}  # fmt: skip
+OF_TORCH = {"by_torch", "by_torch_on_numba", "recorded", "differentiated", "by_normal"}
+
+
+class Sources:
+    """Every generator that a call could take an offset from, and whether one has advanced."""
+
+    def __init__(self, road: str) -> None:
+        torch.manual_seed(3)
+        self.own, self.torch = Generator(5), torch.Generator().manual_seed(4)
+        self.options: list[dict[str, Any]] = [{}, {"generator": self.own}]
+        if road in OF_TORCH:
+            self.options.append({"generator": self.torch})
+
+    def states(self) -> list[Any]:
+        default = multisample._randomness.generator.DEFAULT_GENERATOR
+        return [
+            self.own.state, default.state, self.torch.get_state().tolist(), torch.default_generator.get_state().tolist()
+        ]  # fmt: skip
+
+
+def check_refused(road: str, d: int, n: int, error: Any, match: str, **more: Any) -> None:
+    """The call fails with each generator, and nothing has changed."""
+    sources = Sources(road)
+    for options in sources.options:
+        before = sources.states()
+        with pytest.raises(error, match=match):
+            ROADS[road](d, n, **options, **more)
+        assert sources.states() == before, options
+
+
+@pytest.mark.parametrize("road", ROADS)
+def test_a_result_that_cannot_be_allocated(road: str) -> None:
+    ROADS[road](D, N)  # Whatever is compiled is there.
+    for _ in range(2):
+        check_refused(road, TOO_HIGH, TOO_MANY, (MemoryError, RuntimeError), "(?i)alloc")
+
+
+@pytest.mark.parametrize("road", ["by_numpy", "by_torch_on_numba", "by_lists"])
+@pytest.mark.parametrize("planned", [False, True])
+def test_a_number_of_threads_that_is_none(road: str, planned: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    n = 2**20  # Small calls have one thread anyway.
+    if planned:
+        ROADS[road](D, n)
+    monkeypatch.setenv("MULTISAMPLE_NUM_THREADS", "two")
+    expected = ValueError if planned else BackendUnavailableError
+    check_refused(road, D, n, expected, "MULTISAMPLE_NUM_THREADS must be a positive integer, got 'two'")
+
+
+@pytest.mark.parametrize("road", ["by_numpy", "by_torch_on_numba", "by_lists"])
+def test_a_kernel_of_numba_that_cannot_be_compiled(road: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: Any, **options: Any) -> Any:
+        raise OSError("no space left on the device")
+
+    for cached in (cpu_kernels.window_kernel, cpu_kernels.value_kernel):
+        cached.cache_clear()
+    monkeypatch.setattr(cpu_kernels, "compile_cached", fail)
+    assert cpu_kernels.compile_cached is not compilation.compile_cached
+    check_refused(road, D, 29, OSError, "no space left")
+    out = np.full((D, 29), 77, np.float32)
+    if road != "by_torch_on_numba":
+        with pytest.raises(OSError, match="no space left"):
+            by_numpy(D, 29, out=out)
+    assert (out == 77).all()
+
+
+@pytest.mark.parametrize("road", ["by_torch", "by_numpy_on_torch", "recorded", "by_normal", "differentiated"])
+def test_a_library_that_cannot_be_built(road: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend: Any = registry.find("torch_ext")
+
+    def fail(**options: Any) -> Any:
+        raise BackendUnavailableError("backend: 'torch_ext' could not be built: the compiler is on fire")
+
+    for name, value in (("_cpu", None), ("_cuda", None)):
+        monkeypatch.setattr(backend, name, value)
+    monkeypatch.setattr(libraries, "cpu_library", fail)
+    # Calls that do not name torch_ext take another backend then, which records no gradient.
+    expected = ValueError if road in ("recorded", "by_normal") else BackendUnavailableError
+    if road == "differentiated":
+        expected = (BackendUnavailableError, ValueError)
+    check_refused(road, D, 31, expected, "the compiler is on fire|torch_ext")
+
+
+# --- Launches that fail -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def broken_torch_ext(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels that refuse to run."""
+    for road in (by_torch, by_numpy_on_torch):  # On the CPU, and on a GPU if there is one.
+        road(D, N)
+    backend: Any = registry.find("torch_ext")
+
+    class Broken:
+        multisample_is_valid_cpu = backend._cpu.multisample_is_valid_cpu
+
+        def fail(self, draw: bytes) -> int:
+            return 1
+
+        def say(self, *error: int) -> bytes:
+            return b"the processor is on fire"
+
+        multisample_run_cpu = multisample_run_cuda = fail
+        multisample_last_error = multisample_cuda_error = say
+
+    monkeypatch.setattr(backend, "_cpu", Broken())
+    if backend._cuda is not None:
+        monkeypatch.setattr(backend, "_cuda", Broken())
+
+
+@pytest.mark.usefixtures("broken_torch_ext")
+@pytest.mark.parametrize("road", ["by_torch", "by_numpy_on_torch", "recorded", "by_normal"])
+def test_a_launch_that_fails_takes_nothing_from_generators_of_ours(road: str) -> None:
+    sources = Sources(road)
+    for n in (41, 41):
+        before = sources.states()
+        with pytest.raises(RuntimeError, match="the processor is on fire"):
+            ROADS[road](D, n, generator=sources.own)
+        assert sources.states() == before
+    if road == "by_numpy_on_torch":
+        with pytest.raises(RuntimeError, match="the processor is on fire"):
+            ROADS[road](D, 41)
+        assert sources.states() == before
+
+
+def test_an_offset_that_another_call_has_passed_is_not_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = Generator(5)
+
+    class Meanwhile:
+        """A backend in whose launch another thread draws, and which then fails."""
+
+        name, device_kinds, host_library = "meanwhile", ("cpu",), "numpy"
+
+        def status(self) -> Any:
+            return multisample.BackendStatus(True)
+
+        def prepare(self, device_kind: str) -> None:
+            pass
+
+        def adopt(self, array: Any) -> Any:
+            return array
+
+        def advancer(self, device: int) -> Any:
+            raise RuntimeError
+
+        def launch(self, draw: Any) -> None:
+            generator.take()
+            raise RuntimeError("too late")
+
+    monkeypatch.setattr(registry, "_registered", dict(registry._registered))
+    multisample.register_backend(Meanwhile())  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match="too late"):
+        sample(*numpy_vectors(D), N, backend="meanwhile", generator=generator)
+    assert generator.offset == 2
