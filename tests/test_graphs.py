@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import pickle
 import threading
@@ -242,7 +243,7 @@ def test_the_seed_cannot_be_set_once_a_graph_has_captured_it(cupy: Any, stream: 
 def test_a_graph_may_outlive_its_generator(cupy: Any, stream: Any, cuda_backend: str) -> None:
     call, generator = Call(cupy, cuda_backend), Generator(7, graph_safe=True)
     call(generator=generator)
-    graph = captured(stream, lambda: call(generator=generator))
+    graph = captured(stream, functools.partial(call, generator=generator))
     del generator
     gc.collect()
     # Libraries give memory that was freed to the next arrays of its size.

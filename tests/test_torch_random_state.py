@@ -10,6 +10,7 @@ import torch
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from multisample import sample
+from multisample.torch import take_key
 
 D, N = 5, 7
 Draw = Callable[[], torch.Tensor]
@@ -144,3 +145,40 @@ def test_selective_checkpoints_keep_samples_or_draw_them_again(torch_device: str
 
         results.append(loss_and_gradients(torch_device, run))
     assert all(map(torch.equal, *results))
+
+
+# --- Keys -----------------------------------------------------------------------------------------
+
+
+def test_a_key_is_what_a_call_would_take(torch_device: str) -> None:
+    mu, sigma = torch.zeros(3, device=torch_device), torch.ones(3, device=torch_device)
+    generator = torch.Generator(torch_device)
+    for source in (generator, None):
+        manual_seed: Any = torch.manual_seed if source is None else source.manual_seed
+        manual_seed(2**63 + 5)
+        keys = [take_key(source, torch_device if source is None else None) for _ in range(3)]
+        assert len(set(keys)) == 3
+        manual_seed(2**63 + 5)
+        for key in keys:
+            expected = sample(mu, sigma, 40, generator=source)
+            assert torch.equal(sample(mu, sigma, 40, seed=key), expected)
+
+
+def test_a_key_is_from_the_default_device() -> None:
+    torch.manual_seed(1)
+    key = take_key()
+    torch.manual_seed(1)
+    assert take_key(device="cpu") == take_key(torch.Generator().manual_seed(1)) == key
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"generator": 3}, TypeError, "^generator: expected a torch.Generator, got 3 of type int"),
+        ({"device": "meta"}, ValueError, "^device: expected a CPU or a CUDA device, got meta"),
+        ({"generator": torch.Generator(), "device": "cuda:0"}, ValueError, "^generator: expected one on cuda:0, got"),
+    ],
+)
+def test_a_key_is_refused(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        take_key(**arguments)

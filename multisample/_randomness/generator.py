@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple, SupportsIndex, TypedDict
 
 from .._arguments import check_flag, checked_integer
 from .counter import DeviceCounter
@@ -105,7 +105,7 @@ class Generator:
 
     __slots__ = ("__weakref__", "_counter", "_graph_safe", "_offset", "_seed", "_spawned")
 
-    def __init__(self, seed: int | None = None, *, graph_safe: bool = False) -> None:
+    def __init__(self, seed: SupportsIndex | None = None, *, graph_safe: bool = False) -> None:
         check_flag("graph_safe", graph_safe)
         self._seed = _entropy() if seed is None else checked_integer("seed", seed, 0, WORD_64)
         self._offset = 0
@@ -290,7 +290,7 @@ def _philox_word_pair(child: int, key: tuple[int, int]) -> int:
 DEFAULT_GENERATOR = Generator()
 
 
-def manual_seed(seed: int) -> Generator:
+def manual_seed(seed: SupportsIndex) -> Generator:
     """Restart the process-wide default generator.
 
     It serves calls that name neither `seed` nor `generator` and whose arrays are not PyTorch's (those obey

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from multisample.backends.cuda_driver import is_capturing
 
 from .._arguments import checked_integer, describe
-from .._libraries.library import Device, Library
+from .._libraries.library import NOUNS, Device, Library
 from .counter import DeviceCounter
 from .generator import DEFAULT_GENERATOR, WORD_64, Generator, Key
 
@@ -69,12 +69,12 @@ def check_generator(generator: Any, library: Library, device: Device) -> None:
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(generator, torch.Generator):
         raise TypeError(
-            "generator: expected a multisample.Generator, or a torch.Generator with torch tensors,"
+            "generator: expected a multisample.Generator, or a torch.Generator with PyTorch tensors,"
             f" got {describe(generator)} of type {type(generator).__name__}"
         )
     if library.name != "torch":
         raise TypeError(
-            f"generator: expected a multisample.Generator with {library.name} arrays, got a torch.Generator"
+            f"generator: expected a multisample.Generator with {NOUNS[library.name]}, got a torch.Generator"
         )
     if generator.device.type != device.kind or (generator.device.index or 0) != device.ordinal:
         raise ValueError(f"generator: expected one on the device of mu, {device}, got one on {generator.device}")

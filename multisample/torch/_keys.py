@@ -1,4 +1,4 @@
-"""Keys from PyTorch's generators."""
+"""Keys from PyTorch's generators, for draws whose seed and offset a program keeps, such as to repeat them."""
 
 from __future__ import annotations
 

@@ -1,0 +1,99 @@
+"""`limit_threads`: how many threads work on a call, at run time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import multisample
+from multisample import limit_threads, sample
+from multisample.backends import cpu, registry, worker_pool
+from multisample.backends.draw import PACKED_DRAW
+
+LARGE = 1 << 20
+MU, SIGMA = np.zeros(8, np.float32), np.ones(8, np.float32)
+
+
+@pytest.fixture
+def threads_of_cpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """``threads_of_cpu()``: draws a large matrix with the cpu backend, and says how many threads could work on it."""
+    monkeypatch.setenv("MULTISAMPLE_NUM_THREADS", "6")
+    counts: list[int] = []
+
+    def run_all(function: Any, tasks: Any, threads: int) -> None:
+        counts.append(threads)
+        worker_pool.run_all(function, tasks, threads)
+
+    monkeypatch.setattr(cpu, "run_all", run_all)
+
+    def count() -> int:
+        sample(MU, SIGMA, LARGE, seed=1, backend="cpu")
+        return counts.pop()
+
+    return count
+
+
+def test_inside_the_block_there_are_no_more(threads_of_cpu: Callable[[], int]) -> None:
+    assert threads_of_cpu() == 6
+    with limit_threads(2):
+        assert threads_of_cpu() == 2
+        with limit_threads(4):  # The outer block goes on to count.
+            assert threads_of_cpu() == 2
+        with limit_threads(1):
+            assert threads_of_cpu() == 1
+        assert threads_of_cpu() == 2
+    with limit_threads(100):
+        assert threads_of_cpu() == 6
+    with pytest.raises(KeyError), limit_threads(1):
+        raise KeyError
+    assert threads_of_cpu() == 6
+
+
+def test_other_threads_have_their_own_limit(threads_of_cpu: Callable[[], int]) -> None:
+    counts: list[int] = []
+    with limit_threads(1):
+        thread = threading.Thread(target=lambda: counts.append(threads_of_cpu()))
+        thread.start()
+        thread.join()
+    assert counts == [6]
+
+
+def test_torch_ext_passes_it_to_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    if registry.find("torch_ext").status().reasons:
+        pytest.skip("torch_ext cannot run")
+    mu, sigma = torch.zeros(8), torch.ones(8)
+    expected = sample(mu, sigma, LARGE, seed=1, backend="torch_ext")
+    backend: Any = registry.find("torch_ext")
+    library, draws = backend._cpu, []
+
+    class Watched:
+        multisample_is_valid_cpu = library.multisample_is_valid_cpu
+        multisample_last_error = library.multisample_last_error
+
+        def multisample_run_cpu(self, draw: bytes) -> int:
+            draws.append(draw)
+            return int(library.multisample_run_cpu(draw))
+
+    monkeypatch.setattr(backend, "_cpu", Watched())
+    multisample._plan.PLANS.clear()
+    try:
+        for limit in (1, 3):
+            with limit_threads(limit):
+                assert torch.equal(sample(mu, sigma, LARGE, seed=1, backend="torch_ext"), expected)
+    finally:
+        multisample._plan.PLANS.clear()
+    # The last two words of the struct are `threads` and one that is unused.
+    assert [np.frombuffer(draw, np.uint32, 1, PACKED_DRAW - 8)[0] for draw in draws] == [1, 3]
+
+
+@pytest.mark.parametrize(
+    ("n", "error"), [(0, ValueError), (-1, ValueError), (2**31, ValueError), (1.0, TypeError), (True, TypeError)]
+)
+def test_it_takes_positive_integers(n: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match=r"^n: expected"):
+        limit_threads(n)
