@@ -71,7 +71,9 @@ def differentiated(d: int, n: int, **options: Any) -> Any:
 
 ROADS: dict[str, Road] = {
     road.__name__: road
-    for road in (by_numpy, by_lists, by_torch, by_torch_on_numba, by_numpy_on_torch, recorded, by_normal, differentiated)
+    for road in (
+        by_numpy, by_lists, by_torch, by_torch_on_numba, by_numpy_on_torch, recorded, by_normal, differentiated,
+    )
 }  # fmt: skip
 OF_TORCH = {"by_torch", "by_torch_on_numba", "recorded", "differentiated", "by_normal"}
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
+import os
 import pickle
 import subprocess
 import sys
@@ -157,6 +158,25 @@ def test_gradients_are_those_of_the_reparameterisation(torch_device: str) -> Non
         assert Normal(loc, scale, backend="cpu").sample().shape == (2, 3)
         with pytest.raises(ValueError, match="requires grad, and backend 'cpu' records no gradient"):
             Normal(loc, scale, backend="cpu").rsample()
+
+
+def test_without_a_compiler_the_error_says_what_is_missing(tmp_path: Path) -> None:
+    program = """
+import torch
+from multisample.torch import Normal
+loc = torch.zeros(3, requires_grad=True)
+try:
+    Normal(loc, torch.ones(3)).rsample()
+except ValueError as error:
+    print(error)
+"""
+    environment = {**os.environ, "PATH": str(tmp_path), "MULTISAMPLE_CACHE_DIR": str(tmp_path / "cache")}
+    environment.pop("CXX", None)
+    run = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert run.stdout.startswith("mu: requires grad, and backend 'cpu' records no gradient, and torch_ext, which does,")
+    assert "no C++ compiler" in run.stdout
+    assert "install g++" in run.stdout
+    assert "detach" not in run.stdout
 
 
 # --- In other distributions -----------------------------------------------------------------------
