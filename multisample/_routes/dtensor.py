@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
@@ -17,7 +17,7 @@ from .._arguments import check_choice, check_flag, describe
 from .._checks.operands import common_length
 from .._libraries import is_number, library_of
 from .._libraries.torch import check_tensor
-from .._plan import ROWS, Call, checked_window
+from .._plan import ROWS, Call, PlanCache, checked_window
 from .._randomness.generator import WORD_64, Generator
 from .._randomness.source import check_generator, checked_key
 from .._randomness.torch import taker, torch_generator
@@ -55,6 +55,23 @@ _ROWS = {"dn": 0, "nd": 1}
 """Which axis of the result counts dimensions."""
 
 
+class _ShardPlan(NamedTuple):
+    """All of a sharded call that depends on neither values nor windows: which part this rank draws, and from what."""
+
+    d: int
+    n: int
+    rows: range
+    columns: range
+    shape: torch.Size
+    readers: dict[str, Callable[[Any], Any]]
+    """How to get this rank's part of `mu` and `sigma`, but for numbers."""
+    wrap: Callable[[Any], Any]
+    """A DTensor around a part of the result."""
+
+
+_SHARD_PLANS: PlanCache[_ShardPlan] = PlanCache(256)
+
+
 def draw_shard(call: Call, mesh: Any, placements: tuple[Any, ...], draw: Callable[..., Any]) -> Any:
     """A DTensor around this rank's window; `draw` is `multisample.sample`."""
     n, dim_offset, sample_offset = checked_window(call.n, call.dim_offset, call.sample_offset)
@@ -62,32 +79,76 @@ def draw_shard(call: Call, mesh: Any, placements: tuple[Any, ...], draw: Callabl
     vectors = {name: x for name, x in (("mu", call.mu), ("sigma", call.sigma)) if not is_number(x)}
     for name, x in vectors.items():
         check_tensor(name, x)
-    d = common_length({name: tuple(x.shape) for name, x in vectors.items()})
-    if dim_offset + d > ROWS:
-        raise ValueError(f"dim_offset: expected dim_offset + d <= 2**32, got {dim_offset} + {d}")
-    axis = _ROWS[call.layout]
-    shape = (n, d) if axis else (d, n)
-    cuts = _cuts(placements, axis)
-    rows = _part(d, cuts, mesh)
-    columns = _part(n, _cuts(placements, 1 - axis), mesh)
-    local: dict[str, Any] = {"mu": call.mu, "sigma": call.sigma, "out": None}
-    for name, x in vectors.items():
-        if isinstance(x, DTensor):
-            local[name] = _rows_of(name, x, d, rows, mesh, placements, cuts)
-        else:
-            local[name] = x[rows.start : rows.stop] if x.ndim else x
-    if call.out is not None:
-        local["out"] = _local_target(call.out, shape, mesh, placements)
+    # Equal meshes may have other process groups; the plan keeps this one alive.
+    key = id(mesh), placements, n, call.layout, _signature(vectors.get("mu")), _signature(vectors.get("sigma"))
+    plan = _SHARD_PLANS.get(key)
+    if plan is None:
+        plan = _shard_plan(vectors, n, call.layout, mesh, placements)
+        _SHARD_PLANS.put(key, plan)
+    if dim_offset + plan.d > ROWS:
+        raise ValueError(f"dim_offset: expected dim_offset + d <= 2**32, got {dim_offset} + {plan.d}")
+    local = {name: plan.readers[name](x) for name, x in vectors.items()}
     if call.validate:
         _check_agreement(
-            mesh, next(local[name] for name in vectors), call.seed, call.generator,
-            {"d": d, "n": n, "dim_offset": dim_offset, "sample_offset": sample_offset},
+            mesh, next(iter(local.values())), call.seed, call.generator,
+            {"d": plan.d, "n": n, "dim_offset": dim_offset, "sample_offset": sample_offset},
         )  # fmt: skip
-    window: dict[str, Any] = {"dim_offset": dim_offset + rows.start, "sample_offset": sample_offset + columns.start}
-    part = draw(**call._replace(n=len(columns), **local, **window)._asdict())
     if call.out is not None:
-        return call.out
-    return DTensor.from_local(part, mesh, placements, shape=torch.Size(shape), stride=(max(shape[1], 1), 1))
+        local["out"] = _local_target(call.out, tuple(plan.shape), mesh, placements)
+    part = draw(
+        **call._replace(
+            n=len(plan.columns), dim_offset=dim_offset + plan.rows.start,
+            sample_offset=sample_offset + plan.columns.start, **local,
+        )._asdict()
+    )  # fmt: skip
+    return plan.wrap(part) if call.out is None else call.out
+
+
+def _signature(x: Any) -> Any:
+    """What a `_ShardPlan` depends on, of `mu` or `sigma`."""
+    if x is None:
+        return None
+    return type(x), x.shape, x.layout, *((x.device_mesh, x.placements) if isinstance(x, DTensor) else ())
+
+
+def _shard_plan(vectors: dict[str, Any], n: int, layout: str, mesh: Any, placements: tuple[Any, ...]) -> _ShardPlan:
+    d = common_length({name: tuple(x.shape) for name, x in vectors.items()})
+    axis = _ROWS[layout]
+    shape = torch.Size((n, d) if axis else (d, n))
+    cuts = _cuts(placements, axis)
+    rows, columns = _part(d, cuts, mesh), _part(n, _cuts(placements, 1 - axis), mesh)
+    readers: dict[str, Callable[[Any], Any]] = {}
+    for name, x in vectors.items():
+        if isinstance(x, DTensor):
+            readers[name] = _reader(name, x, d, rows, mesh, placements, cuts)
+        else:
+            readers[name] = _cutter(x, rows)
+    return _ShardPlan(d, n, rows, columns, shape, readers, _wrapper(mesh, placements, shape))
+
+
+def _cutter(model: Any, rows: range) -> Callable[[Any], Any]:
+    """What takes `rows` of tensors of a shape; it has them all of a tensor with no dimension."""
+    start, stop = rows.start, rows.stop
+    if not model.ndim or (start == 0 and stop == model.shape[0]):
+        return lambda x: x
+    return lambda x: x[start:stop]
+
+
+def _wrapper(mesh: Any, placements: tuple[Any, ...], shape: torch.Size) -> Callable[[Any], Any]:
+    """What makes DTensors of local tensors."""
+    specs: dict[Any, Any] = {}
+
+    def wrap(part: Any) -> Any:
+        spec = specs.get(part.dtype)
+        if spec is not None and not part.requires_grad:
+            # `from_local`, which also records gradients, takes several times as long as the draw.
+            return DTensor(part, spec, requires_grad=False)
+        made = DTensor.from_local(part, mesh, placements, shape=shape, stride=(max(shape[1], 1), 1))
+        if mesh.get_coordinate() is not None:  # For ranks outside of the mesh, `from_local` changes the part.
+            specs[part.dtype] = made._spec
+        return made
+
+    return wrap
 
 
 # --- Placements -----------------------------------------------------------------------------------
@@ -165,8 +226,10 @@ def _chunk(runs: list[range], chunks: int, index: int) -> list[range]:
     return [run for run in chunk if run]
 
 
-def _rows_of(name: str, x: Any, d: int, rows: range, mesh: Any, placements: tuple[Any, ...], cuts: list[Cut]) -> Any:
-    """The elements of DTensor `x` for `rows`, which have to be among those that this rank has."""
+def _reader(
+    name: str, x: Any, d: int, rows: range, mesh: Any, placements: tuple[Any, ...], cuts: list[Cut]
+) -> Callable[[Any], Any]:
+    """What gives the elements for `rows` of DTensors like `x`, which have to be among those that this rank has."""
     if x.device_mesh != mesh:
         raise ValueError(f"{name}: expected a DTensor on the same mesh as the result, {mesh}, got {x.device_mesh}")
     for placement in x.placements:
@@ -184,13 +247,18 @@ def _rows_of(name: str, x: Any, d: int, rows: range, mesh: Any, placements: tupl
         Partial() if isinstance(given, Replicate) and not isinstance(placement, Replicate) else given
         for given, placement in zip(x.placements, placements, strict=True)
     ]
-    local = x.to_local(grad_placements=gradients)
-    if hasattr(local, "trigger_wait"):  # What a collective is still writing; any operation but a view waits for it.
-        local = local.clone()
-    if not x.ndim:
-        return local
-    start = _part(d, own, mesh).start
-    return local[rows.start - start : rows.stop - start]
+    has = _part(d, own, mesh) if x.ndim else rows
+    start, stop = rows.start - has.start, rows.stop - has.start
+    is_cut = has != rows
+
+    def read(x: Any) -> Any:
+        local = x.to_local(grad_placements=gradients) if x.requires_grad else x._local_tensor
+        # What a collective is still writing; any operation but a view waits for it.
+        if type(local) is not torch.Tensor and hasattr(local, "trigger_wait"):
+            local = local.clone()
+        return local[start:stop] if is_cut else local
+
+    return read
 
 
 def _local_target(out: Any, shape: tuple[int, int], mesh: Any, placements: tuple[Any, ...]) -> Any:

@@ -99,8 +99,11 @@ class Normal(torch.distributions.Normal):
 
     def rsample(self, sample_shape: Sequence[int] = ()) -> torch.Tensor:
         """Samples, of shape ``sample_shape + batch_shape``, that are differentiable in `loc` and `scale`."""
-        loc, scale = self.loc.reshape(-1), self.scale.reshape(-1)
+        loc, scale = self.loc, self.scale
+        is_matrix = loc.dim() == 1 == len(sample_shape)
+        if not is_matrix:
+            loc, scale = loc.reshape(-1), scale.reshape(-1)
         # Of one dimension, a row is as good as a column, and quicker to draw.
         layout: Layout = "dn" if loc.shape[0] == 1 else "nd"
         drawn: torch.Tensor = sample(loc, scale, math.prod(sample_shape), layout=layout, **self._options)
-        return drawn.view(self._extended_shape(sample_shape))
+        return drawn if is_matrix and layout == "nd" else drawn.view(self._extended_shape(sample_shape))
