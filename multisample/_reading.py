@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from ._arguments import describe
 from ._checks.operands import Inputs, check_alignment, extent, item_size
 from ._checks.values import check_values, least_and_most, number_vector, vector_converter
 from ._libraries import Library
+from ._libraries.numpy import cached_dtype
 
 __all__ = ["Reader"]
 
@@ -39,7 +38,7 @@ class Reader:
         self._operand = operand = inputs.operands.get(name)
         self.is_array, self.extent, self.mask = operand is not None, (0, 0), 0
         self.is_plain = operand is not None and operand.read is None
-        real = np.dtype("float64" if inputs.dtype == "float64" else "float32")
+        real = cached_dtype("float64" if inputs.dtype == "float64" else "float32")
         if operand is None:
             read_number = _number_reader(name, inputs.dtype, library)
             d = inputs.d

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -23,7 +24,7 @@ _RULES = {"mu": (-math.inf, "finite means"), "sigma": (0.0, "finite standard dev
 
 def least_and_most(name: str, dtype: str) -> tuple[float, float]:
     """The numbers that `mu` or `sigma` may be for results of type `dtype`."""
-    most = float(np.finfo(np.float64).max) if dtype == "float64" else _MOST_FLOAT32
+    most = sys.float_info.max if dtype == "float64" else _MOST_FLOAT32
     return (0.0 if name == "sigma" else -most), most
 
 
@@ -41,7 +42,8 @@ def vector_converter(operand: Operand, d: int, real: Any) -> Callable[[HostArray
         steps.append(lambda raw: number_vector(raw, d, real))
     elif len(operand.shape) == 2:
         steps.append(lambda raw: raw[:, 0])
-    if operand.shape != () and operand.dtype != real.name and not (operand.dtype == "bfloat16" and real == np.float32):
+    name = "float64" if real.itemsize == 8 else "float32"
+    if operand.shape != () and operand.dtype != name and (operand.dtype, name) != ("bfloat16", "float32"):
         steps.append(_narrowed if operand.dtype == "float64" else lambda raw: raw.astype(real))
     if len(steps) < 2:
         return steps[0] if steps else None
