@@ -258,7 +258,7 @@ def _stores(
         return _STRIDED
     if groups > _SHORT_ROW:
         return _SHIFTED
-    return _STAGED if rows == 1 or row_stride == columns * size else _STRIDED
+    return _STAGED if knows_skip and (rows == 1 or row_stride == columns * size) else _STRIDED
 
 
 def _ceil_div(a: int, b: int) -> int:

@@ -64,6 +64,19 @@ struct Draw {
 
 static_assert(sizeof(Vector) == 32 && sizeof(Word) == 16 && sizeof(Draw) == 216, "backends/draw.py packs these bytes");
 
+MULTISAMPLE_HOST_FUNCTION u64 value_of(const Word& word) { return word.at == nullptr ? word.value : *word.at; }
+
+// The same call with all words by value.
+MULTISAMPLE_HOST_FUNCTION Draw with_values(Draw call) {
+  call.seed = {value_of(call.seed), nullptr};
+  call.offset = {value_of(call.offset), nullptr};
+  call.first_row = {value_of(call.first_row), nullptr};
+  call.first_column = {value_of(call.first_column), nullptr};
+  return call;
+}
+
+#if !defined(__CUDACC_RTC__)
+
 inline u32 element_size(u32 type) { return type == kFloat64 ? 8 : type == kFloat32 ? 4 : 2; }
 
 // The same call where one row or one column makes a stride irrelevant: as if the matrix were contiguous.
@@ -79,15 +92,6 @@ inline bool has_origin_in_memory(const Draw& call) {
   return call.seed.at != nullptr || call.first_row.at != nullptr || call.first_column.at != nullptr;
 }
 
-MULTISAMPLE_HOST_FUNCTION u64 value_of(const Word& word) { return word.at == nullptr ? word.value : *word.at; }
-
-// The same call with all words by value.
-MULTISAMPLE_HOST_FUNCTION Draw with_values(Draw call) {
-  call.seed = {value_of(call.seed), nullptr};
-  call.offset = {value_of(call.offset), nullptr};
-  call.first_row = {value_of(call.first_row), nullptr};
-  call.first_column = {value_of(call.first_column), nullptr};
-  return call;
-}
+#endif
 
 }  // namespace multisample

@@ -19,7 +19,8 @@ namespace multisample {
 enum Stores : u32 {
   kAligned,  // four at once, at an address that allows it
   kShifted,  // the same, from a column of the thread before on
-  kStaged,   // with those of the warp's other threads, which lie beside them, in one row or several
+  kStaged,   // with those of the warp's other threads, which lie beside them, in one row or several; every group has
+             // columns inside, so only if the first column is known
   kStrided,  // one by one, at any distance
   // Where dimensions lie side by side:
   kTransposed,        // some of them at once, if need be from one of the thread before on
@@ -95,7 +96,7 @@ inline Stores stores_of(const Draw& call, i64 skip, u64 groups, bool strided) {
   if (start % size != 0 || call.row_stride % size != 0) return kStrided;
   if (groups > kShortRow) return kShifted;
   const bool side_by_side = call.rows == 1 || call.row_stride == static_cast<i64>(call.columns) * size;
-  return side_by_side ? kStaged : kStrided;
+  return side_by_side && knows_skip ? kStaged : kStrided;
 }
 
 inline u64 ceil_div(u64 a, u64 b) { return (a + b - 1) / b; }

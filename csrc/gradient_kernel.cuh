@@ -98,9 +98,10 @@ class Reader {
         loads_(geometry.loads) {
     at_ = static_cast<const char*>(call.matrix) + static_cast<i64>(part.first_row + row) * call.row_stride +
           (first_column_ + kCount * static_cast<i64>(group)) * column_stride_;
-    // All columns of a group are there, except for the first and the last group of a row.
+    // All columns of a group are there, except for the first and the last group of a row. If the first column is in
+    // memory, the last group may have none, and so may a part of that group alone.
     first_whole_ = first_column_ < 0;
-    const u64 whole = (columns_ + geometry.skip) / kCount - part.first_group;
+    const u64 end = (columns_ + geometry.skip) / kCount, whole = end < part.first_group ? 0 : end - part.first_group;
     const u32 all = geometry.turns * geometry.slots;
     whole_ = whole < first_whole_ ? 0 : (whole < all ? static_cast<u32>(whole) : all) - first_whole_;
   }

@@ -26,14 +26,16 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from draws import a_draw
 from numba import njit
 from transposed_cuts import recut
 
 import multisample
 from multisample.backends import cupy as cupy_backend
-from multisample.backends import geometry, narrow, sample_call
-from multisample.backends.contract import DeviceArray
+from multisample.backends import geometry, narrow
+from multisample.backends.draw import PACKED_DRAW, ElementType, Vector, Word, pack
 from multisample.backends.intrinsics import fma
+from multisample.backends.launch import KernelKey
 from multisample.backends.native import build, csrc_files, toolchain
 from reference import stream
 
@@ -66,14 +68,14 @@ VARIANTS: list[Variant] = [
 
 requires_gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 
-_CASE = struct.Struct(f"{sample_call.PACKED_CALL}sQQQQII{geometry.PACKED_GEOMETRY}s0Q")
+_CASE = struct.Struct(f"{PACKED_DRAW}sQQQ4QII{geometry.PACKED_GEOMETRY}s0Q")
 _GEOMETRY = geometry._STRUCT
-# What comes before an output: how it was cut, and the counter as it is counted up.
+# What comes before an output: how it was cut, and the offset in memory as it is counted up.
 _RESULT = struct.Struct(f"{geometry.PACKED_GEOMETRY}sQ")
 _GUARD = 512
 _POISON = 0xC3
 
-Vector = Array | float
+Values = Array | float
 
 
 @njit
@@ -96,8 +98,8 @@ class Case:
     antithetic: bool = False
     seed: int = 1
     offset: int = 0
-    counter: bool = False
-    """Whether the kernel finds the offset in memory, and another one in the call."""
+    in_memory: tuple[str, ...] = ()
+    """The words that the kernel finds in memory: seed, offset, first_row, first_column. The draw has other values."""
     dim_offset: int = 0
     sample_offset: int = 0
     fast_math: bool = False
@@ -106,8 +108,8 @@ class Case:
     """Of the output, in elements; contiguous rows by default."""
     misalignment: int = 0
     """How many elements behind an aligned address the lowest one of the output is."""
-    mu: Vector | None = None
-    sigma: Vector | None = None
+    mu: Values | None = None
+    sigma: Values | None = None
     cut: Callable[[geometry.Geometry], dict[str, int]] | None = None
     """Fields of the geometry to change; what follows from others is done again."""
     backwards: bool = False
@@ -127,7 +129,7 @@ class Case:
         first = _GUARD + self.misalignment * self.size + below
         return first, first + above + self.size + _GUARD
 
-    def vectors(self) -> tuple[Vector, Vector]:
+    def vectors(self) -> tuple[Values, Values]:
         draw = np.random.default_rng(self.d * 10007 + self.n)
         real = np.float64 if self.dtype == "float64" else np.float32
         mu = draw.normal(size=self.d).astype(real) * 3 if self.mu is None else self.mu
@@ -148,7 +150,7 @@ class Case:
             _in_pairs(*vectors, z, self.sample_offset % 2, out)
             return out.astype(DTYPES[self.dtype]).view(f"u{self.size}")
 
-    def _on_cpu(self, mu: Vector, sigma: Vector, n: int, dtype: str, sample_offset: int) -> Array:
+    def _on_cpu(self, mu: Values, sigma: Values, n: int, dtype: str, sample_offset: int) -> Array:
         generator = multisample.Generator(self.seed)
         generator.state = {**generator.state, "offset": self.offset}
         if isinstance(mu, float):
@@ -164,8 +166,9 @@ class Case:
         """As it is for a GPU."""
         cheap = self.noise == "shared" or (self.fast_math and self.dtype != "float64")
         return geometry.geometry(
-            self.d, self.n, self.dtype, self.byte_strides(), self.placed()[0] % 32, self.sample_offset % 8, cheap,
-            self.noise == "shared", self.antithetic,
+            self.d, self.n, self.dtype, self.byte_strides(), self.placed()[0] % 32,
+            -1 if "first_column" in self.in_memory else self.sample_offset % 8, cheap, self.noise == "shared",
+            self.antithetic,
         )[0]  # fmt: skip
 
     def chosen_cut(self) -> geometry.Geometry:
@@ -193,21 +196,29 @@ class Case:
 
     def packed(self) -> bytes:
         first, size = self.placed()
-        vectors = [_as_device_array(vector) for vector in self.vectors()]
-        call = sample_call.pack_call(
-            vectors[0][0], vectors[1][0], DeviceArray(first, (self.d, self.n), self.byte_strides(), self.dtype),
-            self.dtype, self.seed, self.offset ^ 0x100000005 if self.counter else self.offset, self.counter,
-            self.dim_offset, self.sample_offset, self.noise == "shared", self.antithetic, self.fast_math, 0, 0,
+        vectors = [_placed(values) for values in self.vectors()]
+        values = {
+            "seed": self.seed, "offset": self.offset, "first_row": self.dim_offset, "first_column": self.sample_offset,
+        }  # fmt: skip
+        words = {
+            name: Word(value ^ 0x100000005, 8) if name in self.in_memory else Word(value)
+            for name, value in values.items()
+        }
+        draw = a_draw(
+            self.d, self.n, self.dtype, mu=vectors[0][0], sigma=vectors[1][0], matrix=first,
+            strides=self.byte_strides(), common_noise=self.noise == "shared", antithetic=self.antithetic,
+            fast_math=self.fast_math, device=0, **words,
         )  # fmt: skip
         cut = _GEOMETRY.pack(*self.chosen_cut())
         head = _CASE.pack(
-            call, len(vectors[0][1]), len(vectors[1][1]), size, self.offset, self.backwards, self.cut is not None, cut
-        )
+            pack(draw), len(vectors[0][1]), len(vectors[1][1]), size, *values.values(), self.backwards,
+            self.cut is not None, cut,
+        )  # fmt: skip
         return head + vectors[0][1] + vectors[1][1]
 
-    def check(self, cut: geometry.Geometry, counter: int, out: Array, writes: Array) -> None:
+    def check(self, cut: geometry.Geometry, advanced: int, out: Array, writes: Array) -> None:
         """Every element written once and right, and nothing else."""
-        assert counter == (self.offset + 1) % 2**64, self
+        assert advanced == (self.offset + 1) % 2**64, self
         first, _ = self.placed()
         strides = self.byte_strides()
         shape = (self.d, self.n)
@@ -228,22 +239,20 @@ def _ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def _as_device_array(vector: Vector) -> tuple[DeviceArray | float, bytes]:
-    """As if it were on a device, at its place in memory of so many bytes; that memory."""
-    if isinstance(vector, float):
-        return vector, b""
-    (stride,), size = vector.strides, vector.itemsize
-    reach = stride * (len(vector) - 1)
+def _placed(values: Values) -> tuple[Vector | float, bytes]:
+    """A vector at its place in memory of so many bytes, or a number; and that memory."""
+    if isinstance(values, float):
+        return values, b""
+    (stride,), size = values.strides, values.itemsize
+    reach = stride * (len(values) - 1)
     memory = np.frombuffer(bytearray(b"\x7f" * (abs(reach) + size)), np.uint8)
     first = max(0, -reach)
-    np.ndarray(vector.shape, vector.dtype, memory, first, vector.strides)[...] = vector
-    return DeviceArray(first, vector.shape, vector.strides, vector.dtype.name), memory.tobytes()
+    np.ndarray(values.shape, values.dtype, memory, first, values.strides)[...] = values
+    return Vector(first, stride, 0.0, ElementType[values.dtype.name]), memory.tobytes()
 
 
-@pytest.fixture(scope="module")
-def runner(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The program that runs the kernel."""
-    folder = tmp_path_factory.mktemp("kernel")
+def build_runner(folder: Path, *options: str) -> Path:
+    """A program that runs kernels."""
     # The one word of CUDA that no macro can stand for: shared memory is one for all threads, and filled with garbage
     # before each block.
     ids = itertools.count()
@@ -259,13 +268,25 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert next(ids) == 5
     program = folder / "run_kernel"
     command = [
-        "g++", "-std=c++17", "-O1", "-g1", "-ffp-contract=off", "-fsanitize=address,undefined",
+        "g++", "-std=c++17", *options, "-g1", "-ffp-contract=off", "-fsanitize=address,undefined",
         "-fno-sanitize-recover=all", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas",
         f"-I{folder}", f"-I{csrc_files.folder()}", f"-I{SHIM}", "-o", str(program), str(SHIM / "run_kernel.cpp"),
     ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=2 * SECONDS)
     assert done.returncode == 0, done.stderr[-5000:]
     return program
+
+
+@pytest.fixture(scope="module")
+def runner(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of the kernels whose seed and window are parameters."""
+    return build_runner(tmp_path_factory.mktemp("kernel"), "-O1")
+
+
+@pytest.fixture(scope="module")
+def origin_runner(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of those that read them from memory; without optimization, which takes three minutes."""
+    return build_runner(tmp_path_factory.mktemp("origin_kernel"), "-O0", "-DORIGIN_IN_MEMORY")
 
 
 def run(runner: Path, cases: Iterable[Case]) -> collections.Counter[str]:
@@ -284,10 +305,10 @@ def run(runner: Path, cases: Iterable[Case]) -> collections.Counter[str]:
         after = begin + size + size // case.size
         if len(results) < after:  # Here it ended.
             pytest.fail(f"{case}\n{case.chosen_cut()}\n{done.stderr.decode()[:4000]}", pytrace=False)
-        packed_cut, counter = _RESULT.unpack_from(results, at)
+        packed_cut, advanced = _RESULT.unpack_from(results, at)
         cut = geometry.Geometry(*_GEOMETRY.unpack(packed_cut))
         out = np.frombuffer(results, np.uint8, size, begin)
-        case.check(cut, counter, out, np.frombuffer(results, np.uint8, size // case.size, begin + size))
+        case.check(cut, advanced, out, np.frombuffer(results, np.uint8, size // case.size, begin + size))
         taken[STORES[cut.stores]] += 1
         at = after
     assert len(results) == at
@@ -491,7 +512,7 @@ def test_windows_of_pairs_are_those_of_the_whole_wherever_they_cut_it(runner: Pa
 @requires_gxx
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_kernel_takes_the_offset_from_memory(runner: Path, dtype: str) -> None:
-    """Whatever the call's own says; and counted up, it carries."""
+    """Whatever the draw's own value is; and counted up, it carries."""
     cases: list[Case] = []
     offsets = (0, 1, 2**32 - 1, 2**32, 2**63 - 1, 2**64 - 2)
     for (d, n), strides, noise, antithetic in itertools.product(
@@ -500,12 +521,60 @@ def test_kernel_takes_the_offset_from_memory(runner: Path, dtype: str) -> None:
         k = len(cases)
         cases.append(
             Case(
-                d, n, dtype, noise, antithetic, offset=offsets[(k + k // 6) % 6], counter=True, misalignment=k // 4 % 2,
-                strides={"rows": (n, 1), "columns": (1, d), "neither": (2 * n, 2)}[strides],
+                d, n, dtype, noise, antithetic, offset=offsets[(k + k // 6) % 6], in_memory=("offset",),
+                misalignment=k // 4 % 2, strides={"rows": (n, 1), "columns": (1, d), "neither": (2 * n, 2)}[strides],
             )
         )  # fmt: skip
     taken = run(runner, cases)
     assert min(taken[name] for name in STORES) > 1, taken
+
+
+WORDS = ("seed", "offset", "first_row", "first_column")
+SOME_WORDS = [words for count in range(1, 5) for words in itertools.combinations(WORDS, count)]
+
+
+@requires_gxx
+@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_kernel_takes_its_seed_and_its_window_from_memory(origin_runner: Path, dtype: str, noise: str) -> None:
+    """Any of the words, with every way to store; whatever the draw's own values are."""
+    cases: list[Case] = []
+    shapes = [(1, 1), (5, 7), (300, 3), (40, 9), (2, 640), (3, 1028), (7, 1157), (3, 1024), (130, 45), (31, 61)]
+    for (d, n), antithetic, place in itertools.product(shapes, (False, True), range(7)):
+        k = len(cases)
+        strides = ((n, 1), (n, 1), (n + 3, 1), (1, d), (1, d), (1, d + 1 + k % 4), (2 * n, 2))[place]
+        # Where the window begins in a group is what the cut does not know, if that is in memory.
+        words = (("first_column",), SOME_WORDS[k // 3 % 15], WORDS)[k % 3]
+        cases.append(
+            Case(
+                d, n, dtype, noise, antithetic, seed=2**64 - 1 - k, offset=2**33 + k, in_memory=words,
+                dim_offset=(0, 5, ROWS - d)[k // 3 % 3], sample_offset=(k // 3 % 9, COLUMNS - n - k % 8)[k % 2],
+                strides=strides, misalignment=k // 2 % 5, backwards=k // 4 % 2 == 1,
+            )
+        )  # fmt: skip
+    # Rows are staged, and written as aligned ones, where only the other words are in memory.
+    for k, (d, n, first) in enumerate(itertools.product((1, 9, 70), (3, 10, 37, 128, 520), (0, 2, 8, 16))):
+        words = [words for words in SOME_WORDS if "first_column" not in words][k % 7]
+        cases.append(Case(d, n, dtype, noise, k % 2 == 1, seed=k, in_memory=words, sample_offset=first, dim_offset=k))
+    taken = run(origin_runner, thinned(cases, dtype))
+    assert min(taken[name] for name in STORES) > 1, taken
+
+
+@requires_gxx
+def test_the_strided_kernel_takes_words_from_memory_whatever_the_strides(origin_runner: Path) -> None:
+    """As torch_ext launches it: cut as for elements one by one."""
+    strided = STORES.index("strided")
+    cases = [
+        Case(
+            d, n, dtype, noise, antithetic, seed=d, in_memory=WORDS, dim_offset=n, sample_offset=first,
+            strides=(2 * n, 2) if row else (2, 2 * d + 1), misalignment=first,
+        )
+        for (d, n), dtype, noise, antithetic, row, first in itertools.product(
+            [(3, 5), (41, 130), (2, 1157)], DTYPES, NOISES, (False, True), (False, True), (0, 3, 6)
+        )
+    ]  # fmt: skip
+    assert {case.usual_cut().stores for case in cases} == {strided}
+    run(origin_runner, cases)
 
 
 INPUTS: list[Any] = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64]
@@ -524,7 +593,7 @@ def test_kernel_takes_mu_and_sigma_of_every_type_and_any_stride(runner: Path, dt
             wide = (draw.normal(size=3 * d) * 10.0 ** draw.integers(-5, 4, 3 * d)).astype(kind)
             wide[:4] = 0.0, -0.0, np.finfo(np.float16).smallest_subnormal, 65504
         spread = np.abs(wide) if kind.kind != "i" else np.maximum(wide, 0)
-        vectors: list[tuple[Vector, Vector]] = [
+        vectors: list[tuple[Values, Values]] = [
             (wide[:d], spread[d : 2 * d]),
             (wide[::3], spread[:d][::-1]),
             (wide[d::-1][:d], spread[d::2][:d]),
@@ -651,9 +720,9 @@ def test_what_the_runner_watches_for_does_not_pass(runner: Path) -> None:
 
     def outcome(**fields: int) -> str:
         case = Case(5, 600)
-        call, *rest = _CASE.unpack_from(case.packed())
+        draw, *rest = _CASE.unpack_from(case.packed())
         sizes = dict(zip(("mu", "sigma", "out"), rest[:3], strict=True)) | fields
-        head = _CASE.pack(call, *sizes.values(), *rest[3:])
+        head = _CASE.pack(draw, *sizes.values(), *rest[3:])
         vectors = b"\1" * (sizes["mu"] + sizes["sigma"])
         done = subprocess.run([str(runner)], input=head + vectors, capture_output=True, timeout=SECONDS)
         return f"{done.returncode} {done.stderr.decode()}"
@@ -703,7 +772,7 @@ def nvrtc_compile(architecture: str, *options: str, variants: Iterable[Variant] 
 
     program = nvrtc.createProgram(cupy_backend.source(), "program.cu", (), ())
     try:
-        names = {variant: cupy_backend.kernel_name(*variant) for variant in variants}
+        names = {variant: cupy_backend.kernel_name(KernelKey(*variant, False, 0)) for variant in variants}
         for name in (*names.values(), cupy_backend.ADVANCE_KERNEL):
             nvrtc.addNameExpression(program, name)
         try:
@@ -892,7 +961,7 @@ def test_nvcc_compiles_the_extension_without_a_warning_and_without_spills(nvcc: 
 
 
 @requires_gxx
-@pytest.mark.parametrize("header", ["platform.h", "words.h", "normals.h", "narrow.h", "call.h", "geometry.h"])
+@pytest.mark.parametrize("header", ["platform.h", "words.h", "normals.h", "narrow.h", "draw.h", "geometry.h"])
 def test_headers_compile_alone_for_the_cpu(header: str) -> None:
     command = ["g++", "-std=c++17", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", f"-I{csrc_files.folder()}"]
     done = subprocess.run(

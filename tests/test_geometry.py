@@ -1,6 +1,6 @@
-"""A call is cut in Python for one backend and in C++ for the other: both must come to the same, and leave nothing out.
+"""A call is cut in Python for some backends and in C++ for another: both must agree, and leave nothing out.
 
-The bytes of calls are read by C++ as Python packed them.
+C++ reads the bytes of draws as Python packs them.
 """
 
 from __future__ import annotations
@@ -12,13 +12,25 @@ import struct
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import ml_dtypes
 import numpy as np
 import pytest
+from draws import WORDS, a_draw, a_vector, with_words_in_memory
 
-from multisample.backends.contract import DeviceArray
+from multisample.backends.draw import (
+    HOST,
+    PACKED_DRAW,
+    SIZES,
+    Draw,
+    ElementType,
+    Operation,
+    Vector,
+    Word,
+    pack,
+    packer,
+)
 from multisample.backends.geometry import (
     ANTITHETIC_WIDTH,
     KERNEL_STORES,
@@ -30,11 +42,9 @@ from multisample.backends.geometry import (
     staged_slots_of,
 )
 from multisample.backends.native import csrc_files
-from multisample.backends.sample_call import ELEMENT_TYPES, PACKED_CALL, pack_call, pack_plain_call
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 
-SIZES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 ROWS, COLUMNS = 2**32, 2**34
 MOST_BYTES = 2**44
 """Of an output with which the number of blocks has to fit: more than any GPU can address."""
@@ -42,8 +52,29 @@ MOST_BYTES = 2**44
 # The C++ struct; the last field is signed.
 FORMAT = struct.Struct(f"{len(Geometry._fields) - 1}Ii")
 
-# rows, columns, dtype, strides, address, sample_offset, shared, antithetic, fast_math
-Call = tuple[int, int, str, tuple[int, int], int, int, bool, bool, bool]
+
+class Call(NamedTuple):
+    rows: int
+    columns: int
+    dtype: str
+    strides: tuple[int, int]
+    address: int
+    sample_offset: int
+    shared: bool
+    antithetic: bool
+    fast_math: bool
+    in_memory: bool = False
+    """Whether the sample offset is in memory of the device, so that the cut must serve every one."""
+
+    @property
+    def width(self) -> int:
+        """Columns of a group."""
+        return 8 if self.antithetic else 4
+
+    @property
+    def skip(self) -> int:
+        """Columns of the first group before the first column: the most there can be, if that is in memory."""
+        return self.width - 1 if self.in_memory else self.sample_offset % self.width
 
 
 @pytest.fixture(scope="module")
@@ -57,36 +88,37 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     return ctypes.CDLL(str(made))
 
 
-def packed(call: Call) -> bytes:
-    rows, columns, dtype, strides, address, sample_offset, *flags = call
-    out = DeviceArray(address, (rows, columns), strides, dtype)
-    return bytes(pack_call(0.0, 1.0, out, dtype, 1, 0, 0, 0, sample_offset, *flags, 0, 0))
+def draw_of(call: Call) -> Draw:
+    column = Word(call.sample_offset)
+    return a_draw(
+        call.rows, call.columns, call.dtype, matrix=call.address, strides=call.strides,
+        first_column=Word(12345, 8) if call.in_memory else column, common_noise=call.shared,
+        antithetic=call.antithetic, fast_math=call.fast_math,
+    )  # fmt: skip
 
 
 def in_python(call: Call) -> Geometry:
     """As a backend asks for it."""
-    rows, columns, dtype, strides, address, sample_offset, shared, antithetic, fast_math = call
+    rows, columns, dtype, strides, address, sample_offset, shared, antithetic, fast_math, in_memory = call
     cheap = shared or (fast_math and dtype != "float64")
-    cut, packed_cut = geometry(
-        rows, columns, dtype, strides, address % 32, sample_offset % 8, cheap, shared, antithetic
-    )
+    column = -1 if in_memory else sample_offset % 8
+    cut, packed_cut = geometry(rows, columns, dtype, strides, address % 32, column, cheap, shared, antithetic)
     assert packed_cut == FORMAT.pack(*cut)
     return cut
 
 
 def sides(call: Call) -> tuple[int, int]:
     """How many lanes there are to give away, and how far down it goes: groups and rows, which may change places."""
-    rows, columns, dtype, strides, _, sample_offset, _, antithetic, _ = call
-    width = 8 if antithetic else 4
-    groups = -(-(sample_offset % width + columns) // width)
+    rows, columns, dtype, strides = call[:4]
+    groups = -(-(call.skip + columns) // call.width)
     size = SIZES[dtype]
     reaches = max(rows, abs(strides[1]) // size) < 2**28 and strides[1] % size == 0
     return (rows, groups) if strides[0] == size != strides[1] and rows > 1 and reaches else (groups, rows)
 
 
-def in_cpp(library: ctypes.CDLL, calls: list[Call]) -> list[Geometry]:
+def in_cpp(library: ctypes.CDLL, calls: list[Call], *, strided: bool = False) -> list[Geometry]:
     out = ctypes.create_string_buffer(PACKED_GEOMETRY * len(calls))
-    library.cut(ctypes.c_uint64(len(calls)), b"".join(map(packed, calls)), out)
+    library.cut(ctypes.c_uint64(len(calls)), b"".join(pack(draw_of(call)) for call in calls), strided, out)
     return [Geometry(*fields) for fields in FORMAT.iter_unpack(out.raw)]
 
 
@@ -121,8 +153,8 @@ def random_call(draw: random.Random) -> Call:
     address = 2**40 * draw.randint(0, 100) + 16 * draw.randint(1, 1000) + draw.choice([0, 0, draw.randrange(8)]) * size
     sample_offset = draw.choice([0, draw.randrange(8), COLUMNS - columns, draw.randint(0, COLUMNS - columns)])
     sample_offset = min(sample_offset, COLUMNS - columns)
-    shared, antithetic, fast_math = (draw.random() < chance for chance in (0.3, 0.4, 0.3))
-    return rows, columns, dtype, strides, address, sample_offset, shared, antithetic, fast_math
+    flags = (draw.random() < chance for chance in (0.3, 0.4, 0.3, 0.2))
+    return Call(rows, columns, dtype, strides, address, sample_offset, *flags)
 
 
 def edge_calls() -> Iterator[Call]:
@@ -141,7 +173,7 @@ def edge_calls() -> Iterator[Call]:
                         # Rows, and dimensions side by side, one of the two in pairs.
                         for strides in (((n + pad) * size, size), (size, (d + pad) * size)):
                             pairs = (number + kind + d + (strides[0] == size)) % 2 == 1
-                            yield d, n, dtype, strides, address, sample_offset, shared, pairs, fast
+                            yield Call(d, n, dtype, strides, address, sample_offset, shared, pairs, fast)
 
 
 CALLS = [*edge_calls(), *(random_call(draw) for draw in [random.Random(1)] for _ in range(60000))]
@@ -149,7 +181,7 @@ CALLS = [*edge_calls(), *(random_call(draw) for draw in [random.Random(1)] for _
 
 def test_limits_are_the_same(library: ctypes.CDLL) -> None:
     limits = (ctypes.c_uint32 * 9).in_dll(library, "limits")
-    assert list(limits) == [288, 128, 128, 128, 256, WIDTH, ANTITHETIC_WIDTH, PACKED_CALL, PACKED_GEOMETRY]
+    assert list(limits) == [288, 128, 128, 128, 256, WIDTH, ANTITHETIC_WIDTH, PACKED_DRAW, PACKED_GEOMETRY]
     assert FORMAT.size == PACKED_GEOMETRY
     assert list((ctypes.c_uint32 * 6).in_dll(library, "stores")) == list(range(len(KERNEL_STORES))) == [*range(6)]
 
@@ -159,9 +191,10 @@ def test_python_and_cpp_cut_calls_alike(library: ctypes.CDLL) -> None:
     got = [in_python(call) for call in CALLS]
     for call, mine, other in zip(CALLS, got, in_cpp(library, CALLS), strict=True):
         assert mine == other, call
+    assert sum(call.in_memory for call in CALLS) > 10000
     # And the calls are of all kinds.
     for antithetic in (False, True):
-        cuts = [cut for call, cut in zip(CALLS, got, strict=True) if call[7] == antithetic]
+        cuts = [cut for call, cut in zip(CALLS, got, strict=True) if call.antithetic == antithetic]
         assert {cut.stores for cut in cuts} == set(range(6))
         assert {cut.skip for cut in cuts} == set(range(8 if antithetic else 4))
         assert {cut.interleave_log2 for cut in cuts} >= {0, 1, 2}
@@ -178,12 +211,12 @@ def test_python_and_cpp_cut_calls_alike(library: ctypes.CDLL) -> None:
 def test_every_cut_is_one_that_the_kernel_can_take() -> None:
     for call in CALLS:
         cut = in_python(call)
-        rows, columns, dtype, (row_stride, column_stride), address, sample_offset, _, antithetic, _ = call
-        size, width, (across, down) = SIZES[dtype], 8 if antithetic else 4, sides(call)
+        rows, columns, dtype, (row_stride, column_stride), address, _, _, antithetic, _, in_memory = call
+        size, width, (across, down) = SIZES[dtype], call.width, sides(call)
         quad = 8 if size == 2 and not antithetic else 16
         assert 1 <= cut.blocks < 2**31, call
         assert cut.threads % 32 == 0 and 32 <= cut.threads <= 288, call
-        assert cut.skip == sample_offset % width, call
+        assert cut.skip == call.skip, call
         if cut.stores >= 4:
             check_transposed(call, cut)
             continue
@@ -206,24 +239,26 @@ def test_every_cut_is_one_that_the_kernel_can_take() -> None:
         first = address - cut.skip * size
         if cut.stores == 0:
             assert column_stride == size and first % quad == 0 and (rows == 1 or row_stride % quad == 0), call
+            assert not in_memory, call
         elif cut.stores == 1:
             assert column_stride == size and address % size == 0 and cut.rows_per_pass == 1, call
             assert (row_stride << cut.interleave_log2) % quad == 0 or cut.band_rows == 1, call
             # Whole warps stay side by side.
             assert cut.lanes % 32 == 0 or cut.column_blocks * cut.steps == 1, call
         elif cut.stores == 2:
-            # A pass, as every warp of it, is one run of elements.
+            # A pass, as every warp of it, is one run of elements; groups behind the last column would not be in it.
+            assert not in_memory, call
             assert column_stride == size and (rows == 1 or row_stride == columns * size), call
             assert cut.column_blocks == cut.steps == 1 and cut.lanes == across and cut.interleave_log2 == 0, call
         else:
-            assert column_stride != size or (address - cut.skip * size) % quad or row_stride % quad, call
+            assert column_stride != size or (address - cut.skip * size) % quad or row_stride % quad or in_memory, call
             assert (across, down) != (rows, -(-(cut.skip + columns) // width)) or rows == across == down, call
 
 
 def check_transposed(call: Call, cut: Geometry) -> None:
     """The same where dimensions lie side by side: passes are of groups, and bands of groups follow each other."""
-    rows, _, dtype, (row_stride, column_stride), address, sample_offset, shared, antithetic, fast_math = call
-    size, slots, width = SIZES[dtype], slots_of(SIZES[dtype]), 8 if antithetic else 4
+    rows, _, dtype, (row_stride, column_stride), address, _, shared, antithetic, fast_math, in_memory = call
+    size, slots, width = SIZES[dtype], slots_of(SIZES[dtype]), call.width
     assert row_stride == size and rows > 1 and cut.interleave_log2 == 0 and cut.steps == 1, call
     # Each thread makes at most one group of a chunk.
     assert cut.chunk % cut.rows_per_pass == 0 and cut.rows_per_pass <= cut.chunk <= cut.threads, call
@@ -244,9 +279,10 @@ def check_transposed(call: Call, cut: Geometry) -> None:
     assert cut.threads <= 128 and cut.stride * size == column_stride, call
     alike = cut.stride % slots == 0
     assert cut.overlap == (not alike), call
-    begin = (address - sample_offset % width * column_stride) // size % slots
+    skips = range(width) if in_memory else (call.skip,)
+    begin = max((address - skip * column_stride) // size % slots for skip in skips)
     last = begin + rows - 1 + (0 if alike else slots - 1)
-    assert cut.lanes == last // slots + 1, call
+    assert cut.lanes == last // slots + 1 or (in_memory and cut.lanes == last // slots + 2), call
     # Where the columns of a pass are in memory is known in 32 bits, and in how many elements.
     assert abs(cut.stride) * width * max(cut.rows_per_pass, 1) < 2**31, call
 
@@ -298,13 +334,24 @@ def test_blocks_cover_every_row_and_every_column_once() -> None:
         assert (cut.column_blocks - 1) * cut.steps * cut.lanes < across <= len(drawn), (call, cut)
 
 
-# --- Packed calls ---------------------------------------------------------------------------------
+def test_the_strided_kernels_cut_serves_every_draw(library: ctypes.CDLL) -> None:
+    """As torch_ext cuts draws whose seed or window is in memory: one by one, wherever elements are."""
+    for call, cut in zip(CALLS, in_cpp(library, CALLS, strided=True), strict=True):
+        groups = -(-(call.skip + call.columns) // call.width)
+        assert cut.stores == KERNEL_STORES.index("kStrided") and cut.skip == call.skip, call
+        assert 1 <= cut.blocks < 2**31 and 32 <= cut.threads <= 288 and cut.threads % 32 == 0, call
+        assert cut.blocks % cut.column_blocks == 0 and cut.column_blocks * cut.steps * cut.lanes >= groups, call
+        assert cut.blocks // cut.column_blocks * cut.band_rows >= call.rows, call
+        assert cut.chunk % cut.rows_per_pass == 0 and cut.lanes * cut.rows_per_pass <= cut.threads, call
 
 
-def read_back(library: ctypes.CDLL, call: bytes) -> list[int]:
-    assert len(call) == PACKED_CALL
-    out = (ctypes.c_uint64 * 24)()
-    library.fields(call, out)
+# --- Packed draws ---------------------------------------------------------------------------------
+
+
+def read_back(library: ctypes.CDLL, packed: bytes) -> list[int]:
+    assert len(packed) == PACKED_DRAW
+    out = (ctypes.c_uint64 * 30)()
+    library.fields(packed, out)
     return list(out)
 
 
@@ -312,85 +359,115 @@ def bits_of(number: float) -> int:
     return int(struct.unpack("Q", struct.pack("d", number))[0])
 
 
-def unsigned(*values: int) -> list[int]:
-    return [value % 2**64 for value in values]
+def numbers_of(draw: Draw) -> list[int]:
+    """All fields in their order, as C++ tells them."""
+    vectors = [(v.data, v.stride, bits_of(v.number), v.type) for v in (draw.mu, draw.sigma)]
+    fields: list[int] = [*vectors[0], *vectors[1], *draw[2:7]]
+    fields += [number for name in WORDS for number in getattr(draw, name)]
+    return [int(number) % 2**64 for number in fields + list(draw[11:-1])]
 
 
-def test_element_types_are_numbered_alike(library: ctypes.CDLL) -> None:
+def test_element_types_and_operations_are_numbered_alike(library: ctypes.CDLL) -> None:
     types = list((ctypes.c_uint32 * 13).in_dll(library, "types"))
     names = ["float16", "bfloat16", "float32", "float64", "int8", "int16", "int32", "int64"]
     names += ["uint8", "uint16", "uint32", "uint64"]
-    assert types == [0, *(ELEMENT_TYPES[name] for name in names)]
-    assert [ELEMENT_TYPES[np.dtype(name)] for name in ("float32", "float64")] == [types[3], types[4]]
+    assert types == list(range(13)) == [ElementType.number, *(ElementType[name] for name in names)]
+    assert [*ElementType] == types
+    assert list((ctypes.c_uint32 * 2).in_dll(library, "operations")) == [Operation.sample, Operation.gradient]
+
+
+def random_draw(draw: random.Random, *, words_in_memory: bool = True) -> Draw:
+    """A draw whose every field is any that it can be."""
+    d, n = draw.randint(1, ROWS), draw.randint(1, COLUMNS)
+
+    def stride() -> int:
+        return draw.randint(-(2**62), 2**62)
+
+    def vector() -> Vector:
+        if draw.random() < 0.3:
+            return a_vector(draw.choice([0.0, -0.0, 1.5, -1e300, 5e-324, float("inf"), draw.gauss(0, 1)]))
+        kind = draw.choice([kind for kind in ElementType if kind != ElementType.number])
+        return Vector(draw.getrandbits(63), stride(), 0.0, kind)
+
+    def word() -> Word:
+        value = draw.choice([0, 2**64 - 1, draw.getrandbits(64)])
+        return Word(value, draw.choice([0, draw.getrandbits(63)]) if words_in_memory else 0)
+
+    flags = {name: draw.random() < 0.5 for name in ("common_noise", "antithetic", "fast_math")}
+    return a_draw(
+        d, n, draw.choice(list(SIZES)), mu=vector(), sigma=vector(), matrix=draw.getrandbits(63),
+        strides=(stride(), stride()), seed=word(), offset=word(), first_row=word(), first_column=word(),
+        scratch=draw.getrandbits(63), stream=draw.choice([0, 1, draw.getrandbits(64)]),
+        operation=draw.choice([*Operation]), device=draw.choice([HOST, 0, 1, 2**31 - 1]),
+        threads=draw.choice([0, 1, 2**32 - 1]), **flags,
+    )  # fmt: skip
 
 
 def test_cpp_reads_what_python_packs(library: ctypes.CDLL) -> None:
-    draw = random.Random(3)
+    random_source = random.Random(3)
     for _ in range(2000):
-        vectors: list[Any] = []
-        expected: list[int] = []
-        d, n = draw.randint(1, ROWS), draw.randint(1, COLUMNS)
-        for _ in range(2):
-            if draw.random() < 0.3:
-                number = draw.choice([0.0, -0.0, 1.5, -1e300, 5e-324, float("inf"), draw.gauss(0, 1)])
-                vectors.append(number)
-                expected += [0, 0, bits_of(number), 0]
-            else:
-                name = draw.choice([name for name in ELEMENT_TYPES if isinstance(name, str)])
-                pointer, stride = draw.getrandbits(63), draw.randint(-(2**62), 2**62)
-                vectors.append(DeviceArray(pointer, (d,), (stride,), name))
-                expected += unsigned(pointer, stride, 0, ELEMENT_TYPES[name])
-        dtype = draw.choice(list(SIZES))
-        pointer, strides = draw.getrandbits(63), (draw.randint(-(2**62), 2**62), draw.randint(-(2**62), 2**62))
-        seed, offset, counter = (draw.choice([0, 2**64 - 1, draw.getrandbits(64)]) for _ in range(3))
-        dim_offset, sample_offset, flags = ROWS - d, COLUMNS - n, [draw.random() < 0.5 for _ in range(3)]
-        device, handle = draw.choice([0, 1, 2**31 - 1]), draw.choice([0, 1, draw.getrandbits(64)])
-        call = pack_call(
-            *vectors, DeviceArray(pointer, (d, n), strides, dtype), dtype, seed, offset, counter, dim_offset,
-            sample_offset, *flags, device, handle,
-        )  # fmt: skip
-        expected += unsigned(pointer, *strides, d, n, dim_offset, sample_offset, seed, offset, counter)
-        assert read_back(library, call) == [*expected, ELEMENT_TYPES[dtype], *flags, device, handle]
+        draw = random_draw(random_source)
+        assert read_back(library, pack(draw)) == numbers_of(draw), draw
 
 
-def test_plain_calls_are_those_of_contiguous_memory(library: ctypes.CDLL) -> None:
-    draw = random.Random(4)
-    for dtype in ("float32", "float64"):
-        size, element = SIZES[dtype], ELEMENT_TYPES[dtype]
-        for _ in range(200):
-            d, n = draw.randint(1, ROWS), draw.randint(1, COLUMNS)
-            mu, sigma, out = (draw.getrandbits(47) for _ in range(3))
-            seed, offset = (draw.getrandbits(64) for _ in range(2))
-            shared, fast = (draw.random() < 0.5 for _ in range(2))
-            plain = pack_plain_call(mu, sigma, out, d, n, dtype, seed, offset, shared, fast, 3, 2**63 + 1)
-            vectors = (DeviceArray(pointer, (d,), (size,), dtype) for pointer in (mu, sigma))
-            array = DeviceArray(out, (d, n), (n * size, size), dtype)
-            assert plain == pack_call(*vectors, array, dtype, seed, offset, 0, 0, 0, shared, False, fast, 3, 2**63 + 1)
-            expected = [mu, size, 0, element, sigma, size, 0, element, out, *unsigned(n * size), size]
-            assert read_back(library, plain) == [
-                *expected,
-                d,
-                n,
-                0,
-                0,
-                seed,
-                offset,
-                0,
-                element,
-                shared,
-                False,
-                fast,
-                3,
-                2**63 + 1,
-            ]
+def test_each_field_is_where_cpp_reads_it_and_nowhere_else(library: ctypes.CDLL) -> None:
+    """Of a draw of zeros, one field after the other is 1."""
+    nothing = Draw(
+        *[Vector(0, 0, 0.0, 0)] * 2, *[0] * 5, *[Word(0)] * 4, *[0] * 9
+    )  # fmt: skip
+    variants = [nothing._replace(**{name: field._replace(**{part: type(getattr(field, part))(1)})})
+                for name in ("mu", "sigma", *WORDS) for field in [getattr(nothing, name)]
+                for part in field._fields if part != "unused"]  # fmt: skip
+    variants += [
+        nothing._replace(**{name: 1}) for name in Draw._fields if name not in ("mu", "sigma", *WORDS, "unused")
+    ]
+    found = [read_back(library, pack(draw)) for draw in variants]
+    assert all(sum(number != 0 for number in numbers) == 1 for numbers in found)
+    assert found == [numbers_of(draw) for draw in variants]
+    assert np.array(found).astype(bool).sum(0).tolist() == [1] * 30
+
+
+@pytest.mark.parametrize("numbers", ["neither", "mu", "sigma", "both"])
+def test_a_packer_packs_what_pack_does(numbers: str) -> None:
+    random_source, seen = random.Random(5), 0
+    while seen < 300:
+        template = random_draw(random_source, words_in_memory=False)
+        is_number = [vector.type == ElementType.number for vector in (template.mu, template.sigma)]
+        if is_number != [numbers in ("mu", "both"), numbers in ("sigma", "both")]:
+            continue
+        seen += 1
+        packed = packer(template)
+        for _ in range(3):
+            other = random_draw(random_source)
+            arguments: list[float] = []
+            vectors = []
+            for vector in (template.mu, template.sigma):
+                if vector.type == ElementType.number:
+                    arguments.append(random_source.choice([0.0, -0.0, 2.5, -1e300]))
+                    vectors.append(vector._replace(number=arguments[-1]))
+                else:
+                    arguments.append(random_source.getrandbits(63))
+                    vectors.append(vector._replace(data=arguments[-1]))
+            offset = other.offset
+            expected = template._replace(
+                mu=vectors[0], sigma=vectors[1], matrix=other.matrix, seed=Word(other.seed.value), offset=offset,
+                first_row=Word(other.first_row.value), first_column=Word(other.first_column.value),
+                stream=other.stream, threads=other.threads, scratch=other.scratch,
+            )  # fmt: skip
+            moving = [other.seed.value, *offset, other.first_row.value, other.first_column.value, other.stream]
+            assert packed(*arguments, other.matrix, *moving, other.threads, other.scratch) == pack(expected)
+            assert packed(*arguments, other.matrix, *moving) == pack(expected._replace(threads=0, scratch=0))
 
 
 def test_arrays_of_the_host_are_packed_by_their_own_addresses(library: ctypes.CDLL) -> None:
     mu, sigma = np.arange(6, dtype=np.float32)[::-2], np.broadcast_to(np.float32(2), (3,))
     for dtype, real in [("float32", np.float32), ("float16", np.uint16), ("bfloat16", ml_dtypes.bfloat16)]:
         out = np.zeros((5, 3), real).T
-        call = pack_call(mu, sigma, out, dtype, 5, 6, 0, 7, 8, False, False, False, 0, 0)
-        got = read_back(library, call)
-        assert got[:8] == unsigned(mu.ctypes.data, -8, 0, 3, sigma.ctypes.data, 0, 0, 3)
-        assert got[8:13] == unsigned(out.ctypes.data, *out.strides, 3, 5)
-        assert got[13:] == [7, 8, 5, 6, 0, ELEMENT_TYPES[dtype], 0, 0, 0, 0, 0]
+        draw = a_draw(3, 5, dtype, mu=mu, sigma=sigma, matrix=out, seed=5, offset=6, first_row=7, first_column=8)
+        draw, words = with_words_in_memory(draw, "offset")
+        got = read_back(library, pack(draw))
+        assert got[:4] == [mu.ctypes.data, 2**64 - 8, 0, 3]
+        assert got[4:8] == [sigma.ctypes.data, 0, 0, 3]
+        assert got[8:13] == [out.__array_interface__["data"][0], *out.strides, 3, 5]
+        assert got[13:21] == [5, 0, draw.offset.value, words.ctypes.data, 7, 0, 8, 0]
+        assert got[21:] == [0, 0, ElementType[dtype], 0, 0, 0, 0, 2**64 - 1, 0]

@@ -22,9 +22,10 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 import pytest
+from draws import WORDS, a_draw
 
 import multisample
-from multisample.backends import sample_call
+from multisample.backends.draw import PACKED_DRAW, Operation, Word, pack
 from multisample.backends.native import csrc_files, toolchain
 
 Array = np.ndarray[Any, Any]
@@ -64,8 +65,7 @@ class Geometry(NamedTuple):
     turn_step: int
 
 
-_CALL = struct.Struct("PqqPPQQQQPQQPIIII")
-_CASE = struct.Struct(f"{_CALL.size}sQQIIIIII")
+_CASE = struct.Struct(f"{PACKED_DRAW}sQ4QIIIIII")
 _GEOMETRY = struct.Struct("12IQqq")
 LOADS = ("at once", "side by side", "apart")
 
@@ -81,8 +81,8 @@ class Case:
     antithetic: bool = False
     seed: int = 1
     offset: int = 0
-    counter: bool = False
-    """Whether the kernel finds the offset in memory, and another one in the call."""
+    in_memory: tuple[str, ...] = ()
+    """The words that the kernel finds in memory: seed, offset, first_row, first_column. The draw has other values."""
     dim_offset: int = 0
     sample_offset: int = 0
     strides: tuple[int, int] | None = None
@@ -121,16 +121,20 @@ class Case:
 
     def packed(self) -> bytes:
         memory, grad, first = self.memory()
-        call = _CALL.pack(
-            first, *grad.strides, 0, 0, self.d, self.n, self.dim_offset, self.sample_offset, 0, self.seed,
-            self.offset ^ 0x100000005 if self.counter else self.offset, self.counter,
-            sample_call.ELEMENT_TYPES[self.dtype], self.noise == "shared", self.antithetic, False,
+        values = dict(zip(WORDS, (self.seed, self.offset, self.dim_offset, self.sample_offset), strict=True))
+        words = {
+            name: Word(value ^ 0x100000005, 8) if name in self.in_memory else Word(value)
+            for name, value in values.items()
+        }
+        draw = a_draw(
+            self.d, self.n, self.dtype, matrix=first, strides=grad.strides, operation=Operation.gradient,
+            common_noise=self.noise == "shared", antithetic=self.antithetic, device=0, **words,
         )  # fmt: skip
         most = self.d // self.rows
         tiles = min(self.tiles, most) if self.tiles else self.tiles
         head = _CASE.pack(
-            call, len(memory), self.offset, self.rows if self.many_rows else 0, tiles, self.slots, self.turns,
-            self.backwards, 0,
+            pack(draw), len(memory), *values.values(), self.rows if self.many_rows else 0, tiles, self.slots,
+            self.turns, self.backwards, 0,
         )  # fmt: skip
         return head + memory.tobytes()
 
@@ -216,8 +220,9 @@ def test_kernel_sums_every_shape(runner: Path, dtype: str, noise: str) -> None:
                 if d >= 4 or not many_rows:
                     cases.append(
                         Case(
-                            d, n, dtype, noise, (k + n) % 3 == 1, seed=k, offset=k * 2**40, counter=k % 4 == 1,
-                            dim_offset=k % 5, sample_offset=k // 2 % 9, many_rows=many_rows, backwards=k % 2 == 1,
+                            d, n, dtype, noise, (k + n) % 3 == 1, seed=k, offset=k * 2**40,
+                            in_memory=("offset",) if k % 4 == 1 else (), dim_offset=k % 5, sample_offset=k // 2 % 9,
+                            many_rows=many_rows, backwards=k % 2 == 1,
                         )
                     )  # fmt: skip
     taken = [geometry for geometry, _, _ in run(runner, cases)]
@@ -273,14 +278,46 @@ def test_kernel_sums_windows_however_far_out(runner: Path, dtype: str) -> None:
     rows, columns = 2**32, 2**34
     cases = [
         Case(
-            d, n, dtype, noise, antithetic, seed=2**64 - 1, offset=2**64 - 2, counter=antithetic, many_rows=many_rows,
-            dim_offset=rows - d, sample_offset=columns - n - back,
+            d, n, dtype, noise, antithetic, seed=2**64 - 1, offset=2**64 - 2,
+            in_memory=("offset",) if antithetic else (), many_rows=many_rows, dim_offset=rows - d,
+            sample_offset=columns - n - back,
         )
         for (d, n), noise, antithetic, many_rows, back in itertools.product(
             [(5, 37), (33, 300)], NOISES, (False, True), (False, True), (0, 1, 6)
         )
     ]  # fmt: skip
     run(runner, cases)
+
+
+SOME_WORDS = [words for count in range(1, 5) for words in itertools.combinations(WORDS, count)]
+
+
+@requires_gxx
+@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_kernel_takes_its_seed_and_its_window_from_memory(runner: Path, dtype: str, noise: str) -> None:
+    """Any of the words; whatever the draw's own values are, and wherever in a group the window begins."""
+    cases: list[Case] = []
+    for (d, n), antithetic, first in itertools.product(
+        [(1, 1), (2, 3), (7, 4), (41, 9), (5, 130), (90, 31), (1, 8190), (1, 8191), (2, 16382)], (False, True), range(8)
+    ):
+        k = len(cases)
+        cases.append(
+            Case(
+                d, n, dtype, noise, antithetic, seed=2**64 - 1 - k, offset=2**33 + k,
+                in_memory=(("first_column",), WORDS, SOME_WORDS[k // 3 % 15])[k % 3], dim_offset=(0, 2**32 - d)[k % 2],
+                sample_offset=first + 8 * (k % 5), strides=((n, 1), (1, d), (n + 1, 1), (2 * n, 2))[k // 8 % 4],
+                misalignment=k % 3, backwards=k // 2 % 2 == 1,
+            )
+        )  # fmt: skip
+        # The last segment of a row has one group, in which there may be no columns.
+        if n > 4000:
+            cases.append(dataclasses.replace(cases[-1], tiles=1, slots=256, turns=4, strides=None))
+    taken = [geometry for geometry, _, _ in run(runner, cases)]
+    assert {geometry.rows for geometry in taken} == {1}
+    assert {geometry.loads for geometry in taken} >= {1, 2}
+    assert any((geometry.groups - 1) % (geometry.turns * geometry.slots) == 0 < geometry.segments - 1
+               for geometry in taken)  # fmt: skip
 
 
 @requires_gxx
@@ -340,8 +377,8 @@ def test_what_the_runner_watches_for_does_not_pass(runner: Path) -> None:
     def outcome(short: int) -> str:
         case = Case(5, 600)
         packed = case.packed()
-        call, size, *rest = _CASE.unpack_from(packed)
-        packed = _CASE.pack(call, size - short, *rest) + packed[_CASE.size : len(packed) - short]
+        draw, size, *rest = _CASE.unpack_from(packed)
+        packed = _CASE.pack(draw, size - short, *rest) + packed[_CASE.size : len(packed) - short]
         done = subprocess.run([str(runner)], input=packed, capture_output=True, timeout=SECONDS)
         return f"{done.returncode} {done.stderr.decode()}"
 
@@ -377,12 +414,18 @@ def test_cpus_of_other_vectors_give_the_same_bits_within_bounds(tmp_path: Path) 
 # --- Compiled for the GPU -------------------------------------------------------------------------
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_100")
-Kernel = tuple[str, bool, bool, bool, int, bool]
-# Element type, whether noise is shared, antithetic, fast_math, rows of a thread, whether it only reads at once.
+Kernel = tuple[str, bool, bool, bool, int, bool, bool]
+# Element type, whether noise is shared, antithetic, fast_math, rows of a thread, whether it only reads at once, and
+# whether it reads the seed and the window from memory.
 KERNELS: list[Kernel] = [
-    (dtype, shared, antithetic, fast, rows, only_at_once)
+    (dtype, shared, antithetic, fast, rows, only_at_once, origin_in_memory)
     for dtype, shared, antithetic, fast in itertools.product(DTYPES, (False, True), (False, True), (False, True))
-    for rows, only_at_once in ((1, False), (2 if antithetic else 4, False), (2 if antithetic else 4, True))
+    for rows, only_at_once, origin_in_memory in (
+        (1, False, False),
+        (1, False, True),
+        (2 if antithetic else 4, False, False),
+        (2 if antithetic else 4, True, False),
+    )
     if not (fast and dtype == "float64")
     if not (shared and rows == 1)
     if not (rows > 1 and dtype == "float64" and not shared)
@@ -390,10 +433,11 @@ KERNELS: list[Kernel] = [
 
 
 def kernel_name(kernel: Kernel) -> str:
-    dtype, shared, antithetic, fast, rows, only_at_once = kernel
+    dtype, shared, antithetic, fast, rows, only_at_once, origin_in_memory = kernel
     element = {"float32": "float", "float64": "double"}.get(dtype, f"multisample::{dtype}")
     flags = ", ".join(str(flag).lower() for flag in (shared, antithetic, fast))
-    return f"multisample::gradient_kernel<{element}, {flags}, {rows}, {str(only_at_once).lower()}>"
+    last = ", ".join(str(flag).lower() for flag in (only_at_once, origin_in_memory))
+    return f"multisample::gradient_kernel<{element}, {flags}, {rows}, {last}>"
 
 
 def _no_nvrtc() -> str:
@@ -412,7 +456,7 @@ def test_nvrtc_compiles_every_kernel_for_every_architecture_without_a_word() -> 
     """A quarter of them for each, in turn: the sources do not know for which they are compiled."""
     from cupy.cuda import nvrtc
 
-    assert len(KERNELS) == 66
+    assert len(KERNELS) == 80
     for turn, architecture in enumerate(ARCHITECTURES):
         program = nvrtc.createProgram('#include "gradient_kernel.cuh"\n', "program.cu", (), ())
         try:
@@ -446,8 +490,7 @@ def test_nvcc_compiles_what_is_launched_without_spills_and_with_room_for_many_wa
     source = tmp_path / "gradient.cu"
     source.write_text(
         '#include "gradient_launch.cuh"\n'
-        "cudaError_t run(const multisample::GradientCall& call) {\n"
-        "  return multisample::launch_gradient(call, multisample::gradient_geometry(call), nullptr);\n}\n"
+        "cudaError_t run(const multisample::Draw& draw) { return multisample::launch_gradient(draw); }\n"
     )
     command = [
         nvcc, "-std=c++17", "-O3", "-arch=sm_90", "-Xptxas", "-v", "-Xcompiler", "-Wall", f"-I{csrc_files.folder()}",
@@ -474,7 +517,7 @@ def test_nvcc_compiles_what_is_launched_without_spills_and_with_room_for_many_wa
 
 
 @requires_gxx
-@pytest.mark.parametrize("header", ["gradient_call.h", "gradient_geometry.h", "cpu_gradient.h"])
+@pytest.mark.parametrize("header", ["gradient_geometry.h", "cpu_gradient.h"])
 def test_headers_compile_alone_for_the_cpu(header: str) -> None:
     command = ["g++", "-std=c++17", *WARNINGS, "-Wno-psabi", "-fsyntax-only", f"-I{csrc_files.folder()}"]
     done = subprocess.run(

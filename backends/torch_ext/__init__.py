@@ -164,10 +164,12 @@ class TorchExtBackend:
     def _validity(self, draw: Draw) -> Callable[[Any, Any], Any]:
         """`is_valid` of a launcher."""
         is_valid = functools.partial(self._cpu.multisample_is_valid_cpu, pack(draw))
-        if ElementType.number not in (draw.mu.type, draw.sigma.type):
-            return is_valid
-        is_mu = draw.mu.type == ElementType.number
-        return (lambda mu, sigma: is_valid(0, sigma)) if is_mu else (lambda mu, sigma: is_valid(mu, 0))
+        mu_is_number, sigma_is_number = (vector.type == ElementType.number for vector in (draw.mu, draw.sigma))
+        if mu_is_number and sigma_is_number:
+            return lambda mu, sigma: True
+        if mu_is_number:
+            return lambda mu, sigma: is_valid(0, sigma)
+        return (lambda mu, sigma: is_valid(mu, 0)) if sigma_is_number else is_valid
 
     def scratch_size(self, draw: Draw) -> int:
         """How many float64 numbers of scratch memory a draw needs: a gradient on CUDA."""

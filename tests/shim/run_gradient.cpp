@@ -1,7 +1,7 @@
 // Runs the CUDA kernels of the gradient on the CPU, block by block: cases from the standard input, results to the
 // standard output.
 //
-// A case is a `Case`, then the bytes of grad; its result is the geometry, and the bytes of the two gradients.
+// A case is a `Case`, then the bytes of the matrix; its result is the geometry, and the bytes of the two gradients.
 #include "cuda_shim.h"
 #include "gradient_kernel.cuh"
 
@@ -10,13 +10,13 @@ namespace {
 using namespace multisample;
 
 struct Case {
-  GradientCall call;  // with an offset into grad's memory for its address; of a counter, only whether there is one
-  u64 grad_bytes;
-  u64 counter;                    // what it holds
-  u32 rows, tiles, slots, turns;  // of the geometry, where they are not 0
+  Draw draw;  // with an offset into the matrix's memory for its address; of a word's, only whether it has one
+  u64 matrix_bytes;
+  u64 seed, offset, first_row, first_column;  // in memory, for the words that have an address
+  u32 rows, tiles, slots, turns;              // of the geometry, where they are not 0
   u32 backwards, unused;
 };
-static_assert(sizeof(Case) == sizeof(GradientCall) + 40, "test_gradient_sources.py packs it");
+static_assert(sizeof(Case) == sizeof(Draw) + 64, "test_gradient_sources.py packs it");
 
 // Memory as from a CUDA allocator, but no byte longer than asked for.
 struct Memory {
@@ -29,38 +29,45 @@ struct Memory {
   Memory(const Memory&) = delete;
 };
 
-template <class G, bool shared, bool antithetic, u32 rows, bool only_at_once>
-void run(const GradientCall& call, const GradientGeometry& g, bool backwards) {
-  const Keys<typename Computing<G>::Type> keys(call.seed);
-  cuda_shim::launch(g.blocks, g.threads, backwards,
-                    [&] { gradient_kernel<G, shared, antithetic, false, rows, only_at_once>(call, g, keys); });
+template <class G, bool shared, bool antithetic, u32 rows, bool only_at_once, bool origin_in_memory = false>
+void run(const Draw& draw, const GradientGeometry& g, bool backwards) {
+  const Keys<typename Computing<G>::Type> keys(draw.seed.value);
+  cuda_shim::launch(g.blocks, g.threads, backwards, [&] {
+    gradient_kernel<G, shared, antithetic, false, rows, only_at_once, origin_in_memory>(draw, g, keys);
+  });
 }
 
 template <class G, bool shared, bool antithetic>
-void run_rows(const GradientCall& call, const GradientGeometry& g, bool backwards) {
+void run_rows(const Draw& draw, const GradientGeometry& g, bool backwards) {
   constexpr u32 rows = rows_at_once(sizeof(G) == 8 ? kFloat64 : kFloat32, shared, antithetic);
-  if (rows == 1 || g.rows == 1) {
-    run<G, false, antithetic, 1, false>(call, g, backwards);
+  if (has_origin_in_memory(draw)) {
+    run<G, false, antithetic, 1, false, true>(draw, g, backwards);
+  } else if (rows == 1 || g.rows == 1) {
+    run<G, false, antithetic, 1, false>(draw, g, backwards);
   } else if (g.loads == kAtOnce) {
-    run<G, shared, antithetic, rows, true>(call, g, backwards);
+    run<G, shared, antithetic, rows, true>(draw, g, backwards);
   } else {
-    run<G, shared, antithetic, rows, false>(call, g, backwards);
+    run<G, shared, antithetic, rows, false>(draw, g, backwards);
   }
 }
 
 template <class G>
-void run_noise(const GradientCall& call, const GradientGeometry& g, bool backwards) {
-  if (call.antithetic) {
-    call.shared ? run_rows<G, true, true>(call, g, backwards) : run_rows<G, false, true>(call, g, backwards);
+void run_noise(const Draw& draw, const GradientGeometry& g, bool backwards) {
+  if (draw.antithetic) {
+    draw.common_noise ? run_rows<G, true, true>(draw, g, backwards) : run_rows<G, false, true>(draw, g, backwards);
   } else {
-    call.shared ? run_rows<G, true, false>(call, g, backwards) : run_rows<G, false, false>(call, g, backwards);
+    draw.common_noise ? run_rows<G, true, false>(draw, g, backwards) : run_rows<G, false, false>(draw, g, backwards);
   }
   if (g.segments == 1) return;
   using Real = typename Computing<G>::Type;
   u32 width = 32;
-  while (width > 2 * call.rows) width /= 2;
-  cuda_shim::launch(static_cast<u32>(ceil_div(2 * call.rows, width)), kGradientThreads, backwards,
-                    [&] { add_segments_kernel<Real>(call, g.segments, width); });
+  while (width > 2 * draw.rows) width /= 2;
+  cuda_shim::launch(static_cast<u32>(ceil_div(2 * draw.rows, width)), kGradientThreads, backwards,
+                    [&] { add_segments_kernel<Real>(draw, g.segments, width); });
+}
+
+void place(Word& word, const u64& memory) {
+  if (word.at != nullptr) word.at = &memory;
 }
 
 bool read(void* to, u64 size) { return size == 0 || std::fread(to, size, 1, stdin) == 1; }
@@ -73,32 +80,35 @@ void write(const void* from, u64 size) {
 
 int main() {
   for (Case one; read(&one, sizeof one);) {
-    GradientCall call = one.call;
-    const u64 size = call.rows * (call.type == kFloat64 ? 8 : 4);
-    Memory grad(one.grad_bytes), mu(size), sigma(size);
-    if (!read(grad.data, one.grad_bytes)) cuda_shim::fail("the input ends early");
-    call.grad = grad.data + reinterpret_cast<u64>(call.grad);
-    call.grad_mu = mu.data;
-    call.grad_sigma = sigma.data;
-    if (call.counter != nullptr) call.counter = &one.counter;
+    Draw draw = one.draw;
+    const u64 size = draw.rows * (draw.type == kFloat64 ? 8 : 4);
+    Memory matrix(one.matrix_bytes), mu(size), sigma(size);
+    if (!read(matrix.data, one.matrix_bytes)) cuda_shim::fail("the input ends early");
+    draw.matrix = matrix.data + reinterpret_cast<u64>(draw.matrix);
+    draw.mu.data = mu.data;
+    draw.sigma.data = sigma.data;
+    place(draw.seed, one.seed);
+    place(draw.offset, one.offset);
+    place(draw.first_row, one.first_row);
+    place(draw.first_column, one.first_column);
 
-    GradientGeometry geometry = gradient_geometry(call);
+    GradientGeometry geometry = gradient_geometry(draw);
     if (one.rows > 0) {
       geometry.rows = one.rows;
-      geometry.across ? set_tiles_across(call, geometry) : set_tiles_along(call, geometry);
-      set_turns(call, geometry);
+      geometry.across ? set_tiles_across(draw, geometry) : set_tiles_along(draw, geometry);
+      set_turns(draw, geometry);
     }
     if (one.tiles > 0) geometry.tiles = one.tiles;
     if (one.slots > 0) geometry.slots = one.slots;
     if (one.turns > 0) geometry.turns = one.turns;
-    complete(call, geometry);
-    const Memory partial_sums(partial_sums_of(call, geometry) * sizeof(double));
-    call.partial_sums = reinterpret_cast<double*>(partial_sums.data);
-    switch (call.type) {
-      case kFloat16: run_noise<float16>(call, geometry, one.backwards); break;
-      case kBFloat16: run_noise<bfloat16>(call, geometry, one.backwards); break;
-      case kFloat32: run_noise<float>(call, geometry, one.backwards); break;
-      default: run_noise<double>(call, geometry, one.backwards);
+    complete(draw, geometry);
+    const Memory scratch(scratch_size(draw, geometry) * sizeof(double));
+    draw.scratch = reinterpret_cast<double*>(scratch.data);
+    switch (draw.type) {
+      case kFloat16: run_noise<float16>(draw, geometry, one.backwards); break;
+      case kBFloat16: run_noise<bfloat16>(draw, geometry, one.backwards); break;
+      case kFloat32: run_noise<float>(draw, geometry, one.backwards); break;
+      default: run_noise<double>(draw, geometry, one.backwards);
     }
     write(&geometry, sizeof geometry);
     write(mu.data, size);

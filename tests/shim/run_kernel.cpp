@@ -9,19 +9,25 @@ namespace {
 
 using namespace multisample;
 
+// The kernels that read the seed and the window from memory are a program of their own, which is compiled apart.
+#ifdef ORIGIN_IN_MEMORY
+constexpr bool kOriginInMemory = true;
+#else
+constexpr bool kOriginInMemory = false;
+#endif
+
 struct Case {
-  SampleCall call;  // with offsets into the memory below in place of addresses; of a counter, only whether there is one
+  Draw draw;  // with offsets into the memory below in place of addresses; of a word's, only whether it has one
   u64 mu_bytes, sigma_bytes, out_bytes;
-  u64 counter;  // what it holds
+  u64 seed, offset, first_row, first_column;  // in memory, for the words that have an address
   u32 backwards, given;
   Geometry geometry;  // if it is given
 };
-static_assert(sizeof(Case) == (sizeof(SampleCall) + 40 + sizeof(Geometry) + 7) / 8 * 8,
-              "test_cuda_sources.py packs it");
+static_assert(sizeof(Case) == (sizeof(Draw) + 64 + sizeof(Geometry) + 7) / 8 * 8, "test_cuda_sources.py packs it");
 
 struct Result {
   Geometry geometry;
-  u64 counter;  // counted up after the kernel
+  u64 offset;  // counted up after the kernel
 };
 static_assert(sizeof(Result) == (sizeof(Geometry) + 7) / 8 * 8 + 8, "test_cuda_sources.py unpacks it");
 
@@ -34,7 +40,7 @@ struct Memory {
   }
   ~Memory() { std::free(data); }
   Memory(const Memory&) = delete;
-  const char* at(const void* offset) const { return data + reinterpret_cast<u64>(offset); }
+  char* at(const void* offset) const { return data + reinterpret_cast<u64>(offset); }
 };
 
 char* out_begin;
@@ -95,32 +101,37 @@ Counted<T> of_thread(u32 lane, Counted<T> x) {
 namespace {
 
 template <class Out, bool shared, bool antithetic, Stores stores>
-void run(const SampleCall& call, const Geometry& g, bool backwards) {
+void run(const Draw& draw, const Geometry& g, bool backwards) {
   cuda_shim::launch(g.blocks, g.threads, backwards,
-                    [&] { sample_kernel<Out, shared, antithetic, false, stores>(call, g); });
+                    [&] { sample_kernel<Out, shared, antithetic, false, stores, kOriginInMemory>(draw, g); });
 }
 
 template <class Out, bool shared, bool antithetic>
-void run_stores(const SampleCall& call, const Geometry& g, bool backwards) {
+void run_stores(const Draw& draw, const Geometry& g, bool backwards) {
   switch (g.stores) {
-    case kAligned: return run<Out, shared, antithetic, kAligned>(call, g, backwards);
-    case kShifted: return run<Out, shared, antithetic, kShifted>(call, g, backwards);
-    case kStaged: return run<Out, shared, antithetic, kStaged>(call, g, backwards);
-    case kTransposed: return run<Out, shared, antithetic, kTransposed>(call, g, backwards);
-    case kTransposedStaged: return run<Out, shared, antithetic, kTransposedStaged>(call, g, backwards);
-    default: return run<Out, shared, antithetic, kStrided>(call, g, backwards);
+    case kAligned: return run<Out, shared, antithetic, kAligned>(draw, g, backwards);
+    case kShifted: return run<Out, shared, antithetic, kShifted>(draw, g, backwards);
+    case kStaged: return run<Out, shared, antithetic, kStaged>(draw, g, backwards);
+    case kTransposed: return run<Out, shared, antithetic, kTransposed>(draw, g, backwards);
+    case kTransposedStaged: return run<Out, shared, antithetic, kTransposedStaged>(draw, g, backwards);
+    default: return run<Out, shared, antithetic, kStrided>(draw, g, backwards);
   }
 }
 
 template <class Out, bool shared>
-void run_pairs(const SampleCall& call, const Geometry& g, bool backwards) {
-  call.antithetic ? run_stores<Out, shared, true>(call, g, backwards)
-                  : run_stores<Out, shared, false>(call, g, backwards);
+void run_pairs(const Draw& draw, const Geometry& g, bool backwards) {
+  draw.antithetic ? run_stores<Out, shared, true>(draw, g, backwards)
+                  : run_stores<Out, shared, false>(draw, g, backwards);
 }
 
 template <class T>
-void run_noise(const SampleCall& call, const Geometry& g, bool backwards) {
-  call.shared ? run_pairs<Counted<T>, true>(call, g, backwards) : run_pairs<Counted<T>, false>(call, g, backwards);
+void run_noise(const Draw& draw, const Geometry& g, bool backwards) {
+  draw.common_noise ? run_pairs<Counted<T>, true>(draw, g, backwards)
+                    : run_pairs<Counted<T>, false>(draw, g, backwards);
+}
+
+void place(Word& word, const u64& memory) {
+  if (word.at != nullptr) word.at = &memory;
 }
 
 bool read(void* to, u64 size) { return size == 0 || std::fread(to, size, 1, stdin) == 1; }
@@ -135,25 +146,29 @@ int main() {
   for (Case one; read(&one, sizeof one);) {
     Memory mu(one.mu_bytes), sigma(one.sigma_bytes), out(one.out_bytes);
     if (!read(mu.data, one.mu_bytes) || !read(sigma.data, one.sigma_bytes)) cuda_shim::fail("the input ends early");
-    SampleCall call = one.call;
-    call.mu.data = mu.at(call.mu.data);
-    call.sigma.data = sigma.at(call.sigma.data);
-    call.out = const_cast<char*>(out.at(call.out));
-    if (call.counter != nullptr) call.counter = &one.counter;
+    Draw draw = one.draw;
+    draw.mu.data = mu.at(draw.mu.data);
+    draw.sigma.data = sigma.at(draw.sigma.data);
+    draw.matrix = out.at(draw.matrix);
+    place(draw.seed, one.seed);
+    place(draw.offset, one.offset);
+    place(draw.first_row, one.first_row);
+    place(draw.first_column, one.first_column);
+    if (has_origin_in_memory(draw) && !kOriginInMemory) cuda_shim::fail("a draw for the other program");
     out_begin = out.data;
     out_end = out.data + one.out_bytes;
-    writes.assign(one.out_bytes / element_size(call.type), 0);
+    writes.assign(one.out_bytes / element_size(draw.type), 0);
 
     Result result{};
-    const Geometry& geometry = result.geometry = one.given ? one.geometry : geometry_of(call);
-    switch (call.type) {
-      case kFloat16: run_noise<float16>(call, geometry, one.backwards); break;
-      case kBFloat16: run_noise<bfloat16>(call, geometry, one.backwards); break;
-      case kFloat32: run_noise<float>(call, geometry, one.backwards); break;
-      default: run_noise<double>(call, geometry, one.backwards);
+    const Geometry& geometry = result.geometry = one.given ? one.geometry : geometry_of(draw);
+    switch (draw.type) {
+      case kFloat16: run_noise<float16>(draw, geometry, one.backwards); break;
+      case kBFloat16: run_noise<bfloat16>(draw, geometry, one.backwards); break;
+      case kFloat32: run_noise<float>(draw, geometry, one.backwards); break;
+      default: run_noise<double>(draw, geometry, one.backwards);
     }
-    advance_kernel(&one.counter);
-    result.counter = one.counter;
+    advance_kernel(&one.offset);
+    result.offset = one.offset;
     write(&result, sizeof result);
     write(out.data, one.out_bytes);
     write(writes.data(), writes.size());

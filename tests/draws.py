@@ -1,0 +1,76 @@
+"""Draws for tests of kernels and backends, with defaults for all that a test does not care about."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from multisample.backends.draw import HOST, SIZES, Draw, ElementType, Operation, Vector, Word
+
+__all__ = ["WORDS", "a_draw", "a_vector", "with_words_in_memory"]
+
+WORDS = ("seed", "offset", "first_row", "first_column")
+"""The fields of a draw that are words."""
+
+AnyVector: TypeAlias = "Vector | np.ndarray[Any, Any] | float"
+
+
+def a_vector(x: AnyVector) -> Vector:
+    """`mu` or `sigma` of a draw: an array where it lies, or a number."""
+    if isinstance(x, Vector):
+        return x
+    if isinstance(x, float):
+        return Vector(0, 0, x, ElementType.number)
+    return Vector(_address(x), x.strides[0], 0.0, ElementType[x.dtype.name])
+
+
+def a_draw(
+    rows: int = 3,
+    columns: int = 5,
+    dtype: str = "float32",
+    *,
+    mu: AnyVector = 0.0,
+    sigma: AnyVector = 1.0,
+    matrix: np.ndarray[Any, Any] | int = 0,
+    strides: tuple[int, int] | None = None,
+    **changes: Any,
+) -> Draw:
+    """A sample in host memory, of seed 1, with `changes` to its other fields.
+
+    Parameters
+    ----------
+    matrix : array or int
+        The (rows, columns) matrix, or its address.
+    strides : tuple of int
+        Of the matrix, in bytes; those of the array, or of contiguous rows, by default.
+    changes
+        Fields of `Draw` by name. Words may be ints.
+    """
+    size = SIZES[dtype]
+    if isinstance(matrix, np.ndarray):
+        assert matrix.shape == (rows, columns) and matrix.itemsize == size
+        matrix, strides = _address(matrix), strides or matrix.strides
+    row_stride, column_stride = strides or (columns * size, size)
+    words = {"seed": 1, "offset": 0, "first_row": 0, "first_column": 0}
+    words |= {name: changes.pop(name) for name in WORDS if name in changes}
+    draw = Draw(
+        a_vector(mu), a_vector(sigma), matrix, row_stride, column_stride, rows, columns,
+        *(word if isinstance(word, Word) else Word(word) for word in words.values()),
+        scratch=0, stream=0, type=ElementType[dtype], operation=Operation.sample, common_noise=False, antithetic=False,
+        fast_math=False, device=HOST,
+    )  # fmt: skip
+    return draw._replace(**changes)
+
+
+def with_words_in_memory(draw: Draw, *names: str) -> tuple[Draw, np.ndarray[Any, Any]]:
+    """The same draw with these words by address, and the memory that they are in; its own values are others."""
+    memory = np.array([getattr(draw, name).value for name in names], np.uint64)
+    words = {
+        name: Word(getattr(draw, name).value ^ 0x5A5A5A5A5, memory[k:].ctypes.data) for k, name in enumerate(names)
+    }
+    return draw._replace(**words), memory
+
+
+def _address(array: np.ndarray[Any, Any]) -> int:
+    return int(array.__array_interface__["data"][0])
