@@ -147,9 +147,13 @@ class Plan(abc.ABC):
         Everything that can fail comes before seed and offset are taken, but for the launch itself.
         """
 
-    def _raise_window(self, dim_offset: int, sample_offset: int) -> NoReturn:
+    def _raise_window(self, seed: Any, generator: Any, dim_offset: int, sample_offset: int) -> NoReturn:
+        """Raises what a call without a plan would."""
         d, n = self.shape[::-1] if self.is_transposed else self.shape
         checked_window(n, dim_offset, sample_offset)
+        if seed is not None:
+            checked_key(seed)
+        check_generator(generator, self.library, self.device)
         raise ValueError(f"dim_offset: expected dim_offset + d <= 2**32, got {dim_offset} + {d}")
 
     def _is_near(self, out_at: int, reader: Reader, at: int) -> bool:
@@ -202,7 +206,13 @@ class _HostPlan(Plan):
         self, mu: Any, sigma: Any, seed: Any, generator: Any, out: Any, dim_offset: int, sample_offset: int
     ) -> Drawn:
         if not (0 <= dim_offset <= self._last_row and 0 <= sample_offset <= self._last_column):
-            self._raise_window(dim_offset, sample_offset)
+            self._raise_window(seed, generator, dim_offset, sample_offset)
+        offset = 0
+        if seed is None:
+            if generator is not None:
+                check_generator(generator, self.library, self.device)
+        elif not (type(seed) is int and 0 <= seed < WORD_64):
+            seed, offset = checked_key(seed)
         if self._reads_plainly:
             mu_at, sigma_at = mu, sigma
             if not self._takes_arrays:
@@ -221,16 +231,10 @@ class _HostPlan(Plan):
         ready = None if self._ready is None else self._ready(matrix, sample_offset)
         taken = False
         if seed is None:
-            if generator is not None:
-                check_generator(generator, self.library, self.device)
-                if type(generator) is Generator and generator.graph_safe:
-                    counter_on(generator, self.library, self.device, 0)  # Raises.
+            if isinstance(generator, Generator) and generator.graph_safe:
+                counter_on(generator, self.library, self.device, 0)  # Raises.
             seed, offset = self._take(generator)
             taken = True
-        elif type(seed) is int and 0 <= seed < WORD_64:
-            offset = 0
-        else:
-            seed, offset = checked_key(seed)
         if not self.is_empty:
             try:
                 self._launch(ready, mu_at, sigma_at, matrix, seed, offset, 0, dim_offset, sample_offset, 0)
@@ -272,7 +276,13 @@ class _DevicePlan(Plan):
         self, mu: Any, sigma: Any, seed: Any, generator: Any, out: Any, dim_offset: int, sample_offset: int
     ) -> Drawn:
         if not (0 <= dim_offset <= self._last_row and 0 <= sample_offset <= self._last_column):
-            self._raise_window(dim_offset, sample_offset)
+            self._raise_window(seed, generator, dim_offset, sample_offset)
+        offset = 0
+        if seed is None:
+            if generator is not None:
+                check_generator(generator, self.library, self.device)
+        elif not (type(seed) is int and 0 <= seed < WORD_64):
+            seed, offset = checked_key(seed)
         like = sigma if self._like_sigma else mu
         stream = self._stream(like)
         others = self._order_before(mu, sigma, out, stream) if self._is_ordered else ()
@@ -299,22 +309,15 @@ class _DevicePlan(Plan):
         tensor, taken, counter = None, False, None
         ready = None if self._ready is None else self._ready(matrix, sample_offset)
         if seed is None:
-            if generator is not None:
-                check_generator(generator, self.library, self.device)
-            if type(generator) is Generator and generator.graph_safe:
+            if isinstance(generator, Generator) and generator.graph_safe:
                 counter = counter_on(generator, self.library, self.device, stream)
                 advance = self.backend.advancer(self.device.ordinal)
-                seed, offset = generator.seed, 0
+                seed = generator.seed
             elif is_capturing(stream):
-                offset = 0
                 seed, tensor = captured_offset(generator, self.library, self.device)
             else:
                 seed, offset = self._take(generator)
                 taken = True
-        elif type(seed) is int and 0 <= seed < WORD_64:
-            offset = 0
-        else:
-            seed, offset = checked_key(seed)
         if counter is not None:
             tensor = self._run_counted(
                 counter, advance, ready, mu_at, sigma_at, matrix, seed, dim_offset, sample_offset, stream
@@ -378,7 +381,9 @@ def make_plan(call: Call, backend: Backend, library: Library, record: Record | N
     out = None
     if call.out is not None:
         if inputs.device.kind == "cpu":
-            check_values(library, {"mu": call.mu, "sigma": call.sigma}, inputs.dtype)
+            vectors = {"mu": call.mu, "sigma": call.sigma}
+            # Numbers first, as plans read them.
+            check_values(library, dict(sorted(vectors.items(), key=lambda item: not is_number(item[1]))), inputs.dtype)
         out = library.describe("out", call.out)
         check_alignment("out", out, 0)
         check_out(out, inputs, shape)
