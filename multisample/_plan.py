@@ -251,7 +251,7 @@ class _HostPlan(Plan):
             return
         for name, x, reader, at in (("mu", mu, self._mu, mu_at), ("sigma", sigma, self._sigma, sigma_at)):
             if reader.is_array and (
-                (self._takes_arrays or self._is_near(self._address(out), reader, at))
+                (self._takes_arrays or not reader.is_plain or self._is_near(self._address(out), reader, at))
                 and self.library.share_memory(out, x)
             ):
                 self._raise_overlap(name)

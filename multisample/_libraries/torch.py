@@ -81,6 +81,10 @@ def _resolve_negative(tensor: Any) -> Any:
     return tensor.detach().resolve_neg()
 
 
+def _is_frozen(tensor: Any) -> bool:
+    return bool(tensor.is_inference()) and not torch.is_inference_mode_enabled()
+
+
 class TorchLibrary(Library):
     name = "torch"
 
@@ -88,6 +92,9 @@ class TorchLibrary(Library):
         return (
             array.dtype, array.shape, array.stride(), array.device, array.requires_grad, array.is_neg(),
         )  # fmt: skip
+
+    def target_signature(self, out: Any) -> Hashable:
+        return type(out), self.signature(out), _is_frozen(out)
 
     def state(self) -> Hashable:
         if _layer() is not None or _modes() > 0 or forward_ad._current_level >= 0:
@@ -104,6 +111,7 @@ class TorchLibrary(Library):
         )
 
     def share_memory(self, a: Any, b: Any) -> bool:
+        b = torch._neg_view(b) if b.is_neg() else b  # NumPy knows no negative bit.
         return HOST.share_memory(self.host_array(a), self.host_array(b))
 
     def copied(self, array: Any) -> Any:
@@ -115,6 +123,10 @@ class TorchLibrary(Library):
         counts_as = counted_as(name, dtype)
         if array.is_neg() and name == "out":
             raise ValueError("out: expected plain memory, got a tensor with its negative bit set")
+        if name == "out" and _is_frozen(array):
+            raise ValueError(
+                "out: expected a tensor that can be written to, got an inference tensor outside inference mode"
+            )
         read = _resolve_negative if array.is_neg() else None
         size, memory = array.element_size(), array if read is None else read(array)
         strides = tuple(stride * size for stride in memory.stride())
