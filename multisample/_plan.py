@@ -7,6 +7,8 @@ runs it: fetch addresses, allocate, take seed and offset, launch. A key that is 
 from __future__ import annotations
 
 import abc
+import collections
+import contextlib
 import os
 import threading
 from collections.abc import Callable, Hashable
@@ -20,7 +22,7 @@ from multisample.backends.launch import generic_launcher
 from ._arguments import checked_integer
 from ._checks.operands import Inputs, check_alignment, check_out, extent, inspect_inputs, item_size
 from ._checks.values import check_values
-from ._libraries import Library, Operand, is_number
+from ._libraries import Library, Operand, check_memory, is_number
 from ._randomness.counter import DeviceCounter
 from ._randomness.generator import WORD_64, Generator
 from ._randomness.source import captured_offset, check_generator, checked_key, counter_on, source_of
@@ -156,6 +158,11 @@ class Plan(abc.ABC):
         check_generator(generator, self.library, self.device)
         raise ValueError(f"dim_offset: expected dim_offset + d <= 2**32, got {dim_offset} + {d}")
 
+    def _check_memory(self, mu_at: int, sigma_at: int) -> None:
+        if self.shape[self.is_transposed]:
+            check_memory(mu_at)
+            check_memory(sigma_at)
+
     def _is_near(self, out_at: int, reader: Reader, at: int) -> bool:
         """Whether `out` and a vector lie in the same stretch of memory."""
         low, high = self._out_extent
@@ -217,6 +224,8 @@ class _HostPlan(Plan):
             mu_at, sigma_at = mu, sigma
             if not self._takes_arrays:
                 mu_at, sigma_at = self._address(mu), self._address(sigma)
+                if not (mu_at and sigma_at):
+                    self._check_memory(mu_at, sigma_at)
         else:  # The first of each keeps an array alive until the launch.
             _mu, mu_at = self._mu.read(mu)
             _sigma, sigma_at = self._sigma.read(sigma)
@@ -228,6 +237,8 @@ class _HostPlan(Plan):
             result = out
             self._check_overlap(out, mu, sigma, mu_at, sigma_at)
         matrix = self._read_out(result)
+        if not (self._takes_arrays or matrix or self.is_empty):
+            check_memory(matrix)
         ready = None if self._ready is None else self._ready(matrix, sample_offset)
         taken = False
         if seed is None:
@@ -289,6 +300,8 @@ class _DevicePlan(Plan):
         address = self._address
         if self._reads_plainly:
             mu_at, sigma_at = address(mu), address(sigma)
+            if not (mu_at and sigma_at):
+                self._check_memory(mu_at, sigma_at)
             is_aligned = not (mu_at & self._mu.mask or sigma_at & self._sigma.mask)
         else:  # The first of each keeps an array alive until the launch.
             _mu, mu_at = self._mu.read(mu)
@@ -337,6 +350,8 @@ class _DevicePlan(Plan):
         return result, seed, offset, tensor
 
     def _check_out(self, out: Any, matrix: int, mu_at: int, sigma_at: int) -> None:
+        if not (matrix or self.is_empty):
+            check_memory(matrix)
         if matrix & (item_size(self.dtype) - 1):
             check_alignment("out", self.library.describe("out", out), matrix)
         for name, reader, at in (("mu", self._mu, mu_at), ("sigma", self._sigma, sigma_at)):
@@ -398,7 +413,7 @@ class PlanCache(Generic[P]):
     """Plans by key; the oldest makes room for a new one."""
 
     def __init__(self, most: int) -> None:
-        self._plans: dict[Hashable, P] = {}
+        self._plans: collections.OrderedDict[Hashable, P] = collections.OrderedDict()
         self._most = most
         self._lock = threading.Lock()
         self.get = self._plans.get
@@ -409,11 +424,18 @@ class PlanCache(Generic[P]):
         return len(self._plans)
 
     def put(self, key: Hashable, plan: P) -> None:
-        """Keep `plan` under `key`."""
-        with self._lock:
-            while len(self._plans) >= self._most:
-                del self._plans[next(iter(self._plans))]
-            self._plans[key] = plan
+        """Keep `plan` under `key`, unless a call is doing that: one of another thread, or the one that a signal handler
+        or a destructor has interrupted.
+        """
+        lock = self._lock
+        if lock.acquire(blocking=False):
+            try:
+                while len(self._plans) >= self._most:
+                    with contextlib.suppress(KeyError):  # `clear` came in between.
+                        self._plans.popitem(last=False)
+                self._plans[key] = plan
+            finally:
+                lock.release()
 
     def clear(self) -> None:
         """Forget all plans: after a fork, where handles of the device are invalid, and when a backend is added."""

@@ -13,7 +13,7 @@ from torch.autograd import forward_ad
 
 from multisample.backends.contract import HostArray
 
-from .library import CPU, Device, Library, Operand, counted_as
+from .library import CPU, Device, Library, Operand, check_memory, counted_as
 from .numpy import HOST, as_bits
 
 __all__ = ["TORCH", "check_tensor", "dtype_of", "is_opaque", "is_transforming"]
@@ -81,6 +81,11 @@ def _resolve_negative(tensor: Any) -> Any:
     return tensor.detach().resolve_neg()
 
 
+def _check_memory(tensor: Any) -> None:
+    if tensor.numel() and tensor.is_cpu:
+        check_memory(tensor.data_ptr())
+
+
 def _is_frozen(tensor: Any) -> bool:
     return bool(tensor.is_inference()) and not torch.is_inference_mode_enabled()
 
@@ -105,6 +110,7 @@ class TorchLibrary(Library):
 
     def host_array(self, array: Any) -> HostArray:
         array = array.detach() if array.requires_grad else array
+        _check_memory(array)
         # NumPy need not know bfloat16; the bits are the same as those of an integer.
         return as_bits(
             (array.view(torch.int16) if array.dtype is torch.bfloat16 else array).numpy(), name_of(array.dtype)
@@ -159,6 +165,7 @@ class TorchLibrary(Library):
         return increment
 
     def to_host(self, array: Any) -> HostArray:
+        _check_memory(array)
         array = array.detach().resolve_neg()
         return np.asarray((array.double() if array.is_floating_point() else array).cpu().numpy())
 
