@@ -10,7 +10,7 @@ import numpy as np
 
 from ._tracing import traced_as
 
-__all__ = ["DTYPES", "check_choice", "check_flag", "checked_integer", "dtype_name"]
+__all__ = ["DTYPES", "check_choice", "check_flag", "checked_integer", "dtype_name", "is_constant"]
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 
@@ -74,6 +74,11 @@ def check_choice(name: str, value: object, accepted: tuple[object, ...], note: s
         raise ValueError(f"{name}: expected {choices}{note}, got {describe(value)}")
 
 
+def is_constant(dtype: Any) -> bool:
+    """Whether `dtype` names the same type for ever, and equals no number: other objects can change their ``.dtype``."""
+    return isinstance(dtype, (str, type, np.dtype)) or type(dtype).__module__ == "torch"
+
+
 _dtype_names: dict[Any, str] = {name: name for name in DTYPES}
 
 
@@ -92,5 +97,6 @@ def dtype_name(dtype: Any) -> str:
             name = ""
     if name not in DTYPES:
         raise TypeError(f"dtype: expected {', '.join(DTYPES)}, got {describe(dtype)}")
-    _dtype_names[dtype] = name
+    if is_constant(dtype):
+        _dtype_names[dtype] = name
     return name

@@ -7,6 +7,8 @@ runs it: fetch addresses, allocate, take seed and offset, launch. A key that is 
 from __future__ import annotations
 
 import abc
+import collections
+import contextlib
 import os
 import threading
 from collections.abc import Callable, Hashable
@@ -20,7 +22,7 @@ from multisample.backends.launch import generic_launcher
 from ._arguments import checked_integer
 from ._checks.operands import Inputs, check_alignment, check_out, extent, inspect_inputs, item_size
 from ._checks.values import check_values
-from ._libraries import Library, Operand, is_number
+from ._libraries import Library, Operand, check_memory, is_number
 from ._randomness.counter import DeviceCounter
 from ._randomness.generator import WORD_64, Generator
 from ._randomness.source import captured_offset, check_generator, checked_key, counter_on, source_of
@@ -147,10 +149,19 @@ class Plan(abc.ABC):
         Everything that can fail comes before seed and offset are taken, but for the launch itself.
         """
 
-    def _raise_window(self, dim_offset: int, sample_offset: int) -> NoReturn:
+    def _raise_window(self, seed: Any, generator: Any, dim_offset: int, sample_offset: int) -> NoReturn:
+        """Raises what a call without a plan would."""
         d, n = self.shape[::-1] if self.is_transposed else self.shape
         checked_window(n, dim_offset, sample_offset)
+        if seed is not None:
+            checked_key(seed)
+        check_generator(generator, self.library, self.device)
         raise ValueError(f"dim_offset: expected dim_offset + d <= 2**32, got {dim_offset} + {d}")
+
+    def _check_memory(self, mu_at: int, sigma_at: int) -> None:
+        if self.shape[self.is_transposed]:
+            check_memory(mu_at)
+            check_memory(sigma_at)
 
     def _is_near(self, out_at: int, reader: Reader, at: int) -> bool:
         """Whether `out` and a vector lie in the same stretch of memory."""
@@ -202,11 +213,19 @@ class _HostPlan(Plan):
         self, mu: Any, sigma: Any, seed: Any, generator: Any, out: Any, dim_offset: int, sample_offset: int
     ) -> Drawn:
         if not (0 <= dim_offset <= self._last_row and 0 <= sample_offset <= self._last_column):
-            self._raise_window(dim_offset, sample_offset)
+            self._raise_window(seed, generator, dim_offset, sample_offset)
+        offset = 0
+        if seed is None:
+            if generator is not None:
+                check_generator(generator, self.library, self.device)
+        elif not (type(seed) is int and 0 <= seed < WORD_64):
+            seed, offset = checked_key(seed)
         if self._reads_plainly:
             mu_at, sigma_at = mu, sigma
             if not self._takes_arrays:
                 mu_at, sigma_at = self._address(mu), self._address(sigma)
+                if not (mu_at and sigma_at):
+                    self._check_memory(mu_at, sigma_at)
         else:  # The first of each keeps an array alive until the launch.
             _mu, mu_at = self._mu.read(mu)
             _sigma, sigma_at = self._sigma.read(sigma)
@@ -218,19 +237,15 @@ class _HostPlan(Plan):
             result = out
             self._check_overlap(out, mu, sigma, mu_at, sigma_at)
         matrix = self._read_out(result)
+        if not (self._takes_arrays or matrix or self.is_empty):
+            check_memory(matrix)
         ready = None if self._ready is None else self._ready(matrix, sample_offset)
         taken = False
         if seed is None:
-            if generator is not None:
-                check_generator(generator, self.library, self.device)
-                if type(generator) is Generator and generator.graph_safe:
-                    counter_on(generator, self.library, self.device, 0)  # Raises.
+            if isinstance(generator, Generator) and generator.graph_safe:
+                counter_on(generator, self.library, self.device, 0)  # Raises.
             seed, offset = self._take(generator)
             taken = True
-        elif type(seed) is int and 0 <= seed < WORD_64:
-            offset = 0
-        else:
-            seed, offset = checked_key(seed)
         if not self.is_empty:
             try:
                 self._launch(ready, mu_at, sigma_at, matrix, seed, offset, 0, dim_offset, sample_offset, 0)
@@ -247,7 +262,7 @@ class _HostPlan(Plan):
             return
         for name, x, reader, at in (("mu", mu, self._mu, mu_at), ("sigma", sigma, self._sigma, sigma_at)):
             if reader.is_array and (
-                (self._takes_arrays or self._is_near(self._address(out), reader, at))
+                (self._takes_arrays or not reader.is_plain or self._is_near(self._address(out), reader, at))
                 and self.library.share_memory(out, x)
             ):
                 self._raise_overlap(name)
@@ -272,13 +287,21 @@ class _DevicePlan(Plan):
         self, mu: Any, sigma: Any, seed: Any, generator: Any, out: Any, dim_offset: int, sample_offset: int
     ) -> Drawn:
         if not (0 <= dim_offset <= self._last_row and 0 <= sample_offset <= self._last_column):
-            self._raise_window(dim_offset, sample_offset)
+            self._raise_window(seed, generator, dim_offset, sample_offset)
+        offset = 0
+        if seed is None:
+            if generator is not None:
+                check_generator(generator, self.library, self.device)
+        elif not (type(seed) is int and 0 <= seed < WORD_64):
+            seed, offset = checked_key(seed)
         like = sigma if self._like_sigma else mu
         stream = self._stream(like)
         others = self._order_before(mu, sigma, out, stream) if self._is_ordered else ()
         address = self._address
         if self._reads_plainly:
             mu_at, sigma_at = address(mu), address(sigma)
+            if not (mu_at and sigma_at):
+                self._check_memory(mu_at, sigma_at)
             is_aligned = not (mu_at & self._mu.mask or sigma_at & self._sigma.mask)
         else:  # The first of each keeps an array alive until the launch.
             _mu, mu_at = self._mu.read(mu)
@@ -299,22 +322,15 @@ class _DevicePlan(Plan):
         tensor, taken, counter = None, False, None
         ready = None if self._ready is None else self._ready(matrix, sample_offset)
         if seed is None:
-            if generator is not None:
-                check_generator(generator, self.library, self.device)
-            if type(generator) is Generator and generator.graph_safe:
+            if isinstance(generator, Generator) and generator.graph_safe:
                 counter = counter_on(generator, self.library, self.device, stream)
                 advance = self.backend.advancer(self.device.ordinal)
-                seed, offset = generator.seed, 0
+                seed = generator.seed
             elif is_capturing(stream):
-                offset = 0
                 seed, tensor = captured_offset(generator, self.library, self.device)
             else:
                 seed, offset = self._take(generator)
                 taken = True
-        elif type(seed) is int and 0 <= seed < WORD_64:
-            offset = 0
-        else:
-            seed, offset = checked_key(seed)
         if counter is not None:
             tensor = self._run_counted(
                 counter, advance, ready, mu_at, sigma_at, matrix, seed, dim_offset, sample_offset, stream
@@ -334,6 +350,8 @@ class _DevicePlan(Plan):
         return result, seed, offset, tensor
 
     def _check_out(self, out: Any, matrix: int, mu_at: int, sigma_at: int) -> None:
+        if not (matrix or self.is_empty):
+            check_memory(matrix)
         if matrix & (item_size(self.dtype) - 1):
             check_alignment("out", self.library.describe("out", out), matrix)
         for name, reader, at in (("mu", self._mu, mu_at), ("sigma", self._sigma, sigma_at)):
@@ -378,7 +396,9 @@ def make_plan(call: Call, backend: Backend, library: Library, record: Record | N
     out = None
     if call.out is not None:
         if inputs.device.kind == "cpu":
-            check_values(library, {"mu": call.mu, "sigma": call.sigma}, inputs.dtype)
+            vectors = {"mu": call.mu, "sigma": call.sigma}
+            # Numbers first, as plans read them.
+            check_values(library, dict(sorted(vectors.items(), key=lambda item: not is_number(item[1]))), inputs.dtype)
         out = library.describe("out", call.out)
         check_alignment("out", out, 0)
         check_out(out, inputs, shape)
@@ -393,7 +413,7 @@ class PlanCache(Generic[P]):
     """Plans by key; the oldest makes room for a new one."""
 
     def __init__(self, most: int) -> None:
-        self._plans: dict[Hashable, P] = {}
+        self._plans: collections.OrderedDict[Hashable, P] = collections.OrderedDict()
         self._most = most
         self._lock = threading.Lock()
         self.get = self._plans.get
@@ -404,11 +424,18 @@ class PlanCache(Generic[P]):
         return len(self._plans)
 
     def put(self, key: Hashable, plan: P) -> None:
-        """Keep `plan` under `key`."""
-        with self._lock:
-            while len(self._plans) >= self._most:
-                del self._plans[next(iter(self._plans))]
-            self._plans[key] = plan
+        """Keep `plan` under `key`, unless a call is doing that: one of another thread, or the one that a signal handler
+        or a destructor has interrupted.
+        """
+        lock = self._lock
+        if lock.acquire(blocking=False):
+            try:
+                while len(self._plans) >= self._most:
+                    with contextlib.suppress(KeyError):  # `clear` came in between.
+                        self._plans.popitem(last=False)
+                self._plans[key] = plan
+            finally:
+                lock.release()
 
     def clear(self) -> None:
         """Forget all plans: after a fork, where handles of the device are invalid, and when a backend is added."""

@@ -8,7 +8,7 @@ from typing import Any
 from ._arguments import describe
 from ._checks.operands import Inputs, check_alignment, extent, item_size
 from ._checks.values import check_values, least_and_most, number_vector, vector_converter
-from ._libraries import Library
+from ._libraries import Library, check_memory
 from ._libraries.numpy import cached_dtype
 
 __all__ = ["Reader"]
@@ -56,7 +56,8 @@ class Reader:
             self.read = lambda x: (x, convert(host_array(readable(x))))
         else:
             address = library.address
-            self.read = lambda x: _with_address(readable(x), address)
+            has_elements = 0 not in operand.shape
+            self.read = lambda x: _with_address(readable(x), address, has_elements)
 
     def check(self, at: Any) -> None:
         """ValueError if the argument is an array, and this its address, which is not aligned."""
@@ -68,8 +69,11 @@ def _itself(x: Any) -> Any:
     return x
 
 
-def _with_address(array: Any, address: Callable[[Any], int]) -> tuple[Any, int]:
-    return array, address(array)
+def _with_address(array: Any, address: Callable[[Any], int], has_elements: bool) -> tuple[Any, int]:
+    at = address(array)
+    if has_elements:
+        check_memory(at)
+    return array, at
 
 
 def _number_reader(name: str, dtype: str, library: Library) -> Callable[[Any], float]:

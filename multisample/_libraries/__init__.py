@@ -10,11 +10,12 @@ import numpy as np
 
 from .._arguments import describe
 from .foreign import FOREIGN
-from .library import CPU, NOUNS, Device, Library, Operand
+from .library import CPU, NOUNS, Device, Library, Operand, check_memory
 from .numpy import HOST, ListArray
 
 __all__ = [
-    "BY_TYPE", "CPU", "HOST", "Device", "Library", "Operand", "described", "is_number", "library_called", "library_of",
+    "BY_TYPE", "CPU", "HOST", "Device", "Library", "Operand", "check_memory", "described", "is_number",
+    "library_called", "library_of",
 ]  # fmt: skip
 
 # By the package that defines an array's class: the module here, and the object in it.

@@ -15,7 +15,7 @@ from multisample.backends.contract import HostArray
 
 from .._arguments import DTYPES
 
-__all__ = ["CPU", "NOUNS", "Device", "Library", "Operand", "counted_as"]
+__all__ = ["CPU", "NOUNS", "Device", "Library", "Operand", "check_memory", "counted_as"]
 
 _INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
 _ELEMENTS = frozenset((*DTYPES, *_INTEGERS))
@@ -147,6 +147,12 @@ _ELEMENT_NOUNS = {
     "U": "strings", "T": "strings", "S": "bytes", "O": "Python objects", "V": "structured elements",
     "g": "longdouble", "G": "clongdouble",
 }  # fmt: skip
+
+
+def check_memory(address: int) -> None:
+    """ValueError if elements lie at address 0: a tensor may have no memory, and its storage may have been freed."""
+    if address == 0:
+        raise ValueError("mu, sigma, out: expected elements in memory, got an array without memory")
 
 
 def counted_as(name: str, dtype: str, numpy_dtype: np.dtype[Any] | None = None) -> str:

@@ -13,7 +13,7 @@ from torch.autograd import forward_ad
 
 from multisample.backends.contract import HostArray
 
-from .library import CPU, Device, Library, Operand, counted_as
+from .library import CPU, Device, Library, Operand, check_memory, counted_as
 from .numpy import HOST, as_bits
 
 __all__ = ["TORCH", "check_tensor", "dtype_of", "is_opaque", "is_transforming"]
@@ -81,6 +81,15 @@ def _resolve_negative(tensor: Any) -> Any:
     return tensor.detach().resolve_neg()
 
 
+def _check_memory(tensor: Any) -> None:
+    if tensor.numel() and tensor.is_cpu:
+        check_memory(tensor.data_ptr())
+
+
+def _is_frozen(tensor: Any) -> bool:
+    return bool(tensor.is_inference()) and not torch.is_inference_mode_enabled()
+
+
 class TorchLibrary(Library):
     name = "torch"
 
@@ -88,6 +97,9 @@ class TorchLibrary(Library):
         return (
             array.dtype, array.shape, array.stride(), array.device, array.requires_grad, array.is_neg(),
         )  # fmt: skip
+
+    def target_signature(self, out: Any) -> Hashable:
+        return type(out), self.signature(out), _is_frozen(out)
 
     def state(self) -> Hashable:
         if _layer() is not None or _modes() > 0 or forward_ad._current_level >= 0:
@@ -98,12 +110,14 @@ class TorchLibrary(Library):
 
     def host_array(self, array: Any) -> HostArray:
         array = array.detach() if array.requires_grad else array
+        _check_memory(array)
         # NumPy need not know bfloat16; the bits are the same as those of an integer.
         return as_bits(
             (array.view(torch.int16) if array.dtype is torch.bfloat16 else array).numpy(), name_of(array.dtype)
         )
 
     def share_memory(self, a: Any, b: Any) -> bool:
+        b = torch._neg_view(b) if b.is_neg() else b  # NumPy knows no negative bit.
         return HOST.share_memory(self.host_array(a), self.host_array(b))
 
     def copied(self, array: Any) -> Any:
@@ -115,6 +129,10 @@ class TorchLibrary(Library):
         counts_as = counted_as(name, dtype)
         if array.is_neg() and name == "out":
             raise ValueError("out: expected plain memory, got a tensor with its negative bit set")
+        if name == "out" and _is_frozen(array):
+            raise ValueError(
+                "out: expected a tensor that can be written to, got an inference tensor outside inference mode"
+            )
         read = _resolve_negative if array.is_neg() else None
         size, memory = array.element_size(), array if read is None else read(array)
         strides = tuple(stride * size for stride in memory.stride())
@@ -147,6 +165,7 @@ class TorchLibrary(Library):
         return increment
 
     def to_host(self, array: Any) -> HostArray:
+        _check_memory(array)
         array = array.detach().resolve_neg()
         return np.asarray((array.double() if array.is_floating_point() else array).cpu().numpy())
 

@@ -11,7 +11,9 @@ import sys
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from .._arguments import check_choice, check_flag, dtype_name
+import numpy as np
+
+from .._arguments import check_choice, check_flag, dtype_name, is_constant
 from .._backends import choose
 from .._checks.operands import common_library
 from .._libraries import BY_TYPE, HOST, is_number
@@ -42,6 +44,8 @@ def draw_first(call: Call, key: Hashable, draw: Draw) -> Any:
         return draw_dtensor(call, draw)
     if type(call.dim_offset) is not int or type(call.sample_offset) is not int:
         key = None  # Plans take Python's integers only.
+    if not (isinstance(call.n, (int, np.integer)) and (call.dtype is None or is_constant(call.dtype))):
+        key = None  # Tensors and other objects with an index or a dtype can change it.
     call = _checked(call)
     if compiling:
         from .compiled import draw_compiled

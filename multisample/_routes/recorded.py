@@ -71,7 +71,7 @@ class _Recorded(torch.autograd.Function):
     def backward(ctx: Any, grad: Any) -> Any:
         plan, noise = ctx.drawn
         # PyTorch has to see the operator where it transforms or compiles the backward pass, or records that too.
-        if _is_grad_enabled() or _is_transformed(grad) or grad.is_neg():
+        if _is_grad_enabled() or _is_transformed(grad) or grad.is_neg() or grad._is_zerotensor():
             gradients = _by_operator(plan, grad, *noise)
         else:
             gradients = _gradient_plan(plan, grad).run(grad, *noise)
