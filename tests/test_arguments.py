@@ -115,7 +115,7 @@ PLAIN = [
         for g in (np.random.default_rng(1), np.random.RandomState(1), 7, "7", object(), Generator, np.zeros(2))
     ),
     Bad("torch.Generator without torch", constant(generator=torch.Generator()), TypeError,
-        "generator", r"torch\.Generator", r"multisample\.Generator with numpy", HOST),
+        "generator", r"torch\.Generator", r"multisample\.Generator with a NumPy array", HOST),
     *(
         Bad(f"dtype={dtype!r}", constant(dtype=dtype), TypeError,
             "dtype", re.escape(repr(dtype)), "float16, bfloat16, float32, float64")

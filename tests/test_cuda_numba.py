@@ -296,7 +296,7 @@ def test_types_that_hold_no_real_numbers_are_refused(numba: Any) -> None:
         mu = numba.cuda.device_array(3, dtype)
         with pytest.raises(TypeError, match=r"^mu: expected elements of type float16, bfloat16, float32, float64 or"):
             sample(mu, sigma, 4, seed=1)
-    with pytest.raises(TypeError, match=r"^generator: expected a multisample.Generator with numba arrays"):
+    with pytest.raises(TypeError, match=r"^generator: expected a multisample.Generator with a Numba device array"):
         sample(sigma, sigma, 4, generator=pytest.importorskip("torch").Generator())
 
 
