@@ -412,10 +412,13 @@ def in_mode(mode: str, library: str) -> Iterator[None]:
             stream = torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
             stack.enter_context(torch.cuda.stream(stream))
+            stack.callback(torch.cuda.synchronize)
         elif mode == "stream" and library == "cupy":
             import cupy
 
+            cupy.cuda.Device().synchronize()
             stack.enter_context(cupy.cuda.Stream())
+            stack.callback(cupy.cuda.Device().synchronize)
         yield
 
 

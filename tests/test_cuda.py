@@ -1072,12 +1072,13 @@ import resource, signal, sys, warnings
 import cupy
 import multisample
 
+mu, sigma = cupy.zeros(3), cupy.ones(3)  # CuPy compiles kernels of its own for these.
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
 with warnings.catch_warnings(record=True) as warned:
     warnings.simplefilter("always")
-    x = multisample.sample(cupy.zeros(3), cupy.ones(3), 5, seed=3, backend="cupy")
-    y = multisample.sample(cupy.zeros(3), cupy.ones(3), 5, seed=3, backend="cupy", noise="shared")
+    x = multisample.sample(mu, sigma, 5, seed=3, backend="cupy")
+    y = multisample.sample(mu, sigma, 5, seed=3, backend="cupy", noise="shared")
 print(x.get().tolist() == multisample.sample([0.0] * 3, [1.0] * 3, 5, seed=3, dtype="float64").tolist())
 print([str(warning.message) for warning in warned])
 """

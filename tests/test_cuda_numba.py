@@ -124,6 +124,7 @@ def test_the_square_root_is_correctly_rounded_for_every_word(over_all_words: lis
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_kernel_keeps_its_numbers_in_as_many_registers_as_it_may_take(numba: Any, dtype: str) -> None:
     from multisample.backends.cuda_compilation import launch_bounds
+    from multisample.backends.launch import KernelKey
 
     backend: Any = registry.find("numba")
     device = numba.cuda.current_context().device
@@ -133,9 +134,8 @@ def test_every_kernel_keeps_its_numbers_in_as_many_registers_as_it_may_take(numb
         # What fast_math and pairs have in common with one of them, that one has shown.
         if fast_math and (dtype == "float64" or antithetic):
             continue
-        key = (dtype, shared, antithetic, fast_math, stores, device.id)
-        if key not in backend.compiled:
-            backend._compile(key)
+        key = KernelKey(dtype, shared, antithetic, fast_math, stores, False, device.id)
+        backend.kernel(key)
         kernel = backend.compiled[key]
         name = geometry.KERNEL_STORES[stores]
         # Some were seen to lack a few, outside their loops (test_numba_ptx.py); before 9.0 more.

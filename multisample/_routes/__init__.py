@@ -99,4 +99,8 @@ def _checked(call: Call) -> Call:
         if call.generator is not None:
             raise TypeError("seed, generator: expected one of the two, got both")
         checked_key(call.seed)
-    return call._replace(n=n, dim_offset=dim_offset, sample_offset=sample_offset, dtype=dtype)
+    # Not `_replace`, whose result PyTorch 2.11 loses between two graphs.
+    return Call(
+        call.mu, call.sigma, n, call.backend, call.seed, call.generator, call.noise, dtype, call.out, call.fast_math,
+        dim_offset, sample_offset, call.validate, call.layout, call.antithetic,
+    )  # fmt: skip
