@@ -42,9 +42,9 @@ template <Which which>
 MULTISAMPLE_FUNCTION Quad<float> four(const ColumnPart& columns, const Dimension<float>& dimension,
                                       const RoundKeys& keys) {
   const Words w = words(columns, dimension.words, keys);
-  return scaled<float>(dimension, which == kLibrary ? library_normals(w)
-                                  : which == kFast  ? fast_normals(w)
-                                                    : normals(w));
+  const Normals<float> z = which == kLibrary ? library_normals(w) : which == kFast ? fast_normals(w) : normals(w);
+  const Elements<float, false> x = scaled<float, false>(dimension.mu, dimension.sigma, z);
+  return {{x.x[0], x.x[1], x.x[2], x.x[3]}};
 }
 
 // Four columns to a thread, and one store for them; 16 times along the row.

@@ -32,6 +32,7 @@ import numpy as np
 import multisample
 from multisample.backends.cupy import OPTIONS
 from multisample.backends.geometry import KERNEL_STORES
+from multisample.backends.launch import KernelKey
 from multisample.backends.native import csrc_files
 
 REPEATS = 15
@@ -254,7 +255,7 @@ def compiled_resources() -> dict[str, dict[str, int]]:
     from multisample.backends.cupy import kernel_name
 
     kernels = [
-        kernel_name(dtype, shared, antithetic, fast, stores)
+        kernel_name(KernelKey(dtype, shared, antithetic, fast, stores, False, 0))
         for dtype in ("float32", "float16", "bfloat16", "float64")
         for shared in (False, True)
         for antithetic in (False, True)
@@ -263,7 +264,7 @@ def compiled_resources() -> dict[str, dict[str, int]]:
     ]
     source = '#include "sample_kernel.cuh"\n' + "".join(
         "template __global__ void " + name
-        + "(const __grid_constant__ multisample::SampleCall, const __grid_constant__ multisample::Geometry);\n"
+        + "(const __grid_constant__ multisample::Draw, const __grid_constant__ multisample::Geometry);\n"
         for name in kernels
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
@@ -296,14 +297,16 @@ def numba_resources() -> dict[str, dict[str, int]]:
     from multisample.backends.numba import BACKEND
 
     noises, pairs, transforms = ("independent", "shared"), ("", ", antithetic"), ("portable", "fast")
-    return {
-        f"{dtype}, {noises[shared]}{pairs[antithetic]}, {transforms[fast]}, {KERNEL_STORES[stores]}": {
-            "registers": kernel.regs_per_thread,
-            "local": kernel.local_mem_per_thread,
-            "shared": kernel.shared_mem_per_block,
-        }
-        for (dtype, shared, antithetic, fast, stores, _), kernel in BACKEND.compiled.items()
-    }
+    found = {}
+    for key, kernel in BACKEND.compiled.items():
+        if isinstance(key, KernelKey) and not key.origin_in_memory:
+            noise, transform = noises[key.common_noise] + pairs[key.antithetic], transforms[key.fast_math]
+            found[f"{key.dtype}, {noise}, {transform}, {KERNEL_STORES[key.stores]}"] = {
+                "registers": kernel.regs_per_thread,
+                "local": kernel.local_mem_per_thread,
+                "shared": kernel.shared_mem_per_block,
+            }
+    return found
 
 
 def environment() -> dict[str, str]:

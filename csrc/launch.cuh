@@ -7,15 +7,20 @@
 
 namespace multisample {
 
+// Returns an error that a call of the runtime has returned, which then is no longer the runtime's last error: another
+// library would take it for its own.
+inline cudaError_t taken(cudaError_t error) {
+  if (error != cudaSuccess) cudaGetLastError();
+  return error;
+}
+
 // Returns the launch's own error: cudaGetLastError could be one that another library left behind.
 template <class... Parameters>
 cudaError_t launch_kernel(void (*kernel)(Parameters...), u32 blocks, u32 threads, void* stream,
                           const std::remove_const_t<Parameters>&... parameters) {
   void* addresses[] = {const_cast<void*>(static_cast<const void*>(&parameters))...};
-  const cudaError_t error = cudaLaunchKernel(reinterpret_cast<const void*>(kernel), dim3(blocks), dim3(threads),
-                                             addresses, 0, static_cast<cudaStream_t>(stream));
-  if (error != cudaSuccess) cudaGetLastError();  // Or another library would take it for its own.
-  return error;
+  return taken(cudaLaunchKernel(reinterpret_cast<const void*>(kernel), dim3(blocks), dim3(threads), addresses, 0,
+                                static_cast<cudaStream_t>(stream)));
 }
 
 template <class Out, bool common_noise, bool antithetic, bool fast>

@@ -20,14 +20,14 @@ from numba import cfunc, njit, types
 from numba.extending import intrinsic
 from numba.np.numpy_support import from_dtype
 
+from multisample.backends.draw import PACKED_DRAW, Draw, Vector, Word
 from multisample.backends.geometry import MOST_THREADS, PACKED_GEOMETRY, Geometry
 from multisample.backends.intrinsics import from_float_bits
 from multisample.backends.narrow import to_float16
-from multisample.backends.sample_call import PACKED_CALL, SampleCall, Vector
 
 __all__ = [
     "AVAILABLE",
-    "CALL",
+    "DRAW",
     "GEOMETRY",
     "BrokenKernelError",
     "all_of_warp",
@@ -65,11 +65,13 @@ AVAILABLE = sys.platform == "linux" and sys.maxsize > 2**32 and hasattr(ctypes.C
 
 _i32, _i64, _u32, _u64, _f64 = types.int32, types.int64, types.uint32, types.uint64, types.float64
 _VECTOR = types.NamedTuple((_i64, _i64, _f64, _u32, _u32), Vector)
-CALL = types.NamedTuple(
-    (_VECTOR, _VECTOR) + (_i64,) * 7 + (_u64, _u64, _i64, _u32, _u32, _u32, _u32, _i32, _u32, _i64), SampleCall
-)
+_WORD, _SIGNED_WORD = types.NamedTuple((_u64, _i64), Word), types.NamedTuple((_i64, _i64), Word)
+DRAW = types.NamedTuple(
+    (_VECTOR, _VECTOR) + (_i64,) * 5 + (_WORD, _WORD, _SIGNED_WORD, _SIGNED_WORD) + (_i64,) * 2 + (_u32,) * 5
+    + (_i32, _u32, _u32), Draw
+)  # fmt: skip
 GEOMETRY = types.NamedTuple((_u32,) * 15 + (_i32,), Geometry)
-"""With `CALL` the types of a kernel's parameters, as in `multisample.backends.cuda_compilation.SIGNATURE`."""
+"""With `DRAW` the types of a kernel's parameters, as in `multisample.backends.cuda_compilation.SIGNATURE`."""
 
 _WARP = 32
 # All that a block has without asking for more, and how far its pieces are apart here.
@@ -101,7 +103,7 @@ _STATE = np.zeros(
     (),
     np.dtype(
         [
-            ("parameters", np.uint64, -(-(PACKED_CALL + PACKED_GEOMETRY) // 8)),
+            ("parameters", np.uint64, -(-(PACKED_DRAW + PACKED_GEOMETRY) // 8)),
             ("begins", np.int64, _REGIONS),
             ("ends", np.int64, _REGIONS),
             ("written", np.int64),  # address of a byte for each element of the output's memory
@@ -195,12 +197,12 @@ def _state(typingctx: Any) -> Any:
 
 @intrinsic
 def _parameters(typingctx: Any) -> Any:
-    """The call and the geometry: their bytes as they are, because Numba lays out tuples as C does structs."""
-    both = types.Tuple((CALL, GEOMETRY))
+    """The draw and the geometry: their bytes as they are, because Numba lays out tuples as C does structs."""
+    both = types.Tuple((DRAW, GEOMETRY))
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         values = []
-        for kind, skip in ((CALL, 0), (GEOMETRY, PACKED_CALL)):
+        for kind, skip in ((DRAW, 0), (GEOMETRY, PACKED_DRAW)):
             address = ir.Constant(ir.IntType(64), _STATE["parameters"].ctypes.data + skip)
             values.append(builder.load(_at(context, builder, address, kind)))
         return context.make_tuple(builder, both, values)
@@ -351,11 +353,11 @@ def launch(
     blocks, threads : int
         Of the grid, and of each block.
     parameters : bytes
-        The call and the geometry, packed.
+        The draw and the geometry, packed.
     out : array
         What the kernel may write, nothing twice; also what lies between the elements.
     inputs : up to three arrays or numbers
-        mu, sigma and the counter: what it may read.
+        mu, sigma and the words in memory: what it may read.
     backwards : bool
         Whether the last block, warp and thread come first.
 

@@ -1,10 +1,10 @@
 """Compile the Python kernel for GPUs that are not there, for test_numba_ptx.py.
 
 A program of its own, because numba-cuda has to be told of a device, and such a process is good for nothing else. It
-reads one line of JSON for each kernel, ``[name, [dtype, shared, antithetic, fast_math, stores], [major, minor]]``, and
-puts ``name.ptx``, what nvJitLink makes of that, ``name.cubin``, and what it says of it, ``name.log``, into the folder
-that is its argument; in place of the list, null is the kernel of `advance`. Where a compiler cannot be loaded it ends
-with `CANNOT` and says which.
+reads one line of JSON for each kernel, ``[name, variant, [major, minor]]``, `variant` being the arguments of
+`multisample.backends.cuda_compilation.variant_kernel`, and puts ``name.ptx``, what nvJitLink makes of that,
+``name.cubin``, and what it says of it, ``name.log``, into the folder that is its argument; in place of the list, null
+is the kernel of `advance`. Where a compiler cannot be loaded it ends with `CANNOT` and says which.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def _compile(variant: list[Any] | None, capability: tuple[int, int]) -> str:
     dispatcher.get_current_device = lambda: SimpleNamespace(compute_capability=capability)
     function, signature, options = cuda_compilation.advance_kernel(), cuda_compilation.ADVANCE_SIGNATURE, {}
     if variant is not None:
-        dtype, shared, antithetic, fast_math, stores = variant
-        function = cuda_compilation.variant_kernel(dtype, shared, antithetic, fast_math, stores)
+        dtype, shared, antithetic, _, stores, *_ = variant
+        function = cuda_compilation.variant_kernel(*variant)
         signature = cuda_compilation.SIGNATURE
         bounds = cuda_compilation.launch_bounds(dtype, shared, antithetic, stores, capability)
         options = {"launch_bounds": bounds}

@@ -7,6 +7,7 @@ exact reference. ``cuda_memory.py`` says when these tests are skipped; ``test_cu
 from __future__ import annotations
 
 import concurrent.futures
+import ctypes
 import itertools
 import os
 import re
@@ -41,6 +42,7 @@ from cuda_memory import (
     require,
     vectors,
 )
+from draws import a_draw
 
 import multisample
 from multisample.backends import geometry, registry
@@ -692,6 +694,62 @@ def test_the_device_is_that_of_the_arrays_whichever_is_current(any_gpu: Gpu, bit
                     assert np.array_equal(bits(out), expected), options
             with pytest.raises(ValueError, match=r"^sigma: expected it on the device of mu"):
                 any_gpu.sample(mu, memory.put(host[1], here), n, seed=6)
+
+
+@pytest.fixture
+def cuda_runtime(torch: Any) -> Iterator[Any]:
+    """The CUDA runtime of PyTorch and of torch_ext, without an error before and after."""
+    torch.zeros(1, device="cuda")
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    paths = sorted({line.split(maxsplit=5)[-1] for line in lines if re.search(r"/libcudart[^/]*\.so", line)})
+    if len(paths) != 1:
+        pytest.skip(f"there is not one CUDA runtime in this process, but {paths}")
+    runtime = ctypes.CDLL(paths[0])
+    torch.cuda.synchronize()
+    assert runtime.cudaGetLastError() == 0
+    yield runtime
+    runtime.cudaGetLastError()
+
+
+INVALID_DEVICE = 101  # cudaErrorInvalidDevice
+
+
+def test_launches_do_not_report_the_errors_of_others(torch: Any, cuda_runtime: Any, bits: ToArray) -> None:
+    d, n = 300, 1031
+    mu, sigma = torch.zeros(d, device="cuda"), torch.ones(d, device="cuda")
+    outs = [torch.empty((d, n), device="cuda") for _ in range(2)]
+
+    def draw_all() -> tuple[Any, Any]:
+        multisample.sample(mu, sigma, n, seed=3, backend="torch_ext", out=outs[0])
+        torch.ops.multisample.sample_(outs[1], mu, sigma, seed=3)
+        gradients: tuple[Any, Any] = torch.ops.multisample.sample_backward(outs[1], seed=3)
+        return gradients
+
+    # PyTorch keeps the memory of the gradients and of what they need, and so does not allocate below.
+    expected = [gradient.clone() for gradient in draw_all()]
+    torch.cuda.synchronize()
+    for out in outs:
+        out.zero_()
+    torch.cuda.synchronize()
+    # Whichever call failed before, and whoever's it was.
+    assert cuda_runtime.cudaSetDevice(999) == INVALID_DEVICE
+    gradients = draw_all()
+    assert cuda_runtime.cudaGetLastError() == INVALID_DEVICE, "it is no longer there for its owner"
+    torch.cuda.synchronize()
+    for out in outs:
+        assert np.array_equal(bits(out), bits(on_cpu([0.0] * d, [1.0] * d, n, seed=3)))
+    assert all(torch.equal(one, other) for one, other in zip(gradients, expected, strict=True))
+
+
+def test_launches_leave_no_error_behind(torch: Any, cuda_runtime: Any) -> None:
+    backend: Any = registry.find("torch_ext")
+    out = torch.empty((3, 5), device="cuda")
+    draw = a_draw(matrix=out.data_ptr(), device=999)
+    with pytest.raises(RuntimeError, match=r"^backend: 'torch_ext' could not launch: invalid device ordinal"):
+        backend.launch(draw)
+    assert cuda_runtime.cudaGetLastError() == 0
+    backend.launch(draw._replace(device=0))
+    torch.cuda.synchronize()
 
 
 def test_calls_from_several_threads_at_once_have_the_right_bits(gpu: Gpu, bits: ToArray) -> None:

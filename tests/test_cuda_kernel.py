@@ -15,6 +15,7 @@ import importlib.resources
 import importlib.util
 import itertools
 import random
+import struct
 import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
@@ -24,22 +25,22 @@ import emulated_gpu as gpu
 import ml_dtypes
 import numpy as np
 import pytest
+from draws import WORDS, a_draw, with_words_in_memory
 from transposed_cuts import recut
 
 import multisample
-from multisample.backends import cuda_group, cuda_kernel, cuda_stores, cuda_transposed
-from multisample.backends.contract import DeviceArray
+from multisample.backends import cuda_driver, cuda_group, cuda_kernel, cuda_stores, cuda_transposed
+from multisample.backends.draw import SIZES, Draw, Word, pack
 from multisample.backends.geometry import (
     KERNEL_STORES,
     PACKED_GEOMETRY,
-    SIZES,
     Geometry,
     geometry,
     slots_of,
     staged_slots_of,
 )
+from multisample.backends.launch import CONFIGURATION_SIZE, KernelKey
 from multisample.backends.numba import NumbaBackend
-from multisample.backends.sample_call import PACKED_CALL, pack_call
 
 pytestmark = pytest.mark.skipif(not gpu.AVAILABLE, reason="the C library has no makecontext")
 requires_numba_cuda = pytest.mark.skipif(
@@ -47,7 +48,7 @@ requires_numba_cuda = pytest.mark.skipif(
 )
 
 Array = np.ndarray[Any, Any]
-Vector = Array | float
+Values = Array | float
 Cut = Callable[[Geometry], dict[str, int]]
 
 DTYPES: dict[str, Any] = {
@@ -68,6 +69,7 @@ class Variant(NamedTuple):
     stores: str
     antithetic: bool = False
     fast_math: bool = False
+    origin_in_memory: bool = False
 
 
 def variants(dtype: str, noise: str, *stores: str, antithetic: bool = False) -> list[Variant]:
@@ -90,8 +92,20 @@ VARIANTS = [
 ]
 
 
+# Those that read the seed, the first row or the first column from memory.
+ORIGIN = [
+    variant._replace(origin_in_memory=True)
+    for variant in (
+        *variants("float32", "independent"),
+        *variants("float32", "shared", "kStrided", "kTransposedStaged"),
+        *variants("float64", "independent", "kShifted", "kTransposed"),
+        *variants("float16", "independent", "kShifted", "kStrided", "kTransposed", antithetic=True),
+    )
+]
+
+
 def named(variant: Variant) -> str:
-    flags = [name for name in ("antithetic", "fast_math") if getattr(variant, name)]
+    flags = [name for name in ("antithetic", "fast_math", "origin_in_memory") if getattr(variant, name)]
     return "-".join([*variant[:3], *flags])
 
 
@@ -100,7 +114,7 @@ each_variant = pytest.mark.parametrize("variant", VARIANTS, ids=named)
 
 @functools.cache
 def compiled(variant: Variant) -> Any:
-    dtype, noise, stores, antithetic, fast_math = variant
+    dtype, noise, stores, antithetic, fast_math, origin_in_memory = variant
     # Loops that are unrolled eight times take long to compile, and so are unrolled twice for 16 bits.
     unroll = {} if SIZES[dtype] > 2 else {way: min(turns, 2) for way, turns in cuda_stores._UNROLL.items()}
     with contextlib.ExitStack() as stack:
@@ -108,7 +122,7 @@ def compiled(variant: Variant) -> Any:
         for module in (cuda_group, cuda_kernel, cuda_stores, cuda_transposed):
             stack.enter_context(mock.patch.object(module, "inline", gpu.once))
         kernel = cuda_kernel.sample_kernel(
-            gpu, dtype, noise == "shared", antithetic, fast_math, KERNEL_STORES.index(stores)
+            gpu, dtype, noise == "shared", antithetic, fast_math, KERNEL_STORES.index(stores), origin_in_memory
         )
         return gpu.compile_kernel(kernel)
 
@@ -125,16 +139,16 @@ class Case:
     fast_math: bool = False
     seed: int = 1
     offset: int = 0
-    counted: bool = False
-    """Whether the offset is in memory that a counter would count up, and not in the call."""
+    in_memory: tuple[str, ...] = ()
+    """The words that are in memory: seed, offset, first_row, first_column. The draw has other values."""
     dim_offset: int = 0
     sample_offset: int = 0
     strides: tuple[int, int] | None = None
     """Of the output, in elements; contiguous rows by default."""
     misalignment: int = 0
     """How many elements behind an aligned address the lowest one of the output is."""
-    mu: Vector | None = None
-    sigma: Vector | None = None
+    mu: Values | None = None
+    sigma: Values | None = None
     cut: Cut | None = None
     """Fields of the geometry to change; what follows from others is done again."""
     backwards: bool = False
@@ -157,7 +171,7 @@ class Case:
         first = lowest - sum(r for r in reach if r < 0)
         return memory, np.ndarray((self.d, self.n), f"u{self.size}", memory, first, self.byte_strides())
 
-    def vectors(self) -> tuple[Vector, Vector]:
+    def vectors(self) -> tuple[Values, Values]:
         draw = np.random.default_rng(self.d * 10007 + self.n)
         real = np.float64 if self.dtype == "float64" else np.float32
         mu = draw.normal(size=self.d).astype(real) * 3 if self.mu is None else self.mu
@@ -196,8 +210,9 @@ class Case:
             for stride, length in zip(self.strides or (self.n, 1), (self.d, self.n), strict=True)
         )
         return geometry(
-            self.d, self.n, self.dtype, self.byte_strides(), lowest * self.size % 32, self.sample_offset % 8, cheap,
-            self.noise == "shared", self.antithetic,
+            self.d, self.n, self.dtype, self.byte_strides(), lowest * self.size % 32,
+            -1 if "first_column" in self.in_memory else self.sample_offset % 8, cheap, self.noise == "shared",
+            self.antithetic,
         )[0]  # fmt: skip
 
     def geometry(self) -> Geometry:
@@ -224,19 +239,29 @@ class Case:
         )
 
     def variant(self) -> Variant:
-        return Variant(self.dtype, self.noise, KERNEL_STORES[self.geometry().stores], self.antithetic, self.fast_math)
+        origin_in_memory = bool(set(self.in_memory) - {"offset"})
+        return Variant(
+            self.dtype, self.noise, KERNEL_STORES[self.geometry().stores], self.antithetic, self.fast_math,
+            origin_in_memory,
+        )  # fmt: skip
+
+    def words(self) -> dict[str, int]:
+        return dict(zip(WORDS, (self.seed, self.offset, self.dim_offset, self.sample_offset), strict=True))
+
+    def call(self, mu: Values, sigma: Values, out: Array) -> tuple[Draw, Array]:
+        """The draw, and the memory of its words."""
+        draw = a_draw(
+            self.d, self.n, self.dtype, mu=mu, sigma=sigma, matrix=out, common_noise=self.noise == "shared",
+            antithetic=self.antithetic, fast_math=self.fast_math, device=0, **self.words(),
+        )  # fmt: skip
+        return with_words_in_memory(draw, *self.in_memory)
 
     def draw(self) -> tuple[Array, Array]:
         """The memory and the output in it, drawn by the kernel."""
         memory, out = self.memory()
         cut, (mu, sigma) = self.geometry(), self.vectors()
-        counter = np.array([self.offset], np.uint64)
-        offset, address = (1234567, counter.ctypes.data) if self.counted else (self.offset, 0)
-        call = pack_call(
-            _on_device(mu), _on_device(sigma), _on_device(out), self.dtype, self.seed, offset, address,
-            self.dim_offset, self.sample_offset, self.noise == "shared", self.antithetic, self.fast_math, 0, 0,
-        )  # fmt: skip
-        packed, inputs = call + packed_geometry(cut), (mu, sigma, *([counter] if self.counted else []))
+        draw, words = self.call(mu, sigma, out)
+        packed, inputs = pack(draw) + packed_geometry(cut), (mu, sigma, *([words] if self.in_memory else []))
         gpu.launch(compiled(self.variant()), cut.blocks, cut.threads, packed, out, inputs, backwards=self.backwards)
         return memory, out
 
@@ -263,13 +288,6 @@ def packed_geometry(cut: Geometry) -> bytes:
 
 def _ceil_div(a: int, b: int) -> int:
     return -(-a // b)
-
-
-def _on_device(array: Vector) -> Any:
-    """As if it were there; numbers stay what they are."""
-    if isinstance(array, float):
-        return array
-    return DeviceArray(int(array.__array_interface__["data"][0]), array.shape, array.strides, array.dtype.name)
 
 
 def check_some(variant: Variant, cases: Iterable[Case], number: int) -> None:
@@ -431,11 +449,35 @@ def test_windows_however_far_out(variant: Variant) -> None:
                             d, n, variant.dtype, variant.noise, variant.antithetic,
                             dim_offset=dim_offset, sample_offset=sample_offset,
                             seed=(0, 2**32 - 1, 2**32, 2**63 + 11, 2**64 - 1)[k % 5],
-                            offset=(0, 1, 2**32 - 1, 2**32, 2**64 - 2, 2**63)[k % 6], counted=k % 2 == 0,
-                            strides=strides, misalignment=k % 4,
+                            offset=(0, 1, 2**32 - 1, 2**32, 2**64 - 2, 2**63)[k % 6],
+                            in_memory=("offset",) if k % 2 == 0 else (), strides=strides, misalignment=k % 4,
                         )
                     )  # fmt: skip
     check_some(variant, cases, 30)
+
+
+@pytest.mark.parametrize("variant", ORIGIN, ids=named)
+def test_seed_and_window_in_memory(variant: Variant) -> None:
+    """Any of the words, wherever in a group the window begins: where that is in memory, the cut does not know."""
+    cases: list[Case] = []
+    some_words = [
+        words for count in range(1, 5) for words in itertools.combinations(WORDS, count) if words != WORDS[1:2]
+    ]
+    shapes = [(1, 1), (5, 7), (300, 3), (40, 9), (2, 640), (3, 1028), (7, 1157), (3, 1024), (130, 45), (31, 61)]
+    for (d, n), place, first in itertools.product(shapes, range(6), range(9)):
+        k = len(cases)
+        # All of them, the first column alone, and all but that.
+        words = (some_words[k // 4 % 14], WORDS, WORDS[3:], WORDS[:3])[(k + k // 9) % 4]
+        cases.append(
+            Case(
+                d, n, variant.dtype, variant.noise, variant.antithetic, seed=2**64 - 1 - k, offset=2**33 + k,
+                in_memory=words, dim_offset=(0, 5, ROWS - d)[k % 3],
+                sample_offset=(first, COLUMNS - n - first)[k // 3 % 2],
+                strides=((n, 1), (n, 1), (n + 3, 1), (1, d), (1, d + 1 + k % 4), (2 * n, 2))[place],
+                misalignment=k // 2 % 5, backwards=k % 2 == 1,
+            )
+        )  # fmt: skip
+    check_some(variant, cases, 40)
 
 
 @pytest.mark.parametrize("noise", ["independent", "shared"])
@@ -478,7 +520,7 @@ def test_mu_and_sigma_of_every_type_and_any_stride(kind: np.dtype[Any]) -> None:
         wide = (draw.normal(size=3 * d) * 10.0 ** draw.integers(-5, 4, 3 * d)).astype(kind)
         wide[:4] = 0.0, -0.0, np.finfo(np.float16).smallest_subnormal, 65504
     spread = np.abs(wide) if kind.kind != "i" else np.maximum(wide, 0)
-    vectors: list[tuple[Vector, Vector]] = [
+    vectors: list[tuple[Values, Values]] = [
         (wide[:d], spread[d : 2 * d]),
         (wide[::3], spread[:d][::-1]),
         (wide[d::-1][:d], spread[d::2][:d]),
@@ -535,84 +577,121 @@ def test_fast_math_is_without_effect_on_float64() -> None:
 class Driver:
     """The driver's part in a launch."""
 
-    def __init__(self, out: Array, inputs: tuple[Array, ...]) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, out: Array, inputs: tuple[Values, ...]) -> None:
         self.memory = out, inputs
-        self.launched: list[tuple[Any, int, int, bytes]] = []
+        self.launched: list[tuple[Any, int, int, int, bytes]] = []
+        monkeypatch.setattr(cuda_driver, "launch_function", lambda: self.launch)
+        monkeypatch.setattr(cuda_driver, "device_function", lambda: lambda ordinal: 0)
 
-    def cuCtxGetDevice(self) -> tuple[int, int]:  # noqa: N802
-        return 0, 0
-
-    def cuLaunchKernel(self, kernel: Any, *rest: int) -> tuple[int]:  # noqa: N802
-        blocks, blocks_y, blocks_z, threads, threads_y, threads_z, shared_memory, _, addresses, extra = rest
-        assert (blocks_y, blocks_z, threads_y, threads_z, shared_memory, addresses) == (1, 1, 1, 1, 0, 0)
-        pointer, address, size, at_size, end = (ctypes.c_void_p * 5).from_address(extra)
+    def launch(self, memory: Any, kernel: Any, addresses: None, extra: Any) -> int:
+        configuration = ctypes.string_at(memory, CONFIGURATION_SIZE)
+        blocks, blocks_y, blocks_z, threads, threads_y, threads_z, shared_memory = struct.unpack_from(
+            "7I", configuration
+        )
+        stream, attributes, attribute_count = struct.unpack_from("QQI", configuration, 32)
+        assert (blocks_y, blocks_z, threads_y, threads_z, shared_memory) == (1, 1, 1, 1, 0)
+        assert (attributes, attribute_count, addresses) == (0, 0, None)
+        pointer, address, size, at_size, end = extra
         assert (pointer, size, end) == (1, 2, None)  # As cuda.h numbers them.
-        length = ctypes.c_size_t.from_address(at_size).value
-        packed = ctypes.string_at(address, length)
-        self.launched.append((kernel, blocks, threads, packed))
+        packed = ctypes.string_at(address, ctypes.c_size_t.from_address(at_size).value)
+        self.launched.append((kernel, blocks, threads, stream, packed))
         kernel = compiled(kernel) if isinstance(kernel, Variant) else kernel
         gpu.launch(kernel, blocks, max(threads, 32), packed, *self.memory)
-        return (0,)
+        return 0
 
 
-@pytest.mark.parametrize("plain", [False, True], ids=["any call", "plain call"])
-@pytest.mark.parametrize("variant", VARIANTS[:10] + [v for v in VARIANTS if v.antithetic][:5], ids=named)
-def test_what_is_launched_is_what_runs_here(variant: Variant, plain: bool) -> None:
+def numba_backend(variant: Variant) -> NumbaBackend:
+    """One that has compiled this variant and no other."""
+    backend = NumbaBackend()
+    dtype, noise, stores, *flags, origin_in_memory = variant
+    key = KernelKey(dtype, noise == "shared", *flags, KERNEL_STORES.index(stores), origin_in_memory, 0)
+    backend._handles = {key: variant}  # type: ignore[dict-item]
+    return backend
+
+
+LAUNCHED = VARIANTS[:10] + [variant for variant in VARIANTS if variant.antithetic][:5]
+
+
+@pytest.mark.parametrize(
+    ("variant", "road"),
+    # Launchers take the seed and the window by value.
+    [*itertools.product(LAUNCHED, ("launch", "launcher")), *((variant, "launch") for variant in ORIGIN[:6])],
+    ids=lambda value: value if isinstance(value, str) else named(value),
+)
+def test_what_is_launched_is_what_runs_here(monkeypatch: pytest.MonkeyPatch, variant: Variant, road: str) -> None:
     """The grid and the parameters that the numba backend hands to the driver."""
     d, n = {
         "kAligned": (40, 1024), "kShifted": (7, 1157), "kStaged": (300, 10), "kStrided": (30, 30),
         "kTransposed": (32, 30), "kTransposedStaged": (30, 30) if SIZES[variant.dtype] < 8 else (33, 30),
     }[variant.stores]  # fmt: skip
     strides = {"kStrided": (60, 2), "kTransposed": (1, 32), "kTransposedStaged": (1, d)}.get(variant.stores)
-    if plain and (strides or variant.antithetic):
-        pytest.skip("such calls are not plain")
-    case = Case(d, n, variant.dtype, variant.noise, variant.antithetic, seed=2**64 - 1, offset=5, strides=strides)
+    words = ("offset",)
+    if variant.origin_in_memory:
+        words = WORDS[:3] if variant.stores in ("kAligned", "kStaged") else WORDS
+    case = Case(
+        d, n, variant.dtype, variant.noise, variant.antithetic, seed=2**64 - 1, offset=5, in_memory=words,
+        strides=strides,
+    )  # fmt: skip
     assert case.variant() == variant
     memory, out = case.memory()
-    mu, sigma = map(np.asarray, case.vectors())
-    counter = np.array([5], np.uint64)
-    driver, backend = Driver(out, (mu, sigma, counter)), NumbaBackend()
-    backend._driver = driver
-    key = variant.dtype, variant.noise == "shared", variant.antithetic, False, case.geometry().stores, 0
-    backend._kernels = {key: variant}
-    arrays = [_on_device(array) for array in (mu, sigma, out)]
-    rest = variant.dtype, case.seed
-    if plain:
-        addresses = [array.pointer for array in arrays]
-        backend.plain_launch()(*addresses, d, n, *rest, case.offset, variant.noise == "shared", False, 0, 0)
+    mu, sigma = case.vectors()
+    draw, in_memory = case.call(mu, sigma, out)
+    draw = draw._replace(stream=2**63 + 7)
+    driver, backend = Driver(monkeypatch, out, (mu, sigma, in_memory)), numba_backend(variant)
+    if road == "launch":
+        backend.launch(draw)
     else:
-        counted = counter.ctypes.data
-        backend.launch(
-            *arrays, *rest, 0, counted, 0, 0, variant.noise == "shared", variant.antithetic, False, 0, 0
-        )  # fmt: skip
-    ((kernel, blocks, threads, packed),) = driver.launched
+        launcher = backend.launcher(draw._replace(matrix=0, seed=Word(0), offset=Word(0), stream=0))
+        ready, addresses = launcher.ready(draw.matrix, 0), (draw.mu.data, draw.sigma.data, draw.matrix)
+        launcher.run(ready, *addresses, case.seed, *draw.offset, 0, 0, draw.stream)
+    ((kernel, blocks, threads, stream, packed),) = driver.launched
     cut = case.geometry()
-    assert (kernel, blocks, threads) == (variant, cut.blocks, cut.threads)
-    assert packed[PACKED_CALL:] == packed_geometry(cut)
+    assert (kernel, blocks, threads, stream) == (variant, cut.blocks, cut.threads, draw.stream)
+    assert packed == pack(draw) + packed_geometry(cut)
     expected_memory, expected = case.memory()
     expected[...] = case.expected().view(expected.dtype)
     assert np.array_equal(memory, expected_memory)
 
 
+def test_a_launcher_finds_the_kernel_for_each_alignment_and_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Aligned, shifted and staged rows of one template; numbers in place of a vector."""
+    for d, n, mu in [(3, 1024, None), (9, 10, 2.5)]:
+        for misalignment, first in itertools.product((0, 1, 4), (0, 1, 4, 2**33 + 6)):
+            case = Case(d, n, mu=mu, seed=9, offset=2**40, dim_offset=5, sample_offset=first, misalignment=misalignment)
+            memory, out = case.memory()
+            means, deviations = case.vectors()
+            draw, _ = case.call(means, deviations, out)
+            driver, backend = Driver(monkeypatch, out, (means, deviations)), numba_backend(case.variant())
+            launcher = backend.launcher(draw._replace(matrix=0, seed=Word(0), first_column=Word(0)))
+            launcher.run(
+                launcher.ready(draw.matrix, first), draw.mu.data if mu is None else mu, draw.sigma.data, draw.matrix, 9,
+                2**40, 0, 5, first, 0,
+            )  # fmt: skip
+            assert [launched[-1] for launched in driver.launched] == [pack(draw) + packed_geometry(case.geometry())]
+            expected_memory, expected = case.memory()
+            expected[...] = case.expected().view(expected.dtype)
+            assert np.array_equal(memory, expected_memory)
+
+
 @requires_numba_cuda
 @pytest.mark.parametrize("count", [0, 2**32 - 1, 2**64 - 1])
-def test_advance_counts_up_by_one(count: int) -> None:
+def test_advance_counts_up_by_one(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     from multisample.backends.cuda_compilation import advance_kernel
 
     code = advance_kernel().__code__
     count_up = gpu.once(types.FunctionType(code, {"cuda_intrinsics": gpu, "np": np}))
 
     def kernel(call, geometry):
-        # Its one parameter is where the first of a call would be, and it has one thread.
+        # Its one parameter is where the first of a draw would be, and it has one thread.
         if gpu.thread_index() == 0:
             count_up(call.mu.data)
 
     counter = np.array([[count]], np.uint64)
-    driver, backend = Driver(counter, (counter,)), NumbaBackend()
-    backend._driver, backend._kernels = driver, {("advance", 0): gpu.compile_kernel(kernel)}
-    backend.advance(counter.ctypes.data, 0, 0)
-    ((_, blocks, threads, packed),) = driver.launched
-    assert (blocks, threads, len(packed)) == (1, 1, 8)
+    driver, backend = Driver(monkeypatch, counter, (counter,)), NumbaBackend()
+    backend._handles = {("advance", 0): gpu.compile_kernel(kernel)}
+    backend.advancer(0)(counter.ctypes.data, 7)
+    ((_, blocks, threads, stream, packed),) = driver.launched
+    assert (blocks, threads, stream, len(packed)) == (1, 1, 7, 8)
     assert counter[0, 0] == (count + 1) % 2**64
 
 
@@ -627,7 +706,7 @@ def test_the_emulated_gpu_has_the_names_of_a_real_one() -> None:
         for node in ast.parse(source).body
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "__all__"
     )
-    own = {"AVAILABLE", "BrokenKernelError", "CALL", "GEOMETRY", "compile_kernel", "launch", "once"}
+    own = {"AVAILABLE", "BrokenKernelError", "DRAW", "GEOMETRY", "compile_kernel", "launch", "once"}
     assert set(gpu.__all__) - own == set(names)
 
 
@@ -635,14 +714,14 @@ def test_the_emulated_gpu_has_the_names_of_a_real_one() -> None:
 def test_kernels_take_the_same_types_as_on_a_gpu() -> None:
     from multisample.backends.cuda_compilation import SIGNATURE
 
-    assert str(SIGNATURE.args) == str((gpu.CALL, gpu.GEOMETRY))
+    assert str(SIGNATURE.args) == str((gpu.DRAW, gpu.GEOMETRY))
 
 
 def outcome(function: Callable[..., None], threads: int = 64, backwards: bool = False) -> tuple[str, Array]:
     """What two blocks of a kernel are told, and 80 float32 of which they may write 72."""
     case = Case(1, 80)
     _, out = case.memory()
-    call = pack_call(0.0, 1.0, _on_device(out), "float32", 1, 0, 0, 0, 0, False, False, False, 0, 0)
+    call = pack(a_draw(1, 80, matrix=out))
     kernel, message = gpu.compile_kernel(function), ""
     try:
         gpu.launch(
@@ -658,24 +737,24 @@ _ONE = np.float32(1)
 
 def writes_outside(call, geometry):
     if gpu.block_index() == 1:
-        gpu.store(call.out + 4 * (np.int64(gpu.thread_index()) + 9), _ONE)
+        gpu.store(call.matrix + 4 * (np.int64(gpu.thread_index()) + 9), _ONE)
 
 
 def writes_before(call, geometry):
-    gpu.store(call.out - 4, _ONE)
+    gpu.store(call.matrix - 4, _ONE)
 
 
 def writes_four_at_any_address(call, geometry):
     if gpu.block_index() == 0 and gpu.thread_index() < 8:
-        gpu.store_quad(call.out + 20 * np.int64(gpu.thread_index()), (_ONE, _ONE, _ONE, _ONE))
+        gpu.store_quad(call.matrix + 20 * np.int64(gpu.thread_index()), (_ONE, _ONE, _ONE, _ONE))
 
 
 def writes_in_each_block(call, geometry):
-    gpu.store(call.out + 4 * np.int64(gpu.thread_index()), _ONE)
+    gpu.store(call.matrix + 4 * np.int64(gpu.thread_index()), _ONE)
 
 
 def reads_no_vector(call, geometry):
-    gpu.store(call.out, gpu.load(call.sigma.data, np.float32))
+    gpu.store(call.matrix, gpu.load(call.sigma.data, np.float32))
 
 
 def goes_on_for_ever(call, geometry):
@@ -768,7 +847,7 @@ def test_emulated_threads_wait_for_each_other_only_where_they_say_so(backwards: 
         x = gpu.load_shared(other + 4, np.int32)
         before, fifth, low = gpu.from_lane_before(x), gpu.from_lane(x, 5), gpu.all_of_warp(thread < 32)
         if gpu.block_index() == 1:
-            gpu.store(call.out + 4 * thread, np.float32(((before * 64 + fifth) * 2 + low) * 2 + early))
+            gpu.store(call.matrix + 4 * thread, np.float32(((before * 64 + fifth) * 2 + low) * 2 + early))
 
     message, out = outcome(kernel, backwards=backwards)
     assert message == ""

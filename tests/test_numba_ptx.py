@@ -31,7 +31,7 @@ from pathlib import Path
 import numba_ptx
 import pytest
 
-from multisample.backends import geometry, sample_call
+from multisample.backends import draw, geometry
 from multisample.backends.native import csrc_files
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
@@ -111,7 +111,7 @@ class Compiled:
     def slots(self) -> int:
         """Dimensions that a thread keeps, and draws in the same turn of a loop."""
         dtype, _, antithetic, _, _ = self.variant
-        size = geometry.SIZES[dtype]
+        size = draw.SIZES[dtype]
         if self.way == "transposed":
             return geometry.slots_of(size)
         return geometry.staged_slots_of(size, antithetic) if self.is_transposed else 1
@@ -147,22 +147,30 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> list[Compiled]:
     jobs = [(variant, HOPPER) for variant in VARIANTS] + list(itertools.product(SOME, OTHERS))
     results = [Compiled(*job, folder / f"{k}.ptx") for k, job in enumerate(jobs)]
 
-    def run(part: list[Compiled]) -> subprocess.CompletedProcess[str]:
-        lines = [json.dumps([result.file.stem, result.variant, result.capability]) for result in part]
-        lines += [json.dumps(["advance", None, HOPPER])] if part[0] is results[0] else []
-        return subprocess.run(
-            [sys.executable, str(Path(numba_ptx.__file__)), str(folder)], input="\n".join(lines), capture_output=True,
-            text=True, timeout=3 * SECONDS,
-        )  # fmt: skip
-
     with ThreadPoolExecutor(2) as pool:
         # By dtype, because that is where kernels have most in common, and a process compiles once what they have.
-        for done in pool.map(run, (results[: len(results) // 2], results[len(results) // 2 :])):
-            if done.returncode == numba_ptx.CANNOT:
-                pytest.skip(done.stdout.strip())
-            if done.returncode:
-                pytest.fail(f"{done.stdout[-2000:]}\n{done.stderr[-5000:]}", pytrace=False)
+        halves = results[: len(results) // 2], results[len(results) // 2 :]
+        for _ in pool.map(compile_all, halves, (folder, folder), (True, False)):
+            pass
     return results
+
+
+def compile_all(
+    results: list[Compiled], folder: Path, advance: bool = False, *, origin_in_memory: bool = False
+) -> None:
+    """Compile these kernels in a process of their own; with `advance`, the one that counts up an offset too."""
+    lines = [
+        json.dumps([result.file.stem, [*result.variant, origin_in_memory], result.capability]) for result in results
+    ]
+    lines += [json.dumps(["advance", None, HOPPER])] if advance else []
+    done = subprocess.run(
+        [sys.executable, str(Path(numba_ptx.__file__)), str(folder)], input="\n".join(lines), capture_output=True,
+        text=True, timeout=3 * SECONDS,
+    )  # fmt: skip
+    if done.returncode == numba_ptx.CANNOT:
+        pytest.skip(done.stdout.strip())
+    if done.returncode:
+        pytest.fail(f"{done.stdout[-2000:]}\n{done.stderr[-5000:]}", pytrace=False)
 
 
 @pytest.fixture(scope="module")
@@ -492,12 +500,9 @@ def test_ptxas_takes_kernels_and_keeps_them_in_registers(compiled: list[Compiled
 
 # --- Parameters -----------------------------------------------------------------------------------
 
-_VECTOR = sample_call.Vector._fields
-_CALL = [
-    f"{name}.{field}" if name in ("mu", "sigma") else name
-    for name in sample_call.SampleCall._fields
-    for field in (_VECTOR if name in ("mu", "sigma") else ("",))
-]
+_PARTS = dict.fromkeys(("mu", "sigma"), draw.Vector._fields)
+_PARTS |= dict.fromkeys(("seed", "offset", "first_row", "first_column"), draw.Word._fields)
+_DRAW = [f"{name}.{part}" if part else name for name in draw.Draw._fields for part in _PARTS.get(name, ("",))]
 _SIZES = {"u32": 4, "s32": 4, "b32": 4, "u64": 8, "s64": 8, "b64": 8, "f64": 8}
 
 
@@ -515,24 +520,40 @@ def placed(kernel: Kernel) -> list[tuple[int, str]]:
 def test_parameters_are_the_bytes_that_are_packed(compiled: list[Compiled]) -> None:
     """Every field has a value of its own, and is found where the kernel looks for it."""
     numbers = itertools.count(1)
-    expected = [0 if name.endswith("unused") else next(numbers) for name in _CALL]
-    call = sample_call._STRUCT.pack(*(number for number in expected if number))
+    expected = [0 if name.endswith("unused") else next(numbers) for name in _DRAW]
+    call = draw._STRUCT.pack(*(number for number in expected if number))
     expected += [next(numbers) for _ in geometry.Geometry._fields]
-    packed = call + geometry._STRUCT.pack(*expected[len(_CALL) :])
-    assert len(packed) == sample_call.PACKED_CALL + geometry.PACKED_GEOMETRY
+    packed = call + geometry._STRUCT.pack(*expected[len(_DRAW) :])
+    assert len(packed) == draw.PACKED_DRAW + geometry.PACKED_GEOMETRY
     for result in compiled:
         places = placed(result.kernel)
         formats = {kind: "<d" if kind == "f64" else f"<{'_I_Q'[size // 2 - 1]}" for kind, size in _SIZES.items()}
         found = [struct.unpack_from(formats[kind], packed, offset)[0] for offset, kind in places]
         assert found == expected, str(result)
         assert places[-1][0] + _SIZES[places[-1][1]] == len(packed), str(result)
-        floats = [name for name, (_, kind) in zip(_CALL, places, strict=False) if kind == "f64"]
+        floats = [name for name, (_, kind) in zip(_DRAW, places, strict=False) if kind == "f64"]
         assert floats == ["mu.number", "sigma.number"], str(result)
+
+
+def test_kernels_that_read_their_window_from_memory_take_the_same_parameters(
+    compiled: list[Compiled], tmp_path: Path
+) -> None:
+    """And nvJitLink takes them; they need not be as fast."""
+    results = [Compiled(variant, HOPPER, tmp_path / f"{k}.ptx") for k, variant in enumerate(SOME)]
+    compile_all(results, tmp_path, origin_in_memory=True)
+    for result in results:
+        by_value = next(other for other in compiled if (other.variant, other.capability) == (result.variant, HOPPER))
+        assert placed(result.kernel) == placed(by_value.kernel), str(result)
+        assert result.kernel.bounds == by_value.kernel.bounds, str(result)
+        assert result.file.with_suffix(".cubin").read_bytes().startswith(b"\x7fELF"), str(result)
+        # Of the seed, the first row and the first column, wherever they are; by value none of these is read.
+        words = result.kernel.count["ld.global.u64"] - by_value.kernel.count["ld.global.u64"]
+        assert words >= 3, (str(result), words)
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 def test_parameters_are_where_the_fields_of_the_cpp_structs_are(hopper: list[Compiled], tmp_path: Path) -> None:
-    fields = [("SampleCall", name) for name in _CALL] + [("Geometry", name) for name in geometry.Geometry._fields]
+    fields = [("Draw", name) for name in _DRAW] + [("Geometry", name) for name in geometry.Geometry._fields]
     lines = [
         f'  std::printf("%zu %zu\\n", offsetof({kind}, {name}), sizeof({kind}{{}}.{name}));' for kind, name in fields
     ]
@@ -548,7 +569,7 @@ def test_parameters_are_where_the_fields_of_the_cpp_structs_are(hopper: list[Com
     assert done.returncode == 0, done.stderr[-5000:]
     output = subprocess.run([tmp_path / "fields"], capture_output=True, text=True, check=True).stdout
     expected = [tuple(map(int, line.split())) for line in output.splitlines()]
-    expected[len(_CALL) :] = [(offset + sample_call.PACKED_CALL, size) for offset, size in expected[len(_CALL) :]]
+    expected[len(_DRAW) :] = [(offset + draw.PACKED_DRAW, size) for offset, size in expected[len(_DRAW) :]]
     assert [(offset, _SIZES[kind]) for offset, kind in placed(hopper[0].kernel)] == expected
 
 
@@ -866,7 +887,7 @@ def check_transposed_stores(result: Compiled) -> None:
 
     In a loop for each way in which columns are aligned, with what the thread before has drawn.
     """
-    size, slots, width, loops = geometry.SIZES[result.variant[0]], result.slots, result.width, result.kernel.row_loops
+    size, slots, width, loops = draw.SIZES[result.variant[0]], result.slots, result.width, result.kernel.row_loops
     single, vector = rf"[bfu]{8 * size}", PIECES[size * slots]
     assert not any(loop.copies for loop in result.kernel.store_loops), str(result)
     handed = []
@@ -883,7 +904,7 @@ def check_transposed_stores(result: Compiled) -> None:
 
 def check_staged_runs(result: Compiled) -> None:
     """Elements one by one to the stage; from there as large parts as there are, or one by one, in a loop within."""
-    size, slots, width = geometry.SIZES[result.variant[0]], result.slots, result.width
+    size, slots, width = draw.SIZES[result.variant[0]], result.slots, result.width
     part_size = 8 if size == 2 else 16
     single, part = rf"[bfu]{8 * size}", PIECES[part_size]
     assert result.kernel.row_loops, str(result)

@@ -283,22 +283,32 @@ def test_the_plain_small_call_gives_the_same_bits(backend: str, bits: ToArray, d
             assert generator.offset == 2**40 + 4
 
 
+@pytest.mark.parametrize("antithetic", [False, True])
+@pytest.mark.parametrize("noise", NOISES)
 @pytest.mark.parametrize("layout", ["dn", "nd"])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_the_shortcut_of_small_calls_writes_to_its_output_alone(dtype: str, layout: Any) -> None:
-    kernel = cpu_kernels.small_kernel(dtype, layout)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_kernel_of_small_calls_writes_to_its_output_alone(
+    dtype: str, layout: str, noise: str, antithetic: bool
+) -> None:
+    kernel = cpu_kernels.window_kernel(dtype, antithetic)
+    is_valid = cpu_kernels.value_kernel("float64" if dtype == "float64" else "float32")
+    real, element = (np.float64, np.uint64) if dtype == "float64" else (np.float32, np.uint32)
+    element = np.uint16 if dtype in ("float16", "bfloat16") else element
     for d, n in [(1, 7), (7, 1), (3, 5), (8, 9), (15, 40), (16, 5), (17, 2), (33, 100), (100, 33)]:
-        mu, sigma = (x.astype(dtype) for x in vectors(d, n))
-        memory = np.full(d * n + 128, 7, dtype)
-        out = memory[64:-64].reshape((d, n) if layout == "dn" else (n, d))
-        assert kernel(mu, sigma, out, 5, 0)
-        expected = elementwise(mu, sigma, n, dtype, seed=5)
-        assert np.array_equal(out.view(expected.dtype), expected if layout == "dn" else expected.T), (d, n)
+        mu, sigma = (x.astype(real) for x in vectors(d, n))
+        memory = np.full(d * n + 128, 7, element)
+        inner = memory[64:-64]
+        out = inner.reshape(d, n) if layout == "dn" else inner.reshape(n, d).T
+        assert is_valid(mu, sigma)
+        kernel(mu, sigma, out if element is np.uint16 else out.view(real), 5, 0, 2, 3, noise == "shared")
+        expected = elementwise(
+            mu, sigma, n, dtype, seed=5, noise=noise, dim_offset=2, sample_offset=3, antithetic=antithetic
+        )
+        assert np.array_equal(out, expected), (d, n)
         assert (memory[:64] == 7).all(), (d, n)
         assert (memory[-64:] == 7).all(), (d, n)
         mu[-1] = np.nan
-        assert not kernel(mu, sigma, out, 6, 0)
-        assert np.array_equal(out.view(expected.dtype), expected if layout == "dn" else expected.T), (d, n)
+        assert not is_valid(mu, sigma), (d, n)
 
 
 # --- Prefixes and windows -------------------------------------------------------------------------
