@@ -31,7 +31,7 @@ class Reader:
         The bits of an address that are 0 if it is aligned.
     """
 
-    __slots__ = ("_name", "_operand", "_read", "extent", "is_array", "is_plain", "makes_arrays", "mask", "read")
+    __slots__ = ("_name", "_operand", "extent", "is_array", "is_plain", "makes_arrays", "mask", "read")
 
     def __init__(self, name: str, x: Any, inputs: Inputs, library: Library, makes_arrays: bool) -> None:
         self._name, self.makes_arrays = name, makes_arrays

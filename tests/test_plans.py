@@ -1,0 +1,888 @@
+"""Plans: a call that has one draws the same bits, and raises the same errors, as a call that has none.
+
+A plan must depend on nothing that can change between calls of equal key. Each test makes a plan by a good call, changes
+what a key does not show, and compares with a call without plans.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import os
+import signal
+import sys
+import threading
+import types
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import fuzz_plans
+import numpy as np
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+from torch.autograd import forward_ad
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import multisample
+from multisample import BackendStatus, Generator, Key, UnknownBackendError, _arguments, _backends, _plan, sample
+from multisample._routes import recorded
+from multisample.backends import registry
+from multisample.backends.cpu import BACKEND as CPU
+from multisample.backends.host_memory import arrays_at
+
+PLANS = _plan.PLANS
+D, N = 3, 4
+MU, SIGMA = np.zeros(D, np.float32), np.ones(D, np.float32)
+T_MU, T_SIGMA = torch.zeros(D), torch.ones(D)
+BACKENDS_OF_TORCH = "cpu", "torch_ext"
+
+Call = Callable[[], Any]
+
+
+@pytest.fixture(autouse=True)
+def no_plans() -> Iterator[None]:
+    """Every array type of the tests is known, and no plan is there before and after."""
+    sample(MU, SIGMA, 1, seed=1)
+    sample(T_MU, T_SIGMA, 1, seed=1, backend="cpu")
+    _forget()
+    yield
+    _forget()
+
+
+def _forget() -> None:
+    PLANS.clear()
+    recorded._GRADIENT_PLANS.clear()
+
+
+def need(backend: str) -> None:
+    reasons = registry.find(backend).status().reasons
+    if reasons:
+        pytest.skip("; ".join(reasons))
+
+
+@pytest.fixture(params=["numpy", "torch", "torch_by_cpu"])
+def vectors(request: pytest.FixtureRequest) -> Callable[..., Any]:
+    """``vectors(values)``: an array of a library in host memory; `vectors.options` are those of its calls."""
+    if request.param == "numpy":
+        return HostVectors(np.asarray, {})
+    backend = "cpu" if request.param == "torch_by_cpu" else "torch_ext"
+    need(backend)
+    return HostVectors(torch.from_numpy, {"backend": backend})
+
+
+class HostVectors:
+    def __init__(self, convert: Callable[[Any], Any], options: dict[str, Any]) -> None:
+        self.convert, self.options = convert, options
+
+    def __call__(self, *values: float) -> Any:
+        return self.convert(np.array(values, np.float32))
+
+    def matrix(self) -> Any:
+        return self.convert(np.full((D, N), 77, np.float32))
+
+
+def outcome(call: Call) -> Any:
+    """The bits of a result, or the type and the text of an error and of all that Python shows with it."""
+    try:
+        result = call()
+    except Exception as error:
+        return fuzz_plans.chain(error)
+    return fuzz_plans.contents(result)
+
+
+def check_alike(good: Call, other: Call, is_error: bool | None = None) -> Any:
+    """`other` has the same outcome where `good` has made a plan as where there is none; returns it."""
+    _forget()
+    good()
+    assert len(PLANS) == 1
+    planned = outcome(other)
+    _forget()
+    fresh = outcome(other)
+    _forget()
+    assert planned == fresh
+    if is_error is not None:
+        assert isinstance(fresh, list) == is_error, fresh
+    return fresh
+
+
+def plan_of(call: Call) -> Any:
+    PLANS.clear()
+    call()
+    (plan,) = PLANS._plans.values()
+    return plan
+
+
+# --- What a plan is -----------------------------------------------------------------------------------------------
+
+
+def test_a_plan_says_what_it_draws() -> None:
+    assert repr(plan_of(lambda: sample(MU, SIGMA, N, dtype="float64"))) == (
+        "<Plan: numpy float64 (3, 4) on cpu, by cpu, independent noise>"
+    )
+    shown = repr(plan_of(lambda: sample(T_MU, T_SIGMA, N, backend="cpu", layout="nd", noise="shared")))
+    assert shown == "<Plan: torch float32 (4, 3) on cpu, by cpu, common noise>"
+    need("torch_ext")
+    mu = torch.zeros(D, requires_grad=True)
+    assert repr(plan_of(lambda: sample(mu, T_SIGMA, N))).endswith(
+        "by torch_ext, independent noise, gradients recorded>"
+    )
+
+
+def slots_of(plan: Any) -> dict[str, Any]:
+    names = [name for kind in type(plan).__mro__ for name in getattr(kind, "__slots__", ())]
+    return {name: getattr(plan, name) for name in names}
+
+
+def test_calls_leave_a_plan_as_it_is(vectors: Any) -> None:
+    call: dict[str, Any] = {"noise": "shared", "layout": "nd", **vectors.options}
+    plan = plan_of(lambda: sample(vectors(0, 1, 2), vectors(1, 2, 3), N, **call))
+    before = slots_of(plan)
+    readers = [slots_of(before[name]) for name in ("_mu", "_sigma")]
+    template = copy.copy(before["template"])
+    for count in range(50):
+        sample(vectors(count, 1, 2), vectors(1, count, 3), N, dim_offset=count, sample_offset=3 * count, **call)
+        for wrong in (vectors(-1, 2, 3), vectors(np.nan, 2, 3)):
+            with pytest.raises(ValueError, match=r"^sigma: expected finite standard deviations"):
+                sample(vectors(count, 1, 2), wrong, N, **call)
+    assert len(PLANS) == 1
+    after = slots_of(plan)
+    assert all(after[name] is value or after[name] == value for name, value in before.items())
+    assert after["template"] == template
+    assert [slots_of(after[name]) for name in ("_mu", "_sigma")] == readers
+
+
+# The modules, classes and instances that functions reach are not a plan's own.
+_NOT_FOLLOWED = types.ModuleType, type, threading.Thread, types.FrameType
+
+
+def reached_from(root: Any) -> Iterator[Any]:
+    """All objects that `root` keeps alive by itself: not through the globals of functions."""
+    waiting, seen = [root], set()
+    while waiting:
+        one = waiting.pop()
+        if id(one) in seen or isinstance(one, _NOT_FOLLOWED):
+            continue
+        seen.add(id(one))
+        yield one
+        if isinstance(one, types.FunctionType):
+            cells = [cell.cell_contents for cell in one.__closure__ or ()]
+            waiting += [*cells, one.__defaults__, one.__kwdefaults__]
+        elif isinstance(one, (types.MethodType, types.BuiltinMethodType)):
+            waiting.append(one.__self__)
+        elif not type(one).__module__.startswith("numba") and not isinstance(
+            one, (multisample._libraries.Library, type(CPU), type(registry.find("torch_ext")))
+        ):
+            waiting += gc.get_referents(one)
+
+
+def test_plans_hold_no_arrays(vectors: Any) -> None:
+    mu, sigma, out = vectors(1, 2, 3), vectors(1, 2, 3), vectors.matrix()
+    calls: list[Call] = [
+        lambda: sample(mu, sigma, N, **vectors.options), lambda: sample(mu, 1.5, N, **vectors.options),
+        lambda: sample(mu, sigma, N, out=out, **vectors.options),
+        lambda: sample(mu, sigma, N, dtype="float64", generator=Generator(1), **vectors.options),
+    ]  # fmt: skip
+    if vectors.convert is np.asarray:
+        calls.append(lambda: sample(mu.astype(">f4"), sigma.astype(np.float16), N))
+        calls.append(lambda: sample([1.0, 2.0], 1.0, N))
+    elif vectors.options["backend"] == "torch_ext":
+        recorded_mu = mu.clone().requires_grad_()
+        calls.append(lambda: sample(recorded_mu, sigma, N).sum().backward())
+        calls.append(lambda: sample(torch._neg_view(mu), sigma, N))
+    for call in calls:
+        call()
+    plans = [*PLANS._plans.items(), *recorded._GRADIENT_PLANS._plans.items()]
+    assert len(plans) >= len(calls)
+    for one in reached_from(plans):
+        assert not isinstance(one, (np.ndarray, torch.Tensor, Generator, torch.Generator, bytearray, memoryview)), one
+
+
+def test_arrays_die_with_their_call(vectors: Any) -> None:
+    for _ in range(2):
+        for with_out in (False, True):
+            out = vectors.matrix() if with_out else None
+            mu, sigma = vectors(1, 2, 3), vectors(1, 2, 3)
+            generator = Generator(1)
+            result = sample(mu, sigma, N, generator=generator, out=out, **vectors.options)
+            alive = [weakref.ref(x) for x in (mu, sigma, result, generator)]
+            del mu, sigma, result, generator, out
+            assert all(x() is None for x in alive)
+            with pytest.raises(ValueError, match="sigma") as caught:
+                sample(mu := vectors(1, 2, 3), vectors(1, 2, -3), N, **vectors.options)
+            alive = [weakref.ref(mu)]
+            del mu, caught
+            assert alive[0]() is None
+
+
+# --- The cache ----------------------------------------------------------------------------------------------------
+
+
+def sizes() -> dict[str, int]:
+    """The lengths of all containers of all modules, and of the caches of functions."""
+    found: dict[str, int] = {}
+    for module_name, module in list(sys.modules.items()):
+        if module_name.partition(".")[0] != "multisample":
+            continue
+        for name, value in vars(module).items():
+            if isinstance(value, (dict, list, set)) or type(value).__name__ == "deque":
+                found[f"{module_name}.{name}"] = len(value)
+            elif hasattr(value, "cache_info"):
+                found[f"{module_name}.{name}"] = value.cache_info().currsize
+    return {name: size for name, size in found.items() if "__" not in name}
+
+
+def test_the_cache_is_bounded_and_nothing_else_grows(vectors: Any) -> None:
+    for n in range(3):
+        sample(vectors(1, 2, 3), vectors(1, 2, 3), n, seed=1, **vectors.options)
+    before = sizes()
+    for n in range(2500):
+        sample(vectors(1, 2, 3), vectors(1, 2, 3), n, seed=1, **vectors.options)
+    assert len(PLANS) == PLANS._most == 1024
+    grown = {name: (before.get(name), size) for name, size in sizes().items() if size > before.get(name, 0)}
+    assert not grown
+    # The newest are there.
+    sample(vectors(1, 2, 3), vectors(1, 2, 3), 2499, seed=1, **vectors.options)
+    assert [plan.shape[1] for plan in PLANS._plans.values()] == list(range(2500 - 1024, 2500))
+
+
+def test_plans_of_gradients_are_bounded() -> None:
+    need("torch_ext")
+    mu = torch.zeros(D, requires_grad=True)
+    for n in range(1100):
+        sample(mu, T_SIGMA, n, seed=1).sum().backward()
+    assert len(recorded._GRADIENT_PLANS) == len(PLANS) == 1024
+
+
+def test_a_call_within_put_does_not_wait_for_itself() -> None:
+    """As a signal handler or a destructor makes it."""
+    cache: _plan.PlanCache[Any] = _plan.PlanCache(2)
+    for key in range(5):
+        cache.put(key, key)
+    with cache._lock:
+        thread = threading.Thread(target=cache.put, args=(9, 9), daemon=True)
+        thread.start()
+        thread.join(30)
+        assert not thread.is_alive()
+    assert (cache.get(3), cache.get(4), cache.get(9), len(cache)) == (3, 4, None, 2)
+    cache.put(9, 9)
+    assert (cache.get(3), cache.get(4), cache.get(9)) == (None, 4, 9)
+
+
+def test_numbers_that_change_are_no_part_of_a_key() -> None:
+    class Index:
+        value = N
+
+        def __index__(self) -> int:
+            return self.value
+
+    class Typed:
+        dtype = np.dtype("float32")
+
+    index, tensor, typed = Index(), torch.tensor(N), Typed()
+    for n in (index, tensor, np.array(N)):
+        assert sample(MU, SIGMA, n, seed=1).shape == (D, N)
+    index.value = 9
+    tensor += 5
+    for n in (index, tensor):
+        assert sample(MU, SIGMA, n, seed=1).shape == (D, 9)
+    assert len(PLANS) == 0
+    sample(MU, SIGMA, np.int64(N))
+    assert len(PLANS) == 1
+    with pytest.raises(TypeError, match=r"^dtype"):
+        sample(MU, SIGMA, N, dtype=1)
+    try:  # Which depends on NumPy.
+        first = sample(MU, SIGMA, N, dtype=typed).dtype
+    except TypeError:
+        pass
+    else:
+        assert first == np.float32
+        typed.dtype = np.dtype("float64")
+        assert sample(MU, SIGMA, N, dtype=typed).dtype == np.float64
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_scalar_in_the_place_of_a_type_is_not_kept() -> None:
+    known = dict(_arguments._dtype_names)
+    for scalar in (np.float32(1), np.float64(1)):
+        try:
+            assert sample(MU, SIGMA, N, dtype=scalar, seed=1).dtype == scalar.dtype
+        except TypeError:  # NumPy takes none.
+            continue
+    with pytest.raises(TypeError, match=r"^dtype: expected float16, bfloat16, float32, float64, got 1$"):
+        sample(MU, SIGMA, N, dtype=1, seed=1)
+    assert _arguments._dtype_names == known
+
+
+# --- Hits and misses ------------------------------------------------------------------------------------------------
+
+
+def test_values_windows_seeds_and_generators_need_no_plan_of_their_own(vectors: Any) -> None:
+    mu, options = vectors(1, 2, 3), vectors.options
+    groups: list[list[Call]] = [
+        [lambda x=x: sample(mu, x, N, seed=1, **options) for x in (0.0, 1.5, 7.0)],  # type: ignore[misc]
+        [lambda x=x: sample(x, mu, N, seed=1, **options) for x in (0, 1, -9)],  # type: ignore[misc]
+        [lambda x=x: sample(mu, vectors(x, 1, 2), N, **options) for x in (1, 2)],  # type: ignore[misc]
+        [lambda x=x: sample(mu, mu, N, seed=x, **options) for x in (0, 5, 2**64 - 1)],  # type: ignore[misc]
+        [lambda x=x: sample(mu, mu, N, seed=Key(x, x), **options) for x in (0, 2**63)],  # type: ignore[misc]
+        [
+            lambda x=x: sample(mu, mu, N, seed=1, dim_offset=x, sample_offset=3 * x, **options)  # type: ignore[misc]
+            for x in (0, 1, 2**32 - D)
+        ],
+        [lambda x=x: sample(mu, mu, N, generator=Generator(x), **options) for x in (0, 5)],  # type: ignore[misc]
+        [lambda: sample(mu, mu, N, out=vectors.matrix(), **options)] * 2,
+    ]
+    if vectors.convert is not np.asarray:
+        groups.append(
+            [
+                lambda x=x: sample(mu, mu, N, generator=torch.Generator().manual_seed(x), **options)  # type: ignore[misc]
+                for x in (0, 5)
+            ]
+        )
+    for group in groups:
+        _forget()
+        for call in group:
+            call()
+            assert len(PLANS) == 1
+
+
+@pytest.mark.parametrize(
+    ("good", "other"),
+    [
+        ({"n": 10}, {"n": 10.0}), ({"n": 1}, {"n": True}), ({"n": np.int64(1)}, {"n": np.True_}),
+        ({"fast_math": False}, {"fast_math": 0}), ({"antithetic": True}, {"antithetic": 1}),
+        ({"validate": False}, {"validate": 0.0}), ({"sample_offset": 1}, {"sample_offset": True}),
+        ({"dim_offset": 0}, {"dim_offset": False}), ({"dim_offset": 1}, {"dim_offset": 1.0}),
+        ({"sample_offset": 1}, {"sample_offset": None}), ({"seed": 1}, {"seed": True}), ({"seed": 1}, {"seed": 1.0}),
+        ({"seed": Key(1, 0)}, {"seed": (1, 0)}), ({"seed": Key(1, 0)}, {"seed": Key(True, 0)}),
+        ({"seed": Key(1, 0)}, {"seed": Key(1, -1)}), ({"noise": "shared"}, {"noise": b"shared"}),
+        ({"seed": 1}, {"seed": 1, "generator": Generator(1)}), ({"generator": Generator(1)}, {"generator": 1}),
+        ({"generator": Generator(1)}, {"generator": Generator(1, graph_safe=True)}),
+        ({"generator": fuzz_plans.GeneratorSubclass(1)},
+         {"generator": fuzz_plans.GeneratorSubclass(1, graph_safe=True)}),
+        ({"mu": 1}, {"mu": True}), ({"mu": 1.0}, {"mu": 10**400}), ({"sigma": 1.0}, {"sigma": -1.0}),
+        ({"sigma": 1}, {"sigma": float("nan")}), ({"mu": 1.0}, {"mu": float("inf")}), ({"sigma": 1}, {"sigma": 1e300}),
+        ({"seed": 1}, {"seed": -1}), ({"seed": 1}, {"seed": 2**64}), ({}, {"dim_offset": 2**32 - D + 1}),
+        ({}, {"dim_offset": -1}), ({}, {"sample_offset": 2**34 - N + 1}), ({}, {"sample_offset": 2**34 + 1}),
+        ({"dtype": "float32"}, {"dtype": ["float32"]}), ({"backend": "cpu"}, {"backend": ["cpu"]}),
+        ({"layout": "dn"}, {"layout": None}), ({"generator": None}, {"generator": torch.Generator()}),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_types_are_not_mixed(good: dict[str, Any], other: dict[str, Any]) -> None:
+    plain = {"mu": MU, "sigma": SIGMA, "n": N}
+    check_alike(lambda: sample(**{**plain, **good}), lambda: sample(**{**plain, **good, **other}), is_error=True)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"n": np.int64(N)}, {"n": np.uint8(N)}, {"fast_math": np.False_}, {"antithetic": np.True_},
+        {"sample_offset": np.int32(3)}, {"dim_offset": np.uint64(3)}, {"seed": np.uint64(3)}, {"seed": Key(1, 3)},
+        {"mu": np.float64(3)}, {"sigma": [1.0, 2.0, 3.0]}, {"mu": (1, 2, 3)}, {"noise": np.str_("shared")},
+        {"dtype": np.float64}, {"dtype": np.dtype("float16")}, {"dtype": torch.bfloat16}, {"backend": np.str_("cpu")},
+        {"mu": np.zeros((D, 1))}, {"mu": np.zeros(D, ">f4")}, {"mu": np.zeros(2 * D, np.float32)[::2]},
+        {"mu": SIGMA[:, None].view(np.matrix)}, {"mu": SIGMA.view(fuzz_plans.ArraySubclass)},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_other_types_draw_what_they_stand_for(options: dict[str, Any]) -> None:
+    plain: dict[str, Any] = {"mu": MU, "sigma": SIGMA, "n": N, "seed": 5}
+    check_alike(lambda: sample(**plain), lambda: sample(**{**plain, **options}), is_error=False)
+
+
+# --- What each call of a plan has to look at -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("sigma", -1), ("sigma", np.nan), ("sigma", np.inf), ("mu", np.nan), ("mu", -np.inf)]
+)
+def test_values_are_always_looked_at(vectors: Any, name: str, value: float) -> None:
+    def draw(last: float, **options: Any) -> Any:
+        both = {"mu": vectors(1, 2, 3), "sigma": vectors(1, 2, 3), name: vectors(1, 2, last)}
+        return sample(**both, n=N, seed=1, **vectors.options, **options)
+
+    check_alike(lambda: draw(3), lambda: draw(value), is_error=True)
+    out = vectors.matrix()
+    check_alike(lambda: draw(3, out=vectors.matrix()), lambda: draw(value, out=out), is_error=True)
+    assert (out == 77).all()
+
+
+def test_several_mistakes_are_one_error(vectors: Any) -> None:
+    """The same one, whether there is a plan or not."""
+    good, bad = vectors(1, 2, 3), vectors(1, 2, -np.inf)
+    for options in ({}, {"out": vectors.matrix()}):
+        for more, mistakes in (
+            ({"seed": 1}, {"seed": -1}), ({"seed": 1}, {"seed": Key(1, -1)}), ({}, {"dim_offset": 2**32}),
+            ({"seed": 1}, {"seed": -1, "dim_offset": 2**32}), ({}, {"sample_offset": -1, "dim_offset": 2**32}),
+            ({"generator": Generator(1)}, {"generator": Generator(1, graph_safe=True)}),
+        ):  # fmt: skip
+            shared: dict[str, Any] = {**vectors.options, **options}
+            check_alike(
+                lambda: sample(good, good, N, **shared, **more),  # noqa: B023
+                lambda: sample(bad, bad, N, **shared, **{**more, **mistakes}), is_error=True,  # noqa: B023
+            )  # fmt: skip
+        for wrong in ({"mu": bad, "sigma": -1.0}, {"mu": np.inf, "sigma": bad}):
+            right = {name: 1.0 if isinstance(x, float) else good for name, x in wrong.items()}
+            check_alike(
+                lambda: sample(**right, n=N, **vectors.options, **options),  # noqa: B023
+                lambda: sample(**wrong, n=N, **vectors.options, **options), is_error=True,  # noqa: B023
+            )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["mu", "sigma"])
+@pytest.mark.parametrize("layout", ["dn", "nd"])
+def test_out_that_overlaps_is_refused(vectors: Any, name: str, layout: str) -> None:
+    def draw(out: Any, vector: Any) -> Any:
+        both = {"mu": vectors(1, 2, 3), "sigma": vectors(1, 2, 3), name: vector}
+        return sample(**both, n=N, seed=1, out=out, layout=layout, **vectors.options)
+
+    memory = vectors.convert(np.arange(2 * D * N, dtype=np.float32))
+    shape = (D, N) if layout == "dn" else (N, D)
+    before = memory + 0
+    for first, step in ((0, 1), (2, 3), (D * N - 1, 1), (D * N - 1, 4)):
+        wrong = memory[first : first + step * D : step]
+        right = vectors.convert(np.zeros(40, np.float32))[first : first + step * D : step]
+        check_alike(
+            lambda: draw(memory[: D * N].reshape(shape), right),  # noqa: B023
+            lambda: draw(memory[: D * N].reshape(shape), wrong), is_error=True,  # noqa: B023
+        )  # fmt: skip
+        memory[...] = before
+    # Side by side is not the same memory, and neither are the gaps of a matrix.
+    after = memory[D * N : D * N + D]
+    check_alike(
+        lambda: draw(memory[: D * N].reshape(shape), vectors(1, 2, 3)),
+        lambda: draw(memory[: D * N].reshape(shape), after), is_error=False,
+    )  # fmt: skip
+    memory[...] = before
+    columns = memory.reshape(-1, 2)
+    out = columns[:, 0].reshape(shape) if vectors.convert is np.asarray else None
+    if out is not None:
+        out = np.lib.stride_tricks.as_strided(columns[: D * N, 0], shape, (shape[1] * 8, 8))
+        check_alike(
+            lambda: draw(out, np.ones(2 * D, np.float32)[::2]), lambda: draw(out, columns[:D, 1]), is_error=False
+        )
+
+
+def test_the_flags_and_types_of_numpy_arrays_are_looked_at() -> None:
+    def draw(out: Any = None, mu: Any = MU) -> Any:
+        return sample(mu, SIGMA, N, seed=1, out=out)
+
+    def new() -> Any:
+        return np.full((D, N), 77, np.float32)
+
+    locked = new()
+    locked.flags.writeable = False
+    check_alike(lambda: draw(new()), lambda: draw(locked), is_error=True)
+    again = new()
+    draw(again)
+    again.flags.writeable = False  # The same array.
+    with pytest.raises(ValueError, match=r"^out: expected a writable array"):
+        draw(again)
+    check_alike(lambda: draw(new()), lambda: draw(np.ma.masked_array(new())), is_error=True)
+    check_alike(lambda: draw(), lambda: draw(mu=np.ma.masked_array(MU)), is_error=True)
+    check_alike(lambda: draw(new()), lambda: draw(new().view(fuzz_plans.ArraySubclass)), is_error=False)
+    check_alike(lambda: draw(new()), lambda: draw(new().view(np.matrix)), is_error=False)
+    check_alike(lambda: draw(new()), lambda: draw(new().astype(">f4")), is_error=True)
+    check_alike(lambda: draw(new()), lambda: draw(new().tolist()), is_error=True)
+    check_alike(lambda: draw(new()), lambda: draw(np.zeros((1, N), np.float32).repeat(1)), is_error=True)
+    check_alike(lambda: draw(new()), lambda: draw(np.broadcast_to(new()[:1], (D, N))), is_error=True)
+    raw = np.zeros(4 * D * N + 1, np.uint8)[1:].view(np.float32)
+    assert not raw.flags.aligned
+    check_alike(lambda: draw(new()), lambda: draw(raw.reshape(D, N)), is_error=False)
+    check_alike(lambda: draw(), lambda: draw(mu=raw[:D]), is_error=False)
+    read_only = MU.copy()
+    read_only.flags.writeable = False
+    check_alike(lambda: draw(), lambda: draw(mu=read_only), is_error=False)
+    for kind in (np.matrix, fuzz_plans.ArraySubclass):
+        x = np.ones((D, 1), np.float32)
+        check_alike(lambda: draw(mu=x), lambda: draw(mu=x.view(kind)), is_error=False)  # noqa: B023
+
+
+def test_an_array_that_comes_back_at_the_same_address_is_read_again(vectors: Any) -> None:
+    for count in range(50):
+        mu = vectors(count, count, count)
+        result = sample(mu, 0.0, N, seed=1, **vectors.options)
+        assert (result == count).all()
+        del mu, result
+
+
+@pytest.mark.parametrize("by", BACKENDS_OF_TORCH)
+def test_the_flags_of_tensors_are_looked_at(by: str) -> None:
+    need(by)
+
+    def draw(mu: Any = T_MU, sigma: Any = T_SIGMA, out: Any = None) -> Any:
+        return sample(mu, sigma, N, seed=1, out=out, backend=by)
+
+    negative = torch._neg_view(-torch.arange(3.0))
+    x = check_alike(draw, lambda: draw(negative), is_error=False)
+    assert x == check_alike(draw, lambda: draw(torch.arange(3.0)), is_error=False)
+    new = torch.zeros(D, N)
+    check_alike(lambda: draw(out=torch.zeros(D, N)), lambda: draw(negative, out=new), is_error=False)
+    check_alike(lambda: draw(out=new), lambda: draw(out=torch._neg_view(torch.zeros(D, N))), is_error=True)
+    # The memory of a tensor with the negative bit is that of `out`.
+    memory = torch.zeros(D, N)
+    check_alike(lambda: draw(out=memory), lambda: draw(torch._neg_view(memory[:, 0]), out=memory), is_error=True)
+
+    parameter = torch.nn.Parameter(torch.zeros(D))
+    needs = torch.zeros(D)
+    draw(needs)
+    needs.requires_grad_()  # The same tensor.
+    if by == "torch_ext":
+        assert draw(needs).requires_grad
+        assert draw(parameter).requires_grad
+    else:
+        with pytest.raises(ValueError, match=r"^mu: requires grad"):
+            draw(needs)
+    for mode in (torch.no_grad(), torch.inference_mode()):
+        with mode:
+            assert not draw(needs).requires_grad
+    assert not draw(needs.detach()).requires_grad
+    for x in (needs, parameter):
+        check_alike(draw, lambda: draw(x))  # noqa: B023
+        with torch.no_grad():
+            check_alike(draw, lambda: draw(x), is_error=False)  # noqa: B023
+    out = torch.zeros(D, N)
+    draw(out=out)
+    out.requires_grad_()
+    with pytest.raises(ValueError, match=r"^out: requires grad"):
+        draw(out=out)
+    with torch.no_grad():
+        draw(out=out)
+
+
+@pytest.mark.parametrize("by", BACKENDS_OF_TORCH)
+def test_inference_tensors(by: str) -> None:
+    need(by)
+
+    def draw(out: Any = None, mu: Any = T_MU) -> Any:
+        return sample(mu, T_SIGMA, N, generator=generator, out=out, backend=by)
+
+    generator = Generator(3)
+    with torch.inference_mode():
+        kept, frozen = torch.full((D, N), 77.0), torch.zeros(D)
+        draw(kept)
+        assert draw().is_inference()
+    before, offset = kept.clone(), generator.offset
+    for good in (False, True):
+        _forget()
+        if good:
+            draw(torch.zeros(D, N))
+            offset += 1
+        with pytest.raises(ValueError, match=r"^out: expected a tensor that can be written to"):
+            draw(kept)
+        assert generator.offset == offset
+        assert torch.equal(kept, before)
+    generator = Generator(3)
+    assert not draw(mu=frozen).is_inference()
+
+
+@pytest.mark.parametrize("by", BACKENDS_OF_TORCH)
+@pytest.mark.parametrize("place", ["mu", "sigma", "out"])
+@pytest.mark.parametrize("kind", ["freed", "zero", "functional", "dead vmap", "dead grad"])
+def test_tensors_without_memory_are_errors(by: str, place: str, kind: str) -> None:
+    need(by)
+    plain: dict[str, Any] = {"mu": torch.zeros(D), "sigma": torch.ones(D), "n": N, "seed": 1, "backend": by}
+    if place == "out":
+        plain["out"] = torch.zeros(D, N)
+    shape = plain[place].shape
+    kept: list[Any] = []
+    with torch.no_grad():
+        if kind == "freed":
+            x = torch.ones(shape)
+            x.untyped_storage().resize_(0)
+        elif kind == "zero":
+            x = torch._efficientzerotensor(shape)
+        elif kind == "functional":
+            x = torch._to_functional_tensor(torch.ones(shape))
+        elif kind == "dead vmap":
+            torch.func.vmap(lambda x: kept.append(x) or x)(torch.ones(2, *shape))
+            (x,) = kept
+        else:
+            torch.func.grad(lambda x: (kept.append(x), x.sum())[1])(torch.ones(shape))
+            x = kept[0]
+        # NumPy can read a tensor of torch.func.grad.
+        is_error = None if (kind, by) == ("dead grad", "cpu") else True
+        check_alike(lambda: sample(**plain), lambda: sample(**{**plain, place: x}), is_error)
+
+
+def test_a_gradient_without_memory_is_zero() -> None:
+    need("torch_ext")
+    mu = torch.ones(D, requires_grad=True)
+    for _ in range(2):
+        sample(mu, T_SIGMA, N, seed=1).backward(torch._efficientzerotensor((D, N)))
+        assert torch.equal(mu.grad, torch.zeros(D))
+
+
+@pytest.mark.parametrize("out", [False, True])
+def test_modes_of_pytorch_are_seen(out: bool) -> None:
+    need("torch_ext")
+    seen: list[str] = []
+
+    class Functions(TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return function(*args, **(kwargs or {}))
+
+    class Dispatch(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    def draw(**options: Any) -> Any:
+        target = {"out": torch.zeros(D, N, dtype=torch.float32, device="cpu")} if out else {}
+        return sample(T_MU, T_SIGMA, N, seed=1, **target, **options)
+
+    def under(mode: Callable[[], Any]) -> Call:
+        def call() -> Any:
+            with mode():
+                return draw()
+
+        return call
+
+    x = check_alike(draw, draw, is_error=False)
+    for mode in (
+        Functions, Dispatch, lambda: torch.autocast("cpu", torch.bfloat16), lambda: torch.device("meta"), torch.no_grad,
+        torch.enable_grad, forward_ad.dual_level,
+    ):  # fmt: skip
+        assert check_alike(draw, under(mode), is_error=False) == x, mode
+    assert [name for name in seen if "multisample" in name] == [
+        "multisample.sample" + ("_" if out else "") + ".default"
+    ] * 2
+    with torch.inference_mode():
+        found = check_alike(draw, draw, is_error=False)
+    assert found[:-2] == x[:-2]
+    for change, undo in (
+        (lambda: torch.set_default_dtype(torch.float64), lambda: torch.set_default_dtype(torch.float32)),
+        (lambda: torch.use_deterministic_algorithms(True), lambda: torch.use_deterministic_algorithms(False)),
+        (lambda: torch.set_default_device("meta"), lambda: torch.set_default_device(None)),
+    ):
+        draw()
+        change()
+        try:
+            assert check_alike(draw, draw, is_error=False) == x
+        finally:
+            undo()
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+def test_transforms_of_pytorch_are_seen() -> None:
+    need("torch_ext")
+    mu = torch.arange(3.0)
+
+    def draw(mu: Any = mu, **options: Any) -> Any:
+        return sample(mu, T_SIGMA, N, seed=1, **options)
+
+    x = draw()
+    assert len(PLANS) == 1
+    assert torch.equal(torch.func.vmap(draw)(mu.expand(2, D)), x.expand(2, D, N))
+    out, tangent = torch.func.jvp(draw, (mu,), (torch.ones(D),))
+    assert torch.equal(out, x)
+    assert torch.equal(tangent, torch.ones(D, N))
+    assert torch.equal(torch.func.grad(lambda mu: draw(mu).sum())(mu), torch.full((D,), float(N)))
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(mu, torch.ones(D))
+        assert torch.equal(forward_ad.unpack_dual(draw(dual)).tangent, torch.ones(D, N))
+    with FakeTensorMode() as mode:
+        assert type(sample(mode.from_tensor(mu), 1.0, N, seed=1)).__name__ == "FakeTensor"
+    assert torch.equal(draw(), x)
+    assert len(PLANS) == 1
+    # The backend that cannot be transformed says so.
+    _forget()
+    draw(backend="cpu")
+    with pytest.raises(ValueError, match=r"^backend: expected torch_ext where PyTorch transforms the call"):
+        torch.func.vmap(lambda mu: draw(mu, backend="cpu"))(mu.expand(2, D))
+
+
+def test_compiled_functions_have_no_part_in_it() -> None:
+    need("torch_ext")
+    x = sample(T_MU, T_SIGMA, N, seed=1)
+    compiled = torch.compile(lambda mu, sigma: sample(mu, sigma, N, seed=1), backend="eager", fullgraph=True)
+    plans = len(PLANS)
+    assert torch.equal(compiled(T_MU, T_SIGMA), x)
+    assert len(PLANS) == plans
+    assert torch.equal(sample(T_MU, T_SIGMA, N, seed=1), x)
+
+
+def test_subclasses_of_tensors_are_seen() -> None:
+    need("torch_ext")
+    seen = []
+
+    class Wrapped(torch.Tensor):
+        @classmethod
+        def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(str(function))
+            return function(*[T_MU if isinstance(x, cls) else x for x in args], **(kwargs or {}))
+
+    def draw(mu: Any) -> Any:
+        return sample(mu, T_SIGMA, N, seed=1)
+
+    check_alike(lambda: draw(T_MU), lambda: draw(T_MU.as_subclass(fuzz_plans.PlainSubclass)), is_error=False)
+    check_alike(lambda: draw(T_MU), lambda: draw(torch.nn.Parameter(T_MU, requires_grad=False)), is_error=False)
+    draw(T_MU)
+    for _ in range(2):
+        draw(torch.Tensor._make_wrapper_subclass(Wrapped, T_MU.shape))
+    assert seen.count("multisample.sample.default") == 2
+    for other in (T_MU.to_sparse(), T_MU.to("meta")):
+        check_alike(lambda: draw(T_MU), lambda: draw(other), is_error=True)  # noqa: B023
+
+
+def test_generators_of_another_kind_are_refused() -> None:
+    def draw(generator: Any, mu: Any = T_MU) -> Any:
+        return sample(mu, 1.0, N, generator=generator, backend="cpu")
+
+    check_alike(lambda: draw(Generator(1)), lambda: draw(np.random.default_rng(1)), is_error=True)
+    check_alike(lambda: draw(torch.Generator()), lambda: draw(Generator(1, graph_safe=True)), is_error=True)
+    check_alike(lambda: draw(Generator(1), MU), lambda: draw(torch.Generator(), MU), is_error=True)
+    last = Generator(1)
+    last.state = {"seed": 1, "offset": 2**64, "spawned": 0}
+    check_alike(lambda: draw(Generator(1)), lambda: draw(last), is_error=True)
+
+
+# --- Processes, backends and threads ------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+def test_a_forked_child_has_no_plans_and_draws_the_same(vectors: Any) -> None:
+    def draw() -> Any:
+        return fuzz_plans.contents(sample(vectors(1, 2, 3), vectors(1, 2, 3), N, seed=1, **vectors.options))
+
+    expected = draw()
+    reading, writing = os.pipe()
+    with PLANS._lock:  # As another thread may hold it.
+        child = os.fork()
+        if child == 0:
+            signal.alarm(60)
+            try:
+                right = len(PLANS) == 0 and draw() == expected and len(PLANS) == 1 and draw() == expected
+                os.write(writing, b"right" if right else b"wrong")
+            finally:
+                os._exit(0)
+    os.close(writing)
+    answer = os.read(reading, 9)
+    os.close(reading)
+    os.waitpid(child, 0)
+    assert answer == b"right"
+    assert len(PLANS) == 1
+    assert draw() == expected
+
+
+class Filling:
+    """A backend that writes one number."""
+
+    device_kinds = ("cpu",)
+    host_library = "numpy"
+
+    def __init__(self, name: str, value: float) -> None:
+        self.name, self.value = name, value
+
+    def status(self) -> BackendStatus:
+        return BackendStatus(True, (), "1", "a test")
+
+    def prepare(self, device_kind: str) -> None:
+        pass
+
+    def adopt(self, array: Any) -> Any:
+        return array
+
+    def launch(self, draw: Any) -> None:
+        arrays_at(draw)[2][...] = self.value
+
+    def advancer(self, device: int) -> Any:
+        raise AssertionError("there is no counter in host memory")
+
+
+@pytest.mark.usefixtures("new_choices")
+def test_a_backend_that_is_registered_later_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_registered", dict(registry._registered))
+    sample(MU, SIGMA, N)
+    for _ in range(2):
+        with pytest.raises(UnknownBackendError) as caught:
+            sample(MU, SIGMA, N, backend="filling")
+        assert fuzz_plans.chain(caught.value) == [(UnknownBackendError, str(caught.value))]
+    assert len(PLANS) == 1
+    multisample.register_backend(Filling("filling", 5))
+    assert len(PLANS) == 0
+    assert (sample(MU, SIGMA, N, backend="filling") == 5).all()
+    assert len(PLANS) == 1
+    multisample.register_backend(Filling("other", 6))
+    assert len(PLANS) == 0
+    assert (sample(MU, SIGMA, N, backend="filling") == 5).all()
+    # As tests do.
+    registry._registered["filling"] = Filling("filling", 7)
+    _backends.forget()
+    assert (sample(MU, SIGMA, N, backend="filling") == 7).all()
+    with pytest.raises(ValueError, match="sigma"):
+        sample(MU, -SIGMA, N, backend="filling")
+
+
+def test_threads_share_the_plans() -> None:
+    libraries = ["numpy"] if registry.find("torch_ext").status().reasons else ["numpy", "torch"]
+    signatures = [(library, d, n, kind) for library in libraries for d in (1, 3, 8) for n in (2, 9, 33)
+                  for kind in ("float32", "float64")]  # fmt: skip
+
+    def draw(signature: tuple[str, int, int, str], seed: int) -> Any:
+        library, d, n, kind = signature
+        mu = np.arange(d, dtype=kind)
+        if library == "torch":
+            return fuzz_plans.contents(sample(torch.from_numpy(mu), torch.ones(d), n, seed=seed))
+        return fuzz_plans.contents(sample(mu, np.ones(d, np.float32), n, seed=seed))
+
+    expected = {(signature, seed): draw(signature, seed) for signature in signatures for seed in range(4)}
+    wrong: list[Any] = []
+    barrier = threading.Barrier(8)
+
+    def work(first: int) -> None:
+        barrier.wait()
+        try:
+            for count in range(600):
+                signature, seed = signatures[(first * 5 + count) % len(signatures)], (first + count) % 4
+                if count % 50 == first:
+                    PLANS.clear()
+                if draw(signature, seed) != expected[signature, seed]:
+                    wrong.append(signature)
+        except BaseException as error:
+            wrong.append(error)
+
+    _forget()
+    threads = [threading.Thread(target=work, args=(first,)) for first in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert len(PLANS) <= len(signatures)
+
+
+def test_errors_have_no_inner_errors(vectors: Any) -> None:
+    """Neither of a key that cannot be made, nor of one that is not there."""
+    good = vectors(1, 2, 3)
+    wrong: list[dict[str, Any]] = [
+        {"n": []}, {"dtype": {}}, {"noise": []}, {"out": 3}, {"out": [[1.0]]}, {"mu": "a"}, {"mu": object()},
+        {"sigma": None}, {"sigma": vectors(1, 2)}, {"sigma": vectors(1, 2, -3)}, {"fast_math": []}, {"seed": {}},
+        {"generator": []}, {"backend": {}}, {"layout": {}}, {"dim_offset": {}}, {"seed": 1, "generator": Generator(1)},
+    ]  # fmt: skip
+    for one in wrong:
+        for planned in (False, True):
+            _forget()
+            plain = {"mu": good, "sigma": good, "n": N, **vectors.options}
+            if planned:
+                sample(**plain)
+            with pytest.raises((TypeError, ValueError)) as caught:
+                sample(**{**plain, **one})
+            assert caught.value.__context__ is None or caught.value.__suppress_context__
+            assert caught.value.__cause__ is None
+
+
+# --- Random calls -------------------------------------------------------------------------------------------------
+
+
+def test_random_calls_are_the_same_with_and_without_plans() -> None:
+    need("torch_ext")
+    fuzzer = fuzz_plans.Fuzzer(1500, 4, "cpu")
+    fuzzer.run()
+    counts = fuzzer.counts
+    assert min(counts[name] for name in ("hits", "misses", "errors", "results")) > 200, counts
+    assert min(counts["gradients"], counts["on threads"]) > 20, counts
