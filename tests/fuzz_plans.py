@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import collections
 import contextlib
+import faulthandler
 import random
 import re
 import sys
@@ -127,7 +128,8 @@ def vary(recipe: Recipe, rng: random.Random) -> None:
         ]
     )  # fmt: skip
     recipe["backward"] = rng.choice(["none", "C", "F", "expanded", "sum"])
-    recipe["bad"] = [rng.choice(list(MISTAKES)) for _ in range(rng.choice([1, 1, 1, 2, 2, 3]))]
+    kinds = [*MISTAKES, *["overlap mu", "overlap sigma", "out read only", "n float"] * (3 if recipe["out"] else 1)]
+    recipe["bad"] = [rng.choice(kinds) for _ in range(rng.choice([1, 1, 1, 2, 2, 3]))]
     if rng.random() > 0.2:
         recipe["bad"] = []
 
@@ -378,7 +380,11 @@ def make_call(recipe: Recipe) -> tuple[Recipe, Outcome]:
         common = counted[0] if len(set(counted)) == 1 else "float64" if "float64" in counted else "float32"
         call["out"], memory = make_out(recipe, dtype or common)
     kept = {"generator": call["generator"], "memory": memory, "mu": mu, "sigma": sigma}
-    for mistake in sorted(set(recipe["bad"]), key=lambda name: "freed" in name):  # Nothing else touches freed memory.
+    mistakes = recipe["bad"]
+    lost = [mistake for mistake in mistakes if mistake in ("freed mu", "freed out", "dead")]
+    if lost:  # Alone: a second mistake may be the first that is found. PyTorch's operators read freed memory.
+        mistakes = [] if recipe["mode"] in ("dispatch_mode", "vmap", "jvp", "grad", "vjp") else lost[:1]
+    for mistake in mistakes:
         MISTAKES[mistake](call)
     return call, kept
 
@@ -642,6 +648,8 @@ class Fuzzer:
                 else:
                     self._one(rng, where)
                     done += 1
+                    if done % 10000 == 0:
+                        print(f"{done} calls", flush=True)
         self.counts["calls"] = done
 
 
@@ -651,6 +659,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     arguments = parser.parse_args()
+    faulthandler.enable()
     fuzzer = Fuzzer(arguments.count, arguments.seed, arguments.device)
     begin = time.monotonic()
     try:
