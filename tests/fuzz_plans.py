@@ -153,6 +153,11 @@ def _set(name: str, value: Any) -> Callable[[Recipe], None]:
     return lambda call: call.update({name: value})
 
 
+def _n_float(call: Recipe) -> None:
+    with contextlib.suppress(TypeError, ValueError, OverflowError):  # Where `n` has been made wrong already.
+        call["n"] = float(int(call["n"]))
+
+
 def _overlap(name: str) -> Callable[[Recipe], None]:
     def change(call: Recipe) -> None:
         out = call["out"]
@@ -205,7 +210,7 @@ MISTAKES: dict[str, Callable[[Recipe], None]] = {
     "negative sigma": _values("sigma", -1.0), "NaN sigma": _values("sigma", float("nan")),
     "infinite sigma": _values("sigma", float("inf")), "NaN mu": _values("mu", float("nan")),
     "infinite mu": _values("mu", float("-inf")), "huge mu": _values("mu", 1e300), "int mu": _set("mu", 10**400),
-    "n bool": _set("n", True), "n float": lambda call: call.update(n=float(int(call["n"]))),
+    "n bool": _set("n", True), "n float": _n_float,
     "n negative": _set("n", -1),
     "n large": _set("n", 2**34 + 1), "n None": _set("n", None), "n text": _set("n", "3"),
     "flag 0": _set("fast_math", 0), "flag 1": _set("antithetic", 1), "flag None": _set("validate", None),
