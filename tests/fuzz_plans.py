@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import collections
 import contextlib
+import faulthandler
 import random
 import re
 import sys
@@ -127,7 +128,8 @@ def vary(recipe: Recipe, rng: random.Random) -> None:
         ]
     )  # fmt: skip
     recipe["backward"] = rng.choice(["none", "C", "F", "expanded", "sum"])
-    recipe["bad"] = [rng.choice(list(MISTAKES)) for _ in range(rng.choice([1, 1, 1, 2, 2, 3]))]
+    kinds = [*MISTAKES, *["overlap mu", "overlap sigma", "out read only", "n float"] * (3 if recipe["out"] else 1)]
+    recipe["bad"] = [rng.choice(kinds) for _ in range(rng.choice([1, 1, 1, 2, 2, 3]))]
     if rng.random() > 0.2:
         recipe["bad"] = []
 
@@ -149,6 +151,11 @@ def _values(name: str, value: float) -> Callable[[Recipe], None]:
 
 def _set(name: str, value: Any) -> Callable[[Recipe], None]:
     return lambda call: call.update({name: value})
+
+
+def _n_float(call: Recipe) -> None:
+    with contextlib.suppress(TypeError, ValueError, OverflowError):  # Where `n` has been made wrong already.
+        call["n"] = float(int(call["n"]))
 
 
 def _overlap(name: str) -> Callable[[Recipe], None]:
@@ -203,7 +210,7 @@ MISTAKES: dict[str, Callable[[Recipe], None]] = {
     "negative sigma": _values("sigma", -1.0), "NaN sigma": _values("sigma", float("nan")),
     "infinite sigma": _values("sigma", float("inf")), "NaN mu": _values("mu", float("nan")),
     "infinite mu": _values("mu", float("-inf")), "huge mu": _values("mu", 1e300), "int mu": _set("mu", 10**400),
-    "n bool": _set("n", True), "n float": lambda call: call.update(n=float(int(call["n"]))),
+    "n bool": _set("n", True), "n float": _n_float,
     "n negative": _set("n", -1),
     "n large": _set("n", 2**34 + 1), "n None": _set("n", None), "n text": _set("n", "3"),
     "flag 0": _set("fast_math", 0), "flag 1": _set("antithetic", 1), "flag None": _set("validate", None),
@@ -378,7 +385,11 @@ def make_call(recipe: Recipe) -> tuple[Recipe, Outcome]:
         common = counted[0] if len(set(counted)) == 1 else "float64" if "float64" in counted else "float32"
         call["out"], memory = make_out(recipe, dtype or common)
     kept = {"generator": call["generator"], "memory": memory, "mu": mu, "sigma": sigma}
-    for mistake in sorted(set(recipe["bad"]), key=lambda name: "freed" in name):  # Nothing else touches freed memory.
+    mistakes = recipe["bad"]
+    lost = [mistake for mistake in mistakes if mistake in ("freed mu", "freed out", "dead")]
+    if lost:  # Alone: a second mistake may be the first that is found. PyTorch's operators read freed memory.
+        mistakes = [] if recipe["mode"] in ("dispatch_mode", "vmap", "jvp", "grad", "vjp") else lost[:1]
+    for mistake in mistakes:
         MISTAKES[mistake](call)
     return call, kept
 
@@ -645,6 +656,8 @@ class Fuzzer:
                 else:
                     self._one(rng, where)
                     done += 1
+                    if done % 10000 == 0:
+                        print(f"{done} calls", flush=True)
         self.counts["calls"] = done
 
 
@@ -654,6 +667,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     arguments = parser.parse_args()
+    faulthandler.enable()
     fuzzer = Fuzzer(arguments.count, arguments.seed, arguments.device)
     begin = time.monotonic()
     try:

@@ -358,7 +358,9 @@ def test_values_windows_seeds_and_generators_need_no_plan_of_their_own(vectors: 
         ({"sample_offset": 1}, {"sample_offset": None}), ({"seed": 1}, {"seed": True}), ({"seed": 1}, {"seed": 1.0}),
         ({"seed": Key(1, 0)}, {"seed": (1, 0)}), ({"seed": Key(1, 0)}, {"seed": Key(True, 0)}),
         ({"seed": Key(1, 0)}, {"seed": Key(1, -1)}), ({"noise": "shared"}, {"noise": b"shared"}),
-        ({"seed": 1}, {"seed": 1, "generator": Generator(1)}), ({"generator": Generator(1)}, {"generator": 1}),
+        ({"seed": 1}, {"seed": 1, "generator": Generator(1)}),
+        ({"generator": Generator(1)}, {"seed": 1}), ({"generator": Generator(1)}, {"seed": Key(1, 2)}),
+        ({"generator": Generator(1)}, {"generator": 1}),
         ({"generator": Generator(1)}, {"generator": Generator(1, graph_safe=True)}),
         ({"generator": fuzz_plans.GeneratorSubclass(1)},
          {"generator": fuzz_plans.GeneratorSubclass(1, graph_safe=True)}),
@@ -542,6 +544,7 @@ def test_the_flags_of_tensors_are_looked_at(by: str) -> None:
     assert not draw(needs.detach()).requires_grad
     for x in (needs, parameter):
         check_alike(draw, lambda: draw(x))  # noqa: B023
+        check_alike(torch.no_grad()(lambda: draw(x)), lambda: draw(x), is_error=by == "cpu")  # noqa: B023
         with torch.no_grad():
             check_alike(draw, lambda: draw(x), is_error=False)  # noqa: B023
     out = torch.zeros(D, N)
@@ -816,6 +819,30 @@ def test_a_backend_that_is_registered_later_is_found(monkeypatch: pytest.MonkeyP
     assert (sample(MU, SIGMA, N, backend="filling") == 7).all()
     with pytest.raises(ValueError, match="sigma"):
         sample(MU, -SIGMA, N, backend="filling")
+
+
+@pytest.mark.usefixtures("new_choices")
+def test_strides_are_part_of_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For backends that are told of addresses and strides only."""
+    monkeypatch.setattr(registry, "_registered", dict(registry._registered))
+
+    class Delegating(Filling):
+        def launch(self, draw: Any) -> None:
+            CPU.launch(draw)
+
+    multisample.register_backend(Delegating("delegating", 0))
+    x = np.arange(12, dtype=np.float32)
+
+    def draw(mu: Any, sigma: Any = SIGMA, out: Any = None) -> Any:
+        return sample(mu, sigma, N, seed=1, out=out, backend="delegating")
+
+    for other in (x[:6:2], x[2::-1], np.broadcast_to(x[3:4], 3), x[1:4]):
+        check_alike(lambda: draw(x[:3]), lambda: draw(other), is_error=False)  # noqa: B023
+        check_alike(lambda: draw(x[:3], x[:3]), lambda: draw(x[:3], other), is_error=False)  # noqa: B023
+        assert (draw(other) == sample(other, SIGMA, N, seed=1)).all()
+    new = np.zeros((D, N), np.float32)
+    for out in (np.zeros((N, D), np.float32).T, np.zeros((D, 2 * N), np.float32)[:, ::2]):
+        check_alike(lambda: draw(x[:3], out=new), lambda: draw(x[:3], out=out), is_error=False)  # noqa: B023
 
 
 def test_threads_share_the_plans() -> None:
