@@ -9,9 +9,9 @@ from __future__ import annotations
 import copy
 import gc
 import os
+import re
 import signal
 import sys
-import re
 import threading
 import types
 import weakref
