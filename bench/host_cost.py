@@ -257,13 +257,20 @@ def first_calls() -> dict[str, float]:
     return result
 
 
+def _machine() -> dict[str, Any]:
+    import torch
+
+    # The clocks of the device have no part in what a call costs the host.
+    return describe(None) | {"gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("path", type=Path)
     parser.add_argument("groups", nargs="+", choices=GROUPS)
     arguments = parser.parse_args()
     rows = [measure(pair) for pair in itertools.chain.from_iterable(GROUPS[name]() for name in arguments.groups)]
-    results = {"machine": describe(None), "host_cost": rows, "first_call_us": first_calls()}
+    results = {"machine": _machine(), "host_cost": rows, "first_call_us": first_calls()}
     arguments.path.write_text(json.dumps(results, indent=1) + "\n")
     for row in rows:
         print(
