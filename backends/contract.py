@@ -20,11 +20,11 @@ Layout: TypeAlias = Literal["dn", "nd"]
 DeviceKind: TypeAlias = Literal["cpu", "cuda"]
 
 HostArray: TypeAlias = npt.NDArray[Any]
-"""Host memory, whoever allocated it."""
+"""Host memory, allocated by any library."""
 
 
 class DeviceArray(NamedTuple):
-    """CUDA device memory, whoever allocated it."""
+    """CUDA device memory, allocated by any library."""
 
     pointer: int
     """Address of the first element; 0 where there are none."""

@@ -78,7 +78,7 @@ def order_after(others: set[int], device: Device, stream: int) -> None:
 
 
 def keep_until_done(arrays: Any, device: Device, stream: int) -> None:
-    """Keep `arrays` until `stream` has done what it has to do now.
+    """Keep `arrays` until the work that `stream` has now is done.
 
     Not while it is being captured, when there is no event to ask: the owner of a graph keeps all of its memory.
     """

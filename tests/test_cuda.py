@@ -731,7 +731,7 @@ def test_launches_do_not_report_the_errors_of_others(torch: Any, cuda_runtime: A
     for out in outs:
         out.zero_()
     torch.cuda.synchronize()
-    # Whichever call failed before, and whoever's it was.
+    # An error of another library is still the last error of the runtime.
     assert cuda_runtime.cudaSetDevice(999) == INVALID_DEVICE
     gradients = draw_all()
     assert cuda_runtime.cudaGetLastError() == INVALID_DEVICE, "it is no longer there for its owner"

@@ -279,13 +279,13 @@ def build_runner(folder: Path, *options: str) -> Path:
 
 @pytest.fixture(scope="module")
 def runner(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of the kernels whose seed and window are parameters."""
+    """The runner of kernels whose seed and window are parameters."""
     return build_runner(tmp_path_factory.mktemp("kernel"), "-O1")
 
 
 @pytest.fixture(scope="module")
 def origin_runner(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of those that read them from memory; without optimization, which takes three minutes."""
+    """The runner of kernels that read seed and window from memory; to optimize them would take three minutes."""
     return build_runner(tmp_path_factory.mktemp("origin_kernel"), "-O0", "-DORIGIN_IN_MEMORY")
 
 
@@ -948,7 +948,7 @@ def test_nvcc_compiles_the_extension_without_a_warning_and_without_spills(nvcc: 
     assert done.returncode == 0, output[-5000:]
     assert not re.search("warning", output, re.I), output[:5000]
     kernels = re.findall(r"Compiling entry function '(\w+)' for 'sm_90'", output)
-    # Of those that read the seed or the window from memory, the strided ones.
+    # Kernels that read the seed or the window from memory have strided stores only.
     from_memory = [variant for variant in VARIANTS if STORES[variant[-1]] == "strided"]
     assert sum("sample_kernel" in name for name in kernels) == len(VARIANTS) + len(from_memory)
     frames = re.findall(

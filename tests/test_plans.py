@@ -829,7 +829,7 @@ def test_a_backend_that_is_registered_later_is_found(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.usefixtures("new_choices")
 def test_strides_are_part_of_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For backends that are told of addresses and strides only."""
+    """Backends without launchers get addresses and strides only."""
     monkeypatch.setattr(registry, "_registered", dict(registry._registered))
 
     class Delegating(Filling):

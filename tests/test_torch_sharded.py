@@ -142,3 +142,44 @@ def test_there_is_nothing_else() -> None:
 
     with pytest.raises(AttributeError, match=r"'multisample\.torch' has no attribute 'sample_charded'"):
         multisample.torch.sample_charded  # noqa: B018
+
+
+KEPT = """
+import gc, os, sys
+import torch
+from torch import distributed
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+
+import multisample
+from multisample._routes.dtensor import _SHARD_PLANS
+
+distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+mesh = init_device_mesh("cpu", (1,))
+vectors = [distribute_tensor(x, mesh, [Shard(0)]) for x in (torch.zeros(3), torch.ones(3))]
+for _ in range(3):
+    x = multisample.sample(*vectors, 5, seed=7)
+    y = multisample.torch.sample_sharded(torch.zeros(3), 1.0, 5, mesh=mesh, placements=[Shard(1)], seed=7)
+    assert torch.equal(x.full_tensor(), y.full_tensor())
+assert len(_SHARD_PLANS) == 2
+seen, waiting = set(), [*_SHARD_PLANS._plans, *_SHARD_PLANS._plans.values()]
+while waiting:
+    thing = waiting.pop()
+    if id(thing) not in seen and not isinstance(thing, type) and type(thing).__name__ != "module":
+        assert not isinstance(thing, (DeviceMesh, torch.Tensor, distributed.ProcessGroup)), thing
+        seen.add(id(thing))
+        if not (isinstance(thing, dict) and "__builtins__" in thing):  # Globals of a function.
+            waiting += gc.get_referents(thing)
+child = os.fork()
+if child == 0:
+    assert len(_SHARD_PLANS) == 0
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_plans_of_shards_keep_no_process_group() -> None:
+    done = subprocess.run([sys.executable, "-c", KEPT], capture_output=True, text=True, timeout=DEADLINE)
+    assert done.returncode == 0, done.stderr

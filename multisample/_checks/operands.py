@@ -33,7 +33,7 @@ class Inputs(NamedTuple):
     """`mu` and `sigma`, and what follows from them."""
 
     operands: dict[str, Operand]
-    """Of those that are arrays."""
+    """Those of the two that are arrays, by name."""
     d: int
     dtype: str
     """Of the result."""

@@ -6,6 +6,7 @@ where the windows begin is arithmetic. Only the generator's state has to be the 
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
@@ -56,8 +57,13 @@ _ROWS = {"dn": 0, "nd": 1}
 
 
 class _ShardPlan(NamedTuple):
-    """All of a sharded call that depends on neither values nor windows: which part this rank draws, and from what."""
+    """All of a sharded call that depends on neither values nor windows: which part this rank draws, and from what.
 
+    It keeps no mesh alive, and so no process group: to destroy one in a forked child would wait for threads that the
+    child does not have.
+    """
+
+    mesh: weakref.ref[Any]
     d: int
     n: int
     rows: range
@@ -65,8 +71,8 @@ class _ShardPlan(NamedTuple):
     shape: torch.Size
     readers: dict[str, Callable[[Any], Any]]
     """How to get this rank's part of `mu` and `sigma`, but for numbers."""
-    wrap: Callable[[Any], Any]
-    """A DTensor around a part of the result."""
+    wrap: Callable[[Any, Any], Any]
+    """``wrap(part, mesh)``: a DTensor around a part of the result."""
 
 
 _SHARD_PLANS: PlanCache[_ShardPlan] = PlanCache(256)
@@ -79,10 +85,11 @@ def draw_shard(call: Call, mesh: Any, placements: tuple[Any, ...], draw: Callabl
     vectors = {name: x for name, x in (("mu", call.mu), ("sigma", call.sigma)) if not is_number(x)}
     for name, x in vectors.items():
         check_tensor(name, x)
-    # Equal meshes may have other process groups; the plan keeps this one alive.
-    key = id(mesh), placements, n, call.layout, _signature(vectors.get("mu")), _signature(vectors.get("sigma"))
+    # Equal meshes may have other process groups.
+    mu, sigma = (_signature(vectors.get(name), mesh) for name in ("mu", "sigma"))
+    key = id(mesh), placements, n, call.layout, mu, sigma
     plan = _SHARD_PLANS.get(key)
-    if plan is None:
+    if plan is None or plan.mesh() is not mesh:
         plan = _shard_plan(vectors, n, call.layout, mesh, placements)
         _SHARD_PLANS.put(key, plan)
     if dim_offset + plan.d > ROWS:
@@ -101,14 +108,14 @@ def draw_shard(call: Call, mesh: Any, placements: tuple[Any, ...], draw: Callabl
             sample_offset=sample_offset + plan.columns.start, **local,
         )._asdict()
     )  # fmt: skip
-    return plan.wrap(part) if call.out is None else call.out
+    return plan.wrap(part, mesh) if call.out is None else call.out
 
 
-def _signature(x: Any) -> Any:
+def _signature(x: Any, mesh: Any) -> Any:
     """What a `_ShardPlan` depends on, of `mu` or `sigma`."""
     if x is None:
         return None
-    return type(x), x.shape, x.layout, *((x.device_mesh, x.placements) if isinstance(x, DTensor) else ())
+    return type(x), x.shape, x.layout, *((x.device_mesh == mesh, x.placements) if isinstance(x, DTensor) else ())
 
 
 def _shard_plan(vectors: dict[str, Any], n: int, layout: str, mesh: Any, placements: tuple[Any, ...]) -> _ShardPlan:
@@ -123,29 +130,33 @@ def _shard_plan(vectors: dict[str, Any], n: int, layout: str, mesh: Any, placeme
             readers[name] = _reader(name, x, d, rows, mesh, placements, cuts)
         else:
             readers[name] = _cutter(x, rows)
-    return _ShardPlan(d, n, rows, columns, shape, readers, _wrapper(mesh, placements, shape))
+    return _ShardPlan(weakref.ref(mesh), d, n, rows, columns, shape, readers, _wrapper(placements, shape))
 
 
 def _cutter(model: Any, rows: range) -> Callable[[Any], Any]:
-    """What takes `rows` of tensors of a shape; it has them all of a tensor with no dimension."""
+    """A function that cuts `rows` out of tensors like `model`; a tensor with no dimension serves all rows."""
     start, stop = rows.start, rows.stop
     if not model.ndim or (start == 0 and stop == model.shape[0]):
         return lambda x: x
     return lambda x: x[start:stop]
 
 
-def _wrapper(mesh: Any, placements: tuple[Any, ...], shape: torch.Size) -> Callable[[Any], Any]:
-    """What makes DTensors of local tensors."""
-    specs: dict[Any, Any] = {}
+def _wrapper(placements: tuple[Any, ...], shape: torch.Size) -> Callable[[Any, Any], Any]:
+    """A function that wraps local tensors as DTensors."""
+    specs: dict[Any, tuple[type, dict[str, Any]]] = {}
 
-    def wrap(part: Any) -> Any:
-        spec = specs.get(part.dtype)
-        if spec is not None and not part.requires_grad:
+    def wrap(part: Any, mesh: Any) -> Any:
+        found = specs.get(part.dtype)
+        if found is not None and not part.requires_grad:
             # `from_local`, which also records gradients, takes several times as long as the draw.
+            kind, fields = found
+            spec: Any = object.__new__(kind)
+            vars(spec).update(fields, mesh=mesh)
             return DTensor(part, spec, requires_grad=False)
         made = DTensor.from_local(part, mesh, placements, shape=shape, stride=(max(shape[1], 1), 1))
         if mesh.get_coordinate() is not None:  # For ranks outside of the mesh, `from_local` changes the part.
-            specs[part.dtype] = made._spec
+            fields = {name: value for name, value in vars(made._spec).items() if name != "mesh"}
+            specs[part.dtype] = type(made._spec), fields
         return made
 
     return wrap
@@ -229,7 +240,7 @@ def _chunk(runs: list[range], chunks: int, index: int) -> list[range]:
 def _reader(
     name: str, x: Any, d: int, rows: range, mesh: Any, placements: tuple[Any, ...], cuts: list[Cut]
 ) -> Callable[[Any], Any]:
-    """What gives the elements for `rows` of DTensors like `x`, which have to be among those that this rank has."""
+    """A function that reads the elements for `rows` of DTensors like `x`; this rank must have them."""
     if x.device_mesh != mesh:
         raise ValueError(f"{name}: expected a DTensor on the same mesh as the result, {mesh}, got {x.device_mesh}")
     for placement in x.placements:
