@@ -10,6 +10,7 @@
 
 #include "cpu_gradient.h"
 #include "cpu_kernel.h"
+#include "python_calls.h"
 #include "torch_operators.h"
 
 namespace multisample {
@@ -140,17 +141,45 @@ MULTISAMPLE_EXPORT int multisample_run_cpu(const multisample::Draw* call) {
   return 1;
 }
 
-// Whether all of mu is finite, and all of sigma finite and not negative, in the computing type of the matrix: of a call
-// with its vectors at these addresses.
-MULTISAMPLE_EXPORT int multisample_is_valid_cpu(const multisample::Draw* call, void* mu, void* sigma) {
-  multisample::Draw moved = *call;
-  moved.mu.data = mu;
-  moved.sigma.data = sigma;
-  return multisample::cpu::has_valid_inputs(moved);
+// Whether all of mu is finite, and all of sigma finite and not negative, in the computing type of the matrix.
+MULTISAMPLE_EXPORT int multisample_is_valid_cpu(const multisample::Draw* call) {
+  return multisample::cpu::has_valid_inputs(*call);
 }
 
 // The last error on this thread; valid until the next call on it.
 MULTISAMPLE_EXPORT const char* multisample_last_error() { return multisample::last_error.c_str(); }
+
+// --- Builtin functions for Python: see python_calls.h. Null if this process has no Python. ---
+
+MULTISAMPLE_EXPORT PyObject* multisample_python_key(PyObject* tensor_type, PyObject* parameter_type, PyObject* int_type,
+                                                    PyObject* float_type, PyObject* signature, PyObject* out_signature,
+                                                    PyObject* is_negative) {
+  using namespace multisample::python;
+  static PyMethodDef method{"key", key, METH_FASTCALL, nullptr};
+  if (&PyCFunction_NewEx == nullptr) return nullptr;
+  const auto shared = [](PyObject* object) { return Object::shared(object); };
+  return bound(&method,
+               new KeyState{Object(shared(tensor_type)), Object(shared(parameter_type)), Object(shared(int_type)),
+                            Object(shared(float_type)), Object(shared(signature)), Object(shared(out_signature)),
+                            Object(shared(is_negative)), Object(PyUnicode_InternFromString("_cdata")),
+                            Object(PyUnicode_InternFromString("requires_grad"))});
+}
+
+MULTISAMPLE_EXPORT PyObject* multisample_python_launch(const multisample::Draw* draw, void* run, PyObject* fail,
+                                                       PyObject* thread_limit) {
+  using namespace multisample::python;
+  static PyMethodDef method{"launch", launch, METH_FASTCALL, nullptr};
+  if (&PyCFunction_NewEx == nullptr) return nullptr;
+  return bound(&method, new LaunchState{*draw, reinterpret_cast<int (*)(const multisample::Draw*)>(run),
+                                        Object(Object::shared(fail)), Object(Object::shared(thread_limit))});
+}
+
+MULTISAMPLE_EXPORT PyObject* multisample_python_is_valid(const multisample::Draw* draw) {
+  using namespace multisample::python;
+  static PyMethodDef method{"is_valid", is_valid, METH_FASTCALL, nullptr};
+  if (&PyCFunction_NewEx == nullptr) return nullptr;
+  return bound(&method, new LaunchState{*draw, multisample_is_valid_cpu, Object(), Object()});
+}
 
 STABLE_TORCH_LIBRARY(multisample, m) {
   // seed and offset: the bits of an unsigned integer. counter: one element, which the kernel reads in place of offset;

@@ -24,7 +24,7 @@ from ._checks.operands import Inputs, check_alignment, check_out, extent, inspec
 from ._checks.values import check_values
 from ._libraries import Library, Operand, check_memory, is_number
 from ._randomness.counter import DeviceCounter
-from ._randomness.generator import WORD_64, Generator
+from ._randomness.generator import WORD_64
 from ._randomness.source import captured_offset, check_generator, checked_key, counter_on, source_of
 from ._reading import Reader
 from ._streams import order_after, order_before
@@ -97,9 +97,9 @@ class Plan(abc.ABC):
     """
 
     __slots__ = (
-        "_address", "_allocate", "_is_valid", "_last_column", "_last_row", "_launch", "_mu", "_out_extent", "_put_back",
-        "_reads_plainly", "_ready", "_sigma", "_take", "_written", "backend", "device", "dtype", "is_empty",
-        "is_transposed", "library", "operands", "record", "shape", "template",
+        "_address", "_allocate", "_check_generator", "_is_valid", "_last_column", "_last_row", "_launch", "_mu",
+        "_out_extent", "_put_back", "_reads_plainly", "_ready", "_sigma", "_take", "_takes_own", "_written", "backend",
+        "device", "dtype", "is_empty", "is_transposed", "library", "operands", "record", "shape", "template",
     )  # fmt: skip
 
     def __init__(
@@ -112,7 +112,8 @@ class Plan(abc.ABC):
         self.is_empty = d == 0 or n == 0
         self._last_row, self._last_column = ROWS - d, COLUMNS - n
         self._allocate, self._written = library.allocator(self.shape, dtype, inputs.device), library.written()
-        self._take, self._put_back = source_of(call.generator, library, inputs.device)
+        source = source_of(call.generator, library, inputs.device)
+        self._take, self._put_back, self._check_generator, self._takes_own = source
         self.operands = inputs.operands.get("mu"), inputs.operands.get("sigma")
         self._out_extent = (0, 0) if out is None else extent(out)
         self.template = _template(call, inputs, self.shape, out)
@@ -216,8 +217,8 @@ class _HostPlan(Plan):
             self._raise_window(seed, generator, dim_offset, sample_offset)
         offset = 0
         if seed is None:
-            if generator is not None:
-                check_generator(generator, self.library, self.device)
+            if self._check_generator is not None:
+                self._check_generator(generator)
         elif not (type(seed) is int and 0 <= seed < WORD_64):
             seed, offset = checked_key(seed)
         if self._reads_plainly:
@@ -242,7 +243,7 @@ class _HostPlan(Plan):
         ready = None if self._ready is None else self._ready(matrix, sample_offset)
         taken = False
         if seed is None:
-            if isinstance(generator, Generator) and generator.graph_safe:
+            if self._takes_own and generator.graph_safe:
                 counter_on(generator, self.library, self.device, 0)  # Raises.
             seed, offset = self._take(generator)
             taken = True
@@ -275,11 +276,11 @@ def _always(mu: Any, sigma: Any) -> bool:
 class _DevicePlan(Plan):
     """A plan for the memory of a CUDA device: values are checked on request, since that waits for the device."""
 
-    __slots__ = ("_is_ordered", "_like_sigma", "_stream", "_validates")
+    __slots__ = ("_is_capturing", "_is_ordered", "_like_sigma", "_stream", "_validates")
 
     def __init__(self, call: Call, *arguments: Any) -> None:
         super().__init__(call, *arguments)
-        self._stream = self.library.stream(self.device)
+        self._stream, self._is_capturing = self.library.stream(self.device), self.library.is_capturing(self.device)
         self._validates, self._like_sigma = call.validate, not self._mu.is_array
         self._is_ordered = self.library.names_streams
 
@@ -290,8 +291,8 @@ class _DevicePlan(Plan):
             self._raise_window(seed, generator, dim_offset, sample_offset)
         offset = 0
         if seed is None:
-            if generator is not None:
-                check_generator(generator, self.library, self.device)
+            if self._check_generator is not None:
+                self._check_generator(generator)
         elif not (type(seed) is int and 0 <= seed < WORD_64):
             seed, offset = checked_key(seed)
         like = sigma if self._like_sigma else mu
@@ -322,11 +323,11 @@ class _DevicePlan(Plan):
         tensor, taken, counter = None, False, None
         ready = None if self._ready is None else self._ready(matrix, sample_offset)
         if seed is None:
-            if isinstance(generator, Generator) and generator.graph_safe:
+            if self._takes_own and generator.graph_safe:
                 counter = counter_on(generator, self.library, self.device, stream)
                 advance = self.backend.advancer(self.device.ordinal)
                 seed = generator.seed
-            elif is_capturing(stream):
+            elif self._is_capturing(stream):
                 seed, tensor = captured_offset(generator, self.library, self.device)
             else:
                 seed, offset = self._take(generator)

@@ -182,14 +182,23 @@ def sample(
     key = plan = None
     if library is not None:
         try:
-            signature = library.signature
+            signature, state = library.signature, library.state()
             # With exact types, since True == 1 == 1.0; without the values of numbers, seeds and windows.
-            key = (
-                None if type(mu) in _NUMBERS else signature(mu), None if type(sigma) in _NUMBERS else signature(sigma),
-                None if out is None else library.target_signature(out), library.state(), type(mu), type(sigma), n,
-                type(n), backend, noise, dtype, layout, fast_math, type(fast_math), validate, type(validate),
-                antithetic, type(antithetic), type(seed), type(generator), type(dim_offset), type(sample_offset),
-            )  # fmt: skip
+            if state is None:  # The library has to see the call.
+                pass
+            elif library.key is not None:
+                key = library.key(
+                    mu, sigma, out, seed, generator, dim_offset, sample_offset, n, backend, noise, dtype, layout,
+                    fast_math, validate, antithetic, state,
+                )  # fmt: skip
+            else:
+                key = (
+                    None if type(mu) in _NUMBERS else signature(mu),
+                    None if type(sigma) in _NUMBERS else signature(sigma),
+                    None if out is None else library.target_signature(out), state, type(mu), type(sigma), n, type(n),
+                    backend, noise, dtype, layout, fast_math, type(fast_math), validate, type(validate), antithetic,
+                    type(antithetic), type(seed), type(generator), type(dim_offset), type(sample_offset),
+                )  # fmt: skip
             plan = PLANS.get(key)
         except Exception:  # A wrong argument may raise anything here; `draw_first` says what is wrong with it.
             key = None

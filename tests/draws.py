@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from multisample.backends import registry
 from multisample.backends.draw import HOST, SIZES, Draw, ElementType, Operation, Vector, Word
 
-__all__ = ["WORDS", "a_draw", "a_vector", "with_words_in_memory"]
+__all__ = ["WORDS", "a_draw", "a_vector", "with_words_in_memory", "without_builtins"]
 
 WORDS = ("seed", "offset", "first_row", "first_column")
 """The fields of a draw that are words."""
@@ -74,3 +77,25 @@ def with_words_in_memory(draw: Draw, *names: str) -> tuple[Draw, np.ndarray[Any,
 
 def _address(array: np.ndarray[Any, Any]) -> int:
     return int(array.__array_interface__["data"][0])
+
+
+@contextlib.contextmanager
+def without_builtins() -> Iterator[None]:
+    """Calls of tensors and of torch_ext run in Python, as where the library finds no Python to call."""
+    from multisample._libraries.torch import TORCH
+    from multisample._plan import PLANS
+    from multisample._routes.recorded import _GRADIENT_PLANS
+
+    backend: Any = registry.find("torch_ext")
+    backend.prepare("cpu")
+    builtins, key = backend._builtins, TORCH.key
+    assert builtins is not None
+    backend._builtins = TORCH.key = None
+    PLANS.clear()
+    _GRADIENT_PLANS.clear()
+    try:
+        yield
+    finally:
+        backend._builtins, TORCH.key = builtins, key
+        PLANS.clear()
+        _GRADIENT_PLANS.clear()

@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import draws
 import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
@@ -528,11 +529,10 @@ def run(recipe: Recipe, alone: bool = True) -> Outcome:
 
 @contextlib.contextmanager
 def without_plans() -> Iterator[None]:
-    """No plans inside; afterwards the ones of before."""
+    """No plans and no builtin functions inside; afterwards the ones of before."""
     plans = [dict(cache._plans) for cache in CACHES]
-    for cache in CACHES:
-        cache.clear()
-    yield
+    with draws.without_builtins():
+        yield
     for cache, before in zip(CACHES, plans, strict=True):
         cache.clear()
         cache._plans.update(before)  # type: ignore[attr-defined]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import ctypes
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import draws
 import numpy as np
 import pytest
 import torch
@@ -160,8 +163,8 @@ def test_a_library_that_cannot_be_built(road: str, monkeypatch: pytest.MonkeyPat
 # --- Launches that fail -------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def broken_torch_ext(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(params=["builtins", "python"])
+def broken_torch_ext(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Kernels that refuse to run."""
     for road in (by_torch, by_numpy_on_torch):  # On the CPU, and on a GPU if there is one.
         road(D, N)
@@ -169,19 +172,18 @@ def broken_torch_ext(monkeypatch: pytest.MonkeyPatch) -> None:
 
     class Broken:
         multisample_is_valid_cpu = backend._cpu.multisample_is_valid_cpu
-
-        def fail(self, draw: bytes) -> int:
-            return 1
+        multisample_run_cpu = multisample_run_cuda = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(lambda draw: 1)
 
         def say(self, *error: int) -> bytes:
             return b"the processor is on fire"
 
-        multisample_run_cpu = multisample_run_cuda = fail
         multisample_last_error = multisample_cuda_error = say
 
     monkeypatch.setattr(backend, "_cpu", Broken())
     if backend._cuda is not None:
         monkeypatch.setattr(backend, "_cuda", Broken())
+    with draws.without_builtins() if request.param == "python" else contextlib.nullcontext():
+        yield
 
 
 @pytest.mark.usefixtures("broken_torch_ext")

@@ -6,6 +6,7 @@ what a key does not show, and compares with a call without plans.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import os
@@ -18,6 +19,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import draws
 import fuzz_plans
 import numpy as np
 import pytest
@@ -64,14 +66,16 @@ def need(backend: str) -> None:
         pytest.skip("; ".join(reasons))
 
 
-@pytest.fixture(params=["numpy", "torch", "torch_by_cpu"])
-def vectors(request: pytest.FixtureRequest) -> Callable[..., Any]:
+@pytest.fixture(params=["numpy", "torch", "torch_in_python", "torch_by_cpu"])
+def vectors(request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
     """``vectors(values)``: an array of a library in host memory; `vectors.options` are those of its calls."""
     if request.param == "numpy":
-        return HostVectors(np.asarray, {})
+        yield HostVectors(np.asarray, {})
+        return
     backend = "cpu" if request.param == "torch_by_cpu" else "torch_ext"
     need(backend)
-    return HostVectors(torch.from_numpy, {"backend": backend})
+    with draws.without_builtins() if request.param == "torch_in_python" else contextlib.nullcontext():
+        yield HostVectors(torch.from_numpy, {"backend": backend})
 
 
 class HostVectors:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import threading
 from collections.abc import Callable
 from typing import Any
 
+import draws
 import numpy as np
 import pytest
 import torch
@@ -63,32 +66,35 @@ def test_other_threads_have_their_own_limit(threads_of_cpu: Callable[[], int]) -
     assert counts == [6]
 
 
-def test_torch_ext_passes_it_to_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("road", ["builtins", "python"])
+def test_torch_ext_passes_it_to_its_library(road: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if registry.find("torch_ext").status().reasons:
         pytest.skip("torch_ext cannot run")
     mu, sigma = torch.zeros(8), torch.ones(8)
     expected = sample(mu, sigma, LARGE, seed=1, backend="torch_ext")
     backend: Any = registry.find("torch_ext")
-    library, draws = backend._cpu, []
+    library, launched = backend._cpu, []
+
+    def run(address: int) -> int:
+        launched.append(ctypes.string_at(address, PACKED_DRAW))
+        return int(library.multisample_run_cpu(launched[-1]))
 
     class Watched:
         multisample_is_valid_cpu = library.multisample_is_valid_cpu
         multisample_last_error = library.multisample_last_error
-
-        def multisample_run_cpu(self, draw: bytes) -> int:
-            draws.append(draw)
-            return int(library.multisample_run_cpu(draw))
+        multisample_run_cpu = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(run)
 
     monkeypatch.setattr(backend, "_cpu", Watched())
     multisample._plan.PLANS.clear()
     try:
-        for limit in (1, 3):
-            with limit_threads(limit):
-                assert torch.equal(sample(mu, sigma, LARGE, seed=1, backend="torch_ext"), expected)
+        with draws.without_builtins() if road == "python" else contextlib.nullcontext():
+            for limit in (1, 3):
+                with limit_threads(limit):
+                    assert torch.equal(sample(mu, sigma, LARGE, seed=1, backend="torch_ext"), expected)
     finally:
         multisample._plan.PLANS.clear()
     # The last two words of the struct are `threads` and one that is unused.
-    assert [np.frombuffer(draw, np.uint32, 1, PACKED_DRAW - 8)[0] for draw in draws] == [1, 3]
+    assert [np.frombuffer(draw, np.uint32, 1, PACKED_DRAW - 8)[0] for draw in launched] == [1, 3]
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,12 @@ are the operators ``torch.ops.multisample``, for calls that PyTorch has to trans
 from __future__ import annotations
 
 import ctypes
-import functools
 import importlib.metadata
 import importlib.util
 import os
 import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -22,10 +21,11 @@ import numpy as np
 
 from ..contract import Backend, BackendStatus, DeviceKind, Launcher
 from ..cuda_driver import device_of
-from ..draw import HOST, Draw, ElementType, Operation, pack, packer
+from ..draw import HOST, PACKED_DRAW, Draw, Operation, pack, packer
 from ..errors import BackendUnavailableError
 from ..native import libraries, prebuilt, toolchain
 from ..worker_pool import thread_limit
+from .builtins import Builtins
 
 __all__ = ["BACKEND"]
 
@@ -46,6 +46,7 @@ class TorchExtBackend:
             os.register_at_fork(after_in_child=self._renew_lock)
         self._cpu: Any = None
         self._cuda: Any = None
+        self._builtins: Builtins | None = None
 
     def status(self) -> BackendStatus:
         if importlib.util.find_spec("torch") is None:
@@ -82,12 +83,14 @@ class TorchExtBackend:
                 self._cuda = self._load_cuda()
 
     def _load_cpu(self) -> Any:
-        library = _load(libraries.cpu_library())
+        path = libraries.cpu_library()
+        library = _load(path)
         from .operators import register  # Imports PyTorch, which is needed from here on.
 
         register()
+        self._builtins = _builtins_of(path)
         library.multisample_run_cpu.argtypes = (ctypes.c_char_p,)
-        library.multisample_is_valid_cpu.argtypes = (ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p)
+        library.multisample_is_valid_cpu.argtypes = (ctypes.c_char_p,)
         library.multisample_last_error.restype = ctypes.c_char_p
         return library
 
@@ -141,11 +144,21 @@ class TorchExtBackend:
     def launcher(self, draw: Draw) -> Launcher:
         """As the contract says; also with operation `gradient`, where `run` takes ``scratch=`` too."""
         self.prepare("cpu" if draw.device == HOST else "cuda")
-        packed = packer(draw)
         run, fail = (
             (self._cpu.multisample_run_cpu, self._raise_cpu_error) if draw.device == HOST
             else (self._cuda.multisample_run_cuda, self._raise_cuda_error)
         )  # fmt: skip
+        check: Any = self._cpu.multisample_is_valid_cpu if draw.device == HOST else None
+        if self._builtins is not None:
+            template = pack(draw)
+            return Launcher(
+                self._builtins.launch(template, run, fail, thread_limit),
+                None if check is None else self._builtins.is_valid(template),
+            )
+        packed = packer(draw)
+
+        def is_valid(mu: Any, sigma: Any) -> Any:
+            return check(packed(mu, sigma, 0, 0, 0, 0, 0, 0, 0))
 
         def launch(
             ready: None, mu: Any, sigma: Any, matrix: int, seed: int, offset: int, offset_at: int, first_row: int,
@@ -159,17 +172,13 @@ class TorchExtBackend:
             if error:
                 fail(error)
 
-        return Launcher(launch, self._validity(draw) if draw.device == HOST else None)
+        return Launcher(launch, None if check is None else is_valid)
 
-    def _validity(self, draw: Draw) -> Callable[[Any, Any], Any]:
-        """`is_valid` of a launcher."""
-        is_valid = functools.partial(self._cpu.multisample_is_valid_cpu, pack(draw))
-        mu_is_number, sigma_is_number = (vector.type == ElementType.number for vector in (draw.mu, draw.sigma))
-        if mu_is_number and sigma_is_number:
-            return lambda mu, sigma: True
-        if mu_is_number:
-            return lambda mu, sigma: is_valid(0, sigma)
-        return (lambda mu, sigma: is_valid(mu, 0)) if sigma_is_number else is_valid
+    def key(
+        self, signature: Callable[[Any], Hashable], out_signature: Callable[[Any], Hashable]
+    ) -> Callable[..., Hashable] | None:
+        """A compiled function that makes the keys of calls with tensors, if there is one: see `Builtins.key`."""
+        return None if self._builtins is None else self._builtins.key(signature, out_signature)
 
     def scratch_size(self, draw: Draw) -> int:
         """How many float64 numbers of scratch memory a draw needs: a gradient on CUDA."""
@@ -212,6 +221,16 @@ def _load(path: Path) -> Any:
         if not path.is_relative_to(prebuilt.root()):
             mend = "remove that file, or set MULTISAMPLE_CACHE_DIR to a folder whose files can be loaded"
         raise BackendUnavailableError(f"backend: 'torch_ext' cannot load {path}: {error}; {mend}") from error
+
+
+def _builtins_of(path: Path) -> Builtins | None:
+    """None where the library finds no Python to call."""
+    builtins = Builtins(path)
+    try:
+        builtins.is_valid(bytes(PACKED_DRAW))
+    except ValueError:
+        return None
+    return builtins
 
 
 def _parsed(version: str) -> tuple[int, ...]:

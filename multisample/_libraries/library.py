@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from multisample.backends.contract import HostArray
+from multisample.backends.cuda_driver import is_capturing
 
 from .._arguments import DTYPES
 
@@ -57,6 +58,10 @@ class Library:
     """Whether its arrays name streams of their own, and have no current one."""
     foreign = False
     """Whether its arrays are known by protocols only: see `ForeignLibrary`."""
+    key: Callable[..., Hashable] | None = None
+    """``key(mu, sigma, out, seed, generator, dim_offset, sample_offset, *others)``: a compiled function for the key of
+    a call, in place of that of `sample`: signatures and types of the first three, types of the next four, values and
+    types of the others."""
 
     # --- For each call ---
 
@@ -86,6 +91,9 @@ class Library:
 
     # --- For each plan ---
 
+    def compile_key(self, backend: Any) -> None:
+        """Take `key` from a backend that has one, if there is none yet."""
+
     def describe(self, name: str, array: Any) -> Operand:
         """Argument `name`; TypeError or ValueError if no kernel could use it."""
         raise NotImplementedError
@@ -104,6 +112,10 @@ class Library:
     def stream(self, device: Device) -> Callable[[Any], int]:
         """``stream(array)``: the handle of the stream on which `array` is ready and the result is expected."""
         raise NotImplementedError
+
+    def is_capturing(self, device: Device) -> Callable[[int], bool]:
+        """``is_capturing(stream)``: whether a stream of `stream` is being captured into a CUDA graph."""
+        return is_capturing
 
     def written(self) -> Callable[[Any], None] | None:
         """``written(out)`` lets the library know that `out` has other elements now; None if it need not know."""

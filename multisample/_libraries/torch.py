@@ -12,6 +12,7 @@ import torch
 from torch.autograd import forward_ad
 
 from multisample.backends.contract import HostArray
+from multisample.backends.cuda_driver import is_capturing as driver_is_capturing
 
 from .library import CPU, Device, Library, Operand, check_memory, counted_as
 from .numpy import HOST, as_bits
@@ -21,6 +22,7 @@ __all__ = ["TORCH", "check_tensor", "dtype_of", "is_opaque", "is_transforming"]
 _layer, _modes = torch._C._functorch.peek_interpreter_stack, torch._C._len_torch_dispatch_stack
 _raw_stream: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 _is_grad_enabled = torch.is_grad_enabled
+_current_stream_is_capturing: Callable[[], bool] | None = getattr(torch._C, "_cuda_isCurrentStreamCapturing", None)
 _current_device: Callable[[], int] | None = getattr(torch._C, "_cuda_getDevice", None)
 
 # What compiled graphs of PyTorch allocate by: a third of the time of torch.empty, and like it but for the dispatcher,
@@ -95,7 +97,7 @@ class TorchLibrary(Library):
 
     def signature(self, array: Any) -> Hashable:
         return (
-            array.dtype, array.shape, array.stride(), array.device, array.requires_grad, array.is_neg(),
+            array.dtype, array.shape, array.stride(), array.layout, array.device, array.requires_grad, array.is_neg(),
         )  # fmt: skip
 
     def target_signature(self, out: Any) -> Hashable:
@@ -105,6 +107,10 @@ class TorchLibrary(Library):
         if _layer() is not None or _modes() > 0 or forward_ad._current_level >= 0:
             return None
         return bool(_is_grad_enabled())
+
+    def compile_key(self, backend: Any) -> None:
+        if self.key is None and hasattr(backend, "key"):
+            self.key = backend.key(self.signature, self.target_signature)
 
     address = staticmethod(torch.Tensor.data_ptr)
 
@@ -159,6 +165,13 @@ class TorchLibrary(Library):
         if raw is not None:
             return lambda array: raw(ordinal)
         return lambda array: int(torch.cuda.current_stream(ordinal).cuda_stream)
+
+    def is_capturing(self, device: Device) -> Callable[[int], bool]:
+        ordinal, current_device, capturing = device.ordinal, _current_device, _current_stream_is_capturing
+        if current_device is None or capturing is None:
+            return super().is_capturing(device)
+        # PyTorch's function takes a fifth of the time, and knows the current device only.
+        return lambda stream: bool(capturing() if current_device() == ordinal else driver_is_capturing(stream))
 
     def written(self) -> Callable[[Any], None]:
         increment: Callable[[Any], None] = torch.autograd.graph.increment_version

@@ -29,6 +29,10 @@ class Source(NamedTuple):
     """Seed and offset of one call, from its `generator`."""
     put_back: Callable[[Any, int, int], None] | None
     """Undoes `take` after a failure, unless another call came in between; None where that is not safe."""
+    check: Callable[[Any], None] | None
+    """Raises unless `generator` is on the device; None where every generator of that type will do."""
+    is_own: bool
+    """Whether `generator` is a `Generator`, which may be graph-safe."""
 
 
 def _take_from_default(generator: Any) -> tuple[int, int]:
@@ -39,7 +43,8 @@ def _put_back_to_default(generator: Any, seed: int, offset: int) -> None:
     DEFAULT_GENERATOR._put_back(seed, offset)
 
 
-_OWN, _DEFAULT = Source(Generator._take, Generator._put_back), Source(_take_from_default, _put_back_to_default)
+_OWN = Source(Generator._take, Generator._put_back, None, True)
+_DEFAULT = Source(_take_from_default, _put_back_to_default, None, False)
 
 
 def source_of(generator: Any, library: Library, device: Device) -> Source:
@@ -48,9 +53,17 @@ def source_of(generator: Any, library: Library, device: Device) -> Source:
         return _OWN
     if library.name != "torch":
         return _DEFAULT
-    from .torch import taker
+    from .torch import is_on, taker
 
-    return Source(taker(str(device)), None)
+    if generator is None:
+        return Source(taker(str(device)), None, None, False)
+    where = str(device)
+
+    def check(generator: Any) -> None:
+        if not is_on(generator, where):
+            check_generator(generator, library, device)
+
+    return Source(taker(where), None, check, False)
 
 
 def checked_key(seed: Any) -> tuple[int, int]:

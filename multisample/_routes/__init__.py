@@ -80,6 +80,7 @@ def draw_first(call: Call, key: Hashable, draw: Draw) -> Any:
         if is_transformed(call):
             return draw_transformed(call, backend)
         record = recorder(call, backend)
+        caller.compile_key(backend)
     plan = make_plan(call, backend, caller, record)
     result = plan.run(call.mu, call.sigma, call.seed, call.generator, call.out, call.dim_offset, call.sample_offset)
     if key is not None:

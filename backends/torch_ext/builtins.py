@@ -1,0 +1,75 @@
+"""The hot parts of a call as builtin functions, which the library has where it finds a Python in its process.
+
+Each has a twin in Python with the same results. `csrc/python_calls.h` has the code.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Callable, Hashable
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Builtins"]
+
+# The struct Signature: size, stride, dtype, device's type and index, two flags.
+_SIGNATURE = struct.Struct("2q3i2I4x")
+
+
+class Builtins:
+    """The builtin functions of the library at `path`, which has been loaded."""
+
+    def __init__(self, path: Path) -> None:
+        library = ctypes.PyDLL(str(path))
+        self._key, self._launch = library.multisample_python_key, library.multisample_python_launch
+        self._is_valid = library.multisample_python_is_valid
+        self._key.argtypes = (ctypes.py_object,) * 7
+        self._launch.argtypes = ctypes.c_char_p, ctypes.c_void_p, ctypes.py_object, ctypes.py_object
+        self._is_valid.argtypes = (ctypes.c_char_p,)
+        for function in (self._key, self._launch, self._is_valid):
+            function.restype = ctypes.py_object
+
+    def launch(
+        self, draw: bytes, run: Any, fail: Callable[[int], None], thread_limit: Callable[[], int]
+    ) -> Callable[..., None]:
+        """`run` of a launcher for draws like a packed one; `run` and `fail` are given the draw and its error.
+
+        Raises
+        ------
+        ValueError
+            If this process has no Python that the library can call.
+        """
+        address = ctypes.cast(run, ctypes.c_void_p)
+        builtin: Callable[..., None] = self._launch(draw, address, fail, thread_limit)
+        return builtin
+
+    def is_valid(self, draw: bytes) -> Callable[[Any, Any], bool]:
+        """`is_valid` of a launcher."""
+        builtin: Callable[[Any, Any], bool] = self._is_valid(draw)
+        return builtin
+
+    def key(
+        self, signature: Callable[[Any], Hashable], out_signature: Callable[[Any], Hashable]
+    ) -> Callable[..., Hashable] | None:
+        """A function that makes the key of a call with tensors; None if it cannot read tensors of this PyTorch.
+
+        Parameters
+        ----------
+        signature, out_signature : callable
+            Everything about a tensor that a plan depends on: of tensors that are not of one dimension, and of `out`.
+        """
+        import torch
+
+        builtin: Callable[..., Hashable] = self._key(
+            torch.Tensor, torch.nn.Parameter, int, float, signature, out_signature, torch.Tensor.is_neg
+        )
+        example = torch.empty_strided((3,), (5,), dtype=torch.int16, device="cpu", requires_grad=False)
+        key: Any = builtin(example, 0.0, None, 0, None, 0, 0)
+        if not isinstance(key[0], bytes) or _SIGNATURE.unpack(key[0])[:3] != (3, 5, _INT16):
+            return None
+        return builtin
+
+
+# The number of torch.int16 in PyTorch's C interface.
+_INT16 = 2

@@ -1,0 +1,201 @@
+"""The builtin functions of torch_ext, against their twins in Python."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import draws
+import pytest
+import torch
+
+import multisample
+from multisample._libraries.torch import TORCH
+from multisample.backends import registry
+from multisample.backends.draw import pack
+from multisample.backends.torch_ext import builtins
+
+BACKEND: Any = registry.find("torch_ext")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def loaded() -> Iterator[None]:
+    reasons = BACKEND.status().reasons
+    if reasons:
+        pytest.skip("; ".join(reasons))
+    BACKEND.prepare("cpu")
+    assert BACKEND._builtins is not None
+    yield
+
+
+class Subclass(torch.Tensor):
+    """Of PyTorch's operators."""
+
+
+def vectors() -> dict[str, Any]:
+    base = torch.arange(12, dtype=torch.float32)
+    return {
+        "vector": base[:4],
+        "equal": torch.ones(4),
+        "longer": base[:5],
+        "strided": base[::3],
+        "column": base[:4, None],
+        "row": base[None, :4],
+        "double": torch.ones(4, dtype=torch.float64),
+        "integers": torch.ones(4, dtype=torch.int32),
+        "requires grad": torch.ones(4, requires_grad=True),
+        "parameter": torch.nn.Parameter(torch.ones(4)),
+        "frozen parameter": torch.nn.Parameter(torch.ones(4), requires_grad=False),
+        "negative": torch.ones(4, dtype=torch.complex64).conj().imag,
+        "strided alike": torch.ones(4, 2)[:, 0],
+        "meta": torch.ones(4, device="meta"),
+        "empty": torch.ones(0),
+        "zero strides": torch.ones(1).expand(4),
+        "scalar": torch.ones(()),
+        "sparse": torch.ones(4).to_sparse(),
+        "subclass": torch.ones(4).as_subclass(Subclass),
+        "float": 1.0,
+        "other float": math.inf,
+        "int": 1,
+        "bool": True,
+    }
+
+
+def key_of(function: Any, *arguments: Any, n: Any = 3, **changes: Any) -> Any:
+    mu, sigma, out, seed, generator = (*arguments, *(None,) * 5)[:5]
+    try:
+        return function(mu, sigma, out, seed, generator, 0, 0, n, "auto", "independent", None, *changes.values())
+    except Exception as error:
+        return type(error), str(error)
+
+
+def python_key(mu: Any, sigma: Any, out: Any, *rest: Any) -> Any:
+    def signature(x: Any) -> Any:
+        return None if type(x) in (int, float) else TORCH.signature(x)
+
+    return (
+        *map(signature, (mu, sigma)), None if out is None else TORCH.target_signature(out), type(mu), type(sigma),
+        type(out), *map(type, rest[:4]), *rest[4:], *map(type, rest[4:]),
+    )  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:.*Sparse.*")
+def test_keys_differ_where_those_of_python_do() -> None:
+    builtin = BACKEND.key(TORCH.signature, TORCH.target_signature)
+    cases = vectors()
+    calls = [(cases[name], 1.0) for name in cases] + [(0.0, cases[name]) for name in cases]
+    calls += [
+        (cases["vector"], cases["vector"], cases[name]) for name in cases if isinstance(cases[name], torch.Tensor)
+    ]
+    keys = [(key_of(builtin, *call), key_of(python_key, *call)) for call in calls]
+    assert any(type(key[1][0]) is not type for key in keys)
+    for (a, other_a), (b, other_b) in itertools.combinations_with_replacement(keys, 2):
+        assert (a == b) == (other_a == other_b)
+    for made, expected in keys:
+        if isinstance(expected[0], type) and issubclass(expected[0], Exception):
+            assert made == expected
+
+
+def test_keys_have_the_values_of_some_and_the_types_of_all() -> None:
+    builtin = BACKEND.key(TORCH.signature, TORCH.target_signature)
+    vector = torch.ones(4)
+
+    def key(**changes: Any) -> Any:
+        values = {"out": None, "seed": 1, "generator": None, "row": 0, "column": 0, "n": 3, "flag": True} | changes
+        return builtin(vector, vector, *values.values())
+
+    same = ({"seed": 2}, {"row": 5}, {"column": 7})
+    other = ({"seed": True}, {"seed": None}, {"generator": multisample.Generator(1)}, {"row": 0.0}, {"column": False})
+    other += ({"n": 4}, {"n": 3.0}, {"flag": False}, {"flag": 1}, {"flag": 1.0}, {"out": torch.ones(4, 3)})
+    for changes in same:
+        assert key(**changes) == key()
+    for changes in other:
+        assert key(**changes) != key()
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(key(n=[]))
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"dtype": "float64", "layout": "nd"}, {"noise": "shared"}, {"antithetic": True}]
+)
+@pytest.mark.parametrize("mu", [2.0, torch.arange(5.0)])
+@pytest.mark.parametrize("sigma", [3, torch.arange(10.0)[::2]])
+def test_calls_draw_the_same(options: dict[str, Any], mu: Any, sigma: Any) -> None:
+    if not any(isinstance(x, torch.Tensor) for x in (mu, sigma)):
+        mu = torch.full((5,), mu)
+
+    def drawn() -> list[Any]:
+        own, theirs = multisample.Generator(2**64 - 1), torch.Generator().manual_seed(1)
+        sources = [{"seed": 2**64 - 1}, {"seed": multisample.Key(1, 2**64 - 1)}, *({"generator": own},) * 3]
+        sources += [{"generator": theirs}] * 3
+        window = {"dim_offset": 2**32 - 5, "sample_offset": 2**34 - 9}
+        calls = [source | extra for source in sources for extra in ({}, window)]
+        return [multisample.sample(mu, sigma, 9, backend="torch_ext", **call, **options) for call in calls]
+
+    with draws.without_builtins():
+        expected = drawn()
+    for found, wanted in zip(drawn(), expected, strict=True):
+        assert torch.equal(found, wanted)
+
+
+def test_the_check_of_values_is_the_same() -> None:
+    draw = draws.a_draw(mu=draws.a_vector(torch.ones(3).numpy()), sigma=draws.a_vector(torch.ones(3).numpy()))
+    with draws.without_builtins():
+        in_python = BACKEND.launcher(draw).is_valid
+    builtin = BACKEND.launcher(draw).is_valid
+    for values in itertools.product((0.0, -1.0, math.inf, math.nan), repeat=2):
+        mu, sigma = (torch.tensor([1.0, value, 1.0]) for value in values)
+        addresses = mu.data_ptr(), sigma.data_ptr()
+        assert builtin(*addresses) == bool(in_python(*addresses)) == (values[0] in (0.0, -1.0) and values[1] == 0.0)
+
+
+def test_a_wrong_number_is_an_error_and_nothing_is_launched() -> None:
+    launched: list[Any] = []
+    launch = BACKEND._builtins.launch(pack(draws.a_draw()), BACKEND._cpu.multisample_run_cpu, launched.append, int)
+    for wrong in (-1, 2**64, 1.5, "1", None):
+        with pytest.raises((OverflowError, TypeError)):
+            launch(None, 0.0, 1.0, 0, wrong, 0, 0, 0, 0, 0)
+    assert launched == []
+
+
+def test_functions_keep_what_they_need_and_no_more() -> None:
+    class Limit:
+        def __call__(self) -> int:
+            return 1
+
+    limit = Limit()
+    before = sys.getrefcount(limit)
+    launch = BACKEND._builtins.launch(pack(draws.a_draw()), BACKEND._cpu.multisample_run_cpu, print, limit)
+    assert sys.getrefcount(limit) == before + 1
+    del launch
+    assert sys.getrefcount(limit) == before
+
+
+def test_no_reference_is_lost() -> None:
+    builtin = BACKEND.key(TORCH.signature, TORCH.target_signature)
+    vector, n, out = torch.ones(4), 10**9, torch.ones(4, 3)
+    counts = [sys.getrefcount(x) for x in (vector, n, out, torch.Tensor, torch.float32, None, int)]
+    for _ in range(100):
+        hash(builtin(vector, 1.0, out, 1, None, 0, 0, n, torch.float32))
+        multisample.sample(vector, vector, 3, seed=1, backend="torch_ext")
+    after = [sys.getrefcount(x) for x in (vector, n, out, torch.Tensor, torch.float32, None, int)]
+    assert all(abs(a - b) < 50 for a, b in zip(after, counts, strict=True)), (counts, after)
+
+
+def test_a_process_without_python_can_load_the_library(tmp_path: Any) -> None:
+    """The symbols of Python are weak: each is null there, and nothing calls them."""
+    path = BACKEND._cpu._name
+    symbols = subprocess.run(["nm", "-D", "--undefined-only", path], capture_output=True, text=True, check=True).stdout
+    of_python = [line.split() for line in symbols.splitlines() if line.split()[-1].startswith(("Py", "_Py"))]
+    assert len(of_python) > 15
+    assert {kind for kind, _ in of_python} <= {"w", "v"}
+
+
+def test_tensors_that_cannot_be_read_have_no_builtin_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(builtins, "_INT16", -1)
+    assert BACKEND.key(TORCH.signature, TORCH.target_signature) is None
+    assert isinstance(BACKEND._builtins, builtins.Builtins)
