@@ -344,6 +344,8 @@ def make_out(recipe: Recipe, dtype: str) -> tuple[Any, Any]:
     form = recipe["out"]
     if library == "numba" or (form == "reversed" and library not in ("numpy", "cupy")):
         form = "C"
+    if library == "numba" and dtype == "bfloat16":
+        dtype = "float16"  # numba-cuda cannot copy bfloat16 to a device.
     base = on_device(library, np.full(sizes.get(form, shape), 77).astype(numpy_dtype(dtype)))
     views: dict[str, Callable[[Any], Any]] = {
         "C": lambda x: x, "F": lambda x: x.T, "step": lambda x: x[::2, 1::2], "offset": lambda x: x[1:, 3:],

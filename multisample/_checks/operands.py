@@ -139,6 +139,10 @@ def extent(operand: Operand) -> tuple[int, int]:
     """Where the bytes of an array begin and end, from the address of its first element."""
     if 0 in operand.shape:
         return 0, 0
-    steps = [stride * (length - 1) for stride, length in zip(operand.strides, operand.shape, strict=True)]
-    low, high = sum(step for step in steps if step < 0), sum(step for step in steps if step > 0)
-    return low, high + item_size(operand.dtype)
+    low, high = 0, item_size(operand.dtype)
+    for stride, length in zip(operand.strides, operand.shape, strict=True):
+        if stride < 0:
+            low += stride * (length - 1)
+        else:
+            high += stride * (length - 1)
+    return low, high

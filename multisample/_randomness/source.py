@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 from collections.abc import Callable
@@ -53,17 +54,22 @@ def source_of(generator: Any, library: Library, device: Device) -> Source:
         return _OWN
     if library.name != "torch":
         return _DEFAULT
-    from .torch import is_on, taker
+    return _source_of_torch(generator is None, library, device)
 
-    if generator is None:
-        return Source(taker(str(device)), None, None, False)
-    where = str(device)
+
+@functools.cache
+def _source_of_torch(by_default: bool, library: Library, device: Device) -> Source:
+    import torch
+
+    from .torch import taker
+
+    take, where = taker(str(device)), torch.device(str(device))
 
     def check(generator: Any) -> None:
-        if not is_on(generator, where):
+        if generator.device != where:
             check_generator(generator, library, device)
 
-    return Source(taker(where), None, check, False)
+    return Source(take, None, None if by_default else check, False)
 
 
 def checked_key(seed: Any) -> tuple[int, int]:

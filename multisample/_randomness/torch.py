@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import collections
 import ctypes
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -34,14 +33,6 @@ def torch_generator(generator: Any, device: str) -> Any:
         torch.cuda.init()  # Makes the default generators.
         return torch.cuda.default_generators[where.index]
     return torch.default_generator
-
-
-_devices = functools.cache(torch.device)
-
-
-def is_on(generator: Any, device: str) -> bool:
-    """Whether a generator of PyTorch's is on `device`, which has an index if it is CUDA's."""
-    return bool(generator.device == _devices(device))
 
 
 def taker(device: str) -> Callable[[Any], tuple[int, int]]:
