@@ -121,6 +121,8 @@ class Imported:
     ----------
     dtype : numpy.dtype
         What the elements are; the interface has no name for bfloat16, and calls it an integer.
+    interface : dict
+        The array interface, of NumPy or of CUDA.
     """
 
     def __init__(self, array: Any, stream: int | None = None) -> None:
@@ -131,7 +133,7 @@ class Imported:
             raise TypeError(f"elements of DLPack type {tensor.code}, {tensor.bits} bits, {tensor.lanes} lanes")
         self.dtype = numpy_dtype("bool" if kind == "bool" else f"{kind}{tensor.bits}")
         size, axes = self.dtype.itemsize, range(tensor.ndim)
-        interface = {
+        self.interface = {
             "shape": tuple(tensor.shape[axis] for axis in axes),
             "strides": tuple(tensor.strides[axis] * size for axis in axes) if tensor.strides else None,
             "typestr": f"<u{size}" if kind == "bfloat" else self.dtype.str,
@@ -139,9 +141,9 @@ class Imported:
             "version": 3,
         }
         if tensor.device_type in HOST:
-            self.__array_interface__ = interface
+            self.__array_interface__ = self.interface
         else:
-            self.__cuda_array_interface__ = interface
+            self.__cuda_array_interface__ = self.interface
 
 
 # By the address of the structure, until whoever took it calls the deleter.

@@ -183,6 +183,10 @@ def _out(change_out: Callable[[Any], Any]) -> Callable[[Recipe], None]:
     return change
 
 
+def _subclass(out: Any) -> Any:
+    return out.view(ArraySubclass) if isinstance(out, np.ndarray) else out.as_subclass(PlainSubclass)
+
+
 def _inference_tensor(out: Any) -> Any:
     with torch.inference_mode():
         return torch.zeros(out.shape, dtype=out.dtype, device=out.device)
@@ -229,7 +233,7 @@ MISTAKES: dict[str, Callable[[Recipe], None]] = {
     "NumPy generator": _set("generator", np.random.default_rng(1)),
     "PyTorch generator": lambda call: call.update(generator=torch.Generator().manual_seed(1), seed=None),
     "overlap mu": _overlap("mu"), "overlap sigma": _overlap("sigma"), "out read only": _read_only,
-    "out subclass": _out(lambda out: out.view(ArraySubclass) if isinstance(out, np.ndarray) else PlainSubclass(out)),
+    "out subclass": _out(_subclass),
     "out masked": _out(np.ma.masked_array), "out matrix": _out(lambda out: out.view(np.matrix)),
     "out list": _out(lambda out: out.tolist()), "out transposed": _out(lambda out: out.T),
     "out row": _out(lambda out: out[:1]),

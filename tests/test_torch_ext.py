@@ -13,6 +13,7 @@ import platform
 import shutil
 import signal
 import subprocess
+import types
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -167,3 +168,24 @@ def test_auto_goes_on_to_cpu_where_the_build_fails(
     with pytest.raises(multisample.BackendUnavailableError, match="no such luck"):
         multisample.sample(mu, sigma, 5, generator=generator, backend="torch_ext")
     assert generator.offset == 0
+
+
+class ByDlpack:
+    """A NumPy array that is known by its protocol only."""
+
+    def __init__(self, array: np.ndarray[Any, Any]) -> None:
+        self.array, self.__dlpack_device__ = array, array.__dlpack_device__
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.array.__dlpack__()
+
+
+def test_arrays_with_negative_strides_are_refused() -> None:
+    """Given to PyTorch, they would end the process."""
+    backwards = np.arange(5, dtype=np.float32)[::-1]
+    interface = types.SimpleNamespace(__cuda_array_interface__={**backwards.__array_interface__, "version": 3})
+    adopt = registry.find("torch_ext").adopt
+    for array in (ByDlpack(backwards), interface):
+        with pytest.raises(BufferError, match="negative strides"):
+            adopt(array)
+    assert adopt(ByDlpack(backwards[::-1])).tolist() == [0, 1, 2, 3, 4]

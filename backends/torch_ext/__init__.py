@@ -21,6 +21,8 @@ import numpy as np
 
 from ..contract import Backend, BackendStatus, DeviceKind, Launcher
 from ..cuda_driver import device_of
+from ..dlpack import HOST as HOST_KINDS
+from ..dlpack import Imported
 from ..draw import HOST, PACKED_DRAW, Draw, Operation, pack, packer
 from ..errors import BackendUnavailableError
 from ..native import libraries, prebuilt, toolchain
@@ -31,6 +33,8 @@ __all__ = ["BACKEND"]
 
 # The first version that is tested; the libraries use the stable ABI of the one before.
 _LEAST_TORCH = (2, 11)
+# The legacy default stream, by DLPack's numbering.
+_LEGACY_STREAM = 1
 # The value of cudaErrorMemoryAllocation.
 _OUT_OF_MEMORY = 2
 
@@ -112,14 +116,17 @@ class TorchExtBackend:
 
         if not isinstance(array, np.ndarray):
             if hasattr(array, "__dlpack__"):
+                shared = Imported(array, _stream_of(array))
+                _refuse_negative_strides(shared.interface)
                 return torch.from_dlpack(array)
             interface = array.__cuda_array_interface__
+            _refuse_negative_strides(interface)
             address = interface["data"][0]
             # As memory to write to, because PyTorch takes no other; its owner goes with it.
-            shared = types.SimpleNamespace(
+            memory = types.SimpleNamespace(
                 __cuda_array_interface__={**interface, "data": (address, False)}, owner=array
             )
-            tensor = torch.as_tensor(shared, device=f"cuda:{device_of(address)}")
+            tensor = torch.as_tensor(memory, device=f"cuda:{device_of(address)}")
             if tensor.numel() > 0 and tensor.data_ptr() != address:
                 raise BufferError("PyTorch would copy it")
             return tensor
@@ -221,6 +228,20 @@ def _load(path: Path) -> Any:
         if not path.is_relative_to(prebuilt.root()):
             mend = "remove that file, or set MULTISAMPLE_CACHE_DIR to a folder whose files can be loaded"
         raise BackendUnavailableError(f"backend: 'torch_ext' cannot load {path}: {error}; {mend}") from error
+
+
+def _stream_of(array: Any) -> int | None:
+    """PyTorch's current stream on the device of `array`, by DLPack's numbering."""
+    import torch
+
+    kind, ordinal = array.__dlpack_device__()
+    return None if kind in HOST_KINDS else torch.cuda.current_stream(int(ordinal)).cuda_stream or _LEGACY_STREAM
+
+
+def _refuse_negative_strides(interface: dict[str, Any]) -> None:
+    # PyTorch 2.13 would end the process.
+    if any(stride < 0 for stride in interface.get("strides") or ()):
+        raise BufferError("PyTorch has no negative strides")
 
 
 def _builtins_of(path: Path) -> Builtins | None:
