@@ -23,7 +23,7 @@ from .._randomness.generator import WORD_64, Generator
 from .._randomness.source import check_generator, checked_key
 from .._randomness.torch import taker, torch_generator
 
-__all__ = ["checked_placements", "draw_dtensor", "draw_shard"]
+__all__ = ["draw_dtensor", "draw_shard"]
 
 Cut: TypeAlias = tuple[int, int]
 """A mesh dimension whose ranks share an axis out, and into how many pieces that is cut first, each to be shared out.
@@ -47,9 +47,15 @@ def draw_dtensor(call: Call, draw: Callable[..., Any]) -> Any:
         raise TypeError(
             f"mu, sigma: expected at least one DTensor, as out is one, got the numbers {call.mu} and {call.sigma}"
         )
-    model = max(vectors.values(), key=lambda x: len(_cuts(x.placements, 0)))
-    placements = tuple([_on_axis(p, _ROWS[call.layout]) if _is_shard(p) else p for p in model.placements])
-    return draw_shard(call, model.device_mesh, placements, draw)
+    return draw_shard(call, _model(vectors).device_mesh, None, draw)
+
+
+def _model(vectors: dict[str, Any]) -> Any:
+    """The DTensor that the result is placed like: the one that is cut further."""
+    first, last = next(iter(vectors.values())), vectors[max(vectors)]
+    if first.placements == last.placements:
+        return first
+    return max(vectors.values(), key=lambda x: len(_cuts(x.placements, 0)))
 
 
 _ROWS = {"dn": 0, "nd": 1}
@@ -64,13 +70,15 @@ class _ShardPlan(NamedTuple):
     """
 
     mesh: weakref.ref[Any]
+    placements: tuple[Any, ...]
+    """Of the result."""
     d: int
     n: int
     rows: range
     columns: range
     shape: torch.Size
     readers: dict[str, Callable[[Any], Any]]
-    """How to get this rank's part of `mu` and `sigma`, but for numbers."""
+    """How to get this rank's part of `mu` and `sigma`."""
     wrap: Callable[[Any, Any], Any]
     """``wrap(part, mesh)``: a DTensor around a part of the result."""
 
@@ -78,8 +86,11 @@ class _ShardPlan(NamedTuple):
 _SHARD_PLANS: PlanCache[_ShardPlan] = PlanCache(256)
 
 
-def draw_shard(call: Call, mesh: Any, placements: tuple[Any, ...], draw: Callable[..., Any]) -> Any:
-    """A DTensor around this rank's window; `draw` is `multisample.sample`."""
+def draw_shard(call: Call, mesh: Any, placements: Any, draw: Callable[..., Any]) -> Any:
+    """A DTensor around this rank's window, with `placements`, or placed as `mu` and `sigma` if that is None.
+
+    `draw` is `multisample.sample`.
+    """
     n, dim_offset, sample_offset = checked_window(call.n, call.dim_offset, call.sample_offset)
     check_flag("validate", call.validate)
     vectors = {name: x for name, x in (("mu", call.mu), ("sigma", call.sigma)) if not is_number(x)}
@@ -87,26 +98,30 @@ def draw_shard(call: Call, mesh: Any, placements: tuple[Any, ...], draw: Callabl
         check_tensor(name, x)
     # Equal meshes may have other process groups.
     mu, sigma = (_signature(vectors.get(name), mesh) for name in ("mu", "sigma"))
-    key = id(mesh), placements, n, call.layout, mu, sigma
-    plan = _SHARD_PLANS.get(key)
+    given = tuple(placements) if type(placements) is list else placements
+    key = id(mesh), given, n, call.layout, mu, sigma
+    try:
+        plan = _SHARD_PLANS.get(key)
+    except TypeError:  # Placements that have no hash are none.
+        plan = None
     if plan is None or plan.mesh() is not mesh:
         plan = _shard_plan(vectors, n, call.layout, mesh, placements)
         _SHARD_PLANS.put(key, plan)
     if dim_offset + plan.d > ROWS:
         raise ValueError(f"dim_offset: expected dim_offset + d <= 2**32, got {dim_offset} + {plan.d}")
-    local = {name: plan.readers[name](x) for name, x in vectors.items()}
+    local_mu, local_sigma = (plan.readers[name](x) for name, x in (("mu", call.mu), ("sigma", call.sigma)))
     if call.validate:
         _check_agreement(
-            mesh, next(iter(local.values())), call.seed, call.generator,
+            mesh, local_sigma if is_number(local_mu) else local_mu, call.seed, call.generator,
             {"d": plan.d, "n": n, "dim_offset": dim_offset, "sample_offset": sample_offset},
         )  # fmt: skip
-    if call.out is not None:
-        local["out"] = _local_target(call.out, tuple(plan.shape), mesh, placements)
+    out = None if call.out is None else _local_target(call.out, tuple(plan.shape), mesh, plan.placements)
+    rows, columns = plan.rows, plan.columns
     part = draw(
-        **call._replace(
-            n=len(plan.columns), dim_offset=dim_offset + plan.rows.start,
-            sample_offset=sample_offset + plan.columns.start, **local,
-        )._asdict()
+        local_mu, local_sigma, len(columns), backend=call.backend, seed=call.seed, generator=call.generator,
+        noise=call.noise, dtype=call.dtype, out=out, fast_math=call.fast_math, dim_offset=dim_offset + rows.start,
+        sample_offset=sample_offset + columns.start, validate=call.validate, layout=call.layout,
+        antithetic=call.antithetic,
     )  # fmt: skip
     return plan.wrap(part, mesh) if call.out is None else call.out
 
@@ -118,26 +133,35 @@ def _signature(x: Any, mesh: Any) -> Any:
     return type(x), x.shape, x.layout, *((x.device_mesh == mesh, x.placements) if isinstance(x, DTensor) else ())
 
 
-def _shard_plan(vectors: dict[str, Any], n: int, layout: str, mesh: Any, placements: tuple[Any, ...]) -> _ShardPlan:
+def _shard_plan(vectors: dict[str, Any], n: int, layout: str, mesh: Any, given: Any) -> _ShardPlan:
+    if given is None:
+        rows_axis, model = _ROWS[layout], _model(vectors)
+        placements = tuple([_on_axis(p, rows_axis) if _is_shard(p) else p for p in model.placements])
+    else:
+        placements = _checked_placements(given, mesh)
     d = common_length({name: tuple(x.shape) for name, x in vectors.items()})
     axis = _ROWS[layout]
     shape = torch.Size((n, d) if axis else (d, n))
     cuts = _cuts(placements, axis)
     rows, columns = _part(d, cuts, mesh), _part(n, _cuts(placements, 1 - axis), mesh)
-    readers: dict[str, Callable[[Any], Any]] = {}
+    readers: dict[str, Callable[[Any], Any]] = {"mu": _itself, "sigma": _itself}
     for name, x in vectors.items():
         if isinstance(x, DTensor):
             readers[name] = _reader(name, x, d, rows, mesh, placements, cuts)
         else:
             readers[name] = _cutter(x, rows)
-    return _ShardPlan(weakref.ref(mesh), d, n, rows, columns, shape, readers, _wrapper(placements, shape))
+    return _ShardPlan(weakref.ref(mesh), placements, d, n, rows, columns, shape, readers, _wrapper(placements, shape))
+
+
+def _itself(x: Any) -> Any:
+    return x
 
 
 def _cutter(model: Any, rows: range) -> Callable[[Any], Any]:
     """A function that cuts `rows` out of tensors like `model`; a tensor with no dimension serves all rows."""
     start, stop = rows.start, rows.stop
     if not model.ndim or (start == 0 and stop == model.shape[0]):
-        return lambda x: x
+        return _itself
     return lambda x: x[start:stop]
 
 
@@ -185,7 +209,7 @@ def _cuts(placements: Sequence[Any], axis: int) -> list[Cut]:
     ]
 
 
-def checked_placements(placements: Any, mesh: Any) -> tuple[Any, ...]:
+def _checked_placements(placements: Any, mesh: Any) -> tuple[Any, ...]:
     """Placements of a matrix, their axes counted from the front."""
     if not isinstance(placements, (list, tuple)) or len(placements) != mesh.ndim:
         raise ValueError(

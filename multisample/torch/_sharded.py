@@ -13,7 +13,7 @@ from .._arguments import check_choice, describe
 from .._libraries import is_number
 from .._plan import Call
 from .._randomness.generator import Generator, Key
-from .._routes.dtensor import checked_placements, draw_shard
+from .._routes.dtensor import draw_shard
 from .._sample import sample
 from .._typing import DType, Layout, Noise
 
@@ -144,4 +144,4 @@ def sample_sharded(
         mu, sigma, n, backend, seed, generator, noise, dtype, out, fast_math, dim_offset, sample_offset, validate,
         layout, antithetic,
     )  # fmt: skip
-    return draw_shard(call, mesh, checked_placements(placements, mesh), sample)
+    return draw_shard(call, mesh, placements, sample)
