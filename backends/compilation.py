@@ -138,8 +138,11 @@ def _say_once(backend: str) -> None:
 
 
 @functools.cache
-def source_digest(package: str = __package__) -> str:
-    """A digest of the names and contents of the Python sources of `package`, by default of the backends."""
+def source_digest(package: str = "multisample.backends") -> str:
+    """A digest of the names and contents of the Python sources of `package` and of its subfolders.
+
+    The default is all of the backends, whichever folder this module is in: kernels are compiled from several folders.
+    """
     root = Path(str(importlib.resources.files(package)))
     digest = hashlib.sha256()
     for source in sorted(root.rglob("*.py")):

@@ -122,6 +122,11 @@ def test_the_digest_names_sources_in_subfolders(tmp_path: Path, monkeypatch: pyt
     assert len(digests) == 3
 
 
+def test_the_digest_of_kernels_is_that_of_all_backends() -> None:
+    assert compilation.source_digest() == compilation.source_digest("multisample.backends")
+    assert compilation.source_digest() != compilation.source_digest("multisample.backends.native")
+
+
 def test_the_kernels_of_cpu_are_compiled_ahead_of_time(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["build", "cpu"]) == 0
     assert capfd.readouterr().out.startswith("cpu: 10 kernels are compiled, in ")

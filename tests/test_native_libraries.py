@@ -218,6 +218,19 @@ def test_what_a_library_depends_on(
     assert after.parent.parent == before.parent.parent
 
 
+def test_a_library_depends_on_sources_in_subfolders(sources: Path) -> None:
+    header = sources / "below" / "deep" / "answer.h"
+    header.parent.mkdir(parents=True)
+    places = {libraries._place("cpu")}
+    header.write_text("#define ANSWER 43\n")
+    places.add(libraries._place("cpu"))
+    header.write_text("#define ANSWER 44\n")
+    places.add(libraries._place("cpu"))
+    header.rename(header.parents[1] / "answer.h")
+    places.add(libraries._place("cpu"))
+    assert len(places) == 4
+
+
 def test_what_a_library_does_not_depend_on(sources: Path) -> None:
     before = libraries._place("cpu")
     (sources / "__init__.py").write_text("")
