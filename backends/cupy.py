@@ -16,14 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from . import cache
 from .contract import Backend, BackendStatus, DeviceKind
-from .cuda_driver import device_of
-from .dlpack import Imported
 from .errors import BackendUnavailableError
-from .geometry import KERNEL_STORES
+from .kernels.cuda.geometry import KERNEL_STORES
 from .launch import DriverBackend, KernelKey
+from .memory.dlpack import Imported
 from .native import csrc_files
+from .system import cache
+from .system.cuda_driver import device_of
 
 __all__ = ["ADVANCE_KERNEL", "BACKEND", "OPTIONS", "kernel_name", "source"]
 
@@ -43,7 +43,7 @@ OPTIONS = ("--std=c++17", f"-I{csrc_files.folder()}")
 @functools.cache
 def source() -> str:
     """The program that NVRTC compiles; with a digest of the headers, since CuPy's cache compares programs only."""
-    return f'// {csrc_files.digest()}\n#include "sample_kernel.cuh"\n'
+    return f'// {csrc_files.digest()}\n#include "cuda/kernel.cuh"\n'
 
 
 def kernel_name(key: KernelKey) -> str:

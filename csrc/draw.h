@@ -1,7 +1,7 @@
 // One launch, as plain numbers and addresses: every layer passes this struct on. backends/draw.py packs the same bytes.
 #pragma once
 
-#include "platform.h"
+#include "stream/arithmetic.h"
 
 namespace multisample {
 
@@ -50,7 +50,7 @@ struct Draw {
   u64 rows, columns;              // at least 1
   Word seed, offset;
   Word first_row, first_column;  // first_row + rows <= 2^32, first_column + columns <= 2^34
-  double* scratch;               // kGradient on CUDA: room for partial sums, see gradient_geometry.h
+  double* scratch;               // kGradient on CUDA: room for partial sums, see cuda/gradient_geometry.h
   void* stream;                  // of the device
   u32 type;                      // of the matrix
   u32 operation;

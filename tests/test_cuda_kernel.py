@@ -29,9 +29,12 @@ from draws import WORDS, a_draw, with_words_in_memory
 from transposed_cuts import recut
 
 import multisample
-from multisample.backends import cuda_driver, cuda_group, cuda_kernel, cuda_stores, cuda_transposed
 from multisample.backends.draw import SIZES, Draw, Word, pack
-from multisample.backends.geometry import (
+from multisample.backends.kernels.cuda import columns as cuda_transposed
+from multisample.backends.kernels.cuda import group as cuda_group
+from multisample.backends.kernels.cuda import kernel as cuda_kernel
+from multisample.backends.kernels.cuda import stores as cuda_stores
+from multisample.backends.kernels.cuda.geometry import (
     KERNEL_STORES,
     PACKED_GEOMETRY,
     Geometry,
@@ -41,6 +44,7 @@ from multisample.backends.geometry import (
 )
 from multisample.backends.launch import CONFIGURATION_SIZE, KernelKey
 from multisample.backends.numba import NumbaBackend
+from multisample.backends.system import cuda_driver
 
 pytestmark = pytest.mark.skipif(not gpu.AVAILABLE, reason="the C library has no makecontext")
 requires_numba_cuda = pytest.mark.skipif(
@@ -676,7 +680,7 @@ def test_a_launcher_finds_the_kernel_for_each_alignment_and_window(monkeypatch: 
 @requires_numba_cuda
 @pytest.mark.parametrize("count", [0, 2**32 - 1, 2**64 - 1])
 def test_advance_counts_up_by_one(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    from multisample.backends.cuda_compilation import advance_kernel
+    from multisample.backends.kernels.cuda.compilation import advance_kernel
 
     code = advance_kernel().__code__
     count_up = gpu.once(types.FunctionType(code, {"cuda_intrinsics": gpu, "np": np}))
@@ -700,7 +704,7 @@ def test_advance_counts_up_by_one(monkeypatch: pytest.MonkeyPatch, count: int) -
 
 def test_the_emulated_gpu_has_the_names_of_a_real_one() -> None:
     # Read, not imported: there may be no numba-cuda.
-    source = importlib.resources.files("multisample.backends").joinpath("cuda_intrinsics.py").read_text()
+    source = importlib.resources.files("multisample.backends.kernels.cuda").joinpath("intrinsics.py").read_text()
     (names,) = (
         ast.literal_eval(node.value)
         for node in ast.parse(source).body
@@ -712,7 +716,7 @@ def test_the_emulated_gpu_has_the_names_of_a_real_one() -> None:
 
 @requires_numba_cuda
 def test_kernels_take_the_same_types_as_on_a_gpu() -> None:
-    from multisample.backends.cuda_compilation import SIGNATURE
+    from multisample.backends.kernels.cuda.compilation import SIGNATURE
 
     assert str(SIGNATURE.args) == str((gpu.DRAW, gpu.GEOMETRY))
 

@@ -31,7 +31,7 @@ from multisample.backends.draw import (
     pack,
     packer,
 )
-from multisample.backends.geometry import (
+from multisample.backends.kernels.cuda.geometry import (
     ANTITHETIC_WIDTH,
     KERNEL_STORES,
     PACKED_GEOMETRY,

@@ -24,8 +24,10 @@ from numba import types
 
 import multisample
 from multisample.__main__ import main
-from multisample.backends import cache, compilation, cpu_kernels
+from multisample.backends.kernels import compilation
+from multisample.backends.kernels.cpu import kernel as cpu_kernels
 from multisample.backends.launch import KernelKey
+from multisample.backends.system import cache
 
 # Seconds after which a process hangs.
 DEADLINE = 300
@@ -294,7 +296,7 @@ def test_an_installation_without_a_place_to_write_to_says_what_it_does(root: Pat
 FORK_WHILE_COMPILING = """
 import json, os, sys, threading
 from numba import types
-from multisample.backends import compilation
+from multisample.backends.kernels import compilation
 import numba.core.compiler_lock
 
 compiles, forked = threading.Event(), threading.Event()

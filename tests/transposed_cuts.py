@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from multisample.backends.geometry import KERNEL_STORES, TRANSPOSED_THREADS, Geometry
+from multisample.backends.kernels.cuda.geometry import KERNEL_STORES, TRANSPOSED_THREADS, Geometry
 
 
 def recut(changed: Geometry, usual: Geometry, groups: int, slots: int) -> Geometry:

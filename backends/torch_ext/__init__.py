@@ -21,11 +21,11 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ..contract import Backend, BackendStatus, DeviceKind, Launcher
-from ..cuda_driver import device_of
 from ..draw import HOST, Draw, ElementType, Operation, pack, packer
 from ..errors import BackendUnavailableError
 from ..native import libraries, prebuilt, toolchain
-from ..worker_pool import thread_limit
+from ..system.cuda_driver import device_of
+from ..system.worker_pool import thread_limit
 
 __all__ = ["BACKEND"]
 

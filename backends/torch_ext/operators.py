@@ -1,6 +1,6 @@
 """What PyTorch has to know of ``torch.ops.multisample`` beyond how to run it: empty results, derivatives and batches.
 
-The operators themselves are C++ and CUDA C++, and their schemas are in ``csrc/torch_cpu.cpp``; `register` is called as
+The operators themselves are C++ and CUDA C++, and their schemas are in ``csrc/torch/cpu.cpp``; `register` is called as
 soon as that library has been loaded.
 
 A sample is linear in mu and sigma, and its noise can be drawn again: so a derivative is another draw with the same

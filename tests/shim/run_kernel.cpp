@@ -3,7 +3,9 @@
 // A case is a `Case`, then the bytes of mu and of sigma; its result is a `Result`, the bytes of the output, and how
 // often each of its elements was written.
 #include "cuda_shim.h"
-#include "sample_kernel.cuh"
+// clang-format off: the kernel needs the macros of the shim.
+#include "cuda/kernel.cuh"
+// clang-format on
 
 namespace {
 
