@@ -33,6 +33,7 @@ from multisample.backends.draw import SIZES, Draw, Word, pack
 from multisample.backends.kernels.cuda import columns as cuda_transposed
 from multisample.backends.kernels.cuda import group as cuda_group
 from multisample.backends.kernels.cuda import kernel as cuda_kernel
+from multisample.backends.kernels.cuda import rows as cuda_rows
 from multisample.backends.kernels.cuda import stores as cuda_stores
 from multisample.backends.kernels.cuda.geometry import (
     KERNEL_STORES,
@@ -120,10 +121,10 @@ each_variant = pytest.mark.parametrize("variant", VARIANTS, ids=named)
 def compiled(variant: Variant) -> Any:
     dtype, noise, stores, antithetic, fast_math, origin_in_memory = variant
     # Loops that are unrolled eight times take long to compile, and so are unrolled twice for 16 bits.
-    unroll = {} if SIZES[dtype] > 2 else {way: min(turns, 2) for way, turns in cuda_stores._UNROLL.items()}
+    unroll = {} if SIZES[dtype] > 2 else {way: min(turns, 2) for way, turns in cuda_rows._UNROLL.items()}
     with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch.dict(cuda_stores._UNROLL, unroll))
-        for module in (cuda_group, cuda_kernel, cuda_stores, cuda_transposed):
+        stack.enter_context(mock.patch.dict(cuda_rows._UNROLL, unroll))
+        for module in (cuda_group, cuda_kernel, cuda_rows, cuda_stores, cuda_transposed):
             stack.enter_context(mock.patch.object(module, "inline", gpu.once))
         kernel = cuda_kernel.sample_kernel(
             gpu, dtype, noise == "shared", antithetic, fast_math, KERNEL_STORES.index(stores), origin_in_memory

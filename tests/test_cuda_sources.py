@@ -267,7 +267,7 @@ def build_runner(folder: Path, *options: str) -> Path:
     # The one word of CUDA that no macro can stand for: shared memory is one for all threads, and filled with garbage
     # before each block.
     ids = itertools.count()
-    for name in ("cuda/kernel.cuh", "cuda/columns.cuh", "cuda/group.cuh"):
+    for name in ("cuda/rows.cuh", "cuda/columns.cuh"):
         source = (csrc_files.folder() / name).read_text()
         source = re.sub(
             r"__shared__ ([^;]+?) (\w+)((?:\[[^;]+?\])+);",

@@ -14,7 +14,7 @@ import pickle
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import llvmlite
 import numba
@@ -23,9 +23,12 @@ from numba.core.serialize import dumps
 
 from multisample.backends.system import cache
 
-__all__ = ["KernelCache", "compile_cached", "inline", "source_digest"]
+__all__ = ["Function", "KernelCache", "compile_cached", "inline", "source_digest"]
 
-inline: Callable[[Callable[..., Any]], Callable[..., Any]] = njit(forceinline=True)
+Function: TypeAlias = Callable[..., Any]
+"""What Numba compiles: it infers the types."""
+
+inline: Callable[[Function], Function] = njit(forceinline=True)
 """Decorator: Numba compiles the function into its callers, on a CPU or a GPU."""
 
 _FOLDER = "numba"

@@ -11,18 +11,9 @@
 // lies as it does in the output. See cuda/geometry.h.
 #pragma once
 
-#include "cuda/group.cuh"
+#include "cuda/stores.cuh"
 
 namespace multisample {
-
-MULTISAMPLE_FUNCTION float of_thread_before(float x) { return __shfl_up_sync(~0u, x, 1); }
-MULTISAMPLE_FUNCTION double of_thread_before(double x) { return __shfl_up_sync(~0u, x, 1); }
-MULTISAMPLE_FUNCTION float16 of_thread_before(float16 x) {
-  return {static_cast<u16>(__shfl_up_sync(~0u, static_cast<u32>(x.bits), 1))};
-}
-MULTISAMPLE_FUNCTION bfloat16 of_thread_before(bfloat16 x) {
-  return {static_cast<u16>(__shfl_up_sync(~0u, static_cast<u32>(x.bits), 1))};
-}
 
 // So many bits, of 32 at most.
 template <u32 count>
@@ -135,7 +126,7 @@ struct Pieces {
     }
 #pragma unroll
     for (u32 s = 0; s + 1 < kSlots; ++s) {
-      mu[s] = of_thread_before(own.mu[s + 1]), sigma[s] = of_thread_before(own.sigma[s + 1]);
+      mu[s] = shuffle_up(own.mu[s + 1]), sigma[s] = shuffle_up(own.sigma[s + 1]);
     }
   }
 
@@ -152,7 +143,7 @@ struct Pieces {
 #pragma unroll
       for (u32 s = 0; s < kSlots; ++s) of_both[kSlots - 1 + s] = normal(z[s], k);
 #pragma unroll
-      for (u32 s = 1; s <= most; ++s) of_both[kSlots - 1 - s] = of_thread_before(normal(z[kSlots - s], k));
+      for (u32 s = 1; s <= most; ++s) of_both[kSlots - 1 - s] = shuffle_up(normal(z[kSlots - s], k));
 #pragma unroll
       for (u32 c = 0; c < kPerNormal; ++c) {
         const u32 back = c == 0 ? back_0 : back_1;

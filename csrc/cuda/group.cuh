@@ -137,12 +137,6 @@ struct alignas(16) Noise<Real, true, fast> {
   MULTISAMPLE_FUNCTION Normals<Real> in(const RowPart&, const Keys<Real>&) const { return z; }
 };
 
-// Four elements next to each other, written at once, or in the case of float64 in two halves.
-template <class Out>
-struct alignas(sizeof(Out) == 2 ? 8 : 16) Quad {
-  Out x[4];
-};
-
 // The elements of a group.
 template <class Out, bool antithetic>
 struct Elements {

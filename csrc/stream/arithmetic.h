@@ -85,19 +85,6 @@ MULTISAMPLE_FUNCTION float sqrt_rn(float x) {
   return fma_rn(h, fma_rn(negated(g), g, x), g);
 }
 
-// An address of the device's memory, or a number, of which the compiler no longer knows how it came about: it would
-// work it out anew for each of several conditional stores, or in each turn of a loop.
-template <class T>
-MULTISAMPLE_FUNCTION T* hidden(T* at) {
-  asm volatile("" : "+l"(at));
-  __builtin_assume(__isGlobal(at));
-  return at;
-}
-MULTISAMPLE_FUNCTION u32 hidden(u32 x) {
-  asm volatile("" : "+r"(x));
-  return x;
-}
-
 MULTISAMPLE_FUNCTION u32 float_bits(float x) { return __float_as_uint(x); }
 MULTISAMPLE_FUNCTION float from_float_bits(u32 x) { return __uint_as_float(x); }
 MULTISAMPLE_FUNCTION u64 float_bits(double x) { return static_cast<u64>(__double_as_longlong(x)); }
@@ -119,12 +106,6 @@ MULTISAMPLE_FUNCTION double mul_rn(double a, double b) { return a * b; }
 MULTISAMPLE_FUNCTION double add_rn(double a, double b) { return a + b; }
 MULTISAMPLE_FUNCTION double sub_rn(double a, double b) { return a - b; }
 MULTISAMPLE_FUNCTION double sqrt_rn(double x) { return __builtin_sqrt(x); }
-
-template <class T>
-MULTISAMPLE_FUNCTION T* hidden(T* at) {
-  return at;
-}
-MULTISAMPLE_FUNCTION u32 hidden(u32 x) { return x; }
 
 template <class To, class From>
 MULTISAMPLE_FUNCTION To reinterpret_bits(From x) {

@@ -90,12 +90,12 @@ inline Counted<double> narrow(double x) {
   return x;
 }
 template <class T>
-Counted<T> of_thread_before(Counted<T> x) {
-  return of_thread_before(x.value);
+Counted<T> shuffle_up(Counted<T> x) {
+  return shuffle_up(x.value);
 }
 template <class T>
-Counted<T> of_thread(u32 lane, Counted<T> x) {
-  return of_thread(lane, x.value);
+Counted<T> from_lane(Counted<T> x, u32 lane) {
+  return from_lane(x.value, lane);
 }
 
 }  // namespace multisample

@@ -13,13 +13,13 @@ from types import ModuleType
 import numpy as np
 
 from multisample.backends.draw import SIZES
-from multisample.backends.kernels.compilation import inline
+from multisample.backends.kernels.compilation import Function, inline
 from multisample.backends.kernels.stream.arithmetic import fma
 from multisample.backends.kernels.stream.words import row_part
 
 from .geometry import TRANSPOSED_THREADS, slots_of, staged_slots_of, staged_threads
 from .group import computing_type, element, group_width, keys_of, memory_of, narrowed, noise, offset_of, packing, scaled
-from .stores import MOST_STORED, Function
+from .stores import MOST_STORED
 
 __all__ = ["transposed_kernel", "transposed_staged_kernel"]
 

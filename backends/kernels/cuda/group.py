@@ -14,14 +14,13 @@ from typing import Any
 import numpy as np
 
 from multisample.backends.draw import ElementType
-from multisample.backends.kernels.compilation import inline
+from multisample.backends.kernels.compilation import Function, inline
 from multisample.backends.kernels.stream.arithmetic import float_bits, fma, from_float_bits, like
 from multisample.backends.kernels.stream.normals import FLOAT64_KEY, normals_f32, normals_f64
 from multisample.backends.kernels.stream.rounding import to_bfloat16, unchanged
 from multisample.backends.kernels.stream.words import column_part, row_part, stream_key, words
 
 from .geometry import ANTITHETIC_WIDTH, WIDTH
-from .stores import Function
 
 __all__ = [
     "computing_type", "element", "group_width", "keys_of", "memory_of", "noise", "offset_of", "packing", "places",

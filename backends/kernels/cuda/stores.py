@@ -1,6 +1,6 @@
-"""How the columns that a thread draws go to memory, row by row: the ways of ``csrc/cuda/geometry.h``.
+"""How the columns that a thread draws go to memory, row by row: ``csrc/cuda/stores.cuh``.
 
-Each of `aligned`, `shifted`, `staged`, `strided` and `apart` gives a function ``put_row(at, x, state)``: `at` is an
+Each of `aligned`, `paired`, `shifted`, `staged` and `strided` gives a function ``put_row(at, x, state)``: `at` is an
 address of the thread's own, which moves with the row, `x` are the elements of a group, `width` many, and `state` is
 what the way has to know.
 """
@@ -14,19 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from multisample.backends.kernels.compilation import inline
+from multisample.backends.kernels.compilation import Function, inline
 
-__all__ = ["MOST_STORED", "Function", "aligned", "apart", "going_down", "paired", "shifted", "staged", "strided"]
+__all__ = ["MOST_STORED", "aligned", "paired", "shifted", "staged", "strided"]
 
 MOST_STORED = 16
 """Bytes that one store writes at most."""
-
-# How often a loop down the rows is unrolled, by how they go to memory: half as often if groups are twice as wide.
-_UNROLL = {"kAligned": 8, "kShifted": 6, "kStaged": 4, "kStrided": 1}
-# At most so often where a row has little to do, or so much that registers run out.
-_UNROLL_SHARED, _UNROLL_FLOAT64 = 2, 1
-
-Function = Callable[..., Any]
 
 # What makes functions for kernels is cached, here and in the other modules: what several kernels have in common, Numba
 # compiles once in a process.
@@ -307,64 +300,3 @@ def strided(gpu: ModuleType, width: int) -> Function:
         return part
 
     return _each(width, column)
-
-
-@functools.cache
-def apart(gpu: ModuleType, width: int) -> Function:
-    """The same of columns that are all inside. `state`: the distance alone."""
-    store = gpu.store
-
-    def column(k: int) -> Function:
-        @inline
-        def part(at, x, stride):
-            store(at, x[k])
-            return at + stride
-
-        return part
-
-    return _each(width, column)
-
-
-@functools.cache
-def going_down(
-    group: Function, put_row: Function, slot_size: int, way: str, dtype: str, shared: bool, antithetic: bool
-) -> Function:
-    """``go_down(slot, count, at, stride, own, state)`` draws and puts groups that are `stride` bytes apart in memory.
-
-    What ``group(slot, own)`` makes of what the thread has of its own and of `count` slots of a chunk, one after the
-    other from address `slot` on. The loop is unrolled, so that one row's loads and another's arithmetic overlap.
-    """
-    most = _UNROLL_FLOAT64 if dtype == "float64" else _UNROLL_SHARED if shared else max(_UNROLL.values())
-    unroll = max(min(most, _UNROLL[way]) // (2 if antithetic else 1), 1)
-
-    @inline
-    def draw_row(slot, at, stride, own, state):
-        put_row(at, group(slot, own), state)
-        return slot + slot_size, at + stride
-
-    @functools.cache
-    def several(rows: int) -> Function:
-        if rows == 1:
-            return draw_row
-        first, second = several(rows // 2), several(rows - rows // 2)
-
-        @inline
-        def draw_both(slot, at, stride, own, state):
-            slot, at = first(slot, at, stride, own, state)
-            return second(slot, at, stride, own, state)
-
-        return draw_both
-
-    draw_rows = several(unroll)
-
-    @inline
-    def go_down(slot, count, at, stride, own, state):
-        left = np.int32(count)
-        while left >= unroll:
-            slot, at = draw_rows(slot, at, stride, own, state)
-            left = np.int32(left - unroll)
-        while left > 0:
-            slot, at = draw_row(slot, at, stride, own, state)
-            left = np.int32(left - 1)
-
-    return go_down
