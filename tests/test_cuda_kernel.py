@@ -224,23 +224,23 @@ class Case:
         usual = self.usual_geometry()
         if self.cut is None:
             return usual
-        changed = usual._replace(**self.cut(usual))
-        groups = _ceil_div(changed.skip + self.n, 8 if self.antithetic else 4)
+        groups = _ceil_div(usual.skip + self.n, 8 if self.antithetic else 4)
         if KERNEL_STORES[usual.stores].startswith("kTransposed"):
-            return recut(changed, usual, groups, staged_slots_of(self.size, self.antithetic))
-        rows, lanes, shift = changed.rows_per_pass, changed.lanes, changed.interleave_log2
+            return recut(self.cut, usual, groups, staged_slots_of(self.size, self.antithetic))
+        changed = usual._replace(**self.cut(usual))
+        rows, lanes, shift = changed.rows_per_pass, changed.groups_per_pass, changed.interleave_log2
         threads = _ceil_div(lanes * rows, 32) * 32
         bands = _ceil_div(_ceil_div(self.d, changed.band_rows), 1 << shift) << shift
-        column_blocks = _ceil_div(groups, lanes * changed.steps)
+        blocks_per_band = _ceil_div(groups, lanes * changed.steps)
         return changed._replace(
             threads=threads,
-            one_by_lanes=_ceil_div(1 << 20, lanes),
+            one_by_groups=_ceil_div(1 << 20, lanes),
             one_by_rows=_ceil_div(1 << 20, rows),
             chunk=changed.chunk if changed.chunk != usual.chunk else threads // rows * rows,
             pitch=threads // rows | 1,
-            column_blocks=column_blocks,
-            blocks=bands * column_blocks,
-            stride=self.byte_strides()[0] // self.size * rows << shift,
+            blocks_per_band=blocks_per_band,
+            blocks=bands * blocks_per_band,
+            row_step=self.byte_strides()[0] // self.size * rows << shift,
         )
 
     def variant(self) -> Variant:
@@ -285,8 +285,8 @@ class Case:
 
 
 def packed_geometry(cut: Geometry) -> bytes:
-    """The C++ struct: the last field is signed."""
-    packed = np.array(cut[:-1], np.uint32).tobytes() + np.array(cut[-1:], np.int32).tobytes()
+    """The C++ struct."""
+    packed = struct.pack("15IiIiI", *cut)
     assert len(packed) == PACKED_GEOMETRY
     return packed
 
@@ -367,7 +367,7 @@ def other_cuts(stores: str) -> Iterator[Cut]:
     whole_warps = [(32, 1), (64, 2), (96, 5), (288, 3), (160, 2)]
     for lanes, steps in whole_warps + ([(1, 1), (3, 2), (33, 4), (287, 2)] if stores != "kShifted" else []):
         yield lambda g, lanes=lanes, steps=steps: {
-            "lanes": lanes, "rows_per_pass": 1, "band_rows": 5, "steps": steps,
+            "groups_per_pass": lanes, "rows_per_pass": 1, "band_rows": 5, "steps": steps,
         }  # fmt: skip
 
 
@@ -420,14 +420,14 @@ def test_dimensions_side_by_side_written_at_once_and_through_the_stage(variant: 
             case.check()
             if d < 300 and passes > 1:
                 dataclasses.replace(case, cut=wide_passes(passes, per_chunk)).check()
-            seen["chunks"] += cut.band_rows > cut.chunk
+            seen["chunks"] += cut.band_groups > cut.chunk
             seen["cut"] += cut.skip > 0
             if variant.stores == "kTransposed":
-                seen[f"{cut.stride % slots} further behind"] += 1
-                seen["tiles"] += cut.column_blocks > 1
-                assert cut.overlap == (cut.stride % slots > 0)
-                assert cut.lanes >= _ceil_div(d, slots)
-                seen["begins before"] += cut.lanes * slots >= d + slots and not cut.overlap
+                seen[f"{cut.column_step % slots} further behind"] += 1
+                seen["tiles"] += cut.blocks_per_band > 1
+                assert cut.overlap == (cut.column_step % slots > 0)
+                assert cut.pieces >= _ceil_div(d, slots)
+                seen["begins before"] += cut.pieces * slots >= d + slots and not cut.overlap
     kinds = {"chunks", "cut"}
     if variant.stores == "kTransposed":
         kinds |= {"tiles", "begins before", *(f"{delta} further behind" for delta in range(slots))}
@@ -501,10 +501,10 @@ def test_many_dimensions_and_long_rows(noise: str) -> None:
     tiles = [Case(524_301, 1, noise=noise, strides=(1, 2)), Case(100_004, 9, noise=noise, strides=(1, 100_004))]
     # With shared noise, a block of the latter goes along a few groups only.
     of_many = [chunks[0], *(chunks[2:] if noise == "independent" else ())]
-    assert all(case.geometry().band_rows > case.geometry().chunk for case in of_many)
+    assert all(max(case.geometry().band_rows, case.geometry().band_groups) > case.geometry().chunk for case in of_many)
     assert [case.variant().stores for case in chunks[2:]] == ["kTransposedStaged", "kTransposed"]
     assert all(case.geometry().steps > 1 for case in steps)
-    assert all(case.geometry().column_blocks > 10 for case in tiles)
+    assert all(case.geometry().blocks_per_band > 10 for case in tiles)
     assert {case.variant().stores for case in steps} == {"kAligned", "kShifted", "kStrided"}
     assert {case.variant().stores for case in tiles} == {"kTransposed"}
     for case in chunks + steps + tiles:

@@ -176,23 +176,23 @@ class Case:
         g = self.usual_cut()
         if self.cut is None:
             return g
-        changed = g._replace(**self.cut(g))
-        rows, lanes, shift = changed.rows_per_pass, changed.lanes, changed.interleave_log2
-        groups = _ceil_div(changed.skip + self.n, 8 if self.antithetic else 4)
+        groups = _ceil_div(g.skip + self.n, 8 if self.antithetic else 4)
         if STORES[g.stores].startswith("transposed"):
-            return recut(changed, g, groups, geometry.staged_slots_of(self.size, self.antithetic))
+            return recut(self.cut, g, groups, geometry.staged_slots_of(self.size, self.antithetic))
+        changed = g._replace(**self.cut(g))
+        rows, lanes, shift = changed.rows_per_pass, changed.groups_per_pass, changed.interleave_log2
         threads = _ceil_div(lanes * rows, 32) * 32
         bands = _ceil_div(_ceil_div(self.d, changed.band_rows), 1 << shift) << shift
         columns = _ceil_div(groups, changed.steps * lanes)
         return changed._replace(
             threads=threads,
-            one_by_lanes=_ceil_div(1 << 20, lanes),
+            one_by_groups=_ceil_div(1 << 20, lanes),
             one_by_rows=_ceil_div(1 << 20, rows),
             chunk=changed.chunk if changed.chunk != g.chunk else threads // rows * rows,
             pitch=threads // rows | 1,
-            column_blocks=columns,
+            blocks_per_band=columns,
             blocks=bands * columns,
-            stride=self.byte_strides()[0] // self.size * rows << shift,
+            row_step=self.byte_strides()[0] // self.size * rows << shift,
         )
 
     def packed(self) -> bytes:
@@ -648,11 +648,11 @@ def test_kernel_draws_many_dimensions_and_long_rows(runner: Path, dtype: str, no
         Case(131_328, 2, dtype, noise, sample_offset=1, strides=(1, 131_328)),
     ]
     for case in chunks:
-        assert case.usual_cut().band_rows > case.usual_cut().chunk, case
+        assert max(case.usual_cut().band_rows, case.usual_cut().band_groups) > case.usual_cut().chunk, case
     for case in steps:
         assert case.usual_cut().steps > 1, case
     for case in tiles:
-        assert case.usual_cut().column_blocks > 1, case
+        assert case.usual_cut().blocks_per_band > 1, case
     assert {STORES[case.usual_cut().stores] for case in steps} == {"aligned", "shifted", "strided"}
     assert {STORES[case.usual_cut().stores] for case in tiles} == {"transposed"}
     cases = [*chunks, Case(28 * 513 + 9, 33, dtype, noise, pairs, sample_offset=1), *steps, *tiles]
@@ -689,11 +689,11 @@ def other_cuts() -> Iterator[tuple[str, Cut]]:
     # Blocks of other widths, and several runs of columns.
     for lanes, steps in [(32, 1), (64, 2), (96, 5), (288, 3), (160, 2)]:
         yield "aligned shifted strided", lambda g, lanes=lanes, steps=steps: {
-            "lanes": lanes, "rows_per_pass": 1, "band_rows": 5, "steps": steps,
+            "groups_per_pass": lanes, "rows_per_pass": 1, "band_rows": 5, "steps": steps,
         }  # fmt: skip
     for lanes, steps in [(1, 1), (3, 2), (33, 4), (257, 1), (287, 2)]:
         yield "aligned strided", lambda g, lanes=lanes, steps=steps: {
-            "lanes": lanes, "rows_per_pass": 1, "band_rows": 5, "steps": steps,
+            "groups_per_pass": lanes, "rows_per_pass": 1, "band_rows": 5, "steps": steps,
         }  # fmt: skip
 
 

@@ -45,23 +45,24 @@ struct Kept {
 template <class GroupNoise, u32 width>
 struct Band {
   u64 first_group;
-  u32 count;    // groups
-  u32 turns;    // of them in a pass
+  u32 count;  // groups
+  u32 groups_per_pass;
   i64 columns;  // from the band's first group on; inside are those from `skipped` to it
   u32 skipped;
   u32 first_whole, whole;  // passes that begin with these groups have all their columns inside
 
   MULTISAMPLE_FUNCTION Band(u32 band, const Draw& call, const Geometry& geometry)
-      : first_group(static_cast<u64>(band) * geometry.band_rows), turns(geometry.rows_per_pass) {
+      : first_group(static_cast<u64>(band) * geometry.band_groups), groups_per_pass(geometry.groups_per_pass) {
     columns = static_cast<i64>(geometry.skip + call.columns - first_group * width);
     const u64 left = static_cast<u64>(columns + width - 1) / width;
-    count = geometry.band_rows < left ? geometry.band_rows : static_cast<u32>(left);
+    count = geometry.band_groups < left ? geometry.band_groups : static_cast<u32>(left);
     skipped = band == 0 ? geometry.skip : 0;
-    first_whole = skipped > 0 ? turns : 0;
+    first_whole = skipped > 0 ? groups_per_pass : 0;
     const u64 inside = static_cast<u64>(columns) / width;
-    whole = inside < first_whole + turns           ? 0
-            : inside - turns - first_whole < count ? static_cast<u32>(inside - turns) - first_whole + 1
-                                                   : count;
+    whole = inside < first_whole + groups_per_pass ? 0
+            : inside - groups_per_pass - first_whole < count
+                ? static_cast<u32>(inside - groups_per_pass) - first_whole + 1
+                : count;
   }
 
   // The address of the first group's first column, be it inside or not.
@@ -92,7 +93,7 @@ struct Band {
                                 const Geometry& geometry) const {
     const u32 groups = count - begin < geometry.chunk ? count - begin : geometry.chunk;
     if (begin > 0) __syncthreads();
-    if (threadIdx.x < geometry.chunk && threadIdx.x + 1 < groups + turns) {
+    if (threadIdx.x < geometry.chunk && threadIdx.x + 1 < groups + groups_per_pass) {
       const u64 group = call.first_column.value / width + first_group + begin + threadIdx.x;
       chunk[threadIdx.x] = GroupNoise::of(static_cast<u32>(group), value_of(call.offset), keys);
     }
@@ -189,7 +190,7 @@ MULTISAMPLE_FUNCTION Out* go_along(Pieces<Out, antithetic>& made, const GroupNoi
   using Made = Pieces<Out, antithetic>;
   const GroupNoise* from = chunk + turn;
 #pragma unroll 1
-  for (u32 k = 0; k < groups; k += band.turns, from += band.turns) {
+  for (u32 k = 0; k < groups; k += band.groups_per_pass, from += band.groups_per_pass) {
     const GroupNoise noise = *from;
     Normals<Real> z[Made::kSlots];
 #pragma unroll
@@ -213,14 +214,14 @@ MULTISAMPLE_FUNCTION void draw_transposed(const Draw& call, const Geometry& geom
   using Made = Pieces<Out, antithetic>;
   constexpr u32 width = Made::kColumns, slots = Made::kSlots;
   __shared__ GroupNoise chunk[kTransposedThreads];
-  const u32 band_index = blockIdx.x / geometry.column_blocks;
-  const u32 tile = blockIdx.x - band_index * geometry.column_blocks;
+  const u32 band_index = blockIdx.x / geometry.blocks_per_band;
+  const u32 tile = blockIdx.x - band_index * geometry.blocks_per_band;
   const Band<GroupNoise, width> band(band_index, call, geometry);
   const Keys<Real> keys(call.seed.value);
 
   // How many elements behind an aligned address the first column of a group begins, and each further one behind that:
   // the same in all groups.
-  const i32 stride = geometry.stride, step = static_cast<i32>(band.turns * width) * stride;
+  const i32 stride = geometry.column_step, step = static_cast<i32>(band.groups_per_pass * width) * stride;
   const u64 begin_of_0 = reinterpret_cast<u64>(call.matrix) - geometry.skip * static_cast<u64>(call.column_stride);
   const u32 shift = begin_of_0 / sizeof(Out) % slots, delta = static_cast<u32>(stride) % slots;
 
@@ -229,10 +230,10 @@ MULTISAMPLE_FUNCTION void draw_transposed(const Draw& call, const Geometry& geom
   const u32 overlap = geometry.overlap, thread = threadIdx.x;
   const u32 pieces_of_tile = (32 - overlap) * (blockDim.x / 32);
   const i32 position = static_cast<i32>(tile * pieces_of_tile + thread - overlap * (thread / 32 + 1));
-  const u32 turn_of_it = position < 0 ? 0 : static_cast<u32>(position) / geometry.lanes;
-  const bool exists = position >= 0 && turn_of_it < band.turns;
+  const u32 turn_of_it = position < 0 ? 0 : static_cast<u32>(position) / geometry.pieces;
+  const bool exists = position >= 0 && turn_of_it < band.groups_per_pass;
   const u32 turn = exists ? turn_of_it : 0;
-  const i64 first = (position - static_cast<i64>(turn) * geometry.lanes) * slots - shift;
+  const i64 first = (position - static_cast<i64>(turn) * geometry.pieces) * slots - shift;
   const i64 rows = static_cast<i64>(call.rows);
   u64 row[slots];
 #pragma unroll
@@ -295,7 +296,7 @@ MULTISAMPLE_FUNCTION void draw_transposed_staged(const Draw& call, const Geometr
   // Dimensions of all groups of a pass, one behind the other, a run of them for each slot. The last runs may be
   // shorter, and where a warp has none of one, it draws none; the warps take turns at that, since each has an issue
   // slot of its own.
-  const u32 filled = band.turns * rows, thread = (threadIdx.x + blockIdx.x * 32) % kStagedThreads;
+  const u32 filled = band.groups_per_pass * rows, thread = (threadIdx.x + blockIdx.x * 32) % kStagedThreads;
   u64 row[slots];
   u32 place[slots][width];
   const GroupNoise* from[slots];
@@ -326,7 +327,7 @@ MULTISAMPLE_FUNCTION void draw_transposed_staged(const Draw& call, const Geometr
   const bool aligned = reinterpret_cast<u64>(out) % sizeof(Part) == 0;
   for (u32 begin = 0; begin < band.count; begin += geometry.chunk) {
     const u32 groups = band.fill(chunk, begin, keys, call, geometry);
-    for (u32 k = 0; k < groups; k += band.turns) {
+    for (u32 k = 0; k < groups; k += band.groups_per_pass) {
 #pragma unroll
       for (u32 s = 0; s < slots; ++s) {
         if (s >= used) break;
@@ -347,7 +348,7 @@ MULTISAMPLE_FUNCTION void draw_transposed_staged(const Draw& call, const Geometr
         }
       } else {
         const i64 left = band.columns - static_cast<i64>(begin + k) * width;
-        const u32 last = left < band.turns * width ? static_cast<u32>(left) * rows : step;
+        const u32 last = left < band.groups_per_pass * width ? static_cast<u32>(left) * rows : step;
         for (u32 e = (begin + k == 0 ? band.skipped : 0) * rows + threadIdx.x; e < last; e += kStagedThreads) {
           out[e] = reinterpret_cast<const Out*>(stage)[e];
         }

@@ -6,9 +6,8 @@
 // its threads always have a group each; long rows are split over blocks; and where there are too few dimensions to go
 // down, a thread goes on to other columns.
 //
-// Where it is the dimensions that lie side by side in memory, they change places with the groups: a block has a tile of
-// dimensions, as many as its threads can keep, and goes along a band of groups. What is said of rows below is then true
-// of groups, and of columns, of dimensions.
+// Where dimensions lie side by side in memory, a block has a tile of dimensions instead, as many as its threads can
+// keep, and goes along a band of groups.
 #pragma once
 
 #include "draw.h"
@@ -54,27 +53,30 @@ constexpr u32 kSlots = size == 8 ? 2 : 4;
 template <u32 size, bool antithetic>
 constexpr u32 kStagedSlots = kSlots<size> / (antithetic ? 2 : 1);
 
+// Row stores (the first four) go down bands of rows; kTransposed and kTransposedStaged go along bands of groups.
 struct Geometry {
   u32 blocks, threads;
-  u32 lanes;            // threads to a row; of kTransposedStaged, dimensions
-  u32 one_by_lanes;     // 2^20 / lanes, rounded up: exact enough to divide the index of a thread
-  u32 rows_per_pass;    // rows that a block draws side by side
+  u32 groups_per_pass;  // groups that a block draws side by side
+  u32 one_by_groups;    // 2^20 / groups_per_pass, rounded up: exact enough to divide the index of a thread
+  u32 rows_per_pass;    // of row stores: rows that a block draws side by side
   u32 one_by_rows;      // 2^20 / rows_per_pass, rounded up
-  u32 chunk;            // rows whose mu and sigma are fetched together, a multiple of rows_per_pass
+  u32 chunk;            // rows, or else groups, that a block prepares together in shared memory; whole passes
   u32 pitch;            // from row to row of a pass in a chunk; odd, so that threads of a warp do not meet in one bank
-  u32 band_rows;        // rows of a block
+  u32 band_rows;        // of row stores: rows of a block
   u32 interleave_log2;  // bands take turns: row k of a band is 2^interleave_log2 rows after its row k - 1
-  u32 steps;            // how many runs of a group for each lane a block draws
-  u32 column_blocks;    // blocks to a row
+  u32 steps;            // of row stores: runs of groups_per_pass that a block draws
+  u32 blocks_per_band;  // blocks that share a band
   u32 skip;             // columns of the first group before the first column; the most that there can be, if the first
                         // column is in device memory
   u32 stores;           // one of Stores
+  u32 pieces;           // of kTransposed: pieces of a column, one for each thread; of kTransposedStaged: dimensions
+  i32 row_step;         // of row stores: from row to row of a thread, in elements of out; 0 if a thread has one row
   u32 overlap;          // of kTransposed: threads of a warp that do what the warp before also does, to hand it over
-  i32 stride;  // from row to row of a thread, in elements of out; 0 if a thread has one row; of kTransposed, from
-               // column to column
+  i32 column_step;      // of kTransposed: from column to column, in elements of out
+  u32 band_groups;      // of kTransposed and kTransposedStaged: groups of a block
 };
 
-static_assert(sizeof(Geometry) == 64, "backends/kernels/cuda/geometry.py packs these bytes");
+static_assert(sizeof(Geometry) == 76, "backends/kernels/cuda/geometry.py packs these bytes");
 
 #if !defined(__CUDACC_RTC__)
 
@@ -132,7 +134,7 @@ inline Geometry transposed_geometry(const Draw& call, Geometry g, u64 groups) {
   const bool fits = most_turns > (call.common_noise || call.antithetic ? 0 : cheap ? 1 : 3);
   if (!bounded && side_by_side && fits) {
     g.stores = kTransposedStaged;
-    g.lanes = static_cast<u32>(call.rows);
+    g.pieces = static_cast<u32>(call.rows);
     g.threads = staged;
     turns = enough < most_turns ? enough : most_turns;
     if (turns > staged) turns = staged;
@@ -143,22 +145,22 @@ inline Geometry transposed_geometry(const Draw& call, Geometry g, u64 groups) {
     const bool alike = static_cast<u64>(call.column_stride) / size % slots == 0;
     const u64 shift = alike || call.first_column.at == nullptr ? start / size % slots : slots - 1;
     g.overlap = alike ? 0 : 1;
-    g.lanes = static_cast<u32>(ceil_div(shift + call.rows + (alike ? 0 : slots - 1), slots));
+    g.pieces = static_cast<u32>(ceil_div(shift + call.rows + (alike ? 0 : slots - 1), slots));
     const u64 of_warp = 32 - g.overlap, most = kTransposedThreads / 32;
     u64 warps = 0;
-    for (u64 t = 1; t <= kMostTurns || t * g.lanes <= most * of_warp; ++t) {
+    for (u64 t = 1; t <= kMostTurns || t * g.pieces <= most * of_warp; ++t) {
       if (t > 1 && elements_apart(call, size) * t >= kFarApart) break;
       // So many that few threads have nothing to do, but not one more for less than a fiftieth of them.
-      const u64 all = ceil_div(t * g.lanes, of_warp), blocks = ceil_div(all, most), of_block = ceil_div(all, blocks);
+      const u64 all = ceil_div(t * g.pieces, of_warp), blocks = ceil_div(all, most), of_block = ceil_div(all, blocks);
       if (t > 1 && (t > enough * blocks || 50 * blocks * of_block * turns >= 49 * warps * t)) continue;
       turns = t, tiles = blocks, warps = blocks * of_block;
       g.threads = static_cast<u32>(32 * of_block);
     }
-    g.stride = static_cast<i32>(call.column_stride / size);
+    g.column_step = static_cast<i32>(call.column_stride / size);
   }
-  g.rows_per_pass = static_cast<u32>(turns);
-  g.chunk = g.threads / g.rows_per_pass * g.rows_per_pass;
-  const u64 all = ceil_div(groups, g.rows_per_pass);
+  g.groups_per_pass = static_cast<u32>(turns);
+  g.chunk = g.threads / g.groups_per_pass * g.groups_per_pass;
+  const u64 all = ceil_div(groups, g.groups_per_pass);
   u64 passes = ceil_div(all * tiles, 1024);
   if (passes > 8) passes = 8;
   if (passes < all * tiles / 2048) passes = all * tiles / 2048;
@@ -167,9 +169,8 @@ inline Geometry transposed_geometry(const Draw& call, Geometry g, u64 groups) {
   const u64 least = ceil_div(all * tiles, u64{1} << 30);
   if (passes > most) passes = most;
   if (passes < least) passes = least;
-  g.band_rows = static_cast<u32>(passes * g.rows_per_pass);
-  g.steps = 1;
-  g.column_blocks = static_cast<u32>(tiles);
+  g.band_groups = static_cast<u32>(passes * g.groups_per_pass);
+  g.blocks_per_band = static_cast<u32>(tiles);
   g.blocks = static_cast<u32>(ceil_div(all, passes) * tiles);
   return g;
 }
@@ -184,11 +185,11 @@ inline Geometry geometry_of(const Draw& call, bool strided = false) {
   if (g.stores == kTransposed) return transposed_geometry(call, g, groups);
   // Runs of columns, each for one row of threads.
   const u64 tiles = groups <= kThreads ? 1 : ceil_div(groups, 2 * kShortRow);
-  g.lanes = static_cast<u32>(tiles == 1 ? groups : ceil_div(ceil_div(groups, tiles), 32) * 32);
-  g.one_by_lanes = static_cast<u32>(ceil_div(1 << 20, g.lanes));
-  g.rows_per_pass = g.lanes > kShortRow ? 1 : 2 * kShortRow / g.lanes;
+  g.groups_per_pass = static_cast<u32>(tiles == 1 ? groups : ceil_div(ceil_div(groups, tiles), 32) * 32);
+  g.one_by_groups = static_cast<u32>(ceil_div(1 << 20, g.groups_per_pass));
+  g.rows_per_pass = g.groups_per_pass > kShortRow ? 1 : 2 * kShortRow / g.groups_per_pass;
   if (g.rows_per_pass > call.rows) g.rows_per_pass = static_cast<u32>(call.rows);
-  g.threads = static_cast<u32>(ceil_div(g.lanes * g.rows_per_pass, 32) * 32);
+  g.threads = static_cast<u32>(ceil_div(g.groups_per_pass * g.rows_per_pass, 32) * 32);
   g.one_by_rows = static_cast<u32>(ceil_div(1 << 20, g.rows_per_pass));
   g.chunk = g.threads / g.rows_per_pass * g.rows_per_pass;
   g.pitch = g.threads / g.rows_per_pass | 1;
@@ -211,7 +212,7 @@ inline Geometry geometry_of(const Draw& call, bool strided = false) {
   if (g.stores == kShifted) {
     // So that all rows of a band are aligned alike.
     while (call.row_stride * (i64{1} << g.interleave_log2) % 16 != 0) ++g.interleave_log2;
-  } else if (cheap && g.stores == kAligned && g.lanes > kShortRow && tiles == 1 && turns == most) {
+  } else if (cheap && g.stores == kAligned && g.groups_per_pass > kShortRow && tiles == 1 && turns == most) {
     // So that blocks write next to each other, as they do where rows are long.
     g.interleave_log2 = 3;
   }
@@ -223,15 +224,15 @@ inline Geometry geometry_of(const Draw& call, bool strided = false) {
     passes = 1;
     g.interleave_log2 = 0;
   }
-  g.stride = static_cast<i32>(stride);
+  g.row_step = static_cast<i32>(stride);
   // Where there are fewer dimensions than turns, the thread goes on to other columns.
   u64 steps = turns / passes;
   if (steps > tiles) steps = tiles;
   g.band_rows = static_cast<u32>(passes * g.rows_per_pass);
   g.steps = static_cast<u32>(steps);
-  g.column_blocks = static_cast<u32>(ceil_div(groups, steps * g.lanes));
+  g.blocks_per_band = static_cast<u32>(ceil_div(groups, steps * g.groups_per_pass));
   const u64 bands = ceil_div(ceil_div(rows, passes), u64{1} << g.interleave_log2) << g.interleave_log2;
-  g.blocks = static_cast<u32>(bands * g.column_blocks);
+  g.blocks = static_cast<u32>(bands * g.blocks_per_band);
   return g;
 }
 

@@ -77,7 +77,7 @@ class Columns {
     const u32 step = geometry.rows_per_pass;
     const Dimension<Real>* const mine = chunk + row_ * geometry.pitch;
     char* const at = out + offset_;
-    const i32 stride = geometry.stride;
+    const i32 stride = geometry.row_step;
     if (stores == kStaged) {
       // All threads of a warp together. The last pass may not be full, and then ends within a warp.
       const u32 passes = rows * geometry.one_by_rows >> 20, more = rows - passes * step;
@@ -188,7 +188,7 @@ MULTISAMPLE_FUNCTION void draw_rows(const Draw& call, const Geometry& geometry) 
   __shared__ Dimension<Real> chunks[2][kChunk];
   __shared__ Out stages[stores == kStaged ? Elements<Out, antithetic>::kCount * kThreads : 1];
   // Row k of the band is first_row + (k << shift).
-  const u32 band = blockIdx.x / geometry.column_blocks, column_block = blockIdx.x - band * geometry.column_blocks;
+  const u32 band = blockIdx.x / geometry.blocks_per_band, column_block = blockIdx.x - band * geometry.blocks_per_band;
   const u32 shift = geometry.interleave_log2;
   const u64 first_row = (static_cast<u64>(band >> shift) * geometry.band_rows << shift) + (band & ((1u << shift) - 1));
   if (first_row >= call.rows) return;
@@ -198,8 +198,9 @@ MULTISAMPLE_FUNCTION void draw_rows(const Draw& call, const Geometry& geometry) 
   dimensions.fetch(0);
 
   const Keys<Real> keys(call.seed.value);
-  const u32 row = threadIdx.x * geometry.one_by_lanes >> 20;
-  u64 group = static_cast<u64>(column_block) * geometry.steps * geometry.lanes + (threadIdx.x - row * geometry.lanes);
+  const u32 row = threadIdx.x * geometry.one_by_groups >> 20;
+  u64 group = static_cast<u64>(column_block) * geometry.steps * geometry.groups_per_pass +
+              (threadIdx.x - row * geometry.groups_per_pass);
   char* out = static_cast<char*>(call.matrix) + static_cast<i64>(first_row) * call.row_stride;
   Columns columns(group, row, stages, keys, call, geometry);
   dimensions.put(chunks[0], keys, geometry);
@@ -217,7 +218,7 @@ MULTISAMPLE_FUNCTION void draw_rows(const Draw& call, const Geometry& geometry) 
     } else if (runs < geometry.steps) {
       // Where there are more columns for the block, its dimensions are only one chunk.
       ++runs;
-      group += geometry.lanes;
+      group += geometry.groups_per_pass;
       columns = Columns(group, row, stages, keys, call, geometry);
     } else {
       break;

@@ -79,9 +79,9 @@ def _bands(
 
     @inline
     def band_of(index, call, geometry):
-        first_group, turns = np.int64(index) * geometry.band_rows, np.int32(geometry.rows_per_pass)
+        first_group, turns = np.int64(index) * geometry.band_groups, np.int32(geometry.groups_per_pass)
         columns = geometry.skip + call.columns - width * first_group
-        count = np.int32(min(np.int64(geometry.band_rows), (columns + width - 1) // width))
+        count = np.int32(min(np.int64(geometry.band_groups), (columns + width - 1) // width))
         skipped = np.int32(geometry.skip) if index == 0 else np.int32(0)
         first_whole = turns if skipped > 0 else np.int32(0)
         whole = np.int32(max(min(columns // width - turns - first_whole + 1, np.int64(count)), np.int64(0)))
@@ -305,11 +305,11 @@ def _places(gpu: ModuleType, dtype: str, antithetic: bool) -> tuple[Function, Fu
 
     @inline
     def place_of(tile, band, call, geometry):
-        overlap, thread, lanes = np.int32(geometry.overlap), thread_index(), np.int32(geometry.lanes)
+        overlap, thread, pieces_of_column = np.int32(geometry.overlap), thread_index(), np.int32(geometry.pieces)
         warp = np.int32(thread // _WARP)
         pieces = np.int32((_WARP - geometry.overlap) * (geometry.threads // _WARP))
         position = np.int32(np.int32(tile) * pieces + np.int32(thread) - overlap * (warp + 1))
-        turn = np.int32(np.uint32(position) // np.uint32(lanes)) if position >= 0 else np.int32(0)
+        turn = np.int32(np.uint32(position) // np.uint32(pieces_of_column)) if position >= 0 else np.int32(0)
         exists = position >= 0 and turn < band[2]
         if not exists:
             turn = np.int32(0)
@@ -317,14 +317,14 @@ def _places(gpu: ModuleType, dtype: str, antithetic: bool) -> tuple[Function, Fu
         # that: the same in all groups.
         begin_of_0 = np.uint64(call.matrix - geometry.skip * call.column_stride)
         shift = np.int64(begin_of_0 // np.uint64(size) % np.uint64(slots))
-        delta = np.int32(np.uint32(geometry.stride) % np.uint32(slots))
-        first = np.int64(position - turn * lanes) * slots - shift
+        delta = np.int32(np.uint32(geometry.column_step) % np.uint32(slots))
+        first = np.int64(position - turn * pieces_of_column) * slots - shift
         inside = np.uint32(0)
         if exists and np.int32(thread % _WARP) >= overlap:
             inside = every_bit
             if first < (slots - 1 if delta > 0 else 0) or first + slots > call.rows:
                 inside = of_columns(bits_of(first, delta, call.rows))
-        return turn, first, to_of(delta, np.int32(geometry.stride), 0), inside, delta
+        return turn, first, to_of(delta, np.int32(geometry.column_step), 0), inside, delta
 
     @inline
     def inside(band, k):
@@ -423,13 +423,13 @@ def transposed_kernel(gpu: ModuleType, dtype: str, shared: bool, antithetic: boo
     def kernel(call, geometry):
         chunk = shared_memory(chunk_size)
         block = block_index()
-        index = np.uint32(block // geometry.column_blocks)
-        tile = np.uint32(block - index * geometry.column_blocks)
+        index = np.uint32(block // geometry.blocks_per_band)
+        tile = np.uint32(block - index * geometry.blocks_per_band)
         band = band_of(index, call, geometry)
         turn, first, to, inside, delta = place_of(tile, band, call, geometry)
         parts, mu, sigma = kept(rows_of(first, call.rows, 0), call)
         own = parts, of_both(mu, 0, 0), of_both(sigma, 0, 0), keys_of(call)
-        stride = np.int64(geometry.stride) * size
+        stride = np.int64(geometry.column_step) * size
         at = begins(band, call, geometry) + first * size + np.int64(turn * width) * stride
         place = turn, to, inside, delta, np.int64(band[2] * width) * stride
         begin = np.int32(0)

@@ -42,7 +42,7 @@ _DRAW = types.NamedTuple(
     (_VECTOR, _VECTOR) + (_i64,) * 5 + (_WORD, _WORD, _SIGNED_WORD, _SIGNED_WORD) + (_i64,) * 2 + (_u32,) * 5
     + (_i32, _u32, _u32), Draw
 )  # fmt: skip
-_GEOMETRY = types.NamedTuple((_u32,) * 15 + (_i32,), Geometry)
+_GEOMETRY = types.NamedTuple((_u32,) * 15 + (_i32, _u32, _i32, _u32), Geometry)
 
 ADVANCE_SIGNATURE = types.void(_i64)
 SIGNATURE = types.void(_DRAW, _GEOMETRY)

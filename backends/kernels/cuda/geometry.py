@@ -34,7 +34,7 @@ _MOST_PASSES = 32
 _FAR_APART = 2**28
 WIDTH, ANTITHETIC_WIDTH = 4, 8
 
-_STRUCT = struct.Struct("15Ii")
+_STRUCT = struct.Struct("15IiIiI")
 
 PACKED_GEOMETRY = _STRUCT.size
 """Bytes of the C++ struct."""
@@ -45,8 +45,8 @@ class Geometry(NamedTuple):
 
     blocks: int
     threads: int
-    lanes: int
-    one_by_lanes: int
+    groups_per_pass: int
+    one_by_groups: int
     rows_per_pass: int
     one_by_rows: int
     chunk: int
@@ -54,11 +54,14 @@ class Geometry(NamedTuple):
     band_rows: int
     interleave_log2: int
     steps: int
-    column_blocks: int
+    blocks_per_band: int
     skip: int
     stores: int
+    pieces: int
+    row_step: int
     overlap: int
-    stride: int
+    column_step: int
+    band_groups: int
 
 
 @functools.lru_cache(maxsize=1024)
@@ -119,18 +122,18 @@ def geometry(
             interleave_log2 += 1
     elif cheap and stores == _ALIGNED and lanes > _SHORT_ROW and tiles == 1 and turns == most:
         interleave_log2 = 3
-    stride = row_stride // size * rows_per_pass << interleave_log2
+    row_step = row_stride // size * rows_per_pass << interleave_log2
     passes = min(turns, rows_down)
-    if not -(2**31) <= stride < 2**31:
-        stride, passes, interleave_log2 = 0, 1, 0
+    if not -(2**31) <= row_step < 2**31:
+        row_step, passes, interleave_log2 = 0, 1, 0
     steps = min(turns // passes, tiles)
-    column_blocks = _ceil_div(groups, steps * lanes)
+    blocks_per_band = _ceil_div(groups, steps * lanes)
     bands = _ceil_div(_ceil_div(rows_down, passes), 1 << interleave_log2) << interleave_log2
     cut = Geometry(
-        blocks=bands * column_blocks,
+        blocks=bands * blocks_per_band,
         threads=threads,
-        lanes=lanes,
-        one_by_lanes=_ceil_div(1 << 20, lanes),
+        groups_per_pass=lanes,
+        one_by_groups=_ceil_div(1 << 20, lanes),
         rows_per_pass=rows_per_pass,
         one_by_rows=_ceil_div(1 << 20, rows_per_pass),
         chunk=threads // rows_per_pass * rows_per_pass,
@@ -138,11 +141,14 @@ def geometry(
         band_rows=passes * rows_per_pass,
         interleave_log2=interleave_log2,
         steps=steps,
-        column_blocks=column_blocks,
+        blocks_per_band=blocks_per_band,
         skip=skip,
         stores=stores,
+        pieces=0,
+        row_step=row_step,
         overlap=0,
-        stride=stride,
+        column_step=0,
+        band_groups=0,
     )
     return cut, _STRUCT.pack(*cut)
 
@@ -171,21 +177,21 @@ def _transposed(
     enough = _ceil_div(groups, 264)
     room = staged_threads(shared) * staged_slots_of(size, antithetic)
     most_turns = room // rows
-    overlap, tiles, stride = 0, 1, 0
+    overlap, tiles, column_step = 0, 1, 0
     whole_sectors = (misalignment | column_stride) % 32 == 0
     bounded = aligned and (whole_sectors or not (shared or (cheap and antithetic)))
     fits = most_turns > (0 if shared or antithetic else 1 if cheap else 3)
     if not bounded and column_stride == rows * size and fits:
-        stores, lanes, threads = _TRANSPOSED_STAGED, rows, staged_threads(shared)
+        stores, pieces, threads = _TRANSPOSED_STAGED, rows, staged_threads(shared)
         turns = min(enough, most_turns, threads)
     else:
-        stores, stride = _TRANSPOSED, column_stride // size
-        alike = stride % slots == 0
+        stores, column_step = _TRANSPOSED, column_stride // size
+        alike = column_step % slots == 0
         overlap = 0 if alike else 1
         start = (misalignment - skip * column_stride) // size % slots
         shift = start if alike or knows_skip else slots - 1
-        lanes = _ceil_div(shift + rows + (0 if alike else slots - 1), slots)
-        turns, tiles, threads = _turns(lanes, 32 - overlap, enough, abs(stride))
+        pieces = _ceil_div(shift + rows + (0 if alike else slots - 1), slots)
+        turns, tiles, threads = _turns(pieces, 32 - overlap, enough, abs(column_step))
     passes_all = _ceil_div(groups, turns)
     most = _MOST_PASSES
     if passes_all > _MOST_PASSES:
@@ -195,20 +201,23 @@ def _transposed(
     return Geometry(
         blocks=_ceil_div(passes_all, passes) * tiles,
         threads=threads,
-        lanes=lanes,
-        one_by_lanes=0,
-        rows_per_pass=turns,
+        groups_per_pass=turns,
+        one_by_groups=0,
+        rows_per_pass=0,
         one_by_rows=0,
         chunk=threads // turns * turns,
         pitch=0,
-        band_rows=passes * turns,
+        band_rows=0,
         interleave_log2=0,
-        steps=1,
-        column_blocks=tiles,
+        steps=0,
+        blocks_per_band=tiles,
         skip=skip,
         stores=stores,
+        pieces=pieces,
+        row_step=0,
         overlap=overlap,
-        stride=stride,
+        column_step=column_step,
+        band_groups=passes * turns,
     )
 
 

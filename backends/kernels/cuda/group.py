@@ -282,8 +282,8 @@ def places(gpu: ModuleType) -> tuple[Function, Function]:
 
     @inline
     def place_of(run, geometry):
-        thread, lanes = hidden(thread_index()), geometry.lanes
-        row = np.uint32(np.uint32(thread * geometry.one_by_lanes) >> _QUOTIENT)
+        thread, lanes = hidden(thread_index()), geometry.groups_per_pass
+        row = np.uint32(np.uint32(thread * geometry.one_by_groups) >> _QUOTIENT)
         return np.int32(row), np.int64(run) * lanes + np.uint32(thread - row * lanes)
 
     @inline

@@ -76,10 +76,11 @@ def _reading_origin(gpu: ModuleType, by_value: Function, antithetic: bool) -> Fu
             call.device, call.threads, call.unused,
         )  # fmt: skip
         resolved = Geometry(
-            geometry.blocks, geometry.threads, geometry.lanes, geometry.one_by_lanes, geometry.rows_per_pass,
-            geometry.one_by_rows, geometry.chunk, geometry.pitch, geometry.band_rows, geometry.interleave_log2,
-            geometry.steps, geometry.column_blocks, np.uint32(first_column % width), geometry.stores,
-            geometry.overlap, geometry.stride,
+            geometry.blocks, geometry.threads, geometry.groups_per_pass, geometry.one_by_groups,
+            geometry.rows_per_pass, geometry.one_by_rows, geometry.chunk, geometry.pitch, geometry.band_rows,
+            geometry.interleave_log2, geometry.steps, geometry.blocks_per_band, np.uint32(first_column % width),
+            geometry.stores, geometry.pieces, geometry.row_step, geometry.overlap, geometry.column_step,
+            geometry.band_groups,
         )  # fmt: skip
         draw(values, resolved)
 

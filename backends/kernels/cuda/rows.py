@@ -210,7 +210,7 @@ def _drawing(gpu: ModuleType, dtype: str, shared: bool, antithetic: bool, fast: 
         if step > 1:
             count = np.int32((rows - row + step - 1) * geometry.one_by_rows >> 20) if row < rows else np.int32(0)
         dimension = chunk + np.int32(row * geometry.pitch) * dimension_size
-        at, stride = out + offset, np.int64(geometry.stride) * size
+        at, stride = out + offset, np.int64(geometry.row_step) * size
         if is_paired:
             # All threads of the warp together.
             in_pairs = all_of_warp(in_pairs and count == from_lane(count, 0))
@@ -247,7 +247,7 @@ def _drawing(gpu: ModuleType, dtype: str, shared: bool, antithetic: bool, fast: 
         lane = np.int32(thread_index() % _WARP)
         passes = np.int32(rows * geometry.one_by_rows >> 20)
         more = np.int32(rows - passes * step)
-        pitch, stride = np.int32(geometry.pitch * dimension_size), np.int64(geometry.stride) * size
+        pitch, stride = np.int32(geometry.pitch * dimension_size), np.int64(geometry.row_step) * size
         at = out + offset
         down_staged(chunk + row * pitch, passes, at, stride, own, (stage, lane, position, length, first, last))
         if more > 0:
@@ -317,7 +317,7 @@ def rows_kernel(gpu: ModuleType, dtype: str, shared: bool, antithetic: bool, fas
         chunks, stages = shared_memory(chunks_size), shared_memory(stages_size)
         # Row k of the band is first_row + (k << shift).
         block = block_index()
-        band = np.uint32(block // geometry.column_blocks)
+        band = np.uint32(block // geometry.blocks_per_band)
         shift = geometry.interleave_log2
         first_row = np.int64(band >> shift) * geometry.band_rows << shift
         first_row += np.int64(band & ((1 << shift) - 1))
@@ -327,7 +327,7 @@ def rows_kernel(gpu: ModuleType, dtype: str, shared: bool, antithetic: bool, fas
         begin, chunk = np.uint32(0), np.uint32(0)
         dimension = fetched(begin, first_row, count, call, geometry)
 
-        run = np.uint32(np.uint32(block - band * geometry.column_blocks) * geometry.steps)
+        run = np.uint32(np.uint32(block - band * geometry.blocks_per_band) * geometry.steps)
         last_run = np.uint32(run + geometry.steps - 1)
         out = call.matrix + first_row * call.row_stride
         place = place_of(run, geometry)
