@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from .contract import Backend, BackendStatus, DeviceKind
+from .element_types import MATRIX_TYPES
 from .errors import BackendUnavailableError
 from .kernels.cuda.geometry import KERNEL_STORES
 from .launch import DriverBackend, KernelKey
@@ -27,7 +28,6 @@ from .system.cuda_driver import device_of
 
 __all__ = ["ADVANCE_KERNEL", "BACKEND", "OPTIONS", "kernel_name", "source"]
 
-_TYPES = {"float16": "float16", "bfloat16": "bfloat16", "float32": "float", "float64": "double"}
 # How each CUDA version's package of CuPy is called.
 _PACKAGES = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
 
@@ -49,7 +49,7 @@ def source() -> str:
 def kernel_name(key: KernelKey) -> str:
     """The C++ name of a kernel."""
     arguments = (
-        f"multisample::{_TYPES[key.dtype]}" if key.dtype in ("float16", "bfloat16") else _TYPES[key.dtype],
+        MATRIX_TYPES[key.dtype].cpp,
         *(str(bool(flag)).lower() for flag in (key.common_noise, key.antithetic, key.fast_math)),
         f"multisample::{KERNEL_STORES[key.stores]}",
         str(bool(key.origin_in_memory)).lower(),

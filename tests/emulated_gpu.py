@@ -37,15 +37,15 @@ __all__ = [
     "float16_bits",
     "float16_value",
     "from_lane",
-    "from_lane_before",
-    "hidden",
     "launch",
     "load",
     "load_shared",
     "load_shared_quad",
     "log2",
     "once",
+    "opaque",
     "shared_memory",
+    "shuffle_up",
     "sine",
     "square_root",
     "store",
@@ -426,7 +426,7 @@ def from_lane(x, lane):
 
 
 @njit
-def from_lane_before(x):
+def shuffle_up(x):
     lane = thread_index() % _WARP
     return from_lane(x, max(lane, 1) - 1)
 
@@ -551,7 +551,7 @@ def shared_memory(size):
 
 
 @intrinsic
-def hidden(typingctx: Any, x: Any) -> Any:
+def opaque(typingctx: Any, x: Any) -> Any:
     return (x(x), lambda context, builder, signature, args: args[0]) if x == types.uint32 else None
 
 

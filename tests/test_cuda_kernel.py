@@ -850,7 +850,7 @@ def test_emulated_threads_wait_for_each_other_only_where_they_say_so(backwards: 
         gpu.store_shared(mine + 4, np.int32(thread))
         gpu.synchronize_block()
         x = gpu.load_shared(other + 4, np.int32)
-        before, fifth, low = gpu.from_lane_before(x), gpu.from_lane(x, 5), gpu.all_of_warp(thread < 32)
+        before, fifth, low = gpu.shuffle_up(x), gpu.from_lane(x, 5), gpu.all_of_warp(thread < 32)
         if gpu.block_index() == 1:
             gpu.store(call.matrix + 4 * thread, np.float32(((before * 64 + fifth) * 2 + low) * 2 + early))
 

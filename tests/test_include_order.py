@@ -13,10 +13,11 @@ ROOT = csrc_files.folder()
 SOURCES = sorted(path for path in ROOT.rglob("*") if path.suffix in (".cpp", ".cu", ".cuh", ".h"))
 BELOW = {
     "stream": {"stream"},
-    "draw.h": {"stream"},
-    "cpu": {"cpu", "draw.h", "stream"},
-    "cuda": {"cuda", "draw.h", "stream"},
-    "torch": {"torch", "cpu", "cuda", "draw.h", "stream"},
+    "element_types.h": {"stream"},
+    "draw.h": {"element_types.h", "stream"},
+    "cpu": {"cpu", "draw.h", "element_types.h", "stream"},
+    "cuda": {"cuda", "draw.h", "element_types.h", "stream"},
+    "torch": {"torch", "cpu", "cuda", "draw.h", "element_types.h", "stream"},
 }
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from multisample.backends.contract import DeviceArray
+from multisample.backends.element_types import MATRIX_TYPES
 from multisample.backends.system import cuda_driver
 
 __all__ = ["Exported", "Imported", "is_read_only", "numpy_dtype"]
@@ -22,7 +23,6 @@ CUDA = (2, 13)
 """Device types of CUDA memory: ordinary, and managed."""
 
 _KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
-_CODES = {"float16": (2, 16), "bfloat16": (4, 16), "float32": (2, 32), "float64": (2, 64)}
 _READ_ONLY = 1
 _LEGACY_STREAM = 1
 _CAPSULES = (b"dltensor_versioned", b"dltensor")
@@ -192,7 +192,7 @@ class Exported:
         if kind in CUDA and stream != -1:
             cuda_driver.order(self._stream, _LEGACY_STREAM if stream is None else stream, number)
         raw = self._raw
-        code, bits = _CODES[raw.dtype]
+        code, bits = MATRIX_TYPES[raw.dtype].dlpack, 8 * MATRIX_TYPES[raw.dtype].size
         axes = ctypes.c_int64 * len(raw.shape)
         shape, strides = axes(*raw.shape), axes(*(stride * 8 // bits for stride in raw.strides))
         managed = _Managed(

@@ -7,12 +7,10 @@ import ctypes
 import numpy as np
 
 from multisample.backends.contract import HostArray
-from multisample.backends.draw import SIZES, Draw, ElementType, Vector, Word
+from multisample.backends.draw import Draw, Vector, Word
+from multisample.backends.element_types import MATRIX_TYPES, ElementType
 
 __all__ = ["array_at", "arrays_at", "value_at", "vectors_at"]
-
-# float16 and bfloat16 results are written as their bits.
-_ELEMENTS = {"float16": "uint16", "bfloat16": "uint16", "float32": "float32", "float64": "float64"}
 
 
 def array_at(address: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> HostArray:
@@ -29,12 +27,12 @@ def array_at(address: int, shape: tuple[int, ...], strides: tuple[int, ...], dty
 def arrays_at(draw: Draw) -> tuple[HostArray, HostArray, HostArray]:
     """`mu` and `sigma` in the computing type, and the matrix, shape (d, n)."""
     shape, strides = (draw.rows, draw.columns), (draw.row_stride, draw.column_stride)
-    return *vectors_at(draw), array_at(draw.matrix, shape, strides, _ELEMENTS[ElementType(draw.type).name])
+    return *vectors_at(draw), array_at(draw.matrix, shape, strides, MATRIX_TYPES[ElementType(draw.type).name].stored)
 
 
 def vectors_at(draw: Draw) -> tuple[HostArray, HostArray]:
     """`mu` and `sigma` in the computing type, shape (d,)."""
-    real = np.float64 if draw.type == ElementType.float64 else np.float32
+    real = np.dtype(MATRIX_TYPES[ElementType(draw.type).name].computing)
     with np.errstate(over="ignore"):
         mu, sigma = (_vector(vector, draw.rows).astype(real, copy=False) for vector in (draw.mu, draw.sigma))
     return mu, sigma
@@ -44,10 +42,9 @@ def _vector(vector: Vector, d: int) -> HostArray:
     if vector.type == ElementType.number:
         return np.full(d, vector.number)
     dtype = ElementType(vector.type).name
-    array = array_at(vector.data, (d,), (vector.stride,), "uint16" if SIZES.get(dtype) == 2 else dtype)
-    if dtype == "float16":
-        return array.view(np.float16)
-    return (array.astype(np.uint32) << 16).view(np.float32) if dtype == "bfloat16" else array
+    matrix_type = MATRIX_TYPES.get(dtype)
+    array = array_at(vector.data, (d,), (vector.stride,), matrix_type.stored if matrix_type else dtype)
+    return matrix_type.widen(array) if matrix_type and matrix_type.widen else array
 
 
 def value_at(word: Word) -> int:

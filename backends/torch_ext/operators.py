@@ -15,13 +15,15 @@ from typing import Any, TypeAlias
 import torch
 from torch.autograd import forward_ad
 
+from ..element_types import MATRIX_TYPES
+
 __all__ = ["Sample", "register"]
 
 Options: TypeAlias = dict[str, Any]
 """Keyword arguments of an operator, which are numbers and flags."""
 
 _OPERATORS = torch.ops.multisample
-_REAL = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_REAL = tuple(getattr(torch, name) for name in MATRIX_TYPES)
 
 
 @functools.cache

@@ -242,12 +242,10 @@ class GradientParts {
   u64 partial_sums() const { return pieces_ == 1 ? 0 : pieces_ * call_.rows; }
 
   void sum(u64 k, cpu::Gradients* partial_sums) const {
-    switch (call_.type) {
-      case kFloat16: return sum_as<float16, float>(k, partial_sums);
-      case kBFloat16: return sum_as<bfloat16, float>(k, partial_sums);
-      case kFloat32: return sum_as<float, float>(k, partial_sums);
-      default: return sum_as<double, double>(k, partial_sums);
-    }
+    with_matrix_type(call_.type, [&](auto type) {
+      using G = typename decltype(type)::Type;
+      sum_as<G, typename Computing<G>::Type>(k, partial_sums);
+    });
   }
 
   // When all parts are there.

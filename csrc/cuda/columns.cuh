@@ -168,7 +168,7 @@ struct Pieces {
   MULTISAMPLE_FUNCTION void write(Out* at, u32 written) const {
 #pragma unroll
     for (u32 c = 0; c < kColumns; ++c) {
-      Out* const of_column = hidden(at + to[c]);
+      Out* const of_column = opaque(at + to[c]);
 #pragma unroll
       for (u32 s = 0; s < kSlots; ++s) {
         if (written >> (c * kSlots + s) & 1) of_column[s] = piece[c].x[s];
@@ -247,7 +247,7 @@ MULTISAMPLE_FUNCTION void draw_transposed(const Draw& call, const Geometry& geom
   for (u32 c = 0; c < width; ++c) {
     const u32 behind = c * static_cast<u32>(stride) - c * delta % slots;
     // Of a few, or each is worked out anew for each pass; there are no registers for eight.
-    made.to[c] = static_cast<i32>(width == 4 && sizeof(Real) == 4 ? hidden(behind) : behind);
+    made.to[c] = static_cast<i32>(width == 4 && sizeof(Real) == 4 ? opaque(behind) : behind);
   }
   made.inside = exists && thread % 32 >= overlap ? Made::kAll : 0;
   if (first < (delta == 0 ? 0 : static_cast<i32>(slots) - 1) || first + slots > rows) {
@@ -309,7 +309,7 @@ MULTISAMPLE_FUNCTION void draw_transposed_staged(const Draw& call, const Geometr
 #pragma unroll
     for (u32 c = 0; c < width; ++c) {
       // Or it is worked out anew for each pass.
-      place[s][c] = hidden((turn * (width - 1) + c) * rows * static_cast<u32>(sizeof(Out)) +
+      place[s][c] = opaque((turn * (width - 1) + c) * rows * static_cast<u32>(sizeof(Out)) +
                            position * static_cast<u32>(sizeof(Out)));
     }
   }
@@ -317,7 +317,7 @@ MULTISAMPLE_FUNCTION void draw_transposed_staged(const Draw& call, const Geometr
 #pragma unroll
   for (u32 s = 0; s < slots; ++s) {
     // Likewise.
-    kept.words[s] = {hidden(kept.words[s].into_c2_of_round_2), hidden(kept.words[s].c3_of_round_2)};
+    kept.words[s] = {opaque(kept.words[s].into_c2_of_round_2), opaque(kept.words[s].c3_of_round_2)};
   }
   // Slots that the warp draws: from its first thread, so that the compiler sees that they are the same for all of it.
   const u32 used = __shfl_sync(~0u, (filled + kStagedThreads - 1 - thread) / kStagedThreads, 0);

@@ -50,8 +50,13 @@ cudaError_t launch_gradient_antithetic(const GradientLaunch& launch) {
 
 template <class G>
 cudaError_t launch_gradient_transform(const GradientLaunch& launch) {
-  return launch.call.fast_math ? launch_gradient_antithetic<G, true>(launch)
-                               : launch_gradient_antithetic<G, false>(launch);
+  // float64 has no fast transform.
+  if constexpr (sizeof(G) == 8) {
+    return launch_gradient_antithetic<G, false>(launch);
+  } else {
+    return launch.call.fast_math ? launch_gradient_antithetic<G, true>(launch)
+                                 : launch_gradient_antithetic<G, false>(launch);
+  }
 }
 
 template <class Real>
@@ -67,13 +72,8 @@ cudaError_t add_segments(const GradientLaunch& launch) {
 inline cudaError_t launch_gradient(const Draw& call) {
   const GradientGeometry geometry = gradient_geometry(call);
   const GradientLaunch launch{call, geometry};
-  cudaError_t error = cudaSuccess;
-  switch (call.type) {
-    case kFloat16: error = launch_gradient_transform<float16>(launch); break;
-    case kBFloat16: error = launch_gradient_transform<bfloat16>(launch); break;
-    case kFloat32: error = launch_gradient_transform<float>(launch); break;
-    default: error = launch_gradient_antithetic<double, false>(launch);
-  }
+  const cudaError_t error = with_matrix_type(
+      call.type, [&](auto type) { return launch_gradient_transform<typename decltype(type)::Type>(launch); });
   if (error != cudaSuccess || geometry.segments == 1) return error;
   return call.type == kFloat64 ? add_segments<double>(launch) : add_segments<float>(launch);
 }

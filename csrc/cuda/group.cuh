@@ -10,15 +10,6 @@
 
 namespace multisample {
 
-template <class Out>
-struct Computing {
-  using Type = float;
-};
-template <>
-struct Computing<double> {
-  using Type = double;
-};
-
 template <class T>
 MULTISAMPLE_FUNCTION T load(const char* at) {
   return *reinterpret_cast<const T*>(at);
@@ -55,18 +46,13 @@ MULTISAMPLE_FUNCTION void load_elements(const Vector& vector, const u64 (&k)[cou
 #pragma unroll
       for (u32 j = 0; j < count; ++j) x[j] = rounded<Real>(vector.number);
       return;
-    case kFloat16: return load_elements_of<float16>(vector, k, x);
-    case kBFloat16: return load_elements_of<bfloat16>(vector, k, x);
-    case kFloat32: return load_elements_of<float>(vector, k, x);
-    case kFloat64: return load_elements_of<double>(vector, k, x);
-    case kInt8: return load_elements_of<i8>(vector, k, x);
-    case kInt16: return load_elements_of<i16>(vector, k, x);
-    case kInt32: return load_elements_of<i32>(vector, k, x);
-    case kInt64: return load_elements_of<i64>(vector, k, x);
-    case kUInt8: return load_elements_of<u8>(vector, k, x);
-    case kUInt16: return load_elements_of<u16>(vector, k, x);
-    case kUInt32: return load_elements_of<u32>(vector, k, x);
-    default: return load_elements_of<u64>(vector, k, x);
+#define MULTISAMPLE_ROW(name, type, size, numpy, torch) \
+  case k##name: return load_elements_of<type>(vector, k, x);
+#define MULTISAMPLE_LAST(name, type, size, numpy, torch) \
+  default: return load_elements_of<type>(vector, k, x);
+      MULTISAMPLE_ELEMENT_TYPES(MULTISAMPLE_ROW, MULTISAMPLE_LAST)
+#undef MULTISAMPLE_ROW
+#undef MULTISAMPLE_LAST
   }
 }
 

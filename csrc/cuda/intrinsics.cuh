@@ -1,4 +1,5 @@
-// What a kernel asks of a GPU beyond C++: values of other threads of its warp, and values hidden from the optimizer.
+// What a kernel asks of a GPU beyond C++: values of other threads of its warp, and values that the
+// optimizer cannot see through.
 #pragma once
 
 #include "stream/rounding.h"
@@ -21,15 +22,15 @@ MULTISAMPLE_FUNCTION bfloat16 shuffle_up(bfloat16 x) {
 
 #ifdef __CUDACC__
 
-// An address of the device's memory, or a number, of which the compiler no longer knows how it came about: it would
-// work it out anew for each of several conditional stores, or in each turn of a loop.
+// Hides an address in global memory, or a number, from the optimizer, which would otherwise recompute it for each of
+// several conditional stores, or in each turn of a loop, instead of keeping a register.
 template <class T>
-MULTISAMPLE_FUNCTION T* hidden(T* at) {
+MULTISAMPLE_FUNCTION T* opaque(T* at) {
   asm volatile("" : "+l"(at));
   __builtin_assume(__isGlobal(at));
   return at;
 }
-MULTISAMPLE_FUNCTION u32 hidden(u32 x) {
+MULTISAMPLE_FUNCTION u32 opaque(u32 x) {
   asm volatile("" : "+r"(x));
   return x;
 }
@@ -37,10 +38,10 @@ MULTISAMPLE_FUNCTION u32 hidden(u32 x) {
 #else
 
 template <class T>
-MULTISAMPLE_FUNCTION T* hidden(T* at) {
+MULTISAMPLE_FUNCTION T* opaque(T* at) {
   return at;
 }
-MULTISAMPLE_FUNCTION u32 hidden(u32 x) { return x; }
+MULTISAMPLE_FUNCTION u32 opaque(u32 x) { return x; }
 
 #endif
 

@@ -53,17 +53,17 @@ cudaError_t launch_antithetic(const Draw& call) {
 
 template <class Out>
 cudaError_t launch_transform(const Draw& call) {
-  return call.fast_math ? launch_antithetic<Out, true>(call) : launch_antithetic<Out, false>(call);
+  // float64 has no fast transform.
+  if constexpr (sizeof(Out) == 8) {
+    return launch_antithetic<Out, false>(call);
+  } else {
+    return call.fast_math ? launch_antithetic<Out, true>(call) : launch_antithetic<Out, false>(call);
+  }
 }
 
 // On the current device, which is the call's; `rows` and `columns` are at least 1.
 inline cudaError_t launch_sample(const Draw& call) {
-  switch (call.type) {
-    case kFloat16: return launch_transform<float16>(call);
-    case kBFloat16: return launch_transform<bfloat16>(call);
-    case kFloat32: return launch_transform<float>(call);
-    default: return launch_antithetic<double, false>(call);
-  }
+  return with_matrix_type(call.type, [&](auto type) { return launch_transform<typename decltype(type)::Type>(call); });
 }
 
 // Adds 1 to the offset at `offset`, in the order of `stream`.

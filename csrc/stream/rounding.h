@@ -30,6 +30,16 @@ MULTISAMPLE_FUNCTION float widen(float16 x) {
 #endif
 }
 
+// The computing type of a type of matrices.
+template <class Out>
+struct Computing {
+  using Type = float;
+};
+template <>
+struct Computing<double> {
+  using Type = double;
+};
+
 // To the computing type.
 template <class Real>
 MULTISAMPLE_FUNCTION Real rounded(float x);

@@ -25,18 +25,10 @@ using torch::stable::Tensor;
 // kNumber for the types that no kernel takes.
 inline ElementType element_type(ScalarType type) {
   switch (type) {
-    case ScalarType::Half: return kFloat16;
-    case ScalarType::BFloat16: return kBFloat16;
-    case ScalarType::Float: return kFloat32;
-    case ScalarType::Double: return kFloat64;
-    case ScalarType::Char: return kInt8;
-    case ScalarType::Short: return kInt16;
-    case ScalarType::Int: return kInt32;
-    case ScalarType::Long: return kInt64;
-    case ScalarType::Byte: return kUInt8;
-    case ScalarType::UInt16: return kUInt16;
-    case ScalarType::UInt32: return kUInt32;
-    case ScalarType::UInt64: return kUInt64;
+#define MULTISAMPLE_ROW(name, type, size, numpy, torch) \
+  case ScalarType::torch: return k##name;
+    MULTISAMPLE_ELEMENT_TYPES(MULTISAMPLE_ROW, MULTISAMPLE_ROW)
+#undef MULTISAMPLE_ROW
     default: return kNumber;
   }
 }
@@ -52,9 +44,9 @@ inline std::string text_of(const Tensor& tensor) {
     for (size_t k = 0; k < values.size(); ++k) text += (k == 0 ? "" : ", ") + std::to_string(values[k]);
     return text + (values.size() == 1 ? ",)" : ")");
   };
-  // NumPy's names of the types of draw.h.
-  constexpr const char* kNames[] = {"",      "float16", "bfloat16", "float32", "float64", "int8",  "int16",
-                                    "int32", "int64",   "uint8",    "uint16",  "uint32",  "uint64"};
+#define MULTISAMPLE_ROW(name, type, size, numpy, torch) , numpy
+  constexpr const char* kNames[] = {"" MULTISAMPLE_ELEMENT_TYPES(MULTISAMPLE_ROW, MULTISAMPLE_ROW)};
+#undef MULTISAMPLE_ROW
   const ElementType type = element_type(tensor.scalar_type());
   std::string text = "shape " + list(tensor.sizes()) + ", strides " + list(tensor.strides()) + ", dtype ";
   text += type == kNumber ? torch::headeronly::toString(tensor.scalar_type()) : kNames[type];
@@ -76,8 +68,15 @@ struct NoiseOptions {
   bool common_noise, fast_math, antithetic;
 };
 
+// Whether a matrix can have it.
 inline bool is_real(ElementType type) {
-  return type == kFloat16 || type == kBFloat16 || type == kFloat32 || type == kFloat64;
+  switch (type) {
+#define MULTISAMPLE_ROW(name, type, size, numpy, torch) case k##name:
+    MULTISAMPLE_MATRIX_TYPES(MULTISAMPLE_ROW)
+#undef MULTISAMPLE_ROW
+    return true;
+    default: return false;
+  }
 }
 
 inline bool on_one_device(const Tensor& a, const Tensor& b) {

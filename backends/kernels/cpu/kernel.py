@@ -15,20 +15,14 @@ from typing import Any
 import numpy as np
 from numba import njit, types
 
+from multisample.backends.element_types import MATRIX_TYPES
 from multisample.backends.kernels.compilation import compile_cached, source_digest
-from multisample.backends.kernels.stream.arithmetic import (
-    contiguous,
-    copy_vector,
-    fma,
-    prefetch,
-    run_down,
-    scale_vector,
-    stack_array,
-    store_apart,
-)
+from multisample.backends.kernels.stream.arithmetic import fma
 from multisample.backends.kernels.stream.normals import block_f32, block_f64
-from multisample.backends.kernels.stream.rounding import to_bfloat16, to_float16, unchanged
+from multisample.backends.kernels.stream.rounding import NARROWING, unchanged
 from multisample.backends.kernels.stream.words import stream_key, word
+
+from .intrinsics import contiguous, copy_vector, prefetch, run_down, scale_vector, stack_array, store_apart
 
 __all__ = ["compile_all", "value_kernel", "window_kernel"]
 
@@ -444,29 +438,20 @@ def _valid(mu, sigma):
     return valid
 
 
-def _kernels(antithetic: bool = False) -> dict[str, Callable[..., Any]]:
-    # The arguments are constants to Numba: most programs need few of the kernels, and each takes seconds to compile.
-    def draw_float32(mu, sigma, out, seed, offset, i, j, shared):
-        _draw(block_f32, unchanged, _scale_down, mu, sigma, out, seed, offset, i, j, shared, antithetic, True)
+def _window_function(dtype: str, antithetic: bool) -> Callable[..., Any]:
+    # What the function closes over are constants to Numba.
+    block = block_f64 if MATRIX_TYPES[dtype].computing == "float64" else block_f32
+    narrow = NARROWING[dtype]
+    scale_down = _scale_down if narrow is unchanged else _scale_and_narrow_down
 
-    def draw_float64(mu, sigma, out, seed, offset, i, j, shared):
-        _draw(block_f64, unchanged, _scale_down, mu, sigma, out, seed, offset, i, j, shared, antithetic, True)
+    def draw(mu, sigma, out, seed, offset, i, j, shared):
+        _draw(block, narrow, scale_down, mu, sigma, out, seed, offset, i, j, shared, antithetic, True)
 
-    def draw_float16(mu, sigma, out, seed, offset, i, j, shared):
-        _draw(
-            block_f32, to_float16, _scale_and_narrow_down, mu, sigma, out, seed, offset, i, j, shared, antithetic, True
-        )
+    return draw
 
-    def draw_bfloat16(mu, sigma, out, seed, offset, i, j, shared):
-        _draw(
-            block_f32, to_bfloat16, _scale_and_narrow_down, mu, sigma, out, seed, offset, i, j, shared, antithetic, True
-        )
 
-    def check(mu, sigma):
-        return _valid(mu, sigma)
-
-    functions = draw_float32, draw_float64, draw_float16, draw_bfloat16, check
-    return {function.__name__: function for function in functions}
+def _check(mu, sigma):
+    return _valid(mu, sigma)
 
 
 def _array(dtype: Any, ndim: int, *, readonly: bool = False) -> Any:
@@ -475,12 +460,7 @@ def _array(dtype: Any, ndim: int, *, readonly: bool = False) -> Any:
 
 
 # Computing type and element of `out`.
-_TYPES = {
-    "float32": (types.float32, types.float32),
-    "float64": (types.float64, types.float64),
-    "float16": (types.float32, types.uint16),
-    "bfloat16": (types.float32, types.uint16),
-}
+_TYPES = {name: (getattr(types, row.computing), getattr(types, row.stored)) for name, row in MATRIX_TYPES.items()}
 
 
 def _compiled(signature: Any, function: Callable[..., Any], name: str, *, nogil: bool = True) -> Callable[..., Any]:
@@ -500,14 +480,14 @@ def window_kernel(dtype: str, antithetic: bool = False) -> Callable[..., None]:
     vector, matrix = _array(real, 1, readonly=True), _array(element, 2)
     signature = types.void(vector, vector, matrix, types.uint64, types.uint64, types.int64, types.int64, types.boolean)
     name = f"draw_{dtype}"
-    return _compiled(signature, _kernels(antithetic)[name], f"{name}_antithetic" if antithetic else name)
+    return _compiled(signature, _window_function(dtype, antithetic), f"{name}_antithetic" if antithetic else name)
 
 
 @functools.cache
 def value_kernel(dtype: str) -> Callable[..., bool]:
     """``kernel(mu, sigma)``: whether every mean is finite, and every standard deviation finite and not negative."""
     vector = _array(_TYPES[dtype][0], 1, readonly=True)
-    return _compiled(types.boolean(vector, vector), _kernels()["check"], f"check_{dtype}")
+    return _compiled(types.boolean(vector, vector), _check, f"check_{dtype}")
 
 
 def compile_all() -> int:

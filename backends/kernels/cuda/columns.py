@@ -12,7 +12,7 @@ from types import ModuleType
 
 import numpy as np
 
-from multisample.backends.draw import SIZES
+from multisample.backends.element_types import SIZES
 from multisample.backends.kernels.compilation import Function, inline
 from multisample.backends.kernels.stream.arithmetic import fma
 from multisample.backends.kernels.stream.words import row_part
@@ -113,7 +113,7 @@ def _bands(
 @functools.cache
 def _keeping(gpu: ModuleType, dtype: str, slots: int) -> Function:
     """``kept(rows, call)``: of each of so many rows what the words owe to it alone; of each its mu; and its sigma."""
-    element_of, offset_of_call, load, hidden = element(gpu, dtype), offset_of(gpu), gpu.load, gpu.hidden
+    element_of, offset_of_call, load, opaque = element(gpu, dtype), offset_of(gpu), gpu.load, gpu.opaque
     real, usual_type = computing_type(dtype)
 
     def usual_element(s: int) -> Function:
@@ -142,7 +142,7 @@ def _keeping(gpu: ModuleType, dtype: str, slots: int) -> Function:
     @inline
     def elements_of(vector, rows):
         # Of the most frequent type all are on their way before the first is waited for.
-        if hidden(vector.type) == usual_type:
+        if opaque(vector.type) == usual_type:
             return usual_elements(vector, rows, 0)
         return any_elements(vector, rows, 0)
 
@@ -164,7 +164,7 @@ def _pieces(gpu: ModuleType, dtype: str, antithetic: bool, delta: int) -> Functi
     All threads of the warp together.
     """
     slots, width = slots_of(SIZES[dtype]), group_width(antithetic)
-    from_lane_before, narrow, per_normal = gpu.from_lane_before, narrowed(gpu, dtype), width // 4
+    shuffle_up, narrow, per_normal = gpu.shuffle_up, narrowed(gpu, dtype), width // 4
 
     def of_normal(k: int) -> Function:
         backs = [(k * per_normal + c) * delta % slots for c in range(per_normal)]
@@ -175,7 +175,7 @@ def _pieces(gpu: ModuleType, dtype: str, antithetic: bool, delta: int) -> Functi
 
             @inline
             def of_before(z, _, __):
-                return (from_lane_before(z[s][k]),)
+                return (shuffle_up(z[s][k]),)
 
             @inline
             def of_own(z, _, __):
@@ -249,7 +249,7 @@ def _places(gpu: ModuleType, dtype: str, antithetic: bool) -> tuple[Function, Fu
     `delta`, as `_pieces` takes it. ``inside(band, k)``: the bits of the columns that are inside of group k.
     """
     size, slots, width = SIZES[dtype], slots_of(SIZES[dtype]), group_width(antithetic)
-    thread_index, hidden = gpu.thread_index, gpu.hidden
+    thread_index, opaque = gpu.thread_index, gpu.opaque
     of_column = np.uint32((1 << slots) - 1)
 
     def to(c: int) -> Function:
@@ -260,7 +260,7 @@ def _places(gpu: ModuleType, dtype: str, antithetic: bool) -> tuple[Function, Fu
         @inline
         def of_few(delta, stride, _):
             # Or it is worked out anew for each pass; there are no registers for eight.
-            return (np.int32(hidden(np.uint32(c * stride - np.int32(c * delta % slots)))),)
+            return (np.int32(opaque(np.uint32(c * stride - np.int32(c * delta % slots)))),)
 
         return of_few if width == 4 and size < 8 else of
 
@@ -336,7 +336,7 @@ def _places(gpu: ModuleType, dtype: str, antithetic: bool) -> tuple[Function, Fu
 def transposed_kernel(gpu: ModuleType, dtype: str, shared: bool, antithetic: bool, fast: bool) -> Function:
     """``kernel(call, geometry)``: see `multisample.backends.kernels.cuda.kernel.sample_kernel`."""
     size, width, slots = SIZES[dtype], group_width(antithetic), slots_of(SIZES[dtype])
-    block_index, shared_memory, from_lane_before = gpu.block_index, gpu.shared_memory, gpu.from_lane_before
+    block_index, shared_memory, shuffle_up = gpu.block_index, gpu.shared_memory, gpu.shuffle_up
     (_, in_row), (_, unpack) = noise(gpu, dtype, shared, fast)
     quads, _, _ = packing(dtype)
     _, read_words = memory_of(gpu, quads)
@@ -359,7 +359,7 @@ def transposed_kernel(gpu: ModuleType, dtype: str, shared: bool, antithetic: boo
 
         @inline
         def of_before(own, _, __):
-            return (from_lane_before(own[s]),)
+            return (shuffle_up(own[s]),)
 
         @inline
         def of_own(own, _, __):
@@ -445,7 +445,7 @@ def transposed_staged_kernel(gpu: ModuleType, dtype: str, shared: bool, antithet
     """The same for short rows one behind the other, through shared memory."""
     size, width, slots = SIZES[dtype], group_width(antithetic), staged_slots_of(SIZES[dtype], antithetic)
     thread_index, block_index, shared_memory = gpu.thread_index, gpu.block_index, gpu.shared_memory
-    hidden, from_lane = gpu.hidden, gpu.from_lane
+    opaque, from_lane = gpu.opaque, gpu.from_lane
     synchronize_block, store, load_shared, store_shared = (
         gpu.synchronize_block, gpu.store, gpu.load_shared, gpu.store_shared,
     )  # fmt: skip
@@ -482,7 +482,7 @@ def transposed_staged_kernel(gpu: ModuleType, dtype: str, shared: bool, antithet
         @inline
         def of(turn, row, rows):
             # Or it is worked out anew for each pass.
-            return (hidden(np.uint32(((turn * np.uint32(width) + c) * rows + row) * np.uint32(size))),)
+            return (opaque(np.uint32(((turn * np.uint32(width) + c) * rows + row) * np.uint32(size))),)
 
         return of
 
@@ -522,7 +522,7 @@ def transposed_staged_kernel(gpu: ModuleType, dtype: str, shared: bool, antithet
         @inline
         def of(parts, _, __):
             # Or they are worked out anew for each pass, too.
-            return ((hidden(parts[s][0]), hidden(parts[s][1])),)
+            return ((opaque(parts[s][0]), opaque(parts[s][1])),)
 
         return of
 

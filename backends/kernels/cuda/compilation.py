@@ -16,7 +16,8 @@ from numba.cuda.dispatcher import _Kernel
 from numba.cuda.extending import overload
 from numba.cuda.utils import numba_target_override
 
-from multisample.backends.draw import SIZES, Draw, Vector, Word
+from multisample.backends.draw import Draw, Vector, Word
+from multisample.backends.element_types import SIZES
 from multisample.backends.kernels.compilation import KernelCache, source_digest
 
 from . import intrinsics as cuda_intrinsics

@@ -9,7 +9,7 @@ import functools
 import struct
 from typing import NamedTuple
 
-from multisample.backends.draw import SIZES
+from multisample.backends.element_types import SIZES
 
 __all__ = [
     "ANTITHETIC_WIDTH",

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from multisample.backends.draw import ElementType
+from multisample.backends.element_types import MATRIX_TYPES, ElementType
 from multisample.backends.kernels.compilation import Function, inline
 from multisample.backends.kernels.stream.arithmetic import float_bits, fma, from_float_bits, like
 from multisample.backends.kernels.stream.normals import FLOAT64_KEY, normals_f32, normals_f64
-from multisample.backends.kernels.stream.rounding import to_bfloat16, unchanged
+from multisample.backends.kernels.stream.rounding import NARROWING, unchanged
 from multisample.backends.kernels.stream.words import column_part, row_part, stream_key, words
 
 from .geometry import ANTITHETIC_WIDTH, WIDTH
@@ -63,14 +63,14 @@ def offset_of(gpu: ModuleType) -> Function:
 
 def computing_type(dtype: str) -> tuple[Any, int]:
     """That of `dtype`, and its number among the types of a vector's elements."""
-    real = np.float64 if dtype == "float64" else np.float32
+    real = getattr(np, MATRIX_TYPES[dtype].computing)
     return real, int(ElementType[real.__name__])
 
 
 @functools.cache
 def element(gpu: ModuleType, dtype: str) -> Function:
     """``element_of(vector, k)``: element k of mu or sigma, rounded to the computing type of `dtype`."""
-    load, float16_value, hidden = gpu.load, gpu.float16_value, gpu.hidden
+    load, float16_value, opaque = gpu.load, gpu.float16_value, gpu.opaque
     real, same_type = computing_type(dtype)
     other = np.float32 if dtype == "float64" else np.float64
     other_type, float16, bfloat16, int8, int16, int32, int64, uint8, uint16, uint32 = (
@@ -85,7 +85,7 @@ def element(gpu: ModuleType, dtype: str) -> Function:
         at = vector.data + k * vector.stride
         kind = vector.type
         # By far the most frequent first, and not behind a table of jumps.
-        if hidden(kind) == same_type:
+        if opaque(kind) == same_type:
             return load(at, real)
         if kind == 0:
             return real(vector.number)
@@ -244,7 +244,8 @@ def noise(
 
 def narrowed(gpu: ModuleType, dtype: str) -> Function:
     """``narrow(x)``: a number of the computing type as `dtype`, rounded once."""
-    narrow: Function = {"float16": gpu.float16_bits, "bfloat16": to_bfloat16}.get(dtype, unchanged)
+    # GPUs have an instruction for float16.
+    narrow: Function = gpu.float16_bits if dtype == "float16" else NARROWING[dtype]
     return narrow
 
 
@@ -276,19 +277,19 @@ def places(gpu: ModuleType) -> tuple[Function, Function]:
     ``slot_of(geometry)``: of all slots of a chunk that of what the thread makes; what one thread draws one after the
     other lies side by side.
     """
-    thread_index, hidden = gpu.thread_index, gpu.hidden
+    thread_index, opaque = gpu.thread_index, gpu.opaque
 
-    # The thread is hidden, so that what follows from it is made anew each time, and takes no registers in between.
+    # Opaque, so that the optimizer recomputes both from the thread's number instead of keeping registers.
 
     @inline
     def place_of(run, geometry):
-        thread, lanes = hidden(thread_index()), geometry.groups_per_pass
+        thread, lanes = opaque(thread_index()), geometry.groups_per_pass
         row = np.uint32(np.uint32(thread * geometry.one_by_groups) >> _QUOTIENT)
         return np.int32(row), np.int64(run) * lanes + np.uint32(thread - row * lanes)
 
     @inline
     def slot_of(geometry):
-        thread = hidden(thread_index())
+        thread = opaque(thread_index())
         turn = np.uint32(np.uint32(thread * geometry.one_by_rows) >> _QUOTIENT)
         return np.uint32(np.uint32(thread - turn * geometry.rows_per_pass) * geometry.pitch + turn)
 

@@ -21,13 +21,13 @@ __all__ = [
     "float16_bits",
     "float16_value",
     "from_lane",
-    "from_lane_before",
-    "hidden",
     "load",
     "load_shared",
     "load_shared_quad",
     "log2",
+    "opaque",
     "shared_memory",
+    "shuffle_up",
     "sine",
     "square_root",
     "store",
@@ -69,7 +69,7 @@ def synchronize_warp():
 
 
 @njit(forceinline=True)
-def from_lane_before(x):
+def shuffle_up(x):
     """The `x` of the thread before in the warp; the first thread gets its own."""
     return cuda.shfl_up_sync(_WARP, x, 1)
 
@@ -205,8 +205,8 @@ def shared_memory(typingctx: Any, size: Any) -> Any:
 
 
 @intrinsic
-def hidden(typingctx: Any, x: Any) -> Any:
-    """The uint32 `x`, of which the compiler believes to know nothing, so that it keeps nothing made of it."""
+def opaque(typingctx: Any, x: Any) -> Any:
+    """The uint32 `x`, hidden from the optimizer, which then recomputes what is made of it instead of keeping it."""
     if x != types.uint32:
         return None
 

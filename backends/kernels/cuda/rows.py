@@ -11,7 +11,7 @@ from types import ModuleType
 
 import numpy as np
 
-from multisample.backends.draw import SIZES
+from multisample.backends.element_types import SIZES
 from multisample.backends.kernels.compilation import Function, inline
 from multisample.backends.kernels.stream.words import row_part
 
@@ -138,7 +138,7 @@ def _columns(gpu: ModuleType, size: int, width: int, way: str) -> Function:
     of the warp's shared memory; where the warp's elements and the thread's begin in the pass; how many those of the
     warp are; and which columns are inside.
     """
-    thread_index, hidden, from_lane, all_of_warp = gpu.thread_index, gpu.hidden, gpu.from_lane, gpu.all_of_warp
+    thread_index, opaque, from_lane, all_of_warp = gpu.thread_index, gpu.opaque, gpu.from_lane, gpu.all_of_warp
     is_shifted, is_paired, group_size = way == "kShifted", way == "kAligned" and _in_pairs(size, width), width * size
 
     @inline
@@ -160,7 +160,7 @@ def _columns(gpu: ModuleType, size: int, width: int, way: str) -> Function:
     def staged_columns_of(place, stages, call, geometry):
         row, group = place
         first, last = _inside(width, place, call, geometry)
-        thread = hidden(thread_index())
+        thread = opaque(thread_index())
         rows, columns = np.int32(geometry.rows_per_pass), call.columns
         # A row beyond the pass has no elements, and begins where they end.
         begin = row * columns + (width * group - geometry.skip + first) if row < rows else rows * columns
@@ -267,15 +267,15 @@ def _fetching(gpu: ModuleType, dtype: str) -> tuple[Function, Function]:
     `begin` of a band of `count` rows. ``put(dimension, chunk, begin, first_row, count, call, geometry)`` puts it where
     all threads of the block see it, after the next `synchronize_block`.
     """
-    thread_index, hidden = gpu.thread_index, gpu.hidden
+    thread_index, opaque = gpu.thread_index, gpu.opaque
     element_of, offset_of_call, (_, slot_of) = element(gpu, dtype), offset_of(gpu), places(gpu)
     dimension_size, write_dimension, _ = _dimension(gpu, dtype)
     zero = np.float64(0) if dtype == "float64" else np.float32(0)
 
     @inline
     def row_of(begin, first_row, count, geometry):
-        # Hidden: see places.
-        thread = hidden(thread_index())
+        # Opaque: see `places`.
+        thread = opaque(thread_index())
         k = np.uint32(begin + thread)
         return thread < geometry.chunk and k < count, first_row + (np.int64(k) << geometry.interleave_log2)
 

@@ -128,15 +128,15 @@ def shifted(gpu: ModuleType, size: int, width: int, shift: int) -> Function:
     of the thread's quads; for the first thread, the address of its first column. `state`: whether the thread is the
     first, and whether it is the last.
     """
-    store, store_quad, from_lane_before = gpu.store, gpu.store_quad, gpu.from_lane_before
+    store, store_quad, shuffle_up = gpu.store, gpu.store_quad, gpu.shuffle_up
 
     @inline
     def before(x):
-        return from_lane_before(x)
+        return shuffle_up(x)
 
     @inline
     def narrow_before(x):
-        return np.uint16(from_lane_before(np.int32(x)))
+        return np.uint16(shuffle_up(np.int32(x)))
 
     if size == 2:
         before = narrow_before

@@ -11,7 +11,7 @@ from numba import njit
 
 from .arithmetic import float_bits, from_float_bits
 
-__all__ = ["to_bfloat16", "to_float16", "unchanged"]
+__all__ = ["NARROWING", "to_bfloat16", "to_float16", "unchanged"]
 
 _SIGN = np.int32(-0x80000000)
 _MAGNITUDE = np.int32(0x7FFFFFFF)
@@ -51,3 +51,7 @@ def to_float16(x: np.float32) -> np.uint16:
     half = subnormal if magnitude < np.int32(113 << 23) else normal
     half = overflow if magnitude >= np.int32(0x477FF000) else half
     return np.uint16(np.uint32(sign) >> np.uint32(16) | np.uint32(half))
+
+
+NARROWING = {"float16": to_float16, "bfloat16": to_bfloat16, "float32": unchanged, "float64": unchanged}
+"""From the computing type to an element of a matrix, by the name of its type."""
