@@ -15,8 +15,8 @@ from typing import Any
 
 from .contract import Backend, BackendStatus, DeviceKind, HostArray, Launcher
 from .draw import Draw, ElementType
-from .host_memory import arrays_at, value_at
-from .worker_pool import run_all, thread_count
+from .memory.host import arrays_at, value_at
+from .system.worker_pool import run_all, thread_count
 
 __all__ = ["BACKEND"]
 
@@ -67,7 +67,7 @@ class CpuBackend:
         launcher.run(ready, mu, sigma, matrix, seed, offset, 0, first_row, first_column, 0)
 
     def launcher(self, draw: Draw) -> Launcher:
-        from .cpu_kernels import value_kernel, window_kernel  # Numba takes half a second to import.
+        from .kernels.cpu.kernel import value_kernel, window_kernel  # Numba takes half a second to import.
 
         dtype = ElementType(draw.type).name
         kernel = window_kernel(dtype, bool(draw.antithetic))

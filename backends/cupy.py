@@ -16,18 +16,18 @@ from typing import Any
 
 import numpy as np
 
-from . import cache
 from .contract import Backend, BackendStatus, DeviceKind
-from .cuda_driver import device_of
-from .dlpack import Imported
+from .element_types import MATRIX_TYPES
 from .errors import BackendUnavailableError
-from .geometry import KERNEL_STORES
+from .kernels.cuda.geometry import KERNEL_STORES
 from .launch import DriverBackend, KernelKey
+from .memory.dlpack import Imported
 from .native import csrc_files
+from .system import cache
+from .system.cuda_driver import device_of
 
 __all__ = ["ADVANCE_KERNEL", "BACKEND", "OPTIONS", "kernel_name", "source"]
 
-_TYPES = {"float16": "float16", "bfloat16": "bfloat16", "float32": "float", "float64": "double"}
 # How each CUDA version's package of CuPy is called.
 _PACKAGES = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
 
@@ -43,13 +43,13 @@ OPTIONS = ("--std=c++17", f"-I{csrc_files.folder()}")
 @functools.cache
 def source() -> str:
     """The program that NVRTC compiles; with a digest of the headers, since CuPy's cache compares programs only."""
-    return f'// {csrc_files.digest()}\n#include "sample_kernel.cuh"\n'
+    return f'// {csrc_files.digest()}\n#include "cuda/kernel.cuh"\n'
 
 
 def kernel_name(key: KernelKey) -> str:
     """The C++ name of a kernel."""
     arguments = (
-        f"multisample::{_TYPES[key.dtype]}" if key.dtype in ("float16", "bfloat16") else _TYPES[key.dtype],
+        MATRIX_TYPES[key.dtype].cpp,
         *(str(bool(flag)).lower() for flag in (key.common_noise, key.antithetic, key.fast_math)),
         f"multisample::{KERNEL_STORES[key.stores]}",
         str(bool(key.origin_in_memory)).lower(),

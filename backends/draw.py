@@ -10,6 +10,8 @@ import struct
 from collections.abc import Callable
 from typing import NamedTuple
 
+from .element_types import SIZES, ElementType
+
 __all__ = [
     "HOST",
     "PACKED_DRAW",
@@ -27,28 +29,6 @@ __all__ = [
 
 HOST = -1
 """Stands for host memory where a draw names a device."""
-
-
-class ElementType(enum.IntEnum):
-    """Types of elements by NumPy's names; `number` is one number in place of a vector."""
-
-    number = 0
-    float16 = 1
-    bfloat16 = 2
-    float32 = 3
-    float64 = 4
-    int8 = 5
-    int16 = 6
-    int32 = 7
-    int64 = 8
-    uint8 = 9
-    uint16 = 10
-    uint32 = 11
-    uint64 = 12
-
-
-SIZES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
-"""Bytes of the elements of a matrix, by the name of their type."""
 
 
 class Operation(enum.IntEnum):

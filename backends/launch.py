@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import cuda_driver
 from .contract import Backend, Launcher
 from .draw import PACKED_DRAW, Draw, ElementType, Vector, Word, pack, packer
-from .geometry import PACKED_GEOMETRY, Geometry, geometry
-from .host_memory import vectors_at
+from .kernels.cuda.geometry import PACKED_GEOMETRY, Geometry, geometry
+from .memory.host import vectors_at
+from .system import cuda_driver
 
 __all__ = ["DriverBackend", "KernelKey", "Pool", "generic_launcher", "kernel_key"]
 

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from .contract import Backend, BackendStatus, DeviceKind
-from .cuda_driver import device_of, on_device
-from .cuda_toolchain import INSTALL, clashes
-from .dlpack import Imported
 from .errors import BackendUnavailableError
+from .kernels.cuda.toolchain import INSTALL, clashes
 from .launch import DriverBackend, KernelKey
+from .memory.dlpack import Imported
+from .system.cuda_driver import device_of, on_device
 
 __all__ = ["BACKEND"]
 
@@ -87,7 +87,7 @@ class NumbaBackend(DriverBackend):
 
     def compile(self, key: KernelKey | None) -> tuple[int, Any]:
         try:
-            from .cuda_compilation import compile_advance, compile_kernel
+            from .kernels.cuda.compilation import compile_advance, compile_kernel
 
             kernel = compile_advance() if key is None else compile_kernel(*key[:-1])
             return int(kernel.library.get_cufunc().handle), kernel

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from bench.cases import is_timed
-from multisample.tetris import FEATURES, play
+from multisample.examples.tetris import FEATURES, play
 
 PLACEMENTS_OF_A_PIECE = 162 / 7
 

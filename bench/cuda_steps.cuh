@@ -2,7 +2,7 @@
 // any length that is a multiple of 4 unless a step says otherwise; seed below 2^32, offset 0.
 #pragma once
 
-#include "sample_kernel.cuh"
+#include "cuda/kernel.cuh"
 
 namespace multisample {
 

@@ -31,7 +31,7 @@ import numpy as np
 
 import multisample
 from multisample.backends.cupy import OPTIONS
-from multisample.backends.geometry import KERNEL_STORES
+from multisample.backends.kernels.cuda.geometry import KERNEL_STORES
 from multisample.backends.launch import KernelKey
 from multisample.backends.native import csrc_files
 
@@ -262,7 +262,7 @@ def compiled_resources() -> dict[str, dict[str, int]]:
         for fast in ((False,) if dtype == "float64" else (False, True))
         for stores in range(len(KERNEL_STORES))
     ]
-    source = '#include "sample_kernel.cuh"\n' + "".join(
+    source = '#include "cuda/kernel.cuh"\n' + "".join(
         "template __global__ void " + name
         + "(const __grid_constant__ multisample::Draw, const __grid_constant__ multisample::Geometry);\n"
         for name in kernels

@@ -1,26 +1,9 @@
 // One launch, as plain numbers and addresses: every layer passes this struct on. backends/draw.py packs the same bytes.
 #pragma once
 
-#include "platform.h"
+#include "element_types.h"
 
 namespace multisample {
-
-// Element types of mu, sigma and the matrix. The first stands for one number in place of a vector.
-enum ElementType : u32 {
-  kNumber,
-  kFloat16,
-  kBFloat16,
-  kFloat32,
-  kFloat64,
-  kInt8,
-  kInt16,
-  kInt32,
-  kInt64,
-  kUInt8,
-  kUInt16,
-  kUInt32,
-  kUInt64,
-};
 
 enum Operation : u32 {
   kSample,    // reads mu and sigma, writes the matrix: x[r, c] = mu[r] + sigma[r] z[r, c]
@@ -50,7 +33,7 @@ struct Draw {
   u64 rows, columns;              // at least 1
   Word seed, offset;
   Word first_row, first_column;  // first_row + rows <= 2^32, first_column + columns <= 2^34
-  double* scratch;               // kGradient on CUDA: room for partial sums, see gradient_geometry.h
+  double* scratch;               // kGradient on CUDA: room for partial sums, see cuda/gradient_geometry.h
   void* stream;                  // of the device
   u32 type;                      // of the matrix
   u32 operation;
@@ -76,8 +59,6 @@ MULTISAMPLE_HOST_FUNCTION Draw with_values(Draw call) {
 }
 
 #if !defined(__CUDACC_RTC__)
-
-inline u32 element_size(u32 type) { return type == kFloat64 ? 8 : type == kFloat32 ? 4 : 2; }
 
 // The same call where one row or one column makes a stride irrelevant: as if the matrix were contiguous.
 inline Draw with_regular_strides(Draw call) {

@@ -1,7 +1,7 @@
 """Draw vectors from a normal distribution with independent components: same seed, same bits, everywhere.
 
 `sample` is the one call; `backends` says what it can run on. The stream of numbers is specified in STREAM.md, beside
-this file. The submodules `cem`, `tetris` and `torch` are imported on first use.
+this file. The submodules `cem`, `examples` and `torch` are imported on first use.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ __all__ = [
 
 if TYPE_CHECKING:
     from . import cem as cem
-    from . import tetris as tetris
+    from . import examples as examples
     from . import torch as torch
 else:  # A type checker that sees __getattr__ accepts every name.
-    _SUBMODULES = ("cem", "tetris", "torch")
+    _SUBMODULES = ("cem", "examples", "torch")
 
     def __getattr__(name: str) -> object:
-        # Imported on first use: tetris imports Numba, torch imports PyTorch.
+        # Imported on first use: torch imports PyTorch.
         if name not in _SUBMODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         import importlib

@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from multisample.backends.element_types import MATRIX_TYPES
+
 from ._tracing import traced_as
 
 __all__ = ["DTYPES", "check_choice", "check_flag", "checked_integer", "dtype_name", "is_constant"]
 
-DTYPES = ("float16", "bfloat16", "float32", "float64")
+DTYPES = tuple(MATRIX_TYPES)
 
 
 def describe(value: object, limit: int = 60) -> str:

@@ -15,9 +15,9 @@ from collections.abc import Callable, Hashable
 from typing import Any, Generic, NamedTuple, NoReturn, TypeAlias, TypeVar
 
 from multisample.backends.contract import Backend, HostArray, Launcher
-from multisample.backends.cuda_driver import is_capturing
 from multisample.backends.draw import HOST, Draw, ElementType, Operation, Vector, Word
 from multisample.backends.launch import generic_launcher
+from multisample.backends.system.cuda_driver import is_capturing
 
 from ._arguments import checked_integer
 from ._checks.operands import Inputs, check_alignment, check_out, extent, inspect_inputs, item_size

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from multisample.backends.cuda_driver import Event, is_capturing, order
+from multisample.backends.system.cuda_driver import Event, is_capturing, order
 
 from ._libraries import Device
 

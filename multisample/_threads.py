@@ -42,6 +42,6 @@ def limit_threads(n: SupportsIndex) -> AbstractContextManager[None]:
     >>> bool((x == multisample.sample(mu, sigma, 1000, seed=7)).all())
     True
     """
-    from multisample.backends import worker_pool  # Which only calls on the CPU need.
+    from multisample.backends.system import worker_pool  # Which only calls on the CPU need.
 
     return worker_pool.limit_threads(checked_integer("n", n, 1, 2**31))

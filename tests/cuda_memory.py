@@ -24,8 +24,8 @@ import pytest
 
 import multisample
 from multisample.backends import registry
-from multisample.backends.cuda_driver import device_of, on_device
 from multisample.backends.native import libraries
+from multisample.backends.system.cuda_driver import device_of, on_device
 
 Array = np.ndarray[Any, Any]
 ToArray = Callable[[Any], Array]

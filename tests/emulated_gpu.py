@@ -1,4 +1,4 @@
-"""What the Python kernel asks of a GPU, answered on the CPU: `multisample.backends.cuda_intrinsics` by the same names.
+"""A GPU emulated on the CPU for the Python kernel: the names of `multisample.backends.kernels.cuda.intrinsics`.
 
 Numba's own simulator runs Python, not compiled functions. Here the kernel is compiled as it is, and every CUDA thread
 of a block is a fiber, which runs until it has to wait for others: at a barrier, or where threads of a warp exchange
@@ -21,9 +21,9 @@ from numba.extending import intrinsic
 from numba.np.numpy_support import from_dtype
 
 from multisample.backends.draw import PACKED_DRAW, Draw, Vector, Word
-from multisample.backends.geometry import MOST_THREADS, PACKED_GEOMETRY, Geometry
-from multisample.backends.intrinsics import from_float_bits
-from multisample.backends.narrow import to_float16
+from multisample.backends.kernels.cuda.geometry import MOST_THREADS, PACKED_GEOMETRY, Geometry
+from multisample.backends.kernels.stream.arithmetic import from_float_bits
+from multisample.backends.kernels.stream.rounding import to_float16
 
 __all__ = [
     "AVAILABLE",
@@ -37,15 +37,15 @@ __all__ = [
     "float16_bits",
     "float16_value",
     "from_lane",
-    "from_lane_before",
-    "hidden",
     "launch",
     "load",
     "load_shared",
     "load_shared_quad",
     "log2",
     "once",
+    "opaque",
     "shared_memory",
+    "shuffle_up",
     "sine",
     "square_root",
     "store",
@@ -70,8 +70,8 @@ DRAW = types.NamedTuple(
     (_VECTOR, _VECTOR) + (_i64,) * 5 + (_WORD, _WORD, _SIGNED_WORD, _SIGNED_WORD) + (_i64,) * 2 + (_u32,) * 5
     + (_i32, _u32, _u32), Draw
 )  # fmt: skip
-GEOMETRY = types.NamedTuple((_u32,) * 15 + (_i32,), Geometry)
-"""With `DRAW` the types of a kernel's parameters, as in `multisample.backends.cuda_compilation.SIGNATURE`."""
+GEOMETRY = types.NamedTuple((_u32,) * 15 + (_i32, _u32, _i32, _u32), Geometry)
+"""With `DRAW` the types of a kernel's parameters, as in `multisample.backends.kernels.cuda.compilation.SIGNATURE`."""
 
 _WARP = 32
 # All that a block has without asking for more, and how far its pieces are apart here.
@@ -309,7 +309,7 @@ _compiled_once: dict[Any, Any] = {}
 
 
 def once(function: Callable[..., Any]) -> Any:
-    """Decorator, in place of `multisample.backends.compilation.inline`.
+    """Decorator, in place of `multisample.backends.kernels.compilation.inline`.
 
     Nothing is inlined, and what is equal in several kernels is compiled once: else it takes ten times as long.
     """
@@ -426,7 +426,7 @@ def from_lane(x, lane):
 
 
 @njit
-def from_lane_before(x):
+def shuffle_up(x):
     lane = thread_index() % _WARP
     return from_lane(x, max(lane, 1) - 1)
 
@@ -551,7 +551,7 @@ def shared_memory(size):
 
 
 @intrinsic
-def hidden(typingctx: Any, x: Any) -> Any:
+def opaque(typingctx: Any, x: Any) -> Any:
     return (x(x), lambda context, builder, signature, args: args[0]) if x == types.uint32 else None
 
 

@@ -2,7 +2,7 @@
 
 A program of its own, because numba-cuda has to be told of a device, and such a process is good for nothing else. It
 reads one line of JSON for each kernel, ``[name, variant, [major, minor]]``, `variant` being the arguments of
-`multisample.backends.cuda_compilation.variant_kernel`, and puts ``name.ptx``, what nvJitLink makes of that,
+`multisample.backends.kernels.cuda.compilation.variant_kernel`, and puts ``name.ptx``, what nvJitLink makes of that,
 ``name.cubin``, and what it says of it, ``name.log``, into the folder that is its argument; in place of the list, null
 is the kernel of `advance`. Where a compiler cannot be loaded it ends with `CANNOT` and says which.
 """
@@ -45,7 +45,7 @@ def _compile(variant: list[Any] | None, capability: tuple[int, int]) -> str:
     from numba import cuda
     from numba.cuda import dispatcher
 
-    from multisample.backends import cuda_compilation
+    from multisample.backends.kernels.cuda import compilation as cuda_compilation
 
     # What Numba asks of a device when it compiles for one.
     dispatcher.get_current_device = lambda: SimpleNamespace(compute_capability=capability)

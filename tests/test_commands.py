@@ -30,7 +30,7 @@ from multisample.backends import registry
 from multisample.backends.contract import BackendStatus
 from multisample.backends.cpu import BACKEND as CPU
 from multisample.backends.draw import Draw
-from multisample.backends.host_memory import arrays_at
+from multisample.backends.memory.host import arrays_at
 from multisample.commands import arrays, draw, report
 
 D, N, SEED = 40, 300, 7

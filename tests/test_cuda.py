@@ -45,7 +45,8 @@ from cuda_memory import (
 from draws import a_draw
 
 import multisample
-from multisample.backends import geometry, registry
+from multisample.backends import registry
+from multisample.backends.kernels.cuda import geometry
 from multisample.backends.native import csrc_files
 
 SIZES = {name: np.dtype(dtype).itemsize for name, dtype in DTYPES.items()}
@@ -95,7 +96,7 @@ def torch() -> Any:
 # --- The transform, for every word ----------------------------------------------------------------
 
 KERNELS = """
-#include "normals.h"
+#include "stream/normals.h"
 
 namespace multisample {
 
@@ -196,7 +197,7 @@ int main() {
 
 def program() -> str:
     """`KERNELS`, made for the sources as they are."""
-    sources = (csrc_files.folder() / "normals.h").read_text()
+    sources = (csrc_files.folder() / "stream/normals.h").read_text()
     found = re.findall(r"^MULTISAMPLE_FUNCTION float radius\(u32 a\) \{$.*?^\}$", sources, re.DOTALL | re.MULTILINE)
     assert len(found) == 1
     (text,) = found

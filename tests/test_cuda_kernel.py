@@ -29,9 +29,13 @@ from draws import WORDS, a_draw, with_words_in_memory
 from transposed_cuts import recut
 
 import multisample
-from multisample.backends import cuda_driver, cuda_group, cuda_kernel, cuda_stores, cuda_transposed
 from multisample.backends.draw import SIZES, Draw, Word, pack
-from multisample.backends.geometry import (
+from multisample.backends.kernels.cuda import columns as cuda_transposed
+from multisample.backends.kernels.cuda import group as cuda_group
+from multisample.backends.kernels.cuda import kernel as cuda_kernel
+from multisample.backends.kernels.cuda import rows as cuda_rows
+from multisample.backends.kernels.cuda import stores as cuda_stores
+from multisample.backends.kernels.cuda.geometry import (
     KERNEL_STORES,
     PACKED_GEOMETRY,
     Geometry,
@@ -41,6 +45,7 @@ from multisample.backends.geometry import (
 )
 from multisample.backends.launch import CONFIGURATION_SIZE, KernelKey
 from multisample.backends.numba import NumbaBackend
+from multisample.backends.system import cuda_driver
 
 pytestmark = pytest.mark.skipif(not gpu.AVAILABLE, reason="the C library has no makecontext")
 requires_numba_cuda = pytest.mark.skipif(
@@ -116,10 +121,10 @@ each_variant = pytest.mark.parametrize("variant", VARIANTS, ids=named)
 def compiled(variant: Variant) -> Any:
     dtype, noise, stores, antithetic, fast_math, origin_in_memory = variant
     # Loops that are unrolled eight times take long to compile, and so are unrolled twice for 16 bits.
-    unroll = {} if SIZES[dtype] > 2 else {way: min(turns, 2) for way, turns in cuda_stores._UNROLL.items()}
+    unroll = {} if SIZES[dtype] > 2 else {way: min(turns, 2) for way, turns in cuda_rows._UNROLL.items()}
     with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch.dict(cuda_stores._UNROLL, unroll))
-        for module in (cuda_group, cuda_kernel, cuda_stores, cuda_transposed):
+        stack.enter_context(mock.patch.dict(cuda_rows._UNROLL, unroll))
+        for module in (cuda_group, cuda_kernel, cuda_rows, cuda_stores, cuda_transposed):
             stack.enter_context(mock.patch.object(module, "inline", gpu.once))
         kernel = cuda_kernel.sample_kernel(
             gpu, dtype, noise == "shared", antithetic, fast_math, KERNEL_STORES.index(stores), origin_in_memory
@@ -219,23 +224,23 @@ class Case:
         usual = self.usual_geometry()
         if self.cut is None:
             return usual
-        changed = usual._replace(**self.cut(usual))
-        groups = _ceil_div(changed.skip + self.n, 8 if self.antithetic else 4)
+        groups = _ceil_div(usual.skip + self.n, 8 if self.antithetic else 4)
         if KERNEL_STORES[usual.stores].startswith("kTransposed"):
-            return recut(changed, usual, groups, staged_slots_of(self.size, self.antithetic))
-        rows, lanes, shift = changed.rows_per_pass, changed.lanes, changed.interleave_log2
+            return recut(self.cut, usual, groups, staged_slots_of(self.size, self.antithetic))
+        changed = usual._replace(**self.cut(usual))
+        rows, lanes, shift = changed.rows_per_pass, changed.groups_per_pass, changed.interleave_log2
         threads = _ceil_div(lanes * rows, 32) * 32
         bands = _ceil_div(_ceil_div(self.d, changed.band_rows), 1 << shift) << shift
-        column_blocks = _ceil_div(groups, lanes * changed.steps)
+        blocks_per_band = _ceil_div(groups, lanes * changed.steps)
         return changed._replace(
             threads=threads,
-            one_by_lanes=_ceil_div(1 << 20, lanes),
+            one_by_groups=_ceil_div(1 << 20, lanes),
             one_by_rows=_ceil_div(1 << 20, rows),
             chunk=changed.chunk if changed.chunk != usual.chunk else threads // rows * rows,
             pitch=threads // rows | 1,
-            column_blocks=column_blocks,
-            blocks=bands * column_blocks,
-            stride=self.byte_strides()[0] // self.size * rows << shift,
+            blocks_per_band=blocks_per_band,
+            blocks=bands * blocks_per_band,
+            row_step=self.byte_strides()[0] // self.size * rows << shift,
         )
 
     def variant(self) -> Variant:
@@ -280,8 +285,8 @@ class Case:
 
 
 def packed_geometry(cut: Geometry) -> bytes:
-    """The C++ struct: the last field is signed."""
-    packed = np.array(cut[:-1], np.uint32).tobytes() + np.array(cut[-1:], np.int32).tobytes()
+    """The C++ struct."""
+    packed = struct.pack("15IiIiI", *cut)
     assert len(packed) == PACKED_GEOMETRY
     return packed
 
@@ -362,7 +367,7 @@ def other_cuts(stores: str) -> Iterator[Cut]:
     whole_warps = [(32, 1), (64, 2), (96, 5), (288, 3), (160, 2)]
     for lanes, steps in whole_warps + ([(1, 1), (3, 2), (33, 4), (287, 2)] if stores != "kShifted" else []):
         yield lambda g, lanes=lanes, steps=steps: {
-            "lanes": lanes, "rows_per_pass": 1, "band_rows": 5, "steps": steps,
+            "groups_per_pass": lanes, "rows_per_pass": 1, "band_rows": 5, "steps": steps,
         }  # fmt: skip
 
 
@@ -415,14 +420,14 @@ def test_dimensions_side_by_side_written_at_once_and_through_the_stage(variant: 
             case.check()
             if d < 300 and passes > 1:
                 dataclasses.replace(case, cut=wide_passes(passes, per_chunk)).check()
-            seen["chunks"] += cut.band_rows > cut.chunk
+            seen["chunks"] += cut.band_groups > cut.chunk
             seen["cut"] += cut.skip > 0
             if variant.stores == "kTransposed":
-                seen[f"{cut.stride % slots} further behind"] += 1
-                seen["tiles"] += cut.column_blocks > 1
-                assert cut.overlap == (cut.stride % slots > 0)
-                assert cut.lanes >= _ceil_div(d, slots)
-                seen["begins before"] += cut.lanes * slots >= d + slots and not cut.overlap
+                seen[f"{cut.column_step % slots} further behind"] += 1
+                seen["tiles"] += cut.blocks_per_band > 1
+                assert cut.overlap == (cut.column_step % slots > 0)
+                assert cut.pieces >= _ceil_div(d, slots)
+                seen["begins before"] += cut.pieces * slots >= d + slots and not cut.overlap
     kinds = {"chunks", "cut"}
     if variant.stores == "kTransposed":
         kinds |= {"tiles", "begins before", *(f"{delta} further behind" for delta in range(slots))}
@@ -496,10 +501,10 @@ def test_many_dimensions_and_long_rows(noise: str) -> None:
     tiles = [Case(524_301, 1, noise=noise, strides=(1, 2)), Case(100_004, 9, noise=noise, strides=(1, 100_004))]
     # With shared noise, a block of the latter goes along a few groups only.
     of_many = [chunks[0], *(chunks[2:] if noise == "independent" else ())]
-    assert all(case.geometry().band_rows > case.geometry().chunk for case in of_many)
+    assert all(max(case.geometry().band_rows, case.geometry().band_groups) > case.geometry().chunk for case in of_many)
     assert [case.variant().stores for case in chunks[2:]] == ["kTransposedStaged", "kTransposed"]
     assert all(case.geometry().steps > 1 for case in steps)
-    assert all(case.geometry().column_blocks > 10 for case in tiles)
+    assert all(case.geometry().blocks_per_band > 10 for case in tiles)
     assert {case.variant().stores for case in steps} == {"kAligned", "kShifted", "kStrided"}
     assert {case.variant().stores for case in tiles} == {"kTransposed"}
     for case in chunks + steps + tiles:
@@ -676,7 +681,7 @@ def test_a_launcher_finds_the_kernel_for_each_alignment_and_window(monkeypatch: 
 @requires_numba_cuda
 @pytest.mark.parametrize("count", [0, 2**32 - 1, 2**64 - 1])
 def test_advance_counts_up_by_one(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    from multisample.backends.cuda_compilation import advance_kernel
+    from multisample.backends.kernels.cuda.compilation import advance_kernel
 
     code = advance_kernel().__code__
     count_up = gpu.once(types.FunctionType(code, {"cuda_intrinsics": gpu, "np": np}))
@@ -700,7 +705,7 @@ def test_advance_counts_up_by_one(monkeypatch: pytest.MonkeyPatch, count: int) -
 
 def test_the_emulated_gpu_has_the_names_of_a_real_one() -> None:
     # Read, not imported: there may be no numba-cuda.
-    source = importlib.resources.files("multisample.backends").joinpath("cuda_intrinsics.py").read_text()
+    source = importlib.resources.files("multisample.backends.kernels.cuda").joinpath("intrinsics.py").read_text()
     (names,) = (
         ast.literal_eval(node.value)
         for node in ast.parse(source).body
@@ -712,7 +717,7 @@ def test_the_emulated_gpu_has_the_names_of_a_real_one() -> None:
 
 @requires_numba_cuda
 def test_kernels_take_the_same_types_as_on_a_gpu() -> None:
-    from multisample.backends.cuda_compilation import SIGNATURE
+    from multisample.backends.kernels.cuda.compilation import SIGNATURE
 
     assert str(SIGNATURE.args) == str((gpu.DRAW, gpu.GEOMETRY))
 
@@ -845,7 +850,7 @@ def test_emulated_threads_wait_for_each_other_only_where_they_say_so(backwards: 
         gpu.store_shared(mine + 4, np.int32(thread))
         gpu.synchronize_block()
         x = gpu.load_shared(other + 4, np.int32)
-        before, fifth, low = gpu.from_lane_before(x), gpu.from_lane(x, 5), gpu.all_of_warp(thread < 32)
+        before, fifth, low = gpu.shuffle_up(x), gpu.from_lane(x, 5), gpu.all_of_warp(thread < 32)
         if gpu.block_index() == 1:
             gpu.store(call.matrix + 4 * thread, np.float32(((before * 64 + fifth) * 2 + low) * 2 + early))
 

@@ -38,7 +38,8 @@ from cuda_memory import (
 
 import multisample
 from multisample import _backends
-from multisample.backends import geometry, registry
+from multisample.backends import registry
+from multisample.backends.kernels.cuda import geometry
 
 
 @pytest.fixture
@@ -69,8 +70,8 @@ def over_all_words() -> list[int]:
     from numba import cuda, njit
     from numba.extending import intrinsic
 
-    from multisample.backends.intrinsics import float_bits
-    from multisample.backends.normals import half_turns_f32, radius_f32
+    from multisample.backends.kernels.stream.arithmetic import float_bits
+    from multisample.backends.kernels.stream.normals import half_turns_f32, radius_f32
 
     @intrinsic
     def rounded(typingctx, square):
@@ -123,7 +124,7 @@ def test_the_square_root_is_correctly_rounded_for_every_word(over_all_words: lis
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_kernel_keeps_its_numbers_in_as_many_registers_as_it_may_take(numba: Any, dtype: str) -> None:
-    from multisample.backends.cuda_compilation import launch_bounds
+    from multisample.backends.kernels.cuda.compilation import launch_bounds
     from multisample.backends.launch import KernelKey
 
     backend: Any = registry.find("numba")

@@ -32,9 +32,10 @@ from transposed_cuts import recut
 
 import multisample
 from multisample.backends import cupy as cupy_backend
-from multisample.backends import geometry, narrow
 from multisample.backends.draw import PACKED_DRAW, ElementType, Vector, Word, pack
-from multisample.backends.intrinsics import fma
+from multisample.backends.kernels.cuda import geometry
+from multisample.backends.kernels.stream import rounding as narrow
+from multisample.backends.kernels.stream.arithmetic import fma
 from multisample.backends.launch import KernelKey
 from multisample.backends.native import build, csrc_files, toolchain
 from reference import stream
@@ -175,23 +176,23 @@ class Case:
         g = self.usual_cut()
         if self.cut is None:
             return g
-        changed = g._replace(**self.cut(g))
-        rows, lanes, shift = changed.rows_per_pass, changed.lanes, changed.interleave_log2
-        groups = _ceil_div(changed.skip + self.n, 8 if self.antithetic else 4)
+        groups = _ceil_div(g.skip + self.n, 8 if self.antithetic else 4)
         if STORES[g.stores].startswith("transposed"):
-            return recut(changed, g, groups, geometry.staged_slots_of(self.size, self.antithetic))
+            return recut(self.cut, g, groups, geometry.staged_slots_of(self.size, self.antithetic))
+        changed = g._replace(**self.cut(g))
+        rows, lanes, shift = changed.rows_per_pass, changed.groups_per_pass, changed.interleave_log2
         threads = _ceil_div(lanes * rows, 32) * 32
         bands = _ceil_div(_ceil_div(self.d, changed.band_rows), 1 << shift) << shift
         columns = _ceil_div(groups, changed.steps * lanes)
         return changed._replace(
             threads=threads,
-            one_by_lanes=_ceil_div(1 << 20, lanes),
+            one_by_groups=_ceil_div(1 << 20, lanes),
             one_by_rows=_ceil_div(1 << 20, rows),
             chunk=changed.chunk if changed.chunk != g.chunk else threads // rows * rows,
             pitch=threads // rows | 1,
-            column_blocks=columns,
+            blocks_per_band=columns,
             blocks=bands * columns,
-            stride=self.byte_strides()[0] // self.size * rows << shift,
+            row_step=self.byte_strides()[0] // self.size * rows << shift,
         )
 
     def packed(self) -> bytes:
@@ -251,12 +252,22 @@ def _placed(values: Values) -> tuple[Vector | float, bytes]:
     return Vector(first, stride, 0.0, ElementType[values.dtype.name]), memory.tobytes()
 
 
+def sources() -> dict[str, str]:
+    """The texts of all C++ and CUDA files, by their path below csrc."""
+    root = csrc_files.folder()
+    return {
+        path.relative_to(root).as_posix(): path.read_text()
+        for path in root.rglob("*")
+        if path.suffix in (".cpp", ".cu", ".cuh", ".h")
+    }
+
+
 def build_runner(folder: Path, *options: str) -> Path:
     """A program that runs kernels."""
     # The one word of CUDA that no macro can stand for: shared memory is one for all threads, and filled with garbage
     # before each block.
     ids = itertools.count()
-    for name in ("sample_kernel.cuh", "transposed.cuh", "group.cuh"):
+    for name in ("cuda/rows.cuh", "cuda/columns.cuh"):
         source = (csrc_files.folder() / name).read_text()
         source = re.sub(
             r"__shared__ ([^;]+?) (\w+)((?:\[[^;]+?\])+);",
@@ -264,6 +275,7 @@ def build_runner(folder: Path, *options: str) -> Path:
             source,
         )
         assert "__shared__" not in source
+        (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(source)
     assert next(ids) == 5
     program = folder / "run_kernel"
@@ -636,11 +648,11 @@ def test_kernel_draws_many_dimensions_and_long_rows(runner: Path, dtype: str, no
         Case(131_328, 2, dtype, noise, sample_offset=1, strides=(1, 131_328)),
     ]
     for case in chunks:
-        assert case.usual_cut().band_rows > case.usual_cut().chunk, case
+        assert max(case.usual_cut().band_rows, case.usual_cut().band_groups) > case.usual_cut().chunk, case
     for case in steps:
         assert case.usual_cut().steps > 1, case
     for case in tiles:
-        assert case.usual_cut().column_blocks > 1, case
+        assert case.usual_cut().blocks_per_band > 1, case
     assert {STORES[case.usual_cut().stores] for case in steps} == {"aligned", "shifted", "strided"}
     assert {STORES[case.usual_cut().stores] for case in tiles} == {"transposed"}
     cases = [*chunks, Case(28 * 513 + 9, 33, dtype, noise, pairs, sample_offset=1), *steps, *tiles]
@@ -677,11 +689,11 @@ def other_cuts() -> Iterator[tuple[str, Cut]]:
     # Blocks of other widths, and several runs of columns.
     for lanes, steps in [(32, 1), (64, 2), (96, 5), (288, 3), (160, 2)]:
         yield "aligned shifted strided", lambda g, lanes=lanes, steps=steps: {
-            "lanes": lanes, "rows_per_pass": 1, "band_rows": 5, "steps": steps,
+            "groups_per_pass": lanes, "rows_per_pass": 1, "band_rows": 5, "steps": steps,
         }  # fmt: skip
     for lanes, steps in [(1, 1), (3, 2), (33, 4), (257, 1), (287, 2)]:
         yield "aligned strided", lambda g, lanes=lanes, steps=steps: {
-            "lanes": lanes, "rows_per_pass": 1, "band_rows": 5, "steps": steps,
+            "groups_per_pass": lanes, "rows_per_pass": 1, "band_rows": 5, "steps": steps,
         }  # fmt: skip
 
 
@@ -796,7 +808,7 @@ def nvrtc_compile(architecture: str, *options: str, variants: Iterable[Variant] 
 def test_nvrtc_compiles_every_kernel_for_every_architecture_without_a_word() -> None:
     """A third of them for each, in turn: the sources do not know for which they are compiled."""
     kernels = [VARIANTS[k % 3 :: 3] for k in range(len(ARCHITECTURES))]
-    assert not any("__CUDA_ARCH__" in path.read_text() for path in csrc_files.folder().glob("*.*"))
+    assert not any("__CUDA_ARCH__" in text for text in sources().values())
     assert len(VARIANTS) == 168
     with ThreadPoolExecutor(2) as pool:
         every = pool.map(
@@ -941,7 +953,7 @@ def test_nvcc_compiles_the_extension_without_a_warning_and_without_spills(nvcc: 
     command = [
         nvcc, *build.LIBRARIES["cuda"].flags, "-arch=sm_90", "-Xptxas", "-v", "-Xcompiler", "-fPIC,-Wall",
         f"-I{csrc_files.folder()}", *(f"-isystem={path}" for path in cpp_extension.include_paths()),
-        "-c", str(csrc_files.folder() / "torch_cuda.cu"), "-o", str(tmp_path / "torch_cuda.o"),
+        "-c", str(csrc_files.folder() / "torch/cuda.cu"), "-o", str(tmp_path / "torch_cuda.o"),
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
     output = done.stdout + done.stderr
@@ -961,24 +973,27 @@ def test_nvcc_compiles_the_extension_without_a_warning_and_without_spills(nvcc: 
 
 def test_launches_report_their_own_errors_and_no_others() -> None:
     """The runtime's last error may be one that another library has left behind, and is asked for only to drop it."""
-    sources = {path.name: path.read_text() for path in csrc_files.folder().glob("*.*")}
-    assert {"launch.cuh", "gradient_launch.cuh", "torch_cuda.cu"} <= sources.keys()
-    code = {name: re.sub(r"//[^\n]*", "", text) for name, text in sources.items()}
+    texts = sources()
+    assert {"cuda/launch.cuh", "cuda/gradient_launch.cuh", "torch/cuda.cu"} <= texts.keys()
+    code = {name: re.sub(r"//[^\n]*", "", text) for name, text in texts.items()}
     assert not [name for name, text in code.items() if "<<<" in text or "cudaPeekAtLastError" in text]
     asked = {name: text.count("cudaGetLastError") for name, text in code.items() if "cudaGetLastError" in text}
-    assert asked == {"launch.cuh": 1}
-    assert re.search(r"if \(error != cudaSuccess\) cudaGetLastError\(\);\n  return error;", code["launch.cuh"])
+    assert asked == {"cuda/launch.cuh": 1}
+    assert re.search(r"if \(error != cudaSuccess\) cudaGetLastError\(\);\n  return error;", code["cuda/launch.cuh"])
     # Every launch goes through the one function that returns the launch's error.
     launches = {name: len(re.findall(r"\bcudaLaunch\w*", text)) for name, text in code.items() if "cudaLaunch" in text}
-    assert launches == {"launch.cuh": 1}
-    assert "return taken(cudaLaunchKernel(" in code["launch.cuh"]
+    assert launches == {"cuda/launch.cuh": 1}
+    assert "return taken(cudaLaunchKernel(" in code["cuda/launch.cuh"]
 
 
 # --- Device functions on the CPU ------------------------------------------------------------------
 
 
 @requires_gxx
-@pytest.mark.parametrize("header", ["platform.h", "words.h", "normals.h", "narrow.h", "draw.h", "geometry.h"])
+@pytest.mark.parametrize(
+    "header",
+    ["stream/arithmetic.h", "stream/words.h", "stream/normals.h", "stream/rounding.h", "draw.h", "cuda/geometry.h"],
+)
 def test_headers_compile_alone_for_the_cpu(header: str) -> None:
     command = ["g++", "-std=c++17", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", f"-I{csrc_files.folder()}"]
     done = subprocess.run(
@@ -1153,6 +1168,6 @@ def test_cupys_program_is_another_one_when_a_header_changes(monkeypatch: pytest.
     shutil.copytree(csrc_files.folder(), sources)
     monkeypatch.setattr(csrc_files, "folder", lambda: sources)
     assert cupy_backend.source.__wrapped__() == before
-    header = sources / "normals.h"
+    header = sources / "stream/normals.h"
     header.write_text(header.read_text() + "// Changed.\n")
     assert cupy_backend.source.__wrapped__() != before

@@ -21,7 +21,7 @@ from multisample import BackendStatus, BackendUnavailableError, UnknownBackendEr
 from multisample.backends import registry
 from multisample.backends.contract import Backend
 from multisample.backends.draw import Draw
-from multisample.backends.host_memory import arrays_at
+from multisample.backends.memory.host import arrays_at
 
 MEMBERS = {name for name in (*vars(Backend), *Backend.__annotations__) if not name.startswith("_") and name != "mro"}
 

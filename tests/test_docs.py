@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import multisample.cem
-import multisample.tetris
+import multisample.examples.tetris
 import multisample.torch
 
 ROOT = Path(__file__).parents[1]
@@ -72,11 +72,11 @@ CALLABLE = {
     "cem.CEM": multisample.cem.CEM,
     "cem.CEM.ask": multisample.cem.CEM.ask,
     "cem.CEM.tell": multisample.cem.CEM.tell,
-    "tetris.play": multisample.tetris.play,
-    "tetris.moves": multisample.tetris.moves,
-    "tetris.placement": multisample.tetris.placement,
-    "tetris.Learner": multisample.tetris.Learner,
-    "tetris.Learner.step": multisample.tetris.Learner.step,
+    "tetris.play": multisample.examples.tetris.play,
+    "tetris.moves": multisample.examples.tetris.moves,
+    "tetris.placement": multisample.examples.tetris.placement,
+    "tetris.Learner": multisample.examples.tetris.Learner,
+    "tetris.Learner.step": multisample.examples.tetris.Learner.step,
     **{f"torch.{name}": getattr(multisample.torch, name) for name in multisample.torch.__all__},
 }
 
@@ -150,7 +150,9 @@ def test_every_public_name_has_an_example(name: str) -> None:
     assert run_examples(test) > 0
 
 
-@pytest.mark.parametrize("kind", [multisample.BackendStatus, multisample.cem.Result, multisample.tetris.Settings])
+@pytest.mark.parametrize(
+    "kind", [multisample.BackendStatus, multisample.cem.Result, multisample.examples.tetris.Settings]
+)
 def test_every_field_of_a_result_is_described(kind: Any) -> None:
     described = section(documentation(kind), "Attributes")
     assert described is not None

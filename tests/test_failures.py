@@ -14,7 +14,9 @@ import torch
 
 import multisample
 from multisample import BackendUnavailableError, Generator, sample
-from multisample.backends import compilation, cpu_kernels, registry
+from multisample.backends import registry
+from multisample.backends.kernels import compilation
+from multisample.backends.kernels.cpu import kernel as cpu_kernels
 from multisample.backends.native import libraries
 
 pytestmark = pytest.mark.usefixtures("new_choices")

@@ -31,7 +31,7 @@ from multisample.backends.draw import (
     pack,
     packer,
 )
-from multisample.backends.geometry import (
+from multisample.backends.kernels.cuda.geometry import (
     ANTITHETIC_WIDTH,
     KERNEL_STORES,
     PACKED_GEOMETRY,
@@ -50,7 +50,7 @@ MOST_BYTES = 2**44
 """Of an output with which the number of blocks has to fit: more than any GPU can address."""
 
 # The C++ struct; the last field is signed.
-FORMAT = struct.Struct(f"{len(Geometry._fields) - 1}Ii")
+FORMAT = struct.Struct("15IiIiI")
 
 
 class Call(NamedTuple):
@@ -201,11 +201,11 @@ def test_python_and_cpp_cut_calls_alike(library: ctypes.CDLL) -> None:
         for transposed in (False, True):
             some = [cut for cut in cuts if (cut.stores >= 4) == transposed]
             assert any(cut.steps > 1 for cut in some) != transposed
-            assert any(cut.band_rows > cut.chunk for cut in some)
-            assert any(cut.stride == 0 for cut in some)
+            assert any((cut.band_groups if transposed else cut.band_rows) > cut.chunk for cut in some)
+            assert any((cut.column_step if transposed else cut.row_step) == 0 for cut in some)
             assert any(cut.overlap for cut in some) == transposed
-            assert len({cut.lanes for cut in some}) > 200
-    assert {cut.lanes for cut in got if cut.stores < 4} >= set(range(1, 289))
+            assert len({cut.pieces if transposed else cut.groups_per_pass for cut in some}) > 200
+    assert {cut.groups_per_pass for cut in got if cut.stores < 4} >= set(range(1, 289))
 
 
 def test_every_cut_is_one_that_the_kernel_can_take() -> None:
@@ -220,7 +220,7 @@ def test_every_cut_is_one_that_the_kernel_can_take() -> None:
         if cut.stores >= 4:
             check_transposed(call, cut)
             continue
-        assert 1 <= cut.lanes <= 288 and cut.lanes * cut.rows_per_pass <= cut.threads, call
+        assert 1 <= cut.groups_per_pass <= 288 and cut.groups_per_pass * cut.rows_per_pass <= cut.threads, call
         assert 1 <= cut.rows_per_pass <= down, call
         assert cut.chunk % cut.rows_per_pass == 0 and cut.rows_per_pass <= cut.chunk <= cut.threads, call
         # Where the dimensions of a chunk lie in shared memory, row by row of a pass.
@@ -228,13 +228,13 @@ def test_every_cut_is_one_that_the_kernel_can_take() -> None:
         assert cut.rows_per_pass * cut.pitch <= 288 + 128, call
         # Distances that do not fit 31 bits are never gone: a thread draws one row.
         step = row_stride // size * cut.rows_per_pass
-        if cut.stride != step << cut.interleave_log2:
-            assert cut.stride == 0 and cut.band_rows == cut.rows_per_pass and abs(8 * step) >= 2**31, call
+        if cut.row_step != step << cut.interleave_log2:
+            assert cut.row_step == 0 and cut.band_rows == cut.rows_per_pass and abs(8 * step) >= 2**31, call
         assert cut.band_rows % cut.rows_per_pass == 0 and cut.band_rows >= cut.rows_per_pass, call
         # A thread goes on to other columns with the dimensions that it has, so that these must be one chunk.
         assert cut.steps >= 1 and (cut.steps == 1 or cut.band_rows <= cut.chunk), call
         # Rows are drawn side by side only in full, and those of a band follow each other.
-        assert cut.rows_per_pass == 1 or (cut.lanes >= across and cut.interleave_log2 == 0), call
+        assert cut.rows_per_pass == 1 or (cut.groups_per_pass >= across and cut.interleave_log2 == 0), call
         # The quads of a group, be they one or two, are aligned alike.
         first = address - cut.skip * size
         if cut.stores == 0:
@@ -244,12 +244,14 @@ def test_every_cut_is_one_that_the_kernel_can_take() -> None:
             assert column_stride == size and address % size == 0 and cut.rows_per_pass == 1, call
             assert (row_stride << cut.interleave_log2) % quad == 0 or cut.band_rows == 1, call
             # Whole warps stay side by side.
-            assert cut.lanes % 32 == 0 or cut.column_blocks * cut.steps == 1, call
+            assert cut.groups_per_pass % 32 == 0 or cut.blocks_per_band * cut.steps == 1, call
         elif cut.stores == 2:
             # A pass, as every warp of it, is one run of elements; groups behind the last column would not be in it.
             assert not in_memory, call
             assert column_stride == size and (rows == 1 or row_stride == columns * size), call
-            assert cut.column_blocks == cut.steps == 1 and cut.lanes == across and cut.interleave_log2 == 0, call
+            assert (
+                cut.blocks_per_band == cut.steps == 1 and cut.groups_per_pass == across and cut.interleave_log2 == 0
+            ), call
         else:
             assert column_stride != size or (address - cut.skip * size) % quad or row_stride % quad or in_memory, call
             assert (across, down) != (rows, -(-(cut.skip + columns) // width)) or rows == across == down, call
@@ -259,39 +261,41 @@ def check_transposed(call: Call, cut: Geometry) -> None:
     """The same where dimensions lie side by side: passes are of groups, and bands of groups follow each other."""
     rows, _, dtype, (row_stride, column_stride), address, _, shared, antithetic, fast_math, in_memory = call
     size, slots, width = SIZES[dtype], slots_of(SIZES[dtype]), call.width
-    assert row_stride == size and rows > 1 and cut.interleave_log2 == 0 and cut.steps == 1, call
+    assert row_stride == size and rows > 1 and cut.interleave_log2 == cut.steps == cut.band_rows == 0, call
     # Each thread makes at most one group of a chunk.
-    assert cut.chunk % cut.rows_per_pass == 0 and cut.rows_per_pass <= cut.chunk <= cut.threads, call
-    assert cut.rows_per_pass >= 1 and cut.band_rows % cut.rows_per_pass == 0 < cut.band_rows, call
+    assert cut.chunk % cut.groups_per_pass == 0 and cut.groups_per_pass <= cut.chunk <= cut.threads, call
+    assert cut.groups_per_pass >= 1 and cut.band_groups % cut.groups_per_pass == 0 < cut.band_groups, call
     aligned = address % (slots * size) == column_stride % (slots * size) == rows % slots == 0
     if cut.stores == 5:
         # The threads have room for the dimensions of a pass, which is one run of elements.
         half_sectors = (address | column_stride) % 32 > 0
         writes_fast = shared or (antithetic and fast_math and dtype != "float64")
         assert not aligned or (half_sectors and writes_fast), call
-        assert column_stride == rows * size and cut.lanes == rows and cut.column_blocks == 1, call
+        assert column_stride == rows * size and cut.pieces == rows and cut.blocks_per_band == 1, call
         assert cut.threads == (256 if shared else 128), call
-        assert cut.lanes * cut.rows_per_pass <= cut.threads * staged_slots_of(size, antithetic), call
-        assert cut.stride == cut.overlap == 0, call
+        assert cut.pieces * cut.groups_per_pass <= cut.threads * staged_slots_of(size, antithetic), call
+        assert cut.column_step == cut.overlap == 0, call
         return
     # Pieces of `slots` dimensions at aligned addresses: of a group's first column the first begins up to that many
     # before the row, and where other columns are aligned otherwise, theirs begin up to that many before.
-    assert cut.threads <= 128 and cut.stride * size == column_stride, call
-    alike = cut.stride % slots == 0
+    assert cut.threads <= 128 and cut.column_step * size == column_stride, call
+    alike = cut.column_step % slots == 0
     assert cut.overlap == (not alike), call
     skips = range(width) if in_memory else (call.skip,)
     begin = max((address - skip * column_stride) // size % slots for skip in skips)
     last = begin + rows - 1 + (0 if alike else slots - 1)
-    assert cut.lanes == last // slots + 1 or (in_memory and cut.lanes == last // slots + 2), call
+    assert cut.pieces == last // slots + 1 or (in_memory and cut.pieces == last // slots + 2), call
     # Where the columns of a pass are in memory is known in 32 bits, and in how many elements.
-    assert abs(cut.stride) * width * max(cut.rows_per_pass, 1) < 2**31, call
+    assert abs(cut.column_step) * width * max(cut.groups_per_pass, 1) < 2**31, call
 
 
 def test_indices_are_divided_exactly() -> None:
     """As the kernel divides: by a product of 32 bits and a shift."""
     index = np.arange(288 + 128)
     cuts = [cut for cut in map(in_python, CALLS) if cut.stores < 4]
-    pairs = {(cut.lanes, cut.one_by_lanes) for cut in cuts} | {(cut.rows_per_pass, cut.one_by_rows) for cut in cuts}
+    pairs = {(cut.groups_per_pass, cut.one_by_groups) for cut in cuts} | {
+        (cut.rows_per_pass, cut.one_by_rows) for cut in cuts
+    }
     assert {divisor for divisor, _ in pairs} == set(range(1, 289))
     for divisor, inverse in pairs:
         products = index * inverse
@@ -309,29 +313,33 @@ def test_blocks_cover_every_row_and_every_column_once() -> None:
             continue
         seen += 1
         cut, (across, down) = in_python(call), sides(call)
-        bands, rest = divmod(cut.blocks, cut.column_blocks)
+        bands, rest = divmod(cut.blocks, cut.blocks_per_band)
         assert rest == 0
+        is_row_store = cut.stores < 4
+        band_length = cut.band_rows if is_row_store else cut.band_groups
         drawn, shift = np.zeros(down, np.int64), cut.interleave_log2
         for band in range(bands):
-            first = ((band >> shift) * cut.band_rows << shift) + (band & (1 << shift) - 1)
+            first = ((band >> shift) * band_length << shift) + (band & (1 << shift) - 1)
             # No block has none, but where bands take turns.
             assert first < down or shift, (call, cut)
-            drawn[first : first + (cut.band_rows << shift) : 1 << shift] += 1
+            drawn[first : first + (band_length << shift) : 1 << shift] += 1
         assert (drawn == 1).all(), (call, cut)
         if cut.stores == 4:
             # Pieces of a pass, of which those of two warps overlap.
             new = (32 - cut.overlap) * (cut.threads // 32)
-            pieces = cut.lanes * cut.rows_per_pass
-            assert (cut.column_blocks - 1) * new < pieces <= cut.column_blocks * new, (call, cut)
+            pieces = cut.pieces * cut.groups_per_pass
+            assert (cut.blocks_per_band - 1) * new < pieces <= cut.blocks_per_band * new, (call, cut)
             continue
-        drawn = np.zeros(cut.column_blocks * cut.steps * cut.lanes, np.int64)
-        for block in range(cut.column_blocks):
-            for step in range(cut.steps):
-                first = (block * cut.steps + step) * cut.lanes
-                drawn[first : first + cut.lanes] += 1
+        # Groups of a row, or dimensions of a group, that a block draws side by side.
+        steps, side = (cut.steps, cut.groups_per_pass) if is_row_store else (1, cut.pieces)
+        drawn = np.zeros(cut.blocks_per_band * steps * side, np.int64)
+        for block in range(cut.blocks_per_band):
+            for step in range(steps):
+                first = (block * steps + step) * side
+                drawn[first : first + side] += 1
         assert (drawn == 1).all(), (call, cut)
         # None but the last is without work.
-        assert (cut.column_blocks - 1) * cut.steps * cut.lanes < across <= len(drawn), (call, cut)
+        assert (cut.blocks_per_band - 1) * steps * side < across <= len(drawn), (call, cut)
 
 
 def test_the_strided_kernels_cut_serves_every_draw(library: ctypes.CDLL) -> None:
@@ -340,9 +348,11 @@ def test_the_strided_kernels_cut_serves_every_draw(library: ctypes.CDLL) -> None
         groups = -(-(call.skip + call.columns) // call.width)
         assert cut.stores == KERNEL_STORES.index("kStrided") and cut.skip == call.skip, call
         assert 1 <= cut.blocks < 2**31 and 32 <= cut.threads <= 288 and cut.threads % 32 == 0, call
-        assert cut.blocks % cut.column_blocks == 0 and cut.column_blocks * cut.steps * cut.lanes >= groups, call
-        assert cut.blocks // cut.column_blocks * cut.band_rows >= call.rows, call
-        assert cut.chunk % cut.rows_per_pass == 0 and cut.lanes * cut.rows_per_pass <= cut.threads, call
+        assert (
+            cut.blocks % cut.blocks_per_band == 0 and cut.blocks_per_band * cut.steps * cut.groups_per_pass >= groups
+        ), call
+        assert cut.blocks // cut.blocks_per_band * cut.band_rows >= call.rows, call
+        assert cut.chunk % cut.rows_per_pass == 0 and cut.groups_per_pass * cut.rows_per_pass <= cut.threads, call
 
 
 # --- Packed draws ---------------------------------------------------------------------------------

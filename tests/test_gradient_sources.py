@@ -161,7 +161,7 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("gradient")
     # Shared memory is one for all threads, and filled with garbage before each block.
     ids = itertools.count()
-    source = (csrc_files.folder() / "gradient_kernel.cuh").read_text()
+    source = (csrc_files.folder() / "cuda/gradient_kernel.cuh").read_text()
     source = re.sub(
         r"__shared__ ([^;]+?) (\w+)((?:\[[^;]+?\])+);",
         lambda match: f"auto& {match[2]} = cuda_shim::shared<{match[1]}{match[3]}, {next(ids)}>();",
@@ -169,7 +169,8 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     assert "__shared__" not in source
     assert next(ids) == 3
-    (folder / "gradient_kernel.cuh").write_text(source)
+    (folder / "cuda").mkdir()
+    (folder / "cuda/gradient_kernel.cuh").write_text(source)
     program = folder / "run_gradient"
     command = [
         "g++", "-std=c++17", "-ffp-contract=off", *SANITIZED, *WARNINGS, f"-I{folder}",
@@ -458,7 +459,7 @@ def test_nvrtc_compiles_every_kernel_for_every_architecture_without_a_word() -> 
 
     assert len(KERNELS) == 80
     for turn, architecture in enumerate(ARCHITECTURES):
-        program = nvrtc.createProgram('#include "gradient_kernel.cuh"\n', "program.cu", (), ())
+        program = nvrtc.createProgram('#include "cuda/gradient_kernel.cuh"\n', "program.cu", (), ())
         try:
             names = [kernel_name(kernel) for kernel in KERNELS[turn::4]] + ["multisample::add_segments_kernel<float>"]
             for name in names:
@@ -489,7 +490,7 @@ def nvcc() -> str:
 def test_nvcc_compiles_what_is_launched_without_spills_and_with_room_for_many_warps(nvcc: str, tmp_path: Path) -> None:
     source = tmp_path / "gradient.cu"
     source.write_text(
-        '#include "gradient_launch.cuh"\n'
+        '#include "cuda/gradient_launch.cuh"\n'
         "cudaError_t run(const multisample::Draw& draw) { return multisample::launch_gradient(draw); }\n"
     )
     command = [
@@ -517,7 +518,7 @@ def test_nvcc_compiles_what_is_launched_without_spills_and_with_room_for_many_wa
 
 
 @requires_gxx
-@pytest.mark.parametrize("header", ["gradient_geometry.h", "cpu_gradient.h"])
+@pytest.mark.parametrize("header", ["cuda/gradient_geometry.h", "cpu/gradient_kernel.h"])
 def test_headers_compile_alone_for_the_cpu(header: str) -> None:
     command = ["g++", "-std=c++17", *WARNINGS, "-Wno-psabi", "-fsyntax-only", f"-I{csrc_files.folder()}"]
     done = subprocess.run(

@@ -18,8 +18,8 @@ from draws import WORDS, a_draw, with_words_in_memory
 from multisample.backends import registry
 from multisample.backends.contract import Backend, Launcher
 from multisample.backends.draw import Draw, ElementType, Operation, Word
-from multisample.backends.host_memory import array_at, arrays_at, vectors_at
 from multisample.backends.launch import generic_launcher
+from multisample.backends.memory.host import array_at, arrays_at, vectors_at
 
 Array = np.ndarray[Any, Any]
 Values = Array | float

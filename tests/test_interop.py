@@ -34,8 +34,10 @@ import multisample
 from multisample._libraries import CPU, foreign, library_called
 from multisample._libraries import jax as jax_library
 from multisample._plan import PLANS
-from multisample.backends import cuda_driver, dlpack, registry
+from multisample.backends import registry
 from multisample.backends.contract import DeviceArray, Launcher
+from multisample.backends.memory import dlpack
+from multisample.backends.system import cuda_driver
 
 VARIABLE = "MULTISAMPLE_INTEROP_RESULTS"
 BACKENDS = ("torch_ext", "cupy", "numba", "cpu")

@@ -24,8 +24,10 @@ from numba import types
 
 import multisample
 from multisample.__main__ import main
-from multisample.backends import cache, compilation, cpu_kernels
+from multisample.backends.kernels import compilation
+from multisample.backends.kernels.cpu import kernel as cpu_kernels
 from multisample.backends.launch import KernelKey
+from multisample.backends.system import cache
 
 # Seconds after which a process hangs.
 DEADLINE = 300
@@ -120,6 +122,11 @@ def test_the_digest_names_sources_in_subfolders(tmp_path: Path, monkeypatch: pyt
     (package / "data.txt").write_text("No source.")
     digests.add(compilation.source_digest.__wrapped__(package.name))
     assert len(digests) == 3
+
+
+def test_the_digest_of_kernels_is_that_of_all_backends() -> None:
+    assert compilation.source_digest() == compilation.source_digest("multisample.backends")
+    assert compilation.source_digest() != compilation.source_digest("multisample.backends.native")
 
 
 def test_the_kernels_of_cpu_are_compiled_ahead_of_time(capfd: pytest.CaptureFixture[str]) -> None:
@@ -289,7 +296,7 @@ def test_an_installation_without_a_place_to_write_to_says_what_it_does(root: Pat
 FORK_WHILE_COMPILING = """
 import json, os, sys, threading
 from numba import types
-from multisample.backends import compilation
+from multisample.backends.kernels import compilation
 import numba.core.compiler_lock
 
 compiles, forked = threading.Event(), threading.Event()

@@ -28,8 +28,9 @@ import pytest
 
 from multisample import BackendUnavailableError
 from multisample.__main__ import main
-from multisample.backends import cache, registry
+from multisample.backends import registry
 from multisample.backends.native import build, csrc_files, libraries, toolchain
+from multisample.backends.system import cache
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("fcntl")
@@ -94,8 +95,8 @@ for fork in forks:
 def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of sources in place of ours, and no caches but in this test's folder."""
     folder = tmp_path / "a source folder"
-    folder.mkdir()
-    (folder / "torch_cpu.cpp").write_text(PLAIN)
+    (folder / "torch").mkdir(parents=True)
+    (folder / "torch/cpu.cpp").write_text(PLAIN)
     (folder / "answer.h").write_text("#define ANSWER 42\n")
     monkeypatch.setattr(csrc_files, "folder", lambda: folder)
     monkeypatch.setattr(libraries, "_failures", {})
@@ -150,7 +151,7 @@ def answer(library: Path) -> int:
 
 @needs_tools
 def test_built_once_and_kept(sources: Path, cache_root: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    (sources / "torch_cpu.cpp").write_text(STABLE)
+    (sources / "torch/cpu.cpp").write_text(STABLE)
     assert not libraries.is_built("cpu")
     library = libraries.cpu_library()
     told = capfd.readouterr()
@@ -216,6 +217,19 @@ def test_what_a_library_depends_on(
     after = libraries._place("cpu")
     assert after != before
     assert after.parent.parent == before.parent.parent
+
+
+def test_a_library_depends_on_sources_in_subfolders(sources: Path) -> None:
+    header = sources / "below" / "deep" / "answer.h"
+    header.parent.mkdir(parents=True)
+    places = {libraries._place("cpu")}
+    header.write_text("#define ANSWER 43\n")
+    places.add(libraries._place("cpu"))
+    header.write_text("#define ANSWER 44\n")
+    places.add(libraries._place("cpu"))
+    header.rename(header.parents[1] / "answer.h")
+    places.add(libraries._place("cpu"))
+    assert len(places) == 4
 
 
 def test_what_a_library_does_not_depend_on(sources: Path) -> None:
@@ -357,7 +371,7 @@ def test_processes_that_begin_together_build_once(
 HOLD_AND_FORK = """
 import os, sys, time
 from pathlib import Path
-from multisample.backends import cache
+from multisample.backends.system import cache
 lock = cache.folder("torch_ext", create=True) / "lock"
 with cache.locked(lock, "waiting"):
     if os.fork() == 0:
@@ -589,7 +603,7 @@ def test_a_failed_build_says_what_the_compiler_said(
 
 @needs_tools
 def test_a_library_that_does_not_load_is_not_kept(sources: Path) -> None:
-    (sources / "torch_cpu.cpp").write_text("int missing();\nint there = missing();\n")
+    (sources / "torch/cpu.cpp").write_text("int missing();\nint there = missing();\n")
     with pytest.raises(BackendUnavailableError, match="undefined symbol"):
         libraries.cpu_library()
     assert not libraries.is_built("cpu")
@@ -795,7 +809,7 @@ def test_the_command_builds_for_cuda(
 
 @needs_tools
 def test_the_command_tries_again(sources: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    (sources / "torch_cpu.cpp").write_text("#error not yet\n")
+    (sources / "torch/cpu.cpp").write_text("#error not yet\n")
     for _ in range(2):
         assert main(["build", "torch_ext"]) == 1
         told = capfd.readouterr()

@@ -19,7 +19,9 @@ import numpy as np
 import pytest
 from numba import njit
 
-from multisample.backends import intrinsics, narrow, normals, words
+from multisample.backends.kernels.stream import arithmetic as intrinsics
+from multisample.backends.kernels.stream import normals, words
+from multisample.backends.kernels.stream import rounding as narrow
 from reference import float64_coefficients, stream
 
 Array = np.ndarray[Any, Any]

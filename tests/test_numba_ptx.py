@@ -31,7 +31,8 @@ from pathlib import Path
 import numba_ptx
 import pytest
 
-from multisample.backends import draw, geometry
+from multisample.backends import draw
+from multisample.backends.kernels.cuda import geometry
 from multisample.backends.native import csrc_files
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
@@ -559,7 +560,7 @@ def test_parameters_are_where_the_fields_of_the_cpp_structs_are(hopper: list[Com
     ]
     source = "\n".join(
         [
-            "#include <cstddef>", "#include <cstdio>", '#include "geometry.h"', "int main() {",
+            "#include <cstddef>", "#include <cstdio>", '#include "cuda/geometry.h"', "int main() {",
             "  using namespace multisample;", *lines, "}", "",
         ]
     )  # fmt: skip

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 import multisample
-from multisample.backends import cuda_toolchain, registry
+from multisample.backends import registry
+from multisample.backends.kernels.cuda import toolchain as cuda_toolchain
 
 requires_numba_cuda = pytest.mark.skipif(
     importlib.util.find_spec("numba_cuda") is None, reason="numba-cuda is not installed"

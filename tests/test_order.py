@@ -39,7 +39,7 @@ import multisample
 from multisample import _streams
 from multisample._libraries import Device
 from multisample._streams import Keeper
-from multisample.backends import cuda_driver
+from multisample.backends.system import cuda_driver
 
 ROUNDS = int(os.environ.get("MULTISAMPLE_TEST_ROUNDS", "2000"))
 # Small, so that rounds are short and their memory is used again at once.

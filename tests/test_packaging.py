@@ -135,10 +135,10 @@ def test_the_wheel_has_one_top_level_package(distributions: Distributions) -> No
 def test_the_wheel_has_every_source_where_it_belongs(distributions: Distributions) -> None:
     expected = {f"multisample/{name}" for name in files(PACKAGE)} - {"multisample/backends/native/wheel_hook.py"}
     assert {"multisample/py.typed", "multisample/STREAM.md", "multisample/backends/contract.py"} <= expected
-    assert {"multisample/csrc/torch_cpu.cpp", "multisample/csrc/sample_kernel.cuh"} <= expected
+    assert {"multisample/csrc/torch/cpu.cpp", "multisample/csrc/cuda/kernel.cuh"} <= expected
     found = contents(distributions.wheel)
     assert {name for name in found if name.startswith("multisample/")} == expected
-    for name in ("STREAM.md", "backends/cpu.py", "csrc/words.h"):
+    for name in ("STREAM.md", "backends/cpu.py", "csrc/stream/words.h"):
         assert found[f"multisample/{name}"] == (PACKAGE / name).read_bytes()
 
 

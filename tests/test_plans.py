@@ -34,7 +34,7 @@ from multisample import BackendStatus, Generator, Key, UnknownBackendError, _arg
 from multisample._routes import recorded
 from multisample.backends import registry
 from multisample.backends.cpu import BACKEND as CPU
-from multisample.backends.host_memory import arrays_at
+from multisample.backends.memory.host import arrays_at
 
 PLANS = _plan.PLANS
 D, N = 3, 4

@@ -24,7 +24,9 @@ from hypothesis import strategies as st
 from numba import njit
 
 import multisample
-from multisample.backends import cpu_kernels, intrinsics, normals, words
+from multisample.backends.kernels.cpu import kernel as cpu_kernels
+from multisample.backends.kernels.stream import arithmetic as intrinsics
+from multisample.backends.kernels.stream import normals, words
 from reference import stream
 
 Array = np.ndarray[Any, Any]

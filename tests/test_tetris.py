@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import slow_tetris
 
-from multisample.tetris import board as boards
-from multisample.tetris.pieces import FIRST, MASKS, NAMES, ORIENTATIONS
-from multisample.tetris.player import FEATURES, moves, placement, play
-from multisample.tetris.player_kernel import LINES, OVER, PIECES, STATE, player_kernel
+from multisample.examples.tetris import board as boards
+from multisample.examples.tetris.pieces import FIRST, MASKS, NAMES, ORIENTATIONS
+from multisample.examples.tetris.player import FEATURES, moves, placement, play
+from multisample.examples.tetris.player_kernel import LINES, OVER, PIECES, STATE, player_kernel
 
 DELLACHERIE = [-1, 1, -1, -1, -4, -1, 0, 0]
 # Plays for some hundred pieces: little height, few holes, even columns.

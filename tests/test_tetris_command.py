@@ -19,7 +19,7 @@ import pytest
 from PIL import Image
 
 from multisample.__main__ import main
-from multisample.tetris import Learner, moves, pictures
+from multisample.examples.tetris import Learner, moves, pictures
 
 QUICK = ("--n", 20, "--games", 2, "--height", 6, "--seed", 7, "--fresh-games", 3, "--fresh-lines", 60)
 FILES = {"state.json", "weights.json", "learning.png", "best_game.gif"}

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from multisample.tetris import FEATURES, Learner, Settings, learning, play
+from multisample.examples.tetris import FEATURES, Learner, Settings, learning, play
 
 QUICK = Settings(seed=7, n=20, games=2, height=6)
 

@@ -15,8 +15,9 @@ import torch
 
 import multisample
 from multisample import limit_threads, sample
-from multisample.backends import cpu, registry, worker_pool
+from multisample.backends import cpu, registry
 from multisample.backends.draw import PACKED_DRAW
+from multisample.backends.system import worker_pool
 
 LARGE = 1 << 20
 MU, SIGMA = np.zeros(8, np.float32), np.ones(8, np.float32)

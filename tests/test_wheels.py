@@ -70,7 +70,7 @@ except multisample.BackendUnavailableError as error:
 
 
 # Some that a wheel must have.
-PACKAGED = ("csrc/words.h", "csrc/torch_cpu.cpp", "backends/cpu.py", "backends/native/prebuilt.py", "STREAM.md")
+PACKAGED = ("csrc/stream/words.h", "csrc/torch/cpu.cpp", "backends/cpu.py", "backends/native/prebuilt.py", "STREAM.md")
 
 
 def build_wheel(folder: Path, asked: str, **environment: str) -> Path:
@@ -210,7 +210,7 @@ def test_what_was_installed_draws_without_a_compiler(installation: Installation,
 def test_what_was_installed_does_not_load_libraries_of_other_sources(
     installation: Installation, tmp_path: Path
 ) -> None:
-    source = installation.package / "csrc" / "words.h"
+    source = installation.package / "csrc" / "stream/words.h"
     content = source.read_bytes()
     source.write_bytes(content + b"// Something else.\n")
     try:

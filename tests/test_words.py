@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from numba import njit
 
-from multisample.backends import words
+from multisample.backends.kernels.stream import words
 from reference import stream
 
 DATA = json.loads((Path(__file__).parent / "data" / "words.json").read_text())

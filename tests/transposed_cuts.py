@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-from multisample.backends.geometry import KERNEL_STORES, TRANSPOSED_THREADS, Geometry
+from collections.abc import Callable
+
+from multisample.backends.kernels.cuda.geometry import KERNEL_STORES, TRANSPOSED_THREADS, Geometry
 
 
-def recut(changed: Geometry, usual: Geometry, groups: int, slots: int) -> Geometry:
-    """A geometry that fits together again after its groups of a pass, of a chunk or of a band were changed.
+def recut(cut: Callable[[Geometry], dict[str, int]], usual: Geometry, groups: int, slots: int) -> Geometry:
+    """A geometry that fits together again after its groups of a pass, of a chunk or of a band were changed by `cut`.
 
-    A thread of kTransposedStaged has room for so many `slots`, its dimensions.
+    `cut` speaks of rows, as it does for row stores: here they stand for groups. A thread of kTransposedStaged has room
+    for so many `slots`, its dimensions.
     """
+    as_rows = usual._replace(rows_per_pass=usual.groups_per_pass, band_rows=usual.band_groups)
+    changed = as_rows._replace(**cut(as_rows))
     threads, tiles = usual.threads, 1
     if KERNEL_STORES[usual.stores] == "kTransposed":
         turns = min(changed.rows_per_pass, 32)
-        warps = -(-turns * usual.lanes // (32 - usual.overlap))
+        warps = -(-turns * usual.pieces // (32 - usual.overlap))
         threads = 32 * min(warps, TRANSPOSED_THREADS // 32)
         tiles = -(-32 * warps // threads)
     else:
-        turns = min(changed.rows_per_pass, threads * slots // usual.lanes, threads)
+        turns = min(changed.rows_per_pass, threads * slots // usual.pieces, threads)
     passes, per_chunk = (max(rows // changed.rows_per_pass, 1) for rows in (changed.band_rows, changed.chunk))
     return usual._replace(
         threads=threads,
-        rows_per_pass=turns,
+        groups_per_pass=turns,
         chunk=min(per_chunk, threads // turns) * turns,
-        band_rows=passes * turns,
-        column_blocks=tiles,
+        band_groups=passes * turns,
+        blocks_per_band=tiles,
         blocks=-(-groups // (passes * turns)) * tiles,
     )

@@ -58,7 +58,7 @@ _COMMON_FLAGS = ("-std=c++17", "-O3", "-DTORCH_TARGET_VERSION=0x020a000000000000
 LIBRARIES: dict[LibraryKind, Library] = {
     "cpu": Library(
         "torch_cpu",
-        "torch_cpu.cpp",
+        "torch/cpu.cpp",
         "the CPU",
         10,
         # Contraction would round once where the stream rounds twice. The other two change no result: nothing here reads
@@ -68,7 +68,7 @@ LIBRARIES: dict[LibraryKind, Library] = {
     ),
     "cuda": Library(
         "torch_cuda",
-        "torch_cuda.cu",
+        "torch/cuda.cu",
         "CUDA",
         60,
         (*_COMMON_FLAGS, "-DUSE_CUDA", "-Xcompiler=-fvisibility=hidden"),

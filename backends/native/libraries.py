@@ -14,8 +14,8 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from multisample.backends import cache
 from multisample.backends.errors import BackendUnavailableError
+from multisample.backends.system import cache
 
 from . import build, csrc_files, prebuilt, toolchain
 from .build import LIBRARIES, Library, LibraryKind

@@ -20,13 +20,13 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ..contract import Backend, BackendStatus, DeviceKind, Launcher
-from ..cuda_driver import device_of
-from ..dlpack import HOST as HOST_KINDS
-from ..dlpack import Imported
 from ..draw import HOST, PACKED_DRAW, Draw, Operation, pack, packer
 from ..errors import BackendUnavailableError
+from ..memory.dlpack import HOST as HOST_KINDS
+from ..memory.dlpack import Imported
 from ..native import libraries, prebuilt, toolchain
-from ..worker_pool import thread_limit
+from ..system.cuda_driver import device_of
+from ..system.worker_pool import thread_limit
 from .builtins import Builtins
 
 __all__ = ["BACKEND"]

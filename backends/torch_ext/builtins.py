@@ -1,6 +1,6 @@
 """The hot parts of a call as builtin functions, which the library has where it finds a Python in its process.
 
-Each has a twin in Python with the same results. `csrc/python_calls.h` has the code.
+Each has a twin in Python with the same results. `csrc/torch/python_calls.h` has the code.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What PyTorch has to know of ``torch.ops.multisample`` beyond how to run it: empty results, derivatives and batches.
 
-The operators themselves are C++ and CUDA C++, and their schemas are in ``csrc/torch_cpu.cpp``; `register` is called as
+The operators themselves are C++ and CUDA C++, and their schemas are in ``csrc/torch/cpu.cpp``; `register` is called as
 soon as that library has been loaded.
 
 A sample is linear in mu and sigma, and its noise can be drawn again: so a derivative is another draw with the same
@@ -15,13 +15,15 @@ from typing import Any, TypeAlias
 import torch
 from torch.autograd import forward_ad
 
+from ..element_types import MATRIX_TYPES
+
 __all__ = ["Sample", "register"]
 
 Options: TypeAlias = dict[str, Any]
 """Keyword arguments of an operator, which are numbers and flags."""
 
 _OPERATORS = torch.ops.multisample
-_REAL = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_REAL = tuple(getattr(torch, name) for name in MATRIX_TYPES)
 
 
 @functools.cache

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from multisample.backends import dlpack
 from multisample.backends.contract import HostArray
-from multisample.backends.cuda_driver import device_of
+from multisample.backends.memory import dlpack
+from multisample.backends.system.cuda_driver import device_of
 
 from .._arguments import describe
 from .library import CPU, Device, Library

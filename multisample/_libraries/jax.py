@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from multisample.backends.contract import DeviceArray, HostArray
-from multisample.backends.cuda_driver import keeping_context
-from multisample.backends.dlpack import Exported
+from multisample.backends.memory.dlpack import Exported
+from multisample.backends.system.cuda_driver import keeping_context
 
 from .foreign import ForeignLibrary
 from .library import Device, Library

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from multisample.backends.contract import HostArray
-from multisample.backends.cuda_driver import is_capturing
+from multisample.backends.system.cuda_driver import is_capturing
 
 from .._arguments import DTYPES
 

@@ -9,7 +9,7 @@ import numpy as np
 from numba import cuda
 
 from multisample.backends.contract import HostArray
-from multisample.backends.cuda_driver import current_device, on_device
+from multisample.backends.system.cuda_driver import current_device, on_device
 
 from .library import Device, Library, Operand, counted_as
 from .numpy import cached_dtype, name_of

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from multisample.backends.contract import HostArray
-from multisample.backends.dlpack import numpy_dtype
+from multisample.backends.memory.dlpack import numpy_dtype
 
 from .._arguments import describe
 from .library import CPU, Device, Library, Operand, counted_as

@@ -12,7 +12,7 @@ import torch
 from torch.autograd import forward_ad
 
 from multisample.backends.contract import HostArray
-from multisample.backends.cuda_driver import is_capturing as driver_is_capturing
+from multisample.backends.system.cuda_driver import is_capturing as driver_is_capturing
 
 from .library import CPU, Device, Library, Operand, check_memory, counted_as
 from .numpy import HOST, as_bits

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from multisample.backends.cuda_driver import synchronize
+from multisample.backends.system.cuda_driver import synchronize
 
 from .._libraries.library import Device, Library
 

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from multisample.backends.cuda_driver import is_capturing
+from multisample.backends.system.cuda_driver import is_capturing
 
 from .._arguments import checked_integer, describe
 from .._libraries.library import NOUNS, Device, Library

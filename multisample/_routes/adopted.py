@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from multisample.backends.contract import Backend
-from multisample.backends.cuda_driver import keeping_context
+from multisample.backends.system.cuda_driver import keeping_context
 
 from .._arguments import describe
 from .._checks.operands import inspect_inputs

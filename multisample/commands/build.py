@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _build_cpu() -> None:
-    from multisample.backends.cpu_kernels import compile_all
+    from multisample.backends.kernels.cpu.kernel import compile_all
 
     start = time.perf_counter()
     kernels = compile_all()

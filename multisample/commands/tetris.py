@@ -18,7 +18,7 @@ import numpy as np
 from .live_line import LiveLine
 
 if TYPE_CHECKING:
-    from multisample.tetris import Learner, Played
+    from multisample.examples.tetris import Learner, Played
 
 __all__ = ["add_parser", "run"]
 
@@ -81,7 +81,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Learn, play and write as `args` says."""
-    from multisample.tetris import pictures  # Numba takes half a second to import.
+    from multisample.examples.tetris import pictures  # Numba takes half a second to import.
 
     learner = _learner(args)
     args.output.mkdir(parents=True, exist_ok=True)
@@ -109,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _learner(args: argparse.Namespace) -> Learner:
     """A new one, or the one that is in the output folder."""
-    from multisample.tetris import Learner, Settings
+    from multisample.examples.tetris import Learner, Settings
 
     path = args.output / _STATE
     given = {name: getattr(args, name) for name in args.settings if getattr(args, name) is not None}
@@ -161,8 +161,8 @@ def _learn(learner: Learner, args: argparse.Namespace) -> None:
 
 def _save(learner: Learner, folder: Path, played: Played | None = None) -> None:
     """State and weights; and what the player did in fresh games."""
-    from multisample.tetris import FEATURES
-    from multisample.tetris.learning import write_json
+    from multisample.examples.tetris import FEATURES
+    from multisample.examples.tetris.learning import write_json
 
     content: dict[str, Any] = {
         "settings": dataclasses.asdict(learner.settings),
@@ -184,7 +184,7 @@ def _save(learner: Learner, folder: Path, played: Played | None = None) -> None:
 
 
 def _play_fresh(learner: Learner, args: argparse.Namespace) -> Played:
-    from multisample.tetris import play
+    from multisample.examples.tetris import play
 
     line = LiveLine(sys.stderr)
     shown = -math.inf
@@ -219,7 +219,7 @@ def _summary(learner: Learner, played: Played) -> str:
 
 def _animate_best(learner: Learner, played: Played, path: Path) -> None:
     """The end of the fresh game with the most lines."""
-    from multisample.tetris import moves, pictures
+    from multisample.examples.tetris import moves, pictures
 
     best = int(played.lines[0].argmax())
     last = int(played.pieces[0, best])

@@ -1,9 +1,9 @@
-// Sums gradients of many shapes with csrc/cpu_gradient.h, from memory of exactly their size at odd addresses, in parts
-// as for different numbers of threads, and prints digests of their bits.
-#include "cpu_gradient.h"
-
+// Sums gradients of many shapes with csrc/cpu/gradient_kernel.h, from memory of exactly their size at odd addresses, in
+// parts as for different numbers of threads, and prints digests of their bits.
 #include <cstdio>
 #include <vector>
+
+#include "cpu/gradient_kernel.h"
 
 using namespace multisample;
 

@@ -1,9 +1,9 @@
-// Draws windows of many shapes with csrc/cpu_kernel.h, into memory of exactly their size at odd addresses, and prints a
+// Draws windows of many shapes with csrc/cpu/kernel.h, into memory of exactly their size at odd addresses, and prints a
 // digest of their bits.
-#include "cpu_kernel.h"
-
 #include <cstdio>
 #include <vector>
+
+#include "cpu/kernel.h"
 
 using namespace multisample;
 

@@ -3,7 +3,7 @@
 // Every CUDA thread of a block is a fiber of its own, which runs until it has to wait for others: at a barrier, or
 // where threads of a warp exchange values. Warps run one after the other, each as far ahead of the others as it can,
 // and so do the threads of a warp, in either order: what lacks a barrier meets garbage. __CUDACC__ is not defined, so
-// that platform.h takes its CPU side.
+// that stream/arithmetic.h takes its CPU side.
 #pragma once
 
 #include <sanitizer/common_interface_defs.h>
@@ -18,7 +18,7 @@
 #include <utility>
 #include <vector>
 
-#include "normals.h"
+#include "stream/normals.h"
 
 #define __global__
 #define __grid_constant__

@@ -1,6 +1,6 @@
 // The device functions as a C++ compiler has them, over arrays; for ctypes.
-#include "narrow.h"
-#include "normals.h"
+#include "stream/normals.h"
+#include "stream/rounding.h"
 
 using namespace multisample;
 

@@ -1,7 +1,7 @@
 // How C++ reads the bytes of a draw, and how it cuts it; for ctypes.
 #include <initializer_list>
 
-#include "geometry.h"
+#include "cuda/geometry.h"
 
 using namespace multisample;
 

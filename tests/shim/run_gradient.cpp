@@ -3,7 +3,9 @@
 //
 // A case is a `Case`, then the bytes of the matrix; its result is the geometry, and the bytes of the two gradients.
 #include "cuda_shim.h"
-#include "gradient_kernel.cuh"
+// clang-format off: the kernel needs the macros of the shim.
+#include "cuda/gradient_kernel.cuh"
+// clang-format on
 
 namespace {
 

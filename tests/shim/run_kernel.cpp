@@ -3,7 +3,9 @@
 // A case is a `Case`, then the bytes of mu and of sigma; its result is a `Result`, the bytes of the output, and how
 // often each of its elements was written.
 #include "cuda_shim.h"
-#include "sample_kernel.cuh"
+// clang-format off: the kernel needs the macros of the shim.
+#include "cuda/kernel.cuh"
+// clang-format on
 
 namespace {
 
@@ -88,12 +90,12 @@ inline Counted<double> narrow(double x) {
   return x;
 }
 template <class T>
-Counted<T> of_thread_before(Counted<T> x) {
-  return of_thread_before(x.value);
+Counted<T> shuffle_up(Counted<T> x) {
+  return shuffle_up(x.value);
 }
 template <class T>
-Counted<T> of_thread(u32 lane, Counted<T> x) {
-  return of_thread(lane, x.value);
+Counted<T> from_lane(Counted<T> x, u32 lane) {
+  return from_lane(x.value, lane);
 }
 
 }  // namespace multisample

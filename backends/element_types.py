@@ -1,0 +1,64 @@
+"""The types of elements: the only list of them in Python; ``csrc/element_types.h`` has the same rows.
+
+A new type needs a row here and its roundings in `multisample.backends.kernels.stream.rounding`.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["MATRIX_TYPES", "SIZES", "ElementType", "MatrixType"]
+
+
+class ElementType(enum.IntEnum):
+    """Types of elements by NumPy's names; `number` is one number in place of a vector."""
+
+    number = 0
+    float16 = 1
+    bfloat16 = 2
+    float32 = 3
+    float64 = 4
+    int8 = 5
+    int16 = 6
+    int32 = 7
+    int64 = 8
+    uint8 = 9
+    uint16 = 10
+    uint32 = 11
+    uint64 = 12
+
+
+class MatrixType(NamedTuple):
+    """A type that a matrix can have."""
+
+    size: int
+    """In bytes."""
+    computing: str
+    """The type that elements are computed in."""
+    stored: str
+    """NumPy's name of what is written: types that NumPy or Numba lack are written as their bits."""
+    cpp: str
+    dlpack: int
+    """DLPack's type code."""
+    widen: Callable[[npt.NDArray[Any]], npt.NDArray[Any]] | None = None
+    """For types that are written as bits: an array of bits as an array of numbers."""
+
+
+def _widened_bfloat16(bits: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+MATRIX_TYPES = {
+    "float16": MatrixType(2, "float32", "uint16", "multisample::float16", 2, lambda bits: bits.view(np.float16)),
+    "bfloat16": MatrixType(2, "float32", "uint16", "multisample::bfloat16", 4, _widened_bfloat16),
+    "float32": MatrixType(4, "float32", "float32", "float", 2),
+    "float64": MatrixType(8, "float64", "float64", "double", 2),
+}
+
+SIZES = {name: row.size for name, row in MATRIX_TYPES.items()}
+"""Bytes of the elements of a matrix, by the name of their type."""

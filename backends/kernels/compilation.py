@@ -1,0 +1,154 @@
+"""Compiling with Numba once per machine, not once per process.
+
+Numba's own disk cache watches only the file that a function stands in, not the functions that it calls; it is found by
+other variables than the rest of our caches; and it unpickles whatever lies in it. So compiled kernels are kept in
+`cache`, named by everything that they depend on.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.resources
+import pickle
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import llvmlite
+import numba
+from numba import njit
+from numba.core.serialize import dumps
+
+from multisample.backends.system import cache
+
+__all__ = ["Function", "KernelCache", "compile_cached", "inline", "source_digest"]
+
+Function: TypeAlias = Callable[..., Any]
+"""What Numba compiles: it infers the types."""
+
+inline: Callable[[Function], Function] = njit(forceinline=True)
+"""Decorator: Numba compiles the function into its callers, on a CPU or a GPU."""
+
+_FOLDER = "numba"
+
+
+def compile_cached(signature: Any, function: Callable[..., Any], name: str, digest: str, *, nogil: bool = True) -> Any:
+    """Compile `function` for `signature`, or load it from the cache.
+
+    The result trusts that its arguments have the types of the signature: Numba's dispatcher, which would check them,
+    costs a third of a small call. It would read an array of another type or dimension as if it were of the right one:
+    pass only arrays that have been checked.
+
+    Parameters
+    ----------
+    signature : numba.core.typing.templates.Signature
+    function : callable
+    name : str
+        The name of the kernel: another function, or another value in its closure, needs another name.
+    digest : str
+        Of all sources that the kernel is compiled from: `source_digest`.
+    nogil : bool, default True
+        Release the GIL while the kernel runs.
+
+    Returns
+    -------
+    callable
+    """
+    dispatcher = njit(nogil=nogil)(function)
+    dispatcher._cache = KernelCache(name, digest, _reduce, _rebuild, "cpu")
+    return dispatcher.compile(signature)
+
+
+def _reduce(result: Any) -> Any:
+    return result._reduce()
+
+
+def _rebuild(target_context: Any, payload: Any) -> Any:
+    from numba.core.compiler import CompileResult
+
+    return CompileResult._rebuild(target_context, *payload)
+
+
+class KernelCache:
+    """In place of a dispatcher's cache: the kernels of one function on disk.
+
+    No failure of the cache reaches the caller: the kernel is compiled without it, and a warning names the file.
+
+    Parameters
+    ----------
+    name, digest : str
+        As of `compile_cached`.
+    reduce : callable
+        ``reduce(kernel)`` gives an object that can be pickled.
+    rebuild : callable
+        ``rebuild(target_context, payload)`` gives the kernel again.
+    backend : str
+        The backend that compiles it, as messages call it.
+    """
+
+    def __init__(
+        self, name: str, digest: str, reduce: Callable[[Any], Any], rebuild: Callable[[Any, Any], Any], backend: str
+    ) -> None:
+        self._name, self._digest, self._backend = name, digest, backend
+        self._reduce, self._rebuild = reduce, rebuild
+
+    def load_overload(self, signature: Any, target_context: Any) -> Any:
+        """The kernel for `signature`, or None; the name is Numba's."""
+        target_context.refresh()
+        file = self._file(signature, target_context.codegen())
+        try:
+            payload = cache.read(cache.folder(_FOLDER, create=False) / file)
+            if payload is not None:
+                return self._rebuild(target_context, pickle.loads(payload))
+        except FileNotFoundError:
+            pass
+        except Exception as error:  # A pickle of another version of anything may raise anything.
+            self._warn(file, error)
+        _say_once(self._backend)
+        return None
+
+    def save_overload(self, signature: Any, kernel: Any) -> None:
+        """Keep `kernel`; the name is Numba's."""
+        file = self._file(signature, kernel.codegen)
+        try:
+            cache.write(cache.folder(_FOLDER, create=True) / file, dumps(self._reduce(kernel)))
+        except Exception as error:
+            self._warn(file, error)
+
+    def _file(self, signature: Any, codegen: Any) -> str:
+        parts = (
+            self._digest, str(signature), *map(str, codegen.magic_tuple()), numba.__version__, llvmlite.__version__,
+            sys.version,
+        )  # fmt: skip
+        return f"{self._name}-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:20]}"
+
+    def _warn(self, file: str, error: Exception) -> None:
+        reason = str(error)
+        if not isinstance(error, cache.CacheError):
+            reason = f"{cache.root() / _FOLDER / file}: {type(error).__name__}: {error}"
+        cache.warn_once("numba", f"a kernel of {self._backend!r} was compiled without its cached copy: {reason}")
+
+
+_said: set[str] = set()
+
+
+def _say_once(backend: str) -> None:
+    if backend not in _said:
+        _said.add(backend)
+        cache.say(f"compiling kernels of {backend}, once for this machine: some seconds for each kind of call")
+
+
+@functools.cache
+def source_digest(package: str = "multisample.backends") -> str:
+    """A digest of the names and contents of the Python sources of `package` and of its subfolders.
+
+    The default is all of the backends, whichever folder this module is in: kernels are compiled from several folders.
+    """
+    root = Path(str(importlib.resources.files(package)))
+    digest = hashlib.sha256()
+    for source in sorted(root.rglob("*.py")):
+        content = source.read_bytes()
+        digest.update(f"{source.relative_to(root).as_posix()}\0{len(content)}\0".encode() + content)
+    return digest.hexdigest()

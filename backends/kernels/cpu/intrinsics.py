@@ -1,0 +1,182 @@
+"""What the kernel asks of a CPU beyond Numba: memory as LLVM sees it, side by side, in vectors, ahead of time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.core.imputils import impl_ret_borrowed
+from numba.extending import intrinsic
+
+__all__ = [
+    "contiguous",
+    "copy_vector",
+    "prefetch",
+    "run_down",
+    "scale_vector",
+    "stack_array",
+    "store_apart",
+]
+
+
+@intrinsic
+def contiguous(typingctx: Any, row: Any) -> Any:
+    """The same array, promised to have unit stride.
+
+    The promise is the caller's to keep: with it LLVM makes vector stores of neighbouring elements.
+    """
+    result = row.copy(layout="C")
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return impl_ret_borrowed(context, builder, signature.return_type, args[0])
+
+    return result(row), codegen
+
+
+@intrinsic
+def run_down(typingctx: Any, matrix: Any, row: Any, column: Any, instead: Any) -> Any:
+    """What lies side by side from an element of `matrix` on, as an array of the type and length of `instead`.
+
+    That so much does lie there is the caller's promise. If there is no such column, `instead`.
+    """
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        source = context.make_array(matrix)(context, builder, args[0])
+        array = context.make_array(instead)(context, builder, args[3])
+        strides = cgutils.unpack_tuple(builder, source.strides)
+        columns = cgutils.unpack_tuple(builder, source.shape)[1]
+        offset = builder.add(builder.mul(args[1], strides[0]), builder.mul(args[2], strides[1]))
+        there = builder.icmp_unsigned("<", args[2], columns)
+        array.data = builder.select(there, cgutils.pointer_add(builder, source.data, offset), array.data)
+        return impl_ret_borrowed(context, builder, instead, array._getvalue())
+
+    return instead(matrix, types.intp, types.intp, instead), codegen
+
+
+@intrinsic(prefer_literal=True)
+def store_apart(typingctx: Any, array: Any, index: Any, value: Any, place: Any) -> Any:
+    """``array[index] = value``, promised not to overlap what is stored for any other literal `place`.
+
+    Without the promise LLVM would compare the addresses of all places with each other, or give up making vectors.
+    """
+    if not isinstance(place, types.IntegerLiteral) or value != array.dtype:
+        return None
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        data = context.make_array(array)(context, builder, args[0]).data
+        instruction = builder.store(args[2], builder.gep(data, [args[1]]), align=1)
+        module = builder.module
+        domain = module.add_metadata(["multisample.store_apart"])
+        scopes = [module.add_metadata([f"multisample.store_apart.{k}", domain]) for k in range(8)]
+        own = scopes.pop(place.literal_value)
+        instruction.set_metadata("alias.scope", module.add_metadata([own]))
+        instruction.set_metadata("noalias", module.add_metadata(scopes))
+        return context.get_dummy_value()
+
+    return types.none(array, types.uint64, value, place), codegen
+
+
+def _address(context: Any, builder: Any, array: Any, value: Any, index: Any, element: Any) -> Any:
+    """The address of an element of an array of unit stride, as that of an `element`."""
+    data = context.make_array(array)(context, builder, value).data
+    return builder.bitcast(builder.gep(data, [index]), element.as_pointer())
+
+
+@intrinsic(prefer_literal=True)
+def copy_vector(typingctx: Any, array: Any, index: Any, source: Any, start: Any, length: Any) -> Any:
+    """``array[index : index + length] = source[start : start + length]`` for a literal `length`, at once.
+
+    Both have unit stride, and overlap nowhere.
+    """
+    if not isinstance(length, types.IntegerLiteral) or source.dtype != array.dtype:
+        return None
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        vector = ir.VectorType(context.get_data_type(array.dtype), length.literal_value)
+        value = builder.load(_address(context, builder, source, args[2], args[3], vector), align=1)
+        builder.store(value, _address(context, builder, array, args[0], args[1], vector), align=1)
+        return context.get_dummy_value()
+
+    return types.none(array, types.intp, source, types.intp, length), codegen
+
+
+def _emit_prefetch(context: Any, builder: Any, array: Any, value: Any, index: Any, length: int) -> None:
+    word, byte = ir.IntType(32), ir.IntType(8)
+    address = _address(context, builder, array, value, index, byte)
+    function_type = ir.FunctionType(ir.VoidType(), [address.type, word, word, word])
+    function = builder.module.declare_intrinsic("llvm.prefetch", (address.type,), function_type)
+    for line in range(0, length * context.get_abi_sizeof(context.get_data_type(array.dtype)), 64):
+        # To write, to the nearest cache, of data.
+        builder.call(function, (cgutils.pointer_add(builder, address, line), word(1), word(3), word(1)))
+
+
+@intrinsic(prefer_literal=True)
+def prefetch(typingctx: Any, array: Any, index: Any, length: Any) -> Any:
+    """Tell the processor that ``array[index : index + length]``, which need not be there, is written to soon.
+
+    For a literal `length` and unit stride.
+    """
+    if not isinstance(length, types.IntegerLiteral):
+        return None
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        _emit_prefetch(context, builder, array, args[0], args[1], length.literal_value)
+        return context.get_dummy_value()
+
+    return types.none(array, types.intp, length), codegen
+
+
+@intrinsic(prefer_literal=True)
+def scale_vector(typingctx: Any, array: Any, index: Any, s: Any, z: Any, m: Any, k: Any, length: Any, far: Any) -> Any:
+    """``array[index : index + length] = fma(s[k : k + length], z, m[k : k + length])`` for a literal `length`, at once.
+
+    All have unit stride and elements of one type, that of the number `z`, and `array` is apart from `s` and `m`. The
+    processor is told that what lies `far` elements further is written to soon.
+    """
+    if not isinstance(length, types.IntegerLiteral) or not array.dtype == s.dtype == m.dtype == z:
+        return None
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        count = length.literal_value
+        lanes = ir.VectorType(args[3].type, count)
+        _emit_prefetch(context, builder, array, args[0], builder.add(args[1], args[7]), count)
+        scales = builder.load(_address(context, builder, s, args[2], args[5], lanes), align=1)
+        means = builder.load(_address(context, builder, m, args[4], args[5], lanes), align=1)
+        one = builder.insert_element(lanes(ir.Undefined), args[3], ir.IntType(32)(0))
+        every = builder.shuffle_vector(one, one, ir.VectorType(ir.IntType(32), count)(None))
+        name = f"llvm.fma.v{count}{'f32' if z == types.float32 else 'f64'}"
+        function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(lanes, [lanes] * 3), name)
+        value = builder.call(function, (scales, every, means))
+        builder.store(value, _address(context, builder, array, args[0], args[1], lanes), align=1)
+        return context.get_dummy_value()
+
+    return types.none(array, types.intp, s, z, m, types.intp, length, types.intp), codegen
+
+
+@intrinsic(prefer_literal=True)
+def stack_array(typingctx: Any, length: Any, dtype: Any) -> Any:
+    """An uninitialised array of a literal `length` on the stack, valid until the function returns."""
+    if not isinstance(length, types.IntegerLiteral):
+        return None
+    result = types.Array(dtype.dtype, 1, "C")
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        element = context.get_data_type(dtype.dtype)
+        with builder.goto_entry_block():
+            memory = builder.alloca(ir.ArrayType(element, length.literal_value))
+            memory.align = 64
+        itemsize = context.get_constant(types.intp, context.get_abi_sizeof(element))
+        array = context.make_array(result)(context, builder)
+        context.populate_array(
+            array,
+            data=builder.bitcast(memory, element.as_pointer()),
+            shape=[context.get_constant(types.intp, length.literal_value)],
+            strides=[itemsize],
+            itemsize=itemsize,
+            meminfo=None,
+        )
+        return array._getvalue()
+
+    return result(length, dtype), codegen

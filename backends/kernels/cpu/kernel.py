@@ -1,0 +1,497 @@
+"""The block-per-dimension kernel for the CPU: one call draws one window of the sample matrix.
+
+Compiled once per dtype, and once more for antithetic pairs, with arrays of any strides in the signature, and kept on
+disk: a user waits for LLVM once. ``nogil`` lets windows run on several threads; ``parallel=True`` would bring a
+threading layer that dies in a forked child (GNU OpenMP) or aborts under concurrent calls (workqueue).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numba import njit, types
+
+from multisample.backends.element_types import MATRIX_TYPES
+from multisample.backends.kernels.compilation import compile_cached, source_digest
+from multisample.backends.kernels.stream.arithmetic import fma
+from multisample.backends.kernels.stream.normals import block_f32, block_f64
+from multisample.backends.kernels.stream.rounding import NARROWING, unchanged
+from multisample.backends.kernels.stream.words import stream_key, word
+
+from .intrinsics import contiguous, copy_vector, prefetch, run_down, scale_vector, stack_array, store_apart
+
+__all__ = ["compile_all", "value_kernel", "window_kernel"]
+
+# From this length on, a row is worth vector loops of its own.
+_LONG_ROW = 512
+# From this length on, a run of columns is worth a loop of its own.
+_LONG_RUN = 16
+# Blocks that the widest vectors hold, a divisor of _TILE.
+_LANES = np.uint64(16)
+# Blocks of four normals in a tile: 4 KiB of float32, well inside the first-level cache.
+_TILE = 256
+_TILE_NORMALS = 4 * _TILE
+_TILE_PAIRS = 2 * _TILE_NORMALS
+# Rows whose means and deviations are kept at hand: of as many, memory is written in long runs. The second is for shared
+# noise, which is written faster.
+_BATCH, _LONG_BATCH = 2048, 8192
+# Rows that the widest vectors hold.
+_HEIGHT = 16
+# Places of a tile of few rows, and of all its columns and a vector.
+_PLACES = 512
+_TILE_PLACES = 8 * _PLACES + _HEIGHT
+# How many places further down the column the processor is told what is written.
+_NEAR = 256
+# How many bytes ahead the processor is told what is written where it does not foresee that.
+_AHEAD = 2048
+
+
+@njit(forceinline=True)
+def _draw_long_rows(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_column, antithetic):
+    """Each row in place: part of a block, whole blocks, part of a block."""
+    rows, columns = out.shape
+    block_columns = 8 if antithetic else 4
+    head = min(-first_column % block_columns, columns)
+    blocks = (columns - head) // block_columns
+    done = head + block_columns * blocks
+    first_block = np.uint64((first_column + head) // block_columns)
+    edges = (first_block - np.uint64(1), 0, head), (first_block + np.uint64(blocks), done, columns)
+    for r in range(rows):
+        i = np.uint64(first_row + r)
+        m, s = mu[r], sigma[r]
+        row = contiguous(out[r])
+        body = row[head:done]
+        for b in range(np.uint64(blocks)):
+            z0, z1, z2, z3 = block(first_block + b, i, o0, o1, k0, k1)
+            c = np.uint64(block_columns) * b
+            if antithetic:
+                body[c] = narrow(fma(s, z0, m))
+                body[c + np.uint64(1)] = narrow(fma(s, -z0, m))
+                body[c + np.uint64(2)] = narrow(fma(s, z1, m))
+                body[c + np.uint64(3)] = narrow(fma(s, -z1, m))
+                body[c + np.uint64(4)] = narrow(fma(s, z2, m))
+                body[c + np.uint64(5)] = narrow(fma(s, -z2, m))
+                body[c + np.uint64(6)] = narrow(fma(s, z3, m))
+                body[c + np.uint64(7)] = narrow(fma(s, -z3, m))
+            else:
+                body[c] = narrow(fma(s, z0, m))
+                body[c + np.uint64(1)] = narrow(fma(s, z1, m))
+                body[c + np.uint64(2)] = narrow(fma(s, z2, m))
+                body[c + np.uint64(3)] = narrow(fma(s, z3, m))
+        for b, left, right in edges:
+            if left < right:
+                z = block(b, i, o0, o1, k0, k1)
+                for c in range(left, right):
+                    place = (first_column + c) % block_columns
+                    normal = z[place // (block_columns // 4)]
+                    row[c] = narrow(fma(s, -normal if antithetic and place % 2 == 1 else normal, m))
+
+
+@njit(forceinline=True)
+def _runs_down(out):
+    """Whether vectors can run down the columns: rows lie side by side."""
+    return out.strides[0] == out.itemsize and out.shape[0] > 1
+
+
+@njit(forceinline=True)
+def _copy_columns(x, block_columns, first, out, top, left, right):
+    """Rows of `out` from `top` on, fewer than vectors hold, of columns `left` to `right`: from `_draw_few_rows`.
+
+    Column `left` is column `first` of the tile `x`. As vectors are longer, columns that follow may get wrong values, in
+    rows before `top` or to the right of `right`.
+    """
+    height, columns = out.shape
+    rows = height - top
+    # The shortest vector that holds them.
+    length = 8 if rows <= 8 else 16
+    # How many whole blocks come after how many columns, of those whose vectors end in this window.
+    before = min(-first % block_columns, right - left)
+    blocks = 0
+    if out.strides[1] == height * out.itemsize:
+        last = min(right, columns - (length - rows + height - 1) // height)
+        blocks = max(0, last - left - before) // block_columns
+    c = left
+    while c < right:
+        place = first + c - left
+        start = place // block_columns * rows
+        if c == left + before and blocks > 0:
+            to = run_down(out, 0, 0, x)
+            for _ in range(blocks):
+                for k in range(block_columns):
+                    at, of = (c + k) * height + top, start + k * _PLACES
+                    if length == 8:
+                        copy_vector(to, at, x, of, 8)
+                    else:
+                        copy_vector(to, at, x, of, 16)
+                start += rows
+                c += block_columns
+        else:
+            column = run_down(out, top, c, x)
+            for k in range(rows):
+                column[k] = x[start + place % block_columns * _PLACES + k]
+            c += 1
+
+
+@njit(forceinline=True)
+def _draw_few_rows(
+    block, narrow, m, s, row_of, block_of, out, o0, o1, k0, k1, i, g, antithetic, top, part, first, left
+):
+    """Independent noise of the rows from `top` on, fewer than vectors hold, of `part` blocks.
+
+    Column `left` of the window is column `first` of the first block. Places of the tile, which are drawn together, are
+    rows `row_of` of blocks `block_of`, counted from row `i` and block `g` of the stream.
+    """
+    rows = out.shape[0] - top
+    block_columns = 8 if antithetic else 4
+    right = min(out.shape[1], left - first + block_columns * part)
+    step = np.uint64(block_columns // 4)
+    pitch = np.uint64(_PLACES)
+    x = stack_array(_TILE_PLACES, out.dtype)
+    # Where the next tile goes, if it goes there side by side.
+    after = run_down(out, 0, right if out.strides[1] == rows * out.itemsize else out.shape[1], x)
+    for start in range(0, part * rows, _HEIGHT):
+        for c in range(block_columns):
+            prefetch(after, block_columns * start + _HEIGHT * c, _HEIGHT)
+        for k in range(np.uint64(start), np.uint64(start + _HEIGHT)):
+            z0, z1, z2, z3 = block(g + np.uint64(block_of[k]), i + np.uint64(row_of[k]), o0, o1, k0, k1)
+            x[k] = narrow(fma(s[k], z0, m[k]))
+            x[k + step * pitch] = narrow(fma(s[k], z1, m[k]))
+            x[k + np.uint64(2) * step * pitch] = narrow(fma(s[k], z2, m[k]))
+            x[k + np.uint64(3) * step * pitch] = narrow(fma(s[k], z3, m[k]))
+            if antithetic:
+                x[k + pitch] = narrow(fma(s[k], -z0, m[k]))
+                x[k + np.uint64(3) * pitch] = narrow(fma(s[k], -z1, m[k]))
+                x[k + np.uint64(5) * pitch] = narrow(fma(s[k], -z2, m[k]))
+                x[k + np.uint64(7) * pitch] = narrow(fma(s[k], -z3, m[k]))
+    _copy_columns(x, block_columns, first, out, top, left, right)
+
+
+@njit(forceinline=True)
+def _draw_down(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_column, antithetic):
+    """Independent noise where rows lie side by side: vectors have rows of one block, or the last ones of several."""
+    rows, columns = out.shape
+    block_columns = 8 if antithetic else 4
+    step = block_columns // 4
+    skip = first_column % block_columns
+    first_block = first_column // block_columns
+    row_blocks = (skip + columns + block_columns - 1) // block_columns
+    m, s = stack_array(_BATCH, mu.dtype), stack_array(_BATCH, mu.dtype)
+    nowhere = stack_array(_BATCH, out.dtype)
+    few_m, few_s = stack_array(_PLACES, mu.dtype), stack_array(_PLACES, mu.dtype)
+    row_of, block_of = stack_array(_PLACES, np.uint32), stack_array(_PLACES, np.uint32)
+    # Where the last vector of a column would be largely empty, its rows are drawn before the others, of several blocks
+    # together.
+    height, tile_blocks = rows, row_blocks
+    if rows < _HEIGHT or -rows % _HEIGHT > rows // 4:
+        height = rows - rows % _HEIGHT
+        tile_blocks = max(_HEIGHT, _PLACES // rows)
+        # So many that their rows fill vectors to the end.
+        few = rows - height
+        divisor = 8 if few % 8 == 0 else 4 if few % 4 == 0 else 2 if few % 2 == 0 else 1
+        tile_blocks -= tile_blocks % (_HEIGHT // divisor)
+        tile_blocks = min(tile_blocks, row_blocks)
+        r, b = 0, 0
+        # To the end of a vector.
+        for k in range((tile_blocks * (rows - height) + _HEIGHT - 1) // _HEIGHT * _HEIGHT):
+            few_m[k], few_s[k] = mu[height + r], sigma[height + r]
+            row_of[k], block_of[k] = r, b
+            r += 1
+            if r == rows - height:
+                r = 0
+                b += 1
+    # Rows are divided evenly, and the last batch, like the last vector of each, ends where they do: to write some twice
+    # costs less than a loop for the rest.
+    batches = max(1, (height + _BATCH - 1) // _BATCH)
+    batch = max(1, (height + batches - 1) // batches)
+    # The processor is told what is written some places further down, then of the next block; or of the next tile.
+    pitch = out.strides[1] // out.itemsize
+    near, far = _NEAR, _NEAR - batch + block_columns * pitch
+    if height < rows:
+        near = far = tile_blocks * block_columns * pitch
+    for t in range(0, row_blocks, tile_blocks):
+        part = min(tile_blocks, row_blocks - t)
+        if height < rows:
+            i, g = np.uint64(first_row + height), np.uint64(first_block + t)
+            left = max(0, block_columns * t - skip)
+            of_block = skip + left - block_columns * t
+            _draw_few_rows(
+                block, narrow, few_m, few_s, row_of, block_of, out, o0, o1, k0, k1, i, g, antithetic, height, part,
+                of_block, left,
+            )  # fmt: skip
+        for r in range(0, height, batch):
+            top = min(r, height - batch)
+            i = np.uint64(first_row + top)
+            for k in range(batch):
+                m[k], s[k] = mu[top + k], sigma[top + k]
+            for b in range(t, t + part):
+                g = np.uint64(first_block + b)
+                c = block_columns * b - skip
+                x0, y0 = run_down(out, top, c, nowhere), run_down(out, top, c + 1, nowhere)
+                x1, y1 = run_down(out, top, c + step, nowhere), run_down(out, top, c + step + 1, nowhere)
+                x2, y2 = run_down(out, top, c + 2 * step, nowhere), run_down(out, top, c + 2 * step + 1, nowhere)
+                x3, y3 = run_down(out, top, c + 3 * step, nowhere), run_down(out, top, c + 3 * step + 1, nowhere)
+                for start in range(0, batch, _HEIGHT):
+                    last = min(start, batch - _HEIGHT)
+                    first = np.uint64(last)
+                    ahead = last + (near if last + near < batch else far)
+                    prefetch(x0, ahead, 16)
+                    prefetch(x1, ahead, 16)
+                    prefetch(x2, ahead, 16)
+                    prefetch(x3, ahead, 16)
+                    if antithetic:
+                        prefetch(y0, ahead, 16)
+                        prefetch(y1, ahead, 16)
+                        prefetch(y2, ahead, 16)
+                        prefetch(y3, ahead, 16)
+                    for k in range(first, first + np.uint64(_HEIGHT)):
+                        z0, z1, z2, z3 = block(g, i + k, o0, o1, k0, k1)
+                        store_apart(x0, k, narrow(fma(s[k], z0, m[k])), 0)
+                        store_apart(x1, k, narrow(fma(s[k], z1, m[k])), 1)
+                        store_apart(x2, k, narrow(fma(s[k], z2, m[k])), 2)
+                        store_apart(x3, k, narrow(fma(s[k], z3, m[k])), 3)
+                        if antithetic:
+                            store_apart(y0, k, narrow(fma(s[k], -z0, m[k])), 4)
+                            store_apart(y1, k, narrow(fma(s[k], -z1, m[k])), 5)
+                            store_apart(y2, k, narrow(fma(s[k], -z2, m[k])), 6)
+                            store_apart(y3, k, narrow(fma(s[k], -z3, m[k])), 7)
+
+
+@njit(forceinline=True)
+def _scale_and_narrow_down(narrow, z, mu, sigma, out):
+    """Columns in place, from one row of noise `z`, where rows lie side by side."""
+    rows, columns = out.shape
+    m, s = stack_array(_BATCH, mu.dtype), stack_array(_BATCH, mu.dtype)
+    for top in range(0, rows, _BATCH):
+        batch = min(_BATCH, rows - top)
+        for k in range(batch):
+            m[k], s[k] = mu[top + k], sigma[top + k]
+        for c in range(columns):
+            of_column = z[c]
+            column = contiguous(out[top : top + batch, c])
+            for k in range(np.uint64(batch)):
+                column[k] = narrow(fma(s[k], of_column, m[k]))
+
+
+@njit(forceinline=True)
+def _scale_down(narrow, z, mu, sigma, out):
+    """The same where `narrow` changes nothing."""
+    rows, columns = out.shape
+    m, s = stack_array(_LONG_BATCH, mu.dtype), stack_array(_LONG_BATCH, mu.dtype)
+    step = out.strides[1] // out.itemsize
+    if rows <= 3 * _HEIGHT:
+        for k in range(_HEIGHT):
+            m[k], s[k] = 0, 0
+        for k in range(rows):
+            m[k], s[k] = mu[k], sigma[k]
+        to = run_down(out, 0, 0, m)
+        far = max(1, _TILE_NORMALS // rows) * step
+        whole, last = columns, rows - _HEIGHT
+        if rows < _HEIGHT:
+            # What is written beyond a column, the next one overwrites; the last ones go element by element.
+            length = 8 if rows <= 8 else 16
+            whole = max(0, columns - (length - 1) // rows) if step == rows else 0
+        if rows <= 8:
+            for c in range(whole):
+                scale_vector(to, c * step, s, z[np.uint64(c)], m, 0, 8, far)
+        elif rows <= 16:
+            for c in range(whole):
+                scale_vector(to, c * step, s, z[np.uint64(c)], m, 0, 16, far)
+        elif rows <= 32:
+            for c in range(whole):
+                of_column = z[np.uint64(c)]
+                scale_vector(to, c * step, s, of_column, m, 0, 16, far)
+                scale_vector(to, c * step + last, s, of_column, m, last, 16, far)
+        else:
+            for c in range(whole):
+                of_column = z[np.uint64(c)]
+                scale_vector(to, c * step, s, of_column, m, 0, 16, far)
+                scale_vector(to, c * step + 16, s, of_column, m, 16, 16, far)
+                scale_vector(to, c * step + last, s, of_column, m, last, 16, far)
+        for c in range(whole, columns):
+            for k in range(rows):
+                out[k, c] = fma(s[k], z[c], m[k])
+        return
+    # Batches and vectors as in `_draw_down`.
+    batches = (rows + _LONG_BATCH - 1) // _LONG_BATCH
+    batch = (rows + batches - 1) // batches
+    near = _AHEAD // out.itemsize
+    for r in range(0, rows, batch):
+        top = min(r, rows - batch)
+        for k in range(batch):
+            m[k], s[k] = mu[top + k], sigma[top + k]
+        # Four at once, because means and deviations of many rows come from the second-level cache each time; what there
+        # is no more of, the last one again.
+        for c0 in range(0, columns, 4):
+            c1, c2, c3 = min(c0 + 1, columns - 1), min(c0 + 2, columns - 1), min(c0 + 3, columns - 1)
+            z0, z1, z2, z3 = z[c0], z[c1], z[c2], z[c3]
+            x0, x1 = run_down(out, top, c0, m), run_down(out, top, c1, m)
+            x2, x3 = run_down(out, top, c2, m), run_down(out, top, c3, m)
+            for start in range(0, batch, _HEIGHT):
+                k = min(start, batch - _HEIGHT)
+                far = near if k + near < batch else near + 4 * step - batch
+                scale_vector(x0, k, s, z0, m, k, 16, far)
+                scale_vector(x1, k, s, z1, m, k, 16, far)
+                scale_vector(x2, k, s, z2, m, k, 16, far)
+                scale_vector(x3, k, s, z3, m, k, 16, far)
+
+
+@njit(forceinline=True)
+def _draw_tiles(block, narrow, scale_down, mu, sigma, out, o0, o1, k0, k1, first_row, first_column, shared, antithetic):
+    """Noise by the tile, then scaled into place: short rows share a tile, and shared noise serves every row."""
+    rows, columns = out.shape
+    block_columns = 8 if antithetic else 4
+    skip = first_column % block_columns
+    first_block = first_column // block_columns
+    row_blocks = (skip + columns + block_columns - 1) // block_columns
+    noise_rows = 1 if shared else rows
+    unit_stride = out.strides[1] == out.itemsize
+    down = shared and _runs_down(out)
+    tile_rows = max(1, _TILE // row_blocks)
+    z = stack_array(_TILE_NORMALS, mu.dtype)
+    pairs = stack_array(_TILE_PAIRS, mu.dtype)
+    tile_row = stack_array(_TILE, np.uint32)
+    tile_block = stack_array(_TILE, np.uint32)
+    for r in range(0, noise_rows, tile_rows):
+        packed = min(tile_rows, noise_rows - r)
+        for t in range(0, row_blocks, _TILE):
+            width = min(_TILE, row_blocks - t)
+            k = np.uint64(0)
+            for p in range(packed):
+                i = np.uint32(0 if shared else first_row + r + p)
+                for b in range(first_block + t, first_block + t + width):
+                    tile_row[k] = i
+                    tile_block[k] = np.uint32(b)
+                    k += np.uint64(1)
+            # Whole vectors: what lies beyond is noise of no place, which costs less than a loop for the rest.
+            drawn = (k + _LANES - np.uint64(1)) & ~(_LANES - np.uint64(1))
+            for b in range(drawn):
+                z0, z1, z2, z3 = block(np.uint64(tile_block[b]), np.uint64(tile_row[b]), o0, o1, k0, k1)
+                c = np.uint64(4) * b
+                z[c] = z0
+                z[c + np.uint64(1)] = z1
+                z[c + np.uint64(2)] = z2
+                z[c + np.uint64(3)] = z3
+            noise = z
+            if antithetic:
+                for c in range(np.uint64(4) * drawn):
+                    pairs[np.uint64(2) * c] = z[c]
+                    pairs[np.uint64(2) * c + np.uint64(1)] = -z[c]
+                noise = pairs
+            start = max(0, block_columns * t - skip)
+            stop = min(columns, block_columns * (t + width) - skip)
+            shift = np.uint64(start + skip - block_columns * t)
+            pitch = np.uint64(0 if shared else block_columns * width)
+            last = rows if shared else r + packed
+            if unit_stride and stop - start >= _LONG_RUN:
+                for i in range(r, last):
+                    m, s = mu[i], sigma[i]
+                    row = contiguous(out[i, start:stop])
+                    of_row = noise[shift:]
+                    for c in range(np.uint64(row.size)):
+                        row[c] = narrow(fma(s, of_row[c], m))
+                    shift += pitch
+            elif down:
+                scale_down(narrow, noise[shift:], mu, sigma, out[:, start:stop])
+            else:
+                for i in range(np.uint64(r), np.uint64(last)):
+                    m, s = mu[i], sigma[i]
+                    for c in range(np.uint64(stop - start)):
+                        out[i, np.uint64(start) + c] = narrow(fma(s, noise[shift + c], m))
+                    shift += pitch
+
+
+@njit(forceinline=True)
+def _draw(
+    block, narrow, scale_down, mu, sigma, out, seed, offset, first_row, first_column, shared, antithetic, layouts
+):
+    """The window `out`; with `layouts`, a constant, rows may lie side by side."""
+    columns = out.shape[1]
+    k0, k1 = stream_key(seed)
+    o0, o1 = word(offset), offset >> np.uint64(32)
+    if layouts and not shared and columns > 0 and _runs_down(out):
+        _draw_down(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_column, antithetic)
+    elif (
+        columns >= _LONG_ROW
+        and out.strides[1] == out.itemsize
+        and not shared
+        and not (antithetic and out.itemsize == 8)  # LLVM does not make vectors of eight such stores.
+    ):
+        _draw_long_rows(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_column, antithetic)
+    elif columns > 0:
+        _draw_tiles(
+            block, narrow, scale_down, mu, sigma, out, o0, o1, k0, k1, first_row, first_column, shared, antithetic
+        )
+
+
+@njit(forceinline=True)
+def _valid(mu, sigma):
+    """Whether every mean is finite, and every standard deviation finite and not negative."""
+    valid = True
+    for m in mu:
+        valid &= -math.inf < m < math.inf
+    for s in sigma:
+        valid &= 0 <= s < math.inf
+    return valid
+
+
+def _window_function(dtype: str, antithetic: bool) -> Callable[..., Any]:
+    # What the function closes over are constants to Numba.
+    block = block_f64 if MATRIX_TYPES[dtype].computing == "float64" else block_f32
+    narrow = NARROWING[dtype]
+    scale_down = _scale_down if narrow is unchanged else _scale_and_narrow_down
+
+    def draw(mu, sigma, out, seed, offset, i, j, shared):
+        _draw(block, narrow, scale_down, mu, sigma, out, seed, offset, i, j, shared, antithetic, True)
+
+    return draw
+
+
+def _check(mu, sigma):
+    return _valid(mu, sigma)
+
+
+def _array(dtype: Any, ndim: int, *, readonly: bool = False) -> Any:
+    # "A": any strides; unaligned: x86 and ARM load and store it as fast. Every other array converts to this.
+    return types.Array(dtype, ndim, "A", readonly=readonly, aligned=False)
+
+
+# Computing type and element of `out`.
+_TYPES = {name: (getattr(types, row.computing), getattr(types, row.stored)) for name, row in MATRIX_TYPES.items()}
+
+
+def _compiled(signature: Any, function: Callable[..., Any], name: str, *, nogil: bool = True) -> Callable[..., Any]:
+    kernel: Callable[..., Any] = compile_cached(signature, function, f"cpu-{name}", source_digest(), nogil=nogil)
+    return kernel
+
+
+@functools.cache
+def window_kernel(dtype: str, antithetic: bool = False) -> Callable[..., None]:
+    """``kernel(mu, sigma, out, seed, offset, first_row, first_column, shared)`` draws the window `out`.
+
+    Columns, and `first_column`, are those of the result, with `antithetic` of pairs.
+
+    `first_row` and `first_column` say where in the sample matrix it begins.
+    """
+    real, element = _TYPES[dtype]
+    vector, matrix = _array(real, 1, readonly=True), _array(element, 2)
+    signature = types.void(vector, vector, matrix, types.uint64, types.uint64, types.int64, types.int64, types.boolean)
+    name = f"draw_{dtype}"
+    return _compiled(signature, _window_function(dtype, antithetic), f"{name}_antithetic" if antithetic else name)
+
+
+@functools.cache
+def value_kernel(dtype: str) -> Callable[..., bool]:
+    """``kernel(mu, sigma)``: whether every mean is finite, and every standard deviation finite and not negative."""
+    vector = _array(_TYPES[dtype][0], 1, readonly=True)
+    return _compiled(types.boolean(vector, vector), _check, f"check_{dtype}")
+
+
+def compile_all() -> int:
+    """Compile every kernel that is not in the cache; return how many kernels there are."""
+    kernels: list[Callable[..., Any]] = [value_kernel(dtype) for dtype in ("float32", "float64")]
+    kernels += [window_kernel(dtype, antithetic) for dtype in _TYPES for antithetic in (False, True)]
+    return len(kernels)

@@ -1,0 +1,1 @@
+"""The block-per-dimension kernel for CUDA devices; twins of the files in csrc/cuda."""

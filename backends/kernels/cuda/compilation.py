@@ -1,0 +1,152 @@
+"""Compiling the Python kernel for a GPU with numba-cuda, once per machine and not once per process.
+
+Imported only where numba-cuda is to be used.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numba_cuda
+import numpy as np
+from numba import cuda, njit, types
+from numba.cuda.dispatcher import _Kernel
+from numba.cuda.extending import overload
+from numba.cuda.utils import numba_target_override
+
+from multisample.backends.draw import Draw, Vector, Word
+from multisample.backends.element_types import SIZES
+from multisample.backends.kernels.compilation import KernelCache, source_digest
+
+from . import intrinsics as cuda_intrinsics
+from .geometry import KERNEL_STORES, MOST_THREADS, TRANSPOSED_THREADS, Geometry, staged_threads
+from .kernel import sample_kernel
+
+__all__ = [
+    "ADVANCE_SIGNATURE",
+    "SIGNATURE",
+    "advance_kernel",
+    "compile_advance",
+    "compile_kernel",
+    "launch_bounds",
+    "variant_kernel",
+]
+
+_VARIANTS = tuple(itertools.product(SIZES, *((False, True),) * 3, range(len(KERNEL_STORES)), (False, True)))
+
+_i32, _i64, _u32, _u64, _f64 = types.int32, types.int64, types.uint32, types.uint64, types.float64
+_VECTOR = types.NamedTuple((_i64, _i64, _f64, _u32, _u32), Vector)
+_WORD, _SIGNED_WORD = types.NamedTuple((_u64, _i64), Word), types.NamedTuple((_i64, _i64), Word)
+_DRAW = types.NamedTuple(
+    (_VECTOR, _VECTOR) + (_i64,) * 5 + (_WORD, _WORD, _SIGNED_WORD, _SIGNED_WORD) + (_i64,) * 2 + (_u32,) * 5
+    + (_i32, _u32, _u32), Draw
+)  # fmt: skip
+_GEOMETRY = types.NamedTuple((_u32,) * 15 + (_i32, _u32, _i32, _u32), Geometry)
+
+ADVANCE_SIGNATURE = types.void(_i64)
+SIGNATURE = types.void(_DRAW, _GEOMETRY)
+"""Of a kernel. Numba passes the fields of both one after the other, which are the bytes of both C++ structs."""
+
+
+def _draw(call: Any, geometry: Any, variant: int) -> None:
+    raise NotImplementedError("for a GPU only")
+
+
+@overload(_draw, prefer_literal=True, jit_options={"forceinline": True})
+def _draw_variant(call: Any, geometry: Any, variant: Any) -> Callable[..., Any] | None:
+    if not isinstance(variant, types.IntegerLiteral):
+        return None
+    kernel = njit(forceinline=True)(sample_kernel(cuda_intrinsics, *_VARIANTS[variant.literal_value]))
+
+    def draw(call: Any, geometry: Any, variant: Any) -> None:
+        kernel(call, geometry)
+
+    return draw
+
+
+def variant_kernel(
+    dtype: str, shared: bool, antithetic: bool, fast_math: bool, stores: int, origin_in_memory: bool = False
+) -> Callable[..., None]:
+    """The kernel for such calls, to be compiled: `multisample.backends.kernels.cuda.kernel.sample_kernel`.
+
+    The variant goes to the compiler by its number, a literal.
+    """
+    variant = _VARIANTS.index((dtype, shared, antithetic, fast_math, stores, origin_in_memory))
+
+    def kernel(call: Any, geometry: Any) -> None:
+        _draw(call, geometry, variant)
+
+    # What profilers show.
+    noise, transform = ("shared" if shared else "independent"), ("fast" if fast_math else "portable")
+    noise += "_antithetic" if antithetic else ""
+    kernel.__qualname__ = f"sample_kernel_{dtype}_{noise}_{transform}_{KERNEL_STORES[stores]}"
+    if origin_in_memory:
+        kernel.__qualname__ += "_origin_in_memory"
+    return kernel
+
+
+def advance_kernel() -> Callable[..., None]:
+    """The kernel that counts up the offset that calls read, once they have, to be compiled."""
+
+    def kernel(counter: Any) -> None:
+        cuda_intrinsics.store(counter, np.uint64(cuda_intrinsics.load(counter, np.uint64) + np.uint64(1)))
+
+    kernel.__qualname__ = "advance_kernel"
+    return kernel
+
+
+def launch_bounds(
+    dtype: str, shared: bool, antithetic: bool, stores: int, capability: tuple[int, int]
+) -> tuple[int, int]:
+    """The most threads of a block, and the blocks that a processor is to hold at once.
+
+    Few registers for each thread, so that there are many threads; but as many as it takes to keep all in them that is
+    needed in a loop over rows. Left alone, nvJitLink takes three times as many, at up to twice the time.
+    """
+    name = KERNEL_STORES[stores]
+    if name.startswith("kTransposed"):
+        # What a thread keeps of its dimensions is needed in all loops. Before 9.0 nvJitLink makes calls of what is
+        # handed over within a warp, around which it has to be kept.
+        threads = TRANSPOSED_THREADS if name == "kTransposed" else staged_threads(shared)
+        if name == "kTransposed" and capability < (9, 0):
+            return threads, 384 // threads
+        return threads, (512 if dtype == "float64" and not shared else 768) // threads
+    blocks = 4 if name == "kStaged" and not shared else 5
+    # Before 9.0 nvJitLink makes calls of the barriers within a warp, which take registers.
+    calls = name == "kStaged" and not shared and capability < (9, 0)
+    if name == "kShifted" or dtype == "float64" or (name == "kAligned" and antithetic) or calls:
+        blocks = 3
+    # What asks for more threads than a processor holds, 1024 of 7.5, is taken for no bound at all.
+    return MOST_THREADS, min(blocks, 3) if capability == (7, 5) else blocks
+
+
+def compile_kernel(
+    dtype: str, shared: bool, antithetic: bool, fast_math: bool, stores: int, origin_in_memory: bool
+) -> Any:
+    """That kernel, compiled for the current device or loaded from the cache."""
+    bounds = launch_bounds(dtype, shared, antithetic, stores, cuda.get_current_device().compute_capability)
+    kernel = variant_kernel(dtype, shared, antithetic, fast_math, stores, origin_in_memory)
+    return _compiled(kernel, SIGNATURE, launch_bounds=bounds)
+
+
+def compile_advance() -> Any:
+    """That of `advance_kernel` likewise."""
+    return _compiled(advance_kernel(), ADVANCE_SIGNATURE)
+
+
+def _compiled(function: Callable[..., None], signature: Any, **options: Any) -> Any:
+    dispatcher = cuda.jit(lto=False, opt=True, debug=False, **options)(function)
+    name = f"cuda-{function.__qualname__}"
+    dispatcher._cache = KernelCache(name, source_digest() + numba_cuda.__version__, _reduce, _rebuild, "numba")
+    return dispatcher.compile(signature.args)
+
+
+def _reduce(kernel: Any) -> Any:
+    return kernel._reduce_states()
+
+
+def _rebuild(target_context: Any, payload: Any) -> Any:
+    with numba_target_override():
+        return _Kernel._rebuild(**payload)

@@ -1,0 +1,274 @@
+"""How a call is cut into CUDA blocks and threads: ``csrc/cuda/geometry.h``, for backends that launch from Python.
+
+The numbers drawn cannot depend on it; the reasons are there.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+from typing import NamedTuple
+
+from multisample.backends.element_types import SIZES
+
+__all__ = [
+    "ANTITHETIC_WIDTH",
+    "CHUNK",
+    "KERNEL_STORES",
+    "MOST_THREADS",
+    "PACKED_GEOMETRY",
+    "TRANSPOSED_THREADS",
+    "WIDTH",
+    "Geometry",
+    "geometry",
+]
+
+MOST_THREADS = 288
+_SHORT_ROW = 128
+CHUNK = MOST_THREADS + _SHORT_ROW
+KERNEL_STORES = ("kAligned", "kShifted", "kStaged", "kStrided", "kTransposed", "kTransposedStaged")
+_ALIGNED, _SHIFTED, _STAGED, _STRIDED, _TRANSPOSED, _TRANSPOSED_STAGED = range(6)
+TRANSPOSED_THREADS = 128
+_MOST_TURNS = 16
+_MOST_PASSES = 32
+_FAR_APART = 2**28
+WIDTH, ANTITHETIC_WIDTH = 4, 8
+
+_STRUCT = struct.Struct("15IiIiI")
+
+PACKED_GEOMETRY = _STRUCT.size
+"""Bytes of the C++ struct."""
+
+
+class Geometry(NamedTuple):
+    """The fields of the C++ struct, in their order."""
+
+    blocks: int
+    threads: int
+    groups_per_pass: int
+    one_by_groups: int
+    rows_per_pass: int
+    one_by_rows: int
+    chunk: int
+    pitch: int
+    band_rows: int
+    interleave_log2: int
+    steps: int
+    blocks_per_band: int
+    skip: int
+    stores: int
+    pieces: int
+    row_step: int
+    overlap: int
+    column_step: int
+    band_groups: int
+
+
+@functools.lru_cache(maxsize=1024)
+def geometry(
+    rows: int,
+    columns: int,
+    dtype: str,
+    strides: tuple[int, int],
+    misalignment: int,
+    first_column: int,
+    cheap: bool,
+    shared: bool,
+    antithetic: bool,
+) -> tuple[Geometry, bytes]:
+    """The geometry of a launch, and the bytes of the C++ struct.
+
+    Parameters
+    ----------
+    rows, columns : int
+        The shape of `out`.
+    dtype : str
+        Its element type.
+    strides : tuple of int
+        Its strides in bytes.
+    misalignment : int
+        Its address modulo 32.
+    first_column : int
+        The call's, modulo 8; -1 if it is in device memory.
+    cheap : bool
+        Whether noise costs less than writing it: common to all rows, or fast_math and not float64.
+    shared, antithetic : bool
+        The call's noise.
+    """
+    size, knows_skip = SIZES[dtype], first_column >= 0
+    row_stride, column_stride = strides
+    width = ANTITHETIC_WIDTH if antithetic else WIDTH
+    skip = first_column % width if knows_skip else width - 1
+    groups = _ceil_div(skip + columns, width)
+    stores = _stores(rows, columns, size, strides, misalignment - skip * size, groups, antithetic, knows_skip)
+    if stores == _TRANSPOSED:
+        cut = _transposed(rows, groups, size, column_stride, misalignment, skip, knows_skip, cheap, shared, antithetic)
+        return cut, _STRUCT.pack(*cut)
+    tiles = 1 if groups <= MOST_THREADS else _ceil_div(groups, 2 * _SHORT_ROW)
+    lanes = groups if tiles == 1 else _ceil_div(_ceil_div(groups, tiles), 32) * 32
+    rows_per_pass = min(1 if lanes > _SHORT_ROW else 2 * _SHORT_ROW // lanes, rows)
+    threads = _ceil_div(lanes * rows_per_pass, 32) * 32
+    rows_down = _ceil_div(rows, rows_per_pass)
+    if shared or (cheap and stores == _ALIGNED and rows_per_pass > 1):
+        most = 8
+    elif cheap:
+        most = 32 if stores == _ALIGNED and tiles > 1 else 16
+    else:
+        most = 128 if stores == _ALIGNED else 32
+    turns = min(most, max(min(32, _ceil_div(rows_down * tiles, 512)), rows_down * tiles // 2048))
+    interleave_log2 = 0
+    if stores == _SHIFTED:
+        while (row_stride << interleave_log2) % 16:
+            interleave_log2 += 1
+    elif cheap and stores == _ALIGNED and lanes > _SHORT_ROW and tiles == 1 and turns == most:
+        interleave_log2 = 3
+    row_step = row_stride // size * rows_per_pass << interleave_log2
+    passes = min(turns, rows_down)
+    if not -(2**31) <= row_step < 2**31:
+        row_step, passes, interleave_log2 = 0, 1, 0
+    steps = min(turns // passes, tiles)
+    blocks_per_band = _ceil_div(groups, steps * lanes)
+    bands = _ceil_div(_ceil_div(rows_down, passes), 1 << interleave_log2) << interleave_log2
+    cut = Geometry(
+        blocks=bands * blocks_per_band,
+        threads=threads,
+        groups_per_pass=lanes,
+        one_by_groups=_ceil_div(1 << 20, lanes),
+        rows_per_pass=rows_per_pass,
+        one_by_rows=_ceil_div(1 << 20, rows_per_pass),
+        chunk=threads // rows_per_pass * rows_per_pass,
+        pitch=threads // rows_per_pass | 1,
+        band_rows=passes * rows_per_pass,
+        interleave_log2=interleave_log2,
+        steps=steps,
+        blocks_per_band=blocks_per_band,
+        skip=skip,
+        stores=stores,
+        pieces=0,
+        row_step=row_step,
+        overlap=0,
+        column_step=0,
+        band_groups=0,
+    )
+    return cut, _STRUCT.pack(*cut)
+
+
+def slots_of(size: int) -> int:
+    """Dimensions that a thread of kTransposed keeps."""
+    return 2 if size == 8 else 4
+
+
+def staged_slots_of(size: int, antithetic: bool) -> int:
+    """Dimensions that a thread of kTransposedStaged keeps."""
+    return slots_of(size) // (2 if antithetic else 1)
+
+
+def staged_threads(shared: bool) -> int:
+    """Threads of a block of kTransposedStaged."""
+    return 256 if shared else 128
+
+
+def _transposed(
+    rows: int, groups: int, size: int, column_stride: int, misalignment: int, skip: int, knows_skip: bool,
+    cheap: bool, shared: bool, antithetic: bool,
+) -> Geometry:  # fmt: skip
+    slots = slots_of(size)
+    aligned = (misalignment | column_stride) % (slots * size) == 0 and rows % slots == 0
+    enough = _ceil_div(groups, 264)
+    room = staged_threads(shared) * staged_slots_of(size, antithetic)
+    most_turns = room // rows
+    overlap, tiles, column_step = 0, 1, 0
+    whole_sectors = (misalignment | column_stride) % 32 == 0
+    bounded = aligned and (whole_sectors or not (shared or (cheap and antithetic)))
+    fits = most_turns > (0 if shared or antithetic else 1 if cheap else 3)
+    if not bounded and column_stride == rows * size and fits:
+        stores, pieces, threads = _TRANSPOSED_STAGED, rows, staged_threads(shared)
+        turns = min(enough, most_turns, threads)
+    else:
+        stores, column_step = _TRANSPOSED, column_stride // size
+        alike = column_step % slots == 0
+        overlap = 0 if alike else 1
+        start = (misalignment - skip * column_stride) // size % slots
+        shift = start if alike or knows_skip else slots - 1
+        pieces = _ceil_div(shift + rows + (0 if alike else slots - 1), slots)
+        turns, tiles, threads = _turns(pieces, 32 - overlap, enough, abs(column_step))
+    passes_all = _ceil_div(groups, turns)
+    most = _MOST_PASSES
+    if passes_all > _MOST_PASSES:
+        most = _most_passes(stores, cheap, shared, antithetic, whole_sectors)
+    passes = min(most, max(min(8, _ceil_div(passes_all * tiles, 1024)), passes_all * tiles // 2048))
+    passes = max(passes, _ceil_div(passes_all * tiles, 2**30))
+    return Geometry(
+        blocks=_ceil_div(passes_all, passes) * tiles,
+        threads=threads,
+        groups_per_pass=turns,
+        one_by_groups=0,
+        rows_per_pass=0,
+        one_by_rows=0,
+        chunk=threads // turns * turns,
+        pitch=0,
+        band_rows=0,
+        interleave_log2=0,
+        steps=0,
+        blocks_per_band=tiles,
+        skip=skip,
+        stores=stores,
+        pieces=pieces,
+        row_step=0,
+        overlap=overlap,
+        column_step=column_step,
+        band_groups=passes * turns,
+    )
+
+
+def _most_passes(stores: int, cheap: bool, shared: bool, antithetic: bool, whole_sectors: bool) -> int:
+    """Passes of a block of kTransposed or kTransposedStaged, if they are many in all."""
+    if stores == _TRANSPOSED_STAGED:
+        return _MOST_PASSES if not cheap else 4 if antithetic else 2 if shared else 16
+    if antithetic:
+        return 1 if shared else 2
+    return 2 if shared else 8 if cheap and not whole_sectors else _MOST_PASSES
+
+
+def _turns(lanes: int, of_warp: int, enough: int, apart: int) -> tuple[int, int, int]:
+    """Groups of a pass of kTransposed, blocks that it takes, and their threads."""
+    turns, tiles, warps, most = 1, 0, 0, TRANSPOSED_THREADS // 32
+    t = 1
+    while t <= _MOST_TURNS or t * lanes <= most * of_warp:
+        if t > 1 and apart * t >= _FAR_APART:
+            break
+        warps_all = _ceil_div(t * lanes, of_warp)
+        blocks = _ceil_div(warps_all, most)
+        of_block = _ceil_div(warps_all, blocks)
+        if t == 1 or (t <= enough * blocks and 50 * blocks * of_block * turns < 49 * warps * t):
+            turns, tiles, warps = t, blocks, blocks * of_block
+        t += 1
+    return turns, tiles, 32 * (warps // tiles)
+
+
+def _stores(
+    rows: int,
+    columns: int,
+    size: int,
+    strides: tuple[int, int],
+    start: int,
+    groups: int,
+    antithetic: bool,
+    knows_skip: bool,
+) -> int:
+    quad = 8 if size == 2 and not antithetic else 16
+    row_stride, column_stride = strides
+    if column_stride != size:
+        reaches = abs(column_stride) // size < _FAR_APART and rows < _FAR_APART
+        return _TRANSPOSED if row_stride == size and column_stride % size == 0 and rows > 1 and reaches else _STRIDED
+    if knows_skip and start % quad == 0 and (row_stride % quad == 0 or rows == 1):
+        return _ALIGNED
+    if start % size or row_stride % size:
+        return _STRIDED
+    if groups > _SHORT_ROW:
+        return _SHIFTED
+    return _STAGED if knows_skip and (rows == 1 or row_stride == columns * size) else _STRIDED
+
+
+def _ceil_div(a: int, b: int) -> int:
+    return -(-a // b)

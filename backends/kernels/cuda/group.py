@@ -1,0 +1,296 @@
+"""What a thread draws: the elements of one dimension in one group of columns, as in ``csrc/cuda/group.cuh``.
+
+Their words are made in parts: what they owe to the columns alone, and what they owe to the dimension alone. Whoever
+draws many dimensions of the same columns, or many columns of the same dimension, makes either part once. What all
+threads of a block need of the other part waits in shared memory, in a chunk: a slot for each thread that makes one.
+"""
+
+from __future__ import annotations
+
+import functools
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from multisample.backends.element_types import MATRIX_TYPES, ElementType
+from multisample.backends.kernels.compilation import Function, inline
+from multisample.backends.kernels.stream.arithmetic import float_bits, fma, from_float_bits, like
+from multisample.backends.kernels.stream.normals import FLOAT64_KEY, normals_f32, normals_f64
+from multisample.backends.kernels.stream.rounding import NARROWING, unchanged
+from multisample.backends.kernels.stream.words import column_part, row_part, stream_key, words
+
+from .geometry import ANTITHETIC_WIDTH, WIDTH
+
+__all__ = [
+    "computing_type", "element", "group_width", "keys_of", "memory_of", "noise", "offset_of", "packing", "places",
+    "scaled",
+]  # fmt: skip
+
+_TO_UNIT, _TO_UNIT_HALF = np.float32(2.0**-32), np.float32(2.0**-33)
+_MINUS_2_LN_2, _TO_ANGLE = np.float32(float.fromhex("-0x1.62e430p+0")), np.float32(float.fromhex("0x1.921fb6p-30"))
+_WORD = np.uint64(32)
+# Shifts a product with 2^20 / x, as the geometry gives it, to a quotient.
+_QUOTIENT = np.uint32(20)
+
+
+def group_width(antithetic: bool) -> int:
+    """Columns of a group."""
+    return ANTITHETIC_WIDTH if antithetic else WIDTH
+
+
+@inline
+def keys_of(call):
+    """Both key words of the call's stream."""
+    k0, k1 = stream_key(call.seed.value)
+    return np.uint32(k0), np.uint32(k1)
+
+
+@functools.cache
+def offset_of(gpu: ModuleType) -> Function:
+    """``offset_of_call(call)``.
+
+    Whoever counts it up comes after the kernel, so that it may be read at any time, and need not be kept.
+    """
+    load = gpu.load
+
+    @inline
+    def offset_of_call(call):
+        return call.offset.value if call.offset.at == 0 else load(call.offset.at, np.uint64)
+
+    return offset_of_call
+
+
+def computing_type(dtype: str) -> tuple[Any, int]:
+    """That of `dtype`, and its number among the types of a vector's elements."""
+    real = getattr(np, MATRIX_TYPES[dtype].computing)
+    return real, int(ElementType[real.__name__])
+
+
+@functools.cache
+def element(gpu: ModuleType, dtype: str) -> Function:
+    """``element_of(vector, k)``: element k of mu or sigma, rounded to the computing type of `dtype`."""
+    load, float16_value, opaque = gpu.load, gpu.float16_value, gpu.opaque
+    real, same_type = computing_type(dtype)
+    other = np.float32 if dtype == "float64" else np.float64
+    other_type, float16, bfloat16, int8, int16, int32, int64, uint8, uint16, uint32 = (
+        int(ElementType[name])
+        for name in (
+            other.__name__, "float16", "bfloat16", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32",
+        )
+    )  # fmt: skip
+
+    @inline
+    def element_of(vector, k):
+        at = vector.data + k * vector.stride
+        kind = vector.type
+        # By far the most frequent first, and not behind a table of jumps.
+        if opaque(kind) == same_type:
+            return load(at, real)
+        if kind == 0:
+            return real(vector.number)
+        if kind == other_type:
+            return real(load(at, other))
+        if kind == float16:
+            return real(float16_value(load(at, np.uint16)))
+        if kind == bfloat16:
+            return real(from_float_bits(np.int32(np.uint32(load(at, np.uint16)) << np.uint32(16))))
+        if kind == int8:
+            return real(load(at, np.int8))
+        if kind == int16:
+            return real(load(at, np.int16))
+        if kind == int32:
+            return real(load(at, np.int32))
+        if kind == int64:
+            return real(load(at, np.int64))
+        if kind == uint8:
+            return real(load(at, np.uint8))
+        if kind == uint16:
+            return real(load(at, np.uint16))
+        if kind == uint32:
+            return real(load(at, np.uint32))
+        return real(load(at, np.uint64))
+
+    return element_of
+
+
+@inline
+def _words_of(x):
+    return (np.uint32(float_bits(x)),)
+
+
+@inline
+def _number_of(w):
+    return from_float_bits(np.int32(w[0]))
+
+
+@inline
+def _words_of_wide(x):
+    bits = np.uint64(float_bits(x))
+    return np.uint32(bits), np.uint32(bits >> _WORD)
+
+
+@inline
+def _wide_number_of(w):
+    return from_float_bits(np.int64(np.uint64(w[1]) << _WORD | np.uint64(w[0])))
+
+
+def packing(dtype: str) -> tuple[int, Function, Function]:
+    """A number of the computing type of `dtype`, in words.
+
+    How many it has; ``words_of(x)``; and ``number_of(words)``.
+    """
+    return (2, _words_of_wide, _wide_number_of) if dtype == "float64" else (1, _words_of, _number_of)
+
+
+@functools.cache
+def memory_of(gpu: ModuleType, quads: int) -> tuple[Function, Function]:
+    """``write(at, words)`` and ``read(at)``: one quad of words in shared memory or two, each in one access."""
+    load_quad, store_quad = gpu.load_shared_quad, gpu.store_shared_quad
+
+    @inline
+    def write(at, w):
+        store_quad(at, w[:4])
+        store_quad(at + 16, w[4:])
+
+    @inline
+    def read(at):
+        return load_quad(at) + load_quad(at + 16)
+
+    return (write, read) if quads == 2 else (store_quad, load_quad)
+
+
+@functools.cache
+def noise(
+    gpu: ModuleType, dtype: str, shared: bool, fast: bool
+) -> tuple[tuple[Function, Function], tuple[Function, Function]]:
+    """What the noise of a group of columns owes to them alone; if noise is shared, its four normals.
+
+    ``columns_noise = prepared(group, call)``, and then ``in_row(columns_noise, row_part, keys)`` is the four normals of
+    a row. To keep it in shared memory, in as many words as four numbers have: ``pack(columns_noise)`` and
+    ``unpack(words)``.
+    """
+    log2, square_root, cosine, sine = gpu.log2, gpu.square_root, gpu.cosine, gpu.sine
+    offset_of_call = offset_of(gpu)
+
+    @inline
+    def fast_radius(a):
+        return square_root(log2(fma(np.float32(a), _TO_UNIT, _TO_UNIT_HALF)) * _MINUS_2_LN_2)
+
+    @inline
+    def fast_normals(w):
+        # By PTX instructions that are the same on one GPU whoever compiles them.
+        r, t = fast_radius(np.uint32(w[0])), fast_radius(np.uint32(w[2]))
+        a, b = np.float32(np.int32(w[1])) * _TO_ANGLE, np.float32(np.int32(w[3])) * _TO_ANGLE
+        return r * cosine(a), r * sine(a), t * cosine(b), t * sine(b)
+
+    normals = fast_normals if fast else normals_f32
+
+    @inline
+    def part(group, call, k1):
+        offset = offset_of_call(call)
+        return column_part(group, np.uint32(offset), np.uint32(offset >> _WORD), keys_of(call)[0], k1)
+
+    @inline
+    def prepared(group, call):
+        return part(group, call, keys_of(call)[1])
+
+    @inline
+    def in_row(columns_noise, row, keys):
+        return normals(words(columns_noise, row, keys[0], keys[1]))
+
+    @inline
+    def fine_key(keys):
+        return like(keys[1] ^ FLOAT64_KEY, keys[1])
+
+    @inline
+    def prepared_wide(group, call):
+        keys = keys_of(call)
+        return part(group, call, keys[1]) + part(group, call, fine_key(keys))
+
+    @inline
+    def in_row_wide(columns_noise, row, keys):
+        coarse = words(columns_noise[:4], row, keys[0], keys[1])
+        return normals_f64(coarse, words(columns_noise[4:], row, keys[0], fine_key(keys)))
+
+    if dtype == "float64":
+        prepared, in_row = prepared_wide, in_row_wide
+    if not shared:
+        return (prepared, in_row), (unchanged, unchanged)
+
+    @inline
+    def prepared_row_0(group, call):
+        keys = keys_of(call)
+        row = row_part(np.uint32(0), np.uint32(offset_of_call(call)), keys[0])
+        return in_row(prepared(group, call), row, keys)
+
+    @inline
+    def in_any_row(columns_noise, row, keys):
+        return columns_noise
+
+    one, words_of, number_of = packing(dtype)
+    two, three = 2 * one, 3 * one
+
+    @inline
+    def pack(z):
+        return words_of(z[0]) + words_of(z[1]) + words_of(z[2]) + words_of(z[3])
+
+    @inline
+    def unpack(w):
+        return number_of(w[:one]), number_of(w[one:two]), number_of(w[two:three]), number_of(w[three:])
+
+    return (prepared_row_0, in_any_row), (pack, unpack)
+
+
+def narrowed(gpu: ModuleType, dtype: str) -> Function:
+    """``narrow(x)``: a number of the computing type as `dtype`, rounded once."""
+    # GPUs have an instruction for float16.
+    narrow: Function = gpu.float16_bits if dtype == "float16" else NARROWING[dtype]
+    return narrow
+
+
+@functools.cache
+def scaled(gpu: ModuleType, dtype: str, antithetic: bool) -> Function:
+    """``elements(mu, sigma, z)``: those of a group, from its four normals."""
+    narrow = narrowed(gpu, dtype)
+
+    @inline
+    def elements(m, s, z):
+        return narrow(fma(s, z[0], m)), narrow(fma(s, z[1], m)), narrow(fma(s, z[2], m)), narrow(fma(s, z[3], m))
+
+    @inline
+    def pair(m, s, z):
+        return narrow(fma(s, z, m)), narrow(fma(-s, z, m))
+
+    @inline
+    def pairs(m, s, z):
+        return pair(m, s, z[0]) + pair(m, s, z[1]) + pair(m, s, z[2]) + pair(m, s, z[3])
+
+    return pairs if antithetic else elements
+
+
+@functools.cache
+def places(gpu: ModuleType) -> tuple[Function, Function]:
+    """Where in a block the thread is.
+
+    ``place_of(run, geometry)``: its number among the rows of a pass, and its group of columns in a `run` of them.
+    ``slot_of(geometry)``: of all slots of a chunk that of what the thread makes; what one thread draws one after the
+    other lies side by side.
+    """
+    thread_index, opaque = gpu.thread_index, gpu.opaque
+
+    # Opaque, so that the optimizer recomputes both from the thread's number instead of keeping registers.
+
+    @inline
+    def place_of(run, geometry):
+        thread, lanes = opaque(thread_index()), geometry.groups_per_pass
+        row = np.uint32(np.uint32(thread * geometry.one_by_groups) >> _QUOTIENT)
+        return np.int32(row), np.int64(run) * lanes + np.uint32(thread - row * lanes)
+
+    @inline
+    def slot_of(geometry):
+        thread = opaque(thread_index())
+        turn = np.uint32(np.uint32(thread * geometry.one_by_rows) >> _QUOTIENT)
+        return np.uint32(np.uint32(thread - turn * geometry.rows_per_pass) * geometry.pitch + turn)
+
+    return place_of, slot_of

@@ -1,0 +1,241 @@
+"""What a kernel asks of a GPU: its place in the grid, the other threads, memory by address, and PTX instructions.
+
+The kernel asks for all of it here, by these names, so that the same kernel also runs where another module answers.
+Addresses are int64; memory is aligned as the type that is read or written.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import cuda, njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+__all__ = [
+    "all_of_warp",
+    "block_index",
+    "cosine",
+    "float16_bits",
+    "float16_value",
+    "from_lane",
+    "load",
+    "load_shared",
+    "load_shared_quad",
+    "log2",
+    "opaque",
+    "shared_memory",
+    "shuffle_up",
+    "sine",
+    "square_root",
+    "store",
+    "store_quad",
+    "store_shared",
+    "store_shared_quad",
+    "store_vector",
+    "synchronize_block",
+    "synchronize_warp",
+    "thread_index",
+]  # fmt: skip
+
+_WARP = 0xFFFFFFFF
+_GLOBAL, _SHARED = 1, 3
+
+
+@njit(forceinline=True)
+def thread_index():
+    """The thread's number in its block."""
+    return np.uint32(cuda.threadIdx.x)
+
+
+@njit(forceinline=True)
+def block_index():
+    """The block's number in the grid."""
+    return np.uint32(cuda.blockIdx.x)
+
+
+@njit(forceinline=True)
+def synchronize_block():
+    """Wait for all threads of the block."""
+    cuda.syncthreads()
+
+
+@njit(forceinline=True)
+def synchronize_warp():
+    """Wait for all threads of the warp."""
+    cuda.syncwarp()
+
+
+@njit(forceinline=True)
+def shuffle_up(x):
+    """The `x` of the thread before in the warp; the first thread gets its own."""
+    return cuda.shfl_up_sync(_WARP, x, 1)
+
+
+@njit(forceinline=True)
+def from_lane(x, lane):
+    """The `x` of a thread of the warp."""
+    return cuda.shfl_sync(_WARP, x, lane)
+
+
+@njit(forceinline=True)
+def all_of_warp(flag):
+    """Whether `flag` is true in all threads of the warp."""
+    return cuda.all_sync(_WARP, flag)
+
+
+def _at(builder: Any, address: Any, pointee: Any, space: int) -> Any:
+    # With its address space, because a generic access has to find out first which memory is meant.
+    return builder.inttoptr(address, ir.PointerType(pointee, space))
+
+
+def _loader(space: int) -> Any:
+    def load(typingctx: Any, address: Any, dtype: Any) -> Any:
+        result = dtype.dtype
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            element = context.get_value_type(result)
+            return builder.load(_at(builder, args[0], element, space), align=result.bitwidth // 8)
+
+        return result(address, dtype), codegen
+
+    return load
+
+
+def _storer(space: int) -> Any:
+    def store(typingctx: Any, address: Any, x: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            builder.store(args[1], _at(builder, args[0], args[1].type, space), align=x.bitwidth // 8)
+            return context.get_dummy_value()
+
+        return types.void(address, x), codegen
+
+    return store
+
+
+load = intrinsic(_loader(_GLOBAL))
+store = intrinsic(_storer(_GLOBAL))
+load_shared = intrinsic(_loader(_SHARED))
+store_shared = intrinsic(_storer(_SHARED))
+
+
+def _store_vector(builder: Any, address: Any, elements: list[Any], space: int, align: int) -> None:
+    if len(elements) > 4:  # There are no stores of more: two of 16 bits become one of 32.
+        word = ir.IntType(32)
+        halves = [builder.zext(element, word) for element in elements]
+        elements = [builder.or_(a, builder.shl(b, word(16))) for a, b in zip(halves[::2], halves[1::2], strict=True)]
+    kind = ir.VectorType(elements[0].type, len(elements))
+    vector: Any = ir.Constant(kind, ir.Undefined)
+    for k, element in enumerate(elements):
+        vector = builder.insert_element(vector, element, ir.Constant(ir.IntType(32), k))
+    builder.store(vector, _at(builder, address, kind, space), align=align)
+
+
+@intrinsic
+def store_quad(typingctx: Any, address: Any, quad: Any) -> Any:
+    """Write four elements next to each other at an address divisible by 16, or by 8 if they have 16 bits."""
+    size = quad.dtype.bitwidth // 8
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        elements = cgutils.unpack_tuple(builder, args[1])
+        if size < 8:
+            _store_vector(builder, args[0], elements, _GLOBAL, 4 * size)
+        else:  # The widest store has 16 bytes.
+            _store_vector(builder, args[0], elements[:2], _GLOBAL, 16)
+            _store_vector(builder, builder.add(args[0], args[0].type(16)), elements[2:], _GLOBAL, 16)
+        return context.get_dummy_value()
+
+    return types.void(address, quad), codegen
+
+
+@intrinsic
+def store_vector(typingctx: Any, address: Any, elements: Any) -> Any:
+    """Write elements next to each other, of at most 16 bytes, at an address that their size divides."""
+    size = elements.count * elements.dtype.bitwidth // 8
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        _store_vector(builder, args[0], cgutils.unpack_tuple(builder, args[1]), _GLOBAL, size)
+        return context.get_dummy_value()
+
+    return types.void(address, elements), codegen
+
+
+@intrinsic
+def store_shared_quad(typingctx: Any, address: Any, quad: Any) -> Any:
+    """Write four uint32 next to each other at an address of shared memory divisible by 16."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        _store_vector(builder, args[0], cgutils.unpack_tuple(builder, args[1]), _SHARED, 16)
+        return context.get_dummy_value()
+
+    return types.void(address, quad), codegen
+
+
+@intrinsic
+def load_shared_quad(typingctx: Any, address: Any) -> Any:
+    """Four uint32 next to each other at an address of shared memory divisible by 16."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        word = ir.IntType(32)
+        vector = builder.load(_at(builder, args[0], ir.VectorType(word, 4), _SHARED), align=16)
+        words = [builder.extract_element(vector, ir.Constant(word, k)) for k in range(4)]
+        return context.make_tuple(builder, signature.return_type, words)
+
+    return types.UniTuple(types.uint32, 4)(address), codegen
+
+
+@intrinsic(prefer_literal=True)
+def shared_memory(typingctx: Any, size: Any) -> Any:
+    """The address of `size` bytes, a literal, of the block's shared memory; each call in the program has its own."""
+    if not isinstance(size, types.IntegerLiteral):
+        return None
+    length = size.literal_value
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = ir.ArrayType(ir.IntType(8), length)
+        memory = cgutils.add_global_variable(builder.module, kind, builder.module.get_unique_name("shared"), _SHARED)
+        memory.linkage = "internal"
+        memory.initializer = ir.Constant(kind, ir.Undefined)
+        memory.align = 16
+        return builder.ptrtoint(memory, ir.IntType(64))
+
+    return types.int64(size), codegen
+
+
+@intrinsic
+def opaque(typingctx: Any, x: Any) -> Any:
+    """The uint32 `x`, hidden from the optimizer, which then recomputes what is made of it instead of keeping it."""
+    if x != types.uint32:
+        return None
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = ir.FunctionType(args[0].type, [args[0].type])
+        return builder.asm(kind, "mov.b32 $0, $1;", "=r,r", args, True)
+
+    return x(x), codegen
+
+
+def _instruction(ptx: str, result: Any, argument: Any) -> Any:
+    constraints = {types.float32: "f", types.uint16: "h"}
+
+    def emit(typingctx: Any, x: Any) -> Any:
+        if x != argument:
+            return None
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            kind = ir.FunctionType(context.get_value_type(result), [args[0].type])
+            return builder.asm(kind, f"{ptx} $0, $1;", f"={constraints[result]},{constraints[argument]}", args, False)
+
+        return result(argument), codegen
+
+    return intrinsic(emit)
+
+
+log2 = _instruction("lg2.approx.ftz.f32", types.float32, types.float32)
+square_root = _instruction("sqrt.approx.ftz.f32", types.float32, types.float32)
+cosine = _instruction("cos.approx.ftz.f32", types.float32, types.float32)
+sine = _instruction("sin.approx.ftz.f32", types.float32, types.float32)
+float16_bits = _instruction("cvt.rn.f16.f32", types.uint16, types.float32)
+float16_value = _instruction("cvt.f32.f16", types.float32, types.uint16)

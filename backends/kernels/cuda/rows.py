@@ -1,0 +1,360 @@
+"""The kernels where columns lie side by side in memory, or at any distance: ``csrc/cuda/rows.cuh``.
+
+A thread keeps its columns and goes down the dimensions, so that what the words owe to the columns alone is made once
+(and with shared noise everything is); what they owe to the dimension alone waits in shared memory, beside mu and sigma.
+"""
+
+from __future__ import annotations
+
+import functools
+from types import ModuleType
+
+import numpy as np
+
+from multisample.backends.element_types import SIZES
+from multisample.backends.kernels.compilation import Function, inline
+from multisample.backends.kernels.stream.words import row_part
+
+from .geometry import CHUNK, MOST_THREADS
+from .group import element, group_width, keys_of, memory_of, noise, offset_of, packing, places, scaled
+from .stores import MOST_STORED, aligned, paired, shifted, staged, strided
+
+__all__ = ["rows_kernel"]
+
+_WARP = np.uint32(32)
+# How often a loop down the rows is unrolled, by how they go to memory: half as often if groups are twice as wide.
+_UNROLL = {"kAligned": 8, "kShifted": 6, "kStaged": 4, "kStrided": 1}
+# At most so often where a row has little to do, or so much that registers run out.
+_UNROLL_SHARED, _UNROLL_FLOAT64 = 2, 1
+
+_NOT_STAGED = (np.int64(0), np.int32(0), np.int32(0), np.int32(0), np.int32(0), np.int32(0))
+
+
+@functools.cache
+def _going_down(
+    group: Function, put_row: Function, slot_size: int, way: str, dtype: str, shared: bool, antithetic: bool
+) -> Function:
+    """``go_down(slot, count, at, stride, own, state)`` draws and puts groups that are `stride` bytes apart in memory.
+
+    What ``group(slot, own)`` makes of what the thread has of its own and of `count` slots of a chunk, one after the
+    other from address `slot` on. The loop is unrolled, so that one row's loads and another's arithmetic overlap.
+    """
+    most = _UNROLL_FLOAT64 if dtype == "float64" else _UNROLL_SHARED if shared else max(_UNROLL.values())
+    unroll = max(min(most, _UNROLL[way]) // (2 if antithetic else 1), 1)
+
+    @inline
+    def draw_row(slot, at, stride, own, state):
+        put_row(at, group(slot, own), state)
+        return slot + slot_size, at + stride
+
+    @functools.cache
+    def several(rows: int) -> Function:
+        if rows == 1:
+            return draw_row
+        first, second = several(rows // 2), several(rows - rows // 2)
+
+        @inline
+        def draw_both(slot, at, stride, own, state):
+            slot, at = first(slot, at, stride, own, state)
+            return second(slot, at, stride, own, state)
+
+        return draw_both
+
+    draw_rows = several(unroll)
+
+    @inline
+    def go_down(slot, count, at, stride, own, state):
+        left = np.int32(count)
+        while left >= unroll:
+            slot, at = draw_rows(slot, at, stride, own, state)
+            left = np.int32(left - unroll)
+        while left > 0:
+            slot, at = draw_row(slot, at, stride, own, state)
+            left = np.int32(left - 1)
+
+    return go_down
+
+
+@functools.cache
+def _dimension(gpu: ModuleType, dtype: str) -> tuple[int, Function, Function]:
+    """What all threads of a block need of a dimension, in shared memory.
+
+    Its bytes; ``write(at, row_part, mu, sigma)``; and ``read(at)``, which gives the three.
+    """
+    one, words_of, number_of = packing(dtype)
+    two, end = 2 * one, 2 * one + 2
+    write_words, read_words = memory_of(gpu, one)
+    unused = (np.uint32(0),) * (4 * one - end)
+
+    @inline
+    def write(at, row, mu, sigma):
+        write_words(at, words_of(mu) + words_of(sigma) + row + unused)
+
+    @inline
+    def read(at):
+        w = read_words(at)
+        return w[two:end], number_of(w[:one]), number_of(w[one:two])
+
+    return 16 * one, write, read
+
+
+@functools.cache
+def _group(gpu: ModuleType, dtype: str, shared: bool, antithetic: bool, fast: bool) -> Function:
+    """What `_going_down` draws: of a dimension, in the columns that the thread has the noise of, beside the keys."""
+    _, _, read_dimension = _dimension(gpu, dtype)
+    (_, in_row), _ = noise(gpu, dtype, shared, fast)
+    elements = scaled(gpu, dtype, antithetic)
+
+    @inline
+    def group(slot, own):
+        row, mu, sigma = read_dimension(slot)
+        columns_noise, keys = own
+        return elements(mu, sigma, in_row(columns_noise, row, keys))
+
+    return group
+
+
+@inline
+def _inside(width, place, call, geometry):
+    """Which columns of the group are to be drawn, from the first to the last."""
+    row, group = place
+    column = width * group - geometry.skip
+    first = np.int32(geometry.skip) if column < 0 else np.int32(0)
+    last = np.int32(min(call.columns - column, width)) if column < call.columns else first
+    return first, last if row < geometry.rows_per_pass else first
+
+
+def _in_pairs(size: int, width: int) -> bool:
+    """Whether a thread has more than it can write at once."""
+    return width * size > MOST_STORED
+
+
+@functools.cache
+def _columns(gpu: ModuleType, size: int, width: int, way: str) -> Function:
+    """``columns_of(place, stages, call, geometry)``: which columns and rows are a thread's.
+
+    The offset from the first row's first column to what is put, in bytes; whether all columns are inside (if rows are
+    shifted, those of all threads of the warp); whether they are as `paired` has them; and of staged stores the address
+    of the warp's shared memory; where the warp's elements and the thread's begin in the pass; how many those of the
+    warp are; and which columns are inside.
+    """
+    thread_index, opaque, from_lane, all_of_warp = gpu.thread_index, gpu.opaque, gpu.from_lane, gpu.all_of_warp
+    is_shifted, is_paired, group_size = way == "kShifted", way == "kAligned" and _in_pairs(size, width), width * size
+
+    @inline
+    def columns_of(place, stages, call, geometry):
+        row, group = place
+        first, last = _inside(width, place, call, geometry)
+        offset = row * call.row_stride + (width * group - geometry.skip) * call.column_stride
+        whole = first == 0 and last == width
+        if is_shifted:
+            whole = all_of_warp(whole)
+        in_pairs = False
+        if is_paired:
+            lane = np.int32(thread_index() % _WARP)
+            apart = from_lane(offset, lane ^ 1) - offset
+            in_pairs = all_of_warp(whole and apart == (-group_size if lane % 2 != 0 else group_size))
+        return offset, whole, in_pairs, _NOT_STAGED
+
+    @inline
+    def staged_columns_of(place, stages, call, geometry):
+        row, group = place
+        first, last = _inside(width, place, call, geometry)
+        thread = opaque(thread_index())
+        rows, columns = np.int32(geometry.rows_per_pass), call.columns
+        # A row beyond the pass has no elements, and begins where they end.
+        begin = row * columns + (width * group - geometry.skip + first) if row < rows else rows * columns
+        run = from_lane(np.int32(begin), 0)
+        length = np.int32(from_lane(np.int32(begin + (last - first)), 31) - run)
+        offset = (run + np.int64(thread % _WARP)) * size
+        stage = stages + np.int64(thread // _WARP) * (32 * width * size)
+        return offset, False, False, (stage, run, np.int32(begin - run), length, first, last)
+
+    return staged_columns_of if way == "kStaged" else columns_of
+
+
+def _drawing(gpu: ModuleType, dtype: str, shared: bool, antithetic: bool, fast: bool, way: str) -> Function:
+    """``draw(own, columns, run, chunk, rows, out, call, geometry)``.
+
+    The rows of a `chunk`, an address in shared memory, of `rows` dimensions, of which `out` is the first in memory.
+    """
+    size, width = SIZES[dtype], group_width(antithetic)
+    element = {2: np.uint16, 4: np.float32, 8: np.float64}[size]
+    thread_index, (place_of, _) = gpu.thread_index, places(gpu)
+    group, (dimension_size, _, _) = _group(gpu, dtype, shared, antithetic, fast), _dimension(gpu, dtype)
+    from_lane, all_of_warp = gpu.from_lane, gpu.all_of_warp
+    is_aligned, is_shifted = way == "kAligned", way == "kShifted"
+    has_pairs = _in_pairs(size, width)
+    is_paired = is_aligned and has_pairs
+    # Shifted rows are aligned by so many elements.
+    alone = min(4, MOST_STORED // size)
+
+    def down(put_row: Function, way: str) -> Function:
+        return _going_down(group, put_row, dimension_size, way, dtype, shared, antithetic)
+
+    # Aligned rows are so by all that a thread writes at once, others by four elements.
+    put_aligned = aligned(gpu, size, width, 4 if is_shifted or has_pairs else width)
+    down_aligned, down_strided = down(put_aligned, "kAligned"), down(strided(gpu, width), "kStrided")
+    down_staged = down(staged(gpu, size, width, element), "kStaged")
+    down_paired = down(paired(gpu, size, width), "kAligned") if has_pairs else down_aligned
+    down_shifted_1, down_shifted_2, down_shifted_3 = (
+        down(shifted(gpu, size, width, min(shift, alone - 1)), "kShifted") for shift in (1, 2, 3)
+    )
+
+    @inline
+    def draw(own, columns, run, chunk, rows, out, call, geometry):
+        offset, whole, in_pairs, _ = columns
+        place = place_of(run, geometry)
+        row, step = place[0], np.int32(geometry.rows_per_pass)
+        count = rows
+        if step > 1:
+            count = np.int32((rows - row + step - 1) * geometry.one_by_rows >> 20) if row < rows else np.int32(0)
+        dimension = chunk + np.int32(row * geometry.pitch) * dimension_size
+        at, stride = out + offset, np.int64(geometry.row_step) * size
+        if is_paired:
+            # All threads of the warp together.
+            in_pairs = all_of_warp(in_pairs and count == from_lane(count, 0))
+        if is_paired and in_pairs:
+            down_paired(dimension, count, at, stride, own, 0)
+        elif is_aligned and whole:
+            down_aligned(dimension, count, at, stride, own, 0)
+        elif is_shifted and whole:
+            lane = thread_index() % _WARP
+            shift = np.int32(at & (alone * size - 1)) // np.int32(size)
+            end = at if lane == 0 else at + (width - shift) * size
+            ends = (lane == 0, lane == 31)
+            if shift == 0:
+                # All threads of the warp are side by side.
+                down_paired(dimension, count, at, stride, own, 0)
+            elif shift == 1 or alone == 2:
+                down_shifted_1(dimension, count, end, stride, own, ends)
+            elif shift == 2:
+                down_shifted_2(dimension, count, end, stride, own, ends)
+            else:
+                down_shifted_3(dimension, count, end, stride, own, ends)
+        else:
+            first, last = _inside(width, place, call, geometry)
+            if first < last:
+                down_strided(dimension, count, at, stride, own, (call.column_stride, first, last))
+
+    @inline
+    def draw_staged(own, columns, run, chunk, rows, out, call, geometry):
+        # All threads of a warp together. The last pass may not be full, and then ends within a warp.
+        offset, _, _, (stage, start, position, length, first, last) = columns
+        row, step = place_of(run, geometry)[0], np.int32(geometry.rows_per_pass)
+        if row >= step:
+            row = np.int32(0)
+        lane = np.int32(thread_index() % _WARP)
+        passes = np.int32(rows * geometry.one_by_rows >> 20)
+        more = np.int32(rows - passes * step)
+        pitch, stride = np.int32(geometry.pitch * dimension_size), np.int64(geometry.row_step) * size
+        at = out + offset
+        down_staged(chunk + row * pitch, passes, at, stride, own, (stage, lane, position, length, first, last))
+        if more > 0:
+            length = min(max(np.int32(more * call.columns - start), np.int32(0)), length)
+            dimension = chunk + (row if row < more else 0) * pitch + passes * dimension_size
+            at += passes * stride
+            down_staged(dimension, 1, at, stride, own, (stage, lane, position, length, first, last))
+
+    return draw_staged if way == "kStaged" else draw
+
+
+@functools.cache
+def _fetching(gpu: ModuleType, dtype: str) -> tuple[Function, Function]:
+    """The dimensions of a chunk, fetched by the threads of the block, one each.
+
+    ``dimension = fetched(begin, first_row, count, call, geometry)`` begins to load that of the chunk that begins at row
+    `begin` of a band of `count` rows. ``put(dimension, chunk, begin, first_row, count, call, geometry)`` puts it where
+    all threads of the block see it, after the next `synchronize_block`.
+    """
+    thread_index, opaque = gpu.thread_index, gpu.opaque
+    element_of, offset_of_call, (_, slot_of) = element(gpu, dtype), offset_of(gpu), places(gpu)
+    dimension_size, write_dimension, _ = _dimension(gpu, dtype)
+    zero = np.float64(0) if dtype == "float64" else np.float32(0)
+
+    @inline
+    def row_of(begin, first_row, count, geometry):
+        # Opaque: see `places`.
+        thread = opaque(thread_index())
+        k = np.uint32(begin + thread)
+        return thread < geometry.chunk and k < count, first_row + (np.int64(k) << geometry.interleave_log2)
+
+    @inline
+    def fetched(begin, first_row, count, call, geometry):
+        exists, row = row_of(begin, first_row, count, geometry)
+        if exists:
+            return element_of(call.mu, row), element_of(call.sigma, row)
+        return zero, zero
+
+    @inline
+    def put(dimension, chunk, begin, first_row, count, call, geometry):
+        exists, row = row_of(begin, first_row, count, geometry)
+        if exists:
+            mu, sigma = dimension
+            part = row_part(np.uint32(call.first_row.value + row), np.uint32(offset_of_call(call)), keys_of(call)[0])
+            write_dimension(chunk + np.int64(np.uint32(slot_of(geometry) * dimension_size)), part, mu, sigma)
+
+    return fetched, put
+
+
+def rows_kernel(gpu: ModuleType, dtype: str, shared: bool, antithetic: bool, fast: bool, way: str) -> Function:
+    """``kernel(call, geometry)``: see `multisample.backends.kernels.cuda.kernel.sample_kernel`."""
+    size, width = SIZES[dtype], group_width(antithetic)
+    block_index, shared_memory, synchronize_block = gpu.block_index, gpu.shared_memory, gpu.synchronize_block
+    (prepared, _), _ = noise(gpu, dtype, shared, fast)
+    place_of, _ = places(gpu)
+    columns_of = _columns(gpu, size, width, way)
+    draw = _drawing(gpu, dtype, shared, antithetic, fast, way)
+    fetched, put = _fetching(gpu, dtype)
+    chunk_size = CHUNK * _dimension(gpu, dtype)[0]
+    chunks_size, stages_size = 2 * chunk_size, width * MOST_THREADS * size if way == "kStaged" else 16
+
+    @inline
+    def own_of(place, call):
+        return prepared(np.uint32(call.first_column.value // width + place[1]), call), keys_of(call)
+
+    def kernel(call, geometry):
+        chunks, stages = shared_memory(chunks_size), shared_memory(stages_size)
+        # Row k of the band is first_row + (k << shift).
+        block = block_index()
+        band = np.uint32(block // geometry.blocks_per_band)
+        shift = geometry.interleave_log2
+        first_row = np.int64(band >> shift) * geometry.band_rows << shift
+        first_row += np.int64(band & ((1 << shift) - 1))
+        if first_row >= call.rows:
+            return
+        count = np.uint32(min(np.int64(geometry.band_rows), ((call.rows - first_row - 1) >> shift) + 1))
+        begin, chunk = np.uint32(0), np.uint32(0)
+        dimension = fetched(begin, first_row, count, call, geometry)
+
+        run = np.uint32(np.uint32(block - band * geometry.blocks_per_band) * geometry.steps)
+        last_run = np.uint32(run + geometry.steps - 1)
+        out = call.matrix + first_row * call.row_stride
+        place = place_of(run, geometry)
+        own = own_of(place, call)
+        columns = columns_of(place, stages, call, geometry)
+        put(dimension, chunks, begin, first_row, count, call, geometry)
+        synchronize_block()
+        while True:
+            rows = np.uint32(count - begin)
+            goes_on = rows > geometry.chunk
+            if goes_on:
+                rows = geometry.chunk
+                dimension = fetched(np.uint32(begin + rows), first_row, count, call, geometry)
+            draw(own, columns, run, chunks + np.int64(chunk), np.int32(rows), out, call, geometry)
+            if goes_on:
+                begin = np.uint32(begin + rows)
+                out += rows * (call.row_stride << shift)
+                chunk = np.uint32(chunk_size - chunk)
+                put(dimension, chunks + np.int64(chunk), begin, first_row, count, call, geometry)
+                synchronize_block()
+            elif run < last_run:
+                # Where there are more columns for the block, its dimensions are only one chunk.
+                run = np.uint32(run + 1)
+                place = place_of(run, geometry)
+                own = own_of(place, call)
+                columns = columns_of(place, stages, call, geometry)
+            else:
+                break
+
+    return kernel

@@ -1,0 +1,57 @@
+"""Rounding float32 to 16-bit formats with integer operations alone.
+
+Not every target has the conversion instructions (compute capability 7.5 has none for bfloat16, and LLVM calls a
+library that need not be there), so the bits are made here: one rounding, to nearest even, subnormals kept.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from .arithmetic import float_bits, from_float_bits
+
+__all__ = ["NARROWING", "to_bfloat16", "to_float16", "unchanged"]
+
+_SIGN = np.int32(-0x80000000)
+_MAGNITUDE = np.int32(0x7FFFFFFF)
+_INFINITY = np.int32(0x7F800000)
+
+
+@njit(forceinline=True)
+def unchanged(x):
+    """`x` itself: float32 and float64 results need no narrowing."""
+    return x
+
+
+@njit(forceinline=True)
+def to_bfloat16(x: np.float32) -> np.uint16:
+    """The bits of the bfloat16 nearest to `x`."""
+    bits = float_bits(x)
+    # Adding just under half a unit carries into the kept half exactly when the value rounds up.
+    rounded = np.int32(bits + np.int32(0x7FFF) + (np.int32(bits >> np.int32(16)) & np.int32(1)))
+    quiet_nan = np.int32(bits | np.int32(0x00400000))
+    chosen = quiet_nan if np.int32(bits & _MAGNITUDE) > _INFINITY else rounded
+    return np.uint16(np.uint32(chosen) >> np.uint32(16))
+
+
+@njit(forceinline=True)
+def to_float16(x: np.float32) -> np.uint16:
+    """The bits of the float16 nearest to `x`; from 65520 on that is infinity."""
+    bits = float_bits(x)
+    sign = np.int32(bits & _SIGN)
+    magnitude = np.int32(bits ^ sign)
+    # From 2^-14 on: rebias the exponent from 127 to 15 and round the lowest 13 bits away.
+    odd = np.int32(magnitude >> np.int32(13)) & np.int32(1)
+    normal = np.int32(magnitude - np.int32(112 << 23) + np.int32(0xFFF) + odd) >> np.int32(13)
+    # Below: adding 1/2 lets the float32 addition round at 2^-24, the spacing of float16's subnormals.
+    shifted = float_bits(from_float_bits(magnitude) + np.float32(0.5))
+    subnormal = np.int32(shifted - np.int32(0x3F000000))
+    overflow = np.int32(0x7E00) if magnitude > _INFINITY else np.int32(0x7C00)
+    half = subnormal if magnitude < np.int32(113 << 23) else normal
+    half = overflow if magnitude >= np.int32(0x477FF000) else half
+    return np.uint16(np.uint32(sign) >> np.uint32(16) | np.uint32(half))
+
+
+NARROWING = {"float16": to_float16, "bfloat16": to_bfloat16, "float32": unchanged, "float64": unchanged}
+"""From the computing type to an element of a matrix, by the name of its type."""

@@ -1,0 +1,82 @@
+"""Random words: a pure function of seed, offset and position, so that any part can be drawn anywhere.
+
+Philox4x32 with ten rounds (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3",
+SC'11, doi:10.1145/2063384.2063405), keyed and counted as STREAM.md says: counter (g, i, o0, o1) for columns 4 g to
+4 g + 3 of row i. A round mixes only two of the four words, so that much of the first three depends on the columns
+alone, or on the row alone; whoever draws many rows of the same columns makes either part once.
+
+A word below is a uint32, as a GPU likes it, or a uint64 whose upper half is not looked at: then the product of two
+words needs no widening, and LLVM can run one block of four words in each 64-bit vector lane of a CPU. All words of a
+call are of one type.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from .arithmetic import like, wide_product
+
+__all__ = ["column_part", "philox4x32_10", "row_part", "stream_key", "word", "words"]
+
+_MULTIPLIER_0, _MULTIPLIER_1 = 0xD2511F53, 0xCD9E8D57
+_WEYL_0, _WEYL_1 = np.uint32(0x9E3779B9), np.uint32(0xBB67AE85)
+# "multsamp": keeps us off the streams that other libraries draw from the same seed.
+_KEY_0 = np.uint64(0x6D756C74)
+_KEY_1 = np.uint64(0x73616D70)
+_SHIFT = np.uint64(32)
+
+
+@njit(forceinline=True)
+def word(x: np.uint64) -> np.uint64:
+    """The 32-bit word that `x` carries, its upper half cleared."""
+    return np.uint64(np.uint32(x))
+
+
+@njit(forceinline=True)
+def stream_key(seed: np.uint64) -> tuple[np.uint64, np.uint64]:
+    """Both key words of the stream that belongs to `seed`."""
+    return word(seed) ^ _KEY_0, (seed >> _SHIFT) ^ _KEY_1
+
+
+@njit(forceinline=True)
+def row_part(i, o0, k0):
+    """What rounds 1 and 2 make of the row alone: what goes into the third word of round 2, and its fourth word."""
+    high, _ = wide_product(o0, _MULTIPLIER_1)
+    return wide_product(like(high ^ i ^ k0, k0), _MULTIPLIER_0)
+
+
+@njit(forceinline=True)
+def column_part(g, o0, o1, k0, k1):
+    """What rounds 1 to 3 make of the columns alone.
+
+    What goes into the third word of round 2, and into the first and third of round 3; and the fourth of round 3.
+    """
+    high0, low0 = wide_product(g, _MULTIPLIER_0)
+    _, low1 = wide_product(o0, _MULTIPLIER_1)
+    high1, low2 = wide_product(like(high0 ^ o1 ^ k1, k0), _MULTIPLIER_1)
+    k0, k1 = like(k0 + _WEYL_0, k0), like(k1 + _WEYL_1, k0)
+    high2, low3 = wide_product(like(high1 ^ low1 ^ k0, k0), _MULTIPLIER_0)
+    k2, k3 = like(k0 + _WEYL_0, k0), like(k1 + _WEYL_1, k0)
+    return like(low0 ^ k1, k0), like(low2 ^ k2, k0), like(high2 ^ k3, k0), low3
+
+
+@njit(forceinline=True)
+def words(column, row, k0, k1):
+    """The four words of a `column_part` and a `row_part` under key ``(k0, k1)``."""
+    into_c2_of_round_2, into_c0_of_round_3, into_c2_of_round_3, c3 = column
+    high, c1 = wide_product(like(into_c2_of_round_2 ^ row[0], k0), _MULTIPLIER_1)
+    c0 = like(high ^ into_c0_of_round_3, k0)
+    c2 = like(into_c2_of_round_3 ^ row[1], k0)
+    for r in range(3, 10):
+        high0, low0 = wide_product(c0, _MULTIPLIER_0)
+        high1, low1 = wide_product(c2, _MULTIPLIER_1)
+        c0, c1 = like(high1 ^ c1 ^ like(k0 + np.uint32(r) * _WEYL_0, k0), k0), low1
+        c2, c3 = like(high0 ^ c3 ^ like(k1 + np.uint32(r) * _WEYL_1, k0), k0), low0
+    return c0, c1, c2, c3
+
+
+@njit(forceinline=True)
+def philox4x32_10(c0, c1, c2, c3, k0, k1):
+    """The four words of counter ``(c0, c1, c2, c3)`` under key ``(k0, k1)``."""
+    return words(column_part(c0, c2, c3, k0, k1), row_part(c1, c2, k0), k0, k1)

@@ -1,0 +1,1 @@
+"""Memory of other libraries, by address: NumPy arrays over host memory, and DLPack read and written."""

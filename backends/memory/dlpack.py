@@ -1,0 +1,209 @@
+"""DLPack, read and written without a library in between, where a library tells less of it than there is.
+
+NumPy knows no bfloat16, cuda.core passes over the byte offset, CuPy and PyTorch over the read-only flag, and Numba's
+arrays have no DLPack at all. The structures are those of dlpack.h, whose layout is part of the protocol.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+
+from multisample.backends.contract import DeviceArray
+from multisample.backends.element_types import MATRIX_TYPES
+from multisample.backends.system import cuda_driver
+
+__all__ = ["Exported", "Imported", "is_read_only", "numpy_dtype"]
+
+HOST = (1, 3)
+"""Device types of host memory: ordinary, and page-locked by CUDA."""
+CUDA = (2, 13)
+"""Device types of CUDA memory: ordinary, and managed."""
+
+_KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
+_READ_ONLY = 1
+_LEGACY_STREAM = 1
+_CAPSULES = (b"dltensor_versioned", b"dltensor")
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+class _Managed(ctypes.Structure):
+    _fields_ = (("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p))
+
+
+class _Versioned(ctypes.Structure):
+    _fields_ = (
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("context", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64),
+        ("tensor", _Tensor),
+    )
+
+
+_destructor = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+# Capsules as addresses: a destructor's is no longer an object to hold.
+_is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(("PyCapsule_IsValid", ctypes.pythonapi))
+_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+_new_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, _destructor)(
+    ("PyCapsule_New", ctypes.pythonapi)
+)
+
+
+def numpy_dtype(dtype: str) -> np.dtype[Any]:
+    """NumPy's object for a name; TypeError for bfloat16 without ml_dtypes."""
+    if dtype != "bfloat16":
+        return np.dtype(dtype)
+    try:
+        import ml_dtypes
+    except ImportError:
+        raise TypeError("dtype: NumPy has bfloat16 only with the package ml_dtypes: pip install ml_dtypes") from None
+    element: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+    return element
+
+
+def _exchange(array: Any, stream: int | None) -> tuple[Any, _Tensor, bool]:
+    """A capsule of `array`, what it tells, and whether the memory may only be read."""
+    options = {} if stream is None else {"stream": stream}
+    try:
+        capsule = array.__dlpack__(max_version=(1, 0), **options)
+    except TypeError:  # From before there were versions.
+        capsule = array.__dlpack__(**options)
+    for name in _CAPSULES:
+        if _is_valid(id(capsule), name):
+            break
+    else:
+        raise BufferError(f"{type(capsule).__name__} is no DLPack capsule, or one that was used")
+    address = _pointer(id(capsule), name)
+    if name == b"dltensor":
+        return capsule, _Managed.from_address(address).tensor, False
+    versioned = _Versioned.from_address(address)
+    if versioned.major > 1:
+        raise BufferError(f"DLPack {versioned.major}.{versioned.minor} is newer than 1")
+    return capsule, versioned.tensor, bool(versioned.flags & _READ_ONLY)
+
+
+def is_read_only(array: Any) -> bool:
+    """Whether `array` says that its memory may not be written to; those of DLPack before 1.0 cannot say."""
+    on_device = int(array.__dlpack_device__()[0]) in CUDA
+    return _exchange(array, -1 if on_device else None)[2]
+
+
+class Imported:
+    """Memory that DLPack tells of, as the array interfaces of NumPy and of CUDA tell of it.
+
+    Parameters
+    ----------
+    array : object with ``__dlpack__``
+    stream : int, optional
+        On which CUDA memory has to be ready, by DLPack's numbering: 1 is the legacy default stream.
+
+    Attributes
+    ----------
+    dtype : numpy.dtype
+        What the elements are; the interface has no name for bfloat16, and calls it an integer.
+    interface : dict
+        The array interface, of NumPy or of CUDA.
+    """
+
+    def __init__(self, array: Any, stream: int | None = None) -> None:
+        # Not marked as used, so that it frees what it has when it goes.
+        self._capsule, tensor, read_only = _exchange(array, stream)
+        kind = _KINDS.get(tensor.code)
+        if kind is None or tensor.lanes != 1:
+            raise TypeError(f"elements of DLPack type {tensor.code}, {tensor.bits} bits, {tensor.lanes} lanes")
+        self.dtype = numpy_dtype("bool" if kind == "bool" else f"{kind}{tensor.bits}")
+        size, axes = self.dtype.itemsize, range(tensor.ndim)
+        self.interface = {
+            "shape": tuple(tensor.shape[axis] for axis in axes),
+            "strides": tuple(tensor.strides[axis] * size for axis in axes) if tensor.strides else None,
+            "typestr": f"<u{size}" if kind == "bfloat" else self.dtype.str,
+            "data": ((tensor.data or 0) + tensor.byte_offset, read_only),
+            "version": 3,
+        }
+        if tensor.device_type in HOST:
+            self.__array_interface__ = self.interface
+        else:
+            self.__cuda_array_interface__ = self.interface
+
+
+# By the address of the structure, until whoever took it calls the deleter.
+_exported: dict[int, Any] = {}
+
+
+def _free(address: int, exported: dict[int, Any] = _exported) -> None:
+    exported.pop(address, None)
+
+
+_deleter = _destructor(_free)
+
+
+def _free_unused(capsule: int, is_valid: Any = _is_valid, pointer: Any = _pointer, free: Any = _free) -> None:
+    if is_valid(capsule, b"dltensor"):  # Otherwise somebody has taken it over.
+        free(pointer(capsule, b"dltensor"))
+
+
+_capsule_destructor = _destructor(_free_unused)
+# They may be called while the interpreter goes down, when modules are no more.
+for _callback in (_deleter, _capsule_destructor):
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(_callback))
+
+
+class Exported:
+    """Memory that `owner` holds, for others to take over by DLPack.
+
+    Parameters
+    ----------
+    raw : DeviceArray
+        Where the memory is and what is in it.
+    device : (int, int)
+        DLPack's device type and number.
+    stream : int
+        Whose work, up to the export, has to be over where CUDA memory is used; 0 for the legacy default stream.
+    owner : object
+        What is let go of when nobody uses the memory any more.
+    """
+
+    def __init__(self, raw: DeviceArray, device: tuple[int, int], stream: int, owner: Any) -> None:
+        self._raw, self._device, self._stream, self._owner = raw, device, stream, owner
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._device
+
+    def __dlpack__(self, *, stream: int | None = None, **options: Any) -> Any:
+        kind, number = self._device
+        if kind in CUDA and stream != -1:
+            cuda_driver.order(self._stream, _LEGACY_STREAM if stream is None else stream, number)
+        raw = self._raw
+        code, bits = MATRIX_TYPES[raw.dtype].dlpack, 8 * MATRIX_TYPES[raw.dtype].size
+        axes = ctypes.c_int64 * len(raw.shape)
+        shape, strides = axes(*raw.shape), axes(*(stride * 8 // bits for stride in raw.strides))
+        managed = _Managed(
+            tensor=_Tensor(
+                data=raw.pointer or None, device_type=kind, device_id=number, ndim=len(raw.shape), code=code, bits=bits,
+                lanes=1, shape=shape, strides=strides,
+            ),
+            deleter=ctypes.cast(_deleter, ctypes.c_void_p),
+        )  # fmt: skip
+        address = ctypes.addressof(managed)
+        _exported[address] = managed, shape, strides, self._owner
+        return _new_capsule(address, b"dltensor", _capsule_destructor)

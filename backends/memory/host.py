@@ -1,0 +1,52 @@
+"""NumPy arrays over the host memory of a draw, for backends and checks that work on arrays."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+
+from multisample.backends.contract import HostArray
+from multisample.backends.draw import Draw, Vector, Word
+from multisample.backends.element_types import MATRIX_TYPES, ElementType
+
+__all__ = ["array_at", "arrays_at", "value_at", "vectors_at"]
+
+
+def array_at(address: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> HostArray:
+    """An array over memory; strides in bytes."""
+    element = np.dtype(dtype)
+    steps = [stride * (length - 1) for stride, length in zip(strides, shape, strict=True)]
+    before = -sum(step for step in steps if step < 0)
+    size = before + sum(step for step in steps if step > 0) + element.itemsize
+    memory = (ctypes.c_char * size).from_address(address - before)
+    array: HostArray = np.ndarray(shape, element, memoryview(memory), before, strides)
+    return array
+
+
+def arrays_at(draw: Draw) -> tuple[HostArray, HostArray, HostArray]:
+    """`mu` and `sigma` in the computing type, and the matrix, shape (d, n)."""
+    shape, strides = (draw.rows, draw.columns), (draw.row_stride, draw.column_stride)
+    return *vectors_at(draw), array_at(draw.matrix, shape, strides, MATRIX_TYPES[ElementType(draw.type).name].stored)
+
+
+def vectors_at(draw: Draw) -> tuple[HostArray, HostArray]:
+    """`mu` and `sigma` in the computing type, shape (d,)."""
+    real = np.dtype(MATRIX_TYPES[ElementType(draw.type).name].computing)
+    with np.errstate(over="ignore"):
+        mu, sigma = (_vector(vector, draw.rows).astype(real, copy=False) for vector in (draw.mu, draw.sigma))
+    return mu, sigma
+
+
+def _vector(vector: Vector, d: int) -> HostArray:
+    if vector.type == ElementType.number:
+        return np.full(d, vector.number)
+    dtype = ElementType(vector.type).name
+    matrix_type = MATRIX_TYPES.get(dtype)
+    array = array_at(vector.data, (d,), (vector.stride,), matrix_type.stored if matrix_type else dtype)
+    return matrix_type.widen(array) if matrix_type and matrix_type.widen else array
+
+
+def value_at(word: Word) -> int:
+    """The number of a word by value or in host memory."""
+    return ctypes.c_uint64.from_address(word.at).value if word.at else word.value

@@ -1,0 +1,60 @@
+// Elements of any type at any address, to and from the computing type.
+#pragma once
+
+#include "draw.h"
+
+namespace multisample {
+namespace cpu {
+
+MULTISAMPLE_FUNCTION u64 min(u64 a, u64 b) { return a < b ? a : b; }
+MULTISAMPLE_FUNCTION u64 ceil_div(u64 a, u64 b) { return (a + b - 1) / b; }
+
+// An element of memory at any address.
+template <class T>
+struct __attribute__((packed, may_alias)) Unaligned {
+  T x;
+};
+
+template <class T>
+MULTISAMPLE_FUNCTION T load(const char* at) {
+  return reinterpret_cast<const Unaligned<T>*>(at)->x;
+}
+
+template <class Real, class T>
+MULTISAMPLE_FUNCTION Real converted(T x) {
+  return static_cast<Real>(x);
+}
+template <class Real>
+MULTISAMPLE_FUNCTION Real converted(float16 x) {
+  return widen(x);
+}
+template <class Real>
+MULTISAMPLE_FUNCTION Real converted(bfloat16 x) {
+  return widen(x);
+}
+
+template <class T, class Real>
+inline void read_as(const Vector& from, u64 first, u64 count, Real* to) {
+  const char* at = static_cast<const char*>(from.data) + static_cast<i64>(first) * from.stride;
+  for (u64 k = 0; k < count; ++k) to[k] = converted<Real>(load<T>(at + static_cast<i64>(k) * from.stride));
+}
+
+// Elements of mu or sigma, rounded to the computing type.
+template <class Real>
+inline void read(const Vector& from, u64 first, u64 count, Real* to) {
+  switch (from.type) {
+    case kNumber:
+      for (u64 k = 0; k < count; ++k) to[k] = static_cast<Real>(from.number);
+      break;
+#define MULTISAMPLE_ROW(name, type, size, numpy, torch) \
+  case k##name: read_as<type>(from, first, count, to); break;
+#define MULTISAMPLE_LAST(name, type, size, numpy, torch) \
+  default: read_as<type>(from, first, count, to);
+      MULTISAMPLE_ELEMENT_TYPES(MULTISAMPLE_ROW, MULTISAMPLE_LAST)
+#undef MULTISAMPLE_ROW
+#undef MULTISAMPLE_LAST
+  }
+}
+
+}  // namespace cpu
+}  // namespace multisample

@@ -1,0 +1,298 @@
+// The gradient on the CPU: grad_mu[i] = sum_j grad[i, j] and grad_sigma[i] = sum_j grad[i, j] z[i, j].
+//
+// The noise is drawn again, a window at a time, to a buffer that a cache holds, and laid out there as grad is. A row is
+// cut into pieces of a fixed length; sums are made in an order that the shape and the layout of grad alone decide, so
+// that any number of threads gives the same bits. Float32 sums have at most 16 terms before they go on in float64.
+#pragma once
+
+#include "cpu/kernel.h"
+
+namespace multisample {
+namespace cpu {
+
+// Columns of a piece.
+constexpr u64 kPiece = 4096;
+// Sums side by side, and terms of a sum in the computing type.
+constexpr u64 kSums = 16, kChain = 16;
+static_assert(kPiece % (kSums * kChain) == 0, "");
+
+template <class Real, u64 count>
+struct VectorOf {
+  typedef Real Type __attribute__((vector_size(count * sizeof(Real))));
+};
+
+// The two gradients of a row, or what a part of it contributes to them.
+struct Gradients {
+  double mu, sigma;
+};
+
+template <u64 count>
+MULTISAMPLE_FUNCTION double added_up(const typename VectorOf<double, count>::Type& x) {
+  if constexpr (count == 1) {
+    return x[0];
+  } else {
+    typename VectorOf<double, count / 2>::Type halves[2];
+    std::memcpy(halves, &x, sizeof x);
+    return added_up<count / 2>(halves[0] + halves[1]);
+  }
+}
+
+template <class Real>
+struct Sums {
+  using Vector = typename VectorOf<Real, kSums>::Type;
+  Vector mu{}, sigma{};
+
+  // Of that many elements, in the computing type.
+  MULTISAMPLE_FUNCTION void add(const Vector& grad, const Vector& noise) {
+    mu += grad;
+    sigma += grad * noise;
+  }
+
+  // Chains that have come to their end.
+  template <class Narrow>
+  MULTISAMPLE_FUNCTION void add(const Sums<Narrow>& part) {
+    mu += __builtin_convertvector(part.mu, Vector);
+    sigma += __builtin_convertvector(part.sigma, Vector);
+  }
+};
+
+// Elements that lie side by side, in the computing type.
+template <class T, class Real>
+MULTISAMPLE_FUNCTION typename Sums<Real>::Vector elements(const char* at) {
+  alignas(64) Real x[kSums];
+  for (u64 k = 0; k < kSums; ++k) x[k] = converted<Real>(load<T>(at + k * sizeof(T)));
+  typename Sums<Real>::Vector vector;
+  std::memcpy(&vector, x, sizeof x);
+  return vector;
+}
+
+// The same of fewer, and then zeros.
+template <class T, class Real>
+MULTISAMPLE_FUNCTION typename Sums<Real>::Vector elements(const char* at, u64 count) {
+  alignas(64) Real x[kSums] = {};
+  for (u64 k = 0; k < count; ++k) x[k] = converted<Real>(load<T>(at + k * sizeof(T)));
+  typename Sums<Real>::Vector vector;
+  std::memcpy(&vector, x, sizeof x);
+  return vector;
+}
+
+// How far the first column is in its block. A position is a column and that, so that windows end where blocks do.
+inline u64 skipped(const Draw& call) { return call.first_column.value % (call.antithetic ? 8 : 4); }
+
+inline u64 pieces(const Draw& call) { return ceil_div(skipped(call) + call.columns, kPiece); }
+
+template <class G, class Real>
+class Summation {
+ public:
+  // Rows that are summed at once, at most.
+  static constexpr u64 kRows = 4096;
+
+  explicit Summation(const Draw& call)
+      : call_(call),
+        skip_(skipped(call)),
+        down_(call.row_stride == sizeof(G) && call.column_stride != sizeof(G) && call.rows >= kSums) {}
+
+  // Gives `put` the gradients of rows [first_row, last_row) from position `first` to `last`, all of one piece.
+  template <class Put>
+  void sum(u64 first_row, u64 last_row, u64 first, u64 last, Put put) {
+    // Those of a window. Rows have in common what their columns take.
+    u64 width = kPiece, height = kRows;
+    if (!call_.common_noise) {
+      width = down_ ? kNoise / min(last_row - first_row, kNoise / kChain) / kChain * kChain : kNoise / kLeastRows;
+      height = min(kRows, kNoise / min(width, last - first));
+    }
+    // Memory likes to be read in long runs: along the rows, or where they lie side by side down as many as there is
+    // room for.
+    const u64 band = down_ ? kRows : height;
+    for (u64 top = first_row, rows; top < last_row; top += rows) {
+      rows = min(band, last_row - top);
+      std::memset(&totals_, 0, sizeof totals_);
+      for (u64 begin = first, end; begin < last; begin = end) {
+        end = min(begin / width * width + width, last);
+        for (u64 row = 0; row < rows; row += height) {
+          const Window window{top + row, min(top + row + height, top + rows), begin, end};
+          if (row == 0 || !call_.common_noise) draw(window);
+          down_ ? add_down(window, row) : add_along(window, row);
+        }
+      }
+      for (u64 k = 0; k < rows; ++k) put(top + k, Gradients{totals_.mu[k], totals_.sigma[k]});
+    }
+  }
+
+ private:
+  // Elements of a window, of which there are so many rows at least.
+  static constexpr u64 kNoise = 65536 / sizeof(Real), kLeastRows = 8;
+
+  // The window's columns are positions.
+  void draw(const Window& window) {
+    const u64 rows = call_.common_noise ? 1 : window.rows(), columns = window.columns();
+    Draw sample{};
+    sample.sigma.number = 1;
+    sample.matrix = noise_;
+    sample.row_stride = static_cast<i64>(down_ ? sizeof(Real) : columns * sizeof(Real));
+    sample.column_stride = static_cast<i64>(down_ ? rows * sizeof(Real) : sizeof(Real));
+    sample.rows = rows;
+    sample.columns = columns;
+    sample.first_row.value = call_.first_row.value + window.first_row;
+    sample.first_column.value = call_.first_column.value + window.first_column - skip_;
+    sample.seed = call_.seed;
+    sample.offset = call_.offset;
+    sample.type = sizeof(Real) == 8 ? kFloat64 : kFloat32;
+    sample.common_noise = call_.common_noise;
+    sample.antithetic = call_.antithetic;
+    draw_window(sample, 0, rows, 0, columns);
+  }
+
+  // Adds it to the totals from `first_total` on.
+  void add_along(const Window& window, u64 first_total) {
+    const u64 columns = window.columns();
+    for (u64 r = 0; r < window.rows(); ++r) {
+      const Real* const noise = noise_ + (call_.common_noise ? 0 : r * columns);
+      const char* const grad = run(address(window.first_row + r, window.first_column), columns);
+      Sums<double> total;
+      for (u64 chain = 0; chain < columns; chain += kSums * kChain) {
+        const u64 last = min(chain + kSums * kChain, columns);
+        Sums<Real> part;
+        u64 k = chain;
+        for (; k + kSums <= last; k += kSums) {
+          // Of the next row: a processor on its own waits for memory where each begins.
+          __builtin_prefetch(grad + k * sizeof(G) + call_.row_stride);
+          part.add(elements<G, Real>(grad + k * sizeof(G)), elements<Real, Real>(at(noise + k)));
+        }
+        if (k < last) {
+          part.add(elements<G, Real>(grad + k * sizeof(G), last - k), elements<Real, Real>(at(noise + k), last - k));
+        }
+        total.add(part);
+      }
+      totals_.mu[first_total + r] += added_up<kSums>(total.mu);
+      totals_.sigma[first_total + r] += added_up<kSums>(total.sigma);
+    }
+  }
+
+  // With vectors that run down the rows.
+  void add_down(const Window& window, u64 first_total) {
+    const u64 rows = window.rows(), begin = window.first_column;
+    for (u64 chain = begin, last; chain < window.last_column; chain = last) {
+      last = min(chain / kChain * kChain + kChain, window.last_column);
+      // What `read` says of the elements from an address on.
+      const auto add = [&](u64 r, u64 count, auto read) {
+        Sums<Real> part;
+        for (u64 p = chain; p < last; ++p) {
+          const auto grad = read(G{}, address(window.first_row + r, p));
+          if (call_.common_noise) {
+            part.add(grad, typename Sums<Real>::Vector{} + noise_[p - begin]);
+          } else {
+            part.add(grad, read(Real{}, at(noise_ + (p - begin) * rows + r)));
+          }
+        }
+        for (u64 k = 0; k < count; ++k) {
+          totals_.mu[first_total + r + k] += static_cast<double>(part.mu[k]);
+          totals_.sigma[first_total + r + k] += static_cast<double>(part.sigma[k]);
+        }
+      };
+      u64 r = 0;
+      for (; r + kSums <= rows; r += kSums) {
+        add(r, kSums, [](auto type, const char* at) { return elements<decltype(type), Real>(at); });
+      }
+      if (r < rows) {
+        add(r, rows - r, [&](auto type, const char* at) { return elements<decltype(type), Real>(at, rows - r); });
+      }
+    }
+  }
+
+  static const char* at(const Real* noise) { return reinterpret_cast<const char*>(noise); }
+
+  const char* address(u64 row, u64 position) const {
+    return static_cast<const char*>(call_.matrix) + static_cast<i64>(row) * call_.row_stride +
+           static_cast<i64>(position - skip_) * call_.column_stride;
+  }
+
+  // Elements of a row side by side, if need be in a copy.
+  const char* run(const char* first, u64 columns) {
+    if (call_.column_stride == sizeof(G)) return first;
+    for (u64 c = 0; c < columns; ++c) copy_[c] = load<G>(first + static_cast<i64>(c) * call_.column_stride);
+    return reinterpret_cast<const char*>(copy_);
+  }
+
+  const Draw& call_;
+  const u64 skip_;
+  const bool down_;
+  struct {
+    alignas(64) double mu[kRows], sigma[kRows];
+  } totals_;
+  alignas(64) Real noise_[kNoise];
+  G copy_[kPiece];
+};
+
+}  // namespace cpu
+
+// How a gradient is made in parts, in any order and on any threads: those are only what decides how many rows a part
+// has.
+class GradientParts {
+ public:
+  GradientParts(const Draw& call, u64 threads) : call_(call), pieces_(cpu::pieces(call)) {
+    const u64 least = kLeastPart / cpu::min(call.columns, cpu::kPiece);
+    const u64 even = cpu::ceil_div(call.rows * pieces_, 4 * threads);
+    rows_ = cpu::min(even < least ? least : even, kMostRows);
+    if (rows_ < kLeastRows) rows_ = kLeastRows;
+  }
+
+  u64 count() const { return pieces_ * cpu::ceil_div(call_.rows, rows_); }
+  // Of memory that `sum` and `finish` share.
+  u64 partial_sums() const { return pieces_ == 1 ? 0 : pieces_ * call_.rows; }
+
+  void sum(u64 k, cpu::Gradients* partial_sums) const {
+    with_matrix_type(call_.type, [&](auto type) {
+      using G = typename decltype(type)::Type;
+      sum_as<G, typename Computing<G>::Type>(k, partial_sums);
+    });
+  }
+
+  // When all parts are there.
+  void finish(const cpu::Gradients* partial_sums) const {
+    if (pieces_ == 1) return;
+    for (u64 row = 0; row < call_.rows; ++row) {
+      cpu::Gradients total{};
+      for (u64 piece = 0; piece < pieces_; ++piece) {
+        total.mu += partial_sums[row * pieces_ + piece].mu;
+        total.sigma += partial_sums[row * pieces_ + piece].sigma;
+      }
+      put(row, total);
+    }
+  }
+
+ private:
+  // Elements of a part: enough to hide the cost of handing it out. Rows: enough to have much in common.
+  static constexpr u64 kLeastPart = 1 << 16, kLeastRows = 64, kMostRows = 4096;
+
+  template <class G, class Real>
+  __attribute__((noinline)) void sum_as(u64 k, cpu::Gradients* partial_sums) const {
+    const cpu::DefaultFloatingPoint guard;
+    const u64 piece = k % pieces_, row = k / pieces_ * rows_, skip = cpu::skipped(call_);
+    const u64 first = piece == 0 ? skip : piece * cpu::kPiece;
+    const u64 last = cpu::min((piece + 1) * cpu::kPiece, skip + call_.columns);
+    cpu::Summation<G, Real> summation(call_);
+    summation.sum(row, cpu::min(row + rows_, call_.rows), first, last, [&](u64 r, const cpu::Gradients& gradients) {
+      if (pieces_ == 1) {
+        put(r, gradients);
+      } else {
+        partial_sums[r * pieces_ + piece] = gradients;
+      }
+    });
+  }
+
+  void put(u64 row, const cpu::Gradients& gradients) const {
+    if (call_.type == kFloat64) {
+      static_cast<double*>(call_.mu.data)[row] = gradients.mu;
+      static_cast<double*>(call_.sigma.data)[row] = gradients.sigma;
+    } else {
+      static_cast<float*>(call_.mu.data)[row] = to_float(gradients.mu);
+      static_cast<float*>(call_.sigma.data)[row] = to_float(gradients.sigma);
+    }
+  }
+
+  const Draw& call_;
+  u64 pieces_, rows_;
+};
+
+}  // namespace multisample

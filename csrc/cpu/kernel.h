@@ -1,0 +1,325 @@
+// The kernel for the CPU: draws any window of a call on one thread, x[i, j] = mu[i] + sigma[i] z[i, j].
+//
+// Compilers make full vectors of a loop over an array and of little else. So the work goes by the tile, some columns of
+// a row or of several short ones: the words of a tile are made in one loop, on vectors spelled out because compilers
+// miss the instruction that multiplies words; normals are made of them in another, and go straight to memory where they
+// lie side by side. Tiles below each other have the same columns: what the words owe to those is made once. Where rows
+// are what lies side by side, as in a transposed result, a tile is blocks of many rows, and a vector runs down them; it
+// writes to many places in turn, more than the processor foresees, which is why it is told of them in advance.
+#pragma once
+
+#include <cfenv>
+#include <limits>
+
+#include "cpu/stores.h"
+#include "cpu/tile.h"
+
+namespace multisample {
+namespace cpu {
+
+// Part of the stream and where it goes.
+struct Window {
+  u64 first_row, last_row, first_column, last_column;
+
+  u64 rows() const { return last_row - first_row; }
+  u64 columns() const { return last_column - first_column; }
+};
+
+inline char* address(const Draw& call, u64 row, u64 column) {
+  return static_cast<char*>(call.matrix) + static_cast<i64>(row) * call.row_stride +
+         static_cast<i64>(column) * call.column_stride;
+}
+
+// Columns that a block of four normals serves.
+inline u64 block_columns(const Draw& call) { return call.antithetic ? 8 : 4; }
+
+// Whether so many rows of the call are to be drawn with vectors that run down them: they lie side by side.
+inline bool runs_down(const Draw& call, u64 rows) { return call.row_stride == element_size(call.type) && rows > 1; }
+
+// The blocks of which a window has columns.
+struct Blocks {
+  u64 columns, skip, first, count;  // `skip` columns of the first are not the window's
+
+  // Columns of the window, and how far in their blocks they begin.
+  struct Run {
+    u64 start, count, shift;
+  };
+
+  Blocks(const Draw& call, const Window& window) : columns(block_columns(call)), window_columns_(window.columns()) {
+    const u64 column = call.first_column.value + window.first_column;
+    first = column / columns;
+    skip = column % columns;
+    count = ceil_div(skip + window_columns_, columns);
+  }
+
+  // Those of the `n` blocks from the window's block `k` on.
+  Run run(u64 k, u64 n) const {
+    const u64 start = k == 0 ? 0 : columns * k - skip;
+    return {start, min(window_columns_, columns * (k + n) - skip) - start, k == 0 ? skip : 0};
+  }
+
+ private:
+  u64 window_columns_;
+};
+
+template <class Out, class Real, bool kMirrored>
+__attribute__((noinline)) void draw_independent(const Draw& call, const Window& window) {
+  constexpr u64 kBlocks = Tile<Real>::kBlocks;
+  Tile<Real> tile(call);
+  alignas(64) Real noise[8 * kBlocks];
+  Real mu[kBlocks], sigma[kBlocks];
+  const Blocks blocks(call, window);
+  const u64 tile_rows = blocks.count > kBlocks ? 1 : min(kBlocks / blocks.count, window.rows());
+  // Long rows are divided evenly.
+  const u64 tiles = ceil_div(blocks.count, kBlocks);
+  const u64 width = tiles == 1 ? blocks.count : Tile<Real>::rounded_up(ceil_div(blocks.count, tiles));
+  for (u64 t = 0; t < blocks.count; t += width) {
+    const u64 part = min(width, blocks.count - t), pitch = blocks.columns * part;
+    const Blocks::Run run = blocks.run(t, part);
+    const bool direct =
+        call.column_stride == sizeof(Out) && Tile<Real>::template is_long<kMirrored>(run.shift, run.count);
+    tile.set_columns(blocks.first + t, part, tile_rows);
+    for (u64 r = window.first_row; r < window.last_row; r += tile_rows) {
+      const u64 rows = min(tile_rows, window.last_row - r);
+      read(call.mu, r, rows, mu);
+      read(call.sigma, r, rows, sigma);
+      tile.draw_words(call.first_row.value + r, part, rows);
+      char* at = address(call, r, window.first_column + run.start);
+      u64 place = run.shift;
+      if (direct) {
+        for (u64 k = 0; k < rows; ++k, at += call.row_stride, place += pitch) {
+          tile.template draw_run<Out, kMirrored>(place, run.count, at, mu[k], sigma[k]);
+        }
+      } else {
+        tile.template make_noise<kMirrored>(part * rows, noise);
+        for (u64 k = 0; k < rows; ++k, at += call.row_stride, place += pitch) {
+          scale_run<Out>(noise + place, run.count, at, call.column_stride, mu[k], sigma[k]);
+        }
+      }
+    }
+  }
+}
+
+// How many of `left` to take at once: `most`, or less, so that the last are not few.
+inline u64 share(u64 left, u64 most) { return left <= most ? left : min(most, ceil_div(left, 2)); }
+
+// Some rows of a window, which lie side by side, with independent noise.
+template <class Out, class Real, bool kMirrored>
+class Strip {
+ public:
+  using Down = TileDown<Real>;
+  static constexpr u64 kBlocks = Down::kBlocks, kColumns = 2 * Down::template kColumns<kMirrored>;
+  // Memory likes to be written in long runs: of many tiles, of which the second-level cache holds what they share.
+  static constexpr u64 kMostRows = 16 * kBlocks;
+
+  Strip(const Draw& call, const Window& window) : call_(call), window_(window), blocks_(call, window), tile_(call) {}
+
+  u64 blocks() const { return blocks_.count; }
+
+  // At most kMostRows. Where they are `early`, nothing has been drawn in columns that follow, and few rows may leave
+  // wrong values there.
+  void set_rows(u64 first, u64 count, bool early) {
+    first_ = first;
+    rows_ = count;
+    early_ = early;
+    tile_blocks_ = count < kBlocks ? min(kBlocks / count, blocks_.count) : 1;
+    read(call_.mu, first, count, mu_);
+    read(call_.sigma, first, count, sigma_);
+    // For every place of a tile, and to fill the last vector.
+    for (u64 k = count; k < tile_blocks_ * count + Down::kPlaces; ++k) {
+      mu_[k] = mu_[k - count];
+      sigma_[k] = sigma_[k - count];
+    }
+    if (tile_blocks_ > 1) tile_.set_rows(call_.first_row.value + first, count, tile_blocks_ * count);
+  }
+
+  // Blocks of the window, in turn. So many blocks `ahead` is where the next ones go, or if it is 0, after the last one.
+  void draw(u64 begin, u64 end, u64 ahead) {
+    for (u64 t = begin, part; t < end; t += part) {
+      part = min(tile_blocks_, end - t);
+      for (u64 r = 0, rows; r < rows_; r += rows) {
+        rows = share(rows_ - r, kBlocks);
+        if (tile_blocks_ > 1) {
+          tile_.draw_words(blocks_.first + t, part * rows);
+        } else {
+          tile_.draw_words_of_one(blocks_.first + t, call_.first_row.value + first_ + r, rows);
+        }
+        put(t, part, r, rows, ahead);
+      }
+    }
+  }
+
+ private:
+  // The words of some blocks and rows to memory.
+  void put(u64 t, u64 part, u64 r, u64 rows, u64 ahead) {
+    const Blocks::Run run = blocks_.run(t, part);
+    const u64 column = window_.first_column + run.start, bytes = rows * sizeof(Out);
+    const i64 stride = call_.column_stride;
+    char* at = address(call_, first_ + r, column);
+    const char* next = at + static_cast<i64>(ahead * kColumns) * stride;
+    if (ahead == 0) next = r + rows < rows_ ? at + bytes : address(call_, first_, column + run.count);
+    if (rows >= Down::kPlaces && run.count == kColumns * part) {
+      tile_.set_runs(rows, part, static_cast<i64>(kColumns) * stride, sizeof(Out));
+      tile_.template draw_runs<Out, kMirrored>(at, stride, {next, 1, stride}, mu_ + r, sigma_ + r);
+      return;
+    }
+    // Short rows share vectors, and not every column may be the window's: to memory in a second step.
+    constexpr u64 kPitch = kBlocks * sizeof(Out);
+    tile_.set_runs(Down::whole_vectors(part * rows), 1, 0, sizeof(Out));
+    if (stride != static_cast<i64>(bytes)) next = columns_;
+    tile_.template draw_runs<Out, kMirrored>(columns_, kPitch, {next, kColumns, Down::kPlaces * sizeof(Out)}, mu_ + r,
+                                             sigma_ + r);
+    const u64 spare = window_.columns() - run.start - run.count;
+    const bool close = early_ && stride == static_cast<i64>(window_.rows() * sizeof(Out));
+    copy_columns<kColumns, kPitch>(columns_, bytes, run.shift, run.count, spare, at, stride, close);
+  }
+
+  const Draw& call_;
+  const Window& window_;
+  const Blocks blocks_;
+  u64 first_ = 0, rows_ = 0, tile_blocks_ = 0;
+  bool early_ = false;
+  Down tile_;
+  Real mu_[kMostRows + Down::kPlaces], sigma_[kMostRows + Down::kPlaces];
+  alignas(64) char columns_[kColumns * kBlocks * sizeof(Out) + 64];
+};
+
+// Independent noise where rows lie side by side.
+template <class Out, class Real, bool kMirrored>
+__attribute__((noinline)) void draw_down(const Draw& call, const Window& window) {
+  using Rows = Strip<Out, Real, kMirrored>;
+  Rows filling(call, window), others(call, window);
+  for (u64 top = window.first_row, rows; top < window.last_row; top += rows) {
+    rows = share(window.last_row - top, Rows::kMostRows);
+    const u64 most = Rows::Down::filling(rows), blocks = filling.blocks();
+    const bool both = most > 0 && most < rows, all = rows == window.rows();
+    if (most > 0) filling.set_rows(top, most, all && !both);
+    if (most < rows) others.set_rows(top + most, rows - most, all);
+    // Both in turn, the others first, for as many blocks as a first-level cache has room for.
+    const u64 some = both ? 16384 / (Rows::kColumns * rows * sizeof(Out)) + 1 : blocks;
+    for (u64 b = 0; b < blocks; b += some) {
+      const u64 end = min(b + some, blocks), ahead = both ? some : 0;
+      if (most < rows) others.draw(b, end, ahead);
+      if (most > 0) filling.draw(b, end, ahead);
+    }
+  }
+}
+
+// One row of noise for all rows of the window.
+template <class Out, class Real, bool kMirrored>
+__attribute__((noinline)) void draw_shared(const Draw& call, const Window& window) {
+  constexpr u64 kBlocks = Tile<Real>::kBlocks, kBatch = 64 * kBlocks;
+  // Memory likes to be written in long runs, and the second-level cache still has room.
+  constexpr u64 kNoise = 64 * kBlocks;
+  Tile<Real> tile(call);
+  alignas(64) Real noise[kNoise];
+  Real mu[kBatch], sigma[kBatch];
+  const Blocks blocks(call, window);
+  const bool down = runs_down(call, window.rows());
+  const u64 width = kNoise / blocks.columns;
+  for (u64 t = 0; t < blocks.count; t += width) {
+    const u64 last = min(t + width, blocks.count);
+    for (u64 b = t; b < last; b += kBlocks) {
+      const u64 part = min(kBlocks, last - b);
+      tile.set_columns(blocks.first + b, part, 1);
+      tile.draw_words(0, part, 1);
+      tile.template make_noise<kMirrored>(part, noise + blocks.columns * (b - t));
+    }
+    const Blocks::Run run = blocks.run(t, last - t);
+    const Real* z = noise + run.shift;
+    for (u64 r = window.first_row; r < window.last_row; r += kBatch) {
+      const u64 rows = min(kBatch, window.last_row - r);
+      read(call.mu, r, rows, mu);
+      read(call.sigma, r, rows, sigma);
+      char* at = address(call, r, window.first_column + run.start);
+      if (down) {
+        for (u64 k = rows; k < 32; ++k) mu[k] = sigma[k] = 0;
+        scale_columns<Out>(z, run.count, at, call.column_stride, rows, mu, sigma);
+      } else {
+        for (u64 k = 0; k < rows; ++k, at += call.row_stride) {
+          scale_run<Out>(z, run.count, at, call.column_stride, mu[k], sigma[k]);
+        }
+      }
+    }
+  }
+}
+
+template <class Out, class Real, bool kMirrored>
+void draw(const Draw& call, const Window& window) {
+  if (call.common_noise) {
+    draw_shared<Out, Real, kMirrored>(call, window);
+  } else if (runs_down(call, window.rows())) {
+    draw_down<Out, Real, kMirrored>(call, window);
+  } else {
+    draw_independent<Out, Real, kMirrored>(call, window);
+  }
+}
+
+template <class Out, class Real>
+void draw(const Draw& call, const Window& window) {
+  if (call.antithetic) {
+    draw<Out, Real, true>(call, window);
+  } else {
+    draw<Out, Real, false>(call, window);
+  }
+}
+
+// IEEE 754's own rounding and subnormals, whatever the thread has set (torch.set_flush_denormal sets it for one).
+class DefaultFloatingPoint {
+ public:
+  DefaultFloatingPoint() {
+    std::fegetenv(&saved_);
+    std::fesetenv(FE_DFL_ENV);
+  }
+  ~DefaultFloatingPoint() { std::fesetenv(&saved_); }
+  DefaultFloatingPoint(const DefaultFloatingPoint&) = delete;
+  DefaultFloatingPoint& operator=(const DefaultFloatingPoint&) = delete;
+
+ private:
+  std::fenv_t saved_;
+};
+
+}  // namespace cpu
+
+// Rows [first_row, last_row) and columns [first_column, last_column) of what the call describes, at least one of each.
+// Everything it names is in host memory, at any address and stride; words come by value.
+inline void draw_window(const Draw& call, u64 first_row, u64 last_row, u64 first_column, u64 last_column) {
+  const cpu::DefaultFloatingPoint guard;
+  const cpu::Window window{first_row, last_row, first_column, last_column};
+  with_matrix_type(call.type, [&](auto type) {
+    using Out = typename decltype(type)::Type;
+    cpu::draw<Out, typename Computing<Out>::Type>(call, window);
+  });
+}
+
+namespace cpu {
+
+template <class Real>
+bool is_finite_from(const Vector& vector, u64 count, Real least) {
+  constexpr u64 kChunk = 256;
+  constexpr Real most = std::numeric_limits<Real>::max();
+  Real x[kChunk];
+  for (u64 first = 0; first < count; first += kChunk) {
+    const u64 length = count - first < kChunk ? count - first : kChunk;
+    read(vector, first, length, x);
+    bool valid = true;
+    for (u64 k = 0; k < length; ++k) valid &= x[k] >= least && x[k] <= most;
+    if (!valid) return false;
+  }
+  return true;
+}
+
+template <class Real>
+bool has_valid_inputs(const Draw& call) {
+  return is_finite_from<Real>(call.mu, call.rows, -std::numeric_limits<Real>::max()) &&
+         is_finite_from<Real>(call.sigma, call.rows, 0);
+}
+
+// Whether all of mu is finite, and all of sigma finite and not negative, in the computing type.
+inline bool has_valid_inputs(const Draw& call) {
+  const DefaultFloatingPoint guard;
+  return call.type == kFloat64 ? has_valid_inputs<double>(call) : has_valid_inputs<float>(call);
+}
+
+}  // namespace cpu
+}  // namespace multisample

@@ -1,0 +1,375 @@
+// Tiles: normals of some blocks of the stream, from their words to memory, on vectors.
+//
+// The words of a tile are made in one loop, on vectors spelled out because compilers miss the instruction that
+// multiplies words; normals are made of them in another.
+#pragma once
+
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
+#include "cpu/elements.h"
+#include "stream/normals.h"
+
+namespace multisample {
+namespace cpu {
+
+#if defined(__AVX512F__)
+constexpr u64 kVectorBytes = 64;
+#elif defined(__AVX2__)
+constexpr u64 kVectorBytes = 32;
+#else
+constexpr u64 kVectorBytes = 16;
+#endif
+constexpr u64 kLanes = kVectorBytes / sizeof(u64);
+
+// Words side by side, each in the lower half of its 64-bit lane; what is in the upper half does not matter.
+struct Lanes {
+  typedef u64 Vector __attribute__((vector_size(kVectorBytes)));
+  Vector x;
+};
+
+MULTISAMPLE_FUNCTION Lanes operator^(Lanes a, Lanes b) { return {a.x ^ b.x}; }
+MULTISAMPLE_FUNCTION Lanes operator^(Lanes a, u32 b) { return {a.x ^ static_cast<u64>(b)}; }
+MULTISAMPLE_FUNCTION Lanes operator^(u32 a, Lanes b) { return b ^ a; }
+MULTISAMPLE_FUNCTION Lanes operator+(Lanes a, u64 b) { return {a.x + b}; }
+MULTISAMPLE_FUNCTION Lanes high(Lanes x) { return {x.x >> 32}; }
+MULTISAMPLE_FUNCTION Lanes low(Lanes x) { return x; }
+MULTISAMPLE_FUNCTION Lanes in_every_lane(u32 x) { return {Lanes::Vector{} + x}; }
+
+MULTISAMPLE_FUNCTION Lanes wide_mul(u32 a, Lanes b) {
+#if defined(__AVX512F__)
+  // All lanes, with a mask that goes away again: GCC 12 warns of an uninitialised value in the intrinsic without one.
+  return {reinterpret_cast<Lanes::Vector>(
+      _mm512_maskz_mul_epu32(0xFF, reinterpret_cast<__m512i>(b.x), _mm512_set1_epi64(a)))};
+#elif defined(__AVX2__)
+  return {reinterpret_cast<Lanes::Vector>(_mm256_mul_epu32(reinterpret_cast<__m256i>(b.x), _mm256_set1_epi64x(a)))};
+#elif defined(__SSE2__)
+  return {reinterpret_cast<Lanes::Vector>(_mm_mul_epu32(reinterpret_cast<__m128i>(b.x), _mm_set1_epi64x(a)))};
+#else
+  return {(b.x & 0xFFFFFFFFu) * static_cast<u64>(a)};
+#endif
+}
+
+// Lane by lane, 64 bits of two words.
+MULTISAMPLE_FUNCTION Lanes join(Lanes upper, Lanes lower) { return {upper.x << 32 | (lower.x & 0xFFFFFFFFu)}; }
+
+// The words that two normals are made of: those of the radius and of the angle.
+template <class Real>
+struct BitsOf;
+template <>
+struct BitsOf<float> {
+  using Radius = u32;
+  using Angle = i32;
+};
+template <>
+struct BitsOf<double> {
+  using Radius = u64;
+  using Angle = i64;
+};
+
+template <class Real>
+struct Pair {
+  Real first, second;
+};
+
+// Blocks, each of four normals, of one row or of some rows below each other.
+template <class Real, u64 kSize = 1024 / sizeof(Real)>
+struct Tile {
+  // So many that all of it is well inside a first-level cache.
+  static constexpr u64 kBlocks = kSize;
+  // Pairs of normals that a loop makes at once, and what the blocks of a tile are filled up to: whole vectors, and
+  // constants, without which there would be loops for what is left over.
+  static constexpr u64 kPairs = 16, kRound = 8;
+  static constexpr bool kFine = sizeof(Real) == 8;
+  static_assert(kRound % kLanes == 0 && 2 * kRound % kPairs == 0 && kBlocks % kRound == 0, "");
+
+  ColumnPartOf<Lanes> columns[kBlocks / kLanes], fine_columns[kFine ? kBlocks / kLanes : 1];
+  Lanes rows[kBlocks / kLanes];  // counted from the first of the tile
+  alignas(64) typename BitsOf<Real>::Radius radii[2 * kBlocks];
+  alignas(64) typename BitsOf<Real>::Angle angles[2 * kBlocks];
+
+  u32 o0, o1;
+  RoundKeys keys, fine_keys;
+
+  explicit Tile(const Draw& call)
+      : o0(multisample::low(call.offset.value)),
+        o1(multisample::high(call.offset.value)),
+        keys(round_keys(call.seed.value, kKey1)),
+        fine_keys(round_keys(call.seed.value, kKey1 ^ kFloat64Key)) {}
+
+  static u64 rounded_up(u64 blocks) { return (blocks + kRound - 1) / kRound * kRound; }
+
+  // For `width` blocks of each row, of which the first is block `first` of the stream.
+  void set_columns(u64 first, u64 width, u64 row_count) {
+    const u64 groups = rounded_up(width * row_count) / kLanes;
+    Lanes block{}, row{};
+    for (u64 lane = 1; lane < kLanes; ++lane) block.x[lane] = lane;
+    for (u64 k = 0; k < groups; ++k) {
+      if (row_count > 1) {
+        // Lanes that have come to the end of a row begin the next.
+        for (u64 lane = 0; lane < kLanes; ++lane) {
+          for (; block.x[lane] >= width; ++row.x[lane]) block.x[lane] -= width;
+        }
+        rows[k] = row;
+      }
+      columns[k] = column_part<Lanes>(block + first, o0, o1, keys);
+      if (kFine) fine_columns[k] = column_part<Lanes>(block + first, o0, o1, fine_keys);
+      block = block + kLanes;
+    }
+  }
+
+  template <class RowParts>
+  MULTISAMPLE_FUNCTION void draw_words(u64 blocks, RowParts row_parts) {
+    const u64 groups = rounded_up(blocks) / kLanes;
+    for (u64 k = 0; k < groups; ++k) {
+      const auto row = row_parts(k);
+      WordsOf<Lanes> w = words(columns[k], row, keys);
+      if constexpr (kFine) {
+        WordsOf<Lanes> f = words(fine_columns[k], row, fine_keys);
+        const Lanes r0 = join(w.w0, f.w0), r1 = join(w.w2, f.w2), a0 = join(w.w1, f.w1), a1 = join(w.w3, f.w3);
+        for (u64 lane = 0; lane < kLanes; ++lane) {
+          const u64 pair = 2 * (kLanes * k + lane);
+          radii[pair] = r0.x[lane];
+          radii[pair + 1] = r1.x[lane];
+          angles[pair] = static_cast<i64>(a0.x[lane]);
+          angles[pair + 1] = static_cast<i64>(a1.x[lane]);
+        }
+      } else {
+        const Lanes r = join(w.w2, w.w0), a = join(w.w3, w.w1);
+        std::memcpy(radii + 2 * kLanes * k, &r, sizeof r);
+        std::memcpy(angles + 2 * kLanes * k, &a, sizeof a);
+      }
+    }
+  }
+
+  // The words of `row_count` rows of the stream from `first_row` on.
+  void draw_words(u64 first_row, u64 width, u64 row_count) {
+    const u32 row = static_cast<u32>(first_row);
+    if (row_count == 1) {
+      const RowPart part = row_part(row, o0, keys);
+      draw_words(width, [&](u64) { return part; });
+    } else {
+      draw_words(width * row_count, [&](u64 k) { return row_part<Lanes>(rows[k] + row, o0, keys); });
+    }
+  }
+
+  MULTISAMPLE_FUNCTION Pair<Real> normals(u64 pair) const {
+    const Real r = radius(radii[pair]);
+    const HalfTurns<Real> t = half_turns(angles[pair]);
+    return {mul_rn(r, t.cosine), mul_rn(r, t.sine)};
+  }
+
+  // Column by column; each is followed by its mirror if that is asked for.
+  template <bool kMirrored>
+  void make_noise(u64 blocks, Real* noise) const {
+    const u64 pairs = 2 * rounded_up(blocks);
+    for (u64 start = 0; start < pairs; start += kPairs) {
+      for (u64 k = start; k < start + kPairs; ++k) {
+        const Pair<Real> z = normals(k);
+        if constexpr (kMirrored) {
+          noise[4 * k] = z.first;
+          noise[4 * k + 1] = negated(z.first);
+          noise[4 * k + 2] = z.second;
+          noise[4 * k + 3] = negated(z.second);
+        } else {
+          noise[2 * k] = z.first;
+          noise[2 * k + 1] = z.second;
+        }
+      }
+    }
+  }
+
+  // Of how many columns a pair of normals is.
+  template <bool kMirrored>
+  static constexpr u64 kColumns = kMirrored ? 4 : 2;
+
+  // What a pair of normals comes to, by the column.
+  template <bool kMirrored, class Put>
+  MULTISAMPLE_FUNCTION void draw_pair(u64 pair, Real mu, Real sigma, Put put) const {
+    const Pair<Real> z = normals(pair);
+    put(0, fma_rn(sigma, z.first, mu));
+    if constexpr (kMirrored) put(1, fma_rn(sigma, negated(z.first), mu));
+    put(kColumns<kMirrored> / 2, fma_rn(sigma, z.second, mu));
+    if constexpr (kMirrored) put(3, fma_rn(sigma, negated(z.second), mu));
+  }
+
+  // Whether that many columns, at least one, from this one of the tile on fill a vector.
+  template <bool kMirrored>
+  static bool is_long(u64 first, u64 count) {
+    constexpr u64 kOf = kColumns<kMirrored>;
+    return (first + count) / kOf >= ceil_div(first, kOf) + kPairs;
+  }
+
+  // From words to memory that lies side by side, for as many columns as `is_long` says.
+  template <class Out, bool kMirrored>
+  MULTISAMPLE_FUNCTION void draw_run(u64 first, u64 count, char* at, Real mu, Real sigma) const {
+    constexpr u64 kOf = kColumns<kMirrored>;
+    const u64 last = first + count, begin = ceil_div(first, kOf), end = last / kOf;
+    Unaligned<Out>* to = reinterpret_cast<Unaligned<Out>*>(at);
+    const auto draw_part = [&](u64 from, u64 until) {
+      Real x[kOf];
+      if (from < until) draw_pair<kMirrored>(from / kOf, mu, sigma, [&](u64 c, Real value) { x[c] = value; });
+      for (u64 c = from; c < until; ++c) to[c - first].x = narrow<Out>(x[c % kOf]);
+    };
+    draw_part(first, kOf * begin);
+    for (u64 next = begin; next < end; next += kPairs) {
+      // The last vector ends where the run does: to write some normals twice costs less than a loop for the rest.
+      const u64 start = next + kPairs <= end ? next : end - kPairs;
+      Unaligned<Out>* vector = to + (kOf * start - first);
+      if constexpr (sizeof(Out) == sizeof(Real)) {
+        for (u64 k = 0; k < kPairs; ++k) {
+          draw_pair<kMirrored>(start + k, mu, sigma, [&](u64 c, Real value) { vector[kOf * k + c].x = value; });
+        }
+      } else {
+        Real x[kOf * kPairs];
+        for (u64 k = 0; k < kPairs; ++k) {
+          draw_pair<kMirrored>(start + k, mu, sigma, [&](u64 c, Real value) { x[kOf * k + c] = value; });
+        }
+        for (u64 k = 0; k < kOf * kPairs; ++k) vector[k].x = narrow<Out>(x[k]);
+      }
+    }
+    draw_part(kOf * end, last);
+  }
+};
+
+// The same for blocks of rows below each other, of which a vector has the same columns. A place of the tile is a row of
+// one of its blocks: first come all rows of the first, then all rows of the next.
+template <class Real>
+struct TileDown : Tile<Real, 256> {
+  using Base = Tile<Real, 256>;
+  using Base::kBlocks, Base::kFine, Base::o0, Base::o1;
+  // What loops make at once: words of 32 bits are joined lane by lane, those of one place with those of the next.
+  static constexpr u64 kStep = kFine ? 1 : 2, kPlaces = kStep * kLanes;
+  static_assert(kBlocks % kPlaces == 0, "");
+
+  struct Group {
+    RowPartOf<Lanes> rows;
+    Lanes blocks;  // counted from the first of the tile
+  };
+  Group groups[kBlocks / kLanes];
+
+  // A vector: its first place, and how many bytes from where the tile goes that goes.
+  struct Span {
+    u64 place;
+    i64 offset;
+  };
+  Span spans[2 * kBlocks / kPlaces];
+  u64 span_count = 0, run_places = 0, run_count = 0;
+
+  using Base::Base;
+
+  static u64 whole_vectors(u64 places) { return ceil_div(places, kPlaces) * kPlaces; }
+
+  // How many of so many rows fill vectors by themselves: all, if little of the last is left empty.
+  static u64 filling(u64 rows) { return whole_vectors(rows) - rows <= rows / 16 ? rows : rows / kPlaces * kPlaces; }
+
+  // The tile is of blocks of `row_count` rows, and has so many places.
+  void set_rows(u64 first_row, u64 row_count, u64 places) {
+    Lanes rows[kBlocks / kLanes];
+    u64 row = 0, block = 0;
+    for (u64 place = 0; place < whole_vectors(places); ++place) {
+      const u64 group = place / kPlaces * kStep + place % kStep, lane = place % kPlaces / kStep;
+      rows[group].x[lane] = first_row + row;
+      groups[group].blocks.x[lane] = block;
+      if (++row == row_count) {
+        row = 0;
+        ++block;
+      }
+    }
+    for (u64 k = 0; k < whole_vectors(places) / kLanes; ++k) groups[k].rows = row_part<Lanes>(rows[k], o0, this->keys);
+  }
+
+  // The places go to memory in runs of `places`, at least kPlaces, each `stride` bytes after the one before. Stride and
+  // size are the same at every call of which places and count are.
+  void set_runs(u64 places, u64 count, i64 stride, u64 size) {
+    if (places == run_places && count == run_count) return;
+    run_places = places;
+    run_count = count;
+    span_count = 0;
+    for (u64 run = 0; run < count; ++run) {
+      for (u64 next = 0; next < places; next += kPlaces) {
+        // The last vector ends where the run does: to write some normals twice costs less than a loop for the rest.
+        const u64 start = min(next, places - kPlaces);
+        spans[span_count++] = {run * places + start, static_cast<i64>(run) * stride + static_cast<i64>(start * size)};
+      }
+    }
+  }
+
+  // The words of the first pairs of all places, and from kBlocks on those of the second.
+  template <class WordsOfGroup>
+  MULTISAMPLE_FUNCTION void draw_words(u64 places, WordsOfGroup words_of) {
+    for (u64 place = 0; place < places; place += kPlaces) {
+      const u64 group = place / kLanes;
+      const WordsOf<Lanes> w = words_of(group, this->keys);
+      const WordsOf<Lanes> v = kFine ? words_of(group, this->fine_keys) : words_of(group + 1, this->keys);
+      const auto put = [&](auto* to, Lanes a, Lanes b) {
+        const Lanes joined = kFine ? join(a, b) : join(b, a);
+        std::memcpy(to + place, &joined, sizeof joined);
+      };
+      put(this->radii, w.w0, v.w0);
+      put(this->angles, w.w1, v.w1);
+      put(this->radii + kBlocks, w.w2, v.w2);
+      put(this->angles + kBlocks, w.w3, v.w3);
+    }
+  }
+
+  // Of block `first_block` and those that follow, for the rows that were set.
+  void draw_words(u64 first_block, u64 places) {
+    draw_words(places, [&](u64 group, const RoundKeys& keys) {
+      const auto column = column_part<Lanes>(groups[group].blocks + first_block, o0, o1, keys);
+      return words(column, groups[group].rows, keys);
+    });
+  }
+
+  // Of one block, for any rows.
+  void draw_words_of_one(u64 block, u64 first_row, u64 row_count) {
+    const auto column_of = [&](const RoundKeys& keys) {
+      const ColumnPart part = column_part(static_cast<u32>(block), o0, o1, keys);
+      return ColumnPartOf<Lanes>{in_every_lane(part.into_c2_of_round_2), in_every_lane(part.into_c0_of_round_3),
+                                 in_every_lane(part.into_c2_of_round_3), in_every_lane(part.c3_of_round_3)};
+    };
+    const auto column = column_of(this->keys), fine = column_of(kFine ? this->fine_keys : this->keys);
+    Lanes row{};
+    for (u64 lane = 0; lane < kLanes; ++lane) row.x[lane] = first_row + kStep * lane;
+    draw_words(row_count, [&](u64 group, const RoundKeys& keys) {
+      const auto rows = row_part<Lanes>(row + (group / kStep * kPlaces + group % kStep), o0, this->keys);
+      return words(&keys == &this->keys ? column : fine, rows, keys);
+    });
+  }
+
+  // Where the next tile goes, span by span and column by column.
+  struct Next {
+    const char* at;
+    i64 spread, column_stride;  // offsets of spans are as many times as large
+  };
+
+  // From words to memory, the runs that were set, of each column of a block.
+  template <class Out, bool kMirrored>
+  MULTISAMPLE_FUNCTION void draw_runs(char* at, i64 column_stride, const Next& next, const Real* mu,
+                                      const Real* sigma) const {
+    constexpr u64 kOf = Base::template kColumns<kMirrored>;
+    for (u64 k = 0; k < span_count; ++k) {
+      const Span span = spans[k];
+      char* to = at + span.offset;
+      const char* ahead = next.at + span.offset * next.spread;
+      for (u64 pair = 0; pair < 2; ++pair) {
+        Real x[kOf * kPlaces];
+        for (u64 p = 0; p < kPlaces; ++p) {
+          const u64 place = span.place + p;
+          this->template draw_pair<kMirrored>(pair * kBlocks + place, mu[place], sigma[place],
+                                              [&](u64 c, Real value) { x[kPlaces * c + p] = value; });
+        }
+        Out narrowed[kOf * kPlaces];
+        for (u64 p = 0; p < kOf * kPlaces; ++p) narrowed[p] = narrow<Out>(x[p]);
+        for (u64 c = 0; c < kOf; ++c, to += column_stride, ahead += next.column_stride) {
+          __builtin_prefetch(ahead, 1);
+          std::memcpy(to, narrowed + kPlaces * c, sizeof(Out) * kPlaces);
+        }
+      }
+    }
+  }
+};
+
+}  // namespace cpu
+}  // namespace multisample

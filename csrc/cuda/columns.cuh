@@ -1,0 +1,362 @@
+// The kernels where dimensions lie side by side in memory, as with layout "nd".
+//
+// Dimensions and columns change places: a thread keeps some dimensions, with their mu and sigma, and goes along the
+// columns; what the words owe to those alone (with shared noise, all the noise) waits in shared memory. A block makes
+// some groups of columns at a time, a pass.
+//
+// kTransposed: dimensions that are side by side are written at once, in pieces at aligned addresses. A thread keeps
+// those of a piece of the first column of its groups; where other columns are not aligned alike, their pieces begin
+// with the last dimensions of the thread before, which hands them over: the first thread of a warp does nothing else.
+// kTransposedStaged: short rows that begin anywhere but lie one behind the other, through shared memory, where a pass
+// lies as it does in the output. See cuda/geometry.h.
+#pragma once
+
+#include "cuda/stores.cuh"
+
+namespace multisample {
+
+// So many bits, of 32 at most.
+template <u32 count>
+constexpr u32 kAllOf = ~0u >> (32 - count);
+
+// The first `n` of `count` bits, none if n is below 0 and all if it is above `count`.
+template <u32 count>
+MULTISAMPLE_FUNCTION u32 first_bits(i32 n) {
+  return n < 0 ? 0 : n < static_cast<i32>(count) ? (1u << n) - 1 : kAllOf<count>;
+}
+
+// Dimensions that a thread keeps.
+template <class Real, u32 slots>
+struct Kept {
+  Real mu[slots], sigma[slots];
+  RowPart words[slots];
+
+  MULTISAMPLE_FUNCTION Kept(const u64 (&rows)[slots], const Keys<Real>& keys, const Draw& call) {
+    load_elements(call.mu, rows, mu);
+    load_elements(call.sigma, rows, sigma);
+    const u32 offset = low(value_of(call.offset));
+#pragma unroll
+    for (u32 s = 0; s < slots; ++s)
+      words[s] = row_part(static_cast<u32>(call.first_row.value + rows[s]), offset, keys.keys);
+  }
+};
+
+// The groups of columns of a block.
+template <class GroupNoise, u32 width>
+struct Band {
+  u64 first_group;
+  u32 count;  // groups
+  u32 groups_per_pass;
+  i64 columns;  // from the band's first group on; inside are those from `skipped` to it
+  u32 skipped;
+  u32 first_whole, whole;  // passes that begin with these groups have all their columns inside
+
+  MULTISAMPLE_FUNCTION Band(u32 band, const Draw& call, const Geometry& geometry)
+      : first_group(static_cast<u64>(band) * geometry.band_groups), groups_per_pass(geometry.groups_per_pass) {
+    columns = static_cast<i64>(geometry.skip + call.columns - first_group * width);
+    const u64 left = static_cast<u64>(columns + width - 1) / width;
+    count = geometry.band_groups < left ? geometry.band_groups : static_cast<u32>(left);
+    skipped = band == 0 ? geometry.skip : 0;
+    first_whole = skipped > 0 ? groups_per_pass : 0;
+    const u64 inside = static_cast<u64>(columns) / width;
+    whole = inside < first_whole + groups_per_pass ? 0
+            : inside - groups_per_pass - first_whole < count
+                ? static_cast<u32>(inside - groups_per_pass) - first_whole + 1
+                : count;
+  }
+
+  // The address of the first group's first column, be it inside or not.
+  MULTISAMPLE_FUNCTION char* address(const Draw& call, const Geometry& geometry) const {
+    return static_cast<char*>(call.matrix) +
+           (static_cast<i64>(first_group * width) - geometry.skip) * call.column_stride;
+  }
+
+  // Whether all columns of the pass that begins with group `k` are inside.
+  MULTISAMPLE_FUNCTION bool has_whole(u32 k) const { return k - first_whole < whole; }
+
+  // Of `k` alone, a group of a pass: all bits of `slots` that belong to a column inside.
+  template <u32 slots>
+  MULTISAMPLE_FUNCTION u32 inside(u32 k) const {
+    const i64 column = static_cast<i64>(k) * width;
+    u32 bits = 0;
+#pragma unroll
+    for (u32 c = 0; c < width; ++c) {
+      if (column + c >= skipped && column + c < columns) bits |= kAllOf<slots> << c * slots;
+    }
+    return bits;
+  }
+
+  // Puts the noise of the groups from `begin` on into `chunk`, as many as there is room for, and of those behind them
+  // that a pass which is not full reads; returns how many. All threads of the block together.
+  template <class Real>
+  MULTISAMPLE_FUNCTION u32 fill(GroupNoise* chunk, u32 begin, const Keys<Real>& keys, const Draw& call,
+                                const Geometry& geometry) const {
+    const u32 groups = count - begin < geometry.chunk ? count - begin : geometry.chunk;
+    if (begin > 0) __syncthreads();
+    if (threadIdx.x < geometry.chunk && threadIdx.x + 1 < groups + groups_per_pass) {
+      const u64 group = call.first_column.value / width + first_group + begin + threadIdx.x;
+      chunk[threadIdx.x] = GroupNoise::of(static_cast<u32>(group), value_of(call.offset), keys);
+    }
+    __syncthreads();
+    return groups;
+  }
+};
+
+// What a thread writes at once of each column, of its dimensions and of those of the thread before.
+template <class Out, bool antithetic>
+struct Pieces {
+  using Real = typename Computing<Out>::Type;
+  static constexpr u32 kSlots = multisample::kSlots<sizeof(Out)>;
+  static constexpr u32 kColumns = Elements<Out, antithetic>::kCount, kPerNormal = kColumns / 4;
+  static constexpr u32 kAll = kAllOf<kColumns * kSlots>;
+  struct alignas(kSlots * sizeof(Out)) Piece {
+    Out x[kSlots];
+  };
+
+  RowPart words[kSlots];
+  Real mu[2 * kSlots - 1], sigma[2 * kSlots - 1];  // of the last ones of the thread before, and of its own
+  i32 to[kColumns];                                // where each begins, from the first column's on, in elements
+  u32 inside;                                      // which of their elements are inside the rows, a bit for each
+  Piece piece[kColumns];
+
+  // Together with those of the thread before. All threads of the warp together.
+  MULTISAMPLE_FUNCTION void keep(const Kept<Real, kSlots>& own) {
+#pragma unroll
+    for (u32 s = 0; s < kSlots; ++s) {
+      words[s] = own.words[s], mu[kSlots - 1 + s] = own.mu[s], sigma[kSlots - 1 + s] = own.sigma[s];
+    }
+#pragma unroll
+    for (u32 s = 0; s + 1 < kSlots; ++s) {
+      mu[s] = shuffle_up(own.mu[s + 1]), sigma[s] = shuffle_up(own.sigma[s + 1]);
+    }
+  }
+
+  // Makes the pieces of the thread's normals: that of column 0 of its own dimensions, and that of each other one
+  // `delta` elements further back than that of the column before, modulo the elements of a piece. All threads of the
+  // warp together.
+  template <u32 delta>
+  MULTISAMPLE_FUNCTION void make(const Normals<Real>* z) {
+#pragma unroll
+    for (u32 k = 0; k < 4; ++k) {
+      Real of_both[2 * kSlots - 1];
+      const u32 back_0 = k * kPerNormal * delta % kSlots, back_1 = (back_0 + delta) % kSlots;
+      const u32 most = kPerNormal == 1 || back_0 > back_1 ? back_0 : back_1;
+#pragma unroll
+      for (u32 s = 0; s < kSlots; ++s) of_both[kSlots - 1 + s] = normal(z[s], k);
+#pragma unroll
+      for (u32 s = 1; s <= most; ++s) of_both[kSlots - 1 - s] = shuffle_up(normal(z[kSlots - s], k));
+#pragma unroll
+      for (u32 c = 0; c < kPerNormal; ++c) {
+        const u32 back = c == 0 ? back_0 : back_1;
+#pragma unroll
+        for (u32 e = 0; e < kSlots; ++e) {
+          const u32 at = kSlots - 1 + e - back;
+          piece[kPerNormal * k + c].x[e] =
+              narrow<Out>(fma_rn(c == 0 ? sigma[at] : negated(sigma[at]), of_both[at], mu[at]));
+        }
+      }
+    }
+  }
+
+  // From address `at` on.
+  MULTISAMPLE_FUNCTION void write(Out* at) const {
+#pragma unroll
+    for (u32 c = 0; c < kColumns; ++c) *reinterpret_cast<Piece*>(at + to[c]) = piece[c];
+  }
+
+  // Of the elements those that `written` has a bit for.
+  MULTISAMPLE_FUNCTION void write(Out* at, u32 written) const {
+#pragma unroll
+    for (u32 c = 0; c < kColumns; ++c) {
+      Out* const of_column = opaque(at + to[c]);
+#pragma unroll
+      for (u32 s = 0; s < kSlots; ++s) {
+        if (written >> (c * kSlots + s) & 1) of_column[s] = piece[c].x[s];
+      }
+    }
+  }
+
+ private:
+  MULTISAMPLE_FUNCTION static Real normal(const Normals<Real>& z, u32 k) {
+    return k == 0 ? z.z0 : k == 1 ? z.z1 : k == 2 ? z.z2 : z.z3;
+  }
+};
+
+// The passes of a chunk, of which the thread has group `turn` each; from address `at` on, and returns that of the next
+// pass.
+template <u32 delta, class Out, bool antithetic, class Real, class GroupNoise, class Band>
+MULTISAMPLE_FUNCTION Out* go_along(Pieces<Out, antithetic>& made, const GroupNoise* chunk, u32 begin, u32 turn,
+                                   u32 groups, Out* at, i32 step, const Band& band, const Keys<Real>& keys) {
+  using Made = Pieces<Out, antithetic>;
+  const GroupNoise* from = chunk + turn;
+#pragma unroll 1
+  for (u32 k = 0; k < groups; k += band.groups_per_pass, from += band.groups_per_pass) {
+    const GroupNoise noise = *from;
+    Normals<Real> z[Made::kSlots];
+#pragma unroll
+    for (u32 s = 0; s < Made::kSlots; ++s) z[s] = noise.in(made.words[s], keys);
+    made.template make<delta % Made::kSlots>(z);
+    const bool is_whole = band.has_whole(begin + k);
+    if (is_whole && made.inside == Made::kAll) {
+      made.write(at);
+    } else if (made.inside != 0) {
+      made.write(at, is_whole ? made.inside : made.inside & band.template inside<Made::kSlots>(begin + k + turn));
+    }
+    at += step;
+  }
+  return at;
+}
+
+template <class Out, bool shared, bool antithetic, bool fast>
+MULTISAMPLE_FUNCTION void draw_transposed(const Draw& call, const Geometry& geometry) {
+  using Real = typename Computing<Out>::Type;
+  using GroupNoise = Noise<Real, shared, fast>;
+  using Made = Pieces<Out, antithetic>;
+  constexpr u32 width = Made::kColumns, slots = Made::kSlots;
+  __shared__ GroupNoise chunk[kTransposedThreads];
+  const u32 band_index = blockIdx.x / geometry.blocks_per_band;
+  const u32 tile = blockIdx.x - band_index * geometry.blocks_per_band;
+  const Band<GroupNoise, width> band(band_index, call, geometry);
+  const Keys<Real> keys(call.seed.value);
+
+  // How many elements behind an aligned address the first column of a group begins, and each further one behind that:
+  // the same in all groups.
+  const i32 stride = geometry.column_step, step = static_cast<i32>(band.groups_per_pass * width) * stride;
+  const u64 begin_of_0 = reinterpret_cast<u64>(call.matrix) - geometry.skip * static_cast<u64>(call.column_stride);
+  const u32 shift = begin_of_0 / sizeof(Out) % slots, delta = static_cast<u32>(stride) % slots;
+
+  // Pieces of the thread: of all groups of a pass, one behind the other. Those of two warps overlap in one thread if
+  // dimensions are handed over; the one before the first piece is none.
+  const u32 overlap = geometry.overlap, thread = threadIdx.x;
+  const u32 pieces_of_tile = (32 - overlap) * (blockDim.x / 32);
+  const i32 position = static_cast<i32>(tile * pieces_of_tile + thread - overlap * (thread / 32 + 1));
+  const u32 turn_of_it = position < 0 ? 0 : static_cast<u32>(position) / geometry.pieces;
+  const bool exists = position >= 0 && turn_of_it < band.groups_per_pass;
+  const u32 turn = exists ? turn_of_it : 0;
+  const i64 first = (position - static_cast<i64>(turn) * geometry.pieces) * slots - shift;
+  const i64 rows = static_cast<i64>(call.rows);
+  u64 row[slots];
+#pragma unroll
+  for (u32 s = 0; s < slots; ++s) {
+    row[s] = static_cast<u64>(first + s < 0 ? 0 : first + s < rows ? first + s : rows - 1);
+  }
+  const Kept<Real, slots> kept(row, keys, call);
+
+  Made made;
+#pragma unroll
+  for (u32 c = 0; c < width; ++c) {
+    const u32 behind = c * static_cast<u32>(stride) - c * delta % slots;
+    // Of a few, or each is worked out anew for each pass; there are no registers for eight.
+    made.to[c] = static_cast<i32>(width == 4 && sizeof(Real) == 4 ? opaque(behind) : behind);
+  }
+  made.inside = exists && thread % 32 >= overlap ? Made::kAll : 0;
+  if (first < (delta == 0 ? 0 : static_cast<i32>(slots) - 1) || first + slots > rows) {
+    const i32 to_first = static_cast<i32>(-first), to_end = static_cast<i32>(rows - first);
+#pragma unroll
+    for (u32 c = 0; c < width; ++c) {
+      const i32 back = static_cast<i32>(c * delta % slots);
+      const u32 outside = first_bits<slots>(to_first + back) | ~first_bits<slots>(to_end + back);
+      made.inside &= ~((outside & kAllOf<slots>) << c * slots);
+    }
+  }
+
+  Out* at = reinterpret_cast<Out*>(band.address(call, geometry)) + first +
+            static_cast<i64>(static_cast<i32>(turn * width)) * stride;
+  for (u32 begin = 0; begin < band.count; begin += geometry.chunk) {
+    const u32 groups = band.fill(chunk, begin, keys, call, geometry);
+    // Not before the loads have had time.
+    if (begin == 0) made.keep(kept);
+    switch (delta) {
+      case 0: at = go_along<0>(made, chunk, begin, turn, groups, at, step, band, keys); break;
+      case 1: at = go_along<1>(made, chunk, begin, turn, groups, at, step, band, keys); break;
+      case 2: at = go_along<2>(made, chunk, begin, turn, groups, at, step, band, keys); break;
+      default: at = go_along<3>(made, chunk, begin, turn, groups, at, step, band, keys);
+    }
+  }
+}
+
+template <class Out, bool shared, bool antithetic, bool fast>
+MULTISAMPLE_FUNCTION void draw_transposed_staged(const Draw& call, const Geometry& geometry) {
+  using Real = typename Computing<Out>::Type;
+  using Group = Elements<Out, antithetic>;
+  using GroupNoise = Noise<Real, shared, fast>;
+  constexpr u32 width = Group::kCount, slots = kStagedSlots<sizeof(Out), antithetic>;
+  // What a thread takes from the stage at once, and how often, at most.
+  struct alignas(alignof(Quad<Out>)) Part {
+    Out x[alignof(Quad<Out>) / sizeof(Out)];
+  };
+  constexpr u32 kStagedThreads = multisample::kStagedThreads<shared>;
+  constexpr u32 kParts = slots * width * sizeof(Out) / sizeof(Part);
+  __shared__ GroupNoise chunk[kStagedThreads];
+  __shared__ Part stage[kStagedThreads * kParts];
+  const Band<GroupNoise, width> band(blockIdx.x, call, geometry);
+  const Keys<Real> keys(call.seed.value);
+  const u32 rows = static_cast<u32>(call.rows);
+
+  // Dimensions of all groups of a pass, one behind the other, a run of them for each slot. The last runs may be
+  // shorter, and where a warp has none of one, it draws none; the warps take turns at that, since each has an issue
+  // slot of its own.
+  const u32 filled = band.groups_per_pass * rows, thread = (threadIdx.x + blockIdx.x * 32) % kStagedThreads;
+  u64 row[slots];
+  u32 place[slots][width];
+  const GroupNoise* from[slots];
+#pragma unroll
+  for (u32 s = 0; s < slots; ++s) {
+    // If there is none, the same as the first of the warp: to do that twice costs less than to do nothing.
+    const u32 of_thread = thread + s * kStagedThreads, position = of_thread < filled ? of_thread : of_thread & ~31u;
+    const u32 turn = position / rows;
+    row[s] = position - turn * rows, from[s] = chunk + turn;
+#pragma unroll
+    for (u32 c = 0; c < width; ++c) {
+      // Or it is worked out anew for each pass.
+      place[s][c] = opaque((turn * (width - 1) + c) * rows * static_cast<u32>(sizeof(Out)) +
+                           position * static_cast<u32>(sizeof(Out)));
+    }
+  }
+  Kept<Real, slots> kept(row, keys, call);
+#pragma unroll
+  for (u32 s = 0; s < slots; ++s) {
+    // Likewise.
+    kept.words[s] = {opaque(kept.words[s].into_c2_of_round_2), opaque(kept.words[s].c3_of_round_2)};
+  }
+  // Slots that the warp draws: from its first thread, so that the compiler sees that they are the same for all of it.
+  const u32 used = __shfl_sync(~0u, (filled + kStagedThreads - 1 - thread) / kStagedThreads, 0);
+
+  Out* out = reinterpret_cast<Out*>(band.address(call, geometry));
+  const u32 step = filled * width, parts = step * sizeof(Out) / sizeof(Part);
+  const bool aligned = reinterpret_cast<u64>(out) % sizeof(Part) == 0;
+  for (u32 begin = 0; begin < band.count; begin += geometry.chunk) {
+    const u32 groups = band.fill(chunk, begin, keys, call, geometry);
+    for (u32 k = 0; k < groups; k += band.groups_per_pass) {
+#pragma unroll
+      for (u32 s = 0; s < slots; ++s) {
+        if (s >= used) break;
+        const Normals<Real> z = from[s][k].in(kept.words[s], keys);
+        const Group group = scaled<Out, antithetic>(kept.mu[s], kept.sigma[s], z);
+#pragma unroll
+        for (u32 c = 0; c < width; ++c) {
+          *reinterpret_cast<Out*>(reinterpret_cast<char*>(stage) + place[s][c]) = group.x[c];
+        }
+      }
+      __syncthreads();
+      if (aligned && band.has_whole(begin + k)) {
+        const Part* const from = stage + threadIdx.x;
+        Part* const to = reinterpret_cast<Part*>(out) + threadIdx.x;
+#pragma unroll
+        for (u32 j = 0; j < kParts; ++j) {
+          if (threadIdx.x + j * kStagedThreads < parts) to[j * kStagedThreads] = from[j * kStagedThreads];
+        }
+      } else {
+        const i64 left = band.columns - static_cast<i64>(begin + k) * width;
+        const u32 last = left < band.groups_per_pass * width ? static_cast<u32>(left) * rows : step;
+        for (u32 e = (begin + k == 0 ? band.skipped : 0) * rows + threadIdx.x; e < last; e += kStagedThreads) {
+          out[e] = reinterpret_cast<const Out*>(stage)[e];
+        }
+      }
+      __syncthreads();
+      out += step;
+    }
+  }
+}
+
+}  // namespace multisample

@@ -1,0 +1,159 @@
+// How a gradient is cut into blocks and threads. It follows from the shape, the layout and the types alone, never from
+// the device: so do the sums, to the last bit.
+//
+// A block sums some dimensions over a segment of their columns. Each thread has a few of these dimensions, its rows,
+// and takes turns with others that have the same at their groups of columns: what the words owe to a group is made once
+// for all rows of a thread, and what they owe to a row waits in shared memory. Then the block adds up what its threads
+// have; where rows have several segments, a second kernel adds those up. Threads side by side read side by side:
+// groups, or dimensions where those are what lies side by side in memory.
+#pragma once
+
+#include "cuda/geometry.h"
+
+namespace multisample {
+
+constexpr u32 kGradientThreads = 256;
+// Groups that a thread adds up in the computing type, before the sum goes on in float64.
+constexpr u32 kChain = 8;
+
+// Groups whose elements a thread reads before it makes their noise.
+template <u32 rows, bool antithetic>
+constexpr u32 kGroupsAtOnce = rows > 1     ? 1
+                              : antithetic ? 2
+                                           : 4;
+
+// How a thread reads the columns of a group.
+enum Loads : u32 {
+  kAtOnce,      // side by side, at an address that allows to read them at once
+  kSideBySide,  // side by side, at any address
+  kApart,       // at any distance
+};
+
+struct GradientGeometry {
+  u32 blocks, threads;
+  u32 tiles;       // threads of a block that have rows of their own
+  u32 slots;       // threads that have the same rows
+  u32 across;      // whether threads side by side have dimensions side by side, and not groups
+  u32 one_by_run;  // 2^20 / (across ? tiles : slots), rounded up: exact enough to divide the index of a thread
+  u32 rows;        // of a thread, `tiles` rows apart
+  u32 turns;       // groups of a thread
+  u32 segments;    // of a row
+  u32 skip;        // columns of the first group that come before the first column
+  u32 loads;       // one of Loads
+  u32 parts_log2;  // threads that share the work of adding up what the slots have
+  u64 groups;      // of a row
+  i64 row_step;    // from row to row of a thread, in bytes
+  i64 turn_step;   // from turn to turn, in bytes
+};
+
+#if !defined(__CUDACC_RTC__)
+
+// Rows of a thread if there are many: with all of its elements of a group, as much as it can hold. Without shared
+// noise, float64 is so slow that nothing is won.
+constexpr u32 rows_at_once(u32 type, bool shared, bool antithetic) {
+  return type == kFloat64 && !shared ? 1 : antithetic ? 2 : 4;
+}
+
+inline Loads loads_of(const Draw& call, u32 skip) {
+  const i64 size = element_size(call.type), most = size == 2 && !call.antithetic ? 8 : 16;
+  if (call.column_stride != size) return kApart;
+  const i64 start = static_cast<i64>(reinterpret_cast<u64>(call.matrix)) - skip * size;
+  if (has_origin_in_memory(call)) return kSideBySide;
+  return start % most == 0 && (call.row_stride % most == 0 || call.rows == 1) ? kAtOnce : kSideBySide;
+}
+
+// Whether there is enough for threads that have several rows.
+inline bool has_many_rows(const Draw& call, const GradientGeometry& g) {
+  // Threads that read the seed from memory keep round keys in registers, which several rows need for their sums.
+  return !has_origin_in_memory(call) && call.rows >= (g.across ? 512 : 48) && call.rows * g.groups >= (1 << 21);
+}
+
+// Turns that go together: see kGroupsAtOnce.
+inline u64 unit_of(const GradientGeometry& g) { return g.rows > 1 ? 1 : 4; }
+
+// Threads for dimensions side by side: so many that they read whole lines, and no more than share the rows evenly.
+inline void set_tiles_across(const Draw& call, GradientGeometry& g) {
+  const u64 line = 128 / element_size(call.type), of_few = kGradientThreads / g.groups;
+  const u64 tiles = call.rows / g.rows, most = line < of_few ? of_few : line;
+  g.tiles = static_cast<u32>(ceil_div(tiles, ceil_div(tiles, most)));
+  const u64 slots = kGradientThreads / g.tiles;
+  g.slots = static_cast<u32>(slots < g.groups ? slots : g.groups);
+}
+
+// Threads for groups side by side: of few groups such that the fewest threads have nothing to do. To begin and to end
+// takes as long as a quarter of a turn; shorter runs than of 8 groups would be read slowly.
+inline void set_tiles_along(const Draw& call, GradientGeometry& g) {
+  g.tiles = 1;
+  g.slots = kGradientThreads;
+  if (g.groups > 16 * kGradientThreads) return;
+  // Few turns while there are few blocks.
+  const u64 many = call.rows * g.groups / (g.rows * kGradientThreads * 2048);
+  u64 most = many < 4 ? 4 : many < 8 ? many : 8;
+  while (most * kGradientThreads < g.groups) most += 4;
+  for (u64 turns = 1, least = ~u64{0}; turns <= most; ++turns) {
+    const u64 slots = ceil_div(g.groups, turns);
+    if (slots > kGradientThreads || (slots < 8 && turns > 1)) continue;
+    u64 tiles = kGradientThreads / slots;
+    if (tiles > call.rows / g.rows) tiles = call.rows / g.rows;
+    const u64 unit = unit_of(g), paid = ceil_div(turns, unit) * unit;
+    const u64 cost = ceil_div(slots * tiles, 32) * (4 * paid + 1) * 1024 / tiles;
+    if (cost > least) continue;
+    least = cost;
+    g.tiles = static_cast<u32>(tiles);
+    g.slots = static_cast<u32>(slots);
+  }
+}
+
+inline u64 blocks_of_rows(const Draw& call, const GradientGeometry& g) { return ceil_div(call.rows, g.rows * g.tiles); }
+
+// Short segments while blocks are few, and then longer ones, so that there is less to add up.
+inline void set_turns(const Draw& call, GradientGeometry& g) {
+  const u64 all = ceil_div(g.groups, g.slots), blocks = blocks_of_rows(call, g) * all;
+  u64 turns = all;
+  if (g.across || g.tiles == 1) {
+    const u64 few = blocks / 2048, many = blocks / 4096;
+    turns = few < 4 ? 4 : few < 8 ? few : many < 8 ? 8 : many < 64 ? many : 64;
+    const u64 segments = (all + turns / 2) / turns, unit = unit_of(g);
+    // Of one segment are all that go together.
+    turns = segments < 2 ? all : (ceil_div(all, segments) + unit / 2) / unit * unit;
+  }
+  g.turns = static_cast<u32>(turns);
+}
+
+// What follows from the rest.
+inline void complete(const Draw& call, GradientGeometry& g) {
+  g.threads = static_cast<u32>(ceil_div(g.tiles * g.slots, 32) * 32);
+  g.one_by_run = static_cast<u32>(ceil_div(1 << 20, g.across ? g.tiles : g.slots));
+  g.segments = static_cast<u32>(ceil_div(g.groups, u64{g.slots} * g.turns));
+  g.blocks = static_cast<u32>(blocks_of_rows(call, g) * g.segments);
+  g.row_step = g.tiles * call.row_stride;
+  g.turn_step = g.slots * call.column_stride * (call.antithetic ? kAntitheticWidth : kWidth);
+  g.parts_log2 = 0;
+  u32 parts = kGradientThreads / (g.tiles * g.rows * 2);
+  if (4 * parts > g.slots) parts = g.slots / 4;
+  while (2u << g.parts_log2 <= parts) ++g.parts_log2;
+}
+
+inline GradientGeometry gradient_geometry(const Draw& call) {
+  GradientGeometry g{};
+  const u32 width = call.antithetic ? kAntitheticWidth : kWidth;
+  g.skip = call.first_column.at == nullptr ? static_cast<u32>(call.first_column.value % width) : width - 1;
+  g.groups = ceil_div(g.skip + call.columns, width);
+  g.loads = loads_of(call, g.skip);
+  const auto magnitude = [](i64 x) { return x < 0 ? u64{0} - static_cast<u64>(x) : static_cast<u64>(x); };
+  g.across = g.loads == kApart && call.rows > 1 && magnitude(call.row_stride) < magnitude(call.column_stride);
+  g.rows = has_many_rows(call, g) ? rows_at_once(call.type, call.common_noise, call.antithetic) : 1;
+  g.across ? set_tiles_across(call, g) : set_tiles_along(call, g);
+  set_turns(call, g);
+  complete(call, g);
+  return g;
+}
+
+// How many numbers Draw::scratch has room for.
+inline u64 scratch_size(const Draw& call, const GradientGeometry& g) {
+  return g.segments > 1 ? 2 * call.rows * g.segments : 0;
+}
+
+#endif
+
+}  // namespace multisample

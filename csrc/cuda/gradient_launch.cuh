@@ -1,0 +1,81 @@
+// Launches the kernels that a gradient needs.
+#pragma once
+
+#include "cuda/gradient_kernel.cuh"
+#include "cuda/launch.cuh"
+
+namespace multisample {
+
+// The call and its geometry, on their way to a kernel.
+struct GradientLaunch {
+  const Draw& call;
+  const GradientGeometry& geometry;
+};
+
+template <class G, bool common_noise, bool antithetic, bool fast, u32 rows, bool only_at_once,
+          bool origin_in_memory = false>
+cudaError_t launch_gradient_kernel(const GradientLaunch& launch) {
+  const Keys<typename Computing<G>::Type> keys(launch.call.seed.value);
+  return launch_kernel(gradient_kernel<G, common_noise, antithetic, fast, rows, only_at_once, origin_in_memory>,
+                       launch.geometry.blocks, launch.geometry.threads, launch.call.stream, launch.call,
+                       launch.geometry, keys);
+}
+
+template <class G, bool common_noise, bool antithetic, bool fast>
+cudaError_t launch_gradient_rows(const GradientLaunch& launch) {
+  constexpr u32 rows = rows_at_once(sizeof(G) == 8 ? kFloat64 : kFloat32, common_noise, antithetic);
+  if constexpr (rows > 1) {
+    if (launch.geometry.rows > 1) {
+      return launch.geometry.loads == kAtOnce
+                 ? launch_gradient_kernel<G, common_noise, antithetic, fast, rows, true>(launch)
+                 : launch_gradient_kernel<G, common_noise, antithetic, fast, rows, false>(launch);
+    }
+  }
+  // For one row it makes no difference that others have the same noise.
+  return has_origin_in_memory(launch.call) ? launch_gradient_kernel<G, false, antithetic, fast, 1, false, true>(launch)
+                                           : launch_gradient_kernel<G, false, antithetic, fast, 1, false>(launch);
+}
+
+template <class G, bool antithetic, bool fast>
+cudaError_t launch_gradient_noise(const GradientLaunch& launch) {
+  return launch.call.common_noise ? launch_gradient_rows<G, true, antithetic, fast>(launch)
+                                  : launch_gradient_rows<G, false, antithetic, fast>(launch);
+}
+
+template <class G, bool fast>
+cudaError_t launch_gradient_antithetic(const GradientLaunch& launch) {
+  return launch.call.antithetic ? launch_gradient_noise<G, true, fast>(launch)
+                                : launch_gradient_noise<G, false, fast>(launch);
+}
+
+template <class G>
+cudaError_t launch_gradient_transform(const GradientLaunch& launch) {
+  // float64 has no fast transform.
+  if constexpr (sizeof(G) == 8) {
+    return launch_gradient_antithetic<G, false>(launch);
+  } else {
+    return launch.call.fast_math ? launch_gradient_antithetic<G, true>(launch)
+                                 : launch_gradient_antithetic<G, false>(launch);
+  }
+}
+
+template <class Real>
+cudaError_t add_segments(const GradientLaunch& launch) {
+  const u64 sums = 2 * launch.call.rows;
+  u32 width = 32;
+  while (width > sums) width /= 2;
+  return launch_kernel(add_segments_kernel<Real>, static_cast<u32>(ceil_div(sums, width)), kGradientThreads,
+                       launch.call.stream, launch.call, launch.geometry.segments, width);
+}
+
+// On the current device, which is the call's; its `scratch` has room for scratch_size(call) numbers.
+inline cudaError_t launch_gradient(const Draw& call) {
+  const GradientGeometry geometry = gradient_geometry(call);
+  const GradientLaunch launch{call, geometry};
+  const cudaError_t error = with_matrix_type(
+      call.type, [&](auto type) { return launch_gradient_transform<typename decltype(type)::Type>(launch); });
+  if (error != cudaSuccess || geometry.segments == 1) return error;
+  return call.type == kFloat64 ? add_segments<double>(launch) : add_segments<float>(launch);
+}
+
+}  // namespace multisample

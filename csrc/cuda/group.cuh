@@ -1,0 +1,145 @@
+// What a thread draws: the elements of one dimension in one group of columns.
+//
+// Their words are made in parts: what they owe to the columns alone, and what they owe to the dimension alone. Whoever
+// draws many dimensions of the same columns, or many columns of the same dimension, makes either part once.
+#pragma once
+
+#include "cuda/geometry.h"
+#include "stream/normals.h"
+#include "stream/rounding.h"
+
+namespace multisample {
+
+template <class T>
+MULTISAMPLE_FUNCTION T load(const char* at) {
+  return *reinterpret_cast<const T*>(at);
+}
+
+// To the computing type.
+template <class Real>
+struct Converted {
+  MULTISAMPLE_FUNCTION static Real of(float16 x) { return rounded<Real>(widen(x)); }
+  MULTISAMPLE_FUNCTION static Real of(bfloat16 x) { return rounded<Real>(widen(x)); }
+  MULTISAMPLE_FUNCTION static Real of(float x) { return rounded<Real>(x); }
+  MULTISAMPLE_FUNCTION static Real of(double x) { return rounded<Real>(x); }
+  template <class Integer>
+  MULTISAMPLE_FUNCTION static Real of(Integer x) {
+    return static_cast<Real>(x);
+  }
+};
+
+template <class T, class Real, u32 count>
+MULTISAMPLE_FUNCTION void load_elements_of(const Vector& vector, const u64 (&k)[count], Real (&x)[count]) {
+#pragma unroll
+  for (u32 j = 0; j < count; ++j) {
+    x[j] = Converted<Real>::of(load<T>(static_cast<const char*>(vector.data) + static_cast<i64>(k[j]) * vector.stride));
+  }
+}
+
+// Elements `k` of a vector: all on their way before the first is waited for.
+template <class Real, u32 count>
+MULTISAMPLE_FUNCTION void load_elements(const Vector& vector, const u64 (&k)[count], Real (&x)[count]) {
+  // By far the most frequent, and so not behind a table of jumps.
+  if (vector.type == (sizeof(Real) == 4 ? kFloat32 : kFloat64)) return load_elements_of<Real>(vector, k, x);
+  switch (vector.type) {
+    case kNumber:
+#pragma unroll
+      for (u32 j = 0; j < count; ++j) x[j] = rounded<Real>(vector.number);
+      return;
+#define MULTISAMPLE_ROW(name, type, size, numpy, torch) \
+  case k##name: return load_elements_of<type>(vector, k, x);
+#define MULTISAMPLE_LAST(name, type, size, numpy, torch) \
+  default: return load_elements_of<type>(vector, k, x);
+      MULTISAMPLE_ELEMENT_TYPES(MULTISAMPLE_ROW, MULTISAMPLE_LAST)
+#undef MULTISAMPLE_ROW
+#undef MULTISAMPLE_LAST
+  }
+}
+
+template <class Real>
+MULTISAMPLE_FUNCTION Real element(const Vector& vector, u64 k) {
+  const u64 one[] = {k};
+  Real x[1];
+  load_elements(vector, one, x);
+  return x[0];
+}
+
+template <class Real>
+struct Keys;
+
+template <>
+struct Keys<float> {
+  RoundKeys keys;
+
+  MULTISAMPLE_HOST_FUNCTION explicit Keys(u64 seed) : keys(round_keys(seed, kKey1)) {}
+};
+
+template <>
+struct Keys<double> {
+  RoundKeys keys, fine_keys;
+
+  MULTISAMPLE_HOST_FUNCTION explicit Keys(u64 seed)
+      : keys(round_keys(seed, kKey1)), fine_keys(round_keys(seed, kKey1 ^ kFloat64Key)) {}
+};
+
+// What the noise of a group of columns owes to them alone.
+template <class Real, bool shared, bool fast>
+struct Noise;
+
+template <bool fast>
+struct alignas(16) Noise<float, false, fast> {
+  ColumnPart columns;
+
+  MULTISAMPLE_FUNCTION static Noise of(u32 group, u64 offset, const Keys<float>& k) {
+    return {column_part(group, low(offset), high(offset), k.keys)};
+  }
+  MULTISAMPLE_FUNCTION Normals<float> in(const RowPart& row, const Keys<float>& k) const {
+    Words w = words(columns, row, k.keys);
+    return fast ? fast_normals(w) : normals(w);
+  }
+};
+
+template <bool fast>
+struct alignas(16) Noise<double, false, fast> {
+  ColumnPart columns, fine_columns;
+
+  MULTISAMPLE_FUNCTION static Noise of(u32 group, u64 offset, const Keys<double>& k) {
+    return {column_part(group, low(offset), high(offset), k.keys),
+            column_part(group, low(offset), high(offset), k.fine_keys)};
+  }
+  MULTISAMPLE_FUNCTION Normals<double> in(const RowPart& row, const Keys<double>& k) const {
+    return normals(words(columns, row, k.keys), words(fine_columns, row, k.fine_keys));
+  }
+};
+
+// Row 0 serves them all.
+template <class Real, bool fast>
+struct alignas(16) Noise<Real, true, fast> {
+  Normals<Real> z;
+
+  MULTISAMPLE_FUNCTION static Noise of(u32 group, u64 offset, const Keys<Real>& k) {
+    return {Noise<Real, false, fast>::of(group, offset, k).in(row_part(0, low(offset), k.keys), k)};
+  }
+  MULTISAMPLE_FUNCTION Normals<Real> in(const RowPart&, const Keys<Real>&) const { return z; }
+};
+
+// The elements of a group.
+template <class Out, bool antithetic>
+struct Elements {
+  static constexpr u32 kCount = antithetic ? kAntitheticWidth : kWidth;
+  Out x[kCount];
+};
+
+template <class Out, bool antithetic, class Real>
+MULTISAMPLE_FUNCTION Elements<Out, antithetic> scaled(Real mu, Real sigma, const Normals<Real>& z) {
+  const auto at = [&](Real factor, Real noise) { return narrow<Out>(fma_rn(factor, noise, mu)); };
+  if constexpr (antithetic) {
+    const Real mirrored = negated(sigma);
+    return {{at(sigma, z.z0), at(mirrored, z.z0), at(sigma, z.z1), at(mirrored, z.z1), at(sigma, z.z2),
+             at(mirrored, z.z2), at(sigma, z.z3), at(mirrored, z.z3)}};
+  } else {
+    return {{at(sigma, z.z0), at(sigma, z.z1), at(sigma, z.z2), at(sigma, z.z3)}};
+  }
+}
+
+}  // namespace multisample

@@ -1,0 +1,48 @@
+// What a kernel asks of a GPU beyond C++: values of other threads of its warp, and values that the
+// optimizer cannot see through.
+#pragma once
+
+#include "stream/rounding.h"
+
+namespace multisample {
+
+// The `x` of a thread of the warp. All threads of the warp together.
+MULTISAMPLE_FUNCTION float from_lane(float x, u32 lane) { return __shfl_sync(~0u, x, lane); }
+MULTISAMPLE_FUNCTION double from_lane(double x, u32 lane) { return __shfl_sync(~0u, x, lane); }
+
+// The `x` of the thread before in the warp; the first thread gets its own.
+MULTISAMPLE_FUNCTION float shuffle_up(float x) { return __shfl_up_sync(~0u, x, 1); }
+MULTISAMPLE_FUNCTION double shuffle_up(double x) { return __shfl_up_sync(~0u, x, 1); }
+MULTISAMPLE_FUNCTION float16 shuffle_up(float16 x) {
+  return {static_cast<u16>(__shfl_up_sync(~0u, static_cast<u32>(x.bits), 1))};
+}
+MULTISAMPLE_FUNCTION bfloat16 shuffle_up(bfloat16 x) {
+  return {static_cast<u16>(__shfl_up_sync(~0u, static_cast<u32>(x.bits), 1))};
+}
+
+#ifdef __CUDACC__
+
+// Hides an address in global memory, or a number, from the optimizer, which would otherwise recompute it for each of
+// several conditional stores, or in each turn of a loop, instead of keeping a register.
+template <class T>
+MULTISAMPLE_FUNCTION T* opaque(T* at) {
+  asm volatile("" : "+l"(at));
+  __builtin_assume(__isGlobal(at));
+  return at;
+}
+MULTISAMPLE_FUNCTION u32 opaque(u32 x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
+#else
+
+template <class T>
+MULTISAMPLE_FUNCTION T* opaque(T* at) {
+  return at;
+}
+MULTISAMPLE_FUNCTION u32 opaque(u32 x) { return x; }
+
+#endif
+
+}  // namespace multisample

@@ -1,0 +1,72 @@
+// Launches the kernel that a sample needs.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "cuda/kernel.cuh"
+
+namespace multisample {
+
+// Returns an error that a call of the runtime has returned, which then is no longer the runtime's last error: another
+// library would take it for its own.
+inline cudaError_t taken(cudaError_t error) {
+  if (error != cudaSuccess) cudaGetLastError();
+  return error;
+}
+
+// Returns the launch's own error: cudaGetLastError could be one that another library left behind.
+template <class... Parameters>
+cudaError_t launch_kernel(void (*kernel)(Parameters...), u32 blocks, u32 threads, void* stream,
+                          const std::remove_const_t<Parameters>&... parameters) {
+  void* addresses[] = {const_cast<void*>(static_cast<const void*>(&parameters))...};
+  return taken(cudaLaunchKernel(reinterpret_cast<const void*>(kernel), dim3(blocks), dim3(threads), addresses, 0,
+                                static_cast<cudaStream_t>(stream)));
+}
+
+template <class Out, bool common_noise, bool antithetic, bool fast>
+cudaError_t launch_stores(const Draw& call) {
+  // Of kernels that read their origin from memory, one for all strides is enough.
+  const bool origin_in_memory = has_origin_in_memory(call);
+  const Geometry g = geometry_of(call, origin_in_memory);
+  const auto run = [&](auto kernel) { return launch_kernel(kernel, g.blocks, g.threads, call.stream, call, g); };
+  if (origin_in_memory) return run(sample_kernel<Out, common_noise, antithetic, fast, kStrided, true>);
+  switch (g.stores) {
+    case kAligned: return run(sample_kernel<Out, common_noise, antithetic, fast, kAligned>);
+    case kShifted: return run(sample_kernel<Out, common_noise, antithetic, fast, kShifted>);
+    case kStaged: return run(sample_kernel<Out, common_noise, antithetic, fast, kStaged>);
+    case kTransposed: return run(sample_kernel<Out, common_noise, antithetic, fast, kTransposed>);
+    case kTransposedStaged: return run(sample_kernel<Out, common_noise, antithetic, fast, kTransposedStaged>);
+    default: return run(sample_kernel<Out, common_noise, antithetic, fast, kStrided>);
+  }
+}
+
+template <class Out, bool antithetic, bool fast>
+cudaError_t launch_noise(const Draw& call) {
+  return call.common_noise ? launch_stores<Out, true, antithetic, fast>(call)
+                           : launch_stores<Out, false, antithetic, fast>(call);
+}
+
+template <class Out, bool fast>
+cudaError_t launch_antithetic(const Draw& call) {
+  return call.antithetic ? launch_noise<Out, true, fast>(call) : launch_noise<Out, false, fast>(call);
+}
+
+template <class Out>
+cudaError_t launch_transform(const Draw& call) {
+  // float64 has no fast transform.
+  if constexpr (sizeof(Out) == 8) {
+    return launch_antithetic<Out, false>(call);
+  } else {
+    return call.fast_math ? launch_antithetic<Out, true>(call) : launch_antithetic<Out, false>(call);
+  }
+}
+
+// On the current device, which is the call's; `rows` and `columns` are at least 1.
+inline cudaError_t launch_sample(const Draw& call) {
+  return with_matrix_type(call.type, [&](auto type) { return launch_transform<typename decltype(type)::Type>(call); });
+}
+
+// Adds 1 to the offset at `offset`, in the order of `stream`.
+inline cudaError_t advance(u64* offset, void* stream) { return launch_kernel(advance_kernel, 1, 1, stream, offset); }
+
+}  // namespace multisample

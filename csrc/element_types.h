@@ -1,0 +1,68 @@
+// The types of elements: the only list of them in C++; backends/element_types.py has the same rows.
+//
+// A new type needs a row here and, if it is no type of C++, a struct with widen and narrow in stream/rounding.h.
+#pragma once
+
+#include "stream/rounding.h"
+
+namespace multisample {
+
+// Types that a matrix can have: name, type, bytes, NumPy's name, PyTorch's ScalarType.
+#define MULTISAMPLE_MATRIX_TYPES(ROW)              \
+  ROW(Float16, float16, 2, "float16", Half)        \
+  ROW(BFloat16, bfloat16, 2, "bfloat16", BFloat16) \
+  ROW(Float32, float, 4, "float32", Float)         \
+  ROW(Float64, double, 8, "float64", Double)
+
+// Types that mu and sigma can have too. The last row is apart, for switches whose default it is.
+#define MULTISAMPLE_ELEMENT_TYPES(ROW, LAST) \
+  MULTISAMPLE_MATRIX_TYPES(ROW)              \
+  ROW(Int8, i8, 1, "int8", Char)             \
+  ROW(Int16, i16, 2, "int16", Short)         \
+  ROW(Int32, i32, 4, "int32", Int)           \
+  ROW(Int64, i64, 8, "int64", Long)          \
+  ROW(UInt8, u8, 1, "uint8", Byte)           \
+  ROW(UInt16, u16, 2, "uint16", UInt16)      \
+  ROW(UInt32, u32, 4, "uint32", UInt32)      \
+  LAST(UInt64, u64, 8, "uint64", UInt64)
+
+// kNumber stands for one number in place of a vector.
+enum ElementType : u32 {
+  kNumber,
+#define MULTISAMPLE_ROW(name, type, size, numpy, torch) k##name,
+  MULTISAMPLE_ELEMENT_TYPES(MULTISAMPLE_ROW, MULTISAMPLE_ROW)
+#undef MULTISAMPLE_ROW
+};
+
+#define MULTISAMPLE_ROW(name, type, size, numpy, torch) static_assert(sizeof(type) == size, numpy);
+MULTISAMPLE_ELEMENT_TYPES(MULTISAMPLE_ROW, MULTISAMPLE_ROW)
+#undef MULTISAMPLE_ROW
+
+// A type as a value.
+template <class T>
+struct TypeOf {
+  using Type = T;
+};
+
+#if !defined(__CUDACC_RTC__)
+
+// run(TypeOf<T>{}) for the type of a matrix.
+template <class Run>
+inline auto with_matrix_type(u32 type, const Run& run) {
+  switch (type) {
+#define MULTISAMPLE_ROW(name, type, size, numpy, torch) \
+  case k##name: return run(TypeOf<type>{});
+    MULTISAMPLE_MATRIX_TYPES(MULTISAMPLE_ROW)
+#undef MULTISAMPLE_ROW
+  }
+  __builtin_unreachable();
+}
+
+inline u32 element_size(u32 type) {
+  return with_matrix_type(type,
+                          [](auto element) { return static_cast<u32>(sizeof(typename decltype(element)::Type)); });
+}
+
+#endif
+
+}  // namespace multisample

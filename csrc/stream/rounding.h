@@ -1,0 +1,111 @@
+// Between the types of arrays and the computing types, without cuda_fp16.h and without instructions that only newer
+// GPUs have, so that every compiler and every GPU gives the same bits.
+#pragma once
+
+#include "stream/arithmetic.h"
+
+namespace multisample {
+
+// Elements of 16 bits, by their bits.
+struct float16 {
+  u16 bits;
+};
+struct bfloat16 {
+  u16 bits;
+};
+
+MULTISAMPLE_FUNCTION float widen(bfloat16 x) { return from_float_bits(static_cast<u32>(x.bits) << 16); }
+
+MULTISAMPLE_FUNCTION float widen(float16 x) {
+#ifdef __CUDACC__
+  float y;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
+  return y;
+#else
+  u32 sign = static_cast<u32>(x.bits & 0x8000) << 16, magnitude = static_cast<u32>(x.bits & 0x7FFF) << 13;
+  // Read as a float32, its exponent is 112 too small, and a subnormal is one still: one exact product mends both.
+  float y = from_float_bits(magnitude) * 0x1p112f;
+  bool special = magnitude >= 0x0F800000u;
+  return from_float_bits((special ? magnitude | 0x7F800000u : float_bits(y)) | sign);
+#endif
+}
+
+// The computing type of a type of matrices.
+template <class Out>
+struct Computing {
+  using Type = float;
+};
+template <>
+struct Computing<double> {
+  using Type = double;
+};
+
+// To the computing type.
+template <class Real>
+MULTISAMPLE_FUNCTION Real rounded(float x);
+template <class Real>
+MULTISAMPLE_FUNCTION Real rounded(double x);
+
+template <>
+MULTISAMPLE_FUNCTION float rounded<float>(float x) {
+  return x;
+}
+template <>
+MULTISAMPLE_FUNCTION float rounded<float>(double x) {
+  return to_float(x);
+}
+template <>
+MULTISAMPLE_FUNCTION double rounded<double>(float x) {
+  return to_double(x);
+}
+template <>
+MULTISAMPLE_FUNCTION double rounded<double>(double x) {
+  return x;
+}
+
+template <class Out>
+MULTISAMPLE_FUNCTION Out narrow(float x);
+
+template <>
+MULTISAMPLE_FUNCTION float narrow<float>(float x) {
+  return x;
+}
+
+template <>
+MULTISAMPLE_FUNCTION float16 narrow<float16>(float x) {
+#ifdef __CUDACC__
+  u16 bits;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+  return {bits};
+#else
+  u32 bits = float_bits(x), sign = bits & 0x80000000u, twice = bits + bits;
+  // One addition rounds: to a number so much larger that its last bit is worth as much as float16's, or as that of
+  // float16's subnormals. On the way, 2^112 makes an infinity of what is too large.
+  float scaled = from_float_bits(bits ^ sign) * 0x1p112f * 0x1p-110f;
+  u32 exponent = twice & 0xFF000000u;
+  exponent = exponent < 0x71000000u ? 0x71000000u : exponent;
+  u32 sum = float_bits(from_float_bits((exponent >> 1) + 0x07800000u) + scaled);
+  u32 half = (sum >> 13 & 0x7C00u) + (sum & 0x0FFFu);
+  half = twice > 0xFF000000u ? 0x7E00u : half;
+  return {static_cast<u16>(sign >> 16 | half)};
+#endif
+}
+
+template <>
+MULTISAMPLE_FUNCTION bfloat16 narrow<bfloat16>(float x) {
+  u32 bits = float_bits(x);
+  // Adding just under half a unit carries into the kept half exactly when the value rounds up.
+  u32 rounded = bits + 0x7FFFu + (bits >> 16 & 1);
+  u32 chosen = (bits & 0x7FFFFFFFu) > 0x7F800000u ? bits | 0x00400000u : rounded;
+  return {static_cast<u16>(chosen >> 16)};
+}
+
+template <class Out>
+MULTISAMPLE_FUNCTION Out narrow(double x);
+
+template <>
+MULTISAMPLE_FUNCTION double narrow<double>(double x) {
+  return x;
+}
+
+}  // namespace multisample

@@ -1,0 +1,99 @@
+// Random words: a pure function of seed, offset and position, so that any part can be drawn anywhere.
+//
+// Philox4x32 with ten rounds (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC'11,
+// doi:10.1145/2063384.2063405), keyed and counted as STREAM.md says: counter (g, i, o0, o1) for columns 4 g to 4 g + 3
+// of row i. A round mixes only two of the four words, so that much of the first three depends on the columns alone, or
+// on the row alone; whoever draws many rows of the same columns makes either part once.
+#pragma once
+
+#include "stream/arithmetic.h"
+
+namespace multisample {
+
+constexpr u32 kMultiplier0 = 0xD2511F53u, kMultiplier1 = 0xCD9E8D57u;
+constexpr u32 kWeyl0 = 0x9E3779B9u, kWeyl1 = 0xBB67AE85u;
+// "multsamp": keeps us off the streams that other libraries draw from the same seed.
+constexpr u32 kKey0 = 0x6D756C74u, kKey1 = 0x73616D70u;
+// The second block of words, which refines float32 to float64.
+constexpr u32 kFloat64Key = 0x66363474u;
+
+// A `Word` below is a u32, or several side by side: a type with ^, for which wide_mul, high and low do in each lane
+// what they do here.
+template <class Word>
+struct WordsOf {
+  Word w0, w1, w2, w3;
+};
+using Words = WordsOf<u32>;
+
+struct RoundKeys {
+  u32 k0[10], k1[10];
+};
+
+// The keys of all rounds: of the words that a seed gives, or (key1 = kKey1 ^ kFloat64Key) of those that refine them.
+MULTISAMPLE_HOST_FUNCTION RoundKeys round_keys(u64 seed, u32 key1) {
+  const u32 a = static_cast<u32>(seed) ^ kKey0, b = static_cast<u32>(seed >> 32) ^ key1;
+  const u32 u = kWeyl0, v = kWeyl1;
+  return {{a, a + u, a + 2 * u, a + 3 * u, a + 4 * u, a + 5 * u, a + 6 * u, a + 7 * u, a + 8 * u, a + 9 * u},
+          {b, b + v, b + 2 * v, b + 3 * v, b + 4 * v, b + 5 * v, b + 6 * v, b + 7 * v, b + 8 * v, b + 9 * v}};
+}
+
+MULTISAMPLE_FUNCTION u32 high(u64 x) { return static_cast<u32>(x >> 32); }
+MULTISAMPLE_FUNCTION u32 low(u64 x) { return static_cast<u32>(x); }
+MULTISAMPLE_FUNCTION u64 wide_mul(u32 a, u32 b) { return static_cast<u64>(a) * b; }
+
+// A parameter of type Word, whatever integer is given.
+template <class Word>
+struct ExactlyType {
+  using Type = Word;
+};
+template <class Word>
+using Exactly = typename ExactlyType<Word>::Type;
+
+// What rounds 1 to 3 make of the columns alone.
+template <class Word>
+struct ColumnPartOf {
+  Word into_c2_of_round_2, into_c0_of_round_3, into_c2_of_round_3, c3_of_round_3;
+};
+using ColumnPart = ColumnPartOf<u32>;
+
+// What rounds 1 and 2 make of the row alone; the same for either set of keys.
+template <class Word>
+struct RowPartOf {
+  Word into_c2_of_round_2, c3_of_round_2;
+};
+using RowPart = RowPartOf<u32>;
+
+template <class Word = u32>
+MULTISAMPLE_FUNCTION RowPartOf<Word> row_part(Exactly<Word> i, u32 o0, const RoundKeys& keys) {
+  auto p = wide_mul(kMultiplier0, high(wide_mul(kMultiplier1, o0)) ^ i ^ keys.k0[0]);
+  return {high(p), low(p)};
+}
+
+template <class Word = u32>
+MULTISAMPLE_FUNCTION ColumnPartOf<Word> column_part(Exactly<Word> g, u32 o0, u32 o1, const RoundKeys& keys) {
+  auto p0 = wide_mul(kMultiplier0, g);
+  auto p1 = wide_mul(kMultiplier1, high(p0) ^ o1 ^ keys.k1[0]);
+  auto q0 = wide_mul(kMultiplier0, high(p1) ^ low(wide_mul(kMultiplier1, o0)) ^ keys.k0[1]);
+  return {low(p0) ^ keys.k1[1], low(p1) ^ keys.k0[2], high(q0) ^ keys.k1[2], low(q0)};
+}
+
+template <class Word, class Row>
+MULTISAMPLE_FUNCTION WordsOf<Word> words(const ColumnPartOf<Word>& column, const RowPartOf<Row>& row,
+                                         const RoundKeys& keys) {
+  auto p1 = wide_mul(kMultiplier1, column.into_c2_of_round_2 ^ row.into_c2_of_round_2);
+  Word c0 = high(p1) ^ column.into_c0_of_round_3, c1 = low(p1);
+  Word c2 = column.into_c2_of_round_3 ^ row.c3_of_round_2, c3 = column.c3_of_round_3;
+#ifdef __CUDACC__
+#pragma unroll
+#endif
+  for (u32 r = 3; r < 10; ++r) {
+    auto q0 = wide_mul(kMultiplier0, c0), q1 = wide_mul(kMultiplier1, c2);
+    c0 = high(q1) ^ c1 ^ keys.k0[r];
+    c1 = low(q1);
+    c2 = high(q0) ^ c3 ^ keys.k1[r];
+    c3 = low(q0);
+  }
+  return {c0, c1, c2, c3};
+}
+
+}  // namespace multisample

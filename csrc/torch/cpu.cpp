@@ -1,0 +1,206 @@
+// The torch_ext backend on the CPU: the kernels on PyTorch's threads, as operators and as C functions.
+//
+// Only PyTorch's stable ABI is used, so that one binary serves every version from the one it was built for on.
+#include <pthread.h>
+
+#include <atomic>
+#include <exception>
+#include <string>
+#include <vector>
+
+#include "cpu/gradient_kernel.h"
+#include "cpu/kernel.h"
+#include "torch/operators.h"
+#include "torch/python_calls.h"
+
+namespace multisample {
+namespace {
+
+// Normals for each thread at the least, 0.1 ms: to wake one takes a good part of that.
+constexpr u64 kShare = 1 << 18;
+// What a shared normal costs next to one that is made, as a shift: to scale and to write it.
+constexpr u64 kSharedCost = 3;
+// Normals of one window: long enough to hide the cost of handing it out, short enough to even out threads. Shared ones
+// cost less.
+constexpr u64 kWindow = 1 << 18, kSharedWindow = 1 << 20, kLeastWindow = 1 << 14;
+// Rows of a window have in common what their columns take, with shared noise all of it: better many than long ones.
+constexpr u64 kWindowColumns = 1 << 13;
+// And those of its columns have mu and sigma in common, next to which a shared normal costs little: better wide than
+// tall ones.
+constexpr u64 kSharedRows = 1 << 14;
+
+using cpu::ceil_div;
+u64 smaller(u64 a, u64 b) { return a < b ? a : b; }
+u64 larger(u64 a, u64 b) { return a < b ? b : a; }
+
+// How a call is cut into windows, none of which makes part of a block that another makes too.
+class Windows {
+ public:
+  Windows(const Draw& call, u64 threads)
+      : call_(call), block_(cpu::block_columns(call)), skip_(call.first_column.value % block_) {
+    const u64 most = call.common_noise ? kSharedWindow : kWindow, pieces = threads == 1 ? 1 : 4 * threads;
+    const u64 size = smaller(most, larger(kLeastWindow, call.rows * call.columns / pieces));
+    if (cpu::runs_down(call, call.rows)) {
+      // Whole columns are one stretch of memory.
+      const u64 rows = call.common_noise ? smaller(size / block_, kSharedRows) : size / block_;
+      rows_ = ceil_div(call.rows, ceil_div(call.rows, rows));
+      columns_ = ceil_div(size / rows_, block_) * block_;
+    } else {
+      const u64 cuts = call.columns / larger(kWindowColumns, size / call.rows);
+      columns_ = ceil_div(ceil_div(skip_ + call.columns, larger(1, cuts)), block_) * block_;
+      rows_ = larger(1, size / smaller(columns_, call.columns));
+    }
+    across_ = ceil_div(skip_ + call.columns, columns_);
+    count_ = across_ * ceil_div(call.rows, rows_);
+  }
+
+  u64 count() const { return count_; }
+
+  void draw(u64 k) const {
+    const u64 row = k / across_ * rows_, column = k % across_ * columns_;
+    draw_window(call_, row, smaller(row + rows_, call_.rows), column == 0 ? 0 : column - skip_,
+                smaller(column + columns_ - skip_, call_.columns));
+  }
+
+ private:
+  const Draw& call_;
+  u64 block_, skip_, rows_, columns_, across_, count_;
+};
+
+// A forked child has none of its parent's threads, and OpenMP, which PyTorch's are, would wait for them for ever.
+std::atomic<bool> forked{false};
+[[maybe_unused]] const int fork_handler = pthread_atfork(nullptr, nullptr, [] { forked = true; });
+
+u64 available_threads() { return forked ? 1 : torch::stable::get_num_threads(); }
+
+// Threads for a call: as many as its normals are worth.
+u64 threads_for(const Draw& call) {
+  const u64 normals = call.rows * call.columns;
+  const u64 work = call.common_noise ? call.columns + (normals >> kSharedCost) : normals;
+  const u64 most = call.threads == 0 ? available_threads() : smaller(call.threads, available_threads());
+  return work <= kShare ? 1 : smaller(most, ceil_div(work, kShare));
+}
+
+// Calls run(k) for k < count on some threads.
+template <class Run>
+void on_threads(u64 count, u64 threads, const Run& run) {
+  if (threads == 1) {
+    for (u64 k = 0; k < count; ++k) run(k);
+    return;
+  }
+  // Threads begin far apart: side by side, each would page in and clear the same fresh memory for itself.
+  const u64 stride = ceil_div(count, threads);
+  std::atomic<u64> next{0};
+  torch::stable::parallel_for(0, static_cast<int64_t>(threads), 1, [&](int64_t, int64_t) {
+    for (u64 turn; (turn = next.fetch_add(1, std::memory_order_relaxed)) < stride * threads;) {
+      const u64 k = turn % threads * stride + turn / threads;
+      if (k < count) run(k);
+    }
+  });
+}
+
+void run_sample(const Draw& call) {
+  const u64 threads = threads_for(call);
+  const Windows windows(call, threads);
+  on_threads(windows.count(), threads, [&](u64 k) { windows.draw(k); });
+}
+
+void run_gradient(const Draw& call) {
+  const u64 threads = threads_for(call);
+  const GradientParts parts(call, threads);
+  std::vector<cpu::Gradients> partial_sums(parts.partial_sums());
+  on_threads(parts.count(), threads, [&](u64 k) { parts.sum(k, partial_sums.data()); });
+  parts.finish(partial_sums.data());
+}
+
+void run(const Draw& call) {
+  call.operation == kSample ? run_sample(with_values(call)) : run_gradient(with_values(with_regular_strides(call)));
+}
+
+struct Cpu {
+  static void run(const char*, const Tensor&, const Draw& call) { multisample::run(call); }
+};
+
+thread_local std::string last_error;
+
+}  // namespace
+}  // namespace multisample
+
+#define MULTISAMPLE_EXPORT extern "C" __attribute__((visibility("default")))
+
+// Runs a call whose memory is all in host memory. Returns 0, or else multisample_last_error says why it failed.
+MULTISAMPLE_EXPORT int multisample_run_cpu(const multisample::Draw* call) {
+  try {
+    multisample::run(*call);
+    return 0;
+  } catch (const std::exception& error) {
+    multisample::last_error = error.what();
+  } catch (...) {
+    multisample::last_error = "unknown exception";
+  }
+  return 1;
+}
+
+// Whether all of mu is finite, and all of sigma finite and not negative, in the computing type of the matrix.
+MULTISAMPLE_EXPORT int multisample_is_valid_cpu(const multisample::Draw* call) {
+  return multisample::cpu::has_valid_inputs(*call);
+}
+
+// The last error on this thread; valid until the next call on it.
+MULTISAMPLE_EXPORT const char* multisample_last_error() { return multisample::last_error.c_str(); }
+
+// --- Builtin functions for Python: see torch/python_calls.h. Null if this process has no Python. ---
+
+MULTISAMPLE_EXPORT PyObject* multisample_python_key(PyObject* tensor_type, PyObject* parameter_type, PyObject* int_type,
+                                                    PyObject* float_type, PyObject* signature, PyObject* out_signature,
+                                                    PyObject* is_negative) {
+  using namespace multisample::python;
+  static PyMethodDef method{"key", key, METH_FASTCALL, nullptr};
+  if (&PyCFunction_NewEx == nullptr) return nullptr;
+  const auto shared = [](PyObject* object) { return Object::shared(object); };
+  return bound(&method,
+               new KeyState{Object(shared(tensor_type)), Object(shared(parameter_type)), Object(shared(int_type)),
+                            Object(shared(float_type)), Object(shared(signature)), Object(shared(out_signature)),
+                            Object(shared(is_negative)), Object(PyUnicode_InternFromString("_cdata")),
+                            Object(PyUnicode_InternFromString("requires_grad"))});
+}
+
+MULTISAMPLE_EXPORT PyObject* multisample_python_launch(const multisample::Draw* draw, void* run, PyObject* fail,
+                                                       PyObject* thread_limit) {
+  using namespace multisample::python;
+  static PyMethodDef method{"launch", launch, METH_FASTCALL, nullptr};
+  if (&PyCFunction_NewEx == nullptr) return nullptr;
+  return bound(&method, new LaunchState{*draw, reinterpret_cast<int (*)(const multisample::Draw*)>(run),
+                                        Object(Object::shared(fail)), Object(Object::shared(thread_limit))});
+}
+
+MULTISAMPLE_EXPORT PyObject* multisample_python_is_valid(const multisample::Draw* draw) {
+  using namespace multisample::python;
+  static PyMethodDef method{"is_valid", is_valid, METH_FASTCALL, nullptr};
+  if (&PyCFunction_NewEx == nullptr) return nullptr;
+  return bound(&method, new LaunchState{*draw, multisample_is_valid_cpu, Object(), Object()});
+}
+
+STABLE_TORCH_LIBRARY(multisample, m) {
+  // seed and offset: the bits of an unsigned integer. counter: one element, which the kernel reads in place of offset;
+  // not keyword-only, or else PyTorch would register neither derivatives nor batching rules.
+  m.def(
+      "sample_(Tensor(a!) out, Tensor mu, Tensor sigma, Tensor? counter=None, *, SymInt seed, SymInt offset=0, "
+      "SymInt dim_offset=0, SymInt sample_offset=0, bool shared=False, bool fast_math=False, bool antithetic=False) -> "
+      "()");
+  m.def(
+      "sample(Tensor mu, Tensor sigma, SymInt n, Tensor? counter=None, *, SymInt seed, SymInt offset=0, "
+      "SymInt dim_offset=0, SymInt sample_offset=0, ScalarType? dtype=None, bool shared=False, bool fast_math=False, "
+      "bool antithetic=False, bool transposed=False) -> Tensor");
+  m.def(
+      "sample_backward(Tensor grad, Tensor? counter=None, *, SymInt seed, SymInt offset=0, SymInt dim_offset=0, "
+      "SymInt sample_offset=0, bool shared=False, bool fast_math=False, bool antithetic=False, "
+      "bool transposed=False) -> (Tensor grad_mu, Tensor grad_sigma)");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(multisample, CPU, m) {
+  using Operators = multisample::Operators<multisample::Cpu>;
+  m.impl("sample_", TORCH_BOX(&Operators::sample_));
+  m.impl("sample", TORCH_BOX(&Operators::sample));
+  m.impl("sample_backward", TORCH_BOX(&Operators::sample_backward));
+}

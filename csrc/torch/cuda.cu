@@ -1,0 +1,83 @@
+// The torch_ext backend on CUDA devices: the kernels on PyTorch's current stream, as operators and as C functions.
+//
+// Only PyTorch's stable ABI is used, so that one binary serves every version from the one it was built for on. A
+// library of its own, since it cannot be loaded where PyTorch has no CUDA; the operators' schemas are in torch/cpu.cpp.
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/csrc/stable/accelerator.h>
+
+#include "cuda/gradient_launch.cuh"
+#include "torch/operators.h"
+
+namespace multisample {
+namespace {
+
+cudaError_t launch(const Draw& call) { return call.operation == kSample ? launch_sample(call) : launch_gradient(call); }
+
+// How many float64 numbers of scratch memory a call needs.
+u64 scratch_of(const Draw& call) { return call.operation == kSample ? 0 : scratch_size(call, gradient_geometry(call)); }
+
+struct Cuda {
+  // On the device of `matrix`, and PyTorch's current stream of it.
+  static void run(const char* op, const Tensor& matrix, Draw call) {
+    if (call.operation == kGradient) call = with_regular_strides(call);
+    call.device = matrix.get_device_index();
+    const torch::stable::accelerator::DeviceGuard guard(call.device);
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(call.device, &call.stream));
+    const int64_t size = static_cast<int64_t>(scratch_of(call));
+    // The allocator gives this memory only to work that comes later on the same stream.
+    std::optional<Tensor> scratch;
+    if (size > 0) {
+      scratch = torch::stable::new_empty(matrix, {&size, 1}, ScalarType::Double);
+      call.scratch = static_cast<double*>(scratch->mutable_data_ptr());
+    }
+    const cudaError_t error = launch(call);
+    check(error == cudaSuccess, op, "the launch failed: ", cudaGetErrorString(error), "; the matrix has ", matrix);
+  }
+};
+
+// Runs `launch` with `device` current.
+template <class Launch>
+cudaError_t on_device(int device, const Launch& launch) {
+  int previous = device;
+  cudaError_t error = taken(cudaGetDevice(&previous));
+  if (error == cudaSuccess && previous != device) error = taken(cudaSetDevice(device));
+  if (error != cudaSuccess) return error;
+  error = launch();
+  if (previous != device) cudaSetDevice(previous);
+  return error;
+}
+
+}  // namespace
+}  // namespace multisample
+
+#define MULTISAMPLE_EXPORT extern "C" __attribute__((visibility("default")))
+
+// How many float64 numbers of device memory the call's `scratch` must have room for.
+MULTISAMPLE_EXPORT uint64_t multisample_scratch_size_cuda(const multisample::Draw* call) {
+  return multisample::scratch_of(multisample::with_regular_strides(*call));
+}
+
+// Launches a call on its device and its stream. Returns a cudaError_t.
+MULTISAMPLE_EXPORT int multisample_run_cuda(const multisample::Draw* call) {
+  return multisample::on_device(call->device, [&] {
+    return multisample::launch(call->operation == multisample::kGradient ? multisample::with_regular_strides(*call)
+                                                                         : *call);
+  });
+}
+
+// Adds 1 to an offset in the memory of a device, in the order of a stream. Returns a cudaError_t.
+MULTISAMPLE_EXPORT int multisample_advance_cuda(multisample::u64* offset, int device, void* stream) {
+  return multisample::on_device(device, [&] { return multisample::advance(offset, stream); });
+}
+
+// The meaning of an error of the functions above.
+MULTISAMPLE_EXPORT const char* multisample_cuda_error(int error) {
+  return cudaGetErrorString(static_cast<cudaError_t>(error));
+}
+
+STABLE_TORCH_LIBRARY_IMPL(multisample, CUDA, m) {
+  using Operators = multisample::Operators<multisample::Cuda>;
+  m.impl("sample_", TORCH_BOX(&Operators::sample_));
+  m.impl("sample", TORCH_BOX(&Operators::sample));
+  m.impl("sample_backward", TORCH_BOX(&Operators::sample_backward));
+}

@@ -1,0 +1,210 @@
+// The operators torch.ops.multisample on PyTorch's stable ABI, for the CPU and for CUDA.
+//
+// Operators can be called with any tensors, from any language, and kernels see only addresses: so everything that could
+// make a kernel read or write outside of the tensors is refused here.
+#pragma once
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+
+#include <cstdint>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+
+#include "draw.h"
+
+namespace multisample {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+// kNumber for the types that no kernel takes.
+inline ElementType element_type(ScalarType type) {
+  switch (type) {
+#define MULTISAMPLE_ROW(name, type, size, numpy, torch) \
+  case ScalarType::torch: return k##name;
+    MULTISAMPLE_ELEMENT_TYPES(MULTISAMPLE_ROW, MULTISAMPLE_ROW)
+#undef MULTISAMPLE_ROW
+    default: return kNumber;
+  }
+}
+
+// Strings without streams: a statically linked part of libstdc++ has streams that do not work beside PyTorch's.
+inline std::string text_of(const std::string& text) { return text; }
+inline std::string text_of(int64_t number) { return std::to_string(number); }
+
+// Shape, strides, dtype and device, for error messages.
+inline std::string text_of(const Tensor& tensor) {
+  const auto list = [](torch::headeronly::IntHeaderOnlyArrayRef values) {
+    std::string text = "(";
+    for (size_t k = 0; k < values.size(); ++k) text += (k == 0 ? "" : ", ") + std::to_string(values[k]);
+    return text + (values.size() == 1 ? ",)" : ")");
+  };
+#define MULTISAMPLE_ROW(name, type, size, numpy, torch) , numpy
+  constexpr const char* kNames[] = {"" MULTISAMPLE_ELEMENT_TYPES(MULTISAMPLE_ROW, MULTISAMPLE_ROW)};
+#undef MULTISAMPLE_ROW
+  const ElementType type = element_type(tensor.scalar_type());
+  std::string text = "shape " + list(tensor.sizes()) + ", strides " + list(tensor.strides()) + ", dtype ";
+  text += type == kNumber ? torch::headeronly::toString(tensor.scalar_type()) : kNames[type];
+  if (tensor.is_cpu()) return text + ", on cpu";
+  if (tensor.is_cuda()) return text + ", on cuda:" + std::to_string(tensor.get_device_index());
+  return text + ", on another device";
+}
+
+// Throws as STD_TORCH_CHECK does, but without the name of this file at the beginning.
+template <class... Parts>
+inline void check(bool holds, const char* op, const Parts&... parts) {
+  if (!holds) throw std::runtime_error(((std::string("multisample::") + op + ": ") + ... + text_of(parts)));
+}
+
+// The arguments that all operators have in common.
+struct NoiseOptions {
+  const std::optional<Tensor>& counter;  // the offset in memory, if there is one
+  int64_t seed, offset, dim_offset, sample_offset;
+  bool common_noise, fast_math, antithetic;
+};
+
+// Whether a matrix can have it.
+inline bool is_real(ElementType type) {
+  switch (type) {
+#define MULTISAMPLE_ROW(name, type, size, numpy, torch) case k##name:
+    MULTISAMPLE_MATRIX_TYPES(MULTISAMPLE_ROW)
+#undef MULTISAMPLE_ROW
+    return true;
+    default: return false;
+  }
+}
+
+inline bool on_one_device(const Tensor& a, const Tensor& b) {
+  return a.is_cpu() == b.is_cpu() && a.is_cuda() == b.is_cuda() && a.get_device_index() == b.get_device_index();
+}
+
+// A call over `matrix`, called `name`, which is (n, d) if it is `transposed`: all of it but mu, sigma and the stream.
+inline Draw checked_draw(const char* op, const char* name, const Tensor& matrix, bool transposed,
+                         const NoiseOptions& options) {
+  check(matrix.dim() == 2, op, name, " must have two dimensions, got ", matrix);
+  const ElementType type = element_type(matrix.scalar_type());
+  check(is_real(type), op, name, " must be of dtype float16, bfloat16, float32 or float64, got ", matrix);
+  check(matrix.is_cpu() || matrix.is_cuda(), op, name, " must be on a CPU or a CUDA device, got ", matrix);
+  const int64_t rows = matrix.size(transposed), columns = matrix.size(!transposed);
+  constexpr int64_t kMaxRows = int64_t{1} << 32, kMaxColumns = int64_t{1} << 34;
+  check(options.dim_offset >= 0 && options.dim_offset <= kMaxRows - rows, op,
+        "dim_offset must be at least 0, and dim_offset + d at most 2**32, got ", options.dim_offset, "; d is ", rows);
+  check(options.sample_offset >= 0 && options.sample_offset <= kMaxColumns - columns, op,
+        "sample_offset must be at least 0, and sample_offset + n at most 2**34, got ", options.sample_offset, "; n is ",
+        columns);
+  const u64* counter = nullptr;
+  if (options.counter.has_value()) {
+    const Tensor& one = *options.counter;
+    check(one.numel() == 1 && element_type(one.scalar_type()) == kInt64, op,
+          "counter must be one element of dtype int64, got ", one);
+    check(on_one_device(one, matrix), op, "counter must be on the device of ", name, ", got ", one, "; ", name, " has ",
+          matrix);
+    counter = static_cast<const u64*>(one.const_data_ptr());
+  }
+  const i64 size = static_cast<i64>(matrix.element_size());
+  Draw call{};
+  call.matrix = const_cast<void*>(matrix.const_data_ptr());
+  call.row_stride = matrix.stride(transposed) * size;
+  call.column_stride = matrix.stride(!transposed) * size;
+  call.rows = static_cast<u64>(rows);
+  call.columns = static_cast<u64>(columns);
+  call.seed.value = static_cast<u64>(options.seed);
+  call.offset = {static_cast<u64>(options.offset), counter};
+  call.first_row.value = static_cast<u64>(options.dim_offset);
+  call.first_column.value = static_cast<u64>(options.sample_offset);
+  call.type = type;
+  call.common_noise = options.common_noise;
+  call.antithetic = options.antithetic;
+  call.fast_math = options.fast_math;
+  return call;
+}
+
+inline Vector checked_vector(const char* op, const char* name, const Tensor& vector, const Tensor& out, u64 rows) {
+  check(vector.dim() == 1 && vector.size(0) == static_cast<int64_t>(rows), op, name,
+        " must have shape (d,), out being (d, n), got ", vector, "; out has ", out);
+  const ElementType type = element_type(vector.scalar_type());
+  check(type != kNumber, op, name, " must be of a real floating or an integer dtype, got ", vector);
+  check(on_one_device(vector, out), op, name, " must be on the device of out, got ", vector, "; out has ", out);
+  return {const_cast<void*>(vector.const_data_ptr()), vector.stride(0) * static_cast<i64>(vector.element_size()), 0,
+          type, 0};
+}
+
+// The type of a sample without `dtype`: integers count as float32, and two different types become float64 if one of
+// them is that, and float32 otherwise.
+inline ScalarType promoted(const Tensor& mu, const Tensor& sigma) {
+  const auto counts_as = [](const Tensor& vector) {
+    return is_real(element_type(vector.scalar_type())) ? vector.scalar_type() : ScalarType::Float;
+  };
+  const ScalarType a = counts_as(mu), b = counts_as(sigma);
+  return a == b ? a : a == ScalarType::Double || b == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
+}
+
+// The operators, over the functions that run a call on a device.
+//
+// Device::run(op, matrix, call) runs a call with rows and columns; `matrix` is the tensor that it is about.
+template <class Device>
+struct Operators {
+  using Gradient = std::tuple<Tensor, Tensor>;
+
+  static void sample_(const Tensor& out, const Tensor& mu, const Tensor& sigma, const std::optional<Tensor>& counter,
+                      int64_t seed, int64_t offset, int64_t dim_offset, int64_t sample_offset, bool shared,
+                      bool fast_math, bool antithetic) {
+    draw("sample_", out, false, mu, sigma,
+         {counter, seed, offset, dim_offset, sample_offset, shared, fast_math, antithetic});
+  }
+
+  static Tensor sample(const Tensor& mu, const Tensor& sigma, int64_t n, const std::optional<Tensor>& counter,
+                       int64_t seed, int64_t offset, int64_t dim_offset, int64_t sample_offset,
+                       const std::optional<ScalarType>& dtype, bool shared, bool fast_math, bool antithetic,
+                       bool transposed) {
+    check(mu.dim() == 1, "sample", "mu must have shape (d,), got ", mu);
+    check(n >= 0, "sample", "n must be at least 0, got ", n);
+    const int64_t d = mu.size(0), shape[] = {transposed ? n : d, transposed ? d : n};
+    const Tensor out = torch::stable::new_empty(mu, {shape, 2}, dtype.has_value() ? *dtype : promoted(mu, sigma));
+    draw("sample", out, transposed, mu, sigma,
+         {counter, seed, offset, dim_offset, sample_offset, shared, fast_math, antithetic});
+    return out;
+  }
+
+  static Gradient sample_backward(const Tensor& grad, const std::optional<Tensor>& counter, int64_t seed,
+                                  int64_t offset, int64_t dim_offset, int64_t sample_offset, bool shared,
+                                  bool fast_math, bool antithetic, bool transposed) {
+    Draw call = checked_draw("sample_backward", "grad", grad, transposed,
+                             {counter, seed, offset, dim_offset, sample_offset, shared, fast_math, antithetic});
+    const ElementType real = call.type == kFloat64 ? kFloat64 : kFloat32;
+    const int64_t shape[] = {static_cast<int64_t>(call.rows)};
+    const auto vector = [&] {
+      return torch::stable::new_empty(grad, {shape, 1}, real == kFloat64 ? ScalarType::Double : ScalarType::Float);
+    };
+    const Tensor mu = vector(), sigma = vector();
+    if (call.rows == 0 || call.columns == 0) {
+      Tensor zero_mu = mu, zero_sigma = sigma;
+      torch::stable::zero_(zero_mu);
+      torch::stable::zero_(zero_sigma);
+      return {mu, sigma};
+    }
+    call.operation = kGradient;
+    call.mu = {mu.mutable_data_ptr(), real == kFloat64 ? 8 : 4, 0, real, 0};
+    call.sigma = {sigma.mutable_data_ptr(), real == kFloat64 ? 8 : 4, 0, real, 0};
+    Device::run("sample_backward", grad, call);
+    return {mu, sigma};
+  }
+
+ private:
+  static void draw(const char* op, const Tensor& out, bool transposed, const Tensor& mu, const Tensor& sigma,
+                   const NoiseOptions& options) {
+    Draw call = checked_draw(op, "out", out, transposed, options);
+    check((call.row_stride != 0 || call.rows < 2) && (call.column_stride != 0 || call.columns < 2), op,
+          "elements of out must not share memory, got ", out);
+    call.mu = checked_vector(op, "mu", mu, out, call.rows);
+    call.sigma = checked_vector(op, "sigma", sigma, out, call.rows);
+    if (call.rows > 0 && call.columns > 0) Device::run(op, out, call);
+  }
+};
+
+}  // namespace multisample

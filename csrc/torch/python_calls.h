@@ -1,0 +1,198 @@
+// The hot parts of a call in Python as builtin functions: the key of tensors, and a launch. Each has a twin in Python
+// (multisample/_sample.py, backends/torch_ext), which does the same without this file.
+#pragma once
+
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+
+#include "draw.h"
+#include "torch/python_abi.h"
+
+namespace multisample::python {
+
+// Owns a reference.
+class Object {
+ public:
+  explicit Object(PyObject* object = nullptr) : object_(object) {}
+  Object(const Object&) = delete;
+  ~Object() {
+    if (object_ != nullptr) Py_DecRef(object_);
+  }
+  static PyObject* shared(PyObject* object) {
+    Py_IncRef(object);
+    return object;
+  }
+  PyObject* get() const { return object_; }
+  PyObject* release() {
+    PyObject* object = object_;
+    object_ = nullptr;
+    return object;
+  }
+
+ private:
+  PyObject* object_;
+};
+
+// A builtin function whose `self` is a capsule with `state`, which it owns.
+template <class State>
+PyObject* bound(PyMethodDef* method, State* state) {
+  const Object capsule(PyCapsule_New(
+      state, nullptr, [](PyObject* self) { delete static_cast<State*>(PyCapsule_GetPointer(self, nullptr)); }));
+  if (capsule.get() == nullptr) {
+    delete state;
+    return nullptr;
+  }
+  return PyCFunction_NewEx(method, capsule.get(), nullptr);
+}
+
+template <class State>
+State& state_of(PyObject* self) {
+  return *static_cast<State*>(PyCapsule_GetPointer(self, nullptr));
+}
+
+// --- Keys -------------------------------------------------------------------------------------------------------
+
+// Everything about a vector but its type that a plan depends on.
+struct Signature {
+  i64 size, stride;
+  i32 dtype, device_type, device_index;
+  u32 requires_grad, is_negative;
+  u32 unused;
+};
+
+struct KeyState {
+  Object tensor_type, parameter_type, int_type, float_type;
+  Object signature;               // of any tensor, in Python
+  Object out_signature;           // of `out`, in Python
+  Object is_negative;             // torch.Tensor.is_neg
+  Object address, requires_grad;  // names of attributes
+};
+
+// Returns false with a Python error set, or without one where the signature must come from Python.
+inline bool read_signature(const KeyState& state, PyObject* tensor, Signature* signature) {
+  const Object address(PyObject_GetAttr(tensor, state.address.get()));
+  if (address.get() == nullptr) return false;
+  // A handle is the address of an at::Tensor, which is one pointer to the implementation.
+  unsigned long implementation = PyLong_AsUnsignedLong(address.get());
+  const auto handle = reinterpret_cast<AtenTensorHandle>(&implementation);
+  int64_t dim = 0, *sizes = nullptr, *strides = nullptr;
+  int32_t layout = -1;
+  if (aoti_torch_get_layout(handle, &layout) != 0 || layout != aoti_torch_layout_strided() ||
+      aoti_torch_get_dim(handle, &dim) != 0 || dim != 1 || aoti_torch_get_sizes(handle, &sizes) != 0 ||
+      aoti_torch_get_strides(handle, &strides) != 0) {
+    return false;
+  }
+  aoti_torch_get_dtype(handle, &signature->dtype);
+  aoti_torch_get_device_type(handle, &signature->device_type);
+  aoti_torch_get_device_index(handle, &signature->device_index);
+  signature->size = sizes[0];
+  signature->stride = strides[0];
+  const Object requires_grad(PyObject_GetAttr(tensor, state.requires_grad.get()));
+  const Object is_negative(PyObject_CallFunctionObjArgs(state.is_negative.get(), tensor, nullptr));
+  if (requires_grad.get() == nullptr || is_negative.get() == nullptr) return false;
+  signature->requires_grad = PyObject_IsTrue(requires_grad.get()) == 1;
+  signature->is_negative = PyObject_IsTrue(is_negative.get()) == 1;
+  return true;
+}
+
+inline PyObject* signature_of(const KeyState& state, PyObject* x, PyObject* type) {
+  if (type == state.int_type.get() || type == state.float_type.get()) return Object::shared(&_Py_NoneStruct);
+  if (type == state.tensor_type.get() || type == state.parameter_type.get()) {
+    Signature signature{};
+    if (read_signature(state, x, &signature)) {
+      return PyBytes_FromStringAndSize(reinterpret_cast<const char*>(&signature), sizeof(signature));
+    }
+    if (PyErr_Occurred() != nullptr) return nullptr;
+  }
+  return PyObject_CallFunctionObjArgs(state.signature.get(), x, nullptr);
+}
+
+// key(mu, sigma, out, seed, generator, dim_offset, sample_offset, *others): a tuple of the signatures of the first
+// two and of `out`, of the types of the first seven, and of the values and types of the others.
+inline PyObject* key(PyObject* self, PyObject* const* args, long count) {
+  constexpr long kTyped = 7;
+  const KeyState& state = state_of<KeyState>(self);
+  Object result(PyTuple_New(3 + kTyped + 2 * (count - kTyped)));
+  if (result.get() == nullptr) return nullptr;
+  for (long k = 0; k < count; ++k) {
+    PyObject* const type = PyObject_Type(args[k]);
+    PyTuple_SetItem(result.get(), 3 + k, type);
+    if (k < 2) {
+      PyObject* const signature = signature_of(state, args[k], type);
+      if (signature == nullptr) return nullptr;
+      PyTuple_SetItem(result.get(), k, signature);
+    }
+    if (k >= kTyped) PyTuple_SetItem(result.get(), 3 + count + k - kTyped, Object::shared(args[k]));
+  }
+  PyObject* const out = args[2];
+  PyObject* const target = out == &_Py_NoneStruct
+                               ? Object::shared(out)
+                               : PyObject_CallFunctionObjArgs(state.out_signature.get(), out, nullptr);
+  if (target == nullptr) return nullptr;
+  PyTuple_SetItem(result.get(), 2, target);
+  return result.release();
+}
+
+// --- Launches ---------------------------------------------------------------------------------------------------
+
+struct LaunchState {
+  Draw draw;
+  int (*run)(const Draw*);  // or the check
+  Object fail;              // raises what the error of `run` means
+  Object thread_limit;      // for host memory
+};
+
+inline void* pointer(PyObject* address) { return reinterpret_cast<void*>(PyLong_AsUnsignedLong(address)); }
+
+inline void move(Vector* vector, PyObject* value) {
+  if (vector->type == kNumber) {
+    vector->number = PyFloat_AsDouble(value);
+  } else {
+    vector->data = pointer(value);
+  }
+}
+
+// Calls function(draw) without the interpreter's lock.
+inline int without_lock(int (*function)(const Draw*), const Draw& draw) {
+  PyThreadState* const thread = PyEval_SaveThread();
+  const int result = function(&draw);
+  PyEval_RestoreThread(thread);
+  return result;
+}
+
+// launch(ready, mu, sigma, matrix, seed, offset, offset_at, first_row, first_column, stream, scratch=0)
+inline PyObject* launch(PyObject* self, PyObject* const* args, long count) {
+  const LaunchState& state = state_of<LaunchState>(self);
+  Draw draw = state.draw;
+  move(&draw.mu, args[1]);
+  move(&draw.sigma, args[2]);
+  draw.matrix = pointer(args[3]);
+  draw.seed.value = PyLong_AsUnsignedLong(args[4]);
+  draw.offset.value = PyLong_AsUnsignedLong(args[5]);
+  draw.offset.at = static_cast<const u64*>(pointer(args[6]));
+  draw.first_row.value = PyLong_AsUnsignedLong(args[7]);
+  draw.first_column.value = PyLong_AsUnsignedLong(args[8]);
+  draw.stream = pointer(args[9]);
+  if (count > 10) draw.scratch = static_cast<double*>(pointer(args[10]));
+  if (PyErr_Occurred() != nullptr) return nullptr;
+  if (draw.device < 0) {
+    const Object limit(PyObject_CallFunctionObjArgs(state.thread_limit.get(), nullptr));
+    if (limit.get() == nullptr) return nullptr;
+    draw.threads = static_cast<u32>(PyLong_AsUnsignedLong(limit.get()));
+  }
+  const int error = without_lock(state.run, draw);
+  if (error == 0) return Object::shared(&_Py_NoneStruct);
+  const Object number(PyLong_FromLong(error));
+  return PyObject_CallFunctionObjArgs(state.fail.get(), number.get(), nullptr);
+}
+
+// is_valid(mu, sigma)
+inline PyObject* is_valid(PyObject* self, PyObject* const* args, long) {
+  const LaunchState& state = state_of<LaunchState>(self);
+  Draw draw = state.draw;
+  move(&draw.mu, args[0]);
+  move(&draw.sigma, args[1]);
+  if (PyErr_Occurred() != nullptr) return nullptr;
+  return PyBool_FromLong(without_lock(state.run, draw));
+}
+
+}  // namespace multisample::python

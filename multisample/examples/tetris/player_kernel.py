@@ -1,0 +1,173 @@
+"""The player, compiled: one call plays some pieces of one game, and leaves off where the next call goes on.
+
+So that no call is long: whoever wants to stop, or to know how far it is, need not wait for the end of a game that may
+last for minutes. Pieces come from the words of Philox, which are a function of seed, game and number of the piece.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numba import njit, types
+
+from multisample.backends.kernels.compilation import compile_cached, source_digest
+from multisample.backends.kernels.stream.words import philox4x32_10, word
+
+from .bitboard import column_heights, count, drop, landing_row, without_full_rows
+from .features import bertsekas, dellacherie
+from .pieces import BOTTOMS, FIRST, MASKS, SIZES
+
+__all__ = ["LINES", "OVER", "PIECES", "STATE", "feature_kernel", "player_kernel"]
+
+PIECES, LINES, OVER = 4, 5, 6
+"""Where the state of a game has how many pieces were placed and how many rows completed, and whether it has ended."""
+STATE = 7
+"""Words in the state of a game, uint64: before those the board."""
+
+# "Tetris's": keeps pieces off what is drawn from the same seed.
+_KEY_0, _KEY_1 = np.uint64(0x54657472), np.uint64(0x69732773)
+_THIRTY_TWO = np.uint64(32)
+_KINDS = np.uint64(7)
+_FULL_ROW = np.uint64(0x3FF)
+# Three beyond the ten columns, where pieces have none.
+_HEIGHTS = 13
+
+
+@njit(forceinline=True)
+def _draw_four(seed, game, block, kinds):
+    """Pieces ``4 * block`` to ``4 * block + 3`` of a game, each of the seven as likely as the others."""
+    words = philox4x32_10(
+        word(block), word(game), game >> _THIRTY_TWO, block >> _THIRTY_TWO,
+        word(seed) ^ _KEY_0, seed >> _THIRTY_TWO ^ _KEY_1,
+    )  # fmt: skip
+    for k in range(4):
+        kinds[k] = word(words[k]) * _KINDS >> _THIRTY_TWO
+
+
+@njit(forceinline=True)
+def _place(x0, x1, x2, x3, orientation, column, row):
+    """The board after a placement, the rows that it completes, and how many cells of the piece are in them."""
+    cells = MASKS[orientation] << np.uint64(column)
+    x0, x1, x2, x3, full = drop(x0, x1, x2, x3, cells, row)
+    lines = eroded = 0
+    if full:
+        lines = count(full)
+        eroded = count(cells & (full >> np.uint64(9)) * _FULL_ROW)
+        x0, x1, x2, x3 = without_full_rows(x0, x1, x2, x3, full, row)
+    return x0, x1, x2, x3, lines, eroded
+
+
+@njit(forceinline=True)
+def _play(write_features, d, weights, state, seed, game, height, most_pieces, most_lines):
+    """Place up to `most_pieces` pieces, each where the value is highest; returns the last orientation and column.
+
+    `d`, the number of features, is a constant.
+    """
+    x0, x1, x2, x3 = state[0], state[1], state[2], state[3]
+    placed, lines = state[PIECES], np.int64(state[LINES])
+    heights = np.zeros(_HEIGHTS, np.int64)
+    after = np.zeros(_HEIGHTS, np.int64)
+    features = np.zeros(d, np.float64)
+    kinds = np.zeros(4, np.int64)
+    _draw_four(seed, game, placed // np.uint64(4), kinds)
+    best_orientation = best_column = -1
+    for _ in range(most_pieces):
+        if state[OVER] or lines >= most_lines:
+            break
+        if placed % np.uint64(4) == 0:
+            _draw_four(seed, game, placed // np.uint64(4), kinds)
+        kind = kinds[placed % np.uint64(4)]
+        column_heights(x0, x1, x2, x3, heights)
+        best, best_lines = -math.inf, 0
+        n0, n1, n2, n3 = x0, x1, x2, x3
+        for orientation in range(FIRST[kind], FIRST[kind + 1]):
+            rows, columns = SIZES[orientation, 0], SIZES[orientation, 1]
+            bottoms = BOTTOMS[orientation]
+            for column in range(11 - columns):
+                row = landing_row(heights, bottoms, column)
+                if row + rows > height:
+                    continue
+                y0, y1, y2, y3, completed, eroded = _place(x0, x1, x2, x3, orientation, column, row)
+                landing = row + 0.5 * (rows - 1)
+                write_features(y0, y1, y2, y3, height, landing, completed * eroded, features, after)
+                value = 0.0
+                for k in range(d):
+                    value += weights[k] * features[k]
+                if value > best:
+                    best, best_lines = value, completed
+                    best_orientation, best_column = orientation, column
+                    n0, n1, n2, n3 = y0, y1, y2, y3
+        if best == -math.inf:
+            state[OVER] = np.uint64(1)
+            break
+        x0, x1, x2, x3 = n0, n1, n2, n3
+        lines += best_lines
+        placed += np.uint64(1)
+    state[0], state[1], state[2], state[3] = x0, x1, x2, x3
+    state[PIECES], state[LINES] = placed, np.uint64(lines)
+    return 64 * best_orientation + best_column
+
+
+@njit(forceinline=True)
+def _features(write_features, state, orientation, column, height, features):
+    """Write the features of a placement; returns the rows that it completes, or -1 where the piece finds no room."""
+    heights = np.zeros(_HEIGHTS, np.int64)
+    column_heights(state[0], state[1], state[2], state[3], heights)
+    row = landing_row(heights, BOTTOMS[orientation], column)
+    rows = SIZES[orientation, 0]
+    if row + rows > height:
+        return -1
+    x0, x1, x2, x3, lines, eroded = _place(state[0], state[1], state[2], state[3], orientation, column, row)
+    write_features(x0, x1, x2, x3, height, row + 0.5 * (rows - 1), lines * eroded, features, heights)
+    state[0], state[1], state[2], state[3] = x0, x1, x2, x3
+    return lines
+
+
+def _kernels() -> dict[str, Callable[..., Any]]:
+    def play_dellacherie(weights, state, seed, game, height, most_pieces, most_lines):
+        return _play(dellacherie, 8, weights, state, seed, game, height, most_pieces, most_lines)
+
+    def play_bertsekas(weights, state, seed, game, height, most_pieces, most_lines):
+        return _play(bertsekas, 22, weights, state, seed, game, height, most_pieces, most_lines)
+
+    def features_dellacherie(state, orientation, column, height, features):
+        return _features(dellacherie, state, orientation, column, height, features)
+
+    def features_bertsekas(state, orientation, column, height, features):
+        return _features(bertsekas, state, orientation, column, height, features)
+
+    functions = play_dellacherie, play_bertsekas, features_dellacherie, features_bertsekas
+    return {function.__name__: function for function in functions}
+
+
+def _compiled(name: str, signature: Any) -> Any:
+    return compile_cached(signature, _kernels()[name], f"tetris-{name}", source_digest() + source_digest(__package__))
+
+
+_REAL, _WORDS = types.Array(types.float64, 1, "C"), types.Array(types.uint64, 1, "C")
+
+
+@functools.cache
+def player_kernel(features: str) -> Callable[..., int]:
+    """``kernel(weights, state, seed, game, height, most_pieces, most_lines)`` plays on from `state`.
+
+    It returns 64 times the orientation of the last piece plus its column.
+    """
+    integers = (types.uint64, types.uint64, types.int64, types.int64, types.int64)
+    kernel: Callable[..., int] = _compiled(f"play_{features}", types.int64(_REAL, _WORDS, *integers))
+    return kernel
+
+
+@functools.cache
+def feature_kernel(features: str) -> Callable[..., int]:
+    """``kernel(state, orientation, column, height, features)`` places one piece and writes what is looked at.
+
+    It returns the rows that are completed, or -1 where there is no room, and then writes nothing.
+    """
+    integers = (types.int64, types.int64, types.int64)
+    kernel: Callable[..., int] = _compiled(f"features_{features}", types.int64(_WORDS, *integers, _REAL))
+    return kernel

@@ -1,0 +1,23 @@
+"""The tables of element types in C++ and in Python have the same rows, in the same order."""
+
+from __future__ import annotations
+
+import re
+
+from multisample.backends.element_types import MATRIX_TYPES, SIZES, ElementType
+from multisample.backends.native import csrc_files
+
+ROWS = re.findall(
+    r'(?:ROW|LAST)\((\w+), (\w+), (\d), "(\w+)", (\w+)\)', (csrc_files.folder() / "element_types.h").read_text()
+)
+
+
+def test_both_tables_have_the_same_types() -> None:
+    assert [numpy for *_, numpy, _ in ROWS] == [element.name for element in ElementType][1:]
+    assert [*range(len(ROWS) + 1)] == [*ElementType]
+
+
+def test_both_tables_have_the_same_types_of_matrices() -> None:
+    matrix_rows = ROWS[: len(MATRIX_TYPES)]
+    assert {numpy: int(size) for _, _, size, numpy, _ in matrix_rows} == SIZES
+    assert [cpp for _, cpp, *_ in matrix_rows] == [row.cpp.rpartition(":")[2] for row in MATRIX_TYPES.values()]

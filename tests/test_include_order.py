@@ -1,0 +1,36 @@
+"""A header includes headers of the layers below its own only: the order of csrc/README.md."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from multisample.backends.native import csrc_files
+
+ROOT = csrc_files.folder()
+SOURCES = sorted(path for path in ROOT.rglob("*") if path.suffix in (".cpp", ".cu", ".cuh", ".h"))
+BELOW = {
+    "stream": {"stream"},
+    "element_types.h": {"stream"},
+    "draw.h": {"element_types.h", "stream"},
+    "cpu": {"cpu", "draw.h", "element_types.h", "stream"},
+    "cuda": {"cuda", "draw.h", "element_types.h", "stream"},
+    "torch": {"torch", "cpu", "cuda", "draw.h", "element_types.h", "stream"},
+}
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_a_file_includes_only_layers_below_its_own(path: Path) -> None:
+    layer = path.relative_to(ROOT).parts[0]
+    text = path.read_text(encoding="utf-8")
+    for name in re.findall(r'#include "([^"]+)"', text):
+        assert (ROOT / name).is_file(), f"{name} is not named from the include folder"
+        assert name.partition("/")[0] in BELOW[layer], name
+    frameworks = re.findall(r"#include <((?:torch|ATen|c10|cupy|jaxlib|xla|nanobind|pybind11|Python)\b[^>]*)>", text)
+    assert not frameworks or layer == "torch", frameworks
+
+
+def test_every_layer_has_files() -> None:
+    assert {path.relative_to(ROOT).parts[0] for path in SOURCES} == set(BELOW)
