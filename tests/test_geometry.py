@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import random
-import shutil
 import struct
 import subprocess
 from collections.abc import Iterator
@@ -17,7 +16,9 @@ from typing import NamedTuple
 import ml_dtypes
 import numpy as np
 import pytest
+from cuda_cpp import requires_gxx
 from draws import WORDS, a_draw, a_vector, with_words_in_memory
+from tables import COLUMNS, ROWS
 
 from multisample.backends.draw import (
     HOST,
@@ -43,9 +44,8 @@ from multisample.backends.geometry import (
 )
 from multisample.backends.native import csrc_files
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+pytestmark = requires_gxx
 
-ROWS, COLUMNS = 2**32, 2**34
 MOST_BYTES = 2**44
 """Of an output with which the number of blocks has to fit: more than any GPU can address."""
 
