@@ -7,8 +7,12 @@ cannot run; without it they run on every backend that is available.
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import os
-from collections.abc import Callable, Iterator
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -84,6 +88,35 @@ def torch_device(request: pytest.FixtureRequest) -> str:
     if reasons:
         pytest.skip("; ".join(reasons))
     return "cpu"
+
+
+@pytest.fixture(scope="session")
+def build_once(request: pytest.FixtureRequest) -> Callable[..., Path]:
+    """``build_once(name, key, sources, make)``: the folder that ``make(folder)`` has filled.
+
+    It is made once for all workers, and kept in pytest's cache for the next run until `key`, or a file of the folders
+    or files `sources`, changes.
+    """
+    root = Path(request.config.cache.mkdir("built"))
+
+    def build_once(name: str, key: object, sources: Iterable[Path], make: Callable[[Path], None]) -> Path:
+        digest, of_key = hashlib.sha256(), hashlib.sha256(repr(key).encode()).hexdigest()[:12]
+        for source in sources:
+            for path in sorted(source.rglob("*")) if source.is_dir() else [source]:
+                if path.is_file() and "__pycache__" not in path.parts:
+                    digest.update(path.read_bytes())
+        built = root / f"{name}-{of_key}"
+        with built.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            folder = built / digest.hexdigest()[:12]
+            if not (folder / "complete").exists():
+                shutil.rmtree(built, ignore_errors=True)
+                folder.mkdir(parents=True)
+                make(folder)
+                (folder / "complete").touch()
+        return folder
+
+    return build_once
 
 
 def _to_numpy(array: Any) -> Array:

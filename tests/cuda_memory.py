@@ -18,9 +18,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
+from tables import DTYPES
 
 import multisample
 from multisample.backends import registry
@@ -31,13 +31,6 @@ Array = np.ndarray[Any, Any]
 ToArray = Callable[[Any], Array]
 
 VARIABLE = "MULTISAMPLE_TEST_BACKENDS"
-DTYPES: dict[str, Any] = {
-    "float16": np.float16,
-    "bfloat16": ml_dtypes.bfloat16,
-    "float32": np.float32,
-    "float64": np.float64,
-}
-NOISES = ("independent", "shared")
 SECONDS = 300
 # Of a kernel that only waits: some 0.2 s.
 CYCLES = 4 * 10**8

@@ -1,26 +1,141 @@
-"""Compile the Python kernel for GPUs that are not there, for test_numba_ptx.py.
+"""Compile the Python kernel for GPUs that are not there, for test_numba_ptx.py and kernel_counts.py.
 
-A program of its own, because numba-cuda has to be told of a device, and such a process is good for nothing else. It
-reads one line of JSON for each kernel, ``[name, variant, [major, minor]]``, `variant` being the arguments of
-`multisample.backends.kernels.cuda.compilation.variant_kernel`, and puts ``name.ptx``, what nvJitLink makes of that,
-``name.cubin``, and what it says of it, ``name.log``, into the folder that is its argument; in place of the list, null
-is the kernel of `advance`. Where a compiler cannot be loaded it ends with `CANNOT` and says which.
+That takes a process of its own, because numba-cuda has to be told of a device, and such a process is good for nothing
+else. Run as a program, this module reads one line of JSON for each kernel, ``[name, variant, [major, minor]]``,
+`variant` being the arguments of `multisample.backends.kernels.cuda.compilation.variant_kernel`, and puts ``name.ptx``, what
+nvJitLink makes of that, ``name.cubin``, and what it says of it, ``name.log``, into the folder that is its argument; in
+place of the list, null is the kernel of `advance`. Where a compiler cannot be loaded it ends with `CANNOT` and says
+which.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import gc
+import importlib.metadata
+import importlib.util
 import json
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from ptx_reader import Kernel
+from tables import STORES, Variant
+
+from multisample.backends import draw
+from multisample.backends.kernels.cuda import geometry
+
 CANNOT = 3
+SECONDS = 900
+
+Capability = tuple[int, int]
+HOPPER: Capability = (9, 0)
 
 
-def _nvjitlink() -> Any:
-    """The linker, if the compiler is there too."""
+class CannotCompileError(Exception):
+    """A compiler cannot be loaded."""
+
+
+@dataclasses.dataclass
+class Compiled:
+    variant: Variant
+    capability: Capability
+    file: Path
+    """PTX; beside it, with other suffixes, the machine code and what was said of it."""
+
+    @property
+    def architecture(self) -> str:
+        return "sm_{}{}".format(*self.capability)
+
+    @functools.cached_property
+    def ptx(self) -> str:
+        return self.file.read_text()
+
+    @functools.cached_property
+    def kernel(self) -> Kernel:
+        return Kernel(self.ptx, self.loads_per_row)
+
+    @property
+    def transform(self) -> str:
+        """What makes normals in a row."""
+        dtype, shared, _, fast, _ = self.variant
+        return "none" if shared else "float64" if dtype == "float64" else "fast" if fast else "float32"
+
+    @property
+    def width(self) -> int:
+        """Elements of a group."""
+        return 8 if self.variant[2] else 4
+
+    @property
+    def way(self) -> str:
+        return STORES[self.variant[4]]
+
+    @property
+    def slots(self) -> int:
+        """Dimensions that a thread keeps, and draws in the same turn of a loop."""
+        dtype, _, antithetic, _, _ = self.variant
+        size = draw.SIZES[dtype]
+        if self.way == "transposed":
+            return geometry.slots_of(size)
+        return geometry.staged_slots_of(size, antithetic) if self.is_transposed else 1
+
+    @property
+    def is_transposed(self) -> bool:
+        """Whether threads go along the columns, through a stage or not."""
+        return self.way in ("transposed", "transposed_staged")
+
+    @property
+    def loads_per_row(self) -> float:
+        """Of 16 bytes from shared memory: mu and sigma, and in what is left the words that a row has made.
+
+        Where a thread keeps these, what columns have made: words, or with shared noise normals; for all its dimensions
+        at once, which are in the same columns, or through a stage for each.
+        """
+        wide = self.transform == "float64" or (self.is_transposed and self.variant[0] == "float64")
+        return (2 if wide else 1) / (self.slots if self.way == "transposed" else 1)
+
+    def __str__(self) -> str:
+        dtype, shared, antithetic, fast, stores = self.variant
+        noise, transform = "shared" if shared else "independent", "fast_math" if fast else "portable"
+        noise += " antithetic" if antithetic else ""
+        return f"{dtype} {noise} {transform} {STORES[stores]} {self.architecture}"
+
+
+def compile_all(results: list[Compiled], origin_in_memory: bool = False) -> None:
+    """Compile these kernels, and into ``advance.ptx`` the one that counts up an offset, in a process of their own."""
+    if importlib.util.find_spec("numba_cuda") is None:
+        raise CannotCompileError("numba-cuda is not installed")
+    jobs = [[result.file.stem, [*result.variant, origin_in_memory], result.capability] for result in results]
+    lines = map(json.dumps, [*jobs, ["advance", None, HOPPER]])
+    done = subprocess.run(
+        [sys.executable, __file__, str(results[0].file.parent)], input="\n".join(lines), capture_output=True,
+        text=True, timeout=SECONDS,
+    )  # fmt: skip
+    if done.returncode == CANNOT:
+        raise CannotCompileError(done.stdout.strip())
+    if done.returncode:
+        raise RuntimeError(f"{done.stdout[-2000:]}\n{done.stderr[-5000:]}")
+
+
+def versions() -> dict[str, str]:
+    """Of the packages that compile."""
+    names = ("numba", "numba-cuda", "llvmlite", "nvidia-cuda-nvcc-cu12", "nvidia-nvjitlink-cu12", "nvidia-cuda-nvcc")
+    found = {name: _version(name) for name in names}
+    return {name: version for name, version in found.items() if version}
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _load_compilers() -> None:
+    """End the program where one of them cannot be loaded."""
     try:
         from numba.cuda.cudadrv import nvvm
 
@@ -33,7 +148,6 @@ def _nvjitlink() -> Any:
         nvjitlink.version()
     except Exception as error:
         raise SystemExit(_refused("nvJitLink", error)) from error
-    return nvjitlink
 
 
 def _refused(name: str, error: Exception) -> int:
@@ -62,7 +176,10 @@ def _compile(variant: list[Any] | None, capability: tuple[int, int]) -> str:
     return str(ptx)
 
 
-def _link(nvjitlink: Any, ptx: bytes, architecture: str) -> tuple[bytes, str]:
+def link(ptx: bytes, architecture: str) -> tuple[bytes, str]:
+    """Machine code, and what the linker says of it."""
+    from cuda.bindings import nvjitlink
+
     options = [f"-arch={architecture}", "-verbose"]
     linker = nvjitlink.create(len(options), options)
     try:
@@ -82,7 +199,7 @@ def _link(nvjitlink: Any, ptx: bytes, architecture: str) -> tuple[bytes, str]:
 
 
 def main(folder: Path) -> None:
-    nvjitlink = _nvjitlink()
+    _load_compilers()
     # Full collections would take an eighth of the time.
     gc.disable()
     for line in sys.stdin:
@@ -90,7 +207,7 @@ def main(folder: Path) -> None:
         name, variant, (major, minor) = json.loads(line)
         ptx = _compile(variant, (major, minor))
         (folder / f"{name}.ptx").write_text(ptx)
-        cubin, log = _link(nvjitlink, ptx.encode(), f"sm_{major}{minor}")
+        cubin, log = link(ptx.encode(), f"sm_{major}{minor}")
         (folder / f"{name}.cubin").write_bytes(cubin)
         (folder / f"{name}.log").write_text(log)
 

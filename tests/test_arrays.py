@@ -20,6 +20,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
+from tables import DTYPES
 
 import multisample
 from multisample import BackendStatus, BackendUnavailableError, _backends, _plan, _streams, sample
@@ -32,7 +33,6 @@ MU = np.array([0.0, 10.0, -5.0], np.float32)
 SIGMA = np.array([1.0, 0.5, 2.0], np.float32)
 N = 7
 REFERENCE = sample(MU, SIGMA, N, seed=1)
-DTYPES = {name: np.dtype(getattr(ml_dtypes, name, name)) for name in ("float16", "bfloat16", "float32", "float64")}
 
 
 def bits(array: Any) -> Array:

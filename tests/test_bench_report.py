@@ -315,7 +315,10 @@ def test_names_do_not_overlap(wanted: list[float]) -> None:
         assert places == pytest.approx(wanted)
 
 
-@pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, id=path.stem, marks=[pytest.mark.slow] if path.stem == "h200" else []) for path in COMMITTED],
+)
 def test_committed_results_can_be_reported_and_compared(path: Path, tmp_path: Path) -> None:
     report.main([str(path), "-o", str(tmp_path / "out")])
     page = Page((tmp_path / "out" / "index.html").read_text(encoding="utf-8"))

@@ -24,8 +24,6 @@ import pytest
 from cuda_memory import (
     CROSSED,
     CYCLES,
-    DTYPES,
-    NOISES,
     OWN,
     SECONDS,
     Array,
@@ -43,6 +41,7 @@ from cuda_memory import (
     vectors,
 )
 from draws import a_draw
+from tables import COLUMNS, DTYPES, NOISES, ROWS
 
 import multisample
 from multisample.backends import registry
@@ -50,7 +49,6 @@ from multisample.backends.kernels.cuda import geometry
 from multisample.backends.native import csrc_files
 
 SIZES = {name: np.dtype(dtype).itemsize for name, dtype in DTYPES.items()}
-ROWS, COLUMNS = 2**32, 2**34
 
 
 @pytest.fixture(params=OWN, ids=names)

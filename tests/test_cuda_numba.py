@@ -20,8 +20,6 @@ import numpy as np
 import pytest
 from cuda_memory import (
     CYCLES,
-    DTYPES,
-    NOISES,
     SECONDS,
     Array,
     Exported,
@@ -35,6 +33,7 @@ from cuda_memory import (
     require,
     vectors,
 )
+from tables import DTYPES, NOISES
 
 import multisample
 from multisample import _backends

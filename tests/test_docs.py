@@ -55,7 +55,10 @@ def test_a_module_says_why_it_is_there(name: str) -> None:
     assert len(module.__doc__.split()) > 5
 
 
-@pytest.mark.parametrize("name", module_names())
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] if name.endswith(".learning") else []) for name in module_names()],
+)
 def test_examples_in_docstrings_run(name: str) -> None:
     for test in doctest.DocTestFinder().find(importlib.import_module(name)):
         run_examples(test)

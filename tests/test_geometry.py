@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import random
-import shutil
 import struct
 import subprocess
 from collections.abc import Iterator
@@ -17,7 +16,9 @@ from typing import NamedTuple
 import ml_dtypes
 import numpy as np
 import pytest
+from cuda_cpp import requires_gxx
 from draws import WORDS, a_draw, a_vector, with_words_in_memory
+from tables import COLUMNS, ROWS
 
 from multisample.backends.draw import (
     HOST,
@@ -43,9 +44,8 @@ from multisample.backends.kernels.cuda.geometry import (
 )
 from multisample.backends.native import csrc_files
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+pytestmark = requires_gxx
 
-ROWS, COLUMNS = 2**32, 2**34
 MOST_BYTES = 2**44
 """Of an output with which the number of blocks has to fit: more than any GPU can address."""
 
@@ -176,7 +176,10 @@ def edge_calls() -> Iterator[Call]:
                             yield Call(d, n, dtype, strides, address, sample_offset, shared, pairs, fast)
 
 
-CALLS = [*edge_calls(), *(random_call(draw) for draw in [random.Random(1)] for _ in range(60000))]
+@pytest.fixture(scope="module")
+def calls() -> list[Call]:
+    draw = random.Random(1)
+    return [*edge_calls(), *(random_call(draw) for _ in range(60000))]
 
 
 def test_limits_are_the_same(library: ctypes.CDLL) -> None:
@@ -186,15 +189,15 @@ def test_limits_are_the_same(library: ctypes.CDLL) -> None:
     assert list((ctypes.c_uint32 * 6).in_dll(library, "stores")) == list(range(len(KERNEL_STORES))) == [*range(6)]
 
 
-def test_python_and_cpp_cut_calls_alike(library: ctypes.CDLL) -> None:
-    assert len(CALLS) > 60000
-    got = [in_python(call) for call in CALLS]
-    for call, mine, other in zip(CALLS, got, in_cpp(library, CALLS), strict=True):
+def test_python_and_cpp_cut_calls_alike(library: ctypes.CDLL, calls: list[Call]) -> None:
+    assert len(calls) > 60000
+    got = [in_python(call) for call in calls]
+    for call, mine, other in zip(calls, got, in_cpp(library, calls), strict=True):
         assert mine == other, call
-    assert sum(call.in_memory for call in CALLS) > 10000
+    assert sum(call.in_memory for call in calls) > 10000
     # And the calls are of all kinds.
     for antithetic in (False, True):
-        cuts = [cut for call, cut in zip(CALLS, got, strict=True) if call.antithetic == antithetic]
+        cuts = [cut for call, cut in zip(calls, got, strict=True) if call.antithetic == antithetic]
         assert {cut.stores for cut in cuts} == set(range(6))
         assert {cut.skip for cut in cuts} == set(range(8 if antithetic else 4))
         assert {cut.interleave_log2 for cut in cuts} >= {0, 1, 2}
@@ -208,8 +211,8 @@ def test_python_and_cpp_cut_calls_alike(library: ctypes.CDLL) -> None:
     assert {cut.groups_per_pass for cut in got if cut.stores < 4} >= set(range(1, 289))
 
 
-def test_every_cut_is_one_that_the_kernel_can_take() -> None:
-    for call in CALLS:
+def test_every_cut_is_one_that_the_kernel_can_take(calls: list[Call]) -> None:
+    for call in calls:
         cut = in_python(call)
         rows, columns, dtype, (row_stride, column_stride), address, _, _, antithetic, _, in_memory = call
         size, width, (across, down) = SIZES[dtype], call.width, sides(call)
@@ -289,10 +292,10 @@ def check_transposed(call: Call, cut: Geometry) -> None:
     assert abs(cut.column_step) * width * max(cut.groups_per_pass, 1) < 2**31, call
 
 
-def test_indices_are_divided_exactly() -> None:
+def test_indices_are_divided_exactly(calls: list[Call]) -> None:
     """As the kernel divides: by a product of 32 bits and a shift."""
     index = np.arange(288 + 128)
-    cuts = [cut for cut in map(in_python, CALLS) if cut.stores < 4]
+    cuts = [cut for cut in map(in_python, calls) if cut.stores < 4]
     pairs = {(cut.groups_per_pass, cut.one_by_groups) for cut in cuts} | {
         (cut.rows_per_pass, cut.one_by_rows) for cut in cuts
     }
@@ -342,9 +345,9 @@ def test_blocks_cover_every_row_and_every_column_once() -> None:
         assert (cut.blocks_per_band - 1) * steps * side < across <= len(drawn), (call, cut)
 
 
-def test_the_strided_kernels_cut_serves_every_draw(library: ctypes.CDLL) -> None:
+def test_the_strided_kernels_cut_serves_every_draw(library: ctypes.CDLL, calls: list[Call]) -> None:
     """As torch_ext cuts draws whose seed or window is in memory: one by one, wherever elements are."""
-    for call, cut in zip(CALLS, in_cpp(library, CALLS, strided=True), strict=True):
+    for call, cut in zip(calls, in_cpp(library, calls, strided=True), strict=True):
         groups = -(-(call.skip + call.columns) // call.width)
         assert cut.stores == KERNEL_STORES.index("kStrided") and cut.skip == call.skip, call
         assert 1 <= cut.blocks < 2**31 and 32 <= cut.threads <= 288 and cut.threads % 32 == 0, call

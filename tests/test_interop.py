@@ -28,7 +28,8 @@ import interop_table
 import ml_dtypes
 import numpy as np
 import pytest
-from cuda_memory import DTYPES, Array, Exported, ExportedByDlpack, ToArray, memory_of, numpy_dtype, on_cpu, require
+from cuda_memory import Array, Exported, ExportedByDlpack, ToArray, memory_of, numpy_dtype, on_cpu, require
+from tables import DTYPES
 
 import multisample
 from multisample._libraries import CPU, foreign, library_called

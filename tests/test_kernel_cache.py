@@ -263,6 +263,7 @@ def draw_in_process(root: Path, code: str = DRAW) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_processes_that_begin_together_compile_and_draw_the_same(root: Path) -> None:
     processes = [draw_in_process(root) for _ in range(4)]
     try:
@@ -284,6 +285,7 @@ def test_processes_that_begin_together_compile_and_draw_the_same(root: Path) -> 
     assert (output.strip(), error) == (expected(), "")
 
 
+@pytest.mark.slow
 def test_an_installation_without_a_place_to_write_to_says_what_it_does(root: Path) -> None:
     root.touch()
     output, error = draw_in_process(root / "below").communicate(timeout=DEADLINE)

@@ -175,6 +175,7 @@ def test_built_once_and_kept(sources: Path, cache_root: Path, capfd: pytest.Capt
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.slow
 @needs_tools
 def test_each_version_has_its_own_library(sources: Path) -> None:
     built = []
@@ -285,6 +286,7 @@ def test_architectures_of_the_devices(
 # --- Other processes ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @needs_tools
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_a_build_that_was_interrupted(
@@ -343,6 +345,7 @@ def test_folders_of_killed_builds_are_removed_and_no_others(
     assert libraries.cpu_library().read_text() == "a library"
 
 
+@pytest.mark.slow
 @needs_tools
 def test_processes_that_begin_together_build_once(
     sources: Path, cache_root: Path, tmp_path: Path, compiler: Callable[[str], Callable[[], int]]
@@ -570,6 +573,7 @@ def test_folders_and_files_are_private(sources: Path, cache_root: Path, compiler
 # --- Failures -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @needs_tools
 def test_a_failed_build_says_what_the_compiler_said(
     sources: Path, cache_root: Path, compiler: Callable[[str], Callable[[], int]]
@@ -601,6 +605,7 @@ def test_a_failed_build_says_what_the_compiler_said(
         libraries.cpu_library()
 
 
+@pytest.mark.slow
 @needs_tools
 def test_a_library_that_does_not_load_is_not_kept(sources: Path) -> None:
     (sources / "torch/cpu.cpp").write_text("int missing();\nint there = missing();\n")
@@ -609,6 +614,7 @@ def test_a_library_that_does_not_load_is_not_kept(sources: Path) -> None:
     assert not libraries.is_built("cpu")
 
 
+@pytest.mark.slow
 @needs_tools
 def test_libraries_that_are_needed_are_loaded_first(sources: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.so"
@@ -770,6 +776,7 @@ def test_which_toolkit(nothing_installed: Path, tmp_path: Path, monkeypatch: pyt
 # --- The command ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @needs_tools
 def test_the_command_builds(sources: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", None)
@@ -807,6 +814,7 @@ def test_the_command_builds_for_cuda(
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 @needs_tools
 def test_the_command_tries_again(sources: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (sources / "torch/cpu.cpp").write_text("#error not yet\n")

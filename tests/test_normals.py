@@ -13,11 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import mpmath
 import numpy as np
 import pytest
 from numba import njit
+from tables import DTYPES
 
 from multisample.backends.kernels.stream import arithmetic as intrinsics
 from multisample.backends.kernels.stream import normals, words
@@ -169,6 +169,7 @@ def all_words() -> list[tuple[int, ...]]:
         return list(pool.map(sums_of_bits, starts, (start + step for start in starts)))
 
 
+@pytest.mark.slow
 def test_all_words_there_are_give_the_known_sums(all_words: list[tuple[int, ...]]) -> None:
     known = load("transform_f32.json", "sums_over_all_words")
     for column, name in enumerate(("R", "fma_minus_s_s_half", "s_times_c")):
@@ -176,6 +177,7 @@ def test_all_words_there_are_give_the_known_sums(all_words: list[tuple[int, ...]
         assert total == int(known[name], 16), (name, hex(total))
 
 
+@pytest.mark.slow
 def test_no_word_gives_nan_or_a_normal_beyond_the_largest(all_words: list[tuple[int, ...]]) -> None:
     largest = np.array([part[3:] for part in all_words], np.uint32).max(0).view(np.float32)
     # Rounding is monotonic: no product of the two factors is larger than that of the largest. A nan compares with none.
@@ -327,7 +329,6 @@ def _narrowed_by(narrow_one: Any) -> Callable[[Array], Array]:
 
 
 NARROW = {"float16": _narrowed_by(to_float16), "bfloat16": _narrowed_by(to_bfloat16)}
-DTYPES: dict[str, Any] = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
 
 def assert_narrows(dtype: str, x: Array) -> None:

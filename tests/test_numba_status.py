@@ -38,6 +38,7 @@ def test_without_numba_cuda_it_says_what_to_install(monkeypatch: pytest.MonkeyPa
         multisample.sample([0.0], [1.0], 3, backend="numba")
 
 
+@pytest.mark.slow
 @requires_numba_cuda
 def test_a_numpy_that_is_too_new_is_named() -> None:
     # What NumPy 2.5 left out, and numba-cuda 0.30 asks for.

@@ -226,6 +226,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {"MULTISAMPLE_CACHE_DIR": str(tmp_path_factory.mktemp("compiled"))}
 
 
+@pytest.mark.slow
 def test_what_was_installed_draws_the_same_from_another_folder(
     installation: Installation, compiled: dict[str, str]
 ) -> None:
@@ -244,6 +245,7 @@ def test_what_was_installed_draws_the_same_from_another_folder(
     assert installed == expected | {"multisample" if is_copy else "_multisample.pth"}
 
 
+@pytest.mark.slow
 def test_what_was_installed_has_the_sources_that_are_compiled_on_first_use(installation: Installation) -> None:
     found = json.loads(run(installation.python, "-c", WITHOUT_LIBRARIES, folder=installation.elsewhere))
     assert Path(found["csrc"]) == installation.folders["csrc"]
@@ -251,6 +253,7 @@ def test_what_was_installed_has_the_sources_that_are_compiled_on_first_use(insta
     assert found["digest"] == csrc_files.digest()
 
 
+@pytest.mark.slow
 def test_what_was_installed_says_what_its_backends_lack(installation: Installation) -> None:
     found = json.loads(run(installation.python, "-c", WITHOUT_LIBRARIES, folder=installation.elsewhere))
     assert {"torch_ext", "cupy", "numba", "cpu"} <= found["available"].keys()
@@ -260,6 +263,7 @@ def test_what_was_installed_says_what_its_backends_lack(installation: Installati
         assert f"package {library} is not installed" in found["reasons"][name][0]
 
 
+@pytest.mark.slow
 def test_what_was_installed_has_its_specification_and_its_types(installation: Installation) -> None:
     code = (
         "import importlib.resources as resources; files = resources.files('multisample');"
@@ -270,6 +274,7 @@ def test_what_was_installed_has_its_specification_and_its_types(installation: In
     assert int(length) > 1000
 
 
+@pytest.mark.slow
 def test_what_was_installed_has_its_command(installation: Installation) -> None:
     text = run(installation.python, "-m", "multisample", "--help", folder=installation.elsewhere)
     assert "python -m multisample" in text
@@ -281,6 +286,7 @@ def test_what_was_installed_has_its_command(installation: Installation) -> None:
 # --- The tests of an sdist ------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_tests_of_an_sdist_run(distributions: Distributions, tmp_path: Path) -> None:
     with tarfile.open(distributions.sdist) as archive:
         archive.extractall(tmp_path, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
@@ -318,12 +324,14 @@ def check_types(*scripts: Path, python: Path, cache: Path, folder: Path) -> None
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_what_was_installed_has_types_for_its_users(installation: Installation, mypy_cache: Path) -> None:
     check_types(
         TYPED_USER, TYPED_TORCH_USER, python=installation.python, cache=mypy_cache, folder=installation.elsewhere
     )
 
 
+@pytest.mark.slow
 def test_types_do_not_depend_on_array_libraries(distributions: Distributions, mypy_cache: Path, tmp_path: Path) -> None:
     packages = tmp_path / "packages"
     with zipfile.ZipFile(distributions.wheel) as archive:

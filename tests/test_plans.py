@@ -916,6 +916,7 @@ def test_errors_have_no_inner_errors(vectors: Any) -> None:
 # --- Random calls -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_random_calls_are_the_same_with_and_without_plans() -> None:
     need("torch_ext")
     fuzzer = fuzz_plans.Fuzzer(1500, 4, "cpu")

@@ -167,6 +167,7 @@ def test_signs_of_zero_in_samples() -> None:
 # --- Float64 coefficients -------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_float64_literals_are_the_derived_ones() -> None:
     derived = float64_coefficients.derive()
     literal = stream.F64.L, stream.F64.LE, stream.F64.S, stream.F64.C

@@ -22,6 +22,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba import njit
+from tables import COLUMNS, DTYPES, NOISES, ROWS
 
 import multisample
 from multisample.backends.kernels.cpu import kernel as cpu_kernels
@@ -34,14 +35,6 @@ ToArray = Callable[[Any], Array]
 
 DATA = Path(__file__).parent / "data"
 
-DTYPES: dict[str, Any] = {
-    "float16": np.float16,
-    "bfloat16": ml_dtypes.bfloat16,
-    "float32": np.float32,
-    "float64": np.float64,
-}
-NOISES = ("independent", "shared")
-ROWS, COLUMNS = 2**32, 2**34
 
 block_f32, block_f64 = normals.block_f32, normals.block_f64
 fma = intrinsics.fma
@@ -690,6 +683,7 @@ def uses_x86_extensions() -> bool:
     return "vfmadd" in code or "%ymm" in code
 
 
+@pytest.mark.slow
 def test_a_machine_without_vectors_and_fused_multiply_add_draws_the_same_bits(tmp_path: Path) -> None:
     environment = {
         **os.environ,

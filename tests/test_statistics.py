@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-import ml_dtypes
 import numpy as np
 import pytest
 from numba import njit
 from scipy import special, stats
+from tables import NARROW
 
 import multisample
 
@@ -223,6 +223,7 @@ def survey() -> Survey:
     return surveyed(windows(2**30, seed=101))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("statistic", SURVEY_STATISTICS)
 def test_2_to_the_30_float32_draws_are_normal(survey: Survey, statistic: str) -> None:
     assert SURVEY_STATISTICS[statistic](survey) > ALPHA
@@ -355,9 +356,6 @@ def test_low_bits_of_float64_draws_are_uniform() -> None:
 
 def test_float32_draws_have_no_such_low_bits() -> None:
     assert low_bits(next(windows(2**22, seed=106))) < CAUGHT
-
-
-NARROW: dict[str, Any] = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
 
 def narrow_cells(patterns: Array, dtype: str) -> float:

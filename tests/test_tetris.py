@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import slow_tetris
+from tables import slow_but
 
 from multisample.examples.tetris import board as boards
 from multisample.examples.tetris.pieces import FIRST, MASKS, NAMES, ORIENTATIONS
@@ -252,7 +253,7 @@ def test_features_of_random_boards(features: str) -> None:
                     assert (list(found[0].values()), cells_of(found[1])) == expected[turn, left]
 
 
-@pytest.mark.parametrize("height", [6, 13, 20])
+@pytest.mark.parametrize("height", slow_but([6], [6, 13, 20]))
 @pytest.mark.parametrize("features", FEATURES)
 def test_games_of_random_players(features: str, height: int) -> None:
     rng = np.random.default_rng(height)

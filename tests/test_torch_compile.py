@@ -283,6 +283,7 @@ def test_what_cannot_be_in_a_graph_is_drawn_between_two(options: Callable[[], di
         assert torch.equal(function(mu, given), draw(mu, same))
 
 
+@pytest.mark.slow
 def test_a_program_need_not_prepare_anything(torch_device: str, tmp_path: Path) -> None:
     program = f"""
 import multisample, sys

@@ -71,6 +71,7 @@ SOURCES = Path(str(importlib.resources.files("multisample.csrc")))
 SANITIZED = ("-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the machines below are of x86-64")
 @pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 def test_machines_of_other_vectors_give_the_same_bits_within_bounds(tmp_path: Path) -> None:

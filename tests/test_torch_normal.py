@@ -42,6 +42,7 @@ def placed(x: Any, device: str) -> Any:
     return x.to(device) if isinstance(x, torch.Tensor) else x
 
 
+@pytest.mark.slow
 def test_to_import_it_compiles_nothing_and_loads_no_compiler(tmp_path: Path) -> None:
     program = """
 import sys
@@ -160,6 +161,7 @@ def test_gradients_are_those_of_the_reparameterisation(torch_device: str) -> Non
             Normal(loc, scale, backend="cpu").rsample()
 
 
+@pytest.mark.slow
 def test_without_a_compiler_the_error_says_what_is_missing(tmp_path: Path) -> None:
     program = """
 import torch
@@ -281,6 +283,7 @@ def actor(kind: Any, device: str) -> tuple[torch.Tensor, list[torch.Tensor]]:
     return trained(list(layer.parameters()), 400, loss), []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("training", [regression, actor])
 def test_training_converges_as_it_does_with_the_normal_of_pytorch(torch_device: str, training: Training) -> None:
     torch.manual_seed(5)

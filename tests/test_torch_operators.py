@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tables import DTYPES
 
 import multisample
 from multisample.backends import registry
 
 Array = np.ndarray[Any, Any]
 
-DTYPES = ("float16", "bfloat16", "float32", "float64")
 # Of the sum of magnitudes: fewer than 16 roundings to float32. Of float64, as many as there are in a long chain.
 BOUND = {"float32": 16 * 2.0**-24, "float64": 256 * 2.0**-53}
 

@@ -99,6 +99,7 @@ def check(found: list[dict[str, str]], case: str) -> None:
     assert not failed, "\n".join(failed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("backend_on_cpu", SERVES["cpu"])
 def test_on_four_processes(case: str, backend_on_cpu: str, runs: Runs) -> None:
@@ -126,6 +127,7 @@ def run_python(code: str) -> str:
     return run.stdout.strip()
 
 
+@pytest.mark.slow
 def test_who_has_no_dtensors_does_not_pay_for_them() -> None:
     code = """
 import sys, torch, multisample, multisample.torch
@@ -179,6 +181,7 @@ distributed.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_plans_of_shards_keep_no_process_group() -> None:
     done = subprocess.run([sys.executable, "-c", KEPT], capture_output=True, text=True, timeout=DEADLINE)

@@ -141,6 +141,7 @@ def libraries_of(wheel: Path) -> dict[str, bytes]:
     return {name: content for name, content in contents(wheel).items() if name.endswith(".so")}
 
 
+@pytest.mark.slow
 @needs_tools
 @needs_linux
 def test_a_wheel_with_libraries_is_for_this_platform(wheel: Path) -> None:
@@ -158,6 +159,7 @@ def test_a_wheel_with_libraries_is_for_this_platform(wheel: Path) -> None:
     assert {f"multisample/{name}" for name in PACKAGED} <= found.keys()
 
 
+@pytest.mark.slow
 @needs_tools
 @needs_linux
 def test_the_record_of_a_wheel_with_libraries_is_right(wheel: Path) -> None:
@@ -172,6 +174,7 @@ def test_the_record_of_a_wheel_with_libraries_is_right(wheel: Path) -> None:
     assert rows[-1][1:] == ["", ""]
 
 
+@pytest.mark.slow
 @needs_tools
 @needs_linux
 def test_libraries_ask_for_nothing_but_what_every_user_has(wheel: Path, tmp_path: Path) -> None:
@@ -186,6 +189,7 @@ def test_libraries_ask_for_nothing_but_what_every_user_has(wheel: Path, tmp_path
             assert f"{path}/".encode() not in content, name
 
 
+@pytest.mark.slow
 @needs_tools
 @needs_linux
 @pytest.mark.parametrize("target", prebuilt.cpu_targets())
@@ -205,6 +209,7 @@ def test_what_was_installed_draws_without_a_compiler(installation: Installation,
     assert not (installation.folder / "cache" / "torch_ext").exists()
 
 
+@pytest.mark.slow
 @needs_tools
 @needs_linux
 def test_what_was_installed_does_not_load_libraries_of_other_sources(
@@ -223,6 +228,7 @@ def test_what_was_installed_does_not_load_libraries_of_other_sources(
     assert error == "backend: 'torch_ext' cannot run here: " + "; ".join(reasons)
 
 
+@pytest.mark.slow
 @needs_tools
 @needs_linux
 @pytest.mark.skipif(torch.version.cuda is None, reason="PyTorch is built without CUDA")
@@ -278,6 +284,7 @@ def test_what_cannot_be_built_is_said(asked: str, before: str, message: str) -> 
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_wheel_without_the_libraries_that_were_asked_for_is_not_built(tmp_path: Path) -> None:
     source = copy_checkout(tmp_path / "source")
     done = attempt(

@@ -11,6 +11,9 @@ namespace {
 
 using namespace multisample;
 
+// A program has the kernels of one element type: tests compile the programs that they run, side by side.
+using Element = ELEMENT;
+
 struct Case {
   Draw draw;  // with an offset into the matrix's memory for its address; of a word's, only whether it has one
   u64 matrix_bytes;
@@ -83,6 +86,7 @@ void write(const void* from, u64 size) {
 int main() {
   for (Case one; read(&one, sizeof one);) {
     Draw draw = one.draw;
+    if (element_size(draw.type) != sizeof(Element)) cuda_shim::fail("a draw for another program");
     const u64 size = draw.rows * (draw.type == kFloat64 ? 8 : 4);
     Memory matrix(one.matrix_bytes), mu(size), sigma(size);
     if (!read(matrix.data, one.matrix_bytes)) cuda_shim::fail("the input ends early");
@@ -106,12 +110,7 @@ int main() {
     complete(draw, geometry);
     const Memory scratch(scratch_size(draw, geometry) * sizeof(double));
     draw.scratch = reinterpret_cast<double*>(scratch.data);
-    switch (draw.type) {
-      case kFloat16: run_noise<float16>(draw, geometry, one.backwards); break;
-      case kBFloat16: run_noise<bfloat16>(draw, geometry, one.backwards); break;
-      case kFloat32: run_noise<float>(draw, geometry, one.backwards); break;
-      default: run_noise<double>(draw, geometry, one.backwards);
-    }
+    run_noise<Element>(draw, geometry, one.backwards);
     write(&geometry, sizeof geometry);
     write(mu.data, size);
     write(sigma.data, size);

@@ -11,12 +11,11 @@ namespace {
 
 using namespace multisample;
 
-// The kernels that read the seed and the window from memory are a program of their own, which is compiled apart.
-#ifdef ORIGIN_IN_MEMORY
-constexpr bool kOriginInMemory = true;
-#else
-constexpr bool kOriginInMemory = false;
-#endif
+// A program has the kernels of one element type and one kind of noise, either those that take the seed and the window
+// by value or those that read them from memory: tests compile the programs that they run, side by side.
+using Element = ELEMENT;
+constexpr bool kShared = SHARED;
+constexpr bool kOriginInMemory = ORIGIN_IN_MEMORY;
 
 struct Case {
   Draw draw;  // with offsets into the memory below in place of addresses; of a word's, only whether it has one
@@ -102,34 +101,23 @@ Counted<T> from_lane(Counted<T> x, u32 lane) {
 
 namespace {
 
-template <class Out, bool shared, bool antithetic, Stores stores>
+template <bool antithetic, Stores stores>
 void run(const Draw& draw, const Geometry& g, bool backwards) {
-  cuda_shim::launch(g.blocks, g.threads, backwards,
-                    [&] { sample_kernel<Out, shared, antithetic, false, stores, kOriginInMemory>(draw, g); });
+  cuda_shim::launch(g.blocks, g.threads, backwards, [&] {
+    sample_kernel<Counted<Element>, kShared, antithetic, false, stores, kOriginInMemory>(draw, g);
+  });
 }
 
-template <class Out, bool shared, bool antithetic>
+template <bool antithetic>
 void run_stores(const Draw& draw, const Geometry& g, bool backwards) {
   switch (g.stores) {
-    case kAligned: return run<Out, shared, antithetic, kAligned>(draw, g, backwards);
-    case kShifted: return run<Out, shared, antithetic, kShifted>(draw, g, backwards);
-    case kStaged: return run<Out, shared, antithetic, kStaged>(draw, g, backwards);
-    case kTransposed: return run<Out, shared, antithetic, kTransposed>(draw, g, backwards);
-    case kTransposedStaged: return run<Out, shared, antithetic, kTransposedStaged>(draw, g, backwards);
-    default: return run<Out, shared, antithetic, kStrided>(draw, g, backwards);
+    case kAligned: return run<antithetic, kAligned>(draw, g, backwards);
+    case kShifted: return run<antithetic, kShifted>(draw, g, backwards);
+    case kStaged: return run<antithetic, kStaged>(draw, g, backwards);
+    case kTransposed: return run<antithetic, kTransposed>(draw, g, backwards);
+    case kTransposedStaged: return run<antithetic, kTransposedStaged>(draw, g, backwards);
+    default: return run<antithetic, kStrided>(draw, g, backwards);
   }
-}
-
-template <class Out, bool shared>
-void run_pairs(const Draw& draw, const Geometry& g, bool backwards) {
-  draw.antithetic ? run_stores<Out, shared, true>(draw, g, backwards)
-                  : run_stores<Out, shared, false>(draw, g, backwards);
-}
-
-template <class T>
-void run_noise(const Draw& draw, const Geometry& g, bool backwards) {
-  draw.common_noise ? run_pairs<Counted<T>, true>(draw, g, backwards)
-                    : run_pairs<Counted<T>, false>(draw, g, backwards);
 }
 
 void place(Word& word, const u64& memory) {
@@ -156,19 +144,18 @@ int main() {
     place(draw.offset, one.offset);
     place(draw.first_row, one.first_row);
     place(draw.first_column, one.first_column);
-    if (has_origin_in_memory(draw) && !kOriginInMemory) cuda_shim::fail("a draw for the other program");
+    if (has_origin_in_memory(draw) != kOriginInMemory || draw.common_noise != kShared ||
+        element_size(draw.type) != sizeof(Element)) {
+      cuda_shim::fail("a draw for another program");
+    }
     out_begin = out.data;
     out_end = out.data + one.out_bytes;
     writes.assign(one.out_bytes / element_size(draw.type), 0);
 
     Result result{};
     const Geometry& geometry = result.geometry = one.given ? one.geometry : geometry_of(draw);
-    switch (draw.type) {
-      case kFloat16: run_noise<float16>(draw, geometry, one.backwards); break;
-      case kBFloat16: run_noise<bfloat16>(draw, geometry, one.backwards); break;
-      case kFloat32: run_noise<float>(draw, geometry, one.backwards); break;
-      default: run_noise<double>(draw, geometry, one.backwards);
-    }
+    draw.antithetic ? run_stores<true>(draw, geometry, one.backwards)
+                    : run_stores<false>(draw, geometry, one.backwards);
     advance_kernel(&one.offset);
     result.offset = one.offset;
     write(&result, sizeof result);

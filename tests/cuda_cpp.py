@@ -1,0 +1,126 @@
+"""Compile the CUDA C++ sources where there is no GPU: for the CPU, over shim/cuda_shim.h, and for GPUs, with NVRTC."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from multisample.backends.native import csrc_files
+
+__all__ = [
+    "ARCHITECTURES", "ELEMENTS", "SANITIZED", "SECONDS", "SHIM", "WARNINGS", "Program", "compile_runner",
+    "nvrtc_compile", "requires_gxx", "requires_nvrtc", "run_program",
+]  # fmt: skip
+
+SHIM = Path(__file__).parent / "shim"
+SECONDS = 300
+ELEMENTS = {"float16": "float16", "bfloat16": "bfloat16", "float32": "float", "float64": "double"}
+"""Element types as C++ names them."""
+ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_100")
+
+requires_gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+
+SANITIZED = ("-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+WARNINGS = ("-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas")
+
+
+def compile_runner(
+    folder: Path, program: str, headers: Sequence[str], declarations: int, element: str, *options: str
+) -> None:
+    """Compile a program of the folder shim, which runs CUDA kernels of one element type on the CPU.
+
+    Parameters
+    ----------
+    folder : Path
+        To compile it in.
+    headers : sequence of str
+        With all kernels that it runs, and in them so many `declarations` of shared memory.
+    element : str
+        The name of the element type.
+    """
+    # The one word of CUDA that no macro can stand for: shared memory is one for all threads, and filled with garbage
+    # before each block.
+    ids = itertools.count()
+    for name in headers:
+        source = re.sub(
+            r"__shared__ ([^;]+?) (\w+)((?:\[[^;]+?\])+);",
+            lambda match: f"auto& {match[2]} = cuda_shim::shared<{match[1]}{match[3]}, {next(ids)}>();",
+            (csrc_files.folder() / name).read_text(),
+        )
+        assert "__shared__" not in source
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(source)
+    assert next(ids) == declarations
+    # Optimized code runs faster, but to optimize it takes longer than is gained.
+    command = [
+        "g++", "-std=c++17", "-O0", "-ffp-contract=off", *SANITIZED, *WARNINGS, f"-DELEMENT={ELEMENTS[element]}",
+        *options, f"-I{folder}", f"-I{csrc_files.folder()}", f"-I{SHIM}", "-o", str(folder / program),
+        str(SHIM / f"{program}.cpp"),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=2 * SECONDS)
+    assert done.returncode == 0, done.stderr[-5000:]
+
+
+def run_program(program: Path, cases: bytes) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        [str(program)], input=cases, capture_output=True, timeout=SECONDS,
+        env={**os.environ, "ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"},
+    )  # fmt: skip
+
+
+def _no_nvrtc() -> str:
+    """Why NVRTC cannot be had through CuPy; empty if it can."""
+    if importlib.util.find_spec("cupy") is None:
+        return "cupy is not installed"
+    try:
+        from cupy.cuda import nvrtc
+
+        nvrtc.getVersion()
+    except Exception as error:  # Whatever a broken installation may do.
+        return f"NVRTC cannot be loaded: {error}"
+    return ""
+
+
+requires_nvrtc = pytest.mark.skipif(bool(_no_nvrtc()), reason=_no_nvrtc())
+
+
+class Program(NamedTuple):
+    """What NVRTC has made of a source."""
+
+    log: str
+    names: list[str]
+    """Of the kernels that were asked for, in the object code."""
+    code: bytes
+    """For a real architecture its machine code, for a virtual one PTX."""
+
+
+def nvrtc_compile(source: str, kernels: Sequence[str], architecture: str, options: Sequence[str]) -> Program:
+    """These kernels in one program, which takes half the time of one for each."""
+    from cupy.cuda import nvrtc
+
+    program = nvrtc.createProgram(source, "program.cu", (), ())
+    try:
+        for name in kernels:
+            nvrtc.addNameExpression(program, name)
+        try:
+            nvrtc.compileProgram(program, [*options, f"-arch={architecture}"])
+        except nvrtc.NVRTCError:
+            pytest.fail(f"{architecture}: {nvrtc.getProgramLog(program)[:5000]}", pytrace=False)
+        code = (nvrtc.getCUBIN if architecture.startswith("sm_") else nvrtc.getPTX)(program)
+        lowered = [nvrtc.getLoweredName(program, name) for name in kernels]
+        return Program(
+            nvrtc.getProgramLog(program).strip("\0\n "),
+            [name.decode() if isinstance(name, bytes) else name for name in lowered],
+            code if isinstance(code, bytes) else code.encode(),
+        )
+    finally:
+        nvrtc.destroyProgram(program)

@@ -1,0 +1,439 @@
+"""Calls that CUDA kernels are tried with on the CPU: of the kernel in C++ and of the kernel in Python."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from draws import WORDS
+from numba import njit
+from tables import COLUMNS, DTYPES, INPUTS, ROWS, STORES
+from transposed_cuts import recut
+
+import multisample
+from multisample.backends.draw import SIZES
+from multisample.backends.kernels.cuda.geometry import Geometry, geometry, staged_slots_of
+from multisample.backends.kernels.stream.arithmetic import fma
+
+__all__ = [
+    "GUARD", "POISON", "SOME_WORDS", "TABLES", "Case", "Cut", "Values", "ceil_div", "input_vectors", "tall",
+    "words_in_memory",
+]  # fmt: skip
+
+Array = np.ndarray[Any, Any]
+Values = Array | float
+Cut = Callable[[Geometry], dict[str, int]]
+
+GUARD, POISON = 512, 0xC3
+"""Bytes of memory before and after an output, and what memory is filled with."""
+
+
+@njit
+def _in_pairs(mu: Array, sigma: Array, z: Array, first: int, out: Array) -> None:
+    """What is drawn from pairs of noise, from its column `first` on: each number, and then its mirror."""
+    for i in range(out.shape[0]):
+        for j in range(out.shape[1]):
+            noise = z[i, (first + j) // 2]
+            out[i, j] = fma(sigma[i], -noise if (first + j) % 2 else noise, mu[i])
+
+
+@dataclasses.dataclass
+class Case:
+    """A call, where its output lies, and how it is to be cut if not as it is for a GPU."""
+
+    d: int
+    n: int
+    dtype: str = "float32"
+    noise: str = "independent"
+    antithetic: bool = False
+    fast_math: bool = False
+    """The runner of the kernel in C++ has portable kernels alone, which it runs with the geometry for fast_math."""
+    seed: int = 1
+    offset: int = 0
+    in_memory: tuple[str, ...] = ()
+    """The words that the kernel finds in memory: seed, offset, first_row, first_column. The draw has other values."""
+    dim_offset: int = 0
+    sample_offset: int = 0
+    strides: tuple[int, int] | None = None
+    """Of the output, in elements; contiguous rows by default."""
+    misalignment: int = 0
+    """How many elements behind an aligned address the lowest one of the output is."""
+    mu: Values | None = None
+    sigma: Values | None = None
+    cut: Cut | None = None
+    """Fields of the geometry to change; what follows from others is done again."""
+    backwards: bool = False
+
+    @property
+    def size(self) -> int:
+        return SIZES[self.dtype]
+
+    @property
+    def stores(self) -> str:
+        return STORES[self.usual_cut().stores]
+
+    @property
+    def has_origin_in_memory(self) -> bool:
+        """Whether it takes the kernel that reads the seed and the window from memory."""
+        return bool(set(self.in_memory) - {"offset"})
+
+    def byte_strides(self) -> tuple[int, int]:
+        rows, columns = self.strides or (self.n, 1)
+        return rows * self.size, columns * self.size
+
+    def placed(self) -> tuple[int, int]:
+        """Where the first element of the output is in its memory, and how large that is, in bytes."""
+        reach = [stride * (length - 1) for stride, length in zip(self.byte_strides(), (self.d, self.n), strict=True)]
+        below, above = -sum(r for r in reach if r < 0), sum(r for r in reach if r > 0)
+        first = GUARD + self.misalignment * self.size + below
+        return first, first + above + self.size + GUARD
+
+    def output(self, memory: Array) -> Array:
+        """The output in its memory, as bit patterns."""
+        first, _ = self.placed()
+        return np.ndarray((self.d, self.n), f"u{self.size}", memory, first, self.byte_strides())
+
+    def vectors(self) -> tuple[Values, Values]:
+        draw = np.random.default_rng(self.d * 10007 + self.n)
+        real = np.float64 if self.dtype == "float64" else np.float32
+        mu = draw.normal(size=self.d).astype(real) * 3 if self.mu is None else self.mu
+        sigma = np.abs(draw.normal(size=self.d)).astype(real) if self.sigma is None else self.sigma
+        return mu, sigma
+
+    def words(self) -> dict[str, int]:
+        return dict(zip(WORDS, (self.seed, self.offset, self.dim_offset, self.sample_offset), strict=True))
+
+    def expected(self) -> Array:
+        """Bit patterns: what the cpu backend draws, or for antithetic pairs what is made of the noise that it draws."""
+        mu, sigma = self.vectors()
+        if not self.antithetic:
+            return self._on_cpu(mu, sigma, self.n, self.dtype, self.sample_offset).view(f"u{self.size}")
+        real = np.dtype(np.float64 if self.dtype == "float64" else np.float32)
+        first, last = self.sample_offset // 2, ceil_div(self.sample_offset + self.n, 2)
+        z = self._on_cpu(-0.0, np.ones(self.d, real), last - first, real.name, first)
+        out = np.empty((self.d, self.n), real)
+        with np.errstate(all="ignore"):
+            vectors = [np.broadcast_to(np.asarray(vector).astype(real), self.d) for vector in (mu, sigma)]
+            _in_pairs(*vectors, z, self.sample_offset % 2, out)
+            return out.astype(DTYPES[self.dtype]).view(f"u{self.size}")
+
+    def _on_cpu(self, mu: Values, sigma: Values, n: int, dtype: str, sample_offset: int) -> Array:
+        generator = multisample.Generator(self.seed)
+        generator.state = {**generator.state, "offset": self.offset}
+        if isinstance(mu, float):
+            mu = np.full(self.d, mu)
+        with np.errstate(over="ignore"):
+            got = multisample.sample(
+                mu, sigma, n, backend="cpu", dtype=dtype, generator=generator, noise=self.noise,
+                dim_offset=self.dim_offset, sample_offset=sample_offset,
+            )  # fmt: skip
+        return np.asarray(got)
+
+    def usual_cut(self) -> Geometry:
+        """As it is for a GPU."""
+        cheap = self.noise == "shared" or (self.fast_math and self.dtype != "float64")
+        return geometry(
+            self.d, self.n, self.dtype, self.byte_strides(), self.placed()[0] % 32,
+            -1 if "first_column" in self.in_memory else self.sample_offset % 8, cheap, self.noise == "shared",
+            self.antithetic,
+        )[0]  # fmt: skip
+
+    def chosen_cut(self) -> Geometry:
+        g = self.usual_cut()
+        if self.cut is None:
+            return g
+        groups = ceil_div(g.skip + self.n, 8 if self.antithetic else 4)
+        if STORES[g.stores].startswith("transposed"):
+            return recut(self.cut, g, groups, staged_slots_of(self.size, self.antithetic))
+        changed = g._replace(**self.cut(g))
+        rows, lanes, shift = changed.rows_per_pass, changed.groups_per_pass, changed.interleave_log2
+        threads = ceil_div(lanes * rows, 32) * 32
+        bands = ceil_div(ceil_div(self.d, changed.band_rows), 1 << shift) << shift
+        columns = ceil_div(groups, changed.steps * lanes)
+        return changed._replace(
+            threads=threads,
+            one_by_groups=ceil_div(1 << 20, lanes),
+            one_by_rows=ceil_div(1 << 20, rows),
+            chunk=changed.chunk if changed.chunk != g.chunk else threads // rows * rows,
+            pitch=threads // rows | 1,
+            blocks_per_band=columns,
+            blocks=bands * columns,
+            row_step=self.byte_strides()[0] // self.size * rows << shift,
+        )
+
+
+def ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+# --- Tables of cases, for an element type and a noise -----------------------------------------------
+
+LENGTHS = [*range(1, 41), *range(127, 131), *range(511, 514), *range(1023, 1030), *range(1152, 1158), 2049]
+LENGTHS += [2304, 2307, 2309]
+
+
+def every_shape(dtype: str, noise: str) -> Iterator[Case]:
+    """Rows that end within a warp, within the rows of a pass and within a band; bands that are full and not."""
+    numbers = itertools.count()
+    for n in LENGTHS:
+        for d in (1, 2, 3, 7, 40 if n > 40 else 300):
+            k = next(numbers)
+            common: dict[str, Any] = {"antithetic": (k + n) % 2 == 1, "seed": k}
+            yield Case(d, n, dtype, noise, **common, sample_offset=k % 9, dim_offset=k % 3, backwards=k // 2 % 2 == 1)
+            if d < 10:
+                k = next(numbers)
+                yield Case(d, n, dtype, noise, **common, sample_offset=8 * k, fast_math=k // 2 % 2 == 0)
+
+
+WIDTHS = [*range(2, 20), 31, 32, 33, 64, 65, *range(127, 131), *range(255, 259), *range(287, 291), 512, 513, 577]
+WIDTHS += [1145, 1200]
+
+
+def dimensions_side_by_side(dtype: str, noise: str) -> Iterator[Case]:
+    """Groups that are whole and not, and bands of them."""
+    for k, (d, n) in enumerate(itertools.product(WIDTHS, (2, 4, 7, 8, 16, 29, 61, 0))):
+        yield Case(
+            d, n or (150 if d > 40 else 1100), dtype, noise, antithetic=(k + d) % 2 == 1, seed=k, sample_offset=k % 9,
+            dim_offset=k % 3, strides=(1, d + 1 + k % 4), misalignment=k % 5, fast_math=k % 3 == 0,
+            backwards=k // 2 % 2 == 1,
+        )  # fmt: skip
+
+
+def every_address(dtype: str, noise: str) -> Iterator[Case]:
+    """Rows that begin anywhere, contiguous and padded."""
+    lengths = (1, 3, 4, 8, 10, 37, 120, 128, 509, 512, 513, 516, 1021, 1024, 1028, 1029, 1149, 1152, 1156, 1500, 2304)
+    numbers = itertools.count()
+    for index, n in enumerate(lengths):
+        for misalignment, pad in itertools.product(range(4 if SIZES[dtype] > 2 else 8), range(5)):
+            k = next(numbers)
+            # Those of an antithetic group are at the same place for every other offset.
+            common: dict[str, Any] = {
+                "antithetic": (index + misalignment + pad) % 2 == 1, "seed": k, "sample_offset": (k // 3 + n) % 8,
+                "misalignment": misalignment, "backwards": k % 2 == 1,
+            }  # fmt: skip
+            yield Case((1, 2, 5, 9)[(k + n) % 4], n, dtype, noise, strides=(n + pad, 1), **common)
+            if n < 600 and pad < 3:
+                yield Case(n, (2, 5, 9, 31)[(k + n) % 4], dtype, noise, strides=(1, n + pad), **common)
+            if n < 140:
+                yield Case(n, (31, 2, 5, 9)[(k + n) % 4], dtype, noise, strides=(1, n), **common)
+
+
+def threads_beyond_the_last_column(dtype: str, noise: str) -> Iterator[Case]:
+    """They would be the first ones of the next row: of columns that are inside, and so as if they had them all.
+
+    Where dimensions lie side by side, those beyond the last one would be the first ones of the next column.
+    """
+    lengths = (132, 516, 520, 636, 640, 644, 1024, 1028, 1148, 1152, 2312)
+    for k, (n, pad, misalignment, rows) in enumerate(itertools.product(lengths, (0, 1, 4), (0, 1), (1, 3))):
+        common: dict[str, Any] = {
+            "antithetic": (pad + misalignment + k // 12) % 2 == 1, "misalignment": misalignment,
+            "cut": lambda g, rows=rows: {"band_rows": rows * g.rows_per_pass},
+        }  # fmt: skip
+        yield Case(6, n, dtype, noise, strides=(n + pad, 1), **common)
+        if n < 1000:
+            yield Case(n, 45, dtype, noise, strides=(1, n + pad), **common)
+        if n < 600:
+            short = n % 97 + 1
+            yield Case(short, 45, dtype, noise, strides=(1, short), **common)
+
+
+def any_strides(dtype: str, noise: str) -> Iterator[Case]:
+    numbers = itertools.count()
+    for d, n in [(1, 1), (1, 9), (5, 1), (3, 7), (9, 64), (40, 13), (6, 516), (4, 700), (3, 1028), (5, 1157), (300, 9)]:
+        backwards = [(-n, 1), (-(n + 3), 1), (-(n + 8), 1), (1, -d), (-1, -d), (n, -1)]
+        layouts = [*backwards, (1, d), (1, d + 3), (2 * n, 2), (-9 * n, 3), (2, 2 * d)]
+        for strides, antithetic in itertools.product(layouts, (False, True)):
+            k = next(numbers) // 2
+            yield Case(d, n, dtype, noise, antithetic, seed=k, sample_offset=k % 8, strides=strides, misalignment=k % 3)
+
+
+def windows_far_out(dtype: str, noise: str) -> Iterator[Case]:
+    shapes = [(1, 1), (5, 7), (3, 37), (2, 600), (2, 640), (3, 1024), (3, 1028), (300, 4), (7, 1157)]
+    numbers = itertools.count()
+    for (d, n), antithetic, dim in itertools.product(shapes, (False, True), range(3)):
+        last = COLUMNS - n
+        for first in (last, last - 1, last - 2, last - 3, last - 5, 2**33 - 2, 2**32 - 1, 2**32):
+            k = next(numbers)
+            yield Case(
+                d, n, dtype, noise, antithetic, dim_offset=(ROWS - d, 2**31 - 1, 12345)[dim], sample_offset=first,
+                seed=(0, 2**32 - 1, 2**32, 2**63 + 11, 2**64 - 1)[k % 5],
+                offset=(0, 1, 2**32 - 1, 2**32, 2**64 - 2, 2**63)[k % 6], in_memory=("offset",) if k % 4 == 1 else (),
+                strides=((n, 1), (1, d), (n + 1, 1), (1, d + 1), (n, 1), (2 * n, 2), (n, 1))[k % 7],
+                misalignment=k % 11 % 4,
+            )  # fmt: skip
+
+
+def windows_of_pairs(dtype: str, noise: str) -> Iterator[Case]:
+    """From each column of a group to each, in one group and in several."""
+    numbers = itertools.count()
+    for first, groups, end in itertools.product(range(8), (0, 1, 3), range(1, 9)):
+        n = 8 * groups + end - first
+        if n > 0:
+            k = next(numbers)
+            yield Case(
+                5, n, dtype, noise, antithetic=True, sample_offset=8 * k + first,
+                strides=((n, 1), (1, 5), (n + 1, 1), (2 * n, 2), (1, 8))[k % 5], misalignment=k // 5 % 3,
+            )  # fmt: skip
+
+
+def offsets_in_memory(dtype: str, noise: str) -> Iterator[Case]:
+    """Whatever the draw's own value is; and counted up, it carries."""
+    offsets = (0, 1, 2**32 - 1, 2**32, 2**63 - 1, 2**64 - 2)
+    shapes = [(3, 7), (2, 1100), (1, 1024), (300, 9)]
+    choices = itertools.product(shapes, range(3), (False, True), (0, 1))
+    for k, ((d, n), layout, antithetic, misalignment) in enumerate(choices):
+        yield Case(
+            d, n, dtype, noise, antithetic, offset=offsets[(k + k // 6) % 6], in_memory=("offset",),
+            misalignment=misalignment, strides=((n, 1), (1, d), (2 * n, 2))[layout],
+        )  # fmt: skip
+
+
+def vectors_of_every_type(dtype: str, noise: str) -> Iterator[Case]:
+    """Element types and strides of mu and sigma, and numbers in their place."""
+    d = 37
+    for number, kind in enumerate(INPUTS):
+        for k, (mu, sigma) in enumerate(input_vectors(kind, d)):
+            n = (3, 30, 600)[k % 3]
+            for strides in ((n, 1), (1, d)):
+                antithetic = (k // 3 + number + (strides[0] == 1)) % 2 == 1
+                yield Case(d, n, dtype, noise, antithetic, seed=k, mu=mu, sigma=sigma, strides=strides)
+    # What float32 rounds, also to its subnormals and beyond its largest.
+    for number, strides in itertools.product((0.1, 1e-42, 1e-50, -3.4028235677973362e38, 16777217.0), ((5, 1), (1, d))):
+        yield Case(d, 5, dtype, noise, mu=number, sigma=np.full(d, 1e-300), strides=strides)
+        yield Case(d, 5, dtype, noise, mu=np.full(d, number), sigma=abs(number) / 1e3, strides=strides)
+
+
+def input_vectors(kind: np.dtype[Any], d: int) -> list[tuple[Values, Values]]:
+    """mu and sigma of this type, and of it and others: with edge values, strided, reversed, broadcast, as numbers."""
+    draw = np.random.default_rng(5)
+    if kind.kind in "iu":
+        wide = draw.integers(np.iinfo(kind).min, np.iinfo(kind).max, 3 * d, kind, endpoint=True)
+        wide[:2] = np.iinfo(kind).min, np.iinfo(kind).max
+    else:
+        wide = (draw.normal(size=3 * d) * 10.0 ** draw.integers(-5, 4, 3 * d)).astype(kind)
+        wide[:4] = 0.0, -0.0, np.finfo(np.float16).smallest_subnormal, 65504
+    spread = np.abs(wide) if kind.kind != "i" else np.maximum(wide, 0)
+    return [
+        (wide[:d], spread[d : 2 * d]),
+        (wide[::3], spread[:d][::-1]),
+        (wide[d::-1][:d], spread[d::2][:d]),
+        (np.broadcast_to(wide[5], (d,)), spread[:d]),
+        (wide[:d], np.broadcast_to(spread[6], (d,))),
+        (wide[:d], 0.3),
+        (-1.1, spread[:d]),
+        (wide[:d], np.abs(draw.normal(size=d))),
+        (draw.normal(size=d).astype(np.float16), spread[:d]),
+        (wide[:d], spread[:d]),
+    ]
+
+
+def tall(passes: int, per_chunk: int) -> Cut:
+    """Bands of so many passes, and chunks of so many."""
+
+    def cut(g: Geometry) -> dict[str, int]:
+        chunk = min(per_chunk * g.rows_per_pass, g.chunk)
+        return {"band_rows": passes * g.rows_per_pass, "chunk": chunk, "steps": 1}
+
+    return cut
+
+
+def other_cuts() -> Iterator[tuple[str, Cut]]:
+    """Ways to cut a call that the kernel can take as well, for these ways to store."""
+    everything = " ".join(STORES)
+    # More rows to a block, and of them more chunks than one.
+    for passes, per_chunk in [(2, 9), (3, 1), (7, 2), (19, 9), (50, 5), (50, 50)]:
+        yield everything, tall(passes, per_chunk)
+    # Fewer rows side by side.
+    yield everything, lambda g: {"rows_per_pass": 1, "band_rows": 4, "steps": 1}
+    yield everything.replace("shifted ", ""), lambda g: {
+        "rows_per_pass": (g.rows_per_pass + 1) // 2, "band_rows": (g.rows_per_pass + 1) // 2 * 3, "steps": 1,
+    }  # fmt: skip
+    # Bands that take turns.
+    for log2 in (1, 2, 3):
+        yield "aligned strided", lambda g, log2=log2: {
+            "rows_per_pass": 1, "band_rows": 3, "interleave_log2": log2, "steps": 1,
+        }  # fmt: skip
+        yield "shifted", lambda g, log2=log2: {"band_rows": 2, "interleave_log2": g.interleave_log2 + log2, "steps": 1}
+    # Blocks of other widths, and several runs of columns; shifted rows take whole warps.
+    whole, any_width = [(32, 1), (64, 2), (96, 5), (288, 3), (160, 2)], [(1, 1), (3, 2), (33, 4), (257, 1), (287, 2)]
+    for stores, widths in (("aligned shifted strided", whole), ("aligned strided", any_width)):
+        for lanes, steps in widths:
+            yield stores, lambda g, lanes=lanes, steps=steps: {
+                "groups_per_pass": lanes, "rows_per_pass": 1, "band_rows": 5, "steps": steps,
+            }  # fmt: skip
+
+
+def calls_cut_differently(dtype: str, noise: str) -> Iterator[Case]:
+    """Several chunks of dimensions, several runs of columns, and bands that take turns."""
+    shapes = [
+        (1, 700),
+        (23, 3),
+        (150, 10),
+        (41, 129),
+        (17, 516),
+        (20, 1028),
+        (9, 1032),
+        (9, 1157),
+        (6, 2100),
+        (300, 41),
+    ]
+    numbers = itertools.count()
+    for d, n in shapes:
+        rows = [((n, 1), 0), ((n + 1, 1), 0), ((n, 1), 1), ((n + 2, 1), 2), ((2 * n, 2), 0)]
+        for place, (strides, misalignment) in enumerate([*rows, ((1, d + 1), 1), ((1, d), 1)]):
+            for number, (stores, cut) in enumerate(other_cuts()):
+                k = next(numbers)
+                case = Case(
+                    d, n, dtype, noise, (d + place + number) % 2 == 1, seed=k, sample_offset=k // 2 % 8,
+                    dim_offset=7 * k, strides=strides, misalignment=misalignment, cut=cut, backwards=k % 2 == 1,
+                )  # fmt: skip
+                if case.stores in stores.split():
+                    yield case
+
+
+def words_in_memory(dtype: str, noise: str) -> Iterator[Case]:
+    """Any of the words, with every way to store; whatever the draw's own values are."""
+    shapes = [(1, 1), (5, 7), (300, 3), (40, 9), (2, 640), (3, 1028), (7, 1157), (3, 1024), (130, 45), (31, 61)]
+    for k, ((d, n), antithetic, place) in enumerate(itertools.product(shapes, (False, True), range(7))):
+        strides = ((n, 1), (n, 1), (n + 3, 1), (1, d), (1, d), (1, d + 1 + k % 4), (2 * n, 2))[place]
+        # Where the window begins in a group is what the cut does not know, if that is in memory.
+        words = (("first_column",), SOME_WORDS[k // 3 % len(SOME_WORDS)], WORDS)[k % 3]
+        yield Case(
+            d, n, dtype, noise, antithetic, seed=2**64 - 1 - k, offset=2**33 + k, in_memory=words,
+            dim_offset=(0, 5, ROWS - d)[k // 3 % 3], sample_offset=(k // 3 % 9, COLUMNS - n - k % 8)[k % 2],
+            strides=strides, misalignment=k // 2 % 5, backwards=k // 4 % 2 == 1,
+        )  # fmt: skip
+    # Rows are staged, and written as aligned ones, where only the other words are in memory.
+    others = [words for words in SOME_WORDS if "first_column" not in words]
+    for k, (d, n, first) in enumerate(itertools.product((1, 9, 70), (3, 10, 37, 128, 520), (0, 2, 8, 16))):
+        words = others[k % len(others)]
+        yield Case(d, n, dtype, noise, k % 2 == 1, seed=k, in_memory=words, sample_offset=first, dim_offset=k)
+    # The strided kernel is launched by torch_ext whatever the strides: cut as for elements one by one.
+    for (d, n), antithetic, row, first in itertools.product(
+        [(3, 5), (41, 130), (2, 1157)], (False, True), (False, True), (0, 3, 6)
+    ):
+        yield Case(
+            d, n, dtype, noise, antithetic, seed=d, in_memory=WORDS, dim_offset=n, sample_offset=first,
+            strides=(2 * n, 2) if row else (2, 2 * d + 1), misalignment=first,
+        )  # fmt: skip
+
+
+SOME_WORDS = [words for count in range(1, 5) for words in itertools.combinations(WORDS, count) if words != ("offset",)]
+"""With which a draw takes the kernel that reads the seed and the window from memory."""
+
+TABLES: dict[str, tuple[Callable[[str, str], Iterator[Case]], dict[str, int]]] = {
+    "every shape": (every_shape, dict.fromkeys(STORES[:3], 16)),
+    "dimensions side by side": (dimensions_side_by_side, {"transposed": 100}),
+    "every address": (every_address, dict.fromkeys(STORES, 11)),
+    "threads beyond the last column": (threads_beyond_the_last_column, dict.fromkeys(STORES, 1)),
+    "any strides": (any_strides, dict.fromkeys(STORES, 3)),
+    "windows far out": (windows_far_out, {}),
+    "windows of pairs": (windows_of_pairs, dict.fromkeys(("staged", "strided", "transposed"), 20)),
+    "offsets in memory": (offsets_in_memory, dict.fromkeys(STORES[:4], 1)),
+    "vectors of every type": (vectors_of_every_type, {}),
+    "calls cut differently": (calls_cut_differently, dict.fromkeys(STORES, 6)),
+}
+"""Each with the fewest cases of a way to store that it must come to."""
