@@ -1,7 +1,7 @@
-"""README's table of array libraries and backends, made of what `test_interop.py` found.
+"""The table of array libraries and backends, made of what `test_interop.py` found.
 
 MULTISAMPLE_INTEROP_RESULTS=found.jsonl pytest tests/test_interop.py
-python tests/interop_table.py found.jsonl    # into interop_results.json, and from there into README.md
+python tests/interop_table.py found.jsonl    # into interop_results.json, and from there into its page
 python tests/interop_table.py                # only the latter
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).with_name("interop_results.json")
-README = Path(__file__).parents[1] / "README.md"
+PAGE = Path(__file__).parents[1] / "multisample" / "_libraries" / "README.md"
 MARKERS = ("<!-- interop: made by tests/interop_table.py -->\n", "<!-- /interop -->\n")
 
 BACKENDS = ("torch_ext", "cupy", "numba", "cpu")
@@ -111,7 +111,7 @@ def main() -> None:
     if len(sys.argv) > 1:
         results = collected(Path(sys.argv[1]).read_text(encoding="utf-8"))
         RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    README.write_text(with_table(README.read_text(encoding="utf-8"), committed()), encoding="utf-8")
+    PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8"), committed()), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 Bits are those of the cpu backend, and that nothing was copied shows in the addresses that reach the kernel. What each
 case finds is written to the file that ``MULTISAMPLE_INTEROP_RESULTS`` names, a line for each, of which
-``interop_table.py`` makes the table in README.md. What has no CUDA device to run on is skipped.
+``interop_table.py`` makes the table in multisample/_libraries/README.md. What has no CUDA device to run on is skipped.
 """
 
 from __future__ import annotations
@@ -977,11 +977,11 @@ def test_memory_is_where_the_driver_says_in_any_thread(to_numpy: Callable[[Any],
     assert cuda_driver.device_of(np.ones(3).ctypes.data) == 0
 
 
-# --- README.md --------------------------------------------------------------------------------------
+# --- The page of the libraries ------------------------------------------------------------------------
 
 
-def test_the_table_in_the_readme_is_that_of_the_results() -> None:
-    text = interop_table.README.read_text(encoding="utf-8")
+def test_the_table_in_the_page_is_that_of_the_results() -> None:
+    text = interop_table.PAGE.read_text(encoding="utf-8")
     assert interop_table.with_table(text, interop_table.committed()) == text
     with contextlib.suppress(ValueError):
         interop_table.with_table("no markers", interop_table.committed())
