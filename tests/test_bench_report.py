@@ -184,6 +184,7 @@ def page(reported: Path) -> Page:
     return Page((reported / "index.html").read_text(encoding="utf-8"))
 
 
+@pytest.mark.slow
 def test_every_plot_is_there_in_light_and_in_dark(reported: Path) -> None:
     names = {
         "gpu-original-float32-shared-portable", "gpu-original-float32-independent-portable",

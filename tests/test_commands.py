@@ -173,7 +173,14 @@ def test_the_report_ends_with_commands_that_run(run: Run) -> None:
         assert all(line.startswith("multisample: compiling") for line in done.err.splitlines())
 
 
-@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGHUP", 129)])
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("SIGINT", 130),
+        pytest.param("SIGTERM", 143, marks=pytest.mark.slow),
+        pytest.param("SIGHUP", 129, marks=pytest.mark.slow),
+    ],
+)
 def test_a_signal_leaves_no_file(folder: Path, name: str, code: int) -> None:
     # Whoever runs the tests may have told the process, and so its children, to ignore signals.
     handler = "default_int_handler" if name == "SIGINT" else "SIG_DFL"
@@ -196,6 +203,7 @@ def test_a_signal_leaves_no_file(folder: Path, name: str, code: int) -> None:
     assert files(folder) == {"mu.npy", "sigma.npy"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("argv", [[], ["sample", "mu.npy", "1", "-n", "5", "-o", "x.npy"]])
 def test_a_closed_pipe_is_silent(folder: Path, argv: list[str]) -> None:
     process = module(*argv)

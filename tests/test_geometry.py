@@ -292,6 +292,7 @@ def check_transposed(call: Call, cut: Geometry) -> None:
     assert abs(cut.column_step) * width * max(cut.groups_per_pass, 1) < 2**31, call
 
 
+@pytest.mark.slow
 def test_indices_are_divided_exactly(calls: list[Call]) -> None:
     """As the kernel divides: by a product of 32 bits and a shift."""
     index = np.arange(288 + 128)
@@ -345,6 +346,7 @@ def test_blocks_cover_every_row_and_every_column_once() -> None:
         assert (cut.blocks_per_band - 1) * steps * side < across <= len(drawn), (call, cut)
 
 
+@pytest.mark.slow
 def test_the_strided_kernels_cut_serves_every_draw(library: ctypes.CDLL, calls: list[Call]) -> None:
     """As torch_ext cuts draws whose seed or window is in memory: one by one, wherever elements are."""
     for call, cut in zip(calls, in_cpp(library, calls, strided=True), strict=True):

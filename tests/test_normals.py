@@ -195,6 +195,7 @@ def test_transform_f32_equals_the_exact_reference() -> None:
         assert got.view(np.uint32).tolist() == expected, pair
 
 
+@pytest.mark.slow
 def test_transform_f32_is_as_close_to_real_arithmetic_as_the_contract_says() -> None:
     size = 1 << 22
     edges, draw = edge_words(), np.random.default_rng(4).choice

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from numba import njit
 from scipy import special, stats
-from tables import NARROW
+from tables import NARROW, slow_but
 
 import multisample
 
@@ -313,7 +313,10 @@ DISTANCES: dict[str, Callable[[Array], float]] = {
 }
 
 
-@pytest.fixture(scope="module", params=["float32", "float64", "float32 of one column", "float32 of one row"])
+@pytest.fixture(
+    scope="module",
+    params=slow_but(["float32", "float64"], ["float32", "float64", "float32 of one column", "float32 of one row"]),
+)
 def sorted_draws(request: pytest.FixtureRequest) -> Array:
     """10^7 draws."""
     dtype = request.param.split()[0]
@@ -493,6 +496,7 @@ def correlation(z: Array, seen_as: str) -> float:
 
 LENGTH = 2**17
 STREAMS = 64
+QUICK_STREAM_SETS = ("consecutive rows", "consecutive columns", "distant offsets", "distant seeds")
 
 
 def drawn(d: int, n: int, **options: Any) -> Array:
@@ -538,7 +542,7 @@ STREAM_SETS: dict[str, Callable[[], Array]] = {
 }
 
 
-@pytest.fixture(scope="module", params=STREAM_SETS)
+@pytest.fixture(scope="module", params=slow_but(QUICK_STREAM_SETS, STREAM_SETS))
 def streams(request: pytest.FixtureRequest) -> Array:
     return STREAM_SETS[request.param]()
 
@@ -574,10 +578,10 @@ def with_sizes_in_common(z: Array) -> Array:
         (with_one_pair, "values"),
         (with_something_in_common, "values"),
         (with_a_repetition, "values"),
-        (with_a_repetition, "magnitudes"),
-        (with_a_repetition, "squares"),
+        pytest.param(with_a_repetition, "magnitudes", marks=pytest.mark.slow),
+        pytest.param(with_a_repetition, "squares", marks=pytest.mark.slow),
         (with_sizes_in_common, "magnitudes"),
-        (with_sizes_in_common, "squares"),
+        pytest.param(with_sizes_in_common, "squares", marks=pytest.mark.slow),
     ],
 )
 def test_correlated_streams_are_found_out(breaking: Callable[[Array], Array], seen_as: str) -> None:
@@ -620,7 +624,7 @@ def of_each_dimension(x: Array, mu: Array, sigma: Array) -> float:
     )
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("dtype", slow_but(["float32"], ["float32", "float64"]))
 def test_every_dimension_has_its_own_mean_and_deviation(dtype: str) -> None:
     draw = np.random.default_rng(122)
     mu, sigma = draw.normal(size=2000).astype(dtype), draw.uniform(0.5, 3, 2000).astype(dtype)

@@ -225,6 +225,7 @@ def test_the_animation_shows_the_boards_of_the_game(tmp_path: Path, first: int) 
 # --- Stopped ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="signals are sent otherwise there")
 def test_a_signal_stops_it_and_loses_nothing(run: Any, folder: Path) -> None:
     # Whoever runs the tests may have told the process, and so its children, to ignore signals.

@@ -247,7 +247,10 @@ WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("call", "error", "message"), WRONG.values(), ids=WRONG)
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [pytest.param(*x, id=name, marks=[] if name == "seed" else pytest.mark.slow) for name, x in WRONG.items()],
+)
 # Once more, and in pieces, PyTorch compiles what led to an error.
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_errors_say_what_is_wrong(call: dict[str, Any], error: type[Exception], message: str) -> None:
