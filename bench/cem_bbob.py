@@ -4,7 +4,7 @@ python -m bench.cem_bbob
 
 Beside CMA-ES and its separable form of the package cmaes, and SciPy's differential evolution and dual annealing:
 medians of five runs in ten dimensions, 0 being the optimum. What the method itself has to reach is in
-tests/test_cem_bbob.py.
+tests/apps/test_cem_bbob.py.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ cannot run; without it they run on every backend that is available.
 from __future__ import annotations
 
 import fcntl
+import functools
 import hashlib
 import os
 import shutil
@@ -35,6 +36,7 @@ VARIABLE = "MULTISAMPLE_TEST_BACKENDS"
 Array = np.ndarray[Any, Any]
 
 
+@functools.cache
 def requested_backends() -> list[str]:
     """Names to run shared tests on: those asked for, available or not; else all that are available."""
     asked = os.environ.get(VARIABLE)

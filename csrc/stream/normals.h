@@ -81,7 +81,7 @@ MULTISAMPLE_FUNCTION double radius(u64 a) {
   x = x < kBelowOne - kTwoThirds ? x : kBelowOne - kTwoThirds;
   i64 e = x & kExponent;
   double f = sub_rn(from_float_bits(static_cast<u64>(x - e + kTwoThirds)), 1.0);
-  // Coefficients of this and the next: tests/reference/float64_coefficients.py.
+  // Coefficients of this and the next: tests/support/reference/float64_coefficients.py.
   double l = horner(f, 0x1.62bd204bc581cp-1, -0x1.6b3d2b009ccdcp-1, 0x1.75051d34ad805p-2, -0x1.95b0683003410p-2,
                     0x1.05f7923b08ae0p-1, -0x1.163d9c867621bp-1, 0x1.240d2b1787129p-1, -0x1.3aa95ab6613f6p-1,
                     0x1.555c8ea50386fp-1, -0x1.74624cbe9c486p-1, 0x1.99995b6e873bcp-1, -0x1.c71c4a8c0361ap-1,

@@ -47,7 +47,7 @@ _L32 = _f32(
 _S32 = _f32("0x1.3c4b2cp-13 -0x1.3232fap-8 0x1.46676ep-4 -0x1.4abbb6p-1 0x1.921fb4p+0")
 _C32 = _f32("0x1.c2b9a6p-11 -0x1.55041ap-6 0x1.03bdaap-2 -0x1.3bd3b0p+0 0x1.000000p+0")
 
-# Derived by tests/reference/float64_coefficients.py.
+# Derived by tests/support/reference/float64_coefficients.py.
 _L64 = _f64(
     "0x1.62bd204bc581cp-1 -0x1.6b3d2b009ccdcp-1 0x1.75051d34ad805p-2 -0x1.95b0683003410p-2"
     " 0x1.05f7923b08ae0p-1 -0x1.163d9c867621bp-1 0x1.240d2b1787129p-1 -0x1.3aa95ab6613f6p-1"

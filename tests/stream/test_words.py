@@ -6,17 +6,17 @@ Compiled words travel as uint64 with an upper half that means nothing, so it is 
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from numba import njit
+from places import DATA
 
 from multisample.backends.kernels.stream import words
 from reference import stream
 
-DATA = json.loads((Path(__file__).parent / "data" / "words.json").read_text())
+WORDS = json.loads((DATA / "words.json").read_text())
 
 Words = np.ndarray[Any, np.dtype[np.uint64]]
 
@@ -72,7 +72,7 @@ def with_rubbish_above(values: Words, seed: int) -> Words:
 
 @pytest.fixture(scope="module")
 def published() -> tuple[Words, Words, Words]:
-    entries = DATA["philox4x32_10"]
+    entries = WORDS["philox4x32_10"]
     assert len(entries) == 3
     counters, keys, expected = (from_hex([entry[name] for entry in entries]) for name in ("counter", "key", "words"))
     return counters, keys, expected
@@ -101,7 +101,7 @@ def test_philox_equals_the_reference_on_random_and_edge_counters() -> None:
 
 
 def test_stream_words_are_the_known_ones() -> None:
-    entries = DATA["stream"]
+    entries = WORDS["stream"]
     assert len(entries) == 200
     places = (uint64([entry[name] for entry in entries]) for name in ("seed", "offset", "i", "g"))
     assert np.array_equal(stream_words(*places), from_hex([entry["words"] for entry in entries]))

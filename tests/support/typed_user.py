@@ -1,4 +1,4 @@
-"""What a user's type checker knows of multisample: tests/test_packaging.py runs mypy --strict on this file.
+"""What a user's type checker knows of multisample: test_packaging.py runs mypy --strict on this file.
 
 Each call that a type checker should refuse is marked with the error. mypy reports a mark without an error.
 """

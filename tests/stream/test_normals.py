@@ -10,13 +10,13 @@ import json
 import random
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import mpmath
 import numpy as np
 import pytest
 from numba import njit
+from places import DATA
 from tables import DTYPES
 
 from multisample.backends.kernels.stream import arithmetic as intrinsics
@@ -26,7 +26,6 @@ from reference import float64_coefficients, stream
 
 Array = np.ndarray[Any, Any]
 
-DATA = Path(__file__).parent / "data"
 
 float_bits = intrinsics.float_bits
 block_f32, block_f64 = normals.block_f32, normals.block_f64

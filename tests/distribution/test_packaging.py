@@ -23,7 +23,8 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from installations import ROOT, contents, copy_checkout, install, run
+from installations import contents, copy_checkout, install, run
+from places import ROOT, SUPPORT
 
 import multisample
 from multisample.backends.native import csrc_files
@@ -298,7 +299,12 @@ def test_the_tests_of_an_sdist_run(distributions: Distributions, tmp_path: Path)
     python, _ = install(editable, tmp_path)
     imported = run(python, "-c", "import multisample; print(multisample.__file__)", folder=tmp_path).strip()
     assert Path(imported).is_relative_to(unpacked)
-    chosen = ("tests/test_dispatch.py", "tests/test_docs.py", "-k", "dispatch or documents or links or names")
+    chosen = (
+        "tests/call/test_dispatch.py",
+        "tests/distribution/test_docs.py",
+        "-k",
+        "dispatch or documents or links or names",
+    )
     text = run(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen, folder=unpacked)
     passed = re.search(r"^(\d+) passed", text, re.MULTILINE)
     assert passed is not None and int(passed[1]) > 50, text
@@ -306,7 +312,7 @@ def test_the_tests_of_an_sdist_run(distributions: Distributions, tmp_path: Path)
 
 # --- Types ----------------------------------------------------------------------------------------
 
-TYPED_USER, TYPED_TORCH_USER = (ROOT / "tests" / name for name in ("typed_user.py", "typed_torch_user.py"))
+TYPED_USER, TYPED_TORCH_USER = (SUPPORT / name for name in ("typed_user.py", "typed_torch_user.py"))
 
 
 @pytest.fixture(scope="session")

@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from installations import ROOT, attempt, contents, copy_checkout, install, run
+from installations import attempt, contents, copy_checkout, install, run
+from places import ROOT
 
 import multisample
 from multisample import BackendUnavailableError

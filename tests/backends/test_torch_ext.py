@@ -1,6 +1,6 @@
 """What torch_ext has beyond the shared tests: an operator with checks of its own, tensors of the CPU, and reasons.
 
-Everything here runs without a GPU; tests/test_cuda.py has the rest.
+Everything here runs without a GPU; tests/backends/test_cuda.py has the rest.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from places import SHIM
 
 import multisample
 from multisample.backends import registry
@@ -66,7 +67,7 @@ def test_the_operator_has_the_bits_of_sample(
         assert np.array_equal(bits(out.contiguous()), bits(expected)), (d, n)
 
 
-SHIM = Path(__file__).parent / "shim" / "cpu_kernel.cpp"
+CPU_KERNEL = SHIM / "cpu_kernel.cpp"
 SOURCES = Path(str(importlib.resources.files("multisample.csrc")))
 SANITIZED = ("-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
@@ -84,7 +85,7 @@ def test_machines_of_other_vectors_give_the_same_bits_within_bounds(tmp_path: Pa
         program = tmp_path / "cpu_kernel"
         subprocess.run(
             ["g++", "-std=c++17", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas",
-             *flags, f"-I{SOURCES}", str(SHIM), "-o", str(program)],
+             *flags, f"-I{SOURCES}", str(CPU_KERNEL), "-o", str(program)],
             check=True,
         )  # fmt: skip
         # GCC before 14 puts what a vector of 64 bytes needs aligned at other addresses too, where that is detected (its

@@ -14,12 +14,12 @@ import gc
 import json
 import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from places import DATA
 from tables import DTYPES
 
 import multisample
@@ -571,6 +571,6 @@ def on_cpu(mu: Any, sigma: Any, n: int, dtype: str = "float32", **options: Any) 
 
 def known_sums() -> list[int]:
     """Of the bit patterns that the transform makes of all words: radii, half cosines, half sines."""
-    data = Path(__file__).parent / "data" / "transform_f32.json"
+    data = DATA / "transform_f32.json"
     known = json.loads(data.read_text())["sums_over_all_words"]
     return [int(known[name], 16) for name in ("R", "fma_minus_s_s_half", "s_times_c")]

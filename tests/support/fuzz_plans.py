@@ -1,6 +1,7 @@
 """Random calls of `sample`, each with the plans that earlier calls have left, and again with none: no bit may differ.
 
-``python tests/fuzz_plans.py 100000 --seed 1 --device cpu`` stops at the first difference and prints how to repeat it.
+``python tests/support/fuzz_plans.py 100000 --seed 1 --device cpu`` stops at the first difference, and prints how to
+repeat it.
 """
 
 from __future__ import annotations

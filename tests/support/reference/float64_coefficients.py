@@ -4,7 +4,7 @@ Nobody can check a table of hexadecimal literals by reading it. This script deri
 coefficients of the stream (STREAM.md) from nothing but the functions that they approximate, prints
 them as C literals, and measures the error of the polynomials and of the whole binary64 evaluation.
 
-Run it with ``python tests/reference/float64_coefficients.py``; it always prints the same.
+Run it with ``python tests/support/reference/float64_coefficients.py``; it always prints the same.
 
 Method: a Remez exchange gives the minimax polynomial on a dense Chebyshev grid. Its most
 significant coefficient is rounded to binary64 and fixed, the others are fitted again around it, and

@@ -22,6 +22,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba import njit
+from places import DATA, SUPPORT
 from tables import COLUMNS, DTYPES, NOISES, ROWS
 
 import multisample
@@ -32,8 +33,6 @@ from reference import stream
 
 Array = np.ndarray[Any, Any]
 ToArray = Callable[[Any], Array]
-
-DATA = Path(__file__).parent / "data"
 
 
 block_f32, block_f64 = normals.block_f32, normals.block_f64
@@ -692,7 +691,7 @@ def test_a_machine_without_vectors_and_fused_multiply_add_draws_the_same_bits(tm
         "MULTISAMPLE_CACHE_DIR": str(tmp_path),
     }
     done = subprocess.run(
-        [sys.executable, "-c", PLAIN_MACHINE, str(Path(__file__).parent)],
+        [sys.executable, "-c", PLAIN_MACHINE, str(SUPPORT)],
         env=environment, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -36,6 +36,7 @@ from cuda_cpp import (
 from draws import a_draw
 from kernel_cases import GUARD, POISON, TABLES, Case, Values, words_in_memory
 from numba import njit
+from places import DATA
 from ptx_reader import opcodes_of
 from tables import COVERING, DTYPES, NARROW, NOISES, QUICK, STORES, VARIANTS, Variant, slow_but
 
@@ -423,7 +424,7 @@ def cpp_normals(functions: ctypes.CDLL, dtype: str, w: Array, fine: Array | None
 
 
 def load(name: str, key: str) -> Any:
-    return json.loads((Path(__file__).parent / "data" / name).read_text())[key]
+    return json.loads((DATA / name).read_text())[key]
 
 
 def random_places(size: int) -> list[Array]:

@@ -1,8 +1,8 @@
 """Report what compilers make of the CUDA kernels: registers, stack, and instructions of PTX.
 
-python tests/kernel_counts.py            # a table, beside the committed counts of the same compilers
-python tests/kernel_counts.py --all      # of more kernels, which takes minutes
-python tests/kernel_counts.py --update   # make these the counts of these compilers
+python tests/support/kernel_counts.py            # a table, beside the committed counts of the same compilers
+python tests/support/kernel_counts.py --all      # of more kernels, which takes minutes
+python tests/support/kernel_counts.py --update   # make these the counts of these compilers
 
 Counts tell of speed, not of right or wrong, and other compilers have others; so they are no tests. For the kernel in
 C++, NVRTC's PTX is counted, for the one in Python libNVVM's; registers and stack are nvJitLink's, of both, for compute
@@ -22,13 +22,14 @@ from typing import Any
 import numba_ptx
 from cuda_cpp import nvrtc_compile
 from numba_ptx import HOPPER, Compiled, versions
+from places import DATA
 from ptx_reader import opcodes_of
 from tables import COVERING, QUICK, STORES, Variant
 
 from multisample.backends import cupy as cupy_backend
 from multisample.backends.launch import KernelKey
 
-BASELINE = Path(__file__).parent / "data" / "kernel_counts.json"
+BASELINE = DATA / "kernel_counts.json"
 
 Counts = dict[str, int]
 # How often each is in a kernel.

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from places import ROOT
 
 from bench import compare, drawing, plots, report
 from bench.entries import read_run
 
-ROOT = Path(__file__).parents[1]
 Results = dict[str, Any]
 
 # The results in the repository that the report is for.

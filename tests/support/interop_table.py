@@ -1,8 +1,8 @@
 """The table of array libraries and backends, made of what `test_interop.py` found.
 
-MULTISAMPLE_INTEROP_RESULTS=found.jsonl pytest tests/test_interop.py
-python tests/interop_table.py found.jsonl    # into interop_results.json, and from there into its page
-python tests/interop_table.py                # only the latter
+MULTISAMPLE_INTEROP_RESULTS=found.jsonl pytest tests/libraries/test_interop.py
+python tests/support/interop_table.py found.jsonl    # into interop_results.json, and from there into its page
+python tests/support/interop_table.py                # only the latter
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from places import ROOT
+
 RESULTS = Path(__file__).with_name("interop_results.json")
-PAGE = Path(__file__).parents[1] / "multisample" / "_libraries" / "README.md"
-MARKERS = ("<!-- interop: made by tests/interop_table.py -->\n", "<!-- /interop -->\n")
+PAGE = ROOT / "multisample" / "_libraries" / "README.md"
+MARKERS = ("<!-- interop: made by tests/support/interop_table.py -->\n", "<!-- /interop -->\n")
 
 BACKENDS = ("torch_ext", "cupy", "numba", "cpu")
 LIBRARIES = (
@@ -96,7 +98,12 @@ def table(results: Results) -> str:
     tested = results["about"]
     versions = ", ".join(f"{package} {version}" for package, version in tested["versions"].items())
     return "\n".join(
-        (*lines, "", f"Found by `tests/test_interop.py` on {tested['date']} ({tested['device']}; {versions}).", "")
+        (
+            *lines,
+            "",
+            f"From `tests/libraries/test_interop.py` on {tested['date']} ({tested['device']}; {versions}).",
+            "",
+        )
     )
 
 

@@ -12,10 +12,10 @@ import zipfile
 from pathlib import Path
 
 import numpy as np
+from places import ROOT
 
-__all__ = ["ROOT", "attempt", "contents", "copy_checkout", "install", "run"]
+__all__ = ["attempt", "contents", "copy_checkout", "install", "run"]
 
-ROOT = Path(__file__).parents[1]
 # Seconds after which a command hangs.
 DEADLINE = 300
 # What is built, or belongs to whoever works in the checkout, and not to what is built from it.

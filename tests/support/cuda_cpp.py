@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from places import SHIM
 
 from multisample.backends.native import csrc_files
 
@@ -21,7 +22,6 @@ __all__ = [
     "nvrtc_compile", "requires_gxx", "requires_nvrtc", "run_program",
 ]  # fmt: skip
 
-SHIM = Path(__file__).parent / "shim"
 SECONDS = 300
 ELEMENTS = {"float16": "float16", "bfloat16": "bfloat16", "float32": "float", "float64": "double"}
 """Element types as C++ names them."""

@@ -10,7 +10,6 @@ import random
 import struct
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 import ml_dtypes
@@ -18,6 +17,7 @@ import numpy as np
 import pytest
 from cuda_cpp import requires_gxx
 from draws import WORDS, a_draw, a_vector, with_words_in_memory
+from places import SHIM
 from tables import COLUMNS, ROWS
 
 from multisample.backends.draw import (
@@ -80,7 +80,7 @@ class Call(NamedTuple):
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     made = tmp_path_factory.mktemp("geometry") / "geometry.so"
-    source = Path(__file__).parent / "shim" / "host_geometry.cpp"
+    source = SHIM / "host_geometry.cpp"
     command = ["g++", "-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
     command += [f"-I{csrc_files.folder()}", str(source), "-o", str(made)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)

@@ -33,6 +33,7 @@ from cuda_memory import (
     require,
     vectors,
 )
+from places import SUPPORT
 from tables import DTYPES, NOISES
 
 import multisample
@@ -428,7 +429,7 @@ def test_objects_that_cannot_be_used_are_refused_and_nothing_is_begun(numba: Any
 
 def run(script: str, *arguments: str, **environment: str) -> Any:
     """What the script prints last, as JSON; it can import what is beside this file."""
-    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    path = os.pathsep.join([str(SUPPORT), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(
         [sys.executable, "-c", script, *arguments],
         env={**os.environ, "PYTHONPATH": path, **environment}, capture_output=True, text=True, timeout=SECONDS,

@@ -3,7 +3,7 @@
 Processes take seconds to start, so that one start serves all cases. A case runs on every rank alike, and is right where
 what a rank holds is what PyTorch's own `distribute_tensor` would have given it of the single-device matrix.
 
-python tests/sharded_ranks.py cpu RANK WORLD_SIZE FOLDER torch_ext,cpu
+python tests/support/sharded_ranks.py cpu RANK WORLD_SIZE FOLDER torch_ext,cpu
 """
 
 from __future__ import annotations

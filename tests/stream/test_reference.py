@@ -1,6 +1,6 @@
 """The reference judges every backend, so it has to be judged first.
 
-It is held against published and independent known answers (tests/data), and its arithmetic against
+It is held against published and independent known answers (tests/support/data), and its arithmetic against
 the processor's.
 """
 
@@ -11,16 +11,14 @@ import math
 import random
 import struct
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import mpmath
 import numpy as np
 import pytest
+from places import DATA
 
 from reference import float64_coefficients, stream
-
-DATA = Path(__file__).parent / "data"
 
 # Worst case of the float64 transform, relative to the radius r = R / 2, from the errors of R
 # (2.2e-16, relative) and s (2.4e-16) that float64_coefficients.py measures. The first normal has

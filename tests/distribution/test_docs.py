@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from places import ROOT
 
 import multisample.cem
 import multisample.examples.tetris
 import multisample.torch
 from multisample.backends import registry
 
-ROOT = Path(__file__).parents[1]
 # An sdist has backends and csrc in the package only, and a clone has links to them there.
 FOLDERS = {
     name: ROOT / name if (ROOT / name).exists() else ROOT / "multisample" / name for name in ("backends", "csrc")
