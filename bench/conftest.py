@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from bench.cases import is_timed
-from bench.contenders import cuda_reason
-from bench.machine import Clocks, describe
-from bench.running import CudaRunner
-from bench.timing import CudaDevice
+from bench.suites.cases import is_timed
+from bench.suites.contenders import cuda_reason
+from bench.suites.machine import Clocks, describe
+from bench.suites.running import CudaRunner
+from bench.suites.timing import CudaDevice
 
 CLOCKS = pytest.StashKey[Clocks]()
 

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from places import ROOT
 
-from bench import compare, drawing, plots, report
-from bench.entries import read_run
+from bench.report import compare, drawing, plots, report
+from bench.report.entries import read_run
 
 Results = dict[str, Any]
 
@@ -355,7 +355,7 @@ def test_a_contender_that_is_there_twice_is_refused(tmp_path: Path) -> None:
 
 
 def test_both_are_modules_that_run() -> None:
-    for module in ("bench.report", "bench.compare"):
+    for module in ("bench.report", "bench.report.compare"):
         done = subprocess.run(
             [sys.executable, "-m", module, "--help"], cwd=ROOT, capture_output=True, text=True, check=True
         )
@@ -363,7 +363,7 @@ def test_both_are_modules_that_run() -> None:
 
 
 def test_the_extra_is_named_where_matplotlib_is_missing() -> None:
-    code = "import sys; sys.modules['matplotlib'] = None; import bench.report"
+    code = "import sys; sys.modules['matplotlib'] = None; import bench.report.report"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert (
         'ImportError: bench.report: expected Matplotlib and Jinja to be there: pip install -e ".[bench]"' in done.stderr

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from scipy.stats import chi2, norm
 
-from bench import cpu_layouts
-from bench.cases import Case, vectors
-from bench.contenders import CPU, Contender
-from bench.running import CudaRunner
-from bench.sample_checks import BOUND, check_moments, moment_errors
-from bench.timing import BUSY, MOST_KEPT, Quartiles, Ring, measure, quartiles
+from bench.studies import cpu_layouts
+from bench.suites.cases import Case, vectors
+from bench.suites.contenders import CPU, Contender
+from bench.suites.running import CudaRunner
+from bench.suites.sample_checks import BOUND, check_moments, moment_errors
+from bench.suites.timing import BUSY, MOST_KEPT, Quartiles, Ring, measure, quartiles
 
 Array = np.ndarray[Any, Any]
 

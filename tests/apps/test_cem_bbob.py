@@ -1,7 +1,7 @@
 """How far the cross-entropy method gets on functions of COCO's suite BBOB: medians of five runs in ten dimensions.
 
-Where a method with nothing but standard deviations has to lose, the tests say so too. bench/cem_bbob.py has the same
-beside other methods.
+Where a method with nothing but standard deviations has to lose, the tests say so too. bench/studies/cem_bbob.py has the
+same beside other methods.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from bench import bbob
+from bench.studies import bbob
 from multisample import cem
 
 D = 10

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from bench.cases import clamp
+from bench.suites.cases import clamp
 
 __all__ = ["BUSY", "CudaDevice", "Device", "Quartiles", "Ring", "Times", "measure", "quartiles"]
 

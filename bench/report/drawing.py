@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import Formatter, FuncFormatter, LogLocator, NullLocator
 
-from bench.entries import Entry, Group, Quartiles
+from bench.report.entries import Entry, Group, Quartiles
 
 __all__ = [
     "LABELS", "MICROSECONDS", "PLAIN", "STYLE", "THEMES", "Line", "Theme", "canvas", "colour_of", "draw_lines",

@@ -1,6 +1,6 @@
 """Samples and their gradients in PyTorch: ours beside what people write today, in time and in memory.
 
-python bench/torch_autograd.py results.json [--device cpu]
+python bench/studies/torch_autograd.py results.json [--device cpu]
 
 Each call is made many times, in turn with the others, and its minimum and its mean are given. On a GPU device events
 take the time, arrays are rotated past the cache, and the device is busy until a call has been made, so that host time

@@ -27,9 +27,9 @@ from typing import Any
 
 import pytest
 
-from bench.cases import Case, modes_on_cuda, parametrize
-from bench.contenders import CUDA
-from bench.running import CudaRunner
+from bench.suites.cases import Case, modes_on_cuda, parametrize
+from bench.suites.contenders import CUDA
+from bench.suites.running import CudaRunner
 
 # What other libraries warn of is theirs.
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -1,7 +1,7 @@
 """Say what became faster or slower between two versions, on machines whose speed is not quite the same twice.
 
-python -m bench.compare old.json new.json
-python -m bench.compare --old old1.json old2.json old3.json --new new1.json new2.json new3.json
+python -m bench.report.compare old.json new.json
+python -m bench.report.compare --old old1.json old2.json old3.json --new new1.json new2.json new3.json
 
 Seconds of two runs cannot be compared, ratios within a run can: on a GPU the fraction of the speed of
 `cudaMemsetAsync`, on a CPU how many times as fast as NumPy a contender is in its group.
@@ -27,7 +27,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
-from bench.entries import CPU_REFERENCE, Entry, Group, Quartiles, Run, read_run
+from bench.report.entries import CPU_REFERENCE, Entry, Group, Quartiles, Run, read_run
 
 __all__ = ["Comparison", "compare", "main"]
 
@@ -189,7 +189,7 @@ def _print(comparison: Comparison, *, everything: bool, is_hint: bool) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the status."""
     parser = argparse.ArgumentParser(
-        prog="python -m bench.compare",
+        prog="python -m bench.report.compare",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -24,9 +24,9 @@ import numpy as np
 import pytest
 
 import multisample
-from bench.cases import Case, is_timed, modes_on_cpu, parametrize, vectors
-from bench.contenders import BARE, CPU
-from bench.running import record_cpu_speed, run_on_cpu
+from bench.suites.cases import Case, is_timed, modes_on_cpu, parametrize, vectors
+from bench.suites.contenders import BARE, CPU
+from bench.suites.running import record_cpu_speed, run_on_cpu
 
 SHAPES = [
     (10, 10),

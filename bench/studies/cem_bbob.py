@@ -1,6 +1,6 @@
 """How far the cross-entropy method gets on functions of COCO's suite BBOB, beside others with as many evaluations.
 
-python -m bench.cem_bbob
+python -m bench.studies.cem_bbob
 
 Beside CMA-ES and its separable form of the package cmaes, and SciPy's differential evolution and dual annealing:
 medians of five runs in ten dimensions, 0 being the optimum. What the method itself has to reach is in
@@ -17,7 +17,7 @@ import cmaes
 import numpy as np
 from scipy import optimize
 
-from bench import bbob
+from bench.studies import bbob
 from multisample import cem
 
 D = 10

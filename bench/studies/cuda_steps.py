@@ -1,6 +1,6 @@
 """From the original kernel to ours, step by step, and our kernels beside memset: the figures of the README's page.
 
-python bench/cuda_steps.py results.json
+python bench/studies/cuda_steps.py results.json
 
 Each figure is the time of a `cudaMemsetAsync` over the output's bytes, which is what the device can write, divided by
 that of the kernel, in one run: medians of interleaved repetitions, by device events, outputs rotated past the cache.

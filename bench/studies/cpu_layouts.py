@@ -1,6 +1,6 @@
 """What layout "nd" costs on the CPU, beside the same call without it.
 
-python -m bench.cpu_layouts results.json
+python -m bench.studies.cpu_layouts results.json
 
 Both fill arrays that are there, and take turns, so that what disturbs one disturbs both: each figure is the median of
 the ratios of one turn, time of "dn" by time of "nd", between the quartiles. 0.8 is the aim. Predicted, after runs of
@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 
 import multisample
-from bench.bench_cpu import SHAPES, filling
-from bench.cases import clamp
-from bench.machine import describe
-from bench.timing import quartiles
+from bench.suites.bench_cpu import SHAPES, filling
+from bench.suites.cases import clamp
+from bench.suites.machine import describe
+from bench.suites.timing import quartiles
 
 MODES: dict[str, dict[str, Any]] = {
     "independent": {},

@@ -13,7 +13,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
-from bench.drawing import (
+from bench.report.drawing import (
     LABELS,
     MICROSECONDS,
     PLAIN,
@@ -32,7 +32,7 @@ from bench.drawing import (
     log_y,
     reference,
 )
-from bench.entries import CPU_REFERENCE, Entry, Group, Quartiles, Run
+from bench.report.entries import CPU_REFERENCE, Entry, Group, Quartiles, Run
 
 __all__ = ["PUBLISHED", "Plot", "baseline_of", "kinds", "measures", "plots", "speedups", "svg"]
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from bench.cases import Case, clamp, vectors
-from bench.contenders import BARE, Contender
-from bench.machine import Clocks
-from bench.sample_checks import check_moments
-from bench.timing import BUSY, Device, Ring, Times, measure
+from bench.suites.cases import Case, clamp, vectors
+from bench.suites.contenders import BARE, Contender
+from bench.suites.machine import Clocks
+from bench.suites.sample_checks import check_moments
+from bench.suites.timing import BUSY, Device, Ring, Times, measure
 
 __all__ = ["CudaRunner", "run_on_cpu"]
 

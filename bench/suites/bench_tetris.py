@@ -17,7 +17,7 @@ import numba
 import numpy as np
 import pytest
 
-from bench.cases import is_timed
+from bench.suites.cases import is_timed
 from multisample.examples.tetris import FEATURES, play
 
 PLACEMENTS_OF_A_PIECE = 162 / 7

@@ -3,7 +3,7 @@
 pytest bench --benchmark-only --benchmark-json=results.json
 python -m bench.report results.json [more.json ...] -o report/
 
-Every number comes from the files, except the one that somebody else published, `bench.plots.PUBLISHED`.
+Every number comes from the files, except the one that somebody else published, `bench.report.plots.PUBLISHED`.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench.entries import Entry, Group, Run, read_run
+from bench.report.entries import Entry, Group, Run, read_run
 
 try:
     import jinja2
 
-    from bench.drawing import LABELS, THEMES, Line, label
-    from bench.plots import baseline_of, kinds, measures, plots, speedups, svg
+    from bench.report.drawing import LABELS, THEMES, Line, label
+    from bench.report.plots import baseline_of, kinds, measures, plots, speedups, svg
 except ImportError as error:
     message = 'bench.report: expected Matplotlib and Jinja to be there: pip install -e ".[bench]"'
     raise ImportError(message) from error
@@ -218,7 +218,3 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except (OSError, ValueError) as error:
         parser.error(str(error))
     print(write_report(runs, options.output))
-
-
-if __name__ == "__main__":
-    main()

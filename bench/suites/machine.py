@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import multisample
-from bench.timing import BUSY, Device
+from bench.suites.timing import BUSY, Device
 from multisample.backends.native import csrc_files
 from multisample.backends.system.worker_pool import thread_count
 

@@ -1,6 +1,6 @@
 """One matrix on several GPUs: how much sooner it is there, and how much more there is in the same time.
 
-python bench/torch_sharded.py results.json
+python bench/studies/torch_sharded.py results.json
 
 Starts a process for each GPU, on 1, 2, 4, ... of those that there are. "strong": the same matrix on all of them;
 "weak": as much for each. Of each repetition the slowest rank counts, and of the repetitions the median. `device` is the

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 import multisample
-from bench.cases import MODES, Case, vectors
-from bench.sample_checks import host_part
+from bench.suites.cases import MODES, Case, vectors
+from bench.suites.sample_checks import host_part
 from multisample.backends.native import libraries
 
 __all__ = ["CPU", "CUDA", "Contender", "cuda_reason"]

@@ -1,6 +1,6 @@
 """What layout "nd" and antithetic pairs cost on a GPU, beside the same call without them.
 
-python bench/cuda_layouts.py results.json
+python bench/studies/cuda_layouts.py results.json
 
 As in cuda_steps.py, each figure is the time of a `cudaMemsetAsync` over the output's bytes divided by that of the
 kernel: medians of interleaved repetitions in one run. Predicted before the first measurement, from counted

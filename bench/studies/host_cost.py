@@ -1,6 +1,6 @@
 """What a call costs the host, beside the code that it replaces.
 
-python -m bench.host_cost results.json group ...
+python -m bench.studies.host_cost results.json group ...
 
 Each call takes turns with its peer: a turn is some tens of calls of one and then as many of the other, with an idle
 device before each, and a figure is the median over the turns; the ratio is the median of the ratios of one turn. Groups
@@ -26,7 +26,7 @@ import numpy as np
 
 import multisample
 import multisample.torch
-from bench.machine import describe
+from bench.suites.machine import describe
 
 TURNS = 41
 CALLS = 40
