@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tables import DTYPES
+from tables import DTYPES, slow_but
 
 import multisample
 from multisample.backends import registry
@@ -253,7 +253,7 @@ def strided(grad: Any) -> Iterator[tuple[str, Any]]:
     yield "one column", grad[:, :1].expand(d, n)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", slow_but(["float32"], DTYPES))
 def test_gradients_are_read_at_any_strides(operators: Any, device: Any, dtype: str) -> None:
     for (d, n), shared, antithetic in itertools.product([(5, 37), (130, 260), (600, 3)], (False, True), (False, True)):
         options = {"seed": 3, "offset": 1, "sample_offset": 2, "shared": shared, "antithetic": antithetic}
@@ -266,7 +266,7 @@ def test_gradients_are_read_at_any_strides(operators: Any, device: Any, dtype: s
 
 @pytest.mark.parametrize("fast_math", [False, True])
 @pytest.mark.parametrize("layout", ["rows", "odd rows", "dimensions"])
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", slow_but(["float32", "float64"], DTYPES))
 def test_large_gradients(operators: Any, device: Any, dtype: str, layout: str, fast_math: bool) -> None:
     """As on a CUDA device threads take several rows, and rows are cut into segments."""
     large = device.type == "cuda"
