@@ -1,7 +1,7 @@
-"""The cpu backend: Numba on every core, for NumPy and for whoever shares host memory with it.
+"""The cpu backend: Numba on every core, for arrays in host memory.
 
-The kernel knows nothing of threads: any window of the sample matrix can be drawn alone, so a large call is cut into
-windows that a pool of threads draws, and a small one runs where it is called.
+The kernel has no threads: each window of the sample matrix can be drawn alone. A pool of threads draws the windows of a
+large call; the calling thread draws a small one.
 """
 
 from __future__ import annotations

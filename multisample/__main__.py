@@ -1,6 +1,6 @@
-"""``python -m multisample``: commands for whoever has files and a shell, and one line for each thing that goes wrong.
+"""``python -m multisample``: the command line.
 
-Commands live in `multisample.commands`; here they are put together, and errors that are not bugs become messages.
+`multisample.commands` has the commands. This module combines them, and prints errors that are not bugs as one line.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()  # Here, where a closed pipe is expected.
             return code
     except BrokenPipeError:
-        # Whoever read the output has seen enough. Python flushes once more at exit: into nothing.
+        # The reader has closed the pipe. Python flushes stdout at exit, so it must lead nowhere.
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + 13

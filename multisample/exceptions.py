@@ -10,7 +10,7 @@ __all__ = ["BackendUnavailableError", "UnknownBackendError"]
 
 
 class UnknownBackendError(ValueError):
-    """No backend has the name that was given; the message lists those that exist.
+    """No backend has the given name; the message lists the existing names.
 
     Examples
     --------

@@ -146,7 +146,7 @@ class Imported:
             self.__cuda_array_interface__ = self.interface
 
 
-# By the address of the structure, until whoever took it calls the deleter.
+# Exported arrays by the address of their structure, until the consumer calls the deleter.
 _exported: dict[int, Any] = {}
 
 

@@ -1,7 +1,7 @@
-"""The libraries of torch_ext for this machine: those that came with the wheel, or else built once and kept.
+"""The libraries of torch_ext for this machine: prebuilt ones from the wheel, or else built once and cached.
 
-A build runs under a lock, so that processes that begin together build once, and its result reaches the cache in one
-step. Before a library is loaded, it is compared with the digest that was recorded when it was built.
+A build holds a lock, so that concurrent processes build once, and renames its result into the cache. A library is
+compared with its recorded digest before it is loaded.
 """
 
 from __future__ import annotations

@@ -18,13 +18,13 @@ __all__ = ["Found", "cpu_file", "cpu_library", "cpu_targets", "cuda_file", "cuda
 
 _CPU, _CUDA = "multisample_torch_cpu", "multisample_torch_cuda"
 
-# What -march is told, from the plainest to the best, by `platform.machine()`.
+# Values of -march, from the baseline up, by `platform.machine()`.
 _TARGETS = {
     "x86_64": ("x86-64", "x86-64-v3", "x86-64-v4"),
     "aarch64": ("armv8-a",),
     "arm64": ("armv8-a",),
 }
-# What a processor must have beyond those that are plainer, as Linux calls it.
+# Processor features that each target adds to the previous one, by their names in /proc/cpuinfo.
 _FEATURES = {
     "x86-64-v3": {
         "cx16", "lahf_lm", "popcnt", "sse4_1", "sse4_2", "ssse3",
@@ -94,7 +94,7 @@ def cuda_library(version: str, capabilities: Iterable[tuple[int, int]]) -> Found
     """
     place = folder()
     files = sorted(place.glob(f"{_CUDA}*.so"))
-    # Only then: whoever hands in an iterator may have to initialize CUDA for it.
+    # Only if there are files: the iterator may initialize CUDA.
     devices = sorted(set(capabilities)) if files else []
     reasons = []
     for file in files:

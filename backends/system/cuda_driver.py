@@ -80,7 +80,7 @@ def device_of(address: int) -> int:
 
 
 def is_capturing(stream: int) -> bool:
-    """Whether what is given to `stream` is being captured into a graph, not run; the legacy stream cannot be."""
+    """Whether `stream` is being captured into a graph. The legacy stream cannot be captured."""
     driver = None if stream in _LEGACY else _driver()
     if not driver:
         return False
@@ -113,7 +113,7 @@ def on_device(device: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def keeping_context() -> Iterator[None]:
-    """For what may leave another context current, as JAX does: afterwards that is current which is so now, or none."""
+    """Restore the current CUDA context on exit; calls into JAX, for one, may change it."""
     driver, context = _driver(), ctypes.c_void_p()
     known = driver is not None and driver.cuCtxGetCurrent(ctypes.byref(context)) == 0
     try:
@@ -140,7 +140,7 @@ class Event:
             _check(self._driver.cuEventRecord(self._handle, ctypes.c_void_p(stream)))
 
     def hold_back(self, stream: int, device: int) -> None:
-        """Let what is given to `stream` of `device` from now on wait for it; the caller does not."""
+        """Make later work on `stream` of `device` wait for this event. The host does not wait."""
         with on_device(device):
             _check(self._driver.cuStreamWaitEvent(ctypes.c_void_p(stream), self._handle, 0))
 
@@ -179,7 +179,7 @@ def synchronize(device: int) -> None:
 
 
 def order(first: int, then: int, device: int) -> None:
-    """Let what is given to stream `then` from now on wait for what stream `first` has; both of `device`.
+    """Make later work on stream `then` wait for the work that is on stream `first`; both are streams of `device`.
 
     Raises
     ------

@@ -28,7 +28,7 @@ _REAL = tuple(getattr(torch, name) for name in MATRIX_TYPES)
 
 @functools.cache
 def register() -> Any:
-    """Tell PyTorch all of it, of operators that it knows. What is returned keeps it told."""
+    """Register the fake, autograd and vmap rules. Keep the returned Library alive."""
     library = torch.library.Library("multisample", "IMPL")
     for name, fake, differentiable in (
         ("sample", _fake_sample, _differentiable_sample),
@@ -232,7 +232,7 @@ class _RecordedBackward(torch.autograd.Function):
 
 
 def _is_one_sample(apart: bool, counter_dim: int | None, size: int, d: Any, options: Options) -> bool:
-    """Whether a batch can be one sample: if its elements are told apart, and rows are, and there are so many."""
+    """Whether one sample can draw a batch: its elements and rows have different noise, and there are enough rows."""
     if size == 0:
         return True
     are_apart = apart and counter_dim is not None and not options.get("shared", False)

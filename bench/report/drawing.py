@@ -1,8 +1,8 @@
 """How the pictures of the report look, so that they can be read in print, in light and in dark, by everybody.
 
-What is compared is told apart by more than its colour. Our backends are thick, full and coloured (after Okabe and Ito's
-colours, which people who do not see all colours can tell apart); peers are thin, hollow, dashed and grey. Names stand
-at the lines' ends, so that nobody has to look them up in a legend.
+Lines differ by more than their colour. Our backends are thick, solid and coloured (with the colours of Okabe and Ito,
+which colour-blind readers can distinguish); peers are thin, dashed and grey with hollow markers. Names stand at the
+lines' ends, in place of a legend.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Line:
-    """What was measured of one contender."""
+    """The measurements of one contender."""
 
     entry: Entry
     points: tuple[Point, ...]

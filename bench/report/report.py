@@ -80,7 +80,7 @@ def write_report(runs: Sequence[Run], output: Path) -> Path:
 
 
 def _flat(machine: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """What is known of the machine; versions each by itself."""
+    """The description of the machine as rows; one row for each version."""
     for name, value in machine.items():
         if isinstance(value, Mapping):
             yield from ((key if name == "versions" else f"{name}, {key}", text) for key, text in _flat(value))

@@ -125,7 +125,7 @@ def step_calls() -> tuple[dict[tuple[int, int], dict[str, Callable[[Any], object
     program = f'// {csrc_files.digest()}\n#include "cuda_steps.cuh"\n'
     options = (*OPTIONS, f"-I{Path(__file__).parent}")
     expressions = [f"multisample::{name}" for name in names]
-    # Step by step like the compiler of the original: it was told --use_fast_math, which this library never is.
+    # The original kernel was compiled with --use_fast_math; this library never is.
     module = cupy.RawModule(code=program, options=options, name_expressions=expressions)
     original = cupy.RawModule(code=program, options=(*options, "--use_fast_math"))
     calls: dict[tuple[int, int], dict[str, Callable[[Any], object]]] = {}
@@ -293,7 +293,7 @@ def compiled_resources() -> dict[str, dict[str, int]]:
 
 
 def numba_resources() -> dict[str, dict[str, int]]:
-    """The same of the kernels of the numba backend: those that have been compiled until now."""
+    """The same of the kernels of the numba backend that have been compiled so far."""
     from multisample.backends.numba import BACKEND
 
     noises, pairs, transforms = ("independent", "shared"), ("", ", antithetic"), ("portable", "fast")

@@ -2,10 +2,10 @@
 
 python bench/studies/torch_sharded.py results.json
 
-Starts a process for each GPU, on 1, 2, 4, ... of those that there are. "strong": the same matrix on all of them;
-"weak": as much for each. Of each repetition the slowest rank counts, and of the repetitions the median. `device` is the
-time between two events around the call, with the device kept busy before, so that it has the kernel alone; `wall` is
-the caller's, from a barrier until the part is there.
+Starts a process for each of 1, 2, 4, ... GPUs. "strong": the same matrix for any number of GPUs; "weak": the same
+matrix for each GPU. A time is the median over repetitions of the slowest rank. `device` is the time between two events
+around the call; the device is busy before, so that the time is the kernel's alone. `wall` is the host's time from a
+barrier until the part is complete.
 
 Predicted before the first measurement: nobody communicates, so that k GPUs take 1/k of the kernel's time, and weak
 scaling is level, both to 2 %: parts of a gigabyte have no tails to speak of, and GPUs of one host differ by about that

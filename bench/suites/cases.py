@@ -50,7 +50,7 @@ class Case:
 
 
 class Fits(Protocol):
-    """What is asked of a contender here."""
+    """The members of a contender that cases need."""
 
     name: str
 

@@ -35,7 +35,7 @@ Mark = Any
 
 
 class Device(Protocol):
-    """What is asked of a device: fills and marks are ordered with the calls, and do not wait."""
+    """A device to time: fills and marks are ordered with the calls, and do not wait."""
 
     def reserve(self, size: int) -> None:
         """Have a buffer of at least so many bytes, to be filled."""
@@ -205,7 +205,7 @@ def _calling(device: Device, call: Call, ring: Ring) -> float:
 
 
 def _pipeline(device: Device, call: Call, ring: Ring, calls: int) -> tuple[float, float]:
-    """Seconds of each of many calls: those of the host, and those that pass on the device."""
+    """Seconds per call of many calls in a row, on the host and on the device."""
     device.wait()
     begin, start = device.mark(), time.perf_counter()
     for _ in range(calls):

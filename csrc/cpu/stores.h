@@ -13,7 +13,7 @@ MULTISAMPLE_FUNCTION void copy_block(const char* from, char* to, i64 stride) {
 }
 
 // Columns of blocks that have `bytes` in each, from column `first` on: `count` of them, after which `spare` come later.
-// Those of a block lie kPitch bytes apart. Where they are `close`, short ones may write over those that come later.
+// Columns of a block lie kPitch bytes apart. With `close`, a short column may overwrite bytes of later columns.
 template <u64 kColumns, u64 kPitch>
 void copy_columns(const char* from, u64 bytes, u64 first, u64 count, u64 spare, char* to, i64 stride, bool close) {
   u64 next = 0;
@@ -104,8 +104,8 @@ void scale_columns(const Real* noise, u64 count, char* at, i64 stride, u64 rows,
   const i64 bytes = static_cast<i64>(rows * sizeof(Out));
   u64 c = 0;
   if (rows >= kWidth) {
-    // Four at once, because mu and sigma of many rows come from the second-level cache each time. The processor is told
-    // of what comes 2 KiB later in each, or so far into the column that follows the four.
+    // Four columns at once, because mu and sigma of many rows come from the L2 cache each time. Prefetch 2 KiB ahead in
+    // each column, or that far into the column after the four.
     constexpr i64 kAhead = 2048;
     for (; c + 4 <= count; c += 4, at += 4 * stride) {
       const Real z0 = noise[c], z1 = noise[c + 1], z2 = noise[c + 2], z3 = noise[c + 3];

@@ -239,7 +239,7 @@ template <class Real>
 struct TileDown : Tile<Real, 256> {
   using Base = Tile<Real, 256>;
   using Base::kBlocks, Base::kFine, Base::o0, Base::o1;
-  // What loops make at once: words of 32 bits are joined lane by lane, those of one place with those of the next.
+  // Elements per iteration: 32-bit words of one place are joined, lane by lane, with words of the next place.
   static constexpr u64 kStep = kFine ? 1 : 2, kPlaces = kStep * kLanes;
   static_assert(kBlocks % kPlaces == 0, "");
 
@@ -314,7 +314,7 @@ struct TileDown : Tile<Real, 256> {
     }
   }
 
-  // Of block `first_block` and those that follow, for the rows that were set.
+  // The words of block `first_block` and the following blocks, for the rows that were set.
   void draw_words(u64 first_block, u64 places) {
     draw_words(places, [&](u64 group, const RoundKeys& keys) {
       const auto column = column_part<Lanes>(groups[group].blocks + first_block, o0, o1, keys);

@@ -164,7 +164,7 @@ struct Pieces {
     for (u32 c = 0; c < kColumns; ++c) *reinterpret_cast<Piece*>(at + to[c]) = piece[c];
   }
 
-  // Of the elements those that `written` has a bit for.
+  // Stores the elements whose bit in `written` is set.
   MULTISAMPLE_FUNCTION void write(Out* at, u32 written) const {
 #pragma unroll
     for (u32 c = 0; c < kColumns; ++c) {

@@ -48,8 +48,8 @@ struct GradientGeometry {
 
 #if !defined(__CUDACC_RTC__)
 
-// Rows of a thread if there are many: with all of its elements of a group, as much as it can hold. Without shared
-// noise, float64 is so slow that nothing is won.
+// Rows per thread, if there are many: as many as fit into registers with their elements of a group. float64 with
+// independent noise is bound by arithmetic, and gains nothing from more than one.
 constexpr u32 rows_at_once(u32 type, bool shared, bool antithetic) {
   return type == kFloat64 && !shared ? 1 : antithetic ? 2 : 4;
 }

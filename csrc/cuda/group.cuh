@@ -1,7 +1,7 @@
 // What a thread draws: the elements of one dimension in one group of columns.
 //
-// Their words are made in parts: what they owe to the columns alone, and what they owe to the dimension alone. Whoever
-// draws many dimensions of the same columns, or many columns of the same dimension, makes either part once.
+// Their words have a column part and a row part. A thread that draws many dimensions of the same columns computes the
+// column part once; a thread that draws many columns of one dimension computes the row part once.
 #pragma once
 
 #include "cuda/geometry.h"

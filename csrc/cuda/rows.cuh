@@ -38,8 +38,8 @@ class Columns {
   static constexpr bool kPairs = kCount * kSize > static_cast<i64>(sizeof(Quad<Out>)) || kSize == 8;
 
  public:
-  // Group `group` of the row, in the rows that `row` begins of those that the block draws side by side. `stages` has
-  // room for what all threads of the block make of a row.
+  // Group `group` of row `row` and of the block's further rows at its distance. `stages` has room for the elements that
+  // all threads of the block make of a row.
   MULTISAMPLE_FUNCTION Columns(u64 group, u32 row, Out* stages, const Keys<Real>& keys, const Draw& call,
                                const Geometry& geometry)
       : noise_(Noise<Real, shared, fast>::of(static_cast<u32>(call.first_column.value / kCount + group),
@@ -57,7 +57,7 @@ class Columns {
         paired_ = __all_sync(~0u, is_whole() && apart == (lane % 2 != 0 ? -group_size : group_size));
       }
     } else {
-      // Where the thread's elements lie among those of a pass, and those of the warp.
+      // Positions of the thread's and of the warp's elements within a pass.
       const u32 rows = geometry.rows_per_pass, all = rows * static_cast<u32>(columns);
       const u32 begin = row < rows ? row * static_cast<u32>(columns) + static_cast<u32>(column) + first_ : all;
       const u32 end = row < rows ? begin + (last_ - first_) : all;

@@ -107,7 +107,7 @@ struct PutShifted {
     }
 #pragma unroll
     for (u32 k = 0; k < (2 * shift < kAlone ? kAlone - shift : shift); ++k) {
-      // Both in one instruction, as far as both have one.
+      // One store instruction writes an element of the first and of the last thread, where both have one.
       const bool of_first = k < kAlone - shift, of_last = k < shift;
       const Out element = !of_last || (of_first && first_thread) ? x[k] : x[kCount - shift + k];
       if ((of_first && first_thread) || (of_last && last_thread)) reinterpret_cast<Out*>(at)[k] = element;

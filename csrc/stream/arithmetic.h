@@ -27,7 +27,7 @@ static_assert(sizeof(u16) == 2 && sizeof(u32) == 4 && sizeof(u64) == 8 && sizeof
 
 #ifdef __CUDACC__
 
-// Not the intrinsics: told to flush subnormal numbers to zero, as CuPy tells every compiler, those do.
+// Inline PTX, because the intrinsics flush subnormal numbers under -ftz=true, which CuPy passes to every compiler.
 MULTISAMPLE_FUNCTION float fma_rn(float a, float b, float c) {
   float x;
   asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(x) : "f"(a), "f"(b), "f"(c));

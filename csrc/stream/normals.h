@@ -120,7 +120,7 @@ MULTISAMPLE_FUNCTION Normals<double> normals(const Words& w, const Words& fine) 
 
 #ifdef __CUDACC__
 
-// sqrt(-2 ln u) and the turn of the angle, by PTX instructions that are the same on one GPU whoever compiles them.
+// sqrt(-2 ln u) and the turn of the angle, by PTX instructions: every compiler gives the same bits on one GPU model.
 MULTISAMPLE_FUNCTION float fast_radius(u32 a) {
   float u = fma_rn(static_cast<float>(a), 0x1p-32f, 0x1p-33f), l, r;
   asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(l) : "f"(u));

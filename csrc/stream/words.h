@@ -2,8 +2,8 @@
 //
 // Philox4x32 with ten rounds (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC'11,
 // doi:10.1145/2063384.2063405), keyed and counted as STREAM.md says: counter (g, i, o0, o1) for columns 4 g to 4 g + 3
-// of row i. A round mixes only two of the four words, so that much of the first three depends on the columns alone, or
-// on the row alone; whoever draws many rows of the same columns makes either part once.
+// of row i. A round mixes only two of the four words, so that much of the first three rounds depends on the columns
+// alone, or on the row alone. A kernel that draws many rows of the same columns computes each part once.
 #pragma once
 
 #include "stream/arithmetic.h"
@@ -29,7 +29,7 @@ struct RoundKeys {
   u32 k0[10], k1[10];
 };
 
-// The keys of all rounds: of the words that a seed gives, or (key1 = kKey1 ^ kFloat64Key) of those that refine them.
+// The round keys of a seed's words, or with key1 = kKey1 ^ kFloat64Key of the words that refine them to float64.
 MULTISAMPLE_HOST_FUNCTION RoundKeys round_keys(u64 seed, u32 key1) {
   const u32 a = static_cast<u32>(seed) ^ kKey0, b = static_cast<u32>(seed >> 32) ^ key1;
   const u32 u = kWeyl0, v = kWeyl1;

@@ -1,4 +1,4 @@
-"""The loop, whole and in two halves. What is computed is in `_refit`; here are arguments, state and words."""
+"""The loop, whole (`minimize`) and in two halves (`CEM`): arguments, state and messages. `_refit` computes."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ class CEM(Generic[ArrayT]):
         self._options: dict[str, Any] = {
             "backend": backend, "noise": noise, "antithetic": antithetic, "fast_math": fast_math,
         }  # fmt: skip
-        # All that there is to check of these is checked by whoever takes them in the end.
+        # `sample` checks the options.
         none_of_them = sample(mu, sigma, 0, seed=0, validate=True, **self._options)
         self._arrays = arrays = arrays_like(none_of_them)
         self._d = int(none_of_them.shape[0])
@@ -381,13 +381,13 @@ class CEM(Generic[ArrayT]):
             for name, end in (("told", WORD_64), ("seed", WORD_64), ("offset", WORD_64 + 1))
         )
         status = int(history[-1, -1]) if len(history) else RUNNING
-        # After the end, told goes on and history does not.
+        # After the end, `told` still counts and `history` no longer grows.
         if told < len(history) or (told > len(history) and status == RUNNING):
             raise ValueError(f"state['told']: expected {len(history)}, the number of rows of history, got {told}")
         with np.errstate(over="ignore"):  # A number that is too large becomes infinite, and is reported below.
             vectors = {name: values[name].astype(self._arrays.dtype_name) for name in ("mu", "sigma", "x")}
         for name, vector in vectors.items():
-            if name == "x" and status == DIVERGED:  # The samples that were told may have been infinite.
+            if name == "x" and status == DIVERGED:  # Samples of a diverged run may be infinite.
                 continue
             bad = np.flatnonzero(~(np.isfinite(vector) & (vector >= (0 if name == "sigma" else -math.inf))))
             if bad.size:

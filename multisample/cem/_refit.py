@@ -1,7 +1,7 @@
 """From scores to the next mean and standard deviation: functions of arrays alone, so that a device is never waited for.
 
-That a run has ended is a number like any other here. What comes after its end changes nothing any more, so whoever runs
-the loop may look as seldom as they like.
+The status of a run is a number in the same arrays. Iterations after the end change nothing, so the loop can read the
+status as rarely as it likes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["COLLAPSED", "COLUMNS", "CONVERGED", "DIVERGED", "RUNNING", "UNSCORED
 
 RUNNING, CONVERGED, COLLAPSED, UNSCORED, DIVERGED = range(5)
 COLUMNS = ("best", "mean", "threshold", "sigma", "nonfinite", "status")
-"""What is kept of each iteration."""
+"""Columns of the history: one row for each iteration."""
 
 INFINITY = float("inf")
 

@@ -198,7 +198,7 @@ def write_npy(
             temporary.chmod(mode)
         temporary.replace(target)
     except OSError as error:
-        # The temporary file's name would say nothing to whoever asked for `output`.
+        # Name `output`: the user does not know the temporary file.
         message = f"{error.strerror or error} ({size_text(size)} to write)"
         raise OSError(error.errno, message, str(output)) from error
     finally:

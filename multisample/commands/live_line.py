@@ -17,7 +17,7 @@ class LiveLine:
 
     def show(self, text: str) -> None:
         """Show `text` instead of what was shown before."""
-        # Padded over what is left of a longer line.
+        # Pad with spaces, to overwrite a longer line.
         self._stream.write("\r" + text.ljust(self._width) if self.live else text + "\n")
         self._stream.flush()
         self._width = len(text)

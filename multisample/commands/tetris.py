@@ -1,6 +1,6 @@
-"""The `tetris` command: the cross-entropy method at work, for whoever wants to watch it.
+"""The `tetris` command: trains a player of Tetris with the cross-entropy method.
 
-After each iteration all is on disk that it takes to go on, so that it may be stopped at any time.
+Each iteration saves its state, so that the command can be stopped at any time and resumed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """`torch.distributions.Normal`, drawn by multisample: what programs that hold distributions change their import to.
 
-All that is not drawing is PyTorch's own, by inheritance: densities, divergences, and whatever asks what is an instance
-of what.
+Everything but drawing is inherited from PyTorch: densities, divergences, and `isinstance` checks.
 """
 
 from __future__ import annotations

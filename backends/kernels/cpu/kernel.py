@@ -44,9 +44,9 @@ _HEIGHT = 16
 # Places of a tile of few rows, and of all its columns and a vector.
 _PLACES = 512
 _TILE_PLACES = 8 * _PLACES + _HEIGHT
-# How many places further down the column the processor is told what is written.
+# Prefetch distance down a column, in places.
 _NEAR = 256
-# How many bytes ahead the processor is told what is written where it does not foresee that.
+# Prefetch distance in bytes, for writes that the hardware prefetcher does not detect.
 _AHEAD = 2048
 
 
@@ -207,7 +207,7 @@ def _draw_down(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_c
     # costs less than a loop for the rest.
     batches = max(1, (height + _BATCH - 1) // _BATCH)
     batch = max(1, (height + batches - 1) // batches)
-    # The processor is told what is written some places further down, then of the next block; or of the next tile.
+    # Prefetch places further down the column, then the next block or the next tile.
     pitch = out.strides[1] // out.itemsize
     near, far = _NEAR, _NEAR - batch + block_columns * pitch
     if height < rows:

@@ -1,8 +1,8 @@
 """What a thread draws: the elements of one dimension in one group of columns, as in ``csrc/cuda/group.cuh``.
 
-Their words are made in parts: what they owe to the columns alone, and what they owe to the dimension alone. Whoever
-draws many dimensions of the same columns, or many columns of the same dimension, makes either part once. What all
-threads of a block need of the other part waits in shared memory, in a chunk: a slot for each thread that makes one.
+Their words have a column part and a row part. A thread that draws many dimensions of the same columns computes the
+column part once; a thread that draws many columns of one dimension computes the row part once. The block keeps the
+other part in shared memory, a chunk at a time, with a slot for each thread that computes it.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ def noise(
 
     @inline
     def fast_normals(w):
-        # By PTX instructions that are the same on one GPU whoever compiles them.
+        # PTX instructions: every compiler gives the same bits on one GPU model.
         r, t = fast_radius(np.uint32(w[0])), fast_radius(np.uint32(w[2]))
         a, b = np.float32(np.int32(w[1])) * _TO_ANGLE, np.float32(np.int32(w[3])) * _TO_ANGLE
         return r * cosine(a), r * sine(a), t * cosine(b), t * sine(b)

@@ -206,7 +206,7 @@ def shared_memory(typingctx: Any, size: Any) -> Any:
 
 @intrinsic
 def opaque(typingctx: Any, x: Any) -> Any:
-    """The uint32 `x`, hidden from the optimizer, which then recomputes what is made of it instead of keeping it."""
+    """The uint32 `x`, hidden from the optimizer, which then recomputes values from it and keeps no register."""
     if x != types.uint32:
         return None
 

@@ -164,9 +164,9 @@ class Learner:
 
     @property
     def weights(self) -> np.ndarray[Any, np.dtype[np.float64]]:
-        """The player in the middle of those that would be drawn next: shape (d,).
+        """The mean player, shape (d,).
 
-        The best of those that were drawn was, more often than not, only the luckiest.
+        The player with the best score of an iteration is often only the luckiest.
         """
         mean: np.ndarray[Any, np.dtype[np.float64]] = np.array(self._cem.mu)
         return mean

@@ -56,7 +56,7 @@ def plot_learning(path: Path, history: Sequence[Iteration]) -> None:
     iterations = np.arange(1, len(history) + 1)
     lines.plot(iterations, [done.best for done in history], label="best player")
     lines.plot(iterations, [done.mean for done in history], label="mean of all players")
-    # Whoever has not learnt yet clears none.
+    # Untrained players clear no lines.
     lines.set_yscale("symlog", linthresh=1)
     lines.set_ylim(bottom=0)
     lines.set_ylabel("lines in a game of learning")

@@ -1,7 +1,7 @@
 """The player, compiled: one call plays some pieces of one game, and leaves off where the next call goes on.
 
-So that no call is long: whoever wants to stop, or to know how far it is, need not wait for the end of a game that may
-last for minutes. Pieces come from the words of Philox, which are a function of seed, game and number of the piece.
+A call plays a limited number of pieces, so that the caller can stop, or report progress, during a game of minutes.
+Pieces come from the words of Philox, which are a function of seed, game and number of the piece.
 """
 
 from __future__ import annotations
