@@ -196,6 +196,7 @@ def test_every_plot_is_there_in_light_and_in_dark(reported: Path) -> None:
     assert all("<svg" in (reported / name).read_text(encoding="utf-8") for name in expected)
 
 
+@pytest.mark.slow
 def test_the_page_needs_nothing_beside_itself(reported: Path, page: Page) -> None:
     images = [link for link in page.links if link.startswith("data:image/svg+xml;base64,")]
     assert len(images) == 12 and images == page.links

@@ -160,6 +160,7 @@ def test_the_report_runs_without_a_command_and_without_any_array_library() -> No
     assert not re.search(r"^torch_ext +no\b.*\n    - runs on NVIDIA", done.out, re.M), "it runs on the CPU too"
 
 
+@pytest.mark.slow
 def test_the_report_ends_with_commands_that_run(run: Run) -> None:
     report_text = run().out
     _, _, following = report_text.partition("\nTry next:\n")

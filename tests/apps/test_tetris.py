@@ -228,7 +228,7 @@ def test_the_game_ends_where_a_piece_fits_nowhere() -> None:
 # --- Against the slow player --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("features", FEATURES)
+@pytest.mark.parametrize("features", slow_but(["bertsekas"], FEATURES))
 def test_features_of_random_boards(features: str) -> None:
     rng = np.random.default_rng(7)
     for _ in range(150):
@@ -280,6 +280,7 @@ def players(n: int, features: str = "dellacherie") -> np.ndarray[Any, Any]:
     return good[:, None] + rng.normal(size=(good.size, n)) * np.abs(good[:, None]) / 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("features", FEATURES)
 def test_games_do_not_depend_on_threads_or_company(features: str) -> None:
     weights = players(8, features)

@@ -149,6 +149,7 @@ def answer(library: Path) -> int:
 # --- What is built --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @needs_tools
 def test_built_once_and_kept(sources: Path, cache_root: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (sources / "torch/cpu.cpp").write_text(STABLE)

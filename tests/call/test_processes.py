@@ -387,6 +387,7 @@ def test_the_pool_that_another_thread_was_making_during_a_fork_is_not_locked_in_
 # --- Other ways to start processes ----------------------------------------------------------------
 
 
+@pytest.mark.slow
 @expects_fork
 @pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
 def test_workers_of_every_start_method_draw_the_same(method: str, many_threads: None) -> None:
@@ -432,6 +433,7 @@ for n in before:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("before", [[], [SMALL_N], [BIG_N]], ids=["nothing", "small", "large"])
 def test_matrices_can_be_drawn_while_the_interpreter_exits(before: list[int]) -> None:
     sizes = [BIG_N, SMALL_N, BIG_N]

@@ -72,17 +72,14 @@ def templates(dtype: str, noise: str, *stores: str, antithetic: bool = False) ->
     return [Template(dtype, noise, way, antithetic) for way in stores or STORES]
 
 
-SOME = [
-    *templates("float32", "independent", "aligned"),
-    *templates("float32", "shared", "strided"),
-    *templates("float32", "independent", "transposed_staged", antithetic=True),
-]
+SOME = [*templates("float32", "independent", "aligned"), *templates("float32", "shared", "strided")]
 # To compile one takes seconds. Of what is the same for several, not every combination is here.
 TEMPLATES = [
     *SOME,
     *templates("float32", "independent", "shifted", "staged", "strided", "transposed", "transposed_staged"),
     *templates("float32", "shared", "staged", "transposed", "transposed_staged"),
     *templates("float32", "independent", "aligned", "shifted", "staged", "strided", "transposed", antithetic=True),
+    *templates("float32", "independent", "transposed_staged", antithetic=True),
     *templates("float32", "shared", "transposed", antithetic=True),
     *templates("float64", "independent", "aligned", "staged", "strided", "transposed"),
     *templates("float64", "shared", "transposed_staged"),

@@ -211,6 +211,7 @@ def test_python_and_cpp_cut_calls_alike(library: ctypes.CDLL, calls: list[Call])
     assert {cut.groups_per_pass for cut in got if cut.stores < 4} >= set(range(1, 289))
 
 
+@pytest.mark.slow
 def test_every_cut_is_one_that_the_kernel_can_take(calls: list[Call]) -> None:
     for call in calls:
         cut = in_python(call)

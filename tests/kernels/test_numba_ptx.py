@@ -195,7 +195,8 @@ def test_kernels_that_read_their_window_from_memory_take_the_same_parameters(
     compiled: list[Compiled], build_once: Build
 ) -> None:
     """And nvJitLink takes them; they need not be as fast."""
-    results = compile_all(build_once, "numba_ptx_origin", [(variant, HOPPER) for variant in QUICK], True)
+    variants = [variant for variant in QUICK if any(result.variant == variant for result in compiled)]
+    results = compile_all(build_once, "numba_ptx_origin", [(variant, HOPPER) for variant in variants], True)
     for result in results:
         by_value = next(other for other in compiled if (other.variant, other.capability) == (result.variant, HOPPER))
         assert placed(result.kernel) == placed(by_value.kernel), str(result)

@@ -276,6 +276,7 @@ BROKEN: dict[str, tuple[Callable[[Array], Array], tuple[str, ...]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("broken", BROKEN)
 def test_draws_that_are_not_normal_are_found_out(broken: str) -> None:
     breaking, finders = BROKEN[broken]
@@ -330,6 +331,7 @@ def test_10_to_the_7_draws_have_the_normal_distribution(sorted_draws: Array, dis
     assert DISTANCES[distance](sorted_draws) > ALPHA
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("distance", DISTANCES)
 @pytest.mark.parametrize(
     "breaking",
@@ -381,6 +383,7 @@ def test_narrow_draws_are_normals_rounded_to_nearest(dtype: str) -> None:
     assert moments(surveyed([z.astype(np.float32)])) > ALPHA
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", NARROW)
 def test_narrow_draws_that_are_truncated_are_found_out(dtype: str) -> None:
     z = drawn(64, 2**18, seed=108)
@@ -454,6 +457,7 @@ def test_radius_and_angle_of_pairs_are_uniform_and_independent(matrix: Array, fi
     assert circles(matrix[:, first::4], matrix[:, first + 1 :: 4]) > ALPHA
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("statistic", [pairs, circles])
 @pytest.mark.parametrize(
     "breaking",
@@ -666,6 +670,7 @@ def test_shared_noise_has_rank_one_and_independent_noise_full_rank() -> None:
     assert values.max() < math.sqrt(n) + math.sqrt(d) + 6
 
 
+@pytest.mark.slow
 def test_shared_noise_is_as_normal_as_independent_noise() -> None:
     # One row of noise, so one draw for each column, seen through the last dimension.
     n = 10**7

@@ -317,14 +317,8 @@ NOISES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("counted", [False, pytest.param(True, marks=pytest.mark.slow)])
-@pytest.mark.parametrize(
-    "options",
-    [
-        pytest.param(options, id=name, marks=[] if name == "all" else pytest.mark.slow)
-        for name, options in NOISES.items()
-    ],
-)
+@pytest.mark.parametrize("counted", [False, True])
+@pytest.mark.parametrize("options", NOISES.values(), ids=NOISES)
 def test_pytorch_finds_nothing_wrong_with_the_operators(
     operators: Any, torch_device: str, options: dict[str, Any], counted: bool
 ) -> None:

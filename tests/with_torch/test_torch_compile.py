@@ -126,6 +126,7 @@ def test_the_operators_can_be_called_in_compiled_code(torch_device: str) -> None
 # --- Shapes and numbers that change ---------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_sizes_seeds_offsets_and_numbers_that_change_are_compiled_once(torch_device: str) -> None:
     calls: dict[str, list[Callable[[int], tuple[Any, ...]]]] = {
         "n": [lambda k: (torch.zeros(D), 1.0, k, 3, 0)],
