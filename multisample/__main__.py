@@ -15,7 +15,7 @@ from types import FrameType
 from typing import NoReturn
 
 from ._version import __version__
-from .commands import build, draw, report, tetris
+from .commands import build, draw, examples, report, tetris
 from .exceptions import BackendUnavailableError
 
 __all__ = ["main"]
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"multisample {__version__}")
     parser.set_defaults(run=report.run)
     subparsers = parser.add_subparsers(title="commands", metavar="command")
-    for command in (report, draw, build, tetris):
+    for command in (report, draw, build, examples, tetris):
         command.add_parser(subparsers)
 
     try:

@@ -1,12 +1,15 @@
-"""Programs that use the sampler, each in a folder of its own: so far `tetris`, which the cross-entropy method plays."""
+"""Programs that use the sampler: ``python -m multisample examples`` lists them."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-__all__ = ["tetris"]
+__all__ = ["basket_option", "bayesian_regression", "cart_pole", "tetris"]
 
 if TYPE_CHECKING:
+    from . import basket_option as basket_option
+    from . import bayesian_regression as bayesian_regression
+    from . import cart_pole as cart_pole
     from . import tetris as tetris
 else:
 

@@ -1,0 +1,28 @@
+"""The `examples` command: lists the example programs."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from typing import Any
+
+from multisample import examples
+
+__all__ = ["add_parser", "run"]
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the command to the parser of ``python -m multisample``."""
+    parser = subparsers.add_parser(
+        "examples", help="list the example programs", description="List the example programs."
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print what each program shows, and its command."""
+    for name in examples.__all__:
+        summary = (importlib.import_module(f"multisample.examples.{name}").__doc__ or "").partition("\n")[0]
+        command = "multisample tetris" if name == "tetris" else f"multisample.examples.{name}"
+        print(f"{name}\n    {summary}\n    python -m {command}")
+    return 0

@@ -1,0 +1,102 @@
+"""Variational inference fits the posterior of a Bayesian linear regression with `multisample.torch.Normal`.
+
+The variational family has independent normal weights. For this model its optimum is known: the exact posterior mean,
+and the reciprocal of the posterior precision's diagonal as variance. The program prints both next to the fit.
+
+python -m multisample.examples.bayesian_regression                  # on the CPU
+python -m multisample.examples.bayesian_regression --device cuda    # on a GPU
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+__all__ = ["Fit", "fit", "main"]
+
+FEATURES, OBSERVATIONS, NOISE = 6, 200, 0.5
+
+
+class Fit(NamedTuple):
+    """A fitted posterior, and the optimum of its family.
+
+    Attributes
+    ----------
+    loc, scale : torch.Tensor, shape (6,)
+        Means and standard deviations of the weights.
+    best_loc, best_scale : torch.Tensor, shape (6,)
+        The optimum.
+    """
+
+    loc: Any
+    scale: Any
+    best_loc: Any
+    best_scale: Any
+
+
+def fit(steps: int = 600, seed: int = 7, device: str = "cpu") -> Fit:
+    """Maximize the evidence lower bound by Adam.
+
+    Parameters
+    ----------
+    steps : int, default 600
+        Gradient steps, each with 64 samples of the weights.
+    seed : int, default 7
+        Seed of the data and of the samples.
+    device : {"cpu", "cuda"}, default "cpu"
+        Where to compute.
+
+    Returns
+    -------
+    Fit
+
+    Raises
+    ------
+    TypeError, ValueError
+        If PyTorch does not take the seed or the device.
+    """
+    import torch
+
+    from multisample.torch import Normal
+
+    data = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(OBSERVATIONS, FEATURES, generator=data)
+    targets = inputs @ torch.linspace(-2, 2, FEATURES) + NOISE * torch.randn(OBSERVATIONS, generator=data)
+    precision = torch.eye(FEATURES) + inputs.T @ inputs / NOISE**2
+    best_loc = torch.linalg.solve(precision, inputs.T @ targets / NOISE**2)
+    best_scale = precision.diagonal().rsqrt()
+    inputs, targets = inputs.to(device), targets.to(device)
+
+    samples = torch.Generator(device).manual_seed(seed)
+    loc = torch.zeros(FEATURES, device=device, requires_grad=True)
+    log_scale = torch.full((FEATURES,), -2.5, device=device, requires_grad=True)
+    optimizer = torch.optim.Adam([loc, log_scale], lr=0.05)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    for _ in range(steps):
+        posterior = Normal(loc, log_scale.exp(), generator=samples, validate_args=False)
+        weights = posterior.rsample((64,))
+        misfit = (targets - weights @ inputs.T).square().sum(1) / (2 * NOISE**2)
+        loss = (misfit + weights.square().sum(1) / 2).mean() - posterior.entropy().sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+    return Fit(loc.detach().cpu(), log_scale.detach().exp().cpu(), best_loc, best_scale)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the fitted weights beside the optimum."""
+    parser = argparse.ArgumentParser(prog="python -m multisample.examples.bayesian_regression", description=__doc__)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--seed", type=int, default=7)
+    args = parser.parse_args(argv)
+    result = fit(seed=args.seed, device=args.device)
+    print("weight  fitted mean  optimum  fitted deviation  optimum")
+    for k, (loc, scale, best_loc, best_scale) in enumerate(zip(*(x.tolist() for x in result), strict=True)):
+        print(f"{k:6}  {loc:11.3f}  {best_loc:7.3f}  {scale:16.4f}  {best_scale:7.4f}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
