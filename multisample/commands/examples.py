@@ -12,9 +12,9 @@ __all__ = ["add_parser", "run"]
 
 
 def add_parser(subparsers: Any) -> None:
-    """Add the command to the parser of ``python -m multisample``."""
+    """Add ``examples`` to the command line."""
     parser = subparsers.add_parser(
-        "examples", help="list the example programs", description="List the example programs."
+        "examples", help="list the example programs", description="List the example programs.", allow_abbrev=False
     )
     parser.set_defaults(run=run)
 

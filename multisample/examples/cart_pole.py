@@ -72,14 +72,14 @@ def control(steps: int = 120, seed: int = 7, device: str = "cpu") -> Run:
 
         library, plan = torch, torch.zeros(HORIZON, device=device)
     generator = multisample.Generator(seed)
-    state = (0.0, 0.0, math.pi, 0.0)
+    state = [0.0, 0.0, math.pi, 0.0]
     run = Run([], [])
     for _ in range(steps):
         forces = multisample.sample(plan, FORCE, ROLLOUTS, generator=generator)
         costs = _costs(library, state, forces)
         weights = library.exp((costs.min() - costs) / TEMPERATURE)
         plan = forces @ (weights / weights.sum())
-        state = tuple(float(x) for x in _step(library, state, plan[0]))
+        state = [float(x) for x in _step(library, state, plan[0])]
         plan = library.roll(plan, -1)
         plan[-1] = 0
         run.angles.append(math.remainder(state[2], 2 * math.pi))
