@@ -317,6 +317,7 @@ NOISES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("counted", [False, True])
 @pytest.mark.parametrize("options", NOISES.values(), ids=NOISES)
 def test_pytorch_finds_nothing_wrong_with_the_operators(
