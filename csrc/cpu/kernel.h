@@ -1,11 +1,11 @@
 // The kernel for the CPU: draws any window of a call on one thread, x[i, j] = mu[i] + sigma[i] z[i, j].
 //
-// Compilers make full vectors of a loop over an array and of little else. So the work goes by the tile, some columns of
-// a row or of several short ones: the words of a tile are made in one loop, on vectors spelled out because compilers
-// miss the instruction that multiplies words; normals are made of them in another, and go straight to memory where they
-// lie side by side. Tiles below each other have the same columns: what the words owe to those is made once. Where rows
-// are what lies side by side, as in a transposed result, a tile is blocks of many rows, and a vector runs down them; it
-// writes to many places in turn, more than the processor foresees, which is why it is told of them in advance.
+// Compilers vectorise loops over arrays, and little else. So the kernel works on tiles: some columns of one row, or of
+// several short rows. One loop computes the words of a tile; its vectors are written out, because compilers miss the
+// instruction that multiplies words. A second loop computes the normals, and stores them directly where the elements of
+// a tile are adjacent. Tiles below each other have the same columns, and share the column part of their words. In
+// layout "nd" a tile is blocks of many rows, and a vector runs down the rows. The kernel then prefetches, since the
+// hardware does not detect writes to many places.
 #pragma once
 
 #include <cfenv>

@@ -188,7 +188,7 @@ def packed_geometry(cut: Geometry) -> bytes:
 
 
 def check_some(template: Template, cases: Iterable[Case], number: int) -> None:
-    """So many of those that this kernel draws, the same ones each time."""
+    """Check `number` of the cases that this kernel draws, the same ones each time."""
     there_are = [case for case in cases if template_of(case) == template]
     assert len(there_are) >= min(number, 8), f"only {len(there_are)} cases"
     for case in random.Random(1).sample(there_are, min(number, len(there_are))):
@@ -330,7 +330,7 @@ FAST = [
 @pytest.mark.slow
 @each(FAST, FAST[:1])
 def test_fast_math_is_near_the_portable_numbers(template: Template) -> None:
-    # A GPU's instructions are less exact than those here; what is made of them is the same.
+    # The emulator's approximate functions are exact, the GPU's are not; the arithmetic after them is the same.
     n = {"aligned": 1028, "staged": 37, "transposed": 300}[template.stores]
     case = Case(
         50, n, template.dtype, template.noise, template.antithetic, True, seed=2**63 + 1, sample_offset=2**32,
@@ -494,7 +494,7 @@ def test_kernels_take_the_same_types_as_on_a_gpu() -> None:
 
 
 def outcome(function: Callable[..., None], threads: int = 64, backwards: bool = False) -> tuple[str, Array]:
-    """What two blocks of a kernel are told, and 80 float32 of which they may write 72."""
+    """Arguments for two blocks of a kernel, and 80 float32 of which it may write 72."""
     case = Case(1, 80)
     _, out = memory_of(case)
     call = pack(a_draw(1, 80, matrix=out))
@@ -629,7 +629,7 @@ def test_emulated_threads_wait_for_each_other_only_where_they_say_so(backwards: 
     assert message == ""
     thread = np.arange(64)
     before, fifth = 63 - np.maximum(thread - 1, thread // 32 * 32), 63 - (thread // 32 * 32 + 5)
-    # Where nobody waits, whoever comes later finds what others have written, and whoever comes first does not.
+    # Without a barrier, a later warp sees the writes of an earlier one, and an earlier warp does not.
     early = (thread < 32) if backwards else (thread >= 32)
     assert out[:64].tolist() == (((before * 64 + fifth) * 2 + (thread < 32)) * 2 + early).tolist()
 

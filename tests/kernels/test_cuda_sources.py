@@ -141,7 +141,7 @@ def run(program: Path, cases: Iterable[Case]) -> collections.Counter[str]:
     """Run and check them all; how often each way to store was taken."""
     cases = list(cases)
     done = run_program(program, b"".join(packed(case) for case in cases))
-    # What a sanitizer or the shim found. AddressSanitizer warns that it does not know fibers; it is told of each.
+    # -6 and 1 are failures of the shim and of a sanitizer. The shim announces each fiber to AddressSanitizer.
     assert done.returncode in (0, -6, 1), done.stderr.decode()[:4000]
     results, at, taken = done.stdout, 0, collections.Counter[str]()
     for case in cases:

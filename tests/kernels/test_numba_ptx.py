@@ -1,8 +1,8 @@
 """What Numba and NVIDIA's compilers make of the Python kernel, read where there is no GPU.
 
-Nothing on the way to the GPU may change a kernel's numbers. What is read is PTX, which the driver or nvJitLink turns
-into machine code: by PTX's rules that may only fuse a product with the sum it goes into, so none may go into one. How
-many instructions, registers and bytes of stack kernels have is no matter of right or wrong: see kernel_counts.py.
+No compiler may change a kernel's numbers. The tests read PTX, which the driver or nvJitLink compiles to machine code.
+PTX's rules let that step fuse a product with the sum that uses it, so no sum may use a plain product. Counts of
+instructions, registers and stack are no tests: see kernel_counts.py.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ class Case:
         return dict(zip(WORDS, (self.seed, self.offset, self.dim_offset, self.sample_offset), strict=True))
 
     def expected(self) -> Array:
-        """Bit patterns: what the cpu backend draws, or for antithetic pairs what is made of the noise that it draws."""
+        """Bit patterns from the cpu backend; for antithetic pairs, computed from the noise that it draws."""
         mu, sigma = self.vectors()
         if not self.antithetic:
             return self._on_cpu(mu, sigma, self.n, self.dtype, self.sample_offset).view(f"u{self.size}")

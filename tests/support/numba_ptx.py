@@ -1,10 +1,10 @@
 """Compile the Python kernel for GPUs that are not there, for test_numba_ptx.py and kernel_counts.py.
 
-That takes a process of its own, because numba-cuda has to be told of a device, and such a process is good for nothing
-else. Run as a program, this module reads one line of JSON for each kernel, ``[name, variant, [major, minor]]``, where
-`variant` has the arguments of `kernels.cuda.compilation.variant_kernel`, and writes ``name.ptx``, nvJitLink's machine
-code ``name.cubin`` and its messages ``name.log`` into the folder that is its argument. A null in place of the list is
-the kernel of `advance`. Where a compiler cannot be loaded, the program exits with `CANNOT` and says which.
+That takes a process of its own, because it patches the device that numba-cuda sees. Run as a program, this module reads
+one line of JSON for each kernel, ``[name, variant, [major, minor]]``, where `variant` has the arguments of
+`kernels.cuda.compilation.variant_kernel`, and writes ``name.ptx``, nvJitLink's machine code ``name.cubin`` and its
+messages ``name.log`` into the folder that is its argument. A null in place of the list is the kernel of `advance`.
+Where a compiler cannot be loaded, the program exits with `CANNOT` and says which.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Compiled:
     variant: Variant
     capability: Capability
     file: Path
-    """PTX; beside it, with other suffixes, the machine code and what was said of it."""
+    """PTX; next to it, with other suffixes, the machine code and the log."""
 
     @property
     def architecture(self) -> str:

@@ -137,7 +137,7 @@ class Kernel:
 
     @functools.cached_property
     def store_loops(self) -> list[Loop]:
-        """Both, those that draw and those that copy."""
+        """Loops that draw and loops that copy."""
         following = self._following()
         before: list[list[int]] = [[] for _ in self.blocks]
         for k, after in enumerate(following):
