@@ -36,7 +36,7 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "report",
         help="what can run here, how fast, and whether all give the same bits (the default)",
-        description="Every backend, available or why not; then time and bits of the original workload on each.",
+        description="Every backend, available or why not; the speed of each; whether all draw the same numbers.",
         allow_abbrev=False,
     )
     parser.set_defaults(run=run)
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     if not names:
         print("\nNo backend is available.")
         return 1
-    return _original_workload(names)
+    return _speeds_and_bits(names)
 
 
 def _status_table(statuses: Mapping[str, BackendStatus]) -> str:
@@ -73,15 +73,15 @@ def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
-def _original_workload(names: Sequence[str]) -> int:
+def _speeds_and_bits(names: Sequence[str]) -> int:
     # float32 values that every library rounds alike, because they need no rounding.
     mu = (np.arange(_D, dtype=np.float32) - _D // 2) / np.float32(1024)
     sigma = (np.arange(_D, dtype=np.float32) % 64 + 1) / np.float32(32)
     size = 4 * _D * _N
     print(
-        f"\nThe original workload: d = {_D}, n = {_N}, float32, {size / 1e6:.1f} MB, inputs where the backend runs;"
-        f"\na call's time is the median of {_REPEATS} series of {_CALLS}."
-        "\nThe first run on a machine compiles for some seconds, and keeps the result on disk.\n",
+        f"\nSpeed: each backend draws {_N} samples of {_D} dimensions (float32, {size / 1e6:.1f} MB) from vectors in its"
+        f"\nown memory. Times are medians of {_REPEATS} series of {_CALLS} calls. The first run on a machine compiles, for"
+        "\nsome seconds.\n",
         flush=True,
     )
     rows, failures = [("backend", "time", "GB/s")], []
@@ -131,9 +131,9 @@ def _compare(results: Mapping[str, HostArray]) -> bool:
         if count:
             differing.append(f"{name} differs from {first} in {count} of {bits.size} numbers")
     if differing:
-        print("\nsame bits: NO: " + "; ".join(differing))
+        print("\nsame numbers, bit for bit: NO: " + "; ".join(differing))
     elif others:
-        print(f"\nsame bits: yes ({', '.join(results)})")
+        print(f"\nsame numbers, bit for bit: yes ({', '.join(results)})")
     else:
-        print(f"\nsame bits: not compared, since {first} is the only backend that ran")
+        print(f"\nsame numbers, bit for bit: not compared, since {first} is the only backend that ran")
     return not differing

@@ -155,7 +155,9 @@ def test_the_report_runs_without_a_command_and_without_any_array_library() -> No
     assert re.search(r"^backend +available +version +device$", done.out, re.M)
     assert re.search(r"^cpu +yes +numba [\d.]+\S* +\S.* threads?$", done.out, re.M)
     assert re.search(r"^cpu +\d+ us +[\d.]+$", done.out, re.M)
-    assert re.search(r"^same bits: not compared, since cpu is the only backend that ran$", done.out, re.M)
+    assert re.search(
+        r"^same numbers, bit for bit: not compared, since cpu is the only backend that ran$", done.out, re.M
+    )
     assert re.search(r"^cupy +no\b.*\n    - runs on NVIDIA GPUs only\n    - package cupy", done.out, re.M)
     assert not re.search(r"^torch_ext +no\b.*\n    - runs on NVIDIA", done.out, re.M), "it runs on the CPU too"
 
@@ -903,7 +905,7 @@ def test_the_report_compares_backends(run: Run, elsewhere: Any) -> None:
     assert re.search(r"^elsewhere  yes +1\.0 +a stand-in$", done.out, re.M)
     assert re.search(r"^elsewhere +\d+ us +[\d.]+$", done.out, re.M)
     names = ", ".join(name for name, status in multisample.backends().items() if status.available)
-    assert f"\nsame bits: yes ({names})\n\nTry next:\n" in done.out
+    assert f"\nsame numbers, bit for bit: yes ({names})\n\nTry next:\n" in done.out
     assert elsewhere.launches == 1 + report._REPEATS * report._CALLS
 
 
@@ -913,7 +915,7 @@ def test_the_report_says_which_bits_differ(run: Run, register: Callable[[Any], A
     done = run("report")
     assert done.code == 1
     first = next(iter(multisample.backends()))
-    assert done.out.endswith(f"\nsame bits: NO: flipped differs from {first} in 2 of 2560000 numbers\n")
+    assert done.out.endswith(f"\nsame numbers, bit for bit: NO: flipped differs from {first} in 2 of 2560000 numbers\n")
 
 
 def test_the_report_gives_every_reason(run: Run, register: Callable[[Any], Any]) -> None:
@@ -948,7 +950,7 @@ def test_a_backend_that_fails_is_reported_after_the_others(
     assert done.code == 1
     assert re.search(r"^cpu +\d+ us", done.out, re.M)
     assert "\nbroken failed: BackendUnavailableError: no compiler\n" in done.out
-    assert "same bits: yes" in done.out
+    assert "same numbers, bit for bit: yes" in done.out
 
 
 def test_an_unavailable_backend_draws_nothing(draw_files: Run, folder: Path, register: Callable[[Any], Any]) -> None:
