@@ -79,9 +79,9 @@ def _speeds_and_bits(names: Sequence[str]) -> int:
     sigma = (np.arange(_D, dtype=np.float32) % 64 + 1) / np.float32(32)
     size = 4 * _D * _N
     print(
-        f"\nSpeed: each backend draws {_N} samples of {_D} dimensions (float32, {size / 1e6:.1f} MB) from vectors in its"
-        f"\nown memory. Times are medians of {_REPEATS} series of {_CALLS} calls. The first run on a machine compiles, for"
-        "\nsome seconds.\n",
+        f"\nSpeed: each backend draws {_N} samples of {_D} dimensions (float32, {size / 1e6:.1f} MB)."
+        f"\nIts inputs are in its own memory. Times are medians of {_REPEATS} series of {_CALLS} calls."
+        "\nThe first run on a machine compiles for some seconds, and keeps the result on disk.\n",
         flush=True,
     )
     rows, failures = [("backend", "time", "GB/s")], []
