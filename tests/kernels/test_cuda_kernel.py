@@ -199,22 +199,32 @@ SHAPES = ("every shape", "dimensions side by side", "every address", "threads be
 
 
 @each(TEMPLATES, SOME)
-def test_kernel_draws_what_the_cpu_backend_draws_for_every_shape_at_every_address(template: Template) -> None:
-    cases = (TABLES[name][0](template.dtype, template.noise) for name in SHAPES)
-    check_some(template, itertools.chain(*cases), 70)
+def test_kernel_draws_what_the_cpu_backend_draws(monkeypatch: pytest.MonkeyPatch, template: Template) -> None:
+    """All that is checked of one kernel, because each process that checks some of it compiles it."""
+
+    def some_of(names: Iterable[str], number: int) -> None:
+        cases = (TABLES[name][0](template.dtype, template.noise) for name in names)
+        check_some(template, itertools.chain(*cases), number)
+
+    some_of(SHAPES, 70)
+    # Several chunks of dimensions, several runs of columns, and bands that take turns.
+    some_of(["calls cut differently"], 70)
+    some_of(["windows far out", "offsets in memory", *(["windows of pairs"] if template.antithetic else [])], 30)
+    if template.stores.startswith("transposed"):
+        check_passes_of_dimensions_side_by_side(template)
+    if template.dtype == "float32":
+        check_launch(monkeypatch, template)
 
 
-@each(TEMPLATES, SOME)
-def test_numbers_do_not_depend_on_how_a_call_is_cut(template: Template) -> None:
-    """Several chunks of dimensions, several runs of columns, and bands that take turns."""
-    check_some(template, TABLES["calls cut differently"][0](template.dtype, template.noise), 70)
+@each(ORIGIN, ORIGIN[:1])
+def test_kernel_reads_its_seed_and_its_window_from_memory(monkeypatch: pytest.MonkeyPatch, template: Template) -> None:
+    """Any of the words, wherever in a group the window begins: where that is in memory, the cut does not know."""
+    check_some(template, words_in_memory(template.dtype, template.noise), 40)
+    if template.dtype == "float32":
+        check_launch(monkeypatch, template)
 
 
-TRANSPOSED = [template for template in TEMPLATES if template.stores.startswith("transposed")]
-
-
-@each(TRANSPOSED)
-def test_dimensions_side_by_side_written_at_once_and_through_the_stage(template: Template) -> None:
+def check_passes_of_dimensions_side_by_side(template: Template) -> None:
     """Blocks of several passes and chunks, of which the first pass and the last may be cut; several tiles; padding."""
     size, slots = SIZES[template.dtype], slots_of(SIZES[template.dtype])
     seen: collections.Counter[str] = collections.Counter()
@@ -258,19 +268,6 @@ def wide_passes(passes: int, per_chunk: int) -> Cut:
     return lambda g: {
         "rows_per_pass": 10**6, "band_rows": passes * 10**6, "chunk": per_chunk * 10**6,
     }  # fmt: skip
-
-
-@each(TEMPLATES, SOME)
-def test_windows_are_those_of_the_whole_however_far_out(template: Template) -> None:
-    names = ("windows far out", "offsets in memory", *(["windows of pairs"] if template.antithetic else []))
-    cases = (TABLES[name][0](template.dtype, template.noise) for name in names)
-    check_some(template, itertools.chain(*cases), 30)
-
-
-@each(ORIGIN, ORIGIN[:1])
-def test_seed_and_window_are_read_from_memory(template: Template) -> None:
-    """Any of the words, wherever in a group the window begins: where that is in memory, the cut does not know."""
-    check_some(template, words_in_memory(template.dtype, template.noise), 40)
 
 
 @pytest.mark.slow
@@ -390,13 +387,8 @@ def numba_backend(template: Template) -> NumbaBackend:
     return backend
 
 
-LAUNCHED = [template for template in TEMPLATES if template.dtype == "float32"]
-
-
-@each([*LAUNCHED, *ORIGIN[:5]], [*SOME, ORIGIN[0]])
-def test_the_backend_hands_this_grid_and_these_parameters_to_the_driver(
-    monkeypatch: pytest.MonkeyPatch, template: Template
-) -> None:
+def check_launch(monkeypatch: pytest.MonkeyPatch, template: Template) -> None:
+    """The backend hands this grid and these parameters to the driver."""
     d, n = {
         "aligned": (40, 1024), "shifted": (7, 1157), "staged": (300, 10), "strided": (30, 30),
         "transposed": (32, 30), "transposed_staged": (30, 30) if SIZES[template.dtype] < 8 else (33, 30),
