@@ -669,7 +669,7 @@ def machine_digests() -> dict[str, list[str]]:
 PLAIN_MACHINE = """
 import json
 import sys
-sys.path.insert(0, sys.argv[1])
+sys.path[:0] = sys.argv[1:]
 import test_sample_stream
 print(json.dumps([test_sample_stream.machine_digests(), test_sample_stream.uses_x86_extensions()]))
 """
@@ -691,7 +691,7 @@ def test_a_machine_without_vectors_and_fused_multiply_add_draws_the_same_bits(tm
         "MULTISAMPLE_CACHE_DIR": str(tmp_path),
     }
     done = subprocess.run(
-        [sys.executable, "-c", PLAIN_MACHINE, str(SUPPORT)],
+        [sys.executable, "-c", PLAIN_MACHINE, str(Path(__file__).parent), str(SUPPORT)],
         env=environment, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
