@@ -15,7 +15,7 @@ from multisample.backends.contract import DeviceArray
 from multisample.backends.element_types import MATRIX_TYPES
 from multisample.backends.system import cuda_driver
 
-__all__ = ["Exported", "Imported", "is_read_only", "numpy_dtype"]
+__all__ = ["Exported", "Imported", "is_read_only", "numpy_dtype", "strides_of"]
 
 HOST = (1, 3)
 """Device types of host memory: ordinary, and page-locked by CUDA."""
@@ -102,10 +102,21 @@ def _exchange(array: Any, stream: int | None) -> tuple[Any, _Tensor, bool]:
     return capsule, versioned.tensor, bool(versioned.flags & _READ_ONLY)
 
 
-def is_read_only(array: Any) -> bool:
-    """Whether `array` says that its memory may not be written to; those of DLPack before 1.0 cannot say."""
+def _described(array: Any) -> tuple[Any, _Tensor, bool]:
+    """The same, for a look at the description alone: the memory need not be ready."""
     on_device = int(array.__dlpack_device__()[0]) in CUDA
-    return _exchange(array, -1 if on_device else None)[2]
+    return _exchange(array, -1 if on_device else None)
+
+
+def is_read_only(array: Any) -> bool:
+    """Whether `array` says that its memory may not be written to; DLPack before 1.0 cannot say so."""
+    return _described(array)[2]
+
+
+def strides_of(array: Any) -> tuple[int, ...] | None:
+    """The strides of `array` in elements; None for a contiguous array that names none."""
+    _capsule, tensor, _ = _described(array)
+    return tuple(tensor.strides[: tensor.ndim]) if tensor.strides else None
 
 
 class Imported:
@@ -121,8 +132,6 @@ class Imported:
     ----------
     dtype : numpy.dtype
         What the elements are; the interface has no name for bfloat16, and calls it an integer.
-    interface : dict
-        The array interface, of NumPy or of CUDA.
     """
 
     def __init__(self, array: Any, stream: int | None = None) -> None:
@@ -133,7 +142,7 @@ class Imported:
             raise TypeError(f"elements of DLPack type {tensor.code}, {tensor.bits} bits, {tensor.lanes} lanes")
         self.dtype = numpy_dtype("bool" if kind == "bool" else f"{kind}{tensor.bits}")
         size, axes = self.dtype.itemsize, range(tensor.ndim)
-        self.interface = {
+        interface = {
             "shape": tuple(tensor.shape[axis] for axis in axes),
             "strides": tuple(tensor.strides[axis] * size for axis in axes) if tensor.strides else None,
             "typestr": f"<u{size}" if kind == "bfloat" else self.dtype.str,
@@ -141,9 +150,9 @@ class Imported:
             "version": 3,
         }
         if tensor.device_type in HOST:
-            self.__array_interface__ = self.interface
+            self.__array_interface__ = interface
         else:
-            self.__cuda_array_interface__ = self.interface
+            self.__cuda_array_interface__ = interface
 
 
 # Exported arrays by the address of their structure, until the consumer calls the deleter.

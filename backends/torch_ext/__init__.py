@@ -22,8 +22,7 @@ import numpy as np
 from ..contract import Backend, BackendStatus, DeviceKind, Launcher
 from ..draw import HOST, PACKED_DRAW, Draw, Operation, pack, packer
 from ..errors import BackendUnavailableError
-from ..memory.dlpack import HOST as HOST_KINDS
-from ..memory.dlpack import Imported
+from ..memory import dlpack
 from ..native import libraries, prebuilt, toolchain
 from ..system.cuda_driver import device_of
 from ..system.worker_pool import thread_limit
@@ -33,8 +32,6 @@ __all__ = ["BACKEND"]
 
 # The first version that is tested; the libraries use the stable ABI of the one before.
 _LEAST_TORCH = (2, 11)
-# The legacy default stream, by DLPack's numbering.
-_LEGACY_STREAM = 1
 # The value of cudaErrorMemoryAllocation.
 _OUT_OF_MEMORY = 2
 
@@ -116,17 +113,16 @@ class TorchExtBackend:
 
         if not isinstance(array, np.ndarray):
             if hasattr(array, "__dlpack__"):
-                shared = Imported(array, _stream_of(array))
-                _refuse_negative_strides(shared.interface)
+                _refuse_negative_strides(dlpack.strides_of(array))
                 return torch.from_dlpack(array)
             interface = array.__cuda_array_interface__
-            _refuse_negative_strides(interface)
+            _refuse_negative_strides(interface.get("strides"))
             address = interface["data"][0]
             # As memory to write to, because PyTorch takes no other; its owner goes with it.
-            memory = types.SimpleNamespace(
+            shared = types.SimpleNamespace(
                 __cuda_array_interface__={**interface, "data": (address, False)}, owner=array
             )
-            tensor = torch.as_tensor(memory, device=f"cuda:{device_of(address)}")
+            tensor = torch.as_tensor(shared, device=f"cuda:{device_of(address)}")
             if tensor.numel() > 0 and tensor.data_ptr() != address:
                 raise BufferError("PyTorch would copy it")
             return tensor
@@ -230,17 +226,9 @@ def _load(path: Path) -> Any:
         raise BackendUnavailableError(f"backend: 'torch_ext' cannot load {path}: {error}; {mend}") from error
 
 
-def _stream_of(array: Any) -> int | None:
-    """PyTorch's current stream on the device of `array`, by DLPack's numbering."""
-    import torch
-
-    kind, ordinal = array.__dlpack_device__()
-    return None if kind in HOST_KINDS else torch.cuda.current_stream(int(ordinal)).cuda_stream or _LEGACY_STREAM
-
-
-def _refuse_negative_strides(interface: dict[str, Any]) -> None:
+def _refuse_negative_strides(strides: tuple[int, ...] | None) -> None:
     # PyTorch 2.13 would end the process.
-    if any(stride < 0 for stride in interface.get("strides") or ()):
+    if strides and min(strides) < 0:
         raise BufferError("PyTorch has no negative strides")
 
 

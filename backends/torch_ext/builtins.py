@@ -33,7 +33,7 @@ class Builtins:
     def launch(
         self, draw: bytes, run: Any, fail: Callable[[int], None], thread_limit: Callable[[], int]
     ) -> Callable[..., None]:
-        """`run` of a launcher for draws like a packed one; `run` and `fail` are given the draw and its error.
+        """A launcher's `run` for draws like a packed one: it calls ``run(draw)``, and ``fail(error)`` for an error.
 
         Raises
         ------

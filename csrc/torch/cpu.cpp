@@ -157,12 +157,11 @@ MULTISAMPLE_EXPORT PyObject* multisample_python_key(PyObject* tensor_type, PyObj
   using namespace multisample::python;
   static PyMethodDef method{"key", key, METH_FASTCALL, nullptr};
   if (&PyCFunction_NewEx == nullptr) return nullptr;
-  const auto shared = [](PyObject* object) { return Object::shared(object); };
-  return bound(&method,
-               new KeyState{Object(shared(tensor_type)), Object(shared(parameter_type)), Object(shared(int_type)),
-                            Object(shared(float_type)), Object(shared(signature)), Object(shared(out_signature)),
-                            Object(shared(is_negative)), Object(PyUnicode_InternFromString("_cdata")),
-                            Object(PyUnicode_InternFromString("requires_grad"))});
+  constexpr auto held = Object::new_reference;
+  return bound(&method, new KeyState{Object(held(tensor_type)), Object(held(parameter_type)), Object(held(int_type)),
+                                     Object(held(float_type)), Object(held(signature)), Object(held(out_signature)),
+                                     Object(held(is_negative)), Object(PyUnicode_InternFromString("_cdata")),
+                                     Object(PyUnicode_InternFromString("requires_grad"))});
 }
 
 MULTISAMPLE_EXPORT PyObject* multisample_python_launch(const multisample::Draw* draw, void* run, PyObject* fail,
@@ -170,8 +169,9 @@ MULTISAMPLE_EXPORT PyObject* multisample_python_launch(const multisample::Draw* 
   using namespace multisample::python;
   static PyMethodDef method{"launch", launch, METH_FASTCALL, nullptr};
   if (&PyCFunction_NewEx == nullptr) return nullptr;
-  return bound(&method, new LaunchState{*draw, reinterpret_cast<int (*)(const multisample::Draw*)>(run),
-                                        Object(Object::shared(fail)), Object(Object::shared(thread_limit))});
+  return bound(&method,
+               new LaunchState{*draw, reinterpret_cast<int (*)(const multisample::Draw*)>(run),
+                               Object(Object::new_reference(fail)), Object(Object::new_reference(thread_limit))});
 }
 
 MULTISAMPLE_EXPORT PyObject* multisample_python_is_valid(const multisample::Draw* draw) {

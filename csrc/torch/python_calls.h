@@ -17,7 +17,7 @@ class Object {
   ~Object() {
     if (object_ != nullptr) Py_DecRef(object_);
   }
-  static PyObject* shared(PyObject* object) {
+  static PyObject* new_reference(PyObject* object) {
     Py_IncRef(object);
     return object;
   }
@@ -95,7 +95,7 @@ inline bool read_signature(const KeyState& state, PyObject* tensor, Signature* s
 }
 
 inline PyObject* signature_of(const KeyState& state, PyObject* x, PyObject* type) {
-  if (type == state.int_type.get() || type == state.float_type.get()) return Object::shared(&_Py_NoneStruct);
+  if (type == state.int_type.get() || type == state.float_type.get()) return Object::new_reference(&_Py_NoneStruct);
   if (type == state.tensor_type.get() || type == state.parameter_type.get()) {
     Signature signature{};
     if (read_signature(state, x, &signature)) {
@@ -121,11 +121,11 @@ inline PyObject* key(PyObject* self, PyObject* const* args, long count) {
       if (signature == nullptr) return nullptr;
       PyTuple_SetItem(result.get(), k, signature);
     }
-    if (k >= kTyped) PyTuple_SetItem(result.get(), 3 + count + k - kTyped, Object::shared(args[k]));
+    if (k >= kTyped) PyTuple_SetItem(result.get(), 3 + count + k - kTyped, Object::new_reference(args[k]));
   }
   PyObject* const out = args[2];
   PyObject* const target = out == &_Py_NoneStruct
-                               ? Object::shared(out)
+                               ? Object::new_reference(out)
                                : PyObject_CallFunctionObjArgs(state.out_signature.get(), out, nullptr);
   if (target == nullptr) return nullptr;
   PyTuple_SetItem(result.get(), 2, target);
@@ -180,7 +180,7 @@ inline PyObject* launch(PyObject* self, PyObject* const* args, long count) {
     draw.threads = static_cast<u32>(PyLong_AsUnsignedLong(limit.get()));
   }
   const int error = without_lock(state.run, draw);
-  if (error == 0) return Object::shared(&_Py_NoneStruct);
+  if (error == 0) return Object::new_reference(&_Py_NoneStruct);
   const Object number(PyLong_FromLong(error));
   return PyObject_CallFunctionObjArgs(state.fail.get(), number.get(), nullptr);
 }

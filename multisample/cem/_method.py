@@ -381,7 +381,7 @@ class CEM(Generic[ArrayT]):
             for name, end in (("told", WORD_64), ("seed", WORD_64), ("offset", WORD_64 + 1))
         )
         status = int(history[-1, -1]) if len(history) else RUNNING
-        # After the end, `told` still counts and `history` no longer grows.
+        # A run that has ended still accepts scores: the count grows, the history does not.
         if told < len(history) or (told > len(history) and status == RUNNING):
             raise ValueError(f"state['told']: expected {len(history)}, the number of rows of history, got {told}")
         with np.errstate(over="ignore"):  # A number that is too large becomes infinite, and is reported below.

@@ -13,6 +13,7 @@ import platform
 import shutil
 import signal
 import subprocess
+import sys
 import types
 import warnings
 from collections.abc import Callable
@@ -191,3 +192,11 @@ def test_arrays_with_negative_strides_are_refused() -> None:
         with pytest.raises(BufferError, match="negative strides"):
             adopt(array)
     assert adopt(ByDlpack(backwards[::-1])).tolist() == [0, 1, 2, 3, 4]
+
+
+def test_arrays_of_types_that_numpy_lacks_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    values = torch.arange(3, dtype=torch.bfloat16)
+    owner: Any = types.SimpleNamespace(__dlpack__=values.__dlpack__, __dlpack_device__=values.__dlpack_device__)
+    shared = registry.find("torch_ext").adopt(owner)
+    assert shared.dtype == torch.bfloat16 and shared.data_ptr() == values.data_ptr()

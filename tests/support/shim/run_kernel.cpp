@@ -11,8 +11,8 @@ namespace {
 
 using namespace multisample;
 
-// A program has the kernels of one element type and one kind of noise, either those that take the seed and the window
-// by value or those that read them from memory: tests compile the programs that they run, side by side.
+// Each program has the kernels of one element type and one noise, with seed and window by value or in memory. Tests
+// compile several programs in parallel.
 using Element = ELEMENT;
 constexpr bool kShared = SHARED;
 constexpr bool kOriginInMemory = ORIGIN_IN_MEMORY;
