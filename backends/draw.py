@@ -22,6 +22,7 @@ __all__ = [
     "Packer",
     "Vector",
     "Word",
+    "memory_packer",
     "pack",
     "packer",
 ]
@@ -149,4 +150,17 @@ def packer(draw: Draw) -> Packer:
     return lambda mu, sigma, matrix, seed, offset, at, row, column, stream, threads=0, scratch=0: _pack(
         mu, s, 0.0, t, sigma, u, 0.0, v, matrix, rs, cs, rows, columns, seed, 0, offset, at, row, 0, column, 0,
         scratch, stream, kind, operation, common, antithetic, fast, device, threads,
+    )  # fmt: skip
+
+
+def memory_packer(draw: Draw) -> Callable[[int, int, int, int, int], bytes]:
+    """``packed(mu, sigma, matrix, words, stream)``: packs draws like `draw` whose words are in device memory.
+
+    `mu` and `sigma` are addresses, `words` is that of the seed, the offset, the first row and the first column.
+    """
+    (_, s, _, t, _), (_, u, _, v, _), _, rs, cs, rows, columns = draw[:7]
+    options = draw[13:-1]
+    return lambda mu, sigma, matrix, words, stream: _pack(
+        mu, s, 0.0, t, sigma, u, 0.0, v, matrix, rs, cs, rows, columns, 0, words, 0, words + 8, 0, words + 16, 0,
+        words + 24, 0, stream, *options,
     )  # fmt: skip

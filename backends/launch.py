@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .contract import Backend, Launcher
-from .draw import PACKED_DRAW, Draw, ElementType, Vector, Word, pack, packer
+from .draw import PACKED_DRAW, Draw, ElementType, Vector, Word, memory_packer, pack, packer
 from .kernels.cuda.geometry import PACKED_GEOMETRY, Geometry, geometry
 from .memory.host import vectors_at
 from .system import cuda_driver
@@ -117,6 +117,30 @@ class DriverBackend(abc.ABC):
             launch(buffers, kernel, pack_configuration(blocks, threads, stream) + arguments + cut, device)
 
         return Launcher(run, ready=ready)
+
+    def memory_launcher(self, draw: Draw) -> Callable[[int, int, int, int, int], None]:
+        """``launch(mu, sigma, matrix, words, stream)``: launches draws like `draw` whose words are in device memory.
+
+        The arguments are those of `multisample.backends.draw.memory_packer`. The stream may be one that is being
+        captured: a kernel that is not loaded yet is loaded all the same.
+        """
+        device, packed, launch, buffers = draw.device, memory_packer(draw), self._run, self._buffers
+        found: dict[int, tuple[int, int, int, bytes]] = {}
+
+        def ready(misalignment: int) -> tuple[int, int, int, bytes]:
+            in_memory = Word(0, 1)
+            cut, packed_cut = _cut(draw, misalignment, -1)
+            key = kernel_key(draw._replace(seed=in_memory, first_row=in_memory, first_column=in_memory), cut.stores)
+            with cuda_driver.relaxed_capture():
+                found[misalignment] = self.kernel(key), cut.blocks, cut.threads, packed_cut
+            return found[misalignment]
+
+        def run(mu: int, sigma: int, matrix: int, words: int, stream: int) -> None:
+            kernel, blocks, threads, cut = found.get(matrix & 31) or ready(matrix & 31)
+            arguments = packed(mu, sigma, matrix, words, stream)
+            launch(buffers, kernel, pack_configuration(blocks, threads, stream) + arguments + cut, device)
+
+        return run
 
     def advancer(self, device: int) -> Callable[[int, int], None]:
         place = ("advance", device)

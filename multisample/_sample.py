@@ -202,7 +202,8 @@ def sample(
             plan = PLANS.get(key)
         except Exception:  # A wrong argument may raise anything here; `draw_first` says what is wrong with it.
             key = None
-    if plan is not None:
+    # The parts of a Key may be arrays of JAX, which has to see the call.
+    if plan is not None and (type(seed) is not Key or (type(seed[0]) is int and type(seed[1]) is int)):
         return plan.run(mu, sigma, seed, generator, out, dim_offset, sample_offset)
     call = Call(
         mu, sigma, n, backend, seed, generator, noise, dtype, out, fast_math, dim_offset, sample_offset, validate,

@@ -1,11 +1,12 @@
-"""Functions that torch.compile must not follow, marked without importing PyTorch."""
+"""Whether torch.compile or JAX traces a call, found without importing either."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-__all__ = ["is_traced", "traced_as"]
+__all__ = ["SEEDLESS", "is_traced", "is_traced_by_jax", "refuse_jax", "traced_as"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -24,3 +25,22 @@ def traced_as(substitute: Callable[..., Any]) -> Callable[[Function], Function]:
 def is_traced() -> bool:
     """Whether torch.compile traces the call."""
     return False
+
+
+SEEDLESS = (
+    "seed: expected one where JAX traces the call (jit, vmap, grad and the like), got none: the numbers would be the"
+    " same in every run of the program; pass seed=, such as a JAX key that is an argument of the function"
+)
+
+
+def is_traced_by_jax() -> bool:
+    """Whether a transformation of JAX is tracing, whatever the arguments of the call are."""
+    core = sys.modules.get("jax._src.core")
+    return core is not None and not core.trace_state_clean()
+
+
+@traced_as(lambda: None)
+def refuse_jax() -> None:
+    """ValueError while JAX traces: for calls that take their seed from a generator."""
+    if is_traced_by_jax():
+        raise ValueError(SEEDLESS)

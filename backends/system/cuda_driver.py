@@ -15,7 +15,7 @@ from typing import Any
 
 __all__ = [
     "Event", "current_device", "device_function", "device_of", "error_name", "is_capturing", "keeping_context",
-    "launch_function", "on_device", "order", "synchronize",
+    "launch_function", "on_device", "order", "relaxed_capture", "synchronize",
 ]  # fmt: skip
 
 # Of cuda.h.
@@ -146,17 +146,24 @@ class Event:
 
     def is_done(self) -> bool:
         """Whether it is over; also if the driver knows of nothing that is still to come."""
-        mode = ctypes.c_int(_RELAXED)
         # To ask would spoil the capture of another stream, in this thread or, if its mode is global, in any.
-        self._driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
-        try:
+        with relaxed_capture():
             return bool(self._driver.cuEventQuery(self._handle) != _NOT_READY)
-        finally:
-            self._driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
 
     def __del__(self) -> None:
         if self._handle:
             self._driver.cuEventDestroy_v2(self._handle)
+
+
+@contextlib.contextmanager
+def relaxed_capture() -> Iterator[None]:
+    """Let this thread make calls that CUDA refuses while a stream is being captured, such as to load a kernel."""
+    mode, exchange = ctypes.c_int(_RELAXED), _driver().cuThreadExchangeStreamCaptureMode
+    exchange(ctypes.byref(mode))
+    try:
+        yield
+    finally:
+        exchange(ctypes.byref(mode))
 
 
 def synchronize(device: int) -> None:
@@ -167,15 +174,9 @@ def synchronize(device: int) -> None:
     RuntimeError
         If the driver refuses, as it does while a stream is being captured.
     """
-    mode = ctypes.c_int(_RELAXED)
-    driver = _driver()
-    with on_device(device):
-        # To wait would otherwise spoil the capture of another thread, if its mode is global.
-        driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
-        try:
-            _check(driver.cuCtxSynchronize())
-        finally:
-            driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+    # To wait would otherwise spoil the capture of another thread, if its mode is global.
+    with on_device(device), relaxed_capture():
+        _check(_driver().cuCtxSynchronize())
 
 
 def order(first: int, then: int, device: int) -> None:

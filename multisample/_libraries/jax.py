@@ -1,55 +1,43 @@
-"""JAX: its arrays are immutable, so results are made elsewhere and handed over by DLPack."""
+"""JAX: a call with its arrays is one of its programs, in `multisample._routes.jax`.
+
+A call with a graph-safe generator, whose offset is no operand of a program, is drawn by another library on a CUDA
+device, and the result is handed over by DLPack.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
 from typing import Any
 
 import numpy as np
 
-from multisample.backends.contract import DeviceArray, HostArray
+from multisample.backends.contract import DeviceArray
 from multisample.backends.memory.dlpack import Exported
 from multisample.backends.system.cuda_driver import keeping_context
 
 from .foreign import ForeignLibrary
 from .library import Device, Library
-from .numpy import NumpyLibrary, cached_dtype
 
-__all__ = ["JAX"]
+__all__ = ["JAX", "is_jax"]
+
+# Types of arguments of most calls, none of which is an array of JAX.
+_PLAIN = frozenset((int, float, str, type(None), np.ndarray, list))
 
 
-class _AlignedNumpyLibrary(NumpyLibrary):
-    """NumPy arrays that JAX takes without a copy: their memory begins at a multiple of 64 bytes."""
-
-    def allocator(self, shape: tuple[int, ...], dtype: str, device: Device) -> Callable[[Any], Any]:
-        element = cached_dtype(dtype)
-        size = shape[0] * shape[1] * element.itemsize
-
-        def allocate(like: Any) -> Any:
-            memory = np.empty(size + 63, np.uint8)
-            start = -memory.ctypes.data % 64
-            return memory[start : start + size].view(element).reshape(shape)
-
-        return allocate
+def is_jax(x: Any) -> bool:
+    """Whether `x` is an array or a key of JAX, or what JAX traces in the place of one."""
+    if type(x) in _PLAIN:
+        return False
+    array_type = getattr(sys.modules.get("jax"), "Array", None)
+    return array_type is not None and isinstance(x, array_type)
 
 
 class JaxLibrary(ForeignLibrary):
     name = "jax"
-    host = _AlignedNumpyLibrary()
-
-    def device(self, name: str, array: Any) -> Device:
-        import jax
-
-        if isinstance(array, jax.core.Tracer):
-            raise TypeError(f"{name}: got a JAX tracer; sample cannot be traced, call it outside jit, grad and vmap")
-        return super().device(name, array)
 
     def named_stream(self, array: Any) -> int | None:
         """See `Library`. To read JAX's CUDA array interface would wait, or be refused."""
         return None
-
-    def as_numpy(self, array: Any) -> HostArray:
-        return np.asarray(array)
 
     def check_target(self, out: Any) -> None:
         raise TypeError("out: expected a mutable array, got a JAX array, which is immutable")
@@ -63,15 +51,11 @@ class JaxLibrary(ForeignLibrary):
     def hand_over(self, result: Any, device: Device, library: Library, stream: int) -> Any:
         import jax
 
-        if device.kind == "cuda":
-            operand = library.describe("result", result)
-            raw = DeviceArray(library.address(result), operand.shape, operand.strides, operand.dtype)
-            # Not by the CUDA array interface: JAX may free what it takes over by that while it is in use.
-            with keeping_context():
-                return jax.numpy.from_dlpack(Exported(raw, (2, device.ordinal), stream, result))
-        if result.dtype.name == "bfloat16":  # NumPy exports none through DLPack.
-            return jax.device_put(result, jax.devices("cpu")[0])
-        return jax.numpy.from_dlpack(result)
+        operand = library.describe("result", result)
+        raw = DeviceArray(library.address(result), operand.shape, operand.strides, operand.dtype)
+        # Not by the CUDA array interface: JAX may free what it takes over by that while it is in use.
+        with keeping_context():
+            return jax.numpy.from_dlpack(Exported(raw, (2, device.ordinal), stream, result))
 
 
 JAX = JaxLibrary()

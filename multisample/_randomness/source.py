@@ -6,12 +6,13 @@ import functools
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from multisample.backends.system.cuda_driver import is_capturing
 
 from .._arguments import checked_integer, describe
 from .._libraries.library import NOUNS, Device, Library
+from .._tracing import refuse_jax
 from .counter import DeviceCounter
 from .generator import DEFAULT_GENERATOR, WORD_64, Generator, Key
 
@@ -37,14 +38,20 @@ class Source(NamedTuple):
 
 
 def _take_from_default(generator: Any) -> tuple[int, int]:
+    refuse_jax()
     return DEFAULT_GENERATOR._take()
+
+
+def _take_from_own(generator: Any) -> tuple[int, int]:
+    refuse_jax()
+    return cast("Generator", generator)._take()
 
 
 def _put_back_to_default(generator: Any, seed: int, offset: int) -> None:
     DEFAULT_GENERATOR._put_back(seed, offset)
 
 
-_OWN = Source(Generator._take, Generator._put_back, None, True)
+_OWN = Source(_take_from_own, Generator._put_back, None, True)
 _DEFAULT = Source(_take_from_default, _put_back_to_default, None, False)
 
 
@@ -63,7 +70,11 @@ def _source_of_torch(by_default: bool, library: Library, device: Device) -> Sour
 
     from .torch import taker
 
-    take, where = taker(str(device)), torch.device(str(device))
+    take_from_torch, where = taker(str(device)), torch.device(str(device))
+
+    def take(generator: Any) -> tuple[int, int]:
+        refuse_jax()
+        return take_from_torch(generator)
 
     def check(generator: Any) -> None:
         if generator.device != where:

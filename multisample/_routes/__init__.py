@@ -1,6 +1,7 @@
 """Calls without a plan: they are checked in full, and get a plan, unless a framework has to see them.
 
-PyTorch has to see calls that it compiles, transforms or records, and those with DTensors; arrays that are known by
+PyTorch has to see calls that it compiles, transforms or records, and those with DTensors; JAX has to see calls with its
+arrays or keys, traced or not; arrays that are known by
 protocols only are shared with a library that we know. The modules are loaded when first used, and each is given the
 function that draws.
 """
@@ -18,9 +19,11 @@ from .._backends import choose
 from .._checks.operands import common_library
 from .._libraries import BY_TYPE, HOST, is_number
 from .._libraries.foreign import ForeignLibrary
+from .._libraries.jax import is_jax
 from .._plan import PLANS, Call, checked_window, make_plan
+from .._randomness.generator import Generator, Key
 from .._randomness.source import check_generator, checked_key
-from .._tracing import traced_as
+from .._tracing import is_traced_by_jax, traced_as
 
 __all__ = ["draw_first", "is_compiling"]
 
@@ -37,6 +40,10 @@ def is_compiling() -> bool:
 def draw_first(call: Call, key: Hashable, draw: Draw) -> Any:
     """The result of a call that has no plan; `key` is that of the plan, `draw` is `multisample.sample`."""
     compiling = is_compiling()
+    if not compiling and _is_for_jax(call):
+        from .jax import draw_jax
+
+        return draw_jax(call)
     dtensor = None if compiling else getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
     if dtensor is not None and any(isinstance(x, dtensor) for x in (call.mu, call.sigma, call.out)):
         from .dtensor import draw_dtensor
@@ -86,6 +93,18 @@ def draw_first(call: Call, key: Hashable, draw: Draw) -> Any:
     if key is not None:
         PLANS.put(key, plan)
     return result
+
+
+def _is_for_jax(call: Call) -> bool:
+    """Whether an argument is an array or a key of JAX, and JAX is to draw."""
+    if "jax" not in sys.modules:
+        return False
+    seed = call.seed if isinstance(call.seed, Key) else (call.seed,)
+    if not any(map(is_jax, (call.mu, call.sigma, call.n, *seed, call.dim_offset, call.sample_offset))):
+        return False
+    # The offset of a graph-safe generator is no operand of a program of JAX's.
+    graph_safe = isinstance(call.generator, Generator) and call.generator.graph_safe
+    return not graph_safe or is_traced_by_jax()
 
 
 def _checked(call: Call) -> Call:

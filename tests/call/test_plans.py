@@ -757,7 +757,8 @@ def test_generators_of_another_kind_are_refused() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
-@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+# Python 3.12 and later, and JAX where another test imported it, warn of forks.
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning", "ignore:.*fork:RuntimeWarning")
 def test_a_forked_child_has_no_plans_and_draws_the_same(vectors: Any) -> None:
     def draw() -> Any:
         return fuzz_plans.contents(sample(vectors(1, 2, 3), vectors(1, 2, 3), N, seed=1, **vectors.options))

@@ -1,0 +1,192 @@
+"""XLA's foreign function interface, read and written through ctypes.
+
+XLA calls a handler with the address of a call frame. The layouts here are those of ``xla/ffi/api/c_api.h``, a header of
+jaxlib's, on 64-bit platforms. Structs of that header only ever grow at their ends within a major version.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import struct
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["EXECUTE", "Code", "Frame", "Handler", "address_of", "handler", "shape_of"]
+
+MAJOR, LEAST_MINOR = 0, 3
+"""The versions of the interface that these layouts are for: this major one, from this minor one on."""
+
+EXECUTE = 3
+"""The stage in which a handler computes: XLA_FFI_ExecutionStage_EXECUTE."""
+
+_METADATA = 1  # XLA_FFI_Extension_Metadata
+_COMMAND_BUFFERS = 1  # XLA_FFI_HANDLER_TRAITS_COMMAND_BUFFER_COMPATIBLE
+_STRING = 4  # XLA_FFI_AttrType_STRING
+
+
+class Code:
+    """Values of XLA_FFI_Error_Code."""
+
+    invalid_argument = 3
+    resource_exhausted = 8
+    unimplemented = 12
+    internal = 13
+
+
+Handler = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
+"""``XLA_FFI_Error* handler(XLA_FFI_CallFrame*)``; null is success. ctypes takes the GIL for the call."""
+
+# XLA_FFI_CallFrame as 8-byte words, up to its attributes; arrays of pointers.
+_FRAME = ctypes.c_uint64 * 21
+_EXTENSION, _API, _CONTEXT, _STAGE = 1, 2, 3, 4
+_ARGUMENT_COUNT, _ARGUMENTS, _RESULT_COUNT, _RESULTS = 7, 9, 12, 14
+_ATTRIBUTE_COUNT, _ATTRIBUTE_TYPES, _ATTRIBUTES = 17, 18, 20
+_POINTERS = tuple(ctypes.c_uint64 * count for count in range(9))
+# XLA_FFI_Api: the version, and byte offsets of functions.
+_VERSION_AT, _ERROR_CREATE, _STREAM_GET, _ORDINAL_GET = 32, 48, 80, 184
+
+_function = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
+
+
+class Frame:
+    """One call of a handler, valid while it runs."""
+
+    __slots__ = ("_words",)
+
+    def __init__(self, address: int) -> None:
+        self._words = _FRAME.from_address(address)
+
+    @property
+    def stage(self) -> int:
+        """The stage of the execution, `EXECUTE` among others."""
+        return int(self._words[_STAGE]) & 0xFFFFFFFF
+
+    def buffers(self) -> list[int]:
+        """The buffers of all operands, then of all results, for `address_of` and `shape_of`."""
+        words = self._words
+        operands = _POINTERS[words[_ARGUMENT_COUNT]].from_address(words[_ARGUMENTS])
+        results = _POINTERS[words[_RESULT_COUNT]].from_address(words[_RESULTS])
+        return [*operands, *results]
+
+    def string(self) -> bytes:
+        """The one attribute of the call, a string."""
+        words = self._words
+        if words[_ATTRIBUTE_COUNT] != 1 or ctypes.c_int.from_address(words[_ATTRIBUTE_TYPES]).value != _STRING:
+            raise ValueError(f"expected one attribute, a string, got {words[_ATTRIBUTE_COUNT]} attributes")
+        span = _POINTERS[2].from_address(ctypes.c_uint64.from_address(words[_ATTRIBUTES]).value)
+        return ctypes.string_at(span[0], span[1])
+
+    def stream(self) -> int:
+        """The handle of the CUDA stream to launch on."""
+        request = _Request(24 + 8, 0, self._words[_CONTEXT], 0)
+        self._call(_STREAM_GET, request)
+        return int(request.answer)
+
+    def device(self) -> int:
+        """The ordinal of the device that the call is for, as XLA counts the visible ones."""
+        request = _Request(24 + 4, 0, self._words[_CONTEXT], 0)
+        self._call(_ORDINAL_GET, request)
+        return int(request.answer) & 0xFFFFFFFF
+
+    def _call(self, offset: int, request: ctypes.Structure) -> None:
+        error = _function_at(self._words[_API], offset)(ctypes.addressof(request))
+        if error:
+            raise RuntimeError("XLA could not name the stream or the device of the call")
+
+    def error(self, code: int, message: str) -> int:
+        """A new error, for the handler to return: it is XLA's from then on."""
+        text = ctypes.create_string_buffer(message.encode())
+        request = _ErrorRequest(24 + 4, 0, ctypes.addressof(text), code)
+        error = _function_at(self._words[_API], _ERROR_CREATE)(ctypes.addressof(request))
+        return int(error or 0)
+
+    def answer_metadata(self, records: bool) -> bool:
+        """Answer a query for metadata, if the call is one; `records` allows calls to be part of a command buffer.
+
+        Raises
+        ------
+        RuntimeError
+            If the interface is of a version that these layouts are not for.
+        """
+        extension = int(self._words[_EXTENSION])
+        while extension:  # XLA_FFI_Extension_Base: size, type, next; then a pointer to XLA_FFI_Metadata.
+            _, kind, following, metadata = struct.unpack("QI4xQQ", ctypes.string_at(extension, 32))
+            if kind == _METADATA:
+                self._check_version()
+                # The size and extension of the version come first, and stay.
+                ctypes.c_int.from_address(metadata + 24).value = self._version[0]
+                ctypes.c_int.from_address(metadata + 28).value = self._version[1]
+                ctypes.c_uint32.from_address(metadata + 32).value = _COMMAND_BUFFERS if records else 0
+                return True
+            extension = following
+        return False
+
+    @property
+    def _version(self) -> tuple[int, int]:
+        major, minor = (ctypes.c_int * 2).from_address(self._words[_API] + _VERSION_AT)
+        return major, minor
+
+    def _check_version(self) -> None:
+        major, minor = self._version
+        if major != MAJOR or minor < LEAST_MINOR:
+            raise RuntimeError(
+                f"jax: expected version {MAJOR}.{LEAST_MINOR} or a later {MAJOR}.x of XLA's foreign function interface,"
+                f" got {major}.{minor}: install versions of jax and multisample that go together"
+            )
+
+
+class _Request(ctypes.Structure):
+    """XLA_FFI_Stream_Get_Args and XLA_FFI_DeviceOrdinal_Get_Args."""
+
+    _fields_ = (
+        ("size", ctypes.c_size_t), ("extension", ctypes.c_void_p), ("context", ctypes.c_void_p),
+        ("answer", ctypes.c_uint64),
+    )  # fmt: skip
+
+
+class _ErrorRequest(ctypes.Structure):
+    """XLA_FFI_Error_Create_Args."""
+
+    _fields_ = (
+        ("size", ctypes.c_size_t), ("extension", ctypes.c_void_p), ("message", ctypes.c_void_p), ("code", ctypes.c_int),
+    )  # fmt: skip
+
+
+def address_of(buffer: int) -> int:
+    """The address of the elements, which are contiguous, the last axis fastest."""
+    return ctypes.c_uint64.from_address(buffer + 24).value
+
+
+def shape_of(buffer: int, rank: int) -> tuple[int, ...]:
+    """The shape of a buffer of that rank."""
+    return tuple(_POINTERS[rank].from_address(ctypes.c_uint64.from_address(buffer + 40).value))
+
+
+@functools.lru_cache(64)
+def _function_at(api: int, offset: int) -> Callable[[int], Any]:
+    return _function(ctypes.c_uint64.from_address(api + offset).value)
+
+
+def handler(execute: Callable[[Frame], None], records: bool) -> Any:
+    """A C function that XLA can call, which must be kept: `execute` runs in its execution stage.
+
+    Exceptions become errors of XLA with their text. `records` allows XLA to record calls into command buffers.
+    """
+
+    def call(address: int) -> int:
+        frame = Frame(address)
+        try:
+            if frame._words[_EXTENSION] and frame.answer_metadata(records):
+                return 0
+            if frame.stage == EXECUTE:
+                execute(frame)
+            return 0
+        except (TypeError, ValueError) as error:
+            return frame.error(Code.invalid_argument, str(error))
+        except MemoryError as error:
+            return frame.error(Code.resource_exhausted, str(error) or "out of memory")
+        except BaseException as error:  # None may reach ctypes, which would print it and return 0.
+            return frame.error(Code.internal, str(error) or type(error).__name__)
+
+    return Handler(call)

@@ -1,0 +1,382 @@
+"""XLA's handlers: Python functions that XLA calls with the memory of a custom call, and that run a backend on it.
+
+All of a call that does not depend on values and shapes is in one string attribute, so that a compiled program means the
+same in every process. `Options` is that string; `RUNNERS` has a function for each string and shape.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import struct
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from multisample.backends import registry
+from multisample.backends.contract import Backend, HostArray
+from multisample.backends.draw import HOST, Draw, ElementType, Operation, Vector, Word
+from multisample.backends.element_types import MATRIX_TYPES
+from multisample.backends.launch import generic_launcher
+from multisample.backends.system import xla_ffi
+from multisample.backends.system.worker_pool import run_all, thread_count
+
+from ..._plan import COLUMNS, ROWS, PlanCache
+
+__all__ = ["GRADIENT", "RUNNERS", "SAMPLE", "Options", "can_take_gradients", "register", "scratch_size", "warm_up"]
+
+SAMPLE, GRADIENT = "multisample_sample", "multisample_gradient"
+"""The names of the targets.
+
+SAMPLE : (mu, sigma, words) -> x, shapes (b, d), (b, d), (b, 8) and (b, d, n).
+GRADIENT : (g, words) -> (sum of g, sum of g times noise), and on CUDA scratch memory.
+
+`words` are uint32, low halves first: seed, offset, first row, first column. The `b` of an operand may be 1.
+"""
+
+
+class Options(NamedTuple):
+    """The static part of a custom call."""
+
+    backend: str
+    dtype: str
+    layout: str
+    common_noise: bool
+    antithetic: bool
+    fast_math: bool
+    mu_batched: bool
+    sigma_batched: bool
+    words_batched: bool
+    """Whether each element of the batch has an operand of its own."""
+
+    def encoded(self) -> str:
+        """The string from which `decoded` makes the options again."""
+        return ",".join(str(int(x)) if isinstance(x, bool) else x for x in self)
+
+
+def decoded(string: bytes) -> Options:
+    """The options of a string that `Options.encoded` made."""
+    backend, dtype, layout, *flags = string.decode().rsplit(",", 8)
+    return Options(backend, dtype, layout, *(flag == "1" for flag in flags))
+
+
+# --- Draws ----------------------------------------------------------------------------------------
+
+
+def _draw(options: Options, d: int, n: int, operation: Operation, device: int) -> Draw:
+    """A draw of one element of a batch, without addresses."""
+    row = MATRIX_TYPES[options.dtype]
+    real = MATRIX_TYPES[row.computing]
+    vector = Vector(0, real.size, 0.0, ElementType[row.computing])
+    strides = (n * row.size, row.size) if options.layout == "dn" else (row.size, d * row.size)
+    return Draw(
+        vector, vector, 0, *strides, d, n, Word(0), Word(0), Word(0), Word(0), 0, 0, ElementType[options.dtype],
+        operation, options.common_noise, options.antithetic, options.fast_math, device,
+    )  # fmt: skip
+
+
+class _Steps(NamedTuple):
+    """How far apart in memory the elements of a batch are, in bytes; 0 for an operand that all of them share."""
+
+    mu: int
+    sigma: int
+    words: int
+    matrix: int
+
+
+def _steps(options: Options, d: int, n: int) -> _Steps:
+    row = MATRIX_TYPES[options.dtype]
+    vector = d * MATRIX_TYPES[row.computing].size
+    return _Steps(
+        vector * options.mu_batched, vector * options.sigma_batched, 32 * options.words_batched, d * n * row.size
+    )
+
+
+def _matrix_shape(options: Options, shape: tuple[int, ...]) -> tuple[int, int, int]:
+    """The batch size, d and n of a matrix operand or result."""
+    batch, first, second = shape
+    return (batch, first, second) if options.layout == "dn" else (batch, second, first)
+
+
+def _as_one(options: Options, batch: int, d: int) -> tuple[int, int]:
+    """The batch size and the rows of its elements: with common noise, a batch with one key is one matrix."""
+    has_one_key = options.common_noise and not options.words_batched
+    is_one = has_one_key and options.layout == "dn" and options.mu_batched and options.sigma_batched
+    return (1, batch * d) if is_one and 1 < batch * d <= ROWS else (batch, d)
+
+
+# --- Host memory ----------------------------------------------------------------------------------
+
+
+@functools.lru_cache(1024)
+def _memory_type(size: int) -> Any:
+    return ctypes.c_char * size
+
+
+def _array(address: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> HostArray:
+    size = dtype.itemsize
+    for length in shape:
+        size *= length
+    array: HostArray = np.ndarray(shape, dtype, _memory_type(size).from_address(address))
+    return array
+
+
+_words_of = struct.Struct("4Q").unpack
+
+
+def _read_words(address: int, d: int, n: int) -> tuple[int, int, int, int]:
+    seed, offset, row, column = _words_of(ctypes.string_at(address, 32))
+    if row + d > ROWS:
+        raise ValueError(f"dim_offset: expected dim_offset + d <= 2**32, got {row} + {d}")
+    if column + n > COLUMNS:
+        raise ValueError(f"sample_offset: expected sample_offset + n <= 2**34, got {column} + {n}")
+    return seed, offset, row, column
+
+
+def _host_sampler(options: Options, shape: tuple[int, ...]) -> Callable[..., None]:
+    """``run(mu, sigma, words, matrix)``, all addresses in host memory."""
+    batch, window, n = _matrix_shape(options, shape)
+    batch, d = _as_one(options, batch, window)
+    backend = registry.find(options.backend)
+    draw = _draw(options, d, n, Operation.sample, HOST)
+    launcher_of = getattr(backend, "launcher", None)
+    launcher = launcher_of(draw) if launcher_of else generic_launcher(backend, draw)
+    launch, ready, row = launcher.run, launcher.ready, MATRIX_TYPES[options.dtype]
+    real, element = np.dtype(row.computing), np.dtype(row.stored)
+    takes_arrays, is_transposed = launcher.takes_arrays, options.layout == "nd"
+
+    def run_one(mu: int, sigma: int, words: int, matrix: int) -> None:
+        seed, offset, first_row, first_column = _read_words(words, window, n)
+        means: Any = mu
+        deviations: Any = sigma
+        target: Any = matrix
+        if takes_arrays:
+            means, deviations = _array(mu, (d,), real), _array(sigma, (d,), real)
+            target = _array(matrix, (n, d), element).T if is_transposed else _array(matrix, (d, n), element)
+        prepared = None if ready is None else ready(target, first_column)
+        launch(prepared, means, deviations, target, seed, offset, 0, first_row, first_column, 0)
+
+    if batch == 1:
+        return run_one
+    steps = _steps(options, d, n)
+
+    def run(mu: int, sigma: int, words: int, matrix: int) -> None:
+        for b in range(batch):
+            run_one(mu + b * steps.mu, sigma + b * steps.sigma, words + b * steps.words, matrix + b * steps.matrix)
+
+    return run
+
+
+# Elements of the noise that a gradient draws at a time, so that it stays in a core's cache.
+_TILE = 1 << 15
+# Elements for each thread at the least.
+_SHARE = 1 << 18
+
+
+def _host_gradient(options: Options, shape: tuple[int, ...]) -> Callable[..., None]:
+    """``run(matrix, words, mu, sigma)``: writes the sums of a matrix, and of its products with the noise."""
+    batch, d, n = _matrix_shape(options, shape)
+    steps = _steps(options, d, n)
+    size = d * MATRIX_TYPES[MATRIX_TYPES[options.dtype].computing].size
+    backend = registry.find(options.backend)
+    run_one = (_fused_gradient if backend.name == "torch_ext" else _tiled_gradient)(backend, options, d, n)
+
+    def run(matrix: int, words: int, mu: int, sigma: int) -> None:
+        for b in range(batch):
+            at = words + b * steps.words
+            run_one(matrix + b * steps.matrix, _read_words(at, d, n), mu + b * size, sigma + b * size)
+
+    return run
+
+
+def _fused_gradient(backend: Backend, options: Options, d: int, n: int) -> Callable[..., None]:
+    """By a backend that has the operation."""
+    draw = _draw(options, d, n, Operation.gradient, HOST)
+
+    def run(matrix: int, words: tuple[int, int, int, int], mu: int, sigma: int) -> None:
+        seed, offset, row, column = map(Word, words)
+        backend.launch(
+            draw._replace(
+                mu=draw.mu._replace(data=mu), sigma=draw.sigma._replace(data=sigma), matrix=matrix, seed=seed,
+                offset=offset, first_row=row, first_column=column,
+            )
+        )  # fmt: skip
+
+    return run
+
+
+def _tiled_gradient(backend: Backend, options: Options, d: int, n: int) -> Callable[..., None]:
+    """By any backend: the noise of a tile at a time, which is then multiplied and summed."""
+    row = MATRIX_TYPES[options.dtype]
+    real, stored = np.dtype(row.computing), np.dtype(row.stored)
+    columns = min(n, _TILE)
+    rows = max(1, min(d, _TILE // columns))
+    tiles: dict[tuple[int, int], Callable[..., None]] = {}
+    noise_options = options._replace(
+        dtype=row.computing, layout="dn", mu_batched=False, sigma_batched=False, words_batched=False
+    )
+    zeros, ones = np.zeros(rows, real), np.ones(rows, real)
+    zeros_at, ones_at = zeros.ctypes.data, ones.ctypes.data
+
+    def sampler(height: int, width: int) -> Callable[..., None]:
+        if (height, width) not in tiles:
+            tiles[height, width] = _host_sampler(noise_options, (1, height, width))
+        return tiles[height, width]
+
+    def run(
+        matrix: int, words: tuple[int, int, int, int], mu: int, sigma: int, keep: tuple[HostArray, ...] = (zeros, ones)
+    ) -> None:
+        g = _array(matrix, (d, n), stored) if options.layout == "dn" else _array(matrix, (n, d), stored).T
+        sums, products = _array(mu, (d,), real), _array(sigma, (d,), real)
+        seed, offset, first_row, first_column = words
+
+        def add_up(top: int) -> None:
+            height = min(rows, d - top)
+            noise, totals = np.empty(height * columns, real), np.zeros((2, height))
+            for left in range(0, n, columns):
+                width = min(columns, n - left)
+                z = noise[: height * width].reshape(height, width)
+                window = struct.pack("4Q", seed, offset, first_row + top, first_column + left)
+                held = ctypes.create_string_buffer(window, 32)
+                sampler(height, width)(zeros_at, ones_at, ctypes.addressof(held), z.ctypes.data)
+                tile = g[top : top + height, left : left + width]
+                if row.widen is not None:
+                    tile = row.widen(np.ascontiguousarray(tile))
+                totals[0] += tile.sum(1, dtype=np.float64)
+                totals[1] += np.multiply(tile, z, out=z).sum(1, dtype=np.float64)
+            sums[top : top + height], products[top : top + height] = totals
+
+        threads = min(thread_count(), d * n // _SHARE)
+        run_all(add_up, list(range(0, d, rows)), max(threads, 1))
+
+    return run
+
+
+# --- Memory of a CUDA device ----------------------------------------------------------------------
+
+
+def _at(draw: Draw, mu: int, sigma: int, matrix: int, words: int, stream: int, scratch: int = 0) -> Draw:
+    """The same draw, with addresses in device memory."""
+    return draw._replace(
+        mu=draw.mu._replace(data=mu), sigma=draw.sigma._replace(data=sigma), matrix=matrix, seed=Word(0, words),
+        offset=Word(0, words + 8), first_row=Word(0, words + 16), first_column=Word(0, words + 24), stream=stream,
+        scratch=scratch,
+    )  # fmt: skip
+
+
+def _device_sampler(options: Options, shape: tuple[int, ...], device: int) -> Callable[..., None]:
+    """``run(mu, sigma, words, matrix, stream)``, all addresses in memory of the device."""
+    batch, d, n = _matrix_shape(options, shape)
+    batch, d = _as_one(options, batch, d)
+    backend = registry.find(options.backend)
+    draw, steps = _draw(options, d, n, Operation.sample, device), _steps(options, d, n)
+    memory_launcher = getattr(backend, "memory_launcher", None)
+
+    def launch_draw(mu: int, sigma: int, matrix: int, words: int, stream: int) -> None:
+        backend.launch(_at(draw, mu, sigma, matrix, words, stream))
+
+    launch = memory_launcher(draw) if memory_launcher else launch_draw
+
+    def run(mu: int, sigma: int, words: int, matrix: int, stream: int) -> None:
+        for b in range(batch):
+            launch(
+                mu + b * steps.mu, sigma + b * steps.sigma, matrix + b * steps.matrix, words + b * steps.words, stream
+            )
+
+    return run
+
+
+def _device_gradient(options: Options, shape: tuple[int, ...], device: int) -> Callable[..., None]:
+    """``run(matrix, words, mu, sigma, scratch, stream)``, all addresses in memory of the device."""
+    batch, d, n = _matrix_shape(options, shape)
+    backend = registry.find(options.backend)
+    draw, steps = _draw(options, d, n, Operation.gradient, device), _steps(options, d, n)
+    size = d * MATRIX_TYPES[MATRIX_TYPES[options.dtype].computing].size
+
+    def run(matrix: int, words: int, mu: int, sigma: int, scratch: int, stream: int) -> None:
+        for b in range(batch):
+            place = mu + b * size, sigma + b * size, matrix + b * steps.matrix, words + b * steps.words
+            backend.launch(_at(draw, *place, stream, scratch))
+
+    return run
+
+
+def can_take_gradients(backend: str) -> bool:
+    """Whether a backend has the operation `gradient` on CUDA."""
+    return backend == "torch_ext"
+
+
+def scratch_size(options: Options, shape: tuple[int, ...]) -> int:
+    """How many float64 numbers of scratch memory a gradient on CUDA needs."""
+    _, d, n = _matrix_shape(options, shape)
+    backend: Any = registry.find(options.backend)
+    return max(1, int(backend.scratch_size(_draw(options, d, n, Operation.gradient, 0))))
+
+
+# --- Handlers -------------------------------------------------------------------------------------
+
+RUNNERS: PlanCache[Callable[..., None]] = PlanCache(4096)
+"""Functions that run calls on addresses, by how they are made, options, shape of the matrix and device."""
+
+
+def _runner(make: Callable[..., Callable[..., None]], string: bytes, *place: Any) -> Callable[..., None]:
+    run = make(decoded(string), *place)
+    RUNNERS.put((make, string, *place), run)
+    return run
+
+
+def _sample_on_host(frame: xla_ffi.Frame) -> None:
+    buffers = frame.buffers()
+    string, shape = frame.string(), xla_ffi.shape_of(buffers[3], 3)
+    run = RUNNERS.get((_host_sampler, string, shape)) or _runner(_host_sampler, string, shape)
+    run(*map(xla_ffi.address_of, buffers))
+
+
+def _gradient_on_host(frame: xla_ffi.Frame) -> None:
+    buffers = frame.buffers()
+    string, shape = frame.string(), xla_ffi.shape_of(buffers[0], 3)
+    run = RUNNERS.get((_host_gradient, string, shape)) or _runner(_host_gradient, string, shape)
+    run(*map(xla_ffi.address_of, buffers))
+
+
+def _sample_on_device(frame: xla_ffi.Frame) -> None:
+    buffers = frame.buffers()
+    key = frame.string(), xla_ffi.shape_of(buffers[3], 3), frame.device()
+    run = RUNNERS.get((_device_sampler, *key)) or _runner(_device_sampler, *key)
+    run(*map(xla_ffi.address_of, buffers), frame.stream())
+
+
+def _gradient_on_device(frame: xla_ffi.Frame) -> None:
+    buffers = frame.buffers()
+    key = frame.string(), xla_ffi.shape_of(buffers[0], 3), frame.device()
+    run = RUNNERS.get((_device_gradient, *key)) or _runner(_device_gradient, *key)
+    run(*map(xla_ffi.address_of, buffers), frame.stream())
+
+
+def warm_up(options: Options, shape: tuple[int, ...]) -> None:
+    """Compile the kernel of a call in host memory, so that its errors come before the program runs."""
+    _runner(_host_sampler, options.encoded().encode(), shape)
+
+
+_TARGETS = {
+    SAMPLE: {"cpu": _sample_on_host, "CUDA": _sample_on_device},
+    GRADIENT: {"cpu": _gradient_on_host, "CUDA": _gradient_on_device},
+}
+_registered: list[Any] = []
+_LOCK = threading.Lock()
+
+
+def register() -> None:
+    """Register the handlers with XLA, once in a process."""
+    with _LOCK:
+        if _registered:
+            return
+        for name, platforms in _TARGETS.items():
+            for platform, execute in platforms.items():
+                function = xla_ffi.handler(execute, records=platform == "CUDA")
+                address = ctypes.cast(function, ctypes.c_void_p).value
+                jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(address), platform=platform)
+                _registered.append(function)  # XLA calls it for as long as the process lives.

@@ -1,0 +1,119 @@
+"""Seeds under JAX: integers, Keys, JAX's keys and their data, traced or not, as the eight words of a custom call.
+
+A seed is an operand of the program, never a constant that it is compiled for: a new seed compiles nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..._arguments import checked_integer
+from ..._libraries.jax import is_jax
+from ..._plan import COLUMNS, ROWS
+from ..._randomness.generator import WORD_64, Key
+
+__all__ = ["Words", "packed", "words_of"]
+
+Words = Any
+"""Eight uint32, low halves first: seed, offset, first row and first column; or the four as pairs of halves."""
+
+_ACCEPTED = (
+    "an integer, a multisample.Key, a JAX key of 64 bits such as jax.random.key(0), its data as uint32[2], or uint32[4]"
+    " (seed and offset, high words first)"
+)
+
+
+def words_of(seed: Any, dim_offset: Any, sample_offset: Any) -> Words:
+    """The words of a call; TypeError or ValueError if an argument cannot be such a word."""
+    halves = _of_seed(seed)
+    halves.append(_of_integer("dim_offset", dim_offset, ROWS + 1))
+    halves.append(_of_integer("sample_offset", sample_offset, COLUMNS + 1))
+    if all(isinstance(x, int) for x in halves):
+        return np.array(halves, np.uint64).astype("<u8").view(np.uint32)
+    return tuple(np.array([x], "<u8").view(np.uint32) if isinstance(x, int) else x for x in halves)
+
+
+def _of_seed(seed: Any) -> list[Any]:
+    """Seed and offset: integers, or arrays for `_halves`."""
+    if isinstance(seed, Key):
+        return [_of_word("seed.seed", seed.seed), _of_word("seed.offset", seed.offset)]
+    if _shape(seed) == (4,) and seed.dtype == np.uint32:
+        if isinstance(seed, np.ndarray):
+            return [_joined(seed[:2]), _joined(seed[2:])]
+        return [seed[:2], seed[2:]]
+    return [_of_word("seed", seed), 0]
+
+
+def _of_word(name: str, x: Any) -> Any:
+    """A seed or an offset."""
+    shape = _shape(x)
+    if is_jax(x) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        if name == "seed.offset":
+            raise TypeError(f"{name}: expected an integer or uint32[2], got a JAX key")
+        if shape != ():
+            raise ValueError(
+                f"{name}: expected one JAX key, got an array of shape {shape}: use jax.vmap to draw for each"
+            )
+        bits = _key_bits(x.dtype)
+        if bits != 64:
+            raise ValueError(
+                f"{name}: expected a JAX key of 64 bits, such as those of threefry2x32, got one of {bits} bits"
+                f" ({x.dtype})"
+            )
+        return x
+    if shape is None or (shape == () and not is_jax(x)):
+        return checked_integer(name, x, 0, WORD_64)
+    if shape == (2,) and x.dtype == np.uint32:
+        return _joined(x) if isinstance(x, np.ndarray) else x
+    if shape == () and jnp.issubdtype(x.dtype, jnp.integer):
+        return x if isinstance(x, jax.core.Tracer) else checked_integer(name, x, 0, WORD_64)
+    kind = "traced " if isinstance(x, jax.core.Tracer) else ""
+    raise TypeError(f"{name}: expected {_ACCEPTED}, got a {kind}{x.dtype}{list(shape)}")
+
+
+@functools.cache
+def _key_bits(dtype: Any) -> int:
+    data: Any = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct((), dtype))
+    return 32 * int(math.prod(data.shape))
+
+
+def _of_integer(name: str, x: Any, stop: int) -> Any:
+    if not isinstance(x, jax.core.Tracer):
+        return checked_integer(name, x, 0, stop)
+    if x.shape != () or not jnp.issubdtype(x.dtype, jnp.integer):
+        raise TypeError(f"{name}: expected an integer, got a traced {x.dtype}{list(x.shape)}")
+    return x
+
+
+def _shape(x: Any) -> tuple[int, ...] | None:
+    """The shape of an array; None for other objects."""
+    return tuple(x.shape) if isinstance(x, np.ndarray) or is_jax(x) else None
+
+
+def _joined(data: Any) -> int:
+    high, low = (int(half) for half in data)
+    return high << 32 | low
+
+
+def packed(words: Words) -> Any:
+    """The words as an array of shape (8,), while a program is traced."""
+    return jnp.concatenate([_halves(x) for x in words]) if isinstance(words, tuple) else jnp.asarray(words)
+
+
+def _halves(x: Any) -> Any:
+    """The low and the high half of one of the four, shape (2,)."""
+    if isinstance(x, np.ndarray):
+        return x
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        return jax.random.key_data(x)[::-1]
+    if x.ndim:
+        return x[::-1]
+    low = x.astype(jnp.uint32)  # Modulo 2**32.
+    high = (x >> 32).astype(jnp.uint32) if x.dtype.itemsize == 8 else jnp.zeros_like(low)
+    return jnp.stack([low, high])

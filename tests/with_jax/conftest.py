@@ -1,0 +1,58 @@
+"""The tests of JAX run on its CPU, and on a GPU where JAX has one; with each backend that serves it there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import multisample
+
+jax = pytest.importorskip("jax")
+
+
+def _devices(platform: str) -> list[Any]:
+    try:
+        found: list[Any] = jax.devices(platform)
+    except RuntimeError:
+        return []
+    return found
+
+
+def _served(platform: str, names: tuple[str, ...]) -> list[tuple[str, str]]:
+    """Each backend that can run there; on a GPU also the one that "auto" takes."""
+    if not _devices(platform):
+        return []
+    found = []
+    for name in names:
+        try:
+            multisample._backends.choose(name, "jax", platform)
+        except (multisample.BackendUnavailableError, ValueError):
+            continue
+        found.append((platform, name))
+    return found
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "jax_place" in metafunc.fixturenames:
+        places = [*_served("cpu", ("auto", "torch_ext")), *_served("cuda", ("auto", "cupy", "numba", "torch_ext"))]
+        metafunc.parametrize(
+            "jax_place", places, indirect=True, ids=[f"{platform}-{name}" for platform, name in places]
+        )
+
+
+@pytest.fixture
+def jax_place(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The name of a backend, for ``sample(..., backend=jax_place)``, with one of its devices as JAX's default."""
+    platform, name = request.param
+    with jax.default_device(_devices(platform)[0]):
+        yield name
+
+
+@pytest.fixture
+def x64() -> Iterator[None]:
+    """For a test with types of 64 bits."""
+    jax.config.update("jax_enable_x64", True)
+    yield
+    jax.config.update("jax_enable_x64", False)

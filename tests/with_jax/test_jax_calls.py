@@ -1,0 +1,419 @@
+"""Calls that JAX traces draw the bits of every other call, whatever is traced: mu, sigma, the seed, the window."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import multisample
+from multisample import Generator, Key, sample
+
+jax = pytest.importorskip("jax")
+jnp = jax.numpy
+
+D, N = 5, 13
+MU = np.linspace(-2, 3, D, dtype=np.float32)
+SIGMA = np.linspace(0.5, 2, D, dtype=np.float32)
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "shared": {"noise": "shared"},
+    "nd": {"layout": "nd"},
+    "antithetic": {"antithetic": True, "dim_offset": 3, "sample_offset": 5},
+    "float16": {"dtype": "float16", "layout": "nd"},
+    "bfloat16": {"dtype": "bfloat16", "noise": "shared", "antithetic": True},
+}
+
+
+def check_same(x: Any, expected: Any) -> None:
+    found = np.asarray(x)
+    assert found.dtype == expected.dtype
+    assert found.shape == expected.shape
+    np.testing.assert_array_equal(found.view(f"u{found.dtype.itemsize}"), expected.view(f"u{found.dtype.itemsize}"))
+
+
+def vectors() -> tuple[Any, Any]:
+    return jnp.asarray(MU), jnp.asarray(SIGMA)
+
+
+# --- Values ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_a_jitted_call_has_the_bits_of_the_cpu_backend(jax_place: str, options: dict[str, Any]) -> None:
+    @jax.jit
+    def draw(mu: Any, sigma: Any, seed: Any) -> Any:
+        return sample(mu, sigma, N, seed=seed, backend=jax_place, **options)
+
+    expected = sample(MU, SIGMA, N, seed=7, **options)
+    check_same(draw(*vectors(), jax.random.key(7)), expected)
+    check_same(draw(*vectors(), 7), expected)
+    check_same(sample(*vectors(), N, seed=7, backend=jax_place, **options), expected)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 1000), (1000, 1), (300, 2000), (7, 129)])
+def test_shapes_small_and_large(jax_place: str, shape: tuple[int, int]) -> None:
+    d, n = shape
+    mu, sigma = np.linspace(-1, 1, d, dtype=np.float32), np.linspace(1, 2, d, dtype=np.float32)
+    for layout in ("dn", "nd"):
+        x = jax.jit(lambda k, layout=layout: sample(mu, sigma, n, seed=k, layout=layout, backend=jax_place))(3)
+        check_same(x, sample(mu, sigma, n, seed=3, layout=layout))
+
+
+def test_float64_refines(jax_place: str, x64: None) -> None:
+    mu, sigma = MU.astype(np.float64), SIGMA.astype(np.float64)
+    draw = jax.jit(lambda mu, seed: sample(mu, sigma, N, seed=seed, backend=jax_place))
+    check_same(draw(jnp.asarray(mu), 2**40 + 3), sample(mu, sigma, N, seed=2**40 + 3))
+    narrow = jax.jit(lambda mu: sample(mu, sigma, N, seed=1, dtype="float32", backend=jax_place))
+    check_same(narrow(jnp.asarray(mu)), sample(mu, sigma, N, seed=1, dtype="float32"))
+
+
+def test_numbers_lists_columns_and_numpy_arrays_may_stand_beside(jax_place: str) -> None:
+    mu, sigma = vectors()
+    draws: list[tuple[Callable[[Any, Any], Any], Any]] = [
+        (lambda mu, sigma: sample(mu, 0.5, N, seed=1, backend=jax_place), sample(MU, 0.5, N, seed=1)),
+        (lambda mu, sigma: sample(2, sigma, N, seed=1, backend=jax_place), sample(2, SIGMA, N, seed=1)),
+        (lambda mu, sigma: sample(mu, SIGMA, N, seed=1, backend=jax_place), sample(MU, SIGMA, N, seed=1)),
+        (lambda mu, sigma: sample(mu, [1.0] * D, N, seed=1, backend=jax_place), sample(MU, [1.0] * D, N, seed=1)),
+        (lambda mu, sigma: sample(mu[:, None], sigma, N, seed=1, backend=jax_place), sample(MU, SIGMA, N, seed=1)),
+        (lambda mu, sigma: sample(mu, sigma[0], N, seed=1, backend=jax_place), sample(MU, 0.5, N, seed=1)),
+    ]
+    for draw, expected in draws:
+        check_same(jax.jit(draw)(mu, sigma), expected)
+        check_same(draw(mu, sigma), expected)
+
+
+def test_integers_count_as_float32(jax_place: str) -> None:
+    mu = np.arange(D, dtype=np.int32)
+    check_same(
+        jax.jit(lambda mu: sample(mu, 1.0, N, seed=1, backend=jax_place))(jnp.asarray(mu)), sample(mu, 1.0, N, seed=1)
+    )
+
+
+@pytest.mark.parametrize("shape", [(0, N), (D, 0), (0, 0)])
+def test_empty_results(shape: tuple[int, int]) -> None:
+    d, n = shape
+    for draw in (jax.jit(lambda mu: sample(mu, 1.0, n, seed=1)), lambda mu: sample(mu, 1.0, n, seed=1)):
+        assert draw(jnp.zeros(d)).shape == shape
+        assert jax.grad(lambda mu, draw=draw: draw(mu).sum())(jnp.ones(d)).shape == (d,)
+
+
+# --- Seeds ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", [0, 7, 2**32 - 1])
+def test_a_jax_key_is_the_seed_that_it_was_made_from(jax_place: str, seed: int) -> None:
+    expected = sample(MU, SIGMA, N, seed=seed)
+    key = jax.random.key(seed)
+    for form in (key, jax.random.key_data(key), np.asarray(jax.random.key_data(key)), jax.random.PRNGKey(seed)):
+        check_same(sample(*vectors(), N, seed=form, backend=jax_place), expected)
+        check_same(jax.jit(lambda s: sample(MU, SIGMA, N, seed=s, backend=jax_place))(form), expected)
+
+
+def test_a_jax_key_alone_makes_the_call_jaxs() -> None:
+    x = sample(MU, SIGMA, N, seed=jax.random.key(5))
+    assert isinstance(x, jax.Array)
+    check_same(x, sample(MU, SIGMA, N, seed=5))
+
+
+def test_the_first_word_of_a_key_is_the_high_one(jax_place: str) -> None:
+    key = jax.random.split(jax.random.key(3))[1]
+    high, low = (int(word) for word in jax.random.key_data(key))
+    assert high > 0
+    expected = sample(MU, SIGMA, N, seed=high << 32 | low)
+    check_same(jax.jit(lambda k: sample(MU, SIGMA, N, seed=k, backend=jax_place))(key), expected)
+    check_same(sample(MU, SIGMA, N, seed=Key(key, 0), backend=jax_place), expected)
+
+
+def test_offsets_are_operands(jax_place: str) -> None:
+    seed, offset = 2**63 + 5, 2**40 + 9
+    expected = sample(MU, SIGMA, N, seed=Key(seed, offset))
+    data = np.array([seed >> 32, seed & 0xFFFFFFFF, offset >> 32, offset & 0xFFFFFFFF], np.uint32)
+    draw = jax.jit(lambda s: sample(MU, SIGMA, N, seed=s, backend=jax_place))
+    check_same(draw(data), expected)
+    check_same(sample(*vectors(), N, seed=Key(seed, offset), backend=jax_place), expected)
+    check_same(sample(*vectors(), N, seed=data, backend=jax_place), expected)
+    parts = jax.jit(lambda s, o: sample(MU, SIGMA, N, seed=Key(s, o), backend=jax_place))
+    check_same(parts(data[:2], data[2:]), expected)
+    check_same(parts(jax.random.key(3), 4), sample(MU, SIGMA, N, seed=Key(3, 4)))
+
+
+@pytest.mark.parametrize("window", [(0, 0), (1, 2), (2**32 - D, 5), (4, 2**32 + 3), (2**31 + 1, 2**34 - N)])
+def test_windows_are_operands(jax_place: str, x64: None, window: tuple[int, int]) -> None:
+    row, column = window
+    expected = sample(MU, SIGMA, N, seed=3, dim_offset=row, sample_offset=column)
+
+    @jax.jit
+    def draw(row: Any, column: Any) -> Any:
+        return sample(MU, SIGMA, N, seed=3, dim_offset=row, sample_offset=column, backend=jax_place)
+
+    check_same(draw(row, column), expected)
+    check_same(draw(np.uint64(row), np.int64(column)), expected)
+    both = sample(jnp.asarray(MU), SIGMA, N, seed=3, dim_offset=row, sample_offset=column, backend=jax_place)
+    check_same(both, expected)
+
+
+def test_a_new_seed_or_window_compiles_nothing() -> None:
+    @jax.jit
+    def draw(mu: Any, seed: Any, offset: Any, row: Any) -> Any:
+        return sample(mu, 1.0, N, seed=Key(seed, offset), dim_offset=row)
+
+    for i in range(4):
+        draw(jnp.asarray(MU), jax.random.key(i), i, i)
+    assert draw._cache_size() == 1
+    from multisample._routes.jax import _program
+
+    sample(*vectors(), N, seed=0)
+    before = _program.cache_info().misses
+    for i in range(1, 5):
+        sample(*vectors(), N, seed=Key(i, 2**63 + i), dim_offset=i, sample_offset=2**33)
+    assert _program.cache_info().misses == before
+
+
+def test_a_program_has_one_custom_call_and_nothing_of_the_size_of_the_matrix() -> None:
+    draw = jax.jit(lambda mu, sigma, key: sample(mu, sigma, 1000, seed=key))
+    compiled = draw.lower(*vectors(), jax.random.key(0)).compile()
+    text = compiled.as_text()
+    assert text.count(" custom-call(") == 1
+    assert 'custom_call_target="multisample_sample"' in text
+    assert compiled.memory_analysis().temp_size_in_bytes < 1000
+
+
+# --- Eager calls ----------------------------------------------------------------------------------
+
+
+def test_without_a_seed_eager_calls_follow_our_generators() -> None:
+    multisample.manual_seed(3)
+    for i in range(2):
+        check_same(sample(*vectors(), N), sample(MU, SIGMA, N, seed=Key(3, i)))
+    generator = Generator(4)
+    check_same(sample(*vectors(), N, generator=generator), sample(MU, SIGMA, N, seed=4))
+    assert generator.offset == 1
+
+
+def test_an_eager_call_that_fails_takes_no_offset() -> None:
+    generator = Generator(4)
+    with pytest.raises(ValueError, match=r"^sigma: .*-1"):
+        sample(jnp.asarray(MU), jnp.asarray([-1.0] * D), N, generator=generator)
+    with pytest.raises(ValueError, match=r"^dim_offset: "):
+        sample(jnp.asarray(MU), jnp.asarray(SIGMA), N, generator=generator, dim_offset=2**32)
+    assert generator.offset == 0
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_eager_calls_check_values_in_host_memory(bad: float) -> None:
+    with jax.default_device(jax.devices("cpu")[0]), pytest.raises(ValueError, match=r"^mu: .*mu\[1\]"):
+        sample(jnp.asarray([0.0, bad, 0.0]), 1.0, N, seed=1)
+
+
+def test_validate_checks_values_anywhere(jax_place: str) -> None:
+    with pytest.raises(ValueError, match=r"^sigma: .*sigma\[2\] = -1"):
+        sample(jnp.zeros(3), jnp.asarray([1.0, 1.0, -1.0]), N, seed=1, validate=True, backend=jax_place)
+
+
+def test_disabled_jit_changes_nothing() -> None:
+    with jax.disable_jit():
+        check_same(sample(*vectors(), N, seed=7), sample(MU, SIGMA, N, seed=7))
+        check_same(jax.jit(lambda mu: sample(mu, SIGMA, N, seed=7))(jnp.asarray(MU)), sample(MU, SIGMA, N, seed=7))
+
+
+# --- Control flow ---------------------------------------------------------------------------------
+
+
+def test_scan_draws_with_each_key(jax_place: str) -> None:
+    keys = jax.random.split(jax.random.key(0), 4)
+
+    def step(total: Any, key: Any) -> tuple[Any, Any]:
+        x = sample(total, SIGMA, N, seed=key, backend=jax_place)
+        return x.mean(1), x
+
+    _, drawn = jax.jit(lambda keys: jax.lax.scan(step, jnp.asarray(MU), keys))(keys)
+    mean = jnp.asarray(MU)
+    for key, x in zip(keys, drawn, strict=True):
+        expected = sample(
+            np.asarray(mean), SIGMA, N, seed=int(np.asarray(jax.random.key_data(key)).astype(object) @ [2**32, 1])
+        )
+        check_same(x, expected)
+        mean = jax.jit(lambda x: x.mean(1))(x)
+
+
+def test_while_loop_cond_and_map(jax_place: str) -> None:
+    def body(state: Any) -> Any:
+        i, _ = state
+        return i + 1, sample(MU, SIGMA, N, seed=Key(9, i), backend=jax_place)
+
+    start = 0, jnp.zeros((D, N))
+    _, last = jax.jit(lambda: jax.lax.while_loop(lambda state: state[0] < 3, body, start))()
+    check_same(last, sample(MU, SIGMA, N, seed=Key(9, 2)))
+    either = jax.jit(
+        lambda which: jax.lax.cond(
+            which,
+            lambda: sample(jnp.asarray(MU), SIGMA, N, seed=1, backend=jax_place),
+            lambda: jnp.asarray(sample(MU, SIGMA, N, seed=2)),
+        )
+    )
+    check_same(either(True), sample(MU, SIGMA, N, seed=1))
+    check_same(either(False), sample(MU, SIGMA, N, seed=2))
+
+
+def test_programs_run_on_several_threads_at_once() -> None:
+    draw = jax.jit(lambda key: sample(np.zeros(300, np.float32), 1.0, 2000, seed=key))
+    small = jax.jit(lambda key: sample(MU, SIGMA, N, seed=key))
+    expected = [np.asarray(draw(i)) for i in range(8)]
+    wrong: list[int] = []
+
+    def work(i: int) -> None:
+        for _ in range(20):
+            x = draw(i)
+            small(i).block_until_ready()
+            if not np.array_equal(np.asarray(x.block_until_ready()), expected[i]):
+                wrong.append(i)
+
+    threads = [threading.Thread(target=work, args=(i,), daemon=True) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=120)
+        assert not thread.is_alive()
+    assert wrong == []
+
+
+def test_a_program_can_be_exported_and_run_elsewhere() -> None:
+    pytest.importorskip("flatbuffers")
+    draw = jax.jit(lambda mu, key: sample(mu, 2.0, N, seed=key))
+    exported = jax.export.export(
+        draw, disabled_checks=[jax.export.DisabledSafetyCheck.custom_call("multisample_sample")]
+    )(jnp.asarray(MU), jax.random.key_data(jax.random.key(0)))
+    again = jax.export.deserialize(exported.serialize())
+    check_same(again.call(jnp.asarray(MU), np.array([0, 6], np.uint32)), sample(MU, 2.0, N, seed=6))
+
+
+# --- Errors ---------------------------------------------------------------------------------------
+
+
+def seedless(mu: Any) -> Any:
+    return sample(mu, 1.0, N)
+
+
+@pytest.mark.parametrize("transform", [jax.jit, jax.vmap, lambda f: jax.grad(lambda x: f(x).sum())])
+@pytest.mark.parametrize("constant", [True, False])
+def test_without_a_seed_a_traced_call_says_what_to_pass(transform: Any, constant: bool) -> None:
+    generator = Generator(1)
+    multisample.manual_seed(1)
+    x = jnp.zeros((3, D)) if transform is jax.vmap else jnp.zeros(D)
+    for options in ({}, {"generator": generator}):
+
+        def call(mu: Any, options: Any = options) -> Any:
+            return sample(MU if constant else mu, 1.0, N, **options) + mu.sum()
+
+        with pytest.raises(ValueError, match=r"^(seed|generator): .*JAX key"):
+            transform(call)(x)
+    assert generator.offset == 0
+    check_same(sample(MU, SIGMA, N), sample(MU, SIGMA, N, seed=1))
+
+
+def test_calls_with_a_seed_and_numpy_arrays_are_constants_of_a_trace() -> None:
+    found = []
+    jax.jit(lambda: found.append(sample(MU, SIGMA, N, seed=7)))()
+    check_same(found[0], sample(MU, SIGMA, N, seed=7))
+
+
+@pytest.mark.parametrize("jitted", [True, False])
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"seed": 2**64}, ValueError, r"^seed: .*2\*\*64"),
+        ({"seed": -1}, ValueError, r"^seed: .*-1"),
+        ({"seed": 1.5}, TypeError, r"^seed: .*float"),
+        ({"seed": Key(1, -1)}, ValueError, r"^seed\.offset: .*-1"),
+        ({"seed": 1, "dim_offset": 2**32}, ValueError, r"^dim_offset: .*2\*\*32"),
+        ({"seed": 1, "sample_offset": 2**34}, ValueError, r"^n: .*2\*\*34"),
+        ({"seed": 1, "dim_offset": 1.0}, TypeError, r"^dim_offset: .*float"),
+        ({"seed": 1, "n": -1}, ValueError, r"^n: .*-1"),
+        ({"seed": 1, "n": 2.0}, TypeError, r"^n: .*float"),
+        ({"seed": 1, "noise": "common"}, ValueError, r"^noise: .*common"),
+        ({"seed": 1, "layout": "nn"}, ValueError, r"^layout: .*nn"),
+        ({"seed": 1, "antithetic": 1}, TypeError, r"^antithetic: .*int"),
+        ({"seed": 1, "dtype": "int32"}, TypeError, r"^dtype: .*int32"),
+        ({"seed": 1, "dtype": "float64"}, TypeError, r"^dtype: .*jax_enable_x64"),
+        ({"seed": 1, "mu": np.zeros(D)}, TypeError, r"^dtype: .*jax_enable_x64.* mu is float64"),
+        ({"seed": 1, "out": np.zeros((D, N), np.float32)}, TypeError, r"^out: .*immutable"),
+        ({"seed": 1, "backend": "none"}, ValueError, r"none"),
+        ({"seed": 1, "backend": 7}, TypeError, r"^backend: .*7"),
+        ({"seed": 1, "backend": "cupy"}, (ValueError, multisample.BackendUnavailableError), r"^backend: 'cupy'"),
+        ({"seed": 1, "mu": np.zeros((D, 2), np.float32)}, ValueError, r"^mu: .*\(5, 2\)"),
+        ({"seed": 1, "mu": np.zeros(D + 1, np.float32)}, ValueError, r"^sigma: .*6, got 5"),
+        ({"seed": 1, "mu": float("nan")}, ValueError, r"^mu: .*nan"),
+        ({"seed": 1, "mu": np.full(D, np.inf, np.float32)}, ValueError, r"^mu: .*inf"),
+        ({"seed": 1, "mu": np.zeros(D, bool)}, TypeError, r"^mu: .*bool"),
+        ({"seed": 1, "generator": Generator(1)}, TypeError, r"^seed, generator: "),
+    ],
+)
+def test_wrong_arguments_are_named(jitted: bool, arguments: dict[str, Any], error: Any, message: str) -> None:
+    def call(sigma: Any) -> Any:
+        return sample(**{"mu": jnp.asarray(MU), "n": N, **arguments}, sigma=sigma)
+
+    with jax.default_device(jax.devices("cpu")[0]), pytest.raises(error, match=message):
+        (jax.jit(call) if jitted else call)(jnp.asarray(SIGMA))
+
+
+@pytest.mark.parametrize("jitted", [True, False])
+@pytest.mark.parametrize(
+    ("seed", "message"),
+    [
+        (lambda: jax.random.key(0, impl="rbg"), r"^seed: .*64 bits.*128 bits"),
+        (lambda: jax.random.split(jax.random.key(0), 3), r"^seed: expected one JAX key.*\(3,\).*vmap"),
+        (lambda: jnp.zeros(3, jnp.uint32), r"^seed: .*uint32\[3\]"),
+        (lambda: jnp.zeros(2, jnp.int32), r"^seed: .*int32\[2\]"),
+        (lambda: jnp.float32(1), r"^seed: .*float"),
+        (lambda: Key(1, jax.random.key(0)), r"^seed\.offset: .*JAX key"),
+    ],
+)
+def test_wrong_keys_are_named(jitted: bool, seed: Callable[[], Any], message: str) -> None:
+    def call(seed: Any) -> Any:
+        return sample(MU, SIGMA, N, seed=seed)
+
+    with pytest.raises((TypeError, ValueError), match=message):
+        (jax.jit(call) if jitted else call)(seed())
+
+
+def test_what_cannot_be_traced_is_named() -> None:
+    mu, sigma = vectors()
+    with pytest.raises(TypeError, match=r"^n: .*static"):
+        jax.jit(lambda n: sample(mu, sigma, n, seed=1))(N)
+    with pytest.raises(ValueError, match=r"^validate: "):
+        jax.jit(lambda mu: sample(mu, sigma, N, seed=1, validate=True))(mu)
+    with pytest.raises(ValueError, match=r"^generator: .*JAX key"):
+        jax.jit(lambda mu: sample(mu, sigma, N, generator=Generator(1)))(mu)
+    with pytest.raises(TypeError, match=r"^out: .*JAX"):
+        jax.jit(lambda out: sample(mu, sigma, N, seed=1, out=out))(jnp.zeros((D, N)))
+    with pytest.raises(TypeError, match=r"^dim_offset: .*float32"):
+        jax.jit(lambda row: sample(mu, sigma, N, seed=1, dim_offset=row))(1.5)
+    with pytest.raises(TypeError, match=r"^sample_offset: .*\[2\]"):
+        jax.jit(lambda row: sample(mu, sigma, N, seed=1, sample_offset=row))(jnp.zeros(2, int))
+
+
+def test_other_platforms_are_refused_when_the_program_is_made() -> None:
+    draw = jax.jit(lambda mu: sample(mu, 1.0, N, seed=1))
+    for platform in ("tpu", "rocm"):
+        with pytest.raises(ValueError, match=r"^mu, sigma: .*cpu and cuda.*another platform"):
+            draw.trace(jnp.asarray(MU)).lower(lowering_platforms=(platform,))
+
+
+def test_a_window_out_of_range_is_an_error_of_the_program() -> None:
+    with jax.default_device(jax.devices("cpu")[0]):
+        draw = jax.jit(lambda row: sample(MU, SIGMA, N, seed=1, dim_offset=row))
+        with pytest.raises(jax.errors.JaxRuntimeError, match=r"dim_offset: expected dim_offset \+ d <= 2\*\*32"):
+            draw(np.uint32(2**32 - 1)).block_until_ready()
+        check_same(draw(0), sample(MU, SIGMA, N, seed=1))
+
+
+def test_torch_tensors_do_not_mix_with_jax() -> None:
+    torch = pytest.importorskip("torch")
+    with pytest.raises(TypeError, match=r"^sigma: .*PyTorch"):
+        sample(jnp.asarray(MU), torch.ones(D), N, seed=1)
+    with pytest.raises(TypeError, match=r"^generator: .*torch\.Generator"):
+        sample(*vectors(), N, generator=torch.Generator())

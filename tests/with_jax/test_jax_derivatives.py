@@ -1,0 +1,167 @@
+"""Derivatives of traced calls draw the noise again: no program keeps the matrix for its backward pass."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from multisample import sample
+
+jax = pytest.importorskip("jax")
+jnp = jax.numpy
+
+D, N = 6, 11
+MU = np.linspace(-2, 3, D, dtype=np.float32)
+SIGMA = np.linspace(0.5, 2, D, dtype=np.float32)
+WEIGHTS = np.cos(np.arange(D * N, dtype=np.float32)).reshape(D, N)
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "shared": {"noise": "shared"},
+    "nd": {"layout": "nd"},
+    "all": {"antithetic": True, "dim_offset": 3, "sample_offset": 5, "layout": "nd", "noise": "shared"},
+}
+
+
+def noise(options: dict[str, Any]) -> Any:
+    """The normals of a call, as it lays them out."""
+    return sample(np.zeros(D, np.float32), 1.0, N, seed=4, **options)
+
+
+def weights(options: dict[str, Any]) -> Any:
+    return WEIGHTS.T if options.get("layout") == "nd" else WEIGHTS
+
+
+def draw(mu: Any, sigma: Any, backend: str, options: dict[str, Any]) -> Any:
+    return sample(mu, sigma, N, seed=4, backend=backend, **options)
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_reverse_mode(jax_place: str, options: dict[str, Any]) -> None:
+    def loss(mu: Any, sigma: Any) -> Any:
+        return (weights(options) * draw(mu, sigma, jax_place, options)).sum()
+
+    axis = 0 if options.get("layout") == "nd" else 1
+    w, z = weights(options).astype(np.float64), noise(options).astype(np.float64)
+    expected = w.sum(axis), (w * z).sum(axis)
+    for transform in (jax.grad(loss, (0, 1)), jax.jit(jax.grad(loss, (0, 1))), jax.grad(jax.checkpoint(loss), (0, 1))):
+        np.testing.assert_allclose(transform(MU, SIGMA), expected, rtol=1e-5, atol=1e-5)
+    # Of one alone, the other a constant.
+    np.testing.assert_allclose(jax.jit(jax.grad(loss))(MU, SIGMA), expected[0], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(jax.jit(jax.grad(loss, 1))(MU, SIGMA), expected[1], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_forward_mode_has_the_bits_of_a_sample(jax_place: str, options: dict[str, Any]) -> None:
+    dots = np.linspace(1, 2, D, dtype=np.float32), np.linspace(3, 1, D, dtype=np.float32)
+    x, tangent = jax.jit(
+        lambda *vectors: jax.jvp(lambda mu, sigma: draw(mu, sigma, jax_place, options), vectors, dots)
+    )(MU, SIGMA)
+    np.testing.assert_array_equal(x, sample(MU, SIGMA, N, seed=4, **options))
+    np.testing.assert_array_equal(tangent, sample(*dots, N, seed=4, **options))
+    _, linear = jax.linearize(lambda mu: draw(mu, SIGMA, jax_place, options), jnp.asarray(MU))
+    np.testing.assert_array_equal(linear(jnp.asarray(dots[0])), sample(dots[0], 0.0, N, seed=4, **options))
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_jacobians_and_hessians(jax_place: str, options: dict[str, Any]) -> None:
+    z = noise(options).astype(np.float64)
+    z = z.T if options.get("layout") == "nd" else z
+
+    def matrix(mu: Any, sigma: Any) -> Any:
+        x = draw(mu, sigma, jax_place, options)
+        return x.T if options.get("layout") == "nd" else x
+
+    by_mu = np.einsum("ik,j->ijk", np.eye(D), np.ones(N))
+    by_sigma = np.einsum("ik,ij->ijk", np.eye(D), z)
+    for jacobian in (jax.jacrev, jax.jacfwd):
+        found = jax.jit(jacobian(matrix, (0, 1)))(MU, SIGMA)
+        np.testing.assert_allclose(found[0], by_mu, rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(found[1], by_sigma, rtol=1e-6, atol=1e-6)
+
+    def loss(sigma: Any) -> Any:
+        return (matrix(jnp.asarray(MU), sigma) ** 2).sum()
+
+    np.testing.assert_allclose(jax.jit(jax.hessian(loss))(SIGMA), np.diag(2 * (z**2).sum(1)), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_gradients_of_every_type_have_the_type_of_mu(jax_place: str, x64: None, dtype: str) -> None:
+    mu, sigma = jnp.asarray(MU, dtype), jnp.asarray(SIGMA, dtype)
+
+    def loss(mu: Any, sigma: Any) -> Any:
+        return sample(mu, sigma, N, seed=4, backend=jax_place).astype(jnp.float64).sum()
+
+    computing = "float64" if dtype == "float64" else "float32"
+    z = sample(np.zeros(D), 1.0, N, seed=4, dtype=computing)
+    for found, expected in zip(jax.grad(loss, (0, 1))(mu, sigma), (np.full(D, N), z.sum(1)), strict=True):
+        assert found.dtype == mu.dtype
+        tolerance = {"float64": 1e-12, "float32": 1e-5}.get(dtype, 2**-7)
+        np.testing.assert_allclose(np.asarray(found, np.float64), expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("shape", [(1, 100_000), (3, 40_000), (40_000, 3), (700, 900)])
+@pytest.mark.parametrize("layout", ["dn", "nd"])
+def test_gradients_of_large_matrices(jax_place: str, shape: tuple[int, int], layout: str) -> None:
+    d, n = shape
+    g = np.random.default_rng(0).standard_normal((d, n), np.float32)
+    z = sample(np.zeros(d, np.float32), 1.0, n, seed=4).astype(np.float64)
+
+    def loss(mu: Any, sigma: Any, g: Any) -> Any:
+        return (g * sample(mu, sigma, n, seed=4, backend=jax_place, layout=layout)).sum()
+
+    mu = np.zeros(d, np.float32)
+    found = jax.jit(jax.grad(loss, (0, 1)))(mu, mu + 1, g.T if layout == "nd" else g)
+    wide = g.astype(np.float64)
+    np.testing.assert_allclose(found[0], wide.sum(1), rtol=1e-4, atol=1e-3 * np.sqrt(n))
+    np.testing.assert_allclose(found[1], (wide * z).sum(1), rtol=1e-4, atol=1e-3 * np.sqrt(n))
+
+
+def test_a_number_array_gets_the_sum_over_dimensions() -> None:
+    found = jax.grad(lambda s: sample(MU, s, N, seed=4).sum())(jnp.float32(2.0))
+    np.testing.assert_allclose(found, noise({}).sum(), rtol=1e-5)
+
+
+# --- Memory ---------------------------------------------------------------------------------------
+
+
+def test_the_residuals_of_a_backward_pass_are_the_words_alone() -> None:
+    n = 10_000
+
+    def matrix(mu: Any, sigma: Any) -> Any:
+        return sample(mu, sigma, n, seed=4)
+
+    _, backward = jax.vjp(matrix, jnp.asarray(MU), jnp.asarray(SIGMA))
+    kept = jax.tree.leaves(backward)
+    assert sum(x.size for x in kept) <= 8 + 2 * D
+    jaxpr = str(
+        jax.make_jaxpr(lambda mu, sigma, g: jax.vjp(matrix, mu, sigma)[1](g))(MU, SIGMA, np.ones((D, n), np.float32))
+    )
+    assert "multisample_gradient" in jaxpr
+
+
+def test_a_compiled_gradient_holds_no_noise() -> None:
+    """A loss that is linear in the sample has no use for the sample in its backward pass, which then is never made."""
+    with jax.default_device(jax.devices("cpu")[0]):
+        n, size = 10_000, 4 * D * 10_000
+        g = np.ones((D, n), np.float32)
+
+        def loss(mu: Any, sigma: Any, g: Any) -> Any:
+            return (g * sample(mu, sigma, n, seed=4)).sum()
+
+        compiled = jax.jit(jax.grad(loss, (0, 1))).lower(MU, SIGMA, g).compile()
+        assert compiled.memory_analysis().temp_size_in_bytes < size / 100
+        assert re.findall(r'custom_call_target="(\w+)"', compiled.as_text()) == ["multisample_gradient"]
+
+        def steps(mu: Any, sigma: Any, keys: Any) -> Any:
+            def step(total: Any, key: Any) -> tuple[Any, None]:
+                return total + jnp.tanh(sample(mu, sigma, n, seed=key).mean(1)), None
+
+            return jax.lax.scan(step, jnp.zeros(D), keys)[0].sum()
+
+        keys = jax.random.split(jax.random.key(0), 50)
+        compiled = jax.jit(jax.grad(steps, (0, 1))).lower(MU, SIGMA, keys).compile()
+        # One matrix at a time, forwards and backwards, and not that of each of the 50 steps.
+        assert compiled.memory_analysis().temp_size_in_bytes < 4 * size
