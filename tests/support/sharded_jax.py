@@ -1,0 +1,275 @@
+"""Checks of sharded calls, for a process of its own: ``python sharded_jax.py`` prints what each of them found, as JSON.
+
+They run on JAX's default devices, of which there are at least two: on the CPU with the flag
+``--xla_force_host_platform_device_count=8`` in XLA_FLAGS.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P  # noqa: N817
+
+from multisample import sample
+
+D, N = 16, 24
+MU, SIGMA = np.linspace(0, 1, D, dtype=np.float32), np.linspace(1, 2, D, dtype=np.float32)
+SEED = 2**32 - 3
+COMMUNICATION = re.compile(r" (all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)[\w-]*\(")
+CALLS = re.compile(r"\w+(\[[\d,]+\])\S* custom-call\(.*multisample")
+
+_count = len(jax.devices())
+_shape = (_count // 2, 2)
+MESH = jax.make_mesh(_shape, ("x", "y"), axis_types=(AxisType.Auto, AxisType.Auto))
+CHECKS: dict[str, Callable[[], None]] = {}
+
+
+def check(function: Callable[[], None]) -> Callable[[], None]:
+    CHECKS[function.__name__] = function
+    return function
+
+
+def sharding(*spec: Any) -> NamedSharding:
+    return NamedSharding(MESH, P(*spec))
+
+
+def parts(axes: Any) -> int:
+    size = {"x": _shape[0], "y": _shape[1], None: 1}
+    return int(np.prod([size[axis] for axis in ((axes,) if axes is None or isinstance(axes, str) else axes)]))
+
+
+def expected(**options: Any) -> Any:
+    return sample(MU, SIGMA, N, seed=SEED, **options)
+
+
+def same(x: Any, values: Any) -> None:
+    np.testing.assert_array_equal(np.asarray(x).view(f"u{values.itemsize}"), values.view(f"u{values.itemsize}"))
+
+
+def program(draw: Any, *arguments: Any) -> str:
+    text: str = draw.lower(*arguments).compile().as_text()
+    return text
+
+
+def is_drawn_in_windows(text: str, shape: tuple[int, ...]) -> None:
+    """The program draws a window of that shape on each device, and moves nothing between devices."""
+    assert COMMUNICATION.findall(text) == []
+    assert CALLS.findall(text) == [str([1, *shape]).replace(" ", "")]
+
+
+ROWS = (None, "x", "y", ("x", "y"), ("y", "x"))
+
+
+@check
+def every_sharding_is_drawn_in_windows() -> None:
+    key = jax.random.key(SEED)
+    for rows in ROWS:
+        for columns in ROWS:
+            if rows is not None and columns is not None and set(rows) & set(columns):
+                continue
+            for options in ({}, {"layout": "nd"}, {"noise": "shared"}, {"antithetic": True, "layout": "nd"}):
+                window, spec = (D // parts(rows), N // parts(columns)), (rows, columns)
+                if options.get("layout") == "nd":
+                    window, spec = window[::-1], spec[::-1]
+                draw = jax.jit(
+                    lambda mu, sigma, key, options=options: sample(mu, sigma, N, seed=key, **options),
+                    out_shardings=sharding(*spec),
+                )
+                mu, sigma = (jax.device_put(x, sharding(rows)) for x in (MU, SIGMA))
+                same(draw(mu, sigma, key), expected(**options))
+                is_drawn_in_windows(program(draw, mu, sigma, key), window)
+
+
+@check
+def a_bare_custom_call_would_be_gathered() -> None:
+    """The control for the check above: what XLA does to a call that it cannot partition."""
+    from multisample._routes.jax import handlers
+
+    handlers.register()
+    platform = jax.devices()[0].platform.replace("gpu", "cuda")
+    backend = "cpu" if platform == "cpu" else "cupy"
+    options = handlers.Options(backend, "float32", "dn", False, False, False, False, False, False)
+    result = jax.ShapeDtypeStruct((1, D, N), np.float32)
+    words = np.zeros((1, 8), np.uint32)
+    bare = jax.jit(
+        lambda mu, sigma: jax.ffi.ffi_call(handlers.SAMPLE, result)(mu, sigma, words, options=options.encoded())
+    )
+    mu, sigma = (jax.device_put(x[None], sharding(None, "x")) for x in (MU, SIGMA))
+    assert "all-gather" in COMMUNICATION.findall(program(bare, mu, sigma))
+
+
+@check
+def the_result_follows_mu_and_sigma() -> None:
+    mu, sigma = (jax.device_put(x, sharding("x")) for x in (MU, SIGMA))
+    for x in (
+        jax.jit(lambda mu, sigma: sample(mu, sigma, N, seed=SEED))(mu, sigma),
+        sample(mu, sigma, N, seed=SEED),  # Eagerly.
+        sample(mu, sigma, N, seed=jax.random.key(SEED)),
+    ):
+        same(x, expected())
+        assert x.sharding.is_equivalent_to(sharding("x", None), 2), x.sharding
+    # One of the two is enough.
+    draw = jax.jit(lambda mu: sample(mu, SIGMA, N, seed=SEED))
+    same(draw(mu), expected())
+    assert draw(mu).sharding.is_equivalent_to(sharding("x", None), 2)
+    assert COMMUNICATION.findall(program(draw, mu)) == []
+
+
+@check
+def windows_begin_beyond_32_bits() -> None:
+    jax.config.update("jax_enable_x64", True)
+    first = 2**32 - 5
+    draw = jax.jit(
+        lambda seed, column: sample(MU, SIGMA, N, seed=seed, dim_offset=2**31, sample_offset=column),
+        out_shardings=sharding(None, ("x", "y")),
+    )
+    same(draw(3, first), sample(MU, SIGMA, N, seed=3, dim_offset=2**31, sample_offset=first))
+
+
+@check
+def sizes_that_do_not_divide() -> None:
+    d, n = D - 1, N - 1
+    mu, sigma = jnp.asarray(MU[:d]), jnp.asarray(SIGMA[:d])
+
+    def draw(mu: Any, sigma: Any, spec: Any) -> Any:
+        return jax.lax.with_sharding_constraint(sample(mu, sigma, n, seed=SEED), sharding(*spec)) + 0
+
+    def loss(mu: Any, sigma: Any, spec: Any) -> Any:
+        return (draw(mu, sigma, spec) ** 3).sum()
+
+    values = sample(MU[:d], SIGMA[:d], n, seed=SEED)
+    whole = jax.grad(lambda mu, sigma: (sample(mu, sigma, n, seed=SEED) ** 3).sum(), (0, 1))(mu, sigma)
+    for spec in (("x", "y"), ("y", None), (None, "x"), (None, ("x", "y"))):
+        same(jax.jit(draw, static_argnums=2)(mu, sigma, spec), values)
+        found = jax.jit(jax.grad(loss, (0, 1)), static_argnums=2)(mu, sigma, spec)
+        np.testing.assert_allclose(found, whole, rtol=1e-4)
+
+
+@check
+def gradients_move_sums_only() -> None:
+    def loss(mu: Any, sigma: Any, key: Any, spec: Any) -> Any:
+        x = sample(mu, sigma, N, seed=key)
+        return (jax.lax.with_sharding_constraint(x, sharding(*spec)) ** 3).sum()
+
+    key = jax.random.key(SEED)
+    whole = jax.grad(lambda mu, sigma: (sample(mu, sigma, N, seed=SEED) ** 3).sum(), (0, 1))(MU, SIGMA)
+    for spec in (("x", None), (("x", "y"), None), (None, "y"), ("x", "y")):
+        gradient = jax.jit(jax.grad(loss, (0, 1)), static_argnums=3)
+        mu, sigma = (jax.device_put(x, sharding(spec[0])) for x in (MU, SIGMA))
+        np.testing.assert_allclose(gradient(mu, sigma, key, spec), whole, rtol=1e-4)
+        text = program(gradient, mu, sigma, key, spec)
+        moved = set(COMMUNICATION.findall(text))
+        assert moved <= {"all-reduce"}, moved
+        if spec[1] is None:
+            assert moved == set()
+        sizes = [int(np.prod(list(map(int, x.split(","))))) for x in re.findall(r"\w+\[([\d,]+)\]\S* all-reduce", text)]
+        assert max(sizes, default=0) <= 2 * D, sizes
+
+
+@check
+def batches_are_sharded_too() -> None:
+    keys = jax.random.split(jax.random.key(SEED), 2 * _count)
+    draw = jax.jit(jax.vmap(lambda key: sample(MU, SIGMA, N, seed=key)))
+    alone = np.asarray(draw(keys))
+    for b in (0, 2 * _count - 1):
+        same(alone[b], np.asarray(sample(MU, SIGMA, N, seed=keys[b])))
+    spread = jax.device_put(keys, sharding(("x", "y")))
+    x = draw(spread)
+    same(x, alone)
+    assert x.sharding.is_equivalent_to(sharding(("x", "y"), None, None), 3)
+    assert COMMUNICATION.findall(program(draw, spread)) == []
+    found = jax.jit(jax.grad(lambda sigma, keys: (jax.vmap(lambda k: sample(MU, sigma, N, seed=k))(keys) ** 2).sum()))
+    np.testing.assert_allclose(found(SIGMA, spread), found(SIGMA, keys), rtol=1e-4)
+
+
+def shard(mu: Any, sigma: Any, key: Any) -> Any:
+    """The window of one device in `jax.shard_map`."""
+    n = N // _shape[1]
+    row, column = jax.lax.axis_index("x") * mu.shape[0], jax.lax.axis_index("y") * n
+    return sample(mu, sigma, n, seed=key, dim_offset=row, sample_offset=column)
+
+
+@check
+def shard_map_draws_windows_by_offsets() -> None:
+    key = jax.random.key(SEED)
+    for check_vma in (True, False):
+        draw = jax.jit(
+            jax.shard_map(
+                shard, mesh=MESH, in_specs=(P("x"), P("x"), P()), out_specs=P("x", "y"), check_vma=check_vma
+            )
+        )
+        same(draw(MU, SIGMA, key), expected())
+        is_drawn_in_windows(program(draw, MU, SIGMA, key), (D // _shape[0], N // _shape[1]))
+
+    def loss(mu: Any, sigma: Any) -> Any:
+        def body(mu: Any, sigma: Any) -> Any:
+            return jax.lax.psum((shard(mu, sigma, key) ** 3).sum(), ("x", "y"))
+
+        return jax.shard_map(body, mesh=MESH, in_specs=(P("x"), P("x")), out_specs=P())(mu, sigma)
+
+    whole = jax.grad(lambda mu, sigma: (sample(mu, sigma, N, seed=SEED) ** 3).sum(), (0, 1))(MU, SIGMA)
+    np.testing.assert_allclose(jax.jit(jax.grad(loss, (0, 1)))(MU, SIGMA), whole, rtol=1e-4)
+
+
+@check
+def shard_map_with_a_key_for_each_device() -> None:
+    keys = jax.random.split(jax.random.key(SEED), _count)
+
+    def body(keys: Any) -> Any:
+        return jax.vmap(lambda key: sample(MU, SIGMA, N, seed=key))(keys)
+
+    draw = jax.jit(jax.shard_map(body, mesh=MESH, in_specs=P(("x", "y")), out_specs=P(("x", "y"))))
+    same(draw(keys), np.asarray(jax.vmap(lambda key: sample(MU, SIGMA, N, seed=key))(keys)))
+
+
+@check
+def explicit_sharding() -> None:
+    key = jax.random.key(SEED)
+    mesh = jax.make_mesh(_shape, ("x", "y"), axis_types=(AxisType.Explicit, AxisType.Explicit))
+    with jax.set_mesh(mesh):
+        mu, sigma = jax.device_put(MU, P("x")), jax.device_put(SIGMA, P("x"))
+        draw = jax.jit(lambda mu, sigma, key: sample(mu, sigma, N, seed=key))
+        for x in (draw(mu, sigma, key), sample(mu, sigma, N, seed=key), sample(mu, 1.0, N, seed=key)):
+            assert jax.typeof(x).sharding.spec == P("x", None), jax.typeof(x)
+        same(draw(mu, sigma, key), expected())
+        is_drawn_in_windows(program(draw, mu, sigma, key), (D // _shape[0], N))
+        gradient = jax.jit(jax.grad(lambda mu, sigma: (sample(mu, sigma, N, seed=key) ** 3).sum(), (0, 1)))
+        whole = jax.grad(lambda mu, sigma: (sample(mu, sigma, N, seed=SEED) ** 3).sum(), (0, 1))(MU, SIGMA)
+        np.testing.assert_allclose(gradient(mu, sigma), whole, rtol=1e-4)
+        # Over samples, JAX's own way out of explicit sharding.
+        both = jax.jit(
+            jax.sharding.auto_axes(
+                lambda mu, sigma, key: sample(mu, sigma, N, seed=key), out_sharding=P("x", "y"), axes=("x", "y")
+            )
+        )
+        same(both(mu, sigma, key), expected())
+        is_drawn_in_windows(program(both, mu, sigma, key), (D // _shape[0], N // _shape[1]))
+        keys = jax.random.split(key, 3)
+        batch = jax.jit(jax.vmap(lambda key: sample(mu, sigma, N, seed=key)))(keys)
+        same(batch[1], np.asarray(sample(MU, SIGMA, N, seed=keys[1])))
+        try:
+            sample(mu, jax.device_put(SIGMA, P("y")), N, seed=key)
+        except TypeError as error:
+            assert str(error).startswith("mu, sigma: expected the same sharding"), error
+        else:
+            raise AssertionError("two shardings were accepted")
+
+
+if __name__ == "__main__":
+    found = {}
+    for name in sys.argv[1:] or CHECKS:
+        try:
+            CHECKS[name]()
+            found[name] = ""
+        except Exception:
+            found[name] = traceback.format_exc()
+    print(json.dumps(found))

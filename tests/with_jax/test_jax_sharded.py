@@ -1,0 +1,45 @@
+"""Sharded calls: each device draws its window of the matrix that one device would draw, and asks no other."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("jax")
+
+SCRIPT = Path(__file__).parents[1] / "support" / "sharded_jax.py"
+# Their names, without importing JAX with as many devices as the tests of this process have.
+CHECKS = [
+    node.name
+    for node in ast.parse(SCRIPT.read_text(encoding="utf-8")).body
+    if isinstance(node, ast.FunctionDef) and any(isinstance(x, ast.Name) and x.id == "check" for x in node.decorator_list)
+]
+
+
+@pytest.fixture(scope="module")
+def findings() -> dict[str, str]:
+    """What each check found, in a process with eight virtual devices."""
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
+    run = subprocess.run(
+        [sys.executable, str(SCRIPT)],
+        env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    found: dict[str, str] = json.loads(run.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_sharded(findings: dict[str, str], check: str) -> None:
+    assert findings[check] == ""
+
+
+def test_there_are_checks() -> None:
+    assert len(CHECKS) >= 10
