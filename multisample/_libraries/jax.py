@@ -7,6 +7,7 @@ device, and the result is handed over by DLPack.
 from __future__ import annotations
 
 import sys
+from collections.abc import Hashable
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from multisample.backends.contract import DeviceArray
 from multisample.backends.memory.dlpack import Exported
 from multisample.backends.system.cuda_driver import keeping_context
 
+from .._tracing import is_traced_by_jax
 from .foreign import ForeignLibrary
 from .library import Device, Library
 
@@ -34,6 +36,12 @@ def is_jax(x: Any) -> bool:
 
 class JaxLibrary(ForeignLibrary):
     name = "jax"
+
+    def signature(self, array: Any) -> Hashable:
+        return array.aval, array.sharding
+
+    def state(self) -> Hashable:
+        return None if is_traced_by_jax() else sys.modules["jax"].config.jax_enable_x64
 
     def named_stream(self, array: Any) -> int | None:
         """See `Library`. To read JAX's CUDA array interface would wait, or be refused."""

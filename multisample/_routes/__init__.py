@@ -40,10 +40,6 @@ def is_compiling() -> bool:
 def draw_first(call: Call, key: Hashable, draw: Draw) -> Any:
     """The result of a call that has no plan; `key` is that of the plan, `draw` is `multisample.sample`."""
     compiling = is_compiling()
-    if not compiling and _is_for_jax(call):
-        from .jax import draw_jax
-
-        return draw_jax(call)
     dtensor = None if compiling else getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
     if dtensor is not None and any(isinstance(x, dtensor) for x in (call.mu, call.sigma, call.out)):
         from .dtensor import draw_dtensor
@@ -53,6 +49,10 @@ def draw_first(call: Call, key: Hashable, draw: Draw) -> Any:
         key = None  # Plans take Python's integers only.
     if not (isinstance(call.n, (int, np.integer)) and (call.dtype is None or is_constant(call.dtype))):
         key = None  # Tensors and other objects with an index or a dtype can change it.
+    if not compiling and _is_for_jax(call):
+        from .jax import draw_jax
+
+        return draw_jax(call, key)
     call = _checked(call)
     if compiling:
         from .compiled import draw_compiled

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, NamedSharding
-from jax.sharding import PartitionSpec as P  # noqa: N817
+from jax.sharding import PartitionSpec as P
 
 from multisample import sample
 
@@ -203,9 +203,7 @@ def shard_map_draws_windows_by_offsets() -> None:
     key = jax.random.key(SEED)
     for check_vma in (True, False):
         draw = jax.jit(
-            jax.shard_map(
-                shard, mesh=MESH, in_specs=(P("x"), P("x"), P()), out_specs=P("x", "y"), check_vma=check_vma
-            )
+            jax.shard_map(shard, mesh=MESH, in_specs=(P("x"), P("x"), P()), out_specs=P("x", "y"), check_vma=check_vma)
         )
         same(draw(MU, SIGMA, key), expected())
         is_drawn_in_windows(program(draw, MU, SIGMA, key), (D // _shape[0], N // _shape[1]))

@@ -11,6 +11,7 @@ import pytest
 
 import multisample
 from multisample import Generator, Key, sample
+from multisample._plan import PLANS
 
 jax = pytest.importorskip("jax")
 jnp = jax.numpy
@@ -183,6 +184,23 @@ def test_a_program_has_one_custom_call_and_nothing_of_the_size_of_the_matrix() -
 
 
 # --- Eager calls ----------------------------------------------------------------------------------
+
+
+def test_eager_calls_of_one_signature_have_one_plan() -> None:
+    mu, sigma = vectors()
+    PLANS.clear()
+    for seed in (1, Key(2, 3), 2**64 - 1, 2**40):
+        found = sample(mu, sigma, N, seed=seed, sample_offset=2)
+        check_same(found, sample(MU, SIGMA, N, seed=seed, sample_offset=2))
+    ours = [plan for plan in PLANS._plans.values() if type(plan).__module__ == "multisample._routes.jax"]
+    assert len(ours) == 2  # Of integers, and of Keys.
+    # A plan of eager calls is not for calls that are traced.
+    check_same(jax.jit(lambda: sample(mu, sigma, N, seed=5))(), sample(MU, SIGMA, N, seed=5))
+    with pytest.raises(ValueError, match=r"^seed: .*2\*\*64"):
+        sample(mu, sigma, N, seed=2**64, sample_offset=2)
+    with pytest.raises(ValueError, match=r"^sigma: .*-0\.5"):
+        sample(mu, -sigma, N, seed=1, sample_offset=2)
+    jax.jit(lambda mu: sample(mu, sigma, N, seed=5).sum())(mu).block_until_ready()
 
 
 def test_without_a_seed_eager_calls_follow_our_generators() -> None:

@@ -18,17 +18,19 @@ SCRIPT = Path(__file__).parents[1] / "support" / "sharded_jax.py"
 CHECKS = [
     node.name
     for node in ast.parse(SCRIPT.read_text(encoding="utf-8")).body
-    if isinstance(node, ast.FunctionDef) and any(isinstance(x, ast.Name) and x.id == "check" for x in node.decorator_list)
+    if isinstance(node, ast.FunctionDef)
+    and any(isinstance(x, ast.Name) and x.id == "check" for x in node.decorator_list)
 ]
 
 
 @pytest.fixture(scope="module")
 def findings() -> dict[str, str]:
     """What each check found, in a process with eight virtual devices."""
+    path = os.pathsep.join(filter(None, sys.path))
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
     run = subprocess.run(
         [sys.executable, str(SCRIPT)],
-        env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": path},
         capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr

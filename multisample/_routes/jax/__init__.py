@@ -7,20 +7,25 @@ its own, which is compiled for the static arguments and kept.
 from __future__ import annotations
 
 import functools
-from typing import Any
+import struct
+from collections.abc import Hashable
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from multisample.backends.contract import HostArray
+
 from ..._arguments import check_choice, check_flag, checked_integer, describe, dtype_name
+from ..._backends import choose
 from ..._checks.operands import common_length, promoted
 from ..._checks.values import check_values
-from ..._libraries import HOST, is_number, library_of
+from ..._libraries import BY_TYPE, HOST, is_number, library_of
 from ..._libraries.jax import JAX, is_jax
 from ..._libraries.library import CPU, NOUNS, counted_as
-from ..._plan import COLUMNS, ROWS, Call
-from ..._randomness.generator import DEFAULT_GENERATOR, Key
+from ..._plan import COLUMNS, PLANS, ROWS, Call, Plan
+from ..._randomness.generator import DEFAULT_GENERATOR, WORD_64, Key
 from ..._randomness.source import check_generator
 from ..._tracing import SEEDLESS, is_traced_by_jax
 from .keys import Words, packed, words_of
@@ -29,27 +34,111 @@ from .primitives import Static, sample_matrix
 __all__ = ["draw_jax"]
 
 
-def draw_jax(call: Call) -> Any:
-    """The result of a call with an array or a key of JAX, or with a traced value."""
+def draw_jax(call: Call, key: Hashable) -> Any:
+    """The result of a call with an array or a key of JAX, or with a traced value; `key` is that of a plan."""
     tracing = is_traced_by_jax() or any(isinstance(x, jax.core.Tracer) for x in (call.mu, call.sigma))
     static, d = _static(call)
     if tracing:
         _check_traced(call)
-    mu, sigma = (_operand(name, x, static.dtype) for name, x in (("mu", call.mu), ("sigma", call.sigma)))
-    if tracing:
+        mu, sigma = (_operand(name, x, static.dtype) for name, x in (("mu", call.mu), ("sigma", call.sigma)))
         return _traced(mu, sigma, _words(call, call.seed, d), static, d)
-    _check_given_values(call, static.dtype)
-    if call.seed is not None:
-        return _run(mu, sigma, _words(call, call.seed, d), static, d)
     check_generator(call.generator, JAX, CPU)
-    generator = DEFAULT_GENERATOR if call.generator is None else call.generator
-    _words(call, 0, d)  # Raises before the generator advances.
-    seed, offset = generator._take()
-    try:
-        return _run(mu, sigma, _words(call, Key(seed, offset), d), static, d)
-    except BaseException:
-        generator._put_back(seed, offset)
-        raise
+    _words(call, 0 if call.seed is None else call.seed, d)  # Raises.
+    plan = _Plan(call, static, d)
+    result = plan.run(call.mu, call.sigma, call.seed, call.generator, None, call.dim_offset, call.sample_offset)
+    for x in (call.mu, call.sigma):  # From now on, calls of this signature find the plan at once.
+        if is_jax(x):
+            BY_TYPE[type(x)] = JAX
+    if key is None:
+        return result
+    PLANS.put(key, cast("Plan", plan))
+    return result
+
+
+class _Plan:
+    """A call that JAX does not trace, but for values, seed, offset and window: see `multisample._plan.Plan`."""
+
+    __slots__ = ("_call", "_checked", "_d", "_is_valid", "_last_column", "_last_row", "_program", "_static")
+
+    def __init__(self, call: Call, static: Static, d: int) -> None:
+        from multisample.backends.kernels.cpu.kernel import value_kernel  # Numba takes half a second to import.
+
+        # Without arrays and generators, which a plan does not keep alive.
+        self._call = call._replace(mu=None, sigma=None, seed=None, generator=None)
+        self._static, self._d, self._program = static, d, _program(static, d)
+        self._last_row, self._last_column = ROWS - d, COLUMNS - static.n
+        self._is_valid = value_kernel("float64" if static.dtype == "float64" else "float32")
+        # Arrays in host memory are always checked.
+        self._checked = tuple(is_jax(x) and (bool(call.validate) or _is_on_host(x)) for x in (call.mu, call.sigma))
+
+    def run(self, mu: Any, sigma: Any, seed: Any, generator: Any, out: Any, dim_offset: Any, sample_offset: Any) -> Any:
+        """The result of a call that has this plan."""
+        if seed is not None:
+            words = self._words(seed, dim_offset, sample_offset)
+            self._check_values(mu, sigma)
+            return self._draw(mu, sigma, words)
+        generator = DEFAULT_GENERATOR if generator is None else generator
+        if generator.graph_safe:
+            return self._draw_counted(mu, sigma, generator, dim_offset, sample_offset)
+        self._words(0, dim_offset, sample_offset)  # Raises before the generator advances.
+        self._check_values(mu, sigma)
+        seed, offset = generator._take()
+        try:
+            return self._draw(mu, sigma, self._words(Key(seed, offset), dim_offset, sample_offset))
+        except BaseException:
+            generator._put_back(seed, offset)
+            raise
+
+    def _draw(self, mu: Any, sigma: Any, words: Words) -> Any:
+        if not is_jax(mu):
+            mu = _operand("mu", mu, self._static.dtype)
+        if not is_jax(sigma):
+            sigma = _operand("sigma", sigma, self._static.dtype)
+        if not jax.config.jax_disable_jit:
+            return self._program(mu, sigma, words)
+        with jax.disable_jit(False):
+            return self._program(mu, sigma, words)
+
+    def _draw_counted(self, mu: Any, sigma: Any, generator: Any, dim_offset: int, sample_offset: int) -> Any:
+        """With a generator whose offset is in device memory: by another library."""
+        from ..adopted import draw_adopted
+
+        call = self._call._replace(
+            mu=mu, sigma=sigma, generator=generator, dim_offset=dim_offset, sample_offset=sample_offset
+        )
+        device = JAX.device("mu, sigma", mu if is_jax(mu) else sigma)
+        return draw_adopted(call, JAX, device, choose(call.backend, "jax", device.kind))
+
+    def _words(self, seed: Any, dim_offset: Any, sample_offset: Any) -> Words:
+        is_plain = type(seed) is int and 0 <= seed < WORD_64 and type(dim_offset) is type(sample_offset) is int
+        if is_plain and 0 <= dim_offset <= self._last_row and 0 <= sample_offset <= self._last_column:
+            return np.frombuffer(_pack_words(seed, 0, dim_offset, sample_offset), np.uint32)
+        call = self._call._replace(dim_offset=dim_offset, sample_offset=sample_offset)
+        return _words(call, seed, self._d)
+
+    def _check_values(self, mu: Any, sigma: Any) -> None:
+        """ValueError for values that no normal distribution has."""
+        if self._checked[0]:
+            vector = self._vector(mu)
+            if not self._is_valid(vector, _EMPTY[vector.dtype.itemsize]):
+                check_values(HOST, {"mu": np.asarray(mu)}, self._static.dtype)
+        if self._checked[1]:
+            vector = self._vector(sigma)
+            if not self._is_valid(_EMPTY[vector.dtype.itemsize], vector):
+                check_values(HOST, {"sigma": np.asarray(sigma)}, self._static.dtype)
+
+    def _vector(self, x: Any) -> HostArray:
+        vector = np.asarray(x)
+        real = np.float64 if self._static.dtype == "float64" else np.float32
+        return vector if vector.ndim == 1 and vector.dtype == real else vector.reshape(-1).astype(real)
+
+
+_pack_words = struct.Struct("<4Q").pack
+_EMPTY = {4: np.empty(0, np.float32), 8: np.empty(0, np.float64)}
+
+
+def _is_on_host(x: Any) -> bool:
+    return bool(x.is_fully_addressable) and next(iter(x.devices())).platform == "cpu"
 
 
 # --- Checks ---------------------------------------------------------------------------------------
@@ -127,26 +216,6 @@ def _words(call: Call, seed: Any, d: int) -> Words:
     return words
 
 
-def _check_given_values(call: Call, dtype: str) -> None:
-    """ValueError for values that no normal distribution has, in host memory or where the caller asks for it."""
-    from multisample.backends.kernels.cpu.kernel import value_kernel  # Numba takes half a second to import.
-
-    mu, sigma = (
-        np.asarray(x) if is_jax(x) and (call.validate or _is_on_host(x)) else None for x in (call.mu, call.sigma)
-    )
-    is_valid = value_kernel("float64" if dtype == "float64" else "float32")
-    for name, x in (("mu", mu), ("sigma", sigma)):
-        if x is not None:
-            vector = np.asarray(x, np.float64 if dtype == "float64" else np.float32).reshape(-1)
-            pair = (vector, vector[:0]) if name == "mu" else (vector[:0], vector)
-            if not is_valid(*pair):
-                check_values(HOST, {name: x}, dtype)
-
-
-def _is_on_host(x: Any) -> bool:
-    return bool(x.is_fully_addressable) and next(iter(x.devices())).platform == "cpu"
-
-
 def _operand(name: str, x: Any, dtype: str) -> Any:
     """`mu` or `sigma` for a program: a JAX array as it is, anything else as a checked NumPy array."""
     if is_jax(x):
@@ -175,8 +244,3 @@ def _vector(x: Any, d: int, dtype: str) -> Any:
 @functools.lru_cache(1024)
 def _program(static: Static, d: int) -> Any:
     return jax.jit(lambda mu, sigma, words: _traced(mu, sigma, words, static, d))
-
-
-def _run(mu: Any, sigma: Any, words: Words, static: Static, d: int) -> Any:
-    with jax.disable_jit(False):
-        return _program(static, d)(mu, sigma, words)

@@ -7,7 +7,7 @@ same in every process. `Options` is that string; `RUNNERS` has a function for ea
 from __future__ import annotations
 
 import ctypes
-import functools
+import math
 import struct
 import threading
 from collections.abc import Callable
@@ -111,29 +111,23 @@ def _as_one(options: Options, batch: int, d: int) -> tuple[int, int]:
 # --- Host memory ----------------------------------------------------------------------------------
 
 
-@functools.lru_cache(1024)
-def _memory_type(size: int) -> Any:
-    return ctypes.c_char * size
+def _array_maker(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Callable[[int], HostArray]:
+    """``array(address)``: contiguous memory as an array."""
+    memory: Callable[[int], Any] = (ctypes.c_char * (math.prod(shape) * dtype.itemsize)).from_address
+    ndarray = np.ndarray
+    return lambda address: ndarray(shape, dtype, memory(address))
 
 
-def _array(address: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> HostArray:
-    size = dtype.itemsize
-    for length in shape:
-        size *= length
-    array: HostArray = np.ndarray(shape, dtype, _memory_type(size).from_address(address))
-    return array
-
-
-_words_of = struct.Struct("4Q").unpack
+_unpack_words, _words_at = struct.Struct("4Q").unpack, (ctypes.c_char * 32).from_address
 
 
 def _read_words(address: int, d: int, n: int) -> tuple[int, int, int, int]:
-    seed, offset, row, column = _words_of(ctypes.string_at(address, 32))
-    if row + d > ROWS:
-        raise ValueError(f"dim_offset: expected dim_offset + d <= 2**32, got {row} + {d}")
-    if column + n > COLUMNS:
-        raise ValueError(f"sample_offset: expected sample_offset + n <= 2**34, got {column} + {n}")
-    return seed, offset, row, column
+    words: tuple[int, int, int, int] = _unpack_words(_words_at(address).raw)
+    if words[2] + d > ROWS:
+        raise ValueError(f"dim_offset: expected dim_offset + d <= 2**32, got {words[2]} + {d}")
+    if words[3] + n > COLUMNS:
+        raise ValueError(f"sample_offset: expected sample_offset + n <= 2**34, got {words[3]} + {n}")
+    return words
 
 
 def _host_sampler(options: Options, shape: tuple[int, ...]) -> Callable[..., None]:
@@ -145,20 +139,21 @@ def _host_sampler(options: Options, shape: tuple[int, ...]) -> Callable[..., Non
     launcher_of = getattr(backend, "launcher", None)
     launcher = launcher_of(draw) if launcher_of else generic_launcher(backend, draw)
     launch, ready, row = launcher.run, launcher.ready, MATRIX_TYPES[options.dtype]
-    real, element = np.dtype(row.computing), np.dtype(row.stored)
-    takes_arrays, is_transposed = launcher.takes_arrays, options.layout == "nd"
+    vector, is_transposed = _array_maker((d,), np.dtype(row.computing)), options.layout == "nd"
+    matrix_of = _array_maker((n, d) if is_transposed else (d, n), np.dtype(row.stored))
 
-    def run_one(mu: int, sigma: int, words: int, matrix: int) -> None:
+    def run_on_arrays(mu: int, sigma: int, words: int, matrix: int) -> None:
         seed, offset, first_row, first_column = _read_words(words, window, n)
-        means: Any = mu
-        deviations: Any = sigma
-        target: Any = matrix
-        if takes_arrays:
-            means, deviations = _array(mu, (d,), real), _array(sigma, (d,), real)
-            target = _array(matrix, (n, d), element).T if is_transposed else _array(matrix, (d, n), element)
+        target = matrix_of(matrix).T if is_transposed else matrix_of(matrix)
         prepared = None if ready is None else ready(target, first_column)
-        launch(prepared, means, deviations, target, seed, offset, 0, first_row, first_column, 0)
+        launch(prepared, vector(mu), vector(sigma), target, seed, offset, 0, first_row, first_column, 0)
 
+    def run_on_addresses(mu: int, sigma: int, words: int, matrix: int) -> None:
+        seed, offset, first_row, first_column = _read_words(words, window, n)
+        prepared = None if ready is None else ready(matrix, first_column)
+        launch(prepared, mu, sigma, matrix, seed, offset, 0, first_row, first_column, 0)
+
+    run_one = run_on_arrays if launcher.takes_arrays else run_on_addresses
     if batch == 1:
         return run_one
     steps = _steps(options, d, n)
@@ -218,6 +213,8 @@ def _tiled_gradient(backend: Backend, options: Options, d: int, n: int) -> Calla
     noise_options = options._replace(
         dtype=row.computing, layout="dn", mu_batched=False, sigma_batched=False, words_batched=False
     )
+    vector, is_transposed = _array_maker((d,), real), options.layout == "nd"
+    matrix_of = _array_maker((n, d) if is_transposed else (d, n), stored)
     zeros, ones = np.zeros(rows, real), np.ones(rows, real)
     zeros_at, ones_at = zeros.ctypes.data, ones.ctypes.data
 
@@ -229,8 +226,8 @@ def _tiled_gradient(backend: Backend, options: Options, d: int, n: int) -> Calla
     def run(
         matrix: int, words: tuple[int, int, int, int], mu: int, sigma: int, keep: tuple[HostArray, ...] = (zeros, ones)
     ) -> None:
-        g = _array(matrix, (d, n), stored) if options.layout == "dn" else _array(matrix, (n, d), stored).T
-        sums, products = _array(mu, (d,), real), _array(sigma, (d,), real)
+        g = matrix_of(matrix).T if is_transposed else matrix_of(matrix)
+        sums, products = vector(mu), vector(sigma)
         seed, offset, first_row, first_column = words
 
         def add_up(top: int) -> None:
@@ -322,43 +319,44 @@ RUNNERS: PlanCache[Callable[..., None]] = PlanCache(4096)
 """Functions that run calls on addresses, by how they are made, options, shape of the matrix and device."""
 
 
-def _runner(make: Callable[..., Callable[..., None]], string: bytes, *place: Any) -> Callable[..., None]:
-    run = make(decoded(string), *place)
-    RUNNERS.put((make, string, *place), run)
+def _runner(make: Callable[..., Callable[..., None]], string: bytes, shape: bytes, *device: int) -> Callable[..., None]:
+    run = make(decoded(string), xla_ffi.unpacked_shape(shape), *device)
+    RUNNERS.put((make, string, shape, *device), run)
     return run
 
 
 def _sample_on_host(frame: xla_ffi.Frame) -> None:
-    buffers = frame.buffers()
-    string, shape = frame.string(), xla_ffi.shape_of(buffers[3], 3)
+    mu, sigma, words, matrix = frame.buffers()
+    string, shape = frame.string(), xla_ffi.packed_shape_of(matrix, 3)
     run = RUNNERS.get((_host_sampler, string, shape)) or _runner(_host_sampler, string, shape)
-    run(*map(xla_ffi.address_of, buffers))
+    address = xla_ffi.address_of
+    run(address(mu), address(sigma), address(words), address(matrix))
 
 
 def _gradient_on_host(frame: xla_ffi.Frame) -> None:
     buffers = frame.buffers()
-    string, shape = frame.string(), xla_ffi.shape_of(buffers[0], 3)
+    string, shape = frame.string(), xla_ffi.packed_shape_of(buffers[0], 3)
     run = RUNNERS.get((_host_gradient, string, shape)) or _runner(_host_gradient, string, shape)
     run(*map(xla_ffi.address_of, buffers))
 
 
 def _sample_on_device(frame: xla_ffi.Frame) -> None:
     buffers = frame.buffers()
-    key = frame.string(), xla_ffi.shape_of(buffers[3], 3), frame.device()
+    key = frame.string(), xla_ffi.packed_shape_of(buffers[3], 3), frame.device()
     run = RUNNERS.get((_device_sampler, *key)) or _runner(_device_sampler, *key)
     run(*map(xla_ffi.address_of, buffers), frame.stream())
 
 
 def _gradient_on_device(frame: xla_ffi.Frame) -> None:
     buffers = frame.buffers()
-    key = frame.string(), xla_ffi.shape_of(buffers[0], 3), frame.device()
+    key = frame.string(), xla_ffi.packed_shape_of(buffers[0], 3), frame.device()
     run = RUNNERS.get((_device_gradient, *key)) or _runner(_device_gradient, *key)
     run(*map(xla_ffi.address_of, buffers), frame.stream())
 
 
 def warm_up(options: Options, shape: tuple[int, ...]) -> None:
     """Compile the kernel of a call in host memory, so that its errors come before the program runs."""
-    _runner(_host_sampler, options.encoded().encode(), shape)
+    _runner(_host_sampler, options.encoded().encode(), struct.pack("3q", *shape))
 
 
 _TARGETS = {

@@ -6,6 +6,7 @@ A seed is an operand of the program, never a constant that it is compiled for: a
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from typing import Any
 
@@ -21,7 +22,7 @@ from ..._randomness.generator import WORD_64, Key
 __all__ = ["Words", "packed", "words_of"]
 
 Words = Any
-"""Eight uint32, low halves first: seed, offset, first row and first column; or the four as pairs of halves."""
+"""Eight uint32, low halves first: seed, offset, first row and first column; or pieces of that for `packed`."""
 
 _ACCEPTED = (
     "an integer, a multisample.Key, a JAX key of 64 bits such as jax.random.key(0), its data as uint32[2], or uint32[4]"
@@ -34,9 +35,11 @@ def words_of(seed: Any, dim_offset: Any, sample_offset: Any) -> Words:
     halves = _of_seed(seed)
     halves.append(_of_integer("dim_offset", dim_offset, ROWS + 1))
     halves.append(_of_integer("sample_offset", sample_offset, COLUMNS + 1))
-    if all(isinstance(x, int) for x in halves):
-        return np.array(halves, np.uint64).astype("<u8").view(np.uint32)
-    return tuple(np.array([x], "<u8").view(np.uint32) if isinstance(x, int) else x for x in halves)
+    pieces: list[Any] = []
+    for is_known, members in itertools.groupby(halves, lambda x: isinstance(x, int)):
+        group = list(members)
+        pieces.extend([np.array(group, "<u8").view(np.uint32)] if is_known else group)
+    return pieces[0] if len(pieces) == 1 and isinstance(pieces[0], np.ndarray) else tuple(pieces)
 
 
 def _of_seed(seed: Any) -> list[Any]:
@@ -53,7 +56,7 @@ def _of_seed(seed: Any) -> list[Any]:
 def _of_word(name: str, x: Any) -> Any:
     """A seed or an offset."""
     shape = _shape(x)
-    if is_jax(x) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+    if is_jax(x) and _is_key_type(x.dtype):
         if name == "seed.offset":
             raise TypeError(f"{name}: expected an integer or uint32[2], got a JAX key")
         if shape != ():
@@ -75,6 +78,11 @@ def _of_word(name: str, x: Any) -> Any:
         return x if isinstance(x, jax.core.Tracer) else checked_integer(name, x, 0, WORD_64)
     kind = "traced " if isinstance(x, jax.core.Tracer) else ""
     raise TypeError(f"{name}: expected {_ACCEPTED}, got a {kind}{x.dtype}{list(shape)}")
+
+
+@functools.cache
+def _is_key_type(dtype: Any) -> bool:
+    return bool(jnp.issubdtype(dtype, jax.dtypes.prng_key))
 
 
 @functools.cache
@@ -107,10 +115,10 @@ def packed(words: Words) -> Any:
 
 
 def _halves(x: Any) -> Any:
-    """The low and the high half of one of the four, shape (2,)."""
+    """A piece: halves that are known, or the low and the high half of one of the four."""
     if isinstance(x, np.ndarray):
         return x
-    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+    if _is_key_type(x.dtype):
         return jax.random.key_data(x)[::-1]
     if x.ndim:
         return x[::-1]
