@@ -1,7 +1,7 @@
 """Draw vectors from a normal distribution with independent components: same seed, same bits, everywhere.
 
 `sample` is the one call; `backends` says what it can run on. The stream of numbers is specified in STREAM.md, beside
-this file. The submodules `cem`, `examples` and `torch` are imported on first use.
+this file. The submodules `cem`, `examples`, `jax` and `torch` are imported on first use.
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ __all__ = [
 if TYPE_CHECKING:
     from . import cem as cem
     from . import examples as examples
+    from . import jax as jax
     from . import torch as torch
 else:  # A type checker that sees __getattr__ accepts every name.
-    _SUBMODULES = ("cem", "examples", "torch")
+    _SUBMODULES = ("cem", "examples", "jax", "torch")
 
     def __getattr__(name: str) -> object:
-        # Imported on first use: torch imports PyTorch.
+        # Imported on first use: jax imports JAX, torch PyTorch.
         if name not in _SUBMODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         import importlib
@@ -51,6 +52,6 @@ else:  # A type checker that sees __getattr__ accepts every name.
     def __dir__() -> list[str]:
         from importlib.util import find_spec
 
-        # help() reads every listed attribute, so torch is listed only where PyTorch is installed.
-        submodules = [name for name in _SUBMODULES if name != "torch" or find_spec("torch") is not None]
+        # help() reads every listed attribute, so jax and torch are listed only where they are installed.
+        submodules = [name for name in _SUBMODULES if name not in ("jax", "torch") or find_spec(name) is not None]
         return sorted({*__all__, *submodules, "__doc__", "__file__", "__path__"})

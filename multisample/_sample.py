@@ -87,7 +87,8 @@ def sample(
         those that suit the arrays. The numbers do not depend on it.
     seed : int or Key, optional
         ``0 <= seed < 2**64``, or a `Key`, as `Generator.take` returns it. The same seed and arguments give the same
-        samples, whatever was drawn before.
+        samples, whatever was drawn before. With JAX also a key of 64 bits, its data as ``uint32[2]``, or ``uint32[4]``,
+        a seed and an offset; high words come first, and any of it may be traced.
     generator : Generator or torch.Generator, optional
         Where to take a seed and an offset from: each call takes the next offset, and so gives new samples. A
         torch.Generator serves torch tensors on its device. With neither `seed` nor `generator`, torch tensors follow
@@ -154,6 +155,9 @@ def sample(
     ``torch.compile`` takes it into its graph. There values are not looked at, and new numbers come from an offset that
     PyTorch's generator draws on the device, with seed 0x636F6D70696C6564. In ``torch.func.vmap`` they are as its
     ``randomness`` says, and with `seed` each element of a batch has the same noise.
+
+    With a JAX array, a JAX key or a traced value among `mu`, `sigma`, `seed` and the offsets, the call is one custom
+    call of XLA, which JAX's transformations differentiate, batch and partition. While JAX traces, `seed` is required.
 
     References
     ----------

@@ -33,14 +33,16 @@ WITH_DOCUMENTS = (ROOT / ".github", ROOT / "bench", ROOT / "multisample", *FOLDE
 DOCUMENTS = sorted({ROOT / "README.md", *(path for folder in WITH_DOCUMENTS for path in folder.rglob("*.md"))})
 # The package; `multisample.backends` the attribute is the function of that name.
 BACKENDS = importlib.import_module("multisample.backends")
+JAX = importlib.util.find_spec("jax") is not None
 
 
 def module_names() -> list[str]:
-    """Every module that is installed, but for `__main__`, which would run."""
+    """Every module that is installed, but for `__main__`, which would run, and for those of a JAX that is not there."""
     names = ["multisample"]
     for package in (multisample, BACKENDS):
         names += [module.name for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")]
-    return [name for name in dict.fromkeys(names) if not name.endswith(".__main__")]
+    left_out = {"__main__"} if JAX else {"__main__", "jax"}
+    return [name for name in dict.fromkeys(names) if not left_out & set(name.split(".")) or "_libraries" in name]
 
 
 def run_examples(test: doctest.DocTest) -> int:
@@ -89,6 +91,7 @@ CALLABLE = {
     "tetris.Learner": multisample.examples.tetris.Learner,
     "tetris.Learner.step": multisample.examples.tetris.Learner.step,
     **{f"torch.{name}": getattr(multisample.torch, name) for name in multisample.torch.__all__},
+    **({f"jax.{name}": getattr(multisample.jax, name) for name in multisample.jax.__all__} if JAX else {}),
 }
 
 
@@ -199,7 +202,7 @@ def lacks(code: str) -> bool:
     """Whether an example imports CuPy or JAX, which cannot run here."""
     if "import cupy" in code:
         return not multisample.backends()["cupy"].available
-    return "import jax" in code and importlib.util.find_spec("jax") is None
+    return "import jax" in code and not JAX
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)

@@ -182,7 +182,7 @@ def test_the_metadata_says_what_is_needed(distributions: Distributions) -> None:
     assert "ninja; extra == 'torch'" in found.get_all("Requires-Dist", [])
     platforms = [line for line in found.get_all("Classifier", []) if line.startswith("Operating System")]
     assert platforms == ["Operating System :: MacOS", "Operating System :: POSIX :: Linux"]
-    extras = {"torch", "cupy", "cupy13", "numba-cuda12", "numba-cuda13", "tetris", "test", "bench"}
+    extras = {"torch", "jax", "cupy", "cupy13", "numba-cuda12", "numba-cuda13", "tetris", "test", "bench"}
     assert extras <= set(found.get_all("Provides-Extra", []))
 
 

@@ -1,0 +1,75 @@
+"""What JAX users find beside `multisample.sample`, which takes their arrays and keys as it takes any other.
+
+`jit`, `vmap`, `grad` and sharding need nothing from here: `multisample.sample` is the same call there.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, SupportsIndex
+
+try:
+    import jax as _jax  # noqa: F401
+except ModuleNotFoundError as error:
+    if error.name != "jax":
+        raise
+    raise ImportError("multisample.jax needs JAX: pip install 'jax>=0.10'") from error
+
+if TYPE_CHECKING:
+    from .._randomness.generator import Key
+
+__all__ = ["key_data", "load_handlers"]
+
+
+def key_data(seed: SupportsIndex | Key) -> Any:
+    """Return a seed and an offset as an array that a traced function can take.
+
+    A traced integer has 32 bits, unless JAX's types of 64 bits are enabled. This array has all 64 of both.
+
+    Parameters
+    ----------
+    seed : int or Key
+        As `multisample.sample` takes it.
+
+    Returns
+    -------
+    numpy.ndarray, shape (4,), uint32
+        The halves of the seed and of the offset, high ones first: a `seed` for `multisample.sample`.
+
+    Raises
+    ------
+    TypeError
+        If `seed` is not an integer or a Key.
+    ValueError
+        If the seed or the offset is out of range.
+
+    Examples
+    --------
+    >>> import jax
+    >>> import multisample
+    >>> draw = jax.jit(lambda seed: multisample.sample([0.0], [1.0], 5, seed=seed))
+    >>> generator = multisample.Generator(7)
+    >>> x = draw(multisample.jax.key_data(generator.take()))
+    >>> y = draw(multisample.jax.key_data(generator.take()))  # Compiles nothing.
+    >>> bool((x == multisample.sample([0.0], [1.0], 5, seed=7)).all()), bool((x == y).any())
+    (True, False)
+    """
+    import numpy as np
+
+    from .._randomness.source import checked_key
+
+    return np.array([half for word in checked_key(seed) for half in (word >> 32, word & 0xFFFFFFFF)], np.uint32)
+
+
+def load_handlers() -> None:
+    """Register the functions that XLA calls in programs with samples.
+
+    A call of `multisample.sample` does as much; but a program that `jax.export` has saved may run before any call.
+
+    Examples
+    --------
+    >>> import multisample
+    >>> multisample.jax.load_handlers()
+    """
+    from .._routes.jax.handlers import register
+
+    register()
