@@ -115,6 +115,16 @@ def _moved(words: Any, place: int, axes: Any, size: int) -> Any:
     return words.at[:, place].set(low).at[:, place + 1].set(high)
 
 
+def _on_one_device(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function, whose arrays are not sharded over the mesh of the context: they are those of one device."""
+
+    def traced(*operands: Any) -> Any:
+        with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+            return function(*operands)
+
+    return traced
+
+
 def _placed(sharding: Any, rank: int) -> tuple[Any, tuple[Any, ...]]:
     """A mesh, and the axes of it over which each axis of an array is sharded."""
     if isinstance(sharding, NamedSharding):
@@ -184,6 +194,7 @@ def sample(platform: str) -> Callable[..., Any]:
             row_axes, column_axes = spec[rows], spec[columns]
             out, into = shardings(mesh, spec[0], row_axes, column_axes)
 
+            @_on_one_device
             def draw_window(mu: Any, sigma: Any, words: Any) -> Any:
                 n = _part(static.n, mesh, column_axes)
                 words = _moved(words, _FIRST_ROW, row_axes, mu.shape[1])
@@ -225,6 +236,7 @@ def gradient(platform: str) -> Callable[..., Any]:
             lead = spec[0] if words.shape[0] != 1 else None
             into = NamedSharding(mesh, PartitionSpec(*spec)), NamedSharding(mesh, PartitionSpec(lead, None))
 
+            @_on_one_device
             def sum_window(g: Any, words: Any) -> Any:
                 words = _moved(words, _FIRST_ROW, row_axes, g.shape[rows])
                 words = _moved(words, _FIRST_COLUMN, column_axes, g.shape[columns])
