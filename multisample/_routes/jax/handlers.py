@@ -21,6 +21,7 @@ from multisample.backends.contract import Backend, HostArray
 from multisample.backends.draw import HOST, Draw, ElementType, Operation, Vector, Word
 from multisample.backends.element_types import MATRIX_TYPES
 from multisample.backends.launch import generic_launcher
+from multisample.backends.memory.host import advise_huge_pages
 from multisample.backends.system import xla_ffi
 from multisample.backends.system.worker_pool import run_all, thread_count
 
@@ -154,17 +155,22 @@ def _host_sampler(options: Options, shape: tuple[int, ...]) -> Callable[..., Non
         launch(prepared, mu, sigma, matrix, seed, offset, 0, first_row, first_column, 0)
 
     run_one = run_on_arrays if launcher.takes_arrays else run_on_addresses
-    if batch == 1:
-        return run_one
     steps = _steps(options, d, n)
+    size = batch * d * n * row.size
+    if batch == 1 and size < _LARGE:
+        return run_one
 
     def run(mu: int, sigma: int, words: int, matrix: int) -> None:
+        if size >= _LARGE:
+            advise_huge_pages(matrix, size)
         for b in range(batch):
             run_one(mu + b * steps.mu, sigma + b * steps.sigma, words + b * steps.words, matrix + b * steps.matrix)
 
     return run
 
 
+# Bytes from which on XLA's memory comes fresh from the system: the least size that NumPy asks for huge pages for.
+_LARGE = 1 << 22
 # Elements of the noise that a gradient draws at a time, so that it stays in a core's cache.
 _TILE = 1 << 15
 # Elements for each thread at the least.
