@@ -158,7 +158,11 @@ class Event:
 @contextlib.contextmanager
 def relaxed_capture() -> Iterator[None]:
     """Let this thread make calls that CUDA refuses while a stream is being captured, such as to load a kernel."""
-    mode, exchange = ctypes.c_int(_RELAXED), _driver().cuThreadExchangeStreamCaptureMode
+    driver, mode = _driver(), ctypes.c_int(_RELAXED)
+    if driver is None:
+        yield
+        return
+    exchange = driver.cuThreadExchangeStreamCaptureMode
     exchange(ctypes.byref(mode))
     try:
         yield

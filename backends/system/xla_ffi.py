@@ -184,9 +184,11 @@ def unpacked_shape(packed: bytes) -> tuple[int, ...]:
     return _POINTERS[len(packed) // 8].unpack(packed)
 
 
-@functools.lru_cache(64)
+_function_of = functools.lru_cache(64)(_function)
+
+
 def _function_at(api: int, offset: int) -> Callable[[int], Any]:
-    return _function(ctypes.c_uint64.from_address(api + offset).value)
+    return _function_of(_pointer_at(api + offset).value)
 
 
 def handler(execute: Callable[[Frame], None], records: bool) -> Any:

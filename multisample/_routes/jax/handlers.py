@@ -23,6 +23,7 @@ from multisample.backends.element_types import MATRIX_TYPES
 from multisample.backends.launch import generic_launcher
 from multisample.backends.memory.host import advise_huge_pages
 from multisample.backends.system import xla_ffi
+from multisample.backends.system.cuda_driver import relaxed_capture
 from multisample.backends.system.worker_pool import run_all, thread_count
 
 from ..._plan import COLUMNS, ROWS, PlanCache
@@ -279,7 +280,8 @@ def _device_sampler(options: Options, shape: tuple[int, ...], device: int) -> Ca
     memory_launcher = getattr(backend, "memory_launcher", None)
 
     def launch_draw(mu: int, sigma: int, matrix: int, words: int, stream: int) -> None:
-        backend.launch(_at(draw, mu, sigma, matrix, words, stream))
+        with relaxed_capture():  # The first launch may load the kernel, also while XLA records a command buffer.
+            backend.launch(_at(draw, mu, sigma, matrix, words, stream))
 
     launch = memory_launcher(draw) if memory_launcher else launch_draw
 
@@ -302,7 +304,8 @@ def _device_gradient(options: Options, shape: tuple[int, ...], device: int) -> C
     def run(matrix: int, words: int, mu: int, sigma: int, scratch: int, stream: int) -> None:
         for b in range(batch):
             place = mu + b * size, sigma + b * size, matrix + b * steps.matrix, words + b * steps.words
-            backend.launch(_at(draw, *place, stream, scratch))
+            with relaxed_capture():
+                backend.launch(_at(draw, *place, stream, scratch))
 
     return run
 

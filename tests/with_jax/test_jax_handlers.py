@@ -1,0 +1,359 @@
+"""Handlers, called as XLA calls them: with call frames made here, and a device that writes down what is launched.
+
+The layouts are those of the structs of ``xla/ffi/api/c_api.h``, written again as ctypes structures.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import multisample
+from multisample.backends import registry
+from multisample.backends.contract import BackendStatus
+from multisample.backends.draw import Draw, Operation, pack
+from multisample.backends.launch import DriverBackend, KernelKey
+from multisample.backends.system import xla_ffi
+
+jax = pytest.importorskip("jax")
+
+from multisample._routes.jax import handlers  # noqa: E402
+
+P = ctypes.c_void_p
+CALL = ctypes.CFUNCTYPE(P, P)
+
+
+class Version(ctypes.Structure):
+    _fields_ = (("size", ctypes.c_size_t), ("extension", P), ("major", ctypes.c_int), ("minor", ctypes.c_int))
+
+
+class Api(ctypes.Structure):
+    _fields_ = (
+        ("size", ctypes.c_size_t), ("extension", P), ("version", Version), ("internal", P),
+        *((name, P) for name in (
+            "error_create", "error_get_message", "error_destroy", "handler_register", "stream_get", "type_register",
+            "context_get", "state_set", "state_get", "allocate", "free", "schedule", "threads", "future_create",
+            "future_set", "future_error", "run_id", "ordinal",
+        )),
+    )  # fmt: skip
+
+
+class Request(ctypes.Structure):
+    _fields_ = (("size", ctypes.c_size_t), ("extension", P), ("context", P), ("stream", P))
+
+
+class Ordinal(ctypes.Structure):
+    _fields_ = (("size", ctypes.c_size_t), ("extension", P), ("context", P), ("ordinal", ctypes.c_int32))
+
+
+class Error(ctypes.Structure):
+    _fields_ = (("size", ctypes.c_size_t), ("extension", P), ("message", ctypes.c_char_p), ("code", ctypes.c_int))
+
+
+class Buffer(ctypes.Structure):
+    _fields_ = (
+        ("size", ctypes.c_size_t), ("extension", P), ("dtype", ctypes.c_int), ("data", P), ("rank", ctypes.c_int64),
+        ("dims", ctypes.POINTER(ctypes.c_int64)),
+    )  # fmt: skip
+
+
+class List(ctypes.Structure):
+    _fields_ = (
+        ("size", ctypes.c_size_t), ("extension", P), ("count", ctypes.c_int64), ("types", ctypes.POINTER(ctypes.c_int)),
+        ("items", ctypes.POINTER(P)),
+    )  # fmt: skip
+
+
+class Span(ctypes.Structure):
+    _fields_ = (("pointer", ctypes.c_char_p), ("length", ctypes.c_size_t))
+
+
+class Attributes(ctypes.Structure):
+    _fields_ = (
+        ("size", ctypes.c_size_t), ("extension", P), ("count", ctypes.c_int64), ("types", ctypes.POINTER(ctypes.c_int)),
+        ("names", P), ("items", ctypes.POINTER(P)),
+    )  # fmt: skip
+
+
+class CallFrame(ctypes.Structure):
+    _fields_ = (
+        ("size", ctypes.c_size_t), ("extension", P), ("api", ctypes.POINTER(Api)), ("context", P),
+        ("stage", ctypes.c_int), ("arguments", List), ("results", List), ("attributes", Attributes), ("future", P),
+    )  # fmt: skip
+
+
+class Metadata(ctypes.Structure):
+    _fields_ = (
+        ("size", ctypes.c_size_t), ("version", Version), ("traits", ctypes.c_uint32), ("state", ctypes.c_int64),
+    )  # fmt: skip
+
+
+class Extension(ctypes.Structure):
+    _fields_ = (
+        ("size", ctypes.c_size_t), ("kind", ctypes.c_int), ("next", P), ("metadata", ctypes.POINTER(Metadata)),
+    )  # fmt: skip
+
+
+CONTEXT, STREAM, DEVICE = 0x1234, 0x5678, 3
+
+
+class Xla:
+    """A runtime of XLA's interface: it answers requests, and keeps the errors that it makes."""
+
+    def __init__(self, version: tuple[int, int] = (0, 3)) -> None:
+        self.errors: list[tuple[int, str]] = []
+        self.kept: list[Any] = []
+        self.api = Api(version=Version(24, None, *version))
+        for name, function in (("error_create", self.error), ("stream_get", self.stream), ("ordinal", self.ordinal)):
+            held = CALL(function)
+            self.kept.append(held)
+            setattr(self.api, name, ctypes.cast(held, P))
+
+    def error(self, address: int) -> int:
+        request = Error.from_address(address)
+        self.errors.append((request.code, request.message.decode()))
+        return len(self.errors)
+
+    def stream(self, address: int) -> None:
+        request = Request.from_address(address)
+        assert (request.context, request.size) == (CONTEXT, 32)
+        request.stream = STREAM
+
+    def ordinal(self, address: int) -> None:
+        request = Ordinal.from_address(address)
+        assert (request.context, request.size) == (CONTEXT, 28)
+        request.ordinal = DEVICE
+
+    def _list(self, kind: int, items: list[Any]) -> tuple[Any, Any]:
+        types, pointers = (ctypes.c_int * 8)(*[kind] * 8), (P * 8)(*map(ctypes.addressof, items))
+        self.kept += [types, pointers, items]
+        return types, pointers
+
+    def frame(self, string: str, operands: list[Any], results: list[Any], stage: int = 3) -> CallFrame:
+        def buffers(arrays: list[Any]) -> List:
+            made = []
+            for array in arrays:
+                dims = (ctypes.c_int64 * array.ndim)(*array.shape)
+                self.kept.append(dims)
+                made.append(Buffer(48, None, 11, array.ctypes.data, array.ndim, dims))
+            return List(40, None, len(made), *self._list(1, made))
+
+        types, pointers = self._list(4, [Span(string.encode(), len(string))])
+        return CallFrame(
+            168, None, ctypes.pointer(self.api), CONTEXT, stage, buffers(operands), buffers(results),
+            Attributes(48, None, 1, types, None, pointers), None,
+        )  # fmt: skip
+
+
+def run(handler: Any, frame: CallFrame) -> int:
+    return handler(ctypes.addressof(frame)) or 0
+
+
+# --- The interface --------------------------------------------------------------------------------
+
+
+def test_the_layouts_are_those_of_the_header() -> None:
+    """The order of the functions, which decides where they are."""
+    header = (Path(jax.ffi.include_dir()) / "xla" / "ffi" / "api" / "c_api.h").read_text(encoding="utf-8")
+    body = header[header.index("struct XLA_FFI_Api {") :]
+    names = [line.split("(")[1].split(")")[0] for line in body.splitlines() if "_XLA_FFI_API_STRUCT_FIELD(" in line]
+    for name, offset in (
+        ("XLA_FFI_Error_Create", xla_ffi._ERROR_CREATE),
+        ("XLA_FFI_Stream_Get", xla_ffi._STREAM_GET),
+        ("XLA_FFI_DeviceOrdinal_Get", xla_ffi._ORDINAL_GET),
+    ):
+        assert 48 + 8 * names.index(name) == offset
+    assert (Api.error_create.offset, Api.ordinal.offset, CallFrame.attributes.offset) == (48, 184, 120)
+
+
+@pytest.mark.parametrize("records", [True, False])
+def test_a_query_for_metadata_is_answered(records: bool) -> None:
+    for version in ((0, 3), (0, 9)):
+        xla = Xla(version)
+        metadata = Metadata(48, Version(24))
+        inner = Extension(32, 1, None, ctypes.pointer(metadata))
+        outer = Extension(24, 77, ctypes.addressof(inner), None)
+        frame = CallFrame(168, ctypes.addressof(outer), ctypes.pointer(xla.api))
+        calls: list[Any] = []
+        assert run(xla_ffi.handler(calls.append, records), frame) == 0
+        assert (metadata.version.major, metadata.version.minor) == version
+        assert metadata.traits == records
+        assert calls == []
+        assert xla.errors == []
+
+
+@pytest.mark.parametrize("version", [(1, 0), (0, 2)])
+def test_another_version_of_the_interface_is_refused(version: tuple[int, int]) -> None:
+    xla = Xla(version)
+    metadata = Metadata(48, Version(24))
+    extension = Extension(32, 1, None, ctypes.pointer(metadata))
+    frame = CallFrame(168, ctypes.addressof(extension), ctypes.pointer(xla.api))
+    assert run(xla_ffi.handler(lambda frame: None, True), frame) == 1
+    ((_, message),) = xla.errors
+    assert f"got {version[0]}.{version[1]}" in message
+    assert metadata.version.minor == 0
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3, 4])
+def test_only_the_execution_executes(stage: int) -> None:
+    calls: list[Any] = []
+    xla = Xla()
+    assert run(xla_ffi.handler(calls.append, False), xla.frame("x", [], [], stage)) == 0
+    assert len(calls) == (stage == 3)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ValueError("dim_offset: é"), 3),
+        (TypeError("x"), 3),
+        (MemoryError(), 8),
+        (RuntimeError("y"), 13),
+        (KeyError(), 13),
+    ],
+)
+def test_exceptions_become_errors(error: Exception, code: int) -> None:
+    def fail(frame: xla_ffi.Frame) -> None:
+        raise error
+
+    xla = Xla()
+    assert run(xla_ffi.handler(fail, False), xla.frame("x", [], [])) == 1
+    ((found, message),) = xla.errors
+    assert found == code
+    assert message == (str(error) or {8: "out of memory", 13: "KeyError"}[code])
+
+
+# --- Calls ----------------------------------------------------------------------------------------
+
+
+def words(*numbers: int) -> Any:
+    return np.array([numbers], np.uint64).view(np.uint32)
+
+
+def test_a_call_in_host_memory_draws() -> None:
+    options = handlers.Options("cpu", "float32", "dn", False, False, False, False, False, False)
+    mu, sigma = np.zeros((1, 5), np.float32), np.ones((1, 5), np.float32)
+    x = np.empty((1, 5, 7), np.float32)
+    frame = Xla().frame(options.encoded(), [mu, sigma, words(2**40 + 1, 2**50, 3, 2**33)], [x])
+    assert run(xla_ffi.handler(handlers._sample_on_host, False), frame) == 0
+    expected = multisample.sample(
+        mu[0], sigma[0], 7, seed=multisample.Key(2**40 + 1, 2**50), dim_offset=3, sample_offset=2**33
+    )
+    np.testing.assert_array_equal(x[0], expected)
+
+
+def test_options_survive_their_string() -> None:
+    for i in range(64):
+        flags = [bool(i >> bit & 1) for bit in range(6)]
+        options = handlers.Options("a,b", "bfloat16", "nd", *flags)
+        assert handlers.decoded(options.encoded().encode()) == options
+
+
+class Recording(DriverBackend):
+    """A driver's backend without a driver: it writes down the bytes of what it would launch."""
+
+    name = "recording"
+    device_kinds = ("cuda",)
+    host_library = "cupy"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.launched: list[tuple[int, bytes, int]] = []
+        self.kernels: list[KernelKey] = []
+
+    def status(self) -> BackendStatus:
+        return BackendStatus(True)
+
+    def prepare(self, device_kind: str) -> None:
+        pass
+
+    def adopt(self, array: Any) -> Any:
+        return array
+
+    def kernel(self, key: KernelKey) -> int:
+        if key not in self.kernels:
+            self.kernels.append(key)
+        return self.kernels.index(key)
+
+    def compile(self, key: KernelKey | None) -> tuple[int, Any]:
+        raise AssertionError(key)
+
+    def _run(self, buffers: Any, kernel: int, parameters: bytes, device: int) -> None:
+        self.launched.append((kernel, parameters, device))
+
+
+@pytest.fixture
+def recording(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recording]:
+    monkeypatch.setattr(registry, "_registered", dict(registry._registered))
+    backend = Recording()
+    registry.register(backend)
+    handlers.RUNNERS.clear()
+    yield backend
+    handlers.RUNNERS.clear()
+
+
+@pytest.mark.parametrize("layout", ["dn", "nd"])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("batched", [(False, False, False), (True, False, True), (False, True, False)])
+def test_a_call_on_a_device_launches_what_a_draw_would(
+    recording: Recording, layout: str, dtype: str, batched: tuple[bool, bool, bool]
+) -> None:
+    batch = 3 if any(batched) else 1
+    d, n, size = 5, 7, np.dtype(dtype).itemsize
+    real = np.float64 if dtype == "float64" else np.float32
+    options = handlers.Options("recording", dtype, layout, False, True, True, *batched)
+    mu, sigma = (np.zeros((batch if own else 1, d), real) for own in batched[:2])
+    numbers = np.zeros((batch if batched[2] else 1, 8), np.uint32)
+    x = np.empty((batch, d, n) if layout == "dn" else (batch, n, d), dtype)
+    xla = Xla()
+    frame = xla.frame(options.encoded(), [mu, sigma, numbers], [x])
+    handler = xla_ffi.handler(handlers._sample_on_device, True)
+    assert run(handler, frame) == 0, xla.errors
+    launched, recording.launched = recording.launched, []
+    assert len(launched) == batch
+    for b in range(batch):
+        places = [
+            array.ctypes.data + (b * array[0].nbytes if own else 0)
+            for array, own in zip((mu, sigma, numbers), batched, strict=True)
+        ]
+        draw: Draw = handlers._draw(options, d, n, Operation.sample, DEVICE)
+        draw = handlers._at(draw, places[0], places[1], x.ctypes.data + b * d * n * size, places[2], STREAM)
+        recording.launch(draw)
+        assert pack(draw) in launched[b][1]
+    assert launched == recording.launched
+    assert all(key.origin_in_memory and key.device == DEVICE for key in recording.kernels)
+
+
+def test_common_noise_of_one_key_is_one_launch(recording: Recording) -> None:
+    options = handlers.Options("recording", "float32", "dn", True, False, False, True, True, False)
+    vectors, x = np.zeros((4, 5), np.float32), np.empty((4, 5, 7), np.float32)
+    frame = Xla().frame(options.encoded(), [vectors, vectors, np.zeros((1, 8), np.uint32)], [x])
+    assert run(xla_ffi.handler(handlers._sample_on_device, True), frame) == 0
+    assert len(recording.launched) == 1
+    draw = handlers._draw(options, 20, 7, Operation.sample, DEVICE)
+    assert pack(draw)[88:104] in recording.launched[0][1]  # 20 rows, 7 columns.
+
+
+def test_a_gradient_on_a_device_has_scratch_memory(monkeypatch: pytest.MonkeyPatch, recording: Recording) -> None:
+    draws: list[Draw] = []
+    launch: Callable[[Draw], None] = draws.append
+    monkeypatch.setattr(recording, "launch", launch)
+    options = handlers.Options("recording", "float32", "nd", False, False, False, True, True, True)
+    g, numbers = np.zeros((2, 7, 5), np.float32), np.zeros((2, 8), np.uint32)
+    sums, scratch = [np.empty((2, 5), np.float32) for _ in range(2)], np.empty(64, np.uint8)
+    frame = Xla().frame(options.encoded(), [g, numbers], [*sums, scratch])
+    assert run(xla_ffi.handler(handlers._gradient_on_device, True), frame) == 0
+    for b, draw in enumerate(draws):
+        assert draw.operation == Operation.gradient
+        assert (draw.rows, draw.columns, draw.row_stride, draw.column_stride) == (5, 7, 4, 20)
+        assert draw.mu.data == sums[0][b].ctypes.data
+        assert draw.sigma.data == sums[1][b].ctypes.data
+        assert draw.matrix == g[b].ctypes.data
+        assert [word.at for word in draw[7:11]] == [numbers[b].ctypes.data + 8 * i for i in range(4)]
+        assert (draw.scratch, draw.stream, draw.device) == (scratch.ctypes.data, STREAM, DEVICE)
+    assert len(draws) == 2
