@@ -1,0 +1,88 @@
+"""On CUDA: command buffers, and meshes of GPUs. Each needs flags or devices of its own, and so a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import multisample
+
+jax = pytest.importorskip("jax")
+
+SCRIPT = Path(__file__).parents[1] / "support" / "sharded_jax.py"
+BACKENDS = ("cupy", "numba", "torch_ext")
+
+IN_COMMAND_BUFFERS = """
+import sys
+import jax, jax.numpy as jnp, numpy as np
+from multisample import Key, sample
+
+backend = sys.argv[1]
+mu, sigma = np.linspace(-1, 1, 37, dtype=np.float32), np.linspace(1, 2, 37, dtype=np.float32)
+
+@jax.jit
+def draw(mu, sigma, key):
+    x = sample(mu, sigma, 100, seed=key, backend=backend)
+    y = sample(x.mean(1), sigma, 50, seed=Key(key, 1), backend=backend, layout="nd", antithetic=True)
+    return x, y, sample(y.mean(0), 1.0, 20, seed=Key(key, 2), backend=backend, noise="shared")
+
+def loss(mu, sigma, key):
+    return sum((x ** 2).sum() for x in draw(mu, sigma, key))
+
+text = draw.lower(mu, sigma, jax.random.key(0)).compile().as_text()
+for seed in range(5):  # The first runs record, later ones replay with other seeds.
+    x, y, z = map(np.asarray, draw(mu, sigma, jax.random.key(seed)))
+    assert (x == sample(mu, sigma, 100, seed=seed)).all()
+    center = np.asarray(jax.jit(lambda x: x.mean(1))(x))
+    np.testing.assert_allclose(y, sample(center, sigma, 50, seed=Key(seed, 1), layout="nd", antithetic=True), atol=1e-5)
+gradient = jax.jit(jax.grad(loss, (0, 1)))
+first = gradient(mu, sigma, jax.random.key(3))
+for _ in range(3):
+    np.testing.assert_allclose(gradient(mu, sigma, jax.random.key(3)), first, rtol=1e-4)
+jax.block_until_ready(gradient(mu, sigma, jax.random.key(4)))
+print("recorded" if "command_buffer" in text else "not recorded")
+"""
+
+
+def count() -> int:
+    try:
+        return len(jax.devices("cuda"))
+    except RuntimeError:
+        return 0
+
+
+needs_cuda = pytest.mark.skipif(count() == 0, reason="this JAX has no CUDA device")
+
+
+@needs_cuda
+@pytest.mark.parametrize("name", BACKENDS)
+def test_calls_can_be_recorded_into_command_buffers(name: str) -> None:
+    status = multisample.backends()[name]
+    if not status.available:
+        pytest.skip("; ".join(status.reasons))
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_graph_min_graph_size=1"
+    run = subprocess.run(
+        [sys.executable, "-c", IN_COMMAND_BUFFERS, name],
+        env=os.environ | {"XLA_FLAGS": flags, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.split()[-1] == "recorded"
+
+
+@needs_cuda
+@pytest.mark.skipif(count() < 2, reason="this JAX has one CUDA device")
+def test_a_mesh_of_gpus_draws_in_windows() -> None:
+    run = subprocess.run(
+        [sys.executable, str(SCRIPT)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    found = json.loads(run.stdout.splitlines()[-1])
+    assert {name: text for name, text in found.items() if text} == {}
