@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         MinimizeOptions,
     )
 
-__all__ = ["CEM", "CEMState", "Result", "minimize"]
+__all__ = ["CEM", "CEMState", "Result", "checked_elites", "checked_number", "checked_smoothing", "minimize"]
 
 STOPPED_BY_CALLBACK = 5
 # Iterations between two looks at arrays on a device, where to look is to wait.
@@ -194,16 +194,8 @@ class CEM(Generic[ArrayT]):
         fast_math: bool = False,
     ) -> None:
         self._n = checked_integer("n", n, 2, MOST_SAMPLES + 1)
-        elites = round(_number("elite_frac", elite_frac, 0, 1) * self._n)
-        if elites < 2:
-            raise ValueError(
-                f"elite_frac: expected at least 2 elites, which have a standard deviation, got {elite_frac} of n ="
-                f" {self._n}, which are {elites}"
-            )
-        smoothing = _number("smoothing", smoothing, 0, 1)
-        if smoothing == 0:
-            raise ValueError("smoothing: expected 0 < smoothing <= 1, got 0, with which nothing is ever refitted")
-        self._tol = None if tol is None else _number("tol", tol, 0, math.inf)
+        elites, smoothing = checked_elites(elite_frac, self._n), checked_smoothing(smoothing)
+        self._tol = None if tol is None else checked_number("tol", tol, 0, math.inf)
 
         self._options: dict[str, Any] = {
             "backend": backend, "noise": noise, "antithetic": antithetic, "fast_math": fast_math,
@@ -446,7 +438,7 @@ class CEM(Generic[ArrayT]):
     def _variance(self, value: Any) -> Any:
         """`noise_floor` as a number, or as an array on the device."""
         if isinstance(value, numbers.Real):
-            return _number("noise_floor", value, 0, math.inf)
+            return checked_number("noise_floor", value, 0, math.inf)
         vector = _vector("noise_floor", value, self._d)
         if not (np.isfinite(vector) & (vector >= 0)).all():
             raise ValueError(f"noise_floor: expected finite variances of at least 0, got {describe(value)}")
@@ -455,7 +447,7 @@ class CEM(Generic[ArrayT]):
     def _scheduled(self, value: Any) -> Any:
         """What the schedule of `noise_floor` gave; an array is not looked at, which would wait for it."""
         if isinstance(value, numbers.Real):
-            return _number("noise_floor", value, 0, math.inf)
+            return checked_number("noise_floor", value, 0, math.inf)
         return self._arrays.cast(self._adopted("noise_floor", value, (self._d,)))
 
     def _edges(self, bounds: Any) -> tuple[Any, Any]:
@@ -669,7 +661,26 @@ def minimize(
     return cem.result()
 
 
-def _number(name: str, value: Any, low: float, high: float) -> float:
+def checked_elites(elite_frac: Any, n: int) -> int:
+    """The number of elites among `n` samples; TypeError or ValueError if there are none."""
+    elites = round(checked_number("elite_frac", elite_frac, 0, 1) * n)
+    if elites < 2:
+        raise ValueError(
+            f"elite_frac: expected at least 2 elites, which have a standard deviation, got {elite_frac} of n = {n},"
+            f" which are {elites}"
+        )
+    return elites
+
+
+def checked_smoothing(smoothing: Any) -> float:
+    """`smoothing` as a float; TypeError or ValueError if it is none that refits."""
+    number = checked_number("smoothing", smoothing, 0, 1)
+    if number == 0:
+        raise ValueError("smoothing: expected 0 < smoothing <= 1, got 0, with which nothing is ever refitted")
+    return number
+
+
+def checked_number(name: str, value: Any, low: float, high: float) -> float:
     """`value` as a finite float, ``low <= value <= high``; TypeError or ValueError otherwise."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name}: expected a number, got {describe(value)} of type {type(value).__name__}")

@@ -20,14 +20,24 @@ INFINITY = float("inf")
 
 
 class State(NamedTuple):
-    """What the method knows on the device."""
+    """A run between two iterations, in arrays of one library: for `step`, and a pytree to JAX.
+
+    Attributes
+    ----------
+    mu, sigma : array, shape (d,)
+        Mean and standard deviation of the next samples.
+    x : array, shape (d,)
+        The best sample so far, or the first mean.
+    fun : array, shape ()
+        Its score, or infinity.
+    running : array of bool, shape ()
+        Whether a further iteration changes anything.
+    """
 
     mu: Any
     sigma: Any
     x: Any
-    """The best sample so far, or the first mean."""
     fun: Any
-    """Its score, or infinity."""
     running: Any
 
 

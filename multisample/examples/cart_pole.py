@@ -76,10 +76,10 @@ def control(steps: int = 120, seed: int = 7, device: str = "cpu") -> Run:
     run = Run([], [])
     for _ in range(steps):
         forces = multisample.sample(plan, FORCE, ROLLOUTS, generator=generator)
-        costs = _costs(library, state, forces)
+        costs = costs_of(library, state, forces)
         weights = library.exp((costs.min() - costs) / TEMPERATURE)
         plan = forces @ (weights / weights.sum())
-        state = [float(x) for x in _step(library, state, plan[0])]
+        state = [float(x) for x in next_state(library, state, plan[0])]
         plan = library.roll(plan, -1)
         plan[-1] = 0
         run.angles.append(math.remainder(state[2], 2 * math.pi))
@@ -87,12 +87,12 @@ def control(steps: int = 120, seed: int = 7, device: str = "cpu") -> Run:
     return run
 
 
-def _costs(library: Any, state: Sequence[Any], forces: Any) -> Any:
+def costs_of(library: Any, state: Sequence[Any], forces: Any) -> Any:
     """The cost of each sequence of forces, shape (n,)."""
     total = 0.0 * forces[0]
     state = [total + x for x in state]
     for force in forces:
-        state = _step(library, state, force)
+        state = next_state(library, state, force)
         position, speed, angle, turn = state
         total = (
             total + 20 * (1 - library.cos(angle)) + 0.2 * turn * turn + 2 * position * position + 0.1 * speed * speed
@@ -100,7 +100,7 @@ def _costs(library: Any, state: Sequence[Any], forces: Any) -> Any:
     return total
 
 
-def _step(library: Any, state: Sequence[Any], force: Any) -> list[Any]:
+def next_state(library: Any, state: Sequence[Any], force: Any) -> list[Any]:
     """The state after one step: the cart's position and speed, the pole's angle and angular speed."""
     position, speed, angle, turn = state
     angle = angle if hasattr(angle, "shape") else library.asarray(angle)

@@ -83,6 +83,8 @@ CALLABLE = {
     "Generator.spawn": multisample.Generator.spawn,
     "cem.minimize": multisample.cem.minimize,
     "cem.CEM": multisample.cem.CEM,
+    "cem.start": multisample.cem.start,
+    "cem.step": multisample.cem.step,
     "cem.CEM.ask": multisample.cem.CEM.ask,
     "cem.CEM.tell": multisample.cem.CEM.tell,
     "tetris.play": multisample.examples.tetris.play,

@@ -1,0 +1,171 @@
+"""One iteration as a pure function: for `jax.jit` and `jax.lax.scan`, where a run is part of a larger program."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable
+from typing import Any, SupportsIndex
+
+import numpy as np
+
+from multisample.backends.contract import HostArray
+
+from .._arguments import checked_integer, describe
+from .._libraries import CPU, is_number
+from .._libraries.jax import is_jax
+from .._plan import COLUMNS as MOST_SAMPLES
+from .._sample import sample
+from .._typing import Noise, Number
+from ._arrays import Arrays, arrays_like
+from ._method import checked_elites, checked_number, checked_smoothing
+from ._refit import State, refit
+
+__all__ = ["start", "step"]
+
+
+class _TracedArrays(Arrays):
+    """JAX's operations, in which arrays may be traced, and so have no device."""
+
+    mutable = False
+
+    def __init__(self, like: Any) -> None:
+        super().__init__(like, CPU)
+        self.xp = sys.modules["jax"].numpy
+        self.real = self.xp.result_type(float)
+
+    def put(self, array: HostArray, dtype: Any = None) -> Any:
+        return self.xp.asarray(array, dtype or self.dtype)
+
+    def adopt(self, array: Any) -> Any:
+        return self.xp.asarray(array)
+
+    def clipped(self, samples: Any, low: Any, high: Any) -> Any:
+        return self.xp.clip(samples, low, high)
+
+
+def _arrays_for(like: Any) -> Arrays:
+    if not is_jax(like):
+        return arrays_like(like)
+    if like.dtype not in ("float32", "float64"):
+        raise TypeError(f"mu: expected float32 or float64, in which to refit it, got {like.dtype}")
+    return _TracedArrays(like)
+
+
+def start(mu: Any, sigma: Any) -> State:
+    """Return the state of a run before its first iteration.
+
+    Parameters
+    ----------
+    mu, sigma : array, shape (d,) or (d, 1)
+        As for `minimize`. Under JAX's transformations they may be traced.
+
+    Returns
+    -------
+    State
+
+    Raises
+    ------
+    TypeError
+        If `mu` or `sigma` is not an array or a number, or of a library that does not compute with its arrays.
+    ValueError
+        If a shape is not as above, or a value no mean or standard deviation.
+    """
+    none_of_them = sample(mu, sigma, 0, seed=0)
+    arrays, d = _arrays_for(none_of_them), int(none_of_them.shape[0])
+    with arrays.scope():
+        vectors = [
+            arrays.put(np.full(d, x)) if is_number(x) else arrays.cast(arrays.adopt(x)).reshape(-1) + 0
+            for x in (mu, sigma)
+        ]
+        infinity, one = (arrays.put(np.array(value), arrays.real) for value in (math.inf, 1.0))
+        return State(vectors[0], vectors[1], vectors[0], infinity, one > 0)
+
+
+def step(
+    state: State,
+    seed: Any,
+    f: Callable[[Any], Any],
+    n: SupportsIndex,
+    *,
+    elite_frac: Number = 0.1,
+    smoothing: Number = 1.0,
+    noise_floor: Any = 0.0,
+    bounds: tuple[Any, Any] | None = None,
+    tol: Number | None = None,
+    backend: str = "auto",
+    noise: Noise = "independent",
+    antithetic: bool = False,
+    fast_math: bool = False,
+) -> State:
+    """Return the state after one more iteration of the cross-entropy method.
+
+    A pure function of its arguments: `jax.jit`, `jax.vmap` and `jax.lax.scan` take it, with the state and the seed
+    traced. A step after the end of a run, when ``state.running`` is false, returns the state as it is.
+
+    Parameters
+    ----------
+    state : State
+        From `start`, or from the step before.
+    seed : int, Key or JAX key
+        As for `multisample.sample`: another one for each step.
+    f : callable
+        Takes the samples, of shape (d, n), and returns their n scores, an array of the same library.
+    n : int
+        Number of samples, at least 2.
+    elite_frac, smoothing, bounds, tol, backend, noise, antithetic, fast_math : various
+        As for `minimize`.
+    noise_floor : float or array, shape (d,), default 0.0
+        A variance that is added to the refitted variances; it may be traced.
+
+    Returns
+    -------
+    State
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind.
+    ValueError
+        If an argument is out of range, or the scores are not n numbers; whatever `multisample.sample` and `f` raise.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from multisample import Key, cem
+    >>> state = cem.start(np.zeros(3), 2.0)
+    >>> for t in range(30):
+    ...     state = cem.step(state, Key(7, t), lambda x: np.square(x - 1.0).sum(axis=0), 200)
+    >>> state.mu.round(4)
+    array([1., 1., 1.])
+    """
+    n = checked_integer("n", n, 2, MOST_SAMPLES + 1)
+    elites, smoothing = checked_elites(elite_frac, n), checked_smoothing(smoothing)
+    tol = None if tol is None else checked_number("tol", tol, 0, math.inf)
+    if seed is None:
+        raise TypeError("seed: expected an integer, a Key or a JAX key for each step, got None")
+    if isinstance(noise_floor, (int, float)):
+        noise_floor = checked_number("noise_floor", noise_floor, 0, math.inf)
+    arrays = _arrays_for(state.mu)
+    options: dict[str, Any] = {"noise": noise, "antithetic": antithetic, "fast_math": fast_math, "backend": backend}
+    with arrays.scope():
+        samples = sample(state.mu, state.sigma, n, seed=seed, **options)
+        if bounds is not None:
+            low, high = (_column(arrays, edge) for edge in bounds)
+            samples = arrays.clipped(samples, low, high)
+        scores = arrays.adopt(f(samples))
+        if tuple(scores.shape) != (n,):
+            raise ValueError(f"f: expected a score for each of the {n} samples, got shape {tuple(scores.shape)}")
+        if arrays.is_whole(scores):
+            scores = arrays.cast(scores)
+        elif not arrays.is_real(scores):
+            raise TypeError(f"f: expected scores that are real numbers, got {describe(scores.dtype)}")
+        if not isinstance(noise_floor, float):
+            noise_floor = arrays.cast(arrays.adopt(noise_floor)).reshape(-1)
+        following, _ = refit(arrays, elites, smoothing, tol, state, samples, scores, noise_floor)
+    return following
+
+
+def _column(arrays: Arrays, edge: Any) -> Any:
+    """A bound, as it is broadcast over samples."""
+    return arrays.put(np.array(edge)) if is_number(edge) else arrays.cast(arrays.adopt(edge)).reshape(-1, 1)
