@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jaxlib.xla_client import CustomCallTargetTraits
 
 from multisample.backends import registry
 from multisample.backends.contract import Backend, HostArray
@@ -383,7 +384,10 @@ def register() -> None:
             return
         for name, platforms in _TARGETS.items():
             for platform, execute in platforms.items():
-                function = xla_ffi.handler(execute, records=platform == "CUDA")
+                records = platform == "CUDA"
+                function = xla_ffi.handler(execute, records)
                 address = ctypes.cast(function, ctypes.c_void_p).value
-                jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(address), platform=platform)
+                # Said here and in the metadata of the handler, as one of the two may be all that a plugin asks for.
+                traits = {"traits": CustomCallTargetTraits.COMMAND_BUFFER_COMPATIBLE} if records else {}
+                jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(address), platform=platform, **traits)
                 _registered.append(function)  # XLA calls it for as long as the process lives.
