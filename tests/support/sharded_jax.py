@@ -230,6 +230,28 @@ def shard_map_with_a_key_for_each_device() -> None:
 
 
 @check
+def partly_manual_shard_map() -> None:
+    """The rows are those of shard_map, the columns XLA's to share out."""
+
+    def body(mu: Any, sigma: Any) -> Any:
+        x = sample(mu, sigma, N, seed=SEED, dim_offset=jax.lax.axis_index("x") * mu.shape[0])
+        return jax.lax.with_sharding_constraint(x, P(None, "y"))
+
+    draw = jax.jit(
+        jax.shard_map(body, mesh=MESH, in_specs=(P("x"), P("x")), out_specs=P("x"), axis_names=frozenset("x"))
+    )
+    same(draw(MU, SIGMA), expected())
+    assert COMMUNICATION.findall(program(draw, MU, SIGMA)) == []
+
+
+@check
+def pmap() -> None:
+    x = jax.pmap(lambda seed: sample(MU, SIGMA, N, seed=seed))(jnp.arange(_count))
+    for i in range(_count):
+        same(np.asarray(x)[i], sample(MU, SIGMA, N, seed=i))
+
+
+@check
 def explicit_sharding() -> None:
     key = jax.random.key(SEED)
     mesh = jax.make_mesh(_shape, ("x", "y"), axis_types=(AxisType.Explicit, AxisType.Explicit))
