@@ -174,7 +174,7 @@ def _host_sampler(options: Options, shape: tuple[int, ...]) -> Callable[..., Non
 # Bytes from which on XLA's memory comes fresh from the system: the least size that NumPy asks for huge pages for.
 _LARGE = 1 << 22
 # Elements of the noise that a gradient draws at a time, so that it stays in a core's cache.
-_TILE = 1 << 15
+_TILE, _TILE_ROWS = 1 << 15, 64
 # Elements for each thread at the least.
 _SHARE = 1 << 18
 
@@ -215,8 +215,12 @@ def _tiled_gradient(backend: Backend, options: Options, d: int, n: int) -> Calla
     """By any backend: the noise of a tile at a time, which is then multiplied and summed."""
     row = MATRIX_TYPES[options.dtype]
     real, stored = np.dtype(row.computing), np.dtype(row.stored)
-    columns = min(n, _TILE)
-    rows = max(1, min(d, _TILE // columns))
+    if options.layout == "dn":
+        columns = min(n, _TILE)
+        rows = max(1, min(d, _TILE // columns))
+    else:  # Dimensions are what is contiguous in memory.
+        rows = min(d, _TILE_ROWS)
+        columns = min(n, _TILE // rows)
     tiles: dict[tuple[int, int], Callable[..., None]] = {}
     noise_options = options._replace(
         dtype=row.computing, layout="dn", mu_batched=False, sigma_batched=False, words_batched=False
@@ -247,11 +251,12 @@ def _tiled_gradient(backend: Backend, options: Options, d: int, n: int) -> Calla
                 window = struct.pack("4Q", seed, offset, first_row + top, first_column + left)
                 held = ctypes.create_string_buffer(window, 32)
                 sampler(height, width)(zeros_at, ones_at, ctypes.addressof(held), z.ctypes.data)
-                tile = g[top : top + height, left : left + width]
+                # NumPy adds neighbours in pairs, which is as exact as to add in float64.
+                tile = np.ascontiguousarray(g[top : top + height, left : left + width])
                 if row.widen is not None:
-                    tile = row.widen(np.ascontiguousarray(tile))
-                totals[0] += tile.sum(1, dtype=np.float64)
-                totals[1] += np.multiply(tile, z, out=z).sum(1, dtype=np.float64)
+                    tile = row.widen(tile).astype(real, copy=False)
+                totals[0] += tile.sum(1)
+                totals[1] += np.multiply(tile, z, out=z).sum(1)
             sums[top : top + height], products[top : top + height] = totals
 
         threads = min(thread_count(), d * n // _SHARE)
