@@ -219,7 +219,7 @@ def _tiled_gradient(backend: Backend, options: Options, d: int, n: int) -> Calla
         columns = min(n, _TILE)
         rows = max(1, min(d, _TILE // columns))
     else:  # Dimensions are what is contiguous in memory.
-        rows = min(d, _TILE_ROWS)
+        rows = min(d, max(_TILE_ROWS, _TILE // n))
         columns = min(n, _TILE // rows)
     tiles: dict[tuple[int, int], Callable[..., None]] = {}
     noise_options = options._replace(
