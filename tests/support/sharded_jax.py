@@ -245,6 +245,20 @@ def partly_manual_shard_map() -> None:
 
 
 @check
+def arrays_on_two_devices_are_refused() -> None:
+    mu, sigma = (jax.device_put(x, device) for x, device in zip((MU, SIGMA), jax.devices(), strict=False))
+    try:
+        sample(mu, sigma, N, seed=SEED)
+    except ValueError as error:
+        assert str(error).startswith("sigma: expected it on the device of mu, "), error
+    else:
+        raise AssertionError("they were accepted")
+    same(sample(mu, jnp.asarray(SIGMA), N, seed=SEED), expected())  # Not committed to a device.
+    x = sample(jax.device_put(MU, jax.devices()[1]), 1.0, N, seed=SEED)
+    assert x.devices() == {jax.devices()[1]}
+
+
+@check
 def pmap() -> None:
     x = jax.pmap(lambda seed: sample(MU, SIGMA, N, seed=seed))(jnp.arange(_count))
     for i in range(_count):

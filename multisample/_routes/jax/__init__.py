@@ -43,6 +43,7 @@ def draw_jax(call: Call, key: Hashable) -> Any:
         mu, sigma = (_operand(name, x, static.dtype) for name, x in (("mu", call.mu), ("sigma", call.sigma)))
         return _traced(mu, sigma, _words(call, call.seed, d), static, d)
     check_generator(call.generator, JAX, CPU)
+    _check_devices(call.mu, call.sigma)
     _words(call, 0 if call.seed is None else call.seed, d)  # Raises.
     plan = _Plan(call, static, d)
     result = plan.run(call.mu, call.sigma, call.seed, call.generator, None, call.dim_offset, call.sample_offset)
@@ -205,6 +206,13 @@ def _check_traced(call: Call) -> None:
         )
     if call.seed is None:
         raise ValueError(SEEDLESS)
+
+
+def _check_devices(mu: Any, sigma: Any) -> None:
+    """ValueError if JAX would not bring the two together."""
+    if is_jax(mu) and is_jax(sigma) and mu.committed and sigma.committed and mu.devices() != sigma.devices():
+        first, second = (", ".join(sorted(map(str, x.devices()))) for x in (mu, sigma))
+        raise ValueError(f"sigma: expected it on the device of mu, {first}, got {second}")
 
 
 def _words(call: Call, seed: Any, d: int) -> Words:
