@@ -96,7 +96,9 @@ class Backend(Protocol):
     """A way to run the kernel.
 
     A backend may also have ``launcher(draw) -> Launcher``, for calls that come again and again: without it, `sample`
-    makes a `Draw` for each call and calls `launch`.
+    makes a `Draw` for each call and calls `launch`. For programs of JAX on CUDA it may have ``memory_launcher(draw)``,
+    which returns ``launch(mu, sigma, matrix, words, stream)``: all but the stream are addresses in device memory, and
+    `words` is that of seed, offset, first row and first column.
     """
 
     @property

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import mmap
 from collections.abc import Callable
 from typing import Any
 
@@ -63,16 +62,21 @@ def advise_huge_pages(address: int, size: int) -> None:
     """
     advise = _advise()
     if advise is not None:
-        start = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
-        advise(start, max(0, (address + size - start) // mmap.PAGESIZE * mmap.PAGESIZE), mmap.MADV_HUGEPAGE)
+        advise(address, size)
 
 
 @functools.cache
-def _advise() -> Callable[[int, int, int], Any] | None:
-    if not hasattr(mmap, "MADV_HUGEPAGE"):
+def _advise() -> Callable[[int, int], Any] | None:
+    import mmap  # Which only large results of JAX's need.
+
+    function = getattr(ctypes.CDLL(None), "madvise", None) if hasattr(mmap, "MADV_HUGEPAGE") else None
+    if function is None:
         return None
-    advise = getattr(ctypes.CDLL(None), "madvise", None)
-    if advise is not None:
-        advise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
-    function: Callable[[int, int, int], Any] | None = advise
-    return function
+    function.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    page, huge = mmap.PAGESIZE, mmap.MADV_HUGEPAGE
+
+    def advise(address: int, size: int) -> None:
+        start = -(-address // page) * page
+        function(start, max(0, (address + size - start) // page * page), huge)
+
+    return advise

@@ -18,6 +18,7 @@ from multisample.backends import registry
 from multisample.backends.contract import BackendStatus
 from multisample.backends.draw import Draw, Operation, pack
 from multisample.backends.launch import DriverBackend, KernelKey
+from multisample.backends.memory.host import advise_huge_pages
 from multisample.backends.system import xla_ffi
 
 jax = pytest.importorskip("jax")
@@ -357,3 +358,29 @@ def test_a_gradient_on_a_device_has_scratch_memory(monkeypatch: pytest.MonkeyPat
         assert [word.at for word in draw[7:11]] == [numbers[b].ctypes.data + 8 * i for i in range(4)]
         assert (draw.scratch, draw.stream, draw.device) == (scratch.ctypes.data, STREAM, DEVICE)
     assert len(draws) == 2
+
+
+@pytest.mark.parametrize(("columns", "advised"), [((1 << 20) - 4, False), (1 << 20, True)])
+def test_large_results_may_have_huge_pages(monkeypatch: pytest.MonkeyPatch, columns: int, advised: bool) -> None:
+    asked: list[tuple[int, int]] = []
+
+    def advise(address: int, size: int) -> None:
+        asked.append((address, size))
+        advise_huge_pages(address, size)
+
+    monkeypatch.setattr(handlers, "advise_huge_pages", advise)
+    handlers.RUNNERS.clear()
+    options = handlers.Options("cpu", "float32", "dn", False, False, False, False, False, False)
+    mu, sigma, x = np.zeros((1, 1), np.float32), np.ones((1, 1), np.float32), np.empty((1, 1, columns), np.float32)
+    frame = Xla().frame(options.encoded(), [mu, sigma, words(7, 0, 0, 0)], [x])
+    assert run(xla_ffi.handler(handlers._sample_on_host, False), frame) == 0
+    assert asked == ([(x.ctypes.data, x.nbytes)] if advised else [])
+    np.testing.assert_array_equal(x[0], multisample.sample(mu[0], sigma[0], columns, seed=7))
+    handlers.RUNNERS.clear()
+
+
+@pytest.mark.parametrize(("start", "size"), [(0, 0), (1, 5), (100, 4096), (4095, 1 << 16)])
+def test_advice_keeps_what_is_in_memory(start: int, size: int) -> None:
+    memory = np.arange(1 << 17).astype(np.uint8)
+    advise_huge_pages(memory.ctypes.data + start, size)
+    np.testing.assert_array_equal(memory, np.arange(1 << 17).astype(np.uint8))
