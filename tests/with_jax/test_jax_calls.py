@@ -212,6 +212,29 @@ def test_without_a_seed_eager_calls_follow_our_generators() -> None:
     assert generator.offset == 1
 
 
+def test_a_graph_safe_generator_is_for_a_gpu() -> None:
+    generator, safe = Generator(5), Generator(5, graph_safe=True)
+    with jax.default_device(jax.devices("cpu")[0]):
+        for _ in range(2):  # The second call finds the plan of calls with generators.
+            sample(*vectors(), N, generator=generator)
+            with pytest.raises(ValueError, match=r"^generator: expected arrays on a CUDA device"):
+                sample(*vectors(), N, generator=safe, dtype=jnp.float32)
+        with pytest.raises(ValueError, match=r"^generator: .*JAX key"):
+            jax.jit(lambda: sample(*vectors(), N, generator=safe))()
+
+
+def test_on_a_gpu_a_graph_safe_generator_counts_on_the_device() -> None:
+    try:
+        device = jax.devices("cuda")[0]
+    except RuntimeError:
+        pytest.skip("this JAX has no CUDA device")
+    with jax.default_device(device):
+        generator = Generator(5, graph_safe=True)
+        for i in range(3):
+            check_same(sample(*vectors(), N, generator=generator), sample(MU, SIGMA, N, seed=Key(5, i)))
+            sample(*vectors(), N, generator=Generator(1))  # Whose plan is that of all generators.
+
+
 def test_an_eager_call_that_fails_takes_no_offset() -> None:
     generator = Generator(4)
     with pytest.raises(ValueError, match=r"^sigma: .*-1"):

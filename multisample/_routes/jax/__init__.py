@@ -105,8 +105,9 @@ class _Plan:
         from ..adopted import draw_adopted
 
         call = self._call._replace(
-            mu=mu, sigma=sigma, generator=generator, dim_offset=dim_offset, sample_offset=sample_offset
-        )
+            mu=mu, sigma=sigma, n=self._static.n, dtype=self._static.dtype, generator=generator, dim_offset=dim_offset,
+            sample_offset=sample_offset,
+        )  # fmt: skip
         device = JAX.device("mu, sigma", mu if is_jax(mu) else sigma)
         return draw_adopted(call, JAX, device, choose(call.backend, "jax", device.kind))
 
