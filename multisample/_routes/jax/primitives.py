@@ -13,13 +13,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax._src.dispatch import prim_requires_devices_during_lowering
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
 from . import partitioning
 from .partitioning import PLATFORMS, Static, computing_type
+
+try:
+    from jax._src.dispatch import prim_requires_devices_during_lowering as needs_devices
+except ImportError:  # It is private. Without it, programs for one device still work.
+    needs_devices = set()
 
 __all__ = ["Static", "sample_matrix"]
 
@@ -209,7 +213,7 @@ for _primitive, _lowered in ((sample_p, partitioning.sample), (gradient_p, parti
             _primitive, mlir.lower_fun(_lowered(_platform), multiple_results=_several), platform=_platform
         )
     # What a primitive is partitioned over has to be known when it is lowered.
-    prim_requires_devices_during_lowering.add(_primitive)
+    needs_devices.add(_primitive)
 
 
 @functools.lru_cache(256)
