@@ -21,7 +21,7 @@ from .element_types import MATRIX_TYPES
 from .errors import BackendUnavailableError
 from .kernels.cuda.geometry import KERNEL_STORES
 from .launch import DriverBackend, KernelKey
-from .memory.dlpack import Imported
+from .memory.dlpack import LEGACY_STREAM, Imported
 from .native import csrc_files
 from .system import cache
 from .system.cuda_driver import device_of
@@ -30,8 +30,6 @@ __all__ = ["ADVANCE_KERNEL", "BACKEND", "OPTIONS", "kernel_name", "source"]
 
 # How each CUDA version's package of CuPy is called.
 _PACKAGES = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
-
-_LEGACY_STREAM = 1  # DLPack's number of the default stream.
 
 ADVANCE_KERNEL = "multisample::advance_kernel"
 """The C++ name of the kernel that adds 1 to an offset."""
@@ -108,7 +106,7 @@ class CupyBackend(DriverBackend):
             if not by_dlpack:
                 return cupy.asarray(array)
             # CuPy's own from_dlpack does the same, but knows bfloat16 in its latest versions only.
-            shared = Imported(array, cupy.cuda.get_current_stream().ptr or _LEGACY_STREAM)
+            shared = Imported(array, cupy.cuda.get_current_stream().ptr or LEGACY_STREAM)
             return cupy.asarray(shared).view(shared.dtype)
 
     def compile(self, key: KernelKey | None) -> tuple[int, Any]:

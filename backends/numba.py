@@ -17,12 +17,10 @@ from .contract import Backend, BackendStatus, DeviceKind
 from .errors import BackendUnavailableError
 from .kernels.cuda.toolchain import INSTALL, clashes
 from .launch import DriverBackend, KernelKey
-from .memory.dlpack import Imported
+from .memory.dlpack import LEGACY_STREAM, Imported
 from .system.cuda_driver import device_of, on_device
 
 __all__ = ["BACKEND"]
-
-_LEGACY_STREAM = 1  # CU_STREAM_LEGACY of cuda.h: the default stream.
 
 
 class NumbaBackend(DriverBackend):
@@ -82,7 +80,7 @@ class NumbaBackend(DriverBackend):
             if not by_dlpack:
                 return cuda.as_cuda_array(array, sync=False)
             # Ready on the default stream, which Numba works on where no other is named.
-            shared = Imported(array, _LEGACY_STREAM)
+            shared = Imported(array, LEGACY_STREAM)
             return cuda.as_cuda_array(shared, sync=False).view(shared.dtype)
 
     def compile(self, key: KernelKey | None) -> tuple[int, Any]:

@@ -15,16 +15,17 @@ from multisample.backends.contract import DeviceArray
 from multisample.backends.element_types import MATRIX_TYPES
 from multisample.backends.system import cuda_driver
 
-__all__ = ["Exported", "Imported", "is_read_only", "numpy_dtype", "strides_of"]
+__all__ = ["CUDA", "LEGACY_STREAM", "Exported", "Imported", "capsule_and_strides", "is_read_only", "numpy_dtype"]
 
 HOST = (1, 3)
 """Device types of host memory: ordinary, and page-locked by CUDA."""
 CUDA = (2, 13)
 """Device types of CUDA memory: ordinary, and managed."""
+LEGACY_STREAM = 1
+"""The number of CUDA's legacy default stream, in DLPack and in cuda.h."""
 
 _KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
 _READ_ONLY = 1
-_LEGACY_STREAM = 1
 _CAPSULES = (b"dltensor_versioned", b"dltensor")
 
 
@@ -113,10 +114,10 @@ def is_read_only(array: Any) -> bool:
     return _described(array)[2]
 
 
-def strides_of(array: Any) -> tuple[int, ...] | None:
-    """The strides of `array` in elements; None for a contiguous array that names none."""
-    _capsule, tensor, _ = _described(array)
-    return tuple(tensor.strides[: tensor.ndim]) if tensor.strides else None
+def capsule_and_strides(array: Any, stream: int | None) -> tuple[Any, tuple[int, ...]]:
+    """A DLPack capsule of `array`, ready on `stream`, and the strides in elements; () for a contiguous array."""
+    capsule, tensor, _ = _exchange(array, stream)
+    return capsule, tuple(tensor.strides[: tensor.ndim]) if tensor.strides else ()
 
 
 class Imported:
@@ -201,7 +202,7 @@ class Exported:
     def __dlpack__(self, *, stream: int | None = None, **options: Any) -> Any:
         kind, number = self._device
         if kind in CUDA and stream != -1:
-            cuda_driver.order(self._stream, _LEGACY_STREAM if stream is None else stream, number)
+            cuda_driver.order(self._stream, LEGACY_STREAM if stream is None else stream, number)
         raw = self._raw
         code, bits = MATRIX_TYPES[raw.dtype].dlpack, 8 * MATRIX_TYPES[raw.dtype].size
         axes = ctypes.c_int64 * len(raw.shape)

@@ -22,7 +22,7 @@ import numpy as np
 from ..contract import Backend, BackendStatus, DeviceKind, Launcher
 from ..draw import HOST, PACKED_DRAW, Draw, Operation, pack, packer
 from ..errors import BackendUnavailableError
-from ..memory import dlpack
+from ..memory.dlpack import CUDA, LEGACY_STREAM, capsule_and_strides
 from ..native import libraries, prebuilt, toolchain
 from ..system.cuda_driver import device_of
 from ..system.worker_pool import thread_limit
@@ -113,8 +113,11 @@ class TorchExtBackend:
 
         if not isinstance(array, np.ndarray):
             if hasattr(array, "__dlpack__"):
-                _refuse_negative_strides(dlpack.strides_of(array))
-                return torch.from_dlpack(array)
+                kind, ordinal = array.__dlpack_device__()
+                stream = (torch.cuda.current_stream(ordinal).cuda_stream or LEGACY_STREAM) if kind in CUDA else None
+                capsule, strides = capsule_and_strides(array, stream)
+                _refuse_negative_strides(strides)
+                return torch.from_dlpack(capsule)
             interface = array.__cuda_array_interface__
             _refuse_negative_strides(interface.get("strides"))
             address = interface["data"][0]
