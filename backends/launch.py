@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import collections
 import ctypes
+import functools
 import struct
 import sys
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from .kernels.cuda.geometry import PACKED_GEOMETRY, Geometry, geometry
 from .memory.host import vectors_at
 from .system import cuda_driver
 
-__all__ = ["DriverBackend", "KernelKey", "Pool", "generic_launcher", "kernel_key"]
+__all__ = ["DriverBackend", "KernelKey", "generic_launcher", "kernel_key"]
 
 
 class KernelKey(NamedTuple):
@@ -43,12 +44,14 @@ def kernel_key(draw: Draw, stores: int) -> KernelKey:
 
 # The struct CUlaunchConfig of cuda.h: three sizes of the grid and of a block, shared memory, stream, no attributes.
 _CONFIGURATION = struct.Struct("7I4xPP I4x")
+_pack_configuration = _CONFIGURATION.pack
 CONFIGURATION_SIZE = _CONFIGURATION.size
+_ARGUMENTS = PACKED_DRAW + PACKED_GEOMETRY
 
 
 def pack_configuration(blocks: int, threads: int, stream: int) -> bytes:
     """The configuration of a launch in one dimension."""
-    return _CONFIGURATION.pack(blocks, 1, 1, threads, 1, 1, 0, stream, 0, 0)
+    return _pack_configuration(blocks, 1, 1, threads, 1, 1, 0, stream, 0, 0)
 
 
 class DriverBackend(abc.ABC):
@@ -60,7 +63,7 @@ class DriverBackend(abc.ABC):
         self._handles: dict[KernelKey | tuple[str, int], int] = {}
         self.compiled: dict[KernelKey | tuple[str, int], Any] = {}
         """The compiler's own objects, by kernel: a handle is valid as long as they are there."""
-        self._buffers, self._advance_buffers = Pool(_draw_buffer), Pool(_advance_buffer)
+        self._launch = functools.cache(self._launch_function)
 
     @abc.abstractmethod
     def compile(self, key: KernelKey | None) -> tuple[int, Any]:
@@ -79,25 +82,44 @@ class DriverBackend(abc.ABC):
         self._handles[place] = handle
         return handle
 
-    def _run(self, buffers: Pool, kernel: int, parameters: bytes, device: int) -> None:
-        """Launch `kernel` with the bytes of its configuration and of its arguments."""
-        buffer = buffers.take()
-        try:
-            error = buffer.launch(kernel, parameters, device)
-        finally:
-            buffers.give(buffer)
-        if error:
-            raise RuntimeError(f"backend: {self.name!r} could not launch its kernel: {cuda_driver.error_name(error)}")
+    def _launch_function(self, size: int, device: int) -> Callable[[int, bytes], None]:
+        """``launch(kernel, parameters)``: launch with the bytes of a configuration and `size` bytes of arguments.
+
+        Each launch has a buffer of its own, whether another thread, a signal handler or a destructor launches as well.
+        """
+        free: collections.deque[_Buffer] = collections.deque()
+        launch_kernel, get_device = cuda_driver.launch_function(), cuda_driver.device_function()
+
+        def launch(kernel: int, parameters: bytes) -> None:
+            try:
+                buffer = free.pop()
+            except IndexError:
+                buffer = _buffer(size)
+            try:
+                memory, configuration, extra, ordinal_at, ordinal, _ = buffer
+                memory[:] = parameters
+                if get_device(ordinal_at) == 0 and ordinal.value == device:
+                    error = launch_kernel(configuration, kernel, None, extra)
+                else:
+                    with cuda_driver.on_device(device):
+                        error = launch_kernel(configuration, kernel, None, extra)
+            finally:
+                free.append(buffer)
+            if error:
+                name = cuda_driver.error_name(error)
+                raise RuntimeError(f"backend: {self.name!r} could not launch its kernel: {name}")
+
+        return launch
 
     def launch(self, draw: Draw) -> None:
         column = draw.first_column
         cut, packed_cut = _cut(draw, draw.matrix % 32, -1 if column.at else column.value % 8)
         kernel = self.kernel(kernel_key(draw, cut.stores))
         configuration = pack_configuration(cut.blocks, cut.threads, draw.stream)
-        self._run(self._buffers, kernel, configuration + pack(draw) + packed_cut, draw.device)
+        self._launch(_ARGUMENTS, draw.device)(kernel, configuration + pack(draw) + packed_cut)
 
     def launcher(self, draw: Draw) -> Launcher:
-        device, packed, launch, buffers = draw.device, packer(draw), self._run, self._buffers
+        packed, launch = packer(draw), self._launch(_ARGUMENTS, draw.device)
         found: dict[tuple[int, int], tuple[int, int, int, bytes]] = {}
 
         def ready(matrix: int, first_column: int) -> tuple[int, int, int, bytes]:
@@ -114,49 +136,35 @@ class DriverBackend(abc.ABC):
         ) -> None:  # fmt: skip
             kernel, blocks, threads, cut = ready
             arguments = packed(mu, sigma, matrix, seed, offset, offset_at, first_row, first_column, stream)
-            launch(buffers, kernel, pack_configuration(blocks, threads, stream) + arguments + cut, device)
+            launch(kernel, _pack_configuration(blocks, 1, 1, threads, 1, 1, 0, stream, 0, 0) + arguments + cut)
 
         return Launcher(run, ready=ready)
 
     def advancer(self, device: int) -> Callable[[int, int], None]:
         place = ("advance", device)
-        kernel = self._handles.get(place) or self._compiled(place, None, device)
+        kernel, launch = self._handles.get(place) or self._compiled(place, None, device), self._launch(8, device)
 
         def advance(address: int, stream: int) -> None:
-            parameters = pack_configuration(1, 1, stream) + address.to_bytes(8, sys.byteorder)
-            self._run(self._advance_buffers, kernel, parameters, device)
+            launch(kernel, pack_configuration(1, 1, stream) + address.to_bytes(8, sys.byteorder))
 
         return advance
 
 
-class _Buffer:
-    """Memory for one launch at a time: its configuration and its arguments, one after the other."""
-
-    def __init__(self, size: int) -> None:
-        memory = ctypes.create_string_buffer(CONFIGURATION_SIZE + size)
-        self._bytes = memoryview(memory).cast("B")
-        self._size, self._ordinal = ctypes.c_size_t(size), ctypes.c_int()
-        arguments = ctypes.addressof(memory) + CONFIGURATION_SIZE
-        # CU_LAUNCH_PARAM_BUFFER_POINTER, CU_LAUNCH_PARAM_BUFFER_SIZE and CU_LAUNCH_PARAM_END of cuda.h.
-        self._extra = (ctypes.c_void_p * 5)(1, arguments, 2, ctypes.addressof(self._size), 0)
-        self._memory, self._at = ctypes.byref(memory), ctypes.byref(self._ordinal)
-        self._launch, self._get_device = cuda_driver.launch_function(), cuda_driver.device_function()
-
-    def launch(self, kernel: int, parameters: bytes, device: int) -> int:
-        """Launch with `device` current, whichever is current now; returns the driver's error, 0 for none."""
-        self._bytes[:] = parameters
-        if self._get_device(self._at) == 0 and self._ordinal.value == device:
-            return int(self._launch(self._memory, kernel, None, self._extra))
-        with cuda_driver.on_device(device):
-            return int(self._launch(self._memory, kernel, None, self._extra))
+_Buffer = tuple[memoryview, Any, Any, Any, ctypes.c_int, ctypes.c_size_t]
 
 
-def _draw_buffer() -> _Buffer:
-    return _Buffer(PACKED_DRAW + PACKED_GEOMETRY)
+def _buffer(size: int) -> _Buffer:
+    """Memory for the configuration of a launch and `size` bytes of arguments behind it.
 
-
-def _advance_buffer() -> _Buffer:
-    return _Buffer(8)
+    Returns a view to write to, the first and the last argument of cuLaunchKernelEx, the argument of cuCtxGetDevice and
+    the number that this writes, and the size, which `extra` points to.
+    """
+    memory = ctypes.create_string_buffer(CONFIGURATION_SIZE + size)
+    arguments, count = ctypes.addressof(memory) + CONFIGURATION_SIZE, ctypes.c_size_t(size)
+    # CU_LAUNCH_PARAM_BUFFER_POINTER, CU_LAUNCH_PARAM_BUFFER_SIZE and CU_LAUNCH_PARAM_END of cuda.h.
+    extra = (ctypes.c_void_p * 5)(1, arguments, 2, ctypes.addressof(count), 0)
+    ordinal = ctypes.c_int()
+    return memoryview(memory).cast("B"), ctypes.byref(memory), extra, ctypes.byref(ordinal), ordinal, count
 
 
 def _cut(draw: Draw, misalignment: int, first_column: int) -> tuple[Geometry, bytes]:
@@ -195,22 +203,3 @@ def generic_launcher(backend: Backend, draw: Draw) -> Launcher:
 def _moved(vector: Vector, value: Any) -> Vector:
     """The same vector at another address, or another number."""
     return vector._replace(**{"number" if vector.type == ElementType.number else "data": value})
-
-
-class Pool:
-    """Buffers for launches: each is one call's at a time, whichever thread, signal handler or destructor makes it."""
-
-    def __init__(self, make: Callable[[], Any]) -> None:
-        self._make = make
-        self._free: collections.deque[Any] = collections.deque()
-
-    def take(self) -> Any:
-        """A buffer that no other call has."""
-        try:
-            return self._free.pop()
-        except IndexError:
-            return self._make()
-
-    def give(self, buffer: Any) -> None:
-        """Let another call have it."""
-        self._free.append(buffer)

@@ -300,10 +300,11 @@ def test_many_dimensions_and_long_rows(noise: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("kind", INPUTS, ids=lambda kind: kind.name)
 def test_mu_and_sigma_may_have_any_type_and_stride(kind: np.dtype[Any], dtype: str) -> None:
-    n = {"float32": 30, "float64": 600, "float16": 3}[dtype]
+    """Of each computing type; a float16 or bfloat16 matrix is computed as float32."""
+    n = {"float32": 30, "float64": 600}[dtype]
     for k, (mu, sigma) in enumerate(input_vectors(kind, 37)[:-1]):
         check(Case(37, n, dtype, seed=k, mu=mu, sigma=sigma, cut=tall(2, 1)))
 

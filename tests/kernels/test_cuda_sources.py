@@ -39,7 +39,7 @@ from kernel_cases import GUARD, POISON, TABLES, Case, Values, words_in_memory
 from numba import njit
 from places import DATA
 from ptx_reader import opcodes_of
-from tables import COVERING, DTYPES, NARROW, NOISES, QUICK, STORES, VARIANTS, Variant
+from tables import COVERING, DTYPES, GRADIENT_VARIANTS, NARROW, NOISES, QUICK, STORES, VARIANTS, Variant
 
 import multisample
 from multisample.backends import cupy as cupy_backend
@@ -359,11 +359,12 @@ def test_nvcc_compiles_every_kernel_of_the_extension_without_a_warning(tmp_path:
     assert done.returncode == 0, output[-5000:]
     assert not re.search("warning", output, re.I), output[:5000]
     kernels = re.findall(r"Compiling entry function '(\w+)' for 'sm_90'", output)
+    assert len(kernels) == len(set(kernels))
+    gradients = sum("gradient_kernel" in name for name in kernels)
+    assert gradients == len(GRADIENT_VARIANTS) == 80
     # Kernels that read the seed or the window from memory have strided stores only.
     from_memory = [variant for variant in VARIANTS if STORES[variant[-1]] == "strided"]
-    assert sum("gradient_kernel" not in name and "sample_kernel" in name for name in kernels) == len(VARIANTS) + len(
-        from_memory
-    )
+    assert sum("sample_kernel" in name for name in kernels) == len(VARIANTS) + len(from_memory)
 
 
 def test_launches_report_their_own_errors_and_no_others() -> None:

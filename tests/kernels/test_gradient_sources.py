@@ -10,7 +10,6 @@ import dataclasses
 import itertools
 import os
 import platform
-import re
 import signal
 import struct
 import subprocess
@@ -34,11 +33,11 @@ from cuda_cpp import (
     run_program,
 )  # fmt: skip
 from draws import WORDS, a_draw
-from tables import DTYPES, NOISES, slow_but
+from tables import DTYPES, GRADIENT_VARIANTS, NOISES, GradientVariant, slow_but
 
 import multisample
 from multisample.backends.draw import PACKED_DRAW, Operation, Word, pack
-from multisample.backends.native import csrc_files, toolchain
+from multisample.backends.native import csrc_files
 
 Array = np.ndarray[Any, Any]
 
@@ -399,25 +398,8 @@ def test_cpus_of_other_vectors_give_the_same_bits_within_bounds(tmp_path: Path) 
 
 # --- Compiled for the GPU -------------------------------------------------------------------------
 
-Kernel = tuple[str, bool, bool, bool, int, bool, bool]
-# Element type, whether noise is shared, antithetic, fast_math, rows of a thread, whether it only reads at once, and
-# whether it reads the seed and the window from memory.
-KERNELS: list[Kernel] = [
-    (dtype, shared, antithetic, fast, rows, only_at_once, origin_in_memory)
-    for dtype, shared, antithetic, fast in itertools.product(DTYPES, (False, True), (False, True), (False, True))
-    for rows, only_at_once, origin_in_memory in (
-        (1, False, False),
-        (1, False, True),
-        (2 if antithetic else 4, False, False),
-        (2 if antithetic else 4, True, False),
-    )
-    if not (fast and dtype == "float64")
-    if not (shared and rows == 1)
-    if not (rows > 1 and dtype == "float64" and not shared)
-]
 
-
-def kernel_name(kernel: Kernel) -> str:
+def kernel_name(kernel: GradientVariant) -> str:
     dtype, shared, antithetic, fast, rows, only_at_once, origin_in_memory = kernel
     element = ELEMENTS[dtype] if dtype in ("float32", "float64") else f"multisample::{dtype}"
     flags = ", ".join(str(flag).lower() for flag in (shared, antithetic, fast))
@@ -429,37 +411,13 @@ def kernel_name(kernel: Kernel) -> str:
 @pytest.mark.parametrize("architecture", slow_but(["sm_90"], ARCHITECTURES))
 def test_nvrtc_compiles_kernels_for_every_architecture_without_a_warning(architecture: str) -> None:
     """An eighth of them for each, in turn: the sources do not know for which they are compiled."""
-    assert len(KERNELS) == 80
-    kernels = [kernel_name(kernel) for kernel in KERNELS[ARCHITECTURES.index(architecture) :: 9]]
+    kernels = [kernel_name(kernel) for kernel in GRADIENT_VARIANTS[ARCHITECTURES.index(architecture) :: 9]]
     kernels.append("multisample::add_segments_kernel<float>")
     options = ["-std=c++17", f"-I{csrc_files.folder()}"]
     compiled = nvrtc_compile('#include "cuda/gradient_kernel.cuh"\n', kernels, architecture, options)
     assert compiled.log == ""
     for name in compiled.names:
         assert f".text.{name}\0".encode() in compiled.code, name
-
-
-@pytest.mark.slow
-def test_nvcc_compiles_every_kernel_that_is_launched_without_a_warning(tmp_path: Path) -> None:
-    home = toolchain.cuda_home()
-    if home is None:
-        pytest.skip("nvcc is neither on the PATH nor in CUDA_HOME")
-    source = tmp_path / "gradient.cu"
-    source.write_text(
-        '#include "cuda/gradient_launch.cuh"\n'
-        "cudaError_t run(const multisample::Draw& draw) { return multisample::launch_gradient(draw); }\n"
-    )
-    command = [
-        str(home / "bin" / "nvcc"), "-std=c++17", "-O3", "-arch=sm_90", "-Xptxas", "-v", "-Xcompiler", "-Wall",
-        f"-I{csrc_files.folder()}", "-c", str(source), "-o", str(tmp_path / "gradient.o"),
-    ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=2 * SECONDS)
-    output = done.stdout + done.stderr
-    assert done.returncode == 0, output[-5000:]
-    assert not re.search("warning", output, re.I), output[:5000]
-    found = re.findall(r"Compiling entry function '(\w+)' for 'sm_90'", output)
-    names = [name for name in found if "gradient_kernel" in name]
-    assert len(names) == len(set(names)) == len(KERNELS)
 
 
 @requires_gxx

@@ -11,8 +11,20 @@ import numpy as np
 import pytest
 
 __all__ = [
-    "COLUMNS", "COVERING", "DTYPES", "INPUTS", "NARROW", "NOISES", "QUICK", "ROWS", "STORES",
-    "VARIANTS", "Variant", "slow_but",
+    "COLUMNS",
+    "COVERING",
+    "DTYPES",
+    "GRADIENT_VARIANTS",
+    "INPUTS",
+    "NARROW",
+    "NOISES",
+    "QUICK",
+    "ROWS",
+    "STORES",
+    "VARIANTS",
+    "GradientVariant",
+    "Variant",
+    "slow_but",
 ]  # fmt: skip
 
 ROWS, COLUMNS = 2**32, 2**34
@@ -58,6 +70,24 @@ QUICK: list[Variant] = [
     ("float32", False, False, False, 5),
 ]
 """One of each way to store."""
+
+GradientVariant = tuple[str, bool, bool, bool, int, bool, bool]
+"""Element type, whether noise is common, antithetic, fast_math, rows of a thread, whether the kernel only reads at
+once, and whether it reads the seed and the window from memory."""
+GRADIENT_VARIANTS: list[GradientVariant] = [
+    (dtype, shared, antithetic, fast, rows, only_at_once, origin_in_memory)
+    for dtype, shared, antithetic, fast in itertools.product(DTYPES, (False, True), (False, True), (False, True))
+    for rows, only_at_once, origin_in_memory in (
+        (1, False, False),
+        (1, False, True),
+        (2 if antithetic else 4, False, False),
+        (2 if antithetic else 4, True, False),
+    )
+    if not (fast and dtype == "float64")
+    if not (shared and rows == 1)
+    if not (rows > 1 and dtype == "float64" and not shared)
+]
+"""All that the gradient's CUDA kernel is compiled for."""
 
 
 def slow_but(quick: Iterable[Any], values: Iterable[Any]) -> list[Any]:
