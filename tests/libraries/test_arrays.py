@@ -23,7 +23,7 @@ import torch
 from tables import DTYPES
 
 import multisample
-from multisample import BackendStatus, BackendUnavailableError, _backends, _plan, _streams, sample
+from multisample import BackendStatus, BackendUnavailableError, _backends, _libraries, _plan, _streams, sample
 from multisample.backends import registry
 from multisample.backends.draw import HOST, Draw, ElementType, Operation, Vector, Word
 
@@ -841,7 +841,7 @@ def cuda(cupy: Any, registered: Callable[[Any], Any], monkeypatch: pytest.Monkey
     backend: RecordingCuda = registered(RecordingCuda(cupy))
     # A driver, if there is one, knows nothing of these streams.
     monkeypatch.setattr(_streams, "order", lambda *streams: backend.ordered.append(streams))
-    for module in (_streams, _plan):
+    for module in (_streams, _plan, _libraries.library):
         monkeypatch.setattr(module, "is_capturing", lambda stream: False)
     monkeypatch.setattr(_streams, "Event", lambda stream, device: SimpleNamespace(is_done=lambda: True))
     monkeypatch.setattr(_streams, "KEEPER", _streams.Keeper())
