@@ -194,20 +194,22 @@ def _bars(rows: Sequence[tuple[Entry, float]], base: float, memset: float | None
 
 def _largest(run: Run, kind: Kind, groups: Sequence[Group]) -> Iterator[Picture]:
     shapes = by_shape(groups)
-    shape = max(shapes, key=lambda shape: _octave(shape[0] * shape[1]), default=(0, 0))
+    # The squarest of the largest, and of these that with more dimensions.
+    shape = max(shapes, key=lambda s: (_octave(s[0] * s[1]), -max(s) / min(s), s[0]), default=(0, 0))
     rows = sorted(((entry, entry.seconds) for entry in shapes.get(shape, {}).values()), key=lambda row: row[1])
-    ours = {entry.mode: entry for entry, _ in rows if entry.ours}
+    ours = {entry.mode: entry for entry, _ in reversed(rows) if entry.ours}  # The fastest of each mode.
     peers = [row for row in rows if not row[0].ours and not row[0].lacks]
-    if len(shapes) < 2 or "portable" not in ours or ours["portable"].device is None or not peers:
+    if len(shapes) < 2 or "portable" not in ours or not peers:
         return
     base, matrix = ours["portable"].seconds, f"a matrix of {shape[0]:,} x {shape[1]:,}"
+    what = "a call" if ours["portable"].device is None else "the kernels"
     fast = f" ({time_text(ours['fast_math'].seconds)} with fast_math)" if "fast_math" in ours else ""
     yield Picture(
         f"largest-{kind.slug}",
         f"Time to draw {matrix}",
-        f"{run.device}; {kind}; {rows[0][0].bytes / 1e6:,.0f} MB; x: times as long as multisample",
-        f"multisample draws {matrix} ({kind}) in {time_text(base)}{fast}; of the others that apply mu and sigma, the "
-        f"fastest ({label(peers[0][0])}) takes {peers[0][1] / base:.1f} times as long.",
+        f"{run.device}, time of {what}; {kind}; {rows[0][0].bytes / 1e6:,.0f} MB; x: times as long as multisample",
+        f"On {run.device}, multisample draws {matrix} ({kind}) in {time_text(base)}{fast}; of the others that apply mu "
+        f"and sigma, the fastest ({label(peers[0][0])}) takes {peers[0][1] / base:.1f} times as long.",
         1.6 + 0.44 * len(rows),
         partial(_bars, rows, base, ours["portable"].memset_s),
     )

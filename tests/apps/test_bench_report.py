@@ -171,7 +171,7 @@ def test_the_page_has_every_picture_in_two_themes_and_loads_nothing(tmp_path: Pa
     page, text = reported(tmp_path, gpu_results(), cpu_results())
     names = {f"run0-{picture}-float32-{noise}" for picture in ("largest", "memory", "calls")
              for noise in ("shared", "independent")}  # fmt: skip
-    names |= {"run0-host", "run1-cpu-float32-independent"}
+    names |= {"run0-host", "run1-largest-float32-independent", "run1-cpu-float32-independent"}
     expected = {f"{name}-{theme}.svg" for name in names for theme in ("light", "dark")}
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"index.html", *expected}
     assert len(page.links) == len(expected) and "@import" not in text and "url(" not in text
