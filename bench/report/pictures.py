@@ -202,12 +202,13 @@ def _largest(run: Run, kind: Kind, groups: Sequence[Group]) -> Iterator[Picture]
     if len(shapes) < 2 or "portable" not in ours or not peers:
         return
     base, matrix = ours["portable"].seconds, f"a matrix of {shape[0]:,} x {shape[1]:,}"
+    size = f"{rows[0][0].bytes / 1e6:,.0f} MB"
     what = "a call" if ours["portable"].device is None else "the kernels"
     fast = f" ({time_text(ours['fast_math'].seconds)} with fast_math)" if "fast_math" in ours else ""
     yield Picture(
         f"largest-{kind.slug}",
         f"Time to draw {matrix}",
-        f"{run.device}, time of {what}; {kind}; {rows[0][0].bytes / 1e6:,.0f} MB; x: times as long as multisample",
+        f"{run.device}, time of {what}; {kind}; {size}; x: times as long as {time_text(base)}",
         f"On {run.device}, multisample draws {matrix} ({kind}) in {time_text(base)}{fast}; of the others that apply mu "
         f"and sigma, the fastest ({label(peers[0][0])}) takes {peers[0][1] / base:.1f} times as long.",
         1.6 + 0.44 * len(rows),
@@ -223,10 +224,11 @@ def _host(run: Run) -> Iterator[Picture]:
     rows = [(curve.entry, curve.y[0]) for curve in reversed(curves)]
     ours = [seconds for entry, seconds in rows if entry.ours]
     if ours:
+        limit = EngFormatter("B")(HOST_BYTES)
         yield Picture(
             "host",
             "Time that a call keeps the host busy",
-            f"{run.machine.get('cpu')}; median of matrices up to {HOST_BYTES / 1e6:.0f} MB; x: times as long",
+            f"{run.machine.get('cpu')}; median of matrices up to {limit}; x: times as long as {time_text(ours[0])}",
             f"A call of multisample keeps the host busy for {time_text(ours[0])} to {time_text(ours[-1])}.",
             1.6 + 0.44 * len(rows),
             partial(_bars, rows, ours[0], None),
@@ -286,6 +288,7 @@ def _lines(x: Scale, y: Scale, curves: Sequence[Curve], figure: Figure, axes: Ax
             axis.set_major_locator(LogLocator(subs=subs, numticks=20))
             axis.set_minor_locator(NullLocator())
         axis.set_major_formatter(formatter)
+    axes.margins(y=0.1)
     if not y[2]:
         axes.set_ylim(0, 1.04)
     axes.grid(linewidth=0.6)
