@@ -21,14 +21,13 @@ from .arrays import to_numpy
 
 __all__ = ["add_parser", "run"]
 
-# The workload that the original kernel was written for.
-_D, _N = 2500, 1024
+_D, _N = 2500, 1024  # The workload of the hand-written kernel in bench/suites.
 _SEED = 7
 _REPEATS, _CALLS = 7, 5
 _NEXT = """
-Try next:
+Next, draw 5 samples with the means 0 and 10, and see what the examples do:
   python -c "import multisample; print(multisample.sample([0, 10], [1, 0.5], 5, seed=7))"
-  python -m multisample sample --help"""
+  python -m multisample examples"""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -79,8 +78,9 @@ def _speeds_and_bits(names: Sequence[str]) -> int:
     sigma = (np.arange(_D, dtype=np.float32) % 64 + 1) / np.float32(32)
     size = 4 * _D * _N
     print(
-        f"\nSpeed: each backend draws {_N} samples of {_D} dimensions (float32, {size / 1e6:.1f} MB)."
-        f"\nIts inputs are in its own memory. Times are medians of {_REPEATS} series of {_CALLS} calls."
+        f"\nSpeed: each backend draws a matrix of {_D} dimensions and {_N} samples in the memory of its device."
+        f"\nA time is that of one call, the median of {_REPEATS} series of {_CALLS}. GB/s counts"
+        f" the {size / 1e6:.1f} MB of the matrix."
         "\nThe first run on a machine compiles for some seconds, and keeps the result on disk.\n",
         flush=True,
     )
@@ -131,9 +131,10 @@ def _compare(results: Mapping[str, HostArray]) -> bool:
         if count:
             differing.append(f"{name} differs from {first} in {count} of {bits.size} numbers")
     if differing:
-        print("\nsame numbers, bit for bit: NO: " + "; ".join(differing))
+        answer = f"NO. {'; '.join(differing)}. This is a bug: please report it."
     elif others:
-        print(f"\nsame numbers, bit for bit: yes ({', '.join(results)})")
+        answer = f"yes, to the last bit ({', '.join(results)})"
     else:
-        print(f"\nsame numbers, bit for bit: not compared, since {first} is the only backend that ran")
+        answer = f"not compared, because {first} is the only backend that ran"
+    print(f"\nDoes every backend draw the same numbers from the same seed? {answer}")
     return not differing

@@ -155,9 +155,7 @@ def test_the_report_runs_without_a_command_and_without_any_array_library() -> No
     assert re.search(r"^backend +available +version +device$", done.out, re.M)
     assert re.search(r"^cpu +yes +numba [\d.]+\S* +\S.* threads?$", done.out, re.M)
     assert re.search(r"^cpu +\d+ us +[\d.]+$", done.out, re.M)
-    assert re.search(
-        r"^same numbers, bit for bit: not compared, since cpu is the only backend that ran$", done.out, re.M
-    )
+    assert re.search(r"^Does .* same seed\? not compared, because cpu is the only backend that ran$", done.out, re.M)
     assert re.search(r"^cupy +no\b.*\n    - runs on NVIDIA GPUs only\n    - package cupy", done.out, re.M)
     assert not re.search(r"^torch_ext +no\b.*\n    - runs on NVIDIA", done.out, re.M), "it runs on the CPU too"
 
@@ -165,7 +163,9 @@ def test_the_report_runs_without_a_command_and_without_any_array_library() -> No
 @pytest.mark.slow
 def test_the_report_ends_with_commands_that_run(run: Run) -> None:
     report_text = run().out
-    _, _, following = report_text.partition("\nTry next:\n")
+    _, _, following = report_text.partition(
+        "\nNext, draw 5 samples with the means 0 and 10, and see what the examples do:\n"
+    )
     commands = [shlex.split(line) for line in following.splitlines()]
     assert [command[0] for command in commands] == ["python", "python"]
     for command in commands:
@@ -905,7 +905,7 @@ def test_the_report_compares_backends(run: Run, elsewhere: Any) -> None:
     assert re.search(r"^elsewhere  yes +1\.0 +a stand-in$", done.out, re.M)
     assert re.search(r"^elsewhere +\d+ us +[\d.]+$", done.out, re.M)
     names = ", ".join(name for name, status in multisample.backends().items() if status.available)
-    assert f"\nsame numbers, bit for bit: yes ({names})\n\nTry next:\n" in done.out
+    assert f" from the same seed? yes, to the last bit ({names})\n\nNext, draw 5 samples" in done.out
     assert elsewhere.launches == 1 + report._REPEATS * report._CALLS
 
 
@@ -915,7 +915,7 @@ def test_the_report_says_which_bits_differ(run: Run, register: Callable[[Any], A
     done = run("report")
     assert done.code == 1
     first = next(iter(multisample.backends()))
-    assert done.out.endswith(f"\nsame numbers, bit for bit: NO: flipped differs from {first} in 2 of 2560000 numbers\n")
+    assert f"same seed? NO. flipped differs from {first} in 2 of 2560000 numbers. This is a bug" in done.out
 
 
 def test_the_report_gives_every_reason(run: Run, register: Callable[[Any], Any]) -> None:
@@ -950,7 +950,7 @@ def test_a_backend_that_fails_is_reported_after_the_others(
     assert done.code == 1
     assert re.search(r"^cpu +\d+ us", done.out, re.M)
     assert "\nbroken failed: BackendUnavailableError: no compiler\n" in done.out
-    assert "same numbers, bit for bit: yes" in done.out
+    assert "same seed? yes" in done.out
 
 
 def test_an_unavailable_backend_draws_nothing(draw_files: Run, folder: Path, register: Callable[[Any], Any]) -> None:
