@@ -198,7 +198,7 @@ def check_some(template: Template, cases: Iterable[Case], number: int) -> None:
 SHAPES = ("every shape", "dimensions side by side", "every address", "threads beyond the last column", "any strides")
 
 
-@each(TEMPLATES, SOME)
+@each(TEMPLATES, SOME[:1])
 def test_kernel_draws_what_the_cpu_backend_draws(monkeypatch: pytest.MonkeyPatch, template: Template) -> None:
     """All that is checked of one kernel, because each process that checks some of it compiles it."""
 
