@@ -1,5 +1,5 @@
-// The block-per-dimension kernel: x[i, j] = mu[i] + sigma[i] z[i, j], noise made in registers, each element written
-// once. Where columns lie side by side in memory it is in cuda/rows.cuh, where dimensions do in cuda/columns.cuh.
+// The block-per-dimension kernel: x[i, j] = mu[i] + sigma[i] z[i, j]. Noise is made in registers, and each element is
+// written once. cuda/rows.cuh has the kernels with row stores, cuda/columns.cuh those with transposed stores.
 #pragma once
 
 #include "cuda/columns.cuh"
@@ -23,8 +23,8 @@ constexpr int kMostThreads = stores == kTransposed         ? kTransposedThreads
                              : stores == kTransposedStaged ? kStagedThreads<shared>
                                                            : kThreads;
 
-// Blocks that a processor is to hold at once, if the compiler alone would choose so many that registers run out, or so
-// few that it waits; else 0.
+// Least blocks per multiprocessor for __launch_bounds__, where the compiler's own choice spills registers or lowers
+// occupancy; else 0.
 template <class Out, bool shared, bool antithetic, Stores stores>
 constexpr int kBlocksAtOnce = stores == kTransposed || stores == kTransposedStaged ? 768 / kMostThreads<shared, stores>
                               : antithetic && (stores == kAligned || stores == kShifted) ? 2
@@ -34,8 +34,8 @@ constexpr int kBlocksAtOnce = stores == kTransposed || stores == kTransposedStag
 template <class Out, bool shared, bool antithetic, bool fast, Stores stores, bool origin_in_memory = false>
 __global__ void __launch_bounds__(kMostThreads<shared, stores>, kBlocksAtOnce<Out, shared, antithetic, stores>)
 sample_kernel(const __grid_constant__ Draw call, const __grid_constant__ Geometry geometry) {
-  // Numbers by value are the same for all threads to the compiler, which keeps them and the round keys out of the
-  // threads' registers. So kernels that read them from memory are kernels of their own.
+  // Numbers passed by value are uniform to the compiler, which keeps them and the round keys out of the threads'
+  // registers. Numbers read from memory are not, so the kernels that read them are instantiated separately.
   if constexpr (origin_in_memory) {
     Geometry resolved = geometry;
     const Draw values = with_values(call);
@@ -46,7 +46,7 @@ sample_kernel(const __grid_constant__ Draw call, const __grid_constant__ Geometr
   }
 }
 
-// Adds 1 to an offset in memory, after the kernels that read it.
+// Adds 1 to an offset in memory. It is launched after the kernels that read the offset.
 __global__ void advance_kernel(u64* counter) { ++*counter; }
 
 }  // namespace multisample

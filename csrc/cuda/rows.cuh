@@ -1,22 +1,21 @@
-// The kernels where columns lie side by side in memory, or at any distance: every way of stores.cuh.
+// The kernels with row stores: kAligned, kShifted, kStaged and kStrided.
 //
-// A thread keeps its columns and goes down the dimensions, so that what the words owe to the columns alone is made once
-// (and with shared noise everything is); what they owe to the dimension alone waits in shared memory, beside mu and
-// sigma. See cuda/geometry.h.
+// A thread keeps its columns and goes down the dimensions. It computes the column part of its words (with common noise,
+// its normals) once. The row parts are in shared memory, beside mu and sigma. See cuda/geometry.h.
 #pragma once
 
 #include "cuda/stores.cuh"
 
 namespace multisample {
 
-// What all threads of a block need of a dimension, in as few loads as can be.
+// One dimension in shared memory, aligned for 16-byte loads.
 template <class Real>
 struct alignas(16) Dimension {
   RowPart words;
   Real mu, sigma;
 };
 
-// Draws the rows of `count` dimensions that lie one after the other, `stride` elements apart in memory.
+// Draws `count` dimensions, whose rows are `stride` elements apart in the output.
 template <class Out, bool antithetic, class Real, class Noise, class Put>
 MULTISAMPLE_FUNCTION void go_down(const Dimension<Real>* dimensions, u32 count, char* at, i32 stride,
                                   const Noise& noise, const Keys<Real>& keys, const Put& put) {
@@ -28,18 +27,17 @@ MULTISAMPLE_FUNCTION void go_down(const Dimension<Real>* dimensions, u32 count, 
   }
 }
 
-// A thread's columns, in whatever rows it is given.
+// The columns of one thread.
 template <class Out, bool shared, bool antithetic, bool fast, Stores stores>
 class Columns {
   using Real = typename Computing<Out>::Type;
   static constexpr i64 kSize = sizeof(Out);
   static constexpr u32 kCount = Elements<Out, antithetic>::kCount;
-  // Whether a thread has more than it can write at once, or could write more at once than a quad.
+  // Whether a group is larger than one vectorised store, so that PutPaired needs fewer stores or fills whole sectors.
   static constexpr bool kPairs = kCount * kSize > static_cast<i64>(sizeof(Quad<Out>)) || kSize == 8;
 
  public:
-  // Group `group` of row `row` and of the block's further rows at its distance. `stages` has room for the elements that
-  // all threads of the block make of a row.
+  // The thread draws group `group` in row `row` of each pass. `stages` has room for the block's elements of one pass.
   MULTISAMPLE_FUNCTION Columns(u64 group, u32 row, Out* stages, const Keys<Real>& keys, const Draw& call,
                                const Geometry& geometry)
       : noise_(Noise<Real, shared, fast>::of(static_cast<u32>(call.first_column.value / kCount + group),
@@ -57,7 +55,7 @@ class Columns {
         paired_ = __all_sync(~0u, is_whole() && apart == (lane % 2 != 0 ? -group_size : group_size));
       }
     } else {
-      // Positions of the thread's and of the warp's elements within a pass.
+      // Positions of the lane's and of the warp's elements within a pass.
       const u32 rows = geometry.rows_per_pass, all = rows * static_cast<u32>(columns);
       const u32 begin = row < rows ? row * static_cast<u32>(columns) + static_cast<u32>(column) + first_ : all;
       const u32 end = row < rows ? begin + (last_ - first_) : all;
@@ -71,7 +69,7 @@ class Columns {
     }
   }
 
-  // The rows of a chunk of `rows` dimensions, of which `out` is the first.
+  // Draws a chunk of `rows` dimensions, whose first row begins at `out`.
   MULTISAMPLE_FUNCTION void draw(const Dimension<Real>* chunk, u32 rows, char* out, const Keys<Real>& keys,
                                  const Draw& call, const Geometry& geometry) const {
     const u32 step = geometry.rows_per_pass;
@@ -79,7 +77,7 @@ class Columns {
     char* const at = out + offset_;
     const i32 stride = geometry.row_step;
     if (stores == kStaged) {
-      // All threads of a warp together. The last pass may not be full, and then ends within a warp.
+      // All lanes of the warp take part. The last pass may be incomplete and end within a warp.
       const u32 passes = rows * geometry.one_by_rows >> 20, more = rows - passes * step;
       PutStaged<Out, antithetic> put{stage_, threadIdx.x % 32, position_, length_, first_, last_};
       down(mine, passes, at, stride, keys, put);
@@ -126,7 +124,7 @@ class Columns {
   }
 
  private:
-  // Whether all of its columns are inside.
+  // Whether all columns of the group are inside the matrix.
   MULTISAMPLE_FUNCTION bool is_whole() const { return first_ == 0 && last_ == kCount; }
 
   template <class Put>
@@ -136,24 +134,24 @@ class Columns {
   }
 
   Noise<Real, shared, fast> noise_;
-  i64 offset_;  // from the first row's first column to what `put` is given, in bytes
+  i64 offset_;  // in bytes, from the first row of a chunk to the address passed to `put`
   u32 row_;
-  u32 first_, last_;  // those of the columns that are inside
-  bool paired_;       // all are, and threads of the warp side by side two by two
-  // Of kStaged alone; see PutStaged.
+  u32 first_, last_;  // range of the group's columns inside the matrix
+  bool paired_;       // whether the group is whole and each lane pair of the warp has adjacent groups
+  // For kStaged; see PutStaged.
   Out* stage_;
   u32 run_, length_, position_, columns_;
 };
 
-// The dimensions of a block's band, fetched by its threads a chunk at a time: while one is drawn, the next is on its
-// way.
+// The dimensions of a block's band. The threads load a chunk of them at a time, and prefetch the next chunk while they
+// draw one.
 template <class Real>
 class Dimensions {
  public:
   MULTISAMPLE_FUNCTION Dimensions(u64 first_row, u32 count, const Draw& call, const Geometry& geometry)
       : call_(call), first_row_(first_row), count_(count), chunk_(geometry.chunk), shift_(geometry.interleave_log2) {}
 
-  // Begins to load the thread's own dimension of the chunk that begins at row `begin` of the band.
+  // Starts to load one dimension per thread, of the chunk that begins at row `begin` of the band.
   MULTISAMPLE_FUNCTION void fetch(u32 begin) {
     const u32 k = begin + threadIdx.x;
     mine_ = threadIdx.x < chunk_ && k < count_;
@@ -165,8 +163,8 @@ class Dimensions {
     }
   }
 
-  // Puts it where all threads of the block see it, after the next __syncthreads(): rows that one thread draws one after
-  // the other lie side by side.
+  // Stores the loaded dimension in shared memory, for reads after the next __syncthreads(). Rows that one thread draws
+  // consecutively are adjacent.
   MULTISAMPLE_FUNCTION void put(Dimension<Real>* chunk, const Keys<Real>& keys, const Geometry& geometry) const {
     if (!mine_) return;
     const u32 pass = threadIdx.x * geometry.one_by_rows >> 20, row = threadIdx.x - pass * geometry.rows_per_pass;
@@ -216,7 +214,7 @@ MULTISAMPLE_FUNCTION void draw_rows(const Draw& call, const Geometry& geometry) 
       dimensions.put(chunks[parity], keys, geometry);
       __syncthreads();
     } else if (runs < geometry.steps) {
-      // Where there are more columns for the block, its dimensions are only one chunk.
+      // A band with several runs of columns has one chunk of dimensions.
       ++runs;
       group += geometry.groups_per_pass;
       columns = Columns(group, row, stages, keys, call, geometry);
