@@ -1,4 +1,4 @@
-"""Launching through the CUDA driver, as the cupy and numba backends do, and through `Backend.launch` alone."""
+"""Launchers: through the CUDA driver, for the cupy and numba backends, and through `Backend.launch` alone."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["DriverBackend", "KernelKey", "Pool", "generic_launcher", "kernel_key
 
 
 class KernelKey(NamedTuple):
-    """The kernel of a draw: each is compiled alone."""
+    """The kernel of a draw. Each is compiled alone."""
 
     dtype: str
     common_noise: bool
@@ -34,43 +34,43 @@ class KernelKey(NamedTuple):
 
 
 def kernel_key(draw: Draw, stores: int) -> KernelKey:
-    """The kernel for `draw`, cut into blocks by a geometry with `stores`."""
+    """The kernel for `draw`, with the stores of its geometry."""
     dtype = ElementType(draw.type).name
     in_memory = bool(draw.seed.at or draw.first_row.at or draw.first_column.at)
     fast_math = draw.fast_math and dtype != "float64"
     return KernelKey(dtype, draw.common_noise, draw.antithetic, fast_math, stores, in_memory, draw.device)
 
 
-# The struct CUlaunchConfig of cuda.h: three sizes of the grid and of a block, shared memory, stream, no attributes.
+# The struct CUlaunchConfig of cuda.h: the grid, the block, shared memory, stream, no attributes.
 _CONFIGURATION = struct.Struct("7I4xPP I4x")
 CONFIGURATION_SIZE = _CONFIGURATION.size
 
 
 def pack_configuration(blocks: int, threads: int, stream: int) -> bytes:
-    """The configuration of a launch in one dimension."""
+    """The configuration of a one-dimensional launch."""
     return _CONFIGURATION.pack(blocks, 1, 1, threads, 1, 1, 0, stream, 0, 0)
 
 
 class DriverBackend(abc.ABC):
-    """What the adapters have in common that compile a kernel for each `KernelKey` and launch it by the CUDA driver."""
+    """Base of backends that compile a kernel for each `KernelKey` and launch it through the CUDA driver."""
 
     name: str
 
     def __init__(self) -> None:
         self._handles: dict[KernelKey | tuple[str, int], int] = {}
         self.compiled: dict[KernelKey | tuple[str, int], Any] = {}
-        """The compiler's own objects, by kernel: a handle is valid as long as they are there."""
+        """The compiler's own objects, by kernel. A handle is valid as long as its object is alive."""
         self._buffers, self._advance_buffers = Pool(_draw_buffer), Pool(_advance_buffer)
 
     @abc.abstractmethod
     def compile(self, key: KernelKey | None) -> tuple[int, Any]:
-        """The driver's handle of a kernel, and the object that keeps it; of `advance` if `key` is None.
+        """The driver's handle of a kernel, and the object that keeps it alive; of `advance` if `key` is None.
 
-        The device is current.
+        The caller makes the device current.
         """
 
     def kernel(self, key: KernelKey) -> int:
-        """The driver's handle of a kernel, compiled if it has not been."""
+        """The driver's handle of a kernel, compiled on first use."""
         return self._handles.get(key) or self._compiled(key, key, key.device)
 
     def _compiled(self, place: KernelKey | tuple[str, int], key: KernelKey | None, device: int) -> int:
@@ -80,7 +80,7 @@ class DriverBackend(abc.ABC):
         return handle
 
     def _run(self, buffers: Pool, kernel: int, parameters: bytes, device: int) -> None:
-        """Launch `kernel` with the bytes of its configuration and of its arguments."""
+        """Launch `kernel` with `parameters`, the bytes of its configuration and of its arguments."""
         buffer = buffers.take()
         try:
             error = buffer.launch(kernel, parameters, device)
@@ -101,7 +101,7 @@ class DriverBackend(abc.ABC):
         found: dict[tuple[int, int], tuple[int, int, int, bytes]] = {}
 
         def ready(matrix: int, first_column: int) -> tuple[int, int, int, bytes]:
-            """Geometry and kernel, found once for each alignment of the matrix."""
+            """Geometry and kernel for an alignment of the matrix, cached."""
             key = matrix & 31, first_column & 7
             if key not in found:
                 cut, packed_cut = _cut(draw, *key)
@@ -130,7 +130,7 @@ class DriverBackend(abc.ABC):
 
 
 class _Buffer:
-    """Memory for one launch at a time: its configuration and its arguments, one after the other."""
+    """Memory for one launch at a time: its configuration, then its arguments."""
 
     def __init__(self, size: int) -> None:
         memory = ctypes.create_string_buffer(CONFIGURATION_SIZE + size)
@@ -143,7 +143,7 @@ class _Buffer:
         self._launch, self._get_device = cuda_driver.launch_function(), cuda_driver.device_function()
 
     def launch(self, kernel: int, parameters: bytes, device: int) -> int:
-        """Launch with `device` current, whichever is current now; returns the driver's error, 0 for none."""
+        """Launch with `device` current, and return the driver's error, 0 for none."""
         self._bytes[:] = parameters
         if self._get_device(self._at) == 0 and self._ordinal.value == device:
             return int(self._launch(self._memory, kernel, None, self._extra))
@@ -169,7 +169,7 @@ def _cut(draw: Draw, misalignment: int, first_column: int) -> tuple[Geometry, by
 
 
 def generic_launcher(backend: Backend, draw: Draw) -> Launcher:
-    """The `Launcher` of a backend that has `launch` alone."""
+    """The `Launcher` of a backend that has no `launcher`."""
 
     def moved(mu: Any, sigma: Any) -> Draw:
         return draw._replace(mu=_moved(draw.mu, mu), sigma=_moved(draw.sigma, sigma))
@@ -193,24 +193,24 @@ def generic_launcher(backend: Backend, draw: Draw) -> Launcher:
 
 
 def _moved(vector: Vector, value: Any) -> Vector:
-    """The same vector at another address, or another number."""
+    """`vector` at another address or, if it is a number, with another number."""
     return vector._replace(**{"number" if vector.type == ElementType.number else "data": value})
 
 
 class Pool:
-    """Buffers for launches: each is one call's at a time, whichever thread, signal handler or destructor makes it."""
+    """Buffers for launches. One call uses a buffer at a time, across threads, signal handlers and destructors."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make
         self._free: collections.deque[Any] = collections.deque()
 
     def take(self) -> Any:
-        """A buffer that no other call has."""
+        """A buffer that no other call uses."""
         try:
             return self._free.pop()
         except IndexError:
             return self._make()
 
     def give(self, buffer: Any) -> None:
-        """Let another call have it."""
+        """Return the buffer to the pool."""
         self._free.append(buffer)

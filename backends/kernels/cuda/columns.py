@@ -1,8 +1,8 @@
-"""The kernels where dimensions lie side by side in memory, as with layout "nd": ``csrc/cuda/columns.cuh``.
+"""The kernels with transposed stores, for contiguous dimensions, as with layout "nd": ``csrc/cuda/columns.cuh``.
 
-Dimensions and columns change places: a thread keeps some dimensions, with their mu and sigma, and goes along the
-columns; what the words owe to those alone (with shared noise, all the noise) waits in shared memory. A block makes some
-groups of columns at a time, a pass. See there, and ``csrc/cuda/geometry.h``, for how a pass is written.
+A thread keeps some dimensions, with their mu and sigma, and goes along the columns. The column parts of the words
+(with common noise, the normals) are in shared memory. In one pass, a block draws a few groups of columns.
+``csrc/cuda/columns.cuh`` and ``csrc/cuda/geometry.h`` explain the stores of a pass.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _WARP = np.uint32(32)
 
 
 def _joined(part: Function, first: int, last: int) -> Function:
-    """``joined(*arguments)``: the tuples that ``part(k)`` makes of them for each k, one behind the other."""
+    """``joined(*arguments)``: the concatenated tuples ``part(k)(*arguments)`` for each k."""
     if last - first == 1:
         one: Function = part(first)
         return one
@@ -42,7 +42,7 @@ def _joined(part: Function, first: int, last: int) -> Function:
 
 
 def _in_turn(part: Function, first: int, last: int) -> Function:
-    """``in_turn(*arguments)`` calls what ``part(k)`` makes for each k, one after the other."""
+    """``in_turn(*arguments)`` calls ``part(k)(*arguments)`` for each k."""
     if last - first == 1:
         one: Function = part(first)
         return one
@@ -63,13 +63,11 @@ def _bands(
 ) -> tuple[Function, Function, Function, Function]:
     """The groups of columns of a block.
 
-    ``band_of(index, call, geometry)``: the first of all groups, how many, and how many a pass has; the columns from
-    there on and how many of them are left out, inside being those between; and which passes have all their columns
-    inside: those that begin with one of so many groups, from the first such one on. ``begins(band, call, geometry)``:
-    the address of the first group's first column, be it inside or not. ``is_whole(band, k)``: whether the pass that
-    begins with group k is such a one. ``fill(band, chunk, begin, call, geometry)``: puts the noise of the groups from
-    `begin` on into shared memory, and of those behind them that a pass which is not full reads; returns how many. All
-    threads of the block together.
+    ``band_of(index, call, geometry)``: a tuple as the C++ struct ``Band`` has it. ``begins(band, call, geometry)``: the
+    address of the first group's first column, which may lie before the matrix. ``is_whole(band, k)``: whether all
+    columns of the pass that begins with group k are inside the matrix. ``fill(band, chunk, begin, call, geometry)``:
+    stores the noise of a chunk of groups, from group `begin` on, in shared memory, and returns the number of groups. An
+    incomplete last pass reads groups behind the band, whose noise is stored too. All threads of the block take part.
     """
     width, thread_index, synchronize_block = group_width(antithetic), gpu.thread_index, gpu.synchronize_block
     (prepared, _), (pack, _) = noise(gpu, dtype, shared, fast)
@@ -112,7 +110,7 @@ def _bands(
 
 @functools.cache
 def _keeping(gpu: ModuleType, dtype: str, slots: int) -> Function:
-    """``kept(rows, call)``: of each of so many rows what the words owe to it alone; of each its mu; and its sigma."""
+    """``dimensions_of(rows, call)``: the row part of the words, mu and sigma of each of `slots` rows."""
     element_of, offset_of_call, load, opaque = element(gpu, dtype), offset_of(gpu), gpu.load, gpu.opaque
     real, usual_type = computing_type(dtype)
 
@@ -141,7 +139,7 @@ def _keeping(gpu: ModuleType, dtype: str, slots: int) -> Function:
 
     @inline
     def elements_of(vector, rows):
-        # Of the most frequent type all are on their way before the first is waited for.
+        # For the usual type, all loads are issued before the first is used.
         if opaque(vector.type) == usual_type:
             return usual_elements(vector, rows, 0)
         return any_elements(vector, rows, 0)
@@ -156,12 +154,12 @@ def _keeping(gpu: ModuleType, dtype: str, slots: int) -> Function:
 
 @functools.cache
 def _pieces(gpu: ModuleType, dtype: str, antithetic: bool, delta: int) -> Function:
-    """What a thread writes at once of each column, of its dimensions and of those of the thread before.
+    """The pieces of one thread, one per column of a group, from its own dimensions and from those of the previous lane.
 
-    ``pieces(z, mu, sigma)``: the elements of the first column's piece, which are those of the thread's own dimensions,
-    of the next one's, which begins `delta` elements further back, modulo the elements of a piece, and so on. `z` are
-    the normals of the thread's dimensions, `mu` and `sigma` those of the last ones of the thread before and of its own.
-    All threads of the warp together.
+    ``pieces(z, mu, sigma)``: the elements of all pieces. The piece of column 0 has exactly the lane's own dimensions.
+    The piece of each further column begins `delta` dimensions earlier than the one before, modulo the size of a piece.
+    `z` are the normals of the lane's own dimensions; `mu` and `sigma` are those of the previous lane's last dimensions,
+    then of the lane's own. All lanes of the warp take part.
     """
     slots, width = slots_of(SIZES[dtype]), group_width(antithetic)
     shuffle_up, narrow, per_normal = gpu.shuffle_up, narrowed(gpu, dtype), width // 4
@@ -170,7 +168,7 @@ def _pieces(gpu: ModuleType, dtype: str, antithetic: bool, delta: int) -> Functi
         backs = [(k * per_normal + c) * delta % slots for c in range(per_normal)]
 
         def of_both(at: int) -> Function:
-            # That of the thread before, if it is asked for.
+            # Places before slots - 1 have dimensions of the previous lane.
             s, before = (at + 1) % slots, at < slots - 1
 
             @inline
@@ -212,8 +210,8 @@ def _pieces(gpu: ModuleType, dtype: str, antithetic: bool, delta: int) -> Functi
 def _writing(gpu: ModuleType, dtype: str, antithetic: bool) -> tuple[Function, Function]:
     """``write_whole(at, to, x)`` and ``write_some(at, to, (x, written))``.
 
-    `x` are the elements of all pieces, and `to` where each piece is from address `at` on, in elements. Of `written`,
-    bit e says whether element e is.
+    `x` are the elements of all pieces, and `to` is the offset of each piece from address `at`, in elements. Bit e of
+    `written` says whether element e is stored.
     """
     size, slots, width = SIZES[dtype], slots_of(SIZES[dtype]), group_width(antithetic)
     store, store_vector = gpu.store, gpu.store_vector
@@ -244,9 +242,9 @@ def _writing(gpu: ModuleType, dtype: str, antithetic: bool) -> tuple[Function, F
 def _places(gpu: ModuleType, dtype: str, antithetic: bool) -> tuple[Function, Function]:
     """Which pieces are a thread's.
 
-    ``place_of(tile, band, call, geometry)``: its group of a pass; its first dimension, be it one or not; where its
-    piece of each column is, from there on, in elements; which of their elements are inside the rows, as bits; and
-    `delta`, as `_pieces` takes it. ``inside(band, k)``: the bits of the columns that are inside of group k.
+    ``place_of(tile, band, call, geometry)``: its group of a pass; its first dimension, which may lie outside the
+    matrix; the offset of its piece of each column from there, in elements; a mask of the elements inside the matrix's
+    rows; and `delta`, for `_pieces`. ``inside(band, k)``: the mask of the columns of group k inside the matrix.
     """
     size, slots, width = SIZES[dtype], slots_of(SIZES[dtype]), group_width(antithetic)
     thread_index, opaque = gpu.thread_index, gpu.opaque
@@ -259,7 +257,7 @@ def _places(gpu: ModuleType, dtype: str, antithetic: bool) -> tuple[Function, Fu
 
         @inline
         def of_few(delta, stride, _):
-            # Or it is worked out anew for each pass; there are no registers for eight.
+            # Without opaque(), each pass recomputes the offset. Eight offsets exceed the registers.
             return (np.int32(opaque(np.uint32(c * stride - np.int32(c * delta % slots)))),)
 
         return of_few if width == 4 and size < 8 else of
@@ -267,7 +265,7 @@ def _places(gpu: ModuleType, dtype: str, antithetic: bool) -> tuple[Function, Fu
     def bits(c: int) -> Function:
         @inline
         def of(first, delta, rows):
-            # From how many of the piece's elements on they are inside the rows, and up to how many.
+            # The range of the piece's elements inside the matrix's rows.
             piece = first - np.int64(c * delta % slots)
             begin, end = min(max(-piece, 0), slots), min(max(rows - piece, 0), slots)
             inside = ((np.uint32(1) << np.uint32(end)) - 1) & ~((np.uint32(1) << np.uint32(begin)) - 1)
@@ -313,8 +311,8 @@ def _places(gpu: ModuleType, dtype: str, antithetic: bool) -> tuple[Function, Fu
         exists = position >= 0 and turn < band[2]
         if not exists:
             turn = np.int32(0)
-        # How many elements behind an aligned address the first column of a group begins, and each further one behind
-        # that: the same in all groups.
+        # Alignment in elements, the same in all groups: the first column of a group begins `shift` behind an aligned
+        # address, and each further column `delta` more.
         begin_of_0 = np.uint64(call.matrix - geometry.skip * call.column_stride)
         shift = np.int64(begin_of_0 // np.uint64(size) % np.uint64(slots))
         delta = np.int32(np.uint32(geometry.column_step) % np.uint32(slots))
@@ -379,7 +377,7 @@ def transposed_kernel(gpu: ModuleType, dtype: str, shared: bool, antithetic: boo
     )  # fmt: skip
 
     def along(delta: int) -> Function:
-        """The passes of a chunk; returns the address of the next one."""
+        """Draws the passes of a chunk, and returns the address of the next pass."""
         pieces = _pieces(gpu, dtype, antithetic, delta)
 
         @inline
@@ -404,7 +402,7 @@ def transposed_kernel(gpu: ModuleType, dtype: str, shared: bool, antithetic: boo
         return go_along
 
     def choice(last: int) -> Function:
-        # The ways up to `last`.
+        # Branches for each delta up to `last`.
         way = along(last)
         if last == 0:
             return way
@@ -442,7 +440,7 @@ def transposed_kernel(gpu: ModuleType, dtype: str, shared: bool, antithetic: boo
 
 
 def transposed_staged_kernel(gpu: ModuleType, dtype: str, shared: bool, antithetic: bool, fast: bool) -> Function:
-    """The same for short rows one behind the other, through shared memory."""
+    """The kernel for few dimensions in a contiguous matrix, through shared memory."""
     size, width, slots = SIZES[dtype], group_width(antithetic), staged_slots_of(SIZES[dtype], antithetic)
     thread_index, block_index, shared_memory = gpu.thread_index, gpu.block_index, gpu.shared_memory
     opaque, from_lane = gpu.opaque, gpu.from_lane
@@ -456,7 +454,7 @@ def transposed_staged_kernel(gpu: ModuleType, dtype: str, shared: bool, antithet
     kept, elements = _keeping(gpu, dtype, slots), scaled(gpu, dtype, antithetic)
     noise_size, threads = 16 * quads, staged_threads(shared)
     bits = {2: np.uint16, 4: np.uint32, 8: np.uint64}[size]
-    # What a thread takes from the stage at once, and how often, at most.
+    # A thread copies at most `parts_of_thread` parts per pass from shared memory.
     part_size = 8 if size == 2 else MOST_STORED
     parts_of_thread = slots * width * size // part_size
     chunk_size, stage_size = threads * noise_size, threads * parts_of_thread * part_size
@@ -470,9 +468,9 @@ def transposed_staged_kernel(gpu: ModuleType, dtype: str, shared: bool, antithet
     if part_size == 8:
         load_part, store_part = load_half, store
 
-    # Dimensions of all groups of a pass, one behind the other, a run of them for each slot. The last runs may be
-    # shorter, and where a warp has none of one, it draws none; the warps take turns at that, since each has an issue
-    # slot of its own.
+    # Dimensions are numbered through all groups of a pass, and slot s of all threads has a run of them. The last runs
+    # may be incomplete: a warp without dimensions in a run skips that slot. Blocks rotate the warps that skip, since
+    # each warp has its own issue slot.
 
     @inline
     def role():
@@ -481,7 +479,7 @@ def transposed_staged_kernel(gpu: ModuleType, dtype: str, shared: bool, antithet
     def place(c: int) -> Function:
         @inline
         def of(turn, row, rows):
-            # Or it is worked out anew for each pass.
+            # Without opaque(), each pass recomputes the place.
             return (opaque(np.uint32(((turn * np.uint32(width) + c) * rows + row) * np.uint32(size))),)
 
         return of
@@ -495,7 +493,7 @@ def transposed_staged_kernel(gpu: ModuleType, dtype: str, shared: bool, antithet
         def of(filled, rows, _):
             position = np.uint32(role() + behind)
             if position >= filled:
-                # There is none. To do the same as the first of the warp costs less than to do nothing.
+                # A lane without a dimension repeats that of lane 0: this takes less time than a branch.
                 position = np.uint32(position // _WARP * _WARP)
             turn = np.uint32(position // rows)
             return ((turn, np.int64(np.uint32(position - turn * rows))),)
@@ -521,7 +519,7 @@ def transposed_staged_kernel(gpu: ModuleType, dtype: str, shared: bool, antithet
     def hidden_part(s: int) -> Function:
         @inline
         def of(parts, _, __):
-            # Or they are worked out anew for each pass, too.
+            # Without opaque(), each pass recomputes the row part.
             return ((opaque(parts[s][0]), opaque(parts[s][1])),)
 
         return of

@@ -1,6 +1,6 @@
-"""How a call is cut into CUDA blocks and threads: ``csrc/cuda/geometry.h``, for backends that launch from Python.
+"""The geometry of a call: its cut into CUDA blocks and threads, for backends that launch from Python.
 
-The numbers drawn cannot depend on it; the reasons are there.
+A twin of ``csrc/cuda/geometry.h``, which has the reasons. The numbers drawn do not depend on it.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ WIDTH, ANTITHETIC_WIDTH = 4, 8
 _STRUCT = struct.Struct("15IiIiI")
 
 PACKED_GEOMETRY = _STRUCT.size
-"""Bytes of the C++ struct."""
+"""Bytes of the C++ struct ``Geometry``."""
 
 
 class Geometry(NamedTuple):
-    """The fields of the C++ struct, in their order."""
+    """The fields of the C++ struct ``Geometry``, in their order."""
 
     blocks: int
     threads: int
@@ -76,22 +76,22 @@ def geometry(
     shared: bool,
     antithetic: bool,
 ) -> tuple[Geometry, bytes]:
-    """The geometry of a launch, and the bytes of the C++ struct.
+    """The geometry of a launch, as a tuple and as the bytes of the C++ struct.
 
     Parameters
     ----------
     rows, columns : int
         The shape of `out`.
     dtype : str
-        Its element type.
+        The element type of `out`.
     strides : tuple of int
-        Its strides in bytes.
+        The strides of `out` in bytes.
     misalignment : int
-        Its address modulo 32.
+        The address of `out` modulo 32.
     first_column : int
-        The call's, modulo 8; -1 if it is in device memory.
+        The call's first column modulo 8; -1 if it is in device memory.
     cheap : bool
-        Whether noise costs less than writing it: common to all rows, or fast_math and not float64.
+        Whether noise takes less time than its stores: common noise, or fast_math and not float64.
     shared, antithetic : bool
         The call's noise.
     """
@@ -222,7 +222,7 @@ def _transposed(
 
 
 def _most_passes(stores: int, cheap: bool, shared: bool, antithetic: bool, whole_sectors: bool) -> int:
-    """Passes of a block of kTransposed or kTransposedStaged, if they are many in all."""
+    """Most passes of a block of kTransposed or kTransposedStaged, if there are many in all."""
     if stores == _TRANSPOSED_STAGED:
         return _MOST_PASSES if not cheap else 4 if antithetic else 2 if shared else 16
     if antithetic:
@@ -231,7 +231,7 @@ def _most_passes(stores: int, cheap: bool, shared: bool, antithetic: bool, whole
 
 
 def _turns(lanes: int, of_warp: int, enough: int, apart: int) -> tuple[int, int, int]:
-    """Groups of a pass of kTransposed, blocks that it takes, and their threads."""
+    """Groups per pass of kTransposed, blocks per pass, and threads per block."""
     turns, tiles, warps, most = 1, 0, 0, TRANSPOSED_THREADS // 32
     t = 1
     while t <= _MOST_TURNS or t * lanes <= most * of_warp:
