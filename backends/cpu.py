@@ -20,17 +20,17 @@ from .system.worker_pool import run_all, thread_count
 
 __all__ = ["BACKEND"]
 
-# Least normals per thread, 0.2 ms of work: waking one thread takes half of that, and waking many takes more.
+# Minimum normals per thread, 0.2 ms of work: waking one thread takes half of that, and waking many takes more.
 _SHARE = 1 << 18
 # Cost of an element with common noise, which is only scaled and stored, in proportion to one with its own noise.
 _COMMON_COST = 1 / 8
 # Normals of one window: enough to hide the cost of scheduling it, few enough to balance the threads.
 _WINDOW, _LEAST_WINDOW = 1 << 18, 1 << 14
 # Each window computes its common noise once. A window of at least this width is still tall enough to hide that cost.
-_SHARED_COLUMNS = 1 << 12
-# Where columns are contiguous, each window also reads mu and sigma once. With at most so many rows, and this many
-# normals (each costs little), a window is wide enough to hide that cost.
-_SHARED_ROWS, _SHARED_WINDOW = 1 << 13, 1 << 20
+_COMMON_COLUMNS = 1 << 12
+# Where columns are contiguous, each window also reads mu and sigma once. These limits of its rows and of its normals,
+# of which each costs little, leave it wide enough to hide that cost.
+_COMMON_ROWS, _COMMON_WINDOW = 1 << 13, 1 << 20
 
 
 class CpuBackend:
@@ -106,20 +106,20 @@ class CpuBackend:
 
 
 def _windows(
-    d: int, n: int, sample_offset: int, threads: int, shared: bool, block: int, down: bool
+    d: int, n: int, sample_offset: int, threads: int, common_noise: bool, block: int, down: bool
 ) -> list[tuple[slice, slice]]:
     """Rows and columns of the windows that together cover a (d, n) matrix.
 
     No window ends inside a block of columns, so that none is computed twice. With `down`, where columns are contiguous
     in memory, windows are whole columns, up to a limit of rows.
     """
-    size = min(_SHARED_WINDOW if shared and down else _WINDOW, max(_LEAST_WINDOW, d * n // (4 * threads)))
+    size = min(_COMMON_WINDOW if common_noise and down else _WINDOW, max(_LEAST_WINDOW, d * n // (4 * threads)))
     if down:
-        most = min(size // block, _SHARED_ROWS) if shared else size // block
+        most = min(size // block, _COMMON_ROWS) if common_noise else size // block
         rows = math.ceil(d / math.ceil(d / most))
         columns = max(block, size // rows)
     else:
-        columns = max(_SHARED_COLUMNS, size // d) if shared else size
+        columns = max(_COMMON_COLUMNS, size // d) if common_noise else size
         rows = max(1, size // min(columns, n))
     cuts = [0, n]
     if columns < n:

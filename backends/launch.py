@@ -98,15 +98,15 @@ class DriverBackend(abc.ABC):
 
     def launcher(self, draw: Draw) -> Launcher:
         device, packed, launch, buffers = draw.device, packer(draw), self._run, self._buffers
-        found: dict[tuple[int, int], tuple[int, int, int, bytes]] = {}
+        cached: dict[tuple[int, int], tuple[int, int, int, bytes]] = {}
 
         def ready(matrix: int, first_column: int) -> tuple[int, int, int, bytes]:
             """Geometry and kernel for an alignment of the matrix, cached."""
             key = matrix & 31, first_column & 7
-            if key not in found:
+            if key not in cached:
                 cut, packed_cut = _cut(draw, *key)
-                found[key] = self.kernel(kernel_key(draw, cut.stores)), cut.blocks, cut.threads, packed_cut
-            return found[key]
+                cached[key] = self.kernel(kernel_key(draw, cut.stores)), cut.blocks, cut.threads, packed_cut
+            return cached[key]
 
         def run(
             ready: tuple[int, int, int, bytes], mu: Any, sigma: Any, matrix: int, seed: int, offset: int,
@@ -171,11 +171,11 @@ def _cut(draw: Draw, misalignment: int, first_column: int) -> tuple[Geometry, by
 def generic_launcher(backend: Backend, draw: Draw) -> Launcher:
     """The `Launcher` of a backend that has no `launcher`."""
 
-    def moved(mu: Any, sigma: Any) -> Draw:
-        return draw._replace(mu=_moved(draw.mu, mu), sigma=_moved(draw.sigma, sigma))
+    def draw_at(mu: Any, sigma: Any) -> Draw:
+        return draw._replace(mu=_at(draw.mu, mu), sigma=_at(draw.sigma, sigma))
 
     def is_valid(mu: Any, sigma: Any) -> bool:
-        means, deviations = vectors_at(moved(mu, sigma))
+        means, deviations = vectors_at(draw_at(mu, sigma))
         return bool(np.isfinite(means).all() and np.isfinite(deviations).all() and (deviations >= 0).all())
 
     def run(
@@ -183,7 +183,7 @@ def generic_launcher(backend: Backend, draw: Draw) -> Launcher:
         first_column: int, stream: int,
     ) -> None:  # fmt: skip
         backend.launch(
-            moved(mu, sigma)._replace(
+            draw_at(mu, sigma)._replace(
                 matrix=matrix, seed=Word(seed), offset=Word(offset, offset_at), first_row=Word(first_row),
                 first_column=Word(first_column), stream=stream,
             )
@@ -192,7 +192,7 @@ def generic_launcher(backend: Backend, draw: Draw) -> Launcher:
     return Launcher(run, is_valid)
 
 
-def _moved(vector: Vector, value: Any) -> Vector:
+def _at(vector: Vector, value: Any) -> Vector:
     """`vector` at another address or, if it is a number, with another number."""
     return vector._replace(**{"number" if vector.type == ElementType.number else "data": value})
 

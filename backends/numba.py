@@ -54,12 +54,12 @@ class NumbaBackend(DriverBackend):
             device = _name(devices[0])
             device += f" and {len(devices) - 1} more" if len(devices) > 1 else ""
         except Exception as error:
-            message = " ".join(str(error).split()) or "there is none"
+            message = " ".join(str(error).split()) or "none found"
             reasons.append(f"no CUDA device ({message}): see nvidia-smi and CUDA_VISIBLE_DEVICES")
         try:
             reasons.extend(clashes())
         except Exception as error:
-            reasons.append(f"numba-cuda's compilers cannot be asked ({error}): {INSTALL}")
+            reasons.append(f"numba-cuda's compilers cannot be tested ({error}): {INSTALL}")
         return BackendStatus(not reasons, tuple(reasons), version, device)
 
     def prepare(self, device_kind: DeviceKind) -> None:
@@ -95,7 +95,7 @@ class NumbaBackend(DriverBackend):
             lines = str(error).strip().splitlines() or [type(error).__name__]
             raise BackendUnavailableError(
                 "backend: 'numba' could not compile its kernel: " + "\n".join(lines[-20:])
-                + f"\nto install the versions that are known to work: {INSTALL}"
+                + f"\nto install versions that work together: {INSTALL}"
             ) from error  # fmt: skip
 
 

@@ -92,7 +92,7 @@ def _exchange(array: Any, stream: int | None) -> tuple[Any, _Tensor, bool]:
         if _is_valid(id(capsule), name):
             break
     else:
-        raise BufferError(f"{type(capsule).__name__} is no DLPack capsule, or one that was used")
+        raise BufferError(f"{type(capsule).__name__} is no unused DLPack capsule")
     address = _pointer(id(capsule), name)
     if name == b"dltensor":
         return capsule, _Managed.from_address(address).tensor, False
@@ -102,7 +102,7 @@ def _exchange(array: Any, stream: int | None) -> tuple[Any, _Tensor, bool]:
     return capsule, versioned.tensor, bool(versioned.flags & _READ_ONLY)
 
 
-def _described(array: Any) -> tuple[Any, _Tensor, bool]:
+def _description(array: Any) -> tuple[Any, _Tensor, bool]:
     """`_exchange` for the description only: the memory need not be ready."""
     on_device = int(array.__dlpack_device__()[0]) in CUDA
     return _exchange(array, -1 if on_device else None)
@@ -110,12 +110,12 @@ def _described(array: Any) -> tuple[Any, _Tensor, bool]:
 
 def is_read_only(array: Any) -> bool:
     """Whether `array` reports its memory as read-only. DLPack before 1.0 cannot report it."""
-    return _described(array)[2]
+    return _description(array)[2]
 
 
 def strides_of(array: Any) -> tuple[int, ...] | None:
     """The strides of `array` in elements; None for a contiguous array without strides."""
-    _capsule, tensor, _ = _described(array)
+    _capsule, tensor, _ = _description(array)
     return tuple(tensor.strides[: tensor.ndim]) if tensor.strides else None
 
 

@@ -130,7 +130,7 @@ def cuda_reasons(*, ahead_of_time: bool = False) -> tuple[str, ...]:
     try:
         import torch
     except Exception as error:  # A broken installation may raise anything.
-        return (f"PyTorch cannot be imported ({error}): install it anew",)
+        return (f"PyTorch cannot be imported ({error}): reinstall it",)
     if torch.version.cuda is None:
         return ("PyTorch is built without CUDA: install a PyTorch that is built with CUDA",)
     reasons = []

@@ -75,7 +75,7 @@ def cpu_library(features: Collection[str]) -> Found:
         needed |= _FEATURES.get(target, set())
         if needed.issubset(features) and (place / cpu_file(target)).is_file():
             best = place / cpu_file(target)
-    return Found(best, "" if best else _strangers(place))
+    return Found(best, "" if best else _mismatch(place))
 
 
 def cuda_library(version: str, capabilities: Iterable[tuple[int, int]]) -> Found:
@@ -101,21 +101,21 @@ def cuda_library(version: str, capabilities: Iterable[tuple[int, int]]) -> Found
         name, *architectures = file.name.removesuffix(".so").split("-")
         foreign = [f"{major}.{minor}" for major, minor in devices if not _runs(architectures, (major, minor))]
         if name != f"{_CUDA}{_major(version)}":
-            reasons.append(f"{file.name} is not for CUDA {version}, which PyTorch uses: install a wheel that is")
+            reasons.append(f"{file.name} is not for CUDA {version}, which PyTorch uses: install a wheel for it")
         elif foreign:
             reasons.append(f"{file.name} does not run on devices of compute capability {', '.join(foreign)}")
         else:
             return Found(file)
-    return Found(None, "; ".join(reasons) or _strangers(place))
+    return Found(None, "; ".join(reasons) or _mismatch(place))
 
 
-def _strangers(place: Path) -> str:
-    others = [] if place.is_dir() else sorted(path.name for path in root().glob("*"))
-    if not others:
+def _mismatch(place: Path) -> str:
+    folders = [] if place.is_dir() else sorted(path.name for path in root().glob("*"))
+    if not folders:
         return ""
     return (
-        f"the libraries that came with multisample are of other sources or for another system ({', '.join(others)}"
-        f" instead of {place.name}): install it anew"
+        f"the prebuilt libraries are of other sources or for another system ({', '.join(folders)} instead of"
+        f" {place.name}): reinstall multisample"
     )
 
 

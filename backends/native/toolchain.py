@@ -31,7 +31,7 @@ def missing_tools() -> tuple[str, ...]:
         reasons.append("ninja is not installed: pip install ninja")
     compiler = os.environ.get("CXX", "c++")
     if shutil.which(compiler, path=search_path()) is None:
-        reasons.append(f"no C++ compiler ({compiler!r} was looked for): install g++, or set CXX to a compiler")
+        reasons.append(f"no C++ compiler ({compiler!r} not found): install g++, or set CXX to a compiler")
     if not is_installed("fcntl"):
         reasons.append("this system has no fcntl, without which builds cannot be locked: use Linux or macOS")
     return tuple(reasons)

@@ -51,7 +51,7 @@ def build_all(kinds: Collection[LibraryKind], root: Path) -> list[Path]:
     os.environ["TORCH_CUDA_ARCH_LIST"] = os.environ.get("TORCH_CUDA_ARCH_LIST") or ARCHITECTURES
     reasons = list(toolchain.missing_tools())
     if not prebuilt.cpu_targets():
-        reasons.append(f"it is not known what to compile for on {platform.machine()!r}")
+        reasons.append(f"no processors are defined to compile for on {platform.machine()!r}")
     if "cuda" in kinds:
         reasons.extend(libraries.cuda_reasons(ahead_of_time=True) or toolchain.missing_nvcc())
     if reasons:

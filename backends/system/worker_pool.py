@@ -106,7 +106,7 @@ def run_all(function: Callable[[_Task], None], tasks: Sequence[_Task], threads: 
         for _ in range(min(threads, len(tasks)) - 1):
             futures.append(executor.submit(work))
     except RuntimeError:
-        pass  # No more threads can start: a limit, or the interpreter shuts down. The others do all tasks.
+        pass  # No more threads can start: a limit, or the interpreter shuts down. The started threads do all tasks.
     try:
         work()
     finally:

@@ -219,7 +219,7 @@ def _load(path: Path) -> Any:
         torch.ops.load_library(str(path))
         return ctypes.CDLL(str(path))
     except OSError as error:
-        mend = "remove that file, and another takes its place"
+        mend = "remove that file, and another library is used"
         if not path.is_relative_to(prebuilt.root()):
             mend = "remove that file, or set MULTISAMPLE_CACHE_DIR to a folder whose files can be loaded"
         raise BackendUnavailableError(f"backend: 'torch_ext' cannot load {path}: {error}; {mend}") from error

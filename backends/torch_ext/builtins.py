@@ -57,7 +57,7 @@ class Builtins:
         Parameters
         ----------
         signature, out_signature : callable
-            Signatures, that is all properties that a plan depends on, of tensors that do not have one dimension, and of
+            The signature (all properties that a plan depends on) of a tensor with any number of dimensions, and of
             `out`.
         """
         import torch

@@ -282,7 +282,7 @@ def _sample_to_without_derivative(
 ) -> None:
     if _has_derivative(out, mu, sigma):
         raise RuntimeError(
-            "multisample::sample_: expected tensors that do not require grad, since it writes to memory that is there;"
+            "multisample::sample_: expected tensors that do not require grad, because it writes to an existing tensor;"
             " multisample::sample is differentiable"
         )
     _below_autograd(_OPERATORS.sample_.default, keys, out, mu, sigma, counter, **options)

@@ -31,7 +31,7 @@ MODES: dict[str, dict[str, Any]] = {
     "shared": {"noise": "shared"},
 }
 TURNS = 41
-SECONDS = 0.002  # Least time of one turn: short calls are repeated.
+SECONDS = 0.002  # Minimum time of one turn: short calls are repeated.
 
 
 def seconds(call: Callable[[], Any], repeats: int) -> float:

@@ -51,9 +51,9 @@ def measure(backend: str, dtype: str = "float32") -> list[dict[str, Any]]:
         timer.busy = timer.busy[0], min(4 * BUSY, timer.size)
         calls = {}
         for mode, options in MODES.items():
-            for way, others in WAYS.items():
-                call = drawing(mu, sigma, n, backend=backend, **options, **others)
-                calls[f"{mode}: {way}"] = transposed(call) if "layout" in others else call
+            for way, layout_options in WAYS.items():
+                call = drawing(mu, sigma, n, backend=backend, **options, **layout_options)
+                calls[f"{mode}: {way}"] = transposed(call) if "layout" in layout_options else call
         seconds = timer.medians(calls)
         row: dict[str, Any] = {"shape": (d, n), "memset_us": round(seconds["memset"] * 1e6, 2)}
         row.update({name: round(seconds["memset"] / seconds[name], 3) for name in calls})

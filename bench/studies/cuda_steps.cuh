@@ -29,8 +29,8 @@ extern "C" __global__ void noise_in_the_kernel(const float* mu, const float* sig
   for (u32 i = blockIdx.x; i < d; i += gridDim.x) {
     for (u32 j = threadIdx.x; j < n; j += blockDim.x) {
       const Normals<float> z = library_normals(words(column_part(j / 4, 0, 0, keys), row_part(i, 0, keys), keys));
-      const float mine = j % 4 == 0 ? z.z0 : j % 4 == 1 ? z.z1 : j % 4 == 2 ? z.z2 : z.z3;
-      out[static_cast<u64>(i) * n + j] = mu[i] + sigma[i] * mine;
+      const float normal = j % 4 == 0 ? z.z0 : j % 4 == 1 ? z.z1 : j % 4 == 2 ? z.z2 : z.z3;
+      out[static_cast<u64>(i) * n + j] = mu[i] + sigma[i] * normal;
     }
   }
 }

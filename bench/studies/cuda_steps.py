@@ -49,16 +49,16 @@ STEPS: list[tuple[str, str, tuple[int, int], float | None, str]] = [
     ("portable transform", "along_the_row<multisample::kPortable>", (D, N), 0.61, "131 instructions"),
     ("down the dimensions", "down_the_rows<multisample::kPortable, 1>", (D, N), 0.65, "3 products and 3 xors fewer"),
     ("unrolled eight times", "down_the_rows<multisample::kPortable, 8>", (D, N), 0.67, "120 instructions"),
-    ("long bands, fetched ahead", "portable", (D, N), 0.69, "the start of a block costs two of its turns"),
+    ("long bands, prefetched", "portable", (D, N), 0.69, "the start of a block costs two of its turns"),
     ("fast: four columns a thread", "along_the_row<multisample::kFast>", (D, N), 0.91, "memory-bound"),
     ("fast: down the dimensions", "down_the_rows<multisample::kFast, 8>", (D, N), 0.95, "memory-bound"),
-    ("fast: fetched ahead", "fast_math", (D, N), 0.95, "memory-bound"),
+    ("fast: prefetched", "fast_math", (D, N), 0.95, "memory-bound"),
     ("odd rows: four stores", "four_stores<multisample::kPortable>", UNALIGNED, 0.56, "as far as was known"),
     ("odd rows, fast: four stores", "four_stores<multisample::kFast>", UNALIGNED, 0.62, "as far as was known"),
     ("odd rows, fast: through shared memory", "through_shared_memory<multisample::kFast>", UNALIGNED, 0.80,
      "8 instructions more, whole lines"),
-    ("odd rows, fast: handed from thread to thread", "fast_math", UNALIGNED, 0.80, "at most 8 instructions more"),
-    ("odd rows: handed from thread to thread", "portable", UNALIGNED, 0.62, "at most 8 instructions more"),
+    ("odd rows, fast: columns shuffled between lanes", "fast_math", UNALIGNED, 0.80, "at most 8 instructions more"),
+    ("odd rows: columns shuffled between lanes", "portable", UNALIGNED, 0.62, "at most 8 instructions more"),
 ]  # fmt: skip
 
 SHAPES = [

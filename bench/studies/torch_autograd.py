@@ -90,27 +90,27 @@ class Timer:
         times: dict[str, list[list[float]]] = {name: [[] for _ in parts] for name, parts in calls.items()}
         for repeat in range(-3, REPEATS):
             for name, parts in calls.items():
-                for taken, part in zip(times[name], self._run(parts), strict=True):
+                for seconds, part in zip(times[name], self._run(parts), strict=True):
                     if repeat >= 0:
-                        taken.append(part)
+                        seconds.append(part)
         return {
-            name: [{"min": min(taken), "mean": statistics.fmean(taken)} for taken in parts]
+            name: [{"min": min(seconds), "mean": statistics.fmean(seconds)} for seconds in parts]
             for name, parts in times.items()
         }
 
     def _run(self, parts: tuple[Call, ...]) -> list[float]:
-        given: Any = next(self.turns)
+        value: Any = next(self.turns)
         if self.busy is None:
             stamps = [time.perf_counter()]
             for part in parts:
-                given = part(given)
+                value = part(value)
                 stamps.append(time.perf_counter())
             return [b - a for a, b in itertools.pairwise(stamps)]
         events = [torch.cuda.Event(enable_timing=True) for _ in range(len(parts) + 1)]
         self.busy.zero_()
         events[0].record()
         for part, event in zip(parts, events[1:], strict=True):
-            given = part(given)
+            value = part(value)
             event.record()
         events[-1].synchronize()
         return [a.elapsed_time(b) / 1e3 for a, b in itertools.pairwise(events)]
@@ -202,7 +202,7 @@ def training(shape: tuple[int, int], device: torch.device) -> dict[str, Any]:
     for name, (mu, sigma, draw) in ways(shape, device).items():
         calls[name] = (
             lambda g, draw=draw: (draw(), g),
-            lambda given, inputs=(mu, sigma): torch.autograd.grad(given[0], inputs, given[1]),
+            lambda drawn, inputs=(mu, sigma): torch.autograd.grad(drawn[0], inputs, drawn[1]),
         )
     times = Timer(shape, device).seconds(calls)
     return {

@@ -75,11 +75,11 @@ class Clock:
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             self.busy.zero_()
             begin.record()
-            kept = call()
+            result = call()
             end.record()
             end.synchronize()
             seconds.append(begin.elapsed_time(end) / 1000)
-            del kept
+            del result
         return self.slowest(seconds[1:])
 
     def wall_seconds(self, call: Call) -> float:
@@ -87,10 +87,10 @@ class Clock:
         for _ in range(REPEATS + 1):
             self.together()
             begin = time.perf_counter()
-            kept = call()
+            result = call()
             torch.cuda.synchronize()
             seconds.append(time.perf_counter() - begin)
-            del kept
+            del result
         return self.slowest(seconds[1:])
 
     def host_seconds(self, call: Call) -> float:

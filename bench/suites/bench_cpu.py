@@ -1,4 +1,4 @@
-"""Samples on the CPU, of many shapes: our backends beside what people call today, in the same run.
+"""Samples on the CPU, of many shapes: our backends beside other libraries, in the same run.
 
 pytest bench --benchmark-only -k cpu --benchmark-json=results.json
 

@@ -1,4 +1,4 @@
-"""Samples on a GPU, of every shape and type: our backends beside what people use today.
+"""Samples on a GPU, of every shape and type: our backends beside other libraries.
 
 pytest bench --benchmark-only -k throughput --benchmark-json=results.json
 

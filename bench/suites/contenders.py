@@ -1,4 +1,4 @@
-"""The contenders: our backends, and what people use today.
+"""The contenders: our backends, and the libraries that people use today.
 
 `start` of a contender does the untimed work, and returns the call to time. The call takes vectors of the contender's
 own library and returns a new matrix of shape (d, n). Libraries are imported on first use. A contender that cannot run
@@ -43,7 +43,7 @@ class Contender:
     """Returns the timed call for a case and a mode. Peers have no modes."""
     ours: bool = False
     lacks: str | None = None
-    """The part of the work that the other contenders of its group do and this one does not."""
+    """The work that this contender omits and others of its group do."""
     noises: tuple[str, ...] = ("independent",)
     dtypes: tuple[str, ...] = ("float32",)
     most_samples: int | None = None

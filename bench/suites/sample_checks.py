@@ -58,8 +58,8 @@ def check_moments(first: Any, second: Any, mu: Array, sigma: Array, noise: str) 
     d, n = first.shape
     assert d == len(mu), f"expected {len(mu)} rows, got {d}"
     rows, columns = slice(None, None, -(-d // max(1, MOST_ELEMENTS // n))), slice(MOST_ELEMENTS)
-    samples, others = host_part(first, rows, columns), host_part(second, rows, columns)
-    assert not np.array_equal(samples, others), "expected new numbers from a second call, got the same"
+    samples, second_samples = host_part(first, rows, columns), host_part(second, rows, columns)
+    assert not np.array_equal(samples, second_samples), "expected new numbers from a second call, got the same"
     errors = moment_errors(samples, mu[rows], sigma[rows], noise)
     wrong = {name: round(value, 1) for name, value in errors.items() if not value < BOUND}
     assert not wrong, f"expected z values below {BOUND}, got {wrong}"

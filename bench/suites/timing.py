@@ -25,7 +25,7 @@ BUSY = 2**30  # Bytes whose fill takes longer, 240 us on an H200, than a call on
 ROTATED = 2**28  # Bytes of results that are kept alive: several times the cache.
 MOST_KEPT = 256
 DEVICE_SECONDS = 0.04  # Of the repeats of one measurement on the device, with fills.
-REPEATS = 11, 40  # Least and most.
+REPEATS = 11, 40  # Minimum and maximum.
 PIPELINED_SECONDS = 0.008  # Of the calls of one pipeline.
 PIPELINED_CALLS = 4, 200
 PIPELINES = 5
@@ -148,7 +148,8 @@ def measure(device: Device, call: Call, ring: Ring, size: int, wait: Callable[[A
         device.wait()
         if wait is None:
             turns = [_turn(device, call, ring, size) for _ in range(_repeats(device, call, ring, size))]
-            memset, times = statistics.median(filled for filled, _ in turns), quartiles([taken for _, taken in turns])
+            memset = statistics.median(filled for filled, _ in turns)
+            times = quartiles([seconds for _, seconds in turns])
             calls = clamp(PIPELINED_SECONDS / times.median, *PIPELINED_CALLS)
             rows = [_pipeline(device, call, ring, calls) for _ in range(PIPELINES)]
             way = "device events around one call"
@@ -156,13 +157,13 @@ def measure(device: Device, call: Call, ring: Ring, size: int, wait: Callable[[A
             memset = statistics.median(_filling(device, size) for _ in range(REPEATS[0]))
             calls = clamp(PIPELINED_SECONDS / _waited_pipeline(call, ring, 1, wait)[1], *PIPELINED_CALLS)
             rows = [_waited_pipeline(call, ring, calls, wait) for _ in range(2 * PIPELINES)]
-            times = quartiles([taken for _, taken in rows])
+            times = quartiles([seconds for _, seconds in rows])
             way = f"the host's clock around {calls} calls"
     return Times(
         device=times,
         memset=memset,
         host=statistics.median(host for host, _ in rows),
-        pipelined=statistics.median(taken for _, taken in rows),
+        pipelined=statistics.median(seconds for _, seconds in rows),
         way=way,
     )
 

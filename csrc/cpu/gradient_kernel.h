@@ -2,8 +2,7 @@
 //
 // The noise is drawn again, a window at a time, into a buffer that fits in a cache and has the layout of grad. A row is
 // cut into pieces of a fixed length. The order of the sums depends on the shape and the layout of grad alone, so that
-// any number of threads gives the same bits. Float32 sums have at most 16 terms before they are added to one in
-// float64.
+// any number of threads gives the same bits. Float32 sums have at most 16 terms before they are added to a float64 sum.
 #pragma once
 
 #include "cpu/kernel.h"
@@ -86,7 +85,7 @@ inline u64 pieces(const Draw& call) { return ceil_div(skipped(call) + call.colum
 template <class G, class Real>
 class Summation {
  public:
-  // Most rows that are summed at once.
+  // Maximum rows that are summed at once.
   static constexpr u64 kRows = 4096;
 
   explicit Summation(const Draw& call)
@@ -121,7 +120,7 @@ class Summation {
   }
 
  private:
-  // Elements of a window, and its least rows.
+  // Elements of a window, and its minimum rows.
   static constexpr u64 kNoise = 65536 / sizeof(Real), kLeastRows = 8;
 
   // Draws the noise of a window, whose columns are positions.

@@ -1,11 +1,9 @@
 // The kernel for the CPU: draws any window of a call on one thread, x[i, j] = mu[i] + sigma[i] z[i, j].
 //
-// Compilers vectorise loops over arrays, and little else. So the kernel works on tiles: some columns of one row, or of
-// several short rows. One loop computes the words of a tile; its vectors are explicit, because compilers miss the
-// instruction that multiplies words. A second loop computes the normals, and stores them directly where the elements of
-// a tile are adjacent. Tiles below each other have the same columns, and share the column part of their words. In
-// layout "nd" a tile is blocks of many rows, and a vector runs down the rows. The kernel then prefetches, since the
-// hardware does not detect writes to many places.
+// Compilers vectorise loops over arrays, and little else. So the kernel works on tiles (cpu/tile.h): some columns of
+// one row, or of several short rows. Tiles below each other have the same columns, and share the column part of their
+// words. In layout "nd" a tile is blocks of many rows, and a vector runs down the rows. The kernel then prefetches,
+// since the hardware does not detect writes to many places.
 #pragma once
 
 #include <cfenv>
@@ -189,26 +187,26 @@ class Strip {
 template <class Out, class Real, bool kMirrored>
 __attribute__((noinline)) void draw_down(const Draw& call, const Window& window) {
   using Rows = Strip<Out, Real, kMirrored>;
-  Rows filling(call, window), others(call, window);
+  Rows whole(call, window), rest(call, window);
   for (u64 top = window.first_row, rows; top < window.last_row; top += rows) {
     rows = share(window.last_row - top, Rows::kMostRows);
-    const u64 most = Rows::Down::filling(rows), blocks = filling.blocks();
+    const u64 most = Rows::Down::rows_in_vectors(rows), blocks = whole.blocks();
     const bool both = most > 0 && most < rows, all = rows == window.rows();
-    if (most > 0) filling.set_rows(top, most, all && !both);
-    if (most < rows) others.set_rows(top + most, rows - most, all);
-    // Alternates between both, the remainder first, in steps of as many blocks as the first-level cache has room for.
+    if (most > 0) whole.set_rows(top, most, all && !both);
+    if (most < rows) rest.set_rows(top + most, rows - most, all);
+    // Alternates between `rest` and `whole`, in steps of as many blocks as the first-level cache has room for.
     const u64 some = both ? 16384 / (Rows::kColumns * rows * sizeof(Out)) + 1 : blocks;
     for (u64 b = 0; b < blocks; b += some) {
       const u64 end = min(b + some, blocks), ahead = both ? some : 0;
-      if (most < rows) others.draw(b, end, ahead);
-      if (most > 0) filling.draw(b, end, ahead);
+      if (most < rows) rest.draw(b, end, ahead);
+      if (most > 0) whole.draw(b, end, ahead);
     }
   }
 }
 
 // Common noise: one row of noise for all rows of the window.
 template <class Out, class Real, bool kMirrored>
-__attribute__((noinline)) void draw_shared(const Draw& call, const Window& window) {
+__attribute__((noinline)) void draw_common(const Draw& call, const Window& window) {
   constexpr u64 kBlocks = Tile<Real>::kBlocks, kBatch = 64 * kBlocks;
   // Long runs of memory are written faster, and the second-level cache has room for them.
   constexpr u64 kNoise = 64 * kBlocks;
@@ -248,7 +246,7 @@ __attribute__((noinline)) void draw_shared(const Draw& call, const Window& windo
 template <class Out, class Real, bool kMirrored>
 void draw(const Draw& call, const Window& window) {
   if (call.common_noise) {
-    draw_shared<Out, Real, kMirrored>(call, window);
+    draw_common<Out, Real, kMirrored>(call, window);
   } else if (runs_down(call, window.rows())) {
     draw_down<Out, Real, kMirrored>(call, window);
   } else {

@@ -1,7 +1,7 @@
 // Tiles: the words and the normals of some Philox blocks, with SIMD vectors.
 //
 // One loop makes the words of a tile. Its vectors are explicit, because compilers miss the instruction that multiplies
-// words. A second loop makes the normals.
+// words. A second loop makes the normals, and stores them directly where the elements of a tile are adjacent.
 #pragma once
 
 #if defined(__SSE2__)
@@ -262,7 +262,9 @@ struct TileDown : Tile<Real, 256> {
   static u64 whole_vectors(u64 places) { return ceil_div(places, kPlaces) * kPlaces; }
 
   // The number of rows that fill vectors: all rows, if padding the last vector wastes at most 1/16.
-  static u64 filling(u64 rows) { return whole_vectors(rows) - rows <= rows / 16 ? rows : rows / kPlaces * kPlaces; }
+  static u64 rows_in_vectors(u64 rows) {
+    return whole_vectors(rows) - rows <= rows / 16 ? rows : rows / kPlaces * kPlaces;
+  }
 
   // Sets the rows of a tile with blocks of `row_count` rows and `places` places.
   void set_rows(u64 first_row, u64 row_count, u64 places) {
@@ -289,7 +291,7 @@ struct TileDown : Tile<Real, 256> {
     span_count = 0;
     for (u64 run = 0; run < count; ++run) {
       for (u64 next = 0; next < places; next += kPlaces) {
-        // The last vector ends where the run does: to write some normals twice costs less than a loop for the rest.
+        // The last vector ends where the run ends: see draw_run().
         const u64 start = min(next, places - kPlaces);
         spans[span_count++] = {run * places + start, static_cast<i64>(run) * stride + static_cast<i64>(start * size)};
       }
@@ -341,7 +343,7 @@ struct TileDown : Tile<Real, 256> {
   // The output of the next tile, for prefetching: its spans are `spread` times as far apart.
   struct Next {
     const char* at;
-    i64 spread, column_stride;  // offsets of spans are as many times as large
+    i64 spread, column_stride;
   };
 
   // Draws every column of a block from the tile's words to the runs of set_runs().

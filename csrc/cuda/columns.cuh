@@ -26,11 +26,11 @@ MULTISAMPLE_FUNCTION u32 first_bits(i32 n) {
 
 // The dimensions of one thread.
 template <class Real, u32 slots>
-struct Kept {
+struct TileDimensions {
   Real mu[slots], sigma[slots];
   RowPart words[slots];
 
-  MULTISAMPLE_FUNCTION Kept(const u64 (&rows)[slots], const Keys<Real>& keys, const Draw& call) {
+  MULTISAMPLE_FUNCTION TileDimensions(const u64 (&rows)[slots], const Keys<Real>& keys, const Draw& call) {
     load_elements(call.mu, rows, mu);
     load_elements(call.sigma, rows, sigma);
     const u32 offset = low(value_of(call.offset));
@@ -120,7 +120,7 @@ struct Pieces {
   Piece piece[kColumns];
 
   // Sets the parameters of the lane's own dimensions and of the previous lane's. All lanes of the warp take part.
-  MULTISAMPLE_FUNCTION void keep(const Kept<Real, kSlots>& own) {
+  MULTISAMPLE_FUNCTION void set_parameters(const TileDimensions<Real, kSlots>& own) {
 #pragma unroll
     for (u32 s = 0; s < kSlots; ++s) {
       words[s] = own.words[s], mu[kSlots - 1 + s] = own.mu[s], sigma[kSlots - 1 + s] = own.sigma[s];
@@ -182,13 +182,13 @@ struct Pieces {
   }
 };
 
-// Draws the passes of a chunk, of which the thread has group `turn` each, from address `at` on. Returns the address of
-// the next pass.
+// Draws the passes of a chunk, from address `at` on, and returns the address of the next pass. The thread draws group
+// `pass_group` of each pass.
 template <u32 delta, class Out, bool antithetic, class Real, class GroupNoise, class Band>
-MULTISAMPLE_FUNCTION Out* go_along(Pieces<Out, antithetic>& made, const GroupNoise* chunk, u32 begin, u32 turn,
+MULTISAMPLE_FUNCTION Out* go_along(Pieces<Out, antithetic>& made, const GroupNoise* chunk, u32 begin, u32 pass_group,
                                    u32 groups, Out* at, i32 step, const Band& band, const Keys<Real>& keys) {
   using Made = Pieces<Out, antithetic>;
-  const GroupNoise* from = chunk + turn;
+  const GroupNoise* from = chunk + pass_group;
 #pragma unroll 1
   for (u32 k = 0; k < groups; k += band.groups_per_pass, from += band.groups_per_pass) {
     const GroupNoise noise = *from;
@@ -200,17 +200,17 @@ MULTISAMPLE_FUNCTION Out* go_along(Pieces<Out, antithetic>& made, const GroupNoi
     if (is_whole && made.inside == Made::kAll) {
       made.write(at);
     } else if (made.inside != 0) {
-      made.write(at, is_whole ? made.inside : made.inside & band.template inside<Made::kSlots>(begin + k + turn));
+      made.write(at, is_whole ? made.inside : made.inside & band.template inside<Made::kSlots>(begin + k + pass_group));
     }
     at += step;
   }
   return at;
 }
 
-template <class Out, bool shared, bool antithetic, bool fast>
+template <class Out, bool common_noise, bool antithetic, bool fast>
 MULTISAMPLE_FUNCTION void draw_transposed(const Draw& call, const Geometry& geometry) {
   using Real = typename Computing<Out>::Type;
-  using GroupNoise = Noise<Real, shared, fast>;
+  using GroupNoise = Noise<Real, common_noise, fast>;
   using Made = Pieces<Out, antithetic>;
   constexpr u32 width = Made::kColumns, slots = Made::kSlots;
   __shared__ GroupNoise chunk[kTransposedThreads];
@@ -230,17 +230,17 @@ MULTISAMPLE_FUNCTION void draw_transposed(const Draw& call, const Geometry& geom
   const u32 overlap = geometry.overlap, thread = threadIdx.x;
   const u32 pieces_of_tile = (32 - overlap) * (blockDim.x / 32);
   const i32 position = static_cast<i32>(tile * pieces_of_tile + thread - overlap * (thread / 32 + 1));
-  const u32 turn_of_it = position < 0 ? 0 : static_cast<u32>(position) / geometry.pieces;
-  const bool exists = position >= 0 && turn_of_it < band.groups_per_pass;
-  const u32 turn = exists ? turn_of_it : 0;
-  const i64 first = (position - static_cast<i64>(turn) * geometry.pieces) * slots - shift;
+  const u32 group_of_position = position < 0 ? 0 : static_cast<u32>(position) / geometry.pieces;
+  const bool exists = position >= 0 && group_of_position < band.groups_per_pass;
+  const u32 pass_group = exists ? group_of_position : 0;
+  const i64 first = (position - static_cast<i64>(pass_group) * geometry.pieces) * slots - shift;
   const i64 rows = static_cast<i64>(call.rows);
   u64 row[slots];
 #pragma unroll
   for (u32 s = 0; s < slots; ++s) {
     row[s] = static_cast<u64>(first + s < 0 ? 0 : first + s < rows ? first + s : rows - 1);
   }
-  const Kept<Real, slots> kept(row, keys, call);
+  const TileDimensions<Real, slots> dimensions(row, keys, call);
 
   Made made;
 #pragma unroll
@@ -261,31 +261,31 @@ MULTISAMPLE_FUNCTION void draw_transposed(const Draw& call, const Geometry& geom
   }
 
   Out* at = reinterpret_cast<Out*>(band.address(call, geometry)) + first +
-            static_cast<i64>(static_cast<i32>(turn * width)) * stride;
+            static_cast<i64>(static_cast<i32>(pass_group * width)) * stride;
   for (u32 begin = 0; begin < band.count; begin += geometry.chunk) {
     const u32 groups = band.fill(chunk, begin, keys, call, geometry);
     // The shuffle needs mu and sigma: fill() hides the latency of their loads.
-    if (begin == 0) made.keep(kept);
+    if (begin == 0) made.set_parameters(dimensions);
     switch (delta) {
-      case 0: at = go_along<0>(made, chunk, begin, turn, groups, at, step, band, keys); break;
-      case 1: at = go_along<1>(made, chunk, begin, turn, groups, at, step, band, keys); break;
-      case 2: at = go_along<2>(made, chunk, begin, turn, groups, at, step, band, keys); break;
-      default: at = go_along<3>(made, chunk, begin, turn, groups, at, step, band, keys);
+      case 0: at = go_along<0>(made, chunk, begin, pass_group, groups, at, step, band, keys); break;
+      case 1: at = go_along<1>(made, chunk, begin, pass_group, groups, at, step, band, keys); break;
+      case 2: at = go_along<2>(made, chunk, begin, pass_group, groups, at, step, band, keys); break;
+      default: at = go_along<3>(made, chunk, begin, pass_group, groups, at, step, band, keys);
     }
   }
 }
 
-template <class Out, bool shared, bool antithetic, bool fast>
+template <class Out, bool common_noise, bool antithetic, bool fast>
 MULTISAMPLE_FUNCTION void draw_transposed_staged(const Draw& call, const Geometry& geometry) {
   using Real = typename Computing<Out>::Type;
   using Group = Elements<Out, antithetic>;
-  using GroupNoise = Noise<Real, shared, fast>;
+  using GroupNoise = Noise<Real, common_noise, fast>;
   constexpr u32 width = Group::kCount, slots = kStagedSlots<sizeof(Out), antithetic>;
   // A thread copies at most kParts parts per pass from shared memory.
   struct alignas(alignof(Quad<Out>)) Part {
     Out x[alignof(Quad<Out>) / sizeof(Out)];
   };
-  constexpr u32 kStagedThreads = multisample::kStagedThreads<shared>;
+  constexpr u32 kStagedThreads = multisample::kStagedThreads<common_noise>;
   constexpr u32 kParts = slots * width * sizeof(Out) / sizeof(Part);
   __shared__ GroupNoise chunk[kStagedThreads];
   __shared__ Part stage[kStagedThreads * kParts];
@@ -302,22 +302,22 @@ MULTISAMPLE_FUNCTION void draw_transposed_staged(const Draw& call, const Geometr
   const GroupNoise* from[slots];
 #pragma unroll
   for (u32 s = 0; s < slots; ++s) {
-    // A lane without a dimension repeats that of lane 0: this takes less time than a branch.
+    // A lane without a dimension repeats lane 0's, which takes less time than a branch.
     const u32 of_thread = thread + s * kStagedThreads, position = of_thread < filled ? of_thread : of_thread & ~31u;
-    const u32 turn = position / rows;
-    row[s] = position - turn * rows, from[s] = chunk + turn;
+    const u32 pass_group = position / rows;
+    row[s] = position - pass_group * rows, from[s] = chunk + pass_group;
 #pragma unroll
     for (u32 c = 0; c < width; ++c) {
       // Without opaque(), each pass recomputes the place.
-      place[s][c] = opaque((turn * (width - 1) + c) * rows * static_cast<u32>(sizeof(Out)) +
+      place[s][c] = opaque((pass_group * (width - 1) + c) * rows * static_cast<u32>(sizeof(Out)) +
                            position * static_cast<u32>(sizeof(Out)));
     }
   }
-  Kept<Real, slots> kept(row, keys, call);
+  TileDimensions<Real, slots> dimensions(row, keys, call);
 #pragma unroll
   for (u32 s = 0; s < slots; ++s) {
     // Without opaque(), each pass recomputes the row part.
-    kept.words[s] = {opaque(kept.words[s].into_c2_of_round_2), opaque(kept.words[s].c3_of_round_2)};
+    dimensions.words[s] = {opaque(dimensions.words[s].into_c2_of_round_2), opaque(dimensions.words[s].c3_of_round_2)};
   }
   // Slots that the warp draws. The shuffle from lane 0 makes the number uniform to the compiler.
   const u32 used = __shfl_sync(~0u, (filled + kStagedThreads - 1 - thread) / kStagedThreads, 0);
@@ -331,8 +331,8 @@ MULTISAMPLE_FUNCTION void draw_transposed_staged(const Draw& call, const Geometr
 #pragma unroll
       for (u32 s = 0; s < slots; ++s) {
         if (s >= used) break;
-        const Normals<Real> z = from[s][k].in(kept.words[s], keys);
-        const Group group = scaled<Out, antithetic>(kept.mu[s], kept.sigma[s], z);
+        const Normals<Real> z = from[s][k].in(dimensions.words[s], keys);
+        const Group group = scaled<Out, antithetic>(dimensions.mu[s], dimensions.sigma[s], z);
 #pragma unroll
         for (u32 c = 0; c < width; ++c) {
           *reinterpret_cast<Out*>(reinterpret_cast<char*>(stage) + place[s][c]) = group.x[c];

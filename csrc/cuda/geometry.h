@@ -27,16 +27,16 @@ enum Stores : u32 {
   kTransposedStaged,  // coalesced stores through shared memory, for few dimensions in a contiguous matrix
 };
 
-// Most threads of a block with row stores: a row of 1024 columns, and one more warp, is one pass.
+// Maximum threads of a block with row stores: a row of 1024 columns, and one more warp, is one pass.
 constexpr u32 kThreads = 288;
-// Threads of a block: at most, with kTransposed; always, with kTransposedStaged, which has more with common noise
-// because each thread then does little.
+// Threads of a block: the maximum with kTransposed, the exact number with kTransposedStaged. With common noise a thread
+// does little, so that a block has more.
 constexpr u32 kTransposedThreads = 128;
-template <bool shared>
-constexpr u32 kStagedThreads = shared ? 256 : 128;
-// Most groups per pass of kTransposed, if a pass takes more than one block.
-constexpr u32 kMostTurns = 16;
-// Most passes of a block with transposed stores, unless the grid would exceed 2^30 blocks.
+template <bool common_noise>
+constexpr u32 kStagedThreads = common_noise ? 256 : 128;
+// Maximum groups per pass of kTransposed, if a pass takes more than one block.
+constexpr u32 kMostGroupsPerPass = 16;
+// Maximum passes of a block with transposed stores, unless the grid would exceed 2^30 blocks.
 constexpr u32 kMostPasses = 32;
 // kTransposed needs a column stride of fewer elements than this: the eight columns of a group then span at most 2^31.
 constexpr u64 kFarApart = u64{1} << 28;
@@ -87,27 +87,27 @@ inline u64 elements_apart(const Draw& call, i64 size) {
 inline Stores stores_of(const Draw& call, i64 skip, u64 groups, bool strided) {
   if (strided) return kStrided;
   const i64 size = element_size(call.type), quad = size == 2 && !call.antithetic ? 8 : 16;
-  const bool knows_skip = call.first_column.at == nullptr;
+  const bool fixed_skip = call.first_column.at == nullptr;
   if (call.column_stride != size) {
     const bool reaches = elements_apart(call, size) < kFarApart && call.rows < kFarApart;
     return call.row_stride == size && call.column_stride % size == 0 && call.rows > 1 && reaches ? kTransposed
                                                                                                  : kStrided;
   }
   const i64 start = static_cast<i64>(reinterpret_cast<u64>(call.matrix)) - skip * size;
-  if (knows_skip && start % quad == 0 && (call.row_stride % quad == 0 || call.rows == 1)) return kAligned;
+  if (fixed_skip && start % quad == 0 && (call.row_stride % quad == 0 || call.rows == 1)) return kAligned;
   if (start % size != 0 || call.row_stride % size != 0) return kStrided;
   if (groups > kShortRow) return kShifted;
   const bool side_by_side = call.rows == 1 || call.row_stride == static_cast<i64>(call.columns) * size;
-  return side_by_side && knows_skip ? kStaged : kStrided;
+  return side_by_side && fixed_skip ? kStaged : kStrided;
 }
 
 inline u64 ceil_div(u64 a, u64 b) { return (a + b - 1) / b; }
 
 inline bool is_cheap(const Draw& call) { return call.common_noise || (call.fast_math && call.type != kFloat64); }
 
-// Most passes of a block, if there are many in all. A block is slow to start, so many passes are good. Where memory is
-// the limit, few are better: blocks drift apart, and both parts of a cache line that two blocks share must be written
-// before the line leaves the cache.
+// Maximum passes of a block, if there are many in all. A block is slow to start, so many passes are good. Where memory
+// is the limit, few are better: blocks drift apart, and both parts of a cache line that two blocks share must be
+// written before the line leaves the cache.
 inline u64 most_passes(const Draw& call, u32 stores, bool whole_sectors) {
   if (stores == kTransposedStaged) {
     return !is_cheap(call) ? kMostPasses : call.antithetic ? 4 : call.common_noise ? 2 : 16;
@@ -124,41 +124,41 @@ inline Geometry transposed_geometry(const Draw& call, Geometry g, u64 groups) {
   // A pass has at most 1/264 of the groups, so that every processor gets blocks.
   const u64 enough = ceil_div(groups, 264);
   const u32 staged = call.common_noise ? kStagedThreads<true> : kStagedThreads<false>;
-  const u64 room = staged * (call.antithetic ? slots / 2 : slots), most_turns = room / call.rows;
-  u64 tiles = 1, turns = 1;
+  const u64 room = staged * (call.antithetic ? slots / 2 : slots), most_groups = room / call.rows;
+  u64 tiles = 1, per_pass = 1;
   const bool cheap = is_cheap(call);
   // A store of half a sector is slower than that of a whole one. Cheap noise does not hide the difference.
-  const bool bounded = aligned && (bits % 32 == 0 || !(call.common_noise || (cheap && call.antithetic)));
+  const bool prefers_pieces = aligned && (bits % 32 == 0 || !(call.common_noise || (cheap && call.antithetic)));
   const bool side_by_side = call.column_stride == static_cast<i64>(call.rows) * size;
   // Where arithmetic is the limit, pieces are faster than a pass of few groups through shared memory.
-  const bool fits = most_turns > (call.common_noise || call.antithetic ? 0 : cheap ? 1 : 3);
-  if (!bounded && side_by_side && fits) {
+  const bool fits = most_groups > (call.common_noise || call.antithetic ? 0 : cheap ? 1 : 3);
+  if (!prefers_pieces && side_by_side && fits) {
     g.stores = kTransposedStaged;
     g.pieces = static_cast<u32>(call.rows);
     g.threads = staged;
-    turns = enough < most_turns ? enough : most_turns;
-    if (turns > staged) turns = staged;
+    per_pass = enough < most_groups ? enough : most_groups;
+    if (per_pass > staged) per_pass = staged;
   } else {
     // Pieces of a column: the first may begin before the column, and the last may end behind it. Where columns differ
     // in alignment, a further column's piece begins up to slots - 1 dimensions before that of the first column.
     const u64 start = reinterpret_cast<u64>(call.matrix) - g.skip * static_cast<u64>(call.column_stride);
-    const bool alike = static_cast<u64>(call.column_stride) / size % slots == 0;
-    const u64 shift = alike || call.first_column.at == nullptr ? start / size % slots : slots - 1;
-    g.overlap = alike ? 0 : 1;
-    g.pieces = static_cast<u32>(ceil_div(shift + call.rows + (alike ? 0 : slots - 1), slots));
+    const bool same_alignment = static_cast<u64>(call.column_stride) / size % slots == 0;
+    const u64 shift = same_alignment || call.first_column.at == nullptr ? start / size % slots : slots - 1;
+    g.overlap = same_alignment ? 0 : 1;
+    g.pieces = static_cast<u32>(ceil_div(shift + call.rows + (same_alignment ? 0 : slots - 1), slots));
     const u64 of_warp = 32 - g.overlap, most = kTransposedThreads / 32;
     u64 warps = 0;
-    for (u64 t = 1; t <= kMostTurns || t * g.pieces <= most * of_warp; ++t) {
+    for (u64 t = 1; t <= kMostGroupsPerPass || t * g.pieces <= most * of_warp; ++t) {
       if (t > 1 && elements_apart(call, size) * t >= kFarApart) break;
       // More groups per pass only if they save more than 2 % of the warps per group.
       const u64 all = ceil_div(t * g.pieces, of_warp), blocks = ceil_div(all, most), of_block = ceil_div(all, blocks);
-      if (t > 1 && (t > enough * blocks || 50 * blocks * of_block * turns >= 49 * warps * t)) continue;
-      turns = t, tiles = blocks, warps = blocks * of_block;
+      if (t > 1 && (t > enough * blocks || 50 * blocks * of_block * per_pass >= 49 * warps * t)) continue;
+      per_pass = t, tiles = blocks, warps = blocks * of_block;
       g.threads = static_cast<u32>(32 * of_block);
     }
     g.column_step = static_cast<i32>(call.column_stride / size);
   }
-  g.groups_per_pass = static_cast<u32>(turns);
+  g.groups_per_pass = static_cast<u32>(per_pass);
   g.chunk = g.threads / g.groups_per_pass * g.groups_per_pass;
   const u64 all = ceil_div(groups, g.groups_per_pass);
   u64 passes = ceil_div(all * tiles, 1024);

@@ -1,11 +1,11 @@
 // The geometry of a gradient: its cut into blocks and threads. The order of the sums follows from it. It depends on the
 // shape, the layout and the types alone, never on the device, and so do the bits of the sums.
 //
-// A block sums some dimensions over a segment of their columns. A thread has a few of these dimensions, its rows, and
-// shares them with the other threads of its tile, its slots, each of which has every slots-th group. A thread computes
-// the column part of the words once for all its rows; the row parts are in shared memory. At the end, the block adds up
-// the sums of its threads. Where rows have several segments, a second kernel adds up the segments. Neighbouring threads
-// read neighbouring groups or, with `across`, neighbouring dimensions.
+// A block sums some dimensions over a segment of their columns. The threads of a tile share a few of these dimensions,
+// their rows: the thread in each slot sums every slots-th group. A thread computes the column part of the words once
+// for all its rows; the row parts are in shared memory. At the end, the block adds up the sums of its threads. Where
+// rows have several segments, a second kernel adds up the segments. Neighbouring threads read neighbouring groups or,
+// with `across`, neighbouring dimensions.
 #pragma once
 
 #include "cuda/geometry.h"
@@ -13,7 +13,7 @@
 namespace multisample {
 
 constexpr u32 kGradientThreads = 256;
-// Groups that a thread adds up in the computing type, before it adds the sum to one in float64.
+// Groups that a thread adds up in the computing type, before it adds their sum to a float64 sum.
 constexpr u32 kChain = 8;
 
 // Groups that a thread reads before it makes their noise.
@@ -31,7 +31,7 @@ enum Loads : u32 {
 
 struct GradientGeometry {
   u32 blocks, threads;
-  u32 tiles;       // sets of rows of a block
+  u32 tiles;       // of a block
   u32 slots;       // threads that share the rows of a tile
   u32 across;      // whether neighbouring threads have neighbouring dimensions, in place of groups
   u32 one_by_run;  // 2^20 / (across ? tiles : slots), rounded up: divides a thread index by multiplication and shift
@@ -50,8 +50,8 @@ struct GradientGeometry {
 
 // Rows per thread of a large gradient: as many as fit in registers with their elements of a group. float64 with
 // independent noise is bound by arithmetic and gains nothing from more than one row.
-constexpr u32 rows_at_once(u32 type, bool shared, bool antithetic) {
-  return type == kFloat64 && !shared ? 1 : antithetic ? 2 : 4;
+constexpr u32 rows_at_once(u32 type, bool common_noise, bool antithetic) {
+  return type == kFloat64 && !common_noise ? 1 : antithetic ? 2 : 4;
 }
 
 inline Loads loads_of(const Draw& call, u32 skip) {
@@ -114,7 +114,7 @@ inline void set_turns(const Draw& call, GradientGeometry& g) {
     const u64 few = blocks / 2048, many = blocks / 4096;
     turns = few < 4 ? 4 : few < 8 ? few : many < 8 ? 8 : many < 64 ? many : 64;
     const u64 segments = (all + turns / 2) / turns, unit = unit_of(g);
-    // A row of one segment has all turns.
+    // With one segment, a thread has all turns.
     turns = segments < 2 ? all : (ceil_div(all, segments) + unit / 2) / unit * unit;
   }
   g.turns = static_cast<u32>(turns);

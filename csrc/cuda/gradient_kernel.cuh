@@ -1,7 +1,7 @@
 // The gradient of a sample: grad_mu[i] = sum_j grad[i, j] and grad_sigma[i] = sum_j grad[i, j] z[i, j]. Noise is made
 // again in registers, and each element is read once.
 //
-// A thread adds up a few groups in the computing type, and adds that sum to one in float64: each element is rounded
+// A thread adds up a few groups in the computing type, and adds that sum to a float64 sum: each element is rounded
 // fewer than 16 times, however many columns there are. cuda/gradient_geometry.h sets the order of the sums.
 #pragma once
 
@@ -78,7 +78,7 @@ struct Part {
   }
 };
 
-// Reads one group in each of a thread's rows, turn by turn.
+// Reads one group in each of a thread's rows per turn.
 template <class G, bool antithetic, u32 rows, bool only_at_once>
 class Reader {
  public:
@@ -105,7 +105,7 @@ class Reader {
     whole_ = whole < first_whole_ ? 0 : (whole < all ? static_cast<u32>(whole) : all) - first_whole_;
   }
 
-  // Reads the next group; columns outside grad as zeros.
+  // Reads the next group. Columns outside grad give zeros.
   MULTISAMPLE_FUNCTION void read(Group* g) {
     const bool whole = group_ - first_whole_ < whole_;
     if (whole && (only_at_once || loads_ == kAtOnce)) {
@@ -180,13 +180,13 @@ MULTISAMPLE_FUNCTION void add_up(double (&sums)[2 * rows][kSumsPitch], const Par
   }
 }
 
-// Least blocks per multiprocessor, for __launch_bounds__.
+// Minimum blocks per multiprocessor, for __launch_bounds__.
 template <class G, u32 rows, bool only_at_once>
 constexpr int kGradientBlocks = sizeof(G) == 8              ? 2
                                 : rows > 1 && !only_at_once ? 3
                                                             : 4;
 
-template <class G, bool shared, bool antithetic, bool fast, u32 rows, bool only_at_once>
+template <class G, bool common_noise, bool antithetic, bool fast, u32 rows, bool only_at_once>
 MULTISAMPLE_FUNCTION void sum_gradient(const Draw& call, const GradientGeometry& geometry,
                                        const Keys<typename Computing<G>::Type>& keys) {
   using Real = typename Computing<G>::Type;
@@ -221,11 +221,11 @@ MULTISAMPLE_FUNCTION void sum_gradient(const Draw& call, const GradientGeometry&
         for (u32 k = 0; k < kGroups; ++k) reader.read(g[k]);
 #pragma unroll
         for (u32 k = 0; k < kGroups; ++k) {
-          const auto noise = Noise<Real, shared, fast>::of(group, offset, keys);
+          const auto noise = Noise<Real, common_noise, fast>::of(group, offset, keys);
           group += geometry.slots;
 #pragma unroll
           for (u32 r = 0; r < rows; ++r) {
-            const u64 words = shared ? 0 : row_words[r][tile];
+            const u64 words = common_noise ? 0 : row_words[r][tile];
             const auto more = contribution<antithetic>(g[k][r], noise.in({high(words), low(words)}, keys));
             total[r] = {add_rn(total[r].mu, more.mu), add_rn(total[r].sigma, more.sigma)};
           }
@@ -244,7 +244,7 @@ MULTISAMPLE_FUNCTION void sum_gradient(const Draw& call, const GradientGeometry&
   add_up<Real, rows>(sums, part, call, geometry);
 }
 
-template <class G, bool shared, bool antithetic, bool fast, u32 rows, bool only_at_once, bool origin_in_memory>
+template <class G, bool common_noise, bool antithetic, bool fast, u32 rows, bool only_at_once, bool origin_in_memory>
 __global__ void __launch_bounds__(kGradientThreads, kGradientBlocks<G, rows, only_at_once>) gradient_kernel(
     const __grid_constant__ Draw call, const __grid_constant__ GradientGeometry geometry,
     const __grid_constant__ Keys<typename Computing<G>::Type> keys) {
@@ -253,9 +253,9 @@ __global__ void __launch_bounds__(kGradientThreads, kGradientBlocks<G, rows, onl
     const Draw values = with_values(call);
     resolved.skip = static_cast<u32>(values.first_column.value % (antithetic ? kAntitheticWidth : kWidth));
     const Keys<typename Computing<G>::Type> own_keys(values.seed.value);
-    sum_gradient<G, shared, antithetic, fast, rows, only_at_once>(values, resolved, own_keys);
+    sum_gradient<G, common_noise, antithetic, fast, rows, only_at_once>(values, resolved, own_keys);
   } else {
-    sum_gradient<G, shared, antithetic, fast, rows, only_at_once>(call, geometry, keys);
+    sum_gradient<G, common_noise, antithetic, fast, rows, only_at_once>(call, geometry, keys);
   }
 }
 

@@ -83,7 +83,7 @@ struct Keys<double> {
 };
 
 // The part of a group's noise that depends on its columns alone.
-template <class Real, bool shared, bool fast>
+template <class Real, bool common_noise, bool fast>
 struct Noise;
 
 template <bool fast>

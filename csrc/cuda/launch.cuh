@@ -8,7 +8,7 @@
 namespace multisample {
 
 // Clears the runtime's last error, which another library would take for its own, and returns `error`.
-inline cudaError_t taken(cudaError_t error) {
+inline cudaError_t cleared(cudaError_t error) {
   if (error != cudaSuccess) cudaGetLastError();
   return error;
 }
@@ -18,8 +18,8 @@ template <class... Parameters>
 cudaError_t launch_kernel(void (*kernel)(Parameters...), u32 blocks, u32 threads, void* stream,
                           const std::remove_const_t<Parameters>&... parameters) {
   void* addresses[] = {const_cast<void*>(static_cast<const void*>(&parameters))...};
-  return taken(cudaLaunchKernel(reinterpret_cast<const void*>(kernel), dim3(blocks), dim3(threads), addresses, 0,
-                                static_cast<cudaStream_t>(stream)));
+  return cleared(cudaLaunchKernel(reinterpret_cast<const void*>(kernel), dim3(blocks), dim3(threads), addresses, 0,
+                                  static_cast<cudaStream_t>(stream)));
 }
 
 template <class Out, bool common_noise, bool antithetic, bool fast>

@@ -28,7 +28,7 @@ MULTISAMPLE_FUNCTION void go_down(const Dimension<Real>* dimensions, u32 count, 
 }
 
 // The columns of one thread.
-template <class Out, bool shared, bool antithetic, bool fast, Stores stores>
+template <class Out, bool common_noise, bool antithetic, bool fast, Stores stores>
 class Columns {
   using Real = typename Computing<Out>::Type;
   static constexpr i64 kSize = sizeof(Out);
@@ -40,8 +40,8 @@ class Columns {
   // The thread draws group `group` in row `row` of each pass. `stages` has room for the block's elements of one pass.
   MULTISAMPLE_FUNCTION Columns(u64 group, u32 row, Out* stages, const Keys<Real>& keys, const Draw& call,
                                const Geometry& geometry)
-      : noise_(Noise<Real, shared, fast>::of(static_cast<u32>(call.first_column.value / kCount + group),
-                                             value_of(call.offset), keys)),
+      : noise_(Noise<Real, common_noise, fast>::of(static_cast<u32>(call.first_column.value / kCount + group),
+                                                   value_of(call.offset), keys)),
         row_(row) {
     const i64 columns = static_cast<i64>(call.columns), column = static_cast<i64>(kCount * group) - geometry.skip;
     first_ = column < 0 ? geometry.skip : 0;
@@ -73,14 +73,14 @@ class Columns {
   MULTISAMPLE_FUNCTION void draw(const Dimension<Real>* chunk, u32 rows, char* out, const Keys<Real>& keys,
                                  const Draw& call, const Geometry& geometry) const {
     const u32 step = geometry.rows_per_pass;
-    const Dimension<Real>* const mine = chunk + row_ * geometry.pitch;
+    const Dimension<Real>* const dimensions = chunk + row_ * geometry.pitch;
     char* const at = out + offset_;
     const i32 stride = geometry.row_step;
     if (stores == kStaged) {
       // All lanes of the warp take part. The last pass may be incomplete and end within a warp.
       const u32 passes = rows * geometry.one_by_rows >> 20, more = rows - passes * step;
       PutStaged<Out, antithetic> put{stage_, threadIdx.x % 32, position_, length_, first_, last_};
-      down(mine, passes, at, stride, keys, put);
+      down(dimensions, passes, at, stride, keys, put);
       if (more > 0) {
         const u32 left = more * columns_;
         put.length = left <= run_ ? 0 : left - run_ < length_ ? left - run_ : length_;
@@ -92,9 +92,9 @@ class Columns {
     const u32 count = step == 1 ? rows : row_ < rows ? (rows - row_ + step - 1) * geometry.one_by_rows >> 20 : 0;
     const bool whole = stores == kShifted ? __all_sync(~0u, is_whole()) : is_whole();
     if (stores == kAligned && kPairs && __all_sync(~0u, paired_ && count == __shfl_sync(~0u, count, 0))) {
-      down(mine, count, at, stride, keys, PutPaired<Out, antithetic>{});
+      down(dimensions, count, at, stride, keys, PutPaired<Out, antithetic>{});
     } else if (stores == kAligned && whole) {
-      down(mine, count, at, stride, keys, PutAligned<Out, antithetic>{});
+      down(dimensions, count, at, stride, keys, PutAligned<Out, antithetic>{});
     } else if (stores == kShifted && whole) {
       const u32 thread = threadIdx.x % 32;
       const u32 shift = static_cast<u32>(reinterpret_cast<u64>(at) % alignof(Quad<Out>) / kSize);
@@ -103,23 +103,23 @@ class Columns {
       switch (shift) {
         case 0:
           if (kCount * kSize > kStore) {
-            down(mine, count, at, stride, keys, PutPaired<Out, antithetic>{});
+            down(dimensions, count, at, stride, keys, PutPaired<Out, antithetic>{});
           } else {
-            down(mine, count, at, stride, keys, PutAligned<Out, antithetic>{});
+            down(dimensions, count, at, stride, keys, PutAligned<Out, antithetic>{});
           }
           break;
-        case 1: down(mine, count, end, stride, keys, PutShifted<Out, antithetic, 1>{first, last}); break;
+        case 1: down(dimensions, count, end, stride, keys, PutShifted<Out, antithetic, 1>{first, last}); break;
         default:
           if constexpr (kSize < 8) {
             if (shift == 2) {
-              down(mine, count, end, stride, keys, PutShifted<Out, antithetic, 2>{first, last});
+              down(dimensions, count, end, stride, keys, PutShifted<Out, antithetic, 2>{first, last});
             } else {
-              down(mine, count, end, stride, keys, PutShifted<Out, antithetic, 3>{first, last});
+              down(dimensions, count, end, stride, keys, PutShifted<Out, antithetic, 3>{first, last});
             }
           }
       }
     } else if (first_ < last_) {
-      down(mine, count, at, stride, keys, PutStrided<Out, antithetic>{call.column_stride, first_, last_});
+      down(dimensions, count, at, stride, keys, PutStrided<Out, antithetic>{call.column_stride, first_, last_});
     }
   }
 
@@ -133,7 +133,7 @@ class Columns {
     go_down<Out, antithetic>(dimensions, count, at, stride, noise_, keys, put);
   }
 
-  Noise<Real, shared, fast> noise_;
+  Noise<Real, common_noise, fast> noise_;
   i64 offset_;  // in bytes, from the first row of a chunk to the address passed to `put`
   u32 row_;
   u32 first_, last_;  // range of the group's columns inside the matrix
@@ -154,8 +154,8 @@ class Dimensions {
   // Starts to load one dimension per thread, of the chunk that begins at row `begin` of the band.
   MULTISAMPLE_FUNCTION void fetch(u32 begin) {
     const u32 k = begin + threadIdx.x;
-    mine_ = threadIdx.x < chunk_ && k < count_;
-    if (mine_) {
+    has_dimension_ = threadIdx.x < chunk_ && k < count_;
+    if (has_dimension_) {
       const u64 row = first_row_ + (static_cast<u64>(k) << shift_);
       i_ = static_cast<u32>(call_.first_row.value + row);
       mu_ = element<Real>(call_.mu, row);
@@ -166,7 +166,7 @@ class Dimensions {
   // Stores the loaded dimension in shared memory, for reads after the next __syncthreads(). Rows that one thread draws
   // consecutively are adjacent.
   MULTISAMPLE_FUNCTION void put(Dimension<Real>* chunk, const Keys<Real>& keys, const Geometry& geometry) const {
-    if (!mine_) return;
+    if (!has_dimension_) return;
     const u32 pass = threadIdx.x * geometry.one_by_rows >> 20, row = threadIdx.x - pass * geometry.rows_per_pass;
     chunk[row * geometry.pitch + pass] = {row_part(i_, low(value_of(call_.offset)), keys.keys), mu_, sigma_};
   }
@@ -176,13 +176,13 @@ class Dimensions {
   u64 first_row_;
   u32 count_, chunk_, shift_, i_;
   Real mu_, sigma_;
-  bool mine_;
+  bool has_dimension_;
 };
 
-template <class Out, bool shared, bool antithetic, bool fast, Stores stores>
+template <class Out, bool common_noise, bool antithetic, bool fast, Stores stores>
 MULTISAMPLE_FUNCTION void draw_rows(const Draw& call, const Geometry& geometry) {
   using Real = typename Computing<Out>::Type;
-  using Columns = Columns<Out, shared, antithetic, fast, stores>;
+  using Columns = Columns<Out, common_noise, antithetic, fast, stores>;
   __shared__ Dimension<Real> chunks[2][kChunk];
   __shared__ Out stages[stores == kStaged ? Elements<Out, antithetic>::kCount * kThreads : 1];
   // Row k of the band is first_row + (k << shift).

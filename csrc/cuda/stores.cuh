@@ -17,7 +17,7 @@ struct alignas(sizeof(Out) == 2 ? 8 : 16) Quad {
 // Bytes of the largest store of a thread.
 constexpr u32 kStore = 16;
 
-// Stores `count` adjacent elements per lane, more than one store writes, of lanes that are adjacent too. Lane pairs
+// Stores `count` adjacent elements per lane, more than one store writes. The lanes are adjacent too. Lane pairs
 // exchange halves, so that each store of the warp fills whole sectors: a store of half a sector is slower. All lanes of
 // the warp take part. `omit_first` leaves out the first store.
 template <u32 count, class Out>
@@ -34,9 +34,9 @@ MULTISAMPLE_FUNCTION void put_sectors(char* at, const Out* x, bool omit_first) {
     Part of_even, of_odd;
 #pragma unroll
     for (u32 e = 0; e < kPart; ++e) {
-      const Out given = odd ? x[k * kPart + e] : x[(k + 1) * kPart + e], taken = from_lane(given, lane ^ 1);
-      of_even.x[e] = odd ? taken : x[k * kPart + e];
-      of_odd.x[e] = odd ? x[(k + 1) * kPart + e] : taken;
+      const Out sent = odd ? x[k * kPart + e] : x[(k + 1) * kPart + e], received = from_lane(sent, lane ^ 1);
+      of_even.x[e] = odd ? received : x[k * kPart + e];
+      of_odd.x[e] = odd ? x[(k + 1) * kPart + e] : received;
     }
     if (k > 0 || !omit_first) even_at[k] = of_even;
     even_at[kParts + k] = of_odd;
@@ -114,7 +114,7 @@ struct PutShifted {
   }
 };
 
-// For short rows, whose elements of a warp are contiguous at any address, in one row or several. Shared memory makes
+// For short rows: a warp's elements are contiguous, at any address, in one row or several. Shared memory makes
 // the stores coalesced.
 template <class Out, bool antithetic>
 struct PutStaged {

@@ -39,8 +39,8 @@ struct Cuda {
 template <class Launch>
 cudaError_t on_device(int device, const Launch& launch) {
   int previous = device;
-  cudaError_t error = taken(cudaGetDevice(&previous));
-  if (error == cudaSuccess && previous != device) error = taken(cudaSetDevice(device));
+  cudaError_t error = cleared(cudaGetDevice(&previous));
+  if (error == cudaSuccess && previous != device) error = cleared(cudaSetDevice(device));
   if (error != cudaSuccess) return error;
   error = launch();
   if (previous != device) cudaSetDevice(previous);

@@ -143,7 +143,7 @@ struct LaunchState {
 
 inline void* pointer(PyObject* address) { return reinterpret_cast<void*>(PyLong_AsUnsignedLong(address)); }
 
-inline void move(Vector* vector, PyObject* value) {
+inline void set_input(Vector* vector, PyObject* value) {
   if (vector->type == kNumber) {
     vector->number = PyFloat_AsDouble(value);
   } else {
@@ -163,8 +163,8 @@ inline int without_lock(int (*function)(const Draw*), const Draw& draw) {
 inline PyObject* launch(PyObject* self, PyObject* const* args, long count) {
   const LaunchState& state = state_of<LaunchState>(self);
   Draw draw = state.draw;
-  move(&draw.mu, args[1]);
-  move(&draw.sigma, args[2]);
+  set_input(&draw.mu, args[1]);
+  set_input(&draw.sigma, args[2]);
   draw.matrix = pointer(args[3]);
   draw.seed.value = PyLong_AsUnsignedLong(args[4]);
   draw.offset.value = PyLong_AsUnsignedLong(args[5]);
@@ -189,8 +189,8 @@ inline PyObject* launch(PyObject* self, PyObject* const* args, long count) {
 inline PyObject* is_valid(PyObject* self, PyObject* const* args, long) {
   const LaunchState& state = state_of<LaunchState>(self);
   Draw draw = state.draw;
-  move(&draw.mu, args[0]);
-  move(&draw.sigma, args[1]);
+  set_input(&draw.mu, args[0]);
+  set_input(&draw.sigma, args[1]);
   if (PyErr_Occurred() != nullptr) return nullptr;
   return PyBool_FromLong(without_lock(state.run, draw));
 }

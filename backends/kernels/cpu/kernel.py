@@ -341,16 +341,18 @@ def _scale_down(narrow, z, mu, sigma, out):
 
 
 @njit(forceinline=True)
-def _draw_tiles(block, narrow, scale_down, mu, sigma, out, o0, o1, k0, k1, first_row, first_column, shared, antithetic):
+def _draw_tiles(
+    block, narrow, scale_down, mu, sigma, out, o0, o1, k0, k1, first_row, first_column, common_noise, antithetic
+):
     """Draw noise in tiles, then scale it into place. Short rows share a tile, and common noise serves every row."""
     rows, columns = out.shape
     block_columns = 8 if antithetic else 4
     skip = first_column % block_columns
     first_block = first_column // block_columns
     row_blocks = (skip + columns + block_columns - 1) // block_columns
-    noise_rows = 1 if shared else rows
+    noise_rows = 1 if common_noise else rows
     unit_stride = out.strides[1] == out.itemsize
-    down = shared and _runs_down(out)
+    down = common_noise and _runs_down(out)
     tile_rows = max(1, _TILE // row_blocks)
     z = stack_array(_TILE_NORMALS, mu.dtype)
     pairs = stack_array(_TILE_PAIRS, mu.dtype)
@@ -362,7 +364,7 @@ def _draw_tiles(block, narrow, scale_down, mu, sigma, out, o0, o1, k0, k1, first
             width = min(_TILE, row_blocks - t)
             k = np.uint64(0)
             for p in range(packed):
-                i = np.uint32(0 if shared else first_row + r + p)
+                i = np.uint32(0 if common_noise else first_row + r + p)
                 for b in range(first_block + t, first_block + t + width):
                     tile_row[k] = i
                     tile_block[k] = np.uint32(b)
@@ -385,8 +387,8 @@ def _draw_tiles(block, narrow, scale_down, mu, sigma, out, o0, o1, k0, k1, first
             start = max(0, block_columns * t - skip)
             stop = min(columns, block_columns * (t + width) - skip)
             shift = np.uint64(start + skip - block_columns * t)
-            pitch = np.uint64(0 if shared else block_columns * width)
-            last = rows if shared else r + packed
+            pitch = np.uint64(0 if common_noise else block_columns * width)
+            last = rows if common_noise else r + packed
             if unit_stride and stop - start >= _LONG_RUN:
                 for i in range(r, last):
                     m, s = mu[i], sigma[i]
@@ -407,24 +409,24 @@ def _draw_tiles(block, narrow, scale_down, mu, sigma, out, o0, o1, k0, k1, first
 
 @njit(forceinline=True)
 def _draw(
-    block, narrow, scale_down, mu, sigma, out, seed, offset, first_row, first_column, shared, antithetic, layouts
+    block, narrow, scale_down, mu, sigma, out, seed, offset, first_row, first_column, common_noise, antithetic, layouts
 ):
     """Draw the window `out`. `layouts`, a constant, says whether rows may be adjacent."""
     columns = out.shape[1]
     k0, k1 = stream_key(seed)
     o0, o1 = word(offset), offset >> np.uint64(32)
-    if layouts and not shared and columns > 0 and _runs_down(out):
+    if layouts and not common_noise and columns > 0 and _runs_down(out):
         _draw_down(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_column, antithetic)
     elif (
         columns >= _LONG_ROW
         and out.strides[1] == out.itemsize
-        and not shared
+        and not common_noise
         and not (antithetic and out.itemsize == 8)  # LLVM does not vectorise eight such stores.
     ):
         _draw_long_rows(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_column, antithetic)
     elif columns > 0:
         _draw_tiles(
-            block, narrow, scale_down, mu, sigma, out, o0, o1, k0, k1, first_row, first_column, shared, antithetic
+            block, narrow, scale_down, mu, sigma, out, o0, o1, k0, k1, first_row, first_column, common_noise, antithetic
         )
 
 
@@ -445,8 +447,8 @@ def _window_function(dtype: str, antithetic: bool) -> Callable[..., Any]:
     narrow = NARROWING[dtype]
     scale_down = _scale_down if narrow is unchanged else _scale_and_narrow_down
 
-    def draw(mu, sigma, out, seed, offset, i, j, shared):
-        _draw(block, narrow, scale_down, mu, sigma, out, seed, offset, i, j, shared, antithetic, True)
+    def draw(mu, sigma, out, seed, offset, i, j, common_noise):
+        _draw(block, narrow, scale_down, mu, sigma, out, seed, offset, i, j, common_noise, antithetic, True)
 
     return draw
 
@@ -471,7 +473,7 @@ def _compiled(signature: Any, function: Callable[..., Any], name: str, *, nogil:
 
 @functools.cache
 def window_kernel(dtype: str, antithetic: bool = False) -> Callable[..., None]:
-    """``kernel(mu, sigma, out, seed, offset, first_row, first_column, shared)`` draws the window `out`.
+    """``kernel(mu, sigma, out, seed, offset, first_row, first_column, common_noise)`` draws the window `out`.
 
     With `antithetic`, the columns of `out` and `first_column` count both halves of each pair. The window begins at row
     `first_row` and column `first_column` of the sample matrix.

@@ -1,9 +1,4 @@
-"""The kernels with transposed stores, for contiguous dimensions, as with layout "nd": ``csrc/cuda/columns.cuh``.
-
-A thread keeps some dimensions, with their mu and sigma, and goes along the columns. The column parts of the words
-(with common noise, the normals) are in shared memory. In one pass, a block draws a few groups of columns.
-``csrc/cuda/columns.cuh`` and ``csrc/cuda/geometry.h`` explain the stores of a pass.
-"""
+"""The kernels with transposed stores, for contiguous dimensions: ``csrc/cuda/columns.cuh`` explains them."""
 
 from __future__ import annotations
 
@@ -59,7 +54,7 @@ def _in_turn(part: Function, first: int, last: int) -> Function:
 
 @functools.cache
 def _bands(
-    gpu: ModuleType, dtype: str, shared: bool, antithetic: bool, fast: bool
+    gpu: ModuleType, dtype: str, common_noise: bool, antithetic: bool, fast: bool
 ) -> tuple[Function, Function, Function, Function]:
     """The groups of columns of a block.
 
@@ -70,20 +65,20 @@ def _bands(
     incomplete last pass reads groups behind the band, whose noise is stored too. All threads of the block take part.
     """
     width, thread_index, synchronize_block = group_width(antithetic), gpu.thread_index, gpu.synchronize_block
-    (prepared, _), (pack, _) = noise(gpu, dtype, shared, fast)
+    (prepared, _), (pack, _) = noise(gpu, dtype, common_noise, fast)
     quads, _, _ = packing(dtype)
     write_words, _ = memory_of(gpu, quads)
     noise_size = 16 * quads
 
     @inline
     def band_of(index, call, geometry):
-        first_group, turns = np.int64(index) * geometry.band_groups, np.int32(geometry.groups_per_pass)
+        first_group, per_pass = np.int64(index) * geometry.band_groups, np.int32(geometry.groups_per_pass)
         columns = geometry.skip + call.columns - width * first_group
         count = np.int32(min(np.int64(geometry.band_groups), (columns + width - 1) // width))
         skipped = np.int32(geometry.skip) if index == 0 else np.int32(0)
-        first_whole = turns if skipped > 0 else np.int32(0)
-        whole = np.int32(max(min(columns // width - turns - first_whole + 1, np.int64(count)), np.int64(0)))
-        return first_group, count, turns, columns, skipped, first_whole, whole
+        first_whole = per_pass if skipped > 0 else np.int32(0)
+        whole = np.int32(max(min(columns // width - per_pass - first_whole + 1, np.int64(count)), np.int64(0)))
+        return first_group, count, per_pass, columns, skipped, first_whole, whole
 
     @inline
     def begins(band, call, geometry):
@@ -109,7 +104,7 @@ def _bands(
 
 
 @functools.cache
-def _keeping(gpu: ModuleType, dtype: str, slots: int) -> Function:
+def _tile_dimensions(gpu: ModuleType, dtype: str, slots: int) -> Function:
     """``dimensions_of(rows, call)``: the row part of the words, mu and sigma of each of `slots` rows."""
     element_of, offset_of_call, load, opaque = element(gpu, dtype), offset_of(gpu), gpu.load, gpu.opaque
     real, usual_type = computing_type(dtype)
@@ -145,11 +140,11 @@ def _keeping(gpu: ModuleType, dtype: str, slots: int) -> Function:
         return any_elements(vector, rows, 0)
 
     @inline
-    def kept(rows, call):
+    def dimensions_of(rows, call):
         offset = np.uint32(offset_of_call(call))
         return parts(rows, offset, call), elements_of(call.mu, rows), elements_of(call.sigma, rows)
 
-    return kept
+    return dimensions_of
 
 
 @functools.cache
@@ -240,7 +235,7 @@ def _writing(gpu: ModuleType, dtype: str, antithetic: bool) -> tuple[Function, F
 
 @functools.cache
 def _places(gpu: ModuleType, dtype: str, antithetic: bool) -> tuple[Function, Function]:
-    """Which pieces are a thread's.
+    """The pieces of a thread.
 
     ``place_of(tile, band, call, geometry)``: its group of a pass; its first dimension, which may lie outside the
     matrix; the offset of its piece of each column from there, in elements; a mask of the elements inside the matrix's
@@ -307,22 +302,21 @@ def _places(gpu: ModuleType, dtype: str, antithetic: bool) -> tuple[Function, Fu
         warp = np.int32(thread // _WARP)
         pieces = np.int32((_WARP - geometry.overlap) * (geometry.threads // _WARP))
         position = np.int32(np.int32(tile) * pieces + np.int32(thread) - overlap * (warp + 1))
-        turn = np.int32(np.uint32(position) // np.uint32(pieces_of_column)) if position >= 0 else np.int32(0)
-        exists = position >= 0 and turn < band[2]
+        pass_group = np.int32(np.uint32(position) // np.uint32(pieces_of_column)) if position >= 0 else np.int32(0)
+        exists = position >= 0 and pass_group < band[2]
         if not exists:
-            turn = np.int32(0)
-        # Alignment in elements, the same in all groups: the first column of a group begins `shift` behind an aligned
-        # address, and each further column `delta` more.
+            pass_group = np.int32(0)
+
         begin_of_0 = np.uint64(call.matrix - geometry.skip * call.column_stride)
         shift = np.int64(begin_of_0 // np.uint64(size) % np.uint64(slots))
         delta = np.int32(np.uint32(geometry.column_step) % np.uint32(slots))
-        first = np.int64(position - turn * pieces_of_column) * slots - shift
+        first = np.int64(position - pass_group * pieces_of_column) * slots - shift
         inside = np.uint32(0)
         if exists and np.int32(thread % _WARP) >= overlap:
             inside = every_bit
             if first < (slots - 1 if delta > 0 else 0) or first + slots > call.rows:
                 inside = of_columns(bits_of(first, delta, call.rows))
-        return turn, first, to_of(delta, np.int32(geometry.column_step), 0), inside, delta
+        return pass_group, first, to_of(delta, np.int32(geometry.column_step), 0), inside, delta
 
     @inline
     def inside(band, k):
@@ -331,17 +325,17 @@ def _places(gpu: ModuleType, dtype: str, antithetic: bool) -> tuple[Function, Fu
     return place_of, inside
 
 
-def transposed_kernel(gpu: ModuleType, dtype: str, shared: bool, antithetic: bool, fast: bool) -> Function:
+def transposed_kernel(gpu: ModuleType, dtype: str, common_noise: bool, antithetic: bool, fast: bool) -> Function:
     """``kernel(call, geometry)``: see `multisample.backends.kernels.cuda.kernel.sample_kernel`."""
     size, width, slots = SIZES[dtype], group_width(antithetic), slots_of(SIZES[dtype])
     block_index, shared_memory, shuffle_up = gpu.block_index, gpu.shared_memory, gpu.shuffle_up
-    (_, in_row), (_, unpack) = noise(gpu, dtype, shared, fast)
+    (_, in_row), (_, unpack) = noise(gpu, dtype, common_noise, fast)
     quads, _, _ = packing(dtype)
     _, read_words = memory_of(gpu, quads)
-    band_of, begins, is_whole, fill = _bands(gpu, dtype, shared, antithetic, fast)
+    band_of, begins, is_whole, fill = _bands(gpu, dtype, common_noise, antithetic, fast)
     place_of, columns_inside = _places(gpu, dtype, antithetic)
     write_whole, write_some = _writing(gpu, dtype, antithetic)
-    kept = _keeping(gpu, dtype, slots)
+    dimensions_of = _tile_dimensions(gpu, dtype, slots)
     noise_size = 16 * quads
     chunk_size, every_bit = TRANSPOSED_THREADS * noise_size, np.uint32((1 << width * slots) - 1)
 
@@ -383,8 +377,8 @@ def transposed_kernel(gpu: ModuleType, dtype: str, shared: bool, antithetic: boo
         @inline
         def go_along(chunk, begin, groups, at, band, own, place):
             parts, mu, sigma, keys = own
-            turn, to, inside, _, step = place
-            noises = chunk + np.int64(turn * noise_size)
+            pass_group, to, inside, _, step = place
+            noises = chunk + np.int64(pass_group * noise_size)
             k = np.int32(0)
             while k < groups:
                 x = pieces(normals(parts, unpack(read_words(noises)), keys), mu, sigma)
@@ -392,7 +386,7 @@ def transposed_kernel(gpu: ModuleType, dtype: str, shared: bool, antithetic: boo
                 if whole and inside == every_bit:
                     write_whole(at, to, x)
                 elif inside != 0:
-                    written = inside if whole else np.uint32(inside & columns_inside(band, begin + k + turn))
+                    written = inside if whole else np.uint32(inside & columns_inside(band, begin + k + pass_group))
                     write_some(at, to, (x, written))
                 at += step
                 noises += np.int64(band[2] * noise_size)
@@ -424,12 +418,12 @@ def transposed_kernel(gpu: ModuleType, dtype: str, shared: bool, antithetic: boo
         index = np.uint32(block // geometry.blocks_per_band)
         tile = np.uint32(block - index * geometry.blocks_per_band)
         band = band_of(index, call, geometry)
-        turn, first, to, inside, delta = place_of(tile, band, call, geometry)
-        parts, mu, sigma = kept(rows_of(first, call.rows, 0), call)
+        pass_group, first, to, inside, delta = place_of(tile, band, call, geometry)
+        parts, mu, sigma = dimensions_of(rows_of(first, call.rows, 0), call)
         own = parts, of_both(mu, 0, 0), of_both(sigma, 0, 0), keys_of(call)
         stride = np.int64(geometry.column_step) * size
-        at = begins(band, call, geometry) + first * size + np.int64(turn * width) * stride
-        place = turn, to, inside, delta, np.int64(band[2] * width) * stride
+        at = begins(band, call, geometry) + first * size + np.int64(pass_group * width) * stride
+        place = pass_group, to, inside, delta, np.int64(band[2] * width) * stride
         begin = np.int32(0)
         while begin < band[1]:
             groups = fill(band, chunk, begin, call, geometry)
@@ -439,7 +433,7 @@ def transposed_kernel(gpu: ModuleType, dtype: str, shared: bool, antithetic: boo
     return kernel
 
 
-def transposed_staged_kernel(gpu: ModuleType, dtype: str, shared: bool, antithetic: bool, fast: bool) -> Function:
+def transposed_staged_kernel(gpu: ModuleType, dtype: str, common_noise: bool, antithetic: bool, fast: bool) -> Function:
     """The kernel for few dimensions in a contiguous matrix, through shared memory."""
     size, width, slots = SIZES[dtype], group_width(antithetic), staged_slots_of(SIZES[dtype], antithetic)
     thread_index, block_index, shared_memory = gpu.thread_index, gpu.block_index, gpu.shared_memory
@@ -447,12 +441,12 @@ def transposed_staged_kernel(gpu: ModuleType, dtype: str, shared: bool, antithet
     synchronize_block, store, load_shared, store_shared = (
         gpu.synchronize_block, gpu.store, gpu.load_shared, gpu.store_shared,
     )  # fmt: skip
-    (_, in_row), (_, unpack) = noise(gpu, dtype, shared, fast)
+    (_, in_row), (_, unpack) = noise(gpu, dtype, common_noise, fast)
     quads, _, _ = packing(dtype)
     _, read_words = memory_of(gpu, quads)
-    band_of, begins, is_whole, fill = _bands(gpu, dtype, shared, antithetic, fast)
-    kept, elements = _keeping(gpu, dtype, slots), scaled(gpu, dtype, antithetic)
-    noise_size, threads = 16 * quads, staged_threads(shared)
+    band_of, begins, is_whole, fill = _bands(gpu, dtype, common_noise, antithetic, fast)
+    dimensions_of, elements = _tile_dimensions(gpu, dtype, slots), scaled(gpu, dtype, antithetic)
+    noise_size, threads = 16 * quads, staged_threads(common_noise)
     bits = {2: np.uint16, 4: np.uint32, 8: np.uint64}[size]
     # A thread copies at most `parts_of_thread` parts per pass from shared memory.
     part_size = 8 if size == 2 else MOST_STORED
@@ -468,51 +462,47 @@ def transposed_staged_kernel(gpu: ModuleType, dtype: str, shared: bool, antithet
     if part_size == 8:
         load_part, store_part = load_half, store
 
-    # Dimensions are numbered through all groups of a pass, and slot s of all threads has a run of them. The last runs
-    # may be incomplete: a warp without dimensions in a run skips that slot. Blocks rotate the warps that skip, since
-    # each warp has its own issue slot.
-
     @inline
     def role():
         return np.uint32((thread_index() + block_index() * _WARP) % np.uint32(threads))
 
     def place(c: int) -> Function:
         @inline
-        def of(turn, row, rows):
+        def of(pass_group, row, rows):
             # Without opaque(), each pass recomputes the place.
-            return (opaque(np.uint32(((turn * np.uint32(width) + c) * rows + row) * np.uint32(size))),)
+            return (opaque(np.uint32(((pass_group * np.uint32(width) + c) * rows + row) * np.uint32(size))),)
 
         return of
 
     places_of = _joined(place, 0, width)
 
-    def turn_and_row(s: int) -> Function:
+    def group_and_row(s: int) -> Function:
         behind = np.uint32(s * threads)
 
         @inline
         def of(filled, rows, _):
             position = np.uint32(role() + behind)
             if position >= filled:
-                # A lane without a dimension repeats that of lane 0: this takes less time than a branch.
+                # A lane without a dimension repeats lane 0's, which takes less time than a branch.
                 position = np.uint32(position // _WARP * _WARP)
-            turn = np.uint32(position // rows)
-            return ((turn, np.int64(np.uint32(position - turn * rows))),)
+            pass_group = np.uint32(position // rows)
+            return ((pass_group, np.int64(np.uint32(position - pass_group * rows))),)
 
         return of
 
     def row_of(s: int) -> Function:
         @inline
-        def of(turns_and_rows, _, __):
-            return (turns_and_rows[s][1],)
+        def of(groups_and_rows, _, __):
+            return (groups_and_rows[s][1],)
 
         return of
 
     def memory_of_slot(s: int) -> Function:
         @inline
-        def of(turns_and_rows, rows, _):
-            turn, row = turns_and_rows[s]
-            places = places_of(turn, np.uint32(row), rows)
-            return ((np.int64(np.uint32(turn * np.uint32(noise_size))), places),)
+        def of(groups_and_rows, rows, _):
+            pass_group, row = groups_and_rows[s]
+            places = places_of(pass_group, np.uint32(row), rows)
+            return ((np.int64(np.uint32(pass_group * np.uint32(noise_size))), places),)
 
         return of
 
@@ -552,8 +542,8 @@ def transposed_staged_kernel(gpu: ModuleType, dtype: str, shared: bool, antithet
 
         return copy
 
-    turns_and_rows_of, rows_of, memory_of_slots, hidden_parts = (
-        _joined(of, 0, slots) for of in (turn_and_row, row_of, memory_of_slot, hidden_part)
+    groups_and_rows_of, rows_of, memory_of_slots, hidden_parts = (
+        _joined(of, 0, slots) for of in (group_and_row, row_of, memory_of_slot, hidden_part)
     )
     draw_all, copy_parts = _in_turn(drawn, 0, slots), _in_turn(copied, 0, parts_of_thread)
 
@@ -562,9 +552,9 @@ def transposed_staged_kernel(gpu: ModuleType, dtype: str, shared: bool, antithet
         band = band_of(block_index(), call, geometry)
         filled = np.uint32(np.uint32(band[2]) * np.uint32(call.rows))
         used = from_lane(np.int32((filled + np.uint32(threads - 1) - role()) // np.uint32(threads)), 0)
-        turns_and_rows = turns_and_rows_of(filled, np.uint32(call.rows), 0)
-        parts, mu, sigma = kept(rows_of(turns_and_rows, 0, 0), call)
-        memory = memory_of_slots(turns_and_rows, np.uint32(call.rows), 0)
+        groups_and_rows = groups_and_rows_of(filled, np.uint32(call.rows), 0)
+        parts, mu, sigma = dimensions_of(rows_of(groups_and_rows, 0, 0), call)
+        memory = memory_of_slots(groups_and_rows, np.uint32(call.rows), 0)
         own = hidden_parts(parts, 0, 0), mu, sigma, memory, used, keys_of(call)
         out, thread = begins(band, call, geometry), np.int32(thread_index())
         row_size = np.int32(np.int32(call.rows) * size)

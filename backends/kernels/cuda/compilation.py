@@ -47,7 +47,7 @@ _GEOMETRY = types.NamedTuple((_u32,) * 15 + (_i32, _u32, _i32, _u32), Geometry)
 
 ADVANCE_SIGNATURE = types.void(_i64)
 SIGNATURE = types.void(_DRAW, _GEOMETRY)
-"""Of a kernel. Numba passes the fields of both tuples one by one, which gives the bytes of both C++ structs."""
+"""The signature of a kernel. Numba passes each field of both tuples, which gives the bytes of both C++ structs."""
 
 
 def _draw(call: Any, geometry: Any, variant: int) -> None:
@@ -67,19 +67,19 @@ def _draw_variant(call: Any, geometry: Any, variant: Any) -> Callable[..., Any] 
 
 
 def variant_kernel(
-    dtype: str, shared: bool, antithetic: bool, fast_math: bool, stores: int, origin_in_memory: bool = False
+    dtype: str, common_noise: bool, antithetic: bool, fast_math: bool, stores: int, origin_in_memory: bool = False
 ) -> Callable[..., None]:
     """The kernel of `multisample.backends.kernels.cuda.kernel.sample_kernel` for one kind of calls, to be compiled.
 
     The compiler gets the number of the variant, a literal.
     """
-    variant = _VARIANTS.index((dtype, shared, antithetic, fast_math, stores, origin_in_memory))
+    variant = _VARIANTS.index((dtype, common_noise, antithetic, fast_math, stores, origin_in_memory))
 
     def kernel(call: Any, geometry: Any) -> None:
         _draw(call, geometry, variant)
 
     # The name that profilers show.
-    noise, transform = ("shared" if shared else "independent"), ("fast" if fast_math else "portable")
+    noise, transform = ("shared" if common_noise else "independent"), ("fast" if fast_math else "portable")
     noise += "_antithetic" if antithetic else ""
     kernel.__qualname__ = f"sample_kernel_{dtype}_{noise}_{transform}_{KERNEL_STORES[stores]}"
     if origin_in_memory:
@@ -98,9 +98,9 @@ def advance_kernel() -> Callable[..., None]:
 
 
 def launch_bounds(
-    dtype: str, shared: bool, antithetic: bool, stores: int, capability: tuple[int, int]
+    dtype: str, common_noise: bool, antithetic: bool, stores: int, capability: tuple[int, int]
 ) -> tuple[int, int]:
-    """Most threads of a block, and least blocks per multiprocessor.
+    """Maximum threads of a block, and minimum blocks per multiprocessor.
 
     The bounds limit the registers of a thread, for a high occupancy, without spills in the loop over rows. Without
     bounds, nvJitLink takes three times as many registers, and up to twice the time.
@@ -109,13 +109,13 @@ def launch_bounds(
     if name.startswith("kTransposed"):
         # The thread's dimensions stay in registers through all loops. Before 9.0, nvJitLink compiles shuffles to calls,
         # around which these registers are saved.
-        threads = TRANSPOSED_THREADS if name == "kTransposed" else staged_threads(shared)
+        threads = TRANSPOSED_THREADS if name == "kTransposed" else staged_threads(common_noise)
         if name == "kTransposed" and capability < (9, 0):
             return threads, 384 // threads
-        return threads, (512 if dtype == "float64" and not shared else 768) // threads
-    blocks = 4 if name == "kStaged" and not shared else 5
+        return threads, (512 if dtype == "float64" and not common_noise else 768) // threads
+    blocks = 4 if name == "kStaged" and not common_noise else 5
     # Before 9.0, nvJitLink compiles the barriers of a warp to calls, which take registers.
-    calls = name == "kStaged" and not shared and capability < (9, 0)
+    calls = name == "kStaged" and not common_noise and capability < (9, 0)
     if name == "kShifted" or dtype == "float64" or (name == "kAligned" and antithetic) or calls:
         blocks = 3
     # nvJitLink ignores bounds that exceed the threads of a multiprocessor, 1024 on 7.5.
@@ -123,11 +123,11 @@ def launch_bounds(
 
 
 def compile_kernel(
-    dtype: str, shared: bool, antithetic: bool, fast_math: bool, stores: int, origin_in_memory: bool
+    dtype: str, common_noise: bool, antithetic: bool, fast_math: bool, stores: int, origin_in_memory: bool
 ) -> Any:
     """The kernel of `variant_kernel`, compiled for the current device or loaded from the cache."""
-    bounds = launch_bounds(dtype, shared, antithetic, stores, cuda.get_current_device().compute_capability)
-    kernel = variant_kernel(dtype, shared, antithetic, fast_math, stores, origin_in_memory)
+    bounds = launch_bounds(dtype, common_noise, antithetic, stores, cuda.get_current_device().compute_capability)
+    kernel = variant_kernel(dtype, common_noise, antithetic, fast_math, stores, origin_in_memory)
     return _compiled(kernel, SIGNATURE, launch_bounds=bounds)
 
 

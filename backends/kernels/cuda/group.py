@@ -1,8 +1,6 @@
 """The elements of one dimension in one group of columns, the unit that a thread draws: ``csrc/cuda/group.cuh``.
 
-Philox words have a column part and a row part. A thread that draws many dimensions of the same columns computes the
-column part once; a thread that draws many columns of one dimension computes the row part once. The other part is in
-shared memory, a chunk at a time, with a slot for each thread that computes it.
+A chunk of column parts, or of dimensions, is in shared memory, with a slot for each thread that computes one.
 """
 
 from __future__ import annotations
@@ -162,7 +160,7 @@ def memory_of(gpu: ModuleType, quads: int) -> tuple[Function, Function]:
 
 @functools.cache
 def noise(
-    gpu: ModuleType, dtype: str, shared: bool, fast: bool
+    gpu: ModuleType, dtype: str, common_noise: bool, fast: bool
 ) -> tuple[tuple[Function, Function], tuple[Function, Function]]:
     """The part of a group's noise that depends on its columns alone; with common noise, its four normals.
 
@@ -215,7 +213,7 @@ def noise(
 
     if dtype == "float64":
         prepared, in_row = prepared_wide, in_row_wide
-    if not shared:
+    if not common_noise:
         return (prepared, in_row), (unchanged, unchanged)
 
     @inline

@@ -1,7 +1,7 @@
 """GPU intrinsics: indices, barriers, shuffles, memory by address, and PTX instructions.
 
-The kernel takes them from a module with these names, so that it also runs on another module, an emulator. Addresses
-are int64. Memory is aligned to the type that is read or written.
+The kernel takes this module as a parameter, so that it also runs on an emulator with the same names. Addresses are
+int64. Memory is aligned to the type that is read or written.
 """
 
 from __future__ import annotations

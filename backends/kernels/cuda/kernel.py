@@ -26,7 +26,7 @@ __all__ = ["sample_kernel"]
 def sample_kernel(
     gpu: ModuleType,
     dtype: str,
-    shared: bool,
+    common_noise: bool,
     antithetic: bool,
     fast_math: bool,
     stores: int,
@@ -40,7 +40,7 @@ def sample_kernel(
         `multisample.backends.kernels.cuda.intrinsics`, or a module with the same names.
     dtype : str
         The element type of `out`.
-    shared, antithetic, fast_math : bool
+    common_noise, antithetic, fast_math : bool
         The call's options. fast_math has no effect on float64.
     stores : int
         `Geometry.stores`.
@@ -49,13 +49,13 @@ def sample_kernel(
         to the compiler, which keeps them and the round keys out of the threads' registers.
     """
     if origin_in_memory:
-        return _reading_origin(gpu, sample_kernel(gpu, dtype, shared, antithetic, fast_math, stores), antithetic)
+        return _reading_origin(gpu, sample_kernel(gpu, dtype, common_noise, antithetic, fast_math, stores), antithetic)
     way, fast = KERNEL_STORES[stores], fast_math and dtype != "float64"
     if way == "kTransposed":
-        return transposed_kernel(gpu, dtype, shared, antithetic, fast)
+        return transposed_kernel(gpu, dtype, common_noise, antithetic, fast)
     if way == "kTransposedStaged":
-        return transposed_staged_kernel(gpu, dtype, shared, antithetic, fast)
-    return rows_kernel(gpu, dtype, shared, antithetic, fast, way)
+        return transposed_staged_kernel(gpu, dtype, common_noise, antithetic, fast)
+    return rows_kernel(gpu, dtype, common_noise, antithetic, fast, way)
 
 
 def _reading_origin(gpu: ModuleType, by_value: Function, antithetic: bool) -> Function:

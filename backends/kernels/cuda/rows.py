@@ -1,8 +1,4 @@
-"""The kernels with row stores, kAligned, kShifted, kStaged and kStrided: ``csrc/cuda/rows.cuh``.
-
-A thread keeps its columns and goes down the dimensions. It computes the column part of its words (with common noise,
-its normals) once. The row parts are in shared memory, beside mu and sigma.
-"""
+"""The kernels with row stores, kAligned, kShifted, kStaged and kStrided: ``csrc/cuda/rows.cuh`` explains them."""
 
 from __future__ import annotations
 
@@ -25,14 +21,14 @@ _WARP = np.uint32(32)
 # Unrolling of the loop down the rows, for each kind of stores; half as much for antithetic groups, twice as wide.
 _UNROLL = {"kAligned": 8, "kShifted": 6, "kStaged": 4, "kStrided": 1}
 # Limits of the unrolling: rows of common noise have little work, and float64 exceeds the registers.
-_UNROLL_SHARED, _UNROLL_FLOAT64 = 2, 1
+_UNROLL_COMMON, _UNROLL_FLOAT64 = 2, 1
 
 _NOT_STAGED = (np.int64(0), np.int32(0), np.int32(0), np.int32(0), np.int32(0), np.int32(0))
 
 
 @functools.cache
 def _going_down(
-    group: Function, put_row: Function, slot_size: int, way: str, dtype: str, shared: bool, antithetic: bool
+    group: Function, put_row: Function, slot_size: int, way: str, dtype: str, common_noise: bool, antithetic: bool
 ) -> Function:
     """``go_down(slot, count, at, stride, own, state)`` draws and stores `count` groups, `stride` bytes apart in memory.
 
@@ -40,7 +36,7 @@ def _going_down(
     The slots of the rows are adjacent. The loop is unrolled, so that the loads of one row overlap with the arithmetic
     of another.
     """
-    most = _UNROLL_FLOAT64 if dtype == "float64" else _UNROLL_SHARED if shared else max(_UNROLL.values())
+    most = _UNROLL_FLOAT64 if dtype == "float64" else _UNROLL_COMMON if common_noise else max(_UNROLL.values())
     unroll = max(min(most, _UNROLL[way]) // (2 if antithetic else 1), 1)
 
     @inline
@@ -100,10 +96,10 @@ def _dimension(gpu: ModuleType, dtype: str) -> tuple[int, Function, Function]:
 
 
 @functools.cache
-def _group(gpu: ModuleType, dtype: str, shared: bool, antithetic: bool, fast: bool) -> Function:
+def _group(gpu: ModuleType, dtype: str, common_noise: bool, antithetic: bool, fast: bool) -> Function:
     """``group(slot, own)`` for `_going_down`: one dimension in the thread's columns. `own`: their noise, and keys."""
     _, _, read_dimension = _dimension(gpu, dtype)
-    (_, in_row), _ = noise(gpu, dtype, shared, fast)
+    (_, in_row), _ = noise(gpu, dtype, common_noise, fast)
     elements = scaled(gpu, dtype, antithetic)
 
     @inline
@@ -174,7 +170,7 @@ def _columns(gpu: ModuleType, size: int, width: int, way: str) -> Function:
     return staged_columns_of if way == "kStaged" else columns_of
 
 
-def _drawing(gpu: ModuleType, dtype: str, shared: bool, antithetic: bool, fast: bool, way: str) -> Function:
+def _drawing(gpu: ModuleType, dtype: str, common_noise: bool, antithetic: bool, fast: bool, way: str) -> Function:
     """``draw(own, columns, run, chunk, rows, out, call, geometry)``.
 
     Draws a chunk of `rows` dimensions at address `chunk` of shared memory, whose first row begins at `out`.
@@ -182,7 +178,7 @@ def _drawing(gpu: ModuleType, dtype: str, shared: bool, antithetic: bool, fast: 
     size, width = SIZES[dtype], group_width(antithetic)
     element = {2: np.uint16, 4: np.float32, 8: np.float64}[size]
     thread_index, (place_of, _) = gpu.thread_index, places(gpu)
-    group, (dimension_size, _, _) = _group(gpu, dtype, shared, antithetic, fast), _dimension(gpu, dtype)
+    group, (dimension_size, _, _) = _group(gpu, dtype, common_noise, antithetic, fast), _dimension(gpu, dtype)
     from_lane, all_of_warp = gpu.from_lane, gpu.all_of_warp
     is_aligned, is_shifted = way == "kAligned", way == "kShifted"
     has_pairs = _in_pairs(size, width)
@@ -191,9 +187,9 @@ def _drawing(gpu: ModuleType, dtype: str, shared: bool, antithetic: bool, fast: 
     alone = min(4, MOST_STORED // size)
 
     def down(put_row: Function, way: str) -> Function:
-        return _going_down(group, put_row, dimension_size, way, dtype, shared, antithetic)
+        return _going_down(group, put_row, dimension_size, way, dtype, common_noise, antithetic)
 
-    # Aligned rows allow the largest vectorised stores, shifted rows and wide groups those of four elements.
+    # Aligned rows allow stores of a whole group; shifted rows and wide groups need stores of four elements.
     put_aligned = aligned(gpu, size, width, 4 if is_shifted or has_pairs else width)
     down_aligned, down_strided = down(put_aligned, "kAligned"), down(strided(gpu, width), "kStrided")
     down_staged = down(staged(gpu, size, width, element), "kStaged")
@@ -298,14 +294,14 @@ def _fetching(gpu: ModuleType, dtype: str) -> tuple[Function, Function]:
     return fetched, put
 
 
-def rows_kernel(gpu: ModuleType, dtype: str, shared: bool, antithetic: bool, fast: bool, way: str) -> Function:
+def rows_kernel(gpu: ModuleType, dtype: str, common_noise: bool, antithetic: bool, fast: bool, way: str) -> Function:
     """``kernel(call, geometry)``: see `multisample.backends.kernels.cuda.kernel.sample_kernel`."""
     size, width = SIZES[dtype], group_width(antithetic)
     block_index, shared_memory, synchronize_block = gpu.block_index, gpu.shared_memory, gpu.synchronize_block
-    (prepared, _), _ = noise(gpu, dtype, shared, fast)
+    (prepared, _), _ = noise(gpu, dtype, common_noise, fast)
     place_of, _ = places(gpu)
     columns_of = _columns(gpu, size, width, way)
-    draw = _drawing(gpu, dtype, shared, antithetic, fast, way)
+    draw = _drawing(gpu, dtype, common_noise, antithetic, fast, way)
     fetched, put = _fetching(gpu, dtype)
     chunk_size = CHUNK * _dimension(gpu, dtype)[0]
     chunks_size, stages_size = 2 * chunk_size, width * MOST_THREADS * size if way == "kStaged" else 16

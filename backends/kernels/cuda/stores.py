@@ -61,10 +61,10 @@ def paired(gpu: ModuleType, size: int, width: int) -> Function:
 
 
 def _sectors(gpu: ModuleType, size: int, width: int) -> Function:
-    """``put_sectors(at, x, omit_first)``: a lane's elements, more than one store writes, of lanes that are adjacent.
+    """``put_sectors(at, x, omit_first)``: a lane's elements, more than one store writes. The lanes are adjacent.
 
-    Lane pairs exchange halves, so that each store of the warp fills whole sectors: a store of half a sector is slower.
-    All lanes of the warp take part. `omit_first` leaves out the first store.
+    Lane pairs exchange halves, so that each store of the warp fills whole sectors. `omit_first` leaves out the first
+    store.
     """
     store_vector, from_lane, thread_index = gpu.store_vector, gpu.from_lane, gpu.thread_index
     per_store, parts = MOST_STORED // size, width * size // MOST_STORED
@@ -93,10 +93,10 @@ def _sectors(gpu: ModuleType, size: int, width: int) -> Function:
         @inline
         def put(at, x, odd, omit):
             low, high = x[first:second], x[second:end]
-            taken = exchanged(either(odd, low, high), np.int32(thread_index() % 32 ^ 1))
+            received = exchanged(either(odd, low, high), np.int32(thread_index() % 32 ^ 1))
             if not omit:
-                store_vector(at + k * MOST_STORED, either(odd, taken, low))
-            store_vector(at + (parts + k) * MOST_STORED, either(odd, high, taken))
+                store_vector(at + k * MOST_STORED, either(odd, received, low))
+            store_vector(at + (parts + k) * MOST_STORED, either(odd, high, received))
 
         return put
 
@@ -122,10 +122,8 @@ def _sectors(gpu: ModuleType, size: int, width: int) -> Function:
 def shifted(gpu: ModuleType, size: int, width: int, shift: int) -> Function:
     """Stores of a whole warp in one row, whose first column lies `shift` elements behind an aligned address.
 
-    Each lane takes the last `shift` columns of the previous lane by shuffle, and then has quads at aligned addresses.
-    Lane 0 stores the first columns of the warp one by one, and lane 31 the last ones. `at` is the end of the lane's
-    quads; for lane 0, the address of its first column. `state`: whether the lane is the first, and whether it is the
-    last.
+    `at` is the end of the lane's quads; for lane 0, the address of its first column. `state`: whether the lane is the
+    first, and whether it is the last. ``PutShifted`` in C++ explains the rest.
     """
     store, store_quad, shuffle_up = gpu.store, gpu.store_quad, gpu.shuffle_up
 
@@ -152,7 +150,7 @@ def shifted(gpu: ModuleType, size: int, width: int, shift: int) -> Function:
     def by_three(x):
         return (before(x[-3]), before(x[-2]), before(x[-1])) + x[:-3]  # noqa: RUF005
 
-    handed_on = (by_one, by_two, by_three)[shift - 1]
+    shifted_columns = (by_one, by_two, by_three)[shift - 1]
 
     alone = min(4, MOST_STORED // size)  # Elements between aligned addresses.
 
@@ -211,7 +209,7 @@ def shifted(gpu: ModuleType, size: int, width: int, shift: int) -> Function:
     @inline
     def put_row(at, x, state):
         first_thread, last_thread = state
-        put_all_quads(at, handed_on(x), first_thread)
+        put_all_quads(at, shifted_columns(x), first_thread)
         end_0(at, x, first_thread, last_thread)
         end_1(at, x, first_thread, last_thread)
         end_2(at, x, first_thread, last_thread)
@@ -237,7 +235,7 @@ def _each(width: int, part: Callable[[int], Function]) -> Function:
 
 @functools.cache
 def staged(gpu: ModuleType, size: int, width: int, element: Any) -> Function:
-    """Stores of short rows, whose elements of a warp are contiguous at any address, in one row or several.
+    """Stores of short rows: a warp's elements are contiguous, at any address, in one row or several.
 
     Shared memory makes the stores coalesced. `at` is the address of the warp's first element, plus one element per
     lane. `state`: the warp's shared memory, the lane, the position of its first element, the number of the warp's
@@ -247,7 +245,7 @@ def staged(gpu: ModuleType, size: int, width: int, element: Any) -> Function:
         gpu.store, gpu.load_shared, gpu.store_shared, gpu.synchronize_warp,
     )  # fmt: skip
 
-    def put_down(k: int) -> Function:
+    def to_stage(k: int) -> Function:
         @inline
         def part(at, x, state):
             stage, _, position, _, first, last = state
@@ -257,7 +255,7 @@ def staged(gpu: ModuleType, size: int, width: int, element: Any) -> Function:
 
         return part
 
-    def take_up(k: int) -> Function:
+    def from_stage(k: int) -> Function:
         @inline
         def part(at, x, state):
             stage, lane, _, length, _, _ = state
@@ -267,13 +265,13 @@ def staged(gpu: ModuleType, size: int, width: int, element: Any) -> Function:
 
         return part
 
-    put_all_down, take_all_up = _each(width, put_down), _each(width, take_up)
+    all_to_stage, all_from_stage = _each(width, to_stage), _each(width, from_stage)
 
     @inline
     def put_row(at, x, state):
-        put_all_down(at, x, state)
+        all_to_stage(at, x, state)
         synchronize_warp()
-        take_all_up(at, x, state)
+        all_from_stage(at, x, state)
         synchronize_warp()
 
     return put_row

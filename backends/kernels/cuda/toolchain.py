@@ -48,7 +48,7 @@ def clashes() -> tuple[str, ...]:
             return (f"nvJitLink cannot be loaded ({_brief(error)}): {INSTALL}",)
         older = "nvidia-cuda-nvcc-cu12" if major == 12 else "nvidia-nvvm"
         return (
-            f"nvJitLink {major}.{minor} cannot link what libNVVM makes ({_brief(error)}):"
+            f"nvJitLink {major}.{minor} cannot link the PTX of libNVVM ({_brief(error)}):"
             f" pip install '{older}=={major}.{minor}.*'",
         )
     try:
@@ -58,7 +58,7 @@ def clashes() -> tuple[str, ...]:
     if major > version // 1000:
         older = "pip install 'numba-cuda[cu12]>=0.30.4,<0.31', or " if version >= 12000 else ""
         return (
-            f"the driver understands CUDA {version // 1000}.{version % 1000 // 10}, the compilers are those of CUDA"
+            f"the driver supports CUDA {version // 1000}.{version % 1000 // 10}, but the compilers are of CUDA"
             f" {major}.{minor}: {older}install a newer driver",
         )
     return ()
