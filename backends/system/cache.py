@@ -210,8 +210,8 @@ def digest_of(path: Path) -> str:
 
 # --- Locks ------------------------------------------------------------------------------------------------------------
 
-# Descriptors of the locks that this process holds or waits for. A forked child closes its copies, with which it would
-# hold the lock as long as it lives.
+# Descriptors of the locks that this process holds or waits for. A forked child closes its copies: otherwise flock would
+# hold the lock as long as the child lives.
 _lock_descriptors: set[int] = set()
 
 

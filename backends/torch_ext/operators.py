@@ -95,7 +95,7 @@ def _promoted(*dtypes: torch.dtype) -> torch.dtype:
 class Sample(torch.autograd.Function):
     """``sample``, differentiable in `mu` and `sigma`, with a rule for batches of `mu`, `sigma` and `counter`.
 
-    With `apart`, the counters of a batch only demand independent noise. The first counter then draws the batch as one
+    With `apart`, the counters of a batch only require independent noise. The first counter then draws the batch as one
     sample with the dimensions of all elements.
     """
 

@@ -1,8 +1,8 @@
 """The contenders: our backends, and the libraries that people use today.
 
-`start` of a contender does the untimed work, and returns the call to time. The call takes vectors of the contender's
-own library and returns a new matrix of shape (d, n). Libraries are imported on first use. A contender that cannot run
-gives the reason.
+`start` of a contender does the untimed work, and returns the call to time. The call uses vectors of the contender's own
+library and returns a new matrix of shape (d, n). Libraries are imported on first use. `reason` of a contender says why
+it cannot run.
 """
 
 from __future__ import annotations
@@ -342,7 +342,7 @@ CUDA = _named(
     _peer("jax", _jax_cuda, _jax_normal, "cuda", "threefry2x32", wait=_jax_wait),
     _peer("jax_rbg", _jax_cuda, _jax_normal, "cuda", "rbg", wait=_jax_wait),
 )
-"""On a GPU. JAX runs twice: with its default generator, and with rbg, its faster one."""
+"""Contenders on a GPU. JAX runs twice: with its default generator, and with rbg, its faster one."""
 
 CPU = _named(
     _ours("cpu", _numpy_vectors, "cpu"),
@@ -355,4 +355,4 @@ CPU = _named(
     _peer("torch_randn", _always, _torch_randn, "cpu", lacks=BARE),
     _peer("jax", functools.partial(_jax_reason, "cpu"), _jax_normal, "cpu", "threefry2x32", wait=_jax_wait),
 )
-"""On the CPU."""
+"""Contenders on the CPU."""

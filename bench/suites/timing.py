@@ -24,9 +24,9 @@ __all__ = ["BUSY", "CudaDevice", "Device", "Quartiles", "Ring", "Times", "measur
 BUSY = 2**30  # Bytes whose fill takes longer, 240 us on an H200, than a call on the host; many times the cache.
 ROTATED = 2**28  # Bytes of results that are kept alive: several times the cache.
 MOST_KEPT = 256
-DEVICE_SECONDS = 0.04  # Of the repeats of one measurement on the device, with fills.
+DEVICE_SECONDS = 0.04  # Total time of the repeats of one measurement on the device, with fills.
 REPEATS = 11, 40  # Minimum and maximum.
-PIPELINED_SECONDS = 0.008  # Of the calls of one pipeline.
+PIPELINED_SECONDS = 0.008  # Total time of the calls of one pipeline.
 PIPELINED_CALLS = 4, 200
 PIPELINES = 5
 
@@ -142,7 +142,7 @@ def measure(device: Device, call: Call, ring: Ring, size: int, wait: Callable[[A
     """Times of `call`, whose result has `size` bytes and is kept by the `ring`.
 
     `wait` waits for a result, for a call that is not ordered with the device's marks. The time on the device is then
-    the time per call of many consecutive calls, by the host's clock. It is too long where the host takes longer.
+    the time per call of many consecutive calls, by the host's clock, an overestimate where the host takes longer.
     """
     with _without_collection():
         device.wait()

@@ -108,7 +108,7 @@ def _emit_prefetch(context: Any, builder: Any, array: Any, value: Any, index: An
     function_type = ir.FunctionType(ir.VoidType(), [address.type, word, word, word])
     function = builder.module.declare_intrinsic("llvm.prefetch", (address.type,), function_type)
     for line in range(0, length * context.get_abi_sizeof(context.get_data_type(array.dtype)), 64):
-        # For a write, into the first-level cache, of data.
+        # Write access, highest locality, data cache.
         builder.call(function, (cgutils.pointer_add(builder, address, line), word(1), word(3), word(1)))
 
 
