@@ -43,7 +43,7 @@ class BackendStatus:
     ----------
     available : bool
     reasons : tuple of str
-        Everything that prevents the backend from running, each with the command that mends it; empty when available.
+        Everything that prevents the backend from running, each with the command that fixes it; empty when available.
     version : str
         Versions of the packages that the backend runs on.
     device : str

@@ -51,10 +51,6 @@ def compile_cached(signature: Any, function: Callable[..., Any], name: str, dige
         The digest of all sources that the kernel is compiled from: `source_digest`.
     nogil : bool, default True
         Release the GIL while the kernel runs.
-
-    Returns
-    -------
-    callable
     """
     dispatcher = njit(nogil=nogil)(function)
     dispatcher._cache = KernelCache(name, digest, _reduce, _rebuild, "cpu")

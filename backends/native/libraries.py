@@ -41,10 +41,6 @@ def cpu_library(*, retry: bool = False) -> Path:
     retry : bool
         Build again even if a build has failed in this process.
 
-    Returns
-    -------
-    pathlib.Path
-
     Raises
     ------
     BackendUnavailableError
@@ -56,21 +52,8 @@ def cpu_library(*, retry: bool = False) -> Path:
 def cuda_library(*, retry: bool = False) -> Path:
     """The library with the CUDA implementation, to load after `cpu_library`. It is built if none fits.
 
-    It is built for the architectures of ``TORCH_CUDA_ARCH_LIST``, or else for the devices that PyTorch sees.
-
-    Parameters
-    ----------
-    retry : bool
-        Build again even if a build has failed in this process.
-
-    Returns
-    -------
-    pathlib.Path
-
-    Raises
-    ------
-    BackendUnavailableError
-        If it cannot be built, with the end of the compiler's output, or if the cache is not safe to use.
+    It is built for the architectures of ``TORCH_CUDA_ARCH_LIST``, or else for the devices that PyTorch sees. `retry`
+    and the errors are as for `cpu_library`.
     """
     return _library("cuda", retry)
 

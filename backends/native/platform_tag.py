@@ -33,17 +33,9 @@ _NEEDED = 1  # DT_NEEDED
 
 
 def platform_tag(libraries: Iterable[Path]) -> str:
-    """The platform tag of a wheel with these shared libraries. On Linux, a manylinux tag if possible.
+    """The platform tag of a wheel with these shared libraries, which were built on this system.
 
-    Parameters
-    ----------
-    libraries : iterable of pathlib.Path
-        Shared libraries built on this system.
-
-    Returns
-    -------
-    str
-        For example ``"manylinux_2_31_x86_64"``, or ``"linux_x86_64"`` for libraries that may run on this machine only.
+    For example ``"manylinux_2_31_x86_64"``, or ``"linux_x86_64"`` for libraries that may run on this machine only.
     """
     here = re.sub(r"[-.]", "_", sysconfig.get_platform())
     if not here.startswith("linux_"):
@@ -60,12 +52,7 @@ def platform_tag(libraries: Iterable[Path]) -> str:
 
 
 def needs(library: Path) -> dict[str, set[str]]:
-    """The libraries and symbol versions that a shared library, a 64-bit ELF file, needs.
-
-    Returns
-    -------
-    dict of str to set of str
-        The symbol versions by library, as in ``{"libc.so.6": {"GLIBC_2.17"}}``.
+    """The symbol versions that a shared library needs, by library, as in ``{"libc.so.6": {"GLIBC_2.17"}}``.
 
     Raises
     ------

@@ -87,10 +87,6 @@ def cuda_library(version: str, capabilities: Iterable[tuple[int, int]]) -> Found
         PyTorch's version of CUDA. The library uses the same runtime.
     capabilities : iterable of (int, int)
         Compute capabilities of the devices. Without devices, only the version must match.
-
-    Returns
-    -------
-    Found
     """
     place = folder()
     files = sorted(place.glob(f"{_CUDA}*.so"))

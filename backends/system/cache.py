@@ -69,10 +69,6 @@ def folder(*names: str, create: bool) -> Path:
     create : bool
         Create folders that are missing, with mode 0700.
 
-    Returns
-    -------
-    pathlib.Path
-
     Raises
     ------
     FileNotFoundError

@@ -219,10 +219,10 @@ def _load(path: Path) -> Any:
         torch.ops.load_library(str(path))
         return ctypes.CDLL(str(path))
     except OSError as error:
-        mend = "remove that file, and another library is used"
+        remedy = "remove that file, and another library is used"
         if not path.is_relative_to(prebuilt.root()):
-            mend = "remove that file, or set MULTISAMPLE_CACHE_DIR to a folder whose files can be loaded"
-        raise BackendUnavailableError(f"backend: 'torch_ext' cannot load {path}: {error}; {mend}") from error
+            remedy = "remove that file, or set MULTISAMPLE_CACHE_DIR to a folder whose files can be loaded"
+        raise BackendUnavailableError(f"backend: 'torch_ext' cannot load {path}: {error}; {remedy}") from error
 
 
 def _refuse_negative_strides(strides: tuple[int, ...] | None) -> None:

@@ -62,7 +62,7 @@ def _bands(
     address of the first group's first column, which may lie before the matrix. ``is_whole(band, k)``: whether all
     columns of the pass that begins with group k are inside the matrix. ``fill(band, chunk, begin, call, geometry)``:
     stores the noise of a chunk of groups, from group `begin` on, in shared memory, and returns the number of groups. An
-    incomplete last pass reads groups behind the band, whose noise is stored too. All threads of the block take part.
+    incomplete last pass reads groups behind the band, whose noise is stored too.
     """
     width, thread_index, synchronize_block = group_width(antithetic), gpu.thread_index, gpu.synchronize_block
     (prepared, _), (pack, _) = noise(gpu, dtype, common_noise, fast)
