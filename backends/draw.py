@@ -1,6 +1,6 @@
-"""One launch, as plain numbers and addresses: ``Draw`` of ``csrc/draw.h``, which every layer passes on.
+"""One launch as plain numbers and addresses: ``Draw`` of ``csrc/draw.h``. Every layer passes it.
 
-C++ and CUDA kernels take it as bytes, kernels in Python field by field.
+C++ and CUDA kernels take its bytes, kernels in Python its fields.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ __all__ = [
 
 
 HOST = -1
-"""Stands for host memory where a draw names a device."""
+"""The `device` of a draw in host memory."""
 
 
 class Operation(enum.IntEnum):
-    """What a launch does.
+    """The operation of a launch.
 
     sample : reads `mu` and `sigma`, writes the matrix ``x[r, c] = mu[r] + sigma[r] * z[r, c]``.
     gradient : reads the matrix ``g``, writes ``mu[r] = sum(g[r, :])`` and ``sigma[r] = sum(g[r, :] * z[r, :])``.
@@ -45,7 +45,7 @@ class Operation(enum.IntEnum):
 class Vector(NamedTuple):
     """`mu` or `sigma`: elements in memory, or one number.
 
-    The vectors that a gradient writes are contiguous, of float64 for a float64 matrix and of float32 otherwise.
+    A gradient writes contiguous vectors, of float64 for a float64 matrix and of float32 otherwise.
     """
 
     data: int
@@ -59,7 +59,7 @@ class Vector(NamedTuple):
 
 
 class Word(NamedTuple):
-    """An unsigned 64-bit number: `value`, or if `at` is not 0 the one at that address, in memory of the device."""
+    """An unsigned 64-bit number: `value` if `at` is 0, or else the number at address `at` in device memory."""
 
     value: int
     at: int = 0
@@ -69,7 +69,8 @@ class Draw(NamedTuple):
     """One launch.
 
     ``z[r, c]`` is the noise of row ``first_row + r`` (of row 0 with `common_noise`) and column ``first_column + c``.
-    With `antithetic`, columns come in pairs: ``z[r, 2 * k]`` is column k of the noise, ``z[r, 2 * k + 1]`` minus it.
+    With `antithetic`, columns come in pairs: ``z[r, 2 * k]`` is column k of the noise, and ``z[r, 2 * k + 1]`` is its
+    negative.
     """
 
     mu: Vector
@@ -78,7 +79,7 @@ class Draw(NamedTuple):
     """Address of the first element, in host memory or in memory of `device`."""
     row_stride: int
     column_stride: int
-    """In bytes; of a sample such that no two elements overlap."""
+    """In bytes. The elements of a sample must not overlap."""
     rows: int
     columns: int
     """At least 1."""
@@ -88,20 +89,20 @@ class Draw(NamedTuple):
     first_column: Word
     """``first_row + rows <= 2**32`` and ``first_column + columns <= 2**34``."""
     scratch: int
-    """Address of scratch memory of a gradient on CUDA, of the size that torch_ext asks for."""
+    """Address of scratch memory for a gradient on CUDA, with the size that torch_ext returns."""
     stream: int
-    """Handle of a stream of `device`."""
+    """Handle of a stream on `device`."""
     type: int
-    """The `ElementType` of the matrix: float16, bfloat16, float32 or float64."""
+    """The `ElementType` of the matrix's elements: float16, bfloat16, float32 or float64."""
     operation: int
     common_noise: bool
     antithetic: bool
     fast_math: bool
-    """Without effect on the CPU and on float64."""
+    """No effect on the CPU and on float64."""
     device: int
     """The ordinal of a CUDA device, or `HOST`."""
     threads: int = 0
-    """On the CPU, the most threads that may work on the call; 0 for no limit."""
+    """On the CPU, the most threads for the call; 0 for no limit."""
     unused: int = 0
 
 
@@ -114,7 +115,7 @@ PACKED_DRAW = _STRUCT.size
 
 
 def pack(draw: Draw) -> bytes:
-    """The bytes of the C++ struct."""
+    """The bytes of the C++ struct ``Draw``."""
     vectors = (number for vector in (draw.mu, draw.sigma) for number in vector[:4])
     words = (number for word in draw[7:11] for number in word)
     return _pack(*vectors, *draw[2:7], *words, *draw[11:-1])
@@ -123,7 +124,7 @@ def pack(draw: Draw) -> bytes:
 Packer = Callable[..., bytes]
 """``packed(mu, sigma, matrix, seed, offset, offset_at, first_row, first_column, stream, threads=0, scratch=0)``.
 
-`mu` and `sigma` are addresses, or numbers where the draw has numbers.
+`mu` and `sigma` are addresses, or numbers if the draw has numbers.
 """
 
 

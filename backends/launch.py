@@ -1,4 +1,4 @@
-"""Launching through the CUDA driver, as the cupy and numba backends do, and through `Backend.launch` alone."""
+"""Launchers: through the CUDA driver, for the cupy and numba backends, and through `Backend.launch` alone."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["DriverBackend", "KernelKey", "generic_launcher", "kernel_key"]
 
 
 class KernelKey(NamedTuple):
-    """The kernel of a draw: each is compiled alone."""
+    """The kernel of a draw. Each is compiled alone."""
 
     dtype: str
     common_noise: bool
@@ -35,14 +35,14 @@ class KernelKey(NamedTuple):
 
 
 def kernel_key(draw: Draw, stores: int) -> KernelKey:
-    """The kernel for `draw`, cut into blocks by a geometry with `stores`."""
+    """The kernel for `draw`, with the stores of its geometry."""
     dtype = ElementType(draw.type).name
     in_memory = bool(draw.seed.at or draw.first_row.at or draw.first_column.at)
     fast_math = draw.fast_math and dtype != "float64"
     return KernelKey(dtype, draw.common_noise, draw.antithetic, fast_math, stores, in_memory, draw.device)
 
 
-# The struct CUlaunchConfig of cuda.h: three sizes of the grid and of a block, shared memory, stream, no attributes.
+# The struct CUlaunchConfig of cuda.h: the grid, the block, shared memory, stream, no attributes.
 _CONFIGURATION = struct.Struct("7I4xPP I4x")
 _pack_configuration = _CONFIGURATION.pack
 CONFIGURATION_SIZE = _CONFIGURATION.size
@@ -50,30 +50,30 @@ _ARGUMENTS = PACKED_DRAW + PACKED_GEOMETRY
 
 
 def pack_configuration(blocks: int, threads: int, stream: int) -> bytes:
-    """The configuration of a launch in one dimension."""
+    """The configuration of a one-dimensional launch."""
     return _pack_configuration(blocks, 1, 1, threads, 1, 1, 0, stream, 0, 0)
 
 
 class DriverBackend(abc.ABC):
-    """What the adapters have in common that compile a kernel for each `KernelKey` and launch it by the CUDA driver."""
+    """Base of backends that compile a kernel for each `KernelKey` and launch it through the CUDA driver."""
 
     name: str
 
     def __init__(self) -> None:
         self._handles: dict[KernelKey | tuple[str, int], int] = {}
         self.compiled: dict[KernelKey | tuple[str, int], Any] = {}
-        """The compiler's own objects, by kernel: a handle is valid as long as they are there."""
+        """The compiler's own objects, by kernel. A handle is valid as long as its object is alive."""
         self._launch = functools.cache(self._launch_function)
 
     @abc.abstractmethod
     def compile(self, key: KernelKey | None) -> tuple[int, Any]:
-        """The driver's handle of a kernel, and the object that keeps it; of `advance` if `key` is None.
+        """The driver's handle of a kernel, and the object that keeps it alive; of `advance` if `key` is None.
 
-        The device is current.
+        The caller makes the device current.
         """
 
     def kernel(self, key: KernelKey) -> int:
-        """The driver's handle of a kernel, compiled if it has not been."""
+        """The driver's handle of a kernel, compiled on first use."""
         return self._handles.get(key) or self._compiled(key, key, key.device)
 
     def _compiled(self, place: KernelKey | tuple[str, int], key: KernelKey | None, device: int) -> int:
@@ -83,9 +83,9 @@ class DriverBackend(abc.ABC):
         return handle
 
     def _launch_function(self, size: int, device: int) -> Callable[[int, bytes], None]:
-        """``launch(kernel, parameters)``: launch with the bytes of a configuration and `size` bytes of arguments.
+        """``launch(kernel, parameters)`` launches with the bytes of a configuration and `size` bytes of arguments.
 
-        Each launch has a buffer of its own, whether another thread, a signal handler or a destructor launches as well.
+        Concurrent launches, from threads, signal handlers or destructors, use different buffers.
         """
         free: collections.deque[_Buffer] = collections.deque()
         launch_kernel, get_device = cuda_driver.launch_function(), cuda_driver.device_function()
@@ -120,15 +120,15 @@ class DriverBackend(abc.ABC):
 
     def launcher(self, draw: Draw) -> Launcher:
         packed, launch = packer(draw), self._launch(_ARGUMENTS, draw.device)
-        found: dict[tuple[int, int], tuple[int, int, int, bytes]] = {}
+        cached: dict[tuple[int, int], tuple[int, int, int, bytes]] = {}
 
         def ready(matrix: int, first_column: int) -> tuple[int, int, int, bytes]:
-            """Geometry and kernel, found once for each alignment of the matrix."""
+            """Geometry and kernel for an alignment of the matrix, cached."""
             key = matrix & 31, first_column & 7
-            if key not in found:
+            if key not in cached:
                 cut, packed_cut = _cut(draw, *key)
-                found[key] = self.kernel(kernel_key(draw, cut.stores)), cut.blocks, cut.threads, packed_cut
-            return found[key]
+                cached[key] = self.kernel(kernel_key(draw, cut.stores)), cut.blocks, cut.threads, packed_cut
+            return cached[key]
 
         def run(
             ready: tuple[int, int, int, bytes], mu: Any, sigma: Any, matrix: int, seed: int, offset: int,
@@ -154,7 +154,7 @@ _Buffer = tuple[memoryview, Any, Any, Any, ctypes.c_int, ctypes.c_size_t]
 
 
 def _buffer(size: int) -> _Buffer:
-    """Memory for the configuration of a launch and `size` bytes of arguments behind it.
+    """Memory for the configuration of a launch, followed by `size` bytes of arguments.
 
     Returns a view to write to, the first and the last argument of cuLaunchKernelEx, the argument of cuCtxGetDevice and
     the number that this writes, and the size, which `extra` points to.
@@ -177,13 +177,13 @@ def _cut(draw: Draw, misalignment: int, first_column: int) -> tuple[Geometry, by
 
 
 def generic_launcher(backend: Backend, draw: Draw) -> Launcher:
-    """The `Launcher` of a backend that has `launch` alone."""
+    """The `Launcher` of a backend that has no `launcher`."""
 
-    def moved(mu: Any, sigma: Any) -> Draw:
-        return draw._replace(mu=_moved(draw.mu, mu), sigma=_moved(draw.sigma, sigma))
+    def draw_at(mu: Any, sigma: Any) -> Draw:
+        return draw._replace(mu=_at(draw.mu, mu), sigma=_at(draw.sigma, sigma))
 
     def is_valid(mu: Any, sigma: Any) -> bool:
-        means, deviations = vectors_at(moved(mu, sigma))
+        means, deviations = vectors_at(draw_at(mu, sigma))
         return bool(np.isfinite(means).all() and np.isfinite(deviations).all() and (deviations >= 0).all())
 
     def run(
@@ -191,7 +191,7 @@ def generic_launcher(backend: Backend, draw: Draw) -> Launcher:
         first_column: int, stream: int,
     ) -> None:  # fmt: skip
         backend.launch(
-            moved(mu, sigma)._replace(
+            draw_at(mu, sigma)._replace(
                 matrix=matrix, seed=Word(seed), offset=Word(offset, offset_at), first_row=Word(first_row),
                 first_column=Word(first_column), stream=stream,
             )
@@ -200,6 +200,6 @@ def generic_launcher(backend: Backend, draw: Draw) -> Launcher:
     return Launcher(run, is_valid)
 
 
-def _moved(vector: Vector, value: Any) -> Vector:
-    """The same vector at another address, or another number."""
+def _at(vector: Vector, value: Any) -> Vector:
+    """`vector` at another address or, if it is a number, with another number."""
     return vector._replace(**{"number" if vector.type == ElementType.number else "data": value})

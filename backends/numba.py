@@ -1,8 +1,8 @@
-"""The numba backend: the kernel in Python, compiled by numba-cuda when it is first needed.
+"""The numba backend: the kernel in Python, compiled by numba-cuda on first use.
 
-For those who have neither PyTorch nor CuPy: numba-cuda and a driver are enough. Its words and normals are the very
-functions of the cpu backend. Each combination of element type, noise, pairs, transform and stores is a kernel of its
-own, compiled alone, and Numba keeps it on disk.
+It needs neither PyTorch nor CuPy: numba-cuda and a driver are enough. Words and normals are the same functions as in
+the cpu backend. Each combination of element type, noise, pairs, transform and stores is a kernel of its own, which
+Numba compiles alone and caches on disk.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class NumbaBackend(DriverBackend):
         installed = importlib.metadata.version("numba-cuda")
         version = f"numba-cuda {installed}"
         try:
-            # The second is what compiling needs beside the first, and stumbles over a NumPy that is too new.
+            # Compiling imports the second module, which fails with a NumPy that is too new.
             from numba import cuda
             from numba.cuda.np import arrayobj  # noqa: F401
-        except Exception as error:  # Whatever a broken installation may do.
+        except Exception as error:  # A broken installation may raise anything.
             if "numpy" in str(error).lower():
                 return BackendStatus(
                     False,
@@ -52,16 +52,16 @@ class NumbaBackend(DriverBackend):
             device = _name(devices[0])
             device += f" and {len(devices) - 1} more" if len(devices) > 1 else ""
         except Exception as error:
-            message = " ".join(str(error).split()) or "there is none"
+            message = " ".join(str(error).split()) or "none found"
             reasons.append(f"no CUDA device ({message}): see nvidia-smi and CUDA_VISIBLE_DEVICES")
         try:
             reasons.extend(clashes())
         except Exception as error:
-            reasons.append(f"numba-cuda's compilers cannot be asked ({error}): {INSTALL}")
+            reasons.append(f"numba-cuda's compilers cannot be tested ({error}): {INSTALL}")
         return BackendStatus(not reasons, tuple(reasons), version, device)
 
     def prepare(self, device_kind: DeviceKind) -> None:
-        # One kernel, to see whether the compiler works at all; the others are compiled when they are needed.
+        # Compiles one kernel to test the compiler. The others are compiled on first use.
         from numba import cuda
 
         self.kernel(KernelKey("float32", False, False, False, 0, False, cuda.current_context().device.id))
@@ -72,14 +72,14 @@ class NumbaBackend(DriverBackend):
         if isinstance(array, np.ndarray):
             self.prepare("cuda")
             return cuda.to_device(array)
-        # JAX has both protocols, and tells of a stream in this one only.
+        # JAX has both protocols, and only DLPack handles its stream.
         by_dlpack = hasattr(array, "__dlpack__")
         ordinal = array.__dlpack_device__()[1] if by_dlpack else device_of(array.__cuda_array_interface__["data"][0])
-        # Numba takes memory to be on the device that is current.
+        # Numba assumes that memory is on the current device.
         with on_device(int(ordinal)):
             if not by_dlpack:
                 return cuda.as_cuda_array(array, sync=False)
-            # Ready on the default stream, which Numba works on where no other is named.
+            # Ready on the default stream, which Numba uses unless a stream is named.
             shared = Imported(array, LEGACY_STREAM)
             return cuda.as_cuda_array(shared, sync=False).view(shared.dtype)
 
@@ -93,7 +93,7 @@ class NumbaBackend(DriverBackend):
             lines = str(error).strip().splitlines() or [type(error).__name__]
             raise BackendUnavailableError(
                 "backend: 'numba' could not compile its kernel: " + "\n".join(lines[-20:])
-                + f"\nto install the versions that are known to work: {INSTALL}"
+                + f"\nto install versions that work together: {INSTALL}"
             ) from error  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-// One launch, as plain numbers and addresses: every layer passes this struct on. backends/draw.py packs the same bytes.
+// One launch as plain numbers and addresses. Every layer passes this struct. backends/draw.py packs the same bytes.
 #pragma once
 
 #include "element_types.h"
@@ -10,15 +10,15 @@ enum Operation : u32 {
   kGradient,  // reads the matrix g, writes mu[r] = sum over c of g[r, c], and sigma[r] = sum over c of g[r, c] z[r, c]
 };
 
-// mu or sigma. The vectors that kGradient writes are contiguous, and of the computing type.
+// mu or sigma. kGradient writes contiguous vectors of the computing type.
 struct Vector {
   void* data;
   i64 stride;     // in bytes
-  double number;  // for kNumber
+  double number;  // if the type is kNumber
   u32 type, unused;
 };
 
-// A number: `value`, or the one at address `at`, in memory that the kernel can read, if that is not null.
+// A number: `*at` if `at` is not null, else `value`. `at` is in memory that the kernel can read.
 struct Word {
   u64 value;
   const u64* at;
@@ -35,7 +35,7 @@ struct Draw {
   Word first_row, first_column;  // first_row + rows <= 2^32, first_column + columns <= 2^34
   double* scratch;               // kGradient on CUDA: room for partial sums, see cuda/gradient_geometry.h
   void* stream;                  // of the device
-  u32 type;                      // of the matrix
+  u32 type;                      // of the matrix's elements
   u32 operation;
   u32 common_noise;  // whether every row has the noise of row 0
   u32 antithetic;
@@ -49,7 +49,7 @@ static_assert(sizeof(Vector) == 32 && sizeof(Word) == 16 && sizeof(Draw) == 216,
 
 MULTISAMPLE_HOST_FUNCTION u64 value_of(const Word& word) { return word.at == nullptr ? word.value : *word.at; }
 
-// The same call with all words by value.
+// The same call, with every word read from memory.
 MULTISAMPLE_HOST_FUNCTION Draw with_values(Draw call) {
   call.seed = {value_of(call.seed), nullptr};
   call.offset = {value_of(call.offset), nullptr};
@@ -60,7 +60,7 @@ MULTISAMPLE_HOST_FUNCTION Draw with_values(Draw call) {
 
 #if !defined(__CUDACC_RTC__)
 
-// The same call where one row or one column makes a stride irrelevant: as if the matrix were contiguous.
+// The same call, with the stride of a contiguous matrix where one row or one column makes the stride irrelevant.
 inline Draw with_regular_strides(Draw call) {
   const i64 size = element_size(call.type);
   if (call.columns == 1) call.column_stride = size;
@@ -68,7 +68,7 @@ inline Draw with_regular_strides(Draw call) {
   return call;
 }
 
-// Whether kernels have to read more than the offset from memory.
+// Whether the seed, the first row or the first column is in memory.
 inline bool has_origin_in_memory(const Draw& call) {
   return call.seed.at != nullptr || call.first_row.at != nullptr || call.first_column.at != nullptr;
 }

@@ -1,14 +1,16 @@
-"""What layout "nd" and antithetic pairs cost on a GPU, beside the same call without them.
+"""The cost of layout "nd" and of antithetic pairs on a GPU, relative to the same call without them.
 
 python bench/studies/cuda_layouts.py results.json
 
 As in cuda_steps.py, each figure is the time of a `cudaMemsetAsync` over the output's bytes divided by that of the
-kernel: medians of interleaved repetitions in one run. Predicted before the first measurement, from counted
-instructions: nd has three stores and their addresses more for four normals, 122 instead of 116 of the portable
-transform and 72 instead of 66 of the fast one, and so 0.95 and 0.92 of the speed where instructions are what takes the
-time; antithetic pairs have 70 instead of 116, and so should come near the 0.95 of memset of the fast transform. Later,
-for rows that begin anywhere: 0.9 of aligned ones if no two warps write to one sector, which was wrong; and after it had
-been seen that few passes of a block are what helps, 0.8 of memset for pairs.
+kernel: medians of interleaved repetitions in one run.
+
+Predicted before the first measurement, from counted instructions: nd has three more stores, with their addresses, for
+four normals. That makes 122 instructions instead of 116 of the portable transform, and 72 instead of 66 of the fast
+one, so 0.95 and 0.92 of the speed where instructions are the limit. Antithetic pairs have 70 instead of 116, and so
+come near the fast transform's 0.95 of memset. Predicted later, for rows at any address: 0.9 of the speed of aligned
+rows if no two warps write to one sector, which was wrong; then, after blocks with few passes had proved faster, 0.8 of
+memset for pairs.
 """
 
 from __future__ import annotations
@@ -45,13 +47,13 @@ def measure(backend: str, dtype: str = "float32") -> list[dict[str, Any]]:
     rows = []
     for d, n in SHAPES:
         timer, (mu, sigma) = Timer((d, n)), vectors(d)
-        # These calls take the longer way, and of arrays of another library.
+        # These calls take longer on the host, also because the arrays are of another library.
         timer.busy = timer.busy[0], min(4 * BUSY, timer.size)
         calls = {}
         for mode, options in MODES.items():
-            for way, others in WAYS.items():
-                call = drawing(mu, sigma, n, backend=backend, **options, **others)
-                calls[f"{mode}: {way}"] = transposed(call) if "layout" in others else call
+            for way, layout_options in WAYS.items():
+                call = drawing(mu, sigma, n, backend=backend, **options, **layout_options)
+                calls[f"{mode}: {way}"] = transposed(call) if "layout" in layout_options else call
         seconds = timer.medians(calls)
         row: dict[str, Any] = {"shape": (d, n), "memset_us": round(seconds["memset"] * 1e6, 2)}
         row.update({name: round(seconds["memset"] / seconds[name], 3) for name in calls})

@@ -6,13 +6,13 @@
 
 namespace multisample {
 
-// What the project began with: a block for each dimension, a thread for each sample, one row of noise read from memory.
+// The original kernel: a block for each dimension, a thread for each sample, one row of noise read from memory.
 extern "C" __global__ void original(const float* mu, const float* sigma, const float* z, float* out, int n) {
   const int i = blockIdx.x, j = threadIdx.x;
   out[i * n + j] = mu[i] + sigma[i] * z[j];
 }
 
-// The transform as one writes it down, with the library's functions.
+// The transform with library functions.
 MULTISAMPLE_FUNCTION Normals<float> library_normals(const Words& w) {
   const float r = sqrtf(-2 * logf(fmaf(w.w0, 0x1p-32f, 0x1p-33f))),
               t = sqrtf(-2 * logf(fmaf(w.w2, 0x1p-32f, 0x1p-33f)));
@@ -22,16 +22,15 @@ MULTISAMPLE_FUNCTION Normals<float> library_normals(const Words& w) {
   return {r * c, r * s, t * d, t * v};
 }
 
-// Noise of its own for every element, made where it is used. Still one thread for one element, though a block of the
-// generator is good for four.
+// Independent noise, made in the kernel. Still one thread per element, although one Philox block gives four normals.
 extern "C" __global__ void noise_in_the_kernel(const float* mu, const float* sigma, float* out, u32 d, u32 n,
                                                u64 seed) {
   const RoundKeys keys = round_keys(seed, kKey1);
   for (u32 i = blockIdx.x; i < d; i += gridDim.x) {
     for (u32 j = threadIdx.x; j < n; j += blockDim.x) {
       const Normals<float> z = library_normals(words(column_part(j / 4, 0, 0, keys), row_part(i, 0, keys), keys));
-      const float mine = j % 4 == 0 ? z.z0 : j % 4 == 1 ? z.z1 : j % 4 == 2 ? z.z2 : z.z3;
-      out[static_cast<u64>(i) * n + j] = mu[i] + sigma[i] * mine;
+      const float normal = j % 4 == 0 ? z.z0 : j % 4 == 1 ? z.z1 : j % 4 == 2 ? z.z2 : z.z3;
+      out[static_cast<u64>(i) * n + j] = mu[i] + sigma[i] * normal;
     }
   }
 }
@@ -47,7 +46,7 @@ MULTISAMPLE_FUNCTION Quad<float> four(const ColumnPart& columns, const Dimension
   return {{x.x[0], x.x[1], x.x[2], x.x[3]}};
 }
 
-// Four columns to a thread, and one store for them; 16 times along the row.
+// Four columns per thread, one store for them, 16 times along the row.
 template <Which which>
 __global__ void __launch_bounds__(256) along_the_row(const float* mu, const float* sigma, float* out, u32 d, u32 n,
                                                      u64 seed) {
@@ -61,7 +60,7 @@ __global__ void __launch_bounds__(256) along_the_row(const float* mu, const floa
   }
 }
 
-// Down the dimensions, 32 of them, with the same columns.
+// Down 32 dimensions, with the same columns.
 template <Which which, int unroll>
 __global__ void __launch_bounds__(256) down_the_rows(const float* mu, const float* sigma, float* out, u32 d, u32 n,
                                                      u64 seed) {
@@ -81,7 +80,7 @@ __global__ void __launch_bounds__(256) down_the_rows(const float* mu, const floa
   for (u32 k = 0; k < 32 && first + k < d; ++k, at += n / 4) *at = four<which>(columns, dimensions[k], keys);
 }
 
-// The same where rows begin at any address: four stores.
+// Down the dimensions, for rows at any address: four scalar stores.
 template <Which which>
 __global__ void __launch_bounds__(256) four_stores(const float* mu, const float* sigma, float* out, u32 d, u32 n,
                                                    u64 seed) {
@@ -106,7 +105,7 @@ __global__ void __launch_bounds__(256) four_stores(const float* mu, const float*
   }
 }
 
-// The same through shared memory, so that neighbouring threads store neighbouring elements; whole warps only.
+// For rows at any address, through shared memory: coalesced stores, whole warps only.
 template <Which which>
 __global__ void __launch_bounds__(256) through_shared_memory(const float* mu, const float* sigma, float* out, u32 d,
                                                              u32 n, u64 seed) {

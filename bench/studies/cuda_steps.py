@@ -1,12 +1,12 @@
-"""From the original kernel to ours, step by step, and our kernels beside memset: the figures of the README's page.
+"""From the original kernel to ours, step by step, and our kernels beside memset: the figures of csrc/README.md.
 
 python bench/studies/cuda_steps.py results.json
 
-Each figure is the time of a `cudaMemsetAsync` over the output's bytes, which is what the device can write, divided by
-that of the kernel, in one run: medians of interleaved repetitions, by device events, outputs rotated past the cache.
-Predictions come from figures known before, from counted instructions (those of the loop for four normals, in the
-machine code for compute capability 9.0) or are the target. For "unrolled eight times" and "handed from thread to
-thread", first measurements of the same idea were known when they were written down.
+Each figure is the time of a `cudaMemsetAsync` over the output's bytes, the practical limit of writing, divided by the
+time of the kernel in the same run: medians of interleaved repetitions, by device events, with outputs rotated past the
+cache. Predictions come from earlier figures, from counted instructions (of the loop for four normals, in the machine
+code for compute capability 9.0), or are the target. For "unrolled eight times" and "columns shuffled between lanes", a
+first measurement of the same idea was known.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from multisample.backends.launch import KernelKey
 from multisample.backends.native import csrc_files
 
 REPEATS = 15
-ROTATED = 2**31  # Bytes of outputs in turn: far more than a cache.
-BUSY = 2**28  # Bytes that take longer to write, 60 us, than it takes to make a call.
+ROTATED = 2**31  # Bytes of outputs in rotation: far more than a cache.
+BUSY = 2**28  # Bytes whose fill takes longer, 60 us, than a call on the host.
 D, N = 262_144, 1024
 UNALIGNED = (4096, 65_537)
 
-# Name; the kernel and its arguments' template; the shape; what was predicted, as a fraction of memset, and why.
+# Name; kernel with template arguments; shape; predicted fraction of memset; reason.
 STEPS: list[tuple[str, str, tuple[int, int], float | None, str]] = [
     ("the original kernel: shared noise from memory", "original", (D, N), None, "scalar stores of cached noise"),
     ("noise made in the kernel", "noise_in_the_kernel", (D, N), 0.10, "four times the words, and slow functions"),
@@ -49,16 +49,16 @@ STEPS: list[tuple[str, str, tuple[int, int], float | None, str]] = [
     ("portable transform", "along_the_row<multisample::kPortable>", (D, N), 0.61, "131 instructions"),
     ("down the dimensions", "down_the_rows<multisample::kPortable, 1>", (D, N), 0.65, "3 products and 3 xors fewer"),
     ("unrolled eight times", "down_the_rows<multisample::kPortable, 8>", (D, N), 0.67, "120 instructions"),
-    ("long bands, fetched ahead", "portable", (D, N), 0.69, "the start of a block costs two of its turns"),
+    ("long bands, prefetched", "portable", (D, N), 0.69, "the start of a block costs two of its turns"),
     ("fast: four columns a thread", "along_the_row<multisample::kFast>", (D, N), 0.91, "memory-bound"),
     ("fast: down the dimensions", "down_the_rows<multisample::kFast, 8>", (D, N), 0.95, "memory-bound"),
-    ("fast: fetched ahead", "fast_math", (D, N), 0.95, "memory-bound"),
+    ("fast: prefetched", "fast_math", (D, N), 0.95, "memory-bound"),
     ("odd rows: four stores", "four_stores<multisample::kPortable>", UNALIGNED, 0.56, "as far as was known"),
     ("odd rows, fast: four stores", "four_stores<multisample::kFast>", UNALIGNED, 0.62, "as far as was known"),
     ("odd rows, fast: through shared memory", "through_shared_memory<multisample::kFast>", UNALIGNED, 0.80,
      "8 instructions more, whole lines"),
-    ("odd rows, fast: handed from thread to thread", "fast_math", UNALIGNED, 0.80, "at most 8 instructions more"),
-    ("odd rows: handed from thread to thread", "portable", UNALIGNED, 0.62, "at most 8 instructions more"),
+    ("odd rows, fast: columns shuffled between lanes", "fast_math", UNALIGNED, 0.80, "at most 8 instructions more"),
+    ("odd rows: columns shuffled between lanes", "portable", UNALIGNED, 0.62, "at most 8 instructions more"),
 ]  # fmt: skip
 
 SHAPES = [
@@ -74,7 +74,7 @@ MODES: dict[str, dict[str, Any]] = {
 
 
 class Timer:
-    """Medians of several calls on the device, in turn, so that what disturbs one disturbs all."""
+    """Medians of several calls on the device. The calls alternate, so that a disturbance slows all."""
 
     def __init__(self, shape: tuple[int, int]) -> None:
         d, n = shape
@@ -88,7 +88,7 @@ class Timer:
         self.turn = 0
 
     def medians(self, calls: dict[str, Callable[[Any], object]]) -> dict[str, float]:
-        """Seconds of each call, which is given an output; that of memset under the name "memset"."""
+        """Seconds of each call of an output, and of memset under the name "memset"."""
         stream = cupy.cuda.get_current_stream()
 
         def memset(out: Any) -> None:
@@ -100,7 +100,7 @@ class Timer:
                 out = self.outs[self.turn % len(self.outs)]
                 self.turn += 1
                 start, stop = cupy.cuda.Event(), cupy.cuda.Event()
-                # So that the device is busy until the call has been made, and host time does not show.
+                # The device is busy until the call has been made, so that host time does not add to the figure.
                 cupy.cuda.runtime.memsetAsync(self.busy[0], 1, self.busy[1], stream.ptr)
                 start.record()
                 call(out)
@@ -120,12 +120,12 @@ def drawing(mu: Any, sigma: Any, n: int, **options: Any) -> Callable[[Any], obje
 
 
 def step_calls() -> tuple[dict[tuple[int, int], dict[str, Callable[[Any], object]]], dict[str, Any]]:
-    """For each shape its steps; and what their kernels need."""
+    """The steps of each shape, and the resources of their kernels."""
     names = [kernel for _, kernel, _, _, _ in STEPS if "<" in kernel]
     program = f'// {csrc_files.digest()}\n#include "cuda_steps.cuh"\n'
     options = (*OPTIONS, f"-I{Path(__file__).parent}")
     expressions = [f"multisample::{name}" for name in names]
-    # The original kernel was compiled with --use_fast_math; this library never is.
+    # The original kernel was compiled with --use_fast_math; ours never are.
     module = cupy.RawModule(code=program, options=options, name_expressions=expressions)
     original = cupy.RawModule(code=program, options=(*options, "--use_fast_math"))
     calls: dict[tuple[int, int], dict[str, Callable[[Any], object]]] = {}
@@ -207,7 +207,7 @@ def measure_shapes(backends: list[str]) -> list[dict[str, Any]]:
 
 
 def host_costs(backends: list[str]) -> dict[str, float]:
-    """Microseconds of a call at (2500, 1024), without waiting for the device."""
+    """Microseconds of a call at (2500, 1024) on the host, without waiting for the device."""
     d, n = 2500, 1024
     costs = {}
 
@@ -248,7 +248,7 @@ def host_costs(backends: list[str]) -> dict[str, float]:
 
 
 def compiled_resources() -> dict[str, dict[str, int]]:
-    """Registers, spilled bytes and shared memory of every kernel as nvcc makes it; empty without nvcc."""
+    """Registers, spilled bytes and shared memory of every kernel as compiled by nvcc; empty without nvcc."""
     nvcc = shutil.which("nvcc")
     if nvcc is None:
         return {}
@@ -293,7 +293,7 @@ def compiled_resources() -> dict[str, dict[str, int]]:
 
 
 def numba_resources() -> dict[str, dict[str, int]]:
-    """The same of the kernels of the numba backend that have been compiled so far."""
+    """Registers, local and shared memory of the kernels that the numba backend has compiled so far."""
     from multisample.backends.numba import BACKEND
 
     noises, pairs, transforms = ("independent", "shared"), ("", ", antithetic"), ("portable", "fast")

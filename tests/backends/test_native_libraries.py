@@ -691,7 +691,7 @@ def _keep(library: Path) -> None:
 
 def test_every_tool_that_is_missing(sources: Path, nothing_installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ninja = "ninja is not installed: pip install ninja"
-    gcc = "no C++ compiler ('c++' was looked for): install g++, or set CXX to a compiler"
+    gcc = "no C++ compiler ('c++' not found): install g++, or set CXX to a compiler"
     assert toolchain.missing_tools() == (ninja, gcc)
     with pytest.raises(BackendUnavailableError) as raised:
         libraries.cpu_library()

@@ -73,7 +73,7 @@ def test_a_linker_that_is_older_than_the_compiler_is_named(monkeypatch: pytest.M
 
     monkeypatch.setattr(nvvm, "compile_ir", newer)
     (reason,) = clashes()
-    assert "cannot link what libNVVM makes" in reason
+    assert "cannot link the PTX of libNVVM" in reason
     assert "99.9" in reason
     assert "pip install 'nvidia-" in reason
 
@@ -109,7 +109,7 @@ def test_a_driver_that_is_older_than_the_compilers_is_named(
     monkeypatch.setattr(driver, "cuDriverGetVersion", lambda: (0, understood))
     monkeypatch.setattr(nvjitlink, "version", lambda: (major, 3))
     (reason,) = clashes()
-    said = f"understands CUDA {understood // 1000}.{understood % 1000 // 10}, the compilers are those of CUDA {major}.3"
+    said = f"supports CUDA {understood // 1000}.{understood % 1000 // 10}, but the compilers are of CUDA {major}.3"
     assert said in reason
     assert reason.endswith(command)
 

@@ -223,8 +223,8 @@ def test_what_was_installed_does_not_load_libraries_of_other_sources(
         *reasons, error = installation.run(REASONS).splitlines()
     finally:
         source.write_bytes(content)
-    assert reasons[0].startswith("the libraries that came with multisample are of other sources or for another system")
-    assert reasons[0].endswith(": install it anew")
+    assert reasons[0].startswith("the prebuilt libraries are of other sources or for another system")
+    assert reasons[0].endswith(": reinstall multisample")
     assert any(reason.startswith("no C++ compiler") for reason in reasons)
     assert error == "backend: 'torch_ext' cannot run here: " + "; ".join(reasons)
 
@@ -389,7 +389,7 @@ def test_a_processor_that_nothing_is_known_of(
 ) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "abacus")
     assert main_of_libraries("cpu") == 1
-    assert capsys.readouterr().err == "multisample: error: it is not known what to compile for on 'abacus'\n"
+    assert capsys.readouterr().err == "multisample: error: no processors are defined to compile for on 'abacus'\n"
 
 
 # --- Which library is taken -----------------------------------------------------------------------
@@ -469,7 +469,7 @@ def test_libraries_of_others_are_refused(
     change(monkeypatch)
     for found in (prebuilt.cpu_library(V4), prebuilt.cuda_library("13.0", [])):
         assert found.path is None
-        assert f"({place.name} instead of {prebuilt.folder().name}): install it anew" in found.reason
+        assert f"({place.name} instead of {prebuilt.folder().name}): reinstall multisample" in found.reason
 
 
 @pytest.mark.parametrize(
@@ -478,7 +478,7 @@ def test_libraries_of_others_are_refused(
         ("13.0", [], ""),
         ("13.2", [(7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (9, 0)], ""),
         ("13.0", [(10, 0), (12, 1)], ""),  # By way of PTX.
-        ("12.8", [(9, 0)], "{file} is not for CUDA 12.8, which PyTorch uses: install a wheel that is"),
+        ("12.8", [(9, 0)], "{file} is not for CUDA 12.8, which PyTorch uses: install a wheel for it"),
         ("13.0", [(7, 0), (9, 0)], "{file} does not run on devices of compute capability 7.0"),
         ("13.0", [(6, 1), (7, 2)], "{file} does not run on devices of compute capability 6.1, 7.2"),
     ],
@@ -537,7 +537,7 @@ def test_status_needs_no_compiler_and_initializes_nothing(
     file = prebuilt.cuda_file("12.8", ["7.5+PTX"])
     came(file)
     assert backend.status().device == (
-        f"cpu (prebuilt) (not CUDA: {file} is not for CUDA 13.0, which PyTorch uses: install a wheel that is; {nvcc})"
+        f"cpu (prebuilt) (not CUDA: {file} is not for CUDA 13.0, which PyTorch uses: install a wheel for it; {nvcc})"
     )
     came(prebuilt.cuda_file("13.0", ["7.5+PTX"]))
     assert backend.status().device == "cpu (prebuilt) and CUDA (prebuilt)"
@@ -599,7 +599,7 @@ def test_the_build_command_has_nothing_to_build(
 
 def test_a_library_that_cannot_be_loaded(came: Callable[..., Path]) -> None:
     file = came(prebuilt.cpu_file("x86-64")) / prebuilt.cpu_file("x86-64")
-    with pytest.raises(BackendUnavailableError, match=r"cannot load .*: .*; remove that file, and another takes its"):
+    with pytest.raises(BackendUnavailableError, match=r"cannot load .*: .*; remove that file, and another library"):
         torch_ext._load(file)
 
 

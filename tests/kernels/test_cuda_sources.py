@@ -379,7 +379,7 @@ def test_launches_report_their_own_errors_and_no_others() -> None:
     # Every launch goes through the one function that returns the launch's error.
     launches = {name: len(re.findall(r"\bcudaLaunch\w*", text)) for name, text in code.items() if "cudaLaunch" in text}
     assert launches == {"cuda/launch.cuh": 1}
-    assert "return taken(cudaLaunchKernel(" in code["cuda/launch.cuh"]
+    assert "return cleared(cudaLaunchKernel(" in code["cuda/launch.cuh"]
 
 
 # --- Device functions on the CPU ------------------------------------------------------------------

@@ -1,9 +1,9 @@
 """The block-per-dimension kernel of ``csrc/cuda/kernel.cuh``, in Python for Numba to compile.
 
-x[i, j] = mu[i] + sigma[i] z[i, j], noise made in registers, each element written once: in `rows` where columns lie side
-by side in memory, in `columns` where dimensions do. Words and normals are those of the cpu backend. Each combination of
-element type, noise, pairs, transform and stores is a kernel of its own, put together from small functions that Numba
-inlines.
+x[i, j] = mu[i] + sigma[i] z[i, j]. Noise is made in registers, and each element is written once. `rows` has the kernels
+with row stores, `columns` those with transposed stores. Words and normals are the functions of the cpu backend. Each
+combination of element type, noise, pairs, transform and stores is a kernel of its own, made of small functions that
+Numba inlines.
 """
 
 from __future__ import annotations
@@ -26,36 +26,36 @@ __all__ = ["sample_kernel"]
 def sample_kernel(
     gpu: ModuleType,
     dtype: str,
-    shared: bool,
+    common_noise: bool,
     antithetic: bool,
     fast_math: bool,
     stores: int,
     origin_in_memory: bool = False,
 ) -> Function:
-    """The kernel for such calls, ``kernel(call, geometry)``, to be compiled.
+    """``kernel(call, geometry)`` for one kind of calls, to be compiled.
 
     Parameters
     ----------
     gpu : module
-        `multisample.backends.kernels.cuda.intrinsics`, or another with the same names.
+        `multisample.backends.kernels.cuda.intrinsics`, or a module with the same names.
     dtype : str
         The element type of `out`.
-    shared, antithetic, fast_math : bool
-        The call's; fast_math without effect on float64.
+    common_noise, antithetic, fast_math : bool
+        The call's options. fast_math has no effect on float64.
     stores : int
-        The geometry's.
+        `Geometry.stores`.
     origin_in_memory : bool
-        Whether the seed, the first row or the first column may be in device memory. By value they are the same for all
-        threads to the compiler, which keeps them and the round keys out of the threads' registers.
+        Whether the seed, the first row or the first column may be in device memory. Numbers passed by value are uniform
+        to the compiler, which keeps them and the round keys out of the threads' registers.
     """
     if origin_in_memory:
-        return _reading_origin(gpu, sample_kernel(gpu, dtype, shared, antithetic, fast_math, stores), antithetic)
+        return _reading_origin(gpu, sample_kernel(gpu, dtype, common_noise, antithetic, fast_math, stores), antithetic)
     way, fast = KERNEL_STORES[stores], fast_math and dtype != "float64"
     if way == "kTransposed":
-        return transposed_kernel(gpu, dtype, shared, antithetic, fast)
+        return transposed_kernel(gpu, dtype, common_noise, antithetic, fast)
     if way == "kTransposedStaged":
-        return transposed_staged_kernel(gpu, dtype, shared, antithetic, fast)
-    return rows_kernel(gpu, dtype, shared, antithetic, fast, way)
+        return transposed_staged_kernel(gpu, dtype, common_noise, antithetic, fast)
+    return rows_kernel(gpu, dtype, common_noise, antithetic, fast, way)
 
 
 def _reading_origin(gpu: ModuleType, by_value: Function, antithetic: bool) -> Function:
