@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from typing import Any
 
 __all__ = [
-    "Event", "current_device", "device_function", "device_of", "error_name", "is_capturing", "keeping_context",
-    "launch_function", "on_device", "order", "synchronize",
+    "Event", "current_device", "device_function", "device_of", "error_name", "function_of_kernel", "is_capturing",
+    "keeping_context", "launch_function", "on_device", "order", "synchronize",
 ]  # fmt: skip
 
 # Constants of cuda.h.
@@ -38,7 +38,7 @@ def _driver() -> Any:
 def _check(error: int) -> None:
     if error:
         raise RuntimeError(
-            f"the CUDA driver refused to wait, to order two streams or to change the device: {error_name(error)}"
+            f"the CUDA driver refused to wait, to order two streams, to change the device or to find a kernel: {error_name(error)}"
         )
 
 
@@ -61,6 +61,19 @@ def launch_function() -> Any:
 def device_function() -> Any:
     """cuCtxGetDevice: writes the ordinal of the current context's device, or returns an error."""
     return _driver().cuCtxGetDevice
+
+
+def function_of_kernel(kernel: int) -> int:
+    """The CUfunction of a CUkernel in the current context.
+
+    Raises
+    ------
+    RuntimeError
+        If the driver refuses.
+    """
+    function = ctypes.c_void_p()
+    _check(_driver().cuKernelGetFunction(ctypes.byref(function), ctypes.c_void_p(kernel)))
+    return function.value or 0
 
 
 def current_device() -> int:
