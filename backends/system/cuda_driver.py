@@ -38,7 +38,8 @@ def _driver() -> Any:
 def _check(error: int) -> None:
     if error:
         raise RuntimeError(
-            f"the CUDA driver refused to wait, to order two streams, to change the device or to find a kernel: {error_name(error)}"
+            "the CUDA driver refused to wait, to order two streams, to change the device or to find a kernel:"
+            f" {error_name(error)}"
         )
 
 
