@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .contract import Backend, BackendStatus, DeviceKind, HostArray, Launcher
-from .draw import Draw, ElementType
+from .draw import Draw, ElementType, matrix_of_batch
 from .memory.host import arrays_at, value_at
 from .system.worker_pool import run_all, thread_count
 
@@ -60,11 +60,13 @@ class CpuBackend:
         return array
 
     def launch(self, draw: Draw) -> None:
-        mu, sigma, matrix = arrays_at(draw)
         launcher = self.launcher(draw)
-        seed, offset, first_row, first_column = map(value_at, draw[7:11])
-        ready = launcher.ready(matrix, first_column) if launcher.ready else None
-        launcher.run(ready, mu, sigma, matrix, seed, offset, 0, first_row, first_column, 0)
+        for b in range(max(draw.batch, 1)):
+            one = matrix_of_batch(draw, b)
+            mu, sigma, matrix = arrays_at(one)
+            seed, offset, first_row, first_column = map(value_at, one[7:11])
+            ready = launcher.ready(matrix, first_column) if launcher.ready else None
+            launcher.run(ready, mu, sigma, matrix, seed, offset, 0, first_row, first_column, 0)
 
     def launcher(self, draw: Draw) -> Launcher:
         from .kernels.cpu.kernel import value_kernel, window_kernel  # Numba takes half a second to import.

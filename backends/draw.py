@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from .element_types import SIZES, ElementType
@@ -16,14 +16,18 @@ __all__ = [
     "HOST",
     "PACKED_DRAW",
     "SIZES",
+    "WORD_BYTES",
+    "Batched",
     "Draw",
     "ElementType",
     "Operation",
     "Packer",
     "Vector",
     "Word",
+    "matrix_of_batch",
     "pack",
     "packer",
+    "parts_of_batch",
 ]
 
 
@@ -65,6 +69,17 @@ class Word(NamedTuple):
     at: int = 0
 
 
+class Batched(enum.IntFlag):
+    """Operands with an element for each matrix of a batch, one after another in memory.
+
+    The element of `words` is four 64-bit numbers: seed, offset, first row and first column.
+    """
+
+    mu = 1
+    sigma = 2
+    words = 4
+
+
 class Draw(NamedTuple):
     """One launch.
 
@@ -103,12 +118,21 @@ class Draw(NamedTuple):
     """The ordinal of a CUDA device, or `HOST`."""
     threads: int = 0
     """On the CPU, the most threads for the call; 0 for no limit."""
-    unused: int = 0
+    batch: int = 0
+    """How many matrices; 0 counts as 1. They are contiguous and lie one after another. A batch needs words in memory.
+    """
+    batched: int = 0
+    """Flags of `Batched`."""
+    column_phase: int = 0
+    """Where `first_column` is in memory: 1 + first_column % 8, or 0 if that is not known."""
 
 
 _VECTOR = "PqdI4x"
-_STRUCT = struct.Struct(f"{_VECTOR}{_VECTOR}PqqQQ{'QP' * 4}PP5IiI4x")
+_STRUCT = struct.Struct(f"{_VECTOR}{_VECTOR}PqqQQ{'QP' * 4}PP5IiIIII")
 _pack = _STRUCT.pack
+
+WORD_BYTES = 32
+"""Bytes of the four words of a matrix in a batch."""
 
 PACKED_DRAW = _STRUCT.size
 """Bytes of a `Draw`."""
@@ -118,7 +142,34 @@ def pack(draw: Draw) -> bytes:
     """The bytes of the C++ struct ``Draw``."""
     vectors = (number for vector in (draw.mu, draw.sigma) for number in vector[:4])
     words = (number for word in draw[7:11] for number in word)
-    return _pack(*vectors, *draw[2:7], *words, *draw[11:-1])
+    return _pack(*vectors, *draw[2:7], *words, *draw[11:])
+
+
+def matrix_of_batch(draw: Draw, b: int) -> Draw:
+    """Matrix `b` of a batch."""
+
+    def word(word: Word) -> Word:
+        return word._replace(at=word.at + WORD_BYTES * b) if word.at and draw.batched & Batched.words else word
+
+    def vector(vector: Vector, flag: Batched) -> Vector:
+        step = draw.rows * vector.stride if draw.batched & flag else 0
+        return vector._replace(data=vector.data + b * step)
+
+    size = SIZES[ElementType(draw.type).name]
+    return draw._replace(
+        mu=vector(draw.mu, Batched.mu), sigma=vector(draw.sigma, Batched.sigma),
+        matrix=draw.matrix + b * draw.rows * draw.columns * size, seed=word(draw.seed), offset=word(draw.offset),
+        first_row=word(draw.first_row), first_column=word(draw.first_column), batch=0,
+    )  # fmt: skip
+
+
+def parts_of_batch(draw: Draw, most: int) -> Iterator[Draw]:
+    """A batch in parts of at most `most` matrices."""
+    if draw.batch <= most:
+        yield draw
+        return
+    for b in range(0, draw.batch, most):
+        yield matrix_of_batch(draw, b)._replace(batch=min(most, draw.batch - b))
 
 
 Packer = Callable[..., bytes]
@@ -135,19 +186,19 @@ def packer(draw: Draw) -> Packer:
     if t == v == ElementType.number:
         return lambda mu, sigma, matrix, seed, offset, at, row, column, stream, threads=0, scratch=0: _pack(
             0, 0, mu, 0, 0, 0, sigma, 0, matrix, rs, cs, rows, columns, seed, 0, offset, at, row, 0, column, 0,
-            scratch, stream, kind, operation, common, antithetic, fast, device, threads,
+            scratch, stream, kind, operation, common, antithetic, fast, device, threads, 0, 0, 0,
         )  # fmt: skip
     if t == ElementType.number:
         return lambda mu, sigma, matrix, seed, offset, at, row, column, stream, threads=0, scratch=0: _pack(
             0, 0, mu, 0, sigma, u, 0.0, v, matrix, rs, cs, rows, columns, seed, 0, offset, at, row, 0, column, 0,
-            scratch, stream, kind, operation, common, antithetic, fast, device, threads,
+            scratch, stream, kind, operation, common, antithetic, fast, device, threads, 0, 0, 0,
         )  # fmt: skip
     if v == ElementType.number:
         return lambda mu, sigma, matrix, seed, offset, at, row, column, stream, threads=0, scratch=0: _pack(
             mu, s, 0.0, t, 0, 0, sigma, 0, matrix, rs, cs, rows, columns, seed, 0, offset, at, row, 0, column, 0,
-            scratch, stream, kind, operation, common, antithetic, fast, device, threads,
+            scratch, stream, kind, operation, common, antithetic, fast, device, threads, 0, 0, 0,
         )  # fmt: skip
     return lambda mu, sigma, matrix, seed, offset, at, row, column, stream, threads=0, scratch=0: _pack(
         mu, s, 0.0, t, sigma, u, 0.0, v, matrix, rs, cs, rows, columns, seed, 0, offset, at, row, 0, column, 0,
-        scratch, stream, kind, operation, common, antithetic, fast, device, threads,
+        scratch, stream, kind, operation, common, antithetic, fast, device, threads, 0, 0, 0,
     )  # fmt: skip

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .contract import Backend, Launcher
-from .draw import PACKED_DRAW, Draw, ElementType, Vector, Word, pack, packer
+from .draw import PACKED_DRAW, SIZES, Draw, ElementType, Vector, Word, pack, packer, parts_of_batch
 from .kernels.cuda.geometry import PACKED_GEOMETRY, Geometry, geometry
 from .memory.host import vectors_at
 from .system import cuda_driver
@@ -47,11 +47,12 @@ _CONFIGURATION = struct.Struct("7I4xPP I4x")
 _pack_configuration = _CONFIGURATION.pack
 CONFIGURATION_SIZE = _CONFIGURATION.size
 _ARGUMENTS = PACKED_DRAW + PACKED_GEOMETRY
+_MOST_BATCH = 65535  # The longest y axis of a grid.
 
 
-def pack_configuration(blocks: int, threads: int, stream: int) -> bytes:
-    """The configuration of a one-dimensional launch."""
-    return _pack_configuration(blocks, 1, 1, threads, 1, 1, 0, stream, 0, 0)
+def pack_configuration(blocks: int, threads: int, stream: int, batch: int = 1) -> bytes:
+    """The configuration of a launch; the grid's y axis counts the matrices of a batch."""
+    return _pack_configuration(blocks, batch, 1, threads, 1, 1, 0, stream, 0, 0)
 
 
 class DriverBackend(abc.ABC):
@@ -113,10 +114,11 @@ class DriverBackend(abc.ABC):
 
     def launch(self, draw: Draw) -> None:
         column = draw.first_column
-        cut, packed_cut = _cut(draw, draw.matrix % 32, -1 if column.at else column.value % 8)
-        kernel = self.kernel(kernel_key(draw, cut.stores))
-        configuration = pack_configuration(cut.blocks, cut.threads, draw.stream)
-        self._launch(_ARGUMENTS, draw.device)(kernel, configuration + pack(draw) + packed_cut)
+        cut, packed_cut = _cut(draw, draw.matrix % 32, draw.column_phase - 1 if column.at else column.value % 8)
+        kernel, launch = self.kernel(kernel_key(draw, cut.stores)), self._launch(_ARGUMENTS, draw.device)
+        for part in parts_of_batch(draw, _MOST_BATCH):
+            configuration = pack_configuration(cut.blocks, cut.threads, draw.stream, max(part.batch, 1))
+            launch(kernel, configuration + pack(part) + packed_cut)
 
     def launcher(self, draw: Draw) -> Launcher:
         packed, launch = packer(draw), self._launch(_ARGUMENTS, draw.device)
@@ -170,9 +172,11 @@ def _buffer(size: int) -> _Buffer:
 def _cut(draw: Draw, misalignment: int, first_column: int) -> tuple[Geometry, bytes]:
     dtype = ElementType(draw.type).name
     cheap = draw.common_noise or (draw.fast_math and dtype != "float64")
+    # One geometry for all matrices of a batch, whose addresses may be aligned differently.
+    strided = draw.batch > 1 and draw.rows * draw.columns * SIZES[dtype] % 32 != 0
     return geometry(
         draw.rows, draw.columns, dtype, (draw.row_stride, draw.column_stride), misalignment, first_column, cheap,
-        draw.common_noise, draw.antithetic,
+        draw.common_noise, draw.antithetic, strided,
     )  # fmt: skip
 
 

@@ -24,6 +24,9 @@ struct Word {
   const u64* at;
 };
 
+// Operands with an element for each matrix of a batch, one after another in memory: a vector, or the four words.
+enum Batched : u32 { kBatchedMu = 1, kBatchedSigma = 2, kBatchedWords = 4 };
+
 // z[r, c] is the noise of row first_row + r (of row 0 with common noise) and column first_column + c. With antithetic
 // noise, columns of z come in pairs z, -z.
 struct Draw {
@@ -42,12 +45,29 @@ struct Draw {
   u32 fast_math;  // on CUDA devices, for types of at most 32 bits
   i32 device;     // CUDA's ordinal; -1 for host memory
   u32 threads;    // on the CPU: at most this many, or 0 for no limit
-  u32 unused;
+  // A batch needs words in memory. Its matrices are contiguous and lie one after another; 0 counts as 1.
+  u32 batch;
+  u32 batched;       // flags of `Batched`
+  u32 column_phase;  // where first_column is in memory: 1 + first_column % 8, or 0 if that is not known
 };
 
-static_assert(sizeof(Vector) == 32 && sizeof(Word) == 16 && sizeof(Draw) == 216, "backends/draw.py packs these bytes");
+static_assert(sizeof(Vector) == 32 && sizeof(Word) == 16 && sizeof(Draw) == 224, "backends/draw.py packs these bytes");
 
 MULTISAMPLE_HOST_FUNCTION u64 value_of(const Word& word) { return word.at == nullptr ? word.value : *word.at; }
+
+// Matrix b of a batch; `size` is that of an element.
+MULTISAMPLE_HOST_FUNCTION Draw matrix_of_batch(Draw call, u64 b, u64 size) {
+  const u64 in_mu = call.batched & kBatchedMu ? b : 0, in_sigma = call.batched & kBatchedSigma ? b : 0;
+  const u64 in_words = call.batched & kBatchedWords ? 4 * b : 0;
+  call.mu.data = static_cast<char*>(call.mu.data) + static_cast<i64>(in_mu * call.rows) * call.mu.stride;
+  call.sigma.data = static_cast<char*>(call.sigma.data) + static_cast<i64>(in_sigma * call.rows) * call.sigma.stride;
+  call.matrix = static_cast<char*>(call.matrix) + b * call.rows * call.columns * size;
+  if (call.seed.at != nullptr) call.seed.at += in_words;
+  if (call.offset.at != nullptr) call.offset.at += in_words;
+  if (call.first_row.at != nullptr) call.first_row.at += in_words;
+  if (call.first_column.at != nullptr) call.first_column.at += in_words;
+  return call;
+}
 
 // The same call, with every word read from memory.
 MULTISAMPLE_HOST_FUNCTION Draw with_values(Draw call) {

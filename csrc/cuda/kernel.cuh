@@ -37,10 +37,11 @@ __global__ void
     __launch_bounds__(kMostThreads<common_noise, stores>, kBlocksAtOnce<Out, common_noise, antithetic, stores>)
     sample_kernel(const __grid_constant__ Draw call, const __grid_constant__ Geometry geometry) {
   // Numbers passed by value are uniform to the compiler, which keeps them and the round keys out of the threads'
-  // registers. Numbers read from memory are not, so the kernels that read them are instantiated separately.
+  // registers. Numbers read from memory are not, so the kernels that read them are instantiated separately. Those draw
+  // batches as well, a matrix for each index of the grid's y axis.
   if constexpr (origin_in_memory) {
     Geometry resolved = geometry;
-    const Draw values = with_values(call);
+    const Draw values = with_values(matrix_of_batch(call, blockIdx.y, sizeof(Out)));
     resolved.skip = static_cast<u32>(values.first_column.value % Elements<Out, antithetic>::kCount);
     draw<Out, common_noise, antithetic, fast, stores>(values, resolved);
   } else {

@@ -114,8 +114,12 @@ void run_gradient(const Draw& call) {
   parts.finish(partial_sums.data());
 }
 
-void run(const Draw& call) {
-  call.operation == kSample ? run_sample(with_values(call)) : run_gradient(with_values(with_regular_strides(call)));
+void run(const Draw& batch) {
+  u32 b = 0;
+  do {
+    const Draw call = with_values(matrix_of_batch(batch, b, element_size(batch.type)));
+    call.operation == kSample ? run_sample(call) : run_gradient(with_regular_strides(call));
+  } while (++b < batch.batch);
 }
 
 struct Cpu {

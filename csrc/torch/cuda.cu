@@ -11,7 +11,10 @@
 namespace multisample {
 namespace {
 
-cudaError_t launch(const Draw& call) { return call.operation == kSample ? launch_sample(call) : launch_gradient(call); }
+cudaError_t launch(const Draw& call) {
+  if (call.operation == kSample) return launch_sample(call);
+  return for_batch(call, element_size(call.type), 1, [](const Draw& part) { return launch_gradient(part); });
+}
 
 // How many float64 numbers of scratch memory a call needs.
 u64 scratch_of(const Draw& call) { return call.operation == kSample ? 0 : scratch_size(call, gradient_geometry(call)); }

@@ -68,7 +68,7 @@ _VECTOR = types.NamedTuple((_i64, _i64, _f64, _u32, _u32), Vector)
 _WORD, _SIGNED_WORD = types.NamedTuple((_u64, _i64), Word), types.NamedTuple((_i64, _i64), Word)
 DRAW = types.NamedTuple(
     (_VECTOR, _VECTOR) + (_i64,) * 5 + (_WORD, _WORD, _SIGNED_WORD, _SIGNED_WORD) + (_i64,) * 2 + (_u32,) * 5
-    + (_i32, _u32, _u32), Draw
+    + (_i32, _u32, _u32, _u32, _u32), Draw
 )  # fmt: skip
 GEOMETRY = types.NamedTuple((_u32,) * 15 + (_i32, _u32, _i32, _u32), Geometry)
 """With `DRAW` the types of a kernel's parameters, as in `multisample.backends.kernels.cuda.compilation.SIGNATURE`."""

@@ -41,7 +41,7 @@ _VECTOR = types.NamedTuple((_i64, _i64, _f64, _u32, _u32), Vector)
 _WORD, _SIGNED_WORD = types.NamedTuple((_u64, _i64), Word), types.NamedTuple((_i64, _i64), Word)
 _DRAW = types.NamedTuple(
     (_VECTOR, _VECTOR) + (_i64,) * 5 + (_WORD, _WORD, _SIGNED_WORD, _SIGNED_WORD) + (_i64,) * 2 + (_u32,) * 5
-    + (_i32, _u32, _u32), Draw
+    + (_i32, _u32, _u32, _u32, _u32), Draw
 )  # fmt: skip
 _GEOMETRY = types.NamedTuple((_u32,) * 15 + (_i32, _u32, _i32, _u32), Geometry)
 

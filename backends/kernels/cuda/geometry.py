@@ -75,6 +75,7 @@ def geometry(
     cheap: bool,
     common_noise: bool,
     antithetic: bool,
+    strided: bool = False,
 ) -> tuple[Geometry, bytes]:
     """The geometry of a launch, as a tuple and as the bytes of the C++ struct.
 
@@ -94,13 +95,17 @@ def geometry(
         Whether noise takes less time than its stores: common noise, or fast_math and not float64.
     common_noise, antithetic : bool
         The call's noise.
+    strided : bool
+        Whether to force kStrided, which supports every stride and address.
     """
     size, fixed_skip = SIZES[dtype], first_column >= 0
     row_stride, column_stride = strides
     width = ANTITHETIC_WIDTH if antithetic else WIDTH
     skip = first_column % width if fixed_skip else width - 1
     groups = _ceil_div(skip + columns, width)
-    stores = _stores(rows, columns, size, strides, misalignment - skip * size, groups, antithetic, fixed_skip)
+    stores = _STRIDED
+    if not strided:
+        stores = _stores(rows, columns, size, strides, misalignment - skip * size, groups, antithetic, fixed_skip)
     if stores == _TRANSPOSED:
         cut = _transposed(
             rows, groups, size, column_stride, misalignment, skip, fixed_skip, cheap, common_noise, antithetic

@@ -16,6 +16,7 @@ from numba.extending import intrinsic
 
 __all__ = [
     "all_of_warp",
+    "batch_index",
     "block_index",
     "cosine",
     "float16_bits",
@@ -54,6 +55,12 @@ def thread_index():
 def block_index():
     """The block's index in the grid."""
     return np.uint32(cuda.blockIdx.x)
+
+
+@njit(forceinline=True)
+def batch_index():
+    """The index of the block's matrix in a batch."""
+    return np.uint32(cuda.blockIdx.y)
 
 
 @njit(forceinline=True)
