@@ -382,7 +382,7 @@ class _DevicePlan(Plan):
 
 
 def make_plan(call: Call, backend: Backend, library: Library, record: Record | None = None) -> Plan:
-    """The plan of a call. Every check of its arrays runs, except those of values and addresses.
+    """Make the plan of a call, with all checks of its arrays except values and addresses.
 
     Raises
     ------

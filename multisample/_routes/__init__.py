@@ -88,7 +88,7 @@ def draw_first(call: Call, key: Hashable, draw: Draw) -> Any:
 
 
 def _checked(call: Call) -> Call:
-    """The same call with its scalars and choices checked; TypeError or ValueError otherwise."""
+    """`call` with checked scalars and choices; TypeError or ValueError if one is wrong."""
     n, dim_offset, sample_offset = checked_window(call.n, call.dim_offset, call.sample_offset)
     check_choice("noise", call.noise, ("independent", "shared"))
     check_choice("layout", call.layout, ("dn", "nd"))

@@ -1,7 +1,7 @@
 """Calls in a function that torch.compile or torch.export traces.
 
-They become operator calls without a graph break, and a wrong argument raises the same error as in an eager call. A call
-that no operator serves breaks the graph, or raises where a graph break is not allowed.
+Such calls become operator calls without a graph break, and wrong arguments raise the eager errors. A call that no
+operator serves breaks the graph, or raises where a graph break is not allowed.
 """
 
 from __future__ import annotations

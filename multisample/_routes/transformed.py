@@ -99,8 +99,8 @@ def _checked_dtype(tensors: dict[str, Any], dtype: str | None) -> str:
 
 
 def _check_devices(tensors: dict[str, Any]) -> None:
-    (first, model), *others = tensors.items()
-    for name, x in others:
+    (first, model), *rest = tensors.items()
+    for name, x in rest:
         if x.device != model.device:
             raise ValueError(f"{name}: expected it on the device of {first}, {model.device}, got {x.device}")
 

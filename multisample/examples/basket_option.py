@@ -84,7 +84,7 @@ def delta(seed: int, other_seed: int, device: str = "cpu") -> float:
     Raises
     ------
     TypeError, ValueError
-        As `price`.
+        As for `price`.
     """
     high, low = 100 * (1 + BUMP), 100 * (1 - BUMP)
     return (price(high, seed, device=device) - price(low, other_seed, device=device)) / (high - low)

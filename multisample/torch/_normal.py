@@ -21,9 +21,9 @@ __all__ = ["Normal"]
 class Normal(torch.distributions.Normal):
     """A normal distribution with independent components, in place of PyTorch's.
 
-    It inherits `log_prob`, `cdf`, `icdf`, `entropy`, `expand` and all other members of `torch.distributions.Normal`,
-    and supports `kl_divergence`. `sample` and `rsample` draw one matrix with `multisample.sample`: each element of
-    `loc` is a dimension, and each index of ``sample_shape`` is a sample.
+    The class inherits `log_prob`, `cdf`, `icdf`, `entropy`, `expand` and all other members from
+    `torch.distributions.Normal`, and supports `kl_divergence`. `sample` and `rsample` draw one matrix with
+    `multisample.sample`: each element of `loc` is a dimension, and each index of ``sample_shape`` is a sample.
 
     Parameters
     ----------

@@ -106,8 +106,8 @@ def sample_sharded(
     Notes
     -----
     Gradients follow the rules of DTensors. The gradient of a replicated `mu` or `sigma` is ``Partial`` over the mesh
-    dimensions that shard the result, and is reduced where it is used. The gradient of a plain tensor is that of this
-    rank's part; the caller must add the gradients of all ranks.
+    dimensions that shard the result, and is reduced where it is used. A plain tensor gets the gradient of this rank's
+    part; the caller must add the gradients of all ranks.
 
     See Also
     --------

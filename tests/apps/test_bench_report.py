@@ -1,4 +1,4 @@
-"""What becomes of benchmark results: the report has the numbers of the files; a slowdown is found, and noise is not."""
+"""The report of benchmark results has the numbers of the files; the comparison detects slowdowns, but not noise."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from bench.report.entries import read_run
 
 Results = dict[str, Any]
 
-# The results in the repository that the report is for.
+# The committed results.
 COMMITTED = [
     path for path in sorted((ROOT / "bench" / "results").glob("*.json"))
     if "multisample_machine" in json.loads(path.read_text(encoding="utf-8"))
@@ -35,14 +35,16 @@ GPU_CALLS = {  # Seconds on the device at (1000, 1024), and on the host
     "torch_eager": (12 * MICRO, 20 * MICRO),
     "curand_host": (5 * MICRO, 8 * MICRO),
 }
-CPU_CALLS = {"cpu": 0.5e-9, "numpy": 7e-9, "torch_randn": 3e-9}  # Seconds a normal
-SCALES = (0.3, 1, 5)  # Of the time on the device at d = 10, 1000 and 5000.
-SPEEDUPS = [max(42, 9 * scale) / max(6, 3 * scale) for scale in SCALES]  # Of torch_ext over torch_compile, in a row.
+CPU_CALLS = {"cpu": 0.5e-9, "numpy": 7e-9, "torch_randn": 3e-9}  # Seconds per normal
+SCALES = (0.3, 1, 5)  # Factors of the time on the device at d = 10, 1000 and 5000
+SPEEDUPS = [
+    max(42, 9 * scale) / max(6, 3 * scale) for scale in SCALES
+]  # Speedups of torch_ext over torch_compile for calls in a row
 OURS = ("torch_ext", "cupy", "numba", "cpu")
 
 
 def _benchmark(suite: str, contender: str, d: int, n: int, noise: str, call: float, **times: float) -> Results:
-    """One benchmark as the suite writes it: `times` has the seconds of the device, the host and memset, if any."""
+    """One benchmark in the suite's format; `times` has the seconds of the device, the host and memset."""
     size, device, memset = 4 * d * n, times.get("device"), times.get("memset")
     return {
         "group": f"({d}, {n}), float32, {noise}, portable",
@@ -113,7 +115,7 @@ def write(path: Path, results: Results) -> Path:
 
 
 def find(results: Results, contender: str, **info: Any) -> Results:
-    """The first benchmark of `contender` with such `info`."""
+    """The first benchmark of `contender` that has `info`."""
     found: Results = next(
         benchmark for benchmark in results["benchmarks"]
         if {"contender": contender, **info}.items() <= benchmark["extra_info"].items()
@@ -122,7 +124,7 @@ def find(results: Results, contender: str, **info: Any) -> Results:
 
 
 def slow_down(benchmark: Results, factor: float) -> None:
-    """All times of what was measured, but not of the memset beside it, times `factor`."""
+    """Multiply all times of the contender, but not of memset, by `factor`."""
     info = benchmark["extra_info"]
     for place, keys in ((benchmark["stats"], ("q1", "median", "q3")), (info, ("device_s", "device_s_low", "host_s"))):
         place.update({key: place[key] * factor for key in keys if place[key] is not None})
@@ -132,7 +134,7 @@ def slow_down(benchmark: Results, factor: float) -> None:
 
 
 class Page(HTMLParser):
-    """The tables of a page by their class, as text, and what the page takes from elsewhere."""
+    """Parses a page: the text of its tables by class, and its links to other files."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -172,7 +174,7 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def reported(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder with the report of a run on a GPU and one on a CPU."""
+    """The folder with the report of a GPU run and a CPU run."""
     folder = tmp_path_factory.mktemp("report")
     files = [str(write(folder / f"{name}.json", maker())) for name, maker in MAKERS.items()]
     report.main([*files, "-o", str(folder / "out")])
@@ -185,7 +187,7 @@ def page(reported: Path) -> Page:
 
 
 @pytest.mark.slow
-def test_every_plot_is_there_in_light_and_in_dark(reported: Path) -> None:
+def test_every_plot_has_a_light_and_a_dark_version(reported: Path) -> None:
     names = {
         "gpu-original-float32-shared-portable", "gpu-original-float32-independent-portable",
         "gpu-roofline-float32-shared-portable", "gpu-roofline-float32-independent-portable", "gpu-host-cost",
@@ -197,7 +199,7 @@ def test_every_plot_is_there_in_light_and_in_dark(reported: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_page_needs_nothing_beside_itself(reported: Path, page: Page) -> None:
+def test_the_page_refers_only_to_its_plots(reported: Path, page: Page) -> None:
     images = [link for link in page.links if link.startswith("data:image/svg+xml;base64,")]
     assert len(images) == 12 and images == page.links
     assert "url(" not in (reported / "index.html").read_text(encoding="utf-8") and "@import" not in str(page.rawdata)
@@ -207,7 +209,7 @@ def test_the_page_needs_nothing_beside_itself(reported: Path, page: Page) -> Non
         assert all(link.startswith("#") for link in re.findall(r"url\(([^)]*)\)", drawn))
 
 
-def test_a_part_of_the_suite_has_no_pictures_and_promises_none(tmp_path: Path) -> None:
+def test_results_of_one_shape_have_no_pictures(tmp_path: Path) -> None:
     promise, reason = "Pictures lie beside this page", "No pictures: they take results of several shapes"
     part = cpu_results()
     part["benchmarks"] = [each for each in part["benchmarks"] if each["extra_info"]["d"] == 1000]
@@ -220,7 +222,7 @@ def test_a_part_of_the_suite_has_no_pictures_and_promises_none(tmp_path: Path) -
         assert text.count("<figure>") == promised
 
 
-def test_tables_without_a_number_are_left_out(tmp_path: Path) -> None:
+def test_tables_without_numbers_are_omitted(tmp_path: Path) -> None:
     results = gpu_results()
     results["benchmarks"] = [each for each in results["benchmarks"] if each["extra_info"]["ours"]]
     report.main([str(write(tmp_path / "ours.json", results)), "-o", str(tmp_path / "out")])
@@ -228,11 +230,11 @@ def test_tables_without_a_number_are_left_out(tmp_path: Path) -> None:
     assert page.of_class("summary") == []
 
 
-def test_the_numbers_are_those_of_the_file(page: Page) -> None:
+def test_the_page_has_the_numbers_of_the_file(page: Page) -> None:
     rows = page.group("(1000, 1024), float32, shared, portable")
     # A call is 3 + 6 us; 4096000 bytes in 3 us; memset takes 2 us.
     assert rows["torch_ext"][:6] == ["9.00", "3.00", "6.00", "6.00", "0.667", "1,365"]
-    # Others' calls of 9 + 42 us and kernels of 9 us, beside ours of 9 and 10.1, and of 3 and 3.1.
+    # Ratios of the peers' calls (9 + 42 us) and kernels (9 us) to our calls (9 and 10.1 us) and kernels (3 and 3.1 us).
     assert rows["torch.compile"][:6] == ["51.00", "9.00", "42.00", "42.00", "0.222", "455.1"]
     assert rows["torch.compile"][6:] == ["5.67", "5.05", "3.00", "2.90"]
     assert rows["cuRAND host API*"][6] == "1.44"
@@ -240,7 +242,7 @@ def test_the_numbers_are_those_of_the_file(page: Page) -> None:
     assert cpu["cpu"] == ["501.0", "7.98", ""] and cpu["NumPy"] == ["7,001", "0.571", "13.97"]
 
 
-def test_the_page_tells_machine_and_versions(page: Page) -> None:
+def test_the_page_lists_machine_and_versions(page: Page) -> None:
     gpu, cpu = (dict(rows) for rows in page.of_class("machine"))
     assert gpu == {
         "cpu": "Some CPU", "threads": "2", "date": "2030-01-01", "multisample": "0.1.0", "numpy": "2.4.6",
@@ -249,10 +251,10 @@ def test_the_page_tells_machine_and_versions(page: Page) -> None:
     assert "gpu" not in cpu
 
 
-def test_the_least_lead_and_the_averages_are_found(page: Page) -> None:
+def test_the_page_has_the_smallest_lead_and_the_averages(page: Page) -> None:
     leads, in_a_row, alone, *_ = page.of_class("summary")
     lead = next(row for row in leads if row[:3] == ["torch_ext", "original", "float32, shared noise, portable"])
-    # At d = 10 calls of 1.5 + 8 us beside 0.9 + 6; kernels are 5 beside 3 us at every d.
+    # At d = 10 calls take 1.5 + 8 us and 0.9 + 6 us; the ratio of kernel times is 5 to 3 at every d.
     assert lead[3:] == ["1.38 (cuRAND host API* at 10 x 1,024)", "1.67 (cuRAND host API* at 10 x 1,024)"]
     by_itself = [(42 + 9 * scale) / (6 + 3 * scale) for scale in SCALES]
     for table, ratios in ((in_a_row, SPEEDUPS), (alone, by_itself)):
@@ -260,18 +262,18 @@ def test_the_least_lead_and_the_averages_are_found(page: Page) -> None:
         assert row[1:] == [f"{value:.2f}" for value in (sum(ratios) / 3, min(ratios), max(ratios))]
 
 
-def test_another_number_makes_another_page(tmp_path: Path, page: Page) -> None:
+def test_changed_results_change_the_page(tmp_path: Path, page: Page) -> None:
     results = cpu_results()
     slow_down(find(results, "cpu", d=1000), 2)
     report.main([str(write(tmp_path / "cpu.json", results)), "-o", str(tmp_path / "out")])
     changed = Page((tmp_path / "out" / "index.html").read_text(encoding="utf-8"))
     title = "(1000, 1000), float32, independent, portable"
     assert changed.group(title)["cpu"][0] == "1,002" and changed.group(title)["NumPy"][2] == "6.99"
-    before = page.links[-2:]  # The CPU's picture in two themes.
+    before = page.links[-2:]  # The picture of the CPU in two themes
     assert all(old != new for old, new in zip(before, changed.links, strict=True))
 
 
-def test_speedups_are_drawn_beside_the_published_one(tmp_path: Path) -> None:
+def test_speedups_are_plotted_with_the_published_speedup(tmp_path: Path) -> None:
     run = read_run(write(tmp_path / "gpu.json", gpu_results()))
     plot = next(plot for plot in plots.plots(run) if plot.name == "original-float32-independent-portable")
     for theme in drawing.THEMES:
@@ -286,7 +288,7 @@ def test_speedups_are_drawn_beside_the_published_one(tmp_path: Path) -> None:
     assert plots.svg(plot, theme) == plots.svg(plot, theme)
 
 
-def test_without_calls_in_a_row_the_experiment_is_of_single_ones(tmp_path: Path) -> None:
+def test_without_calls_in_a_row_the_plot_shows_single_calls(tmp_path: Path) -> None:
     results = gpu_results()
     for benchmark in results["benchmarks"]:
         del benchmark["extra_info"]["pipelined_s"]
@@ -295,7 +297,7 @@ def test_without_calls_in_a_row_the_experiment_is_of_single_ones(tmp_path: Path)
     assert original.caption.startswith("Time of a call with its synchronisation against d")
 
 
-def test_without_torch_compile_speedups_are_over_eager(tmp_path: Path) -> None:
+def test_without_torch_compile_the_speedups_are_over_eager(tmp_path: Path) -> None:
     results = gpu_results()
     results["benchmarks"] = [
         benchmark for benchmark in results["benchmarks"] if benchmark["extra_info"]["contender"] != "torch_compile"
@@ -306,7 +308,7 @@ def test_without_torch_compile_speedups_are_over_eager(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wanted", [[0.5], [0.1, 0.9], [0.5, 0.5, 0.5], [0.52, 0.5, 0.1, 0.51, 0.9, 0.88]])
-def test_names_do_not_overlap(wanted: list[float]) -> None:
+def test_plot_names_do_not_overlap(wanted: list[float]) -> None:
     gap = 0.05
     places = drawing.spread(wanted, gap)
     in_order = sorted(places)
@@ -339,7 +341,7 @@ def test_committed_results_can_be_reported_and_compared(path: Path, tmp_path: Pa
         ("[" * 100_000, "expected JSON of `pytest bench --benchmark-only`"),
     ],
 )
-def test_other_files_are_refused(content: str, message: str, tmp_path: Path, capsys: Any) -> None:
+def test_other_files_raise(content: str, message: str, tmp_path: Path, capsys: Any) -> None:
     path = tmp_path / "other.json"
     path.write_text(content, encoding="utf-8")
     for command in ([report.main, [str(path)]], [compare.main, [str(path), str(path)]]):
@@ -348,14 +350,14 @@ def test_other_files_are_refused(content: str, message: str, tmp_path: Path, cap
         assert message in capsys.readouterr().err
 
 
-def test_a_contender_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+def test_a_duplicate_contender_raises(tmp_path: Path) -> None:
     results = cpu_results()
     results["benchmarks"].append(copy.deepcopy(results["benchmarks"][0]))
     with pytest.raises(ValueError, match="expected one entry of 'cpu' in group"):
         read_run(write(tmp_path / "twice.json", results))
 
 
-def test_both_are_modules_that_run() -> None:
+def test_report_and_compare_run_as_modules() -> None:
     for module in ("bench.report", "bench.report.compare"):
         done = subprocess.run(
             [sys.executable, "-m", module, "--help"], cwd=ROOT, capture_output=True, text=True, check=True
@@ -363,7 +365,7 @@ def test_both_are_modules_that_run() -> None:
         assert f"usage: python -m {module}" in done.stdout
 
 
-def test_the_extra_is_named_where_matplotlib_is_missing() -> None:
+def test_without_matplotlib_the_error_names_the_extra() -> None:
     code = "import sys; sys.modules['matplotlib'] = None; import bench.report.report"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert (
@@ -386,7 +388,7 @@ ENTRIES = [("gpu", "torch_ext", "throughput"), ("cpu", "cpu", "cpu")]
 
 
 @pytest.mark.parametrize(("kind", "contender", "suite"), ENTRIES)
-def test_a_planted_slowdown_is_found(kind: str, contender: str, suite: str, tmp_path: Path, capsys: Any) -> None:
+def test_a_planted_slowdown_is_detected(kind: str, contender: str, suite: str, tmp_path: Path, capsys: Any) -> None:
     new = MAKERS[kind]()
     planted = find(new, contender, suite=suite)
     slow_down(planted, 1.25)
@@ -398,7 +400,7 @@ def test_a_planted_slowdown_is_found(kind: str, contender: str, suite: str, tmp_
 
 
 @pytest.mark.parametrize(("runs", "heading"), [((1, 1), "hint"), ((2, 1), "verdict"), ((1, 3), "verdict")])
-def test_one_run_against_one_gives_hints(runs: tuple[int, int], heading: str, tmp_path: Path, capsys: Any) -> None:
+def test_comparing_single_runs_gives_hints(runs: tuple[int, int], heading: str, tmp_path: Path, capsys: Any) -> None:
     old, new = ([cpu_results() for _ in range(count)] for count in runs)
     for results in new:
         slow_down(find(results, "cpu", suite="cpu"), 1.25)
@@ -409,14 +411,16 @@ def test_one_run_against_one_gives_hints(runs: tuple[int, int], heading: str, tm
 
 
 @pytest.mark.parametrize(("kind", "contender", "suite"), ENTRIES)
-def test_faster_is_told_and_is_no_failure(kind: str, contender: str, suite: str, tmp_path: Path, capsys: Any) -> None:
+def test_a_speedup_is_reported_without_a_failure(
+    kind: str, contender: str, suite: str, tmp_path: Path, capsys: Any
+) -> None:
     new = MAKERS[kind]()
     slow_down(find(new, contender, suite=suite), 0.75)
     assert compared(tmp_path, [MAKERS[kind]()], [new]) == 0
     assert "of ours 0 slower and 1 faster" in capsys.readouterr().out
 
 
-def test_a_peer_may_become_slower(tmp_path: Path, capsys: Any) -> None:
+def test_a_slower_peer_is_not_a_failure(tmp_path: Path, capsys: Any) -> None:
     new = gpu_results()
     slow_down(find(new, "torch_eager"), 2)
     assert compared(tmp_path, [gpu_results()], [new]) == 0
@@ -424,7 +428,7 @@ def test_a_peer_may_become_slower(tmp_path: Path, capsys: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-def test_noise_is_no_change(kind: str, tmp_path: Path, capsys: Any) -> None:
+def test_noise_is_not_reported_as_a_change(kind: str, tmp_path: Path, capsys: Any) -> None:
     new = MAKERS[kind]()
     for k, benchmark in enumerate(new["benchmarks"]):
         slow_down(benchmark, (1.01, 1, 0.99)[k % 3])
@@ -433,7 +437,7 @@ def test_noise_is_no_change(kind: str, tmp_path: Path, capsys: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-def test_a_slower_machine_is_no_change(kind: str, tmp_path: Path, capsys: Any) -> None:
+def test_a_slower_machine_is_not_reported_as_a_change(kind: str, tmp_path: Path, capsys: Any) -> None:
     new = MAKERS[kind]()
     for benchmark in new["benchmarks"]:
         slow_down(benchmark, 2)
@@ -445,7 +449,7 @@ def test_a_slower_machine_is_no_change(kind: str, tmp_path: Path, capsys: Any) -
 
 
 @pytest.mark.parametrize(("kind", "contender", "suite"), ENTRIES)
-def test_the_spread_is_that_of_repeated_runs(kind: str, contender: str, suite: str, tmp_path: Path) -> None:
+def test_the_spread_comes_from_repeated_runs(kind: str, contender: str, suite: str, tmp_path: Path) -> None:
     def runs(factors: tuple[float, ...]) -> list[Results]:
         found = []
         for factor in factors:
@@ -456,11 +460,11 @@ def test_the_spread_is_that_of_repeated_runs(kind: str, contender: str, suite: s
     steady, unsteady, slower = (1, 1.001, 0.999), (1, 1.15, 0.9), (1.1, 1.101, 1.099)
     assert compared(tmp_path, runs(steady), runs(slower)) == 1
     assert compared(tmp_path, runs(unsteady), runs(slower)) == 0
-    assert compared(tmp_path, runs(unsteady), runs((1.1,))) == 0  # The spread of one side stands for both.
+    assert compared(tmp_path, runs(unsteady), runs((1.1,))) == 0  # The spread of one side counts for both.
     assert compared(tmp_path, runs(unsteady), runs((2, 2.3, 1.8))) == 1
 
 
-def test_few_runs_that_agree_by_chance_do_not_make_a_change(tmp_path: Path) -> None:
+def test_few_runs_that_agree_by_chance_are_not_a_change(tmp_path: Path) -> None:
     old, new = ([gpu_results() for _ in range(3)] for _ in range(2))
     for runs in (old, new):
         for k, results in enumerate(runs):
@@ -475,7 +479,7 @@ def test_few_runs_that_agree_by_chance_do_not_make_a_change(tmp_path: Path) -> N
     assert compared(tmp_path, old, new) == 0
 
 
-def test_what_is_missing_is_listed(tmp_path: Path, capsys: Any) -> None:
+def test_missing_benchmarks_are_listed(tmp_path: Path, capsys: Any) -> None:
     old, new = cpu_results(), cpu_results()
     old["benchmarks"].remove(find(old, "torch_randn", d=10, n=10))
     new["benchmarks"].remove(find(new, "cpu", d=10, n=10))
@@ -490,13 +494,13 @@ def test_what_is_missing_is_listed(tmp_path: Path, capsys: Any) -> None:
 
 
 @pytest.mark.parametrize("arguments", [["a"], ["a", "b", "c"], ["--old", "a"], ["a", "b", "--old", "c", "--new", "d"]])
-def test_two_files_or_two_lists_are_compared(arguments: list[str], capsys: Any) -> None:
+def test_other_arguments_than_two_files_or_two_lists_raise(arguments: list[str], capsys: Any) -> None:
     with pytest.raises(SystemExit, match="2"):
         compare.main(arguments)
     assert "results: expected two files, or --old and --new with files each" in capsys.readouterr().err
 
 
-def test_different_results_need_different_names(tmp_path: Path, capsys: Any) -> None:
+def test_results_with_equal_file_names_raise(tmp_path: Path, capsys: Any) -> None:
     with pytest.raises(SystemExit, match="2"):
         report.main([str(tmp_path / "a.json"), str(tmp_path / "b" / "a.json")])
     assert "results: expected files of different names, got a, a" in capsys.readouterr().err

@@ -166,7 +166,7 @@ class Learner:
     def weights(self) -> np.ndarray[Any, np.dtype[np.float64]]:
         """The mean player, shape (d,).
 
-        It is better than the player with the best score of an iteration, which is often only the luckiest.
+        The mean player is better than the best player of an iteration, which is often only the luckiest.
         """
         mean: np.ndarray[Any, np.dtype[np.float64]] = np.array(self._cem.mu)
         return mean
