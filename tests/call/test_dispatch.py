@@ -33,10 +33,10 @@ class Fake:
     host_library = "numpy"
 
     def __init__(self, name: str, *reasons: str) -> None:
-        self.name, self.reasons, self.asked = name, reasons, 0
+        self.name, self.reasons, self.status_calls = name, reasons, 0
 
     def status(self) -> BackendStatus:
-        self.asked += 1
+        self.status_calls += 1
         return BackendStatus(not self.reasons, self.reasons, "1.2", "a pretence")
 
     def prepare(self, device_kind: str) -> None:
@@ -184,7 +184,7 @@ def test_the_status_is_cached_after_a_choice(pretend: Callable[..., Fake]) -> No
     fake = pretend("abacus")
     for _ in range(5):
         sample([0.0], [1.0], 2, backend="abacus")
-    assert fake.asked == 1
+    assert fake.status_calls == 1
 
 
 def test_a_named_backend_that_does_not_serve_the_memory_raises_a_value_error(pretend: Callable[..., Fake]) -> None:

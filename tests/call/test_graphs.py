@@ -171,7 +171,7 @@ def test_a_cuda_core_graph_draws_new_numbers_in_each_replay(cupy: Any, cuda_back
             assert got == call.bits(generator=eager)
 
 
-@pytest.mark.parametrize("options", [{}, {"dtype": "float64"}], ids=["planned", "unplanned dtype"])
+@pytest.mark.parametrize("options", [{}, {"dtype": "float64"}], ids=["default dtype", "float64"])
 def test_capturing_a_host_side_generator_raises(
     cupy: Any, stream: Any, cuda_backend: str, options: dict[str, Any]
 ) -> None:
@@ -247,11 +247,11 @@ def test_a_graph_may_outlive_its_generator(cupy: Any, stream: Any, cuda_backend:
     del generator
     gc.collect()
     # Memory pools reuse freed memory for the next arrays of its size.
-    others = [cupy.zeros(1, np.int64) for _ in range(256)]
+    new_arrays = [cupy.zeros(1, np.int64) for _ in range(256)]
     for k in range(REPLAYS):
         graph.launch(stream)
         assert call.bits() == call.bits(seed=multisample.Key(7, 1 + k)), k
-    assert not any(other.get()[0] for other in others)
+    assert not any(other.get()[0] for other in new_arrays)
 
 
 def test_the_device_offset_wraps_to_zero(cupy: Any, stream: Any, cuda_backend: str) -> None:

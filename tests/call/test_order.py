@@ -77,23 +77,23 @@ def test_objects_are_kept_until_they_are_done() -> None:
 
 
 def test_each_call_checks_few_entries_and_all_are_released() -> None:
-    keeper, asked, open_until = Keeper(), 0, 1000
+    keeper, driver_calls, open_until = Keeper(), 0, 1000
 
     def is_done() -> bool:
-        nonlocal asked
-        asked += 1
+        nonlocal driver_calls
+        driver_calls += 1
         return open_until == 0
 
     for number in range(1000):
-        before = asked
+        before = driver_calls
         keeper.keep(is_done, number)
-        assert asked - before <= _streams._CHECKS
+        assert driver_calls - before <= _streams._CHECKS
     assert len(keeper) == 1000
     open_until = 0
     for _ in range(1000 // (_streams._CHECKS - 1) + 2):
-        before = asked
+        before = driver_calls
         keeper.keep(is_done, None)
-        assert asked - before <= _streams._CHECKS
+        assert driver_calls - before <= _streams._CHECKS
     # The last entries have not been checked yet.
     assert len(keeper) <= _streams._CHECKS
 
@@ -179,14 +179,16 @@ def test_a_forked_child_neither_checks_nor_frees_objects_of_its_parent(monkeypat
 @pytest.fixture
 def ordered(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The calls of the driver that order streams."""
-    asked: list[Any] = []
-    monkeypatch.setattr(_streams, "order", lambda *streams: asked.append(streams))
+    driver_calls: list[Any] = []
+    monkeypatch.setattr(_streams, "order", lambda *streams: driver_calls.append(streams))
     monkeypatch.setattr(_streams, "is_capturing", lambda stream: stream == 99)
     monkeypatch.setattr(
-        _streams, "Event", lambda *place: asked.append(("event", *place)) or SimpleNamespace(is_done=lambda: False)
+        _streams,
+        "Event",
+        lambda *place: driver_calls.append(("event", *place)) or SimpleNamespace(is_done=lambda: False),
     )
     monkeypatch.setattr(_streams, "KEEPER", Keeper())
-    return asked
+    return driver_calls
 
 
 CUDA = Device("cuda", 1)
@@ -194,11 +196,11 @@ CUDA = Device("cuda", 1)
 
 def test_streams_wait_for_each_other_before_and_after(ordered: list[Any]) -> None:
     # As with Numba's arrays: mu names the kernel's stream; sigma and out name other streams.
-    others = _streams.order_before([7, 8, 9], CUDA, 7)
-    assert others == {8, 9}
+    other_streams = _streams.order_before([7, 8, 9], CUDA, 7)
+    assert other_streams == {8, 9}
     assert sorted(ordered) == [(8, 7, 1), (9, 7, 1)]
     ordered.clear()
-    _streams.order_after(others, CUDA, 7)
+    _streams.order_after(other_streams, CUDA, 7)
     assert sorted(ordered) == [(7, 8, 1), (7, 9, 1)]
     assert len(_streams.KEEPER) == 0
     ordered.clear()
@@ -275,12 +277,12 @@ def rounds(pairing: SimpleNamespace, count: int) -> tuple[int, Any]:
         for number in range(1, count + 1):
             producer.keep_busy(SHORT)
             mu = producer.full(D, float(number))
-            given = pairing.wrap(mu), pairing.wrap(sigma)
+            wrapped = pairing.wrap(mu), pairing.wrap(sigma)
             if number % 2:
                 hold_up(consumer, pairing.wrap is ExportedByDlpack)
-            x = multisample.sample(*given, N, seed=number, backend=pairing.backend)
+            x = multisample.sample(*wrapped, N, seed=number, backend=pairing.backend)
             # Freed before the kernel runs, and reused at once.
-            del mu, given
+            del mu, wrapped
             producer.full(D, -1.0)
             x = on_current_stream(consumer, x)
             consumer.add_count(found, x, float(number))
@@ -340,19 +342,19 @@ def test_validation_waits_for_the_values(pairing: SimpleNamespace) -> None:
         for value in (-1.0, 1.0, -2.0):
             producer.keep_busy(CYCLES // 10)
             producer.fill(sigma, value)
-            given = {"mu": 0.0, "sigma": pairing.wrap(sigma), "n": N, "backend": pairing.backend, "validate": True}
+            wrapped = {"mu": 0.0, "sigma": pairing.wrap(sigma), "n": N, "backend": pairing.backend, "validate": True}
             if value > 0:
-                multisample.sample(**given)
+                multisample.sample(**wrapped)
                 continue
             with pytest.raises(ValueError, match=rf"^sigma: .*of at least 0, got sigma\[0\] = {value}"):
-                multisample.sample(**given)
+                multisample.sample(**wrapped)
         producer.finish()
         consumer.finish()
 
 
 @pytest.mark.parametrize("late", ["mu", "sigma", "out"])
-@pytest.mark.parametrize("plain", [True, False], ids=["plain", "longer way"])
-def test_numba_arrays_on_several_streams_are_ordered(bits: ToArray, late: str, plain: bool) -> None:
+@pytest.mark.parametrize("default_dtype", [True, False], ids=["default dtype", "explicit dtype"])
+def test_numba_arrays_on_several_streams_are_ordered(bits: ToArray, late: str, default_dtype: bool) -> None:
     require("numba")
     memory = memory_of("numba")
     memory.cuda.current_context()  # The context of the new stream.
@@ -373,7 +375,7 @@ def test_numba_arrays_on_several_streams_are_ordered(bits: ToArray, late: str, p
         memory.kernels.copy[128, 128, streams["sigma"]](ready[1].reshape(300, 1), sigma.reshape(300, 1))
         memory.kernels.fill[128, 128, streams["out"]](out.reshape(300 * 1031), 9.0)
         bound = [array.bind(streams[name]) for name, array in (("mu", mu), ("sigma", sigma), ("out", out))]
-        options = {} if plain else {"dtype": "float32"}
+        options = {} if default_dtype else {"dtype": "float32"}
         assert multisample.sample(*bound[:2], 1031, seed=3, backend="numba", out=bound[2], **options) is bound[2]
         done = memory.cuda.event(timing=False)
         done.record(streams["mu"])
@@ -506,8 +508,8 @@ def test_jax_results_outlive_their_inputs(to: str) -> None:
     results = [multisample.sample(mu, sigma, N + k, seed=1, backend=to) for k in range(50)]
     del mu, sigma
     gc.collect()
-    others = [memory.put(np.full((D, N + k), -1.0, np.float32)) for k in range(50)]
-    multisample.sample(others[0][:, 0], 0.0, 5, backend=to)
+    other_streams = [memory.put(np.full((D, N + k), -1.0, np.float32)) for k in range(50)]
+    multisample.sample(other_streams[0][:, 0], 0.0, 5, backend=to)
     for x in results:
         assert (np.asarray(x) == 3.0).all()
 
@@ -552,8 +554,8 @@ def test_foreign_tensors_can_be_captured_with_out(bits: ToArray) -> None:
     out = torch.empty((D, N), device="cuda")
 
     def draw() -> None:
-        given = map(ExportedByDlpack, (mu, sigma))
-        multisample.sample(*given, N, seed=6, backend="torch_ext", out=ExportedByDlpack(out))
+        wrapped = map(ExportedByDlpack, (mu, sigma))
+        multisample.sample(*wrapped, N, seed=6, backend="torch_ext", out=ExportedByDlpack(out))
 
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())

@@ -396,9 +396,9 @@ def test_workers_of_every_start_method_draw_equal_bits(method: str, many_threads
     spawned = [draw(generator=child) for child in Generator(11).spawn(4)]
     with ProcessPoolExecutor(2, multiprocessing.get_context(method)) as executor:
         seeded = [executor.submit(sample, MU, SIGMA, BIG_N, seed=seed) for seed in range(4)]
-        given = [executor.submit(sample, MU, SIGMA, SMALL_N, generator=child) for child in generators]
+        unseeded = [executor.submit(sample, MU, SIGMA, SMALL_N, generator=child) for child in generators]
         by_default = [executor.submit(sample, MU, SIGMA, SMALL_N) for _ in range(4)]
-        for futures, arrays in ((seeded, expected), (given, spawned)):
+        for futures, arrays in ((seeded, expected), (unseeded, spawned)):
             for future, array in zip(futures, arrays, strict=True):
                 np.testing.assert_array_equal(future.result(DEADLINE), array)
         assert len({digest(future.result(DEADLINE)) for future in by_default}) == 4
