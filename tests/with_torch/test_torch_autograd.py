@@ -47,7 +47,7 @@ def noise(device: str, dtype: torch.dtype = torch.float64, n: int = N, **options
 # --- Values ----------------------------------------------------------------------------------------
 
 
-# PyTorch compiles rules for forward mode by what it has deprecated, when it first needs any.
+# PyTorch compiles its forward-mode rules with its own deprecated functions.
 forward_mode = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 
 
@@ -86,11 +86,11 @@ DTYPES = {"float16": 4e-3, "bfloat16": 4e-2, "float32": 3e-6, "float64": 1e-14}
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("result", [None, *DTYPES])
-@pytest.mark.parametrize("given", DTYPES)
+@pytest.mark.parametrize("input_dtype", DTYPES)
 def test_gradients_have_the_dtypes_of_the_inputs(
-    torch_device: str, given: str, result: str | None, options: dict[str, Any]
+    torch_device: str, input_dtype: str, result: str | None, options: dict[str, Any]
 ) -> None:
-    mu, _ = vectors(torch_device, getattr(torch, given))
+    mu, _ = vectors(torch_device, getattr(torch, input_dtype))
     _, sigma = vectors(torch_device, torch.float32)
     x = sample(mu, sigma, N, seed=3, dtype=result, **options)
     grad = torch.randn(x.shape, dtype=torch.float64, device=torch_device).to(x.dtype)

@@ -279,12 +279,12 @@ def test_calls_without_an_operator_break_the_graph(options: Callable[[], dict[st
         x = sample(**{"mu": around(mu), "sigma": 1.0, "n": N, **options})
         return around(torch.as_tensor(x))
 
-    mu, given, same = torch.zeros(D), options(), options()
+    mu, passed, same = torch.zeros(D), options(), options()
     with pytest.raises(Unsupported, match="sample can be part of a graph only with plain PyTorch tensors"):
         compiled(draw)(mu, options())
     function = torch.compile(draw, backend="aot_eager")
     for _ in range(2):
-        assert torch.equal(function(mu, given), draw(mu, same))
+        assert torch.equal(function(mu, passed), draw(mu, same))
 
 
 @pytest.mark.slow
@@ -318,11 +318,11 @@ def test_fake_tensors_give_fake_samples(torch_device: str) -> None:
 
 
 def test_dispatch_modes_receive_the_operators(torch_device: str) -> None:
-    seen = []
+    operators = []
 
     class Seeing(TorchDispatchMode):
         def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            seen.append(str(function))
+            operators.append(str(function))
             return function(*args, **(kwargs or {}))
 
     mu, sigma = vectors(torch_device)
@@ -330,7 +330,7 @@ def test_dispatch_modes_receive_the_operators(torch_device: str) -> None:
         x = sample(mu, sigma, N, seed=3)
         sample(mu, sigma, N, seed=3, out=torch.empty(D, N, device=torch_device))
     assert torch.equal(x, sample(mu, sigma, N, seed=3))
-    assert [name for name in seen if name.startswith("multisample")] == [
+    assert [name for name in operators if name.startswith("multisample")] == [
         "multisample.sample.default", "multisample.sample_.default",
     ]  # fmt: skip
 

@@ -285,7 +285,7 @@ def actor(kind: Any, device: str) -> tuple[torch.Tensor, list[torch.Tensor]]:
 def test_training_converges_as_with_the_normal_of_pytorch(torch_device: str, training: Training) -> None:
     torch.manual_seed(5)
     (own, errors), (theirs, _) = training(Normal, torch_device), training(distributions.Normal, torch_device)
-    # Consecutive losses are weakly correlated, and the spread is that of a loss on few samples.
+    # Consecutive losses are weakly correlated. Their spread comes from the few samples per step.
     spread = ((own.var() + theirs.var()) / len(own)).sqrt()
     assert abs(own.mean() - theirs.mean()) < 5 * spread + 0.01 * theirs.mean().abs()
     for error in errors:  # Errors of means in exact standard deviations, and of logarithms of standard deviations.

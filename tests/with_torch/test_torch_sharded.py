@@ -75,11 +75,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 
 def on_cpu() -> tuple[str, ...]:
     """The backends for the CPU: those that the variable names, or all available ones."""
-    asked = os.environ.get(VARIABLE)
+    requested = os.environ.get(VARIABLE)
     known = multisample.backends()
-    if asked is None:
+    if requested is None:
         return tuple(name for name in SERVES["cpu"] if known[name].available)
-    return tuple(name for name in SERVES["cpu"] if name in [part.strip() for part in asked.split(",")])
+    return tuple(name for name in SERVES["cpu"] if name in [part.strip() for part in requested.split(",")])
 
 
 def on_cuda() -> tuple[str, ...]:

@@ -42,12 +42,12 @@ def test_with_a_seed_a_batch_equals_single_calls(
     torch_device: str, in_dims: tuple[int | None, int | None], randomness: str, options: dict[str, Any]
 ) -> None:
     rows = batches(torch_device)
-    given = [x[0] if dim is None else x.movedim(0, dim) for x, dim in zip(rows, in_dims, strict=True)]
+    moved = [x[0] if dim is None else x.movedim(0, dim) for x, dim in zip(rows, in_dims, strict=True)]
 
     def draw(mu: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
         return sample(mu, sigma, N, seed=3, **options)
 
-    got = vmap(draw, in_dims=in_dims, randomness=randomness)(*given)
+    got = vmap(draw, in_dims=in_dims, randomness=randomness)(*moved)
     for element, x in enumerate(got):
         alone = [x[0 if dim is None else element] for x, dim in zip(rows, in_dims, strict=True)]
         assert torch.equal(x, draw(*alone))
