@@ -73,11 +73,11 @@ except multisample.BackendUnavailableError as error:
 PACKAGED = ("csrc/stream/words.h", "csrc/torch/cpu.cpp", "backends/cpu.py", "backends/native/prebuilt.py", "STREAM.md")
 
 
-def build_wheel(folder: Path, asked: str, **environment: str) -> Path:
+def build_wheel(folder: Path, setting: str, **environment: str) -> Path:
     source = copy_checkout(folder / "source")
     run(
         sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder / "dist", source,
-        folder=folder, MULTISAMPLE_PREBUILT=asked, **environment,
+        folder=folder, MULTISAMPLE_PREBUILT=setting, **environment,
     )  # fmt: skip
     (wheel,) = (folder / "dist").glob("*.whl")
     return wheel
@@ -150,9 +150,9 @@ def test_a_wheel_with_libraries_is_for_this_platform(wheel: Path) -> None:
     assert tag, wheel.name
     found = contents(wheel)
     about = f"multisample-{multisample.__version__}.dist-info"
-    said = email.message_from_bytes(found[f"{about}/WHEEL"])
-    assert said.get_all("Tag") == [tag[1]]
-    assert said["Root-Is-Purelib"] == "false"
+    stated = email.message_from_bytes(found[f"{about}/WHEEL"])
+    assert stated.get_all("Tag") == [tag[1]]
+    assert stated["Root-Is-Purelib"] == "false"
     place = f"multisample/backends/native/prebuilt/{prebuilt.folder().name}"
     assert set(libraries_of(wheel)) == {f"{place}/{prebuilt.cpu_file(name)}" for name in prebuilt.cpu_targets()}
     # The wheel has all sources too, whose digest selects the libraries.
@@ -164,10 +164,10 @@ def test_a_wheel_with_libraries_is_for_this_platform(wheel: Path) -> None:
 @needs_linux
 def test_the_record_of_a_wheel_with_libraries_is_right(wheel: Path) -> None:
     found = contents(wheel)
-    *others, last = found
+    *other_names, last = found
     assert last == f"multisample-{multisample.__version__}.dist-info/RECORD"
     rows = list(csv.reader(found[last].decode().splitlines()))
-    assert [name for name, *_ in rows] == [*others, last]
+    assert [name for name, *_ in rows] == [*other_names, last]
     for name, digest, size in rows[:-1]:
         assert int(size) == len(found[name])
         assert digest == "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(found[name]).digest()).decode().strip("=")
@@ -267,16 +267,16 @@ wheel_hook._requested_kinds()
 
 
 @pytest.mark.parametrize(
-    ("asked", "before", "message"),
+    ("setting", "before", "message"),
     [
         ("yes", "pass", "MULTISAMPLE_PREBUILT: expected 1, cpu or 0, got 'yes'"),
         ("1", "sys.modules['torch'] = None", r"MULTISAMPLE_PREBUILT=1: torch cannot be imported where the wheel is"),
         ("cpu", "sys.modules.update(torch=None, numpy=None)", "MULTISAMPLE_PREBUILT=cpu: torch and numpy cannot be"),
     ],
 )
-def test_invalid_prebuilt_settings_raise(asked: str, before: str, message: str) -> None:
+def test_invalid_prebuilt_settings_raise(setting: str, before: str, message: str) -> None:
     code = HOOK.format(before=before)
-    done = attempt(sys.executable, "-c", code, folder=ROOT, MULTISAMPLE_PREBUILT=asked)
+    done = attempt(sys.executable, "-c", code, folder=ROOT, MULTISAMPLE_PREBUILT=setting)
     assert done.returncode == 1
     assert done.stderr.startswith(message)
     assert "Traceback" not in done.stderr
@@ -378,9 +378,9 @@ def test_a_wheel_build_reports_compile_errors(
 ) -> None:
     monkeypatch.setattr(build, "compile_library", lambda *arguments: (1, "no such luck\n"))
     assert main_of_libraries("cpu") == 1
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert told.err == "multisample: error: multisample_torch_cpu-x86-64.so could not be built:\nno such luck\n"
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err == "multisample: error: multisample_torch_cpu-x86-64.so could not be built:\nno such luck\n"
 
 
 def test_a_wheel_build_rejects_an_unknown_processor(
@@ -645,13 +645,13 @@ def test_other_systems_keep_their_platform_tag(monkeypatch: pytest.MonkeyPatch) 
 @needs_linux
 def test_pytorch_libraries_match_the_tag_of_their_wheel() -> None:
     about = importlib.metadata.distribution("torch").read_text("WHEEL") or ""
-    said = re.search(r"manylinux_2_(\d+)", about)
-    if not said:
+    stated = re.search(r"manylinux_2_(\d+)", about)
+    if not stated:
         pytest.skip("PyTorch is not from a manylinux wheel")
     tag = platform_tag.platform_tag([Path(torch.__file__).parent / "lib" / "libc10.so"])
     found = re.fullmatch(r"manylinux_2_(\d+)_\w+", tag)
     assert found
-    assert 17 <= int(found[1]) <= int(said[1])
+    assert 17 <= int(found[1]) <= int(stated[1])
 
 
 @needs_linux
@@ -663,8 +663,8 @@ def test_elf_dependencies_equal_those_of_readelf() -> None:
     assert set(found) == set(re.findall(r"\(NEEDED\).*\[(.*)\]", text))
     assert len(set.union(*found.values())) > 3
     for name, versions in found.items():
-        said = re.search(rf"File: {re.escape(name)}  Cnt: \d+\n((.*  Name: .*\n)*)", text)
-        assert versions == set(re.findall(r"Name: (\S+)", said[1] if said else ""))
+        stated = re.search(rf"File: {re.escape(name)}  Cnt: \d+\n((.*  Name: .*\n)*)", text)
+        assert versions == set(re.findall(r"Name: (\S+)", stated[1] if stated else ""))
 
 
 @pytest.mark.parametrize("content", [b"", b"\x7fELF\x01\x01" + bytes(60), b"MZ" + bytes(60)])
