@@ -343,21 +343,21 @@ def device_of(array: Any) -> str:
 
 
 @pairs(serves=True)
-@pytest.mark.parametrize("plain", [True, False], ids=["contiguous", "strided"])
+@pytest.mark.parametrize("default_dtype", [True, False], ids=["default dtype", "explicit dtype"])
 def test_the_result_has_the_library_of_the_inputs_without_a_copy(
-    case: Case, bits: ToArray, dtype: str, plain: bool
+    case: Case, bits: ToArray, dtype: str, default_dtype: bool
 ) -> None:
     # The CUDA array interface cannot express bfloat16.
     nameless = dtype == "bfloat16" and case.name == "`__cuda_array_interface__`"
     host = host_vectors("float32" if nameless else dtype)
     mu, sigma = map(case.library.put, host)
-    options = {} if plain and case.name != "list" and not nameless else {"dtype": dtype}
+    options = {} if default_dtype and case.name != "list" and not nameless else {"dtype": dtype}
     x = case.sample(mu, sigma, N, seed=4, **options)
     # Copy the addresses before the cpu backend draws the expected result.
     read, written = case.reached[:2], case.reached[2]
     # Lists have lost the dtype of their numbers.
-    given = [vector.tolist() for vector in host] if case.name == "list" else host
-    assert np.array_equal(bits(settled(x)), bits(on_cpu(*given, N, dtype, seed=4)))
+    source = [vector.tolist() for vector in host] if case.name == "list" else host
+    assert np.array_equal(bits(settled(x)), bits(on_cpu(*source, N, dtype, seed=4)))
     assert x.shape == (D, N)
     assert library_name(x) == case.result
     assert device_of(x) == case.device
@@ -429,8 +429,8 @@ def test_out_is_written_in_place(case: Case, bits: ToArray, dtype: str, layout: 
 def test_an_empty_result_has_the_library_of_the_inputs(case: Case) -> None:
     mu, sigma = map(case.library.put, host_vectors("float32"))
     none = case.library.put(np.zeros(0, np.float32))
-    for given, n, shape in (((mu, sigma), 0, (D, 0)), ((none, 1.0), 3, (0, 3)), ((none, none), 0, (0, 0))):
-        x = case.sample(*given, n, seed=1)
+    for source, n, shape in (((mu, sigma), 0, (D, 0)), ((none, 1.0), 3, (0, 3)), ((none, none), 0, (0, 0))):
+        x = case.sample(*source, n, seed=1)
         assert (x.shape, library_name(x), device_of(x)) == (shape, case.result, case.device)
     assert case.reached == (0, 0, 0)
 
@@ -543,9 +543,9 @@ def test_invalid_capsules_raise() -> None:
     used = array.__dlpack__()
     np.from_dlpack(SimpleNamespace(__dlpack__=lambda **options: used, __dlpack_device__=lambda: (1, 0)))
     for wrong in (used, None, "dltensor"):
-        given = SimpleNamespace(__dlpack__=lambda wrong=wrong, **options: wrong, __dlpack_device__=lambda: (1, 0))
+        source = SimpleNamespace(__dlpack__=lambda wrong=wrong, **options: wrong, __dlpack_device__=lambda: (1, 0))
         with pytest.raises(TypeError, match=r"^mu: expected an array whose memory can be shared"):
-            multisample.sample(given, 1.0, 3)
+            multisample.sample(source, 1.0, 3)
 
 
 def test_the_error_names_an_array_without_a_device() -> None:
@@ -563,19 +563,19 @@ def test_a_read_only_out_raises() -> None:
     array, mu = np.zeros((D, 3), np.float32), np.zeros(D, np.float32)
     assert not dlpack.is_read_only(array)
     assert dlpack.is_read_only(Capsule(array, read_only))
-    given = Capsule(mu, read_only)
-    assert multisample.sample(given, 1.0, 3).shape == (D, 3)
+    source = Capsule(mu, read_only)
+    assert multisample.sample(source, 1.0, 3).shape == (D, 3)
     generator = multisample.Generator(1)
     with pytest.raises(ValueError, match=r"^out: expected a writable array, got a read-only one"):
-        multisample.sample(given, 1.0, 3, out=Capsule(array, read_only), generator=generator)
+        multisample.sample(source, 1.0, 3, out=Capsule(array, read_only), generator=generator)
     interface = {"data": (1 << 20, True), "shape": (D, 3), "typestr": "<f4", "version": 3}
     with pytest.raises(ValueError, match=r"^out: expected a writable array, got a read-only one"):
-        multisample.sample(given, 1.0, 3, out=SimpleNamespace(__cuda_array_interface__=interface), generator=generator)
+        multisample.sample(source, 1.0, 3, out=SimpleNamespace(__cuda_array_interface__=interface), generator=generator)
     assert generator.offset == 0
     assert not array.any()
     # DLPack before 1.0 has no read-only flag.
     out = Capsule(array, lambda structure: None, versioned=False)
-    assert multisample.sample(given, 1.0, 3, out=out) is out
+    assert multisample.sample(source, 1.0, 3, out=out) is out
     assert array.all()
 
 
@@ -662,9 +662,9 @@ def test_an_unused_capsule_releases_its_owner() -> None:
 def test_the_consumer_stream_waits_for_the_producer_stream(monkeypatch: pytest.MonkeyPatch, stream: int | None) -> None:
     ordered: list[tuple[int, ...]] = []
     monkeypatch.setattr(cuda_driver, "order", lambda *streams: ordered.append(streams))
-    given = dlpack.Exported(DeviceArray(4096, (2, 3), (12, 4), "float32"), (2, 1), 55, None)
-    assert given.__dlpack_device__() == (2, 1)
-    given.__dlpack__(stream=stream)
+    source = dlpack.Exported(DeviceArray(4096, (2, 3), (12, 4), "float32"), (2, 1), 55, None)
+    assert source.__dlpack_device__() == (2, 1)
+    source.__dlpack__(stream=stream)
     # In DLPack, None means the legacy default stream, and -1 means no synchronization.
     assert ordered == ([] if stream == -1 else [(55, 1 if stream is None else stream, 1)])
 
@@ -684,13 +684,13 @@ class Both:
     """Memory on a second device with both protocols, like JAX's arrays; records the options of DLPack calls."""
 
     def __init__(self, array: Any) -> None:
-        self.array, self.asked = array, []
+        self.array, self.recorded = array, []
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return 2, 1
 
     def __dlpack__(self, **options: Any) -> Any:
-        self.asked.append(options)
+        self.recorded.append(options)
         capsule = self.array.__dlpack__(max_version=(1, 0))
         tensor = dlpack._Versioned.from_address(dlpack._pointer(id(capsule), b"dltensor_versioned")).tensor
         tensor.device_type, tensor.device_id = 2, 1
@@ -704,9 +704,9 @@ class Both:
 class Taken:
     """The array that a library makes from the CUDA array interface; records the current device and stream."""
 
-    def __init__(self, given: Any, device: Any, **options: Any) -> None:
-        self.given, self.device, self.options, self.dtype = given, device, options, None
-        self.interface = given.__cuda_array_interface__
+    def __init__(self, source: Any, device: Any, **options: Any) -> None:
+        self.source, self.device, self.options, self.dtype = source, device, options, None
+        self.interface = source.__cuda_array_interface__
 
     def view(self, dtype: Any) -> Any:
         self.dtype = dtype
@@ -735,11 +735,11 @@ def adopting(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     devices, streams = Devices(), {0: 0, 1: 0}
     if request.param == "cupy":
         cuda = SimpleNamespace(Device=devices, get_current_stream=lambda: SimpleNamespace(ptr=streams[devices.current]))
-        cupy = SimpleNamespace(cuda=cuda, asarray=lambda given: Taken(given, devices.current))
+        cupy = SimpleNamespace(cuda=cuda, asarray=lambda source: Taken(source, devices.current))
         monkeypatch.setitem(sys.modules, "cupy", cupy)  # type: ignore[arg-type]
     else:
         cuda = SimpleNamespace(
-            gpus=devices, as_cuda_array=lambda given, **options: Taken(given, devices.current, **options)
+            gpus=devices, as_cuda_array=lambda source, **options: Taken(source, devices.current, **options)
         )
         monkeypatch.setitem(sys.modules, "numba", SimpleNamespace(cuda=cuda))  # type: ignore[arg-type]
     backend: Any = importlib.import_module(f"multisample.backends.{request.param}")
@@ -754,10 +754,10 @@ def test_dlpack_is_preferred_and_receives_the_stream_of_the_kernel(adopting: Sim
     array = torch.zeros((6, 2), dtype=getattr(torch, dtype))[::2, 1]
     for stream, named in ((0, 1), (77, 77)):
         adopting.streams[1] = stream
-        given = Both(array)
-        taken = adopting.adopt(given)
+        source = Both(array)
+        taken = adopting.adopt(source)
         # Numba arrays that name no stream are ready on the default stream.
-        assert given.asked == [{"max_version": (1, 0), "stream": named if adopting.name == "cupy" else 1}]
+        assert source.recorded == [{"max_version": (1, 0), "stream": named if adopting.name == "cupy" else 1}]
         assert (taken.device, taken.dtype) == (1, numpy_dtype(dtype))
         assert taken.interface["data"] == (array.data_ptr(), False)
         size = array.element_size()
@@ -767,34 +767,34 @@ def test_dlpack_is_preferred_and_receives_the_stream_of_the_kernel(adopting: Sim
 
 
 def test_the_cuda_array_interface_is_adopted_on_its_device_without_waiting(adopting: SimpleNamespace) -> None:
-    given = SimpleNamespace(__cuda_array_interface__={"data": (4096, False), "stream": 5})
-    taken = adopting.adopt(given)
-    assert (taken.given, taken.device, taken.dtype) == (given, 1, None)
+    source = SimpleNamespace(__cuda_array_interface__={"data": (4096, False), "stream": 5})
+    taken = adopting.adopt(source)
+    assert (taken.source, taken.device, taken.dtype) == (source, 1, None)
     assert taken.options == ({} if adopting.name == "cupy" else {"sync": False})
 
 
 def test_pytorch_adopts_memory_with_its_device_as_writable(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
     backend: Any = importlib.import_module("multisample.backends.torch_ext")
-    asked: list[tuple[Any, Any]] = []
+    recorded: list[tuple[Any, Any]] = []
     tensor = torch.zeros(3)
 
-    def as_tensor(given: Any, device: Any) -> Any:
-        asked.append((given, device))
+    def as_tensor(source: Any, device: Any) -> Any:
+        recorded.append((source, device))
         return tensor
 
     monkeypatch.setattr(torch, "as_tensor", as_tensor)
     monkeypatch.setattr(backend, "device_of", lambda address: 3)
     interface = {"data": (tensor.data_ptr(), True), "shape": (3,), "typestr": "<f4", "version": 3}
-    given = SimpleNamespace(__cuda_array_interface__=interface)
-    assert backend.BACKEND.adopt(given) is tensor
-    ((shown, device),) = asked
+    source = SimpleNamespace(__cuda_array_interface__=interface)
+    assert backend.BACKEND.adopt(source) is tensor
+    ((shown, device),) = recorded
     assert device == "cuda:3"
     assert shown.__cuda_array_interface__ == {**interface, "data": (tensor.data_ptr(), False)}
-    assert shown.owner is given
+    assert shown.owner is source
     interface["data"] = (4096, False)
     with pytest.raises(BufferError, match="copy"):
-        backend.BACKEND.adopt(given)
+        backend.BACKEND.adopt(source)
 
 
 def test_objects_with_a_protocol_have_the_device_of_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -828,7 +828,7 @@ class Driver:
     """A fake libcuda that records calls; `answers` are the functions' error codes, `values` their outputs."""
 
     def __init__(self, device: int = 0, **answers: int) -> None:
-        self.asked: list[tuple[Any, ...]] = []
+        self.recorded: list[tuple[Any, ...]] = []
         self.device, self.answers = device, answers
         self.values = {"cuPointerGetAttribute": 3, "cuStreamIsCapturing": 1, "cuEventCreate": 1000,
                        "cuDevicePrimaryCtxRetain": 2000}  # fmt: skip
@@ -836,7 +836,7 @@ class Driver:
     def __getattr__(self, name: str) -> Callable[..., int]:
         def function(*arguments: Any) -> int:
             plain = [getattr(getattr(x, "_obj", x), "value", x) for x in arguments]
-            self.asked.append((name, *plain))
+            self.recorded.append((name, *plain))
             if name == "cuCtxGetDevice":
                 arguments[0]._obj.value = self.device
             elif name in self.values:
@@ -846,7 +846,7 @@ class Driver:
         return function
 
     def names(self) -> list[str]:
-        return [name for name, *_ in self.asked]
+        return [name for name, *_ in self.recorded]
 
 
 @pytest.fixture
@@ -862,20 +862,20 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Driver]]:
 
 
 def test_device_of_returns_the_device_of_an_address(driver: Callable[..., Driver]) -> None:
-    asked = driver()
+    recorded = driver()
     assert cuda_driver.device_of(0) == 0
-    assert asked.asked == []
+    assert recorded.recorded == []
     assert cuda_driver.device_of(2**47 + 4096) == 3
-    assert asked.asked[0][2:] == (9, 2**47 + 4096)
+    assert recorded.recorded[0][2:] == (9, 2**47 + 4096)
     driver(cuPointerGetAttribute=1)
     assert cuda_driver.device_of(4096) == 0
 
 
 def test_is_capturing_returns_the_capture_status_of_a_stream(driver: Callable[..., Driver]) -> None:
-    asked = driver()
+    recorded = driver()
     assert not cuda_driver.is_capturing(0)
     assert not cuda_driver.is_capturing(1)
-    assert asked.asked == []
+    assert recorded.recorded == []
     assert cuda_driver.is_capturing(2)
     assert cuda_driver.is_capturing(2**47)
     driver(cuStreamIsCapturing=1)
@@ -889,27 +889,27 @@ def test_without_a_driver_device_memory_raises(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_streams_are_ordered_by_an_event_on_their_device(driver: Callable[..., Driver]) -> None:
-    asked = driver()
+    recorded = driver()
     cuda_driver.order(77, 88, 0)
-    assert [call for call in asked.asked if call[0] != "cuCtxGetDevice"] == [
+    assert [call for call in recorded.recorded if call[0] != "cuCtxGetDevice"] == [
         ("cuEventCreate", None, 2), ("cuEventRecord", 1000, 77), ("cuStreamWaitEvent", 88, 1000, 0),
         ("cuEventDestroy_v2", 1000),
     ]  # fmt: skip
-    asked = driver()
+    recorded = driver()
     # The legacy default stream has two handles.
     for first, then in ((0, 0), (0, 1), (1, 0), (77, 77)):
         cuda_driver.order(first, then, 0)
-    assert asked.asked == []
+    assert recorded.recorded == []
     # On a device that is not current.
-    asked = driver(1)
+    recorded = driver(1)
     event = cuda_driver.Event(77, 0)
-    assert asked.names() == [
+    assert recorded.names() == [
         "cuCtxGetDevice", "cuDevicePrimaryCtxRetain", "cuCtxPushCurrent_v2", "cuEventCreate", "cuEventRecord",
         "cuCtxPopCurrent_v2", "cuDevicePrimaryCtxRelease_v2",
     ]  # fmt: skip
     assert event.is_done()
     # The query does not invalidate a capture, and the capture mode is restored.
-    assert asked.names()[-3:] == [
+    assert recorded.names()[-3:] == [
         "cuThreadExchangeStreamCaptureMode", "cuEventQuery", "cuThreadExchangeStreamCaptureMode",
     ]  # fmt: skip
     driver(cuEventQuery=600)
@@ -920,22 +920,22 @@ def test_streams_are_ordered_by_an_event_on_their_device(driver: Callable[..., D
 
 
 def test_the_current_context_is_restored(driver: Callable[..., Driver], monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = driver()
-    asked.values["cuCtxGetCurrent"] = 3000
+    recorded = driver()
+    recorded.values["cuCtxGetCurrent"] = 3000
     with pytest.raises(KeyError), cuda_driver.keeping_context():
-        assert asked.asked == [("cuCtxGetCurrent", None)]
+        assert recorded.recorded == [("cuCtxGetCurrent", None)]
         raise KeyError
-    assert asked.asked[1:] == [("cuCtxSetCurrent", 3000)]
+    assert recorded.recorded[1:] == [("cuCtxSetCurrent", 3000)]
     # Without a current context before, none is current afterwards,
-    asked = driver()
+    recorded = driver()
     with cuda_driver.keeping_context():
         pass
-    assert asked.asked[1:] == [("cuCtxSetCurrent", None)]
+    assert recorded.recorded[1:] == [("cuCtxSetCurrent", None)]
     # unless the driver was not initialized.
-    asked = driver(cuCtxGetCurrent=3)
+    recorded = driver(cuCtxGetCurrent=3)
     with cuda_driver.keeping_context():
         pass
-    assert asked.names() == ["cuCtxGetCurrent"]
+    assert recorded.names() == ["cuCtxGetCurrent"]
     monkeypatch.setattr(cuda_driver, "_driver", lambda: None)
     with cuda_driver.keeping_context():
         pass
@@ -943,12 +943,14 @@ def test_the_current_context_is_restored(driver: Callable[..., Driver], monkeypa
 
 def test_driver_errors_raise_with_their_code(driver: Callable[..., Driver]) -> None:
     for name in ("cuEventCreate", "cuEventRecord", "cuStreamWaitEvent", "cuCtxPushCurrent_v2"):
-        asked = driver(1, **{name: 905})
+        recorded = driver(1, **{name: 905})
         with pytest.raises(RuntimeError, match=r"^the CUDA driver refused .*905"):
             cuda_driver.order(77, 88, 0)
-        assert asked.names().count("cuDevicePrimaryCtxRetain") == asked.names().count("cuDevicePrimaryCtxRelease_v2")
-        pushed = asked.names().count("cuCtxPushCurrent_v2") - (name == "cuCtxPushCurrent_v2")
-        assert asked.names().count("cuCtxPopCurrent_v2") == pushed
+        assert recorded.names().count("cuDevicePrimaryCtxRetain") == recorded.names().count(
+            "cuDevicePrimaryCtxRelease_v2"
+        )
+        pushed = recorded.names().count("cuCtxPushCurrent_v2") - (name == "cuCtxPushCurrent_v2")
+        assert recorded.names().count("cuCtxPopCurrent_v2") == pushed
 
 
 def test_the_real_driver_has_every_function_that_we_call() -> None:
