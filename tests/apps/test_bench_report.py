@@ -485,12 +485,12 @@ def test_missing_benchmarks_are_listed(tmp_path: Path, capsys: Any) -> None:
     new["benchmarks"].remove(find(new, "cpu", d=10, n=10))
     new["benchmarks"].remove(find(new, "numpy", n=100_000))
     assert compared(tmp_path, [old], [new], "--all") == 0
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     group, far = "cpu: (10, 10), float32, independent, portable", "cpu: (10, 100000), float32, independent, portable"
-    assert f"only in the old results:\n  {group}: cpu\n  {far}: numpy\n" in said
-    assert f"only in the new results:\n  {group}: torch_randn\n" in said
-    assert f"in both, without a ratio:\n  {far}: cpu\n  {far}: torch_randn\n2 ratios compared" in said
-    assert re.search(r"\(1000, 1000\).*: cpu +13.97 +13.97 +\+0.0 % ", said)
+    assert f"only in the old results:\n  {group}: cpu\n  {far}: numpy\n" in printed
+    assert f"only in the new results:\n  {group}: torch_randn\n" in printed
+    assert f"in both, without a ratio:\n  {far}: cpu\n  {far}: torch_randn\n2 ratios compared" in printed
+    assert re.search(r"\(1000, 1000\).*: cpu +13.97 +13.97 +\+0.0 % ", printed)
 
 
 @pytest.mark.parametrize("arguments", [["a"], ["a", "b", "c"], ["--old", "a"], ["a", "b", "--old", "c", "--new", "d"]])

@@ -139,11 +139,11 @@ def test_a_noise_floor_reaches_a_distant_optimum() -> None:
 
 
 def test_the_history_has_a_row_for_each_iteration() -> None:
-    seen = []
+    recorded = []
 
     def f(x: Array) -> Array:
         scores = sphere(x)
-        seen.append((scores.min(), scores.mean(), np.sort(scores)[19]))
+        recorded.append((scores.min(), scores.mean(), np.sort(scores)[19]))
         return np.asarray(scores)
 
     sigmas: list[float] = []
@@ -152,7 +152,7 @@ def test_the_history_has_a_row_for_each_iteration() -> None:
     )
     history = result.history
     assert list(history) == ["best", "mean", "threshold", "sigma", "nonfinite"]
-    expected = np.array(seen, np.float64).T
+    expected = np.array(recorded, np.float64).T
     for name, column in zip(("best", "mean", "threshold"), expected, strict=True):
         np.testing.assert_allclose(history[name], column, rtol=1e-6)
     assert history["sigma"].tolist() == sigmas
@@ -274,16 +274,16 @@ def test_objects_with_only_a_protocol_become_numpy_arrays() -> None:
 
 
 def test_options_are_passed_to_sample(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
+    recorded = []
 
     def sample(*arguments: Any, **options: Any) -> Any:
-        seen.append({name: options.pop(name, None) for name in given})
+        recorded.append({name: options.pop(name, None) for name in expected_options})
         return multisample.sample(*arguments, **options)
 
-    given: Any = {"noise": "shared", "antithetic": True, "fast_math": True, "backend": "cpu"}
+    expected_options: Any = {"noise": "shared", "antithetic": True, "fast_math": True, "backend": "cpu"}
     monkeypatch.setattr(_method, "sample", sample)
-    CEM([0.0], [2.0], N, seed=SEED, **given).ask()
-    assert seen[-1] == given
+    CEM([0.0], [2.0], N, seed=SEED, **expected_options).ask()
+    assert recorded[-1] == expected_options
 
 
 def test_no_gradient_is_recorded() -> None:
@@ -614,18 +614,18 @@ def test_check_every_does_not_change_the_result(check_every: int, f: Any, option
 
 
 def test_the_callback_is_called_in_each_iteration_and_can_end_the_run() -> None:
-    seen = []
+    recorded = []
 
     def callback(run: CEM) -> bool:
-        seen.append((run.result().nit, run.result().fun, run.mu.copy(), run.sigma.copy()))
-        return len(seen) == 4
+        recorded.append((run.result().nit, run.result().fun, run.mu.copy(), run.sigma.copy()))
+        return len(recorded) == 4
 
     result = cem.minimize(sphere, START, 2.0, N, seed=SEED, callback=callback)
-    assert [nit for nit, *_ in seen] == [1, 2, 3, 4]
+    assert [nit for nit, *_ in recorded] == [1, 2, 3, 4]
     assert (result.status, result.success, result.nit) == (5, False, 4)
     assert result.message == "The callback ended the run."
-    assert np.array_equal(result.mu, seen[-1][2])
-    assert np.array_equal(result.sigma, seen[-1][3])
+    assert np.array_equal(result.mu, recorded[-1][2])
+    assert np.array_equal(result.sigma, recorded[-1][3])
 
 
 def test_a_callback_does_not_override_the_status_of_an_ended_run() -> None:

@@ -71,11 +71,11 @@ def test_with_common_noise_all_candidates_lie_on_one_line() -> None:
     sigma = np.linspace(1, 3, D)
     candidates = []
 
-    def seen(x: bbob.Array) -> bbob.Array:
+    def scored(x: bbob.Array) -> bbob.Array:
         candidates.append(x.copy())
         return f(x)
 
-    result = cem.minimize(seen, np.zeros(D), sigma, 200, seed=1, noise="shared")
+    result = cem.minimize(scored, np.zeros(D), sigma, 200, seed=1, noise="shared")
     x = np.concatenate(candidates, axis=1)
     direction = sigma / np.linalg.norm(sigma)
     along = direction @ x

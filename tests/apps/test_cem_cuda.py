@@ -30,15 +30,15 @@ def gpu(request: pytest.FixtureRequest) -> Gpu:
 
 def test_results_are_device_arrays(gpu: Gpu, to_numpy: Any) -> None:
     start = gpu.memory.put(START)
-    seen = set()
+    batches = set()
 
     def f(x: Any) -> Any:
-        seen.add((type(x), x.shape, gpu.memory.device_of(x), gpu.memory.pointer(x)))
+        batches.add((type(x), x.shape, gpu.memory.device_of(x), gpu.memory.pointer(x)))
         return sphere(x)
 
     result = cem.minimize(f, start, 2.0, N, backend=gpu.backend, **OPTIONS)
     # All iterations use the same memory.
-    assert [entry[:3] for entry in seen] == [(type(start), (D, N), 0)]
+    assert [entry[:3] for entry in batches] == [(type(start), (D, N), 0)]
     for array in (result.x, result.mu, result.sigma):
         assert type(array) is type(start)
         assert gpu.memory.device_of(array) == 0

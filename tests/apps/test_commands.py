@@ -761,18 +761,18 @@ def test_a_new_file_has_default_permissions(draw_files: Run) -> None:
 def test_an_overwritten_file_keeps_its_permissions(
     draw_files: Run, folder: Path, monkeypatch: pytest.MonkeyPatch, mode: int
 ) -> None:
-    windows, seen = draw.windows, []
+    windows, recorded = draw.windows, []
 
-    def look(*args: Any) -> Iterator[tuple[slice, slice]]:
-        seen.extend(path.stat().st_mode & 0o777 for path in folder.iterdir() if path.suffix == ".part")
+    def record_modes(*args: Any) -> Iterator[tuple[slice, slice]]:
+        recorded.extend(path.stat().st_mode & 0o777 for path in folder.iterdir() if path.suffix == ".part")
         return windows(*args)
 
-    monkeypatch.setattr(draw, "windows", look)
+    monkeypatch.setattr(draw, "windows", record_modes)
     _write("x.npy", "mine")
     Path("x.npy").chmod(mode)
     assert draw_files("--force").code == 0
     assert Path("x.npy").stat().st_mode & 0o777 == mode
-    assert seen == [0o600], "others can read it while it is written"
+    assert recorded == [0o600], "others can read it while it is written"
     same("x.npy", expected())
 
 
@@ -781,11 +781,11 @@ def test_a_failure_keeps_the_old_file(
     draw_files: Run, folder: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
     _write("x.npy", "mine")
-    windows, seen = draw.windows, []
+    windows, recorded = draw.windows, []
 
     def broken(*args: Any) -> Iterator[tuple[slice, slice]]:
         yield from [window for window, _ in zip(windows(*args), range(3), strict=False)]
-        seen.append(files(folder))
+        recorded.append(files(folder))
         raise error
 
     monkeypatch.setattr(draw, "windows", broken)
@@ -793,7 +793,7 @@ def test_a_failure_keeps_the_old_file(
     assert done.code == (130 if isinstance(error, KeyboardInterrupt) else 1)
     assert done.err.count("\n") == 1
     assert "Traceback" not in done.err
-    assert any(name.endswith(".part") for name in seen[0]), "it failed before it had begun"
+    assert any(name.endswith(".part") for name in recorded[0]), "it failed before it had begun"
     assert files(folder) == {"mu.npy", "sigma.npy", "x.npy"}
     assert Path("x.npy").read_text() == "mine"
 
