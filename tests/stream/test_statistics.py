@@ -102,7 +102,7 @@ class Survey(NamedTuple):
 
     size: int
     counts: Array
-    """By class."""
+    """Counts of draws by class."""
     sums: Array
     """Sums of the powers 1 to 6."""
 
@@ -295,7 +295,7 @@ def kolmogorov_smirnov(z: Array) -> float:
 def anderson_darling(z: Array) -> float:
     """Anderson-Darling test of sorted `z`: the squared distance, weighted for the tails.
 
-    The limit distribution is that of the sum of chi-squares of one degree, weighted by 1 / (j (j + 1)), j = 1, 2, ...
+    In the limit, the statistic is a sum of chi-squares of one degree, weighted by 1 / (j (j + 1)), j = 1, 2, ...
     In the tail the first term dominates (Zolotarev 1961): P(A^2 > x) tends to P(chi-square > 2 x) times the product
     over j >= 2 of (1 - 2 / (j (j + 1)))^(-1/2), which is sqrt(3). At x = 3.878 this gives 0.93 % for the tabulated 1 %;
     the approximation improves with x. For small x it exceeds 1, which passes.
