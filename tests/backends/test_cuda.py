@@ -758,7 +758,7 @@ def test_concurrent_calls_have_the_right_bits(gpu: Gpu, bits: ToArray) -> None:
             [{}, {"noise": "shared"}, {"dtype": "float16"}, {"dtype": "float64", "sample_offset": 3}],
         )
     ]
-    given = [(mu[:d], sigma[:d]) for d, _, _ in cases]
+    inputs = [(mu[:d], sigma[:d]) for d, _, _ in cases]
     together = threading.Barrier(threads)
 
     def draw(thread: int) -> list[Any]:
@@ -768,7 +768,7 @@ def test_concurrent_calls_have_the_right_bits(gpu: Gpu, bits: ToArray) -> None:
         together.wait(SECONDS)
         for k in order:
             _, n, options = cases[k]
-            drawn[k] = gpu.sample(*given[k], n, seed=100 * thread + k, **options)
+            drawn[k] = gpu.sample(*inputs[k], n, seed=100 * thread + k, **options)
         memory.synchronize()
         return [drawn[k] for k in range(len(cases))]
 
@@ -780,12 +780,14 @@ def test_concurrent_calls_have_the_right_bits(gpu: Gpu, bits: ToArray) -> None:
             assert np.array_equal(bits(x), bits(expected)), (thread, d, n, options)
 
 
-# --- Planned and unplanned calls, and errors ------------------------------------------------------
+# --- Explicit dtypes, and errors -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("noise", NOISES)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_planned_calls_have_the_bits_of_unplanned_calls(any_gpu: Gpu, bits: ToArray, dtype: str, noise: str) -> None:
+def test_calls_with_and_without_explicit_dtype_have_equal_bits(
+    any_gpu: Gpu, bits: ToArray, dtype: str, noise: str
+) -> None:
     memory = any_gpu.memory
     for d, n in [(1, 1), (3, 5), (300, 7), (10, 1024), (5, 513), (1, 4099), (2000, 129)]:
         host = vectors(d, dtype, n)
@@ -806,7 +808,7 @@ def test_planned_calls_have_the_bits_of_unplanned_calls(any_gpu: Gpu, bits: ToAr
                 drawn.append(bits(any_gpu.sample(mu, sigma, n, generator=generator, **options, **extra)))
                 assert generator.offset == 2**40 + 4
             assert np.array_equal(*drawn), (d, n)
-        # Calls that differ from plain calls in one property only.
+        # Antithetic and transposed calls.
         for more in ({"antithetic": True}, {"layout": "nd"}, {"antithetic": True, "layout": "nd"}):
             generator, same = multisample.Generator(7), multisample.Generator(7)
             for _ in range(2):
@@ -817,7 +819,7 @@ def test_planned_calls_have_the_bits_of_unplanned_calls(any_gpu: Gpu, bits: ToAr
             assert generator.offset == 2
 
 
-@pytest.mark.parametrize("options", [{}, {"dtype": "float32"}], ids=["plain", "longer way"])
+@pytest.mark.parametrize("options", [{}, {"dtype": "float32"}], ids=["default dtype", "explicit dtype"])
 def test_torch_tensors_use_the_generator_of_their_device(any_gpu: Gpu, bits: ToArray, options: dict[str, Any]) -> None:
     if any_gpu.memory.name != "torch":
         pytest.skip("for tensors only")
@@ -847,7 +849,7 @@ def test_torch_tensors_use_the_generator_of_their_device(any_gpu: Gpu, bits: ToA
         any_gpu.sample(*device, 33, generator=torch.Generator(), **options)
 
 
-@pytest.mark.parametrize("extra", [{}, {"dtype": "float32"}], ids=["plain", "longer way"])
+@pytest.mark.parametrize("extra", [{}, {"dtype": "float32"}], ids=["default dtype", "explicit dtype"])
 def test_refused_calls_change_nothing(any_gpu: Gpu, bits: ToArray, extra: dict[str, Any]) -> None:
     memory, d, n = any_gpu.memory, 5, 700
     mu, sigma = map(memory.put, vectors(d))
@@ -914,8 +916,8 @@ def test_values_in_device_memory_are_checked_only_with_validate(any_gpu: Gpu, bi
         options = {} if dtype is None else {"dtype": dtype}
         got = bits(any_gpu.sample(*device, n, seed=8, **options))
         expected = bits(on_cpu(*clean, n, dtype or "float32", seed=8))
-        others = np.arange(d) != row
-        assert np.array_equal(got[others], expected[others]), (name, value)
+        valid_rows = np.arange(d) != row
+        assert np.array_equal(got[valid_rows], expected[valid_rows]), (name, value)
         drawn = got[row].view(numpy_dtype(dtype or "float32")).astype(np.float64)
         assert (np.isnan(drawn) if np.isnan(value) else ~np.isfinite(drawn)).all(), (name, value)
         with pytest.raises(ValueError, match=rf"^{name}: expected finite .*got {name}\[{row}\]"):

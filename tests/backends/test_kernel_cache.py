@@ -73,9 +73,9 @@ def test_a_kernel_is_compiled_once(root: Path, compiled: Callable[[], int], capf
     assert successor()(41) == 42
     assert compiled() == 1
     assert only_file(root).name.startswith("test-successor-")
-    said = capfd.readouterr()
-    assert said.out == ""
-    assert said.err == (
+    printed = capfd.readouterr()
+    assert printed.out == ""
+    assert printed.err == (
         "multisample: compiling kernels of cpu, once for this machine: some seconds for each kind of call\n"
     )
 

@@ -156,11 +156,11 @@ def test_a_library_is_built_once_and_cached(sources: Path, cache_root: Path, cap
     (sources / "torch/cpu.cpp").write_text(STABLE)
     assert not libraries.is_built("cpu")
     library = libraries.cpu_library()
-    told = capfd.readouterr()
-    assert told.out == ""
-    assert told.err.startswith("multisample: building torch_ext for the CPU, ")
-    assert "about 10 s" in told.err
-    assert told.err.count("\n") == 1
+    printed = capfd.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("multisample: building torch_ext for the CPU, ")
+    assert "about 10 s" in printed.err
+    assert printed.err.count("\n") == 1
     assert libraries.is_built("cpu")
     torch.ops.load_library(str(library))
     assert torch.ops.multisample_test_build.nothing
@@ -358,9 +358,9 @@ def test_concurrent_processes_build_once(
     with building(sources, PROCESSES) as process:
         assert process.stdout is not None
         assert process.stderr is not None
-        told = sorted(process.stderr.readline() for _ in range(PROCESSES))
-        assert told[0].startswith("multisample: building torch_ext for the CPU, ")
-        assert told[1:] == [
+        printed = sorted(process.stderr.readline() for _ in range(PROCESSES))
+        assert printed[0].startswith("multisample: building torch_ext for the CPU, ")
+        assert printed[1:] == [
             f"multisample: waiting for another process that builds torch_ext in {cache_root}/torch_ext\n"
         ] * (PROCESSES - 1)
         with go.open("r+b", buffering=0) as pipe:  # Open for reading too, so that the open does not wait.
@@ -460,9 +460,9 @@ def test_a_damaged_library_is_built_again(
     damage(compiled)
     assert not libraries.is_built("cpu")
     assert libraries.cpu_library() == compiled
-    said = capfd.readouterr().err
-    assert said.count("building torch_ext for the CPU") == 1
-    assert (f"{compiled} is damaged, and is built again" in said) == (damage is not _lose)
+    messages = capfd.readouterr().err
+    assert messages.count("building torch_ext for the CPU") == 1
+    assert (f"{compiled} is damaged, and is built again" in messages) == (damage is not _lose)
     assert compiled.read_text() == "a library"
     assert libraries.is_built("cpu")
     assert libraries.cpu_library() == compiled
@@ -792,17 +792,17 @@ def test_the_build_command_builds_the_cpu_library(
     monkeypatch.setattr(torch.version, "cuda", None)
     library = libraries._place("cpu")
     assert main(["build", "torch_ext"]) == 0
-    told = capfd.readouterr()
-    cpu, cuda = told.out.splitlines()
+    printed = capfd.readouterr()
+    cpu, cuda = printed.out.splitlines()
     assert cpu.startswith("torch_ext, CPU: built in ")
     assert cpu.endswith(f" s: {library}")
     assert cuda.startswith("torch_ext, CUDA: not built: PyTorch is built without CUDA")
     assert answer(library) == 42
 
     assert main(["build", "torch_ext"]) == 0
-    told = capfd.readouterr()
-    assert told.out.splitlines()[0] == f"torch_ext, CPU: was built before: {library}"
-    assert told.err == ""
+    printed = capfd.readouterr()
+    assert printed.out.splitlines()[0] == f"torch_ext, CPU: was built before: {library}"
+    assert printed.err == ""
 
 
 def test_the_build_command_builds_the_cuda_library(
@@ -830,12 +830,12 @@ def test_the_build_command_retries_a_failed_build(sources: Path, capfd: pytest.C
     (sources / "torch/cpu.cpp").write_text("#error not yet\n")
     for _ in range(2):
         assert main(["build", "torch_ext"]) == 1
-        told = capfd.readouterr()
-        assert told.out == ""
-        assert "multisample: building torch_ext for the CPU, " in told.err
-        assert "\nmultisample: error: backend: 'torch_ext' could not be built:\n" in told.err
-        assert "#error not yet" in told.err
-        assert told.err.endswith("\nto try again: python -m multisample build torch_ext\n")
+        printed = capfd.readouterr()
+        assert printed.out == ""
+        assert "multisample: building torch_ext for the CPU, " in printed.err
+        assert "\nmultisample: error: backend: 'torch_ext' could not be built:\n" in printed.err
+        assert "#error not yet" in printed.err
+        assert printed.err.endswith("\nto try again: python -m multisample build torch_ext\n")
 
 
 def test_the_build_command_builds_nothing_for_cupy_and_numba(capfd: pytest.CaptureFixture[str]) -> None:

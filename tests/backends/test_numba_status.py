@@ -109,8 +109,10 @@ def test_the_reason_names_a_driver_older_than_the_compilers(
     monkeypatch.setattr(driver, "cuDriverGetVersion", lambda: (0, understood))
     monkeypatch.setattr(nvjitlink, "version", lambda: (major, 3))
     (reason,) = clashes()
-    said = f"understands CUDA {understood // 1000}.{understood % 1000 // 10}, the compilers are those of CUDA {major}.3"
-    assert said in reason
+    message = (
+        f"understands CUDA {understood // 1000}.{understood % 1000 // 10}, the compilers are those of CUDA {major}.3"
+    )
+    assert message in reason
     assert reason.endswith(command)
 
 
