@@ -227,7 +227,7 @@ def test_kernel_reads_seed_and_window_from_memory(monkeypatch: pytest.MonkeyPatc
 def check_transposed_passes(template: Template) -> None:
     """Check blocks of several passes and chunks, partial first and last passes, several tiles, and padding."""
     size, slots = SIZES[template.dtype], slots_of(SIZES[template.dtype])
-    seen: collections.Counter[str] = collections.Counter()
+    counts: collections.Counter[str] = collections.Counter()
     for k, (d, (passes, per_chunk)) in enumerate(
         itertools.product(
             (1, 3, 4, 7, 8, 16, 20, 32, 63, 64, 128, 256, 280, 304, 560, 577, 1136, 1152, 1160, 2320),
@@ -249,18 +249,18 @@ def check_transposed_passes(template: Template) -> None:
             check(case)
             if d < 300 and passes > 1:
                 check(dataclasses.replace(case, cut=wide_passes(passes, per_chunk)))
-            seen["chunks"] += cut.band_groups > cut.chunk
-            seen["cut"] += cut.skip > 0
+            counts["chunks"] += cut.band_groups > cut.chunk
+            counts["cut"] += cut.skip > 0
             if template.stores == "transposed":
-                seen[f"{cut.column_step % slots} further behind"] += 1
-                seen["tiles"] += cut.blocks_per_band > 1
+                counts[f"{cut.column_step % slots} further behind"] += 1
+                counts["tiles"] += cut.blocks_per_band > 1
                 assert cut.overlap == (cut.column_step % slots > 0)
                 assert cut.pieces >= ceil_div(d, slots)
-                seen["begins before"] += cut.pieces * slots >= d + slots and not cut.overlap
+                counts["begins before"] += cut.pieces * slots >= d + slots and not cut.overlap
     kinds = {"chunks", "cut"}
     if template.stores == "transposed":
         kinds |= {"tiles", "begins before", *(f"{delta} further behind" for delta in range(slots))}
-    assert min(seen.values()) >= 10 and seen.keys() == kinds, seen
+    assert min(counts.values()) >= 10 and counts.keys() == kinds, counts
 
 
 def wide_passes(passes: int, per_chunk: int) -> Cut:

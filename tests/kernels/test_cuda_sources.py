@@ -372,8 +372,8 @@ def test_launches_report_only_their_own_errors() -> None:
     assert {"cuda/launch.cuh", "cuda/gradient_launch.cuh", "torch/cuda.cu"} <= texts.keys()
     code = {name: re.sub(r"//[^\n]*", "", text) for name, text in texts.items()}
     assert not [name for name, text in code.items() if "<<<" in text or "cudaPeekAtLastError" in text]
-    asked = {name: text.count("cudaGetLastError") for name, text in code.items() if "cudaGetLastError" in text}
-    assert asked == {"cuda/launch.cuh": 1}
+    uses = {name: text.count("cudaGetLastError") for name, text in code.items() if "cudaGetLastError" in text}
+    assert uses == {"cuda/launch.cuh": 1}
     assert re.search(r"if \(error != cudaSuccess\) cudaGetLastError\(\);\n  return error;", code["cuda/launch.cuh"])
     # Every launch goes through the one function that returns the launch's error.
     launches = {name: len(re.findall(r"\bcudaLaunch\w*", text)) for name, text in code.items() if "cudaLaunch" in text}

@@ -307,13 +307,13 @@ def test_indices_are_divided_exactly(calls: list[Call]) -> None:
 
 def test_blocks_cover_every_row_and_every_column_once() -> None:
     """The test counts elements with the kernel's index arithmetic."""
-    draw, seen = random.Random(2), 0
-    while seen < 2000:
+    draw, count = random.Random(2), 0
+    while count < 2000:
         call = random_call(draw)
         # Rows or groups.
         if max(sides(call)) > 8000:
             continue
-        seen += 1
+        count += 1
         cut, (across, down) = in_python(call), sides(call)
         bands, rest = divmod(cut.blocks, cut.blocks_per_band)
         assert rest == 0
@@ -442,13 +442,13 @@ def test_each_field_has_its_own_bytes(library: ctypes.CDLL) -> None:
 
 @pytest.mark.parametrize("numbers", ["neither", "mu", "sigma", "both"])
 def test_a_packer_gives_the_bytes_of_pack(numbers: str) -> None:
-    random_source, seen = random.Random(5), 0
-    while seen < 300:
+    random_source, count = random.Random(5), 0
+    while count < 300:
         template = random_draw(random_source, words_in_memory=False)
         is_number = [vector.type == ElementType.number for vector in (template.mu, template.sigma)]
         if is_number != [numbers in ("mu", "both"), numbers in ("sigma", "both")]:
             continue
-        seen += 1
+        count += 1
         packed = packer(template)
         for _ in range(3):
             other = random_draw(random_source)

@@ -258,11 +258,11 @@ def test_kernels_have_no_other_floating_point_operations(compiled: list[Compiled
         if dtype == "float16":
             allowed.add("cvt.rn.f16.f32")
         assert {name for name in found if ".approx" in name or ".ftz" in name} == approximate, str(result)
-        others = {name for name in found if FLOAT.fullmatch(name)} - allowed - approximate
-        others = {
-            name for name in others if not MOVES.fullmatch(name) and not CONVERSIONS[real(result)].fullmatch(name)
+        unexpected = {name for name in found if FLOAT.fullmatch(name)} - allowed - approximate
+        unexpected = {
+            name for name in unexpected if not MOVES.fullmatch(name) and not CONVERSIONS[real(result)].fullmatch(name)
         }
-        assert not others, (str(result), others)
+        assert not unexpected, (str(result), unexpected)
         if dtype != "float64":
             wide = {name for name in found if ".f64" in name}
             assert wide <= {"ld.param.f64", "ld.global.f64", "mov.f64", "cvt.rn.f32.f64"}, (str(result), wide)
