@@ -91,8 +91,8 @@ def sample(
         Source of a seed and an offset. Each call takes the next offset, and so draws new samples. A torch.Generator
         requires torch tensors on its device. Without `seed` and `generator`, torch tensors use the generator that
         ``torch.manual_seed`` seeds, and other arrays the generator that `manual_seed` seeds. The capture of a CUDA
-        graph requires a `seed`, a `graph_safe` Generator or, for torch tensors, a torch.Generator that is registered
-        with the graph.
+        graph requires a `seed`, a `graph_safe` Generator or, for torch tensors, a generator that PyTorch has registered
+        with the graph, such as the default generator.
     noise : {"independent", "shared"}, default "independent"
         "independent" draws separate noise for every element. "shared" uses one row of noise for all dimensions
         (common random numbers), so that all samples lie on one line.
@@ -152,10 +152,10 @@ def sample(
     transform, computed with IEEE 754 operations only. STREAM.md, beside this module, specifies both to the last bit.
 
     With torch tensors and torch_ext, gradients flow to `mu` and `sigma`, ``torch.func`` transforms a call, and
-    ``torch.compile`` traces it without a graph break. Transformed and compiled calls do not check values. Without
-    `seed`, a compiled or batched call uses the seed 0x636F6D70696C6564 and an offset that PyTorch's generator draws
-    on the device; in ``torch.func.vmap``, ``randomness`` decides whether the elements of a batch share it. With
-    `seed`, all elements of a batch have the same noise.
+    ``torch.compile`` traces it without a graph break. Transformed and compiled calls do not check the values of
+    tensors. Without `seed`, a compiled or batched call uses the seed 0x636F6D70696C6564 and an offset that PyTorch's
+    generator draws on the device. In ``torch.func.vmap``, ``randomness`` decides whether the elements of a batch share
+    the offset. With `seed`, all elements of a batch have the same noise.
 
     References
     ----------

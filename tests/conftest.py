@@ -37,7 +37,7 @@ Array = np.ndarray[Any, Any]
 
 @functools.cache
 def requested_backends() -> list[str]:
-    """Backends for shared tests: those in the variable, available or not, or else all available backends."""
+    """Backends for shared tests: those that the variable names, or all available backends without the variable."""
     requested = os.environ.get(VARIABLE)
     if requested is None:
         return [name for name, status in multisample.backends().items() if status.available]

@@ -449,7 +449,7 @@ def test_without_a_seed_tensors_follow_pytorch() -> None:
 
 
 def test_a_mean_equal_to_a_bound_is_accepted_in_float32() -> None:
-    start = np.full(6, 0.7, np.float32)  # Less than 0.7.
+    start = np.full(6, 0.7, np.float32)  # float32 rounds 0.7 down.
     assert CEM(start, 1.0, N, seed=SEED, bounds=(0.7, 1)).ask().min() == start[0]
 
 

@@ -122,7 +122,7 @@ def test_the_square_root_is_correctly_rounded_for_every_word(over_all_words: lis
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_kernels_do_not_spill_registers(numba: Any, dtype: str) -> None:
+def test_kernels_spill_few_registers_and_fit_their_launch_bounds(numba: Any, dtype: str) -> None:
     from multisample.backends.kernels.cuda.compilation import launch_bounds
     from multisample.backends.launch import KernelKey
 

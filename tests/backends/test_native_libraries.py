@@ -242,7 +242,7 @@ def test_unrelated_files_do_not_change_the_library(sources: Path) -> None:
     assert libraries._place("cpu") == before
 
 
-def test_the_processor_description_is_not_empty() -> None:
+def test_the_processor_flags_are_detected() -> None:
     flags = toolchain.processor()
     assert flags
     if sys.platform == "linux" and os.uname().machine == "x86_64":

@@ -29,7 +29,7 @@ as_strided = np.lib.stride_tricks.as_strided
 
 
 class Base(NamedTuple):
-    """A kind of vectors, which determines the route of the call."""
+    """How vectors are passed, which determines the route of the call."""
 
     vector: Callable[[list[Any]], Any]
     matrix: Callable[[int], Any]

@@ -279,7 +279,7 @@ def test_a_built_in_name_is_taken_before_its_first_use(monkeypatch: pytest.Monke
     assert registry.find("cpu").status().available
 
 
-def test_register_backend_requires_all_members_of_the_contract() -> None:
+def test_the_contract_has_exactly_the_required_members() -> None:
     assert {"name", "device_kinds", "host_library", "status", "prepare", "adopt", "launch", "advancer"} == MEMBERS
 
 

@@ -49,7 +49,7 @@ def run_examples(test: doctest.DocTest) -> int:
     return len(test.examples)
 
 
-def test_module_names_finds_all_modules() -> None:
+def test_module_names_include_all_kinds_of_modules() -> None:
     assert {"multisample._sample", "multisample.backends.cpu", "multisample.commands"} <= set(module_names())
 
 

@@ -36,7 +36,7 @@ def philox(counters: Words, keys: Words) -> Words:
 
 @njit
 def stream_words(seeds: Words, offsets: Words, rows: Words, blocks: Words) -> Words:
-    """Each of shape (m,); the result has shape (m, 4)."""
+    """Inputs have shape (m,), and the result has shape (m, 4)."""
     result = np.empty((len(seeds), 4), np.uint64)
     for m in range(len(seeds)):
         k0, k1 = stream_key(seeds[m])
