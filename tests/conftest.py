@@ -142,7 +142,7 @@ def _bits(array: Any) -> Array:
 
 @pytest.fixture(scope="session")
 def to_numpy() -> Callable[[Any], Array]:
-    """``to_numpy(array)``: a copy of any library's array in host memory; PyTorch's bfloat16 becomes uint16 bits."""
+    """``to_numpy(array)``: any library's array as a NumPy array; PyTorch's bfloat16 becomes uint16 bits."""
     return _to_numpy
 
 

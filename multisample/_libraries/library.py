@@ -114,7 +114,7 @@ class Library:
         raise NotImplementedError
 
     def is_capturing(self, device: Device) -> Callable[[int], bool]:
-        """``is_capturing(stream)``: whether a CUDA graph is capturing a handle from `stream`."""
+        """``is_capturing(handle)``: whether a CUDA graph captures the stream with this handle."""
         return is_capturing
 
     def written(self) -> Callable[[Any], None] | None:

@@ -187,6 +187,6 @@ def arrays_like(array: Any) -> Arrays:
 
 
 def on_host(name: str, array: Any) -> HostArray:
-    """A copy of any library's array in host memory; waits for the device."""
+    """Convert any library's array to a NumPy array; waits for the device."""
     library = library_of(name, array)
     return np.asarray(array) if library.foreign else library.to_host(array)

@@ -29,7 +29,7 @@ Vector: TypeAlias = HostArray | list[float] | float
 
 
 def to_numpy(array: Any) -> HostArray:
-    """A copy of any library's array as a NumPy array; waits for the device."""
+    """Convert any library's array to a NumPy array; waits for the device."""
     for method in ("get", "copy_to_host", "cpu"):  # CuPy, Numba, PyTorch
         if hasattr(array, method):
             array = getattr(array, method)()

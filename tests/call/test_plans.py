@@ -490,7 +490,7 @@ def test_the_flags_and_types_of_numpy_arrays_are_checked_in_every_call() -> None
     check_alike(lambda: draw(new()), lambda: draw(locked), is_error=True)
     again = new()
     draw(again)
-    again.flags.writeable = False  # The same array.
+    again.flags.writeable = False  # The array is the same object as before.
     with pytest.raises(ValueError, match=r"^out: expected a writable array"):
         draw(again)
     check_alike(lambda: draw(new()), lambda: draw(np.ma.masked_array(new())), is_error=True)
@@ -541,7 +541,7 @@ def test_the_flags_of_tensors_are_checked_in_every_call(by: str) -> None:
     parameter = torch.nn.Parameter(torch.zeros(D))
     needs = torch.zeros(D)
     draw(needs)
-    needs.requires_grad_()  # The same tensor.
+    needs.requires_grad_()  # The tensor is the same object as before.
     if by == "torch_ext":
         assert draw(needs).requires_grad
         assert draw(parameter).requires_grad

@@ -108,7 +108,7 @@ def table(results: Results) -> str:
 
 
 def with_table(text: str, results: Results) -> str:
-    """`text` with the table between its markers; ValueError if it has none."""
+    """`text` with the table between its markers; ValueError if `text` has no markers."""
     begin, end = MARKERS
     before, rest = text[: text.index(begin)], text[text.index(begin) + len(begin) :]
     return f"{before}{begin}\n{table(results)}\n{rest[rest.index(end) :]}"

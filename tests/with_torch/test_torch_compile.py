@@ -170,7 +170,7 @@ def test_gradients_support_dynamic_shapes(torch_device: str) -> None:
 @pytest.mark.parametrize("compiler", ["aot_eager", "inductor"])
 def test_each_run_draws_new_numbers_from_the_generator_of_pytorch(torch_device: str, compiler: str) -> None:
     mu, sigma = vectors(torch_device)
-    # Two calls in one graph are two draws.
+    # Two calls in one graph draw different numbers.
     function = compiled(lambda: torch.stack((sample(mu, sigma, 2000), sample(mu, sigma, 2000))), backend=compiler)
     function()
     torch.manual_seed(3)
