@@ -1,4 +1,4 @@
-"""Functions that torch.compile must not follow, marked without importing PyTorch."""
+"""Functions that torch.compile must not trace, marked without importing PyTorch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def traced_as(substitute: Callable[..., Any]) -> Callable[[Function], Function]:
-    """Let torch.compile trace `substitute` in place of a function; other calls are not affected."""
+    """Make torch.compile trace `substitute` in place of the decorated function; eager calls do not change."""
 
     def mark(function: Any) -> Any:
         function._torchdynamo_inline = substitute
@@ -22,5 +22,5 @@ def traced_as(substitute: Callable[..., Any]) -> Callable[[Function], Function]:
 
 @traced_as(lambda: True)
 def is_traced() -> bool:
-    """Whether torch.compile traces the call."""
+    """Whether torch.compile is tracing the call."""
     return False

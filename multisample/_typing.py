@@ -1,7 +1,7 @@
 """Types of the public functions, for type checkers.
 
-A type checker takes a class of a package that is not installed for Any, and an overload with Any accepts every
-argument. So no array library is imported here: protocols describe the arrays of PyTorch, JAX, CuPy and Numba.
+To a type checker, a class of a missing package is Any, and an overload with Any accepts every argument. So this module
+imports no array library: protocols describe the arrays of PyTorch, JAX, CuPy and Numba.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from typing import Generic
 
-    # Type checkers know typing_extensions, installed or not. Python has no generic TypedDict before 3.11.
+    # Type checkers include typing_extensions. Python has no generic TypedDict before 3.11.
     from typing_extensions import Required, TypedDict
     from typing_extensions import TypeVar as _TypeVar
 
@@ -77,7 +77,7 @@ HostVector: TypeAlias = HostArray | Sequence[Number] | Sequence[Sequence[Number]
 
 
 class Tensor(Protocol[T_co]):
-    """torch.Tensor, and subclasses of it such as torch.nn.Parameter, for which T is torch.Tensor."""
+    """torch.Tensor and its subclasses, such as torch.nn.Parameter, for which T is torch.Tensor."""
 
     @property
     def is_cuda(self) -> bool: ...
@@ -109,7 +109,7 @@ class _NumbaArray(Protocol):
 
 
 OwnArray = TypeVar("OwnArray", bound="_DTensor | _JaxArray | _CupyArray | _NumbaArray")
-"""An array for which `sample` returns one of the same type."""
+"""The type of arrays for which `sample` returns an array of the same type."""
 
 
 class _SupportsDLPack(Protocol):
@@ -182,7 +182,7 @@ if TYPE_CHECKING:
         backend: str
 
     class AdoptedCEMOptions(_CEMOptions, total=False):
-        """Options of a run that begins with NumPy arrays, and goes on with those of the backend's library."""
+        """Options of a run that begins with NumPy arrays and continues with arrays of the backend's library."""
 
         backend: Required[str]
 

@@ -1,4 +1,4 @@
-"""JAX: its arrays are immutable, so results are made elsewhere and handed over by DLPack."""
+"""JAX. Its arrays are immutable, so another library allocates the result, and JAX imports it by DLPack."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["JAX"]
 
 
 class _AlignedNumpyLibrary(NumpyLibrary):
-    """NumPy arrays that JAX takes without a copy: their memory begins at a multiple of 64 bytes."""
+    """NumPy arrays that JAX imports without a copy: their addresses are multiples of 64 bytes."""
 
     def allocator(self, shape: tuple[int, ...], dtype: str, device: Device) -> Callable[[Any], Any]:
         element = cached_dtype(dtype)
@@ -45,7 +45,7 @@ class JaxLibrary(ForeignLibrary):
         return super().device(name, array)
 
     def named_stream(self, array: Any) -> int | None:
-        """See `Library`. To read JAX's CUDA array interface would wait, or be refused."""
+        """See `Library`. Reading JAX's CUDA array interface would wait or raise."""
         return None
 
     def as_numpy(self, array: Any) -> HostArray:
@@ -66,10 +66,10 @@ class JaxLibrary(ForeignLibrary):
         if device.kind == "cuda":
             operand = library.describe("result", result)
             raw = DeviceArray(library.address(result), operand.shape, operand.strides, operand.dtype)
-            # Not by the CUDA array interface: JAX may free what it takes over by that while it is in use.
+            # Not by the CUDA array interface: JAX may free memory imported that way while it is in use.
             with keeping_context():
                 return jax.numpy.from_dlpack(Exported(raw, (2, device.ordinal), stream, result))
-        if result.dtype.name == "bfloat16":  # NumPy exports none through DLPack.
+        if result.dtype.name == "bfloat16":  # NumPy cannot export bfloat16 by DLPack.
             return jax.device_put(result, jax.devices("cpu")[0])
         return jax.numpy.from_dlpack(result)
 
