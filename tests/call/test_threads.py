@@ -94,8 +94,8 @@ def test_torch_ext_passes_the_limit_to_its_library(road: str, monkeypatch: pytes
                     assert torch.equal(sample(mu, sigma, LARGE, seed=1, backend="torch_ext"), expected)
     finally:
         multisample._plan.PLANS.clear()
-    # The last two words of the struct are `threads` and an unused word.
-    assert [np.frombuffer(draw, np.uint32, 1, PACKED_DRAW - 8)[0] for draw in launched] == [1, 3]
+    # `threads` precedes the last three words of the struct.
+    assert [np.frombuffer(draw, np.uint32, 1, PACKED_DRAW - 16)[0] for draw in launched] == [1, 3]
 
 
 @pytest.mark.parametrize(

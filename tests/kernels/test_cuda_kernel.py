@@ -38,7 +38,8 @@ from kernel_cases import (
 )  # fmt: skip
 from tables import DTYPES, INPUTS, STORES
 
-from multisample.backends.draw import SIZES, Draw, Word, pack
+from multisample import Key, sample
+from multisample.backends.draw import SIZES, Batched, Draw, Word, pack
 from multisample.backends.kernels.cuda import columns as cuda_transposed
 from multisample.backends.kernels.cuda import group as cuda_group
 from multisample.backends.kernels.cuda import kernel as cuda_kernel
@@ -222,6 +223,8 @@ def test_kernel_reads_seed_and_window_from_memory(monkeypatch: pytest.MonkeyPatc
     check_some(template, words_in_memory(template.dtype, template.noise), 40)
     if template.dtype == "float32":
         check_launch(monkeypatch, template)
+        if template.noise == "independent":
+            check_batch(monkeypatch, template)
 
 
 def check_transposed_passes(template: Template) -> None:
@@ -368,14 +371,14 @@ class Driver:
             "7I", configuration
         )
         stream, attributes, attribute_count = struct.unpack_from("QQI", configuration, 32)
-        assert (blocks_y, blocks_z, threads_y, threads_z, shared_memory) == (1, 1, 1, 1, 0)
+        assert (blocks_z, threads_y, threads_z, shared_memory) == (1, 1, 1, 0)
         assert (attributes, attribute_count, addresses) == (0, 0, None)
         pointer, address, size, at_size, end = extra
         assert (pointer, size, end) == (1, 2, None)  # The constants of cuda.h
         packed = ctypes.string_at(address, ctypes.c_size_t.from_address(at_size).value)
         self.launched.append((kernel, blocks, threads, stream, packed))
         kernel = compiled(kernel) if isinstance(kernel, Template) else kernel
-        gpu.launch(kernel, blocks, max(threads, 32), packed, *self.memory)
+        gpu.launch(kernel, blocks, max(threads, 32), packed, *self.memory, batch=blocks_y)
         return 0
 
 
@@ -421,6 +424,32 @@ def check_launch(monkeypatch: pytest.MonkeyPatch, template: Template) -> None:
         assert (kernel, blocks, threads, stream) == (template, cut.blocks, cut.threads, draw.stream)
         assert packed == pack(draw) + packed_geometry(cut)
         assert np.array_equal(memory, expected_memory(case))
+
+
+def check_batch(monkeypatch: pytest.MonkeyPatch, template: Template) -> None:
+    """Check that one launch draws several matrices, each with its vectors and its words."""
+    d, n = {"aligned": (40, 1024), "shifted": (8, 1157), "strided": (30, 29), "transposed": (32, 30)}[template.stores]
+    batch, is_transposed = 3, template.stores == "transposed"
+    mu, sigma = (np.linspace(low, 2, batch * d).astype(np.float32) for low in (-3, 0.5))
+    words = np.array([[2**64 - 1 - b, 5 + b, 7 * b, 2**33 + 8 * b] for b in range(batch)], np.uint64)
+    out = np.full((batch, n, d) if is_transposed else (batch, d, n), -1, np.int32)
+    at = words.ctypes.data
+    draw = a_draw(
+        d, n, mu=mu, sigma=sigma, matrix=out.ctypes.data, strides=(4, 4 * d) if is_transposed else None, device=0,
+        seed=Word(0, at), offset=Word(0, at + 8), first_row=Word(0, at + 16), first_column=Word(0, at + 24),
+        batch=batch, batched=Batched.mu | Batched.sigma | Batched.words,
+        column_phase=1 if template.stores in ("aligned", "transposed") else 0,
+    )  # fmt: skip
+    driver = Driver(monkeypatch, out.reshape(-1), (mu, sigma, words.reshape(-1)))
+    numba_backend(template).launch(draw)
+    assert len(driver.launched) == 1
+    for b in range(batch):
+        seed, offset, row, column = map(int, words[b])
+        expected = sample(
+            mu[b * d : (b + 1) * d], sigma[b * d : (b + 1) * d], n, seed=Key(seed, offset), dim_offset=row,
+            sample_offset=column, layout="nd" if is_transposed else "dn",
+        )  # fmt: skip
+        assert np.array_equal(out[b], expected.view(np.int32)), (template, b)
 
 
 @pytest.mark.slow

@@ -363,7 +363,7 @@ def test_the_geometry_of_the_strided_kernel_supports_every_draw(library: ctypes.
 
 def read_back(library: ctypes.CDLL, packed: bytes) -> list[int]:
     assert len(packed) == PACKED_DRAW
-    out = (ctypes.c_uint64 * 30)()
+    out = (ctypes.c_uint64 * 33)()
     library.fields(packed, out)
     return list(out)
 
@@ -377,7 +377,7 @@ def numbers_of(draw: Draw) -> list[int]:
     vectors = [(v.data, v.stride, bits_of(v.number), v.type) for v in (draw.mu, draw.sigma)]
     fields: list[int] = [*vectors[0], *vectors[1], *draw[2:7]]
     fields += [number for name in WORDS for number in getattr(draw, name)]
-    return [int(number) % 2**64 for number in fields + list(draw[11:-1])]
+    return [int(number) % 2**64 for number in fields + list(draw[11:])]
 
 
 def test_element_types_and_operations_have_equal_numbers_in_cpp(library: ctypes.CDLL) -> None:
@@ -412,7 +412,9 @@ def random_draw(draw: random.Random, *, words_in_memory: bool = True) -> Draw:
         strides=(stride(), stride()), seed=word(), offset=word(), first_row=word(), first_column=word(),
         scratch=draw.getrandbits(63), stream=draw.choice([0, 1, draw.getrandbits(64)]),
         operation=draw.choice([*Operation]), device=draw.choice([HOST, 0, 1, 2**31 - 1]),
-        threads=draw.choice([0, 1, 2**32 - 1]), **flags,
+        threads=draw.choice([0, 1, 2**32 - 1]), batch=draw.getrandbits(32) if words_in_memory else 0,
+        batched=draw.randrange(8) if words_in_memory else 0, column_phase=draw.randrange(9) if words_in_memory else 0,
+        **flags,
     )  # fmt: skip
 
 
@@ -426,18 +428,16 @@ def test_cpp_reads_the_draws_that_python_packs(library: ctypes.CDLL) -> None:
 def test_each_field_has_its_own_bytes(library: ctypes.CDLL) -> None:
     """In a draw of zeros, one field at a time is 1."""
     nothing = Draw(
-        *[Vector(0, 0, 0.0, 0)] * 2, *[0] * 5, *[Word(0)] * 4, *[0] * 9
+        *[Vector(0, 0, 0.0, 0)] * 2, *[0] * 5, *[Word(0)] * 4, *[0] * 12
     )  # fmt: skip
     variants = [nothing._replace(**{name: field._replace(**{part: type(getattr(field, part))(1)})})
                 for name in ("mu", "sigma", *WORDS) for field in [getattr(nothing, name)]
                 for part in field._fields if part != "unused"]  # fmt: skip
-    variants += [
-        nothing._replace(**{name: 1}) for name in Draw._fields if name not in ("mu", "sigma", *WORDS, "unused")
-    ]
+    variants += [nothing._replace(**{name: 1}) for name in Draw._fields if name not in ("mu", "sigma", *WORDS)]
     found = [read_back(library, pack(draw)) for draw in variants]
     assert all(sum(number != 0 for number in numbers) == 1 for numbers in found)
     assert found == [numbers_of(draw) for draw in variants]
-    assert np.array(found).astype(bool).sum(0).tolist() == [1] * 30
+    assert np.array(found).astype(bool).sum(0).tolist() == [1] * 33
 
 
 @pytest.mark.parametrize("numbers", ["neither", "mu", "sigma", "both"])
@@ -483,4 +483,4 @@ def test_host_arrays_are_packed_by_address(library: ctypes.CDLL) -> None:
         assert got[4:8] == [sigma.ctypes.data, 0, 0, 3]
         assert got[8:13] == [out.__array_interface__["data"][0], *out.strides, 3, 5]
         assert got[13:21] == [5, 0, draw.offset.value, words.ctypes.data, 7, 0, 8, 0]
-        assert got[21:] == [0, 0, ElementType[dtype], 0, 0, 0, 0, 2**64 - 1, 0]
+        assert got[21:] == [0, 0, ElementType[dtype], 0, 0, 0, 0, 2**64 - 1, 0, 0, 0, 0]

@@ -620,7 +620,8 @@ def test_a_third_party_backend_draws_for_host_arrays(registered: Callable[[Any],
     assert len(backend.launched) == 2
     for draw in backend.launched:
         assert draw[1:][4:] == (
-            3, n, Word(1), Word(0), Word(0), Word(0), 0, 0, FLOAT32, Operation.sample, False, False, False, HOST, 0, 0,
+            3, n, Word(1), Word(0), Word(0), Word(0), 0, 0, FLOAT32, Operation.sample, False, False, False, HOST,
+            0, 0, 0, 0,
         )  # fmt: skip
         assert (draw.row_stride, draw.column_stride) == (4 * n, 4)
         assert {draw.mu.type, draw.sigma.type} <= {FLOAT32, FLOAT64}

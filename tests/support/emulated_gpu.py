@@ -31,6 +31,7 @@ __all__ = [
     "GEOMETRY",
     "BrokenKernelError",
     "all_of_warp",
+    "batch_index",
     "block_index",
     "compile_kernel",
     "cosine",
@@ -110,6 +111,7 @@ _STATE = np.zeros(
             ("element_size", np.int64),
             ("accesses", np.int64),
             ("block", np.uint32),
+            ("matrix", np.uint32),  # of a batch
             ("thread", np.uint32),
             ("failure", np.int64),
             ("address", np.int64),
@@ -288,7 +290,7 @@ def _run_block(threads, backwards):
 
 
 @njit
-def _run_grid(entry, blocks, threads, backwards):
+def _run_grid(entry, blocks, batch, threads, backwards):
     gpu = _state()
     for thread in range(threads):
         context = _CONTEXTS + thread * _CONTEXT
@@ -297,8 +299,9 @@ def _run_grid(entry, blocks, threads, backwards):
         _write(context + 16, np.int64(_STACKS + thread * _STACK))
         _write(context + 32, np.int64(_STACK - 64))
         _makecontext(context, entry, 0)
-    for k in range(blocks):
-        gpu.block = blocks - 1 - k if backwards else k
+    for k in range(blocks * batch):
+        place = blocks * batch - 1 - k if backwards else k
+        gpu.block, gpu.matrix = place % blocks, place // blocks
         if not _run_block(threads, backwards):
             break
 
@@ -342,6 +345,7 @@ def launch(
     out: Array,
     inputs: Sequence[Array | float],
     *,
+    batch: int = 1,
     backwards: bool = False,
 ) -> None:
     """Run the grid.
@@ -358,6 +362,8 @@ def launch(
         The memory that the kernel may write, each element once. Gaps between elements are included.
     inputs : up to three arrays or numbers
         The memory that the kernel may read: mu, sigma and the words in memory.
+    batch : int
+        The length of the grid's y axis.
     backwards : bool
         Whether blocks, warps and threads run in descending order.
 
@@ -377,7 +383,7 @@ def launch(
     written = np.zeros((end - begin) // out.itemsize, np.uint8)
     _STATE["written"], _STATE["element_size"] = written.ctypes.data, out.itemsize
     _STATE["accesses"], _STATE["failure"], _STATE["region"] = 0, 0, -1
-    _run_grid(kernel.address, blocks, threads, backwards)
+    _run_grid(kernel.address, blocks, batch, threads, backwards)
     if _STATE["failure"]:
         failure, region = int(_STATE["failure"]), int(_STATE["region"])
         what = f"block {_STATE['block']}, thread {_STATE['thread']}: {_FAILURES[failure]}"
@@ -403,6 +409,11 @@ def thread_index():
 @njit
 def block_index():
     return _state().block
+
+
+@njit
+def batch_index():
+    return _state().matrix
 
 
 @njit

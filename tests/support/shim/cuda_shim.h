@@ -25,7 +25,7 @@
 #define __launch_bounds__(...)
 
 struct Index {
-  unsigned x;
+  unsigned x, y;
 };
 inline Index gridDim, blockIdx, blockDim, threadIdx;
 

@@ -37,7 +37,7 @@ void fields(const Draw* draw, u64* out) {
     *out++ = field;
   }
   *out++ = static_cast<u64>(static_cast<i64>(draw->device));
-  *out++ = draw->threads;
+  for (u32 field : {draw->threads, draw->batch, draw->batched, draw->column_phase}) *out++ = field;
 }
 
 // Element types and operations in the order of their enumerations.
