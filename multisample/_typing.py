@@ -16,11 +16,10 @@ if TYPE_CHECKING:
     from typing import Generic
 
     # Type checkers include typing_extensions. Python has no generic TypedDict before 3.11.
-    from typing_extensions import Required, TypedDict
+    from typing_extensions import TypedDict
     from typing_extensions import TypeVar as _TypeVar
 
     from ._randomness.generator import Generator, Key
-    from .cem import CEM
 
 __all__ = [
     "AnyArray", "ArrayT", "DType", "DTypeName", "HostArray", "HostBackend", "HostVector", "Layout", "Noise", "Number",
@@ -159,43 +158,3 @@ if TYPE_CHECKING:
         backend: str
         out: T | None
         generator: Generator | TorchGenerator | None
-
-    class _CEMOptions(TypedDict, total=False):
-        elite_frac: Number
-        smoothing: Number
-        noise_floor: Number | AnyArray | Callable[[int], Any]
-        bounds: tuple[AnyArray | Number, AnyArray | Number] | None
-        tol: Number | None
-        seed: SupportsIndex | None
-        noise: Noise
-        antithetic: bool
-        fast_math: bool
-
-    class HostCEMOptions(_CEMOptions, total=False):
-        """Options of a run with NumPy arrays."""
-
-        backend: HostBackend
-
-    class CEMOptions(_CEMOptions, total=False):
-        """Options of a run with arrays of another library."""
-
-        backend: str
-
-    class AdoptedCEMOptions(_CEMOptions, total=False):
-        """Options of a run that begins with NumPy arrays and continues with arrays of the backend's library."""
-
-        backend: Required[str]
-
-    class _MinimizeOptions(TypedDict, total=False):
-        iterations: SupportsIndex
-        callback: Callable[[CEM[Any]], Any] | None
-        check_every: SupportsIndex | None
-
-    class HostMinimizeOptions(HostCEMOptions, _MinimizeOptions, total=False):
-        """`HostCEMOptions` for `minimize`."""
-
-    class MinimizeOptions(CEMOptions, _MinimizeOptions, total=False):
-        """`CEMOptions` for `minimize`."""
-
-    class AdoptedMinimizeOptions(AdoptedCEMOptions, _MinimizeOptions, total=False):
-        """`AdoptedCEMOptions` for `minimize`."""

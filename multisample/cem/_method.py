@@ -26,7 +26,7 @@ from ._refit import COLLAPSED, COLUMNS, CONVERGED, DIVERGED, RUNNING, UNSCORED, 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from .._typing import (
+    from ._typing import (
         AdoptedCEMOptions,
         AdoptedMinimizeOptions,
         CEMOptions,
