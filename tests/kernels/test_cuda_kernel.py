@@ -504,15 +504,8 @@ def test_the_emulated_gpu_has_the_names_of_a_real_one() -> None:
         for node in ast.parse(source).body
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "__all__"
     )
-    own = {"AVAILABLE", "BrokenKernelError", "DRAW", "GEOMETRY", "compile_kernel", "launch", "once"}
+    own = {"AVAILABLE", "BrokenKernelError", "compile_kernel", "launch", "once"}
     assert set(gpu.__all__) - own == set(names)
-
-
-@requires_numba_cuda
-def test_kernels_take_the_same_types_as_on_a_gpu() -> None:
-    from multisample.backends.kernels.cuda.compilation import SIGNATURE
-
-    assert str(SIGNATURE.args) == str((gpu.DRAW, gpu.GEOMETRY))
 
 
 def outcome(function: Callable[..., None], threads: int = 64, backwards: bool = False) -> tuple[str, Array]:

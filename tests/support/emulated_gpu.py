@@ -20,15 +20,14 @@ from numba import cfunc, njit, types
 from numba.extending import intrinsic
 from numba.np.numpy_support import from_dtype
 
-from multisample.backends.draw import PACKED_DRAW, Draw, Vector, Word
-from multisample.backends.kernels.cuda.geometry import MOST_THREADS, PACKED_GEOMETRY, Geometry
+from multisample.backends.draw import PACKED_DRAW
+from multisample.backends.kernels.cuda.geometry import MOST_THREADS, PACKED_GEOMETRY
+from multisample.backends.kernels.cuda.parameters import DRAW, GEOMETRY
 from multisample.backends.kernels.stream.arithmetic import from_float_bits
 from multisample.backends.kernels.stream.rounding import to_float16
 
 __all__ = [
     "AVAILABLE",
-    "DRAW",
-    "GEOMETRY",
     "BrokenKernelError",
     "all_of_warp",
     "batch_index",
@@ -64,15 +63,7 @@ Array = np.ndarray[Any, Any]
 AVAILABLE = sys.platform == "linux" and sys.maxsize > 2**32 and hasattr(ctypes.CDLL(None), "makecontext")
 """Whether the C library has fibers (ucontext), with the memory layout described below."""
 
-_i32, _i64, _u32, _u64, _f64 = types.int32, types.int64, types.uint32, types.uint64, types.float64
-_VECTOR = types.NamedTuple((_i64, _i64, _f64, _u32, _u32), Vector)
-_WORD, _SIGNED_WORD = types.NamedTuple((_u64, _i64), Word), types.NamedTuple((_i64, _i64), Word)
-DRAW = types.NamedTuple(
-    (_VECTOR, _VECTOR) + (_i64,) * 5 + (_WORD, _WORD, _SIGNED_WORD, _SIGNED_WORD) + (_i64,) * 2 + (_u32,) * 5
-    + (_i32, _u32, _u32, _u32, _u32), Draw
-)  # fmt: skip
-GEOMETRY = types.NamedTuple((_u32,) * 15 + (_i32, _u32, _i32, _u32), Geometry)
-"""`DRAW` and this are a kernel's parameter types, as in `multisample.backends.kernels.cuda.compilation.SIGNATURE`."""
+_i32, _i64 = types.int32, types.int64
 
 _WARP = 32
 # The static shared memory of a block, and the gap between its arrays in the emulation.

@@ -25,7 +25,7 @@ from ptx_reader import Kernel
 from tables import STORES, Variant
 
 from multisample.backends import draw
-from multisample.backends.kernels.cuda import geometry
+from multisample.backends.kernels.cuda import geometry, parameters
 
 CANNOT = 3
 SECONDS = 900
@@ -167,7 +167,7 @@ def _compile(variant: list[Any] | None, capability: tuple[int, int]) -> str:
     if variant is not None:
         dtype, shared, antithetic, _, stores, *_ = variant
         function = cuda_compilation.variant_kernel(*variant)
-        signature = cuda_compilation.SIGNATURE
+        signature = parameters.SIGNATURE
         bounds = cuda_compilation.launch_bounds(dtype, shared, antithetic, stores, capability)
         options = {"launch_bounds": bounds}
     ptx, _ = cuda.compile(

@@ -16,17 +16,16 @@ from numba.cuda.dispatcher import _Kernel
 from numba.cuda.extending import overload
 from numba.cuda.utils import numba_target_override
 
-from multisample.backends.draw import Draw, Vector, Word
 from multisample.backends.element_types import SIZES
 from multisample.backends.kernels.compilation import KernelCache, source_digest
 
 from . import intrinsics as cuda_intrinsics
-from .geometry import KERNEL_STORES, MOST_THREADS, TRANSPOSED_THREADS, Geometry, staged_threads
+from .geometry import KERNEL_STORES, MOST_THREADS, TRANSPOSED_THREADS, staged_threads
 from .kernel import sample_kernel
+from .parameters import SIGNATURE
 
 __all__ = [
     "ADVANCE_SIGNATURE",
-    "SIGNATURE",
     "advance_kernel",
     "compile_advance",
     "compile_kernel",
@@ -36,18 +35,7 @@ __all__ = [
 
 _VARIANTS = tuple(itertools.product(SIZES, *((False, True),) * 3, range(len(KERNEL_STORES)), (False, True)))
 
-_i32, _i64, _u32, _u64, _f64 = types.int32, types.int64, types.uint32, types.uint64, types.float64
-_VECTOR = types.NamedTuple((_i64, _i64, _f64, _u32, _u32), Vector)
-_WORD, _SIGNED_WORD = types.NamedTuple((_u64, _i64), Word), types.NamedTuple((_i64, _i64), Word)
-_DRAW = types.NamedTuple(
-    (_VECTOR, _VECTOR) + (_i64,) * 5 + (_WORD, _WORD, _SIGNED_WORD, _SIGNED_WORD) + (_i64,) * 2 + (_u32,) * 5
-    + (_i32, _u32, _u32, _u32, _u32), Draw
-)  # fmt: skip
-_GEOMETRY = types.NamedTuple((_u32,) * 15 + (_i32, _u32, _i32, _u32), Geometry)
-
-ADVANCE_SIGNATURE = types.void(_i64)
-SIGNATURE = types.void(_DRAW, _GEOMETRY)
-"""The signature of a kernel. Numba passes each field of both tuples, which gives the bytes of both C++ structs."""
+ADVANCE_SIGNATURE = types.void(types.int64)
 
 
 def _draw(call: Any, geometry: Any, variant: int) -> None:
