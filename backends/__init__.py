@@ -1,3 +1,3 @@
-"""One small module per backend, behind one typed contract (`contract`), found by name (`registry`)."""
+"""One small module per backend. `contract` has their typed protocol, `registry` finds them by name."""
 
-from .system import fork_safety as fork_safety  # Registers what a fork has to wait for.
+from .system import fork_safety as fork_safety  # Registers the locks that a fork acquires.

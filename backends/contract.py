@@ -1,7 +1,7 @@
-"""The contract of a backend: one `sample` drives any of them, and a third party can add another.
+"""The contract of a backend. `sample` drives any of them, and third parties can add others.
 
-Everything that all backends have in common is done above them: arguments are checked, arrays reduced to addresses and
-strides, the output is allocated, seed and offset are taken. A backend runs one launch, described by a `Draw`.
+`sample` does the work that all backends share: it checks the arguments, reduces arrays to addresses and strides,
+allocates the output, and takes seed and offset. A backend runs one launch, described by a `Draw`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class DeviceArray(NamedTuple):
     """CUDA device memory, allocated by any library."""
 
     pointer: int
-    """Address of the first element; 0 where there are none."""
+    """Address of the first element; 0 for an empty array."""
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     """In bytes."""
@@ -37,17 +37,17 @@ class DeviceArray(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class BackendStatus:
-    """Whether a backend can run here, and if not, why not.
+    """Whether a backend can run here, and the reasons if it cannot.
 
     Attributes
     ----------
     available : bool
     reasons : tuple of str
-        Everything that stands in the way, each with the command that mends it; empty when available.
+        Everything that prevents the backend from running, each with the command that fixes it; empty when available.
     version : str
         Versions of the packages that the backend runs on.
     device : str
-        The device that it would run on.
+        The device that the backend would use.
 
     Examples
     --------
@@ -64,26 +64,25 @@ class BackendStatus:
 
 @dataclasses.dataclass(frozen=True)
 class Launcher:
-    """Functions for draws that differ in addresses, numbers, seed, offset, window and stream only.
+    """Functions for draws that differ only in addresses, numbers, seed, offset, window and stream.
 
-    They hold no memory that two calls could share: calls may come from several threads at once, and from within one
-    another.
+    They share no memory between calls: several threads may call them at once, and one call may interrupt another.
 
     Attributes
     ----------
     run : callable
         ``run(ready, mu, sigma, matrix, seed, offset, offset_at, first_row, first_column, stream)`` launches. `mu`,
-        `sigma` and `matrix` are addresses; `mu` or `sigma` is a float where the draw has a number. `offset_at` is an
-        address in memory of the device, in place of `offset` if it is not 0.
+        `sigma` and `matrix` are addresses; `mu` or `sigma` is a float if the draw has a number in its place. If
+        `offset_at` is not 0, the offset is read from this address in device memory, and `offset` is ignored.
     is_valid : callable or None
         ``is_valid(mu, sigma)``, for host memory: whether all of `mu` is finite, and all of `sigma` finite and not
-        negative. Numbers have been checked.
+        negative. `sample` has checked numbers.
     ready : callable or None
-        ``ready(matrix, first_column)`` does everything that can fail before the launch, such as to compile; the result
-        goes to `run`.
+        ``ready(matrix, first_column)`` does everything that can fail before the launch, such as compiling. `run` gets
+        its result.
     takes_arrays : bool
-        Whether `mu`, `sigma` and `matrix` come as NumPy arrays, and not as addresses. `mu` and `sigma` then have the
-        computing type, and `matrix` is the (d, n) view, float16 and bfloat16 as the uint16 of their bits.
+        Whether `mu`, `sigma` and `matrix` are NumPy arrays in place of addresses. `mu` and `sigma` then have the
+        computing type, and `matrix` is the (d, n) view, with float16 and bfloat16 as the uint16 of their bits.
     """
 
     run: Callable[..., None]
@@ -95,20 +94,20 @@ class Launcher:
 class Backend(Protocol):
     """A way to run the kernel.
 
-    A backend may also have ``launcher(draw) -> Launcher``, for calls that come again and again: without it, `sample`
-    makes a `Draw` for each call and calls `launch`. For programs of JAX on CUDA it may have ``memory_launcher(draw)``,
-    which returns ``launch(mu, sigma, matrix, words, stream)``: all but the stream are addresses in device memory, and
-    `words` is that of seed, offset, first row and first column.
+    A backend may also have ``launcher(draw) -> Launcher``, for repeated calls. Without it, `sample` makes a `Draw` for
+    each call and calls `launch`. For programs of JAX on CUDA it may have ``memory_launcher(draw)``, which returns
+    ``launch(mu, sigma, matrix, words, stream)``. All arguments but the stream are addresses in device memory; `words`
+    is the address of seed, offset, first row and first column.
     """
 
     @property
     def name(self) -> str:
-        """The name by which `sample` finds it."""
+        """The name for `sample(backend=...)`."""
         ...
 
     @property
     def device_kinds(self) -> tuple[DeviceKind, ...]:
-        """The memory that it can address."""
+        """The kinds of memory that the backend can address."""
         ...
 
     @property
@@ -117,11 +116,11 @@ class Backend(Protocol):
         ...
 
     def status(self) -> BackendStatus:
-        """Whether it can run. Cheap, since a table of all backends calls it; never raises."""
+        """Whether the backend can run. It is cheap, since the table of all backends calls it, and never raises."""
         ...
 
     def prepare(self, device_kind: DeviceKind) -> None:
-        """Do what takes long and may fail, such as to build and load, before the first launch on such a device.
+        """Do the slow work that may fail, such as building and loading, before the first launch on such a device.
 
         Raises
         ------
@@ -131,30 +130,30 @@ class Backend(Protocol):
         ...
 
     def adopt(self, array: Any) -> Any:
-        """`array` as one of `host_library`.
+        """`array` as an array of `host_library`.
 
-        A NumPy array, contiguous, shape (d,), float32 or float64, goes to the backend's current device. An object with
-        ``__dlpack__`` or ``__cuda_array_interface__`` on a device is shared, not copied. DLPack is asked for the stream
-        that `launch` will use; a stream that the interface names need not be waited for, `sample` sees to it.
+        A NumPy array (contiguous, shape (d,), float32 or float64) is copied to the backend's current device. An array
+        on a device, with ``__dlpack__`` or ``__cuda_array_interface__``, is shared, not copied. DLPack gets the stream
+        of the later `launch`. `sample` waits for a stream that the CUDA array interface names.
         """
         ...
 
     def launch(self, draw: Draw) -> None:
         """Launch `draw` on its device and its stream, without waiting for it.
 
-        Words may be in device memory: see `multisample.backends.draw.Word`. Only torch_ext needs to know the operation
+        Words may be in device memory: see `multisample.backends.draw.Word`. Only torch_ext supports the operation
         `gradient`.
 
         Raises
         ------
         MemoryError, RuntimeError
-            If the launch fails; then nothing has been written.
+            If the launch fails; nothing has been written then.
         """
         ...
 
     def advancer(self, device: int) -> Callable[[int, int], None]:
         """``advance(address, stream)``, compiled: adds 1 to an unsigned 64-bit number in memory of `device`.
 
-        It does so in the order of the stream, after the launches that read the number.
+        The addition is ordered on the stream, after the launches that read the number.
         """
         ...

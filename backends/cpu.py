@@ -1,7 +1,7 @@
 """The cpu backend: Numba on every core, for arrays in host memory.
 
-The kernel has no threads: each window of the sample matrix can be drawn alone. A pool of threads draws the windows of a
-large call; the calling thread draws a small one.
+The kernel has no threads: windows of the sample matrix are independent. A pool of threads draws the windows of a large
+call; the calling thread draws a small call alone.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from collections.abc import Callable
 from typing import Any
 
 from .contract import Backend, BackendStatus, DeviceKind, HostArray, Launcher
-from .draw import Draw, ElementType
+from .draw import Draw, ElementType, matrix_of_batch
 from .memory.host import arrays_at, value_at
 from .system.worker_pool import run_all, thread_count
 
 __all__ = ["BACKEND"]
 
-# Normals for each thread at the least, 0.2 ms: to wake one takes half of that, and more where many are woken.
+# Minimum normals per thread, 0.2 ms of work: waking one thread takes half of that, and waking many takes more.
 _SHARE = 1 << 18
-# Cost of an element with common noise, which is only scaled and written, over one whose noise is made.
+# Cost of an element with common noise, which is only scaled and stored, in proportion to one with its own noise.
 _COMMON_COST = 1 / 8
-# Normals of one window: long enough to hide the cost of handing it out, short enough to even out threads.
+# Normals of one window: enough to hide the cost of scheduling it, few enough to balance the threads.
 _WINDOW, _LEAST_WINDOW = 1 << 18, 1 << 14
-# Shared noise is made once a window: at least this wide, a window is still tall enough to hide that.
-_SHARED_COLUMNS = 1 << 12
-# Where columns are what is contiguous, means and deviations are read once a window too: at most this tall, of so many
-# normals, as each costs little, it is wide enough to hide that.
-_SHARED_ROWS, _SHARED_WINDOW = 1 << 13, 1 << 20
+# Each window computes its common noise once. A window of at least this width is still tall enough to hide that cost.
+_COMMON_COLUMNS = 1 << 12
+# Where columns are contiguous, each window also reads mu and sigma once. With these limits of rows and normals, a
+# window is wide enough to hide that cost. Its normals may be many, because each costs little.
+_COMMON_ROWS, _COMMON_WINDOW = 1 << 13, 1 << 20
 
 
 class CpuBackend:
@@ -60,11 +60,13 @@ class CpuBackend:
         return array
 
     def launch(self, draw: Draw) -> None:
-        mu, sigma, matrix = arrays_at(draw)
         launcher = self.launcher(draw)
-        seed, offset, first_row, first_column = map(value_at, draw[7:11])
-        ready = launcher.ready(matrix, first_column) if launcher.ready else None
-        launcher.run(ready, mu, sigma, matrix, seed, offset, 0, first_row, first_column, 0)
+        for b in range(max(draw.batch, 1)):
+            one = matrix_of_batch(draw, b)
+            mu, sigma, matrix = arrays_at(one)
+            seed, offset, first_row, first_column = map(value_at, one[7:11])
+            ready = launcher.ready(matrix, first_column) if launcher.ready else None
+            launcher.run(ready, mu, sigma, matrix, seed, offset, 0, first_row, first_column, 0)
 
     def launcher(self, draw: Draw) -> Launcher:
         from .kernels.cpu.kernel import value_kernel, window_kernel  # Numba takes half a second to import.
@@ -101,25 +103,25 @@ class CpuBackend:
         return Launcher(run, is_valid, threads if most > 1 else None, takes_arrays=True)
 
     def advancer(self, device: int) -> Callable[[int, int], None]:
-        """There is no device memory here."""
+        """The cpu backend has no device memory."""
         raise RuntimeError("backend: 'cpu' cannot write to device memory")
 
 
 def _windows(
-    d: int, n: int, sample_offset: int, threads: int, shared: bool, block: int, down: bool
+    d: int, n: int, sample_offset: int, threads: int, common_noise: bool, block: int, down: bool
 ) -> list[tuple[slice, slice]]:
-    """Rows and columns of the windows that together are a (d, n) matrix.
+    """Rows and columns of the windows that together cover a (d, n) matrix.
 
-    No block of columns is cut, so that none is made twice. Where columns are what is contiguous in memory, `down`,
-    windows are whole columns, as far as they are not too tall.
+    No window ends inside a block of columns, so that none is computed twice. With `down`, where columns are contiguous
+    in memory, windows are whole columns, up to a limit of rows.
     """
-    size = min(_SHARED_WINDOW if shared and down else _WINDOW, max(_LEAST_WINDOW, d * n // (4 * threads)))
+    size = min(_COMMON_WINDOW if common_noise and down else _WINDOW, max(_LEAST_WINDOW, d * n // (4 * threads)))
     if down:
-        most = min(size // block, _SHARED_ROWS) if shared else size // block
+        most = min(size // block, _COMMON_ROWS) if common_noise else size // block
         rows = math.ceil(d / math.ceil(d / most))
         columns = max(block, size // rows)
     else:
-        columns = max(_SHARED_COLUMNS, size // d) if shared else size
+        columns = max(_COMMON_COLUMNS, size // d) if common_noise else size
         rows = max(1, size // min(columns, n))
     cuts = [0, n]
     if columns < n:
@@ -130,7 +132,7 @@ def _windows(
         for top in range(0, d, rows)
         for left, right in itertools.pairwise(cuts)
     ]
-    # Threads begin far apart: side by side, each would page in and clear the same fresh memory for itself.
+    # Threads begin far apart. Neighbours would each page in and clear the same fresh memory.
     stride = -(-len(windows) // threads)
     return [window for first in range(stride) for window in windows[first::stride]]
 

@@ -1,7 +1,7 @@
-"""The cupy backend: the CUDA C++ kernel, compiled by NVRTC when it is first needed.
+"""The cupy backend: the CUDA C++ kernel, compiled by NVRTC on first use.
 
-Nothing has to be built beforehand and no CUDA toolkit installed: CuPy, NVRTC and a driver are enough. Each combination
-of element type, noise, transform and stores is a kernel of its own, compiled alone, and CuPy keeps it on disk.
+CuPy, NVRTC and a driver are enough: nothing is built in advance, and no CUDA toolkit is needed. Each combination of
+element type, noise, transform and stores is a kernel of its own. CuPy caches it on disk.
 """
 
 from __future__ import annotations
@@ -21,17 +21,15 @@ from .element_types import MATRIX_TYPES
 from .errors import BackendUnavailableError
 from .kernels.cuda.geometry import KERNEL_STORES
 from .launch import DriverBackend, KernelKey
-from .memory.dlpack import Imported
+from .memory.dlpack import LEGACY_STREAM, Imported
 from .native import csrc_files
 from .system import cache
 from .system.cuda_driver import device_of
 
 __all__ = ["ADVANCE_KERNEL", "BACKEND", "OPTIONS", "kernel_name", "source"]
 
-# How each CUDA version's package of CuPy is called.
+# Names of CuPy's package for each CUDA version.
 _PACKAGES = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
-
-_LEGACY_STREAM = 1  # DLPack's number of the default stream.
 
 ADVANCE_KERNEL = "multisample::advance_kernel"
 """The C++ name of the kernel that adds 1 to an offset."""
@@ -42,7 +40,7 @@ OPTIONS = ("--std=c++17", f"-I{csrc_files.folder()}")
 
 @functools.cache
 def source() -> str:
-    """The program that NVRTC compiles; with a digest of the headers, since CuPy's cache compares programs only."""
+    """The program for NVRTC. It names a digest of the headers, because CuPy's cache compares programs only."""
     return f'// {csrc_files.digest()}\n#include "cuda/kernel.cuh"\n'
 
 
@@ -70,7 +68,7 @@ class CupyBackend(DriverBackend):
         version = f"cupy {_version()}"
         try:
             import cupy
-        except Exception as error:  # Whatever a broken installation may do.
+        except Exception as error:  # A broken installation may raise anything.
             return BackendStatus(False, (f"package cupy cannot be imported ({error}): reinstall it",), version)
         reasons, device = [], ""
         try:
@@ -89,7 +87,7 @@ class CupyBackend(DriverBackend):
         return BackendStatus(not reasons, tuple(reasons), version, device)
 
     def prepare(self, device_kind: DeviceKind) -> None:
-        # One kernel, to see whether NVRTC works at all; the others are compiled when they are needed.
+        # Compiles one kernel to test NVRTC. The others are compiled on first use.
         import cupy
 
         self.kernel(KernelKey("float32", False, False, False, 0, False, cupy.cuda.runtime.getDevice()))
@@ -100,15 +98,15 @@ class CupyBackend(DriverBackend):
         if isinstance(array, np.ndarray):
             self.prepare("cuda")
             return cupy.asarray(array)
-        # JAX has both protocols, and tells of a stream in this one only.
+        # JAX has both protocols, and only DLPack handles its stream.
         by_dlpack = hasattr(array, "__dlpack__")
         ordinal = array.__dlpack_device__()[1] if by_dlpack else device_of(array.__cuda_array_interface__["data"][0])
-        # What is not on the current device would be copied to it.
+        # CuPy would copy an array of another device to the current one.
         with cupy.cuda.Device(int(ordinal)):
             if not by_dlpack:
                 return cupy.asarray(array)
-            # CuPy's own from_dlpack does the same, but knows bfloat16 in its latest versions only.
-            shared = Imported(array, cupy.cuda.get_current_stream().ptr or _LEGACY_STREAM)
+            # CuPy's own from_dlpack supports bfloat16 in its latest versions only.
+            shared = Imported(array, cupy.cuda.get_current_stream().ptr or LEGACY_STREAM)
             return cupy.asarray(shared).view(shared.dtype)
 
     def compile(self, key: KernelKey | None) -> tuple[int, Any]:
@@ -118,7 +116,7 @@ class CupyBackend(DriverBackend):
         try:
             try:
                 module, kernel = _compiled(name)
-            except OSError as error:  # Only from CuPy's disk cache, which itself checks digests.
+            except OSError as error:  # CuPy's disk cache raises it; NVRTC does not.
                 cache.warn_once("cupy", f"a kernel of 'cupy' was compiled without CuPy's disk cache: {error}")
                 with _without_disk_cache():
                     module, kernel = _compiled(name)
@@ -141,7 +139,7 @@ def _compiled(name: str) -> tuple[Any, Any]:
 
 @contextlib.contextmanager
 def _without_disk_cache() -> Iterator[None]:
-    """CuPy looks at this variable when it compiles."""
+    """Disable CuPy's disk cache: CuPy reads this variable when it compiles."""
     variable = "CUPY_CACHE_IN_MEMORY"
     before = os.environ.get(variable)
     os.environ[variable] = "1"

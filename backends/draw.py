@@ -1,13 +1,13 @@
-"""One launch, as plain numbers and addresses: ``Draw`` of ``csrc/draw.h``, which every layer passes on.
+"""One launch as plain numbers and addresses: ``Draw`` of ``csrc/draw.h``. Every layer passes it.
 
-C++ and CUDA kernels take it as bytes, kernels in Python field by field.
+C++ and CUDA kernels take its bytes, kernels in Python its fields.
 """
 
 from __future__ import annotations
 
 import enum
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from .element_types import SIZES, ElementType
@@ -16,24 +16,29 @@ __all__ = [
     "HOST",
     "PACKED_DRAW",
     "SIZES",
+    "WORD_BYTES",
+    "Batched",
     "Draw",
     "ElementType",
     "Operation",
     "Packer",
     "Vector",
     "Word",
+    "batch_steps",
+    "matrix_of_batch",
     "memory_packer",
     "pack",
     "packer",
+    "parts_of_batch",
 ]
 
 
 HOST = -1
-"""Stands for host memory where a draw names a device."""
+"""The `device` of a draw in host memory."""
 
 
 class Operation(enum.IntEnum):
-    """What a launch does.
+    """The operation of a launch.
 
     sample : reads `mu` and `sigma`, writes the matrix ``x[r, c] = mu[r] + sigma[r] * z[r, c]``.
     gradient : reads the matrix ``g``, writes ``mu[r] = sum(g[r, :])`` and ``sigma[r] = sum(g[r, :] * z[r, :])``.
@@ -46,7 +51,7 @@ class Operation(enum.IntEnum):
 class Vector(NamedTuple):
     """`mu` or `sigma`: elements in memory, or one number.
 
-    The vectors that a gradient writes are contiguous, of float64 for a float64 matrix and of float32 otherwise.
+    A gradient writes contiguous vectors, of float64 for a float64 matrix and of float32 otherwise.
     """
 
     data: int
@@ -60,17 +65,29 @@ class Vector(NamedTuple):
 
 
 class Word(NamedTuple):
-    """An unsigned 64-bit number: `value`, or if `at` is not 0 the one at that address, in memory of the device."""
+    """An unsigned 64-bit number: `value` if `at` is 0, or else the number at address `at` in device memory."""
 
     value: int
     at: int = 0
+
+
+class Batched(enum.IntFlag):
+    """Operands with an element for each matrix of a batch, one after another in memory.
+
+    The element of `words` is four 64-bit numbers: seed, offset, first row and first column.
+    """
+
+    mu = 1
+    sigma = 2
+    words = 4
 
 
 class Draw(NamedTuple):
     """One launch.
 
     ``z[r, c]`` is the noise of row ``first_row + r`` (of row 0 with `common_noise`) and column ``first_column + c``.
-    With `antithetic`, columns come in pairs: ``z[r, 2 * k]`` is column k of the noise, ``z[r, 2 * k + 1]`` minus it.
+    With `antithetic`, columns come in pairs: ``z[r, 2 * k]`` is column k of the noise, and ``z[r, 2 * k + 1]`` is its
+    negative.
     """
 
     mu: Vector
@@ -79,7 +96,7 @@ class Draw(NamedTuple):
     """Address of the first element, in host memory or in memory of `device`."""
     row_stride: int
     column_stride: int
-    """In bytes; of a sample such that no two elements overlap."""
+    """In bytes. The elements of a sample must not overlap."""
     rows: int
     columns: int
     """At least 1."""
@@ -89,42 +106,81 @@ class Draw(NamedTuple):
     first_column: Word
     """``first_row + rows <= 2**32`` and ``first_column + columns <= 2**34``."""
     scratch: int
-    """Address of scratch memory of a gradient on CUDA, of the size that torch_ext asks for."""
+    """Address of scratch memory for a gradient on CUDA, with the size that torch_ext returns."""
     stream: int
-    """Handle of a stream of `device`."""
+    """Handle of a stream on `device`."""
     type: int
-    """The `ElementType` of the matrix: float16, bfloat16, float32 or float64."""
+    """The `ElementType` of the matrix's elements: float16, bfloat16, float32 or float64."""
     operation: int
     common_noise: bool
     antithetic: bool
     fast_math: bool
-    """Without effect on the CPU and on float64."""
+    """No effect on the CPU and on float64."""
     device: int
     """The ordinal of a CUDA device, or `HOST`."""
     threads: int = 0
-    """On the CPU, the most threads that may work on the call; 0 for no limit."""
-    unused: int = 0
+    """On the CPU, the most threads for the call; 0 for no limit."""
+    batch: int = 0
+    """How many matrices; 0 counts as 1. They are contiguous and lie one after another. A batch needs words in memory.
+    """
+    batched: int = 0
+    """Flags of `Batched`."""
+    column_phase: int = 0
+    """Where `first_column` is in memory: 1 + first_column % 8, or 0 if that is not known."""
 
 
 _VECTOR = "PqdI4x"
-_STRUCT = struct.Struct(f"{_VECTOR}{_VECTOR}PqqQQ{'QP' * 4}PP5IiI4x")
+_STRUCT = struct.Struct(f"{_VECTOR}{_VECTOR}PqqQQ{'QP' * 4}PP5IiIIII")
 _pack = _STRUCT.pack
+
+WORD_BYTES = 32
+"""Bytes of the four words of a matrix in a batch."""
 
 PACKED_DRAW = _STRUCT.size
 """Bytes of a `Draw`."""
 
 
 def pack(draw: Draw) -> bytes:
-    """The bytes of the C++ struct."""
+    """The bytes of the C++ struct ``Draw``."""
     vectors = (number for vector in (draw.mu, draw.sigma) for number in vector[:4])
     words = (number for word in draw[7:11] for number in word)
-    return _pack(*vectors, *draw[2:7], *words, *draw[11:-1])
+    return _pack(*vectors, *draw[2:7], *words, *draw[11:])
+
+
+def batch_steps(draw: Draw) -> tuple[int, int, int, int]:
+    """Bytes from one matrix of a batch to the next: of mu, of sigma, of the matrix and of the words."""
+    size = SIZES[ElementType(draw.type).name]
+    return (
+        draw.rows * draw.mu.stride if draw.batched & Batched.mu else 0,
+        draw.rows * draw.sigma.stride if draw.batched & Batched.sigma else 0,
+        draw.rows * draw.columns * size,
+        WORD_BYTES if draw.batched & Batched.words else 0,
+    )
+
+
+def matrix_of_batch(draw: Draw, b: int) -> Draw:
+    """Matrix `b` of a batch."""
+    mu, sigma, matrix, words = (b * step for step in batch_steps(draw))
+    seed, offset, row, column = (word._replace(at=word.at + words) if word.at else word for word in draw[7:11])
+    return draw._replace(
+        mu=draw.mu._replace(data=draw.mu.data + mu), sigma=draw.sigma._replace(data=draw.sigma.data + sigma),
+        matrix=draw.matrix + matrix, seed=seed, offset=offset, first_row=row, first_column=column, batch=0,
+    )  # fmt: skip
+
+
+def parts_of_batch(draw: Draw, most: int) -> Iterator[Draw]:
+    """A batch in parts of at most `most` matrices."""
+    if draw.batch <= most:
+        yield draw
+        return
+    for b in range(0, draw.batch, most):
+        yield matrix_of_batch(draw, b)._replace(batch=min(most, draw.batch - b))
 
 
 Packer = Callable[..., bytes]
 """``packed(mu, sigma, matrix, seed, offset, offset_at, first_row, first_column, stream, threads=0, scratch=0)``.
 
-`mu` and `sigma` are addresses, or numbers where the draw has numbers.
+`mu` and `sigma` are addresses, or numbers if the draw has numbers.
 """
 
 
@@ -135,31 +191,31 @@ def packer(draw: Draw) -> Packer:
     if t == v == ElementType.number:
         return lambda mu, sigma, matrix, seed, offset, at, row, column, stream, threads=0, scratch=0: _pack(
             0, 0, mu, 0, 0, 0, sigma, 0, matrix, rs, cs, rows, columns, seed, 0, offset, at, row, 0, column, 0,
-            scratch, stream, kind, operation, common, antithetic, fast, device, threads,
+            scratch, stream, kind, operation, common, antithetic, fast, device, threads, 0, 0, 0,
         )  # fmt: skip
     if t == ElementType.number:
         return lambda mu, sigma, matrix, seed, offset, at, row, column, stream, threads=0, scratch=0: _pack(
             0, 0, mu, 0, sigma, u, 0.0, v, matrix, rs, cs, rows, columns, seed, 0, offset, at, row, 0, column, 0,
-            scratch, stream, kind, operation, common, antithetic, fast, device, threads,
+            scratch, stream, kind, operation, common, antithetic, fast, device, threads, 0, 0, 0,
         )  # fmt: skip
     if v == ElementType.number:
         return lambda mu, sigma, matrix, seed, offset, at, row, column, stream, threads=0, scratch=0: _pack(
             mu, s, 0.0, t, 0, 0, sigma, 0, matrix, rs, cs, rows, columns, seed, 0, offset, at, row, 0, column, 0,
-            scratch, stream, kind, operation, common, antithetic, fast, device, threads,
+            scratch, stream, kind, operation, common, antithetic, fast, device, threads, 0, 0, 0,
         )  # fmt: skip
     return lambda mu, sigma, matrix, seed, offset, at, row, column, stream, threads=0, scratch=0: _pack(
         mu, s, 0.0, t, sigma, u, 0.0, v, matrix, rs, cs, rows, columns, seed, 0, offset, at, row, 0, column, 0,
-        scratch, stream, kind, operation, common, antithetic, fast, device, threads,
+        scratch, stream, kind, operation, common, antithetic, fast, device, threads, 0, 0, 0,
     )  # fmt: skip
 
 
 def memory_packer(draw: Draw) -> Callable[[int, int, int, int, int], bytes]:
     """``packed(mu, sigma, matrix, words, stream)``: packs draws like `draw` whose words are in device memory.
 
-    `mu` and `sigma` are addresses, `words` is that of the seed, the offset, the first row and the first column.
+    `mu` and `sigma` are addresses; `words` is the address of seed, offset, first row and first column.
     """
     (_, s, _, t, _), (_, u, _, v, _), _, rs, cs, rows, columns = draw[:7]
-    options = draw[13:-1]
+    options = draw[13:]
     return lambda mu, sigma, matrix, words, stream: _pack(
         mu, s, 0.0, t, sigma, u, 0.0, v, matrix, rs, cs, rows, columns, 0, words, 0, words + 8, 0, words + 16, 0,
         words + 24, 0, stream, *options,

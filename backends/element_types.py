@@ -1,4 +1,4 @@
-"""The types of elements: the only list of them in Python; ``csrc/element_types.h`` has the same rows.
+"""The element types, listed once in Python; ``csrc/element_types.h`` has the same rows.
 
 A new type needs a row here and its roundings in `multisample.backends.kernels.stream.rounding`.
 """
@@ -16,7 +16,7 @@ __all__ = ["MATRIX_TYPES", "SIZES", "ElementType", "MatrixType"]
 
 
 class ElementType(enum.IntEnum):
-    """Types of elements by NumPy's names; `number` is one number in place of a vector."""
+    """Element types by NumPy's names. `number` is one number in place of a vector."""
 
     number = 0
     float16 = 1
@@ -34,19 +34,19 @@ class ElementType(enum.IntEnum):
 
 
 class MatrixType(NamedTuple):
-    """A type that a matrix can have."""
+    """An element type of a matrix."""
 
     size: int
     """In bytes."""
     computing: str
-    """The type that elements are computed in."""
+    """The type of the arithmetic."""
     stored: str
-    """NumPy's name of what is written: types that NumPy or Numba lack are written as their bits."""
+    """NumPy's name of the type in memory. Types that NumPy or Numba lack are stored as their bits."""
     cpp: str
     dlpack: int
     """DLPack's type code."""
     widen: Callable[[npt.NDArray[Any]], npt.NDArray[Any]] | None = None
-    """For types that are written as bits: an array of bits as an array of numbers."""
+    """Converts an array of bits to an array of numbers, for types that are stored as bits."""
 
 
 def _widened_bfloat16(bits: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -61,4 +61,4 @@ MATRIX_TYPES = {
 }
 
 SIZES = {name: row.size for name, row in MATRIX_TYPES.items()}
-"""Bytes of the elements of a matrix, by the name of their type."""
+"""Bytes of an element of a matrix, by the name of its type."""

@@ -6,7 +6,7 @@ __all__ = ["BackendUnavailableError"]
 
 
 class BackendUnavailableError(RuntimeError):
-    """A backend cannot run here; the message gives every reason and the command that mends it.
+    """A backend cannot run here. The message gives every reason and the command that fixes it.
 
     Examples
     --------

@@ -1,10 +1,11 @@
-"""Launching through the CUDA driver, as the cupy and numba backends do, and through `Backend.launch` alone."""
+"""Launchers: through the CUDA driver, for the cupy and numba backends, and through `Backend.launch` alone."""
 
 from __future__ import annotations
 
 import abc
 import collections
 import ctypes
+import functools
 import struct
 import sys
 from collections.abc import Callable
@@ -13,16 +14,28 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .contract import Backend, Launcher
-from .draw import PACKED_DRAW, Draw, ElementType, Vector, Word, memory_packer, pack, packer
+from .draw import (
+    PACKED_DRAW,
+    SIZES,
+    Draw,
+    ElementType,
+    Vector,
+    Word,
+    batch_steps,
+    memory_packer,
+    pack,
+    packer,
+    parts_of_batch,
+)  # fmt: skip
 from .kernels.cuda.geometry import PACKED_GEOMETRY, Geometry, geometry
 from .memory.host import vectors_at
 from .system import cuda_driver
 
-__all__ = ["DriverBackend", "KernelKey", "Pool", "generic_launcher", "kernel_key"]
+__all__ = ["DriverBackend", "KernelKey", "generic_launcher", "kernel_key"]
 
 
 class KernelKey(NamedTuple):
-    """The kernel of a draw: each is compiled alone."""
+    """The kernel of a draw. Each is compiled alone."""
 
     dtype: str
     common_noise: bool
@@ -34,43 +47,46 @@ class KernelKey(NamedTuple):
 
 
 def kernel_key(draw: Draw, stores: int) -> KernelKey:
-    """The kernel for `draw`, cut into blocks by a geometry with `stores`."""
+    """The kernel for `draw`, with the stores of its geometry."""
     dtype = ElementType(draw.type).name
     in_memory = bool(draw.seed.at or draw.first_row.at or draw.first_column.at)
     fast_math = draw.fast_math and dtype != "float64"
     return KernelKey(dtype, draw.common_noise, draw.antithetic, fast_math, stores, in_memory, draw.device)
 
 
-# The struct CUlaunchConfig of cuda.h: three sizes of the grid and of a block, shared memory, stream, no attributes.
+# The struct CUlaunchConfig of cuda.h: the grid, the block, shared memory, stream, no attributes.
 _CONFIGURATION = struct.Struct("7I4xPP I4x")
+_pack_configuration = _CONFIGURATION.pack
 CONFIGURATION_SIZE = _CONFIGURATION.size
+_ARGUMENTS = PACKED_DRAW + PACKED_GEOMETRY
+_MOST_BATCH = 65535  # The longest y axis of a grid.
 
 
-def pack_configuration(blocks: int, threads: int, stream: int) -> bytes:
-    """The configuration of a launch in one dimension."""
-    return _CONFIGURATION.pack(blocks, 1, 1, threads, 1, 1, 0, stream, 0, 0)
+def pack_configuration(blocks: int, threads: int, stream: int, batch: int = 1) -> bytes:
+    """The configuration of a launch; the grid's y axis counts the matrices of a batch."""
+    return _pack_configuration(blocks, batch, 1, threads, 1, 1, 0, stream, 0, 0)
 
 
 class DriverBackend(abc.ABC):
-    """What the adapters have in common that compile a kernel for each `KernelKey` and launch it by the CUDA driver."""
+    """Base of backends that compile a kernel for each `KernelKey` and launch it through the CUDA driver."""
 
     name: str
 
     def __init__(self) -> None:
         self._handles: dict[KernelKey | tuple[str, int], int] = {}
         self.compiled: dict[KernelKey | tuple[str, int], Any] = {}
-        """The compiler's own objects, by kernel: a handle is valid as long as they are there."""
-        self._buffers, self._advance_buffers = Pool(_draw_buffer), Pool(_advance_buffer)
+        """The compiler's own objects, by kernel. A handle is valid as long as its object is alive."""
+        self._launch = functools.cache(self._launch_function)
 
     @abc.abstractmethod
     def compile(self, key: KernelKey | None) -> tuple[int, Any]:
-        """The driver's handle of a kernel, and the object that keeps it; of `advance` if `key` is None.
+        """The driver's handle of a kernel, and the object that keeps it alive; of `advance` if `key` is None.
 
-        The device is current.
+        The caller makes the device current.
         """
 
     def kernel(self, key: KernelKey) -> int:
-        """The driver's handle of a kernel, compiled if it has not been."""
+        """The driver's handle of a kernel, compiled on first use."""
         return self._handles.get(key) or self._compiled(key, key, key.device)
 
     def _compiled(self, place: KernelKey | tuple[str, int], key: KernelKey | None, device: int) -> int:
@@ -79,34 +95,54 @@ class DriverBackend(abc.ABC):
         self._handles[place] = handle
         return handle
 
-    def _run(self, buffers: Pool, kernel: int, parameters: bytes, device: int) -> None:
-        """Launch `kernel` with the bytes of its configuration and of its arguments."""
-        buffer = buffers.take()
-        try:
-            error = buffer.launch(kernel, parameters, device)
-        finally:
-            buffers.give(buffer)
-        if error:
-            raise RuntimeError(f"backend: {self.name!r} could not launch its kernel: {cuda_driver.error_name(error)}")
+    def _launch_function(self, size: int, device: int) -> Callable[[int, bytes], None]:
+        """``launch(kernel, parameters)`` launches with the bytes of a configuration and `size` bytes of arguments.
+
+        Concurrent launches, from threads, signal handlers or destructors, use different buffers.
+        """
+        free: collections.deque[_Buffer] = collections.deque()
+        launch_kernel, get_device = cuda_driver.launch_function(), cuda_driver.device_function()
+
+        def launch(kernel: int, parameters: bytes) -> None:
+            try:
+                buffer = free.pop()
+            except IndexError:
+                buffer = _buffer(size)
+            try:
+                memory, configuration, extra, ordinal_at, ordinal, _ = buffer
+                memory[:] = parameters
+                if get_device(ordinal_at) == 0 and ordinal.value == device:
+                    error = launch_kernel(configuration, kernel, None, extra)
+                else:
+                    with cuda_driver.on_device(device):
+                        error = launch_kernel(configuration, kernel, None, extra)
+            finally:
+                free.append(buffer)
+            if error:
+                name = cuda_driver.error_name(error)
+                raise RuntimeError(f"backend: {self.name!r} could not launch its kernel: {name}")
+
+        return launch
 
     def launch(self, draw: Draw) -> None:
         column = draw.first_column
-        cut, packed_cut = _cut(draw, draw.matrix % 32, -1 if column.at else column.value % 8)
-        kernel = self.kernel(kernel_key(draw, cut.stores))
-        configuration = pack_configuration(cut.blocks, cut.threads, draw.stream)
-        self._run(self._buffers, kernel, configuration + pack(draw) + packed_cut, draw.device)
+        cut, packed_cut = _cut(draw, draw.matrix % 32, draw.column_phase - 1 if column.at else column.value % 8)
+        kernel, launch = self.kernel(kernel_key(draw, cut.stores)), self._launch(_ARGUMENTS, draw.device)
+        for part in parts_of_batch(draw, _MOST_BATCH):
+            configuration = pack_configuration(cut.blocks, cut.threads, draw.stream, max(part.batch, 1))
+            launch(kernel, configuration + pack(part) + packed_cut)
 
     def launcher(self, draw: Draw) -> Launcher:
-        device, packed, launch, buffers = draw.device, packer(draw), self._run, self._buffers
-        found: dict[tuple[int, int], tuple[int, int, int, bytes]] = {}
+        packed, launch = packer(draw), self._launch(_ARGUMENTS, draw.device)
+        cached: dict[tuple[int, int], tuple[int, int, int, bytes]] = {}
 
         def ready(matrix: int, first_column: int) -> tuple[int, int, int, bytes]:
-            """Geometry and kernel, found once for each alignment of the matrix."""
+            """Geometry and kernel for an alignment of the matrix, cached."""
             key = matrix & 31, first_column & 7
-            if key not in found:
+            if key not in cached:
                 cut, packed_cut = _cut(draw, *key)
-                found[key] = self.kernel(kernel_key(draw, cut.stores)), cut.blocks, cut.threads, packed_cut
-            return found[key]
+                cached[key] = self.kernel(kernel_key(draw, cut.stores)), cut.blocks, cut.threads, packed_cut
+            return cached[key]
 
         def run(
             ready: tuple[int, int, int, bytes], mu: Any, sigma: Any, matrix: int, seed: int, offset: int,
@@ -114,92 +150,90 @@ class DriverBackend(abc.ABC):
         ) -> None:  # fmt: skip
             kernel, blocks, threads, cut = ready
             arguments = packed(mu, sigma, matrix, seed, offset, offset_at, first_row, first_column, stream)
-            launch(buffers, kernel, pack_configuration(blocks, threads, stream) + arguments + cut, device)
+            launch(kernel, _pack_configuration(blocks, 1, 1, threads, 1, 1, 0, stream, 0, 0) + arguments + cut)
 
         return Launcher(run, ready=ready)
 
     def memory_launcher(self, draw: Draw) -> Callable[[int, int, int, int, int], None]:
-        """``launch(mu, sigma, matrix, words, stream)``: launches draws like `draw` whose words are in device memory.
+        """``launch(mu, sigma, matrix, words, stream)`` launches draws like `draw` whose words are in device memory.
 
-        The arguments are those of `multisample.backends.draw.memory_packer`. The stream may be one that is being
-        captured: a kernel that is not loaded yet is loaded all the same.
+        The arguments are those of `multisample.backends.draw.memory_packer`. `draw` may be a batch. The stream may be
+        one that is being captured: a kernel that is not loaded yet is loaded all the same.
         """
-        device, packed, launch, buffers = draw.device, memory_packer(draw), self._run, self._buffers
-        found: dict[int, tuple[int, int, int, bytes]] = {}
+        launch, batch = self._launch(_ARGUMENTS, draw.device), max(draw.batch, 1)
+        cached: dict[int, tuple[int, int, int, bytes]] = {}
+        step_mu, step_sigma, step_matrix, step_words = batch_steps(draw)
+        # More matrices than a grid has room for are launched in parts.
+        parts = [
+            (b, count, memory_packer(draw._replace(batch=count)))
+            for b in range(0, batch, _MOST_BATCH)
+            for count in [min(batch - b, _MOST_BATCH)]
+        ]
 
         def ready(misalignment: int) -> tuple[int, int, int, bytes]:
             in_memory = Word(0, 1)
-            cut, packed_cut = _cut(draw, misalignment, -1)
+            cut, packed_cut = _cut(draw, misalignment, draw.column_phase - 1)
             key = kernel_key(draw._replace(seed=in_memory, first_row=in_memory, first_column=in_memory), cut.stores)
             with cuda_driver.relaxed_capture():
-                found[misalignment] = self.kernel(key), cut.blocks, cut.threads, packed_cut
-            return found[misalignment]
+                cached[misalignment] = self.kernel(key), cut.blocks, cut.threads, packed_cut
+            return cached[misalignment]
 
         def run(mu: int, sigma: int, matrix: int, words: int, stream: int) -> None:
-            kernel, blocks, threads, cut = found.get(matrix & 31) or ready(matrix & 31)
-            arguments = packed(mu, sigma, matrix, words, stream)
-            launch(buffers, kernel, pack_configuration(blocks, threads, stream) + arguments + cut, device)
+            kernel, blocks, threads, cut = cached.get(matrix & 31) or ready(matrix & 31)
+            for b, count, packed in parts:
+                arguments = packed(
+                    mu + b * step_mu, sigma + b * step_sigma, matrix + b * step_matrix, words + b * step_words, stream
+                )
+                launch(kernel, pack_configuration(blocks, threads, stream, count) + arguments + cut)
 
         return run
 
     def advancer(self, device: int) -> Callable[[int, int], None]:
         place = ("advance", device)
-        kernel = self._handles.get(place) or self._compiled(place, None, device)
+        kernel, launch = self._handles.get(place) or self._compiled(place, None, device), self._launch(8, device)
 
         def advance(address: int, stream: int) -> None:
-            parameters = pack_configuration(1, 1, stream) + address.to_bytes(8, sys.byteorder)
-            self._run(self._advance_buffers, kernel, parameters, device)
+            launch(kernel, pack_configuration(1, 1, stream) + address.to_bytes(8, sys.byteorder))
 
         return advance
 
 
-class _Buffer:
-    """Memory for one launch at a time: its configuration and its arguments, one after the other."""
-
-    def __init__(self, size: int) -> None:
-        memory = ctypes.create_string_buffer(CONFIGURATION_SIZE + size)
-        self._bytes = memoryview(memory).cast("B")
-        self._size, self._ordinal = ctypes.c_size_t(size), ctypes.c_int()
-        arguments = ctypes.addressof(memory) + CONFIGURATION_SIZE
-        # CU_LAUNCH_PARAM_BUFFER_POINTER, CU_LAUNCH_PARAM_BUFFER_SIZE and CU_LAUNCH_PARAM_END of cuda.h.
-        self._extra = (ctypes.c_void_p * 5)(1, arguments, 2, ctypes.addressof(self._size), 0)
-        self._memory, self._at = ctypes.byref(memory), ctypes.byref(self._ordinal)
-        self._launch, self._get_device = cuda_driver.launch_function(), cuda_driver.device_function()
-
-    def launch(self, kernel: int, parameters: bytes, device: int) -> int:
-        """Launch with `device` current, whichever is current now; returns the driver's error, 0 for none."""
-        self._bytes[:] = parameters
-        if self._get_device(self._at) == 0 and self._ordinal.value == device:
-            return int(self._launch(self._memory, kernel, None, self._extra))
-        with cuda_driver.on_device(device):
-            return int(self._launch(self._memory, kernel, None, self._extra))
+_Buffer = tuple[memoryview, Any, Any, Any, ctypes.c_int, ctypes.c_size_t]
 
 
-def _draw_buffer() -> _Buffer:
-    return _Buffer(PACKED_DRAW + PACKED_GEOMETRY)
+def _buffer(size: int) -> _Buffer:
+    """Memory for the configuration of a launch, followed by `size` bytes of arguments.
 
-
-def _advance_buffer() -> _Buffer:
-    return _Buffer(8)
+    Returns a view to write to, the first and the last argument of cuLaunchKernelEx, the argument of cuCtxGetDevice and
+    the number that this writes, and the size, which `extra` points to.
+    """
+    memory = ctypes.create_string_buffer(CONFIGURATION_SIZE + size)
+    arguments, count = ctypes.addressof(memory) + CONFIGURATION_SIZE, ctypes.c_size_t(size)
+    # CU_LAUNCH_PARAM_BUFFER_POINTER, CU_LAUNCH_PARAM_BUFFER_SIZE and CU_LAUNCH_PARAM_END of cuda.h.
+    extra = (ctypes.c_void_p * 5)(1, arguments, 2, ctypes.addressof(count), 0)
+    ordinal = ctypes.c_int()
+    return memoryview(memory).cast("B"), ctypes.byref(memory), extra, ctypes.byref(ordinal), ordinal, count
 
 
 def _cut(draw: Draw, misalignment: int, first_column: int) -> tuple[Geometry, bytes]:
     dtype = ElementType(draw.type).name
     cheap = draw.common_noise or (draw.fast_math and dtype != "float64")
+    # One geometry for all matrices of a batch, whose addresses may be aligned differently.
+    strided = draw.batch > 1 and draw.rows * draw.columns * SIZES[dtype] % 32 != 0
     return geometry(
         draw.rows, draw.columns, dtype, (draw.row_stride, draw.column_stride), misalignment, first_column, cheap,
-        draw.common_noise, draw.antithetic,
+        draw.common_noise, draw.antithetic, strided,
     )  # fmt: skip
 
 
 def generic_launcher(backend: Backend, draw: Draw) -> Launcher:
-    """The `Launcher` of a backend that has `launch` alone."""
+    """The `Launcher` of a backend that has no `launcher`."""
 
-    def moved(mu: Any, sigma: Any) -> Draw:
-        return draw._replace(mu=_moved(draw.mu, mu), sigma=_moved(draw.sigma, sigma))
+    def draw_at(mu: Any, sigma: Any) -> Draw:
+        return draw._replace(mu=_at(draw.mu, mu), sigma=_at(draw.sigma, sigma))
 
     def is_valid(mu: Any, sigma: Any) -> bool:
-        means, deviations = vectors_at(moved(mu, sigma))
+        means, deviations = vectors_at(draw_at(mu, sigma))
         return bool(np.isfinite(means).all() and np.isfinite(deviations).all() and (deviations >= 0).all())
 
     def run(
@@ -207,7 +241,7 @@ def generic_launcher(backend: Backend, draw: Draw) -> Launcher:
         first_column: int, stream: int,
     ) -> None:  # fmt: skip
         backend.launch(
-            moved(mu, sigma)._replace(
+            draw_at(mu, sigma)._replace(
                 matrix=matrix, seed=Word(seed), offset=Word(offset, offset_at), first_row=Word(first_row),
                 first_column=Word(first_column), stream=stream,
             )
@@ -216,25 +250,6 @@ def generic_launcher(backend: Backend, draw: Draw) -> Launcher:
     return Launcher(run, is_valid)
 
 
-def _moved(vector: Vector, value: Any) -> Vector:
-    """The same vector at another address, or another number."""
+def _at(vector: Vector, value: Any) -> Vector:
+    """`vector` at another address or, if it is a number, with another number."""
     return vector._replace(**{"number" if vector.type == ElementType.number else "data": value})
-
-
-class Pool:
-    """Buffers for launches: each is one call's at a time, whichever thread, signal handler or destructor makes it."""
-
-    def __init__(self, make: Callable[[], Any]) -> None:
-        self._make = make
-        self._free: collections.deque[Any] = collections.deque()
-
-    def take(self) -> Any:
-        """A buffer that no other call has."""
-        try:
-            return self._free.pop()
-        except IndexError:
-            return self._make()
-
-    def give(self, buffer: Any) -> None:
-        """Let another call have it."""
-        self._free.append(buffer)

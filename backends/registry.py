@@ -1,6 +1,6 @@
-"""Backends by name. The modules of built-in ones are imported when first asked for.
+"""Backends by name. The module of a built-in backend is imported when its name is first used.
 
-Such a module imports the library that it stands on only when used, so that its `status` can say that it is missing.
+Such a module imports its library only on use, so that its `status` can report a missing library.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from .contract import Backend
 
 __all__ = ["find", "names", "register"]
 
-# Modules of this package, each with a `BACKEND`.
+# Modules of this package with a `BACKEND`.
 _BUILT_IN = ("torch_ext", "cupy", "numba", "cpu")
 _registered: dict[str, Backend] = {}
 
 
 def names() -> tuple[str, ...]:
-    """Every name that `find` knows."""
+    """Every name that `find` accepts."""
     return (*_BUILT_IN, *(name for name in _registered if name not in _BUILT_IN))
 
 
 def find(name: str) -> Backend:
-    """The backend called `name`; KeyError if there is none."""
+    """The backend called `name`. KeyError if there is none."""
     backend = _registered.get(name)
     if backend is None:
         if name not in _BUILT_IN:
@@ -33,7 +33,7 @@ def find(name: str) -> Backend:
 
 
 def register(backend: Backend) -> None:
-    """Add `backend` under its name; ValueError if the name is taken."""
+    """Add `backend` under its name. ValueError if the name is taken."""
     if backend.name in names() or backend.name == "auto":
         raise ValueError(
             f"backend name {backend.name!r} is taken; registered names are {', '.join(names())}, and 'auto'"

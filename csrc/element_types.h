@@ -1,20 +1,20 @@
-// The types of elements: the only list of them in C++; backends/element_types.py has the same rows.
+// The element types, listed once in C++; backends/element_types.py has the same rows.
 //
-// A new type needs a row here and, if it is no type of C++, a struct with widen and narrow in stream/rounding.h.
+// A new type needs a row here. A type that C++ lacks also needs a struct with widen and narrow in stream/rounding.h.
 #pragma once
 
 #include "stream/rounding.h"
 
 namespace multisample {
 
-// Types that a matrix can have: name, type, bytes, NumPy's name, PyTorch's ScalarType.
+// Types of a matrix: name, type, bytes, NumPy's name, PyTorch's ScalarType.
 #define MULTISAMPLE_MATRIX_TYPES(ROW)              \
   ROW(Float16, float16, 2, "float16", Half)        \
   ROW(BFloat16, bfloat16, 2, "bfloat16", BFloat16) \
   ROW(Float32, float, 4, "float32", Float)         \
   ROW(Float64, double, 8, "float64", Double)
 
-// Types that mu and sigma can have too. The last row is apart, for switches whose default it is.
+// Types of mu and sigma. LAST is the row for the default case of a switch.
 #define MULTISAMPLE_ELEMENT_TYPES(ROW, LAST) \
   MULTISAMPLE_MATRIX_TYPES(ROW)              \
   ROW(Int8, i8, 1, "int8", Char)             \
@@ -26,7 +26,7 @@ namespace multisample {
   ROW(UInt32, u32, 4, "uint32", UInt32)      \
   LAST(UInt64, u64, 8, "uint64", UInt64)
 
-// kNumber stands for one number in place of a vector.
+// kNumber: one number in place of a vector.
 enum ElementType : u32 {
   kNumber,
 #define MULTISAMPLE_ROW(name, type, size, numpy, torch) k##name,
@@ -46,7 +46,7 @@ struct TypeOf {
 
 #if !defined(__CUDACC_RTC__)
 
-// run(TypeOf<T>{}) for the type of a matrix.
+// run(TypeOf<T>{}) for the matrix type T.
 template <class Run>
 inline auto with_matrix_type(u32 type, const Run& run) {
   switch (type) {

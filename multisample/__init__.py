@@ -1,14 +1,14 @@
 """Draw vectors from a normal distribution with independent components: same seed, same bits, everywhere.
 
-`sample` is the one call; `backends` says what it can run on. The stream of numbers is specified in STREAM.md, beside
-this file. The submodules `cem`, `examples`, `jax` and `torch` are imported on first use.
+`sample` draws; `backends` lists the backends that can run here. STREAM.md, beside this file, specifies the stream of
+numbers. The submodules `cem`, `examples`, `jax` and `torch` are imported on first use.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-# The package `backends` is imported before the function takes its place as an attribute: its modules are reached by
+# The function `backends` replaces the package `backends` as an attribute of this package. So import its modules by
 # ``from multisample.backends.contract import ...``, not by ``import multisample.backends.contract as ...``.
 from multisample.backends.contract import BackendStatus
 

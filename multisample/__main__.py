@@ -44,10 +44,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         with _stopped_by_signals():
             args = parser.parse_args(argv)
             code: int = args.run(args)
-            sys.stdout.flush()  # Here, where a closed pipe is expected.
+            sys.stdout.flush()  # Inside this `try`, which handles a closed pipe.
             return code
     except BrokenPipeError:
-        # The reader has closed the pipe. Python flushes stdout at exit, so it must lead nowhere.
+        # The reader has closed the pipe. Redirect stdout to /dev/null, since Python flushes it at exit.
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + 13
@@ -70,7 +70,7 @@ def _fail(message: object) -> int:
 
 @contextlib.contextmanager
 def _stopped_by_signals() -> Iterator[None]:
-    """Signals that would end the process become KeyboardInterrupt, so that everything is cleaned up."""
+    """Turn signals that would end the process into KeyboardInterrupt, so that cleanup runs."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt(signal.Signals(number))
@@ -79,7 +79,7 @@ def _stopped_by_signals() -> Iterator[None]:
     try:
         for name in ("SIGTERM", "SIGHUP"):
             number = getattr(signal, name, None)
-            # One that is ignored, as after nohup, stays ignored; and only the main thread may set handlers.
+            # A signal that is ignored, as after nohup, stays ignored. Only the main thread may set handlers.
             if number is not None and signal.getsignal(number) is signal.SIG_DFL:
                 with contextlib.suppress(ValueError):
                     previous[number] = signal.signal(number, stop)

@@ -1,4 +1,4 @@
-"""Checks of plain arguments: each error names the argument, what came and what is accepted."""
+"""Checks of scalars and choices. Each error names the argument, the received value and the accepted values."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ DTYPES = tuple(MATRIX_TYPES)
 
 
 def describe(value: object, limit: int = 60) -> str:
-    """`value` as an error message shows it: on one line, and not endless."""
+    """`value` for an error message: its repr on one line, cut off after `limit` characters."""
     try:
         text = " ".join(repr(value).split())
-    except Exception:  # Python prints no integer of more than 4300 digits, and classes may define anything.
+    except Exception:  # repr fails for integers of more than 4300 digits, and a class may raise anything.
         return f"a very large {type(value).__name__}" if isinstance(value, int) else f"<{type(value).__name__}>"
     return text if len(text) <= limit else f"{text[:limit]}..."
 
@@ -30,7 +30,7 @@ def checked_integer(name: str, value: Any, low: int, high: int) -> int:
     """`value` as an int with ``low <= value < high``; TypeError or ValueError otherwise."""
     if type(value) is int and low <= value < high:
         return value
-    if _is_symbol(value):  # Which stays one; to compare it is to ask of every run that it holds there.
+    if _is_symbol(value):  # The value stays symbolic. The comparison becomes a guard of the graph.
         if not low <= value < high:
             raise ValueError(f"{name}: expected {_range(name, low, high)}, got {value}")
         symbol: int = value
@@ -39,7 +39,7 @@ def checked_integer(name: str, value: Any, low: int, high: int) -> int:
         raise TypeError(f"{name}: expected an integer, got the bool {value}")
     try:
         if isinstance(value, float):
-            raise TypeError  # As its index would, but not in what the compiler of PyTorch 2.11 traces.
+            raise TypeError  # operator.index raises this too, except where PyTorch 2.11's compiler traces it.
         integer = operator.index(value)
     except TypeError:
         raise TypeError(f"{name}: expected an integer, got {describe(value)} of type {type(value).__name__}") from None
@@ -48,15 +48,15 @@ def checked_integer(name: str, value: Any, low: int, high: int) -> int:
     return integer
 
 
-@traced_as(lambda _: False)  # A symbol is an int there.
+@traced_as(lambda _: False)  # In torch.compile a symbolic integer is an int.
 def _is_symbol(value: Any) -> bool:
-    """Whether `value` is what PyTorch traces in the place of an integer."""
+    """Whether `value` is a symbolic integer of PyTorch (SymInt)."""
     symbol = getattr(sys.modules.get("torch"), "SymInt", None)
     return symbol is not None and isinstance(value, symbol)
 
 
 def _range(name: str, low: int, high: int) -> str:
-    """``low <= name < high`` in words: bounds of more than 16 bits as powers of two, included if they are one less."""
+    """``low <= name < high`` as text. Large powers of two stay powers: ``< 2**64``, or ``<= 2**34``."""
     for bound, sign in ((high, "<"), (high - 1, "<=")):
         if bound >= 1 << 16 and bound & (bound - 1) == 0:
             return f"{low} <= {name} {sign} 2**{bound.bit_length() - 1}"
@@ -70,14 +70,14 @@ def check_flag(name: str, value: object) -> None:
 
 
 def check_choice(name: str, value: object, accepted: tuple[object, ...], note: str = "") -> None:
-    """ValueError unless `value` is one of `accepted`, which are all of one type."""
+    """ValueError unless `value` is one of `accepted`, which have one type."""
     if not isinstance(value, type(accepted[0])) or value not in accepted:
         choices = " or ".join(repr(choice) for choice in accepted)
         raise ValueError(f"{name}: expected {choices}{note}, got {describe(value)}")
 
 
 def is_constant(dtype: Any) -> bool:
-    """Whether `dtype` names the same type for ever, and equals no number: other objects can change their ``.dtype``."""
+    """Whether `dtype` is immutable and equals no number. Other objects can change their ``.dtype``."""
     return isinstance(dtype, (str, type, np.dtype)) or type(dtype).__module__ == "torch"
 
 
@@ -85,7 +85,7 @@ _dtype_names: dict[Any, str] = {name: name for name in DTYPES}
 
 
 def dtype_name(dtype: Any) -> str:
-    """The name of `dtype`: a name, or an object of NumPy, ml_dtypes, PyTorch or JAX; TypeError otherwise."""
+    """The name of `dtype`, which is a name or a dtype of NumPy, ml_dtypes, PyTorch or JAX; TypeError otherwise."""
     try:
         return _dtype_names[dtype]
     except (KeyError, TypeError):
@@ -95,7 +95,7 @@ def dtype_name(dtype: Any) -> str:
     else:
         try:
             name = np.dtype(dtype).name if np.dtype(dtype).isnative else ""
-        except Exception:  # NumPy parses text and structures, and raises more than TypeError.
+        except Exception:  # np.dtype parses strings and structures, and raises more than TypeError.
             name = ""
     if name not in DTYPES:
         raise TypeError(f"dtype: expected {', '.join(DTYPES)}, got {describe(dtype)}")

@@ -1,4 +1,4 @@
-"""Which backend runs: the one that was named, or the first available in the order of the array's library."""
+"""Choice of the backend: the named one, or the first available one in the order of the array's library."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .exceptions import BackendUnavailableError, UnknownBackendError
 
 __all__ = ["backends", "choose", "forget", "register_backend"]
 
-# By library and device kind; a name that is not registered is passed over.
+# Keys are library and device kind. Names that are not registered are skipped.
 _ORDER: dict[tuple[str, str], tuple[str, ...]] = {
     ("numpy", "cpu"): ("cpu",),
     ("torch", "cpu"): ("torch_ext", "cpu"),
@@ -21,7 +21,7 @@ _ORDER: dict[tuple[str, str], tuple[str, ...]] = {
     ("cupy", "cuda"): ("cupy", "numba", "torch_ext"),
     ("numba", "cuda"): ("numba", "cupy", "torch_ext"),
 }
-_ORDER_OF_OTHERS = {"cpu": ("cpu",), "cuda": ("cupy", "numba", "torch_ext")}
+_ORDER_OF_OTHER_LIBRARIES = {"cpu": ("cpu",), "cuda": ("cupy", "numba", "torch_ext")}
 
 _chosen: dict[tuple[str, str, str], Backend] = {}
 
@@ -36,9 +36,9 @@ def choose(name: str, library: str, device_kind: str) -> Backend:
     TypeError
         If `name` is not a string.
     BackendUnavailableError
-        If the one that was named, or every one that "auto" may take, cannot run.
+        If the named backend, or every backend that "auto" may take, cannot run.
     ValueError
-        If the one that was named does not serve such arrays.
+        If the named backend does not serve such arrays.
     """
     if not isinstance(name, str):
         raise TypeError(f"backend: expected a name, got {describe(name)} of type {type(name).__name__}")
@@ -59,7 +59,7 @@ def _named(name: str, library: str, device_kind: str) -> Backend:
         raise BackendUnavailableError(f"backend: {name!r} cannot run here: " + "; ".join(status.reasons))
     if device_kind in backend.device_kinds:
         backend.prepare(device_kind)
-    elif library != "numpy":  # Host inputs are at home nowhere, and any backend adopts them.
+    elif library != "numpy":  # Every backend adopts host arrays.
         raise ValueError(
             f"backend: {name!r} serves {' and '.join(backend.device_kinds)} memory,"
             f" got {NOUNS[library]} in {device_kind} memory"
@@ -68,7 +68,7 @@ def _named(name: str, library: str, device_kind: str) -> Backend:
 
 
 def _automatic(library: str, device_kind: str) -> Backend:
-    order = _ORDER.get((library, device_kind)) or _ORDER_OF_OTHERS.get(device_kind)
+    order = _ORDER.get((library, device_kind)) or _ORDER_OF_OTHER_LIBRARIES.get(device_kind)
     if order is None:
         raise ValueError(f"mu, sigma: no backend serves {NOUNS[library]} in {device_kind} memory")
     reasons = []
@@ -99,8 +99,8 @@ def backends() -> dict[str, BackendStatus]:
     Returns
     -------
     dict of str to BackendStatus
-        By name. Where a backend is not available, `reasons` gives everything that stands in the way, each with the
-        command that mends it.
+        The status of each backend by name. The `reasons` of an unavailable backend list every obstacle, each with the
+        command that removes it.
 
     Examples
     --------
@@ -117,14 +117,14 @@ def register_backend(backend: Backend) -> None:
     Parameters
     ----------
     backend : multisample.backends.contract.Backend
-        An object with the attributes and methods of that protocol.
+        An object with the attributes and methods of this protocol.
 
     Raises
     ------
     TypeError
-        If it lacks any of them, is a class, or has no name.
+        If `backend` lacks a member of the protocol, is a class, or has no name.
     ValueError
-        If its name is taken, or its `host_library` is not one that is known.
+        If its name is taken, or its `host_library` is unknown.
 
     Examples
     --------
@@ -147,6 +147,6 @@ def register_backend(backend: Backend) -> None:
 
 
 def forget() -> None:
-    """Choose backends and make plans anew."""
+    """Discard all choices of backends and all plans."""
     _chosen.clear()
     PLANS.clear()

@@ -1,7 +1,7 @@
-"""Plans: all of a call that depends neither on values nor on addresses, seed or offset, worked out once.
+"""Plans: the part of a call that does not depend on values, addresses, seed or offset, resolved once.
 
 `sample` makes a key of the types, shapes, strides, devices and options of its arguments, finds the plan in `PLANS` and
-runs it: fetch addresses, allocate, take seed and offset, launch. A key that is new makes a plan, with every check.
+runs it: read the addresses, allocate, take seed and offset, launch. For a new key, every check runs and a plan is made.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ COLUMNS = 2**34
 
 
 def checked_window(n: Any, dim_offset: Any, sample_offset: Any) -> tuple[int, int, int]:
-    """The three as ints in their ranges; TypeError or ValueError otherwise."""
+    """`n`, `dim_offset` and `sample_offset` as ints in their ranges; TypeError or ValueError otherwise."""
     n = checked_integer("n", n, 0, COLUMNS + 1)
     dim_offset = checked_integer("dim_offset", dim_offset, 0, ROWS + 1)
     sample_offset = checked_integer("sample_offset", sample_offset, 0, COLUMNS + 1)
@@ -69,23 +69,24 @@ class Call(NamedTuple):
 
 
 Drawn: TypeAlias = tuple[Any, int, int, Any]
-"""A result, the seed and the offset that it was drawn with, and the offset in device memory in its place, or None."""
+"""The result, its seed, its offset, and None or an offset in device memory that replaces the offset."""
 
 Record = Callable[["Plan", Any, Any, Any, Any, int, int], Any]
 
 
 class Plan(abc.ABC):
-    """A call that has been worked out but for values, addresses, seed, offset and window; immutable.
+    """A call resolved except for values, addresses, seed, offset and window; immutable.
 
     Attributes
     ----------
     backend : Backend
     library : Library
-        Of the arrays and of the result.
+        Library of the arrays and of the result.
     device : Device
     dtype : str
+        Type of the result.
     shape : tuple of int
-        Of the result.
+        Shape of the result.
     template : Draw
         The launch, without addresses, seed, offset and window.
     is_transposed : bool
@@ -93,7 +94,7 @@ class Plan(abc.ABC):
     operands : tuple of Operand or None
         `mu` and `sigma`; None for a number.
     record : callable or None
-        Runs the plan where gradients are recorded.
+        Runs the plan and records gradients; None if there are none to record.
     """
 
     __slots__ = (
@@ -136,7 +137,7 @@ class Plan(abc.ABC):
         )
 
     def run(self, mu: Any, sigma: Any, seed: Any, generator: Any, out: Any, dim_offset: Any, sample_offset: Any) -> Any:
-        """The result of a call that has this plan."""
+        """Draw, and record gradients if the plan has `record`; returns the result."""
         if self.record is not None:
             return self.record(self, mu, sigma, seed, generator, dim_offset, sample_offset)
         return self.draw(mu, sigma, seed, generator, out, dim_offset, sample_offset)[0]
@@ -145,13 +146,13 @@ class Plan(abc.ABC):
     def draw(
         self, mu: Any, sigma: Any, seed: Any, generator: Any, out: Any, dim_offset: int, sample_offset: int
     ) -> Drawn:
-        """The same, with the noise, whether gradients are recorded or not.
+        """Draw without recording gradients.
 
-        Everything that can fail comes before seed and offset are taken, but for the launch itself.
+        Every step that can fail, except the launch, precedes the taking of seed and offset.
         """
 
     def _raise_window(self, seed: Any, generator: Any, dim_offset: int, sample_offset: int) -> NoReturn:
-        """Raises what a call without a plan would."""
+        """Raise the error that a call without a plan raises."""
         d, n = self.shape[::-1] if self.is_transposed else self.shape
         checked_window(n, dim_offset, sample_offset)
         if seed is not None:
@@ -165,7 +166,7 @@ class Plan(abc.ABC):
             check_memory(sigma_at)
 
     def _is_near(self, out_at: int, reader: Reader, at: int) -> bool:
-        """Whether `out` and a vector lie in the same stretch of memory."""
+        """Whether the address ranges of `out` and of a vector intersect."""
         low, high = self._out_extent
         return out_at + low < at + reader.extent[1] and at + reader.extent[0] < out_at + high
 
@@ -192,7 +193,7 @@ def _template(call: Call, inputs: Inputs, shape: tuple[int, int], out: Operand |
 
 
 class _HostPlan(Plan):
-    """A plan for host memory: values are checked in compiled code."""
+    """A plan for host memory. Compiled code checks the values."""
 
     __slots__ = ("_read_out", "_takes_arrays", "_values_are_valid")
 
@@ -227,7 +228,7 @@ class _HostPlan(Plan):
                 mu_at, sigma_at = self._address(mu), self._address(sigma)
                 if not (mu_at and sigma_at):
                     self._check_memory(mu_at, sigma_at)
-        else:  # The first of each keeps an array alive until the launch.
+        else:  # `_mu` and `_sigma` keep arrays alive until the launch.
             _mu, mu_at = self._mu.read(mu)
             _sigma, sigma_at = self._sigma.read(sigma)
         if not self._values_are_valid(mu_at, sigma_at):
@@ -274,7 +275,7 @@ def _always(mu: Any, sigma: Any) -> bool:
 
 
 class _DevicePlan(Plan):
-    """A plan for the memory of a CUDA device: values are checked on request, since that waits for the device."""
+    """A plan for CUDA memory. Values are checked on request only, since the check waits for the device."""
 
     __slots__ = ("_is_capturing", "_is_ordered", "_like_sigma", "_stream", "_validates")
 
@@ -297,14 +298,14 @@ class _DevicePlan(Plan):
             seed, offset = checked_key(seed)
         like = sigma if self._like_sigma else mu
         stream = self._stream(like)
-        others = self._order_before(mu, sigma, out, stream) if self._is_ordered else ()
+        other_streams = self._order_before(mu, sigma, out, stream) if self._is_ordered else ()
         address = self._address
         if self._reads_plainly:
             mu_at, sigma_at = address(mu), address(sigma)
             if not (mu_at and sigma_at):
                 self._check_memory(mu_at, sigma_at)
             is_aligned = not (mu_at & self._mu.mask or sigma_at & self._sigma.mask)
-        else:  # The first of each keeps an array alive until the launch.
+        else:  # `_mu` and `_sigma` keep arrays alive until the launch.
             _mu, mu_at = self._mu.read(mu)
             _sigma, sigma_at = self._sigma.read(sigma)
             is_aligned = False
@@ -344,8 +345,8 @@ class _DevicePlan(Plan):
                 if taken and self._put_back is not None:
                     self._put_back(generator, seed, offset)
                 raise
-        if others:
-            order_after(others, self.device, stream)
+        if other_streams:
+            order_after(other_streams, self.device, stream)
         if out is not None and self._written is not None:
             self._written(out)
         return result, seed, offset, tensor
@@ -367,7 +368,7 @@ class _DevicePlan(Plan):
         if is_capturing(stream):
             counter.keep_for_graph()
         with counter.lock:
-            # The backward pass needs the offset of this call, and the counter goes on.
+            # The backward pass needs this call's offset, and `advance` changes the counter.
             copy = self.library.copied(counter.array) if self.record else None
             offset_at = counter.address if copy is None else self._address(copy)
             if not self.is_empty:
@@ -381,12 +382,12 @@ class _DevicePlan(Plan):
 
 
 def make_plan(call: Call, backend: Backend, library: Library, record: Record | None = None) -> Plan:
-    """The plan of a call, with every check of its arrays but of values and addresses.
+    """Make the plan of a call, with all checks of its arrays except values and addresses.
 
     Raises
     ------
     TypeError, ValueError
-        If the arrays do not go together, or cannot be read or written by a kernel.
+        If the arrays do not match each other, or a kernel cannot read or write them.
     BackendUnavailableError
         If the kernel cannot be compiled.
     """
@@ -398,7 +399,7 @@ def make_plan(call: Call, backend: Backend, library: Library, record: Record | N
     if call.out is not None:
         if inputs.device.kind == "cpu":
             vectors = {"mu": call.mu, "sigma": call.sigma}
-            # Numbers first, as plans read them.
+            # Check numbers before arrays, in the order in which plans read them.
             check_values(library, dict(sorted(vectors.items(), key=lambda item: not is_number(item[1]))), inputs.dtype)
         out = library.describe("out", call.out)
         check_alignment("out", out, 0)
@@ -411,11 +412,11 @@ P = TypeVar("P")
 
 
 class PlanCache(Generic[P]):
-    """Plans by key; the oldest makes room for a new one."""
+    """Plans by key. A full cache drops its oldest plan."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, capacity: int) -> None:
         self._plans: collections.OrderedDict[Hashable, P] = collections.OrderedDict()
-        self._most = most
+        self._capacity = capacity
         self._lock = threading.Lock()
         self.get = self._plans.get
         if hasattr(os, "register_at_fork"):
@@ -425,21 +426,22 @@ class PlanCache(Generic[P]):
         return len(self._plans)
 
     def put(self, key: Hashable, plan: P) -> None:
-        """Keep `plan` under `key`, unless a call is doing that: one of another thread, or the one that a signal handler
-        or a destructor has interrupted.
+        """Store `plan` under `key`, unless another `put` is running.
+
+        That `put` may run in another thread, or a signal handler or destructor that calls this one has interrupted it.
         """
         lock = self._lock
         if lock.acquire(blocking=False):
             try:
-                while len(self._plans) >= self._most:
-                    with contextlib.suppress(KeyError):  # `clear` came in between.
+                while len(self._plans) >= self._capacity:
+                    with contextlib.suppress(KeyError):  # `clear` has just emptied the cache.
                         self._plans.popitem(last=False)
                 self._plans[key] = plan
             finally:
                 lock.release()
 
     def clear(self) -> None:
-        """Forget all plans: after a fork, where handles of the device are invalid, and when a backend is added."""
+        """Drop all plans: after a fork, which invalidates device handles, and when a backend is registered."""
         self._lock = threading.Lock()
         self._plans.clear()
 
@@ -448,7 +450,7 @@ PLANS: PlanCache[Plan] = PlanCache(1024)
 
 
 def draw_planned(call: Call, backend: Backend, library: Library) -> Any:
-    """The result of a checked call with arrays of `library`, by a plan that `backend` has or gets."""
+    """Draw a checked call with arrays of `library`, by a cached or a new plan of `backend`."""
     key = (
         backend.name, library.name, *(None if is_number(x) else library.signature(x) for x in call[:2]),
         None if call.out is None else library.target_signature(call.out), call.n, call.noise, call.dtype,

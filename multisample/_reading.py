@@ -1,4 +1,4 @@
-"""How a plan reads `mu` and `sigma`: the address of an array, a number, or a NumPy array of the computing type."""
+"""How a plan reads `mu` and `sigma`: as an address, a number, or a NumPy array of the computing type."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ __all__ = ["Reader"]
 
 
 class Reader:
-    """Reads `mu` or `sigma` of calls with one plan; immutable.
+    """Reads `mu` or `sigma` for the calls of one plan; immutable.
 
     Attributes
     ----------
     is_array : bool
-        Whether the argument is an array, and not a number.
+        Whether the argument is an array rather than a number.
     is_plain : bool
-        Whether a launcher takes the argument itself: its address, or that very array.
+        Whether the launcher takes the argument without conversion: its address, or the array itself.
     makes_arrays : bool
         Whether `read` returns arrays.
     extent : tuple of int
-        Where the bytes of the argument begin and end, from the address of its first element.
+        Begin and end of the argument's bytes, relative to the address of its first element.
     mask : int
-        The bits of an address that are 0 if it is aligned.
+        The bits that are 0 in an aligned address.
     """
 
     __slots__ = ("_name", "_operand", "extent", "is_array", "is_plain", "makes_arrays", "mask", "read")
@@ -60,7 +60,7 @@ class Reader:
             self.read = lambda x: _with_address(readable(x), address, has_elements)
 
     def check(self, at: Any) -> None:
-        """ValueError if the argument is an array, and this its address, which is not aligned."""
+        """ValueError if the argument is an array and its address `at` is misaligned."""
         if self._operand is not None and at & self.mask:
             check_alignment(self._name, self._operand, at)
 

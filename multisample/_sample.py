@@ -1,4 +1,4 @@
-"""The one call: a key of its arguments finds a plan, and the plan draws."""
+"""`sample`: a key made of the arguments finds a plan, and the plan draws."""
 
 from __future__ import annotations
 
@@ -69,92 +69,94 @@ def sample(
 ) -> Any:
     """Draw `n` vectors from a normal distribution with independent components.
 
-    ``x[i, j] = mu[i] + sigma[i] * z[i, j]``, where the ``z[i, j]`` are standard normal and each is a function of the
-    seed, the call's offset, `i` and `j` alone. So the same seed gives the same bits from every backend, however the
-    work is split.
+    Computes ``x[i, j] = mu[i] + sigma[i] * z[i, j]``. Each standard normal ``z[i, j]`` is a function of the seed, the
+    call's offset, `i` and `j` only. The same seed gives the same bits from every backend, for any split of the work.
 
     Parameters
     ----------
     mu, sigma : array, shape (d,) or (d, 1)
-        Means, and standard deviations of at least 0. NumPy arrays or lists, or arrays of PyTorch, CuPy, Numba, JAX or
-        any library with ``__dlpack__`` or ``__cuda_array_interface__``; both of the same library, on the same device,
-        with any strides. One of the two may be a number, and stands for a vector of it. DTensors, replicated or
-        sharded over dimensions: each rank draws its part of one matrix, as `multisample.torch.sample_sharded` tells.
+        Means, and standard deviations of at least 0, with any strides. Lists, or arrays of NumPy, PyTorch, CuPy,
+        Numba, JAX or any library with ``__dlpack__`` or ``__cuda_array_interface__``. Both arrays must belong to one
+        library and one device. One of the two may be a number, which applies to every dimension. DTensors must be
+        replicated or sharded over dimensions; each rank draws its part (see `multisample.torch.sample_sharded`).
     n : int
         Number of samples, at least 0; ``sample_offset + n <= 2**34``.
     backend : str, default "auto"
-        A name from `backends`. A backend that is named runs or raises. "auto" takes the first that is available of
-        those that suit the arrays. The numbers do not depend on it.
+        A name from `backends`, or "auto" for the first available backend that supports the arrays. A named backend
+        runs or raises. The numbers do not depend on the backend.
     seed : int or Key, optional
-        ``0 <= seed < 2**64``, or a `Key`, as `Generator.take` returns it. The same seed and arguments give the same
-        samples, whatever was drawn before. With JAX also a key of 64 bits, its data as ``uint32[2]``, or ``uint32[4]``,
-        a seed and an offset; high words come first, and any of it may be traced.
+        ``0 <= seed < 2**64``, or a `Key` from `Generator.take`. The same seed and arguments give the same samples,
+        whatever was drawn before. With JAX also a key of 64 bits, the data of such a key as ``uint32[2]``, or seed and
+        offset as ``uint32[4]``, high words first. All of them may be traced.
     generator : Generator or torch.Generator, optional
-        Where to take a seed and an offset from: each call takes the next offset, and so gives new samples. A
-        torch.Generator serves torch tensors on its device. With neither `seed` nor `generator`, torch tensors follow
-        ``torch.manual_seed`` and everything else follows `manual_seed`. While a CUDA graph is captured, only a
-        `seed`, a Generator that is `graph_safe`, or for torch tensors a generator of PyTorch's that the graph knows.
+        Source of a seed and an offset. Each call takes the next offset, and so draws new samples. A torch.Generator
+        requires torch tensors on its device. Without `seed` and `generator`, torch tensors use the generator that
+        ``torch.manual_seed`` seeds, and other arrays the generator that `manual_seed` seeds. The capture of a CUDA
+        graph requires a `seed`, a `graph_safe` Generator or, for torch tensors, a generator that PyTorch has registered
+        with the graph, such as the default generator.
     noise : {"independent", "shared"}, default "independent"
-        Whether every component has noise of its own, or all dimensions use one row of noise ("common random
-        numbers"): then all samples lie on one line.
+        "independent" draws separate noise for every element. "shared" uses one row of noise for all dimensions
+        (common random numbers), so that all samples lie on one line.
     dtype : {"float16", "bfloat16", "float32", "float64"}, optional
-        Type of the result, by name or as NumPy's, ml_dtypes', PyTorch's or JAX's object. By default NumPy's promotion
-        of the types of `mu` and `sigma`, in which numbers do not count, and lists and integers count as float32.
+        Type of the result: a name, or a dtype of NumPy, ml_dtypes, PyTorch or JAX. The default is NumPy's promotion
+        of the types of `mu` and `sigma`, which ignores numbers and counts lists and integer arrays as float32.
         float64 refines the float32 draw of the same seed; float16 and bfloat16 round it.
     out : array, shape (d, n), or (n, d) with layout "nd", optional
-        Where to put the result: a mutable array of the library, device and type of the result, with any strides with
-        which no two elements overlap, and apart from `mu` and `sigma`.
+        Destination: a mutable array with the library, device and type of the result. Its elements must not overlap
+        each other, `mu` or `sigma`; any other strides are accepted.
     fast_math : bool, default False
-        Take a faster, less exact transform on CUDA devices, for float32 and narrower types: it differs from the
-        portable one by at most 1e-3, and has the same bits on one GPU only. No effect on a CPU or on float64.
+        Use a faster, less exact transform on CUDA devices for float32 and narrower types. It differs from the portable
+        transform by at most 1e-3. Its bits are the same on one GPU only. No effect on a CPU or on float64.
     dim_offset, sample_offset : int, default 0
-        Draw the window of the endless sample matrix that starts at this row and column:
+        First row and column of the drawn window of the endless sample matrix:
         ``sample(mu[a:b], sigma[a:b], q - p, dim_offset=a, sample_offset=p)`` equals ``sample(mu, sigma, q)[a:b, p:]``,
         bit for bit. At least 0; ``dim_offset + d <= 2**32``.
     validate : bool, default False
-        Look at the values of `mu` and `sigma` in device memory too, which waits for the device. Values in host memory
-        are always looked at. Of DTensors, also make sure that all ranks are about to draw the same matrix.
+        Also check the values of `mu` and `sigma` in device memory, which waits for the device. Values in host memory
+        are always checked. For DTensors, also check that all ranks are about to draw the same matrix.
     layout : {"dn", "nd"}, default "dn"
-        One row for each dimension, or the transpose, one row for each sample: the same bits.
+        "dn" returns one row per dimension; "nd" returns the transpose, one row per sample, with the same bits.
     antithetic : bool, default False
-        Draw the samples in pairs, for Monte Carlo estimates of less variance: sample ``2 k + 1`` is sample ``2 k``
-        mirrored in the mean. Offsets count samples, and so may cut a pair.
+        Draw pairs of samples, for Monte Carlo estimates with less variance: sample ``2 k + 1`` is sample ``2 k``
+        mirrored in the mean. Offsets count samples, so a window may cut a pair.
 
     Returns
     -------
     array, shape (d, n), or (n, d) with layout "nd"
-        Of the library and on the device of `mu` and `sigma`, ready on that library's current stream; C-contiguous
-        unless it is `out`. From lists and NumPy arrays, a NumPy array, or an array of the library of the CUDA backend
-        that was named; from objects known by their protocol alone, a NumPy array or one of the backend's library;
-        from DTensors, a DTensor placed as they are.
+        An array with the library and device of `mu` and `sigma`, ready on that library's current stream. It is
+        C-contiguous unless it is `out`. Lists and NumPy arrays give an array of the backend's library, which is NumPy
+        for "auto" and "cpu". Arrays of other libraries than those above give a NumPy array in host memory, and an
+        array of the backend's library in device memory. DTensors give a DTensor with their sharding.
 
     Raises
     ------
     TypeError
-        If `n`, `seed` or an offset is not an integer, a flag not a bool, `dtype` not a floating type, `mu`, `sigma` or
-        `out` not an array or of different libraries, or if both `seed` and `generator` are given.
+        If `n`, `seed` or an offset is not an integer, a flag is not a bool, or `dtype` is not a floating type. If
+        `mu`, `sigma` or `out` is not an array, or the arrays belong to different libraries. If both `seed` and
+        `generator` are passed.
     ValueError
-        If a shape, a range, a device or a choice is not as above; if `out` overlaps itself, `mu` or `sigma`; if a mean
-        is not finite, or a standard deviation negative or not finite; if a tensor requires grad where gradients are
-        recorded, and there is an `out`, or the backend is not torch_ext.
+        If a shape, range, device or choice differs from the above. If `out` overlaps itself, `mu` or `sigma`. If a
+        mean is not finite, or a standard deviation is negative or not finite. If a tensor requires grad while
+        gradients are recorded, and `out` is passed or the backend is not torch_ext.
     UnknownBackendError
-        If there is no backend called `backend`.
+        If no backend is called `backend`.
     BackendUnavailableError
-        If the backend that was named, or every one that "auto" could take, cannot run here.
+        If the named backend, or every backend that "auto" may take, cannot run here.
     RuntimeError
-        If a CUDA graph is captured, and the generator is not `graph_safe`, or has not been used before.
+        If a CUDA graph is captured, and the generator is not `graph_safe`, or was never used before the capture.
 
-        When an error is raised, `out` is as it was and no generator has advanced.
+        After an error, `out` is unchanged and no generator has advanced.
 
     Notes
     -----
-    The words are Philox4x32-10's [1]_ at counter ``(j // 4, i, offset)``, and the normals their Box-Muller transform,
-    made of IEEE 754 operations only; STREAM.md beside this module specifies both to the last bit.
+    The random words are Philox4x32-10 [1]_ at counter ``(j // 4, i, offset)``. The normals are their Box-Muller
+    transform, computed with IEEE 754 operations only. STREAM.md, beside this module, specifies both to the last bit.
 
-    With torch tensors and torch_ext, gradients go to `mu` and `sigma`, ``torch.func`` transforms a call, and
-    ``torch.compile`` takes it into its graph. There values are not looked at, and new numbers come from an offset that
-    PyTorch's generator draws on the device, with seed 0x636F6D70696C6564. In ``torch.func.vmap`` they are as its
-    ``randomness`` says, and with `seed` each element of a batch has the same noise.
+    With torch tensors and torch_ext, gradients flow to `mu` and `sigma`, ``torch.func`` transforms a call, and
+    ``torch.compile`` traces it without a graph break. Transformed and compiled calls do not check the values of
+    tensors. Without `seed`, a compiled or batched call uses the seed 0x636F6D70696C6564 and an offset that PyTorch's
+    generator draws on the device. In ``torch.func.vmap``, ``randomness`` decides whether the elements of a batch share
+    the offset. With `seed`, all elements of a batch have the same noise.
 
     With a JAX array, a JAX key or a traced value among `mu`, `sigma`, `seed` and the offsets, the call is one custom
     call of XLA, which JAX's transformations differentiate, batch and partition. While JAX traces, `seed` is required.
@@ -176,7 +178,7 @@ def sample(
            [11.08586   , 10.008893  ,  9.259448  , 10.709126  ]],
           dtype=float32)
 
-    A window of it, as another process might draw it:
+    Another process can draw a window of `x`:
 
     >>> part = multisample.sample(mu[1:], sigma[1:], 2, seed=7, dim_offset=1, sample_offset=2)
     >>> bool((part == x[1:, 2:]).all())
@@ -187,8 +189,8 @@ def sample(
     if library is not None:
         try:
             signature, state = library.signature, library.state()
-            # With exact types, since True == 1 == 1.0; without the values of numbers, seeds and windows.
-            if state is None:  # The library has to see the call.
+            # The key has exact types, since True == 1 == 1.0, but no values of numbers, seeds and windows.
+            if state is None:  # The library must see the call.
                 pass
             elif library.key is not None:
                 key = library.key(
@@ -204,7 +206,7 @@ def sample(
                     type(antithetic), type(seed), type(generator), type(dim_offset), type(sample_offset),
                 )  # fmt: skip
             plan = PLANS.get(key)
-        except Exception:  # A wrong argument may raise anything here; `draw_first` says what is wrong with it.
+        except Exception:  # A wrong argument may raise anything here; `draw_first` reports the error.
             key = None
     # The parts of a Key may be arrays of JAX, which has to see the call.
     if plan is not None and (type(seed) is not Key or (type(seed[0]) is int and type(seed[1]) is int)):

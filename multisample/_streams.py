@@ -1,7 +1,7 @@
-"""Order between CUDA streams, and memory that a kernel needs until it has run.
+"""Order between CUDA streams, and the lifetime of memory that a kernel uses.
 
-A call returns before its kernel has run, on a stream that need not be the one on which its arrays are used elsewhere.
-Streams wait for each other; the caller never waits.
+A call returns before its kernel has run, and other streams than the kernel's may use its arrays. Streams wait for each
+other; the host never waits.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from ._libraries import Device
 
 __all__ = ["KEEPER", "Keeper", "keep_until_done", "order_after", "order_before"]
 
-# Each call adds one entry and looks at this many, so that finished entries soon go.
-_LOOKS = 8
+# Number of entries that each call of `keep` checks. Each call adds only one, so finished entries are soon released.
+_CHECKS = 8
 
 
 class Keeper:
-    """Objects held until something is done.
+    """Keeps objects alive until GPU work is done.
 
-    There is no lock, since destructors may run at any point and call `keep` themselves. Instead the operations of a
-    deque are atomic, and an entry that one thread looks at is in no other's hands.
+    A lock could deadlock, since a destructor may call `keep` at any point. Instead `popleft`, which is atomic, gives
+    each entry to one thread.
     """
 
     def __init__(self) -> None:
@@ -36,18 +36,18 @@ class Keeper:
         return len(self._kept)
 
     def keep(self, is_done: Callable[[], bool], objects: Any) -> None:
-        """Hold `objects` until a later call finds `is_done()`; release the objects that are done by now."""
-        for _ in range(min(len(self._kept), _LOOKS)):
+        """Hold `objects` until a later call finds that `is_done()` is true. Releases entries that are done."""
+        for _ in range(min(len(self._kept), _CHECKS)):
             try:
                 entry = self._kept.popleft()
-            except IndexError:  # Another thread looks at the last one.
+            except IndexError:  # Another thread has taken the last entry.
                 break
             if not entry[0]():
                 self._kept.append(entry)
         self._kept.append((is_done, objects))
 
     def leave_to_parent(self) -> None:
-        """In a forked child: neither look at nor free the objects, which are the parent's."""
+        """In a forked child, neither check nor free the objects of the parent."""
         self._inherited.append(self._kept)
         self._kept = collections.deque()
 
@@ -58,29 +58,29 @@ if hasattr(os, "register_at_fork"):
 
 
 def order_before(named: Iterable[int | None], device: Device, stream: int) -> set[int]:
-    """Let `stream` wait for the other streams that arrays of a call name; return these.
+    """Make `stream` wait for the other streams in `named`, which the arrays of a call name; returns those streams.
 
     Raises
     ------
     RuntimeError
-        If that cannot be, as where `stream` is being captured and another is not.
+        If CUDA cannot order the streams, for example because `stream` is being captured and the other is not.
     """
-    others = {other for other in named if other is not None and other != stream}
-    for other in others:
+    other_streams = {other for other in named if other is not None and other != stream}
+    for other in other_streams:
         order(other, stream, device.ordinal)
-    return others
+    return other_streams
 
 
-def order_after(others: set[int], device: Device, stream: int) -> None:
-    """Let the `others` wait for `stream`."""
-    for other in others:
+def order_after(other_streams: set[int], device: Device, stream: int) -> None:
+    """Make `other_streams` wait for `stream`."""
+    for other in other_streams:
         order(stream, other, device.ordinal)
 
 
 def keep_until_done(arrays: Any, device: Device, stream: int) -> None:
-    """Keep `arrays` until the work that `stream` has now is done.
+    """Keep `arrays` alive until the work that is queued on `stream` is done.
 
-    Not while it is being captured, when there is no event to ask: the owner of a graph keeps all of its memory.
+    Does nothing during a capture, when an event cannot be queried: the owner of a graph keeps its memory alive.
     """
     if not is_capturing(stream):
         KEEPER.keep(Event(stream, device.ordinal).is_done, arrays)

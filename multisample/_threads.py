@@ -1,4 +1,4 @@
-"""How many threads may work on a call."""
+"""`limit_threads`: an upper limit on the threads that work on a call."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ __all__ = ["limit_threads"]
 
 
 def limit_threads(n: SupportsIndex) -> AbstractContextManager[None]:
-    """Let at most `n` threads work on each call on the CPU that is made inside the ``with`` block.
+    """Limit each CPU call inside the ``with`` block to at most `n` threads.
 
-    For programs that run many threads or tasks of their own, such as Dask or joblib. Results do not depend on it.
+    Useful in programs that run many threads or tasks themselves, such as Dask or joblib. Results do not depend on the
+    number of threads.
 
     Parameters
     ----------
     n : int
-        At least 1. An outer block or ``MULTISAMPLE_NUM_THREADS`` that allows fewer goes on to count.
+        At least 1. A lower limit, from an outer block or ``MULTISAMPLE_NUM_THREADS``, still applies.
 
     Returns
     -------
     context manager
-        It holds for the thread that enters it, or for the asyncio task.
+        The limit applies to the thread or the asyncio task that enters it.
 
     Raises
     ------
@@ -42,6 +43,6 @@ def limit_threads(n: SupportsIndex) -> AbstractContextManager[None]:
     >>> bool((x == multisample.sample(mu, sigma, 1000, seed=7)).all())
     True
     """
-    from multisample.backends.system import worker_pool  # Which only calls on the CPU need.
+    from multisample.backends.system import worker_pool  # Only CPU calls need this module.
 
     return worker_pool.limit_threads(checked_integer("n", n, 1, 2**31))

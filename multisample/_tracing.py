@@ -1,4 +1,4 @@
-"""Whether torch.compile or JAX traces a call, found without importing either."""
+"""Whether torch.compile or JAX is tracing a call, found without importing either."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def traced_as(substitute: Callable[..., Any]) -> Callable[[Function], Function]:
-    """Let torch.compile trace `substitute` in place of a function; other calls are not affected."""
+    """Make torch.compile trace `substitute` in place of the decorated function; eager calls do not change."""
 
     def mark(function: Any) -> Any:
         function._torchdynamo_inline = substitute
@@ -23,7 +23,7 @@ def traced_as(substitute: Callable[..., Any]) -> Callable[[Function], Function]:
 
 @traced_as(lambda: True)
 def is_traced() -> bool:
-    """Whether torch.compile traces the call."""
+    """Whether torch.compile is tracing the call."""
     return False
 
 

@@ -1,7 +1,7 @@
 """Types of the public functions, for type checkers.
 
-A type checker takes a class of a package that is not installed for Any, and an overload with Any accepts every
-argument. So no array library is imported here: protocols describe the arrays of PyTorch, JAX, CuPy and Numba.
+To a type checker, a class of a missing package is Any, and an overload with Any accepts every argument. So this module
+imports no array library: protocols describe the arrays of PyTorch, JAX, CuPy and Numba.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from typing import Generic
 
-    # Type checkers know typing_extensions, installed or not. Python has no generic TypedDict before 3.11.
-    from typing_extensions import Required, TypedDict
+    # Type checkers include typing_extensions. Python has no generic TypedDict before 3.11.
+    from typing_extensions import TypedDict
     from typing_extensions import TypeVar as _TypeVar
 
     from ._randomness.generator import Generator, Key
-    from .cem import CEM
 
 __all__ = [
     "AnyArray", "ArrayT", "DType", "DTypeName", "HostArray", "HostBackend", "HostVector", "Layout", "Noise", "Number",
@@ -77,7 +76,7 @@ HostVector: TypeAlias = HostArray | Sequence[Number] | Sequence[Sequence[Number]
 
 
 class Tensor(Protocol[T_co]):
-    """torch.Tensor, and subclasses of it such as torch.nn.Parameter, for which T is torch.Tensor."""
+    """torch.Tensor and its subclasses, such as torch.nn.Parameter, for which T is torch.Tensor."""
 
     @property
     def is_cuda(self) -> bool: ...
@@ -109,7 +108,7 @@ class _NumbaArray(Protocol):
 
 
 OwnArray = TypeVar("OwnArray", bound="_DTensor | _JaxArray | _CupyArray | _NumbaArray")
-"""An array for which `sample` returns one of the same type."""
+"""The type of arrays for which `sample` returns an array of the same type."""
 
 
 class _SupportsDLPack(Protocol):
@@ -159,43 +158,3 @@ if TYPE_CHECKING:
         backend: str
         out: T | None
         generator: Generator | TorchGenerator | None
-
-    class _CEMOptions(TypedDict, total=False):
-        elite_frac: Number
-        smoothing: Number
-        noise_floor: Number | AnyArray | Callable[[int], Any]
-        bounds: tuple[AnyArray | Number, AnyArray | Number] | None
-        tol: Number | None
-        seed: SupportsIndex | None
-        noise: Noise
-        antithetic: bool
-        fast_math: bool
-
-    class HostCEMOptions(_CEMOptions, total=False):
-        """Options of a run with NumPy arrays."""
-
-        backend: HostBackend
-
-    class CEMOptions(_CEMOptions, total=False):
-        """Options of a run with arrays of another library."""
-
-        backend: str
-
-    class AdoptedCEMOptions(_CEMOptions, total=False):
-        """Options of a run that begins with NumPy arrays, and goes on with those of the backend's library."""
-
-        backend: Required[str]
-
-    class _MinimizeOptions(TypedDict, total=False):
-        iterations: SupportsIndex
-        callback: Callable[[CEM[Any]], Any] | None
-        check_every: SupportsIndex | None
-
-    class HostMinimizeOptions(HostCEMOptions, _MinimizeOptions, total=False):
-        """`HostCEMOptions` for `minimize`."""
-
-    class MinimizeOptions(CEMOptions, _MinimizeOptions, total=False):
-        """`CEMOptions` for `minimize`."""
-
-    class AdoptedMinimizeOptions(AdoptedCEMOptions, _MinimizeOptions, total=False):
-        """`AdoptedCEMOptions` for `minimize`."""

@@ -1,4 +1,4 @@
-"""Errors of our own; bad arguments raise Python's TypeError and ValueError."""
+"""The exceptions of multisample. Wrong arguments raise Python's TypeError and ValueError."""
 
 from __future__ import annotations
 
@@ -22,6 +22,4 @@ class UnknownBackendError(ValueError):
     """
 
     def __init__(self, name: object, names: Iterable[str]) -> None:
-        super().__init__(
-            f"backend: there is none called {name!r}; accepted are 'auto', " + ", ".join(repr(known) for known in names)
-        )
+        super().__init__(f"backend: no backend is called {name!r}; accepted are 'auto', " + ", ".join(map(repr, names)))

@@ -1,8 +1,7 @@
-"""The backend list is a test parameter: every shared test runs once for each backend, and a backend that was asked for
-must not be passed over in silence.
+"""Fixtures. The backend is a test parameter: every shared test runs once for each backend.
 
-``MULTISAMPLE_TEST_BACKENDS=torch_ext,cupy pytest`` runs the shared tests on exactly those, and fails where one of them
-cannot run; without it they run on every backend that is available.
+``MULTISAMPLE_TEST_BACKENDS=torch_ext,cupy pytest`` runs the shared tests on exactly these backends, and fails if one of
+them cannot run. Without the variable, the tests run on every available backend.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ import multisample
 from multisample import _backends
 from multisample.backends import registry
 
-# Compiling takes seconds, so no deadline; and the examples are fixed, as every seed here is.
+# No deadline, since compiling takes seconds. Examples are fixed, like every seed of the tests.
 hypothesis.settings.register_profile("multisample", deadline=None, derandomize=True, database=None)
 hypothesis.settings.load_profile("multisample")
 
-# Or else JAX would take most of a GPU's memory for itself, as soon as one test asks it for an array on the CPU.
+# By default JAX reserves most of a GPU's memory when a test makes its first array, even on the CPU.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 VARIABLE = "MULTISAMPLE_TEST_BACKENDS"
@@ -38,13 +37,13 @@ Array = np.ndarray[Any, Any]
 
 @functools.cache
 def requested_backends() -> list[str]:
-    """Names to run shared tests on: those asked for, available or not; else all that are available."""
-    asked = os.environ.get(VARIABLE)
-    if asked is None:
+    """Backends for shared tests: those that the variable names, or all available backends without the variable."""
+    requested = os.environ.get(VARIABLE)
+    if requested is None:
         return [name for name, status in multisample.backends().items() if status.available]
-    names = [name.strip() for name in asked.split(",") if name.strip()]
+    names = [name.strip() for name in requested.split(",") if name.strip()]
     if not names:
-        raise pytest.UsageError(f"{VARIABLE} names no backend: {asked!r}")
+        raise pytest.UsageError(f"{VARIABLE} names no backend: {requested!r}")
     return names
 
 
@@ -67,7 +66,7 @@ def backend(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def new_choices() -> Iterator[None]:
-    """For a test that changes which backends there are: no call keeps to a choice from before or from the test."""
+    """Discard choices of backends before and after a test that registers or removes backends."""
     _backends.forget()
     yield
     _backends.forget()
@@ -75,14 +74,14 @@ def new_choices() -> Iterator[None]:
 
 @pytest.fixture(params=["cpu", "cuda"])
 def torch_device(request: pytest.FixtureRequest) -> str:
-    """A device of PyTorch's on which torch_ext runs; the test runs once for each."""
+    """A PyTorch device on which torch_ext runs; the test runs once for each."""
     if request.param == "cuda":
         from cuda_memory import require
 
         require("torch_ext")
         return "cuda"
-    asked = [name.strip() for name in os.environ.get(VARIABLE, "torch_ext").split(",")]
-    if "torch_ext" not in asked:
+    requested = [name.strip() for name in os.environ.get(VARIABLE, "torch_ext").split(",")]
+    if "torch_ext" not in requested:
         pytest.skip(f"{VARIABLE} does not ask for torch_ext")
     reasons = multisample.backends()["torch_ext"].reasons
     if reasons and VARIABLE in os.environ:
@@ -94,10 +93,9 @@ def torch_device(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session")
 def build_once(request: pytest.FixtureRequest) -> Callable[..., Path]:
-    """``build_once(name, key, sources, make)``: the folder that ``make(folder)`` has filled.
+    """``build_once(name, key, sources, make)``: a folder that ``make(folder)`` has filled.
 
-    It is made once for all workers, and kept in pytest's cache for the next run until `key`, or a file of the folders
-    or files `sources`, changes.
+    One worker makes the folder for all. pytest's cache stores it until `key` or a file in `sources` changes.
     """
     root = Path(request.config.cache.mkdir("built"))
 
@@ -144,7 +142,7 @@ def _bits(array: Any) -> Array:
 
 @pytest.fixture(scope="session")
 def to_numpy() -> Callable[[Any], Array]:
-    """``to_numpy(array)``: any library's array in host memory; PyTorch's bfloat16 as the uint16 of its bits."""
+    """``to_numpy(array)``: any library's array as a NumPy array; PyTorch's bfloat16 becomes uint16 bits."""
     return _to_numpy
 
 
@@ -156,7 +154,7 @@ def bits() -> Callable[[Any], Array]:
 
 @pytest.fixture(scope="session")
 def place(backend: str) -> Callable[[Array], Any]:
-    """``place(array)``: a NumPy array in memory that `backend` can write; for the cpu backend the array itself."""
+    """``place(array)``: a copy of a NumPy array in memory that `backend` can write; for cpu, the array itself."""
     chosen = registry.find(backend)
 
     def place(array: Array) -> Any:
@@ -173,7 +171,7 @@ def place(backend: str) -> Callable[[Array], Any]:
 
 
 class _Strided:
-    """Part of a Numba array, at other strides, as the CUDA array interface tells of it."""
+    """A strided view of a Numba array, through the CUDA array interface."""
 
     def __init__(self, base: Any, host: Array, part: Array) -> None:
         self.base = base
@@ -187,9 +185,9 @@ class _Strided:
 
 @pytest.fixture(scope="session")
 def view_of(backend: str) -> Callable[[Any, Array, Callable[[Any], Any]], Any]:
-    """``view_of(base, host, view)``: ``view(base)`` for `base`, which is `host` in its place.
+    """``view_of(base, host, view)``: ``view(base)``, where `base` is the backend's copy of `host`.
 
-    Numba's arrays know few views, so that theirs are made from NumPy's.
+    Numba's arrays support few views, so their views have the strides of ``view(host)``.
     """
     library = registry.find(backend).host_library
 

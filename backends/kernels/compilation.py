@@ -1,8 +1,8 @@
-"""Compiling with Numba once per machine, not once per process.
+"""Compiles with Numba once per machine, not once per process.
 
-Numba's own disk cache watches only the file that a function stands in, not the functions that it calls; it is found by
-other variables than the rest of our caches; and it unpickles whatever lies in it. So compiled kernels are kept in
-`cache`, named by everything that they depend on.
+Numba's own disk cache checks only the file of a function, not the functions that it calls. It has its own environment
+variables, and it unpickles any file. So this module keeps compiled kernels in `cache`, named by all that they depend
+on.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from multisample.backends.system import cache
 __all__ = ["Function", "KernelCache", "compile_cached", "inline", "source_digest"]
 
 Function: TypeAlias = Callable[..., Any]
-"""What Numba compiles: it infers the types."""
+"""A function that Numba compiles. Numba infers the types."""
 
 inline: Callable[[Function], Function] = njit(forceinline=True)
 """Decorator: Numba compiles the function into its callers, on a CPU or a GPU."""
@@ -37,24 +37,20 @@ _FOLDER = "numba"
 def compile_cached(signature: Any, function: Callable[..., Any], name: str, digest: str, *, nogil: bool = True) -> Any:
     """Compile `function` for `signature`, or load it from the cache.
 
-    The result trusts that its arguments have the types of the signature: Numba's dispatcher, which would check them,
-    costs a third of a small call. It would read an array of another type or dimension as if it were of the right one:
-    pass only arrays that have been checked.
+    The result does not check that its arguments have the types of the signature: Numba's dispatcher, which checks them,
+    costs a third of a small call. The kernel would misread an array of another type or dimension: pass only checked
+    arrays.
 
     Parameters
     ----------
     signature : numba.core.typing.templates.Signature
     function : callable
     name : str
-        The name of the kernel: another function, or another value in its closure, needs another name.
+        The name of the kernel. Another function, or another value in its closure, needs another name.
     digest : str
-        Of all sources that the kernel is compiled from: `source_digest`.
+        The digest of all sources that the kernel is compiled from: `source_digest`.
     nogil : bool, default True
         Release the GIL while the kernel runs.
-
-    Returns
-    -------
-    callable
     """
     dispatcher = njit(nogil=nogil)(function)
     dispatcher._cache = KernelCache(name, digest, _reduce, _rebuild, "cpu")
@@ -72,20 +68,20 @@ def _rebuild(target_context: Any, payload: Any) -> Any:
 
 
 class KernelCache:
-    """In place of a dispatcher's cache: the kernels of one function on disk.
+    """The kernels of one function on disk, in place of a dispatcher's cache.
 
-    No failure of the cache reaches the caller: the kernel is compiled without it, and a warning names the file.
+    A failure of the cache never reaches the caller: the kernel is compiled anew, and a warning names the file.
 
     Parameters
     ----------
     name, digest : str
-        As of `compile_cached`.
+        See `compile_cached`.
     reduce : callable
         ``reduce(kernel)`` gives an object that can be pickled.
     rebuild : callable
-        ``rebuild(target_context, payload)`` gives the kernel again.
+        ``rebuild(target_context, payload)`` returns the kernel.
     backend : str
-        The backend that compiles it, as messages call it.
+        The name of the compiling backend, for messages.
     """
 
     def __init__(
@@ -95,7 +91,7 @@ class KernelCache:
         self._reduce, self._rebuild = reduce, rebuild
 
     def load_overload(self, signature: Any, target_context: Any) -> Any:
-        """The kernel for `signature`, or None; the name is Numba's."""
+        """The kernel for `signature`, or None. Numba calls this method."""
         target_context.refresh()
         file = self._file(signature, target_context.codegen())
         try:
@@ -104,13 +100,13 @@ class KernelCache:
                 return self._rebuild(target_context, pickle.loads(payload))
         except FileNotFoundError:
             pass
-        except Exception as error:  # A pickle of another version of anything may raise anything.
+        except Exception as error:  # Unpickling another version's file may raise anything.
             self._warn(file, error)
         _say_once(self._backend)
         return None
 
     def save_overload(self, signature: Any, kernel: Any) -> None:
-        """Keep `kernel`; the name is Numba's."""
+        """Write `kernel` to the cache. Numba calls this method."""
         file = self._file(signature, kernel.codegen)
         try:
             cache.write(cache.folder(_FOLDER, create=True) / file, dumps(self._reduce(kernel)))
@@ -144,7 +140,7 @@ def _say_once(backend: str) -> None:
 def source_digest(package: str = "multisample.backends") -> str:
     """A digest of the names and contents of the Python sources of `package` and of its subfolders.
 
-    The default is all of the backends, whichever folder this module is in: kernels are compiled from several folders.
+    The default covers all backends, because kernels are compiled from several folders.
     """
     root = Path(str(importlib.resources.files(package)))
     digest = hashlib.sha256()

@@ -1,1 +1,1 @@
-"""Memory of other libraries, by address: NumPy arrays over host memory, and DLPack read and written."""
+"""Memory of other libraries, by address: NumPy arrays over host memory, and DLPack import and export."""

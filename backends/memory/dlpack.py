@@ -1,7 +1,7 @@
-"""DLPack, read and written without a library in between, where a library tells less of it than there is.
+"""DLPack import and export without an array library, because the libraries support only parts of it.
 
-NumPy knows no bfloat16, cuda.core passes over the byte offset, CuPy and PyTorch over the read-only flag, and Numba's
-arrays have no DLPack at all. The structures are those of dlpack.h, whose layout is part of the protocol.
+NumPy lacks bfloat16, cuda.core ignores the byte offset, CuPy and PyTorch ignore the read-only flag, and Numba's arrays
+have no DLPack. The structures are those of dlpack.h, whose layout is part of the protocol.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ from multisample.backends.contract import DeviceArray
 from multisample.backends.element_types import MATRIX_TYPES
 from multisample.backends.system import cuda_driver
 
-__all__ = ["Exported", "Imported", "is_read_only", "numpy_dtype", "strides_of"]
+__all__ = ["CUDA", "LEGACY_STREAM", "Exported", "Imported", "capsule_and_strides", "is_read_only", "numpy_dtype"]
 
 HOST = (1, 3)
 """Device types of host memory: ordinary, and page-locked by CUDA."""
 CUDA = (2, 13)
 """Device types of CUDA memory: ordinary, and managed."""
+LEGACY_STREAM = 1
+"""The number of CUDA's legacy default stream, in DLPack and in cuda.h."""
 
 _KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
 _READ_ONLY = 1
-_LEGACY_STREAM = 1
 _CAPSULES = (b"dltensor_versioned", b"dltensor")
 
 
@@ -59,7 +60,7 @@ class _Versioned(ctypes.Structure):
 
 
 _destructor = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-# Capsules as addresses: a destructor's is no longer an object to hold.
+# Capsules as addresses: a destructor gets a capsule that can no longer be referenced.
 _is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(("PyCapsule_IsValid", ctypes.pythonapi))
 _pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(
     ("PyCapsule_GetPointer", ctypes.pythonapi)
@@ -70,7 +71,7 @@ _new_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_cha
 
 
 def numpy_dtype(dtype: str) -> np.dtype[Any]:
-    """NumPy's object for a name; TypeError for bfloat16 without ml_dtypes."""
+    """NumPy's dtype for a name. TypeError for bfloat16 without ml_dtypes."""
     if dtype != "bfloat16":
         return np.dtype(dtype)
     try:
@@ -82,17 +83,17 @@ def numpy_dtype(dtype: str) -> np.dtype[Any]:
 
 
 def _exchange(array: Any, stream: int | None) -> tuple[Any, _Tensor, bool]:
-    """A capsule of `array`, what it tells, and whether the memory may only be read."""
+    """A capsule of `array`, its tensor, and whether the memory is read-only."""
     options = {} if stream is None else {"stream": stream}
     try:
         capsule = array.__dlpack__(max_version=(1, 0), **options)
-    except TypeError:  # From before there were versions.
+    except TypeError:  # DLPack before 1.0 has no max_version.
         capsule = array.__dlpack__(**options)
     for name in _CAPSULES:
         if _is_valid(id(capsule), name):
             break
     else:
-        raise BufferError(f"{type(capsule).__name__} is no DLPack capsule, or one that was used")
+        raise BufferError(f"{type(capsule).__name__} is no unused DLPack capsule")
     address = _pointer(id(capsule), name)
     if name == b"dltensor":
         return capsule, _Managed.from_address(address).tensor, False
@@ -102,40 +103,40 @@ def _exchange(array: Any, stream: int | None) -> tuple[Any, _Tensor, bool]:
     return capsule, versioned.tensor, bool(versioned.flags & _READ_ONLY)
 
 
-def _described(array: Any) -> tuple[Any, _Tensor, bool]:
-    """The same, for a look at the description alone: the memory need not be ready."""
+def _description(array: Any) -> tuple[Any, _Tensor, bool]:
+    """`_exchange` for the description only: the memory need not be ready."""
     on_device = int(array.__dlpack_device__()[0]) in CUDA
     return _exchange(array, -1 if on_device else None)
 
 
 def is_read_only(array: Any) -> bool:
-    """Whether `array` says that its memory may not be written to; DLPack before 1.0 cannot say so."""
-    return _described(array)[2]
+    """Whether `array` reports its memory as read-only. DLPack before 1.0 cannot report it."""
+    return _description(array)[2]
 
 
-def strides_of(array: Any) -> tuple[int, ...] | None:
-    """The strides of `array` in elements; None for a contiguous array that names none."""
-    _capsule, tensor, _ = _described(array)
-    return tuple(tensor.strides[: tensor.ndim]) if tensor.strides else None
+def capsule_and_strides(array: Any, stream: int | None) -> tuple[Any, tuple[int, ...]]:
+    """A DLPack capsule of `array`, ready on `stream`, and the strides in elements; () for a contiguous array."""
+    capsule, tensor, _ = _exchange(array, stream)
+    return capsule, tuple(tensor.strides[: tensor.ndim]) if tensor.strides else ()
 
 
 class Imported:
-    """Memory that DLPack tells of, as the array interfaces of NumPy and of CUDA tell of it.
+    """A DLPack array as an object with the array interface of NumPy or CUDA.
 
     Parameters
     ----------
     array : object with ``__dlpack__``
     stream : int, optional
-        On which CUDA memory has to be ready, by DLPack's numbering: 1 is the legacy default stream.
+        The stream on which CUDA memory must be ready, by DLPack's numbering: 1 is the legacy default stream.
 
     Attributes
     ----------
     dtype : numpy.dtype
-        What the elements are; the interface has no name for bfloat16, and calls it an integer.
+        The element type. The interface has no name for bfloat16, and describes it as an integer.
     """
 
     def __init__(self, array: Any, stream: int | None = None) -> None:
-        # Not marked as used, so that it frees what it has when it goes.
+        # The capsule is not marked as used, so that its destructor frees the memory.
         self._capsule, tensor, read_only = _exchange(array, stream)
         kind = _KINDS.get(tensor.code)
         if kind is None or tensor.lanes != 1:
@@ -167,29 +168,29 @@ _deleter = _destructor(_free)
 
 
 def _free_unused(capsule: int, is_valid: Any = _is_valid, pointer: Any = _pointer, free: Any = _free) -> None:
-    if is_valid(capsule, b"dltensor"):  # Otherwise somebody has taken it over.
+    if is_valid(capsule, b"dltensor"):  # A consumer renames the capsule and then frees it by the deleter.
         free(pointer(capsule, b"dltensor"))
 
 
 _capsule_destructor = _destructor(_free_unused)
-# They may be called while the interpreter goes down, when modules are no more.
+# The callbacks may run while the interpreter shuts down, after modules are gone.
 for _callback in (_deleter, _capsule_destructor):
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(_callback))
 
 
 class Exported:
-    """Memory that `owner` holds, for others to take over by DLPack.
+    """Memory of `owner`, for export by DLPack.
 
     Parameters
     ----------
     raw : DeviceArray
-        Where the memory is and what is in it.
+        Address, shape, strides and dtype of the memory.
     device : (int, int)
         DLPack's device type and number.
     stream : int
-        Whose work, up to the export, has to be over where CUDA memory is used; 0 for the legacy default stream.
+        The stream whose earlier work a consumer of CUDA memory must wait for; 0 for the legacy default stream.
     owner : object
-        What is let go of when nobody uses the memory any more.
+        The object that keeps the memory alive, released when the memory is no longer used.
     """
 
     def __init__(self, raw: DeviceArray, device: tuple[int, int], stream: int, owner: Any) -> None:
@@ -201,7 +202,7 @@ class Exported:
     def __dlpack__(self, *, stream: int | None = None, **options: Any) -> Any:
         kind, number = self._device
         if kind in CUDA and stream != -1:
-            cuda_driver.order(self._stream, _LEGACY_STREAM if stream is None else stream, number)
+            cuda_driver.order(self._stream, LEGACY_STREAM if stream is None else stream, number)
         raw = self._raw
         code, bits = MATRIX_TYPES[raw.dtype].dlpack, 8 * MATRIX_TYPES[raw.dtype].size
         axes = ctypes.c_int64 * len(raw.shape)

@@ -17,7 +17,7 @@ __all__ = ["advise_huge_pages", "array_at", "arrays_at", "value_at", "vectors_at
 
 
 def array_at(address: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> HostArray:
-    """An array over memory; strides in bytes."""
+    """An array over memory. Strides are in bytes."""
     element = np.dtype(dtype)
     steps = [stride * (length - 1) for stride, length in zip(strides, shape, strict=True)]
     before = -sum(step for step in steps if step < 0)
@@ -51,7 +51,7 @@ def _vector(vector: Vector, d: int) -> HostArray:
 
 
 def value_at(word: Word) -> int:
-    """The number of a word by value or in host memory."""
+    """The number of a word, by value or from host memory."""
     return ctypes.c_uint64.from_address(word.at).value if word.at else word.value
 
 

@@ -1,7 +1,7 @@
-"""Compiling a library of torch_ext with PyTorch's `load`, in a process and a folder of its own.
+"""Compiles a library of torch_ext with PyTorch's `load`, in a separate process and folder.
 
-`load` compiles and loads in one step, and waits for ever on a lock file that a killed process left. In a folder that no
-other process knows there is no such file, and the compiler ends with the process that asked for it, however that dies.
+`load` compiles and loads in one step, and waits forever for a lock file that a killed process left behind. A private
+folder has no such file. The compiler's process ends with its parent, however the parent dies.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ __all__ = ["LIBRARIES", "Library", "LibraryKind", "build_portable", "compile_lib
 
 LibraryKind: TypeAlias = Literal["cpu", "cuda"]
 
-# The end of the compiler's output: as many lines as a terminal shows.
+# Lines at the end of the compiler's output that an error shows, as many as a terminal.
 _LINES = 30
 
 
 @dataclasses.dataclass(frozen=True)
 class Library:
-    """A shared object, and how it is compiled."""
+    """A shared object, and the options to compile it."""
 
     name: str
     source: str
     device: str
-    """What it runs on, in words."""
+    """The device that it runs on, in words."""
     seconds: int
     """Usual time of a build."""
     flags: tuple[str, ...]
@@ -45,7 +45,7 @@ class Library:
     needs: tuple[LibraryKind, ...] = ()
     """Libraries to load before it."""
     is_portable: bool = False
-    """Whether it is for other machines: this one may be unable to load it."""
+    """Whether it is built for other machines. This machine may be unable to load it."""
 
     @property
     def module(self) -> str:
@@ -61,8 +61,8 @@ LIBRARIES: dict[LibraryKind, Library] = {
         "torch/cpu.cpp",
         "the CPU",
         10,
-        # Contraction would round once where the stream rounds twice. The other two change no result: nothing here reads
-        # errno or the floating-point exceptions.
+        # Contraction would round once where the stream rounds twice. The other two flags change no result: nothing here
+        # reads errno or the floating-point exceptions.
         (*_COMMON_FLAGS, "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden"),
         native_flags=("-march=native",),
     ),
@@ -76,7 +76,7 @@ LIBRARIES: dict[LibraryKind, Library] = {
     ),
 }
 
-# ninja's compilers are in process groups of their own: SIGTERM, unlike SIGKILL, lets ninja end them. The child gets the
+# ninja's compilers have their own process groups. On SIGTERM, unlike on SIGKILL, ninja ends them. The child gets the
 # parent's sys.path, so that it imports the same PyTorch.
 _CHILD = """
 import sys
@@ -104,7 +104,7 @@ except (RuntimeError, ValueError) as error:
 
 
 def compile_library(library: Library, needed: Iterable[Path], folder: Path) -> tuple[int, str]:
-    """Compile `library` into `folder`, in a process that dies with this one; return its exit code and output."""
+    """Compile `library` into `folder`, in a process that ends with this one. Return its exit code and output."""
     is_cuda = library.source.endswith(".cu")
     arguments = {
         "name": library.module,
@@ -124,7 +124,7 @@ def compile_library(library: Library, needed: Iterable[Path], folder: Path) -> t
             "TORCH_CUDA_ARCH_LIST": toolchain.cuda_architectures(), "CUDA_HOME": str(toolchain.cuda_home()),
         }  # fmt: skip
     log = folder / "log"
-    # The output goes to a file, not a pipe: a compiler cache that stays in the background would keep a pipe open.
+    # The output goes to a file: a compiler cache in the background would keep a pipe open.
     with (
         log.open("wb") as file,
         subprocess.Popen(
@@ -147,7 +147,7 @@ def failure_text(code: int, output: str) -> str:
 
 
 def build_portable(kind: LibraryKind, place: Path, *flags: str) -> None:
-    """Compile a library for other machines, and for any PyTorch that they may have.
+    """Compile a library for other machines and for any version of PyTorch on them.
 
     Parameters
     ----------
@@ -176,15 +176,15 @@ def build_portable(kind: LibraryKind, place: Path, *flags: str) -> None:
 def _portable(library: Library, flags: Iterable[str]) -> Library:
     import torch
 
-    # Other machines have no use for the paths of this one.
+    # Binaries for other machines must not contain paths of this machine.
     folders = (csrc_files.folder().parent, Path(torch.__file__).parents[1])
     more = [f"-ffile-prefix-map={folder}/=" for folder in folders]
     if library.source.endswith(".cu"):
         # Compressed machine code takes a quarter of the space.
         threads = os.environ.get("MAX_JOBS") or os.cpu_count() or 1
         more = [*(f"-Xcompiler={flag}" for flag in more), "-Xfatbin=-compress-all", f"--threads={threads}"]
-    # Link only PyTorch's libraries that have the stable ABI. Some of them also export symbols of the C++ library
-    # without versions, so the C++ library comes first.
+    # Link only PyTorch's libraries with the stable ABI. Some of them also export unversioned symbols of the C++
+    # library, so the C++ library comes first.
     link = ("-Wl,--as-needed", "-Wl,--no-undefined", "-lstdc++") if sys.platform == "linux" else ()
     return dataclasses.replace(
         library, flags=(*library.flags, *more, *flags), native_flags=(), link_flags=link, is_portable=True

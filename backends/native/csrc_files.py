@@ -1,4 +1,4 @@
-"""The C++ and CUDA sources: their folder, and a digest that names everything compiled from them."""
+"""The C++ and CUDA sources: their folder, and a digest that names every library compiled from them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The libraries of torch_ext for this machine: prebuilt ones from the wheel, or else built once and cached.
+"""The libraries of torch_ext for this machine: prebuilt in the wheel, or built once and cached.
 
-A build holds a lock, so that concurrent processes build once, and renames its result into the cache. A library is
-compared with its recorded digest before it is loaded.
+A build holds a lock, so that concurrent processes build once, and renames its result into the cache. Before a library
+is loaded, its digest is compared with the recorded one.
 """
 
 from __future__ import annotations
@@ -23,62 +23,45 @@ from .build import LIBRARIES, Library, LibraryKind
 __all__ = ["COMMAND", "cpu_library", "cuda_library", "cuda_reasons", "is_built", "is_prebuilt", "refusal", "unusable"]
 
 COMMAND = "python -m multisample build torch_ext"
-"""Builds ahead of time, and again after a failure."""
+"""The command that builds ahead of time, or again after a failure."""
 
-# Below the root of the cache; only folders in it are ever removed, and of builds only those with the marker.
+# Names below the root of the cache. Only folders there are ever removed, and of builds only those with the marker.
 _FOLDER, _BUILDING, _MARKER = "torch_ext", "building", "multisample-build"
 _RECORD = "record.json"
 
-# The compiler's output of builds that failed in this process, by the library.
+# The compiler's output of failed builds in this process, by library.
 _failures: dict[Path, str] = {}
 
 
 def cpu_library(*, retry: bool = False) -> Path:
-    """The library with the operators and their CPU implementation; built if there is none that fits.
+    """The library with the operators and their CPU implementation. It is built if none fits.
 
     Parameters
     ----------
     retry : bool
         Build again even if a build has failed in this process.
 
-    Returns
-    -------
-    pathlib.Path
-
     Raises
     ------
     BackendUnavailableError
-        If it cannot be built, with the end of the compiler's output; if the cache is not safe to use.
+        If it cannot be built, with the end of the compiler's output, or if the cache is not safe to use.
     """
     return _library("cpu", retry)
 
 
 def cuda_library(*, retry: bool = False) -> Path:
-    """The library with the CUDA implementation, to load after `cpu_library`; built if there is none that fits.
+    """The library with the CUDA implementation, to load after `cpu_library`. It is built if none fits.
 
-    It is built for the architectures of ``TORCH_CUDA_ARCH_LIST``, or else for the devices that PyTorch sees.
-
-    Parameters
-    ----------
-    retry : bool
-        Build again even if a build has failed in this process.
-
-    Returns
-    -------
-    pathlib.Path
-
-    Raises
-    ------
-    BackendUnavailableError
-        If it cannot be built, with the end of the compiler's output; if the cache is not safe to use.
+    It is built for the architectures of ``TORCH_CUDA_ARCH_LIST``, or else for the devices that PyTorch sees. `retry`
+    and the errors are as for `cpu_library`.
     """
     return _library("cuda", retry)
 
 
 def is_built(kind: LibraryKind) -> bool:
-    """Whether a library that fits is there and whole, so that `missing_tools` do not matter. Never raises.
+    """Whether a fitting, undamaged library exists, so that `missing_tools` do not matter. Never raises.
 
-    For "cuda" this may initialize CUDA, after which a forked child cannot use CUDA.
+    For "cuda", this may initialize CUDA. A child forked after that cannot use CUDA.
     """
     try:
         return _prebuilt(kind, ask_devices=True).path is not None or _is_whole(_place(kind))
@@ -87,7 +70,7 @@ def is_built(kind: LibraryKind) -> bool:
 
 
 def is_prebuilt(kind: LibraryKind) -> bool:
-    """Whether a library that fits came with the wheel, as far as known without initializing CUDA. Never raises."""
+    """Whether a fitting library came with the wheel. Does not initialize CUDA to check its devices. Never raises."""
     try:
         return _prebuilt(kind).path is not None
     except (ImportError, OSError, RuntimeError):
@@ -95,7 +78,7 @@ def is_prebuilt(kind: LibraryKind) -> bool:
 
 
 def unusable(kind: LibraryKind, *, ask_devices: bool = False) -> tuple[str, ...]:
-    """Why libraries that are there are not used: of other sources, for another machine, damaged. Never raises."""
+    """Why existing libraries are not used: other sources, another machine, damage. Never raises."""
     try:
         reasons = [_prebuilt(kind, ask_devices=ask_devices).reason]
         if _any_built(kind):
@@ -106,7 +89,7 @@ def unusable(kind: LibraryKind, *, ask_devices: bool = False) -> tuple[str, ...]
 
 
 def refusal() -> tuple[str, ...]:
-    """Why the cache is not safe to use; empty if it is. Never raises."""
+    """Why the cache is not safe to use; empty if it is safe. Never raises."""
     try:
         cache.folder(_FOLDER, create=False)
     except FileNotFoundError:
@@ -117,12 +100,12 @@ def refusal() -> tuple[str, ...]:
 
 
 def cuda_reasons(*, ahead_of_time: bool = False) -> tuple[str, ...]:
-    """Why there is no CUDA library for this machine, apart from `missing_tools`; cheap, and never raises.
+    """Why there is no CUDA library for this machine, apart from `missing_tools`. Cheap, and never raises.
 
     Parameters
     ----------
     ahead_of_time : bool
-        Whether it is enough that the library can be built: then no device is needed if TORCH_CUDA_ARCH_LIST names
+        Whether it is enough that the library can be built. No device is needed then if TORCH_CUDA_ARCH_LIST names
         architectures, or if a library came with the wheel.
     """
     if not toolchain.is_installed("torch"):
@@ -130,14 +113,14 @@ def cuda_reasons(*, ahead_of_time: bool = False) -> tuple[str, ...]:
     try:
         import torch
     except Exception as error:  # A broken installation may raise anything.
-        return (f"PyTorch cannot be imported ({error}): install it anew",)
+        return (f"PyTorch cannot be imported ({error}): reinstall it",)
     if torch.version.cuda is None:
         return ("PyTorch is built without CUDA: install a PyTorch that is built with CUDA",)
     reasons = []
     needs_device = not (ahead_of_time and (toolchain.named_architectures() or is_prebuilt("cuda")))
     if needs_device and toolchain.device_count() == 0:
         reasons.append("no CUDA device: see nvidia-smi and CUDA_VISIBLE_DEVICES")
-    # Without nvcc, a library built before will do. `is_built` initializes CUDA, so it is called only if need be.
+    # Without nvcc, an earlier build is enough. `is_built` initializes CUDA, so it is called last.
     missing = toolchain.missing_nvcc()
     if missing and not is_prebuilt("cuda") and not (_any_built("cuda") and is_built("cuda")):
         reasons += [*unusable("cuda"), *missing]
@@ -148,11 +131,11 @@ def cuda_reasons(*, ahead_of_time: bool = False) -> tuple[str, ...]:
 
 
 def _place(kind: LibraryKind) -> Path:
-    """The path of the library once it is built; its folder is named by everything that the library depends on."""
+    """The path of the library once it is built. Its folder's name is a digest of all that the library depends on."""
     import torch
 
     library = LIBRARIES[kind]
-    # Machines that differ may share a home folder.
+    # Different machines may share a home folder.
     machine = [platform.system(), platform.machine(), toolchain.libc()]
     processor = toolchain.cuda_architectures() if kind == "cuda" else toolchain.processor()
     parts = [csrc_files.digest(), *library.flags, *library.native_flags, torch.__version__, *machine, processor]
@@ -161,7 +144,7 @@ def _place(kind: LibraryKind) -> Path:
 
 
 def _prebuilt(kind: LibraryKind, *, ask_devices: bool = False) -> prebuilt.Found:
-    """The library that came with the wheel; `ask_devices` checks that it runs on all, and initializes CUDA."""
+    """The library that came with the wheel. `ask_devices` checks it against all devices, and initializes CUDA."""
     if kind == "cpu":
         return prebuilt.cpu_library(toolchain.processor_features())
     import torch
@@ -181,12 +164,12 @@ def _any_built(kind: LibraryKind) -> bool:
 
 
 def _is_whole(place: Path) -> bool:
-    """Whether the library is there and equal to its record.
+    """Whether the library exists and matches its record.
 
     Raises
     ------
     CacheError
-        If somebody else could have written it.
+        If another user could have written it.
     """
     try:
         folder = cache.folder(_FOLDER, place.parent.name, create=False)
@@ -208,7 +191,7 @@ def _library(kind: LibraryKind, retry: bool) -> Path:
         found = _prebuilt(kind, ask_devices=True)
         if found.path is not None:
             return found.path
-        # Before the lock is taken, which does not nest.
+        # Before the lock is acquired, which is not recursive.
         needed = [_library(other, retry) for other in library.needs]
         place = _place(kind)
         if _is_whole(place):
@@ -270,7 +253,7 @@ def _build(library: Library, needed: Iterable[Path], place: Path) -> None:
 
 
 def _put(path: Path) -> None:
-    """Write a built library to disk, for good, with its record beside it."""
+    """Write a built library to disk, durably, with its record beside it."""
     path.chmod(0o700)
     cache.sync(path)
     record = {path.name: [path.stat().st_size, cache.digest_of(path)]}
@@ -278,7 +261,7 @@ def _put(path: Path) -> None:
 
 
 def _remove_killed_builds(building: Path) -> None:
-    """Remove folders of builds whose process was killed; their lock is held, so none is at work."""
+    """Remove the folders of killed builds. The caller holds the lock, so no build is running."""
     for folder in building.iterdir():
         if (folder / _MARKER).is_file():
             shutil.rmtree(folder, ignore_errors=True)
@@ -290,5 +273,5 @@ def _raise_failure(place: Path) -> None:
 
 
 def _unavailable(reason: str) -> BackendUnavailableError:
-    space = "\n" if "\n" in reason else " "  # The compiler's output begins on a line of its own.
+    space = "\n" if "\n" in reason else " "  # The compiler's output begins on a new line.
     return BackendUnavailableError(f"backend: 'torch_ext' could not be built:{space}{reason}\nto try again: {COMMAND}")

@@ -1,7 +1,7 @@
-"""For which platform a wheel may say it is, from what the libraries in it ask of the system.
+"""The platform tag of a wheel, from the system libraries that its own libraries need.
 
-The tag ``manylinux_2_31_x86_64`` (PEP 600) promises that the wheel runs wherever there is glibc 2.31 or newer. It is
-given only if every symbol that a library takes from another is that old; then nobody can install it in vain.
+The tag ``manylinux_2_31_x86_64`` (PEP 600) promises that the wheel runs on glibc 2.31 or newer. The wheel gets it only
+if every symbol that its libraries import is that old.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 __all__ = ["needs", "platform_tag"]
 
-# What a system of a certain glibc has at the least of the symbols of GCC's libraries.
+# Symbol versions of GCC's libraries that every system with a certain glibc has.
 _SYSTEMS: tuple[tuple[tuple[int, int], dict[str, tuple[int, ...]]], ...] = (
     ((2, 17), {"GLIBCXX": (3, 4, 19), "CXXABI": (1, 3, 7), "GCC": (4, 7, 0)}),
     ((2, 24), {"GLIBCXX": (3, 4, 22), "CXXABI": (1, 3, 10), "GCC": (4, 7, 0)}),
@@ -25,7 +25,7 @@ _SYSTEMS: tuple[tuple[tuple[int, int], dict[str, tuple[int, ...]]], ...] = (
     ((2, 39), {"GLIBCXX": (3, 4, 33), "CXXABI": (1, 3, 15), "GCC": (14, 0, 0)}),
 )
 _SYSTEM = re.compile(r"lib(c|m|dl|rt|pthread|gcc_s|stdc\+\+)\.so\.\d+|ld-linux-\S+")
-# PyTorch's, which is loaded before, and brings the CUDA runtime.
+# PyTorch's libraries, which are loaded first and bring the CUDA runtime.
 _TORCH = re.compile(r"lib(c10|torch)(_\w+)?\.so|libcudart\.so\.\d+")
 
 _DYNAMIC, _VERSION_NEEDS = 6, 0x6FFFFFFE  # SHT_DYNAMIC, SHT_GNU_verneed
@@ -33,17 +33,9 @@ _NEEDED = 1  # DT_NEEDED
 
 
 def platform_tag(libraries: Iterable[Path]) -> str:
-    """The platform of a wheel with some shared libraries; on Linux, manylinux where it holds.
+    """The platform tag of a wheel with these shared libraries, which were built on this system.
 
-    Parameters
-    ----------
-    libraries : iterable of pathlib.Path
-        Of this machine's system.
-
-    Returns
-    -------
-    str
-        As in ``"manylinux_2_31_x86_64"``, or ``"linux_x86_64"`` for what may run on this machine only.
+    For example ``"manylinux_2_31_x86_64"``, or ``"linux_x86_64"`` for libraries that may run on this machine only.
     """
     here = re.sub(r"[-.]", "_", sysconfig.get_platform())
     if not here.startswith("linux_"):
@@ -60,17 +52,12 @@ def platform_tag(libraries: Iterable[Path]) -> str:
 
 
 def needs(library: Path) -> dict[str, set[str]]:
-    """What a shared library, an ELF file of 64 bits, asks for when it is loaded.
-
-    Returns
-    -------
-    dict of str to set of str
-        By the names of other libraries, the versions of their symbols, as in ``{"libc.so.6": {"GLIBC_2.17"}}``.
+    """The symbol versions that a shared library needs, by library, as in ``{"libc.so.6": {"GLIBC_2.17"}}``.
 
     Raises
     ------
     ValueError
-        If the file is not of that format.
+        If the file is no 64-bit ELF file.
     """
     content = library.read_bytes()
     if content[:6] != b"\x7fELF\x02\x01":
@@ -95,7 +82,7 @@ class _Section(NamedTuple):
     offset: int
     size: int
     link: int
-    """The number of the section with its names."""
+    """The number of the section with the names."""
 
 
 def _sections(content: bytes) -> list[_Section]:
@@ -106,7 +93,7 @@ def _sections(content: bytes) -> list[_Section]:
 
 
 def _versions(content: bytes, at: int) -> Iterator[tuple[int, int]]:
-    """Where the names of a library and of a version of its symbols begin, for all that are needed."""
+    """Offsets of the names of a library and of a symbol version, for all that are needed."""
     while True:
         _, count, file, first, following = struct.unpack_from("<HHIII", content, at)
         version = at + first
@@ -124,7 +111,7 @@ def _text(content: bytes, at: int) -> str:
 
 
 def _least_glibc(versions: Iterable[str]) -> tuple[int, ...] | None:
-    """The oldest glibc with which a system has all of `versions`; None if that is not known."""
+    """The oldest glibc whose systems have all of `versions`; None if no listed system has them."""
     wanted: dict[str, tuple[int, ...]] = {"GLIBC": (2, 17)}
     for version in versions:
         name, _, number = version.partition("_")

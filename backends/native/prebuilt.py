@@ -1,8 +1,8 @@
-"""Compiled libraries that came with the installation, for machines that have no compiler.
+"""Compiled libraries that came with the installation, for machines without a compiler.
 
-They were built where nobody knew what they would run on (`wheel_libraries`). So whatever they depend on is in their
-names: the system and the sources in that of the folder, the processor, or the version of CUDA and the architectures, in
-that of the file. One that does not fit is as good as none; why it does not is told to whoever cannot build another.
+`wheels` builds them for unknown machines, so the names contain everything that a library depends on. The folder's name
+has the system and the digest of the sources. The file's name has the processor, or the version of CUDA and the
+architectures. A library that does not fit is ignored; the reason is reported only if no library can be built.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TARGETS = {
     "aarch64": ("armv8-a",),
     "arm64": ("armv8-a",),
 }
-# Processor features that each target adds to the previous one, by their names in /proc/cpuinfo.
+# Processor features that each target adds to the previous one, named as in /proc/cpuinfo.
 _FEATURES = {
     "x86-64-v3": {
         "cx16", "lahf_lm", "popcnt", "sse4_1", "sse4_2", "ssse3",
@@ -35,25 +35,25 @@ _FEATURES = {
 
 
 class Found(NamedTuple):
-    """A library that fits, or why there is none."""
+    """A fitting library, or why there is none."""
 
     path: Path | None
     reason: str = ""
-    """Empty where no libraries came with the installation."""
+    """Empty if no libraries came with the installation."""
 
 
 def root() -> Path:
-    """Where all are that came with the installation."""
+    """Directory of all binaries that came with the installation."""
     return Path(__file__).parent / "prebuilt"
 
 
 def folder() -> Path:
-    """Where those are that are of these sources and for this system."""
+    """Directory of the binaries built from this source digest for this system."""
     return root() / f"{platform.system()}-{platform.machine()}-{csrc_files.digest()[:20]}".lower()
 
 
 def cpu_targets() -> tuple[str, ...]:
-    """Processors of this system, as ``-march`` calls them, from the plainest to the best; empty if none are known."""
+    """Values of ``-march`` for this system, from the baseline to the best; empty for an unsupported system."""
     return _TARGETS.get(platform.machine(), ())
 
 
@@ -63,34 +63,30 @@ def cpu_file(target: str) -> str:
 
 
 def cuda_file(version: str, architectures: Iterable[str]) -> str:
-    """The name of the CUDA library for a version of CUDA, of which the first number matters, and for architectures."""
+    """The name of the CUDA library for architectures and the major version of CUDA."""
     return f"{_CUDA}{_major(version)}-{'-'.join(architectures)}.so"
 
 
 def cpu_library(features: Collection[str]) -> Found:
-    """The best CPU library for a processor that has `features`, as Linux calls them."""
+    """The best CPU library for a processor with `features`, named as in Linux."""
     place, best = folder(), None
     needed: set[str] = set()
     for target in cpu_targets():
         needed |= _FEATURES.get(target, set())
         if needed.issubset(features) and (place / cpu_file(target)).is_file():
             best = place / cpu_file(target)
-    return Found(best, "" if best else _strangers(place))
+    return Found(best, "" if best else _mismatch(place))
 
 
 def cuda_library(version: str, capabilities: Iterable[tuple[int, int]]) -> Found:
-    """A CUDA library that runs on all of some devices.
+    """A CUDA library that runs on all given devices.
 
     Parameters
     ----------
     version : str
-        PyTorch's version of CUDA: its runtime is the library's too.
+        PyTorch's version of CUDA. The library uses the same runtime.
     capabilities : iterable of (int, int)
-        Compute capabilities of the devices. Without any, the version decides.
-
-    Returns
-    -------
-    Found
+        Compute capabilities of the devices. Without devices, only the version must match.
     """
     place = folder()
     files = sorted(place.glob(f"{_CUDA}*.so"))
@@ -101,26 +97,26 @@ def cuda_library(version: str, capabilities: Iterable[tuple[int, int]]) -> Found
         name, *architectures = file.name.removesuffix(".so").split("-")
         foreign = [f"{major}.{minor}" for major, minor in devices if not _runs(architectures, (major, minor))]
         if name != f"{_CUDA}{_major(version)}":
-            reasons.append(f"{file.name} is not for CUDA {version}, which PyTorch uses: install a wheel that is")
+            reasons.append(f"{file.name} is not for CUDA {version}, which PyTorch uses: install a wheel for it")
         elif foreign:
             reasons.append(f"{file.name} does not run on devices of compute capability {', '.join(foreign)}")
         else:
             return Found(file)
-    return Found(None, "; ".join(reasons) or _strangers(place))
+    return Found(None, "; ".join(reasons) or _mismatch(place))
 
 
-def _strangers(place: Path) -> str:
-    others = [] if place.is_dir() else sorted(path.name for path in root().glob("*"))
-    if not others:
+def _mismatch(place: Path) -> str:
+    folders = [] if place.is_dir() else sorted(path.name for path in root().glob("*"))
+    if not folders:
         return ""
     return (
-        f"the libraries that came with multisample are of other sources or for another system ({', '.join(others)}"
-        f" instead of {place.name}): install it anew"
+        f"the prebuilt libraries are of other sources or for another system ({', '.join(folders)} instead of"
+        f" {place.name}): reinstall multisample"
     )
 
 
 def _runs(architectures: Sequence[str], capability: tuple[int, int]) -> bool:
-    """Whether there is machine code for a device, or PTX of which its driver can make some."""
+    """Whether the library has machine code for a device, or PTX that its driver can compile."""
     for architecture in architectures:
         number, _, ptx = architecture.partition("+")
         major, minor = map(int, number.split("."))

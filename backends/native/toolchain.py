@@ -1,6 +1,6 @@
 """The compilers and toolkits of this machine, and the processor and GPUs that they compile for.
 
-Everything here is cheap and never raises: `status` of a backend calls it to list what is missing.
+Every function is cheap and never raises: `status` of a backend calls them to list what is missing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def missing_tools() -> tuple[str, ...]:
         reasons.append("ninja is not installed: pip install ninja")
     compiler = os.environ.get("CXX", "c++")
     if shutil.which(compiler, path=search_path()) is None:
-        reasons.append(f"no C++ compiler ({compiler!r} was looked for): install g++, or set CXX to a compiler")
+        reasons.append(f"no C++ compiler ({compiler!r} not found): install g++, or set CXX to a compiler")
     if not is_installed("fcntl"):
         reasons.append("this system has no fcntl, without which builds cannot be locked: use Linux or macOS")
     return tuple(reasons)
@@ -51,7 +51,7 @@ def is_installed(module: str) -> bool:
 
 
 def search_path() -> str:
-    """PATH, then where pip puts ninja: not on PATH in a virtual environment that is not active."""
+    """PATH, then the folders where pip puts ninja, which are not on PATH while a virtual environment is inactive."""
     scripts = [sysconfig.get_path("scripts", sysconfig.get_preferred_scheme(key)) for key in ("prefix", "user")]
     return os.pathsep.join([os.environ.get("PATH", os.defpath), str(Path(sys.executable).parent), *scripts])
 
@@ -62,7 +62,7 @@ def cuda_home() -> Path | None:
         homes = [Path(named)]
     else:
         nvcc = shutil.which("nvcc", path=search_path())
-        # nvcc on PATH may be a link to the compiler, or a script that has no toolkit beside it.
+        # nvcc on PATH may be a link to the compiler, or a script without a toolkit beside it.
         homes = [Path(nvcc).resolve().parents[1]] if nvcc else []
         homes.append(Path("/usr/local/cuda"))
     homes = [home for home in homes if (home / "bin" / "nvcc").is_file()]
@@ -71,7 +71,7 @@ def cuda_home() -> Path | None:
 
 
 def named_architectures() -> str:
-    """The architectures of TORCH_CUDA_ARCH_LIST; empty if it does not name any."""
+    """The architectures of TORCH_CUDA_ARCH_LIST; empty if it names none."""
     names = os.environ.get("TORCH_CUDA_ARCH_LIST", "")
     return "" if names == "native" else names
 
@@ -98,14 +98,14 @@ def device_count() -> int:
         return 0
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # A driver that is too old: PyTorch has no device then.
+            warnings.simplefilter("ignore")  # PyTorch warns of a driver that is too old, and reports no device.
             return int(torch.cuda.device_count())
     except Exception:  # A broken driver may raise anything.
         return 0
 
 
 def processor() -> str:
-    """The instruction sets that -march=native would use."""
+    """The instruction sets of -march=native."""
     try:
         lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
     except OSError:
@@ -115,13 +115,13 @@ def processor() -> str:
 
 
 def processor_features() -> set[str]:
-    """The instruction sets that every core has."""
+    """The instruction sets that all cores have."""
     cores = [set(line.split()) for line in processor().splitlines()]
     return set.intersection(*cores) if cores else set()
 
 
 def libc() -> str:
-    """Name and version of the C library, where the system tells."""
+    """Name and version of the C library; empty on systems that do not report them."""
     # platform.libc_ver would read the whole interpreter.
     name = "CS_GNU_LIBC_VERSION"
     return os.confstr(name) or "" if name in getattr(os, "confstr_names", ()) else ""

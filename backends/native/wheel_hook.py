@@ -1,4 +1,4 @@
-"""The build hook of wheels: compiled libraries on request, and a path that editors can follow for editable ones.
+"""The build hook of wheels: compiled libraries on request, and a path for editors in editable wheels.
 
 MULTISAMPLE_PREBUILT=1 compiles torch_ext for the CPU and for CUDA into the wheel, MULTISAMPLE_PREBUILT=cpu for the CPU
 only. The hook compiles with the PyTorch, the compilers and the toolkit of the environment, so the build must not be
@@ -40,7 +40,7 @@ class WheelHook(BuildHookInterface[Any]):
     """Called by hatchling around the build of each wheel."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Prepare a wheel: `version` is "standard" or "editable"."""
+        """Prepare a wheel. `version` is "standard" or "editable"."""
         if version == "editable":
             self._link_package()
             return
@@ -52,12 +52,12 @@ class WheelHook(BuildHookInterface[Any]):
             build_data["force_include"][self._temporary.name] = "multisample/backends/native/prebuilt"
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
-        """Remove what `initialize` compiled: the wheel has it now."""
+        """Remove the libraries that `initialize` compiled. The wheel has copies."""
         if hasattr(self, "_temporary"):
             self._temporary.cleanup()
 
     def _link_package(self) -> None:
-        """Make the folder that editable installations put on sys.path, which has the package and nothing else.
+        """Make the folder that editable installations put on sys.path. It has only the package.
 
         The root of the checkout would also make `backends`, `bench` and `tests` importable from anywhere.
         """
@@ -67,7 +67,7 @@ class WheelHook(BuildHookInterface[Any]):
             link.symlink_to(Path("..", "multisample"), target_is_directory=True)
 
     def _compile(self, folder: Path, kinds: tuple[str, ...]) -> str:
-        """Compile libraries into `folder`, and return the platform tag of all of them."""
+        """Compile libraries into `folder`, and return their common platform tag."""
         command = [sys.executable, "-c", _BUILD, str(self.root), str(folder), *kinds]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
         if done.returncode:

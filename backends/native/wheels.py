@@ -1,7 +1,7 @@
-"""The libraries of a wheel: compiled for every processor and every GPU that the wheel is for.
+"""Compiles the libraries of a wheel, for every processor and every GPU that the wheel supports.
 
-The build hook runs this in a process of its own, from the sources that go into the wheel: `prebuilt` refuses a library
-that was built from others.
+The build hook runs this module in a separate process, from the sources of the wheel: `prebuilt` refuses a library of
+other sources.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from .platform_tag import platform_tag
 __all__ = ["ARCHITECTURES", "build_all", "main"]
 
 ARCHITECTURES = "7.5;8.0;8.6;9.0+PTX"
-"""What to compile for without TORCH_CUDA_ARCH_LIST. Code for 8.6 runs on 8.9; drivers compile PTX for newer GPUs."""
+"""Architectures without TORCH_CUDA_ARCH_LIST. Code for 8.6 runs on 8.9; drivers compile the PTX for newer GPUs."""
 
 
 def build_all(kinds: Collection[LibraryKind], root: Path) -> list[Path]:
-    """Compile libraries into a folder of `root`, named as `prebuilt` expects.
+    """Compile libraries into a folder of `root`, named as `prebuilt` expects, and return their paths.
 
     Parameters
     ----------
@@ -36,28 +36,23 @@ def build_all(kinds: Collection[LibraryKind], root: Path) -> list[Path]:
     root : pathlib.Path
         The folder that becomes `prebuilt.root()` in the wheel.
 
-    Returns
-    -------
-    list of pathlib.Path
-        The libraries.
-
     Raises
     ------
     BackendUnavailableError
         If one of them cannot be compiled, or a tool is missing.
     ValueError
-        If TORCH_CUDA_ARCH_LIST has anything but numbers.
+        If TORCH_CUDA_ARCH_LIST has anything other than numbers.
     """
     os.environ["TORCH_CUDA_ARCH_LIST"] = os.environ.get("TORCH_CUDA_ARCH_LIST") or ARCHITECTURES
     reasons = list(toolchain.missing_tools())
     if not prebuilt.cpu_targets():
-        reasons.append(f"it is not known what to compile for on {platform.machine()!r}")
+        reasons.append(f"no processors are defined to compile for on {platform.machine()!r}")
     if "cuda" in kinds:
         reasons.extend(libraries.cuda_reasons(ahead_of_time=True) or toolchain.missing_nvcc())
     if reasons:
         raise BackendUnavailableError("; ".join(reasons))
     folder = root / prebuilt.folder().name
-    # The CUDA library takes longest, so it goes first.
+    # The CUDA library takes longest, so it is first.
     tasks: list[Callable[[], Path]] = [functools.partial(_build_cuda, folder)] if "cuda" in kinds else []
     if "cpu" in kinds:
         tasks.extend(functools.partial(_build_cpu, folder, target) for target in prebuilt.cpu_targets())

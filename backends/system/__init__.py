@@ -1,1 +1,1 @@
-"""What the machine offers to all backends: files of compiled code, threads, forks, and the CUDA driver."""
+"""Services of the machine for all backends: files of compiled code, threads, forks, and the CUDA driver."""

@@ -1,7 +1,7 @@
-"""Compiled code on disk, kept between processes and checked before it is loaded.
+"""Compiled code on disk, shared between processes and checked before it is loaded.
 
-To load a shared object, or to unpickle a kernel of Numba's, is to run it. So folders and files of the cache must belong
-to this user or to root, nobody else may be able to write to them, and every file is compared with a recorded digest.
+Loading a shared object, or unpickling a kernel of Numba, runs it. So folders and files of the cache must belong to this
+user or to root, no other user may have write access, and every file is compared with a recorded digest.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _DIGEST_SIZE = hashlib.sha256().digest_size
 
 
 class CacheError(Exception):
-    """The cache, or a file in it, cannot be used; the message names the path and says what to do."""
+    """The cache, or a file in it, cannot be used. The message names the path and the remedy."""
 
 
 class DamagedError(CacheError):
-    """A file cannot be read, or is not what was written; a new one may take its place."""
+    """A file cannot be read, or its content is not what was written. A new file may replace it."""
 
 
 def root() -> Path:
@@ -48,43 +48,39 @@ def root() -> Path:
     Raises
     ------
     CacheError
-        If neither the variable nor a home folder is there.
+            If there is neither the variable nor a home folder.
     """
     try:
         for variable, below in (("MULTISAMPLE_CACHE_DIR", ""), ("XDG_CACHE_HOME", "multisample")):
             if folder := os.environ.get(variable):
                 return Path(folder).expanduser().absolute() / below
         return Path.home() / ".cache" / "multisample"
-    except RuntimeError as error:  # There are users without a home.
+    except RuntimeError as error:  # Some users have no home.
         raise CacheError(f"{error} Set MULTISAMPLE_CACHE_DIR to a folder that can be written to.") from error
 
 
 def folder(*names: str, create: bool) -> Path:
-    """The folder `names` below the root, which only this user or root can write to.
+    """The folder `names` below the root. Only this user or root can write to it.
 
     Parameters
     ----------
     *names : str
-        Each the name of a folder in the one before.
+            Names of nested folders.
     create : bool
         Create folders that are missing, with mode 0700.
-
-    Returns
-    -------
-    pathlib.Path
 
     Raises
     ------
     FileNotFoundError
         If a folder is missing and `create` is False.
     CacheError
-        If a folder cannot be created or read, belongs to somebody else, or can be written to by others.
+        If a folder cannot be created or read, belongs to another user, or is writable by others.
     """
     path = root()
     try:
         if create:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _check_owner(path, path.stat())  # The root may be a symbolic link: its user chose it.
+        _check_owner(path, path.stat())  # The root may be a symbolic link that the user chose.
         for name in names:
             path = path / name
             if create:
@@ -109,8 +105,8 @@ def _cannot_write(path: Path, reason: str) -> str:
 
 
 def _check_owner(path: Path, status: os.stat_result) -> None:
-    """CacheError unless only this user or root can write to `path`."""
-    if not hasattr(os, "geteuid"):  # Windows, where the user's folders are private by default.
+    """Raise CacheError unless only this user or root can write to `path`."""
+    if not hasattr(os, "geteuid"):  # On Windows, the user's folders are private by default.
         return
     if status.st_uid not in (os.geteuid(), 0):
         raise CacheError(
@@ -125,14 +121,14 @@ def _check_owner(path: Path, status: os.stat_result) -> None:
 
 
 def read(path: Path) -> bytes | None:
-    """The content that `write` was given, or None if there is no such file.
+    """The payload of `write`, or None if there is no such file.
 
     Raises
     ------
     DamagedError
-        If the file cannot be read, or is not what was written.
+        If the file cannot be read, or its content is not what was written.
     CacheError
-        If somebody else could have written it.
+        If another user could have written it.
     """
     try:
         with open(_open(path, os.O_RDONLY), "rb") as file:
@@ -149,12 +145,12 @@ def read(path: Path) -> bytes | None:
 
 
 def write(path: Path, payload: bytes) -> None:
-    """Replace the file `path` at once, so that no crash and no full disk leaves a part of it.
+    """Replace the file `path` atomically, so that a crash or a full disk never leaves a partial file.
 
     Raises
     ------
     CacheError
-        If it cannot be written; then the file is as it was.
+        If it cannot be written. The old file then stays.
     """
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     try:
@@ -202,7 +198,7 @@ def digest_of(path: Path) -> str:
     OSError
         If the file cannot be read.
     CacheError
-        If somebody else could have written it.
+        If another user could have written it.
     """
     with open(_open(path, os.O_RDONLY), "rb") as file:
         return hashlib.sha256(file.read()).hexdigest()
@@ -210,8 +206,8 @@ def digest_of(path: Path) -> str:
 
 # --- Locks ------------------------------------------------------------------------------------------------------------
 
-# Descriptors of the locks that this process holds or waits for. A forked child closes its copies: flock would otherwise
-# hold the lock for as long as the child lives.
+# Descriptors of the locks that this process holds or waits for. A forked child closes its copies: otherwise flock would
+# hold the lock as long as the child lives.
 _lock_descriptors: set[int] = set()
 
 
@@ -226,14 +222,14 @@ if hasattr(os, "register_at_fork"):
 
 @contextlib.contextmanager
 def locked(path: Path, waiting: str) -> Iterator[None]:
-    """Hold the lock file `path`, against other processes and other threads; say `waiting` if it has to be waited for.
+    """Hold the lock file `path` against other processes and threads. Print `waiting` if the lock is taken.
 
-    The system releases the lock when its holder dies.
+    The system releases the lock when its process dies.
 
     Raises
     ------
     OSError, CacheError
-        If the file cannot be opened, or could have been written by somebody else.
+        If the file cannot be opened, or another user could have written it.
     """
     import fcntl  # Not on Windows.
 
@@ -258,7 +254,7 @@ _warned: set[str] = set()
 
 
 def say(message: str) -> None:
-    """Print one line on stderr, in one piece: other threads and processes may print too."""
+    """Print one line on stderr in one write, because other threads and processes may print too."""
     with contextlib.suppress(AttributeError, OSError, ValueError):  # No stderr, a full disk, a closed file.
         sys.stderr.write(f"multisample: {message}\n")
         sys.stderr.flush()

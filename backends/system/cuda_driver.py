@@ -1,7 +1,7 @@
-"""Calls to the CUDA driver itself: for memory, streams and kernels that belong to no array library in particular.
+"""Calls to the CUDA driver, for memory, streams and kernels of any array library.
 
-Array libraries differ in what they offer, and none need be installed. Importing this module loads nothing; without a
-driver there is no device memory.
+Array libraries differ in what they offer, and none is required. Importing this module loads nothing; without a driver
+there is no device memory.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from collections.abc import Iterator
 from typing import Any
 
 __all__ = [
-    "Event", "current_device", "device_function", "device_of", "error_name", "is_capturing", "keeping_context",
-    "launch_function", "on_device", "order", "relaxed_capture", "synchronize",
+    "Event", "current_device", "device_function", "device_of", "error_name", "function_of_kernel", "is_capturing",
+    "keeping_context", "launch_function", "on_device", "order", "relaxed_capture", "synchronize",
 ]  # fmt: skip
 
-# Of cuda.h.
+# Constants of cuda.h.
 _DEVICE_ORDINAL = 9  # CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 _DISABLE_TIMING = 2  # CU_EVENT_DISABLE_TIMING
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 _NOT_READY = 600  # CUDA_ERROR_NOT_READY
-# The legacy default stream has two names: null, and CU_STREAM_LEGACY.
+# The legacy default stream has two handles: null, and CU_STREAM_LEGACY.
 _LEGACY = (0, 1)
 
 
@@ -38,12 +38,13 @@ def _driver() -> Any:
 def _check(error: int) -> None:
     if error:
         raise RuntimeError(
-            f"the CUDA driver refused to wait, to order two streams or to change the device: {error_name(error)}"
+            "the CUDA driver refused to wait, to order two streams, to change the device or to find a kernel:"
+            f" {error_name(error)}"
         )
 
 
 def error_name(error: int) -> str:
-    """The name and number of an error of the driver."""
+    """The name and number of a driver error."""
     name = ctypes.c_char_p()
     _driver().cuGetErrorName(error, ctypes.byref(name))
     return f"{(name.value or b'').decode()} ({error})"
@@ -51,7 +52,7 @@ def error_name(error: int) -> str:
 
 @functools.cache
 def launch_function() -> Any:
-    """cuLaunchKernelEx, which launches in the current context and returns an error; it copies the parameters."""
+    """cuLaunchKernelEx: launches in the current context, copies the parameters, and returns an error."""
     launch = _driver().cuLaunchKernelEx
     launch.argtypes = (ctypes.c_void_p,) * 4
     return launch
@@ -59,8 +60,21 @@ def launch_function() -> Any:
 
 @functools.cache
 def device_function() -> Any:
-    """cuCtxGetDevice, which writes the ordinal of the current context's device, or returns an error."""
+    """cuCtxGetDevice: writes the ordinal of the current context's device, or returns an error."""
     return _driver().cuCtxGetDevice
+
+
+def function_of_kernel(kernel: int) -> int:
+    """The CUfunction of a CUkernel in the current context.
+
+    Raises
+    ------
+    RuntimeError
+        If the driver refuses.
+    """
+    function = ctypes.c_void_p()
+    _check(_driver().cuKernelGetFunction(ctypes.byref(function), ctypes.c_void_p(kernel)))
+    return function.value or 0
 
 
 def current_device() -> int:
@@ -70,7 +84,7 @@ def current_device() -> int:
 
 
 def device_of(address: int) -> int:
-    """The ordinal of the device on which `address` is; 0 for null, and for what the driver does not know."""
+    """The ordinal of the device of `address`; 0 for null and for addresses that the driver does not recognise."""
     ordinal = ctypes.c_int()
     driver = _driver()
     if address and driver:
@@ -91,10 +105,10 @@ def is_capturing(stream: int) -> bool:
 
 @contextlib.contextmanager
 def on_device(device: int) -> Iterator[None]:
-    """With the primary context of `device` current: null streams, new events and Numba's arrays belong to that.
+    """Make the primary context of `device` current: null streams, new events and Numba's arrays belong to it.
 
-    Numba's own way to change the device, ``cuda.gpus[device]``, may lose the context that is current when it
-    first asks for that of another device (numba-cuda 0.30.4).
+    Numba's own ``cuda.gpus[device]`` may lose the current context when it first activates another device (numba-cuda
+    0.30.4).
     """
     if current_device() == device:
         yield
@@ -113,7 +127,7 @@ def on_device(device: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def keeping_context() -> Iterator[None]:
-    """Restore the current CUDA context on exit; calls into JAX, for one, may change it."""
+    """Restore the current CUDA context on exit. Calls into JAX, for example, may change it."""
     driver, context = _driver(), ctypes.c_void_p()
     known = driver is not None and driver.cuCtxGetCurrent(ctypes.byref(context)) == 0
     try:
@@ -124,7 +138,7 @@ def keeping_context() -> Iterator[None]:
 
 
 class Event:
-    """All that was given to `stream` of `device` until now.
+    """The work submitted to `stream` of `device` until now.
 
     Raises
     ------
@@ -145,8 +159,8 @@ class Event:
             _check(self._driver.cuStreamWaitEvent(ctypes.c_void_p(stream), self._handle, 0))
 
     def is_done(self) -> bool:
-        """Whether it is over; also if the driver knows of nothing that is still to come."""
-        # To ask would spoil the capture of another stream, in this thread or, if its mode is global, in any.
+        """Whether the work is done; True if the driver returns an error."""
+        # In another capture mode, the query would invalidate captures of this thread or, in global mode, of any thread.
         with relaxed_capture():
             return bool(self._driver.cuEventQuery(self._handle) != _NOT_READY)
 
@@ -171,25 +185,25 @@ def relaxed_capture() -> Iterator[None]:
 
 
 def synchronize(device: int) -> None:
-    """Wait for everything that was given to `device`.
+    """Wait for all work submitted to `device`.
 
     Raises
     ------
     RuntimeError
-        If the driver refuses, as it does while a stream is being captured.
+        If the driver refuses, for example while a stream is being captured.
     """
-    # To wait would otherwise spoil the capture of another thread, if its mode is global.
+    # In another capture mode, the wait would invalidate a capture of another thread in global mode.
     with on_device(device), relaxed_capture():
         _check(_driver().cuCtxSynchronize())
 
 
 def order(first: int, then: int, device: int) -> None:
-    """Make later work on stream `then` wait for the work that is on stream `first`; both are streams of `device`.
+    """Make later work on stream `then` wait for earlier work on stream `first`. Both are streams of `device`.
 
     Raises
     ------
     RuntimeError
-        If the driver refuses, as it does where one of the two is being captured and the other is not.
+        If the driver refuses, for example if only one of the two streams is being captured.
     """
     if first != then and not (first in _LEGACY and then in _LEGACY):
         Event(first, device).hold_back(then, device)

@@ -1,6 +1,7 @@
-"""A forked child has only the thread that forked: a lock that another thread held would stay locked in it for ever.
+"""Keeps Numba's compiler lock usable in forked children.
 
-So a fork waits for Numba's compiler lock: otherwise a child of a process that compiles could never compile.
+A forked child has only the thread that forked. A lock that another thread held would stay locked forever in the child.
+So a fork first acquires the compiler lock: otherwise the child of a compiling process could never compile.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ from typing import Any
 
 __all__: list[str] = []
 
-# The lock while a fork holds it.
+# The lock, while a fork holds it.
 _held: list[Any] = []
 
 
 def _acquire() -> None:
     module = sys.modules.get("numba.core.compiler_lock")
-    lock = getattr(module, "global_compiler_lock", None)  # None where another thread is importing the module.
+    lock = getattr(module, "global_compiler_lock", None)  # None while another thread imports the module.
     if lock is not None:
         lock.acquire()
         _held.append(lock)

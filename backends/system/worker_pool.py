@@ -1,6 +1,6 @@
-"""Threads that belong to the process: made when first needed, and made anew in a forked child.
+"""Threads of the process: created on first use, and created again in a forked child.
 
-A pool's threads do not survive a fork, so a child that inherited the executor would wait for them for ever.
+A pool's threads do not survive a fork. A child that inherited the executor would wait for them forever.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _limit: contextvars.ContextVar[int] = contextvars.ContextVar("multisample_thread
 
 @contextlib.contextmanager
 def limit_threads(most: int) -> Iterator[None]:
-    """Let at most `most` threads work on each call that is made in this context: see `multisample.limit_threads`."""
+    """Limit each call in this context to `most` threads: see `multisample.limit_threads`."""
     token = _limit.set(min(most, _limit.get() or most))
     try:
         yield
@@ -38,13 +38,13 @@ def limit_threads(most: int) -> Iterator[None]:
 
 
 thread_limit = _limit.get
-"""``thread_limit()``: the limit that `limit_threads` has set, or 0."""
+"""``thread_limit()``: the limit of `limit_threads`, or 0."""
 
 
 def thread_count() -> int:
-    """How many threads may work on one call.
+    """The most threads for one call.
 
-    As many as this process may use processors, or MULTISAMPLE_NUM_THREADS, but no more than `limit_threads` allows.
+    The number of processors available to this process, or MULTISAMPLE_NUM_THREADS, up to the limit of `limit_threads`.
     """
     most = _configured_threads()
     return min(most, _limit.get() or most)
@@ -72,7 +72,7 @@ if hasattr(os, "register_at_fork"):
 
 def _helpers() -> ThreadPoolExecutor:
     global _executor
-    from concurrent.futures import ThreadPoolExecutor  # Which cannot be imported while the interpreter shuts down.
+    from concurrent.futures import ThreadPoolExecutor  # The import fails while the interpreter shuts down.
 
     with _lock:
         if _executor is None:
@@ -81,11 +81,11 @@ def _helpers() -> ThreadPoolExecutor:
 
 
 def run_all(function: Callable[[_Task], None], tasks: Sequence[_Task], threads: int) -> None:
-    """Call `function` on every task, on this thread and up to ``threads - 1`` others; returns when all are done.
+    """Call `function` on every task, on this thread and up to ``threads - 1`` others. Returns when all are done.
 
-    The first exception is raised, after every task that had been begun has ended.
+    If a task raises, no further task begins. The first exception is raised after all running tasks have ended.
     """
-    # The calling thread works too, so that a pool kept busy by others costs time but never blocks.
+    # The calling thread works too, so that a busy pool costs time but never blocks.
     waiting = collections.deque(tasks)
 
     def work() -> None:
@@ -106,11 +106,11 @@ def run_all(function: Callable[[_Task], None], tasks: Sequence[_Task], threads: 
         for _ in range(min(threads, len(tasks)) - 1):
             futures.append(executor.submit(work))
     except RuntimeError:
-        pass  # No more threads: a limit, or the interpreter shuts down. This one does what the others leave.
+        pass  # No more threads can start: a limit, or the interpreter shuts down. The started threads do all tasks.
     try:
         work()
     finally:
-        # `exception` waits. A helper that never began is not waited for.
+        # `exception` waits. Helpers that have not begun are cancelled.
         errors = [future.exception() for future in futures if not future.cancel()]
     for error in errors:
         if error is not None:

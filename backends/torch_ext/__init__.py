@@ -1,8 +1,7 @@
-"""The torch_ext backend: the C++ and CUDA C++ kernels as a PyTorch extension, compiled when it is first needed, unless
-it came with the wheel.
+"""The torch_ext backend: the C++ and CUDA C++ kernels as a PyTorch extension, prebuilt or compiled on first use.
 
-Calls go to plain C functions of the libraries: PyTorch's dispatcher would cost more than the launch. The same kernels
-are the operators ``torch.ops.multisample``, for calls that PyTorch has to transform or compile.
+Calls use plain C functions of the libraries, because PyTorch's dispatcher costs more than the launch. The operators
+``torch.ops.multisample`` run the same kernels, for calls that PyTorch transforms or compiles.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import numpy as np
 from ..contract import Backend, BackendStatus, DeviceKind, Launcher
 from ..draw import HOST, PACKED_DRAW, Draw, Operation, pack, packer
 from ..errors import BackendUnavailableError
-from ..memory import dlpack
+from ..memory.dlpack import CUDA, LEGACY_STREAM, capsule_and_strides
 from ..native import libraries, prebuilt, toolchain
 from ..system.cuda_driver import device_of
 from ..system.worker_pool import thread_limit
@@ -30,7 +29,7 @@ from .builtins import Builtins
 
 __all__ = ["BACKEND"]
 
-# The first version that is tested; the libraries use the stable ABI of the one before.
+# The first tested version. The libraries use the stable ABI of the version before.
 _LEAST_TORCH = (2, 11)
 # The value of cudaErrorMemoryAllocation.
 _OUT_OF_MEMORY = 2
@@ -43,7 +42,7 @@ class TorchExtBackend:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        if hasattr(os, "register_at_fork"):  # A child must not inherit it from a thread that builds.
+        if hasattr(os, "register_at_fork"):  # Another thread may hold the lock at a fork.
             os.register_at_fork(after_in_child=self._renew_lock)
         self._cpu: Any = None
         self._cuda: Any = None
@@ -86,7 +85,7 @@ class TorchExtBackend:
     def _load_cpu(self) -> Any:
         path = libraries.cpu_library()
         library = _load(path)
-        from .operators import register  # Imports PyTorch, which is needed from here on.
+        from .operators import register  # Imports PyTorch.
 
         register()
         self._builtins = _builtins_of(path)
@@ -113,12 +112,15 @@ class TorchExtBackend:
 
         if not isinstance(array, np.ndarray):
             if hasattr(array, "__dlpack__"):
-                _refuse_negative_strides(dlpack.strides_of(array))
-                return torch.from_dlpack(array)
+                kind, ordinal = array.__dlpack_device__()
+                stream = (torch.cuda.current_stream(ordinal).cuda_stream or LEGACY_STREAM) if kind in CUDA else None
+                capsule, strides = capsule_and_strides(array, stream)
+                _refuse_negative_strides(strides)
+                return torch.from_dlpack(capsule)
             interface = array.__cuda_array_interface__
             _refuse_negative_strides(interface.get("strides"))
             address = interface["data"][0]
-            # As memory to write to, because PyTorch takes no other; its owner goes with it.
+            # Marked as writable, because PyTorch refuses read-only memory. `owner` keeps the memory alive.
             shared = types.SimpleNamespace(
                 __cuda_array_interface__={**interface, "data": (address, False)}, owner=array
             )
@@ -126,7 +128,7 @@ class TorchExtBackend:
             if tensor.numel() > 0 and tensor.data_ptr() != address:
                 raise BufferError("PyTorch would copy it")
             return tensor
-        # A copy, because a tensor over memory that cannot be written to is one that warns.
+        # A copy, because PyTorch warns of tensors over read-only memory.
         tensor = torch.from_numpy(array.copy())
         if self._cuda is None and libraries.cuda_reasons():
             return tensor
@@ -134,7 +136,7 @@ class TorchExtBackend:
         return tensor.cuda()
 
     def launch(self, draw: Draw) -> None:
-        """As the contract says; also with operation `gradient`."""
+        """See `Backend.launch`. Also runs operation `gradient`."""
         self.prepare("cpu" if draw.device == HOST else "cuda")
         run, fail = (
             (self._cpu.multisample_run_cpu, self._raise_cpu_error) if draw.device == HOST
@@ -145,7 +147,7 @@ class TorchExtBackend:
             fail(error)
 
     def launcher(self, draw: Draw) -> Launcher:
-        """As the contract says; also with operation `gradient`, where `run` takes ``scratch=`` too."""
+        """See `Backend.launcher`. Also for operation `gradient`; its `run` takes ``scratch=`` too."""
         self.prepare("cpu" if draw.device == HOST else "cuda")
         run, fail = (
             (self._cpu.multisample_run_cpu, self._raise_cpu_error) if draw.device == HOST
@@ -180,11 +182,11 @@ class TorchExtBackend:
     def key(
         self, signature: Callable[[Any], Hashable], out_signature: Callable[[Any], Hashable]
     ) -> Callable[..., Hashable] | None:
-        """A compiled function that makes the keys of calls with tensors, if there is one: see `Builtins.key`."""
+        """The compiled function that makes keys of calls with tensors, if there is one: see `Builtins.key`."""
         return None if self._builtins is None else self._builtins.key(signature, out_signature)
 
     def scratch_size(self, draw: Draw) -> int:
-        """How many float64 numbers of scratch memory a draw needs: a gradient on CUDA."""
+        """Float64 numbers of scratch memory that a draw needs: 0 except for a gradient on CUDA."""
         if draw.device == HOST or draw.operation == Operation.sample:
             return 0
         self.prepare("cuda")
@@ -220,20 +222,20 @@ def _load(path: Path) -> Any:
         torch.ops.load_library(str(path))
         return ctypes.CDLL(str(path))
     except OSError as error:
-        mend = "remove that file, and another takes its place"
+        remedy = "remove that file, and another library is used"
         if not path.is_relative_to(prebuilt.root()):
-            mend = "remove that file, or set MULTISAMPLE_CACHE_DIR to a folder whose files can be loaded"
-        raise BackendUnavailableError(f"backend: 'torch_ext' cannot load {path}: {error}; {mend}") from error
+            remedy = "remove that file, or set MULTISAMPLE_CACHE_DIR to a folder whose files can be loaded"
+        raise BackendUnavailableError(f"backend: 'torch_ext' cannot load {path}: {error}; {remedy}") from error
 
 
 def _refuse_negative_strides(strides: tuple[int, ...] | None) -> None:
-    # PyTorch 2.13 would end the process.
+    # PyTorch 2.13 ends the process on negative strides.
     if strides and min(strides) < 0:
         raise BufferError("PyTorch has no negative strides")
 
 
 def _builtins_of(path: Path) -> Builtins | None:
-    """None where the library finds no Python to call."""
+    """None if the library finds no Python in this process."""
     builtins = Builtins(path)
     try:
         builtins.is_valid(bytes(PACKED_DRAW))

@@ -1,4 +1,4 @@
-"""The hot parts of a call as builtin functions, which the library has where it finds a Python in its process.
+"""The hot parts of a call as builtin functions of the compiled library. They need a Python in the library's process.
 
 Each has a twin in Python with the same results. `csrc/torch/python_calls.h` has the code.
 """
@@ -13,12 +13,12 @@ from typing import Any
 
 __all__ = ["Builtins"]
 
-# The struct Signature: size, stride, dtype, device's type and index, two flags.
+# The struct Signature: size, stride, dtype, device type and index, two flags.
 _SIGNATURE = struct.Struct("2q3i2I4x")
 
 
 class Builtins:
-    """The builtin functions of the library at `path`, which has been loaded."""
+    """The builtin functions of the loaded library at `path`."""
 
     def __init__(self, path: Path) -> None:
         library = ctypes.PyDLL(str(path))
@@ -33,31 +33,32 @@ class Builtins:
     def launch(
         self, draw: bytes, run: Any, fail: Callable[[int], None], thread_limit: Callable[[], int]
     ) -> Callable[..., None]:
-        """A launcher's `run` for draws like a packed one: it calls ``run(draw)``, and ``fail(error)`` for an error.
+        """`Launcher.run` for draws like the packed `draw`. It calls ``run(draw)``, and ``fail(error)`` after an error.
 
         Raises
         ------
         ValueError
-            If this process has no Python that the library can call.
+            If the library finds no Python in this process.
         """
         address = ctypes.cast(run, ctypes.c_void_p)
         builtin: Callable[..., None] = self._launch(draw, address, fail, thread_limit)
         return builtin
 
     def is_valid(self, draw: bytes) -> Callable[[Any, Any], bool]:
-        """`is_valid` of a launcher."""
+        """`Launcher.is_valid` for draws like the packed `draw`."""
         builtin: Callable[[Any, Any], bool] = self._is_valid(draw)
         return builtin
 
     def key(
         self, signature: Callable[[Any], Hashable], out_signature: Callable[[Any], Hashable]
     ) -> Callable[..., Hashable] | None:
-        """A function that makes the key of a call with tensors; None if it cannot read tensors of this PyTorch.
+        """A function that makes the key of a call with tensors; None if it misreads the tensors of this PyTorch.
 
         Parameters
         ----------
         signature, out_signature : callable
-            Everything about a tensor that a plan depends on: of tensors that are not of one dimension, and of `out`.
+            The signature (all properties that a plan depends on) of a tensor with any number of dimensions, and of
+            `out`.
         """
         import torch
 

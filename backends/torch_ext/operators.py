@@ -1,10 +1,10 @@
-"""What PyTorch has to know of ``torch.ops.multisample`` beyond how to run it: empty results, derivatives and batches.
+"""Fake, autograd and vmap rules of ``torch.ops.multisample``.
 
-The operators themselves are C++ and CUDA C++, and their schemas are in ``csrc/torch/cpu.cpp``; `register` is called as
-soon as that library has been loaded.
+The operators themselves are C++ and CUDA C++; ``csrc/torch/cpu.cpp`` has their schemas. `register` is called after that
+library is loaded.
 
-A sample is linear in mu and sigma, and its noise can be drawn again: so a derivative is another draw with the same
-seed and offset, to any order, and nothing as large as the sample is kept for it.
+A sample is linear in mu and sigma, and its noise can be drawn again. So a derivative of any order is another draw with
+the same seed and offset, and autograd saves nothing as large as the sample.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..element_types import MATRIX_TYPES
 __all__ = ["Sample", "register"]
 
 Options: TypeAlias = dict[str, Any]
-"""Keyword arguments of an operator, which are numbers and flags."""
+"""Keyword arguments of an operator: numbers and flags."""
 
 _OPERATORS = torch.ops.multisample
 _REAL = tuple(getattr(torch, name) for name in MATRIX_TYPES)
@@ -37,15 +37,15 @@ def register() -> Any:
     ):
         torch.library.register_fake(f"multisample::{name}", fake)
         library.impl(name, differentiable, "Autograd", with_keyset=True)
-    # What torch.func does to an autograd.Function it does to one that is applied before its own layers are gone
-    # through; torch.library.register_autograd knows nothing of torch.func.
+    # torch.func handles an autograd.Function only if it is applied before torch.func's own layers.
+    # torch.library.register_autograd does not support torch.func.
     library.impl("sample", _transformed_sample, "FuncTorchDynamicLayerFrontMode")
     library.impl("sample_backward", _transformed_backward, "FuncTorchDynamicLayerFrontMode")
     torch.library.register_vmap("multisample::sample_", _batched_sample_to)
     return library
 
 
-# --- Results without data -------------------------------------------------------------------------
+# --- Fake results ---------------------------------------------------------------------------------
 
 
 def _fake_sample_to(out: Any, mu: Any, sigma: Any, counter: Any = None, **options: Any) -> None:
@@ -82,7 +82,7 @@ def _check_vectors(operator: str, mu: Any, sigma: Any, d: Any) -> None:
 
 
 def _promoted(*dtypes: torch.dtype) -> torch.dtype:
-    """As the operators do: integers count as float32."""
+    """The default dtype of the operators: integers count as float32."""
     distinct = {dtype if dtype in _REAL else torch.float32 for dtype in dtypes}
     if len(distinct) == 1:
         return distinct.pop()
@@ -93,10 +93,10 @@ def _promoted(*dtypes: torch.dtype) -> torch.dtype:
 
 
 class Sample(torch.autograd.Function):
-    """``sample``, differentiable in `mu` and `sigma`, and how a batch of either or of counters is drawn.
+    """``sample``, differentiable in `mu` and `sigma`, with a rule for batches of `mu`, `sigma` and `counter`.
 
-    With `apart`, counters of a batch only stand for numbers of their own: then it is drawn as one sample of as many
-    dimensions as all of them have together, by the first counter.
+    With `apart`, the counters of a batch only require independent noise. The first counter then draws the batch as one
+    sample with the dimensions of all elements.
     """
 
     @staticmethod
@@ -146,7 +146,7 @@ class Sample(torch.autograd.Function):
 
 
 class _SampleBackward(torch.autograd.Function):
-    """``sample_backward``, whose derivative is a sample in turn."""
+    """``sample_backward``. Its derivative is a sample."""
 
     @staticmethod
     def forward(grad: Any, counter: Any, apart: bool, options: Options) -> Any:
@@ -201,9 +201,10 @@ def _backward(grad: Any, counter: Any, apart: bool, options: Options) -> Any:
 
 
 class _Recorded(torch.autograd.Function):
-    """What `Sample` is where nothing is transformed.
+    """`Sample` for calls without transformations.
 
-    Each call of a function whose context is set up apart looks up its signature, for as long as thousands of normals.
+    Each call of a function with a separate `setup_context` looks up its signature, which takes as long as thousands of
+    normals.
     """
 
     @staticmethod
@@ -218,7 +219,7 @@ class _Recorded(torch.autograd.Function):
 
 
 class _RecordedBackward(torch.autograd.Function):
-    """The same for `_SampleBackward`."""
+    """`_SampleBackward` for calls without transformations."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Any:
@@ -232,7 +233,7 @@ class _RecordedBackward(torch.autograd.Function):
 
 
 def _is_one_sample(apart: bool, counter_dim: int | None, size: int, d: Any, options: Options) -> bool:
-    """Whether one sample can draw a batch: its elements and rows have different noise, and there are enough rows."""
+    """Whether one sample can draw a batch: all rows need different noise, and row numbers stay in range."""
     if size == 0:
         return True
     are_apart = apart and counter_dim is not None and not options.get("shared", False)
@@ -248,7 +249,7 @@ def _batch_first(x: Any, dim: int | None, size: int) -> Any:
 
 
 def _elements(size: int, dims: tuple[int | None, ...], *tensors: Any) -> list[tuple[Any, ...]]:
-    """The tensors for each element of a batch; those whose dimension is None are the same for all."""
+    """The tensors of each element of a batch. A tensor whose dimension is None is the same for all elements."""
     columns = [[x] * size if dim is None else x.unbind(dim) for x, dim in zip(tensors, dims, strict=True)]
     return list(zip(*columns, strict=True))
 
@@ -281,7 +282,7 @@ def _sample_to_without_derivative(
 ) -> None:
     if _has_derivative(out, mu, sigma):
         raise RuntimeError(
-            "multisample::sample_: expected tensors that do not require grad, since it writes to memory that is there;"
+            "multisample::sample_: expected tensors that do not require grad, because it writes to an existing tensor;"
             " multisample::sample is differentiable"
         )
     _below_autograd(_OPERATORS.sample_.default, keys, out, mu, sigma, counter, **options)

@@ -1,4 +1,4 @@
-"""Say what became faster or slower between two versions, on machines whose speed is not quite the same twice.
+"""List what became faster or slower between two versions, on machines whose own speed varies.
 
 python -m bench.report.compare old.json new.json
 python -m bench.report.compare --old old1.json old2.json old3.json --new new1.json new2.json new3.json
@@ -6,16 +6,15 @@ python -m bench.report.compare --old old1.json old2.json old3.json --new new1.js
 Seconds of two runs cannot be compared, ratios within a run can: on a GPU the fraction of the speed of
 `cudaMemsetAsync`, on a CPU how many times as fast as NumPy a contender is in its group.
 
-A ratio has moved when its median over the runs has changed by more than the old and the new spread together. The spread
-is that of repeated runs, from the lowest to the highest. A side of one run has none of its own: the other side's stands
-for it, and where neither was repeated, what the run's quartiles admit, from the lowest to the highest ratio (of
-`cudaMemsetAsync` only the median is known). Few runs agree at times by chance, so no spread counts for less than the
-median of its side's spreads. Where nothing changed and noise is normal and alike, that calls one ratio in 10,000 moved
-with three runs each, one in 250 with three against one, one in 40 with two each.
-One run against one gives hints, not verdicts.
-Everything is reckoned in logarithms, so that twice as fast and half as fast are as far away.
+A ratio has moved when its median over the runs has changed by more than the spreads of old and new together. The spread
+of a side is the range of its repeated runs, from the lowest to the highest. A side of one run takes the other side's
+spread; where neither was repeated, the spread is the range that the run's quartiles allow (of `cudaMemsetAsync` only
+the median is known). Few runs agree at times by chance, so every spread is at least the median of its side's spreads.
+Where nothing changed and noise is normal and alike, this calls one ratio in 10,000 moved with three runs each, one in
+250 with three against one, one in 40 with two each. One run against one gives hints, not verdicts.
+Changes and spreads are logarithms, so that twice and half the speed are equally far away.
 
-Ends with status 1 if anything of ours has become slower, by verdict or by hint, otherwise with 0.
+Ends with status 1 if a contender of ours has become slower, by verdict or by hint, otherwise with 0.
 """
 
 from __future__ import annotations
@@ -32,6 +31,7 @@ from bench.report.entries import CPU_REFERENCE, Entry, Group, Quartiles, Run, re
 __all__ = ["Comparison", "compare", "main"]
 
 Key: TypeAlias = tuple[str, str, str]
+Ratios: TypeAlias = dict[Key, list[Quartiles]]
 
 
 class Change(NamedTuple):
@@ -41,15 +41,11 @@ class Change(NamedTuple):
     old: float
     new: float
     spread: float
-    """Of old and new together: the logarithm that the change of one that has moved exceeds."""
-
-    @property
-    def moved(self) -> bool:
-        return abs(math.log(self.new / self.old)) > self.spread
+    """Of old and new together, as a logarithm."""
 
     @property
     def verdict(self) -> str:
-        if not self.moved:
+        if abs(math.log(self.new / self.old)) <= self.spread:
             return ""
         return "faster" if self.new > self.old else "slower"
 
@@ -61,95 +57,62 @@ class Comparison(NamedTuple):
     only_old: list[Key]
     only_new: list[Key]
     unrelated: list[Key]
-    """Without anything in their group to take a ratio to."""
+    """Without a ratio, because the group has no reference."""
 
-    @property
-    def regressions(self) -> list[Change]:
-        return [change for change in self.changes if change.entry.ours and change.verdict == "slower"]
+    def ours(self, verdict: str) -> int:
+        return sum(change.entry.ours and change.verdict == verdict for change in self.changes)
 
 
-def ratio(entry: Entry, group: Group) -> Quartiles | None:
-    """Speed of `entry` over that of what its group's ratios are to; of that itself, and without it, None."""
+def _ratio(entry: Entry, group: Group) -> Quartiles | None:
     if entry.device is not None:
         return entry.fraction
     base = group.find(CPU_REFERENCE)
     return None if base is None or base is entry else base.call.over(entry.call)
 
 
-class Side(NamedTuple):
-    """The ratios of all runs of one version."""
+def _read(runs: Iterable[Run]) -> tuple[dict[Key, Entry], Ratios]:
+    """The entries and the ratios of all runs of one version."""
+    entries: dict[Key, Entry] = {}
+    ratios: Ratios = {}
+    for group in (group for run in runs for group in run.groups):
+        for entry in group.entries:
+            entries.setdefault(entry.key, entry)
+            value = _ratio(entry, group)
+            if value is not None:
+                ratios.setdefault(entry.key, []).append(value)
+    return entries, ratios
 
-    entries: dict[Key, Entry]
-    ratios: dict[Key, list[Quartiles]]
 
-    @classmethod
-    def of(cls, runs: Iterable[Run]) -> Side:
-        side = cls({}, {})
-        for run in runs:
-            for group in run.groups:
-                for entry in group.entries:
-                    side.entries.setdefault(entry.key, entry)
-                    value = ratio(entry, group)
-                    if value is not None:
-                        side.ratios.setdefault(entry.key, []).append(value)
-        return side
-
-    def median(self, key: Key) -> float:
-        return statistics.median(value.median for value in self.ratios[key])
-
-    def measured(self, key: Key) -> float | None:
-        """The range of repeated runs."""
-        medians = [value.median for value in self.ratios[key]]
-        return math.log(max(medians) / min(medians)) if len(medians) > 1 else None
-
-    def admitted(self, key: Key) -> float:
-        """The range that the quartiles of a single run leave."""
-        (value,) = self.ratios[key]
-        return math.log(value.high / value.low)
+def _spread(key: Key, ratios: Ratios, others: Ratios) -> float:
+    """The range of repeated runs, of `ratios` or else of `others`; else what the quartiles of the one run allow."""
+    for side in (ratios, others):
+        medians = [value.median for value in side[key]]
+        if len(medians) > 1:
+            return math.log(max(medians) / min(medians))
+    return math.log(ratios[key][0].high / ratios[key][0].low)
 
 
 def compare(old: Sequence[Run], new: Sequence[Run]) -> Comparison:
-    """Compare the runs of one version with those of another; see the module's text for the rule."""
-    before, after = Side.of(old), Side.of(new)
-    common = [key for key in after.ratios if key in before.ratios]
-    spreads: list[dict[Key, float]] = []
+    """Compare the runs of one version with those of another by the rule in the module's text."""
+    (entries_before, before), (entries, after) = _read(old), _read(new)
+    common = [key for key in after if key in before]
+    total = dict.fromkeys(common, 0.0)
     for side, other in ((before, after), (after, before)):
-        spread = {}
+        spreads = {key: _spread(key, side, other) for key in common}
         for key in common:
-            own, others = side.measured(key), other.measured(key)
-            spread[key] = own if own is not None else others if others is not None else side.admitted(key)
-        typical = statistics.median(spread.values()) if spread else 0.0
-        spreads.append({key: max(value, typical) for key, value in spread.items()})
-    changes = [
-        Change(after.entries[key], before.median(key), after.median(key), spreads[0][key] + spreads[1][key])
-        for key in common
+            total[key] += max(spreads[key], statistics.median(spreads.values()))
+    medians = [
+        {key: statistics.median(value.median for value in side[key]) for key in common} for side in (before, after)
     ]
-    unrelated = [
-        key for key, entry in after.entries.items()
-        if key not in after.ratios and key in before.entries and not _is_reference(entry)
-    ]  # fmt: skip
     return Comparison(
-        changes,
-        only_old=[key for key in before.entries if key not in after.entries],
-        only_new=[key for key in after.entries if key not in before.entries],
-        unrelated=unrelated,
-    )
-
-
-def _is_reference(entry: Entry) -> bool:
-    return entry.device is None and entry.contender == CPU_REFERENCE
-
-
-# --- The command line ---------------------------------------------------------------------------------------------
-
-
-def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Text in columns, of which the first is the widest and stands on the left."""
-    widths = [max(len(line[k]) for line in (columns, *rows)) for k in range(len(columns))]
-    return "\n".join(
-        "  ".join(f"{cell:{'<' if k == 0 else '>'}{widths[k]}}" for k, cell in enumerate(line)).rstrip()
-        for line in (columns, *rows)
-    )
+        [Change(entries[key], medians[0][key], medians[1][key], total[key]) for key in common],
+        only_old=[key for key in entries_before if key not in entries],
+        only_new=[key for key in entries if key not in entries_before],
+        unrelated=[
+            key for key in entries
+            if key in entries_before and key not in after and key[2] != CPU_REFERENCE
+        ],
+    )  # fmt: skip
 
 
 def _percent(logarithm: float) -> str:
@@ -157,32 +120,32 @@ def _percent(logarithm: float) -> str:
 
 
 def _row(change: Change) -> list[str]:
-    entry = change.entry
-    name = f"{entry.suite}: {entry.group}: {entry.contender}" + ("" if entry.ours else " (a peer)")
+    name = ": ".join(change.entry.key) + ("" if change.entry.ours else " (a peer)")
     moved = _percent(math.log(change.new / change.old))
     return [name, f"{change.old:.4g}", f"{change.new:.4g}", moved, _percent(change.spread).lstrip("+"), change.verdict]
 
 
 def _print(comparison: Comparison, *, everything: bool, is_hint: bool) -> None:
-    shown = [change for change in comparison.changes if everything or change.moved]
-    if shown:
-        shown.sort(key=lambda change: (not change.entry.ours, change.new / change.old))
-        columns = ["", "old", "new", "change", "spread", "hint" if is_hint else "verdict"]
-        print(table(columns, [_row(change) for change in shown]))
-    missing = (
-        ("only in the old results", comparison.only_old),
-        ("only in the new results", comparison.only_new),
-        ("in both, without a ratio", comparison.unrelated),
-    )
-    for title, keys in missing:
+    changes = comparison.changes
+    shown = [change for change in changes if everything or change.verdict]
+    shown.sort(key=lambda change: (not change.entry.ours, change.new / change.old))
+    rows = [["", "old", "new", "change", "spread", "hint" if is_hint else "verdict"], *map(_row, shown)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for name, *cells in rows if shown else []:
+        print(name.ljust(widths[0]), *map(str.rjust, cells, widths[1:]), sep="  ")
+    missing = {
+        "only in the old results": comparison.only_old,
+        "only in the new results": comparison.only_new,
+        "in both, without a ratio": comparison.unrelated,
+    }
+    for title, keys in missing.items():
         if keys:
             print(f"{title}:", *("  " + ": ".join(key) for key in keys), sep="\n")
-    moved = [change for change in comparison.changes if change.moved]
-    faster = sum(change.entry.ours and change.verdict == "faster" for change in moved)
+    peers = sum(bool(change.verdict) and not change.entry.ours for change in changes)
     print(
-        f"{len(comparison.changes)} ratios compared; of ours {len(comparison.regressions)} slower and {faster} faster, "
-        f"of peers {sum(not change.entry.ours for change in moved)} moved"
-        + ("; hints only, from one run against one: pass repeated runs as --old and --new" if is_hint and moved else "")
+        f"{len(changes)} ratios compared; of ours {comparison.ours('slower')} slower and {comparison.ours('faster')} "
+        f"faster, of peers {peers} moved"
+        + ("; hints only, from one run against one: pass repeated runs as --old and --new" if is_hint and shown else "")
     )
 
 
@@ -198,10 +161,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--new", nargs="+", type=Path, default=[], help="runs of the new version, instead")
     parser.add_argument("--all", action="store_true", help="also show what has not moved")
     options = parser.parse_args(arguments)
-    two, lists = len(options.results) == 2, bool(options.old and options.new)
-    if two and not options.old and not options.new:
+    if len(options.results) == 2 and not options.old and not options.new:
         options.old, options.new = [options.results[0]], [options.results[1]]
-    elif options.results or not lists:
+    elif options.results or not (options.old and options.new):
         parser.error("results: expected two files, or --old and --new with files each")
     try:
         old, new = ([read_run(path) for path in paths] for paths in (options.old, options.new))
@@ -213,7 +175,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not comparison.changes:
         parser.error("results: expected ratios that old and new have in common, got none")
     _print(comparison, everything=options.all, is_hint=len(old) == len(new) == 1)
-    return int(bool(comparison.regressions))
+    return int(comparison.ours("slower") > 0)
 
 
 if __name__ == "__main__":

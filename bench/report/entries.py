@@ -1,21 +1,19 @@
-"""What the benchmarks write, as the report and the comparison read it: one `Run` for each file, one `Entry` for each
-line of a group's table.
-
-The files are pytest-benchmark's own; what the benchmarks add stands in `extra_info` and `multisample_machine`.
+"""The results that `pytest bench --benchmark-only --benchmark-json` writes: a `Run` for each file, an `Entry` for each
+benchmark. The file is pytest-benchmark's; our suites add `extra_info` and `multisample_machine`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
 __all__ = ["CPU_REFERENCE", "Entry", "Group", "Quartiles", "Run", "read_run"]
 
 CPU_REFERENCE = "numpy"
-"""The contender that ratios on the CPU are taken to, of the same group."""
+"""The contender of a group that the CPU's ratios are relative to."""
 
 
 class Quartiles(NamedTuple):
@@ -26,19 +24,20 @@ class Quartiles(NamedTuple):
     high: float
 
     def over(self, other: Quartiles) -> Quartiles:
-        """The ratio to `other`, and the range that both's quartiles leave it."""
+        """The ratio to `other`, and the range that the quartiles of both allow."""
         return Quartiles(self.low / other.high, self.median / other.median, self.high / other.low)
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One contender in one group: its times in seconds, and what they make of the device."""
+    """The measurements of one contender in one group. Times are in seconds."""
 
     suite: str
     group: str
     contender: str
     ours: bool
     lacks: str | None
+    """What it does not compute, although others of its group do."""
     d: int
     n: int
     dtype: str
@@ -48,26 +47,31 @@ class Entry:
     antithetic: bool
     bytes: int
     call: Quartiles
-    """Of a call and the synchronisation after it."""
+    """One call and the synchronisation after it."""
     device: Quartiles | None
+    """Between device events."""
     host_s: float | None
-    """Of a call among many, until it returns."""
+    """One call among many without synchronisation, until it returns."""
     pipelined_s: float | None
-    """Of each of many calls in a row, from the first to the end of the last."""
+    """Many calls in a row until the last has ended, divided by their number."""
     memset_s: float | None
-    of_memset: float | None
     gb_per_s: float
 
     @property
+    def seconds(self) -> float:
+        """The time of the device where that was measured, else of the call."""
+        return (self.device or self.call).median
+
+    @property
     def fraction(self) -> Quartiles | None:
-        """`of_memset` with the range that the quartiles leave it; of memset itself only the median is known."""
+        """The fraction of the speed of cudaMemsetAsync, of which only the median is known."""
         if self.memset_s is None or self.device is None:
             return None
-        return Quartiles(self.memset_s, self.memset_s, self.memset_s).over(self.device)
+        return Quartiles(*[self.memset_s] * 3).over(self.device)
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """What tells the entry from every other one of a file, and finds it again in another."""
+        """Identifies the entry within a file, and across files."""
         return self.suite, self.group, self.contender
 
 
@@ -79,16 +83,7 @@ class Group:
     name: str
     entries: tuple[Entry, ...]
 
-    @property
-    def ours(self) -> list[Entry]:
-        return [entry for entry in self.entries if entry.ours]
-
-    @property
-    def peers(self) -> list[Entry]:
-        return [entry for entry in self.entries if not entry.ours]
-
     def find(self, contender: str) -> Entry | None:
-        """The entry of `contender`, if it was there."""
         return next((entry for entry in self.entries if entry.contender == contender), None)
 
 
@@ -102,20 +97,13 @@ class Run:
     groups: tuple[Group, ...]
 
     @property
-    def entries(self) -> Iterable[Entry]:
-        return (entry for group in self.groups for entry in group.entries)
-
-    @property
     def device(self) -> str:
-        """The processor that was measured, in words."""
+        """The name of the processor that was measured."""
         return str(self.machine.get("gpu") or self.machine.get("cpu") or "an unknown processor")
-
-    def of_suite(self, suite: str) -> list[Group]:
-        return [group for group in self.groups if group.suite == suite]
 
 
 def read_run(path: Path) -> Run:
-    """The results in the file `path`.
+    """Read the results in the file `path`.
 
     Raises
     ------
@@ -131,7 +119,7 @@ def read_run(path: Path) -> Run:
         found = f"no {error} in it" if isinstance(error, KeyError) else str(error)
         raise ValueError(f"{path}: expected JSON of `pytest bench --benchmark-only`, got {found}") from error
     groups: dict[tuple[str, str], dict[str, Entry]] = {}
-    for entry in entries:
+    for entry in sorted(entries, key=lambda entry: not entry.ours):
         group = groups.setdefault((entry.suite, entry.group), {})
         if entry.contender in group:
             raise ValueError(f"{path}: expected one entry of {entry.contender!r} in group {entry.group!r}, got two")
@@ -140,27 +128,14 @@ def read_run(path: Path) -> Run:
         name=path.stem,
         machine=machine,
         commit=f"{commit['id']}, with changes" if commit.get("dirty") else commit.get("id"),
-        groups=tuple(
-            Group(suite, name, tuple(sorted(group.values(), key=lambda entry: not entry.ours)))
-            for (suite, name), group in groups.items()
-        ),
+        groups=tuple(Group(suite, name, tuple(group.values())) for (suite, name), group in groups.items()),
     )
 
 
 def _entry(benchmark: Mapping[str, Any]) -> Entry:
     info, stats = benchmark["extra_info"], benchmark["stats"]
-    device = None
-    if info["device_s"] is not None:
-        device = Quartiles(info["device_s_low"], info["device_s"], info["device_s_high"])
-    as_they_are = (
-        "suite", "contender", "ours", "lacks", "d", "n", "dtype", "noise", "mode", "layout", "bytes", "host_s",
-        "memset_s", "of_memset", "gb_per_s",
-    )  # fmt: skip
-    return Entry(
-        group=benchmark["group"],
-        antithetic=info.get("antithetic", False),
-        pipelined_s=info.get("pipelined_s"),
-        call=Quartiles(stats["q1"], stats["median"], stats["q3"]),
-        device=device,
-        **{name: info[name] for name in as_they_are},
-    )
+    values = {"antithetic": False, "pipelined_s": None, **info, "group": benchmark["group"]}
+    values["call"] = Quartiles(stats["q1"], stats["median"], stats["q3"])
+    device = (info["device_s_low"], info["device_s"], info["device_s_high"]) if info["device_s"] is not None else None
+    values["device"] = device and Quartiles(*device)
+    return Entry(**{field.name: values[field.name] for field in fields(Entry)})

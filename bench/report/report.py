@@ -1,17 +1,14 @@
-"""Draw the plots and write the tables of benchmark results: pictures, and one page that needs nothing beside itself.
+"""Make a page of pictures and tables from benchmark results. The page needs no other file.
 
 pytest bench --benchmark-only --benchmark-json=results.json
 python -m bench.report results.json [more.json ...] -o report/
-
-Every number comes from the files, except the one that somebody else published, `bench.report.plots.PUBLISHED`.
 """
 
 from __future__ import annotations
 
 import argparse
 import base64
-import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,188 +17,101 @@ from bench.report.entries import Entry, Group, Run, read_run
 try:
     import jinja2
 
-    from bench.report.drawing import LABELS, THEMES, Line, label
-    from bench.report.plots import baseline_of, kinds, measures, plots, speedups, svg
+    from bench.report.pictures import THEMES, by_kind, by_shape, label, pictures, svg, time_text
 except ImportError as error:
     message = 'bench.report: expected Matplotlib and Jinja to be there: pip install -e ".[bench]"'
     raise ImportError(message) from error
 
 __all__ = ["main", "write_report"]
 
-
-class Row(NamedTuple):
-    """A line of a table; ours stand out."""
-
-    ours: bool
-    cells: list[str]
+SUITES = {
+    "throughput": "matrices of many shapes",
+    "original": "1,024 samples, the experiment of the hand-written kernel",
+    "cpu": "new arrays",
+    "cpu_out": "arrays that the caller passes (out=)",
+}
 
 
 class Table(NamedTuple):
-    """A table of the page."""
+    """A table of the page; each row says whether it stands out."""
 
     title: str
     columns: list[str]
-    rows: list[Row]
-    note: str = ""
+    rows: list[tuple[bool, list[str]]]
 
 
 def write_report(runs: Sequence[Run], output: Path) -> Path:
     """Write ``index.html`` and the pictures of `runs` into the folder `output`; returns the page's path."""
     output.mkdir(parents=True, exist_ok=True)
-    pages = []
+    sections = []
     for run in runs:
-        pictures = []
-        for plot in plots(run):
-            uris = {}
-            for theme in THEMES:
-                image = svg(plot, theme)
-                (output / f"{run.name}-{plot.name}-{theme.name}.svg").write_bytes(image)
-                uris[theme.name] = f"data:image/svg+xml;base64,{base64.b64encode(image).decode()}"
-            pictures.append({"title": plot.title, "caption": plot.caption, **uris})
-        suites = dict.fromkeys(group.suite for group in run.groups)
-        summaries = [_leads(run), *_averages(run)]
-        pages.append(
-            {
-                "name": run.name,
-                "device": run.device,
-                "machine": [*_flat(run.machine), *([("commit", run.commit)] if run.commit else [])],
-                "summaries": [table for table in summaries if table.rows and len(table.columns) > 1],
-                "plots": pictures,
-                "suites": [(suite, [_group_table(group) for group in run.of_suite(suite)]) for suite in suites],
-            }
-        )
-    template = Path(__file__).with_suffix(".html").read_text(encoding="utf-8")
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, keep_trailing_newline=True
-    )
+        drawn = []
+        for picture in pictures(run):
+            images = {theme: svg(picture, theme) for theme in THEMES}
+            for theme, image in images.items():
+                (output / f"{run.name}-{picture.name}-{theme}.svg").write_bytes(image)
+            data = {theme: base64.b64encode(image).decode() for theme, image in images.items()}
+            drawn.append({"title": picture.title, "sentence": picture.sentence, **data})
+        kinds = {
+            f"{kind}: {SUITES.get(suite, suite)}": groups
+            for suite in dict.fromkeys(group.suite for group in run.groups)
+            for kind, groups in by_kind(group for group in run.groups if group.suite == suite).items()
+        }
+        sections.append({
+            "run": run,
+            "pictures": drawn,
+            "machine": ", ".join(_machine(run.machine)),
+            "versions": [("commit", run.commit or "not recorded"), *dict(run.machine.get("versions") or {}).items()],
+            "summaries": [_summary(title, groups) for title, groups in kinds.items()],
+            "tables": [_measurements(title, groups) for title, groups in kinds.items()],
+        })  # fmt: skip
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    template = environment.from_string(Path(__file__).with_suffix(".html").read_text(encoding="utf-8"))
     page = output / "index.html"
-    page.write_text(environment.from_string(template).render(runs=pages), encoding="utf-8")
+    page.write_text(template.render(sections=sections), encoding="utf-8")
     return page
 
 
-def _flat(machine: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """The description of the machine as rows; one row for each version."""
-    for name, value in machine.items():
-        if isinstance(value, Mapping):
-            yield from ((key if name == "versions" else f"{name}, {key}", text) for key, text in _flat(value))
-        elif value is not None:
-            yield name, str(value)
+def _machine(machine: Mapping[str, Any]) -> Iterator[str]:
+    forms = {
+        "gpu": "{}", "driver": "driver {}", "sm_clock_mhz": "{} MHz", "memory_clock_mhz": "memory {} MHz", "cpu": "{}",
+        "threads": "{} threads", "date": "measured on {}",
+    }  # fmt: skip
+    return (form.format(machine[name]) for name, form in forms.items() if machine.get(name) is not None)
 
 
-# --- Numbers as text ----------------------------------------------------------------------------------------------
-
-
-def _rounded(value: float) -> str:
-    """Three digits or more, as many places as that takes up to two or, below 1, three."""
-    places = 3 if value < 1 else 2 if value < 100 else 1 if value < 1000 else 0
-    return f"{value:,.{places}f}"
-
-
-def _microseconds(seconds: float | None) -> str:
-    return "" if seconds is None else _rounded(seconds * 1e6)
-
-
-def _fraction(value: float | None) -> str:
-    return "" if value is None else f"{value:.3f}"
-
-
-# --- Tables -------------------------------------------------------------------------------------------------------
-
-
-def _call(entry: Entry) -> float | None:
-    return entry.call.median
-
-
-def _device(entry: Entry) -> float | None:
-    return None if entry.device is None else entry.device.median
-
-
-TIMES: tuple[tuple[str, Callable[[Entry], float | None]], ...] = (("calls", _call), ("kernels", _device))
-
-
-def _as_fast(ours: Entry, peer: Entry, time: Callable[[Entry], float | None]) -> float | None:
-    """How many times as fast as `peer` we were."""
-    its, theirs = time(ours), time(peer)
-    return None if its is None or theirs is None else theirs / its
-
-
-def _table(title: str, columns: list[str], rows: list[Row], note: str = "") -> Table:
-    """The table without columns that are empty."""
-    full = [k for k in range(len(columns)) if any(row.cells[k] for row in rows)]
-    return Table(title, [columns[k] for k in full], [Row(row.ours, [row.cells[k] for k in full]) for row in rows], note)
-
-
-def _group_table(group: Group) -> Table:
-    columns = ["name", "call, us", "device, us", "in a row, us", "host, us", "of memset", "GB/s"]
-    columns += [f"{label(mine)}: times as fast, {what}" for what, _ in TIMES for mine in group.ours]
+def _summary(title: str, groups: Iterable[Group]) -> Table:
+    """Our time by shape, and how many times as long each of the others takes."""
+    shapes = by_shape(groups)
+    found = {name: entry for entries in shapes.values() for name, entry in entries.items()}
+    names = sorted(found, key=lambda name: not found[name].ours)
     rows = []
-    for entry in group.entries:
-        times = (entry.call.median, _device(entry), entry.pipelined_s, entry.host_s)
-        cells = [label(entry), *map(_microseconds, times), _fraction(entry.of_memset), _rounded(entry.gb_per_s)]
-        for _, time in TIMES:
-            for mine in group.ours:
-                ratio = None if entry.ours else _as_fast(mine, entry, time)
-                cells.append("" if ratio is None else _rounded(ratio))
-        rows.append(Row(entry.ours, cells))
-    lacks = dict.fromkeys(entry.lacks for entry in group.entries if entry.lacks)
-    return _table(group.name, columns, rows, note=f"* {'; '.join(lacks)}" if lacks else "")
+    for shape, entries in shapes.items():
+        ours = next((entry.seconds for entry in entries.values() if entry.ours), None)
+        cells = [str(shape)]
+        for entry in map(entries.get, names):
+            if entry is None or entry.ours or ours is None:
+                cells.append("" if entry is None else time_text(entry.seconds))
+            else:
+                cells.append(f"{entry.seconds / ours:.1f} x")
+        rows.append((False, cells))
+    return Table(title, ["(d, n)", *names], rows)
 
 
-def _leads(run: Run) -> Table:
-    """Where each of our backends leads least: by how much, before whom, and at which shape."""
-    columns = ["name", "suite", "kind", *(f"{what}: least times as fast" for what, _ in TIMES)]
-    rows = []
-    for suite in dict.fromkeys(group.suite for group in run.groups):
-        for kind, groups in kinds(run.of_suite(suite)).items():
-            for name in dict.fromkeys(entry.contender for group in groups for entry in group.ours):
-                cells = [_least_lead(groups, name, time) for _, time in TIMES]
-                if any(cells):
-                    rows.append(Row(True, [name, suite, str(kind), *cells]))
-    return _table("Where each backend leads least", columns, rows)
+def _measurements(title: str, groups: Iterable[Group]) -> Table:
+    """Every measurement of `groups`, without the columns that are empty."""
+    columns = ["(d, n)", "name", "mode", "call", "device", "in a row", "host", "of memset", "GB/s"]
+    entries = [entry for group in groups for entry in group.entries]
+    rows = [_cells(entry) for entry in entries]
+    full = [k for k, column in enumerate(zip(*rows, strict=True)) if any(column)]
+    cells = [(entry.ours, [row[k] for k in full]) for entry, row in zip(entries, rows, strict=True)]
+    return Table(title, [columns[k] for k in full], cells)
 
 
-def _least_lead(groups: Sequence[Group], contender: str, time: Callable[[Entry], float | None]) -> str:
-    leads = [
-        (ratio, peer)
-        for group in groups
-        if (mine := group.find(contender)) is not None
-        for peer in group.peers
-        if (ratio := _as_fast(mine, peer, time)) is not None
-    ]
-    if not leads:
-        return ""
-    ratio, peer = min(leads, key=lambda lead: lead[0])
-    return f"{_rounded(ratio)} ({label(peer)} at {peer.d:,} x {peer.n:,})"
-
-
-def _averages(run: Run) -> Iterator[Table]:
-    """The original experiment: speedups over d, over what it was compared with and over the original kernel."""
-    for kind, groups in kinds(run.of_suite("original")).items():
-        bases = [base for base in (baseline_of(groups), "original_kernel") if base and _measured(groups, base)]
-        columns = ["name", *(text for base in bases for text in (f"over {LABELS[base]}: average", "least", "most"))]
-        entries = {entry.contender: entry for group in groups for entry in group.entries}
-        for measure in measures(groups):
-            lines = [
-                {line.entry.contender: line for line in speedups(groups, base, lambda entry: entry.d, measure)}
-                for base in bases
-            ]
-            rows = [
-                Row(entry.ours, [label(entry), *(cell for over in lines for cell in _average(over.get(name)))])
-                for name, entry in entries.items()
-            ]
-            yield _table(f"The original experiment, times as fast over d: {kind}; {measure.text}", columns, rows)
-
-
-def _measured(groups: Sequence[Group], contender: str) -> bool:
-    return any(group.find(contender) for group in groups)
-
-
-def _average(line: Line | None) -> list[str]:
-    """Average, least and most; nothing for what the others are over."""
-    if line is None:
-        return [""] * 3
-    ratios = [ratio for _, ratio in line.medians]
-    return [_rounded(value) for value in (statistics.fmean(ratios), min(ratios), max(ratios))]
+def _cells(entry: Entry) -> list[str]:
+    times = (entry.call.median, entry.device and entry.device.median, entry.pipelined_s, entry.host_s)
+    cells = [str((entry.d, entry.n)), label(entry), entry.mode, *(time_text(time) if time else "" for time in times)]
+    return [*cells, f"{entry.fraction.median:.3f}" if entry.fraction else "", f"{entry.gb_per_s:,.4g}"]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

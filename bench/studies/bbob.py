@@ -1,7 +1,7 @@
 """Functions of COCO's suite BBOB, for many points at once: S. Finck, N. Hansen, R. Ros, A. Auger, "Real-parameter
 black-box optimization benchmarking 2009: noiseless functions definitions", INRIA RR-6829.
 
-Instances are our own: the optimum of each is drawn here, as are rotations, and the lowest value is 0.
+Instances are our own: the optimum and the rotations of each are drawn here, and the lowest value is 0.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def oscillated(x: Array) -> Array:
 
 
 def exponents(d: int) -> Array:
-    """A column from 0 to 1, a number for each dimension."""
+    """A column of numbers from 0 to 1, one for each dimension."""
     return np.linspace(0, 1, d)[:, None]
 
 
@@ -43,20 +43,20 @@ def rastrigin_of(z: Array) -> Array:
 
 
 def sphere(d: int, seed: int) -> tuple[Function, Array]:
-    """f1, and where its minimum is."""
+    """f1, and the position of its minimum."""
     optimum = np.random.default_rng(seed).uniform(-4, 4, (d, 1))
     return lambda x: np.asarray(np.square(x - optimum).sum(axis=0)), optimum[:, 0]
 
 
 def rastrigin(d: int, seed: int) -> tuple[Function, Array]:
-    """f3, the separable one."""
+    """f3, the separable Rastrigin function."""
     optimum = np.random.default_rng(seed).uniform(-4, 4, (d, 1))
     scale = 10 ** (exponents(d) / 2)
     return lambda x: rastrigin_of(scale * asymmetric(oscillated(x - optimum), 0.2)), optimum[:, 0]
 
 
 def rosenbrock(d: int, seed: int) -> tuple[Function, Array]:
-    """f8, the one that is not rotated."""
+    """f8, without rotation."""
     optimum = np.random.default_rng(seed).uniform(-3, 3, (d, 1))
 
     def f(x: Array) -> Array:
@@ -67,7 +67,7 @@ def rosenbrock(d: int, seed: int) -> tuple[Function, Array]:
 
 
 def rotated_ellipsoid(d: int, seed: int) -> tuple[Function, Array]:
-    """f10, of condition 10**6."""
+    """f10, with condition number 10**6."""
     generator = np.random.default_rng(seed)
     optimum, axes = generator.uniform(-4, 4, (d, 1)), rotation(d, generator)
     scale = 10 ** (6 * exponents(d))
@@ -75,7 +75,7 @@ def rotated_ellipsoid(d: int, seed: int) -> tuple[Function, Array]:
 
 
 def ellipsoid(d: int, seed: int) -> tuple[Function, Array]:
-    """f2, the same with axes along the coordinates."""
+    """f2: f10 with axes along the coordinates."""
     optimum = np.random.default_rng(seed).uniform(-4, 4, (d, 1))
     scale = 10 ** (6 * exponents(d))
     return lambda x: np.asarray((scale * np.square(oscillated(x - optimum))).sum(axis=0)), optimum[:, 0]

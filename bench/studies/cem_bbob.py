@@ -1,10 +1,10 @@
-"""How far the cross-entropy method gets on functions of COCO's suite BBOB, beside others with as many evaluations.
+"""The cross-entropy method on functions of COCO's suite BBOB, beside other methods with as many evaluations.
 
 python -m bench.studies.cem_bbob
 
-Beside CMA-ES and its separable form of the package cmaes, and SciPy's differential evolution and dual annealing:
-medians of five runs in ten dimensions, 0 being the optimum. What the method itself has to reach is in
-tests/apps/test_cem_bbob.py.
+The others are CMA-ES and its separable form of the package cmaes, and SciPy's differential evolution and dual
+annealing. The figures are medians of five runs in ten dimensions; the optimum is 0. tests/apps/test_cem_bbob.py has the
+values that the cross-entropy method must reach.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from multisample import cem
 
 D = 10
 EVALUATIONS = 20_000
-# What all of them start from: optima are between -4 and 4.
+# The start of all methods. Optima are between -4 and 4.
 MEAN, SIGMA, BOUND = 0.0, 3.0, 5.0
 SEEDS = range(1, 6)
 
@@ -48,7 +48,7 @@ def evolution_strategy(kind: type[cmaes.CMA | cmaes.SepCMA], f: bbob.Function, s
     optimizer = kind(mean=np.full(D, MEAN), sigma=SIGMA, seed=seed)
     best = np.inf
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Of a step size that has become 0, at the optimum.
+        warnings.simplefilter("ignore")  # cmaes warns of a step size of 0, at the optimum.
         for _ in range(EVALUATIONS // optimizer.population_size):
             asked = [optimizer.ask() for _ in range(optimizer.population_size)]
             scores = f(np.stack(asked, axis=1))

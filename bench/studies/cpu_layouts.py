@@ -1,11 +1,11 @@
-"""What layout "nd" costs on the CPU, beside the same call without it.
+"""The cost of layout "nd" on the CPU, relative to the same call with layout "dn".
 
 python -m bench.studies.cpu_layouts results.json
 
-Both fill arrays that are there, and take turns, so that what disturbs one disturbs both: each figure is the median of
-the ratios of one turn, time of "dn" by time of "nd", between the quartiles. 0.8 is the aim. Predicted, after runs of
-the kernels alone: 0.9 and more from 16 dimensions on, and 0.8 to 0.9 at ten, where a column is shorter than a vector
-and is copied into place.
+Both calls fill existing arrays and alternate, so that a disturbance slows both. Each figure is the median, between the
+quartiles, of the ratios of one turn: time of "dn" over time of "nd". The aim is 0.8. Predicted, after runs of the
+kernels alone: at least 0.9 from 16 dimensions on, and 0.8 to 0.9 at ten, where a column is shorter than a vector and is
+copied into place.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MODES: dict[str, dict[str, Any]] = {
     "shared": {"noise": "shared"},
 }
 TURNS = 41
-SECONDS = 0.002  # Of one turn, at least: short calls are made several times.
+SECONDS = 0.002  # Minimum time of one turn: short calls are repeated.
 
 
 def seconds(call: Callable[[], Any], repeats: int) -> float:

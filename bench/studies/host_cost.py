@@ -1,12 +1,14 @@
-"""What a call costs the host, beside the code that it replaces.
+"""The host's time of a call, beside that of the code that it replaces.
 
 python -m bench.studies.host_cost results.json group ...
 
-Each call takes turns with its peer: a turn is some tens of calls of one and then as many of the other, with an idle
-device before each, and a figure is the median over the turns; the ratio is the median of the ratios of one turn. Groups
-that cannot run here are left out. Predicted before the first run, for an H200, from a plan in plain Python that did
-nothing but look itself up, allocate and launch: 9 to 11 us for any option where `torch.randn` takes 8 to 12, 5.5 with
-out=, and 20 us for a forward pass that is recorded where PyTorch's takes 35; on the CPU half of PyTorch's expression.
+Each call alternates with its peer. A turn is some tens of calls of one and then as many of the other, with an idle
+device before each. A figure is the median over the turns; the ratio is the median of the ratios of one turn. Groups
+that cannot run here are left out.
+
+Predicted before the first run, for an H200, from a plan in plain Python that only looked itself up, allocated and
+launched: 9 to 11 us for any option where `torch.randn` takes 8 to 12, 5.5 us with out=, and 20 us for a recorded
+forward pass where PyTorch's takes 35; on the CPU, half the time of PyTorch's expression.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ class Pair(NamedTuple):
 
 
 def measure(pair: Pair) -> dict[str, Any]:
-    """Microseconds of one call of each, and their ratio."""
+    """Microseconds per call of ours and of the other, and their ratio."""
     for call in (pair.ours, pair.other):
         for _ in range(CALLS):
             call()
@@ -239,7 +241,7 @@ GROUPS: dict[str, Callable[[], Iterator[Pair]]] = {
 
 
 def first_calls() -> dict[str, float]:
-    """Microseconds of a call whose shape is new, by how it comes in; kernels are compiled."""
+    """Microseconds of a call with a new shape, by library. Kernels are compiled already."""
     mu, sigma = np.zeros(10, np.float32), np.ones(10, np.float32)
     arrays: dict[str, tuple[Any, Any]] = {"numpy": (mu, sigma)}
     import torch
@@ -260,7 +262,7 @@ def first_calls() -> dict[str, float]:
 def _machine() -> dict[str, Any]:
     import torch
 
-    # The clocks of the device have no part in what a call costs the host.
+    # The device's clocks do not affect the host's time.
     return describe(None) | {"gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None}
 
 

@@ -1,19 +1,19 @@
-"""Samples and their gradients in PyTorch: ours beside what people write today, in time and in memory.
+"""Samples and their gradients in PyTorch: ours beside the usual expressions, in time and in memory.
 
 python bench/studies/torch_autograd.py results.json [--device cpu]
 
-Each call is made many times, in turn with the others, and its minimum and its mean are given. On a GPU device events
-take the time, arrays are rotated past the cache, and the device is busy until a call has been made, so that host time
-does not show. `kernels` are operators alone, with their time over that of reading the gradient once; `training` is
-forward and backward by autograd, of an upstream gradient as large as the sample; `memory` is the peak of both, in
-samples, that gradient among them.
+Calls are repeated and alternate; the results have the minimum and the mean of each. On a GPU, device events take the
+time, arrays rotate past the cache, and the device is busy until a call has been made, so that host time does not add.
+`kernels` times the operators alone, also relative to reading the gradient once. `training` times forward and backward
+by autograd, for an upstream gradient as large as the sample. `memory` is the peak of both in units of the sample, with
+that gradient included.
 
-Predicted before the first run, on an H200. The loop for four normals has 125 instructions of the portable transform and
-75 of the fast one, where that of the forward kernel has 118 and 66: so the portable backward takes 1.08 of the forward
-kernel's time, and the fast one is bound by memory, 1.05 of the time that it takes to read the gradient once. With
-shared noise 1.05 too, with antithetic pairs 1.1. randn with mu and sigma writes and reads the sample five times and
-draws at 0.4 of what memory can do: 4 times our time forward (6 with fast_math), 3.5 backward (5 with fast_math).
-Memory: 2.0 samples for us, 4 for the others, which keep the noise and multiply it.
+Predicted before the first run, on an H200: the loop for four normals has 125 instructions of the portable transform and
+75 of the fast one; the forward kernel has 118 and 66. So the portable backward takes 1.08 of the forward kernel's time.
+The fast one is bound by memory, at 1.05 of the time to read the gradient once. Common noise takes 1.05 too, antithetic
+pairs 1.1. randn with mu and sigma writes and reads the sample five times, and draws at 0.4 of the memory's speed: 4
+times our time forward (6 with fast_math), 3.5 backward (5 with fast_math). Memory: 2.0 samples for us; 4 for the
+others, which keep the noise and multiply it.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from multisample.backends import registry
 from multisample.backends.native import csrc_files
 
 REPEATS = 15
-ROTATED = 2**31  # Bytes of arrays in turn: far more than a cache.
-BUSY = 2**30  # Bytes that take longer to write, 240 us, than it takes to make a call.
+ROTATED = 2**31  # Bytes of arrays in rotation: far more than a cache.
+BUSY = 2**30  # Bytes whose fill takes longer, 240 us, than a call on the host.
 SHAPES = {
     "cuda": [
         (4096, 65_536), (4096, 65_537), (262_144, 1024), (1_048_576, 128), (4_194_304, 32), (256, 1_000_000),
@@ -55,7 +55,7 @@ MODES: dict[str, dict[str, Any]] = {
     "antithetic, fast_math": {"antithetic": True, "fast_math": True},
 }
 
-# A block for each row, and as many bytes in flight as a processor can have; nothing is written but what nobody has.
+# Reads rows with as many bytes in flight as a processor can have. The store is never executed.
 READ = r"""
 extern "C" __global__ void read_once(const float4* g, float* out, long long groups) {
   const float4* row = g + blockIdx.y * groups;
@@ -76,7 +76,7 @@ Call = Callable[[Any], object]
 
 
 class Timer:
-    """Times of several calls, in turn, so that what disturbs one disturbs all; each is given one of several arrays."""
+    """Times of several calls. They alternate, so that a disturbance slows all, and take arrays in rotation."""
 
     def __init__(self, shape: tuple[int, int], device: torch.device) -> None:
         d, n = shape
@@ -86,31 +86,31 @@ class Timer:
         self.busy = torch.empty(BUSY, dtype=torch.uint8, device=device) if device.type == "cuda" else None
 
     def seconds(self, calls: dict[str, tuple[Call, ...]]) -> dict[str, list[dict[str, float]]]:
-        """Of each call's parts, which follow each other: minimum and mean. What a part returns is given to the next."""
+        """Minimum and mean of each part of each call. A part gets the result of the part before."""
         times: dict[str, list[list[float]]] = {name: [[] for _ in parts] for name, parts in calls.items()}
         for repeat in range(-3, REPEATS):
             for name, parts in calls.items():
-                for taken, part in zip(times[name], self._run(parts), strict=True):
+                for seconds, part in zip(times[name], self._run(parts), strict=True):
                     if repeat >= 0:
-                        taken.append(part)
+                        seconds.append(part)
         return {
-            name: [{"min": min(taken), "mean": statistics.fmean(taken)} for taken in parts]
+            name: [{"min": min(seconds), "mean": statistics.fmean(seconds)} for seconds in parts]
             for name, parts in times.items()
         }
 
     def _run(self, parts: tuple[Call, ...]) -> list[float]:
-        given: Any = next(self.turns)
+        value: Any = next(self.turns)
         if self.busy is None:
             stamps = [time.perf_counter()]
             for part in parts:
-                given = part(given)
+                value = part(value)
                 stamps.append(time.perf_counter())
             return [b - a for a, b in itertools.pairwise(stamps)]
         events = [torch.cuda.Event(enable_timing=True) for _ in range(len(parts) + 1)]
         self.busy.zero_()
         events[0].record()
         for part, event in zip(parts, events[1:], strict=True):
-            given = part(given)
+            value = part(value)
             event.record()
         events[-1].synchronize()
         return [a.elapsed_time(b) / 1e3 for a, b in itertools.pairwise(events)]
@@ -121,7 +121,7 @@ def vectors(d: int, device: torch.device) -> tuple[Any, Any]:
 
 
 def reading(n: int) -> Call | None:
-    """A kernel that reads all of an array, and does nothing else; None without CuPy, or if it does not fit the rows."""
+    """A kernel that only reads an array; None without CuPy, or for rows that the kernel does not support."""
     if n % 4:
         return None
     try:
@@ -129,12 +129,12 @@ def reading(n: int) -> Call | None:
 
         kernel = cupy.RawKernel(READ, "read_once")
         nowhere = cupy.empty(1, "float32")
-    except Exception:  # Whatever a missing or a broken installation may do.
+    except Exception:  # A missing or broken installation may raise anything.
         return None
 
     def read(g: Any) -> None:
         d, n = g.shape
-        # Short rows are as good as long ones to who only reads them.
+        # The whole matrix is one long row where its rows are short.
         rows, groups = (d, n // 4) if n >= 4096 and d < 65_536 else (1, d * n // 4)
         stream = cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream)
         with stream:
@@ -144,7 +144,7 @@ def reading(n: int) -> Call | None:
 
 
 def kernels(shape: tuple[int, int], device: torch.device) -> dict[str, Any]:
-    """The operators alone: the forward kernel writes to an array that is there, the backward kernel reads one."""
+    """Times of the operators alone. Forward writes to an existing array; backward reads one."""
     d, n = shape
     mu, sigma = vectors(d, device)
     operators = torch.ops.multisample
@@ -153,7 +153,7 @@ def kernels(shape: tuple[int, int], device: torch.device) -> dict[str, Any]:
         calls["reading once"] = (read,)
     for mode, options in MODES.items():
         if device.type == "cpu" and "fast_math" in options:
-            continue  # As without it.
+            continue  # fast_math has no effect on the CPU.
         calls[f"{mode}: forward"] = (
             lambda out, options=options: operators.sample_(out, mu, sigma, seed=7, **options),
         )  # fmt: skip
@@ -172,7 +172,7 @@ def kernels(shape: tuple[int, int], device: torch.device) -> dict[str, Any]:
 
 
 def ways(shape: tuple[int, int], device: torch.device) -> dict[str, tuple[Any, Any, Callable[[], Any]]]:
-    """How a sample is drawn that is differentiable in mu and sigma, which come first; of shape (d, n)."""
+    """Contenders that draw a differentiable sample of shape (d, n): mu, sigma, and the call."""
     d, n = shape
     found: dict[str, tuple[Any, Any, Callable[[], Any]]] = {}
     for name in ("multisample", "multisample, fast_math", "Normal.rsample", "mu + sigma * randn"):
@@ -197,12 +197,12 @@ def ways(shape: tuple[int, int], device: torch.device) -> dict[str, tuple[Any, A
 
 
 def training(shape: tuple[int, int], device: torch.device) -> dict[str, Any]:
-    """Forward and backward by autograd."""
+    """Times of forward and backward by autograd."""
     calls: dict[str, tuple[Call, ...]] = {}
     for name, (mu, sigma, draw) in ways(shape, device).items():
         calls[name] = (
             lambda g, draw=draw: (draw(), g),
-            lambda given, inputs=(mu, sigma): torch.autograd.grad(given[0], inputs, given[1]),
+            lambda drawn, inputs=(mu, sigma): torch.autograd.grad(drawn[0], inputs, drawn[1]),
         )
     times = Timer(shape, device).seconds(calls)
     return {
@@ -214,7 +214,7 @@ def training(shape: tuple[int, int], device: torch.device) -> dict[str, Any]:
 
 
 def memory(shape: tuple[int, int], device: torch.device) -> dict[str, float]:
-    """Peak of forward and backward over the bytes of the sample."""
+    """Peak memory of forward and backward, in units of the sample."""
     size = 4 * shape[0] * shape[1]
     peaks = {}
     for name, (mu, sigma, draw) in ways(shape, device).items():

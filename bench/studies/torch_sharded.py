@@ -1,18 +1,17 @@
-"""One matrix on several GPUs: how much sooner it is there, and how much more there is in the same time.
+"""One matrix on several GPUs: the speed-up for a fixed matrix, and for a matrix that grows with the GPUs.
 
 python bench/studies/torch_sharded.py results.json
 
-Starts a process for each of 1, 2, 4, ... GPUs. "strong": the same matrix for any number of GPUs; "weak": the same
-matrix for each GPU. A time is the median over repetitions of the slowest rank. `device` is the time between two events
-around the call; the device is busy before, so that the time is the kernel's alone. `wall` is the host's time from a
-barrier until the part is complete.
+Starts one process per GPU, for 1, 2, 4, ... GPUs. "strong": the same matrix for any number of GPUs; "weak": a matrix of
+the same size for each GPU. A time is the median over repetitions of the slowest rank. `device` is the time between two
+events around the call; the device is busy before, so that this is the kernel's time alone. `wall` is the host's time
+from a barrier until the part is complete.
 
-Predicted before the first measurement: nobody communicates, so that k GPUs take 1/k of the kernel's time, and weak
-scaling is level, both to 2 %: parts of a gigabyte have no tails to speak of, and GPUs of one host differ by about that
-much. Over dimensions and over samples alike: either part is rows of its own memory, and those of samples begin at
-multiples of 4. By the wall, each call adds what the host takes for it, which does not become less with k: that of
-`sample`, and about 0.1 ms for what a DTensor is (0.11 ms seen on a CPU), so that it pays from a few milliseconds of
-sampling on.
+Predicted before the first measurement: no rank communicates, so k GPUs take 1/k of the kernel's time, and weak scaling
+is level, both to 2 %. Parts of a gigabyte have negligible tails, and GPUs of one host differ by about that much.
+Sharding over dimensions and over samples is alike: either part is rows in its own memory, and parts of the samples
+begin at multiples of 4. `wall` adds the host's time of a call, which does not fall with k: the time of `sample`, and
+about 0.1 ms for a DTensor (0.11 ms measured on a CPU). So sharding pays from a few milliseconds of sampling on.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from multisample.torch import sample_sharded
 
 REPEATS = 15
 CALLS = 200
-BUSY = 2**31  # Bytes that take longer to write, half a millisecond, than it takes to make a call.
+BUSY = 2**31  # Bytes whose fill takes longer, half a millisecond, than a call on the host.
 STRONG = (16_384, 65_536)
 WEAK = (4096, 65_536)
 SMALL = (2500, 1024)
@@ -52,7 +51,7 @@ Call = Callable[[], Any]
 
 
 class Clock:
-    """Times of calls that all ranks make at once."""
+    """Times of calls that all ranks make together."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.size = size
@@ -76,11 +75,11 @@ class Clock:
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             self.busy.zero_()
             begin.record()
-            kept = call()
+            result = call()
             end.record()
             end.synchronize()
             seconds.append(begin.elapsed_time(end) / 1000)
-            del kept
+            del result
         return self.slowest(seconds[1:])
 
     def wall_seconds(self, call: Call) -> float:
@@ -88,14 +87,14 @@ class Clock:
         for _ in range(REPEATS + 1):
             self.together()
             begin = time.perf_counter()
-            kept = call()
+            result = call()
             torch.cuda.synchronize()
             seconds.append(time.perf_counter() - begin)
-            del kept
+            del result
         return self.slowest(seconds[1:])
 
     def host_seconds(self, call: Call) -> float:
-        """What the caller waits for one of many calls."""
+        """The host's time of one of many calls."""
         seconds = []
         for _ in range(REPEATS + 1):
             self.together()
@@ -112,7 +111,7 @@ def vectors(d: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def measure(clock: Clock) -> list[dict[str, Any]]:
-    """Rows of the table, the same on every rank."""
+    """Rows of the table. They are the same on every rank."""
     size = clock.size
     line = init_device_mesh("cuda", (size,))
     ways: dict[str, Any] = {"samples": (line, [Shard(1)]), "dimensions": (line, [Shard(0)])}
@@ -187,7 +186,7 @@ def environment() -> dict[str, str]:
 
 
 def add_ratios(rows: list[dict[str, Any]]) -> None:
-    """To each row how many times as fast as one GPU all of them are together; ideal is their number."""
+    """Add to each row the speed-up of all GPUs over one. The ideal is their number."""
     alone = {
         (row["scaling"], row["sharded over"], row["mode"]): row for row in rows if row["gpus"] == 1
     }  # fmt: skip
@@ -203,7 +202,7 @@ def main(path: str) -> None:
     count = torch.cuda.device_count()
     if count == 0:
         raise SystemExit("expected at least one CUDA device, got none")
-    # NVLink multicast is not given to every container, and NCCL fails where it is not.
+    # Not every container has NVLink multicast, and NCCL fails without it.
     os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
     rows: list[dict[str, Any]] = []
     host_us = {}

@@ -1,17 +1,19 @@
-"""Samples on the CPU, of many shapes: our backends beside what people call today, in the same run.
+"""Samples on the CPU, of many shapes: our backends beside other libraries, in the same run.
 
 pytest bench --benchmark-only -k cpu --benchmark-json=results.json
 
-Only ratios within one run mean anything, and those to NumPy are what the comparison looks at. `test_cpu` makes new
-arrays, `test_cpu_out` fills one that is there; contenders that lack something apply neither mu nor sigma. Predictions,
-written before the first run on two cores with AVX-512: NumPy draws 0.1 G normals/s on its one thread and
-PyTorch 0.3; our loop needs 3 cycles a normal, which at 3.7 GHz is 1.25 G/s a core. So at (1000, 10000) 20 times NumPy
-and 8 times PyTorch with the output reused, and less where fresh memory has to be paged in; at (10, 10) the call
-decides, 1.7 us of ours against 1.7 of NumPy's, so about 1. Later, before theirs: `torch.normal` and `Normal.rsample` as
-`mu + sigma * torch.randn`, and JAX, whose generator has twice the rounds, but all threads, as PyTorch.
+Only ratios within one run mean anything; the comparison uses the ratios to NumPy. `test_cpu` makes new arrays,
+`test_cpu_out` fills an existing one. Contenders with a `lacks` apply neither mu nor sigma.
 
-Layout nd writes the same bits transposed, and antithetic pairs need half the noise; both are beside the plain call,
-into arrays that are there.
+Predictions, written before the first run on two cores with AVX-512: NumPy draws 0.1 G normals/s on its one thread, and
+PyTorch 0.3. Our loop needs 3 cycles per normal, which gives 1.25 G/s per core at 3.7 GHz. So at (1000, 10000) we are 20
+times as fast as NumPy and 8 times as fast as PyTorch into an existing array, and less where fresh memory is paged in.
+At (10, 10) the call dominates: 1.7 us of ours and 1.7 us of NumPy's, a ratio of 1. Written later, before their first
+runs: `torch.normal` and `Normal.rsample` are as fast as `mu + sigma * torch.randn`. JAX's generator has twice the
+rounds, but uses all threads, so that it is as fast as PyTorch.
+
+Layout nd writes the same bits transposed, and antithetic pairs need half the noise. Both are compared with the plain
+call, into existing arrays.
 """
 
 from __future__ import annotations
@@ -91,7 +93,7 @@ def test_cpu_out(benchmark: Any, shape: tuple[int, int], way: str, contender: st
 
 
 def filling(contender: str, out: Any, d: int, n: int, options: dict[str, Any]) -> Callable[[], Any]:
-    """The call that fills `out`; PyTorch is given the same memory as a tensor."""
+    """The call that fills `out`. PyTorch gets the same memory as a tensor."""
     mu, sigma = (vector.astype(np.float32) for vector in vectors(d))
     if contender == "numpy":
         return functools.partial(np.random.default_rng(7).standard_normal, out=out, dtype=np.float32)

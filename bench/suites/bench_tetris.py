@@ -1,12 +1,12 @@
-"""How many placements the Tetris player looks at in a second, for each set of features, on one thread and on two.
+"""Placements that the Tetris player evaluates per second, for each set of features, on one thread and on two.
 
-What has to be reached is 10^6 on a core. Predictions, written before the first run (2.6 GHz and more, popcount): most
-boards are in two words of six rows each, and what there is to find out about two words is 150 to 200 instructions, so
-40 to 50 ns for a placement with Dellacherie's features, 20 to 25 million in a second; with Bertsekas and Tsitsiklis's,
-whose heights take a count for each column and word, half of that; on two threads, which share nothing, twice as many.
-The first run gave 29 ns and 32 ns.
+The requirement is 10^6 per core. Predictions, written before the first run (2.6 GHz and more, popcount): most boards
+are two words of six rows each, and the features of two words take 150 to 200 instructions. So a placement takes 40 to
+50 ns with Dellacherie's features, 20 to 25 million per second; twice that time with Bertsekas and Tsitsiklis's
+features, whose heights take one count per column and word. Two threads share nothing, and evaluate twice as many. The
+first run gave 29 ns and 32 ns.
 
-Placements are counted as those of an empty board, 162 for every seven pieces.
+Placements are counted as on an empty board, 162 for every seven pieces.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PLACEMENTS_OF_A_PIECE = 162 / 7
 
 WEIGHTS = {
     "dellacherie": [-1, 1, -1, -1, -4, -1, 0, 0],
-    # Not a good player, but one whose games are of some hundred pieces.
+    # A poor player, whose games have some hundred pieces.
     "bertsekas": [*[-1] * 10, *[-10] * 9, -5, -200, 3],
 }
 

@@ -1,6 +1,6 @@
-"""What is measured: shapes, types, noise and modes, and the names of groups and tests that come of them.
+"""The cases of the measurements: shapes, types, noise and modes, and the names of their groups and tests.
 
-A plain `pytest` tries one small shape of each kind out; the rest is for `--benchmark-only`.
+A plain `pytest` runs one small shape of each kind; `--benchmark-only` runs all.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ MODES: dict[str, dict[str, Any]] = {"portable": {}, "fast_math": {"fast_math": T
 ITEM_SIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
 SMALL = (6, 40)
-"""What is drawn when nothing is timed."""
+"""The shape if nothing is timed."""
 
 ARGUMENTS = ("d", "n", "dtype", "noise", "contender", "mode")
-"""Of the tests; pytest-benchmark groups by them with ``--benchmark-group-by=param:contender`` and the like."""
+"""Arguments of the tests. pytest-benchmark can group by them, as in ``--benchmark-group-by=param:contender``."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """Samples that are asked of every contender alike."""
+    """Samples that every contender draws."""
 
     d: int
     n: int
@@ -36,16 +36,16 @@ class Case:
 
     @property
     def bytes(self) -> int:
-        """Of the result."""
+        """Bytes of the result."""
         return self.d * self.n * ITEM_SIZE[self.dtype]
 
     @property
     def small(self) -> Case:
-        """The same of a few samples."""
+        """The same case with a small shape."""
         return replace(self, d=SMALL[0], n=SMALL[1])
 
     def group(self, mode: str) -> str:
-        """The group of pytest-benchmark's table."""
+        """The name of the group in pytest-benchmark's table."""
         return f"({self.d}, {self.n}) {self.dtype} {self.noise} {mode}"
 
 
@@ -61,15 +61,15 @@ Modes = Callable[[Case], list[str]]
 
 
 def is_timed(config: pytest.Config) -> bool:
-    """Whether this run measures, or only tries out."""
+    """Whether this run measures, or only checks that the benchmarks run."""
     return bool(config.option.benchmark_only or config.option.benchmark_enable)
 
 
 def parametrize(metafunc: pytest.Metafunc, cases: Iterable[Case], contenders: Iterable[Fits], modes: Modes) -> None:
-    """Give a test its `ARGUMENTS`: every case with the contenders that it fits, and the modes of its group.
+    """Give a test its `ARGUMENTS`: every case, its contenders, and the modes of the case.
 
-    Where nothing is timed, of cases that differ in their shape alone there is one, and it is small. The modes of one
-    contender follow each other, so that it need be started and measured once.
+    If nothing is timed, cases that differ only in their shape become one small case. The modes of a contender are
+    consecutive, so that a peer is started and measured once.
     """
     if not is_timed(metafunc.config):
         cases = dict.fromkeys(case.small for case in cases)
@@ -102,5 +102,5 @@ def vectors(d: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
 
 
 def clamp(value: float, low: int, high: int) -> int:
-    """`value` as a count within bounds; the upper one for what is infinite."""
+    """`value` as an integer within bounds; `high` for infinity."""
     return high if math.isinf(value) else min(max(int(value), low), high)

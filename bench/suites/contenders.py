@@ -1,8 +1,8 @@
-"""Who draws: our backends, and what people use today.
+"""The contenders: our backends, and the libraries that people use today.
 
-Each contender has a way to start, which does everything that is not to be timed, and gives the call that is: a new
-matrix of shape (d, n), from vectors that are where it wants them. Nothing is imported until it is asked for, and what
-cannot run says why.
+`start` of a contender does the untimed work, and returns the call to time. The call uses vectors of the contender's own
+library and returns a new matrix of shape (d, n). Libraries are imported on first use. `reason` of a contender says why
+it cannot run.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ BARE = "applies neither mu nor sigma"
 
 @dataclass(frozen=True)
 class Contender:
-    """Something that draws samples."""
+    """A way to draw samples."""
 
     name: str
     reason: Reason
-    """Why it cannot run here, if so."""
+    """Returns why it cannot run here, or None."""
     start: Callable[[Case, str], Call]
-    """The call that is timed, for a case and a mode; peers have no modes."""
+    """Returns the timed call for a case and a mode. Peers have no modes."""
     ours: bool = False
     lacks: str | None = None
-    """What it does not do that others of its group do."""
+    """The work that this contender omits and others of its group do."""
     noises: tuple[str, ...] = ("independent",)
     dtypes: tuple[str, ...] = ("float32",)
     most_samples: int | None = None
     wait: Callable[[Any], None] | None = None
-    """Waits for a result, where to wait for the device's default stream is not enough."""
+    """Waits for a result, for calls outside the device's default stream."""
 
     def fits(self, case: Case) -> bool:
         return (
@@ -58,17 +58,17 @@ class Contender:
         )
 
 
-# --- Where they can run -------------------------------------------------------------------------------------------
+# --- Availability -------------------------------------------------------------------------------------------------
 
 
 @functools.cache
 def cuda_reason() -> str | None:
-    """Why nothing can be timed on a CUDA device here, if so: CuPy takes the times."""
+    """Why nothing can be timed on a CUDA device here, or None. CuPy takes the times."""
     try:
         import cupy
 
         cupy.cuda.runtime.getDeviceCount()
-    except Exception as error:  # Whatever a missing or a broken installation may do.
+    except Exception as error:  # A missing or broken installation may raise anything.
         return f"CuPy has no CUDA device here ({type(error).__name__}: {str(error).splitlines()[0]})"
     return None
 
@@ -95,7 +95,7 @@ def _jax_reason(platform: str) -> str | None:
 
 
 def _jax() -> Any:
-    # Or else it would take most of a GPU's memory for itself.
+    # By default JAX reserves most of a GPU's memory.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     import jax
 
@@ -123,7 +123,7 @@ def _torch_columns(case: Case, device: str) -> list[Any]:
 
 
 def _cupy_vectors(case: Case, device: str = "cuda") -> list[Any]:
-    if case.dtype == "bfloat16":  # Which CuPy knows by another package only.
+    if case.dtype == "bfloat16":  # CuPy has bfloat16 only with another package.
         return _torch_vectors(case, device)
     import cupy
 
@@ -142,9 +142,9 @@ def _numpy_vectors(case: Case, device: str = "cpu") -> list[Any]:
 
 
 def _ours(backend: str, arrays: Callable[[Case, str], list[Any]], device: str) -> Contender:
-    """Plain calls, whose randomness follows the arrays, as that of peers does.
+    """Calls without a seed, which use the default generator of the arrays' library, as peers do.
 
-    The numba backend gets CuPy's arrays too: Numba's own are allocated without a pool, for ten times the time.
+    The numba backend gets CuPy's arrays: Numba allocates its own without a pool, which takes ten times as long.
     """
 
     def start(case: Case, mode: str) -> Call:
@@ -159,7 +159,7 @@ def _ours(backend: str, arrays: Callable[[Case, str], list[Any]], device: str) -
 
 
 def _check_bits(mu: Any, sigma: Any, case: Case, backend: str, mode: str) -> None:
-    """AssertionError unless the last rows and columns have the bits of the cpu backend, as portable calls promise."""
+    """Raise AssertionError unless the last rows and columns of portable calls have the bits of the cpu backend."""
     if mode != "portable":
         return
     rows, columns = slice(max(0, case.d - 64), None), slice(max(0, case.n - 256), None)
@@ -170,7 +170,7 @@ def _check_bits(mu: Any, sigma: Any, case: Case, backend: str, mode: str) -> Non
         dim_offset=rows.start, sample_offset=columns.start,
     )  # fmt: skip
     expected = host_part(window, slice(None))
-    # float64 has every narrower number, so that equal ones have equal bits; and no zero is drawn.
+    # Every narrower number is exact in float64, so equal numbers have equal bits (the stream has no zeros).
     assert np.array_equal(drawn, expected), f"{backend}: expected the bits of the cpu backend, got others"
 
 
@@ -178,7 +178,7 @@ def _check_bits(mu: Any, sigma: Any, case: Case, backend: str, mode: str) -> Non
 
 
 def _eager(case: Case, device: str) -> tuple[Callable[[Any, Any], Any], list[Any]]:
-    """What people write, and its arguments."""
+    """The usual PyTorch expression, and its arguments."""
     import torch
 
     mu, sigma = _torch_columns(case, device)
@@ -198,7 +198,7 @@ def _torch_eager(device: str, case: Case, mode: str) -> Call:
 def _torch_compile(case: Case, mode: str) -> Call:
     import torch
 
-    torch.compiler.reset()  # So that each shape has code of its own, and the best.
+    torch.compiler.reset()  # Each shape gets its own, best code.
     draw, columns = _eager(case, "cuda")
     return functools.partial(torch.compile(draw, fullgraph=True, dynamic=False), *columns)
 
@@ -256,7 +256,7 @@ def _cupy_generator(case: Case, mode: str) -> Call:
 
 
 def _curand_host(ordering: int, case: Case, mode: str) -> Call:
-    """cuRAND's host interface by CuPy's binding of it, with the generator that is its fastest, Philox."""
+    """cuRAND's host interface through CuPy, with its fastest generator, Philox."""
     import cupy
     from cupy.cuda import curand
 
@@ -321,7 +321,7 @@ def _named(*contenders: Contender) -> dict[str, Contender]:
     return {contender.name: contender for contender in contenders}
 
 
-# Of curand.h: CURAND_ORDERING_PSEUDO_DEFAULT, and CURAND_ORDERING_PSEUDO_DYNAMIC, the one for speed.
+# Constants of curand.h: CURAND_ORDERING_PSEUDO_DEFAULT, and the faster CURAND_ORDERING_PSEUDO_DYNAMIC.
 _DEFAULT_ORDERING, _DYNAMIC_ORDERING = 101, 104
 
 _jax_cuda = functools.partial(_jax_reason, "cuda")
@@ -342,7 +342,7 @@ CUDA = _named(
     _peer("jax", _jax_cuda, _jax_normal, "cuda", "threefry2x32", wait=_jax_wait),
     _peer("jax_rbg", _jax_cuda, _jax_normal, "cuda", "rbg", wait=_jax_wait),
 )
-"""On a GPU. JAX twice: with its own generator, and with the one that it has for speed."""
+"""Contenders on a GPU. JAX runs twice: with its default generator, and with rbg, its faster one."""
 
 CPU = _named(
     _ours("cpu", _numpy_vectors, "cpu"),
@@ -355,4 +355,4 @@ CPU = _named(
     _peer("torch_randn", _always, _torch_randn, "cpu", lacks=BARE),
     _peer("jax", functools.partial(_jax_reason, "cpu"), _jax_normal, "cpu", "threefry2x32", wait=_jax_wait),
 )
-"""On the CPU."""
+"""Contenders on the CPU."""

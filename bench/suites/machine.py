@@ -1,4 +1,4 @@
-"""What was measured on: the device and its clocks while it worked, the processor, and every version that matters."""
+"""The machine of a measurement: the device and its clocks under load, the processor, and the versions of packages."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PACKAGES = {
 
 
 class Clocks:
-    """Clocks of the current CUDA device, read while it is at work."""
+    """Clocks of the current CUDA device, read under load."""
 
     def __init__(self) -> None:
         try:
@@ -52,7 +52,7 @@ class Clocks:
         self._read: list[tuple[int, int]] = []
 
     def read(self, device: Device) -> None:
-        """Read them once more."""
+        """Read the clocks once more."""
         for _ in range(20):  # Some milliseconds of work.
             device.fill(BUSY)
         kinds = self._nvml.NVML_CLOCK_SM, self._nvml.NVML_CLOCK_MEM
@@ -61,13 +61,13 @@ class Clocks:
         device.wait()
 
     def medians(self) -> tuple[float, float]:
-        """Of the processors and of the memory, in MHz."""
+        """Medians of the processor clock and of the memory clock, in MHz."""
         sm, memory = zip(*self._read, strict=True)
         return statistics.median(sm), statistics.median(memory)
 
 
 def describe(clocks: Clocks | None) -> dict[str, Any]:
-    """The machine, for the results; `clocks` only if a GPU was measured."""
+    """The machine, for the results. `clocks` only if a GPU was measured."""
     versions = {"multisample": multisample.__version__, "sources": csrc_files.digest()[:12]}
     versions["python"] = platform.python_version()
     for name, distributions in PACKAGES.items():

@@ -1,4 +1,4 @@
-// The binding of original_kernel.cu, as it was: noise and zeros from PyTorch, and a launch on the default stream.
+// The original binding of original_kernel.cu: noise and zeros from PyTorch, and a launch on the default stream.
 #include <torch/extension.h>
 
 void launch_original_kernel(const float* mu, const float* sigma, const float* z, float* out, int d, int n);

@@ -1,5 +1,5 @@
-// What the project began with: a block for each dimension, a thread for each sample, and one
-// row of noise, drawn beforehand, for all dimensions.
+// The original kernel: a block for each dimension, a thread for each sample, and one row of noise, drawn beforehand,
+// for all dimensions.
 #include <cuda_runtime.h>
 
 namespace {

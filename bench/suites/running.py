@@ -1,7 +1,7 @@
-"""One benchmark: a contender is started and checked, measured if it runs on a GPU, and timed by pytest-benchmark.
+"""Runs one benchmark: starts and checks a contender, measures it if it runs on a GPU, and times it by pytest-benchmark.
 
-A peer has no modes, but a place in the groups of both, so that each is complete: it is started and measured once, and
-only the calls of the table are made again.
+A peer has no modes, but appears in the groups of both modes, so that each group is complete. It is started and measured
+once; only the timed calls of pytest-benchmark's table are repeated.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _Started:
 
 
 def _start(contender: Contender, case: Case, mode: str) -> Call:
-    """The call that is timed, which has been seen to draw what it should."""
+    """The timed call, after its samples have passed the checks."""
     reason = contender.reason()
     if reason:
         pytest.skip(f"{contender.name}: {reason}")
@@ -55,7 +55,7 @@ def _info(suite: str, contender: Contender, case: Case, mode: str) -> dict[str, 
 
 
 class CudaRunner:
-    """Runs contenders on `device`, one after the other, and has the `clocks` read for each case."""
+    """Runs contenders on `device`, one after the other, and reads the `clocks` for each case."""
 
     def __init__(self, device: Device, clocks: Clocks | None) -> None:
         self._device = device
@@ -64,7 +64,7 @@ class CudaRunner:
         self._last: tuple[Any, _Started] | None = None
 
     def run(self, benchmark: Any, suite: str, contender: Contender, case: Case, mode: str) -> None:
-        """Time `contender` once it has been checked; what comes of it is in the table and in its `extra_info`."""
+        """Check `contender` and time it. The results are in the table and in the benchmark's `extra_info`."""
         started = self._started(contender, case, mode)
         times, wait = started.times, contender.wait
 
@@ -108,7 +108,7 @@ class CudaRunner:
 
 
 def run_on_cpu(benchmark: Any, suite: str, contender: Contender, case: Case) -> None:
-    """Time `contender` once it has been checked: calls that return when all is done."""
+    """Check `contender` and time it. Its calls return when all work is done."""
     call, wait = _start(contender, case, "portable"), contender.wait
     benchmark.group = f"{suite} {case.group('portable')}"
     benchmark.extra_info.update(_info(suite, contender, case, "portable"))
@@ -117,8 +117,8 @@ def run_on_cpu(benchmark: Any, suite: str, contender: Contender, case: Case) -> 
 
 
 def record_cpu_speed(benchmark: Any, size: int) -> None:
-    """What is known only when a call that makes `size` bytes has been timed."""
+    """Record the speed of a timed call that makes `size` bytes."""
     benchmark.extra_info.update(dict.fromkeys(("device_s", "device_s_low", "device_s_high", "host_s", "memset_s")))
     benchmark.extra_info["of_memset"] = None
-    if benchmark.stats is not None:  # As it is if nothing is timed.
+    if benchmark.stats is not None:  # None if timing is disabled.
         benchmark.extra_info["gb_per_s"] = size / benchmark.stats.stats.median / 1e9

@@ -1,7 +1,7 @@
-"""Whether a contender draws what it is asked for: nothing is timed that has not passed.
+"""Checks that a contender draws correct samples. Only contenders that pass are timed.
 
-Statistics are z values of normal distributions, nearly, and a right sampler's stay within BOUND: the chance that one of
-the 30,000 or so of a matrix does not is below 1e-7.
+The statistics of a correct sampler are nearly z values of normal distributions, and stay within BOUND: the chance that
+one of the some 30,000 statistics of a matrix exceeds it is below 1e-7.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import numpy as np
 __all__ = ["BOUND", "check_moments", "host_part", "moment_errors"]
 
 BOUND = 7.0
-SHARED_NOISE_ERROR = 1e-4  # Of residuals in units of sigma: some hundred times the rounding of float32.
-MOST_ELEMENTS = 2**20  # So many are looked at, in rows from all of the matrix.
+SHARED_NOISE_ERROR = 1e-4  # Bound of residuals in units of sigma: some hundred times the rounding of float32.
+MOST_ELEMENTS = 2**20  # The most elements that are checked, in rows from all of the matrix.
 
 Array = np.ndarray[Any, Any]
 
 
 def host_part(result: Any, rows: slice, columns: slice = slice(None)) -> Array:
-    """Part of any library's matrix as float64 in host memory, which has every narrower value exactly."""
+    """Part of any library's matrix as float64 in host memory. Every narrower value is exact in float64."""
     part = result[rows, columns]
     if type(part).__module__.partition(".")[0] == "torch":
         return np.asarray(part.detach().double().cpu().numpy())
@@ -30,8 +30,8 @@ def host_part(result: Any, rows: slice, columns: slice = slice(None)) -> Array:
 def moment_errors(samples: Array, mu: Array, sigma: Array, noise: str) -> dict[str, float]:
     """The largest z value of each statistic of the `samples`, in float64, of shape (d, n) with n > 1.
 
-    For each dimension its mean and its variance, and unless noise is shared those of all elements and the correlation
-    of neighbouring rows.
+    The statistics are the mean and the variance of each dimension. With independent noise they are also the mean and
+    the variance of all elements, and the correlation of neighbouring rows.
     """
     residuals = (samples - mu[:, None]) / sigma[:, None]
     d, n = residuals.shape
@@ -54,12 +54,12 @@ def _variance_z(ratio: Any, degrees: int) -> Any:
 
 
 def check_moments(first: Any, second: Any, mu: Array, sigma: Array, noise: str) -> None:
-    """AssertionError unless results of two calls are of the right mean, variance and noise, and differ."""
+    """Raise AssertionError unless two results have the right mean, variance and noise, and differ."""
     d, n = first.shape
     assert d == len(mu), f"expected {len(mu)} rows, got {d}"
     rows, columns = slice(None, None, -(-d // max(1, MOST_ELEMENTS // n))), slice(MOST_ELEMENTS)
-    samples, others = host_part(first, rows, columns), host_part(second, rows, columns)
-    assert not np.array_equal(samples, others), "expected new numbers from a second call, got the same"
+    samples, second_samples = host_part(first, rows, columns), host_part(second, rows, columns)
+    assert not np.array_equal(samples, second_samples), "expected new numbers from a second call, got the same"
     errors = moment_errors(samples, mu[rows], sigma[rows], noise)
     wrong = {name: round(value, 1) for name, value in errors.items() if not value < BOUND}
     assert not wrong, f"expected z values below {BOUND}, got {wrong}"

@@ -1,8 +1,8 @@
-"""Times of calls that return before the device has done what they ask for: of the device, of the host, and of both.
+"""Times of asynchronous calls: on the device, on the host, and of both together.
 
-What makes a figure honest is the same for all: results are kept for a while, so that memory rotates past the cache; the
-device is busy until a call has been made, so that the host's time does not show in the device's; and each call takes
-turns with a fill of as many bytes, so that what slows one slows both.
+Three rules hold for every contender. Some results are kept alive, so that memory rotates past the cache. The device is
+busy until a call has been made, so that the host's time does not add to the device's. Calls alternate with fills of as
+many bytes, so that a disturbance slows both.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from bench.suites.cases import clamp
 
 __all__ = ["BUSY", "CudaDevice", "Device", "Quartiles", "Ring", "Times", "measure", "quartiles"]
 
-BUSY = 2**30  # Bytes that take longer to write, 240 us on an H200, than it takes to make a call; many caches full.
-ROTATED = 2**28  # Bytes of results that are kept: several caches full.
+BUSY = 2**30  # Bytes whose fill takes longer, 240 us on an H200, than a call on the host; many times the cache.
+ROTATED = 2**28  # Bytes of results that are kept alive: several times the cache.
 MOST_KEPT = 256
-DEVICE_SECONDS = 0.04  # For the repeats of one measurement on the device, fills included.
-REPEATS = 11, 40  # At least and at most.
-PIPELINED_SECONDS = 0.008  # For the calls of one pipeline.
+DEVICE_SECONDS = 0.04  # Total time of the repeats of one measurement on the device, with fills.
+REPEATS = 11, 40  # Minimum and maximum.
+PIPELINED_SECONDS = 0.008  # Total time of the calls of one pipeline.
 PIPELINED_CALLS = 4, 200
 PIPELINES = 5
 
@@ -35,32 +35,32 @@ Mark = Any
 
 
 class Device(Protocol):
-    """A device to time: fills and marks are ordered with the calls, and do not wait."""
+    """A device to time. Fills and marks are asynchronous, and ordered with the calls."""
 
     def reserve(self, size: int) -> None:
-        """Have a buffer of at least so many bytes, to be filled."""
+        """Allocate a buffer of at least `size` bytes for fills."""
 
     def release(self) -> None:
-        """Give back what libraries keep of the device's memory for results that are no more."""
+        """Free device memory that libraries keep for reuse."""
 
     def fill(self, size: int) -> None:
-        """Write so many bytes of that buffer."""
+        """Fill `size` bytes of the buffer."""
 
     def mark(self) -> Mark:
-        """This moment of the device's."""
+        """A mark in the order of the device's work."""
 
     def seconds(self, start: Mark, stop: Mark) -> float:
-        """Between two moments; waits for the second."""
+        """Seconds between two marks; waits for the second."""
 
     def wait(self) -> None:
-        """Until the device has done everything."""
+        """Wait until the device is idle."""
 
 
 class CudaDevice:
-    """The current CUDA device, by CuPy.
+    """The current CUDA device, through CuPy.
 
-    Fills and marks go to the legacy default stream, on which PyTorch, CuPy, Numba and cuRAND put their work as well
-    unless told otherwise. JAX has streams of its own.
+    Fills and marks use the legacy default stream, as PyTorch, CuPy, Numba and cuRAND do by default. JAX has its own
+    streams.
     """
 
     def __init__(self) -> None:
@@ -98,13 +98,13 @@ class CudaDevice:
 
 
 class Ring:
-    """The latest results, kept so that the next one gets other memory: `size` is that of one result in bytes."""
+    """The latest results, kept alive so that the next one gets other memory. `size` is the bytes of one result."""
 
     def __init__(self, size: int) -> None:
         self.kept: deque[Any] = deque(maxlen=clamp(ROTATED / size if size else float("inf"), 1, MOST_KEPT))
 
     def warm_up(self, call: Call) -> None:
-        """Have the memory allocated that the results will be in: one more than are kept, while the next is made."""
+        """Allocate the memory of all results: the kept ones, and one more for the next."""
         for _ in range(self.kept.maxlen + 2 if self.kept.maxlen else 0):
             self.kept.append(call())
 
@@ -116,7 +116,7 @@ class Quartiles(NamedTuple):
 
 
 def quartiles(values: list[float]) -> Quartiles:
-    """Of one value or more."""
+    """The quartiles of one value or more."""
     if len(values) == 1:
         return Quartiles(values[0], values[0], values[0])
     return Quartiles(*statistics.quantiles(values, n=4, method="inclusive"))
@@ -127,28 +127,29 @@ class Times:
     """Seconds of one call."""
 
     device: Quartiles
-    """On the device alone."""
+    """Time on the device alone."""
     memset: float
-    """Of a fill of as many bytes."""
+    """Time of a fill of as many bytes."""
     host: float
-    """On the host, while other calls are still to be done."""
+    """Time on the host, while earlier calls are still running."""
     pipelined: float
-    """Of each of many calls in a row, by the device's clock: whichever of host and device takes longer."""
+    """Time per call of many consecutive calls, by the device's clock: the larger of host time and device time."""
     way: str
-    """How the time on the device was taken."""
+    """How the time on the device was measured."""
 
 
 def measure(device: Device, call: Call, ring: Ring, size: int, wait: Callable[[Any], None] | None = None) -> Times:
     """Times of `call`, whose result has `size` bytes and is kept by the `ring`.
 
-    `wait`, for a call that is not ordered with the device's marks, waits for its result: then the time on the device is
-    that of each of many calls in a row, by the host's clock, which is more than that where the host takes longer.
+    `wait` waits for a result, for a call that is not ordered with the device's marks. The time on the device is then
+    the time per call of many consecutive calls, by the host's clock, an overestimate where the host takes longer.
     """
     with _without_collection():
         device.wait()
         if wait is None:
             turns = [_turn(device, call, ring, size) for _ in range(_repeats(device, call, ring, size))]
-            memset, times = statistics.median(filled for filled, _ in turns), quartiles([taken for _, taken in turns])
+            memset = statistics.median(filled for filled, _ in turns)
+            times = quartiles([seconds for _, seconds in turns])
             calls = clamp(PIPELINED_SECONDS / times.median, *PIPELINED_CALLS)
             rows = [_pipeline(device, call, ring, calls) for _ in range(PIPELINES)]
             way = "device events around one call"
@@ -156,13 +157,13 @@ def measure(device: Device, call: Call, ring: Ring, size: int, wait: Callable[[A
             memset = statistics.median(_filling(device, size) for _ in range(REPEATS[0]))
             calls = clamp(PIPELINED_SECONDS / _waited_pipeline(call, ring, 1, wait)[1], *PIPELINED_CALLS)
             rows = [_waited_pipeline(call, ring, calls, wait) for _ in range(2 * PIPELINES)]
-            times = quartiles([taken for _, taken in rows])
+            times = quartiles([seconds for _, seconds in rows])
             way = f"the host's clock around {calls} calls"
     return Times(
         device=times,
         memset=memset,
         host=statistics.median(host for host, _ in rows),
-        pipelined=statistics.median(taken for _, taken in rows),
+        pipelined=statistics.median(seconds for _, seconds in rows),
         way=way,
     )
 

@@ -1,4 +1,4 @@
-// Elements of any type at any address, to and from the computing type.
+// Reads elements of any type at any address, and converts them to the computing type.
 #pragma once
 
 #include "draw.h"
@@ -9,7 +9,7 @@ namespace cpu {
 MULTISAMPLE_FUNCTION u64 min(u64 a, u64 b) { return a < b ? a : b; }
 MULTISAMPLE_FUNCTION u64 ceil_div(u64 a, u64 b) { return (a + b - 1) / b; }
 
-// An element of memory at any address.
+// An element at any address.
 template <class T>
 struct __attribute__((packed, may_alias)) Unaligned {
   T x;
@@ -39,7 +39,7 @@ inline void read_as(const Vector& from, u64 first, u64 count, Real* to) {
   for (u64 k = 0; k < count; ++k) to[k] = converted<Real>(load<T>(at + static_cast<i64>(k) * from.stride));
 }
 
-// Elements of mu or sigma, rounded to the computing type.
+// Reads elements of mu or sigma, rounded to the computing type.
 template <class Real>
 inline void read(const Vector& from, u64 first, u64 count, Real* to) {
   switch (from.type) {

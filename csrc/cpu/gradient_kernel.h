@@ -1,8 +1,8 @@
 // The gradient on the CPU: grad_mu[i] = sum_j grad[i, j] and grad_sigma[i] = sum_j grad[i, j] z[i, j].
 //
-// The noise is drawn again, a window at a time, to a buffer that a cache holds, and laid out there as grad is. A row is
-// cut into pieces of a fixed length; sums are made in an order that the shape and the layout of grad alone decide, so
-// that any number of threads gives the same bits. Float32 sums have at most 16 terms before they go on in float64.
+// The noise is drawn again, a window at a time, into a buffer that fits in a cache and has the layout of grad. A row is
+// cut into pieces of a fixed length. The order of the sums depends on the shape and the layout of grad alone, so that
+// any number of threads gives the same bits. Float32 sums have at most 16 terms before they are added to a float64 sum.
 #pragma once
 
 #include "cpu/kernel.h"
@@ -12,7 +12,7 @@ namespace cpu {
 
 // Columns of a piece.
 constexpr u64 kPiece = 4096;
-// Sums side by side, and terms of a sum in the computing type.
+// Parallel sums, and the terms of each sum in the computing type.
 constexpr u64 kSums = 16, kChain = 16;
 static_assert(kPiece % (kSums * kChain) == 0, "");
 
@@ -21,7 +21,7 @@ struct VectorOf {
   typedef Real Type __attribute__((vector_size(count * sizeof(Real))));
 };
 
-// The two gradients of a row, or what a part of it contributes to them.
+// The two gradients of a row, or a part's contribution to them.
 struct Gradients {
   double mu, sigma;
 };
@@ -42,13 +42,13 @@ struct Sums {
   using Vector = typename VectorOf<Real, kSums>::Type;
   Vector mu{}, sigma{};
 
-  // Of that many elements, in the computing type.
+  // Adds kSums elements, in the computing type.
   MULTISAMPLE_FUNCTION void add(const Vector& grad, const Vector& noise) {
     mu += grad;
     sigma += grad * noise;
   }
 
-  // Chains that have come to their end.
+  // Adds the sums of finished chains.
   template <class Narrow>
   MULTISAMPLE_FUNCTION void add(const Sums<Narrow>& part) {
     mu += __builtin_convertvector(part.mu, Vector);
@@ -56,7 +56,7 @@ struct Sums {
   }
 };
 
-// Elements that lie side by side, in the computing type.
+// kSums adjacent elements, in the computing type.
 template <class T, class Real>
 MULTISAMPLE_FUNCTION typename Sums<Real>::Vector elements(const char* at) {
   alignas(64) Real x[kSums];
@@ -66,7 +66,7 @@ MULTISAMPLE_FUNCTION typename Sums<Real>::Vector elements(const char* at) {
   return vector;
 }
 
-// The same of fewer, and then zeros.
+// `count` adjacent elements, then zeros.
 template <class T, class Real>
 MULTISAMPLE_FUNCTION typename Sums<Real>::Vector elements(const char* at, u64 count) {
   alignas(64) Real x[kSums] = {};
@@ -76,7 +76,8 @@ MULTISAMPLE_FUNCTION typename Sums<Real>::Vector elements(const char* at, u64 co
   return vector;
 }
 
-// How far the first column is in its block. A position is a column and that, so that windows end where blocks do.
+// The position of the first column in its block. Below, the position of a column includes this offset, so that windows
+// end where blocks end.
 inline u64 skipped(const Draw& call) { return call.first_column.value % (call.antithetic ? 8 : 4); }
 
 inline u64 pieces(const Draw& call) { return ceil_div(skipped(call) + call.columns, kPiece); }
@@ -84,7 +85,7 @@ inline u64 pieces(const Draw& call) { return ceil_div(skipped(call) + call.colum
 template <class G, class Real>
 class Summation {
  public:
-  // Rows that are summed at once, at most.
+  // Maximum rows that are summed at once.
   static constexpr u64 kRows = 4096;
 
   explicit Summation(const Draw& call)
@@ -92,17 +93,16 @@ class Summation {
         skip_(skipped(call)),
         down_(call.row_stride == sizeof(G) && call.column_stride != sizeof(G) && call.rows >= kSums) {}
 
-  // Gives `put` the gradients of rows [first_row, last_row) from position `first` to `last`, all of one piece.
+  // Calls put(row, gradients) for rows [first_row, last_row). Sums positions `first` to `last`, all of one piece.
   template <class Put>
   void sum(u64 first_row, u64 last_row, u64 first, u64 last, Put put) {
-    // Those of a window. Rows have in common what their columns take.
+    // The size of a window, whose rows share the column part of their words.
     u64 width = kPiece, height = kRows;
     if (!call_.common_noise) {
       width = down_ ? kNoise / min(last_row - first_row, kNoise / kChain) / kChain * kChain : kNoise / kLeastRows;
       height = min(kRows, kNoise / min(width, last - first));
     }
-    // Memory likes to be read in long runs: along the rows, or where they lie side by side down as many as there is
-    // room for.
+    // Long runs of memory are read faster: along the rows or, where rows are adjacent, down up to kRows rows.
     const u64 band = down_ ? kRows : height;
     for (u64 top = first_row, rows; top < last_row; top += rows) {
       rows = min(band, last_row - top);
@@ -120,10 +120,10 @@ class Summation {
   }
 
  private:
-  // Elements of a window, of which there are so many rows at least.
+  // Elements of a window, and its minimum rows.
   static constexpr u64 kNoise = 65536 / sizeof(Real), kLeastRows = 8;
 
-  // The window's columns are positions.
+  // Draws the noise of a window, whose columns are positions.
   void draw(const Window& window) {
     const u64 rows = call_.common_noise ? 1 : window.rows(), columns = window.columns();
     Draw sample{};
@@ -143,7 +143,7 @@ class Summation {
     draw_window(sample, 0, rows, 0, columns);
   }
 
-  // Adds it to the totals from `first_total` on.
+  // Adds the sums of a window to the totals from `first_total` on.
   void add_along(const Window& window, u64 first_total) {
     const u64 columns = window.columns();
     for (u64 r = 0; r < window.rows(); ++r) {
@@ -155,7 +155,7 @@ class Summation {
         Sums<Real> part;
         u64 k = chain;
         for (; k + kSums <= last; k += kSums) {
-          // Of the next row: a processor on its own waits for memory where each begins.
+          // Prefetches the next row: the hardware does not predict where a row begins.
           __builtin_prefetch(grad + k * sizeof(G) + call_.row_stride);
           part.add(elements<G, Real>(grad + k * sizeof(G)), elements<Real, Real>(at(noise + k)));
         }
@@ -169,12 +169,12 @@ class Summation {
     }
   }
 
-  // With vectors that run down the rows.
+  // The same, with vectors that run down the rows.
   void add_down(const Window& window, u64 first_total) {
     const u64 rows = window.rows(), begin = window.first_column;
     for (u64 chain = begin, last; chain < window.last_column; chain = last) {
       last = min(chain / kChain * kChain + kChain, window.last_column);
-      // What `read` says of the elements from an address on.
+      // read(type, address) loads a vector of elements.
       const auto add = [&](u64 r, u64 count, auto read) {
         Sums<Real> part;
         for (u64 p = chain; p < last; ++p) {
@@ -207,7 +207,7 @@ class Summation {
            static_cast<i64>(position - skip_) * call_.column_stride;
   }
 
-  // Elements of a row side by side, if need be in a copy.
+  // Contiguous elements of a row, copied if they are not adjacent.
   const char* run(const char* first, u64 columns) {
     if (call_.column_stride == sizeof(G)) return first;
     for (u64 c = 0; c < columns; ++c) copy_[c] = load<G>(first + static_cast<i64>(c) * call_.column_stride);
@@ -226,8 +226,8 @@ class Summation {
 
 }  // namespace cpu
 
-// How a gradient is made in parts, in any order and on any threads: those are only what decides how many rows a part
-// has.
+// Cuts a gradient into parts, which are summed in any order on any threads. The number of threads decides only how many
+// rows a part has.
 class GradientParts {
  public:
   GradientParts(const Draw& call, u64 threads) : call_(call), pieces_(cpu::pieces(call)) {
@@ -238,7 +238,7 @@ class GradientParts {
   }
 
   u64 count() const { return pieces_ * cpu::ceil_div(call_.rows, rows_); }
-  // Of memory that `sum` and `finish` share.
+  // Elements of the array that `sum` and `finish` share.
   u64 partial_sums() const { return pieces_ == 1 ? 0 : pieces_ * call_.rows; }
 
   void sum(u64 k, cpu::Gradients* partial_sums) const {
@@ -248,7 +248,7 @@ class GradientParts {
     });
   }
 
-  // When all parts are there.
+  // Adds up the partial sums. Called after all parts are summed.
   void finish(const cpu::Gradients* partial_sums) const {
     if (pieces_ == 1) return;
     for (u64 row = 0; row < call_.rows; ++row) {
@@ -262,7 +262,7 @@ class GradientParts {
   }
 
  private:
-  // Elements of a part: enough to hide the cost of handing it out. Rows: enough to have much in common.
+  // A part has enough elements to hide the cost of scheduling it, and enough rows to share the work of their columns.
   static constexpr u64 kLeastPart = 1 << 16, kLeastRows = 64, kMostRows = 4096;
 
   template <class G, class Real>

@@ -1,11 +1,9 @@
 // The kernel for the CPU: draws any window of a call on one thread, x[i, j] = mu[i] + sigma[i] z[i, j].
 //
-// Compilers vectorise loops over arrays, and little else. So the kernel works on tiles: some columns of one row, or of
-// several short rows. One loop computes the words of a tile; its vectors are written out, because compilers miss the
-// instruction that multiplies words. A second loop computes the normals, and stores them directly where the elements of
-// a tile are adjacent. Tiles below each other have the same columns, and share the column part of their words. In
-// layout "nd" a tile is blocks of many rows, and a vector runs down the rows. The kernel then prefetches, since the
-// hardware does not detect writes to many places.
+// Compilers vectorise loops over arrays, and little else. So the kernel works on tiles (cpu/tile.h): some columns of
+// one row, or of several short rows. Tiles below each other have the same columns, and share the column part of their
+// words. In layout "nd" a tile is blocks of many rows, and a vector runs down the rows. The kernel then prefetches,
+// since the hardware does not detect writes to many places.
 #pragma once
 
 #include <cfenv>
@@ -17,7 +15,7 @@
 namespace multisample {
 namespace cpu {
 
-// Part of the stream and where it goes.
+// A part of the call's matrix.
 struct Window {
   u64 first_row, last_row, first_column, last_column;
 
@@ -30,17 +28,17 @@ inline char* address(const Draw& call, u64 row, u64 column) {
          static_cast<i64>(column) * call.column_stride;
 }
 
-// Columns that a block of four normals serves.
+// Columns of one block of four normals.
 inline u64 block_columns(const Draw& call) { return call.antithetic ? 8 : 4; }
 
-// Whether so many rows of the call are to be drawn with vectors that run down them: they lie side by side.
+// Whether vectors run down `rows` rows: the rows are adjacent in memory.
 inline bool runs_down(const Draw& call, u64 rows) { return call.row_stride == element_size(call.type) && rows > 1; }
 
-// The blocks of which a window has columns.
+// The blocks that have columns in a window.
 struct Blocks {
-  u64 columns, skip, first, count;  // `skip` columns of the first are not the window's
+  u64 columns, skip, first, count;  // `skip` columns of the first block are before the window
 
-  // Columns of the window, and how far in their blocks they begin.
+  // Columns of the window, from `start` on. `shift` is the position of the first one in its block.
   struct Run {
     u64 start, count, shift;
   };
@@ -52,7 +50,7 @@ struct Blocks {
     count = ceil_div(skip + window_columns_, columns);
   }
 
-  // Those of the `n` blocks from the window's block `k` on.
+  // The columns of the `n` blocks from the window's block `k` on.
   Run run(u64 k, u64 n) const {
     const u64 start = k == 0 ? 0 : columns * k - skip;
     return {start, min(window_columns_, columns * (k + n) - skip) - start, k == 0 ? skip : 0};
@@ -100,24 +98,24 @@ __attribute__((noinline)) void draw_independent(const Draw& call, const Window& 
   }
 }
 
-// How many of `left` to take at once: `most`, or less, so that the last are not few.
+// The next share of `left`: at most `most`, and such that the last share is not small.
 inline u64 share(u64 left, u64 most) { return left <= most ? left : min(most, ceil_div(left, 2)); }
 
-// Some rows of a window, which lie side by side, with independent noise.
+// Some adjacent rows of a window, with independent noise.
 template <class Out, class Real, bool kMirrored>
 class Strip {
  public:
   using Down = TileDown<Real>;
   static constexpr u64 kBlocks = Down::kBlocks, kColumns = 2 * Down::template kColumns<kMirrored>;
-  // Memory likes to be written in long runs: of many tiles, of which the second-level cache holds what they share.
+  // Long runs of memory are written faster. The second-level cache holds the data that the tiles of a run share.
   static constexpr u64 kMostRows = 16 * kBlocks;
 
   Strip(const Draw& call, const Window& window) : call_(call), window_(window), blocks_(call, window), tile_(call) {}
 
   u64 blocks() const { return blocks_.count; }
 
-  // At most kMostRows. Where they are `early`, nothing has been drawn in columns that follow, and few rows may leave
-  // wrong values there.
+  // Sets at most kMostRows rows. `early` says that the following columns are not drawn yet: short rows may then
+  // overwrite them.
   void set_rows(u64 first, u64 count, bool early) {
     first_ = first;
     rows_ = count;
@@ -125,7 +123,7 @@ class Strip {
     tile_blocks_ = count < kBlocks ? min(kBlocks / count, blocks_.count) : 1;
     read(call_.mu, first, count, mu_);
     read(call_.sigma, first, count, sigma_);
-    // For every place of a tile, and to fill the last vector.
+    // Repeated for every block of a tile, and to fill the last vector.
     for (u64 k = count; k < tile_blocks_ * count + Down::kPlaces; ++k) {
       mu_[k] = mu_[k - count];
       sigma_[k] = sigma_[k - count];
@@ -133,7 +131,8 @@ class Strip {
     if (tile_blocks_ > 1) tile_.set_rows(call_.first_row.value + first, count, tile_blocks_ * count);
   }
 
-  // Blocks of the window, in turn. So many blocks `ahead` is where the next ones go, or if it is 0, after the last one.
+  // Draws blocks `begin` to `end` of the window. Prefetches the output `ahead` blocks on or, if `ahead` is 0, the
+  // output of the next tile.
   void draw(u64 begin, u64 end, u64 ahead) {
     for (u64 t = begin, part; t < end; t += part) {
       part = min(tile_blocks_, end - t);
@@ -150,7 +149,7 @@ class Strip {
   }
 
  private:
-  // The words of some blocks and rows to memory.
+  // Stores some blocks and rows, from the words of the tile.
   void put(u64 t, u64 part, u64 r, u64 rows, u64 ahead) {
     const Blocks::Run run = blocks_.run(t, part);
     const u64 column = window_.first_column + run.start, bytes = rows * sizeof(Out);
@@ -163,7 +162,7 @@ class Strip {
       tile_.template draw_runs<Out, kMirrored>(at, stride, {next, 1, stride}, mu_ + r, sigma_ + r);
       return;
     }
-    // Short rows share vectors, and not every column may be the window's: to memory in a second step.
+    // Short rows share vectors, and some columns may be outside the window: both go through a buffer.
     constexpr u64 kPitch = kBlocks * sizeof(Out);
     tile_.set_runs(Down::whole_vectors(part * rows), 1, 0, sizeof(Out));
     if (stride != static_cast<i64>(bytes)) next = columns_;
@@ -184,32 +183,32 @@ class Strip {
   alignas(64) char columns_[kColumns * kBlocks * sizeof(Out) + 64];
 };
 
-// Independent noise where rows lie side by side.
+// Independent noise where rows are adjacent in memory.
 template <class Out, class Real, bool kMirrored>
 __attribute__((noinline)) void draw_down(const Draw& call, const Window& window) {
   using Rows = Strip<Out, Real, kMirrored>;
-  Rows filling(call, window), others(call, window);
+  Rows whole(call, window), rest(call, window);
   for (u64 top = window.first_row, rows; top < window.last_row; top += rows) {
     rows = share(window.last_row - top, Rows::kMostRows);
-    const u64 most = Rows::Down::filling(rows), blocks = filling.blocks();
+    const u64 most = Rows::Down::rows_in_vectors(rows), blocks = whole.blocks();
     const bool both = most > 0 && most < rows, all = rows == window.rows();
-    if (most > 0) filling.set_rows(top, most, all && !both);
-    if (most < rows) others.set_rows(top + most, rows - most, all);
-    // Both in turn, the others first, for as many blocks as a first-level cache has room for.
+    if (most > 0) whole.set_rows(top, most, all && !both);
+    if (most < rows) rest.set_rows(top + most, rows - most, all);
+    // Alternates between `rest` and `whole`, in steps of as many blocks as the first-level cache has room for.
     const u64 some = both ? 16384 / (Rows::kColumns * rows * sizeof(Out)) + 1 : blocks;
     for (u64 b = 0; b < blocks; b += some) {
       const u64 end = min(b + some, blocks), ahead = both ? some : 0;
-      if (most < rows) others.draw(b, end, ahead);
-      if (most > 0) filling.draw(b, end, ahead);
+      if (most < rows) rest.draw(b, end, ahead);
+      if (most > 0) whole.draw(b, end, ahead);
     }
   }
 }
 
-// One row of noise for all rows of the window.
+// Common noise: one row of noise for all rows of the window.
 template <class Out, class Real, bool kMirrored>
-__attribute__((noinline)) void draw_shared(const Draw& call, const Window& window) {
+__attribute__((noinline)) void draw_common(const Draw& call, const Window& window) {
   constexpr u64 kBlocks = Tile<Real>::kBlocks, kBatch = 64 * kBlocks;
-  // Memory likes to be written in long runs, and the second-level cache still has room.
+  // Long runs of memory are written faster, and the second-level cache has room for them.
   constexpr u64 kNoise = 64 * kBlocks;
   Tile<Real> tile(call);
   alignas(64) Real noise[kNoise];
@@ -247,7 +246,7 @@ __attribute__((noinline)) void draw_shared(const Draw& call, const Window& windo
 template <class Out, class Real, bool kMirrored>
 void draw(const Draw& call, const Window& window) {
   if (call.common_noise) {
-    draw_shared<Out, Real, kMirrored>(call, window);
+    draw_common<Out, Real, kMirrored>(call, window);
   } else if (runs_down(call, window.rows())) {
     draw_down<Out, Real, kMirrored>(call, window);
   } else {
@@ -264,7 +263,8 @@ void draw(const Draw& call, const Window& window) {
   }
 }
 
-// IEEE 754's own rounding and subnormals, whatever the thread has set (torch.set_flush_denormal sets it for one).
+// Sets IEEE 754's default rounding and subnormals, which the thread may have changed (torch.set_flush_denormal does),
+// and restores the thread's settings on exit.
 class DefaultFloatingPoint {
  public:
   DefaultFloatingPoint() {
@@ -281,8 +281,8 @@ class DefaultFloatingPoint {
 
 }  // namespace cpu
 
-// Rows [first_row, last_row) and columns [first_column, last_column) of what the call describes, at least one of each.
-// Everything it names is in host memory, at any address and stride; words come by value.
+// Draws rows [first_row, last_row) and columns [first_column, last_column) of a call, at least one of each. All its
+// memory is host memory, at any address and stride. Its words are by value.
 inline void draw_window(const Draw& call, u64 first_row, u64 last_row, u64 first_column, u64 last_column) {
   const cpu::DefaultFloatingPoint guard;
   const cpu::Window window{first_row, last_row, first_column, last_column};

@@ -1,4 +1,4 @@
-// How noise goes to memory: along rows at any stride, and down columns where rows lie side by side.
+// Scales noise and stores it: along rows at any stride, and down columns where rows are adjacent.
 #pragma once
 
 #include "cpu/elements.h"
@@ -6,14 +6,15 @@
 namespace multisample {
 namespace cpu {
 
-// So many bytes of each column of a block.
+// Copies kBytes of each column of a block.
 template <u64 kColumns, u64 kPitch, u64 kBytes>
 MULTISAMPLE_FUNCTION void copy_block(const char* from, char* to, i64 stride) {
   for (u64 c = 0; c < kColumns; ++c, from += kPitch, to += stride) std::memcpy(to, from, kBytes);
 }
 
-// Columns of blocks that have `bytes` in each, from column `first` on: `count` of them, after which `spare` come later.
-// Columns of a block lie kPitch bytes apart. With `close`, a short column may overwrite bytes of later columns.
+// Copies `count` columns of blocks, from column `first` on. Each column has `bytes` bytes, and the columns of a block
+// are kPitch bytes apart in the source. `spare` more columns follow in the output. With `close`, a short column may
+// overwrite bytes of later columns.
 template <u64 kColumns, u64 kPitch>
 void copy_columns(const char* from, u64 bytes, u64 first, u64 count, u64 spare, char* to, i64 stride, bool close) {
   u64 next = 0;
@@ -25,7 +26,7 @@ void copy_columns(const char* from, u64 bytes, u64 first, u64 count, u64 spare, 
   while (next < count && (first + next) % kColumns != 0) copy_next();
   const u64 whole = bytes / 64 * 64, rest = bytes - whole;
   const u64 size = rest <= 16 ? 16 : rest <= 32 ? 32 : 64, start = bytes < size ? 0 : bytes - size;
-  // How many columns more short ones write over.
+  // Later columns that the copy of a short column may overwrite.
   const u64 beyond = bytes >= size ? 0 : close ? ceil_div(size - bytes, static_cast<u64>(stride)) : count + spare;
   for (; next + kColumns <= count && next + kColumns + beyond <= count + spare; next += kColumns) {
     const char* block = from + (first + next) / kColumns * bytes;
@@ -41,7 +42,7 @@ void copy_columns(const char* from, u64 bytes, u64 first, u64 count, u64 spare, 
   while (next < count) copy_next();
 }
 
-// What `value` says of each place, to memory that lies side by side.
+// Stores value(k) for each k < count to contiguous memory.
 template <class Out, class Value>
 MULTISAMPLE_FUNCTION void put_run(char* at, u64 count, Value value) {
   constexpr u64 kSpan = 64 / sizeof(Out);
@@ -56,7 +57,7 @@ MULTISAMPLE_FUNCTION void put_run(char* at, u64 count, Value value) {
   }
 }
 
-// From noise to memory of any stride.
+// Scales noise and stores it at any stride.
 template <class Out, class Real>
 MULTISAMPLE_FUNCTION void scale_run(const Real* noise, u64 count, char* at, i64 stride, Real mu, Real sigma) {
   if (stride == sizeof(Out)) {
@@ -69,7 +70,7 @@ MULTISAMPLE_FUNCTION void scale_run(const Real* noise, u64 count, char* at, i64 
   }
 }
 
-// As many places as a vector of mu and sigma has, from noise to memory.
+// Scales one normal by kWidth elements of mu and sigma, and stores the results.
 template <u64 kWidth, class Out, class Real>
 MULTISAMPLE_FUNCTION void put_vector(char* at, Real noise, const Real* mu, const Real* sigma) {
   Out x[kWidth];
@@ -77,9 +78,8 @@ MULTISAMPLE_FUNCTION void put_vector(char* at, Real noise, const Real* mu, const
   std::memcpy(at, x, sizeof x);
 }
 
-// Columns of at most kWidth rows, one after the other, to memory of which only `room` bytes may be written to: all or
-// most of them, and how many. What is written beyond a column, the next one overwrites. There are kWidth of mu and
-// sigma.
+// Stores columns of at most kWidth rows one after the other, as long as a whole vector fits in `room` bytes. Returns
+// the number of columns. Each column overwrites the excess of the one before. mu and sigma have kWidth elements.
 template <u64 kWidth, class Real>
 u64 scale_short_columns(const Real* noise, u64 count, char* at, u64 room, u64 rows, const Real* mu, const Real* sigma) {
   if constexpr (kWidth > 4) {
@@ -96,7 +96,7 @@ u64 scale_short_columns(const Real* noise, u64 count, char* at, u64 room, u64 ro
   return all;
 }
 
-// Columns of shared noise where rows lie side by side, for some of them: of mu and sigma there are 32 at least.
+// Stores columns of common noise where rows are adjacent. mu and sigma have at least 32 elements.
 template <class Out, class Real>
 void scale_columns(const Real* noise, u64 count, char* at, i64 stride, u64 rows, const Real* mu, const Real* sigma) {
   constexpr u64 kWidth = 64 / sizeof(Out);
@@ -130,7 +130,7 @@ void scale_columns(const Real* noise, u64 count, char* at, i64 stride, u64 rows,
       c = scale_short_columns<kWidth>(noise, count, at, count * rows * sizeof(Real), rows, mu, sigma);
       at += static_cast<i64>(c) * stride;
     } else {
-      // To narrow many normals at once is worth a detour.
+      // Narrowing many elements at once is faster, in spite of the copy.
       constexpr u64 kNormals = 1024;
       Real x[kNormals + kWidth];
       for (u64 n; c < count; c += n, at += static_cast<i64>(n) * stride) {

@@ -1,7 +1,7 @@
-// Tiles: normals of some blocks of the stream, from their words to memory, on vectors.
+// Tiles: the words and the normals of some Philox blocks, with SIMD vectors.
 //
-// The words of a tile are made in one loop, on vectors spelled out because compilers miss the instruction that
-// multiplies words; normals are made of them in another.
+// One loop makes the words of a tile. Its vectors are explicit, because compilers miss the instruction that multiplies
+// words. A second loop makes the normals, and stores them directly where the elements of a tile are adjacent.
 #pragma once
 
 #if defined(__SSE2__)
@@ -23,7 +23,7 @@ constexpr u64 kVectorBytes = 16;
 #endif
 constexpr u64 kLanes = kVectorBytes / sizeof(u64);
 
-// Words side by side, each in the lower half of its 64-bit lane; what is in the upper half does not matter.
+// One word in the lower half of each 64-bit lane. The upper half is ignored.
 struct Lanes {
   typedef u64 Vector __attribute__((vector_size(kVectorBytes)));
   Vector x;
@@ -39,7 +39,7 @@ MULTISAMPLE_FUNCTION Lanes in_every_lane(u32 x) { return {Lanes::Vector{} + x}; 
 
 MULTISAMPLE_FUNCTION Lanes wide_mul(u32 a, Lanes b) {
 #if defined(__AVX512F__)
-  // All lanes, with a mask that goes away again: GCC 12 warns of an uninitialised value in the intrinsic without one.
+  // A mask of all lanes: GCC 12 warns of an uninitialised value in the intrinsic without a mask.
   return {reinterpret_cast<Lanes::Vector>(
       _mm512_maskz_mul_epu32(0xFF, reinterpret_cast<__m512i>(b.x), _mm512_set1_epi64(a)))};
 #elif defined(__AVX2__)
@@ -51,10 +51,10 @@ MULTISAMPLE_FUNCTION Lanes wide_mul(u32 a, Lanes b) {
 #endif
 }
 
-// Lane by lane, 64 bits of two words.
+// Joins two words to 64 bits in each lane.
 MULTISAMPLE_FUNCTION Lanes join(Lanes upper, Lanes lower) { return {upper.x << 32 | (lower.x & 0xFFFFFFFFu)}; }
 
-// The words that two normals are made of: those of the radius and of the angle.
+// The integer types of a radius and of an angle.
 template <class Real>
 struct BitsOf;
 template <>
@@ -73,19 +73,19 @@ struct Pair {
   Real first, second;
 };
 
-// Blocks, each of four normals, of one row or of some rows below each other.
+// Blocks of four normals, of one row or of several rows.
 template <class Real, u64 kSize = 1024 / sizeof(Real)>
 struct Tile {
-  // So many that all of it is well inside a first-level cache.
+  // The whole tile is well within the first-level cache.
   static constexpr u64 kBlocks = kSize;
-  // Pairs of normals that a loop makes at once, and what the blocks of a tile are filled up to: whole vectors, and
-  // constants, without which there would be loops for what is left over.
+  // Pairs of normals per loop iteration, and the multiple to which the blocks of a tile are padded. Constant lengths
+  // avoid loops for a remainder.
   static constexpr u64 kPairs = 16, kRound = 8;
   static constexpr bool kFine = sizeof(Real) == 8;
   static_assert(kRound % kLanes == 0 && 2 * kRound % kPairs == 0 && kBlocks % kRound == 0, "");
 
   ColumnPartOf<Lanes> columns[kBlocks / kLanes], fine_columns[kFine ? kBlocks / kLanes : 1];
-  Lanes rows[kBlocks / kLanes];  // counted from the first of the tile
+  Lanes rows[kBlocks / kLanes];  // relative to the tile's first row
   alignas(64) typename BitsOf<Real>::Radius radii[2 * kBlocks];
   alignas(64) typename BitsOf<Real>::Angle angles[2 * kBlocks];
 
@@ -100,14 +100,14 @@ struct Tile {
 
   static u64 rounded_up(u64 blocks) { return (blocks + kRound - 1) / kRound * kRound; }
 
-  // For `width` blocks of each row, of which the first is block `first` of the stream.
+  // Sets `width` blocks for each row, from block `first` of the stream on.
   void set_columns(u64 first, u64 width, u64 row_count) {
     const u64 groups = rounded_up(width * row_count) / kLanes;
     Lanes block{}, row{};
     for (u64 lane = 1; lane < kLanes; ++lane) block.x[lane] = lane;
     for (u64 k = 0; k < groups; ++k) {
       if (row_count > 1) {
-        // Lanes that have come to the end of a row begin the next.
+        // Lanes beyond the end of a row begin the next row.
         for (u64 lane = 0; lane < kLanes; ++lane) {
           for (; block.x[lane] >= width; ++row.x[lane]) block.x[lane] -= width;
         }
@@ -143,7 +143,7 @@ struct Tile {
     }
   }
 
-  // The words of `row_count` rows of the stream from `first_row` on.
+  // Draws the words of `row_count` rows of the stream from `first_row` on.
   void draw_words(u64 first_row, u64 width, u64 row_count) {
     const u32 row = static_cast<u32>(first_row);
     if (row_count == 1) {
@@ -160,7 +160,7 @@ struct Tile {
     return {mul_rn(r, t.cosine), mul_rn(r, t.sine)};
   }
 
-  // Column by column; each is followed by its mirror if that is asked for.
+  // Stores the normals in the order of columns. With kMirrored, -z follows each z.
   template <bool kMirrored>
   void make_noise(u64 blocks, Real* noise) const {
     const u64 pairs = 2 * rounded_up(blocks);
@@ -180,11 +180,11 @@ struct Tile {
     }
   }
 
-  // Of how many columns a pair of normals is.
+  // Columns of a pair of normals.
   template <bool kMirrored>
   static constexpr u64 kColumns = kMirrored ? 4 : 2;
 
-  // What a pair of normals comes to, by the column.
+  // Calls put(column, x) for each column of a pair of normals.
   template <bool kMirrored, class Put>
   MULTISAMPLE_FUNCTION void draw_pair(u64 pair, Real mu, Real sigma, Put put) const {
     const Pair<Real> z = normals(pair);
@@ -194,14 +194,14 @@ struct Tile {
     if constexpr (kMirrored) put(3, fma_rn(sigma, negated(z.second), mu));
   }
 
-  // Whether that many columns, at least one, from this one of the tile on fill a vector.
+  // Whether `count` columns, at least one, from column `first` of the tile on fill a vector.
   template <bool kMirrored>
   static bool is_long(u64 first, u64 count) {
     constexpr u64 kOf = kColumns<kMirrored>;
     return (first + count) / kOf >= ceil_div(first, kOf) + kPairs;
   }
 
-  // From words to memory that lies side by side, for as many columns as `is_long` says.
+  // Draws contiguous elements from the tile's words. Requires is_long(first, count).
   template <class Out, bool kMirrored>
   MULTISAMPLE_FUNCTION void draw_run(u64 first, u64 count, char* at, Real mu, Real sigma) const {
     constexpr u64 kOf = kColumns<kMirrored>;
@@ -214,7 +214,7 @@ struct Tile {
     };
     draw_part(first, kOf * begin);
     for (u64 next = begin; next < end; next += kPairs) {
-      // The last vector ends where the run does: to write some normals twice costs less than a loop for the rest.
+      // The last vector ends where the run ends. Storing some elements twice is faster than a loop for the remainder.
       const u64 start = next + kPairs <= end ? next : end - kPairs;
       Unaligned<Out>* vector = to + (kOf * start - first);
       if constexpr (sizeof(Out) == sizeof(Real)) {
@@ -233,23 +233,23 @@ struct Tile {
   }
 };
 
-// The same for blocks of rows below each other, of which a vector has the same columns. A place of the tile is a row of
-// one of its blocks: first come all rows of the first, then all rows of the next.
+// A tile whose vectors run down the rows. A place of the tile is one row of one block: first all rows of the first
+// block, then all rows of the next.
 template <class Real>
 struct TileDown : Tile<Real, 256> {
   using Base = Tile<Real, 256>;
   using Base::kBlocks, Base::kFine, Base::o0, Base::o1;
-  // Elements per iteration: 32-bit words of one place are joined, lane by lane, with words of the next place.
+  // Elements per iteration: 32-bit words of one place are joined, lane by lane, with the words of the next place.
   static constexpr u64 kStep = kFine ? 1 : 2, kPlaces = kStep * kLanes;
   static_assert(kBlocks % kPlaces == 0, "");
 
   struct Group {
     RowPartOf<Lanes> rows;
-    Lanes blocks;  // counted from the first of the tile
+    Lanes blocks;  // relative to the tile's first block
   };
   Group groups[kBlocks / kLanes];
 
-  // A vector: its first place, and how many bytes from where the tile goes that goes.
+  // A vector of the output: its first place, and its offset in bytes.
   struct Span {
     u64 place;
     i64 offset;
@@ -261,10 +261,12 @@ struct TileDown : Tile<Real, 256> {
 
   static u64 whole_vectors(u64 places) { return ceil_div(places, kPlaces) * kPlaces; }
 
-  // How many of so many rows fill vectors by themselves: all, if little of the last is left empty.
-  static u64 filling(u64 rows) { return whole_vectors(rows) - rows <= rows / 16 ? rows : rows / kPlaces * kPlaces; }
+  // The number of rows that fill vectors: all rows, if padding the last vector wastes at most 1/16.
+  static u64 rows_in_vectors(u64 rows) {
+    return whole_vectors(rows) - rows <= rows / 16 ? rows : rows / kPlaces * kPlaces;
+  }
 
-  // The tile is of blocks of `row_count` rows, and has so many places.
+  // Sets the rows of a tile with blocks of `row_count` rows and `places` places.
   void set_rows(u64 first_row, u64 row_count, u64 places) {
     Lanes rows[kBlocks / kLanes];
     u64 row = 0, block = 0;
@@ -280,8 +282,8 @@ struct TileDown : Tile<Real, 256> {
     for (u64 k = 0; k < whole_vectors(places) / kLanes; ++k) groups[k].rows = row_part<Lanes>(rows[k], o0, this->keys);
   }
 
-  // The places go to memory in runs of `places`, at least kPlaces, each `stride` bytes after the one before. Stride and
-  // size are the same at every call of which places and count are.
+  // Sets the output of the places: runs of `places` places, at least kPlaces, `stride` bytes apart. Calls with the same
+  // places and count must have the same stride and size.
   void set_runs(u64 places, u64 count, i64 stride, u64 size) {
     if (places == run_places && count == run_count) return;
     run_places = places;
@@ -289,14 +291,14 @@ struct TileDown : Tile<Real, 256> {
     span_count = 0;
     for (u64 run = 0; run < count; ++run) {
       for (u64 next = 0; next < places; next += kPlaces) {
-        // The last vector ends where the run does: to write some normals twice costs less than a loop for the rest.
+        // The last vector ends where the run ends: see draw_run().
         const u64 start = min(next, places - kPlaces);
         spans[span_count++] = {run * places + start, static_cast<i64>(run) * stride + static_cast<i64>(start * size)};
       }
     }
   }
 
-  // The words of the first pairs of all places, and from kBlocks on those of the second.
+  // Draws the words of the first pair of each place, and from kBlocks on those of its second pair.
   template <class WordsOfGroup>
   MULTISAMPLE_FUNCTION void draw_words(u64 places, WordsOfGroup words_of) {
     for (u64 place = 0; place < places; place += kPlaces) {
@@ -314,7 +316,7 @@ struct TileDown : Tile<Real, 256> {
     }
   }
 
-  // The words of block `first_block` and the following blocks, for the rows that were set.
+  // Draws the words of block `first_block` and the following blocks, for the rows of set_rows().
   void draw_words(u64 first_block, u64 places) {
     draw_words(places, [&](u64 group, const RoundKeys& keys) {
       const auto column = column_part<Lanes>(groups[group].blocks + first_block, o0, o1, keys);
@@ -322,7 +324,7 @@ struct TileDown : Tile<Real, 256> {
     });
   }
 
-  // Of one block, for any rows.
+  // Draws the words of one block, for any rows.
   void draw_words_of_one(u64 block, u64 first_row, u64 row_count) {
     const auto column_of = [&](const RoundKeys& keys) {
       const ColumnPart part = column_part(static_cast<u32>(block), o0, o1, keys);
@@ -338,13 +340,13 @@ struct TileDown : Tile<Real, 256> {
     });
   }
 
-  // Where the next tile goes, span by span and column by column.
+  // The output of the next tile, for prefetching: its spans are `spread` times as far apart.
   struct Next {
     const char* at;
-    i64 spread, column_stride;  // offsets of spans are as many times as large
+    i64 spread, column_stride;
   };
 
-  // From words to memory, the runs that were set, of each column of a block.
+  // Draws every column of a block from the tile's words to the runs of set_runs().
   template <class Out, bool kMirrored>
   MULTISAMPLE_FUNCTION void draw_runs(char* at, i64 column_stride, const Next& next, const Real* mu,
                                       const Real* sigma) const {

@@ -1,37 +1,36 @@
-// The kernels where dimensions lie side by side in memory, as with layout "nd".
+// The kernels with transposed stores, for contiguous dimensions, as with layout "nd".
 //
-// Dimensions and columns change places: a thread keeps some dimensions, with their mu and sigma, and goes along the
-// columns; what the words owe to those alone (with shared noise, all the noise) waits in shared memory. A block makes
-// some groups of columns at a time, a pass.
+// A thread keeps some dimensions, with their mu and sigma, and goes along the columns. The column parts of the words
+// (with common noise, the normals) are in shared memory. In one pass, a block draws a few groups of columns.
 //
-// kTransposed: dimensions that are side by side are written at once, in pieces at aligned addresses. A thread keeps
-// those of a piece of the first column of its groups; where other columns are not aligned alike, their pieces begin
-// with the last dimensions of the thread before, which hands them over: the first thread of a warp does nothing else.
-// kTransposedStaged: short rows that begin anywhere but lie one behind the other, through shared memory, where a pass
-// lies as it does in the output. See cuda/geometry.h.
+// kTransposed: a piece is the contiguous dimensions that one vectorised store writes. A thread keeps the dimensions of
+// its piece of a group's first column. Where columns differ in alignment, the pieces of the other columns begin with
+// dimensions of the previous lane, which a shuffle supplies; lane 0 then only supplies lane 1.
+// kTransposedStaged: for few dimensions in a contiguous matrix. A pass is in shared memory as it will be in the output,
+// and is copied from there. See cuda/geometry.h.
 #pragma once
 
 #include "cuda/stores.cuh"
 
 namespace multisample {
 
-// So many bits, of 32 at most.
+// The lowest `count` bits, 32 at most.
 template <u32 count>
 constexpr u32 kAllOf = ~0u >> (32 - count);
 
-// The first `n` of `count` bits, none if n is below 0 and all if it is above `count`.
+// The lowest `n` bits, with n clamped to the range from 0 to `count`.
 template <u32 count>
 MULTISAMPLE_FUNCTION u32 first_bits(i32 n) {
   return n < 0 ? 0 : n < static_cast<i32>(count) ? (1u << n) - 1 : kAllOf<count>;
 }
 
-// Dimensions that a thread keeps.
+// The dimensions of one thread.
 template <class Real, u32 slots>
-struct Kept {
+struct TileDimensions {
   Real mu[slots], sigma[slots];
   RowPart words[slots];
 
-  MULTISAMPLE_FUNCTION Kept(const u64 (&rows)[slots], const Keys<Real>& keys, const Draw& call) {
+  MULTISAMPLE_FUNCTION TileDimensions(const u64 (&rows)[slots], const Keys<Real>& keys, const Draw& call) {
     load_elements(call.mu, rows, mu);
     load_elements(call.sigma, rows, sigma);
     const u32 offset = low(value_of(call.offset));
@@ -41,15 +40,15 @@ struct Kept {
   }
 };
 
-// The groups of columns of a block.
+// The groups of columns of one block.
 template <class GroupNoise, u32 width>
 struct Band {
   u64 first_group;
   u32 count;  // groups
   u32 groups_per_pass;
-  i64 columns;  // from the band's first group on; inside are those from `skipped` to it
+  i64 columns;  // from the band's first group to the end of the rows; columns before `skipped` are outside the matrix
   u32 skipped;
-  u32 first_whole, whole;  // passes that begin with these groups have all their columns inside
+  u32 first_whole, whole;  // a pass that begins at one of `whole` groups from `first_whole` on is inside the matrix
 
   MULTISAMPLE_FUNCTION Band(u32 band, const Draw& call, const Geometry& geometry)
       : first_group(static_cast<u64>(band) * geometry.band_groups), groups_per_pass(geometry.groups_per_pass) {
@@ -65,16 +64,16 @@ struct Band {
                 : count;
   }
 
-  // The address of the first group's first column, be it inside or not.
+  // The address of the first group's first column, which may lie before the matrix.
   MULTISAMPLE_FUNCTION char* address(const Draw& call, const Geometry& geometry) const {
     return static_cast<char*>(call.matrix) +
            (static_cast<i64>(first_group * width) - geometry.skip) * call.column_stride;
   }
 
-  // Whether all columns of the pass that begins with group `k` are inside.
+  // Whether all columns of the pass that begins with group `k` are inside the matrix.
   MULTISAMPLE_FUNCTION bool has_whole(u32 k) const { return k - first_whole < whole; }
 
-  // Of `k` alone, a group of a pass: all bits of `slots` that belong to a column inside.
+  // Mask of group `k`, with `slots` bits per column: set for columns inside the matrix.
   template <u32 slots>
   MULTISAMPLE_FUNCTION u32 inside(u32 k) const {
     const i64 column = static_cast<i64>(k) * width;
@@ -86,8 +85,9 @@ struct Band {
     return bits;
   }
 
-  // Puts the noise of the groups from `begin` on into `chunk`, as many as there is room for, and of those behind them
-  // that a pass which is not full reads; returns how many. All threads of the block together.
+  // Stores the noise of a chunk of groups, from group `begin` on, in shared memory, and returns the number of groups.
+  // An incomplete last pass reads groups behind the band, whose noise is stored too. All threads of the block take
+  // part.
   template <class Real>
   MULTISAMPLE_FUNCTION u32 fill(GroupNoise* chunk, u32 begin, const Keys<Real>& keys, const Draw& call,
                                 const Geometry& geometry) const {
@@ -102,7 +102,7 @@ struct Band {
   }
 };
 
-// What a thread writes at once of each column, of its dimensions and of those of the thread before.
+// The pieces of one thread, one per column of a group, from its own dimensions and from those of the previous lane.
 template <class Out, bool antithetic>
 struct Pieces {
   using Real = typename Computing<Out>::Type;
@@ -114,13 +114,13 @@ struct Pieces {
   };
 
   RowPart words[kSlots];
-  Real mu[2 * kSlots - 1], sigma[2 * kSlots - 1];  // of the last ones of the thread before, and of its own
-  i32 to[kColumns];                                // where each begins, from the first column's on, in elements
-  u32 inside;                                      // which of their elements are inside the rows, a bit for each
+  Real mu[2 * kSlots - 1], sigma[2 * kSlots - 1];  // of the previous lane's last dimensions, then of the lane's own
+  i32 to[kColumns];                                // offset of each piece from the first column's, in elements
+  u32 inside;                                      // mask of the elements inside the matrix's rows
   Piece piece[kColumns];
 
-  // Together with those of the thread before. All threads of the warp together.
-  MULTISAMPLE_FUNCTION void keep(const Kept<Real, kSlots>& own) {
+  // Sets the parameters of the lane's own dimensions and of the previous lane's. All lanes of the warp take part.
+  MULTISAMPLE_FUNCTION void set_parameters(const TileDimensions<Real, kSlots>& own) {
 #pragma unroll
     for (u32 s = 0; s < kSlots; ++s) {
       words[s] = own.words[s], mu[kSlots - 1 + s] = own.mu[s], sigma[kSlots - 1 + s] = own.sigma[s];
@@ -131,9 +131,9 @@ struct Pieces {
     }
   }
 
-  // Makes the pieces of the thread's normals: that of column 0 of its own dimensions, and that of each other one
-  // `delta` elements further back than that of the column before, modulo the elements of a piece. All threads of the
-  // warp together.
+  // Computes the pieces from the normals of the lane's own dimensions. The piece of column 0 has exactly these
+  // dimensions. The piece of each further column begins `delta` dimensions earlier than the one before, modulo the size
+  // of a piece. All lanes of the warp take part.
   template <u32 delta>
   MULTISAMPLE_FUNCTION void make(const Normals<Real>* z) {
 #pragma unroll
@@ -158,7 +158,7 @@ struct Pieces {
     }
   }
 
-  // From address `at` on.
+  // Stores all pieces.
   MULTISAMPLE_FUNCTION void write(Out* at) const {
 #pragma unroll
     for (u32 c = 0; c < kColumns; ++c) *reinterpret_cast<Piece*>(at + to[c]) = piece[c];
@@ -182,13 +182,13 @@ struct Pieces {
   }
 };
 
-// The passes of a chunk, of which the thread has group `turn` each; from address `at` on, and returns that of the next
-// pass.
+// Draws the passes of a chunk, from address `at` on, and returns the address of the next pass. The thread draws group
+// `pass_group` of each pass.
 template <u32 delta, class Out, bool antithetic, class Real, class GroupNoise, class Band>
-MULTISAMPLE_FUNCTION Out* go_along(Pieces<Out, antithetic>& made, const GroupNoise* chunk, u32 begin, u32 turn,
+MULTISAMPLE_FUNCTION Out* go_along(Pieces<Out, antithetic>& made, const GroupNoise* chunk, u32 begin, u32 pass_group,
                                    u32 groups, Out* at, i32 step, const Band& band, const Keys<Real>& keys) {
   using Made = Pieces<Out, antithetic>;
-  const GroupNoise* from = chunk + turn;
+  const GroupNoise* from = chunk + pass_group;
 #pragma unroll 1
   for (u32 k = 0; k < groups; k += band.groups_per_pass, from += band.groups_per_pass) {
     const GroupNoise noise = *from;
@@ -200,17 +200,17 @@ MULTISAMPLE_FUNCTION Out* go_along(Pieces<Out, antithetic>& made, const GroupNoi
     if (is_whole && made.inside == Made::kAll) {
       made.write(at);
     } else if (made.inside != 0) {
-      made.write(at, is_whole ? made.inside : made.inside & band.template inside<Made::kSlots>(begin + k + turn));
+      made.write(at, is_whole ? made.inside : made.inside & band.template inside<Made::kSlots>(begin + k + pass_group));
     }
     at += step;
   }
   return at;
 }
 
-template <class Out, bool shared, bool antithetic, bool fast>
+template <class Out, bool common_noise, bool antithetic, bool fast>
 MULTISAMPLE_FUNCTION void draw_transposed(const Draw& call, const Geometry& geometry) {
   using Real = typename Computing<Out>::Type;
-  using GroupNoise = Noise<Real, shared, fast>;
+  using GroupNoise = Noise<Real, common_noise, fast>;
   using Made = Pieces<Out, antithetic>;
   constexpr u32 width = Made::kColumns, slots = Made::kSlots;
   __shared__ GroupNoise chunk[kTransposedThreads];
@@ -219,34 +219,34 @@ MULTISAMPLE_FUNCTION void draw_transposed(const Draw& call, const Geometry& geom
   const Band<GroupNoise, width> band(band_index, call, geometry);
   const Keys<Real> keys(call.seed.value);
 
-  // How many elements behind an aligned address the first column of a group begins, and each further one behind that:
-  // the same in all groups.
+  // Alignment in elements, the same in all groups: the first column of a group begins `shift` behind an aligned
+  // address, and each further column `delta` more.
   const i32 stride = geometry.column_step, step = static_cast<i32>(band.groups_per_pass * width) * stride;
   const u64 begin_of_0 = reinterpret_cast<u64>(call.matrix) - geometry.skip * static_cast<u64>(call.column_stride);
   const u32 shift = begin_of_0 / sizeof(Out) % slots, delta = static_cast<u32>(stride) % slots;
 
-  // Pieces of the thread: of all groups of a pass, one behind the other. Those of two warps overlap in one thread if
-  // dimensions are handed over; the one before the first piece is none.
+  // Pieces are numbered through all groups of a pass. With `overlap`, lane 0 repeats the last piece of the previous
+  // warp; position -1 has no piece.
   const u32 overlap = geometry.overlap, thread = threadIdx.x;
   const u32 pieces_of_tile = (32 - overlap) * (blockDim.x / 32);
   const i32 position = static_cast<i32>(tile * pieces_of_tile + thread - overlap * (thread / 32 + 1));
-  const u32 turn_of_it = position < 0 ? 0 : static_cast<u32>(position) / geometry.pieces;
-  const bool exists = position >= 0 && turn_of_it < band.groups_per_pass;
-  const u32 turn = exists ? turn_of_it : 0;
-  const i64 first = (position - static_cast<i64>(turn) * geometry.pieces) * slots - shift;
+  const u32 group_of_position = position < 0 ? 0 : static_cast<u32>(position) / geometry.pieces;
+  const bool exists = position >= 0 && group_of_position < band.groups_per_pass;
+  const u32 pass_group = exists ? group_of_position : 0;
+  const i64 first = (position - static_cast<i64>(pass_group) * geometry.pieces) * slots - shift;
   const i64 rows = static_cast<i64>(call.rows);
   u64 row[slots];
 #pragma unroll
   for (u32 s = 0; s < slots; ++s) {
     row[s] = static_cast<u64>(first + s < 0 ? 0 : first + s < rows ? first + s : rows - 1);
   }
-  const Kept<Real, slots> kept(row, keys, call);
+  const TileDimensions<Real, slots> dimensions(row, keys, call);
 
   Made made;
 #pragma unroll
   for (u32 c = 0; c < width; ++c) {
     const u32 behind = c * static_cast<u32>(stride) - c * delta % slots;
-    // Of a few, or each is worked out anew for each pass; there are no registers for eight.
+    // Without opaque(), each pass recomputes the offset. Eight offsets, or those of float64, exceed the registers.
     made.to[c] = static_cast<i32>(width == 4 && sizeof(Real) == 4 ? opaque(behind) : behind);
   }
   made.inside = exists && thread % 32 >= overlap ? Made::kAll : 0;
@@ -261,31 +261,31 @@ MULTISAMPLE_FUNCTION void draw_transposed(const Draw& call, const Geometry& geom
   }
 
   Out* at = reinterpret_cast<Out*>(band.address(call, geometry)) + first +
-            static_cast<i64>(static_cast<i32>(turn * width)) * stride;
+            static_cast<i64>(static_cast<i32>(pass_group * width)) * stride;
   for (u32 begin = 0; begin < band.count; begin += geometry.chunk) {
     const u32 groups = band.fill(chunk, begin, keys, call, geometry);
-    // Not before the loads have had time.
-    if (begin == 0) made.keep(kept);
+    // The shuffle needs mu and sigma: fill() hides the latency of their loads.
+    if (begin == 0) made.set_parameters(dimensions);
     switch (delta) {
-      case 0: at = go_along<0>(made, chunk, begin, turn, groups, at, step, band, keys); break;
-      case 1: at = go_along<1>(made, chunk, begin, turn, groups, at, step, band, keys); break;
-      case 2: at = go_along<2>(made, chunk, begin, turn, groups, at, step, band, keys); break;
-      default: at = go_along<3>(made, chunk, begin, turn, groups, at, step, band, keys);
+      case 0: at = go_along<0>(made, chunk, begin, pass_group, groups, at, step, band, keys); break;
+      case 1: at = go_along<1>(made, chunk, begin, pass_group, groups, at, step, band, keys); break;
+      case 2: at = go_along<2>(made, chunk, begin, pass_group, groups, at, step, band, keys); break;
+      default: at = go_along<3>(made, chunk, begin, pass_group, groups, at, step, band, keys);
     }
   }
 }
 
-template <class Out, bool shared, bool antithetic, bool fast>
+template <class Out, bool common_noise, bool antithetic, bool fast>
 MULTISAMPLE_FUNCTION void draw_transposed_staged(const Draw& call, const Geometry& geometry) {
   using Real = typename Computing<Out>::Type;
   using Group = Elements<Out, antithetic>;
-  using GroupNoise = Noise<Real, shared, fast>;
+  using GroupNoise = Noise<Real, common_noise, fast>;
   constexpr u32 width = Group::kCount, slots = kStagedSlots<sizeof(Out), antithetic>;
-  // What a thread takes from the stage at once, and how often, at most.
+  // A thread copies at most kParts parts per pass from shared memory.
   struct alignas(alignof(Quad<Out>)) Part {
     Out x[alignof(Quad<Out>) / sizeof(Out)];
   };
-  constexpr u32 kStagedThreads = multisample::kStagedThreads<shared>;
+  constexpr u32 kStagedThreads = multisample::kStagedThreads<common_noise>;
   constexpr u32 kParts = slots * width * sizeof(Out) / sizeof(Part);
   __shared__ GroupNoise chunk[kStagedThreads];
   __shared__ Part stage[kStagedThreads * kParts];
@@ -293,33 +293,33 @@ MULTISAMPLE_FUNCTION void draw_transposed_staged(const Draw& call, const Geometr
   const Keys<Real> keys(call.seed.value);
   const u32 rows = static_cast<u32>(call.rows);
 
-  // Dimensions of all groups of a pass, one behind the other, a run of them for each slot. The last runs may be
-  // shorter, and where a warp has none of one, it draws none; the warps take turns at that, since each has an issue
-  // slot of its own.
+  // Dimensions are numbered through all groups of a pass, and slot s of all threads has a run of them. The last runs
+  // may be incomplete: a warp without dimensions in a run skips that slot. Blocks rotate the warps that skip, since
+  // each warp has its own issue slot.
   const u32 filled = band.groups_per_pass * rows, thread = (threadIdx.x + blockIdx.x * 32) % kStagedThreads;
   u64 row[slots];
   u32 place[slots][width];
   const GroupNoise* from[slots];
 #pragma unroll
   for (u32 s = 0; s < slots; ++s) {
-    // If there is none, the same as the first of the warp: to do that twice costs less than to do nothing.
+    // A lane without a dimension repeats lane 0's, which takes less time than a branch.
     const u32 of_thread = thread + s * kStagedThreads, position = of_thread < filled ? of_thread : of_thread & ~31u;
-    const u32 turn = position / rows;
-    row[s] = position - turn * rows, from[s] = chunk + turn;
+    const u32 pass_group = position / rows;
+    row[s] = position - pass_group * rows, from[s] = chunk + pass_group;
 #pragma unroll
     for (u32 c = 0; c < width; ++c) {
-      // Or it is worked out anew for each pass.
-      place[s][c] = opaque((turn * (width - 1) + c) * rows * static_cast<u32>(sizeof(Out)) +
+      // Without opaque(), each pass recomputes the place.
+      place[s][c] = opaque((pass_group * (width - 1) + c) * rows * static_cast<u32>(sizeof(Out)) +
                            position * static_cast<u32>(sizeof(Out)));
     }
   }
-  Kept<Real, slots> kept(row, keys, call);
+  TileDimensions<Real, slots> dimensions(row, keys, call);
 #pragma unroll
   for (u32 s = 0; s < slots; ++s) {
-    // Likewise.
-    kept.words[s] = {opaque(kept.words[s].into_c2_of_round_2), opaque(kept.words[s].c3_of_round_2)};
+    // Without opaque(), each pass recomputes the row part.
+    dimensions.words[s] = {opaque(dimensions.words[s].into_c2_of_round_2), opaque(dimensions.words[s].c3_of_round_2)};
   }
-  // Slots that the warp draws: from its first thread, so that the compiler sees that they are the same for all of it.
+  // Slots that the warp draws. The shuffle from lane 0 makes the number uniform to the compiler.
   const u32 used = __shfl_sync(~0u, (filled + kStagedThreads - 1 - thread) / kStagedThreads, 0);
 
   Out* out = reinterpret_cast<Out*>(band.address(call, geometry));
@@ -331,8 +331,8 @@ MULTISAMPLE_FUNCTION void draw_transposed_staged(const Draw& call, const Geometr
 #pragma unroll
       for (u32 s = 0; s < slots; ++s) {
         if (s >= used) break;
-        const Normals<Real> z = from[s][k].in(kept.words[s], keys);
-        const Group group = scaled<Out, antithetic>(kept.mu[s], kept.sigma[s], z);
+        const Normals<Real> z = from[s][k].in(dimensions.words[s], keys);
+        const Group group = scaled<Out, antithetic>(dimensions.mu[s], dimensions.sigma[s], z);
 #pragma unroll
         for (u32 c = 0; c < width; ++c) {
           *reinterpret_cast<Out*>(reinterpret_cast<char*>(stage) + place[s][c]) = group.x[c];

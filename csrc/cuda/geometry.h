@@ -1,79 +1,79 @@
-// How a call is cut into blocks and threads; backends/kernels/cuda/geometry.py does the same sums. The numbers drawn
-// cannot depend on it.
+// The geometry of a call: its cut into blocks and threads. backends/kernels/cuda/geometry.py computes the same
+// geometry. The numbers drawn do not depend on it.
 //
-// A block draws a band of dimensions by a run of columns. Each thread keeps a group of columns, those of one block of
-// the stream: four, or eight of antithetic pairs. It goes down the band. Short rows share a pass of the block, so that
-// its threads always have a group each; long rows are split over blocks; and where there are too few dimensions to go
-// down, a thread goes on to other columns.
+// A group is the columns of one Philox block: four, or eight with antithetic noise.
 //
-// Where dimensions lie side by side in memory, a block has a tile of dimensions instead, as many as its threads can
-// keep, and goes along a band of groups.
+// Row stores: a block draws a band of dimensions in a run of columns. A thread keeps one group and goes down the band.
+// Short rows share a pass of the block, so that every thread has a group. Long rows are split over blocks. With few
+// dimensions, a thread goes on to further groups.
+//
+// Transposed stores, where dimensions are contiguous: a block draws a tile of dimensions in a band of groups. A thread
+// keeps a few dimensions and goes along the band.
 #pragma once
 
 #include "draw.h"
 
 namespace multisample {
 
-// How the columns of a thread go to memory.
+// How a thread stores its elements.
 enum Stores : u32 {
-  kAligned,  // four at once, at an address that allows it
-  kShifted,  // the same, from a column of the thread before on
-  kStaged,   // with those of the warp's other threads, which lie beside them, in one row or several; every group has
-             // columns inside, so only if the first column is known
-  kStrided,  // one by one, at any distance
-  // Where dimensions lie side by side:
-  kTransposed,        // some of them at once, if need be from one of the thread before on
-  kTransposedStaged,  // through shared memory, all that the block has made of short rows one behind the other
+  kAligned,  // vectorised stores: all rows are aligned
+  kShifted,  // vectorised stores at aligned addresses, after columns are shuffled from the previous lane
+  kStaged,   // coalesced scalar stores through shared memory, for short contiguous rows; needs the first column by
+             // value, so that every group has a column inside the matrix
+  kStrided,  // scalar stores at any stride
+  // Transposed stores, where dimensions are contiguous:
+  kTransposed,        // vectorised stores, if need be after dimensions are shuffled from the previous lane
+  kTransposedStaged,  // coalesced stores through shared memory, for few dimensions in a contiguous matrix
 };
 
-// The most threads of a block: a row of 1024 columns, and a few more, in one piece.
+// Maximum threads of a block with row stores: a row of 1024 columns, and one more warp, is one pass.
 constexpr u32 kThreads = 288;
-// Those of kTransposed, and all that a block of kTransposedStaged has: more where shared noise leaves them little to
-// do.
+// Threads of a block: the maximum with kTransposed, the exact number with kTransposedStaged. With common noise a thread
+// does little, so that a block has more.
 constexpr u32 kTransposedThreads = 128;
-template <bool shared>
-constexpr u32 kStagedThreads = shared ? 256 : 128;
-// The most groups of a pass of kTransposed, if that is more than one block draws.
-constexpr u32 kMostTurns = 16;
-// The most passes of a block of kTransposed or kTransposedStaged.
+template <bool common_noise>
+constexpr u32 kStagedThreads = common_noise ? 256 : 128;
+// Maximum groups per pass of kTransposed, if a pass takes more than one block.
+constexpr u32 kMostGroupsPerPass = 16;
+// Maximum passes of a block with transposed stores, unless the grid would exceed 2^30 blocks.
 constexpr u32 kMostPasses = 32;
-// Elements from column to column that kTransposed does not reach: a pass of one group would have 2^31.
+// kTransposed needs a column stride of fewer elements than this: the eight columns of a group then span at most 2^31.
 constexpr u64 kFarApart = u64{1} << 28;
 // Columns of a group.
 constexpr u32 kWidth = 4, kAntitheticWidth = 8;
-// The most groups of a row that shares the passes of a block with other rows.
+// Rows of at most this many groups share the passes of a block.
 constexpr u32 kShortRow = 128;
-// Room for a chunk of dimensions: as many as there are threads, and one more for each row of a pass if there are
-// several passes.
+// Dimensions that a chunk in shared memory has room for: one per thread, and one of padding per row of a pass.
 constexpr u32 kChunk = kThreads + kShortRow;
 
-// Dimensions that a thread of kTransposed keeps, and one of kTransposedStaged.
+// Dimensions per thread of kTransposed, and of kTransposedStaged.
 template <u32 size>
 constexpr u32 kSlots = size == 8 ? 2 : 4;
 template <u32 size, bool antithetic>
 constexpr u32 kStagedSlots = kSlots<size> / (antithetic ? 2 : 1);
 
-// Row stores (the first four) go down bands of rows; kTransposed and kTransposedStaged go along bands of groups.
+// With row stores a block goes down a band of rows, with transposed stores along a band of groups.
 struct Geometry {
   u32 blocks, threads;
-  u32 groups_per_pass;  // groups that a block draws side by side
-  u32 one_by_groups;    // 2^20 / groups_per_pass, rounded up: exact enough to divide the index of a thread
-  u32 rows_per_pass;    // of row stores: rows that a block draws side by side
+  u32 groups_per_pass;  // groups that a block draws at once
+  u32 one_by_groups;    // 2^20 / groups_per_pass, rounded up: divides a thread index by multiplication and shift
+  u32 rows_per_pass;    // row stores: rows that a block draws at once
   u32 one_by_rows;      // 2^20 / rows_per_pass, rounded up
-  u32 chunk;            // rows, or else groups, that a block prepares together in shared memory; whole passes
-  u32 pitch;            // from row to row of a pass in a chunk; odd, so that threads of a warp do not meet in one bank
-  u32 band_rows;        // of row stores: rows of a block
-  u32 interleave_log2;  // bands take turns: row k of a band is 2^interleave_log2 rows after its row k - 1
-  u32 steps;            // of row stores: runs of groups_per_pass that a block draws
+  u32 chunk;            // rows (row stores) or groups that a block prepares at once in shared memory: whole passes
+  u32 pitch;            // stride of a pass's rows in a chunk; odd, which avoids bank conflicts
+  u32 band_rows;        // row stores: rows of a block
+  u32 interleave_log2;  // rows of a band are 2^interleave_log2 rows apart; other bands have the rows between
+  u32 steps;            // row stores: runs of groups_per_pass groups that a block draws
   u32 blocks_per_band;  // blocks that share a band
-  u32 skip;             // columns of the first group before the first column; the most that there can be, if the first
+  u32 skip;             // columns of the first group before the first column; the largest possible number if the first
                         // column is in device memory
   u32 stores;           // one of Stores
-  u32 pieces;           // of kTransposed: pieces of a column, one for each thread; of kTransposedStaged: dimensions
-  i32 row_step;         // of row stores: from row to row of a thread, in elements of out; 0 if a thread has one row
-  u32 overlap;          // of kTransposed: threads of a warp that do what the warp before also does, to hand it over
-  i32 column_step;      // of kTransposed: from column to column, in elements of out
-  u32 band_groups;      // of kTransposed and kTransposedStaged: groups of a block
+  u32 pieces;           // kTransposed: vectorised stores per column, one per thread; kTransposedStaged: dimensions
+  i32 row_step;         // row stores: elements between consecutive rows of a thread; 0 if a thread has one row
+  u32 overlap;          // kTransposed: lanes of a warp that repeat the previous warp's work, as sources of the shuffle
+  i32 column_step;      // kTransposed: elements between columns
+  u32 band_groups;      // transposed stores: groups of a block
 };
 
 static_assert(sizeof(Geometry) == 76, "backends/kernels/cuda/geometry.py packs these bytes");
@@ -87,27 +87,27 @@ inline u64 elements_apart(const Draw& call, i64 size) {
 inline Stores stores_of(const Draw& call, i64 skip, u64 groups, bool strided) {
   if (strided) return kStrided;
   const i64 size = element_size(call.type), quad = size == 2 && !call.antithetic ? 8 : 16;
-  const bool knows_skip = call.first_column.at == nullptr;
+  const bool fixed_skip = call.first_column.at == nullptr;
   if (call.column_stride != size) {
     const bool reaches = elements_apart(call, size) < kFarApart && call.rows < kFarApart;
     return call.row_stride == size && call.column_stride % size == 0 && call.rows > 1 && reaches ? kTransposed
                                                                                                  : kStrided;
   }
   const i64 start = static_cast<i64>(reinterpret_cast<u64>(call.matrix)) - skip * size;
-  if (knows_skip && start % quad == 0 && (call.row_stride % quad == 0 || call.rows == 1)) return kAligned;
+  if (fixed_skip && start % quad == 0 && (call.row_stride % quad == 0 || call.rows == 1)) return kAligned;
   if (start % size != 0 || call.row_stride % size != 0) return kStrided;
   if (groups > kShortRow) return kShifted;
   const bool side_by_side = call.rows == 1 || call.row_stride == static_cast<i64>(call.columns) * size;
-  return side_by_side && knows_skip ? kStaged : kStrided;
+  return side_by_side && fixed_skip ? kStaged : kStrided;
 }
 
 inline u64 ceil_div(u64 a, u64 b) { return (a + b - 1) / b; }
 
 inline bool is_cheap(const Draw& call) { return call.common_noise || (call.fast_math && call.type != kFloat64); }
 
-// Passes of a block, if they are many in all. It is slow to begin, and so has many; but where memory is what takes the
-// time, few: blocks do not keep step, and of a line that two of them write in part, either part must come before the
-// other one has left the cache.
+// Maximum passes of a block, if there are many in all. A block is slow to start, so many passes are good. Where memory
+// is the limit, few are better: blocks drift apart, and both parts of a cache line that two blocks share must be
+// written before the line leaves the cache.
 inline u64 most_passes(const Draw& call, u32 stores, bool whole_sectors) {
   if (stores == kTransposedStaged) {
     return !is_cheap(call) ? kMostPasses : call.antithetic ? 4 : call.common_noise ? 2 : 16;
@@ -121,51 +121,51 @@ inline Geometry transposed_geometry(const Draw& call, Geometry g, u64 groups) {
   const u32 slots = size == 8 ? kSlots<8> : kSlots<4>;
   const u64 bits = reinterpret_cast<u64>(call.matrix) | static_cast<u64>(call.column_stride);
   const bool aligned = bits % (slots * size) == 0 && call.rows % slots == 0;
-  // As many groups at once as there is room for, but blocks for all processors.
+  // A pass has at most 1/264 of the groups, so that every processor gets blocks.
   const u64 enough = ceil_div(groups, 264);
   const u32 staged = call.common_noise ? kStagedThreads<true> : kStagedThreads<false>;
-  const u64 room = staged * (call.antithetic ? slots / 2 : slots), most_turns = room / call.rows;
-  u64 tiles = 1, turns = 1;
+  const u64 room = staged * (call.antithetic ? slots / 2 : slots), most_groups = room / call.rows;
+  u64 tiles = 1, per_pass = 1;
   const bool cheap = is_cheap(call);
-  // Half a sector takes longer to write than all of it, which counts where little else takes time.
-  const bool bounded = aligned && (bits % 32 == 0 || !(call.common_noise || (cheap && call.antithetic)));
+  // A store of half a sector is slower than that of a whole one. Cheap noise does not hide the difference.
+  const bool prefers_pieces = aligned && (bits % 32 == 0 || !(call.common_noise || (cheap && call.antithetic)));
   const bool side_by_side = call.column_stride == static_cast<i64>(call.rows) * size;
-  // Where the transform is what takes the time, rows of which the room holds few are drawn faster in pieces.
-  const bool fits = most_turns > (call.common_noise || call.antithetic ? 0 : cheap ? 1 : 3);
-  if (!bounded && side_by_side && fits) {
+  // Where arithmetic is the limit, pieces are faster than a pass of few groups through shared memory.
+  const bool fits = most_groups > (call.common_noise || call.antithetic ? 0 : cheap ? 1 : 3);
+  if (!prefers_pieces && side_by_side && fits) {
     g.stores = kTransposedStaged;
     g.pieces = static_cast<u32>(call.rows);
     g.threads = staged;
-    turns = enough < most_turns ? enough : most_turns;
-    if (turns > staged) turns = staged;
+    per_pass = enough < most_groups ? enough : most_groups;
+    if (per_pass > staged) per_pass = staged;
   } else {
-    // Pieces of a row: the first may begin before it, and the last end behind it; where columns are not aligned alike,
-    // that of another column begins before that of the group's first.
+    // Pieces of a column: the first may begin before the column, and the last may end behind it. Where columns differ
+    // in alignment, a further column's piece begins up to slots - 1 dimensions before that of the first column.
     const u64 start = reinterpret_cast<u64>(call.matrix) - g.skip * static_cast<u64>(call.column_stride);
-    const bool alike = static_cast<u64>(call.column_stride) / size % slots == 0;
-    const u64 shift = alike || call.first_column.at == nullptr ? start / size % slots : slots - 1;
-    g.overlap = alike ? 0 : 1;
-    g.pieces = static_cast<u32>(ceil_div(shift + call.rows + (alike ? 0 : slots - 1), slots));
+    const bool same_alignment = static_cast<u64>(call.column_stride) / size % slots == 0;
+    const u64 shift = same_alignment || call.first_column.at == nullptr ? start / size % slots : slots - 1;
+    g.overlap = same_alignment ? 0 : 1;
+    g.pieces = static_cast<u32>(ceil_div(shift + call.rows + (same_alignment ? 0 : slots - 1), slots));
     const u64 of_warp = 32 - g.overlap, most = kTransposedThreads / 32;
     u64 warps = 0;
-    for (u64 t = 1; t <= kMostTurns || t * g.pieces <= most * of_warp; ++t) {
+    for (u64 t = 1; t <= kMostGroupsPerPass || t * g.pieces <= most * of_warp; ++t) {
       if (t > 1 && elements_apart(call, size) * t >= kFarApart) break;
-      // So many that few threads have nothing to do, but not one more for less than a fiftieth of them.
+      // More groups per pass only if they save more than 2 % of the warps per group.
       const u64 all = ceil_div(t * g.pieces, of_warp), blocks = ceil_div(all, most), of_block = ceil_div(all, blocks);
-      if (t > 1 && (t > enough * blocks || 50 * blocks * of_block * turns >= 49 * warps * t)) continue;
-      turns = t, tiles = blocks, warps = blocks * of_block;
+      if (t > 1 && (t > enough * blocks || 50 * blocks * of_block * per_pass >= 49 * warps * t)) continue;
+      per_pass = t, tiles = blocks, warps = blocks * of_block;
       g.threads = static_cast<u32>(32 * of_block);
     }
     g.column_step = static_cast<i32>(call.column_stride / size);
   }
-  g.groups_per_pass = static_cast<u32>(turns);
+  g.groups_per_pass = static_cast<u32>(per_pass);
   g.chunk = g.threads / g.groups_per_pass * g.groups_per_pass;
   const u64 all = ceil_div(groups, g.groups_per_pass);
   u64 passes = ceil_div(all * tiles, 1024);
   if (passes > 8) passes = 8;
   if (passes < all * tiles / 2048) passes = all * tiles / 2048;
   const u64 most = all <= kMostPasses ? kMostPasses : most_passes(call, g.stores, bits % 32 == 0);
-  // But no more blocks than a launch can have.
+  // The grid has at most 2^30 blocks.
   const u64 least = ceil_div(all * tiles, u64{1} << 30);
   if (passes > most) passes = most;
   if (passes < least) passes = least;
@@ -175,7 +175,7 @@ inline Geometry transposed_geometry(const Draw& call, Geometry g, u64 groups) {
   return g;
 }
 
-// With `strided`, for kernels that write elements one by one, wherever they are.
+// `strided` forces kStrided, which supports every stride.
 inline Geometry geometry_of(const Draw& call, bool strided = false) {
   Geometry g{};
   const u32 width = call.antithetic ? kAntitheticWidth : kWidth;
@@ -183,7 +183,7 @@ inline Geometry geometry_of(const Draw& call, bool strided = false) {
   const u64 groups = ceil_div(g.skip + call.columns, width);
   g.stores = stores_of(call, g.skip, groups, strided);
   if (g.stores == kTransposed) return transposed_geometry(call, g, groups);
-  // Runs of columns, each for one row of threads.
+  // Long rows are cut into tiles.
   const u64 tiles = groups <= kThreads ? 1 : ceil_div(groups, 2 * kShortRow);
   g.groups_per_pass = static_cast<u32>(tiles == 1 ? groups : ceil_div(ceil_div(groups, tiles), 32) * 32);
   g.one_by_groups = static_cast<u32>(ceil_div(1 << 20, g.groups_per_pass));
@@ -194,9 +194,9 @@ inline Geometry geometry_of(const Draw& call, bool strided = false) {
   g.chunk = g.threads / g.rows_per_pass * g.rows_per_pass;
   g.pitch = g.threads / g.rows_per_pass | 1;
 
-  // How many groups a thread draws, one below the other. The first is dear: many are good, as long as there are blocks
-  // enough, a few hundred for a short call, and for a long one so many that no processor waits long for the last. Where
-  // memory is what takes the time, fewer are better: then blocks write close to each other.
+  // `turns`: groups per thread, one below the other. The first group is expensive, so many are good as long as there
+  // are enough blocks: a few hundred for a short call; for a long call so many that no processor waits long for the
+  // last block. Where memory is the limit, few are better: blocks then write close to each other.
   const u64 rows = ceil_div(call.rows, g.rows_per_pass);
   const bool cheap = is_cheap(call);
   u64 most = g.stores == kAligned ? 128 : 32;
@@ -210,22 +210,22 @@ inline Geometry geometry_of(const Draw& call, bool strided = false) {
   if (turns < rows * tiles / 2048) turns = rows * tiles / 2048;
   if (turns > most) turns = most;
   if (g.stores == kShifted) {
-    // So that all rows of a band are aligned alike.
+    // All rows of a band have the same alignment.
     while (call.row_stride * (i64{1} << g.interleave_log2) % 16 != 0) ++g.interleave_log2;
   } else if (cheap && g.stores == kAligned && g.groups_per_pass > kShortRow && tiles == 1 && turns == most) {
-    // So that blocks write next to each other, as they do where rows are long.
+    // Concurrent blocks then write neighbouring rows.
     g.interleave_log2 = 3;
   }
   i64 stride = call.row_stride / element_size(call.type) * g.rows_per_pass * (i64{1} << g.interleave_log2);
   u64 passes = turns < rows ? turns : rows;
   if (stride != static_cast<i32>(stride)) {
-    // Rows of gigabytes: one for each band.
+    // The distance between rows exceeds an i32: one row per band.
     stride = 0;
     passes = 1;
     g.interleave_log2 = 0;
   }
   g.row_step = static_cast<i32>(stride);
-  // Where there are fewer dimensions than turns, the thread goes on to other columns.
+  // With fewer passes than turns, the thread goes on to further groups.
   u64 steps = turns / passes;
   if (steps > tiles) steps = tiles;
   g.band_rows = static_cast<u32>(passes * g.rows_per_pass);

@@ -1,11 +1,11 @@
-// How a gradient is cut into blocks and threads. It follows from the shape, the layout and the types alone, never from
-// the device: so do the sums, to the last bit.
+// The geometry of a gradient: its cut into blocks and threads. The order of the sums follows from it. It depends on the
+// shape, the layout and the types alone, never on the device, and so do the bits of the sums.
 //
-// A block sums some dimensions over a segment of their columns. Each thread has a few of these dimensions, its rows,
-// and takes turns with others that have the same at their groups of columns: what the words owe to a group is made once
-// for all rows of a thread, and what they owe to a row waits in shared memory. Then the block adds up what its threads
-// have; where rows have several segments, a second kernel adds those up. Threads side by side read side by side:
-// groups, or dimensions where those are what lies side by side in memory.
+// A block sums some dimensions over a segment of their columns. The threads of a tile share a few of these dimensions,
+// their rows: the thread in each slot sums every slots-th group. A thread computes the column part of the words once
+// for all its rows; the row parts are in shared memory. At the end, the block adds up the sums of its threads. Where
+// rows have several segments, a second kernel adds up the segments. Neighbouring threads read neighbouring groups or,
+// with `across`, neighbouring dimensions.
 #pragma once
 
 #include "cuda/geometry.h"
@@ -13,10 +13,10 @@
 namespace multisample {
 
 constexpr u32 kGradientThreads = 256;
-// Groups that a thread adds up in the computing type, before the sum goes on in float64.
+// Groups that a thread adds up in the computing type, before it adds their sum to a float64 sum.
 constexpr u32 kChain = 8;
 
-// Groups whose elements a thread reads before it makes their noise.
+// Groups that a thread reads before it makes their noise.
 template <u32 rows, bool antithetic>
 constexpr u32 kGroupsAtOnce = rows > 1     ? 1
                               : antithetic ? 2
@@ -24,34 +24,34 @@ constexpr u32 kGroupsAtOnce = rows > 1     ? 1
 
 // How a thread reads the columns of a group.
 enum Loads : u32 {
-  kAtOnce,      // side by side, at an address that allows to read them at once
-  kSideBySide,  // side by side, at any address
-  kApart,       // at any distance
+  kAtOnce,      // vectorised loads: adjacent and aligned
+  kSideBySide,  // scalar loads: adjacent at any address
+  kApart,       // scalar loads at any stride
 };
 
 struct GradientGeometry {
   u32 blocks, threads;
-  u32 tiles;       // threads of a block that have rows of their own
-  u32 slots;       // threads that have the same rows
-  u32 across;      // whether threads side by side have dimensions side by side, and not groups
-  u32 one_by_run;  // 2^20 / (across ? tiles : slots), rounded up: exact enough to divide the index of a thread
+  u32 tiles;       // of a block
+  u32 slots;       // threads that share the rows of a tile
+  u32 across;      // whether neighbouring threads have neighbouring dimensions, in place of groups
+  u32 one_by_run;  // 2^20 / (across ? tiles : slots), rounded up: divides a thread index by multiplication and shift
   u32 rows;        // of a thread, `tiles` rows apart
   u32 turns;       // groups of a thread
   u32 segments;    // of a row
   u32 skip;        // columns of the first group that come before the first column
   u32 loads;       // one of Loads
-  u32 parts_log2;  // threads that share the work of adding up what the slots have
+  u32 parts_log2;  // log2 of the threads that add up the slots of one sum
   u64 groups;      // of a row
-  i64 row_step;    // from row to row of a thread, in bytes
-  i64 turn_step;   // from turn to turn, in bytes
+  i64 row_step;    // bytes between the rows of a thread
+  i64 turn_step;   // bytes between the groups of a thread
 };
 
 #if !defined(__CUDACC_RTC__)
 
-// Rows per thread, if there are many: as many as fit into registers with their elements of a group. float64 with
-// independent noise is bound by arithmetic, and gains nothing from more than one.
-constexpr u32 rows_at_once(u32 type, bool shared, bool antithetic) {
-  return type == kFloat64 && !shared ? 1 : antithetic ? 2 : 4;
+// Rows per thread of a large gradient: as many as fit in registers with their elements of a group. float64 with
+// independent noise is bound by arithmetic and gains nothing from more than one row.
+constexpr u32 rows_at_once(u32 type, bool common_noise, bool antithetic) {
+  return type == kFloat64 && !common_noise ? 1 : antithetic ? 2 : 4;
 }
 
 inline Loads loads_of(const Draw& call, u32 skip) {
@@ -62,16 +62,16 @@ inline Loads loads_of(const Draw& call, u32 skip) {
   return start % most == 0 && (call.row_stride % most == 0 || call.rows == 1) ? kAtOnce : kSideBySide;
 }
 
-// Whether there is enough for threads that have several rows.
+// Whether the gradient is large enough for threads with several rows.
 inline bool has_many_rows(const Draw& call, const GradientGeometry& g) {
-  // Threads that read the seed from memory keep round keys in registers, which several rows need for their sums.
+  // Threads that read the seed from memory need registers for round keys, and have none for the sums of several rows.
   return !has_origin_in_memory(call) && call.rows >= (g.across ? 512 : 48) && call.rows * g.groups >= (1 << 21);
 }
 
-// Turns that go together: see kGroupsAtOnce.
+// Turns of one loop iteration: see kGroupsAtOnce.
 inline u64 unit_of(const GradientGeometry& g) { return g.rows > 1 ? 1 : 4; }
 
-// Threads for dimensions side by side: so many that they read whole lines, and no more than share the rows evenly.
+// Sets tiles and slots for threads along dimensions: enough tiles to read whole cache lines, in equal blocks.
 inline void set_tiles_across(const Draw& call, GradientGeometry& g) {
   const u64 line = 128 / element_size(call.type), of_few = kGradientThreads / g.groups;
   const u64 tiles = call.rows / g.rows, most = line < of_few ? of_few : line;
@@ -80,13 +80,13 @@ inline void set_tiles_across(const Draw& call, GradientGeometry& g) {
   g.slots = static_cast<u32>(slots < g.groups ? slots : g.groups);
 }
 
-// Threads for groups side by side: of few groups such that the fewest threads have nothing to do. To begin and to end
-// takes as long as a quarter of a turn; shorter runs than of 8 groups would be read slowly.
+// Sets tiles and slots for threads along groups, with the fewest idle threads. The start and the end of a block cost a
+// quarter of a turn. Runs of fewer than 8 groups would be read slowly.
 inline void set_tiles_along(const Draw& call, GradientGeometry& g) {
   g.tiles = 1;
   g.slots = kGradientThreads;
   if (g.groups > 16 * kGradientThreads) return;
-  // Few turns while there are few blocks.
+  // Few turns as long as there are few blocks.
   const u64 many = call.rows * g.groups / (g.rows * kGradientThreads * 2048);
   u64 most = many < 4 ? 4 : many < 8 ? many : 8;
   while (most * kGradientThreads < g.groups) most += 4;
@@ -106,7 +106,7 @@ inline void set_tiles_along(const Draw& call, GradientGeometry& g) {
 
 inline u64 blocks_of_rows(const Draw& call, const GradientGeometry& g) { return ceil_div(call.rows, g.rows * g.tiles); }
 
-// Short segments while blocks are few, and then longer ones, so that there is less to add up.
+// Sets the turns: short segments as long as there are few blocks, then longer ones, which leave fewer sums to add up.
 inline void set_turns(const Draw& call, GradientGeometry& g) {
   const u64 all = ceil_div(g.groups, g.slots), blocks = blocks_of_rows(call, g) * all;
   u64 turns = all;
@@ -114,13 +114,13 @@ inline void set_turns(const Draw& call, GradientGeometry& g) {
     const u64 few = blocks / 2048, many = blocks / 4096;
     turns = few < 4 ? 4 : few < 8 ? few : many < 8 ? 8 : many < 64 ? many : 64;
     const u64 segments = (all + turns / 2) / turns, unit = unit_of(g);
-    // Of one segment are all that go together.
+    // With one segment, a thread has all turns.
     turns = segments < 2 ? all : (ceil_div(all, segments) + unit / 2) / unit * unit;
   }
   g.turns = static_cast<u32>(turns);
 }
 
-// What follows from the rest.
+// Sets the fields that follow from the others.
 inline void complete(const Draw& call, GradientGeometry& g) {
   g.threads = static_cast<u32>(ceil_div(g.tiles * g.slots, 32) * 32);
   g.one_by_run = static_cast<u32>(ceil_div(1 << 20, g.across ? g.tiles : g.slots));
@@ -149,7 +149,7 @@ inline GradientGeometry gradient_geometry(const Draw& call) {
   return g;
 }
 
-// How many numbers Draw::scratch has room for.
+// Numbers that Draw::scratch must have room for.
 inline u64 scratch_size(const Draw& call, const GradientGeometry& g) {
   return g.segments > 1 ? 2 * call.rows * g.segments : 0;
 }

@@ -1,9 +1,8 @@
-// The gradient of a sample: grad_mu[i] = sum_j grad[i, j] and grad_sigma[i] = sum_j grad[i, j] z[i, j], with noise made
-// again in registers, and each element read once.
+// The gradient of a sample: grad_mu[i] = sum_j grad[i, j] and grad_sigma[i] = sum_j grad[i, j] z[i, j]. Noise is made
+// again in registers, and each element is read once.
 //
-// A thread sums some columns in the computing type, and goes on in float64 before its sums are large next to what they
-// are sums of: an element is rounded fewer than 16 times, however many columns there are. Which sums are made, and in
-// which order, see cuda/gradient_geometry.h.
+// A thread adds up a few groups in the computing type, and adds that sum to a float64 sum: each element is rounded
+// fewer than 16 times, however many columns there are. cuda/gradient_geometry.h sets the order of the sums.
 #pragma once
 
 #include "cuda/gradient_geometry.h"
@@ -11,7 +10,7 @@
 
 namespace multisample {
 
-// What a thread reads of a row: the elements of a group as they are in memory, those of 16 bits two in a register.
+// A group of one row as it is in memory. Two 16-bit elements share a register.
 template <class G, u32 count>
 struct alignas(16) Raw {
   G x[count];
@@ -35,13 +34,13 @@ struct Raw<float16, count> : RawPairs<float16, count> {};
 template <u32 count>
 struct Raw<bfloat16, count> : RawPairs<bfloat16, count> {};
 
-// To the two sums of a row.
+// A contribution to the two sums of a row.
 template <class Real>
 struct Contribution {
   Real mu, sigma;
 };
 
-// That of a group.
+// The contribution of one group.
 template <bool antithetic, class G, u32 count, class Real>
 MULTISAMPLE_FUNCTION Contribution<Real> contribution(const Raw<G, count>& g, const Normals<Real>& z) {
   const auto product = [&](Real a, Real b, Real c, Real d) {
@@ -62,14 +61,14 @@ struct Part {
   u32 segment, turns;
 
   MULTISAMPLE_FUNCTION static Part of_block(u32 rows, const Draw& call, const GradientGeometry& geometry) {
-    // Blocks that follow each other read what lies side by side.
+    // Consecutive blocks read neighbouring memory.
     const u32 row_blocks = gridDim.x / geometry.segments, along = blockIdx.x / geometry.segments;
     const u32 across = blockIdx.x / row_blocks;
     Part part;
     part.segment = geometry.across ? across : blockIdx.x - along * geometry.segments;
     const u32 height = rows * geometry.tiles;
     part.first_row = static_cast<u64>(geometry.across ? blockIdx.x - across * row_blocks : along) * height;
-    // The last rows are those of two blocks, which come to the same.
+    // The last two blocks may share rows, for which both compute the same sums.
     if (part.first_row > call.rows - height) part.first_row = call.rows - height;
     part.first_group = static_cast<u64>(part.segment) * (geometry.turns * geometry.slots);
     const u32 all = geometry.turns * geometry.slots;
@@ -79,14 +78,14 @@ struct Part {
   }
 };
 
-// Where a thread reads: a group in each of its rows, and then those of its next turns.
+// Reads one group in each of a thread's rows per turn.
 template <class G, bool antithetic, u32 rows, bool only_at_once>
 class Reader {
  public:
   static constexpr u32 kCount = antithetic ? kAntitheticWidth : kWidth;
   using Group = Raw<G, kCount>;
 
-  // From group `group` of the part on, in the rows that begin with `row` of the part.
+  // Begins with group `group` of the part, in the rows from `row` of the part on.
   MULTISAMPLE_FUNCTION Reader(const Part& part, u32 row, u32 group, const Draw& call, const GradientGeometry& geometry)
       : columns_(call.columns),
         first_column_(static_cast<i64>(part.first_group * kCount) - geometry.skip),
@@ -98,15 +97,15 @@ class Reader {
         loads_(geometry.loads) {
     at_ = static_cast<const char*>(call.matrix) + static_cast<i64>(part.first_row + row) * call.row_stride +
           (first_column_ + kCount * static_cast<i64>(group)) * column_stride_;
-    // All columns of a group are there, except for the first and the last group of a row. If the first column is in
-    // memory, the last group may have none, and so may a part of that group alone.
+    // All columns of a group are inside grad, except in the first and the last group of a row. If the first column is
+    // in device memory, the last group may have no column inside.
     first_whole_ = first_column_ < 0;
     const u64 end = (columns_ + geometry.skip) / kCount, whole = end < part.first_group ? 0 : end - part.first_group;
     const u32 all = geometry.turns * geometry.slots;
     whole_ = whole < first_whole_ ? 0 : (whole < all ? static_cast<u32>(whole) : all) - first_whole_;
   }
 
-  // Zeros where there are no columns.
+  // Reads the next group. Columns outside grad give zeros.
   MULTISAMPLE_FUNCTION void read(Group* g) {
     const bool whole = group_ - first_whole_ < whole_;
     if (whole && (only_at_once || loads_ == kAtOnce)) {
@@ -147,16 +146,16 @@ class Reader {
   const u32 slots_, loads_;
 };
 
-// Room for what each thread has for one of its sums; those of a thread are in banks of their own.
+// Sums per array of shared memory. An odd pitch puts the sums of a thread in different banks.
 constexpr u32 kSumsPitch = kGradientThreads + 1;
 
-// Adds up what all slots have, and puts it where it belongs. All threads of the block together.
+// Adds up the sums of all slots, and stores the totals. All threads of the block take part.
 template <class Real, u32 rows>
 MULTISAMPLE_FUNCTION void add_up(double (&sums)[2 * rows][kSumsPitch], const Part& part, const Draw& call,
                                  const GradientGeometry& geometry) {
   const u32 parts = 1u << geometry.parts_log2, count = geometry.tiles * (2 * rows);
   const u32 slot_step = geometry.across ? geometry.tiles : 1, tile_step = geometry.across ? 1 : geometry.slots;
-  // Of sum `k`: what slots `first`, `first` + `step`, ... of the first `end` have.
+  // Adds sum `k` of slots `first`, `first` + `step`, ... up to `end`.
   const auto sum = [&](u32 k, u32 first, u32 step, u32 end) {
     double* const x = &sums[k % (2 * rows)][k / (2 * rows) * tile_step];
     double total = x[first * slot_step];
@@ -181,20 +180,20 @@ MULTISAMPLE_FUNCTION void add_up(double (&sums)[2 * rows][kSumsPitch], const Par
   }
 }
 
-// Blocks that a processor is to hold at once.
+// Minimum blocks per multiprocessor, for __launch_bounds__.
 template <class G, u32 rows, bool only_at_once>
 constexpr int kGradientBlocks = sizeof(G) == 8              ? 2
                                 : rows > 1 && !only_at_once ? 3
                                                             : 4;
 
-template <class G, bool shared, bool antithetic, bool fast, u32 rows, bool only_at_once>
+template <class G, bool common_noise, bool antithetic, bool fast, u32 rows, bool only_at_once>
 MULTISAMPLE_FUNCTION void sum_gradient(const Draw& call, const GradientGeometry& geometry,
                                        const Keys<typename Computing<G>::Type>& keys) {
   using Real = typename Computing<G>::Type;
   using Reader = Reader<G, antithetic, rows, only_at_once>;
   constexpr u32 kGroups = kGroupsAtOnce<rows, antithetic>;
   __shared__ double sums[2 * rows][kSumsPitch];
-  // Volatile, since there are no registers to keep them all.
+  // Volatile, because the compiler would load all row parts into registers, which then spill.
   __shared__ volatile u64 row_words[rows][kGradientThreads];
   const Part part = Part::of_block(rows, call, geometry);
   const u64 offset = value_of(call.offset);
@@ -222,11 +221,11 @@ MULTISAMPLE_FUNCTION void sum_gradient(const Draw& call, const GradientGeometry&
         for (u32 k = 0; k < kGroups; ++k) reader.read(g[k]);
 #pragma unroll
         for (u32 k = 0; k < kGroups; ++k) {
-          const auto noise = Noise<Real, shared, fast>::of(group, offset, keys);
+          const auto noise = Noise<Real, common_noise, fast>::of(group, offset, keys);
           group += geometry.slots;
 #pragma unroll
           for (u32 r = 0; r < rows; ++r) {
-            const u64 words = shared ? 0 : row_words[r][tile];
+            const u64 words = common_noise ? 0 : row_words[r][tile];
             const auto more = contribution<antithetic>(g[k][r], noise.in({high(words), low(words)}, keys));
             total[r] = {add_rn(total[r].mu, more.mu), add_rn(total[r].sigma, more.sigma)};
           }
@@ -245,7 +244,7 @@ MULTISAMPLE_FUNCTION void sum_gradient(const Draw& call, const GradientGeometry&
   add_up<Real, rows>(sums, part, call, geometry);
 }
 
-template <class G, bool shared, bool antithetic, bool fast, u32 rows, bool only_at_once, bool origin_in_memory>
+template <class G, bool common_noise, bool antithetic, bool fast, u32 rows, bool only_at_once, bool origin_in_memory>
 __global__ void __launch_bounds__(kGradientThreads, kGradientBlocks<G, rows, only_at_once>) gradient_kernel(
     const __grid_constant__ Draw call, const __grid_constant__ GradientGeometry geometry,
     const __grid_constant__ Keys<typename Computing<G>::Type> keys) {
@@ -254,13 +253,13 @@ __global__ void __launch_bounds__(kGradientThreads, kGradientBlocks<G, rows, onl
     const Draw values = with_values(call);
     resolved.skip = static_cast<u32>(values.first_column.value % (antithetic ? kAntitheticWidth : kWidth));
     const Keys<typename Computing<G>::Type> own_keys(values.seed.value);
-    sum_gradient<G, shared, antithetic, fast, rows, only_at_once>(values, resolved, own_keys);
+    sum_gradient<G, common_noise, antithetic, fast, rows, only_at_once>(values, resolved, own_keys);
   } else {
-    sum_gradient<G, shared, antithetic, fast, rows, only_at_once>(call, geometry, keys);
+    sum_gradient<G, common_noise, antithetic, fast, rows, only_at_once>(call, geometry, keys);
   }
 }
 
-// Adds up what the segments of rows come to. A block has `width` sums, a power of two.
+// Adds up the segments of the rows. A block has `width` sums, a power of two.
 template <class Real>
 __global__ void __launch_bounds__(kGradientThreads) add_segments_kernel(const __grid_constant__ Draw call, u32 segments,
                                                                         u32 width) {

@@ -1,4 +1,4 @@
-// Launches the kernels that a gradient needs.
+// Launches the kernels of a gradient.
 #pragma once
 
 #include "cuda/gradient_kernel.cuh"
@@ -6,7 +6,7 @@
 
 namespace multisample {
 
-// The call and its geometry, on their way to a kernel.
+// The arguments of the launchers below.
 struct GradientLaunch {
   const Draw& call;
   const GradientGeometry& geometry;
@@ -31,7 +31,7 @@ cudaError_t launch_gradient_rows(const GradientLaunch& launch) {
                  : launch_gradient_kernel<G, common_noise, antithetic, fast, rows, false>(launch);
     }
   }
-  // For one row it makes no difference that others have the same noise.
+  // With one row per thread, the kernel of independent noise serves common noise too.
   return has_origin_in_memory(launch.call) ? launch_gradient_kernel<G, false, antithetic, fast, 1, false, true>(launch)
                                            : launch_gradient_kernel<G, false, antithetic, fast, 1, false>(launch);
 }
@@ -68,7 +68,7 @@ cudaError_t add_segments(const GradientLaunch& launch) {
                        launch.call.stream, launch.call, launch.geometry.segments, width);
 }
 
-// On the current device, which is the call's; its `scratch` has room for scratch_size(call) numbers.
+// Launches on the current device, which must be the call's. `scratch` has room for scratch_size() numbers.
 inline cudaError_t launch_gradient(const Draw& call) {
   const GradientGeometry geometry = gradient_geometry(call);
   const GradientLaunch launch{call, geometry};

@@ -1,6 +1,6 @@
-// What a thread draws: the elements of one dimension in one group of columns.
+// The elements of one dimension in one group of columns: the unit that a thread draws.
 //
-// Their words have a column part and a row part. A thread that draws many dimensions of the same columns computes the
+// Philox words have a column part and a row part. A thread that draws many dimensions of the same columns computes the
 // column part once; a thread that draws many columns of one dimension computes the row part once.
 #pragma once
 
@@ -15,7 +15,7 @@ MULTISAMPLE_FUNCTION T load(const char* at) {
   return *reinterpret_cast<const T*>(at);
 }
 
-// To the computing type.
+// Converts an element of mu or sigma to the computing type.
 template <class Real>
 struct Converted {
   MULTISAMPLE_FUNCTION static Real of(float16 x) { return rounded<Real>(widen(x)); }
@@ -36,10 +36,10 @@ MULTISAMPLE_FUNCTION void load_elements_of(const Vector& vector, const u64 (&k)[
   }
 }
 
-// Elements `k` of a vector: all on their way before the first is waited for.
+// Loads elements `k` of a vector. All loads are issued before the first is used.
 template <class Real, u32 count>
 MULTISAMPLE_FUNCTION void load_elements(const Vector& vector, const u64 (&k)[count], Real (&x)[count]) {
-  // By far the most frequent, and so not behind a table of jumps.
+  // The usual type avoids the jump table.
   if (vector.type == (sizeof(Real) == 4 ? kFloat32 : kFloat64)) return load_elements_of<Real>(vector, k, x);
   switch (vector.type) {
     case kNumber:
@@ -82,8 +82,8 @@ struct Keys<double> {
       : keys(round_keys(seed, kKey1)), fine_keys(round_keys(seed, kKey1 ^ kFloat64Key)) {}
 };
 
-// What the noise of a group of columns owes to them alone.
-template <class Real, bool shared, bool fast>
+// The part of a group's noise that depends on its columns alone.
+template <class Real, bool common_noise, bool fast>
 struct Noise;
 
 template <bool fast>
@@ -112,7 +112,7 @@ struct alignas(16) Noise<double, false, fast> {
   }
 };
 
-// Row 0 serves them all.
+// With common noise, every row has the normals of row 0.
 template <class Real, bool fast>
 struct alignas(16) Noise<Real, true, fast> {
   Normals<Real> z;
@@ -123,7 +123,7 @@ struct alignas(16) Noise<Real, true, fast> {
   MULTISAMPLE_FUNCTION Normals<Real> in(const RowPart&, const Keys<Real>&) const { return z; }
 };
 
-// The elements of a group.
+// The elements of one dimension in one group.
 template <class Out, bool antithetic>
 struct Elements {
   static constexpr u32 kCount = antithetic ? kAntitheticWidth : kWidth;

@@ -1,16 +1,15 @@
-// What a kernel asks of a GPU beyond C++: values of other threads of its warp, and values that the
-// optimizer cannot see through.
+// GPU intrinsics: shuffles between the lanes of a warp, and values hidden from the optimizer.
 #pragma once
 
 #include "stream/rounding.h"
 
 namespace multisample {
 
-// The `x` of a thread of the warp. All threads of the warp together.
+// `x` of lane `lane`. All lanes of the warp take part.
 MULTISAMPLE_FUNCTION float from_lane(float x, u32 lane) { return __shfl_sync(~0u, x, lane); }
 MULTISAMPLE_FUNCTION double from_lane(double x, u32 lane) { return __shfl_sync(~0u, x, lane); }
 
-// The `x` of the thread before in the warp; the first thread gets its own.
+// `x` of the previous lane; lane 0 gets its own.
 MULTISAMPLE_FUNCTION float shuffle_up(float x) { return __shfl_up_sync(~0u, x, 1); }
 MULTISAMPLE_FUNCTION double shuffle_up(double x) { return __shfl_up_sync(~0u, x, 1); }
 MULTISAMPLE_FUNCTION float16 shuffle_up(float16 x) {
@@ -22,8 +21,8 @@ MULTISAMPLE_FUNCTION bfloat16 shuffle_up(bfloat16 x) {
 
 #ifdef __CUDACC__
 
-// Hides an address in global memory, or a number, from the optimizer, which would otherwise recompute it for each of
-// several conditional stores, or in each turn of a loop, instead of keeping a register.
+// Hides an address in global memory, or a number, from the optimizer, which otherwise recomputes it for each of several
+// conditional stores, or in each iteration of a loop, instead of keeping a register.
 template <class T>
 MULTISAMPLE_FUNCTION T* opaque(T* at) {
   asm volatile("" : "+l"(at));

@@ -1,4 +1,4 @@
-// Launches the kernel that a sample needs.
+// Launches the sampling kernel of a call.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -7,29 +7,49 @@
 
 namespace multisample {
 
-// Returns an error that a call of the runtime has returned, which then is no longer the runtime's last error: another
-// library would take it for its own.
-inline cudaError_t taken(cudaError_t error) {
+// Clears the runtime's last error, which another library would take for its own, and returns `error`.
+inline cudaError_t cleared(cudaError_t error) {
   if (error != cudaSuccess) cudaGetLastError();
   return error;
 }
 
-// Returns the launch's own error: cudaGetLastError could be one that another library left behind.
+// Returns this launch's error. cudaGetLastError could return one that another library left behind.
 template <class... Parameters>
-cudaError_t launch_kernel(void (*kernel)(Parameters...), u32 blocks, u32 threads, void* stream,
+cudaError_t launch_kernel(void (*kernel)(Parameters...), dim3 blocks, u32 threads, void* stream,
                           const std::remove_const_t<Parameters>&... parameters) {
   void* addresses[] = {const_cast<void*>(static_cast<const void*>(&parameters))...};
-  return taken(cudaLaunchKernel(reinterpret_cast<const void*>(kernel), dim3(blocks), dim3(threads), addresses, 0,
-                                static_cast<cudaStream_t>(stream)));
+  return cleared(cudaLaunchKernel(reinterpret_cast<const void*>(kernel), blocks, dim3(threads), addresses, 0,
+                                  static_cast<cudaStream_t>(stream)));
+}
+
+// Length of a grid's y axis at the most.
+constexpr u32 kMostBatch = 65535;
+
+// Calls launch(part) for parts of a batch, of at most `most` matrices, until it returns an error.
+template <class Launch>
+cudaError_t for_batch(const Draw& call, u64 size, u32 most, const Launch& launch) {
+  const u32 batch = call.batch == 0 ? 1 : call.batch;
+  cudaError_t error = cudaSuccess;
+  for (u32 b = 0; b < batch && error == cudaSuccess; b += most) {
+    Draw part = matrix_of_batch(call, b, size);
+    part.batch = batch - b < most ? batch - b : most;
+    error = launch(part);
+  }
+  return error;
 }
 
 template <class Out, bool common_noise, bool antithetic, bool fast>
 cudaError_t launch_stores(const Draw& call) {
-  // Of kernels that read their origin from memory, one for all strides is enough.
+  // Kernels that read their origin from memory exist for kStrided only, which supports every stride.
   const bool origin_in_memory = has_origin_in_memory(call);
   const Geometry g = geometry_of(call, origin_in_memory);
+  if (origin_in_memory) {
+    const auto kernel = sample_kernel<Out, common_noise, antithetic, fast, kStrided, true>;
+    return for_batch(call, sizeof(Out), kMostBatch, [&](const Draw& part) {
+      return launch_kernel(kernel, dim3(g.blocks, part.batch), g.threads, part.stream, part, g);
+    });
+  }
   const auto run = [&](auto kernel) { return launch_kernel(kernel, g.blocks, g.threads, call.stream, call, g); };
-  if (origin_in_memory) return run(sample_kernel<Out, common_noise, antithetic, fast, kStrided, true>);
   switch (g.stores) {
     case kAligned: return run(sample_kernel<Out, common_noise, antithetic, fast, kAligned>);
     case kShifted: return run(sample_kernel<Out, common_noise, antithetic, fast, kShifted>);
@@ -61,12 +81,12 @@ cudaError_t launch_transform(const Draw& call) {
   }
 }
 
-// On the current device, which is the call's; `rows` and `columns` are at least 1.
+// Launches on the current device, which must be the call's. The call has at least one row and one column.
 inline cudaError_t launch_sample(const Draw& call) {
   return with_matrix_type(call.type, [&](auto type) { return launch_transform<typename decltype(type)::Type>(call); });
 }
 
-// Adds 1 to the offset at `offset`, in the order of `stream`.
+// Adds 1 to the offset at `offset`, in stream order.
 inline cudaError_t advance(u64* offset, void* stream) { return launch_kernel(advance_kernel, 1, 1, stream, offset); }
 
 }  // namespace multisample

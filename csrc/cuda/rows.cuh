@@ -1,22 +1,21 @@
-// The kernels where columns lie side by side in memory, or at any distance: every way of stores.cuh.
+// The kernels with row stores: kAligned, kShifted, kStaged and kStrided.
 //
-// A thread keeps its columns and goes down the dimensions, so that what the words owe to the columns alone is made once
-// (and with shared noise everything is); what they owe to the dimension alone waits in shared memory, beside mu and
-// sigma. See cuda/geometry.h.
+// A thread keeps its columns and goes down the dimensions. It computes the column part of its words (with common noise,
+// its normals) once. The row parts are in shared memory, beside mu and sigma. See cuda/geometry.h.
 #pragma once
 
 #include "cuda/stores.cuh"
 
 namespace multisample {
 
-// What all threads of a block need of a dimension, in as few loads as can be.
+// One dimension in shared memory, aligned for 16-byte loads.
 template <class Real>
 struct alignas(16) Dimension {
   RowPart words;
   Real mu, sigma;
 };
 
-// Draws the rows of `count` dimensions that lie one after the other, `stride` elements apart in memory.
+// Draws `count` dimensions, whose rows are `stride` elements apart in the output.
 template <class Out, bool antithetic, class Real, class Noise, class Put>
 MULTISAMPLE_FUNCTION void go_down(const Dimension<Real>* dimensions, u32 count, char* at, i32 stride,
                                   const Noise& noise, const Keys<Real>& keys, const Put& put) {
@@ -28,22 +27,21 @@ MULTISAMPLE_FUNCTION void go_down(const Dimension<Real>* dimensions, u32 count, 
   }
 }
 
-// A thread's columns, in whatever rows it is given.
-template <class Out, bool shared, bool antithetic, bool fast, Stores stores>
+// The columns of one thread.
+template <class Out, bool common_noise, bool antithetic, bool fast, Stores stores>
 class Columns {
   using Real = typename Computing<Out>::Type;
   static constexpr i64 kSize = sizeof(Out);
   static constexpr u32 kCount = Elements<Out, antithetic>::kCount;
-  // Whether a thread has more than it can write at once, or could write more at once than a quad.
+  // Whether a group is larger than one vectorised store, so that PutPaired needs fewer stores or fills whole sectors.
   static constexpr bool kPairs = kCount * kSize > static_cast<i64>(sizeof(Quad<Out>)) || kSize == 8;
 
  public:
-  // Group `group` of row `row` and of the block's further rows at its distance. `stages` has room for the elements that
-  // all threads of the block make of a row.
+  // The thread draws group `group` in row `row` of each pass. `stages` has room for the block's elements of one pass.
   MULTISAMPLE_FUNCTION Columns(u64 group, u32 row, Out* stages, const Keys<Real>& keys, const Draw& call,
                                const Geometry& geometry)
-      : noise_(Noise<Real, shared, fast>::of(static_cast<u32>(call.first_column.value / kCount + group),
-                                             value_of(call.offset), keys)),
+      : noise_(Noise<Real, common_noise, fast>::of(static_cast<u32>(call.first_column.value / kCount + group),
+                                                   value_of(call.offset), keys)),
         row_(row) {
     const i64 columns = static_cast<i64>(call.columns), column = static_cast<i64>(kCount * group) - geometry.skip;
     first_ = column < 0 ? geometry.skip : 0;
@@ -57,7 +55,7 @@ class Columns {
         paired_ = __all_sync(~0u, is_whole() && apart == (lane % 2 != 0 ? -group_size : group_size));
       }
     } else {
-      // Positions of the thread's and of the warp's elements within a pass.
+      // Positions of the lane's and of the warp's elements within a pass.
       const u32 rows = geometry.rows_per_pass, all = rows * static_cast<u32>(columns);
       const u32 begin = row < rows ? row * static_cast<u32>(columns) + static_cast<u32>(column) + first_ : all;
       const u32 end = row < rows ? begin + (last_ - first_) : all;
@@ -71,18 +69,18 @@ class Columns {
     }
   }
 
-  // The rows of a chunk of `rows` dimensions, of which `out` is the first.
+  // Draws a chunk of `rows` dimensions, whose first row begins at `out`.
   MULTISAMPLE_FUNCTION void draw(const Dimension<Real>* chunk, u32 rows, char* out, const Keys<Real>& keys,
                                  const Draw& call, const Geometry& geometry) const {
     const u32 step = geometry.rows_per_pass;
-    const Dimension<Real>* const mine = chunk + row_ * geometry.pitch;
+    const Dimension<Real>* const dimensions = chunk + row_ * geometry.pitch;
     char* const at = out + offset_;
     const i32 stride = geometry.row_step;
     if (stores == kStaged) {
-      // All threads of a warp together. The last pass may not be full, and then ends within a warp.
+      // All lanes of the warp take part. The last pass may be incomplete and end within a warp.
       const u32 passes = rows * geometry.one_by_rows >> 20, more = rows - passes * step;
       PutStaged<Out, antithetic> put{stage_, threadIdx.x % 32, position_, length_, first_, last_};
-      down(mine, passes, at, stride, keys, put);
+      down(dimensions, passes, at, stride, keys, put);
       if (more > 0) {
         const u32 left = more * columns_;
         put.length = left <= run_ ? 0 : left - run_ < length_ ? left - run_ : length_;
@@ -94,9 +92,9 @@ class Columns {
     const u32 count = step == 1 ? rows : row_ < rows ? (rows - row_ + step - 1) * geometry.one_by_rows >> 20 : 0;
     const bool whole = stores == kShifted ? __all_sync(~0u, is_whole()) : is_whole();
     if (stores == kAligned && kPairs && __all_sync(~0u, paired_ && count == __shfl_sync(~0u, count, 0))) {
-      down(mine, count, at, stride, keys, PutPaired<Out, antithetic>{});
+      down(dimensions, count, at, stride, keys, PutPaired<Out, antithetic>{});
     } else if (stores == kAligned && whole) {
-      down(mine, count, at, stride, keys, PutAligned<Out, antithetic>{});
+      down(dimensions, count, at, stride, keys, PutAligned<Out, antithetic>{});
     } else if (stores == kShifted && whole) {
       const u32 thread = threadIdx.x % 32;
       const u32 shift = static_cast<u32>(reinterpret_cast<u64>(at) % alignof(Quad<Out>) / kSize);
@@ -105,28 +103,28 @@ class Columns {
       switch (shift) {
         case 0:
           if (kCount * kSize > kStore) {
-            down(mine, count, at, stride, keys, PutPaired<Out, antithetic>{});
+            down(dimensions, count, at, stride, keys, PutPaired<Out, antithetic>{});
           } else {
-            down(mine, count, at, stride, keys, PutAligned<Out, antithetic>{});
+            down(dimensions, count, at, stride, keys, PutAligned<Out, antithetic>{});
           }
           break;
-        case 1: down(mine, count, end, stride, keys, PutShifted<Out, antithetic, 1>{first, last}); break;
+        case 1: down(dimensions, count, end, stride, keys, PutShifted<Out, antithetic, 1>{first, last}); break;
         default:
           if constexpr (kSize < 8) {
             if (shift == 2) {
-              down(mine, count, end, stride, keys, PutShifted<Out, antithetic, 2>{first, last});
+              down(dimensions, count, end, stride, keys, PutShifted<Out, antithetic, 2>{first, last});
             } else {
-              down(mine, count, end, stride, keys, PutShifted<Out, antithetic, 3>{first, last});
+              down(dimensions, count, end, stride, keys, PutShifted<Out, antithetic, 3>{first, last});
             }
           }
       }
     } else if (first_ < last_) {
-      down(mine, count, at, stride, keys, PutStrided<Out, antithetic>{call.column_stride, first_, last_});
+      down(dimensions, count, at, stride, keys, PutStrided<Out, antithetic>{call.column_stride, first_, last_});
     }
   }
 
  private:
-  // Whether all of its columns are inside.
+  // Whether all columns of the group are inside the matrix.
   MULTISAMPLE_FUNCTION bool is_whole() const { return first_ == 0 && last_ == kCount; }
 
   template <class Put>
@@ -135,29 +133,29 @@ class Columns {
     go_down<Out, antithetic>(dimensions, count, at, stride, noise_, keys, put);
   }
 
-  Noise<Real, shared, fast> noise_;
-  i64 offset_;  // from the first row's first column to what `put` is given, in bytes
+  Noise<Real, common_noise, fast> noise_;
+  i64 offset_;  // in bytes, from the first row of a chunk to the address passed to `put`
   u32 row_;
-  u32 first_, last_;  // those of the columns that are inside
-  bool paired_;       // all are, and threads of the warp side by side two by two
-  // Of kStaged alone; see PutStaged.
+  u32 first_, last_;  // range of the group's columns inside the matrix
+  bool paired_;       // whether the group is whole and each lane pair of the warp has adjacent groups
+  // For kStaged; see PutStaged.
   Out* stage_;
   u32 run_, length_, position_, columns_;
 };
 
-// The dimensions of a block's band, fetched by its threads a chunk at a time: while one is drawn, the next is on its
-// way.
+// The dimensions of a block's band. The threads load a chunk of them at a time, and prefetch the next chunk while they
+// draw one.
 template <class Real>
 class Dimensions {
  public:
   MULTISAMPLE_FUNCTION Dimensions(u64 first_row, u32 count, const Draw& call, const Geometry& geometry)
       : call_(call), first_row_(first_row), count_(count), chunk_(geometry.chunk), shift_(geometry.interleave_log2) {}
 
-  // Begins to load the thread's own dimension of the chunk that begins at row `begin` of the band.
+  // Starts to load one dimension per thread, of the chunk that begins at row `begin` of the band.
   MULTISAMPLE_FUNCTION void fetch(u32 begin) {
     const u32 k = begin + threadIdx.x;
-    mine_ = threadIdx.x < chunk_ && k < count_;
-    if (mine_) {
+    has_dimension_ = threadIdx.x < chunk_ && k < count_;
+    if (has_dimension_) {
       const u64 row = first_row_ + (static_cast<u64>(k) << shift_);
       i_ = static_cast<u32>(call_.first_row.value + row);
       mu_ = element<Real>(call_.mu, row);
@@ -165,10 +163,10 @@ class Dimensions {
     }
   }
 
-  // Puts it where all threads of the block see it, after the next __syncthreads(): rows that one thread draws one after
-  // the other lie side by side.
+  // Stores the loaded dimension in shared memory, for reads after the next __syncthreads(). Rows that one thread draws
+  // consecutively are adjacent.
   MULTISAMPLE_FUNCTION void put(Dimension<Real>* chunk, const Keys<Real>& keys, const Geometry& geometry) const {
-    if (!mine_) return;
+    if (!has_dimension_) return;
     const u32 pass = threadIdx.x * geometry.one_by_rows >> 20, row = threadIdx.x - pass * geometry.rows_per_pass;
     chunk[row * geometry.pitch + pass] = {row_part(i_, low(value_of(call_.offset)), keys.keys), mu_, sigma_};
   }
@@ -178,13 +176,13 @@ class Dimensions {
   u64 first_row_;
   u32 count_, chunk_, shift_, i_;
   Real mu_, sigma_;
-  bool mine_;
+  bool has_dimension_;
 };
 
-template <class Out, bool shared, bool antithetic, bool fast, Stores stores>
+template <class Out, bool common_noise, bool antithetic, bool fast, Stores stores>
 MULTISAMPLE_FUNCTION void draw_rows(const Draw& call, const Geometry& geometry) {
   using Real = typename Computing<Out>::Type;
-  using Columns = Columns<Out, shared, antithetic, fast, stores>;
+  using Columns = Columns<Out, common_noise, antithetic, fast, stores>;
   __shared__ Dimension<Real> chunks[2][kChunk];
   __shared__ Out stages[stores == kStaged ? Elements<Out, antithetic>::kCount * kThreads : 1];
   // Row k of the band is first_row + (k << shift).
@@ -216,7 +214,7 @@ MULTISAMPLE_FUNCTION void draw_rows(const Draw& call, const Geometry& geometry) 
       dimensions.put(chunks[parity], keys, geometry);
       __syncthreads();
     } else if (runs < geometry.steps) {
-      // Where there are more columns for the block, its dimensions are only one chunk.
+      // A band with several runs of columns has one chunk of dimensions.
       ++runs;
       group += geometry.groups_per_pass;
       columns = Columns(group, row, stages, keys, call, geometry);

@@ -1,6 +1,6 @@
-// How the columns that a thread draws go to memory, row by row, as the geometry's `stores` says: aligned rows
-// (PutAligned, PutPaired), rows at any address (PutShifted for long ones, PutStaged for short ones), and elements at
-// any distance (PutStrided). `at` is an address of the thread's own, and moves with the row.
+// Stores of a thread's columns, one struct for each way: aligned rows (PutAligned, PutPaired), rows at any address
+// (PutShifted for long rows, PutStaged for short ones), any stride (PutStrided). `at` is the thread's own address, and
+// advances with the row.
 #pragma once
 
 #include "cuda/group.cuh"
@@ -8,18 +8,18 @@
 
 namespace multisample {
 
-// Four elements next to each other, written at once, or in the case of float64 in two halves.
+// Four adjacent elements: one vectorised store, or two for float64.
 template <class Out>
 struct alignas(sizeof(Out) == 2 ? 8 : 16) Quad {
   Out x[4];
 };
 
-// What a store writes at most.
+// Bytes of the largest store of a thread.
 constexpr u32 kStore = 16;
 
-// `count` elements of a thread, more than a store writes, beside those of the thread before and of the next. Each
-// thread of a pair writes half of every sector that either has, since half a sector takes longer than all of it. All
-// threads of the warp together. The first store is left out if `omit_first`.
+// Stores `count` adjacent elements per lane, more than one store writes. The lanes are adjacent too. Lane pairs
+// exchange halves, so that each store of the warp fills whole sectors: a store of half a sector is slower. All lanes of
+// the warp take part. `omit_first` leaves out the first store.
 template <u32 count, class Out>
 MULTISAMPLE_FUNCTION void put_sectors(char* at, const Out* x, bool omit_first) {
   constexpr u32 kPart = kStore / sizeof(Out), kParts = count / kPart;
@@ -34,9 +34,9 @@ MULTISAMPLE_FUNCTION void put_sectors(char* at, const Out* x, bool omit_first) {
     Part of_even, of_odd;
 #pragma unroll
     for (u32 e = 0; e < kPart; ++e) {
-      const Out given = odd ? x[k * kPart + e] : x[(k + 1) * kPart + e], taken = from_lane(given, lane ^ 1);
-      of_even.x[e] = odd ? taken : x[k * kPart + e];
-      of_odd.x[e] = odd ? x[(k + 1) * kPart + e] : taken;
+      const Out sent = odd ? x[k * kPart + e] : x[(k + 1) * kPart + e], received = from_lane(sent, lane ^ 1);
+      of_even.x[e] = odd ? received : x[k * kPart + e];
+      of_odd.x[e] = odd ? x[(k + 1) * kPart + e] : received;
     }
     if (k > 0 || !omit_first) even_at[k] = of_even;
     even_at[kParts + k] = of_odd;
@@ -48,7 +48,7 @@ struct PutAligned {
   using Group = Elements<Out, antithetic>;
   static constexpr int kUnroll = 32 / Group::kCount;
 
-  // at: that of the first column, aligned.
+  // at: the aligned address of the first column.
   MULTISAMPLE_FUNCTION void operator()(char* at, const Group& group) const {
     Quad<Out>* const to = reinterpret_cast<Quad<Out>*>(at);
 #pragma unroll
@@ -56,7 +56,7 @@ struct PutAligned {
   }
 };
 
-// The same for a warp whose threads are side by side, an even one and an odd one in the same row.
+// PutAligned for a warp in which each lane pair has adjacent groups of one row.
 template <class Out, bool antithetic>
 struct PutPaired {
   using Group = Elements<Out, antithetic>;
@@ -73,21 +73,20 @@ struct PutPaired {
     }
   }
 };
-
-// The columns of a whole warp, whose first lies `shift` elements behind an aligned address. A thread's first aligned
-// quad begins with the last `shift` columns of the thread before. The first thread is left with its other columns,
-// which it writes one by one, and the last thread likewise with its last ones.
+// For a whole warp in one row, whose first column lies `shift` elements behind an aligned address. Each lane takes the
+// last `shift` columns of the previous lane by shuffle, and then has quads at aligned addresses. Lane 0 stores the
+// first columns of the warp one by one, and lane 31 the last ones.
 template <class Out, bool antithetic, u32 shift>
 struct PutShifted {
   using Group = Elements<Out, antithetic>;
   static constexpr u32 kCount = Group::kCount;
   static constexpr int kUnroll = antithetic ? 3 : 6;
-  // Elements between aligned addresses, in the first of which the first thread has a gap.
+  // Elements from one aligned address to the next.
   static constexpr u32 kAlone = alignof(Quad<Out>) / sizeof(Out);
   static_assert(shift < kAlone, "");
   bool first_thread, last_thread;
 
-  // at: the end of the thread's quads; for the first thread, that of its first column.
+  // at: the end of the lane's quads; for lane 0, the address of its first column.
   MULTISAMPLE_FUNCTION void operator()(char* at, const Group& group) const {
     const Out* const x = group.x;
     Out y[kCount];
@@ -107,7 +106,7 @@ struct PutShifted {
     }
 #pragma unroll
     for (u32 k = 0; k < (2 * shift < kAlone ? kAlone - shift : shift); ++k) {
-      // One store instruction writes an element of the first and of the last thread, where both have one.
+      // One store instruction serves lane 0 and lane 31, where both have an element.
       const bool of_first = k < kAlone - shift, of_last = k < shift;
       const Out element = !of_last || (of_first && first_thread) ? x[k] : x[kCount - shift + k];
       if ((of_first && first_thread) || (of_last && last_thread)) reinterpret_cast<Out*>(at)[k] = element;
@@ -115,17 +114,17 @@ struct PutShifted {
   }
 };
 
-// What the threads of a warp have made, elements side by side at any address, in one row or several: through shared
-// memory, so that neighbouring threads write neighbouring elements.
+// For short rows: a warp's elements are contiguous, at any address, in one row or several. Shared memory makes
+// the stores coalesced.
 template <class Out, bool antithetic>
 struct PutStaged {
   using Group = Elements<Out, antithetic>;
   static constexpr int kUnroll = 16 / Group::kCount;
-  Out* stage;                  // the warp's
-  u32 lane, position, length;  // of the thread in the warp; of its first element, and of all of them
-  u32 first, last;             // those of its columns that are inside
+  Out* stage;                  // shared memory of the warp
+  u32 lane, position, length;  // lane; position of its first element in the stage; number of elements in the stage
+  u32 first, last;             // range of the group's columns inside the matrix
 
-  // at: that of the warp's first element, and as many elements on as there are threads before.
+  // at: the address of the warp's first element, plus `lane` elements.
   MULTISAMPLE_FUNCTION void operator()(char* at, const Group& group) const {
 #pragma unroll
     for (u32 k = 0; k < Group::kCount; ++k) {
@@ -140,15 +139,15 @@ struct PutStaged {
   }
 };
 
-// At any distance from each other.
+// Scalar stores at any stride.
 template <class Out, bool antithetic>
 struct PutStrided {
   using Group = Elements<Out, antithetic>;
   static constexpr int kUnroll = 1;
   i64 stride;
-  u32 first, last;  // those of the columns that are inside
+  u32 first, last;  // range of the group's columns inside the matrix
 
-  // at: that of the first column, be it inside or not.
+  // at: the address of the first column, which may lie outside the matrix.
   MULTISAMPLE_FUNCTION void operator()(char* at, const Group& group) const {
 #pragma unroll
     for (u32 k = 0; k < Group::kCount; ++k) {

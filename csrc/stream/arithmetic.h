@@ -1,6 +1,6 @@
-// What differs between the compilers that read these headers: nvcc, NVRTC (which has no standard library), and a C++
-// compiler for the CPU. Every operation below is one IEEE 754 operation, rounded to nearest even, and never contracted:
-// on the GPU because it is spelled as an intrinsic, on the CPU because of -ffp-contract=off.
+// Arithmetic for nvcc, NVRTC (which has no standard library) and C++ compilers for the CPU. Every operation below is
+// one IEEE 754 operation, rounded to nearest even, and never contracted: on the GPU it is inline PTX or an intrinsic,
+// on the CPU -ffp-contract=off forbids contraction.
 #pragma once
 
 #ifdef __CUDACC__
@@ -76,8 +76,8 @@ MULTISAMPLE_FUNCTION float rsqrt_approx(float x) {
   return y;
 }
 
-// Without the slow path of sqrt.rn.f32, for subnormals and the like: equal to it for the square of every radius that a
-// word gives, which is all that it is for.
+// Correctly rounded for the square of every radius that a word gives. It omits the slow path of sqrt.rn.f32 for
+// subnormals.
 MULTISAMPLE_FUNCTION float sqrt_rn(float x) {
   float y = rsqrt_approx(x);
   float g = mul_rn(x, y);

@@ -1,7 +1,7 @@
 // Standard normals from words: the Box-Muller transform of STREAM.md, with polynomials in place of library functions.
 //
-// Only operations that IEEE 754 fixes, in the order written, so that the bits are the same on every machine. The `fast`
-// functions are the exception: they take the GPU's own approximations.
+// All operations are fixed by IEEE 754 and run in the order written, so that the bits are the same on every machine.
+// Only the `fast` functions use the GPU's approximations.
 #pragma once
 
 #include "stream/words.h"
@@ -33,23 +33,23 @@ MULTISAMPLE_FUNCTION Real horner(Real x, Real p, Real k, Rest... rest) {
 MULTISAMPLE_FUNCTION float radius(u32 a) {
   constexpr i32 kTwoThirds = 0x3F2AAAAB, kBelowOne = 0x3F7FFFFF, kExponent = -0x00800000;
   float u = fma_rn(static_cast<float>(a), 0x1p-32f, 0x1p-33f);
-  // Positive floats are in the order of their bits: the smaller of u and 1 - 2^-24 is one integer operation, together
-  // with the subtraction, on a GPU that has it.
+  // Positive floats are ordered like their bit patterns: min(u, 1 - 2^-24) is an integer minimum, which some GPUs fuse
+  // with the subtraction.
   i32 x = static_cast<i32>(float_bits(u)) - kTwoThirds;
   x = x < kBelowOne - kTwoThirds ? x : kBelowOne - kTwoThirds;
   i32 e = x & kExponent;
   float f = sub_rn(from_float_bits(static_cast<u32>(x - e + kTwoThirds)), 1.0f);
-  // -8 ln(1 + f) / f, and -8 ln 2 scaled to an exponent that is still in place.
+  // The polynomial is -8 ln(1 + f) / f. The last coefficient is -8 ln 2, scaled because e is still shifted by 23 bits.
   float l = horner(f, 0x1.3ab066p+0f, -0x1.5e6fdap+0f, 0x1.504890p+0f, -0x1.956702p+0f, 0x1.0013fap+1f, -0x1.55618ap+1f,
                    0x1.ffffd6p+1f, -0x1.fffffap+2f);
   return sqrt_rn(fma_rn(static_cast<float>(e), -0x1.62e430p-21f, mul_rn(l, f)));
 }
 
-// For the angle pi b / 2^31, in [-pi, pi).
+// Half the cosine and half the sine of the angle pi b / 2^31, in [-pi, pi).
 MULTISAMPLE_FUNCTION HalfTurns<float> half_turns(i32 b) {
   float y = mul_rn(static_cast<float>(b), 0x1p-31f);
   float q = mul_rn(y, y);
-  // sin and cos of (pi / 2) y, in powers of y^2.
+  // sin and cos of (pi / 2) y, as polynomials in y^2.
   float s = mul_rn(horner(q, 0x1.3c4b2cp-13f, -0x1.3232fap-8f, 0x1.46676ep-4f, -0x1.4abbb6p-1f, 0x1.921fb4p+0f), y);
   float c = horner(q, 0x1.c2b9a6p-11f, -0x1.55041ap-6f, 0x1.03bdaap-2f, -0x1.3bd3b0p+0f, 0x1.000000p+0f);
   return {fma_rn(negated(s), s, 0.5f), mul_rn(s, c)};
@@ -57,8 +57,8 @@ MULTISAMPLE_FUNCTION HalfTurns<float> half_turns(i32 b) {
 
 // x as a double, rounded once.
 #if defined(__x86_64__) && !defined(__CUDACC__) && !defined(__AVX512DQ__)
-// No vector instruction converts 64-bit integers here. Either half in the last places of a number large enough is
-// exact, and so is the difference: only their sum rounds.
+// AVX2 and SSE2 cannot convert 64-bit integers. Each 32-bit half is placed in the low bits of a large double. This and
+// the subtraction of the large double are exact: only the sum of the halves rounds.
 MULTISAMPLE_FUNCTION double to_double(u64 x) {
   double upper = from_float_bits(x >> 32 | 0x4530000000000000) - (0x1p84 + 0x1p52);
   return upper + from_float_bits((x & 0xFFFFFFFF) | 0x4330000000000000);
@@ -73,7 +73,7 @@ MULTISAMPLE_FUNCTION double to_double(u64 x) { return static_cast<double>(x); }
 MULTISAMPLE_FUNCTION double to_double(i64 x) { return static_cast<double>(x); }
 #endif
 
-// Twice the radius for u in [2^-65, 1 - 2^-53] made from the 64 bits a.
+// Twice the radius, for u in [2^-65, 1 - 2^-53] made from the 64 bits a.
 MULTISAMPLE_FUNCTION double radius(u64 a) {
   constexpr i64 kTwoThirds = 0x3FE5555555555555, kBelowOne = 0x3FEFFFFFFFFFFFFF, kExponent = -0x0010000000000000;
   double u = fma_rn(to_double(a), 0x1p-64, 0x1p-65);
@@ -81,7 +81,7 @@ MULTISAMPLE_FUNCTION double radius(u64 a) {
   x = x < kBelowOne - kTwoThirds ? x : kBelowOne - kTwoThirds;
   i64 e = x & kExponent;
   double f = sub_rn(from_float_bits(static_cast<u64>(x - e + kTwoThirds)), 1.0);
-  // Coefficients of this and the next: tests/support/reference/float64_coefficients.py.
+  // tests/support/reference/float64_coefficients.py derives the coefficients of this and the next function.
   double l = horner(f, 0x1.62bd204bc581cp-1, -0x1.6b3d2b009ccdcp-1, 0x1.75051d34ad805p-2, -0x1.95b0683003410p-2,
                     0x1.05f7923b08ae0p-1, -0x1.163d9c867621bp-1, 0x1.240d2b1787129p-1, -0x1.3aa95ab6613f6p-1,
                     0x1.555c8ea50386fp-1, -0x1.74624cbe9c486p-1, 0x1.99995b6e873bcp-1, -0x1.c71c4a8c0361ap-1,
@@ -90,7 +90,7 @@ MULTISAMPLE_FUNCTION double radius(u64 a) {
   return sqrt_rn(fma_rn(to_double(e), -0x1.62e42fefa39efp-50, mul_rn(l, f)));
 }
 
-// For the angle pi b / 2^63, in [-pi, pi).
+// Half the cosine and half the sine of the angle pi b / 2^63, in [-pi, pi).
 MULTISAMPLE_FUNCTION HalfTurns<double> half_turns(i64 b) {
   double y = mul_rn(to_double(b), 0x1p-63);
   double q = mul_rn(y, y);
@@ -110,7 +110,7 @@ MULTISAMPLE_FUNCTION Normals<float> normals(const Words& w) {
   return {mul_rn(r, a.cosine), mul_rn(r, a.sine), mul_rn(t, b.cosine), mul_rn(t, b.sine)};
 }
 
-// The same normals, refined by the words of the second block.
+// The float32 normals of `w`, refined to float64 by the words `fine` of the second block.
 MULTISAMPLE_FUNCTION Normals<double> normals(const Words& w, const Words& fine) {
   double r = radius(static_cast<u64>(w.w0) << 32 | fine.w0), t = radius(static_cast<u64>(w.w2) << 32 | fine.w2);
   HalfTurns<double> a = half_turns(static_cast<i64>(static_cast<u64>(w.w1) << 32 | fine.w1));
@@ -120,7 +120,7 @@ MULTISAMPLE_FUNCTION Normals<double> normals(const Words& w, const Words& fine) 
 
 #ifdef __CUDACC__
 
-// sqrt(-2 ln u) and the turn of the angle, by PTX instructions: every compiler gives the same bits on one GPU model.
+// sqrt(-2 ln u) by PTX instructions: every compiler gives the same bits on one GPU model.
 MULTISAMPLE_FUNCTION float fast_radius(u32 a) {
   float u = fma_rn(static_cast<float>(a), 0x1p-32f, 0x1p-33f), l, r;
   asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(l) : "f"(u));

@@ -1,12 +1,12 @@
-// Between the types of arrays and the computing types, without cuda_fp16.h and without instructions that only newer
-// GPUs have, so that every compiler and every GPU gives the same bits.
+// Conversions between element types and computing types. They use neither cuda_fp16.h nor instructions of newer GPUs
+// only, so that every compiler and every GPU gives the same bits.
 #pragma once
 
 #include "stream/arithmetic.h"
 
 namespace multisample {
 
-// Elements of 16 bits, by their bits.
+// 16-bit floating-point formats, as bit patterns.
 struct float16 {
   u16 bits;
 };
@@ -23,14 +23,15 @@ MULTISAMPLE_FUNCTION float widen(float16 x) {
   return y;
 #else
   u32 sign = static_cast<u32>(x.bits & 0x8000) << 16, magnitude = static_cast<u32>(x.bits & 0x7FFF) << 13;
-  // Read as a float32, its exponent is 112 too small, and a subnormal is one still: one exact product mends both.
+  // Read as a float32, the exponent is 112 too small and a subnormal is still subnormal. One exact product corrects
+  // both.
   float y = from_float_bits(magnitude) * 0x1p112f;
   bool special = magnitude >= 0x0F800000u;
   return from_float_bits((special ? magnitude | 0x7F800000u : float_bits(y)) | sign);
 #endif
 }
 
-// The computing type of a type of matrices.
+// The computing type for elements of type Out.
 template <class Out>
 struct Computing {
   using Type = float;
@@ -40,7 +41,7 @@ struct Computing<double> {
   using Type = double;
 };
 
-// To the computing type.
+// Rounds to the computing type.
 template <class Real>
 MULTISAMPLE_FUNCTION Real rounded(float x);
 template <class Real>
@@ -79,8 +80,8 @@ MULTISAMPLE_FUNCTION float16 narrow<float16>(float x) {
   return {bits};
 #else
   u32 bits = float_bits(x), sign = bits & 0x80000000u, twice = bits + bits;
-  // One addition rounds: to a number so much larger that its last bit is worth as much as float16's, or as that of
-  // float16's subnormals. On the way, 2^112 makes an infinity of what is too large.
+  // One addition rounds: the other addend is so large that its last bit has the weight of float16's last bit, or of
+  // float16's subnormals. Before the addition, the factor 2^112 turns an overflow into infinity.
   float scaled = from_float_bits(bits ^ sign) * 0x1p112f * 0x1p-110f;
   u32 exponent = twice & 0xFF000000u;
   exponent = exponent < 0x71000000u ? 0x71000000u : exponent;
@@ -94,7 +95,7 @@ MULTISAMPLE_FUNCTION float16 narrow<float16>(float x) {
 template <>
 MULTISAMPLE_FUNCTION bfloat16 narrow<bfloat16>(float x) {
   u32 bits = float_bits(x);
-  // Adding just under half a unit carries into the kept half exactly when the value rounds up.
+  // Adding just under half a unit carries into the upper half exactly when the value rounds up.
   u32 rounded = bits + 0x7FFFu + (bits >> 16 & 1);
   u32 chosen = (bits & 0x7FFFFFFFu) > 0x7F800000u ? bits | 0x00400000u : rounded;
   return {static_cast<u16>(chosen >> 16)};

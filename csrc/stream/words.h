@@ -1,9 +1,9 @@
-// Random words: a pure function of seed, offset and position, so that any part can be drawn anywhere.
+// Random words: a pure function of seed, offset and position, so that any part of a matrix can be drawn anywhere.
 //
 // Philox4x32 with ten rounds (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC'11,
-// doi:10.1145/2063384.2063405), keyed and counted as STREAM.md says: counter (g, i, o0, o1) for columns 4 g to 4 g + 3
-// of row i. A round mixes only two of the four words, so that much of the first three rounds depends on the columns
-// alone, or on the row alone. A kernel that draws many rows of the same columns computes each part once.
+// doi:10.1145/2063384.2063405), with the keys and counters of STREAM.md: counter (g, i, o0, o1) gives columns 4 g to
+// 4 g + 3 of row i. A round mixes only two of the four words, so much of the first three rounds depends on the columns
+// alone, or on the row alone. A kernel that draws many rows of the same columns computes the column part once.
 #pragma once
 
 #include "stream/arithmetic.h"
@@ -12,13 +12,12 @@ namespace multisample {
 
 constexpr u32 kMultiplier0 = 0xD2511F53u, kMultiplier1 = 0xCD9E8D57u;
 constexpr u32 kWeyl0 = 0x9E3779B9u, kWeyl1 = 0xBB67AE85u;
-// "multsamp": keeps us off the streams that other libraries draw from the same seed.
+// "multsamp": separates this stream from those of other libraries with the same seed.
 constexpr u32 kKey0 = 0x6D756C74u, kKey1 = 0x73616D70u;
 // The second block of words, which refines float32 to float64.
 constexpr u32 kFloat64Key = 0x66363474u;
 
-// A `Word` below is a u32, or several side by side: a type with ^, for which wide_mul, high and low do in each lane
-// what they do here.
+// `Word` is u32 or a SIMD vector of u32: a type with ^ and lane-wise functions wide_mul, high and low.
 template <class Word>
 struct WordsOf {
   Word w0, w1, w2, w3;
@@ -29,7 +28,7 @@ struct RoundKeys {
   u32 k0[10], k1[10];
 };
 
-// The round keys of a seed's words, or with key1 = kKey1 ^ kFloat64Key of the words that refine them to float64.
+// Round keys of a seed. key1 is kKey1, or kKey1 ^ kFloat64Key for the block that refines float32 to float64.
 MULTISAMPLE_HOST_FUNCTION RoundKeys round_keys(u64 seed, u32 key1) {
   const u32 a = static_cast<u32>(seed) ^ kKey0, b = static_cast<u32>(seed >> 32) ^ key1;
   const u32 u = kWeyl0, v = kWeyl1;
@@ -41,7 +40,7 @@ MULTISAMPLE_FUNCTION u32 high(u64 x) { return static_cast<u32>(x >> 32); }
 MULTISAMPLE_FUNCTION u32 low(u64 x) { return static_cast<u32>(x); }
 MULTISAMPLE_FUNCTION u64 wide_mul(u32 a, u32 b) { return static_cast<u64>(a) * b; }
 
-// A parameter of type Word, whatever integer is given.
+// A parameter of type Word, excluded from template argument deduction.
 template <class Word>
 struct ExactlyType {
   using Type = Word;
@@ -49,14 +48,14 @@ struct ExactlyType {
 template <class Word>
 using Exactly = typename ExactlyType<Word>::Type;
 
-// What rounds 1 to 3 make of the columns alone.
+// The terms of rounds 1 to 3 that depend on the columns alone.
 template <class Word>
 struct ColumnPartOf {
   Word into_c2_of_round_2, into_c0_of_round_3, into_c2_of_round_3, c3_of_round_3;
 };
 using ColumnPart = ColumnPartOf<u32>;
 
-// What rounds 1 and 2 make of the row alone; the same for either set of keys.
+// The terms of rounds 1 and 2 that depend on the row alone. They are the same for both values of key1.
 template <class Word>
 struct RowPartOf {
   Word into_c2_of_round_2, c3_of_round_2;

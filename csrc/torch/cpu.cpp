@@ -1,6 +1,6 @@
 // The torch_ext backend on the CPU: the kernels on PyTorch's threads, as operators and as C functions.
 //
-// Only PyTorch's stable ABI is used, so that one binary serves every version from the one it was built for on.
+// It uses only PyTorch's stable ABI, so that one binary serves every version from its build version on.
 #include <pthread.h>
 
 #include <atomic>
@@ -16,33 +16,34 @@
 namespace multisample {
 namespace {
 
-// Normals for each thread at the least, 0.1 ms: to wake one takes a good part of that.
+// Minimum normals per thread, 0.1 ms of work: waking a thread takes a good part of that.
 constexpr u64 kShare = 1 << 18;
-// What a shared normal costs next to one that is made, as a shift: to scale and to write it.
-constexpr u64 kSharedCost = 3;
-// Normals of one window: long enough to hide the cost of handing it out, short enough to even out threads. Shared ones
+// The cost to scale and store a common normal, in proportion to an independent one, as a shift.
+constexpr u64 kCommonCost = 3;
+// Normals of one window: enough to hide the cost of scheduling it, few enough to balance the threads. Common normals
 // cost less.
-constexpr u64 kWindow = 1 << 18, kSharedWindow = 1 << 20, kLeastWindow = 1 << 14;
-// Rows of a window have in common what their columns take, with shared noise all of it: better many than long ones.
+constexpr u64 kWindow = 1 << 18, kCommonWindow = 1 << 20, kLeastWindow = 1 << 14;
+// The rows of a window share the work of their columns, with common noise all of it: many rows are better than long
+// rows.
 constexpr u64 kWindowColumns = 1 << 13;
-// And those of its columns have mu and sigma in common, next to which a shared normal costs little: better wide than
-// tall ones.
-constexpr u64 kSharedRows = 1 << 14;
+// The columns of a window share mu and sigma, next to which a common normal costs little: many columns are better than
+// long columns.
+constexpr u64 kCommonRows = 1 << 14;
 
 using cpu::ceil_div;
 u64 smaller(u64 a, u64 b) { return a < b ? a : b; }
 u64 larger(u64 a, u64 b) { return a < b ? b : a; }
 
-// How a call is cut into windows, none of which makes part of a block that another makes too.
+// Cuts a call into windows, at the boundaries of blocks.
 class Windows {
  public:
   Windows(const Draw& call, u64 threads)
       : call_(call), block_(cpu::block_columns(call)), skip_(call.first_column.value % block_) {
-    const u64 most = call.common_noise ? kSharedWindow : kWindow, pieces = threads == 1 ? 1 : 4 * threads;
+    const u64 most = call.common_noise ? kCommonWindow : kWindow, pieces = threads == 1 ? 1 : 4 * threads;
     const u64 size = smaller(most, larger(kLeastWindow, call.rows * call.columns / pieces));
     if (cpu::runs_down(call, call.rows)) {
-      // Whole columns are one stretch of memory.
-      const u64 rows = call.common_noise ? smaller(size / block_, kSharedRows) : size / block_;
+      // Whole columns are contiguous in memory.
+      const u64 rows = call.common_noise ? smaller(size / block_, kCommonRows) : size / block_;
       rows_ = ceil_div(call.rows, ceil_div(call.rows, rows));
       columns_ = ceil_div(size / rows_, block_) * block_;
     } else {
@@ -67,16 +68,16 @@ class Windows {
   u64 block_, skip_, rows_, columns_, across_, count_;
 };
 
-// A forked child has none of its parent's threads, and OpenMP, which PyTorch's are, would wait for them for ever.
+// A forked child has none of its parent's threads. OpenMP, which runs PyTorch's threads, would wait for them forever.
 std::atomic<bool> forked{false};
 [[maybe_unused]] const int fork_handler = pthread_atfork(nullptr, nullptr, [] { forked = true; });
 
 u64 available_threads() { return forked ? 1 : torch::stable::get_num_threads(); }
 
-// Threads for a call: as many as its normals are worth.
+// Threads for a call: one for each kShare normals.
 u64 threads_for(const Draw& call) {
   const u64 normals = call.rows * call.columns;
-  const u64 work = call.common_noise ? call.columns + (normals >> kSharedCost) : normals;
+  const u64 work = call.common_noise ? call.columns + (normals >> kCommonCost) : normals;
   const u64 most = call.threads == 0 ? available_threads() : smaller(call.threads, available_threads());
   return work <= kShare ? 1 : smaller(most, ceil_div(work, kShare));
 }
@@ -88,7 +89,7 @@ void on_threads(u64 count, u64 threads, const Run& run) {
     for (u64 k = 0; k < count; ++k) run(k);
     return;
   }
-  // Threads begin far apart: side by side, each would page in and clear the same fresh memory for itself.
+  // Threads begin far apart. Neighbours would each page in and clear the same fresh memory.
   const u64 stride = ceil_div(count, threads);
   std::atomic<u64> next{0};
   torch::stable::parallel_for(0, static_cast<int64_t>(threads), 1, [&](int64_t, int64_t) {
@@ -113,8 +114,12 @@ void run_gradient(const Draw& call) {
   parts.finish(partial_sums.data());
 }
 
-void run(const Draw& call) {
-  call.operation == kSample ? run_sample(with_values(call)) : run_gradient(with_values(with_regular_strides(call)));
+void run(const Draw& batch) {
+  u32 b = 0;
+  do {
+    const Draw call = with_values(matrix_of_batch(batch, b, element_size(batch.type)));
+    call.operation == kSample ? run_sample(call) : run_gradient(with_regular_strides(call));
+  } while (++b < batch.batch);
 }
 
 struct Cpu {
@@ -128,7 +133,7 @@ thread_local std::string last_error;
 
 #define MULTISAMPLE_EXPORT extern "C" __attribute__((visibility("default")))
 
-// Runs a call whose memory is all in host memory. Returns 0, or else multisample_last_error says why it failed.
+// Runs a call on host memory. Returns 0, or 1 with the reason in multisample_last_error.
 MULTISAMPLE_EXPORT int multisample_run_cpu(const multisample::Draw* call) {
   try {
     multisample::run(*call);
@@ -157,10 +162,11 @@ MULTISAMPLE_EXPORT PyObject* multisample_python_key(PyObject* tensor_type, PyObj
   using namespace multisample::python;
   static PyMethodDef method{"key", key, METH_FASTCALL, nullptr};
   if (&PyCFunction_NewEx == nullptr) return nullptr;
-  constexpr auto held = Object::new_reference;
-  return bound(&method, new KeyState{Object(held(tensor_type)), Object(held(parameter_type)), Object(held(int_type)),
-                                     Object(held(float_type)), Object(held(signature)), Object(held(out_signature)),
-                                     Object(held(is_negative)), Object(PyUnicode_InternFromString("_cdata")),
+  constexpr auto reference = Object::new_reference;
+  return bound(&method, new KeyState{Object(reference(tensor_type)), Object(reference(parameter_type)),
+                                     Object(reference(int_type)), Object(reference(float_type)),
+                                     Object(reference(signature)), Object(reference(out_signature)),
+                                     Object(reference(is_negative)), Object(PyUnicode_InternFromString("_cdata")),
                                      Object(PyUnicode_InternFromString("requires_grad"))});
 }
 
@@ -182,8 +188,8 @@ MULTISAMPLE_EXPORT PyObject* multisample_python_is_valid(const multisample::Draw
 }
 
 STABLE_TORCH_LIBRARY(multisample, m) {
-  // seed and offset: the bits of an unsigned integer. counter: one element, which the kernel reads in place of offset;
-  // not keyword-only, or else PyTorch would register neither derivatives nor batching rules.
+  // seed and offset are the bits of unsigned integers. The kernel reads counter, one element, in place of offset.
+  // counter is not keyword-only, because PyTorch would then register neither derivatives nor batching rules.
   m.def(
       "sample_(Tensor(a!) out, Tensor mu, Tensor sigma, Tensor? counter=None, *, SymInt seed, SymInt offset=0, "
       "SymInt dim_offset=0, SymInt sample_offset=0, bool shared=False, bool fast_math=False, bool antithetic=False) -> "

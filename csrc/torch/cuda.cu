@@ -1,7 +1,7 @@
 // The torch_ext backend on CUDA devices: the kernels on PyTorch's current stream, as operators and as C functions.
 //
-// Only PyTorch's stable ABI is used, so that one binary serves every version from the one it was built for on. A
-// library of its own, since it cannot be loaded where PyTorch has no CUDA; the operators' schemas are in torch/cpu.cpp.
+// It uses only PyTorch's stable ABI, so that one binary serves every version from its build version on. It is a library
+// of its own, because it does not load where PyTorch has no CUDA. torch/cpu.cpp has the operators' schemas.
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/accelerator.h>
 
@@ -11,20 +11,23 @@
 namespace multisample {
 namespace {
 
-cudaError_t launch(const Draw& call) { return call.operation == kSample ? launch_sample(call) : launch_gradient(call); }
+cudaError_t launch(const Draw& call) {
+  if (call.operation == kSample) return launch_sample(call);
+  return for_batch(call, element_size(call.type), 1, [](const Draw& part) { return launch_gradient(part); });
+}
 
 // How many float64 numbers of scratch memory a call needs.
 u64 scratch_of(const Draw& call) { return call.operation == kSample ? 0 : scratch_size(call, gradient_geometry(call)); }
 
 struct Cuda {
-  // On the device of `matrix`, and PyTorch's current stream of it.
+  // Runs on the device of `matrix`, on PyTorch's current stream.
   static void run(const char* op, const Tensor& matrix, Draw call) {
     if (call.operation == kGradient) call = with_regular_strides(call);
     call.device = matrix.get_device_index();
     const torch::stable::accelerator::DeviceGuard guard(call.device);
     TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(call.device, &call.stream));
     const int64_t size = static_cast<int64_t>(scratch_of(call));
-    // The allocator gives this memory only to work that comes later on the same stream.
+    // The allocator reuses this memory only for later work on the same stream.
     std::optional<Tensor> scratch;
     if (size > 0) {
       scratch = torch::stable::new_empty(matrix, {&size, 1}, ScalarType::Double);
@@ -39,8 +42,8 @@ struct Cuda {
 template <class Launch>
 cudaError_t on_device(int device, const Launch& launch) {
   int previous = device;
-  cudaError_t error = taken(cudaGetDevice(&previous));
-  if (error == cudaSuccess && previous != device) error = taken(cudaSetDevice(device));
+  cudaError_t error = cleared(cudaGetDevice(&previous));
+  if (error == cudaSuccess && previous != device) error = cleared(cudaSetDevice(device));
   if (error != cudaSuccess) return error;
   error = launch();
   if (previous != device) cudaSetDevice(previous);
@@ -52,7 +55,7 @@ cudaError_t on_device(int device, const Launch& launch) {
 
 #define MULTISAMPLE_EXPORT extern "C" __attribute__((visibility("default")))
 
-// How many float64 numbers of device memory the call's `scratch` must have room for.
+// Float64 numbers of device memory that `scratch` must have room for.
 MULTISAMPLE_EXPORT uint64_t multisample_scratch_size_cuda(const multisample::Draw* call) {
   return multisample::scratch_of(multisample::with_regular_strides(*call));
 }
@@ -65,12 +68,12 @@ MULTISAMPLE_EXPORT int multisample_run_cuda(const multisample::Draw* call) {
   });
 }
 
-// Adds 1 to an offset in the memory of a device, in the order of a stream. Returns a cudaError_t.
+// Adds 1 to an offset in device memory, in stream order. Returns a cudaError_t.
 MULTISAMPLE_EXPORT int multisample_advance_cuda(multisample::u64* offset, int device, void* stream) {
   return multisample::on_device(device, [&] { return multisample::advance(offset, stream); });
 }
 
-// The meaning of an error of the functions above.
+// The text of an error of the functions above.
 MULTISAMPLE_EXPORT const char* multisample_cuda_error(int error) {
   return cudaGetErrorString(static_cast<cudaError_t>(error));
 }

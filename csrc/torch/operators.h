@@ -1,7 +1,7 @@
 // The operators torch.ops.multisample on PyTorch's stable ABI, for the CPU and for CUDA.
 //
-// Operators can be called with any tensors, from any language, and kernels see only addresses: so everything that could
-// make a kernel read or write outside of the tensors is refused here.
+// Operators accept any tensors, from any language, and kernels see only addresses. So the operators refuse every input
+// that would make a kernel read or write outside the tensors.
 #pragma once
 
 #include <torch/csrc/stable/library.h>
@@ -22,7 +22,7 @@ namespace multisample {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// kNumber for the types that no kernel takes.
+// kNumber for types without a kernel.
 inline ElementType element_type(ScalarType type) {
   switch (type) {
 #define MULTISAMPLE_ROW(name, type, size, numpy, torch) \
@@ -33,7 +33,7 @@ inline ElementType element_type(ScalarType type) {
   }
 }
 
-// Strings without streams: a statically linked part of libstdc++ has streams that do not work beside PyTorch's.
+// Strings without streams: the streams of a statically linked part of libstdc++ do not work beside PyTorch's.
 inline std::string text_of(const std::string& text) { return text; }
 inline std::string text_of(int64_t number) { return std::to_string(number); }
 
@@ -55,7 +55,7 @@ inline std::string text_of(const Tensor& tensor) {
   return text + ", on another device";
 }
 
-// Throws as STD_TORCH_CHECK does, but without the name of this file at the beginning.
+// Throws as STD_TORCH_CHECK does, but the text does not begin with the name of this file.
 template <class... Parts>
 inline void check(bool holds, const char* op, const Parts&... parts) {
   if (!holds) throw std::runtime_error(((std::string("multisample::") + op + ": ") + ... + text_of(parts)));
@@ -68,7 +68,7 @@ struct NoiseOptions {
   bool common_noise, fast_math, antithetic;
 };
 
-// Whether a matrix can have it.
+// Whether a matrix can have elements of this type.
 inline bool is_real(ElementType type) {
   switch (type) {
 #define MULTISAMPLE_ROW(name, type, size, numpy, torch) case k##name:
@@ -83,7 +83,7 @@ inline bool on_one_device(const Tensor& a, const Tensor& b) {
   return a.is_cpu() == b.is_cpu() && a.is_cuda() == b.is_cuda() && a.get_device_index() == b.get_device_index();
 }
 
-// A call over `matrix`, called `name`, which is (n, d) if it is `transposed`: all of it but mu, sigma and the stream.
+// A Draw over `matrix`, without mu, sigma and the stream. `name` is its name in errors; it is (n, d) if `transposed`.
 inline Draw checked_draw(const char* op, const char* name, const Tensor& matrix, bool transposed,
                          const NoiseOptions& options) {
   check(matrix.dim() == 2, op, name, " must have two dimensions, got ", matrix);
@@ -134,8 +134,8 @@ inline Vector checked_vector(const char* op, const char* name, const Tensor& vec
           type, 0};
 }
 
-// The type of a sample without `dtype`: integers count as float32, and two different types become float64 if one of
-// them is that, and float32 otherwise.
+// The default dtype of a sample: integers count as float32. Two different types give float64 if one of them is float64,
+// and else float32.
 inline ScalarType promoted(const Tensor& mu, const Tensor& sigma) {
   const auto counts_as = [](const Tensor& vector) {
     return is_real(element_type(vector.scalar_type())) ? vector.scalar_type() : ScalarType::Float;
@@ -144,9 +144,8 @@ inline ScalarType promoted(const Tensor& mu, const Tensor& sigma) {
   return a == b ? a : a == ScalarType::Double || b == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
 }
 
-// The operators, over the functions that run a call on a device.
-//
-// Device::run(op, matrix, call) runs a call with rows and columns; `matrix` is the tensor that it is about.
+// The operators for one kind of device. Device::run(op, matrix, call) runs a call, which has at least one row and one
+// column, on the device of `matrix`.
 template <class Device>
 struct Operators {
   using Gradient = std::tuple<Tensor, Tensor>;

@@ -1,5 +1,5 @@
-// The functions of Python's stable ABI (PEP 384) that this folder calls, declared here: a machine that compiles PyTorch
-// extensions need not have Python's headers, and a library without them serves every version of Python.
+// The functions of Python's stable ABI (PEP 384) that this folder calls. They are declared here, because a machine that
+// compiles PyTorch extensions need not have Python's headers. One binary serves every version of Python.
 //
 // They are weak, so that the library also loads into a process that has no Python.
 #pragma once

@@ -1,5 +1,5 @@
-// The hot parts of a call in Python as builtin functions: the key of tensors, and a launch. Each has a twin in Python
-// (multisample/_sample.py, backends/torch_ext), which does the same without this file.
+// The hot parts of a Python call as builtin functions: the key of a plan, and a launch. Each has a twin in Python
+// (multisample/_sample.py, backends/torch_ext) that works without this file.
 #pragma once
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
@@ -32,7 +32,7 @@ class Object {
   PyObject* object_;
 };
 
-// A builtin function whose `self` is a capsule with `state`, which it owns.
+// A builtin function. Its `self` is a capsule that owns `state`.
 template <class State>
 PyObject* bound(PyMethodDef* method, State* state) {
   const Object capsule(PyCapsule_New(
@@ -51,7 +51,7 @@ State& state_of(PyObject* self) {
 
 // --- Keys -------------------------------------------------------------------------------------------------------
 
-// Everything about a vector but its type that a plan depends on.
+// The properties of a vector, other than its Python type, that a plan depends on.
 struct Signature {
   i64 size, stride;
   i32 dtype, device_type, device_index;
@@ -61,13 +61,13 @@ struct Signature {
 
 struct KeyState {
   Object tensor_type, parameter_type, int_type, float_type;
-  Object signature;               // of any tensor, in Python
-  Object out_signature;           // of `out`, in Python
+  Object signature;               // Python function for the signature of any tensor
+  Object out_signature;           // Python function for the signature of `out`
   Object is_negative;             // torch.Tensor.is_neg
   Object address, requires_grad;  // names of attributes
 };
 
-// Returns false with a Python error set, or without one where the signature must come from Python.
+// Returns false with a Python error set, or without one if the Python function must read the signature.
 inline bool read_signature(const KeyState& state, PyObject* tensor, Signature* signature) {
   const Object address(PyObject_GetAttr(tensor, state.address.get()));
   if (address.get() == nullptr) return false;
@@ -106,8 +106,8 @@ inline PyObject* signature_of(const KeyState& state, PyObject* x, PyObject* type
   return PyObject_CallFunctionObjArgs(state.signature.get(), x, nullptr);
 }
 
-// key(mu, sigma, out, seed, generator, dim_offset, sample_offset, *others): a tuple of the signatures of the first
-// two and of `out`, of the types of the first seven, and of the values and types of the others.
+// key(mu, sigma, out, seed, generator, dim_offset, sample_offset, *options): a tuple of the signatures of mu, sigma and
+// out, the types of all arguments, and the values of the options.
 inline PyObject* key(PyObject* self, PyObject* const* args, long count) {
   constexpr long kTyped = 7;
   const KeyState& state = state_of<KeyState>(self);
@@ -136,14 +136,14 @@ inline PyObject* key(PyObject* self, PyObject* const* args, long count) {
 
 struct LaunchState {
   Draw draw;
-  int (*run)(const Draw*);  // or the check
-  Object fail;              // raises what the error of `run` means
-  Object thread_limit;      // for host memory
+  int (*run)(const Draw*);  // runs or checks a draw
+  Object fail;              // raises the exception for an error of `run`
+  Object thread_limit;      // called if the draw is on the CPU
 };
 
 inline void* pointer(PyObject* address) { return reinterpret_cast<void*>(PyLong_AsUnsignedLong(address)); }
 
-inline void move(Vector* vector, PyObject* value) {
+inline void set_input(Vector* vector, PyObject* value) {
   if (vector->type == kNumber) {
     vector->number = PyFloat_AsDouble(value);
   } else {
@@ -151,7 +151,7 @@ inline void move(Vector* vector, PyObject* value) {
   }
 }
 
-// Calls function(draw) without the interpreter's lock.
+// Calls function(draw) without the GIL.
 inline int without_lock(int (*function)(const Draw*), const Draw& draw) {
   PyThreadState* const thread = PyEval_SaveThread();
   const int result = function(&draw);
@@ -163,8 +163,8 @@ inline int without_lock(int (*function)(const Draw*), const Draw& draw) {
 inline PyObject* launch(PyObject* self, PyObject* const* args, long count) {
   const LaunchState& state = state_of<LaunchState>(self);
   Draw draw = state.draw;
-  move(&draw.mu, args[1]);
-  move(&draw.sigma, args[2]);
+  set_input(&draw.mu, args[1]);
+  set_input(&draw.sigma, args[2]);
   draw.matrix = pointer(args[3]);
   draw.seed.value = PyLong_AsUnsignedLong(args[4]);
   draw.offset.value = PyLong_AsUnsignedLong(args[5]);
@@ -189,8 +189,8 @@ inline PyObject* launch(PyObject* self, PyObject* const* args, long count) {
 inline PyObject* is_valid(PyObject* self, PyObject* const* args, long) {
   const LaunchState& state = state_of<LaunchState>(self);
   Draw draw = state.draw;
-  move(&draw.mu, args[0]);
-  move(&draw.sigma, args[1]);
+  set_input(&draw.mu, args[0]);
+  set_input(&draw.sigma, args[1]);
   if (PyErr_Occurred() != nullptr) return nullptr;
   return PyBool_FromLong(without_lock(state.run, draw));
 }

@@ -1,1 +1,1 @@
-"""The checks that a plan is made from: mu, sigma and out, their values, and the texts of the errors."""
+"""Checks of mu, sigma and out, and of their values, when a plan is made."""

@@ -1,4 +1,4 @@
-"""The shapes, types and places of mu, sigma and out, and whether they go together."""
+"""Checks that the shapes, types, strides and devices of mu, sigma and out match."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ _ITEM_SIZES = SIZES | {f"{sign}int{bits}": bits // 8 for sign in ("", "u") for b
 
 
 def item_size(dtype: str) -> int:
-    """Bytes of an element."""
+    """Bytes per element."""
     return _ITEM_SIZES[dtype]
 
 
 class Inputs(NamedTuple):
-    """`mu` and `sigma`, and what follows from them."""
+    """`mu` and `sigma`, and the properties of the result that follow from them."""
 
     operands: dict[str, Operand]
-    """Those of the two that are arrays, by name."""
+    """The arrays by name; numbers are left out."""
     d: int
     dtype: str
-    """Of the result."""
+    """Type of the result."""
     device: Device
 
 
 def common_library(mu: Any, sigma: Any, out: Any) -> Library:
-    """The one library that all arrays belong to; TypeError if there are several, or none."""
+    """The library of all arrays; TypeError if there are several libraries, or no array."""
     arrays = {name: x for name, x in (("mu", mu), ("sigma", sigma)) if not is_number(x)}
     if not arrays:
         raise TypeError(f"mu, sigma: expected at least one array of shape (d,), got the numbers {mu} and {sigma}")
@@ -60,22 +60,22 @@ def common_library(mu: Any, sigma: Any, out: Any) -> Library:
 
 
 def inspect_inputs(library: Library, mu: Any, sigma: Any, dtype: str | None) -> Inputs:
-    """`mu` and `sigma`, arrays of `library` or numbers; `dtype` is that of the result, if the caller names it."""
+    """Check `mu` and `sigma`: arrays of `library`, or numbers. A `dtype` of None promotes their types."""
     operands = {name: library.describe(name, x) for name, x in (("mu", mu), ("sigma", sigma)) if not is_number(x)}
     for name, operand in operands.items():
         check_alignment(name, operand, 0)
     d = common_length({name: operand.shape for name, operand in operands.items()})
     if dtype is None:
         dtype = promoted([operand.counts_as for operand in operands.values()])
-    (first, model), *others = operands.items()
-    for name, operand in others:
+    (first, model), *rest = operands.items()
+    for name, operand in rest:
         if operand.device != model.device:
             raise ValueError(f"{name}: expected it on the device of {first}, {model.device}, got {operand.device}")
     return Inputs(operands, d, dtype, model.device)
 
 
 def common_length(shapes: dict[str, tuple[int, ...]]) -> int:
-    """The number of dimensions that arrays of these shapes are for; ValueError if there is no such number."""
+    """The number of dimensions d of vectors with these shapes; ValueError if they have no common d."""
     lengths: dict[str, int] = {}
     for name, shape in shapes.items():
         if len(shape) == 1 or (len(shape) == 2 and shape[1] == 1):
@@ -83,7 +83,7 @@ def common_length(shapes: dict[str, tuple[int, ...]]) -> int:
         elif shape:
             raise ValueError(f"{name}: expected shape (d,) or (d, 1), got {shape}")
     if not lengths:
-        raise ValueError("mu, sigma: expected at least one of shape (d,), got no dimension in either")
+        raise ValueError("mu, sigma: expected at least one of shape (d,), got only scalars")
     d = next(iter(lengths.values()))
     if any(length != d for length in lengths.values()):
         raise ValueError(f"sigma: expected as many elements as mu, {lengths['mu']}, got {lengths['sigma']}")
@@ -91,14 +91,14 @@ def common_length(shapes: dict[str, tuple[int, ...]]) -> int:
 
 
 def promoted(dtypes: list[str]) -> str:
-    """NumPy's promotion among the floating types."""
+    """NumPy's promotion of floating types."""
     if len(set(dtypes)) == 1:
         return dtypes[0]
     return "float64" if "float64" in dtypes else "float32"
 
 
 def check_out(operand: Operand, inputs: Inputs, shape: tuple[int, int]) -> None:
-    """ValueError if `out` cannot be the result; whether it overlaps mu or sigma depends on addresses."""
+    """ValueError if `out` cannot hold the result. Overlap with mu and sigma is checked later, by address."""
     if operand.shape != shape:
         raise ValueError(f"out: expected shape {shape}, got {operand.shape}")
     if operand.dtype != inputs.dtype:
@@ -112,14 +112,14 @@ def check_out(operand: Operand, inputs: Inputs, shape: tuple[int, int]) -> None:
         raise ValueError(f"out: expected strides of whole elements, {itemsize} bytes, got {operand.strides}")
     if _overlaps_itself(shape, operand.strides):
         raise ValueError(
-            f"out: expected memory for every sample, got strides {operand.strides} with which samples overlap"
+            f"out: expected elements that do not overlap, got strides {operand.strides} under which they overlap"
         )
 
 
 def check_alignment(name: str, operand: Operand, address: int) -> None:
-    """Elements of host memory may be anywhere; those of a device only at multiples of their size."""
+    """ValueError unless device elements lie at multiples of their size. Host elements may lie anywhere."""
     itemsize = item_size(operand.dtype)
-    if operand.device.kind == "cuda" and any(place % itemsize for place in (address, *operand.strides)):
+    if operand.device.kind == "cuda" and any(size % itemsize for size in (address, *operand.strides)):
         raise ValueError(
             f"{name}: expected elements at multiples of their size, {itemsize} bytes,"
             f" got address {address:#x} and strides {operand.strides}"
@@ -127,7 +127,7 @@ def check_alignment(name: str, operand: Operand, address: int) -> None:
 
 
 def _overlaps_itself(shape: tuple[int, int], strides: tuple[int, ...]) -> bool:
-    # The least (a, b) but (0, 0) that one element lies at twice: a rows and b columns apart, a * s == b * t.
+    # Two elements a rows and b columns apart have one address if a * s == b * t; take the smallest (a, b) != (0, 0).
     s, t = map(abs, strides)
     common = math.gcd(s, t)
     if common == 0:
@@ -136,7 +136,7 @@ def _overlaps_itself(shape: tuple[int, int], strides: tuple[int, ...]) -> bool:
 
 
 def extent(operand: Operand) -> tuple[int, int]:
-    """Where the bytes of an array begin and end, from the address of its first element."""
+    """Begin and end of an array's bytes, relative to the address of its first element."""
     if 0 in operand.shape:
         return 0, 0
     low, high = 0, item_size(operand.dtype)

@@ -1,4 +1,4 @@
-"""The values of mu and sigma: which of them no normal distribution can have."""
+"""Checks of the values of mu and sigma: finite means, and finite standard deviations of at least 0."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from .._libraries import Library, Operand, is_number
 
 __all__ = ["check_values", "least_and_most", "number_vector", "vector_converter"]
 
-# Doubles up to this one round to a finite float32.
+# The largest double that rounds to a finite float32.
 _MOST_FLOAT32 = float.fromhex("0x1.fffffefffffffp+127")
 _RULES = {"mu": (-math.inf, "finite means"), "sigma": (0.0, "finite standard deviations of at least 0")}
 
 
 def least_and_most(name: str, dtype: str) -> tuple[float, float]:
-    """The numbers that `mu` or `sigma` may be for results of type `dtype`."""
+    """The least and the greatest number accepted as `mu` or `sigma` for results of type `dtype`."""
     most = sys.float_info.max if dtype == "float64" else _MOST_FLOAT32
     return (0.0 if name == "sigma" else -most), most
 
 
 def vector_converter(operand: Operand, d: int, real: Any) -> Callable[[HostArray], HostArray] | None:
-    """A function that makes arrays like `operand` vectors of the computing type `real`; None if they are that.
+    """A function that converts arrays like `operand` to vectors of the computing type `real`; None for no conversion.
 
-    It takes the arrays of `Library.host_array`: float16 and bfloat16 as their bits.
+    The function takes arrays of `Library.host_array`, in which float16 and bfloat16 are raw bits.
     """
     steps: list[Callable[[HostArray], HostArray]] = []
     if operand.dtype == "float16":
@@ -51,12 +51,12 @@ def vector_converter(operand: Operand, d: int, real: Any) -> Callable[[HostArray
 
 
 def _narrowed(raw: HostArray) -> HostArray:
-    with np.errstate(over="ignore"):  # Overflow is found as a value that is not finite.
+    with np.errstate(over="ignore"):  # Overflow gives an infinity, which the value check finds.
         return raw.astype(np.float32)
 
 
 def number_vector(x: Any, d: int, real: Any) -> HostArray:
-    """A vector of `d` numbers that are equal, in the memory of one; `x` fits into the type `real`."""
+    """A vector of `d` elements equal to `x`, with stride 0; `x` fits into the type `real`."""
     one = np.empty(1, real)
     one[0] = x
     vector: HostArray = np.ndarray((d,), real, one, 0, (0,))
@@ -64,9 +64,9 @@ def number_vector(x: Any, d: int, real: Any) -> HostArray:
 
 
 def check_values(library: Library, arguments: dict[str, Any], dtype: str) -> None:
-    """ValueError with the first element of `mu` or `sigma` that is not finite, or of `sigma` that is negative.
+    """ValueError that names the first invalid element: not finite, or a negative `sigma`.
 
-    `arguments` are `mu` and `sigma`, or those of them to look at; on a device this waits for it.
+    `arguments` holds `mu`, `sigma` or both, by name. For device arrays the check waits for the device.
     """
     real = np.float64 if dtype == "float64" else np.float32
     for name, x in arguments.items():

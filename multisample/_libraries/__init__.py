@@ -1,4 +1,4 @@
-"""Whose array is it? Libraries are recognised by the arrays that come in: none is imported that the caller has not."""
+"""The library of an array, by the package that defines its class. Imports only libraries that the caller uses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = [
     "library_called", "library_of",
 ]  # fmt: skip
 
-# By the package that defines an array's class: the module here, and the object in it.
+# Keys: the package that defines an array's class. Values: a module of this folder, and the object in it.
 _BY_PACKAGE = {
     "torch": ("torch", "TORCH"),
     "cupy": ("cupy", "CUPY"),
@@ -28,18 +28,18 @@ _BY_PACKAGE = {
 }
 
 BY_TYPE: dict[type, Library] = {np.ndarray: HOST, ListArray: HOST}
-"""Libraries of the types of arrays that have plans, once a call has brought one."""
+"""Libraries by array type, for types that have plans. The first call with a type adds it."""
 
 _RECOGNISED: dict[type, Library] = {}
 
 
 def is_number(x: Any) -> bool:
-    """Whether `x` is a Python number, which stands for a vector of it."""
+    """Whether `x` is a Python number, which applies to every dimension."""
     return isinstance(x, (int, float)) and not isinstance(x, (bool, np.generic))
 
 
 def library_called(name: str) -> Library:
-    """The known library of that name, imported; ValueError if there is none."""
+    """Import and return the library called `name`; ValueError if there is none."""
     if name == "numpy":
         return HOST
     if name not in ("torch", "cupy", "numba"):
@@ -54,12 +54,12 @@ def _library_of_package(package: str) -> Library:
 
 
 def library_of(name: str, array: Any) -> Library:
-    """The library that argument `name` belongs to; TypeError if it is no array."""
+    """The library of the argument `name`; TypeError if it is not an array."""
     kind = type(array)
     library = BY_TYPE.get(kind) or _RECOGNISED.get(kind)
     if library is None:
         library = _RECOGNISED[kind] = _recognise(name, array)
-        # Other arrays are made ones of these libraries first.
+        # Arrays of all other libraries are converted to arrays of these libraries first.
         if library is not HOST and not library.foreign:
             BY_TYPE[kind] = library
     return library
@@ -74,7 +74,7 @@ def _recognise(name: str, array: Any) -> Library:
     package = type(array).__module__.partition(".")[0]
     if package in _BY_PACKAGE and package != "torch" and hasattr(array, "dtype"):
         return _library_of_package(package)
-    if not isinstance(array, type):  # A class has its instances' methods.
+    if not isinstance(array, type):  # A class has the methods of its instances.
         if hasattr(array, "__cuda_array_interface__") or hasattr(array, "__dlpack_device__"):
             return FOREIGN
         if hasattr(array, "__array__") or hasattr(array, "__array_interface__"):
@@ -85,7 +85,7 @@ def _recognise(name: str, array: Any) -> Library:
 
 
 def described(array: Any) -> str:
-    """What an error message calls `array`."""
+    """A phrase for `array` in an error message."""
     kind = type(array).__name__
     if isinstance(array, (list, tuple)):
         return f"a {kind}"

@@ -1,4 +1,4 @@
-"""Libraries whose arrays are known by protocols only: the results are of the backend's own library."""
+"""Arrays of unknown libraries, read through DLPack or the CUDA array interface."""
 
 from __future__ import annotations
 
@@ -19,23 +19,26 @@ __all__ = ["FOREIGN", "ForeignLibrary"]
 
 
 class ForeignLibrary(Library):
-    """Objects with ``__dlpack__`` or ``__cuda_array_interface__``: each call shares them with another library."""
+    """Objects with ``__dlpack__`` or ``__cuda_array_interface__``.
+
+    Each call shares their memory with the backend's library, which also makes the result.
+    """
 
     name = "foreign"
     foreign = True
     host: Library = HOST
-    """The library that draws for arrays in host memory."""
+    """The library that draws if the arrays are in host memory."""
 
     def as_numpy(self, array: Any) -> HostArray:
-        """An array in host memory as a NumPy array over the same memory."""
+        """A NumPy array that shares the memory of a host array."""
         shared = dlpack.Imported(array)
         return np.asarray(shared).view(shared.dtype)
 
     def check_dtype(self, dtype: str) -> None:
-        """TypeError if the library cannot take a result of type `dtype`."""
+        """TypeError if the library has no arrays of type `dtype`."""
 
     def hand_over(self, result: Any, device: Device, library: Library, stream: int) -> Any:
-        """`result`, an array of `library` that is ready on `stream`, as the caller's."""
+        """Convert `result`, an array of `library` that is ready on `stream`, to an array of this library."""
         return result
 
     def device(self, name: str, array: Any) -> Device:
@@ -56,7 +59,8 @@ class ForeignLibrary(Library):
     def check_target(self, out: Any) -> None:
         read_only = False
         if hasattr(out, "__dlpack__"):
-            with contextlib.suppress(BufferError, RuntimeError, TypeError, ValueError):  # Raised again when it is used.
+            # Adopting the array raises these errors again.
+            with contextlib.suppress(BufferError, RuntimeError, TypeError, ValueError):
                 read_only = dlpack.is_read_only(out)
         else:
             read_only = out.__cuda_array_interface__.get("data", (0, False))[1]

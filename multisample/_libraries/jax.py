@@ -44,7 +44,7 @@ class JaxLibrary(ForeignLibrary):
         return None if is_traced_by_jax() else sys.modules["jax"].config.jax_enable_x64
 
     def named_stream(self, array: Any) -> int | None:
-        """See `Library`. To read JAX's CUDA array interface would wait, or be refused."""
+        """See `Library`. Reading JAX's CUDA array interface would wait or raise."""
         return None
 
     def check_target(self, out: Any) -> None:

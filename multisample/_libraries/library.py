@@ -1,7 +1,7 @@
-"""What the rest of the project needs from an array library; a module beside this one for each library.
+"""`Library`: the interface to an array library. Each library has a module beside this one.
 
-A library that we know allocates its own results, on its own stream. From every other we take the memory through DLPack
-or the CUDA array interface, and let the backend's own library, or NumPy, work on it.
+A known library allocates its results on its own stream. The memory of other arrays is shared, by DLPack or the CUDA
+array interface, with the backend's library or NumPy.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ELEMENTS = frozenset((*DTYPES, *_INTEGERS))
 
 
 class Device(NamedTuple):
-    """The place of an array: ``("cpu", 0)``, ``("cuda", ordinal)``, or a kind that no backend serves."""
+    """The device of an array: ``("cpu", 0)``, ``("cuda", ordinal)``, or a kind that no backend serves."""
 
     kind: str
     ordinal: int
@@ -36,45 +36,45 @@ CPU = Device("cpu", 0)
 
 
 class Operand(NamedTuple):
-    """An argument that is an array, as a plan needs it: nothing here depends on values or addresses."""
+    """The properties of an array argument that a plan depends on; no values and no addresses."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-    """In bytes, of the memory that a kernel reads."""
+    """Strides in bytes of the memory that the kernel reads."""
     dtype: str
     """NumPy's name of the element type, or ``"bfloat16"``."""
     counts_as: str
-    """The type that it brings to promotion: lists and integers count as float32."""
+    """The type that enters the promotion: float32 for lists and integers."""
     device: Device
     read: Callable[[Any], Any] | None = None
-    """Makes the array whose memory a kernel can read, if that is not the argument itself."""
+    """Converts the argument to an array that a kernel can read; None if a kernel can read the argument."""
 
 
 class Library:
-    """An array library; the methods are called with its arrays only, and `signature` with its own types only."""
+    """An array library. Its methods take its own arrays; `signature` takes the array types in `BY_TYPE` only."""
 
     name: str
     names_streams = False
-    """Whether its arrays name streams of their own, and have no current one."""
+    """Whether each array names a stream, in place of a current stream."""
     foreign = False
-    """Whether its arrays are known by protocols only: see `ForeignLibrary`."""
+    """Whether this is a `ForeignLibrary`."""
     key: Callable[..., Hashable] | None = None
-    """``key(mu, sigma, out, seed, generator, dim_offset, sample_offset, *others)``: a compiled function for the key of
-    a call, in place of that of `sample`: signatures and types of the first three, types of the next four, values and
-    types of the others."""
+    """``key(mu, sigma, out, seed, generator, dim_offset, sample_offset, *options)``: a compiled function that computes
+    the key of a call in place of `sample`. The key has signatures and types of the first three, types of the next four,
+    and values and types of the options."""
 
     # --- For each call ---
 
     def signature(self, array: Any) -> Hashable:
-        """Everything about an array but its type that a plan depends on."""
+        """The properties of an array, except its type, that a plan depends on."""
         raise NotImplementedError
 
     def target_signature(self, out: Any) -> Hashable:
-        """The same of `out`, with its type."""
+        """The properties of `out`, with its type, that a plan depends on."""
         return type(out), self.signature(out)
 
     def state(self) -> Hashable:
-        """Everything else that a plan depends on; None if the library has to see its calls."""
+        """The global state that a plan depends on; None if the library must see the call."""
         return ()
 
     def address(self, array: Any) -> int:
@@ -82,57 +82,57 @@ class Library:
         raise NotImplementedError
 
     def host_array(self, array: Any) -> HostArray:
-        """An array in host memory as a NumPy array over the same memory; float16 and bfloat16 as uint16 bits."""
+        """A NumPy array that shares the memory of a host array; float16 and bfloat16 become uint16 bits."""
         raise NotImplementedError
 
     def named_stream(self, array: Any) -> int | None:
-        """The handle of the stream that `array` itself names as its own, if it does."""
+        """The handle of the stream that `array` names; None if it names none."""
         return None
 
     # --- For each plan ---
 
     def compile_key(self, backend: Any) -> None:
-        """Take `key` from a backend that has one, if there is none yet."""
+        """Set `key`, if `backend` provides the compiled function."""
 
     def describe(self, name: str, array: Any) -> Operand:
-        """Argument `name`; TypeError or ValueError if no kernel could use it."""
+        """The operand for argument `name`; TypeError or ValueError if no kernel can use the array."""
         raise NotImplementedError
 
     def device(self, name: str, array: Any) -> Device:
-        """The place of argument `name`."""
+        """The device of argument `name`."""
         raise NotImplementedError
 
     def check_target(self, out: Any) -> None:
-        """TypeError if `out` is of a kind that cannot be written to."""
+        """TypeError or ValueError if `out` cannot be written to."""
 
     def allocator(self, shape: tuple[int, ...], dtype: str, device: Device) -> Callable[[Any], Any]:
-        """``allocate(like)``: a new array for the stream of the array `like`; TypeError if there is no such dtype."""
+        """``allocate(like)``: a new array, on the stream of the array `like`."""
         raise NotImplementedError
 
     def stream(self, device: Device) -> Callable[[Any], int]:
-        """``stream(array)``: the handle of the stream on which `array` is ready and the result is expected."""
+        """``stream(array)``: the handle of the stream on which `array` is ready, and on which the kernel runs."""
         raise NotImplementedError
 
     def is_capturing(self, device: Device) -> Callable[[int], bool]:
-        """``is_capturing(stream)``: whether a stream of `stream` is being captured into a CUDA graph."""
+        """``is_capturing(handle)``: whether a CUDA graph captures the stream with this handle."""
         return is_capturing
 
     def written(self) -> Callable[[Any], None] | None:
-        """``written(out)`` lets the library know that `out` has other elements now; None if it need not know."""
+        """``written(out)`` notifies the library that `out` has changed; None if it needs no notification."""
         return None
 
-    # --- Seldom ---
+    # --- For few calls ---
 
     def share_memory(self, a: Any, b: Any) -> bool:
-        """Whether two arrays in host memory have an element in common."""
+        """Whether two host arrays share an element."""
         raise NotImplementedError
 
     def copied(self, array: Any) -> Any:
-        """A copy of an array of `to_device`, in the order of the current stream."""
+        """A copy of an array from `to_device`, made on the current stream."""
         raise NotImplementedError
 
     def to_host(self, array: Any) -> HostArray:
-        """A copy in host memory, waiting for it."""
+        """A copy in host memory; waits for the device."""
         raise NotImplementedError
 
     def to_device(self, array: HostArray, device: Device) -> Any:
@@ -140,7 +140,7 @@ class Library:
         raise NotImplementedError
 
     def overwrite(self, target: Any, array: HostArray) -> None:
-        """Replace the elements of an array of `to_device`."""
+        """Copy `array` into `target`, an array from `to_device`."""
         raise NotImplementedError
 
 
@@ -152,9 +152,9 @@ NOUNS = {
     "jax": "a JAX array",
     "foreign": "an array of another library",
 }
-"""What error messages call arrays, by the name of their library."""
+"""Phrases for arrays in error messages, by the name of the library."""
 
-# By NumPy's letter for the kind or the type. Its own names count bits, as in "str96".
+# By NumPy's type letter. NumPy's names of these types have a width in bits, such as "str96".
 _ELEMENT_NOUNS = {
     "U": "strings", "T": "strings", "S": "bytes", "O": "Python objects", "V": "structured elements",
     "g": "longdouble", "G": "clongdouble",
@@ -162,13 +162,13 @@ _ELEMENT_NOUNS = {
 
 
 def check_memory(address: int) -> None:
-    """ValueError if elements lie at address 0: a tensor may have no memory, and its storage may have been freed."""
+    """ValueError for address 0: a tensor may have no memory, or its storage may have been freed."""
     if address == 0:
         raise ValueError("mu, sigma, out: expected elements in memory, got an array without memory")
 
 
 def counted_as(name: str, dtype: str, numpy_dtype: np.dtype[Any] | None = None) -> str:
-    """The type that argument `name`, with elements of type `dtype`, brings to promotion; TypeError if there is none."""
+    """The type with which elements of type `dtype` enter the promotion; TypeError if the type is not accepted."""
     if dtype not in _ELEMENTS:
         found = dtype
         if numpy_dtype is not None:

@@ -1,4 +1,4 @@
-"""NumPy, and everything that NumPy can read: lists, numbers, objects with ``__array__``."""
+"""NumPy arrays, and objects that NumPy can convert: lists, NumPy scalars, objects with ``__array__``."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ cached_dtype = functools.cache(numpy_dtype)
 
 @functools.cache
 def name_of(dtype: np.dtype[Any]) -> str:
-    """The name of a dtype, which NumPy makes anew each time."""
+    """``dtype.name``, cached, since NumPy computes it on each access."""
     return str(dtype.name)
 
 
 class ListArray(np.ndarray):
-    """The array of a list, whose elements count as float32."""
+    """An array made from a list. Its elements count as float32."""
 
 
 def as_bits(array: HostArray, dtype: str) -> HostArray:
-    """float16 and bfloat16 as the integers of their bits, others unchanged."""
+    """A view of float16 and bfloat16 elements as uint16; other arrays unchanged."""
     return array.view(np.uint16) if dtype in ("float16", "bfloat16") else array
 
 
@@ -67,7 +67,7 @@ class NumpyLibrary(Library):
             return host
         _check_mask(name, array)
         try:
-            # Subclasses index as they like: np.matrix stays two-dimensional.
+            # Convert subclasses, whose indexing may differ: np.matrix stays two-dimensional.
             converted = np.asarray(array)
         except (TypeError, ValueError) as error:
             raise TypeError(f"{name}: expected numbers, got {describe(array)} ({error})") from None

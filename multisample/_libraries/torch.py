@@ -1,4 +1,4 @@
-"""PyTorch; imported when a tensor has come in."""
+"""PyTorch; imported by the first call with a tensor."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _is_grad_enabled = torch.is_grad_enabled
 _current_stream_is_capturing: Callable[[], bool] | None = getattr(torch._C, "_cuda_isCurrentStreamCapturing", None)
 _current_device: Callable[[], int] | None = getattr(torch._C, "_cuda_getDevice", None)
 
-# What compiled graphs of PyTorch allocate by: a third of the time of torch.empty, and like it but for the dispatcher,
-# which has nothing to do in calls that have a plan.
+# The allocation functions of PyTorch's compiled graphs. They bypass the dispatcher, which has nothing to do in calls
+# with a plan, and take a third of the time of torch.empty.
 _guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
 _empty_cpu: Callable[..., Any] | None = getattr(_guards, "_empty_strided_cpu", None)
 _empty_cuda: Callable[..., Any] | None = getattr(_guards, "_empty_strided_cuda", None)
@@ -34,29 +34,29 @@ _empty_cuda: Callable[..., Any] | None = getattr(_guards, "_empty_strided_cuda",
 
 @functools.cache
 def name_of(dtype: Any) -> str:
-    """NumPy's name of a dtype of PyTorch's."""
+    """NumPy's name of a PyTorch dtype."""
     return str(dtype).removeprefix("torch.")
 
 
 def dtype_of(name: str) -> Any:
-    """PyTorch's dtype of that name."""
+    """The PyTorch dtype called `name`."""
     return getattr(torch, name)
 
 
 def is_transforming() -> bool:
-    """Whether PyTorch transforms every call now: in torch.func, in a dispatch mode, or in forward-mode AD."""
+    """Whether PyTorch transforms every call: torch.func, a dispatch mode or forward-mode AD is active."""
     return _layer() is not None or _modes() > 0 or forward_ad._current_level >= 0
 
 
 @functools.cache
 def is_opaque(kind: type) -> bool:
-    """Whether tensors of `kind` handle their operators themselves, and may have no memory."""
+    """Whether `kind` overrides ``__torch_dispatch__``: its tensors may have no memory."""
     dispatch = getattr(kind, "__torch_dispatch__", None)
     return dispatch is not None and dispatch is not torch.Tensor.__torch_dispatch__
 
 
 def check_tensor(name: str, tensor: Any) -> None:
-    """TypeError unless `tensor` is numbers in memory at strides."""
+    """TypeError unless `tensor` is strided, unquantized and without a mask."""
     if tensor.is_nested:
         found = "a nested tensor"
     elif tensor.layout is not torch.strided:
@@ -117,13 +117,13 @@ class TorchLibrary(Library):
     def host_array(self, array: Any) -> HostArray:
         array = array.detach() if array.requires_grad else array
         _check_memory(array)
-        # NumPy need not know bfloat16; the bits are the same as those of an integer.
+        # NumPy may lack bfloat16, so view its bits as integers.
         return as_bits(
             (array.view(torch.int16) if array.dtype is torch.bfloat16 else array).numpy(), name_of(array.dtype)
         )
 
     def share_memory(self, a: Any, b: Any) -> bool:
-        b = torch._neg_view(b) if b.is_neg() else b  # NumPy knows no negative bit.
+        b = torch._neg_view(b) if b.is_neg() else b  # NumPy has no negative bit.
         return HOST.share_memory(self.host_array(a), self.host_array(b))
 
     def copied(self, array: Any) -> Any:
@@ -134,11 +134,9 @@ class TorchLibrary(Library):
         dtype = name_of(array.dtype)
         counts_as = counted_as(name, dtype)
         if array.is_neg() and name == "out":
-            raise ValueError("out: expected plain memory, got a tensor with its negative bit set")
+            raise ValueError("out: expected a tensor without negative bit, got one with its negative bit set")
         if name == "out" and _is_frozen(array):
-            raise ValueError(
-                "out: expected a tensor that can be written to, got an inference tensor outside inference mode"
-            )
+            raise ValueError("out: expected a writable tensor, got an inference tensor outside inference mode")
         read = _resolve_negative if array.is_neg() else None
         size, memory = array.element_size(), array if read is None else read(array)
         strides = tuple(stride * size for stride in memory.stride())
@@ -170,7 +168,7 @@ class TorchLibrary(Library):
         ordinal, current_device, capturing = device.ordinal, _current_device, _current_stream_is_capturing
         if current_device is None or capturing is None:
             return super().is_capturing(device)
-        # PyTorch's function takes a fifth of the time, and knows the current device only.
+        # PyTorch's function takes a fifth of the driver's time, but only queries the current device.
         return lambda stream: bool(capturing() if current_device() == ordinal else driver_is_capturing(stream))
 
     def written(self) -> Callable[[Any], None]:

@@ -1,1 +1,1 @@
-"""One call's seed and offset: keys, generators, PyTorch's generators, offsets in the memory of a device."""
+"""Sources of a call's seed and offset: keys, generators, PyTorch's generators, counters in device memory."""

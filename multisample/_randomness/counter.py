@@ -1,6 +1,6 @@
-"""An offset in the memory of a CUDA device: what a graph-safe generator counts with.
+"""`DeviceCounter`: the offset of a graph-safe generator, in the memory of a CUDA device.
 
-Calls read it and add 1 in the order of their stream, so that each replay of a CUDA graph takes the next offset.
+Calls read the offset and add 1 in the order of their stream, so each replay of a CUDA graph takes the next offset.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ __all__ = ["DeviceCounter"]
 
 WORD_64 = 2**64
 
-# Counters that a graph has captured, which may outlive the generator: a replay must not write to memory of others.
+# Counters whose address a graph has captured. The graph may outlive the generator, and its replays write to them.
 _captured: list[Any] = []
 
 
 class DeviceCounter:
-    """An unsigned 64-bit number on `device`, in an array of `library`.
+    """An unsigned 64-bit counter on `device`, in an array of `library`.
 
     Attributes
     ----------
     device : Device
     lock : threading.Lock
-        Held from the launch that reads the number to the one that adds 1.
+        Held from the launch that reads the counter to the launch that adds 1.
     address : int
     """
 
@@ -46,7 +46,7 @@ class DeviceCounter:
 
     @property
     def value(self) -> int:
-        """The number; waits for the device."""
+        """The counter; reading and assigning wait for the device."""
         synchronize(self.device.ordinal)
         return int(self._library.to_host(self.array)[0]) % WORD_64
 
@@ -57,7 +57,7 @@ class DeviceCounter:
         synchronize(self.device.ordinal)
 
     def check(self, seed: int, offset: int, seed_before: int) -> None:
-        """ValueError if the generator's state cannot become `seed` and `offset`."""
+        """ValueError or OverflowError if the generator's state cannot be set to `seed` and `offset`."""
         _check_offset(offset)
         if self._is_captured and seed != seed_before:
             raise ValueError(
@@ -66,7 +66,7 @@ class DeviceCounter:
             )
 
     def keep_for_graph(self) -> None:
-        """Never free the number: a graph has captured its address."""
+        """Never free the counter, since a graph has captured its address."""
         with self.lock:
             if not self._is_captured:
                 self._is_captured = True

@@ -1,7 +1,7 @@
 """Keys and generators: the seed and the offset of a call.
 
-A stream is fixed by a 64-bit seed, and a call's place in it by a 64-bit offset; a generator only counts. That makes it
-cheap to share between threads, to save, and to split for workers.
+A 64-bit seed selects a stream, and a 64-bit offset selects a call's part of the stream. A generator only counts, so it
+is cheap to share between threads, to save, and to split for workers.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ __all__ = ["DEFAULT_GENERATOR", "LOCK", "WORD_64", "Generator", "GeneratorState"
 WORD_64 = 2**64
 _WORD = 2**32 - 1
 
-# One lock for all generators, held for the time of an addition or two. A fork waits for it, so that no child inherits
-# it locked.
+# One lock for all generators, held only for an addition or two. A fork acquires it first, so that no child inherits a
+# locked one.
 LOCK = threading.Lock()
 
 
 class Key(NamedTuple):
-    """The seed and the offset of one call, as `Generator.take` returns them; `sample` takes it as ``seed=``.
+    """The seed and the offset of one call. `Generator.take` returns a Key, and `sample` takes it as ``seed=``.
 
     An integer `s` as seed is ``Key(s, 0)``: the first call of a fresh ``Generator(s)``.
 
@@ -49,7 +49,7 @@ class Key(NamedTuple):
 
 
 class GeneratorState(TypedDict):
-    """All that a `Generator` is: plain integers, so that any checkpoint format can hold it."""
+    """The state of a `Generator`: plain integers, which any checkpoint format can store."""
 
     seed: int
     offset: int
@@ -59,37 +59,37 @@ class GeneratorState(TypedDict):
 class Generator:
     """Seed and call counter of one stream of samples.
 
-    Each `sample` call that is given this generator takes one offset: the first takes 0, the next 1. Calls from several
-    threads each take their own. `sample(..., seed=s)` equals the first call with a fresh ``Generator(s)``.
+    Each `sample` call with this generator takes one offset: the first takes 0, the next 1. Calls from several threads
+    take different offsets. ``sample(..., seed=s)`` equals the first call with a fresh ``Generator(s)``.
 
     Parameters
     ----------
     seed : int, optional
-        ``0 <= seed < 2**64``. Without one, the operating system chooses.
+        ``0 <= seed < 2**64``. By default the operating system chooses the seed.
     graph_safe : bool, default False
-        Keep the offset in the memory of a CUDA device, where each call reads it and adds 1 in the order of its stream:
-        so each replay of a CUDA graph that has captured a call takes the next offset, as a call would.
+        Keep the offset in the memory of a CUDA device, where each call reads it and adds 1 in the order of its stream.
+        Each replay of a CUDA graph that has captured a call then takes the next offset.
 
     Raises
     ------
     TypeError
-        If `seed` is not an integer, or `graph_safe` not a bool.
+        If `seed` is not an integer, or `graph_safe` is not a bool.
     ValueError
         If `seed` is out of range.
 
     Notes
     -----
-    Generators can be pickled, copied, and saved through `state`. A copy goes on from where the original is.
-    After `os.fork` parent and child hold equal generators: give each worker its own, from `spawn`.
+    Generators can be pickled, copied, and saved through `state`. A copy continues from the original's state.
+    After `os.fork`, parent and child hold equal generators: give each worker its own generator, from `spawn`.
 
-    The last offset is ``2**64 - 1``: after it `offset` is ``2**64``, and the next call raises OverflowError.
+    The last offset is ``2**64 - 1``. After it `offset` is ``2**64``, and the next call raises OverflowError.
 
-    A graph-safe generator serves arrays of one CUDA device, that of its first call, which puts the offset there and
-    cannot itself be captured. `offset`, `state`, copying and pickling wait for that device. The offset in `state` can
-    be assigned between replays; the seed only until a graph has captured a call, since the graph keeps the seed of
-    capture time. The memory of an offset that a graph has captured is never freed, as the graph may outlive the
-    generator. On the device the offset wraps to 0 after ``2**64 - 1``. The program has to order calls and replays on
-    several streams, as with any other memory that they share: two at once may draw the same numbers.
+    A graph-safe generator works with arrays of one CUDA device. Its first call puts the offset on that device, and so
+    cannot be captured. `offset`, `state`, copying and pickling wait for the device. The offset in `state` can be
+    assigned between replays. The seed can be assigned only until a graph captures a call, since the graph keeps the
+    seed. An offset that a graph has captured is never freed, since the graph may outlive the generator. On the device
+    the offset wraps to 0 after ``2**64 - 1``. The program must order calls and replays on several streams, as for any
+    shared memory: two that run at once may draw the same numbers.
 
     Examples
     --------
@@ -131,7 +131,7 @@ class Generator:
 
     @property
     def state(self) -> GeneratorState:
-        """Everything needed to go on from here: ``{"seed": ..., "offset": ..., "spawned": ...}``; can be assigned.
+        """The state, for checkpoints: ``{"seed": ..., "offset": ..., "spawned": ...}``; can be assigned.
 
         Examples
         --------
@@ -144,7 +144,7 @@ class Generator:
         >>> g.offset
         12
         """
-        offset = self.offset if self._graph_safe else None  # Waits for the device, so not under the lock.
+        offset = self.offset if self._graph_safe else None  # Outside the lock, since it waits for the device.
         with LOCK:
             return {
                 "seed": self._seed, "offset": self._offset if offset is None else offset, "spawned": self._spawned,
@@ -181,7 +181,7 @@ class Generator:
         OverflowError
             If all 2**64 offsets are used up.
         ValueError
-            If the generator is `graph_safe`: its offset is in the memory of a device.
+            If the generator is `graph_safe`, since its offset is in device memory.
 
         Examples
         --------
@@ -192,7 +192,7 @@ class Generator:
         """
         if self._graph_safe:
             raise ValueError(
-                "generator: a graph-safe one keeps its offset on the device; only sample can take it there"
+                "generator: a graph-safe generator keeps its offset on the device, where only sample can take it"
             )
         return Key(*self._take())
 
@@ -211,7 +211,7 @@ class Generator:
                 self._offset = offset
 
     def spawn(self, n_children: int) -> list[Generator]:
-        """Generators for `n_children` workers, with seeds of their own that follow from this one's.
+        """Generators for `n_children` workers, with different seeds that depend on this generator's seed only.
 
         Parameters
         ----------
@@ -221,8 +221,8 @@ class Generator:
         Returns
         -------
         list of Generator
-            Children are counted over the life of this generator: spawning 2 and then 3 gives the same five as
-            spawning 5.
+            Children are counted over the life of this generator: ``spawn(2)`` and then ``spawn(3)`` give the same five
+            children as ``spawn(5)``.
 
         Raises
         ------
@@ -235,7 +235,7 @@ class Generator:
 
         Notes
         -----
-        The seed of child c has as its low and high halves words 0 and 1 of Philox4x32-10 with counter
+        The low and high halves of the seed of child c are words 0 and 1 of Philox4x32-10 with counter
         ``(lo32(c), hi32(c), 0, 0)`` and key ``(lo32(seed) ^ 0x73706177, hi32(seed) ^ 0x6E6B6579)``.
 
         Examples
@@ -263,7 +263,7 @@ class Generator:
         self.state = state
 
     def __repr__(self) -> str:
-        if self._graph_safe:  # To look at the offset would wait for the device.
+        if self._graph_safe:  # Reading the offset would wait for the device.
             return f"Generator(seed={self._seed}, graph_safe=True)"
         return f"Generator(seed={self._seed}, offset={self._offset})"
 
@@ -277,7 +277,7 @@ def _entropy() -> int:
 
 
 def _philox_word_pair(child: int, key: tuple[int, int]) -> int:
-    """Words 0 (low) and 1 (high) of Philox4x32-10, in plain integers: a spawn is not worth waiting for a compiler."""
+    """Words 0 (low) and 1 (high) of Philox4x32-10, in Python, so that `spawn` does not wait for a compiler."""
     c0, c1, c2, c3 = child & _WORD, child >> 32, 0, 0
     k0, k1 = key
     for _ in range(10):
@@ -293,8 +293,8 @@ DEFAULT_GENERATOR = Generator()
 def manual_seed(seed: SupportsIndex) -> Generator:
     """Restart the process-wide default generator.
 
-    It serves calls that name neither `seed` nor `generator` and whose arrays are not PyTorch's (those obey
-    ``torch.manual_seed``).
+    Calls without `seed` and `generator` use the default generator, unless their arrays are PyTorch tensors, which
+    follow ``torch.manual_seed``.
 
     Parameters
     ----------
@@ -315,8 +315,8 @@ def manual_seed(seed: SupportsIndex) -> Generator:
 
     Notes
     -----
-    A forked child does not go on with this seed: its default generator starts anew from a seed of the operating
-    system, so that workers never repeat each other.
+    A forked child does not keep this seed. The operating system reseeds its default generator, so that workers never
+    repeat each other.
 
     Examples
     --------

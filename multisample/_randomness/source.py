@@ -1,4 +1,4 @@
-"""Where a call takes seed and offset from: chosen when a plan is made, used by each of its calls."""
+"""`Source`: how a call takes its seed and offset. A plan has one source for all its calls."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from .generator import DEFAULT_GENERATOR, WORD_64, Generator, Key
 __all__ = ["NOT_CAPTURED", "Source", "captured_offset", "check_generator", "checked_key", "counter_on", "source_of"]
 
 NOT_CAPTURED = (
-    "generator: expected multisample.Generator(seed, graph_safe=True) while a CUDA graph is captured, which draws new"
-    " numbers in each replay, got one whose offset would never change; or pass seed=, for the same in each replay"
+    "generator: expected multisample.Generator(seed, graph_safe=True) while a CUDA graph is captured, for new numbers"
+    " in each replay, got a generator whose offset would never change; or pass seed=, for the same numbers"
 )
 
 
 class Source(NamedTuple):
-    """Of a call without `seed`."""
+    """The source of seed and offset for calls without `seed`."""
 
     take: Callable[[Any], tuple[int, int]]
-    """Seed and offset of one call, from its `generator`."""
+    """Takes seed and offset of one call from its `generator`."""
     put_back: Callable[[Any, int, int], None] | None
-    """Undoes `take` after a failure, unless another call came in between; None where that is not safe."""
+    """Undoes `take` after a failure, unless another call has taken an offset; None if `take` cannot be undone."""
     check: Callable[[Any], None] | None
-    """Raises unless `generator` is on the device; None where every generator of that type will do."""
+    """Raises unless `generator` is on the device; None if generators of this type have no device."""
     is_own: bool
     """Whether `generator` is a `Generator`, which may be graph-safe."""
 
@@ -56,7 +56,7 @@ _DEFAULT = Source(_take_from_default, _put_back_to_default, None, False)
 
 
 def source_of(generator: Any, library: Library, device: Device) -> Source:
-    """The source of calls with generators of that type, which has been checked."""
+    """The source for calls with a generator like `generator`, which has been checked."""
     if isinstance(generator, Generator):
         return _OWN
     if library.name != "torch":
@@ -84,7 +84,7 @@ def _source_of_torch(by_default: bool, library: Library, device: Device) -> Sour
 
 
 def checked_key(seed: Any) -> tuple[int, int]:
-    """Seed and offset of the argument `seed`, an integer or a `Key`; TypeError or ValueError otherwise."""
+    """Seed and offset from the argument `seed`, an integer or a `Key`; TypeError or ValueError otherwise."""
     if isinstance(seed, Key):
         return checked_integer("seed.seed", seed.seed, 0, WORD_64), checked_integer(
             "seed.offset", seed.offset, 0, WORD_64
@@ -114,12 +114,12 @@ def check_generator(generator: Any, library: Library, device: Device) -> None:
 
 
 def captured_offset(generator: Any, library: Library, device: Device) -> tuple[int, Any]:
-    """Seed and offset of a call that is captured into a CUDA graph; each replay draws the offset, a tensor.
+    """Seed and offset of a call that a CUDA graph captures. The offset is a tensor; each replay draws it anew.
 
     Raises
     ------
     RuntimeError
-        If it would be the same in each replay.
+        If the generator cannot draw a new offset in each replay.
     """
     if library.name != "torch" or isinstance(generator, Generator):
         raise RuntimeError(NOT_CAPTURED)
@@ -127,11 +127,11 @@ def captured_offset(generator: Any, library: Library, device: Device) -> tuple[i
 
     try:
         return SEED, draw_offset(str(device), generator)
-    except RuntimeError as error:  # The graph is not PyTorch's, or it does not know the generator.
-        raise RuntimeError(f"{NOT_CAPTURED}; PyTorch's cannot be drawn from here: {error}") from error
+    except RuntimeError as error:  # PyTorch is not capturing the graph, or the generator is not registered with it.
+        raise RuntimeError(f"{NOT_CAPTURED}; PyTorch's generator cannot draw here: {error}") from error
 
 
-# Held by the first calls with graph-safe generators. These are calls on CUDA, which no forked child can make.
+# Held while a graph-safe generator gets its counter. A fork needs no care: a forked child cannot call CUDA.
 _COUNTER_LOCK = threading.Lock()
 
 
@@ -141,24 +141,24 @@ def counter_on(generator: Generator, library: Library, device: Device, stream: i
     Raises
     ------
     ValueError
-        If `device` is not that of the first call, or no CUDA device.
+        If `device` is not the device of the first call, or not a CUDA device.
     RuntimeError
         If this is the first call, and `stream` is being captured.
     """
     if device.kind != "cuda":
-        raise ValueError(f"generator: expected arrays on a CUDA device for a graph-safe one, got them on {device}")
+        raise ValueError(f"generator: expected arrays on a CUDA device with graph_safe=True, got arrays on {device}")
     with _COUNTER_LOCK:
         if generator._counter is None:
             if is_capturing(stream):
                 raise RuntimeError(
-                    "generator: expected a graph-safe one that has been used before, since its first call puts the"
-                    " offset on the device, got a new one while a CUDA graph is captured: draw once before"
+                    "generator: expected a graph-safe generator that has been used before, since its first call puts"
+                    " the offset on the device, got a new one while a CUDA graph is captured: draw once before"
                 )
             generator._counter = DeviceCounter(generator._offset, device, library)
         counter = generator._counter
     if counter.device != device:
         raise ValueError(
-            f"generator: expected arrays on {counter.device}, where this graph-safe one keeps its offset, got them"
-            f" on {device}; make one for each device"
+            f"generator: expected arrays on {counter.device}, where this graph-safe generator keeps its offset, got"
+            f" arrays on {device}; make one generator for each device"
         )
     return counter

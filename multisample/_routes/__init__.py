@@ -1,9 +1,8 @@
-"""Calls without a plan: they are checked in full, and get a plan, unless a framework has to see them.
+"""Calls without a plan. They are checked in full and get a plan, unless a framework must see the call.
 
-PyTorch has to see calls that it compiles, transforms or records, and those with DTensors; JAX has to see calls with its
-arrays or keys, traced or not; arrays that are known by
-protocols only are shared with a library that we know. The modules are loaded when first used, and each is given the
-function that draws.
+PyTorch must see calls that it compiles, transforms or records, and calls with DTensors. JAX must see calls with its
+arrays or keys, traced or not. Arrays of unknown libraries are shared by protocol with a known library. The modules are
+imported on first use; each receives `sample` as `draw`.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ def is_compiling() -> bool:
 
 
 def draw_first(call: Call, key: Hashable, draw: Draw) -> Any:
-    """The result of a call that has no plan; `key` is that of the plan, `draw` is `multisample.sample`."""
+    """Draw a call that has no plan. `key` is the key for a new plan, or None; `draw` is `multisample.sample`."""
     compiling = is_compiling()
     dtensor = None if compiling else getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
     if dtensor is not None and any(isinstance(x, dtensor) for x in (call.mu, call.sigma, call.out)):
@@ -48,7 +47,7 @@ def draw_first(call: Call, key: Hashable, draw: Draw) -> Any:
     if type(call.dim_offset) is not int or type(call.sample_offset) is not int:
         key = None  # Plans take Python's integers only.
     if not (isinstance(call.n, (int, np.integer)) and (call.dtype is None or is_constant(call.dtype))):
-        key = None  # Tensors and other objects with an index or a dtype can change it.
+        key = None  # Tensors and other objects can change their index or dtype.
     if not compiling and _is_for_jax(call):
         from .jax import draw_jax
 
@@ -73,7 +72,7 @@ def draw_first(call: Call, key: Hashable, draw: Draw) -> Any:
             for name, x in (("mu", call.mu), ("sigma", call.sigma))
             if not (is_number(x) or type(x) in BY_TYPE)
         }
-        if arrays:  # Lists and the like, whose arrays may have a plan.
+        if arrays:  # Lists and other sequences became arrays, for which a plan may exist.
             return draw(**call._replace(**arrays)._asdict())
         if backend.host_library != "numpy":
             from .adopted import draw_from_host
@@ -108,7 +107,7 @@ def _is_for_jax(call: Call) -> bool:
 
 
 def _checked(call: Call) -> Call:
-    """The same call with its scalars and choices checked; TypeError or ValueError otherwise."""
+    """`call` with checked scalars and choices; TypeError or ValueError if one is wrong."""
     n, dim_offset, sample_offset = checked_window(call.n, call.dim_offset, call.sample_offset)
     check_choice("noise", call.noise, ("independent", "shared"))
     check_choice("layout", call.layout, ("dn", "nd"))
@@ -119,7 +118,7 @@ def _checked(call: Call) -> Call:
         if call.generator is not None:
             raise TypeError("seed, generator: expected one of the two, got both")
         checked_key(call.seed)
-    # Not `_replace`, whose result PyTorch 2.11 loses between two graphs.
+    # Not `_replace`: PyTorch 2.11 loses its result at a graph break.
     return Call(
         call.mu, call.sigma, n, call.backend, call.seed, call.generator, call.noise, dtype, call.out, call.fast_math,
         dim_offset, sample_offset, call.validate, call.layout, call.antithetic,

@@ -1,7 +1,7 @@
-"""Arrays that are known by protocols only, and host arrays for a backend that draws on a device.
+"""Calls with arrays of unknown libraries, or with host arrays for a backend that draws on a device.
 
-They are shared with a library that we know, or copied to it, which draws; the result is handed over to the library of
-the caller.
+The arrays are shared with a known library by protocol, or copied to it. A plan of the known library draws, and the
+result is converted to the caller's library.
 """
 
 from __future__ import annotations
@@ -28,35 +28,36 @@ __all__ = ["draw_adopted", "draw_from_host"]
 
 
 def draw_adopted(call: Call, caller: ForeignLibrary, device: Device, backend: Backend) -> Any:
-    """A call with arrays of a foreign library on `device`."""
+    """Draw a call with arrays of a foreign library on `device`."""
     on_device = device.kind == "cuda"
     library = library_called(backend.host_library) if on_device else caller.host
     adopt = backend.adopt if on_device else caller.as_numpy
-    given = {name: x for name, x in (("mu", call.mu), ("sigma", call.sigma), ("out", call.out)) if is_array(x)}
-    own = {name: _adopted(name, x, caller, device, adopt) for name, x in given.items()}
-    call = call._replace(**own)
+    arguments = ("mu", call.mu), ("sigma", call.sigma), ("out", call.out)
+    caller_arrays = {name: x for name, x in arguments if is_array(x)}
+    kernel_arrays = {name: _adopted(name, x, caller, device, adopt) for name, x in caller_arrays.items()}
+    call = call._replace(**kernel_arrays)
     inputs = inspect_inputs(library, call.mu, call.sigma, call.dtype)
     caller.check_dtype(inputs.dtype)
     if call.out is None and not on_device:
         shape = (inputs.d, call.n) if call.layout == "dn" else (call.n, inputs.d)
         call = call._replace(out=caller.host.allocator(shape, inputs.dtype, device)(None))
     call = _with_generator(call)
-    others: set[int] = set()
+    other_streams: set[int] = set()
     stream = 0
     if on_device:
         stream_of = library.stream(device)
-        stream = stream_of(next(iter(own.values())))
-        named = [*map(caller.named_stream, given.values()), *map(stream_of, own.values())]
-        others = order_before(named, device, stream)
+        stream = stream_of(next(iter(kernel_arrays.values())))
+        named = [*map(caller.named_stream, caller_arrays.values()), *map(stream_of, kernel_arrays.values())]
+        other_streams = order_before(named, device, stream)
     result = draw_planned(call, backend, library)
     if on_device:
-        order_after(others, device, stream)
-        keep_until_done((given, own), device, stream)
-    return given["out"] if "out" in given else caller.hand_over(result, device, library, stream)
+        order_after(other_streams, device, stream)
+        keep_until_done((caller_arrays, kernel_arrays), device, stream)
+    return caller_arrays["out"] if "out" in caller_arrays else caller.hand_over(result, device, library, stream)
 
 
 def is_array(x: Any) -> bool:
-    """Whether an argument is an array, and neither a number nor left out."""
+    """Whether an argument is an array, rather than a number or None."""
     return not (x is None or is_number(x))
 
 
@@ -74,12 +75,15 @@ def _adopted(name: str, array: Any, caller: ForeignLibrary, device: Device, adop
 
 
 def _with_generator(call: Call) -> Call:
-    """The same call with a generator or a seed: only the tensors of a caller follow PyTorch's generators."""
+    """`call`, with our default generator if it has no generator and no seed.
+
+    Without it, a tensor that the backend adopted would follow PyTorch's generator.
+    """
     return call if call.generator or call.seed is not None else call._replace(generator=DEFAULT_GENERATOR)
 
 
 def draw_from_host(call: Call, backend: Backend) -> Any:
-    """A call with NumPy arrays for a backend whose results are of another library."""
+    """Draw a call with NumPy arrays on a backend that returns arrays of another library."""
     inputs = inspect_inputs(HOST, call.mu, call.sigma, call.dtype)
     if call.dim_offset + inputs.d > ROWS:
         raise ValueError(f"dim_offset: expected dim_offset + d <= 2**32, got {call.dim_offset} + {inputs.d}")

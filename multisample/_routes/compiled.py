@@ -1,7 +1,7 @@
 """Calls in a function that torch.compile or torch.export traces.
 
-They become calls of operators without a break in the graph, and a wrong argument is the same error as elsewhere. A call
-that cannot be part of a graph is made between two of them, or refused where there may be only one.
+Such calls become operator calls without a graph break, and wrong arguments raise the eager errors. A call that no
+operator serves breaks the graph, or raises where a graph break is not allowed.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from .transformed import draw_by_operator, draw_separately, is_batched
 __all__ = ["draw_compiled"]
 
 _COMPILED = (
-    "sample is compiled for tensors of PyTorch's own types and backend torch_ext, with seed= or PyTorch's default"
-    " generator; other arrays and backends, and generators that are passed, are not for a graph"
+    "sample can be part of a graph only with plain PyTorch tensors, backend torch_ext, and seed= or PyTorch's default"
+    " generator; not with tensor subclasses, other arrays, other backends or generator="
 )
 
 
 def draw_compiled(call: Call, draw: Callable[..., Any]) -> Any:
-    """A call whose scalars and choices have been checked; `draw` is `multisample.sample`."""
+    """Draw a call whose scalars and choices have been checked; `draw` is `multisample.sample`."""
     tensors = [x for x in (call.mu, call.sigma, call.out) if not (x is None or is_number(x))]
     if (
         tensors
@@ -46,17 +46,17 @@ def _draw_between_graphs(call: Call, draw: Callable[..., Any]) -> Any:
 
 
 def _is_tensor(x: Any) -> bool:
-    if torch.compiler.is_dynamo_compiling():  # In a graph, a subclass gets operators that it may not know.
+    if torch.compiler.is_dynamo_compiling():  # A tensor subclass may not support our operators.
         return type(x) in (torch.Tensor, torch.nn.Parameter)
     return isinstance(x, torch.Tensor)
 
 
 @torch.compiler.assume_constant_result
 def _has_operators(backend: str, device_kind: str) -> bool:
-    """Whether calls with tensors on such a device are calls of operators, which are built and loaded here if so."""
+    """Whether operators serve tensors on such a device. If so, this call builds and loads the operators."""
     return choose(backend, "torch", device_kind).name == "torch_ext"
 
 
-# In a graph, PyTorch batches a call only when the graph is complete.
+# PyTorch applies vmap to the operators of a graph only when the graph is complete.
 torch.compiler.assume_constant_result(is_batched)
 torch.compiler.allow_in_graph(draw_separately)

@@ -1,7 +1,7 @@
-"""DTensors: each rank draws its part of a matrix that no device need hold whole, and asks no other.
+"""DTensors: each rank draws its part of the matrix without communication, so no device needs to hold all of it.
 
-An element is a function of the seed, the call's offset and its place in the matrix, so that a part is a window, and
-where the windows begin is arithmetic. Only the generator's state has to be the same on every rank.
+An element is a function of the seed, the call's offset and its position in the matrix. So a part is a window, and each
+rank computes where its window begins. Only the generator's state must be the same on every rank.
 """
 
 from __future__ import annotations
@@ -26,32 +26,32 @@ from .._randomness.torch import taker, torch_generator
 __all__ = ["draw_dtensor", "draw_shard"]
 
 Cut: TypeAlias = tuple[int, int]
-"""A mesh dimension whose ranks share an axis out, and into how many pieces that is cut first, each to be shared out.
+"""A mesh dimension that shards an axis, and the placement's split factor: the pieces into which the axis is cut first.
 
-One piece, unless several mesh dimensions share an axis out in another order than their own, as where FSDP comes after
-tensor parallelism.
+The mesh dimension shards each piece. The split factor is 1, unless several mesh dimensions shard one axis in another
+order than their own, as with FSDP after tensor parallelism.
 """
 
 
 def draw_dtensor(call: Call, draw: Callable[..., Any]) -> Any:
-    """A call of which any of `mu`, `sigma` and `out` is a DTensor: the result is placed as `mu` and `sigma`."""
+    """Draw a call in which `mu`, `sigma` or `out` is a DTensor. The result has the placements of `mu` and `sigma`."""
     check_choice("layout", call.layout, ("dn", "nd"))
     vectors = {name: x for name, x in (("mu", call.mu), ("sigma", call.sigma)) if not is_number(x)}
     for name, x in vectors.items():
         if not isinstance(x, DTensor):
             raise TypeError(
-                f"{name}: expected a DTensor or a number where others are DTensors,"
+                f"{name}: expected a DTensor or a number where other arguments are DTensors,"
                 f" got {describe(x)} of type {type(x).__name__}"
             )
     if not vectors:
         raise TypeError(
-            f"mu, sigma: expected at least one DTensor, as out is one, got the numbers {call.mu} and {call.sigma}"
+            f"mu, sigma: expected at least one DTensor, since out is one, got the numbers {call.mu} and {call.sigma}"
         )
     return draw_shard(call, _model(vectors).device_mesh, None, draw)
 
 
 def _model(vectors: dict[str, Any]) -> Any:
-    """The DTensor that the result is placed like: the one that is cut further."""
+    """The DTensor whose placements the result gets: the one with more cuts."""
     first, last = next(iter(vectors.values())), vectors[max(vectors)]
     if first.placements == last.placements:
         return first
@@ -59,50 +59,51 @@ def _model(vectors: dict[str, Any]) -> Any:
 
 
 _ROWS = {"dn": 0, "nd": 1}
-"""Which axis of the result counts dimensions."""
+"""The axis of the result that counts dimensions, by layout."""
 
 
 class _ShardPlan(NamedTuple):
-    """All of a sharded call that depends on neither values nor windows: which part this rank draws, and from what.
+    """The part of a sharded call that does not depend on values or window offsets.
 
-    It keeps no mesh alive, and so no process group: to destroy one in a forked child would wait for threads that the
-    child does not have.
+    The plan keeps no mesh alive, and so no process group: destroying a process group in a forked child would wait for
+    threads that the child does not have.
     """
 
     mesh: weakref.ref[Any]
     placements: tuple[Any, ...]
-    """Of the result."""
+    """Placements of the result."""
     d: int
     n: int
     rows: range
     columns: range
+    """Rows and columns of this rank's part of the result."""
     shape: torch.Size
     readers: dict[str, Callable[[Any], Any]]
-    """How to get this rank's part of `mu` and `sigma`."""
+    """Functions that return this rank's part of `mu` and `sigma`."""
     wrap: Callable[[Any, Any], Any]
-    """``wrap(part, mesh)``: a DTensor around a part of the result."""
+    """``wrap(part, mesh)``: a DTensor whose local tensor is `part`."""
 
 
 _SHARD_PLANS: PlanCache[_ShardPlan] = PlanCache(256)
 
 
 def draw_shard(call: Call, mesh: Any, placements: Any, draw: Callable[..., Any]) -> Any:
-    """A DTensor around this rank's window, with `placements`, or placed as `mu` and `sigma` if that is None.
+    """Draw this rank's window, and wrap it in a DTensor.
 
-    `draw` is `multisample.sample`.
+    `placements` of None stands for the placements of `mu` and `sigma`; `draw` is `multisample.sample`.
     """
     n, dim_offset, sample_offset = checked_window(call.n, call.dim_offset, call.sample_offset)
     check_flag("validate", call.validate)
     vectors = {name: x for name, x in (("mu", call.mu), ("sigma", call.sigma)) if not is_number(x)}
     for name, x in vectors.items():
         check_tensor(name, x)
-    # Equal meshes may have other process groups.
     mu, sigma = (_signature(vectors.get(name), mesh) for name in ("mu", "sigma"))
-    given = tuple(placements) if type(placements) is list else placements
-    key = id(mesh), given, n, call.layout, mu, sigma
+    hashable_placements = tuple(placements) if type(placements) is list else placements
+    # The mesh by identity: equal meshes may have different process groups.
+    key = id(mesh), hashable_placements, n, call.layout, mu, sigma
     try:
         plan = _SHARD_PLANS.get(key)
-    except TypeError:  # Placements that have no hash are none.
+    except TypeError:  # Unhashable placements are wrong; `_shard_plan` raises the error.
         plan = None
     if plan is None or plan.mesh() is not mesh:
         plan = _shard_plan(vectors, n, call.layout, mesh, placements)
@@ -127,18 +128,18 @@ def draw_shard(call: Call, mesh: Any, placements: Any, draw: Callable[..., Any])
 
 
 def _signature(x: Any, mesh: Any) -> Any:
-    """What a `_ShardPlan` depends on, of `mu` or `sigma`."""
+    """The properties of `mu` or `sigma` that a `_ShardPlan` depends on."""
     if x is None:
         return None
     return type(x), x.shape, x.layout, *((x.device_mesh == mesh, x.placements) if isinstance(x, DTensor) else ())
 
 
-def _shard_plan(vectors: dict[str, Any], n: int, layout: str, mesh: Any, given: Any) -> _ShardPlan:
-    if given is None:
+def _shard_plan(vectors: dict[str, Any], n: int, layout: str, mesh: Any, requested: Any) -> _ShardPlan:
+    if requested is None:
         rows_axis, model = _ROWS[layout], _model(vectors)
         placements = tuple([_on_axis(p, rows_axis) if _is_shard(p) else p for p in model.placements])
     else:
-        placements = _checked_placements(given, mesh)
+        placements = _checked_placements(requested, mesh)
     d = common_length({name: tuple(x.shape) for name, x in vectors.items()})
     axis = _ROWS[layout]
     shape = torch.Size((n, d) if axis else (d, n))
@@ -158,7 +159,7 @@ def _itself(x: Any) -> Any:
 
 
 def _cutter(model: Any, rows: range) -> Callable[[Any], Any]:
-    """A function that cuts `rows` out of tensors like `model`; a tensor with no dimension serves all rows."""
+    """A function that cuts `rows` out of tensors like `model`; a 0-dimensional tensor applies to all rows."""
     start, stop = rows.start, rows.stop
     if not model.ndim or (start == 0 and stop == model.shape[0]):
         return _itself
@@ -172,13 +173,13 @@ def _wrapper(placements: tuple[Any, ...], shape: torch.Size) -> Callable[[Any, A
     def wrap(part: Any, mesh: Any) -> Any:
         found = specs.get(part.dtype)
         if found is not None and not part.requires_grad:
-            # `from_local`, which also records gradients, takes several times as long as the draw.
+            # `from_local` also records gradients, and takes several times as long as the draw.
             kind, fields = found
             spec: Any = object.__new__(kind)
             vars(spec).update(fields, mesh=mesh)
             return DTensor(part, spec, requires_grad=False)
         made = DTensor.from_local(part, mesh, placements, shape=shape, stride=(max(shape[1], 1), 1))
-        if mesh.get_coordinate() is not None:  # For ranks outside of the mesh, `from_local` changes the part.
+        if mesh.get_coordinate() is not None:  # On ranks outside of the mesh, `from_local` changes the part.
             fields = {name: value for name, value in vars(made._spec).items() if name != "mesh"}
             specs[part.dtype] = type(made._spec), fields
         return made
@@ -194,14 +195,14 @@ def _is_shard(placement: Any) -> bool:
 
 
 def _on_axis(placement: Any, axis: int) -> Any:
-    """The same cut, of another axis."""
+    """The same kind of shard, of another axis."""
     if hasattr(placement, "split_factor"):
         return type(placement)(axis, split_factor=placement.split_factor)
     return type(placement)(axis)
 
 
 def _cuts(placements: Sequence[Any], axis: int) -> list[Cut]:
-    """How an axis is cut, in order."""
+    """The cuts of an axis, in the order in which they apply."""
     return [
         (mesh_dim, getattr(placement, "split_factor", 1))
         for mesh_dim, placement in enumerate(placements)
@@ -210,10 +211,10 @@ def _cuts(placements: Sequence[Any], axis: int) -> list[Cut]:
 
 
 def _checked_placements(placements: Any, mesh: Any) -> tuple[Any, ...]:
-    """Placements of a matrix, their axes counted from the front."""
+    """The placements of a matrix, checked, with negative axes converted to 0 and 1."""
     if not isinstance(placements, (list, tuple)) or len(placements) != mesh.ndim:
         raise ValueError(
-            f"placements: expected one for each of the mesh's dimensions, {mesh.ndim}, got {describe(placements)}"
+            f"placements: expected {mesh.ndim}, one for each dimension of the mesh, got {describe(placements)}"
         )
     checked = []
     for placement in placements:
@@ -230,7 +231,7 @@ def _checked_placements(placements: Any, mesh: Any) -> tuple[Any, ...]:
 
 
 def _part(length: int, cuts: list[Cut], mesh: Any) -> range:
-    """The part of an axis that this rank has; none if it is not part of the mesh."""
+    """The part of an axis that this rank draws; empty if the rank is not in the mesh."""
     coordinate = mesh.get_coordinate()
     if coordinate is None:
         return range(0)
@@ -245,14 +246,14 @@ def _part(length: int, cuts: list[Cut], mesh: Any) -> range:
         return range(0)
     if any(before.stop != after.start for before, after in pairwise(runs)):
         raise ValueError(
-            "placements: expected shards that are in one piece each, got pieces that begin at"
+            "placements: expected contiguous shards, got pieces that begin at"
             f" {describe([run.start for run in runs])} on this rank; redistribute to Shard()"
         )
     return range(runs[0].start, runs[-1].stop)
 
 
 def _chunk(runs: list[range], chunks: int, index: int) -> list[range]:
-    """One of the chunks of what the runs have together."""
+    """Chunk `index` of the concatenated runs, as runs."""
     size, start = Shard.local_shard_size_and_offset(sum(map(len, runs)), chunks, index)
     chunk = []
     for run in runs:
@@ -264,31 +265,31 @@ def _chunk(runs: list[range], chunks: int, index: int) -> list[range]:
 def _reader(
     name: str, x: Any, d: int, rows: range, mesh: Any, placements: tuple[Any, ...], cuts: list[Cut]
 ) -> Callable[[Any], Any]:
-    """A function that reads the elements for `rows` of DTensors like `x`; this rank must have them."""
+    """A function that reads `rows` of DTensors like `x`; ValueError if this rank does not hold them."""
     if x.device_mesh != mesh:
         raise ValueError(f"{name}: expected a DTensor on the same mesh as the result, {mesh}, got {x.device_mesh}")
     for placement in x.placements:
         if not (isinstance(placement, Replicate) or (_is_shard(placement) and placement.dim == 0)):
             raise ValueError(f"{name}: expected placements Shard(0) or Replicate(), got {placement}; redistribute it")
-    own = _cuts(x.placements, 0)
-    # Cut in the same order and no further, every rank has what it needs.
-    if own != cuts[: len(own)]:
+    vector_cuts = _cuts(x.placements, 0)
+    # Every rank holds the rows that it draws if the vector's cuts are the first cuts of the result.
+    if vector_cuts != cuts[: len(vector_cuts)]:
         raise ValueError(
             f"{name}: expected it replicated, or sharded over dimensions as the result is, got placements"
             f" {x.placements} for a result with {placements}; redistribute it"
         )
-    # Of what is replicated, ranks that draw different parts have different terms of the gradient.
+    # If the vector is replicated and the result is sharded, each rank computes one term of the gradient.
     gradients = [
-        Partial() if isinstance(given, Replicate) and not isinstance(placement, Replicate) else given
-        for given, placement in zip(x.placements, placements, strict=True)
+        Partial() if isinstance(own, Replicate) and not isinstance(placement, Replicate) else own
+        for own, placement in zip(x.placements, placements, strict=True)
     ]
-    has = _part(d, own, mesh) if x.ndim else rows
-    start, stop = rows.start - has.start, rows.stop - has.start
-    is_cut = has != rows
+    held = _part(d, vector_cuts, mesh) if x.ndim else rows
+    start, stop = rows.start - held.start, rows.stop - held.start
+    is_cut = held != rows
 
     def read(x: Any) -> Any:
         local = x.to_local(grad_placements=gradients) if x.requires_grad else x._local_tensor
-        # What a collective is still writing; any operation but a view waits for it.
+        # A collective may still write an AsyncCollectiveTensor. Every operation except a view waits for it.
         if type(local) is not torch.Tensor and hasattr(local, "trigger_wait"):
             local = local.clone()
         return local[start:stop] if is_cut else local
@@ -312,7 +313,7 @@ def _local_target(out: Any, shape: tuple[int, int], mesh: Any, placements: tuple
 
 
 def _check_agreement(mesh: Any, array: Any, seed: Any, generator: Any, numbers: dict[str, int]) -> None:
-    """ValueError on every rank of the mesh, unless all are about to draw the same matrix."""
+    """Gather seeds, offsets and sizes from all ranks; ValueError on every rank if they differ."""
     if mesh.get_coordinate() is None:
         return
     if seed is not None:
@@ -323,9 +324,9 @@ def _check_agreement(mesh: Any, array: Any, seed: Any, generator: Any, numbers: 
     gathered = torch.tensor([_signed(number) for number in numbers.values()], device=array.device)
     for mesh_dim in reversed(range(mesh.ndim)):
         group = mesh.get_group(mesh_dim)
-        others = [torch.empty_like(gathered) for _ in range(mesh.size(mesh_dim))]
-        torch.distributed.all_gather(others, gathered, group=group)
-        gathered = torch.stack(others)
+        received = [torch.empty_like(gathered) for _ in range(mesh.size(mesh_dim))]
+        torch.distributed.all_gather(received, gathered, group=group)
+        gathered = torch.stack(received)
     ranks = mesh.mesh.flatten().tolist()
     table = gathered.view(len(ranks), len(numbers)).tolist()
     for name, column in zip(numbers, zip(*table, strict=True), strict=True):
@@ -340,7 +341,7 @@ def _check_agreement(mesh: Any, array: Any, seed: Any, generator: Any, numbers: 
 
 
 def _next_key(generator: Any, array: Any) -> tuple[int, int]:
-    """Seed and offset that a call would take, and does not."""
+    """The seed and offset that the next call will take; takes neither."""
     library = library_of("mu", array)
     device = library.device("mu", array)
     check_generator(generator, library, device)
@@ -351,7 +352,7 @@ def _next_key(generator: Any, array: Any) -> tuple[int, int]:
 
 
 def _signed(number: int) -> int:
-    """As a tensor of int64 holds 64 bits."""
+    """The int64 with the bits of an unsigned 64-bit `number`."""
     return number - WORD_64 if number >= WORD_64 // 2 else number
 
 

@@ -1,6 +1,6 @@
-"""Calls whose gradients PyTorch records: an autograd function over two plans, without a trip through the dispatcher.
+"""Calls whose gradients PyTorch records: an autograd function over two plans, which bypasses PyTorch's dispatcher.
 
-The noise is drawn again in the backward pass, so that nothing as large as the sample is kept for it.
+The backward pass draws the noise again, so the forward pass stores nothing as large as the sample.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["recorder"]
 
 
 def recorder(call: Call, backend: Backend) -> Record | None:
-    """What runs the plan of a call with gradients to record; None for one without.
+    """The function that runs the plan of a call with gradients; None for a call without gradients.
 
     Raises
     ------
@@ -45,8 +45,8 @@ def recorder(call: Call, backend: Backend) -> Record | None:
         reason = f"backend {backend.name!r} records no gradient, and torch_ext, which does, cannot run here: {why}"
     else:
         reason = (
-            f"backend {backend.name!r} records no gradient, torch_ext does; name that one, detach it, or call sample"
-            " under torch.no_grad()"
+            f"backend {backend.name!r} records no gradient; pass backend='torch_ext', detach it, or call sample under"
+            " torch.no_grad()"
         )
     raise ValueError(f"{names[0]}: requires grad, and {reason}")
 
@@ -58,7 +58,7 @@ def _record(
 
 
 class _Recorded(torch.autograd.Function):
-    """A sample of a plan, differentiable in `mu` and `sigma`."""
+    """A sample that is drawn by a plan and differentiable in `mu` and `sigma`."""
 
     @staticmethod
     def forward(ctx: Any, mu: Any, sigma: Any, call: tuple[Plan, Any, Any, int, int]) -> Any:
@@ -70,7 +70,7 @@ class _Recorded(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
         plan, noise = ctx.drawn
-        # PyTorch has to see the operator where it transforms or compiles the backward pass, or records that too.
+        # Call the operator if PyTorch transforms or compiles the backward pass, or records its gradients.
         if _is_grad_enabled() or _is_transformed(grad) or grad.is_neg() or grad._is_zerotensor():
             gradients = _by_operator(plan, grad, *noise)
         else:
@@ -82,18 +82,18 @@ class _Recorded(torch.autograd.Function):
         )  # fmt: skip
 
 
-# Function.apply, but for what torch.func needs: no call comes here that it transforms.
+# Function.apply without its support for torch.func, whose calls take `draw_transformed`.
 _apply = super(torch.autograd.Function, _Recorded).apply
 _is_grad_enabled = torch.is_grad_enabled
 
 
 def _is_transformed(grad: Any) -> bool:
-    # A batch of gradients, as of torch.autograd.grad(is_grads_batched=True), is one of the older kind of vmap.
+    # torch.autograd.grad(is_grads_batched=True) passes a batch of PyTorch's older vmap.
     return type(grad) is not torch.Tensor or is_transforming() or torch._C._functorch.is_legacy_batchedtensor(grad)
 
 
 def _like(gradient: Any, operand: Any) -> Any:
-    """The gradient of a vector, in the shape and the type of the argument."""
+    """`gradient`, shape (d,), in the shape and type of its argument."""
     if len(operand.shape) != 1:
         gradient = gradient.reshape(operand.shape) if operand.shape else gradient.sum()
     element = dtype_of(operand.dtype)
@@ -115,7 +115,7 @@ def _by_operator(
 
 
 class _GradientPlan:
-    """The two vectors of a gradient, for gradients of one type, shape and device; immutable."""
+    """The gradients of `mu` and `sigma`, for output gradients of one type, shape and device; immutable."""
 
     __slots__ = ("_allocate", "_allocate_scratch", "_is_empty", "_launch", "_stream")
 
@@ -146,7 +146,7 @@ class _GradientPlan:
             return mu.zero_(), sigma.zero_()
         scratch = 0
         if self._allocate_scratch is not None:
-            # The allocator gives this memory only to work that comes later on the same stream.
+            # The allocator reuses this memory only for later work on the same stream.
             memory = self._allocate_scratch(grad)
             scratch = memory.data_ptr()
         self._launch(

@@ -1,8 +1,8 @@
-"""Calls that PyTorch transforms: in torch.func, in forward-mode AD, in a dispatch mode, or of a tensor subclass.
+"""Calls that PyTorch transforms: by torch.func, forward-mode AD, a dispatch mode or a tensor subclass.
 
-Such a call is one of an operator, through PyTorch's dispatcher. A seed by value would be the same in every run of a
-graph, and for every element of a batch: where new numbers are expected, an operator of PyTorch's draws the offset, and
-it stays on the device.
+Such a call becomes an operator call, through PyTorch's dispatcher. An offset passed by value would repeat in every run
+of a graph and for every element of a batch. Where these need new numbers, a PyTorch operator draws the offset, which
+stays on the device.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ __all__ = ["as_int64", "draw_by_operator", "draw_separately", "draw_transformed"
 
 
 def is_transformed(call: Call) -> bool:
-    """Whether PyTorch transforms the call; then its tensors may be batches, or have no values."""
+    """Whether PyTorch transforms the call. If so, its tensors may be batches or have no values."""
     return is_transforming() or any(map(is_opaque, map(type, (call.mu, call.sigma, call.out))))
 
 
 def draw_transformed(call: Call, backend: Backend) -> Any:
-    """Such a call, in which all but the tensors has been checked."""
+    """Draw a call that PyTorch transforms; everything except its tensors has been checked."""
     if backend.name != "torch_ext":
         raise ValueError(
             "backend: expected torch_ext where PyTorch transforms the call (torch.func, torch.autograd.forward_ad,"
@@ -44,7 +44,7 @@ def draw_transformed(call: Call, backend: Backend) -> Any:
 
 
 def draw_by_operator(call: Call, is_known: Callable[[Any], bool] = bool) -> Any:
-    """A call as one of an operator; ``is_known(condition)`` is whether a condition holds in every run of a graph."""
+    """Draw by the operator. ``is_known(condition)`` tells whether a condition holds in every run of the graph."""
     mu, sigma, n, out = call.mu, call.sigma, call.n, call.out
     tensors = {name: x for name, x in (("mu", mu), ("sigma", sigma)) if not is_number(x)}
     dtype = _checked_dtype(tensors, call.dtype)
@@ -57,30 +57,32 @@ def draw_by_operator(call: Call, is_known: Callable[[Any], bool] = bool) -> Any:
         raise ValueError(f"dim_offset: expected dim_offset + d <= 2**32, got {call.dim_offset} + {d}")
     if call.validate:
         raise ValueError(
-            "validate: expected False where PyTorch compiles or transforms the call, as there are no values to look at"
+            "validate: expected False where PyTorch compiles or transforms the call, since it has no values to check"
         )
     if out is not None:
         _check_out(out, (n, d) if call.layout == "nd" else (d, n), dtype, tensors)
     call = call._replace(dtype=dtype)
     device = next(iter(tensors.values())).device
     if out is None and not _is_traced(*tensors.values()):
-        # Raises if there is no room for the result, while no generator has advanced.
+        # Raises if there is no memory for the result, before a generator advances.
         torch.empty((d, n), dtype=dtype_of(dtype), device=device)
     if call.seed is not None:
         return _call_operator(call, *checked_key(call.seed), None)
     if isinstance(call.generator, Generator):
         if call.generator.graph_safe or is_batched() or _is_captured(device):
             raise ValueError(
-                "generator: expected a torch.Generator where PyTorch transforms the call, which can draw for each"
-                f" element of a batch and in each replay of a graph, got {call.generator}; or pass seed="
+                "generator: expected a torch.Generator where PyTorch transforms the call, since only a torch.Generator"
+                " can draw for each element of a batch and in each replay of a graph,"
+                f" got {call.generator}; or pass seed="
             )
-        return _undone_on_error(call, *call.generator._take())
-    if is_batched() or _stands_for_several(device, *tensors.values()):
+        return _call_or_put_back(call, *call.generator._take())
+    if is_batched() or _may_run_again(device, *tensors.values()):
         return _call_operator(call, SEED, 0, draw_offset(device, call.generator))
     return _call_operator(call, *take_transformed(str(device), call.generator), None)
 
 
-def _undone_on_error(call: Call, seed: int, offset: int) -> Any:
+def _call_or_put_back(call: Call, seed: int, offset: int) -> Any:
+    """Call the operator; if it fails, return the offset to the generator."""
     try:
         return _call_operator(call, seed, offset, None)
     except BaseException:
@@ -97,8 +99,8 @@ def _checked_dtype(tensors: dict[str, Any], dtype: str | None) -> str:
 
 
 def _check_devices(tensors: dict[str, Any]) -> None:
-    (first, model), *others = tensors.items()
-    for name, x in others:
+    (first, model), *rest = tensors.items()
+    for name, x in rest:
         if x.device != model.device:
             raise ValueError(f"{name}: expected it on the device of {first}, {model.device}, got {x.device}")
 
@@ -122,8 +124,8 @@ def _check_out(out: Any, shape: tuple[Any, Any], dtype: str, sources: dict[str, 
             )
 
 
-def _stands_for_several(device: Any, *tensors: Any) -> bool:
-    """Whether the call is one of several that expect new numbers: of the runs of what is traced."""
+def _may_run_again(device: Any, *tensors: Any) -> bool:
+    """Whether the call is traced or captured, so that each of its runs must draw new numbers."""
     return _is_traced(*tensors) or _is_captured(device)
 
 
@@ -136,7 +138,7 @@ def _is_traced(*tensors: Any) -> bool:
 
 
 def is_batched() -> bool:
-    """Whether the call is one for a batch, whatever its tensors are."""
+    """Whether a vmap is active, even if no tensor of the call is batched."""
     layers = _functorch.get_interpreter_stack() or ()
     return any(layer.key() == _functorch.TransformType.Vmap for layer in layers)
 
@@ -149,7 +151,7 @@ def _is_captured(device: Any) -> bool:
 
 
 def _call_operator(call: Call, seed: Any, offset: Any, counter: Any) -> Any:
-    """The sample, or `out`; one of `mu` and `sigma` at least is a tensor."""
+    """The sample, or `out`. At least one of `mu` and `sigma` is a tensor."""
     mu, sigma, dtype = call.mu, call.sigma, call.dtype
     assert dtype is not None
     model = sigma if is_number(mu) or mu.dim() == 0 else mu
@@ -170,15 +172,15 @@ def _call_operator(call: Call, seed: Any, offset: Any, counter: Any) -> Any:
 
 
 def draw_separately(mu: Any, sigma: Any, n: Any, counter: Any, **options: Any) -> Any:
-    """The operator's sample, where each element of a batch needs other numbers, and any will do."""
+    """Draw by the operator, with independent numbers for each element of a batch."""
     return Sample.apply(mu, sigma, n, counter, True, options)
 
 
 def _vector(x: Any, model: Any, dtype: str) -> Any:
-    """Whatever stands for a vector, in shape (d,); `model` has as many elements."""
+    """`mu` or `sigma` as a tensor of shape (d,); `model` has d elements."""
     if is_number(x):
         real = torch.float64 if dtype == "float64" else torch.float32
-        # A product need not know x to be compiled.
+        # A product keeps a symbolic x symbolic.
         x = torch.ones((), dtype=real, device=model.device) * torch.sym_float(x)
     if x.dim() == 1:
         return x
@@ -186,5 +188,5 @@ def _vector(x: Any, model: Any, dtype: str) -> Any:
 
 
 def as_int64(word: Any) -> Any:
-    """The signed number with the bits of an unsigned one: operators have no unsigned ones."""
+    """The signed integer with the bits of an unsigned `word`: operators take no unsigned integers."""
     return word - WORD_64 if word >= 2**63 else word

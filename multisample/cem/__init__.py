@@ -1,9 +1,9 @@
 """The cross-entropy method: draw candidates, score them, refit mean and standard deviation to the best, repeat.
 
-`minimize` is the loop, for whoever can score all candidates in one call; `CEM` is the same in two halves, `ask` and
-`tell`, for whoever scores them elsewhere or later; `step` is one iteration as a pure function, for JAX's
-transformations. Nothing here imports an array library: what is computed is computed by that of the caller's arrays, on
-their device.
+`minimize` runs the loop with a function that scores all candidates in one call. `CEM` splits the loop into `ask` and
+`tell`, for scores that come from elsewhere or later. `step` is one iteration as a pure function, for JAX's
+transformations. The array library of the caller's arrays computes everything, on their device; this package imports no
+array library.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The few operations that the method needs and that array libraries spell differently.
+"""The few operations of the method whose names or arguments differ between array libraries.
 
-All others go by NumPy's names in CuPy, JAX and PyTorch too, and are called on `Arrays.xp`.
+All other operations have NumPy's names in CuPy, JAX and PyTorch too, and are called on `Arrays.xp`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["Arrays", "arrays_like", "on_host"]
 
 
 class Arrays:
-    """Operations of one library, on one device and for one dtype; here NumPy's."""
+    """Operations of one library, for one device and one dtype. This class is for NumPy and the base of the others."""
 
     mutable = True
 
@@ -31,21 +31,21 @@ class Arrays:
         self.dtype_name: Any = str(like.dtype).removeprefix("torch.")
         self.device = device
         self.real: Any = np.dtype(np.float64)
-        """The widest type that the library computes with, for what is as wide as scores may be."""
+        """The widest floating type of the library, for scores."""
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
-        """What the operations are called in; infinities are looked at afterwards, and need no warning."""
+        """The context in which the operations run. NumPy's warnings are off, since infinities are checked later."""
         return np.errstate(all="ignore")
 
     def put(self, array: HostArray, dtype: Any = None) -> Any:
-        """A copy of an array in host memory."""
+        """A copy of a host array, on the device."""
         return np.array(array, dtype or self.dtype)
 
     def adopt(self, array: Any) -> Any:
-        """Whatever the library can read, on the device."""
+        """Convert an array of any library to this library and device."""
         try:
             return np.asarray(array)
-        except TypeError:  # Of another device.
+        except TypeError:  # The array is on another device.
             return on_host("array", array)
 
     def is_real(self, array: Any) -> bool:
@@ -60,18 +60,18 @@ class Arrays:
         return array.astype(dtype or self.dtype)
 
     def lowest(self, scores: Any, count: int) -> Any:
-        """Where the lowest scores are, in any order."""
+        """Indices of the `count` lowest scores, in any order."""
         return self.xp.argpartition(scores, count - 1)[:count]
 
     def columns(self, samples: Any, which: Any) -> Any:
         return self.xp.take(samples, which, axis=1)
 
     def clipped(self, samples: Any, low: Any, high: Any) -> Any:
-        """`samples` within bounds; in their own memory if that can be written to."""
+        """`samples` clipped to bounds; in place if the arrays are mutable."""
         return self.xp.clip(samples, low, high, out=samples)
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A function of these `Arrays`, three settings and arrays; compiled where the library does that well."""
+        """`function`, compiled if the library is JAX; its first four arguments (`Arrays`, settings) are static."""
         return function
 
 
@@ -91,7 +91,7 @@ class _CupyArrays(Arrays):
         return self.xp.asarray(array)
 
     def lowest(self, scores: Any, count: int) -> Any:
-        # To partition is to sort there too, and to wait for the device, which argsort does not from CuPy 14 on.
+        # CuPy's argpartition sorts too, and waits for the device. argsort does not wait from CuPy 14 on.
         return self.xp.argsort(scores)[:count]
 
 
@@ -121,7 +121,7 @@ class _JaxArrays(Arrays):
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         return _jitted(function)
 
-    # Equal ones share what was compiled for them.
+    # Equal objects share a compiled function, of which they are a static argument.
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _JaxArrays) and self._key == other._key
 
@@ -176,19 +176,17 @@ _KNOWN = {"numpy": Arrays, "cupy": _CupyArrays, "jax": _JaxArrays, "torch": _Tor
 
 
 def arrays_like(array: Any) -> Arrays:
-    """Operations for arrays of the library, device and dtype of `array`, a result of `sample`; TypeError if none."""
+    """Operations for the library, device and dtype of `array`, a result of `sample`; TypeError if not supported."""
     library = library_of("mu", array)
     if library.name not in _KNOWN:
-        raise TypeError(
-            f"mu: expected an array of NumPy, PyTorch, CuPy or JAX, which compute with arrays, got {described(array)}"
-        )
+        raise TypeError(f"mu: expected an array of NumPy, PyTorch, CuPy or JAX, got {described(array)}")
     arrays = _KNOWN[library.name](array, library.device("mu", array))
     if arrays.dtype_name not in ("float32", "float64"):
-        raise TypeError(f"mu: expected float32 or float64, in which to refit it, got {array.dtype}")
+        raise TypeError(f"mu: expected float32 or float64, got {array.dtype}")
     return arrays
 
 
 def on_host(name: str, array: Any) -> HostArray:
-    """Any library's array in host memory, waiting for it."""
+    """Convert any library's array to a NumPy array; waits for the device."""
     library = library_of(name, array)
     return np.asarray(array) if library.foreign else library.to_host(array)

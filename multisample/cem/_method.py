@@ -1,4 +1,4 @@
-"""The loop, whole (`minimize`) and in two halves (`CEM`): arguments, state and messages. `_refit` computes."""
+"""`minimize` and `CEM`: arguments, state and messages. `_refit` has the arithmetic."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ._refit import COLLAPSED, COLUMNS, CONVERGED, DIVERGED, RUNNING, UNSCORED, 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from .._typing import (
+    from ._typing import (
         AdoptedCEMOptions,
         AdoptedMinimizeOptions,
         CEMOptions,
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
 __all__ = ["CEM", "CEMState", "Result", "checked_elites", "checked_number", "checked_smoothing", "minimize"]
 
 STOPPED_BY_CALLBACK = 5
-# Iterations between two looks at arrays on a device, where to look is to wait.
-SELDOM = 16
+# Iterations between two checks of the status on a device, since a check waits for the device.
+DEVICE_CHECK_EVERY = 16
 
 
 class CEMState(TypedDict):
-    """All that a run is, between two iterations: NumPy arrays, so that `numpy.savez` and any checkpoint can hold it."""
+    """The state of a run between two iterations: NumPy arrays, which `numpy.savez` and any checkpoint can store."""
 
     mu: HostArray
     sigma: HostArray
@@ -56,34 +56,34 @@ class CEMState(TypedDict):
 
 @dataclasses.dataclass(frozen=True)
 class Result(Generic[ArrayT]):
-    """What a run has come to, in the words of `scipy.optimize.OptimizeResult`.
+    """The result of a run, with the names of `scipy.optimize.OptimizeResult`.
 
     Attributes
     ----------
     x : array, shape (d,)
-        The best sample of all, of the library and on the device of the samples; the first mean if none had a finite
-        score. Where f is noisy, the luckiest: `mu` is then the better answer.
+        The best sample of the run, of the library and on the device of the samples; the first mean if no score was
+        finite. If f is noisy, `x` is the luckiest sample, and `mu` is the better answer.
     fun : float
-        The score of `x`; infinity if none was finite.
+        The score of `x`; infinity if no score was finite.
     mu, sigma : array, shape (d,)
         Mean and standard deviation after the last iteration.
     nit : int
         Iterations until the run ended.
     nfev : int
-        Scores that were asked for; more than ``n * nit`` where the end was noticed late.
+        Scores that f computed; more than ``n * nit`` if `check_every` detected the end late.
     nonfinite : int
-        How many of the ``n * nit`` scores were NaN or infinite.
+        Number of the ``n * nit`` scores that were NaN or infinite.
     success : bool
-        Whether the run ended as was asked: with `tol`, once it was reached; without, after all iterations.
+        With `tol`: whether it was reached. Without: whether all iterations ran.
     status : int
-        0: all iterations were made; 1: `tol` was reached; 2: sigma collapsed; 3: an iteration had no finite score;
+        0: all iterations ran; 1: `tol` was reached; 2: sigma collapsed; 3: an iteration had no finite score;
         4: mean or standard deviation overflowed; 5: `callback` ended the run.
     message : str
-        The same in words, with the number of scores that were not finite.
+        The status in words, with the number of scores that were not finite.
     history : dict of str to numpy.ndarray, shape (nit,)
-        Of each iteration: "best" and "mean", over its finite scores; "threshold", the highest score of an elite, which
-        is infinite where fewer than those were finite; "sigma", the largest standard deviation after the refit; and
-        "nonfinite", the number of scores that were NaN or infinite.
+        For each iteration: "best" and "mean" of its finite scores; "threshold", the highest score of an elite, which is
+        infinite if the finite scores are fewer than the elites; "sigma", the largest standard deviation after the
+        refit; and "nonfinite", the number of scores that were NaN or infinite.
     """
 
     x: ArrayT
@@ -100,30 +100,29 @@ class Result(Generic[ArrayT]):
 
 
 class CEM(Generic[ArrayT]):
-    """The cross-entropy method in two halves: `ask` for samples, `tell` their scores.
+    """The cross-entropy method as an ask-tell interface: `ask` draws samples, `tell` takes their scores.
 
-    For functions that `minimize` cannot call: those that are scored by other machines, by people, or in batches of
-    something larger. ``minimize(f, ...)`` is no more than a loop of ``x = cem.ask()`` and ``cem.tell(x, f(x))``.
+    Use it if `minimize` cannot call the function: if other machines or people compute the scores, or if they come in
+    larger batches. ``minimize(f, ...)`` is a loop of ``x = cem.ask()`` and ``cem.tell(x, f(x))``.
 
     Parameters
     ----------
     mu, sigma, n, elite_frac, smoothing, noise_floor, bounds, tol, backend, seed, noise, antithetic, fast_math : various
-        As for `minimize`. `tol` only says when `status` is 1.
+        As for `minimize`. `tol` sets `status` to 1, but does not stop the caller's loop.
 
     Raises
     ------
     TypeError
-        As by `minimize`.
+        As for `minimize`.
     ValueError
-        As by `minimize`.
+        As for `minimize`.
 
     Notes
     -----
-    Several `ask` calls may come before the first `tell`, and samples may be scored in any order, as for the workers of
-    an asynchronous run; each `tell` refits. Calls have to come one at a time.
+    Several `ask` calls may precede the first `tell`, and samples may be scored in any order, as by the workers of an
+    asynchronous run; each `tell` refits. Two threads must not call at once.
 
-    No call but `status`, `result` and `state` waits for a device. After the end, as told by `status`, `tell` changes
-    nothing any more.
+    Only `status`, `result` and `state` wait for the device. After `status` has left 0, `tell` changes nothing.
 
     Examples
     --------
@@ -136,7 +135,7 @@ class CEM(Generic[ArrayT]):
     >>> cem.result().mu.round(4)
     array([1., 1., 1.])
 
-    Saved, and gone on with by another process, to the same bits, or by another array library, up to rounding:
+    Another process can continue a saved run with the same bits; another array library continues it up to rounding:
 
     >>> import io
     >>> file = io.BytesIO()
@@ -200,10 +199,10 @@ class CEM(Generic[ArrayT]):
         self._options: dict[str, Any] = {
             "backend": backend, "noise": noise, "antithetic": antithetic, "fast_math": fast_math,
         }  # fmt: skip
-        # `sample` checks the options.
-        none_of_them = sample(mu, sigma, 0, seed=0, validate=True, **self._options)
-        self._arrays = arrays = arrays_like(none_of_them)
-        self._d = int(none_of_them.shape[0])
+        # An empty draw, in which `sample` checks the options.
+        no_samples = sample(mu, sigma, 0, seed=0, validate=True, **self._options)
+        self._arrays = arrays = arrays_like(no_samples)
+        self._d = int(no_samples.shape[0])
         if self._d == 0:
             raise ValueError(f"{'sigma' if is_number(mu) else 'mu'}: expected at least one element, got none")
         caller = library_of("mu", sigma if is_number(mu) else mu)
@@ -214,7 +213,7 @@ class CEM(Generic[ArrayT]):
             self._noise_floor = noise_floor if callable(noise_floor) else self._variance(noise_floor)
             self._bounds = None if bounds is None else self._edges(bounds)
         self._refit = functools.partial(arrays.compiled(refit), arrays, elites, smoothing, self._tol)
-        self._rows: list[Any] = []  # Of the history, on the device.
+        self._rows: list[Any] = []  # Rows of the history that are still on the device.
         self._history: list[HostArray] = []
         self._told = 0
 
@@ -224,19 +223,19 @@ class CEM(Generic[ArrayT]):
         Parameters
         ----------
         out : array, shape (d, n), optional
-            Where to put them, as for `multisample.sample`: samples that have been told and are needed no more.
+            Destination, as for `multisample.sample`, such as earlier samples that are no longer needed.
 
         Returns
         -------
         array, shape (d, n)
-            Of the library and on the device of `mu`; of that library's current stream.
+            The samples, of the library and on the device of `mu`, ready on that library's current stream.
 
         Raises
         ------
         TypeError
-            If `out` is not an array of that library, or of one whose arrays are immutable.
+            If `out` is not an array of the library of `mu`, or the library's arrays are immutable.
         ValueError
-            If `out` is not as the result has to be.
+            If the shape, type or device of `out` differs from the result's.
         """
         samples: ArrayT = sample(
             self._state.mu, self._state.sigma, self._n, out=out, generator=self._generator, **self._options
@@ -252,17 +251,17 @@ class CEM(Generic[ArrayT]):
         Parameters
         ----------
         samples : array, shape (d, n)
-            As `ask` gave them, or a repaired form of them.
+            Samples from `ask`, which the caller may have repaired.
         scores : array, shape (n,)
-            One number for each sample, the lower the better; NaN and infinities count as worst. Best of the library
-            and on the device of the samples; anything that can be copied there is.
+            One number for each sample; lower is better. NaN and infinities count as worst. Arrays of other libraries or
+            devices are copied to the device of the samples.
 
         Raises
         ------
         TypeError
-            If one of them has other elements than numbers.
+            If the elements of `samples` or `scores` are not numbers.
         ValueError
-            If one of them has another shape, or the schedule of `noise_floor` gives no variance.
+            If `samples` or `scores` has another shape, or the schedule of `noise_floor` returns an invalid variance.
         """
         arrays = self._arrays
         with arrays.scope():
@@ -289,17 +288,17 @@ class CEM(Generic[ArrayT]):
 
     @property
     def status(self) -> int:
-        """0 while the run goes on, and else why it has ended, as in `Result`; looking waits for the device."""
+        """0 while the run continues; then the reason for its end, as in `Result`. Reading waits for the device."""
         self._fetch()
         return int(self._history[-1][-1]) if self._history else RUNNING
 
     def result(self) -> Result[ArrayT]:
-        """What the run has come to until now; waits for the device.
+        """The result of the run so far; waits for the device.
 
         Returns
         -------
         Result
-            With status 0 if nothing has ended the run.
+            The status is 0 if the run has not ended.
         """
         status = self.status
         history = self._history_array()
@@ -321,7 +320,7 @@ class CEM(Generic[ArrayT]):
         )
 
     def _stopped(self) -> Result[ArrayT]:
-        """The result of a run that the callback ended, if it had not ended by itself."""
+        """The result after the callback has ended the run, unless the run had ended before."""
         result = self.result()
         if result.status != RUNNING:
             return result
@@ -330,18 +329,18 @@ class CEM(Generic[ArrayT]):
 
     @property
     def state(self) -> CEMState:
-        """All that it takes to go on from here, in NumPy arrays; can be assigned. Reading it waits for the device.
+        """The state of the run, in NumPy arrays; can be assigned. Reading waits for the device.
 
-        A `CEM` that was made with the same arguments, `seed` aside, and is given this state goes on to the same bits,
-        with the same library and kind of device.
-        Samples that were asked for and not yet told are not in it; they can be told to either.
+        A `CEM` with the same arguments (except `seed`) continues from an assigned state with the same bits, on the same
+        library and kind of device. The state does not hold samples whose scores are missing; `tell` accepts them in the
+        original and in the restored `CEM`.
 
         Raises
         ------
         TypeError
-            If what is assigned has other names, or anything but numbers.
+            If the assigned state has other keys, or values that are not numbers.
         ValueError
-            If what is assigned has other shapes, or is out of range. The object is then unchanged.
+            If a value of the assigned state has another shape or is out of range. The object is then unchanged.
         """
         self._fetch()
         generator = self._generator.state
@@ -373,10 +372,10 @@ class CEM(Generic[ArrayT]):
             for name, end in (("told", WORD_64), ("seed", WORD_64), ("offset", WORD_64 + 1))
         )
         status = int(history[-1, -1]) if len(history) else RUNNING
-        # A run that has ended still accepts scores: the count grows, the history does not.
+        # A run that has ended still accepts scores, which count in `told` but add no row.
         if told < len(history) or (told > len(history) and status == RUNNING):
             raise ValueError(f"state['told']: expected {len(history)}, the number of rows of history, got {told}")
-        with np.errstate(over="ignore"):  # A number that is too large becomes infinite, and is reported below.
+        with np.errstate(over="ignore"):  # A number that is too large becomes infinite; the check below reports it.
             vectors = {name: values[name].astype(self._arrays.dtype_name) for name in ("mu", "sigma", "x")}
         for name, vector in vectors.items():
             if name == "x" and status == DIVERGED:  # Samples of a diverged run may be infinite.
@@ -393,7 +392,7 @@ class CEM(Generic[ArrayT]):
         self._state, self._rows, self._history, self._told = restored, [], list(history), told
 
     def _converted(self, x: Any) -> Any:
-        """`mu` or `sigma` as a vector of the samples' library, device and dtype: the one sample with no deviation."""
+        """`mu` or `sigma` as a vector of the samples' library, device and dtype: one sample with sigma 0."""
         if is_number(x):
             return self._arrays.put(np.full(self._d, x))
         return sample(x, 0.0, 1, seed=0, dtype=self._arrays.dtype_name, backend=self._options["backend"])[:, 0]
@@ -403,7 +402,7 @@ class CEM(Generic[ArrayT]):
         return put(np.array(fun), real), put(np.array(running), real) > 0
 
     def _fetch(self) -> None:
-        """Take the rows since the last time from the device, up to the one that ended the run."""
+        """Copy new rows of the history from the device, up to the row that ended the run."""
         if not self._rows:
             return
         with self._arrays.scope():
@@ -421,7 +420,7 @@ class CEM(Generic[ArrayT]):
         return on_host("state", array).astype(self._arrays.dtype_name)
 
     def _adopted(self, name: str, array: Any, shape: tuple[int, ...]) -> Any:
-        """Argument `name` as floating-point numbers on the device."""
+        """Argument `name` as a floating-point array on the device."""
         arrays = self._arrays
         try:
             adopted = arrays.adopt(array)
@@ -445,16 +444,16 @@ class CEM(Generic[ArrayT]):
         return self._arrays.put(vector)
 
     def _scheduled(self, value: Any) -> Any:
-        """What the schedule of `noise_floor` gave; an array is not looked at, which would wait for it."""
+        """A variance from the schedule of `noise_floor`. Values of arrays are not checked, since a check would wait."""
         if isinstance(value, numbers.Real):
             return checked_number("noise_floor", value, 0, math.inf)
         return self._arrays.cast(self._adopted("noise_floor", value, (self._d,)))
 
     def _edges(self, bounds: Any) -> tuple[Any, Any]:
-        """`bounds` as columns on the device, if the mean is within."""
+        """`bounds` as columns on the device; ValueError if the mean is outside."""
         if not isinstance(bounds, (tuple, list)) or len(bounds) != 2:
             raise TypeError(f"bounds: expected a pair (low, high), got {describe(bounds)}")
-        # In the type of the samples, which are clipped in it.
+        # Round the bounds to the type of the samples, in which they are clipped.
         dtype = self._arrays.dtype_name
         low, high = (_vector("bounds", edge, self._d).astype(dtype).astype(np.float64) for edge in bounds)
         bad = np.flatnonzero(~(low <= high))
@@ -474,16 +473,16 @@ class CEM(Generic[ArrayT]):
             return f"The largest standard deviation, {sigma[-1]:.3g}, is at most tol = {self._tol:.3g}."
         if status == COLLAPSED:
             return (
-                f"The standard deviation collapsed in iteration {nit}: adding it no longer changes the mean. If that"
-                " was too early, set noise_floor or smoothing, or raise n or elite_frac."
+                f"The standard deviation collapsed in iteration {nit}: adding it no longer changes the mean. If the"
+                " collapse was too early, set noise_floor or smoothing, or raise n or elite_frac."
             )
         if status == UNSCORED:
-            return f"No score was finite in iteration {nit}: there is nothing to refit to."
+            return f"No score was finite in iteration {nit}, so mean and standard deviation cannot be refitted."
         if status == DIVERGED:
-            return f"The mean or the standard deviation overflowed in iteration {nit}; what is kept is from before it."
+            return f"The mean or the standard deviation overflowed in iteration {nit}; mu and sigma are from before it."
         if self._tol is None or not nit:
-            return f"{nit} iterations were made."
-        return f"{nit} iterations were made; the largest standard deviation, {sigma[-1]:.3g}, is above tol."
+            return f"All {nit} iterations ran."
+        return f"All {nit} iterations ran; the largest standard deviation, {sigma[-1]:.3g}, is above tol."
 
 
 # The overloads overlap in calls with two numbers, which raise.
@@ -541,52 +540,52 @@ def minimize(
 ) -> Result[Any]:
     """Minimise a function by the cross-entropy method, with normal samples of independent components.
 
-    Each iteration draws `n` samples by `multisample.sample`, has `f` score them, and takes for the next mean and
-    standard deviation those of the `elite_frac` with the lowest scores [1]_. All of it is computed by the array library
-    of `mu`, on its device.
+    Each iteration draws `n` samples by `multisample.sample` and scores them by `f`. The mean and the standard deviation
+    of the `elite_frac` samples with the lowest scores become the next `mu` and `sigma` [1]_. The array library of `mu`
+    computes everything, on the device of `mu`.
 
     Parameters
     ----------
     f : callable
-        Takes the samples, of shape (d, n), and returns their n scores, the lower the better; preferably an array of the
-        same library on the same device, as anything else is copied there. NaN and infinite scores count as worst, and
-        are counted. The samples of the next iteration are written into the same memory, if it can be written to.
+        Takes the samples, of shape (d, n), and returns their n scores; lower is better. Scores that are not an array of
+        the same library on the same device are copied there. NaN and infinite scores count as worst, and are counted.
+        The next iteration overwrites the samples, if the arrays are mutable.
     mu, sigma : array, shape (d,) or (d, 1)
-        Where to begin: means, and standard deviations of at least 0, as for `multisample.sample`, in float32 or
-        float64. Arrays of NumPy, PyTorch, CuPy or JAX, or lists; one of the two may be a number.
+        Initial means, and standard deviations of at least 0, as for `multisample.sample`, in float32 or float64. Arrays
+        of NumPy, PyTorch, CuPy or JAX, or lists; one of the two may be a number.
     n : int
         Number of samples in each iteration, at least 2.
     iterations : int, default 100
-        How many to make at most.
+        Maximum number of iterations.
     elite_frac : float, default 0.1
-        The part of the samples, to the nearest whole number of at least 2, that the next are like.
+        Fraction of the samples that are elites. The number of elites is rounded, and must be at least 2.
     smoothing : float, default 1.0
-        ``0 < smoothing <= 1``: how far mean and standard deviation go from where they are to where the refit puts
-        them; the smoothing parameter of [1]_, 0.7 say, against collapsing too early.
+        ``0 < smoothing <= 1``: the weight of the refitted mean and standard deviation; the previous ones have weight
+        ``1 - smoothing``. Values such as 0.7 prevent an early collapse [1]_.
     noise_floor : float or array, shape (d,), or callable, default 0.0
-        A variance, the square of a standard deviation, that is added to the refitted variances, so that they cannot
-        collapse; or a schedule of it, a function of the number of the iteration, which begins with 1. A decreasing one,
-        such as ``lambda t: max(5 - t / 10, 0)``, is what learnt to play Tetris [2]_.
+        A variance (the square of a standard deviation) that is added to the refitted variances, so that they cannot
+        collapse. A callable is a schedule: it takes the number of the iteration, from 1, and returns the variance. The
+        Tetris players of [2]_ were trained with a decreasing schedule, ``lambda t: max(5 - t / 10, 0)``.
     bounds : tuple of two floats or arrays, shape (d,), optional
-        Lowest and highest values, which may be infinite, with `mu` within. Components of samples beyond are moved onto
-        them: so `f` sees none outside, and optima on the boundary are found, which samples of a truncated normal
-        distribution only approach [3]_.
+        Lowest and highest values, which may be infinite; `mu` must lie within. Components of samples are clipped to the
+        bounds. So `f` sees no sample outside, and the method finds optima on the boundary, which samples of a truncated
+        normal distribution only approach [3]_.
     tol : float, optional
-        End when the largest standard deviation is at most this.
+        The run ends when the largest standard deviation is at most `tol`.
     callback : callable, optional
-        Called with the `CEM` after each iteration; the run ends if it returns something true. It waits for the device
-        only if it looks, as by ``cem.result()``.
+        Called with the `CEM` after each iteration; the run ends if it returns a true value. It waits for the device
+        only if it reads results, as by ``cem.result()``.
     check_every : int, optional
-        After how many iterations to look whether the run has ended, by one small copy to the host. By default 1 in host
-        memory, and 16 on a device; 0 is never. It does not
-        change the result, as an iteration after the end changes nothing, but for ``nfev``.
+        Number of iterations between checks for the end of the run; a check copies a few numbers to the host. Default:
+        1 in host memory, and 16 on a device. 0 disables the checks. Only ``nfev`` depends on it, since iterations after
+        the end change nothing else.
     backend : str, default "auto"
-        As for `multisample.sample`. A CUDA backend makes arrays of its own library from NumPy's and lists.
+        As for `multisample.sample`. A CUDA backend converts NumPy arrays and lists to arrays of its own library.
     seed : int, optional
-        ``0 <= seed < 2**64``: of the `Generator` that all samples come from. Without, one that follows from what
-        `multisample.sample` would draw with: ``torch.manual_seed`` for tensors, else `multisample.manual_seed`.
+        ``0 <= seed < 2**64``: seed of the `Generator` that draws all samples. By default the seed comes from the
+        generator that `multisample.sample` would use: PyTorch's for tensors, else the one of `multisample.manual_seed`.
     noise : {"independent", "shared"}, default "independent"
-        As for `multisample.sample`. With shared noise all samples of all iterations lie on one line, on which few
+        As for `multisample.sample`. With "shared", all samples of all iterations lie on one line, on which few
         functions have their minimum.
     antithetic, fast_math : bool, default False
         As for `multisample.sample`.
@@ -594,26 +593,26 @@ def minimize(
     Returns
     -------
     Result
-        Best sample and score, last mean and standard deviation, and how it went.
+        Best sample and score, last mean and standard deviation, status and history.
 
     Raises
     ------
     TypeError
-        If an argument is of the wrong kind, or `mu` of a library that does not compute with its arrays.
+        If an argument has a wrong type, or `mu` belongs to a library that is not listed above.
     ValueError
-        If an argument is out of range; whatever `multisample.sample` and `f` raise.
+        If an argument is out of range. `minimize` also raises every error of `multisample.sample` and `f`.
 
     Notes
     -----
-    The run ends early when `tol` is reached; when the standard deviations collapse, so that adding them to the mean
-    changes none of its components; when no score of an iteration is finite; and when mean or standard deviation
-    overflow, as for a function without a minimum. None of these is an exception: `Result.message` says which it was.
+    The run ends early if `tol` is reached; if the standard deviations collapse, so that adding them to the mean changes
+    none of its components; if no score of an iteration is finite; or if mean or standard deviation overflow, as for a
+    function without a minimum. None of these raises an exception: `Result.message` gives the reason.
 
-    The samples of given `mu` and `sigma` have the same bits everywhere. Sums over elites are made by the array library,
-    in its own order, so that runs with different libraries or devices differ by rounding after the first refit.
+    Samples of equal `mu` and `sigma` have the same bits everywhere. The array library computes sums over elites in its
+    own order. So runs with different libraries or devices differ by rounding after the first refit.
 
-    The standard deviations know nothing of correlations: on ill-conditioned functions with oblique axes, and in curved
-    valleys, methods with a covariance matrix, such as CMA-ES, are far ahead.
+    The method fits no correlations. On ill-conditioned functions with oblique axes, and in curved valleys, methods with
+    a covariance matrix, such as CMA-ES, are much better.
 
     References
     ----------
@@ -647,7 +646,7 @@ def minimize(
         backend=backend, seed=seed, noise=noise, antithetic=antithetic, fast_math=fast_math,
     )  # fmt: skip
     if check_every is None:
-        check_every = 1 if cem._arrays.device.kind == "cpu" else SELDOM
+        check_every = 1 if cem._arrays.device.kind == "cpu" else DEVICE_CHECK_EVERY
     buffer = None
     for iteration in range(1, iterations + 1):
         samples = cem.ask(buffer)
@@ -703,23 +702,23 @@ def _vector(name: str, value: Any, d: int) -> HostArray:
 
 
 def _state_array(name: str, value: Any) -> HostArray:
-    """What a state has for `name`, as numbers."""
+    """``state[name]`` as an array of numbers; TypeError otherwise."""
     try:
         array = np.asarray(value)
     except (TypeError, ValueError) as error:
         raise TypeError(f"state[{name!r}]: expected numbers, got {describe(value)} ({error})") from error
-    # An integer of more than 64 bits is an object to NumPy.
+    # NumPy stores an integer of more than 64 bits as an object.
     if array.dtype.kind not in "fiu" and not (array.ndim == 0 and isinstance(array.item(), int)):
         raise TypeError(f"state[{name!r}]: expected numbers, got {describe(value)}")
     return array
 
 
 def _check_history(history: HostArray, n: int) -> None:
-    """ValueError unless a run with `n` samples can have had such iterations."""
+    """ValueError unless `history` is possible for a run with `n` samples."""
     best, _, threshold, sigma, nonfinite, status = history.T
     is_last = np.arange(len(history)) == len(history) - 1
     for column, valid in (
-        ("best", best > -math.inf),  # Infinite where no score was finite, and never NaN.
+        ("best", best > -math.inf),  # Infinite if no score was finite; never NaN.
         ("threshold", threshold > -math.inf),
         ("sigma", (sigma >= 0) & (sigma < math.inf)),
         ("nonfinite", (nonfinite >= 0) & (nonfinite <= n) & (nonfinite == np.floor(nonfinite))),
@@ -732,7 +731,7 @@ def _check_history(history: HostArray, n: int) -> None:
 
 
 def _generator(seed: SupportsIndex | None, library: Any, device: Any) -> Generator:
-    """A generator of that seed; or else of one that a call of `sample` without a seed would have had, made its own."""
+    """A generator with `seed`; without `seed`, a child of the seed and offset that a call of `sample` would take."""
     if seed is not None:
         return Generator(checked_integer("seed", seed, 0, WORD_64))
     parent_seed, offset = source_of(None, library, device).take(None)

@@ -1,7 +1,7 @@
-"""From scores to the next mean and standard deviation: functions of arrays alone, so that a device is never waited for.
+"""`refit`: from scores to the next mean and standard deviation, by array operations that do not wait for the device.
 
-The status of a run is a number in the same arrays. Iterations after the end change nothing, so the loop can read the
-status as rarely as it likes.
+The status of a run is an element of a device array. Iterations after the end change nothing, so the loop can read the
+status at any interval.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def refit(
     scores: Any,
     noise: Any,
 ) -> tuple[State, Any]:
-    """The next state, and the row of `COLUMNS` of this iteration."""
+    """The next state, and this iteration's row of the history, by `COLUMNS`."""
     xp = arrays.xp
     finite = xp.isfinite(scores)
     ranked = xp.where(finite, scores, INFINITY)
@@ -59,7 +59,7 @@ def refit(
     best = arrays.cast(arrays.columns(samples, which))
     best_scores = ranked[which]
 
-    # Fewer than `elites` may be finite: the others have no weight, and a single one no spread.
+    # Elites without a finite score have weight 0. With a single finite score, the variance stays.
     is_fit = best_scores < INFINITY
     weight = arrays.cast(is_fit)
     count = weight.sum()

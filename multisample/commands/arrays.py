@@ -1,7 +1,7 @@
-"""Vectors in from files, matrices out to files: a result is there whole, or it is not there at all.
+"""Reading vectors from files, and writing matrices to files atomically.
 
-A matrix that is larger than memory is written through a memory map. A disk that fills up under a memory map ends the
-process with a signal that nothing can catch, so the space is reserved before the first sample is drawn.
+A matrix larger than memory is written through a memory map. If the disk fills up under a memory map, a signal kills the
+process. So the space is reserved before the first sample is drawn.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Vector: TypeAlias = HostArray | list[float] | float
 
 
 def to_numpy(array: Any) -> HostArray:
-    """`array`, of whichever library, in host memory: waits for the device."""
+    """Convert any library's array to a NumPy array; waits for the device."""
     for method in ("get", "copy_to_host", "cpu"):  # CuPy, Numba, PyTorch
         if hasattr(array, method):
             array = getattr(array, method)()
@@ -37,7 +37,7 @@ def to_numpy(array: Any) -> HostArray:
 
 
 def size_text(size: float) -> str:
-    """`size` in bytes, for people."""
+    """`size` in bytes as text with a unit."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
@@ -45,14 +45,14 @@ def size_text(size: float) -> str:
     return f"{size:.1f} TiB"
 
 
-# --- In -----------------------------------------------------------------------------------------------------------
+# --- Reading ------------------------------------------------------------------------------------------------------
 
 
 def read_vector(name: str, text: str) -> Vector:
-    """Argument `name`, which is a number or the path of a .npy, .npz or .csv file.
+    """Read the argument `name`: a number, or the path of a .npy, .npz or .csv file.
 
-    Its shape and values are left for `sample` to judge. A .npy file is mapped, not read. Text has no dtype, and comes
-    as a list, which to `sample` has none either.
+    `sample` checks the shape and the values. A .npy file is mapped into memory. A .csv file becomes a list, so that
+    `sample` treats its numbers as having no dtype.
     """
     with contextlib.suppress(ValueError):
         return float(text)
@@ -64,7 +64,7 @@ def read_vector(name: str, text: str) -> Vector:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # NumPy warns before it raises.
             return read(path, name)
-    except Exception as error:  # A damaged file raises almost anything, from OverflowError to tokenize.TokenError.
+    except Exception as error:  # A damaged file raises any error from OverflowError to tokenize.TokenError.
         if isinstance(error, OSError) and error.filename:
             raise
         raise ValueError(f"{path}: {_one_line(error)}") from error
@@ -76,13 +76,13 @@ def _one_line(error: Exception, limit: int = 300) -> str:
 
 
 def _read_npy(path: Path, name: str) -> HostArray:
-    # Not np.load, which takes a file that is no .npy for a pickle, and recommends to trust it. This refuses objects.
+    # Not np.load, which treats any other file as a pickle and suggests allow_pickle. open_memmap refuses objects.
     try:
         return np.asarray(np.lib.format.open_memmap(path, mode="r"))
     except OSError:
         raise
     except Exception as error:
-        raise ValueError(f"not a whole .npy file of numbers ({_one_line(error)})") from error
+        raise ValueError(f"not a complete .npy file of numbers ({_one_line(error)})") from error
 
 
 def _read_npz(path: Path, name: str) -> HostArray:
@@ -93,16 +93,16 @@ def _read_npz(path: Path, name: str) -> HostArray:
         with np.load(file, allow_pickle=False) as archive:
             found = archive.files
             if name not in found and len(found) != 1:
-                raise ValueError(f"expected an array called {name!r}, or a single one, got {_list_text(found)}")
+                raise ValueError(f"expected an array called {name!r}, or a single array, got {_list_text(found)}")
             array = archive[name if name in found else found[0]]
-    if not isinstance(array, np.ndarray):  # A member that is no .npy file comes as bytes.
-        raise ValueError(f"expected an array called {name!r}, or a single one, got a file of another kind")
+    if not isinstance(array, np.ndarray):  # NumPy returns a member that is not a .npy file as bytes.
+        raise ValueError(f"expected an array called {name!r}, or a single array, got another kind of file")
     return array
 
 
 def _read_csv(path: Path, name: str) -> list[float]:
     expected = f"expected one column or one row of numbers, or a header line that names a column {name!r}"
-    # Spreadsheets mark UTF-8 with a byte order mark.
+    # Spreadsheet programs begin UTF-8 files with a byte order mark.
     with path.open(encoding="utf-8-sig", newline="") as file:
         names = _header(file, name)
         if names and name not in names:
@@ -125,9 +125,9 @@ _READERS: dict[str, Callable[[Path, str], HostArray | list[float]]] = {
 
 
 def _header(file: TextIO, name: str) -> list[str]:
-    """The names in the header line of `file`, or none; the rest of the file is numbers and comments."""
+    """Read the column names in the header line of `file`; empty if there is no header."""
     for line in iter(file.readline, ""):
-        # NumPy writes headers as comments, and comments may be anything.
+        # NumPy writes headers as comments. Other comments are skipped.
         comment = line.startswith("#")
         fields = [field.strip() for field in next(csv.reader([line.lstrip("# ").strip()], skipinitialspace=True), [])]
         if name in fields:
@@ -148,27 +148,27 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _list_text(names: list[str], most: int = 8) -> str:
-    shown = ", ".join(map(repr, names[:most])) or "none"
-    return shown if len(names) <= most else f"{shown}, ... ({len(names)})"
+def _list_text(names: list[str], limit: int = 8) -> str:
+    shown = ", ".join(map(repr, names[:limit])) or "none"
+    return shown if len(names) <= limit else f"{shown}, ... ({len(names)})"
 
 
-# --- Out ----------------------------------------------------------------------------------------------------------
+# --- Writing ------------------------------------------------------------------------------------------------------
 
 
 def check_output(output: Path, *, force: bool) -> None:
-    """ValueError or OSError if `output` cannot be made."""
+    """ValueError or OSError if `output` cannot be written."""
     if output.suffix.lower() != ".npy":
         raise ValueError(f"{output}: expected an output file that ends in .npy")
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        output.stat()  # OSError for a loop of links, for which resolve() raises RuntimeError.
+        output.stat()  # Raises OSError for a loop of links, where resolve() raises RuntimeError.
     folder = output.resolve().parent
     if not folder.is_dir():
-        raise OSError(errno.ENOENT, "there is no such folder", str(folder))
+        raise OSError(errno.ENOENT, "no such folder", str(folder))
     if not os.access(folder, os.W_OK):
         raise OSError(errno.EACCES, "cannot write to this folder", str(folder))
     if output.exists() and not output.is_file():
-        raise FileExistsError(errno.EEXIST, "exists, and is not a file", str(output))
+        raise FileExistsError(errno.EEXIST, "exists and is not a file", str(output))
     if output.exists() and not force:
         raise FileExistsError(errno.EEXIST, "exists; --force overwrites it", str(output))
 
@@ -176,29 +176,29 @@ def check_output(output: Path, *, force: bool) -> None:
 def write_npy(
     output: Path, shape: tuple[int, int], dtype: np.dtype[Any], fill: Callable[[np.memmap[Any, Any]], None]
 ) -> None:
-    """Make the .npy file `output` of an array that `fill` fills; if anything stops it, all is as before.
+    """Write the .npy file `output` with an array that `fill` fills. If an error occurs, the folder is unchanged.
 
-    A file that is replaced passes its permissions on.
+    A new file gets the permissions of the file that it replaces.
     """
-    target = output.resolve()  # So that a link stays a link.
-    # In the same folder, so that it can be put into place at a stroke.
+    target = output.resolve()  # Write to the target of a link, so that the link remains.
+    # In the same folder, so that the rename is atomic.
     temporary = target.with_name(f".multisample-{secrets.token_hex(8)}.part")
     size = shape[0] * shape[1] * dtype.itemsize
     mode = stat.S_IMODE(target.stat().st_mode) if target.exists() else None
     try:
         _check_space(target.parent, size)
-        # Nobody else may read what replaces a private file, while it is written either.
+        # The temporary file of a private file must be private too.
         os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666 if mode is None else 0o600))
         mapped = np.lib.format.open_memmap(temporary, mode="w+", dtype=dtype, shape=shape)
         _reserve(temporary)
         fill(mapped)
         mapped.flush()
-        del mapped  # Not every system renames an open file.
+        del mapped  # Some systems cannot rename an open file.
         if mode is not None:
             temporary.chmod(mode)
         temporary.replace(target)
     except OSError as error:
-        # Name `output`: the user does not know the temporary file.
+        # Name `output`, since the user has not seen the temporary file's name.
         message = f"{error.strerror or error} ({size_text(size)} to write)"
         raise OSError(error.errno, message, str(output)) from error
     finally:
@@ -207,7 +207,7 @@ def write_npy(
 
 def _check_space(folder: Path, size: int) -> None:
     usage = shutil.disk_usage(folder)
-    if usage.total and size > usage.free:  # Some network file systems say 0 of 0.
+    if usage.total and size > usage.free:  # Some network file systems report 0 of 0.
         raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {size_text(usage.free)} free")
 
 
@@ -218,5 +218,5 @@ def _reserve(path: Path) -> None:
         try:
             os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
         except OSError as error:
-            if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # A file system that cannot.
+            if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # The file system cannot reserve space.
                 raise

@@ -1,4 +1,4 @@
-"""The `build` command: compiles ahead of time what the first calls would compile, and shows what goes wrong."""
+"""The `build` command: compiles backends ahead of time, and shows the errors."""
 
 from __future__ import annotations
 
@@ -18,18 +18,17 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "build",
         help="compile a backend ahead of time",
-        description="Compile a backend ahead of time, or every backend that can be, and keep the result on disk, in"
-        " MULTISAMPLE_CACHE_DIR if set; a library that is damaged there is compiled again. For cpu: all kernels. For"
-        " torch_ext: the CPU library, and the CUDA library where there is CUDA. cupy and numba compile each kernel on"
-        " first use.",
+        description="Compile one backend or all available backends ahead of time. The cache on disk"
+        " (MULTISAMPLE_CACHE_DIR) stores the results; a damaged library is compiled again. For cpu: all kernels. For"
+        " torch_ext: the CPU library, and with CUDA the CUDA library. cupy and numba compile each kernel on first use.",
         allow_abbrev=False,
     )
-    parser.add_argument("backend", nargs="?", choices=sorted(registry.names()), help="by default, all that can be")
+    parser.add_argument("backend", nargs="?", choices=sorted(registry.names()), help="default: all available backends")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Build the backend of `args`; 1, by way of an error, if it cannot be built."""
+    """Build the backend of `args`, or all available backends; raises if the named backend cannot be built."""
     for name in [args.backend] if args.backend else registry.names():
         reasons = () if args.backend else registry.find(name).status().reasons
         if reasons:
@@ -39,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
         elif name == "cpu":
             _build_cpu()
         else:
-            print(f"{name}: nothing to build: it compiles on first use")
+            print(f"{name}: nothing to build: {name} compiles each kernel on first use")
     return 0
 
 
@@ -48,7 +47,7 @@ def _build_cpu() -> None:
 
     start = time.perf_counter()
     kernels = compile_all()
-    print(f"cpu: {kernels} kernels are compiled, in {time.perf_counter() - start:.1f} s", flush=True)
+    print(f"cpu: compiled {kernels} kernels in {time.perf_counter() - start:.1f} s", flush=True)
 
 
 def _build_torch_ext() -> None:
@@ -62,11 +61,11 @@ def _build_torch_ext() -> None:
 
 def _build_library(kind: LibraryKind) -> None:
     library = libraries.cpu_library if kind == "cpu" else libraries.cuda_library
-    had = libraries.is_built(kind)
+    was_built = libraries.is_built(kind)
     start = time.perf_counter()
     path = library(retry=True)
     if path.is_relative_to(prebuilt.root()):
         how = "came with the installation"
     else:
-        how = "was built before" if had else f"built in {time.perf_counter() - start:.1f} s"
+        how = "was built before" if was_built else f"built in {time.perf_counter() - start:.1f} s"
     print(f"torch_ext, {kind.upper()}: {how}: {path}", flush=True)

@@ -1,7 +1,7 @@
-"""The `sample` command: from files to a file, however large.
+"""The `sample` command: reads vectors from files and writes a matrix of any size to a file.
 
-Any window of the sample matrix can be drawn alone, so that a matrix larger than memory is drawn window by window, and
-comes out as if it had been drawn at once.
+A window of the sample matrix can be drawn alone. So a matrix larger than memory is drawn window by window, with the
+same bits as in one draw.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["Progress", "add_parser", "available_memory", "run", "windows"]
 
 _DTYPES = ("float16", "float32", "float64")
 _LEAST_MEMORY = 4 << 10
-# More at once is not faster, shows progress less often, and may be more than a GPU has.
+# A larger window is not faster, shows progress less often, and may exceed the memory of a GPU.
 _MOST_BY_DEFAULT = 256 << 20
 
 
@@ -40,41 +40,41 @@ def add_parser(subparsers: Any) -> None:
         "sample",
         help="draw from mu and sigma in files, to a .npy file",
         description="Draw n samples of d dimensions, x[i, j] = mu[i] + sigma[i] * z[i, j], to a .npy file of shape"
-        " (d, n). A matrix larger than memory is drawn in windows. Equal seeds give equal bits, whatever the backend"
-        " and the windows.",
+        " (d, n). A matrix larger than memory is drawn in windows. Equal seeds give equal bits for every backend and"
+        " window size.",
         allow_abbrev=False,
     )
-    for name, what in (("mu", "means"), ("sigma", "standard deviations")):
+    for name, meaning in (("mu", "means"), ("sigma", "standard deviations")):
         parser.add_argument(
             name,
-            help=f"{what}: a .npy file; a .npz file with one array, or one called {name!r}; a .csv file with one column"
-            f" or row, or a column called {name!r}; or, for one of the two vectors, a number",
+            help=f"{meaning}: a .npy file; a .npz file with one array, or an array called {name!r}; a .csv file with"
+            f" one column or row, or a column called {name!r}; or, for one of the two vectors, a number",
         )
-    parser.add_argument("-n", "--samples", type=int, required=True, metavar="N", help="how many samples to draw")
+    parser.add_argument("-n", "--samples", type=int, required=True, metavar="N", help="number of samples")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="the .npy file to write")
-    parser.add_argument("--seed", type=int, help="0 <= SEED < 2**64 (default: a random one, which is printed)")
-    parser.add_argument("--backend", default="auto", help="what to draw with (default: auto)")
+    parser.add_argument("--seed", type=int, help="0 <= SEED < 2**64 (default: a random seed, which is printed)")
+    parser.add_argument("--backend", default="auto", help="backend that draws (default: auto)")
     parser.add_argument(
         "--noise",
         choices=("independent", "shared"),
         default="independent",
-        help="noise of its own for every dimension, or one row of noise for all (default: independent)",
+        help="separate noise for every dimension, or one row of noise for all (default: independent)",
     )
     parser.add_argument(
         "--dtype",
         type=_dtype,
-        help=f"{', '.join(_DTYPES)} (default: that of the files; float32 for .csv and integers)",
+        help=f"{', '.join(_DTYPES)} (default: the dtype of the files; float32 for .csv and integers)",
     )
-    parser.add_argument("--fast-math", action="store_true", help="the fast form of the stream, on a GPU")
-    parser.add_argument("--dim-offset", type=int, default=0, metavar="I", help="begin at this row of the matrix")
-    parser.add_argument("--sample-offset", type=int, default=0, metavar="J", help="begin at this column of the matrix")
-    parser.add_argument("--force", action="store_true", help="overwrite the output file if there is one")
+    parser.add_argument("--fast-math", action="store_true", help="a faster, less exact transform on a GPU")
+    parser.add_argument("--dim-offset", type=int, default=0, metavar="I", help="first row of the drawn window")
+    parser.add_argument("--sample-offset", type=int, default=0, metavar="J", help="first column of the drawn window")
+    parser.add_argument("--force", action="store_true", help="overwrite an existing output file")
     parser.add_argument(
         "--memory",
         type=_byte_count,
         metavar="BYTES",
-        help="draw at most this much at once; 4K and more, with suffix K, M or G for powers of 1024"
-        " (default: half of the memory that is free now, but not over 256M)",
+        help="largest window in memory; at least 4K, with suffix K, M or G for powers of 1024"
+        " (default: half of the free memory, at most 256M)",
     )
     parser.set_defaults(run=run)
 
@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
     options = {"backend": args.backend, "seed": seed, "noise": args.noise, "fast_math": args.fast_math}
     mu, sigma = (read_vector(name, text) for name, text in (("mu", args.mu), ("sigma", args.sigma)))
     d, dtype = _check(mu, sigma, n, args, options)
-    # Every window is of this dtype now, whatever the vectors are.
+    # Every window has this dtype, so the vectors need none.
     vectors = [np.asarray(mu), np.asarray(sigma)]
     in_place = choose(args.backend, "numpy", "cpu").host_library == "numpy"
 
@@ -114,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
                 if not in_place:
                     window[...] = to_numpy(drawn)
                 if total > memory:
-                    matrix.flush()  # What waits for the disk is memory too.
+                    matrix.flush()  # Pages that wait for the disk use memory too.
                 progress.add(window.nbytes)
 
     write_npy(args.output, (d, n), dtype, fill)
@@ -126,12 +126,12 @@ def run(args: argparse.Namespace) -> int:
 def _check(
     mu: Vector, sigma: Vector, n: int, args: argparse.Namespace, options: dict[str, Any]
 ) -> tuple[int, np.dtype[Any]]:
-    """The number of dimensions and the dtype of the result, once `sample` has accepted everything but `n`."""
+    """The number of dimensions and the dtype of the result; `sample` checks everything except `n`."""
     if args.sample_offset + n > COLUMNS:
         raise ValueError(f"n: expected sample_offset + n <= 2**34, got {args.sample_offset} + {n}")
     try:
-        # A matrix of no columns; host values that went to a device are checked only on request.
-        nothing = sample(
+        # Draw no columns. `validate` also checks values that the backend has copied to a device.
+        empty = sample(
             mu, sigma, 0, dtype=args.dtype, dim_offset=args.dim_offset, sample_offset=args.sample_offset,
             validate=True, **options,
         )  # fmt: skip
@@ -139,25 +139,25 @@ def _check(
         if str(error).startswith(("mu", "sigma")):
             raise ValueError(f"{error}; mu is {args.mu}, sigma is {args.sigma}") from error
         raise
-    return nothing.shape[0], to_numpy(nothing).dtype
+    return empty.shape[0], to_numpy(empty).dtype
 
 
 def windows(d: int, n: int, itemsize: int, memory: int) -> Iterator[tuple[slice, slice]]:
-    """Rows and columns of windows of at most `memory` bytes that together are a (d, n) matrix."""
-    most = memory // itemsize
-    # The stream is made in blocks of four columns: none is made twice.
-    width = max(n, 1) if n <= most else most - most % 4
-    height = max(1, most // width)
+    """Rows and columns of windows of at most `memory` bytes that tile a (d, n) matrix."""
+    capacity = memory // itemsize
+    # The stream has blocks of four columns. A width of whole blocks computes no block twice.
+    width = max(n, 1) if n <= capacity else capacity - capacity % 4
+    height = max(1, capacity // width)
     for top in range(0, d, height):
         for left in range(0, n, width):
             yield slice(top, min(top + height, d)), slice(left, min(left + width, n))
 
 
 def available_memory() -> int:
-    """Bytes of memory that are free for use, or 1 GiB where the system does not say."""
+    """Bytes of available memory, or 1 GiB if the system does not report it."""
     try:
         with Path("/proc/meminfo").open() as file:
-            # Counts what the page cache would give back, which sysconf does not.
+            # MemAvailable includes memory that the page cache can release; sysconf does not.
             return next(int(line.split()[1]) << 10 for line in file if line.startswith("MemAvailable:"))
     except (OSError, StopIteration):
         pass
@@ -169,7 +169,7 @@ def available_memory() -> int:
 
 def _dtype(text: str) -> str:
     if text == "bfloat16":
-        raise argparse.ArgumentTypeError("a .npy file has no bfloat16; draw float32, and round it where it is read")
+        raise argparse.ArgumentTypeError("a .npy file cannot store bfloat16; draw float32, and round after reading")
     if text not in _DTYPES:
         raise argparse.ArgumentTypeError(f"expected {', '.join(_DTYPES)}, got {text!r}")
     return text
@@ -184,7 +184,7 @@ def _byte_count(text: str) -> int:
 
 
 class Progress:
-    """How much is written, how fast, and how long it will take: a line that is rewritten, or a line now and then."""
+    """A progress line with the bytes written, the rate and the time left."""
 
     def __init__(self, total: int, stream: TextIO, *, shown: bool = True) -> None:
         self._total = total
@@ -201,7 +201,7 @@ class Progress:
         self._line.end()
 
     def add(self, size: int) -> None:
-        """Another `size` bytes are written."""
+        """Add `size` written bytes."""
         self._done += size
         now = time.monotonic()
         if self._shown and (now - self._last >= self._interval or self._done >= self._total):

@@ -1,4 +1,4 @@
-"""One line that says how far something is: rewritten in a terminal, and written now and then where there is none."""
+"""A progress line: rewritten in place in a terminal, else printed as separate lines."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["LiveLine"]
 
 
 class LiveLine:
-    """A line on `stream` that can be changed, if that is a terminal; else each is a line of its own."""
+    """A line on `stream` that `show` rewrites if the stream is a terminal; else each text is a line of its own."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -16,14 +16,14 @@ class LiveLine:
         self._width = 0
 
     def show(self, text: str) -> None:
-        """Show `text` instead of what was shown before."""
+        """Replace the line by `text`."""
         # Pad with spaces, to overwrite a longer line.
         self._stream.write("\r" + text.ljust(self._width) if self.live else text + "\n")
         self._stream.flush()
         self._width = len(text)
 
     def end(self) -> None:
-        """Leave the line as it is: what comes next begins another."""
+        """Finish the line; the next output begins a new line."""
         if self.live and self._width:
             self._stream.write("\n")
             self._stream.flush()

@@ -1,6 +1,6 @@
-"""The report: what can run here and what stands in the way, how fast it is, and whether all give the same bits.
+"""The `report` command: the status and speed of each backend, and whether all backends give the same bits.
 
-Same bits everywhere is a promise about machines that we have not seen, so that everybody can check it on their own.
+The promise of equal bits covers machines that we cannot test, so everybody can check it on theirs.
 """
 
 from __future__ import annotations
@@ -21,29 +21,28 @@ from .arrays import to_numpy
 
 __all__ = ["add_parser", "run"]
 
-# The workload that the original kernel was written for.
-_D, _N = 2500, 1024
+_D, _N = 2500, 1024  # The workload of the hand-written kernel in bench/suites.
 _SEED = 7
 _REPEATS, _CALLS = 7, 5
 _NEXT = """
-Try next:
+Next, draw 5 samples with the means 0 and 10, and see what the examples do:
   python -c "import multisample; print(multisample.sample([0, 10], [1, 0.5], 5, seed=7))"
-  python -m multisample sample --help"""
+  python -m multisample examples"""
 
 
 def add_parser(subparsers: Any) -> None:
     """Add ``report`` to the command line."""
     parser = subparsers.add_parser(
         "report",
-        help="what can run here, how fast, and whether all give the same bits (the default)",
-        description="Every backend, available or why not; the speed of each; whether all draw the same numbers.",
+        help="list the backends, their speed, and whether all give the same bits (the default)",
+        description="List the status and the speed of each backend, and check that all draw the same numbers.",
         allow_abbrev=False,
     )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the report; 1 if backends give different bits, or fail, or there are none."""
+    """Print the report; returns 1 if backends give different bits or fail, or if no backend is available."""
     statuses = multisample.backends()
     print(f"multisample {multisample.__version__}\n")
     print(_status_table(statuses))
@@ -63,7 +62,7 @@ def _status_table(statuses: Mapping[str, BackendStatus]) -> str:
         if status.reasons and registry.find(name).device_kinds == ("cuda",):
             heading += "\n    - runs on NVIDIA GPUs only"
         for reason in status.reasons:
-            # A reason may end in a build log.
+            # A reason may end in a build log, which has several lines.
             heading += "\n    - " + reason.rstrip().replace("\n", "\n      ")
     return heading
 
@@ -74,14 +73,15 @@ def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _speeds_and_bits(names: Sequence[str]) -> int:
-    # float32 values that every library rounds alike, because they need no rounding.
+    # Values that are exact in float32, so that no library rounds them.
     mu = (np.arange(_D, dtype=np.float32) - _D // 2) / np.float32(1024)
     sigma = (np.arange(_D, dtype=np.float32) % 64 + 1) / np.float32(32)
     size = 4 * _D * _N
     print(
-        f"\nSpeed: each backend draws {_N} samples of {_D} dimensions (float32, {size / 1e6:.1f} MB)."
-        f"\nIts inputs are in its own memory. Times are medians of {_REPEATS} series of {_CALLS} calls."
-        "\nThe first run on a machine compiles for some seconds, and keeps the result on disk.\n",
+        f"\nSpeed: each backend draws a matrix of {_D} dimensions and {_N} samples in the memory of its device."
+        f"\nA time is that of one call, the median of {_REPEATS} series of {_CALLS}. GB/s counts"
+        f" the {size / 1e6:.1f} MB of the matrix."
+        "\nThe first run on a machine compiles for some seconds, and caches the result on disk.\n",
         flush=True,
     )
     rows, failures = [("backend", "time", "GB/s")], []
@@ -89,7 +89,7 @@ def _speeds_and_bits(names: Sequence[str]) -> int:
     for name in names:
         try:
             seconds, results[name] = _timed(name, mu, sigma)
-        except Exception as error:  # Whatever a driver may raise: the others' rows are still wanted.
+        except Exception as error:  # A driver may raise anything; report the other backends anyway.
             failures.append(f"{name} failed: {type(error).__name__}: {error}")
         else:
             rows.append((name, f"{seconds * 1e6:.0f} us", f"{size / seconds / 1e9:.3g}"))
@@ -101,12 +101,12 @@ def _speeds_and_bits(names: Sequence[str]) -> int:
 
 
 def _timed(name: str, mu: HostArray, sigma: HostArray) -> tuple[float, HostArray]:
-    """Seconds of a call, and its result."""
+    """Median seconds of a call, and its result."""
     backend = registry.find(name)
-    near_mu, near_sigma = backend.adopt(mu), backend.adopt(sigma)
+    own_mu, own_sigma = backend.adopt(mu), backend.adopt(sigma)
 
     def call() -> Any:
-        return multisample.sample(near_mu, near_sigma, _N, seed=_SEED, backend=name)
+        return multisample.sample(own_mu, own_sigma, _N, seed=_SEED, backend=name)
 
     result = to_numpy(call())
     times = []
@@ -114,26 +114,27 @@ def _timed(name: str, mu: HostArray, sigma: HostArray) -> tuple[float, HostArray
         start = time.perf_counter()
         for _ in range(_CALLS):
             last = call()
-        to_numpy(last[0, :4])  # Waits until a device is done.
+        to_numpy(last[0, :4])  # Waits for the device.
         times.append((time.perf_counter() - start) / _CALLS)
     return statistics.median(times), result
 
 
 def _compare(results: Mapping[str, HostArray]) -> bool:
-    """Print whether all of `results` have the bits of the first; False if one differs, or there is none."""
+    """Print whether all `results` have equal bits; False if one differs or `results` is empty."""
     if not results:
         return False
-    (first, expected), *others = results.items()
+    (first, expected), *rest = results.items()
     bits = expected.view(np.uint32)
     differing = []
-    for name, result in others:
+    for name, result in rest:
         count = np.count_nonzero(result.view(np.uint32) != bits)
         if count:
             differing.append(f"{name} differs from {first} in {count} of {bits.size} numbers")
     if differing:
-        print("\nsame numbers, bit for bit: NO: " + "; ".join(differing))
-    elif others:
-        print(f"\nsame numbers, bit for bit: yes ({', '.join(results)})")
+        answer = f"NO. {'; '.join(differing)}. This is a bug: please report it."
+    elif rest:
+        answer = f"yes, to the last bit ({', '.join(results)})"
     else:
-        print(f"\nsame numbers, bit for bit: not compared, since {first} is the only backend that ran")
+        answer = f"not compared, because {first} is the only backend that ran"
+    print(f"\nDoes every backend draw the same numbers from the same seed? {answer}")
     return not differing

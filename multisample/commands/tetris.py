@@ -1,6 +1,6 @@
 """The `tetris` command: trains a player of Tetris with the cross-entropy method.
 
-Each iteration saves its state, so that the command can be stopped at any time and resumed.
+Each iteration saves its state, so the command can be stopped at any time and resumed.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ __all__ = ["add_parser", "run"]
 
 # Files in the output folder.
 _STATE, _WEIGHTS, _CURVE, _ANIMATION = "state.json", "weights.json", "learning.png", "best_game.gif"
-# Games after learning are numbered from here on, where those of learning never come.
+# Number of the first game after training. Training games have lower numbers.
 _FIRST_FRESH = 1 << 32
 _HEIGHT = 20
-# Pieces that are shown, the last of the best game; and how many before tell which cell came from which piece.
+# The animation shows the last pieces of the best game. The pieces before them determine the colours of its first board.
 _SHOWN, _UNSEEN = 200, 600
 _INTERVAL = 0.2
 
@@ -36,51 +36,49 @@ def add_parser(subparsers: Any) -> None:
     """Add ``tetris`` to the command line."""
     parser = subparsers.add_parser(
         "tetris",
-        help="learn to play Tetris by the cross-entropy method, and play",
-        description="Learn to play Tetris by the cross-entropy method, then play fresh games on the whole board of 10"
-        " columns and 20 rows. Writes the weights, the learning curve and an animation of the best game. Ctrl-C stops"
-        " it, and --resume goes on where it was stopped, with exactly what it would have done.",
+        help="train a player of Tetris with the cross-entropy method",
+        description="Train a player of Tetris with the cross-entropy method, then play new games on the full board of"
+        " 10 columns and 20 rows. Writes the weights, the learning curve and an animation of the best game. Ctrl-C"
+        " stops the training, and --resume continues it with the same results as without the stop.",
         allow_abbrev=False,
     )
     parser.add_argument(
-        "--minutes", type=_positive, default=3.0, help="how long to learn, in this run (default: 3); not over one"
-        " iteration more",
+        "--minutes", type=_positive, default=3.0, help="training time of this run (default: 3), up to one iteration"
+        " more",
     )  # fmt: skip
     parser.add_argument(
-        "--iterations", type=_count, metavar="K", help="stop learning after K iterations, with those before --resume"
+        "--iterations", type=_count, metavar="K", help="stop training after K iterations, including resumed ones"
     )
     parser.add_argument(
-        "-o", "--output", type=Path, default=Path("tetris"), metavar="DIR", help="where to write (default: tetris)"
+        "-o", "--output", type=Path, default=Path("tetris"), metavar="DIR", help="output folder (default: tetris)"
     )
-    parser.add_argument(
-        "--resume", action="store_true", help="go on with what is in DIR, with its settings, which need not be given"
-    )
-    learning = parser.add_argument_group("settings of learning")
+    parser.add_argument("--resume", action="store_true", help="continue the training in DIR with its settings")
+    training = parser.add_argument_group("training")
     settings: list[tuple[str, Any, str]] = [
         ("--features", str, "dellacherie (8, the default) or bertsekas (22)"),
-        ("--seed", int, "of players and pieces (default: 0)"),
+        ("--seed", int, "seed of players and pieces (default: 0)"),
         ("--n", int, "players in each iteration (default: 100)"),
-        ("--elite-frac", float, "the part of them that the next are like (default: 0.1)"),
-        ("--games", int, "games that each of them plays (default: 10)"),
-        ("--height", int, "rows of the board for learning, where games are short (default: 10)"),
-        ("--most-lines", int, "stop games of learning there (default: 100000)"),
+        ("--elite-frac", float, "fraction of players that the refit uses (default: 0.1)"),
+        ("--games", int, "games of each player in each iteration (default: 10)"),
+        ("--height", int, "rows of the training board; a low board makes games short (default: 10)"),
+        ("--most-lines", int, "stop training games after this number of lines (default: 100000)"),
         ("--sigma", float, "standard deviation of the first weights (default: 10)"),
-        ("--noise", float, "variance that is added in each iteration (default: 4)"),
-        ("--noise-step", float, "by how much that gets less in each (default: 0)"),
+        ("--noise", float, "variance that each iteration adds (default: 4)"),
+        ("--noise-step", float, "decrease of this variance in each iteration (default: 0)"),
     ]
-    for name, kind, what in settings:
-        learning.add_argument(name, type=kind, help=what)
-    fresh = parser.add_argument_group("after learning")
+    for name, kind, text in settings:
+        training.add_argument(name, type=kind, help=text)
+    fresh = parser.add_argument_group("after training")
     fresh.add_argument("--fresh-games", type=_count, default=20, metavar="K", help="games to play (default: 20)")
     fresh.add_argument(
         "--fresh-lines", type=_count, default=100_000, metavar="K",
-        help="stop these games at so many lines, a good player's last for millions (default: 100000)",
+        help="stop these games after K lines; good players clear millions (default: 100000)",
     )  # fmt: skip
     parser.set_defaults(run=run, settings=[name.removeprefix("--").replace("-", "_") for name, _, _ in settings])
 
 
 def run(args: argparse.Namespace) -> int:
-    """Learn, play and write as `args` says."""
+    """Train, play and write files, with the settings in `args`."""
     from multisample.examples.tetris import pictures  # Numba takes half a second to import.
 
     learner = _learner(args)
@@ -95,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
         if learner.history:
             _save(learner, args.output)  # An iteration may have ended just before.
             done = len(learner.history)
-            print(f"{args.output}: {done} iterations are kept; --resume goes on after them", file=sys.stderr)
+            print(f"{args.output}: saved {done} iterations; --resume continues after them", file=sys.stderr)
         raise
     print(_summary(learner, played))
     written = [_STATE, _WEIGHTS]
@@ -108,19 +106,19 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _learner(args: argparse.Namespace) -> Learner:
-    """A new one, or the one that is in the output folder."""
+    """A new learner, or with --resume the learner in the output folder."""
     from multisample.examples.tetris import Learner, Settings
 
     path = args.output / _STATE
-    given = {name: getattr(args, name) for name in args.settings if getattr(args, name) is not None}
+    settings = {name: getattr(args, name) for name in args.settings if getattr(args, name) is not None}
     if not args.resume:
         if path.exists():
             raise ValueError(
-                f"--output: expected a folder without {_STATE}, or --resume to go on with it, got {args.output}"
+                f"--output: expected a folder without {_STATE}, or --resume to continue with it, got {args.output}"
             )
-        return Learner(Settings(**given))
+        return Learner(Settings(**settings))
     learner = Learner.load(path)
-    for name, value in given.items():
+    for name, value in settings.items():
         if getattr(learner.settings, name) != value:
             option = f"--{name.replace('_', '-')}"
             raise ValueError(f"{option}: expected {getattr(learner.settings, name)}, as in {path}, got {value}")
@@ -129,7 +127,7 @@ def _learner(args: argparse.Namespace) -> Learner:
 
 def _learn(learner: Learner, args: argparse.Namespace) -> None:
     start = time.monotonic()
-    most = args.iterations or sys.maxsize
+    limit = args.iterations or sys.maxsize
     line = LiveLine(sys.stderr)
     last, shown = "", -math.inf
     games = learner.settings.n * learner.settings.games
@@ -142,7 +140,7 @@ def _learn(learner: Learner, args: argparse.Namespace) -> None:
             line.show(f"{last}  [{clock}; iteration {len(learner.history) + 1}: {100 * finished // games} %]")
 
     try:
-        while len(learner.history) < most and not learner.ended:
+        while len(learner.history) < limit and not learner.ended:
             done = learner.step(progress)
             _save(learner, args.output)
             last = (
@@ -150,7 +148,7 @@ def _learn(learner: Learner, args: argparse.Namespace) -> None:
                 f" sigma {done.sigma:.3g}"
             )
             line.show(last)
-            # Looked at after an iteration, because there is no player before the first.
+            # Check the time after an iteration, because there is no player before the first.
             if time.monotonic() - start >= 60 * args.minutes:
                 break
     finally:
@@ -160,7 +158,7 @@ def _learn(learner: Learner, args: argparse.Namespace) -> None:
 
 
 def _save(learner: Learner, folder: Path, played: Played | None = None) -> None:
-    """State and weights; and what the player did in fresh games."""
+    """Write the state and the weights, with the results of fresh games if `played`."""
     from multisample.examples.tetris import FEATURES
     from multisample.examples.tetris.learning import write_json
 
@@ -214,11 +212,11 @@ def _summary(learner: Learner, played: Played) -> str:
         f"{lines.size} fresh games after {len(learner.history)} iterations: {lines.mean():,.0f} lines on average,"
         f" quartiles {low:,.0f}, {middle:,.0f} and {high:,.0f}"
     )
-    return f"{text}; {stopped} were stopped before they were over" if stopped else text
+    return f"{text}; {stopped} games were stopped by --fresh-lines" if stopped else text
 
 
 def _animate_best(learner: Learner, played: Played, path: Path) -> None:
-    """The end of the fresh game with the most lines."""
+    """Write an animation of the end of the fresh game with the most lines."""
     from multisample.examples.tetris import moves, pictures
 
     best = int(played.lines[0].argmax())

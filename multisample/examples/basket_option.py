@@ -42,7 +42,7 @@ def price(
     paths : int, default 100_000
         Number of samples.
     antithetic : bool, default False
-        Whether samples come in pairs that mirror each other.
+        Whether to draw pairs of samples that mirror each other.
     device : {"cpu", "cuda"}, default "cpu"
         NumPy arrays on the CPU, or PyTorch tensors on a GPU.
 
@@ -68,12 +68,12 @@ def price(
 
 
 def delta(seed: int, other_seed: int, device: str = "cpu") -> float:
-    """The price's derivative by the spot price, from a finite difference of prices with these seeds.
+    """The derivative of the price by the spot price, as a finite difference.
 
     Parameters
     ----------
     seed, other_seed : int
-        Of the higher and of the lower price. Equal seeds give common random numbers.
+        Seeds of the higher and of the lower price. Equal seeds give common random numbers.
     device : {"cpu", "cuda"}, default "cpu"
         As for `price`.
 
@@ -84,7 +84,7 @@ def delta(seed: int, other_seed: int, device: str = "cpu") -> float:
     Raises
     ------
     TypeError, ValueError
-        As `price`.
+        As for `price`.
     """
     high, low = 100 * (1 + BUMP), 100 * (1 - BUMP)
     return (price(high, seed, device=device) - price(low, other_seed, device=device)) / (high - low)

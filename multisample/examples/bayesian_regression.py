@@ -1,7 +1,8 @@
 """Variational inference fits the posterior of a Bayesian linear regression with `multisample.torch.Normal`.
 
-The variational family has independent normal weights. For this model its optimum is known: the exact posterior mean,
-and the reciprocal of the posterior precision's diagonal as variance. The program prints both next to the fit.
+The variational family has independent normal weights. For this model its optimum has a closed form: the mean is the
+exact posterior mean, and the variances are the reciprocals of the posterior precision's diagonal. The program prints
+the optimum next to the fit.
 
 python -m multisample.examples.bayesian_regression                  # on the CPU
 python -m multisample.examples.bayesian_regression --device cuda    # on a GPU
@@ -26,7 +27,7 @@ class Fit(NamedTuple):
     loc, scale : torch.Tensor, shape (6,)
         Means and standard deviations of the weights.
     best_loc, best_scale : torch.Tensor, shape (6,)
-        The optimum.
+        The optimum of the variational family.
     """
 
     loc: Any
@@ -45,7 +46,7 @@ def fit(steps: int = 600, seed: int = 7, device: str = "cpu") -> Fit:
     seed : int, default 7
         Seed of the data and of the samples.
     device : {"cpu", "cuda"}, default "cpu"
-        Where to compute.
+        Device of the computation.
 
     Returns
     -------
@@ -54,7 +55,7 @@ def fit(steps: int = 600, seed: int = 7, device: str = "cpu") -> Fit:
     Raises
     ------
     TypeError, ValueError
-        If PyTorch does not take the seed or the device.
+        If PyTorch refuses the seed or the device.
     """
     import torch
 

@@ -30,7 +30,7 @@ CART_MASS, POLE_MASS, HALF_LENGTH, GRAVITY = 1.0, 0.1, 0.5, 9.81
 
 
 class Run(NamedTuple):
-    """What a controlled cart did.
+    """The trajectory of a controlled cart.
 
     Attributes
     ----------

@@ -1,6 +1,6 @@
-"""What PyTorch users find beside `multisample.sample`, which takes their tensors as it takes any other array.
+"""Additions for PyTorch: `Normal`, `sample_sharded`, `take_key` and `load_operators`.
 
-Gradients, torch.func and torch.compile need nothing from here: `multisample.sample` is the same call there.
+`multisample.sample` itself takes tensors, and supports gradients, torch.func and torch.compile.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ __all__ = ["Normal", "load_operators", "sample_sharded", "take_key"]
 
 
 def load_operators() -> None:
-    """Load ``torch.ops.multisample``, which is first built if it has not been.
+    """Load ``torch.ops.multisample``, and build it first if necessary.
 
-    A call of `multisample.sample` that takes torch_ext does as much; but what calls the operators directly, as does a
-    program that was saved by ``torch.export.save``, may come first.
+    A call of `multisample.sample` with torch_ext loads the operators too. Call this function before code that uses the
+    operators directly, such as a program saved by ``torch.export.save``.
 
     Raises
     ------
     BackendUnavailableError
-        With every reason, if torch_ext cannot be built or loaded, for CUDA too where PyTorch has a CUDA device.
+        If torch_ext cannot be built or loaded, for CUDA too if PyTorch has a CUDA device; gives every reason.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Keys from PyTorch's generators, for draws whose seed and offset a program keeps, such as to repeat them."""
+"""`take_key`: a key from a PyTorch generator, with which a program can repeat a draw."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ __all__ = ["take_key"]
 
 
 def take_key(generator: torch.Generator | None = None, device: torch.device | str | int | None = None) -> Key:
-    """Take seed and offset of one call from a generator of PyTorch's, as a call of `multisample.sample` does.
+    """Take seed and offset of one call from a PyTorch generator, as a call of `multisample.sample` does.
 
     Parameters
     ----------
     generator : torch.Generator, optional
-        By default PyTorch's default generator of `device`.
+        Default: PyTorch's default generator of `device`.
     device : torch.device, str or int, optional
-        By default that of `generator`, or else PyTorch's default device.
+        Default: the device of `generator`, or PyTorch's default device without `generator`.
 
     Returns
     -------
@@ -36,8 +36,8 @@ def take_key(generator: torch.Generator | None = None, device: torch.device | st
 
     Notes
     -----
-    A CUDA generator gives its seed and its Philox offset, which advances by 4. A CPU generator has no offset: a 64-bit
-    number that it draws is the seed, and the offset is 0.
+    A CUDA generator gives its seed and its Philox offset, which advances by 4. A CPU generator has no offset: the seed
+    is a 64-bit number that it draws, and the offset is 0.
 
     Examples
     --------

@@ -40,82 +40,82 @@ def sample_sharded(
     layout: Layout = "dn",
     antithetic: bool = False,
 ) -> DTensor:
-    """Draw one matrix of samples on the ranks of a device mesh, each its part.
+    """Draw one matrix of samples on the ranks of a device mesh; each rank draws its part.
 
-    The DTensor's full matrix is that of `multisample.sample` on a single device, bit for bit, however it is placed:
-    over samples, over dimensions, over both on a mesh of two dimensions, or whole on every rank. No rank communicates.
+    The full matrix equals the result of `multisample.sample` on one device, bit for bit, for all placements: sharded
+    over samples, over dimensions, over both on a two-dimensional mesh, or replicated. The ranks do not communicate.
 
     Parameters
     ----------
     mu, sigma : torch.Tensor, DTensor or number, shape (d,) or (d, 1)
-        Means, and standard deviations of at least 0: tensors that are whole and equal on every rank, or DTensors on
-        `mesh`, replicated or sharded over dimensions as the result is. One of the two may be a number.
+        Means, and standard deviations of at least 0. Tensors must be whole and equal on every rank. DTensors must be on
+        `mesh`, replicated or sharded over dimensions like the result. One of the two may be a number.
     n : int
         Number of samples in the whole matrix, at least 0; ``sample_offset + n <= 2**34``.
     mesh : torch.distributed.device_mesh.DeviceMesh
-        The ranks, and the type of device that they draw on. Ranks that are not part of it may call too.
+        The ranks and their type of device. Ranks outside `mesh` may call too.
     placements : sequence of torch.distributed.tensor.Placement
-        For each dimension of `mesh`, ``Shard(axis)`` of the result or ``Replicate()``. Shards are cut as by
-        `torch.chunk`: they may be uneven, and the last ones empty.
+        For each dimension of `mesh`, ``Shard(axis)`` of the result or ``Replicate()``. The shards are those of
+        `torch.chunk`: they may be uneven, and the last ones may be empty.
     backend : str, default "auto"
-        As for `multisample.sample`, here and below.
+        This and the following parameters are those of `multisample.sample`, except as noted.
     seed : int or Key, optional
         ``0 <= seed < 2**64``, or a `multisample.Key`.
     generator : Generator or torch.Generator, optional
-        Where to take a seed and an offset from: one in the same state on every rank. Each call advances it once on
-        every rank that calls, whatever its part, so that it stays so. With neither `seed` nor `generator`, PyTorch's
-        default generator of the rank's device: call ``torch.manual_seed`` with the same number on every rank.
+        Source of a seed and an offset, in the same state on every rank. A call advances it by the same amount on
+        every rank, so that the states stay equal. Without `seed` and `generator`, PyTorch's default generator of the
+        rank's device is used: call ``torch.manual_seed`` with the same number on every rank.
     noise : {"independent", "shared"}, default "independent"
-        Whether every component has noise of its own, or all dimensions use one row of noise.
+        Separate noise for every element, or one row of noise for all dimensions.
     dtype : {"float16", "bfloat16", "float32", "float64"}, optional
         Type of the result.
     out : DTensor, shape (d, n), or (n, d) with layout "nd", optional
-        Where to put the result: on `mesh`, placed as `placements` say.
+        Destination, on `mesh` and with `placements`.
     fast_math : bool, default False
-        Take a faster, less exact transform on CUDA devices: the same bits on all GPUs of one kind.
+        Use a faster, less exact transform on CUDA devices. Its bits are the same on all GPUs of one model.
     dim_offset, sample_offset : int, default 0
-        Draw the window of the endless sample matrix that starts at this row and column; shards are parts of that.
+        First row and column of the drawn window of the endless sample matrix; the shards are parts of this window.
     validate : bool, default False
-        Look at the values in device memory, and make sure that all ranks draw the same matrix: with one collective
-        for each dimension of `mesh`, so on every rank of it or on none.
+        Check the values in device memory, and check that all ranks draw the same matrix. The second check runs one
+        collective for each dimension of `mesh`, so set it on every rank of `mesh` or on none.
     layout : {"dn", "nd"}, default "dn"
-        One row for each dimension, or the transpose, one row for each sample.
+        "dn" returns one row per dimension; "nd" returns the transpose, one row per sample.
     antithetic : bool, default False
-        Draw the samples in pairs; a shard may cut a pair.
+        Draw mirrored pairs of samples; a shard may cut a pair.
 
     Returns
     -------
     DTensor, shape (d, n), or (n, d) with layout "nd"
-        On `mesh`, placed as `placements` say; its local tensor is C-contiguous unless it is that of `out`, and empty
-        on ranks that are not part of `mesh`.
+        The result, on `mesh` and with `placements`. Its local tensor is C-contiguous, unless `out` is passed, and empty
+        on ranks outside `mesh`.
 
     Raises
     ------
     TypeError
-        If `mesh` is no DeviceMesh, `mu` or `sigma` no tensor of PyTorch and no number, `out` no DTensor, and as by
-        `multisample.sample`.
+        If `mesh` is not a DeviceMesh, `mu` or `sigma` is not a PyTorch tensor or a number, or `out` is not a DTensor.
+        Also as for `multisample.sample`.
     ValueError
-        If `placements` are not as above, or not as many as `mesh` has dimensions; if a tensor is on another type of
-        device than `mesh`; if a DTensor is on another mesh, of partial sums, or sharded otherwise than the result; if
-        `validate` finds ranks that differ; and as by `multisample.sample`.
+        If `placements` differ from the above, or their number differs from the dimensions of `mesh`. If a tensor is on
+        another type of device than `mesh`. If a DTensor is on another mesh, holds partial sums, or is sharded
+        differently from the result. If `validate` finds ranks that differ. Also as for `multisample.sample`.
     RuntimeError
-        As by `multisample.sample`.
+        As for `multisample.sample`.
 
-        An error on one rank alone leaves its generator behind the others'.
+        After an error on one rank only, its generator is behind the generators of the other ranks.
 
     Notes
     -----
-    Gradients are those of DTensors: that of a replicated `mu` or `sigma` is of partial sums over the mesh dimensions
-    which the result is sharded over, to be reduced where it is used. A plain tensor gets the gradient of this rank's
-    part, and whoever passes one adds those of all ranks up.
+    Gradients follow the rules of DTensors. The gradient of a replicated `mu` or `sigma` is ``Partial`` over the mesh
+    dimensions that shard the result, and is reduced where it is used. A plain tensor gets the gradient of this rank's
+    part; the caller must add the gradients of all ranks.
 
     See Also
     --------
-    multisample.sample : given DTensors, draws a result that is sharded over dimensions as they are.
+    multisample.sample : with DTensors, draws a result with their sharding over dimensions.
 
     Examples
     --------
-    On each of four ranks this would draw a quarter of the samples; here there is one.
+    On four ranks, this call would draw a quarter of the samples on each. Here there is one rank.
 
     >>> import torch
     >>> from torch import distributed
@@ -138,7 +138,9 @@ def sample_sharded(
         if not (is_number(x) or isinstance(x, torch.Tensor)):
             raise TypeError(f"{name}: expected a tensor or a number, got {describe(x)} of type {type(x).__name__}")
         if isinstance(x, torch.Tensor) and not isinstance(x, DTensor) and x.device.type != mesh.device_type:
-            raise ValueError(f"{name}: expected it on the mesh's type of device, {mesh.device_type}, got {x.device}")
+            raise ValueError(
+                f"{name}: expected a tensor on the device type of mesh, {mesh.device_type}, got {x.device}"
+            )
     check_choice("layout", layout, ("dn", "nd"))
     call = Call(
         mu, sigma, n, backend, seed, generator, noise, dtype, out, fast_math, dim_offset, sample_offset, validate,

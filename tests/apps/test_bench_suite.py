@@ -1,4 +1,4 @@
-"""The tools of the benchmarks: a wrong sampler is found out before it is timed, and times are what they claim to be."""
+"""The tools of the benchmarks: wrong samplers are rejected before they are timed, and timers are accurate."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def draw(seed: int, noise: str = "independent", d: int = D, n: int = N) -> Array
     return np.asarray(columns[0] + columns[1] * z, np.float32)
 
 
-# --- Whether samples are right --------------------------------------------------------------------
+# --- Checks of samples ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("noise", ["independent", "shared"])
 @pytest.mark.parametrize(("d", "n"), [(D, N), (1, 100), (10, 10), (40_000, 32), (3, 2_000_000)])
-def test_what_draws_as_it_should_passes(noise: str, d: int, n: int) -> None:
+def test_correct_samples_pass(noise: str, d: int, n: int) -> None:
     check_moments(draw(1, noise, d, n), draw(2, noise, d, n), *vectors(d), noise)
 
 
@@ -50,18 +50,18 @@ def test_what_draws_as_it_should_passes(noise: str, d: int, n: int) -> None:
         (lambda x: draw(3, "shared"), "correlation"),
     ],
 )
-def test_what_is_wrong_is_found_out(spoil: Callable[[Array], Array], message: str) -> None:
+def test_wrong_samples_are_rejected(spoil: Callable[[Array], Array], message: str) -> None:
     with pytest.raises(AssertionError, match=message):
         check_moments(spoil(draw(1)), draw(1), mu, sigma, "independent")
 
 
-def test_noise_that_should_be_shared_is_the_same_in_every_row() -> None:
+def test_common_noise_must_be_equal_in_every_row() -> None:
     with pytest.raises(AssertionError, match="the same noise in every row"):
         check_moments(draw(1), draw(2), mu, sigma, "shared")
 
 
-def test_z_values_are_those_of_a_normal_distribution() -> None:
-    # Of 2000 rows of 10: the largest of as many normals is between 2.5 and 5 but for one case in 1e4 or fewer.
+def test_z_values_have_a_normal_distribution() -> None:
+    # 2000 rows of 10: the largest of 2000 normals is between 2.5 and 5, except with probability 1e-4.
     errors = moment_errors(draw(1, d=2000, n=10).astype(np.float64), *vectors(2000), "independent")
     assert 2.5 < errors["mean"] < 5 and 2.5 < errors["variance"] < 5
     assert max(errors["mean of all"], errors["variance of all"], errors["correlation"]) < 4 < BOUND
@@ -71,7 +71,7 @@ def test_z_values_are_those_of_a_normal_distribution() -> None:
 
 
 class Clockwork:
-    """A device whose time goes by as it is told: a byte takes a nanosecond to fill, and nothing waits for the host."""
+    """A fake device with a simulated clock: filling a byte takes a nanosecond, and the host takes no time."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -98,7 +98,7 @@ class Clockwork:
         pass
 
 
-def test_results_are_kept_until_memory_has_rotated() -> None:
+def test_results_stay_alive_until_memory_has_rotated() -> None:
     alive: list[int] = []
     most = 0
 
@@ -118,7 +118,7 @@ def test_results_are_kept_until_memory_has_rotated() -> None:
         assert Ring(size).kept.maxlen == kept
 
 
-def test_the_time_of_a_call_is_that_between_the_marks_around_it() -> None:
+def test_the_time_of_a_call_is_between_its_marks() -> None:
     device, size = Clockwork(), 10**6
     results = iter(range(10**6))
 
@@ -132,13 +132,13 @@ def test_the_time_of_a_call_is_that_between_the_marks_around_it() -> None:
     assert times.memset == pytest.approx(1e-3)
     assert times.pipelined == pytest.approx(5e-3)
     assert 0 < times.host < 1
-    # Before each fill and each call that is timed alone something else fills the cache, and takes its time.
+    # Before each fill and each single call, another fill evicts the cache; its time does not count.
     assert device.fills[::3] == device.fills[2::3] == [BUSY] * (len(device.fills) // 3)
     assert set(device.fills[1::3]) == {size}
     assert ring.kept[-1] == next(results) - 1
 
 
-def test_what_has_streams_of_its_own_is_timed_by_the_host() -> None:
+def test_libraries_with_private_streams_are_timed_by_the_host() -> None:
     device, ring, waited = Clockwork(), Ring(4), []
     ring.warm_up(lambda: "result")
     times = measure(device, lambda: "result", ring, 4, wait=waited.append)
@@ -149,7 +149,7 @@ def test_what_has_streams_of_its_own_is_timed_by_the_host() -> None:
     assert times.host <= times.pipelined == times.device.median
 
 
-def test_quartiles() -> None:
+def test_quartiles_of_times() -> None:
     assert quartiles([3.0]) == Quartiles(3, 3, 3)
     assert quartiles([5.0, 1, 2, 4, 3]) == Quartiles(2, 3, 4)
 
@@ -158,7 +158,7 @@ def test_quartiles() -> None:
 
 
 class Table:
-    """In the place of pytest-benchmark's fixture."""
+    """Replaces pytest-benchmark's fixture."""
 
     def __init__(self) -> None:
         self.extra_info: dict[str, Any] = {}
@@ -169,7 +169,7 @@ class Table:
             target()
 
 
-def test_a_peer_is_measured_once_for_both_modes_and_ours_for_each() -> None:
+def test_peers_are_measured_once_and_ours_once_per_mode() -> None:
     starts = []
 
     device = Clockwork()
@@ -204,7 +204,7 @@ def test_a_peer_is_measured_once_for_both_modes_and_ours_for_each() -> None:
     assert device.released == 3
 
 
-def test_what_cannot_run_is_skipped_with_its_reason() -> None:
+def test_unavailable_contenders_are_skipped_with_a_reason() -> None:
     contender = Contender("someone", lambda: "not at home", CPU["numpy"].start)
     with pytest.raises(pytest.skip.Exception, match="someone: not at home"):
         CudaRunner(Clockwork(), None).run(Table(), "throughput", contender, Case(D, N), "portable")
@@ -212,17 +212,17 @@ def test_what_cannot_run_is_skipped_with_its_reason() -> None:
 
 @pytest.mark.parametrize("degrees", [4, 30])
 @pytest.mark.parametrize("probability", [0.05, 0.25, 0.5, 0.75, 0.95])
-def test_variances_of_few_samples_are_judged_by_their_own_distribution(degrees: int, probability: float) -> None:
+def test_variances_of_few_samples_are_compared_with_chi_square(degrees: int, probability: float) -> None:
     row = np.arange(degrees + 1.0)
     row = row / row.std(ddof=1) * np.sqrt(chi2.ppf(probability, degrees) / degrees)
     found = moment_errors(row[None], np.zeros(1), np.ones(1), "shared")["variance"]
     assert abs(found - abs(norm.ppf(probability))) < 0.1
 
 
-# --- Layouts on the CPU ---------------------------------------------------------------------------
+# --- Layouts on a CPU -----------------------------------------------------------------------------
 
 
-def test_layouts_are_compared_by_the_speed_of_either(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layouts_are_compared_by_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     filled: list[tuple[tuple[int, ...], str]] = []
 
     def filling(backend: str, out: Array, d: int, n: int, options: dict[str, Any]) -> Callable[[], str]:
@@ -236,6 +236,6 @@ def test_layouts_are_compared_by_the_speed_of_either(monkeypatch: pytest.MonkeyP
     assert filled == [((3, 5), "dn"), ((5, 3), "nd")]
 
 
-def test_layouts_are_timed_in_calls_of_ours() -> None:
+def test_layouts_are_timed_with_our_calls() -> None:
     low, median, high = cpu_layouts.nd_over_dn("cpu", 3, 5, {})
     assert 0 < low <= median <= high

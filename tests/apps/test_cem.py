@@ -1,5 +1,6 @@
-"""The cross-entropy method: what it computes, against a plain reference; how runs end, are saved and go on; and what is
-refused. How well it does, and what it does on a GPU, is in the files beside this one.
+"""The cross-entropy method against a simple reference; the ends of runs, saved states and errors.
+
+test_cem_bbob.py measures how well the method optimises, and test_cem_cuda.py runs it on a GPU.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ START = np.linspace(-2, 3, D).astype(np.float32)
 
 @dataclasses.dataclass(frozen=True)
 class Library:
-    """What these tests do with the arrays of a library."""
+    """Operations of the tests on the arrays of a library."""
 
     array: Callable[[Any], Any]
     to_numpy: Callable[[Any], Array]
@@ -61,12 +62,12 @@ def library(request: pytest.FixtureRequest) -> Iterator[Library]:
 
 
 def sphere(x: Any) -> Any:
-    """Of any library; its minimum is at 1."""
+    """A function of arrays of any library, with its minimum at 1."""
     return ((x - 1) * (x - 1)).sum(0)
 
 
 def assert_same(a: Result, b: Result, to_numpy: Callable[[Any], Array] = np.asarray) -> None:
-    """Bit for bit, but for the evaluations after the end."""
+    """Check that results are equal bit for bit, except `nfev`."""
     for name in ("x", "mu", "sigma"):
         assert to_numpy(getattr(a, name)).tobytes() == to_numpy(getattr(b, name)).tobytes(), name
     assert a.history.keys() == b.history.keys()
@@ -76,7 +77,7 @@ def assert_same(a: Result, b: Result, to_numpy: Callable[[Any], Array] = np.asar
     assert {name: getattr(a, name) for name in same} == {name: getattr(b, name) for name in same}
 
 
-# --- What is computed -----------------------------------------------------------------------------
+# --- Refits ---------------------------------------------------------------------------------------
 
 
 def reference(
@@ -86,7 +87,7 @@ def reference(
     noise: Callable[[int], Any] = lambda t: 0.0,
     smoothing: float = 1.0,
 ) -> tuple[Array, Array]:
-    """Mean and standard deviation, in float64 and by a full sort."""
+    """Mean and standard deviation, computed in float64 with a full sort."""
     mu, sigma = START.astype(np.float64), np.full(D, 2.0)
     generator = multisample.Generator(SEED)
     for t in range(1, iterations + 1):
@@ -98,7 +99,7 @@ def reference(
 
 
 @pytest.mark.parametrize("elite_frac", [0.01, 0.1, 0.5, 1.0])
-def test_mean_and_deviation_are_those_of_the_elites(elite_frac: float) -> None:
+def test_the_refit_is_the_mean_and_deviation_of_the_elites(elite_frac: float) -> None:
     mu, sigma = reference(sphere, 5, round(elite_frac * N))
     result = cem.minimize(
         sphere, START.astype(np.float64), 2.0, N, elite_frac=elite_frac, iterations=5, seed=SEED, check_every=0
@@ -110,7 +111,7 @@ def test_mean_and_deviation_are_those_of_the_elites(elite_frac: float) -> None:
 @pytest.mark.parametrize(
     "noise_floor", [0.25, np.linspace(0, 2, D), lambda t: max(5 - t / 2, 0), lambda t: np.arange(D) / t]
 )
-def test_noise_is_added_to_the_variance(noise_floor: Any) -> None:
+def test_the_noise_floor_is_added_to_the_variance(noise_floor: Any) -> None:
     schedule = noise_floor if callable(noise_floor) else lambda t: noise_floor
     mu, sigma = reference(sphere, 8, 20, schedule)
     result = cem.minimize(sphere, START.astype(np.float64), 2.0, N, noise_floor=noise_floor, iterations=8, seed=SEED)
@@ -118,18 +119,18 @@ def test_noise_is_added_to_the_variance(noise_floor: Any) -> None:
     np.testing.assert_allclose(result.sigma, sigma, rtol=1e-9)
 
 
-def test_smoothing_goes_part_of_the_way() -> None:
+def test_smoothing_averages_the_refit_with_the_previous_values() -> None:
     mu, sigma = reference(sphere, 8, 20, smoothing=0.7)
     result = cem.minimize(sphere, START.astype(np.float64), 2.0, N, smoothing=0.7, iterations=8, seed=SEED)
     np.testing.assert_allclose(result.mu, mu, rtol=1e-9)
     np.testing.assert_allclose(result.sigma, sigma, rtol=1e-9)
 
 
-def test_noise_reaches_what_a_shrinking_deviation_does_not() -> None:
+def test_a_noise_floor_reaches_a_distant_optimum() -> None:
     def far(x: Array) -> Array:
         return np.abs(x - 50).sum(axis=0)
 
-    # Each refit to the tenth of a slope that is highest shrinks sigma to 0.4 of itself: the steps have a finite sum.
+    # On a slope, each refit to the best tenth multiplies sigma by 0.4, so the sum of all steps is finite.
     without = cem.minimize(far, np.zeros(D), 1.0, N, iterations=200, seed=SEED)
     assert without.sigma.max() < 1e-9
     assert np.abs(without.mu - 50).min() > 20
@@ -137,12 +138,12 @@ def test_noise_reaches_what_a_shrinking_deviation_does_not() -> None:
     assert np.abs(noisy.mu - 50).max() < 1e-6
 
 
-def test_the_history_tells_of_each_iteration() -> None:
-    seen = []
+def test_the_history_has_a_row_for_each_iteration() -> None:
+    recorded = []
 
     def f(x: Array) -> Array:
         scores = sphere(x)
-        seen.append((scores.min(), scores.mean(), np.sort(scores)[19]))
+        recorded.append((scores.min(), scores.mean(), np.sort(scores)[19]))
         return np.asarray(scores)
 
     sigmas: list[float] = []
@@ -151,7 +152,7 @@ def test_the_history_tells_of_each_iteration() -> None:
     )
     history = result.history
     assert list(history) == ["best", "mean", "threshold", "sigma", "nonfinite"]
-    expected = np.array(seen, np.float64).T
+    expected = np.array(recorded, np.float64).T
     for name, column in zip(("best", "mean", "threshold"), expected, strict=True):
         np.testing.assert_allclose(history[name], column, rtol=1e-6)
     assert history["sigma"].tolist() == sigmas
@@ -160,11 +161,11 @@ def test_the_history_tells_of_each_iteration() -> None:
     assert (result.nit, result.nfev, result.nonfinite) == (6, 6 * N, 0)
 
 
-def test_the_best_sample_of_all_is_kept() -> None:
+def test_the_result_has_the_best_sample_of_the_run() -> None:
     told: list[tuple[float, Array]] = []
 
     def f(x: Array) -> Array:
-        # Ever worse, so that the best is in the first iteration, and in float16, as scores may be narrower.
+        # Scores get worse, so that the best sample is in the first iteration. They are float16, a narrower type.
         scores = (sphere(x) + 100 * len(told)).astype(np.float16)
         told.append((float(scores.min()), x[:, scores.argmin()].copy()))
         return np.asarray(scores)
@@ -178,7 +179,7 @@ def test_the_best_sample_of_all_is_kept() -> None:
 
 
 @pytest.mark.parametrize("number", ["mu", "sigma", None])
-def test_results_are_of_the_library_of_the_start(library: Library, number: str | None) -> None:
+def test_results_have_the_library_of_the_initial_mean(library: Library, number: str | None) -> None:
     mu = 1.0 if number == "mu" else library.array(START)
     sigma = 2.0 if number == "sigma" else library.array(np.full((D, 1), 2, np.float32))
     kinds = set()
@@ -208,7 +209,7 @@ def test_samples_have_the_same_bits_in_every_library(library: Library) -> None:
     assert np.array_equal(library.to_numpy(drawn), np.clip(plain, np.float32(-2.5), np.float32(4)))
 
 
-def test_runs_differ_by_rounding_alone_from_library_to_library(library: Library) -> None:
+def test_runs_in_different_libraries_differ_only_by_rounding(library: Library) -> None:
     options: Any = {"iterations": 12, "seed": SEED, "noise_floor": 0.01, "smoothing": 0.8}
     here, there = (cem.minimize(sphere, start, 2.0, N, **options) for start in (library.array(START), START))
     np.testing.assert_allclose(library.to_numpy(here.mu), there.mu, atol=1e-4)
@@ -217,7 +218,7 @@ def test_runs_differ_by_rounding_alone_from_library_to_library(library: Library)
         np.testing.assert_allclose(here.history[name], there.history[name], rtol=1e-2)
 
 
-def test_samples_are_written_into_the_same_memory() -> None:
+def test_iterations_reuse_the_memory_of_the_samples() -> None:
     addresses = set()
 
     def f(x: Array) -> Array:
@@ -228,7 +229,7 @@ def test_samples_are_written_into_the_same_memory() -> None:
     assert len(addresses) == 1
 
 
-def test_scores_may_be_whatever_can_be_taken_to_the_samples(library: Library) -> None:
+def test_scores_may_be_arrays_of_other_libraries(library: Library) -> None:
     ways: list[Callable[[Any], Any]] = [
         lambda x: np.round(sphere(library.to_numpy(x))).astype(np.int64),
         lambda x: np.round(sphere(library.to_numpy(x))).tolist(),
@@ -240,7 +241,7 @@ def test_scores_may_be_whatever_can_be_taken_to_the_samples(library: Library) ->
         assert_same(result, results[0], library.to_numpy)
 
 
-def test_large_integers_stay_apart() -> None:
+def test_large_integer_scores_stay_distinct() -> None:
     base = 2**40
 
     def f(x: Array) -> Array:
@@ -251,7 +252,7 @@ def test_large_integers_stay_apart() -> None:
     assert result.x[0] == multisample.sample(START, 2.0, N, seed=SEED)[0].min()
 
 
-def test_lists_are_numpy_float32_as_elsewhere() -> None:
+def test_lists_become_numpy_float32_arrays() -> None:
     result = cem.minimize(sphere, [0, 0], 1, N, iterations=2, seed=SEED)
     assert isinstance(result.x, np.ndarray)
     assert result.x.dtype == np.float32
@@ -265,24 +266,24 @@ def test_a_named_backend_makes_arrays_of_its_own_library(torch_device: str) -> N
     assert result.mu.device.type == ("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def test_objects_known_by_their_protocol_alone_become_arrays() -> None:
+def test_objects_with_only_a_protocol_become_numpy_arrays() -> None:
     run = CEM(ExportedByDlpack(START), ExportedByDlpack(np.full(D, 2, np.float32)), N, seed=SEED)
     drawn = run.ask()
     assert type(drawn) is np.ndarray
     assert np.array_equal(drawn, CEM(START, 2.0, N, seed=SEED).ask())
 
 
-def test_options_are_those_of_sample(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
+def test_options_are_passed_to_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = []
 
     def sample(*arguments: Any, **options: Any) -> Any:
-        seen.append({name: options.pop(name, None) for name in given})
+        recorded.append({name: options.pop(name, None) for name in expected_options})
         return multisample.sample(*arguments, **options)
 
-    given: Any = {"noise": "shared", "antithetic": True, "fast_math": True, "backend": "cpu"}
+    expected_options: Any = {"noise": "shared", "antithetic": True, "fast_math": True, "backend": "cpu"}
     monkeypatch.setattr(_method, "sample", sample)
-    CEM([0.0], [2.0], N, seed=SEED, **given).ask()
-    assert seen[-1] == given
+    CEM([0.0], [2.0], N, seed=SEED, **expected_options).ask()
+    assert recorded[-1] == expected_options
 
 
 def test_no_gradient_is_recorded() -> None:
@@ -293,8 +294,8 @@ def test_no_gradient_is_recorded() -> None:
     assert not (result.x.requires_grad or result.mu.requires_grad or result.sigma.requires_grad)
 
 
-def test_nothing_is_read_from_the_device() -> None:
-    # Tensors on PyTorch's meta device have no values, and to read one is an error.
+def test_the_loop_reads_nothing_from_the_device() -> None:
+    # Tensors on PyTorch's meta device have no values, so reading one raises.
     torch = pytest.importorskip("torch")
     arrays = arrays_like(torch.empty(D, 0))
     mu, scalar = torch.empty(D, device="meta"), torch.empty((), dtype=torch.float64, device="meta")
@@ -307,12 +308,12 @@ def test_nothing_is_read_from_the_device() -> None:
         bool(following.running)
 
 
-def test_no_array_library_is_imported() -> None:
+def test_importing_cem_imports_no_array_library() -> None:
     code = "import sys, multisample.cem; print(sorted({'torch', 'cupy', 'jax', 'scipy'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
-# --- Ask and tell, saved and resumed --------------------------------------------------------------
+# --- Ask-tell interface and saved states ----------------------------------------------------------
 
 OPTIONS: dict[str, Any] = {
     "noise_floor": lambda t: max(1 - t / 10, 0), "bounds": (-4, 4), "smoothing": 0.9, "tol": 1e-3, "elite_frac": 0.15,
@@ -320,7 +321,7 @@ OPTIONS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("iterations", [0, 3, 100])
-def test_ask_and_tell_are_what_minimize_does(library: Library, iterations: int) -> None:
+def test_ask_and_tell_give_the_result_of_minimize(library: Library, iterations: int) -> None:
     whole = cem.minimize(sphere, library.array(START), 2.0, N, seed=SEED, iterations=iterations, **OPTIONS)
     halves = CEM(library.array(START), 2.0, N, seed=SEED, **OPTIONS)
     for _ in range(iterations):
@@ -345,8 +346,8 @@ def by_json(state: Any) -> Any:
 
 @pytest.mark.parametrize("saved", [by_npz, by_json, dict], ids=["npz", "json", "dict"])
 @pytest.mark.parametrize("after", [0, 1, 4])
-def test_a_resumed_run_goes_on_to_the_same_bits(library: Library, saved: Callable[[Any], Any], after: int) -> None:
-    def sometimes(x: Any) -> Any:  # Infinity is in the history too.
+def test_a_resumed_run_continues_with_equal_bits(library: Library, saved: Callable[[Any], Any], after: int) -> None:
+    def sometimes(x: Any) -> Any:  # Infinities enter the history too.
         return sphere(x) + (math.inf if told < 2 else 0)
 
     original = CEM(library.array(START), 2.0, N, seed=2**64 - 5, **OPTIONS)
@@ -365,7 +366,7 @@ def test_a_resumed_run_goes_on_to_the_same_bits(library: Library, saved: Callabl
     assert original.result().nfev == resumed.result().nfev
 
 
-def test_another_library_goes_on_from_a_state(library: Library) -> None:
+def test_another_library_continues_from_a_state(library: Library) -> None:
     original = CEM(START, 2.0, N, seed=SEED)
     x = original.ask()
     original.tell(x, sphere(x))
@@ -387,7 +388,7 @@ def test_a_state_is_a_copy() -> None:
     assert run.result().nit == 0
 
 
-def test_the_end_is_saved_too() -> None:
+def test_a_saved_state_includes_the_end_of_the_run() -> None:
     ended = CEM(START, 2.0, N, seed=SEED, tol=10.0)
     x = ended.ask()
     ended.tell(x, sphere(x))
@@ -398,7 +399,7 @@ def test_the_end_is_saved_too() -> None:
     assert_same(resumed.result(), ended.result())
 
 
-def test_samples_may_be_told_late_and_in_any_order() -> None:
+def test_tell_accepts_samples_late_and_in_any_order() -> None:
     run = CEM(START, 2.0, N, seed=SEED)
     first, second = run.ask(), run.ask()
     assert np.array_equal(first, multisample.sample(START, 2.0, N, seed=SEED))
@@ -447,12 +448,12 @@ def test_without_a_seed_tensors_follow_pytorch() -> None:
 # --- Bounds ---------------------------------------------------------------------------------------
 
 
-def test_a_mean_on_a_bound_is_within_whatever_its_type_makes_of_that() -> None:
-    start = np.full(6, 0.7, np.float32)  # Less than 0.7.
+def test_a_mean_equal_to_a_bound_is_accepted_in_float32() -> None:
+    start = np.full(6, 0.7, np.float32)  # float32 rounds 0.7 down.
     assert CEM(start, 1.0, N, seed=SEED, bounds=(0.7, 1)).ask().min() == start[0]
 
 
-def test_nothing_beyond_bounds_is_scored_and_the_boundary_is_reached() -> None:
+def test_samples_are_clipped_to_the_bounds() -> None:
     low, high = np.array([-5.0, -5, 2, -np.inf, -5, -5]), np.array([5.0, 0.5, 5, np.inf, 5, 5])
 
     def f(x: Array) -> Array:
@@ -463,11 +464,11 @@ def test_nothing_beyond_bounds_is_scored_and_the_boundary_is_reached() -> None:
     start = np.clip(START.astype(np.float64), low, high)
     result = cem.minimize(f, start, 2.0, N, iterations=60, seed=SEED, bounds=(low, high))
     np.testing.assert_allclose(result.mu, [1, 0.5, 2, 1, 1, 1], atol=1e-6)
-    # Exactly, where samples of a truncated normal distribution would only come near.
+    # The optimum is exact; samples of a truncated normal distribution would only approach it.
     assert result.mu[1:3].tolist() == [0.5, 2]
 
 
-# --- Scores that are no numbers -------------------------------------------------------------------
+# --- Scores that are not finite -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -494,7 +495,7 @@ def test_scores_that_are_not_finite_count_as_worst(library: Library, value: floa
 
 
 @pytest.mark.parametrize("finite", [1, 2, 5])
-def test_fewer_finite_scores_than_elites_are_elites_alone(finite: int) -> None:
+def test_only_finite_scores_are_elites(finite: int) -> None:
     run = CEM(START, 2.0, N, seed=SEED)
     x = run.ask()
     scores = np.full(N, np.nan)
@@ -520,7 +521,7 @@ def test_no_finite_score_ends_the_run_with_a_message(library: Library) -> None:
     assert calls == result.nit == 3
     assert (result.status, result.success) == (3, False)
     assert result.message == (
-        "No score was finite in iteration 3: there is nothing to refit to."
+        "No score was finite in iteration 3, so mean and standard deviation cannot be refitted."
         f" {N} of {3 * N} scores were NaN or infinite, and counted as worst."
     )
     before = cem.minimize(sphere, start, 2.0, N, iterations=2, seed=SEED)
@@ -528,7 +529,7 @@ def test_no_finite_score_ends_the_run_with_a_message(library: Library) -> None:
     assert result.fun == before.fun
 
 
-def test_without_any_finite_score_the_answer_is_the_start() -> None:
+def test_without_finite_scores_the_result_is_the_initial_mean() -> None:
     result = cem.minimize(lambda x: np.full(N, np.nan), START, 2.0, N, seed=SEED)
     assert (result.status, result.nit, result.fun) == (3, 1, math.inf)
     assert np.array_equal(result.x, START)
@@ -547,20 +548,20 @@ def test_tol_ends_the_run(library: Library) -> None:
     assert result.nfev == N * result.nit == N * len(sigma)
 
 
-def test_a_tol_that_is_not_reached_is_no_success() -> None:
+def test_an_unreached_tol_is_not_a_success() -> None:
     result = cem.minimize(sphere, START, 2.0, N, seed=SEED, tol=0.01, iterations=3)
     assert (result.status, result.success, result.nit) == (0, False, 3)
-    assert result.message.startswith("3 iterations were made; the largest standard deviation, ")
+    assert result.message.startswith("All 3 iterations ran; the largest standard deviation, ")
 
 
-def test_all_iterations_are_what_was_asked_for() -> None:
+def test_without_tol_all_iterations_are_a_success() -> None:
     result = cem.minimize(sphere, START, 2.0, N, seed=SEED, iterations=3)
     assert (result.status, result.success, result.nit) == (0, True, 3)
-    assert result.message == "3 iterations were made."
+    assert result.message == "All 3 iterations ran."
 
 
 def test_a_collapsed_deviation_ends_the_run(library: Library) -> None:
-    # Where the least differences of float32 are as large as all that there is to be seen of it.
+    # Far from 0, the spacing of float32 numbers is as large as the range of the samples.
     result = cem.minimize(lambda x: sphere(x - 100), library.array(START), 100.0, N, iterations=1000, seed=SEED)
     assert (result.status, result.success) == (2, False)
     assert result.nit < 100
@@ -568,7 +569,7 @@ def test_a_collapsed_deviation_ends_the_run(library: Library) -> None:
     assert np.abs(library.to_numpy(result.mu) - 101).max() < 1e-3
 
 
-def test_fixed_dimensions_are_no_collapse() -> None:
+def test_dimensions_with_zero_deviation_are_not_a_collapse() -> None:
     sigma = np.array([2.0, 0, 2, 0, 2, 2])
     result = cem.minimize(sphere, START.astype(np.float64), sigma, N, iterations=30, seed=SEED)
     assert result.status == 0
@@ -585,7 +586,7 @@ def test_overflow_ends_the_run(to_array: str) -> None:
     assert (result.status, result.success, result.nit) == (4, False, 1)
     assert (
         result.message
-        == "The mean or the standard deviation overflowed in iteration 1; what is kept is from before it."
+        == "The mean or the standard deviation overflowed in iteration 1; mu and sigma are from before it."
     )
     assert np.array_equal(library.to_numpy(result.mu), np.full(D, 2e38, np.float32))
 
@@ -601,7 +602,7 @@ def test_overflow_ends_the_run(to_array: str) -> None:
     ids=["tol", "collapse", "unscored"],
 )
 @pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning")
-def test_when_the_end_is_noticed_changes_nothing(check_every: int, f: Any, options: Any, status: int) -> None:
+def test_check_every_does_not_change_the_result(check_every: int, f: Any, options: Any, status: int) -> None:
     fixed: Any = {"mu": START, "sigma": 2.0, "n": N, "iterations": 60, "seed": SEED, **options}
     expected = cem.minimize(f, **fixed)
     assert expected.status == status
@@ -612,27 +613,27 @@ def test_when_the_end_is_noticed_changes_nothing(check_every: int, f: Any, optio
     assert result.nfev == N * made
 
 
-def test_the_callback_sees_each_iteration_and_may_end_the_run() -> None:
-    seen = []
+def test_the_callback_is_called_in_each_iteration_and_can_end_the_run() -> None:
+    recorded = []
 
     def callback(run: CEM) -> bool:
-        seen.append((run.result().nit, run.result().fun, run.mu.copy(), run.sigma.copy()))
-        return len(seen) == 4
+        recorded.append((run.result().nit, run.result().fun, run.mu.copy(), run.sigma.copy()))
+        return len(recorded) == 4
 
     result = cem.minimize(sphere, START, 2.0, N, seed=SEED, callback=callback)
-    assert [nit for nit, *_ in seen] == [1, 2, 3, 4]
+    assert [nit for nit, *_ in recorded] == [1, 2, 3, 4]
     assert (result.status, result.success, result.nit) == (5, False, 4)
     assert result.message == "The callback ended the run."
-    assert np.array_equal(result.mu, seen[-1][2])
-    assert np.array_equal(result.sigma, seen[-1][3])
+    assert np.array_equal(result.mu, recorded[-1][2])
+    assert np.array_equal(result.sigma, recorded[-1][3])
 
 
-def test_a_callback_at_the_end_does_not_hide_it() -> None:
+def test_a_callback_does_not_override_the_status_of_an_ended_run() -> None:
     result = cem.minimize(sphere, START, 2.0, N, seed=SEED, tol=0.01, callback=lambda run: run.status != 0)
     assert (result.status, result.success) == (1, True)
 
 
-# --- What is refused ------------------------------------------------------------------------------
+# --- Errors ---------------------------------------------------------------------------------------
 
 REFUSED: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
     "f": (TypeError, r"^f: expected a function, got 3 of type int", {"f": 3}),
@@ -700,7 +701,7 @@ REFUSED: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
     "mu nan": (ValueError, r"^mu: expected finite means, got mu\[0\] = nan", {"mu": START * math.nan}),
     "mu narrow": (
         TypeError,
-        r"^mu: expected float32 or float64, in which to refit it, got float16",
+        r"^mu: expected float32 or float64, got float16",
         {"mu": START.astype(np.float16)},
     ),
     "numbers": (TypeError, r"^mu, sigma: expected at least one array", {"mu": 0.0, "sigma": 1.0}),
@@ -724,7 +725,7 @@ def test_errors_name_the_argument(error: type[Exception], message: str, changed:
         cem.minimize(**{**arguments, **changed})
 
 
-def test_samples_have_to_be_those_that_were_asked_for() -> None:
+def test_tell_and_ask_raise_for_wrong_shapes() -> None:
     run = CEM(START, 1.0, N, seed=SEED)
     x = run.ask()
     with pytest.raises(ValueError, match=r"^samples: expected shape \(6, 200\), got \(200, 6\)"):
@@ -735,7 +736,7 @@ def test_samples_have_to_be_those_that_were_asked_for() -> None:
     assert np.array_equal(run.ask(), CEM(START, 1.0, N, seed=SEED).ask()) is False
 
 
-def test_immutable_samples_have_no_place_to_be_written_to() -> None:
+def test_ask_with_an_immutable_out_raises() -> None:
     jax = pytest.importorskip("jax")
     with jax.default_device(jax.devices("cpu")[0]):
         run = CEM(jax.numpy.asarray(START), 1.0, N, seed=SEED)
@@ -743,9 +744,9 @@ def test_immutable_samples_have_no_place_to_be_written_to() -> None:
             run.ask(run.ask())
 
 
-def test_arrays_that_cannot_be_computed_with_are_refused() -> None:
+def test_libraries_without_arithmetic_raise() -> None:
     class DeviceNDArray:
-        """As Numba's, and of its package."""
+        """A fake of Numba's class, in a module of Numba's package."""
 
         dtype = np.dtype(np.float32)
 
@@ -812,7 +813,9 @@ def row(**changed: float) -> list[float]:
         (TypeError, r"^state\['offset'\]: expected an integer, got the bool True", {"offset": True}),
     ],
 )  # fmt: skip
-def test_wrong_states_change_nothing(error: type[Exception], message: str, changed: dict[str, Any] | None) -> None:
+def test_wrong_states_raise_and_change_nothing(
+    error: type[Exception], message: str, changed: dict[str, Any] | None
+) -> None:
     run = CEM(START, 1.0, N, seed=SEED)
     state: Any = run.state
     with pytest.raises(error, match=message):
@@ -830,7 +833,7 @@ def test_a_state_of_any_end_can_be_restored(status: int) -> None:
     if status == DIVERGED:
         samples = samples.copy()
         samples[:, 0] = np.inf
-    for _ in range(1 if status == RUNNING else 2):  # What is told after the end is counted.
+    for _ in range(1 if status == RUNNING else 2):  # Scores after the end count in `told`.
         run.tell(samples, scores)
     assert run.status == status
     restored = CEM(START, 1.0, N, tol=9.0 if status == CONVERGED else None)
@@ -840,7 +843,7 @@ def test_a_state_of_any_end_can_be_restored(status: int) -> None:
 
 
 @pytest.mark.parametrize(("name", "mu", "sigma"), [("mu", [], 1.0), ("mu", np.zeros((0, 1)), []), ("sigma", 0.0, [])])
-def test_there_is_nothing_to_minimise_over_no_dimensions(name: str, mu: Any, sigma: Any) -> None:
+def test_zero_dimensions_raise(name: str, mu: Any, sigma: Any) -> None:
     for call in (lambda: CEM(mu, sigma, N), lambda: cem.minimize(np.sum, mu, sigma, N)):
         with pytest.raises(ValueError, match=rf"^{name}: expected at least one element, got none$"):
             call()

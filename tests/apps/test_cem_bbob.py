@@ -1,7 +1,7 @@
-"""How far the cross-entropy method gets on functions of COCO's suite BBOB: medians of five runs in ten dimensions.
+"""The cross-entropy method on functions of COCO's suite BBOB: medians of five runs in ten dimensions.
 
-Where a method with nothing but standard deviations has to lose, the tests say so too. bench/studies/cem_bbob.py has the
-same beside other methods.
+The tests include functions on which a method without correlations must fail. bench/studies/cem_bbob.py compares other
+methods.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MEAN, SIGMA = 0.0, 3.0
 
 
 def median(f: bbob.Function) -> float:
-    """Of the lowest values that are found."""
+    """The median of the lowest values of five runs."""
     found = []
     for seed in range(1, 6):
         result = cem.minimize(f, np.full(D, MEAN), SIGMA, EVALUATIONS // 100, iterations=100, seed=seed)
@@ -34,7 +34,7 @@ def median(f: bbob.Function) -> float:
     "make",
     [bbob.sphere, bbob.ellipsoid, bbob.rotated_ellipsoid, bbob.rosenbrock, bbob.rastrigin, bbob.rotated_rastrigin],
 )
-def test_functions_have_their_minimum_where_they_say(
+def test_functions_have_their_minimum_at_the_stated_point(
     make: Callable[[int, int], tuple[bbob.Function, bbob.Array]],
 ) -> None:
     f, optimum = make(D, 1)
@@ -48,40 +48,40 @@ def test_functions_have_their_minimum_where_they_say(
     [
         (bbob.sphere, 0, 1e-25),
         (bbob.ellipsoid, 0, 1e-20),
-        # The axes of condition 10**6 are learnt where they are the coordinates', and only there.
+        # The method learns axes of condition 10**6 only if they are the coordinate axes.
         (bbob.rotated_ellipsoid, 1e3, np.inf),
-        # It finds Rosenbrock's valley, in which no scaling of axes follows the bend, and collapses there.
+        # The method finds Rosenbrock's valley, and collapses there: no scaling of axes follows the bend.
         (bbob.rosenbrock, 1, 20),
-        # A wide distribution sees the parabola below the waves, which others follow to the next minimum.
+        # A wide distribution follows the parabola below the waves; a narrow one follows a wave to a local minimum.
         (bbob.rastrigin, 1e-2, 6),
         (bbob.rotated_rastrigin, 0, 6),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
-def test_medians_of_five_runs_are_as_low_as_the_method_can_get(
+def test_medians_of_five_runs_are_within_bounds(
     make: Callable[[int, int], tuple[bbob.Function, bbob.Array]], lowest: float, highest: float
 ) -> None:
     f, _ = make(D, 1)
     assert lowest <= median(f) < highest
 
 
-def test_with_shared_noise_all_candidates_lie_on_one_line() -> None:
-    # x = mu + sigma * z with one z for all dimensions: whatever is refitted to such samples is on the line again.
+def test_with_common_noise_all_candidates_lie_on_one_line() -> None:
+    # x = mu + sigma * z with one z for all dimensions: the refitted mean and deviation lie on the same line.
     f, optimum = bbob.sphere(D, 1)
     sigma = np.linspace(1, 3, D)
     candidates = []
 
-    def seen(x: bbob.Array) -> bbob.Array:
+    def scored(x: bbob.Array) -> bbob.Array:
         candidates.append(x.copy())
         return f(x)
 
-    result = cem.minimize(seen, np.zeros(D), sigma, 200, seed=1, noise="shared")
+    result = cem.minimize(scored, np.zeros(D), sigma, 200, seed=1, noise="shared")
     x = np.concatenate(candidates, axis=1)
     direction = sigma / np.linalg.norm(sigma)
     along = direction @ x
     assert np.ptp(along) > 1
     np.testing.assert_allclose(x, direction[:, None] * along, atol=1e-12)
-    # It finds the best point of that line, which is nowhere near the optimum.
+    # The method finds the best point on that line, which is far from the optimum.
     best_of_line = direction * (direction @ optimum)
     np.testing.assert_allclose(result.mu, best_of_line, atol=1e-6)
     assert result.fun == pytest.approx(np.square(best_of_line - optimum).sum(), rel=1e-9)

@@ -1,4 +1,4 @@
-"""The cross-entropy method on a GPU: what it computes stays there, and nothing waits for it."""
+"""The cross-entropy method on a GPU: all arrays stay there, and the loop does not wait for the GPU."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ def gpu(request: pytest.FixtureRequest) -> Gpu:
     return gpu_of(request.param)
 
 
-def test_results_are_arrays_of_the_device(gpu: Gpu, to_numpy: Any) -> None:
+def test_results_are_device_arrays(gpu: Gpu, to_numpy: Any) -> None:
     start = gpu.memory.put(START)
-    seen = set()
+    batches = set()
 
     def f(x: Any) -> Any:
-        seen.add((type(x), x.shape, gpu.memory.device_of(x), gpu.memory.pointer(x)))
+        batches.add((type(x), x.shape, gpu.memory.device_of(x), gpu.memory.pointer(x)))
         return sphere(x)
 
     result = cem.minimize(f, start, 2.0, N, backend=gpu.backend, **OPTIONS)
-    # In one and the same memory.
-    assert [entry[:3] for entry in seen] == [(type(start), (D, N), 0)]
+    # All iterations use the same memory.
+    assert [entry[:3] for entry in batches] == [(type(start), (D, N), 0)]
     for array in (result.x, result.mu, result.sigma):
         assert type(array) is type(start)
         assert gpu.memory.device_of(array) == 0
     expected = cem.minimize(sphere, START, 2.0, N, **OPTIONS)
     assert result.status == expected.status == 1
     np.testing.assert_allclose(to_numpy(result.mu), expected.mu, atol=1e-3)
-    # Rounding is all that differs in the beginning, and later which samples are elites by a hair.
+    # Runs first differ by rounding only. Later, samples with nearly equal scores may differ in being elites.
     np.testing.assert_allclose(result.history["sigma"][:20], expected.history["sigma"][:20], rtol=0.05)
 
 
-def test_samples_are_those_of_the_cpu(gpu: Gpu, to_numpy: Any) -> None:
+def test_samples_equal_those_of_the_cpu(gpu: Gpu, to_numpy: Any) -> None:
     run, expected = (CEM(start, 2.0, N, **OPTIONS) for start in (gpu.memory.put(START), START))
     x = run.ask()
     assert np.array_equal(to_numpy(x), expected.ask())
@@ -66,7 +66,7 @@ def test_scores_may_come_from_the_host(gpu: Gpu, to_numpy: Any) -> None:
     assert here.fun == there.fun
 
 
-def test_when_the_end_is_noticed_changes_nothing(gpu: Gpu, to_numpy: Any) -> None:
+def test_check_every_does_not_change_the_result(gpu: Gpu, to_numpy: Any) -> None:
     start = gpu.memory.put(START)
     results = [
         cem.minimize(sphere, start, 2.0, N, iterations=60, check_every=every, **OPTIONS) for every in (1, None, 0)
@@ -79,7 +79,7 @@ def test_when_the_end_is_noticed_changes_nothing(gpu: Gpu, to_numpy: Any) -> Non
     assert [result.nfev // N for result in results] == [first.nit, -(-first.nit // 16) * 16, 60]
 
 
-def test_a_resumed_run_goes_on_to_the_same_bits(gpu: Gpu, to_numpy: Any) -> None:
+def test_a_resumed_run_continues_with_equal_bits(gpu: Gpu, to_numpy: Any) -> None:
     original = CEM(gpu.memory.put(START), 2.0, N, **OPTIONS)
     resumed = CEM(gpu.memory.put(START), 2.0, N, **OPTIONS)
     for t in range(8):
@@ -93,7 +93,7 @@ def test_a_resumed_run_goes_on_to_the_same_bits(gpu: Gpu, to_numpy: Any) -> None
 
 
 def test_the_loop_does_not_wait_for_the_device(gpu: Gpu) -> None:
-    """While a kernel runs that only takes time, ten iterations are put behind it."""
+    """The host queues ten iterations while a kernel that only waits runs."""
 
     def iterate(run: CEM, iterations: int) -> None:
         x = None
@@ -103,7 +103,7 @@ def test_the_loop_does_not_wait_for_the_device(gpu: Gpu) -> None:
 
     with gpu.memory.stream():
         run = CEM(gpu.memory.put(START), 2.0, N, backend=gpu.backend, **OPTIONS)
-        iterate(run, 10)  # What there is to compile and to allocate.
+        iterate(run, 10)  # Compile and allocate.
         gpu.memory.synchronize()
         gpu.memory.keep_busy(CYCLES)
         is_done = gpu.memory.marker()
@@ -114,7 +114,7 @@ def test_the_loop_does_not_wait_for_the_device(gpu: Gpu) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
-def test_pytorch_sees_no_synchronisation() -> None:
+def test_pytorch_detects_no_synchronisation() -> None:
     require("torch_ext")
     torch = pytest.importorskip("torch")
     calls = 0

@@ -1,6 +1,6 @@
-"""The command line is for people with files: they must get the whole matrix, or one line that says why not and no file.
+"""The command line: a command writes the whole matrix, or prints a one-line error and writes no file.
 
-Exit codes, signals and what ends up in a terminal are seen from outside, in a process; the rest runs here, for speed.
+Tests of exit codes, signals and terminals run the command in a process; other tests call it, for speed.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ Run = Callable[..., "Outcome"]
 
 
 class Outcome(SimpleNamespace):
-    """What a command left: its exit code, what it printed, and on which stream."""
+    """The result of a command: its exit code, stdout and stderr."""
 
     code: int
     out: str
     err: str
 
     def failed(self, text: str, code: int = 1) -> None:
-        """One line that has `text` in it, and nothing but that line."""
+        """Check that the command printed one error line with `text`, and nothing else."""
         assert self.code == code, self
         assert self.out == "", self
         assert re.fullmatch(r"multisample: error: [^\n]*\n", self.err), self
@@ -83,7 +83,7 @@ def run(capfd: pytest.CaptureFixture[str]) -> Run:
 
 @pytest.fixture
 def draw_files(folder: Path, run: Run) -> Run:
-    """Run ``sample mu.npy sigma.npy -n N --seed SEED -o x.npy`` with more or other options."""
+    """Run ``sample mu.npy sigma.npy -n N --seed SEED -o x.npy``, with changed or added options."""
 
     def draw_files(*more: object, mu: object = "mu.npy", sigma: object = "sigma.npy", n: object = N) -> Outcome:
         return run("sample", mu, sigma, "-n", n, "--seed", SEED, "-o", "x.npy", *more)
@@ -92,7 +92,7 @@ def draw_files(folder: Path, run: Run) -> Run:
 
 
 def start(*argv: str) -> subprocess.Popen[str]:
-    """Start Python in a process of its own, which buffers its output as it does for users."""
+    """Start Python in a process, with the default buffering of its output."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     return subprocess.Popen(
         [sys.executable, *argv], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
@@ -100,7 +100,7 @@ def start(*argv: str) -> subprocess.Popen[str]:
 
 
 def module(*argv: object) -> subprocess.Popen[str]:
-    """Start a command in a process of its own."""
+    """Start a command in a process."""
     return start("-m", "multisample", *map(str, argv))
 
 
@@ -127,10 +127,10 @@ def files(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
-# --- The whole, from outside --------------------------------------------------------------------------------------
+# --- Commands in processes ----------------------------------------------------------------------------------------
 
 
-def test_a_matrix_is_drawn_from_files_to_a_file(folder: Path) -> None:
+def test_sample_reads_vectors_and_writes_a_matrix(folder: Path) -> None:
     done = finish(module("sample", "mu.npy", "sigma.npy", "-n", N, "--seed", SEED, "-o", "x.npy"))
     assert (done.code, done.err) == (0, "")
     assert re.fullmatch(rf"x\.npy: shape \({D}, {N}\), float32, seed {SEED}, [\d.e-]+ s\n", done.out)
@@ -138,14 +138,14 @@ def test_a_matrix_is_drawn_from_files_to_a_file(folder: Path) -> None:
     assert files(folder) == {"mu.npy", "sigma.npy", "x.npy"}
 
 
-def test_an_error_is_one_line_and_an_exit_code(folder: Path) -> None:
+def test_an_error_prints_one_line_and_sets_the_exit_code(folder: Path) -> None:
     finish(module("sample", "nowhere.npy", "sigma.npy", "-n", N, "-o", "x.npy")).failed("nowhere.npy: No such file")
     finish(module("sample", "mu.npy", "sigma.npy", "-o", "x.npy")).failed("-n/--samples", code=2)
     assert files(folder) == {"mu.npy", "sigma.npy"}
 
 
 def test_the_report_runs_without_a_command_and_without_any_array_library() -> None:
-    # Blocked rather than absent, so that the test means the same everywhere.
+    # Block the libraries, so that the test does not depend on the installed packages.
     code = (
         f"import sys; sys.modules.update(dict.fromkeys({LIBRARIES!r}));"
         "from multisample.__main__ import main; raise SystemExit(main([]))"
@@ -155,9 +155,7 @@ def test_the_report_runs_without_a_command_and_without_any_array_library() -> No
     assert re.search(r"^backend +available +version +device$", done.out, re.M)
     assert re.search(r"^cpu +yes +numba [\d.]+\S* +\S.* threads?$", done.out, re.M)
     assert re.search(r"^cpu +\d+ us +[\d.]+$", done.out, re.M)
-    assert re.search(
-        r"^same numbers, bit for bit: not compared, since cpu is the only backend that ran$", done.out, re.M
-    )
+    assert re.search(r"^Does .* same seed\? not compared, because cpu is the only backend that ran$", done.out, re.M)
     assert re.search(r"^cupy +no\b.*\n    - runs on NVIDIA GPUs only\n    - package cupy", done.out, re.M)
     assert not re.search(r"^torch_ext +no\b.*\n    - runs on NVIDIA", done.out, re.M), "it runs on the CPU too"
 
@@ -165,14 +163,16 @@ def test_the_report_runs_without_a_command_and_without_any_array_library() -> No
 @pytest.mark.slow
 def test_the_report_ends_with_commands_that_run(run: Run) -> None:
     report_text = run().out
-    _, _, following = report_text.partition("\nTry next:\n")
+    _, _, following = report_text.partition(
+        "\nNext, draw 5 samples with the means 0 and 10, and see what the examples do:\n"
+    )
     commands = [shlex.split(line) for line in following.splitlines()]
     assert [command[0] for command in commands] == ["python", "python"]
     for command in commands:
         done = finish(start(*command[1:]))
         assert done.code == 0
         assert done.out
-        # On a machine that is new to multisample, it says that it compiles.
+        # The first run on a machine prints that it compiles.
         assert all(line.startswith("multisample: compiling") for line in done.err.splitlines())
 
 
@@ -185,13 +185,13 @@ def test_the_report_ends_with_commands_that_run(run: Run) -> None:
     ],
 )
 def test_a_signal_leaves_no_file(folder: Path, name: str, code: int) -> None:
-    # Whoever runs the tests may have told the process, and so its children, to ignore signals.
+    # The test process may ignore signals, which its children inherit.
     handler = "default_int_handler" if name == "SIGINT" else "SIG_DFL"
     code_line = (
         f"import signal, sys; signal.signal(signal.{name}, signal.{handler});"
         "from multisample.__main__ import main; raise SystemExit(main(sys.argv[1:]))"
     )
-    # 16 thousand windows, each waiting for the disk: it cannot be done before the signal comes.
+    # 16 thousand windows, each of which waits for the disk, so that the signal arrives before the end.
     command = ["sample", "mu.npy", "1", "-n", "400000", "-o", "x.npy", "--memory", "4K"]
     process = start("-c", code_line, *command)
     began = time.monotonic()
@@ -227,7 +227,7 @@ def test_a_signal_that_is_ignored_stays_ignored(run: Run) -> None:
         signal.signal(signal.SIGHUP, before)
 
 
-def test_handlers_are_put_back(run: Run) -> None:
+def test_signal_handlers_are_restored(run: Run) -> None:
     before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
         assert run("sample").code == 2
@@ -244,7 +244,7 @@ def test_a_bug_keeps_its_traceback(run: Run) -> None:
         run()
 
 
-def test_running_out_of_memory_is_one_line(run: Run) -> None:
+def test_a_memory_error_prints_one_line(run: Run) -> None:
     def exhaust(args: object) -> int:
         raise MemoryError
 
@@ -263,7 +263,7 @@ def test_version(run: Run) -> None:
     assert run("--version").out == f"multisample {multisample.__version__}\n"
 
 
-# --- Files in -----------------------------------------------------------------------------------------------------
+# --- Input files --------------------------------------------------------------------------------------------------
 
 
 def _write(path: str, data: bytes | str) -> None:
@@ -301,14 +301,14 @@ def test_npy_columns_and_scalars(draw_files: Run) -> None:
     same("x.npy", expected(MU, 2))
 
 
-def test_numbers(draw_files: Run) -> None:
+def test_mu_or_sigma_may_be_a_number_on_the_command_line(draw_files: Run) -> None:
     assert draw_files(mu="-1.5").code == 0
     same("x.npy", expected(-1.5, SIGMA))
     assert draw_files("--force", sigma="1e-3").code == 0
     same("x.npy", expected(MU, 1e-3))
 
 
-def test_npz(draw_files: Run) -> None:
+def test_npz_files(draw_files: Run) -> None:
     np.savez("both.npz", sigma=SIGMA, mu=MU, other=MU[:3])
     np.savez_compressed("one.npz", MU)
     assert draw_files(mu="both.npz", sigma="both.npz").code == 0
@@ -332,7 +332,7 @@ def test_npz(draw_files: Run) -> None:
         '"' + _csv(MU).replace("\n", '"\n"', D - 1)[:-1] + '"',
     ],
 )
-def test_csv(draw_files: Run, text: str) -> None:
+def test_csv_files(draw_files: Run, text: str) -> None:
     _write("mu.csv", text)
     assert draw_files(mu="mu.csv", sigma=1).code == 0
     same("x.npy", expected(MU.tolist(), 1))
@@ -340,7 +340,7 @@ def test_csv(draw_files: Run, text: str) -> None:
     same("x.npy", expected(MU.astype(float), SIGMA, dtype="float64"))
 
 
-def test_csv_of_both(draw_files: Run) -> None:
+def test_one_csv_file_with_both_vectors(draw_files: Run) -> None:
     _write("both.CSV", "sigma,mu\n" + _csv(SIGMA, MU))
     assert draw_files(mu="both.CSV", sigma="both.CSV").code == 0
     same("x.npy", expected())
@@ -352,9 +352,9 @@ NOT_A_VECTOR = "expected one column or one row of numbers, or a header line that
 @pytest.mark.parametrize(
     ("name", "data", "message"),
     [
-        ("a.npy", b"", "a.npy: not a whole .npy file"),
-        ("a.npy", b"hello", "a.npy: not a whole .npy file"),
-        ("a.npy", b"\x93NUMPY\x01\x00\x06\x00{'a'}\n", "a.npy: not a whole .npy file"),
+        ("a.npy", b"", "a.npy: not a complete .npy file"),
+        ("a.npy", b"hello", "a.npy: not a complete .npy file"),
+        ("a.npy", b"\x93NUMPY\x01\x00\x06\x00{'a'}\n", "a.npy: not a complete .npy file"),
         ("a.npz", b"", "a.npz: not a .npz archive"),
         ("a.npz", b"hello", "a.npz: not a .npz archive"),
         ("a.csv", "", f"a.csv: {NOT_A_VECTOR}; got an empty file"),
@@ -373,14 +373,14 @@ NOT_A_VECTOR = "expected one column or one row of numbers, or a header line that
         ("a", "1\n", "mu: expected a number or a .npy, .npz or .csv file, got 'a'"),
     ],
 )
-def test_bad_files(draw_files: Run, folder: Path, name: str, data: bytes | str, message: str) -> None:
+def test_bad_files_print_an_error(draw_files: Run, folder: Path, name: str, data: bytes | str, message: str) -> None:
     _write(name, data)
     draw_files(mu=name, sigma=1).failed(message)
     assert files(folder) == {"mu.npy", "sigma.npy", name}
 
 
 def _npy(header: str) -> bytes:
-    """A .npy file of version 1 with that header, and room for three numbers."""
+    """A .npy file of version 1 with this header, and with bytes for three numbers."""
     return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + bytes(12)
 
 
@@ -402,19 +402,19 @@ HOSTILE_HEADERS = {
 
 
 @pytest.mark.parametrize("header", HOSTILE_HEADERS)
-def test_headers_that_make_numpy_raise_anything(draw_files: Run, header: str) -> None:
+def test_hostile_npy_headers_print_an_error(draw_files: Run, header: str) -> None:
     text, reason = HOSTILE_HEADERS[header]
     _write("a.npy", _npy(text))
     with zipfile.ZipFile("a.npz", "w") as archive:
         archive.writestr("mu.npy", _npy(text))
-    for name, start in (("a.npy", "a.npy: not a whole .npy file of numbers ("), ("a.npz", "a.npz: ")):
+    for name, start in (("a.npy", "a.npy: not a complete .npy file of numbers ("), ("a.npz", "a.npz: ")):
         failure = draw_files(mu=name, sigma=1)
         failure.failed(start)
         assert re.search(reason, failure.err), failure
         assert len(failure.err) < 500
 
 
-def test_an_archive_whose_compression_is_damaged(draw_files: Run) -> None:
+def test_an_archive_with_damaged_compression_prints_an_error(draw_files: Run) -> None:
     with zipfile.ZipFile("a.npz", "w", zipfile.ZIP_LZMA) as archive:
         archive.writestr("mu.npy", _npy(SHAPED % "(3,)"))
     data = bytearray(Path("a.npz").read_bytes())
@@ -423,7 +423,7 @@ def test_an_archive_whose_compression_is_damaged(draw_files: Run) -> None:
     draw_files(mu="a.npz", sigma=1).failed("a.npz: ")
 
 
-def test_a_loop_of_links_is_named(draw_files: Run, folder: Path) -> None:
+def test_the_error_names_a_loop_of_links(draw_files: Run, folder: Path) -> None:
     Path("loop.npy").symlink_to("loop.npy")
     Path("around").symlink_to("around")
     draw_files(mu="loop.npy").failed("loop.npy: Too many levels of symbolic links")
@@ -433,10 +433,10 @@ def test_a_loop_of_links_is_named(draw_files: Run, folder: Path) -> None:
     assert Path("loop.npy").is_symlink()
 
 
-def test_damaged_files(draw_files: Run) -> None:
+def test_damaged_files_print_an_error(draw_files: Run) -> None:
     whole = Path("mu.npy").read_bytes()
     _write("short.npy", whole[:-4])
-    draw_files(mu="short.npy").failed("short.npy: not a whole .npy file")
+    draw_files(mu="short.npy").failed("short.npy: not a complete .npy file")
 
     np.savez("whole.npz", mu=MU)
     archive = Path("whole.npz").read_bytes()
@@ -447,11 +447,11 @@ def test_damaged_files(draw_files: Run) -> None:
     draw_files(mu="flipped.npz").failed("flipped.npz: Bad CRC-32")
 
 
-def test_bad_archives(draw_files: Run) -> None:
+def test_bad_archives_print_an_error(draw_files: Run) -> None:
     np.savez("none.npz")
-    draw_files(mu="none.npz").failed("none.npz: expected an array called 'mu', or a single one, got none")
+    draw_files(mu="none.npz").failed("none.npz: expected an array called 'mu', or a single array, got none")
     np.savez("others.npz", a=MU, b=MU)
-    draw_files(mu="others.npz").failed("others.npz: expected an array called 'mu', or a single one, got 'a', 'b'")
+    draw_files(mu="others.npz").failed("others.npz: expected an array called 'mu', or a single array, got 'a', 'b'")
     _zip("text.npz", mu="hello")
     draw_files(mu="text.npz").failed("text.npz: expected an array called 'mu'")
 
@@ -460,7 +460,7 @@ def test_pickles_are_not_loaded(draw_files: Run) -> None:
     objects = np.array([print], dtype=object)
     np.save("objects.npy", objects)
     np.savez("objects.npz", mu=objects)
-    draw_files(mu="objects.npy").failed("objects.npy: not a whole .npy file of numbers")
+    draw_files(mu="objects.npy").failed("objects.npy: not a complete .npy file of numbers")
     draw_files(mu="objects.npz").failed("objects.npz: Object arrays cannot be loaded")
 
 
@@ -475,22 +475,22 @@ def test_pickles_are_not_loaded(draw_files: Run) -> None:
         (np.where(np.arange(D) == 3, np.nan, MU), "mu[3] = nan"),
     ],
 )
-def test_bad_vectors_name_their_file(draw_files: Run, array: np.ndarray[Any, Any], message: str) -> None:
+def test_errors_for_bad_vectors_name_the_file(draw_files: Run, array: np.ndarray[Any, Any], message: str) -> None:
     np.save("bad.npy", array)
     failure = draw_files(mu="bad.npy")
     failure.failed(message)
     failure.failed("mu is bad.npy, sigma is sigma.npy")
 
 
-def test_negative_sigma(draw_files: Run) -> None:
+def test_a_negative_sigma_prints_an_error(draw_files: Run) -> None:
     draw_files(sigma="-1").failed("sigma: expected finite standard deviations of at least 0")
 
 
-def test_two_numbers(draw_files: Run) -> None:
+def test_two_numbers_print_an_error(draw_files: Run) -> None:
     draw_files(mu=0, sigma=1).failed("mu, sigma: expected at least one array")
 
 
-def test_a_folder_is_no_file(draw_files: Run) -> None:
+def test_a_folder_as_input_prints_an_error(draw_files: Run) -> None:
     for name in ("a.npy", "a.npz", "a.csv"):
         Path(name).mkdir()
         draw_files(mu=name).failed(f"{name}: Is a directory")
@@ -512,12 +512,14 @@ def test_a_folder_is_no_file(draw_files: Run) -> None:
     ],
 )
 @pytest.mark.parametrize("memory", ["4K", "1G"])
-def test_options_are_those_of_sample(draw_files: Run, options: list[Any], same_as: dict[str, Any], memory: str) -> None:
+def test_options_are_passed_to_sample(
+    draw_files: Run, options: list[Any], same_as: dict[str, Any], memory: str
+) -> None:
     assert draw_files(*options, "--memory", memory).code == 0
     same("x.npy", expected(**same_as))
 
 
-def test_the_seed_that_was_drawn_is_printed(folder: Path, run: Run) -> None:
+def test_a_random_seed_is_printed(folder: Path, run: Run) -> None:
     done = [run("sample", "mu.npy", "sigma.npy", "-n", N, "-o", f"{name}.npy") for name in "ab"]
     seeds = [int(re.findall(r"seed (\d+)", outcome.out)[0]) for outcome in done]
     assert seeds[0] != seeds[1]
@@ -534,9 +536,9 @@ def test_the_seed_that_was_drawn_is_printed(folder: Path, run: Run) -> None:
         (["--seed", "-1"], "seed: expected 0 <= seed < 2**64", 1),
         (["--seed", 2**64], "seed: expected 0 <= seed < 2**64", 1),
         (["--seed", "x"], "--seed: invalid int value", 2),
-        (["--backend", "gpu"], "there is none called 'gpu'; accepted are 'auto', '", 1),
+        (["--backend", "gpu"], "no backend is called 'gpu'; accepted are 'auto', '", 1),
         (["--noise", "pink"], "--noise: invalid choice: 'pink'", 2),
-        (["--dtype", "bfloat16"], "a .npy file has no bfloat16", 2),
+        (["--dtype", "bfloat16"], "a .npy file cannot store bfloat16", 2),
         (["--dtype", "int32"], "--dtype: expected float16, float32, float64, got 'int32'", 2),
         (["--dim-offset", "-1"], "dim_offset: expected 0 <= dim_offset", 1),
         (["--dim-offset", 2**32 - 1], "dim_offset: expected dim_offset + d <= 2**32", 1),
@@ -549,13 +551,13 @@ def test_the_seed_that_was_drawn_is_printed(folder: Path, run: Run) -> None:
         (["--layout", "nd"], "unrecognized arguments: --layout nd", 2),
         (["--forc"], "unrecognized arguments: --forc", 2),
         (["-o", "x.txt"], "x.txt: expected an output file that ends in .npy", 1),
-        (["-o", "nowhere/x.npy"], "nowhere: there is no such folder", 1),
-        (["-o", "folder.npy"], "folder.npy: exists, and is not a file", 1),
-        (["-o", "folder.npy", "--force"], "folder.npy: exists, and is not a file", 1),
+        (["-o", "nowhere/x.npy"], "nowhere: no such folder", 1),
+        (["-o", "folder.npy"], "folder.npy: exists and is not a file", 1),
+        (["-o", "folder.npy", "--force"], "folder.npy: exists and is not a file", 1),
         (["-o", "mu.npy"], "mu.npy: exists; --force overwrites it", 1),
     ],
 )
-def test_bad_options(
+def test_bad_options_print_an_error(
     draw_files: Run, folder: Path, monkeypatch: pytest.MonkeyPatch, options: list[Any], message: str, code: int
 ) -> None:
     monkeypatch.setattr(draw, "write_npy", lambda *args: pytest.fail("it began to write"))
@@ -565,18 +567,18 @@ def test_bad_options(
 
 
 @pytest.mark.parametrize("argv", [["draw"], ["sample"], ["sample", "mu.npy"], ["report", "x"], ["--verbose"]])
-def test_bad_commands(run: Run, argv: list[str]) -> None:
+def test_bad_commands_print_an_error(run: Run, argv: list[str]) -> None:
     run(*argv).failed("--help says more", code=2)
 
 
-def test_byte_counts() -> None:
+def test_byte_counts_with_suffixes() -> None:
     assert draw._byte_count("4096") == 4096
     assert draw._byte_count("5k") == 5 << 10
     assert draw._byte_count("6M") == 6 << 20
     assert draw._byte_count("7G") == 7 << 30
 
 
-def test_available_memory_is_that_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_available_memory_reads_the_memory_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 1 << 20 < draw.available_memory() < 1 << 50
 
     def missing(*args: object) -> Any:
@@ -615,10 +617,12 @@ def test_windows_cover_the_matrix_once(d: int, n: int, memory: int, itemsize: in
     assert (covered == 1).all()
 
 
-@pytest.mark.parametrize(("d", "n"), [(D, 300), (5, 3001)])  # Several rows to a window, several windows to a row.
+@pytest.mark.parametrize(("d", "n"), [(D, 300), (5, 3001)])  # Several rows per window; several windows per row.
 @pytest.mark.parametrize("options", [{}, {"noise": "shared"}, {"dim_offset": 3, "sample_offset": 5}])
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-def test_windows_make_one_matrix(draw_files: Run, d: int, n: int, options: dict[str, Any], dtype: str) -> None:
+def test_a_matrix_drawn_in_windows_has_equal_bits(
+    draw_files: Run, d: int, n: int, options: dict[str, Any], dtype: str
+) -> None:
     np.save("mu.npy", MU[:d])
     np.save("sigma.npy", SIGMA[:d])
     words = [str(word) for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)]
@@ -627,7 +631,7 @@ def test_windows_make_one_matrix(draw_files: Run, d: int, n: int, options: dict[
     same("x.npy", expected(MU[:d], SIGMA[:d], n, dtype=dtype, **options))
 
 
-def test_windows_of_a_backend_that_allocates(draw_files: Run, elsewhere: Any) -> None:
+def test_windows_of_a_backend_with_its_own_memory(draw_files: Run, elsewhere: Any) -> None:
     for n in (N, 3001):
         assert draw_files("--memory", "4K", "--backend", "elsewhere", "--force", n=n).code == 0
         same("x.npy", expected(n=n))
@@ -639,7 +643,7 @@ def test_windows_of_a_backend_that_allocates(draw_files: Run, elsewhere: Any) ->
     assert elsewhere.fast_math
 
 
-def test_windows_are_on_disk_before_the_next(draw_files: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_window_is_flushed_before_the_next(draw_files: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     flushed = []
     monkeypatch.setattr(np.memmap, "flush", lambda self: flushed.append(np.count_nonzero(self)))
     assert draw_files("--memory", "16K").code == 0
@@ -647,7 +651,7 @@ def test_windows_are_on_disk_before_the_next(draw_files: Run, monkeypatch: pytes
 
 
 @pytest.mark.parametrize(("d", "n"), [(0, 5), (5, 0), (0, 0)])
-def test_nothing_is_a_matrix_too(draw_files: Run, d: int, n: int) -> None:
+def test_empty_matrices_are_written(draw_files: Run, d: int, n: int) -> None:
     np.save("mu.npy", MU[:d])
     done = draw_files(sigma=1, n=n)
     assert (done.code, done.err) == (0, "")
@@ -657,7 +661,7 @@ def test_nothing_is_a_matrix_too(draw_files: Run, d: int, n: int) -> None:
 def test_progress_is_shown_for_windows_only(draw_files: Run) -> None:
     assert draw_files().err == ""
     windowed = draw_files("--memory", "4K", "--force")
-    # Not a terminal: a line now and then, so here only the last.
+    # Without a terminal, lines are rare, so only the last one is printed.
     assert re.fullmatch(r"100%  46\.9 KiB of 46\.9 KiB  \S+ \S+/s  0 s left\n", windowed.err)
 
 
@@ -668,7 +672,7 @@ def test_progress_in_a_terminal_is_one_line(folder: Path) -> None:
     with subprocess.Popen([*command, "--memory", "4K"], stdout=subprocess.PIPE, stderr=theirs) as process:
         os.close(theirs)
         shown = b""
-        with contextlib.suppress(OSError):  # How Linux says that the other end is closed.
+        with contextlib.suppress(OSError):  # Linux raises when the other end is closed.
             while part := os.read(ours, 4096):
                 shown += part
     os.close(ours)
@@ -683,7 +687,7 @@ class _Terminal(io.StringIO):
         return True
 
 
-def test_progress_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_shows_percentage_rate_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     stream = _Terminal()
@@ -692,7 +696,7 @@ def test_progress_counts(monkeypatch: pytest.MonkeyPatch) -> None:
             clock[0] = now
             progress.add(2 << 20)
     lines = stream.getvalue().split("\r")
-    # The second came too soon after the first.
+    # The second update came too soon after the first, and is not shown.
     assert [line.rstrip(" ") for line in lines] == [
         "",
         " 25%  2.0 MiB of 8.0 MiB  1.0 MiB/s  6 s left",
@@ -701,7 +705,7 @@ def test_progress_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
-def test_progress_leaves_nothing_of_a_longer_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_overwrites_a_longer_line(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 1000.0, 1000.2])
     monkeypatch.setattr(time, "monotonic", lambda: next(clock))
     stream = _Terminal()
@@ -722,7 +726,7 @@ def test_progress_ends_its_line_before_an_error(monkeypatch: pytest.MonkeyPatch)
     assert stream.getvalue().endswith("left\n")
 
 
-# --- Files out ----------------------------------------------------------------------------------------------------
+# --- Output files -------------------------------------------------------------------------------------------------
 
 
 def test_force_overwrites(draw_files: Run) -> None:
@@ -739,7 +743,7 @@ def test_an_input_can_be_overwritten(folder: Path, run: Run) -> None:
     same("mu.npy", expected(MU, 1))
 
 
-def test_a_link_stays_a_link(draw_files: Run) -> None:
+def test_writing_to_a_link_keeps_the_link(draw_files: Run) -> None:
     Path("elsewhere").mkdir()
     Path("x.npy").symlink_to(Path("elsewhere", "y.npy"))
     assert draw_files().code == 0
@@ -747,41 +751,41 @@ def test_a_link_stays_a_link(draw_files: Run) -> None:
     same("elsewhere/y.npy", expected())
 
 
-def test_the_file_has_the_permissions_of_any_new_file(draw_files: Run) -> None:
+def test_a_new_file_has_default_permissions(draw_files: Run) -> None:
     assert draw_files().code == 0
     Path("new").touch()
     assert Path("x.npy").stat().st_mode == Path("new").stat().st_mode
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o400, 0o664, 0o644])
-def test_a_file_that_is_overwritten_keeps_its_permissions(
+def test_an_overwritten_file_keeps_its_permissions(
     draw_files: Run, folder: Path, monkeypatch: pytest.MonkeyPatch, mode: int
 ) -> None:
-    windows, seen = draw.windows, []
+    windows, recorded = draw.windows, []
 
-    def look(*args: Any) -> Iterator[tuple[slice, slice]]:
-        seen.extend(path.stat().st_mode & 0o777 for path in folder.iterdir() if path.suffix == ".part")
+    def record_modes(*args: Any) -> Iterator[tuple[slice, slice]]:
+        recorded.extend(path.stat().st_mode & 0o777 for path in folder.iterdir() if path.suffix == ".part")
         return windows(*args)
 
-    monkeypatch.setattr(draw, "windows", look)
+    monkeypatch.setattr(draw, "windows", record_modes)
     _write("x.npy", "mine")
     Path("x.npy").chmod(mode)
     assert draw_files("--force").code == 0
     assert Path("x.npy").stat().st_mode & 0o777 == mode
-    assert seen == [0o600], "others can read it while it is written"
+    assert recorded == [0o600], "others can read it while it is written"
     same("x.npy", expected())
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(signal.SIGINT), OSError(errno.EIO, "I/O error"), MemoryError()])
-def test_a_failure_half_way_keeps_what_was_there(
+def test_a_failure_keeps_the_old_file(
     draw_files: Run, folder: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
     _write("x.npy", "mine")
-    windows, seen = draw.windows, []
+    windows, recorded = draw.windows, []
 
     def broken(*args: Any) -> Iterator[tuple[slice, slice]]:
         yield from [window for window, _ in zip(windows(*args), range(3), strict=False)]
-        seen.append(files(folder))
+        recorded.append(files(folder))
         raise error
 
     monkeypatch.setattr(draw, "windows", broken)
@@ -789,14 +793,12 @@ def test_a_failure_half_way_keeps_what_was_there(
     assert done.code == (130 if isinstance(error, KeyboardInterrupt) else 1)
     assert done.err.count("\n") == 1
     assert "Traceback" not in done.err
-    assert any(name.endswith(".part") for name in seen[0]), "it failed before it had begun"
+    assert any(name.endswith(".part") for name in recorded[0]), "it failed before it had begun"
     assert files(folder) == {"mu.npy", "sigma.npy", "x.npy"}
     assert Path("x.npy").read_text() == "mine"
 
 
-def test_a_full_disk_is_seen_before_anything_is_drawn(
-    draw_files: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_detected_before_drawing(draw_files: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*args: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -806,13 +808,13 @@ def test_a_full_disk_is_seen_before_anything_is_drawn(
     assert files(folder) == {"mu.npy", "sigma.npy"}
 
 
-def test_more_than_any_disk_holds(draw_files: Run, folder: Path) -> None:
+def test_a_matrix_larger_than_the_disk_prints_an_error(draw_files: Run, folder: Path) -> None:
     np.save("mu.npy", np.zeros(2**20, np.float32))
     draw_files(sigma=1, n=2**34).failed("x.npy: No space left on device: ")
     assert files(folder) == {"mu.npy", "sigma.npy"}
 
 
-def test_file_systems_that_reserve_no_space(draw_files: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_systems_without_space_reservation_are_supported(draw_files: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def unsupported(*args: object) -> None:
         raise OSError(errno.EOPNOTSUPP, "Operation not supported")
 
@@ -823,7 +825,7 @@ def test_file_systems_that_reserve_no_space(draw_files: Run, monkeypatch: pytest
     same("x.npy", expected())
 
 
-def test_the_whole_file_is_reserved(draw_files: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_space_is_reserved_for_the_whole_file(draw_files: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     reserved = []
     monkeypatch.setattr(os, "posix_fallocate", lambda file, *place: reserved.append(place), raising=False)
     assert draw_files().code == 0
@@ -831,7 +833,7 @@ def test_the_whole_file_is_reserved(draw_files: Run, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write anywhere")
-def test_a_folder_that_cannot_be_written_to(draw_files: Run) -> None:
+def test_a_read_only_folder_prints_an_error(draw_files: Run) -> None:
     Path("locked").mkdir(mode=0o500)
     draw_files("-o", "locked/x.npy").failed("locked: cannot write to this folder")
 
@@ -840,7 +842,7 @@ def test_a_folder_that_cannot_be_written_to(draw_files: Run) -> None:
 
 
 class _Elsewhere:
-    """A stand-in for a GPU: results are PyTorch's, and only `to_numpy` brings them back."""
+    """A stand-in for a GPU backend: its results are PyTorch tensors, which only `to_numpy` can convert."""
 
     host_library = "torch"
     device_kinds = ("cpu",)
@@ -900,22 +902,22 @@ def elsewhere(register: Callable[[Any], Any]) -> Any:
 def test_the_report_compares_backends(run: Run, elsewhere: Any) -> None:
     done = run()
     assert done.code == 0
-    # On a machine that is new to torch_ext, it says that it builds.
+    # The first run of torch_ext on a machine prints that it builds.
     assert all(line.startswith("multisample: building") for line in done.err.splitlines())
     assert re.search(r"^elsewhere  yes +1\.0 +a stand-in$", done.out, re.M)
     assert re.search(r"^elsewhere +\d+ us +[\d.]+$", done.out, re.M)
     names = ", ".join(name for name, status in multisample.backends().items() if status.available)
-    assert f"\nsame numbers, bit for bit: yes ({names})\n\nTry next:\n" in done.out
+    assert f" from the same seed? yes, to the last bit ({names})\n\nNext, draw 5 samples" in done.out
     assert elsewhere.launches == 1 + report._REPEATS * report._CALLS
 
 
-def test_the_report_says_which_bits_differ(run: Run, register: Callable[[Any], Any]) -> None:
+def test_the_report_names_backends_with_different_bits(run: Run, register: Callable[[Any], Any]) -> None:
     pytest.importorskip("torch")
     register(_Elsewhere("flipped", flip=True))
     done = run("report")
     assert done.code == 1
     first = next(iter(multisample.backends()))
-    assert done.out.endswith(f"\nsame numbers, bit for bit: NO: flipped differs from {first} in 2 of 2560000 numbers\n")
+    assert f"same seed? NO. flipped differs from {first} in 2 of 2560000 numbers. This is a bug" in done.out
 
 
 def test_the_report_gives_every_reason(run: Run, register: Callable[[Any], Any]) -> None:
@@ -929,7 +931,7 @@ def test_the_report_gives_every_reason(run: Run, register: Callable[[Any], Any])
     assert not re.search(r"^missing +\d+ us", done.out, re.M)
 
 
-def test_the_report_without_any_backend(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_report_without_backends_fails(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     backend = _Unavailable("missing")
     monkeypatch.setattr(registry, "names", lambda: ("missing",))
     monkeypatch.setattr(registry, "find", lambda name: backend)
@@ -950,7 +952,7 @@ def test_a_backend_that_fails_is_reported_after_the_others(
     assert done.code == 1
     assert re.search(r"^cpu +\d+ us", done.out, re.M)
     assert "\nbroken failed: BackendUnavailableError: no compiler\n" in done.out
-    assert "same numbers, bit for bit: yes" in done.out
+    assert "same seed? yes" in done.out
 
 
 def test_an_unavailable_backend_draws_nothing(draw_files: Run, folder: Path, register: Callable[[Any], Any]) -> None:
@@ -960,7 +962,7 @@ def test_an_unavailable_backend_draws_nothing(draw_files: Run, folder: Path, reg
     assert files(folder) == {"mu.npy", "sigma.npy"}
 
 
-def test_arrays_of_other_libraries_come_to_the_host() -> None:
+def test_to_numpy_copies_arrays_of_other_libraries() -> None:
     class Cupy:
         def get(self) -> np.ndarray[Any, Any]:
             return MU
@@ -975,7 +977,7 @@ def test_arrays_of_other_libraries_come_to_the_host() -> None:
     assert arrays.to_numpy(torch.from_numpy(MU)).tobytes() == MU.tobytes()
 
 
-def test_sizes_for_people() -> None:
+def test_size_text_uses_binary_units() -> None:
     sizes = [0, 1023, 1024, 1 << 20, 3 << 29, 5 << 40, 1 << 54]
     assert [arrays.size_text(size) for size in sizes] == [
         "0 B", "1023 B", "1.0 KiB", "1.0 MiB", "1.5 GiB", "5.0 TiB", "16384.0 TiB",

@@ -1,6 +1,4 @@
-"""A player is only as good as its rules: the game and the features are compared with boards that were worked out by
-hand, and with a slow player that is plain enough to be believed.
-"""
+"""Tetris: the game and the features agree with examples computed by hand and with a slow, simple implementation."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from multisample.examples.tetris.player import FEATURES, moves, placement, play
 from multisample.examples.tetris.player_kernel import LINES, OVER, PIECES, STATE, player_kernel
 
 DELLACHERIE = [-1, 1, -1, -1, -4, -1, 0, 0]
-# Plays for some hundred pieces: little height, few holes, even columns.
+# A player that survives some hundred pieces.
 BERTSEKAS = [*[-1] * 10, *[-10] * 9, -5, -200, 3]
 PLAYERS = {"dellacherie": DELLACHERIE, "bertsekas": BERTSEKAS}
 
@@ -27,7 +25,7 @@ def cells_of(board: np.ndarray[Any, Any]) -> slow_tetris.Cells:
 
 
 def turn_of(drawn: str) -> tuple[str, int]:
-    """Piece and orientation that look like this."""
+    """The piece and the orientation with this drawing."""
     cells = slow_tetris.cells_of(drawn)
     for name, shapes in zip(NAMES, ORIENTATIONS, strict=True):
         for turn, shape in enumerate(shapes):
@@ -36,24 +34,24 @@ def turn_of(drawn: str) -> tuple[str, int]:
     raise AssertionError(drawn)
 
 
-# --- By hand ------------------------------------------------------------------------------------------------------
+# --- Examples computed by hand ------------------------------------------------------------------------------------
 
 
-def test_pieces() -> None:
+def test_pieces_have_the_orientations_and_placements_of_the_literature() -> None:
     assert NAMES == "IOTSZJL"
     assert [len(shapes) for shapes in ORIENTATIONS] == [2, 1, 4, 2, 2, 4, 4]
     assert np.diff(FIRST).tolist() == [2, 1, 4, 2, 2, 4, 4]
     for kind, shapes in enumerate(ORIENTATIONS):
         assert [cells_of(shape) for shape in shapes] == slow_tetris.orientations(kind)
         assert all(shape.sum() == 4 for shape in shapes)
-    # Places on an empty board, known from the literature.
+    # Numbers of placements on an empty board, from the literature.
     places = [sum(11 - shape.shape[1] for shape in shapes) for shapes in ORIENTATIONS]
     assert places == [17, 9, 34, 17, 17, 34, 34]
     assert MASKS[0] == 0b1111
     assert MASKS[1] == 1 << 30 | 1 << 20 | 1 << 10 | 1
 
 
-def test_words_of_a_board() -> None:
+def test_boards_convert_to_words_and_back() -> None:
     board = np.zeros((24, 10), bool)
     board[0, 0] = board[5, 9] = board[6, 0] = board[23, 9] = True
     assert boards.words_of(board).tolist() == [1 | 1 << 59, 1, 0, 1 << 59]
@@ -64,8 +62,8 @@ def test_words_of_a_board() -> None:
         boards.parse(".......... " * 25)
 
 
-# The board, the piece that falls and its column; the board that it leaves; and the features, each in the order of
-# FEATURES. How they come about is said beside those that are not plain to see.
+# The board, the piece and its column, the board after the placement, and the features in the order of FEATURES.
+# Comments derive features that are not obvious.
 BY_HAND = {
     "on the floor": (
         "..........",
@@ -91,10 +89,10 @@ BY_HAND = {
         .#.##....#
         ##.###.#.#
         """,
-        # Rows 2 to 5 have 3.5 in the middle.
+        # The middle of rows 2 to 5 is 3.5.
         # Row transitions from the top: 2 + 2 + 2 + 4 + 6 + 6, and 2 for each of 14 empty rows.
         # Column transitions: 3 in the first column, 1 in each other.
-        # The one hole has two full cells on it.
+        # Two full cells lie on the only hole.
         # Wells: 1 for the hole, 3 + 2 + 1 in column 2, 1 in column 6, 1 in column 8.
         [3.5, 0, 50, 12, 1, 9, 2, 1],
         [4, 3, 0, 3, 2, 1, 0, 1, 0, 6, 1, 3, 3, 1, 1, 1, 1, 1, 6, 6, 1, 1],
@@ -107,7 +105,7 @@ BY_HAND = {
         """,
         (".# ## .#", 3),
         "#.#.#.....",
-        # Three of the four cells, twice.
+        # Three cells of the piece, times two rows.
         [1, 6, 44, 10, 0, 2, 0, 0],
         [1, 0, 1, 0, 1, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 0, 0, 0, 0, 1, 0, 1],
     ),
@@ -124,7 +122,7 @@ BY_HAND = {
         ##......##
         """,
         # Column 2 has two holes, three transitions, and one full cell on the upper hole.
-        # The one well cell is the highest of column 1, with another empty cell under it.
+        # The only well cell is the highest cell of column 1; one empty cell lies below it.
         [0.5, 0, 42, 12, 2, 2, 1, 2],
         [3, 1, 3, 0, 0, 0, 0, 0, 2, 2, 2, 2, 3, 0, 0, 0, 0, 2, 0, 3, 2, 1],
     ),
@@ -147,7 +145,7 @@ BY_HAND = {
         .#########
         .#########
         """,
-        # Rows 0 and 2 are completed. The two that stay have two transitions, as empty ones; column 0 is a well, 2 + 1.
+        # Rows 0 and 2 are completed. The other rows have two transitions, like empty rows. Column 0 is a well, 2 + 1.
         [1.5, 4, 40, 10, 0, 3, 0, 0],
         [0, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 0, 0, 0, 0, 0, 0, 0, 0, 2, 0, 1],
     ),
@@ -176,7 +174,7 @@ BY_HAND = {
         #........#
         #........#
         """,
-        # The lowest row is completed. Nine rows with two transitions as empty ones have.
+        # The lowest row is completed. Nine rows have two transitions each, like empty rows.
         [1.5, 1, 40, 10, 0, 0, 0, 0],
         [9, 0, 0, 0, 0, 0, 0, 0, 0, 3, 9, 0, 0, 0, 0, 0, 0, 0, 3, 9, 0, 1],
     ),
@@ -184,7 +182,7 @@ BY_HAND = {
 
 
 @pytest.mark.parametrize("case", BY_HAND)
-def test_features_worked_out_by_hand(case: str) -> None:
+def test_features_equal_values_computed_by_hand(case: str) -> None:
     before, (drawn, column), after, dellacherie, bertsekas = BY_HAND[case]
     piece, turn = turn_of(drawn)
     for features, expected in (("dellacherie", dellacherie), ("bertsekas", bertsekas)):
@@ -197,25 +195,25 @@ def test_features_worked_out_by_hand(case: str) -> None:
         assert not left[len(left_over) :].any()
 
 
-def test_empty_rows_count_as_far_as_the_board_goes() -> None:
+def test_row_transitions_count_empty_rows_up_to_the_height() -> None:
     for height in (4, 10, 24):
         found = placement(boards.parse(""), "I", 0, 0, height=height)
         assert found is not None
         assert found[0]["row transitions"] == 2 * height
 
 
-def test_a_piece_must_fit_before_rows_are_taken_away() -> None:
+def test_a_piece_must_fit_before_rows_are_removed() -> None:
     board = boards.parse("#########. " * 4)
     assert placement(board, *turn_of("# # # #"), 9, height=4) is not None
     assert placement(board[:2], *turn_of("# # # #"), 9, height=4) is not None
     assert placement(board, "O", 0, 0, height=5) is None
-    # It would complete a row, and still sticks out.
+    # The piece would complete a row, but does not fit under the top.
     full_but_two = boards.parse("########.. " * 3)
     assert placement(np.vstack([full_but_two, boards.parse("#.........")]), "I", 1, 0, height=7) is None
 
 
-def test_the_game_ends_where_a_piece_fits_nowhere() -> None:
-    # Whoever likes height builds a tower.
+def test_the_game_ends_when_a_piece_fits_nowhere() -> None:
+    # A player with a positive weight for height builds a tower.
     played = play([1, 0, 0, 0, 0, 0, 0, 0], range(50), height=4)
     assert played.over.all()
     for game in range(50):
@@ -225,17 +223,17 @@ def test_the_game_ends_where_a_piece_fits_nowhere() -> None:
         assert not list(slow_tetris.placements(cells_of(made[-1].board), kind, 4))
 
 
-# --- Against the slow player --------------------------------------------------------------------------------------
+# --- Comparison with the slow implementation ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("features", slow_but(["bertsekas"], FEATURES))
-def test_features_of_random_boards(features: str) -> None:
+def test_features_of_random_boards_equal_the_slow_implementation(features: str) -> None:
     rng = np.random.default_rng(7)
     for _ in range(150):
         height = int(rng.integers(4, 25))
         board = rng.random((height, 10)) < rng.uniform(0.1, 0.95)
         board[rng.integers(0, height + 1) :] = False
-        # Rows that are full are no part of a board; almost full ones are completed by pieces.
+        # A board has no full rows; pieces complete almost full rows.
         for row in rng.permutation(height)[:3]:
             board[row] = board[row].any()
         board[board.all(axis=1), rng.integers(0, 10)] = False
@@ -255,7 +253,7 @@ def test_features_of_random_boards(features: str) -> None:
 
 @pytest.mark.parametrize("height", slow_but([6], [6, 13, 20]))
 @pytest.mark.parametrize("features", FEATURES)
-def test_games_of_random_players(features: str, height: int) -> None:
+def test_games_of_random_players_equal_the_slow_implementation(features: str, height: int) -> None:
     rng = np.random.default_rng(height)
     good = PLAYERS[features]
     bad = rng.integers(-2, 3, len(good)).tolist()
@@ -271,7 +269,7 @@ def test_games_of_random_players(features: str, height: int) -> None:
         assert played.over == (len(expected) < most)
 
 
-# --- Many at once -------------------------------------------------------------------------------------------------
+# --- Many games ---------------------------------------------------------------------------------------------------
 
 
 def players(n: int, features: str = "dellacherie") -> np.ndarray[Any, Any]:
@@ -282,7 +280,7 @@ def players(n: int, features: str = "dellacherie") -> np.ndarray[Any, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("features", FEATURES)
-def test_games_do_not_depend_on_threads_or_company(features: str) -> None:
+def test_games_do_not_depend_on_threads_or_other_games(features: str) -> None:
     weights = players(8, features)
     games = [3, 1 << 63, 4]
     together = play(weights, games, seed=5, features=features, height=12, threads=1)
@@ -297,7 +295,7 @@ def test_games_do_not_depend_on_threads_or_company(features: str) -> None:
     assert (play(weights, games, seed=6, features=features, height=12).pieces != together.pieces).any()
 
 
-def test_a_game_is_played_on_from_where_it_was_left() -> None:
+def test_a_game_continues_from_its_state() -> None:
     kernel = player_kernel("dellacherie")
     weights = np.array(DELLACHERIE, float)
     at_once, in_pieces = np.zeros(STATE, np.uint64), np.zeros(STATE, np.uint64)
@@ -309,7 +307,7 @@ def test_a_game_is_played_on_from_where_it_was_left() -> None:
     assert (at_once == in_pieces).all()
 
 
-def test_a_game_is_stopped_at_so_many_lines_or_pieces() -> None:
+def test_a_game_stops_at_most_lines_or_most_pieces() -> None:
     played = play(DELLACHERIE, range(4), most_lines=100)
     assert ((played.lines >= 100) & (played.lines < 104)).all()
     assert not played.over.any()
@@ -319,7 +317,7 @@ def test_a_game_is_stopped_at_so_many_lines_or_pieces() -> None:
     assert LINES > PIECES
 
 
-def test_whoever_is_told_how_far_it_is_can_stop_it() -> None:
+def test_an_exception_in_progress_stops_the_games() -> None:
     calls = []
 
     def stop(finished: int) -> None:
@@ -331,7 +329,7 @@ def test_whoever_is_told_how_far_it_is_can_stop_it() -> None:
     assert len(calls) == 1
 
 
-def test_nobody_plays_nothing() -> None:
+def test_play_accepts_no_players_and_no_games() -> None:
     assert play(DELLACHERIE, []).lines.shape == (1, 0)
     assert play(np.zeros((8, 0)), range(3)).lines.shape == (0, 3)
 
@@ -352,7 +350,7 @@ def test_nobody_plays_nothing() -> None:
         ({"threads": 0}, ValueError, "threads: expected 1 <= threads"),
     ],
 )
-def test_wrong_arguments(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_wrong_arguments_of_play_raise(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         play(**{"weights": DELLACHERIE, "games": range(1), **arguments})
 
@@ -368,6 +366,6 @@ def test_wrong_arguments(arguments: dict[str, Any], error: type[Exception], mess
         ({"features": "all"}, "features: expected"),
     ],
 )
-def test_wrong_placements(arguments: dict[str, Any], message: str) -> None:
+def test_wrong_placements_raise(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         placement(**{"board": boards.parse(""), "piece": "I", "turn": 0, "column": 0, **arguments})

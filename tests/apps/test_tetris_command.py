@@ -1,4 +1,4 @@
-"""Whoever leaves the command running for an hour must find the hour's work, however it ended."""
+"""The `tetris` command: every end of a run leaves a state from which it can be resumed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from multisample.examples.tetris import Learner, moves, pictures
 
 QUICK = ("--n", 20, "--games", 2, "--height", 6, "--seed", 7, "--fresh-games", 3, "--fresh-lines", 60)
 FILES = {"state.json", "weights.json", "learning.png", "best_game.gif"}
-# A player that goes on for long, whatever it learns.
+# Settings under which games are long for every player.
 LONG = ("--n", 20, "--games", 1, "--height", 6, "--minutes", 30)
 
 
@@ -49,12 +49,12 @@ def run(folder: Path, capsys: pytest.CaptureFixture[str]) -> Any:
 
 
 def learnt(folder: str) -> tuple[Any, Any, Any]:
-    """Weights, fresh games and what goes on from there, of a run."""
+    """The weights, the fresh games and the state of a run."""
     weights = json.loads(Path(folder, "weights.json").read_text())
     return weights["weights"], weights["fresh games"], json.loads(Path(folder, "state.json").read_text())["cem"]
 
 
-def test_it_learns_plays_and_writes(run: Any, folder: Path) -> None:
+def test_the_command_trains_plays_and_writes_files(run: Any, folder: Path) -> None:
     done = run(*QUICK, "--iterations", 3, "-o", "out")
     assert done.code == 0, done
     lines = done.err.splitlines()
@@ -78,7 +78,7 @@ def test_it_learns_plays_and_writes(run: Any, folder: Path) -> None:
         assert len(set(curve.convert("L").resize((40, 40)).tobytes())) > 5
 
 
-def test_what_is_resumed_is_what_was_never_stopped(run: Any, folder: Path) -> None:
+def test_a_resumed_run_equals_an_uninterrupted_run(run: Any, folder: Path) -> None:
     assert run(*QUICK, "--iterations", 4, "-o", "whole").code == 0
     assert run(*QUICK, "--iterations", 1, "-o", "parts").code == 0
     done = run("--resume", "--iterations", 4, "-o", "parts", "--fresh-games", 3, "--fresh-lines", 60, "--n", 20)
@@ -87,7 +87,7 @@ def test_what_is_resumed_is_what_was_never_stopped(run: Any, folder: Path) -> No
     assert learnt("parts") == learnt("whole")
 
 
-def test_it_learns_no_longer_than_it_is_told(run: Any) -> None:
+def test_minutes_limits_the_training(run: Any) -> None:
     done = run(*QUICK, "--minutes", 1e-9, "-o", "out")
     assert done.code == 0
     assert len(done.err.splitlines()) == 1
@@ -100,19 +100,19 @@ def test_an_older_run_is_not_overwritten(run: Any, folder: Path) -> None:
     before = Path("tetris/state.json").read_bytes()
     done = run(*QUICK, "--iterations", 1)
     assert done.code == 1
-    assert "--output: expected a folder without state.json, or --resume to go on with it, got tetris" in done.err
+    assert "--output: expected a folder without state.json, or --resume to continue with it, got tetris" in done.err
     done = run("--resume", "--seed", 8)
     assert done.code == 1
     assert "error: --seed: expected 7, as in tetris/state.json, got 8" in done.err
     assert Path("tetris/state.json").read_bytes() == before
 
 
-def test_a_state_that_is_nested_without_end_is_one_line(run: Any, folder: Path) -> None:
+def test_a_deeply_nested_state_prints_one_error_line(run: Any, folder: Path) -> None:
     Path("tetris").mkdir()
     Path("tetris/state.json").write_text("[" * 100_000)
     done = run("--resume")
     assert done.code == 1
-    assert re.fullmatch(r"multisample: error: tetris/state\.json: not a saved state of learning \([^\n]*\)\n", done.err)
+    assert re.fullmatch(r"multisample: error: tetris/state\.json: not a saved state of training \([^\n]*\)\n", done.err)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_a_state_that_is_nested_without_end_is_one_line(run: Any, folder: Path) 
         (("--height", 30), 1, "height: expected"),
     ],
 )
-def test_wrong_options(run: Any, folder: Path, options: Any, code: int, message: str) -> None:
+def test_wrong_options_print_an_error(run: Any, folder: Path, options: Any, code: int, message: str) -> None:
     done = run(*options)
     assert done.code == code
     assert re.fullmatch(r"multisample: error: [^\n]*\n", done.err)
@@ -134,7 +134,7 @@ def test_wrong_options(run: Any, folder: Path, options: Any, code: int, message:
     assert list(folder.iterdir()) == []
 
 
-def test_without_spread_it_says_why_it_ends(run: Any) -> None:
+def test_a_collapsed_run_prints_the_reason(run: Any) -> None:
     done = run(*QUICK, "--sigma", 0, "--noise", 0)
     assert done.code == 0
     assert "collapsed in iteration 1" in done.err
@@ -145,13 +145,13 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_in_a_terminal_one_line_is_rewritten(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MULTISAMPLE_NUM_THREADS", "1")  # It is this thread that tells, if it plays.
+def test_in_a_terminal_progress_rewrites_one_line(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MULTISAMPLE_NUM_THREADS", "1")  # Only this thread reports progress, so it must play.
     terminal = Terminal()
     monkeypatch.setattr("sys.stderr", terminal)
     assert run(*QUICK, "--iterations", 2).code == 0
     shown = terminal.getvalue()
-    assert shown.count("\n") == 2, "one for learning, and one for the fresh games"
+    assert shown.count("\n") == 2, "one for training, and one for the fresh games"
     assert re.search(r"\r  \[0 s of 180; iteration 1: \d+ %\]", shown)
     assert re.search(r"\riteration 2: [\d,.]+ lines, best [\d,.]+, sigma [\d.]+ *\n", shown)
     assert "\rfresh games: 0 of 3" in shown
@@ -163,7 +163,7 @@ def test_in_a_terminal_one_line_is_rewritten(run: Any, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("absent", "named"), [(["PIL"], "pillow"), (["matplotlib", "PIL"], "matplotlib and no pillow")]
 )
-def test_it_learns_without_what_makes_pictures(
+def test_training_works_without_matplotlib_and_pillow(
     run: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, absent: list[str], named: str
 ) -> None:
     for module in absent:
@@ -176,7 +176,7 @@ def test_it_learns_without_what_makes_pictures(
         pictures.animate(Path("x.gif"), [])
 
 
-def test_without_matplotlib_there_is_no_curve(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_learning_curve_without_matplotlib_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match=r"needs matplotlib: pip install 'multisample\[tetris\]'"):
         pictures.plot_learning(Path("x.png"), [])
@@ -192,7 +192,7 @@ def frames(path: Path) -> list[Image.Image]:
 
 
 def full_cells(frame: Image.Image, height: int) -> list[list[bool]]:
-    """Which cells of a picture are not as dark as an empty one, lowest row first."""
+    """A mask of the cells of a picture that are lighter than an empty cell, lowest row first."""
     pixel: Any = frame.getpixel
     rows = [[sum(pixel((12 + 12 * column, 12 + 12 * row))) > 150 for column in range(10)] for row in range(height)]
     return rows[::-1]
@@ -211,7 +211,7 @@ def test_the_animation_shows_the_boards_of_the_game(tmp_path: Path, first: int) 
     assert len(found) >= len(shown)
     remaining = iter(found)
     for board in shown:
-        # Before it there may be a picture of the rows that were completed.
+        # A picture of the completed rows may come before.
         picture = next(remaining)
         if picture != board:
             completed -= 1
@@ -222,13 +222,13 @@ def test_the_animation_shows_the_boards_of_the_game(tmp_path: Path, first: int) 
     assert completed == 0
 
 
-# --- Stopped ------------------------------------------------------------------------------------------------------
+# --- Signals ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform == "win32", reason="signals are sent otherwise there")
-def test_a_signal_stops_it_and_loses_nothing(run: Any, folder: Path) -> None:
-    # Whoever runs the tests may have told the process, and so its children, to ignore signals.
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has other signals")
+def test_a_signal_stops_the_command_after_saving(run: Any, folder: Path) -> None:
+    # The test process may ignore signals, which its children inherit.
     code = (
         "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler);"
         "signal.signal(signal.SIGTERM, signal.SIG_DFL);"
@@ -247,7 +247,7 @@ def test_a_signal_stops_it_and_loses_nothing(run: Any, folder: Path) -> None:
         out, err = process.communicate(timeout=60)
         kept = len(Learner.load(Path("tetris/state.json")).history)
         assert (process.returncode, out) == (128 + number, "")
-        assert f"tetris: {kept} iterations are kept; --resume goes on after them\n" in err
+        assert f"tetris: saved {kept} iterations; --resume continues after them\n" in err
         assert err.endswith(f"multisample: stopped by {number.name}\n")
     done = run("--resume", "--iterations", kept + 1, "--fresh-lines", 60)
     assert done.code == 0

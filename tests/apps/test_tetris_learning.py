@@ -1,6 +1,4 @@
-"""Learning has to be the same whenever it is interrupted and wherever it runs, or else nobody can look for what went
-wrong in it; and it has to learn.
-"""
+"""Training improves players, and gives equal bits after interruptions and on any number of threads."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ QUICK = Settings(seed=7, n=20, games=2, height=6)
 
 
 def outcome(learner: Learner) -> tuple[list[tuple[float, ...]], list[float]]:
-    """All that a run has come to, but for how long it took."""
+    """The results of a run, except its duration."""
     steps = [dataclasses.astuple(dataclasses.replace(done, seconds=0)) for done in learner.history]
     return steps, learner.weights.tolist()
 
@@ -31,7 +29,7 @@ def learnt(settings: Settings, iterations: int, threads: int | None = None) -> L
 
 
 @pytest.mark.parametrize(("features", "factor", "lines"), [("dellacherie", 10, 2000), ("bertsekas", 2, 20)])
-def test_players_get_better(features: str, factor: float, lines: int) -> None:
+def test_training_improves_the_players(features: str, factor: float, lines: int) -> None:
     learner = learnt(Settings(features=features, seed=7, n=60, games=3, height=8), 8)
     assert learner.history[-1].mean > factor * learner.history[0].mean
     assert learner.history[-1].sigma < learner.history[0].sigma
@@ -62,7 +60,7 @@ def test_each_iteration_plays_new_games(monkeypatch: pytest.MonkeyPatch) -> None
     assert len(set(played)) == len(played) == 6
 
 
-def test_noise_is_a_variance_that_may_decrease() -> None:
+def test_the_added_variance_may_decrease() -> None:
     sigmas = {}
     for noise, step in ((0.0, 0.0), (9.0, 0.0), (9.0, 5.0), (9.0, 10.0)):
         learner = Learner(dataclasses.replace(QUICK, noise=noise, noise_step=step))
@@ -72,12 +70,12 @@ def test_noise_is_a_variance_that_may_decrease() -> None:
     assert sigmas[9, 10] == sigmas[0, 0]
 
 
-def test_games_of_learning_are_stopped() -> None:
+def test_training_games_stop_at_most_lines() -> None:
     learner = Learner(dataclasses.replace(QUICK, height=20, most_lines=5))
     assert max(learner.step().best for _ in range(6)) <= 8
 
 
-def test_an_interrupted_iteration_never_was(tmp_path: Path) -> None:
+def test_an_interrupted_iteration_changes_nothing(tmp_path: Path) -> None:
     def interrupt(finished: int) -> None:
         raise KeyboardInterrupt
 
@@ -93,7 +91,7 @@ def test_an_interrupted_iteration_never_was(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("iterations", [0, 1, 3])
-def test_what_is_saved_goes_on_as_if_it_never_was(tmp_path: Path, iterations: int) -> None:
+def test_a_saved_learner_continues_with_equal_bits(tmp_path: Path, iterations: int) -> None:
     path = tmp_path / "state.json"
     settings = dataclasses.replace(QUICK, seed=(1 << 64) - 1, features="bertsekas")
     learnt(settings, iterations).save(path)
@@ -111,7 +109,7 @@ def test_progress_counts_games() -> None:
     assert counts == list(range(40))
 
 
-def test_without_any_spread_it_ends() -> None:
+def test_training_ends_when_the_deviation_collapses() -> None:
     learner = Learner(dataclasses.replace(QUICK, sigma=0.0, noise=0.0))
     assert learner.ended == ""
     learner.step()
@@ -119,7 +117,7 @@ def test_without_any_spread_it_ends() -> None:
 
 
 def changed(*path: str, to: Any) -> Any:
-    """A function that puts `to` in the place of what a state has there."""
+    """A function that replaces the value at `path` in a state by `to`."""
 
     def change(state: Any) -> Any:
         inner = state
@@ -166,19 +164,19 @@ def changed(*path: str, to: Any) -> Any:
         (changed("cem", "offset", to=3), "cem: expected offset 1, as in settings and history, got 3"),
     ],
 )  # fmt: skip
-def test_other_files_are_refused(tmp_path: Path, change: Any, message: str) -> None:
+def test_other_files_raise(tmp_path: Path, change: Any, message: str) -> None:
     path = tmp_path / "state.json"
     learnt(QUICK, 1).save(path)
     path.write_text(json.dumps(change(json.loads(path.read_text()))))
-    with pytest.raises(ValueError, match=rf"state\.json: not a saved state of learning \({message}"):
+    with pytest.raises(ValueError, match=rf"state\.json: not a saved state of training \({message}"):
         Learner.load(path)
 
 
 @pytest.mark.parametrize("content", [b"\xff{", b"", b"{", b"[" * 100_000, b'{"version": ' * 100_000])
-def test_other_files_than_json_are_refused(tmp_path: Path, content: bytes) -> None:
+def test_files_that_are_not_json_raise(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "state.json"
     path.write_bytes(content)
-    with pytest.raises(ValueError, match=r"state\.json: not a saved state of learning"):
+    with pytest.raises(ValueError, match=r"state\.json: not a saved state of training"):
         Learner.load(path)
 
 
@@ -198,6 +196,6 @@ def test_other_files_than_json_are_refused(tmp_path: Path, content: bytes) -> No
         ({"noise_step": -1.0}, "noise_step: expected"),
     ],
 )
-def test_wrong_settings(different: dict[str, Any], message: str) -> None:
+def test_wrong_settings_raise(different: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Learner(Settings(**different))

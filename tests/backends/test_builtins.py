@@ -1,4 +1,4 @@
-"""The builtin functions of torch_ext, against their twins in Python."""
+"""The builtin functions of torch_ext agree with the Python functions that they replace."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def loaded() -> Iterator[None]:
 
 
 class Subclass(torch.Tensor):
-    """Of PyTorch's operators."""
+    """A tensor subclass that overrides nothing."""
 
 
 def vectors() -> dict[str, Any]:
@@ -84,7 +84,7 @@ def python_key(mu: Any, sigma: Any, out: Any, *rest: Any) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore:.*Sparse.*")
-def test_keys_differ_where_those_of_python_do() -> None:
+def test_keys_differ_if_python_keys_differ() -> None:
     builtin = BACKEND.key(TORCH.signature, TORCH.target_signature)
     cases = vectors()
     calls = [(cases[name], 1.0) for name in cases] + [(0.0, cases[name]) for name in cases]
@@ -100,7 +100,7 @@ def test_keys_differ_where_those_of_python_do() -> None:
             assert made == expected
 
 
-def test_keys_have_the_values_of_some_and_the_types_of_all() -> None:
+def test_keys_have_values_of_options_and_types_of_all_arguments() -> None:
     builtin = BACKEND.key(TORCH.signature, TORCH.target_signature)
     vector = torch.ones(4)
 
@@ -124,7 +124,7 @@ def test_keys_have_the_values_of_some_and_the_types_of_all() -> None:
 )
 @pytest.mark.parametrize("mu", [2.0, torch.arange(5.0)])
 @pytest.mark.parametrize("sigma", [3, torch.arange(10.0)[::2]])
-def test_calls_draw_the_same(options: dict[str, Any], mu: Any, sigma: Any) -> None:
+def test_builtin_calls_draw_the_bits_of_python_calls(options: dict[str, Any], mu: Any, sigma: Any) -> None:
     if not any(isinstance(x, torch.Tensor) for x in (mu, sigma)):
         mu = torch.full((5,), mu)
 
@@ -142,7 +142,7 @@ def test_calls_draw_the_same(options: dict[str, Any], mu: Any, sigma: Any) -> No
         assert torch.equal(found, wanted)
 
 
-def test_the_check_of_values_is_the_same() -> None:
+def test_the_builtin_check_of_values_agrees_with_python() -> None:
     draw = draws.a_draw(mu=draws.a_vector(torch.ones(3).numpy()), sigma=draws.a_vector(torch.ones(3).numpy()))
     with draws.without_builtins():
         in_python = BACKEND.launcher(draw).is_valid
@@ -153,7 +153,7 @@ def test_the_check_of_values_is_the_same() -> None:
         assert builtin(*addresses) == bool(in_python(*addresses)) == (values[0] in (0.0, -1.0) and values[1] == 0.0)
 
 
-def test_a_wrong_number_is_an_error_and_nothing_is_launched() -> None:
+def test_a_wrong_number_raises_before_the_launch() -> None:
     launched: list[Any] = []
     launch = BACKEND._builtins.launch(pack(draws.a_draw()), BACKEND._cpu.multisample_run_cpu, launched.append, int)
     for wrong in (-1, 2**64, 1.5, "1", None):
@@ -162,7 +162,7 @@ def test_a_wrong_number_is_an_error_and_nothing_is_launched() -> None:
     assert launched == []
 
 
-def test_functions_keep_what_they_need_and_no_more() -> None:
+def test_builtin_functions_keep_only_their_references_alive() -> None:
     class Limit:
         def __call__(self) -> int:
             return 1
@@ -175,7 +175,7 @@ def test_functions_keep_what_they_need_and_no_more() -> None:
     assert sys.getrefcount(limit) == before
 
 
-def test_no_reference_is_lost() -> None:
+def test_reference_counts_do_not_change() -> None:
     builtin = BACKEND.key(TORCH.signature, TORCH.target_signature)
     vector, n, out = torch.ones(4), 10**9, torch.ones(4, 3)
     counts = [sys.getrefcount(x) for x in (vector, n, out, torch.Tensor, torch.float32, None, int)]
@@ -187,7 +187,7 @@ def test_no_reference_is_lost() -> None:
 
 
 def test_a_process_without_python_can_load_the_library(tmp_path: Any) -> None:
-    """The symbols of Python are weak: each is null there, and nothing calls them."""
+    """The library's references to Python are weak symbols: without Python they are null, and no code calls them."""
     path = BACKEND._cpu._name
     symbols = subprocess.run(["nm", "-D", "--undefined-only", path], capture_output=True, text=True, check=True).stdout
     of_python = [line.split() for line in symbols.splitlines() if line.split()[-1].startswith(("Py", "_Py"))]
@@ -195,7 +195,7 @@ def test_a_process_without_python_can_load_the_library(tmp_path: Any) -> None:
     assert {kind for kind, _ in of_python} <= {"w", "v"}
 
 
-def test_tensors_that_cannot_be_read_have_no_builtin_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_tensors_have_no_builtin_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(builtins, "_INT16", -1)
     assert BACKEND.key(TORCH.signature, TORCH.target_signature) is None
     assert isinstance(BACKEND._builtins, builtins.Builtins)

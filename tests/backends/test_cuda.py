@@ -1,7 +1,7 @@
-"""What only a CUDA device can show: that its arithmetic, its memory and its streams keep the promises made on the CPU.
+"""Tests that need a CUDA device: its arithmetic, its memory and its streams.
 
-Wherever a result can be compared, it is, bit for bit, with that of the cpu backend, which other files hold against the
-exact reference. ``cuda_memory.py`` says when these tests are skipped; ``test_cuda_numba.py`` has what is Numba's alone.
+Results are compared bit for bit with the cpu backend, which other files compare with the exact reference.
+``cuda_memory.py`` skips these tests without a device. ``test_cuda_numba.py`` tests the numba backend.
 """
 
 from __future__ import annotations
@@ -53,19 +53,19 @@ SIZES = {name: np.dtype(dtype).itemsize for name, dtype in DTYPES.items()}
 
 @pytest.fixture(params=OWN, ids=names)
 def gpu(request: pytest.FixtureRequest) -> Gpu:
-    """Each backend, with arrays of its own library."""
+    """A backend, with arrays of its own library."""
     return gpu_of(request.param)
 
 
 @pytest.fixture(params=(*OWN, *CROSSED), ids=names)
 def any_gpu(request: pytest.FixtureRequest) -> Gpu:
-    """Each backend with arrays of each library."""
+    """A backend, with arrays of any library."""
     return gpu_of(request.param)
 
 
 @pytest.fixture
 def all_gpus() -> list[Gpu]:
-    """Every backend that can run, two of them at least, each with arrays of its own library."""
+    """Every available backend (at least two), each with arrays of its own library."""
     found, missing = [], []
     for pair in OWN:
         try:
@@ -98,7 +98,7 @@ KERNELS = """
 
 namespace multisample {
 
-// What `radius` takes the square root of.
+// The argument of the square root in `radius`.
 SQUARED_RADIUS
 
 }  // namespace multisample
@@ -122,7 +122,7 @@ extern "C" __global__ void sums(u64* out) {
   atomicAdd(out + 2, sines);
 }
 
-// How many words give another radius than sqrt.rn makes of the same number.
+// Number of words whose radius differs from sqrt.rn of the same argument.
 extern "C" __global__ void wrong_roots(u64* out) {
   u64 wrong = 0;
   FOR_EVERY_WORD(w) {
@@ -135,7 +135,7 @@ extern "C" __global__ void wrong_roots(u64* out) {
 
 struct Difference {
   u64 nans = 0, above = 0;
-  u32 largest = 0;  // bits of a float, which are in the order of the numbers
+  u32 largest = 0;  // bits of a nonnegative float, which have the order of the numbers
 
   __device__ void add(float fast, float portable) {
     const float difference = fabsf(fast - portable);
@@ -151,7 +151,7 @@ struct Difference {
 };
 
 extern "C" __global__ void fast_radii(u64* out) {
-  // With every radius word another angle word, and each of those once.
+  // Each radius word with a different angle word, so that every angle word occurs once.
   Difference first, second;
   FOR_EVERY_WORD(w) {
     const u32 radius_word = static_cast<u32>(w), angle_word = radius_word * 0x9E3779B1u;
@@ -194,7 +194,7 @@ int main() {
 
 
 def program() -> str:
-    """`KERNELS`, made for the sources as they are."""
+    """`KERNELS` with the current source of `radius`."""
     sources = (csrc_files.folder() / "stream/normals.h").read_text()
     found = re.findall(r"^MULTISAMPLE_FUNCTION float radius\(u32 a\) \{$.*?^\}$", sources, re.DOTALL | re.MULTILINE)
     assert len(found) == 1
@@ -206,7 +206,7 @@ def program() -> str:
 
 @pytest.fixture
 def over_all_words(cupy: Any) -> Callable[..., list[int]]:
-    """``over_all_words(kernel, *arguments)``: the three numbers that a kernel of `KERNELS` makes."""
+    """``over_all_words(kernel, *arguments)``: the three results of a kernel of `KERNELS`."""
 
     def run(kernel: str, *arguments: Any, options: tuple[str, ...] = ()) -> list[int]:
         from multisample.backends.cupy import OPTIONS
@@ -219,18 +219,14 @@ def over_all_words(cupy: Any) -> Callable[..., list[int]]:
     return run
 
 
-# Options that a user's environment may add, and that must not change a bit.
+# Compiler options that a user's environment may add. They must not change any bit.
 @pytest.mark.parametrize("options", [(), ("--use_fast_math",)], ids=["as it is", "use_fast_math"])
-def test_all_words_there_are_give_the_known_sums(
-    over_all_words: Callable[..., list[int]], options: tuple[str, ...]
-) -> None:
+def test_all_words_give_the_known_sums(over_all_words: Callable[..., list[int]], options: tuple[str, ...]) -> None:
     assert over_all_words("sums", options=options) == known_sums()
 
 
 @pytest.mark.parametrize("options", [(), ("--use_fast_math",)], ids=["as it is", "use_fast_math"])
-def test_all_words_there_are_give_the_known_sums_through_nvcc(
-    torch: Any, tmp_path: Path, options: tuple[str, ...]
-) -> None:
+def test_all_words_give_the_known_sums_with_nvcc(torch: Any, tmp_path: Path, options: tuple[str, ...]) -> None:
     homes = [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")]
     path = os.pathsep.join([*(f"{home}/bin" for home in homes if home), os.environ["PATH"], "/usr/local/cuda/bin"])
     nvcc = shutil.which("nvcc", path=path)
@@ -255,7 +251,7 @@ def largest_of(bits: int) -> float:
     return float(np.array([bits], np.uint32).view(np.float32)[0])
 
 
-def test_fast_normals_are_near_the_portable_ones_for_every_radius_word(
+def test_fast_normals_are_close_to_portable_normals_for_every_radius_word(
     over_all_words: Callable[..., list[int]],
 ) -> None:
     nans, above, largest = over_all_words("fast_radii")
@@ -264,9 +260,9 @@ def test_fast_normals_are_near_the_portable_ones_for_every_radius_word(
     assert above <= 2 * 1e-5 * 2**32, above / 2**33
 
 
-# The largest radius there is, one of the middle, and one of the least.
+# The largest radius, a middle one, and one of the smallest.
 @pytest.mark.parametrize("radius_word", [0, 2**31, 2**32 - 2**20])
-def test_fast_angles_are_near_the_portable_ones_for_every_word(
+def test_fast_normals_are_close_to_portable_normals_for_every_angle_word(
     over_all_words: Callable[..., list[int]], radius_word: int
 ) -> None:
     nans, above, largest = over_all_words("fast_angles", np.uint32(radius_word))
@@ -276,7 +272,7 @@ def test_fast_angles_are_near_the_portable_ones_for_every_word(
         assert above <= 2 * 1e-5 * 2**32, above / 2**33
 
 
-def test_fast_samples_are_near_the_portable_ones(gpu: Gpu, bits: ToArray) -> None:
+def test_fast_samples_are_close_to_portable_samples(gpu: Gpu, bits: ToArray) -> None:
     d, n, calls = 1000, 10_000, 10
     mu, sigma = gpu.memory.put(np.zeros(d, np.float32)), gpu.memory.put(np.ones(d, np.float32))
     largest, above = 0.0, 0
@@ -289,13 +285,13 @@ def test_fast_samples_are_near_the_portable_ones(gpu: Gpu, bits: ToArray) -> Non
         difference = np.abs(fast - portable)
         largest = max(largest, float(difference.max()))
         above += int((difference > 1e-5).sum())
-    # It is another transform, and near. Of all words 10 in a million may be farther off, so of these normals about
-    # 1000; 200 more would be six standard deviations.
+    # The transform differs, but its results are close. Of all words, 10 in a million may differ by more than 1e-5,
+    # which is about 1000 of these normals. 200 more would be six standard deviations.
     assert 0 < largest <= 1e-3
     assert above <= 1.2e-5 * d * n * calls, above / (d * n * calls)
 
 
-# --- The same bits --------------------------------------------------------------------------------
+# --- Equal bits -----------------------------------------------------------------------------------
 
 SHAPES = [
     (1, 1), (3, 5), (257, 3), (1000, 129), (5, 513), (300, 1024), (2, 1030), (70, 4099), (1, 1_000_003), (1024, 4097),
@@ -314,7 +310,7 @@ def windows(d: int, n: int) -> list[dict[str, int]]:
 def check_shapes_and_windows(
     sample: Callable[..., Any], put: Callable[[Array], Any], bits: ToArray, dtype: str, noise: str
 ) -> None:
-    """In rows, and with every shape, for a window or two, the transposed result and antithetic pairs."""
+    """Check every shape in rows, and for some windows the transposed result and antithetic pairs."""
     for number, (d, n) in enumerate(SHAPES):
         mu, sigma = vectors(d, dtype, n)
         device_mu, device_sigma = put(mu), put(sigma)
@@ -352,7 +348,7 @@ def test_torch_ext_has_the_same_bits_in_host_memory(torch: Any, bits: ToArray, d
     check_shapes_and_windows(sample, torch.from_numpy, bits, dtype, noise)
 
 
-def test_float64_does_not_know_fast_math(any_gpu: Gpu, bits: ToArray) -> None:
+def test_fast_math_has_no_effect_on_float64(any_gpu: Gpu, bits: ToArray) -> None:
     for d, n in [(5, 37), (30, 1024), (7, 4099)]:
         mu, sigma = vectors(d, "float64", n)
         for noise, options in itertools.product(NOISES, ({}, {"dtype": "float64"})):
@@ -367,7 +363,7 @@ KINDS = (*DTYPES, *(f"{sign}int{width}" for sign in ("", "u") for width in (8, 1
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_inputs_of_every_type_and_stride_are_read_as_on_the_cpu(
+def test_inputs_of_every_type_and_stride_give_the_bits_of_the_cpu(
     any_gpu: Gpu, bits: ToArray, kind: str, dtype: str
 ) -> None:
     d, n = 300, 9
@@ -378,7 +374,7 @@ def test_inputs_of_every_type_and_stride_are_read_as_on_the_cpu(
         mu, sigma = mu.clip(limits.min, limits.max), sigma.clip(0, limits.max)
     mu, sigma = mu.astype(element), sigma.astype(element)
     if "int" in kind:
-        # Those that no computing type holds exactly.
+        # Integers that no computing type represents exactly.
         mu[:3] = limits.max, limits.min, limits.max // 3
         sigma[3:5] = limits.max, limits.max // 5
     options = {"seed": 12, "dtype": dtype, "sample_offset": 1}
@@ -389,7 +385,7 @@ def test_inputs_of_every_type_and_stride_are_read_as_on_the_cpu(
         ("reversed", lambda x: memory.put(x[::-1].copy())[::-1]),
     ):
         if name == "reversed" and memory.name == "torch":
-            continue  # Which has no such tensors.
+            continue  # PyTorch has no tensors of this type.
         expected = bits(on_cpu(mu, sigma, n, **options))
         assert np.array_equal(bits(any_gpu.sample(arrange(mu), arrange(sigma), n, **options)), expected), name
         expected = bits(on_cpu(mu, 0.75, n, **options))
@@ -405,7 +401,7 @@ def test_inputs_of_every_type_and_stride_are_read_as_on_the_cpu(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", DTYPES)
 def test_subnormal_numbers_are_kept(any_gpu: Gpu, bits: ToArray, kind: str, dtype: str) -> None:
-    # Subnormal in float32, in float16, in float64; inputs, products and results of them.
+    # Subnormal numbers of float32, float16 and float64, as inputs, products and results.
     mu = [0, 0, 1e-42, -3e-41, 1e-45, 0, 6e-8, 0, 5e-324, 0, 2e-38, 1e-39]
     sigma = [1e-42, 1e-45, 0, 1e-40, 0, 1e-38, 0, 6e-8, 0, 1e-310, 1e-38, 0]
     with np.errstate(under="ignore"):
@@ -420,20 +416,20 @@ def test_subnormal_numbers_are_kept(any_gpu: Gpu, bits: ToArray, kind: str, dtyp
 
 # --- Outputs, and the memory around them ----------------------------------------------------------
 
-# Around where rows begin to share a block, or are split over several: 1 to 8, a warp, 128 groups, a block's threads.
+# Shapes near the limits at which rows share a block or are split: 1 to 8, a warp, 128 groups, the threads of a block.
 LENGTHS = (
     *range(1, 9), *range(31, 34), *range(127, 130), *range(511, 518), *range(1023, 1030), *range(1151, 1158),
     *range(4095, 4100),
 )  # fmt: skip
 HEIGHTS = (*range(1, 6), *range(255, 259), 2047)
-# Elements before and after; a multiple of what aligned stores need.
+# Guard elements before and after; a multiple of the alignment of vectorised stores.
 GUARD = 64
-# The largest window that a result here is part of.
+# The largest window; results are parts of it.
 REFERENCE = (max(HEIGHTS) + 2, max(LENGTHS) + 7)
 
 
 def layouts(d: int, n: int, skip: int) -> list[tuple[int, int, int]]:
-    """Strides of rows and columns and the place of the first element, all in elements."""
+    """Strides of rows and columns and the index of the first element, all in elements."""
     return [
         (-(-(skip + n) // 4) * 4, 1, GUARD + skip),
         (n, 1, GUARD + 1),
@@ -443,9 +439,9 @@ def layouts(d: int, n: int, skip: int) -> list[tuple[int, int, int]]:
 
 
 def check_all_layouts(gpu: Gpu, references: tuple[Array, Array], dtype: str, noise: str, fast_math: bool) -> None:
-    """Every shape, in each kind of memory: what the first reference has, bit patterns, and nothing outside of it.
+    """Check bits and guards of every shape in each memory layout against the first reference, which has bit patterns.
 
-    And every shape in one kind of memory, in turn, with antithetic pairs, which the second one has.
+    Also check every shape in one of the layouts, in turn, with antithetic pairs against the second reference.
     """
     memory, size = gpu.memory, SIZES[dtype]
     integer = f"int{8 * size}"
@@ -461,7 +457,7 @@ def check_all_layouts(gpu: Gpu, references: tuple[Array, Array], dtype: str, noi
             length += -length % 8
             place = (d, n), (row_stride, column_stride), first
             buffer, wanted = memory.poisoned(length * size), memory.poisoned(length * size)
-            # Two names for the same memory.
+            # Two views of the same memory.
             turned = column_stride != 1 and number % 2 == 1
             out = memory.view(buffer, dtype, *((pair[::-1] for pair in place[:2]) if turned else place[:2]), first)
             got = gpu.sample(
@@ -484,7 +480,7 @@ def check_all_layouts(gpu: Gpu, references: tuple[Array, Array], dtype: str, noi
 
 @pytest.mark.parametrize("noise", NOISES)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_every_element_is_written_and_nothing_else(gpu: Gpu, bits: ToArray, dtype: str, noise: str) -> None:
+def test_every_element_and_no_other_memory_is_written(gpu: Gpu, bits: ToArray, dtype: str, noise: str) -> None:
     mu, sigma = vectors(REFERENCE[0], dtype)
     plain, antithetic = (
         on_cpu(mu, sigma, REFERENCE[1], dtype, seed=13, noise=noise, antithetic=pairs) for pairs in (False, True)
@@ -495,7 +491,7 @@ def test_every_element_is_written_and_nothing_else(gpu: Gpu, bits: ToArray, dtyp
 
 @pytest.mark.parametrize("noise", NOISES)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-def test_fast_math_has_the_same_bits_in_every_backend_wherever_it_writes(
+def test_fast_math_has_equal_bits_in_every_backend_and_layout(
     all_gpus: list[Gpu], bits: ToArray, dtype: str, noise: str
 ) -> None:
     first = all_gpus[0]
@@ -512,7 +508,7 @@ def test_fast_math_has_the_same_bits_in_every_backend_wherever_it_writes(
     for antithetic, reference in enumerate(references):
         assert np.isfinite(reference.view(numpy_dtype(dtype)).astype(np.float64)).all()
         assert not np.array_equal(reference, drawn(False, bool(antithetic)))
-    # Of each pair the one number is the draw without pairs.
+    # One column of each pair equals the draw without antithetic pairs.
     half = REFERENCE[1] // 2
     assert np.array_equal(references[1][:, 0 : 2 * half : 2], references[0][:, :half])
     for gpu in all_gpus:
@@ -524,7 +520,7 @@ def test_fast_math_has_the_same_bits_in_every_backend_wherever_it_writes(
 
 @pytest.fixture
 def room() -> Iterator[Callable[[Gpu, int], None]]:
-    """``room(gpu, bytes)`` skips the test where so much memory is not free; and all of it is given back."""
+    """``room(gpu, bytes)`` skips the test without enough free memory; the memory is released after the test."""
 
     def check(gpu: Gpu, needed: int) -> None:
         release()
@@ -545,12 +541,12 @@ def room() -> Iterator[Callable[[Gpu, int], None]]:
         ("float64", 2**20 + 1, 1025, "independent", False, False),
         ("float16", 2**31 + 5, 1, "independent", False, False),
         ("float32", 2**16 + 1, 2**15 + 1, "independent", True, False),
-        # Dimensions side by side: few, so that it is long; and more than any GPU has threads.
+        # Transposed layouts: few dimensions and many samples, and more dimensions than any GPU has threads.
         ("float16", 3, 2**30 + 1, "independent", True, True),
         ("float16", 2**30 + 1, 3, "independent", True, False),
     ],
 )
-def test_results_of_more_elements_or_bytes_than_32_bits_count(
+def test_results_may_exceed_32_bit_sizes(
     gpu: Gpu,
     room: Callable[[Gpu, int], None],
     bits: ToArray,
@@ -576,7 +572,7 @@ def test_results_of_more_elements_or_bytes_than_32_bits_count(
     step = 2**28
     for start in range(0, elements, step):
         assert memory.count(whole[start : start + step], -1) == 0, f"unwritten elements from {start} on"
-    # Around these elements of the memory.
+    # Compare near these elements of the memory.
     for at in {0, 2**31, 2**31 // size, 2**32 // size, 2**33 // size, elements // 2, elements - 1}:
         if at >= elements:
             continue
@@ -633,9 +629,9 @@ def test_elements_may_be_gigabytes_apart(
         {"dim_offset": 1},
         {"antithetic": True, "layout": "nd"},
     ],
-    ids=["plain", "plain, fast and shared", "float16", "window", "transposed pairs"],
+    ids=["float32", "fast and common noise", "float16", "window", "transposed and antithetic"],
 )
-def test_a_call_is_in_the_order_of_the_current_stream_and_waits_for_nothing(
+def test_a_call_is_ordered_on_the_current_stream_without_waiting(
     any_gpu: Gpu, bits: ToArray, options: dict[str, Any]
 ) -> None:
     memory, d, n = any_gpu.memory, 300, 1031
@@ -650,7 +646,7 @@ def test_a_call_is_in_the_order_of_the_current_stream_and_waits_for_nothing(
             memory.fill(mu, 5.0)
             return any_gpu.sample(mu, sigma, n, seed=3, **options)
 
-        # What is compiled, loaded and allocated for the first time may wait for the device.
+        # The first call may wait for the device, since it compiles, loads and allocates.
         bits(draw(1))
         memory.fill(mu, 0.0)
         memory.synchronize()
@@ -659,14 +655,14 @@ def test_a_call_is_in_the_order_of_the_current_stream_and_waits_for_nothing(
         done = memory.marker()
         assert not done(), "the call waited for the device"
         got = bits(x)
-        memory.finish()  # Numba says only that it waits where no stream is named.
+        memory.finish()  # Without a named stream, Numba does not promise to wait.
         assert done()
     assert np.array_equal(got, expected)
     if "fast_math" not in options:
         assert np.array_equal(got, bits(on_cpu([5.0] * d, [1.0] * d, n, **{"dtype": "float32", **options}, seed=3)))
 
 
-def test_the_device_is_that_of_the_arrays_whichever_is_current(any_gpu: Gpu, bits: ToArray) -> None:
+def test_calls_run_on_the_device_of_the_arrays(any_gpu: Gpu, bits: ToArray) -> None:
     if device_count() < 2:
         pytest.skip("there is only one CUDA device")
     memory, d, n = any_gpu.memory, 7, 1031
@@ -697,12 +693,12 @@ def test_the_device_is_that_of_the_arrays_whichever_is_current(any_gpu: Gpu, bit
 
 @pytest.fixture
 def cuda_runtime(torch: Any) -> Iterator[Any]:
-    """The CUDA runtime of PyTorch and of torch_ext, without an error before and after."""
+    """The CUDA runtime of PyTorch and torch_ext; its last error is cleared before and after the test."""
     torch.zeros(1, device="cuda")
     lines = Path("/proc/self/maps").read_text().splitlines()
     paths = sorted({line.split(maxsplit=5)[-1] for line in lines if re.search(r"/libcudart[^/]*\.so", line)})
     if len(paths) != 1:
-        pytest.skip(f"there is not one CUDA runtime in this process, but {paths}")
+        pytest.skip(f"the process must have one CUDA runtime, but has {paths}")
     runtime = ctypes.CDLL(paths[0])
     torch.cuda.synchronize()
     assert runtime.cudaGetLastError() == 0
@@ -713,7 +709,7 @@ def cuda_runtime(torch: Any) -> Iterator[Any]:
 INVALID_DEVICE = 101  # cudaErrorInvalidDevice
 
 
-def test_launches_do_not_report_the_errors_of_others(torch: Any, cuda_runtime: Any, bits: ToArray) -> None:
+def test_launches_do_not_report_errors_of_other_libraries(torch: Any, cuda_runtime: Any, bits: ToArray) -> None:
     d, n = 300, 1031
     mu, sigma = torch.zeros(d, device="cuda"), torch.ones(d, device="cuda")
     outs = [torch.empty((d, n), device="cuda") for _ in range(2)]
@@ -724,7 +720,7 @@ def test_launches_do_not_report_the_errors_of_others(torch: Any, cuda_runtime: A
         gradients: tuple[Any, Any] = torch.ops.multisample.sample_backward(outs[1], seed=3)
         return gradients
 
-    # PyTorch keeps the memory of the gradients and of what they need, and so does not allocate below.
+    # PyTorch caches the memory of the gradients, so it does not allocate below.
     expected = [gradient.clone() for gradient in draw_all()]
     torch.cuda.synchronize()
     for out in outs:
@@ -733,14 +729,14 @@ def test_launches_do_not_report_the_errors_of_others(torch: Any, cuda_runtime: A
     # An error of another library is still the last error of the runtime.
     assert cuda_runtime.cudaSetDevice(999) == INVALID_DEVICE
     gradients = draw_all()
-    assert cuda_runtime.cudaGetLastError() == INVALID_DEVICE, "it is no longer there for its owner"
+    assert cuda_runtime.cudaGetLastError() == INVALID_DEVICE, "the launch cleared another library's error"
     torch.cuda.synchronize()
     for out in outs:
         assert np.array_equal(bits(out), bits(on_cpu([0.0] * d, [1.0] * d, n, seed=3)))
     assert all(torch.equal(one, other) for one, other in zip(gradients, expected, strict=True))
 
 
-def test_launches_leave_no_error_behind(torch: Any, cuda_runtime: Any) -> None:
+def test_failed_launches_clear_the_last_error(torch: Any, cuda_runtime: Any) -> None:
     backend: Any = registry.find("torch_ext")
     out = torch.empty((3, 5), device="cuda")
     draw = a_draw(matrix=out.data_ptr(), device=999)
@@ -751,7 +747,7 @@ def test_launches_leave_no_error_behind(torch: Any, cuda_runtime: Any) -> None:
     torch.cuda.synchronize()
 
 
-def test_calls_from_several_threads_at_once_have_the_right_bits(gpu: Gpu, bits: ToArray) -> None:
+def test_concurrent_calls_have_the_right_bits(gpu: Gpu, bits: ToArray) -> None:
     memory, threads = gpu.memory, 8
     host = vectors(300)
     mu, sigma = map(memory.put, host)
@@ -762,17 +758,17 @@ def test_calls_from_several_threads_at_once_have_the_right_bits(gpu: Gpu, bits: 
             [{}, {"noise": "shared"}, {"dtype": "float16"}, {"dtype": "float64", "sample_offset": 3}],
         )
     ]
-    given = [(mu[:d], sigma[:d]) for d, _, _ in cases]
+    inputs = [(mu[:d], sigma[:d]) for d, _, _ in cases]
     together = threading.Barrier(threads)
 
     def draw(thread: int) -> list[Any]:
-        # In each thread another one first; all results are kept, so that nothing is freed meanwhile.
+        # Each thread begins with another call. All results are kept, so that no memory is freed meanwhile.
         order = [(thread * 5 + k) % len(cases) for k in range(len(cases))]
         drawn = {}
         together.wait(SECONDS)
         for k in order:
             _, n, options = cases[k]
-            drawn[k] = gpu.sample(*given[k], n, seed=100 * thread + k, **options)
+            drawn[k] = gpu.sample(*inputs[k], n, seed=100 * thread + k, **options)
         memory.synchronize()
         return [drawn[k] for k in range(len(cases))]
 
@@ -784,12 +780,12 @@ def test_calls_from_several_threads_at_once_have_the_right_bits(gpu: Gpu, bits: 
             assert np.array_equal(bits(x), bits(expected)), (thread, d, n, options)
 
 
-# --- The shortcut of plain calls, and what is refused ---------------------------------------------
+# --- Explicit dtypes, and errors -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("noise", NOISES)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_plain_calls_have_the_bits_of_those_that_take_the_longer_way(
+def test_calls_with_and_without_explicit_dtype_have_equal_bits(
     any_gpu: Gpu, bits: ToArray, dtype: str, noise: str
 ) -> None:
     memory = any_gpu.memory
@@ -798,7 +794,7 @@ def test_plain_calls_have_the_bits_of_those_that_take_the_longer_way(
         mu, sigma = map(memory.put, host)
         for fast_math in (False, True):
             options: dict[str, Any] = {"noise": noise, "fast_math": fast_math}
-            # A result is likely to be where these were.
+            # The pool is likely to reuse this memory for a result.
             memory.poisoned(d * n * SIZES[dtype])
             plain = any_gpu.sample(mu, sigma, n, seed=2**64 - 1, **options)
             expected = bits(any_gpu.sample(mu, sigma, n, seed=2**64 - 1, dtype=dtype, **options))
@@ -812,7 +808,7 @@ def test_plain_calls_have_the_bits_of_those_that_take_the_longer_way(
                 drawn.append(bits(any_gpu.sample(mu, sigma, n, generator=generator, **options, **extra)))
                 assert generator.offset == 2**40 + 4
             assert np.array_equal(*drawn), (d, n)
-        # These are not plain calls, though they have all else of one.
+        # Antithetic and transposed calls.
         for more in ({"antithetic": True}, {"layout": "nd"}, {"antithetic": True, "layout": "nd"}):
             generator, same = multisample.Generator(7), multisample.Generator(7)
             for _ in range(2):
@@ -823,10 +819,8 @@ def test_plain_calls_have_the_bits_of_those_that_take_the_longer_way(
             assert generator.offset == 2
 
 
-@pytest.mark.parametrize("options", [{}, {"dtype": "float32"}], ids=["plain", "longer way"])
-def test_torch_tensors_follow_the_generator_of_their_device(
-    any_gpu: Gpu, bits: ToArray, options: dict[str, Any]
-) -> None:
+@pytest.mark.parametrize("options", [{}, {"dtype": "float32"}], ids=["default dtype", "explicit dtype"])
+def test_torch_tensors_use_the_generator_of_their_device(any_gpu: Gpu, bits: ToArray, options: dict[str, Any]) -> None:
     if any_gpu.memory.name != "torch":
         pytest.skip("for tensors only")
     torch, (mu, sigma) = any_gpu.memory.torch, vectors(5)
@@ -855,8 +849,8 @@ def test_torch_tensors_follow_the_generator_of_their_device(
         any_gpu.sample(*device, 33, generator=torch.Generator(), **options)
 
 
-@pytest.mark.parametrize("extra", [{}, {"dtype": "float32"}], ids=["plain", "longer way"])
-def test_what_is_refused_is_not_begun(any_gpu: Gpu, bits: ToArray, extra: dict[str, Any]) -> None:
+@pytest.mark.parametrize("extra", [{}, {"dtype": "float32"}], ids=["default dtype", "explicit dtype"])
+def test_refused_calls_change_nothing(any_gpu: Gpu, bits: ToArray, extra: dict[str, Any]) -> None:
     memory, d, n = any_gpu.memory, 5, 700
     mu, sigma = map(memory.put, vectors(d))
     buffer = memory.poisoned(4 * 4096)
@@ -872,8 +866,8 @@ def test_what_is_refused_is_not_begun(any_gpu: Gpu, bits: ToArray, extra: dict[s
         (ValueError, "out: expected shape", {"n": n - 1}),
         (ValueError, "out: expected shape", {"out": out[:4]}),
         (ValueError, "out: expected dtype", {"out": memory.view(buffer, "float64", (d, 350), (350, 1), 0), "n": 350}),
-        (ValueError, "out: .* samples overlap", {"out": memory.view(buffer, "float32", (d, n), (1, 1), GUARD)}),
-        (ValueError, "out: .* samples overlap", {"out": memory.view(buffer, "float32", (d, n), (0, 1), GUARD)}),
+        (ValueError, "out: .* they overlap", {"out": memory.view(buffer, "float32", (d, n), (1, 1), GUARD)}),
+        (ValueError, "out: .* they overlap", {"out": memory.view(buffer, "float32", (d, n), (0, 1), GUARD)}),
         (ValueError, "out: .* mu also uses", {"mu": inside(GUARD)}),
         (ValueError, "out: .* mu also uses", {"mu": inside(GUARD - 4)}),
         (ValueError, "out: .* sigma also uses", {"sigma": inside(GUARD + d * n - 1)}),
@@ -901,7 +895,7 @@ def test_what_is_refused_is_not_begun(any_gpu: Gpu, bits: ToArray, extra: dict[s
             any_gpu.sample(**arguments)
     assert generator.offset == 0
     assert memory.same(buffer, memory.poisoned(4 * 4096))
-    # And beside its inputs, as close as can be, a result has a place.
+    # `out` may be adjacent to its inputs.
     memory.fill(inside(GUARD - d), 2.0)
     memory.fill(inside(GUARD + d * n), 0.0)
     any_gpu.sample(inside(GUARD - d), inside(GUARD + d * n), n, out=out, seed=1, **extra)
@@ -912,7 +906,7 @@ def test_what_is_refused_is_not_begun(any_gpu: Gpu, bits: ToArray, extra: dict[s
 
 
 @pytest.mark.parametrize("dtype", [None, *DTYPES])
-def test_values_of_device_memory_are_looked_at_only_on_demand(any_gpu: Gpu, bits: ToArray, dtype: str | None) -> None:
+def test_values_in_device_memory_are_checked_only_with_validate(any_gpu: Gpu, bits: ToArray, dtype: str | None) -> None:
     d, n = 9, 700
     for name, row, value in (("mu", 2, np.nan), ("mu", 0, -np.inf), ("sigma", 8, np.nan), ("sigma", 3, np.inf)):
         clean = [np.linspace(-3, 3, d).astype(np.float32), np.linspace(0.5, 2, d).astype(np.float32)]
@@ -922,8 +916,8 @@ def test_values_of_device_memory_are_looked_at_only_on_demand(any_gpu: Gpu, bits
         options = {} if dtype is None else {"dtype": dtype}
         got = bits(any_gpu.sample(*device, n, seed=8, **options))
         expected = bits(on_cpu(*clean, n, dtype or "float32", seed=8))
-        others = np.arange(d) != row
-        assert np.array_equal(got[others], expected[others]), (name, value)
+        valid_rows = np.arange(d) != row
+        assert np.array_equal(got[valid_rows], expected[valid_rows]), (name, value)
         drawn = got[row].view(numpy_dtype(dtype or "float32")).astype(np.float64)
         assert (np.isnan(drawn) if np.isnan(value) else ~np.isfinite(drawn)).all(), (name, value)
         with pytest.raises(ValueError, match=rf"^{name}: expected finite .*got {name}\[{row}\]"):
@@ -963,7 +957,7 @@ def test_the_operator_has_the_bits_of_sample(torch: Any, bits: ToArray, device: 
         assert np.array_equal(bits(out), bits(expected)), (d, n, transposed, antithetic)
         if antithetic:
             continue
-        # And with what it takes by default.
+        # With default arguments.
         operator(out, torch.from_numpy(mu).to(device), torch.from_numpy(sigma).to(device), seed=9)
         assert np.array_equal(bits(out), bits(on_cpu(mu, sigma, n, dtype, seed=9))), (d, n, transposed)
     for shape in ((0, 3), (3, 0), (0, 0)):
@@ -971,7 +965,7 @@ def test_the_operator_has_the_bits_of_sample(torch: Any, bits: ToArray, device: 
         operator(torch.empty(shape, device=device), vector, vector, seed=1)
 
 
-def test_the_operator_knows_fast_math(torch: Any, bits: ToArray) -> None:
+def test_the_operator_supports_fast_math(torch: Any, bits: ToArray) -> None:
     mu, sigma = (torch.from_numpy(x).cuda() for x in vectors(5))
     for antithetic in (False, True):
         options = {"seed": 3, "antithetic": antithetic}
@@ -1000,7 +994,7 @@ def test_the_operator_runs_on_the_current_stream(torch: Any, bits: ToArray) -> N
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_the_operator_says_which_argument_is_wrong_and_what_it_got(torch: Any, device: str) -> None:
+def test_operator_errors_name_the_argument_and_the_received_value(torch: Any, device: str) -> None:
     d, n = 5, 7
     where = "cuda:0" if device == "cuda" else "cpu"
     out = torch.full((d, n), torch.nan, device=device)
@@ -1043,7 +1037,7 @@ def test_the_operator_says_which_argument_is_wrong_and_what_it_got(torch: Any, d
     assert bool(out.isnan().all())
 
 
-# --- What a memory checker says -------------------------------------------------------------------
+# --- compute-sanitizer ----------------------------------------------------------------------------
 
 SANITIZED = """
 import itertools
@@ -1081,7 +1075,7 @@ for (d, n), sample_offset in itertools.product(
         ("float32", "independent", False), ("float32", "shared", False), ("float32", "independent", True),
         ("float16", "independent", False), ("float64", "independent", False),
     ]:
-        # An odd number of kinds, so that each comes with pairs and without.
+        # The number of kinds is odd, so that each occurs with and without antithetic pairs.
         antithetic = calls // 2 % 2 == 1
         options = {"seed": 1, "dtype": dtype, "noise": noise, "fast_math": fast_math, "sample_offset": sample_offset}
         multisample.sample(mu, sigma, n, backend=backend, antithetic=antithetic, **options)
@@ -1103,15 +1097,15 @@ print(f"{calls} calls done")
         ("racecheck", "numba"),
     ],
 )
-def test_compute_sanitizer_finds_nothing(tool: str, backend_name: str) -> None:
+def test_compute_sanitizer_finds_no_errors(tool: str, backend_name: str) -> None:
     require(backend_name)
     sanitizer = shutil.which("compute-sanitizer")
     if sanitizer is None:
         pytest.skip("compute-sanitizer is not on the PATH")
-    # Built here, not under its eyes; and every array is an allocation of its own, whose ends it knows.
+    # Build outside the sanitizer. Without memory pools every array is an allocation, whose bounds the sanitizer checks.
     registry.find(backend_name).prepare("cuda")
     environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-    # Libraries ask the driver things that it refuses, and know how to take it.
+    # Libraries make driver calls that fail, and handle the errors.
     options = ["--report-api-errors", "no"] if tool == "memcheck" else []
     done = subprocess.run(
         [sanitizer, "--tool", tool, "--error-exitcode", "9", *options, sys.executable, "-c", SANITIZED, backend_name],
@@ -1129,7 +1123,7 @@ import resource, signal, sys, warnings
 import cupy
 import multisample
 
-mu, sigma = cupy.zeros(3), cupy.ones(3)  # CuPy compiles kernels of its own for these.
+mu, sigma = cupy.zeros(3), cupy.ones(3)  # CuPy compiles its own kernels here.
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
 with warnings.catch_warnings(record=True) as warned:
@@ -1141,7 +1135,7 @@ print([str(warning.message) for warning in warned])
 """
 
 
-def test_cupy_draws_where_its_disk_cache_is_full(cupy: Any, tmp_path: Path) -> None:
+def test_cupy_draws_with_a_full_disk_cache(cupy: Any, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", FULL_DISK], env={**os.environ, "CUPY_CACHE_DIR": str(tmp_path)},
         capture_output=True, text=True, timeout=SECONDS,

@@ -1,8 +1,7 @@
-"""What only a CUDA device can show, and only of the numba backend.
+"""Tests of the numba backend that need a CUDA device; ``test_cuda.py`` has the tests for all backends.
 
-That the functions it shares with the CPU mean the same on a GPU; that Numba's arrays, which name a stream, and objects
-known by a protocol alone are waited for; that kernels are compiled once per machine, whoever comes first. What it has
-in common with the other backends is in ``test_cuda.py``.
+The functions that the GPU shares with the CPU compute the same numbers. Kernels wait for the streams that Numba arrays
+and objects with a protocol name. Kernels are compiled once per machine.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ from multisample.backends.kernels.cuda import geometry
 
 @pytest.fixture
 def numba() -> Any:
-    """Numba's arrays, where the backend can run."""
+    """Operations on Numba's arrays; skips the test if the backend cannot run."""
     require("numba")
     return memory_of("numba")
 
@@ -54,7 +53,7 @@ def sample(*arguments: Any, **options: Any) -> Any:
 
 
 def stream_of(array: Any) -> int | None:
-    """What the array tells whoever takes its memory."""
+    """The stream in the array's CUDA array interface."""
     stream: int | None = array.__cuda_array_interface__["stream"]
     return stream
 
@@ -64,7 +63,7 @@ def stream_of(array: Any) -> int | None:
 
 @pytest.fixture(scope="module")
 def over_all_words() -> list[int]:
-    """Sums of the bit patterns that the transform makes of all words, and how many radii are not rounded correctly."""
+    """Sums of the transform's bit patterns over all words, and the number of incorrectly rounded radii."""
     require("numba")
     from llvmlite import ir
     from numba import cuda, njit
@@ -81,13 +80,13 @@ def over_all_words() -> list[int]:
 
         return square(square), codegen
 
-    # The same function with another square root.
+    # `radius` with another square root.
     function = radius_f32.py_func
     assert "sqrt" in function.__code__.co_names
     other = types.FunctionType(function.__code__, {**function.__globals__, "sqrt": rounded}, "rounded_radius")
     rounded_radius = njit(forceinline=True)(other)
 
-    # As the kernels of the backend are compiled.
+    # The options with which the backend compiles its kernels.
     @cuda.jit(lto=False, opt=True)
     def kernel(out):
         radii = cosines = sines = wrong = np.uint64(0)
@@ -111,7 +110,7 @@ def over_all_words() -> list[int]:
     return [int(number) for number in out.copy_to_host()]
 
 
-def test_all_words_there_are_give_the_known_sums(over_all_words: list[int]) -> None:
+def test_all_words_give_the_known_sums(over_all_words: list[int]) -> None:
     assert over_all_words[:3] == known_sums()
 
 
@@ -119,11 +118,11 @@ def test_the_square_root_is_correctly_rounded_for_every_word(over_all_words: lis
     assert over_all_words[3] == 0
 
 
-# --- What the compiler made -----------------------------------------------------------------------
+# --- Registers ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_every_kernel_keeps_its_numbers_in_as_many_registers_as_it_may_take(numba: Any, dtype: str) -> None:
+def test_kernels_spill_few_registers_and_fit_their_launch_bounds(numba: Any, dtype: str) -> None:
     from multisample.backends.kernels.cuda.compilation import launch_bounds
     from multisample.backends.launch import KernelKey
 
@@ -132,20 +131,20 @@ def test_every_kernel_keeps_its_numbers_in_as_many_registers_as_it_may_take(numb
     ways = range(len(geometry.KERNEL_STORES))
     flags = (False, True)
     for shared, antithetic, fast_math, stores in itertools.product(flags, flags, flags, ways):
-        # What fast_math and pairs have in common with one of them, that one has shown.
+        # fast_math and antithetic are tested separately, not in combination.
         if fast_math and (dtype == "float64" or antithetic):
             continue
         key = KernelKey(dtype, shared, antithetic, fast_math, stores, False, device.id)
         backend.kernel(key)
         kernel = backend.compiled[key]
         name = geometry.KERNEL_STORES[stores]
-        # Some were seen to lack a few, outside their loops (test_numba_ptx.py); before 9.0 more.
+        # Some kernels spill a few registers outside their loops (test_numba_ptx.py), and more before 9.0.
         most = 24 if device.compute_capability >= (9, 0) else 64
         assert kernel.local_mem_per_thread <= most, (key, kernel.local_mem_per_thread)
         threads, blocks = launch_bounds(dtype, shared, antithetic, stores, device.compute_capability)
         most_threads = {"kTransposed": 128, "kTransposedStaged": 256 if shared else 128}
         assert kernel.max_threads_per_block >= threads == most_threads.get(name, geometry.MOST_THREADS)
-        # A thread's registers come by eights.
+        # Registers are allocated in units of eight per thread.
         registers = -(-kernel.regs_per_thread // 8) * 8
         assert registers * threads * blocks <= device.MAX_REGISTERS_PER_MULTIPROCESSOR, (name, shared, fast_math)
 
@@ -153,7 +152,7 @@ def test_every_kernel_keeps_its_numbers_in_as_many_registers_as_it_may_take(numb
 # --- Host data ------------------------------------------------------------------------------------
 
 
-def test_host_data_gives_an_array_of_numba(numba: Any, bits: ToArray) -> None:
+def test_host_data_gives_a_numba_array(numba: Any, bits: ToArray) -> None:
     for d, n in [(3, 5), (300, 1027)]:
         mu, sigma = vectors(d)
         for given in (
@@ -175,7 +174,7 @@ def test_host_data_gives_an_array_of_numba(numba: Any, bits: ToArray) -> None:
                 assert np.array_equal(bits(x), bits(expected)), (d, n, options)
 
 
-def test_host_data_is_checked_and_takes_no_host_memory_for_the_result(numba: Any) -> None:
+def test_host_data_is_checked_and_out_must_be_a_device_array(numba: Any) -> None:
     mu, sigma = vectors(4)
     generator = multisample.Generator(1)
     out = np.full((4, 3), 7, np.float32)
@@ -189,7 +188,7 @@ def test_host_data_is_checked_and_takes_no_host_memory_for_the_result(numba: Any
     assert generator.offset == 0
 
 
-def test_where_nothing_is_drawn_the_result_is_empty(numba: Any) -> None:
+def test_zero_samples_give_an_empty_numba_array(numba: Any) -> None:
     for d, n in [(0, 5), (5, 0), (0, 0)]:
         mu, sigma = (numba.cuda.device_array(d, np.float32) for _ in range(2))
         for options in ({}, {"dtype": "float64"}):
@@ -201,7 +200,7 @@ def test_where_nothing_is_drawn_the_result_is_empty(numba: Any) -> None:
 # --- Numba's arrays -------------------------------------------------------------------------------
 
 
-def test_the_backend_of_numba_arrays_is_numba(numba: Any, bits: ToArray) -> None:
+def test_auto_takes_numba_for_numba_arrays(numba: Any, bits: ToArray) -> None:
     assert _backends.choose("auto", "numba", "cuda").name == "numba"
     host = vectors(7)
     x = multisample.sample(*map(numba.put, host), 33, seed=2)
@@ -209,7 +208,9 @@ def test_the_backend_of_numba_arrays_is_numba(numba: Any, bits: ToArray) -> None
     assert np.array_equal(bits(x), bits(on_cpu(*host, 33, seed=2)))
 
 
-@pytest.mark.parametrize("options", [{}, {"dtype": "float32"}, {"dtype": "float16"}], ids=["plain", "other", "float16"])
+@pytest.mark.parametrize(
+    "options", [{}, {"dtype": "float32"}, {"dtype": "float16"}], ids=["no dtype", "float32", "float16"]
+)
 def test_a_result_names_the_stream_on_which_it_is_ready(numba: Any, bits: ToArray, options: dict[str, Any]) -> None:
     d, n = 300, 1031
     mu, sigma = numba.put(np.zeros(d, np.float32)), numba.put(np.ones(d, np.float32))
@@ -225,13 +226,13 @@ def test_a_result_names_the_stream_on_which_it_is_ready(numba: Any, bits: ToArra
             assert stream_of(x) == int(stream)
             ready = numba.marker()
         assert not ready(), "the call waited for the device"
-        # Who takes the memory over waits for that stream, as here Numba itself, and may then read it on another.
+        # A consumer (here Numba) waits for that stream, and may then read the memory on another stream.
         taken = numba.cuda.as_cuda_array(Exported(x, stream=stream_of(x)))
         assert ready()
         assert np.array_equal(bits(taken.bind(0)), expected)
-        # One number stands for a vector, and the other input has the stream.
+        # If one input is a number, the other input names the stream.
         assert stream_of(sample(0.5, mu, n, seed=3, **options)) == int(stream)
-    # What is given is returned as it is.
+    # `out` is returned unchanged.
     out = numba.cuda.device_array((d, n), options.get("dtype", "float32"))
     assert sample(mu, sigma, n, seed=3, out=out, **options) is out
     assert stream_of(out) is None
@@ -239,10 +240,10 @@ def test_a_result_names_the_stream_on_which_it_is_ready(numba: Any, bits: ToArra
     assert np.array_equal(bits(out), expected)
 
 
-# Numba's own default stream, as a number, is no plain integer.
+# int() of Numba's default stream gives a subclass of int.
 @pytest.mark.filterwarnings("ignore:__int__ returned non-int:DeprecationWarning")
 @pytest.mark.parametrize("kind", ["stream", "default_stream", "legacy_default_stream", "per_thread_default_stream"])
-def test_every_kind_of_stream_is_taken(numba: Any, bits: ToArray, kind: str) -> None:
+def test_every_kind_of_stream_is_accepted(numba: Any, bits: ToArray, kind: str) -> None:
     host = vectors(300)
     stream = getattr(numba.cuda, kind)()
     mu, sigma = (numba.put(x).bind(stream) for x in host)
@@ -255,7 +256,7 @@ def test_every_kind_of_stream_is_taken(numba: Any, bits: ToArray, kind: str) -> 
         assert np.array_equal(bits(x.bind(0)), expected), options
 
 
-def test_memory_of_others_seen_as_numba_arrays_is_used_like_any(numba: Any, bits: ToArray) -> None:
+def test_numba_views_of_other_memory_are_accepted(numba: Any, bits: ToArray) -> None:
     host = vectors(300)
     mu, sigma = (numba.cuda.as_cuda_array(Exported(numba.put(x))) for x in host)
     out = numba.cuda.as_cuda_array(Exported(numba.cuda.device_array((300, 700), np.float32)))
@@ -265,7 +266,7 @@ def test_memory_of_others_seen_as_numba_arrays_is_used_like_any(numba: Any, bits
     assert np.array_equal(bits(out), expected)
 
 
-def test_elements_that_are_not_at_multiples_of_their_size_are_refused(numba: Any) -> None:
+def test_misaligned_elements_raise(numba: Any) -> None:
     d, n = 5, 70
     mu, sigma = map(numba.put, vectors(d))
     buffer, untouched = numba.poisoned(8192), numba.poisoned(8192)
@@ -291,7 +292,7 @@ def test_elements_that_are_not_at_multiples_of_their_size_are_refused(numba: Any
     assert numba.same(buffer, untouched)
 
 
-def test_types_that_hold_no_real_numbers_are_refused(numba: Any) -> None:
+def test_types_without_real_numbers_raise(numba: Any) -> None:
     sigma = numba.put(np.ones(3, np.float32))
     for dtype in ("complex64", "bool", "datetime64[s]", [("x", "f4")]):
         mu = numba.cuda.device_array(3, dtype)
@@ -301,7 +302,7 @@ def test_types_that_hold_no_real_numbers_are_refused(numba: Any) -> None:
         sample(sigma, sigma, 4, generator=pytest.importorskip("torch").Generator())
 
 
-# --- Objects known by a protocol alone ------------------------------------------------------------
+# --- Objects with a protocol only -----------------------------------------------------------------
 
 
 def test_objects_with_the_cuda_array_interface_are_shared(numba: Any, bits: ToArray) -> None:
@@ -310,7 +311,7 @@ def test_objects_with_the_cuda_array_interface_are_shared(numba: Any, bits: ToAr
     for options in ({}, {"dtype": "float16"}, {"noise": "shared", "dim_offset": 7}):
         dtype = options.get("dtype", "float32")
         expected = bits(on_cpu(*host, n, **{**options, "dtype": dtype}, seed=6))
-        # Streams as the protocol names them: none, or that by leaving the entry out, the two default ones.
+        # Streams of the protocol: None, a missing entry, and the two default streams.
         for more in ({"stream": None}, {}, {"stream": 1}, {"stream": 2}, {"version": 2}):
             mu, sigma = (Exported(numba.put(x), **more) for x in host)
             numba.synchronize()
@@ -326,7 +327,7 @@ def test_objects_with_the_cuda_array_interface_are_shared(numba: Any, bits: ToAr
                 assert sample(mu, sigma, n, seed=6, out=out, **options) is out
                 numba.synchronize()
                 assert np.array_equal(bits(out.array), expected), (options, more, strides)
-    # Reversed, a column, of another type, read-only; and one number.
+    # Reversed, a column, another type, read-only, and a number.
     every_other = numba.put(np.stack((host[0], host[0][::-1]), 1))
     for mu in (every_other[::-1, 1:], every_other[:, :1], numba.put(host[0].astype(np.float64))):
         given = Exported(mu, data=(mu.__cuda_array_interface__["data"][0], True))
@@ -336,7 +337,7 @@ def test_objects_with_the_cuda_array_interface_are_shared(numba: Any, bits: ToAr
 
 @pytest.mark.parametrize("named", ["mu", "sigma", "out"])
 @pytest.mark.parametrize("options", [{}, {"dtype": "float16"}], ids=["float32", "float16"])
-def test_a_call_is_in_the_order_of_the_stream_that_an_object_names(
+def test_a_call_is_ordered_with_the_stream_that_an_object_names(
     numba: Any, bits: ToArray, options: dict[str, Any], named: str
 ) -> None:
     d, n = 300, 1031
@@ -344,14 +345,14 @@ def test_a_call_is_in_the_order_of_the_stream_that_an_object_names(
     arrays = {"mu": numba.put(np.zeros(d, np.float32)), "sigma": numba.put(np.ones(d, np.float32))}
     buffer = numba.poisoned(d * n * 4)
     arrays["out"] = numba.view(buffer, dtype, (d, n), (n, 1), 0)
-    # The same bytes, for a kernel that knows no float16.
+    # The same bytes as integers, for a test kernel without float16.
     written = numba.view(buffer, "float32", (d * n,), (1,), 0) if named == "out" else arrays[named]
 
     def draw(stream: int | None) -> None:
         given = {name: Exported(array, stream=stream if name == named else None) for name, array in arrays.items()}
         sample(**given, n=n, seed=3, **options)
 
-    # What is compiled and loaded for the first time may wait for the device.
+    # The first call may wait for the device, since it compiles and loads.
     draw(None)
     numba.synchronize()
     with numba.stream() as stream:
@@ -369,7 +370,7 @@ def test_a_call_is_in_the_order_of_the_stream_that_an_object_names(
 
 
 @pytest.mark.parametrize("library", ["torch", "cupy"])
-def test_objects_with_dlpack_are_shared_and_waited_for(numba: Any, bits: ToArray, library: str) -> None:
+def test_objects_with_dlpack_are_shared_and_ordered(numba: Any, bits: ToArray, library: str) -> None:
     memory = memory_of(library)
     d, n = 300, 1031
     host = vectors(d)
@@ -380,7 +381,7 @@ def test_objects_with_dlpack_are_shared_and_waited_for(numba: Any, bits: ToArray
     assert np.array_equal(bits(x), bits(on_cpu(*host, n, seed=8)))
     for dtype in ("float32", "float16", "bfloat16"):
         if dtype == "bfloat16" and library == "cupy":
-            continue  # Which does not export it.
+            continue  # This library cannot export the type.
         buffer = memory.poisoned(numpy_dtype(dtype).itemsize * d * (n + 1))
         out = memory.view(buffer, dtype, (d, n), (n + 1, 1), 0)
         memory.synchronize()
@@ -397,7 +398,7 @@ def test_objects_with_dlpack_are_shared_and_waited_for(numba: Any, bits: ToArray
     assert np.array_equal(got, bits(on_cpu([5.0] * d, host[1], n, seed=8)))
 
 
-def test_objects_that_cannot_be_used_are_refused_and_nothing_is_begun(numba: Any) -> None:
+def test_invalid_objects_raise_and_change_nothing(numba: Any) -> None:
     d, n = 5, 70
     mu, sigma = map(numba.put, vectors(d))
     buffer, untouched = numba.poisoned(8192), numba.poisoned(8192)
@@ -409,7 +410,7 @@ def test_objects_that_cannot_be_used_are_refused_and_nothing_is_begun(numba: Any
         (ValueError, "out: expected elements at multiples", {"out": Exported(target, data=(pointer + 2, False))}),
         (ValueError, "out: expected shape", {"out": Exported(target, shape=(d, n - 1))}),
         (ValueError, "out: expected dtype", {"out": Exported(target, typestr="<i4")}),
-        (ValueError, "out: .* samples overlap", {"out": Exported(target, strides=(4, 4))}),
+        (ValueError, "out: .* they overlap", {"out": Exported(target, strides=(4, 4))}),
         (ValueError, "out: .* mu also uses", {"mu": Exported(numba.view(buffer, "float32", (d,), (1,), 7))}),
         (TypeError, "mu: .* memory can be shared", {"mu": Exported(mu, mask=Exported(mu))}),
         (TypeError, "mu: expected elements of type", {"mu": Exported(mu, typestr="<c8", strides=None)}),
@@ -428,7 +429,7 @@ def test_objects_that_cannot_be_used_are_refused_and_nothing_is_begun(numba: Any
 
 
 def run(script: str, *arguments: str, **environment: str) -> Any:
-    """What the script prints last, as JSON; it can import what is beside this file."""
+    """The last line of a script's output, parsed as JSON. The script can import the modules of the tests."""
     path = os.pathsep.join([str(SUPPORT), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(
         [sys.executable, "-c", script, *arguments],
@@ -439,7 +440,7 @@ def run(script: str, *arguments: str, **environment: str) -> Any:
 
 
 def files_in(folder: Path) -> dict[str, tuple[int, int]]:
-    """Every file, and what tells it from one written in its place."""
+    """Every file, with numbers that change if the file is replaced."""
     return {str(path): (path.stat().st_mtime_ns, path.stat().st_ino) for path in folder.rglob("*") if path.is_file()}
 
 
@@ -491,7 +492,7 @@ def test_a_kernel_is_compiled_once_for_all_processes(numba: Any, bits: ToArray, 
     assert first["drawn"] == second["drawn"] == expected
 
 
-def test_damaged_kernels_are_compiled_again(numba: Any, tmp_path: Path) -> None:
+def test_damaged_cached_kernels_are_compiled_again(numba: Any, tmp_path: Path) -> None:
     first = run(CACHED, MULTISAMPLE_CACHE_DIR=str(tmp_path))
     for path in (tmp_path / "numba").iterdir():
         path.write_bytes(path.read_bytes()[:-1000] + bytes(1000))
@@ -518,7 +519,7 @@ drawn, errors = [None] * threads, []
 
 
 def draw(thread):
-    # Four of the same kernel, two of others; and every second one has no array to make, and no context for one.
+    # Four threads use one kernel and two use others. Every second thread passes `out`, and so makes no context.
     options = [{}, {}, {}, {}, {"noise": "shared"}, {"dtype": "float64"}][thread]
     if thread % 2 == 0:
         options = {**options, "out": outs[thread]}
@@ -542,7 +543,7 @@ print(json.dumps({"errors": errors, "drawn": drawn if not errors else []}))
 """
 
 
-def test_several_threads_may_be_the_first_to_draw(numba: Any, bits: ToArray, tmp_path: Path) -> None:
+def test_first_calls_from_several_threads_are_correct(numba: Any, bits: ToArray, tmp_path: Path) -> None:
     done = run(FIRST_AT_ONCE, MULTISAMPLE_CACHE_DIR=str(tmp_path))
     assert done["errors"] == []
     mu, sigma = [1.0, 2.0, -3.0], [1.0, 0.5, 2.0]
@@ -570,8 +571,8 @@ print(json.dumps(x.view(f"u{x.itemsize}").tolist()))
 """
 
 
-def test_several_processes_may_be_the_first_to_draw(numba: Any, bits: ToArray, tmp_path: Path) -> None:
-    # Each another kernel, into one folder; what they keep there is right for all of them afterwards.
+def test_first_calls_from_several_processes_are_correct(numba: Any, bits: ToArray, tmp_path: Path) -> None:
+    # Each process compiles another kernel into one folder. Afterwards every process can load all kernels.
     mu, sigma = [1.0, 2.0, -3.0], [1.0, 0.5, 2.0]
     every: list[dict[str, Any]] = [{}, {"noise": "shared"}, {"dtype": "float16"}, {"dtype": "float64"}]
     expected = listed([on_cpu(mu, sigma, 8, **{"dtype": "float32", **o}, seed=5) for o in every], bits)
@@ -613,7 +614,7 @@ def two_devices(numba: Any) -> Any:
 
 
 @pytest.mark.parametrize("noise", NOISES)
-def test_host_data_goes_to_the_current_device(two_devices: Any, bits: ToArray, noise: str) -> None:
+def test_host_data_is_copied_to_the_current_device(two_devices: Any, bits: ToArray, noise: str) -> None:
     host = vectors(7)
     expected = bits(on_cpu(*host, 33, seed=6, noise=noise))
     for device in (0, 1):
@@ -624,7 +625,7 @@ def test_host_data_goes_to_the_current_device(two_devices: Any, bits: ToArray, n
             assert np.array_equal(bits(x), expected)
 
 
-# In a process of its own, because who launches on the wrong device can launch nothing afterwards.
+# Runs in a process, because a launch on the wrong device would break all later launches.
 ELSEWHERE = """
 import json
 import sys
@@ -654,7 +655,7 @@ print(json.dumps({"device": numba.device_of(x), "current": current, "drawn": dra
 
 
 @pytest.mark.parametrize("library", ["numba", "torch", "cupy"], ids=["cuda array interface", "torch", "cupy"])
-def test_objects_known_by_a_protocol_are_on_the_device_of_their_memory(
+def test_objects_with_a_protocol_are_drawn_on_the_device_of_their_memory(
     two_devices: Any, bits: ToArray, library: str
 ) -> None:
     memory_of(library)

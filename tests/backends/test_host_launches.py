@@ -1,6 +1,6 @@
-"""Launches in host memory without `sample`: words by address, values that are valid, and what is written.
+"""Launches in host memory without `sample`: words in memory, checks of values, and written memory.
 
-`sample` passes no draw whose seed or window is in memory; replayed graphs and compiled programs may.
+`sample` passes the seed and the window by value; replayed graphs and compiled programs may pass them in memory.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ def bits(array: Array) -> Array:
 @pytest.mark.parametrize("antithetic", [False, True])
 @pytest.mark.parametrize("common_noise", slow_but([False], [False, True]))
 @pytest.mark.parametrize("dtype", slow_but(["float32", "float64"], MATRIX_TYPES))
-def test_words_in_memory_have_the_bits_of_those_by_value(
+def test_words_in_memory_give_the_bits_of_words_by_value(
     host_backend: Backend, dtype: str, common_noise: bool, antithetic: bool
 ) -> None:
     real = np.float64 if dtype == "float64" else np.float32
-    # Small, of long rows, of many dimensions, and of several threads.
+    # Small, with long rows, with many dimensions, and with several threads.
     for k, (d, n) in enumerate([(1, 1), (5, 7), (3, 1029), (300, 9), (700, 1201)]):
         mu, sigma = np.linspace(-3, 3, d).astype(real), np.linspace(0, 2, d).astype(real)
         for words in SOME_WORDS[k % 2 :: 2] if d < 700 else [WORDS]:
@@ -72,7 +72,7 @@ def test_words_in_memory_have_the_bits_of_those_by_value(
 
 @pytest.mark.parametrize("antithetic", [False, True])
 @pytest.mark.parametrize("dtype", MATRIX_TYPES)
-def test_gradients_take_words_from_memory_too(dtype: str, antithetic: bool) -> None:
+def test_gradients_read_words_from_memory(dtype: str, antithetic: bool) -> None:
     backend = registry.find("torch_ext")
     if not backend.status().available:
         pytest.skip("torch_ext cannot run here")
@@ -92,8 +92,8 @@ def test_gradients_take_words_from_memory_too(dtype: str, antithetic: bool) -> N
         assert np.count_nonzero(sums) > 3 * d
 
 
-def test_words_are_read_when_the_launch_runs(host_backend: Backend) -> None:
-    """Not when the draw is made."""
+def test_words_in_memory_are_read_by_the_launch(host_backend: Backend) -> None:
+    """The draw's creation does not read them."""
     mu, sigma, out = np.zeros(3, np.float32), np.ones(3, np.float32), np.zeros((3, 5), np.float32)
     draw, words = with_words_in_memory(a_draw(mu=mu, sigma=sigma, matrix=out), *WORDS)
     host_backend.launch(draw)
@@ -114,13 +114,13 @@ def launcher_of(backend: Backend, draw: Draw, *, generic: bool = False) -> Launc
 
 
 def template(draw: Draw) -> Draw:
-    """The draw of a plan, without all that differs from call to call."""
+    """The draw of a plan, without the fields that differ between calls."""
     nothing = draw._replace(matrix=0, **dict.fromkeys(WORDS, Word(0)))
     return nothing._replace(mu=draw.mu._replace(data=0, number=0.0), sigma=draw.sigma._replace(data=0, number=0.0))
 
 
 def moving(launcher: Launcher, draw: Draw) -> tuple[Any, Any, Any]:
-    """`mu`, `sigma` and the matrix as the launcher takes them."""
+    """`mu`, `sigma` and the matrix in the launcher's form."""
     if launcher.takes_arrays:
         return arrays_at(draw)
     mu, sigma = (
@@ -131,7 +131,7 @@ def moving(launcher: Launcher, draw: Draw) -> tuple[Any, Any, Any]:
 
 @pytest.mark.parametrize("generic", [False, True], ids=["own", "generic"])
 @pytest.mark.parametrize("numbers", ["neither", "mu", "sigma", "both"])
-def test_a_launcher_draws_what_launch_does_and_writes_nothing_else(
+def test_a_launcher_draws_the_bits_of_launch_and_writes_no_other_memory(
     host_backend: Backend, numbers: str, generic: bool
 ) -> None:
     for (d, n), dtype, transposed in itertools.product(
@@ -165,7 +165,7 @@ def test_a_launcher_draws_what_launch_does_and_writes_nothing_else(
 
 @pytest.fixture(params=["own", "generic"])
 def validity(request: pytest.FixtureRequest, host_backend: Backend) -> Callable[..., bool]:
-    """``validity(mu, sigma, dtype)``: what the launcher for such vectors says of them."""
+    """``validity(mu, sigma, dtype)``: the result of the launcher's check of these vectors."""
 
     def is_valid(mu: Values, sigma: Values, dtype: str) -> bool:
         d = next((len(x) for x in (mu, sigma) if not isinstance(x, float)), 1)
@@ -189,9 +189,7 @@ STRIDES: dict[str, Callable[[Array], Array]] = {
 
 @pytest.mark.parametrize("strides", STRIDES)
 @pytest.mark.parametrize("dtype", MATRIX_TYPES)
-def test_values_are_valid_wherever_all_are_and_in_no_other_case(
-    validity: Callable[..., bool], dtype: str, strides: str
-) -> None:
+def test_one_invalid_value_at_any_position_is_found(validity: Callable[..., bool], dtype: str, strides: str) -> None:
     laid_out = STRIDES[strides]
     for d, kind in itertools.product(LENGTHS, (np.float32, np.float64)):
         mu, sigma = np.linspace(-3, 3, d).astype(kind), np.linspace(0, 2, d).astype(kind)
@@ -207,7 +205,7 @@ def test_values_are_valid_wherever_all_are_and_in_no_other_case(
             bad = sigma.copy()
             bad[place] = wrong
             assert not validity(laid_out(mu), laid_out(bad), dtype), (d, kind, place, wrong)
-        # Float32 rounds it to minus 0, which is valid.
+        # float32 rounds this number to minus 0, which is valid.
         bad = sigma.copy()
         bad[-1] = -1e-50
         assert validity(laid_out(mu), laid_out(bad), dtype) == (bad[-1] == 0 or dtype != "float64"), (d, kind)
@@ -215,14 +213,14 @@ def test_values_are_valid_wherever_all_are_and_in_no_other_case(
 
 
 @pytest.mark.parametrize("kind", INPUTS, ids=lambda kind: kind.name)
-def test_values_of_every_type_are_valid_or_not(validity: Callable[..., bool], kind: np.dtype[Any]) -> None:
+def test_values_of_every_type_are_checked(validity: Callable[..., bool], kind: np.dtype[Any]) -> None:
     for d in (1, 20, 300):
         zeros, ones = np.zeros(d, kind), np.ones(d, kind)
         if kind.kind in "iu":
             low, high = np.iinfo(kind).min, np.iinfo(kind).max
         else:
             low, high = ml_dtypes.finfo(kind).min, ml_dtypes.finfo(kind).max
-        # Of float64 the largest are infinite as float32.
+        # The largest float64 numbers are infinite as float32.
         for dtype in ("float64",) if kind == np.float64 else ("float32", "float64", "bfloat16"):
             assert validity(np.full(d, low, kind), ones, dtype) and validity(np.full(d, high, kind), ones, dtype)
             assert validity(zeros, np.full(d, high, kind), dtype) and validity(zeros, zeros, dtype)
@@ -240,7 +238,7 @@ def test_values_of_every_type_are_valid_or_not(validity: Callable[..., bool], ki
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
-def test_values_that_only_float64_holds_are_not_finite_as_float32(validity: Callable[..., bool], dtype: str) -> None:
+def test_values_too_large_for_float32_are_invalid(validity: Callable[..., bool], dtype: str) -> None:
     for d, wrong in itertools.product((1, 40), (1e39, 3.4028236e38)):
         zeros, ones, bad = np.zeros(d), np.ones(d), np.ones(d)
         bad[-1] = wrong
@@ -250,7 +248,7 @@ def test_values_that_only_float64_holds_are_not_finite_as_float32(validity: Call
 
 
 @pytest.mark.parametrize("dtype", MATRIX_TYPES)
-def test_beside_a_number_the_vector_alone_is_looked_at(validity: Callable[..., bool], dtype: str) -> None:
+def test_with_a_number_only_the_vector_is_checked(validity: Callable[..., bool], dtype: str) -> None:
     for d in (1, 40):
         values, bad = np.full(d, 1.5, np.float32), np.full(d, 1.5, np.float32)
         bad[-1] = math.nan
@@ -260,7 +258,7 @@ def test_beside_a_number_the_vector_alone_is_looked_at(validity: Callable[..., b
     assert validity(2.5, 0.5, dtype)
 
 
-def test_arrays_over_a_draw_are_its_memory() -> None:
+def test_arrays_of_a_draw_share_its_memory() -> None:
     matrix = np.arange(15, dtype=np.float32).reshape(5, 3)[::-1].T
     draw = a_draw(3, 5, mu=2.5, sigma=np.arange(3, dtype=np.int16)[::-1], matrix=matrix)
     mu, sigma, found = arrays_at(draw)

@@ -1,6 +1,6 @@
-"""A cache may cost time when it fails, and nothing else: not an error, not a wrong kernel, not a silent wait.
+"""Failures of the kernel cache cost time only: they cause no errors, no wrong kernels and no silent waits.
 
-Most tests compile functions of one line, in place of kernels that take seconds.
+Most tests compile functions of one line instead of kernels, which take seconds.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from multisample.backends.kernels.cpu import kernel as cpu_kernels
 from multisample.backends.launch import KernelKey
 from multisample.backends.system import cache
 
-# Seconds after which a process hangs.
+# Seconds after which a process counts as hanging.
 DEADLINE = 300
 
 Compile = Callable[[], Callable[[int], int]]
@@ -37,7 +37,7 @@ Compile = Callable[[], Callable[[int], int]]
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache, and no warning or message that was printed before."""
+    """An empty cache; warnings and messages that are printed once may be printed again."""
     folder = tmp_path / "cache"
     monkeypatch.setenv("MULTISAMPLE_CACHE_DIR", str(folder))
     monkeypatch.setattr(cache, "_warned", set())
@@ -47,7 +47,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def compiled() -> Iterator[Callable[[], int]]:
-    """``compiled()``: how often Numba has compiled a function since the test began."""
+    """``compiled()``: the number of functions that Numba has compiled since the test began."""
     from numba.core import event
 
     with event.install_recorder("numba:compile") as recorder:
@@ -64,7 +64,7 @@ def only_file(root: Path) -> Path:
     return file
 
 
-# --- Kept -----------------------------------------------------------------------------------------
+# --- Cached kernels -------------------------------------------------------------------------------
 
 
 def test_a_kernel_is_compiled_once(root: Path, compiled: Callable[[], int], capfd: pytest.CaptureFixture[str]) -> None:
@@ -73,9 +73,9 @@ def test_a_kernel_is_compiled_once(root: Path, compiled: Callable[[], int], capf
     assert successor()(41) == 42
     assert compiled() == 1
     assert only_file(root).name.startswith("test-successor-")
-    said = capfd.readouterr()
-    assert said.out == ""
-    assert said.err == (
+    printed = capfd.readouterr()
+    assert printed.out == ""
+    assert printed.err == (
         "multisample: compiling kernels of cpu, once for this machine: some seconds for each kind of call\n"
     )
 
@@ -88,7 +88,7 @@ def test_a_kernel_is_compiled_once(root: Path, compiled: Callable[[], int], capf
         (types.int64(types.int64), "test-successor", "other"),
     ],
 )
-def test_another_kernel_has_another_file(
+def test_different_kernels_have_different_files(
     root: Path, compiled: Callable[[], int], signature: Any, name: str, digest: str
 ) -> None:
     successor()
@@ -99,7 +99,7 @@ def test_another_kernel_has_another_file(
 
 
 @pytest.mark.parametrize("version", ["numba", "llvmlite"])
-def test_another_version_of_the_compiler_has_another_file(
+def test_different_compiler_versions_have_different_files(
     root: Path, compiled: Callable[[], int], monkeypatch: pytest.MonkeyPatch, version: str
 ) -> None:
     successor()
@@ -108,7 +108,7 @@ def test_another_version_of_the_compiler_has_another_file(
     assert compiled() == 2
 
 
-def test_the_digest_names_sources_in_subfolders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_digest_includes_sources_in_subfolders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "package_of_a_test"
     (package / "below").mkdir(parents=True)
     for name in ("__init__.py", "below/__init__.py", "below/kernel.py"):
@@ -124,14 +124,14 @@ def test_the_digest_names_sources_in_subfolders(tmp_path: Path, monkeypatch: pyt
     assert len(digests) == 3
 
 
-def test_the_digest_of_kernels_is_that_of_all_backends() -> None:
+def test_the_source_digest_covers_all_backends() -> None:
     assert compilation.source_digest() == compilation.source_digest("multisample.backends")
     assert compilation.source_digest() != compilation.source_digest("multisample.backends.native")
 
 
-def test_the_kernels_of_cpu_are_compiled_ahead_of_time(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_build_command_compiles_all_cpu_kernels(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["build", "cpu"]) == 0
-    assert capfd.readouterr().out.startswith("cpu: 10 kernels are compiled, in ")
+    assert capfd.readouterr().out.startswith("cpu: compiled 10 kernels in ")
     kept = {path.name.rpartition("-")[0] for path in (cache.root() / "numba").glob("cpu-*")}
     assert kept >= {
         *(f"cpu-draw_{dtype}{pairs}" for dtype in cpu_kernels._TYPES for pairs in ("", "_antithetic")),
@@ -163,13 +163,13 @@ def _random(content: bytes) -> bytes:
 
 
 def _another_pickle(content: bytes) -> bytes:
-    """Whole and signed, but of no kernel: as of another version of Numba, if its number did not say so."""
+    """A complete file with a valid digest but without a kernel, as from an incompatible version of Numba."""
     payload = pickle.dumps("no kernel")
     return cache._MAGIC + hashlib.sha256(payload).digest() + payload
 
 
 @pytest.mark.parametrize("damage", [_empty, _cut, _zero_half, _flip_a_bit, _random, _another_pickle])
-def test_a_damaged_file_is_compiled_again_and_mended(
+def test_a_damaged_file_is_compiled_again_and_replaced(
     root: Path, compiled: Callable[[], int], damage: Callable[[bytes], bytes]
 ) -> None:
     successor()
@@ -217,7 +217,7 @@ def test_a_file_that_others_can_write_to_is_not_unpickled(
 
 @contextlib.contextmanager
 def full_disk() -> Iterator[None]:
-    """The system refuses to write files of more than some bytes."""
+    """Limit the size of files, as on a full disk."""
     import resource
 
     limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -230,7 +230,7 @@ def full_disk() -> Iterator[None]:
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGXFSZ"), reason="this system limits no file sizes")
-def test_a_disk_that_fills_up_costs_no_call(root: Path, compiled: Callable[[], int]) -> None:
+def test_a_full_disk_only_causes_a_warning(root: Path, compiled: Callable[[], int]) -> None:
     with pytest.warns(RuntimeWarning, match="test-successor-.*: File too large"), full_disk():
         assert successor()(41) == 42
     assert list((root / "numba").iterdir()) == []
@@ -264,7 +264,7 @@ def draw_in_process(root: Path, code: str = DRAW) -> subprocess.Popen[str]:
 
 
 @pytest.mark.slow
-def test_processes_that_begin_together_compile_and_draw_the_same(root: Path) -> None:
+def test_concurrent_processes_compile_once_and_draw_equal_bits(root: Path) -> None:
     processes = [draw_in_process(root) for _ in range(4)]
     try:
         for process in processes:
@@ -280,13 +280,13 @@ def test_processes_that_begin_together_compile_and_draw_the_same(root: Path) -> 
         "cpu-check_float32",
         "cpu-draw_float32",
     }
-    # The next process finds the kernel, and has nothing to say.
+    # The next process loads the kernel, and prints nothing.
     output, error = draw_in_process(root).communicate(timeout=DEADLINE)
     assert (output.strip(), error) == (expected(), "")
 
 
 @pytest.mark.slow
-def test_an_installation_without_a_place_to_write_to_says_what_it_does(root: Path) -> None:
+def test_without_a_writable_cache_a_warning_is_printed(root: Path) -> None:
     root.touch()
     output, error = draw_in_process(root / "below").communicate(timeout=DEADLINE)
     assert output.strip() == expected()
@@ -306,7 +306,7 @@ compiles, forked = threading.Event(), threading.Event()
 def compile_slowly():
     with numba.core.compiler_lock.global_compiler_lock:
         compiles.set()
-        forked.wait(0.2)  # A fork that waits for the lock does not come: this only ends the wait.
+        forked.wait(0.2)  # A fork that waits for the lock never sets the event, so the timeout ends the wait.
 
 thread = threading.Thread(target=compile_slowly)
 thread.start()
@@ -323,7 +323,7 @@ print(compilation.compile_cached(types.int64(types.int64), lambda x: x + 1, "tes
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
-def test_a_child_that_is_forked_while_another_thread_compiles_can_compile(root: Path) -> None:
+def test_a_child_forked_during_a_compilation_can_compile(root: Path) -> None:
     process = draw_in_process(root, FORK_WHILE_COMPILING)
     try:
         output, error = process.communicate(timeout=60)
@@ -332,10 +332,10 @@ def test_a_child_that_is_forked_while_another_thread_compiles_can_compile(root: 
     assert output.split() == ["42", "42"], error
 
 
-# --- CuPy's own cache -----------------------------------------------------------------------------
+# --- CuPy's cache ---------------------------------------------------------------------------------
 
 
-def test_cupy_does_without_a_disk_cache_that_fails(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cupy_compiles_in_memory_if_its_disk_cache_fails(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("cupy")
     from multisample.backends import cupy as adapter
 

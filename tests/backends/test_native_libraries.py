@@ -1,7 +1,7 @@
-"""A build is the one thing that a process can leave half done on disk for all others; none may trip over it.
+"""Builds of native libraries: interrupted builds, damaged files and parallel builds do no harm.
 
-Compilers here compile sources of a few lines, or report through named pipes that they have begun, and wait there until
-they are told to go on or are killed. Nothing sleeps and nothing is timed.
+The compilers of the tests compile a few lines, or write to a named pipe when they begin and then wait until the test
+continues or kills them. No test sleeps or measures time.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("fcntl")
 needs_tools = pytest.mark.skipif(bool(toolchain.missing_tools()), reason="; ".join(toolchain.missing_tools()))
 
-# Seconds after which whatever has not answered hangs.
+# Seconds after which a process counts as hanging.
 DEADLINE = 120
 PROCESSES = 8
 
-# Folders of builds at work, in the cache.
+# Folders of running builds in the cache.
 BUILDS = "torch_ext/building/*"
 
-# Compiles in no time.
+# A source that compiles quickly.
 PLAIN = '#include "answer.h"\nextern "C" __attribute__((visibility("default"))) int answer() { return ANSWER; }\n'
 STABLE = """
 #include <torch/csrc/stable/library.h>
@@ -52,7 +52,7 @@ STABLE_TORCH_LIBRARY(multisample_test_build, m) { m.def("nothing(int x) -> int")
 extern "C" __attribute__((visibility("default"))) int answer() { return ANSWER; }
 """
 
-# The compiler, but for what is done first when it compiles, rather than links or says which one it is.
+# A wrapper of the compiler that runs a command before it compiles, but not before it links or prints its version.
 COMPILER = """#!/bin/sh
 for argument; do
     if [ "$argument" = -c ]; then
@@ -63,7 +63,7 @@ done
 exec {compiler} "$@"
 """
 
-# Builds in `processes` forks that begin together, and prints what each got.
+# Builds in `processes` forks that begin together, and prints the library of each.
 BUILD = """
 import os, signal, sys
 from pathlib import Path
@@ -82,7 +82,7 @@ for _ in range(processes - 1):
         break
     forks.append(fork)
 os.close(opener)
-os.read(gate, 1)  # Until every process has closed it.
+os.read(gate, 1)  # Returns when every process has closed the other end.
 os.write(1, f"{libraries.cpu_library()}\\n".encode())
 if forks is None:
     os._exit(0)
@@ -93,7 +93,7 @@ for fork in forks:
 
 @pytest.fixture
 def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of sources in place of ours, and no caches but in this test's folder."""
+    """A folder of sources that replaces ours, with all caches in the test's folder."""
     folder = tmp_path / "a source folder"
     (folder / "torch").mkdir(parents=True)
     (folder / "torch/cpu.cpp").write_text(PLAIN)
@@ -111,8 +111,9 @@ def cache_root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Callable[[], int]]:
-    """``count = compiler(first)``: from now on compilers run the shell command `first` before they compile; ``count()``
-    is how often one has compiled.
+    """``count = compiler(first)``: compilers run the shell command `first` before they compile.
+
+    ``count()`` is the number of compilations.
     """
     real, script, count = shutil.which(os.environ.get("CXX", "c++")), tmp_path / "cxx", tmp_path / "count"
 
@@ -127,7 +128,7 @@ def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str],
 
 @contextlib.contextmanager
 def building(sources: Path, processes: int = 1) -> Iterator[subprocess.Popen[str]]:
-    """Other processes that build; killed if they take too long."""
+    """Other processes that build; they are killed after a timeout."""
     with subprocess.Popen(
         [sys.executable, "-c", BUILD, str(sources), str(processes)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
@@ -146,26 +147,26 @@ def answer(library: Path) -> int:
     return int(ctypes.CDLL(str(library)).answer())
 
 
-# --- What is built --------------------------------------------------------------------------------
+# --- Builds and their keys ------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 @needs_tools
-def test_built_once_and_kept(sources: Path, cache_root: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_library_is_built_once_and_cached(sources: Path, cache_root: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (sources / "torch/cpu.cpp").write_text(STABLE)
     assert not libraries.is_built("cpu")
     library = libraries.cpu_library()
-    told = capfd.readouterr()
-    assert told.out == ""
-    assert told.err.startswith("multisample: building torch_ext for the CPU, ")
-    assert "about 10 s" in told.err
-    assert told.err.count("\n") == 1
+    printed = capfd.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("multisample: building torch_ext for the CPU, ")
+    assert "about 10 s" in printed.err
+    assert printed.err.count("\n") == 1
     assert libraries.is_built("cpu")
     torch.ops.load_library(str(library))
     assert torch.ops.multisample_test_build.nothing
     assert answer(library) == 42
 
-    # Nothing but the lock is left of how it was built.
+    # The build leaves only the library, its record and the lock.
     assert {path.relative_to(cache_root) for path in cache_root.rglob("*")} == {
         Path("torch_ext"), Path("torch_ext/lock"), Path("torch_ext/building"),
         *(path.relative_to(cache_root) for path in (library.parent, library, library.with_name("record.json"))),
@@ -210,7 +211,7 @@ def _other_flags(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "change", [_another_header, _a_renamed_header, _another_torch, _another_processor, _other_flags]
 )
-def test_what_a_library_depends_on(
+def test_each_dependency_changes_the_library(
     sources: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path, pytest.MonkeyPatch], None]
 ) -> None:
     before = libraries._place("cpu")
@@ -234,14 +235,14 @@ def test_a_library_depends_on_sources_in_subfolders(sources: Path) -> None:
     assert len(places) == 4
 
 
-def test_what_a_library_does_not_depend_on(sources: Path) -> None:
+def test_unrelated_files_do_not_change_the_library(sources: Path) -> None:
     before = libraries._place("cpu")
     (sources / "__init__.py").write_text("")
     (sources / "__pycache__").mkdir()
     assert libraries._place("cpu") == before
 
 
-def test_the_processor_is_known() -> None:
+def test_the_processor_flags_are_detected() -> None:
     flags = toolchain.processor()
     assert flags
     if sys.platform == "linux" and os.uname().machine == "x86_64":
@@ -251,7 +252,7 @@ def test_the_processor_is_known() -> None:
 # --- Architectures --------------------------------------------------------------------------------
 
 
-def test_architectures_that_are_named(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_architectures_from_the_environment(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     places = []
     for names in ("9.0", "8.0;9.0"):
         monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", names)
@@ -265,7 +266,7 @@ def test_architectures_that_are_named(sources: Path, monkeypatch: pytest.MonkeyP
     [
         ([(9, 0)], "9.0+PTX"),
         ([(9, 0), (8, 0), (9, 0)], "8.0;9.0+PTX"),
-        ([(12, 0), (8, 9)], "8.9;10.0+PTX"),  # Newer than what this PyTorch knows.
+        ([(12, 0), (8, 9)], "8.9;10.0+PTX"),  # Newer than the architectures of this PyTorch.
         ([], ""),
     ],
 )
@@ -290,7 +291,7 @@ def test_architectures_of_the_devices(
 @pytest.mark.slow
 @needs_tools
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_a_build_that_was_interrupted(
+def test_an_interrupted_build_is_repeated(
     sources: Path,
     cache_root: Path,
     tmp_path: Path,
@@ -301,7 +302,7 @@ def test_a_build_that_was_interrupted(
     os.mkfifo(begun)
     count = compiler(f"exec 3> {begun}; echo begun >&3; while :; do sleep 1000; done")
     with building(sources) as process:
-        # Whoever has the other end of the pipe is a compiler that runs.
+        # A running compiler holds the other end of the pipe.
         with open(os.open(begun, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0) as running:  # noqa: PTH123
             assert process.stdout is not None
             pipes = [running.fileno(), process.stdout.fileno()]
@@ -324,7 +325,7 @@ def test_a_build_that_was_interrupted(
     assert not list(cache_root.glob(BUILDS))
 
 
-def test_folders_of_killed_builds_are_removed_and_no_others(
+def test_only_folders_of_killed_builds_are_removed(
     sources: Path, cache_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = cache_root / "torch_ext" / "building"
@@ -348,7 +349,7 @@ def test_folders_of_killed_builds_are_removed_and_no_others(
 
 @pytest.mark.slow
 @needs_tools
-def test_processes_that_begin_together_build_once(
+def test_concurrent_processes_build_once(
     sources: Path, cache_root: Path, tmp_path: Path, compiler: Callable[[str], Callable[[], int]]
 ) -> None:
     go = tmp_path / "go"
@@ -357,12 +358,12 @@ def test_processes_that_begin_together_build_once(
     with building(sources, PROCESSES) as process:
         assert process.stdout is not None
         assert process.stderr is not None
-        told = sorted(process.stderr.readline() for _ in range(PROCESSES))
-        assert told[0].startswith("multisample: building torch_ext for the CPU, ")
-        assert told[1:] == [
+        printed = sorted(process.stderr.readline() for _ in range(PROCESSES))
+        assert printed[0].startswith("multisample: building torch_ext for the CPU, ")
+        assert printed[1:] == [
             f"multisample: waiting for another process that builds torch_ext in {cache_root}/torch_ext\n"
         ] * (PROCESSES - 1)
-        with go.open("r+b", buffering=0) as pipe:  # To read too: to open it waits for nobody.
+        with go.open("r+b", buffering=0) as pipe:  # Open for reading too, so that the open does not wait.
             pipe.write(b"go\n")
             built = process.stdout.read().splitlines()
         assert process.wait(DEADLINE) == 0
@@ -379,13 +380,13 @@ from multisample.backends.system import cache
 lock = cache.folder("torch_ext", create=True) / "lock"
 with cache.locked(lock, "waiting"):
     if os.fork() == 0:
-        os.read(0, 1)  # Lives on until the test closes the pipe.
+        os.read(0, 1)  # Wait until the test closes the pipe.
         os._exit(0)
     os.kill(os.getpid(), 9)
 """
 
 
-def test_a_forked_child_does_not_keep_the_lock_of_a_killed_builder(cache_root: Path, sources: Path) -> None:
+def test_a_forked_child_does_not_hold_the_lock_of_a_killed_builder(cache_root: Path, sources: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", HOLD_AND_FORK], stdin=subprocess.PIPE) as process:
         assert process.wait(DEADLINE) == -signal.SIGKILL
         assert process.stdin is not None
@@ -400,7 +401,7 @@ def test_a_forked_child_does_not_keep_the_lock_of_a_killed_builder(cache_root: P
 
 
 def _flock_or_fail(flock: Any, descriptor: int, operation: int) -> None:
-    """flock that never waits."""
+    """flock that raises instead of waiting."""
     flock(descriptor, operation | fcntl.LOCK_NB)
 
 
@@ -414,7 +415,7 @@ def _compile_nothing(library: Any, needed: Any, folder: Path) -> tuple[int, str]
 
 @pytest.fixture
 def compiled(sources: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A library in the cache, as a build leaves it, which no compiler has seen."""
+    """A fake library in the cache, with the record of a build."""
     monkeypatch.setattr(toolchain, "missing_tools", lambda: ())
     monkeypatch.setattr(build, "compile_library", _compile_nothing)
     return libraries.cpu_library()
@@ -459,9 +460,9 @@ def test_a_damaged_library_is_built_again(
     damage(compiled)
     assert not libraries.is_built("cpu")
     assert libraries.cpu_library() == compiled
-    said = capfd.readouterr().err
-    assert said.count("building torch_ext for the CPU") == 1
-    assert (f"{compiled} is damaged, and is built again" in said) == (damage is not _lose)
+    messages = capfd.readouterr().err
+    assert messages.count("building torch_ext for the CPU") == 1
+    assert (f"{compiled} is damaged, and is built again" in messages) == (damage is not _lose)
     assert compiled.read_text() == "a library"
     assert libraries.is_built("cpu")
     assert libraries.cpu_library() == compiled
@@ -469,7 +470,7 @@ def test_a_damaged_library_is_built_again(
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_the_command_mends_a_damaged_library(
+def test_the_build_command_rebuilds_a_damaged_library(
     compiled: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], damage: Callable[[Path], None]
 ) -> None:
     monkeypatch.setattr(torch.version, "cuda", None)
@@ -480,7 +481,7 @@ def test_the_command_mends_a_damaged_library(
     assert compiled.read_text() == "a library"
 
 
-def test_a_damaged_library_without_a_compiler(compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_library_without_a_compiler_raises(compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _truncate(compiled)
     monkeypatch.setattr(toolchain, "missing_tools", lambda: ("no compiler",))
     assert registry.find("torch_ext").status().reasons == (f"{compiled} is damaged", "no compiler")
@@ -490,7 +491,7 @@ def test_a_damaged_library_without_a_compiler(compiled: Path, monkeypatch: pytes
         libraries.cpu_library()
 
 
-# --- Strangers ------------------------------------------------------------------------------------
+# --- Permissions ----------------------------------------------------------------------------------
 
 
 def _others_can_write(path: Path) -> str:
@@ -547,7 +548,7 @@ def test_the_root_may_be_a_symbolic_link(compiled: Path, tmp_path: Path, monkeyp
     assert libraries.is_built("cpu")
 
 
-def test_the_lock_is_not_a_symbolic_link(sources: Path, cache_root: Path, tmp_path: Path) -> None:
+def test_a_symbolic_link_as_lock_raises(sources: Path, cache_root: Path, tmp_path: Path) -> None:
     lock = cache.folder("torch_ext", create=True) / "lock"
     lock.symlink_to(tmp_path / "precious")
     with pytest.raises(OSError, match="symbolic"), cache.locked(lock, ""):
@@ -556,7 +557,7 @@ def test_the_lock_is_not_a_symbolic_link(sources: Path, cache_root: Path, tmp_pa
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
-def test_folders_and_files_are_private(sources: Path, cache_root: Path, compiler: Any, umask: int) -> None:
+def test_cache_folders_and_files_are_private(sources: Path, cache_root: Path, compiler: Any, umask: int) -> None:
     before = os.umask(umask)
     try:
         cache_root.rmdir() if cache_root.exists() else None
@@ -576,7 +577,7 @@ def test_folders_and_files_are_private(sources: Path, cache_root: Path, compiler
 
 @pytest.mark.slow
 @needs_tools
-def test_a_failed_build_says_what_the_compiler_said(
+def test_a_failed_build_raises_with_the_compiler_output(
     sources: Path, cache_root: Path, compiler: Callable[[str], Callable[[], int]]
 ) -> None:
     count = compiler("")
@@ -593,7 +594,7 @@ def test_a_failed_build_says_what_the_compiler_said(
     assert not list(cache_root.glob(BUILDS))
     assert not list(cache_root.rglob("*.so"))
 
-    # It would fail again: nobody waits for that, unless asked to.
+    # The failure is cached, since the build would fail again; `retry` builds again.
     with pytest.raises(BackendUnavailableError) as second:
         libraries.cpu_library()
     assert str(second.value) == str(first.value)
@@ -608,7 +609,7 @@ def test_a_failed_build_says_what_the_compiler_said(
 
 @pytest.mark.slow
 @needs_tools
-def test_a_library_that_does_not_load_is_not_kept(sources: Path) -> None:
+def test_a_library_that_does_not_load_is_not_cached(sources: Path) -> None:
     (sources / "torch/cpu.cpp").write_text("int missing();\nint there = missing();\n")
     with pytest.raises(BackendUnavailableError, match="undefined symbol"):
         libraries.cpu_library()
@@ -617,7 +618,7 @@ def test_a_library_that_does_not_load_is_not_kept(sources: Path) -> None:
 
 @pytest.mark.slow
 @needs_tools
-def test_libraries_that_are_needed_are_loaded_first(sources: Path, tmp_path: Path) -> None:
+def test_dependencies_are_loaded_before_the_library(sources: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.so"
     other.write_text("no library")
     folder = tmp_path / "building"
@@ -628,7 +629,7 @@ def test_libraries_that_are_needed_are_loaded_first(sources: Path, tmp_path: Pat
     assert not (folder / "multisample_torch_cpu.so").exists()
 
 
-def test_a_folder_that_cannot_be_written_to(sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unwritable_cache_raises(sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     root = tmp_path / "file" / "below"
     monkeypatch.setenv("MULTISAMPLE_CACHE_DIR", str(root))
@@ -639,7 +640,7 @@ def test_a_folder_that_cannot_be_written_to(sources: Path, tmp_path: Path, monke
     assert str(root) in str(raised.value)
 
 
-def test_where_libraries_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_folder_follows_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MULTISAMPLE_CACHE_DIR", str(tmp_path / "ours"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "all"))
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -660,12 +661,12 @@ def test_where_libraries_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert not libraries.is_built("cpu")
 
 
-# --- What is missing ------------------------------------------------------------------------------
+# --- Missing tools --------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def nothing_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """No program is found but in the folder that this returns, which is where Python is."""
+    """Restrict PATH to the returned folder, which is also the folder of Python."""
     folder = tmp_path / "bin"
     folder.mkdir()
     (tmp_path / "empty").mkdir()
@@ -683,22 +684,24 @@ def _program(path: Path) -> None:
 
 
 def _keep(library: Path) -> None:
-    """Put a file into the cache, as a build does."""
+    """Write a library into the cache, as a build does."""
     cache.folder("torch_ext", library.parent.name, create=True)
     library.write_text("a library")
     libraries._put(library)
 
 
-def test_every_tool_that_is_missing(sources: Path, nothing_installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_lists_every_missing_tool(
+    sources: Path, nothing_installed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ninja = "ninja is not installed: pip install ninja"
-    gcc = "no C++ compiler ('c++' was looked for): install g++, or set CXX to a compiler"
+    gcc = "no C++ compiler ('c++' not found): install g++, or set CXX to a compiler"
     assert toolchain.missing_tools() == (ninja, gcc)
     with pytest.raises(BackendUnavailableError) as raised:
         libraries.cpu_library()
     assert str(raised.value) == (
         f"backend: 'torch_ext' could not be built: {ninja}; {gcc}\nto try again: {libraries.COMMAND}"
     )
-    # As in a virtual environment that is not activated.
+    # In a virtual environment that is not activated, tools are next to Python.
     _program(nothing_installed / "ninja")
     assert toolchain.missing_tools() == (gcc,)
     _program(nothing_installed / "g++-13")
@@ -716,13 +719,15 @@ def test_every_tool_that_is_missing(sources: Path, nothing_installed: Path, monk
         libraries.cpu_library()
 
 
-def test_a_module_that_is_not_installed() -> None:
+def test_a_missing_module_is_detected() -> None:
     assert toolchain.is_installed("torch")
     assert not toolchain.is_installed("multisample_of_nobody")
     assert not toolchain.is_installed("multisample_of_nobody.build")
 
 
-def test_what_cuda_lacks(sources: Path, nothing_installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_reasons_list_missing_parts(
+    sources: Path, nothing_installed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     device = "no CUDA device: see nvidia-smi and CUDA_VISIBLE_DEVICES"
     nvcc = "nvcc not found: install the CUDA toolkit or set CUDA_HOME"
     monkeypatch.setattr(torch.version, "cuda", None)
@@ -741,7 +746,7 @@ def test_what_cuda_lacks(sources: Path, nothing_installed: Path, monkeypatch: py
     assert libraries.cuda_reasons() == (device,)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     assert libraries.cuda_reasons() == ()
-    # A library that was built where there was nvcc runs without it.
+    # A library that is already built needs no nvcc.
     monkeypatch.setenv("CUDA_HOME", str(nothing_installed / "elsewhere"))
     assert libraries.cuda_reasons() == (nvcc,)
     _keep(libraries._place("cuda"))
@@ -754,7 +759,7 @@ def test_what_cuda_lacks(sources: Path, nothing_installed: Path, monkeypatch: py
     assert libraries.cuda_reasons() == (device,)
 
 
-def test_the_cuda_library_of_a_machine_without_cuda(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cuda_library_without_cuda_raises(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _keep(libraries._place("cpu"))
     monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.setattr(toolchain, "missing_tools", lambda: ())
@@ -762,13 +767,15 @@ def test_the_cuda_library_of_a_machine_without_cuda(sources: Path, monkeypatch: 
         libraries.cuda_library()
 
 
-def test_which_toolkit(nothing_installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # A link on the PATH leads to the toolkit.
+def test_the_toolkit_is_found_on_path_and_in_the_environment(
+    nothing_installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A link on PATH leads to the toolkit.
     _program(tmp_path / "toolkit" / "bin" / "nvcc")
     _program(tmp_path / "toolkit" / "include" / "cuda_runtime.h")
     (nothing_installed / "nvcc").symlink_to(tmp_path / "toolkit" / "bin" / "nvcc")
     assert toolchain.cuda_home() == tmp_path / "toolkit"
-    # What is named goes first.
+    # Environment variables take precedence.
     _program(tmp_path / "named" / "bin" / "nvcc")
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "named"))
     assert toolchain.cuda_home() == tmp_path / "named"
@@ -779,24 +786,26 @@ def test_which_toolkit(nothing_installed: Path, tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.slow
 @needs_tools
-def test_the_command_builds(sources: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_build_command_builds_the_cpu_library(
+    sources: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.version, "cuda", None)
     library = libraries._place("cpu")
     assert main(["build", "torch_ext"]) == 0
-    told = capfd.readouterr()
-    cpu, cuda = told.out.splitlines()
+    printed = capfd.readouterr()
+    cpu, cuda = printed.out.splitlines()
     assert cpu.startswith("torch_ext, CPU: built in ")
     assert cpu.endswith(f" s: {library}")
     assert cuda.startswith("torch_ext, CUDA: not built: PyTorch is built without CUDA")
     assert answer(library) == 42
 
     assert main(["build", "torch_ext"]) == 0
-    told = capfd.readouterr()
-    assert told.out.splitlines()[0] == f"torch_ext, CPU: was built before: {library}"
-    assert told.err == ""
+    printed = capfd.readouterr()
+    assert printed.out.splitlines()[0] == f"torch_ext, CPU: was built before: {library}"
+    assert printed.err == ""
 
 
-def test_the_command_builds_for_cuda(
+def test_the_build_command_builds_the_cuda_library(
     sources: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built = []
@@ -817,22 +826,22 @@ def test_the_command_builds_for_cuda(
 
 @pytest.mark.slow
 @needs_tools
-def test_the_command_tries_again(sources: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_build_command_retries_a_failed_build(sources: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (sources / "torch/cpu.cpp").write_text("#error not yet\n")
     for _ in range(2):
         assert main(["build", "torch_ext"]) == 1
-        told = capfd.readouterr()
-        assert told.out == ""
-        assert "multisample: building torch_ext for the CPU, " in told.err
-        assert "\nmultisample: error: backend: 'torch_ext' could not be built:\n" in told.err
-        assert "#error not yet" in told.err
-        assert told.err.endswith("\nto try again: python -m multisample build torch_ext\n")
+        printed = capfd.readouterr()
+        assert printed.out == ""
+        assert "multisample: building torch_ext for the CPU, " in printed.err
+        assert "\nmultisample: error: backend: 'torch_ext' could not be built:\n" in printed.err
+        assert "#error not yet" in printed.err
+        assert printed.err.endswith("\nto try again: python -m multisample build torch_ext\n")
 
 
-def test_the_command_has_nothing_to_build_for_cuda_backends(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_build_command_builds_nothing_for_cupy_and_numba(capfd: pytest.CaptureFixture[str]) -> None:
     for name in ("cupy", "numba"):
         assert main(["build", name]) == 0
-        assert capfd.readouterr() == (f"{name}: nothing to build: it compiles on first use\n", "")
+        assert capfd.readouterr() == (f"{name}: nothing to build: {name} compiles each kernel on first use\n", "")
     with pytest.raises(SystemExit) as left:
         main(["build", "gpu"])
     assert left.value.code == 2

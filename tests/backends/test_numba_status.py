@@ -1,4 +1,4 @@
-"""What the numba backend says where it cannot run: which package to change, instead of a traceback."""
+"""The numba backend's reasons when it cannot run: they name the package to change."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ requires_numba_cuda = pytest.mark.skipif(
 
 
 def clashes() -> tuple[str, ...]:
-    """As if asked for the first time."""
+    """The version clashes, without the cached result."""
     found: tuple[str, ...] = cuda_toolchain.clashes.__wrapped__()
     return found
 
 
-def test_without_numba_cuda_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_numba_cuda_the_reason_has_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *rest: None if name == "numba_cuda" else find_spec(name, *rest)
@@ -40,8 +40,8 @@ def test_without_numba_cuda_it_says_what_to_install(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.slow
 @requires_numba_cuda
-def test_a_numpy_that_is_too_new_is_named() -> None:
-    # What NumPy 2.5 left out, and numba-cuda 0.30 asks for.
+def test_the_reason_names_a_numpy_that_is_too_new() -> None:
+    # NumPy 2.5 has removed this function, which numba-cuda 0.30 uses.
     code = (
         "import warnings; warnings.simplefilter('ignore');"
         "import numpy; vars(numpy).pop('row_stack', None);"
@@ -56,12 +56,12 @@ def test_a_numpy_that_is_too_new_is_named() -> None:
 
 
 @requires_numba_cuda
-def test_compilers_that_were_installed_together_understand_each_other() -> None:
+def test_installed_compilers_are_compatible() -> None:
     assert clashes() == ()
 
 
 @requires_numba_cuda
-def test_a_linker_that_is_older_than_the_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reason_names_a_linker_older_than_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     from numba.cuda.cudadrv import nvvm
 
     compile_ir = nvvm.compile_ir
@@ -73,13 +73,13 @@ def test_a_linker_that_is_older_than_the_compiler_is_named(monkeypatch: pytest.M
 
     monkeypatch.setattr(nvvm, "compile_ir", newer)
     (reason,) = clashes()
-    assert "cannot link what libNVVM makes" in reason
+    assert "cannot link the PTX of libNVVM" in reason
     assert "99.9" in reason
     assert "pip install 'nvidia-" in reason
 
 
 @requires_numba_cuda
-def test_a_compiler_that_cannot_be_loaded_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reason_names_a_compiler_that_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     from numba.cuda.cudadrv import nvvm
 
     class Missing:
@@ -100,7 +100,7 @@ def test_a_compiler_that_cannot_be_loaded_is_named(monkeypatch: pytest.MonkeyPat
         (12040, "pip install 'numba-cuda[cu12]>=0.30.4,<0.31', or install a newer driver"),
     ],
 )
-def test_a_driver_that_is_older_than_the_compilers_is_named(
+def test_the_reason_names_a_driver_older_than_the_compilers(
     monkeypatch: pytest.MonkeyPatch, understood: int, command: str
 ) -> None:
     from cuda.bindings import driver, nvjitlink
@@ -109,14 +109,14 @@ def test_a_driver_that_is_older_than_the_compilers_is_named(
     monkeypatch.setattr(driver, "cuDriverGetVersion", lambda: (0, understood))
     monkeypatch.setattr(nvjitlink, "version", lambda: (major, 3))
     (reason,) = clashes()
-    said = f"understands CUDA {understood // 1000}.{understood % 1000 // 10}, the compilers are those of CUDA {major}.3"
-    assert said in reason
+    message = f"supports CUDA {understood // 1000}.{understood % 1000 // 10}, but the compilers are of CUDA {major}.3"
+    assert message in reason
     assert reason.endswith(command)
 
 
 @requires_numba_cuda
 @pytest.mark.parametrize("understood", [13000, 13040])
-def test_a_driver_of_the_compilers_version_is_fine(monkeypatch: pytest.MonkeyPatch, understood: int) -> None:
+def test_a_driver_of_the_version_of_the_compilers_is_accepted(monkeypatch: pytest.MonkeyPatch, understood: int) -> None:
     from cuda.bindings import driver, nvjitlink
 
     monkeypatch.setattr(driver, "cuDriverGetVersion", lambda: (0, understood))

@@ -1,6 +1,6 @@
-"""What torch_ext has beyond the shared tests: an operator with checks of its own, tensors of the CPU, and reasons.
+"""The operator of torch_ext with its checks, CPU tensors, and the reasons why the backend cannot run.
 
-Everything here runs without a GPU; tests/backends/test_cuda.py has the rest.
+These tests need no GPU; tests/backends/test_cuda.py has the tests on CUDA.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ SANITIZED = ("-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recove
 @pytest.mark.slow
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the machines below are of x86-64")
 @pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
-def test_machines_of_other_vectors_give_the_same_bits_within_bounds(tmp_path: Path) -> None:
+def test_code_for_other_simd_widths_gives_equal_bits_within_bounds(tmp_path: Path) -> None:
     digests = set()
     for flags in (
         ("-march=x86-64", *SANITIZED),
@@ -89,18 +89,17 @@ def test_machines_of_other_vectors_give_the_same_bits_within_bounds(tmp_path: Pa
              *flags, f"-I{SOURCES}", str(CPU_KERNEL), "-o", str(program)],
             check=True,
         )  # fmt: skip
-        # GCC before 14 puts what a vector of 64 bytes needs aligned at other addresses too, where that is detected (its
-        # bug 110027).
+        # GCC before 14 misaligns stack variables of 64-byte vectors under AddressSanitizer (bug 110027).
         options = os.environ | {"ASAN_OPTIONS": "detect_stack_use_after_return=0"}
         done = subprocess.run([str(program)], capture_output=True, text=True, env=options)
         if done.returncode < 0 and -done.returncode == signal.SIGILL:
-            continue  # This machine is plainer than that one.
+            continue  # This processor does not support the target.
         assert done.returncode == 0, done.stderr
         digests.add(done.stdout)
     assert len(digests) == 1
 
 
-def test_the_operator_refuses_what_it_cannot_take_and_says_what_it_got(operator: Any) -> None:
+def test_the_operator_raises_for_wrong_arguments(operator: Any) -> None:
     out, mu, sigma = torch.full((5, 7), torch.nan), torch.zeros(5), torch.ones(5)
     cases: list[tuple[tuple[Any, ...], dict[str, int], str]] = [
         ((out.reshape(-1), mu, sigma), {}, r"out .*shape \(35,\)"),
@@ -122,13 +121,13 @@ def test_the_operator_refuses_what_it_cannot_take_and_says_what_it_got(operator:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning", "ignore:.*fork.*:RuntimeWarning")
-def test_large_results_are_drawn_by_all_threads_and_in_forked_children(bits: Callable[[Any], Array]) -> None:
+def test_large_results_use_all_threads_also_in_forked_children(bits: Callable[[Any], Array]) -> None:
     mu, sigma = (torch.from_numpy(x.astype(np.float32)) for x in host_vectors(700))
     expected = bits(multisample.sample(mu.numpy(), sigma.numpy(), 3001, backend="cpu", seed=4))
     got = bits(multisample.sample(mu, sigma, 3001, backend="torch_ext", seed=4))
     assert np.array_equal(got, expected)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # Of Python 3.12, for any fork of a process with threads.
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of forks with threads.
         pid = os.fork()
     if pid == 0:
         code = 1
@@ -140,7 +139,7 @@ def test_large_results_are_drawn_by_all_threads_and_in_forked_children(bits: Cal
     assert os.waitpid(pid, 0)[1] == 0
 
 
-def test_a_torch_that_is_missing_or_too_old_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reason_names_a_missing_or_old_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = registry.find("torch_ext")
     version = importlib.metadata.version
     for old in ("2.10.1", "1.13.0+cu117"):
@@ -155,7 +154,7 @@ def test_a_torch_that_is_missing_or_too_old_is_a_reason(monkeypatch: pytest.Monk
     assert backend.status().reasons == ("package torch is not installed: pip install 'torch>=2.11'",)
 
 
-def test_auto_goes_on_to_cpu_where_the_build_fails(
+def test_auto_takes_cpu_if_the_build_fails(
     monkeypatch: pytest.MonkeyPatch, bits: Callable[[Any], Array], new_choices: None
 ) -> None:
     def fail(*, retry: bool = False) -> Any:
@@ -174,7 +173,7 @@ def test_auto_goes_on_to_cpu_where_the_build_fails(
 
 
 class ByDlpack:
-    """A NumPy array that is known by its protocol only."""
+    """A NumPy array behind DLPack only."""
 
     def __init__(self, array: np.ndarray[Any, Any]) -> None:
         self.array, self.__dlpack_device__ = array, array.__dlpack_device__
@@ -183,8 +182,8 @@ class ByDlpack:
         return self.array.__dlpack__()
 
 
-def test_arrays_with_negative_strides_are_refused() -> None:
-    """Given to PyTorch, they would end the process."""
+def test_dlpack_arrays_with_negative_strides_raise() -> None:
+    """PyTorch would abort the process."""
     backwards = np.arange(5, dtype=np.float32)[::-1]
     interface = types.SimpleNamespace(__cuda_array_interface__={**backwards.__array_interface__, "version": 3})
     adopt = registry.find("torch_ext").adopt
@@ -194,7 +193,7 @@ def test_arrays_with_negative_strides_are_refused() -> None:
     assert adopt(ByDlpack(backwards[::-1])).tolist() == [0, 1, 2, 3, 4]
 
 
-def test_arrays_of_types_that_numpy_lacks_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bfloat16_arrays_are_shared_without_ml_dtypes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
     values = torch.arange(3, dtype=torch.bfloat16)
     owner: Any = types.SimpleNamespace(__dlpack__=values.__dlpack__, __dlpack_device__=values.__dlpack_device__)

@@ -1,7 +1,6 @@
-"""Refusing a bad call is half of an interface: who made the mistake should learn from one line what to change.
+"""Wrong arguments: each error names the argument, the received value and the accepted values, on every route of a call.
 
-So each message must name the argument, what came and what would be accepted, whichever way a call takes through
-`sample`; and a call that was refused must leave no trace, or a corrected one would draw other numbers.
+A refused call must change nothing: otherwise the corrected call would draw other numbers.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from multisample import Generator, UnknownBackendError, sample
 
 D = 3
 SMALL_N = 4
-# Normals enough to leave the shortcut for small calls, and for the cpu backend to use several threads.
+# Large enough that the cpu backend uses several threads.
 BIG_N = 30_000
 SENTINEL = 123.0
 
@@ -30,7 +29,7 @@ as_strided = np.lib.stride_tricks.as_strided
 
 
 class Base(NamedTuple):
-    """A way to pass vectors, and with it a way through `sample`."""
+    """How vectors are passed, which determines the route of the call."""
 
     vector: Callable[[list[Any]], Any]
     matrix: Callable[[int], Any]
@@ -52,7 +51,7 @@ HOST = (*NUMPY, "lists")
 
 
 class Bad(NamedTuple):
-    """A mistake, and the error that it deserves: its type, and what its message must name."""
+    """A mistake, and the expected error: its type, and patterns in its message."""
 
     id: str
     change: Callable[[Base], Call]
@@ -68,14 +67,14 @@ def constant(**call: Any) -> Callable[[Base], Call]:
 
 
 def with_value(name: str, value: Any) -> Callable[[Base], Call]:
-    """Two bad values, so that the first has to be found."""
+    """A vector with two bad values, of which the error must name the first."""
     good = 1.0
     return lambda base: {name: base.vector([good, value, value])}
 
 
-class NoArray:
+class NotAnArray:
     def __repr__(self) -> str:
-        return "<a NoArray>"
+        return "<a NotAnArray>"
 
 
 def integers(name: str, limit: str) -> Iterator[Bad]:
@@ -89,7 +88,7 @@ def integers(name: str, limit: str) -> Iterator[Bad]:
     for value in (-1, np.int64(-1), -(2**70), 10**400):
         came = re.escape(str(value)[:20])
         yield Bad(f"{name}={str(value)[:9]}", constant(**{name: value}), ValueError, name, came, limit)
-    # Python does not print it.
+    # Python cannot print integers of this size.
     yield Bad(f"{name}=10**5000", constant(**{name: 10**5000}), ValueError, name, "a very large int", limit)
 
 
@@ -153,13 +152,13 @@ PLAIN = [
     ),
     *(
         Bad(f"backend={value!r}", constant(backend=value), TypeError, "backend", re.escape(repr(value)[:30]), "name")
-        for value in (None, 3, ["cpu"], np.zeros(2), NoArray())
+        for value in (None, 3, ["cpu"], np.zeros(2), NotAnArray())
     ),
 ]  # fmt: skip
 
 
 def quietly(make: Callable[[], Any]) -> Any:
-    """``make()`` without PyTorch's warnings of what may change."""
+    """``make()`` without PyTorch's warnings about prototypes."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return make()
@@ -181,7 +180,7 @@ VECTORS = [
     for bad in (
         *(
             Bad(f"{name}={value!r}", constant(**{name: value}), TypeError, name, re.escape(repr(value)), "array")
-            for value in (None, "abc", "1", b"ab", {}, {1: 2}, {1.0}, NoArray(), range(3), 1j, True, False)
+            for value in (None, "abc", "1", b"ab", {}, {1: 2}, {1.0}, NotAnArray(), range(3), 1j, True, False)
         ),
         Bad(f"{name} the class of an array", constant(**{name: np.ndarray}), TypeError, name, "ndarray", "array"),
         *(
@@ -270,9 +269,9 @@ VECTORS = [
         "at least 0", HOST),
     Bad("both numbers", constant(mu=0.0, sigma=1.5), TypeError, "mu, sigma", "0.0 and 1.5", "at least one array"),
     Bad("both NumPy numbers", constant(mu=np.float32(0), sigma=np.ones(())), ValueError,
-        "mu, sigma", "no dimension", r"\(d,\)", HOST),
-    Bad("both of no dimension, torch", constant(mu=torch.tensor(0.0), sigma=torch.tensor(1.0)), ValueError,
-        "mu, sigma", "no dimension", r"\(d,\)", ("torch",)),
+        "mu, sigma", "only scalars", r"\(d,\)", HOST),
+    Bad("both scalars, torch", constant(mu=torch.tensor(0.0), sigma=torch.tensor(1.0)), ValueError,
+        "mu, sigma", "only scalars", r"\(d,\)", ("torch",)),
     Bad("mu on no device", constant(mu=torch.zeros(D, device="meta"), seed=1), ValueError, "mu", "meta", "serve",
         ("torch",)),
     Bad("sigma on another device", constant(sigma=torch.ones(D, device="meta")), ValueError, "sigma", "meta",
@@ -291,7 +290,7 @@ def check_refused(bad: Bad, call: Call) -> None:
     assert caught.type is bad.error
     message = str(caught.value)
     assert "\n" not in message
-    # Where two arguments disagree, either may be named.
+    # If two arguments do not match each other, the error may name either.
     name, _, _ = message.partition(":")
     assert name.split(", ")[: len(bad.argument.split(", "))] == bad.argument.split(", "), message
     for part in (bad.came, bad.accepted):
@@ -322,7 +321,7 @@ def check_bad(bad: Bad, base: Base) -> None:
 
 
 @pytest.mark.parametrize("base", ALL)
-def test_the_call_that_the_mistakes_are_made_in_is_good(base: str) -> None:
+def test_the_call_without_mistakes_succeeds(base: str) -> None:
     call = good_call(BASES[base])
     out = BASES[base].matrix(call["n"])
     assert sample(**call, seed=1, out=out) is out
@@ -332,18 +331,18 @@ def test_the_call_that_the_mistakes_are_made_in_is_good(base: str) -> None:
 @pytest.mark.parametrize(("bad", "base"), [
     pytest.param(bad, base, id=f"{bad.id}-{base}") for bad in PLAIN for base in bad.bases
 ])  # fmt: skip
-def test_a_bad_argument_is_refused_without_a_trace(bad: Bad, base: str) -> None:
+def test_a_bad_argument_raises_and_changes_nothing(bad: Bad, base: str) -> None:
     check_bad(bad, BASES[base])
 
 
 @pytest.mark.parametrize(("bad", "base"), [
     pytest.param(bad, base, id=f"{bad.id}-{base}") for bad in VECTORS for base in bad.bases
 ])  # fmt: skip
-def test_a_bad_vector_is_refused_without_a_trace(bad: Bad, base: str) -> None:
+def test_a_bad_vector_raises_and_changes_nothing(bad: Bad, base: str) -> None:
     check_bad(bad, BASES[base])
 
 
-def test_the_first_bad_value_is_found_among_many() -> None:
+def test_the_error_names_the_first_of_many_bad_values() -> None:
     mu, sigma = np.zeros(100_000), np.ones(100_000)
     sigma[77_777:80_000] = -1
     with pytest.raises(ValueError, match=r"^sigma: expected .* of at least 0, got sigma\[77777\] = -1.0.* \(2223 of"):
@@ -353,19 +352,19 @@ def test_the_first_bad_value_is_found_among_many() -> None:
         sample(mu, sigma, 3)
 
 
-def test_values_are_checked_when_nothing_is_drawn() -> None:
+def test_values_are_checked_for_empty_results() -> None:
     with pytest.raises(ValueError, match=r"^sigma: .*got sigma\[1\] = -1.0"):
         sample(np.zeros(2), np.array([1.0, -1.0]), 0)
 
 
-def test_an_unknown_backend_is_told_every_name() -> None:
+def test_the_error_for_an_unknown_backend_lists_every_name() -> None:
     with pytest.raises(UnknownBackendError) as caught:
         sample([0.0], [1.0], 1, backend="tpu")
     for name in ("auto", *multisample.backends()):
         assert repr(name) in str(caught.value)
 
 
-def test_a_torch_generator_of_another_device_is_refused() -> None:
+def test_a_torch_generator_of_another_device_raises() -> None:
     class Elsewhere(torch.Generator):
         device = torch.device("cuda", 1)
 
@@ -416,7 +415,7 @@ OUT_OF_NUMPY: list[tuple[str, Callable[[], Any], type[Exception], str]] = [
     ("of PyTorch", lambda: torch.ones(3, 4), TypeError, "one library, .*a PyTorch tensor as out"),
     *(
         (f"{value!r}", lambda value=value: value, TypeError, "array")
-        for value in ("x", 3, 3.0, True, {}, NoArray(), np.ndarray)
+        for value in ("x", 3, 3.0, True, {}, NotAnArray(), np.ndarray)
     ),
 ]  # fmt: skip
 
@@ -429,7 +428,7 @@ def bytes_of(out: Any) -> bytes:
 
 
 @pytest.mark.parametrize(("make", "error", "message"), [pytest.param(*rest, id=i) for i, *rest in OUT_OF_NUMPY])
-def test_a_bad_out_is_refused_and_untouched(make: Callable[[], Any], error: type[Exception], message: str) -> None:
+def test_a_bad_out_raises_and_is_unchanged(make: Callable[[], Any], error: type[Exception], message: str) -> None:
     for mu, sigma in (
         (np.zeros(3, np.float32), np.ones(3, np.float32)),
         ([0.0] * 3, [1.0] * 3),
@@ -445,7 +444,7 @@ def test_a_bad_out_is_refused_and_untouched(make: Callable[[], Any], error: type
 
 
 @pytest.mark.parametrize(("layout", "shape", "expected"), [("nd", (3, 4), (4, 3)), ("dn", (4, 3), (3, 4))])
-def test_an_out_of_the_other_layout_is_refused_and_untouched(layout: Any, shape: Any, expected: Any) -> None:
+def test_an_out_of_the_other_layout_raises_and_is_unchanged(layout: Any, shape: Any, expected: Any) -> None:
     for out in (np.full(shape, 7, np.float32), torch.full(shape, 7.0)):
         generator = Generator(1)
         mu, sigma = (x if isinstance(out, np.ndarray) else torch.from_numpy(x) for x in (MU, SIGMA))
@@ -456,7 +455,7 @@ def test_an_out_of_the_other_layout_is_refused_and_untouched(layout: Any, shape:
 
 
 @pytest.mark.parametrize("kind", [list, tuple, "a copying __array__"])
-def test_out_is_refused_where_a_copy_would_be_written(kind: Any) -> None:
+def test_an_out_that_converts_by_copy_raises(kind: Any) -> None:
     class Copying:
         def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
             return np.zeros((3, 4))
@@ -481,9 +480,7 @@ def test_out_is_refused_where_a_copy_would_be_written(kind: Any) -> None:
     (lambda: torch.ones(3, 4).to_sparse(), TypeError, "expected a strided tensor, got .*sparse_coo"),
     (lambda: np.ones((3, 4), np.float32), TypeError, "one library, .*a NumPy array as out"),
 ])  # fmt: skip
-def test_a_bad_out_of_torch_is_refused_and_untouched(
-    make: Callable[[], Any], error: type[Exception], message: str
-) -> None:
+def test_a_bad_torch_out_raises_and_is_unchanged(make: Callable[[], Any], error: type[Exception], message: str) -> None:
     out = make()
     torch.manual_seed(1)
     state = torch.get_rng_state()
@@ -496,7 +493,7 @@ def test_a_bad_out_of_torch_is_refused_and_untouched(
         assert (out.detach().to_dense() == 1).all()
 
 
-def test_an_object_that_cannot_be_printed_is_named_by_its_class() -> None:
+def test_the_error_names_the_class_of_an_unprintable_object() -> None:
     class Unprintable:
         def __repr__(self) -> str:
             raise RuntimeError("no")
@@ -507,7 +504,7 @@ def test_an_object_that_cannot_be_printed_is_named_by_its_class() -> None:
             sample(**call)
 
 
-def test_an_out_that_is_nested_is_refused() -> None:
+def test_a_nested_out_raises() -> None:
     out = quietly(lambda: torch.nested.as_nested_tensor([torch.ones(4), torch.ones(3)]))
     with pytest.raises(TypeError, match=r"^out: expected a strided tensor, got a nested tensor$"):
         sample(torch.zeros(3), torch.ones(3), 4, out=out)
@@ -551,7 +548,7 @@ def test_out_of_torch_may_not_overlap_an_input() -> None:
     assert (memory == 1).all()
 
 
-def test_columns_between_which_out_lies_are_no_overlap() -> None:
+def test_out_may_lie_between_the_elements_of_an_input() -> None:
     memory = np.zeros((3, 6), np.float32)
     memory[:, 5] = 2
     mu, sigma, out = memory[:, 0], memory[:, 5], memory[:, 1:5]
@@ -574,7 +571,7 @@ def test_numpy_integers_are_integers(integer: type[np.integer[Any]]) -> None:
     np.testing.assert_array_equal(x, expected)
 
 
-def test_the_limits_themselves_are_in_range() -> None:
+def test_the_largest_n_and_offsets_are_accepted() -> None:
     last = np.uint64(2**64 - 1)
     np.testing.assert_array_equal(sample(MU, SIGMA, 2, seed=2**64 - 1), sample(MU, SIGMA, 2, seed=last))
     assert sample(MU, SIGMA, 4, seed=1, dim_offset=2**32 - 3).shape == (3, 4)
@@ -584,14 +581,14 @@ def test_the_limits_themselves_are_in_range() -> None:
     assert sample(MU[:0], SIGMA[:0], 2**34, seed=1).shape == (0, 2**34)
 
 
-def test_bools_of_numpy_are_flags() -> None:
+def test_numpy_bools_are_flags() -> None:
     x = sample(MU, SIGMA, 4, seed=1, fast_math=np.True_, validate=np.True_, antithetic=np.False_)
     np.testing.assert_array_equal(x, sample(MU, SIGMA, 4, seed=1))
 
 
 @pytest.mark.parametrize(("d", "n"), [(0, 0), (0, 4), (3, 0)])
 @pytest.mark.parametrize("library", ["numpy", "torch"])
-def test_empty_results_can_be_asked_for_with_out(d: int, n: int, library: str) -> None:
+def test_out_may_be_empty(d: int, n: int, library: str) -> None:
     mu, sigma, out = np.zeros(d, np.float32), np.ones(d, np.float32), np.empty((d, n), np.float32)
     if library == "torch":
         mu, sigma, out = (torch.from_numpy(x) for x in (mu, sigma, out))
@@ -601,7 +598,7 @@ def test_empty_results_can_be_asked_for_with_out(d: int, n: int, library: str) -
     assert type(empty) is type(mu)
 
 
-def test_tensors_that_require_grad_are_accepted_where_grad_is_off() -> None:
+def test_tensors_that_require_grad_are_accepted_under_no_grad() -> None:
     mu, sigma = torch.nn.Parameter(torch.from_numpy(MU)), torch.tensor(SIGMA, requires_grad=True)
     expected = sample(MU, SIGMA, 4, seed=1)
     for mode in (torch.no_grad(), torch.inference_mode()):
@@ -618,7 +615,7 @@ def test_a_standard_deviation_of_zero_gives_the_mean() -> None:
 
 
 def test_values_that_fit_the_computing_type_are_accepted() -> None:
-    # float16 results are computed in float32: what overflows there is infinite, as in any rounding.
+    # float16 results are computed in float32; numbers too large for float16 round to infinity.
     x = sample([1e30, -1e30, 0.0], 1.0, 2, seed=1, dtype="float16")
     assert x[:2].tolist() == [[np.inf] * 2, [-np.inf] * 2]
     x = sample([1e300, 0.0], [1.0, 1e300], 2, seed=1, dtype="float64")

@@ -1,6 +1,6 @@
-"""Choosing a backend must never be a guess: "auto" takes the first of a fixed order, a name is an order.
+"""Choice of backends: a named backend runs or raises; "auto" takes the first available backend of a fixed order.
 
-Where none can run, whoever called should read every reason at once and how to mend it, not one after the other.
+If no backend can run, the error lists every reason at once.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ MEMBERS = {name for name in (*vars(Backend), *Backend.__annotations__) if not na
 
 
 class Fake:
-    """A backend that says what it is told to say and draws nothing."""
+    """A backend with a given status that draws nothing."""
 
     device_kinds: tuple[str, ...] = ("cpu", "cuda")
     host_library = "numpy"
 
     def __init__(self, name: str, *reasons: str) -> None:
-        self.name, self.reasons, self.asked = name, reasons, 0
+        self.name, self.reasons, self.status_calls = name, reasons, 0
 
     def status(self) -> BackendStatus:
-        self.asked += 1
+        self.status_calls += 1
         return BackendStatus(not self.reasons, self.reasons, "1.2", "a pretence")
 
     def prepare(self, device_kind: str) -> None:
@@ -55,13 +55,13 @@ class Fake:
 
 @pytest.fixture(autouse=True)
 def restored(monkeypatch: pytest.MonkeyPatch, new_choices: None) -> None:
-    """The registry as it was, after every test."""
+    """Restore the registry after every test."""
     monkeypatch.setattr(registry, "_registered", dict(registry._registered))
 
 
 @pytest.fixture
 def pretend() -> Callable[..., Fake]:
-    """``pretend(name, *reasons)``: puts a fake in that place, whether or not it is taken."""
+    """``pretend(name, *reasons)``: registers a fake backend, in place of a backend with this name."""
 
     def pretend(name: str, *reasons: str) -> Fake:
         fake = registry._registered[name] = Fake(name, *reasons)
@@ -86,7 +86,7 @@ def test_backends_gives_the_status_of_every_backend(pretend: Callable[..., Fake]
     )  # fmt: skip
 
 
-def test_the_cpu_backend_is_always_there() -> None:
+def test_the_cpu_backend_is_always_available() -> None:
     status = multisample.backends()["cpu"]
     assert status.available
     assert status.reasons == ()
@@ -94,14 +94,14 @@ def test_the_cpu_backend_is_always_there() -> None:
     assert "thread" in status.device
 
 
-def test_backends_are_asked_anew_each_time(pretend: Callable[..., Fake]) -> None:
+def test_backends_reads_the_status_in_each_call(pretend: Callable[..., Fake]) -> None:
     fake = pretend("numba")
     assert multisample.backends()["numba"].available
     fake.reasons = ("unplugged",)
     assert not multisample.backends()["numba"].available
 
 
-def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reason_for_a_missing_package_has_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     find_spec, version = importlib.util.find_spec, importlib.metadata.version
 
     def version_but_not_of_numba(name: str) -> str:
@@ -127,7 +127,7 @@ def test_backends_never_raises_for_a_bad_setting(monkeypatch: pytest.MonkeyPatch
     assert any("MULTISAMPLE_NUM_THREADS" in reason and repr(setting) in reason for reason in status.reasons)
 
 
-def test_a_status_cannot_be_changed() -> None:
+def test_a_status_is_immutable() -> None:
     status = multisample.backends()["cpu"]
     with pytest.raises(dataclasses.FrozenInstanceError):
         status.available = False
@@ -137,13 +137,13 @@ def test_a_status_cannot_be_changed() -> None:
 # --- A name ---------------------------------------------------------------------------------------
 
 
-def test_an_unknown_name_lists_those_that_exist(pretend: Callable[..., Fake]) -> None:
+def test_the_error_for_an_unknown_name_lists_registered_names(pretend: Callable[..., Fake]) -> None:
     pretend("abacus", "no beads")
     with pytest.raises(UnknownBackendError, match=r"^backend: .*'tpu'; accepted are 'auto', .*'cpu'.*'abacus'"):
         sample([0.0], [1.0], 2, backend="tpu")
 
 
-def test_our_exceptions_are_the_builtin_kind_that_fits() -> None:
+def test_our_exceptions_are_subclasses_of_builtin_exceptions() -> None:
     assert issubclass(UnknownBackendError, ValueError)
     assert issubclass(BackendUnavailableError, RuntimeError)
     assert not issubclass(BackendUnavailableError, ValueError)
@@ -162,7 +162,7 @@ def test_a_named_backend_that_cannot_run_gives_every_reason(
     assert generator.offset == 0
 
 
-def test_a_named_backend_runs_whatever_auto_would_take(pretend: Callable[..., Fake]) -> None:
+def test_a_named_backend_runs_even_if_auto_prefers_another(pretend: Callable[..., Fake]) -> None:
     pretend("abacus")
     for n in (2, 50_000):
         assert (sample([0.0], [1.0], n, backend="abacus") == 77).all()
@@ -180,14 +180,14 @@ def test_a_backend_may_become_available_later(pretend: Callable[..., Fake]) -> N
     assert (sample(np.zeros(1), np.ones(1), 2, backend="abacus") == 77).all()
 
 
-def test_a_status_is_not_asked_for_in_every_call(pretend: Callable[..., Fake]) -> None:
+def test_the_status_is_cached_after_a_choice(pretend: Callable[..., Fake]) -> None:
     fake = pretend("abacus")
     for _ in range(5):
         sample([0.0], [1.0], 2, backend="abacus")
-    assert fake.asked == 1
+    assert fake.status_calls == 1
 
 
-def test_memory_that_a_named_backend_does_not_serve_is_a_wrong_value(pretend: Callable[..., Fake]) -> None:
+def test_a_named_backend_that_does_not_serve_the_memory_raises_a_value_error(pretend: Callable[..., Fake]) -> None:
     pretend("abacus").device_kinds = ("cuda",)
     with pytest.raises(ValueError, match=r"^backend: 'abacus' serves cuda memory, got a PyTorch tensor in cpu memory"):
         sample(torch.zeros(1), torch.ones(1), 2, backend="abacus")
@@ -214,7 +214,7 @@ NOUNS = {
 
 
 @pytest.mark.parametrize(("library", "device_kind"), ORDER)
-def test_auto_takes_the_first_that_is_available(pretend: Callable[..., Fake], library: str, device_kind: str) -> None:
+def test_auto_takes_the_first_available_backend(pretend: Callable[..., Fake], library: str, device_kind: str) -> None:
     order = ORDER[library, device_kind]
     for available in itertools.product((True, False), repeat=len(order)):
         _backends.forget()
@@ -235,7 +235,7 @@ def test_auto_takes_the_first_that_is_available(pretend: Callable[..., Fake], li
         assert places == sorted(places)
 
 
-def test_auto_is_what_a_call_takes(pretend: Callable[..., Fake]) -> None:
+def test_a_call_uses_the_choice_of_auto(pretend: Callable[..., Fake]) -> None:
     pretend("torch_ext")
     assert (sample(torch.zeros(2), torch.ones(2), 3) == 77).all()
     assert not (sample(np.zeros(2), np.ones(2), 3) == 77).any()
@@ -245,7 +245,7 @@ def test_auto_is_what_a_call_takes(pretend: Callable[..., Fake]) -> None:
     np.testing.assert_array_equal(sample(torch.zeros(2).double(), torch.ones(2), 3, seed=1).numpy(), expected)
 
 
-def test_auto_takes_no_third_partys_backend(pretend: Callable[..., Fake]) -> None:
+def test_auto_ignores_third_party_backends(pretend: Callable[..., Fake]) -> None:
     pretend("abacus")
     for name in BUILT_IN:
         pretend(name, "not today")
@@ -264,7 +264,7 @@ def test_a_registered_backend_is_listed_and_used() -> None:
 
 
 @pytest.mark.parametrize("name", ["cpu", "auto", "abacus"])
-def test_a_name_that_is_taken_is_refused(name: str) -> None:
+def test_registering_a_taken_name_raises(name: str) -> None:
     multisample.register_backend(Fake("abacus"))
     before = dict(registry._registered), registry.names()
     with pytest.raises(ValueError, match=rf"{name!r} is taken; .*cpu.*abacus.*'auto'"):
@@ -279,12 +279,12 @@ def test_a_built_in_name_is_taken_before_its_first_use(monkeypatch: pytest.Monke
     assert registry.find("cpu").status().available
 
 
-def test_the_contract_is_what_is_asked_for() -> None:
+def test_the_contract_has_exactly_the_required_members() -> None:
     assert {"name", "device_kinds", "host_library", "status", "prepare", "adopt", "launch", "advancer"} == MEMBERS
 
 
 @pytest.mark.parametrize("member", sorted(MEMBERS))
-def test_a_backend_that_lacks_a_member_is_refused(member: str) -> None:
+def test_registering_a_backend_without_a_member_raises(member: str) -> None:
     class Lacking(Fake):
         def __getattribute__(self, attribute: str) -> Any:
             if attribute == member:
@@ -298,12 +298,12 @@ def test_a_backend_that_lacks_a_member_is_refused(member: str) -> None:
 
 
 @pytest.mark.parametrize("nothing", [None, 3, "cpu", object])
-def test_what_is_no_backend_is_refused(nothing: Any) -> None:
+def test_registering_an_object_that_is_not_a_backend_raises(nothing: Any) -> None:
     with pytest.raises(TypeError, match=r"^backend: .*launch"):
         multisample.register_backend(nothing)
 
 
-def test_auto_passes_over_a_backend_that_does_not_serve_the_memory(pretend: Callable[..., Fake]) -> None:
+def test_auto_skips_backends_that_do_not_serve_the_memory(pretend: Callable[..., Fake]) -> None:
     torch = pytest.importorskip("torch")
     pretend("torch_ext").device_kinds = ("cuda",)
     drawn = sample(torch.zeros(2), torch.ones(2), 3, seed=1)
@@ -314,9 +314,7 @@ def test_auto_passes_over_a_backend_that_does_not_serve_the_memory(pretend: Call
     ("attribute", "value", "error"),
     [("name", None, TypeError), ("name", "", TypeError), ("host_library", "nowhere", ValueError)],
 )
-def test_a_backend_whose_name_or_library_cannot_be_used_is_not_registered(
-    attribute: str, value: object, error: type[Exception]
-) -> None:
+def test_registering_an_invalid_name_or_library_raises(attribute: str, value: object, error: type[Exception]) -> None:
     backend = Fake("new")
     setattr(backend, attribute, value)
     with pytest.raises(error):
@@ -324,6 +322,6 @@ def test_a_backend_whose_name_or_library_cannot_be_used_is_not_registered(
     assert "new" not in multisample.backends()
 
 
-def test_a_class_is_not_a_backend() -> None:
+def test_registering_a_class_raises() -> None:
     with pytest.raises(TypeError, match=r"^backend: "):
         multisample.register_backend(type("Class", (Fake,), {"name": "new"}))  # type: ignore[arg-type]

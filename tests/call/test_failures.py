@@ -1,4 +1,4 @@
-"""After an error `out` is as it was and no generator has advanced, on every road that a call can take."""
+"""After an error `out` is unchanged and no generator has advanced, on every route of a call."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from multisample.backends.native import libraries
 pytestmark = pytest.mark.usefixtures("new_choices")
 
 D, N = 3, 7
-# No machine has as much memory: 2**34 columns of 4096 rows are 256 TiB.
+# A matrix of 256 TiB, which no machine can allocate: 2**34 columns of 4096 rows.
 TOO_MANY, TOO_HIGH = 2**34, 4096
 
 Road = Callable[..., Any]
@@ -69,7 +69,7 @@ def by_normal(d: int, n: int, **options: Any) -> Any:
 
 
 def differentiated(d: int, n: int, **options: Any) -> Any:
-    """As PyTorch transforms it."""
+    """A call that PyTorch transforms."""
     mu, sigma = torch_vectors(d)
     return torch.func.vjp(lambda mu: sample(mu, sigma, n, **options), mu)[0]
 
@@ -84,7 +84,7 @@ OF_TORCH = {"by_torch", "by_torch_on_numba", "recorded", "differentiated", "by_n
 
 
 class Sources:
-    """Every generator that a call could take an offset from, and whether one has advanced."""
+    """Every generator from which a call can take an offset."""
 
     def __init__(self, road: str) -> None:
         torch.manual_seed(3)
@@ -101,7 +101,7 @@ class Sources:
 
 
 def check_refused(road: str, d: int, n: int, error: Any, match: str, **more: Any) -> None:
-    """The call fails with each generator, and nothing has changed."""
+    """Check that the call fails with each generator and changes nothing."""
     sources = Sources(road)
     for options in sources.options:
         before = sources.states()
@@ -111,16 +111,16 @@ def check_refused(road: str, d: int, n: int, error: Any, match: str, **more: Any
 
 
 @pytest.mark.parametrize("road", ROADS)
-def test_a_result_that_cannot_be_allocated(road: str) -> None:
-    ROADS[road](D, N)  # Whatever is compiled is there.
+def test_an_allocation_failure_changes_nothing(road: str) -> None:
+    ROADS[road](D, N)  # Compile the kernels.
     for _ in range(2):
         check_refused(road, TOO_HIGH, TOO_MANY, (MemoryError, RuntimeError), "(?i)alloc")
 
 
 @pytest.mark.parametrize("road", ["by_numpy", "by_torch_on_numba", "by_lists"])
 @pytest.mark.parametrize("planned", [False, True])
-def test_a_number_of_threads_that_is_none(road: str, planned: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    n = 2**20  # Small calls have one thread anyway.
+def test_an_invalid_thread_setting_changes_nothing(road: str, planned: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    n = 2**20  # Smaller calls use one thread and ignore the setting.
     if planned:
         ROADS[road](D, n)
     monkeypatch.setenv("MULTISAMPLE_NUM_THREADS", "two")
@@ -129,7 +129,7 @@ def test_a_number_of_threads_that_is_none(road: str, planned: bool, monkeypatch:
 
 
 @pytest.mark.parametrize("road", ["by_numpy", "by_torch_on_numba", "by_lists"])
-def test_a_kernel_of_numba_that_cannot_be_compiled(road: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_numba_compile_failure_changes_nothing(road: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*arguments: Any, **options: Any) -> Any:
         raise OSError("no space left on the device")
 
@@ -146,7 +146,7 @@ def test_a_kernel_of_numba_that_cannot_be_compiled(road: str, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("road", ["by_torch", "by_numpy_on_torch", "recorded", "by_normal", "differentiated"])
-def test_a_library_that_cannot_be_built(road: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_build_failure_changes_nothing(road: str, monkeypatch: pytest.MonkeyPatch) -> None:
     backend: Any = registry.find("torch_ext")
 
     def fail(**options: Any) -> Any:
@@ -155,7 +155,7 @@ def test_a_library_that_cannot_be_built(road: str, monkeypatch: pytest.MonkeyPat
     for name, value in (("_cpu", None), ("_cuda", None)):
         monkeypatch.setattr(backend, name, value)
     monkeypatch.setattr(libraries, "cpu_library", fail)
-    # Calls that do not name torch_ext take another backend then, which records no gradient.
+    # Calls with "auto" take another backend, which records no gradient.
     expected = ValueError if road in ("recorded", "by_normal") else BackendUnavailableError
     if road == "differentiated":
         expected = (BackendUnavailableError, ValueError)
@@ -167,8 +167,8 @@ def test_a_library_that_cannot_be_built(road: str, monkeypatch: pytest.MonkeyPat
 
 @pytest.fixture(params=["builtins", "python"])
 def broken_torch_ext(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Kernels that refuse to run."""
-    for road in (by_torch, by_numpy_on_torch):  # On the CPU, and on a GPU if there is one.
+    """Make the kernels of torch_ext return errors."""
+    for road in (by_torch, by_numpy_on_torch):  # The CPU library, and the CUDA library if there is a GPU.
         road(D, N)
     backend: Any = registry.find("torch_ext")
 
@@ -190,7 +190,7 @@ def broken_torch_ext(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.usefixtures("broken_torch_ext")
 @pytest.mark.parametrize("road", ["by_torch", "by_numpy_on_torch", "recorded", "by_normal"])
-def test_a_launch_that_fails_takes_nothing_from_generators_of_ours(road: str) -> None:
+def test_a_failed_launch_puts_the_offset_back_into_our_generators(road: str) -> None:
     sources = Sources(road)
     for n in (41, 41):
         before = sources.states()
@@ -203,11 +203,11 @@ def test_a_launch_that_fails_takes_nothing_from_generators_of_ours(road: str) ->
         assert sources.states() == before
 
 
-def test_an_offset_that_another_call_has_passed_is_not_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_offset_is_not_put_back_after_another_call_has_taken_one(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = Generator(5)
 
     class Meanwhile:
-        """A backend in whose launch another thread draws, and which then fails."""
+        """A backend whose launch takes another offset, as a concurrent call does, and then fails."""
 
         name, device_kinds, host_library = "meanwhile", ("cpu",), "numpy"
 

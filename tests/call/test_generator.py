@@ -1,7 +1,7 @@
-"""A generator only counts: what it hands out must follow from its state, and its state must survive anything.
+"""Generators: offsets depend on the state only, and the state survives copies, pickles and forks.
 
-Reproducing a run needs that calls take their offsets in order, that a checkpoint holds all there is, and that workers
-spawned from one seed get the same streams every time.
+A run is reproducible if calls take their offsets in order, a checkpoint holds the whole state, and `spawn` always gives
+the same children.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ def draw(**call: Any) -> np.ndarray[Any, Any]:
 
 
 def torch_draw(**call: Any) -> np.ndarray[Any, Any]:
-    """On the cpu backend whatever others there are."""
+    """Draw with tensors on the cpu backend, which every machine has."""
     return np.asarray(sample(TORCH_MU, TORCH_SIGMA, 5, backend="cpu", **call).numpy())
 
 
 def expected(seed: int, offset: int) -> list[list[float]]:
-    """What the stream's independent implementation has for this call."""
+    """The result of this call from the stream's independent implementation."""
     patterns = stream.sample(MU.tolist(), SIGMA.tolist(), 5, seed=seed, offset=offset)
     values: list[list[float]] = np.array(patterns, np.uint32).view(np.float32).tolist()
     return values
@@ -45,7 +45,7 @@ def expected(seed: int, offset: int) -> list[list[float]]:
 # --- Offsets --------------------------------------------------------------------------------------
 
 
-def test_each_call_takes_one_offset_and_the_first_takes_none() -> None:
+def test_the_offset_starts_at_zero_and_advances_by_one_per_call() -> None:
     generator = Generator(11)
     for offset in range(4):
         assert generator.offset == offset
@@ -81,7 +81,7 @@ def test_every_kind_of_call_takes_one_offset() -> None:
         assert generator.offset == offset
 
 
-def test_an_offset_is_all_64_bits_of_it() -> None:
+def test_all_64_bits_of_an_offset_count() -> None:
     generator = Generator(11)
     offset = 0x123456789ABCDEF0
     generator.state = {"seed": 11, "offset": offset, "spawned": 0}
@@ -91,7 +91,7 @@ def test_an_offset_is_all_64_bits_of_it() -> None:
 
 
 @pytest.mark.parametrize("n", [5, 50_000])
-def test_a_generator_ends_with_an_error_and_not_with_a_repetition(n: int) -> None:
+def test_a_generator_raises_after_its_last_offset(n: int) -> None:
     generator = Generator(11)
     generator.state = {"seed": 11, "offset": 2**64 - 1, "spawned": 0}
     last = sample(MU, SIGMA, n, generator=generator)
@@ -119,7 +119,7 @@ def test_manual_seed_restarts_the_default_generator_and_returns_it() -> None:
     assert draw().tolist() == expected(11, 0)
 
 
-def test_lists_and_numbers_draw_from_the_default_generator() -> None:
+def test_lists_and_numbers_use_the_default_generator() -> None:
     default = multisample.manual_seed(11)
     assert sample(MU.tolist(), SIGMA.tolist(), 5).tolist() == expected(11, 0)
     sample(0.0, [1.0], 3)
@@ -129,7 +129,7 @@ def test_lists_and_numbers_draw_from_the_default_generator() -> None:
 @pytest.mark.parametrize(("seed", "error"), [
     (1.0, TypeError), ("1", TypeError), (None, TypeError), (True, TypeError), (-1, ValueError), (2**64, ValueError),
 ])  # fmt: skip
-def test_a_bad_seed_is_refused_everywhere(seed: Any, error: type[Exception]) -> None:
+def test_a_bad_seed_raises_everywhere(seed: Any, error: type[Exception]) -> None:
     default = multisample.manual_seed(11)
     default._take()
     with pytest.raises(error, match=r"^seed: expected .*, got"):
@@ -140,10 +140,10 @@ def test_a_bad_seed_is_refused_everywhere(seed: Any, error: type[Exception]) -> 
             Generator(seed)
 
 
-def test_without_a_seed_the_operating_system_chooses() -> None:
+def test_the_operating_system_chooses_the_default_seed() -> None:
     seeds = {Generator().seed for _ in range(64)}
     assert len(seeds) == 64
-    # Each of 64 bits is set in half of 64 seeds: that one is set in none or all has a chance of 2^-57.
+    # The chance that one of 64 bits is equal in all 64 seeds is 2^-57.
     assert functools.reduce(operator.or_, seeds) == 2**64 - 1
     assert functools.reduce(operator.and_, seeds) == 0
 
@@ -159,7 +159,7 @@ def used() -> Generator:
     return generator
 
 
-def test_state_is_plain_integers_and_a_copy() -> None:
+def test_state_is_a_copy_with_plain_integers() -> None:
     generator = used()
     state = generator.state
     assert state == {"seed": 2**63 + 11, "offset": 2, "spawned": 3}
@@ -168,7 +168,7 @@ def test_state_is_plain_integers_and_a_copy() -> None:
     assert generator.offset == 2
 
 
-def test_a_restored_state_draws_on_where_it_was_saved() -> None:
+def test_a_restored_state_continues_from_the_checkpoint() -> None:
     generator = used()
     state = generator.state
     first, children = draw(generator=generator), generator.spawn(2)
@@ -192,7 +192,7 @@ def test_a_restored_state_draws_on_where_it_was_saved() -> None:
     ({"seed": 1, "offset": -1, "spawned": 3}, ValueError, r"state\['offset'\]: .*2\*\*64, got -1"),
     ({"seed": 1, "offset": 2, "spawned": -3}, ValueError, r"state\['spawned'\]: .*2\*\*64, got -3"),
 ])  # fmt: skip
-def test_a_bad_state_is_refused_whole(state: Any, error: type[Exception], message: str) -> None:
+def test_a_bad_state_raises_and_changes_nothing(state: Any, error: type[Exception], message: str) -> None:
     generator = used()
     before = generator.state
     with pytest.raises(error, match=f"^{message}"):
@@ -205,7 +205,7 @@ def test_a_bad_state_is_refused_whole(state: Any, error: type[Exception], messag
     copy.deepcopy,
     *(lambda g, p=p: pickle.loads(pickle.dumps(g, p)) for p in range(pickle.HIGHEST_PROTOCOL + 1)),
 ])  # fmt: skip
-def test_a_copy_goes_on_alone_from_where_the_original_is(duplicate: Any) -> None:
+def test_a_copy_continues_independently_from_the_original_state(duplicate: Any) -> None:
     generator = used()
     twin = duplicate(generator)
     assert type(twin) is Generator
@@ -216,11 +216,11 @@ def test_a_copy_goes_on_alone_from_where_the_original_is(duplicate: Any) -> None
     assert (twin.offset, generator.offset) == (4, 3)
 
 
-def test_a_generator_shows_its_seed_and_offset() -> None:
+def test_repr_shows_seed_and_offset() -> None:
     assert repr(used()) == f"Generator(seed={2**63 + 11}, offset=2)"
 
 
-def test_seed_and_offset_are_not_set_one_by_one() -> None:
+def test_seed_and_offset_are_read_only() -> None:
     for name in ("seed", "offset"):
         with pytest.raises(AttributeError):
             setattr(Generator(1), name, 3)
@@ -236,7 +236,7 @@ def child_seed(seed: int, child: int) -> int:
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**32 - 1, 2**32, 0x0123456789ABCDEF, 2**64 - 1])
-def test_children_have_the_seeds_that_the_stream_defines(seed: int) -> None:
+def test_children_have_the_seeds_of_the_specification(seed: int) -> None:
     generator = Generator(seed)
     children = generator.spawn(5)
     assert [child.state for child in children] == [
@@ -261,7 +261,7 @@ def test_children_are_counted_past_32_bits() -> None:
     assert [child.seed for child in generator.spawn(3)] == [child_seed(7, c) for c in range(2**32 - 1, 2**32 + 2)]
 
 
-def test_grandchildren_are_no_children() -> None:
+def test_grandchildren_differ_from_children() -> None:
     children = Generator(7).spawn(3)
     grandchildren = [seed.seed for child in children for seed in child.spawn(3)]
     assert len({7, *(child.seed for child in children), *grandchildren}) == 13
@@ -270,7 +270,7 @@ def test_grandchildren_are_no_children() -> None:
 @pytest.mark.parametrize(("count", "error"), [
     (1.0, TypeError), ("1", TypeError), (None, TypeError), (True, TypeError), (-1, ValueError), (2**64, ValueError),
 ])  # fmt: skip
-def test_a_bad_number_of_children_is_refused(count: Any, error: type[Exception]) -> None:
+def test_a_bad_number_of_children_raises(count: Any, error: type[Exception]) -> None:
     generator = used()
     before = generator.state
     with pytest.raises(error, match=r"^n_children: expected .*, got"):
@@ -282,11 +282,11 @@ def test_a_bad_number_of_children_is_refused(count: Any, error: type[Exception])
 
 
 def torch_seed(generator: torch.Generator | None) -> int:
-    """One 64-bit draw, in PyTorch's own way."""
+    """One 64-bit draw from PyTorch's generator."""
     return int(torch.empty((), dtype=torch.int64).random_(-(2**63), None, generator=generator)) % 2**64
 
 
-def test_torch_manual_seed_governs_tensors() -> None:
+def test_torch_manual_seed_seeds_calls_with_tensors() -> None:
     torch.manual_seed(3)
     first, second = torch_draw(), torch_draw()
     assert not np.array_equal(first, second)
@@ -320,7 +320,7 @@ def test_torchs_rng_state_restores_a_draw() -> None:
     np.testing.assert_array_equal(torch_draw(), first)
 
 
-def test_a_torch_generator_governs_its_call_alone() -> None:
+def test_a_torch_generator_affects_only_its_call() -> None:
     torch.manual_seed(3)
     default, ours = torch.get_rng_state(), multisample.manual_seed(3)
     twins = torch.Generator().manual_seed(9), torch.Generator().manual_seed(9)
@@ -331,7 +331,7 @@ def test_a_torch_generator_governs_its_call_alone() -> None:
     assert ours.offset == 0
 
 
-def test_a_generator_of_ours_serves_tensors_too() -> None:
+def test_our_generators_accept_tensors() -> None:
     torch.manual_seed(3)
     state = torch.get_rng_state()
     generator = Generator(11)
@@ -339,14 +339,14 @@ def test_a_generator_of_ours_serves_tensors_too() -> None:
     assert torch.get_rng_state().equal(state)
 
 
-def test_seeds_serve_tensors_too() -> None:
+def test_seeds_accept_tensors() -> None:
     torch.manual_seed(3)
     state = torch.get_rng_state()
     assert torch_draw(seed=11).tolist() == expected(11, 0)
     assert torch.get_rng_state().equal(state)
 
 
-def test_tensors_and_arrays_do_not_share_a_default_generator() -> None:
+def test_tensors_and_arrays_have_different_default_generators() -> None:
     default = multisample.manual_seed(3)
     torch.manual_seed(3)
     state = torch.get_rng_state()
@@ -362,7 +362,7 @@ def test_a_seed_drawn_from_torch_uses_all_64_bits() -> None:
     generator = torch.Generator().manual_seed(5)
     take = taker("cpu")
     seeds = [take(generator)[0] for _ in range(128)]
-    # That any of 64 bits is the same 128 times has a chance of 2^-121.
+    # The chance that one of 64 bits is equal in all 128 draws is 2^-121.
     assert functools.reduce(operator.or_, seeds) == 2**64 - 1
     assert functools.reduce(operator.and_, seeds) == 0
 
@@ -380,7 +380,7 @@ def test_torchs_default_device_does_not_matter(generator: torch.Generator | None
 
 
 class CudaGenerator:
-    """As much of a torch.Generator of a GPU as counts."""
+    """The methods of a CUDA torch.Generator that multisample uses."""
 
     device = torch.device("cuda", 1)
 
@@ -398,7 +398,7 @@ class CudaGenerator:
 
 
 @pytest.mark.parametrize("seed", [5, 2**64 - 1, -1])
-def test_a_cuda_generator_of_torch_gives_its_seed_and_counts_in_fours(seed: int) -> None:
+def test_a_torch_cuda_generator_gives_its_seed_and_advances_by_four(seed: int) -> None:
     generator = CudaGenerator(seed, 8)
     take = taker("cuda:1")
     taken = [take(generator) for _ in range(3)]
@@ -406,7 +406,7 @@ def test_a_cuda_generator_of_torch_gives_its_seed_and_counts_in_fours(seed: int)
     assert generator.offset == 20
 
 
-def test_cuda_tensors_obey_the_default_generator_of_their_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_tensors_use_the_default_generator_of_their_device(monkeypatch: pytest.MonkeyPatch) -> None:
     generators = CudaGenerator(5, 0), CudaGenerator(6, 40)
     initialised: list[bool] = []
     cuda = SimpleNamespace(default_generators=())
@@ -424,6 +424,6 @@ def test_cuda_tensors_obey_the_default_generator_of_their_device(monkeypatch: py
 
 
 @pytest.mark.parametrize("thing", [torch.tensor(3), torch.float32, torch.device("cpu")])
-def test_only_a_generator_of_torch_is_taken_for_one(thing: object) -> None:
+def test_other_torch_objects_are_not_generators(thing: object) -> None:
     with pytest.raises(TypeError, match=r"^generator: expected .* torch\.Generator"):
         torch_draw(generator=thing)

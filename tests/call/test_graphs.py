@@ -1,4 +1,4 @@
-"""CUDA graphs: what a captured call draws in each replay, with an offset that is kept on the device."""
+"""CUDA graphs: captured calls with a graph-safe generator draw with a new offset in each replay."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def cuda_backend(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def stream(cupy: Any) -> Iterator[Any]:
-    """That of the test, which is the current one."""
+    """A new stream, which is current during the test."""
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:
         yield stream
@@ -46,7 +46,7 @@ def stream(cupy: Any) -> Iterator[Any]:
 
 
 class Call:
-    """A call with `out`, of CuPy arrays, that can be captured; all of its arrays are ready on every stream."""
+    """A call of CuPy arrays with `out`, which can be captured. All its arrays are ready on every stream."""
 
     def __init__(self, cupy: Any, backend: str, **options: Any) -> None:
         self.backend, self.options = backend, options
@@ -59,7 +59,7 @@ class Call:
         return sample(self.mu, self.sigma, N, backend=self.backend, out=self.out, **self.options, **where)
 
     def bits(self, **where: Any) -> Any:
-        """The bytes of an eager call, or with nothing given of what `out` holds."""
+        """The bytes of `out`, after an eager call if there are arguments."""
         return (self(**where) if where else self.out).get().tobytes()
 
 
@@ -85,21 +85,19 @@ CALLS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("options", CALLS.values(), ids=CALLS)
-def test_replay_k_draws_what_the_kth_call_draws(
-    cupy: Any, stream: Any, cuda_backend: str, options: dict[str, Any]
-) -> None:
+def test_replay_k_equals_eager_call_k(cupy: Any, stream: Any, cuda_backend: str, options: dict[str, Any]) -> None:
     call, generator, eager = Call(cupy, cuda_backend, **options), Generator(7, graph_safe=True), Generator(7)
     expected = [call.bits(generator=eager) for _ in range(REPLAYS + 3)]
     assert len(set(expected)) == len(expected)
     assert [call.bits(generator=generator) for _ in range(2)] == expected[:2]
     graph = captured(stream, lambda: call(generator=generator))
-    assert generator.offset == 2  # To capture is not to draw.
+    assert generator.offset == 2  # A capture takes no offset.
     for k in range(REPLAYS):
         call.out.fill(0)
         graph.launch(stream)
         assert call.bits() == expected[2 + k], k
     assert generator.offset == 2 + REPLAYS
-    # Calls go on where replays have come to.
+    # Eager calls continue after the offsets of the replays.
     assert call.bits(generator=generator) == expected[2 + REPLAYS]
 
 
@@ -124,7 +122,9 @@ def test_two_calls_in_a_graph_take_two_offsets(cupy: Any, stream: Any, cuda_back
         assert got == (first.bits(generator=eager), second.bits(generator=eager))
 
 
-def test_many_replays_without_waiting_end_where_as_many_calls_do(cupy: Any, stream: Any, cuda_backend: str) -> None:
+def test_many_unsynchronized_replays_end_at_the_offset_of_as_many_calls(
+    cupy: Any, stream: Any, cuda_backend: str
+) -> None:
     call, generator, replays = Call(cupy, cuda_backend), Generator(5, graph_safe=True), 3000
     call(generator=generator)
     graph = captured(stream, lambda: call(generator=generator))
@@ -137,7 +137,7 @@ def test_many_replays_without_waiting_end_where_as_many_calls_do(cupy: Any, stre
     assert last == call.bits(generator=eager)
 
 
-def test_a_graph_may_run_on_another_stream_than_it_was_captured_on(cupy: Any, stream: Any, cuda_backend: str) -> None:
+def test_a_graph_may_replay_on_another_stream(cupy: Any, stream: Any, cuda_backend: str) -> None:
     call, generator = Call(cupy, cuda_backend), Generator(9, graph_safe=True)
     call(generator=generator)
     graph = captured(stream, lambda: call(generator=generator))
@@ -150,7 +150,7 @@ def test_a_graph_may_run_on_another_stream_than_it_was_captured_on(cupy: Any, st
         assert call.bits() == call.bits(generator=eager)
 
 
-def test_a_graph_of_cuda_core_draws_new_numbers_too(cupy: Any, cuda_backend: str) -> None:
+def test_a_cuda_core_graph_draws_new_numbers_in_each_replay(cupy: Any, cuda_backend: str) -> None:
     core = pytest.importorskip("cuda.core")
     device = core.Device()
     device.set_current()
@@ -171,8 +171,8 @@ def test_a_graph_of_cuda_core_draws_new_numbers_too(cupy: Any, cuda_backend: str
             assert got == call.bits(generator=eager)
 
 
-@pytest.mark.parametrize("options", [{}, {"dtype": "float64"}], ids=["plain", "longer way"])
-def test_a_host_side_generator_cannot_be_captured(
+@pytest.mark.parametrize("options", [{}, {"dtype": "float64"}], ids=["default dtype", "float64"])
+def test_capturing_a_host_side_generator_raises(
     cupy: Any, stream: Any, cuda_backend: str, options: dict[str, Any]
 ) -> None:
     call, own = Call(cupy, cuda_backend, **options), Generator(1)
@@ -189,11 +189,11 @@ def test_a_host_side_generator_cannot_be_captured(
 
         captured(stream, refused)
         assert (own.offset, multisample.manual_seed(2).offset) == before
-    # And what is not captured goes on.
+    # Calls after the failed capture succeed.
     assert call.bits(generator=own) == call.bits(seed=1)
 
 
-def test_a_seed_draws_the_same_in_each_replay(cupy: Any, stream: Any, cuda_backend: str) -> None:
+def test_a_captured_seed_draws_equal_numbers_in_each_replay(cupy: Any, stream: Any, cuda_backend: str) -> None:
     call = Call(cupy, cuda_backend)
     expected = call.bits(seed=13)
     graph = captured(stream, lambda: call(seed=13))
@@ -203,12 +203,12 @@ def test_a_seed_draws_the_same_in_each_replay(cupy: Any, stream: Any, cuda_backe
         assert call.bits() == expected
 
 
-def test_the_first_call_cannot_be_captured(cupy: Any, stream: Any, cuda_backend: str) -> None:
+def test_capturing_the_first_call_of_a_generator_raises(cupy: Any, stream: Any, cuda_backend: str) -> None:
     call, generator = Call(cupy, cuda_backend), Generator(1, graph_safe=True)
     call(seed=1)
 
     def refused() -> None:
-        with pytest.raises(RuntimeError, match="generator: expected a graph-safe one that has been used before"):
+        with pytest.raises(RuntimeError, match="generator: expected a graph-safe generator that has been used before"):
             call(generator=generator)
 
     captured(stream, refused)
@@ -216,7 +216,7 @@ def test_the_first_call_cannot_be_captured(cupy: Any, stream: Any, cuda_backend:
     assert call.bits(generator=generator) == call.bits(seed=1)
 
 
-def test_the_state_can_be_set_between_replays(cupy: Any, stream: Any, cuda_backend: str) -> None:
+def test_the_state_can_be_assigned_between_replays(cupy: Any, stream: Any, cuda_backend: str) -> None:
     call, generator = Call(cupy, cuda_backend), Generator(21, graph_safe=True)
     call(generator=generator)
     graph = captured(stream, lambda: call(generator=generator))
@@ -229,7 +229,7 @@ def test_the_state_can_be_set_between_replays(cupy: Any, stream: Any, cuda_backe
         assert generator.offset == offset + 1
 
 
-def test_the_seed_cannot_be_set_once_a_graph_has_captured_it(cupy: Any, stream: Any, cuda_backend: str) -> None:
+def test_assigning_another_seed_after_a_capture_raises(cupy: Any, stream: Any, cuda_backend: str) -> None:
     call, generator = Call(cupy, cuda_backend), Generator(7, graph_safe=True)
     call(generator=generator)
     generator.state = {"seed": 8, "offset": 2, "spawned": 0}
@@ -246,15 +246,15 @@ def test_a_graph_may_outlive_its_generator(cupy: Any, stream: Any, cuda_backend:
     graph = captured(stream, functools.partial(call, generator=generator))
     del generator
     gc.collect()
-    # Libraries give memory that was freed to the next arrays of its size.
-    others = [cupy.zeros(1, np.int64) for _ in range(256)]
+    # Memory pools reuse freed memory for the next arrays of its size.
+    new_arrays = [cupy.zeros(1, np.int64) for _ in range(256)]
     for k in range(REPLAYS):
         graph.launch(stream)
         assert call.bits() == call.bits(seed=multisample.Key(7, 1 + k)), k
-    assert not any(other.get()[0] for other in others)
+    assert not any(other.get()[0] for other in new_arrays)
 
 
-def test_on_the_device_the_offset_begins_anew_after_the_last(cupy: Any, stream: Any, cuda_backend: str) -> None:
+def test_the_device_offset_wraps_to_zero(cupy: Any, stream: Any, cuda_backend: str) -> None:
     call, generator = Call(cupy, cuda_backend), Generator(7, graph_safe=True)
     generator.state = {"seed": 7, "offset": 2**64 - 2, "spawned": 0}
     call(generator=generator)
@@ -265,7 +265,7 @@ def test_on_the_device_the_offset_begins_anew_after_the_last(cupy: Any, stream: 
     assert generator.offset == 1
 
 
-def test_copies_go_on_from_where_it_is(cupy: Any, cuda_backend: str) -> None:
+def test_copies_continue_from_the_device_offset(cupy: Any, cuda_backend: str) -> None:
     call, generator = Call(cupy, cuda_backend), Generator(4, graph_safe=True)
     call(generator=generator)
     copies = [copy.copy(generator), copy.deepcopy(generator), pickle.loads(pickle.dumps(generator))]
@@ -277,14 +277,14 @@ def test_copies_go_on_from_where_it_is(cupy: Any, cuda_backend: str) -> None:
     assert generator.offset == 2
 
 
-def test_empty_results_take_an_offset_as_others_do(cupy: Any, cuda_backend: str) -> None:
+def test_empty_results_take_one_offset(cupy: Any, cuda_backend: str) -> None:
     call, generator = Call(cupy, cuda_backend), Generator(4, graph_safe=True)
     sample(call.mu, call.sigma, 0, backend=cuda_backend, generator=generator)
     sample(call.mu[:0], call.sigma[:0], 5, backend=cuda_backend, generator=generator)
     assert generator.offset == 2
 
 
-def test_a_refused_call_takes_nothing(cupy: Any, cuda_backend: str) -> None:
+def test_a_refused_call_takes_no_offset(cupy: Any, cuda_backend: str) -> None:
     call, generator = Call(cupy, cuda_backend), Generator(4, graph_safe=True)
     call(generator=generator)
     with pytest.raises(ValueError, match=r"^out: "):
@@ -292,9 +292,7 @@ def test_a_refused_call_takes_nothing(cupy: Any, cuda_backend: str) -> None:
     assert generator.offset == 1
 
 
-def test_calls_from_several_threads_on_one_stream_each_take_their_own(
-    cupy: Any, stream: Any, cuda_backend: str
-) -> None:
+def test_calls_from_several_threads_take_different_offsets(cupy: Any, stream: Any, cuda_backend: str) -> None:
     calls, generator, rounds = [Call(cupy, cuda_backend) for _ in range(4)], Generator(6, graph_safe=True), 50
     calls[0](generator=generator)
     got: list[bytes] = []
@@ -315,7 +313,7 @@ def test_calls_from_several_threads_on_one_stream_each_take_their_own(
 
 
 @pytest.mark.parametrize("kind", ["torch", "numba"])
-def test_arrays_of_other_libraries_are_captured_on_their_own_stream(cupy: Any, bits: ToArray, kind: str) -> None:
+def test_arrays_of_other_libraries_are_captured_on_their_stream(cupy: Any, bits: ToArray, kind: str) -> None:
     cuda_backend = {"torch": "torch_ext", "numba": "numba"}[kind]
     require(cuda_backend)
     stream, generator, eager = cupy.cuda.Stream(non_blocking=True), Generator(8, graph_safe=True), Generator(8)
@@ -368,7 +366,7 @@ def test_the_default_generator_of_torch_cannot_be_captured() -> None:
 
 
 @pytest.mark.skipif(device_count() < 2, reason="one CUDA device")
-def test_a_generator_serves_the_device_of_its_first_call(cupy: Any, cuda_backend: str) -> None:
+def test_a_graph_safe_generator_is_bound_to_the_device_of_its_first_call(cupy: Any, cuda_backend: str) -> None:
     call, generator = Call(cupy, cuda_backend), Generator(1, graph_safe=True)
     call(generator=generator)
     with cupy.cuda.Device(1):
@@ -381,17 +379,17 @@ def test_a_generator_serves_the_device_of_its_first_call(cupy: Any, cuda_backend
 # --- Without a device -----------------------------------------------------------------------------
 
 
-def test_arrays_in_host_memory_are_refused() -> None:
+def test_host_arrays_with_a_graph_safe_generator_raise() -> None:
     generator, out = Generator(1, graph_safe=True), np.zeros((2, 3), np.float32)
     mu, sigma = np.zeros(2, np.float32), np.ones(2, np.float32)
     for options in ({}, {"out": out}, {"noise": "shared"}):
-        with pytest.raises(ValueError, match=r"^generator: expected arrays on a CUDA device for a graph-safe one"):
+        with pytest.raises(ValueError, match=r"^generator: expected arrays on a CUDA device with graph_safe=True"):
             sample(mu, sigma, 3, generator=generator, **options)
     assert not out.any()
     assert generator.offset == 0
 
 
-def test_before_its_first_call_it_is_like_any_other() -> None:
+def test_an_unused_graph_safe_generator_has_a_host_offset() -> None:
     generator = Generator(7, graph_safe=True)
     generator.state = {"seed": 8, "offset": 3, "spawned": 0}
     assert (generator.seed, generator.offset) == (8, 3)

@@ -1,4 +1,4 @@
-"""Noise never touches memory: a call needs its output, and a few megabytes."""
+"""Noise is never stored in memory: a call needs memory for its output, and a few megabytes."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ import multisample
 
 dtype, noise, given = sys.argv[1:]
 
-def peak():  # Not getrusage, whose figure a program inherits from whoever started it.
+def peak():  # Not getrusage, whose peak a child process inherits from its parent.
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) << 10 for line in status if line.startswith("VmHWM:"))
 
 mu, sigma = np.zeros(1000, np.float32), np.ones(1000, np.float32)
-for n in (1, 200):  # Compiles, and starts the threads.
+for n in (1, 200):  # Compile the kernels, and start the threads.
     multisample.sample(mu, sigma, n, seed=1, dtype=dtype, noise=noise)
 out = np.ones((1000, 20000), dtype) if given == "out" else None
 before = peak()
@@ -43,4 +43,4 @@ def test_peak_memory_is_the_output_and_a_few_megabytes(dtype: str, noise: str, g
     grown, needed = map(int, printed.split())
     assert grown <= needed + _SLACK
     if needed:
-        assert grown > needed // 2  # Or else the measurement sees nothing.
+        assert grown > needed // 2  # The measurement detects the result's memory.

@@ -1,9 +1,9 @@
-"""Nobody waits, so everything has to be in order: who fills what a kernel reads, who reads what it writes, who frees.
+"""Order of streams: a kernel runs after its inputs are written, before its result is read, and before memory is freed.
 
-Producers and consumers work on streams of their own and never synchronise; kernels that only wait go before, so that
-the device lags behind the host, and what it sees is counted there and asked for at the end. With ``sigma = 0`` every
-sample is its mean: one read too early, too late or after it was freed shows.
-``MULTISAMPLE_TEST_ROUNDS`` says how many rounds there are.
+The host never waits. Producers and consumers use their own streams and do not synchronise. Kernels that only wait run
+first, so that the device lags behind the host; the device counts the correct samples. With ``sigma = 0`` every sample
+is its mean, so a read that is too early, too late or after a free gives a wrong sample. ``MULTISAMPLE_TEST_ROUNDS``
+sets the number of rounds.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ from multisample._streams import Keeper
 from multisample.backends.system import cuda_driver
 
 ROUNDS = int(os.environ.get("MULTISAMPLE_TEST_ROUNDS", "2000"))
-# Small, so that rounds are short and their memory is used again at once.
+# Small, so that rounds are short and pools reuse their memory at once.
 D, N = 64, 33
-# Of a kernel that only waits: some 0.2 ms, longer than a round takes the host.
+# Clock cycles of a kernel that only waits: about 0.2 ms, longer than a round takes on the host.
 SHORT = 3 * 10**5
 BACKENDS = {"torch_ext": "torch", "cupy": "cupy", "numba": "numba"}
 
 
-# --- What is kept -------------------------------------------------------------------------------------
+# --- Keeping objects alive ----------------------------------------------------------------------------
 
 
 class Kept:
-    """What can be seen to be let go of."""
+    """An object that can be weakly referenced."""
 
 
-def test_objects_are_kept_until_they_are_done_with() -> None:
+def test_objects_are_kept_until_they_are_done() -> None:
     keeper, done = Keeper(), set()
     kept = [Kept() for _ in range(3)]
     alive = [weakref.ref(thing) for thing in kept]
@@ -65,7 +65,7 @@ def test_objects_are_kept_until_they_are_done_with() -> None:
     del kept, thing
     gc.collect()
     assert all(reference() for reference in alive)
-    # In whatever order they are done.
+    # Objects may be done in any order.
     done.update((0, 2))
     assert all(reference() for reference in alive)
     keeper.keep(lambda: True, None)
@@ -76,29 +76,29 @@ def test_objects_are_kept_until_they_are_done_with() -> None:
     assert len(keeper) == 1
 
 
-def test_a_call_looks_at_few_and_none_stays() -> None:
-    keeper, asked, open_until = Keeper(), 0, 1000
+def test_each_call_checks_few_entries_and_all_are_released() -> None:
+    keeper, driver_calls, open_until = Keeper(), 0, 1000
 
     def is_done() -> bool:
-        nonlocal asked
-        asked += 1
+        nonlocal driver_calls
+        driver_calls += 1
         return open_until == 0
 
     for number in range(1000):
-        before = asked
+        before = driver_calls
         keeper.keep(is_done, number)
-        assert asked - before <= _streams._LOOKS
+        assert driver_calls - before <= _streams._CHECKS
     assert len(keeper) == 1000
     open_until = 0
-    for _ in range(1000 // (_streams._LOOKS - 1) + 2):
-        before = asked
+    for _ in range(1000 // (_streams._CHECKS - 1) + 2):
+        before = driver_calls
         keeper.keep(is_done, None)
-        assert asked - before <= _streams._LOOKS
-    # But for the last, which nobody has asked after.
-    assert len(keeper) <= _streams._LOOKS
+        assert driver_calls - before <= _streams._CHECKS
+    # The last entries have not been checked yet.
+    assert len(keeper) <= _streams._CHECKS
 
 
-def test_what_is_let_go_of_may_come_back() -> None:
+def test_a_destructor_may_keep_another_object() -> None:
     keeper, freed = Keeper(), []
 
     class Returning:
@@ -112,7 +112,7 @@ def test_what_is_let_go_of_may_come_back() -> None:
     assert len(keeper) == 2
 
 
-def test_threads_keep_and_let_go_at_once() -> None:
+def test_threads_can_keep_objects_concurrently() -> None:
     keeper, threads, each = Keeper(), 8, 500
     lock, freed = threading.Lock(), 0
 
@@ -148,7 +148,7 @@ ASKED: list[int] = []
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning", "ignore:os.fork:RuntimeWarning")
-def test_a_forked_child_leaves_alone_what_is_its_parents(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forked_child_neither_checks_nor_frees_objects_of_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
     class Inherited:
         def __del__(self) -> None:
             FREED.append(1)
@@ -171,43 +171,45 @@ def test_a_forked_child_leaves_alone_what_is_its_parents(monkeypatch: pytest.Mon
     finally:
         child.join(SECONDS)
     assert child.exitcode == 0
-    # And in the parent all is as it was.
+    # The parent's objects are unchanged.
     assert len(_streams.KEEPER) >= 4
     monkeypatch.setattr(_streams.KEEPER, "_kept", type(_streams.KEEPER._kept)())
 
 
 @pytest.fixture
 def ordered(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What the driver is asked for."""
-    asked: list[Any] = []
-    monkeypatch.setattr(_streams, "order", lambda *streams: asked.append(streams))
+    """The calls of the driver that order streams."""
+    driver_calls: list[Any] = []
+    monkeypatch.setattr(_streams, "order", lambda *streams: driver_calls.append(streams))
     monkeypatch.setattr(_streams, "is_capturing", lambda stream: stream == 99)
     monkeypatch.setattr(
-        _streams, "Event", lambda *place: asked.append(("event", *place)) or SimpleNamespace(is_done=lambda: False)
+        _streams,
+        "Event",
+        lambda *place: driver_calls.append(("event", *place)) or SimpleNamespace(is_done=lambda: False),
     )
     monkeypatch.setattr(_streams, "KEEPER", Keeper())
-    return asked
+    return driver_calls
 
 
 CUDA = Device("cuda", 1)
 
 
 def test_streams_wait_for_each_other_before_and_after(ordered: list[Any]) -> None:
-    # As with Numba's arrays: mu names the stream of the kernel, sigma and out others.
-    others = _streams.order_before([7, 8, 9], CUDA, 7)
-    assert others == {8, 9}
+    # As with Numba's arrays: mu names the kernel's stream; sigma and out name other streams.
+    other_streams = _streams.order_before([7, 8, 9], CUDA, 7)
+    assert other_streams == {8, 9}
     assert sorted(ordered) == [(8, 7, 1), (9, 7, 1)]
     ordered.clear()
-    _streams.order_after(others, CUDA, 7)
+    _streams.order_after(other_streams, CUDA, 7)
     assert sorted(ordered) == [(7, 8, 1), (7, 9, 1)]
     assert len(_streams.KEEPER) == 0
     ordered.clear()
-    # Arrays that name no stream need no order.
+    # Arrays that name no stream are not ordered.
     assert _streams.order_before([7, None, None], CUDA, 7) == set()
     assert ordered == []
 
 
-def test_arrays_are_kept_but_not_in_a_capture(ordered: list[Any]) -> None:
+def test_arrays_are_kept_except_during_a_capture(ordered: list[Any]) -> None:
     arrays = Kept()
     _streams.keep_until_done(arrays, CUDA, 99)
     assert (len(_streams.KEEPER), ordered) == (0, [])
@@ -222,7 +224,7 @@ def by_interface(array: Any) -> Any:
     return Exported(array, stream=array.__cuda_array_interface__["stream"])
 
 
-# Who makes the arrays, and as what they are given.
+# The library of the arrays, and the protocol by which they are passed.
 PRODUCERS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "PyTorch's, by DLPack": ("torch", ExportedByDlpack),
     "CuPy's, by DLPack": ("cupy", ExportedByDlpack),
@@ -242,13 +244,13 @@ def pairing(request: pytest.FixtureRequest) -> SimpleNamespace:
 
 @contextlib.contextmanager
 def streams(producer: Any, consumer: Any) -> Iterator[None]:
-    """With a current stream of its own for each of two libraries."""
+    """A context in which each of two libraries has a new current stream."""
     with producer.stream(), contextlib.nullcontext() if consumer is producer else consumer.stream():
         yield
 
 
 def hold_up(consumer: Any, by_dlpack: bool, cycles: int = SHORT) -> None:
-    """Keep the stream busy on which the kernel will run: for Numba and DLPack, the default one."""
+    """Keep the kernel's stream busy: for Numba and DLPack, the default stream."""
     if consumer.name == "numba" and by_dlpack:
         consumer.kernels.spin[128, 1](cycles)
     else:
@@ -256,7 +258,7 @@ def hold_up(consumer: Any, by_dlpack: bool, cycles: int = SHORT) -> None:
 
 
 def on_current_stream(memory: Any, result: Any) -> Any:
-    """A result for work on the library's current stream, which for Numba has to wait for the one that it names."""
+    """`result` for work on the library's current stream, which with Numba first waits for the result's stream."""
     if memory.name != "numba":
         return result
     named = result.__cuda_array_interface__["stream"] or 0
@@ -265,7 +267,7 @@ def on_current_stream(memory: Any, result: Any) -> Any:
 
 
 def rounds(pairing: SimpleNamespace, count: int) -> tuple[int, Any]:
-    """How many samples there were, and where the device counts those that were right."""
+    """The number of samples, and the device's count of correct samples."""
     producer, consumer = pairing.producer, pairing.consumer
     found, right = consumer.put(np.zeros(1, np.int64)), 0
     sigma = producer.put(np.zeros(D, np.float32))
@@ -275,12 +277,12 @@ def rounds(pairing: SimpleNamespace, count: int) -> tuple[int, Any]:
         for number in range(1, count + 1):
             producer.keep_busy(SHORT)
             mu = producer.full(D, float(number))
-            given = pairing.wrap(mu), pairing.wrap(sigma)
+            wrapped = pairing.wrap(mu), pairing.wrap(sigma)
             if number % 2:
                 hold_up(consumer, pairing.wrap is ExportedByDlpack)
-            x = multisample.sample(*given, N, seed=number, backend=pairing.backend)
-            # Freed while the kernel is still to run, and used again at once.
-            del mu, given
+            x = multisample.sample(*wrapped, N, seed=number, backend=pairing.backend)
+            # Freed before the kernel runs, and reused at once.
+            del mu, wrapped
             producer.full(D, -1.0)
             x = on_current_stream(consumer, x)
             consumer.add_count(found, x, float(number))
@@ -291,9 +293,11 @@ def rounds(pairing: SimpleNamespace, count: int) -> tuple[int, Any]:
     return right, found
 
 
-def test_what_is_read_was_written_and_is_not_freed(pairing: SimpleNamespace, to_numpy: Callable[[Any], Array]) -> None:
+def test_inputs_are_written_before_the_kernel_and_freed_after_it(
+    pairing: SimpleNamespace, to_numpy: Callable[[Any], Array]
+) -> None:
     if pairing.producer is pairing.consumer and pairing.producer.name == "numba":
-        count = ROUNDS // 10  # Every allocation is the driver's, and takes long.
+        count = ROUNDS // 10  # Without a memory pool, every allocation is slow.
     else:
         count = ROUNDS // (10 if "numba" in (pairing.producer.name, pairing.consumer.name) else 1)
     rounds(pairing, 3)
@@ -301,9 +305,9 @@ def test_what_is_read_was_written_and_is_not_freed(pairing: SimpleNamespace, to_
     assert int(to_numpy(found)[0]) == right
 
 
-def test_and_so_in_several_threads(pairing: SimpleNamespace, to_numpy: Callable[[Any], Array]) -> None:
+def test_streams_stay_in_order_with_several_threads(pairing: SimpleNamespace, to_numpy: Callable[[Any], Array]) -> None:
     if "numba" in (pairing.producer.name, pairing.consumer.name):
-        pytest.skip("these arrays of Numba's are made on one stream at a time")
+        pytest.skip("NumbaMemory has one current stream for all threads")
     rounds(pairing, 3)
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         for right, found in pool.map(lambda _: rounds(pairing, ROUNDS // 8), range(4)):
@@ -313,7 +317,7 @@ def test_and_so_in_several_threads(pairing: SimpleNamespace, to_numpy: Callable[
 def test_out_is_written_before_its_stream_reads_it(pairing: SimpleNamespace, to_numpy: Callable[[Any], Array]) -> None:
     producer, consumer = pairing.producer, pairing.consumer
     if producer.name != "numba":
-        pytest.skip("DLPack does not say on which stream that would be")
+        pytest.skip("DLPack does not name the stream of out")
     found, right = producer.put(np.zeros(1, np.int64)), 0
     producer.synchronize()
     with streams(producer, consumer):
@@ -330,7 +334,7 @@ def test_out_is_written_before_its_stream_reads_it(pairing: SimpleNamespace, to_
     assert int(to_numpy(found)[0]) == right
 
 
-def test_values_are_looked_at_when_they_are_there(pairing: SimpleNamespace) -> None:
+def test_validation_waits_for_the_values(pairing: SimpleNamespace) -> None:
     producer, consumer = pairing.producer, pairing.consumer
     with streams(producer, consumer):
         sigma = producer.full(D, 1.0)
@@ -338,22 +342,22 @@ def test_values_are_looked_at_when_they_are_there(pairing: SimpleNamespace) -> N
         for value in (-1.0, 1.0, -2.0):
             producer.keep_busy(CYCLES // 10)
             producer.fill(sigma, value)
-            given = {"mu": 0.0, "sigma": pairing.wrap(sigma), "n": N, "backend": pairing.backend, "validate": True}
+            wrapped = {"mu": 0.0, "sigma": pairing.wrap(sigma), "n": N, "backend": pairing.backend, "validate": True}
             if value > 0:
-                multisample.sample(**given)
+                multisample.sample(**wrapped)
                 continue
             with pytest.raises(ValueError, match=rf"^sigma: .*of at least 0, got sigma\[0\] = {value}"):
-                multisample.sample(**given)
+                multisample.sample(**wrapped)
         producer.finish()
         consumer.finish()
 
 
 @pytest.mark.parametrize("late", ["mu", "sigma", "out"])
-@pytest.mark.parametrize("plain", [True, False], ids=["plain", "longer way"])
-def test_arrays_of_numba_on_several_streams_are_in_order(bits: ToArray, late: str, plain: bool) -> None:
+@pytest.mark.parametrize("default_dtype", [True, False], ids=["default dtype", "explicit dtype"])
+def test_numba_arrays_on_several_streams_are_ordered(bits: ToArray, late: str, default_dtype: bool) -> None:
     require("numba")
     memory = memory_of("numba")
-    memory.cuda.current_context()  # Which a new stream belongs to.
+    memory.cuda.current_context()  # The context of the new stream.
     flag = memory.driver.binding.CUstream_flags.CU_STREAM_NON_BLOCKING.value
     streams = {name: memory.cuda.external_stream(int(memory.driver.driver.cuStreamCreate(flag))) for name in
                ("mu", "sigma", "out")}  # fmt: skip
@@ -365,13 +369,13 @@ def test_arrays_of_numba_on_several_streams_are_in_order(bits: ToArray, late: st
         out, copy = (memory.cuda.device_array((300, 1031), np.float32) for _ in range(2))
         ready = memory.put(mean), memory.put(deviation)
         memory.synchronize()
-        # What is late is filled, or read, after a long wait on its stream; and spoilt right after the call.
+        # The late array is filled or read after a long wait on its stream, and overwritten right after the call.
         memory.kernels.spin[128, 1, streams[late]](cycles)
         memory.kernels.copy[128, 128, streams["mu"]](ready[0].reshape(300, 1), mu.reshape(300, 1))
         memory.kernels.copy[128, 128, streams["sigma"]](ready[1].reshape(300, 1), sigma.reshape(300, 1))
         memory.kernels.fill[128, 128, streams["out"]](out.reshape(300 * 1031), 9.0)
         bound = [array.bind(streams[name]) for name, array in (("mu", mu), ("sigma", sigma), ("out", out))]
-        options = {} if plain else {"dtype": "float32"}
+        options = {} if default_dtype else {"dtype": "float32"}
         assert multisample.sample(*bound[:2], 1031, seed=3, backend="numba", out=bound[2], **options) is bound[2]
         done = memory.cuda.event(timing=False)
         done.record(streams["mu"])
@@ -389,7 +393,7 @@ def test_arrays_of_numba_on_several_streams_are_in_order(bits: ToArray, late: st
 
 @pytest.mark.parametrize("to", BACKENDS)
 @pytest.mark.parametrize("protocol", ["interface", "dlpack"])
-def test_memory_is_kept_until_the_kernel_has_run_and_no_longer(to: str, protocol: str) -> None:
+def test_memory_is_kept_until_the_kernel_has_run(to: str, protocol: str) -> None:
     require(to)
     library = "numba" if protocol == "interface" else ("cupy" if to == "cupy" else "torch")
     producer, consumer = memory_of(library), memory_of(BACKENDS[to])
@@ -397,7 +401,7 @@ def test_memory_is_kept_until_the_kernel_has_run_and_no_longer(to: str, protocol
     class Given(Exported if protocol == "interface" else ExportedByDlpack):  # type: ignore[misc]
         pass
 
-    # On a busy stream nothing can be put without waiting.
+    # Copies to a busy stream would wait, so copy first.
     vectors = [producer.put(np.ones(D, np.float32)) for _ in range(2)]
 
     def draw(stream: int | None = None) -> list[Any]:
@@ -412,7 +416,7 @@ def test_memory_is_kept_until_the_kernel_has_run_and_no_longer(to: str, protocol
     consumer.synchronize()
     with consumer.stream() as stream:
         hold_up(consumer, protocol == "dlpack", CYCLES)
-        # Numba has no current stream: the kernel runs on the one that mu names.
+        # Numba has no current stream: the kernel runs on the stream that mu names.
         alive = draw(int(stream) if protocol == "interface" and to == "numba" else None)
         is_done, _ = _streams.KEEPER._kept[-1]
         assert not is_done(), "the call waited for the device"
@@ -424,18 +428,18 @@ def test_memory_is_kept_until_the_kernel_has_run_and_no_longer(to: str, protocol
             draw()
         gc.collect()
         assert not any(reference() for reference in alive)
-        # What is kept does not add up.
+        # The number of kept entries is bounded.
         for _ in range(300):
             draw()
             consumer.synchronize()
-        assert len(_streams.KEEPER) <= 2 * _streams._LOOKS
+        assert len(_streams.KEEPER) <= 2 * _streams._CHECKS
 
 
 # --- JAX ----------------------------------------------------------------------------------------------
 
 
 def wait(jnp: Any, number: Any, size: int = 512, times: int = 8) -> Any:
-    """A zero that takes its time, and that no compiler knows beforehand."""
+    """A zero from a slow computation that no compiler can remove."""
     square = jnp.outer(jnp.arange(size) + number, jnp.arange(size)) * 1e-9
     for _ in range(times):
         square = jnp.sin(square @ square)
@@ -443,19 +447,19 @@ def wait(jnp: Any, number: Any, size: int = 512, times: int = 8) -> Any:
 
 
 @pytest.mark.parametrize("to", BACKENDS)
-def test_jax_waits_and_is_waited_for(to: str) -> None:
+def test_jax_streams_are_ordered_with_the_kernel(to: str) -> None:
     require(to)
     jax = memory_of("jax").jax
     consumer = memory_of(BACKENDS[to])
 
     @jax.jit
     def late(number: Any) -> Any:
-        """A mean that takes its time to be made."""
+        """A mean from a slow computation."""
         return jax.numpy.full(D, number) + wait(jax.numpy, number)
 
     @jax.jit
     def wrong(x: Any, number: Any, before: Any) -> Any:
-        """How many samples are not their means, looked at late."""
+        """The number of samples that differ from their means, counted after a wait."""
         return before + (x + wait(jax.numpy, number) != number).sum()
 
     device = memory_of("jax").devices[0]
@@ -467,7 +471,7 @@ def test_jax_waits_and_is_waited_for(to: str) -> None:
                 if busy:
                     hold_up(consumer, by_dlpack=True)
                 x = multisample.sample(mu, sigma, N, seed=number, backend=to)
-                # Freed while the kernel is still to run; and the result while it is still to be read.
+                # Freed before the kernel runs; the result is freed before it is read.
                 del mu
                 found = wrong(x, np.float32(number), found)
                 del x
@@ -475,7 +479,7 @@ def test_jax_waits_and_is_waited_for(to: str) -> None:
 
 
 @pytest.mark.parametrize("to", BACKENDS)
-def test_what_jax_still_reads_is_not_given_to_others(to: str) -> None:
+def test_memory_that_jax_still_reads_is_not_reused(to: str) -> None:
     require(to)
     jax, memory = memory_of("jax").jax, memory_of(BACKENDS[to])
 
@@ -491,21 +495,21 @@ def test_what_jax_still_reads_is_not_given_to_others(to: str) -> None:
         x = multisample.sample(mu, sigma, 1024, seed=1, backend=to)
         sums.append(late_sum(x, 1.0))
         del x
-        # Memory of the same size, which is what a pool has just got back.
+        # Memory of the same size, for which a pool reuses freed memory.
         memory.full(1000 * 1024, -7.0)
     assert [float(value) for value in sums] == [1000.0 * 1024] * 20
 
 
 @pytest.mark.parametrize("to", BACKENDS)
-def test_results_of_jax_outlive_what_they_were_made_of(to: str) -> None:
+def test_jax_results_outlive_their_inputs(to: str) -> None:
     require(to)
     memory = memory_of("jax")
     mu, sigma = memory.put(np.full(D, 3.0, np.float32)), memory.put(np.zeros(D, np.float32))
     results = [multisample.sample(mu, sigma, N + k, seed=1, backend=to) for k in range(50)]
     del mu, sigma
     gc.collect()
-    others = [memory.put(np.full((D, N + k), -1.0, np.float32)) for k in range(50)]
-    multisample.sample(others[0][:, 0], 0.0, 5, backend=to)
+    other_streams = [memory.put(np.full((D, N + k), -1.0, np.float32)) for k in range(50)]
+    multisample.sample(other_streams[0][:, 0], 0.0, 5, backend=to)
     for x in results:
         assert (np.asarray(x) == 3.0).all()
 
@@ -515,7 +519,7 @@ def test_results_of_jax_outlive_what_they_were_made_of(to: str) -> None:
 
 @pytest.mark.parametrize("to", BACKENDS)
 @pytest.mark.parametrize("library", ["torch", "cupy", "numba", "jax"])
-def test_foreign_arrays_are_drawn_on_their_device_whichever_is_current(to: str, library: str, bits: ToArray) -> None:
+def test_foreign_arrays_are_drawn_on_their_own_device(to: str, library: str, bits: ToArray) -> None:
     require(to)
     if device_count() < 2:
         pytest.skip("there is only one CUDA device")
@@ -525,7 +529,7 @@ def test_foreign_arrays_are_drawn_on_their_device_whichever_is_current(to: str, 
     expected = bits(on_cpu(*host, N, seed=2))
     for there, here in ((1, 0), (0, 1), (1, 1)):
         arrays = [memory.put(x, there) for x in host]
-        # PyTorch exports no tensor of a device that is not its current one.
+        # PyTorch exports tensors of its current device only.
         with (
             memory.device(there) if library == "torch" else contextlib.nullcontext(),
             contextlib.nullcontext() if library == "torch" and to == "torch_ext" else consumer.device(here),
@@ -550,8 +554,8 @@ def test_foreign_tensors_can_be_captured_with_out(bits: ToArray) -> None:
     out = torch.empty((D, N), device="cuda")
 
     def draw() -> None:
-        given = map(ExportedByDlpack, (mu, sigma))
-        multisample.sample(*given, N, seed=6, backend="torch_ext", out=ExportedByDlpack(out))
+        wrapped = map(ExportedByDlpack, (mu, sigma))
+        multisample.sample(*wrapped, N, seed=6, backend="torch_ext", out=ExportedByDlpack(out))
 
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())

@@ -1,7 +1,7 @@
-"""Plans: a call that has one draws the same bits, and raises the same errors, as a call that has none.
+"""Plans: a call with a plan draws the same bits, and raises the same errors, as a call without a plan.
 
-A plan must depend on nothing that can change between calls of equal key. Each test makes a plan by a good call, changes
-what a key does not show, and compares with a call without plans.
+A plan must not depend on anything that can change between calls with equal keys. Each test makes a plan by a valid
+call, changes something that is not in the key, and compares with a call without plans.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Call = Callable[[], Any]
 
 @pytest.fixture(autouse=True)
 def no_plans() -> Iterator[None]:
-    """Every array type of the tests is known, and no plan is there before and after."""
+    """Register every array type of the tests, and clear the plans before and after the test."""
     sample(MU, SIGMA, 1, seed=1)
     sample(T_MU, T_SIGMA, 1, seed=1, backend="cpu")
     _forget()
@@ -68,7 +68,7 @@ def need(backend: str) -> None:
 
 @pytest.fixture(params=["numpy", "torch", "torch_in_python", "torch_by_cpu"])
 def vectors(request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
-    """``vectors(values)``: an array of a library in host memory; `vectors.options` are those of its calls."""
+    """``vectors(values)``: an array of a library in host memory; `vectors.options` are options for its calls."""
     if request.param == "numpy":
         yield HostVectors(np.asarray, {})
         return
@@ -90,7 +90,7 @@ class HostVectors:
 
 
 def outcome(call: Call) -> Any:
-    """The bits of a result, or the type and the text of an error and of all that Python shows with it."""
+    """The bits of a result, or the types and texts of an error and of its causes and contexts."""
     try:
         result = call()
     except Exception as error:
@@ -99,7 +99,7 @@ def outcome(call: Call) -> Any:
 
 
 def check_alike(good: Call, other: Call, is_error: bool | None = None) -> Any:
-    """`other` has the same outcome where `good` has made a plan as where there is none; returns it."""
+    """Check that `other` has the same outcome with the plan of `good` and without plans; returns the outcome."""
     _forget()
     good()
     assert len(PLANS) == 1
@@ -120,10 +120,10 @@ def plan_of(call: Call) -> Any:
     return plan
 
 
-# --- What a plan is -----------------------------------------------------------------------------------------------
+# --- Plans --------------------------------------------------------------------------------------------------------
 
 
-def test_a_plan_says_what_it_draws() -> None:
+def test_repr_of_a_plan_describes_the_call() -> None:
     assert repr(plan_of(lambda: sample(MU, SIGMA, N, dtype="float64"))) == (
         "<Plan: numpy float64 (3, 4) on cpu, by cpu, independent noise>"
     )
@@ -141,7 +141,7 @@ def slots_of(plan: Any) -> dict[str, Any]:
     return {name: getattr(plan, name) for name in names}
 
 
-def test_calls_leave_a_plan_as_it_is(vectors: Any) -> None:
+def test_calls_do_not_change_a_plan(vectors: Any) -> None:
     call: dict[str, Any] = {"noise": "shared", "layout": "nd", **vectors.options}
     plan = plan_of(lambda: sample(vectors(0, 1, 2), vectors(1, 2, 3), N, **call))
     before = slots_of(plan)
@@ -159,12 +159,12 @@ def test_calls_leave_a_plan_as_it_is(vectors: Any) -> None:
     assert [slots_of(after[name]) for name in ("_mu", "_sigma")] == readers
 
 
-# The modules, classes and instances that functions reach are not a plan's own.
+# A plan does not own modules, classes and instances that functions refer to.
 _NOT_FOLLOWED = types.ModuleType, type, threading.Thread, types.FrameType
 
 
 def reached_from(root: Any) -> Iterator[Any]:
-    """All objects that `root` keeps alive by itself: not through the globals of functions."""
+    """All objects that `root` keeps alive, except through the globals of functions."""
     waiting, seen = [root], set()
     while waiting:
         one = waiting.pop()
@@ -205,7 +205,7 @@ def test_plans_hold_no_arrays(vectors: Any) -> None:
         assert not isinstance(one, (np.ndarray, torch.Tensor, Generator, torch.Generator, bytearray, memoryview)), one
 
 
-def test_arrays_die_with_their_call(vectors: Any) -> None:
+def test_arrays_are_freed_after_their_call(vectors: Any) -> None:
     for _ in range(2):
         for with_out in (False, True):
             out = vectors.matrix() if with_out else None
@@ -239,21 +239,21 @@ def sizes() -> dict[str, int]:
     return {name: size for name, size in found.items() if "__" not in name}
 
 
-def test_the_cache_is_bounded_and_nothing_else_grows(vectors: Any) -> None:
+def test_the_plan_cache_is_bounded_and_no_other_cache_grows(vectors: Any) -> None:
     for n in range(3):
         sample(vectors(1, 2, 3), vectors(1, 2, 3), n, seed=1, **vectors.options)
     before = sizes()
     for n in range(2500):
         sample(vectors(1, 2, 3), vectors(1, 2, 3), n, seed=1, **vectors.options)
-    assert len(PLANS) == PLANS._most == 1024
+    assert len(PLANS) == PLANS._capacity == 1024
     grown = {name: (before.get(name), size) for name, size in sizes().items() if size > before.get(name, 0)}
     assert not grown
-    # The newest are there.
+    # The cache holds the newest plans.
     sample(vectors(1, 2, 3), vectors(1, 2, 3), 2499, seed=1, **vectors.options)
     assert [plan.shape[1] for plan in PLANS._plans.values()] == list(range(2500 - 1024, 2500))
 
 
-def test_plans_of_gradients_are_bounded() -> None:
+def test_the_gradient_plan_cache_is_bounded() -> None:
     need("torch_ext")
     mu = torch.zeros(D, requires_grad=True)
     for n in range(1100):
@@ -261,8 +261,8 @@ def test_plans_of_gradients_are_bounded() -> None:
     assert len(recorded._GRADIENT_PLANS) == len(PLANS) == 1024
 
 
-def test_a_call_within_put_does_not_wait_for_itself() -> None:
-    """As a signal handler or a destructor makes it."""
+def test_a_call_within_put_does_not_deadlock() -> None:
+    """A signal handler or a destructor can make such a call."""
     cache: _plan.PlanCache[Any] = _plan.PlanCache(2)
     for key in range(5):
         cache.put(key, key)
@@ -276,7 +276,7 @@ def test_a_call_within_put_does_not_wait_for_itself() -> None:
     assert (cache.get(3), cache.get(4), cache.get(9)) == (None, 4, 9)
 
 
-def test_numbers_that_change_are_no_part_of_a_key() -> None:
+def test_objects_with_a_changing_index_or_dtype_get_no_plan() -> None:
     class Index:
         value = N
 
@@ -298,7 +298,7 @@ def test_numbers_that_change_are_no_part_of_a_key() -> None:
     assert len(PLANS) == 1
     with pytest.raises(TypeError, match=r"^dtype"):
         sample(MU, SIGMA, N, dtype=1)
-    try:  # Which depends on NumPy.
+    try:  # Some NumPy versions refuse an object with a dtype attribute.
         first = sample(MU, SIGMA, N, dtype=typed).dtype
     except TypeError:
         pass
@@ -309,12 +309,12 @@ def test_numbers_that_change_are_no_part_of_a_key() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_scalar_in_the_place_of_a_type_is_not_kept() -> None:
+def test_a_scalar_as_dtype_gets_no_plan() -> None:
     known = dict(_arguments._dtype_names)
     for scalar in (np.float32(1), np.float64(1)):
         try:
             assert sample(MU, SIGMA, N, dtype=scalar, seed=1).dtype == scalar.dtype
-        except TypeError:  # NumPy takes none.
+        except TypeError:  # Some NumPy versions refuse a scalar.
             continue
     with pytest.raises(TypeError, match=r"^dtype: expected float16, bfloat16, float32, float64, got 1$"):
         sample(MU, SIGMA, N, dtype=1, seed=1)
@@ -324,7 +324,7 @@ def test_a_scalar_in_the_place_of_a_type_is_not_kept() -> None:
 # --- Hits and misses ------------------------------------------------------------------------------------------------
 
 
-def test_values_windows_seeds_and_generators_need_no_plan_of_their_own(vectors: Any) -> None:
+def test_values_windows_seeds_and_generators_share_a_plan(vectors: Any) -> None:
     mu, options = vectors(1, 2, 3), vectors.options
     groups: list[list[Call]] = [
         [lambda x=x: sample(mu, x, N, seed=1, **options) for x in (0.0, 1.5, 7.0)],  # type: ignore[misc]
@@ -354,7 +354,7 @@ def test_values_windows_seeds_and_generators_need_no_plan_of_their_own(vectors: 
 
 
 def without_addresses(options: object) -> str:
-    """A name that is the same in every process."""
+    """A parameter id without addresses, so that it is the same in every process."""
     return re.sub(" at 0x[0-9a-f]+", "", str(options))
 
 
@@ -383,7 +383,7 @@ def without_addresses(options: object) -> str:
     ],
     ids=without_addresses,
 )  # fmt: skip
-def test_types_are_not_mixed(good: dict[str, Any], other: dict[str, Any]) -> None:
+def test_equal_values_of_different_types_have_different_plans(good: dict[str, Any], other: dict[str, Any]) -> None:
     plain = {"mu": MU, "sigma": SIGMA, "n": N}
     check_alike(lambda: sample(**{**plain, **good}), lambda: sample(**{**plain, **good, **other}), is_error=True)
 
@@ -400,18 +400,18 @@ def test_types_are_not_mixed(good: dict[str, Any], other: dict[str, Any]) -> Non
     ],
     ids=without_addresses,
 )  # fmt: skip
-def test_other_types_draw_what_they_stand_for(options: dict[str, Any]) -> None:
+def test_equivalent_arguments_draw_equal_bits(options: dict[str, Any]) -> None:
     plain: dict[str, Any] = {"mu": MU, "sigma": SIGMA, "n": N, "seed": 5}
     check_alike(lambda: sample(**plain), lambda: sample(**{**plain, **options}), is_error=False)
 
 
-# --- What each call of a plan has to look at -------------------------------------------------------------------------
+# --- Checks in each call of a plan -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("name", "value"), [("sigma", -1), ("sigma", np.nan), ("sigma", np.inf), ("mu", np.nan), ("mu", -np.inf)]
 )
-def test_values_are_always_looked_at(vectors: Any, name: str, value: float) -> None:
+def test_values_are_checked_in_every_call(vectors: Any, name: str, value: float) -> None:
     def draw(last: float, **options: Any) -> Any:
         both = {"mu": vectors(1, 2, 3), "sigma": vectors(1, 2, 3), name: vectors(1, 2, last)}
         return sample(**both, n=N, seed=1, **vectors.options, **options)
@@ -422,8 +422,8 @@ def test_values_are_always_looked_at(vectors: Any, name: str, value: float) -> N
     assert (out == 77).all()
 
 
-def test_several_mistakes_are_one_error(vectors: Any) -> None:
-    """The same one, whether there is a plan or not."""
+def test_several_mistakes_raise_one_error(vectors: Any) -> None:
+    """The error is the same with and without a plan."""
     good, bad = vectors(1, 2, 3), vectors(1, 2, -np.inf)
     for options in ({}, {"out": vectors.matrix()}):
         for more, mistakes in (
@@ -446,7 +446,7 @@ def test_several_mistakes_are_one_error(vectors: Any) -> None:
 
 @pytest.mark.parametrize("name", ["mu", "sigma"])
 @pytest.mark.parametrize("layout", ["dn", "nd"])
-def test_out_that_overlaps_is_refused(vectors: Any, name: str, layout: str) -> None:
+def test_an_overlapping_out_raises_with_a_plan(vectors: Any, name: str, layout: str) -> None:
     def draw(out: Any, vector: Any) -> Any:
         both = {"mu": vectors(1, 2, 3), "sigma": vectors(1, 2, 3), name: vector}
         return sample(**both, n=N, seed=1, out=out, layout=layout, **vectors.options)
@@ -462,7 +462,7 @@ def test_out_that_overlaps_is_refused(vectors: Any, name: str, layout: str) -> N
             lambda: draw(memory[: D * N].reshape(shape), wrong), is_error=True,  # noqa: B023
         )  # fmt: skip
         memory[...] = before
-    # Side by side is not the same memory, and neither are the gaps of a matrix.
+    # Adjacent memory does not overlap, and neither do gaps between the rows of a matrix.
     after = memory[D * N : D * N + D]
     check_alike(
         lambda: draw(memory[: D * N].reshape(shape), vectors(1, 2, 3)),
@@ -478,7 +478,7 @@ def test_out_that_overlaps_is_refused(vectors: Any, name: str, layout: str) -> N
         )
 
 
-def test_the_flags_and_types_of_numpy_arrays_are_looked_at() -> None:
+def test_the_flags_and_types_of_numpy_arrays_are_checked_in_every_call() -> None:
     def draw(out: Any = None, mu: Any = MU) -> Any:
         return sample(mu, SIGMA, N, seed=1, out=out)
 
@@ -490,7 +490,7 @@ def test_the_flags_and_types_of_numpy_arrays_are_looked_at() -> None:
     check_alike(lambda: draw(new()), lambda: draw(locked), is_error=True)
     again = new()
     draw(again)
-    again.flags.writeable = False  # The same array.
+    again.flags.writeable = False  # The array is the same object as before.
     with pytest.raises(ValueError, match=r"^out: expected a writable array"):
         draw(again)
     check_alike(lambda: draw(new()), lambda: draw(np.ma.masked_array(new())), is_error=True)
@@ -513,7 +513,7 @@ def test_the_flags_and_types_of_numpy_arrays_are_looked_at() -> None:
         check_alike(lambda: draw(mu=x), lambda: draw(mu=x.view(kind)), is_error=False)  # noqa: B023
 
 
-def test_an_array_that_comes_back_at_the_same_address_is_read_again(vectors: Any) -> None:
+def test_an_array_is_read_again_when_its_address_is_reused(vectors: Any) -> None:
     for count in range(50):
         mu = vectors(count, count, count)
         result = sample(mu, 0.0, N, seed=1, **vectors.options)
@@ -522,7 +522,7 @@ def test_an_array_that_comes_back_at_the_same_address_is_read_again(vectors: Any
 
 
 @pytest.mark.parametrize("by", BACKENDS_OF_TORCH)
-def test_the_flags_of_tensors_are_looked_at(by: str) -> None:
+def test_the_flags_of_tensors_are_checked_in_every_call(by: str) -> None:
     need(by)
 
     def draw(mu: Any = T_MU, sigma: Any = T_SIGMA, out: Any = None) -> Any:
@@ -534,14 +534,14 @@ def test_the_flags_of_tensors_are_looked_at(by: str) -> None:
     new = torch.zeros(D, N)
     check_alike(lambda: draw(out=torch.zeros(D, N)), lambda: draw(negative, out=new), is_error=False)
     check_alike(lambda: draw(out=new), lambda: draw(out=torch._neg_view(torch.zeros(D, N))), is_error=True)
-    # The memory of a tensor with the negative bit is that of `out`.
+    # A tensor with the negative bit shares memory with `out`.
     memory = torch.zeros(D, N)
     check_alike(lambda: draw(out=memory), lambda: draw(torch._neg_view(memory[:, 0]), out=memory), is_error=True)
 
     parameter = torch.nn.Parameter(torch.zeros(D))
     needs = torch.zeros(D)
     draw(needs)
-    needs.requires_grad_()  # The same tensor.
+    needs.requires_grad_()  # The tensor is the same object as before.
     if by == "torch_ext":
         assert draw(needs).requires_grad
         assert draw(parameter).requires_grad
@@ -567,7 +567,7 @@ def test_the_flags_of_tensors_are_looked_at(by: str) -> None:
 
 
 @pytest.mark.parametrize("by", BACKENDS_OF_TORCH)
-def test_inference_tensors(by: str) -> None:
+def test_inference_tensors_have_equal_outcomes_with_a_plan(by: str) -> None:
     need(by)
 
     def draw(out: Any = None, mu: Any = T_MU) -> Any:
@@ -584,7 +584,7 @@ def test_inference_tensors(by: str) -> None:
         if good:
             draw(torch.zeros(D, N))
             offset += 1
-        with pytest.raises(ValueError, match=r"^out: expected a tensor that can be written to"):
+        with pytest.raises(ValueError, match=r"^out: expected a writable tensor"):
             draw(kept)
         assert generator.offset == offset
         assert torch.equal(kept, before)
@@ -595,7 +595,7 @@ def test_inference_tensors(by: str) -> None:
 @pytest.mark.parametrize("by", BACKENDS_OF_TORCH)
 @pytest.mark.parametrize("place", ["mu", "sigma", "out"])
 @pytest.mark.parametrize("kind", ["freed", "zero", "functional", "dead vmap", "dead grad"])
-def test_tensors_without_memory_are_errors(by: str, place: str, kind: str) -> None:
+def test_tensors_without_memory_raise(by: str, place: str, kind: str) -> None:
     need(by)
     plain: dict[str, Any] = {"mu": torch.zeros(D), "sigma": torch.ones(D), "n": N, "seed": 1, "backend": by}
     if place == "out":
@@ -630,7 +630,7 @@ def test_a_gradient_without_memory_is_zero() -> None:
 
 
 @pytest.mark.parametrize("out", [False, True])
-def test_modes_of_pytorch_are_seen(out: bool) -> None:
+def test_plans_are_bypassed_in_pytorch_modes(out: bool) -> None:
     need("torch_ext")
     seen: list[str] = []
 
@@ -680,7 +680,7 @@ def test_modes_of_pytorch_are_seen(out: bool) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
-def test_transforms_of_pytorch_are_seen() -> None:
+def test_plans_are_bypassed_in_pytorch_transforms() -> None:
     need("torch_ext")
     mu = torch.arange(3.0)
 
@@ -701,14 +701,14 @@ def test_transforms_of_pytorch_are_seen() -> None:
         assert type(sample(mode.from_tensor(mu), 1.0, N, seed=1)).__name__ == "FakeTensor"
     assert torch.equal(draw(), x)
     assert len(PLANS) == 1
-    # The backend that cannot be transformed says so.
+    # A backend without support for transforms raises.
     _forget()
     draw(backend="cpu")
     with pytest.raises(ValueError, match=r"^backend: expected torch_ext where PyTorch transforms the call"):
         torch.func.vmap(lambda mu: draw(mu, backend="cpu"))(mu.expand(2, D))
 
 
-def test_compiled_functions_have_no_part_in_it() -> None:
+def test_compiled_functions_make_no_plans() -> None:
     need("torch_ext")
     x = sample(T_MU, T_SIGMA, N, seed=1)
     compiled = torch.compile(lambda mu, sigma: sample(mu, sigma, N, seed=1), backend="eager", fullgraph=True)
@@ -718,7 +718,7 @@ def test_compiled_functions_have_no_part_in_it() -> None:
     assert torch.equal(sample(T_MU, T_SIGMA, N, seed=1), x)
 
 
-def test_subclasses_of_tensors_are_seen() -> None:
+def test_plans_are_bypassed_for_tensor_subclasses() -> None:
     need("torch_ext")
     seen = []
 
@@ -741,7 +741,7 @@ def test_subclasses_of_tensors_are_seen() -> None:
         check_alike(lambda: draw(T_MU), lambda: draw(other), is_error=True)  # noqa: B023
 
 
-def test_generators_of_another_kind_are_refused() -> None:
+def test_generators_of_another_type_raise_with_a_plan() -> None:
     def draw(generator: Any, mu: Any = T_MU) -> Any:
         return sample(mu, 1.0, N, generator=generator, backend="cpu")
 
@@ -765,7 +765,7 @@ def test_a_forked_child_has_no_plans_and_draws_the_same(vectors: Any) -> None:
 
     expected = draw()
     reading, writing = os.pipe()
-    with PLANS._lock:  # As another thread may hold it.
+    with PLANS._lock:  # Another thread may hold the lock during a fork.
         child = os.fork()
         if child == 0:
             signal.alarm(60)
@@ -809,7 +809,7 @@ class Filling:
 
 
 @pytest.mark.usefixtures("new_choices")
-def test_a_backend_that_is_registered_later_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_registering_a_backend_clears_the_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_registered", dict(registry._registered))
     sample(MU, SIGMA, N)
     for _ in range(2):
@@ -824,7 +824,7 @@ def test_a_backend_that_is_registered_later_is_found(monkeypatch: pytest.MonkeyP
     multisample.register_backend(Filling("other", 6))
     assert len(PLANS) == 0
     assert (sample(MU, SIGMA, N, backend="filling") == 5).all()
-    # As tests do.
+    # Replacing a backend in the registry, as tests do.
     registry._registered["filling"] = Filling("filling", 7)
     _backends.forget()
     assert (sample(MU, SIGMA, N, backend="filling") == 7).all()
@@ -856,7 +856,7 @@ def test_strides_are_part_of_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
         check_alike(lambda: draw(x[:3], out=new), lambda: draw(x[:3], out=out), is_error=False)  # noqa: B023
 
 
-def test_threads_share_the_plans() -> None:
+def test_threads_share_plans() -> None:
     libraries = ["numpy"] if registry.find("torch_ext").status().reasons else ["numpy", "torch"]
     signatures = [(library, d, n, kind) for library in libraries for d in (1, 3, 8) for n in (2, 9, 33)
                   for kind in ("float32", "float64")]  # fmt: skip
@@ -894,8 +894,8 @@ def test_threads_share_the_plans() -> None:
     assert len(PLANS) <= len(signatures)
 
 
-def test_errors_have_no_inner_errors(vectors: Any) -> None:
-    """Neither of a key that cannot be made, nor of one that is not there."""
+def test_errors_have_no_context(vectors: Any) -> None:
+    """The error does not chain to a key that cannot be computed, or to a missing key."""
     good = vectors(1, 2, 3)
     wrong: list[dict[str, Any]] = [
         {"n": []}, {"dtype": {}}, {"noise": []}, {"out": 3}, {"out": [[1.0]]}, {"mu": "a"}, {"mu": object()},
@@ -918,7 +918,7 @@ def test_errors_have_no_inner_errors(vectors: Any) -> None:
 
 
 @pytest.mark.slow
-def test_random_calls_are_the_same_with_and_without_plans() -> None:
+def test_random_calls_are_equal_with_and_without_plans() -> None:
     need("torch_ext")
     fuzzer = fuzz_plans.Fuzzer(1500, 4, "cpu")
     fuzzer.run()

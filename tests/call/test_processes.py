@@ -1,6 +1,6 @@
-"""A sampler is called from threads, forked workers and dying interpreters; it may neither hang nor repeat itself there.
+"""Calls from threads, forked workers and exiting interpreters neither hang nor repeat numbers.
 
-Every wait here has an end: what would hang fails. Nothing sleeps and nothing is timed.
+Every wait has a timeout, so that a test that would hang fails. No test sleeps or measures time.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from multisample._randomness import generator as _generator
 from multisample.backends.system import worker_pool
 from reference import stream
 
-# Seconds after which whatever has not answered hangs: many times what it takes on a busy machine.
+# Seconds after which a process counts as hanging: many times the duration on a busy machine.
 DEADLINE = 300
 THREADS = 8
 MU, SIGMA = np.array([0.0, 10.0, -5.0], np.float32), np.array([1.0, 0.5, 2.0], np.float32)
 SMALL_N = 5
-# Several windows of the cpu backend, and of no round size.
+# Several work items of the cpu backend, the last of which is partial.
 BIG_N = 100_003
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
-# Python 3.12 and later, and JAX where another test imported it, warn of what is tested here.
+# Python 3.12 and later warn of forks with threads, and so does JAX if another test has imported it.
 expects_fork = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning", "ignore:.*fork.*:RuntimeWarning")
 
 
@@ -52,19 +52,19 @@ def digest(array: np.ndarray[Any, Any]) -> str:
 
 
 def run_python(code: str, *args: str, **environment: str) -> str:
-    """What a fresh interpreter prints."""
+    """The output of `code` in a new interpreter."""
     run = subprocess.run(
         [sys.executable, "-c", code, *args],
         env=os.environ | environment, capture_output=True, text=True, timeout=DEADLINE,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr
-    assert run.stderr == ""  # Where errors of atexit handlers go.
+    assert run.stderr == ""  # Errors of atexit handlers go there.
     return run.stdout
 
 
 @pytest.fixture
 def many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However few processors there are, large calls use the pool."""
+    """Make large calls use the pool, even on one processor."""
     monkeypatch.setenv("MULTISAMPLE_NUM_THREADS", "4")
 
 
@@ -72,7 +72,7 @@ def many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def in_threads(work: Callable[[int], Any]) -> list[Any]:
-    """``work(0)``, ``work(1)``, ... from as many threads as begin together."""
+    """The results of ``work(0)``, ``work(1)``, ... from threads that begin together."""
     barrier = threading.Barrier(THREADS, timeout=DEADLINE)
 
     def begin(thread: int) -> Any:
@@ -85,7 +85,7 @@ def in_threads(work: Callable[[int], Any]) -> list[Any]:
 
 @pytest.fixture
 def switching() -> Iterator[None]:
-    """Threads take turns as often as they can."""
+    """Make Python switch threads as often as possible."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield
@@ -95,7 +95,7 @@ def switching() -> Iterator[None]:
 @pytest.mark.usefixtures("switching", "many_threads")
 @pytest.mark.parametrize(("n", "calls"), [(SMALL_N, 200), (2000, 20), (BIG_N, 3)])
 @pytest.mark.parametrize("default", [False, True])
-def test_threads_share_a_generator_and_draw_everything_once(n: int, calls: int, default: bool) -> None:
+def test_threads_take_each_offset_of_a_shared_generator_once(n: int, calls: int, default: bool) -> None:
     generator = multisample.manual_seed(11) if default else Generator(11)
     source = {} if default else {"generator": generator}
     drawn = in_threads(lambda thread: [digest(draw(n, **source)) for _ in range(calls)])
@@ -104,14 +104,14 @@ def test_threads_share_a_generator_and_draw_everything_once(n: int, calls: int, 
     assert len(set(expected)) == len(expected)
     assert collections.Counter(part for parts in drawn for part in parts) == collections.Counter(expected)
     assert generator.offset == THREADS * calls
-    # Within one thread, calls come in order.
+    # Within one thread, offsets ascend.
     places = {part: place for place, part in enumerate(expected)}
     for parts in drawn:
         assert [places[part] for part in parts] == sorted(places[part] for part in parts)
 
 
 @pytest.mark.usefixtures("switching")
-def test_threads_share_the_children_of_a_generator() -> None:
+def test_threads_get_different_children_of_a_generator() -> None:
     generator = Generator(11)
     spawned = in_threads(lambda thread: [child.seed for _ in range(50) for child in generator.spawn(3)])
     expected = [child.seed for child in Generator(11).spawn(THREADS * 150)]
@@ -142,7 +142,7 @@ def test_the_number_of_threads_does_not_change_the_bits(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("setting", ["0", "-1", "many", "1.5", " ", "2 threads", "0x2", "\u00b2"])
-def test_a_bad_number_of_threads_is_refused(monkeypatch: pytest.MonkeyPatch, setting: str) -> None:
+def test_a_bad_thread_setting_raises(monkeypatch: pytest.MonkeyPatch, setting: str) -> None:
     monkeypatch.setenv("MULTISAMPLE_NUM_THREADS", setting)
     with pytest.raises(ValueError, match=r"^MULTISAMPLE_NUM_THREADS.* positive integer, got ") as caught:
         worker_pool.thread_count()
@@ -153,7 +153,7 @@ def test_a_bad_number_of_threads_is_refused(monkeypatch: pytest.MonkeyPatch, set
     assert (out == 7).all()
 
 
-def test_the_setting_is_the_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_thread_setting_is_the_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MULTISAMPLE_NUM_THREADS", "3")
     assert worker_pool.thread_count() == 3
     monkeypatch.delenv("MULTISAMPLE_NUM_THREADS")
@@ -161,10 +161,10 @@ def test_the_setting_is_the_number_of_threads(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.usefixtures("many_threads")
-def test_a_call_from_within_the_pool_does_not_wait_for_itself() -> None:
+def test_a_call_from_a_pool_thread_does_not_deadlock() -> None:
     expected = digest(draw(BIG_N, seed=3))
     outcomes: list[str] = []
-    # As many tasks as the pool will ever have threads, each of which needs the pool.
+    # As many tasks as the pool's maximum number of threads, each of which uses the pool.
     thread = threading.Thread(
         target=lambda: worker_pool.run_all(lambda task: outcomes.append(digest(draw(BIG_N, seed=3))), range(300), 300),
         daemon=True,
@@ -175,7 +175,7 @@ def test_a_call_from_within_the_pool_does_not_wait_for_itself() -> None:
     assert outcomes == [expected] * 300
 
 
-def test_an_error_in_one_window_reaches_the_caller_after_all_have_ended() -> None:
+def test_an_error_in_one_task_is_raised_after_all_tasks_have_ended() -> None:
     running: set[int] = set()
 
     def work(task: int) -> None:
@@ -197,13 +197,13 @@ def test_an_error_in_one_window_reaches_the_caller_after_all_have_ended() -> Non
 
 
 def fork(work: Callable[[], Any]) -> tuple[int, int]:
-    """Starts ``work()`` in a forked child; the child's id, and where its answer is to be read."""
+    """Run ``work()`` in a forked child; returns the child's id, and a file descriptor for its answer."""
     reading, writing = os.pipe()
     child = os.fork()
     if child:
         os.close(writing)
         return child, reading
-    # Nothing of pytest's may run here: not even an exception may leave.
+    # In the child no exception may escape, since pytest would handle it.
     try:
         answer = json.dumps({"answer": work()})
     except BaseException:
@@ -215,7 +215,7 @@ def fork(work: Callable[[], Any]) -> tuple[int, int]:
 
 
 def answers(children: Sequence[tuple[int, int]]) -> list[Any]:
-    """What the children answer, each in time."""
+    """The answers of the children; a child without an answer counts as hanging after the timeout."""
     collected = []
     for child, reading in children:
         text = b""
@@ -256,7 +256,7 @@ def meet() -> str:
 
 @needs_fork
 @expects_fork
-def test_a_forked_child_has_threads_of_its_own() -> None:
+def test_a_forked_child_starts_its_own_threads() -> None:
     assert meet() == "met"
     assert in_forks(meet, meet) == ["met", "met"]
 
@@ -264,7 +264,7 @@ def test_a_forked_child_has_threads_of_its_own() -> None:
 @needs_fork
 @expects_fork
 @pytest.mark.usefixtures("many_threads")
-def test_a_grandchild_draws_too() -> None:
+def test_a_forked_grandchild_draws() -> None:
     expected = digest(draw(BIG_N, seed=3))
 
     def child() -> Any:
@@ -281,7 +281,7 @@ def from_default_generator() -> dict[str, Any]:
 @needs_fork
 @expects_fork
 @pytest.mark.parametrize("seeded", [True, False])
-def test_forked_children_draw_numbers_of_their_own_by_default(seeded: bool) -> None:
+def test_default_generators_of_forked_children_differ(seeded: bool) -> None:
     default = multisample.manual_seed(11)
     if not seeded:
         default.state = Generator().state
@@ -309,7 +309,7 @@ def test_a_forked_child_can_be_seeded() -> None:
 
 @needs_fork
 @expects_fork
-def test_an_explicit_generator_goes_on_in_a_forked_child() -> None:
+def test_an_explicit_generator_continues_in_a_forked_child() -> None:
     generator = Generator(11)
     generator._take()
     (child,) = in_forks(lambda: [digest(draw(generator=generator)), generator.state])
@@ -320,7 +320,7 @@ def test_an_explicit_generator_goes_on_in_a_forked_child() -> None:
 @needs_fork
 @expects_fork
 @pytest.mark.usefixtures("switching")
-def test_a_generator_that_others_use_during_a_fork_goes_on_in_the_child() -> None:
+def test_a_generator_in_use_during_a_fork_works_in_the_child() -> None:
     generator, done = Generator(11), threading.Event()
 
     def use() -> None:
@@ -342,13 +342,13 @@ def test_a_generator_that_others_use_during_a_fork_goes_on_in_the_child() -> Non
 
 @needs_fork
 @expects_fork
-def test_a_fork_waits_for_a_generator_that_is_locked() -> None:
+def test_a_fork_waits_for_the_generator_lock() -> None:
     generator, locked, forked = Generator(11), threading.Event(), threading.Event()
 
     def hold() -> None:
         with _generator.LOCK:
             locked.set()
-            # A fork that waits for the lock will not come: this is no time that anything needs, only an end.
+            # The fork waits for the lock, so this wait always ends by its timeout.
             forked.wait(0.2)
 
     thread = threading.Thread(target=hold, daemon=True)
@@ -364,7 +364,7 @@ def test_a_fork_waits_for_a_generator_that_is_locked() -> None:
 @needs_fork
 @expects_fork
 @pytest.mark.usefixtures("many_threads")
-def test_the_pool_that_another_thread_was_making_during_a_fork_is_not_locked_in_the_child() -> None:
+def test_the_pool_lock_is_not_inherited_by_a_forked_child() -> None:
     expected = digest(draw(BIG_N, seed=3))
     locked, release = threading.Event(), threading.Event()
 
@@ -390,15 +390,15 @@ def test_the_pool_that_another_thread_was_making_during_a_fork_is_not_locked_in_
 @pytest.mark.slow
 @expects_fork
 @pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
-def test_workers_of_every_start_method_draw_the_same(method: str, many_threads: None) -> None:
+def test_workers_of_every_start_method_draw_equal_bits(method: str, many_threads: None) -> None:
     expected = [draw(BIG_N, seed=seed) for seed in range(4)]
     generators = Generator(11).spawn(4)
     spawned = [draw(generator=child) for child in Generator(11).spawn(4)]
     with ProcessPoolExecutor(2, multiprocessing.get_context(method)) as executor:
         seeded = [executor.submit(sample, MU, SIGMA, BIG_N, seed=seed) for seed in range(4)]
-        given = [executor.submit(sample, MU, SIGMA, SMALL_N, generator=child) for child in generators]
+        unseeded = [executor.submit(sample, MU, SIGMA, SMALL_N, generator=child) for child in generators]
         by_default = [executor.submit(sample, MU, SIGMA, SMALL_N) for _ in range(4)]
-        for futures, arrays in ((seeded, expected), (given, spawned)):
+        for futures, arrays in ((seeded, expected), (unseeded, spawned)):
             for future, array in zip(futures, arrays, strict=True):
                 np.testing.assert_array_equal(future.result(DEADLINE), array)
         assert len({digest(future.result(DEADLINE)) for future in by_default}) == 4
@@ -415,7 +415,7 @@ def test_a_multiprocessing_pool_draws(many_threads: None) -> None:
     assert len({digest(x) for x in (*own, draw(seed=11))}) == 5
 
 
-# Numba is there already: it cannot be imported so late where it imports SciPy, which imports concurrent.futures.
+# Import Numba first: SciPy, which it may import, imports concurrent.futures, which fails at interpreter exit.
 AT_EXIT = """
 import atexit, hashlib, json, sys
 import numba
@@ -452,17 +452,17 @@ print(json.dumps(sorted({name.partition(".")[0] for name in set(sys.modules) - b
 print(json.dumps(sorted(name for name in set(sys.modules) - before if name.startswith("multisample"))))
 """
 
-# What importing multisample may add to NumPy.
+# Modules that `import multisample` may import in addition to NumPy's.
 STANDARD_LIBRARY = {
     "__future__", "_hmac", "base64", "binascii", "copy", "hmac", "importlib", "secrets", "threading", "typing",
-    # What dataclasses import.
+    # Imported by dataclasses.
     "_opcode", "_opcode_metadata", "ast", "dataclasses", "dis", "enum", "inspect", "keyword", "linecache", "opcode",
     "reprlib", "token", "tokenize",
 }  # fmt: skip
 HEAVY = {"torch", "cupy", "numba", "numba_cuda", "llvmlite", "jax", "jaxlib", "scipy", "ml_dtypes", "cuda"}
 
 
-def test_importing_us_imports_nobody() -> None:
+def test_importing_multisample_imports_only_numpy() -> None:
     packages, ours = map(json.loads, run_python(IMPORTED).splitlines())
     assert not HEAVY & set(packages)
     third_parties = set(packages) - set(sys.stdlib_module_names)
@@ -470,7 +470,7 @@ def test_importing_us_imports_nobody() -> None:
     assert set(packages) - third_parties <= STANDARD_LIBRARY
     assert {"multisample", "multisample._sample"} <= set(ours)
     assert not {name for name in ours if "pool" in name or "commands" in name}
-    # The geometry of a grid is plain arithmetic; everything else there imports Numba.
+    # In the folder of the CUDA kernel, only `geometry` may be imported; the other modules import Numba.
     geometry = "multisample.backends.kernels.cuda.geometry"
     assert not {name for name in ours if ".kernels." in name and not geometry.startswith(name)}
 
@@ -502,7 +502,7 @@ except AttributeError as error:
     assert error == "module 'multisample' has no attribute 'nothing'"
 
 
-def test_without_pytorch_its_submodule_says_what_to_install() -> None:
+def test_importing_the_torch_submodule_without_pytorch_raises_with_the_install_command() -> None:
     code = """
 import sys
 sys.modules["torch"] = None
@@ -521,12 +521,12 @@ help(multisample)
     assert any("Draw vectors from a normal distribution" in line for line in lines[3:])
 
 
-def test_a_draw_in_a_fresh_interpreter_is_the_streams() -> None:
+def test_a_draw_in_a_new_interpreter_has_the_bits_of_the_stream() -> None:
     code = "import multisample; print(multisample.sample([0.5], [2.0], 4, seed=3).view('u4').tolist())"
     assert json.loads(run_python(code)) == stream.sample([0.5], [2.0], 4, seed=3)
 
 
-def test_threads_that_cannot_be_started_are_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_succeeds_if_threads_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     class Exhausted:
         def __init__(self) -> None:
             self.pool, self.left = worker_pool._helpers(), 1
@@ -542,7 +542,7 @@ def test_threads_that_cannot_be_started_are_done_without(monkeypatch: pytest.Mon
     gate = threading.Event()
 
     def task(number: int) -> None:
-        # Whoever takes the first waits until the others are done: it must be waited for.
+        # The first task waits for the other tasks, so the call must wait for the first.
         if number == 0:
             gate.wait(10)
         done.append(number)

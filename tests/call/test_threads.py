@@ -1,4 +1,4 @@
-"""`limit_threads`: how many threads work on a call, at run time."""
+"""`limit_threads` limits the threads that work on a call."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MU, SIGMA = np.zeros(8, np.float32), np.ones(8, np.float32)
 
 @pytest.fixture
 def threads_of_cpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
-    """``threads_of_cpu()``: draws a large matrix with the cpu backend, and says how many threads could work on it."""
+    """``threads_of_cpu()``: the number of threads for a large matrix of the cpu backend."""
     monkeypatch.setenv("MULTISAMPLE_NUM_THREADS", "6")
     counts: list[int] = []
 
@@ -42,11 +42,11 @@ def threads_of_cpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     return count
 
 
-def test_inside_the_block_there_are_no_more(threads_of_cpu: Callable[[], int]) -> None:
+def test_a_block_limits_the_number_of_threads(threads_of_cpu: Callable[[], int]) -> None:
     assert threads_of_cpu() == 6
     with limit_threads(2):
         assert threads_of_cpu() == 2
-        with limit_threads(4):  # The outer block goes on to count.
+        with limit_threads(4):  # The limit of the outer block still applies.
             assert threads_of_cpu() == 2
         with limit_threads(1):
             assert threads_of_cpu() == 1
@@ -68,7 +68,7 @@ def test_other_threads_have_their_own_limit(threads_of_cpu: Callable[[], int]) -
 
 
 @pytest.mark.parametrize("road", ["builtins", "python"])
-def test_torch_ext_passes_it_to_its_library(road: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_ext_passes_the_limit_to_its_library(road: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if registry.find("torch_ext").status().reasons:
         pytest.skip("torch_ext cannot run")
     mu, sigma = torch.zeros(8), torch.ones(8)
@@ -94,13 +94,13 @@ def test_torch_ext_passes_it_to_its_library(road: str, monkeypatch: pytest.Monke
                     assert torch.equal(sample(mu, sigma, LARGE, seed=1, backend="torch_ext"), expected)
     finally:
         multisample._plan.PLANS.clear()
-    # The last two words of the struct are `threads` and one that is unused.
-    assert [np.frombuffer(draw, np.uint32, 1, PACKED_DRAW - 8)[0] for draw in launched] == [1, 3]
+    # `threads` precedes the last three words of the struct.
+    assert [np.frombuffer(draw, np.uint32, 1, PACKED_DRAW - 16)[0] for draw in launched] == [1, 3]
 
 
 @pytest.mark.parametrize(
     ("n", "error"), [(0, ValueError), (-1, ValueError), (2**31, ValueError), (1.0, TypeError), (True, TypeError)]
 )
-def test_it_takes_positive_integers(n: Any, error: type[Exception]) -> None:
+def test_limit_threads_accepts_positive_integers_only(n: Any, error: type[Exception]) -> None:
     with pytest.raises(error, match=r"^n: expected"):
         limit_threads(n)

@@ -1,7 +1,4 @@
-"""An example that does not run is worse than none, and a parameter that is not described is a guess.
-
-Every example in a docstring or a page is run here, and every public name has to have one.
-"""
+"""Run every example in docstrings and pages, and check that every public name has a complete docstring."""
 
 from __future__ import annotations
 
@@ -25,19 +22,19 @@ import multisample.examples.tetris
 import multisample.torch
 from multisample.backends import registry
 
-# An sdist has backends and csrc in the package only, and a clone has links to them there.
+# In an sdist, backends and csrc are in the package. In a clone, the package has links to them.
 FOLDERS = {
     name: ROOT / name if (ROOT / name).exists() else ROOT / "multisample" / name for name in ("backends", "csrc")
 }
 WITH_DOCUMENTS = (ROOT / ".github", ROOT / "bench", ROOT / "multisample", *FOLDERS.values())
 DOCUMENTS = sorted({ROOT / "README.md", *(path for folder in WITH_DOCUMENTS for path in folder.rglob("*.md"))})
-# The package; `multisample.backends` the attribute is the function of that name.
+# The package `backends`: the attribute `multisample.backends` is the function.
 BACKENDS = importlib.import_module("multisample.backends")
 JAX = importlib.util.find_spec("jax") is not None
 
 
 def module_names() -> list[str]:
-    """Every module that is installed, but for `__main__`, which would run, and for those of a JAX that is not there."""
+    """Every installed module except `__main__`, which would run, and modules that need a missing JAX."""
     names = ["multisample"]
     for package in (multisample, BACKENDS):
         names += [module.name for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")]
@@ -46,7 +43,7 @@ def module_names() -> list[str]:
 
 
 def run_examples(test: doctest.DocTest) -> int:
-    """Run and count examples; a failure shows what was expected and what came."""
+    """Run and count examples; a failure shows the expected and the actual output."""
     output: list[str] = []
     runner = doctest.DocTestRunner(optionflags=doctest.REPORT_NDIFF)
     runner.run(test, out=output.append, clear_globs=False)
@@ -54,12 +51,12 @@ def run_examples(test: doctest.DocTest) -> int:
     return len(test.examples)
 
 
-def test_the_modules_are_found() -> None:
+def test_module_names_include_all_kinds_of_modules() -> None:
     assert {"multisample._sample", "multisample.backends.cpu", "multisample.commands"} <= set(module_names())
 
 
 @pytest.mark.parametrize("name", module_names())
-def test_a_module_says_why_it_is_there(name: str) -> None:
+def test_every_module_has_a_docstring(name: str) -> None:
     module = importlib.import_module(name)
     assert module.__doc__
     assert len(module.__doc__.split()) > 5
@@ -104,7 +101,7 @@ def documentation(thing: Any) -> str:
 
 
 def section(text: str, name: str) -> str | None:
-    """The text of a NumPy section; None where there is none."""
+    """The text of a NumPy section, or None."""
     underline = "-" * len(name)
     match = re.search(rf"^{name}\n{underline}\n(.*?)(?=^[A-Z][A-Za-z ]+\n---|\Z)", text, re.MULTILINE | re.DOTALL)
     return match and match[1]
@@ -114,7 +111,7 @@ def parameters(function: Callable[..., Any]) -> list[str]:
     return [name for name in inspect.signature(function).parameters if name != "self"]
 
 
-def test_all_is_what_there_is() -> None:
+def test_all_lists_every_public_name() -> None:
     for name in multisample.__all__:
         assert hasattr(multisample, name)
     assert sorted(multisample.__all__) == list(multisample.__all__)
@@ -123,7 +120,7 @@ def test_all_is_what_there_is() -> None:
 
 
 @pytest.mark.parametrize("name", PUBLIC)
-def test_every_public_name_begins_with_one_line(name: str) -> None:
+def test_every_docstring_begins_with_a_summary_line(name: str) -> None:
     first, *rest = documentation(getattr(multisample, name)).splitlines()
     assert first[0].isupper()
     assert first.endswith((".", "?")) or name in CLASSES_OF_RESULTS
@@ -176,11 +173,11 @@ def test_every_field_of_a_result_is_described(kind: Any) -> None:
     assert named == list(kind.__dataclass_fields__)
 
 
-# --- README.md and its like -----------------------------------------------------------------------
+# --- Pages ----------------------------------------------------------------------------------------
 
 
 def place_of(path: Path) -> Path:
-    """Where a clone has a document, below its root."""
+    """The path of a document in a clone, relative to its root."""
     for name, folder in FOLDERS.items():
         if path.is_relative_to(folder):
             return Path(name, path.relative_to(folder))
@@ -192,7 +189,7 @@ def name_of(path: Path) -> str:
 
 
 def blocks(path: Path) -> list[tuple[int, str]]:
-    """Blocks of Python code, and the lines that they begin in."""
+    """Blocks of Python code, with the numbers of their first lines."""
     text = path.read_text(encoding="utf-8")
     return [
         (text.count("\n", 0, match.start(1)), match[1])

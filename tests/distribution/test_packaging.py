@@ -1,8 +1,8 @@
-"""What works in a checkout can still be missing from what people install.
+"""Wheels, source distributions and editable installations are complete.
 
-The backends lie in a folder of their own here and inside the package when installed, and specification and sources
-travel as package data. So both distributions are built, installed where nothing of this checkout can be seen, and used
-from another folder; and so is an editable installation, of a copy of the checkout.
+The checkout has the backends in a separate folder, and wheels have them in the package; the specification and the
+sources are package data. The tests build both distributions, install them without access to this checkout, and use them
+from another folder. They do the same with an editable installation of a copy of the checkout.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ print(json.dumps({
 }))
 """
 
-# Blocked rather than absent, because this environment lends all that it has.
+# Blocked rather than absent, because the test environment shares all packages of this one.
 WITHOUT_LIBRARIES = """
 import sys
 libraries = ("torch", "cupy", "jax", "numba_cuda")
@@ -65,7 +65,7 @@ print(json.dumps({
 }))
 """
 
-# As pip does for -e.
+# pip -e builds this way.
 BUILD_EDITABLE = """
 import sys
 import build
@@ -77,7 +77,7 @@ PACKAGE = Path(multisample.__file__).parent
 
 
 class Distributions(NamedTuple):
-    """What is built: one wheel from the sdist, as an installer would; and one that leads to `source`."""
+    """Built distributions: an sdist, a wheel from it, and wheels from the checkout; one of them is editable."""
 
     wheel: Path
     sdist: Path
@@ -97,10 +97,10 @@ def distributions(tmp_path_factory: pytest.TempPathFactory) -> Distributions:
     (wheel,) = (folder / "direct").glob("*.whl")
     (sdist,) = (folder / "dist").glob("*.tar.gz")
     (wheel_of_sdist,) = (folder / "dist").glob("*.whl")
-    # What the others left behind is not in a fresh checkout.
+    # Remove the results of the other builds, which a fresh checkout does not have.
     shutil.rmtree(source)
     copy_checkout(source)
-    # Libraries are for wheels that travel.
+    # An editable wheel has no compiled libraries.
     run(sys.executable, "-c", BUILD_EDITABLE, source, folder / "editable", folder=folder, MULTISAMPLE_PREBUILT="cpu")
     (editable,) = (folder / "editable").glob("*.whl")
     return Distributions(wheel, sdist, wheel_of_sdist, editable, source)
@@ -112,7 +112,7 @@ def metadata(wheel: Path) -> email.message.Message:
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    """Everything in a folder, and where links lead, but what Python and editors leave there."""
+    """The files in a folder and in linked folders, except caches of Python and editors."""
     paths = {
         Path(root, name).relative_to(folder): Path(root, name)
         for root, _, names in os.walk(folder, followlinks=True)
@@ -125,7 +125,7 @@ def files(folder: Path) -> dict[str, bytes]:
     }
 
 
-# --- What is in them ------------------------------------------------------------------------------
+# --- Contents -------------------------------------------------------------------------------------
 
 
 def test_the_wheel_has_one_top_level_package(distributions: Distributions) -> None:
@@ -133,7 +133,7 @@ def test_the_wheel_has_one_top_level_package(distributions: Distributions) -> No
     assert folders == {"multisample", f"multisample-{multisample.__version__}.dist-info"}
 
 
-def test_the_wheel_has_every_source_where_it_belongs(distributions: Distributions) -> None:
+def test_the_wheel_has_every_source_file(distributions: Distributions) -> None:
     expected = {f"multisample/{name}" for name in files(PACKAGE)} - {"multisample/backends/native/wheel_hook.py"}
     assert {"multisample/py.typed", "multisample/STREAM.md", "multisample/backends/contract.py"} <= expected
     assert {"multisample/csrc/torch/cpu.cpp", "multisample/csrc/cuda/kernel.cuh"} <= expected
@@ -143,17 +143,17 @@ def test_the_wheel_has_every_source_where_it_belongs(distributions: Distribution
         assert found[f"multisample/{name}"] == (PACKAGE / name).read_bytes()
 
 
-def test_the_editable_wheel_has_nothing_but_the_way_to_the_checkout(distributions: Distributions) -> None:
+def test_the_editable_wheel_only_refers_to_the_checkout(distributions: Distributions) -> None:
     assert [name for name in contents(distributions.editable) if name.startswith("multisample/")] == []
 
 
-def test_a_wheel_from_the_sdist_is_the_same(distributions: Distributions) -> None:
+def test_a_wheel_from_the_sdist_equals_a_wheel_from_the_checkout(distributions: Distributions) -> None:
     wheel, wheel_of_sdist = contents(distributions.wheel), contents(distributions.wheel_of_sdist)
     assert wheel.keys() == wheel_of_sdist.keys()
     assert [name for name in wheel if wheel[name] != wheel_of_sdist[name]] == []
 
 
-def test_the_sdist_has_what_is_needed_to_build_it(distributions: Distributions) -> None:
+def test_the_sdist_has_all_files_for_a_build(distributions: Distributions) -> None:
     with tarfile.open(distributions.sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {"pyproject.toml", "README.md", "LICENSE", ".ci/run", ".clang-format"} <= names
@@ -170,7 +170,7 @@ def test_the_sdist_has_each_file_once(distributions: Distributions) -> None:
     assert not {name for name in names if name.startswith(("backends", "csrc"))}
 
 
-def test_the_metadata_says_what_is_needed(distributions: Distributions) -> None:
+def test_the_metadata_lists_requirements_and_platforms(distributions: Distributions) -> None:
     found = metadata(distributions.wheel)
     assert (found["Name"], found["Version"]) == ("multisample", multisample.__version__)
     assert found["Requires-Python"] == ">=3.10"
@@ -198,17 +198,17 @@ class Installation(NamedTuple):
     packages: Path
     elsewhere: Path
     folders: dict[str, Path]
-    """Where each package is."""
+    """Folders that contain packages."""
 
 
 @pytest.fixture(scope="session", params=["wheel", "wheel_of_sdist", "editable"])
 def installation(
     request: pytest.FixtureRequest, distributions: Distributions, tmp_path_factory: pytest.TempPathFactory
 ) -> Installation:
-    """A fresh environment with one of the wheels installed, and NumPy and Numba lent by this one."""
+    """A new environment with one of the wheels, and with NumPy and Numba from this environment."""
     is_editable = request.param == "editable"
     if is_editable and Path(sysconfig.get_path("purelib"), "multisample").exists():
-        pytest.skip("multisample in the environment that is lent would come before the editable one")
+        pytest.skip("this environment's own multisample would come before the editable one")
     folder = tmp_path_factory.mktemp(request.param)
     python, packages = install(getattr(distributions, request.param), folder)
     elsewhere = folder / "elsewhere"
@@ -223,12 +223,12 @@ def installation(
 
 @pytest.fixture(scope="session")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Where what one installation compiles is kept."""
+    """Environment variables with a cache folder that all installations share."""
     return {"MULTISAMPLE_CACHE_DIR": str(tmp_path_factory.mktemp("compiled"))}
 
 
 @pytest.mark.slow
-def test_what_was_installed_draws_the_same_from_another_folder(
+def test_an_installation_draws_equal_bits_from_another_folder(
     installation: Installation, compiled: dict[str, str]
 ) -> None:
     found = json.loads(run(installation.python, "-c", USE, folder=installation.elsewhere, **compiled))
@@ -239,7 +239,7 @@ def test_what_was_installed_draws_the_same_from_another_folder(
     assert Path(found["file"]) == installation.folders["multisample"] / "__init__.py"
     assert Path(found["contract"]) == installation.folders["backends"] / "contract.py"
     assert not found["backends"]
-    # __pycache__, and how an editable installation leads to the checkout.
+    # Except __pycache__, and the file by which an editable installation refers to the checkout.
     installed = {path.name for path in installation.packages.iterdir() if not path.name.startswith("__")}
     is_copy = installation.folders["multisample"].is_relative_to(installation.packages)
     expected = {"lent.pth", f"multisample-{multisample.__version__}.dist-info"}
@@ -247,7 +247,7 @@ def test_what_was_installed_draws_the_same_from_another_folder(
 
 
 @pytest.mark.slow
-def test_what_was_installed_has_the_sources_that_are_compiled_on_first_use(installation: Installation) -> None:
+def test_an_installation_has_the_sources_to_compile(installation: Installation) -> None:
     found = json.loads(run(installation.python, "-c", WITHOUT_LIBRARIES, folder=installation.elsewhere))
     assert Path(found["csrc"]) == installation.folders["csrc"]
     assert files(Path(found["csrc"])) == files(PACKAGE / "csrc")
@@ -255,7 +255,7 @@ def test_what_was_installed_has_the_sources_that_are_compiled_on_first_use(insta
 
 
 @pytest.mark.slow
-def test_what_was_installed_says_what_its_backends_lack(installation: Installation) -> None:
+def test_an_installation_reports_missing_packages(installation: Installation) -> None:
     found = json.loads(run(installation.python, "-c", WITHOUT_LIBRARIES, folder=installation.elsewhere))
     assert {"torch_ext", "cupy", "numba", "cpu"} <= found["available"].keys()
     assert found["available"]["cpu"]
@@ -265,7 +265,7 @@ def test_what_was_installed_says_what_its_backends_lack(installation: Installati
 
 
 @pytest.mark.slow
-def test_what_was_installed_has_its_specification_and_its_types(installation: Installation) -> None:
+def test_an_installation_has_the_specification_and_type_marker(installation: Installation) -> None:
     code = (
         "import importlib.resources as resources; files = resources.files('multisample');"
         "print(files.joinpath('py.typed').is_file(), len(files.joinpath('STREAM.md').read_text(encoding='utf-8')))"
@@ -276,7 +276,7 @@ def test_what_was_installed_has_its_specification_and_its_types(installation: In
 
 
 @pytest.mark.slow
-def test_what_was_installed_has_its_command(installation: Installation) -> None:
+def test_an_installation_has_the_command_line(installation: Installation) -> None:
     text = run(installation.python, "-m", "multisample", "--help", folder=installation.elsewhere)
     assert "python -m multisample" in text
     assert "sample" in text
@@ -292,7 +292,7 @@ def test_the_tests_of_an_sdist_run(distributions: Distributions, tmp_path: Path)
     with tarfile.open(distributions.sdist) as archive:
         archive.extractall(tmp_path, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
     (unpacked,) = tmp_path.iterdir()
-    # README.md leads to results, which copy_checkout leaves out.
+    # README.md links to results, which copy_checkout does not copy.
     (unpacked / "bench" / "results").symlink_to(ROOT / "bench" / "results")
     run(sys.executable, "-c", BUILD_EDITABLE, unpacked, tmp_path / "editable", folder=tmp_path)
     (editable,) = (tmp_path / "editable").glob("*.whl")
@@ -317,7 +317,7 @@ TYPED_USER, TYPED_TORCH_USER = (SUPPORT / name for name in ("typed_user.py", "ty
 
 @pytest.fixture(scope="session")
 def mypy_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One for all installations: mypy takes most of its time for PyTorch, which is the same in all."""
+    """One mypy cache for all installations: most of mypy's time is for PyTorch, which is the same in all."""
     return tmp_path_factory.mktemp("mypy")
 
 
@@ -331,7 +331,7 @@ def check_types(*scripts: Path, python: Path, cache: Path, folder: Path) -> None
 
 
 @pytest.mark.slow
-def test_what_was_installed_has_types_for_its_users(installation: Installation, mypy_cache: Path) -> None:
+def test_an_installation_has_types_for_users(installation: Installation, mypy_cache: Path) -> None:
     check_types(
         TYPED_USER, TYPED_TORCH_USER, python=installation.python, cache=mypy_cache, folder=installation.elsewhere
     )

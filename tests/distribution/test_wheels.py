@@ -1,7 +1,6 @@
-"""Wheels with compiled libraries: built for real, installed where there is no compiler, refused where they do not fit.
+"""Wheels with compiled libraries: they are built, work without a compiler, and are refused on incompatible machines.
 
-A library that is taken though it does not fit would crash, or draw something else. So what must not be taken is tested
-as much as what must.
+An incompatible library would crash or draw wrong numbers, so refusals are tested too.
 """
 
 from __future__ import annotations
@@ -37,9 +36,9 @@ from multisample.backends.native import build, csrc_files, libraries, platform_t
 
 torch = pytest.importorskip("torch")
 needs_tools = pytest.mark.skipif(bool(toolchain.missing_tools()), reason="; ".join(toolchain.missing_tools()))
-needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="the libraries of other systems are of other formats")
+needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="other systems have other library formats")
 
-# Draws from PyTorch tensors, and says which libraries did.
+# Draws with PyTorch tensors, and prints the bits and the loaded libraries.
 USE = """
 import json, pathlib, re, sys
 import torch
@@ -57,7 +56,7 @@ print(json.dumps({
 }))
 """
 
-# Says what stands in the way, without an attempt to build anything.
+# Prints the reasons why torch_ext is unavailable, without a build.
 REASONS = """
 import torch
 import multisample
@@ -70,15 +69,15 @@ except multisample.BackendUnavailableError as error:
 """
 
 
-# Some that a wheel must have.
+# Some of the files that a wheel must have.
 PACKAGED = ("csrc/stream/words.h", "csrc/torch/cpu.cpp", "backends/cpu.py", "backends/native/prebuilt.py", "STREAM.md")
 
 
-def build_wheel(folder: Path, asked: str, **environment: str) -> Path:
+def build_wheel(folder: Path, setting: str, **environment: str) -> Path:
     source = copy_checkout(folder / "source")
     run(
         sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder / "dist", source,
-        folder=folder, MULTISAMPLE_PREBUILT=asked, **environment,
+        folder=folder, MULTISAMPLE_PREBUILT=setting, **environment,
     )  # fmt: skip
     (wheel,) = (folder / "dist").glob("*.whl")
     return wheel
@@ -90,7 +89,7 @@ class Installation(NamedTuple):
     folder: Path
 
     def run(self, code: str, *arguments: str) -> str:
-        """What Python prints, where there is no program but itself, and no place for what is compiled."""
+        """The output of Python, with no other program on PATH and no cache folder."""
         return run(
             self.python, "-c", code, *arguments, folder=self.folder, PATH=str(self.folder / "nothing"),
             HOME=str(self.folder / "home"), CXX="c++", CUDA_HOME=str(self.folder / "nothing"),
@@ -122,12 +121,12 @@ def expected_bits() -> dict[str, str]:
     return {name: x.view(torch.uint8).numpy().tobytes().hex() for name, x in drawn.items()}
 
 
-# --- Built, and installed where there is no compiler ----------------------------------------------
+# --- Built, and installed without a compiler ------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With libraries for the CPU."""
+    """A wheel with libraries for the CPU."""
     return build_wheel(tmp_path_factory.mktemp("prebuilt"), "cpu")
 
 
@@ -151,12 +150,12 @@ def test_a_wheel_with_libraries_is_for_this_platform(wheel: Path) -> None:
     assert tag, wheel.name
     found = contents(wheel)
     about = f"multisample-{multisample.__version__}.dist-info"
-    said = email.message_from_bytes(found[f"{about}/WHEEL"])
-    assert said.get_all("Tag") == [tag[1]]
-    assert said["Root-Is-Purelib"] == "false"
+    stated = email.message_from_bytes(found[f"{about}/WHEEL"])
+    assert stated.get_all("Tag") == [tag[1]]
+    assert stated["Root-Is-Purelib"] == "false"
     place = f"multisample/backends/native/prebuilt/{prebuilt.folder().name}"
     assert set(libraries_of(wheel)) == {f"{place}/{prebuilt.cpu_file(name)}" for name in prebuilt.cpu_targets()}
-    # They are there beside all sources, in which they are found again.
+    # The wheel has all sources too, whose digest selects the libraries.
     assert {f"multisample/{name}" for name in PACKAGED} <= found.keys()
 
 
@@ -165,10 +164,10 @@ def test_a_wheel_with_libraries_is_for_this_platform(wheel: Path) -> None:
 @needs_linux
 def test_the_record_of_a_wheel_with_libraries_is_right(wheel: Path) -> None:
     found = contents(wheel)
-    *others, last = found
+    *other_names, last = found
     assert last == f"multisample-{multisample.__version__}.dist-info/RECORD"
     rows = list(csv.reader(found[last].decode().splitlines()))
-    assert [name for name, *_ in rows] == [*others, last]
+    assert [name for name, *_ in rows] == [*other_names, last]
     for name, digest, size in rows[:-1]:
         assert int(size) == len(found[name])
         assert digest == "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(found[name]).digest()).decode().strip("=")
@@ -178,13 +177,13 @@ def test_the_record_of_a_wheel_with_libraries_is_right(wheel: Path) -> None:
 @pytest.mark.slow
 @needs_tools
 @needs_linux
-def test_libraries_ask_for_nothing_but_what_every_user_has(wheel: Path, tmp_path: Path) -> None:
+def test_libraries_depend_only_on_system_libraries_and_pytorch(wheel: Path, tmp_path: Path) -> None:
     for name, content in libraries_of(wheel).items():
         library = tmp_path / Path(name).name
         library.write_bytes(content)
         needs = platform_tag.needs(library)
         assert "libtorch_cpu.so" in needs
-        # These are not of the stable ABI.
+        # These libraries are not part of the stable ABI.
         assert {"libc10.so", "libtorch_python.so"}.isdisjoint(needs)
         for path in (str(Path(torch.__file__).parents[1]), tempfile.gettempdir()):
             assert f"{path}/".encode() not in content, name
@@ -194,12 +193,12 @@ def test_libraries_ask_for_nothing_but_what_every_user_has(wheel: Path, tmp_path
 @needs_tools
 @needs_linux
 @pytest.mark.parametrize("target", prebuilt.cpu_targets())
-def test_what_was_installed_draws_without_a_compiler(installation: Installation, tmp_path: Path, target: str) -> None:
+def test_an_installation_draws_without_a_compiler(installation: Installation, tmp_path: Path, target: str) -> None:
     targets = prebuilt.cpu_targets()
     number = targets.index(target)
     needed = set().union(*(prebuilt._FEATURES.get(name, set()) for name in targets[: number + 1]))
     if not needed <= toolchain.processor_features():
-        pytest.skip(f"this processor is plainer than {target}")
+        pytest.skip(f"this processor does not support {target}")
     better = [path for path in installation.libraries() if path.name in map(prebuilt.cpu_file, targets[number + 1 :])]
     with moved_away(better, tmp_path / "better"):
         found = json.loads(installation.run(USE, "cpu"))
@@ -213,9 +212,7 @@ def test_what_was_installed_draws_without_a_compiler(installation: Installation,
 @pytest.mark.slow
 @needs_tools
 @needs_linux
-def test_what_was_installed_does_not_load_libraries_of_other_sources(
-    installation: Installation, tmp_path: Path
-) -> None:
+def test_libraries_built_from_other_sources_are_not_loaded(installation: Installation, tmp_path: Path) -> None:
     source = installation.package / "csrc" / "stream/words.h"
     content = source.read_bytes()
     source.write_bytes(content + b"// Something else.\n")
@@ -223,8 +220,8 @@ def test_what_was_installed_does_not_load_libraries_of_other_sources(
         *reasons, error = installation.run(REASONS).splitlines()
     finally:
         source.write_bytes(content)
-    assert reasons[0].startswith("the libraries that came with multisample are of other sources or for another system")
-    assert reasons[0].endswith(": install it anew")
+    assert reasons[0].startswith("the prebuilt libraries are of other sources or for another system")
+    assert reasons[0].endswith(": reinstall multisample")
     assert any(reason.startswith("no C++ compiler") for reason in reasons)
     assert error == "backend: 'torch_ext' cannot run here: " + "; ".join(reasons)
 
@@ -233,8 +230,8 @@ def test_what_was_installed_does_not_load_libraries_of_other_sources(
 @needs_tools
 @needs_linux
 @pytest.mark.skipif(torch.version.cuda is None, reason="PyTorch is built without CUDA")
-@pytest.mark.skipif(toolchain.cuda_home() is None, reason="there is no CUDA toolkit")
-def test_a_wheel_with_a_cuda_library(tmp_path: Path) -> None:
+@pytest.mark.skipif(toolchain.cuda_home() is None, reason="no CUDA toolkit")
+def test_a_wheel_with_a_cuda_library_runs_on_the_devices_here(tmp_path: Path) -> None:
     count = toolchain.device_count()
     capabilities = sorted({torch.cuda.get_device_capability(device) for device in range(count)})
     names = [f"{major}.{minor}" for major, minor in capabilities] or ["9.0"]
@@ -258,7 +255,7 @@ def test_a_wheel_with_a_cuda_library(tmp_path: Path) -> None:
         assert [Path(path).name for path in found["loaded"]][1:] == [cuda]
 
 
-# --- What the build backend is asked for ----------------------------------------------------------
+# --- Settings of the build backend ----------------------------------------------------------------
 
 HOOK = """
 import sys
@@ -270,23 +267,23 @@ wheel_hook._requested_kinds()
 
 
 @pytest.mark.parametrize(
-    ("asked", "before", "message"),
+    ("setting", "before", "message"),
     [
         ("yes", "pass", "MULTISAMPLE_PREBUILT: expected 1, cpu or 0, got 'yes'"),
         ("1", "sys.modules['torch'] = None", r"MULTISAMPLE_PREBUILT=1: torch cannot be imported where the wheel is"),
         ("cpu", "sys.modules.update(torch=None, numpy=None)", "MULTISAMPLE_PREBUILT=cpu: torch and numpy cannot be"),
     ],
 )
-def test_what_cannot_be_built_is_said(asked: str, before: str, message: str) -> None:
+def test_invalid_prebuilt_settings_raise(setting: str, before: str, message: str) -> None:
     code = HOOK.format(before=before)
-    done = attempt(sys.executable, "-c", code, folder=ROOT, MULTISAMPLE_PREBUILT=asked)
+    done = attempt(sys.executable, "-c", code, folder=ROOT, MULTISAMPLE_PREBUILT=setting)
     assert done.returncode == 1
     assert done.stderr.startswith(message)
     assert "Traceback" not in done.stderr
 
 
 @pytest.mark.slow
-def test_a_wheel_without_the_libraries_that_were_asked_for_is_not_built(tmp_path: Path) -> None:
+def test_a_wheel_build_without_its_requested_libraries_fails(tmp_path: Path) -> None:
     source = copy_checkout(tmp_path / "source")
     done = attempt(
         sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path / "dist", source,
@@ -302,7 +299,7 @@ def test_a_wheel_without_the_libraries_that_were_asked_for_is_not_built(tmp_path
 
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
-    """What would be compiled, in place of a compiler; and no libraries but in a folder of this test."""
+    """The list of compiled libraries, with a fake compiler and an empty library folder."""
     made = []
 
     def compile_nothing(library: Any, needed: Any, folder: Path) -> tuple[int, str]:
@@ -322,7 +319,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
     return made
 
 
-def test_a_library_that_was_built_before_does_not_stand_in_for_nvcc(
+def test_a_wheel_build_requires_nvcc_even_with_a_cached_library(
     compiled: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(toolchain, "missing_nvcc", lambda: ("nvcc not found: set CUDA_HOME",))
@@ -331,7 +328,7 @@ def test_a_library_that_was_built_before_does_not_stand_in_for_nvcc(
     assert compiled == []
 
 
-def test_what_is_compiled_into_a_wheel(compiled: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wheel_build_compiles_every_target(compiled: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
     assert main_of_libraries("cpu", "cuda") == 0
     assert capsys.readouterr().out == "for 4\n"
     assert {path.name for path in prebuilt.folder().iterdir()} == {
@@ -355,7 +352,9 @@ def main_of_libraries(*kinds: str) -> int:
 
 
 @pytest.mark.parametrize("names", ["7.5 9.0+PTX", "7.5;9.0+PTX"])
-def test_architectures_that_are_named(compiled: list[Any], monkeypatch: pytest.MonkeyPatch, names: str) -> None:
+def test_a_wheel_build_accepts_named_architectures(
+    compiled: list[Any], monkeypatch: pytest.MonkeyPatch, names: str
+) -> None:
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", names)
     assert main_of_libraries("cuda") == 0
     assert [path.name for path in prebuilt.folder().iterdir()] == ["multisample_torch_cuda13-7.5-9.0+PTX.so"]
@@ -363,7 +362,7 @@ def test_architectures_that_are_named(compiled: list[Any], monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("names", ["native", "Hopper", "9.0a", "9.0;", "90"])
-def test_architectures_that_are_no_numbers(
+def test_a_wheel_build_rejects_architectures_that_are_not_numbers(
     compiled: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], names: str
 ) -> None:
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", names)
@@ -374,25 +373,25 @@ def test_architectures_that_are_no_numbers(
     assert compiled == []
 
 
-def test_a_library_that_does_not_compile(
+def test_a_wheel_build_reports_compile_errors(
     compiled: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(build, "compile_library", lambda *arguments: (1, "no such luck\n"))
     assert main_of_libraries("cpu") == 1
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert told.err == "multisample: error: multisample_torch_cpu-x86-64.so could not be built:\nno such luck\n"
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err == "multisample: error: multisample_torch_cpu-x86-64.so could not be built:\nno such luck\n"
 
 
-def test_a_processor_that_nothing_is_known_of(
+def test_a_wheel_build_rejects_an_unknown_processor(
     compiled: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "abacus")
     assert main_of_libraries("cpu") == 1
-    assert capsys.readouterr().err == "multisample: error: it is not known what to compile for on 'abacus'\n"
+    assert capsys.readouterr().err == "multisample: error: no processors are defined to compile for on 'abacus'\n"
 
 
-# --- Which library is taken -----------------------------------------------------------------------
+# --- Choice of a library --------------------------------------------------------------------------
 
 V3 = {
     "sse4_1", "sse4_2", "ssse3", "cx16", "popcnt", "lahf_lm", "avx", "avx2", "fma", "f16c", "bmi1", "bmi2", "abm",
@@ -403,7 +402,7 @@ V4 = V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 
 @pytest.fixture
 def came(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Path]:
-    """``came(*names)``: libraries of these names, empty files, came with the installation."""
+    """``came(*names)``: adds empty files with these names to the installation's libraries."""
     monkeypatch.setattr(prebuilt, "root", lambda: tmp_path / "prebuilt")
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     monkeypatch.setenv("MULTISAMPLE_CACHE_DIR", str(tmp_path / "cache"))
@@ -429,12 +428,14 @@ def came(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Path]
         (V4, "x86-64-v4"),
     ],
 )
-def test_the_best_library_that_the_processor_runs(came: Callable[..., Path], features: set[str], best: str) -> None:
+def test_the_best_library_that_the_processor_supports_is_chosen(
+    came: Callable[..., Path], features: set[str], best: str
+) -> None:
     place = came(*map(prebuilt.cpu_file, prebuilt.cpu_targets()))
     assert prebuilt.cpu_library(features) == (place / f"multisample_torch_cpu-{best}.so", "")
 
 
-def test_features_that_all_cores_have(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_features_of_all_cores_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(toolchain, "processor", lambda: "flags : sse2 avx avx2\nflags : sse2 avx")
     assert toolchain.processor_features() >= {"sse2", "avx"}
     assert "avx2" not in toolchain.processor_features()
@@ -442,7 +443,7 @@ def test_features_that_all_cores_have(monkeypatch: pytest.MonkeyPatch) -> None:
     assert toolchain.processor_features() == set()
 
 
-def test_nothing_came(came: Callable[..., Path]) -> None:
+def test_an_installation_without_libraries_gives_no_reason(came: Callable[..., Path]) -> None:
     assert prebuilt.cpu_library(V4) == (None, "")
     assert prebuilt.cuda_library("13.0", [(9, 0)]) == (None, "")
 
@@ -460,7 +461,7 @@ def _another_system(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("change", [_other_sources, _another_machine, _another_system])
-def test_libraries_of_others_are_refused(
+def test_libraries_of_other_sources_machines_or_systems_are_refused(
     came: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, change: Callable[[pytest.MonkeyPatch], None]
 ) -> None:
     place = came(*map(prebuilt.cpu_file, (*prebuilt.cpu_targets(), "armv8-a")), prebuilt.cuda_file("13.0", ["9.0"]))
@@ -469,7 +470,7 @@ def test_libraries_of_others_are_refused(
     change(monkeypatch)
     for found in (prebuilt.cpu_library(V4), prebuilt.cuda_library("13.0", [])):
         assert found.path is None
-        assert f"({place.name} instead of {prebuilt.folder().name}): install it anew" in found.reason
+        assert f"({place.name} instead of {prebuilt.folder().name}): reinstall multisample" in found.reason
 
 
 @pytest.mark.parametrize(
@@ -477,13 +478,13 @@ def test_libraries_of_others_are_refused(
     [
         ("13.0", [], ""),
         ("13.2", [(7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (9, 0)], ""),
-        ("13.0", [(10, 0), (12, 1)], ""),  # By way of PTX.
-        ("12.8", [(9, 0)], "{file} is not for CUDA 12.8, which PyTorch uses: install a wheel that is"),
+        ("13.0", [(10, 0), (12, 1)], ""),  # These devices compile the library's PTX.
+        ("12.8", [(9, 0)], "{file} is not for CUDA 12.8, which PyTorch uses: install a wheel for it"),
         ("13.0", [(7, 0), (9, 0)], "{file} does not run on devices of compute capability 7.0"),
         ("13.0", [(6, 1), (7, 2)], "{file} does not run on devices of compute capability 6.1, 7.2"),
     ],
 )
-def test_a_cuda_library_that_runs_on_all_devices(
+def test_a_cuda_library_must_support_all_devices(
     came: Callable[..., Path], version: str, capabilities: list[tuple[int, int]], reason: str
 ) -> None:
     file = prebuilt.cuda_file("13.0", ["7.5", "8.0", "9.0+PTX"])
@@ -492,7 +493,7 @@ def test_a_cuda_library_that_runs_on_all_devices(
     assert found == ((None, reason.format(file=file)) if reason else (place / file, ""))
 
 
-def test_without_ptx_there_is_nothing_for_newer_devices(came: Callable[..., Path]) -> None:
+def test_a_library_without_ptx_does_not_support_newer_devices(came: Callable[..., Path]) -> None:
     file = prebuilt.cuda_file("13.0", ["8.6", "9.0"])
     came(file)
     assert prebuilt.cuda_library("13.0", [(8, 9), (9, 0)]).path
@@ -500,7 +501,7 @@ def test_without_ptx_there_is_nothing_for_newer_devices(came: Callable[..., Path
         assert prebuilt.cuda_library("13.0", [capability]).path is None
 
 
-def test_one_of_several_cuda_libraries(came: Callable[..., Path]) -> None:
+def test_the_matching_one_of_several_cuda_libraries_is_chosen(came: Callable[..., Path]) -> None:
     files = [prebuilt.cuda_file(version, ["9.0"]) for version in ("12.8", "13.0")]
     place = came(*files)
     assert [prebuilt.cuda_library(version, []).path for version in ("12.4", "13.1")] == [place / file for file in files]
@@ -537,7 +538,7 @@ def test_status_needs_no_compiler_and_initializes_nothing(
     file = prebuilt.cuda_file("12.8", ["7.5+PTX"])
     came(file)
     assert backend.status().device == (
-        f"cpu (prebuilt) (not CUDA: {file} is not for CUDA 13.0, which PyTorch uses: install a wheel that is; {nvcc})"
+        f"cpu (prebuilt) (not CUDA: {file} is not for CUDA 13.0, which PyTorch uses: install a wheel for it; {nvcc})"
     )
     came(prebuilt.cuda_file("13.0", ["7.5+PTX"]))
     assert backend.status().device == "cpu (prebuilt) and CUDA (prebuilt)"
@@ -545,7 +546,7 @@ def test_status_needs_no_compiler_and_initializes_nothing(
     assert backend.status().device.startswith("cpu (prebuilt) (not CUDA: no CUDA device")
 
 
-def test_devices_are_asked_when_a_library_is_to_be_loaded(
+def test_device_capabilities_are_queried_when_a_library_is_loaded(
     came: Callable[..., Path], no_tools: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = prebuilt.cuda_file("13.0", ["7.5"])
@@ -562,13 +563,13 @@ def test_devices_are_asked_when_a_library_is_to_be_loaded(
         libraries.cuda_library()
     reason = f"{file} does not run on devices of compute capability 9.0"
     assert f"could not be built: {reason}; no tools" in str(raised.value)
-    # From now on that is known without asking.
+    # The status now has the reason without another query.
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     assert not libraries.is_prebuilt("cuda")
     assert reason in libraries.cuda_reasons()
 
 
-def test_what_does_not_fit_is_compiled_where_it_can_be(
+def test_an_incompatible_library_is_replaced_by_a_build(
     came: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     came(prebuilt.cpu_file("x86-64"))
@@ -584,7 +585,7 @@ def test_what_does_not_fit_is_compiled_where_it_can_be(
     assert not libraries.is_prebuilt("cpu")
 
 
-def test_the_build_command_has_nothing_to_build(
+def test_the_build_command_reports_prebuilt_libraries(
     came: Callable[..., Path], no_tools: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cpu, cuda = prebuilt.cpu_file("x86-64"), prebuilt.cuda_file("13.0", ["7.5"])
@@ -597,13 +598,13 @@ def test_the_build_command_has_nothing_to_build(
     ]
 
 
-def test_a_library_that_cannot_be_loaded(came: Callable[..., Path]) -> None:
+def test_a_library_that_fails_to_load_raises_with_advice(came: Callable[..., Path]) -> None:
     file = came(prebuilt.cpu_file("x86-64")) / prebuilt.cpu_file("x86-64")
-    with pytest.raises(BackendUnavailableError, match=r"cannot load .*: .*; remove that file, and another takes its"):
+    with pytest.raises(BackendUnavailableError, match=r"cannot load .*: .*; remove that file, and another library"):
         torch_ext._load(file)
 
 
-# --- For which platforms --------------------------------------------------------------------------
+# --- Platform tags --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -620,7 +621,9 @@ def test_a_library_that_cannot_be_loaded(came: Callable[..., Path]) -> None:
         ({"OPENSSL_3.0"}, "linux_x86_64"),
     ],
 )
-def test_the_oldest_system_with_all_symbols(monkeypatch: pytest.MonkeyPatch, versions: set[str], tag: str) -> None:
+def test_the_platform_tag_is_the_oldest_system_with_all_symbols(
+    monkeypatch: pytest.MonkeyPatch, versions: set[str], tag: str
+) -> None:
     monkeypatch.setattr(sysconfig, "get_platform", lambda: "linux-x86_64")
     torch_needs = {"libtorch_cpu.so": set[str](), "libc10_cuda.so": set(), "libcudart.so.13": {"libcudart.so.13"}}
     monkeypatch.setattr(platform_tag, "needs", lambda path: torch_needs | {"libc.so.6": versions})
@@ -628,44 +631,44 @@ def test_the_oldest_system_with_all_symbols(monkeypatch: pytest.MonkeyPatch, ver
 
 
 @pytest.mark.parametrize("library", ["libgomp.so.1", "libc10d.so", "libtorch_cpu.so.1", "libc.musl-x86_64.so.1"])
-def test_a_library_that_not_everybody_has(monkeypatch: pytest.MonkeyPatch, library: str) -> None:
+def test_a_dependency_outside_manylinux_gives_a_linux_tag(monkeypatch: pytest.MonkeyPatch, library: str) -> None:
     monkeypatch.setattr(sysconfig, "get_platform", lambda: "linux-x86_64")
     monkeypatch.setattr(platform_tag, "needs", lambda path: {"libc.so.6": {"GLIBC_2.17"}, library: set()})
     assert platform_tag.platform_tag([Path("library.so")]) == "linux_x86_64"
 
 
-def test_other_systems_have_no_such_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_systems_keep_their_platform_tag(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sysconfig, "get_platform", lambda: "macosx-11.0-arm64")
     assert platform_tag.platform_tag([Path("library.so")]) == "macosx_11_0_arm64"
 
 
 @needs_linux
-def test_pytorch_asks_for_no_more_than_its_wheel_says() -> None:
+def test_pytorch_libraries_match_the_tag_of_their_wheel() -> None:
     about = importlib.metadata.distribution("torch").read_text("WHEEL") or ""
-    said = re.search(r"manylinux_2_(\d+)", about)
-    if not said:
+    stated = re.search(r"manylinux_2_(\d+)", about)
+    if not stated:
         pytest.skip("PyTorch is not from a manylinux wheel")
     tag = platform_tag.platform_tag([Path(torch.__file__).parent / "lib" / "libc10.so"])
     found = re.fullmatch(r"manylinux_2_(\d+)_\w+", tag)
     assert found
-    assert 17 <= int(found[1]) <= int(said[1])
+    assert 17 <= int(found[1]) <= int(stated[1])
 
 
 @needs_linux
 @pytest.mark.skipif(shutil.which("readelf") is None, reason="readelf is not installed")
-def test_needs_are_those_that_readelf_sees() -> None:
+def test_elf_dependencies_equal_those_of_readelf() -> None:
     library = Path(torch.__file__).parent / "lib" / "libc10.so"
     text = subprocess.run(["readelf", "-dVW", library], check=True, capture_output=True, text=True).stdout
     found = platform_tag.needs(library)
     assert set(found) == set(re.findall(r"\(NEEDED\).*\[(.*)\]", text))
     assert len(set.union(*found.values())) > 3
     for name, versions in found.items():
-        said = re.search(rf"File: {re.escape(name)}  Cnt: \d+\n((.*  Name: .*\n)*)", text)
-        assert versions == set(re.findall(r"Name: (\S+)", said[1] if said else ""))
+        stated = re.search(rf"File: {re.escape(name)}  Cnt: \d+\n((.*  Name: .*\n)*)", text)
+        assert versions == set(re.findall(r"Name: (\S+)", stated[1] if stated else ""))
 
 
 @pytest.mark.parametrize("content", [b"", b"\x7fELF\x01\x01" + bytes(60), b"MZ" + bytes(60)])
-def test_what_is_no_elf_file(tmp_path: Path, content: bytes) -> None:
+def test_files_that_are_not_64_bit_elf_raise(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "library.so").write_bytes(content)
     with pytest.raises(ValueError, match=r"^library: expected an ELF file of 64 bits, little-endian, got .*\.so$"):
         platform_tag.needs(tmp_path / "library.so")

@@ -1,8 +1,8 @@
-"""The CUDA C++ sources, proved where there is no GPU: what compilers make of them, and what the kernel writes.
+"""The CUDA C++ sources without a GPU: they compile, and the kernel draws the bits of the cpu backend.
 
-Compilers for the GPU say whether every kernel compiles, and what it is made of. That it is right is seen on the CPU:
-the kernel's own source runs there, thread for thread and block for block, over the few words of CUDA that it uses
-(shim/cuda_shim.h), with every access to memory watched by sanitizers.
+Compilers for the GPU compile every kernel, and the tests read their PTX. The kernel's source also runs on the CPU,
+thread by thread and block by block, with a shim for the CUDA features that it uses (shim/cuda_shim.h). Sanitizers check
+every memory access.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from kernel_cases import GUARD, POISON, TABLES, Case, Values, words_in_memory
 from numba import njit
 from places import DATA
 from ptx_reader import opcodes_of
-from tables import COVERING, DTYPES, NARROW, NOISES, QUICK, STORES, VARIANTS, Variant
+from tables import COVERING, DTYPES, GRADIENT_VARIANTS, NARROW, NOISES, QUICK, STORES, VARIANTS, Variant
 
 import multisample
 from multisample.backends import cupy as cupy_backend
@@ -57,7 +57,7 @@ Build = Callable[..., Path]
 
 _CASE = struct.Struct(f"{PACKED_DRAW}sQQQ4QII{geometry.PACKED_GEOMETRY}s0Q")
 _GEOMETRY = geometry._STRUCT
-# What comes before an output: how it was cut, and the offset in memory as it is counted up.
+# The header of an output: its geometry, and the offset in memory after `advance`.
 _RESULT = struct.Struct(f"{geometry.PACKED_GEOMETRY}sQ")
 
 
@@ -81,7 +81,7 @@ def packed(case: Case) -> bytes:
 
 
 def _placed(values: Values) -> tuple[Vector | float, bytes]:
-    """A vector at its place in memory of so many bytes, or a number; and that memory."""
+    """A vector and the memory that contains it, or a number and empty memory."""
     if isinstance(values, float):
         return values, b""
     (stride,), size = values.strides, values.itemsize
@@ -93,7 +93,7 @@ def _placed(values: Values) -> tuple[Vector | float, bytes]:
 
 
 def sources() -> dict[str, str]:
-    """The texts of all C++ and CUDA files, by their path below csrc."""
+    """The texts of all C++ and CUDA files, by path relative to csrc."""
     root = csrc_files.folder()
     return {
         path.relative_to(root).as_posix(): path.read_text()
@@ -103,7 +103,7 @@ def sources() -> dict[str, str]:
 
 
 def check(case: Case, cut: geometry.Geometry, advanced: int, out: Array, writes: Array) -> None:
-    """Every element is written once and right, and nothing else is written."""
+    """Check that the kernel writes every element once and correctly, and no other memory."""
     assert advanced == (case.offset + 1) % 2**64, case
     assert cut == case.chosen_cut(), case
     right = np.full_like(out, POISON)
@@ -138,17 +138,17 @@ KERNEL_HEADERS = ("cuda/rows.cuh", "cuda/columns.cuh")
 
 
 def run(program: Path, cases: Iterable[Case]) -> collections.Counter[str]:
-    """Run and check them all; how often each way to store was taken."""
+    """Run and check all cases; returns the number of cases of each store variant."""
     cases = list(cases)
     done = run_program(program, b"".join(packed(case) for case in cases))
-    # -6 and 1 are failures of the shim and of a sanitizer. The shim announces each fiber to AddressSanitizer.
+    # Exit codes -6 and 1 are failures of the shim and of a sanitizer. The shim registers fibers with AddressSanitizer.
     assert done.returncode in (0, -6, 1), done.stderr.decode()[:4000]
     results, at, taken = done.stdout, 0, collections.Counter[str]()
     for case in cases:
         _, size = case.placed()
         begin = at + _RESULT.size
         after = begin + size + size // case.size
-        if len(results) < after:  # Here it ended.
+        if len(results) < after:  # The program ended in this case.
             pytest.fail(f"{case}\n{case.chosen_cut()}\n{done.stderr.decode()[:4000]}", pytrace=False)
         packed_cut, advanced = _RESULT.unpack_from(results, at)
         cut = geometry.Geometry(*_GEOMETRY.unpack(packed_cut))
@@ -162,21 +162,21 @@ def run(program: Path, cases: Iterable[Case]) -> collections.Counter[str]:
 
 
 def thinned(cases: Iterable[Case], dtype: str) -> list[Case]:
-    """All for float32, and of many cases every third for the other types, which are the same templates."""
+    """All cases for float32; every third of many cases for other types, which share the templates."""
     cases = list(cases)
     return cases if dtype == "float32" or len(cases) < 300 else cases[sorted(DTYPES).index(dtype) % 3 :: 3]
 
 
 TEMPLATES = [
     *itertools.product(("float32", "float64"), NOISES),
-    # The same template but for the last step, in which noise has no part.
+    # This template differs only in the last step, which does not depend on the noise.
     ("float16", "independent"), ("bfloat16", "shared"),
 ]  # fmt: skip
 
 
 @requires_gxx
 @pytest.mark.parametrize("table", TABLES)
-def test_kernel_draws_what_the_cpu_backend_draws_in_some_cases(runner: Callable[..., Path], table: str) -> None:
+def test_kernel_equals_the_cpu_backend_in_some_cases(runner: Callable[..., Path], table: str) -> None:
     cases = list(TABLES[table][0]("float32", "independent"))
     run(runner("float32", "independent"), cases[:: max(len(cases) // 50, 1) | 1])
 
@@ -185,13 +185,11 @@ def test_kernel_draws_what_the_cpu_backend_draws_in_some_cases(runner: Callable[
 @pytest.mark.slow
 @pytest.mark.parametrize("table", TABLES)
 @pytest.mark.parametrize(("dtype", "noise"), TEMPLATES)
-def test_kernel_draws_what_the_cpu_backend_draws(
-    runner: Callable[..., Path], dtype: str, noise: str, table: str
-) -> None:
+def test_kernel_equals_the_cpu_backend(runner: Callable[..., Path], dtype: str, noise: str, table: str) -> None:
     make, expected = TABLES[table]
     taken = run(runner(dtype, noise), thinned(make(dtype, noise), dtype))
     for stores, count in expected.items():
-        # A thread keeps one dimension alone of pairs of float64, which is aligned anywhere.
+        # For antithetic float64, a thread has one dimension only, which is always aligned.
         least = count if dtype == "float32" else 0 if dtype == "float64" and stores.endswith("staged") else 1
         assert taken[stores] >= least, (stores, taken)
 
@@ -202,7 +200,7 @@ def test_kernel_draws_what_the_cpu_backend_draws(
     ("dtype", "noise"),
     [("float32", "independent"), ("float64", "shared"), ("float16", "independent")],
 )
-def test_kernel_takes_its_seed_and_its_window_from_memory(runner: Callable[..., Path], dtype: str, noise: str) -> None:
+def test_kernel_takes_seed_and_window_from_memory(runner: Callable[..., Path], dtype: str, noise: str) -> None:
     taken = run(runner(dtype, noise, True), thinned(words_in_memory(dtype, noise), dtype))
     assert min(taken[name] for name in STORES) > 1, taken
 
@@ -210,8 +208,10 @@ def test_kernel_takes_its_seed_and_its_window_from_memory(runner: Callable[..., 
 @requires_gxx
 @pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "noise"), TEMPLATES)
-def test_kernel_draws_many_dimensions_and_long_rows(runner: Callable[..., Path], dtype: str, noise: str) -> None:
-    """So many that the geometry for a GPU has several chunks to a block, several runs of columns or several tiles."""
+def test_kernel_equals_the_cpu_backend_for_many_dimensions_and_long_rows(
+    runner: Callable[..., Path], dtype: str, noise: str
+) -> None:
+    """Sizes for which the geometry for a GPU has several chunks per block, runs of columns or tiles."""
     pairs = noise == "shared"
     chunks = [
         Case(256 * 513 + 5, 2, dtype, noise, not pairs, seed=3),
@@ -260,7 +260,7 @@ FAST = {f"{name}.approx.ftz.f32" for name in ("lg2", "sqrt", "cos", "sin")}
 
 
 def compile_kernels(variants: Sequence[Variant], architecture: str, *options: str) -> Program:
-    """These kernels, and last the one that counts up an offset."""
+    """Compile these kernels, followed by the kernel of `advance`."""
     names = [cupy_backend.kernel_name(KernelKey(*variant, False, 0)) for variant in variants]
     return nvrtc_compile(
         cupy_backend.source(), [*names, cupy_backend.ADVANCE_KERNEL], architecture, [*cupy_backend.OPTIONS, *options]
@@ -271,7 +271,7 @@ def compile_kernels(variants: Sequence[Variant], architecture: str, *options: st
 @requires_nvrtc
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_nvrtc_compiles_kernels_for_every_architecture_without_a_warning(architecture: str) -> None:
-    """A fifth of `COVERING` for each, in turn: the sources do not know for which they are compiled."""
+    """Each architecture compiles a fifth of `COVERING`, since the sources do not depend on the architecture."""
     assert not any("__CUDA_ARCH__" in text for text in sources().values())
     variants = COVERING[ARCHITECTURES.index(architecture) :: 5]
     compiled = compile_kernels(variants, architecture)
@@ -287,7 +287,7 @@ Bodies = dict[Variant, str]
 
 @pytest.fixture(scope="module", params=["some", pytest.param("covering", marks=pytest.mark.slow)])
 def ptx(request: pytest.FixtureRequest) -> tuple[Bodies, Bodies]:
-    """The PTX of kernels with contraction, which is NVRTC's default, and of a third of them without."""
+    """The PTX of kernels with contraction (NVRTC's default), and of a third of the kernels without contraction."""
     variants = QUICK if request.param == "some" else COVERING
 
     def bodies(variants: list[Variant], option: str) -> Bodies:
@@ -305,11 +305,11 @@ def ptx(request: pytest.FixtureRequest) -> tuple[Bodies, Bodies]:
 
 
 @requires_nvrtc
-def test_contraction_changes_nothing(ptx: tuple[Bodies, Bodies]) -> None:
-    """Since every product and sum of floating-point numbers is an intrinsic, nothing is left for a compiler to fuse."""
+def test_contraction_does_not_change_the_ptx(ptx: tuple[Bodies, Bodies]) -> None:
+    """Every floating-point product and sum is an intrinsic, so a compiler has nothing to fuse."""
 
     def lines(body: str) -> list[str]:
-        # Where the next kernel begins differs, and names of constants and labels hold numbers of the compilation.
+        # Positions of kernels differ, and names of constants and labels contain numbers of the compilation.
         return re.sub(r"_ZN\d+_INTERNAL_\w*?multisample|\$L__BB\d+", "", body).partition("\n}")[0].split("\n")
 
     contracted, as_written = ptx
@@ -319,11 +319,11 @@ def test_contraction_changes_nothing(ptx: tuple[Bodies, Bodies]) -> None:
 
 
 @requires_nvrtc
-def test_kernels_do_no_more_than_the_stream_says(ptx: tuple[Bodies, Bodies]) -> None:
+def test_kernels_have_only_the_operations_of_the_stream(ptx: tuple[Bodies, Bodies]) -> None:
     for (dtype, shared, antithetic, fast, stores), body in ptx[0].items():
         variant = (dtype, shared, antithetic, fast, STORES[stores])
         found = opcodes_of(body)
-        # They are all there.
+        # Every expected instruction occurs.
         assert found["ret"] > 0 and sum(found.values()) > 300, variant
         approximate = {name for name in found if ".approx" in name}
         flushed = {name for name in found if ".ftz" in name}
@@ -332,10 +332,10 @@ def test_kernels_do_no_more_than_the_stream_says(ptx: tuple[Bodies, Bodies]) -> 
             assert not approximate and found["sqrt.rn.f64"] > 0, variant
         else:
             assert approximate == (FAST if fast else {"rsqrt.approx.ftz.f32"}), (variant, approximate)
-            # float64 comes in alone, as an element of mu or sigma that is rounded at once.
+            # float64 occurs only in elements of mu and sigma, which are rounded first.
             wide = {name for name in found if ".f64" in name} - {"cvt.rn.f32.f64"}
             assert all(name.startswith(("ld.", "mov.")) for name in wide), (variant, wide)
-        # No function is called, no 64-bit number divided, nothing rounded other than to nearest even.
+        # No function calls, no 64-bit divisions, and no rounding except to nearest even.
         odd = {name for name in found if re.match(r"call|div\..*64|rem\..*64|div\..*f32|.*\.r[zmp]i?\.", name)}
         assert not odd, (variant, odd)
 
@@ -359,26 +359,27 @@ def test_nvcc_compiles_every_kernel_of_the_extension_without_a_warning(tmp_path:
     assert done.returncode == 0, output[-5000:]
     assert not re.search("warning", output, re.I), output[:5000]
     kernels = re.findall(r"Compiling entry function '(\w+)' for 'sm_90'", output)
+    assert len(kernels) == len(set(kernels))
+    gradients = sum("gradient_kernel" in name for name in kernels)
+    assert gradients == len(GRADIENT_VARIANTS) == 80
     # Kernels that read the seed or the window from memory have strided stores only.
     from_memory = [variant for variant in VARIANTS if STORES[variant[-1]] == "strided"]
-    assert sum("gradient_kernel" not in name and "sample_kernel" in name for name in kernels) == len(VARIANTS) + len(
-        from_memory
-    )
+    assert sum("sample_kernel" in name for name in kernels) == len(VARIANTS) + len(from_memory)
 
 
-def test_launches_report_their_own_errors_and_no_others() -> None:
-    """The runtime's last error may be one that another library has left behind, and is asked for only to drop it."""
+def test_launches_report_only_their_own_errors() -> None:
+    """The runtime's last error may belong to another library, so the code reads it only to clear our own error."""
     texts = sources()
     assert {"cuda/launch.cuh", "cuda/gradient_launch.cuh", "torch/cuda.cu"} <= texts.keys()
     code = {name: re.sub(r"//[^\n]*", "", text) for name, text in texts.items()}
     assert not [name for name, text in code.items() if "<<<" in text or "cudaPeekAtLastError" in text]
-    asked = {name: text.count("cudaGetLastError") for name, text in code.items() if "cudaGetLastError" in text}
-    assert asked == {"cuda/launch.cuh": 1}
+    uses = {name: text.count("cudaGetLastError") for name, text in code.items() if "cudaGetLastError" in text}
+    assert uses == {"cuda/launch.cuh": 1}
     assert re.search(r"if \(error != cudaSuccess\) cudaGetLastError\(\);\n  return error;", code["cuda/launch.cuh"])
     # Every launch goes through the one function that returns the launch's error.
     launches = {name: len(re.findall(r"\bcudaLaunch\w*", text)) for name, text in code.items() if "cudaLaunch" in text}
     assert launches == {"cuda/launch.cuh": 1}
-    assert "return taken(cudaLaunchKernel(" in code["cuda/launch.cuh"]
+    assert "return cleared(cudaLaunchKernel(" in code["cuda/launch.cuh"]
 
 
 # --- Device functions on the CPU ------------------------------------------------------------------
@@ -408,7 +409,7 @@ def functions(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 
 def apply(function: Any, out: Any, inputs: Iterable[Array], *flags: int) -> Array:
-    """Of `out`'s type and shape, from arrays of as many elements, or of four times as many."""
+    """Apply a C++ function to arrays; `out` has the type and the shape of the result."""
     result = np.empty(*out)
     arrays = [np.ascontiguousarray(array) for array in inputs]
     pointers = [array.ctypes.data_as(ctypes.c_void_p) for array in (*arrays, result)]
@@ -445,7 +446,7 @@ def random_places(size: int) -> list[Array]:
 
 
 @requires_gxx
-def test_words_are_the_published_and_the_known_ones(functions: ctypes.CDLL) -> None:
+def test_words_equal_the_published_and_the_known_answers(functions: ctypes.CDLL) -> None:
     published = load("words.json", "philox4x32_10")
     assert len(published) == 3
     counters = [[int(text, 16) for text in entry["counter"]] for entry in published]
@@ -471,7 +472,7 @@ def test_words_equal_the_reference(functions: ctypes.CDLL) -> None:
 
 
 @requires_gxx
-def test_normals_are_the_known_ones(functions: ctypes.CDLL) -> None:
+def test_normals_equal_the_known_answers(functions: ctypes.CDLL) -> None:
     pairs = np.array([[int(text, 16) for text in pair] for pair in load("transform_f32.json", "pairs")], np.uint32)
     got = cpp_normals(functions, "float32", pairs[:, [0, 1, 0, 1]])
     expected = pairs[:, 2:].copy().view(np.float32)
@@ -490,7 +491,7 @@ def test_normals_are_the_known_ones(functions: ctypes.CDLL) -> None:
 @requires_gxx
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_normals_equal_those_of_the_cpu_backend(functions: ctypes.CDLL, dtype: str) -> None:
-    """Which test_normals.py holds against the exact reference: in whole rows, and a little against that itself."""
+    """test_normals.py compares the cpu backend with the exact reference. Some normals are compared with both."""
     for place in zip(*map(np.ndarray.tolist, (x[:60] for x in random_places(180))), strict=True):
         seed, offset, i, g = place
         offset = min(offset, 2**64 - 2)
@@ -511,7 +512,7 @@ def test_normals_equal_those_of_the_cpu_backend(functions: ctypes.CDLL, dtype: s
 
 @requires_gxx
 @pytest.mark.parametrize("dtype", NARROW)
-def test_every_narrow_number_is_widened_exactly_and_comes_back(functions: ctypes.CDLL, dtype: str) -> None:
+def test_every_narrow_number_survives_widening_and_narrowing(functions: ctypes.CDLL, dtype: str) -> None:
     patterns = np.arange(2**16).astype(np.uint16)
     wide = apply(getattr(functions, f"widen_{dtype}"), (2**16, np.float32), [patterns])
     with np.errstate(invalid="ignore"):
@@ -528,7 +529,7 @@ def narrowed(functions: ctypes.CDLL, dtype: str, x: Array) -> Array:
 
 @requires_gxx
 @pytest.mark.parametrize("dtype", NARROW)
-def test_narrowing_rounds_as_numpy_and_the_cpu_backend_do(functions: ctypes.CDLL, dtype: str) -> None:
+def test_narrowing_equals_numpy_and_the_cpu_backend(functions: ctypes.CDLL, dtype: str) -> None:
     values = np.arange(2**16).astype(np.uint16).view(DTYPES[dtype]).astype(np.float32)
     exact = np.sort(values[np.isfinite(values)].astype(np.float64))
     last = 2 * exact[-1] - exact[-2]
@@ -550,14 +551,14 @@ def test_narrowing_rounds_as_numpy_and_the_cpu_backend_do(functions: ctypes.CDLL
     got, nan = narrowed(functions, dtype, x), np.isnan(x)
     wrong = np.flatnonzero((got != expected) & ~nan)
     assert len(wrong) == 0, [(x[k].hex(), hex(got[k]), hex(expected[k])) for k in wrong[:5]]
-    # A nan stays one, and it is the one of the cpu backend.
+    # A NaN stays a NaN, with the bits of the cpu backend.
     cpu = {"float16": narrow.to_float16, "bfloat16": narrow.to_bfloat16}[dtype]
     narrow_one = njit(lambda number: cpu(number))
     assert got[nan][:100].tolist() == [int(narrow_one(number)) for number in x[nan][:100]]
 
 
-def test_cupys_program_is_another_one_when_a_header_changes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    # CuPy's cache goes by the program's text alone, and so the text names what the headers contain.
+def test_the_cupy_program_changes_with_a_header(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    # CuPy's cache depends on the program's text only, so the text contains a digest of the headers.
     before = cupy_backend.source.__wrapped__()
     sources = tmp_path / "csrc"
     shutil.copytree(csrc_files.folder(), sources)

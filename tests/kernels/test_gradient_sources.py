@@ -1,7 +1,7 @@
-"""The gradient's C++ and CUDA C++ sources, proved where there is no GPU.
+"""The gradient's C++ and CUDA C++ sources without a GPU.
 
-Whole grids of the CUDA kernels run on the CPU (see test_cuda_sources.py), and so does the CPU's own, as compiled for
-other machines, with every access to memory watched by sanitizers. What compilers for the GPU make of them is looked at.
+Whole grids of the CUDA kernels run on the CPU (see test_cuda_sources.py). The CPU kernel runs as compiled for other
+processors. Sanitizers check every memory access. Compilers for the GPU compile every kernel.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import dataclasses
 import itertools
 import os
 import platform
-import re
 import signal
 import struct
 import subprocess
@@ -34,11 +33,11 @@ from cuda_cpp import (
     run_program,
 )  # fmt: skip
 from draws import WORDS, a_draw
-from tables import DTYPES, NOISES, slow_but
+from tables import DTYPES, GRADIENT_VARIANTS, NOISES, GradientVariant, slow_but
 
 import multisample
 from multisample.backends.draw import PACKED_DRAW, Operation, Word, pack
-from multisample.backends.native import csrc_files, toolchain
+from multisample.backends.native import csrc_files
 
 Array = np.ndarray[Any, Any]
 
@@ -70,7 +69,7 @@ LOADS = ("at once", "side by side", "apart")
 
 @dataclasses.dataclass
 class Case:
-    """A gradient, how it lies in memory, and how the sums are to be cut if not as they are for a GPU."""
+    """A gradient, its memory layout, and an optional change to the geometry of the sums."""
 
     d: int
     n: int
@@ -80,15 +79,15 @@ class Case:
     seed: int = 1
     offset: int = 0
     in_memory: tuple[str, ...] = ()
-    """The words that the kernel finds in memory: seed, offset, first_row, first_column. The draw has other values."""
+    """Words that the kernel reads from memory: seed, offset, first_row, first_column. The draw has other values."""
     dim_offset: int = 0
     sample_offset: int = 0
     strides: tuple[int, int] | None = None
-    """In elements; contiguous rows by default."""
+    """Strides in elements; contiguous rows by default."""
     misalignment: int = 0
-    """How many elements behind an aligned address the lowest one is."""
+    """Distance of the lowest element from an aligned address, in elements."""
     many_rows: bool = False
-    """Whether threads have several rows, as in large calls; there is no kernel for float64 without shared noise."""
+    """Whether threads have several rows, as in large calls; float64 has such a kernel only with common noise."""
     tiles: int = 0
     slots: int = 0
     turns: int = 0
@@ -100,20 +99,20 @@ class Case:
 
     @property
     def rows(self) -> int:
-        """Of a thread."""
+        """Rows per thread."""
         if not self.many_rows:
             return 1
         return 1 if self.dtype == "float64" and self.noise != "shared" else 2 if self.antithetic else 4
 
     def memory(self) -> tuple[Array, Array, int]:
-        """As long as it needs to be, NaN wherever it is not the gradient's; the gradient in it, and where it begins."""
+        """Memory that is NaN outside the gradient, the gradient in it, and the index of its first element."""
         strides = [stride * self.size for stride in self.strides or (self.n, 1)]
         reach = [stride * (length - 1) for stride, length in zip(strides, (self.d, self.n), strict=True)]
         first = self.misalignment * self.size - sum(r for r in reach if r < 0)
         memory = np.full(first + sum(r for r in reach if r > 0) + self.size, 0xFF, np.uint8)
         grad: Array = np.ndarray((self.d, self.n), DTYPES[self.dtype], memory, first, strides)
         draw = np.random.default_rng(self.d * 10007 + self.n)
-        # Where elements share memory, the last one stays.
+        # If elements share memory, the last written value remains.
         grad[...] = draw.normal(size=grad.shape).astype(np.float32).astype(grad.dtype)
         return memory, grad, first
 
@@ -147,7 +146,7 @@ class Case:
         _, grad, _ = self.memory()
         g = grad.astype(np.longdouble)
         for got, terms in ((mu, g), (sigma, g * np.asarray(z))):
-            # Fewer than 16 roundings, that of the result among them; of float64, a few more in long sums.
+            # Fewer than 16 roundings, including that of the result; float64 has more in long sums.
             bound = np.abs(terms).sum(1) * (64 * 2.0**-53 if real == "float64" else 16 * 2.0**-24)
             wrong = np.argwhere(~(np.abs(got - terms.sum(1)) <= bound))
             assert len(wrong) == 0, (self, wrong[:5].tolist())
@@ -167,7 +166,7 @@ def runner(build_once: Callable[..., Path]) -> Callable[[str], Path]:
 
 
 def run(runner: Callable[[str], Path], cases: Iterable[Case]) -> list[tuple[Geometry, Array, Array]]:
-    """Run and check them all, which are of one element type."""
+    """Run and check all cases, which have one element type."""
     cases = list(cases)
     (dtype,) = {case.dtype for case in cases}
     done = run_program(runner(dtype), b"".join(case.packed() for case in cases))
@@ -175,7 +174,7 @@ def run(runner: Callable[[str], Path], cases: Iterable[Case]) -> list[tuple[Geom
     for case in cases:
         real = np.float64 if case.dtype == "float64" else np.float32
         size = case.d * np.dtype(real).itemsize
-        if len(results) < at + _GEOMETRY.size + 2 * size:  # Here it ended.
+        if len(results) < at + _GEOMETRY.size + 2 * size:  # The program ended in this case.
             pytest.fail(f"{case}\n{done.stderr.decode()[:4000]}", pytrace=False)
         geometry = Geometry(*_GEOMETRY.unpack_from(results, at))
         at += _GEOMETRY.size
@@ -188,7 +187,7 @@ def run(runner: Callable[[str], Path], cases: Iterable[Case]) -> list[tuple[Geom
     return taken
 
 
-# Terms of a group, in which rows begin and end anywhere, of one block and of several.
+# Lengths with partial first and last groups, in one block and in several.
 LENGTHS = [*range(1, 20), 31, 32, 33, 35, 127, 129, 130, 257, 1021, 1024, 1100]
 
 
@@ -219,7 +218,7 @@ def test_kernel_sums_every_shape(runner: Callable[[str], Path], dtype: str, nois
 
 
 def layouts(d: int, n: int) -> dict[str, tuple[int, int]]:
-    """Strides in elements: what broadcasting, transposing, slicing and flipping make."""
+    """Strides in elements, as from broadcasting, transposing, slicing and flipping."""
     return {
         "padded": (n + 3, 1),
         "odd": (n | 1, 1),
@@ -258,7 +257,7 @@ def test_kernel_reads_any_strides_and_addresses(runner: Callable[[str], Path], d
 
 @requires_gxx
 @pytest.mark.parametrize("dtype", slow_but(["float32"], DTYPES))
-def test_kernel_sums_windows_however_far_out(runner: Callable[[str], Path], dtype: str) -> None:
+def test_kernel_sums_distant_windows(runner: Callable[[str], Path], dtype: str) -> None:
     rows, columns = 2**32, 2**34
     cases = [
         Case(
@@ -279,10 +278,8 @@ SOME_WORDS = [words for count in range(1, 5) for words in itertools.combinations
 @requires_gxx
 @pytest.mark.parametrize("noise", NOISES)
 @pytest.mark.parametrize("dtype", slow_but(["float32"], DTYPES))
-def test_kernel_takes_its_seed_and_its_window_from_memory(
-    runner: Callable[[str], Path], dtype: str, noise: str
-) -> None:
-    """Any of the words; whatever the draw's own values are, and wherever in a group the window begins."""
+def test_kernel_takes_seed_and_window_from_memory(runner: Callable[[str], Path], dtype: str, noise: str) -> None:
+    """Each combination of words in memory, and windows that begin at each position in a group."""
     cases: list[Case] = []
     for (d, n), antithetic, first in itertools.product(
         [(1, 1), (2, 3), (7, 4), (41, 9), (5, 130), (90, 31), (1, 8190), (1, 8191), (2, 16382)], (False, True), range(8)
@@ -296,7 +293,7 @@ def test_kernel_takes_its_seed_and_its_window_from_memory(
                 misalignment=k % 3, backwards=k // 2 % 2 == 1,
             )
         )  # fmt: skip
-        # The last segment of a row has one group, in which there may be no columns.
+        # The last segment of a row has one group, which may have no columns.
         if n > 4000:
             cases.append(dataclasses.replace(cases[-1], tiles=1, slots=256, turns=4, strides=None))
     taken = [geometry for geometry, _, _ in run(runner, cases)]
@@ -308,8 +305,8 @@ def test_kernel_takes_its_seed_and_its_window_from_memory(
 
 @requires_gxx
 @pytest.mark.parametrize("dtype", slow_but(["float32"], DTYPES))
-def test_sums_of_segments_of_rows_are_added_up(runner: Callable[[str], Path], dtype: str) -> None:
-    """As in large calls, made small: of a row, threads have several chains of groups, and blocks several segments."""
+def test_sums_of_row_segments_are_added(runner: Callable[[str], Path], dtype: str) -> None:
+    """A small version of large calls: threads have several chains of groups, and rows several segments."""
     cases: list[Case] = []
     for (d, n), strides in itertools.product([(1, 9000), (6, 2500), (40, 900), (3, 20_000)], [None, (0, 0), "across"]):
         for tiles, slots, turns in [(1, 32, 4), (2, 8, 20), (1, 3, 12), (4, 33, 8), (3, 1, 28), (1, 256, 4)]:
@@ -328,8 +325,8 @@ def test_sums_of_segments_of_rows_are_added_up(runner: Callable[[str], Path], dt
 
 
 @requires_gxx
-def test_the_cut_follows_from_the_shape_and_fills_blocks(runner: Callable[[str], Path]) -> None:
-    """Where there are several threads to a row, or several blocks; and that most threads have something to do."""
+def test_the_geometry_follows_from_the_shape_and_fills_blocks(runner: Callable[[str], Path]) -> None:
+    """Shapes with several threads or blocks per row, in which most threads have work."""
     small = [Case(d, n) for d, n in [(1, 1), (3, 5), (47, 100), (10, 4000), (1, 16_384), (1, 16_385), (64, 8000)]]
     for (geometry, _, _), case in zip(run(runner, small), small, strict=True):
         assert geometry.rows == 1, case
@@ -343,7 +340,7 @@ def test_the_cut_follows_from_the_shape_and_fills_blocks(runner: Callable[[str],
 
 @requires_gxx
 @pytest.mark.parametrize("dtype", slow_but(["float32"], DTYPES))
-def test_sums_are_the_same_in_any_order_of_blocks_and_threads(runner: Callable[[str], Path], dtype: str) -> None:
+def test_sums_do_not_depend_on_the_order_of_blocks_and_threads(runner: Callable[[str], Path], dtype: str) -> None:
     cases = [
         Case(d, n, dtype, antithetic=n % 2 == 1, many_rows=many_rows, turns=turns, tiles=1 if turns else 0)
         for d, n in [(9, 4001), (70, 130)]
@@ -371,14 +368,14 @@ def test_the_runner_detects_gradients_that_are_too_short(runner: Callable[[str],
     assert "AddressSanitizer: heap-buffer-overflow" in outcome(4)
 
 
-# --- The CPU's own --------------------------------------------------------------------------------
+# --- The CPU kernel -------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the machines below are of x86-64")
 @requires_gxx
-def test_cpus_of_other_vectors_give_the_same_bits_within_bounds(tmp_path: Path) -> None:
-    """In whatever parts the sums are made."""
+def test_code_for_other_simd_widths_gives_equal_gradients_within_bounds(tmp_path: Path) -> None:
+    """The results do not depend on how the sums are split."""
     digests = set()
     for machine in ("x86-64", "x86-64-v3", "native"):
         program = tmp_path / "cpu_gradient"
@@ -390,7 +387,7 @@ def test_cpus_of_other_vectors_give_the_same_bits_within_bounds(tmp_path: Path) 
         assert done.returncode == 0, done.stderr[-5000:]
         done = subprocess.run([str(program)], capture_output=True, text=True, timeout=SECONDS)
         if done.returncode < 0 and -done.returncode == signal.SIGILL:
-            continue  # This machine is plainer than that one.
+            continue  # This processor does not support the target.
         assert done.returncode == 0, done.stderr[:4000]
         digests.add(done.stdout)
     assert len(digests) == 1
@@ -399,25 +396,8 @@ def test_cpus_of_other_vectors_give_the_same_bits_within_bounds(tmp_path: Path) 
 
 # --- Compiled for the GPU -------------------------------------------------------------------------
 
-Kernel = tuple[str, bool, bool, bool, int, bool, bool]
-# Element type, whether noise is shared, antithetic, fast_math, rows of a thread, whether it only reads at once, and
-# whether it reads the seed and the window from memory.
-KERNELS: list[Kernel] = [
-    (dtype, shared, antithetic, fast, rows, only_at_once, origin_in_memory)
-    for dtype, shared, antithetic, fast in itertools.product(DTYPES, (False, True), (False, True), (False, True))
-    for rows, only_at_once, origin_in_memory in (
-        (1, False, False),
-        (1, False, True),
-        (2 if antithetic else 4, False, False),
-        (2 if antithetic else 4, True, False),
-    )
-    if not (fast and dtype == "float64")
-    if not (shared and rows == 1)
-    if not (rows > 1 and dtype == "float64" and not shared)
-]
 
-
-def kernel_name(kernel: Kernel) -> str:
+def kernel_name(kernel: GradientVariant) -> str:
     dtype, shared, antithetic, fast, rows, only_at_once, origin_in_memory = kernel
     element = ELEMENTS[dtype] if dtype in ("float32", "float64") else f"multisample::{dtype}"
     flags = ", ".join(str(flag).lower() for flag in (shared, antithetic, fast))
@@ -428,38 +408,14 @@ def kernel_name(kernel: Kernel) -> str:
 @requires_nvrtc
 @pytest.mark.parametrize("architecture", slow_but(["sm_90"], ARCHITECTURES))
 def test_nvrtc_compiles_kernels_for_every_architecture_without_a_warning(architecture: str) -> None:
-    """An eighth of them for each, in turn: the sources do not know for which they are compiled."""
-    assert len(KERNELS) == 80
-    kernels = [kernel_name(kernel) for kernel in KERNELS[ARCHITECTURES.index(architecture) :: 9]]
+    """Each architecture compiles an eighth of the kernels, since the sources do not depend on the architecture."""
+    kernels = [kernel_name(kernel) for kernel in GRADIENT_VARIANTS[ARCHITECTURES.index(architecture) :: 9]]
     kernels.append("multisample::add_segments_kernel<float>")
     options = ["-std=c++17", f"-I{csrc_files.folder()}"]
     compiled = nvrtc_compile('#include "cuda/gradient_kernel.cuh"\n', kernels, architecture, options)
     assert compiled.log == ""
     for name in compiled.names:
         assert f".text.{name}\0".encode() in compiled.code, name
-
-
-@pytest.mark.slow
-def test_nvcc_compiles_every_kernel_that_is_launched_without_a_warning(tmp_path: Path) -> None:
-    home = toolchain.cuda_home()
-    if home is None:
-        pytest.skip("nvcc is neither on the PATH nor in CUDA_HOME")
-    source = tmp_path / "gradient.cu"
-    source.write_text(
-        '#include "cuda/gradient_launch.cuh"\n'
-        "cudaError_t run(const multisample::Draw& draw) { return multisample::launch_gradient(draw); }\n"
-    )
-    command = [
-        str(home / "bin" / "nvcc"), "-std=c++17", "-O3", "-arch=sm_90", "-Xptxas", "-v", "-Xcompiler", "-Wall",
-        f"-I{csrc_files.folder()}", "-c", str(source), "-o", str(tmp_path / "gradient.o"),
-    ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=2 * SECONDS)
-    output = done.stdout + done.stderr
-    assert done.returncode == 0, output[-5000:]
-    assert not re.search("warning", output, re.I), output[:5000]
-    found = re.findall(r"Compiling entry function '(\w+)' for 'sm_90'", output)
-    names = [name for name in found if "gradient_kernel" in name]
-    assert len(names) == len(set(names)) == len(KERNELS)
 
 
 @requires_gxx

@@ -1,4 +1,4 @@
-"""A header includes headers of the layers below its own only: the order of csrc/README.md."""
+"""A header includes only headers of lower layers, in the order of csrc/README.md."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BELOW = {
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_a_file_includes_only_layers_below_its_own(path: Path) -> None:
+def test_a_file_includes_only_lower_layers(path: Path) -> None:
     layer = path.relative_to(ROOT).parts[0]
     text = path.read_text(encoding="utf-8")
     for name in re.findall(r'#include "([^"]+)"', text):

@@ -1,8 +1,8 @@
-"""What Numba and NVIDIA's compilers make of the Python kernel, read where there is no GPU.
+"""The PTX and the machine code of the Python kernel, from Numba and NVIDIA's compilers, without a GPU.
 
 No compiler may change a kernel's numbers. The tests read PTX, which the driver or nvJitLink compiles to machine code.
-PTX's rules let that step fuse a product with the sum that uses it, so no sum may use a plain product. Counts of
-instructions, registers and stack are no tests: see kernel_counts.py.
+PTX's rules let that step fuse a product with the sum that uses it, so no sum may use a plain product. kernel_counts.py
+counts instructions, registers and stack.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from multisample.backends import draw
 from multisample.backends.kernels.cuda import geometry
 from multisample.backends.native import csrc_files
 
-# Each transform once: to compile a kernel takes five seconds and more.
+# Each transform once, since compiling a kernel takes at least five seconds.
 SOME: list[Variant] = [
     ("float32", False, False, False, 0), ("float64", False, False, False, 3),
 ]  # fmt: skip
@@ -38,7 +38,7 @@ Build = Callable[..., Path]
 
 
 def compile_all(build_once: Build, name: str, jobs: list[tuple[Variant, Capability]], origin: bool) -> list[Compiled]:
-    """Compile these kernels in a process of their own, for all workers once."""
+    """Compile these kernels in a separate process, once for all workers."""
     sources = [Path(str(importlib.resources.files("multisample.backends"))).resolve(), Path(numba_ptx.__file__)]
 
     def make(folder: Path) -> None:
@@ -53,12 +53,12 @@ def compile_all(build_once: Build, name: str, jobs: list[tuple[Variant, Capabili
 
 @pytest.fixture(scope="session", params=["some", pytest.param("covering", marks=pytest.mark.slow)])
 def compiled(request: pytest.FixtureRequest, build_once: Build) -> list[Compiled]:
-    """Kernels for compute capability 9.0, and some for others."""
+    """Kernels for compute capability 9.0, and some for other capabilities."""
     if request.param == "some":
         return compile_all(build_once, "numba_ptx", [(variant, HOPPER) for variant in SOME], False)
     jobs = [(variant, HOPPER) for variant in dict.fromkeys([*SOME, *QUICK, *COVERING[::2]])]
     jobs += zip(QUICK[:3], OTHERS, strict=True)
-    # By dtype, because that is where kernels have most in common, and a process compiles once what they have.
+    # One process per dtype: kernels of a dtype share most functions, which a process compiles once.
     return [
         result
         for dtype in draw.SIZES
@@ -68,12 +68,12 @@ def compiled(request: pytest.FixtureRequest, build_once: Build) -> list[Compiled
 
 @pytest.fixture(scope="session")
 def hopper(compiled: list[Compiled]) -> list[Compiled]:
-    """Those for compute capability 9.0."""
+    """The kernels for compute capability 9.0."""
     return [result for result in compiled if result.capability == HOPPER]
 
 
-def test_ptx_is_read_as_it_is_written() -> None:
-    """The reader above, on a little program: what it cannot see, no test below can."""
+def test_the_ptx_reader_parses_a_small_program() -> None:
+    """The PTX reader parses a small program correctly."""
     kernel = Kernel(
         """
         .visible .entry f(.param .u64 f_param_0, .param .u32 f_param_1)
@@ -119,10 +119,10 @@ def test_ptx_is_read_as_it_is_written() -> None:
     assert kernel.maker("%r3") is kernel.maker("%r1")
 
 
-# --- Accepted -------------------------------------------------------------------------------------
+# --- Linking --------------------------------------------------------------------------------------
 
 
-def test_nvjitlink_takes_every_kernel_without_a_warning(compiled: list[Compiled]) -> None:
+def test_nvjitlink_links_every_kernel_without_a_warning(compiled: list[Compiled]) -> None:
     for result in compiled:
         assert result.file.with_suffix(".cubin").read_bytes().startswith(b"\x7fELF"), str(result)
         assert re.search(rf"^\.target {result.architecture}\b", result.ptx, re.M), str(result)
@@ -131,7 +131,7 @@ def test_nvjitlink_takes_every_kernel_without_a_warning(compiled: list[Compiled]
         assert not warnings, (str(result), warnings)
 
 
-def test_kernels_are_compiled_for_as_many_threads_as_are_launched(compiled: list[Compiled]) -> None:
+def test_kernels_have_the_launch_bounds_of_the_geometry(compiled: list[Compiled]) -> None:
     for result in compiled:
         threads, blocks = result.kernel.bounds["maxntid"], result.kernel.bounds["minnctapersm"]
         if result.way == "transposed":
@@ -139,12 +139,12 @@ def test_kernels_are_compiled_for_as_many_threads_as_are_launched(compiled: list
         else:
             most = geometry.staged_threads(result.variant[1]) if result.is_transposed else geometry.MOST_THREADS
         assert threads == most, str(result)
-        # ptxas takes no notice of a bound that is beyond the threads of a multiprocessor.
+        # ptxas ignores a bound that exceeds the threads of a multiprocessor.
         assert 2 * threads <= threads * blocks <= {(7, 5): 1024}.get(result.capability, 2048), str(result)
 
 
 def programs(name: str) -> Iterator[str]:
-    """Where that program of NVIDIA's is: in packages beside the compilers, and on the PATH."""
+    """Paths of an NVIDIA program: in the compilers' packages, and on PATH."""
     spec = importlib.util.find_spec("nvidia")
     for folder in (spec and spec.submodule_search_locations) or ():
         yield from map(str, sorted(Path(folder).glob(f"*/bin/{name}")))
@@ -162,7 +162,7 @@ _SIZES = {"u32": 4, "s32": 4, "b32": 4, "u64": 8, "s64": 8, "b64": 8, "f64": 8}
 
 
 def placed(kernel: Kernel) -> list[tuple[int, str]]:
-    """Offset and type of each parameter: each at the next address that its size divides."""
+    """Offset and type of each parameter, with natural alignment."""
     places, end = [], 0
     for kind in kernel.parameters:
         size = _SIZES[kind]
@@ -172,8 +172,8 @@ def placed(kernel: Kernel) -> list[tuple[int, str]]:
     return places
 
 
-def test_parameters_are_the_bytes_that_are_packed(compiled: list[Compiled]) -> None:
-    """Every field has a value of its own, and is found where the kernel looks for it."""
+def test_parameters_match_the_packed_bytes(compiled: list[Compiled]) -> None:
+    """Every field has a different value, which the kernel's parameters read at the expected offset."""
     numbers = itertools.count(1)
     expected = [0 if name.endswith("unused") else next(numbers) for name in _DRAW]
     call = draw._STRUCT.pack(*(number for number in expected if number))
@@ -191,10 +191,8 @@ def test_parameters_are_the_bytes_that_are_packed(compiled: list[Compiled]) -> N
 
 
 @pytest.mark.slow
-def test_kernels_that_read_their_window_from_memory_take_the_same_parameters(
-    compiled: list[Compiled], build_once: Build
-) -> None:
-    """And nvJitLink takes them; they need not be as fast."""
+def test_kernels_with_words_in_memory_have_the_same_parameters(compiled: list[Compiled], build_once: Build) -> None:
+    """nvJitLink links these kernels. Their speed does not matter."""
     variants = [variant for variant in QUICK if any(result.variant == variant for result in compiled)]
     results = compile_all(build_once, "numba_ptx_origin", [(variant, HOPPER) for variant in variants], True)
     for result in results:
@@ -202,13 +200,13 @@ def test_kernels_that_read_their_window_from_memory_take_the_same_parameters(
         assert placed(result.kernel) == placed(by_value.kernel), str(result)
         assert result.kernel.bounds == by_value.kernel.bounds, str(result)
         assert result.file.with_suffix(".cubin").read_bytes().startswith(b"\x7fELF"), str(result)
-        # Of the seed, the first row and the first column, wherever they are; by value none of these is read.
+        # The kernel reads the addresses of the seed, the first row and the first column, and none of their values.
         words = result.kernel.count["ld.global.u64"] - by_value.kernel.count["ld.global.u64"]
         assert words >= 3, (str(result), words)
 
 
 @requires_gxx
-def test_parameters_are_where_the_fields_of_the_cpp_structs_are(hopper: list[Compiled], tmp_path: Path) -> None:
+def test_parameters_have_the_offsets_of_the_cpp_structs(hopper: list[Compiled], tmp_path: Path) -> None:
     fields = [("Draw", name) for name in _DRAW] + [("Geometry", name) for name in geometry.Geometry._fields]
     lines = [
         f'  std::printf("%zu %zu\\n", offsetof({kind}, {name}), sizeof({kind}{{}}.{name}));' for kind, name in fields
@@ -233,9 +231,9 @@ def test_parameters_are_where_the_fields_of_the_cpp_structs_are(hopper: list[Com
 
 FAST = {f"{name}.approx.ftz.f32" for name in ("lg2", "sqrt", "cos", "sin")}
 FLOAT = re.compile(r".*\.(b?f16|f32|f64)\b.*")
-# Not arithmetic: numbers on their way, and a sign.
+# Instructions that are not arithmetic: moves, loads, stores and changes of sign.
 MOVES = re.compile(r"(mov|selp|neg|ld\.\w+|st\.\w+)(\.v[24])?\.(f32|f64)")
-# An element of mu or sigma, or a word, becomes a number.
+# Conversions of elements of mu and sigma, and of words.
 CONVERSIONS = {
     "float32": re.compile(r"cvt\.rn\.f32\.([us](16|32|64)|f64)|cvt\.f32\.f16"),
     "float64": re.compile(r"cvt\.rn\.f64\.[us](16|32|64)|cvt\.f64\.f32|cvt\.f32\.f16"),
@@ -246,7 +244,7 @@ def real(result: Compiled) -> str:
     return "float64" if result.variant[0] == "float64" else "float32"
 
 
-def test_kernels_know_no_other_floating_point_operations(compiled: list[Compiled]) -> None:
+def test_kernels_have_no_other_floating_point_operations(compiled: list[Compiled]) -> None:
     for result in compiled:
         dtype, _, _, fast, _ = result.variant
         found = result.kernel.count
@@ -260,11 +258,11 @@ def test_kernels_know_no_other_floating_point_operations(compiled: list[Compiled
         if dtype == "float16":
             allowed.add("cvt.rn.f16.f32")
         assert {name for name in found if ".approx" in name or ".ftz" in name} == approximate, str(result)
-        others = {name for name in found if FLOAT.fullmatch(name)} - allowed - approximate
-        others = {
-            name for name in others if not MOVES.fullmatch(name) and not CONVERSIONS[real(result)].fullmatch(name)
+        unexpected = {name for name in found if FLOAT.fullmatch(name)} - allowed - approximate
+        unexpected = {
+            name for name in unexpected if not MOVES.fullmatch(name) and not CONVERSIONS[real(result)].fullmatch(name)
         }
-        assert not others, (str(result), others)
+        assert not unexpected, (str(result), unexpected)
         if dtype != "float64":
             wide = {name for name in found if ".f64" in name}
             assert wide <= {"ld.param.f64", "ld.global.f64", "mov.f64", "cvt.rn.f32.f64"}, (str(result), wide)
@@ -273,8 +271,8 @@ def test_kernels_know_no_other_floating_point_operations(compiled: list[Compiled
         assert not re.search(r"\.local\b|__local_depot|\.extern\b", result.ptx), str(result)
 
 
-def test_no_product_goes_into_a_sum(compiled: list[Compiled]) -> None:
-    """ptxas would make one operation of both, with one rounding instead of two."""
+def test_no_sum_uses_a_plain_product(compiled: list[Compiled]) -> None:
+    """ptxas would fuse them into one operation, with one rounding instead of two."""
     for result in compiled:
         for instruction in result.kernel.instructions:
             if re.match(r"(add|sub)\.(f32|f64)", instruction.opcode):
@@ -284,7 +282,7 @@ def test_no_product_goes_into_a_sum(compiled: list[Compiled]) -> None:
 
 @functools.cache
 def stream_numbers(section: str) -> dict[str, list[str]]:
-    """The numbers of a section of STREAM.md, as PTX writes them: L, LE, S and C, or those in its formulas."""
+    """The numbers of a section of STREAM.md in PTX format: L, LE, S and C, or the numbers in its formulas."""
     text = (importlib.resources.files("multisample") / "STREAM.md").read_text()
     text = re.split(r"^#+ ", re.split(rf"^### {section}.*$", text, flags=re.M)[1], flags=re.M)[0]
     literal = r"-?0x[01]\.[0-9a-f]+p[+-]\d+"
@@ -298,7 +296,7 @@ def number_bits(number: float, wide: bool = False) -> str:
 
 
 def polynomials(kernel: Kernel) -> collections.Counter[tuple[str, ...]]:
-    """Coefficients of all that is evaluated as Horner did, from the highest on, in fused multiply-adds."""
+    """Coefficients of all Horner evaluations by fused multiply-adds, highest power first."""
     fused = [i for i in kernel.instructions if i.opcode.startswith("fma.") and kernel.constant(i.operands[3])]
     before: dict[Instruction, Instruction] = {}
     for instruction in fused:
@@ -306,7 +304,7 @@ def polynomials(kernel: Kernel) -> collections.Counter[tuple[str, ...]]:
             if made in fused:
                 assert made is not None and instruction not in before
                 before[instruction] = made
-                # The same x in both.
+                # Both fmas use the same x.
                 (x,) = {instruction.operands[1], instruction.operands[2]} - set(made.results)
                 assert x in made.operands[1:3]
     found = collections.Counter[tuple[str, ...]]()
@@ -320,7 +318,7 @@ def polynomials(kernel: Kernel) -> collections.Counter[tuple[str, ...]]:
     return found
 
 
-def test_coefficients_are_those_of_the_stream(hopper: list[Compiled]) -> None:
+def test_coefficients_equal_those_of_the_stream(hopper: list[Compiled]) -> None:
     for result in hopper:
         kernel, (dtype, _, _, fast, _) = result.kernel, result.variant
         wide = dtype == "float64"
@@ -337,12 +335,12 @@ def test_coefficients_are_those_of_the_stream(hopper: list[Compiled]) -> None:
         else:
             radii = kernel.count["sqrt.rn.f64" if wide else "rsqrt.approx.ftz.f32"]
             assert [len(numbers[name]) for name in ("L", "LE", "S", "C")] == ([20, 1, 9, 9] if wide else [8, 1, 5, 5])
-            # cos t = 1 - 2 s^2, halved.
+            # Half of cos t = 1 - 2 s^2.
             expected = {unit: radii, (bits(0.5),): radii}
             expected |= {tuple(numbers[name]): radii for name in "LSC"}
             factors = collections.Counter({bits(2.0 ** -(word - 1)): radii})
             if not wide:
-                factors[bits(0.5)] += radii  # Of the square root.
+                factors[bits(0.5)] += radii  # In the square root
         assert radii >= 2 and polynomials(kernel) == expected, str(result)
         multiplied = collections.Counter(
             constant
@@ -360,7 +358,7 @@ def test_coefficients_are_those_of_the_stream(hopper: list[Compiled]) -> None:
         )
         expected_sums = {} if fast else {(f"add.{width}", bits(-1.0)): radii, (f"add.{width}", None): radii}
         assert added == expected_sums, str(result)
-        # What multiplies without being a coefficient's x: the exponent's logarithm alone.
+        # The only other factor of an fma is the exponent's logarithm.
         logarithms = collections.Counter(
             constant
             for instruction in kernel.instructions
@@ -372,7 +370,7 @@ def test_coefficients_are_those_of_the_stream(hopper: list[Compiled]) -> None:
 
 
 def test_square_roots_are_corrected(hopper: list[Compiled]) -> None:
-    """g + h (x - g g), with g = x y and h = y / 2 of y, about 1 / sqrt(x): rounded as a square root is."""
+    """The square root is g + h (x - g g) with y near 1 / sqrt(x), g = x y and h = y / 2, which rounds correctly."""
 
     def only(found: list[Instruction]) -> Instruction:
         (instruction,) = found
@@ -400,7 +398,7 @@ def test_square_roots_are_corrected(hopper: list[Compiled]) -> None:
 
 
 def machine_code(cubin: Path) -> list[tuple[str, str]]:
-    """Instructions and their operands, those of jumps as the number of the instruction jumped to."""
+    """Instructions and operands; the operand of a jump is the index of its target instruction."""
     disassembler = next(programs("nvdisasm"), None)
     if disassembler is None:
         pytest.skip("nvdisasm is neither in package nvidia-cuda-nvdisasm nor on the PATH")
@@ -419,7 +417,7 @@ def machine_code(cubin: Path) -> list[tuple[str, str]]:
 
 
 def code_loops(code: list[tuple[str, str]]) -> Iterator[collections.Counter[str]]:
-    """How often each instruction is in the row loops."""
+    """Counts of the instructions in each row loop."""
     for last, (name, operand) in enumerate(code):
         if name == "BRA" and int(operand) < last:
             found = collections.Counter(name for name, _ in code[int(operand) : last + 1])
@@ -427,8 +425,8 @@ def code_loops(code: list[tuple[str, str]]) -> Iterator[collections.Counter[str]
                 yield found
 
 
-def test_machine_code_fuses_nothing_more(hopper: list[Compiled]) -> None:
-    """Each row has the fused operations of the formulas, and products beside them: none went into another."""
+def test_machine_code_has_no_additional_fused_operations(hopper: list[Compiled]) -> None:
+    """Each row has exactly the fused operations and the products of the formulas."""
     plain = [result for result in hopper if result.variant[0] == "float32" and not result.variant[3]]
     for result in plain:
         code = machine_code(result.file.with_suffix(".cubin"))
@@ -440,7 +438,7 @@ def test_machine_code_fuses_nothing_more(hopper: list[Compiled]) -> None:
             continue
         for loop in loops:
             rows = sum(count for name, count in loop.items() if re.match(r"LDS(\.U)?\.(128|64)", name))
-            # Two radii to a row, each of 20 fused operations, and x = mu + sigma z.
+            # A row has two radii, with 20 fused operations each, and x = mu + sigma z.
             assert loop["FFMA"] == (40 + result.width) * rows, (str(result), rows, loop["FFMA"])
             assert loop["FMUL"] >= 18 * rows, (str(result), rows, loop["FMUL"])
 

@@ -1,8 +1,7 @@
-"""A sampler is of use where the arrays already are: whatever library made them, they go in and come out as they are.
+"""Arrays of every library: the result has the library of the inputs, and the bits of the NumPy call.
 
-The numbers do not depend on whose array it is, so each way in is held against the plain NumPy call. Device memory is
-played by host memory here: a stand-in for CuPy and a backend that records what reaches it show, without a GPU, that
-addresses, strides, devices and streams arrive as the backend contract says.
+Without a GPU, host memory stands in for device memory. With a stand-in for CuPy and a backend that records its calls,
+the tests check that addresses, strides, devices and streams follow the backend contract.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ import torch
 from tables import DTYPES
 
 import multisample
-from multisample import BackendStatus, BackendUnavailableError, _backends, _plan, _streams, sample
+from multisample import BackendStatus, BackendUnavailableError, _backends, _libraries, _plan, _streams, sample
 from multisample.backends import registry
 from multisample.backends.draw import HOST, Draw, ElementType, Operation, Vector, Word
 
@@ -36,7 +35,7 @@ REFERENCE = sample(MU, SIGMA, N, seed=1)
 
 
 def bits(array: Any) -> Array:
-    """Bit patterns, so that equality is not approximate."""
+    """Bit patterns, for exact comparisons."""
     if isinstance(array, torch.Tensor):
         array = array.view(getattr(torch, f"int{8 * array.element_size()}")).numpy()
     array = np.asarray(array)
@@ -134,7 +133,7 @@ def test_every_form_of_a_host_vector_gives_the_same_bits(mu_form: str, sigma_for
 
 @pytest.mark.parametrize("n", [N, 30_000])
 @pytest.mark.parametrize("form", FORMS)
-def test_inputs_are_only_read(form: str, n: int) -> None:
+def test_inputs_are_not_modified(form: str, n: int) -> None:
     mu, sigma = MU.copy(), SIGMA.copy()
     sample(FORMS[form](mu), FORMS[form](sigma), n, seed=1)
     np.testing.assert_array_equal(mu, MU)
@@ -154,7 +153,7 @@ NUMBERS: list[Any] = [
 
 
 @pytest.mark.parametrize("number", NUMBERS, ids=repr)
-def test_one_of_the_two_may_be_a_number(number: Any) -> None:
+def test_mu_or_sigma_may_be_a_number(number: Any) -> None:
     twos = np.full(3, 2, np.float32)
     check_same(sample(MU, number, N, seed=1, dtype="float32"), sample(MU, twos, N, seed=1))
     check_same(sample(number, SIGMA, N, seed=1, dtype="float32"), sample(twos, SIGMA, N, seed=1))
@@ -162,7 +161,7 @@ def test_one_of_the_two_may_be_a_number(number: Any) -> None:
 
 
 @pytest.mark.parametrize("number", [0.1, 1 / 3, 123456789, 2**70])
-def test_a_number_is_as_exact_as_the_result(number: float) -> None:
+def test_numbers_have_the_precision_of_the_result(number: float) -> None:
     for dtype in (np.float32, np.float64):
         vector = np.full(3, number, dtype)
         check_same(sample(number, SIGMA.astype(dtype), N, seed=1), sample(vector, SIGMA.astype(dtype), N, seed=1))
@@ -232,7 +231,7 @@ def test_result_types_follow_the_promotion_table(one: str, other: str) -> None:
 
 
 @pytest.mark.parametrize(("one", "other"), [pair for pair in PROMOTION if LIST not in pair])
-def test_tensors_are_promoted_as_arrays_are(one: str, other: str) -> None:
+def test_tensors_are_promoted_like_arrays(one: str, other: str) -> None:
     def tensor(kind: str) -> Any:
         if kind == NUMBER:
             return 1.0
@@ -243,7 +242,7 @@ def test_tensors_are_promoted_as_arrays_are(one: str, other: str) -> None:
 
 
 @pytest.mark.parametrize("number", [np.float64(1), np.array(1.0)])
-def test_numbers_of_numpy_are_not_weak(number: Any) -> None:
+def test_numpy_scalars_take_part_in_promotion(number: Any) -> None:
     assert sample(MU, number, 3).dtype == np.float64
     assert sample(MU, number.astype(np.float16), 3).dtype == np.float32
     assert sample(MU.astype(np.float16), number.astype(np.float16), 3).dtype == np.float16
@@ -260,7 +259,7 @@ SPELLINGS: dict[str, list[Any]] = {
 @pytest.mark.parametrize(
     ("name", "spelling"), [pytest.param(name, s, id=f"{s!r}") for name in SPELLINGS for s in SPELLINGS[name]]
 )
-def test_a_dtype_may_be_spelt_in_any_library(name: str, spelling: Any) -> None:
+def test_dtype_accepts_the_names_and_types_of_every_library(name: str, spelling: Any) -> None:
     x = sample(MU, SIGMA, N, seed=1, dtype=spelling)
     assert x.dtype == DTYPES[name]
     y = sample(torch.from_numpy(MU), torch.from_numpy(SIGMA), N, seed=1, dtype=spelling)
@@ -272,7 +271,7 @@ def test_a_dtype_may_be_spelt_in_any_library(name: str, spelling: Any) -> None:
 def test_narrow_results_are_the_float32_results_rounded_once(dtype: str) -> None:
     x = sample(MU, SIGMA, 10_000, seed=1)
     check_same(sample(MU, SIGMA, 10_000, seed=1, dtype=dtype), x.astype(DTYPES[dtype]))
-    # Inputs of float64 are rounded to the computing type first, and not to the narrow one.
+    # float64 inputs are rounded to the computing type first, not to the narrow type.
     mu, sigma = MU + np.float64(1) / 3, SIGMA + np.float64(1) / 7
     x = sample(mu.astype(np.float32), sigma.astype(np.float32), 1000, seed=1)
     check_same(sample(mu, sigma, 1000, seed=1, dtype=dtype), x.astype(DTYPES[dtype]))
@@ -302,7 +301,7 @@ print(generator.offset, multisample.sample([0.0], [1.0], 2, dtype="float16").dty
 """
 
 
-def test_bfloat16_of_numpy_without_ml_dtypes_says_what_to_install() -> None:
+def test_numpy_bfloat16_without_ml_dtypes_raises_with_the_install_command() -> None:
     run = subprocess.run([sys.executable, "-c", WITHOUT_ML_DTYPES], capture_output=True, text=True, check=True)
     message, rest = run.stdout.splitlines()
     assert message.startswith("dtype: ")
@@ -328,7 +327,7 @@ BACKWARDS: dict[str, Callable[[Any], Any]] = {
 
 
 def written(out: Any, memory: Array, view: Callable[[Any], Any]) -> Array:
-    """Where `out` is in `memory`, with True for what changed."""
+    """A mask of `memory` that is True for the elements of `out`."""
     mask = np.zeros(memory.shape, bool)
     target = view(mask)
     if np.shares_memory(target, mask):
@@ -375,7 +374,7 @@ def test_out_may_be_unaligned() -> None:
     check_same(out, REFERENCE)
 
 
-def test_out_decides_nothing_but_the_place() -> None:
+def test_out_does_not_change_dtype_or_numbers() -> None:
     out = np.empty((3, N))
     with pytest.raises(ValueError, match=r"^out: expected dtype float32, got float64"):
         sample(MU, SIGMA, N, out=out)
@@ -417,14 +416,14 @@ def test_tensors_of_every_dtype_give_the_bits_of_arrays(dtype: str) -> None:
     check_same(x, sample(mu, sigma, N, seed=1))
 
 
-def test_with_tensors_a_number_or_a_tensor_without_dimension_serves() -> None:
+def test_a_number_or_a_scalar_tensor_may_accompany_a_tensor() -> None:
     twos = np.full(3, 2, np.float32)
     for two in (2, 2.0, torch.tensor(2.0), torch.tensor(2)):
         check_same(sample(torch.tensor(MU), two, N, seed=1), sample(MU, twos, N, seed=1))
         check_same(sample(two, torch.tensor(SIGMA), N, seed=1), sample(twos, SIGMA, N, seed=1))
 
 
-def test_a_parameter_serves_where_grad_is_off() -> None:
+def test_a_parameter_is_accepted_under_no_grad() -> None:
     mu, sigma = torch.nn.Parameter(torch.tensor(MU)), torch.nn.Parameter(torch.tensor(SIGMA))
     out = torch.empty(3, N)
     with torch.no_grad():
@@ -441,7 +440,7 @@ def test_large_tensors_give_the_bits_of_arrays() -> None:
 # --- DLPack on the CPU ----------------------------------------------------------------------------
 
 
-def test_an_array_known_by_dlpack_alone_serves_without_a_copy() -> None:
+def test_an_array_with_only_dlpack_is_read_without_a_copy() -> None:
     memory = np.zeros((3, N), np.float32)
     out = DlpackOnly(memory)
     check_same(sample(DlpackOnly(MU), DlpackOnly(SIGMA), N, seed=1), REFERENCE)
@@ -451,7 +450,7 @@ def test_an_array_known_by_dlpack_alone_serves_without_a_copy() -> None:
     check_same(memory, REFERENCE)
 
 
-def test_dlpack_types_are_promoted_as_arrays_are() -> None:
+def test_dlpack_types_are_promoted_like_arrays() -> None:
     assert sample(DlpackOnly(MU.astype(np.float64)), DlpackOnly(SIGMA), N).dtype == np.float64
     assert sample(DlpackOnly(MU.astype(np.int16)), 1.0, N).dtype == np.float32
     assert sample(DlpackOnly(MU.astype(np.float16)), 1.0, N).dtype == np.float16
@@ -469,14 +468,14 @@ def test_values_behind_dlpack_are_checked() -> None:
     assert (out == 7).all()
 
 
-def test_an_array_that_cannot_be_exported_is_named() -> None:
+def test_the_error_names_an_array_that_cannot_be_exported() -> None:
     swapped = DlpackOnly(SIGMA.astype(SIGMA.dtype.newbyteorder()))
     with pytest.raises((TypeError, ValueError), match=r"^sigma: "):
         sample(DlpackOnly(MU), swapped, N)
 
 
 @pytest.mark.parametrize("kind", [4, 7, 8, 10, 14])
-def test_memory_that_no_backend_serves_is_named(kind: int) -> None:
+def test_the_error_names_memory_that_no_backend_serves(kind: int) -> None:
     class Elsewhere(DlpackOnly):
         def __dlpack_device__(self) -> Any:
             return kind, 0
@@ -490,7 +489,7 @@ def test_memory_that_no_backend_serves_is_named(kind: int) -> None:
 # --- JAX ------------------------------------------------------------------------------------------
 
 
-def test_jax_arrays_give_jax_arrays_of_the_same_bits() -> None:
+def test_jax_arrays_give_jax_arrays_with_equal_bits() -> None:
     jax = pytest.importorskip("jax")
     with jax.default_device(jax.devices("cpu")[0]):
         mu, sigma = jax.numpy.asarray(MU), jax.numpy.asarray(SIGMA)
@@ -502,7 +501,7 @@ def test_jax_arrays_give_jax_arrays_of_the_same_bits() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-def test_jax_arrays_may_be_of_every_dtype(dtype: str) -> None:
+def test_jax_arrays_may_have_every_dtype(dtype: str) -> None:
     jax = pytest.importorskip("jax")
     with jax.default_device(jax.devices("cpu")[0]):
         mu, sigma = jax.numpy.asarray(MU), jax.numpy.asarray(SIGMA)
@@ -514,7 +513,7 @@ def test_jax_arrays_may_be_of_every_dtype(dtype: str) -> None:
         assert sample(MU, SIGMA, N, dtype=spelling).dtype == DTYPES[dtype]
 
 
-def test_jax_has_float64_only_where_it_was_enabled() -> None:
+def test_jax_float64_requires_enabled_x64() -> None:
     jax = pytest.importorskip("jax")
     with jax.default_device(jax.devices("cpu")[0]):
         mu, sigma = jax.numpy.asarray(MU), jax.numpy.asarray(SIGMA)
@@ -527,7 +526,7 @@ def test_jax_has_float64_only_where_it_was_enabled() -> None:
             jax.config.update("jax_enable_x64", False)
 
 
-def test_jax_arrays_are_no_place_to_write_to() -> None:
+def test_a_jax_out_raises() -> None:
     jax = pytest.importorskip("jax")
     with jax.default_device(jax.devices("cpu")[0]):
         mu, out = jax.numpy.asarray(MU), jax.numpy.zeros((3, N))
@@ -536,19 +535,19 @@ def test_jax_arrays_are_no_place_to_write_to() -> None:
         assert (out == 0).all()
 
 
-def test_jax_arrays_draw_from_our_default_generator() -> None:
+def test_jax_arrays_use_our_default_generator() -> None:
     jax = pytest.importorskip("jax")
     with jax.default_device(jax.devices("cpu")[0]):
         multisample.manual_seed(1)
         check_same(sample(jax.numpy.asarray(MU), jax.numpy.asarray(SIGMA), N), REFERENCE)
 
 
-# --- A third party's backends ---------------------------------------------------------------------
+# --- Third-party backends -------------------------------------------------------------------------
 
 
 @pytest.fixture
 def registered(monkeypatch: pytest.MonkeyPatch, new_choices: None) -> Callable[[Any], Any]:
-    """``registered(backend)``: registers it, for this test alone."""
+    """``registered(backend)``: registers a backend for this test only."""
     monkeypatch.setattr(registry, "_registered", dict(registry._registered))
 
     def register(backend: Any) -> Any:
@@ -559,7 +558,7 @@ def registered(monkeypatch: pytest.MonkeyPatch, new_choices: None) -> Callable[[
 
 
 class Recording:
-    """Delegates to the cpu backend, and writes down what reached it."""
+    """Delegates to the cpu backend, and records its calls."""
 
     name = "recording"
     device_kinds: tuple[str, ...] = ("cpu",)
@@ -593,7 +592,7 @@ FLOAT32, FLOAT64 = ElementType.float32, ElementType.float64
 
 @pytest.mark.parametrize("n", [N, 30_000])
 @pytest.mark.parametrize("library", ["numpy", "list", "torch"])
-def test_a_third_partys_backend_draws_for_host_arrays(registered: Callable[[Any], Any], library: str, n: int) -> None:
+def test_a_third_party_backend_draws_for_host_arrays(registered: Callable[[Any], Any], library: str, n: int) -> None:
     backend = registered(Recording())
     convert: Any = {"numpy": np.array, "list": np.ndarray.tolist, "torch": torch.tensor}[library]
     expected = sample(MU, SIGMA, n, seed=1)
@@ -602,7 +601,8 @@ def test_a_third_partys_backend_draws_for_host_arrays(registered: Callable[[Any]
     assert len(backend.launched) == 2
     for draw in backend.launched:
         assert draw[1:][4:] == (
-            3, n, Word(1), Word(0), Word(0), Word(0), 0, 0, FLOAT32, Operation.sample, False, False, False, HOST, 0, 0,
+            3, n, Word(1), Word(0), Word(0), Word(0), 0, 0, FLOAT32, Operation.sample, False, False, False, HOST,
+            0, 0, 0, 0,
         )  # fmt: skip
         assert (draw.row_stride, draw.column_stride) == (4 * n, 4)
         assert {draw.mu.type, draw.sigma.type} <= {FLOAT32, FLOAT64}
@@ -640,14 +640,14 @@ def test_results_of_every_type_reach_the_backend(registered: Callable[[Any], Any
     assert [draw.type for draw in backend.launched] == [ElementType[dtype]] * 2
 
 
-def test_nothing_is_launched_where_nothing_is_drawn(registered: Callable[[Any], Any]) -> None:
+def test_empty_results_launch_nothing(registered: Callable[[Any], Any]) -> None:
     backend = registered(Recording())
     assert sample(MU, SIGMA, 0, backend="recording").shape == (3, 0)
     assert sample([], [], 5, backend="recording").shape == (0, 5)
     assert backend.launched == []
 
 
-def test_a_third_partys_launcher_is_made_once_for_calls_alike(registered: Callable[[Any], Any]) -> None:
+def test_a_third_party_launcher_is_made_once_per_plan(registered: Callable[[Any], Any]) -> None:
     made = []
 
     class WithLauncher(Recording):
@@ -684,7 +684,7 @@ def test_a_named_backend_never_falls_back(registered: Callable[[Any], Any]) -> N
     assert len(backend.launched) == 1
 
 
-def test_a_backend_that_fails_is_not_replaced(registered: Callable[[Any], Any]) -> None:
+def test_a_failing_backend_is_not_replaced(registered: Callable[[Any], Any]) -> None:
     class Failing(Recording):
         def launch(self, draw: Draw) -> None:
             raise RuntimeError("the device is on fire")
@@ -695,7 +695,7 @@ def test_a_backend_that_fails_is_not_replaced(registered: Callable[[Any], Any]) 
             sample(MU, SIGMA, n, seed=1, backend="recording")
 
 
-def test_a_backend_of_torch_without_cuda_gives_tensors_for_host_inputs(registered: Callable[[Any], Any]) -> None:
+def test_a_torch_backend_without_cuda_gives_tensors_for_host_inputs(registered: Callable[[Any], Any]) -> None:
     class OfTorch(Recording):
         host_library = "torch"
 
@@ -716,11 +716,11 @@ def test_a_backend_of_torch_without_cuda_gives_tensors_for_host_inputs(registere
     assert default.offset == 1
 
 
-# --- Device memory, played by host memory ---------------------------------------------------------
+# --- Device memory, emulated by host memory -------------------------------------------------------
 
 
 def make_cupy() -> Any:
-    """As much of CuPy as is asked of it, on NumPy's memory."""
+    """A stand-in for the parts of CuPy that multisample uses, in host memory."""
     cupy = types.ModuleType("cupy")
 
     class ndarray:  # noqa: N801
@@ -766,7 +766,7 @@ def make_cupy() -> Any:
 
 
 class OnDevice:
-    """An array of a library that nobody knows, in device memory."""
+    """An array of an unknown library, in device memory."""
 
     def __init__(self, host: Array, stream: int | None = None, **more: Any) -> None:
         self.host = host
@@ -786,7 +786,7 @@ class OnDeviceByDlpack(DlpackOnly):
 
 
 class RecordingCuda(Recording):
-    """A backend for device memory whose own library is the stand-in for CuPy."""
+    """A backend for device memory whose library is the stand-in for CuPy."""
 
     name = "recording_cuda"
     device_kinds = ("cuda",)
@@ -809,7 +809,7 @@ class RecordingCuda(Recording):
 def cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     module, ours = make_cupy(), "multisample._libraries.cupy"
     monkeypatch.setitem(sys.modules, "cupy", module)
-    # Our module about CuPy is imported anew, over the stand-in, and again when the test is over.
+    # Import our module for CuPy again, with the stand-in, and once more after the test.
     before = sys.modules.pop(ours, None)
     yield module
     sys.modules.pop(ours, None)
@@ -820,9 +820,9 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 @pytest.fixture
 def cuda(cupy: Any, registered: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch) -> RecordingCuda:
     backend: RecordingCuda = registered(RecordingCuda(cupy))
-    # A driver, if there is one, knows nothing of these streams.
+    # A real driver would not recognize these streams.
     monkeypatch.setattr(_streams, "order", lambda *streams: backend.ordered.append(streams))
-    for module in (_streams, _plan):
+    for module in (_streams, _plan, _libraries.library):
         monkeypatch.setattr(module, "is_capturing", lambda stream: False)
     monkeypatch.setattr(_streams, "Event", lambda stream, device: SimpleNamespace(is_done=lambda: True))
     monkeypatch.setattr(_streams, "KEEPER", _streams.Keeper())
@@ -857,7 +857,7 @@ def test_device_arrays_keep_their_element_type(cuda: RecordingCuda, cupy: Any, d
     assert launched.type == ElementType[dtype if dtype in DTYPES else "float32"]
 
 
-def test_columns_and_numbers_of_a_device(cuda: RecordingCuda, cupy: Any) -> None:
+def test_device_columns_and_numbers_reach_the_backend(cuda: RecordingCuda, cupy: Any) -> None:
     column, scalar = cupy.ndarray(MU[:, None]), cupy.ndarray(np.array(2, np.float32))
     expected = sample(MU, np.full(3, 2, np.float32), N, seed=1)
     for mu, sigma in ((column, scalar), (column, 2), (column, 2.0)):
@@ -878,7 +878,7 @@ def test_out_on_a_device_is_written_through_its_strides(cuda: RecordingCuda, cup
         assert cuda.launched[-1][2:7] == (out.data.ptr, *out.host.strides, 3, N)
 
 
-def test_a_bad_out_on_a_device_is_refused(cuda: RecordingCuda, cupy: Any) -> None:
+def test_a_bad_device_out_raises(cuda: RecordingCuda, cupy: Any) -> None:
     memory = np.full((3, N + 1), 7, np.float32)
     one_row = np.lib.stride_tricks.as_strided(memory, (3, N), (0, 4))
     mu, sigma, generator = cupy.ndarray(MU), cupy.ndarray(SIGMA), multisample.Generator(1)
@@ -897,13 +897,13 @@ def test_a_bad_out_on_a_device_is_refused(cuda: RecordingCuda, cupy: Any) -> Non
     assert (cuda.launched, generator.offset) == ([], 0)
 
 
-def test_vectors_on_two_devices_are_refused(cuda: RecordingCuda, cupy: Any) -> None:
+def test_vectors_on_two_devices_raise(cuda: RecordingCuda, cupy: Any) -> None:
     with pytest.raises(ValueError, match=r"^sigma: expected it on the device of .*, cuda:0, got cuda:1"):
         draw(cupy.ndarray(MU, 0), cupy.ndarray(SIGMA, 1), N)
     assert cuda.launched == []
 
 
-def test_values_on_a_device_are_looked_at_only_when_asked(cuda: RecordingCuda, cupy: Any) -> None:
+def test_device_values_are_checked_only_with_validate(cuda: RecordingCuda, cupy: Any) -> None:
     negative = np.array([1, -1, -1], np.float32)
     assert draw(cupy.ndarray(MU), cupy.ndarray(negative), N, seed=1).shape == (3, N)
     assert (cupy.waited, len(cuda.launched)) == (0, 1)
@@ -923,7 +923,7 @@ def test_values_on_a_device_are_looked_at_only_when_asked(cuda: RecordingCuda, c
     (-1.0, r"^sigma: .*-1"), (float("nan"), "^sigma: .*nan"), (float("inf"), "^sigma: .*inf"), (10**400, "^sigma: "),
     (1e39, r"^sigma: .*(inf|1e\+?39)"),
 ])  # fmt: skip
-def test_numbers_are_host_values_and_always_checked(
+def test_numbers_beside_device_arrays_are_always_checked(
     cuda: RecordingCuda, cupy: Any, number: float, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
@@ -931,7 +931,7 @@ def test_numbers_are_host_values_and_always_checked(
     assert cuda.launched == []
 
 
-def test_host_inputs_go_to_the_backends_device(cuda: RecordingCuda, cupy: Any) -> None:
+def test_host_inputs_are_adopted_by_the_backend(cuda: RecordingCuda, cupy: Any) -> None:
     for mu, sigma in (
         (MU, SIGMA), (MU.tolist(), SIGMA.tolist()), (strided(MU), SIGMA[:, None]), (MU, 2.0), (1, tuple(SIGMA)),
         (ArrayOnly(MU), SIGMA), (MU.astype(np.float64), SIGMA), (MU.astype(np.float16), [1, 2, 3]),
@@ -940,11 +940,11 @@ def test_host_inputs_go_to_the_backends_device(cuda: RecordingCuda, cupy: Any) -
         x = draw(mu, sigma, N, seed=1)
         assert type(x) is cupy.ndarray
         check_same(x.host, sample(mu, sigma, N, seed=1))
-    # The contract: a NumPy array, or an object with __dlpack__ or __cuda_array_interface__.
+    # By the contract, `adopt` takes a NumPy array, or an object with __dlpack__ or __cuda_array_interface__.
     assert {type(array) for array in cuda.adopted} == {np.ndarray}
 
 
-def test_host_inputs_are_checked_before_they_go_to_a_device(cuda: RecordingCuda) -> None:
+def test_host_inputs_are_checked_before_adoption(cuda: RecordingCuda) -> None:
     generator = multisample.Generator(1)
     for mu, sigma, error, message in (
         (MU, np.array([1, -1, 1], np.float32), ValueError, r"^sigma: .*sigma\[1\] = -1.0"),
@@ -962,7 +962,7 @@ def test_host_inputs_are_checked_before_they_go_to_a_device(cuda: RecordingCuda)
     assert (cuda.launched, generator.offset) == ([], 0)
 
 
-def test_memory_that_the_named_backend_does_not_serve_is_refused(cuda: RecordingCuda, cupy: Any) -> None:
+def test_memory_that_the_named_backend_does_not_serve_raises(cuda: RecordingCuda, cupy: Any) -> None:
     with pytest.raises(ValueError, match=r"^backend: 'cpu' serves cpu memory, got a CuPy array in cuda memory"):
         sample(cupy.ndarray(MU), cupy.ndarray(SIGMA), N, backend="cpu")
     with pytest.raises(ValueError, match=r"^backend: 'recording_cuda' serves cuda memory, got a PyTorch tensor in cpu"):
@@ -977,7 +977,7 @@ def test_memory_that_the_named_backend_does_not_serve_is_refused(cuda: Recording
         draw(MU, SIGMA, N)
 
 
-def test_generators_and_device_arrays(cuda: RecordingCuda, cupy: Any) -> None:
+def test_device_arrays_use_our_generators_only(cuda: RecordingCuda, cupy: Any) -> None:
     default = multisample.manual_seed(1)
     check_same(draw(cupy.ndarray(MU), cupy.ndarray(SIGMA), N).host, REFERENCE)
     assert default.offset == 1
@@ -986,7 +986,7 @@ def test_generators_and_device_arrays(cuda: RecordingCuda, cupy: Any) -> None:
         draw(cupy.ndarray(MU), cupy.ndarray(SIGMA), N, generator=torch.Generator())
 
 
-def test_an_array_known_by_the_cuda_array_interface_is_shared_with_the_backend(cuda: RecordingCuda, cupy: Any) -> None:
+def test_an_array_with_only_the_cuda_array_interface_is_adopted(cuda: RecordingCuda, cupy: Any) -> None:
     mu, sigma = OnDevice(strided(MU), stream=5), OnDevice(SIGMA)
     x = draw(mu, sigma, N, seed=1)
     assert type(x) is cupy.ndarray
@@ -994,7 +994,7 @@ def test_an_array_known_by_the_cuda_array_interface_is_shared_with_the_backend(c
     assert cuda.adopted == [mu, sigma]
     assert cuda.launched[0].mu == Vector(mu.host.ctypes.data, 24, 0.0, FLOAT32)
     assert cuda.launched[0].stream == 1000
-    # The stream that it names is waited for, and waits.
+    # The kernel's stream waits for the stream that the array names, which waits for the kernel.
     assert cuda.ordered == [(5, 1000, 0), (1000, 5, 0)]
     out = OnDevice(np.zeros((3, N), np.float32), stream=6)
     assert draw(sigma, 1.0, N, seed=1, out=out) is out
@@ -1003,7 +1003,7 @@ def test_an_array_known_by_the_cuda_array_interface_is_shared_with_the_backend(c
 
 
 @pytest.mark.parametrize("kind", [2, 13])
-def test_an_array_known_by_dlpack_is_on_the_device_that_it_says(cuda: RecordingCuda, kind: int) -> None:
+def test_a_dlpack_array_has_the_device_of_its_protocol(cuda: RecordingCuda, kind: int) -> None:
     mu, sigma = OnDeviceByDlpack(MU, 1, kind), OnDeviceByDlpack(SIGMA, 1, kind)
     check_same(draw(mu, sigma, N, seed=1).host, REFERENCE)
     assert (cuda.launched[0].device, cuda.launched[0].stream) == (1, 1001)
@@ -1011,7 +1011,7 @@ def test_an_array_known_by_dlpack_is_on_the_device_that_it_says(cuda: RecordingC
         draw(mu, OnDeviceByDlpack(SIGMA, 0, kind), N)
 
 
-def test_arrays_of_two_device_libraries_are_refused(cuda: RecordingCuda, cupy: Any) -> None:
+def test_arrays_of_two_device_libraries_raise(cuda: RecordingCuda, cupy: Any) -> None:
     ours, foreign = "a CuPy array as mu", "an object of type OnDevice as"
     for mu, sigma, message in (
         (cupy.ndarray(MU), OnDevice(SIGMA), f"{ours}, {foreign} sigma"),
@@ -1025,14 +1025,14 @@ def test_arrays_of_two_device_libraries_are_refused(cuda: RecordingCuda, cupy: A
     assert cuda.launched == []
 
 
-def test_nothing_is_launched_on_a_device_where_nothing_is_drawn(cuda: RecordingCuda, cupy: Any) -> None:
+def test_empty_device_results_launch_nothing(cuda: RecordingCuda, cupy: Any) -> None:
     x = draw(cupy.ndarray(MU, 1), cupy.ndarray(SIGMA, 1), 0)
     assert (type(x), x.shape, x.device.id) == (cupy.ndarray, (3, 0), 1)
     assert draw(cupy.ndarray(MU[:0]), 1.0, 4).shape == (0, 4)
     assert cuda.launched == []
 
 
-def test_the_device_is_current_again_after_an_error(cuda: RecordingCuda, cupy: Any) -> None:
+def test_the_current_device_is_restored_after_an_error(cuda: RecordingCuda, cupy: Any) -> None:
     with contextlib.suppress(ValueError):
         draw(cupy.ndarray(MU, 1), cupy.ndarray(SIGMA, 1), N, out=cupy.ndarray(np.zeros((3, N)), 1))
     assert cupy.devices == [0]
@@ -1042,7 +1042,7 @@ def test_the_device_is_current_again_after_an_error(cuda: RecordingCuda, cupy: A
 
 
 @pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")
-def test_a_matrix_is_a_column_like_any_other() -> None:
+def test_a_numpy_matrix_is_accepted_as_a_column() -> None:
     mu, sigma = np.matrix([[0.0], [1.0], [5.0]]), np.matrix([[1.0], [2.0], [3.0]])
     expected = sample(np.asarray(mu)[:, 0], np.asarray(sigma)[:, 0], 5, seed=3)
     assert np.array_equal(sample(mu, sigma, 5, seed=3), expected)
@@ -1050,14 +1050,14 @@ def test_a_matrix_is_a_column_like_any_other() -> None:
 
 
 @pytest.mark.parametrize("name", ["mu", "sigma", "out"])
-def test_masked_arrays_are_refused(name: str) -> None:
+def test_masked_arrays_raise(name: str) -> None:
     arrays: dict[str, Any] = {"mu": np.zeros(3), "sigma": np.ones(3), "out": np.zeros((3, 4))}
     arrays[name] = np.ma.masked_array(arrays[name], mask=True)
     with pytest.raises(TypeError, match=f"^{name}: .*mask"):
         sample(**arrays, n=4, seed=1)
 
 
-def test_values_on_a_device_are_judged_as_the_computing_type_has_them(cuda: RecordingCuda, cupy: Any) -> None:
+def test_device_values_are_checked_in_the_computing_type(cuda: RecordingCuda, cupy: Any) -> None:
     mu, sigma = cupy.ndarray(np.array([0.0, 1e39])), cupy.ndarray(np.ones(2))
     assert draw(mu, sigma, 3, seed=1, validate=True).shape == (2, 3)
     with pytest.raises(ValueError, match=r"^mu: .*mu\[1\] = inf as float32"):

@@ -1,8 +1,8 @@
-"""Whose arrays may come in, and what comes out: every array library with every backend that serves it.
+"""Interoperation: every array library with every backend that serves it.
 
-Bits are those of the cpu backend, and that nothing was copied shows in the addresses that reach the kernel. What each
-case finds is written to the file that ``MULTISAMPLE_INTEROP_RESULTS`` names, a line for each, of which
-``interop_table.py`` makes the table in multisample/_libraries/README.md. What has no CUDA device to run on is skipped.
+Results have the bits of the cpu backend, and the addresses that reach the kernel show that no array was copied. Each
+case appends a line to the file that ``MULTISAMPLE_INTEROP_RESULTS`` names; ``interop_table.py`` makes the table in
+multisample/_libraries/README.md from these lines. Cases that need a CUDA device are skipped without one.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from multisample.backends.system import cuda_driver
 
 VARIABLE = "MULTISAMPLE_INTEROP_RESULTS"
 BACKENDS = ("torch_ext", "cupy", "numba", "cpu")
-# More than go by the short way of small NumPy arrays, on which there is nothing to watch.
+# Larger than the matrices of the shortcut for small NumPy arrays, which calls no launcher.
 D, N = 5, 4099
 
 
 @functools.cache
 def _describe(path: str) -> None:
-    """Say in the file on which machine this process is, once."""
+    """Write the machine and the versions of this process to the file, once."""
     with Path(path).open("a", encoding="utf-8") as file:
         file.write(json.dumps({"about": interop_table.about()}) + "\n")
 
@@ -61,7 +61,7 @@ def filled(length: int, dtype: str) -> Array:
 
 
 class OnHost:
-    """NumPy's arrays, and what can be said of all arrays in host memory."""
+    """NumPy arrays, and the base of all libraries in host memory."""
 
     result = "numpy"
     mutable = True
@@ -132,7 +132,7 @@ class JaxOnHost(OnHost):
 
 
 class DlpackOnHost(TorchOnHost):
-    """Objects that have DLPack and nothing else; over tensors, because NumPy exports no bfloat16."""
+    """Objects with DLPack only. They wrap tensors, because NumPy cannot export bfloat16."""
 
     result = "numpy"
 
@@ -167,7 +167,7 @@ class OnDevice:
 
 
 class Protocol(OnDevice):
-    """Objects that have one protocol and nothing else: results are of the backend's library."""
+    """Objects with one protocol only; results are arrays of the backend's library."""
 
     def __init__(self, library: str, wrap: Callable[[Any], Any]) -> None:
         super().__init__(library)
@@ -184,7 +184,7 @@ class Protocol(OnDevice):
 
 
 def dlpack_on_device() -> Any:
-    # CuPy exports no bfloat16 in all of its versions.
+    # Some CuPy versions cannot export bfloat16.
     return Protocol("torch" if importlib.util.find_spec("torch") else "cupy", ExportedByDlpack)
 
 
@@ -201,14 +201,14 @@ LIBRARIES: dict[str, tuple[str, Callable[[], Any]]] = {
     "`__dlpack__`, CUDA": ("cuda", dlpack_on_device),
     "`__cuda_array_interface__`": ("cuda", lambda: Protocol("numba", lambda array: Exported(array, stream=1))),
 }
-"""By what the table calls them: "host" for what any backend takes, else where they are."""
+"""Libraries by their names in the table, with "host" for arrays that every backend accepts, or else their device."""
 SERVES = {"host": BACKENDS, "cpu": ("torch_ext", "cpu"), "cuda": ("torch_ext", "cupy", "numba")}
 PAIRS = [(library, backend) for library in LIBRARIES for backend in BACKENDS]
 
 
 @dataclasses.dataclass
 class Case:
-    """A library with a backend, and what reached the kernel in its last call."""
+    """A library and a backend, with the addresses that reached the kernel in the last call."""
 
     name: str
     where: str
@@ -222,21 +222,21 @@ class Case:
     def report(self, **found: Any) -> None:
         path = os.environ.get(VARIABLE)
         if path:
-            # One write for each line, so that processes may share the file.
+            # One write per line, so that processes can share the file.
             _describe(path)
             with Path(path).open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"library": self.name, "backend": self.backend, **found}) + "\n")
 
     @property
     def result(self) -> str:
-        """The library that the result has to be of."""
+        """The expected library of the result."""
         if self.where == "host" or not self.library.result:
             return str(registry.find(self.backend).host_library)
         return str(self.library.result)
 
     @property
     def device(self) -> str:
-        """Where the result has to be."""
+        """The expected device of the result."""
         elsewhere = self.backend in ("cupy", "numba") or (self.backend == "torch_ext" and _has_cuda("torch_ext"))
         return "cuda:0" if self.where == "cuda" or (self.where == "host" and elsewhere) else "cpu"
 
@@ -254,7 +254,7 @@ def address(raw: Any) -> int:
 
 
 def watched(launcher: Launcher, case: Case) -> Launcher:
-    """A launcher that notes in `case` which memory it is given."""
+    """A launcher that records the addresses of its calls in `case`."""
 
     def run(ready: Any, mu: Any, sigma: Any, matrix: Any, *rest: Any) -> None:
         case.reached = (address(mu), address(sigma), address(matrix))
@@ -286,7 +286,7 @@ def forget() -> None:
 
 @pytest.fixture
 def case(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Case]:
-    """The case that the test is for, watched."""
+    """The case of the test, with recording launchers."""
     name, backend = request.param
     where, make = LIBRARIES[name]
     if where == "cuda" or backend in ("cupy", "numba"):
@@ -299,13 +299,13 @@ def case(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
 
     launcher, launch = chosen.launcher, chosen.launch
     monkeypatch.setattr(chosen, "launcher", lambda draw: watched(launcher(draw), case))
-    # Programs of JAX on a GPU have seeds in device memory.
+    # JAX's programs on a GPU have seeds in device memory.
     if hasattr(chosen, "memory_launcher"):
         memory_launcher = chosen.memory_launcher
         monkeypatch.setattr(chosen, "memory_launcher", lambda draw: watched_in_memory(memory_launcher(draw), case))
     else:
         monkeypatch.setattr(chosen, "launch", lambda draw: watched_in_memory(lambda *_: launch(draw), case)(*at(draw)))
-    forget()  # Launchers that are not watched.
+    forget()  # Launchers of existing plans do not record.
     yield case
     forget()
 
@@ -317,7 +317,7 @@ def pairs(serves: bool) -> Any:
 
 @pytest.fixture(params=DTYPES)
 def dtype(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Each element type; with that of 64 bits, JAX is told to know it."""
+    """Each element type; for float64, JAX's 64-bit types are enabled."""
     name: str = request.param
     jax = sys.modules.get("jax")
     if jax is None or name != "float64":
@@ -339,7 +339,7 @@ def library_name(array: Any) -> str:
 
 
 def settled(array: Any) -> Any:
-    """The same for Numba's arrays without the stream that they name, on which they would be copied without waiting."""
+    """`array` without a named stream: a copy of a Numba array on its named stream would not wait."""
     if library_name(array) != "numba":
         return array
     memory_of("numba").synchronize()
@@ -370,26 +370,28 @@ def device_of(array: Any) -> str:
 
 
 @pairs(serves=True)
-@pytest.mark.parametrize("plain", [True, False], ids=["plain", "longer way"])
-def test_what_comes_out_is_the_callers_and_was_not_copied(case: Case, bits: ToArray, dtype: str, plain: bool) -> None:
-    # The CUDA array interface has no name for bfloat16.
+@pytest.mark.parametrize("default_dtype", [True, False], ids=["default dtype", "explicit dtype"])
+def test_the_result_has_the_library_of_the_inputs_without_a_copy(
+    case: Case, bits: ToArray, dtype: str, default_dtype: bool
+) -> None:
+    # The CUDA array interface cannot express bfloat16.
     nameless = dtype == "bfloat16" and case.name == "`__cuda_array_interface__`"
     host = host_vectors("float32" if nameless else dtype)
     mu, sigma = map(case.library.put, host)
-    options = {} if plain and case.name != "list" and not nameless else {"dtype": dtype}
+    options = {} if default_dtype and case.name != "list" and not nameless else {"dtype": dtype}
     x = case.sample(mu, sigma, N, seed=4, **options)
-    # Before the cpu backend is asked for what is expected.
+    # Copy the addresses before the cpu backend draws the expected result.
     read, written = case.reached[:2], case.reached[2]
-    # Lists have lost what their numbers were.
-    given = [vector.tolist() for vector in host] if case.name == "list" else host
-    assert np.array_equal(bits(settled(x)), bits(on_cpu(*given, N, dtype, seed=4)))
+    # Lists have lost the dtype of their numbers.
+    source = [vector.tolist() for vector in host] if case.name == "list" else host
+    assert np.array_equal(bits(settled(x)), bits(on_cpu(*source, N, dtype, seed=4)))
     assert x.shape == (D, N)
     assert library_name(x) == case.result
     assert device_of(x) == case.device
     computing = dtype in ("float32", "float64")
     into = read == tuple(map(case.library.pointer, (mu, sigma)))
-    # On a device all types are read where they are, but JAX widens narrow ones; in host memory the computing types,
-    # unless they have to leave it.
+    # Device arrays of all types are read in place, except that JAX widens narrow types. Host backends read host arrays
+    # of the computing type in place.
     if (case.where == "cuda" and (computing or case.result != "jax")) or (
         computing and case.name != "list" and "cpu" in (case.where, case.backend)
     ):
@@ -400,7 +402,7 @@ def test_what_comes_out_is_the_callers_and_was_not_copied(case: Case, bits: ToAr
 
 
 @pairs(serves=True)
-def test_the_other_layout_is_the_callers_too(case: Case, bits: ToArray) -> None:
+def test_a_transposed_result_has_the_library_of_the_inputs(case: Case, bits: ToArray) -> None:
     host = host_vectors("float32")
     mu, sigma = map(case.library.put, host)
     x = case.sample(mu, sigma, N, seed=4, layout="nd", antithetic=True)
@@ -421,7 +423,7 @@ LAYOUTS: dict[str, tuple[tuple[int, int], int]] = {
 
 @pairs(serves=True)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_out_is_written_where_it_is(case: Case, bits: ToArray, dtype: str, layout: str) -> None:
+def test_out_is_written_in_place(case: Case, bits: ToArray, dtype: str, layout: str) -> None:
     strides, first = LAYOUTS[layout]
     host = host_vectors(dtype)
     mu, sigma = map(case.library.put, host)
@@ -430,9 +432,9 @@ def test_out_is_written_where_it_is(case: Case, bits: ToArray, dtype: str, layou
             case.sample(mu, sigma, N, seed=4, out=case.sample(mu, sigma, N))
         return
     if case.name == "list":
-        pytest.skip("nobody writes to lists")
+        pytest.skip("a list cannot be out")
     if dtype == "bfloat16" and case.name == "`__cuda_array_interface__`":
-        pytest.skip("the CUDA array interface has no name for it")
+        pytest.skip("the CUDA array interface cannot express this type")
     out = case.library.out(dtype, strides, first, first + (D - 1) * strides[0] + (N - 1) * strides[1] + 1)
     if case.where == "host" and case.backend != "cpu":
         with pytest.raises(ValueError, match=rf"^out: backend '{case.backend}' writes \w+ arrays, got host memory"):
@@ -442,7 +444,7 @@ def test_out_is_written_where_it_is(case: Case, bits: ToArray, dtype: str, layou
     assert case.reached[2] == case.library.pointer(out)
     written = out.array if hasattr(out, "array") else out
     if library_name(written) in ("torch", "cupy", "numba") and case.where == "cuda":
-        # The memory between the elements need not come along.
+        # A conversion may drop the memory between the elements.
         memory = memory_of(library_name(written))
         memory.synchronize()
         written = memory.packed(written)
@@ -453,17 +455,17 @@ def test_out_is_written_where_it_is(case: Case, bits: ToArray, dtype: str, layou
 
 
 @pairs(serves=True)
-def test_where_nothing_is_drawn_the_result_is_empty(case: Case) -> None:
+def test_an_empty_result_has_the_library_of_the_inputs(case: Case) -> None:
     mu, sigma = map(case.library.put, host_vectors("float32"))
     none = case.library.put(np.zeros(0, np.float32))
-    for given, n, shape in (((mu, sigma), 0, (D, 0)), ((none, 1.0), 3, (0, 3)), ((none, none), 0, (0, 0))):
-        x = case.sample(*given, n, seed=1)
+    for source, n, shape in (((mu, sigma), 0, (D, 0)), ((none, 1.0), 3, (0, 3)), ((none, none), 0, (0, 0))):
+        x = case.sample(*source, n, seed=1)
         assert (x.shape, library_name(x), device_of(x)) == (shape, case.result, case.device)
     assert case.reached == (0, 0, 0)
 
 
 @pairs(serves=False)
-def test_a_backend_that_cannot_reach_the_memory_says_so(case: Case) -> None:
+def test_a_backend_that_does_not_serve_the_memory_raises(case: Case) -> None:
     mu, sigma = map(case.library.put, host_vectors("float32"))
     generator = multisample.Generator(1)
     with pytest.raises(ValueError, match=rf"^backend: '{case.backend}' serves \w+ memory, got an? .* in \w+ memory"):
@@ -473,7 +475,7 @@ def test_a_backend_that_cannot_reach_the_memory_says_so(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", [(name, "cpu") for name in LIBRARIES], indirect=True, ids=lambda pair: pair[0])
-def test_out_of_another_library_is_refused(case: Case) -> None:
+def test_an_out_of_another_library_raises(case: Case) -> None:
     if case.where == "cuda":
         pytest.skip("not served by cpu")
     mu, sigma = map(case.library.put, host_vectors("float32"))
@@ -489,11 +491,11 @@ def test_out_of_another_library_is_refused(case: Case) -> None:
         )
 
 
-# --- DLPack, read -------------------------------------------------------------------------------------
+# --- DLPack import ------------------------------------------------------------------------------------
 
 
 class Capsule:
-    """Of an array in host memory, what `change` makes of the capsule that it exports."""
+    """Exports a host array as a capsule that `change` has modified."""
 
     def __init__(self, array: Any, change: Callable[[Any], None], versioned: bool = True) -> None:
         self.array, self.change, self.versioned = array, change, versioned
@@ -520,7 +522,7 @@ def without_strides(structure: Any) -> None:
 
 
 @pytest.mark.parametrize("versioned", [True, False])
-def test_all_that_a_capsule_says_is_heard(versioned: bool) -> None:
+def test_every_field_of_a_capsule_is_read(versioned: bool) -> None:
     array = np.arange(12, dtype=np.float32).reshape(3, 4)
 
     def read(array: Any, change: Callable[[Any], None] = lambda structure: None) -> Array:
@@ -540,7 +542,7 @@ def test_all_that_a_capsule_says_is_heard(versioned: bool) -> None:
         assert read(np.zeros(3, dtype)).dtype == dtype
 
 
-def test_bfloat16_is_known_by_another_name() -> None:
+def test_bfloat16_is_imported_through_another_type() -> None:
     torch = pytest.importorskip("torch")
     shared = dlpack.Imported(torch.arange(4).to(torch.bfloat16))
     assert np.asarray(shared).dtype == np.uint16
@@ -548,7 +550,7 @@ def test_bfloat16_is_known_by_another_name() -> None:
     assert np.asarray(shared).view(shared.dtype).tolist() == [0, 1, 2, 3]
 
 
-def test_memory_is_held_for_as_long_as_it_is_seen() -> None:
+def test_imported_memory_lives_as_long_as_its_views() -> None:
     array = np.arange(5.0)
     owner = weakref.ref(array)
     x = np.asarray(dlpack.Imported(array))
@@ -561,7 +563,7 @@ def test_memory_is_held_for_as_long_as_it_is_seen() -> None:
     assert owner() is None
 
 
-def test_capsules_that_cannot_be_read_are_refused() -> None:
+def test_invalid_capsules_raise() -> None:
     def set_to(name: str, value: int) -> Callable[[Any], None]:
         return lambda structure: setattr(structure if hasattr(structure, name) else structure.tensor, name, value)
 
@@ -572,12 +574,12 @@ def test_capsules_that_cannot_be_read_are_refused() -> None:
     used = array.__dlpack__()
     np.from_dlpack(SimpleNamespace(__dlpack__=lambda **options: used, __dlpack_device__=lambda: (1, 0)))
     for wrong in (used, None, "dltensor"):
-        given = SimpleNamespace(__dlpack__=lambda wrong=wrong, **options: wrong, __dlpack_device__=lambda: (1, 0))
+        source = SimpleNamespace(__dlpack__=lambda wrong=wrong, **options: wrong, __dlpack_device__=lambda: (1, 0))
         with pytest.raises(TypeError, match=r"^mu: expected an array whose memory can be shared"):
-            multisample.sample(given, 1.0, 3)
+            multisample.sample(source, 1.0, 3)
 
 
-def test_a_device_that_cannot_be_told_is_named() -> None:
+def test_the_error_names_an_array_without_a_device() -> None:
     def fail() -> Any:
         raise BufferError("it is spread over several")
 
@@ -585,32 +587,32 @@ def test_a_device_that_cannot_be_told_is_named() -> None:
         multisample.sample(1.0, SimpleNamespace(__dlpack_device__=fail, __dlpack__=fail), 3)
 
 
-def test_read_only_memory_is_no_place_to_write_to() -> None:
+def test_a_read_only_out_raises() -> None:
     def read_only(structure: Any) -> None:
         structure.flags |= 1
 
     array, mu = np.zeros((D, 3), np.float32), np.zeros(D, np.float32)
     assert not dlpack.is_read_only(array)
     assert dlpack.is_read_only(Capsule(array, read_only))
-    given = Capsule(mu, read_only)
-    assert multisample.sample(given, 1.0, 3).shape == (D, 3)
+    source = Capsule(mu, read_only)
+    assert multisample.sample(source, 1.0, 3).shape == (D, 3)
     generator = multisample.Generator(1)
     with pytest.raises(ValueError, match=r"^out: expected a writable array, got a read-only one"):
-        multisample.sample(given, 1.0, 3, out=Capsule(array, read_only), generator=generator)
+        multisample.sample(source, 1.0, 3, out=Capsule(array, read_only), generator=generator)
     interface = {"data": (1 << 20, True), "shape": (D, 3), "typestr": "<f4", "version": 3}
     with pytest.raises(ValueError, match=r"^out: expected a writable array, got a read-only one"):
-        multisample.sample(given, 1.0, 3, out=SimpleNamespace(__cuda_array_interface__=interface), generator=generator)
+        multisample.sample(source, 1.0, 3, out=SimpleNamespace(__cuda_array_interface__=interface), generator=generator)
     assert generator.offset == 0
     assert not array.any()
-    # Before 1.0 nobody could say.
+    # DLPack before 1.0 has no read-only flag.
     out = Capsule(array, lambda structure: None, versioned=False)
-    assert multisample.sample(given, 1.0, 3, out=out) is out
+    assert multisample.sample(source, 1.0, 3, out=out) is out
     assert array.all()
 
 
 @pytest.mark.parametrize("case", [("`__dlpack__`, CUDA", backend) for backend in SERVES["cuda"]], indirect=True,
                          ids=lambda pair: pair[1])  # fmt: skip
-def test_a_read_only_flag_on_a_device_is_heard(case: Case) -> None:
+def test_a_read_only_device_out_raises(case: Case) -> None:
     class ReadOnly(ExportedByDlpack):
         def __dlpack__(self, **options: Any) -> Any:
             capsule = super().__dlpack__(**options)
@@ -627,7 +629,7 @@ def test_a_read_only_flag_on_a_device_is_heard(case: Case) -> None:
 
 @pytest.mark.parametrize("case", [("`__cuda_array_interface__`", backend) for backend in SERVES["cuda"]], indirect=True,
                          ids=lambda pair: pair[1])  # fmt: skip
-def test_read_only_inputs_and_empty_ones_are_taken(case: Case, bits: ToArray) -> None:
+def test_read_only_and_empty_inputs_are_accepted(case: Case, bits: ToArray) -> None:
     host = host_vectors("float32")
     read_only = []
     for vector in host:
@@ -642,7 +644,7 @@ def test_read_only_inputs_and_empty_ones_are_taken(case: Case, bits: ToArray) ->
     assert case.sample(empty, 1.0, 3).shape == (0, 3)
 
 
-# --- DLPack, written ----------------------------------------------------------------------------------
+# --- DLPack export ------------------------------------------------------------------------------------
 
 
 class Owner:
@@ -655,9 +657,9 @@ def exported(array: Array, owner: Any, dtype: str) -> dlpack.Exported:
 
 
 @pytest.mark.parametrize("consumer", ["numpy", "torch", "jax"])
-def test_what_is_handed_over_is_neither_copied_nor_dropped(bits: ToArray, dtype: str, consumer: str) -> None:
+def test_exported_memory_is_shared_and_stays_alive(bits: ToArray, dtype: str, consumer: str) -> None:
     if consumer == "numpy" and dtype == "bfloat16":
-        pytest.skip("NumPy takes none")
+        pytest.skip("NumPy cannot import bfloat16")
     library = pytest.importorskip("jax.numpy" if consumer == "jax" else consumer)
     memory = np.empty(64 + 12 * 8, np.uint8)  # JAX copies what does not begin at a multiple of 64 bytes.
     start, element = -memory.ctypes.data % 64, numpy_dtype(dtype)
@@ -677,7 +679,7 @@ def test_what_is_handed_over_is_neither_copied_nor_dropped(bits: ToArray, dtype:
     assert not dlpack._exported
 
 
-def test_a_capsule_that_nobody_takes_lets_go_of_its_owner() -> None:
+def test_an_unused_capsule_releases_its_owner() -> None:
     owner = Owner()
     alive = weakref.ref(owner)
     capsule = exported(np.zeros((2, 3)), owner, "float64").__dlpack__()
@@ -690,32 +692,30 @@ def test_a_capsule_that_nobody_takes_lets_go_of_its_owner() -> None:
 
 
 @pytest.mark.parametrize("stream", [None, -1, 1, 2, 77])
-def test_the_stream_that_takes_over_waits_for_the_one_that_writes(
-    monkeypatch: pytest.MonkeyPatch, stream: int | None
-) -> None:
+def test_the_consumer_stream_waits_for_the_producer_stream(monkeypatch: pytest.MonkeyPatch, stream: int | None) -> None:
     ordered: list[tuple[int, ...]] = []
     monkeypatch.setattr(cuda_driver, "order", lambda *streams: ordered.append(streams))
-    given = dlpack.Exported(DeviceArray(4096, (2, 3), (12, 4), "float32"), (2, 1), 55, None)
-    assert given.__dlpack_device__() == (2, 1)
-    given.__dlpack__(stream=stream)
-    # DLPack: none means the legacy default stream, -1 that nobody has to wait.
+    source = dlpack.Exported(DeviceArray(4096, (2, 3), (12, 4), "float32"), (2, 1), 55, None)
+    assert source.__dlpack_device__() == (2, 1)
+    source.__dlpack__(stream=stream)
+    # In DLPack, None means the legacy default stream, and -1 means no synchronization.
     assert ordered == ([] if stream == -1 else [(55, 1 if stream is None else stream, 1)])
 
 
-# --- How backends take memory over --------------------------------------------------------------------
+# --- Adopting arrays ----------------------------------------------------------------------------------
 
 
 class Both:
-    """Memory on a second device that has both protocols, as JAX's arrays do; it writes down what it is asked."""
+    """Memory on a second device with both protocols, like JAX's arrays; records the options of DLPack calls."""
 
     def __init__(self, array: Any) -> None:
-        self.array, self.asked = array, []
+        self.array, self.recorded = array, []
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return 2, 1
 
     def __dlpack__(self, **options: Any) -> Any:
-        self.asked.append(options)
+        self.recorded.append(options)
         capsule = self.array.__dlpack__(max_version=(1, 0))
         tensor = dlpack._Versioned.from_address(dlpack._pointer(id(capsule), b"dltensor_versioned")).tensor
         tensor.device_type, tensor.device_id = 2, 1
@@ -723,15 +723,15 @@ class Both:
 
     @property
     def __cuda_array_interface__(self) -> Any:
-        pytest.fail("it names no stream there")
+        pytest.fail("the interface of this array names no stream")
 
 
 class Taken:
-    """What a library makes of the CUDA array interface, with what was current when it did."""
+    """The array that a library makes from the CUDA array interface; records the current device and stream."""
 
-    def __init__(self, given: Any, device: Any, **options: Any) -> None:
-        self.given, self.device, self.options, self.dtype = given, device, options, None
-        self.interface = given.__cuda_array_interface__
+    def __init__(self, source: Any, device: Any, **options: Any) -> None:
+        self.source, self.device, self.options, self.dtype = source, device, options, None
+        self.interface = source.__cuda_array_interface__
 
     def view(self, dtype: Any) -> Any:
         self.dtype = dtype
@@ -739,7 +739,7 @@ class Taken:
 
 
 class Devices:
-    """Contexts in which a device is the current one."""
+    """Contexts in which a device is current."""
 
     def __init__(self) -> None:
         self.current = 0
@@ -756,15 +756,15 @@ class Devices:
 
 @pytest.fixture(params=["cupy", "numba"])
 def adopting(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """``adopt`` of a backend whose library only writes down; ``streams`` are its current ones, by device."""
+    """``adopt`` of a backend with a recording library; ``streams`` are the library's current streams by device."""
     devices, streams = Devices(), {0: 0, 1: 0}
     if request.param == "cupy":
         cuda = SimpleNamespace(Device=devices, get_current_stream=lambda: SimpleNamespace(ptr=streams[devices.current]))
-        cupy = SimpleNamespace(cuda=cuda, asarray=lambda given: Taken(given, devices.current))
+        cupy = SimpleNamespace(cuda=cuda, asarray=lambda source: Taken(source, devices.current))
         monkeypatch.setitem(sys.modules, "cupy", cupy)  # type: ignore[arg-type]
     else:
         cuda = SimpleNamespace(
-            gpus=devices, as_cuda_array=lambda given, **options: Taken(given, devices.current, **options)
+            gpus=devices, as_cuda_array=lambda source, **options: Taken(source, devices.current, **options)
         )
         monkeypatch.setitem(sys.modules, "numba", SimpleNamespace(cuda=cuda))  # type: ignore[arg-type]
     backend: Any = importlib.import_module(f"multisample.backends.{request.param}")
@@ -774,15 +774,15 @@ def adopting(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     return SimpleNamespace(adopt=backend.BACKEND.adopt, streams=streams, name=request.param)
 
 
-def test_dlpack_is_preferred_and_told_the_stream_of_the_kernel(adopting: SimpleNamespace, dtype: str) -> None:
+def test_dlpack_is_preferred_and_receives_the_stream_of_the_kernel(adopting: SimpleNamespace, dtype: str) -> None:
     torch = pytest.importorskip("torch")
     array = torch.zeros((6, 2), dtype=getattr(torch, dtype))[::2, 1]
     for stream, named in ((0, 1), (77, 77)):
         adopting.streams[1] = stream
-        given = Both(array)
-        taken = adopting.adopt(given)
-        # Numba's arrays are ready on the default stream where they name none.
-        assert given.asked == [{"max_version": (1, 0), "stream": named if adopting.name == "cupy" else 1}]
+        source = Both(array)
+        taken = adopting.adopt(source)
+        # Numba arrays that name no stream are ready on the default stream.
+        assert source.recorded == [{"max_version": (1, 0), "stream": named if adopting.name == "cupy" else 1}]
         assert (taken.device, taken.dtype) == (1, numpy_dtype(dtype))
         assert taken.interface["data"] == (array.data_ptr(), False)
         size = array.element_size()
@@ -791,50 +791,50 @@ def test_dlpack_is_preferred_and_told_the_stream_of_the_kernel(adopting: SimpleN
         assert np.dtype(taken.interface["typestr"]).itemsize == size
 
 
-def test_the_cuda_array_interface_is_taken_on_its_device_and_not_waited_for(adopting: SimpleNamespace) -> None:
-    given = SimpleNamespace(__cuda_array_interface__={"data": (4096, False), "stream": 5})
-    taken = adopting.adopt(given)
-    assert (taken.given, taken.device, taken.dtype) == (given, 1, None)
+def test_the_cuda_array_interface_is_adopted_on_its_device_without_waiting(adopting: SimpleNamespace) -> None:
+    source = SimpleNamespace(__cuda_array_interface__={"data": (4096, False), "stream": 5})
+    taken = adopting.adopt(source)
+    assert (taken.source, taken.device, taken.dtype) == (source, 1, None)
     assert taken.options == ({} if adopting.name == "cupy" else {"sync": False})
 
 
-def test_pytorch_is_told_the_device_and_shown_memory_to_write_to(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pytorch_adopts_memory_with_its_device_as_writable(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
     backend: Any = importlib.import_module("multisample.backends.torch_ext")
-    asked: list[tuple[Any, Any]] = []
+    recorded: list[tuple[Any, Any]] = []
     tensor = torch.zeros(3)
 
-    def as_tensor(given: Any, device: Any) -> Any:
-        asked.append((given, device))
+    def as_tensor(source: Any, device: Any) -> Any:
+        recorded.append((source, device))
         return tensor
 
     monkeypatch.setattr(torch, "as_tensor", as_tensor)
     monkeypatch.setattr(backend, "device_of", lambda address: 3)
     interface = {"data": (tensor.data_ptr(), True), "shape": (3,), "typestr": "<f4", "version": 3}
-    given = SimpleNamespace(__cuda_array_interface__=interface)
-    assert backend.BACKEND.adopt(given) is tensor
-    ((shown, device),) = asked
+    source = SimpleNamespace(__cuda_array_interface__=interface)
+    assert backend.BACKEND.adopt(source) is tensor
+    ((shown, device),) = recorded
     assert device == "cuda:3"
     assert shown.__cuda_array_interface__ == {**interface, "data": (tensor.data_ptr(), False)}
-    assert shown.owner is given
+    assert shown.owner is source
     interface["data"] = (4096, False)
     with pytest.raises(BufferError, match="copy"):
-        backend.BACKEND.adopt(given)
+        backend.BACKEND.adopt(source)
 
 
-def test_objects_of_a_protocol_are_on_the_device_of_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_objects_with_a_protocol_have_the_device_of_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(foreign, "device_of", lambda address: address // 1000)
     library = foreign.FOREIGN
     for address, ordinal in ((0, 0), (1000, 1), (7000, 7)):
         array = SimpleNamespace(__cuda_array_interface__={"data": (address, False)})
         assert library.device("mu", array) == ("cuda", ordinal)
-    # As DLPack says, where there is that.
+    # DLPack's device takes precedence.
     assert library.device("mu", Both(np.zeros(3))) == ("cuda", 1)
     with pytest.raises(TypeError, match=r"^sigma: expected an array on one device"):
         library.device("sigma", SimpleNamespace(__cuda_array_interface__={}))
 
 
-def test_arrays_of_numba_name_their_streams() -> None:
+def test_numba_arrays_name_their_streams() -> None:
     pytest.importorskip("numba.cuda")
     numba = library_called("numba")
     streams = (0, SimpleNamespace(handle=77), SimpleNamespace(handle=0))
@@ -850,10 +850,10 @@ _CONTEXT = SimpleNamespace(device=SimpleNamespace(id=0))
 
 
 class Driver:
-    """What is asked of libcuda, written down; `answers` are the errors of functions, `values` what they put out."""
+    """A fake libcuda that records calls; `answers` are the functions' error codes, `values` their outputs."""
 
     def __init__(self, device: int = 0, **answers: int) -> None:
-        self.asked: list[tuple[Any, ...]] = []
+        self.recorded: list[tuple[Any, ...]] = []
         self.device, self.answers = device, answers
         self.values = {"cuPointerGetAttribute": 3, "cuStreamIsCapturing": 1, "cuEventCreate": 1000,
                        "cuDevicePrimaryCtxRetain": 2000}  # fmt: skip
@@ -861,7 +861,7 @@ class Driver:
     def __getattr__(self, name: str) -> Callable[..., int]:
         def function(*arguments: Any) -> int:
             plain = [getattr(getattr(x, "_obj", x), "value", x) for x in arguments]
-            self.asked.append((name, *plain))
+            self.recorded.append((name, *plain))
             if name == "cuCtxGetDevice":
                 arguments[0]._obj.value = self.device
             elif name in self.values:
@@ -871,7 +871,7 @@ class Driver:
         return function
 
     def names(self) -> list[str]:
-        return [name for name, *_ in self.asked]
+        return [name for name, *_ in self.recorded]
 
 
 @pytest.fixture
@@ -886,99 +886,99 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Driver]]:
     cuda_driver.device_function.cache_clear()
 
 
-def test_the_driver_says_on_which_device_memory_is(driver: Callable[..., Driver]) -> None:
-    asked = driver()
+def test_device_of_returns_the_device_of_an_address(driver: Callable[..., Driver]) -> None:
+    recorded = driver()
     assert cuda_driver.device_of(0) == 0
-    assert asked.asked == []
+    assert recorded.recorded == []
     assert cuda_driver.device_of(2**47 + 4096) == 3
-    assert asked.asked[0][2:] == (9, 2**47 + 4096)
+    assert recorded.recorded[0][2:] == (9, 2**47 + 4096)
     driver(cuPointerGetAttribute=1)
     assert cuda_driver.device_of(4096) == 0
 
 
-def test_the_driver_says_whether_a_stream_is_captured(driver: Callable[..., Driver]) -> None:
-    asked = driver()
+def test_is_capturing_returns_the_capture_status_of_a_stream(driver: Callable[..., Driver]) -> None:
+    recorded = driver()
     assert not cuda_driver.is_capturing(0)
     assert not cuda_driver.is_capturing(1)
-    assert asked.asked == []
+    assert recorded.recorded == []
     assert cuda_driver.is_capturing(2)
     assert cuda_driver.is_capturing(2**47)
     driver(cuStreamIsCapturing=1)
     assert not cuda_driver.is_capturing(77)
 
 
-def test_without_a_driver_there_is_no_device_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_driver_device_memory_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_driver, "_driver", lambda: None)
     assert cuda_driver.device_of(4096) == 0
     assert not cuda_driver.is_capturing(77)
 
 
-def test_streams_are_ordered_by_an_event_of_their_device(driver: Callable[..., Driver]) -> None:
-    asked = driver()
+def test_streams_are_ordered_by_an_event_on_their_device(driver: Callable[..., Driver]) -> None:
+    recorded = driver()
     cuda_driver.order(77, 88, 0)
-    assert [call for call in asked.asked if call[0] != "cuCtxGetDevice"] == [
+    assert [call for call in recorded.recorded if call[0] != "cuCtxGetDevice"] == [
         ("cuEventCreate", None, 2), ("cuEventRecord", 1000, 77), ("cuStreamWaitEvent", 88, 1000, 0),
         ("cuEventDestroy_v2", 1000),
     ]  # fmt: skip
-    asked = driver()
-    # The legacy default stream has two names.
+    recorded = driver()
+    # The legacy default stream has two handles.
     for first, then in ((0, 0), (0, 1), (1, 0), (77, 77)):
         cuda_driver.order(first, then, 0)
-    assert asked.asked == []
-    # Elsewhere than on the current device.
-    asked = driver(1)
+    assert recorded.recorded == []
+    # On a device that is not current.
+    recorded = driver(1)
     event = cuda_driver.Event(77, 0)
-    assert asked.names() == [
+    assert recorded.names() == [
         "cuCtxGetDevice", "cuDevicePrimaryCtxRetain", "cuCtxPushCurrent_v2", "cuEventCreate", "cuEventRecord",
         "cuCtxPopCurrent_v2", "cuDevicePrimaryCtxRelease_v2",
     ]  # fmt: skip
     assert event.is_done()
-    # To ask does not spoil a capture, and the mode is as it was.
-    assert asked.names()[-3:] == [
+    # The query does not invalidate a capture, and the capture mode is restored.
+    assert recorded.names()[-3:] == [
         "cuThreadExchangeStreamCaptureMode", "cuEventQuery", "cuThreadExchangeStreamCaptureMode",
     ]  # fmt: skip
     driver(cuEventQuery=600)
     assert not cuda_driver.Event(77, 0).is_done()
-    # A context that is gone has nothing left to do.
+    # In a destroyed context all work is done.
     driver(cuEventQuery=709)
     assert cuda_driver.Event(77, 0).is_done()
 
 
-def test_the_context_that_was_current_is_so_again(
-    driver: Callable[..., Driver], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = driver()
-    asked.values["cuCtxGetCurrent"] = 3000
+def test_the_current_context_is_restored(driver: Callable[..., Driver], monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = driver()
+    recorded.values["cuCtxGetCurrent"] = 3000
     with pytest.raises(KeyError), cuda_driver.keeping_context():
-        assert asked.asked == [("cuCtxGetCurrent", None)]
+        assert recorded.recorded == [("cuCtxGetCurrent", None)]
         raise KeyError
-    assert asked.asked[1:] == [("cuCtxSetCurrent", 3000)]
-    # Nor is one left where there was none,
-    asked = driver()
+    assert recorded.recorded[1:] == [("cuCtxSetCurrent", 3000)]
+    # Without a current context before, none is current afterwards,
+    recorded = driver()
     with cuda_driver.keeping_context():
         pass
-    assert asked.asked[1:] == [("cuCtxSetCurrent", None)]
-    # unless the driver cannot say, which was not initialised then.
-    asked = driver(cuCtxGetCurrent=3)
+    assert recorded.recorded[1:] == [("cuCtxSetCurrent", None)]
+    # unless the driver was not initialized.
+    recorded = driver(cuCtxGetCurrent=3)
     with cuda_driver.keeping_context():
         pass
-    assert asked.names() == ["cuCtxGetCurrent"]
+    assert recorded.names() == ["cuCtxGetCurrent"]
     monkeypatch.setattr(cuda_driver, "_driver", lambda: None)
     with cuda_driver.keeping_context():
         pass
 
 
-def test_what_the_driver_refuses_is_said(driver: Callable[..., Driver]) -> None:
+def test_driver_errors_raise_with_their_code(driver: Callable[..., Driver]) -> None:
     for name in ("cuEventCreate", "cuEventRecord", "cuStreamWaitEvent", "cuCtxPushCurrent_v2"):
-        asked = driver(1, **{name: 905})
+        recorded = driver(1, **{name: 905})
         with pytest.raises(RuntimeError, match=r"^the CUDA driver refused .*905"):
             cuda_driver.order(77, 88, 0)
-        assert asked.names().count("cuDevicePrimaryCtxRetain") == asked.names().count("cuDevicePrimaryCtxRelease_v2")
-        pushed = asked.names().count("cuCtxPushCurrent_v2") - (name == "cuCtxPushCurrent_v2")
-        assert asked.names().count("cuCtxPopCurrent_v2") == pushed
+        assert recorded.names().count("cuDevicePrimaryCtxRetain") == recorded.names().count(
+            "cuDevicePrimaryCtxRelease_v2"
+        )
+        pushed = recorded.names().count("cuCtxPushCurrent_v2") - (name == "cuCtxPushCurrent_v2")
+        assert recorded.names().count("cuCtxPopCurrent_v2") == pushed
 
 
-def test_the_real_driver_has_every_function_that_is_asked_of_it() -> None:
+def test_the_real_driver_has_every_function_that_we_call() -> None:
     real = cuda_driver._driver()
     if real is None:
         pytest.skip("no CUDA driver")
@@ -990,14 +990,14 @@ def test_the_real_driver_has_every_function_that_is_asked_of_it() -> None:
         assert isinstance(getattr(real, name), ctypes._CFuncPtr)
 
 
-def test_memory_is_where_the_driver_says_in_any_thread(to_numpy: Callable[[Any], Array]) -> None:
+def test_device_of_works_in_any_thread(to_numpy: Callable[[Any], Array]) -> None:
     require("numba")
     memory = memory_of("numba")
     for device in range(len(memory.cuda.gpus)):
         array = memory.put(np.ones(3, np.float32), device)
         place = memory.pointer(array)
         assert cuda_driver.device_of(place) == device
-        # One that has no context.
+        # A thread without a context.
         with concurrent.futures.ThreadPoolExecutor(1) as other:
             assert other.submit(cuda_driver.device_of, place).result() == device
     assert cuda_driver.device_of(np.ones(3).ctypes.data) == 0
@@ -1006,9 +1006,9 @@ def test_memory_is_where_the_driver_says_in_any_thread(to_numpy: Callable[[Any],
 # --- The page of the libraries ------------------------------------------------------------------------
 
 
-def test_the_table_in_the_page_is_that_of_the_results() -> None:
+def test_the_table_in_the_page_matches_the_results() -> None:
     text = interop_table.PAGE.read_text(encoding="utf-8")
     assert interop_table.with_table(text, interop_table.committed()) == text
     with contextlib.suppress(ValueError):
         interop_table.with_table("no markers", interop_table.committed())
-        pytest.fail("there is no place for a table")
+        pytest.fail("the page has no markers for the table")

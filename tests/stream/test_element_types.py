@@ -12,12 +12,12 @@ ROWS = re.findall(
 )
 
 
-def test_both_tables_have_the_same_types() -> None:
+def test_both_tables_have_equal_types() -> None:
     assert [numpy for *_, numpy, _ in ROWS] == [element.name for element in ElementType][1:]
     assert [*range(len(ROWS) + 1)] == [*ElementType]
 
 
-def test_both_tables_have_the_same_types_of_matrices() -> None:
+def test_both_tables_have_equal_matrix_types() -> None:
     matrix_rows = ROWS[: len(MATRIX_TYPES)]
     assert {numpy: int(size) for _, _, size, numpy, _ in matrix_rows} == SIZES
     assert [cpp for _, cpp, *_ in matrix_rows] == [row.cpp.rpartition(":")[2] for row in MATRIX_TYPES.values()]

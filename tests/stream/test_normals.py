@@ -1,7 +1,7 @@
 """From words to normals: the compiled transform against known answers, the exact reference and real arithmetic.
 
-Bits are what the stream promises, so nearly everything here is compared bit for bit; the tolerances of the rest are
-derived where they stand. The float32 transform has so few inputs that all of them are looked at.
+Nearly all comparisons are bit for bit; comments derive the other tolerances. The float32 transform has few enough
+inputs to test all of them.
 """
 
 from __future__ import annotations
@@ -36,14 +36,15 @@ to_float16, to_bfloat16 = narrow.to_float16, narrow.to_bfloat16
 
 THREADS = 2
 
-# The contract's bounds on the float32 transform, against real arithmetic from the same u on.
+# The contract's bounds on the float32 transform, against real arithmetic with the same u.
 ABSOLUTE_ERROR_F32 = 5.6e-6
 ERROR_F32_BY_RADIUS = 1e-6
 LARGEST_F32 = np.float32(6.7638)
 
-# Relative to the radius, R / 2. float64_coefficients.py measures errors of 2.2e-16 in R, relative, and of 2.4e-16 in s.
-# The latter counts 4 |s| times in 2 fma(-s, s, 0.5), which is rounded by another 0.6e-16; the last product by 1.1e-16:
-# 13.5e-16 together. Of the second normal, 2 s c, the errors of s and c count at most 2 / sqrt(2) times each: less.
+# A bound relative to the radius, R / 2. float64_coefficients.py measures errors of 2.2e-16 in R (relative) and 2.4e-16
+# in s. The error of s enters 2 fma(-s, s, 0.5) times 4 |s|; its rounding adds 0.6e-16, and the rounding of the last
+# product 1.1e-16: 13.5e-16 together. In the second normal, 2 s c, the errors of s and c enter at most 2 / sqrt(2) times
+# each, which is less.
 ERROR_F64_BY_RADIUS = 1.4e-15
 
 
@@ -111,28 +112,28 @@ def random_words(size: int, seed: int, width: int) -> Array:
 
 
 def uniform(a: Array) -> Array:
-    """``u`` of the contract, each binary32 rounding made by conversion from an exact binary64 number."""
-    # float32(a) 2^-32 + 2^-33 spans 34 binary digits at most.
+    """``u`` of the contract; each binary32 rounding is a conversion from an exact binary64 number."""
+    # float32(a) 2^-32 + 2^-33 has at most 34 binary digits.
     u = (a.astype(np.float32).astype(np.float64) * 2.0**-32 + 2.0**-33).astype(np.float32)
     return np.minimum(u.astype(np.float64), 1 - 2.0**-24)
 
 
 def real_transform_f32(a: Array, b: Array) -> tuple[Array, Array]:
-    """Radius (m,) and normals (m, 2) in binary64, which leaves a relative error below 1e-15."""
+    """Radius (m,) and normals (m, 2) in binary64, with a relative error below 1e-15."""
     radius = np.sqrt(-2 * np.log(uniform(a)))
     angle = np.pi * 2.0**-31 * b.astype(np.uint32).view(np.int32)
     return radius, radius[:, None] * np.stack((np.cos(angle), np.sin(angle)), 1)
 
 
 def edge_words() -> Array:
-    """Words near which something changes: rounding, sign, quadrant, the exponent of u, the clamp."""
+    """Words at changes of the rounding, the sign, the quadrant, the exponent of u and the clamp."""
     edges = {0, 2**32 - 1, 2**33 // 3, 2**33 // 6, 2**33 // 12, 3 * 2**30, 5 * 2**29, 7 * 2**29}
     edges |= {2**k for k in range(32)} | {2**32 - 2**k for k in range(32)}
     near = {(edge + step) % 2**32 for edge in edges for step in range(-3, 4)}
     return np.array(sorted(near), np.uint32)
 
 
-def test_transform_f32_gives_the_known_answers_at_its_edges() -> None:
+def test_transform_f32_gives_the_known_answers_at_edges() -> None:
     pairs = np.array([[int(text, 16) for text in pair] for pair in load("transform_f32.json", "pairs")], np.uint32)
     assert pairs.shape == (416, 4)
     got, expected = transform_f32(pairs[:, 0], pairs[:, 1]), pairs[:, 2:].copy().view(np.float32)
@@ -143,10 +144,10 @@ def test_transform_f32_gives_the_known_answers_at_its_edges() -> None:
 
 @njit(nogil=True)
 def sums_of_bits(start: int, stop: int) -> tuple[Any, ...]:
-    """Over words in [start, stop): sums of the bits of R and of both half turns; the largest bits, signs cleared."""
+    """For words in [start, stop): sums of the bits of R and of both half turns, and their largest bits without sign."""
     radii = cosines = sines = np.uint64(0)
     largest_radius = largest_turn = np.uint32(0)
-    # Integers throughout: LLVM vectorises that, and the largest bits are those of a nan if there is one.
+    # Integers only: LLVM vectorises them, and the bits of a NaN would be the largest.
     for w in range(np.uint64(start), np.uint64(stop)):
         cosine, sine = half_turns_f32(np.int32(w))
         r = np.uint32(float_bits(radius_f32(np.uint32(w))))
@@ -161,7 +162,7 @@ def sums_of_bits(start: int, stop: int) -> tuple[Any, ...]:
 
 @pytest.fixture(scope="module")
 def all_words() -> list[tuple[int, ...]]:
-    """What `sums_of_bits` says of sixteen parts that together are all 2^32 words."""
+    """Results of `sums_of_bits` for sixteen parts of all 2^32 words."""
     step = 2**28
     with ThreadPoolExecutor(THREADS) as pool:
         starts = range(0, 2**32, step)
@@ -169,7 +170,7 @@ def all_words() -> list[tuple[int, ...]]:
 
 
 @pytest.mark.slow
-def test_all_words_there_are_give_the_known_sums(all_words: list[tuple[int, ...]]) -> None:
+def test_all_words_give_the_known_sums(all_words: list[tuple[int, ...]]) -> None:
     known = load("transform_f32.json", "sums_over_all_words")
     for column, name in enumerate(("R", "fma_minus_s_s_half", "s_times_c")):
         total = sum(int(part[column]) for part in all_words) % 2**64
@@ -177,9 +178,9 @@ def test_all_words_there_are_give_the_known_sums(all_words: list[tuple[int, ...]
 
 
 @pytest.mark.slow
-def test_no_word_gives_nan_or_a_normal_beyond_the_largest(all_words: list[tuple[int, ...]]) -> None:
+def test_no_word_gives_nan_or_a_normal_above_the_bound(all_words: list[tuple[int, ...]]) -> None:
     largest = np.array([part[3:] for part in all_words], np.uint32).max(0).view(np.float32)
-    # Rounding is monotonic: no product of the two factors is larger than that of the largest. A nan compares with none.
+    # Rounding is monotonic, so no product exceeds the product of the largest factors. Comparisons with NaN are false.
     assert largest[0] * largest[1] <= LARGEST_F32
     zero = np.zeros(1, np.uint32)
     assert transform_f32(zero, zero)[0, 0] == largest[0] * largest[1]
@@ -195,14 +196,14 @@ def test_transform_f32_equals_the_exact_reference() -> None:
 
 
 @pytest.mark.slow
-def test_transform_f32_is_as_close_to_real_arithmetic_as_the_contract_says() -> None:
+def test_transform_f32_meets_the_error_bounds_of_the_contract() -> None:
     size = 1 << 22
     edges, draw = edge_words(), np.random.default_rng(4).choice
     for a, b in (
         (random_words(size, 5, 32), random_words(size, 6, 32)),
         (draw(edges, size), random_words(size, 7, 32)),
         (random_words(size, 8, 32), draw(edges, size)),
-        # The 2^16 words of the largest radii, and those of the smallest.
+        # The 2^16 words with the largest radii, and those with the smallest.
         (np.arange(2**16), random_words(2**16, 9, 32)),
         (2**32 - 1 - np.arange(2**16), random_words(2**16, 10, 32)),
     ):
@@ -213,9 +214,9 @@ def test_transform_f32_is_as_close_to_real_arithmetic_as_the_contract_says() -> 
         assert (error / radius).max() < ERROR_F32_BY_RADIUS
 
 
-def test_radius_f32_falls_as_its_word_grows_but_for_the_roundings() -> None:
+def test_radius_f32_decreases_with_its_word_up_to_rounding() -> None:
     a = np.sort(np.concatenate((edge_words(), random_words(1 << 20, 11, 32).astype(np.uint32))))
-    # Each of two neighbours may be off by the contract's relative error.
+    # Each of two adjacent radii may have the contract's relative error.
     radii = radii_f32(a).astype(np.float64)
     assert (radii[1:] <= radii[:-1] * (1 + 2 * ERROR_F32_BY_RADIUS)).all()
     assert radii.min() / 2 == pytest.approx(np.sqrt(-2 * np.log(1 - 2.0**-24)), rel=ERROR_F32_BY_RADIUS)
@@ -225,14 +226,14 @@ def test_radius_f32_falls_as_its_word_grows_but_for_the_roundings() -> None:
 
 
 def words_f64() -> Iterator[tuple[int, int]]:
-    """Some hundred unsigned pairs: random ones, and pairs of edges."""
+    """Some hundred unsigned pairs: random words and edge words."""
     some = random.Random(12).sample(list(float64_coefficients.measurement_words(600)), 500)
     yield from ((a, b % 2**64) for a, b in some)
 
 
 @pytest.mark.parametrize(("width", "contract"), [(32, stream.F32), (64, stream.F64)])
-def test_coefficients_are_the_contract_s(width: int, contract: stream.Transform) -> None:
-    # The last bit of a high power's coefficient changes one float64 normal in thousands of millions: no words show it.
+def test_coefficients_equal_those_of_the_contract(width: int, contract: stream.Transform) -> None:
+    # Compare the coefficients: the last bit of a high power's coefficient changes one float64 normal in billions.
     for name in ("L", "LE", "S", "C"):
         assert getattr(normals, f"_{name}{width}") == getattr(contract, name), name
 
@@ -255,19 +256,19 @@ def test_transform_f64_is_close_to_real_arithmetic() -> None:
             assert abs(value - real) <= bound, pair
 
 
-def test_transform_f64_refines_the_float32_one() -> None:
+def test_transform_f64_refines_transform_f32() -> None:
     size = 1 << 21
     a, b = random_words(size, 13, 64), random_words(size, 14, 64)
-    # Both ends of the range of u too, where the float32 radius is coarse.
+    # Include both ends of the range of u, where the float32 radius is coarse.
     a[: size // 8] >>= np.random.default_rng(15).integers(8, 60, size // 8, dtype=np.uint64)
     a[size // 8 : size // 4] |= np.uint64(2**64 - 2**40)
     high_a, high_b = ((x >> np.uint64(32)).astype(np.uint32) for x in (a, b))
     radius, _ = real_transform_f32(high_a, high_b)
     u = np.minimum(a.astype(np.float64) * 2.0**-64 + 2.0**-65, 1 - 2.0**-53)
     fine_radius = np.sqrt(-2 * np.log(u))
-    # Against real arithmetic from the same words on, float32 may be off by ERROR_F32_BY_RADIUS of its radius, float64
-    # by next to nothing (1e-14, with what this test's own u and radius are off). The low words move u, and the angle
-    # by less than pi 2^-31.
+    # Against real arithmetic from the same words, float32 has an error of at most ERROR_F32_BY_RADIUS of its radius.
+    # The error of float64 is below 1e-14, including the errors of this test's u and radius. The low words change u,
+    # and change the angle by less than pi 2^-31.
     bound = (
         ERROR_F32_BY_RADIUS * radius
         + np.abs(fine_radius - radius)
@@ -276,14 +277,14 @@ def test_transform_f64_refines_the_float32_one() -> None:
     )
     error = np.abs(transform_f64(a, b) - transform_f32(high_a, high_b)).max(1)
     assert (error <= bound).all()
-    # And u by little: by half a step of the words and two roundings, each of at most 2^-24 of u, and the clamp.
+    # The low words change u by at most half a step of the words, two roundings of 2^-24 of u, and the clamp.
     assert (np.abs(u - uniform(high_a)) <= 2.0**-33 + 2.0**-23 * u).all()
 
 
 # --- Blocks ---------------------------------------------------------------------------------------
 
 
-def test_normals_f32_are_the_known_ones() -> None:
+def test_normals_f32_equal_the_known_answers() -> None:
     entries = load("normals_f32.json", "normals")
     assert len(entries) == 600
     got = normals_f32_at(*places(entries)).view(np.uint32)
@@ -291,7 +292,7 @@ def test_normals_f32_are_the_known_ones() -> None:
 
 
 @mpmath.workdps(40)
-def test_normals_f64_are_the_known_ones() -> None:
+def test_normals_f64_equal_the_known_answers() -> None:
     entries = load("normals_f64.json", "normals")
     assert len(entries) == 300
     for entry, got in zip(entries, normals_f64_at(*places(entries)).tolist(), strict=True):
@@ -332,7 +333,7 @@ NARROW = {"float16": _narrowed_by(to_float16), "bfloat16": _narrowed_by(to_bfloa
 
 
 def assert_narrows(dtype: str, x: Array) -> None:
-    """Same bits as NumPy's cast, which is another implementation; a nan only has to stay one, of its sign."""
+    """Check for the bits of NumPy's cast, an independent implementation; a NaN must stay a NaN with its sign."""
     got = NARROW[dtype](x)
     with np.errstate(all="ignore"):
         cast = x.astype(DTYPES[dtype])
@@ -349,7 +350,7 @@ def all_values(dtype: str) -> Array:
 
 
 @pytest.mark.parametrize("dtype", NARROW)
-def test_narrowing_keeps_every_number_that_is_narrow_already(dtype: str) -> None:
+def test_narrowing_keeps_every_representable_number(dtype: str) -> None:
     values = all_values(dtype)
     assert_narrows(dtype, values)
     number = ~np.isnan(values)
@@ -357,10 +358,10 @@ def test_narrowing_keeps_every_number_that_is_narrow_already(dtype: str) -> None
 
 
 @pytest.mark.parametrize("dtype", NARROW)
-def test_narrowing_rounds_midpoints_to_even_and_their_neighbours_to_the_nearer_side(dtype: str) -> None:
+def test_narrowing_rounds_to_nearest_with_ties_to_even(dtype: str) -> None:
     values = np.sort(all_values(dtype))
     values = np.unique(values[np.isfinite(values)].astype(np.float64))
-    # Beyond the largest number the next midpoint is where infinity begins.
+    # The midpoint after the largest number is the first number that rounds to infinity.
     last = 2 * values[-1] - values[-2]
     values = np.concatenate(([-last], values, [last]))
     middles = ((values[1:] + values[:-1]) / 2).astype(np.float32)
@@ -374,9 +375,9 @@ def test_narrowing_rounds_midpoints_to_even_and_their_neighbours_to_the_nearer_s
 
 
 @pytest.mark.parametrize("dtype", NARROW)
-def test_narrowing_of_subnormals_overflow_and_what_is_not_finite(dtype: str) -> None:
+def test_narrowing_of_subnormals_overflow_infinities_and_nan(dtype: str) -> None:
     tiny = np.concatenate((np.arange(2**18), 2**23 + np.arange(-(2**12), 2**12))).astype(np.uint32).view(np.float32)
-    # Where float16's subnormals begin and end, and where float16 overflows: 65504 to 65520.
+    # Limits of float16's subnormals, and of its overflow: 65504 to 65520.
     edges = np.array([2.0**-26, 2.0**-25, 2.0**-24, 2.0**-15, 2.0**-14, 65504, 65519.99, 65520, 65536], np.float32)
     around = (edges.view(np.uint32)[:, None] + np.arange(-(2**12), 2**12, dtype=np.int32).astype(np.uint32)).ravel()
     special = np.array([0x7F800000, 0x7F800001, 0x7FBFFFFF, 0x7FC00000, 0x7FFFFFFF, 0x7F7FFFFF, 0], np.uint32)
@@ -389,7 +390,7 @@ def test_narrowing_of_subnormals_overflow_and_what_is_not_finite(dtype: str) -> 
 def test_narrowing_of_random_bit_patterns_and_normals(dtype: str) -> None:
     patterns = random_words(1 << 22, 17, 32).astype(np.uint32)
     assert_narrows(dtype, patterns.view(np.float32))
-    # Of random patterns few are in float16's range: exponents from 2^-27 to 2^17.
+    # Few random patterns are in float16's range, so add exponents from 2^-27 to 2^17.
     inside = (patterns & np.uint32(0x807FFFFF)) | (random_words(1 << 22, 18, 32) % 44 + 100 << 23).astype(np.uint32)
     assert_narrows(dtype, inside.view(np.float32))
     assert_narrows(dtype, np.random.default_rng(19).standard_normal(1 << 22, np.float32))

@@ -1,7 +1,6 @@
-"""The reference judges every backend, so it has to be judged first.
+"""The reference agrees with published and independent known answers (tests/support/data).
 
-It is held against published and independent known answers (tests/support/data), and its arithmetic against
-the processor's.
+Its arithmetic agrees with the processor's.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from reference import float64_coefficients, stream
 
 # Worst case of the float64 transform, relative to the radius r = R / 2, from the errors of R
 # (2.2e-16, relative) and s (2.4e-16) that float64_coefficients.py measures. The first normal has
-# the larger one: 2 (1/2 - s^2) is off by 4 |s| 2.4e-16 and one rounding, 0.6e-16; R by 2.2e-16; the
-# last product by its rounding, 1.1e-16: 13.5e-16 together. Measured there: 1.04e-15. The 300 known
-# answers are fixed words, which do not meet the worst case.
+# the larger error: 4 |s| 2.4e-16 and one rounding (0.6e-16) in 2 (1/2 - s^2), 2.2e-16 in R, and the
+# rounding of the last product (1.1e-16): 13.5e-16 together. The script measures 1.04e-15. The 300
+# known answers have fixed words, which do not include the worst case.
 KNOWN_ANSWER_TOLERANCE_F64 = 1e-15
 WORST_CASE_F64 = 1.4e-15
 
-# The real values beside the float32 normals are binary64, computed in binary64: the angle is off by
-# half an ulp of pi and of the product, 4.4e-16; cosine, logarithm, root and last product round too:
+# The real values of the float32 normals were computed in binary64. The angle has an error of half an
+# ulp of pi and of the product, 4.4e-16. Cosine, logarithm, root and last product add roundings of
 # 0.6e-16 + 0.6e-16 + 1.1e-16 + 1.1e-16. Together 7.8e-16 of the radius.
 KNOWN_REAL_TOLERANCE_F32 = 8e-16
 
@@ -71,7 +70,7 @@ def test_words_of_the_stream() -> None:
         assert got == integers(entry["words"]), entry
 
 
-def test_words_out_of_range_are_refused() -> None:
+def test_words_out_of_range_raise() -> None:
     for arguments in [(2**64, 0, 0, 0), (0, -1, 0, 0), (0, 0, 2**32, 0), (0, 0, 0, 2**32)]:
         with pytest.raises(ValueError, match="must be in"):
             stream.words(*arguments)
@@ -91,7 +90,7 @@ def test_transform_f32_edges() -> None:
     assert len(pairs) == 416
     for a, b, *expected in map(integers, pairs):
         for value, pattern in zip(stream.transform_f32(a, b), expected, strict=True):
-            # An exact zero may carry either sign: value equality lets it.
+            # An exact zero may have either sign, so compare values, not bits.
             assert value == stream.from_bits(pattern, "float32"), (hex(a), hex(b))
             assert value == 0 or stream.bits(value, "float32") == pattern
 
@@ -139,8 +138,8 @@ def test_samples_f32() -> None:
         assert got == [list(integers(row)) for row in entry["bits"]]
 
 
-def test_narrow_samples_are_the_float32_sample_rounded_once_more() -> None:
-    # Means on a scale from below the subnormals of float16 to beyond its largest number.
+def test_narrow_samples_round_the_float32_sample_once() -> None:
+    # Means from below float16's subnormals to above its largest number.
     mu = [0.0, 1e-8, 3e-5, -1.0, 300.0, 65519.0, -7e4, 3.3e38]
     sigma = [1e-7, 1e-7, 1e-5, 2.0, 50.0, 1.0, 9e3, 1e37]
     wide = np.array(stream.sample(mu, sigma, 24, "float32", seed=5), dtype=np.uint32)
@@ -166,7 +165,7 @@ def test_signs_of_zero_in_samples() -> None:
 
 
 @pytest.mark.slow
-def test_float64_literals_are_the_derived_ones() -> None:
+def test_float64_literals_equal_the_derived_coefficients() -> None:
     derived = float64_coefficients.derive()
     literal = stream.F64.L, stream.F64.LE, stream.F64.S, stream.F64.C
     assert derived == literal
@@ -183,7 +182,7 @@ def test_transform_f64_against_real_arithmetic_and_the_deriving_script() -> None
         radius = stream.real_radius_f64(a)
         for value, real in zip(got, stream.real_transform_f64(a, b), strict=True):
             assert abs(value - real) <= WORST_CASE_F64 * radius, (hex(a), b)
-        # A second evaluation, written apart: same bits.
+        # An independent second evaluation has the same bits.
         again = float64_coefficients.evaluate(literal, a, b)
         assert got == (again.first, again.second)
 
@@ -198,11 +197,11 @@ def test_transform_f32_against_real_arithmetic() -> None:
             assert abs(value - real) <= WORST_CASE_F32 * radius, (hex(a), b)
 
 
-# --- Exact arithmetic against the processor's -----------------------------------------------------
+# --- Exact arithmetic and the processor's arithmetic ----------------------------------------------
 
 
 def binary32_patterns(count: int, seed: int) -> list[float]:
-    """Finite binary32 numbers, uniform in their bit patterns, so subnormal and huge ones too."""
+    """Finite binary32 numbers with uniform bit patterns, which include subnormal and huge numbers."""
     draw = random.Random(seed).getrandbits
     patterns = (draw(32) for _ in range(count))
     values = (struct.unpack("<f", struct.pack("<I", pattern))[0] for pattern in patterns)
@@ -210,7 +209,7 @@ def binary32_patterns(count: int, seed: int) -> list[float]:
 
 
 def same(got: float, expected: float) -> bool:
-    """Equal, and of one sign where zero."""
+    """Whether two numbers are equal, including the sign of zeros."""
     return got == expected and math.copysign(1.0, got) == math.copysign(1.0, expected)
 
 
@@ -256,7 +255,7 @@ def test_fma_rounds_once() -> None:
     assert stream.fma(x, x, -(1 + 2.0**-22), stream.BINARY32) == 2.0**-46
     x = 1 + 2.0**-52
     assert stream.fma(x, x, -(1 + 2.0**-51), stream.BINARY64) == 2.0**-104
-    # Double rounding, through binary64, would make this the tie 1 + 2^-24, and round it to 1.
+    # Double rounding through binary64 would give the tie 1 + 2^-24, which rounds to 1.
     assert stream.fma(1.0, 1 + 2.0**-23, 2.0**-80, stream.BINARY32) == 1 + 2.0**-23
     assert stream.fma(2.0**-12, 2.0**-12, 1.0, stream.BINARY32) == 1.0
     assert stream.fma(2.0**-12, 2.0**-12 * (1 + 2.0**-23), 1.0, stream.BINARY32) == 1 + 2.0**-23

@@ -1,8 +1,8 @@
-"""`sample` must give the bits of the stream whatever the shape, the window, the strides, the threads or the machine.
+"""`sample` gives the bits of the stream for all shapes, windows, strides, numbers of threads and machines.
 
-There are two witnesses. The exact reference is beyond doubt, and draws a few thousand numbers a second. `elementwise`
-is one loop over the compiled block functions, which test_normals.py holds against the reference; it knows nothing of
-tiles, windows or strides, and is quick enough for whole matrices.
+The tests use two references. The exact reference draws a few thousand numbers per second. `elementwise` is a loop over
+the compiled block functions, which test_normals.py compares with the exact reference. It has no tiles, windows or
+strides, and is fast enough for whole matrices.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ fma = intrinsics.fma
 stream_key, word = words.stream_key, words.word
 
 
-# --- The quick witness ----------------------------------------------------------------------------
+# --- The fast reference ---------------------------------------------------------------------------
 
 
 def _elementwise(block: Any) -> Callable[..., None]:
@@ -77,7 +77,7 @@ def elementwise(
     sample_offset: int = 0,
     antithetic: bool = False,
 ) -> Array:
-    """What `sample` must return, as bit patterns."""
+    """The expected result of `sample`, as bit patterns."""
     real = np.float64 if dtype == "float64" else np.float32
     out = np.empty((len(mu), n), real)
     _fill[real](
@@ -89,7 +89,7 @@ def elementwise(
 
 
 def vectors(d: int, seed: int = 0) -> tuple[Array, Array]:
-    """Means and standard deviations of every size that float16 holds too, zeros among them."""
+    """Means and standard deviations of all magnitudes of float16, including zeros."""
     draw = np.random.default_rng(seed)
     mu = draw.normal(size=d) * 10.0 ** draw.integers(-6, 4, d)
     sigma = np.abs(draw.normal(size=d)) * 10.0 ** draw.integers(-6, 4, d)
@@ -101,7 +101,7 @@ def vectors(d: int, seed: int = 0) -> tuple[Array, Array]:
 # --- Known answers and the exact reference --------------------------------------------------------
 
 
-def test_samples_are_the_known_ones(backend: str, bits: ToArray) -> None:
+def test_samples_equal_the_known_answers(backend: str, bits: ToArray) -> None:
     entries = json.loads((DATA / "samples_f32.json").read_text())["samples"]
     assert len(entries) == 7
     for entry in entries:
@@ -138,9 +138,9 @@ def test_samples_equal_the_exact_reference(
     got = multisample.sample(mu, sigma, n, backend=backend, dtype=dtype, noise=noise, **window)
     expected = stream.sample(mu.tolist(), sigma.tolist(), n, dtype, shared=noise == "shared", **window)
     assert bits(got).tolist() == expected
-    # And so does the quick witness, on which the rest of this file relies.
+    # The fast reference, which the other tests use, equals the exact reference.
     assert elementwise(mu, sigma, n, dtype, noise=noise, **window).tolist() == expected
-    # Of antithetic pairs too.
+    # Antithetic pairs too.
     got = multisample.sample(mu, sigma, n, backend=backend, dtype=dtype, noise=noise, antithetic=True, **window)
     expected = stream.sample(mu.tolist(), sigma.tolist(), n, dtype, shared=noise == "shared", antithetic=True, **window)
     assert bits(got).tolist() == expected
@@ -151,7 +151,7 @@ def test_samples_equal_the_exact_reference(
 def test_narrow_results_round_once_overflow_to_infinity_and_keep_subnormals(
     backend: str, bits: ToArray, dtype: str
 ) -> None:
-    # From below the subnormals of float16 to beyond the largest bfloat16.
+    # From below float16's subnormals to above the largest bfloat16.
     mu = [0.0, 0.0, 1e-8, 3e-5, -1.0, 300.0, 65519.0, -7e4, 3.3e38, 0.0]
     sigma = [1e-42, 1e-7, 1e-7, 1e-5, 2.0, 50.0, 1.0, 9e3, 1e37, 0.0]
     got = multisample.sample(mu, sigma, 12, backend=backend, seed=5, dtype=dtype)
@@ -168,7 +168,7 @@ def test_signs_of_zero_follow_from_the_fused_multiply_add(backend: str, bits: To
 @pytest.mark.parametrize("noise", NOISES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("d", "n"), [(0, 0), (0, 1), (0, 700), (1, 0), (900, 0)])
-def test_no_dimensions_or_no_samples_give_an_empty_result(
+def test_zero_dimensions_or_samples_give_an_empty_result(
     backend: str, to_numpy: ToArray, d: int, n: int, dtype: str, noise: str
 ) -> None:
     for window in ({}, {"dim_offset": ROWS - d, "sample_offset": COLUMNS - n}):
@@ -180,8 +180,8 @@ def test_no_dimensions_or_no_samples_give_an_empty_result(
 
 # --- Shapes ---------------------------------------------------------------------------------------
 
-# Short rows share a tile of 256 blocks, or just do not; rows from 512 columns on are drawn in place; more than a tile,
-# several threads; odd everything.
+# Short rows that share a tile of 256 blocks, or are slightly too long for it; rows of at least 512 columns, which are
+# drawn in place; more than one tile; several threads; odd lengths.
 SHAPES = [
     (1, 1), (1, 2), (2, 3), (3, 4), (1, 15), (2, 16), (3, 17), (700, 1), (257, 3), (300, 4), (86, 11), (129, 30),
     (2, 511), (3, 512), (2, 513), (5, 1019), (2, 1024), (1, 1025), (3, 2047), (1, 4099), (100, 1001), (70, 1030),
@@ -192,7 +192,7 @@ SHAPES = [
 @pytest.mark.parametrize("antithetic", [False, True])
 @pytest.mark.parametrize("noise", NOISES)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_every_shape_gives_the_bits_of_its_elements(
+def test_every_shape_equals_the_elementwise_reference(
     backend: str, bits: ToArray, dtype: str, noise: str, antithetic: bool
 ) -> None:
     for d, n in SHAPES:
@@ -207,9 +207,9 @@ def test_every_shape_gives_the_bits_of_its_elements(
             assert np.array_equal(bits(got), elementwise(mu, sigma, n, dtype, **options)), (d, n, window)
 
 
-# Vectors run down the rows; of fewer than 16, or of so many that one would be largely empty, several blocks share one;
-# more than 256, or 2048 in Numba, 8192 of shared noise, are divided; several threads; parts of a block of four or eight
-# at either end, or at both ends of one.
+# SIMD vectors extend over rows. With fewer than 16 rows, or a mostly empty last vector, several blocks share a vector.
+# More than 256 rows (2048 in Numba, 8192 with common noise) are split. Also several threads, and partial blocks of four
+# or eight columns at either end, or at both ends.
 TALL_SHAPES = [
     *((d, n) for d in (1, 2, 15, 16, 17, 31, 32, 33, 47, 129, 257) for n in range(1, 10)),
     (2, 1501), (3, 700), (5, 333), (8, 301), (9, 260), (12, 200), (18, 301), (21, 150), (24, 90), (34, 131), (39, 70),
@@ -239,10 +239,10 @@ def test_layout_nd_is_the_transpose(
 
 @pytest.mark.parametrize("noise", NOISES)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_antithetic_samples_are_those_of_plain_noise_and_their_mirrors(
+def test_antithetic_columns_alternate_plain_columns_and_their_mirrors(
     backend: str, bits: ToArray, dtype: str, noise: str
 ) -> None:
-    # Of public calls alone: what -z gives about mu is what z gives about -mu, negated.
+    # With public calls only: the mirrored sample with mean mu is the negated sample with mean -mu.
     for d, n, start in [(1, 1, 0), (1, 1, 1), (3, 2, 1), (5, 37, 3), (40, 9, 2), (2, 1501, 7), (20, 600, 2**34 - 600)]:
         mu, sigma = vectors(d, n)
 
@@ -259,8 +259,8 @@ def test_antithetic_samples_are_those_of_plain_noise_and_their_mirrors(
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_the_plain_small_call_gives_the_same_bits(backend: str, bits: ToArray, dtype: str) -> None:
-    # Arrays of one dtype, and nothing but a seed or a generator: such calls have a shortcut of their own.
+def test_the_shortcut_for_small_calls_gives_equal_bits(backend: str, bits: ToArray, dtype: str) -> None:
+    # Arrays of one dtype with only a seed or a generator have a shortcut.
     for d, n in [(1, 1), (3, 5), (10, 1024), (16, 1024), (17, 1024), (2000, 8), (5, 513), (1, 3000), (300, 1)]:
         mu, sigma = (x.astype(dtype) for x in vectors(d, n))
         expected = elementwise(mu, sigma, n, dtype, seed=2**63 + 1)
@@ -281,7 +281,7 @@ def test_the_plain_small_call_gives_the_same_bits(backend: str, bits: ToArray, d
 @pytest.mark.parametrize("noise", NOISES)
 @pytest.mark.parametrize("layout", ["dn", "nd"])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_kernel_of_small_calls_writes_to_its_output_alone(
+def test_the_kernel_for_small_calls_writes_only_its_output(
     dtype: str, layout: str, noise: str, antithetic: bool
 ) -> None:
     kernel = cpu_kernels.window_kernel(dtype, antithetic)
@@ -310,19 +310,19 @@ def test_the_kernel_of_small_calls_writes_to_its_output_alone(
 seeds = st.integers(0, 2**64 - 1)
 dtypes = st.sampled_from(list(DTYPES))
 noises = st.sampled_from(NOISES)
-# Around where the number of columns changes how they are drawn, and anything else.
+# Lengths at which the algorithm changes, and arbitrary lengths.
 lengths = st.one_of(st.integers(0, 40), st.integers(500, 530), st.integers(1010, 1040), st.integers(0, 3000))
 
 
 @st.composite
 def parts(draw: st.DrawFn, limit: int) -> tuple[int, int]:
-    """0 <= start <= stop <= limit."""
+    """Pairs with 0 <= start <= stop <= limit."""
     start = draw(st.integers(0, limit))
     return start, draw(st.integers(start, limit))
 
 
 def starts(limit: int, length: int) -> st.SearchStrategy[int]:
-    """Where a window of that length may begin: at the origin, around powers of two, at the very end."""
+    """Offsets of a window of this length: 0, near powers of two, and the largest."""
     last = limit - length
     powers = st.integers(0, limit.bit_length()).map(lambda exponent: min(1 << exponent, last))
     near = st.tuples(powers, st.integers(-5, 5)).map(lambda pair: min(max(sum(pair), 0), last))
@@ -331,7 +331,7 @@ def starts(limit: int, length: int) -> st.SearchStrategy[int]:
 
 @settings(max_examples=100)
 @given(seed=seeds, dtype=dtypes, noise=noises, d=st.integers(1, 9), n=lengths, data=st.data())
-def test_more_samples_begin_with_the_fewer(
+def test_fewer_samples_are_a_prefix_of_more_samples(
     backend: str, bits: ToArray, seed: int, dtype: str, noise: str, d: int, n: int, data: st.DataObject
 ) -> None:
     mu, sigma = vectors(d, n)
@@ -349,7 +349,7 @@ def test_more_samples_begin_with_the_fewer(
     seed=seeds, dtype=dtypes, noise=noises, d=st.integers(1, 40), n=lengths, antithetic=st.booleans(),
     layout=st.sampled_from(["dn", "nd"]), data=st.data(),
 )  # fmt: skip
-def test_a_window_equals_that_slice_of_the_whole(
+def test_a_window_equals_a_slice_of_the_matrix(
     backend: str, bits: ToArray, seed: int, dtype: str, noise: str, d: int, n: int, antithetic: bool, layout: Any,
     data: st.DataObject,
 ) -> None:  # fmt: skip
@@ -365,7 +365,7 @@ def test_a_window_equals_that_slice_of_the_whole(
 
 @settings(max_examples=100)
 @given(seed=seeds, dtype=dtypes, noise=noises, d=st.integers(1, 40), n=lengths, data=st.data())
-def test_a_window_of_a_window_equals_that_slice_of_it_however_far_out(
+def test_a_window_of_a_distant_window_equals_its_slice(
     backend: str, bits: ToArray, seed: int, dtype: str, noise: str, d: int, n: int, data: st.DataObject
 ) -> None:
     mu, sigma = vectors(d, n)
@@ -384,7 +384,7 @@ def test_a_window_of_a_window_equals_that_slice_of_it_however_far_out(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_shared_noise_is_row_0_of_independent_noise_whatever_the_row(backend: str, bits: ToArray, dtype: str) -> None:
+def test_common_noise_is_row_0_of_independent_noise(backend: str, bits: ToArray, dtype: str) -> None:
     first = bits(multisample.sample([0.0], [1.0], 700, backend=backend, seed=3, dtype=dtype))
     for dim_offset in (0, 1, 12345, ROWS - 3):
         got = multisample.sample(
@@ -393,20 +393,20 @@ def test_shared_noise_is_row_0_of_independent_noise_whatever_the_row(backend: st
         assert np.array_equal(bits(got), np.repeat(first, 3, axis=0))
 
 
-def test_changing_dtype_refines_a_sample_and_never_changes_it(backend: str, to_numpy: ToArray) -> None:
+def test_a_wider_dtype_refines_the_same_sample(backend: str, to_numpy: ToArray) -> None:
     d, n = 300, 4096
     mu, sigma = np.zeros(d), np.ones(d)
     drawn = {
         dtype: to_numpy(multisample.sample(mu, sigma, n, backend=backend, seed=6, dtype=dtype)) for dtype in DTYPES
     }
     fine, single = drawn["float64"], drawn["float32"].astype(np.float64)
-    # Radius and u of each pair, from the float64 normals; the low words move u by less than half a step of the words,
-    # 2^-33, and the rounding of u to binary32 moves it by 2^-23 of itself (two roundings). The same in the logarithm:
+    # Radius and u of each pair, from the float64 normals. The low words change u by less than half a step of the words,
+    # 2^-33, and two roundings to binary32 change u by at most 2^-23 of itself. The change of the logarithm is:
     radius = np.repeat(np.hypot(fine[:, 0::2], fine[:, 1::2]), 2, axis=1)
     u = np.exp(-(radius**2) / 2)
     change = 2.0**-33 / u + 2.0**-23
-    # |r^2 - r'^2| = 2 |ln u - ln u'|, so |r - r'| <= 2 change / r; to first order, so only where change is small. The
-    # angle moves by less than pi 2^-31, and float32 is off by 1e-6 of the radius.
+    # |r^2 - r'^2| = 2 |ln u - ln u'|, so |r - r'| <= 2 change / r, to first order, where the change is small. The angle
+    # changes by less than pi 2^-31, and the error of float32 is 1e-6 of the radius.
     bound = 2 * change / radius + (np.pi * 2.0**-31 + 1e-6) * radius
     sure = change < 1e-2
     assert sure.mean() > 0.9999
@@ -453,12 +453,12 @@ def test_inputs_of_any_strides_give_the_same_bits(backend: str, bits: ToArray, l
         expected = elementwise(mu, sigma, n, dtype, seed=9)
         for real in (np.float32, np.float64):
             if real is np.float32 and dtype == "float64":
-                continue  # Means that were rounded to float32 are other means.
+                continue  # Rounding to float32 changes the means.
             m, s = mu.astype(real), sigma.astype(real)
             for a, b in ((INPUT_LAYOUTS[layout](m), INPUT_LAYOUTS[layout](s)), (m, INPUT_LAYOUTS[layout](s))):
                 got = multisample.sample(a, b, n, backend=backend, seed=9, dtype=dtype)
                 assert np.array_equal(bits(got), expected), (d, n, real)
-                # Without a dtype or anything else, too: that may take the shortcut of small calls.
+                # Also without options: such calls may take the shortcut for small calls.
                 if real == DTYPES[dtype]:
                     got = multisample.sample(a, b, n, backend=backend, seed=9)
                     assert np.array_equal(bits(got), expected), (d, n, real)
@@ -466,9 +466,7 @@ def test_inputs_of_any_strides_give_the_same_bits(backend: str, bits: ToArray, l
 
 @pytest.mark.parametrize("noise", NOISES)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_numbers_and_zero_strides_count_for_every_dimension(
-    backend: str, bits: ToArray, dtype: str, noise: str
-) -> None:
+def test_numbers_and_zero_strides_apply_to_every_dimension(backend: str, bits: ToArray, dtype: str, noise: str) -> None:
     for d, n in [(5, 13), (3, 700), (300, 6)]:
         mu, sigma = vectors(d, n)
         same = np.broadcast_to(np.float64(0.75), (d,))
@@ -499,7 +497,7 @@ def test_lists_and_narrow_and_integer_inputs_are_rounded_to_the_computing_type(
         assert np.array_equal(bits(got), expected), kind
 
 
-# Base array for a result of shape (d, n), and the view of it that is the result.
+# Shape of the base array for a result of shape (d, n), and a function that makes the result's view of it.
 OUT_LAYOUTS: dict[str, tuple[Callable[[int, int], tuple[int, ...]], Callable[[Any, int, int], Any]]] = {
     "C": (lambda d, n: (d, n), lambda base, d, n: base),
     "Fortran": (lambda d, n: (n, d), lambda base, d, n: base.T),
@@ -520,7 +518,7 @@ OUT_LAYOUTS: dict[str, tuple[Callable[[int, int], tuple[int, ...]], Callable[[An
 @pytest.mark.parametrize("noise", NOISES)
 @pytest.mark.parametrize("layout", OUT_LAYOUTS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_out_of_any_strides_gets_the_same_bits_and_nothing_around_it_is_touched(
+def test_out_with_any_strides_gets_equal_bits_and_no_other_memory_changes(
     backend: str,
     place: Callable[[Array], Any],
     view_of: Callable[[Any, Array, Callable[[Any], Any]], Any],
@@ -606,7 +604,7 @@ def test_a_seed_equals_the_first_call_of_a_fresh_generator(backend: str, bits: T
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_calls_of_a_generator_are_the_offsets_of_the_stream(backend: str, bits: ToArray, dtype: str) -> None:
+def test_calls_of_a_generator_use_consecutive_offsets(backend: str, bits: ToArray, dtype: str) -> None:
     mu, sigma = vectors(2)
     generator = multisample.Generator(2**40 + 77)
     for offset in (0, 1, 2, 2**32 - 1, 2**32, 2**63, 2**64 - 2):
@@ -625,7 +623,7 @@ def test_calls_of_a_generator_are_the_offsets_of_the_stream(backend: str, bits: 
 @pytest.mark.parametrize("noise", NOISES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("d", "n"), [(700, 3000), (3, 300001), (200003, 11)])
-def test_any_number_of_threads_draws_the_same_matrix(
+def test_the_matrix_does_not_depend_on_the_number_of_threads(
     monkeypatch: pytest.MonkeyPatch, bits: ToArray, d: int, n: int, dtype: str, noise: str, layout: Any,
     antithetic: bool,
 ) -> None:  # fmt: skip
@@ -652,7 +650,7 @@ MACHINE_CASES = [(1, 1), (3, 5), (3, 300), (300, 7), (2, 2049), (1, 70001), (2, 
 
 
 def machine_digests() -> dict[str, list[str]]:
-    """Digests of samples of several shapes; made here, and in a process that compiles for a plainer machine."""
+    """Digests of samples of several shapes, computed here and in a process that compiles for a simpler processor."""
     import hashlib
 
     result: dict[str, list[str]] = {}
@@ -676,14 +674,14 @@ print(json.dumps([test_sample_stream.machine_digests(), test_sample_stream.uses_
 
 
 def uses_x86_extensions() -> bool:
-    """Whether Numba compiles for vectors of 256 bits or fused multiply-add here."""
+    """Whether Numba's code here uses 256-bit vectors or fused multiply-add."""
     elementwise([0.0], [1.0], 4)
     code = "".join(_fill[np.float32].inspect_asm().values())  # type: ignore[attr-defined]
     return "vfmadd" in code or "%ymm" in code
 
 
 @pytest.mark.slow
-def test_a_machine_without_vectors_and_fused_multiply_add_draws_the_same_bits(tmp_path: Path) -> None:
+def test_code_without_avx_and_fma_gives_equal_bits(tmp_path: Path) -> None:
     environment = {
         **os.environ,
         "NUMBA_CPU_NAME": "generic",

@@ -1,12 +1,11 @@
-"""Are they normal, and independent? All backends give the same bits, so asking one of them is enough.
+"""Statistical tests: draws are normal and independent. One backend suffices, since all give the same bits.
 
-Every statistic turns its data into one p-value: the probability that perfect normals look at least as bad. A test
-fails below `ALPHA`; seeds are fixed and nothing is retried, so a failure means a changed stream and not bad luck. To
-show that they are able to fail, all statistics are also given broken streams, and have to find them with a p-value
-below `CAUGHT`.
+Every statistic computes one p-value: the probability that exact normals deviate at least as much. A test fails below
+`ALPHA`. Seeds are fixed and no test is retried, so a failure means a changed stream. All statistics are also applied to
+broken streams, and must reject them with a p-value below `CAUGHT`.
 
-Numbers of binary32 lie on a lattice, and counting draws in cells only makes sense if no edge lies on it: edges here are
-halfway between two neighbours on the lattice, where rounding to it divides the real line.
+binary32 numbers lie on a lattice, and counts in cells are only valid if no edge lies on it. So the edges are midpoints
+of adjacent lattice points, which are the boundaries of rounding to the lattice.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ import multisample
 
 Array = np.ndarray[Any, Any]
 
-# The probability of a false alarm of each test, over the choice of its seed. Less than 100 tests: 1e-4 together.
+# The probability of a false alarm of each test, over the choice of its seed. Fewer than 100 tests: 1e-4 together.
 ALPHA = 1e-6
-# A broken stream must be beyond doubt.
+# Broken streams must give a smaller p-value.
 CAUGHT = 1e-12
 
 THREADS = 2
@@ -38,43 +37,43 @@ THREADS = 2
 
 
 def worst(p_values: Any) -> float:
-    """One p-value for several, however they depend on each other: the smallest times their number (Bonferroni)."""
+    """One p-value for several, which may be dependent: the smallest times their number (Bonferroni)."""
     values = np.ravel(p_values)
     return float(min(1.0, values.size * values.min()))
 
 
 def of_standard_normal(t: Any) -> Array:
-    """Two-sided."""
+    """Two-sided p-values of standard normals."""
     return np.asarray(special.erfc(np.abs(t) / math.sqrt(2)))
 
 
 def of_chi_square(statistic: float, degrees: int) -> float:
-    """Two-sided: what fits too well is as suspicious."""
+    """A two-sided p-value, since data that fit too well are suspicious too."""
     return worst((stats.chi2.sf(statistic, degrees), stats.chi2.cdf(statistic, degrees)))
 
 
 def of_counts(counts: Array, probabilities: Array) -> float:
-    """Pearson's chi-square."""
+    """The p-value of Pearson's chi-square."""
     assert probabilities.sum() == pytest.approx(1, abs=1e-9)
     expected = counts.sum() * probabilities
-    # Its law is that of infinite counts. For finite ones its variance, 2 (cells - 1), is larger by the sum of
-    # 1 / expected, or less (Haldane 1937): by 1 % at 50 a cell, which makes 1.12e-6 of a p-value of 1e-6.
+    # The chi-square distribution holds for infinite counts. For finite counts, the variance 2 (cells - 1) grows by at
+    # most the sum of 1 / expected (Haldane 1937): by 1 % at 50 per cell, which makes 1.12e-6 of a p-value of 1e-6.
     assert expected.min() >= 50
     return of_chi_square(float(((counts - expected) ** 2 / expected).sum()), counts.size - 1)
 
 
-# --- Counting in cells ----------------------------------------------------------------------------
+# --- Counts in cells ------------------------------------------------------------------------------
 
-# A class is a run of 2^12 neighbouring binary32 numbers, named by the upper 20 bits of their patterns: fine enough
-# (none holds more than 2e-4 of all draws) to make cells of any kind from them.
+# A class is a run of 2^12 adjacent binary32 numbers, identified by the upper 20 bits of their patterns. Classes are
+# small enough (at most 2e-4 of all draws) to combine them into cells of any kind.
 SHIFT = 12
 CLASSES = 1 << (32 - SHIFT)
-# Of positive numbers below 16; of negative numbers the same above CLASSES / 2.
+# Classes of positive numbers below 16. Classes of negative numbers follow from CLASSES / 2 on.
 SIDE = int(np.float32(16).view(np.uint32)) >> SHIFT
 
 
 def edges_between(numbers: Array) -> Array:
-    """Lower edges, on the real line, of cells that begin with each of `numbers`, the first of which is 0."""
+    """Lower edges on the real line of the cells that begin at each of `numbers`; the first number is 0."""
     below = np.nextafter(numbers, numbers.dtype.type(0))
     edges: Array = (numbers.astype(np.float64) + below.astype(np.float64)) / 2
     assert edges[0] == 0
@@ -86,26 +85,26 @@ EDGES = edges_between((np.arange(SIDE, dtype=np.uint32) << SHIFT).view(np.float3
 
 
 def merged(edges: Array, cells: int) -> tuple[Array, Array]:
-    """About `cells` cells, of about one probability, made of those on the positive side.
+    """Merge the cells on the positive side into about `cells` cells of nearly equal probability.
 
-    The new cell of each old one, and the probabilities of the new ones, which add up to 1/2.
+    Returns the new cell of each old cell, and the probabilities of the new cells, which sum to 1/2.
     """
     beyond = special.ndtr(-edges)
     probability = beyond - np.append(beyond[1:], 0)
     index = np.minimum(2 * cells * beyond, cells - 1).astype(np.int64)
-    # Where a cell of `edges` is wider than one of these, numbers are left out.
+    # If a cell of `edges` is wider than a new cell, numbers of new cells are skipped.
     _, index = np.unique(index, return_inverse=True)
     return index, np.bincount(index, probability)
 
 
 class Survey(NamedTuple):
-    """All that a pass over draws too many to keep leaves of them."""
+    """Statistics from one pass over draws that are too many to store."""
 
     size: int
     counts: Array
-    """By class."""
+    """Counts of draws by class."""
     sums: Array
-    """Of the powers 1 to 6."""
+    """Sums of the powers 1 to 6."""
 
 
 POWERS = 6
@@ -142,7 +141,7 @@ def surveyed(chunks: Iterable[Array]) -> Survey:
 
 
 def windows(size: int, seed: int, dtype: str = "float32", sample_offset: int = 0) -> Iterator[Array]:
-    """`size` draws from a matrix of many rows, 2^22 at a time, in memory that is used again."""
+    """`size` draws from a matrix of many rows, in chunks of 2^22 that share one buffer."""
     rows, columns = 64, 2**16
     out = np.empty((rows, columns), dtype)
     mu, sigma = np.zeros(rows, out.dtype), np.ones(rows, out.dtype)
@@ -155,7 +154,7 @@ def windows(size: int, seed: int, dtype: str = "float32", sample_offset: int = 0
         )  # fmt: skip
 
 
-# --- One draw by itself ---------------------------------------------------------------------------
+# --- Distribution of single draws -----------------------------------------------------------------
 
 
 def double_factorial(k: int) -> int:
@@ -163,9 +162,9 @@ def double_factorial(k: int) -> int:
 
 
 def moments(survey: Survey) -> float:
-    """Means of z^k, k from 1 to 6, of which the law gives mean and variance: E z^2k = (2k - 1)!!."""
-    # The skewness of z^6 is 33, that of the mean of 2^24 of them 0.008: the central limit theorem is good to 15 % even
-    # of a p-value of 1e-6 (Edgeworth: 0.008 / 6 (t^3 - 3 t) at t = 4.9).
+    """Means of z^k, k from 1 to 6, whose means and variances follow from E z^2k = (2k - 1)!!."""
+    # The skewness of z^6 is 33, and the skewness of the mean of 2^24 of them is 0.008. So the normal approximation of a
+    # p-value of 1e-6 is accurate to 15 % (Edgeworth: 0.008 / 6 (t^3 - 3 t) at t = 4.9).
     assert survey.size >= 2**24
     t = []
     for power, total in enumerate(survey.sums, 1):
@@ -176,7 +175,7 @@ def moments(survey: Survey) -> float:
 
 
 def cells(survey: Survey, cells_a_side: int = 1024) -> float:
-    """Chi-square over cells of about one probability."""
+    """Chi-square over cells of nearly equal probability."""
     index, probability = merged(EDGES, cells_a_side)
     sides = [survey.counts[start : start + SIDE] for start in (0, CLASSES // 2)]
     assert sum(int(side.sum()) for side in sides) == survey.size
@@ -184,12 +183,12 @@ def cells(survey: Survey, cells_a_side: int = 1024) -> float:
     return of_counts(counts, np.concatenate((probability, probability)))
 
 
-# The edge is just below these numbers, each the first of a class.
+# Each edge is just below one of these numbers, which are the first of their classes.
 TAILS = (4.0, 4.5, 5.0, 5.5, 6.0)
 
 
 def tails(survey: Survey) -> float:
-    """How many draws lie beyond 4, 4.5, 5, 5.5 and 6, on each side: binomial, exactly."""
+    """Exact binomial tests of the numbers of draws beyond 4, 4.5, 5, 5.5 and 6, on each side."""
     p_values = []
     for start in (0, CLASSES // 2):
         side = survey.counts[start : start + SIDE]
@@ -202,7 +201,7 @@ def tails(survey: Survey) -> float:
 
 
 def symmetry(survey: Survey) -> float:
-    """As many on one side as on the other, by class: given their sum, each is binomial with probability 1/2."""
+    """Equal counts on both sides, by class: given the sum, a count is binomial with probability 1/2."""
     positive, negative = (survey.counts[start : start + SIDE] for start in (0, CLASSES // 2))
     known = positive + negative >= 100
     t = (positive - negative)[known] / np.sqrt((positive + negative)[known])
@@ -219,7 +218,7 @@ SURVEY_STATISTICS: dict[str, Callable[[Survey], float]] = {
 
 @pytest.fixture(scope="module")
 def survey() -> Survey:
-    """A thousand million draws: 300 beyond 5 on each side, and one beyond 6."""
+    """2^30 draws, of which about 300 are beyond 5 on each side, and one beyond 6."""
     return surveyed(windows(2**30, seed=101))
 
 
@@ -231,7 +230,7 @@ def test_2_to_the_30_float32_draws_are_normal(survey: Survey, statistic: str) ->
 
 @pytest.fixture(scope="module")
 def far_survey() -> Survey:
-    """The last columns there are."""
+    """A survey of the last columns of the stream."""
     return surveyed(windows(2**26, seed=2**64 - 1, sample_offset=2**34 - 2**19))
 
 
@@ -242,7 +241,7 @@ def test_draws_at_the_end_of_the_stream_are_normal(far_survey: Survey, statistic
 
 @pytest.fixture(scope="module")
 def survey_f64() -> Survey:
-    # Rounded to binary32 here, by NumPy, where the edges are made for that.
+    # NumPy rounds the draws to binary32, which the edges are made for.
     return surveyed(chunk.astype(np.float32) for chunk in windows(2**26, seed=102, dtype="float64"))
 
 
@@ -259,7 +258,7 @@ def tripled(z: Array) -> Array:
 
 
 def with_a_gap(z: Array) -> Array:
-    """What should lie between 1 and 1.001 does below."""
+    """Draws between 1 and 1.001 are moved below 1."""
     return np.where((z > 1) & (z < 1.001), z - np.float32(0.001), z)
 
 
@@ -278,7 +277,7 @@ BROKEN: dict[str, tuple[Callable[[Array], Array], tuple[str, ...]]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("broken", BROKEN)
-def test_draws_that_are_not_normal_are_found_out(broken: str) -> None:
+def test_draws_that_are_not_normal_are_rejected(broken: str) -> None:
     breaking, finders = BROKEN[broken]
     found = surveyed(breaking(chunk) for chunk in windows(2**26, seed=103))
     for statistic in finders:
@@ -286,7 +285,7 @@ def test_draws_that_are_not_normal_are_found_out(broken: str) -> None:
 
 
 def kolmogorov_smirnov(z: Array) -> float:
-    """Largest distance between the distribution of the sorted `z` and the normal one; the law for many draws."""
+    """Kolmogorov-Smirnov test of sorted `z`, with the distribution for many draws."""
     steps = np.arange(z.size + 1) / z.size
     normal = special.ndtr(z.astype(np.float64))
     distance = max((steps[1:] - normal).max(), (normal - steps[:-1]).max())
@@ -294,12 +293,12 @@ def kolmogorov_smirnov(z: Array) -> float:
 
 
 def anderson_darling(z: Array) -> float:
-    """The squared distance of sorted `z`, weighted for the tails.
+    """Anderson-Darling test of sorted `z`: the squared distance, weighted for the tails.
 
-    Its limit law is that of the sum of chi-squares of one degree, weighted by 1 / (j (j + 1)), j = 1, 2, ... Far out
-    the first dominates (Zolotarev 1961): P(A^2 > x) tends to P(chi-square > 2 x) times the product over j >= 2 of
-    (1 - 2 / (j (j + 1)))^(-1/2), which is sqrt(3). At x = 3.878 this gives 0.93 % for the tabulated 1 %, and further
-    out it is closer; in the middle it exceeds 1, which says no more than that nothing is amiss.
+    In the limit, the statistic is a sum of chi-squares of one degree, weighted by 1 / (j (j + 1)), j = 1, 2, ...
+    In the tail the first term dominates (Zolotarev 1961): P(A^2 > x) tends to P(chi-square > 2 x) times the product
+    over j >= 2 of (1 - 2 / (j (j + 1)))^(-1/2), which is sqrt(3). At x = 3.878 this gives 0.93 % for the tabulated 1 %;
+    the approximation improves with x. For small x it exceeds 1, which passes.
     """
     weights = 2 * np.arange(1, z.size + 1) - 1.0
     wide = z.astype(np.float64)
@@ -319,7 +318,7 @@ DISTANCES: dict[str, Callable[[Array], float]] = {
     params=slow_but(["float32", "float64"], ["float32", "float64", "float32 of one column", "float32 of one row"]),
 )
 def sorted_draws(request: pytest.FixtureRequest) -> Array:
-    """10^7 draws."""
+    """10^7 sorted draws."""
     dtype = request.param.split()[0]
     d, n = {"float32 of one column": (10**7, 1), "float32 of one row": (1, 10**7)}.get(request.param, (1000, 10**4))
     z: Array = multisample.sample(np.zeros(d), np.ones(d), n, backend="cpu", seed=104, dtype=dtype)
@@ -343,13 +342,13 @@ def test_10_to_the_7_draws_have_the_normal_distribution(sorted_draws: Array, dis
     ],
     ids=["mean of 0.01", "deviation of 1.02", "clipped at 2", "a gap"],
 )
-def test_a_distribution_that_is_not_normal_is_found_out(distance: str, breaking: Callable[[Array], Array]) -> None:
+def test_distributions_that_are_not_normal_are_rejected(distance: str, breaking: Callable[[Array], Array]) -> None:
     z = breaking(next(windows(2**22, seed=105))[:, : 2**14])
     assert DISTANCES[distance](np.sort(z, axis=None)) < CAUGHT
 
 
 def low_bits(z: Array) -> float:
-    """Chi-square of 256 cells of the 26th to 33rd binary place: so far down the density changes no more."""
+    """Chi-square of 256 cells of the 26th to 33rd binary digit, over which the density is constant."""
     places = np.abs(z.astype(np.float64)) * 2.0**33
     counts = np.bincount(places.astype(np.int64).reshape(-1) & 255, minlength=256)
     return of_counts(counts, np.full(256, 1 / 256))
@@ -359,12 +358,12 @@ def test_low_bits_of_float64_draws_are_uniform() -> None:
     assert low_bits(next(windows(2**22, seed=106, dtype="float64"))) > ALPHA
 
 
-def test_float32_draws_have_no_such_low_bits() -> None:
+def test_low_bits_of_float32_draws_are_rejected() -> None:
     assert low_bits(next(windows(2**22, seed=106))) < CAUGHT
 
 
 def narrow_cells(patterns: Array, dtype: str) -> float:
-    """Chi-square over the numbers of a 16-bit format, of which the rare ones are put together."""
+    """Chi-square over the numbers of a 16-bit format; rare numbers are merged."""
     numbers = np.arange(2**15, dtype=np.uint16).view(NARROW[dtype])
     edges = edges_between(numbers[numbers.astype(np.float32) <= 16])
     index, probability = merged(edges, 2**12)
@@ -378,25 +377,25 @@ def narrow_cells(patterns: Array, dtype: str) -> float:
 def test_narrow_draws_are_normals_rounded_to_nearest(dtype: str) -> None:
     z = multisample.sample(np.zeros(2**10), np.ones(2**10), 2**14, backend="cpu", seed=107, dtype=dtype)
     assert narrow_cells(z.view(np.uint16), dtype) > ALPHA
-    # A rounding error of at most 2^-9 of a draw has a mean square of 2^-18 / 3 = 1.3e-6 of its square, and adds 15
-    # times that to E z^6, relatively, and once that to E z^2: no more than 2 % of the deviations of means of 2^24.
+    # A rounding error of at most 2^-9 of a draw has a mean square of 2^-18 / 3 = 1.3e-6 of the draw's square. It adds
+    # 1.3e-6 to E z^2 and 15 times as much to E z^6 (relatively): at most 2 % of the deviations of means of 2^24 draws.
     assert moments(surveyed([z.astype(np.float32)])) > ALPHA
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", NARROW)
-def test_narrow_draws_that_are_truncated_are_found_out(dtype: str) -> None:
+def test_truncated_narrow_draws_are_rejected(dtype: str) -> None:
     z = drawn(64, 2**18, seed=108)
     lost = 16 if dtype == "bfloat16" else 13
     truncated = (z.view(np.uint32) >> lost << lost).view(np.float32).astype(NARROW[dtype])
     assert narrow_cells(truncated.view(np.uint16), dtype) < CAUGHT
 
 
-# --- Two draws ------------------------------------------------------------------------------------
+# --- Pairs of draws -------------------------------------------------------------------------------
 
 
 def square_cells(a_side: int) -> tuple[Array, Array]:
-    """For each class the cell of a draw, and the probability of each cell."""
+    """The cell of each class, and the probability of each cell."""
     index, probability = merged(EDGES, a_side)
     table = np.zeros(CLASSES, np.uint8)
     table[:SIDE] = index
@@ -412,7 +411,7 @@ def count_pairs(a: Array, b: Array, table: Array, counts: Array) -> None:
 
 
 def pairs(a: Array, b: Array) -> float:
-    """Chi-square over 32 times 32 cells of the plane in which ``(a, b)`` are points."""
+    """Chi-square of the points ``(a, b)`` over 32 by 32 cells of the plane."""
     table, probability = square_cells(16)
     counts = np.zeros((probability.size, probability.size), np.int64)
     count_pairs(a.view(np.uint32), b.view(np.uint32), table, counts)
@@ -420,9 +419,9 @@ def pairs(a: Array, b: Array) -> float:
 
 
 def circles(a: Array, b: Array) -> float:
-    """Chi-square over 32 rings times 64 sectors, all of one probability: what the transform made the pair from."""
+    """Chi-square over 32 rings and 64 sectors of equal probability: the radius and the angle of the transform."""
     x, y = a.astype(np.float64), b.astype(np.float64)
-    # Edges are no numbers of any lattice here: squares are added up, and the angle's are multiples of pi / 32.
+    # No edge lies on a lattice here: radii are sums of squares, and the edges of angles are multiples of pi / 32.
     ring = np.minimum(np.exp(-(x * x + y * y) / 2) * 32, 31).astype(np.int64)
     sector = np.minimum((np.arctan2(y, x) / (2 * np.pi) + 0.5) * 64, 63).astype(np.int64)
     counts = np.bincount((ring * 64 + sector).reshape(-1), minlength=32 * 64)
@@ -435,19 +434,19 @@ def matrix() -> Array:
     return z
 
 
-# Columns j and j + lag: 0 and 1 come of one pair of words, 2 and 3 of the other, 4 begins the next block.
+# Columns j and j + lag. One pair of words gives columns 0 and 1, the other gives 2 and 3; column 4 begins a block.
 NEIGHBOURS = [(0, 1), (1, 2), (2, 3), (3, 4), (0, 2), (1, 3), (0, 3), (0, 4), (1, 5), (1, 6)]
 
 
 @pytest.mark.parametrize(("j", "k"), NEIGHBOURS)
-def test_pairs_of_neighbouring_columns_fill_the_plane_as_normals_do(matrix: Array, j: int, k: int) -> None:
+def test_pairs_of_adjacent_columns_are_bivariate_normal(matrix: Array, j: int, k: int) -> None:
     a, b = matrix[:, j::4], matrix[:, k::4]
     assert pairs(a[:, : b.shape[1]], b) > ALPHA
 
 
 @pytest.mark.parametrize("lag", [1, 2, 16, 128])
-def test_pairs_of_rows_fill_the_plane_as_normals_do(matrix: Array, lag: int) -> None:
-    # Every row in one pair only.
+def test_pairs_of_rows_are_bivariate_normal(matrix: Array, lag: int) -> None:
+    # Every row is in one pair only.
     a = matrix.reshape(-1, 2, lag, matrix.shape[1])
     assert pairs(a[:, 0].reshape(128, -1), a[:, 1].reshape(128, -1)) > ALPHA
 
@@ -469,16 +468,16 @@ def test_radius_and_angle_of_pairs_are_uniform_and_independent(matrix: Array, fi
     ],
     ids=["correlated", "of dependent sizes", "of dependent signs", "sometimes equal"],
 )
-def test_pairs_that_depend_on_each_other_are_found_out(
+def test_dependent_pairs_are_rejected(
     matrix: Array, statistic: Callable[[Array, Array], float], breaking: Callable[[Array, Array], Array]
 ) -> None:
     a, b = matrix[:, 0::4], matrix[:, 1::4]
     assert statistic(a, breaking(a, b)) < CAUGHT
 
 
-# --- Many streams ---------------------------------------------------------------------------------
+# --- Sets of streams ------------------------------------------------------------------------------
 
-# Each of them a function of the draws with mean 0 and variance 1.
+# Functions of the draws with mean 0 and variance 1.
 SEEN_AS: dict[str, Callable[[Array], Array]] = {
     "values": lambda z: z,
     "magnitudes": lambda z: (np.abs(z) - math.sqrt(2 / math.pi)) / math.sqrt(1 - 2 / math.pi),
@@ -487,10 +486,10 @@ SEEN_AS: dict[str, Callable[[Array], Array]] = {
 
 
 def correlation(z: Array, seen_as: str) -> float:
-    """Correlations of all rows with each other: the largest of them, and the sum of their squares.
+    """Correlations of all pairs of rows: the largest, and the sum of squares.
 
-    The sum of n products with mean 0 and variance 1, over sqrt(n), is normal but for the skewness of the products,
-    which is 8 for squares: n = 2^17 leaves 0.02, that is 40 % of a p-value of 1e-6 at most.
+    The sum of n products with mean 0 and variance 1, over sqrt(n), is normal except for its skewness. The products of
+    squares have skewness 8, and n = 2^17 leaves 0.02, which changes a p-value of 1e-6 by at most 40 %.
     """
     x = SEEN_AS[seen_as](z.astype(np.float64))
     above = np.triu_indices(len(x), 1)
@@ -510,7 +509,7 @@ def drawn(d: int, n: int, **options: Any) -> Array:
 
 
 def powers_up_to(limit: int) -> list[int]:
-    """0 and all powers of two below `limit`: places of which the counters differ in one or two bits."""
+    """0 and all powers of two below `limit`: positions whose counters differ in one or two bits."""
     return [0, *(1 << exponent for exponent in range(limit.bit_length() - 1))]
 
 
@@ -552,7 +551,7 @@ def streams(request: pytest.FixtureRequest) -> Array:
 
 
 @pytest.mark.parametrize("seen_as", SEEN_AS)
-def test_streams_that_should_be_independent_are_not_correlated(streams: Array, seen_as: str) -> None:
+def test_independent_streams_are_uncorrelated(streams: Array, seen_as: str) -> None:
     assert len(streams) > 15
     assert correlation(streams, seen_as) > ALPHA
 
@@ -588,32 +587,32 @@ def with_sizes_in_common(z: Array) -> Array:
         pytest.param(with_sizes_in_common, "squares", marks=pytest.mark.slow),
     ],
 )
-def test_correlated_streams_are_found_out(breaking: Callable[[Array], Array], seen_as: str) -> None:
+def test_correlated_streams_are_rejected(breaking: Callable[[Array], Array], seen_as: str) -> None:
     assert correlation(breaking(drawn(STREAMS, LENGTH, seed=120)), seen_as) < CAUGHT
 
 
 def autocorrelation(z: Array, seen_as: str) -> float:
-    """The largest correlation of a row with itself, moved round by any number of columns."""
+    """The largest circular autocorrelation of a row, over all lags."""
     x = SEEN_AS[seen_as](z.astype(np.float64))
     products = np.fft.irfft(np.abs(np.fft.rfft(x)) ** 2)
     return worst(of_standard_normal(products[1 : x.size // 2] / math.sqrt(x.size)))
 
 
 @pytest.mark.parametrize("seen_as", SEEN_AS)
-def test_a_row_is_not_correlated_with_itself_at_any_lag(seen_as: str) -> None:
+def test_a_row_has_no_autocorrelation(seen_as: str) -> None:
     assert autocorrelation(drawn(1, 2**21, seed=121)[0], seen_as) > ALPHA
 
 
-def test_a_row_that_echoes_is_found_out() -> None:
+def test_a_row_with_an_echo_is_rejected() -> None:
     z = drawn(1, 2**21, seed=121)[0]
     assert autocorrelation(z + np.float32(0.01) * np.roll(z, 12345), "values") < CAUGHT
 
 
-# --- Through mu and sigma -------------------------------------------------------------------------
+# --- Samples with mu and sigma --------------------------------------------------------------------
 
 
 def of_each_dimension(x: Array, mu: Array, sigma: Array) -> float:
-    """Means and variances of the rows: the former normal, the latter chi-square, summed over dimensions."""
+    """Normal tests of the rows' means and chi-square tests of their variances, summed over dimensions."""
     d, n = x.shape
     standard = (x.astype(np.float64) - mu[:, None]) / sigma[:, None]
     means = standard.mean(1) * math.sqrt(n)
@@ -639,7 +638,7 @@ def test_every_dimension_has_its_own_mean_and_deviation(dtype: str) -> None:
     assert of_each_dimension(x, np.where(np.arange(2000) == 7, mu + 0.2 * sigma, mu), sigma) < CAUGHT
 
 
-def test_shared_noise_is_one_row_of_noise_for_every_dimension() -> None:
+def test_common_noise_is_one_row_for_every_dimension() -> None:
     d, n = 500, 2000
     row = drawn(1, n, seed=124)
     assert np.array_equal(drawn(d, n, seed=124, noise="shared"), np.repeat(row, d, axis=0))
@@ -648,31 +647,31 @@ def test_shared_noise_is_one_row_of_noise_for_every_dimension() -> None:
     mu, sigma = draw.normal(size=d), draw.uniform(0.5, 3, d)
     x = multisample.sample(mu, sigma, n, backend="cpu", seed=124, noise="shared", dtype="float64")
     z = multisample.sample([0.0], [1.0], n, backend="cpu", seed=124, dtype="float64")
-    # The fma rounds by 2^-53 of x at most, subtraction and division each by that of their results; 1e-9 more for second
-    # order.
+    # The fma rounds by at most 2^-53 of x, and subtraction and division by at most 2^-53 of their results; 1e-9 more
+    # covers second order.
     error = np.abs((x - mu[:, None]) / sigma[:, None] - z)
     assert (error <= 2.0**-53 * (np.abs(x) / sigma[:, None] + 2 * np.abs(z) + 1e-9)).all()
 
 
-def test_shared_noise_has_rank_one_and_independent_noise_full_rank() -> None:
+def test_common_noise_has_rank_one_and_independent_noise_full_rank() -> None:
     d, n = 64, 4096
-    sigma = np.exp2(np.arange(d) % 8 - 4).astype(np.float32)  # Powers of two: sigma z is exact.
+    sigma = np.exp2(np.arange(d) % 8 - 4).astype(np.float32)  # Powers of two, so that sigma z is exact.
     shared, independent = (
         multisample.sample(np.zeros(d, np.float32), sigma, n, backend="cpu", seed=126, noise=noise)
         for noise in ("shared", "independent")
     )
     assert np.linalg.matrix_rank(shared.astype(np.float64)) == 1
     assert np.array_equal(shared / sigma[:, None], np.repeat(shared[:1] / sigma[0], d, axis=0))
-    # Singular values of independent noise lie between sqrt(n) -+ sqrt(d), give or take 6 (Davidson and Szarek 2001:
-    # beyond, with probability 2 exp(-18) = 3e-8).
+    # Singular values of independent noise lie between sqrt(n) - sqrt(d) - 6 and sqrt(n) + sqrt(d) + 6, except with
+    # probability 2 exp(-18) = 3e-8 (Davidson and Szarek 2001).
     values = np.linalg.svd((independent / sigma[:, None]).astype(np.float64), compute_uv=False)
     assert math.sqrt(n) - math.sqrt(d) - 6 < values.min()
     assert values.max() < math.sqrt(n) + math.sqrt(d) + 6
 
 
 @pytest.mark.slow
-def test_shared_noise_is_as_normal_as_independent_noise() -> None:
-    # One row of noise, so one draw for each column, seen through the last dimension.
+def test_common_noise_is_normal() -> None:
+    # One row of noise has one draw for each column; read the draws from the last dimension.
     n = 10**7
     z = multisample.sample([0.0, 0.0], [0.0, 1.0], n, backend="cpu", seed=127, noise="shared")[1]
     assert worst([distance(np.sort(z)) for distance in DISTANCES.values()]) > ALPHA
@@ -688,7 +687,7 @@ def antithetic() -> Array:
 
 def test_antithetic_pairs_are_symmetric_about_the_mean(antithetic: Array) -> None:
     assert np.array_equal(antithetic[:, 0::2], -antithetic[:, 1::2])
-    # About a mean only as far as x = fma(sigma, z, mu) rounds: half a unit in the last place of either.
+    # With a mean, symmetry holds up to the rounding of x = fma(sigma, z, mu): half an ulp of each column.
     mu, sigma = np.linspace(-3, 3, 100, dtype=np.float32), np.linspace(0.1, 2, 100, dtype=np.float32)
     x = multisample.sample(mu, sigma, 1000, backend="cpu", seed=129, antithetic=True)
     error = np.abs(x[:, 0::2].astype(np.float64) + x[:, 1::2] - 2 * mu[:, None].astype(np.float64))
@@ -697,19 +696,19 @@ def test_antithetic_pairs_are_symmetric_about_the_mean(antithetic: Array) -> Non
 
 @pytest.mark.parametrize("parity", [0, 1])
 @pytest.mark.parametrize("statistic", SURVEY_STATISTICS)
-def test_either_half_of_antithetic_pairs_is_normal(antithetic: Array, parity: int, statistic: str) -> None:
+def test_each_column_of_antithetic_pairs_is_normal(antithetic: Array, parity: int, statistic: str) -> None:
     assert SURVEY_STATISTICS[statistic](surveyed([np.ascontiguousarray(antithetic[:, parity::2])])) > ALPHA
 
 
 @pytest.mark.parametrize(("j", "k"), [(0, 2), (1, 2), (0, 3), (2, 4), (3, 4), (5, 6), (7, 8), (0, 8)])
-def test_different_antithetic_pairs_fill_the_plane_as_normals_do(antithetic: Array, j: int, k: int) -> None:
+def test_different_antithetic_pairs_are_bivariate_normal(antithetic: Array, j: int, k: int) -> None:
     a, b = antithetic[:, j::8], antithetic[:, k::8]
     assert pairs(a[:, : b.shape[1]], b) > ALPHA
     assert pairs(antithetic[:, 0::8], antithetic[:, 1::8]) < CAUGHT
 
 
 @pytest.mark.parametrize("seen_as", SEEN_AS)
-def test_rows_of_antithetic_pairs_are_not_correlated(antithetic: Array, seen_as: str) -> None:
+def test_rows_of_antithetic_pairs_are_uncorrelated(antithetic: Array, seen_as: str) -> None:
     assert correlation(antithetic[:STREAMS, 0::2], seen_as) > ALPHA
 
 
@@ -729,9 +728,9 @@ def black_scholes() -> float:
     return float(SPOT * special.ndtr(d1) - discounted * special.ndtr(d1 - DEVIATION))
 
 
-def test_antithetic_pairs_reduce_the_variance_of_an_option_price_as_theory_says() -> None:
-    # Each row is one estimate, the mean of n payoffs. Its variance is v / n of independent draws, and (1 + rho) v / n
-    # of pairs, rho being the correlation of f(z) and f(-z): by quadrature, split where the payoff or its mirror bends.
+def test_antithetic_pairs_reduce_the_variance_of_an_option_price_by_the_theoretical_factor() -> None:
+    # Each row is one estimate, the mean of n payoffs. Its variance is v / n for independent draws and (1 + rho) v / n
+    # for pairs, where rho is the correlation of f(z) and f(-z). Quadrature computes rho, split at the payoff's kinks.
     rows, n = 20_000, 256
     price = black_scholes()
     bend = abs(math.log(STRIKE / SPOT) - (RATE - VOLATILITY**2 / 2) * YEARS) / DEVIATION
@@ -751,7 +750,7 @@ def test_antithetic_pairs_reduce_the_variance_of_an_option_price_as_theory_says(
     paired = discounted_payoff(multisample.sample(zeros, ones, n, seed=131, antithetic=True, **options)).mean(1)
 
     def deviations(estimates: Array, variance: float, terms: Array, count: int) -> tuple[float, float]:
-        """How far mean and variance of the estimates are off, each a mean of `count` terms, in standard deviations."""
+        """Errors of the estimates' mean and variance, in standard deviations; each is a mean of `count` terms."""
         excess = (float((w * terms**4).sum()) / float((w * terms**2).sum()) ** 2 - 3) / count
         errors = estimates - price
         return (
@@ -762,12 +761,12 @@ def test_antithetic_pairs_reduce_the_variance_of_an_option_price_as_theory_says(
     pairs_of = (f + mirrored) / 2
     assert worst(of_standard_normal(deviations(plain, v / n, f, n))) > ALPHA
     assert worst(of_standard_normal(deviations(paired, (1 + rho) * v / n, pairs_of, n // 2))) > ALPHA
-    # And not what theory says of the other kind.
+    # The estimates do not fit the theory of the other kind of draws.
     assert worst(of_standard_normal(deviations(plain, (1 + rho) * v / n, f, n))) < CAUGHT
     assert worst(of_standard_normal(deviations(paired, v / n, pairs_of, n // 2))) < CAUGHT
 
 
-def test_antithetic_pairs_leave_no_error_in_the_mean_of_a_linear_function() -> None:
+def test_antithetic_pairs_estimate_linear_functions_exactly() -> None:
     mu, sigma, weights = np.linspace(-1, 2, 50), np.linspace(0.1, 3, 50), np.linspace(1, 5, 50)
     x = multisample.sample(mu, sigma, 1000, backend="cpu", seed=132, dtype="float64", antithetic=True)
     exact = float(weights @ mu)

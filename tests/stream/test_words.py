@@ -1,6 +1,6 @@
-"""Everything rests on the words: compiled, they must be the published generator, under the keying of the stream.
+"""Compiled words equal the published generator with the keys of the stream.
 
-Compiled words travel as uint64 with an upper half that means nothing, so it is filled with rubbish here.
+Compiled code passes words as uint64 whose upper half is undefined, so the tests fill it with random bits.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def philox(counters: Words, keys: Words) -> Words:
 
 @njit
 def stream_words(seeds: Words, offsets: Words, rows: Words, blocks: Words) -> Words:
-    """Each of shape (m,); the result has shape (m, 4)."""
+    """Inputs have shape (m,), and the result has shape (m, 4)."""
     result = np.empty((len(seeds), 4), np.uint64)
     for m in range(len(seeds)):
         k0, k1 = stream_key(seeds[m])
@@ -66,7 +66,7 @@ def random_words(shape: tuple[int, ...], seed: int, *, below: int = 2**32) -> Wo
     return np.random.default_rng(seed).integers(below, size=shape, dtype=np.uint64)
 
 
-def with_rubbish_above(values: Words, seed: int) -> Words:
+def with_random_upper_halves(values: Words, seed: int) -> Words:
     return values | random_words(values.shape, seed) << np.uint64(32)
 
 
@@ -83,10 +83,10 @@ def test_philox_gives_the_published_words(published: tuple[Words, Words, Words])
     assert np.array_equal(philox(counters, keys), expected)
 
 
-def test_upper_halves_of_words_are_not_looked_at(published: tuple[Words, Words, Words]) -> None:
+def test_upper_halves_of_words_are_ignored(published: tuple[Words, Words, Words]) -> None:
     counters, keys, expected = published
     for seed in range(20):
-        got = philox(with_rubbish_above(counters, seed), with_rubbish_above(keys, 1000 + seed))
+        got = philox(with_random_upper_halves(counters, seed), with_random_upper_halves(keys, 1000 + seed))
         assert np.array_equal(got, expected)
 
 
@@ -95,33 +95,33 @@ def test_philox_equals_the_reference_on_random_and_edge_counters() -> None:
     edges = uint64([0, 1, 2**31 - 1, 2**31, 2**32 - 1])
     for column, values in enumerate((*counters.T[:, :1000], *keys.T[:, :1000])):
         values[:] = np.random.default_rng(column).choice(edges, 1000)
-    got = philox(with_rubbish_above(counters, 3), with_rubbish_above(keys, 4))
+    got = philox(with_random_upper_halves(counters, 3), with_random_upper_halves(keys, 4))
     for counter, key, words_ in zip(counters.tolist(), keys.tolist(), got.tolist(), strict=True):
         assert stream.philox4x32_10(tuple(counter), tuple(key)) == tuple(words_), (counter, key)
 
 
-def test_stream_words_are_the_known_ones() -> None:
+def test_stream_words_equal_the_known_answers() -> None:
     entries = WORDS["stream"]
     assert len(entries) == 200
     places = (uint64([entry[name] for entry in entries]) for name in ("seed", "offset", "i", "g"))
     assert np.array_equal(stream_words(*places), from_hex([entry["words"] for entry in entries]))
 
 
-def test_stream_words_equal_the_reference_wherever_they_are() -> None:
+def test_stream_words_equal_the_reference_at_all_positions() -> None:
     m = 1000
     seeds, offsets = (random_words((m,), seed, below=2**64 - 1) for seed in (5, 6))
     rows, blocks = random_words((m,), 7), random_words((m,), 8)
     for column, values in enumerate((seeds, offsets, rows, blocks)):
         edges = [0, 1, 2**32 - 1] if column >= 2 else [0, 1, 2**32 - 1, 2**32, 2**63, 2**64 - 1]
         values[: m // 2] = np.random.default_rng(column).choice(uint64(edges), m // 2)
-    got = stream_words(seeds, offsets, with_rubbish_above(rows, 9), with_rubbish_above(blocks, 10))
+    got = stream_words(seeds, offsets, with_random_upper_halves(rows, 9), with_random_upper_halves(blocks, 10))
     for place, words_ in zip(
         zip(*map(np.ndarray.tolist, (seeds, offsets, rows, blocks)), strict=True), got.tolist(), strict=True
     ):
         assert stream.words(*place) == tuple(words_), place
 
 
-def test_keys_keep_us_off_the_streams_of_other_libraries() -> None:
+def test_keys_differ_from_those_of_other_libraries() -> None:
     seeds = [0, 1, 2**32 - 1, 2**32, 2**63, 2**64 - 1, *random_words((100,), 11, below=2**64 - 1).tolist()]
     expected = [((seed & 0xFFFFFFFF) ^ 0x6D756C74, (seed >> 32) ^ 0x73616D70) for seed in seeds]
     assert keys_of(uint64(seeds)).tolist() == [list(key) for key in expected]

@@ -1,4 +1,4 @@
-"""Compile the CUDA C++ sources where there is no GPU: for the CPU, over shim/cuda_shim.h, and for GPUs, with NVRTC."""
+"""Compile the CUDA C++ sources without a GPU: for the CPU, with shim/cuda_shim.h, and for GPUs, with NVRTC."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = [
 
 SECONDS = 300
 ELEMENTS = {"float16": "float16", "bfloat16": "bfloat16", "float32": "float", "float64": "double"}
-"""Element types as C++ names them."""
+"""C++ names of the element types."""
 ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_100")
 
 requires_gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
@@ -41,14 +41,15 @@ def compile_runner(
     Parameters
     ----------
     folder : Path
-        To compile it in.
+        Build folder.
     headers : sequence of str
-        With all kernels that it runs, and in them so many `declarations` of shared memory.
+        Headers with the kernels.
+    declarations : int
+        Number of declarations of shared memory in the headers.
     element : str
-        The name of the element type.
+        Name of the element type.
     """
-    # The one word of CUDA that no macro can stand for: shared memory is one for all threads, and filled with garbage
-    # before each block.
+    # No macro can replace __shared__: all threads of a block share the memory, which holds garbage before each block.
     ids = itertools.count()
     for name in headers:
         source = re.sub(
@@ -60,7 +61,7 @@ def compile_runner(
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(source)
     assert next(ids) == declarations
-    # Optimized code runs faster, but to optimize it takes longer than is gained.
+    # Optimization takes longer than it saves.
     command = [
         "g++", "-std=c++17", "-O0", "-ffp-contract=off", *SANITIZED, *WARNINGS, f"-DELEMENT={ELEMENTS[element]}",
         *options, f"-I{folder}", f"-I{csrc_files.folder()}", f"-I{SHIM}", "-o", str(folder / program),
@@ -78,14 +79,14 @@ def run_program(program: Path, cases: bytes) -> subprocess.CompletedProcess[byte
 
 
 def _no_nvrtc() -> str:
-    """Why NVRTC cannot be had through CuPy; empty if it can."""
+    """The reason why CuPy cannot load NVRTC; empty if it can."""
     if importlib.util.find_spec("cupy") is None:
         return "cupy is not installed"
     try:
         from cupy.cuda import nvrtc
 
         nvrtc.getVersion()
-    except Exception as error:  # Whatever a broken installation may do.
+    except Exception as error:  # A broken installation may raise anything.
         return f"NVRTC cannot be loaded: {error}"
     return ""
 
@@ -94,17 +95,17 @@ requires_nvrtc = pytest.mark.skipif(bool(_no_nvrtc()), reason=_no_nvrtc())
 
 
 class Program(NamedTuple):
-    """What NVRTC has made of a source."""
+    """The output of NVRTC for a source."""
 
     log: str
     names: list[str]
-    """Of the kernels that were asked for, in the object code."""
+    """Names of the kernels in the object code."""
     code: bytes
-    """For a real architecture its machine code, for a virtual one PTX."""
+    """Machine code for a real architecture, PTX for a virtual architecture."""
 
 
 def nvrtc_compile(source: str, kernels: Sequence[str], architecture: str, options: Sequence[str]) -> Program:
-    """These kernels in one program, which takes half the time of one for each."""
+    """Compile the kernels in one program, which takes half the time of one program for each."""
     from cupy.cuda import nvrtc
 
     program = nvrtc.createProgram(source, "program.cu", (), ())

@@ -1,7 +1,7 @@
-"""CUDA arrays of each library, and what the tests of CUDA backends do with them.
+"""CUDA arrays of each library, and operations on them for the tests of CUDA backends.
 
-Nothing is imported that needs a device until a test has found one; without one, those tests are skipped, unless
-``MULTISAMPLE_TEST_BACKENDS`` asks for a backend that cannot run.
+Libraries that need a device are imported only after a test has found a device. Tests without their device are skipped,
+unless ``MULTISAMPLE_TEST_BACKENDS`` names a backend that cannot run.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ToArray = Callable[[Any], Array]
 
 VARIABLE = "MULTISAMPLE_TEST_BACKENDS"
 SECONDS = 300
-# Of a kernel that only waits: some 0.2 s.
+# Clock cycles of a kernel that only waits: about 0.2 s.
 CYCLES = 4 * 10**8
 
 
@@ -41,7 +41,7 @@ CYCLES = 4 * 10**8
 
 @functools.cache
 def device_count() -> int:
-    """As the driver counts them, which no library need be imported for."""
+    """The number of CUDA devices, from the driver, without importing an array library."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -52,25 +52,25 @@ def device_count() -> int:
 
 @functools.cache
 def reasons_against(backend: str) -> tuple[str, ...]:
-    """Why `backend` cannot run on CUDA here."""
+    """Reasons why `backend` cannot run on CUDA here."""
     reasons = registry.find(backend).status().reasons
     return reasons or (libraries.cuda_reasons() if backend == "torch_ext" else ())
 
 
 def require(backend: str) -> None:
-    """Skip the test where `backend` cannot run on CUDA, but fail it if that was asked for."""
+    """Skip the test if `backend` cannot run on CUDA; fail it if the variable names the backend."""
     value = os.environ.get(VARIABLE)
-    asked = None if value is None else [name.strip() for name in value.split(",")]
-    if asked is not None and backend not in asked:
+    requested = None if value is None else [name.strip() for name in value.split(",")]
+    if requested is not None and backend not in requested:
         pytest.skip(f"{VARIABLE} does not ask for {backend}")
-    if device_count() == 0 and asked is None:
+    if device_count() == 0 and requested is None:
         pytest.skip("no CUDA device")
     reasons = reasons_against(backend)
     if not reasons:
         return
-    # Where there is no device, to ask for torch_ext is to ask for what it does on the CPU.
+    # Without a device, naming torch_ext in the variable requires it on the CPU only.
     elsewhere = backend == "torch_ext" and device_count() == 0 and registry.find(backend).status().available
-    if asked is not None and not elsewhere:
+    if requested is not None and not elsewhere:
         pytest.fail(f"{VARIABLE} asks for {backend!r}: {'; '.join(reasons)}", pytrace=False)
     pytest.skip(f"{backend} cannot run on CUDA: {'; '.join(reasons)}")
 
@@ -79,7 +79,7 @@ def require(backend: str) -> None:
 
 
 class TorchMemory:
-    """What these tests do with the arrays of a library: here PyTorch's."""
+    """Operations of the tests on the arrays of a library: here PyTorch's."""
 
     name = "torch"
 
@@ -96,30 +96,30 @@ class TorchMemory:
         return self.torch.from_numpy(array.view(np.int16)).to(f"cuda:{device}").view(self.torch.bfloat16)
 
     def repeated(self, value: float, dtype: str, length: int) -> Any:
-        """One element that stands for `length`."""
+        """A vector of `length` equal elements with stride 0."""
         return self.torch.tensor([value], dtype=getattr(self.torch, dtype), device="cuda").expand(length)
 
     def poisoned(self, size: int) -> Any:
-        """Bytes that are NaN in every type, and that no result has: all ones."""
+        """Bytes with all bits set: NaN in every type, and different from every result."""
         return self.torch.full((size,), 0xFF, dtype=self.torch.uint8, device="cuda")
 
     def view(self, buffer: Any, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...], first: int) -> Any:
-        """Elements of bytes; strides and the place of the first one in elements."""
+        """A view of bytes as elements; strides and the index of the first element count elements."""
         return buffer.view(getattr(self.torch, dtype)).as_strided(shape, strides, first)
 
     def packed(self, array: Any) -> Any:
-        """A matrix without what lies between its elements, so that no more than them goes to the host."""
+        """A contiguous copy of a matrix, so that only its elements are copied to the host."""
         return array.contiguous()
 
     def copy(self, source: Any, target: Any) -> None:
-        """From one matrix of integers to another."""
+        """Copy one matrix of integers to another."""
         target.copy_(source)
 
     def same(self, a: Any, b: Any) -> bool:
         return bool(self.torch.equal(a, b))
 
     def count(self, vector: Any, value: int) -> int:
-        """How many elements have that value."""
+        """The number of elements equal to `value`."""
         return int((vector == value).sum())
 
     def fill(self, vector: Any, value: float) -> None:
@@ -130,25 +130,25 @@ class TorchMemory:
         return self.torch.full((length,), value, device="cuda")
 
     def add_count(self, found: Any, matrix: Any, value: float) -> None:
-        """Add to the integer `found` how many elements have that value, on the current stream and without waiting."""
+        """Add the number of elements equal to `value` to the integer `found`, on the current stream."""
         found += (matrix == value).sum()
 
     def pointer(self, array: Any) -> int:
         return int(array.data_ptr())
 
     def stream(self) -> Any:
-        """A context in which a new stream is the current one."""
+        """A context in which a new stream is current."""
         return self.torch.cuda.stream(self.torch.cuda.Stream())
 
     def on_stream(self, array: Any) -> Any:
-        """The same array, for calls that are to be in the order of the current stream."""
+        """The same array, for calls that are ordered on the current stream."""
         return array
 
     def keep_busy(self, cycles: int) -> None:
         self.torch.cuda._sleep(cycles)
 
     def marker(self) -> Callable[[], bool]:
-        """What says whether all that was given to the current stream until now is done."""
+        """A function that tells whether the work queued on the current stream so far is done."""
         event = self.torch.cuda.Event()
         event.record()
         return lambda: bool(event.query())
@@ -161,7 +161,7 @@ class TorchMemory:
         self.torch.cuda.synchronize()
 
     def device(self, device: int) -> Any:
-        """A context in which that device is the current one."""
+        """A context in which `device` is current."""
         return self.torch.cuda.device(device)
 
     def current_device(self) -> int:
@@ -174,12 +174,12 @@ class TorchMemory:
         return int(self.torch.cuda.mem_get_info()[0])
 
     def release(self) -> None:
-        """Give back what the library keeps for itself."""
+        """Release the memory that the library caches."""
         self.torch.cuda.empty_cache()
 
 
 class CupyMemory:
-    """The same for CuPy."""
+    """The operations of `TorchMemory` for CuPy."""
 
     name = "cupy"
 
@@ -277,7 +277,7 @@ extern "C" __global__ void spin(long long cycles) {
 
 
 def numba_kernels() -> Any:
-    """What CuPy and PyTorch have functions for. Grids are large enough for Numba not to warn that they are small."""
+    """Kernels for operations that only CuPy and PyTorch provide. The grids are large: Numba warns of small ones."""
     from llvmlite import ir
     from numba import cuda, types
     from numba.extending import intrinsic
@@ -285,7 +285,7 @@ def numba_kernels() -> Any:
     @intrinsic
     def clock(typingctx):
         def codegen(context, builder, signature, args):
-            # With a side effect, so that each is read when it is asked for.
+            # Declared with a side effect, so that the compiler moves no read of the clock.
             return builder.asm(ir.FunctionType(ir.IntType(64), []), "mov.u64 $0, %clock64;", "=l", [], True)
 
         return types.int64(), codegen
@@ -319,7 +319,7 @@ def numba_kernels() -> Any:
 
 
 class NumbaMemory:
-    """The same for Numba, which has no current stream: an array names the stream on which it is ready."""
+    """The operations of `TorchMemory` for Numba, which has no current stream: arrays name the stream of their work."""
 
     name = "numba"
     grid = (512, 128)
@@ -361,7 +361,7 @@ class NumbaMemory:
         return self.at(buffer, first * size, shape, tuple(size * stride for stride in strides), dtype)
 
     def at(self, buffer: Any, start: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> Any:
-        """The same with the place of the first element and strides in bytes, whether or not that is aligned."""
+        """`view` with the start and the strides in bytes, aligned or not."""
         return self.array(shape, strides, numpy_dtype(dtype), gpu_data=buffer.gpu_data.view(start))
 
     def packed(self, array: Any) -> Any:
@@ -397,13 +397,13 @@ class NumbaMemory:
 
     @contextlib.contextmanager
     def stream(self) -> Iterator[Any]:
-        """None of Numba's own: those wait for the default stream, and it for them, which would hide a mistake.
+        """A non-blocking stream. Numba's own streams synchronize with the default stream, which would hide a mistake.
 
-        It is never destroyed, because arrays go on naming it.
+        The stream is never destroyed, because arrays still name it.
         """
         flag = self.driver.binding.CUstream_flags.CU_STREAM_NON_BLOCKING
         handle = self.driver.driver.cuStreamCreate(flag.value)
-        # To free memory is to wait for the device.
+        # Freeing memory waits for the device.
         with self.cuda.defer_cleanup():
             self.current = self.cuda.external_stream(int(handle))
             try:
@@ -438,7 +438,7 @@ class NumbaMemory:
     def device_of(self, array: Any) -> int:
         if array.size == 0:
             return int(array.gpu_data.context.device.id)
-        # As the driver knows it; Numba asks it by cuda-bindings, which always says 0 (13.1, cuda-python's issue 2928).
+        # From the driver. Numba uses cuda-bindings, which always returns 0 (13.1, cuda-python's issue 2928).
         return device_of(array.__cuda_array_interface__["data"][0])
 
     def free_bytes(self) -> int:
@@ -451,7 +451,7 @@ class NumbaMemory:
 
 
 class JaxMemory:
-    """As much of it as there is for arrays that are immutable, and on streams that nobody else sees."""
+    """The operations that JAX supports: its arrays are immutable, and its streams are private."""
 
     name = "jax"
 
@@ -487,14 +487,14 @@ def memory_of(library: str) -> Any:
 
 
 def release() -> None:
-    """Give back what the libraries keep for themselves."""
+    """Release the memory that the libraries cache."""
     gc.collect()
     for memory in _used.values():
         memory.release()
 
 
 class Exported:
-    """Memory of a Numba array that is known by the CUDA array interface alone; `more` goes into that."""
+    """A Numba array's memory with the CUDA array interface only; `more` adds fields to the interface."""
 
     def __init__(self, array: Any, **more: Any) -> None:
         self.array = array
@@ -505,7 +505,7 @@ class Exported:
 
 
 class ExportedByDlpack:
-    """Memory of an array that is known by DLPack alone."""
+    """An array's memory with DLPack only."""
 
     def __init__(self, array: Any) -> None:
         self.array = array
@@ -519,7 +519,7 @@ class ExportedByDlpack:
 
 @dataclasses.dataclass(frozen=True)
 class Gpu:
-    """A backend, and the library whose arrays it is given."""
+    """A backend, and the library of its input arrays."""
 
     memory: Any
     backend: str
@@ -544,7 +544,7 @@ def names(pair: tuple[str, str]) -> str:
     return pair[1] if pair in OWN else f"{pair[1]} on {pair[0]}"
 
 
-# --- Numbers to draw from, and what is expected ---------------------------------------------------
+# --- Vectors and expected results -----------------------------------------------------------------
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
@@ -556,7 +556,7 @@ def computing(dtype: str) -> str:
 
 
 def vectors(d: int, dtype: str = "float32", seed: int = 0) -> tuple[Array, Array]:
-    """Means and standard deviations of every size that float16 holds too, zeros among them."""
+    """Means and standard deviations of all magnitudes of float16, including zeros."""
     draw = np.random.default_rng(seed)
     mu = draw.normal(size=d) * 10.0 ** draw.integers(-6, 4, d)
     sigma = np.abs(draw.normal(size=d)) * 10.0 ** draw.integers(-6, 4, d)
@@ -570,7 +570,7 @@ def on_cpu(mu: Any, sigma: Any, n: int, dtype: str = "float32", **options: Any) 
 
 
 def known_sums() -> list[int]:
-    """Of the bit patterns that the transform makes of all words: radii, half cosines, half sines."""
+    """Sums of the transform's bit patterns over all words: radii, half cosines, half sines."""
     data = DATA / "transform_f32.json"
     known = json.loads(data.read_text())["sums_over_all_words"]
     return [int(known[name], 16) for name in ("R", "fma_minus_s_s_half", "s_times_c")]

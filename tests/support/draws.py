@@ -1,4 +1,4 @@
-"""Draws for tests of kernels and backends, with defaults for all that a test does not care about."""
+"""Draws for tests of kernels and backends, with defaults for all fields."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ AnyVector: TypeAlias = "Vector | np.ndarray[Any, Any] | float"
 
 
 def a_vector(x: AnyVector) -> Vector:
-    """`mu` or `sigma` of a draw: an array where it lies, or a number."""
+    """`mu` or `sigma` of a draw, from an array or a number."""
     if isinstance(x, Vector):
         return x
     if isinstance(x, float):
@@ -39,14 +39,14 @@ def a_draw(
     strides: tuple[int, int] | None = None,
     **changes: Any,
 ) -> Draw:
-    """A sample in host memory, of seed 1, with `changes` to its other fields.
+    """A draw in host memory with seed 1, and `changes` to its other fields.
 
     Parameters
     ----------
     matrix : array or int
         The (rows, columns) matrix, or its address.
     strides : tuple of int
-        Of the matrix, in bytes; those of the array, or of contiguous rows, by default.
+        Strides of the matrix in bytes; by default those of the array, or of contiguous rows.
     changes
         Fields of `Draw` by name. Words may be ints.
     """
@@ -67,7 +67,7 @@ def a_draw(
 
 
 def with_words_in_memory(draw: Draw, *names: str) -> tuple[Draw, np.ndarray[Any, Any]]:
-    """The same draw with these words by address, and the memory that they are in; its own values are others."""
+    """A draw that reads these words from memory, and the memory. The draw's own values of the words are different."""
     memory = np.array([getattr(draw, name).value for name in names], np.uint64)
     words = {
         name: Word(getattr(draw, name).value ^ 0x5A5A5A5A5, memory[k:].ctypes.data) for k, name in enumerate(names)
@@ -81,7 +81,7 @@ def _address(array: np.ndarray[Any, Any]) -> int:
 
 @contextlib.contextmanager
 def without_builtins() -> Iterator[None]:
-    """Calls of tensors and of torch_ext run in Python, as where the library finds no Python to call."""
+    """Disable the compiled builtins of torch_ext, so that its calls run in Python."""
     from multisample._libraries.torch import TORCH
     from multisample._plan import PLANS
     from multisample._routes.recorded import _GRADIENT_PLANS

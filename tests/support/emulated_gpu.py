@@ -1,10 +1,10 @@
 """A GPU emulated on the CPU for the Python kernel: the names of `multisample.backends.kernels.cuda.intrinsics`.
 
-Numba's own simulator runs Python, not compiled functions. Here the kernel is compiled as it is, and every CUDA thread
-of a block is a fiber, which runs until it has to wait for others: at a barrier, or where threads of a warp exchange
-values. Blocks run one after the other, and so do the warps of a block and the threads of a warp, each as far ahead of
-the others as it can, in either order: what lacks a barrier finds what is not there yet, or no longer. Every access to
-memory is looked at, and the first that is wrong ends the launch. (For the kernel in C++: shim/cuda_shim.h.)
+Numba's simulator runs Python, not compiled functions. Here the kernel is compiled unchanged, and every CUDA thread of a
+block is a fiber. A fiber runs until it must wait for other threads: at a barrier, or in an exchange within its warp.
+Blocks, the warps of a block and the threads of a warp run one after the other, in ascending or descending order, and
+each runs as far as it can. So a missing barrier makes a thread read values that are not written yet, or overwritten.
+Every memory access is checked, and the first wrong access ends the launch. (For the kernel in C++: shim/cuda_shim.h.)
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from numba import cfunc, njit, types
 from numba.extending import intrinsic
 from numba.np.numpy_support import from_dtype
 
-from multisample.backends.draw import PACKED_DRAW, Draw, Vector, Word
-from multisample.backends.kernels.cuda.geometry import MOST_THREADS, PACKED_GEOMETRY, Geometry
+from multisample.backends.draw import PACKED_DRAW
+from multisample.backends.kernels.cuda.geometry import MOST_THREADS, PACKED_GEOMETRY
+from multisample.backends.kernels.cuda.parameters import DRAW, GEOMETRY
 from multisample.backends.kernels.stream.arithmetic import from_float_bits
 from multisample.backends.kernels.stream.rounding import to_float16
 
 __all__ = [
     "AVAILABLE",
-    "DRAW",
-    "GEOMETRY",
     "BrokenKernelError",
     "all_of_warp",
+    "batch_index",
     "block_index",
     "compile_kernel",
     "cosine",
@@ -61,42 +61,34 @@ __all__ = [
 Array = np.ndarray[Any, Any]
 
 AVAILABLE = sys.platform == "linux" and sys.maxsize > 2**32 and hasattr(ctypes.CDLL(None), "makecontext")
-"""Whether the C library has fibers, and keeps them in memory as is said below."""
+"""Whether the C library has fibers (ucontext), with the memory layout described below."""
 
-_i32, _i64, _u32, _u64, _f64 = types.int32, types.int64, types.uint32, types.uint64, types.float64
-_VECTOR = types.NamedTuple((_i64, _i64, _f64, _u32, _u32), Vector)
-_WORD, _SIGNED_WORD = types.NamedTuple((_u64, _i64), Word), types.NamedTuple((_i64, _i64), Word)
-DRAW = types.NamedTuple(
-    (_VECTOR, _VECTOR) + (_i64,) * 5 + (_WORD, _WORD, _SIGNED_WORD, _SIGNED_WORD) + (_i64,) * 2 + (_u32,) * 5
-    + (_i32, _u32, _u32), Draw
-)  # fmt: skip
-GEOMETRY = types.NamedTuple((_u32,) * 15 + (_i32, _u32, _i32, _u32), Geometry)
-"""With `DRAW` the types of a kernel's parameters, as in `multisample.backends.kernels.cuda.compilation.SIGNATURE`."""
+_i32, _i64 = types.int32, types.int64
 
 _WARP = 32
-# All that a block has without asking for more, and how far its pieces are apart here.
+# The static shared memory of a block, and the gap between its arrays in the emulation.
 _MOST_SHARED, _GAP = 48 << 10, 64
-# A kernel that comes to so many is taken to go on for ever.
+# A kernel with more accesses counts as endless.
 _MOST_ACCESSES = 10**8
 
-# Memory, by its number in the state: the output, what may be read, and then the pieces of shared memory.
+# Indices of memory regions in the state: the output, the inputs, then the arrays in shared memory.
 _OUT, _INPUTS, _SHARED, _REGIONS = 0, 1, 4, 9
-_NAMES = ("the output",) + ("what it may read",) * (_SHARED - _INPUTS) + ("shared memory",) * (_REGIONS - _SHARED)
+_NAMES = ("the output",) + ("the inputs",) * (_SHARED - _INPUTS) + ("shared memory",) * (_REGIONS - _SHARED)
 
-# What a thread waits for.
+# States of a thread, most of which name the event that it waits for.
 _READY, _BLOCK, _WARP_BARRIER, _SHUFFLE, _VOTE, _DONE, _FOR_EVER = range(7)
 
 _OUTSIDE, _NOT_ALIGNED, _AGAIN, _NOT_WRITTEN, _OF_OTHERS, _ENDLESS, _TOO_MUCH, _LEFT_WARP, _LEFT_BLOCK = range(1, 10)
 _FAILURES = {
-    _OUTSIDE: "touches memory outside of",
-    _NOT_ALIGNED: "is not aligned in",
-    _AGAIN: "writes an element again in",
-    _NOT_WRITTEN: "reads what nobody has written in",
-    _OF_OTHERS: "writes over what another warp has written since the last barrier in",
-    _ENDLESS: "goes on for ever in",
-    _TOO_MUCH: "wants too much of",
-    _LEFT_WARP: "waits for something else than its warp",
-    _LEFT_BLOCK: "waits for something else than its block",
+    _OUTSIDE: "accesses memory outside of",
+    _NOT_ALIGNED: "makes a misaligned access to",
+    _AGAIN: "writes an element twice in",
+    _NOT_WRITTEN: "reads uninitialized",
+    _OF_OTHERS: "overwrites another warp's element before a barrier in",
+    _ENDLESS: "never ends, in",
+    _TOO_MUCH: "allocates too much",
+    _LEFT_WARP: "diverges from its warp",
+    _LEFT_BLOCK: "diverges from its block",
 }
 
 _STATE = np.zeros(
@@ -110,27 +102,28 @@ _STATE = np.zeros(
             ("element_size", np.int64),
             ("accesses", np.int64),
             ("block", np.uint32),
+            ("matrix", np.uint32),  # of a batch
             ("thread", np.uint32),
             ("failure", np.int64),
             ("address", np.int64),
             ("region", np.int64),
             ("waits_for", np.uint32, MOST_THREADS),
-            ("values", np.uint64, MOST_THREADS),  # given to the warp, then taken from it
-            ("lanes", np.uint32, MOST_THREADS),  # to take it from
-            ("pieces", np.uint32, MOST_THREADS),  # of shared memory that the thread has asked for
+            ("values", np.uint64, MOST_THREADS),  # a lane's value before a shuffle, then the received value
+            ("lanes", np.uint32, MOST_THREADS),  # source lane of a shuffle
+            ("pieces", np.uint32, MOST_THREADS),  # number of shared arrays that the thread has allocated
         ],
         align=True,
     ),
 )
 _VALUES = _STATE["values"].ctypes.data
 
-# Fibers, and what they return to when they wait. The C library's context begins with 8 bytes each: flags, the context
-# that follows it, and the address, flags and size of its stack. On no processor is it larger than this.
+# Contexts of the fibers and of the scheduler, to which they return. The C library's context begins with fields of 8
+# bytes: flags, the next context, and the address, flags and size of its stack. `_CONTEXT` is its maximum size.
 _CONTEXT, _STACK = 8 << 10, 256 << 10
 _contexts = np.zeros((MOST_THREADS + 1) * _CONTEXT + 64, np.uint8)
 _stacks = np.empty(MOST_THREADS * _STACK, np.uint8)
 _shared = np.empty(_MOST_SHARED + 64, np.uint8)
-# Of each byte whether it is written, and since the last barrier of the block by which warp, from 1 on.
+# For each byte of shared memory: 0 if unwritten, 1 + the warp that wrote it since the last barrier, else `_BY_ANY`.
 _shared_written = np.zeros(_MOST_SHARED, np.uint8)
 _BY_ANY = 255
 _CONTEXTS, _STACKS, _SHARED_BEGIN = (-(-memory.ctypes.data // 64) * 64 for memory in (_contexts, _stacks, _shared))
@@ -144,10 +137,10 @@ _memset = types.ExternalFunction("memset", _i64(_i64, _i32, _i64))
 
 
 class BrokenKernelError(Exception):
-    """A kernel does what on a GPU may do anything."""
+    """A kernel has undefined behaviour on a GPU."""
 
 
-# --- Memory, not looked at ------------------------------------------------------------------------
+# --- Unchecked memory accesses --------------------------------------------------------------------
 
 
 def _at(context: Any, builder: Any, address: Any, kind: Any) -> Any:
@@ -160,7 +153,7 @@ def _number_type(kind: Any) -> Any:
 
 @intrinsic
 def _size(typingctx: Any, kind: Any) -> Any:
-    """Bytes of a number of this type, or of the type of this number."""
+    """Bytes of a type, or of the type of a number."""
     size = _number_type(kind).bitwidth // 8
     return types.int64(kind), lambda context, builder, signature, args: ir.Constant(ir.IntType(64), size)
 
@@ -186,7 +179,7 @@ def _write(typingctx: Any, address: Any, x: Any) -> Any:
 
 @intrinsic
 def _state(typingctx: Any) -> Any:
-    """`_STATE`; a global array would be copied into the code."""
+    """`_STATE` by address, since Numba copies global arrays into the code."""
     record = from_dtype(_STATE.dtype)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -197,7 +190,7 @@ def _state(typingctx: Any) -> Any:
 
 @intrinsic
 def _parameters(typingctx: Any) -> Any:
-    """The draw and the geometry: their bytes as they are, because Numba lays out tuples as C does structs."""
+    """The draw and the geometry, read from their packed bytes: Numba's tuples have the layout of C structs."""
     both = types.Tuple((DRAW, GEOMETRY))
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -214,9 +207,9 @@ def _parameters(typingctx: Any) -> Any:
 
 
 @njit
-def _wait(what):
+def _wait(event):
     gpu = _state()
-    gpu.waits_for[gpu.thread] = what
+    gpu.waits_for[gpu.thread] = event
     _swapcontext(_CONTEXTS + np.int64(gpu.thread) * _CONTEXT, _SCHEDULER)
 
 
@@ -235,9 +228,9 @@ def _fail(failure, address, region):
 
 @njit
 def _run_warp(first, backwards):
-    """Until all its threads wait for the block, or are done. Whether it comes to that."""
+    """Run a warp until all its threads wait for the block or are done; returns whether they get there."""
     gpu = _state()
-    given = np.empty(_WARP, np.uint64)
+    values_of_lanes = np.empty(_WARP, np.uint64)
     while True:
         for k in range(_WARP):
             thread = first + (_WARP - 1 - k if backwards else k)
@@ -250,22 +243,22 @@ def _run_warp(first, backwards):
             if gpu.waits_for[first + lane] != what:
                 gpu.failure, gpu.thread = _LEFT_WARP, first + lane
                 return False
-            given[lane] = gpu.values[first + lane]
-            all_true = all_true and given[lane] != 0
+            values_of_lanes[lane] = gpu.values[first + lane]
+            all_true = all_true and values_of_lanes[lane] != 0
         if what in (_BLOCK, _DONE):
             return True
         for lane in range(_WARP):
             thread = first + lane
             gpu.waits_for[thread] = _READY
             if what == _SHUFFLE:
-                gpu.values[thread] = given[gpu.lanes[thread]]
+                gpu.values[thread] = values_of_lanes[gpu.lanes[thread]]
             elif what == _VOTE:
                 gpu.values[thread] = all_true
 
 
 @njit
 def _run_block(threads, backwards):
-    """Whether all its threads come to their end."""
+    """Run a block; returns whether all its threads reach their end."""
     gpu = _state()
     _memset(_SHARED_WRITTEN, 0, _MOST_SHARED)
     gpu.begins[_SHARED:], gpu.ends[_SHARED:] = 0, 0
@@ -288,7 +281,7 @@ def _run_block(threads, backwards):
 
 
 @njit
-def _run_grid(entry, blocks, threads, backwards):
+def _run_grid(entry, blocks, batch, threads, backwards):
     gpu = _state()
     for thread in range(threads):
         context = _CONTEXTS + thread * _CONTEXT
@@ -297,13 +290,14 @@ def _run_grid(entry, blocks, threads, backwards):
         _write(context + 16, np.int64(_STACKS + thread * _STACK))
         _write(context + 32, np.int64(_STACK - 64))
         _makecontext(context, entry, 0)
-    for k in range(blocks):
-        gpu.block = blocks - 1 - k if backwards else k
+    for k in range(blocks * batch):
+        place = blocks * batch - 1 - k if backwards else k
+        gpu.block, gpu.matrix = place % blocks, place // blocks
         if not _run_block(threads, backwards):
             break
 
 
-# Without what Python would call them by.
+# Without wrappers for calls from Python.
 _jit = njit(no_cpython_wrapper=True, no_cfunc_wrapper=True)
 _compiled_once: dict[Any, Any] = {}
 
@@ -311,7 +305,7 @@ _compiled_once: dict[Any, Any] = {}
 def once(function: Callable[..., Any]) -> Any:
     """Decorator, in place of `multisample.backends.kernels.compilation.inline`.
 
-    Nothing is inlined, and what is equal in several kernels is compiled once: else it takes ten times as long.
+    Without inlining, functions that several kernels share are compiled once. Inlining takes ten times as long.
     """
     closure = (cell.cell_contents for cell in function.__closure__ or ())
     key = function.__code__, id(function.__globals__), tuple((type(x), x) for x in closure)
@@ -321,7 +315,7 @@ def once(function: Callable[..., Any]) -> Any:
 
 
 def compile_kernel(function: Callable[..., None]) -> Any:
-    """``function(call, geometry)``, which asks this module for a GPU, for `launch`."""
+    """Compile ``function(call, geometry)``, whose intrinsics are those of this module, for `launch`."""
     kernel = _jit(function)
 
     @cfunc(types.void())
@@ -342,6 +336,7 @@ def launch(
     out: Array,
     inputs: Sequence[Array | float],
     *,
+    batch: int = 1,
     backwards: bool = False,
 ) -> None:
     """Run the grid.
@@ -351,23 +346,25 @@ def launch(
     kernel
         From `compile_kernel`.
     blocks, threads : int
-        Of the grid, and of each block.
+        Number of blocks, and of threads in each block.
     parameters : bytes
         The draw and the geometry, packed.
     out : array
-        What the kernel may write, nothing twice; also what lies between the elements.
+        The memory that the kernel may write, each element once. Gaps between elements are included.
     inputs : up to three arrays or numbers
-        mu, sigma and the words in memory: what it may read.
+        The memory that the kernel may read: mu, sigma and the words in memory.
+    batch : int
+        The length of the grid's y axis.
     backwards : bool
-        Whether the last block, warp and thread come first.
+        Whether blocks, warps and threads run in descending order.
 
     Raises
     ------
     BrokenKernelError
-        At the first thing that a kernel must not do.
+        If a thread makes a wrong access or diverges.
     """
     if blocks < 1 or threads % _WARP != 0 or not 0 < threads <= MOST_THREADS:
-        raise BrokenKernelError(f"no such grid: {blocks} blocks of {threads} threads")
+        raise BrokenKernelError(f"invalid grid: {blocks} blocks of {threads} threads")
     _STATE["parameters"].view(np.uint8)[...] = np.frombuffer(parameters.ljust(_STATE["parameters"].nbytes), np.uint8)
     _STATE["begins"], _STATE["ends"] = 0, 0
     for region, memory in enumerate((out, *inputs)):
@@ -377,7 +374,7 @@ def launch(
     written = np.zeros((end - begin) // out.itemsize, np.uint8)
     _STATE["written"], _STATE["element_size"] = written.ctypes.data, out.itemsize
     _STATE["accesses"], _STATE["failure"], _STATE["region"] = 0, 0, -1
-    _run_grid(kernel.address, blocks, threads, backwards)
+    _run_grid(kernel.address, blocks, batch, threads, backwards)
     if _STATE["failure"]:
         failure, region = int(_STATE["failure"]), int(_STATE["region"])
         what = f"block {_STATE['block']}, thread {_STATE['thread']}: {_FAILURES[failure]}"
@@ -392,7 +389,7 @@ def _bounds(array: Array) -> tuple[int, int]:
     return first + sum(r for r in reach if r < 0), first + sum(r for r in reach if r > 0) + array.itemsize
 
 
-# --- What a kernel asks for -----------------------------------------------------------------------
+# --- Intrinsics -----------------------------------------------------------------------------------
 
 
 @njit
@@ -403,6 +400,11 @@ def thread_index():
 @njit
 def block_index():
     return _state().block
+
+
+@njit
+def batch_index():
+    return _state().matrix
 
 
 @njit
@@ -441,7 +443,7 @@ def all_of_warp(flag):
 
 @njit
 def _allowed(address, size, region, regions):
-    """`address`, if one of the regions has so many bytes there, and it is divisible by them, or by 16."""
+    """`address`, if `size` bytes lie within one of the regions and are aligned to their size (to 16 at most)."""
     gpu = _state()
     gpu.accesses += 1
     if gpu.accesses > _MOST_ACCESSES:
@@ -538,7 +540,7 @@ def store_shared_quad(address, quad):
 
 @njit
 def shared_memory(size):
-    """For all threads of a block the same, at the same of their calls."""
+    """The address of an array in shared memory: call k of every thread of a block returns the same array."""
     gpu = _state()
     piece = _SHARED + np.int64(gpu.pieces[gpu.thread])
     gpu.pieces[gpu.thread] += 1
@@ -582,6 +584,6 @@ def float16_bits(x):
 
 @njit
 def float16_value(bits):
-    """Of a finite number."""
+    """The float32 value of a finite float16."""
     magnitude = from_float_bits(np.int32(np.int32(bits & 0x7FFF) << 13)) * np.float32(2.0**112)
     return np.float32(-magnitude if bits & 0x8000 else magnitude)

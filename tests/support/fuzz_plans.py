@@ -1,7 +1,7 @@
-"""Random calls of `sample`, each with the plans that earlier calls have left, and again with none: no bit may differ.
+"""Random calls of `sample`, each with the plans of earlier calls and again without plans: no bit may differ.
 
 ``python tests/support/fuzz_plans.py 100000 --seed 1 --device cpu`` stops at the first difference, and prints how to
-repeat it.
+repeat that call.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ class DifferenceError(AssertionError):
 
 
 class PlainSubclass(torch.Tensor):
-    """A tensor whose operators are PyTorch's."""
+    """A tensor subclass that overrides nothing."""
 
 
 class ArraySubclass(np.ndarray):
-    """An array whose operators are NumPy's."""
+    """An array subclass that overrides nothing."""
 
 
 class GeneratorSubclass(Generator):
-    """A generator that adds nothing."""
+    """A generator subclass that overrides nothing."""
 
 
 class Passing(TorchFunctionMode):
@@ -66,7 +66,7 @@ class Dispatching(TorchDispatchMode):
 
 
 class Index:
-    """An integer that can change, so that no plan may rely on it."""
+    """An object whose index can change, so that no plan may depend on it."""
 
     def __init__(self, value: int) -> None:
         self.value = value
@@ -75,7 +75,7 @@ class Index:
         return self.value
 
 
-# --- Recipes: plain values, from which the same arguments can be made twice ---------------------------------------
+# --- Recipes: plain values, from which equal arguments can be made twice ------------------------------------------
 
 
 def new_recipe(rng: random.Random, libraries: list[str]) -> Recipe:
@@ -111,7 +111,7 @@ def vector_recipe(rng: random.Random, library: str) -> Recipe:
 
 
 def vary(recipe: Recipe, rng: random.Random) -> None:
-    """Change in place what a plan must not depend on, and sometimes make a mistake or two."""
+    """Change the values that a plan must not depend on, in place, and sometimes add one or two mistakes."""
     recipe["values"] = rng.randrange(2**32)
     recipe["source"] = rng.choice(
         ["none", "none", "seed", "seed", "seed", "int64", "Key", "own", "own", "subclass", "torch", "graph_safe"]
@@ -136,7 +136,7 @@ def vary(recipe: Recipe, rng: random.Random) -> None:
         recipe["bad"] = []
 
 
-# Mistakes change the options of a call in place; some are none for some calls.
+# Mistakes change the options of a call in place. Some are valid for some calls.
 def _values(name: str, value: float) -> Callable[[Recipe], None]:
     def change(call: Recipe) -> None:
         x = call[name]
@@ -156,7 +156,7 @@ def _set(name: str, value: Any) -> Callable[[Recipe], None]:
 
 
 def _n_float(call: Recipe) -> None:
-    with contextlib.suppress(TypeError, ValueError, OverflowError):  # Where `n` has been made wrong already.
+    with contextlib.suppress(TypeError, ValueError, OverflowError):  # Another mistake may have changed `n`.
         call["n"] = float(int(call["n"]))
 
 
@@ -318,7 +318,7 @@ def make_vector(library: str, kind: Recipe, d: int, rng: np.random.Generator) ->
 
 
 def special(kind: str, x: Any) -> Any:
-    """An array that is unlike others of its shape and type."""
+    """A special array, with the shape and type of `x`."""
     if kind == "swapped":
         return x.astype(x.dtype.newbyteorder()) if x.dtype.name != "bfloat16" else x
     if kind == "readonly":
@@ -340,7 +340,7 @@ def special(kind: str, x: Any) -> Any:
 
 
 def make_out(recipe: Recipe, dtype: str) -> tuple[Any, Any]:
-    """`out`, and the array of all of its memory."""
+    """`out`, and the array that owns its memory."""
     library, shape = recipe["library"], (recipe["d"], recipe["n"])
     if recipe["layout"] == "nd":
         shape = shape[::-1]
@@ -360,7 +360,7 @@ def make_out(recipe: Recipe, dtype: str) -> tuple[Any, Any]:
 
 
 def make_call(recipe: Recipe) -> tuple[Recipe, Outcome]:
-    """The arguments of `sample`, made anew, and the objects whose state has to be compared."""
+    """New arguments of `sample`, and the objects whose state is compared."""
     rng = np.random.default_rng(recipe["values"])
     library = recipe["library"]
     mu, sigma = (make_vector(library, recipe[name], recipe["d"], rng) for name in ("mu", "sigma"))
@@ -395,7 +395,9 @@ def make_call(recipe: Recipe) -> tuple[Recipe, Outcome]:
     kept = {"generator": call["generator"], "memory": memory, "mu": mu, "sigma": sigma}
     mistakes = recipe["bad"]
     lost = [mistake for mistake in mistakes if mistake in ("freed mu", "freed out", "dead")]
-    if lost:  # Alone: a second mistake may be the first that is found. PyTorch's operators read freed memory.
+    if (
+        lost
+    ):  # Only one mistake, since errors may be found in another order. None in operators, which read freed memory.
         mistakes = [] if recipe["mode"] in ("dispatch_mode", "vmap", "jvp", "grad", "vjp") else lost[:1]
     for mistake in mistakes:
         MISTAKES[mistake](call)
@@ -459,7 +461,7 @@ def draw(call: Recipe, mode: str) -> Any:
 
 
 def draw_recorded(call: Recipe, recipe: Recipe) -> tuple[Any, list[Any]]:
-    """The result, and gradients where they are recorded."""
+    """The result, and its gradients if they are recorded."""
     result = draw(call, recipe["mode"])
     if not (isinstance(result, torch.Tensor) and result.requires_grad) or recipe["backward"] == "none":
         return result, []
@@ -477,7 +479,7 @@ def draw_recorded(call: Recipe, recipe: Recipe) -> tuple[Any, list[Any]]:
 
 
 def contents(array: Any) -> Any:
-    """Bits and form of an array, or the value of anything else."""
+    """Bits, shape and type of an array, or the value of another object."""
     if isinstance(array, torch.Tensor):
         plain = array.detach().resolve_neg().contiguous().cpu()
         whole = plain.as_subclass(torch.Tensor).reshape(-1).view(torch.uint8).numpy().tobytes()
@@ -500,7 +502,7 @@ def state_of(generator: Any) -> Any:
 
 
 def chain(error: BaseException) -> list[Any]:
-    """An error and what Python shows as its cause, without addresses."""
+    """An error and its causes as Python shows them, without addresses."""
     shown = []
     one: BaseException | None = error
     while one is not None:
@@ -510,7 +512,7 @@ def chain(error: BaseException) -> list[Any]:
 
 
 def run(recipe: Recipe, alone: bool = True) -> Outcome:
-    """One call, with new arguments; `alone` calls look at generators of the process too."""
+    """Run one call with new arguments. With `alone`, the outcome includes the process-wide generators."""
     if alone:
         torch.manual_seed(recipe["values"] % 97)
         multisample.manual_seed(recipe["values"] % 89)
@@ -524,7 +526,7 @@ def run(recipe: Recipe, alone: bool = True) -> Outcome:
     except Exception as error:
         found["error"] = chain(error)
         error.__traceback__ = None
-    with contextlib.suppress(Exception):  # Memory that is gone.
+    with contextlib.suppress(Exception):  # The memory may be freed.
         found |= {name: contents(kept[name]) for name in ("memory", "mu", "sigma")}
     found["generator"] = state_of(kept["generator"])
     if alone:
@@ -536,7 +538,7 @@ def run(recipe: Recipe, alone: bool = True) -> Outcome:
 
 @contextlib.contextmanager
 def without_plans() -> Iterator[None]:
-    """No plans and no builtin functions inside; afterwards the ones of before."""
+    """Disable plans and builtins inside the block; restore them on exit."""
     plans = [dict(cache._plans) for cache in CACHES]
     with draws.without_builtins():
         yield
@@ -553,7 +555,7 @@ def compare(planned: Outcome, fresh: Outcome, recipe: Recipe, where: str) -> Non
 
 
 class Fuzzer:
-    """A run of `count` calls from `seed`; `counts` says what they were."""
+    """A run of `count` calls from `seed`; `counts` has the number of calls of each kind."""
 
     def __init__(self, count: int, seed: int, device: str) -> None:
         self.count, self.seed = count, seed
@@ -569,7 +571,7 @@ class Fuzzer:
             return new_recipe(rng, self._libraries) | {"is_new": True}
         recipe = dict(rng.choice(self._recent))
         vary(recipe, rng)
-        if rng.random() < 0.1:  # An argument that looks like the one of before.
+        if rng.random() < 0.1:  # Change one property of an earlier recipe.
             name = rng.choice(["mu", "sigma"])
             recipe[name] = {**recipe[name], **{"kind": vector_recipe(rng, recipe["library"])["kind"]}}
         if rng.random() < 0.05:
@@ -612,7 +614,7 @@ class Fuzzer:
         for _ in range(24):
             recipe = self._recipe(rng)
             recipe = {**recipe, "source": rng.choice(["seed", "Key", "own"])}
-            # Other modes are of the whole process.
+            # Other modes affect the whole process.
             recipe["mode"] = rng.choice(["plain", "plain", "no_grad", "inference"])
             recipes.append(recipe)
         found: list[Outcome] = [{} for _ in recipes]
@@ -649,7 +651,7 @@ class Fuzzer:
         return watched
 
     def run(self) -> None:
-        """All calls; a `DifferenceError` says how to repeat it."""
+        """Run all calls; a `DifferenceError` describes how to repeat the differing call."""
         rng, done = random.Random(self.seed), 0
         before = _plan.PLANS.get
         with warnings.catch_warnings(), contextlib.ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Building distributions of this checkout, and installing them where nothing of it can be seen."""
+"""Building distributions of this checkout, and installing them in environments that cannot import from it."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from places import ROOT
 
 __all__ = ["attempt", "contents", "copy_checkout", "install", "run"]
 
-# Seconds after which a command hangs.
+# Seconds after which a command counts as hanging.
 DEADLINE = 300
-# What is built, or belongs to whoever works in the checkout, and not to what is built from it.
+# Build results and personal files, which are no sources of a distribution.
 NOT_SOURCE = shutil.ignore_patterns(
     ".git", ".editable", ".venv", ".*_cache", "__pycache__", "build", "dist", "results", "prebuilt"
 )
 
 
 def copy_checkout(folder: Path) -> Path:
-    """A checkout as it is before anything is built in it."""
+    """A copy of the checkout without build results."""
     shutil.copytree(ROOT, folder, symlinks=True, ignore=NOT_SOURCE)
     return folder
 
 
 def run(*command: str | Path, folder: Path, **environment: str) -> str:
-    """What a command prints, run in `folder` without a way back to this checkout."""
+    """The output of a command, run in `folder` without access to this checkout."""
     done = attempt(*command, folder=folder, **environment)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
 def attempt(*command: str | Path, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """A command that may fail, run in `folder` without a way back to this checkout."""
+    """Run a command that may fail, in `folder` without access to this checkout."""
     left_out = ("PYTHONPATH", "PYTHONHOME", "MULTISAMPLE_PREBUILT")
     inherited = {name: value for name, value in os.environ.items() if name not in left_out}
     return subprocess.run(
@@ -52,8 +52,9 @@ def contents(wheel: Path) -> dict[str, bytes]:
 
 
 def install(wheel: Path, folder: Path) -> tuple[Path, Path]:
-    """The interpreter of a fresh environment in `folder`, and where its packages are: the wheel, and lent by this
-    environment, whatever else there is.
+    """The interpreter of a new environment in `folder`, and its package folder.
+
+    The environment has the wheel and all other packages of the current environment.
     """
     environment = folder / "environment"
     venv.create(environment, with_pip=False)
@@ -64,6 +65,6 @@ def install(wheel: Path, folder: Path) -> tuple[Path, Path]:
     )  # fmt: skip
     packages = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", folder=folder).strip())
     lent = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), str(Path(np.__file__).parents[1])}
-    # The lines of a .pth file come after the folder that it is in; those of theirs are not read.
+    # Folders named in a .pth file follow the .pth file's folder on sys.path; .pth files in them are not read.
     (packages / "lent.pth").write_text("\n".join(sorted(lent)))
     return python, packages

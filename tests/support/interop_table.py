@@ -1,8 +1,8 @@
-"""The table of array libraries and backends, made of what `test_interop.py` found.
+"""Make the table of array libraries and backends from the results of `test_interop.py`.
 
 MULTISAMPLE_INTEROP_RESULTS=found.jsonl pytest tests/libraries/test_interop.py
-python tests/support/interop_table.py found.jsonl    # into interop_results.json, and from there into its page
-python tests/support/interop_table.py                # only the latter
+python tests/support/interop_table.py found.jsonl    # writes interop_results.json, and the table in its page
+python tests/support/interop_table.py                # writes only the table, from interop_results.json
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Results = dict[str, Any]
 
 
 def collected(lines: str) -> Results:
-    """What the lines of a run come to, where it was run, and with what."""
+    """The combined results of a run's lines, with the machine and the versions."""
     cells: dict[str, dict[str, Any]] = {}
     where: dict[str, Any] = {}
     for line in lines.splitlines():
@@ -53,7 +53,7 @@ def collected(lines: str) -> Results:
 
 
 def about() -> dict[str, Any]:
-    """The device of this machine, and its versions."""
+    """The date, the device of this machine and the package versions."""
     import multisample
 
     versions = {}
@@ -90,7 +90,7 @@ def cell(found: dict[str, Any] | None) -> str:
 
 
 def table(results: Results) -> str:
-    """The table in Markdown, and under it what it was found with."""
+    """The table in Markdown, followed by the device and the versions."""
     lines = [f"| arrays | {' | '.join(f'`{name}`' for name in BACKENDS)} |", "|---" * (len(BACKENDS) + 1) + "|"]
     for library in LIBRARIES:
         cells = (cell(results["cells"].get(f"{library} with {backend}")) for backend in BACKENDS)
@@ -108,7 +108,7 @@ def table(results: Results) -> str:
 
 
 def with_table(text: str, results: Results) -> str:
-    """`text` with the table between its markers; ValueError if it has none."""
+    """`text` with the table between its markers; ValueError if `text` has no markers."""
     begin, end = MARKERS
     before, rest = text[: text.index(begin)], text[text.index(begin) + len(begin) :]
     return f"{before}{begin}\n{table(results)}\n{rest[rest.index(end) :]}"

@@ -1,4 +1,4 @@
-"""Calls that CUDA kernels are tried with on the CPU: of the kernel in C++ and of the kernel in Python."""
+"""Test cases for the CUDA kernels in C++ and in Python, which the tests run on the CPU."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ Values = Array | float
 Cut = Callable[[Geometry], dict[str, int]]
 
 GUARD, POISON = 512, 0xC3
-"""Bytes of memory before and after an output, and what memory is filled with."""
+"""Bytes of memory before and after an output, and the byte that fills memory."""
 
 
 @njit
-def _in_pairs(mu: Array, sigma: Array, z: Array, first: int, out: Array) -> None:
-    """What is drawn from pairs of noise, from its column `first` on: each number, and then its mirror."""
+def _draw_antithetic(mu: Array, sigma: Array, z: Array, first: int, out: Array) -> None:
+    """Write antithetic samples of the noise `z`, from column `first` on: each column, then its mirror."""
     for i in range(out.shape[0]):
         for j in range(out.shape[1]):
             noise = z[i, (first + j) // 2]
@@ -42,7 +42,7 @@ def _in_pairs(mu: Array, sigma: Array, z: Array, first: int, out: Array) -> None
 
 @dataclasses.dataclass
 class Case:
-    """A call, where its output lies, and how it is to be cut if not as it is for a GPU."""
+    """A call, the layout of its output, and an optional change to its geometry."""
 
     d: int
     n: int
@@ -50,21 +50,21 @@ class Case:
     noise: str = "independent"
     antithetic: bool = False
     fast_math: bool = False
-    """The runner of the kernel in C++ has portable kernels alone, which it runs with the geometry for fast_math."""
+    """The C++ runner has portable kernels only, and runs them with the geometry for fast_math."""
     seed: int = 1
     offset: int = 0
     in_memory: tuple[str, ...] = ()
-    """The words that the kernel finds in memory: seed, offset, first_row, first_column. The draw has other values."""
+    """Words that the kernel reads from memory: seed, offset, first_row, first_column. The draw has other values."""
     dim_offset: int = 0
     sample_offset: int = 0
     strides: tuple[int, int] | None = None
-    """Of the output, in elements; contiguous rows by default."""
+    """Strides of the output in elements; contiguous rows by default."""
     misalignment: int = 0
-    """How many elements behind an aligned address the lowest one of the output is."""
+    """Distance of the output's lowest element from an aligned address, in elements."""
     mu: Values | None = None
     sigma: Values | None = None
     cut: Cut | None = None
-    """Fields of the geometry to change; what follows from others is done again."""
+    """Changes to fields of the geometry; dependent fields are computed again."""
     backwards: bool = False
 
     @property
@@ -77,7 +77,7 @@ class Case:
 
     @property
     def has_origin_in_memory(self) -> bool:
-        """Whether it takes the kernel that reads the seed and the window from memory."""
+        """Whether the case needs the kernel that reads the seed and the window from memory."""
         return bool(set(self.in_memory) - {"offset"})
 
     def byte_strides(self) -> tuple[int, int]:
@@ -85,7 +85,7 @@ class Case:
         return rows * self.size, columns * self.size
 
     def placed(self) -> tuple[int, int]:
-        """Where the first element of the output is in its memory, and how large that is, in bytes."""
+        """Byte offset of the output's first element in its memory, and the size of the memory."""
         reach = [stride * (length - 1) for stride, length in zip(self.byte_strides(), (self.d, self.n), strict=True)]
         below, above = -sum(r for r in reach if r < 0), sum(r for r in reach if r > 0)
         first = GUARD + self.misalignment * self.size + below
@@ -107,7 +107,7 @@ class Case:
         return dict(zip(WORDS, (self.seed, self.offset, self.dim_offset, self.sample_offset), strict=True))
 
     def expected(self) -> Array:
-        """Bit patterns from the cpu backend; for antithetic pairs, computed from the noise that it draws."""
+        """Bit patterns from the cpu backend; for antithetic pairs, computed from the backend's noise."""
         mu, sigma = self.vectors()
         if not self.antithetic:
             return self._on_cpu(mu, sigma, self.n, self.dtype, self.sample_offset).view(f"u{self.size}")
@@ -117,7 +117,7 @@ class Case:
         out = np.empty((self.d, self.n), real)
         with np.errstate(all="ignore"):
             vectors = [np.broadcast_to(np.asarray(vector).astype(real), self.d) for vector in (mu, sigma)]
-            _in_pairs(*vectors, z, self.sample_offset % 2, out)
+            _draw_antithetic(*vectors, z, self.sample_offset % 2, out)
             return out.astype(DTYPES[self.dtype]).view(f"u{self.size}")
 
     def _on_cpu(self, mu: Values, sigma: Values, n: int, dtype: str, sample_offset: int) -> Array:
@@ -133,7 +133,7 @@ class Case:
         return np.asarray(got)
 
     def usual_cut(self) -> Geometry:
-        """As it is for a GPU."""
+        """The geometry that `sample` uses on a GPU."""
         cheap = self.noise == "shared" or (self.fast_math and self.dtype != "float64")
         return geometry(
             self.d, self.n, self.dtype, self.byte_strides(), self.placed()[0] % 32,
@@ -176,7 +176,7 @@ LENGTHS += [2304, 2307, 2309]
 
 
 def every_shape(dtype: str, noise: str) -> Iterator[Case]:
-    """Rows that end within a warp, within the rows of a pass and within a band; bands that are full and not."""
+    """Rows that end within a warp, a pass or a band; full and partial bands."""
     numbers = itertools.count()
     for n in LENGTHS:
         for d in (1, 2, 3, 7, 40 if n > 40 else 300):
@@ -193,7 +193,7 @@ WIDTHS += [1145, 1200]
 
 
 def dimensions_side_by_side(dtype: str, noise: str) -> Iterator[Case]:
-    """Groups that are whole and not, and bands of them."""
+    """Full and partial groups, and bands of groups."""
     for k, (d, n) in enumerate(itertools.product(WIDTHS, (2, 4, 7, 8, 16, 29, 61, 0))):
         yield Case(
             d, n or (150 if d > 40 else 1100), dtype, noise, antithetic=(k + d) % 2 == 1, seed=k, sample_offset=k % 9,
@@ -203,13 +203,13 @@ def dimensions_side_by_side(dtype: str, noise: str) -> Iterator[Case]:
 
 
 def every_address(dtype: str, noise: str) -> Iterator[Case]:
-    """Rows that begin anywhere, contiguous and padded."""
+    """Rows that begin at any address, contiguous and padded."""
     lengths = (1, 3, 4, 8, 10, 37, 120, 128, 509, 512, 513, 516, 1021, 1024, 1028, 1029, 1149, 1152, 1156, 1500, 2304)
     numbers = itertools.count()
     for index, n in enumerate(lengths):
         for misalignment, pad in itertools.product(range(4 if SIZES[dtype] > 2 else 8), range(5)):
             k = next(numbers)
-            # Those of an antithetic group are at the same place for every other offset.
+            # An antithetic group has the same position for every second offset.
             common: dict[str, Any] = {
                 "antithetic": (index + misalignment + pad) % 2 == 1, "seed": k, "sample_offset": (k // 3 + n) % 8,
                 "misalignment": misalignment, "backwards": k % 2 == 1,
@@ -222,9 +222,9 @@ def every_address(dtype: str, noise: str) -> Iterator[Case]:
 
 
 def threads_beyond_the_last_column(dtype: str, noise: str) -> Iterator[Case]:
-    """They would be the first ones of the next row: of columns that are inside, and so as if they had them all.
+    """Elements after a row's last column would be the first elements of the next row, and so inside the matrix.
 
-    Where dimensions lie side by side, those beyond the last one would be the first ones of the next column.
+    In transposed layouts, elements after the last dimension would be the first ones of the next column.
     """
     lengths = (132, 516, 520, 636, 640, 644, 1024, 1028, 1148, 1152, 2312)
     for k, (n, pad, misalignment, rows) in enumerate(itertools.product(lengths, (0, 1, 4), (0, 1), (1, 3))):
@@ -267,7 +267,7 @@ def windows_far_out(dtype: str, noise: str) -> Iterator[Case]:
 
 
 def windows_of_pairs(dtype: str, noise: str) -> Iterator[Case]:
-    """From each column of a group to each, in one group and in several."""
+    """Windows of antithetic pairs, from each column of a group to each, in one group and in several."""
     numbers = itertools.count()
     for first, groups, end in itertools.product(range(8), (0, 1, 3), range(1, 9)):
         n = 8 * groups + end - first
@@ -280,7 +280,7 @@ def windows_of_pairs(dtype: str, noise: str) -> Iterator[Case]:
 
 
 def offsets_in_memory(dtype: str, noise: str) -> Iterator[Case]:
-    """Whatever the draw's own value is; and counted up, it carries."""
+    """Offsets in memory differ from the draw's own value; advancing them carries into the high half."""
     offsets = (0, 1, 2**32 - 1, 2**32, 2**63 - 1, 2**64 - 2)
     shapes = [(3, 7), (2, 1100), (1, 1024), (300, 9)]
     choices = itertools.product(shapes, range(3), (False, True), (0, 1))
@@ -300,14 +300,14 @@ def vectors_of_every_type(dtype: str, noise: str) -> Iterator[Case]:
             for strides in ((n, 1), (1, d)):
                 antithetic = (k // 3 + number + (strides[0] == 1)) % 2 == 1
                 yield Case(d, n, dtype, noise, antithetic, seed=k, mu=mu, sigma=sigma, strides=strides)
-    # What float32 rounds, also to its subnormals and beyond its largest.
+    # Numbers that float32 rounds, also to subnormals and past its largest number.
     for number, strides in itertools.product((0.1, 1e-42, 1e-50, -3.4028235677973362e38, 16777217.0), ((5, 1), (1, d))):
         yield Case(d, 5, dtype, noise, mu=number, sigma=np.full(d, 1e-300), strides=strides)
         yield Case(d, 5, dtype, noise, mu=np.full(d, number), sigma=abs(number) / 1e3, strides=strides)
 
 
 def input_vectors(kind: np.dtype[Any], d: int) -> list[tuple[Values, Values]]:
-    """mu and sigma of this type, and of it and others: with edge values, strided, reversed, broadcast, as numbers."""
+    """mu and sigma of this type or mixed types: edge values, strided, reversed, broadcast, and numbers."""
     draw = np.random.default_rng(5)
     if kind.kind in "iu":
         wide = draw.integers(np.iinfo(kind).min, np.iinfo(kind).max, 3 * d, kind, endpoint=True)
@@ -331,7 +331,7 @@ def input_vectors(kind: np.dtype[Any], d: int) -> list[tuple[Values, Values]]:
 
 
 def tall(passes: int, per_chunk: int) -> Cut:
-    """Bands of so many passes, and chunks of so many."""
+    """A cut with bands of `passes` passes, and chunks of `per_chunk` passes."""
 
     def cut(g: Geometry) -> dict[str, int]:
         chunk = min(per_chunk * g.rows_per_pass, g.chunk)
@@ -341,9 +341,9 @@ def tall(passes: int, per_chunk: int) -> Cut:
 
 
 def other_cuts() -> Iterator[tuple[str, Cut]]:
-    """Ways to cut a call that the kernel can take as well, for these ways to store."""
+    """Other geometries that the kernel supports, each with the store variants to which it applies."""
     everything = " ".join(STORES)
-    # More rows to a block, and of them more chunks than one.
+    # More rows per block, in several chunks.
     for passes, per_chunk in [(2, 9), (3, 1), (7, 2), (19, 9), (50, 5), (50, 50)]:
         yield everything, tall(passes, per_chunk)
     # Fewer rows side by side.
@@ -351,13 +351,13 @@ def other_cuts() -> Iterator[tuple[str, Cut]]:
     yield everything.replace("shifted ", ""), lambda g: {
         "rows_per_pass": (g.rows_per_pass + 1) // 2, "band_rows": (g.rows_per_pass + 1) // 2 * 3, "steps": 1,
     }  # fmt: skip
-    # Bands that take turns.
+    # Interleaved bands.
     for log2 in (1, 2, 3):
         yield "aligned strided", lambda g, log2=log2: {
             "rows_per_pass": 1, "band_rows": 3, "interleave_log2": log2, "steps": 1,
         }  # fmt: skip
         yield "shifted", lambda g, log2=log2: {"band_rows": 2, "interleave_log2": g.interleave_log2 + log2, "steps": 1}
-    # Blocks of other widths, and several runs of columns; shifted rows take whole warps.
+    # Other block widths, and several column runs; shifted rows need whole warps.
     whole, any_width = [(32, 1), (64, 2), (96, 5), (288, 3), (160, 2)], [(1, 1), (3, 2), (33, 4), (257, 1), (287, 2)]
     for stores, widths in (("aligned shifted strided", whole), ("aligned strided", any_width)):
         for lanes, steps in widths:
@@ -367,7 +367,7 @@ def other_cuts() -> Iterator[tuple[str, Cut]]:
 
 
 def calls_cut_differently(dtype: str, noise: str) -> Iterator[Case]:
-    """Several chunks of dimensions, several runs of columns, and bands that take turns."""
+    """Several chunks of dimensions, several runs of columns, and interleaved bands."""
     shapes = [
         (1, 700),
         (23, 3),
@@ -395,23 +395,23 @@ def calls_cut_differently(dtype: str, noise: str) -> Iterator[Case]:
 
 
 def words_in_memory(dtype: str, noise: str) -> Iterator[Case]:
-    """Any of the words, with every way to store; whatever the draw's own values are."""
+    """Each combination of words in memory, with every store variant; the draw's own values differ."""
     shapes = [(1, 1), (5, 7), (300, 3), (40, 9), (2, 640), (3, 1028), (7, 1157), (3, 1024), (130, 45), (31, 61)]
     for k, ((d, n), antithetic, place) in enumerate(itertools.product(shapes, (False, True), range(7))):
         strides = ((n, 1), (n, 1), (n + 3, 1), (1, d), (1, d), (1, d + 1 + k % 4), (2 * n, 2))[place]
-        # Where the window begins in a group is what the cut does not know, if that is in memory.
+        # The geometry must not depend on a first column in memory, nor on its position in a group.
         words = (("first_column",), SOME_WORDS[k // 3 % len(SOME_WORDS)], WORDS)[k % 3]
         yield Case(
             d, n, dtype, noise, antithetic, seed=2**64 - 1 - k, offset=2**33 + k, in_memory=words,
             dim_offset=(0, 5, ROWS - d)[k // 3 % 3], sample_offset=(k // 3 % 9, COLUMNS - n - k % 8)[k % 2],
             strides=strides, misalignment=k // 2 % 5, backwards=k // 4 % 2 == 1,
         )  # fmt: skip
-    # Rows are staged, and written as aligned ones, where only the other words are in memory.
-    others = [words for words in SOME_WORDS if "first_column" not in words]
+    # If the first column is not in memory, rows are staged, and written like aligned rows.
+    without_column = [words for words in SOME_WORDS if "first_column" not in words]
     for k, (d, n, first) in enumerate(itertools.product((1, 9, 70), (3, 10, 37, 128, 520), (0, 2, 8, 16))):
-        words = others[k % len(others)]
+        words = without_column[k % len(without_column)]
         yield Case(d, n, dtype, noise, k % 2 == 1, seed=k, in_memory=words, sample_offset=first, dim_offset=k)
-    # The strided kernel is launched by torch_ext whatever the strides: cut as for elements one by one.
+    # torch_ext launches the strided kernel for all strides, with the geometry for single elements.
     for (d, n), antithetic, row, first in itertools.product(
         [(3, 5), (41, 130), (2, 1157)], (False, True), (False, True), (0, 3, 6)
     ):
@@ -422,7 +422,7 @@ def words_in_memory(dtype: str, noise: str) -> Iterator[Case]:
 
 
 SOME_WORDS = [words for count in range(1, 5) for words in itertools.combinations(WORDS, count) if words != ("offset",)]
-"""With which a draw takes the kernel that reads the seed and the window from memory."""
+"""Combinations of words in memory that need the kernel that reads the seed and the window from memory."""
 
 TABLES: dict[str, tuple[Callable[[str, str], Iterator[Case]], dict[str, int]]] = {
     "every shape": (every_shape, dict.fromkeys(STORES[:3], 16)),
@@ -436,4 +436,4 @@ TABLES: dict[str, tuple[Callable[[str, str], Iterator[Case]], dict[str, int]]] =
     "vectors of every type": (vectors_of_every_type, {}),
     "calls cut differently": (calls_cut_differently, dict.fromkeys(STORES, 6)),
 }
-"""Each with the fewest cases of a way to store that it must come to."""
+"""Tables of cases, each with the least number of cases for each store variant."""

@@ -1,12 +1,12 @@
-"""Report what compilers make of the CUDA kernels: registers, stack, and instructions of PTX.
+"""Report registers, stack and PTX instruction counts of the compiled CUDA kernels.
 
-python tests/support/kernel_counts.py            # a table, beside the committed counts of the same compilers
-python tests/support/kernel_counts.py --all      # of more kernels, which takes minutes
-python tests/support/kernel_counts.py --update   # make these the counts of these compilers
+python tests/support/kernel_counts.py            # a table, next to the committed counts of the same compilers
+python tests/support/kernel_counts.py --all      # more kernels, which takes minutes
+python tests/support/kernel_counts.py --update   # commit these counts for these compilers
 
-Counts tell of speed, not of right or wrong, and other compilers have others; so they are no tests. For the kernel in
-C++, NVRTC's PTX is counted, for the one in Python libNVVM's; registers and stack are nvJitLink's, of both, for compute
-capability 9.0. It takes about two seconds for each kernel.
+The counts indicate speed, not correctness, and depend on the compilers, so they are no tests. Instructions are counted
+in NVRTC's PTX for the kernel in C++, and in libNVVM's PTX for the kernel in Python. nvJitLink reports registers and
+stack, for compute capability 9.0. Each kernel takes about two seconds.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from multisample.backends.launch import KernelKey
 BASELINE = DATA / "kernel_counts.json"
 
 Counts = dict[str, int]
-# How often each is in a kernel.
+# Patterns of the instructions that are counted.
 INSTRUCTIONS = {
     "wide products": r"mul\.wide\.u32",
     "high products": r"mul\.hi\..*",
@@ -81,7 +81,9 @@ def cpp_kernels(variants: list[Variant]) -> dict[str, Counts]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--update", action="store_true", help=f"write {BASELINE.name}")
-    parser.add_argument("--all", action="store_true", help="of all pairs of choices, not of one kernel for each way")
+    parser.add_argument(
+        "--all", action="store_true", help="all pairs of choices, not one kernel for each store variant"
+    )
     options = parser.parse_args()
     variants = COVERING if options.all else QUICK
     from cupy.cuda import nvrtc
@@ -101,7 +103,7 @@ def main() -> None:
         cells = [str(counts[c]) + (f" ({old[c]})" if old[c] != counts[c] else "") for c in columns]
         print(name.ljust(width), *(cell.rjust(len(c)) for cell, c in zip(cells, columns, strict=True)), sep="  ")
     changed = [name for name in found if before.get(name, found[name]) != found[name]]
-    print(f"{len(changed)} of {len(found)} kernels differ from the committed counts, which are in parentheses")
+    print(f"{len(changed)} of {len(found)} kernels differ from the committed counts (in parentheses)")
     if not before:
         print("there are no committed counts of these compilers")
     if options.update:

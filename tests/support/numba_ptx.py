@@ -1,10 +1,10 @@
-"""Compile the Python kernel for GPUs that are not there, for test_numba_ptx.py and kernel_counts.py.
+"""Compile the Python kernel without a GPU, for test_numba_ptx.py and kernel_counts.py.
 
-That takes a process of its own, because it patches the device that numba-cuda sees. Run as a program, this module reads
-one line of JSON for each kernel, ``[name, variant, [major, minor]]``, where `variant` has the arguments of
-`kernels.cuda.compilation.variant_kernel`, and writes ``name.ptx``, nvJitLink's machine code ``name.cubin`` and its
-messages ``name.log`` into the folder that is its argument. A null in place of the list is the kernel of `advance`.
-Where a compiler cannot be loaded, the program exits with `CANNOT` and says which.
+The compilation runs in a separate process, because it patches numba-cuda's device. As a program, this module reads one
+line of JSON for each kernel: ``[name, variant, [major, minor]]``, where `variant` has the arguments of
+`kernels.cuda.compilation.variant_kernel`, or is null for the kernel of `advance`. The program writes ``name.ptx``,
+nvJitLink's machine code ``name.cubin`` and its messages ``name.log`` into the folder that is its argument. If a
+compiler cannot be loaded, the program prints the compiler's name and exits with `CANNOT`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ptx_reader import Kernel
 from tables import STORES, Variant
 
 from multisample.backends import draw
-from multisample.backends.kernels.cuda import geometry
+from multisample.backends.kernels.cuda import geometry, parameters
 
 CANNOT = 3
 SECONDS = 900
@@ -43,7 +43,7 @@ class Compiled:
     variant: Variant
     capability: Capability
     file: Path
-    """PTX; next to it, with other suffixes, the machine code and the log."""
+    """The PTX file. The machine code and the log have the same name with other suffixes."""
 
     @property
     def architecture(self) -> str:
@@ -59,7 +59,7 @@ class Compiled:
 
     @property
     def transform(self) -> str:
-        """What makes normals in a row."""
+        """The transform from words to normals."""
         dtype, shared, _, fast, _ = self.variant
         return "none" if shared else "float64" if dtype == "float64" else "fast" if fast else "float32"
 
@@ -74,7 +74,7 @@ class Compiled:
 
     @property
     def slots(self) -> int:
-        """Dimensions that a thread keeps, and draws in the same turn of a loop."""
+        """Number of dimensions that a thread draws in one iteration of a loop."""
         dtype, _, antithetic, _, _ = self.variant
         size = draw.SIZES[dtype]
         if self.way == "transposed":
@@ -83,15 +83,16 @@ class Compiled:
 
     @property
     def is_transposed(self) -> bool:
-        """Whether threads go along the columns, through a stage or not."""
+        """Whether threads iterate over columns, with or without staging."""
         return self.way in ("transposed", "transposed_staged")
 
     @property
     def loads_per_row(self) -> float:
-        """Of 16 bytes from shared memory: mu and sigma, and in what is left the words that a row has made.
+        """Number of 16-byte loads from shared memory for each row.
 
-        Where a thread keeps these, what columns have made: words, or with shared noise normals; for all its dimensions
-        at once, which are in the same columns, or through a stage for each.
+        A row loads mu, sigma and the row's precomputed words together. If a thread keeps these in registers, it loads
+        the precomputed words of a column, or with common noise its normals: once for all its dimensions, or with
+        staging once for each.
         """
         wide = self.transform == "float64" or (self.is_transposed and self.variant[0] == "float64")
         return (2 if wide else 1) / (self.slots if self.way == "transposed" else 1)
@@ -104,7 +105,7 @@ class Compiled:
 
 
 def compile_all(results: list[Compiled], origin_in_memory: bool = False) -> None:
-    """Compile these kernels, and into ``advance.ptx`` the one that counts up an offset, in a process of their own."""
+    """Compile these kernels and the kernel of `advance` (``advance.ptx``) in a separate process."""
     if importlib.util.find_spec("numba_cuda") is None:
         raise CannotCompileError("numba-cuda is not installed")
     jobs = [[result.file.stem, [*result.variant, origin_in_memory], result.capability] for result in results]
@@ -120,7 +121,7 @@ def compile_all(results: list[Compiled], origin_in_memory: bool = False) -> None
 
 
 def versions() -> dict[str, str]:
-    """Of the packages that compile."""
+    """Versions of the compiler packages."""
     names = ("numba", "numba-cuda", "llvmlite", "nvidia-cuda-nvcc-cu12", "nvidia-nvjitlink-cu12", "nvidia-cuda-nvcc")
     found = {name: _version(name) for name in names}
     return {name: version for name, version in found.items() if version}
@@ -134,12 +135,12 @@ def _version(name: str) -> str:
 
 
 def _load_compilers() -> None:
-    """End the program where one of them cannot be loaded."""
+    """Load the compilers, or exit if one of them cannot be loaded."""
     try:
         from numba.cuda.cudadrv import nvvm
 
         nvvm.NVVM()
-    except Exception as error:  # Whatever a broken installation may do.
+    except Exception as error:  # A broken installation may raise anything.
         raise SystemExit(_refused("libNVVM", error)) from error
     try:
         from cuda.bindings import nvjitlink
@@ -160,13 +161,13 @@ def _compile(variant: list[Any] | None, capability: tuple[int, int]) -> str:
 
     from multisample.backends.kernels.cuda import compilation as cuda_compilation
 
-    # What Numba asks of a device when it compiles for one.
+    # The device properties that Numba reads to compile.
     dispatcher.get_current_device = lambda: SimpleNamespace(compute_capability=capability)
     function, signature, options = cuda_compilation.advance_kernel(), cuda_compilation.ADVANCE_SIGNATURE, {}
     if variant is not None:
         dtype, shared, antithetic, _, stores, *_ = variant
         function = cuda_compilation.variant_kernel(*variant)
-        signature = cuda_compilation.SIGNATURE
+        signature = parameters.SIGNATURE
         bounds = cuda_compilation.launch_bounds(dtype, shared, antithetic, stores, capability)
         options = {"launch_bounds": bounds}
     ptx, _ = cuda.compile(
@@ -176,7 +177,7 @@ def _compile(variant: list[Any] | None, capability: tuple[int, int]) -> str:
 
 
 def link(ptx: bytes, architecture: str) -> tuple[bytes, str]:
-    """Machine code, and what the linker says of it."""
+    """Machine code, and the linker's messages."""
     from cuda.bindings import nvjitlink
 
     options = [f"-arch={architecture}", "-verbose"]
@@ -199,7 +200,7 @@ def link(ptx: bytes, architecture: str) -> tuple[bytes, str]:
 
 def main(folder: Path) -> None:
     _load_compilers()
-    # Full collections would take an eighth of the time.
+    # Full garbage collections would take an eighth of the time.
     gc.disable()
     for line in sys.stdin:
         gc.collect(1)

@@ -1,9 +1,9 @@
-"""Read the PTX of one kernel: its instructions, its loops and where its registers come from.
+"""Parse the PTX of one kernel: its instructions, its loops and the definitions of its registers.
 
-A row loop is the innermost loop around a store to global memory, if it draws and loads nothing from there: the loop
-down the rows of a chunk, or where dimensions lie side by side, along the columns. A loop that copies is one around such
-a store that does not draw, be it within a row loop; its instructions are not counted there. Where noise is shared,
-libNVVM takes what is left of the rows out of the row loop.
+A row loop is the innermost loop around a store to global memory that computes samples and does not load from global
+memory. It iterates over the rows of a chunk, or in transposed layouts over the columns. A copy loop is a loop around
+such a store that computes nothing. A copy loop within a row loop does not count as part of it. With common noise,
+libNVVM moves the remainder of the rows out of the row loop.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["Instruction", "Kernel", "Loop", "opcodes_of"]
 
 
 def opcodes_of(body: str) -> collections.Counter[str]:
-    """How often a kernel has each instruction, inline assembly included."""
+    """Counts of a kernel's instructions, including inline assembly."""
     code = re.sub(r"//.*", "", body)
     return collections.Counter(re.findall(r"(?:^|[;{}])\s*(?:@!?%\w+\s+)?([a-z][\w.:]*)(?=[\s;])", code, re.M))
 
@@ -61,23 +61,23 @@ class Loop:
 
     @property
     def copies(self) -> bool:
-        """Whether it takes to global memory what has been drawn elsewhere."""
+        """Whether the loop only copies samples to global memory."""
         return not self.matching(r"(fma|mul|add)\.(rn\.)?f(32|64)")
 
     @property
-    def hands_over(self) -> bool:
+    def shuffles(self) -> bool:
         return self.matching(r"shfl\..*") > 0
 
     @property
     def rows(self) -> float:
-        """By what they load, other than what is stored as it was loaded."""
+        """Number of rows per iteration, from the loads whose values are not stored unchanged."""
         stored = {r for i in self.instructions if i.opcode.startswith("st.global") for r in i.sources}
         quads = [i for i in self.instructions if re.fullmatch(r"ld\.shared\.(v4\.[bfu]32|v2\.[bfu]64)", i.opcode)]
         return sum(not stored.issuperset(i.results) for i in quads) / self.loads_per_row
 
 
 class Kernel:
-    """The one kernel of a PTX program, with the loops in it and where its registers come from."""
+    """The only kernel of a PTX program, with its loops and the definitions of its registers."""
 
     def __init__(self, ptx: str, loads_per_row: float) -> None:
         program = re.sub(r"//.*", "", ptx)
@@ -99,15 +99,15 @@ class Kernel:
                 self.users[register].append(instruction)
 
     def _cut(self) -> Iterator[tuple[str, list[Instruction]]]:
-        """Labels, if they have one, and instructions of the basic blocks."""
+        """The basic blocks: label (or "") and instructions."""
         label, block = "", list[Instruction]()
         for line in re.split(r"[;\n]", self.body):
-            # Braces around a few statements, with a register of their own; those of vectors stand within statements.
+            # A brace at the begin of a statement opens a scope. Braces of vectors are within statements.
             statement = line.strip().removeprefix("{").lstrip()
             if statement in ("", "}") or statement.startswith("."):
                 continue
             if found := re.fullmatch(r"(\$?\w+):", statement):
-                if label or block:  # Else a jump was just before, and nothing leads here.
+                if label or block:  # Otherwise the block is empty and unreachable: a jump precedes it.
                     yield label, block
                 label, block = found[1], []
                 continue
@@ -125,7 +125,7 @@ class Kernel:
         following = []
         for k, (_, block) in enumerate(self.blocks):
             last = block[-1] if block else Instruction(None, "nop", [])
-            assert not last.opcode.startswith("brx"), "a table of jumps, which nothing here knows"
+            assert not last.opcode.startswith("brx"), "jump tables are not supported"
             jumps = [index[last.operands[0]]] if last.opcode.startswith("bra") else []
             ends = re.match(r"bra|ret|exit", last.opcode) and last.guard is None
             following.append(jumps if ends else [*jumps, k + 1])
@@ -137,13 +137,13 @@ class Kernel:
 
     @functools.cached_property
     def store_loops(self) -> list[Loop]:
-        """Loops that draw and loops that copy."""
+        """Row loops and copy loops."""
         following = self._following()
         before: list[list[int]] = [[] for _ in self.blocks]
         for k, after in enumerate(following):
             for j in after:
                 before[j].append(k)
-        # Blocks that every way to a block leads through.
+        # The dominators of each block.
         everything = set(range(len(self.blocks)))
         dominators = [everything if before[k] else {k} for k in everything]
         dominators[0] = {0}
@@ -179,25 +179,25 @@ class Kernel:
         return found_loops
 
     def maker(self, register: str) -> Instruction | None:
-        """What makes it, if that is one instruction."""
+        """The instruction that defines `register`, or None if there are several."""
         made = self.makers.get(register, [])
         return made[0] if len(made) == 1 else None
 
     def constant(self, operand: str) -> str | None:
-        """Of an operand that is one, its digits in PTX: bits of floating-point numbers, decimal ones of integers."""
+        """The constant's digits in PTX (bits of a floating-point number, or a decimal integer); None for a variable."""
         if re.fullmatch(r"0[fd][0-9A-Fa-f]+|-?\d+", operand):
             return operand[:2] + operand[2:].upper()
         made = self.maker(operand)
         return self.constant(made.operands[1]) if made and made.opcode.startswith("mov.") else None
 
-    def origins(self, register: str, seen: set[str]) -> Iterator[Instruction]:
-        """What may have made its value, however often it was copied or its sign changed."""
-        if register in seen:
+    def origins(self, register: str, visited: set[str]) -> Iterator[Instruction]:
+        """The instructions that may have computed the value, followed through copies and changes of sign."""
+        if register in visited:
             return
-        seen.add(register)
+        visited.add(register)
         for made in self.makers.get(register, []):
             if _COPIES.match(made.opcode):
                 for source in made.sources:
-                    yield from self.origins(source, seen)
+                    yield from self.origins(source, visited)
             else:
                 yield made

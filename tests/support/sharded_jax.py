@@ -97,7 +97,7 @@ def a_bare_custom_call_would_be_gathered() -> None:
     handlers.register()
     platform = jax.devices()[0].platform.replace("gpu", "cuda")
     backend = "cpu" if platform == "cpu" else "cupy"
-    options = handlers.Options(backend, "float32", "dn", False, False, False, False, False, False)
+    options = handlers.Options(backend, "float32", "dn", False, False, False, False, False, False, False)
     result = jax.ShapeDtypeStruct((1, D, N), np.float32)
     words = np.zeros((1, 8), np.uint32)
     bare = jax.jit(

@@ -1,7 +1,7 @@
-"""What every rank does in the tests of matrices that are spread over ranks: `test_torch_sharded.py` starts them.
+"""The program of each rank in the tests of sharded matrices; `test_torch_sharded.py` starts the ranks.
 
-Processes take seconds to start, so that one start serves all cases. A case runs on every rank alike, and is right where
-what a rank holds is what PyTorch's own `distribute_tensor` would have given it of the single-device matrix.
+Processes take seconds to start, so one start serves all cases. Every rank runs every case. A case passes if each rank
+holds the part of the single-device matrix that PyTorch's `distribute_tensor` gives to the rank.
 
 python tests/support/sharded_ranks.py cpu RANK WORLD_SIZE FOLDER torch_ext,cpu
 """
@@ -31,10 +31,10 @@ import multisample
 from multisample import Generator
 from multisample.torch import sample_sharded
 
-# For a collective that some rank does not join: the case has failed there, and fails here. Ranks may also compile.
+# Timeout of a collective that a failed rank does not join. It includes time for ranks that compile.
 PATIENCE = datetime.timedelta(seconds=300)
 SEED = 0x1234_5678_9ABC_DEF0
-# d: even shards, uneven ones, an empty one for four ranks and for two.
+# d for even shards, uneven shards, and an empty shard on four ranks and on two.
 LENGTHS = (8, 13, 5, 3, 1)
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
@@ -48,7 +48,7 @@ def case(function: Case) -> Case:
 
 
 class Refused(TorchDispatchMode):
-    """Whoever communicates here fails."""
+    """A mode in which communication raises."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if "c10d" in func.namespace:
@@ -57,7 +57,7 @@ class Refused(TorchDispatchMode):
 
 
 class Ranks:
-    """The ranks as one of them sees them."""
+    """The ranks, from the view of one rank."""
 
     def __init__(self, device_type: str, rank: int, size: int) -> None:
         self.device_type, self.rank, self.size = device_type, rank, size
@@ -68,7 +68,7 @@ class Ranks:
         self.meshes = (self.line, self.grid)
 
     def collectives(self) -> int:
-        """How many there have been."""
+        """The number of collectives so far."""
         groups = {distributed.group.WORLD, *(group for mesh in self.meshes for group in mesh.get_all_groups())}
         return sum(group._get_sequence_number_for_group() for group in groups)
 
@@ -79,12 +79,12 @@ class Ranks:
         return mu.to(self.device, dtype), sigma.to(self.device, dtype)
 
     def single(self, mu: Any, sigma: Any, n: int, **call: Any) -> torch.Tensor:
-        """The matrix of a single device."""
+        """The matrix that a single device draws."""
         whole: torch.Tensor = multisample.sample(mu, sigma, n, backend=self.backend, **call)
         return whole
 
     def on(self, mesh: DeviceMesh, tensor: torch.Tensor, *placements: Any) -> DTensor:
-        """A tensor that all ranks have, distributed without communication."""
+        """A tensor that all ranks hold, as a DTensor, without communication."""
         return distribute_tensor(tensor, mesh, placements, src_data_rank=None)
 
     def sharded(self, mu: Any, sigma: Any, n: int, mesh: DeviceMesh, placements: Any, **call: Any) -> DTensor:
@@ -96,7 +96,7 @@ class Ranks:
         return result
 
     def check(self, result: Any, whole: torch.Tensor, mesh: DeviceMesh, placements: Any) -> None:
-        """A DTensor with this rank's part of `whole`."""
+        """Check that `result` is a DTensor with this rank's part of `whole`."""
         expected = self.on(mesh, whole, *placements)
         assert type(result) is DTensor
         assert result.device_mesh == mesh
@@ -276,7 +276,7 @@ def dtensors_of_every_kind_of_draw(ranks: Ranks) -> None:
 
 @case
 def parts_of_fsdp_after_tensor_parallelism(ranks: Ranks) -> None:
-    """Cut by the second mesh dimension first."""
+    """The second mesh dimension cuts the axis first."""
     for d, layout in itertools.product((16, 13, 5), ("dn", "nd")):
         mu, sigma = ranks.vectors(d)
         pieces = ranks.grid.size(1)
@@ -288,7 +288,7 @@ def parts_of_fsdp_after_tensor_parallelism(ranks: Ranks) -> None:
         )
         ranks.check(result, whole, ranks.grid, (_StridedShard(axis, split_factor=pieces), Shard(axis)))
     mu, sigma = ranks.vectors(16)
-    with refused(ValueError, "placements: expected shards that are in one piece each, got pieces that begin at"):
+    with refused(ValueError, "placements: expected contiguous shards, got pieces that begin at"):
         ranks.sample(ranks.on(ranks.line, mu, _StridedShard(0, split_factor=2)), 1.0, 21, seed=SEED)
 
 
@@ -325,7 +325,7 @@ def out_is_written_and_returned(ranks: Ranks) -> None:
     ):
         with refused(error, message):
             ranks.sample(*given, 21, seed=SEED, out=wrong)
-    with refused(TypeError, "^mu: expected a DTensor or a number where others are DTensors, got"):
+    with refused(TypeError, "^mu: expected a DTensor or a number where other arguments are DTensors, got"):
         ranks.sample(mu, 1.0, 21, seed=SEED, out=out)
 
 
@@ -348,7 +348,7 @@ def nobody_communicates(ranks: Ranks) -> None:
         before = ranks.collectives()
         call()
         assert ranks.collectives() == before
-        if ranks.backend == "torch_ext":  # Which alone goes by PyTorch's dispatcher, if that is watched.
+        if ranks.backend == "torch_ext":  # The only backend that calls operators in a dispatch mode.
             with Refused():
                 call()
     torch.manual_seed(11)
@@ -369,7 +369,7 @@ def default_state(ranks: Ranks) -> torch.Tensor:
 
 
 def generators(ranks: Ranks) -> Iterator[tuple[Callable[[], Any], Callable[[Any], Any]]]:
-    """How a source of randomness is made, and what its state is."""
+    """Functions that make a source of randomness and read its state."""
 
     def seeded() -> None:
         torch.manual_seed(11)
@@ -389,7 +389,7 @@ def generators(ranks: Ranks) -> Iterator[tuple[Callable[[], Any], Callable[[Any]
 
 @case
 def generators_stay_level(ranks: Ranks) -> None:
-    mu, sigma = ranks.vectors(1)  # All ranks but one have no part of the dimensions.
+    mu, sigma = ranks.vectors(1)  # Only one rank has a dimension.
     rows = ranks.on(ranks.line, mu, Shard(0))
     for make, state in generators(ranks):
         alone = make()
@@ -473,7 +473,7 @@ def ranks_outside_the_mesh_have_nothing(ranks: Ranks) -> None:
 
 
 def close(gradient: torch.Tensor, expected: torch.Tensor, scale: float) -> bool:
-    """Sums of float32 in another order."""
+    """Whether sums of float32 in another order agree."""
     return gradient.shape == expected.shape and bool(((gradient - expected).abs() <= 1e-6 * scale).all())
 
 
@@ -536,7 +536,7 @@ def gradients_of_plain_tensors_are_of_this_part(ranks: Ranks) -> None:
 
 @case
 def a_mean_that_every_rank_has_is_fitted(ranks: Ranks) -> None:
-    """As on a single device, by samples that are spread over ranks."""
+    """Fitting a replicated mean with sharded samples gives the single-device result."""
     if ranks.backend != "torch_ext":
         return
     mu, target = ranks.vectors(13)
@@ -569,7 +569,7 @@ def ranks_outside_the_mesh_take_no_part_in_gradients(ranks: Ranks) -> None:
     mu, sigma = ranks.vectors(5)
     rows = ranks.on(mesh, mu, Shard(0)).requires_grad_()
     result = ranks.sharded(rows, sigma, 9, mesh, [Shard(0)], seed=SEED)
-    if ranks.rank == 0:  # PyTorch itself has no gradient of an empty local tensor for the others.
+    if ranks.rank == 0:  # On other ranks PyTorch has no gradient of an empty local tensor.
         result.to_local().sum().backward()
         assert torch.equal(rows.grad.to_local(), torch.full_like(mu, 9))
 
@@ -588,14 +588,14 @@ def wrong_arguments_are_refused(ranks: Ranks) -> None:
     kind = ranks.device_type
     for call, error, message in (
         ({"mesh": [0, 1]}, TypeError, r"^mesh: expected a DeviceMesh, got \[0, 1\] of type list$"),
-        ({"placements": Shard(1)}, ValueError, "^placements: expected one for each of the mesh's dimensions, 1, got"),
-        ({"placements": [Shard(1)] * 2}, ValueError, "^placements: expected one for each of the mesh's dimensions, 1"),
+        ({"placements": Shard(1)}, ValueError, "^placements: expected 1, one for each dimension of the mesh, got"),
+        ({"placements": [Shard(1)] * 2}, ValueError, "^placements: expected 1, one for each dimension of the mesh"),
         ({"placements": [Shard(2)]}, ValueError, r"^placements: expected Shard\(0\), Shard\(1\) or Replicate\(\), got"),
         ({"placements": [Partial()]}, ValueError, r"^placements: expected Shard\(0\), .*, got (Partial|P)"),
         ({"placements": ["row"]}, ValueError, r"^placements: expected Shard\(0\), .*, got row"),
         ({"mu": mu.cpu().numpy()}, TypeError, "^mu: expected a tensor or a number, got .* of type ndarray$"),
         ({"sigma": [1.0] * 16}, TypeError, "^sigma: expected a tensor or a number, got .* of type list$"),
-        ({"mu": mu.to("meta")}, ValueError, f"^mu: expected it on the mesh's type of device, {kind}, got meta"),
+        ({"mu": mu.to("meta")}, ValueError, f"^mu: expected a tensor on the device type of mesh, {kind}, got meta"),
         ({"mu": nested}, TypeError, "^mu: expected a strided tensor, got a nested tensor$"),
         ({"mu": 0.0, "sigma": 1.0}, ValueError, "^mu, sigma: expected at least one"),
         ({"mu": mu[1:]}, ValueError, "^sigma: expected as many elements as mu, 15, got 16$"),
@@ -627,9 +627,9 @@ def wrong_arguments_are_refused(ranks: Ranks) -> None:
             rows,
             sigma,
             TypeError,
-            "^sigma: expected a DTensor or a number where others are DTensors, got .* of type Tensor$",
+            "^sigma: expected a DTensor or a number where other arguments are DTensors, got .* of type Tensor$",
         ),
-        (mu, rows, TypeError, "^mu: expected a DTensor or a number where others are DTensors, got .* of type Tensor$"),
+        (mu, rows, TypeError, "^mu: expected a DTensor or a number where other arguments are DTensors, got .* Tensor$"),
         (
             rows,
             ranks.on(grid, sigma, Replicate(), Replicate()),
@@ -663,7 +663,7 @@ def main(device_type: str, rank: int, size: int, folder: Path, backends: list[st
     ranks = Ranks(device_type, rank, size)
     failures = {}
     for ranks.backend in backends:
-        if rank == 0:  # What it compiles, the others find on disk.
+        if rank == 0:  # The other ranks read its compiled kernels from the cache.
             for dtype, call in kinds_of_draw():
                 ranks.single(*ranks.vectors(3, dtype), 5, **call)
         distributed.barrier()
@@ -673,7 +673,7 @@ def main(device_type: str, rank: int, size: int, folder: Path, backends: list[st
             except Exception:
                 failures[f"{name}[{ranks.backend}]"] = traceback.format_exc()
     (folder / f"{rank}.json").write_text(json.dumps(failures))
-    distributed.barrier()  # Nobody goes while others may wait for an answer.
+    distributed.barrier()  # A rank must not exit while others wait for its messages.
     distributed.destroy_process_group()
 
 

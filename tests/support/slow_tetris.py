@@ -1,6 +1,6 @@
-"""Tetris as one would explain it: cells are pairs (row, column) in a set, and each feature is a sentence about cells.
+"""A slow, simple implementation of Tetris: a board is a set of cells (row, column), and a feature is one expression.
 
-A witness for the player that is compiled; it shares nothing with it but the drawings of the pieces.
+It is the reference for the compiled player, and shares only the drawings of the pieces with it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def cells_of(text: str) -> Cells:
 
 
 def turned(cells: Cells) -> Cells:
-    """A quarter turn clockwise, back in the corner."""
+    """The cells after a quarter turn clockwise, moved back to the corner."""
     width = max(column for _, column in cells)
     return frozenset((width - column, row) for row, column in cells)
 
@@ -43,7 +43,7 @@ def piece(seed: int, game: int, number: int) -> int:
 
 
 class Placement:
-    """One piece let fall on a board, and what can be said about it."""
+    """One piece dropped on a board, and its features."""
 
     def __init__(self, board: Cells, shape: Cells, left: int, height: int) -> None:
         at = height + 4
@@ -102,7 +102,7 @@ class Placement:
 
 
 def placements(board: Cells, kind: int, height: int) -> Iterator[tuple[int, int, Placement]]:
-    """Turn, column and outcome of whatever fits."""
+    """Turn, column and result of each placement that fits."""
     for turn, shape in enumerate(orientations(kind)):
         for left in range(WIDTH - max(column for _, column in shape)):
             placement = Placement(board, shape, left, height)
@@ -113,7 +113,7 @@ def placements(board: Cells, kind: int, height: int) -> Iterator[tuple[int, int,
 def play(
     weights: Sequence[int], seed: int, game: int, *, features: str, height: int, most_pieces: int
 ) -> list[tuple[int, int, int, int, Cells]]:
-    """Kind, turn, column, lines so far and board of each move. Weights are integers, so that ties are ties."""
+    """Kind, turn, column, lines so far and board of each move. Integer weights keep ties exact."""
     board: Cells = frozenset()
     moves, lines = [], 0
     for number in range(most_pieces):

@@ -1,4 +1,4 @@
-"""Other ways to cut calls whose dimensions lie side by side, for tests of either kernel."""
+"""Other geometries for transposed layouts, for tests of both kernels."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from multisample.backends.kernels.cuda.geometry import KERNEL_STORES, TRANSPOSED
 
 
 def recut(cut: Callable[[Geometry], dict[str, int]], usual: Geometry, groups: int, slots: int) -> Geometry:
-    """A geometry that fits together again after its groups of a pass, of a chunk or of a band were changed by `cut`.
+    """`usual` with the groups per pass, chunk or band changed by `cut`, and the dependent fields computed again.
 
-    `cut` speaks of rows, as it does for row stores: here they stand for groups. A thread of kTransposedStaged has room
-    for so many `slots`, its dimensions.
+    `cut` changes fields for rows, which stand for groups here. A thread of kTransposedStaged has `slots` dimensions.
     """
     as_rows = usual._replace(rows_per_pass=usual.groups_per_pass, band_rows=usual.band_groups)
     changed = as_rows._replace(**cut(as_rows))

@@ -1,4 +1,4 @@
-"""The same as typed_user.py for a user of PyTorch."""
+"""Typed calls by a user of PyTorch; see typed_user.py."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What a user's type checker knows of multisample: test_packaging.py runs mypy --strict on this file.
+"""Typed calls by a user: test_packaging.py runs mypy --strict on this file.
 
-Each call that a type checker should refuse is marked with the error. mypy reports a mark without an error.
+Each call that a type checker should refuse has a comment with the error. mypy reports comments without an error.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import pytest
 import multisample
 from multisample.backends import registry
 from multisample.backends.contract import BackendStatus
-from multisample.backends.draw import Draw, Operation, pack
+from multisample.backends.draw import Batched, Draw, Operation, pack
 from multisample.backends.launch import DriverBackend, KernelKey
 from multisample.backends.memory.host import advise_huge_pages
 from multisample.backends.system import xla_ffi
@@ -237,7 +237,7 @@ def words(*numbers: int) -> Any:
 
 
 def test_a_call_in_host_memory_draws() -> None:
-    options = handlers.Options("cpu", "float32", "dn", False, False, False, False, False, False)
+    options = handlers.Options("cpu", "float32", "dn", False, False, False, False, False, False, False)
     mu, sigma = np.zeros((1, 5), np.float32), np.ones((1, 5), np.float32)
     x = np.empty((1, 5, 7), np.float32)
     frame = Xla().frame(options.encoded(), [mu, sigma, words(2**40 + 1, 2**50, 3, 2**33)], [x])
@@ -249,8 +249,8 @@ def test_a_call_in_host_memory_draws() -> None:
 
 
 def test_options_survive_their_string() -> None:
-    for i in range(64):
-        flags = [bool(i >> bit & 1) for bit in range(6)]
+    for i in range(128):
+        flags = [bool(i >> bit & 1) for bit in range(7)]
         options = handlers.Options("a,b", "bfloat16", "nd", *flags)
         assert handlers.decoded(options.encoded().encode()) == options
 
@@ -284,8 +284,8 @@ class Recording(DriverBackend):
     def compile(self, key: KernelKey | None) -> tuple[int, Any]:
         raise AssertionError(key)
 
-    def _run(self, buffers: Any, kernel: int, parameters: bytes, device: int) -> None:
-        self.launched.append((kernel, parameters, device))
+    def _launch_function(self, size: int, device: int) -> Callable[[int, bytes], None]:
+        return lambda kernel, parameters: self.launched.append((kernel, parameters, device))
 
 
 @pytest.fixture
@@ -300,14 +300,15 @@ def recording(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recording]:
 
 @pytest.mark.parametrize("layout", ["dn", "nd"])
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("aligned", [False, True])
 @pytest.mark.parametrize("batched", [(False, False, False), (True, False, True), (False, True, False)])
-def test_a_call_on_a_device_launches_what_a_draw_would(
-    recording: Recording, layout: str, dtype: str, batched: tuple[bool, bool, bool]
+def test_a_call_on_a_device_is_one_launch(
+    recording: Recording, layout: str, dtype: str, aligned: bool, batched: tuple[bool, bool, bool]
 ) -> None:
-    batch = 3 if any(batched) else 1
-    d, n, size = 5, 7, np.dtype(dtype).itemsize
+    """A batch is one launch too."""
+    batch, d, n = 3 if any(batched) else 1, 5, 7
     real = np.float64 if dtype == "float64" else np.float32
-    options = handlers.Options("recording", dtype, layout, False, True, True, *batched)
+    options = handlers.Options("recording", dtype, layout, False, True, True, *batched, aligned)
     mu, sigma = (np.zeros((batch if own else 1, d), real) for own in batched[:2])
     numbers = np.zeros((batch if batched[2] else 1, 8), np.uint32)
     x = np.empty((batch, d, n) if layout == "dn" else (batch, n, d), dtype)
@@ -316,48 +317,33 @@ def test_a_call_on_a_device_launches_what_a_draw_would(
     handler = xla_ffi.handler(handlers._sample_on_device, True)
     assert run(handler, frame) == 0, xla.errors
     launched, recording.launched = recording.launched, []
-    assert len(launched) == batch
-    for b in range(batch):
-        places = [
-            array.ctypes.data + (b * array[0].nbytes if own else 0)
-            for array, own in zip((mu, sigma, numbers), batched, strict=True)
-        ]
-        draw: Draw = handlers._draw(options, d, n, Operation.sample, DEVICE)
-        draw = handlers._at(draw, places[0], places[1], x.ctypes.data + b * d * n * size, places[2], STREAM)
-        recording.launch(draw)
-        assert pack(draw) in launched[b][1]
+    draw: Draw = handlers._draw(options, d, n, Operation.sample, DEVICE, batch)
+    assert (draw.batch, draw.column_phase) == (batch, int(aligned))
+    assert draw.batched == sum(flag for flag, own in zip(Batched, batched, strict=True) if own)
+    draw = handlers._at(draw, *(array.ctypes.data for array in (mu, sigma, x, numbers)), STREAM)
+    recording.launch(draw)
+    assert len(launched) == 1 and pack(draw) in launched[0][1]
     assert launched == recording.launched
     assert all(key.origin_in_memory and key.device == DEVICE for key in recording.kernels)
-
-
-def test_common_noise_of_one_key_is_one_launch(recording: Recording) -> None:
-    options = handlers.Options("recording", "float32", "dn", True, False, False, True, True, False)
-    vectors, x = np.zeros((4, 5), np.float32), np.empty((4, 5, 7), np.float32)
-    frame = Xla().frame(options.encoded(), [vectors, vectors, np.zeros((1, 8), np.uint32)], [x])
-    assert run(xla_ffi.handler(handlers._sample_on_device, True), frame) == 0
-    assert len(recording.launched) == 1
-    draw = handlers._draw(options, 20, 7, Operation.sample, DEVICE)
-    assert pack(draw)[88:104] in recording.launched[0][1]  # 20 rows, 7 columns.
 
 
 def test_a_gradient_on_a_device_has_scratch_memory(monkeypatch: pytest.MonkeyPatch, recording: Recording) -> None:
     draws: list[Draw] = []
     launch: Callable[[Draw], None] = draws.append
     monkeypatch.setattr(recording, "launch", launch)
-    options = handlers.Options("recording", "float32", "nd", False, False, False, True, True, True)
+    options = handlers.Options("recording", "float32", "nd", False, False, False, True, True, True, False)
     g, numbers = np.zeros((2, 7, 5), np.float32), np.zeros((2, 8), np.uint32)
     sums, scratch = [np.empty((2, 5), np.float32) for _ in range(2)], np.empty(64, np.uint8)
     frame = Xla().frame(options.encoded(), [g, numbers], [*sums, scratch])
     assert run(xla_ffi.handler(handlers._gradient_on_device, True), frame) == 0
-    for b, draw in enumerate(draws):
-        assert draw.operation == Operation.gradient
-        assert (draw.rows, draw.columns, draw.row_stride, draw.column_stride) == (5, 7, 4, 20)
-        assert draw.mu.data == sums[0][b].ctypes.data
-        assert draw.sigma.data == sums[1][b].ctypes.data
-        assert draw.matrix == g[b].ctypes.data
-        assert [word.at for word in draw[7:11]] == [numbers[b].ctypes.data + 8 * i for i in range(4)]
-        assert (draw.scratch, draw.stream, draw.device) == (scratch.ctypes.data, STREAM, DEVICE)
-    assert len(draws) == 2
+    (draw,) = draws
+    assert (draw.operation, draw.batch) == (Operation.gradient, 2)
+    assert draw.batched == Batched.mu | Batched.sigma | Batched.words
+    assert (draw.rows, draw.columns, draw.row_stride, draw.column_stride) == (5, 7, 4, 20)
+    assert [draw.mu.data, draw.sigma.data] == [x.ctypes.data for x in sums]
+    assert draw.matrix == g.ctypes.data
+    assert [word.at for word in draw[7:11]] == [numbers.ctypes.data + 8 * i for i in range(4)]
+    assert (draw.scratch, draw.stream, draw.device) == (scratch.ctypes.data, STREAM, DEVICE)
 
 
 @pytest.mark.parametrize(("columns", "advised"), [((1 << 20) - 4, False), (1 << 20, True)])
@@ -370,7 +356,7 @@ def test_large_results_may_have_huge_pages(monkeypatch: pytest.MonkeyPatch, colu
 
     monkeypatch.setattr(handlers, "advise_huge_pages", advise)
     handlers.RUNNERS.clear()
-    options = handlers.Options("cpu", "float32", "dn", False, False, False, False, False, False)
+    options = handlers.Options("cpu", "float32", "dn", False, False, False, False, False, False, False)
     mu, sigma, x = np.zeros((1, 1), np.float32), np.ones((1, 1), np.float32), np.empty((1, 1, columns), np.float32)
     frame = Xla().frame(options.encoded(), [mu, sigma, words(7, 0, 0, 0)], [x])
     assert run(xla_ffi.handler(handlers._sample_on_host, False), frame) == 0

@@ -1,4 +1,4 @@
-"""Gradients to mu and sigma: right by finite differences, and from noise that is drawn again instead of kept."""
+"""Gradients of mu and sigma agree with finite differences; the backward pass draws the noise again."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "window": {"dim_offset": 3, "sample_offset": 5},
     "all": {"noise": "shared", "antithetic": True, "layout": "nd", "dim_offset": 1, "sample_offset": 3},
 }
-# What stands for a vector, made from one.
+# Forms of `mu` and `sigma`, made from a vector.
 FORMS: dict[str, Callable[[torch.Tensor], Any]] = {
     "vector": lambda x: x,
     "column": lambda x: x[:, None],
@@ -44,16 +44,16 @@ def noise(device: str, dtype: torch.dtype = torch.float64, n: int = N, **options
         return sample(torch.zeros(D, dtype=dtype, device=device), 1.0, n, seed=3, **options)
 
 
-# --- Right ----------------------------------------------------------------------------------------
+# --- Values ----------------------------------------------------------------------------------------
 
 
-# PyTorch compiles rules for forward mode by what it has deprecated, when it first needs any.
+# PyTorch compiles its forward-mode rules with its own deprecated functions.
 forward_mode = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 
 
 @forward_mode
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_gradients_of_every_order_and_mode_are_those_of_finite_differences(
+def test_gradients_of_every_order_and_mode_agree_with_finite_differences(
     torch_device: str, options: dict[str, Any]
 ) -> None:
     def draw(mu: Any, sigma: Any) -> Any:
@@ -67,9 +67,9 @@ def test_gradients_of_every_order_and_mode_are_those_of_finite_differences(
 
 @pytest.mark.parametrize("sigma_form", FORMS)
 @pytest.mark.parametrize("mu_form", FORMS)
-def test_gradients_reach_whatever_stands_for_a_vector(torch_device: str, mu_form: str, sigma_form: str) -> None:
+def test_gradients_reach_every_form_of_vectors(torch_device: str, mu_form: str, sigma_form: str) -> None:
     if {mu_form, sigma_form} <= {"number", "no dimension"}:
-        pytest.skip("there has to be a vector")
+        pytest.skip("mu or sigma must be a vector")
 
     def draw(mu: Any, sigma: Any) -> Any:
         return sample(FORMS[mu_form](mu), FORMS[sigma_form](sigma), N, seed=3)
@@ -86,11 +86,11 @@ DTYPES = {"float16": 4e-3, "bfloat16": 4e-2, "float32": 3e-6, "float64": 1e-14}
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("result", [None, *DTYPES])
-@pytest.mark.parametrize("given", DTYPES)
+@pytest.mark.parametrize("input_dtype", DTYPES)
 def test_gradients_have_the_dtypes_of_the_inputs(
-    torch_device: str, given: str, result: str | None, options: dict[str, Any]
+    torch_device: str, input_dtype: str, result: str | None, options: dict[str, Any]
 ) -> None:
-    mu, _ = vectors(torch_device, getattr(torch, given))
+    mu, _ = vectors(torch_device, getattr(torch, input_dtype))
     _, sigma = vectors(torch_device, torch.float32)
     x = sample(mu, sigma, N, seed=3, dtype=result, **options)
     grad = torch.randn(x.shape, dtype=torch.float64, device=torch_device).to(x.dtype)
@@ -100,7 +100,7 @@ def test_gradients_have_the_dtypes_of_the_inputs(
     z = noise(torch_device, **options)
     over_samples = 0 if options.get("layout") == "nd" else 1
     for got, terms in ((mu.grad, grad.double()), (sigma.grad, grad.double() * z)):
-        # A rounding to the gradient's type, and those of normals and sums of float32.
+        # The rounding to the gradient's type, and the roundings of float32 normals and sums.
         tolerance = DTYPES[str(got.dtype).removeprefix("torch.")]
         tolerance = max(tolerance, DTYPES["float32" if x.dtype is not torch.float64 else "float64"])
         error = (got.double() - terms.sum(over_samples)).abs()
@@ -108,26 +108,26 @@ def test_gradients_have_the_dtypes_of_the_inputs(
 
 
 @pytest.mark.parametrize("fast_math", [False, True])
-def test_the_noise_of_the_backward_pass_is_that_of_the_forward_pass(torch_device: str, fast_math: bool) -> None:
+def test_the_backward_pass_uses_the_noise_of_the_forward_pass(torch_device: str, fast_math: bool) -> None:
     mu, sigma = vectors(torch_device, torch.float32)
     torch.manual_seed(1)
     x = sample(mu, sigma, 1000, fast_math=fast_math)
     torch.manual_seed(1)
     z = sample(torch.zeros(D, device=torch_device), torch.ones(D, device=torch_device), 1000, fast_math=fast_math)
-    sample(mu, sigma, 1000).detach()  # Another draw in between changes nothing.
+    sample(mu, sigma, 1000).detach()  # A draw before the backward pass changes nothing.
     (grad,) = torch.autograd.grad(x.sum(), sigma)
     assert torch.allclose(grad, z.sum(1), rtol=1e-5, atol=1e-3)
 
 
 @pytest.mark.parametrize("needed", [(True, False), (False, True)])
-def test_a_gradient_goes_only_where_it_is_asked_for(torch_device: str, needed: tuple[bool, bool]) -> None:
+def test_only_tensors_that_require_grad_get_gradients(torch_device: str, needed: tuple[bool, bool]) -> None:
     inputs = [x.detach().requires_grad_(need) for x, need in zip(vectors(torch_device), needed, strict=True)]
     sample(*inputs, N, seed=3).sum().backward()
     assert [x.grad is not None for x in inputs] == list(needed)
 
 
 @pytest.mark.parametrize("layout", ["dn", "nd"])
-def test_gradients_come_with_any_strides(torch_device: str, layout: Any) -> None:
+def test_output_gradients_may_have_any_strides(torch_device: str, layout: Any) -> None:
     mu, sigma = vectors(torch_device)
     x = sample(mu, sigma, N, seed=3, layout=layout)
     z = noise(torch_device, layout=layout)
@@ -151,7 +151,7 @@ def test_gradients_of_empty_samples_are_zero(torch_device: str, d: int, n: int, 
         assert torch.equal(y.grad, torch.zeros(d, device=torch_device))
 
 
-def test_a_backward_pass_gives_the_same_bits_each_time(torch_device: str) -> None:
+def test_repeated_backward_passes_give_equal_bits(torch_device: str) -> None:
     torch.manual_seed(0)
     mu, sigma = (torch.rand(300, device=torch_device, requires_grad=True) for _ in range(2))
     x = sample(mu, sigma, 4099, seed=3)
@@ -160,10 +160,10 @@ def test_a_backward_pass_gives_the_same_bits_each_time(torch_device: str) -> Non
     assert all(map(torch.equal, first, second))
 
 
-# --- Without cost ---------------------------------------------------------------------------------
+# --- Cost -----------------------------------------------------------------------------------------
 
 
-def test_nothing_is_kept_for_the_backward_pass(torch_device: str) -> None:
+def test_no_noise_is_stored_for_the_backward_pass(torch_device: str) -> None:
     kept: list[int] = []
 
     def pack(x: torch.Tensor) -> torch.Tensor:
@@ -177,9 +177,9 @@ def test_nothing_is_kept_for_the_backward_pass(torch_device: str) -> None:
     assert sum(kept) == 0
 
 
-def test_memory_is_the_sample_its_gradient_and_nothing_else(torch_device: str) -> None:
+def test_peak_memory_is_the_sample_and_its_gradient(torch_device: str) -> None:
     if torch_device == "cpu":
-        pytest.skip("PyTorch counts no memory of the host")
+        pytest.skip("PyTorch does not count host memory")
     d, n = 512, 8192
     mu, sigma = (torch.ones(d, device="cuda", requires_grad=True) for _ in range(2))
     sample(mu, sigma, 8, seed=1).sum().backward()
@@ -192,7 +192,7 @@ def test_memory_is_the_sample_its_gradient_and_nothing_else(torch_device: str) -
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_a_gradient_changes_no_number(torch_device: str, options: dict[str, Any]) -> None:
+def test_recording_gradients_does_not_change_the_numbers(torch_device: str, options: dict[str, Any]) -> None:
     mu, sigma = vectors(torch_device, torch.float32)
 
     def sources() -> list[dict[str, Any]]:
@@ -210,9 +210,9 @@ def test_a_gradient_changes_no_number(torch_device: str, options: dict[str, Any]
         assert all(map(torch.equal, got, expected))
 
 
-def test_a_graph_safe_generator_gives_the_backward_pass_the_offset_it_had(torch_device: str) -> None:
+def test_the_backward_pass_uses_the_graph_safe_offset_of_the_forward_pass(torch_device: str) -> None:
     if torch_device == "cpu":
-        pytest.skip("it keeps its offset on a CUDA device")
+        pytest.skip("graph-safe generators need CUDA")
     mu, sigma = vectors(torch_device)
     on_device, plain = Generator(7, graph_safe=True), Generator(7)
     for _ in range(2):
@@ -223,11 +223,11 @@ def test_a_graph_safe_generator_gives_the_backward_pass_the_offset_it_had(torch_
     assert on_device.offset == 2
 
 
-# --- Where there is none --------------------------------------------------------------------------
+# --- Without gradients ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_tensors_that_require_grad_are_as_any_where_none_is_recorded(torch_device: str, mode: Any) -> None:
+def test_tensors_that_require_grad_draw_under_no_grad_and_inference_mode(torch_device: str, mode: Any) -> None:
     mu, sigma = vectors(torch_device, torch.float32)
     out = torch.empty((D, N), device=torch_device)
     with mode():
@@ -238,7 +238,7 @@ def test_tensors_that_require_grad_are_as_any_where_none_is_recorded(torch_devic
 
 
 @pytest.mark.parametrize("name", ["mu", "sigma", "out"])
-def test_out_takes_no_gradient(torch_device: str, name: str) -> None:
+def test_out_with_gradients_raises(torch_device: str, name: str) -> None:
     call = {
         "mu": torch.zeros(D, device=torch_device), "sigma": torch.ones(D, device=torch_device),
         "out": torch.full((D, N), 7.0, device=torch_device),
@@ -267,7 +267,9 @@ def test_only_torch_ext_records_gradients(torch_device: str, name: str) -> None:
     ("mu", float("nan"), r"mu: expected finite means, got mu\[1\] = nan"),
     ("sigma", -1.0, r"sigma: expected finite standard deviations of at least 0, got sigma\[1\] = -1"),
 ])  # fmt: skip
-def test_values_are_looked_at_as_in_any_call(torch_device: str, name: str, value: float, message: str) -> None:
+def test_values_are_checked_when_gradients_are_recorded(
+    torch_device: str, name: str, value: float, message: str
+) -> None:
     call = dict(zip(("mu", "sigma"), (x.detach() for x in vectors(torch_device)), strict=True))
     call[name][1] = value
     call[name].requires_grad_()
@@ -275,7 +277,7 @@ def test_values_are_looked_at_as_in_any_call(torch_device: str, name: str, value
         sample(n=N, seed=1, validate=True, **call)
 
 
-def test_overwriting_what_a_gradient_needs_is_found_out(torch_device: str) -> None:
+def test_overwriting_a_saved_tensor_raises_in_the_backward_pass(torch_device: str) -> None:
     weight = torch.ones((), device=torch_device, requires_grad=True)
     mu, sigma = (x.detach().float() for x in vectors(torch_device))
     for size in (N, 40_000):
@@ -287,7 +289,7 @@ def test_overwriting_what_a_gradient_needs_is_found_out(torch_device: str) -> No
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_autocast_leaves_dtypes_alone(torch_device: str, dtype: torch.dtype) -> None:
+def test_autocast_does_not_change_dtypes(torch_device: str, dtype: torch.dtype) -> None:
     mu, sigma = vectors(torch_device, torch.float32)
     expected = torch.autograd.grad(sample(mu, sigma, N, seed=3).square().sum(), (mu, sigma))
     with torch.autocast(torch_device, dtype):
@@ -320,9 +322,7 @@ NOISES: dict[str, dict[str, Any]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("counted", [False, True])
 @pytest.mark.parametrize("options", NOISES.values(), ids=NOISES)
-def test_pytorch_finds_nothing_wrong_with_the_operators(
-    operators: Any, torch_device: str, options: dict[str, Any], counted: bool
-) -> None:
+def test_the_operators_pass_opcheck(operators: Any, torch_device: str, options: dict[str, Any], counted: bool) -> None:
     counter = torch.tensor([11], device=torch_device) if counted else None
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
         for requires_grad in (False, True):
@@ -338,7 +338,7 @@ def test_pytorch_finds_nothing_wrong_with_the_operators(
     torch.library.opcheck(operators.sample, (mu.long(), sigma, N, counter), {**options, "dtype": torch.float16})
 
 
-def test_the_operator_that_writes_refuses_gradients(operators: Any, torch_device: str) -> None:
+def test_the_in_place_operator_raises_for_gradients(operators: Any, torch_device: str) -> None:
     out, mu, sigma = (torch.zeros(shape, device=torch_device) for shape in ((D, N), (D,), (D,)))
     for x in (out, mu, sigma):
         x.requires_grad_()
@@ -350,7 +350,7 @@ def test_the_operator_that_writes_refuses_gradients(operators: Any, torch_device
 
 
 @forward_mode
-def test_a_tangent_passes_through_the_operator(operators: Any, torch_device: str) -> None:
+def test_forward_mode_tangents_pass_through_the_operator(operators: Any, torch_device: str) -> None:
     mu, sigma = (x.detach() for x in vectors(torch_device))
     tangent = torch.linspace(1, 2, D, dtype=torch.float64, device=torch_device)
     with forward_ad.dual_level():

@@ -1,4 +1,4 @@
-"""torch.compile and torch.export: one graph, the bits of the eager call with a seed, and new numbers without one."""
+"""torch.compile and torch.export: one graph; the eager bits with a seed, and new numbers without a seed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ import multisample.torch
 from multisample import Generator, sample
 from multisample.torch import Normal
 
-# The compiler itself uses what PyTorch has deprecated.
+# The compiler uses PyTorch's own deprecated functions.
 pytestmark = pytest.mark.filterwarnings("ignore:::torch")
 
 D, N = 5, 7
@@ -39,7 +39,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(autouse=True)
-def forget_what_was_compiled() -> None:
+def reset_the_compiler() -> None:
     torch.compiler.reset()
 
 
@@ -52,15 +52,15 @@ def compiled(function: Any, backend: Any = "aot_eager", **options: Any) -> Any:
 
 
 def around(x: Any) -> Any:
-    """Something to be compiled beside a draw."""
+    """An operation to compile with a draw."""
     return x * 2 + 1
 
 
-# --- The same numbers -----------------------------------------------------------------------------
+# --- Equal bits with a seed -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_with_a_seed_compiled_code_draws_what_the_call_does(torch_device: str, options: dict[str, Any]) -> None:
+def test_with_a_seed_compiled_code_draws_the_eager_bits(torch_device: str, options: dict[str, Any]) -> None:
     mu, sigma = vectors(torch_device)
 
     def draw(mu: Any, sigma: Any) -> Any:
@@ -70,7 +70,7 @@ def test_with_a_seed_compiled_code_draws_what_the_call_does(torch_device: str, o
 
 
 @pytest.mark.parametrize("sigma", [0.5, 2, torch.tensor(0.5), torch.linspace(0.5, 2, D)[:, None]], ids=str)
-def test_whatever_stands_for_a_vector_does_so_when_compiled(torch_device: str, sigma: Any) -> None:
+def test_compiled_code_accepts_every_form_of_vectors(torch_device: str, sigma: Any) -> None:
     mu, _ = vectors(torch_device)
     if isinstance(sigma, torch.Tensor):
         sigma = sigma.to(torch_device)
@@ -78,7 +78,7 @@ def test_whatever_stands_for_a_vector_does_so_when_compiled(torch_device: str, s
         assert torch.equal(compiled(sample)(*pair, N, seed=3), sample(*pair, N, seed=3))
 
 
-def test_inductor_draws_what_the_call_does_and_the_same_gradients(torch_device: str) -> None:
+def test_inductor_draws_the_eager_bits_and_gradients(torch_device: str) -> None:
     inputs = [x.requires_grad_() for x in vectors(torch_device)]
 
     def loss(mu: Any, sigma: Any) -> Any:
@@ -102,7 +102,7 @@ def test_out_is_written_in_compiled_code(torch_device: str) -> None:
         assert torch.equal(got, around(out))
 
 
-def test_it_can_be_compiled_itself_and_in_part(torch_device: str) -> None:
+def test_sample_itself_can_be_compiled(torch_device: str) -> None:
     mu, sigma = vectors(torch_device)
     expected = sample(mu, sigma, N, seed=3)
     assert torch.equal(compiled(sample)(mu, sigma, N, seed=3), expected)
@@ -123,11 +123,11 @@ def test_the_operators_can_be_called_in_compiled_code(torch_device: str) -> None
     assert all(map(torch.equal, gradients, sums))
 
 
-# --- Shapes and numbers that change ---------------------------------------------------------------
+# --- Dynamic shapes and numbers -------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_sizes_seeds_offsets_and_numbers_that_change_are_compiled_once(torch_device: str) -> None:
+def test_changing_sizes_seeds_offsets_and_numbers_compile_once(torch_device: str) -> None:
     calls: dict[str, list[Callable[[int], tuple[Any, ...]]]] = {
         "n": [lambda k: (torch.zeros(D), 1.0, k, 3, 0)],
         "d": [lambda k: (torch.zeros(k), torch.ones(k), N, 3, 0)],
@@ -147,11 +147,11 @@ def test_sizes_seeds_offsets_and_numbers_that_change_are_compiled_once(torch_dev
             for k in range(2, 9):
                 call = [x.to(torch_device) if isinstance(x, torch.Tensor) else x for x in make(k)]
                 assert torch.equal(function(*call), draw(*call)), (name, k)
-        # Once as it came first, and once for all that are like it.
+        # One static graph for the first call, and one dynamic graph for all others.
         assert counter.frame_count == 2, name
 
 
-def test_dynamic_shapes_go_through_gradients(torch_device: str) -> None:
+def test_gradients_support_dynamic_shapes(torch_device: str) -> None:
     def loss(mu: Any, sigma: Any, n: int) -> Any:
         return sample(mu, sigma, n, seed=3).square().sum()
 
@@ -168,9 +168,9 @@ def test_dynamic_shapes_go_through_gradients(torch_device: str) -> None:
 
 
 @pytest.mark.parametrize("compiler", ["aot_eager", "inductor"])
-def test_each_run_draws_new_numbers_by_the_generator_of_pytorch(torch_device: str, compiler: str) -> None:
+def test_each_run_draws_new_numbers_from_the_generator_of_pytorch(torch_device: str, compiler: str) -> None:
     mu, sigma = vectors(torch_device)
-    # Two calls in one graph are two draws.
+    # Two calls in one graph draw different numbers.
     function = compiled(lambda: torch.stack((sample(mu, sigma, 2000), sample(mu, sigma, 2000))), backend=compiler)
     function()
     torch.manual_seed(3)
@@ -180,13 +180,13 @@ def test_each_run_draws_new_numbers_by_the_generator_of_pytorch(torch_device: st
     draws = torch.cat(first)
     assert len({x.cpu().numpy().tobytes() for x in draws}) == 8
     z = ((draws - mu[:, None]) / sigma[:, None]).double().cpu()
-    # 80,000 normals; then 8 * 7 pairs of 10,000.
+    # Bounds for 80,000 normals, and for the correlations of 8 * 7 pairs of 10,000 normals.
     assert abs(z.mean()) < 5 / 80_000**0.5
     assert abs(z.std() - 1) < 5 / 160_000**0.5
     assert (torch.corrcoef(z.flatten(1)) - torch.eye(8)).abs().max() < 5 / 10_000**0.5
 
 
-def test_the_backward_pass_of_a_graph_knows_what_was_drawn(torch_device: str) -> None:
+def test_the_backward_pass_of_a_compiled_graph_uses_the_drawn_offset(torch_device: str) -> None:
     inputs = [x.requires_grad_() for x in vectors(torch_device)]
 
     def loss(mu: Any, sigma: Any) -> Any:
@@ -213,7 +213,7 @@ def test_a_distribution_can_be_compiled(torch_device: str) -> None:
     function = compiled(loss, backend=counter)
     for n in (1000, 2000, 3000):
         _, slope = torch.autograd.grad(function(*inputs, n), inputs)
-        # log_prob of what is drawn is -log(scale) and a constant in expectation.
+        # The expectation of log_prob is -log(scale) plus a constant.
         torch.testing.assert_close(slope, -1 / inputs[1].detach() / D, rtol=1e-4, atol=1e-4)
     assert counter.frame_count <= 2
 
@@ -233,7 +233,7 @@ def test_batches_can_be_compiled(torch_device: str) -> None:
         compiled(lambda mu: vmap(lambda mu: sample(mu, 1.0, N))(mu))(mu)
 
 
-# --- What is not for a graph ----------------------------------------------------------------------
+# --- Calls that cannot be part of a graph ---------------------------------------------------------
 
 WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "n": ({"n": -1}, ValueError, r"n: expected 0 <= n <= 2\*\*34, got -1"),
@@ -252,15 +252,15 @@ WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     ("call", "error", "message"),
     [pytest.param(*x, id=name, marks=[] if name == "seed" else pytest.mark.slow) for name, x in WRONG.items()],
 )
-# Once more, and in pieces, PyTorch compiles what led to an error.
+# After an error, PyTorch compiles the function again in parts, with warnings.
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_errors_say_what_is_wrong(call: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_compiled_calls_raise_the_eager_errors(call: dict[str, Any], error: type[Exception], message: str) -> None:
     def draw(mu: Any) -> Any:
         return around(sample(mu, **{"sigma": 1.0, "n": N, "seed": 3, **call}))
 
     with pytest.raises(Unsupported, match=message):
         compiled(draw)(torch.zeros(D))
-    if "validate" not in call:  # Which is of use in the call that is then made outside of a graph.
+    if "validate" not in call:  # After a graph break the call is eager, and `validate` is accepted.
         with pytest.raises(error, match=f"^{message}"):
             torch.compile(draw, backend="aot_eager")(torch.zeros(D))
 
@@ -274,21 +274,21 @@ OUTSIDE: dict[str, Callable[[], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("options", OUTSIDE.values(), ids=OUTSIDE)
-def test_what_cannot_be_in_a_graph_is_drawn_between_two(options: Callable[[], dict[str, Any]]) -> None:
+def test_calls_without_an_operator_break_the_graph(options: Callable[[], dict[str, Any]]) -> None:
     def draw(mu: Any, options: dict[str, Any]) -> Any:
         x = sample(**{"mu": around(mu), "sigma": 1.0, "n": N, **options})
         return around(torch.as_tensor(x))
 
-    mu, given, same = torch.zeros(D), options(), options()
-    with pytest.raises(Unsupported, match="sample is compiled for tensors of PyTorch's own types"):
+    mu, passed, same = torch.zeros(D), options(), options()
+    with pytest.raises(Unsupported, match="sample can be part of a graph only with plain PyTorch tensors"):
         compiled(draw)(mu, options())
     function = torch.compile(draw, backend="aot_eager")
     for _ in range(2):
-        assert torch.equal(function(mu, given), draw(mu, same))
+        assert torch.equal(function(mu, passed), draw(mu, same))
 
 
 @pytest.mark.slow
-def test_a_program_need_not_prepare_anything(torch_device: str, tmp_path: Path) -> None:
+def test_the_first_call_of_a_program_can_be_compiled(torch_device: str, tmp_path: Path) -> None:
     program = f"""
 import multisample, sys
 assert "torch" not in sys.modules
@@ -307,7 +307,7 @@ assert torch.equal(x, draw(mu))
 # --- Tracing without the compiler ----------------------------------------------------------------
 
 
-def test_made_up_tensors_give_made_up_samples(torch_device: str) -> None:
+def test_fake_tensors_give_fake_samples(torch_device: str) -> None:
     multisample.torch.load_operators()
     with FakeTensorMode() as mode:
         mu = mode.from_tensor(torch.zeros(D, device=torch_device))
@@ -317,12 +317,12 @@ def test_made_up_tensors_give_made_up_samples(torch_device: str) -> None:
             assert (x.shape, x.dtype, x.device.type) == ((D, N), torch.float16, torch_device)
 
 
-def test_dispatch_modes_see_the_operators(torch_device: str) -> None:
-    seen = []
+def test_dispatch_modes_receive_the_operators(torch_device: str) -> None:
+    operators = []
 
     class Seeing(TorchDispatchMode):
         def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            seen.append(str(function))
+            operators.append(str(function))
             return function(*args, **(kwargs or {}))
 
     mu, sigma = vectors(torch_device)
@@ -330,7 +330,7 @@ def test_dispatch_modes_see_the_operators(torch_device: str) -> None:
         x = sample(mu, sigma, N, seed=3)
         sample(mu, sigma, N, seed=3, out=torch.empty(D, N, device=torch_device))
     assert torch.equal(x, sample(mu, sigma, N, seed=3))
-    assert [name for name in seen if name.startswith("multisample")] == [
+    assert [name for name in operators if name.startswith("multisample")] == [
         "multisample.sample.default", "multisample.sample_.default",
     ]  # fmt: skip
 
@@ -349,7 +349,7 @@ def test_a_traced_function_draws_new_numbers(torch_device: str) -> None:
 
 
 class Noisy(torch.nn.Module):
-    """Its input, and noise of a learnt scale; and the same noise for all inputs of a length."""
+    """Adds noise of a learnt scale to its input, with and without a seed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -375,12 +375,12 @@ def test_an_exported_program_draws_new_numbers(torch_device: str, strict: bool) 
     assert torch.equal(same, again)
 
 
-def test_what_cannot_be_exported_says_so() -> None:
+def test_exporting_a_call_with_a_generator_raises() -> None:
     multisample.torch.load_operators()
 
     class Counted(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> Any:
             return sample(x, 1.0, N, generator=Generator(1))
 
-    with pytest.raises(ValueError, match=r"^sample is compiled for tensors of PyTorch's own types"):
+    with pytest.raises(ValueError, match=r"^sample can be part of a graph only with plain PyTorch tensors"):
         torch.export.export(Counted(), (torch.zeros(D),), strict=False)

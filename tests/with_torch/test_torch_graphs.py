@@ -1,4 +1,4 @@
-"""CUDA graphs of PyTorch's: each replay draws new numbers, by PyTorch's generator, and nothing waits for the device."""
+"""PyTorch's CUDA graphs: each replay draws new numbers with PyTorch's generator, and no call waits for the device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch._dynamo.utils import counters
 from multisample import Generator, sample
 from multisample.torch import Normal
 
-# PyTorch's compiler uses what PyTorch has deprecated.
+# PyTorch's compiler uses PyTorch's own deprecated functions.
 pytestmark = pytest.mark.filterwarnings("ignore:::torch")
 
 D, N = 37, 1000
@@ -49,7 +49,7 @@ def vectors() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def captured(call: Callable[[], Any], generator: Any = None) -> tuple[torch.cuda.CUDAGraph, Any]:
-    """A graph of `call`, and what it returned, to which each replay writes; it was called before, on another stream."""
+    """A graph of `call` and the captured result, which each replay overwrites. `call` first runs on another stream."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -58,17 +58,17 @@ def captured(call: Callable[[], Any], generator: Any = None) -> tuple[torch.cuda
     graph = torch.cuda.CUDAGraph()
     if generator is not None:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Later versions of PyTorch need not be told.
+            warnings.simplefilter("ignore")  # Newer PyTorch versions warn that registration is unnecessary.
             graph.register_generator_state(generator)
     with torch.cuda.graph(graph):
         result = call()
-    # PyTorch writes the generator's seed and offset on the stream of the capture; no replay on another stream waits.
+    # PyTorch writes the generator's seed and offset on the stream of the capture. Replays do not wait for the write.
     torch.cuda.synchronize()
     return graph, result
 
 
 @contextlib.contextmanager
-def nothing_waits() -> Iterator[None]:
+def forbid_synchronization() -> Iterator[None]:
     torch.cuda.set_sync_debug_mode("error")
     try:
         yield
@@ -78,7 +78,7 @@ def nothing_waits() -> Iterator[None]:
 
 def replays(graph: torch.cuda.CUDAGraph, result: torch.Tensor) -> torch.Tensor:
     copies = []
-    with nothing_waits():
+    with forbid_synchronization():
         for _ in range(REPLAYS):
             graph.replay()
             copies.append(result.clone())
@@ -90,7 +90,7 @@ def distinct(draws: torch.Tensor) -> int:
 
 
 def check_independent(draws: torch.Tensor) -> None:
-    """Of some normals each, five standard deviations from no correlation at most."""
+    """Check that correlations of draws are within five standard deviations of 0."""
     x = draws.double().flatten(1).cpu()
     limit = 5 / x.shape[1] ** 0.5
     assert (torch.corrcoef(x) - torch.eye(len(x), dtype=torch.float64)).abs().max() < limit
@@ -102,7 +102,7 @@ def check_independent(draws: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("options", CALLS.values(), ids=CALLS)
-def test_each_replay_draws_new_numbers_by_the_default_generator(cuda_backend: str, options: dict[str, Any]) -> None:
+def test_each_replay_draws_new_numbers_from_the_default_generator(cuda_backend: str, options: dict[str, Any]) -> None:
     mu, sigma = vectors()
     graph, x = captured(lambda: sample(mu, sigma, N, backend=cuda_backend, **options))
     torch.manual_seed(3)
@@ -121,7 +121,7 @@ def test_replays_are_independent_normals(cuda_backend: str) -> None:
     check_independent((replays(graph, x) - mu[:, None]) / sigma[:, None])
 
 
-def test_two_calls_in_a_graph_are_two_draws(cuda_backend: str) -> None:
+def test_two_calls_in_a_graph_draw_different_numbers(cuda_backend: str) -> None:
     mu = torch.zeros(D, device="cuda")
 
     def call() -> torch.Tensor:
@@ -139,7 +139,7 @@ def test_out_is_written_by_each_replay(cuda_backend: str) -> None:
     assert distinct(replays(graph, out)) == REPLAYS
 
 
-def test_a_generator_that_the_graph_knows_decides_what_replays_draw(cuda_backend: str) -> None:
+def test_a_registered_generator_determines_the_numbers_of_replays(cuda_backend: str) -> None:
     mu, sigma = vectors()
     generator = torch.Generator("cuda").manual_seed(3)
     graph, x = captured(lambda: sample(mu, sigma, N, backend=cuda_backend, generator=generator), generator)
@@ -152,18 +152,18 @@ def test_a_generator_that_the_graph_knows_decides_what_replays_draw(cuda_backend
     assert torch.equal(first, replays(graph, x))
 
 
-def test_a_generator_that_counts_in_python_is_refused(cuda_backend: str) -> None:
+def test_capturing_a_host_side_generator_in_a_torch_graph_raises(cuda_backend: str) -> None:
     mu, sigma = vectors()
     sample(mu, sigma, N, backend=cuda_backend)
     generator = Generator(3)
     with torch.cuda.graph(torch.cuda.CUDAGraph()):
-        mu.clone()  # PyTorch warns of graphs with nothing in them.
+        mu.clone()  # PyTorch warns of empty graphs.
         with pytest.raises(RuntimeError, match=r"^generator: expected multisample.Generator\(seed, graph_safe=True\)"):
             sample(mu, sigma, N, backend=cuda_backend, generator=generator)
     assert generator.offset == 0
 
 
-def test_a_generator_that_the_graph_was_not_told_of_draws_new_numbers_or_is_refused(cuda_backend: str) -> None:
+def test_an_unregistered_generator_draws_new_numbers_or_raises(cuda_backend: str) -> None:
     mu, sigma = vectors()
     sample(mu, sigma, N, backend=cuda_backend)
     generator, graph, x = torch.Generator("cuda").manual_seed(3), torch.cuda.CUDAGraph(), None
@@ -171,13 +171,13 @@ def test_a_generator_that_the_graph_was_not_told_of_draws_new_numbers_or_is_refu
         mu.clone()
         try:
             x = sample(mu, sigma, N, backend=cuda_backend, generator=generator)
-        except RuntimeError as error:  # By versions of PyTorch that have to be told.
+        except RuntimeError as error:  # PyTorch versions that require registration raise.
             assert str(error).startswith("generator: expected multisample.Generator(seed, graph_safe=True)")
     torch.cuda.synchronize()  # As in `captured`.
     assert x is None or distinct(replays(graph, x)) == REPLAYS
 
 
-def test_a_seed_draws_the_same_in_each_replay(cuda_backend: str) -> None:
+def test_a_captured_seed_draws_equal_numbers_in_each_replay(cuda_backend: str) -> None:
     mu, sigma = vectors()
     graph, x = captured(lambda: sample(mu, sigma, N, backend=cuda_backend, seed=3))
     draws = replays(graph, x)
@@ -189,14 +189,14 @@ def test_a_seed_draws_the_same_in_each_replay(cuda_backend: str) -> None:
 
 
 def check_gradients(mu: Any, sigma: Any, x: Any, got: Any) -> None:
-    """Of the sum of squares."""
+    """Check the gradients of the sum of squares."""
     z = (x - mu[:, None]) / sigma[:, None]
     torch.testing.assert_close(got[0], 2 * x.sum(1), rtol=1e-4, atol=1e-2)
     torch.testing.assert_close(got[1], 2 * (x * z).sum(1), rtol=1e-4, atol=1e-2)
 
 
 @pytest.mark.parametrize("source", ["default", "torch.Generator", "Generator"])
-def test_a_captured_backward_pass_knows_what_was_drawn(cuda: str, source: str) -> None:
+def test_a_captured_backward_pass_uses_the_drawn_offset(cuda: str, source: str) -> None:
     mu, sigma = (x.requires_grad_() for x in vectors())
     registered = torch.Generator(cuda) if source == "torch.Generator" else None
     options = {"default": {}, "torch.Generator": {"generator": registered},
@@ -209,14 +209,14 @@ def test_a_captured_backward_pass_knows_what_was_drawn(cuda: str, source: str) -
     graph, (x, gradients) = captured(call, registered)
     draws = []
     for _ in range(REPLAYS):
-        with nothing_waits():
+        with forbid_synchronization():
             graph.replay()
         draws.append(x.clone())
         check_gradients(mu.detach(), sigma.detach(), x, gradients)
     assert distinct(torch.stack(draws)) == REPLAYS
 
 
-def test_a_callable_of_graphs_draws_anew_in_each_step(cuda: str) -> None:
+def test_graphed_callables_draw_new_numbers_in_each_step(cuda: str) -> None:
     mu, sigma = (x.requires_grad_() for x in vectors())
 
     def draw(mu: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
@@ -253,7 +253,7 @@ def test_compiled_code_replays_graphs_with_new_numbers(cuda: str, options: dict[
     )
     steps(function, mu, sigma)
     torch.manual_seed(3)
-    with nothing_waits():
+    with forbid_synchronization():
         first = steps(function, mu, sigma)
     assert distinct(torch.stack(first)) == REPLAYS
     torch.manual_seed(3)
@@ -271,7 +271,7 @@ def test_compiled_training_replays_graphs(cuda: str) -> None:
     @torch.compile(mode="reduce-overhead", fullgraph=True)
     def loss(loc: torch.Tensor, log_scale: torch.Tensor) -> torch.Tensor:
         x = Normal(loc, log_scale.exp(), validate_args=False).rsample((64,))
-        # Least where the mean is that of the target and the scale 0.5.
+        # The minimum is at the target's mean and scale 0.5.
         return (2 * (x - target).square() - log_scale).sum(1).mean()
 
     for _ in range(300):

@@ -1,7 +1,4 @@
-"""`multisample.torch.Normal` in the place of `torch.distributions.Normal`: the same answers, and the same training.
-
-What it draws is `multisample.sample`'s, and the rest is PyTorch's own, so that what is compared is what a program sees.
-"""
+"""`multisample.torch.Normal` replaces `torch.distributions.Normal`: equal results, except for the drawn numbers."""
 
 from __future__ import annotations
 
@@ -43,7 +40,7 @@ def placed(x: Any, device: str) -> Any:
 
 
 @pytest.mark.slow
-def test_to_import_it_compiles_nothing_and_loads_no_compiler(tmp_path: Path) -> None:
+def test_importing_normal_loads_no_compiler(tmp_path: Path) -> None:
     program = """
 import sys
 import multisample.torch
@@ -58,7 +55,7 @@ assert not hasattr(torch.ops.multisample, "sample")
 
 
 @pytest.mark.parametrize("parameters", PARAMETERS.values(), ids=PARAMETERS)
-def test_samples_have_the_shape_dtype_and_device_of_those_of_pytorch(torch_device: str, parameters: Any) -> None:
+def test_samples_have_the_shape_dtype_and_device_of_pytorch_samples(torch_device: str, parameters: Any) -> None:
     loc, scale = (placed(x, torch_device) for x in parameters)
     own, theirs = Normal(loc, scale), distributions.Normal(loc, scale)
     for shape in SHAPES:
@@ -69,7 +66,7 @@ def test_samples_have_the_shape_dtype_and_device_of_those_of_pytorch(torch_devic
             assert not x.requires_grad
 
 
-def test_everything_but_drawing_is_that_of_pytorch(torch_device: str) -> None:
+def test_members_other_than_sampling_equal_those_of_pytorch(torch_device: str) -> None:
     loc, scale = torch.linspace(-1, 1, 3, device=torch_device), torch.linspace(0.5, 2, 3, device=torch_device)
     own, theirs = Normal(loc, scale), distributions.Normal(loc, scale)
     assert isinstance(own, distributions.Normal)
@@ -85,7 +82,7 @@ def test_everything_but_drawing_is_that_of_pytorch(torch_device: str) -> None:
     assert repr(own) == repr(theirs)
 
 
-def test_divergences_are_known_both_ways(torch_device: str) -> None:
+def test_kl_divergences_with_pytorch_normals_work_both_ways(torch_device: str) -> None:
     pairs = [(0.0, 1.0), (torch.linspace(-1, 1, 3, device=torch_device), 0.5)]
     kinds = (Normal, distributions.Normal)
     expected = kl_divergence(distributions.Normal(*pairs[0]), distributions.Normal(*pairs[1]))
@@ -97,7 +94,7 @@ def test_divergences_are_known_both_ways(torch_device: str) -> None:
 
 
 @pytest.mark.parametrize("validate_args", [None, True, False])
-def test_arguments_are_looked_at_as_by_pytorch(validate_args: bool | None) -> None:
+def test_arguments_are_validated_as_by_pytorch(validate_args: bool | None) -> None:
     for bad in ((0.0, -1.0), (float("nan"), 1.0)):
         outcomes = []
         for kind in (Normal, distributions.Normal):
@@ -112,7 +109,7 @@ def test_arguments_are_looked_at_as_by_pytorch(validate_args: bool | None) -> No
         Normal(torch.zeros(2), 1.0, fast_math=1).rsample()  # type: ignore[arg-type]
 
 
-# --- Drawn by multisample -------------------------------------------------------------------------
+# --- Drawing --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("options", [{}, {"antithetic": True}, {"fast_math": True}], ids=str)
@@ -131,7 +128,7 @@ def test_samples_are_rows_of_one_matrix(torch_device: str, options: dict[str, An
         generator.state = {**generator.state, "offset": generator.offset - 1}
 
 
-def test_randomness_follows_pytorch(torch_device: str) -> None:
+def test_normal_uses_the_generators_of_pytorch(torch_device: str) -> None:
     q = Normal(torch.zeros(3, device=torch_device), 1.0)
     torch.manual_seed(3)
     first = q.rsample((4,))
@@ -144,7 +141,7 @@ def test_randomness_follows_pytorch(torch_device: str) -> None:
     assert torch.equal(Normal(q.loc, 1.0, generator=generator).sample((4,)), first)
 
 
-def test_gradients_are_those_of_the_reparameterisation(torch_device: str) -> None:
+def test_gradients_follow_the_reparameterisation(torch_device: str) -> None:
     loc = torch.zeros(2, 1, device=torch_device, requires_grad=True)
     scale = torch.ones(3, device=torch_device, requires_grad=True)
     q = Normal(loc, scale)
@@ -162,7 +159,7 @@ def test_gradients_are_those_of_the_reparameterisation(torch_device: str) -> Non
 
 
 @pytest.mark.slow
-def test_without_a_compiler_the_error_says_what_is_missing(tmp_path: Path) -> None:
+def test_without_a_compiler_the_error_names_the_compiler(tmp_path: Path) -> None:
     program = """
 import torch
 from multisample.torch import Normal
@@ -195,7 +192,7 @@ def composed(kind: Any, loc: Any) -> Iterator[Any]:
     yield distributions.MixtureSameFamily(distributions.Categorical(torch.ones_like(loc)), normal)
 
 
-def test_other_distributions_are_made_of_it(torch_device: str) -> None:
+def test_other_distributions_accept_normal_as_base(torch_device: str) -> None:
     loc = torch.linspace(-1, 1, 3, device=torch_device)
     for own, theirs in zip(composed(Normal, loc), composed(distributions.Normal, loc), strict=True):
         assert (own.batch_shape, own.event_shape) == (theirs.batch_shape, theirs.event_shape)
@@ -205,7 +202,7 @@ def test_other_distributions_are_made_of_it(torch_device: str) -> None:
     assert type(next(composed(Normal, loc))) is Normal
 
 
-def test_it_can_be_copied_saved_and_derived_from(torch_device: str) -> None:
+def test_normal_can_be_copied_pickled_and_subclassed(torch_device: str) -> None:
     q = Normal(torch.zeros(3, device=torch_device), 1.0, generator=Generator(5))
     copies = [copy.deepcopy(q), pickle.loads(pickle.dumps(q))]
     expected = q.sample()
@@ -226,7 +223,7 @@ Training = Callable[[Any, str], tuple[torch.Tensor, list[torch.Tensor]]]
 
 
 def trained(parameters: list[torch.Tensor], steps: int, loss: Callable[[], torch.Tensor]) -> torch.Tensor:
-    """The losses of the last fifth of the steps, in which the learning rate is small."""
+    """The losses of the last fifth of the steps, where the learning rate is small."""
     optimiser = torch.optim.Adam(parameters, lr=0.1)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps, eta_min=1e-3)
     losses = []
@@ -241,7 +238,7 @@ def trained(parameters: list[torch.Tensor], steps: int, loss: Callable[[], torch
 
 
 def regression(kind: Any, device: str) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Variational inference for a regression; its regressors are orthogonal, so that the posterior is independent."""
+    """Variational inference for a regression with orthogonal regressors, whose posterior components are independent."""
     d, observations, noise = 6, 48, 0.5
     fixed = torch.Generator().manual_seed(1)
     x = torch.linalg.qr(torch.randn(observations, d, generator=fixed)).Q * torch.linspace(1, 4, d)
@@ -263,7 +260,7 @@ def regression(kind: Any, device: str) -> tuple[torch.Tensor, list[torch.Tensor]
 
 
 def actor(kind: Any, device: str) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """A policy of squashed normals, by reparameterised actions, as a soft actor-critic's is; the critic is known."""
+    """A soft actor-critic policy: squashed normals with reparameterised actions, and a fixed critic."""
     fixed = torch.Generator().manual_seed(1)
     states = torch.randn(32, 3, generator=fixed).to(device)
     wanted = torch.tanh(states @ torch.randn(3, 2, generator=fixed).to(device) / 2)
@@ -285,11 +282,11 @@ def actor(kind: Any, device: str) -> tuple[torch.Tensor, list[torch.Tensor]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("training", [regression, actor])
-def test_training_converges_as_it_does_with_the_normal_of_pytorch(torch_device: str, training: Training) -> None:
+def test_training_converges_as_with_the_normal_of_pytorch(torch_device: str, training: Training) -> None:
     torch.manual_seed(5)
     (own, errors), (theirs, _) = training(Normal, torch_device), training(distributions.Normal, torch_device)
-    # Neighbours are correlated little, and the spread is that of a loss on a few samples.
+    # Consecutive losses are weakly correlated. Their spread comes from the few samples per step.
     spread = ((own.var() + theirs.var()) / len(own)).sqrt()
     assert abs(own.mean() - theirs.mean()) < 5 * spread + 0.01 * theirs.mean().abs()
-    for error in errors:  # In standard deviations of the exact posterior, and in logarithms of them.
+    for error in errors:  # Errors of means in exact standard deviations, and of logarithms of standard deviations.
         assert error.abs().max() < 0.15

@@ -1,7 +1,7 @@
-"""``torch.ops.multisample``: what the operators draw and sum, on the CPU and on a CUDA device.
+"""``torch.ops.multisample``: draws and gradients of the operators, on the CPU and on a CUDA device.
 
-Draws are those of `multisample.sample`, bit for bit. Gradients are held against sums in float64 of the same noise.
-conftest.py says when tests on CUDA are skipped.
+Draws have the bits of `multisample.sample`. Gradients are compared with float64 sums of the same noise. conftest.py
+skips tests on CUDA without a device.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from multisample.backends import registry
 
 Array = np.ndarray[Any, Any]
 
-# Of the sum of magnitudes: fewer than 16 roundings to float32. Of float64, as many as there are in a long chain.
+# Tolerances relative to the sum of magnitudes: 16 roundings to float32, and in float64 the roundings of a long sum.
 BOUND = {"float32": 16 * 2.0**-24, "float64": 256 * 2.0**-53}
 
 
 @pytest.fixture
 def device(torch_device: str) -> Any:
-    """With the operators loaded."""
+    """A device, with the operators loaded."""
     registry.find("torch_ext").prepare("cuda" if torch_device == "cuda" else "cpu")
     return torch.device(torch_device)
 
@@ -59,7 +59,7 @@ def made(d: int, n: int, dtype: str, device: Any) -> Any:
 
 
 def noise_for(operators: Any, grad: Any, *, transposed: bool = False, **options: Any) -> Any:
-    """In float64, of shape (d, n), on grad's device."""
+    """The noise for `grad` in float64, shape (d, n), on grad's device."""
     d, n = grad.T.shape if transposed else grad.shape
     dtype = torch.float64 if grad.dtype == torch.float64 else torch.float32
     zero = torch.zeros(d, dtype=dtype, device=grad.device)
@@ -67,7 +67,7 @@ def noise_for(operators: Any, grad: Any, *, transposed: bool = False, **options:
 
 
 def assert_sums(got: tuple[Any, Any], grad: Any, z: Any) -> None:
-    """That `got` are the two gradients of `grad`, of shape (d, n) as `z`."""
+    """Check that `got` has the gradients of mu and sigma; `grad` and `z` have shape (d, n)."""
     g = grad.double()
     real = "float64" if grad.dtype == torch.float64 else "float32"
     for name, sums, terms in (("mu", got[0], g), ("sigma", got[1], g * z)):
@@ -82,7 +82,7 @@ def assert_sums(got: tuple[Any, Any], grad: Any, z: Any) -> None:
 
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_sample_has_the_bits_of_the_library(
+def test_the_sample_operator_has_the_bits_of_sample(
     operators: Any, device: Any, bits: Callable[[Any], Array], dtype: str, transposed: bool
 ) -> None:
     cases = [(1, 1, 0, 0, 0), (5, 700, 3, 7, 2), (300, 9, 2**63, 1, 5), (17, 64, 2**64 - 2, 0, 8)]
@@ -105,14 +105,14 @@ def test_sample_has_the_bits_of_the_library(
         assert np.array_equal(bits(got.T.contiguous() if transposed else got), bits(wanted)), (d, n)
 
 
-def test_fast_math_is_that_of_the_library(operators: Any, device: Any) -> None:
+def test_the_operator_has_the_fast_math_bits_of_sample(operators: Any, device: Any) -> None:
     mu, sigma = (x.float().to(device) for x in vectors(70))
     got = operators.sample(mu, sigma, 500, seed=3, fast_math=True)
     assert torch.equal(got, multisample.sample(mu, sigma, 500, seed=3, fast_math=True, backend="torch_ext"))
     assert torch.equal(got, operators.sample(mu, sigma, 500, seed=3)) == (device.type == "cpu")
 
 
-def test_the_dtype_is_promoted_as_the_library_does(operators: Any, device: Any) -> None:
+def test_the_operator_promotes_dtypes_as_sample_does(operators: Any, device: Any) -> None:
     types = [getattr(torch, name) for name in (*DTYPES, "int32", "int64")]
     for a, b in itertools.product(types, types):
         mu, sigma = torch.ones(3, dtype=a, device=device), torch.ones(3, dtype=b, device=device)
@@ -132,7 +132,7 @@ def test_mu_and_sigma_may_have_any_strides(operators: Any, device: Any) -> None:
     assert torch.equal(got, operators.sample(one.repeat(6), one.repeat(6), 40, seed=5))
 
 
-def test_an_offset_in_memory_stands_for_the_number(operators: Any, device: Any) -> None:
+def test_an_offset_tensor_replaces_the_offset_argument(operators: Any, device: Any) -> None:
     mu, sigma = (x.float().to(device) for x in vectors(9))
     grad = made(9, 50, "float32", device)
     for offset in (0, 1, 2**40 + 7, 2**63 - 1, -1, -(2**63)):
@@ -155,7 +155,7 @@ def test_an_offset_in_memory_stands_for_the_number(operators: Any, device: Any) 
 # --- Errors ---------------------------------------------------------------------------------------
 
 
-def test_what_cannot_be_taken_is_refused_and_told(operators: Any, device: Any) -> None:
+def test_operators_raise_for_invalid_arguments(operators: Any, device: Any) -> None:
     mu, sigma, grad = torch.zeros(5, device=device), torch.ones(5, device=device), torch.ones((5, 7), device=device)
     counter = torch.zeros(1, dtype=torch.int64, device=device)
     cases: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
@@ -187,7 +187,7 @@ def test_what_cannot_be_taken_is_refused_and_told(operators: Any, device: Any) -
     assert bool((grad == 1).all())
 
 
-def test_nothing_drawn_and_nothing_summed(operators: Any, device: Any) -> None:
+def test_operators_accept_empty_tensors(operators: Any, device: Any) -> None:
     mu = torch.zeros(5, device=device)
     assert operators.sample(mu, mu, 0, seed=1).shape == (5, 0)
     assert operators.sample(mu[:0], mu[:0], 7, seed=1).shape == (0, 7)
@@ -206,9 +206,7 @@ def test_nothing_drawn_and_nothing_summed(operators: Any, device: Any) -> None:
 
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_gradients_are_the_sums_of_the_noise_of_the_library(
-    operators: Any, device: Any, dtype: str, transposed: bool
-) -> None:
+def test_gradients_are_sums_with_the_noise_of_sample(operators: Any, device: Any, dtype: str, transposed: bool) -> None:
     shapes = [(1, 1), (3, 7), (16, 33), (40, 1000), (300, 5), (1, 20_000), (2000, 2)]
     for (d, n), shared, antithetic, window in itertools.product(
         shapes, (False, True), (False, True), ((0, 0), (3, 5), (2**32 - d_max(shapes), 2**34 - n_max(shapes)))
@@ -235,7 +233,7 @@ def n_max(shapes: list[tuple[int, int]]) -> int:
 
 
 def strided(grad: Any) -> Iterator[tuple[str, Any]]:
-    """Views of the same elements, or of some of them, as autograd may hand them over."""
+    """Views of a gradient with the strides that autograd may pass."""
     d, n = grad.shape
     buffer = torch.full((d + 2, 2 * n + 3), torch.nan, dtype=grad.dtype, device=grad.device)
     for name, view in [
@@ -267,8 +265,10 @@ def test_gradients_are_read_at_any_strides(operators: Any, device: Any, dtype: s
 @pytest.mark.parametrize("fast_math", [False, True])
 @pytest.mark.parametrize("layout", ["rows", "odd rows", "dimensions"])
 @pytest.mark.parametrize("dtype", slow_but(["float32", "float64"], DTYPES))
-def test_large_gradients(operators: Any, device: Any, dtype: str, layout: str, fast_math: bool) -> None:
-    """As on a CUDA device threads take several rows, and rows are cut into segments."""
+def test_large_gradients_are_summed_correctly(
+    operators: Any, device: Any, dtype: str, layout: str, fast_math: bool
+) -> None:
+    """Gradients so large that CUDA threads sum several rows, and rows are split into segments."""
     large = device.type == "cuda"
     shapes = [(4096, 2100), (70, 130_000), (100_000, 100)] if large else [(300, 2100), (3, 60_000), (10_000, 20)]
     for (d, n), shared, antithetic in itertools.product(shapes, (False, True), (False, True)):
@@ -285,7 +285,7 @@ def test_large_gradients(operators: Any, device: Any, dtype: str, layout: str, f
 
 @pytest.mark.parametrize("d", [1, 64])
 def test_errors_do_not_grow_with_long_rows(operators: Any, device: Any, d: int) -> None:
-    """A million columns, of terms that all have one sign, so that nothing cancels."""
+    """A million columns of terms with equal signs, which do not cancel."""
     n = 10**6
     d = d if device.type == "cuda" else min(d, 3)
     z = operators.sample(torch.zeros(d, device=device), torch.ones(d, device=device), n, seed=4)
@@ -311,7 +311,7 @@ def test_windows_of_a_gradient_add_up_to_the_whole(operators: Any, device: Any) 
             assert torch.allclose(rows[k], whole[k][3:], rtol=1e-12, atol=1e-12)
 
 
-def test_what_is_summed_is_linear_and_its_derivative_is_a_sample(operators: Any, device: Any) -> None:
+def test_the_derivative_of_the_backward_operator_is_a_sample(operators: Any, device: Any) -> None:
     grad = made(20, 300, "float64", device)
     a, b = (x.to(device) for x in vectors(20))
     got = operators.sample_backward(grad, seed=5)
@@ -319,7 +319,7 @@ def test_what_is_summed_is_linear_and_its_derivative_is_a_sample(operators: Any,
     assert torch.allclose((a * got[0] + b * got[1]).sum(), forward, rtol=1e-12)
 
 
-def test_what_is_not_finite_stays_in_its_row(operators: Any, device: Any) -> None:
+def test_nonfinite_gradients_affect_only_their_row(operators: Any, device: Any) -> None:
     for value in (float("inf"), float("nan")):
         grad = torch.ones((6, 90), device=device)
         wanted = operators.sample_backward(grad, seed=1)
@@ -333,7 +333,7 @@ def test_what_is_not_finite_stays_in_its_row(operators: Any, device: Any) -> Non
 @pytest.fixture
 def cpu(device: Any) -> Any:
     if device.type != "cpu":
-        pytest.skip("of the CPU alone")
+        pytest.skip("CPU only")
     return device
 
 
@@ -346,7 +346,9 @@ def threads() -> Iterator[None]:
 
 @pytest.mark.usefixtures("threads")
 @pytest.mark.filterwarnings("ignore:.*fork.*:RuntimeWarning")
-def test_any_number_of_threads_gives_the_same_bits(operators: Any, cpu: Any, bits: Callable[[Any], Array]) -> None:
+def test_gradients_do_not_depend_on_the_number_of_threads(
+    operators: Any, cpu: Any, bits: Callable[[Any], Array]
+) -> None:
     for (d, n), transposed in itertools.product([(700, 3001), (2, 700_000), (90_000, 20)], (False, True)):
         grad = made(d, n, "float32", cpu)
         grad = grad.T.contiguous() if transposed else grad
@@ -358,7 +360,7 @@ def test_any_number_of_threads_gives_the_same_bits(operators: Any, cpu: Any, bit
         assert len(found) == 1, (d, n)
     torch.set_num_threads(4)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # Of Python 3.12, for any fork of a process with threads.
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of forks with threads.
         pid = os.fork()
     if pid == 0:
         code = 1
@@ -371,12 +373,12 @@ def test_any_number_of_threads_gives_the_same_bits(operators: Any, cpu: Any, bit
 
 
 @pytest.mark.usefixtures("cpu")
-def test_subnormal_numbers_count_whatever_a_thread_has_set(operators: Any) -> None:
+def test_subnormal_numbers_are_summed_even_if_a_thread_flushes_them(operators: Any) -> None:
     grad = torch.full((1, 8), 1e-40)
     wanted = operators.sample_backward(grad, seed=1)
     assert bool((wanted[0] != 0).all())
     if not torch.set_flush_denormal(True):
-        pytest.skip("this processor does not flush")
+        pytest.skip("this processor does not flush subnormal numbers")
     try:
         got = operators.sample_backward(grad, seed=1)
     finally:
@@ -391,11 +393,11 @@ def test_subnormal_numbers_count_whatever_a_thread_has_set(operators: Any) -> No
 @pytest.fixture
 def cuda(device: Any) -> None:
     if device.type != "cuda":
-        pytest.skip("of CUDA alone")
+        pytest.skip("CUDA only")
 
 
 @pytest.mark.usefixtures("cuda")
-def test_operators_run_on_the_current_stream_of_the_tensors_device(operators: Any) -> None:
+def test_operators_run_on_the_current_stream_of_the_device(operators: Any) -> None:
     for index in range(torch.cuda.device_count()):
         grad = torch.zeros((300, 5000), device=f"cuda:{index}")
         wanted = operators.sample_backward(grad + 1, seed=1)
@@ -412,7 +414,7 @@ def test_operators_run_on_the_current_stream_of_the_tensors_device(operators: An
 
 
 @pytest.mark.usefixtures("cuda")
-def test_replays_of_a_graph_read_the_offset_anew_and_wait_for_nobody(operators: Any) -> None:
+def test_graph_replays_read_the_offset_again_without_synchronization(operators: Any) -> None:
     mu, sigma = (x.float().cuda() for x in vectors(600))
     grad = made(600, 9000, "float32", "cuda")
     counter = torch.zeros(1, dtype=torch.int64, device="cuda")
@@ -430,7 +432,7 @@ def test_replays_of_a_graph_read_the_offset_anew_and_wait_for_nobody(operators: 
 
 
 @pytest.mark.usefixtures("cuda")
-def test_a_gradient_takes_no_more_memory_than_a_few_partial_sums(operators: Any) -> None:
+def test_the_backward_operator_allocates_only_partial_sums(operators: Any) -> None:
     grad = torch.ones((4096, 16_384), device="cuda")
     for view in (grad, grad.view(16_384, 4096).T):
         torch.cuda.synchronize()

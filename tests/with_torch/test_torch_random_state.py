@@ -1,4 +1,4 @@
-"""Randomness by PyTorch's rules: its generators decide what is drawn, and a state that is put back draws it again."""
+"""PyTorch's generators determine the numbers, and a restored state draws them again."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Draw = Callable[[], torch.Tensor]
 
 @pytest.fixture(params=["plain", "recorded", "nd", "transformed"])
 def draw(request: pytest.FixtureRequest, torch_device: str) -> Callable[..., torch.Tensor]:
-    """A call with PyTorch's randomness, on each of the ways that it can take."""
+    """A call with PyTorch's randomness, on each route."""
     mu, sigma = torch.linspace(-2, 3, D, device=torch_device), torch.linspace(0.5, 2, D, device=torch_device)
     if request.param == "recorded":
         mu.requires_grad_()
@@ -38,7 +38,7 @@ def all_differ(*samples: torch.Tensor) -> bool:
     return len({x.cpu().numpy().tobytes() for x in samples}) == len(samples)
 
 
-def test_manual_seed_decides_what_is_drawn(draw: Draw) -> None:
+def test_manual_seed_determines_the_numbers(draw: Draw) -> None:
     torch.manual_seed(3)
     first = [draw() for _ in range(3)]
     torch.manual_seed(3)
@@ -47,7 +47,7 @@ def test_manual_seed_decides_what_is_drawn(draw: Draw) -> None:
     assert all_differ(*first, draw())
 
 
-def test_a_generator_of_pytorch_decides_what_is_drawn(draw: Callable[..., torch.Tensor], torch_device: str) -> None:
+def test_a_torch_generator_determines_the_numbers(draw: Callable[..., torch.Tensor], torch_device: str) -> None:
     generator = torch.Generator(torch_device).manual_seed(3)
     state = generator.get_state()
     first = [draw(generator=generator) for _ in range(3)]
@@ -56,7 +56,7 @@ def test_a_generator_of_pytorch_decides_what_is_drawn(draw: Callable[..., torch.
     assert all_differ(*first, draw(generator=generator))
 
 
-def test_a_state_that_is_put_back_draws_the_same_again(draw: Draw, torch_device: str) -> None:
+def test_a_restored_rng_state_draws_equal_numbers(draw: Draw, torch_device: str) -> None:
     get, put = torch.get_rng_state, torch.set_rng_state
     if torch_device == "cuda":
         get, put = torch.cuda.get_rng_state, torch.cuda.set_rng_state
@@ -68,11 +68,11 @@ def test_a_state_that_is_put_back_draws_the_same_again(draw: Draw, torch_device:
     assert all(map(torch.equal, first, [draw(), draw()]))
 
 
-def test_fork_rng_leaves_the_state_as_it_was(draw: Draw) -> None:
+def test_fork_rng_restores_the_state(draw: Draw) -> None:
     torch.manual_seed(3)
     expected = draw()
     torch.manual_seed(3)
-    # Named, or PyTorch warns where there are several.
+    # Named devices, since PyTorch warns if there are several.
     with torch.random.fork_rng(range(torch.cuda.device_count())):
         torch.manual_seed(4)
         within = draw()
@@ -80,7 +80,7 @@ def test_fork_rng_leaves_the_state_as_it_was(draw: Draw) -> None:
     assert all_differ(within, expected)
 
 
-def test_draws_of_pytorch_and_of_multisample_take_turns(draw: Draw, torch_device: str) -> None:
+def test_draws_of_pytorch_and_of_multisample_can_alternate(draw: Draw, torch_device: str) -> None:
     torch.manual_seed(3)
     alone = torch.randn(4, device=torch_device)
     torch.manual_seed(3)
@@ -92,7 +92,7 @@ def test_draws_of_pytorch_and_of_multisample_take_turns(draw: Draw, torch_device
 
 
 def loss_and_gradients(device: str, run: Callable[..., Any]) -> list[torch.Tensor]:
-    """Of two layers that draw, each run by `run`, which may run it again for the backward pass."""
+    """The loss and the gradients of two layers that draw. `run` runs a layer, and may recompute it."""
     torch.manual_seed(5)
     mu = torch.linspace(-2, 3, D, device=device, requires_grad=True)
     log_sigma = torch.linspace(-1, 1, D, device=device, requires_grad=True)
@@ -101,12 +101,12 @@ def loss_and_gradients(device: str, run: Callable[..., Any]) -> list[torch.Tenso
         return torch.tanh(sample(mu, log_sigma.exp(), N)).mean(1)
 
     loss = run(layer, run(layer, mu, log_sigma), log_sigma).square().sum()
-    sample(mu.detach(), 1.0, N)  # The state is another by the time of the backward pass.
+    sample(mu.detach(), 1.0, N)  # Change the generator's state before the backward pass.
     return [loss.detach(), *torch.autograd.grad(loss, (mu, log_sigma))]
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
-def test_recomputed_activations_are_drawn_the_same(torch_device: str, use_reentrant: bool) -> None:
+def test_recomputed_activations_have_equal_numbers(torch_device: str, use_reentrant: bool) -> None:
     expected = loss_and_gradients(torch_device, lambda layer, *inputs: layer(*inputs))
     draws = []
 
@@ -117,7 +117,7 @@ def test_recomputed_activations_are_drawn_the_same(torch_device: str, use_reentr
     def run(layer: Any, *inputs: Any) -> Any:
         return checkpoint(counted, layer, *inputs, use_reentrant=use_reentrant)
 
-    if use_reentrant:  # Which can only be asked for gradients of all leaves at once.
+    if use_reentrant:  # Reentrant checkpoints support `backward` only.
 
         def backward(loss: torch.Tensor, leaves: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
             loss.backward()
@@ -133,7 +133,7 @@ def test_recomputed_activations_are_drawn_the_same(torch_device: str, use_reentr
     assert all(map(torch.equal, got, expected))
 
 
-def test_selective_checkpoints_keep_samples_or_draw_them_again(torch_device: str) -> None:
+def test_selective_checkpoints_store_or_recompute_samples(torch_device: str) -> None:
     results = []
     for policy in (CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_RECOMPUTE):
 
@@ -150,7 +150,7 @@ def test_selective_checkpoints_keep_samples_or_draw_them_again(torch_device: str
 # --- Keys -----------------------------------------------------------------------------------------
 
 
-def test_a_key_is_what_a_call_would_take(torch_device: str) -> None:
+def test_take_key_returns_the_key_that_a_call_would_take(torch_device: str) -> None:
     mu, sigma = torch.zeros(3, device=torch_device), torch.ones(3, device=torch_device)
     generator = torch.Generator(torch_device)
     for source in (generator, None):
@@ -164,7 +164,7 @@ def test_a_key_is_what_a_call_would_take(torch_device: str) -> None:
             assert torch.equal(sample(mu, sigma, 40, seed=key), expected)
 
 
-def test_a_key_is_from_the_default_device() -> None:
+def test_take_key_uses_the_default_device() -> None:
     torch.manual_seed(1)
     key = take_key()
     torch.manual_seed(1)
@@ -179,6 +179,6 @@ def test_a_key_is_from_the_default_device() -> None:
         ({"generator": torch.Generator(), "device": "cuda:0"}, ValueError, "^generator: expected one on cuda:0, got"),
     ],
 )
-def test_a_key_is_refused(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_take_key_raises_for_invalid_arguments(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         take_key(**arguments)

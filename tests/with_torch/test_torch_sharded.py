@@ -1,7 +1,7 @@
-"""One matrix over several processes: each rank holds exactly its part of what a single device would have drawn.
+"""A matrix that is sharded over processes: each rank holds its part of the single-device matrix.
 
-The cases themselves are in ``sharded_ranks.py``, which every rank runs: over gloo on the CPU with four processes, and
-over NCCL with as many GPUs as there are, up to four.
+Every rank runs the cases in ``sharded_ranks.py``: four processes with gloo on the CPU, and two and four with NCCL on
+GPUs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from cuda_memory import require
 
-# The names of the cases are needed here, and PyTorch to find them.
+# The names of the cases; importing them needs PyTorch.
 pytest.importorskip("torch.distributed.tensor")
 import sharded_ranks
 import torch
@@ -24,21 +24,21 @@ import torch
 import multisample
 
 VARIABLE = "MULTISAMPLE_TEST_BACKENDS"
-# Seconds after which whatever has not answered hangs: four processes may have to compile, one beside the other.
+# Seconds after which ranks count as hanging. Four processes may compile at the same time.
 DEADLINE = 900
 SERVES = {"cpu": ("torch_ext", "cpu"), "cuda": ("torch_ext", "cupy", "numba")}
 CASES = sorted(sharded_ranks.CASES)
 
 
 class Runs:
-    """What ranks found, started once for each type of device and number of them."""
+    """Results of the ranks, which run once for each device type and number of ranks."""
 
     def __init__(self, folder: pytest.TempPathFactory) -> None:
         self.folder = folder
         self.found: dict[Any, list[dict[str, str]] | str] = {}
 
     def failures(self, device_type: str, size: int, backends: tuple[str, ...]) -> list[dict[str, str]]:
-        """For each rank, the cases that failed, and how."""
+        """For each rank, the failed cases and their tracebacks."""
         key = device_type, size, backends
         if key not in self.found:
             self.found[key] = self.start(device_type, size, backends)
@@ -48,9 +48,9 @@ class Runs:
         return found
 
     def start(self, device_type: str, size: int, backends: tuple[str, ...]) -> list[dict[str, str]] | str:
-        """The same, or what the ranks had printed when one of them died or did not end."""
+        """Start the ranks; returns the failures of each, or the ranks' output if one died or timed out."""
         folder = self.folder.mktemp(f"{device_type}-{size}")
-        # NVLink multicast is not given to every container, and NCCL fails where it is not.
+        # Some containers lack NVLink multicast, without which NCCL would fail.
         environment = os.environ | {"NCCL_NVLS_ENABLE": "0"}
         script, names = str(sharded_ranks.__file__), ",".join(backends)
         ranks = []
@@ -74,16 +74,16 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 
 
 def on_cpu() -> tuple[str, ...]:
-    """The backends to run on the CPU: those asked for, or all that can."""
-    asked = os.environ.get(VARIABLE)
+    """The backends for the CPU: those that the variable names, or all available ones."""
+    requested = os.environ.get(VARIABLE)
     known = multisample.backends()
-    if asked is None:
+    if requested is None:
         return tuple(name for name in SERVES["cpu"] if known[name].available)
-    return tuple(name for name in SERVES["cpu"] if name in [part.strip() for part in asked.split(",")])
+    return tuple(name for name in SERVES["cpu"] if name in [part.strip() for part in requested.split(",")])
 
 
 def on_cuda() -> tuple[str, ...]:
-    """The same for CUDA; what `require` says of those left out is for the tests that ask for them."""
+    """The backends for CUDA. Tests of the other backends are skipped or fail by `require`."""
     found = []
     for name in SERVES["cuda"]:
         try:
@@ -102,16 +102,16 @@ def check(found: list[dict[str, str]], case: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("backend_on_cpu", SERVES["cpu"])
-def test_on_four_processes(case: str, backend_on_cpu: str, runs: Runs) -> None:
+def test_four_cpu_processes(case: str, backend_on_cpu: str, runs: Runs) -> None:
     if backend_on_cpu not in on_cpu():
-        pytest.skip(f"{backend_on_cpu} cannot run here, or is not asked for")
+        pytest.skip(f"{backend_on_cpu} cannot run here, or the variable does not name it")
     check(runs.failures("cpu", 4, on_cpu()), f"{case}[{backend_on_cpu}]")
 
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("backend_on_cuda", SERVES["cuda"])
 @pytest.mark.parametrize("size", [2, 4])
-def test_on_gpus(case: str, backend_on_cuda: str, size: int, runs: Runs) -> None:
+def test_gpus(case: str, backend_on_cuda: str, size: int, runs: Runs) -> None:
     require(backend_on_cuda)
     if not torch.cuda.is_available() or torch.cuda.device_count() < size:
         pytest.skip(f"fewer than {size} CUDA devices for PyTorch")
@@ -128,7 +128,7 @@ def run_python(code: str) -> str:
 
 
 @pytest.mark.slow
-def test_who_has_no_dtensors_does_not_pay_for_them() -> None:
+def test_dtensors_are_imported_on_first_use() -> None:
     code = """
 import sys, torch, multisample, multisample.torch
 multisample.sample(torch.zeros(3), 1.0, 2, backend="cpu")
@@ -139,7 +139,7 @@ print("torch.distributed.tensor" in sys.modules)
     assert run_python(code).split() == ["False", "True", "True"]
 
 
-def test_there_is_nothing_else() -> None:
+def test_unknown_attributes_of_the_torch_module_raise() -> None:
     import multisample.torch
 
     with pytest.raises(AttributeError, match=r"'multisample\.torch' has no attribute 'sample_charded'"):
@@ -183,6 +183,6 @@ distributed.destroy_process_group()
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_plans_of_shards_keep_no_process_group() -> None:
+def test_shard_plans_keep_no_process_group_alive() -> None:
     done = subprocess.run([sys.executable, "-c", KEPT], capture_output=True, text=True, timeout=DEADLINE)
     assert done.returncode == 0, done.stderr

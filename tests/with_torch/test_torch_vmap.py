@@ -1,4 +1,4 @@
-"""torch.func: batches by `vmap`, whose `randomness` means what it does for PyTorch's own draws, and its derivatives."""
+"""torch.func: `vmap`, whose `randomness` means the same as for PyTorch's own draws, and derivatives."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "nd": {"layout": "nd"},
     "all": {"antithetic": True, "layout": "nd", "dim_offset": 1, "sample_offset": 3, "dtype": torch.float64},
 }
-# PyTorch compiles rules for forward mode by what it has deprecated, when it first needs any.
+# PyTorch compiles its forward-mode rules with its own deprecated functions.
 forward_mode = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 
 
@@ -28,7 +28,7 @@ def batches(device: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def distinct(x: torch.Tensor) -> int:
-    """Of how many kinds the elements along the first dimension are."""
+    """The number of different elements along the first dimension."""
     return len({element.cpu().numpy().tobytes() for element in x})
 
 
@@ -38,22 +38,22 @@ def distinct(x: torch.Tensor) -> int:
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("in_dims", [(0, 0), (0, None), (None, 0), (1, 0), (-1, None), (1, 1)])
 @pytest.mark.parametrize("randomness", ["error", "same", "different"])
-def test_with_a_seed_a_batch_is_that_of_single_calls(
+def test_with_a_seed_a_batch_equals_single_calls(
     torch_device: str, in_dims: tuple[int | None, int | None], randomness: str, options: dict[str, Any]
 ) -> None:
     rows = batches(torch_device)
-    given = [x[0] if dim is None else x.movedim(0, dim) for x, dim in zip(rows, in_dims, strict=True)]
+    moved = [x[0] if dim is None else x.movedim(0, dim) for x, dim in zip(rows, in_dims, strict=True)]
 
     def draw(mu: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
         return sample(mu, sigma, N, seed=3, **options)
 
-    got = vmap(draw, in_dims=in_dims, randomness=randomness)(*given)
+    got = vmap(draw, in_dims=in_dims, randomness=randomness)(*moved)
     for element, x in enumerate(got):
         alone = [x[0 if dim is None else element] for x, dim in zip(rows, in_dims, strict=True)]
         assert torch.equal(x, draw(*alone))
 
 
-def test_batches_of_what_stands_for_a_vector(torch_device: str) -> None:
+def test_every_form_of_vectors_can_be_batched(torch_device: str) -> None:
     mu, sigma = batches(torch_device)
     for draw, batch in (
         (lambda x: sample(x, 0.5, N, seed=3), mu),
@@ -93,7 +93,7 @@ def test_out_may_be_a_batch(torch_device: str) -> None:
 
 @pytest.mark.parametrize("batched", [True, False])
 @pytest.mark.parametrize("source", ["default", "generator"])
-def test_randomness_is_what_it_is_for_randn(torch_device: str, source: str, batched: bool) -> None:
+def test_randomness_means_the_same_as_for_randn(torch_device: str, source: str, batched: bool) -> None:
     _, sigma = batches(torch_device)
     mu = torch.zeros(B, D, device=torch_device)
 
@@ -130,7 +130,7 @@ def test_randomness_is_what_it_is_for_randn(torch_device: str, source: str, batc
 
 @pytest.mark.parametrize("outer", ["same", "different"])
 @pytest.mark.parametrize("inner", ["same", "different"])
-def test_each_of_nested_batches_has_a_randomness_of_its_own(torch_device: str, outer: str, inner: str) -> None:
+def test_nested_batches_have_independent_randomness_settings(torch_device: str, outer: str, inner: str) -> None:
     mu = torch.zeros(B, 2, D, device=torch_device)
     draw = vmap(vmap(lambda mu: sample(mu, 1.0, N), randomness=inner), randomness=outer)(mu)
     assert draw.shape == (B, 2, D, N)
@@ -139,7 +139,7 @@ def test_each_of_nested_batches_has_a_randomness_of_its_own(torch_device: str, o
     assert distinct(draw.flatten(0, 1)) == (B if outer == "different" else 1) * (2 if inner == "different" else 1)
 
 
-def test_the_offset_is_what_pytorch_draws_and_the_seed_is_as_documented(torch_device: str) -> None:
+def test_a_batched_call_has_the_documented_seed_and_an_offset_from_pytorch(torch_device: str) -> None:
     mu, sigma = batches(torch_device)
     torch.manual_seed(3)
     got = vmap(lambda mu: sample(mu, sigma[0], N), randomness="same")(mu)
@@ -151,20 +151,20 @@ def test_the_offset_is_what_pytorch_draws_and_the_seed_is_as_documented(torch_de
         assert torch.equal(x, sample(alone, sigma[0], N, generator=generator))
 
 
-def test_different_elements_are_not_correlated(torch_device: str) -> None:
+def test_elements_of_a_batch_with_different_randomness_are_uncorrelated(torch_device: str) -> None:
     mu = torch.zeros(4, 50, device=torch_device)
     x = vmap(lambda mu: sample(mu, 1.0, 2000), randomness="different")(mu).flatten(1).double().cpu()
-    # Of 100,000 pairs, a correlation has the standard deviation 0.0032.
+    # The correlation of 100,000 pairs has standard deviation 0.0032.
     assert (torch.corrcoef(x) - torch.eye(4)).abs().max() < 0.02
 
 
-def test_a_generator_that_counts_calls_is_refused_for_a_batch(torch_device: str) -> None:
+def test_a_batched_call_with_a_host_side_generator_raises(torch_device: str) -> None:
     mu, sigma = batches(torch_device)
     generator = Generator(3)
     with pytest.raises(ValueError, match=r"^generator: expected a torch.Generator where PyTorch transforms the call"):
         vmap(lambda mu: sample(mu, sigma[0], N, generator=generator), randomness="different")(mu)
     assert generator.offset == 0
-    # Where there is no batch, it counts on.
+    # Without a batch, the generator is accepted and advances.
     value = grad(lambda mu: sample(mu, sigma[0], N, generator=generator).sum())(mu[0])
     assert torch.equal(value, torch.full_like(value, N))
     assert generator.offset == 1
@@ -185,7 +185,7 @@ def test_a_generator_that_counts_calls_is_refused_for_a_batch(torch_device: str)
     ({"out": torch.ones(D, N, dtype=torch.float64)}, ValueError, r"^out: expected dtype float32, got float64"),
     ({"out": torch.ones(D, N, requires_grad=True)}, ValueError, r"^out: requires grad"),
 ])  # fmt: skip
-def test_what_is_refused_elsewhere_is_refused_here(call: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_transformed_calls_raise_the_eager_errors(call: dict[str, Any], error: type[Exception], message: str) -> None:
     multisample.torch.load_operators()
     torch.manual_seed(1)
     state = torch.get_rng_state()
@@ -199,7 +199,7 @@ def test_what_is_refused_elsewhere_is_refused_here(call: dict[str, Any], error: 
 
 @forward_mode
 @pytest.mark.parametrize("options", [{}, {"layout": "nd"}, {"noise": "shared"}], ids=str)
-def test_every_derivative_of_a_known_function_is_right(torch_device: str, options: dict[str, Any]) -> None:
+def test_derivatives_up_to_third_order_are_exact(torch_device: str, options: dict[str, Any]) -> None:
     sigma = torch.linspace(0.5, 2, D, dtype=torch.float64, device=torch_device)
     z = sample(torch.zeros_like(sigma), 1.0, N, seed=3, **options)
     over_samples = 0 if options.get("layout") == "nd" else 1
@@ -218,12 +218,12 @@ def test_every_derivative_of_a_known_function_is_right(torch_device: str, option
         for outer in (jacrev, jacfwd):
             torch.testing.assert_close(outer(jacobian(cubes))(sigma), second, **close)
     torch.testing.assert_close(hessian(cubes)(sigma), second, **close)
-    # Of third order: 6 z^3 where all three coincide.
+    # The third derivative is 6 z^3 if all three indices are equal.
     torch.testing.assert_close(grad(lambda s: hessian(cubes)(s).sum())(sigma), 6 * third, **close)
 
 
 @pytest.mark.parametrize("randomness", ["same", "different"])
-def test_gradients_of_the_elements_of_a_batch_come_from_their_own_noise(torch_device: str, randomness: str) -> None:
+def test_gradients_of_batch_elements_use_the_noise_of_the_element(torch_device: str, randomness: str) -> None:
     mu, sigma = (x.double() for x in batches(torch_device))
 
     def value(mu: torch.Tensor, sigma: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -235,13 +235,13 @@ def test_gradients_of_the_elements_of_a_batch_come_from_their_own_noise(torch_de
     assert distinct(z.float().cpu().round(decimals=3)) == (1 if randomness == "same" else B)
     torch.testing.assert_close(got_mu, 2 * x.sum(-1))
     torch.testing.assert_close(got_sigma, (2 * x * z).sum(-1))
-    # And the gradient of all of them together.
+    # The gradient of the whole batch.
     mu.requires_grad_()
     total = vmap(lambda mu, sigma: value(mu, sigma)[0], randomness=randomness)(mu, sigma).sum()
     assert torch.autograd.grad(total, mu)[0].shape == mu.shape
 
 
-def test_gradients_for_each_example_through_a_module(torch_device: str) -> None:
+def test_per_example_gradients_through_a_module(torch_device: str) -> None:
     class Noisy(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -260,7 +260,7 @@ def test_gradients_for_each_example_through_a_module(torch_device: str) -> None:
     assert distinct(each["scale"]) == B
 
 
-def test_what_is_drawn_within_grad_alone_is_what_is_drawn_without(torch_device: str) -> None:
+def test_grad_without_vmap_draws_the_eager_numbers(torch_device: str) -> None:
     mu, sigma = (x[0] for x in batches(torch_device))
     torch.manual_seed(3)
     expected = sample(mu, sigma, N)

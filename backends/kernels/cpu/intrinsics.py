@@ -1,4 +1,4 @@
-"""What the kernel asks of a CPU beyond Numba: memory as LLVM sees it, side by side, in vectors, ahead of time."""
+"""CPU intrinsics that Numba lacks: contiguous views, vectors, prefetches and arrays on the stack."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ __all__ = [
 
 @intrinsic
 def contiguous(typingctx: Any, row: Any) -> Any:
-    """The same array, promised to have unit stride.
+    """`row` as an array with unit stride, which the caller guarantees.
 
-    The promise is the caller's to keep: with it LLVM makes vector stores of neighbouring elements.
+    LLVM then makes vector stores of neighbouring elements.
     """
     result = row.copy(layout="C")
 
@@ -37,9 +37,9 @@ def contiguous(typingctx: Any, row: Any) -> Any:
 
 @intrinsic
 def run_down(typingctx: Any, matrix: Any, row: Any, column: Any, instead: Any) -> Any:
-    """What lies side by side from an element of `matrix` on, as an array of the type and length of `instead`.
+    """A contiguous view of `matrix` from an element on, with the type and the length of `instead`.
 
-    That so much does lie there is the caller's promise. If there is no such column, `instead`.
+    The caller guarantees that the elements are contiguous. Returns `instead` if `matrix` has no such column.
     """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -57,9 +57,9 @@ def run_down(typingctx: Any, matrix: Any, row: Any, column: Any, instead: Any) -
 
 @intrinsic(prefer_literal=True)
 def store_apart(typingctx: Any, array: Any, index: Any, value: Any, place: Any) -> Any:
-    """``array[index] = value``, promised not to overlap what is stored for any other literal `place`.
+    """``array[index] = value``. The caller guarantees no overlap with the stores of any other literal `place`.
 
-    Without the promise LLVM would compare the addresses of all places with each other, or give up making vectors.
+    Without that guarantee LLVM compares the addresses of all places, or does not vectorise.
     """
     if not isinstance(place, types.IntegerLiteral) or value != array.dtype:
         return None
@@ -79,16 +79,16 @@ def store_apart(typingctx: Any, array: Any, index: Any, value: Any, place: Any) 
 
 
 def _address(context: Any, builder: Any, array: Any, value: Any, index: Any, element: Any) -> Any:
-    """The address of an element of an array of unit stride, as that of an `element`."""
+    """The address of an element of an array of unit stride, as a pointer to `element`."""
     data = context.make_array(array)(context, builder, value).data
     return builder.bitcast(builder.gep(data, [index]), element.as_pointer())
 
 
 @intrinsic(prefer_literal=True)
 def copy_vector(typingctx: Any, array: Any, index: Any, source: Any, start: Any, length: Any) -> Any:
-    """``array[index : index + length] = source[start : start + length]`` for a literal `length`, at once.
+    """``array[index : index + length] = source[start : start + length]`` for a literal `length`, as one vector.
 
-    Both have unit stride, and overlap nowhere.
+    Both arrays have unit stride and do not overlap.
     """
     if not isinstance(length, types.IntegerLiteral) or source.dtype != array.dtype:
         return None
@@ -108,15 +108,15 @@ def _emit_prefetch(context: Any, builder: Any, array: Any, value: Any, index: An
     function_type = ir.FunctionType(ir.VoidType(), [address.type, word, word, word])
     function = builder.module.declare_intrinsic("llvm.prefetch", (address.type,), function_type)
     for line in range(0, length * context.get_abi_sizeof(context.get_data_type(array.dtype)), 64):
-        # To write, to the nearest cache, of data.
+        # Write access, highest locality, data cache.
         builder.call(function, (cgutils.pointer_add(builder, address, line), word(1), word(3), word(1)))
 
 
 @intrinsic(prefer_literal=True)
 def prefetch(typingctx: Any, array: Any, index: Any, length: Any) -> Any:
-    """Tell the processor that ``array[index : index + length]``, which need not be there, is written to soon.
+    """Prefetch ``array[index : index + length]`` for writing. The elements may lie outside the array.
 
-    For a literal `length` and unit stride.
+    `length` is a literal, and the array has unit stride.
     """
     if not isinstance(length, types.IntegerLiteral):
         return None
@@ -130,10 +130,10 @@ def prefetch(typingctx: Any, array: Any, index: Any, length: Any) -> Any:
 
 @intrinsic(prefer_literal=True)
 def scale_vector(typingctx: Any, array: Any, index: Any, s: Any, z: Any, m: Any, k: Any, length: Any, far: Any) -> Any:
-    """``array[index : index + length] = fma(s[k : k + length], z, m[k : k + length])`` for a literal `length`, at once.
+    """``array[index : index + length] = fma(s[k : k + length], z, m[k : k + length])`` as one vector.
 
-    All have unit stride and elements of one type, that of the number `z`, and `array` is apart from `s` and `m`. The
-    processor is told that what lies `far` elements further is written to soon.
+    `length` is a literal. All arrays have unit stride and elements of one type, that of the number `z`. `array` does
+    not overlap `s` or `m`. Prefetches the elements `far` further on for writing.
     """
     if not isinstance(length, types.IntegerLiteral) or not array.dtype == s.dtype == m.dtype == z:
         return None

@@ -1,7 +1,7 @@
 """The block-per-dimension kernel for the CPU: one call draws one window of the sample matrix.
 
-Compiled once per dtype, and once more for antithetic pairs, with arrays of any strides in the signature, and kept on
-disk: a user waits for LLVM once. ``nogil`` lets windows run on several threads; ``parallel=True`` would bring a
+One kernel per dtype, and one more for antithetic pairs, takes arrays of any strides. Compiled kernels are cached on
+disk, so that a user waits for LLVM once. ``nogil`` lets windows run on several threads; ``parallel=True`` would bring a
 threading layer that dies in a forked child (GNU OpenMP) or aborts under concurrent calls (workqueue).
 """
 
@@ -26,9 +26,9 @@ from .intrinsics import contiguous, copy_vector, prefetch, run_down, scale_vecto
 
 __all__ = ["compile_all", "value_kernel", "window_kernel"]
 
-# From this length on, a row is worth vector loops of its own.
+# Rows of this length and more have vector loops of their own.
 _LONG_ROW = 512
-# From this length on, a run of columns is worth a loop of its own.
+# Runs of columns of this length and more have a loop of their own.
 _LONG_RUN = 16
 # Blocks that the widest vectors hold, a divisor of _TILE.
 _LANES = np.uint64(16)
@@ -36,12 +36,12 @@ _LANES = np.uint64(16)
 _TILE = 256
 _TILE_NORMALS = 4 * _TILE
 _TILE_PAIRS = 2 * _TILE_NORMALS
-# Rows whose means and deviations are kept at hand: of as many, memory is written in long runs. The second is for shared
-# noise, which is written faster.
+# Rows whose mu and sigma are copied to the stack. So many rows make long runs of memory. The second is for common
+# noise, which is drawn faster.
 _BATCH, _LONG_BATCH = 2048, 8192
 # Rows that the widest vectors hold.
 _HEIGHT = 16
-# Places of a tile of few rows, and of all its columns and a vector.
+# Places of a tile of few rows; and of all its columns, with a vector of padding.
 _PLACES = 512
 _TILE_PLACES = 8 * _PLACES + _HEIGHT
 # Prefetch distance down a column, in places.
@@ -52,7 +52,7 @@ _AHEAD = 2048
 
 @njit(forceinline=True)
 def _draw_long_rows(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_column, antithetic):
-    """Each row in place: part of a block, whole blocks, part of a block."""
+    """Each row in place: the end of a block, whole blocks, the beginning of a block."""
     rows, columns = out.shape
     block_columns = 8 if antithetic else 4
     head = min(-first_column % block_columns, columns)
@@ -93,22 +93,23 @@ def _draw_long_rows(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, fi
 
 @njit(forceinline=True)
 def _runs_down(out):
-    """Whether vectors can run down the columns: rows lie side by side."""
+    """Whether vectors can run down the columns: rows are adjacent in memory."""
     return out.strides[0] == out.itemsize and out.shape[0] > 1
 
 
 @njit(forceinline=True)
 def _copy_columns(x, block_columns, first, out, top, left, right):
-    """Rows of `out` from `top` on, fewer than vectors hold, of columns `left` to `right`: from `_draw_few_rows`.
+    """Copy columns `left` to `right` of the tile `x` to the rows of `out` from `top` on, for `_draw_few_rows`.
 
-    Column `left` is column `first` of the tile `x`. As vectors are longer, columns that follow may get wrong values, in
-    rows before `top` or to the right of `right`.
+    Column `left` of `out` is column `first` of the tile. The rows are fewer than a vector holds, so that a vector may
+    write wrong values to the columns that follow: in rows before `top`, or to the right of `right`. Those are drawn
+    later.
     """
     height, columns = out.shape
     rows = height - top
-    # The shortest vector that holds them.
+    # The shortest vector that holds the rows.
     length = 8 if rows <= 8 else 16
-    # How many whole blocks come after how many columns, of those whose vectors end in this window.
+    # Columns before the first whole block, and the number of whole blocks whose vectors end inside this window.
     before = min(-first % block_columns, right - left)
     blocks = 0
     if out.strides[1] == height * out.itemsize:
@@ -140,10 +141,10 @@ def _copy_columns(x, block_columns, first, out, top, left, right):
 def _draw_few_rows(
     block, narrow, m, s, row_of, block_of, out, o0, o1, k0, k1, i, g, antithetic, top, part, first, left
 ):
-    """Independent noise of the rows from `top` on, fewer than vectors hold, of `part` blocks.
+    """Independent noise in `part` blocks of the rows from `top` on, fewer rows than a vector holds.
 
-    Column `left` of the window is column `first` of the first block. Places of the tile, which are drawn together, are
-    rows `row_of` of blocks `block_of`, counted from row `i` and block `g` of the stream.
+    Column `left` of the window is column `first` of the first block. A place of the tile is row `row_of` of block
+    `block_of`, relative to row `i` and block `g` of the stream.
     """
     rows = out.shape[0] - top
     block_columns = 8 if antithetic else 4
@@ -151,7 +152,7 @@ def _draw_few_rows(
     step = np.uint64(block_columns // 4)
     pitch = np.uint64(_PLACES)
     x = stack_array(_TILE_PLACES, out.dtype)
-    # Where the next tile goes, if it goes there side by side.
+    # The output of the next tile, if it is contiguous.
     after = run_down(out, 0, right if out.strides[1] == rows * out.itemsize else out.shape[1], x)
     for start in range(0, part * rows, _HEIGHT):
         for c in range(block_columns):
@@ -172,7 +173,7 @@ def _draw_few_rows(
 
 @njit(forceinline=True)
 def _draw_down(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_column, antithetic):
-    """Independent noise where rows lie side by side: vectors have rows of one block, or the last ones of several."""
+    """Independent noise where rows are adjacent: a vector has rows of one block, or the last rows of several blocks."""
     rows, columns = out.shape
     block_columns = 8 if antithetic else 4
     step = block_columns // 4
@@ -183,19 +184,19 @@ def _draw_down(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_c
     nowhere = stack_array(_BATCH, out.dtype)
     few_m, few_s = stack_array(_PLACES, mu.dtype), stack_array(_PLACES, mu.dtype)
     row_of, block_of = stack_array(_PLACES, np.uint32), stack_array(_PLACES, np.uint32)
-    # Where the last vector of a column would be largely empty, its rows are drawn before the others, of several blocks
-    # together.
+    # If the last vector of a column would be largely empty, its rows are drawn before the other rows, several blocks at
+    # a time.
     height, tile_blocks = rows, row_blocks
     if rows < _HEIGHT or -rows % _HEIGHT > rows // 4:
         height = rows - rows % _HEIGHT
         tile_blocks = max(_HEIGHT, _PLACES // rows)
-        # So many that their rows fill vectors to the end.
+        # The rows of `tile_blocks` blocks fill whole vectors.
         few = rows - height
         divisor = 8 if few % 8 == 0 else 4 if few % 4 == 0 else 2 if few % 2 == 0 else 1
         tile_blocks -= tile_blocks % (_HEIGHT // divisor)
         tile_blocks = min(tile_blocks, row_blocks)
         r, b = 0, 0
-        # To the end of a vector.
+        # With padding to the end of the last vector.
         for k in range((tile_blocks * (rows - height) + _HEIGHT - 1) // _HEIGHT * _HEIGHT):
             few_m[k], few_s[k] = mu[height + r], sigma[height + r]
             row_of[k], block_of[k] = r, b
@@ -203,8 +204,8 @@ def _draw_down(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_c
             if r == rows - height:
                 r = 0
                 b += 1
-    # Rows are divided evenly, and the last batch, like the last vector of each, ends where they do: to write some twice
-    # costs less than a loop for the rest.
+    # Rows are divided evenly. The last batch ends where the rows end, and the last vector where the batch ends: storing
+    # some elements twice is faster than a loop for the remainder.
     batches = max(1, (height + _BATCH - 1) // _BATCH)
     batch = max(1, (height + batches - 1) // batches)
     # Prefetch places further down the column, then the next block or the next tile.
@@ -262,7 +263,7 @@ def _draw_down(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_c
 
 @njit(forceinline=True)
 def _scale_and_narrow_down(narrow, z, mu, sigma, out):
-    """Columns in place, from one row of noise `z`, where rows lie side by side."""
+    """Store columns of common noise `z` where rows are adjacent."""
     rows, columns = out.shape
     m, s = stack_array(_BATCH, mu.dtype), stack_array(_BATCH, mu.dtype)
     for top in range(0, rows, _BATCH):
@@ -278,7 +279,7 @@ def _scale_and_narrow_down(narrow, z, mu, sigma, out):
 
 @njit(forceinline=True)
 def _scale_down(narrow, z, mu, sigma, out):
-    """The same where `narrow` changes nothing."""
+    """`_scale_and_narrow_down` for types that need no narrowing."""
     rows, columns = out.shape
     m, s = stack_array(_LONG_BATCH, mu.dtype), stack_array(_LONG_BATCH, mu.dtype)
     step = out.strides[1] // out.itemsize
@@ -291,7 +292,7 @@ def _scale_down(narrow, z, mu, sigma, out):
         far = max(1, _TILE_NORMALS // rows) * step
         whole, last = columns, rows - _HEIGHT
         if rows < _HEIGHT:
-            # What is written beyond a column, the next one overwrites; the last ones go element by element.
+            # Each column overwrites the excess of the one before. The last columns are stored element by element.
             length = 8 if rows <= 8 else 16
             whole = max(0, columns - (length - 1) // rows) if step == rows else 0
         if rows <= 8:
@@ -323,8 +324,8 @@ def _scale_down(narrow, z, mu, sigma, out):
         top = min(r, rows - batch)
         for k in range(batch):
             m[k], s[k] = mu[top + k], sigma[top + k]
-        # Four at once, because means and deviations of many rows come from the second-level cache each time; what there
-        # is no more of, the last one again.
+        # Four columns at once, because mu and sigma of many rows come from the second-level cache each time. The last
+        # column is repeated to fill four.
         for c0 in range(0, columns, 4):
             c1, c2, c3 = min(c0 + 1, columns - 1), min(c0 + 2, columns - 1), min(c0 + 3, columns - 1)
             z0, z1, z2, z3 = z[c0], z[c1], z[c2], z[c3]
@@ -340,16 +341,18 @@ def _scale_down(narrow, z, mu, sigma, out):
 
 
 @njit(forceinline=True)
-def _draw_tiles(block, narrow, scale_down, mu, sigma, out, o0, o1, k0, k1, first_row, first_column, shared, antithetic):
-    """Noise by the tile, then scaled into place: short rows share a tile, and shared noise serves every row."""
+def _draw_tiles(
+    block, narrow, scale_down, mu, sigma, out, o0, o1, k0, k1, first_row, first_column, common_noise, antithetic
+):
+    """Draw noise in tiles, then scale it into place. Short rows share a tile, and common noise serves every row."""
     rows, columns = out.shape
     block_columns = 8 if antithetic else 4
     skip = first_column % block_columns
     first_block = first_column // block_columns
     row_blocks = (skip + columns + block_columns - 1) // block_columns
-    noise_rows = 1 if shared else rows
+    noise_rows = 1 if common_noise else rows
     unit_stride = out.strides[1] == out.itemsize
-    down = shared and _runs_down(out)
+    down = common_noise and _runs_down(out)
     tile_rows = max(1, _TILE // row_blocks)
     z = stack_array(_TILE_NORMALS, mu.dtype)
     pairs = stack_array(_TILE_PAIRS, mu.dtype)
@@ -361,12 +364,12 @@ def _draw_tiles(block, narrow, scale_down, mu, sigma, out, o0, o1, k0, k1, first
             width = min(_TILE, row_blocks - t)
             k = np.uint64(0)
             for p in range(packed):
-                i = np.uint32(0 if shared else first_row + r + p)
+                i = np.uint32(0 if common_noise else first_row + r + p)
                 for b in range(first_block + t, first_block + t + width):
                     tile_row[k] = i
                     tile_block[k] = np.uint32(b)
                     k += np.uint64(1)
-            # Whole vectors: what lies beyond is noise of no place, which costs less than a loop for the rest.
+            # Whole vectors: noise beyond the last place is unused, which is faster than a loop for the remainder.
             drawn = (k + _LANES - np.uint64(1)) & ~(_LANES - np.uint64(1))
             for b in range(drawn):
                 z0, z1, z2, z3 = block(np.uint64(tile_block[b]), np.uint64(tile_row[b]), o0, o1, k0, k1)
@@ -384,8 +387,8 @@ def _draw_tiles(block, narrow, scale_down, mu, sigma, out, o0, o1, k0, k1, first
             start = max(0, block_columns * t - skip)
             stop = min(columns, block_columns * (t + width) - skip)
             shift = np.uint64(start + skip - block_columns * t)
-            pitch = np.uint64(0 if shared else block_columns * width)
-            last = rows if shared else r + packed
+            pitch = np.uint64(0 if common_noise else block_columns * width)
+            last = rows if common_noise else r + packed
             if unit_stride and stop - start >= _LONG_RUN:
                 for i in range(r, last):
                     m, s = mu[i], sigma[i]
@@ -406,24 +409,24 @@ def _draw_tiles(block, narrow, scale_down, mu, sigma, out, o0, o1, k0, k1, first
 
 @njit(forceinline=True)
 def _draw(
-    block, narrow, scale_down, mu, sigma, out, seed, offset, first_row, first_column, shared, antithetic, layouts
+    block, narrow, scale_down, mu, sigma, out, seed, offset, first_row, first_column, common_noise, antithetic, layouts
 ):
-    """The window `out`; with `layouts`, a constant, rows may lie side by side."""
+    """Draw the window `out`. `layouts`, a constant, says whether rows may be adjacent."""
     columns = out.shape[1]
     k0, k1 = stream_key(seed)
     o0, o1 = word(offset), offset >> np.uint64(32)
-    if layouts and not shared and columns > 0 and _runs_down(out):
+    if layouts and not common_noise and columns > 0 and _runs_down(out):
         _draw_down(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_column, antithetic)
     elif (
         columns >= _LONG_ROW
         and out.strides[1] == out.itemsize
-        and not shared
-        and not (antithetic and out.itemsize == 8)  # LLVM does not make vectors of eight such stores.
+        and not common_noise
+        and not (antithetic and out.itemsize == 8)  # LLVM does not vectorise eight such stores.
     ):
         _draw_long_rows(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_column, antithetic)
     elif columns > 0:
         _draw_tiles(
-            block, narrow, scale_down, mu, sigma, out, o0, o1, k0, k1, first_row, first_column, shared, antithetic
+            block, narrow, scale_down, mu, sigma, out, o0, o1, k0, k1, first_row, first_column, common_noise, antithetic
         )
 
 
@@ -439,13 +442,13 @@ def _valid(mu, sigma):
 
 
 def _window_function(dtype: str, antithetic: bool) -> Callable[..., Any]:
-    # What the function closes over are constants to Numba.
+    # Numba treats variables of the closure as constants.
     block = block_f64 if MATRIX_TYPES[dtype].computing == "float64" else block_f32
     narrow = NARROWING[dtype]
     scale_down = _scale_down if narrow is unchanged else _scale_and_narrow_down
 
-    def draw(mu, sigma, out, seed, offset, i, j, shared):
-        _draw(block, narrow, scale_down, mu, sigma, out, seed, offset, i, j, shared, antithetic, True)
+    def draw(mu, sigma, out, seed, offset, i, j, common_noise):
+        _draw(block, narrow, scale_down, mu, sigma, out, seed, offset, i, j, common_noise, antithetic, True)
 
     return draw
 
@@ -455,7 +458,7 @@ def _check(mu, sigma):
 
 
 def _array(dtype: Any, ndim: int, *, readonly: bool = False) -> Any:
-    # "A": any strides; unaligned: x86 and ARM load and store it as fast. Every other array converts to this.
+    # "A": any strides. Unaligned: x86 and ARM access it as fast. Every other array converts to this type.
     return types.Array(dtype, ndim, "A", readonly=readonly, aligned=False)
 
 
@@ -470,11 +473,10 @@ def _compiled(signature: Any, function: Callable[..., Any], name: str, *, nogil:
 
 @functools.cache
 def window_kernel(dtype: str, antithetic: bool = False) -> Callable[..., None]:
-    """``kernel(mu, sigma, out, seed, offset, first_row, first_column, shared)`` draws the window `out`.
+    """``kernel(mu, sigma, out, seed, offset, first_row, first_column, common_noise)`` draws the window `out`.
 
-    Columns, and `first_column`, are those of the result, with `antithetic` of pairs.
-
-    `first_row` and `first_column` say where in the sample matrix it begins.
+    With `antithetic`, the columns of `out` and `first_column` count both halves of each pair. The window begins at row
+    `first_row` and column `first_column` of the sample matrix.
     """
     real, element = _TYPES[dtype]
     vector, matrix = _array(real, 1, readonly=True), _array(element, 2)

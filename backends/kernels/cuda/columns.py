@@ -1,9 +1,4 @@
-"""The kernels where dimensions lie side by side in memory, as with layout "nd": ``csrc/cuda/columns.cuh``.
-
-Dimensions and columns change places: a thread keeps some dimensions, with their mu and sigma, and goes along the
-columns; what the words owe to those alone (with shared noise, all the noise) waits in shared memory. A block makes some
-groups of columns at a time, a pass. See there, and ``csrc/cuda/geometry.h``, for how a pass is written.
-"""
+"""The kernels with transposed stores, for contiguous dimensions: ``csrc/cuda/columns.cuh`` explains them."""
 
 from __future__ import annotations
 
@@ -27,7 +22,7 @@ _WARP = np.uint32(32)
 
 
 def _joined(part: Function, first: int, last: int) -> Function:
-    """``joined(*arguments)``: the tuples that ``part(k)`` makes of them for each k, one behind the other."""
+    """``joined(*arguments)``: the concatenated tuples ``part(k)(*arguments)`` for each k."""
     if last - first == 1:
         one: Function = part(first)
         return one
@@ -42,7 +37,7 @@ def _joined(part: Function, first: int, last: int) -> Function:
 
 
 def _in_turn(part: Function, first: int, last: int) -> Function:
-    """``in_turn(*arguments)`` calls what ``part(k)`` makes for each k, one after the other."""
+    """``in_turn(*arguments)`` calls ``part(k)(*arguments)`` for each k."""
     if last - first == 1:
         one: Function = part(first)
         return one
@@ -59,33 +54,31 @@ def _in_turn(part: Function, first: int, last: int) -> Function:
 
 @functools.cache
 def _bands(
-    gpu: ModuleType, dtype: str, shared: bool, antithetic: bool, fast: bool
+    gpu: ModuleType, dtype: str, common_noise: bool, antithetic: bool, fast: bool
 ) -> tuple[Function, Function, Function, Function]:
     """The groups of columns of a block.
 
-    ``band_of(index, call, geometry)``: the first of all groups, how many, and how many a pass has; the columns from
-    there on and how many of them are left out, inside being those between; and which passes have all their columns
-    inside: those that begin with one of so many groups, from the first such one on. ``begins(band, call, geometry)``:
-    the address of the first group's first column, be it inside or not. ``is_whole(band, k)``: whether the pass that
-    begins with group k is such a one. ``fill(band, chunk, begin, call, geometry)``: puts the noise of the groups from
-    `begin` on into shared memory, and of those behind them that a pass which is not full reads; returns how many. All
-    threads of the block together.
+    ``band_of(index, call, geometry)``: a tuple as the C++ struct ``Band`` has it. ``begins(band, call, geometry)``: the
+    address of the first group's first column, which may lie before the matrix. ``is_whole(band, k)``: whether all
+    columns of the pass that begins with group k are inside the matrix. ``fill(band, chunk, begin, call, geometry)``:
+    stores the noise of a chunk of groups, from group `begin` on, in shared memory, and returns the number of groups. An
+    incomplete last pass reads groups behind the band, whose noise is stored too.
     """
     width, thread_index, synchronize_block = group_width(antithetic), gpu.thread_index, gpu.synchronize_block
-    (prepared, _), (pack, _) = noise(gpu, dtype, shared, fast)
+    (prepared, _), (pack, _) = noise(gpu, dtype, common_noise, fast)
     quads, _, _ = packing(dtype)
     write_words, _ = memory_of(gpu, quads)
     noise_size = 16 * quads
 
     @inline
     def band_of(index, call, geometry):
-        first_group, turns = np.int64(index) * geometry.band_groups, np.int32(geometry.groups_per_pass)
+        first_group, per_pass = np.int64(index) * geometry.band_groups, np.int32(geometry.groups_per_pass)
         columns = geometry.skip + call.columns - width * first_group
         count = np.int32(min(np.int64(geometry.band_groups), (columns + width - 1) // width))
         skipped = np.int32(geometry.skip) if index == 0 else np.int32(0)
-        first_whole = turns if skipped > 0 else np.int32(0)
-        whole = np.int32(max(min(columns // width - turns - first_whole + 1, np.int64(count)), np.int64(0)))
-        return first_group, count, turns, columns, skipped, first_whole, whole
+        first_whole = per_pass if skipped > 0 else np.int32(0)
+        whole = np.int32(max(min(columns // width - per_pass - first_whole + 1, np.int64(count)), np.int64(0)))
+        return first_group, count, per_pass, columns, skipped, first_whole, whole
 
     @inline
     def begins(band, call, geometry):
@@ -111,8 +104,8 @@ def _bands(
 
 
 @functools.cache
-def _keeping(gpu: ModuleType, dtype: str, slots: int) -> Function:
-    """``kept(rows, call)``: of each of so many rows what the words owe to it alone; of each its mu; and its sigma."""
+def _tile_dimensions(gpu: ModuleType, dtype: str, slots: int) -> Function:
+    """``dimensions_of(rows, call)``: the row part of the words, mu and sigma of each of `slots` rows."""
     element_of, offset_of_call, load, opaque = element(gpu, dtype), offset_of(gpu), gpu.load, gpu.opaque
     real, usual_type = computing_type(dtype)
 
@@ -141,27 +134,27 @@ def _keeping(gpu: ModuleType, dtype: str, slots: int) -> Function:
 
     @inline
     def elements_of(vector, rows):
-        # Of the most frequent type all are on their way before the first is waited for.
+        # For the usual type, all loads are issued before the first is used.
         if opaque(vector.type) == usual_type:
             return usual_elements(vector, rows, 0)
         return any_elements(vector, rows, 0)
 
     @inline
-    def kept(rows, call):
+    def dimensions_of(rows, call):
         offset = np.uint32(offset_of_call(call))
         return parts(rows, offset, call), elements_of(call.mu, rows), elements_of(call.sigma, rows)
 
-    return kept
+    return dimensions_of
 
 
 @functools.cache
 def _pieces(gpu: ModuleType, dtype: str, antithetic: bool, delta: int) -> Function:
-    """What a thread writes at once of each column, of its dimensions and of those of the thread before.
+    """The pieces of one thread, one per column of a group, from its own dimensions and from those of the previous lane.
 
-    ``pieces(z, mu, sigma)``: the elements of the first column's piece, which are those of the thread's own dimensions,
-    of the next one's, which begins `delta` elements further back, modulo the elements of a piece, and so on. `z` are
-    the normals of the thread's dimensions, `mu` and `sigma` those of the last ones of the thread before and of its own.
-    All threads of the warp together.
+    ``pieces(z, mu, sigma)``: the elements of all pieces. The piece of column 0 has exactly the lane's own dimensions.
+    The piece of each further column begins `delta` dimensions earlier than the one before, modulo the size of a piece.
+    `z` are the normals of the lane's own dimensions; `mu` and `sigma` are those of the previous lane's last dimensions,
+    then of the lane's own. All lanes of the warp take part.
     """
     slots, width = slots_of(SIZES[dtype]), group_width(antithetic)
     shuffle_up, narrow, per_normal = gpu.shuffle_up, narrowed(gpu, dtype), width // 4
@@ -170,7 +163,7 @@ def _pieces(gpu: ModuleType, dtype: str, antithetic: bool, delta: int) -> Functi
         backs = [(k * per_normal + c) * delta % slots for c in range(per_normal)]
 
         def of_both(at: int) -> Function:
-            # That of the thread before, if it is asked for.
+            # Places before slots - 1 have dimensions of the previous lane.
             s, before = (at + 1) % slots, at < slots - 1
 
             @inline
@@ -212,8 +205,8 @@ def _pieces(gpu: ModuleType, dtype: str, antithetic: bool, delta: int) -> Functi
 def _writing(gpu: ModuleType, dtype: str, antithetic: bool) -> tuple[Function, Function]:
     """``write_whole(at, to, x)`` and ``write_some(at, to, (x, written))``.
 
-    `x` are the elements of all pieces, and `to` where each piece is from address `at` on, in elements. Of `written`,
-    bit e says whether element e is.
+    `x` are the elements of all pieces, and `to` is the offset of each piece from address `at`, in elements. Bit e of
+    `written` says whether element e is stored.
     """
     size, slots, width = SIZES[dtype], slots_of(SIZES[dtype]), group_width(antithetic)
     store, store_vector = gpu.store, gpu.store_vector
@@ -242,11 +235,11 @@ def _writing(gpu: ModuleType, dtype: str, antithetic: bool) -> tuple[Function, F
 
 @functools.cache
 def _places(gpu: ModuleType, dtype: str, antithetic: bool) -> tuple[Function, Function]:
-    """Which pieces are a thread's.
+    """The pieces of a thread.
 
-    ``place_of(tile, band, call, geometry)``: its group of a pass; its first dimension, be it one or not; where its
-    piece of each column is, from there on, in elements; which of their elements are inside the rows, as bits; and
-    `delta`, as `_pieces` takes it. ``inside(band, k)``: the bits of the columns that are inside of group k.
+    ``place_of(tile, band, call, geometry)``: its group of a pass; its first dimension, which may lie outside the
+    matrix; the offset of its piece of each column from there, in elements; a mask of the elements inside the matrix's
+    rows; and `delta`, for `_pieces`. ``inside(band, k)``: the mask of the columns of group k inside the matrix.
     """
     size, slots, width = SIZES[dtype], slots_of(SIZES[dtype]), group_width(antithetic)
     thread_index, opaque = gpu.thread_index, gpu.opaque
@@ -259,7 +252,7 @@ def _places(gpu: ModuleType, dtype: str, antithetic: bool) -> tuple[Function, Fu
 
         @inline
         def of_few(delta, stride, _):
-            # Or it is worked out anew for each pass; there are no registers for eight.
+            # Without opaque(), each pass recomputes the offset. Eight offsets exceed the registers.
             return (np.int32(opaque(np.uint32(c * stride - np.int32(c * delta % slots)))),)
 
         return of_few if width == 4 and size < 8 else of
@@ -267,7 +260,7 @@ def _places(gpu: ModuleType, dtype: str, antithetic: bool) -> tuple[Function, Fu
     def bits(c: int) -> Function:
         @inline
         def of(first, delta, rows):
-            # From how many of the piece's elements on they are inside the rows, and up to how many.
+            # The range of the piece's elements inside the matrix's rows.
             piece = first - np.int64(c * delta % slots)
             begin, end = min(max(-piece, 0), slots), min(max(rows - piece, 0), slots)
             inside = ((np.uint32(1) << np.uint32(end)) - 1) & ~((np.uint32(1) << np.uint32(begin)) - 1)
@@ -309,22 +302,21 @@ def _places(gpu: ModuleType, dtype: str, antithetic: bool) -> tuple[Function, Fu
         warp = np.int32(thread // _WARP)
         pieces = np.int32((_WARP - geometry.overlap) * (geometry.threads // _WARP))
         position = np.int32(np.int32(tile) * pieces + np.int32(thread) - overlap * (warp + 1))
-        turn = np.int32(np.uint32(position) // np.uint32(pieces_of_column)) if position >= 0 else np.int32(0)
-        exists = position >= 0 and turn < band[2]
+        pass_group = np.int32(np.uint32(position) // np.uint32(pieces_of_column)) if position >= 0 else np.int32(0)
+        exists = position >= 0 and pass_group < band[2]
         if not exists:
-            turn = np.int32(0)
-        # How many elements behind an aligned address the first column of a group begins, and each further one behind
-        # that: the same in all groups.
+            pass_group = np.int32(0)
+
         begin_of_0 = np.uint64(call.matrix - geometry.skip * call.column_stride)
         shift = np.int64(begin_of_0 // np.uint64(size) % np.uint64(slots))
         delta = np.int32(np.uint32(geometry.column_step) % np.uint32(slots))
-        first = np.int64(position - turn * pieces_of_column) * slots - shift
+        first = np.int64(position - pass_group * pieces_of_column) * slots - shift
         inside = np.uint32(0)
         if exists and np.int32(thread % _WARP) >= overlap:
             inside = every_bit
             if first < (slots - 1 if delta > 0 else 0) or first + slots > call.rows:
                 inside = of_columns(bits_of(first, delta, call.rows))
-        return turn, first, to_of(delta, np.int32(geometry.column_step), 0), inside, delta
+        return pass_group, first, to_of(delta, np.int32(geometry.column_step), 0), inside, delta
 
     @inline
     def inside(band, k):
@@ -333,17 +325,17 @@ def _places(gpu: ModuleType, dtype: str, antithetic: bool) -> tuple[Function, Fu
     return place_of, inside
 
 
-def transposed_kernel(gpu: ModuleType, dtype: str, shared: bool, antithetic: bool, fast: bool) -> Function:
+def transposed_kernel(gpu: ModuleType, dtype: str, common_noise: bool, antithetic: bool, fast: bool) -> Function:
     """``kernel(call, geometry)``: see `multisample.backends.kernels.cuda.kernel.sample_kernel`."""
     size, width, slots = SIZES[dtype], group_width(antithetic), slots_of(SIZES[dtype])
     block_index, shared_memory, shuffle_up = gpu.block_index, gpu.shared_memory, gpu.shuffle_up
-    (_, in_row), (_, unpack) = noise(gpu, dtype, shared, fast)
+    (_, in_row), (_, unpack) = noise(gpu, dtype, common_noise, fast)
     quads, _, _ = packing(dtype)
     _, read_words = memory_of(gpu, quads)
-    band_of, begins, is_whole, fill = _bands(gpu, dtype, shared, antithetic, fast)
+    band_of, begins, is_whole, fill = _bands(gpu, dtype, common_noise, antithetic, fast)
     place_of, columns_inside = _places(gpu, dtype, antithetic)
     write_whole, write_some = _writing(gpu, dtype, antithetic)
-    kept = _keeping(gpu, dtype, slots)
+    dimensions_of = _tile_dimensions(gpu, dtype, slots)
     noise_size = 16 * quads
     chunk_size, every_bit = TRANSPOSED_THREADS * noise_size, np.uint32((1 << width * slots) - 1)
 
@@ -379,14 +371,14 @@ def transposed_kernel(gpu: ModuleType, dtype: str, shared: bool, antithetic: boo
     )  # fmt: skip
 
     def along(delta: int) -> Function:
-        """The passes of a chunk; returns the address of the next one."""
+        """Draws the passes of a chunk, and returns the address of the next pass."""
         pieces = _pieces(gpu, dtype, antithetic, delta)
 
         @inline
         def go_along(chunk, begin, groups, at, band, own, place):
             parts, mu, sigma, keys = own
-            turn, to, inside, _, step = place
-            noises = chunk + np.int64(turn * noise_size)
+            pass_group, to, inside, _, step = place
+            noises = chunk + np.int64(pass_group * noise_size)
             k = np.int32(0)
             while k < groups:
                 x = pieces(normals(parts, unpack(read_words(noises)), keys), mu, sigma)
@@ -394,7 +386,7 @@ def transposed_kernel(gpu: ModuleType, dtype: str, shared: bool, antithetic: boo
                 if whole and inside == every_bit:
                     write_whole(at, to, x)
                 elif inside != 0:
-                    written = inside if whole else np.uint32(inside & columns_inside(band, begin + k + turn))
+                    written = inside if whole else np.uint32(inside & columns_inside(band, begin + k + pass_group))
                     write_some(at, to, (x, written))
                 at += step
                 noises += np.int64(band[2] * noise_size)
@@ -404,7 +396,7 @@ def transposed_kernel(gpu: ModuleType, dtype: str, shared: bool, antithetic: boo
         return go_along
 
     def choice(last: int) -> Function:
-        # The ways up to `last`.
+        # Branches for each delta up to `last`.
         way = along(last)
         if last == 0:
             return way
@@ -426,12 +418,12 @@ def transposed_kernel(gpu: ModuleType, dtype: str, shared: bool, antithetic: boo
         index = np.uint32(block // geometry.blocks_per_band)
         tile = np.uint32(block - index * geometry.blocks_per_band)
         band = band_of(index, call, geometry)
-        turn, first, to, inside, delta = place_of(tile, band, call, geometry)
-        parts, mu, sigma = kept(rows_of(first, call.rows, 0), call)
+        pass_group, first, to, inside, delta = place_of(tile, band, call, geometry)
+        parts, mu, sigma = dimensions_of(rows_of(first, call.rows, 0), call)
         own = parts, of_both(mu, 0, 0), of_both(sigma, 0, 0), keys_of(call)
         stride = np.int64(geometry.column_step) * size
-        at = begins(band, call, geometry) + first * size + np.int64(turn * width) * stride
-        place = turn, to, inside, delta, np.int64(band[2] * width) * stride
+        at = begins(band, call, geometry) + first * size + np.int64(pass_group * width) * stride
+        place = pass_group, to, inside, delta, np.int64(band[2] * width) * stride
         begin = np.int32(0)
         while begin < band[1]:
             groups = fill(band, chunk, begin, call, geometry)
@@ -441,22 +433,22 @@ def transposed_kernel(gpu: ModuleType, dtype: str, shared: bool, antithetic: boo
     return kernel
 
 
-def transposed_staged_kernel(gpu: ModuleType, dtype: str, shared: bool, antithetic: bool, fast: bool) -> Function:
-    """The same for short rows one behind the other, through shared memory."""
+def transposed_staged_kernel(gpu: ModuleType, dtype: str, common_noise: bool, antithetic: bool, fast: bool) -> Function:
+    """The kernel for few dimensions in a contiguous matrix, through shared memory."""
     size, width, slots = SIZES[dtype], group_width(antithetic), staged_slots_of(SIZES[dtype], antithetic)
     thread_index, block_index, shared_memory = gpu.thread_index, gpu.block_index, gpu.shared_memory
     opaque, from_lane = gpu.opaque, gpu.from_lane
     synchronize_block, store, load_shared, store_shared = (
         gpu.synchronize_block, gpu.store, gpu.load_shared, gpu.store_shared,
     )  # fmt: skip
-    (_, in_row), (_, unpack) = noise(gpu, dtype, shared, fast)
+    (_, in_row), (_, unpack) = noise(gpu, dtype, common_noise, fast)
     quads, _, _ = packing(dtype)
     _, read_words = memory_of(gpu, quads)
-    band_of, begins, is_whole, fill = _bands(gpu, dtype, shared, antithetic, fast)
-    kept, elements = _keeping(gpu, dtype, slots), scaled(gpu, dtype, antithetic)
-    noise_size, threads = 16 * quads, staged_threads(shared)
+    band_of, begins, is_whole, fill = _bands(gpu, dtype, common_noise, antithetic, fast)
+    dimensions_of, elements = _tile_dimensions(gpu, dtype, slots), scaled(gpu, dtype, antithetic)
+    noise_size, threads = 16 * quads, staged_threads(common_noise)
     bits = {2: np.uint16, 4: np.uint32, 8: np.uint64}[size]
-    # What a thread takes from the stage at once, and how often, at most.
+    # A thread copies at most `parts_of_thread` parts per pass from shared memory.
     part_size = 8 if size == 2 else MOST_STORED
     parts_of_thread = slots * width * size // part_size
     chunk_size, stage_size = threads * noise_size, threads * parts_of_thread * part_size
@@ -470,58 +462,54 @@ def transposed_staged_kernel(gpu: ModuleType, dtype: str, shared: bool, antithet
     if part_size == 8:
         load_part, store_part = load_half, store
 
-    # Dimensions of all groups of a pass, one behind the other, a run of them for each slot. The last runs may be
-    # shorter, and where a warp has none of one, it draws none; the warps take turns at that, since each has an issue
-    # slot of its own.
-
     @inline
     def role():
         return np.uint32((thread_index() + block_index() * _WARP) % np.uint32(threads))
 
     def place(c: int) -> Function:
         @inline
-        def of(turn, row, rows):
-            # Or it is worked out anew for each pass.
-            return (opaque(np.uint32(((turn * np.uint32(width) + c) * rows + row) * np.uint32(size))),)
+        def of(pass_group, row, rows):
+            # Without opaque(), each pass recomputes the place.
+            return (opaque(np.uint32(((pass_group * np.uint32(width) + c) * rows + row) * np.uint32(size))),)
 
         return of
 
     places_of = _joined(place, 0, width)
 
-    def turn_and_row(s: int) -> Function:
+    def group_and_row(s: int) -> Function:
         behind = np.uint32(s * threads)
 
         @inline
         def of(filled, rows, _):
             position = np.uint32(role() + behind)
             if position >= filled:
-                # There is none. To do the same as the first of the warp costs less than to do nothing.
+                # A lane without a dimension repeats lane 0's, which takes less time than a branch.
                 position = np.uint32(position // _WARP * _WARP)
-            turn = np.uint32(position // rows)
-            return ((turn, np.int64(np.uint32(position - turn * rows))),)
+            pass_group = np.uint32(position // rows)
+            return ((pass_group, np.int64(np.uint32(position - pass_group * rows))),)
 
         return of
 
     def row_of(s: int) -> Function:
         @inline
-        def of(turns_and_rows, _, __):
-            return (turns_and_rows[s][1],)
+        def of(groups_and_rows, _, __):
+            return (groups_and_rows[s][1],)
 
         return of
 
     def memory_of_slot(s: int) -> Function:
         @inline
-        def of(turns_and_rows, rows, _):
-            turn, row = turns_and_rows[s]
-            places = places_of(turn, np.uint32(row), rows)
-            return ((np.int64(np.uint32(turn * np.uint32(noise_size))), places),)
+        def of(groups_and_rows, rows, _):
+            pass_group, row = groups_and_rows[s]
+            places = places_of(pass_group, np.uint32(row), rows)
+            return ((np.int64(np.uint32(pass_group * np.uint32(noise_size))), places),)
 
         return of
 
     def hidden_part(s: int) -> Function:
         @inline
         def of(parts, _, __):
-            # Or they are worked out anew for each pass, too.
+            # Without opaque(), each pass recomputes the row part.
             return ((opaque(parts[s][0]), opaque(parts[s][1])),)
 
         return of
@@ -554,8 +542,8 @@ def transposed_staged_kernel(gpu: ModuleType, dtype: str, shared: bool, antithet
 
         return copy
 
-    turns_and_rows_of, rows_of, memory_of_slots, hidden_parts = (
-        _joined(of, 0, slots) for of in (turn_and_row, row_of, memory_of_slot, hidden_part)
+    groups_and_rows_of, rows_of, memory_of_slots, hidden_parts = (
+        _joined(of, 0, slots) for of in (group_and_row, row_of, memory_of_slot, hidden_part)
     )
     draw_all, copy_parts = _in_turn(drawn, 0, slots), _in_turn(copied, 0, parts_of_thread)
 
@@ -564,9 +552,9 @@ def transposed_staged_kernel(gpu: ModuleType, dtype: str, shared: bool, antithet
         band = band_of(block_index(), call, geometry)
         filled = np.uint32(np.uint32(band[2]) * np.uint32(call.rows))
         used = from_lane(np.int32((filled + np.uint32(threads - 1) - role()) // np.uint32(threads)), 0)
-        turns_and_rows = turns_and_rows_of(filled, np.uint32(call.rows), 0)
-        parts, mu, sigma = kept(rows_of(turns_and_rows, 0, 0), call)
-        memory = memory_of_slots(turns_and_rows, np.uint32(call.rows), 0)
+        groups_and_rows = groups_and_rows_of(filled, np.uint32(call.rows), 0)
+        parts, mu, sigma = dimensions_of(rows_of(groups_and_rows, 0, 0), call)
+        memory = memory_of_slots(groups_and_rows, np.uint32(call.rows), 0)
         own = hidden_parts(parts, 0, 0), mu, sigma, memory, used, keys_of(call)
         out, thread = begins(band, call, geometry), np.int32(thread_index())
         row_size = np.int32(np.int32(call.rows) * size)

@@ -1,6 +1,6 @@
-"""Compiling the Python kernel for a GPU with numba-cuda, once per machine and not once per process.
+"""Compiles the Python kernel for a GPU with numba-cuda, once per machine and not once per process.
 
-Imported only where numba-cuda is to be used.
+Importing this module imports numba-cuda.
 """
 
 from __future__ import annotations
@@ -16,17 +16,16 @@ from numba.cuda.dispatcher import _Kernel
 from numba.cuda.extending import overload
 from numba.cuda.utils import numba_target_override
 
-from multisample.backends.draw import Draw, Vector, Word
 from multisample.backends.element_types import SIZES
 from multisample.backends.kernels.compilation import KernelCache, source_digest
 
 from . import intrinsics as cuda_intrinsics
-from .geometry import KERNEL_STORES, MOST_THREADS, TRANSPOSED_THREADS, Geometry, staged_threads
+from .geometry import KERNEL_STORES, MOST_THREADS, TRANSPOSED_THREADS, staged_threads
 from .kernel import sample_kernel
+from .parameters import SIGNATURE
 
 __all__ = [
     "ADVANCE_SIGNATURE",
-    "SIGNATURE",
     "advance_kernel",
     "compile_advance",
     "compile_kernel",
@@ -36,18 +35,7 @@ __all__ = [
 
 _VARIANTS = tuple(itertools.product(SIZES, *((False, True),) * 3, range(len(KERNEL_STORES)), (False, True)))
 
-_i32, _i64, _u32, _u64, _f64 = types.int32, types.int64, types.uint32, types.uint64, types.float64
-_VECTOR = types.NamedTuple((_i64, _i64, _f64, _u32, _u32), Vector)
-_WORD, _SIGNED_WORD = types.NamedTuple((_u64, _i64), Word), types.NamedTuple((_i64, _i64), Word)
-_DRAW = types.NamedTuple(
-    (_VECTOR, _VECTOR) + (_i64,) * 5 + (_WORD, _WORD, _SIGNED_WORD, _SIGNED_WORD) + (_i64,) * 2 + (_u32,) * 5
-    + (_i32, _u32, _u32), Draw
-)  # fmt: skip
-_GEOMETRY = types.NamedTuple((_u32,) * 15 + (_i32, _u32, _i32, _u32), Geometry)
-
-ADVANCE_SIGNATURE = types.void(_i64)
-SIGNATURE = types.void(_DRAW, _GEOMETRY)
-"""Of a kernel. Numba passes the fields of both one after the other, which are the bytes of both C++ structs."""
+ADVANCE_SIGNATURE = types.void(types.int64)
 
 
 def _draw(call: Any, geometry: Any, variant: int) -> None:
@@ -67,19 +55,19 @@ def _draw_variant(call: Any, geometry: Any, variant: Any) -> Callable[..., Any] 
 
 
 def variant_kernel(
-    dtype: str, shared: bool, antithetic: bool, fast_math: bool, stores: int, origin_in_memory: bool = False
+    dtype: str, common_noise: bool, antithetic: bool, fast_math: bool, stores: int, origin_in_memory: bool = False
 ) -> Callable[..., None]:
-    """The kernel for such calls, to be compiled: `multisample.backends.kernels.cuda.kernel.sample_kernel`.
+    """The kernel of `multisample.backends.kernels.cuda.kernel.sample_kernel` for one kind of calls, to be compiled.
 
-    The variant goes to the compiler by its number, a literal.
+    The compiler gets the number of the variant, a literal.
     """
-    variant = _VARIANTS.index((dtype, shared, antithetic, fast_math, stores, origin_in_memory))
+    variant = _VARIANTS.index((dtype, common_noise, antithetic, fast_math, stores, origin_in_memory))
 
     def kernel(call: Any, geometry: Any) -> None:
         _draw(call, geometry, variant)
 
-    # What profilers show.
-    noise, transform = ("shared" if shared else "independent"), ("fast" if fast_math else "portable")
+    # The name that profilers show.
+    noise, transform = ("shared" if common_noise else "independent"), ("fast" if fast_math else "portable")
     noise += "_antithetic" if antithetic else ""
     kernel.__qualname__ = f"sample_kernel_{dtype}_{noise}_{transform}_{KERNEL_STORES[stores]}"
     if origin_in_memory:
@@ -88,7 +76,7 @@ def variant_kernel(
 
 
 def advance_kernel() -> Callable[..., None]:
-    """The kernel that counts up the offset that calls read, once they have, to be compiled."""
+    """The kernel that adds 1 to an offset in memory, to be compiled. It is launched after the kernels that read it."""
 
     def kernel(counter: Any) -> None:
         cuda_intrinsics.store(counter, np.uint64(cuda_intrinsics.load(counter, np.uint64) + np.uint64(1)))
@@ -98,41 +86,41 @@ def advance_kernel() -> Callable[..., None]:
 
 
 def launch_bounds(
-    dtype: str, shared: bool, antithetic: bool, stores: int, capability: tuple[int, int]
+    dtype: str, common_noise: bool, antithetic: bool, stores: int, capability: tuple[int, int]
 ) -> tuple[int, int]:
-    """The most threads of a block, and the blocks that a processor is to hold at once.
+    """Maximum threads of a block, and minimum blocks per multiprocessor.
 
-    Few registers for each thread, so that there are many threads; but as many as it takes to keep all in them that is
-    needed in a loop over rows. Left alone, nvJitLink takes three times as many, at up to twice the time.
+    The bounds limit the registers of a thread, for a high occupancy, without spills in the loop over rows. Without
+    bounds, nvJitLink takes three times as many registers, and up to twice the time.
     """
     name = KERNEL_STORES[stores]
     if name.startswith("kTransposed"):
-        # What a thread keeps of its dimensions is needed in all loops. Before 9.0 nvJitLink makes calls of what is
-        # handed over within a warp, around which it has to be kept.
-        threads = TRANSPOSED_THREADS if name == "kTransposed" else staged_threads(shared)
+        # The thread's dimensions stay in registers through all loops. Before 9.0, nvJitLink compiles shuffles to calls,
+        # around which these registers are saved.
+        threads = TRANSPOSED_THREADS if name == "kTransposed" else staged_threads(common_noise)
         if name == "kTransposed" and capability < (9, 0):
             return threads, 384 // threads
-        return threads, (512 if dtype == "float64" and not shared else 768) // threads
-    blocks = 4 if name == "kStaged" and not shared else 5
-    # Before 9.0 nvJitLink makes calls of the barriers within a warp, which take registers.
-    calls = name == "kStaged" and not shared and capability < (9, 0)
+        return threads, (512 if dtype == "float64" and not common_noise else 768) // threads
+    blocks = 4 if name == "kStaged" and not common_noise else 5
+    # Before 9.0, nvJitLink compiles the barriers of a warp to calls, which take registers.
+    calls = name == "kStaged" and not common_noise and capability < (9, 0)
     if name == "kShifted" or dtype == "float64" or (name == "kAligned" and antithetic) or calls:
         blocks = 3
-    # What asks for more threads than a processor holds, 1024 of 7.5, is taken for no bound at all.
+    # nvJitLink ignores bounds that exceed the threads of a multiprocessor, 1024 on 7.5.
     return MOST_THREADS, min(blocks, 3) if capability == (7, 5) else blocks
 
 
 def compile_kernel(
-    dtype: str, shared: bool, antithetic: bool, fast_math: bool, stores: int, origin_in_memory: bool
+    dtype: str, common_noise: bool, antithetic: bool, fast_math: bool, stores: int, origin_in_memory: bool
 ) -> Any:
-    """That kernel, compiled for the current device or loaded from the cache."""
-    bounds = launch_bounds(dtype, shared, antithetic, stores, cuda.get_current_device().compute_capability)
-    kernel = variant_kernel(dtype, shared, antithetic, fast_math, stores, origin_in_memory)
+    """The kernel of `variant_kernel`, compiled for the current device or loaded from the cache."""
+    bounds = launch_bounds(dtype, common_noise, antithetic, stores, cuda.get_current_device().compute_capability)
+    kernel = variant_kernel(dtype, common_noise, antithetic, fast_math, stores, origin_in_memory)
     return _compiled(kernel, SIGNATURE, launch_bounds=bounds)
 
 
 def compile_advance() -> Any:
-    """That of `advance_kernel` likewise."""
+    """The kernel of `advance_kernel`, compiled for the current device or loaded from the cache."""
     return _compiled(advance_kernel(), ADVANCE_SIGNATURE)
 
 

@@ -1,6 +1,6 @@
-"""How a call is cut into CUDA blocks and threads: ``csrc/cuda/geometry.h``, for backends that launch from Python.
+"""The geometry of a call: its cut into CUDA blocks and threads, for backends that launch from Python.
 
-The numbers drawn cannot depend on it; the reasons are there.
+A twin of ``csrc/cuda/geometry.h``, which has the reasons. The numbers drawn do not depend on it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CHUNK = MOST_THREADS + _SHORT_ROW
 KERNEL_STORES = ("kAligned", "kShifted", "kStaged", "kStrided", "kTransposed", "kTransposedStaged")
 _ALIGNED, _SHIFTED, _STAGED, _STRIDED, _TRANSPOSED, _TRANSPOSED_STAGED = range(6)
 TRANSPOSED_THREADS = 128
-_MOST_TURNS = 16
+_MOST_GROUPS_PER_PASS = 16
 _MOST_PASSES = 32
 _FAR_APART = 2**28
 WIDTH, ANTITHETIC_WIDTH = 4, 8
@@ -37,11 +37,11 @@ WIDTH, ANTITHETIC_WIDTH = 4, 8
 _STRUCT = struct.Struct("15IiIiI")
 
 PACKED_GEOMETRY = _STRUCT.size
-"""Bytes of the C++ struct."""
+"""Bytes of the C++ struct ``Geometry``."""
 
 
 class Geometry(NamedTuple):
-    """The fields of the C++ struct, in their order."""
+    """The fields of the C++ struct ``Geometry``, in their order."""
 
     blocks: int
     threads: int
@@ -73,43 +73,50 @@ def geometry(
     misalignment: int,
     first_column: int,
     cheap: bool,
-    shared: bool,
+    common_noise: bool,
     antithetic: bool,
+    strided: bool = False,
 ) -> tuple[Geometry, bytes]:
-    """The geometry of a launch, and the bytes of the C++ struct.
+    """The geometry of a launch, as a tuple and as the bytes of the C++ struct.
 
     Parameters
     ----------
     rows, columns : int
         The shape of `out`.
     dtype : str
-        Its element type.
+        The element type of `out`.
     strides : tuple of int
-        Its strides in bytes.
+        The strides of `out` in bytes.
     misalignment : int
-        Its address modulo 32.
+        The address of `out` modulo 32.
     first_column : int
-        The call's, modulo 8; -1 if it is in device memory.
+        The call's first column modulo 8; -1 if it is in device memory.
     cheap : bool
-        Whether noise costs less than writing it: common to all rows, or fast_math and not float64.
-    shared, antithetic : bool
+        Whether noise takes less time than its stores: common noise, or fast_math and not float64.
+    common_noise, antithetic : bool
         The call's noise.
+    strided : bool
+        Whether to force kStrided, which supports every stride and address.
     """
-    size, knows_skip = SIZES[dtype], first_column >= 0
+    size, fixed_skip = SIZES[dtype], first_column >= 0
     row_stride, column_stride = strides
     width = ANTITHETIC_WIDTH if antithetic else WIDTH
-    skip = first_column % width if knows_skip else width - 1
+    skip = first_column % width if fixed_skip else width - 1
     groups = _ceil_div(skip + columns, width)
-    stores = _stores(rows, columns, size, strides, misalignment - skip * size, groups, antithetic, knows_skip)
+    stores = _STRIDED
+    if not strided:
+        stores = _stores(rows, columns, size, strides, misalignment - skip * size, groups, antithetic, fixed_skip)
     if stores == _TRANSPOSED:
-        cut = _transposed(rows, groups, size, column_stride, misalignment, skip, knows_skip, cheap, shared, antithetic)
+        cut = _transposed(
+            rows, groups, size, column_stride, misalignment, skip, fixed_skip, cheap, common_noise, antithetic
+        )
         return cut, _STRUCT.pack(*cut)
     tiles = 1 if groups <= MOST_THREADS else _ceil_div(groups, 2 * _SHORT_ROW)
     lanes = groups if tiles == 1 else _ceil_div(_ceil_div(groups, tiles), 32) * 32
     rows_per_pass = min(1 if lanes > _SHORT_ROW else 2 * _SHORT_ROW // lanes, rows)
     threads = _ceil_div(lanes * rows_per_pass, 32) * 32
     rows_down = _ceil_div(rows, rows_per_pass)
-    if shared or (cheap and stores == _ALIGNED and rows_per_pass > 1):
+    if common_noise or (cheap and stores == _ALIGNED and rows_per_pass > 1):
         most = 8
     elif cheap:
         most = 32 if stores == _ALIGNED and tiles > 1 else 16
@@ -163,49 +170,49 @@ def staged_slots_of(size: int, antithetic: bool) -> int:
     return slots_of(size) // (2 if antithetic else 1)
 
 
-def staged_threads(shared: bool) -> int:
+def staged_threads(common_noise: bool) -> int:
     """Threads of a block of kTransposedStaged."""
-    return 256 if shared else 128
+    return 256 if common_noise else 128
 
 
 def _transposed(
-    rows: int, groups: int, size: int, column_stride: int, misalignment: int, skip: int, knows_skip: bool,
-    cheap: bool, shared: bool, antithetic: bool,
+    rows: int, groups: int, size: int, column_stride: int, misalignment: int, skip: int, fixed_skip: bool,
+    cheap: bool, common_noise: bool, antithetic: bool,
 ) -> Geometry:  # fmt: skip
     slots = slots_of(size)
     aligned = (misalignment | column_stride) % (slots * size) == 0 and rows % slots == 0
     enough = _ceil_div(groups, 264)
-    room = staged_threads(shared) * staged_slots_of(size, antithetic)
-    most_turns = room // rows
+    room = staged_threads(common_noise) * staged_slots_of(size, antithetic)
+    most_groups = room // rows
     overlap, tiles, column_step = 0, 1, 0
     whole_sectors = (misalignment | column_stride) % 32 == 0
-    bounded = aligned and (whole_sectors or not (shared or (cheap and antithetic)))
-    fits = most_turns > (0 if shared or antithetic else 1 if cheap else 3)
-    if not bounded and column_stride == rows * size and fits:
-        stores, pieces, threads = _TRANSPOSED_STAGED, rows, staged_threads(shared)
-        turns = min(enough, most_turns, threads)
+    prefers_pieces = aligned and (whole_sectors or not (common_noise or (cheap and antithetic)))
+    fits = most_groups > (0 if common_noise or antithetic else 1 if cheap else 3)
+    if not prefers_pieces and column_stride == rows * size and fits:
+        stores, pieces, threads = _TRANSPOSED_STAGED, rows, staged_threads(common_noise)
+        per_pass = min(enough, most_groups, threads)
     else:
         stores, column_step = _TRANSPOSED, column_stride // size
-        alike = column_step % slots == 0
-        overlap = 0 if alike else 1
+        same_alignment = column_step % slots == 0
+        overlap = 0 if same_alignment else 1
         start = (misalignment - skip * column_stride) // size % slots
-        shift = start if alike or knows_skip else slots - 1
-        pieces = _ceil_div(shift + rows + (0 if alike else slots - 1), slots)
-        turns, tiles, threads = _turns(pieces, 32 - overlap, enough, abs(column_step))
-    passes_all = _ceil_div(groups, turns)
+        shift = start if same_alignment or fixed_skip else slots - 1
+        pieces = _ceil_div(shift + rows + (0 if same_alignment else slots - 1), slots)
+        per_pass, tiles, threads = _groups_per_pass(pieces, 32 - overlap, enough, abs(column_step))
+    passes_all = _ceil_div(groups, per_pass)
     most = _MOST_PASSES
     if passes_all > _MOST_PASSES:
-        most = _most_passes(stores, cheap, shared, antithetic, whole_sectors)
+        most = _most_passes(stores, cheap, common_noise, antithetic, whole_sectors)
     passes = min(most, max(min(8, _ceil_div(passes_all * tiles, 1024)), passes_all * tiles // 2048))
     passes = max(passes, _ceil_div(passes_all * tiles, 2**30))
     return Geometry(
         blocks=_ceil_div(passes_all, passes) * tiles,
         threads=threads,
-        groups_per_pass=turns,
+        groups_per_pass=per_pass,
         one_by_groups=0,
         rows_per_pass=0,
         one_by_rows=0,
-        chunk=threads // turns * turns,
+        chunk=threads // per_pass * per_pass,
         pitch=0,
         band_rows=0,
         interleave_log2=0,
@@ -217,33 +224,33 @@ def _transposed(
         row_step=0,
         overlap=overlap,
         column_step=column_step,
-        band_groups=passes * turns,
+        band_groups=passes * per_pass,
     )
 
 
-def _most_passes(stores: int, cheap: bool, shared: bool, antithetic: bool, whole_sectors: bool) -> int:
-    """Passes of a block of kTransposed or kTransposedStaged, if they are many in all."""
+def _most_passes(stores: int, cheap: bool, common_noise: bool, antithetic: bool, whole_sectors: bool) -> int:
+    """Maximum passes of a block of kTransposed or kTransposedStaged, if there are many in all."""
     if stores == _TRANSPOSED_STAGED:
-        return _MOST_PASSES if not cheap else 4 if antithetic else 2 if shared else 16
+        return _MOST_PASSES if not cheap else 4 if antithetic else 2 if common_noise else 16
     if antithetic:
-        return 1 if shared else 2
-    return 2 if shared else 8 if cheap and not whole_sectors else _MOST_PASSES
+        return 1 if common_noise else 2
+    return 2 if common_noise else 8 if cheap and not whole_sectors else _MOST_PASSES
 
 
-def _turns(lanes: int, of_warp: int, enough: int, apart: int) -> tuple[int, int, int]:
-    """Groups of a pass of kTransposed, blocks that it takes, and their threads."""
-    turns, tiles, warps, most = 1, 0, 0, TRANSPOSED_THREADS // 32
+def _groups_per_pass(lanes: int, of_warp: int, enough: int, apart: int) -> tuple[int, int, int]:
+    """Groups per pass of kTransposed, blocks per pass, and threads per block."""
+    per_pass, tiles, warps, most = 1, 0, 0, TRANSPOSED_THREADS // 32
     t = 1
-    while t <= _MOST_TURNS or t * lanes <= most * of_warp:
+    while t <= _MOST_GROUPS_PER_PASS or t * lanes <= most * of_warp:
         if t > 1 and apart * t >= _FAR_APART:
             break
         warps_all = _ceil_div(t * lanes, of_warp)
         blocks = _ceil_div(warps_all, most)
         of_block = _ceil_div(warps_all, blocks)
-        if t == 1 or (t <= enough * blocks and 50 * blocks * of_block * turns < 49 * warps * t):
-            turns, tiles, warps = t, blocks, blocks * of_block
+        if t == 1 or (t <= enough * blocks and 50 * blocks * of_block * per_pass < 49 * warps * t):
+            per_pass, tiles, warps = t, blocks, blocks * of_block
         t += 1
-    return turns, tiles, 32 * (warps // tiles)
+    return per_pass, tiles, 32 * (warps // tiles)
 
 
 def _stores(
@@ -254,20 +261,20 @@ def _stores(
     start: int,
     groups: int,
     antithetic: bool,
-    knows_skip: bool,
+    fixed_skip: bool,
 ) -> int:
     quad = 8 if size == 2 and not antithetic else 16
     row_stride, column_stride = strides
     if column_stride != size:
         reaches = abs(column_stride) // size < _FAR_APART and rows < _FAR_APART
         return _TRANSPOSED if row_stride == size and column_stride % size == 0 and rows > 1 and reaches else _STRIDED
-    if knows_skip and start % quad == 0 and (row_stride % quad == 0 or rows == 1):
+    if fixed_skip and start % quad == 0 and (row_stride % quad == 0 or rows == 1):
         return _ALIGNED
     if start % size or row_stride % size:
         return _STRIDED
     if groups > _SHORT_ROW:
         return _SHIFTED
-    return _STAGED if knows_skip and (rows == 1 or row_stride == columns * size) else _STRIDED
+    return _STAGED if fixed_skip and (rows == 1 or row_stride == columns * size) else _STRIDED
 
 
 def _ceil_div(a: int, b: int) -> int:

@@ -1,8 +1,6 @@
-"""What a thread draws: the elements of one dimension in one group of columns, as in ``csrc/cuda/group.cuh``.
+"""The elements of one dimension in one group of columns, the unit that a thread draws: ``csrc/cuda/group.cuh``.
 
-Their words have a column part and a row part. A thread that draws many dimensions of the same columns computes the
-column part once; a thread that draws many columns of one dimension computes the row part once. The block keeps the
-other part in shared memory, a chunk at a time, with a slot for each thread that computes it.
+A chunk of column parts, or of dimensions, is in shared memory, with a slot for each thread that computes one.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ __all__ = [
 _TO_UNIT, _TO_UNIT_HALF = np.float32(2.0**-32), np.float32(2.0**-33)
 _MINUS_2_LN_2, _TO_ANGLE = np.float32(float.fromhex("-0x1.62e430p+0")), np.float32(float.fromhex("0x1.921fb6p-30"))
 _WORD = np.uint64(32)
-# Shifts a product with 2^20 / x, as the geometry gives it, to a quotient.
+# Shifts a product with 2^20 / x, from the geometry, to a quotient.
 _QUOTIENT = np.uint32(20)
 
 
@@ -48,9 +46,9 @@ def keys_of(call):
 
 @functools.cache
 def offset_of(gpu: ModuleType) -> Function:
-    """``offset_of_call(call)``.
+    """``offset_of_call(call)``: the call's offset.
 
-    Whoever counts it up comes after the kernel, so that it may be read at any time, and need not be kept.
+    `advance_kernel` is ordered after the kernel, so the offset may be read again at any time and needs no register.
     """
     load = gpu.load
 
@@ -62,7 +60,7 @@ def offset_of(gpu: ModuleType) -> Function:
 
 
 def computing_type(dtype: str) -> tuple[Any, int]:
-    """That of `dtype`, and its number among the types of a vector's elements."""
+    """The computing type of `dtype`, and its number in `ElementType`."""
     real = getattr(np, MATRIX_TYPES[dtype].computing)
     return real, int(ElementType[real.__name__])
 
@@ -84,7 +82,7 @@ def element(gpu: ModuleType, dtype: str) -> Function:
     def element_of(vector, k):
         at = vector.data + k * vector.stride
         kind = vector.type
-        # By far the most frequent first, and not behind a table of jumps.
+        # The usual type comes first, and avoids the jump table.
         if opaque(kind) == same_type:
             return load(at, real)
         if kind == 0:
@@ -136,16 +134,16 @@ def _wide_number_of(w):
 
 
 def packing(dtype: str) -> tuple[int, Function, Function]:
-    """A number of the computing type of `dtype`, in words.
+    """A number of the computing type of `dtype` as 32-bit words.
 
-    How many it has; ``words_of(x)``; and ``number_of(words)``.
+    The number of words; ``words_of(x)``; and ``number_of(words)``.
     """
     return (2, _words_of_wide, _wide_number_of) if dtype == "float64" else (1, _words_of, _number_of)
 
 
 @functools.cache
 def memory_of(gpu: ModuleType, quads: int) -> tuple[Function, Function]:
-    """``write(at, words)`` and ``read(at)``: one quad of words in shared memory or two, each in one access."""
+    """``write(at, words)`` and ``read(at)``: one or two quads of words in shared memory, with one access for each."""
     load_quad, store_quad = gpu.load_shared_quad, gpu.store_shared_quad
 
     @inline
@@ -162,13 +160,13 @@ def memory_of(gpu: ModuleType, quads: int) -> tuple[Function, Function]:
 
 @functools.cache
 def noise(
-    gpu: ModuleType, dtype: str, shared: bool, fast: bool
+    gpu: ModuleType, dtype: str, common_noise: bool, fast: bool
 ) -> tuple[tuple[Function, Function], tuple[Function, Function]]:
-    """What the noise of a group of columns owes to them alone; if noise is shared, its four normals.
+    """The part of a group's noise that depends on its columns alone; with common noise, its four normals.
 
-    ``columns_noise = prepared(group, call)``, and then ``in_row(columns_noise, row_part, keys)`` is the four normals of
-    a row. To keep it in shared memory, in as many words as four numbers have: ``pack(columns_noise)`` and
-    ``unpack(words)``.
+    ``columns_noise = prepared(group, call)`` computes that part. ``in_row(columns_noise, row_part, keys)`` returns the
+    four normals of a row. ``pack(columns_noise)`` and ``unpack(words)`` convert it for shared memory, to as many words
+    as four numbers have.
     """
     log2, square_root, cosine, sine = gpu.log2, gpu.square_root, gpu.cosine, gpu.sine
     offset_of_call = offset_of(gpu)
@@ -215,7 +213,7 @@ def noise(
 
     if dtype == "float64":
         prepared, in_row = prepared_wide, in_row_wide
-    if not shared:
+    if not common_noise:
         return (prepared, in_row), (unchanged, unchanged)
 
     @inline
@@ -243,7 +241,7 @@ def noise(
 
 
 def narrowed(gpu: ModuleType, dtype: str) -> Function:
-    """``narrow(x)``: a number of the computing type as `dtype`, rounded once."""
+    """``narrow(x)``: a number of the computing type, rounded once to `dtype`."""
     # GPUs have an instruction for float16.
     narrow: Function = gpu.float16_bits if dtype == "float16" else NARROWING[dtype]
     return narrow
@@ -251,7 +249,7 @@ def narrowed(gpu: ModuleType, dtype: str) -> Function:
 
 @functools.cache
 def scaled(gpu: ModuleType, dtype: str, antithetic: bool) -> Function:
-    """``elements(mu, sigma, z)``: those of a group, from its four normals."""
+    """``elements(mu, sigma, z)``: the elements of a group, from its four normals."""
     narrow = narrowed(gpu, dtype)
 
     @inline
@@ -271,15 +269,14 @@ def scaled(gpu: ModuleType, dtype: str, antithetic: bool) -> Function:
 
 @functools.cache
 def places(gpu: ModuleType) -> tuple[Function, Function]:
-    """Where in a block the thread is.
+    """The place of the thread in its block.
 
-    ``place_of(run, geometry)``: its number among the rows of a pass, and its group of columns in a `run` of them.
-    ``slot_of(geometry)``: of all slots of a chunk that of what the thread makes; what one thread draws one after the
-    other lies side by side.
+    ``place_of(run, geometry)``: its row of a pass, and its group of columns in run `run`. ``slot_of(geometry)``: the
+    slot of a chunk that the thread fills. Rows that one thread draws consecutively have adjacent slots.
     """
     thread_index, opaque = gpu.thread_index, gpu.opaque
 
-    # Opaque, so that the optimizer recomputes both from the thread's number instead of keeping registers.
+    # With opaque(), the optimizer recomputes both from the thread's index and keeps no registers.
 
     @inline
     def place_of(run, geometry):

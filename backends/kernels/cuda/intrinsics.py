@@ -1,7 +1,7 @@
-"""What a kernel asks of a GPU: its place in the grid, the other threads, memory by address, and PTX instructions.
+"""GPU intrinsics: indices, barriers, shuffles, memory by address, and PTX instructions.
 
-The kernel asks for all of it here, by these names, so that the same kernel also runs where another module answers.
-Addresses are int64; memory is aligned as the type that is read or written.
+The kernel takes this module as a parameter, so that it also runs on an emulator with the same names. Addresses are
+int64. Memory is aligned to the type that is read or written.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from numba.extending import intrinsic
 
 __all__ = [
     "all_of_warp",
+    "batch_index",
     "block_index",
     "cosine",
     "float16_bits",
@@ -46,14 +47,20 @@ _GLOBAL, _SHARED = 1, 3
 
 @njit(forceinline=True)
 def thread_index():
-    """The thread's number in its block."""
+    """The thread's index in its block."""
     return np.uint32(cuda.threadIdx.x)
 
 
 @njit(forceinline=True)
 def block_index():
-    """The block's number in the grid."""
+    """The block's index in the grid."""
     return np.uint32(cuda.blockIdx.x)
+
+
+@njit(forceinline=True)
+def batch_index():
+    """The index of the block's matrix in a batch."""
+    return np.uint32(cuda.blockIdx.y)
 
 
 @njit(forceinline=True)
@@ -70,24 +77,24 @@ def synchronize_warp():
 
 @njit(forceinline=True)
 def shuffle_up(x):
-    """The `x` of the thread before in the warp; the first thread gets its own."""
+    """`x` of the previous lane; lane 0 gets its own."""
     return cuda.shfl_up_sync(_WARP, x, 1)
 
 
 @njit(forceinline=True)
 def from_lane(x, lane):
-    """The `x` of a thread of the warp."""
+    """`x` of lane `lane`. All lanes of the warp take part."""
     return cuda.shfl_sync(_WARP, x, lane)
 
 
 @njit(forceinline=True)
 def all_of_warp(flag):
-    """Whether `flag` is true in all threads of the warp."""
+    """Whether `flag` is true in all lanes of the warp."""
     return cuda.all_sync(_WARP, flag)
 
 
 def _at(builder: Any, address: Any, pointee: Any, space: int) -> Any:
-    # With its address space, because a generic access has to find out first which memory is meant.
+    # With an address space: a generic access must first find out which memory the address is in.
     return builder.inttoptr(address, ir.PointerType(pointee, space))
 
 
@@ -122,7 +129,7 @@ store_shared = intrinsic(_storer(_SHARED))
 
 
 def _store_vector(builder: Any, address: Any, elements: list[Any], space: int, align: int) -> None:
-    if len(elements) > 4:  # There are no stores of more: two of 16 bits become one of 32.
+    if len(elements) > 4:  # No store has more than four elements: pairs of 16 bits become words of 32.
         word = ir.IntType(32)
         halves = [builder.zext(element, word) for element in elements]
         elements = [builder.or_(a, builder.shl(b, word(16))) for a, b in zip(halves[::2], halves[1::2], strict=True)]
@@ -135,7 +142,7 @@ def _store_vector(builder: Any, address: Any, elements: list[Any], space: int, a
 
 @intrinsic
 def store_quad(typingctx: Any, address: Any, quad: Any) -> Any:
-    """Write four elements next to each other at an address divisible by 16, or by 8 if they have 16 bits."""
+    """Store four adjacent elements at an address divisible by 16, or by 8 if they have 16 bits."""
     size = quad.dtype.bitwidth // 8
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -152,7 +159,7 @@ def store_quad(typingctx: Any, address: Any, quad: Any) -> Any:
 
 @intrinsic
 def store_vector(typingctx: Any, address: Any, elements: Any) -> Any:
-    """Write elements next to each other, of at most 16 bytes, at an address that their size divides."""
+    """Store adjacent elements, of at most 16 bytes, at an address that their size divides."""
     size = elements.count * elements.dtype.bitwidth // 8
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -164,7 +171,7 @@ def store_vector(typingctx: Any, address: Any, elements: Any) -> Any:
 
 @intrinsic
 def store_shared_quad(typingctx: Any, address: Any, quad: Any) -> Any:
-    """Write four uint32 next to each other at an address of shared memory divisible by 16."""
+    """Store four adjacent uint32 at an address of shared memory divisible by 16."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         _store_vector(builder, args[0], cgutils.unpack_tuple(builder, args[1]), _SHARED, 16)
@@ -175,7 +182,7 @@ def store_shared_quad(typingctx: Any, address: Any, quad: Any) -> Any:
 
 @intrinsic
 def load_shared_quad(typingctx: Any, address: Any) -> Any:
-    """Four uint32 next to each other at an address of shared memory divisible by 16."""
+    """Load four adjacent uint32 at an address of shared memory divisible by 16."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         word = ir.IntType(32)
@@ -188,7 +195,7 @@ def load_shared_quad(typingctx: Any, address: Any) -> Any:
 
 @intrinsic(prefer_literal=True)
 def shared_memory(typingctx: Any, size: Any) -> Any:
-    """The address of `size` bytes, a literal, of the block's shared memory; each call in the program has its own."""
+    """The address of `size` bytes, a literal, of the block's shared memory. Each call in the source has its own."""
     if not isinstance(size, types.IntegerLiteral):
         return None
     length = size.literal_value
@@ -206,7 +213,7 @@ def shared_memory(typingctx: Any, size: Any) -> Any:
 
 @intrinsic
 def opaque(typingctx: Any, x: Any) -> Any:
-    """The uint32 `x`, hidden from the optimizer, which then recomputes values from it and keeps no register."""
+    """Hide the uint32 `x` from the optimizer, which then recomputes values from it and keeps no register."""
     if x != types.uint32:
         return None
 

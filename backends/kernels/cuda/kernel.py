@@ -1,9 +1,9 @@
 """The block-per-dimension kernel of ``csrc/cuda/kernel.cuh``, in Python for Numba to compile.
 
-x[i, j] = mu[i] + sigma[i] z[i, j], noise made in registers, each element written once: in `rows` where columns lie side
-by side in memory, in `columns` where dimensions do. Words and normals are those of the cpu backend. Each combination of
-element type, noise, pairs, transform and stores is a kernel of its own, put together from small functions that Numba
-inlines.
+x[i, j] = mu[i] + sigma[i] z[i, j]. Noise is made in registers, and each element is written once. `rows` has the kernels
+with row stores, `columns` those with transposed stores. Words and normals are the functions of the cpu backend. Each
+combination of element type, noise, pairs, transform and stores is a kernel of its own, made of small functions that
+Numba inlines.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from types import ModuleType
 
 import numpy as np
 
-from multisample.backends.draw import Draw, Word
+from multisample.backends.draw import SIZES, WORD_BYTES, Batched, Draw, Vector, Word
 from multisample.backends.kernels.compilation import Function, inline
 
 from .columns import transposed_kernel, transposed_staged_kernel
@@ -26,54 +26,73 @@ __all__ = ["sample_kernel"]
 def sample_kernel(
     gpu: ModuleType,
     dtype: str,
-    shared: bool,
+    common_noise: bool,
     antithetic: bool,
     fast_math: bool,
     stores: int,
     origin_in_memory: bool = False,
 ) -> Function:
-    """The kernel for such calls, ``kernel(call, geometry)``, to be compiled.
+    """``kernel(call, geometry)`` for one kind of calls, to be compiled.
 
     Parameters
     ----------
     gpu : module
-        `multisample.backends.kernels.cuda.intrinsics`, or another with the same names.
+        `multisample.backends.kernels.cuda.intrinsics`, or a module with the same names.
     dtype : str
         The element type of `out`.
-    shared, antithetic, fast_math : bool
-        The call's; fast_math without effect on float64.
+    common_noise, antithetic, fast_math : bool
+        The call's options. fast_math has no effect on float64.
     stores : int
-        The geometry's.
+        `Geometry.stores`.
     origin_in_memory : bool
-        Whether the seed, the first row or the first column may be in device memory. By value they are the same for all
-        threads to the compiler, which keeps them and the round keys out of the threads' registers.
+        Whether the seed, the first row or the first column may be in device memory. Numbers passed by value are uniform
+        to the compiler, which keeps them and the round keys out of the threads' registers.
     """
     if origin_in_memory:
-        return _reading_origin(gpu, sample_kernel(gpu, dtype, shared, antithetic, fast_math, stores), antithetic)
+        by_value = sample_kernel(gpu, dtype, common_noise, antithetic, fast_math, stores)
+        return _reading_origin(gpu, by_value, SIZES[dtype], antithetic)
     way, fast = KERNEL_STORES[stores], fast_math and dtype != "float64"
     if way == "kTransposed":
-        return transposed_kernel(gpu, dtype, shared, antithetic, fast)
+        return transposed_kernel(gpu, dtype, common_noise, antithetic, fast)
     if way == "kTransposedStaged":
-        return transposed_staged_kernel(gpu, dtype, shared, antithetic, fast)
-    return rows_kernel(gpu, dtype, shared, antithetic, fast, way)
+        return transposed_staged_kernel(gpu, dtype, common_noise, antithetic, fast)
+    return rows_kernel(gpu, dtype, common_noise, antithetic, fast, way)
 
 
-def _reading_origin(gpu: ModuleType, by_value: Function, antithetic: bool) -> Function:
-    """The kernel `by_value`, for draws whose seed, first row or first column may be in device memory."""
-    load, draw, width = gpu.load, inline(by_value), group_width(antithetic)
+def _reading_origin(gpu: ModuleType, by_value: Function, size: int, antithetic: bool) -> Function:
+    """The kernel `by_value`, for batches and for draws whose seed, first row or first column may be in device memory.
+
+    The grid's y axis counts the matrices of a batch. Their elements have `size` bytes.
+    """
+    load, draw, width, batch_index = gpu.load, inline(by_value), group_width(antithetic), gpu.batch_index
+    batched_mu, batched_sigma, batched_words = (np.uint32(flag) for flag in Batched)
+
+    @inline
+    def of_batch(vector, step):
+        return Vector(vector.data + step * vector.stride, vector.stride, vector.number, vector.type, vector.unused)
+
+    @inline
+    def word_of_batch(word, step):
+        return Word(word.value, word.at + step if word.at != 0 else word.at)
 
     @inline
     def value_of(word):
         return np.uint64(word.value) if word.at == 0 else load(word.at, np.uint64)
 
     def kernel(call, geometry):
-        first_column = np.int64(value_of(call.first_column))
+        b = np.int64(batch_index())
+        in_mu = b * call.rows if call.batched & batched_mu else np.int64(0)
+        in_sigma = b * call.rows if call.batched & batched_sigma else np.int64(0)
+        in_words = b * WORD_BYTES if call.batched & batched_words else np.int64(0)
+        first_column = np.int64(value_of(word_of_batch(call.first_column, in_words)))
         values = Draw(
-            call.mu, call.sigma, call.matrix, call.row_stride, call.column_stride, call.rows, call.columns,
-            Word(value_of(call.seed), np.int64(0)), call.offset,
-            Word(np.int64(value_of(call.first_row)), np.int64(0)), Word(first_column, np.int64(0)),
+            of_batch(call.mu, in_mu), of_batch(call.sigma, in_sigma), call.matrix + b * call.rows * call.columns * size,
+            call.row_stride, call.column_stride, call.rows, call.columns,
+            Word(value_of(word_of_batch(call.seed, in_words)), np.int64(0)), word_of_batch(call.offset, in_words),
+            Word(np.int64(value_of(word_of_batch(call.first_row, in_words))), np.int64(0)),
+            Word(first_column, np.int64(0)),
             call.scratch, call.stream, call.type, call.operation, call.common_noise, call.antithetic, call.fast_math,
-            call.device, call.threads, call.unused,
+            call.device, call.threads, call.batch, call.batched, call.column_phase,
         )  # fmt: skip
         resolved = Geometry(
             geometry.blocks, geometry.threads, geometry.groups_per_pass, geometry.one_by_groups,

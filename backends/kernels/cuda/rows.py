@@ -1,8 +1,4 @@
-"""The kernels where columns lie side by side in memory, or at any distance: ``csrc/cuda/rows.cuh``.
-
-A thread keeps its columns and goes down the dimensions, so that what the words owe to the columns alone is made once
-(and with shared noise everything is); what they owe to the dimension alone waits in shared memory, beside mu and sigma.
-"""
+"""The kernels with row stores, kAligned, kShifted, kStaged and kStrided: ``csrc/cuda/rows.cuh`` explains them."""
 
 from __future__ import annotations
 
@@ -22,24 +18,25 @@ from .stores import MOST_STORED, aligned, paired, shifted, staged, strided
 __all__ = ["rows_kernel"]
 
 _WARP = np.uint32(32)
-# How often a loop down the rows is unrolled, by how they go to memory: half as often if groups are twice as wide.
+# Unrolling of the loop down the rows, for each kind of stores; half as much for antithetic groups, twice as wide.
 _UNROLL = {"kAligned": 8, "kShifted": 6, "kStaged": 4, "kStrided": 1}
-# At most so often where a row has little to do, or so much that registers run out.
-_UNROLL_SHARED, _UNROLL_FLOAT64 = 2, 1
+# Limits of the unrolling: rows of common noise have little work, and float64 exceeds the registers.
+_UNROLL_COMMON, _UNROLL_FLOAT64 = 2, 1
 
 _NOT_STAGED = (np.int64(0), np.int32(0), np.int32(0), np.int32(0), np.int32(0), np.int32(0))
 
 
 @functools.cache
 def _going_down(
-    group: Function, put_row: Function, slot_size: int, way: str, dtype: str, shared: bool, antithetic: bool
+    group: Function, put_row: Function, slot_size: int, way: str, dtype: str, common_noise: bool, antithetic: bool
 ) -> Function:
-    """``go_down(slot, count, at, stride, own, state)`` draws and puts groups that are `stride` bytes apart in memory.
+    """``go_down(slot, count, at, stride, own, state)`` draws and stores `count` groups, `stride` bytes apart in memory.
 
-    What ``group(slot, own)`` makes of what the thread has of its own and of `count` slots of a chunk, one after the
-    other from address `slot` on. The loop is unrolled, so that one row's loads and another's arithmetic overlap.
+    ``group(slot, own)`` computes one group, from the slot of a chunk at address `slot` and from the thread's own state.
+    The slots of the rows are adjacent. The loop is unrolled, so that the loads of one row overlap with the arithmetic
+    of another.
     """
-    most = _UNROLL_FLOAT64 if dtype == "float64" else _UNROLL_SHARED if shared else max(_UNROLL.values())
+    most = _UNROLL_FLOAT64 if dtype == "float64" else _UNROLL_COMMON if common_noise else max(_UNROLL.values())
     unroll = max(min(most, _UNROLL[way]) // (2 if antithetic else 1), 1)
 
     @inline
@@ -77,9 +74,9 @@ def _going_down(
 
 @functools.cache
 def _dimension(gpu: ModuleType, dtype: str) -> tuple[int, Function, Function]:
-    """What all threads of a block need of a dimension, in shared memory.
+    """One dimension in shared memory.
 
-    Its bytes; ``write(at, row_part, mu, sigma)``; and ``read(at)``, which gives the three.
+    Its bytes; ``write(at, row_part, mu, sigma)``; and ``read(at)``, which returns the three.
     """
     one, words_of, number_of = packing(dtype)
     two, end = 2 * one, 2 * one + 2
@@ -99,10 +96,10 @@ def _dimension(gpu: ModuleType, dtype: str) -> tuple[int, Function, Function]:
 
 
 @functools.cache
-def _group(gpu: ModuleType, dtype: str, shared: bool, antithetic: bool, fast: bool) -> Function:
-    """What `_going_down` draws: of a dimension, in the columns that the thread has the noise of, beside the keys."""
+def _group(gpu: ModuleType, dtype: str, common_noise: bool, antithetic: bool, fast: bool) -> Function:
+    """``group(slot, own)`` for `_going_down`: one dimension in the thread's columns. `own`: their noise, and keys."""
     _, _, read_dimension = _dimension(gpu, dtype)
-    (_, in_row), _ = noise(gpu, dtype, shared, fast)
+    (_, in_row), _ = noise(gpu, dtype, common_noise, fast)
     elements = scaled(gpu, dtype, antithetic)
 
     @inline
@@ -116,7 +113,7 @@ def _group(gpu: ModuleType, dtype: str, shared: bool, antithetic: bool, fast: bo
 
 @inline
 def _inside(width, place, call, geometry):
-    """Which columns of the group are to be drawn, from the first to the last."""
+    """The range of the group's columns inside the matrix."""
     row, group = place
     column = width * group - geometry.skip
     first = np.int32(geometry.skip) if column < 0 else np.int32(0)
@@ -125,18 +122,18 @@ def _inside(width, place, call, geometry):
 
 
 def _in_pairs(size: int, width: int) -> bool:
-    """Whether a thread has more than it can write at once."""
+    """Whether a group is larger than one store of a thread."""
     return width * size > MOST_STORED
 
 
 @functools.cache
 def _columns(gpu: ModuleType, size: int, width: int, way: str) -> Function:
-    """``columns_of(place, stages, call, geometry)``: which columns and rows are a thread's.
+    """``columns_of(place, stages, call, geometry)``: the columns and rows of a thread.
 
-    The offset from the first row's first column to what is put, in bytes; whether all columns are inside (if rows are
-    shifted, those of all threads of the warp); whether they are as `paired` has them; and of staged stores the address
-    of the warp's shared memory; where the warp's elements and the thread's begin in the pass; how many those of the
-    warp are; and which columns are inside.
+    The offset in bytes from the first row of a chunk to the address for the stores; whether all columns of the group
+    (of shifted rows, of the warp) are inside the matrix; whether the lane pairs have adjacent groups, as `paired`
+    needs; and for staged stores: the address of the warp's shared memory, the positions of the warp's and the lane's
+    elements in the pass, the number of the warp's elements, and the range of the group's columns inside the matrix.
     """
     thread_index, opaque, from_lane, all_of_warp = gpu.thread_index, gpu.opaque, gpu.from_lane, gpu.all_of_warp
     is_shifted, is_paired, group_size = way == "kShifted", way == "kAligned" and _in_pairs(size, width), width * size
@@ -162,7 +159,7 @@ def _columns(gpu: ModuleType, size: int, width: int, way: str) -> Function:
         first, last = _inside(width, place, call, geometry)
         thread = opaque(thread_index())
         rows, columns = np.int32(geometry.rows_per_pass), call.columns
-        # A row beyond the pass has no elements, and begins where they end.
+        # A row beyond the pass has no elements, and begins at the end of the pass.
         begin = row * columns + (width * group - geometry.skip + first) if row < rows else rows * columns
         run = from_lane(np.int32(begin), 0)
         length = np.int32(from_lane(np.int32(begin + (last - first)), 31) - run)
@@ -173,26 +170,26 @@ def _columns(gpu: ModuleType, size: int, width: int, way: str) -> Function:
     return staged_columns_of if way == "kStaged" else columns_of
 
 
-def _drawing(gpu: ModuleType, dtype: str, shared: bool, antithetic: bool, fast: bool, way: str) -> Function:
+def _drawing(gpu: ModuleType, dtype: str, common_noise: bool, antithetic: bool, fast: bool, way: str) -> Function:
     """``draw(own, columns, run, chunk, rows, out, call, geometry)``.
 
-    The rows of a `chunk`, an address in shared memory, of `rows` dimensions, of which `out` is the first in memory.
+    Draws a chunk of `rows` dimensions at address `chunk` of shared memory, whose first row begins at `out`.
     """
     size, width = SIZES[dtype], group_width(antithetic)
     element = {2: np.uint16, 4: np.float32, 8: np.float64}[size]
     thread_index, (place_of, _) = gpu.thread_index, places(gpu)
-    group, (dimension_size, _, _) = _group(gpu, dtype, shared, antithetic, fast), _dimension(gpu, dtype)
+    group, (dimension_size, _, _) = _group(gpu, dtype, common_noise, antithetic, fast), _dimension(gpu, dtype)
     from_lane, all_of_warp = gpu.from_lane, gpu.all_of_warp
     is_aligned, is_shifted = way == "kAligned", way == "kShifted"
     has_pairs = _in_pairs(size, width)
     is_paired = is_aligned and has_pairs
-    # Shifted rows are aligned by so many elements.
+    # Elements from one aligned address to the next.
     alone = min(4, MOST_STORED // size)
 
     def down(put_row: Function, way: str) -> Function:
-        return _going_down(group, put_row, dimension_size, way, dtype, shared, antithetic)
+        return _going_down(group, put_row, dimension_size, way, dtype, common_noise, antithetic)
 
-    # Aligned rows are so by all that a thread writes at once, others by four elements.
+    # Aligned rows allow stores of a whole group; shifted rows and wide groups need stores of four elements.
     put_aligned = aligned(gpu, size, width, 4 if is_shifted or has_pairs else width)
     down_aligned, down_strided = down(put_aligned, "kAligned"), down(strided(gpu, width), "kStrided")
     down_staged = down(staged(gpu, size, width, element), "kStaged")
@@ -212,7 +209,7 @@ def _drawing(gpu: ModuleType, dtype: str, shared: bool, antithetic: bool, fast: 
         dimension = chunk + np.int32(row * geometry.pitch) * dimension_size
         at, stride = out + offset, np.int64(geometry.row_step) * size
         if is_paired:
-            # All threads of the warp together.
+            # All lanes of the warp take part.
             in_pairs = all_of_warp(in_pairs and count == from_lane(count, 0))
         if is_paired and in_pairs:
             down_paired(dimension, count, at, stride, own, 0)
@@ -224,7 +221,7 @@ def _drawing(gpu: ModuleType, dtype: str, shared: bool, antithetic: bool, fast: 
             end = at if lane == 0 else at + (width - shift) * size
             ends = (lane == 0, lane == 31)
             if shift == 0:
-                # All threads of the warp are side by side.
+                # The lanes of the warp are adjacent.
                 down_paired(dimension, count, at, stride, own, 0)
             elif shift == 1 or alone == 2:
                 down_shifted_1(dimension, count, end, stride, own, ends)
@@ -239,7 +236,7 @@ def _drawing(gpu: ModuleType, dtype: str, shared: bool, antithetic: bool, fast: 
 
     @inline
     def draw_staged(own, columns, run, chunk, rows, out, call, geometry):
-        # All threads of a warp together. The last pass may not be full, and then ends within a warp.
+        # All lanes of the warp take part. The last pass may be incomplete and end within a warp.
         offset, _, _, (stage, start, position, length, first, last) = columns
         row, step = place_of(run, geometry)[0], np.int32(geometry.rows_per_pass)
         if row >= step:
@@ -261,11 +258,11 @@ def _drawing(gpu: ModuleType, dtype: str, shared: bool, antithetic: bool, fast: 
 
 @functools.cache
 def _fetching(gpu: ModuleType, dtype: str) -> tuple[Function, Function]:
-    """The dimensions of a chunk, fetched by the threads of the block, one each.
+    """The dimensions of a chunk. Each thread of the block loads one.
 
-    ``dimension = fetched(begin, first_row, count, call, geometry)`` begins to load that of the chunk that begins at row
-    `begin` of a band of `count` rows. ``put(dimension, chunk, begin, first_row, count, call, geometry)`` puts it where
-    all threads of the block see it, after the next `synchronize_block`.
+    ``dimension = fetched(begin, first_row, count, call, geometry)`` starts to load one dimension, of the chunk that
+    begins at row `begin` of a band of `count` rows. ``put(dimension, chunk, begin, first_row, count, call, geometry)``
+    stores it in shared memory, for reads after the next `synchronize_block`.
     """
     thread_index, opaque = gpu.thread_index, gpu.opaque
     element_of, offset_of_call, (_, slot_of) = element(gpu, dtype), offset_of(gpu), places(gpu)
@@ -297,14 +294,14 @@ def _fetching(gpu: ModuleType, dtype: str) -> tuple[Function, Function]:
     return fetched, put
 
 
-def rows_kernel(gpu: ModuleType, dtype: str, shared: bool, antithetic: bool, fast: bool, way: str) -> Function:
+def rows_kernel(gpu: ModuleType, dtype: str, common_noise: bool, antithetic: bool, fast: bool, way: str) -> Function:
     """``kernel(call, geometry)``: see `multisample.backends.kernels.cuda.kernel.sample_kernel`."""
     size, width = SIZES[dtype], group_width(antithetic)
     block_index, shared_memory, synchronize_block = gpu.block_index, gpu.shared_memory, gpu.synchronize_block
-    (prepared, _), _ = noise(gpu, dtype, shared, fast)
+    (prepared, _), _ = noise(gpu, dtype, common_noise, fast)
     place_of, _ = places(gpu)
     columns_of = _columns(gpu, size, width, way)
-    draw = _drawing(gpu, dtype, shared, antithetic, fast, way)
+    draw = _drawing(gpu, dtype, common_noise, antithetic, fast, way)
     fetched, put = _fetching(gpu, dtype)
     chunk_size = CHUNK * _dimension(gpu, dtype)[0]
     chunks_size, stages_size = 2 * chunk_size, width * MOST_THREADS * size if way == "kStaged" else 16
@@ -349,7 +346,7 @@ def rows_kernel(gpu: ModuleType, dtype: str, shared: bool, antithetic: bool, fas
                 put(dimension, chunks + np.int64(chunk), begin, first_row, count, call, geometry)
                 synchronize_block()
             elif run < last_run:
-                # Where there are more columns for the block, its dimensions are only one chunk.
+                # A band with several runs of columns has one chunk of dimensions.
                 run = np.uint32(run + 1)
                 place = place_of(run, geometry)
                 own = own_of(place, call)

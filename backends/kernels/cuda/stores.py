@@ -1,8 +1,7 @@
-"""How the columns that a thread draws go to memory, row by row: ``csrc/cuda/stores.cuh``.
+"""Stores of a thread's columns, one function for each way: ``csrc/cuda/stores.cuh``.
 
-Each of `aligned`, `paired`, `shifted`, `staged` and `strided` gives a function ``put_row(at, x, state)``: `at` is an
-address of the thread's own, which moves with the row, `x` are the elements of a group, `width` many, and `state` is
-what the way has to know.
+Each of `aligned`, `paired`, `shifted`, `staged` and `strided` returns a function ``put_row(at, x, state)``. `at` is the
+thread's own address, which advances with the row; `x` are the `width` elements of a group; `state` depends on the way.
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ from multisample.backends.kernels.compilation import Function, inline
 __all__ = ["MOST_STORED", "aligned", "paired", "shifted", "staged", "strided"]
 
 MOST_STORED = 16
-"""Bytes that one store writes at most."""
+"""Bytes of the largest store of a thread."""
 
-# What makes functions for kernels is cached, here and in the other modules: what several kernels have in common, Numba
-# compiles once in a process.
+# Functions that return kernel functions are cached, here and in the other modules: Numba then compiles a function that
+# several kernels share once in a process.
 
 
 @functools.cache
 def aligned(gpu: ModuleType, size: int, width: int, at_once: int) -> Function:
-    """So many at once, four or all; `at` is the address of the first, aligned by them. `state` is not looked at."""
+    """Vectorised stores of `at_once` elements, four or all. `at` is the aligned address of the first. No `state`."""
     store_quad, store_vector = gpu.store_quad, gpu.store_vector
 
     @inline
@@ -48,9 +47,9 @@ def aligned(gpu: ModuleType, size: int, width: int, at_once: int) -> Function:
 
 @functools.cache
 def paired(gpu: ModuleType, size: int, width: int) -> Function:
-    """More than a store writes, in a warp whose threads are side by side, an even one and an odd one in the same row.
+    """`aligned` for groups larger than one store, in a warp in which each lane pair has adjacent groups of one row.
 
-    Each store writes whole sectors. `at` and `state` are as for `aligned`.
+    Each store of the warp fills whole sectors.
     """
     put_sectors = _sectors(gpu, size, width)
 
@@ -62,10 +61,10 @@ def paired(gpu: ModuleType, size: int, width: int) -> Function:
 
 
 def _sectors(gpu: ModuleType, size: int, width: int) -> Function:
-    """``put_sectors(at, x, omit_first)``: elements of a thread, more than a store writes, beside its neighbours'.
+    """``put_sectors(at, x, omit_first)``: a lane's elements, more than one store writes. The lanes are adjacent.
 
-    Each thread of a pair writes half of every sector that either has, since half a sector takes longer than all of it.
-    All threads of the warp together. The first store is left out if `omit_first`.
+    Lane pairs exchange halves, so that each store of the warp fills whole sectors. `omit_first` leaves out the first
+    store.
     """
     store_vector, from_lane, thread_index = gpu.store_vector, gpu.from_lane, gpu.thread_index
     per_store, parts = MOST_STORED // size, width * size // MOST_STORED
@@ -94,10 +93,10 @@ def _sectors(gpu: ModuleType, size: int, width: int) -> Function:
         @inline
         def put(at, x, odd, omit):
             low, high = x[first:second], x[second:end]
-            taken = exchanged(either(odd, low, high), np.int32(thread_index() % 32 ^ 1))
+            received = exchanged(either(odd, low, high), np.int32(thread_index() % 32 ^ 1))
             if not omit:
-                store_vector(at + k * MOST_STORED, either(odd, taken, low))
-            store_vector(at + (parts + k) * MOST_STORED, either(odd, high, taken))
+                store_vector(at + k * MOST_STORED, either(odd, received, low))
+            store_vector(at + (parts + k) * MOST_STORED, either(odd, high, received))
 
         return put
 
@@ -121,12 +120,10 @@ def _sectors(gpu: ModuleType, size: int, width: int) -> Function:
 
 @functools.cache
 def shifted(gpu: ModuleType, size: int, width: int, shift: int) -> Function:
-    """The columns of a whole warp, whose first lies `shift` elements behind an aligned address.
+    """Stores of a whole warp in one row, whose first column lies `shift` elements behind an aligned address.
 
-    A thread's first aligned quad begins with the last `shift` columns of the thread before. The first thread is left
-    with its other columns, which it writes one by one, and the last thread likewise with its last ones. `at` is the end
-    of the thread's quads; for the first thread, the address of its first column. `state`: whether the thread is the
-    first, and whether it is the last.
+    `at` is the end of the lane's quads; for lane 0, the address of its first column. `state`: whether the lane is the
+    first, and whether it is the last. ``PutShifted`` in C++ explains the rest.
     """
     store, store_quad, shuffle_up = gpu.store, gpu.store_quad, gpu.shuffle_up
 
@@ -153,12 +150,12 @@ def shifted(gpu: ModuleType, size: int, width: int, shift: int) -> Function:
     def by_three(x):
         return (before(x[-3]), before(x[-2]), before(x[-1])) + x[:-3]  # noqa: RUF005
 
-    handed_on = (by_one, by_two, by_three)[shift - 1]
+    shifted_columns = (by_one, by_two, by_three)[shift - 1]
 
     alone = min(4, MOST_STORED // size)  # Elements between aligned addresses.
 
     def end(k: int) -> Function:
-        # Element k of what the first thread and the last one have left, both in one instruction.
+        # Element k of the columns that lane 0 and lane 31 store one by one; of_both serves both in one instruction.
         in_last = width - shift + k
 
         @inline
@@ -212,7 +209,7 @@ def shifted(gpu: ModuleType, size: int, width: int, shift: int) -> Function:
     @inline
     def put_row(at, x, state):
         first_thread, last_thread = state
-        put_all_quads(at, handed_on(x), first_thread)
+        put_all_quads(at, shifted_columns(x), first_thread)
         end_0(at, x, first_thread, last_thread)
         end_1(at, x, first_thread, last_thread)
         end_2(at, x, first_thread, last_thread)
@@ -221,9 +218,9 @@ def shifted(gpu: ModuleType, size: int, width: int, shift: int) -> Function:
 
 
 def _each(width: int, part: Callable[[int], Function]) -> Function:
-    """What `part` gives for each of the elements, one after the other; each returns the address for the next.
+    """``part(k)`` for each element in turn. Each returns the address for the next.
 
-    From address to address, because that many distances from the first would be kept in registers.
+    Addresses are incremental, because the optimizer would keep `width` offsets from the first address in registers.
     """
 
     def both(first: Function, second: Function) -> Function:
@@ -238,18 +235,17 @@ def _each(width: int, part: Callable[[int], Function]) -> Function:
 
 @functools.cache
 def staged(gpu: ModuleType, size: int, width: int, element: Any) -> Function:
-    """What the threads of a warp have made, elements side by side at any address, in one row or several.
+    """Stores of short rows: a warp's elements are contiguous, at any address, in one row or several.
 
-    They go through shared memory, so that neighbouring threads write neighbouring elements. `at` is the address of the
-    warp's first element, and as many elements on as there are threads before. `state`: the warp's shared memory, the
-    thread's number in the warp, the position of its first element and the number of all of them, and those of its
-    columns that are inside, from the first to the last.
+    Shared memory makes the stores coalesced. `at` is the address of the warp's first element, plus one element per
+    lane. `state`: the warp's shared memory, the lane, the position of its first element, the number of the warp's
+    elements, and the range of the group's columns inside the matrix.
     """
     store, load_shared, store_shared, synchronize_warp = (
         gpu.store, gpu.load_shared, gpu.store_shared, gpu.synchronize_warp,
     )  # fmt: skip
 
-    def put_down(k: int) -> Function:
+    def to_stage(k: int) -> Function:
         @inline
         def part(at, x, state):
             stage, _, position, _, first, last = state
@@ -259,7 +255,7 @@ def staged(gpu: ModuleType, size: int, width: int, element: Any) -> Function:
 
         return part
 
-    def take_up(k: int) -> Function:
+    def from_stage(k: int) -> Function:
         @inline
         def part(at, x, state):
             stage, lane, _, length, _, _ = state
@@ -269,13 +265,13 @@ def staged(gpu: ModuleType, size: int, width: int, element: Any) -> Function:
 
         return part
 
-    put_all_down, take_all_up = _each(width, put_down), _each(width, take_up)
+    all_to_stage, all_from_stage = _each(width, to_stage), _each(width, from_stage)
 
     @inline
     def put_row(at, x, state):
-        put_all_down(at, x, state)
+        all_to_stage(at, x, state)
         synchronize_warp()
-        take_all_up(at, x, state)
+        all_from_stage(at, x, state)
         synchronize_warp()
 
     return put_row
@@ -283,9 +279,9 @@ def staged(gpu: ModuleType, size: int, width: int, element: Any) -> Function:
 
 @functools.cache
 def strided(gpu: ModuleType, width: int) -> Function:
-    """At any distance from each other; `at` is the address of the first column, be it inside or not.
+    """Scalar stores at any stride; `at` is the address of the first column, which may lie outside the matrix.
 
-    `state`: that distance in bytes, and those of the columns that are inside, from the first to the last.
+    `state`: the stride in bytes, and the range of the group's columns inside the matrix.
     """
     store = gpu.store
 

@@ -1,7 +1,7 @@
-"""Whether the compilers that numba-cuda stands on understand each other, and the driver them.
+"""Checks that the compilers under numba-cuda, and the driver, work together.
 
-Numba hands LLVM code to libNVVM, which makes PTX of it; nvJitLink makes machine code of that; the driver loads it. All
-three come in packages of their own, so that any two can be installed together.
+Numba gives LLVM IR to libNVVM, which compiles it to PTX. nvJitLink compiles PTX to machine code, which the driver
+loads. The two libraries and numba-cuda are separate packages, so pip can install versions that do not match.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import functools
 __all__ = ["INSTALL", "clashes"]
 
 INSTALL = "pip install 'numba-cuda[cu13]>=0.30.4,<0.31', or with cu12 where the driver is older than CUDA 13"
-"""The command that installs all three as one."""
+"""The command that installs matching versions."""
 
 _EMPTY_KERNEL = """
 target triple = "nvptx64-nvidia-cuda"
@@ -28,7 +28,7 @@ define void @kernel() {{
 
 @functools.cache
 def clashes() -> tuple[str, ...]:
-    """What stands in the way, each with the package to change; found out by compiling an empty kernel."""
+    """The mismatches, each with the package to change, found by compiling an empty kernel."""
     from cuda.bindings import driver, nvjitlink
     from cuda.core import Linker, LinkerOptions, ObjectCode
     from numba.cuda.cudadrv import nvvm
@@ -48,23 +48,23 @@ def clashes() -> tuple[str, ...]:
             return (f"nvJitLink cannot be loaded ({_brief(error)}): {INSTALL}",)
         older = "nvidia-cuda-nvcc-cu12" if major == 12 else "nvidia-nvvm"
         return (
-            f"nvJitLink {major}.{minor} cannot link what libNVVM makes ({_brief(error)}):"
+            f"nvJitLink {major}.{minor} cannot link the PTX of libNVVM ({_brief(error)}):"
             f" pip install '{older}=={major}.{minor}.*'",
         )
     try:
         _, version = driver.cuDriverGetVersion()
-    except Exception:  # Without a driver there is another reason.
+    except Exception:  # A missing driver is reported elsewhere.
         return ()
     if major > version // 1000:
         older = "pip install 'numba-cuda[cu12]>=0.30.4,<0.31', or " if version >= 12000 else ""
         return (
-            f"the driver understands CUDA {version // 1000}.{version % 1000 // 10}, the compilers are those of CUDA"
+            f"the driver supports CUDA {version // 1000}.{version % 1000 // 10}, but the compilers are of CUDA"
             f" {major}.{minor}: {older}install a newer driver",
         )
     return ()
 
 
 def _brief(error: BaseException) -> str:
-    """The line of a message that says most."""
+    """The most informative line of a message."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return next((line for line in lines if "fatal" in line), lines[0])

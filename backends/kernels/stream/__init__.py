@@ -1,1 +1,1 @@
-"""Words, normals and rounding of STREAM.md, the same on a CPU and a GPU; twins of the headers in csrc/stream."""
+"""Words, normals and rounding of STREAM.md, for the CPU and the GPU: twins of the headers in csrc/stream."""

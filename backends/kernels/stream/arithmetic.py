@@ -1,7 +1,7 @@
-"""What the stream needs from IEEE 754 and Numba does not offer, as LLVM operations.
+"""IEEE 754 operations that Numba lacks, as LLVM operations.
 
-Bits can only be the same everywhere if a fused multiply-add is fused everywhere, which neither Python
-nor Numba can say. What is here means the same on a CPU and in PTX.
+The bits are the same everywhere only if each fused multiply-add is fused everywhere. Neither Python nor Numba can
+express that. The operations of this module mean the same on a CPU and in PTX.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ def fma(typingctx: Any, x: Any, y: Any, z: Any) -> Any:
 
 @intrinsic
 def horner(typingctx: Any, coefficients: Any, x: Any) -> Any:
-    """The polynomial in `x` whose `coefficients`, a tuple, come highest power first: one fma each."""
+    """The polynomial of `coefficients`, a tuple with the highest power first, at `x`: one fma for each power."""
     if not isinstance(coefficients, types.UniTuple) or x not in _INTEGER_OF:
         return None
 
-    # An intrinsic because a loop over a tuple is not unrolled early enough to be vectorised.
+    # An intrinsic, because LLVM unrolls a loop over a tuple too late to vectorise it.
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         first, *rest = cgutils.unpack_tuple(builder, args[0])
         value = first
@@ -81,7 +81,7 @@ def from_float_bits(typingctx: Any, bits: Any) -> Any:
 
 @intrinsic
 def like(typingctx: Any, x: Any, word: Any) -> Any:
-    """The lower bits of an unsigned integer `x`, as an integer of the type of `word`."""
+    """The lower bits of an unsigned integer `x`, in the type of `word`."""
     if not (isinstance(x, types.Integer) and isinstance(word, types.Integer)):
         return None
 
@@ -96,7 +96,7 @@ def like(typingctx: Any, x: Any, word: Any) -> Any:
 def wide_product(typingctx: Any, x: Any, multiplier: Any) -> Any:
     """Upper and lower word of the product of the word `x` and a literal `multiplier`.
 
-    Of a uint64 whose upper half means nothing, two such uint64; of a uint32, two uint32.
+    A uint32 gives two uint32. A uint64, whose upper half is ignored, gives two uint64.
     """
     if x not in (types.uint32, types.uint64) or not isinstance(multiplier, types.IntegerLiteral):
         return None
@@ -120,8 +120,8 @@ def wide_product(typingctx: Any, x: Any, multiplier: Any) -> Any:
 def sqrt(typingctx: Any, x: Any) -> Any:
     """The square root of a positive float32 or float64, correctly rounded.
 
-    On a GPU without the slow path for subnormal float32 and the like: equal to the square root for the square of every
-    radius that a word gives, which is all that it is for.
+    On a GPU it omits the slow path for subnormal float32: it is correctly rounded for the square of every radius that
+    a word gives.
     """
     if x not in _INTEGER_OF:
         return None

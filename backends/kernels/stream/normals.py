@@ -1,4 +1,4 @@
-"""Standard normals from words, by operations that IEEE 754 fixes, so that they have the same bits everywhere.
+"""Standard normals from words, by operations of IEEE 754, so that they have the same bits everywhere.
 
 The Box-Muller transform of STREAM.md with polynomials in place of library functions: only additions,
 multiplications, fused multiply-adds, square roots and conversions, each correctly rounded, in the order written.
@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 FLOAT64_KEY = np.uint64(0x66363474)
-"""What the second key word of the block that refines float32 to float64 is XORed with."""
+"""XORed into the second key word for the block that refines float32 to float64."""
 
 
 def _f32(literals: str) -> tuple[np.float32, ...]:
@@ -37,8 +37,8 @@ def _f64(literals: str) -> tuple[np.float64, ...]:
     return tuple(np.float64(float.fromhex(literal)) for literal in literals.split())
 
 
-# R = 2 sqrt(-2 ln u) needs -8 ln: L is -8 ln(1 + f) / f and LE is -8 ln 2, scaled to an exponent still in place.
-# S and C are sin and cos of (pi / 2) y, in powers of y^2.
+# R = 2 sqrt(-2 ln u) needs -8 ln: L is -8 ln(1 + f) / f, and LE is -8 ln 2, scaled because the exponent is still
+# shifted by 23 bits. S and C are sin and cos of (pi / 2) y, as polynomials in y^2.
 _L32 = _f32(
     "0x1.3ab066p+0 -0x1.5e6fdap+0 0x1.504890p+0 -0x1.956702p+0"
     " 0x1.0013fap+1 -0x1.55618ap+1 0x1.ffffd6p+1 -0x1.fffffap+2"
@@ -71,7 +71,7 @@ _ONE32, _HALF32 = _f32("0x1p+0 0x1p-1")
 _ONE64, _HALF64 = _f64("0x1p+0 0x1p-1")
 _TO_UNIT32, _TO_UNIT_HALF32, _TO_HALF_TURNS32 = _f32("0x1p-32 0x1p-33 0x1p-31")
 _TO_UNIT64, _TO_UNIT_HALF64, _TO_HALF_TURNS64 = _f64("0x1p-64 0x1p-65 0x1p-63")
-# Bits of 2/3, of the exponent, and of the largest u, less than 1, from 2/3 on.
+# Bits of 2/3, of the exponent, and of the largest u (less than 1) relative to 2/3.
 _TWO_THIRDS32, _EXPONENT32 = np.int32(0x3F2AAAAB), np.int32(-0x00800000)
 _BELOW_ONE32 = np.int32(0x3F7FFFFF - _TWO_THIRDS32)
 _TWO_THIRDS64, _EXPONENT64 = np.int64(0x3FE5555555555555), np.int64(-0x0010000000000000)
@@ -83,8 +83,8 @@ _SHIFT = np.uint64(32)
 def radius_f32(a: np.uint32) -> np.float32:
     """Twice the radius, ``2 sqrt(-2 ln u)``, for ``u`` in [2^-33, 1 - 2^-24] made from the word `a`."""
     u = fma(np.float32(a), _TO_UNIT32, _TO_UNIT_HALF32)
-    # Positive floats are in the order of their bits: the smaller of u and 1 - 2^-24 is one integer operation, together
-    # with the subtraction, on a GPU that has it.
+    # Positive floats are ordered like their bit patterns: min(u, 1 - 2^-24) is an integer minimum, which some GPUs fuse
+    # with the subtraction.
     x = min(np.int32(float_bits(u) - _TWO_THIRDS32), _BELOW_ONE32)
     e = np.int32(x & _EXPONENT32)
     f = from_float_bits(np.int32(x - e + _TWO_THIRDS32)) - _ONE32
@@ -132,7 +132,7 @@ def normals_f32(w):
 
 @njit(forceinline=True)
 def normals_f64(w, fine):
-    """Those of `normals_f32`, refined by the words `fine` of the second block."""
+    """The normals of `normals_f32`, refined to float64 by the words `fine` of the second block."""
     r, t = radius_f64(_joined(w[0], fine[0])), radius_f64(_joined(w[2], fine[2]))
     c, s = half_turns_f64(np.int64(_joined(w[1], fine[1])))
     d, v = half_turns_f64(np.int64(_joined(w[3], fine[3])))
@@ -152,6 +152,6 @@ def block_f32(g, i, o0, o1, k0, k1):
 
 @njit(forceinline=True)
 def block_f64(g, i, o0, o1, k0, k1):
-    """The float64 normals of row `i` in columns ``4 g`` to ``4 g + 3``: those of `block_f32`, refined."""
+    """The float64 normals of row `i` in columns ``4 g`` to ``4 g + 3``: `block_f32`, refined."""
     w = philox4x32_10(g, i, o0, o1, k0, k1)
     return normals_f64(w, philox4x32_10(g, i, o0, o1, k0, k1 ^ FLOAT64_KEY))

@@ -1,7 +1,7 @@
 """Rounding float32 to 16-bit formats with integer operations alone.
 
-Not every target has the conversion instructions (compute capability 7.5 has none for bfloat16, and LLVM calls a
-library that need not be there), so the bits are made here: one rounding, to nearest even, subnormals kept.
+Some targets lack the conversion instructions: compute capability 7.5 has none for bfloat16, and LLVM calls a library
+that may be missing. So integer operations make the bits: one rounding, to nearest even, with subnormals.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def unchanged(x):
 def to_bfloat16(x: np.float32) -> np.uint16:
     """The bits of the bfloat16 nearest to `x`."""
     bits = float_bits(x)
-    # Adding just under half a unit carries into the kept half exactly when the value rounds up.
+    # Adding just under half a unit carries into the upper half exactly when the value rounds up.
     rounded = np.int32(bits + np.int32(0x7FFF) + (np.int32(bits >> np.int32(16)) & np.int32(1)))
     quiet_nan = np.int32(bits | np.int32(0x00400000))
     chosen = quiet_nan if np.int32(bits & _MAGNITUDE) > _INFINITY else rounded
@@ -54,4 +54,4 @@ def to_float16(x: np.float32) -> np.uint16:
 
 
 NARROWING = {"float16": to_float16, "bfloat16": to_bfloat16, "float32": unchanged, "float64": unchanged}
-"""From the computing type to an element of a matrix, by the name of its type."""
+"""Functions from the computing type to an element of a matrix, by the name of the element type."""

@@ -1,13 +1,12 @@
-"""Random words: a pure function of seed, offset and position, so that any part can be drawn anywhere.
+"""Random words: a pure function of seed, offset and position, so that any part of a matrix can be drawn anywhere.
 
 Philox4x32 with ten rounds (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3",
-SC'11, doi:10.1145/2063384.2063405), keyed and counted as STREAM.md says: counter (g, i, o0, o1) for columns 4 g to
-4 g + 3 of row i. A round mixes only two of the four words, so that much of the first three depends on the columns
-alone, or on the row alone; whoever draws many rows of the same columns makes either part once.
+SC'11, doi:10.1145/2063384.2063405), with the keys and counters of STREAM.md: counter (g, i, o0, o1) gives columns
+4 g to 4 g + 3 of row i. A round mixes only two of the four words, so much of the first three rounds depends on the
+columns alone, or on the row alone. A kernel that draws many rows of the same columns computes the column part once.
 
-A word below is a uint32, as a GPU likes it, or a uint64 whose upper half is not looked at: then the product of two
-words needs no widening, and LLVM can run one block of four words in each 64-bit vector lane of a CPU. All words of a
-call are of one type.
+A word is a uint32 on a GPU. On a CPU it is a uint64 whose upper half is ignored: the product of two words then needs
+no widening, and LLVM can run one Philox block in each 64-bit lane of a vector. All words of a call have one type.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ __all__ = ["column_part", "philox4x32_10", "row_part", "stream_key", "word", "wo
 
 _MULTIPLIER_0, _MULTIPLIER_1 = 0xD2511F53, 0xCD9E8D57
 _WEYL_0, _WEYL_1 = np.uint32(0x9E3779B9), np.uint32(0xBB67AE85)
-# "multsamp": keeps us off the streams that other libraries draw from the same seed.
+# "multsamp": separates this stream from those of other libraries with the same seed.
 _KEY_0 = np.uint64(0x6D756C74)
 _KEY_1 = np.uint64(0x73616D70)
 _SHIFT = np.uint64(32)
@@ -29,28 +28,28 @@ _SHIFT = np.uint64(32)
 
 @njit(forceinline=True)
 def word(x: np.uint64) -> np.uint64:
-    """The 32-bit word that `x` carries, its upper half cleared."""
+    """The lower 32 bits of `x`."""
     return np.uint64(np.uint32(x))
 
 
 @njit(forceinline=True)
 def stream_key(seed: np.uint64) -> tuple[np.uint64, np.uint64]:
-    """Both key words of the stream that belongs to `seed`."""
+    """Both key words of the stream of `seed`."""
     return word(seed) ^ _KEY_0, (seed >> _SHIFT) ^ _KEY_1
 
 
 @njit(forceinline=True)
 def row_part(i, o0, k0):
-    """What rounds 1 and 2 make of the row alone: what goes into the third word of round 2, and its fourth word."""
+    """The terms of rounds 1 and 2 that depend on the row alone: into c2 of round 2, and c3 of round 2."""
     high, _ = wide_product(o0, _MULTIPLIER_1)
     return wide_product(like(high ^ i ^ k0, k0), _MULTIPLIER_0)
 
 
 @njit(forceinline=True)
 def column_part(g, o0, o1, k0, k1):
-    """What rounds 1 to 3 make of the columns alone.
+    """The terms of rounds 1 to 3 that depend on the columns alone.
 
-    What goes into the third word of round 2, and into the first and third of round 3; and the fourth of round 3.
+    Into c2 of round 2, into c0 and c2 of round 3, and c3 of round 3.
     """
     high0, low0 = wide_product(g, _MULTIPLIER_0)
     _, low1 = wide_product(o0, _MULTIPLIER_1)

@@ -59,14 +59,15 @@ def draw_jax(call: Call, key: Hashable) -> Any:
 class _Plan:
     """A call that JAX does not trace, but for values, seed, offset and window: see `multisample._plan.Plan`."""
 
-    __slots__ = ("_call", "_checked", "_d", "_is_valid", "_last_column", "_last_row", "_program", "_static")
+    __slots__ = ("_call", "_checked", "_d", "_is_valid", "_last_column", "_last_row", "_programs", "_static")
 
     def __init__(self, call: Call, static: Static, d: int) -> None:
         from multisample.backends.kernels.cpu.kernel import value_kernel  # Numba takes half a second to import.
 
         # Without arrays and generators, which a plan does not keep alive.
         self._call = call._replace(mu=None, sigma=None, seed=None, generator=None)
-        self._static, self._d, self._program = static, d, _program(static, d)
+        self._static, self._d = static, d
+        self._programs = tuple(_program(static._replace(aligned=aligned), d) for aligned in (False, True))
         self._last_row, self._last_column = ROWS - d, COLUMNS - static.n
         self._is_valid = value_kernel("float64" if static.dtype == "float64" else "float32")
         # Arrays in host memory are always checked.
@@ -77,7 +78,7 @@ class _Plan:
         if seed is not None:
             words = self._words(seed, dim_offset, sample_offset)
             self._check_values(mu, sigma)
-            return self._draw(mu, sigma, words)
+            return self._draw(mu, sigma, words, sample_offset)
         generator = DEFAULT_GENERATOR if generator is None else generator
         if generator.graph_safe:
             return self._draw_counted(mu, sigma, generator, dim_offset, sample_offset)
@@ -85,20 +86,21 @@ class _Plan:
         self._check_values(mu, sigma)
         seed, offset = generator._take()
         try:
-            return self._draw(mu, sigma, self._words(Key(seed, offset), dim_offset, sample_offset))
+            return self._draw(mu, sigma, self._words(Key(seed, offset), dim_offset, sample_offset), sample_offset)
         except BaseException:
             generator._put_back(seed, offset)
             raise
 
-    def _draw(self, mu: Any, sigma: Any, words: Words) -> Any:
+    def _draw(self, mu: Any, sigma: Any, words: Words, sample_offset: Any) -> Any:
         if not is_jax(mu):
             mu = _operand("mu", mu, self._static.dtype)
         if not is_jax(sigma):
             sigma = _operand("sigma", sigma, self._static.dtype)
+        program = self._programs[_is_aligned(sample_offset)]
         if not jax.config.jax_disable_jit:
-            return self._program(mu, sigma, words)
+            return program(mu, sigma, words)
         with jax.disable_jit(False):
-            return self._program(mu, sigma, words)
+            return program(mu, sigma, words)
 
     def _draw_counted(self, mu: Any, sigma: Any, generator: Any, dim_offset: int, sample_offset: int) -> Any:
         """With a generator whose offset is in device memory: by another library."""
@@ -182,9 +184,14 @@ def _static(call: Call) -> tuple[Static, int]:
         wide = ", ".join(name for name, found in types.items() if found == "float64")
         raise TypeError(f"{error}; or pass dtype='float32', as {wide} is float64") from None
     static = Static(
-        n, dtype, call.layout, call.noise == "shared", bool(call.antithetic), bool(call.fast_math), call.backend
-    )
+        n, dtype, call.layout, call.noise == "shared", bool(call.antithetic), bool(call.fast_math), call.backend,
+        _is_aligned(call.sample_offset),
+    )  # fmt: skip
     return static, d
+
+
+def _is_aligned(sample_offset: Any) -> bool:
+    return type(sample_offset) is int and sample_offset % 8 == 0
 
 
 def _element_type(name: str, x: Any) -> str:

@@ -19,7 +19,7 @@ from jaxlib.xla_client import CustomCallTargetTraits
 
 from multisample.backends import registry
 from multisample.backends.contract import Backend, HostArray
-from multisample.backends.draw import HOST, Draw, ElementType, Operation, Vector, Word
+from multisample.backends.draw import HOST, Batched, Draw, ElementType, Operation, Vector, Word, batch_steps
 from multisample.backends.element_types import MATRIX_TYPES
 from multisample.backends.launch import generic_launcher
 from multisample.backends.memory.host import advise_huge_pages
@@ -54,6 +54,8 @@ class Options(NamedTuple):
     sigma_batched: bool
     words_batched: bool
     """Whether each element of the batch has an operand of its own."""
+    aligned: bool
+    """Whether the first column is known to be a multiple of 8."""
 
     def encoded(self) -> str:
         """The string from which `decoded` makes the options again."""
@@ -62,53 +64,34 @@ class Options(NamedTuple):
 
 def decoded(string: bytes) -> Options:
     """The options of a string that `Options.encoded` made."""
-    backend, dtype, layout, *flags = string.decode().rsplit(",", 8)
+    backend, dtype, layout, *flags = string.decode().rsplit(",", 9)
     return Options(backend, dtype, layout, *(flag == "1" for flag in flags))
 
 
 # --- Draws ----------------------------------------------------------------------------------------
 
 
-def _draw(options: Options, d: int, n: int, operation: Operation, device: int) -> Draw:
-    """A draw of one element of a batch, without addresses."""
+def _draw(options: Options, d: int, n: int, operation: Operation, device: int, batch: int = 0) -> Draw:
+    """The draw of a batch, or of one of its matrices, without addresses."""
+    batched = Batched.mu * options.mu_batched | Batched.sigma * options.sigma_batched
+    if operation == Operation.gradient:  # Every matrix has its own sums.
+        batched = Batched.mu | Batched.sigma
+    batched |= Batched.words * options.words_batched
     row = MATRIX_TYPES[options.dtype]
     real = MATRIX_TYPES[row.computing]
     vector = Vector(0, real.size, 0.0, ElementType[row.computing])
     strides = (n * row.size, row.size) if options.layout == "dn" else (row.size, d * row.size)
     return Draw(
         vector, vector, 0, *strides, d, n, Word(0), Word(0), Word(0), Word(0), 0, 0, ElementType[options.dtype],
-        operation, options.common_noise, options.antithetic, options.fast_math, device,
+        operation, options.common_noise, options.antithetic, options.fast_math, device, batch=batch, batched=batched,
+        column_phase=int(options.aligned),
     )  # fmt: skip
-
-
-class _Steps(NamedTuple):
-    """How far apart in memory the elements of a batch are, in bytes; 0 for an operand that all of them share."""
-
-    mu: int
-    sigma: int
-    words: int
-    matrix: int
-
-
-def _steps(options: Options, d: int, n: int) -> _Steps:
-    row = MATRIX_TYPES[options.dtype]
-    vector = d * MATRIX_TYPES[row.computing].size
-    return _Steps(
-        vector * options.mu_batched, vector * options.sigma_batched, 32 * options.words_batched, d * n * row.size
-    )
 
 
 def _matrix_shape(options: Options, shape: tuple[int, ...]) -> tuple[int, int, int]:
     """The batch size, d and n of a matrix operand or result."""
     batch, first, second = shape
     return (batch, first, second) if options.layout == "dn" else (batch, second, first)
-
-
-def _as_one(options: Options, batch: int, d: int) -> tuple[int, int]:
-    """The batch size and the rows of its elements: with common noise, a batch with one key is one matrix."""
-    has_one_key = options.common_noise and not options.words_batched
-    is_one = has_one_key and options.layout == "dn" and options.mu_batched and options.sigma_batched
-    return (1, batch * d) if is_one and 1 < batch * d <= ROWS else (batch, d)
 
 
 # --- Host memory ----------------------------------------------------------------------------------
@@ -135,8 +118,7 @@ def _read_words(address: int, d: int, n: int) -> tuple[int, int, int, int]:
 
 def _host_sampler(options: Options, shape: tuple[int, ...]) -> Callable[..., None]:
     """``run(mu, sigma, words, matrix)``, all addresses in host memory."""
-    batch, window, n = _matrix_shape(options, shape)
-    batch, d = _as_one(options, batch, window)
+    batch, d, n = _matrix_shape(options, shape)
     backend = registry.find(options.backend)
     draw = _draw(options, d, n, Operation.sample, HOST)
     launcher_of = getattr(backend, "launcher", None)
@@ -146,18 +128,18 @@ def _host_sampler(options: Options, shape: tuple[int, ...]) -> Callable[..., Non
     matrix_of = _array_maker((n, d) if is_transposed else (d, n), np.dtype(row.stored))
 
     def run_on_arrays(mu: int, sigma: int, words: int, matrix: int) -> None:
-        seed, offset, first_row, first_column = _read_words(words, window, n)
+        seed, offset, first_row, first_column = _read_words(words, d, n)
         target = matrix_of(matrix).T if is_transposed else matrix_of(matrix)
         prepared = None if ready is None else ready(target, first_column)
         launch(prepared, vector(mu), vector(sigma), target, seed, offset, 0, first_row, first_column, 0)
 
     def run_on_addresses(mu: int, sigma: int, words: int, matrix: int) -> None:
-        seed, offset, first_row, first_column = _read_words(words, window, n)
+        seed, offset, first_row, first_column = _read_words(words, d, n)
         prepared = None if ready is None else ready(matrix, first_column)
         launch(prepared, mu, sigma, matrix, seed, offset, 0, first_row, first_column, 0)
 
     run_one = run_on_arrays if launcher.takes_arrays else run_on_addresses
-    steps = _steps(options, d, n)
+    of_mu, of_sigma, of_matrix, of_words = batch_steps(_draw(options, d, n, Operation.sample, HOST, batch))
     size = batch * d * n * row.size
     if batch == 1 and size < _LARGE:
         return run_one
@@ -166,7 +148,7 @@ def _host_sampler(options: Options, shape: tuple[int, ...]) -> Callable[..., Non
         if size >= _LARGE:
             advise_huge_pages(matrix, size)
         for b in range(batch):
-            run_one(mu + b * steps.mu, sigma + b * steps.sigma, words + b * steps.words, matrix + b * steps.matrix)
+            run_one(mu + b * of_mu, sigma + b * of_sigma, words + b * of_words, matrix + b * of_matrix)
 
     return run
 
@@ -182,15 +164,14 @@ _SHARE = 1 << 18
 def _host_gradient(options: Options, shape: tuple[int, ...]) -> Callable[..., None]:
     """``run(matrix, words, mu, sigma)``: writes the sums of a matrix, and of its products with the noise."""
     batch, d, n = _matrix_shape(options, shape)
-    steps = _steps(options, d, n)
-    size = d * MATRIX_TYPES[MATRIX_TYPES[options.dtype].computing].size
+    size, _, of_matrix, of_words = batch_steps(_draw(options, d, n, Operation.gradient, HOST, batch))
     backend = registry.find(options.backend)
     run_one = (_fused_gradient if backend.name == "torch_ext" else _tiled_gradient)(backend, options, d, n)
 
     def run(matrix: int, words: int, mu: int, sigma: int) -> None:
         for b in range(batch):
-            at = words + b * steps.words
-            run_one(matrix + b * steps.matrix, _read_words(at, d, n), mu + b * size, sigma + b * size)
+            at = words + b * of_words
+            run_one(matrix + b * of_matrix, _read_words(at, d, n), mu + b * size, sigma + b * size)
 
     return run
 
@@ -223,7 +204,7 @@ def _tiled_gradient(backend: Backend, options: Options, d: int, n: int) -> Calla
         columns = min(n, _TILE // rows)
     tiles: dict[tuple[int, int], Callable[..., None]] = {}
     noise_options = options._replace(
-        dtype=row.computing, layout="dn", mu_batched=False, sigma_batched=False, words_batched=False
+        dtype=row.computing, layout="dn", mu_batched=False, sigma_batched=False, words_batched=False, aligned=False
     )
     vector, is_transposed = _array_maker((d,), real), options.layout == "nd"
     matrix_of = _array_maker((n, d) if is_transposed else (d, n), stored)
@@ -280,22 +261,17 @@ def _at(draw: Draw, mu: int, sigma: int, matrix: int, words: int, stream: int, s
 def _device_sampler(options: Options, shape: tuple[int, ...], device: int) -> Callable[..., None]:
     """``run(mu, sigma, words, matrix, stream)``, all addresses in memory of the device."""
     batch, d, n = _matrix_shape(options, shape)
-    batch, d = _as_one(options, batch, d)
     backend = registry.find(options.backend)
-    draw, steps = _draw(options, d, n, Operation.sample, device), _steps(options, d, n)
+    draw = _draw(options, d, n, Operation.sample, device, batch)
     memory_launcher = getattr(backend, "memory_launcher", None)
 
-    def launch_draw(mu: int, sigma: int, matrix: int, words: int, stream: int) -> None:
-        with relaxed_capture():  # The first launch may load the kernel, also while XLA records a command buffer.
-            backend.launch(_at(draw, mu, sigma, matrix, words, stream))
-
-    launch = memory_launcher(draw) if memory_launcher else launch_draw
+    if memory_launcher:
+        launch = memory_launcher(draw)
+        return lambda mu, sigma, words, matrix, stream: launch(mu, sigma, matrix, words, stream)
 
     def run(mu: int, sigma: int, words: int, matrix: int, stream: int) -> None:
-        for b in range(batch):
-            launch(
-                mu + b * steps.mu, sigma + b * steps.sigma, matrix + b * steps.matrix, words + b * steps.words, stream
-            )
+        with relaxed_capture():  # The first launch may load the kernel, also while XLA records a command buffer.
+            backend.launch(_at(draw, mu, sigma, matrix, words, stream))
 
     return run
 
@@ -304,14 +280,11 @@ def _device_gradient(options: Options, shape: tuple[int, ...], device: int) -> C
     """``run(matrix, words, mu, sigma, scratch, stream)``, all addresses in memory of the device."""
     batch, d, n = _matrix_shape(options, shape)
     backend = registry.find(options.backend)
-    draw, steps = _draw(options, d, n, Operation.gradient, device), _steps(options, d, n)
-    size = d * MATRIX_TYPES[MATRIX_TYPES[options.dtype].computing].size
+    draw = _draw(options, d, n, Operation.gradient, device, batch)
 
     def run(matrix: int, words: int, mu: int, sigma: int, scratch: int, stream: int) -> None:
-        for b in range(batch):
-            place = mu + b * size, sigma + b * size, matrix + b * steps.matrix, words + b * steps.words
-            with relaxed_capture():
-                backend.launch(_at(draw, *place, stream, scratch))
+        with relaxed_capture():
+            backend.launch(_at(draw, mu, sigma, matrix, words, stream, scratch))
 
     return run
 

@@ -38,6 +38,8 @@ class Static(NamedTuple):
     fast_math: bool
     backend: str
     """The name as the caller gives it, which may be "auto"."""
+    aligned: bool = False
+    """Whether the first column is known to be a multiple of 8, which allows aligned stores on CUDA."""
 
 
 def computing_type(dtype: str) -> Any:
@@ -48,7 +50,7 @@ def computing_type(dtype: str) -> Any:
 def _options(static: Static, backend: str, mu: Any, sigma: Any, words: Any) -> handlers.Options:
     return handlers.Options(
         backend, static.dtype, static.layout, static.common_noise, static.antithetic, static.fast_math,
-        mu.shape[0] != 1, sigma.shape[0] != 1, words.shape[0] != 1,
+        mu.shape[0] != 1, sigma.shape[0] != 1, words.shape[0] != 1, static.aligned,
     )  # fmt: skip
 
 
@@ -178,7 +180,6 @@ def sample(platform: str) -> Callable[..., Any]:
     def lowered(mu: Any, sigma: Any, words: Any, *, static: Static) -> Any:
         handlers.register()
         backend = choose(static.backend, "jax", PLATFORMS[platform]).name
-        draw = functools.partial(_draw, static, platform, backend)
         rows, columns = _axes(static.layout)
 
         def shardings(mesh: Any, group: Any, row_axes: Any, column_axes: Any) -> tuple[Any, tuple[Any, ...]]:
@@ -198,7 +199,9 @@ def sample(platform: str) -> Callable[..., Any]:
             def draw_window(mu: Any, sigma: Any, words: Any) -> Any:
                 n = _part(static.n, mesh, column_axes)
                 words = _moved(words, _FIRST_ROW, row_axes, mu.shape[1])
-                return draw(n, mu, sigma, _moved(words, _FIRST_COLUMN, column_axes, n))
+                words = _moved(words, _FIRST_COLUMN, column_axes, n)
+                part = static._replace(aligned=static.aligned and (_size(mesh, column_axes) == 1 or n % 8 == 0))
+                return _draw(part, platform, backend, n, mu, sigma, words)
 
             return mesh, draw_window, out, into
 
@@ -208,7 +211,7 @@ def sample(platform: str) -> Callable[..., Any]:
             row_axes = next((s[1] for s in specs[:2] if s[1] is not None), None)
             return shardings(mesh, group, row_axes, None)[0]
 
-        call = custom_partitioning(lambda mu, sigma, words: draw(static.n, mu, sigma, words))
+        call = custom_partitioning(functools.partial(_draw, static, platform, backend, static.n))
         rule = f"{_label(mu, 'p')} i, {_label(sigma, 'q')} i, {_label(words, 'r')} k -> "
         rule += "b i j" if static.layout == "dn" else "b j i"
         call.def_partition(

@@ -1,7 +1,7 @@
-"""The first user of the sampler: a Tetris player whose weights the cross-entropy method finds.
+"""The cross-entropy method trains a player of Tetris.
 
-`play` lets many players play many games, `Learner` finds the weights of a good one; ``python -m multisample tetris`` is
-both, with pictures.
+`play` lets many players play many games. `Learner` finds the weights of a good player. The command
+``python -m multisample tetris`` trains a player, plays new games with it, and draws pictures.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A board in four words of 64 bits, so that a feature is a few operations on whole words, not a loop over cells.
+"""A board in four words of 64 bits, so that a feature takes a few word operations instead of a loop over cells.
 
-Row r, counted from the floor, is bits 10 (r mod 6) to 10 (r mod 6) + 9 of word r div 6, the leftmost column lowest: six
-rows to a word, and 24 in all. Shifts by 10 lead to the row above or below, and shifts by 1 to the next column.
+A word has six rows of ten columns. Row r, counted from the floor, is bits 10 (r mod 6) to 10 (r mod 6) + 9 of word
+r div 6; the leftmost column is the lowest bit. A shift by 10 moves cells by one row, a shift by 1 by one column.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CELLS = np.uint64((1 << 60) - 1)
 """All cells of a word."""
 
 _TEN, _TWENTY, _FORTY, _FIFTY, _SIXTY = (np.uint64(bits) for bits in (10, 20, 40, 50, 60))
-# Four rows, as many as a piece can have.
+# Four rows: the height of the tallest piece.
 _FOUR_ROWS = np.uint64((1 << 40) - 1)
 _FOUR_LEFT, _FOUR_RIGHT = LEFT & _FOUR_ROWS, RIGHT & _FOUR_ROWS
 _ZERO, _NINE = np.uint64(0), np.uint64(9)
@@ -45,7 +45,7 @@ _ZERO, _NINE = np.uint64(0), np.uint64(9)
 
 @intrinsic
 def count(typingctx: Any, x: Any) -> Any:
-    """How many bits of a uint64 are set, as an int64."""
+    """The number of set bits of a uint64, as an int64."""
     if x != types.uint64:
         return None
 
@@ -59,7 +59,7 @@ def count(typingctx: Any, x: Any) -> Any:
 
 @njit(forceinline=True)
 def covered(x, lowest):
-    """The cells of word `x` that are filled or lie under filled ones, `lowest` being those of the row above it."""
+    """The cells of word `x` at or below full cells; `lowest` are the covered cells of the row above the word."""
     x |= x >> _TEN
     x |= x >> _TWENTY
     return x | x >> _FORTY | lowest * LEFT
@@ -67,7 +67,7 @@ def covered(x, lowest):
 
 @njit(forceinline=True)
 def column_heights(x0, x1, x2, x3, heights):
-    """Write how high the ten columns are."""
+    """Write the heights of the ten columns."""
     c3 = covered(x3, _ZERO)
     c2 = covered(x2, c3 & ROW)
     c1 = covered(x1, c2 & ROW)
@@ -79,7 +79,7 @@ def column_heights(x0, x1, x2, x3, heights):
 
 @njit(forceinline=True)
 def landing_row(heights, bottoms, column):
-    """The row that the lowest cells of a piece come to in a free fall; `heights` has three more than ten columns."""
+    """The row of a piece's lowest cells after a free fall; `heights` has three elements after the ten columns."""
     return max(
         max(heights[column] - bottoms[0], heights[column + 1] - bottoms[1]),
         max(heights[column + 2] - bottoms[2], heights[column + 3] - bottoms[3]),
@@ -88,9 +88,9 @@ def landing_row(heights, bottoms, column):
 
 @njit(forceinline=True)
 def drop(x0, x1, x2, x3, cells, row):
-    """The board with the `cells` of a piece put in at `row`, and which of the four rows from there on are full.
+    """The board with the `cells` of a piece added at `row`, and a mask of the full rows among the four from `row` on.
 
-    The latter are marked at their rightmost cells.
+    The mask marks a full row at its rightmost cell.
     """
     place = _TEN * (np.uint64(row) % np.uint64(6))
     rest = _SIXTY - place
@@ -110,16 +110,16 @@ def drop(x0, x1, x2, x3, cells, row):
     else:
         x3 |= low
         rows = x3 >> place
-    # Nine ones and a one on the left carry into the tenth place.
+    # In a row with nine full cells, adding 1 at the left carries into the tenth cell.
     nine = rows & (_FOUR_ROWS ^ _FOUR_RIGHT)
     return x0, x1, x2, x3, nine + _FOUR_LEFT & rows & _FOUR_RIGHT
 
 
 @njit(forceinline=True)
 def _without_row(x, above, row):
-    """Word `x` without one row, with the lowest row of the word `above` at the top.
+    """Word `x` without row `row`, and with the lowest row of the word `above` at the top.
 
-    Rows are counted from the word's lowest: one that is under it takes the lowest, and one over it leaves all.
+    `row` is counted from the word's lowest row. A negative `row` removes the lowest row; 6 or more removes none.
     """
     below = (np.uint64(1) << _TEN * np.uint64(min(max(row, 0), 6))) - np.uint64(1)
     return x & below | (x >> _TEN | above << _FIFTY) & CELLS & ~below
@@ -127,7 +127,7 @@ def _without_row(x, above, row):
 
 @njit
 def without_full_rows(x0, x1, x2, x3, full, row):
-    """The board without the rows that are marked in `full`, the four from `row` on, and what was above them lowered."""
+    """The board without the rows in the mask `full`, which covers the four rows from `row` on."""
     for k in range(3, -1, -1):
         if full >> np.uint64(10 * k + 9) & np.uint64(1):
             x0, x1, x2, x3 = (

@@ -1,7 +1,4 @@
-"""Boards as people and NumPy know them, to and from the words that the player works on.
-
-See `multisample.examples.tetris.bitboard` for what is where.
-"""
+"""Conversion of boards between text, NumPy arrays and the words of `multisample.examples.tetris.bitboard`."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ __all__ = ["COLUMNS", "MOST_ROWS", "Board", "Words", "board_of", "parse", "words
 
 COLUMNS = 10
 MOST_ROWS = 24
-"""Rows that four words hold."""
+"""Rows in four words."""
 
 _ROWS_OF_WORD = 6
 
@@ -24,7 +21,7 @@ Words: TypeAlias = np.ndarray[Any, np.dtype[np.uint64]]
 
 
 def parse(text: str) -> Board:
-    """The board that is drawn in `text`, highest row first: ``.`` is empty, and what else is there is full.
+    """The board that is drawn in `text`, highest row first. ``.`` is an empty cell; other characters are full cells.
 
     Examples
     --------
@@ -45,7 +42,7 @@ def parse(text: str) -> Board:
 
 
 def words_of(board: Board) -> Words:
-    """The four words of a board, shape (4,); ValueError if it is none."""
+    """The four words of a board, shape (4,); ValueError if `board` has another shape."""
     if board.ndim != 2 or len(board) > MOST_ROWS or board.shape[1] != COLUMNS:
         raise ValueError(f"board: expected shape (rows, {COLUMNS}) of at most {MOST_ROWS} rows, got {board.shape}")
     cells = np.zeros((4, _ROWS_OF_WORD, COLUMNS), bool)

@@ -1,26 +1,26 @@
-"""What a player looks at: features of a placement and of the board that it leaves, as compiled code.
+"""Features of a placement and of the board after it, as compiled code.
 
-Definitions are those of the published players and of the program that their authors measured them with. Rows and
-columns are counted from 0, at the floor and at the left wall; walls and floor are full, the space above the board is
-empty, and full rows are taken away before anything but the first two features is looked at.
+The definitions follow the published players and their authors' program. Rows and columns are counted from 0, at the
+floor and at the left wall. Walls and floor count as full, and the space above the board as empty. All features except
+the first two are computed after full rows are removed.
 
-Dellacherie's six, and two of Thiery and Scherrer's:
+Dellacherie's six features, and two of Thiery and Scherrer's:
 
-- landing height: the row of the middle of the piece, before rows are taken away;
-- eroded piece cells: the rows that the placement completes, times the cells of the piece in them;
-- row transitions: neighbours in a row of which one is full and one empty, two in every empty row;
-- column transitions: the same in columns;
-- holes: empty cells with a full one somewhere above;
-- board wells: for each empty cell between two full ones, itself and the empty cells right below it, counted;
-- hole depth: full cells that lie on a hole, or on such full cells;
-- rows with holes.
+- landing height: the row of the middle of the piece, before rows are removed;
+- eroded piece cells: the number of completed rows, times the number of the piece's cells in them;
+- row transitions: adjacent cells in a row of which one is full and one is empty; two in every empty row;
+- column transitions: adjacent cells in a column of which one is full and one is empty;
+- holes: empty cells below a full cell of their column;
+- board wells: for each empty cell between two full cells, 1 plus the number of empty cells directly below it;
+- hole depth: full cells in unbroken stacks directly above holes;
+- rows with holes: their number.
 
-Bertsekas and Tsitsiklis's 22: ten column heights, nine absolute differences of heights that are side by side, the
-greatest height, the holes, and the constant 1.
+Bertsekas and Tsitsiklis's 22 features: ten column heights, nine absolute differences of adjacent heights, the greatest
+height, the holes, and the constant 1.
 
 References
 ----------
-C. P. Fahey, "Tetris AI", 2003, which has P. Dellacherie's player.
+C. P. Fahey, "Tetris AI", 2003 (P. Dellacherie's player).
 C. Thiery, B. Scherrer, "Improvements on learning Tetris with cross entropy", ICGA Journal 32 (1), 2009.
 C. Thiery, B. Scherrer, "Building controllers for Tetris", ICGA Journal 32 (1), 2009; their program is MDPTetris.
 D. P. Bertsekas, J. N. Tsitsiklis, "Neuro-dynamic programming", Athena Scientific, 1996.
@@ -41,7 +41,7 @@ _TEN, _TWENTY, _FORTY, _FIFTY = (np.uint64(bits) for bits in (10, 20, 40, 50))
 
 @njit(forceinline=True)
 def _row_transitions(x):
-    # Each cell and the one on its left, and then the right wall.
+    # Each cell and its left neighbour, plus the right wall.
     return count((x ^ (x << _ONE | LEFT)) & CELLS) + count(~x & RIGHT)
 
 
@@ -52,7 +52,7 @@ def _column_transitions(x, below):
 
 @njit(forceinline=True)
 def _on_holes(x, below):
-    """Full cells on holes, or on such cells; `below` are the holes and such cells of the row under the word."""
+    """Full cells in stacks on holes; `below` are the holes and the stacks' cells in the row under the word."""
     on = x & (~x << _TEN & CELLS & ~ROW | below)
     on |= x & on << _TEN
     x &= x << _TEN
@@ -63,13 +63,13 @@ def _on_holes(x, below):
 
 @njit(forceinline=True)
 def _holes(x, cover, above):
-    """Holes of word `x`; `cover` are its covered cells, and `above` those of the row over it."""
+    """Holes of word `x`; `cover` are its covered cells, and `above` the covered cells of the row above it."""
     return (cover >> _TEN | above << _FIFTY) & ~x
 
 
 @njit(forceinline=True)
 def _rows_with(holes):
-    # Any of nine cells carries into the tenth place.
+    # Adding nine ones carries into the tenth cell if any of the nine is a hole.
     return count(((holes & ~RIGHT) + (CELLS ^ RIGHT) | holes) & RIGHT)
 
 
@@ -83,7 +83,7 @@ def _wells(x):
 def _well_sum(x0, x1, x2, x3):
     t0, t1, t2, t3 = _wells(x0), _wells(x1), _wells(x2), _wells(x3)
     total = 0
-    # All wells go down a row at a time, until each has come to a full cell.
+    # All wells descend one row per step, until each reaches a full cell.
     while t2 | t3:
         total += count(t0) + count(t1) + count(t2) + count(t3)
         t0 = (t0 >> _TEN | t1 << _FIFTY) & CELLS & ~x0
@@ -137,7 +137,7 @@ def dellacherie(x0, x1, x2, x3, height, landing, eroded, features, heights):
 
 @njit(forceinline=True)
 def bertsekas(x0, x1, x2, x3, height, landing, eroded, features, heights):
-    """Write the 22 features of Bertsekas and Tsitsiklis; `heights` is for use."""
+    """Write the 22 features of Bertsekas and Tsitsiklis; `heights` is scratch memory."""
     column_heights(x0, x1, x2, x3, heights)
     total = highest = 0
     for column in range(10):
@@ -147,6 +147,6 @@ def bertsekas(x0, x1, x2, x3, height, landing, eroded, features, heights):
     for column in range(9):
         features[10 + column] = abs(heights[column] - heights[column + 1])
     features[19] = highest
-    # What is covered and not full.
+    # Holes: covered cells that are not full.
     features[20] = total - count(x0) - count(x1) - count(x2) - count(x3)
     features[21] = 1

@@ -1,9 +1,9 @@
-"""Weights by the cross-entropy method: many players are drawn, all play the same games, and the best say what is next.
+"""`Learner`: trains the weights of a player by the cross-entropy method. All players in an iteration play equal games.
 
-A good player's game on the whole board lasts for millions of lines, so that nobody can wait for a hundred of them.
-Learning is done on a board of half the height, where the same player lives for some thousand lines: what makes it
-live longer there does so on the whole board too (Gabillon, Ghavamzadeh and Scherrer 2013). Variance that is added to
-that of the best keeps the search from settling on players that were merely lucky (Szita and Lőrincz 2006).
+A good player's game on the full board lasts for millions of lines, too long to train on. Training uses a board of half
+the height, where the same player survives some thousand lines; longer survival there means longer survival on the full
+board too (Gabillon, Ghavamzadeh and Scherrer 2013). Added variance keeps the search from converging to players that
+were only lucky (Szita and Lőrincz 2006).
 
 References
 ----------
@@ -40,28 +40,28 @@ Saved = TypeVar("Saved", "Settings", "Iteration")
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What a run of learning is, to the last bit: equal settings learn equal weights, on any number of threads.
+    """Settings of a training run. Equal settings give equal weights, bit for bit, on any number of threads.
 
     Attributes
     ----------
     features : {"dellacherie", "bertsekas"}
-        What players look at.
+        The set of features.
     seed : int
-        Of the players and of the pieces, ``0 <= seed < 2**64``.
+        Seed of the players and of the pieces, ``0 <= seed < 2**64``.
     n : int
-        Players that are drawn in each iteration.
+        Number of players in each iteration.
     elite_frac : float
-        The part of them that the next are like.
+        Fraction of the players that the refit uses.
     games : int
-        Games that each plays. All play the same ones, and new ones in each iteration.
+        Number of games of each player in each iteration. All players play the same games; each iteration has new ones.
     height : int
-        Rows of the board, 4 to 24. The lower, the shorter are games.
+        Rows of the board, 4 to 24. Games are shorter on lower boards.
     most_lines : int
-        Where a game is stopped.
+        Number of lines after which a game is stopped.
     sigma : float
         Standard deviation of the first weights, whose mean is 0.
     noise, noise_step : float
-        In iteration t, counted from 1, a variance of ``max(noise - noise_step * t, 0)`` is added.
+        Iteration t, counted from 1, adds a variance of ``max(noise - noise_step * t, 0)``.
     """
 
     features: str = "dellacherie"
@@ -87,18 +87,18 @@ class Settings:
 
 @dataclasses.dataclass(frozen=True)
 class Iteration:
-    """What one iteration brought."""
+    """The results of one iteration."""
 
     mean: float
-    """Lines, the mean over all games of all players."""
+    """Mean number of lines over all games of all players."""
     best: float
-    """Lines, the mean over the games of the best player."""
+    """Mean number of lines over the games of the best player."""
     sigma: float
-    """The largest standard deviation of a weight from then on."""
+    """The largest standard deviation of a weight after the refit."""
     pieces: int
-    """Pieces that were placed."""
+    """Number of placed pieces."""
     seconds: float
-    """How long it took."""
+    """Duration of the iteration."""
 
     def __post_init__(self) -> None:
         for name in ("mean", "best", "sigma", "seconds"):
@@ -112,17 +112,17 @@ def _check_number(name: str, value: object) -> None:
 
 
 class Learner:
-    """Learns the weights of a player, one iteration at a time.
+    """Trains the weights of a player, one iteration at a time.
 
     Parameters
     ----------
     settings : Settings
-        What to learn, and how.
+        Settings of the run.
 
     Raises
     ------
     TypeError
-        If a setting is of the wrong kind.
+        If a setting has the wrong type.
     ValueError
         If a setting is out of range.
 
@@ -130,7 +130,7 @@ class Learner:
     ----------
     settings : Settings
     history : list of Iteration
-        What the iterations brought.
+        Results of the iterations.
 
     Examples
     --------
@@ -140,7 +140,7 @@ class Learner:
     >>> learner.weights.shape, len(learner.history)
     ((8,), 3)
 
-    To save it, and to go on with exactly what it would have done:
+    A saved learner continues with the same bits:
 
     >>> import tempfile, pathlib
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -166,32 +166,32 @@ class Learner:
     def weights(self) -> np.ndarray[Any, np.dtype[np.float64]]:
         """The mean player, shape (d,).
 
-        The player with the best score of an iteration is often only the luckiest.
+        The mean player is better than the best player of an iteration, which is often only the luckiest.
         """
         mean: np.ndarray[Any, np.dtype[np.float64]] = np.array(self._cem.mu)
         return mean
 
     @property
     def ended(self) -> str:
-        """Why there is nothing left to learn; empty while there is."""
+        """The reason for the end of the training; empty while it can continue."""
         return self._cem.result().message if self._cem.status else ""
 
     def step(self, progress: Callable[[int], None] | None = None, *, threads: int | None = None) -> Iteration:
-        """One iteration: draw, play, refit.
+        """Run one iteration: draw, play, refit.
 
-        An exception, such as Ctrl-C's, leaves everything as it was before.
+        An exception, such as KeyboardInterrupt, leaves the learner unchanged.
 
         Parameters
         ----------
         progress : callable, optional
-            Called now and then with how many of the ``n * games`` games are finished.
+            Called repeatedly with the number of finished games, out of ``n * games``.
         threads : int, optional
             As for `play`.
 
         Returns
         -------
         Iteration
-            What is also added to `history`.
+            The results, which are also appended to `history`.
 
         Raises
         ------
@@ -226,19 +226,19 @@ class Learner:
         return done
 
     def save(self, path: Path) -> None:
-        """Write all that it takes to go on, as JSON; `path` has the old or the new, whatever happens."""
+        """Write the state as JSON. The write is atomic: after an error, `path` has its old content."""
         state = {
             "version": _VERSION,
             "settings": dataclasses.asdict(self.settings),
             "history": [dataclasses.asdict(iteration) for iteration in self.history],
-            # Python writes the digits that it takes to read the same number.
+            # Python's decimal digits restore the same float.
             "cem": {name: np.asarray(value).tolist() for name, value in self._cem.state.items()},
         }
         write_json(path, state)
 
     @classmethod
     def load(cls, path: Path) -> Learner:
-        """The learner that was saved.
+        """Restore a learner from a file written by `save`.
 
         Raises
         ------
@@ -263,8 +263,8 @@ class Learner:
                         f"cem: expected {name} {expected}, as in settings and history, got {state['cem'][name]}"
                     )
         except (ValueError, TypeError, OverflowError, RecursionError) as error:
-            # None of them names the file.
-            raise ValueError(f"{path}: not a saved state of learning ({error})") from error
+            # The original error does not name the file.
+            raise ValueError(f"{path}: not a saved state of training ({error})") from error
         return learner
 
 
@@ -274,14 +274,14 @@ def _check_names(name: str, value: object, names: Collection[str]) -> None:
 
 
 def _fields(name: str, value: object, kind: type[Saved]) -> Saved:
-    """An object of dataclass `kind` from what JSON made of it."""
+    """An object of dataclass `kind`, from its JSON form."""
     _check_names(name, value, [field.name for field in dataclasses.fields(kind)])
     fields: Any = value
     return kind(**fields)
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write a file that is whole, or is what it was."""
+    """Write a JSON file atomically."""
     unfinished = path.with_name(path.name + ".part")
     unfinished.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     unfinished.replace(path)

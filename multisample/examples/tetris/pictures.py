@@ -1,4 +1,4 @@
-"""Pictures, by Matplotlib and Pillow, which nothing else here needs: so they are imported when a picture is made."""
+"""Pictures of training and games. Matplotlib and Pillow are optional, and imported when a picture is made."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MARGIN = 6
 _CAPTION = 18
 _MILLISECONDS = 90
 _LAST_MILLISECONDS = 3000
-# What a cell may be: empty, one of seven pieces, about to be taken away, older than what is shown.
+# Kinds of cells: empty, one of seven pieces (1 to 7), part of a full row, older than the first move.
 _EMPTY, _FULL_ROW, _OLD = 0, 8, 9
 _COLOURS = [
     (24, 26, 32), (64, 196, 222), (240, 200, 60), (170, 100, 210), (100, 200, 100), (225, 85, 85), (80, 120, 220),
@@ -32,7 +32,7 @@ _PALETTE = [*_COLOURS, (40, 43, 51), (215, 218, 224)]
 
 
 def missing() -> str:
-    """What to install for pictures; empty if all is there."""
+    """The missing packages and the command that installs them; empty if none is missing."""
     packages = {"matplotlib": "matplotlib", "PIL": "pillow"}
     absent = [package for module, package in packages.items() if importlib.util.find_spec(module) is None]
     return f"no {' and no '.join(absent)}: pip install 'multisample[tetris]'" if absent else ""
@@ -59,7 +59,7 @@ def plot_learning(path: Path, history: Sequence[Iteration]) -> None:
     # Untrained players clear no lines.
     lines.set_yscale("symlog", linthresh=1)
     lines.set_ylim(bottom=0)
-    lines.set_ylabel("lines in a game of learning")
+    lines.set_ylabel("lines per training game")
     lines.legend(loc="lower right")
     spread.plot(iterations, [done.sigma for done in history], color="C2")
     spread.set_ylabel("sigma")
@@ -78,9 +78,9 @@ def animate(path: Path, moves: Sequence[Move], *, unseen: int = 0, height: int =
     path : Path
         The file.
     moves : sequence of Move
-        What was played, one piece after another.
+        The moves of the game, in order.
     unseen : int
-        So many moves first are not shown: they tell what is shown which piece a cell came from.
+        Number of first moves that are not shown. They only determine the colours of the cells.
     height : int
         Rows of the board.
 
@@ -109,18 +109,18 @@ def animate(path: Path, moves: Sequence[Move], *, unseen: int = 0, height: int =
                 )
         draw.text((_MARGIN, size[1] - _CAPTION), f"{lines:,} lines", fill=_INK)
         pictures.append(picture)
-    first, *others = pictures
-    durations = [_MILLISECONDS] * len(others) + [_LAST_MILLISECONDS]
-    first.save(path, format="GIF", save_all=True, append_images=others, duration=durations, loop=0, optimize=False)
+    first, *rest = pictures
+    durations = [_MILLISECONDS] * len(rest) + [_LAST_MILLISECONDS]
+    first.save(path, format="GIF", save_all=True, append_images=rest, duration=durations, loop=0, optimize=False)
 
 
 def _grids(moves: Sequence[Move], unseen: int) -> Iterator[tuple[np.ndarray[Any, Any], int]]:
-    """What the cells are, and the lines by then, after each move and, where it completes rows, also before they go."""
+    """The kinds of all cells, and the number of lines, after each move, and before completed rows are removed."""
     grid = np.zeros((MOST_ROWS + 4, COLUMNS), np.uint8)
     lines = 0
     for index, move in enumerate(moves):
         if index == 0 and move.number > 0:
-            # Somewhere in a game: what lay there is not known.
+            # The moves begin within a game, so the pieces of the first board are unknown.
             grid[:MOST_ROWS][move.board] = _OLD
             lines = move.lines
             continue
@@ -131,13 +131,13 @@ def _grids(moves: Sequence[Move], unseen: int) -> Iterator[tuple[np.ndarray[Any,
         row = int((heights[across] - BOTTOMS[move.orientation][:columns]).max())
         grid[row : row + rows, across][shape] = 1 + move.piece
         full = (grid != _EMPTY).all(axis=1)
-        seen = index >= unseen
+        is_shown = index >= unseen
         if full.any():
-            if seen:
-                shown = grid.copy()
-                shown[full] = _FULL_ROW
-                yield shown, lines
+            if is_shown:
+                marked = grid.copy()
+                marked[full] = _FULL_ROW
+                yield marked, lines
             grid = np.vstack([grid[~full], np.zeros((full.sum(), COLUMNS), np.uint8)])
         lines = move.lines
-        if seen:
+        if is_shown:
             yield grid.copy(), lines

@@ -1,4 +1,4 @@
-"""The seven pieces, drawn as text: tables that compiled code reads are made from what can be checked by eye."""
+"""The seven pieces, drawn as text that can be checked by eye. The tables for compiled code are computed from it."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _DRAWN = {
 NAMES = "".join(_DRAWN)
 """Piece number ``p`` is called ``NAMES[p]``."""
 
-# Further down than any column is high.
+# Deeper than any column is high.
 _NO_BOTTOM = 64
 
 
 def _orientations(drawn: list[str]) -> list[Shape]:
-    """The different shapes that quarter turns make, lowest row first."""
+    """The different shapes of a piece under quarter turns, lowest row first."""
     shape: Shape = np.array([[cell == "#" for cell in line] for line in reversed(drawn)])
     turned: dict[bytes, Shape] = {}
     for _ in range(4):
@@ -42,12 +42,12 @@ def _mask(shape: Shape) -> int:
 
 
 def _bottoms(shape: Shape) -> list[int]:
-    """The lowest cell of each of four columns; far down, where the piece has no such column."""
+    """The lowest cell of each of four columns; `_NO_BOTTOM` for columns that the piece does not have."""
     return [*shape.argmax(axis=0).tolist(), *[_NO_BOTTOM] * (4 - shape.shape[1])]
 
 
 ORIENTATIONS: list[list[Shape]] = [_orientations(drawn) for drawn in _DRAWN.values()]
-"""Of each piece the shapes that differ: bool, (rows, columns), lowest row first."""
+"""The different shapes of each piece: bool, (rows, columns), lowest row first."""
 
 _ALL = [shape for shapes in ORIENTATIONS for shape in shapes]
 
@@ -55,10 +55,10 @@ FIRST = np.cumsum([0, *map(len, ORIENTATIONS)])
 """Orientations of piece ``p`` are numbers ``FIRST[p]`` to ``FIRST[p + 1] - 1`` in the tables below: (8,), int64."""
 
 MASKS = np.array([_mask(shape) for shape in _ALL], np.uint64)
-"""The cells at the left wall and on the floor, ten bits for each row: (19,), uint64."""
+"""The cells of each orientation at the left wall and on the floor, ten bits for each row: (19,), uint64."""
 
 SIZES = np.array([shape.shape for shape in _ALL], np.int64)
-"""Rows and columns: (19, 2), int64."""
+"""Rows and columns of each orientation: (19, 2), int64."""
 
 BOTTOMS = np.array([_bottoms(shape) for shape in _ALL], np.int64)
-"""The lowest cell of each column: (19, 4), int64."""
+"""The lowest cell in each column of each orientation: (19, 4), int64."""

@@ -1,6 +1,6 @@
-"""Many games at once, on every core: each game is one task, played some thousand pieces at a time.
+"""`play`: many games in parallel. Each game is one task, played some thousand pieces at a time.
 
-What a game brings depends on its number, the seed and the weights alone: not on threads, nor on what else is played.
+The result of a game depends on its number, the seed and the weights only, not on the threads or on other games.
 """
 
 from __future__ import annotations
@@ -31,44 +31,44 @@ FEATURES: dict[str, tuple[str, ...]] = {
         "greatest height", "holes", "constant",
     ),
 }  # fmt: skip
-"""Names of the features of each set, in the order of their weights; module `features` says what they are."""
+"""Names of the features of each set, in the order of their weights; module `features` defines them."""
 
 ENDLESS = 1 << 62
 _LEAST_ROWS = 4
-# 25 ms: what Ctrl-C may have to wait.
+# Pieces per kernel call, about 25 ms: the longest wait after Ctrl-C.
 _SLICE = 1 << 15
 
 
 class Played(NamedTuple):
-    """What came of games, arrays of shape (n, games): one row for each player."""
+    """Results of games: arrays of shape (n, games), with one row for each player."""
 
     lines: np.ndarray[Any, np.dtype[np.int64]]
-    """Rows completed."""
+    """Number of completed rows."""
     pieces: np.ndarray[Any, np.dtype[np.int64]]
-    """Pieces placed."""
+    """Number of placed pieces."""
     over: np.ndarray[Any, np.dtype[np.bool_]]
-    """Whether a piece found no room: the others were stopped at `most_lines`, or at `most_pieces`."""
+    """Whether a piece did not fit. Other games were stopped at `most_lines` or `most_pieces`."""
 
 
 class Move(NamedTuple):
     """One placement of a game."""
 
     number: int
-    """How many pieces came before."""
+    """Number of earlier pieces in the game."""
     piece: int
-    """The number of the piece, in `multisample.examples.tetris.pieces.NAMES`."""
+    """Index of the piece in `multisample.examples.tetris.pieces.NAMES`."""
     orientation: int
-    """The number of its orientation, in the tables of `multisample.examples.tetris.pieces`."""
+    """Index of its orientation in the tables of `multisample.examples.tetris.pieces`."""
     column: int
-    """Where its leftmost column is."""
+    """Column of its leftmost cells."""
     lines: int
-    """Rows completed by then, with those of this placement."""
+    """Number of rows completed so far, including this placement."""
     board: Board
-    """The board that it leaves, shape (24, 10), the lowest row first."""
+    """The board after the placement, shape (24, 10), lowest row first."""
 
 
 def checked_weights(weights: Any, features: str) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """`weights` as an array of shape (d, n) that belong to the set of `features`."""
+    """`weights` as an array of shape (d, n) for the set of `features`; ValueError otherwise."""
     check_choice("features", features, tuple(FEATURES))
     checked: np.ndarray[Any, np.dtype[np.float64]] = np.asarray(weights, np.float64)
     d = len(FEATURES[features])
@@ -80,7 +80,7 @@ def checked_weights(weights: Any, features: str) -> np.ndarray[Any, np.dtype[np.
 
 
 def checked_height(height: int) -> int:
-    """`height`, if a board can have it."""
+    """`height` as an int from 4 to 24; TypeError or ValueError otherwise."""
     return checked_integer("height", height, _LEAST_ROWS, MOST_ROWS + 1)
 
 
@@ -98,38 +98,38 @@ def play(
 ) -> Played:
     """Let every player play every game.
 
-    A player sees the piece that comes, and no further. Of all the places where it fits under the top of the board,
-    falling straight down in any orientation, the player takes the one whose features times its weights are the most;
-    the first such one, if there are several. The game ends when a piece fits nowhere.
+    A player sees the current piece only. The piece drops straight down, in any orientation and column. The player
+    chooses the placement under the top of the board with the largest dot product of features and weights; among equal
+    ones, the first. The game ends when a piece fits nowhere.
 
     Parameters
     ----------
     weights : array_like of float, shape (d,) or (d, n)
         One column for each player.
     games : sequence of int, shape (g,)
-        The numbers of the games. A number stands for a sequence of pieces, together with the seed.
+        Numbers of the games. The seed and the number of a game determine its pieces.
     seed : int
         0 <= seed < 2**64.
     features : {"dellacherie", "bertsekas"}
         The set of features that the weights are for: d is 8 or 22.
     height : int
-        Rows of the board, 4 to 24. Players live much shorter on low boards.
+        Rows of the board, 4 to 24. Games are much shorter on low boards.
     most_lines, most_pieces : int
-        Where a game is stopped if it is not over by then.
+        Number of lines or pieces at which a game is stopped.
     threads : int, optional
-        How many threads play; by default `MULTISAMPLE_NUM_THREADS`, or one for each core.
+        Number of threads; by default `MULTISAMPLE_NUM_THREADS`, or one for each core.
     progress : callable, optional
-        Called on this thread now and then, with how many games are finished.
+        Called repeatedly, on the calling thread, with the number of finished games.
 
     Returns
     -------
     Played
-        Lines, pieces and ends of all games, each of shape (n, g).
+        Results of all games, as arrays of shape (n, g).
 
     Raises
     ------
     ValueError
-        If the weights do not fit the features or are not finite, or a number is out of range.
+        If the weights do not match the features or are not finite, or a number is out of range.
     TypeError
         If a number is not an integer.
 
@@ -182,7 +182,7 @@ def moves(
     features: str = "dellacherie",
     height: int = 20,
 ) -> list[Move]:
-    """Placements `first` to ``last - 1`` of a game of one player, or to its end, if that comes before.
+    """Placements `first` to ``last - 1`` of one player's game, or fewer if the game ends earlier.
 
     Parameters
     ----------
@@ -191,21 +191,21 @@ def moves(
     game : int
         The number of the game.
     first, last : int
-        Which placements, counted from 0.
+        Range of placements, counted from 0.
     seed, features, height : various
         As for `play`.
 
     Returns
     -------
     list of Move
-        One for each piece.
+        One move for each piece.
 
     Raises
     ------
     TypeError
-        As by `play`.
+        As for `play`.
     ValueError
-        As by `play`.
+        As for `play`.
 
     Examples
     --------
@@ -239,18 +239,18 @@ def placement(
     features: str = "dellacherie",
     height: int = 20,
 ) -> tuple[dict[str, float], Board] | None:
-    """What a player looks at when it considers one placement, and the board that this would leave.
+    """The features of one placement, and the board after it.
 
     Parameters
     ----------
     board : array of bool, shape (rows, 10)
-        Full cells, the lowest row first.
+        Full cells, lowest row first.
     piece : {"I", "O", "T", "S", "Z", "J", "L"}
         The piece.
     turn : int
-        Which of its orientations, in `multisample.examples.tetris.pieces.ORIENTATIONS`.
+        Index of the orientation in `multisample.examples.tetris.pieces.ORIENTATIONS`.
     column : int
-        Where its leftmost column goes.
+        Column of the piece's leftmost cells.
     features : {"dellacherie", "bertsekas"}
         The set of features.
     height : int
@@ -259,14 +259,14 @@ def placement(
     Returns
     -------
     tuple of dict and array, or None
-        The features by name, and the board after the placement, shape (24, 10). None, if there is no room.
+        The features by name, and the board after the placement, shape (24, 10). None if the piece does not fit.
 
     Raises
     ------
     TypeError
         If a number is not an integer.
     ValueError
-        If there is no such piece, orientation or column, or the board has another shape.
+        If the piece, the orientation or the column does not exist, or the board has another shape.
 
     Examples
     --------

@@ -1,7 +1,7 @@
-"""The player, compiled: one call plays some pieces of one game, and leaves off where the next call goes on.
+"""The compiled player: a call plays a limited number of pieces of one game, and the next call continues the game.
 
-A call plays a limited number of pieces, so that the caller can stop, or report progress, during a game of minutes.
-Pieces come from the words of Philox, which are a function of seed, game and number of the piece.
+The limit lets the caller stop or report progress during a game of minutes. Philox words determine the pieces, as a
+function of seed, game and number of the piece.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from .pieces import BOTTOMS, FIRST, MASKS, SIZES
 __all__ = ["LINES", "OVER", "PIECES", "STATE", "feature_kernel", "player_kernel"]
 
 PIECES, LINES, OVER = 4, 5, 6
-"""Where the state of a game has how many pieces were placed and how many rows completed, and whether it has ended."""
+"""Indices in the state of a game: number of placed pieces, number of completed rows, and whether the game is over."""
 STATE = 7
-"""Words in the state of a game, uint64: before those the board."""
+"""Number of uint64 words in the state of a game; the first four are the board."""
 
-# "Tetris's": keeps pieces off what is drawn from the same seed.
+# "Tetris's" in ASCII. The key makes the pieces independent of samples with the same seed.
 _KEY_0, _KEY_1 = np.uint64(0x54657472), np.uint64(0x69732773)
 _THIRTY_TWO = np.uint64(32)
 _KINDS = np.uint64(7)
 _FULL_ROW = np.uint64(0x3FF)
-# Three beyond the ten columns, where pieces have none.
+# Ten columns, and three more for columns that narrow pieces do not have.
 _HEIGHTS = 13
 
 
 @njit(forceinline=True)
 def _draw_four(seed, game, block, kinds):
-    """Pieces ``4 * block`` to ``4 * block + 3`` of a game, each of the seven as likely as the others."""
+    """Write pieces ``4 * block`` to ``4 * block + 3`` of a game; the seven pieces are equally likely."""
     words = philox4x32_10(
         word(block), word(game), game >> _THIRTY_TWO, block >> _THIRTY_TWO,
         word(seed) ^ _KEY_0, seed >> _THIRTY_TWO ^ _KEY_1,
@@ -50,7 +50,7 @@ def _draw_four(seed, game, block, kinds):
 
 @njit(forceinline=True)
 def _place(x0, x1, x2, x3, orientation, column, row):
-    """The board after a placement, the rows that it completes, and how many cells of the piece are in them."""
+    """The board after a placement, the number of completed rows, and the number of the piece's cells in them."""
     cells = MASKS[orientation] << np.uint64(column)
     x0, x1, x2, x3, full = drop(x0, x1, x2, x3, cells, row)
     lines = eroded = 0
@@ -65,7 +65,7 @@ def _place(x0, x1, x2, x3, orientation, column, row):
 def _play(write_features, d, weights, state, seed, game, height, most_pieces, most_lines):
     """Place up to `most_pieces` pieces, each where the value is highest; returns the last orientation and column.
 
-    `d`, the number of features, is a constant.
+    `d`, the number of features, is a compile-time constant.
     """
     x0, x1, x2, x3 = state[0], state[1], state[2], state[3]
     placed, lines = state[PIECES], np.int64(state[LINES])
@@ -114,7 +114,7 @@ def _play(write_features, d, weights, state, seed, game, height, most_pieces, mo
 
 @njit(forceinline=True)
 def _features(write_features, state, orientation, column, height, features):
-    """Write the features of a placement; returns the rows that it completes, or -1 where the piece finds no room."""
+    """Write the features of a placement; returns the number of completed rows, or -1 if the piece does not fit."""
     heights = np.zeros(_HEIGHTS, np.int64)
     column_heights(state[0], state[1], state[2], state[3], heights)
     row = landing_row(heights, BOTTOMS[orientation], column)
@@ -153,9 +153,9 @@ _REAL, _WORDS = types.Array(types.float64, 1, "C"), types.Array(types.uint64, 1,
 
 @functools.cache
 def player_kernel(features: str) -> Callable[..., int]:
-    """``kernel(weights, state, seed, game, height, most_pieces, most_lines)`` plays on from `state`.
+    """``kernel(weights, state, seed, game, height, most_pieces, most_lines)``: continues the game in `state`.
 
-    It returns 64 times the orientation of the last piece plus its column.
+    The kernel returns 64 times the orientation of the last piece plus its column.
     """
     integers = (types.uint64, types.uint64, types.int64, types.int64, types.int64)
     kernel: Callable[..., int] = _compiled(f"play_{features}", types.int64(_REAL, _WORDS, *integers))
@@ -164,9 +164,9 @@ def player_kernel(features: str) -> Callable[..., int]:
 
 @functools.cache
 def feature_kernel(features: str) -> Callable[..., int]:
-    """``kernel(state, orientation, column, height, features)`` places one piece and writes what is looked at.
+    """``kernel(state, orientation, column, height, features)``: places one piece and writes its features.
 
-    It returns the rows that are completed, or -1 where there is no room, and then writes nothing.
+    The kernel returns the number of completed rows. If the piece does not fit, it returns -1 and writes nothing.
     """
     integers = (types.int64, types.int64, types.int64)
     kernel: Callable[..., int] = _compiled(f"features_{features}", types.int64(_WORDS, *integers, _REAL))

@@ -1,15 +1,14 @@
-"""The float64 coefficients are part of the stream's contract, so they must be reproducible.
+"""Derive the float64 coefficients of the stream (STREAM.md), so that they are reproducible.
 
-Nobody can check a table of hexadecimal literals by reading it. This script derives the float64
-coefficients of the stream (STREAM.md) from nothing but the functions that they approximate, prints
-them as C literals, and measures the error of the polynomials and of the whole binary64 evaluation.
+The script derives the coefficients from the approximated functions only, prints them as C literals,
+and measures the errors of the polynomials and of the whole binary64 evaluation.
 
-Run it with ``python tests/support/reference/float64_coefficients.py``; it always prints the same.
+Run it with ``python tests/support/reference/float64_coefficients.py``; the output is always the same.
 
 Method: a Remez exchange gives the minimax polynomial on a dense Chebyshev grid. Its most
-significant coefficient is rounded to binary64 and fixed, the others are fitted again around it, and
-so on down to the least significant one, so that every coefficient makes up for the roundings before
-it and the rounded polynomial is as good as the unrounded one. The degrees are the smallest ones
+significant coefficient is rounded to binary64 and fixed, and the others are fitted again. The steps
+repeat down to the least significant coefficient. So every coefficient compensates for the roundings
+before it, and the rounded polynomial is as good as the unrounded one. The degrees are the smallest
 whose truncation error is below 2^-54, half of the rounding error of one binary64 operation.
 """
 
@@ -29,7 +28,7 @@ Real = Any  # an mpmath.mpf; mpmath has no type stubs
 # The monomial basis costs about 20 digits at these degrees: 50 leave 30 correct ones.
 DIGITS = 50
 
-# Number of coefficients. One fewer leaves 5, 1.6 and 38 times 2^-54 (L, S, C) of truncation error.
+# Numbers of coefficients. With one coefficient less, the truncation errors of L, S, C are 5, 1.6, 38 times 2^-54.
 L_TERMS = 20
 S_TERMS = 9
 C_TERMS = 9
@@ -113,7 +112,7 @@ def _alternating_extrema(errors: Sequence[Real], count: int) -> list[int]:
             runs.pop(0 if size(0) < size(last) else last)
         elif smallest in (0, last):
             runs.pop(smallest)
-        else:  # two neighbours must go together, or the signs would not alternate
+        else:  # drop two neighbours, so that the signs still alternate
             left = smallest - 1 if size(smallest - 1) < size(smallest + 1) else smallest
             del runs[left : left + 2]
     return runs
@@ -159,14 +158,13 @@ def _remez(problem: Problem, low: int, high: int) -> list[Real]:
         if extrema == reference:
             return coefficients
         reference = extrema
-    raise ArithmeticError("the Remez exchange did not settle within 100 steps")
+    raise ArithmeticError("the Remez exchange did not converge within 100 steps")
 
 
 def _fit_rounded(problem: Problem, terms: int, fixed: Sequence[float] = ()) -> tuple[float, ...]:
     """Round one coefficient after the other, the most significant first, refitting the rest.
 
-    ``fixed`` are coefficients of x^0, x^1, ... that are given. The result starts with the highest
-    power.
+    ``fixed`` are prescribed coefficients of x^0, x^1, .... The result starts with the highest power.
     """
     points, target, weight = problem
     chosen: list[float] = []
@@ -186,14 +184,14 @@ def derive() -> Coefficients:
     Returns
     -------
     Coefficients
-        The same on every machine: the arithmetic is mpmath's, with digits to spare.
+        The coefficients. They are the same on every machine, since mpmath computes with enough digits.
     """
     return Coefficients(
         L=_fit_rounded(_problem(_log_target, _f_grid(10 * L_TERMS)), L_TERMS),
-        # e still carries the factor 2^52 of the exponent field.
+        # e has the factor 2^52 of the exponent field.
         LE=float(-8 * mpmath.log(2) * mpmath.mpf(2) ** -52),
         S=_fit_rounded(_problem(_sin_target, _q_grid(16 * S_TERMS)), S_TERMS),
-        # cos 0 = 1 exactly: the last coefficient is given, the others are fitted around it.
+        # cos 0 = 1 exactly: the last coefficient is prescribed, and the others are fitted.
         C=_fit_rounded(_problem(_cos_target, _q_grid(16 * C_TERMS)), C_TERMS, fixed=(1.0,)),
     )
 
@@ -202,7 +200,7 @@ def derive() -> Coefficients:
 
 
 class Evaluation(NamedTuple):
-    """What the binary64 transform computes for one pair of words."""
+    """The results of the binary64 transform for one pair of words."""
 
     u: float
     y: float
@@ -239,14 +237,14 @@ def evaluate(coefficients: Coefficients, a: int, b: int) -> Evaluation:
     Parameters
     ----------
     coefficients : Coefficients
-        As ``derive`` returns them.
+        Coefficients from ``derive``.
     a : int
         The radius word A, 0 <= a < 2^64.
     b : int
         The angle word B, as a signed number, -2^63 <= b < 2^63.
     """
     u = min(_fma(float(a), 2.0**-64, 2.0**-65), 1 - 2.0**-53)
-    # Python's & acts as on endless two's complement: this keeps the sign of the difference.
+    # Python integers act like endless two's complement: & keeps the sign of the difference.
     e = (_bits(u) - 0x3FE5555555555555) & ~0x000FFFFFFFFFFFFF
     f = _float(_bits(u) - e) - 1
     radius = math.sqrt(_fma(float(e), coefficients.LE, _horner(coefficients.L, f) * f))
@@ -300,8 +298,8 @@ def measurement_words(count: int) -> Iterator[tuple[int, int]]:
 def measure(coefficients: Coefficients, count: int) -> Errors:
     """Measure the evaluation against real arithmetic, over edges and ``count`` random pairs.
 
-    u and y count as the binary64 numbers that the stream defines, from which on real arithmetic is
-    exact. (Rounding B to y itself turns the angle by pi * 2^-54 = 1.7e-16 at most.)
+    The real arithmetic starts from the binary64 numbers u and y of the stream. (The rounding of B to
+    y turns the angle by at most pi * 2^-54 = 1.7e-16.)
     """
     largest = Errors(0.0, 0.0, 0.0, 0.0)
     for a, b in measurement_words(count):
@@ -326,7 +324,7 @@ def measure(coefficients: Coefficients, count: int) -> Errors:
 @mpmath.workdps(DIGITS)
 def truncation_errors(coefficients: Coefficients) -> dict[str, float]:
     """Errors of the rounded polynomials in exact arithmetic, on grids finer than the fit's."""
-    # 401 and 501 share few points with the grids of the fit; the factor 2 keeps f off 0.
+    # Grids of 401 and 501 points share few points with the grids of the fit; the factor 2 avoids f = 0.
     problems = {
         "L": _problem(_log_target, _f_grid(2 * 401)),
         "S": _problem(_sin_target, _q_grid(501)),

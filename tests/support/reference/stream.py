@@ -1,12 +1,10 @@
-"""A test needs a witness that cannot share a mistake with what it tests.
+"""An independent implementation of the stream (STREAM.md, version 1), which shares no code with the package.
 
-This module is the stream (STREAM.md, version 1) once more, written for certainty instead of speed:
-words are plain Python integers, and every binary floating-point operation is done exactly, with
-fractions, and rounded once. It shares nothing with the package and uses no floating-point unit for
-anything that rounds.
+It favours certainty over speed. Words are plain Python integers. Every binary floating-point
+operation is computed exactly, with fractions, and rounded once; no floating-point unit rounds.
 
-Numbers are Python floats throughout: a float holds every binary16, bfloat16, binary32 and binary64
-number exactly, signed zeros and infinities included. ``bits`` gives their bit patterns.
+Numbers are Python floats: a float represents every binary16, bfloat16, binary32 and binary64 number
+exactly, including signed zeros and infinities. ``bits`` gives their bit patterns.
 """
 
 from __future__ import annotations
@@ -140,11 +138,11 @@ def round_to(value: Fraction, fmt: Format) -> float:
 def fma(x: float, y: float, z: float, fmt: Format) -> float:
     """Compute x * y + z, rounded once."""
     if not (math.isfinite(x) and math.isfinite(y) and math.isfinite(z)):
-        # Nothing is rounded: infinity or nan, as IEEE has it. A finite product must not overflow.
+        # Infinity or NaN by IEEE rules, without rounding. A finite product must not overflow.
         return z if math.isfinite(x) and math.isfinite(y) else x * y + z
     exact = Fraction(x) * Fraction(y) + Fraction(z)
     if exact == 0 and (x == 0 or y == 0):
-        return x * y + z  # zeros only: their signs decide the result's
+        return x * y + z  # only zeros, whose signs determine the sign of the result
     return round_to(exact, fmt)
 
 
@@ -164,8 +162,8 @@ def sqrt(x: float, fmt: Format) -> float:
     if x == 0 or math.isinf(x):
         return x
     exact = Fraction(x)
-    # In units of 2^unit the root has at least precision + 2 digits before the point. Below the
-    # point one more binary digit says "and something": enough, because no tie can hide there.
+    # In units of 2^unit the root has at least precision + 2 binary digits before the point. One more
+    # digit (the sticky bit) stands for the rest, which is enough to decide ties.
     half_exponent = (exact.numerator.bit_length() - exact.denominator.bit_length()) // 2
     unit = half_exponent - fmt.precision - 4
     scaled = exact / Fraction(4) ** unit
@@ -211,7 +209,7 @@ def _hex(*literals: str) -> tuple[float, ...]:
 
 
 class Transform(NamedTuple):
-    """What tells the binary32 and the binary64 transform apart."""
+    """The parameters in which the binary32 and the binary64 transform differ."""
 
     dtype: str
     fmt: Format
@@ -321,7 +319,7 @@ def _uniform(a: int, k: Transform) -> float:
 def _radius(a: int, k: Transform) -> float:
     """Lines "e", "f" and "R" of the spec: R = 2 sqrt(-2 ln u)."""
     u_bits = bits(_uniform(a, k), k.dtype)
-    # Signed and endless, so that & with a negative mask clears the mantissa and keeps the sign.
+    # Python integers act like endless two's complement: & with a negative mask keeps the sign.
     e = (u_bits - k.two_thirds) & -(1 << k.mantissa)
     f = add(from_bits(u_bits - e, k.dtype), -1.0, k.fmt)
     log_f = mul(horner(k.L, f, k.fmt), f, k.fmt)
@@ -410,13 +408,13 @@ def sample(
     n : int
         Number of columns.
     dtype : {"float16", "bfloat16", "float32", "float64"}
-        The type of the result; the two narrow ones are the float32 result, rounded once more.
+        The type of the result; float16 and bfloat16 round the float32 result once more.
     seed, offset : int
         Unsigned 64-bit numbers.
     shared : bool
-        Shared noise: every row has the noise of row 0, whatever ``dim_offset``.
+        Common noise: every row has the noise of row 0, for every ``dim_offset``.
     dim_offset, sample_offset : int
-        Where the window starts.
+        First row and column of the window.
     antithetic : bool
         z'[i, j] = (-1)^j z[i, j // 2] in place of z[i, j].
 

@@ -1,5 +1,5 @@
-// Sums gradients of many shapes with csrc/cpu/gradient_kernel.h, from memory of exactly their size at odd addresses, in
-// parts as for different numbers of threads, and prints digests of their bits.
+// Sums gradients of many shapes with csrc/cpu/gradient_kernel.h, from memory of exactly their size at odd addresses,
+// split as for different numbers of threads, and prints digests of their bits.
 #include <cstdio>
 #include <vector>
 

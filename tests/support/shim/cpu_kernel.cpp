@@ -27,7 +27,7 @@ int main() {
       draw.antithetic = choice / 8 % 2;
       const bool transposed = choice / 16 % 2 != 0;
       const i64 size = draw.type == kFloat64 ? 8 : draw.type == kFloat32 ? 4 : 2;
-      // One more row of memory than of the call, which stays as it is.
+      // The memory has one more row than the call, which must stay unchanged.
       const u64 pitch = d + (choice / 32 % 2);
       std::vector<char> out(pitch * n * static_cast<u64>(size) + 1);
       draw.mu = {mu.data(), sizeof(double), 0, kFloat64, 0};

@@ -1,9 +1,9 @@
-// CUDA's vocabulary for a C++ compiler: what our kernels need in order to run on the CPU.
+// The CUDA names that our kernels use, for a C++ compiler, so that the kernels run on the CPU.
 //
-// Every CUDA thread of a block is a fiber of its own, which runs until it has to wait for others: at a barrier, or
-// where threads of a warp exchange values. Warps run one after the other, each as far ahead of the others as it can,
-// and so do the threads of a warp, in either order: what lacks a barrier meets garbage. __CUDACC__ is not defined, so
-// that stream/arithmetic.h takes its CPU side.
+// Every CUDA thread of a block is a fiber, which runs until it must wait for other threads: at a barrier, or in an
+// exchange within its warp. Warps, and the threads of a warp, run one after the other, in ascending or descending
+// order, and each runs as far as it can. So a missing barrier makes a thread read garbage. __CUDACC__ is not defined,
+// so stream/arithmetic.h selects its CPU functions.
 #pragma once
 
 #include <sanitizer/common_interface_defs.h>
@@ -25,14 +25,14 @@
 #define __launch_bounds__(...)
 
 struct Index {
-  unsigned x;
+  unsigned x, y;
 };
 inline Index gridDim, blockIdx, blockDim, threadIdx;
 
 namespace cuda_shim {
 
-[[noreturn]] inline void fail(const char* what) {
-  std::fprintf(stderr, "block %u, thread %u: %s\n", blockIdx.x, threadIdx.x, what);
+[[noreturn]] inline void fail(const char* message) {
+  std::fprintf(stderr, "block %u, thread %u: %s\n", blockIdx.x, threadIdx.x, message);
   std::abort();
 }
 
@@ -46,8 +46,8 @@ struct Thread {
   std::unique_ptr<char[]> stack{new char[kStack]};
   void* fake_stack;
   Wait wait;
-  std::uint64_t value;  // given to the warp, then taken from it
-  unsigned from;        // the lane to take it from
+  std::uint64_t value;  // the lane's value before a shuffle, then the received value
+  unsigned from;        // source lane of the shuffle
 };
 
 struct Fibers {
@@ -60,10 +60,10 @@ struct Fibers {
 };
 inline Fibers fibers;
 
-// Shared memory: on the heap, where AddressSanitizer guards its ends.
+// Shared memory is on the heap, where AddressSanitizer checks its bounds.
 inline std::vector<std::pair<void*, std::size_t>> shared_memory;
 
-// That of the declaration `id` in the program, of this type. The tests put this in place of `__shared__`.
+// The shared memory of declaration `id` in the program, of type T. The tests replace `__shared__` by this function.
 template <class T, int id>
 T& shared() {
   static T* const memory = [] {
@@ -114,7 +114,7 @@ inline void run_warp(Thread* warp, unsigned first, bool backwards) {
     const Wait wait = warp[0].wait;
     std::uint64_t values[kWarp], all = 1;
     for (unsigned lane = 0; lane < kWarp; ++lane) {
-      if (warp[lane].wait != wait) fail("threads of a warp wait for each other at different places");
+      if (warp[lane].wait != wait) fail("threads of a warp wait at different barriers");
       values[lane] = warp[lane].value;
       all &= values[lane];
     }
@@ -145,7 +145,7 @@ inline void run_block(unsigned threads, bool backwards) {
     }
     const Wait wait = fibers.threads[0].wait;
     for (unsigned k = 0; k < threads; ++k) {
-      if (fibers.threads[k].wait != wait) fail("some threads of the block wait for others that are done");
+      if (fibers.threads[k].wait != wait) fail("some threads of the block wait at a barrier, and others are done");
       if (wait == kBlock) fibers.threads[k].wait = kReady;
     }
     if (wait == kDone) return;
@@ -154,7 +154,7 @@ inline void run_block(unsigned threads, bool backwards) {
 
 // kernel<<<blocks, threads>>>
 inline void launch(unsigned blocks, unsigned threads, bool backwards, std::function<void()> kernel) {
-  if (blocks == 0 || threads == 0 || threads % kWarp != 0) fail("no such grid");
+  if (blocks == 0 || threads == 0 || threads % kWarp != 0) fail("invalid grid");
   if (fibers.threads.size() < threads) fibers.threads.resize(threads);
   fibers.kernel = std::move(kernel);
   gridDim.x = blocks;
@@ -167,7 +167,7 @@ inline void launch(unsigned blocks, unsigned threads, bool backwards, std::funct
 
 template <class T>
 T exchange(unsigned mask, T x, unsigned from) {
-  static_assert(sizeof(T) == 4 || sizeof(T) == 8, "as CUDA has it");
+  static_assert(sizeof(T) == 4 || sizeof(T) == 8, "shuffles exchange 4 or 8 bytes");
   if (mask != ~0u) fail("a mask of some lanes");
   std::uint64_t value = 0;
   std::memcpy(&value, &x, sizeof x);
@@ -196,7 +196,7 @@ T __shfl_up_sync(unsigned mask, T x, unsigned delta) {
 
 namespace multisample {
 
-// Not what a GPU gives, which has no equal here: something else, so that it shows where it is not asked for.
+// Deliberately different from a GPU, whose result cannot be computed here, so that an unintended use is detected.
 inline Normals<float> fast_normals(const Words&) { return {1e30f, 1e30f, 1e30f, 1e30f}; }
 
 }  // namespace multisample

@@ -1,4 +1,4 @@
-// The device functions as a C++ compiler has them, over arrays; for ctypes.
+// The device functions, compiled for the CPU and applied to arrays; for ctypes.
 #include "stream/normals.h"
 #include "stream/rounding.h"
 
@@ -20,7 +20,7 @@ void put(const Normals<Real>& z, Real* to) {
 
 extern "C" {
 
-// `fine`: of the second block, that of float64.
+// `fine` selects the second block, which float64 uses.
 void draw_words(u64 size, const u64* seed, const u64* offset, const u32* i, const u32* g, int fine, u32* out) {
   for (u64 k = 0; k < size; ++k) {
     const Words w = words_at(seed[k], offset[k], i[k], g[k], fine ? kKey1 ^ kFloat64Key : kKey1);

@@ -1,4 +1,4 @@
-// How C++ reads the bytes of a draw, and how it cuts it; for ctypes.
+// Functions that read the bytes of a draw in C++, and compute its geometry; for ctypes.
 #include <initializer_list>
 
 #include "cuda/geometry.h"
@@ -14,7 +14,7 @@ void cut(u64 size, const Draw* draws, int strided, Geometry* out) {
   for (u64 k = 0; k < size; ++k) out[k] = geometry_of(draws[k], strided != 0);
 }
 
-// The fields of a draw, in their order; numbers by their bits.
+// The fields of a draw in their order, with floating-point numbers as bits.
 void fields(const Draw* draw, u64* out) {
   for (const Vector* vector : {&draw->mu, &draw->sigma}) {
     *out++ = reinterpret_cast<u64>(vector->data);
@@ -37,7 +37,7 @@ void fields(const Draw* draw, u64* out) {
     *out++ = field;
   }
   *out++ = static_cast<u64>(static_cast<i64>(draw->device));
-  *out++ = draw->threads;
+  for (u32 field : {draw->threads, draw->batch, draw->batched, draw->column_phase}) *out++ = field;
 }
 
 // Element types and operations in the order of their enumerations.

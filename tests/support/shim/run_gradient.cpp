@@ -1,7 +1,7 @@
-// Runs the CUDA kernels of the gradient on the CPU, block by block: cases from the standard input, results to the
-// standard output.
+// Runs the CUDA kernels of the gradient on the CPU, block by block: reads cases from standard input, and writes results
+// to standard output.
 //
-// A case is a `Case`, then the bytes of the matrix; its result is the geometry, and the bytes of the two gradients.
+// A case is a `Case` and the bytes of the matrix. Its result is the geometry and the bytes of the two gradients.
 #include "cuda_shim.h"
 // clang-format off: the kernel needs the macros of the shim.
 #include "cuda/gradient_kernel.cuh"
@@ -11,19 +11,19 @@ namespace {
 
 using namespace multisample;
 
-// A program has the kernels of one element type: tests compile the programs that they run, side by side.
+// A program has the kernels of one element type. Tests compile several programs in parallel.
 using Element = ELEMENT;
 
 struct Case {
-  Draw draw;  // with an offset into the matrix's memory for its address; of a word's, only whether it has one
+  Draw draw;  // the matrix's address is an offset into its memory; a word's address is nonzero if it is in memory
   u64 matrix_bytes;
-  u64 seed, offset, first_row, first_column;  // in memory, for the words that have an address
-  u32 rows, tiles, slots, turns;              // of the geometry, where they are not 0
+  u64 seed, offset, first_row, first_column;  // values of the words in memory
+  u32 rows, tiles, slots, turns;              // fields of the geometry to change, if not 0
   u32 backwards, unused;
 };
 static_assert(sizeof(Case) == sizeof(Draw) + 64, "test_gradient_sources.py packs it");
 
-// Memory as from a CUDA allocator, but no byte longer than asked for.
+// Memory with the alignment of CUDA allocators and exactly the requested size.
 struct Memory {
   char* data = nullptr;
   explicit Memory(u64 size) {
@@ -114,6 +114,6 @@ int main() {
     write(&geometry, sizeof geometry);
     write(mu.data, size);
     write(sigma.data, size);
-    std::fflush(stdout);  // Whatever the next case does.
+    std::fflush(stdout);  // The next case may end the program.
   }
 }

@@ -1,7 +1,8 @@
-// Runs the CUDA kernel on the CPU, block by block: cases from the standard input, results to the standard output.
+// Runs the CUDA kernel on the CPU, block by block: reads cases from standard input, and writes results to standard
+// output.
 //
-// A case is a `Case`, then the bytes of mu and of sigma; its result is a `Result`, the bytes of the output, and how
-// often each of its elements was written.
+// A case is a `Case` and the bytes of mu and sigma. Its result is a `Result`, the bytes of the output, and the number
+// of writes to each element.
 #include "cuda_shim.h"
 // clang-format off: the kernel needs the macros of the shim.
 #include "cuda/kernel.cuh"
@@ -18,21 +19,21 @@ constexpr bool kShared = SHARED;
 constexpr bool kOriginInMemory = ORIGIN_IN_MEMORY;
 
 struct Case {
-  Draw draw;  // with offsets into the memory below in place of addresses; of a word's, only whether it has one
+  Draw draw;  // addresses are offsets into the memory below; a word's address is nonzero if it is in memory
   u64 mu_bytes, sigma_bytes, out_bytes;
-  u64 seed, offset, first_row, first_column;  // in memory, for the words that have an address
-  u32 backwards, given;
-  Geometry geometry;  // if it is given
+  u64 seed, offset, first_row, first_column;  // values of the words in memory
+  u32 backwards, has_geometry;
+  Geometry geometry;  // if `has_geometry`
 };
 static_assert(sizeof(Case) == (sizeof(Draw) + 64 + sizeof(Geometry) + 7) / 8 * 8, "test_cuda_sources.py packs it");
 
 struct Result {
   Geometry geometry;
-  u64 offset;  // counted up after the kernel
+  u64 offset;  // after `advance`
 };
 static_assert(sizeof(Result) == (sizeof(Geometry) + 7) / 8 * 8 + 8, "test_cuda_sources.py unpacks it");
 
-// Memory as from a CUDA allocator, but no byte longer than asked for.
+// Memory with the alignment of CUDA allocators and exactly the requested size.
 struct Memory {
   char* data = nullptr;
   explicit Memory(u64 size) {
@@ -52,7 +53,7 @@ std::vector<u8> writes;
 
 namespace multisample {
 
-// An element that counts how often it is written to the output.
+// An element that counts the writes to it.
 template <class T>
 struct Counted {
   T value;
@@ -153,7 +154,7 @@ int main() {
     writes.assign(one.out_bytes / element_size(draw.type), 0);
 
     Result result{};
-    const Geometry& geometry = result.geometry = one.given ? one.geometry : geometry_of(draw);
+    const Geometry& geometry = result.geometry = one.has_geometry ? one.geometry : geometry_of(draw);
     draw.antithetic ? run_stores<true>(draw, geometry, one.backwards)
                     : run_stores<false>(draw, geometry, one.backwards);
     advance_kernel(&one.offset);
@@ -161,6 +162,6 @@ int main() {
     write(&result, sizeof result);
     write(out.data, one.out_bytes);
     write(writes.data(), writes.size());
-    std::fflush(stdout);  // Whatever the next case does.
+    std::fflush(stdout);  // The next case may end the program.
   }
 }

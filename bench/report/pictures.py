@@ -1,0 +1,360 @@
+"""The pictures of the report. Each answers one question, and every number in it comes from the results.
+
+The light and the dark variant of a picture differ in Matplotlib's settings only: the colours of contenders can be read
+on both backgrounds. Text stays text, so that the files are small.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import statistics
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, Formatter, FuncFormatter, LogLocator, NullLocator, PercentFormatter
+
+from bench.report.entries import CPU_REFERENCE, Entry, Group, Run
+
+__all__ = ["THEMES", "Picture", "by_kind", "by_shape", "label", "pictures", "svg", "time_text"]
+
+STYLE: dict[str, Any] = {
+    "font.sans-serif": ["DejaVu Sans"],  # Comes with Matplotlib, and is wide: other fonts of the reader fit too.
+    "font.size": 11, "legend.fontsize": 10.5, "legend.handlelength": 3,
+    "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True, "legend.frameon": False,
+    "svg.fonttype": "none", "svg.hashsalt": "multisample", "text.parse_math": False,
+}  # fmt: skip
+
+
+def _theme(paper: str, ink: str, faint: str) -> dict[str, Any]:
+    colours = {"savefig.facecolor": paper, "axes.facecolor": paper, "axes.edgecolor": faint, "grid.color": faint}
+    return colours | dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), ink)
+
+
+THEMES = {"light": _theme("#ffffff", "#1f2328", "#c8d1da"), "dark": _theme("#0d1117", "#f0f6fc", "#3d444d")}
+
+
+class Look(NamedTuple):
+    """How a contender appears in pictures and tables."""
+
+    name: str
+    colour: str = "#7d8590"
+    marker: str = "o"
+    compared: bool = False
+    """Whether pictures and summaries show it: few enough contenders to tell apart."""
+
+
+OURS = "multisample for "
+LOOKS = {
+    "torch_ext": Look(OURS + "PyTorch", "#1f83d6", "o", True),
+    "cupy": Look(OURS + "CuPy", "#1f83d6", "s"),
+    "numba": Look(OURS + "Numba", "#1f83d6", "D"),
+    "cpu": Look(OURS + "NumPy", "#8c6be0", "s", True),
+    "original_kernel": Look("hand-written cuRAND kernel", "#7d8590", "*", True),
+    "torch_compile": Look("PyTorch: torch.compile of mu + sigma * randn", "#d55e00", "v", True),
+    "torch_eager": Look("PyTorch: mu + sigma * randn", "#b07d00", "^", True),
+    "torch_normal": Look("PyTorch: torch.normal"),
+    "normal_rsample": Look("PyTorch: Normal(mu, sigma).rsample"),
+    "torch_randn": Look("PyTorch: randn", "#7d8590", "p", True),
+    "cupy_random": Look("CuPy: RandomState.normal"),
+    "cupy_generator": Look("CuPy: mu + sigma * standard_normal", "#c2569a", "P", True),
+    "curand_host": Look("cuRAND, default order"),
+    "curand_host_dynamic": Look("cuRAND", "#7d8590", "d", True),
+    "jax": Look("JAX: jit of mu + sigma * normal", "#009e73", "h", True),
+    "jax_rbg": Look("JAX, rbg generator: jit of mu + sigma * normal"),
+    "numpy": Look("NumPy: mu + sigma * standard_normal", "#d55e00", "X", True),
+    "numpy_bare": Look("NumPy: standard_normal"),
+}
+HOST_BYTES = 32_000_000  # Larger matrices may keep the host waiting for the GPU.
+FAST: dict[str, Any] = {"linestyle": "--", "markerfacecolor": "none"}
+MODES = {"portable": "portable numbers", "fast_math": "fast_math"}
+
+
+def _look(entry: Entry) -> Look:
+    return LOOKS.get(entry.contender, Look(entry.contender, compared=entry.ours))
+
+
+def label(entry: Entry) -> str:
+    """What computes, and what it computes, in words."""
+    name = _look(entry).name
+    if entry.ours:
+        return f"{name}, {MODES.get(entry.mode, entry.mode)}"
+    return f"{name.partition(':')[0]}: only z (no mu, no sigma)" if entry.lacks else name
+
+
+class Kind(NamedTuple):
+    """What groups have in common that differ in shape and mode."""
+
+    dtype: str
+    noise: str
+    layout: str
+    antithetic: bool
+
+    def __str__(self) -> str:
+        noise = {"independent": "each element has its own noise", "shared": "all dimensions share one row of noise"}
+        layout = "" if self.layout == "dn" else f', layout "{self.layout}"'
+        return f"{self.dtype}, {noise.get(self.noise, self.noise)}{layout}{', antithetic' if self.antithetic else ''}"
+
+    @property
+    def slug(self) -> str:
+        unusual = [*([self.layout] if self.layout != "dn" else []), *(["antithetic"] if self.antithetic else [])]
+        return "-".join([self.dtype, self.noise, *unusual])
+
+
+def by_kind(groups: Iterable[Group]) -> dict[Kind, list[Group]]:
+    found: dict[Kind, list[Group]] = {}
+    for group in groups:
+        entry = group.entries[0]
+        found.setdefault(Kind(entry.dtype, entry.noise, entry.layout, entry.antithetic), []).append(group)
+    return found
+
+
+def _compared(groups: Iterable[Group]) -> list[Entry]:
+    return [entry for group in groups for entry in group.entries if _look(entry).compared]
+
+
+def by_shape(groups: Iterable[Group]) -> dict[tuple[int, int], dict[str, Entry]]:
+    """The compared contenders by (d, n) and `label`. A peer is in the groups of all modes: the first counts."""
+    shapes: dict[tuple[int, int], dict[str, Entry]] = {}
+    for entry in _compared(groups):
+        shapes.setdefault((entry.d, entry.n), {}).setdefault(label(entry), entry)
+    return shapes
+
+
+class Picture(NamedTuple):
+    """A picture, and in words what it shows."""
+
+    name: str
+    title: str
+    subtitle: str
+    sentence: str
+    height: float
+    draw: Callable[[Figure, Axes], None]
+
+
+def pictures(run: Run) -> list[Picture]:
+    """Every picture that the results of `run` suffice for. The first three show the most."""
+    found: list[Picture] = []
+    for kind, groups in by_kind(group for group in run.groups if group.suite != "cpu_out").items():
+        for picture in (_largest, _memory, _calls, _over_numpy):
+            found += picture(run, kind, groups)
+    return [*found[:3], *_host(run), *found[3:]]
+
+
+def svg(picture: Picture, theme: str) -> bytes:
+    """The picture as an SVG file, the same bytes each time."""
+    buffer = io.BytesIO()
+    with mpl.rc_context({**STYLE, **THEMES[theme]}):
+        figure = Figure(figsize=(6.6, picture.height), layout="constrained")
+        lines = textwrap.wrap(picture.subtitle, 76)
+        # Constrained layout reserves the title's room only: its empty lines are the subtitle's.
+        figure.suptitle(picture.title + "\n" * len(lines), x=0.01, ha="left", fontsize=14, fontweight="bold")
+        figure.text(0.01, 1 - 0.36 / picture.height, "\n".join(lines), va="top")
+        picture.draw(figure, figure.subplots())
+        metadata = {**dict.fromkeys(("Creator", "Date", "Format", "Type")), "Title": picture.title}
+        figure.savefig(buffer, format="svg", metadata=metadata)
+    return buffer.getvalue()
+
+
+SECONDS = EngFormatter("s")
+
+
+def time_text(seconds: float) -> str:
+    """A time of three digits and its unit."""
+    return SECONDS(float(f"{seconds:.3g}"))
+
+
+# --- Bars ---------------------------------------------------------------------------------------------------------
+
+
+def _bars(rows: Sequence[tuple[Entry, float]], base: float, memset: float | None, figure: Figure, axes: Axes) -> None:
+    """Seconds by contender, each beside its ratio to `base`; a vertical line at the time of cudaMemsetAsync."""
+    names = [textwrap.fill(label(entry), 30) for entry, _ in rows]
+    bars = axes.barh(names, [seconds for _, seconds in rows], color=[_look(entry).colour for entry, _ in rows])
+    for bar, (entry, _) in zip(bars, rows, strict=True):
+        bar.set_alpha(1 if entry.ours else 0.7)
+    texts = [time_text(seconds) + ("" if seconds == base else f" ({seconds / base:.1f}x)") for _, seconds in rows]
+    axes.bar_label(bars, texts, padding=5)
+    axes.grid(axis="x", linewidth=0.6)
+    axes.invert_yaxis()
+    axes.margins(x=0.4)
+    axes.locator_params(axis="x", nbins=5)
+    axes.xaxis.set_major_formatter(SECONDS)
+    axes.tick_params(axis="y", length=0)
+    if memset is not None:
+        axes.axvline(memset, color=mpl.rcParams["text.color"], linestyle=":")
+        text = f"Dotted line: cudaMemsetAsync writes zeros to the same memory in {time_text(memset)}."
+        figure.supxlabel(text, x=0.01, ha="left", fontsize=10.5)
+
+
+def _largest(run: Run, kind: Kind, groups: Sequence[Group]) -> Iterator[Picture]:
+    shapes = by_shape(groups)
+    # The squarest of the largest, and of these that with more dimensions.
+    shape = max(shapes, key=lambda s: (_octave(s[0] * s[1]), -max(s) / min(s), s[0]), default=(0, 0))
+    rows = sorted(((entry, entry.seconds) for entry in shapes.get(shape, {}).values()), key=lambda row: row[1])
+    ours = {entry.mode: entry for entry, _ in reversed(rows) if entry.ours}  # The fastest of each mode.
+    peers = [row for row in rows if not row[0].ours and not row[0].lacks]
+    if len(shapes) < 2 or "portable" not in ours or not peers:
+        return
+    base, matrix = ours["portable"].seconds, f"a matrix of {shape[0]:,} x {shape[1]:,}"
+    size = f"{rows[0][0].bytes / 1e6:,.0f} MB"
+    what = "a call" if ours["portable"].device is None else "the kernels"
+    fast = f" ({time_text(ours['fast_math'].seconds)} with fast_math)" if "fast_math" in ours else ""
+    yield Picture(
+        f"largest-{kind.slug}",
+        f"Time to draw {matrix}",
+        f"{run.device}, time of {what}; {kind}; {size}; x: times as long as {time_text(base)}",
+        f"On {run.device}, multisample draws {matrix} ({kind}) in {time_text(base)}{fast}; of the others that apply mu "
+        f"and sigma, the fastest ({label(peers[0][0])}) takes {peers[0][1] / base:.1f} times as long.",
+        1.6 + 0.44 * len(rows),
+        partial(_bars, rows, base, ours["portable"].memset_s),
+    )
+
+
+def _host(run: Run) -> Iterator[Picture]:
+    curves = _curves(
+        (entry, 0, entry.host_s) for group in run.groups for entry in group.entries
+        if entry.mode == "portable" and entry.bytes <= HOST_BYTES
+    )  # fmt: skip
+    rows = [(curve.entry, curve.y[0]) for curve in reversed(curves)]
+    ours = [seconds for entry, seconds in rows if entry.ours]
+    if ours:
+        limit = EngFormatter("B")(HOST_BYTES)
+        yield Picture(
+            "host",
+            "Time that a call keeps the host busy",
+            f"{run.machine.get('cpu')}; median of matrices up to {limit}; x: times as long as {time_text(ours[0])}",
+            f"A call of multisample keeps the host busy for {time_text(ours[0])} to {time_text(ours[-1])}.",
+            1.6 + 0.44 * len(rows),
+            partial(_bars, rows, ours[0], None),
+        )
+
+
+# --- Lines --------------------------------------------------------------------------------------------------------
+
+
+class Curve(NamedTuple):
+    """The values of one contender, by x."""
+
+    entry: Entry
+    x: list[float]
+    y: list[float]
+
+
+def _curves(points: Iterable[tuple[Entry, float, float | None]]) -> list[Curve]:
+    """A curve for each contender through the median at each x; the one with the highest right end first."""
+    found: dict[str, tuple[Entry, dict[float, list[float]]]] = {}
+    for entry, x, y in points:
+        if y is not None:
+            found.setdefault(label(entry), (entry, {}))[1].setdefault(x, []).append(y)
+    curves = [
+        Curve(entry, sorted(values), [statistics.median(values[x]) for x in sorted(values)])
+        for entry, values in found.values()
+    ]
+    return sorted(curves, key=lambda curve: -curve.y[-1])
+
+
+def _of_ours(curves: Iterable[Curve]) -> Mapping[str, Curve]:
+    """Our curves of several points by mode."""
+    return {curve.entry.mode: curve for curve in curves if curve.entry.ours and len(curve.x) > 1}
+
+
+def _octave(value: float) -> float:
+    """`value` rounded to a power of two, so that shapes of about one size are one point."""
+    return float(2 ** round(math.log2(value)))
+
+
+Scale = tuple[str, Formatter, tuple[int, ...]]  # The axis's name, its numbers, and the ticks' multiples of 10, 100, ...
+COUNT = FuncFormatter(lambda value, _: f"{value:,g}" if value < 1e6 else f"{value / 1e6:,g} million")
+
+
+def _lines(x: Scale, y: Scale, curves: Sequence[Curve], figure: Figure, axes: Axes) -> None:
+    """`curves`, with a legend below that lists them in their order. An axis without ticks' multiples is linear."""
+    for curve in curves:
+        look, entry = _look(curve.entry), curve.entry
+        style = FAST if entry.ours and entry.mode == "fast_math" else {}
+        width, order = (2.6, 3) if entry.ours else (1.3, 2)
+        axes.plot(
+            curve.x, curve.y, color=look.colour, marker=look.marker, label=label(entry), lw=width, zorder=order, **style
+        )
+    axes.set(xlabel=x[0], ylabel=y[0], xscale="log", yscale="log" if y[2] else "linear")
+    for axis, (_, formatter, subs) in ((axes.xaxis, x), (axes.yaxis, y)):
+        if subs:
+            axis.set_major_locator(LogLocator(subs=subs, numticks=20))
+            axis.set_minor_locator(NullLocator())
+        axis.set_major_formatter(formatter)
+    axes.margins(y=0.1)
+    if not y[2]:
+        axes.set_ylim(0, 1.04)
+    axes.grid(linewidth=0.6)
+    figure.legend(loc="outside lower left")
+
+
+def _memory(run: Run, kind: Kind, groups: Sequence[Group]) -> Iterator[Picture]:
+    curves = _curves(
+        (entry, _octave(entry.bytes), entry.fraction and entry.fraction.median) for entry in _compared(groups)
+    )
+    ours = _of_ours(curves)
+    if "portable" in ours:
+        fast = f", and at {ours['fast_math'].y[-1]:.0%} with fast_math" if "fast_math" in ours else ""
+        yield Picture(
+            f"memory-{kind.slug}",
+            "How close to the speed of the GPU's memory",
+            f"{run.device}; {kind}; median of the shapes of about one size; higher is better",
+            f"multisample writes the largest matrices at {ours['portable'].y[-1]:.0%} of the speed of cudaMemsetAsync, "
+            f"which writes zeros{fast}.",
+            4.5 + 0.23 * len(curves),
+            partial(
+                _lines, ("size of the matrix", EngFormatter("B"), (1,)),
+                ("speed, 100 % is cudaMemsetAsync", PercentFormatter(1), ()), curves,
+            ),
+        )  # fmt: skip
+
+
+def _calls(run: Run, kind: Kind, groups: Sequence[Group]) -> Iterator[Picture]:
+    entries = _compared(group for group in groups if group.suite == "original")
+    curves = _curves((entry, entry.d, entry.pipelined_s) for entry in entries)
+    ours = _of_ours(curves).get("portable")
+    if ours is not None:
+        n, peer = (
+            f"{ours.entry.n:,}",
+            next((curve for curve in curves if curve.entry.contender == "torch_compile"), None),
+        )
+        relation = ""
+        if peer is not None and peer.x == ours.x:
+            ratio = statistics.fmean(theirs / its for theirs, its in zip(peer.y, ours.y, strict=True))
+            relation = f"; {label(peer.entry)} takes {ratio:.1f} times as long on average"
+        yield Picture(
+            f"calls-{kind.slug}",
+            f"Time of a call that draws {n} samples of d dimensions",
+            f"{run.device}; {kind}; many calls in a row, the time of all / their number; lower is better",
+            f"For {n} samples of {ours.x[0]:,} to {ours.x[-1]:,} dimensions, each of many calls in a row takes "
+            f"{time_text(min(ours.y))} to {time_text(max(ours.y))}{relation}.",
+            4.5 + 0.23 * len(curves),
+            partial(_lines, ("dimensions d", COUNT, (1, 2, 5)), ("time of a call", SECONDS, (1, 2, 5)), curves),
+        )
+
+
+def _over_numpy(run: Run, kind: Kind, groups: Sequence[Group]) -> Iterator[Picture]:
+    curves = _curves(
+        (entry, _octave(entry.d * entry.n), base.call.median / entry.call.median)
+        for group in groups if (base := group.find(CPU_REFERENCE)) for entry in _compared([group])
+    )  # fmt: skip
+    ours = next((curve for curve in curves if curve.entry.contender == "cpu" and len(curve.x) > 1), None)
+    if ours is not None:
+        processor = f"{run.machine.get('threads')} threads of {run.device}"
+        yield Picture(
+            f"cpu-{kind.slug}",
+            "How many times as fast as NumPy",
+            f"{processor}; {kind}; median of the shapes of about one size; higher is better",
+            f"With {processor}, multisample is {min(ours.y):.1f} to {max(ours.y):.0f} times as fast as NumPy ({kind}).",
+            4.5 + 0.23 * len(curves),
+            partial(
+                _lines, ("numbers in the matrix", COUNT, (1,)), ("times as fast as NumPy", COUNT, (1, 2, 5)), curves
+            ),
+        )

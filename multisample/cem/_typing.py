@@ -1,0 +1,53 @@
+"""Types of the options of `CEM` and `minimize`, for type checkers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, SupportsIndex
+
+if TYPE_CHECKING:
+    # Type checkers know typing_extensions, installed or not.
+    from typing_extensions import Required, TypedDict
+
+    from .._typing import AnyArray, HostBackend, Noise, Number
+    from ._method import CEM
+
+    class _CEMOptions(TypedDict, total=False):
+        elite_frac: Number
+        smoothing: Number
+        noise_floor: Number | AnyArray | Callable[[int], Any]
+        bounds: tuple[AnyArray | Number, AnyArray | Number] | None
+        tol: Number | None
+        seed: SupportsIndex | None
+        noise: Noise
+        antithetic: bool
+        fast_math: bool
+
+    class HostCEMOptions(_CEMOptions, total=False):
+        """Options of a run with NumPy arrays."""
+
+        backend: HostBackend
+
+    class CEMOptions(_CEMOptions, total=False):
+        """Options of a run with arrays of another library."""
+
+        backend: str
+
+    class AdoptedCEMOptions(_CEMOptions, total=False):
+        """Options of a run that begins with NumPy arrays and continues with arrays of the backend's library."""
+
+        backend: Required[str]
+
+    class _MinimizeOptions(TypedDict, total=False):
+        iterations: SupportsIndex
+        callback: Callable[[CEM[Any]], Any] | None
+        check_every: SupportsIndex | None
+
+    class HostMinimizeOptions(HostCEMOptions, _MinimizeOptions, total=False):
+        """`HostCEMOptions` for `minimize`."""
+
+    class MinimizeOptions(CEMOptions, _MinimizeOptions, total=False):
+        """`CEMOptions` for `minimize`."""
+
+    class AdoptedMinimizeOptions(AdoptedCEMOptions, _MinimizeOptions, total=False):
+        """`AdoptedCEMOptions` for `minimize`."""

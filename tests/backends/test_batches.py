@@ -1,0 +1,137 @@
+"""Batches: one launch draws several matrices, each with the bits of a launch of its own."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from cuda_memory import memory_of, require
+from draws import a_draw, a_vector
+
+from multisample.backends import registry
+from multisample.backends.contract import Backend
+from multisample.backends.draw import HOST, WORD_BYTES, Batched, Draw, Operation, Word, matrix_of_batch, parts_of_batch
+from multisample.backends.element_types import MATRIX_TYPES
+
+Array = np.ndarray[Any, Any]
+B = 3
+FLAGS = [Batched(0), Batched.mu, Batched.sigma, Batched.words, Batched.mu | Batched.sigma | Batched.words]
+# Matrices that follow each other at aligned and at odd addresses; short rows, long rows and many rows.
+SHAPES = [(4, 8), (5, 7), (3, 1029), (40, 1024), (300, 9)]
+
+
+class Memory(NamedTuple):
+    """The memory of a device, or of the host."""
+
+    device: int
+    put: Callable[[Array], Any]
+    pointer: Callable[[Any], int]
+    get: Callable[[Any], Array]
+
+
+def pointer(array: Array) -> int:
+    return int(array.ctypes.data)
+
+
+@pytest.fixture(params=["cpu", "torch_ext", "torch_ext, CUDA", "cupy, CUDA", "numba, CUDA"])
+def backend_and_memory(request: pytest.FixtureRequest) -> Iterator[tuple[Backend, Memory]]:
+    name, _, kind = request.param.partition(", ")
+    backend = registry.find(name)
+    if not kind:
+        if not backend.status().available:
+            pytest.skip(f"{name} cannot run here")
+        backend.prepare("cpu")
+        yield backend, Memory(HOST, np.array, pointer, lambda array: array)
+        return
+    require(name)
+    backend.prepare("cuda")
+    memory = memory_of({"torch_ext": "torch"}.get(name, name))
+    to_host: Any = {"torch": lambda x: x.cpu().numpy(), "cupy": lambda x: x.get(), "numba": lambda x: x.copy_to_host()}
+    yield backend, Memory(0, memory.put, memory.pointer, to_host[memory.name])
+
+
+def a_batch(
+    memory: Memory, d: int, n: int, dtype: str, flags: Batched, layout: str, **changes: Any
+) -> tuple[Draw, Array, tuple[Any, ...]]:
+    """A draw, the words of its matrices, and its arrays: mu, sigma, the matrices and the words."""
+    real, stored = (np.dtype(name) for name in (MATRIX_TYPES[dtype].computing, MATRIX_TYPES[dtype].stored))
+    count = {flag: B if flags & flag else 1 for flag in Batched}
+    mu = np.linspace(-3, 3, count[Batched.mu] * d).astype(real)
+    sigma = np.linspace(0.5, 2, count[Batched.sigma] * d).astype(real)
+    words = np.array([[7 + k, 2**63 + k, 100 + k, 12 + 5 * k] for k in range(count[Batched.words])], np.uint64)
+    matrices = np.full(B * d * n, -1, f"i{stored.itemsize}")
+    arrays = tuple(memory.put(x) for x in (mu, sigma, matrices, words.view(np.int64).reshape(-1)))
+    at = memory.pointer(arrays[3])
+    strides = (n * stored.itemsize, stored.itemsize) if layout == "dn" else (stored.itemsize, d * stored.itemsize)
+    vectors = (a_vector(x)._replace(data=memory.pointer(y)) for x, y in zip((mu, sigma), arrays, strict=False))
+    draw = a_draw(
+        d, n, dtype, **dict(zip(("mu", "sigma"), vectors, strict=True)), matrix=memory.pointer(arrays[2]),
+        strides=strides, seed=Word(0, at), offset=Word(0, at + 8), first_row=Word(0, at + 16),
+        first_column=Word(0, at + 24), device=memory.device, batch=B, batched=flags, **changes,
+    )  # fmt: skip
+    return draw, words, arrays
+
+
+CASES = [
+    *itertools.product(SHAPES, ["float32"], FLAGS, ["dn", "nd"], [False]),
+    *itertools.product(SHAPES[1:3], ["float64", "float16", "bfloat16"], FLAGS[-1:], ["dn"], [False, True]),
+]
+
+
+@pytest.mark.parametrize(("common_noise", "known_phase"), [(False, False), (True, False), (False, True)])
+def test_a_batch_has_the_bits_of_its_matrices(
+    backend_and_memory: tuple[Backend, Memory], common_noise: bool, known_phase: bool
+) -> None:
+    backend, memory = backend_and_memory
+    for (d, n), dtype, flags, layout, antithetic in CASES[:: 1 if memory.device != HOST else 2]:
+        phase = {} if flags & Batched.words or not known_phase else {"column_phase": 1 + 12 % 8}
+        draw, words, arrays = a_batch(
+            memory, d, n, dtype, flags, layout, common_noise=common_noise, antithetic=antithetic, **phase
+        )
+        backend.launch(draw)
+        drawn = memory.get(arrays[2]).copy()
+        expected = memory.put(np.full(len(drawn), -1, drawn.dtype))
+        for b in range(B):
+            seed, offset, row, column = (Word(int(word)) for word in words[b % len(words)])
+            one = matrix_of_batch(draw._replace(matrix=memory.pointer(expected)), b)
+            backend.launch(
+                one._replace(seed=seed, offset=offset, first_row=row, first_column=column, batched=0, column_phase=0)
+            )
+        assert np.array_equal(drawn, memory.get(expected)), (d, n, dtype, flags, layout, antithetic)
+        assert len(np.unique(drawn)) > min(d * n, 200) // 8
+
+
+def test_gradients_of_a_batch_are_those_of_its_matrices() -> None:
+    backend, memory = registry.find("torch_ext"), Memory(HOST, np.array, pointer, lambda array: array)
+    if not backend.status().available:
+        pytest.skip("torch_ext cannot run here")
+    d, n = 5, 1029
+    flags = Batched.mu | Batched.sigma | Batched.words
+    draw, words, arrays = a_batch(memory, d, n, "float32", flags, "dn", operation=Operation.gradient)
+    arrays[2].view(np.float32)[:] = np.linspace(-1, 1, B * d * n)
+    backend.launch(draw)
+    for b in range(B):
+        mu, sigma = np.zeros(d, np.float32), np.zeros(d, np.float32)
+        seed, offset, row, column = (Word(int(word)) for word in words[b])
+        backend.launch(
+            matrix_of_batch(draw, b)._replace(
+                mu=a_vector(mu), sigma=a_vector(sigma), seed=seed, offset=offset, first_row=row, first_column=column
+            )
+        )
+        assert np.array_equal(arrays[0][b * d : (b + 1) * d], mu)
+        assert np.array_equal(arrays[1][b * d : (b + 1) * d], sigma)
+        assert np.count_nonzero(sigma) == d
+
+
+def test_long_batches_are_launched_in_parts() -> None:
+    draw = a_draw(4, 8, seed=Word(0, 1 << 20), batch=8, batched=Batched.mu | Batched.words, mu=np.zeros(32, np.float32))
+    parts = list(parts_of_batch(draw, 3))
+    assert [part.batch for part in parts] == [3, 3, 2]
+    assert [part.matrix - draw.matrix for part in parts] == [0, 3 * 128, 6 * 128]
+    assert [part.mu.data - draw.mu.data for part in parts] == [0, 3 * 16, 6 * 16]
+    assert [part.seed.at - draw.seed.at for part in parts] == [0, 3 * WORD_BYTES, 6 * WORD_BYTES]
+    assert {part.sigma for part in parts} == {draw.sigma}
+    assert list(parts_of_batch(draw, 8)) == [draw]
