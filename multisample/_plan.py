@@ -428,7 +428,7 @@ class PlanCache(Generic[P]):
     def put(self, key: Hashable, plan: P) -> None:
         """Store `plan` under `key`, unless another `put` is running.
 
-        That `put` may run in another thread, or a signal handler or destructor that calls this one has interrupted it.
+        Waiting could deadlock: a signal handler or destructor may call `put` while it interrupts another `put`.
         """
         lock = self._lock
         if lock.acquire(blocking=False):

@@ -190,7 +190,7 @@ def sample(
         try:
             signature, state = library.signature, library.state()
             # The key has exact types, since True == 1 == 1.0, but no values of numbers, seeds and windows.
-            if state is None:  # The library must see the call.
+            if state is None:  # PyTorch transforms the call, which has no plan.
                 pass
             elif library.key is not None:
                 key = library.key(

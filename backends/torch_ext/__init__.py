@@ -235,7 +235,7 @@ def _refuse_negative_strides(strides: tuple[int, ...] | None) -> None:
 
 
 def _builtins_of(path: Path) -> Builtins | None:
-    """None if the library finds no Python in this process."""
+    """The builtin functions; None if the library cannot find Python's C functions in this process."""
     builtins = Builtins(path)
     try:
         builtins.is_valid(bytes(PACKED_DRAW))

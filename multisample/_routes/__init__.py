@@ -1,8 +1,8 @@
-"""Calls without a plan. They are checked in full and get a plan, unless a framework must see the call.
+"""Calls without a plan: they are checked in full, and most of them get a plan.
 
-PyTorch must see calls that it compiles, transforms or records, and calls with DTensors. JAX must see calls with its
-arrays or keys, traced or not. Arrays of unknown libraries are shared by protocol with a known library. The modules are
-imported on first use; each receives `sample` as `draw`.
+Calls that PyTorch compiles or transforms become operator calls, without a plan. Calls with arrays or keys of JAX become
+custom calls of XLA. `recorded` adds autograd to a plan. `dtensor` and `adopted` convert the arguments and call `sample`
+or a plan. The modules are imported on first use.
 """
 
 from __future__ import annotations

@@ -611,7 +611,7 @@ def minimize(
     Samples of equal `mu` and `sigma` have the same bits everywhere. The array library computes sums over elites in its
     own order. So runs with different libraries or devices differ by rounding after the first refit.
 
-    The method fits no correlations. On ill-conditioned functions with oblique axes, and in curved valleys, methods with
+    The method fits no correlations. On ill-conditioned functions with rotated axes, and in curved valleys, methods with
     a covariance matrix, such as CMA-ES, are much better.
 
     References

@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
     options = {"backend": args.backend, "seed": seed, "noise": args.noise, "fast_math": args.fast_math}
     mu, sigma = (read_vector(name, text) for name, text in (("mu", args.mu), ("sigma", args.sigma)))
     d, dtype = _check(mu, sigma, n, args, options)
-    # Every window has this dtype, so the vectors need none.
+    # Each call below passes `dtype`, so the dtypes of the vectors do not matter.
     vectors = [np.asarray(mu), np.asarray(sigma)]
     in_place = choose(args.backend, "numpy", "cpu").host_library == "numpy"
 

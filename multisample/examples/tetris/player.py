@@ -98,9 +98,9 @@ def play(
 ) -> Played:
     """Let every player play every game.
 
-    A player sees the current piece only. The piece drops straight down, in any orientation and column. The player
-    chooses the placement under the top of the board with the largest dot product of features and weights; among equal
-    ones, the first. The game ends when a piece fits nowhere.
+    A player sees the current piece only. The piece drops straight down, in any orientation and column. Of the
+    placements below the top of the board, the player chooses the one with the largest dot product of features and
+    weights, and the first of equal ones. The game ends when a piece fits nowhere.
 
     Parameters
     ----------
