@@ -259,4 +259,5 @@ def _vector(x: Any, d: int, dtype: str) -> Any:
 
 @functools.lru_cache(1024)
 def _program(static: Static, d: int) -> Any:
-    return jax.jit(lambda mu, sigma, words: _traced(mu, sigma, words, static, d))
+    # An empty result depends on no argument, but belongs on their device.
+    return jax.jit(lambda mu, sigma, words: _traced(mu, sigma, words, static, d), keep_unused=True)
