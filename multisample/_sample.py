@@ -106,7 +106,7 @@ def sample(
         each other, `mu` or `sigma`; any other strides are accepted.
     fast_math : bool, default False
         Use a faster, less exact transform on CUDA devices for float32 and narrower types. It differs from the portable
-        transform by at most 1e-3. Its bits are the same on one GPU only. No effect on a CPU or on float64.
+        transform by at most 1e-3. Its bits are the same on one GPU model only. No effect on a CPU or on float64.
     dim_offset, sample_offset : int, default 0
         First row and column of the drawn window of the endless sample matrix:
         ``sample(mu[a:b], sigma[a:b], q - p, dim_offset=a, sample_offset=p)`` equals ``sample(mu, sigma, q)[a:b, p:]``,
