@@ -1,7 +1,7 @@
 """XLA's foreign function interface, read and written through ctypes.
 
-XLA calls a handler with the address of a call frame. The layouts here are those of ``xla/ffi/api/c_api.h``, a header of
-jaxlib's, on 64-bit platforms. Structs of that header only ever grow at their ends within a major version.
+XLA calls a handler with the address of a call frame. The layouts here are those of ``xla/ffi/api/c_api.h``, a header in
+jaxlib, on 64-bit platforms. Within a major version, structs of that header grow at their ends only.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 __all__ = ["EXECUTE", "Code", "Frame", "Handler", "address_of", "handler", "packed_shape_of", "unpacked_shape"]
 
 MAJOR, LEAST_MINOR = 0, 3
-"""The versions of the interface that these layouts are for: this major one, from this minor one on."""
+"""The layouts hold for this major version, from this minor version on."""
 
 EXECUTE = 3
 """The stage in which a handler computes: XLA_FFI_ExecutionStage_EXECUTE."""
@@ -122,14 +122,14 @@ class Frame:
         Raises
         ------
         RuntimeError
-            If the interface is of a version that these layouts are not for.
+            If the layouts do not hold for the version of the interface.
         """
         extension = int(self._words[_EXTENSION])
         while extension:  # XLA_FFI_Extension_Base: size, type, next; then a pointer to XLA_FFI_Metadata.
             _, kind, following, metadata = struct.unpack("QI4xQQ", ctypes.string_at(extension, 32))
             if kind == _METADATA:
                 self._check_version()
-                # The size and extension of the version come first, and stay.
+                # The metadata and the version begin with sizes and extensions, which XLA has set.
                 ctypes.c_int.from_address(metadata + 24).value = self._version[0]
                 ctypes.c_int.from_address(metadata + 28).value = self._version[1]
                 ctypes.c_uint32.from_address(metadata + 32).value = _COMMAND_BUFFERS if records else 0
@@ -174,7 +174,7 @@ def address_of(buffer: int) -> int:
 
 
 def packed_shape_of(buffer: int, rank: int) -> bytes:
-    """The shape of a buffer of that rank, as `unpacked_shape` takes it."""
+    """The bytes of the shape of a buffer with `rank` axes, for `unpacked_shape`."""
     packed: bytes = _read[8 * rank](_pointer_at(buffer + 40).value).raw
     return packed
 
@@ -192,9 +192,9 @@ def _function_at(api: int, offset: int) -> Callable[[int], Any]:
 
 
 def handler(execute: Callable[[Frame], None], records: bool) -> Any:
-    """A C function that XLA can call, which must be kept: `execute` runs in its execution stage.
+    """A C function for XLA, which the caller must keep alive. `execute` runs in the execution stage.
 
-    Exceptions become errors of XLA with their text. `records` allows XLA to record calls into command buffers.
+    Exceptions become XLA errors with their text. `records` allows XLA to record calls into command buffers.
     """
 
     def call(address: int) -> int:
@@ -210,7 +210,7 @@ def handler(execute: Callable[[Frame], None], records: bool) -> Any:
             return frame.error(Code.invalid_argument, str(error))
         except MemoryError as error:
             return frame.error(Code.resource_exhausted, str(error) or "out of memory")
-        except BaseException as error:  # None may reach ctypes, which would print it and return 0.
+        except BaseException as error:  # ctypes would print the exception and return success.
             return frame.error(Code.internal, str(error) or type(error).__name__)
 
     return Handler(call)

@@ -1,6 +1,6 @@
-"""What JAX users find beside `multisample.sample`, which takes their arrays and keys as it takes any other.
+"""Helpers for JAX.
 
-`jit`, `vmap`, `grad` and sharding need nothing from here: `multisample.sample` is the same call there.
+`multisample.sample` itself takes JAX arrays and keys, also inside `jit`, `vmap`, `grad` and sharded programs.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ __all__ = ["key_data", "load_handlers"]
 def key_data(seed: SupportsIndex | Key) -> Any:
     """Return a seed and an offset as an array that a traced function can take.
 
-    A traced integer has 32 bits, unless JAX's types of 64 bits are enabled. This array has all 64 of both.
+    A traced integer has 32 bits unless `jax_enable_x64` is set. This array has all 64 bits of both.
 
     Parameters
     ----------
     seed : int or Key
-        As `multisample.sample` takes it.
+        A seed for `multisample.sample`.
 
     Returns
     -------
@@ -61,9 +61,9 @@ def key_data(seed: SupportsIndex | Key) -> Any:
 
 
 def load_handlers() -> None:
-    """Register the functions that XLA calls in programs with samples.
+    """Register the functions that XLA calls to draw.
 
-    A call of `multisample.sample` does as much; but a program that `jax.export` has saved may run before any call.
+    `multisample.sample` registers them too, but a program saved by `jax.export` may run before the first call.
 
     Examples
     --------

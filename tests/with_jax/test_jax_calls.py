@@ -72,7 +72,7 @@ def test_float64_refines(jax_place: str, x64: None) -> None:
     check_same(narrow(jnp.asarray(mu)), sample(mu, sigma, N, seed=1, dtype="float32"))
 
 
-def test_numbers_lists_columns_and_numpy_arrays_may_stand_beside(jax_place: str) -> None:
+def test_numbers_lists_and_numpy_arrays_mix_with_jax(jax_place: str) -> None:
     mu, sigma = vectors()
     draws: list[tuple[Callable[[Any, Any], Any], Any]] = [
         (lambda mu, sigma: sample(mu, 0.5, N, seed=1, backend=jax_place), sample(MU, 0.5, N, seed=1)),
@@ -106,7 +106,7 @@ def test_empty_results(shape: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("seed", [0, 7, 2**32 - 1])
-def test_a_jax_key_is_the_seed_that_it_was_made_from(jax_place: str, seed: int) -> None:
+def test_a_jax_key_of_an_integer_is_that_seed(jax_place: str, seed: int) -> None:
     expected = sample(MU, SIGMA, N, seed=seed)
     key = jax.random.key(seed)
     for form in (key, jax.random.key_data(key), np.asarray(jax.random.key_data(key)), jax.random.PRNGKey(seed)):
@@ -253,7 +253,7 @@ def test_eager_calls_check_values_in_host_memory(bad: float) -> None:
         sample(jnp.asarray([0.0, bad, 0.0]), 1.0, N, seed=1)
 
 
-def test_validate_checks_values_anywhere(jax_place: str) -> None:
+def test_validate_checks_values_in_any_memory(jax_place: str) -> None:
     with pytest.raises(ValueError, match=r"^sigma: .*sigma\[2\] = -1"):
         sample(jnp.zeros(3), jnp.asarray([1.0, 1.0, -1.0]), N, seed=1, validate=True, backend=jax_place)
 
@@ -344,7 +344,7 @@ def seedless(mu: Any) -> Any:
 
 @pytest.mark.parametrize("transform", [jax.jit, jax.vmap, lambda f: jax.grad(lambda x: f(x).sum())])
 @pytest.mark.parametrize("constant", [True, False])
-def test_without_a_seed_a_traced_call_says_what_to_pass(transform: Any, constant: bool) -> None:
+def test_a_traced_call_without_a_seed_raises_with_advice(transform: Any, constant: bool) -> None:
     generator = Generator(1)
     multisample.manual_seed(1)
     x = jnp.zeros((3, D)) if transform is jax.vmap else jnp.zeros(D)
@@ -424,7 +424,7 @@ def test_wrong_keys_are_named(jitted: bool, seed: Callable[[], Any], message: st
         (jax.jit(call) if jitted else call)(seed())
 
 
-def test_what_cannot_be_traced_is_named() -> None:
+def test_arguments_that_cannot_be_traced_raise() -> None:
     mu, sigma = vectors()
     with pytest.raises(TypeError, match=r"^n: .*static"):
         jax.jit(lambda n: sample(mu, sigma, n, seed=1))(N)

@@ -366,7 +366,7 @@ def test_large_results_may_have_huge_pages(monkeypatch: pytest.MonkeyPatch, colu
 
 
 @pytest.mark.parametrize(("start", "size"), [(0, 0), (1, 5), (100, 4096), (4095, 1 << 16)])
-def test_advice_keeps_what_is_in_memory(start: int, size: int) -> None:
+def test_huge_page_advice_preserves_the_contents(start: int, size: int) -> None:
     memory = np.arange(1 << 17).astype(np.uint8)
     advise_huge_pages(memory.ctypes.data + start, size)
     np.testing.assert_array_equal(memory, np.arange(1 << 17).astype(np.uint8))

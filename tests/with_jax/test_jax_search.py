@@ -73,7 +73,7 @@ def test_a_step_outside_of_jit_is_the_same_step() -> None:
     np.testing.assert_allclose(ours.x, state.x, rtol=1e-3, atol=1e-4)
 
 
-def test_a_run_that_has_ended_stays_as_it_is() -> None:
+def test_a_step_after_the_end_changes_nothing() -> None:
     run = scanned(60, tol=0.05)
     state, means = run(cem.start(jnp.asarray(START), 2.0), 7)
     assert not bool(state.running)

@@ -43,5 +43,5 @@ def test_sharded(findings: dict[str, str], check: str) -> None:
     assert findings[check] == ""
 
 
-def test_there_are_checks() -> None:
+def test_sharded_checks_exist() -> None:
     assert len(CHECKS) >= 10

@@ -1,7 +1,7 @@
-"""Calls that JAX has to see: those with its arrays or keys, traced or not.
+"""Calls with arrays, keys or tracers of JAX.
 
-A call becomes one custom call of a program. While JAX traces, that is the program being traced; otherwise it is one of
-its own, which is compiled for the static arguments and kept.
+Each is one custom call of XLA: of the program that JAX is tracing, or else of a program of its own, which is compiled
+for the static arguments and cached.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def draw_jax(call: Call, key: Hashable) -> Any:
     _words(call, 0 if call.seed is None else call.seed, d)  # Raises.
     plan = _Plan(call, static, d)
     result = plan.run(call.mu, call.sigma, call.seed, call.generator, None, call.dim_offset, call.sample_offset)
-    for x in (call.mu, call.sigma):  # From now on, calls of this signature find the plan at once.
+    for x in (call.mu, call.sigma):  # `sample` looks up plans for these types only.
         if is_jax(x):
             BY_TYPE[type(x)] = JAX
     if key is None:
@@ -57,14 +57,14 @@ def draw_jax(call: Call, key: Hashable) -> Any:
 
 
 class _Plan:
-    """A call that JAX does not trace, but for values, seed, offset and window: see `multisample._plan.Plan`."""
+    """An eager call without values, seed, offset and window: see `multisample._plan.Plan`."""
 
     __slots__ = ("_call", "_checked", "_d", "_is_valid", "_last_column", "_last_row", "_programs", "_static")
 
     def __init__(self, call: Call, static: Static, d: int) -> None:
         from multisample.backends.kernels.cpu.kernel import value_kernel  # Numba takes half a second to import.
 
-        # Without arrays and generators, which a plan does not keep alive.
+        # A plan keeps no arrays and no generators alive.
         self._call = call._replace(mu=None, sigma=None, seed=None, generator=None)
         self._static, self._d = static, d
         self._programs = tuple(_program(static._replace(aligned=aligned), d) for aligned in (False, True))

@@ -1,7 +1,7 @@
-"""XLA's handlers: Python functions that XLA calls with the memory of a custom call, and that run a backend on it.
+"""The handlers of the custom calls: Python functions that run a backend on the memory that XLA passes.
 
-All of a call that does not depend on values and shapes is in one string attribute, so that a compiled program means the
-same in every process. `Options` is that string; `RUNNERS` has a function for each string and shape.
+One string attribute holds the static options of a call, so that a saved program runs in every process. `Options` is
+that string; `RUNNERS` has a function for each string and shape.
 """
 
 from __future__ import annotations

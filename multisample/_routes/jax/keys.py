@@ -1,6 +1,6 @@
-"""Seeds under JAX: integers, Keys, JAX's keys and their data, traced or not, as the eight words of a custom call.
+"""Seed, offset and window of a call as the eight uint32 words of its custom call.
 
-A seed is an operand of the program, never a constant that it is compiled for: a new seed compiles nothing.
+The words are an operand of the program, so that a new seed compiles nothing.
 """
 
 from __future__ import annotations

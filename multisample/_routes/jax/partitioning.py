@@ -1,4 +1,4 @@
-"""What the primitives become in a program: one custom call on each device, for the window that the device holds.
+"""Lowering of the primitives: one custom call for each device, which draws the window of that device.
 
 XLA would gather the operands of a custom call that it cannot partition. Here each device moves the first row and column
 of its window by its place in the mesh, and draws that window from its own part of mu and sigma, without communication.
