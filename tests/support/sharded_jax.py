@@ -90,6 +90,19 @@ def every_sharding_is_drawn_in_windows() -> None:
 
 
 @check
+def stores_are_aligned_only_where_every_window_begins_at_a_multiple_of_8() -> None:
+    """The last static option of a custom call, which chooses aligned stores on CUDA."""
+    for n, first, columns, aligned in ((32, 0, "y", 1), (32, 24, "y", 1), (24, 0, "y", 0), (24, 0, None, 1),
+                                       (32, 4, "y", 0), (32, 4, None, 0)):  # fmt: skip
+        draw = jax.jit(
+            lambda key, n=n, first=first: sample(MU, SIGMA, n, seed=key, sample_offset=first),
+            out_shardings=sharding(None, columns),
+        )
+        text = program(draw, jax.random.key(SEED))
+        assert re.findall(r'options = "[^"]*,(\d)"', text) == [str(aligned)], (n, first, columns)
+
+
+@check
 def a_bare_custom_call_would_be_gathered() -> None:
     """The control for the check above: what XLA does to a call that it cannot partition."""
     from multisample._routes.jax import handlers
