@@ -29,7 +29,7 @@ _WINDOW, _LEAST_WINDOW = 1 << 18, 1 << 14
 # Each window computes its common noise once. A window of at least this width is still tall enough to hide that cost.
 _COMMON_COLUMNS = 1 << 12
 # Where columns are contiguous, each window also reads mu and sigma once. With these limits of rows and normals, a
-# window is wide enough to hide that cost. Its normals may be many, because each costs little.
+# window is wide enough to hide that cost. A common normal costs little, so a window may have many.
 _COMMON_ROWS, _COMMON_WINDOW = 1 << 13, 1 << 20
 
 

@@ -1,11 +1,11 @@
 // The geometry of a gradient: its cut into blocks and threads. The order of the sums follows from it. It depends on the
 // shape, the layout and the types alone, never on the device, and so do the bits of the sums.
 //
-// A block sums some dimensions over a segment of their columns. The threads of a tile share a few of these dimensions,
-// their rows: the thread in each slot sums every slots-th group. A thread computes the column part of the words once
-// for all its rows; the row parts are in shared memory. At the end, the block adds up the sums of its threads. Where
-// rows have several segments, a second kernel adds up the segments. Neighbouring threads read neighbouring groups or,
-// with `across`, neighbouring dimensions.
+// A row of the gradient is cut into segments. A block sums one segment of some rows. Its threads form tiles: all threads
+// of a tile sum the same few rows, and thread s of a tile (slot s) sums the groups s, s + slots, s + 2 slots, ... of
+// columns. A thread computes the column part of the words once for all its rows; the row parts are in shared memory. At
+// the end, the block adds up the sums of its threads. If rows have several segments, a second kernel adds up the
+// segments. Neighbouring threads read neighbouring groups or, with `across`, neighbouring dimensions.
 #pragma once
 
 #include "cuda/geometry.h"
@@ -31,17 +31,17 @@ enum Loads : u32 {
 
 struct GradientGeometry {
   u32 blocks, threads;
-  u32 tiles;       // of a block
+  u32 tiles;       // tiles per block
   u32 slots;       // threads that share the rows of a tile
   u32 across;      // whether neighbouring threads have neighbouring dimensions, in place of groups
   u32 one_by_run;  // 2^20 / (across ? tiles : slots), rounded up: divides a thread index by multiplication and shift
-  u32 rows;        // of a thread, `tiles` rows apart
-  u32 turns;       // groups of a thread
-  u32 segments;    // of a row
+  u32 rows;        // rows per thread; they are `tiles` rows apart
+  u32 turns;       // groups per thread
+  u32 segments;    // segments per row
   u32 skip;        // columns of the first group that come before the first column
   u32 loads;       // one of Loads
   u32 parts_log2;  // log2 of the threads that add up the slots of one sum
-  u64 groups;      // of a row
+  u64 groups;      // groups per row
   i64 row_step;    // bytes between the rows of a thread
   i64 turn_step;   // bytes between the groups of a thread
 };

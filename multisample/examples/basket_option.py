@@ -1,4 +1,4 @@
-"""Monte Carlo prices an option on a basket of stocks, and its sensitivity to their prices.
+"""Monte Carlo estimates of the price of an option on a basket of stocks, and of its delta.
 
 The logarithms of the stocks' final prices are normal, so one call of `multisample.sample` draws them. The program shows
 two ways to reduce the variance of estimates. Antithetic pairs mirror each path, which makes the price more exact.

@@ -41,7 +41,7 @@ _TILE_PAIRS = 2 * _TILE_NORMALS
 _BATCH, _LONG_BATCH = 2048, 8192
 # Rows that the widest vectors hold.
 _HEIGHT = 16
-# Places of a tile of few rows; and of all its columns, with a vector of padding.
+# Elements of one column of a tile with few rows; and of its eight columns, padded by a vector.
 _PLACES = 512
 _TILE_PLACES = 8 * _PLACES + _HEIGHT
 # Prefetch distance down a column, in places.
