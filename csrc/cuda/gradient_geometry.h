@@ -1,11 +1,11 @@
 // The geometry of a gradient: its cut into blocks and threads. The order of the sums follows from it. It depends on the
 // shape, the layout and the types alone, never on the device, and so do the bits of the sums.
 //
-// A row of the gradient is cut into segments. A block sums one segment of some rows. Its threads form tiles: all threads
-// of a tile sum the same few rows, and thread s of a tile (slot s) sums the groups s, s + slots, s + 2 slots, ... of
-// columns. A thread computes the column part of the words once for all its rows; the row parts are in shared memory. At
-// the end, the block adds up the sums of its threads. If rows have several segments, a second kernel adds up the
-// segments. Neighbouring threads read neighbouring groups or, with `across`, neighbouring dimensions.
+// A row of the gradient is cut into segments. A block sums one segment of some rows. Its threads form tiles: all
+// threads of a tile sum the same few rows, and thread s of a tile (slot s) sums the groups s, s + slots, s + 2 slots,
+// ... of columns. A thread computes the column part of the words once for all its rows; the row parts are in shared
+// memory. At the end, the block adds up the sums of its threads. If rows have several segments, a second kernel adds up
+// the segments. Neighbouring threads read neighbouring groups or, with `across`, neighbouring dimensions.
 #pragma once
 
 #include "cuda/geometry.h"
