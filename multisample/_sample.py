@@ -190,7 +190,7 @@ def sample(
         try:
             signature, state = library.signature, library.state()
             # The key has exact types, since True == 1 == 1.0, but no values of numbers, seeds and windows.
-            if state is None:  # PyTorch transforms the call, which has no plan.
+            if state is None:  # PyTorch or JAX transforms the call, which has no plan.
                 pass
             elif library.key is not None:
                 key = library.key(
@@ -208,7 +208,7 @@ def sample(
             plan = PLANS.get(key)
         except Exception:  # A wrong argument may raise anything here; `draw_first` reports the error.
             key = None
-    # The parts of a Key may be arrays of JAX, which has to see the call.
+    # A Key whose parts are JAX arrays makes the call JAX's.
     if plan is not None and (type(seed) is not Key or (type(seed[0]) is int and type(seed[1]) is int)):
         return plan.run(mu, sigma, seed, generator, out, dim_offset, sample_offset)
     call = Call(

@@ -199,7 +199,7 @@ def _tiled_gradient(backend: Backend, options: Options, d: int, n: int) -> Calla
     if options.layout == "dn":
         columns = min(n, _TILE)
         rows = max(1, min(d, _TILE // columns))
-    else:  # Dimensions are what is contiguous in memory.
+    else:  # Dimensions are contiguous in memory.
         rows = min(d, max(_TILE_ROWS, _TILE // n))
         columns = min(n, _TILE // rows)
     tiles: dict[tuple[int, int], Callable[..., None]] = {}
