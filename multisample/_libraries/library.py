@@ -74,7 +74,7 @@ class Library:
         return type(out), self.signature(out)
 
     def state(self) -> Hashable:
-        """The global state that a plan depends on; None if calls have no plans now, since PyTorch or JAX transforms them."""
+        """The global state that a plan depends on; None while PyTorch or JAX transforms calls, which then have no plan."""
         return ()
 
     def address(self, array: Any) -> int:
