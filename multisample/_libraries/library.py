@@ -74,7 +74,7 @@ class Library:
         return type(out), self.signature(out)
 
     def state(self) -> Hashable:
-        """The global state that a plan depends on; None while PyTorch or JAX transforms calls, which need no plan."""
+        """The global state that a plan depends on; None while PyTorch or JAX transforms calls, which have no plan."""
         return ()
 
     def address(self, array: Any) -> int:
