@@ -15,7 +15,7 @@ from typing import Any
 
 from .contract import Backend, BackendStatus, DeviceKind, HostArray, Launcher
 from .draw import Draw, ElementType, matrix_of_batch
-from .memory.host import arrays_at, value_at
+from .memory.host import arrays_at, words_at
 from .system.worker_pool import run_all, thread_count
 
 __all__ = ["BACKEND"]
@@ -64,7 +64,7 @@ class CpuBackend:
         for b in range(max(draw.batch, 1)):
             one = matrix_of_batch(draw, b)
             mu, sigma, matrix = arrays_at(one)
-            seed, offset, first_row, first_column = map(value_at, one[7:11])
+            seed, offset, first_row, first_column = words_at(one)
             ready = launcher.ready(matrix, first_column) if launcher.ready else None
             launcher.run(ready, mu, sigma, matrix, seed, offset, 0, first_row, first_column, 0)
 

@@ -14,9 +14,10 @@ from .element_types import SIZES, ElementType
 
 __all__ = [
     "HOST",
+    "OFFSETS_BYTES",
     "PACKED_DRAW",
+    "SEED_BYTES",
     "SIZES",
-    "WORD_BYTES",
     "Batched",
     "Draw",
     "ElementType",
@@ -65,7 +66,7 @@ class Vector(NamedTuple):
 
 
 class Word(NamedTuple):
-    """An unsigned 64-bit number: `value` if `at` is 0, or else the number at address `at` in device memory."""
+    """An unsigned 64-bit number: `value`, or if `at` is not 0 the number at address `at` in device memory."""
 
     value: int
     at: int = 0
@@ -74,12 +75,13 @@ class Word(NamedTuple):
 class Batched(enum.IntFlag):
     """Operands with an element for each matrix of a batch, one after another in memory.
 
-    The element of `words` is four 64-bit numbers: seed, offset, first row and first column.
+    The element of `offsets` is three 64-bit numbers: offset, first row and first column.
     """
 
     mu = 1
     sigma = 2
-    words = 4
+    seed = 4
+    offsets = 8
 
 
 class Draw(NamedTuple):
@@ -101,6 +103,7 @@ class Draw(NamedTuple):
     columns: int
     """At least 1."""
     seed: Word
+    """In memory its high half is first, as in JAX's keys."""
     offset: Word
     first_row: Word
     first_column: Word
@@ -121,8 +124,8 @@ class Draw(NamedTuple):
     threads: int = 0
     """On the CPU, the most threads for the call; 0 for no limit."""
     batch: int = 0
-    """How many matrices; 0 counts as 1. They are contiguous and lie one after another. A batch needs words in memory.
-    """
+    """How many matrices; 0 counts as 1. They are contiguous and lie one after another. A batch needs its words in
+    memory."""
     batched: int = 0
     """Flags of `Batched`."""
     column_phase: int = 0
@@ -133,8 +136,8 @@ _VECTOR = "PqdI4x"
 _STRUCT = struct.Struct(f"{_VECTOR}{_VECTOR}PqqQQ{'QP' * 4}PP5IiIIII")
 _pack = _STRUCT.pack
 
-WORD_BYTES = 32
-"""Bytes of the four words of a matrix in a batch."""
+SEED_BYTES, OFFSETS_BYTES = 8, 24
+"""Bytes of a seed, and of offset, first row and first column, of a matrix in a batch."""
 
 PACKED_DRAW = _STRUCT.size
 """Bytes of a `Draw`."""
@@ -147,21 +150,25 @@ def pack(draw: Draw) -> bytes:
     return _pack(*vectors, *draw[2:7], *words, *draw[11:])
 
 
-def batch_steps(draw: Draw) -> tuple[int, int, int, int]:
-    """Bytes from one matrix of a batch to the next: of mu, of sigma, of the matrix and of the words."""
+def batch_steps(draw: Draw) -> tuple[int, int, int, int, int]:
+    """Bytes from one matrix of a batch to the next: of mu, sigma, the matrix, the seed and the offsets."""
     size = SIZES[ElementType(draw.type).name]
     return (
         draw.rows * draw.mu.stride if draw.batched & Batched.mu else 0,
         draw.rows * draw.sigma.stride if draw.batched & Batched.sigma else 0,
         draw.rows * draw.columns * size,
-        WORD_BYTES if draw.batched & Batched.words else 0,
+        SEED_BYTES if draw.batched & Batched.seed else 0,
+        OFFSETS_BYTES if draw.batched & Batched.offsets else 0,
     )
 
 
 def matrix_of_batch(draw: Draw, b: int) -> Draw:
     """Matrix `b` of a batch."""
-    mu, sigma, matrix, words = (b * step for step in batch_steps(draw))
-    seed, offset, row, column = (word._replace(at=word.at + words) if word.at else word for word in draw[7:11])
+    mu, sigma, matrix, seed_step, step = (b * step for step in batch_steps(draw))
+    seed, offset, row, column = (
+        word._replace(at=word.at + moved) if word.at else word
+        for word, moved in zip(draw[7:11], (seed_step, step, step, step), strict=True)
+    )
     return draw._replace(
         mu=draw.mu._replace(data=draw.mu.data + mu), sigma=draw.sigma._replace(data=draw.sigma.data + sigma),
         matrix=draw.matrix + matrix, seed=seed, offset=offset, first_row=row, first_column=column, batch=0,
@@ -209,14 +216,14 @@ def packer(draw: Draw) -> Packer:
     )  # fmt: skip
 
 
-def memory_packer(draw: Draw) -> Callable[[int, int, int, int, int], bytes]:
-    """``packed(mu, sigma, matrix, words, stream)``: packs draws like `draw` whose words are in device memory.
+def memory_packer(draw: Draw) -> Callable[[int, int, int, int, int, int], bytes]:
+    """``packed(mu, sigma, seed, offsets, matrix, stream)``: packs draws like `draw` whose words are in device memory.
 
-    `mu` and `sigma` are addresses; `words` is the address of seed, offset, first row and first column.
+    All but the stream are addresses; at `offsets` are the offset, the first row and the first column.
     """
     (_, s, _, t, _), (_, u, _, v, _), _, rs, cs, rows, columns = draw[:7]
     options = draw[13:]
-    return lambda mu, sigma, matrix, words, stream: _pack(
-        mu, s, 0.0, t, sigma, u, 0.0, v, matrix, rs, cs, rows, columns, 0, words, 0, words + 8, 0, words + 16, 0,
-        words + 24, 0, stream, *options,
+    return lambda mu, sigma, seed, offsets, matrix, stream: _pack(
+        mu, s, 0.0, t, sigma, u, 0.0, v, matrix, rs, cs, rows, columns, 0, seed, 0, offsets, 0, offsets + 8, 0,
+        offsets + 16, 0, stream, *options,
     )  # fmt: skip

@@ -154,15 +154,15 @@ class DriverBackend(abc.ABC):
 
         return Launcher(run, ready=ready)
 
-    def memory_launcher(self, draw: Draw) -> Callable[[int, int, int, int, int], None]:
-        """``launch(mu, sigma, matrix, words, stream)`` launches draws like `draw` whose words are in device memory.
+    def memory_launcher(self, draw: Draw) -> Callable[[int, int, int, int, int, int], None]:
+        """``launch(mu, sigma, seed, offsets, matrix, stream)`` launches draws like `draw`, words in memory.
 
         The arguments are those of `multisample.backends.draw.memory_packer`. `draw` may be a batch. The stream may be
         one that is being captured: a kernel that is not loaded yet is loaded all the same.
         """
         launch, batch = self._launch(_ARGUMENTS, draw.device), max(draw.batch, 1)
         cached: dict[int, tuple[int, int, int, bytes]] = {}
-        step_mu, step_sigma, step_matrix, step_words = batch_steps(draw)
+        of_mu, of_sigma, of_matrix, of_seed, of_offsets = batch_steps(draw)
         # More matrices than a grid has room for are launched in parts.
         parts = [
             (b, count, memory_packer(draw._replace(batch=count)))
@@ -178,12 +178,13 @@ class DriverBackend(abc.ABC):
                 cached[misalignment] = self.kernel(key), cut.blocks, cut.threads, packed_cut
             return cached[misalignment]
 
-        def run(mu: int, sigma: int, matrix: int, words: int, stream: int) -> None:
+        def run(mu: int, sigma: int, seed: int, offsets: int, matrix: int, stream: int) -> None:
             kernel, blocks, threads, cut = cached.get(matrix & 31) or ready(matrix & 31)
             for b, count, packed in parts:
                 arguments = packed(
-                    mu + b * step_mu, sigma + b * step_sigma, matrix + b * step_matrix, words + b * step_words, stream
-                )
+                    mu + b * of_mu, sigma + b * of_sigma, seed + b * of_seed, offsets + b * of_offsets,
+                    matrix + b * of_matrix, stream,
+                )  # fmt: skip
                 launch(kernel, pack_configuration(blocks, threads, stream, count) + arguments + cut)
 
         return run

@@ -18,14 +18,15 @@ struct Vector {
   u32 type, unused;
 };
 
-// A number: `*at` if `at` is not null, else `value`. `at` is in memory that the kernel can read.
+// A number: `value`, or if `at` is not null the number at `at`, in memory that the kernel can read.
 struct Word {
   u64 value;
   const u64* at;
 };
 
-// Operands with an element for each matrix of a batch, one after another in memory: a vector, or the four words.
-enum Batched : u32 { kBatchedMu = 1, kBatchedSigma = 2, kBatchedWords = 4 };
+// Operands with an element for each matrix of a batch, one after another in memory: a vector, a seed, or the three
+// numbers offset, first_row and first_column.
+enum Batched : u32 { kBatchedMu = 1, kBatchedSigma = 2, kBatchedSeed = 4, kBatchedOffsets = 8 };
 
 // z[r, c] is the noise of row first_row + r (of row 0 with common noise) and column first_column + c. With antithetic
 // noise, columns of z come in pairs z, -z.
@@ -34,7 +35,8 @@ struct Draw {
   void* matrix;
   i64 row_stride, column_stride;  // in bytes; for kSample multiples of the element size
   u64 rows, columns;              // at least 1
-  Word seed, offset;
+  Word seed;                      // in memory its high half is first, as in JAX's keys
+  Word offset;
   Word first_row, first_column;  // first_row + rows <= 2^32, first_column + columns <= 2^34
   double* scratch;               // kGradient on CUDA: room for partial sums, see cuda/gradient_geometry.h
   void* stream;                  // of the device
@@ -45,7 +47,7 @@ struct Draw {
   u32 fast_math;  // on CUDA devices, for types of at most 32 bits
   i32 device;     // CUDA's ordinal; -1 for host memory
   u32 threads;    // on the CPU: at most this many, or 0 for no limit
-  // A batch needs words in memory. Its matrices are contiguous and lie one after another; 0 counts as 1.
+  // A batch needs its words in memory. Its matrices are contiguous and lie one after another; 0 counts as 1.
   u32 batch;
   u32 batched;       // flags of `Batched`
   u32 column_phase;  // where first_column is in memory: 1 + first_column % 8, or 0 if that is not known
@@ -58,20 +60,21 @@ MULTISAMPLE_HOST_FUNCTION u64 value_of(const Word& word) { return word.at == nul
 // Matrix b of a batch; `size` is that of an element.
 MULTISAMPLE_HOST_FUNCTION Draw matrix_of_batch(Draw call, u64 b, u64 size) {
   const u64 in_mu = call.batched & kBatchedMu ? b : 0, in_sigma = call.batched & kBatchedSigma ? b : 0;
-  const u64 in_words = call.batched & kBatchedWords ? 4 * b : 0;
+  const u64 in_seed = call.batched & kBatchedSeed ? b : 0, in_offsets = call.batched & kBatchedOffsets ? 3 * b : 0;
   call.mu.data = static_cast<char*>(call.mu.data) + static_cast<i64>(in_mu * call.rows) * call.mu.stride;
   call.sigma.data = static_cast<char*>(call.sigma.data) + static_cast<i64>(in_sigma * call.rows) * call.sigma.stride;
   call.matrix = static_cast<char*>(call.matrix) + b * call.rows * call.columns * size;
-  if (call.seed.at != nullptr) call.seed.at += in_words;
-  if (call.offset.at != nullptr) call.offset.at += in_words;
-  if (call.first_row.at != nullptr) call.first_row.at += in_words;
-  if (call.first_column.at != nullptr) call.first_column.at += in_words;
+  if (call.seed.at != nullptr) call.seed.at += in_seed;
+  if (call.offset.at != nullptr) call.offset.at += in_offsets;
+  if (call.first_row.at != nullptr) call.first_row.at += in_offsets;
+  if (call.first_column.at != nullptr) call.first_column.at += in_offsets;
   return call;
 }
 
 // The same call, with every word read from memory.
 MULTISAMPLE_HOST_FUNCTION Draw with_values(Draw call) {
-  call.seed = {value_of(call.seed), nullptr};
+  const u64 seed = value_of(call.seed);
+  call.seed = {call.seed.at == nullptr ? seed : seed << 32 | seed >> 32, nullptr};
   call.offset = {value_of(call.offset), nullptr};
   call.first_row = {value_of(call.first_row), nullptr};
   call.first_column = {value_of(call.first_column), nullptr};

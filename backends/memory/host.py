@@ -13,7 +13,7 @@ from multisample.backends.contract import HostArray
 from multisample.backends.draw import Draw, Vector, Word
 from multisample.backends.element_types import MATRIX_TYPES, ElementType
 
-__all__ = ["advise_huge_pages", "array_at", "arrays_at", "value_at", "vectors_at"]
+__all__ = ["advise_huge_pages", "array_at", "arrays_at", "vectors_at", "words_at"]
 
 
 def array_at(address: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> HostArray:
@@ -50,8 +50,15 @@ def _vector(vector: Vector, d: int) -> HostArray:
     return matrix_type.widen(array) if matrix_type and matrix_type.widen else array
 
 
-def value_at(word: Word) -> int:
-    """The number of a word, by value or from host memory."""
+def words_at(draw: Draw) -> tuple[int, int, int, int]:
+    """Seed, offset, first row and first column of a draw, by value or from host memory."""
+    seed, offset, first_row, first_column = map(_value_at, draw[7:11])
+    if draw.seed.at:  # Its high half is first.
+        seed = (seed << 32 | seed >> 32) & 0xFFFF_FFFF_FFFF_FFFF
+    return seed, offset, first_row, first_column
+
+
+def _value_at(word: Word) -> int:
     return ctypes.c_uint64.from_address(word.at).value if word.at else word.value
 
 

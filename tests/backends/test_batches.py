@@ -9,16 +9,27 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from cuda_memory import memory_of, require
-from draws import a_draw, a_vector
+from draws import a_draw, a_vector, stored_word
 
 from multisample.backends import registry
 from multisample.backends.contract import Backend
-from multisample.backends.draw import HOST, WORD_BYTES, Batched, Draw, Operation, Word, matrix_of_batch, parts_of_batch
+from multisample.backends.draw import (
+    HOST,
+    OFFSETS_BYTES,
+    SEED_BYTES,
+    Batched,
+    Draw,
+    Operation,
+    Word,
+    matrix_of_batch,
+    parts_of_batch,
+)
 from multisample.backends.element_types import MATRIX_TYPES
 
 Array = np.ndarray[Any, Any]
 B = 3
-FLAGS = [Batched(0), Batched.mu, Batched.sigma, Batched.words, Batched.mu | Batched.sigma | Batched.words]
+ALL = Batched.mu | Batched.sigma | Batched.seed | Batched.offsets
+FLAGS = [Batched(0), *Batched, ALL]
 # Matrices that follow each other at aligned and at odd addresses; short rows, long rows and many rows.
 SHAPES = [(4, 8), (5, 7), (3, 1029), (40, 1024), (300, 9)]
 
@@ -56,21 +67,25 @@ def backend_and_memory(request: pytest.FixtureRequest) -> Iterator[tuple[Backend
 def a_batch(
     memory: Memory, d: int, n: int, dtype: str, flags: Batched, layout: str, **changes: Any
 ) -> tuple[Draw, Array, tuple[Any, ...]]:
-    """A draw, the words of its matrices, and its arrays: mu, sigma, the matrices and the words."""
-    real, stored = (np.dtype(name) for name in (MATRIX_TYPES[dtype].computing, MATRIX_TYPES[dtype].stored))
+    """A draw, the words of each matrix, and its arrays: mu, sigma, the matrices, seeds and offsets."""
+    real, element = (np.dtype(name) for name in (MATRIX_TYPES[dtype].computing, MATRIX_TYPES[dtype].stored))
     count = {flag: B if flags & flag else 1 for flag in Batched}
     mu = np.linspace(-3, 3, count[Batched.mu] * d).astype(real)
     sigma = np.linspace(0.5, 2, count[Batched.sigma] * d).astype(real)
-    words = np.array([[7 + k, 2**63 + k, 100 + k, 12 + 5 * k] for k in range(count[Batched.words])], np.uint64)
-    matrices = np.full(B * d * n, -1, f"i{stored.itemsize}")
-    arrays = tuple(memory.put(x) for x in (mu, sigma, matrices, words.view(np.int64).reshape(-1)))
-    at = memory.pointer(arrays[3])
-    strides = (n * stored.itemsize, stored.itemsize) if layout == "dn" else (stored.itemsize, d * stored.itemsize)
+    seeds = [2**40 + 7 + k for k in range(count[Batched.seed])]
+    offsets = [(2**63 + k, 100 + k, 12 + 5 * k) for k in range(count[Batched.offsets])]
+    words = np.array([(seeds[b % len(seeds)], *offsets[b % len(offsets)]) for b in range(B)], np.uint64)
+    matrices = np.full(B * d * n, -1, f"i{element.itemsize}")
+    stored = [stored_word("seed", seed) for seed in seeds]
+    numbers = (np.array(x, np.uint64).view(np.int64).reshape(-1) for x in (stored, offsets))
+    arrays = tuple(map(memory.put, (mu, sigma, matrices, *numbers)))
+    at = memory.pointer(arrays[4])
+    strides = (n * element.itemsize, element.itemsize) if layout == "dn" else (element.itemsize, d * element.itemsize)
     vectors = (a_vector(x)._replace(data=memory.pointer(y)) for x, y in zip((mu, sigma), arrays, strict=False))
     draw = a_draw(
         d, n, dtype, **dict(zip(("mu", "sigma"), vectors, strict=True)), matrix=memory.pointer(arrays[2]),
-        strides=strides, seed=Word(0, at), offset=Word(0, at + 8), first_row=Word(0, at + 16),
-        first_column=Word(0, at + 24), device=memory.device, batch=B, batched=flags, **changes,
+        strides=strides, seed=Word(0, memory.pointer(arrays[3])), offset=Word(0, at), first_row=Word(0, at + 8),
+        first_column=Word(0, at + 16), device=memory.device, batch=B, batched=flags, **changes,
     )  # fmt: skip
     return draw, words, arrays
 
@@ -87,7 +102,7 @@ def test_a_batch_has_the_bits_of_its_matrices(
 ) -> None:
     backend, memory = backend_and_memory
     for (d, n), dtype, flags, layout, antithetic in CASES[:: 1 if memory.device != HOST else 2]:
-        phase = {} if flags & Batched.words or not known_phase else {"column_phase": 1 + 12 % 8}
+        phase = {} if flags & Batched.offsets or not known_phase else {"column_phase": 1 + 12 % 8}
         draw, words, arrays = a_batch(
             memory, d, n, dtype, flags, layout, common_noise=common_noise, antithetic=antithetic, **phase
         )
@@ -95,7 +110,7 @@ def test_a_batch_has_the_bits_of_its_matrices(
         drawn = memory.get(arrays[2]).copy()
         expected = memory.put(np.full(len(drawn), -1, drawn.dtype))
         for b in range(B):
-            seed, offset, row, column = (Word(int(word)) for word in words[b % len(words)])
+            seed, offset, row, column = (Word(int(word)) for word in words[b])
             one = matrix_of_batch(draw._replace(matrix=memory.pointer(expected)), b)
             backend.launch(
                 one._replace(seed=seed, offset=offset, first_row=row, first_column=column, batched=0, column_phase=0)
@@ -109,8 +124,7 @@ def test_gradients_of_a_batch_are_those_of_its_matrices() -> None:
     if not backend.status().available:
         pytest.skip("torch_ext cannot run here")
     d, n = 5, 1029
-    flags = Batched.mu | Batched.sigma | Batched.words
-    draw, words, arrays = a_batch(memory, d, n, "float32", flags, "dn", operation=Operation.gradient)
+    draw, words, arrays = a_batch(memory, d, n, "float32", ALL, "dn", operation=Operation.gradient)
     arrays[2].view(np.float32)[:] = np.linspace(-1, 1, B * d * n)
     backend.launch(draw)
     for b in range(B):
@@ -127,11 +141,13 @@ def test_gradients_of_a_batch_are_those_of_its_matrices() -> None:
 
 
 def test_long_batches_are_launched_in_parts() -> None:
-    draw = a_draw(4, 8, seed=Word(0, 1 << 20), batch=8, batched=Batched.mu | Batched.words, mu=np.zeros(32, np.float32))
+    words = {"seed": Word(0, 1 << 20), "offset": Word(0, 1 << 21)}
+    draw = a_draw(4, 8, **words, batch=8, batched=ALL & ~Batched.sigma, mu=np.zeros(32, np.float32))
     parts = list(parts_of_batch(draw, 3))
     assert [part.batch for part in parts] == [3, 3, 2]
     assert [part.matrix - draw.matrix for part in parts] == [0, 3 * 128, 6 * 128]
     assert [part.mu.data - draw.mu.data for part in parts] == [0, 3 * 16, 6 * 16]
-    assert [part.seed.at - draw.seed.at for part in parts] == [0, 3 * WORD_BYTES, 6 * WORD_BYTES]
+    assert [part.seed.at - draw.seed.at for part in parts] == [0, 3 * SEED_BYTES, 6 * SEED_BYTES]
+    assert [part.offset.at - draw.offset.at for part in parts] == [0, 3 * OFFSETS_BYTES, 6 * OFFSETS_BYTES]
     assert {part.sigma for part in parts} == {draw.sigma}
     assert list(parts_of_batch(draw, 8)) == [draw]

@@ -13,7 +13,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from draws import WORDS, a_draw, with_words_in_memory
+from draws import WORDS, a_draw, stored_word, with_words_in_memory
 from tables import INPUTS, slow_but
 
 from multisample.backends import registry
@@ -98,7 +98,7 @@ def test_words_in_memory_are_read_by_the_launch(host_backend: Backend) -> None:
     draw, words = with_words_in_memory(a_draw(mu=mu, sigma=sigma, matrix=out), *WORDS)
     host_backend.launch(draw)
     first = out.copy()
-    words[:] = 2, 3, 4, 6
+    words[:] = stored_word("seed", 2), 3, 4, 6
     host_backend.launch(draw)
     second = out.copy()
     host_backend.launch(a_draw(mu=mu, sigma=sigma, matrix=out, seed=2, offset=3, first_row=4, first_column=6))

@@ -24,7 +24,7 @@ from unittest import mock
 import emulated_gpu as gpu
 import numpy as np
 import pytest
-from draws import WORDS, a_draw, with_words_in_memory
+from draws import WORDS, a_draw, stored_word, with_words_in_memory
 from kernel_cases import (
     POISON,
     TABLES,
@@ -438,16 +438,16 @@ def check_batches(monkeypatch: pytest.MonkeyPatch, template: Template) -> None:
 def check_batch(monkeypatch: pytest.MonkeyPatch, template: Template, d: int, n: int, known_phase: bool) -> None:
     batch, is_transposed = 3, template.stores == "transposed"
     mu, sigma = (np.linspace(low, 2, batch * d).astype(np.float32) for low in (-3, 0.5))
-    words = np.array([[2**64 - 1 - b, 5 + b, 7 * b, 2**33 + 8 * b] for b in range(batch)], np.uint64)
+    words = np.array([[2**64 - 2 - b, 5 + b, 7 * b, 2**33 + 8 * b] for b in range(batch)], np.uint64)
+    seeds, offsets = np.array([stored_word("seed", int(seed)) for seed in words[:, 0]], np.uint64), words[:, 1:].copy()
     out = np.full((batch, n, d) if is_transposed else (batch, d, n), -1, np.int32)
-    at = words.ctypes.data
+    at = offsets.ctypes.data
     draw = a_draw(
         d, n, mu=mu, sigma=sigma, matrix=out.ctypes.data, strides=(4, 4 * d) if is_transposed else None, device=0,
-        seed=Word(0, at), offset=Word(0, at + 8), first_row=Word(0, at + 16), first_column=Word(0, at + 24),
-        batch=batch, batched=Batched.mu | Batched.sigma | Batched.words,
-        column_phase=int(known_phase),
+        seed=Word(0, seeds.ctypes.data), offset=Word(0, at), first_row=Word(0, at + 8), first_column=Word(0, at + 16),
+        batch=batch, batched=sum(Batched), column_phase=int(known_phase),
     )  # fmt: skip
-    driver = Driver(monkeypatch, out.reshape(-1), (mu, sigma, words.reshape(-1)))
+    driver = Driver(monkeypatch, out.reshape(-1), (mu, sigma, seeds, offsets.reshape(-1)))
     numba_backend(template).launch(draw)
     assert len(driver.launched) == 1
     for b in range(batch):

@@ -34,7 +34,7 @@ from cuda_cpp import (
     requires_nvrtc,
     run_program,
 )  # fmt: skip
-from draws import a_draw
+from draws import a_draw, stored_word
 from kernel_cases import GUARD, POISON, TABLES, Case, Values, words_in_memory
 from numba import njit
 from places import DATA
@@ -74,7 +74,8 @@ def packed(case: Case) -> bytes:
     )  # fmt: skip
     cut = _GEOMETRY.pack(*case.chosen_cut())
     head = _CASE.pack(
-        pack(draw), len(vectors[0][1]), len(vectors[1][1]), size, *values.values(), case.backwards,
+        pack(draw), len(vectors[0][1]), len(vectors[1][1]), size, *itertools.starmap(stored_word, values.items()),
+        case.backwards,
         case.cut is not None, cut,
     )  # fmt: skip
     return head + vectors[0][1] + vectors[1][1]

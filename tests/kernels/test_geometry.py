@@ -413,7 +413,7 @@ def random_draw(draw: random.Random, *, words_in_memory: bool = True) -> Draw:
         scratch=draw.getrandbits(63), stream=draw.choice([0, 1, draw.getrandbits(64)]),
         operation=draw.choice([*Operation]), device=draw.choice([HOST, 0, 1, 2**31 - 1]),
         threads=draw.choice([0, 1, 2**32 - 1]), batch=draw.getrandbits(32) if words_in_memory else 0,
-        batched=draw.randrange(8) if words_in_memory else 0, column_phase=draw.randrange(9) if words_in_memory else 0,
+        batched=draw.randrange(16) if words_in_memory else 0, column_phase=draw.randrange(9) if words_in_memory else 0,
         **flags,
     )  # fmt: skip
 

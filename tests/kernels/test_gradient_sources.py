@@ -32,7 +32,7 @@ from cuda_cpp import (
     requires_nvrtc,
     run_program,
 )  # fmt: skip
-from draws import WORDS, a_draw
+from draws import WORDS, a_draw, stored_word
 from tables import DTYPES, GRADIENT_VARIANTS, NOISES, GradientVariant, slow_but
 
 import multisample
@@ -130,8 +130,8 @@ class Case:
         most = self.d // self.rows
         tiles = min(self.tiles, most) if self.tiles else self.tiles
         head = _CASE.pack(
-            pack(draw), len(memory), *values.values(), self.rows if self.many_rows else 0, tiles, self.slots,
-            self.turns, self.backwards, 0,
+            pack(draw), len(memory), *itertools.starmap(stored_word, values.items()),
+            self.rows if self.many_rows else 0, tiles, self.slots, self.turns, self.backwards, 0,
         )  # fmt: skip
         return head + memory.tobytes()
 

@@ -11,7 +11,7 @@ import numpy as np
 from multisample.backends import registry
 from multisample.backends.draw import HOST, SIZES, Draw, ElementType, Operation, Vector, Word
 
-__all__ = ["WORDS", "a_draw", "a_vector", "with_words_in_memory", "without_builtins"]
+__all__ = ["WORDS", "a_draw", "a_vector", "stored_word", "with_words_in_memory", "without_builtins"]
 
 WORDS = ("seed", "offset", "first_row", "first_column")
 """The fields of a draw that are words."""
@@ -66,9 +66,14 @@ def a_draw(
     return draw._replace(**changes)
 
 
+def stored_word(name: str, value: int) -> int:
+    """The 64-bit number that stands in memory for a word: a seed has its high half first."""
+    return (value << 32 | value >> 32) & 0xFFFF_FFFF_FFFF_FFFF if name == "seed" else value
+
+
 def with_words_in_memory(draw: Draw, *names: str) -> tuple[Draw, np.ndarray[Any, Any]]:
     """A draw that reads these words from memory, and the memory. The draw's own values of the words are different."""
-    memory = np.array([getattr(draw, name).value for name in names], np.uint64)
+    memory = np.array([stored_word(name, getattr(draw, name).value) for name in names], np.uint64)
     words = {
         name: Word(getattr(draw, name).value ^ 0x5A5A5A5A5, memory[k:].ctypes.data) for k, name in enumerate(names)
     }

@@ -91,15 +91,18 @@ def every_sharding_is_drawn_in_windows() -> None:
 
 @check
 def stores_are_aligned_only_where_every_window_begins_at_a_multiple_of_8() -> None:
-    """The last static option of a custom call, which chooses aligned stores on CUDA."""
-    for n, first, columns, aligned in ((32, 0, "y", 1), (32, 24, "y", 1), (24, 0, "y", 0), (24, 0, None, 1),
-                                       (32, 4, "y", 0), (32, 4, None, 0)):  # fmt: skip
+    """The option of a custom call that chooses aligned stores on CUDA."""
+    from multisample._routes.jax import handlers
+
+    for n, first, columns, aligned in ((32, 0, "y", True), (32, 24, "y", True), (24, 0, "y", False),
+                                       (24, 0, None, True), (32, 4, "y", False), (32, 4, None, False)):  # fmt: skip
         draw = jax.jit(
             lambda key, n=n, first=first: sample(MU, SIGMA, n, seed=key, sample_offset=first),
             out_shardings=sharding(None, columns),
         )
         text = program(draw, jax.random.key(SEED))
-        assert re.findall(r'options = "[^"]*,(\d)"', text) == [str(aligned)], (n, first, columns)
+        (options,) = re.findall(r'options = "([^"]*)"', text)
+        assert handlers.decoded(options.encode()).aligned == aligned, (n, first, columns)
 
 
 @check
@@ -110,11 +113,11 @@ def a_bare_custom_call_would_be_gathered() -> None:
     handlers.register()
     platform = jax.devices()[0].platform.replace("gpu", "cuda")
     backend = "cpu" if platform == "cpu" else "cupy"
-    options = handlers.Options(backend, "float32", "dn", False, False, False, False, False, False, False)
+    options = handlers.Options(backend, "float32", "dn", *[False] * 8)
     result = jax.ShapeDtypeStruct((1, D, N), np.float32)
-    words = np.zeros((1, 8), np.uint32)
+    words = np.zeros((1, 2), np.uint32), np.zeros((1, 6), np.uint32)
     bare = jax.jit(
-        lambda mu, sigma: jax.ffi.ffi_call(handlers.SAMPLE, result)(mu, sigma, words, options=options.encoded())
+        lambda mu, sigma: jax.ffi.ffi_call(handlers.SAMPLE, result)(mu, sigma, *words, options=options.encoded())
     )
     mu, sigma = (jax.device_put(x[None], sharding(None, "x")) for x in (MU, SIGMA))
     assert "all-gather" in COMMUNICATION.findall(program(bare, mu, sigma))

@@ -232,15 +232,16 @@ def test_exceptions_become_errors(error: Exception, code: int) -> None:
 # --- Calls ----------------------------------------------------------------------------------------
 
 
-def words(*numbers: int) -> Any:
-    return np.array([numbers], np.uint64).view(np.uint32)
+def words(seed: int, *offsets: int) -> tuple[Any, Any]:
+    """The operands seed and offsets."""
+    return np.array([[seed >> 32, seed & 0xFFFF_FFFF]], np.uint32), np.array([offsets], np.uint64).view(np.uint32)
 
 
 def test_a_call_in_host_memory_draws() -> None:
-    options = handlers.Options("cpu", "float32", "dn", False, False, False, False, False, False, False)
+    options = handlers.Options("cpu", "float32", "dn", *[False] * 8)
     mu, sigma = np.zeros((1, 5), np.float32), np.ones((1, 5), np.float32)
     x = np.empty((1, 5, 7), np.float32)
-    frame = Xla().frame(options.encoded(), [mu, sigma, words(2**40 + 1, 2**50, 3, 2**33)], [x])
+    frame = Xla().frame(options.encoded(), [mu, sigma, *words(2**40 + 1, 2**50, 3, 2**33)], [x])
     assert run(xla_ffi.handler(handlers._sample_on_host, False), frame) == 0
     expected = multisample.sample(
         mu[0], sigma[0], 7, seed=multisample.Key(2**40 + 1, 2**50), dim_offset=3, sample_offset=2**33
@@ -249,8 +250,8 @@ def test_a_call_in_host_memory_draws() -> None:
 
 
 def test_options_survive_their_string() -> None:
-    for i in range(128):
-        flags = [bool(i >> bit & 1) for bit in range(7)]
+    for i in range(256):
+        flags = [bool(i >> bit & 1) for bit in range(8)]
         options = handlers.Options("a,b", "bfloat16", "nd", *flags)
         assert handlers.decoded(options.encoded().encode()) == options
 
@@ -301,26 +302,31 @@ def recording(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recording]:
 @pytest.mark.parametrize("layout", ["dn", "nd"])
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 @pytest.mark.parametrize("aligned", [False, True])
-@pytest.mark.parametrize("batched", [(False, False, False), (True, False, True), (False, True, False)])
+@pytest.mark.parametrize(
+    "batched",
+    [(False, False, False, False), (True, False, True, False), (False, True, False, False), (True, True, True, True)],
+)
 def test_a_call_on_a_device_is_one_launch(
-    recording: Recording, layout: str, dtype: str, aligned: bool, batched: tuple[bool, bool, bool]
+    recording: Recording, layout: str, dtype: str, aligned: bool, batched: tuple[bool, bool, bool, bool]
 ) -> None:
     """A batch is one launch too."""
     batch, d, n = 3 if any(batched) else 1, 5, 7
     real = np.float64 if dtype == "float64" else np.float32
-    options = handlers.Options("recording", dtype, layout, False, True, True, *batched, aligned)
+    options = handlers.Options("recording", dtype, layout, False, True, True, aligned, *batched)
     mu, sigma = (np.zeros((batch if own else 1, d), real) for own in batched[:2])
-    numbers = np.zeros((batch if batched[2] else 1, 8), np.uint32)
+    seed, offsets = (
+        np.zeros((batch if own else 1, size), np.uint32) for own, size in zip(batched[2:], (2, 6), strict=True)
+    )
     x = np.empty((batch, d, n) if layout == "dn" else (batch, n, d), dtype)
     xla = Xla()
-    frame = xla.frame(options.encoded(), [mu, sigma, numbers], [x])
+    frame = xla.frame(options.encoded(), [mu, sigma, seed, offsets], [x])
     handler = xla_ffi.handler(handlers._sample_on_device, True)
     assert run(handler, frame) == 0, xla.errors
     launched, recording.launched = recording.launched, []
     draw: Draw = handlers._draw(options, d, n, Operation.sample, DEVICE, batch)
     assert (draw.batch, draw.column_phase) == (batch, int(aligned))
     assert draw.batched == sum(flag for flag, own in zip(Batched, batched, strict=True) if own)
-    draw = handlers._at(draw, *(array.ctypes.data for array in (mu, sigma, x, numbers)), STREAM)
+    draw = handlers._at(draw, *(array.ctypes.data for array in (mu, sigma, seed, offsets, x)), STREAM)
     recording.launch(draw)
     assert len(launched) == 1 and pack(draw) in launched[0][1]
     assert launched == recording.launched
@@ -331,18 +337,19 @@ def test_a_gradient_on_a_device_has_scratch_memory(monkeypatch: pytest.MonkeyPat
     draws: list[Draw] = []
     launch: Callable[[Draw], None] = draws.append
     monkeypatch.setattr(recording, "launch", launch)
-    options = handlers.Options("recording", "float32", "nd", False, False, False, True, True, True, False)
-    g, numbers = np.zeros((2, 7, 5), np.float32), np.zeros((2, 8), np.uint32)
+    options = handlers.Options("recording", "float32", "nd", False, False, False, False, True, True, True, True)
+    g, seed, offsets = np.zeros((2, 7, 5), np.float32), np.zeros((2, 2), np.uint32), np.zeros((2, 6), np.uint32)
     sums, scratch = [np.empty((2, 5), np.float32) for _ in range(2)], np.empty(64, np.uint8)
-    frame = Xla().frame(options.encoded(), [g, numbers], [*sums, scratch])
+    frame = Xla().frame(options.encoded(), [g, seed, offsets], [*sums, scratch])
     assert run(xla_ffi.handler(handlers._gradient_on_device, True), frame) == 0
     (draw,) = draws
     assert (draw.operation, draw.batch) == (Operation.gradient, 2)
-    assert draw.batched == Batched.mu | Batched.sigma | Batched.words
+    assert draw.batched == sum(Batched)
     assert (draw.rows, draw.columns, draw.row_stride, draw.column_stride) == (5, 7, 4, 20)
     assert [draw.mu.data, draw.sigma.data] == [x.ctypes.data for x in sums]
     assert draw.matrix == g.ctypes.data
-    assert [word.at for word in draw[7:11]] == [numbers.ctypes.data + 8 * i for i in range(4)]
+    assert draw.seed.at == seed.ctypes.data
+    assert [word.at for word in draw[8:11]] == [offsets.ctypes.data + 8 * i for i in range(3)]
     assert (draw.scratch, draw.stream, draw.device) == (scratch.ctypes.data, STREAM, DEVICE)
 
 
@@ -356,9 +363,9 @@ def test_large_results_may_have_huge_pages(monkeypatch: pytest.MonkeyPatch, colu
 
     monkeypatch.setattr(handlers, "advise_huge_pages", advise)
     handlers.RUNNERS.clear()
-    options = handlers.Options("cpu", "float32", "dn", False, False, False, False, False, False, False)
+    options = handlers.Options("cpu", "float32", "dn", *[False] * 8)
     mu, sigma, x = np.zeros((1, 1), np.float32), np.ones((1, 1), np.float32), np.empty((1, 1, columns), np.float32)
-    frame = Xla().frame(options.encoded(), [mu, sigma, words(7, 0, 0, 0)], [x])
+    frame = Xla().frame(options.encoded(), [mu, sigma, *words(7, 0, 0, 0)], [x])
     assert run(xla_ffi.handler(handlers._sample_on_host, False), frame) == 0
     assert asked == ([(x.ctypes.data, x.nbytes)] if advised else [])
     np.testing.assert_array_equal(x[0], multisample.sample(mu[0], sigma[0], columns, seed=7))

@@ -12,7 +12,7 @@ from types import ModuleType
 
 import numpy as np
 
-from multisample.backends.draw import SIZES, WORD_BYTES, Batched, Draw, Vector, Word
+from multisample.backends.draw import OFFSETS_BYTES, SEED_BYTES, SIZES, Batched, Draw, Vector, Word
 from multisample.backends.kernels.compilation import Function, inline
 
 from .columns import transposed_kernel, transposed_staged_kernel
@@ -65,7 +65,8 @@ def _reading_origin(gpu: ModuleType, by_value: Function, size: int, antithetic: 
     The grid's y axis counts the matrices of a batch. Their elements have `size` bytes.
     """
     load, draw, width, batch_index = gpu.load, inline(by_value), group_width(antithetic), gpu.batch_index
-    batched_mu, batched_sigma, batched_words = (np.uint32(flag) for flag in Batched)
+    batched_mu, batched_sigma, batched_seed, batched_offsets = (np.uint32(flag) for flag in Batched)
+    half = np.uint64(32)
 
     @inline
     def of_batch(vector, step):
@@ -83,13 +84,17 @@ def _reading_origin(gpu: ModuleType, by_value: Function, size: int, antithetic: 
         b = np.int64(batch_index())
         in_mu = b * call.rows if call.batched & batched_mu else np.int64(0)
         in_sigma = b * call.rows if call.batched & batched_sigma else np.int64(0)
-        in_words = b * WORD_BYTES if call.batched & batched_words else np.int64(0)
-        first_column = np.int64(value_of(word_of_batch(call.first_column, in_words)))
+        in_seed = b * SEED_BYTES if call.batched & batched_seed else np.int64(0)
+        in_offsets = b * OFFSETS_BYTES if call.batched & batched_offsets else np.int64(0)
+        seed = value_of(word_of_batch(call.seed, in_seed))
+        if call.seed.at != 0:
+            seed = seed << half | seed >> half
+        first_column = np.int64(value_of(word_of_batch(call.first_column, in_offsets)))
         values = Draw(
             of_batch(call.mu, in_mu), of_batch(call.sigma, in_sigma), call.matrix + b * call.rows * call.columns * size,
             call.row_stride, call.column_stride, call.rows, call.columns,
-            Word(value_of(word_of_batch(call.seed, in_words)), np.int64(0)), word_of_batch(call.offset, in_words),
-            Word(np.int64(value_of(word_of_batch(call.first_row, in_words))), np.int64(0)),
+            Word(seed, np.int64(0)), word_of_batch(call.offset, in_offsets),
+            Word(np.int64(value_of(word_of_batch(call.first_row, in_offsets))), np.int64(0)),
             Word(first_column, np.int64(0)),
             call.scratch, call.stream, call.type, call.operation, call.common_noise, call.antithetic, call.fast_math,
             call.device, call.threads, call.batch, call.batched, call.column_phase,

@@ -28,7 +28,7 @@ from ..._plan import COLUMNS, PLANS, ROWS, Call, Plan
 from ..._randomness.generator import DEFAULT_GENERATOR, WORD_64, Key
 from ..._randomness.source import check_generator
 from ..._tracing import SEEDLESS, is_traced_by_jax
-from .keys import Words, packed, words_of
+from .keys import Words, operands, words_of
 from .primitives import Static, sample_matrix
 
 __all__ = ["draw_jax"]
@@ -114,11 +114,20 @@ class _Plan:
         return draw_adopted(call, JAX, device, choose(call.backend, "jax", device.kind))
 
     def _words(self, seed: Any, dim_offset: Any, sample_offset: Any) -> Words:
-        is_plain = type(seed) is int and 0 <= seed < WORD_64 and type(dim_offset) is type(sample_offset) is int
-        if is_plain and 0 <= dim_offset <= self._last_row and 0 <= sample_offset <= self._last_column:
-            return np.frombuffer(_pack_words(seed, 0, dim_offset, sample_offset), np.uint32)
-        call = self._call._replace(dim_offset=dim_offset, sample_offset=sample_offset)
-        return _words(call, seed, self._d)
+        number, offset = seed if type(seed) is Key else (seed, 0)
+        if not (
+            type(number) is type(offset) is type(dim_offset) is type(sample_offset) is int
+            and 0 <= number < WORD_64
+            and 0 <= offset < WORD_64
+            and 0 <= dim_offset <= self._last_row
+            and 0 <= sample_offset <= self._last_column
+        ):
+            call = self._call._replace(dim_offset=dim_offset, sample_offset=sample_offset)
+            return _words(call, seed, self._d)
+        halves = np.frombuffer(_pack_seed(number >> 32, number & 0xFFFF_FFFF), np.uint32)
+        if offset == dim_offset == sample_offset == 0:
+            return Words(halves, None)
+        return Words(halves, np.frombuffer(_pack_offsets(offset, dim_offset, sample_offset), np.uint32))
 
     def _check_values(self, mu: Any, sigma: Any) -> None:
         """ValueError for values that no normal distribution has."""
@@ -137,7 +146,7 @@ class _Plan:
         return vector if vector.ndim == 1 and vector.dtype == real else vector.reshape(-1).astype(real)
 
 
-_pack_words = struct.Struct("<4Q").pack
+_pack_seed, _pack_offsets = struct.Struct("=2I").pack, struct.Struct("<3Q").pack
 _EMPTY = {4: np.empty(0, np.float32), 8: np.empty(0, np.float64)}
 
 
@@ -248,7 +257,7 @@ def _traced(mu: Any, sigma: Any, words: Words, static: Static, d: int) -> Any:
     """The result in the program that is being traced."""
     if d == 0 or static.n == 0:
         return jnp.zeros((d, static.n) if static.layout == "dn" else (static.n, d), static.dtype)
-    return sample_matrix(_vector(mu, d, static.dtype), _vector(sigma, d, static.dtype), packed(words), static)
+    return sample_matrix(_vector(mu, d, static.dtype), _vector(sigma, d, static.dtype), *operands(words), static)
 
 
 def _vector(x: Any, d: int, dtype: str) -> Any:

@@ -19,7 +19,18 @@ from jaxlib.xla_client import CustomCallTargetTraits
 
 from multisample.backends import registry
 from multisample.backends.contract import Backend, HostArray
-from multisample.backends.draw import HOST, Batched, Draw, ElementType, Operation, Vector, Word, batch_steps
+from multisample.backends.draw import (
+    HOST,
+    OFFSETS_BYTES,
+    SEED_BYTES,
+    Batched,
+    Draw,
+    ElementType,
+    Operation,
+    Vector,
+    Word,
+    batch_steps,
+)
 from multisample.backends.element_types import MATRIX_TYPES
 from multisample.backends.launch import generic_launcher
 from multisample.backends.memory.host import advise_huge_pages
@@ -34,10 +45,10 @@ __all__ = ["GRADIENT", "RUNNERS", "SAMPLE", "Options", "can_take_gradients", "re
 SAMPLE, GRADIENT = "multisample_sample", "multisample_gradient"
 """The names of the targets.
 
-SAMPLE : (mu, sigma, words) -> x, shapes (b, d), (b, d), (b, 8) and (b, d, n).
-GRADIENT : (g, words) -> (sum of g, sum of g times noise), and on CUDA scratch memory.
+SAMPLE : (mu, sigma, seed, offsets) -> x, shapes (b, d), (b, d), (b, 2), (b, 6) and (b, d, n).
+GRADIENT : (g, seed, offsets) -> (sum of g, sum of g times noise), and on CUDA scratch memory.
 
-`words` are uint32, low halves first: seed, offset, first row, first column. The `b` of an operand may be 1.
+Seed and offsets are those of `keys.operands`. The `b` of an operand may be 1.
 """
 
 
@@ -50,12 +61,13 @@ class Options(NamedTuple):
     common_noise: bool
     antithetic: bool
     fast_math: bool
-    mu_batched: bool
-    sigma_batched: bool
-    words_batched: bool
-    """Whether each element of the batch has an operand of its own."""
     aligned: bool
     """Whether the first column is known to be a multiple of 8."""
+    mu_batched: bool
+    sigma_batched: bool
+    seed_batched: bool
+    offsets_batched: bool
+    """Whether each element of the batch has an operand of its own."""
 
     def encoded(self) -> str:
         """The string from which `decoded` makes the options again."""
@@ -64,7 +76,7 @@ class Options(NamedTuple):
 
 def decoded(string: bytes) -> Options:
     """The options of a string that `Options.encoded` made."""
-    backend, dtype, layout, *flags = string.decode().rsplit(",", 9)
+    backend, dtype, layout, *flags = string.decode().rsplit(",", len(Options._fields) - 1)
     return Options(backend, dtype, layout, *(flag == "1" for flag in flags))
 
 
@@ -76,7 +88,7 @@ def _draw(options: Options, d: int, n: int, operation: Operation, device: int, b
     batched = Batched.mu * options.mu_batched | Batched.sigma * options.sigma_batched
     if operation == Operation.gradient:  # Every matrix has its own sums.
         batched = Batched.mu | Batched.sigma
-    batched |= Batched.words * options.words_batched
+    batched |= Batched.seed * options.seed_batched | Batched.offsets * options.offsets_batched
     row = MATRIX_TYPES[options.dtype]
     real = MATRIX_TYPES[row.computing]
     vector = Vector(0, real.size, 0.0, ElementType[row.computing])
@@ -104,20 +116,23 @@ def _array_maker(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Callable[[int]
     return lambda address: ndarray(shape, dtype, memory(address))
 
 
-_unpack_words, _words_at = struct.Struct("4Q").unpack, (ctypes.c_char * 32).from_address
+_unpack_seed, _seed_at = struct.Struct("=2I").unpack, (ctypes.c_char * SEED_BYTES).from_address
+_unpack_offsets, _offsets_at = struct.Struct("3Q").unpack, (ctypes.c_char * OFFSETS_BYTES).from_address
 
 
-def _read_words(address: int, d: int, n: int) -> tuple[int, int, int, int]:
-    words: tuple[int, int, int, int] = _unpack_words(_words_at(address).raw)
-    if words[2] + d > ROWS:
-        raise ValueError(f"dim_offset: expected dim_offset + d <= 2**32, got {words[2]} + {d}")
-    if words[3] + n > COLUMNS:
-        raise ValueError(f"sample_offset: expected sample_offset + n <= 2**34, got {words[3]} + {n}")
-    return words
+def _read_words(seed: int, offsets: int, d: int, n: int) -> tuple[int, int, int, int]:
+    """Seed, offset, first row and first column."""
+    high, low = _unpack_seed(_seed_at(seed).raw)
+    offset, row, column = _unpack_offsets(_offsets_at(offsets).raw)
+    if row + d > ROWS:
+        raise ValueError(f"dim_offset: expected dim_offset + d <= 2**32, got {row} + {d}")
+    if column + n > COLUMNS:
+        raise ValueError(f"sample_offset: expected sample_offset + n <= 2**34, got {column} + {n}")
+    return high << 32 | low, offset, row, column
 
 
 def _host_sampler(options: Options, shape: tuple[int, ...]) -> Callable[..., None]:
-    """``run(mu, sigma, words, matrix)``, all addresses in host memory."""
+    """``run(mu, sigma, seed, offsets, matrix)``, all addresses in host memory."""
     batch, d, n = _matrix_shape(options, shape)
     backend = registry.find(options.backend)
     draw = _draw(options, d, n, Operation.sample, HOST)
@@ -127,28 +142,31 @@ def _host_sampler(options: Options, shape: tuple[int, ...]) -> Callable[..., Non
     vector, is_transposed = _array_maker((d,), np.dtype(row.computing)), options.layout == "nd"
     matrix_of = _array_maker((n, d) if is_transposed else (d, n), np.dtype(row.stored))
 
-    def run_on_arrays(mu: int, sigma: int, words: int, matrix: int) -> None:
-        seed, offset, first_row, first_column = _read_words(words, d, n)
+    def run_on_arrays(mu: int, sigma: int, seed: int, offsets: int, matrix: int) -> None:
+        seed, offset, first_row, first_column = _read_words(seed, offsets, d, n)
         target = matrix_of(matrix).T if is_transposed else matrix_of(matrix)
         prepared = None if ready is None else ready(target, first_column)
         launch(prepared, vector(mu), vector(sigma), target, seed, offset, 0, first_row, first_column, 0)
 
-    def run_on_addresses(mu: int, sigma: int, words: int, matrix: int) -> None:
-        seed, offset, first_row, first_column = _read_words(words, d, n)
+    def run_on_addresses(mu: int, sigma: int, seed: int, offsets: int, matrix: int) -> None:
+        seed, offset, first_row, first_column = _read_words(seed, offsets, d, n)
         prepared = None if ready is None else ready(matrix, first_column)
         launch(prepared, mu, sigma, matrix, seed, offset, 0, first_row, first_column, 0)
 
     run_one = run_on_arrays if launcher.takes_arrays else run_on_addresses
-    of_mu, of_sigma, of_matrix, of_words = batch_steps(_draw(options, d, n, Operation.sample, HOST, batch))
+    of_mu, of_sigma, of_matrix, of_seed, of_offsets = batch_steps(_draw(options, d, n, Operation.sample, HOST, batch))
     size = batch * d * n * row.size
     if batch == 1 and size < _LARGE:
         return run_one
 
-    def run(mu: int, sigma: int, words: int, matrix: int) -> None:
+    def run(mu: int, sigma: int, seed: int, offsets: int, matrix: int) -> None:
         if size >= _LARGE:
             advise_huge_pages(matrix, size)
         for b in range(batch):
-            run_one(mu + b * of_mu, sigma + b * of_sigma, words + b * of_words, matrix + b * of_matrix)
+            run_one(
+                mu + b * of_mu, sigma + b * of_sigma, seed + b * of_seed, offsets + b * of_offsets,
+                matrix + b * of_matrix,
+            )  # fmt: skip
 
     return run
 
@@ -162,16 +180,16 @@ _SHARE = 1 << 18
 
 
 def _host_gradient(options: Options, shape: tuple[int, ...]) -> Callable[..., None]:
-    """``run(matrix, words, mu, sigma)``: writes the sums of a matrix, and of its products with the noise."""
+    """``run(matrix, seed, offsets, mu, sigma)``: writes the sums of a matrix, and of its products with the noise."""
     batch, d, n = _matrix_shape(options, shape)
-    size, _, of_matrix, of_words = batch_steps(_draw(options, d, n, Operation.gradient, HOST, batch))
+    size, _, of_matrix, of_seed, of_offsets = batch_steps(_draw(options, d, n, Operation.gradient, HOST, batch))
     backend = registry.find(options.backend)
     run_one = (_fused_gradient if backend.name == "torch_ext" else _tiled_gradient)(backend, options, d, n)
 
-    def run(matrix: int, words: int, mu: int, sigma: int) -> None:
+    def run(matrix: int, seed: int, offsets: int, mu: int, sigma: int) -> None:
         for b in range(batch):
-            at = words + b * of_words
-            run_one(matrix + b * of_matrix, _read_words(at, d, n), mu + b * size, sigma + b * size)
+            words = _read_words(seed + b * of_seed, offsets + b * of_offsets, d, n)
+            run_one(matrix + b * of_matrix, words, mu + b * size, sigma + b * size)
 
     return run
 
@@ -204,7 +222,13 @@ def _tiled_gradient(backend: Backend, options: Options, d: int, n: int) -> Calla
         columns = min(n, _TILE // rows)
     tiles: dict[tuple[int, int], Callable[..., None]] = {}
     noise_options = options._replace(
-        dtype=row.computing, layout="dn", mu_batched=False, sigma_batched=False, words_batched=False, aligned=False
+        dtype=row.computing,
+        layout="dn",
+        aligned=False,
+        mu_batched=False,
+        sigma_batched=False,
+        seed_batched=False,
+        offsets_batched=False,
     )
     vector, is_transposed = _array_maker((d,), real), options.layout == "nd"
     matrix_of = _array_maker((n, d) if is_transposed else (d, n), stored)
@@ -222,6 +246,7 @@ def _tiled_gradient(backend: Backend, options: Options, d: int, n: int) -> Calla
         g = matrix_of(matrix).T if is_transposed else matrix_of(matrix)
         sums, products = vector(mu), vector(sigma)
         seed, offset, first_row, first_column = words
+        halves = seed >> 32, seed & 0xFFFF_FFFF
 
         def add_up(top: int) -> None:
             height = min(rows, d - top)
@@ -229,9 +254,10 @@ def _tiled_gradient(backend: Backend, options: Options, d: int, n: int) -> Calla
             for left in range(0, n, columns):
                 width = min(columns, n - left)
                 z = noise[: height * width].reshape(height, width)
-                window = struct.pack("4Q", seed, offset, first_row + top, first_column + left)
-                held = ctypes.create_string_buffer(window, 32)
-                sampler(height, width)(zeros_at, ones_at, ctypes.addressof(held), z.ctypes.data)
+                place = struct.pack("=2I3Q", *halves, offset, first_row + top, first_column + left)
+                held = ctypes.create_string_buffer(place, len(place))
+                at = ctypes.addressof(held)
+                sampler(height, width)(zeros_at, ones_at, at, at + SEED_BYTES, z.ctypes.data)
                 # NumPy adds neighbours in pairs, which is as exact as to add in float64.
                 tile = np.ascontiguousarray(g[top : top + height, left : left + width])
                 if row.widen is not None:
@@ -249,42 +275,42 @@ def _tiled_gradient(backend: Backend, options: Options, d: int, n: int) -> Calla
 # --- Memory of a CUDA device ----------------------------------------------------------------------
 
 
-def _at(draw: Draw, mu: int, sigma: int, matrix: int, words: int, stream: int, scratch: int = 0) -> Draw:
+def _at(draw: Draw, mu: int, sigma: int, seed: int, offsets: int, matrix: int, stream: int, scratch: int = 0) -> Draw:
     """The same draw, with addresses in device memory."""
     return draw._replace(
-        mu=draw.mu._replace(data=mu), sigma=draw.sigma._replace(data=sigma), matrix=matrix, seed=Word(0, words),
-        offset=Word(0, words + 8), first_row=Word(0, words + 16), first_column=Word(0, words + 24), stream=stream,
+        mu=draw.mu._replace(data=mu), sigma=draw.sigma._replace(data=sigma), matrix=matrix, seed=Word(0, seed),
+        offset=Word(0, offsets), first_row=Word(0, offsets + 8), first_column=Word(0, offsets + 16), stream=stream,
         scratch=scratch,
     )  # fmt: skip
 
 
 def _device_sampler(options: Options, shape: tuple[int, ...], device: int) -> Callable[..., None]:
-    """``run(mu, sigma, words, matrix, stream)``, all addresses in memory of the device."""
+    """``run(mu, sigma, seed, offsets, matrix, stream)``, all addresses in memory of the device."""
     batch, d, n = _matrix_shape(options, shape)
     backend = registry.find(options.backend)
     draw = _draw(options, d, n, Operation.sample, device, batch)
     memory_launcher = getattr(backend, "memory_launcher", None)
 
     if memory_launcher:
-        launch = memory_launcher(draw)
-        return lambda mu, sigma, words, matrix, stream: launch(mu, sigma, matrix, words, stream)
+        launch: Callable[..., None] = memory_launcher(draw)
+        return launch
 
-    def run(mu: int, sigma: int, words: int, matrix: int, stream: int) -> None:
+    def run(*addresses: int) -> None:
         with relaxed_capture():  # The first launch may load the kernel, also while XLA records a command buffer.
-            backend.launch(_at(draw, mu, sigma, matrix, words, stream))
+            backend.launch(_at(draw, *addresses))
 
     return run
 
 
 def _device_gradient(options: Options, shape: tuple[int, ...], device: int) -> Callable[..., None]:
-    """``run(matrix, words, mu, sigma, scratch, stream)``, all addresses in memory of the device."""
+    """``run(matrix, seed, offsets, mu, sigma, scratch, stream)``, all addresses in memory of the device."""
     batch, d, n = _matrix_shape(options, shape)
     backend = registry.find(options.backend)
     draw = _draw(options, d, n, Operation.gradient, device, batch)
 
-    def run(matrix: int, words: int, mu: int, sigma: int, scratch: int, stream: int) -> None:
+    def run(matrix: int, seed: int, offsets: int, mu: int, sigma: int, scratch: int, stream: int) -> None:
         with relaxed_capture():
-            backend.launch(_at(draw, mu, sigma, matrix, words, stream, scratch))
+            backend.launch(_at(draw, mu, sigma, seed, offsets, matrix, stream, scratch))
 
     return run
 
@@ -314,11 +340,10 @@ def _runner(make: Callable[..., Callable[..., None]], string: bytes, shape: byte
 
 
 def _sample_on_host(frame: xla_ffi.Frame) -> None:
-    mu, sigma, words, matrix = frame.buffers()
-    string, shape = frame.string(), xla_ffi.packed_shape_of(matrix, 3)
+    buffers = frame.buffers()
+    string, shape = frame.string(), xla_ffi.packed_shape_of(buffers[4], 3)
     run = RUNNERS.get((_host_sampler, string, shape)) or _runner(_host_sampler, string, shape)
-    address = xla_ffi.address_of
-    run(address(mu), address(sigma), address(words), address(matrix))
+    run(*map(xla_ffi.address_of, buffers))
 
 
 def _gradient_on_host(frame: xla_ffi.Frame) -> None:
@@ -330,7 +355,7 @@ def _gradient_on_host(frame: xla_ffi.Frame) -> None:
 
 def _sample_on_device(frame: xla_ffi.Frame) -> None:
     buffers = frame.buffers()
-    key = frame.string(), xla_ffi.packed_shape_of(buffers[3], 3), frame.device()
+    key = frame.string(), xla_ffi.packed_shape_of(buffers[4], 3), frame.device()
     run = RUNNERS.get((_device_sampler, *key)) or _runner(_device_sampler, *key)
     run(*map(xla_ffi.address_of, buffers), frame.stream())
 

@@ -1,14 +1,10 @@
-"""Seed, offset and window of a call as the eight uint32 words of its custom call.
-
-The words are an operand of the program, so that a new seed compiles nothing.
-"""
+"""Seed, offset and window of a call as two operands of its custom call, so that new ones compile nothing."""
 
 from __future__ import annotations
 
 import functools
-import itertools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,10 +15,20 @@ from ..._libraries.jax import is_jax
 from ..._plan import COLUMNS, ROWS
 from ..._randomness.generator import WORD_64, Key
 
-__all__ = ["Words", "packed", "words_of"]
+__all__ = ["Words", "operands", "words_of"]
 
-Words = Any
-"""Eight uint32, low halves first: seed, offset, first row and first column; or pieces of that for `packed`."""
+
+class Words(NamedTuple):
+    """The arguments of a call that are neither `mu` nor `sigma`, for `operands`."""
+
+    seed: Any
+    """uint32[2], the high half first, a JAX key of 64 bits, or a traced integer."""
+    offsets: Any
+    """Offset, first row and first column.
+
+    None where all are 0, uint32[6] with the low halves first, or three numbers that each have a type of `seed`.
+    """
+
 
 _ACCEPTED = (
     "an integer, a multisample.Key, a JAX key of 64 bits such as jax.random.key(0), its data as uint32[2], or uint32[4]"
@@ -32,25 +38,29 @@ _ACCEPTED = (
 
 def words_of(seed: Any, dim_offset: Any, sample_offset: Any) -> Words:
     """The words of a call; TypeError or ValueError if an argument cannot be such a word."""
-    halves = _of_seed(seed)
-    halves.append(_of_integer("dim_offset", dim_offset, ROWS + 1))
-    halves.append(_of_integer("sample_offset", sample_offset, COLUMNS + 1))
-    pieces: list[Any] = []
-    for is_known, members in itertools.groupby(halves, lambda x: isinstance(x, int)):
-        group = list(members)
-        pieces.extend([np.array(group, "<u8").view(np.uint32)] if is_known else group)
-    return pieces[0] if len(pieces) == 1 and isinstance(pieces[0], np.ndarray) else tuple(pieces)
+    seed, offset = _of_seed(seed)
+    offsets = [
+        offset, _of_integer("dim_offset", dim_offset, ROWS + 1),
+        _of_integer("sample_offset", sample_offset, COLUMNS + 1),
+    ]  # fmt: skip
+    if all(isinstance(x, int) for x in offsets):
+        return Words(_halves(seed), np.array(offsets, "<u8").view(np.uint32) if any(offsets) else None)
+    return Words(_halves(seed), tuple(map(_halves, offsets)))
 
 
-def _of_seed(seed: Any) -> list[Any]:
-    """Seed and offset: integers, or arrays for `_halves`."""
+def _halves(x: Any) -> Any:
+    return np.array([x >> 32, x & 0xFFFF_FFFF], np.uint32) if isinstance(x, int) else x
+
+
+def _of_seed(seed: Any) -> tuple[Any, Any]:
+    """Seed and offset: integers, or arrays for `_high_first`."""
     if isinstance(seed, Key):
-        return [_of_word("seed.seed", seed.seed), _of_word("seed.offset", seed.offset)]
+        return _of_word("seed.seed", seed.seed), _of_word("seed.offset", seed.offset)
     if _shape(seed) == (4,) and seed.dtype == np.uint32:
         if isinstance(seed, np.ndarray):
-            return [_joined(seed[:2]), _joined(seed[2:])]
-        return [seed[:2], seed[2:]]
-    return [_of_word("seed", seed), 0]
+            return _joined(seed[:2]), _joined(seed[2:])
+        return seed[:2], seed[2:]
+    return _of_word("seed", seed), 0
 
 
 def _of_word(name: str, x: Any) -> Any:
@@ -109,19 +119,26 @@ def _joined(data: Any) -> int:
     return high << 32 | low
 
 
-def packed(words: Words) -> Any:
-    """The words as an array of shape (8,), while a program is traced."""
-    return jnp.concatenate([_halves(x) for x in words]) if isinstance(words, tuple) else jnp.asarray(words)
+def operands(words: Words) -> tuple[Any, Any]:
+    """Arrays of uint32, while a program is traced: the seed, shape (2,), and the offsets, shape (6,).
+
+    The seed has its high half first, as JAX's keys have, so that a key is the operand itself. The offsets have their
+    low halves first; where all are 0 they are a constant of the program.
+    """
+    offsets = words.offsets
+    if offsets is None:
+        offsets = jnp.zeros(6, jnp.uint32)
+    elif isinstance(offsets, tuple):
+        offsets = jnp.concatenate([_high_first(x)[::-1] for x in offsets])
+    return _high_first(words.seed), jnp.asarray(offsets)
 
 
-def _halves(x: Any) -> Any:
-    """A piece: halves that are known, or the low and the high half of one of the four."""
-    if isinstance(x, np.ndarray):
-        return x
+def _high_first(x: Any) -> Any:
+    """The high and the low half of a number."""
     if _is_key_type(x.dtype):
-        return jax.random.key_data(x)[::-1]
+        return jax.random.key_data(x)
     if x.ndim:
-        return x[::-1]
+        return jnp.asarray(x)
     low = x.astype(jnp.uint32)  # Modulo 2**32.
     high = (x >> 32).astype(jnp.uint32) if x.dtype.itemsize == 8 else jnp.zeros_like(low)
-    return jnp.stack([low, high])
+    return jnp.stack([high, low])

@@ -47,10 +47,11 @@ def computing_type(dtype: str) -> Any:
     return np.dtype(MATRIX_TYPES[dtype].computing)
 
 
-def _options(static: Static, backend: str, mu: Any, sigma: Any, words: Any) -> handlers.Options:
+def _options(static: Static, backend: str, *operands: Any) -> handlers.Options:
+    """For operands mu, sigma, seed and offsets."""
     return handlers.Options(
-        backend, static.dtype, static.layout, static.common_noise, static.antithetic, static.fast_math,
-        mu.shape[0] != 1, sigma.shape[0] != 1, words.shape[0] != 1, static.aligned,
+        backend, static.dtype, static.layout, static.common_noise, static.antithetic, static.fast_math, static.aligned,
+        *(x.shape[0] != 1 for x in operands),
     )  # fmt: skip
 
 
@@ -62,49 +63,49 @@ def _axes(layout: str) -> tuple[int, int]:
 # --- Custom calls ---------------------------------------------------------------------------------
 
 
-def _draw(static: Static, platform: str, backend: str, n: int, mu: Any, sigma: Any, words: Any) -> Any:
-    """A batch of windows of `n` columns."""
-    batch = next((x.shape[0] for x in (mu, sigma, words) if x.shape[0] != 1), 1)
-    d = mu.shape[1]
+def _draw(static: Static, platform: str, backend: str, n: int, *operands: Any) -> Any:
+    """A batch of windows of `n` columns, for operands mu, sigma, seed and offsets."""
+    batch = next((x.shape[0] for x in operands if x.shape[0] != 1), 1)
+    d = operands[0].shape[1]
     shape = (batch, d, n) if static.layout == "dn" else (batch, n, d)
-    options = _options(static, backend, mu, sigma, words)
+    options = _options(static, backend, *operands)
     if platform == "cpu" and all(isinstance(length, int) for length in shape):
         handlers.warm_up(options, shape)
     result = jax.ShapeDtypeStruct(shape, jnp.dtype(static.dtype))
-    return jax.ffi.ffi_call(handlers.SAMPLE, result)(mu, sigma, words, options=options.encoded())
+    return jax.ffi.ffi_call(handlers.SAMPLE, result)(*operands, options=options.encoded())
 
 
-def _sums(static: Static, platform: str, backend: str, g: Any, words: Any) -> list[Any]:
+def _sums(static: Static, platform: str, backend: str, g: Any, seed: Any, offsets: Any) -> list[Any]:
     """The sums over columns of a batch of matrices, and of their products with the noise."""
     real = computing_type(static.dtype)
     rows, columns = _axes(static.layout)
     vector = jax.ShapeDtypeStruct((g.shape[0], g.shape[rows]), real)
-    options = _options(static, backend, g, g, words)
+    options = _options(static, backend, g, g, seed, offsets)
     if platform == "cuda":
         if not handlers.can_take_gradients(backend):  # Then XLA sums, and keeps the noise while it does.
             zeros = jnp.zeros((1, g.shape[rows]), real)
             noise_static = static._replace(dtype=real.name)
-            z = _draw(noise_static, platform, backend, g.shape[columns], zeros, zeros + 1, words)
+            z = _draw(noise_static, platform, backend, g.shape[columns], zeros, zeros + 1, seed, offsets)
             g = g.astype(real)
             return [g.sum(columns), (g * z).sum(columns)]
         scratch = jax.ShapeDtypeStruct((8 * handlers.scratch_size(options, g.shape),), np.uint8)
         call = jax.ffi.ffi_call(handlers.GRADIENT, (vector, vector, scratch))
     else:
         call = jax.ffi.ffi_call(handlers.GRADIENT, (vector, vector))
-    return list(call(g, words, options=options.encoded())[:2])
+    return list(call(g, seed, offsets, options=options.encoded())[:2])
 
 
 # --- Windows --------------------------------------------------------------------------------------
 
-_FIRST_ROW, _FIRST_COLUMN = 4, 6
+_FIRST_ROW, _FIRST_COLUMN = 2, 4
 
 
-def _moved(words: Any, place: int, axes: Any, size: int) -> Any:
-    """The words with the number at `place` moved by `size` for each device before this one along mesh `axes`."""
+def _moved(offsets: Any, place: int, axes: Any, size: int) -> Any:
+    """The offsets with the number at `place` moved by `size` for each device before this one along mesh `axes`."""
     if axes is None or axes == ():
-        return words
+        return offsets
     index = jax.lax.axis_index(axes).astype(jnp.uint32)
-    low, high = words[:, place], words[:, place + 1]
+    low, high = offsets[:, place], offsets[:, place + 1]
     # The product has more than 32 bits: from pieces of 16 bits of the size, as there are fewer than 2**16 devices.
     for shift in range(0, 48, 16):
         piece = index * np.uint32(size >> shift & 0xFFFF)
@@ -114,7 +115,7 @@ def _moved(words: Any, place: int, axes: Any, size: int) -> Any:
         high = high + above + (low < below).astype(jnp.uint32)
         if shift == 32:
             high = high + piece - above
-    return words.at[:, place].set(low).at[:, place + 1].set(high)
+    return offsets.at[:, place].set(low).at[:, place + 1].set(high)
 
 
 def _on_one_device(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -170,14 +171,19 @@ def _label(x: Any, lone: str) -> str:
     return lone if x.shape[0] == 1 else "b"
 
 
-def _replicated_factors(rule: str, *lone: str) -> tuple[str, ...]:
-    return tuple(name for name in (*lone, "k") if name in rule.replace(",", " ").split())
+def _words_rule(seed: Any, offsets: Any) -> str:
+    """The part of a sharding rule for seed and offsets."""
+    return f"{_label(seed, 'r')} k, {_label(offsets, 's')} l"
+
+
+def _replicated_factors(rule: str) -> tuple[str, ...]:
+    return tuple(name for name in "pqrksl" if name in rule.replace(",", " ").split())
 
 
 def sample(platform: str) -> Callable[..., Any]:
     """The function that a sample becomes on `platform`."""
 
-    def lowered(mu: Any, sigma: Any, words: Any, *, static: Static) -> Any:
+    def lowered(mu: Any, sigma: Any, seed: Any, offsets: Any, *, static: Static) -> Any:
         handlers.register()
         backend = choose(static.backend, "jax", PLATFORMS[platform]).name
         rows, columns = _axes(static.layout)
@@ -186,9 +192,10 @@ def sample(platform: str) -> Callable[..., Any]:
             """Of the result and of the operands."""
             spec = [group, None, None]
             spec[rows], spec[columns] = row_axes, column_axes
-            leads = [group if x.shape[0] != 1 else None for x in (mu, sigma, words)]
-            operands = [PartitionSpec(lead, axes) for lead, axes in zip(leads, (row_axes, row_axes, None), strict=True)]
-            return NamedSharding(mesh, PartitionSpec(*spec)), tuple(NamedSharding(mesh, x) for x in operands)
+            operands = zip((mu, sigma, seed, offsets), (row_axes, row_axes, None, None), strict=True)
+            return NamedSharding(mesh, PartitionSpec(*spec)), tuple(
+                NamedSharding(mesh, PartitionSpec(None if x.shape[0] == 1 else group, axes)) for x, axes in operands
+            )
 
         def partition(mesh: Any, operands: Any, result: Any) -> Any:
             mesh, spec = _placed(result.sharding, 3)
@@ -196,12 +203,12 @@ def sample(platform: str) -> Callable[..., Any]:
             out, into = shardings(mesh, spec[0], row_axes, column_axes)
 
             @_on_one_device
-            def draw_window(mu: Any, sigma: Any, words: Any) -> Any:
+            def draw_window(mu: Any, sigma: Any, seed: Any, offsets: Any) -> Any:
                 n = _part(static.n, mesh, column_axes)
-                words = _moved(words, _FIRST_ROW, row_axes, mu.shape[1])
-                words = _moved(words, _FIRST_COLUMN, column_axes, n)
+                offsets = _moved(offsets, _FIRST_ROW, row_axes, mu.shape[1])
+                offsets = _moved(offsets, _FIRST_COLUMN, column_axes, n)
                 part = static._replace(aligned=static.aligned and (_size(mesh, column_axes) == 1 or n % 8 == 0))
-                return _draw(part, platform, backend, n, mu, sigma, words)
+                return _draw(part, platform, backend, n, mu, sigma, seed, offsets)
 
             return mesh, draw_window, out, into
 
@@ -212,12 +219,10 @@ def sample(platform: str) -> Callable[..., Any]:
             return shardings(mesh, group, row_axes, None)[0]
 
         call = custom_partitioning(functools.partial(_draw, static, platform, backend, static.n))
-        rule = f"{_label(mu, 'p')} i, {_label(sigma, 'q')} i, {_label(words, 'r')} k -> "
+        rule = f"{_label(mu, 'p')} i, {_label(sigma, 'q')} i, {_words_rule(seed, offsets)} -> "
         rule += "b i j" if static.layout == "dn" else "b j i"
-        call.def_partition(
-            partition, infer, sharding_rule=rule, need_replication_factors=_replicated_factors(rule, "p", "q", "r")
-        )
-        return call(mu, sigma, words)
+        call.def_partition(partition, infer, sharding_rule=rule, need_replication_factors=_replicated_factors(rule))
+        return call(mu, sigma, seed, offsets)
 
     return lowered
 
@@ -225,7 +230,7 @@ def sample(platform: str) -> Callable[..., Any]:
 def gradient(platform: str) -> Callable[..., Any]:
     """The function that a gradient becomes on `platform`."""
 
-    def lowered(g: Any, words: Any, *, static: Static) -> Any:
+    def lowered(g: Any, seed: Any, offsets: Any, *, static: Static) -> Any:
         handlers.register()
         backend = choose(static.backend, "jax", PLATFORMS[platform]).name
         sums = functools.partial(_sums, static, platform, backend)
@@ -236,14 +241,17 @@ def gradient(platform: str) -> Callable[..., Any]:
             mesh, spec = _placed(operands[0].sharding, 3)
             row_axes, column_axes = spec[rows], spec[columns]
             vector = NamedSharding(mesh, PartitionSpec(spec[0], row_axes))
-            lead = spec[0] if words.shape[0] != 1 else None
-            into = NamedSharding(mesh, PartitionSpec(*spec)), NamedSharding(mesh, PartitionSpec(lead, None))
+            leads = (None if x.shape[0] == 1 else spec[0] for x in (seed, offsets))
+            into = (
+                NamedSharding(mesh, PartitionSpec(*spec)),
+                *(NamedSharding(mesh, PartitionSpec(lead, None)) for lead in leads),
+            )
 
             @_on_one_device
-            def sum_window(g: Any, words: Any) -> Any:
-                words = _moved(words, _FIRST_ROW, row_axes, g.shape[rows])
-                words = _moved(words, _FIRST_COLUMN, column_axes, g.shape[columns])
-                totals = sums(_without_padding(g, columns, column_axes, length), words)
+            def sum_window(g: Any, seed: Any, offsets: Any) -> Any:
+                offsets = _moved(offsets, _FIRST_ROW, row_axes, g.shape[rows])
+                offsets = _moved(offsets, _FIRST_COLUMN, column_axes, g.shape[columns])
+                totals = sums(_without_padding(g, columns, column_axes, length), seed, offsets)
                 return totals if _size(mesh, column_axes) == 1 else [jax.lax.psum(x, column_axes) for x in totals]
 
             return mesh, sum_window, [vector, vector], into
@@ -253,12 +261,12 @@ def gradient(platform: str) -> Callable[..., Any]:
             vector = NamedSharding(mesh, PartitionSpec(spec[0], spec[rows]))
             return [vector, vector]
 
-        call = custom_partitioning(lambda g, words: sums(g, words))
-        rule = ("b i j, " if static.layout == "dn" else "b j i, ") + f"{_label(words, 'r')} k -> b i, b i"
+        call = custom_partitioning(lambda g, seed, offsets: sums(g, seed, offsets))
+        rule = ("b i j, " if static.layout == "dn" else "b j i, ") + f"{_words_rule(seed, offsets)} -> b i, b i"
         call.def_partition(
             partition, infer, sharding_rule=rule, reduction_factors=("j",),
-            need_replication_factors=_replicated_factors(rule, "r"),
+            need_replication_factors=_replicated_factors(rule),
         )  # fmt: skip
-        return call(g, words)
+        return call(g, seed, offsets)
 
     return lowered

@@ -32,9 +32,9 @@ gradient_p = Primitive("multisample_gradient")
 gradient_p.multiple_results = True
 
 
-def sample_matrix(mu: Any, sigma: Any, words: Any, static: Static) -> Any:
-    """The sample of `mu` and `sigma`, shape (d,) and of the computing type, with `words`, shape (8,)."""
-    x = sample_p.bind(*_alike(mu[None], sigma[None], words[None]), static=static)
+def sample_matrix(mu: Any, sigma: Any, seed: Any, offsets: Any, static: Static) -> Any:
+    """The sample of `mu` and `sigma`, shape (d,) and of the computing type; `keys.operands` makes seed and offsets."""
+    x = sample_p.bind(*_alike(mu[None], sigma[None], seed[None], offsets[None]), static=static)
     return x.reshape(x.shape[1:])
 
 
@@ -80,9 +80,9 @@ def _result(like: Any, shape: tuple[int, ...], dtype: Any, *axes: Any) -> Any:
 
 
 @sample_p.def_abstract_eval
-def _sample_type(mu: Any, sigma: Any, words: Any, *, static: Static) -> Any:
-    batch, d = _batch(mu, sigma, words), mu.shape[1]
-    group = _axis("vmap", *((x, 0) for x in (mu, sigma, words) if x.shape[0] == batch))
+def _sample_type(mu: Any, sigma: Any, seed: Any, offsets: Any, *, static: Static) -> Any:
+    batch, d = _batch(mu, sigma, seed, offsets), mu.shape[1]
+    group = _axis("vmap", *((x, 0) for x in (mu, sigma, seed, offsets) if x.shape[0] == batch))
     rows = _axis("mu, sigma", (mu, 1), (sigma, 1))
     dtype = jnp.dtype(static.dtype)
     if static.layout == "dn":
@@ -91,7 +91,7 @@ def _sample_type(mu: Any, sigma: Any, words: Any, *, static: Static) -> Any:
 
 
 @gradient_p.def_abstract_eval
-def _gradient_type(g: Any, words: Any, *, static: Static) -> Any:
+def _gradient_type(g: Any, seed: Any, offsets: Any, *, static: Static) -> Any:
     axis = 1 if static.layout == "dn" else 2
     if g.sharding.spec[3 - axis] is not None:
         raise TypeError(
@@ -108,28 +108,27 @@ def _gradient_type(g: Any, words: Any, *, static: Static) -> Any:
 
 
 def _sample_jvp(primals: Any, tangents: Any, *, static: Static) -> Any:
-    words = primals[2]
     x = sample_p.bind(*primals, static=static)
-    mu_dot, sigma_dot, _ = tangents
+    mu_dot, sigma_dot = tangents[:2]
     if type(mu_dot) is ad.Zero and type(sigma_dot) is ad.Zero:
         return x, ad.Zero(jax.typeof(x).to_tangent_aval())
     dots = (ad.instantiate_zeros(dot) for dot in (mu_dot, sigma_dot))
-    return x, sample_p.bind(*_alike(*dots, words), static=static)
+    return x, sample_p.bind(*_alike(*dots, *primals[2:]), static=static)
 
 
-def _sample_transpose(ct: Any, mu: Any, sigma: Any, words: Any, *, static: Static) -> Any:
+def _sample_transpose(ct: Any, mu: Any, sigma: Any, *words: Any, static: Static) -> Any:
     is_linear = [ad.is_undefined_primal(x) for x in (mu, sigma)]
     avals = [x.aval if linear else None for x, linear in zip((mu, sigma), is_linear, strict=True)]
     if type(ct) is ad.Zero:
-        return [None if aval is None else ad.Zero(aval) for aval in avals] + [None]
+        return [None if aval is None else ad.Zero(aval) for aval in avals] + [None] * 2
     if is_linear[1]:
-        sums: Any = gradient_p.bind(*_alike(ct, words), static=static)
+        sums: Any = gradient_p.bind(*_alike(ct, *words), static=static)
     else:  # Without sigma, no noise is needed.
         axis, real = 2 if static.layout == "dn" else 1, computing_type(static.dtype)
         sums = jnp.sum(ct.astype(real), axis), None
     return [
         None if aval is None else _as_long_as(aval, total) for aval, total in zip(avals, sums, strict=True)
-    ] + [None]  # fmt: skip
+    ] + [None] * 2  # fmt: skip
 
 
 def _as_long_as(aval: Any, x: Any) -> Any:
@@ -141,13 +140,13 @@ def _gradient_jvp(primals: Any, tangents: Any, *, static: Static) -> Any:
     sums = gradient_p.bind(*primals, static=static)
     if type(tangents[0]) is ad.Zero:
         return sums, [ad.Zero(jax.typeof(x).to_tangent_aval()) for x in sums]
-    return sums, gradient_p.bind(*_alike(tangents[0], primals[1]), static=static)
+    return sums, gradient_p.bind(*_alike(tangents[0], *primals[1:]), static=static)
 
 
-def _gradient_transpose(cts: Any, g: Any, words: Any, *, static: Static) -> Any:
+def _gradient_transpose(cts: Any, g: Any, *words: Any, static: Static) -> Any:
     if all(type(ct) is ad.Zero for ct in cts):
-        return [ad.Zero(g.aval), None]
-    return [sample_p.bind(*_alike(*map(ad.instantiate_zeros, cts), words), static=static), None]
+        return [ad.Zero(g.aval), None, None]
+    return [sample_p.bind(*_alike(*map(ad.instantiate_zeros, cts), *words), static=static), None, None]
 
 
 ad.primitive_jvps[sample_p] = _sample_jvp
@@ -167,7 +166,7 @@ def _sample_batch(operands: Any, axes: Any, *, static: Static) -> Any:
 
 def _gradient_batch(operands: Any, axes: Any, *, static: Static) -> Any:
     joined, shape = _joined(operands, axes)
-    if joined[0].shape[0] != joined[1].shape[0]:  # The results have as many elements as g.
+    if joined[0].shape[0] == 1 != shape[0] * shape[1]:  # The results have as many elements as g.
         joined[0] = jnp.broadcast_to(joined[0], (shape[0] * shape[1], *joined[0].shape[1:]))
     return [x.reshape(*shape, *x.shape[1:]) for x in gradient_p.bind(*joined, static=static)], [0, 0]
 
