@@ -50,7 +50,7 @@ def kernel_name(key: KernelKey) -> str:
         MATRIX_TYPES[key.dtype].cpp,
         *(str(bool(flag)).lower() for flag in (key.common_noise, key.antithetic, key.fast_math)),
         f"multisample::{KERNEL_STORES[key.stores]}",
-        str(bool(key.origin_in_memory)).lower(),
+        *(str(bool(flag)).lower() for flag in (key.origin_in_memory, key.batched)),
     )
     return f"multisample::sample_kernel<{', '.join(arguments)}>"
 
@@ -90,7 +90,7 @@ class CupyBackend(DriverBackend):
         # Compiles one kernel to test NVRTC. The others are compiled on first use.
         import cupy
 
-        self.kernel(KernelKey("float32", False, False, False, 0, False, cupy.cuda.runtime.getDevice()))
+        self.kernel(KernelKey("float32", False, False, False, 0, False, False, cupy.cuda.runtime.getDevice()))
 
     def adopt(self, array: Any) -> Any:
         import cupy

@@ -43,6 +43,7 @@ class KernelKey(NamedTuple):
     fast_math: bool
     stores: int
     origin_in_memory: bool
+    batched: bool
     device: int
 
 
@@ -51,7 +52,9 @@ def kernel_key(draw: Draw, stores: int) -> KernelKey:
     dtype = ElementType(draw.type).name
     in_memory = bool(draw.seed.at or draw.first_row.at or draw.first_column.at)
     fast_math = draw.fast_math and dtype != "float64"
-    return KernelKey(dtype, draw.common_noise, draw.antithetic, fast_math, stores, in_memory, draw.device)
+    return KernelKey(
+        dtype, draw.common_noise, draw.antithetic, fast_math, stores, in_memory, draw.batch > 1, draw.device
+    )
 
 
 # The struct CUlaunchConfig of cuda.h: the grid, the block, shared memory, stream, no attributes.

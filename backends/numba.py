@@ -64,7 +64,7 @@ class NumbaBackend(DriverBackend):
         # Compiles one kernel to test the compiler. The others are compiled on first use.
         from numba import cuda
 
-        self.kernel(KernelKey("float32", False, False, False, 0, False, cuda.current_context().device.id))
+        self.kernel(KernelKey("float32", False, False, False, 0, False, False, cuda.current_context().device.id))
 
     def adopt(self, array: Any) -> Any:
         from numba import cuda

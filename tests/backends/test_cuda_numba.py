@@ -134,7 +134,7 @@ def test_kernels_spill_few_registers_and_fit_their_launch_bounds(numba: Any, dty
         # fast_math and antithetic are tested separately, not in combination.
         if fast_math and (dtype == "float64" or antithetic):
             continue
-        key = KernelKey(dtype, shared, antithetic, fast_math, stores, False, device.id)
+        key = KernelKey(dtype, shared, antithetic, fast_math, stores, False, False, device.id)
         backend.kernel(key)
         kernel = backend.compiled[key]
         name = geometry.KERNEL_STORES[stores]

@@ -356,7 +356,7 @@ def test_cupy_compiles_in_memory_if_its_disk_cache_fails(root: Path, monkeypatch
         backend = adapter.CupyBackend()
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
-            assert backend.compile(KernelKey("float32", False, False, False, 0, False, 0)) == (7, "module")
+            assert backend.compile(KernelKey("float32", False, False, False, 0, False, False, 0)) == (7, "module")
         assert os.environ.get("CUPY_CACHE_IN_MEMORY") == setting
         assert [str(warning.message) for warning in warned] == (
             []

@@ -67,6 +67,7 @@ class Template(NamedTuple):
     antithetic: bool = False
     fast_math: bool = False
     origin_in_memory: bool = False
+    batched: bool = False
 
 
 def templates(dtype: str, noise: str, *stores: str, antithetic: bool = False) -> list[Template]:
@@ -104,7 +105,7 @@ ORIGIN = [
 
 
 def named(template: Template) -> str:
-    flags = [name for name in ("antithetic", "fast_math", "origin_in_memory") if getattr(template, name)]
+    flags = [name for name in ("antithetic", "fast_math", "origin_in_memory", "batched") if getattr(template, name)]
     return "-".join([*template[:3], *flags])
 
 
@@ -117,7 +118,7 @@ def each(templates: Sequence[Template], quick: Sequence[Template] = ()) -> Any:
 
 @functools.cache
 def compiled(template: Template) -> Any:
-    dtype, noise, stores, antithetic, fast_math, origin_in_memory = template
+    dtype, noise, stores, antithetic, fast_math, *memory = template
     # Loops that are unrolled eight times compile slowly, so 16-bit kernels are unrolled twice.
     unroll = {} if SIZES[dtype] > 2 else {way: min(turns, 2) for way, turns in cuda_rows._UNROLL.items()}
     with contextlib.ExitStack() as stack:
@@ -125,7 +126,7 @@ def compiled(template: Template) -> Any:
         for module in (cuda_group, cuda_kernel, cuda_rows, cuda_stores, cuda_transposed):
             stack.enter_context(mock.patch.object(module, "inline", gpu.once))
         kernel = cuda_kernel.sample_kernel(
-            gpu, dtype, noise == "shared", antithetic, fast_math, STORES.index(stores), origin_in_memory
+            gpu, dtype, noise == "shared", antithetic, fast_math, STORES.index(stores), *memory
         )
         return gpu.compile_kernel(kernel)
 
@@ -224,7 +225,7 @@ def test_kernel_reads_seed_and_window_from_memory(monkeypatch: pytest.MonkeyPatc
     if template.dtype == "float32":
         check_launch(monkeypatch, template)
         if template.noise == "independent":
-            check_batches(monkeypatch, template)
+            check_batches(monkeypatch, template._replace(batched=True))
 
 
 def check_transposed_passes(template: Template) -> None:
@@ -385,8 +386,8 @@ class Driver:
 def numba_backend(template: Template) -> NumbaBackend:
     """A backend with this template as its only compiled kernel."""
     backend = NumbaBackend()
-    dtype, noise, stores, *flags, origin_in_memory = template
-    key = KernelKey(dtype, noise == "shared", *flags, STORES.index(stores), origin_in_memory, 0)
+    dtype, noise, stores, antithetic, fast_math, *memory = template
+    key = KernelKey(dtype, noise == "shared", antithetic, fast_math, STORES.index(stores), *memory, 0)
     backend._handles = {key: template}  # type: ignore[dict-item]
     return backend
 
@@ -439,15 +440,15 @@ def check_batch(monkeypatch: pytest.MonkeyPatch, template: Template, d: int, n: 
     batch, is_transposed = 3, template.stores == "transposed"
     mu, sigma = (np.linspace(low, 2, batch * d).astype(np.float32) for low in (-3, 0.5))
     words = np.array([[2**64 - 2 - b, 5 + b, 7 * b, 2**33 + 8 * b] for b in range(batch)], np.uint64)
-    seeds, offsets = np.array([stored_word("seed", int(seed)) for seed in words[:, 0]], np.uint64), words[:, 1:].copy()
+    stored = np.append([np.uint64(stored_word("seed", int(seed))) for seed in words[:, 0]], words[:, 1:])
     out = np.full((batch, n, d) if is_transposed else (batch, d, n), -1, np.int32)
-    at = offsets.ctypes.data
+    seeds_at, at = stored.ctypes.data, stored[batch:].ctypes.data
     draw = a_draw(
         d, n, mu=mu, sigma=sigma, matrix=out.ctypes.data, strides=(4, 4 * d) if is_transposed else None, device=0,
-        seed=Word(0, seeds.ctypes.data), offset=Word(0, at), first_row=Word(0, at + 8), first_column=Word(0, at + 16),
+        seed=Word(0, seeds_at), offset=Word(0, at), first_row=Word(0, at + 8), first_column=Word(0, at + 16),
         batch=batch, batched=sum(Batched), column_phase=int(known_phase),
     )  # fmt: skip
-    driver = Driver(monkeypatch, out.reshape(-1), (mu, sigma, seeds, offsets.reshape(-1)))
+    driver = Driver(monkeypatch, out.reshape(-1), (mu, sigma, stored))
     numba_backend(template).launch(draw)
     assert len(driver.launched) == 1
     for b in range(batch):

@@ -262,7 +262,7 @@ FAST = {f"{name}.approx.ftz.f32" for name in ("lg2", "sqrt", "cos", "sin")}
 
 def compile_kernels(variants: Sequence[Variant], architecture: str, *options: str) -> Program:
     """Compile these kernels, followed by the kernel of `advance`."""
-    names = [cupy_backend.kernel_name(KernelKey(*variant, False, 0)) for variant in variants]
+    names = [cupy_backend.kernel_name(KernelKey(*variant, False, False, 0)) for variant in variants]
     return nvrtc_compile(
         cupy_backend.source(), [*names, cupy_backend.ADVANCE_KERNEL], architecture, [*cupy_backend.OPTIONS, *options]
     )

@@ -66,7 +66,7 @@ def python_kernels(variants: list[Variant], folder: Path) -> dict[str, Counts]:
 
 
 def cpp_kernels(variants: list[Variant]) -> dict[str, Counts]:
-    names = [cupy_backend.kernel_name(KernelKey(*variant, False, 0)) for variant in variants]
+    names = [cupy_backend.kernel_name(KernelKey(*variant, False, False, 0)) for variant in variants]
     compiled = nvrtc_compile(cupy_backend.source(), names, "compute_90", cupy_backend.OPTIONS)
     head, *entries = re.split(r"(?=^\.\w+ \.entry)", compiled.code.decode().rstrip("\0"), flags=re.M)
     found = {}

@@ -108,7 +108,7 @@ def compile_all(results: list[Compiled], origin_in_memory: bool = False) -> None
     """Compile these kernels and the kernel of `advance` (``advance.ptx``) in a separate process."""
     if importlib.util.find_spec("numba_cuda") is None:
         raise CannotCompileError("numba-cuda is not installed")
-    jobs = [[result.file.stem, [*result.variant, origin_in_memory], result.capability] for result in results]
+    jobs = [[result.file.stem, [*result.variant, origin_in_memory, False], result.capability] for result in results]
     lines = map(json.dumps, [*jobs, ["advance", None, HOPPER]])
     done = subprocess.run(
         [sys.executable, __file__, str(results[0].file.parent)], input="\n".join(lines), capture_output=True,

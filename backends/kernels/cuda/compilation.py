@@ -33,7 +33,7 @@ __all__ = [
     "variant_kernel",
 ]
 
-_VARIANTS = tuple(itertools.product(SIZES, *((False, True),) * 3, range(len(KERNEL_STORES)), (False, True)))
+_VARIANTS = tuple(itertools.product(SIZES, *((False, True),) * 3, range(len(KERNEL_STORES)), *((False, True),) * 2))
 
 ADVANCE_SIGNATURE = types.void(types.int64)
 
@@ -55,13 +55,19 @@ def _draw_variant(call: Any, geometry: Any, variant: Any) -> Callable[..., Any] 
 
 
 def variant_kernel(
-    dtype: str, common_noise: bool, antithetic: bool, fast_math: bool, stores: int, origin_in_memory: bool = False
+    dtype: str,
+    common_noise: bool,
+    antithetic: bool,
+    fast_math: bool,
+    stores: int,
+    origin_in_memory: bool = False,
+    batched: bool = False,
 ) -> Callable[..., None]:
     """The kernel of `multisample.backends.kernels.cuda.kernel.sample_kernel` for one kind of calls, to be compiled.
 
     The compiler gets the number of the variant, a literal.
     """
-    variant = _VARIANTS.index((dtype, common_noise, antithetic, fast_math, stores, origin_in_memory))
+    variant = _VARIANTS.index((dtype, common_noise, antithetic, fast_math, stores, origin_in_memory, batched))
 
     def kernel(call: Any, geometry: Any) -> None:
         _draw(call, geometry, variant)
@@ -71,7 +77,7 @@ def variant_kernel(
     noise += "_antithetic" if antithetic else ""
     kernel.__qualname__ = f"sample_kernel_{dtype}_{noise}_{transform}_{KERNEL_STORES[stores]}"
     if origin_in_memory:
-        kernel.__qualname__ += "_origin_in_memory"
+        kernel.__qualname__ += "_origin_in_memory" + "_batched" * batched
     return kernel
 
 
@@ -111,11 +117,17 @@ def launch_bounds(
 
 
 def compile_kernel(
-    dtype: str, common_noise: bool, antithetic: bool, fast_math: bool, stores: int, origin_in_memory: bool
+    dtype: str,
+    common_noise: bool,
+    antithetic: bool,
+    fast_math: bool,
+    stores: int,
+    origin_in_memory: bool,
+    batched: bool,
 ) -> Any:
     """The kernel of `variant_kernel`, compiled for the current device or loaded from the cache."""
     bounds = launch_bounds(dtype, common_noise, antithetic, stores, cuda.get_current_device().compute_capability)
-    kernel = variant_kernel(dtype, common_noise, antithetic, fast_math, stores, origin_in_memory)
+    kernel = variant_kernel(dtype, common_noise, antithetic, fast_math, stores, origin_in_memory, batched)
     return _compiled(kernel, SIGNATURE, launch_bounds=bounds)
 
 

@@ -31,6 +31,7 @@ def sample_kernel(
     fast_math: bool,
     stores: int,
     origin_in_memory: bool = False,
+    batched: bool = False,
 ) -> Function:
     """``kernel(call, geometry)`` for one kind of calls, to be compiled.
 
@@ -47,10 +48,12 @@ def sample_kernel(
     origin_in_memory : bool
         Whether the seed, the first row or the first column may be in device memory. Numbers passed by value are uniform
         to the compiler, which keeps them and the round keys out of the threads' registers.
+    batched : bool
+        Whether the grid's y axis counts the matrices of a batch, whose words are in memory.
     """
     if origin_in_memory:
         by_value = sample_kernel(gpu, dtype, common_noise, antithetic, fast_math, stores)
-        return _reading_origin(gpu, by_value, SIZES[dtype], antithetic)
+        return _reading_origin(gpu, by_value, SIZES[dtype], antithetic, batched)
     way, fast = KERNEL_STORES[stores], fast_math and dtype != "float64"
     if way == "kTransposed":
         return transposed_kernel(gpu, dtype, common_noise, antithetic, fast)
@@ -59,10 +62,10 @@ def sample_kernel(
     return rows_kernel(gpu, dtype, common_noise, antithetic, fast, way)
 
 
-def _reading_origin(gpu: ModuleType, by_value: Function, size: int, antithetic: bool) -> Function:
-    """The kernel `by_value`, for batches and for draws whose seed, first row or first column may be in device memory.
+def _reading_origin(gpu: ModuleType, by_value: Function, size: int, antithetic: bool, batched: bool) -> Function:
+    """The kernel `by_value`, for draws whose seed, first row or first column may be in device memory.
 
-    The grid's y axis counts the matrices of a batch. Their elements have `size` bytes.
+    Elements have `size` bytes.
     """
     load, draw, width, batch_index = gpu.load, inline(by_value), group_width(antithetic), gpu.batch_index
     batched_mu, batched_sigma, batched_seed, batched_offsets = (np.uint32(flag) for flag in Batched)
@@ -81,7 +84,7 @@ def _reading_origin(gpu: ModuleType, by_value: Function, size: int, antithetic: 
         return np.uint64(word.value) if word.at == 0 else load(word.at, np.uint64)
 
     def kernel(call, geometry):
-        b = np.int64(batch_index())
+        b = np.int64(batch_index() if batched else 0)
         in_mu = b * call.rows if call.batched & batched_mu else np.int64(0)
         in_sigma = b * call.rows if call.batched & batched_sigma else np.int64(0)
         in_seed = b * SEED_BYTES if call.batched & batched_seed else np.int64(0)
