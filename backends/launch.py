@@ -31,7 +31,7 @@ from .kernels.cuda.geometry import PACKED_GEOMETRY, Geometry, geometry
 from .memory.host import vectors_at
 from .system import cuda_driver
 
-__all__ = ["DriverBackend", "KernelKey", "generic_launcher", "kernel_key"]
+__all__ = ["CONFIGURATION_SIZE", "DriverBackend", "KernelKey", "MemoryLauncher", "generic_launcher", "kernel_key"]
 
 
 class KernelKey(NamedTuple):
@@ -157,40 +157,8 @@ class DriverBackend(abc.ABC):
 
         return Launcher(run, ready=ready)
 
-    def memory_launcher(self, draw: Draw) -> Callable[[int, int, int, int, int, int], None]:
-        """``launch(mu, sigma, seed, offsets, matrix, stream)`` launches draws like `draw`, words in memory.
-
-        The arguments are those of `multisample.backends.draw.memory_packer`. `draw` may be a batch. The stream may be
-        one that is being captured: a kernel that is not loaded yet is loaded all the same.
-        """
-        launch, batch = self._launch(_ARGUMENTS, draw.device), max(draw.batch, 1)
-        cached: dict[int, tuple[int, int, int, bytes]] = {}
-        of_mu, of_sigma, of_matrix, of_seed, of_offsets = batch_steps(draw)
-        # More matrices than a grid has room for are launched in parts.
-        parts = [
-            (b, count, memory_packer(draw._replace(batch=count)))
-            for b in range(0, batch, _MOST_BATCH)
-            for count in [min(batch - b, _MOST_BATCH)]
-        ]
-
-        def ready(misalignment: int) -> tuple[int, int, int, bytes]:
-            in_memory = Word(0, 1)
-            cut, packed_cut = _cut(draw, misalignment, draw.column_phase - 1)
-            key = kernel_key(draw._replace(seed=in_memory, first_row=in_memory, first_column=in_memory), cut.stores)
-            with cuda_driver.relaxed_capture():
-                cached[misalignment] = self.kernel(key), cut.blocks, cut.threads, packed_cut
-            return cached[misalignment]
-
-        def run(mu: int, sigma: int, seed: int, offsets: int, matrix: int, stream: int) -> None:
-            kernel, blocks, threads, cut = cached.get(matrix & 31) or ready(matrix & 31)
-            for b, count, packed in parts:
-                arguments = packed(
-                    mu + b * of_mu, sigma + b * of_sigma, seed + b * of_seed, offsets + b * of_offsets,
-                    matrix + b * of_matrix, stream,
-                )  # fmt: skip
-                launch(kernel, pack_configuration(blocks, threads, stream, count) + arguments + cut)
-
-        return run
+    def memory_launcher(self, draw: Draw) -> MemoryLauncher:
+        return MemoryLauncher(self, draw)
 
     def advancer(self, device: int) -> Callable[[int, int], None]:
         place = ("advance", device)
@@ -200,6 +168,53 @@ class DriverBackend(abc.ABC):
             launch(kernel, pack_configuration(1, 1, stream) + address.to_bytes(8, sys.byteorder))
 
         return advance
+
+
+class MemoryLauncher:
+    """``launch(mu, sigma, seed, offsets, matrix, stream)`` launches draws like `draw`, words in memory.
+
+    The arguments are those of `multisample.backends.draw.memory_packer`. `draw` may be a batch. The stream may be one
+    that is being captured: a kernel that is not loaded yet is loaded all the same.
+    """
+
+    def __init__(self, backend: DriverBackend, draw: Draw) -> None:
+        self._backend, self._draw, self._steps = backend, draw, batch_steps(draw)
+        self._launch = backend._launch(_ARGUMENTS, draw.device)
+        self._ready: dict[int, tuple[int, int, int, bytes]] = {}
+        # More matrices than a grid has room for are launched in parts.
+        batch = max(draw.batch, 1)
+        self._parts = [
+            (b, count, memory_packer(draw._replace(batch=count)))
+            for b in range(0, batch, _MOST_BATCH)
+            for count in [min(batch - b, _MOST_BATCH)]
+        ]
+
+    def __call__(self, mu: int, sigma: int, seed: int, offsets: int, matrix: int, stream: int) -> None:
+        for kernel, parameters in self.parameters(mu, sigma, seed, offsets, matrix, stream):
+            self._launch(kernel, parameters)
+
+    def parameters(
+        self, mu: int, sigma: int, seed: int, offsets: int, matrix: int, stream: int
+    ) -> list[tuple[int, bytes]]:
+        """For each launch of a call, the kernel and the bytes of the configuration and of the arguments."""
+        kernel, blocks, threads, cut = self._ready.get(matrix & 31) or self._prepare(matrix & 31)
+        of_mu, of_sigma, of_matrix, of_seed, of_offsets = self._steps
+        launches = []
+        for b, count, packed in self._parts:
+            arguments = packed(
+                mu + b * of_mu, sigma + b * of_sigma, seed + b * of_seed, offsets + b * of_offsets,
+                matrix + b * of_matrix, stream,
+            )  # fmt: skip
+            launches.append((kernel, pack_configuration(blocks, threads, stream, count) + arguments + cut))
+        return launches
+
+    def _prepare(self, misalignment: int) -> tuple[int, int, int, bytes]:
+        in_memory, draw = Word(0, 1), self._draw
+        cut, packed_cut = _cut(draw, misalignment, draw.column_phase - 1)
+        key = kernel_key(draw._replace(seed=in_memory, first_row=in_memory, first_column=in_memory), cut.stores)
+        with cuda_driver.relaxed_capture():
+            self._ready[misalignment] = self._backend.kernel(key), cut.blocks, cut.threads, packed_cut
+        return self._ready[misalignment]
 
 
 _Buffer = tuple[memoryview, Any, Any, Any, ctypes.c_int, ctypes.c_size_t]

@@ -15,7 +15,7 @@ from typing import Any
 
 __all__ = [
     "Event", "current_device", "device_function", "device_of", "error_name", "function_of_kernel", "is_capturing",
-    "keeping_context", "launch_function", "on_device", "order", "relaxed_capture", "synchronize",
+    "is_present", "keeping_context", "launch_function", "on_device", "order", "relaxed_capture", "synchronize",
 ]  # fmt: skip
 
 # Constants of cuda.h.
@@ -33,6 +33,11 @@ def _driver() -> Any:
         return ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
     except OSError:
         return None
+
+
+def is_present() -> bool:
+    """Whether this machine has a CUDA driver."""
+    return _driver() is not None
 
 
 def _check(error: int) -> None:

@@ -13,7 +13,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["EXECUTE", "Code", "Frame", "Handler", "address_of", "handler", "packed_shape_of", "unpacked_shape"]
+__all__ = [
+    "BUFFER_DATA", "BUFFER_DIMS", "EXECUTE", "FRAME_HEAD", "FRAME_PARTS", "ORDINAL_GET", "STREAM_GET", "Code", "Frame",
+    "Handler", "address_of", "handler", "packed_shape_of", "unpacked_shape",
+]  # fmt: skip
 
 MAJOR, LEAST_MINOR = 0, 3
 """The layouts hold for this major version, from this minor version on."""
@@ -43,9 +46,13 @@ _FRAME = struct.Struct("21Q")
 _EXTENSION, _API, _CONTEXT, _STAGE = 1, 2, 3, 4
 _ARGUMENT_COUNT, _ARGUMENTS, _RESULT_COUNT, _RESULTS = 7, 9, 12, 14
 _ATTRIBUTE_COUNT, _ATTRIBUTE_TYPES, _ATTRIBUTES = 17, 18, 20
+FRAME_HEAD = _EXTENSION, _STAGE, _API, _CONTEXT
+FRAME_PARTS = _ARGUMENTS, _RESULTS, _ATTRIBUTE_COUNT, _ATTRIBUTES
 _POINTERS = tuple(struct.Struct(f"{count}Q") for count in range(9))
 # XLA_FFI_Api: the version, and byte offsets of functions.
-_VERSION_AT, _ERROR_CREATE, _STREAM_GET, _ORDINAL_GET = 32, 48, 80, 184
+_VERSION_AT, _ERROR_CREATE, STREAM_GET, ORDINAL_GET = 32, 48, 80, 184
+# XLA_FFI_Buffer: byte offsets of the address of its elements, and of the lengths of its axes.
+BUFFER_DATA, BUFFER_DIMS = 24, 40
 
 _function = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
 _pointer_at = ctypes.c_uint64.from_address
@@ -95,13 +102,13 @@ class Frame:
     def stream(self) -> int:
         """The handle of the CUDA stream to launch on."""
         request = _Request(24 + 8, 0, self._words[_CONTEXT], 0)
-        self._call(_STREAM_GET, request)
+        self._call(STREAM_GET, request)
         return int(request.answer)
 
     def device(self) -> int:
         """The ordinal of the device that the call is for, as XLA counts the visible ones."""
         request = _Request(24 + 4, 0, self._words[_CONTEXT], 0)
-        self._call(_ORDINAL_GET, request)
+        self._call(ORDINAL_GET, request)
         return int(request.answer) & 0xFFFFFFFF
 
     def _call(self, offset: int, request: ctypes.Structure) -> None:
@@ -170,12 +177,12 @@ class _ErrorRequest(ctypes.Structure):
 
 def address_of(buffer: int) -> int:
     """The address of the elements, which are contiguous, the last axis fastest."""
-    return _pointer_at(buffer + 24).value
+    return _pointer_at(buffer + BUFFER_DATA).value
 
 
 def packed_shape_of(buffer: int, rank: int) -> bytes:
     """The bytes of the shape of a buffer with `rank` axes, for `unpacked_shape`."""
-    packed: bytes = _read[8 * rank](_pointer_at(buffer + 40).value).raw
+    packed: bytes = _read[8 * rank](_pointer_at(buffer + BUFFER_DIMS).value).raw
     return packed
 
 

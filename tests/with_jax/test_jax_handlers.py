@@ -6,6 +6,8 @@ The layouts are those of the structs of ``xla/ffi/api/c_api.h``, written again a
 from __future__ import annotations
 
 import ctypes
+import itertools
+import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,13 +19,13 @@ import multisample
 from multisample.backends import registry
 from multisample.backends.contract import BackendStatus
 from multisample.backends.draw import Batched, Draw, Operation, pack
-from multisample.backends.launch import DriverBackend, KernelKey
+from multisample.backends.launch import CONFIGURATION_SIZE, DriverBackend, KernelKey
 from multisample.backends.memory.host import advise_huge_pages
-from multisample.backends.system import xla_ffi
+from multisample.backends.system import cuda_driver, xla_ffi
 
 jax = pytest.importorskip("jax")
 
-from multisample._routes.jax import handlers  # noqa: E402
+from multisample._routes.jax import handlers, native_launches  # noqa: E402
 
 P = ctypes.c_void_p
 CALL = ctypes.CFUNCTYPE(P, P)
@@ -107,6 +109,7 @@ class Xla:
     """A runtime of XLA's interface: it answers requests, and keeps the errors that it makes."""
 
     def __init__(self, version: tuple[int, int] = (0, 3)) -> None:
+        self.device = DEVICE
         self.errors: list[tuple[int, str]] = []
         self.kept: list[Any] = []
         self.api = Api(version=Version(24, None, *version))
@@ -128,7 +131,7 @@ class Xla:
     def ordinal(self, address: int) -> None:
         request = Ordinal.from_address(address)
         assert (request.context, request.size) == (CONTEXT, 28)
-        request.ordinal = DEVICE
+        request.ordinal = self.device
 
     def _list(self, kind: int, items: list[Any]) -> tuple[Any, Any]:
         types, pointers = (ctypes.c_int * 8)(*[kind] * 8), (P * 8)(*map(ctypes.addressof, items))
@@ -140,7 +143,7 @@ class Xla:
             made = []
             for array in arrays:
                 dims = (ctypes.c_int64 * array.ndim)(*array.shape)
-                self.kept.append(dims)
+                self.kept += [dims, array]
                 made.append(Buffer(48, None, 11, array.ctypes.data, array.ndim, dims))
             return List(40, None, len(made), *self._list(1, made))
 
@@ -165,8 +168,8 @@ def test_the_layouts_are_those_of_the_header() -> None:
     names = [line.split("(")[1].split(")")[0] for line in body.splitlines() if "_XLA_FFI_API_STRUCT_FIELD(" in line]
     for name, offset in (
         ("XLA_FFI_Error_Create", xla_ffi._ERROR_CREATE),
-        ("XLA_FFI_Stream_Get", xla_ffi._STREAM_GET),
-        ("XLA_FFI_DeviceOrdinal_Get", xla_ffi._ORDINAL_GET),
+        ("XLA_FFI_Stream_Get", xla_ffi.STREAM_GET),
+        ("XLA_FFI_DeviceOrdinal_Get", xla_ffi.ORDINAL_GET),
     ):
         assert 48 + 8 * names.index(name) == offset
     assert (Api.error_create.offset, Api.ordinal.offset, CallFrame.attributes.offset) == (48, 184, 120)
@@ -241,7 +244,8 @@ def test_a_call_in_host_memory_draws() -> None:
     options = handlers.Options("cpu", "float32", "dn", *[False] * 8)
     mu, sigma = np.zeros((1, 5), np.float32), np.ones((1, 5), np.float32)
     x = np.empty((1, 5, 7), np.float32)
-    frame = Xla().frame(options.encoded(), [mu, sigma, *words(2**40 + 1, 2**50, 3, 2**33)], [x])
+    xla = Xla()
+    frame = xla.frame(options.encoded(), [mu, sigma, *words(2**40 + 1, 2**50, 3, 2**33)], [x])
     assert run(xla_ffi.handler(handlers._sample_on_host, False), frame) == 0
     expected = multisample.sample(
         mu[0], sigma[0], 7, seed=multisample.Key(2**40 + 1, 2**50), dim_offset=3, sample_offset=2**33
@@ -259,12 +263,12 @@ def test_options_survive_their_string() -> None:
 class Recording(DriverBackend):
     """A driver's backend without a driver: it writes down the bytes of what it would launch."""
 
-    name = "recording"
     device_kinds = ("cuda",)
     host_library = "cupy"
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "recording") -> None:
         super().__init__()
+        self.name = name
         self.launched: list[tuple[int, bytes, int]] = []
         self.kernels: list[KernelKey] = []
 
@@ -333,6 +337,131 @@ def test_a_call_on_a_device_is_one_launch(
     assert all(key.origin_in_memory and key.device == DEVICE for key in recording.kernels)
 
 
+class Native:
+    """The compiled handler in front of the one in Python, on a driver that writes down its launches."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.in_python = 0
+        self.launched: list[tuple[int, bytes]] = []
+        self.error = 0
+        self._driver = ctypes.CFUNCTYPE(ctypes.c_int, P, P, P, P)(self._launch)
+        self._python = xla_ffi.handler(self._execute, True)
+        monkeypatch.setattr(cuda_driver, "launch_function", lambda: self._driver)
+        address = ctypes.cast(self._python, P).value
+        assert address
+        self.launches = native_launches.NativeLaunches(address, CONFIGURATION_SIZE)
+        monkeypatch.setattr(handlers, "_native", [self.launches])
+        self._handler = CALL(self.launches.address)
+
+    def _execute(self, frame: xla_ffi.Frame) -> None:
+        self.in_python += 1
+        handlers._sample_on_device(frame)
+
+    def _launch(self, configuration: int, kernel: int | None, parameters: None, extra: int) -> int:
+        begin, arguments, size_of, size_at, end = (ctypes.c_uint64 * 5).from_address(extra)
+        assert (begin, size_of, end, parameters) == (1, 2, 0, None)
+        size = ctypes.c_uint64.from_address(size_at).value
+        data = ctypes.string_at(configuration, CONFIGURATION_SIZE) + ctypes.string_at(arguments, size)
+        self.launched.append((kernel or 0, data))
+        return self.error
+
+    def __call__(self, frame: CallFrame) -> int:
+        return run(self._handler, frame)
+
+
+def a_call(
+    xla: Xla, n: int = 8, misalignment: int = 0, batch: int = 1, backend: str = "recording"
+) -> tuple[CallFrame, list[Any]]:
+    """A frame, and its operands and result, in memory of its own."""
+    options = handlers.Options(backend, "float32", "dn", False, False, False, True, *[batch > 1] * 4)
+    memory = np.zeros(batch * 5 * n * 4 + 64, np.uint8)
+    first = -memory.ctypes.data % 32 + misalignment
+    x = memory[first : first + batch * 5 * n * 4].view(np.float32).reshape(batch, 5, n)
+    operands = [np.zeros((batch, 5), np.float32) for _ in range(2)]
+    operands += [np.zeros((batch, size), np.uint32) for size in (2, 6)]
+    xla.kept.append(memory)
+    return xla.frame(options.encoded(), operands, [x]), [*operands, x]
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("misalignment", [0, 4, 16])
+def test_a_call_seen_before_is_launched_without_python(
+    monkeypatch: pytest.MonkeyPatch, recording: Recording, misalignment: int, batch: int
+) -> None:
+    native, xla = Native(monkeypatch), Xla()
+    first, _ = a_call(xla, misalignment=misalignment, batch=batch)
+    assert native(first) == 0
+    assert (native.in_python, len(recording.launched), native.launched) == (1, 1, [])
+    second, arrays = a_call(xla, misalignment=misalignment, batch=batch)
+    assert native(second) == 0
+    assert (native.in_python, len(recording.launched)) == (1, 1)
+    assert run(native._python, second) == 0
+    assert native.launched == [recording.launched[1][:2]]
+    assert recording.launched[0] != recording.launched[1]
+    for array in arrays:
+        assert struct.pack("P", array.ctypes.data) in native.launched[0][1]
+
+
+def test_calls_that_differ_have_launches_of_their_own(monkeypatch: pytest.MonkeyPatch, recording: Recording) -> None:
+    native, xla, other = Native(monkeypatch), Xla(), Xla()
+    other.device = DEVICE + 1
+    registry.register(Recording("recordinh"))  # A name of the same length.
+    calls = [
+        *itertools.product([xla, other], [8, 12], [0, 4], [1, 2], ["recording"]),
+        (xla, 8, 0, 1, "recordinh"),
+    ]  # fmt: skip
+    for call in calls:
+        assert native(a_call(*call)[0]) == 0
+    assert (native.in_python, native.launched) == (len(calls), [])
+    expected, recording.launched = recording.launched, []
+    for call in calls:
+        frame, _ = a_call(*call)
+        launched = len(native.launched)
+        assert native(frame) == 0
+        assert len(native.launched) == launched + 1
+        assert run(native._python, frame) == 0
+    assert len(expected) == len(calls) - 1
+    assert native.launched[:-1] == [launch[:2] for launch in recording.launched]
+    assert native.in_python == 2 * len(calls)
+
+
+def test_python_answers_all_but_executions_and_reports_errors_of_a_launch(
+    monkeypatch: pytest.MonkeyPatch, recording: Recording
+) -> None:
+    native, xla = Native(monkeypatch), Xla()
+    metadata = Metadata(48, Version(24))
+    extension = Extension(32, 1, None, ctypes.pointer(metadata))
+    assert native(CallFrame(168, ctypes.addressof(extension), ctypes.pointer(xla.api))) == 0
+    assert (metadata.version.minor, metadata.traits) == (3, 1)
+    frame, _ = a_call(xla)
+    frame.stage = 1
+    assert native(frame) == 0
+    assert (native.in_python, recording.launched) == (0, [])
+    for error, in_python in ((0, 1), (0, 1), (700, 2)):
+        native.error = error
+        assert native(a_call(xla)[0]) == 0
+        assert native.in_python == in_python
+    assert len(native.launched) == 2
+
+
+def test_the_records_have_a_limit(monkeypatch: pytest.MonkeyPatch, recording: Recording) -> None:
+    native, xla = Native(monkeypatch), Xla()
+    options = handlers.Options("recording", "float32", "dn", *[False] * 8)
+    launcher = recording.memory_launcher(handlers._draw(options, 5, 8, Operation.sample, DEVICE, 1))
+    string, most = options.encoded().encode(), native_launches._SLOTS // 2
+    for n in range(8, 8 + most + 100):
+        native.launches.record(string, struct.pack("3q", 1, 5, n), DEVICE, 0, launcher.parameters)
+    assert len(native.launches._kept) == np.count_nonzero(native.launches._table) == most
+    for n, in_python in ((8, 0), (most + 7, 0), (most + 8, 1)):
+        x = np.lib.stride_tricks.as_strided(np.zeros(64, np.float32)[:1], (1, 5, n), (0, 0, 0))
+        frame = xla.frame(string.decode(), [np.zeros((1, 8), np.uint32)] * 4, [x])
+        frame.results.items[0]  # The lengths are all that the handler reads of a result, and its address.
+        x_at = Buffer.from_address(frame.results.items[0])
+        x_at.data = 1 << 20
+        assert native(frame) == 0
+        assert native.in_python == in_python
+
+
 def test_a_gradient_on_a_device_has_scratch_memory(monkeypatch: pytest.MonkeyPatch, recording: Recording) -> None:
     draws: list[Draw] = []
     launch: Callable[[Draw], None] = draws.append
@@ -340,7 +469,8 @@ def test_a_gradient_on_a_device_has_scratch_memory(monkeypatch: pytest.MonkeyPat
     options = handlers.Options("recording", "float32", "nd", False, False, False, False, True, True, True, True)
     g, seed, offsets = np.zeros((2, 7, 5), np.float32), np.zeros((2, 2), np.uint32), np.zeros((2, 6), np.uint32)
     sums, scratch = [np.empty((2, 5), np.float32) for _ in range(2)], np.empty(64, np.uint8)
-    frame = Xla().frame(options.encoded(), [g, seed, offsets], [*sums, scratch])
+    xla = Xla()
+    frame = xla.frame(options.encoded(), [g, seed, offsets], [*sums, scratch])
     assert run(xla_ffi.handler(handlers._gradient_on_device, True), frame) == 0
     (draw,) = draws
     assert (draw.operation, draw.batch) == (Operation.gradient, 2)
@@ -365,7 +495,8 @@ def test_large_results_may_have_huge_pages(monkeypatch: pytest.MonkeyPatch, colu
     handlers.RUNNERS.clear()
     options = handlers.Options("cpu", "float32", "dn", *[False] * 8)
     mu, sigma, x = np.zeros((1, 1), np.float32), np.ones((1, 1), np.float32), np.empty((1, 1, columns), np.float32)
-    frame = Xla().frame(options.encoded(), [mu, sigma, *words(7, 0, 0, 0)], [x])
+    xla = Xla()
+    frame = xla.frame(options.encoded(), [mu, sigma, *words(7, 0, 0, 0)], [x])
     assert run(xla_ffi.handler(handlers._sample_on_host, False), frame) == 0
     assert asked == ([(x.ctypes.data, x.nbytes)] if advised else [])
     np.testing.assert_array_equal(x[0], multisample.sample(mu[0], sigma[0], columns, seed=7))

@@ -32,13 +32,13 @@ from multisample.backends.draw import (
     batch_steps,
 )
 from multisample.backends.element_types import MATRIX_TYPES
-from multisample.backends.launch import generic_launcher
+from multisample.backends.launch import CONFIGURATION_SIZE, MemoryLauncher, generic_launcher
 from multisample.backends.memory.host import advise_huge_pages
-from multisample.backends.system import xla_ffi
-from multisample.backends.system.cuda_driver import relaxed_capture
+from multisample.backends.system import cuda_driver, xla_ffi
 from multisample.backends.system.worker_pool import run_all, thread_count
 
 from ..._plan import COLUMNS, ROWS, PlanCache
+from .native_launches import NativeLaunches
 
 __all__ = ["GRADIENT", "RUNNERS", "SAMPLE", "Options", "can_take_gradients", "register", "scratch_size", "warm_up"]
 
@@ -296,7 +296,9 @@ def _device_sampler(options: Options, shape: tuple[int, ...], device: int) -> Ca
         return launch
 
     def run(*addresses: int) -> None:
-        with relaxed_capture():  # The first launch may load the kernel, also while XLA records a command buffer.
+        with (
+            cuda_driver.relaxed_capture()
+        ):  # The first launch may load the kernel, also while XLA records a command buffer.
             backend.launch(_at(draw, *addresses))
 
     return run
@@ -309,7 +311,7 @@ def _device_gradient(options: Options, shape: tuple[int, ...], device: int) -> C
     draw = _draw(options, d, n, Operation.gradient, device, batch)
 
     def run(matrix: int, seed: int, offsets: int, mu: int, sigma: int, scratch: int, stream: int) -> None:
-        with relaxed_capture():
+        with cuda_driver.relaxed_capture():
             backend.launch(_at(draw, mu, sigma, seed, offsets, matrix, stream, scratch))
 
     return run
@@ -357,7 +359,10 @@ def _sample_on_device(frame: xla_ffi.Frame) -> None:
     buffers = frame.buffers()
     key = frame.string(), xla_ffi.packed_shape_of(buffers[4], 3), frame.device()
     run = RUNNERS.get((_device_sampler, *key)) or _runner(_device_sampler, *key)
-    run(*map(xla_ffi.address_of, buffers), frame.stream())
+    addresses = *map(xla_ffi.address_of, buffers), frame.stream()
+    run(*addresses)
+    if _native and isinstance(run, MemoryLauncher):
+        _native[0].record(*key, addresses[4], run.parameters)
 
 
 def _gradient_on_device(frame: xla_ffi.Frame) -> None:
@@ -377,6 +382,7 @@ _TARGETS = {
     GRADIENT: {"cpu": _gradient_on_host, "CUDA": _gradient_on_device},
 }
 _registered: list[Any] = []
+_native: list[NativeLaunches] = []
 _LOCK = threading.Lock()
 
 
@@ -389,7 +395,10 @@ def register() -> None:
             for platform, execute in platforms.items():
                 records = platform == "CUDA"
                 function = xla_ffi.handler(execute, records)
-                address = ctypes.cast(function, ctypes.c_void_p).value
+                address = ctypes.cast(function, ctypes.c_void_p).value or 0
+                if execute is _sample_on_device and cuda_driver.is_present():
+                    _native.append(NativeLaunches(address, CONFIGURATION_SIZE))
+                    address = _native[0].address
                 # Said here and in the metadata of the handler, as one of the two may be all that a plugin asks for.
                 traits = {"traits": CustomCallTargetTraits.COMMAND_BUFFER_COMPATIBLE} if records else {}
                 jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(address), platform=platform, **traits)
