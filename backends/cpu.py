@@ -15,7 +15,7 @@ from typing import Any
 
 from .contract import Backend, BackendStatus, DeviceKind, HostArray, Launcher
 from .draw import Draw, ElementType, matrix_of_batch
-from .memory.host import arrays_at, words_at
+from .memory.host import arrays_at, batch_at, words_at
 from .system.worker_pool import run_all, thread_count
 
 __all__ = ["BACKEND"]
@@ -60,6 +60,9 @@ class CpuBackend:
         return array
 
     def launch(self, draw: Draw) -> None:
+        if draw.batch > 1 and draw.rows * draw.columns <= _SHARE:
+            self._launch_batch(draw)
+            return
         launcher = self.launcher(draw)
         for b in range(max(draw.batch, 1)):
             one = matrix_of_batch(draw, b)
@@ -67,6 +70,18 @@ class CpuBackend:
             seed, offset, first_row, first_column = words_at(one)
             ready = launcher.ready(matrix, first_column) if launcher.ready else None
             launcher.run(ready, mu, sigma, matrix, seed, offset, 0, first_row, first_column, 0)
+
+    def _launch_batch(self, draw: Draw) -> None:
+        """Draw a batch of matrices that are too small for several threads, each on one."""
+        from .kernels.cpu.kernel import batch_kernel
+
+        kernel = batch_kernel(ElementType(draw.type).name, bool(draw.antithetic))
+        *arrays, common_noise = *batch_at(draw), bool(draw.common_noise)
+        most = math.ceil(draw.batch * draw.rows * draw.columns / _SHARE)
+        threads = min(most, thread_count(), draw.threads or most)
+        size = math.ceil(draw.batch / (4 * threads if threads > 1 else 1))
+        parts = [(first, min(first + size, draw.batch)) for first in range(0, draw.batch, size)]
+        run_all(lambda part: kernel(*arrays, common_noise, *part), parts, threads)
 
     def launcher(self, draw: Draw) -> Launcher:
         from .kernels.cpu.kernel import value_kernel, window_kernel  # Numba takes half a second to import.

@@ -23,7 +23,7 @@ from numba.core.serialize import dumps
 
 from multisample.backends.system import cache
 
-__all__ = ["Function", "KernelCache", "compile_cached", "inline", "source_digest"]
+__all__ = ["Function", "KernelCache", "cached", "compile_cached", "inline", "source_digest"]
 
 Function: TypeAlias = Callable[..., Any]
 """A function that Numba compiles. Numba infers the types."""
@@ -35,15 +35,20 @@ _FOLDER = "numba"
 
 
 def compile_cached(signature: Any, function: Callable[..., Any], name: str, digest: str, *, nogil: bool = True) -> Any:
-    """Compile `function` for `signature`, or load it from the cache.
+    """Compile `function` for `signature`, or load it from the cache: see `cached`.
 
     The result does not check that its arguments have the types of the signature: Numba's dispatcher, which checks them,
     costs a third of a small call. The kernel would misread an array of another type or dimension: pass only checked
     arrays.
+    """
+    return cached(function, name, digest, nogil=nogil).compile(signature)
+
+
+def cached(function: Callable[..., Any], name: str, digest: str, *, nogil: bool = True) -> Any:
+    """`function` for other functions that Numba compiles to call; it is compiled once per machine for each signature.
 
     Parameters
     ----------
-    signature : numba.core.typing.templates.Signature
     function : callable
     name : str
         The name of the kernel. Another function, or another value in its closure, needs another name.
@@ -54,7 +59,7 @@ def compile_cached(signature: Any, function: Callable[..., Any], name: str, dige
     """
     dispatcher = njit(nogil=nogil)(function)
     dispatcher._cache = KernelCache(name, digest, _reduce, _rebuild, "cpu")
-    return dispatcher.compile(signature)
+    return dispatcher
 
 
 def _reduce(result: Any) -> Any:
@@ -75,7 +80,7 @@ class KernelCache:
     Parameters
     ----------
     name, digest : str
-        See `compile_cached`.
+        See `cached`.
     reduce : callable
         ``reduce(kernel)`` gives an object that can be pickled.
     rebuild : callable

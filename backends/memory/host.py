@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from multisample.backends.contract import HostArray
-from multisample.backends.draw import Draw, Vector, Word
+from multisample.backends.draw import OFFSETS_BYTES, SEED_BYTES, Batched, Draw, Vector, Word, batch_steps
 from multisample.backends.element_types import MATRIX_TYPES, ElementType
 
-__all__ = ["advise_huge_pages", "array_at", "arrays_at", "vectors_at", "words_at"]
+__all__ = ["advise_huge_pages", "array_at", "arrays_at", "batch_at", "vectors_at", "words_at"]
 
 
 def array_at(address: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> HostArray:
@@ -39,6 +39,23 @@ def vectors_at(draw: Draw) -> tuple[HostArray, HostArray]:
     with np.errstate(over="ignore"):
         mu, sigma = (_vector(vector, draw.rows).astype(real, copy=False) for vector in (draw.mu, draw.sigma))
     return mu, sigma
+
+
+def batch_at(draw: Draw) -> tuple[HostArray, HostArray, HostArray, HostArray, HostArray]:
+    """`mu`, `sigma`, the matrices, shape (b, d, n), the seeds and the offsets of a batch.
+
+    The others have one row for each matrix, or one that all share: shapes (b, d), (b, d), (b,) and (b, 3).
+    """
+    counts = [draw.batch if draw.batched & flag else 1 for flag in Batched]
+    # The vectors of a batch are one vector in memory.
+    long = [vectors_at(draw._replace(rows=count * draw.rows))[k] for k, count in enumerate(counts[:2])]
+    mu, sigma = (vector.reshape(-1, draw.rows) for vector in long)
+    shape, strides = (draw.rows, draw.columns), (draw.row_stride, draw.column_stride)
+    step, stored = batch_steps(draw)[2], MATRIX_TYPES[ElementType(draw.type).name].stored
+    matrices = array_at(draw.matrix, (draw.batch, *shape), (step, *strides), stored)
+    seeds = array_at(draw.seed.at, (counts[2],), (SEED_BYTES,), "uint64")
+    offsets = array_at(draw.offset.at, (counts[3], 3), (OFFSETS_BYTES, 8), "uint64")
+    return mu, sigma, matrices, seeds << 32 | seeds >> 32, offsets
 
 
 def _vector(vector: Vector, d: int) -> HostArray:

@@ -114,12 +114,14 @@ void run_gradient(const Draw& call) {
   parts.finish(partial_sums.data());
 }
 
+// Matrices of a batch that are too small for several threads are drawn on one each.
 void run(const Draw& batch) {
-  u32 b = 0;
-  do {
+  Draw whole = batch;
+  if (batch.batch > 1) whole.rows *= batch.batch;
+  on_threads(batch.batch > 1 ? batch.batch : 1, threads_for(batch) == 1 ? threads_for(whole) : 1, [&](u64 b) {
     const Draw call = with_values(matrix_of_batch(batch, b, element_size(batch.type)));
     call.operation == kSample ? run_sample(call) : run_gradient(with_regular_strides(call));
-  } while (++b < batch.batch);
+  });
 }
 
 struct Cpu {

@@ -90,6 +90,8 @@ def a_batch(
     return draw, words, arrays
 
 
+# Matrices that several threads share, and matrices that each are drawn by several.
+LARGE = [*itertools.product([(200, 1024), (300, 1029)], ["float32"], FLAGS[-1:], ["dn"], [False])]
 CASES = [
     *itertools.product(SHAPES, ["float32"], FLAGS, ["dn", "nd"], [False]),
     *itertools.product(SHAPES[1:3], ["float64", "float16", "bfloat16"], FLAGS[-1:], ["dn"], [False, True]),
@@ -101,7 +103,7 @@ def test_a_batch_has_the_bits_of_its_matrices(
     backend_and_memory: tuple[Backend, Memory], common_noise: bool, known_phase: bool
 ) -> None:
     backend, memory = backend_and_memory
-    for (d, n), dtype, flags, layout, antithetic in CASES[:: 1 if memory.device != HOST else 2]:
+    for (d, n), dtype, flags, layout, antithetic in LARGE + CASES[:: 1 if memory.device != HOST else 3]:
         phase = {} if flags & Batched.offsets or not known_phase else {"column_phase": 1 + 12 % 8}
         draw, words, arrays = a_batch(
             memory, d, n, dtype, flags, layout, common_noise=common_noise, antithetic=antithetic, **phase

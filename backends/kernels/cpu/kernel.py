@@ -16,7 +16,7 @@ import numpy as np
 from numba import njit, types
 
 from multisample.backends.element_types import MATRIX_TYPES
-from multisample.backends.kernels.compilation import compile_cached, source_digest
+from multisample.backends.kernels.compilation import cached, compile_cached, source_digest
 from multisample.backends.kernels.stream.arithmetic import fma
 from multisample.backends.kernels.stream.normals import block_f32, block_f64
 from multisample.backends.kernels.stream.rounding import NARROWING, unchanged
@@ -24,7 +24,7 @@ from multisample.backends.kernels.stream.words import stream_key, word
 
 from .intrinsics import contiguous, copy_vector, prefetch, run_down, scale_vector, stack_array, store_apart
 
-__all__ = ["compile_all", "value_kernel", "window_kernel"]
+__all__ = ["batch_kernel", "compile_all", "value_kernel", "window_kernel"]
 
 # Rows of this length and more have vector loops of their own.
 _LONG_ROW = 512
@@ -481,8 +481,35 @@ def window_kernel(dtype: str, antithetic: bool = False) -> Callable[..., None]:
     real, element = _TYPES[dtype]
     vector, matrix = _array(real, 1, readonly=True), _array(element, 2)
     signature = types.void(vector, vector, matrix, types.uint64, types.uint64, types.int64, types.int64, types.boolean)
-    name = f"draw_{dtype}"
-    return _compiled(signature, _window_function(dtype, antithetic), f"{name}_antithetic" if antithetic else name)
+    return _compiled(signature, _window_function(dtype, antithetic), _window_name(dtype, antithetic))
+
+
+def _window_name(dtype: str, antithetic: bool) -> str:
+    return f"draw_{dtype}_antithetic" if antithetic else f"draw_{dtype}"
+
+
+@functools.cache
+def batch_kernel(dtype: str, antithetic: bool = False) -> Callable[..., None]:
+    """``kernel(mu, sigma, out, seeds, offsets, common_noise, first, last)`` draws matrices of the batch `out`.
+
+    It draws those from `first` to before `last`. `out` has shape (b, d, n), and `offsets` has the offset, the first row
+    and the first column of each matrix. The other arrays have one row for each matrix, or one that all share.
+    """
+    draw = cached(_window_function(dtype, antithetic), f"cpu-{_window_name(dtype, antithetic)}", source_digest())
+
+    def draw_batch(mu, sigma, out, seeds, offsets, common_noise, first, last):
+        for b in range(first, last):
+            offset = offsets[b if len(offsets) > 1 else 0]
+            draw(
+                mu[b if len(mu) > 1 else 0], sigma[b if len(sigma) > 1 else 0], out[b],
+                np.uint64(seeds[b if len(seeds) > 1 else 0]), np.uint64(offset[0]), np.int64(offset[1]),
+                np.int64(offset[2]), common_noise,
+            )  # fmt: skip
+
+    real, element = _TYPES[dtype]
+    vectors, words = _array(real, 2, readonly=True), [_array(types.uint64, ndim, readonly=True) for ndim in (1, 2)]
+    signature = types.void(vectors, vectors, _array(element, 3), *words, types.boolean, types.int64, types.int64)
+    return _compiled(signature, draw_batch, f"{_window_name(dtype, antithetic)}_batch")
 
 
 @functools.cache

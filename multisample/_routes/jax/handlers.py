@@ -18,7 +18,7 @@ import numpy as np
 from jaxlib.xla_client import CustomCallTargetTraits
 
 from multisample.backends import registry
-from multisample.backends.contract import Backend, HostArray
+from multisample.backends.contract import HostArray
 from multisample.backends.draw import (
     HOST,
     OFFSETS_BYTES,
@@ -33,7 +33,7 @@ from multisample.backends.draw import (
 )
 from multisample.backends.element_types import MATRIX_TYPES
 from multisample.backends.launch import CONFIGURATION_SIZE, MemoryLauncher, generic_launcher
-from multisample.backends.memory.host import advise_huge_pages
+from multisample.backends.memory.host import advise_huge_pages, array_at
 from multisample.backends.system import cuda_driver, xla_ffi
 from multisample.backends.system.worker_pool import run_all, thread_count
 
@@ -106,6 +106,15 @@ def _matrix_shape(options: Options, shape: tuple[int, ...]) -> tuple[int, int, i
     return (batch, first, second) if options.layout == "dn" else (batch, second, first)
 
 
+def _at(draw: Draw, mu: int, sigma: int, seed: int, offsets: int, matrix: int, stream: int, scratch: int = 0) -> Draw:
+    """The same draw, with addresses in host memory or in memory of its device."""
+    return draw._replace(
+        mu=draw.mu._replace(data=mu), sigma=draw.sigma._replace(data=sigma), matrix=matrix, seed=Word(0, seed),
+        offset=Word(0, offsets), first_row=Word(0, offsets + 8), first_column=Word(0, offsets + 16), stream=stream,
+        scratch=scratch,
+    )  # fmt: skip
+
+
 # --- Host memory ----------------------------------------------------------------------------------
 
 
@@ -124,11 +133,22 @@ def _read_words(seed: int, offsets: int, d: int, n: int) -> tuple[int, int, int,
     """Seed, offset, first row and first column."""
     high, low = _unpack_seed(_seed_at(seed).raw)
     offset, row, column = _unpack_offsets(_offsets_at(offsets).raw)
+    _check_window(row, column, d, n)
+    return high << 32 | low, offset, row, column
+
+
+def _check_window(row: int, column: int, d: int, n: int) -> None:
     if row + d > ROWS:
         raise ValueError(f"dim_offset: expected dim_offset + d <= 2**32, got {row} + {d}")
     if column + n > COLUMNS:
         raise ValueError(f"sample_offset: expected sample_offset + n <= 2**34, got {column} + {n}")
-    return high << 32 | low, offset, row, column
+
+
+def _check_windows(draw: Draw, offsets: int) -> None:
+    """Check the windows of a batch in host memory."""
+    count = draw.batch if draw.batched & Batched.offsets else 1
+    _, row, column = array_at(offsets, (count, 3), (OFFSETS_BYTES, 8), "uint64").max(0).tolist()
+    _check_window(row, column, draw.rows, draw.columns)
 
 
 def _host_sampler(options: Options, shape: tuple[int, ...]) -> Callable[..., None]:
@@ -154,21 +174,18 @@ def _host_sampler(options: Options, shape: tuple[int, ...]) -> Callable[..., Non
         launch(prepared, mu, sigma, matrix, seed, offset, 0, first_row, first_column, 0)
 
     run_one = run_on_arrays if launcher.takes_arrays else run_on_addresses
-    of_mu, of_sigma, of_matrix, of_seed, of_offsets = batch_steps(_draw(options, d, n, Operation.sample, HOST, batch))
-    size = batch * d * n * row.size
-    if batch == 1 and size < _LARGE:
-        return run_one
+    draws, size = _draw(options, d, n, Operation.sample, HOST, batch), batch * d * n * row.size
 
     def run(mu: int, sigma: int, seed: int, offsets: int, matrix: int) -> None:
         if size >= _LARGE:
             advise_huge_pages(matrix, size)
-        for b in range(batch):
-            run_one(
-                mu + b * of_mu, sigma + b * of_sigma, seed + b * of_seed, offsets + b * of_offsets,
-                matrix + b * of_matrix,
-            )  # fmt: skip
+        if batch == 1:
+            run_one(mu, sigma, seed, offsets, matrix)
+            return
+        _check_windows(draws, offsets)
+        backend.launch(_at(draws, mu, sigma, seed, offsets, matrix, 0))
 
-    return run
+    return run_one if batch == 1 and size < _LARGE else run
 
 
 # Bytes from which on XLA's memory comes fresh from the system: the least size that NumPy asks for huge pages for.
@@ -182,9 +199,16 @@ _SHARE = 1 << 18
 def _host_gradient(options: Options, shape: tuple[int, ...]) -> Callable[..., None]:
     """``run(matrix, seed, offsets, mu, sigma)``: writes the sums of a matrix, and of its products with the noise."""
     batch, d, n = _matrix_shape(options, shape)
-    size, _, of_matrix, of_seed, of_offsets = batch_steps(_draw(options, d, n, Operation.gradient, HOST, batch))
-    backend = registry.find(options.backend)
-    run_one = (_fused_gradient if backend.name == "torch_ext" else _tiled_gradient)(backend, options, d, n)
+    backend, draw = registry.find(options.backend), _draw(options, d, n, Operation.gradient, HOST, batch)
+    if can_take_gradients(options.backend):
+
+        def run_fused(matrix: int, seed: int, offsets: int, mu: int, sigma: int) -> None:
+            _check_windows(draw, offsets)
+            backend.launch(_at(draw, mu, sigma, seed, offsets, matrix, 0))
+
+        return run_fused
+    size, _, of_matrix, of_seed, of_offsets = batch_steps(draw)
+    run_one = _tiled_gradient(options, d, n)
 
     def run(matrix: int, seed: int, offsets: int, mu: int, sigma: int) -> None:
         for b in range(batch):
@@ -194,23 +218,7 @@ def _host_gradient(options: Options, shape: tuple[int, ...]) -> Callable[..., No
     return run
 
 
-def _fused_gradient(backend: Backend, options: Options, d: int, n: int) -> Callable[..., None]:
-    """By a backend that has the operation."""
-    draw = _draw(options, d, n, Operation.gradient, HOST)
-
-    def run(matrix: int, words: tuple[int, int, int, int], mu: int, sigma: int) -> None:
-        seed, offset, row, column = map(Word, words)
-        backend.launch(
-            draw._replace(
-                mu=draw.mu._replace(data=mu), sigma=draw.sigma._replace(data=sigma), matrix=matrix, seed=seed,
-                offset=offset, first_row=row, first_column=column,
-            )
-        )  # fmt: skip
-
-    return run
-
-
-def _tiled_gradient(backend: Backend, options: Options, d: int, n: int) -> Callable[..., None]:
+def _tiled_gradient(options: Options, d: int, n: int) -> Callable[..., None]:
     """By any backend: the noise of a tile at a time, which is then multiplied and summed."""
     row = MATRIX_TYPES[options.dtype]
     real, stored = np.dtype(row.computing), np.dtype(row.stored)
@@ -275,15 +283,6 @@ def _tiled_gradient(backend: Backend, options: Options, d: int, n: int) -> Calla
 # --- Memory of a CUDA device ----------------------------------------------------------------------
 
 
-def _at(draw: Draw, mu: int, sigma: int, seed: int, offsets: int, matrix: int, stream: int, scratch: int = 0) -> Draw:
-    """The same draw, with addresses in device memory."""
-    return draw._replace(
-        mu=draw.mu._replace(data=mu), sigma=draw.sigma._replace(data=sigma), matrix=matrix, seed=Word(0, seed),
-        offset=Word(0, offsets), first_row=Word(0, offsets + 8), first_column=Word(0, offsets + 16), stream=stream,
-        scratch=scratch,
-    )  # fmt: skip
-
-
 def _device_sampler(options: Options, shape: tuple[int, ...], device: int) -> Callable[..., None]:
     """``run(mu, sigma, seed, offsets, matrix, stream)``, all addresses in memory of the device."""
     batch, d, n = _matrix_shape(options, shape)
@@ -318,7 +317,7 @@ def _device_gradient(options: Options, shape: tuple[int, ...], device: int) -> C
 
 
 def can_take_gradients(backend: str) -> bool:
-    """Whether a backend has the operation `gradient` on CUDA."""
+    """Whether a backend has the operation `gradient`."""
     return backend == "torch_ext"
 
 

@@ -18,6 +18,7 @@ from llvmlite import ir
 from numba import cfunc, njit, types
 from numba.extending import intrinsic
 
+from multisample.backends.kernels.compilation import cached, source_digest
 from multisample.backends.kernels.cpu.intrinsics import stack_array
 from multisample.backends.system import cuda_driver, xla_ffi
 
@@ -82,14 +83,14 @@ def _mixed(hashed, number):
 _mix = njit(forceinline=True)(_mixed)
 
 
-def _handler(in_python: int, table: int, launch_kernel: int, configuration_size: int) -> Callable[[Any], Any]:
-    """The handler, to be compiled. All arguments but the last are addresses."""
+def _handler(configuration_size: int) -> Callable[..., Any]:
+    """``handler(frame, in_python, table, launch_kernel)``, to be compiled; its arguments are addresses."""
     execute, extension, stage, api, context = xla_ffi.EXECUTE, *(8 * k for k in xla_ffi.FRAME_HEAD)
     arguments_at, results_at, attribute_count, attributes_at = (8 * k for k in xla_ffi.FRAME_PARTS)
     stream_get, ordinal_get = xla_ffi.STREAM_GET, xla_ffi.ORDINAL_GET
     data, dims = xla_ffi.BUFFER_DATA, xla_ffi.BUFFER_DIMS
 
-    def handler(frame):
+    def handler(frame, in_python, table, launch_kernel):
         if (
             _word_at(frame + extension) != 0
             or _word_at(frame + stage) & _MASK != execute
@@ -174,9 +175,12 @@ class NativeLaunches:
         self._table = np.zeros(_SLOTS, np.int64)
         self._kept: list[np.ndarray[Any, Any]] = []
         self._lock = threading.Lock()
-        launch_kernel = ctypes.cast(cuda_driver.launch_function(), ctypes.c_void_p).value
-        handler = _handler(in_python, self._table.ctypes.data, launch_kernel or 0, configuration_size)
-        self._compiled = cfunc(types.int64(types.int64))(handler)
+        # The handler that XLA calls knows the addresses of this process. The one that it calls is the same in every
+        # process, and compiled once; Python integers would be constants of it.
+        handler = cached(_handler(configuration_size), f"xla_handler_{configuration_size}", _digest())
+        launch_kernel = ctypes.cast(cuda_driver.launch_function(), ctypes.c_void_p).value or 0
+        python, table, launch = map(np.int64, (in_python, self._table.ctypes.data, launch_kernel))
+        self._compiled = cfunc(types.int64(types.int64))(lambda frame: handler(frame, python, table, launch))
         self.address: int = self._compiled.address
         """The address of the compiled handler."""
 
@@ -222,6 +226,10 @@ class NativeLaunches:
             while self._table[hashed % _SLOTS]:
                 hashed += 1
             self._table[hashed % _SLOTS] = record.ctypes.data  # Only now does the compiled handler see the record.
+
+
+def _digest() -> str:
+    return source_digest() + source_digest("multisample._routes.jax")
 
 
 def _padded(data: bytes) -> bytes:
