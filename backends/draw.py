@@ -219,11 +219,12 @@ def packer(draw: Draw) -> Packer:
 def memory_packer(draw: Draw) -> Callable[[int, int, int, int, int, int], bytes]:
     """``packed(mu, sigma, seed, offsets, matrix, stream)``: packs draws like `draw` whose words are in device memory.
 
-    All but the stream are addresses; at `offsets` are the offset, the first row and the first column.
+    All but the stream are addresses; at `offsets` are the offset, the first row and the first column, and 0 means that
+    they are 0.
     """
     (_, s, _, t, _), (_, u, _, v, _), _, rs, cs, rows, columns = draw[:7]
     options = draw[13:]
     return lambda mu, sigma, seed, offsets, matrix, stream: _pack(
-        mu, s, 0.0, t, sigma, u, 0.0, v, matrix, rs, cs, rows, columns, 0, seed, 0, offsets, 0, offsets + 8, 0,
-        offsets + 16, 0, stream, *options,
+        mu, s, 0.0, t, sigma, u, 0.0, v, matrix, rs, cs, rows, columns, 0, seed, 0, offsets, 0, offsets and offsets + 8,
+        0, offsets and offsets + 16, 0, stream, *options,
     )  # fmt: skip

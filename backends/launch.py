@@ -180,7 +180,7 @@ class MemoryLauncher:
     def __init__(self, backend: DriverBackend, draw: Draw) -> None:
         self._backend, self._draw, self._steps = backend, draw, batch_steps(draw)
         self._launch = backend._launch(_ARGUMENTS, draw.device)
-        self._ready: dict[int, tuple[int, int, int, bytes]] = {}
+        self._ready: dict[tuple[int, bool], tuple[int, int, int, bytes]] = {}
         # More matrices than a grid has room for are launched in parts.
         batch = max(draw.batch, 1)
         self._parts = [
@@ -197,7 +197,8 @@ class MemoryLauncher:
         self, mu: int, sigma: int, seed: int, offsets: int, matrix: int, stream: int
     ) -> list[tuple[int, bytes]]:
         """For each launch of a call, the kernel and the bytes of the configuration and of the arguments."""
-        kernel, blocks, threads, cut = self._ready.get(matrix & 31) or self._prepare(matrix & 31)
+        key = matrix & 31, offsets != 0
+        kernel, blocks, threads, cut = self._ready.get(key) or self._prepare(*key)
         of_mu, of_sigma, of_matrix, of_seed, of_offsets = self._steps
         launches = []
         for b, count, packed in self._parts:
@@ -208,13 +209,12 @@ class MemoryLauncher:
             launches.append((kernel, pack_configuration(blocks, threads, stream, count) + arguments + cut))
         return launches
 
-    def _prepare(self, misalignment: int) -> tuple[int, int, int, bytes]:
-        in_memory, draw = Word(0, 1), self._draw
-        cut, packed_cut = _cut(draw, misalignment, draw.column_phase - 1)
-        key = kernel_key(draw._replace(seed=in_memory, first_row=in_memory, first_column=in_memory), cut.stores)
+    def _prepare(self, misalignment: int, with_offsets: bool) -> tuple[int, int, int, bytes]:
+        cut, packed_cut = _cut(self._draw, misalignment, self._draw.column_phase - 1 if with_offsets else 0)
         with cuda_driver.relaxed_capture():
-            self._ready[misalignment] = self._backend.kernel(key), cut.blocks, cut.threads, packed_cut
-        return self._ready[misalignment]
+            kernel = self._backend.kernel(kernel_key(self._draw._replace(seed=Word(0, 1)), cut.stores))
+        ready = self._ready[misalignment, with_offsets] = kernel, cut.blocks, cut.threads, packed_cut
+        return ready
 
 
 _Buffer = tuple[memoryview, Any, Any, Any, ctypes.c_int, ctypes.c_size_t]

@@ -54,7 +54,9 @@ def batch_at(draw: Draw) -> tuple[HostArray, HostArray, HostArray, HostArray, Ho
     step, stored = batch_steps(draw)[2], MATRIX_TYPES[ElementType(draw.type).name].stored
     matrices = array_at(draw.matrix, (draw.batch, *shape), (step, *strides), stored)
     seeds = array_at(draw.seed.at, (counts[2],), (SEED_BYTES,), "uint64")
-    offsets = array_at(draw.offset.at, (counts[3], 3), (OFFSETS_BYTES, 8), "uint64")
+    offsets = np.array([[word.value for word in draw[8:11]]], np.uint64)
+    if draw.offset.at:
+        offsets = array_at(draw.offset.at, (counts[3], 3), (OFFSETS_BYTES, 8), "uint64")
     return mu, sigma, matrices, seeds << 32 | seeds >> 32, offsets
 
 

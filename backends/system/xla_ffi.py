@@ -81,14 +81,18 @@ class Frame:
     def __init__(self, address: int) -> None:
         self._words = _unpack_frame(_frame_at(address).raw)
 
-    def buffers(self) -> tuple[int, ...]:
-        """The buffers of all operands, then of all results, for `address_of` and `packed_shape_of`."""
-        words = self._words
-        operands, results = words[_ARGUMENT_COUNT], words[_RESULT_COUNT]
-        return (
-            *_POINTERS[operands].unpack(_read[8 * operands](words[_ARGUMENTS]).raw),
-            *_POINTERS[results].unpack(_read[8 * results](words[_RESULTS]).raw),
-        )
+    def operands(self) -> tuple[int, ...]:
+        """The buffers of the operands, for `address_of` and `packed_shape_of`."""
+        return self._pointers(_ARGUMENT_COUNT, _ARGUMENTS)
+
+    def results(self) -> tuple[int, ...]:
+        """The buffers of the results."""
+        return self._pointers(_RESULT_COUNT, _RESULTS)
+
+    def _pointers(self, count: int, place: int) -> tuple[int, ...]:
+        pointers = _POINTERS[self._words[count]]
+        found: tuple[int, ...] = pointers.unpack(_read[pointers.size](self._words[place]).raw)
+        return found
 
     def string(self) -> bytes:
         """The one attribute of the call, a string."""

@@ -282,6 +282,8 @@ def forget() -> None:
     handlers = sys.modules.get("multisample._routes.jax.handlers")
     if handlers is not None:
         handlers.RUNNERS.clear()
+        for native in handlers._native:
+            native._table[:] = 0
 
 
 @pytest.fixture

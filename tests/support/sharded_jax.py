@@ -113,7 +113,7 @@ def a_bare_custom_call_would_be_gathered() -> None:
     handlers.register()
     platform = jax.devices()[0].platform.replace("gpu", "cuda")
     backend = "cpu" if platform == "cpu" else "cupy"
-    options = handlers.Options(backend, "float32", "dn", *[False] * 8)
+    options = handlers.Options(backend, "float32", "dn", *[False] * 4, True, *[False] * 4)
     result = jax.ShapeDtypeStruct((1, D, N), np.float32)
     words = np.zeros((1, 2), np.uint32), np.zeros((1, 6), np.uint32)
     bare = jax.jit(

@@ -241,7 +241,7 @@ def words(seed: int, *offsets: int) -> tuple[Any, Any]:
 
 
 def test_a_call_in_host_memory_draws() -> None:
-    options = handlers.Options("cpu", "float32", "dn", *[False] * 8)
+    options = handlers.Options("cpu", "float32", "dn", *[False] * 4, True, *[False] * 4)
     mu, sigma = np.zeros((1, 5), np.float32), np.ones((1, 5), np.float32)
     x = np.empty((1, 5, 7), np.float32)
     xla = Xla()
@@ -254,8 +254,8 @@ def test_a_call_in_host_memory_draws() -> None:
 
 
 def test_options_survive_their_string() -> None:
-    for i in range(256):
-        flags = [bool(i >> bit & 1) for bit in range(8)]
+    for i in range(512):
+        flags = [bool(i >> bit & 1) for bit in range(9)]
         options = handlers.Options("a,b", "bfloat16", "nd", *flags)
         assert handlers.decoded(options.encoded().encode()) == options
 
@@ -316,7 +316,7 @@ def test_a_call_on_a_device_is_one_launch(
     """A batch is one launch too."""
     batch, d, n = 3 if any(batched) else 1, 5, 7
     real = np.float64 if dtype == "float64" else np.float32
-    options = handlers.Options("recording", dtype, layout, False, True, True, aligned, *batched)
+    options = handlers.Options("recording", dtype, layout, False, True, True, aligned, True, *batched)
     mu, sigma = (np.zeros((batch if own else 1, d), real) for own in batched[:2])
     seed, offsets = (
         np.zeros((batch if own else 1, size), np.uint32) for own, size in zip(batched[2:], (2, 6), strict=True)
@@ -370,29 +370,32 @@ class Native:
 
 
 def a_call(
-    xla: Xla, n: int = 8, misalignment: int = 0, batch: int = 1, backend: str = "recording"
+    xla: Xla, n: int = 8, misalignment: int = 0, batch: int = 1, has_offsets: bool = True, backend: str = "recording"
 ) -> tuple[CallFrame, list[Any]]:
     """A frame, and its operands and result, in memory of its own."""
-    options = handlers.Options(backend, "float32", "dn", False, False, False, True, *[batch > 1] * 4)
+    options = handlers.Options(
+        backend, "float32", "dn", False, False, False, True, has_offsets, *[batch > 1] * 3, has_offsets and batch > 1
+    )
     memory = np.zeros(batch * 5 * n * 4 + 64, np.uint8)
     first = -memory.ctypes.data % 32 + misalignment
     x = memory[first : first + batch * 5 * n * 4].view(np.float32).reshape(batch, 5, n)
     operands = [np.zeros((batch, 5), np.float32) for _ in range(2)]
-    operands += [np.zeros((batch, size), np.uint32) for size in (2, 6)]
+    operands += [np.zeros((batch, size), np.uint32) for size in (2, 6)[: 1 + has_offsets]]
     xla.kept.append(memory)
     return xla.frame(options.encoded(), operands, [x]), [*operands, x]
 
 
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("misalignment", [0, 4, 16])
+@pytest.mark.parametrize("has_offsets", [True, False])
 def test_a_call_seen_before_is_launched_without_python(
-    monkeypatch: pytest.MonkeyPatch, recording: Recording, misalignment: int, batch: int
+    monkeypatch: pytest.MonkeyPatch, recording: Recording, has_offsets: bool, misalignment: int, batch: int
 ) -> None:
     native, xla = Native(monkeypatch), Xla()
-    first, _ = a_call(xla, misalignment=misalignment, batch=batch)
+    first, _ = a_call(xla, misalignment=misalignment, batch=batch, has_offsets=has_offsets)
     assert native(first) == 0
     assert (native.in_python, len(recording.launched), native.launched) == (1, 1, [])
-    second, arrays = a_call(xla, misalignment=misalignment, batch=batch)
+    second, arrays = a_call(xla, misalignment=misalignment, batch=batch, has_offsets=has_offsets)
     assert native(second) == 0
     assert (native.in_python, len(recording.launched)) == (1, 1)
     assert run(native._python, second) == 0
@@ -407,8 +410,8 @@ def test_calls_that_differ_have_launches_of_their_own(monkeypatch: pytest.Monkey
     other.device = DEVICE + 1
     registry.register(Recording("recordinh"))  # A name of the same length.
     calls = [
-        *itertools.product([xla, other], [8, 12], [0, 4], [1, 2], ["recording"]),
-        (xla, 8, 0, 1, "recordinh"),
+        *itertools.product([xla, other], [8, 12], [0, 4], [1, 2], [True, False], ["recording"]),
+        (xla, 8, 0, 1, True, "recordinh"),
     ]  # fmt: skip
     for call in calls:
         assert native(a_call(*call)[0]) == 0
@@ -446,11 +449,11 @@ def test_python_answers_all_but_executions_and_reports_errors_of_a_launch(
 
 def test_the_records_have_a_limit(monkeypatch: pytest.MonkeyPatch, recording: Recording) -> None:
     native, xla = Native(monkeypatch), Xla()
-    options = handlers.Options("recording", "float32", "dn", *[False] * 8)
+    options = handlers.Options("recording", "float32", "dn", *[False] * 4, True, *[False] * 4)
     launcher = recording.memory_launcher(handlers._draw(options, 5, 8, Operation.sample, DEVICE, 1))
     string, most = options.encoded().encode(), native_launches._SLOTS // 2
     for n in range(8, 8 + most + 100):
-        native.launches.record(string, struct.pack("3q", 1, 5, n), DEVICE, 0, launcher.parameters)
+        native.launches.record(string, struct.pack("3q", 1, 5, n), DEVICE, [64] * 5, launcher.parameters)
     assert len(native.launches._kept) == np.count_nonzero(native.launches._table) == most
     for n, in_python in ((8, 0), (most + 7, 0), (most + 8, 1)):
         x = np.lib.stride_tricks.as_strided(np.zeros(64, np.float32)[:1], (1, 5, n), (0, 0, 0))
@@ -466,7 +469,7 @@ def test_a_gradient_on_a_device_has_scratch_memory(monkeypatch: pytest.MonkeyPat
     draws: list[Draw] = []
     launch: Callable[[Draw], None] = draws.append
     monkeypatch.setattr(recording, "launch", launch)
-    options = handlers.Options("recording", "float32", "nd", False, False, False, False, True, True, True, True)
+    options = handlers.Options("recording", "float32", "nd", False, False, False, False, *[True] * 5)
     g, seed, offsets = np.zeros((2, 7, 5), np.float32), np.zeros((2, 2), np.uint32), np.zeros((2, 6), np.uint32)
     sums, scratch = [np.empty((2, 5), np.float32) for _ in range(2)], np.empty(64, np.uint8)
     xla = Xla()
@@ -493,7 +496,7 @@ def test_large_results_may_have_huge_pages(monkeypatch: pytest.MonkeyPatch, colu
 
     monkeypatch.setattr(handlers, "advise_huge_pages", advise)
     handlers.RUNNERS.clear()
-    options = handlers.Options("cpu", "float32", "dn", *[False] * 8)
+    options = handlers.Options("cpu", "float32", "dn", *[False] * 4, True, *[False] * 4)
     mu, sigma, x = np.zeros((1, 1), np.float32), np.ones((1, 1), np.float32), np.empty((1, 1, columns), np.float32)
     xla = Xla()
     frame = xla.frame(options.encoded(), [mu, sigma, *words(7, 0, 0, 0)], [x])

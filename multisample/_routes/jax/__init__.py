@@ -257,7 +257,7 @@ def _traced(mu: Any, sigma: Any, words: Words, static: Static, d: int) -> Any:
     """The result in the program that is being traced."""
     if d == 0 or static.n == 0:
         return jnp.zeros((d, static.n) if static.layout == "dn" else (static.n, d), static.dtype)
-    return sample_matrix(_vector(mu, d, static.dtype), _vector(sigma, d, static.dtype), *operands(words), static)
+    return sample_matrix(_vector(mu, d, static.dtype), _vector(sigma, d, static.dtype), *operands(words), static=static)
 
 
 def _vector(x: Any, d: int, dtype: str) -> Any:

@@ -48,7 +48,8 @@ SAMPLE, GRADIENT = "multisample_sample", "multisample_gradient"
 SAMPLE : (mu, sigma, seed, offsets) -> x, shapes (b, d), (b, d), (b, 2), (b, 6) and (b, d, n).
 GRADIENT : (g, seed, offsets) -> (sum of g, sum of g times noise), and on CUDA scratch memory.
 
-Seed and offsets are those of `keys.operands`. The `b` of an operand may be 1.
+Seed and offsets are those of `keys.operands`; calls without offsets have one operand less. The `b` of an operand may be
+1.
 """
 
 
@@ -63,6 +64,8 @@ class Options(NamedTuple):
     fast_math: bool
     aligned: bool
     """Whether the first column is known to be a multiple of 8."""
+    has_offsets: bool
+    """Whether offset, first row and first column are an operand; if not, they are 0."""
     mu_batched: bool
     sigma_batched: bool
     seed_batched: bool
@@ -108,10 +111,10 @@ def _matrix_shape(options: Options, shape: tuple[int, ...]) -> tuple[int, int, i
 
 def _at(draw: Draw, mu: int, sigma: int, seed: int, offsets: int, matrix: int, stream: int, scratch: int = 0) -> Draw:
     """The same draw, with addresses in host memory or in memory of its device."""
+    offset, row, column = (Word(0, offsets and offsets + 8 * k) for k in range(3))
     return draw._replace(
         mu=draw.mu._replace(data=mu), sigma=draw.sigma._replace(data=sigma), matrix=matrix, seed=Word(0, seed),
-        offset=Word(0, offsets), first_row=Word(0, offsets + 8), first_column=Word(0, offsets + 16), stream=stream,
-        scratch=scratch,
+        offset=offset, first_row=row, first_column=column, stream=stream, scratch=scratch,
     )  # fmt: skip
 
 
@@ -132,6 +135,8 @@ _unpack_offsets, _offsets_at = struct.Struct("3Q").unpack, (ctypes.c_char * OFFS
 def _read_words(seed: int, offsets: int, d: int, n: int) -> tuple[int, int, int, int]:
     """Seed, offset, first row and first column."""
     high, low = _unpack_seed(_seed_at(seed).raw)
+    if not offsets:
+        return high << 32 | low, 0, 0, 0
     offset, row, column = _unpack_offsets(_offsets_at(offsets).raw)
     _check_window(row, column, d, n)
     return high << 32 | low, offset, row, column
@@ -146,6 +151,8 @@ def _check_window(row: int, column: int, d: int, n: int) -> None:
 
 def _check_windows(draw: Draw, offsets: int) -> None:
     """Check the windows of a batch in host memory."""
+    if not offsets:
+        return
     count = draw.batch if draw.batched & Batched.offsets else 1
     _, row, column = array_at(offsets, (count, 3), (OFFSETS_BYTES, 8), "uint64").max(0).tolist()
     _check_window(row, column, draw.rows, draw.columns)
@@ -233,6 +240,7 @@ def _tiled_gradient(options: Options, d: int, n: int) -> Callable[..., None]:
         dtype=row.computing,
         layout="dn",
         aligned=False,
+        has_offsets=True,
         mu_batched=False,
         sigma_batched=False,
         seed_batched=False,
@@ -340,35 +348,42 @@ def _runner(make: Callable[..., Callable[..., None]], string: bytes, shape: byte
     return run
 
 
+def _addresses(operands: tuple[int, ...], results: tuple[int, ...], count: int) -> list[int]:
+    """Addresses of `count` operands and of the results, with 0 for offsets that are no operand."""
+    addresses = [xla_ffi.address_of(buffer) for buffer in operands]
+    addresses += [0] * (count - len(operands))
+    return addresses + [xla_ffi.address_of(buffer) for buffer in results]
+
+
 def _sample_on_host(frame: xla_ffi.Frame) -> None:
-    buffers = frame.buffers()
-    string, shape = frame.string(), xla_ffi.packed_shape_of(buffers[4], 3)
+    operands, results = frame.operands(), frame.results()
+    string, shape = frame.string(), xla_ffi.packed_shape_of(results[0], 3)
     run = RUNNERS.get((_host_sampler, string, shape)) or _runner(_host_sampler, string, shape)
-    run(*map(xla_ffi.address_of, buffers))
+    run(*_addresses(operands, results, 4))
 
 
 def _gradient_on_host(frame: xla_ffi.Frame) -> None:
-    buffers = frame.buffers()
-    string, shape = frame.string(), xla_ffi.packed_shape_of(buffers[0], 3)
+    operands = frame.operands()
+    string, shape = frame.string(), xla_ffi.packed_shape_of(operands[0], 3)
     run = RUNNERS.get((_host_gradient, string, shape)) or _runner(_host_gradient, string, shape)
-    run(*map(xla_ffi.address_of, buffers))
+    run(*_addresses(operands, frame.results(), 3))
 
 
 def _sample_on_device(frame: xla_ffi.Frame) -> None:
-    buffers = frame.buffers()
-    key = frame.string(), xla_ffi.packed_shape_of(buffers[4], 3), frame.device()
+    operands, results = frame.operands(), frame.results()
+    key = frame.string(), xla_ffi.packed_shape_of(results[0], 3), frame.device()
     run = RUNNERS.get((_device_sampler, *key)) or _runner(_device_sampler, *key)
-    addresses = *map(xla_ffi.address_of, buffers), frame.stream()
-    run(*addresses)
+    addresses = _addresses(operands, results, 4)
+    run(*addresses, frame.stream())
     if _native and isinstance(run, MemoryLauncher):
-        _native[0].record(*key, addresses[4], run.parameters)
+        _native[0].record(*key, addresses, run.parameters)
 
 
 def _gradient_on_device(frame: xla_ffi.Frame) -> None:
-    buffers = frame.buffers()
-    key = frame.string(), xla_ffi.packed_shape_of(buffers[0], 3), frame.device()
+    operands = frame.operands()
+    key = frame.string(), xla_ffi.packed_shape_of(operands[0], 3), frame.device()
     run = RUNNERS.get((_device_gradient, *key)) or _runner(_device_gradient, *key)
-    run(*map(xla_ffi.address_of, buffers), frame.stream())
+    run(*_addresses(operands, frame.results(), 3), frame.stream())
 
 
 def warm_up(options: Options, shape: tuple[int, ...]) -> None:

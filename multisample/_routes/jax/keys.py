@@ -119,18 +119,18 @@ def _joined(data: Any) -> int:
     return high << 32 | low
 
 
-def operands(words: Words) -> tuple[Any, Any]:
-    """Arrays of uint32, while a program is traced: the seed, shape (2,), and the offsets, shape (6,).
+def operands(words: Words) -> tuple[Any, ...]:
+    """Arrays of uint32, while a program is traced: the seed, shape (2,), and the offsets, shape (6,), unless all are 0.
 
     The seed has its high half first, as JAX's keys have, so that a key is the operand itself. The offsets have their
-    low halves first; where all are 0 they are a constant of the program.
+    low halves first. XLA would fill an operand of zeros in every call, by a kernel.
     """
-    offsets = words.offsets
+    seed, offsets = _high_first(words.seed), words.offsets
     if offsets is None:
-        offsets = jnp.zeros(6, jnp.uint32)
-    elif isinstance(offsets, tuple):
+        return (seed,)
+    if isinstance(offsets, tuple):
         offsets = jnp.concatenate([_high_first(x)[::-1] for x in offsets])
-    return _high_first(words.seed), jnp.asarray(offsets)
+    return seed, jnp.asarray(offsets)
 
 
 def _high_first(x: Any) -> Any:

@@ -185,7 +185,12 @@ class NativeLaunches:
         """The address of the compiled handler."""
 
     def record(
-        self, string: bytes, shape: bytes, device: int, matrix: int, parameters: Callable[..., list[tuple[int, bytes]]]
+        self,
+        string: bytes,
+        shape: bytes,
+        device: int,
+        addresses: list[int],
+        parameters: Callable[..., list[tuple[int, bytes]]],
     ) -> None:
         """Record the launch of a call.
 
@@ -194,14 +199,17 @@ class NativeLaunches:
         string, shape : bytes
             The call's attribute, and the shape of its result.
         device : int
-        matrix : int
-            The address of the result, of which only the alignment counts.
+        addresses : list of int
+            Of mu, sigma, seed, offsets, or 0, and matrix. The alignment of the last counts.
         parameters : callable
-            ``parameters(mu, sigma, seed, offsets, matrix, stream)`` of `MemoryLauncher`.
+            ``parameters(*addresses, stream)`` of `MemoryLauncher`.
         """
+        misalignment = addresses[4] & _ALIGNMENT
         # Addresses that no other number of a launch is near to show where the addresses of a call belong.
         sources = [(0x5A5A << 40) + (k << 32) for k in range(6)]
-        sources[4] += matrix & _ALIGNMENT
+        sources[4] += misalignment
+        if not addresses[3]:
+            sources[3] = 0
         launches = parameters(*sources)
         if len(launches) != 1:  # A long batch.
             return
@@ -210,9 +218,9 @@ class NativeLaunches:
         patches = []
         for place, word in enumerate(words.tolist()):
             for source, number in enumerate(sources):
-                if 0 <= word - number < 1 << 16:
+                if number and 0 <= word - number < 1 << 16:
                     patches.append((place, source, word - number))
-        numbers = [*xla_ffi.unpacked_shape(shape), device, matrix & _ALIGNMENT]
+        numbers = [*xla_ffi.unpacked_shape(shape), device, misalignment]
         head = np.array([len(string), kernel, len(patches), len(launch)], np.int64)
         key = np.frombuffer(_padded(string), np.int64)
         record = np.concatenate([head, key, np.array(numbers), np.array(patches, np.int64).reshape(-1), words])

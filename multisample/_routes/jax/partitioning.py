@@ -48,10 +48,11 @@ def computing_type(dtype: str) -> Any:
 
 
 def _options(static: Static, backend: str, *operands: Any) -> handlers.Options:
-    """For operands mu, sigma, seed and offsets."""
+    """For operands mu, sigma, seed, and offsets unless these are 0."""
+    batched = [x.shape[0] != 1 for x in operands] + [False] * (4 - len(operands))
     return handlers.Options(
         backend, static.dtype, static.layout, static.common_noise, static.antithetic, static.fast_math, static.aligned,
-        *(x.shape[0] != 1 for x in operands),
+        len(operands) == 4, *batched,
     )  # fmt: skip
 
 
@@ -64,7 +65,7 @@ def _axes(layout: str) -> tuple[int, int]:
 
 
 def _draw(static: Static, platform: str, backend: str, n: int, *operands: Any) -> Any:
-    """A batch of windows of `n` columns, for operands mu, sigma, seed and offsets."""
+    """A batch of windows of `n` columns, for operands mu, sigma, seed, and offsets unless these are 0."""
     batch = next((x.shape[0] for x in operands if x.shape[0] != 1), 1)
     d = operands[0].shape[1]
     shape = (batch, d, n) if static.layout == "dn" else (batch, n, d)
@@ -75,24 +76,24 @@ def _draw(static: Static, platform: str, backend: str, n: int, *operands: Any) -
     return jax.ffi.ffi_call(handlers.SAMPLE, result)(*operands, options=options.encoded())
 
 
-def _sums(static: Static, platform: str, backend: str, g: Any, seed: Any, offsets: Any) -> list[Any]:
+def _sums(static: Static, platform: str, backend: str, g: Any, *words: Any) -> list[Any]:
     """The sums over columns of a batch of matrices, and of their products with the noise."""
     real = computing_type(static.dtype)
     rows, columns = _axes(static.layout)
     vector = jax.ShapeDtypeStruct((g.shape[0], g.shape[rows]), real)
-    options = _options(static, backend, g, g, seed, offsets)
+    options = _options(static, backend, g, g, *words)
     if platform == "cuda":
         if not handlers.can_take_gradients(backend):  # Then XLA sums, and keeps the noise while it does.
             zeros = jnp.zeros((1, g.shape[rows]), real)
             noise_static = static._replace(dtype=real.name)
-            z = _draw(noise_static, platform, backend, g.shape[columns], zeros, zeros + 1, seed, offsets)
+            z = _draw(noise_static, platform, backend, g.shape[columns], zeros, zeros + 1, *words)
             g = g.astype(real)
             return [g.sum(columns), (g * z).sum(columns)]
         scratch = jax.ShapeDtypeStruct((8 * handlers.scratch_size(options, g.shape),), np.uint8)
         call = jax.ffi.ffi_call(handlers.GRADIENT, (vector, vector, scratch))
     else:
         call = jax.ffi.ffi_call(handlers.GRADIENT, (vector, vector))
-    return list(call(g, seed, offsets, options=options.encoded())[:2])
+    return list(call(g, *words, options=options.encoded())[:2])
 
 
 # --- Windows --------------------------------------------------------------------------------------
@@ -100,10 +101,11 @@ def _sums(static: Static, platform: str, backend: str, g: Any, seed: Any, offset
 _FIRST_ROW, _FIRST_COLUMN = 2, 4
 
 
-def _moved(offsets: Any, place: int, axes: Any, size: int) -> Any:
-    """The offsets with the number at `place` moved by `size` for each device before this one along mesh `axes`."""
+def _moved(words: tuple[Any, ...], place: int, axes: Any, size: int) -> tuple[Any, ...]:
+    """Seed and offsets, the number at `place` moved by `size` for each device before this one along mesh `axes`."""
     if axes is None or axes == ():
-        return offsets
+        return words
+    seed, offsets = words if len(words) == 2 else (*words, jnp.zeros((1, 6), jnp.uint32))
     index = jax.lax.axis_index(axes).astype(jnp.uint32)
     low, high = offsets[:, place], offsets[:, place + 1]
     # The product has more than 32 bits: from pieces of 16 bits of the size, as there are fewer than 2**16 devices.
@@ -115,7 +117,7 @@ def _moved(offsets: Any, place: int, axes: Any, size: int) -> Any:
         high = high + above + (low < below).astype(jnp.uint32)
         if shift == 32:
             high = high + piece - above
-    return offsets.at[:, place].set(low).at[:, place + 1].set(high)
+    return seed, offsets.at[:, place].set(low).at[:, place + 1].set(high)
 
 
 def _on_one_device(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -171,9 +173,9 @@ def _label(x: Any, lone: str) -> str:
     return lone if x.shape[0] == 1 else "b"
 
 
-def _words_rule(seed: Any, offsets: Any) -> str:
-    """The part of a sharding rule for seed and offsets."""
-    return f"{_label(seed, 'r')} k, {_label(offsets, 's')} l"
+def _words_rule(*words: Any) -> str:
+    """The part of a sharding rule for the seed, and for offsets unless these are 0."""
+    return ", ".join(f"{_label(x, lone)} {axis}" for x, lone, axis in zip(words, "rs", "kl", strict=False))
 
 
 def _replicated_factors(rule: str) -> tuple[str, ...]:
@@ -183,7 +185,7 @@ def _replicated_factors(rule: str) -> tuple[str, ...]:
 def sample(platform: str) -> Callable[..., Any]:
     """The function that a sample becomes on `platform`."""
 
-    def lowered(mu: Any, sigma: Any, seed: Any, offsets: Any, *, static: Static) -> Any:
+    def lowered(mu: Any, sigma: Any, *words: Any, static: Static) -> Any:
         handlers.register()
         backend = choose(static.backend, "jax", PLATFORMS[platform]).name
         rows, columns = _axes(static.layout)
@@ -192,7 +194,7 @@ def sample(platform: str) -> Callable[..., Any]:
             """Of the result and of the operands."""
             spec = [group, None, None]
             spec[rows], spec[columns] = row_axes, column_axes
-            operands = zip((mu, sigma, seed, offsets), (row_axes, row_axes, None, None), strict=True)
+            operands = [(mu, row_axes), (sigma, row_axes), *((x, None) for x in words)]
             return NamedSharding(mesh, PartitionSpec(*spec)), tuple(
                 NamedSharding(mesh, PartitionSpec(None if x.shape[0] == 1 else group, axes)) for x, axes in operands
             )
@@ -203,12 +205,12 @@ def sample(platform: str) -> Callable[..., Any]:
             out, into = shardings(mesh, spec[0], row_axes, column_axes)
 
             @_on_one_device
-            def draw_window(mu: Any, sigma: Any, seed: Any, offsets: Any) -> Any:
+            def draw_window(mu: Any, sigma: Any, *words: Any) -> Any:
                 n = _part(static.n, mesh, column_axes)
-                offsets = _moved(offsets, _FIRST_ROW, row_axes, mu.shape[1])
-                offsets = _moved(offsets, _FIRST_COLUMN, column_axes, n)
+                words = _moved(words, _FIRST_ROW, row_axes, mu.shape[1])
+                words = _moved(words, _FIRST_COLUMN, column_axes, n)
                 part = static._replace(aligned=static.aligned and (_size(mesh, column_axes) == 1 or n % 8 == 0))
-                return _draw(part, platform, backend, n, mu, sigma, seed, offsets)
+                return _draw(part, platform, backend, n, mu, sigma, *words)
 
             return mesh, draw_window, out, into
 
@@ -219,10 +221,10 @@ def sample(platform: str) -> Callable[..., Any]:
             return shardings(mesh, group, row_axes, None)[0]
 
         call = custom_partitioning(functools.partial(_draw, static, platform, backend, static.n))
-        rule = f"{_label(mu, 'p')} i, {_label(sigma, 'q')} i, {_words_rule(seed, offsets)} -> "
+        rule = f"{_label(mu, 'p')} i, {_label(sigma, 'q')} i, {_words_rule(*words)} -> "
         rule += "b i j" if static.layout == "dn" else "b j i"
         call.def_partition(partition, infer, sharding_rule=rule, need_replication_factors=_replicated_factors(rule))
-        return call(mu, sigma, seed, offsets)
+        return call(mu, sigma, *words)
 
     return lowered
 
@@ -230,7 +232,7 @@ def sample(platform: str) -> Callable[..., Any]:
 def gradient(platform: str) -> Callable[..., Any]:
     """The function that a gradient becomes on `platform`."""
 
-    def lowered(g: Any, seed: Any, offsets: Any, *, static: Static) -> Any:
+    def lowered(g: Any, *words: Any, static: Static) -> Any:
         handlers.register()
         backend = choose(static.backend, "jax", PLATFORMS[platform]).name
         sums = functools.partial(_sums, static, platform, backend)
@@ -241,17 +243,17 @@ def gradient(platform: str) -> Callable[..., Any]:
             mesh, spec = _placed(operands[0].sharding, 3)
             row_axes, column_axes = spec[rows], spec[columns]
             vector = NamedSharding(mesh, PartitionSpec(spec[0], row_axes))
-            leads = (None if x.shape[0] == 1 else spec[0] for x in (seed, offsets))
+            leads = (None if x.shape[0] == 1 else spec[0] for x in words)
             into = (
                 NamedSharding(mesh, PartitionSpec(*spec)),
                 *(NamedSharding(mesh, PartitionSpec(lead, None)) for lead in leads),
             )
 
             @_on_one_device
-            def sum_window(g: Any, seed: Any, offsets: Any) -> Any:
-                offsets = _moved(offsets, _FIRST_ROW, row_axes, g.shape[rows])
-                offsets = _moved(offsets, _FIRST_COLUMN, column_axes, g.shape[columns])
-                totals = sums(_without_padding(g, columns, column_axes, length), seed, offsets)
+            def sum_window(g: Any, *words: Any) -> Any:
+                words = _moved(words, _FIRST_ROW, row_axes, g.shape[rows])
+                words = _moved(words, _FIRST_COLUMN, column_axes, g.shape[columns])
+                totals = sums(_without_padding(g, columns, column_axes, length), *words)
                 return totals if _size(mesh, column_axes) == 1 else [jax.lax.psum(x, column_axes) for x in totals]
 
             return mesh, sum_window, [vector, vector], into
@@ -261,12 +263,12 @@ def gradient(platform: str) -> Callable[..., Any]:
             vector = NamedSharding(mesh, PartitionSpec(spec[0], spec[rows]))
             return [vector, vector]
 
-        call = custom_partitioning(lambda g, seed, offsets: sums(g, seed, offsets))
-        rule = ("b i j, " if static.layout == "dn" else "b j i, ") + f"{_words_rule(seed, offsets)} -> b i, b i"
+        call = custom_partitioning(lambda g, *words: sums(g, *words))
+        rule = ("b i j, " if static.layout == "dn" else "b j i, ") + f"{_words_rule(*words)} -> b i, b i"
         call.def_partition(
             partition, infer, sharding_rule=rule, reduction_factors=("j",),
             need_replication_factors=_replicated_factors(rule),
         )  # fmt: skip
-        return call(g, seed, offsets)
+        return call(g, *words)
 
     return lowered

@@ -32,9 +32,9 @@ gradient_p = Primitive("multisample_gradient")
 gradient_p.multiple_results = True
 
 
-def sample_matrix(mu: Any, sigma: Any, seed: Any, offsets: Any, static: Static) -> Any:
-    """The sample of `mu` and `sigma`, shape (d,) and of the computing type; `keys.operands` makes seed and offsets."""
-    x = sample_p.bind(*_alike(mu[None], sigma[None], seed[None], offsets[None]), static=static)
+def sample_matrix(mu: Any, sigma: Any, *words: Any, static: Static) -> Any:
+    """The sample of `mu` and `sigma`, shape (d,) and of the computing type, with `words` of `keys.operands`."""
+    x = sample_p.bind(*_alike(*(x[None] for x in (mu, sigma, *words))), static=static)
     return x.reshape(x.shape[1:])
 
 
@@ -80,9 +80,9 @@ def _result(like: Any, shape: tuple[int, ...], dtype: Any, *axes: Any) -> Any:
 
 
 @sample_p.def_abstract_eval
-def _sample_type(mu: Any, sigma: Any, seed: Any, offsets: Any, *, static: Static) -> Any:
-    batch, d = _batch(mu, sigma, seed, offsets), mu.shape[1]
-    group = _axis("vmap", *((x, 0) for x in (mu, sigma, seed, offsets) if x.shape[0] == batch))
+def _sample_type(mu: Any, sigma: Any, *words: Any, static: Static) -> Any:
+    batch, d = _batch(mu, sigma, *words), mu.shape[1]
+    group = _axis("vmap", *((x, 0) for x in (mu, sigma, *words) if x.shape[0] == batch))
     rows = _axis("mu, sigma", (mu, 1), (sigma, 1))
     dtype = jnp.dtype(static.dtype)
     if static.layout == "dn":
@@ -91,7 +91,7 @@ def _sample_type(mu: Any, sigma: Any, seed: Any, offsets: Any, *, static: Static
 
 
 @gradient_p.def_abstract_eval
-def _gradient_type(g: Any, seed: Any, offsets: Any, *, static: Static) -> Any:
+def _gradient_type(g: Any, *words: Any, static: Static) -> Any:
     axis = 1 if static.layout == "dn" else 2
     if g.sharding.spec[3 - axis] is not None:
         raise TypeError(
@@ -120,7 +120,7 @@ def _sample_transpose(ct: Any, mu: Any, sigma: Any, *words: Any, static: Static)
     is_linear = [ad.is_undefined_primal(x) for x in (mu, sigma)]
     avals = [x.aval if linear else None for x, linear in zip((mu, sigma), is_linear, strict=True)]
     if type(ct) is ad.Zero:
-        return [None if aval is None else ad.Zero(aval) for aval in avals] + [None] * 2
+        return [None if aval is None else ad.Zero(aval) for aval in avals] + [None] * len(words)
     if is_linear[1]:
         sums: Any = gradient_p.bind(*_alike(ct, *words), static=static)
     else:  # Without sigma, no noise is needed.
@@ -128,7 +128,7 @@ def _sample_transpose(ct: Any, mu: Any, sigma: Any, *words: Any, static: Static)
         sums = jnp.sum(ct.astype(real), axis), None
     return [
         None if aval is None else _as_long_as(aval, total) for aval, total in zip(avals, sums, strict=True)
-    ] + [None] * 2  # fmt: skip
+    ] + [None] * len(words)  # fmt: skip
 
 
 def _as_long_as(aval: Any, x: Any) -> Any:
@@ -145,8 +145,8 @@ def _gradient_jvp(primals: Any, tangents: Any, *, static: Static) -> Any:
 
 def _gradient_transpose(cts: Any, g: Any, *words: Any, static: Static) -> Any:
     if all(type(ct) is ad.Zero for ct in cts):
-        return [ad.Zero(g.aval), None, None]
-    return [sample_p.bind(*_alike(*map(ad.instantiate_zeros, cts), *words), static=static), None, None]
+        return [ad.Zero(g.aval), *[None] * len(words)]
+    return [sample_p.bind(*_alike(*map(ad.instantiate_zeros, cts), *words), static=static), *[None] * len(words)]
 
 
 ad.primitive_jvps[sample_p] = _sample_jvp
