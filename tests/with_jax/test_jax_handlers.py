@@ -343,10 +343,12 @@ class Native:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.in_python = 0
         self.launched: list[tuple[int, bytes]] = []
-        self.error = 0
+        self.error, self.device = 0, DEVICE
         self._driver = ctypes.CFUNCTYPE(ctypes.c_int, P, P, P, P)(self._launch)
         self._python = xla_ffi.handler(self._execute, True)
+        self._get_device = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_int))(self._current)
         monkeypatch.setattr(cuda_driver, "launch_function", lambda: self._driver)
+        monkeypatch.setattr(cuda_driver, "device_function", lambda: self._get_device)
         address = ctypes.cast(self._python, P).value
         assert address
         self.launches = native_launches.NativeLaunches(address, CONFIGURATION_SIZE)
@@ -364,6 +366,10 @@ class Native:
         data = ctypes.string_at(configuration, CONFIGURATION_SIZE) + ctypes.string_at(arguments, size)
         self.launched.append((kernel or 0, data))
         return self.error
+
+    def _current(self, at: Any) -> int:
+        at[0] = self.device
+        return 0
 
     def __call__(self, frame: CallFrame) -> int:
         return run(self._handler, frame)
@@ -414,10 +420,12 @@ def test_calls_that_differ_have_launches_of_their_own(monkeypatch: pytest.Monkey
         (xla, 8, 0, 1, True, "recordinh"),
     ]  # fmt: skip
     for call in calls:
+        native.device = call[0].device
         assert native(a_call(*call)[0]) == 0
     assert (native.in_python, native.launched) == (len(calls), [])
     expected, recording.launched = recording.launched, []
     for call in calls:
+        native.device = call[0].device
         frame, _ = a_call(*call)
         launched = len(native.launched)
         assert native(frame) == 0
@@ -445,6 +453,9 @@ def test_python_answers_all_but_executions_and_reports_errors_of_a_launch(
         assert native(a_call(xla)[0]) == 0
         assert native.in_python == in_python
     assert len(native.launched) == 2
+    native.error, native.device = 0, DEVICE + 1
+    assert native(a_call(xla)[0]) == 0
+    assert (native.in_python, len(native.launched)) == (3, 2)
 
 
 def test_the_records_have_a_limit(monkeypatch: pytest.MonkeyPatch, recording: Recording) -> None:

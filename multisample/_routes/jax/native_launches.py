@@ -84,13 +84,13 @@ _mix = njit(forceinline=True)(_mixed)
 
 
 def _handler(configuration_size: int) -> Callable[..., Any]:
-    """``handler(frame, in_python, table, launch_kernel)``, to be compiled; its arguments are addresses."""
+    """``handler(frame, in_python, table, launch_kernel, get_device)``, to be compiled; its arguments are addresses."""
     execute, extension, stage, api, context = xla_ffi.EXECUTE, *(8 * k for k in xla_ffi.FRAME_HEAD)
     arguments_at, results_at, attribute_count, attributes_at = (8 * k for k in xla_ffi.FRAME_PARTS)
     stream_get, ordinal_get = xla_ffi.STREAM_GET, xla_ffi.ORDINAL_GET
     data, dims = xla_ffi.BUFFER_DATA, xla_ffi.BUFFER_DIMS
 
-    def handler(frame, in_python, table, launch_kernel):
+    def handler(frame, in_python, table, launch_kernel, get_device):
         if (
             _word_at(frame + extension) != 0
             or _word_at(frame + stage) & _MASK != execute
@@ -107,6 +107,9 @@ def _handler(configuration_size: int) -> Callable[..., Any]:
         if _call(_word_at(functions + ordinal_get), request.ctypes.data) != 0:
             return _call(in_python, frame)
         device, misalignment = request[3] & _MASK, matrix & _ALIGNMENT
+        current = stack_array(1, np.int32)
+        if _call(get_device, current.ctypes.data) & _MASK != 0 or current[0] != device:
+            return _call(in_python, frame)  # It makes the device current.
 
         hashed = 0
         for k in range(size):
@@ -178,9 +181,10 @@ class NativeLaunches:
         # The handler that XLA calls knows the addresses of this process. The one that it calls is the same in every
         # process, and compiled once; Python integers would be constants of it.
         handler = cached(_handler(configuration_size), f"xla_handler_{configuration_size}", _digest())
-        launch_kernel = ctypes.cast(cuda_driver.launch_function(), ctypes.c_void_p).value or 0
-        python, table, launch = map(np.int64, (in_python, self._table.ctypes.data, launch_kernel))
-        self._compiled = cfunc(types.int64(types.int64))(lambda frame: handler(frame, python, table, launch))
+        driver = (cuda_driver.launch_function(), cuda_driver.device_function())
+        launch, device = (np.int64(ctypes.cast(function, ctypes.c_void_p).value or 0) for function in driver)
+        python, table = np.int64(in_python), np.int64(self._table.ctypes.data)
+        self._compiled = cfunc(types.int64(types.int64))(lambda frame: handler(frame, python, table, launch, device))
         self.address: int = self._compiled.address
         """The address of the compiled handler."""
 
