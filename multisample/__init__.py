@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from multisample.backends.contract import BackendStatus
 
 from ._backends import backends, register_backend
+from ._include import get_include
 from ._randomness.generator import Generator, Key, manual_seed
 from ._sample import sample
 from ._threads import limit_threads
@@ -27,6 +28,7 @@ __all__ = [
     "UnknownBackendError",
     "__version__",
     "backends",
+    "get_include",
     "limit_threads",
     "manual_seed",
     "register_backend",
