@@ -1,6 +1,7 @@
 """Run the PTX of one kernel on the CPU: all threads in step, one NumPy operation for each instruction.
 
-Only the instructions are known that the stream compiles to, and any other is an error. Fused multiply-adds are the C
+Only the instructions are known that the stream compiles to, and any other is an error. So is a product that the
+assembler may contract: one without ``.rn`` that an addition without ``.rn`` reads. Fused multiply-adds are the C
 library's, exact. `rsqrt.approx` is the nearest float32: the stream corrects any approximation to the same root.
 """
 
@@ -84,6 +85,7 @@ class Machine:
             for name, argument in zip(names, [*arguments, *[np.uint64(0)] * len(names)], strict=False)
         }
         self._registers: dict[str, Array] = {}
+        self._loose: set[str] = set()
         # Unwritten bytes are read by nobody: a load outside of the arrays fails.
         self._bytes = np.frombuffer(self._memory, np.uint8)
         statements, labels = _statements(body)
@@ -155,6 +157,11 @@ class Machine:
             return self._access(name, opcode, operands, active)
         if name == "mov" and "{" in "".join(operands):
             return self._pack(kind, operands, active)
+        if kind in ("f32", "f64") and "rn" not in parts:
+            if name in ("add", "sub", "fma"):
+                assert not self._loose.intersection(operands[1:]), f"{opcode} may be contracted"
+            if name == "mul" or (name in ("mov", "neg", "selp") and self._loose.intersection(operands[1:])):
+                self._loose.add(target)
         with np.errstate(over="ignore", invalid="ignore"):
             self._set(target, self._result(name, parts, kind, operands[1:]), active)
         return None
@@ -199,8 +206,6 @@ class Machine:
             joined = high.astype("u8") << np.uint64(32) | low
             return (joined << (by % 32).astype("u8") >> np.uint64(32)).astype("u4")
         if dtype.kind == "f":
-            # Everything else may be contracted by the assembler.
-            assert "rn" in parts or "approx" in parts, (name, parts)
             if name == "fma":
                 return _fma(*values)
             if name == "rsqrt":

@@ -10,11 +10,15 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from .arithmetic import float_bits, fma, from_float_bits, horner, sqrt
+from .arithmetic import float_bits, fma, from_float_bits, horner, product, sqrt
 from .words import philox4x32_10, word
 
 __all__ = [
+    "C32",
     "FLOAT64_KEY",
+    "L32",
+    "LE32",
+    "S32",
     "block_f32",
     "block_f64",
     "half_turns_f32",
@@ -38,14 +42,15 @@ def _f64(literals: str) -> tuple[np.float64, ...]:
 
 
 # R = 2 sqrt(-2 ln u) needs -8 ln: L is -8 ln(1 + f) / f, and LE is -8 ln 2, scaled because the exponent is still
-# shifted by 23 bits. S and C are sin and cos of (pi / 2) y, as polynomials in y^2.
-_L32 = _f32(
+# shifted by 23 bits. S and C are sin and cos of (pi / 2) y, as polynomials in y^2. multisample/triton.py reads those of
+# float32.
+L32 = _f32(
     "0x1.3ab066p+0 -0x1.5e6fdap+0 0x1.504890p+0 -0x1.956702p+0"
     " 0x1.0013fap+1 -0x1.55618ap+1 0x1.ffffd6p+1 -0x1.fffffap+2"
 )
-(_LE32,) = _f32("-0x1.62e430p-21")
-_S32 = _f32("0x1.3c4b2cp-13 -0x1.3232fap-8 0x1.46676ep-4 -0x1.4abbb6p-1 0x1.921fb4p+0")
-_C32 = _f32("0x1.c2b9a6p-11 -0x1.55041ap-6 0x1.03bdaap-2 -0x1.3bd3b0p+0 0x1.000000p+0")
+(LE32,) = _f32("-0x1.62e430p-21")
+S32 = _f32("0x1.3c4b2cp-13 -0x1.3232fap-8 0x1.46676ep-4 -0x1.4abbb6p-1 0x1.921fb4p+0")
+C32 = _f32("0x1.c2b9a6p-11 -0x1.55041ap-6 0x1.03bdaap-2 -0x1.3bd3b0p+0 0x1.000000p+0")
 
 # Derived by tests/support/reference/float64_coefficients.py.
 _L64 = _f64(
@@ -88,7 +93,7 @@ def radius_f32(a: np.uint32) -> np.float32:
     x = min(np.int32(float_bits(u) - _TWO_THIRDS32), _BELOW_ONE32)
     e = np.int32(x & _EXPONENT32)
     f = from_float_bits(np.int32(x - e + _TWO_THIRDS32)) - _ONE32
-    return sqrt(fma(np.float32(e), _LE32, horner(_L32, f) * f))
+    return sqrt(fma(np.float32(e), LE32, horner(L32, f) * f))
 
 
 @njit(forceinline=True)
@@ -96,8 +101,8 @@ def half_turns_f32(b: np.int32) -> tuple[np.float32, np.float32]:
     """Half the cosine and half the sine of the angle ``pi b / 2^31``, in [-pi, pi)."""
     y = np.float32(b) * _TO_HALF_TURNS32
     q = y * y
-    s = horner(_S32, q) * y
-    c = horner(_C32, q)
+    s = horner(S32, q) * y
+    c = horner(C32, q)
     return fma(-s, s, _HALF32), s * c
 
 
@@ -127,7 +132,7 @@ def normals_f32(w):
     r, t = radius_f32(np.uint32(w[0])), radius_f32(np.uint32(w[2]))
     c, s = half_turns_f32(np.int32(w[1]))
     d, v = half_turns_f32(np.int32(w[3]))
-    return r * c, r * s, t * d, t * v
+    return product(r, c), product(r, s), product(t, d), product(t, v)
 
 
 @njit(forceinline=True)
@@ -136,7 +141,7 @@ def normals_f64(w, fine):
     r, t = radius_f64(_joined(w[0], fine[0])), radius_f64(_joined(w[2], fine[2]))
     c, s = half_turns_f64(np.int64(_joined(w[1], fine[1])))
     d, v = half_turns_f64(np.int64(_joined(w[3], fine[3])))
-    return r * c, r * s, t * d, t * v
+    return product(r, c), product(r, s), product(t, d), product(t, v)
 
 
 @njit(forceinline=True)
