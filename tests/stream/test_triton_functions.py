@@ -21,40 +21,10 @@ from ptx_reader import opcodes_of
 import multisample
 
 triton = pytest.importorskip("triton")
-tl = pytest.importorskip("triton.language")
+from triton_kernels import literals, points, shifted_groups, shifted_row  # noqa: E402
 
 BLOCK = 128
 SHIFT = np.float32(0.7)
-
-
-@triton.jit
-def points(seed, offset, i, j, z, block: tl.constexpr):
-    k = tl.program_id(0) * block + tl.arange(0, block)
-    found = multisample.triton.normal(tl.load(seed + k), tl.load(offset + k), tl.load(i + k), tl.load(j + k))
-    tl.store(z + k, found)
-
-
-@triton.jit
-def shifted_row(seed, offset, i, shift, z, block: tl.constexpr):
-    j = tl.program_id(0) * block + tl.arange(0, block)
-    tl.store(z + j, multisample.triton.normal(seed, offset, i, j) + shift)
-
-
-@triton.jit
-def shifted_groups(seed, offset, i, shift, z, block: tl.constexpr):
-    g = tl.program_id(0) * block + tl.arange(0, block)
-    z0, z1, z2, z3 = multisample.triton.normals4(seed, offset, i, g)
-    tl.store(z + 4 * g, z0 + shift)
-    tl.store(z + 4 * g + 1, z1 + shift)
-    tl.store(z + 4 * g + 2, z2 + shift)
-    tl.store(z + 4 * g + 3, z3 + shift)
-
-
-@triton.jit
-def literals(z, block: tl.constexpr):
-    i = tl.arange(0, block)[:, None]
-    j = tl.arange(0, 1)[None, :] + 6
-    tl.store(z + i + (j - 6), multisample.triton.normal(2**63 + 1, 3, i, j))
 
 
 NUMBERS = {"seed": "u64", "offset": "u64", "i": "u32", "shift": "fp32", "z": "*fp32"}
