@@ -25,8 +25,8 @@ namespace multisample {
 // j: the column, sample_offset + sample.
 // g: j / 4. One block of random words gives columns 4 g to 4 g + 3, so that four normals cost little more than one.
 //
-// A Stream is 104 bytes with keys that its constructor computes. A kernel's argument keeps them in constant memory;
-// constructed by a kernel, they take about 20 instructions for each thread.
+// The constructor computes the keys of the seed: a dozen instructions in a kernel, or none if the host makes the Stream
+// and passes it as an argument (104 bytes).
 class Stream {
  public:
   MULTISAMPLE_HOST_FUNCTION explicit Stream(u64 seed, u64 offset = 0)
@@ -37,7 +37,7 @@ class Stream {
   // z[i, 4 g] to z[i, 4 g + 3], for structured bindings: auto [z0, z1, z2, z3] = stream.normals4(i, g);
   MULTISAMPLE_HOST_FUNCTION Normals<float> normals4(u64 i, u64 g) const { return all(normals(block(i, g, keys_))); }
 
-  // float64, for a higher price: the same normals, refined.
+  // float64: the same normals, refined.
   MULTISAMPLE_HOST_FUNCTION double normal_f64(u64 i, u64 j) const {
     return at(j, normals(pair(j, block(i, j / 4, keys_)), pair(j, block(i, j / 4, fine_keys()))));
   }
@@ -46,7 +46,7 @@ class Stream {
   }
 
 #ifdef __CUDACC__
-  // sample(..., fast_math=True): the GPU's approximate functions, within 1e-3 of `normal` and less than half its price.
+  // As with sample(..., fast_math=True): the GPU's approximate functions, within 1e-3 of `normal`.
   MULTISAMPLE_FUNCTION float fast_normal(u64 i, u64 j) const {
     return at(j, fast_normals(pair(j, block(i, j / 4, keys_))));
   }
