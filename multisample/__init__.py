@@ -1,8 +1,7 @@
 """Draw vectors from a normal distribution with independent components: same seed, same bits, everywhere.
 
 `sample` draws; `backends` lists the backends that can run here. STREAM.md, beside this file, specifies the stream of
-numbers. The submodules `cem`, `examples`, `jax`, `numba`, `torch` and `triton`
-are imported on first use.
+numbers. The submodules `cem`, `examples`, `jax`, `numba`, `torch` and `triton` are imported on first use.
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@ The kernel is the same but for the two lines that make the generator and draw fo
 and square root. Launches alternate; the results have the minimum of each. Two more ways store the normals: PyTorch's
 randn and `multisample.sample`, both followed by PyTorch's cumsum, exp2 and mean, on fewer paths, in time per path.
 
-Predicted before the first run, on an H200, from the instructions of a day of four paths (144 portable, 94 fast_math;
-with cuRAND 177, and 103 with --use_fast_math): portable 1.2 times cuRAND, fast_math 1.1 times cuRAND with
---use_fast_math and 1.8 times cuRAND without. PyTorch reads and writes a matrix ten times: 20 times slower than the
+Predicted before the first run, on an H200, from the instructions of a day of four paths (133 portable, 79 fast_math;
+with cuRAND 189, and 113 with --use_fast_math): portable 1.35 times cuRAND, fast_math 1.35 times cuRAND with
+--use_fast_math and 2.2 times cuRAND without. PyTorch reads and writes a matrix ten times: 20 times slower than the
 portable kernel.
 """
 

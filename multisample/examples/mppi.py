@@ -129,7 +129,9 @@ def control(steps: int = 80, rollouts: int = 2048, seed: int = 7, device: str = 
     """
     library: Any = np
     if device != "cpu":
-        import cupy as library
+        import cupy
+
+        library = cupy
     fast_math = fast_math and device == "cuda"
     plan = library.zeros(2 * STEPS, np.float32)
     sigma = library.full(2 * STEPS, ACCELERATION, np.float32)

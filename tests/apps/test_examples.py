@@ -9,6 +9,7 @@ import pytest
 import torch
 from cuda_cpp import nvrtc_compile, requires_nvrtc
 from cuda_memory import require
+from ptx_machine import Machine
 
 import multisample
 from multisample import __main__ as command_line
@@ -114,6 +115,23 @@ def test_rollouts_have_the_controls_that_sample_draws(device: str) -> None:
     costs = costs if device == "cpu" else costs.get()
     # Rounding decides whether a vehicle that touches the obstacle is in it, once in a while.
     assert np.isclose(costs, expected, rtol=1e-4).mean() > 0.99
+
+
+@requires_nvrtc
+def test_rollouts_in_cuda_cpp_exchange_their_controls() -> None:
+    """The kernel runs on a CPU: threads draw rows for each other."""
+    plan = np.linspace(-0.5, 1.5, 2 * 30).astype(np.float32)
+    sigma, start = np.full_like(plan, 2.0), np.array([0.0, 0.3, 1.0, -0.5], np.float32)
+    key, n = multisample.Key(2**63 + 1, 2**35), mppi.THREADS
+    program = nvrtc_compile(mppi.KERNEL, ["rollouts"], "compute_90", [*mppi.OPTIONS, "-DNORMALS4=normals4"])
+    machine = Machine(n, contraction=True)
+    arrays = [machine.array(array) for array in (plan, sigma, start, np.empty(n, np.float32))]
+    machine.run(
+        program.code.decode().split(".entry")[1], *arrays[:2], np.uint32(30), arrays[2], np.uint64(key.seed),
+        np.uint64(key.offset), np.uint32(n), arrays[3],
+    )  # fmt: skip
+    expected = mppi.costs_of(plan, sigma, start, n, key)
+    assert np.isclose(machine.read(arrays[3]), expected, rtol=1e-4).mean() > 0.99
 
 
 @pytest.mark.parametrize(("device", "fast_math"), [("cpu", False), ("numba", False), ("cuda", False), ("cuda", True)])

@@ -51,8 +51,9 @@ def _dtype(kind: str) -> Any:
 class Machine:
     """Global memory, and the threads of one launch."""
 
-    def __init__(self, threads: int, block: int | None = None) -> None:
-        self.threads, self.block = threads, block or threads
+    def __init__(self, threads: int, block: int | None = None, *, contraction: bool = False) -> None:
+        """`contraction` permits products that the assembler may contract; the machine does not contract them."""
+        self.threads, self.block, self._contraction = threads, block or threads, contraction
         self._memory = bytearray()
         self._sizes: dict[int, tuple[Any, tuple[int, ...]]] = {}
 
@@ -155,9 +156,11 @@ class Machine:
             return self._load_parameter(opcode, operands, active)
         if name in ("ld", "st"):
             return self._access(name, opcode, operands, active)
+        if name == "shfl":
+            return self._exchange(parts, operands, active)
         if name == "mov" and "{" in "".join(operands):
             return self._pack(kind, operands, active)
-        if kind in ("f32", "f64") and "rn" not in parts:
+        if kind in ("f32", "f64") and "rn" not in parts and not self._contraction:
             if name in ("add", "sub", "fma"):
                 assert not self._loose.intersection(operands[1:]), f"{opcode} may be contracted"
             if name == "mul" or (name in ("mov", "neg", "selp") and self._loose.intersection(operands[1:])):
@@ -230,6 +233,11 @@ class Machine:
             chosen = selector >> np.uint64(4 * k) & np.uint64(7)
             result |= (joined >> (np.uint64(8) * chosen) & np.uint64(255)) << np.uint64(8 * k)
         return result.astype("u4")
+
+    def _exchange(self, parts: list[str], operands: list[str], active: Array) -> None:
+        assert parts == ["sync", "bfly", "b32"] and active.all()
+        value, mask = (self._value(text, np.dtype("u4")) for text in operands[1:3])
+        self._set(operands[0].partition("|")[0], value[np.arange(self.threads) ^ mask], active)
 
     def _pack(self, kind: str, operands: list[str], active: Array) -> None:
         dtype = _dtype(kind)

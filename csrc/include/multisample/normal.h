@@ -79,7 +79,7 @@ class Stream {
   // z, so that a host compiler cannot contract the product that made z with an addition of the caller. It may contract
   // that product with the addition of -0, which changes no bit. It does not know that sign_ makes -0.
 #ifdef __CUDA_ARCH__
-  MULTISAMPLE_HOST_FUNCTION static u32 hidden_sign() { return 0; }
+  MULTISAMPLE_HOST_FUNCTION static u32 hidden_sign() { return 0x80000000u; }
   template <class Real>
   MULTISAMPLE_HOST_FUNCTION Real uncontracted(Real z) const {
     return z;
