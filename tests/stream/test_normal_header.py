@@ -258,6 +258,12 @@ def test_device_code_has_the_bits_of_sample() -> None:
         assert machine.read(z).tobytes() == x[0].tobytes()
 
 
+@requires_nvrtc
+def test_the_kernel_of_the_page_compiles() -> None:
+    (kernel,) = re.findall(r"^```cuda\n(.*?)^```$", (csrc_files.folder() / "README.md").read_text(), re.M | re.S)
+    assert nvrtc_compile(kernel, ["simulate"], "sm_90", [INCLUDE]).log == ""
+
+
 def stream_bytes(seed: int, offset: int) -> bytes:
     """A `multisample::Stream` in memory, from the host's compiler."""
     source = r"""
