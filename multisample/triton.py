@@ -97,7 +97,8 @@ def _words(seed, offset, i, g):
         p0, p1 = _wide_product(c0, 0xD2511F53), _wide_product(c2, 0xCD9E8D57)
         c0, c2 = (p1 >> 32).to(tl.uint32) ^ c1 ^ k0, (p0 >> 32).to(tl.uint32) ^ c3 ^ k1
         c1, c3 = p1.to(tl.uint32), p0.to(tl.uint32)
-        k0, k1 = k0 + 0x9E3779B9, k1 + 0xBB67AE85
+        # Triton's debug mode would report the overflow.
+        k0, k1 = tl.add(k0, 0x9E3779B9, sanitize_overflow=False), tl.add(k1, 0xBB67AE85, sanitize_overflow=False)
     return c0, c1, c2, c3
 
 
