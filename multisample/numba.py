@@ -7,8 +7,6 @@ that the package's own kernels consist of.
 A caller's ``fastmath=True`` does not reach into them. Callers may be compiled with ``cache=True``.
 """
 
-# Annotations of the functions would have to name the types of both targets.
-
 import numpy as np
 from numba import njit
 

@@ -1,8 +1,7 @@
 // Arithmetic for nvcc, NVRTC (which has no standard library) and C++ compilers for the CPU. Every operation below is
 // one IEEE 754 operation, rounded to nearest even, and never contracted: on the GPU it is inline PTX or an intrinsic.
-// On the CPU a compiler can contract a product only with an addition, and the only products of the stream that are
-// added to anything are the normals: our libraries compile with -ffp-contract=off, include/multisample/normal.h has its
-// way.
+// On the CPU, -ffp-contract=off forbids contraction in our libraries. In other code, only a normal could be contracted,
+// with a caller's addition, because no other product is added to anything: include/multisample/normal.h prevents it.
 #pragma once
 
 #ifdef __CUDACC__

@@ -161,8 +161,8 @@ def costs_of(
     ----------
     plan, sigma : array of float32, shape (2 * steps,)
         `steps` is even.
-    start : numpy.ndarray of float32, shape (4,)
-        Position and speed.
+    start : array of float32, shape (4,)
+        Position and speed, in memory of the host or the device.
     n : int
         Number of sequences.
     key : Key

@@ -4,9 +4,9 @@
 // `Stream` and `Normals`, and the functions of `Stream`, stay as they are until the next major version. All other names
 // in these headers may change.
 //
-// Bits are those of multisample.sample, whatever compiler contracts or reorders: nvcc and NVRTC with any options,
-// -O3, -march and -ffp-contract. Do not compile host code with -ffast-math. Arithmetic that you do with normals is
-// contracted as your options say; sample computes std::fma(sigma, z, mu).
+// The bits are those of multisample.sample under any options of nvcc and NVRTC, and under any -O, -march and
+// -ffp-contract of a host compiler. Host code must not be compiled with -ffast-math. Your own arithmetic is compiled as
+// you ask: multisample.sample computes fma(sigma, z, mu).
 #pragma once
 
 #if !defined(__CUDA_ARCH__) && (defined(__FAST_MATH__) || defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__))
