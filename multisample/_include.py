@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from multisample.backends.native import csrc_files
-
 __all__ = ["get_include"]
 
 
@@ -37,4 +35,6 @@ def get_include() -> str:
     >>> import cupy  # doctest: +SKIP
     >>> diffuse = cupy.RawKernel(source, "diffuse", options)  # doctest: +SKIP
     """
+    from multisample.backends.native import csrc_files  # It imports hashlib, which sampling does not need.
+
     return str(csrc_files.folder() / "include")
