@@ -1,7 +1,7 @@
 """Draw vectors from a normal distribution with independent components: same seed, same bits, everywhere.
 
 `sample` draws; `backends` lists the backends that can run here. STREAM.md, beside this file, specifies the stream of
-numbers. The submodules `cem`, `examples`, `jax` and `torch` are imported on first use.
+numbers. The submodules `cem`, `examples`, `jax`, `numba`, `torch` and `triton` are imported on first use.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from multisample.backends.contract import BackendStatus
 
 from ._backends import backends, register_backend
+from ._include import get_include
 from ._randomness.generator import Generator, Key, manual_seed
 from ._sample import sample
 from ._threads import limit_threads
@@ -27,6 +28,7 @@ __all__ = [
     "UnknownBackendError",
     "__version__",
     "backends",
+    "get_include",
     "limit_threads",
     "manual_seed",
     "register_backend",
@@ -37,12 +39,14 @@ if TYPE_CHECKING:
     from . import cem as cem
     from . import examples as examples
     from . import jax as jax
+    from . import numba as numba
     from . import torch as torch
+    from . import triton as triton
 else:  # A type checker that sees __getattr__ accepts every name.
-    _SUBMODULES = ("cem", "examples", "jax", "torch")
+    _SUBMODULES = ("cem", "examples", "jax", "numba", "torch", "triton")
 
     def __getattr__(name: str) -> object:
-        # Imported on first use: jax imports JAX, torch PyTorch.
+        # Imported on first use: jax imports JAX, torch PyTorch, triton Triton.
         if name not in _SUBMODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         import importlib
@@ -52,6 +56,6 @@ else:  # A type checker that sees __getattr__ accepts every name.
     def __dir__() -> list[str]:
         from importlib.util import find_spec
 
-        # help() reads every listed attribute, so jax and torch are listed only where they are installed.
-        submodules = [name for name in _SUBMODULES if name not in ("jax", "torch") or find_spec(name) is not None]
+        # help() reads every listed attribute, so libraries are listed only where they are installed.
+        submodules = [name for name in _SUBMODULES if name in ("cem", "examples") or find_spec(name) is not None]
         return sorted({*__all__, *submodules, "__doc__", "__file__", "__path__"})

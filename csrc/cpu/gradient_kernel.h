@@ -5,6 +5,8 @@
 // any number of threads gives the same bits. Float32 sums have at most 16 terms before they are added to a float64 sum.
 #pragma once
 
+#include <cstring>
+
 #include "cpu/kernel.h"
 
 namespace multisample {

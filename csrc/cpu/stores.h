@@ -1,6 +1,8 @@
 // Scales noise and stores it: along rows at any stride, and down columns where rows are adjacent.
 #pragma once
 
+#include <cstring>
+
 #include "cpu/elements.h"
 
 namespace multisample {

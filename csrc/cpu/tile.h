@@ -8,6 +8,8 @@
 #include <immintrin.h>
 #endif
 
+#include <cstring>
+
 #include "cpu/elements.h"
 #include "stream/normals.h"
 

@@ -4,7 +4,7 @@
 // Only the `fast` functions use the GPU's approximations.
 #pragma once
 
-#include "stream/words.h"
+#include "words.h"
 
 namespace multisample {
 
@@ -21,16 +21,16 @@ struct Normals {
 };
 
 template <class Real>
-MULTISAMPLE_FUNCTION Real horner(Real, Real p) {
+MULTISAMPLE_HOST_FUNCTION Real horner(Real, Real p) {
   return p;
 }
 template <class Real, class... Rest>
-MULTISAMPLE_FUNCTION Real horner(Real x, Real p, Real k, Rest... rest) {
+MULTISAMPLE_HOST_FUNCTION Real horner(Real x, Real p, Real k, Rest... rest) {
   return horner(x, fma_rn(p, x, k), rest...);
 }
 
 // Twice the radius, 2 sqrt(-2 ln u), for u in [2^-33, 1 - 2^-24] made from the word a.
-MULTISAMPLE_FUNCTION float radius(u32 a) {
+MULTISAMPLE_HOST_FUNCTION float radius(u32 a) {
   constexpr i32 kTwoThirds = 0x3F2AAAAB, kBelowOne = 0x3F7FFFFF, kExponent = -0x00800000;
   float u = fma_rn(static_cast<float>(a), 0x1p-32f, 0x1p-33f);
   // Positive floats are ordered like their bit patterns: min(u, 1 - 2^-24) is an integer minimum, which some GPUs fuse
@@ -46,7 +46,7 @@ MULTISAMPLE_FUNCTION float radius(u32 a) {
 }
 
 // Half the cosine and half the sine of the angle pi b / 2^31, in [-pi, pi).
-MULTISAMPLE_FUNCTION HalfTurns<float> half_turns(i32 b) {
+MULTISAMPLE_HOST_FUNCTION HalfTurns<float> half_turns(i32 b) {
   float y = mul_rn(static_cast<float>(b), 0x1p-31f);
   float q = mul_rn(y, y);
   // sin and cos of (pi / 2) y, as polynomials in y^2.
@@ -56,25 +56,25 @@ MULTISAMPLE_FUNCTION HalfTurns<float> half_turns(i32 b) {
 }
 
 // x as a double, rounded once.
-#if defined(__x86_64__) && !defined(__CUDACC__) && !defined(__AVX512DQ__)
+#if defined(__x86_64__) && !defined(__CUDA_ARCH__) && !defined(__AVX512DQ__)
 // AVX2 and SSE2 cannot convert 64-bit integers. Each 32-bit half is placed in the low bits of a large double. This and
 // the subtraction of the large double are exact: only the sum of the halves rounds.
-MULTISAMPLE_FUNCTION double to_double(u64 x) {
+MULTISAMPLE_HOST_FUNCTION double to_double(u64 x) {
   double upper = from_float_bits(x >> 32 | 0x4530000000000000) - (0x1p84 + 0x1p52);
   return upper + from_float_bits((x & 0xFFFFFFFF) | 0x4330000000000000);
 }
-MULTISAMPLE_FUNCTION double to_double(i64 x) {
+MULTISAMPLE_HOST_FUNCTION double to_double(i64 x) {
   u64 shifted = static_cast<u64>(x) ^ 0x8000000000000000;
   double upper = from_float_bits(shifted >> 32 | 0x4530000000000000) - (0x1p84 + 0x1p63 + 0x1p52);
   return upper + from_float_bits((shifted & 0xFFFFFFFF) | 0x4330000000000000);
 }
 #else
-MULTISAMPLE_FUNCTION double to_double(u64 x) { return static_cast<double>(x); }
-MULTISAMPLE_FUNCTION double to_double(i64 x) { return static_cast<double>(x); }
+MULTISAMPLE_HOST_FUNCTION double to_double(u64 x) { return static_cast<double>(x); }
+MULTISAMPLE_HOST_FUNCTION double to_double(i64 x) { return static_cast<double>(x); }
 #endif
 
 // Twice the radius, for u in [2^-65, 1 - 2^-53] made from the 64 bits a.
-MULTISAMPLE_FUNCTION double radius(u64 a) {
+MULTISAMPLE_HOST_FUNCTION double radius(u64 a) {
   constexpr i64 kTwoThirds = 0x3FE5555555555555, kBelowOne = 0x3FEFFFFFFFFFFFFF, kExponent = -0x0010000000000000;
   double u = fma_rn(to_double(a), 0x1p-64, 0x1p-65);
   i64 x = static_cast<i64>(float_bits(u)) - kTwoThirds;
@@ -91,7 +91,7 @@ MULTISAMPLE_FUNCTION double radius(u64 a) {
 }
 
 // Half the cosine and half the sine of the angle pi b / 2^63, in [-pi, pi).
-MULTISAMPLE_FUNCTION HalfTurns<double> half_turns(i64 b) {
+MULTISAMPLE_HOST_FUNCTION HalfTurns<double> half_turns(i64 b) {
   double y = mul_rn(to_double(b), 0x1p-63);
   double q = mul_rn(y, y);
   double s = mul_rn(horner(q, 0x1.8d539c15d9c78p-38, -0x1.6ef2a489bf608p-31, 0x1.e8efa99059688p-25,
@@ -104,14 +104,14 @@ MULTISAMPLE_FUNCTION HalfTurns<double> half_turns(i64 b) {
   return {fma_rn(negated(s), s, 0.5), mul_rn(s, c)};
 }
 
-MULTISAMPLE_FUNCTION Normals<float> normals(const Words& w) {
+MULTISAMPLE_HOST_FUNCTION Normals<float> normals(const Words& w) {
   float r = radius(w.w0), t = radius(w.w2);
   HalfTurns<float> a = half_turns(static_cast<i32>(w.w1)), b = half_turns(static_cast<i32>(w.w3));
   return {mul_rn(r, a.cosine), mul_rn(r, a.sine), mul_rn(t, b.cosine), mul_rn(t, b.sine)};
 }
 
 // The float32 normals of `w`, refined to float64 by the words `fine` of the second block.
-MULTISAMPLE_FUNCTION Normals<double> normals(const Words& w, const Words& fine) {
+MULTISAMPLE_HOST_FUNCTION Normals<double> normals(const Words& w, const Words& fine) {
   double r = radius(static_cast<u64>(w.w0) << 32 | fine.w0), t = radius(static_cast<u64>(w.w2) << 32 | fine.w2);
   HalfTurns<double> a = half_turns(static_cast<i64>(static_cast<u64>(w.w1) << 32 | fine.w1));
   HalfTurns<double> b = half_turns(static_cast<i64>(static_cast<u64>(w.w3) << 32 | fine.w3));

@@ -2,7 +2,7 @@
 // only, so that every compiler and every GPU gives the same bits.
 #pragma once
 
-#include "stream/arithmetic.h"
+#include "arithmetic.h"
 
 namespace multisample {
 

@@ -6,7 +6,7 @@
 // alone, or on the row alone. A kernel that draws many rows of the same columns computes the column part once.
 #pragma once
 
-#include "stream/arithmetic.h"
+#include "arithmetic.h"
 
 namespace multisample {
 
@@ -36,9 +36,9 @@ MULTISAMPLE_HOST_FUNCTION RoundKeys round_keys(u64 seed, u32 key1) {
           {b, b + v, b + 2 * v, b + 3 * v, b + 4 * v, b + 5 * v, b + 6 * v, b + 7 * v, b + 8 * v, b + 9 * v}};
 }
 
-MULTISAMPLE_FUNCTION u32 high(u64 x) { return static_cast<u32>(x >> 32); }
-MULTISAMPLE_FUNCTION u32 low(u64 x) { return static_cast<u32>(x); }
-MULTISAMPLE_FUNCTION u64 wide_mul(u32 a, u32 b) { return static_cast<u64>(a) * b; }
+MULTISAMPLE_HOST_FUNCTION u32 high(u64 x) { return static_cast<u32>(x >> 32); }
+MULTISAMPLE_HOST_FUNCTION u32 low(u64 x) { return static_cast<u32>(x); }
+MULTISAMPLE_HOST_FUNCTION u64 wide_mul(u32 a, u32 b) { return static_cast<u64>(a) * b; }
 
 // A parameter of type Word, excluded from template argument deduction.
 template <class Word>
@@ -63,13 +63,13 @@ struct RowPartOf {
 using RowPart = RowPartOf<u32>;
 
 template <class Word = u32>
-MULTISAMPLE_FUNCTION RowPartOf<Word> row_part(Exactly<Word> i, u32 o0, const RoundKeys& keys) {
+MULTISAMPLE_HOST_FUNCTION RowPartOf<Word> row_part(Exactly<Word> i, u32 o0, const RoundKeys& keys) {
   auto p = wide_mul(kMultiplier0, high(wide_mul(kMultiplier1, o0)) ^ i ^ keys.k0[0]);
   return {high(p), low(p)};
 }
 
 template <class Word = u32>
-MULTISAMPLE_FUNCTION ColumnPartOf<Word> column_part(Exactly<Word> g, u32 o0, u32 o1, const RoundKeys& keys) {
+MULTISAMPLE_HOST_FUNCTION ColumnPartOf<Word> column_part(Exactly<Word> g, u32 o0, u32 o1, const RoundKeys& keys) {
   auto p0 = wide_mul(kMultiplier0, g);
   auto p1 = wide_mul(kMultiplier1, high(p0) ^ o1 ^ keys.k1[0]);
   auto q0 = wide_mul(kMultiplier0, high(p1) ^ low(wide_mul(kMultiplier1, o0)) ^ keys.k0[1]);
@@ -77,12 +77,12 @@ MULTISAMPLE_FUNCTION ColumnPartOf<Word> column_part(Exactly<Word> g, u32 o0, u32
 }
 
 template <class Word, class Row>
-MULTISAMPLE_FUNCTION WordsOf<Word> words(const ColumnPartOf<Word>& column, const RowPartOf<Row>& row,
-                                         const RoundKeys& keys) {
+MULTISAMPLE_HOST_FUNCTION WordsOf<Word> words(const ColumnPartOf<Word>& column, const RowPartOf<Row>& row,
+                                              const RoundKeys& keys) {
   auto p1 = wide_mul(kMultiplier1, column.into_c2_of_round_2 ^ row.into_c2_of_round_2);
   Word c0 = high(p1) ^ column.into_c0_of_round_3, c1 = low(p1);
   Word c2 = column.into_c2_of_round_3 ^ row.c3_of_round_2, c3 = column.c3_of_round_3;
-#ifdef __CUDACC__
+#ifdef __CUDA_ARCH__
 #pragma unroll
 #endif
   for (u32 r = 3; r < 10; ++r) {

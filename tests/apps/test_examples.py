@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import statistics
 
+import numpy as np
 import pytest
 import torch
+from cuda_cpp import nvrtc_compile, requires_nvrtc
+from cuda_memory import require
+from ptx_machine import Machine
 
+import multisample
 from multisample import __main__ as command_line
 from multisample import examples
 from multisample.backends import registry
-from multisample.examples import basket_option, bayesian_regression, cart_pole
+from multisample.examples import asian_option, basket_option, bayesian_regression, cart_pole, mppi
 
 DEVICES = [
     "cpu",
@@ -48,6 +53,107 @@ def test_antithetic_pairs_and_common_random_numbers_reduce_variance(device: str)
     assert statistics.stdev(common) < 0.3 * statistics.stdev(other)
 
 
+def needs(device: str) -> None:
+    """Skip the test if a program with kernels of its own cannot run on `device`."""
+    if device != "cpu":
+        require("cupy")
+    if device == "numba":
+        require("numba")
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_kernel_prices_the_paths_that_sample_draws(device: str) -> None:
+    needs(device)
+    days, paths = asian_option.DAYS, 4096
+    rate, volatility = asian_option.RATE, asian_option.VOLATILITY
+    steps = multisample.sample(
+        np.full(days, (rate - volatility**2 / 2) / days), volatility * np.full(days, days**-0.5), paths, seed=3,
+        dtype="float32", backend="cpu",
+    ).astype(np.float64)  # fmt: skip
+    payoffs = np.exp(-rate) * np.maximum(100 * np.exp(steps.cumsum(axis=0)).mean(axis=0) - 100, 0)
+    found = asian_option.price(3, paths, device)
+    assert found.mean == pytest.approx(payoffs.mean(), rel=1e-4)
+    assert found.error == pytest.approx(payoffs.std() / paths**0.5, rel=1e-3)
+
+
+def test_the_price_of_an_asian_option_is_between_bounds() -> None:
+    """The payoff of the geometric mean, whose price is known, is less; the payoff of the last price is dearer."""
+    found = asian_option.price()
+    days, rate, volatility = asian_option.DAYS, asian_option.RATE, asian_option.VOLATILITY
+    mean = (rate - volatility**2 / 2) * (days + 1) / (2 * days)
+    deviation = volatility * ((days + 1) * (2 * days + 1) / (6 * days**2)) ** 0.5
+    cumulative = statistics.NormalDist().cdf
+    inside = np.exp(mean + deviation**2 / 2) * cumulative(mean / deviation + deviation)
+    geometric = 100 * np.exp(-rate) * (inside - cumulative(mean / deviation))
+    assert geometric < found.mean - 3 * found.error < found.mean + 3 * found.error < geometric + 1
+
+
+@pytest.mark.parametrize("arguments", [{"seed": -1}, {"seed": 2**64}, {"paths": 511}])
+def test_a_wrong_argument_of_the_asian_option_is_named(arguments: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=f"^{next(iter(arguments))}: {next(iter(arguments.values()))}; must be"):
+        asian_option.price(**arguments)
+
+
+# Numba warns of kernels that do not fill the device.
+@pytest.mark.filterwarnings("ignore:Grid size")
+@pytest.mark.parametrize("device", ["cpu", "numba", "cuda"])
+def test_rollouts_have_the_controls_that_sample_draws(device: str) -> None:
+    needs(device)
+    plan = np.linspace(-0.5, 1.5, 2 * 30).astype(np.float32)
+    sigma, start = np.full_like(plan, 2.0), np.array([0.0, 0.3, 1.0, -0.5], np.float32)
+    key, n = multisample.Key(2**63 + 1, 2**35), 1001
+    expected = []
+    for accelerations in multisample.sample(plan, sigma, n, seed=key, layout="nd", backend="cpu"):
+        vehicle = (*start, np.float32(0))
+        for a, b in accelerations.reshape(-1, 2):
+            vehicle = mppi.moved.py_func(vehicle, a, b)
+        expected.append(vehicle[4])
+    arrays: list[object] = [plan, sigma]
+    if device != "cpu":
+        import cupy
+
+        arrays = [cupy.asarray(plan), cupy.asarray(sigma)]
+    costs = mppi.costs_of(*arrays, start, n, key, device)
+    costs = costs if device == "cpu" else costs.get()
+    # Rounding decides whether a vehicle that touches the obstacle is in it, once in a while.
+    assert np.isclose(costs, expected, rtol=1e-4).mean() > 0.99
+
+
+@requires_nvrtc
+def test_rollouts_in_cuda_cpp_exchange_their_controls() -> None:
+    """The kernel runs on a CPU: threads draw rows for each other."""
+    plan = np.linspace(-0.5, 1.5, 2 * 30).astype(np.float32)
+    sigma, start = np.full_like(plan, 2.0), np.array([0.0, 0.3, 1.0, -0.5], np.float32)
+    key, n = multisample.Key(2**63 + 1, 2**35), mppi.THREADS
+    program = nvrtc_compile(mppi.KERNEL, ["rollouts"], "compute_90", [*mppi.OPTIONS, "-DNORMALS4=normals4"])
+    machine = Machine(n, contraction=True)
+    arrays = [machine.array(array) for array in (plan, sigma, start, np.empty(n, np.float32))]
+    machine.run(
+        program.code.decode().split(".entry")[1], *arrays[:2], np.uint32(30), arrays[2], np.uint64(key.seed),
+        np.uint64(key.offset), np.uint32(n), arrays[3],
+    )  # fmt: skip
+    expected = mppi.costs_of(plan, sigma, start, n, key)
+    assert np.isclose(machine.read(arrays[3]), expected, rtol=1e-4).mean() > 0.99
+
+
+@pytest.mark.filterwarnings("ignore:Grid size")
+@pytest.mark.parametrize(("device", "fast_math"), [("cpu", False), ("numba", False), ("cuda", False), ("cuda", True)])
+def test_mppi_flies_around_the_obstacle_to_the_goal(device: str, fast_math: bool) -> None:
+    needs(device)
+    run = mppi.control(device=device, fast_math=fast_math)
+    positions = np.array(run.positions)
+    assert np.hypot(*(positions[-10:] - mppi.GOAL).T).max() < 0.15
+    assert np.hypot(*(positions - mppi.OBSTACLE).T).min() > 0.9 * float(mppi.RADIUS)
+
+
+@requires_nvrtc
+@pytest.mark.parametrize("draw", ["normals4", "fast_normals4"])
+def test_kernels_of_the_programs_compile_without_a_warning(draw: str) -> None:
+    for program, kernel in ((asian_option, "simulate"), (mppi, "rollouts")):
+        options = [*program.OPTIONS, f"-DNORMALS4={draw}"]
+        assert nvrtc_compile(program.KERNEL, [kernel], "sm_90", options).log == ""
+
+
 def test_the_command_lists_every_program(capsys: pytest.CaptureFixture[str]) -> None:
     assert command_line.main(["examples"]) == 0
     printed = capsys.readouterr().out
@@ -55,7 +161,7 @@ def test_the_command_lists_every_program(capsys: pytest.CaptureFixture[str]) -> 
         assert f"\n    python -m multisample{' ' if name == 'tetris' else '.examples.'}{name}\n" in printed
 
 
-@pytest.mark.parametrize("program", [basket_option, bayesian_regression, cart_pole])
+@pytest.mark.parametrize("program", [asian_option, basket_option, bayesian_regression, cart_pole, mppi])
 def test_a_program_prints_its_result(program: object, capsys: pytest.CaptureFixture[str]) -> None:
     if program is bayesian_regression and registry.find("torch_ext").status().reasons:
         pytest.skip("torch_ext cannot run")

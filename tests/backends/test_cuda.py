@@ -196,7 +196,9 @@ int main() {
 def program() -> str:
     """`KERNELS` with the current source of `radius`."""
     sources = (csrc_files.folder() / "stream/normals.h").read_text()
-    found = re.findall(r"^MULTISAMPLE_FUNCTION float radius\(u32 a\) \{$.*?^\}$", sources, re.DOTALL | re.MULTILINE)
+    found = re.findall(
+        r"^MULTISAMPLE_HOST_FUNCTION float radius\(u32 a\) \{$.*?^\}$", sources, re.DOTALL | re.MULTILINE
+    )
     assert len(found) == 1
     (text,) = found
     assert text.count("float radius(") == text.count("return sqrt_rn(") == text.count("sqrt_rn") == 1

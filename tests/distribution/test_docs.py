@@ -19,6 +19,7 @@ from places import ROOT
 
 import multisample.cem
 import multisample.examples.tetris
+import multisample.numba
 import multisample.torch
 from multisample.backends import registry
 
@@ -31,14 +32,15 @@ DOCUMENTS = sorted({ROOT / "README.md", *(path for folder in WITH_DOCUMENTS for 
 # The package `backends`: the attribute `multisample.backends` is the function.
 BACKENDS = importlib.import_module("multisample.backends")
 JAX = importlib.util.find_spec("jax") is not None
+TRITON = importlib.util.find_spec("triton") is not None
 
 
 def module_names() -> list[str]:
-    """Every installed module except `__main__`, which would run, and modules that need a missing JAX."""
+    """Every installed module except `__main__`, which would run, and modules that need a missing library."""
     names = ["multisample"]
     for package in (multisample, BACKENDS):
         names += [module.name for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")]
-    left_out = {"__main__"} if JAX else {"__main__", "jax"}
+    left_out = {"__main__", *([] if JAX else ["jax"]), *([] if TRITON else ["triton"])}
     return [name for name in dict.fromkeys(names) if not left_out & set(name.split(".")) or "_libraries" in name]
 
 
@@ -75,7 +77,12 @@ def test_examples_in_docstrings_run(name: str) -> None:
 
 CLASSES_OF_RESULTS = ("BackendStatus", "BackendUnavailableError", "Key", "UnknownBackendError")
 PUBLIC = sorted(set(multisample.__all__) - {"__version__"})
+# Functions for kernels raise nothing.
+IN_KERNELS = {f"numba.{name}": getattr(multisample.numba, name) for name in multisample.numba.__all__}
+if TRITON:
+    IN_KERNELS |= {f"triton.{name}": getattr(multisample.triton, name).fn for name in multisample.triton.__all__}
 CALLABLE = {
+    **IN_KERNELS,
     **{name: getattr(multisample, name) for name in PUBLIC if name not in CLASSES_OF_RESULTS},
     "Generator.spawn": multisample.Generator.spawn,
     "cem.minimize": multisample.cem.minimize,
@@ -148,7 +155,7 @@ def test_results_and_errors_are_described(name: str) -> None:
     text = documentation(function)
     returns = inspect.signature(function).return_annotation
     assert (section(text, "Returns") is not None) == (not inspect.isclass(function) and returns not in (None, "None"))
-    if parameters(function):
+    if parameters(function) and name not in IN_KERNELS:
         raised = section(text, "Raises")
         assert raised is not None
         for error in ("TypeError", "ValueError"):

@@ -60,6 +60,7 @@ assert not any(map(sys.modules.get, libraries))
 print(json.dumps({
     "csrc": str(csrc_files.folder()),
     "digest": csrc_files.digest(),
+    "include": multisample.get_include(),
     "available": {name: status.available for name, status in statuses.items()},
     "reasons": {name: status.reasons for name, status in statuses.items()},
 }))
@@ -252,6 +253,10 @@ def test_an_installation_has_the_sources_to_compile(installation: Installation) 
     assert Path(found["csrc"]) == installation.folders["csrc"]
     assert files(Path(found["csrc"])) == files(PACKAGE / "csrc")
     assert found["digest"] == csrc_files.digest()
+    if shutil.which("g++"):
+        own = installation.elsewhere / "own.cpp"
+        own.write_text("#include <multisample/normal.h>\nfloat z() { return multisample::Stream(7).normal(0, 0); }\n")
+        run("g++", "-std=c++17", "-fsyntax-only", f"-I{found['include']}", own, folder=installation.elsewhere)
 
 
 @pytest.mark.slow

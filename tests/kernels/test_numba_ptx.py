@@ -250,7 +250,7 @@ def test_kernels_have_no_other_floating_point_operations(compiled: list[Compiled
         found = result.kernel.count
         assert found["ret"] > 0 and sum(found.values()) > 300, str(result)
         width = {"float32": "f32", "float64": "f64"}[real(result)]
-        allowed = {f"fma.rn.{width}", f"mul.{width}", f"add.{width}", f"sub.{width}"}
+        allowed = {f"fma.rn.{width}", f"mul.{width}", f"mul.rn.{width}", f"add.{width}", f"sub.{width}"}
         if dtype == "float64":
             approximate, allowed = set(), allowed | {"sqrt.rn.f64"}
         else:

@@ -235,7 +235,7 @@ def words_f64() -> Iterator[tuple[int, int]]:
 def test_coefficients_equal_those_of_the_contract(width: int, contract: stream.Transform) -> None:
     # Compare the coefficients: the last bit of a high power's coefficient changes one float64 normal in billions.
     for name in ("L", "LE", "S", "C"):
-        assert getattr(normals, f"_{name}{width}") == getattr(contract, name), name
+        assert getattr(normals, f"{name}{width}") == getattr(contract, name), name
 
 
 def test_transform_f64_equals_the_exact_reference() -> None:

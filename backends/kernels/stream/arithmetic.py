@@ -11,6 +11,7 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
+from numba.core.typing import Context
 from numba.extending import intrinsic
 
 __all__ = [
@@ -19,6 +20,8 @@ __all__ = [
     "from_float_bits",
     "horner",
     "like",
+    "native_word",
+    "product",
     "sqrt",
     "wide_product",
 ]
@@ -44,6 +47,23 @@ def fma(typingctx: Any, x: Any, y: Any, z: Any) -> Any:
         return _emit_fma(builder, *args)
 
     return x(x, x, x), codegen
+
+
+@intrinsic
+def product(typingctx: Any, x: Any, y: Any) -> Any:
+    """``x * y``, which no addition that follows is contracted with. libNVVM contracts other products."""
+    if x not in _INTEGER_OF or y != x:
+        return None
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        if not _is_gpu(builder):
+            return builder.fmul(*args)
+        name = "llvm.nvvm.mul.rn.f" if x == types.float32 else "llvm.nvvm.mul.rn.d"
+        real = args[0].type
+        function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(real, [real, real]), name)
+        return builder.call(function, args)
+
+    return x(x, x), codegen
 
 
 @intrinsic
@@ -90,6 +110,20 @@ def like(typingctx: Any, x: Any, word: Any) -> Any:
         return builder.trunc(args[0], to) if x.bitwidth > word.bitwidth else builder.zext(args[0], to)
 
     return word(x, word), codegen
+
+
+@intrinsic
+def native_word(typingctx: Any, x: Any) -> Any:
+    """The lower 32 bits of a uint64, in the type that words have where the caller runs: see words.py."""
+    if x != types.uint64:
+        return None
+    word = types.uint64 if isinstance(typingctx, Context) else types.uint32
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        lower = builder.trunc(args[0], ir.IntType(32))
+        return lower if word == types.uint32 else builder.zext(lower, args[0].type)
+
+    return word(x), codegen
 
 
 @intrinsic(prefer_literal=True)

@@ -10,11 +10,19 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from .arithmetic import float_bits, fma, from_float_bits, horner, sqrt
+from .arithmetic import float_bits, fma, from_float_bits, horner, product, sqrt
 from .words import philox4x32_10, word
 
 __all__ = [
+    "C32",
+    "C64",
     "FLOAT64_KEY",
+    "L32",
+    "L64",
+    "LE32",
+    "LE64",
+    "S32",
+    "S64",
     "block_f32",
     "block_f64",
     "half_turns_f32",
@@ -38,30 +46,31 @@ def _f64(literals: str) -> tuple[np.float64, ...]:
 
 
 # R = 2 sqrt(-2 ln u) needs -8 ln: L is -8 ln(1 + f) / f, and LE is -8 ln 2, scaled because the exponent is still
-# shifted by 23 bits. S and C are sin and cos of (pi / 2) y, as polynomials in y^2.
-_L32 = _f32(
+# shifted by 23 bits. S and C are sin and cos of (pi / 2) y, as polynomials in y^2. multisample/triton.py reads those of
+# float32.
+L32 = _f32(
     "0x1.3ab066p+0 -0x1.5e6fdap+0 0x1.504890p+0 -0x1.956702p+0"
     " 0x1.0013fap+1 -0x1.55618ap+1 0x1.ffffd6p+1 -0x1.fffffap+2"
 )
-(_LE32,) = _f32("-0x1.62e430p-21")
-_S32 = _f32("0x1.3c4b2cp-13 -0x1.3232fap-8 0x1.46676ep-4 -0x1.4abbb6p-1 0x1.921fb4p+0")
-_C32 = _f32("0x1.c2b9a6p-11 -0x1.55041ap-6 0x1.03bdaap-2 -0x1.3bd3b0p+0 0x1.000000p+0")
+(LE32,) = _f32("-0x1.62e430p-21")
+S32 = _f32("0x1.3c4b2cp-13 -0x1.3232fap-8 0x1.46676ep-4 -0x1.4abbb6p-1 0x1.921fb4p+0")
+C32 = _f32("0x1.c2b9a6p-11 -0x1.55041ap-6 0x1.03bdaap-2 -0x1.3bd3b0p+0 0x1.000000p+0")
 
 # Derived by tests/support/reference/float64_coefficients.py.
-_L64 = _f64(
+L64 = _f64(
     "0x1.62bd204bc581cp-1 -0x1.6b3d2b009ccdcp-1 0x1.75051d34ad805p-2 -0x1.95b0683003410p-2"
     " 0x1.05f7923b08ae0p-1 -0x1.163d9c867621bp-1 0x1.240d2b1787129p-1 -0x1.3aa95ab6613f6p-1"
     " 0x1.555c8ea50386fp-1 -0x1.74624cbe9c486p-1 0x1.99995b6e873bcp-1 -0x1.c71c4a8c0361ap-1"
     " 0x1.0000009ea359dp+0 -0x1.24924977d8d52p+0 0x1.55555553a1926p+0 -0x1.99999998ecb51p+0"
     " 0x1.0000000001068p+1 -0x1.5555555555930p+1 0x1.ffffffffffffbp+1 -0x1.0000000000000p+3"
 )
-(_LE64,) = _f64("-0x1.62e42fefa39efp-50")
-_S64 = _f64(
+(LE64,) = _f64("-0x1.62e42fefa39efp-50")
+S64 = _f64(
     "0x1.8d539c15d9c78p-38 -0x1.6ef2a489bf608p-31 0x1.e8efa99059688p-25 -0x1.e3074002ed07ap-19"
     " 0x1.507834679cf6bp-13 -0x1.32d2cce5e020ep-8 0x1.466bc67759f09p-4 -0x1.4abbce625be38p-1"
     " 0x1.921fb54442d18p+0"
 )
-_C64 = _f64(
+C64 = _f64(
     "0x1.16540fab4bfdcp-34 -0x1.b69367629ce5dp-28 0x1.f9d2489ceabdep-22 -0x1.a6d1efa85da23p-16"
     " 0x1.e1f50680e342bp-11 -0x1.55d3c7e3bf6cfp-6 0x1.03c1f081b599ap-2 -0x1.3bd3cc9be45dcp+0"
     " 0x1.0000000000000p+0"
@@ -88,7 +97,7 @@ def radius_f32(a: np.uint32) -> np.float32:
     x = min(np.int32(float_bits(u) - _TWO_THIRDS32), _BELOW_ONE32)
     e = np.int32(x & _EXPONENT32)
     f = from_float_bits(np.int32(x - e + _TWO_THIRDS32)) - _ONE32
-    return sqrt(fma(np.float32(e), _LE32, horner(_L32, f) * f))
+    return sqrt(fma(np.float32(e), LE32, horner(L32, f) * f))
 
 
 @njit(forceinline=True)
@@ -96,8 +105,8 @@ def half_turns_f32(b: np.int32) -> tuple[np.float32, np.float32]:
     """Half the cosine and half the sine of the angle ``pi b / 2^31``, in [-pi, pi)."""
     y = np.float32(b) * _TO_HALF_TURNS32
     q = y * y
-    s = horner(_S32, q) * y
-    c = horner(_C32, q)
+    s = horner(S32, q) * y
+    c = horner(C32, q)
     return fma(-s, s, _HALF32), s * c
 
 
@@ -108,7 +117,7 @@ def radius_f64(a: np.uint64) -> np.float64:
     x = min(float_bits(u) - _TWO_THIRDS64, _BELOW_ONE64)
     e = x & _EXPONENT64
     f = from_float_bits(x - e + _TWO_THIRDS64) - _ONE64
-    return sqrt(fma(np.float64(e), _LE64, horner(_L64, f) * f))
+    return sqrt(fma(np.float64(e), LE64, horner(L64, f) * f))
 
 
 @njit(forceinline=True)
@@ -116,8 +125,8 @@ def half_turns_f64(b: np.int64) -> tuple[np.float64, np.float64]:
     """Half the cosine and half the sine of the angle ``pi b / 2^63``, in [-pi, pi)."""
     y = np.float64(b) * _TO_HALF_TURNS64
     q = y * y
-    s = horner(_S64, q) * y
-    c = horner(_C64, q)
+    s = horner(S64, q) * y
+    c = horner(C64, q)
     return fma(-s, s, _HALF64), s * c
 
 
@@ -127,7 +136,7 @@ def normals_f32(w):
     r, t = radius_f32(np.uint32(w[0])), radius_f32(np.uint32(w[2]))
     c, s = half_turns_f32(np.int32(w[1]))
     d, v = half_turns_f32(np.int32(w[3]))
-    return r * c, r * s, t * d, t * v
+    return product(r, c), product(r, s), product(t, d), product(t, v)
 
 
 @njit(forceinline=True)
@@ -136,7 +145,7 @@ def normals_f64(w, fine):
     r, t = radius_f64(_joined(w[0], fine[0])), radius_f64(_joined(w[2], fine[2]))
     c, s = half_turns_f64(np.int64(_joined(w[1], fine[1])))
     d, v = half_turns_f64(np.int64(_joined(w[3], fine[3])))
-    return r * c, r * s, t * d, t * v
+    return product(r, c), product(r, s), product(t, d), product(t, v)
 
 
 @njit(forceinline=True)

@@ -16,13 +16,13 @@ from numba import njit
 
 from .arithmetic import like, wide_product
 
-__all__ = ["column_part", "philox4x32_10", "row_part", "stream_key", "word", "words"]
+__all__ = ["KEY_0", "KEY_1", "column_part", "philox4x32_10", "row_part", "stream_key", "word", "words"]
 
 _MULTIPLIER_0, _MULTIPLIER_1 = 0xD2511F53, 0xCD9E8D57
 _WEYL_0, _WEYL_1 = np.uint32(0x9E3779B9), np.uint32(0xBB67AE85)
 # "multsamp": separates this stream from those of other libraries with the same seed.
-_KEY_0 = np.uint64(0x6D756C74)
-_KEY_1 = np.uint64(0x73616D70)
+KEY_0 = np.uint64(0x6D756C74)
+KEY_1 = np.uint64(0x73616D70)
 _SHIFT = np.uint64(32)
 
 
@@ -35,7 +35,7 @@ def word(x: np.uint64) -> np.uint64:
 @njit(forceinline=True)
 def stream_key(seed: np.uint64) -> tuple[np.uint64, np.uint64]:
     """Both key words of the stream of `seed`."""
-    return word(seed) ^ _KEY_0, (seed >> _SHIFT) ^ _KEY_1
+    return word(seed) ^ KEY_0, (seed >> _SHIFT) ^ KEY_1
 
 
 @njit(forceinline=True)

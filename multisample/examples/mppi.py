@@ -1,0 +1,273 @@
+"""Model predictive path integral control (MPPI) whose rollouts draw their own controls in the kernel.
+
+A vehicle flies around an obstacle to a goal. Each control step simulates many sequences of accelerations around the
+current plan, and averages them with weights that favour low costs (Williams et al., "Information theoretic MPC for
+model-based reinforcement learning", ICRA 2017). The accelerations are never in memory: the rollouts draw them, and
+`multisample.weighted_moments` draws them again for the average. Rollouts run in Numba on the CPU or a GPU, or in CUDA
+C++ on a GPU, with the same accelerations.
+
+python -m multisample.examples.mppi                    # Numba, on the CPU
+python -m multisample.examples.mppi --device numba     # Numba, on a GPU, with CuPy's arrays
+python -m multisample.examples.mppi --device cuda      # CUDA C++ by CuPy, on a GPU
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit
+
+import multisample
+
+__all__ = ["KERNEL", "OPTIONS", "Run", "control", "costs_of", "main"]
+
+STEPS = 100
+"""Of a plan. Row 2 t of the matrix of accelerations is in direction x at step t, and row 2 t + 1 in direction y."""
+SECONDS = np.float32(0.05)
+ACCELERATION = 2.0
+"""Standard deviation of a drawn acceleration, in m/s^2."""
+TEMPERATURE = 20.0
+GOAL = np.float32(4.0), np.float32(0.0)
+OBSTACLE, RADIUS = (np.float32(2.0), np.float32(0.1)), np.float32(0.7)
+START = 0.0, 0.0, 0.0, 0.0
+"""Position and speed, in m and m/s."""
+THREADS = 128
+
+KERNEL = r"""
+#include <multisample/normal.h>
+
+struct Vehicle {
+  float x, y, u, v, cost;
+  __device__ void move(float a, float b) {
+    u += SECONDS * a, v += SECONDS * b;
+    x += SECONDS * u, y += SECONDS * v;
+    const float to_x = x - GOAL_X, to_y = y - GOAL_Y, by_x = x - OBSTACLE_X, by_y = y - OBSTACLE_Y;
+    cost += to_x * to_x + to_y * to_y + 0.1f * (u * u + v * v);
+    if (by_x * by_x + by_y * by_y < RADIUS * RADIUS) cost += 1000.0f;
+  }
+};
+
+// Four lanes with four values each: lane k gets value k of every lane.
+__device__ float4 transposed(float4 z) {
+  const bool odd = threadIdx.x & 1, upper = threadIdx.x & 2;
+  const float a = __shfl_xor_sync(~0u, odd ? z.x : z.y, 1), b = __shfl_xor_sync(~0u, odd ? z.z : z.w, 1);
+  z = odd ? float4{a, z.y, b, z.w} : float4{z.x, a, z.z, b};
+  const float c = __shfl_xor_sync(~0u, upper ? z.x : z.z, 2), d = __shfl_xor_sync(~0u, upper ? z.y : z.w, 2);
+  return upper ? float4{c, d, z.z, z.w} : float4{z.x, z.y, c, d};
+}
+
+// Rows i to i + 3 of the thread's column j. A call of normals4 gives one row of four columns, so four neighbouring
+// threads draw a row each, and exchange.
+__device__ float4 noise(const multisample::Stream& stream, unsigned i, unsigned j) {
+  const auto [z0, z1, z2, z3] = stream.NORMALS4(i + j % 4, j / 4);
+  return transposed({z0, z1, z2, z3});
+}
+
+// The cost of rollout j. `plan` has two rows for each of `steps` steps, an even number.
+extern "C" __global__ void rollouts(const float* plan, const float* sigma, unsigned steps, const float* start,
+                                    unsigned long long seed, unsigned long long offset, unsigned n, float* costs) {
+  const multisample::Stream stream(seed, offset);
+  const unsigned j = blockIdx.x * blockDim.x + threadIdx.x;
+  Vehicle vehicle = {start[0], start[1], start[2], start[3], 0};
+  for (unsigned i = 0; i < 2 * steps; i += 4) {
+    const float4 z = noise(stream, i, j);
+    vehicle.move(fmaf(sigma[i], z.x, plan[i]), fmaf(sigma[i + 1], z.y, plan[i + 1]));
+    vehicle.move(fmaf(sigma[i + 2], z.z, plan[i + 2]), fmaf(sigma[i + 3], z.w, plan[i + 3]));
+  }
+  if (j < n) costs[j] = vehicle.cost;
+}
+"""
+_NUMBERS = {
+    "SECONDS": SECONDS, "GOAL_X": GOAL[0], "GOAL_Y": GOAL[1], "OBSTACLE_X": OBSTACLE[0], "OBSTACLE_Y": OBSTACLE[1],
+    "RADIUS": RADIUS,
+}  # fmt: skip
+OPTIONS = ("-std=c++17", f"-I{multisample.get_include()}", *(f"-D{k}={float(v)!r}f" for k, v in _NUMBERS.items()))
+"""Options for the compiler of `KERNEL`. It also needs ``-DNORMALS4=normals4`` or ``-DNORMALS4=fast_normals4``."""
+
+
+class Run(NamedTuple):
+    """The trajectory of the vehicle.
+
+    Attributes
+    ----------
+    positions : list of tuple of float
+        x and y after each control step, in metres.
+    """
+
+    positions: list[tuple[float, float]]
+
+
+def control(steps: int = 80, rollouts: int = 2048, seed: int = 7, device: str = "cpu", fast_math: bool = False) -> Run:
+    """Fly to the goal.
+
+    Parameters
+    ----------
+    steps : int, default 80
+        Control steps of 0.05 s.
+    rollouts : int, default 2048
+        Sequences for each control step.
+    seed : int, default 7
+        ``0 <= seed < 2**64``.
+    device : {"cpu", "numba", "cuda"}, default "cpu"
+        Numba on the CPU, Numba on a GPU, or CUDA C++ on a GPU.
+    fast_math : bool, default False
+        With "cuda", draw the accelerations of ``fast_math=True``.
+
+    Returns
+    -------
+    Run
+
+    Raises
+    ------
+    TypeError, ValueError
+        If `seed` is not an integer in its range.
+    """
+    library: Any = np
+    if device != "cpu":
+        import cupy
+
+        library = cupy
+    fast_math = fast_math and device == "cuda"
+    plan = library.zeros(2 * STEPS, np.float32)
+    sigma = library.full(2 * STEPS, ACCELERATION, np.float32)
+    generator = multisample.Generator(seed)
+    state = np.array([*START, 0.0], np.float32)
+    run = Run([])
+    for _ in range(steps):
+        key = generator.take()
+        costs = costs_of(plan, sigma, state[:4], rollouts, key, device, fast_math)
+        weights = library.exp((costs.min() - costs) / TEMPERATURE)
+        (plan,) = multisample.weighted_moments(
+            weights / weights.sum(), plan, sigma, order=1, seed=key, fast_math=fast_math
+        )
+        a, b = (float(x) for x in plan[:2])
+        state = np.array(moved((*state[:4], np.float32(0)), np.float32(a), np.float32(b)), np.float32)
+        plan = library.concatenate([plan[2:], library.zeros(2, np.float32)])
+        run.positions.append((float(state[0]), float(state[1])))
+    return run
+
+
+def costs_of(
+    plan: Any, sigma: Any, start: Any, n: int, key: multisample.Key, device: str = "cpu", fast_math: bool = False
+) -> Any:
+    """The costs of n sequences of accelerations from N(plan, sigma^2), shape (n,), in the library of `plan`.
+
+    Parameters
+    ----------
+    plan, sigma : array of float32, shape (2 * steps,)
+        `steps` is even.
+    start : array of float32, shape (4,)
+        Position and speed, in memory of the host or the device.
+    n : int
+        Number of sequences.
+    key : Key
+        Of the accelerations: those of ``multisample.sample(plan, sigma, n, seed=key)``.
+    device, fast_math
+        As for `control`.
+    """
+    seed, offset = np.uint64(key.seed), np.uint64(key.offset)
+    if device == "cpu":
+        costs = np.empty(-(-n // 4) * 4, np.float32)
+        for_every_group(plan, sigma, start, seed, offset, costs)
+        return costs[:n]
+    import cupy
+
+    at = cupy.asarray(start)
+    if device == "numba":
+        costs = cupy.empty(-(-n // 4) * 4, np.float32)
+        numba_kernel()[-(-costs.size // 4 // THREADS), THREADS](plan, sigma, at, seed, offset, costs)
+        return costs[:n]
+    costs = cupy.empty(n, np.float32)
+    arguments = plan, sigma, np.uint32(plan.size // 2), at, seed, offset, np.uint32(n), costs
+    cuda_kernel(fast_math)((-(-n // THREADS),), (THREADS,), arguments)
+    return costs
+
+
+@functools.cache
+def cuda_kernel(fast_math: bool) -> Any:
+    """`KERNEL`, compiled by NVRTC."""
+    import cupy
+
+    draw = "fast_normals4" if fast_math else "normals4"
+    return cupy.RawKernel(KERNEL, "rollouts", (*OPTIONS, f"-DNORMALS4={draw}"))
+
+
+@functools.cache
+def numba_kernel() -> Any:
+    """`group_of_rollouts` for a GPU: a thread has four rollouts."""
+    from numba import cuda
+
+    @cuda.jit
+    def kernel(plan, sigma, start, seed, offset, costs):  # type: ignore[no-untyped-def]
+        g = cuda.grid(1)
+        if 4 * g < costs.size:
+            group_of_rollouts(plan, sigma, start, seed, offset, g, costs)
+
+    return kernel
+
+
+# The functions below compile for the CPU and for a GPU.
+
+
+@njit
+def for_every_group(plan, sigma, start, seed, offset, costs):  # type: ignore[no-untyped-def]
+    """The costs of all rollouts, on the CPU."""
+    for g in range(costs.size // 4):
+        group_of_rollouts(plan, sigma, start, seed, offset, g, costs)
+
+
+@njit
+def group_of_rollouts(plan, sigma, start, seed, offset, g, costs):  # type: ignore[no-untyped-def]
+    """The costs of rollouts ``4 g`` to ``4 g + 3``."""
+    first = (start[0], start[1], start[2], start[3], np.float32(0))
+    v0, v1, v2, v3 = first, first, first, first
+    for t in range(plan.size // 2):
+        m, s, n, r = plan[2 * t], sigma[2 * t], plan[2 * t + 1], sigma[2 * t + 1]
+        a0, a1, a2, a3 = multisample.numba.normals4(seed, offset, 2 * t, g)
+        b0, b1, b2, b3 = multisample.numba.normals4(seed, offset, 2 * t + 1, g)
+        v0 = moved(v0, m + s * a0, n + r * b0)
+        v1 = moved(v1, m + s * a1, n + r * b1)
+        v2 = moved(v2, m + s * a2, n + r * b2)
+        v3 = moved(v3, m + s * a3, n + r * b3)
+    costs[4 * g] = v0[4]
+    costs[4 * g + 1] = v1[4]
+    costs[4 * g + 2] = v2[4]
+    costs[4 * g + 3] = v3[4]
+
+
+@njit
+def moved(vehicle, a, b):  # type: ignore[no-untyped-def]
+    """Position, speed and cost after one step with acceleration (a, b): ``Vehicle::move`` of `KERNEL`."""
+    x, y, u, v, cost = vehicle
+    u, v = u + SECONDS * a, v + SECONDS * b
+    x, y = x + SECONDS * u, y + SECONDS * v
+    to_x, to_y, by_x, by_y = x - GOAL[0], y - GOAL[1], x - OBSTACLE[0], y - OBSTACLE[1]
+    cost += to_x * to_x + to_y * to_y + np.float32(0.1) * (u * u + v * v)
+    if by_x * by_x + by_y * by_y < RADIUS * RADIUS:
+        cost += np.float32(1000)
+    return x, y, u, v, cost
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the vehicle's position every half second."""
+    parser = argparse.ArgumentParser(prog="python -m multisample.examples.mppi", description=__doc__)
+    parser.add_argument("--device", choices=("cpu", "numba", "cuda"), default="cpu")
+    parser.add_argument("--rollouts", type=int, default=2048)
+    parser.add_argument("--seed", type=int, default=7)
+    args = parser.parse_args(argv)
+    run = control(rollouts=args.rollouts, seed=args.seed, device=args.device)
+    print("seconds       x       y  distance to the goal")
+    for k in range(9, len(run.positions), 10):
+        x, y = run.positions[k]
+        distance = math.hypot(x - float(GOAL[0]), y - float(GOAL[1]))
+        print(f"{(k + 1) * float(SECONDS):7.2f}{x:8.2f}{y:8.2f}{distance:22.2f}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

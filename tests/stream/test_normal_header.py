@@ -1,0 +1,302 @@
+"""The stream in C++ of other people, ``#include <multisample/normal.h>``: same bits as `multisample.sample`.
+
+The device code is compiled for GPUs and its PTX runs on `ptx_machine`, a CPU; test_stream_cuda.py runs it on a GPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cuda_cpp import ARCHITECTURES, SECONDS, nvrtc_compile, requires_nvrtc
+from known_normals import Places, known_f32, known_f64, random_places, sampled
+from ptx_machine import Machine
+from ptx_reader import opcodes_of
+
+import multisample
+from multisample.backends.native import csrc_files, toolchain
+
+INCLUDE = f"-I{multisample.get_include()}"
+WARNINGS = ("-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Wsign-conversion", "-Wshadow", "-Werror")
+
+Array = np.ndarray[Any, Any]
+
+# Each normal is followed by an addition, which a compiler would contract with the product that makes the normal.
+HOST = r"""
+#include <multisample/normal.h>
+
+using u64 = unsigned long long;
+
+extern "C" void points(u64 n, const u64* seed, const u64* offset, const unsigned* i, const u64* j, float shift,
+                       float* z, float* shifted) {
+  for (u64 k = 0; k < n; ++k) {
+    const multisample::Stream stream(seed[k], offset[k]);
+    z[k] = stream.normal(i[k], j[k]);
+    shifted[k] = stream.normal(i[k], j[k]) + shift;
+  }
+}
+extern "C" void points_f64(u64 n, const u64* seed, const u64* offset, const unsigned* i, const u64* j, double shift,
+                           double* z, double* shifted) {
+  for (u64 k = 0; k < n; ++k) {
+    const multisample::Stream stream(seed[k], offset[k]);
+    z[k] = stream.normal_f64(i[k], j[k]);
+    shifted[k] = stream.normal_f64(i[k], j[k]) + shift;
+  }
+}
+extern "C" void row(u64 groups, u64 seed, u64 offset, unsigned i, float shift, float* shifted) {
+  const multisample::Stream stream(seed, offset);
+  for (u64 g = 0; g < groups; ++g) {
+    const auto [z0, z1, z2, z3] = stream.normals4(i, g);
+    shifted[4 * g] = z0 + shift;
+    shifted[4 * g + 1] = z1 + shift;
+    shifted[4 * g + 2] = z2 + shift;
+    shifted[4 * g + 3] = z3 + shift;
+  }
+}
+extern "C" void row_f64(u64 groups, u64 seed, u64 offset, unsigned i, double shift, double* shifted) {
+  const multisample::Stream stream(seed, offset);
+  for (u64 g = 0; g < groups; ++g) {
+    const auto [z0, z1, z2, z3] = stream.normals4_f64(i, g);
+    shifted[4 * g] = z0 + shift;
+    shifted[4 * g + 1] = z1 + shift;
+    shifted[4 * g + 2] = z2 + shift;
+    shifted[4 * g + 3] = z3 + shift;
+  }
+}
+"""
+FLAGS = {
+    "plain": (),
+    "contracted": ("-O3", "-march=native", "-ffp-contract=fast"),
+    "contracted vectors": ("-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"),
+    "no contraction": ("-O2", "-ffp-contract=off"),
+}
+
+
+def library(folder: Path, source: str, command: Sequence[str]) -> ctypes.CDLL:
+    name = "own.cu" if "nvcc" in command[0] else "own.cpp"
+    (folder / name).write_text(source)
+    done = subprocess.run(
+        [*command, "-std=c++17", "-shared", INCLUDE, "-o", "own.so", name],
+        cwd=folder, capture_output=True, text=True, timeout=SECONDS,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-5000:]
+    assert "warning" not in done.stderr, done.stderr
+    return ctypes.CDLL(str(folder / "own.so"))
+
+
+def at_points(function: Any, places: Places, shift: Any) -> tuple[Array, Array]:
+    out = np.empty(places.i.size, shift.dtype), np.empty(places.i.size, shift.dtype)
+    of_shift = (ctypes.c_float if shift.dtype == np.float32 else ctypes.c_double)(shift)
+    pointers = [array.ctypes.data_as(ctypes.c_void_p) for array in (*places, *out)]
+    function(ctypes.c_uint64(places.i.size), *pointers[:4], of_shift, *pointers[4:])
+    return out
+
+
+def check_host_functions(functions: ctypes.CDLL) -> None:
+    for function, real, of_real, (places, known) in (
+        (functions.points, np.float32, functions.row, known_f32()),
+        (functions.points_f64, np.float64, functions.row_f64, known_f64()),
+    ):
+        shift = real(0.7)
+        z, shifted = at_points(function, places, shift)
+        assert z.tobytes() == known.tobytes()
+        assert shifted.tobytes() == (known + shift).tobytes()
+        row = np.empty(4096, real)
+        of_shift = (ctypes.c_float if real is np.float32 else ctypes.c_double)(shift)
+        pointer = row.ctypes.data_as(ctypes.c_void_p)
+        of_real(ctypes.c_uint64(1024), ctypes.c_uint64(7), ctypes.c_uint64(2**40), 5, of_shift, pointer)
+        x = multisample.sample(
+            [0.0], 1.0, 4096, seed=multisample.Key(7, 2**40), dim_offset=5, dtype=real.__name__, backend="cpu"
+        )
+        assert row.tobytes() == (x[0] + shift).tobytes()
+    places = random_places(200, seed=1)
+    z, _ = at_points(functions.points, places, np.float32(0))
+    assert z.tobytes() == sampled(places).tobytes()
+
+
+@pytest.mark.parametrize("compiler", ["g++", "clang++"])
+@pytest.mark.parametrize("flags", FLAGS.values(), ids=FLAGS)
+def test_host_code_has_the_bits_of_sample_without_warnings(
+    tmp_path: Path, compiler: str, flags: tuple[str, ...]
+) -> None:
+    if shutil.which(compiler) is None:
+        pytest.skip(f"{compiler} is not installed")
+    check_host_functions(library(tmp_path, HOST, [compiler, "-fPIC", *WARNINGS, *flags]))
+
+
+@pytest.mark.parametrize("flag", ["-ffast-math", "-fassociative-math", "-Ofast"])
+def test_fast_math_of_the_host_is_refused(tmp_path: Path, flag: str) -> None:
+    if shutil.which("g++") is None:
+        pytest.skip("g++ is not installed")
+    (tmp_path / "own.cpp").write_text(HOST)
+    more = ("-fno-signed-zeros", "-fno-trapping-math")  # Which -fassociative-math needs.
+    done = subprocess.run(
+        ["g++", "-std=c++17", "-fsyntax-only", flag, *more, INCLUDE, "own.cpp"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=SECONDS,
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert "change the bits of host code" in done.stderr
+
+
+def test_the_digest_of_compiled_libraries_covers_the_header(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    before = csrc_files.digest()
+    shutil.copytree(csrc_files.folder(), tmp_path / "csrc")
+    monkeypatch.setattr(csrc_files, "folder", lambda: tmp_path / "csrc")
+    assert csrc_files.digest() == before
+    header = Path(multisample.get_include()) / "multisample" / "normal.h"
+    assert header.is_relative_to(tmp_path)
+    header.write_text(header.read_text() + "// Changed.\n")
+    assert csrc_files.digest() != before
+
+
+def test_the_header_needs_no_other_header() -> None:
+    """NVRTC may come without any header."""
+    pending, done = [Path(multisample.get_include(), "multisample", "normal.h").resolve()], set()
+    while pending:
+        path = pending.pop()
+        done.add(path)
+        text = path.read_text()
+        assert not re.findall(r"#include <.*>", text), path
+        found = {(path.parent / name).resolve() for name in re.findall(r'#include "([^"]+)"', text)}
+        pending += found - done
+    assert {path.name for path in done} == {"normal.h", "normals.h", "words.h", "arithmetic.h"}
+
+
+# --- Device code ----------------------------------------------------------------------------------
+
+KERNEL = r"""
+#include <multisample/normal.h>
+
+typedef unsigned long long u64;
+
+extern "C" __global__ void points(const u64* seed, const u64* offset, const unsigned* i, const u64* j, float* z) {
+  const unsigned k = blockIdx.x * blockDim.x + threadIdx.x;
+  z[k] = multisample::Stream(seed[k], offset[k]).NORMAL(i[k], j[k]);
+}
+extern "C" __global__ void points_f64(const u64* seed, const u64* offset, const unsigned* i, const u64* j, double* z) {
+  const unsigned k = blockIdx.x * blockDim.x + threadIdx.x;
+  z[k] = multisample::Stream(seed[k], offset[k]).normal_f64(i[k], j[k]);
+}
+// `z` follows a Stream that the host made.
+extern "C" __global__ void row(multisample::Stream stream, unsigned i, float* z) {
+  const unsigned g = blockIdx.x * blockDim.x + threadIdx.x;
+  const auto [z0, z1, z2, z3] = stream.NORMALS4(i, g);
+  z[4 * g] = z0, z[4 * g + 1] = z1, z[4 * g + 2] = z2, z[4 * g + 3] = z3;
+}
+extern "C" __global__ void row_f64(u64 seed, u64 offset, unsigned i, double* z) {
+  const unsigned g = blockIdx.x * blockDim.x + threadIdx.x;
+  const auto [z0, z1, z2, z3] = multisample::Stream(seed, offset).normals4_f64(i, g);
+  z[4 * g] = z0, z[4 * g + 1] = z1, z[4 * g + 2] = z2, z[4 * g + 3] = z3;
+}
+"""
+PORTABLE = KERNEL.replace("NORMALS4", "normals4").replace("NORMAL", "normal")
+FAST = KERNEL.replace("NORMALS4", "fast_normals4").replace("NORMAL", "fast_normal")
+KERNELS = ("points", "points_f64", "row", "row_f64")
+# Instructions of float32 arithmetic: in each pair of normals, and those of a single normal.
+PAIR = {"fma.rn.f32": 20, "mul.rn.f32": 9, "sub.rn.f32": 1, "rsqrt.approx.ftz.f32": 1}
+
+
+def bodies(source: str, architecture: str, *options: str) -> dict[str, str]:
+    """The PTX of each kernel."""
+    program = nvrtc_compile(source, KERNELS, architecture, [INCLUDE, *options])
+    assert program.log == ""
+    assert program.names == list(KERNELS)
+    parts = re.split(r"\.entry\s+(\w+)", program.code.decode())
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+@requires_nvrtc
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("source", [PORTABLE, FAST], ids=["portable", "fast"])
+def test_nvrtc_compiles_for_every_architecture_without_a_warning(architecture: str, source: str) -> None:
+    program = nvrtc_compile(source, KERNELS, architecture, [INCLUDE, "-std=c++17"])
+    assert program.log == ""
+    assert program.code.startswith(b"\x7fELF")
+
+
+@requires_nvrtc
+@pytest.mark.parametrize("options", [(), ("-fmad=false",), ("-use_fast_math",)], ids=lambda options: " ".join(options))
+def test_ptx_has_the_operations_of_the_stream_and_no_other(options: tuple[str, ...]) -> None:
+    found = {name: opcodes_of(body) for name, body in bodies(PORTABLE, "compute_90", *options).items()}
+    for name, pairs in (("points", 1), ("row", 2)):
+        count = {opcode: number for opcode, number in found[name].items() if ".f32" in opcode}
+        moved = {opcode for opcode in count if re.match(r"(mov|ld|st|selp|cvt\.rn|neg)\.", opcode)}
+        rest = {opcode: number for opcode, number in count.items() if opcode not in moved}
+        # A single normal may be chosen before the last product.
+        expected = {opcode: pairs * number for opcode, number in PAIR.items()}
+        assert rest in (expected, {**expected, "mul.rn.f32": expected["mul.rn.f32"] - pairs}), (name, rest)
+        assert not any("approx" in opcode for opcode in moved)
+    for name in ("points_f64", "row_f64"):
+        rounded = {opcode for opcode in found[name] if re.match(r"(fma|mul|add|sub|sqrt|div)\.\S*f64", opcode)}
+        assert rounded <= {"fma.rn.f64", "mul.rn.f64", "add.rn.f64", "sub.rn.f64", "sqrt.rn.f64"}, rounded
+
+
+@requires_nvrtc
+def test_device_code_has_the_bits_of_sample() -> None:
+    found = bodies(PORTABLE, "compute_90")
+    for name, (places, known) in (("points", known_f32()), ("points_f64", known_f64())):
+        machine = Machine(places.i.size)
+        z = machine.array(np.empty_like(known))
+        machine.run(found[name], *map(machine.array, places), z)
+        assert machine.read(z).tobytes() == known.tobytes()
+    seed, offset, i = 2**64 - 9, 2**33 + 5, 2**32 - 1
+    for name, dtype in (("row", np.float32), ("row_f64", np.float64)):
+        machine = Machine(256)
+        z = machine.array(np.empty(1024, dtype))
+        first = (stream_bytes(seed, offset),) if name == "row" else (np.uint64(seed), np.uint64(offset))
+        machine.run(found[name], *first, np.uint32(i), z)
+        x = multisample.sample(
+            [0.0], 1.0, 1024, seed=multisample.Key(seed, offset), dim_offset=i, dtype=dtype.__name__, backend="cpu"
+        )
+        assert machine.read(z).tobytes() == x[0].tobytes()
+
+
+@requires_nvrtc
+def test_the_kernel_of_the_page_compiles() -> None:
+    (kernel,) = re.findall(r"^```cuda\n(.*?)^```$", (csrc_files.folder() / "README.md").read_text(), re.M | re.S)
+    assert nvrtc_compile(kernel, ["simulate"], "sm_90", [INCLUDE]).log == ""
+
+
+def stream_bytes(seed: int, offset: int) -> bytes:
+    """A `multisample::Stream` in memory, from the host's compiler."""
+    source = r"""
+#include <multisample/normal.h>
+extern "C" unsigned size() { return sizeof(multisample::Stream); }
+extern "C" void make(unsigned long long seed, unsigned long long offset, void* at) {
+  const multisample::Stream stream(seed, offset);
+  __builtin_memcpy(at, &stream, sizeof stream);
+}
+"""
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        made = library(Path(folder), source, ["g++", "-fPIC"])
+        buffer = ctypes.create_string_buffer(made.size())
+        made.make(ctypes.c_uint64(seed), ctypes.c_uint64(offset), buffer)
+        return buffer.raw
+
+
+@pytest.mark.parametrize(
+    "options",
+    [(), ("--use_fast_math",), ("-Xcompiler=-O3,-march=native,-ffp-contract=fast",)],
+    ids=lambda options: " ".join(options),
+)
+def test_nvcc_compiles_device_and_host_code_without_a_warning(tmp_path: Path, options: tuple[str, ...]) -> None:
+    home = toolchain.cuda_home()
+    if home is None:
+        pytest.skip("nvcc is neither on the PATH nor in CUDA_HOME")
+    kernels = PORTABLE.replace("#include <multisample/normal.h>", "").replace("typedef unsigned long long u64;", "")
+    for name in KERNELS:
+        kernels = kernels.replace(f"void {name}(", f"void {name}_kernel(")
+    command = [
+        str(home / "bin" / "nvcc"), "-arch=sm_90", "-Xcompiler=-fPIC,-Wall,-Wextra,-Wconversion,-Wshadow",
+        "--Werror=all-warnings", *options,
+    ]  # fmt: skip
+    check_host_functions(library(tmp_path, HOST + kernels, command))

@@ -1,0 +1,251 @@
+"""The stream in other people's Numba kernels, `multisample.numba`: same bits as `multisample.sample`.
+
+Code for a GPU is compiled and its PTX runs on `ptx_machine`, a CPU; test_stream_cuda.py runs it on a GPU.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cuda_cpp import SECONDS
+from known_normals import known_f32, known_f64, random_places, sampled
+from numba import njit
+from numba_ptx import CANNOT
+from ptx_machine import Machine
+from ptx_reader import opcodes_of
+
+import multisample
+import multisample.numba
+
+SHIFT = np.float32(0.7)
+
+
+@njit
+def points(seed, offset, i, j, z):
+    for k in range(z.size):
+        z[k] = multisample.numba.normal(seed[k], offset[k], i[k], j[k])
+
+
+@njit
+def points_f64(seed, offset, i, j, z):
+    for k in range(z.size):
+        z[k] = multisample.numba.normal_f64(seed[k], offset[k], i[k], j[k])
+
+
+def row(seed, offset, i, shift, z):
+    for g in range(z.size // 4):
+        z0, z1, z2, z3 = multisample.numba.normals4(seed, offset, i, g)
+        z[4 * g] = z0 + shift
+        z[4 * g + 1] = z1 + shift
+        z[4 * g + 2] = z2 + shift
+        z[4 * g + 3] = z3 + shift
+
+
+@njit
+def row_f64(seed, offset, i, z):
+    for g in range(z.size // 4):
+        z0, z1, z2, z3 = multisample.numba.normals4_f64(seed, offset, i, g)
+        z[4 * g] = z0
+        z[4 * g + 1] = z1
+        z[4 * g + 2] = z2
+        z[4 * g + 3] = z3
+
+
+@pytest.mark.parametrize("function", [points, points_f64])
+def test_njit_has_the_bits_of_the_vectors(function: Callable[..., None]) -> None:
+    places, known = known_f32() if function is points else known_f64()
+    z = np.empty_like(known)
+    function(*places, z)
+    assert z.tobytes() == known.tobytes()
+
+
+def test_njit_has_the_bits_of_sample_at_random_places() -> None:
+    places = random_places(200, seed=2)
+    z = np.empty(places.i.size, np.float32)
+    points(*places, z)
+    assert z.tobytes() == sampled(places).tobytes()
+
+
+# With fastmath, LLVM would contract the addition and a product of the caller.
+@pytest.mark.parametrize("options", [{}, {"fastmath": True}], ids=str)
+def test_rows_have_the_bits_of_sample_whatever_the_options_of_the_caller(options: dict[str, bool]) -> None:
+    x = multisample.sample([0.0] * 4, 1.0, 4096, seed=multisample.Key(7, 5), backend="cpu")
+    z = np.empty(4096, np.float32)
+    njit(**options)(row)(7, 5, 3, SHIFT, z)
+    assert z.tobytes() == (x[3] + SHIFT).tobytes()
+
+
+def test_float64_rows_have_the_bits_of_sample() -> None:
+    x = multisample.sample([0.0] * 4, 1.0, 4096, seed=2**64 - 1, backend="cpu", dtype="float64")
+    z = np.empty(4096)
+    row_f64(2**64 - 1, 0, 3, z)
+    assert z.tobytes() == x[3].tobytes()
+
+
+def test_loops_over_blocks_vectorise() -> None:
+    function = njit(row)
+    function(7, 5, 3, SHIFT, np.empty(64, np.float32))
+    (code,) = function.inspect_llvm().values()
+    assert "@llvm.fma.v" in code
+
+
+def test_loops_call_no_function() -> None:
+    (code,) = points.inspect_llvm().values()
+    assert "call float @llvm.fma.f32" in code
+    assert not any("multisample" in line for line in code.splitlines() if " call " in line)
+
+
+def test_functions_also_run_in_python() -> None:
+    x = multisample.sample([0.0, 0.0], 1.0, 8, seed=7)
+    assert multisample.numba.normal(7, 0, 1, 5) == x[1, 5]
+    assert multisample.numba.normals4(7, 0, 1, 1) == tuple(x[1, 4:].tolist())
+
+
+def test_callers_can_be_cached(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        textwrap.dedent(
+            """
+            import sys
+            import numba
+            import multisample
+
+            @numba.njit(cache=True)
+            def draw(seed, i, j):
+                return multisample.numba.normal(seed, 0, i, j) + multisample.numba.normals4_f64(seed, 0, i, j)[1]
+
+            print(draw(7, 1, 5).hex(), sum(draw.stats.cache_hits.values()), sum(draw.stats.cache_misses.values()))
+            """
+        )
+    )
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    printed = [
+        subprocess.run(
+            [sys.executable, "own.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=SECONDS,
+            check=True,
+        ).stdout.split()
+        for _ in range(2)
+    ]  # fmt: skip
+    expected = float(multisample.numba.normal(7, 0, 1, 5)) + multisample.numba.normals4_f64(7, 0, 1, 5)[1]
+    assert printed == [[expected.hex(), "0", "1"], [expected.hex(), "1", "0"]]
+
+
+def test_importing_multisample_imports_no_library_for_gpus() -> None:
+    code = """
+import sys
+import multisample
+before = {"multisample.numba", "multisample.triton"} & set(sys.modules)
+multisample.numba.normal
+import numba
+print(sorted(before), hasattr(numba, "njit"), sorted({"numba.cuda", "triton", "torch"} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=SECONDS, check=True)
+    assert done.stdout.split("\n")[0] == "[] True []"
+
+
+# --- Code for a GPU -------------------------------------------------------------------------------
+
+# Compiled in a separate process: numba-cuda reads the device's properties, which are replaced.
+COMPILE = """
+import json
+import sys
+from types import SimpleNamespace
+
+try:
+    from numba.cuda.cudadrv import nvvm
+    nvvm.NVVM()
+except Exception as error:
+    print(error)
+    raise SystemExit({cannot})
+from numba import cuda, types
+from numba.cuda import dispatcher
+import multisample
+
+dispatcher.get_current_device = lambda: SimpleNamespace(compute_capability=(9, 0))
+
+def points(seed, offset, i, j, z):
+    k = cuda.grid(1)
+    z[k] = multisample.numba.normal(seed[k], offset[k], i[k], j[k])
+
+def points_f64(seed, offset, i, j, z):
+    k = cuda.grid(1)
+    z[k] = multisample.numba.normal_f64(seed[k], offset[k], i[k], j[k])
+
+def row(seed, offset, i, shift, z):
+    g = cuda.grid(1)
+    z0, z1, z2, z3 = multisample.numba.normals4(seed, offset, i, g)
+    z[4 * g] = z0 + shift
+    z[4 * g + 1] = z1 + shift
+    z[4 * g + 2] = z2 + shift
+    z[4 * g + 3] = z3 + shift
+
+words, index, singles, doubles = map(types.CPointer, (types.uint64, types.uint32, types.float32, types.float64))
+signatures = {{
+    points: (words, words, index, words, singles),
+    points_f64: (words, words, index, words, doubles),
+    row: (types.uint64, types.uint64, types.uint32, types.float32, singles),
+}}
+found = {{}}
+for function, signature in signatures.items():
+    for fastmath in (False, True):
+        ptx, _ = cuda.compile(
+            function, signature, device=False, abi="numba", cc=(9, 0), output="ptx", fastmath=fastmath
+        )
+        found[f"{{function.__name__}} {{fastmath}}"] = ptx.split(".entry")[1]
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def ptx() -> dict[str, str]:
+    """The PTX of each kernel, without and with fastmath."""
+    if importlib.util.find_spec("numba_cuda") is None:
+        pytest.skip("numba-cuda is not installed")
+    code = COMPILE.format(cannot=CANNOT)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=SECONDS)
+    if done.returncode == CANNOT:
+        pytest.skip(f"libNVVM cannot be loaded: {done.stdout}")
+    assert done.returncode == 0, done.stderr[-5000:]
+    found: dict[str, str] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize("fastmath", [False, True])
+def test_code_for_a_gpu_has_the_bits_of_sample(ptx: dict[str, str], fastmath: bool) -> None:
+    for name, (places, known) in (("points", known_f32()), ("points_f64", known_f64())):
+        machine = Machine(places.i.size)
+        z = machine.array(np.empty_like(known))
+        machine.run(ptx[f"{name} {fastmath}"], *map(machine.array, places), z)
+        assert machine.read(z).tobytes() == known.tobytes()
+    machine = Machine(256)
+    z = machine.array(np.empty(1024, np.float32))
+    machine.run(ptx[f"row {fastmath}"], np.uint64(2**64 - 9), np.uint64(2**33 + 5), np.uint32(2**32 - 1), SHIFT, z)
+    x = multisample.sample(
+        [0.0], 1.0, 1024, seed=multisample.Key(2**64 - 9, 2**33 + 5), dim_offset=2**32 - 1, backend="cpu"
+    )
+    assert machine.read(z).tobytes() == (x[0] + SHIFT).tobytes()
+
+
+@pytest.mark.parametrize("fastmath", [False, True])
+def test_libnvvm_contracts_no_operation_of_the_stream(ptx: dict[str, str], fastmath: bool) -> None:
+    flush = ".ftz" if fastmath else ""
+    for name, pairs in (("points", 1), ("row", 2)):
+        found = opcodes_of(ptx[f"{name} {fastmath}"])
+        assert found[f"fma.rn{flush}.f32"] == 20 * pairs
+        assert found["mul.rn.f32"] == 2 * pairs
+        assert not any(opcode.startswith("call") for opcode in found)
+    assert opcodes_of(ptx[f"points_f64 {fastmath}"])["fma.rn.f64"] == 38
+
+
+def test_one_normal_costs_one_block_of_words_and_one_pair(ptx: dict[str, str]) -> None:
+    one, four = opcodes_of(ptx["points False"]), opcodes_of(ptx["row False"])
+    assert one["rsqrt.approx.ftz.f32"] == 1 and four["rsqrt.approx.ftz.f32"] == 2
+    assert one["mul.wide.u32"] <= 20 and four["mul.wide.u32"] <= 20

@@ -1,0 +1,282 @@
+"""The stream in other people's kernels on a CUDA device: 10^8 elements each, and the places of the vectors.
+
+``cuda_memory.py`` skips these tests without a device. C++ by NVRTC needs CuPy, C++ by nvcc and Triton need PyTorch.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cuda_memory import SECONDS, require
+from known_normals import Places, known_f32, known_f64
+
+import multisample
+
+ROWS, COLUMNS = 1000, 100_000
+"""Of a matrix of 10^8 elements. It ends at the last row, and crosses column 2^32."""
+SEED, OFFSET, FIRST_ROW, FIRST_COLUMN = 2**64 - 3, 2**63 + 5, 2**32 - ROWS, 2**32 - COLUMNS // 2
+WINDOW: dict[str, Any] = {
+    "seed": multisample.Key(SEED, OFFSET), "dim_offset": FIRST_ROW, "sample_offset": FIRST_COLUMN,
+}  # fmt: skip
+THREADS = 256
+
+Array = np.ndarray[Any, Any]
+
+KERNELS = r"""
+#include <multisample/normal.h>
+
+typedef unsigned long long u64;
+
+template <class Real>
+__device__ void put(Real* at, const multisample::Normals<Real>& z) {
+  at[0] = z.z0, at[1] = z.z1, at[2] = z.z2, at[3] = z.z3;
+}
+
+#define ELEMENTS(name, Real, function)                                                                        \
+  extern "C" __global__ void name(u64 seed, u64 offset, u64 row, u64 column, u64 columns, Real* z) {          \
+    const u64 k = u64(blockIdx.x) * blockDim.x + threadIdx.x;                                                 \
+    z[k] = multisample::Stream(seed, offset).function(row + k / columns, column + k % columns);              \
+  }
+#define GROUPS(name, Real, function)                                                                          \
+  extern "C" __global__ void name(u64 seed, u64 offset, u64 row, u64 column, u64 columns, Real* z) {          \
+    const u64 k = u64(blockIdx.x) * blockDim.x + threadIdx.x, groups = columns / 4;                           \
+    put(z + 4 * k, multisample::Stream(seed, offset).function(row + k / groups, column / 4 + k % groups));    \
+  }
+#define POINTS(name, Real, function)                                                                          \
+  extern "C" __global__ void name(const u64* seed, const u64* offset, const unsigned* i, const u64* j, Real* z) { \
+    const unsigned k = threadIdx.x;                                                                           \
+    z[k] = multisample::Stream(seed[k], offset[k]).function(i[k], j[k]);                                      \
+  }
+ELEMENTS(normal, float, normal)
+ELEMENTS(normal_f64, double, normal_f64)
+ELEMENTS(fast_normal, float, fast_normal)
+GROUPS(normals4, float, normals4)
+GROUPS(normals4_f64, double, normals4_f64)
+GROUPS(fast_normals4, float, fast_normals4)
+POINTS(points, float, normal)
+POINTS(points_f64, double, normal_f64)
+"""
+
+
+def at_places(run: Callable[[str, Places, Array], Array]) -> None:
+    """``run(kernel, places, z)`` fills `z` by a kernel with the normals at `places`."""
+    for kernel, (places, known) in (("points", known_f32()), ("points_f64", known_f64())):
+        assert run(kernel, places, np.empty_like(known)).tobytes() == known.tobytes()
+
+
+# --- C++ ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cupy() -> Any:
+    require("cupy")
+    import cupy
+
+    return cupy
+
+
+@pytest.fixture
+def torch() -> Any:
+    require("torch_ext")
+    import torch
+
+    return torch
+
+
+@pytest.mark.parametrize("options", [(), ("--use_fast_math",)], ids=["plain", "use_fast_math"])
+@pytest.mark.parametrize("kernel", ["normal", "normals4", "normal_f64", "normals4_f64", "fast_normal", "fast_normals4"])
+def test_nvrtc(cupy: Any, kernel: str, options: tuple[str, ...]) -> None:
+    module = cupy.RawModule(code=KERNELS, options=("-std=c++17", f"-I{multisample.get_include()}", *options))
+    dtype, fast = ("float64" if "f64" in kernel else "float32"), kernel.startswith("fast")
+    x = multisample.sample(cupy.zeros(ROWS, dtype), 1.0, COLUMNS, backend="cupy", dtype=dtype, fast_math=fast, **WINDOW)
+    z = cupy.empty_like(x)
+    arguments = *map(np.uint64, (SEED, OFFSET, FIRST_ROW, FIRST_COLUMN, COLUMNS)), z
+    blocks = z.size // (4 if "4" in kernel.removesuffix("_f64") else 1) // THREADS
+    module.get_function(kernel)((blocks,), (THREADS,), arguments)
+    integer = "u8" if dtype == "float64" else "u4"
+    rest = ROWS * COLUMNS % THREADS
+    assert rest == 0
+    assert bool((z.view(integer) == x.view(integer)).all())
+
+
+def test_nvrtc_at_the_places_of_the_vectors(cupy: Any) -> None:
+    module = cupy.RawModule(code=KERNELS, options=("-std=c++17", f"-I{multisample.get_include()}"))
+
+    def run(kernel: str, places: Places, z: Array) -> Array:
+        out = cupy.asarray(z)
+        module.get_function(kernel)((1,), (z.size,), (*map(cupy.asarray, places), out))
+        return np.asarray(out.get())
+
+    at_places(run)
+
+
+EXTENSION = r"""
+#include <multisample/normal.h>
+
+__global__ void fill(multisample::Stream stream, unsigned row, int64_t column, int64_t columns, float* z) {
+  const int64_t k = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
+  z[k] = stream.normal(row + unsigned(k / columns), column + k % columns);
+}
+
+void draw(torch::Tensor z, int64_t seed, int64_t offset, int64_t row, int64_t column) {
+  const multisample::Stream stream(seed, offset);
+  fill<<<z.numel() / 256, 256>>>(stream, unsigned(row), column, z.size(1), z.data_ptr<float>());
+}
+
+double on_the_host(int64_t seed, int64_t offset, int64_t row, int64_t column) {
+  return multisample::Stream(seed, offset).normal(row, column);
+}
+"""
+
+
+def test_load_inline(torch: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.utils import cpp_extension
+
+    major, minor = torch.cuda.get_device_capability()
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", f"{major}.{minor}")
+    module = cpp_extension.load_inline(
+        "own_kernel",
+        "void draw(torch::Tensor, int64_t, int64_t, int64_t, int64_t);"
+        "double on_the_host(int64_t, int64_t, int64_t, int64_t);",
+        EXTENSION, functions=["draw", "on_the_host"], extra_include_paths=[multisample.get_include()],
+        extra_cuda_cflags=["--use_fast_math"], build_directory=str(tmp_path),
+    )  # fmt: skip
+    x = multisample.sample(torch.zeros(ROWS, device="cuda"), 1.0, COLUMNS, backend="torch_ext", **WINDOW)
+    z = torch.empty_like(x)
+    # PyTorch's integers are signed.
+    key = SEED - 2**64, OFFSET - 2**64
+    module.draw(z, *key, FIRST_ROW, FIRST_COLUMN)
+    assert torch.equal(z.view(torch.int32), x.view(torch.int32))
+    assert module.on_the_host(*key, FIRST_ROW + 1, FIRST_COLUMN + 2) == float(x[1, 2])
+
+
+# --- Numba ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cuda() -> Any:
+    require("numba")
+    from numba import cuda
+
+    return cuda
+
+
+@pytest.mark.parametrize("fastmath", [False, True])
+@pytest.mark.parametrize("name", ["normal", "normals4", "normal_f64", "normals4_f64"])
+def test_numba(cuda: Any, name: str, fastmath: bool) -> None:
+    function = getattr(multisample.numba, name)
+
+    def elements(seed, offset, row, column, columns, z):  # type: ignore[no-untyped-def]
+        k = cuda.grid(1)
+        z[k] = function(seed, offset, row + k // columns, column + k % columns)
+
+    def groups(seed, offset, row, column, columns, z):  # type: ignore[no-untyped-def]
+        k = cuda.grid(1)
+        per_row = columns // 4
+        z0, z1, z2, z3 = function(seed, offset, row + k // per_row, column // 4 + k % per_row)
+        z[4 * k] = z0
+        z[4 * k + 1] = z1
+        z[4 * k + 2] = z2
+        z[4 * k + 3] = z3
+
+    dtype = np.dtype("float64" if "f64" in name else "float32")
+    kernel = cuda.jit(groups if "4" in name.removesuffix("_f64") else elements, fastmath=fastmath)
+    z = cuda.device_array(ROWS * COLUMNS, dtype)
+    blocks = z.size // (4 if "4" in name.removesuffix("_f64") else 1) // THREADS
+    kernel[blocks, THREADS](np.uint64(SEED), np.uint64(OFFSET), FIRST_ROW, FIRST_COLUMN, COLUMNS, z)
+    zeros = cuda.to_device(np.zeros(ROWS, dtype))
+    x = multisample.sample(zeros, 1.0, COLUMNS, backend="numba", dtype=dtype.name, **WINDOW)
+    integer = f"u{dtype.itemsize}"
+    assert np.array_equal(z.copy_to_host().view(integer), x.copy_to_host().view(integer).ravel())
+
+
+# Numba warns of kernels that do not fill the device.
+@pytest.mark.filterwarnings("ignore:Grid size")
+def test_numba_at_the_places_of_the_vectors(cuda: Any) -> None:
+    functions = {"points": multisample.numba.normal, "points_f64": multisample.numba.normal_f64}
+
+    def run(name: str, places: Places, z: Array) -> Array:
+        function = functions[name]
+
+        @cuda.jit
+        def kernel(seed, offset, i, j, z):  # type: ignore[no-untyped-def]
+            k = cuda.grid(1)
+            z[k] = function(seed[k], offset[k], i[k], j[k])
+
+        out = cuda.to_device(z)
+        kernel[1, z.size](*map(cuda.to_device, places), out)
+        return np.asarray(out.copy_to_host())
+
+    at_places(run)
+
+
+def test_numba_kernels_can_be_cached(cuda: Any, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        textwrap.dedent(
+            """
+            import numpy as np
+            from numba import cuda
+            import multisample
+
+            @cuda.jit(cache=True)
+            def draw(seed, z):
+                z[cuda.grid(1)] = multisample.numba.normal(seed, 0, 1, cuda.grid(1))
+
+            z = cuda.device_array(32, np.float32)
+            draw[1, 32](7, z)
+            x = multisample.sample([0.0, 0.0], 1.0, 32, seed=7, backend="cpu")
+            print((z.copy_to_host() == x[1]).all(), sum(draw.stats.cache_hits.values()))
+            """
+        )
+    )
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    printed = [
+        subprocess.run(
+            [sys.executable, "own.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=SECONDS,
+            check=True,
+        ).stdout.split()
+        for _ in range(2)
+    ]  # fmt: skip
+    assert printed == [["True", "0"], ["True", "1"]]
+
+
+# --- Triton ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fused", [True, False], ids=["fused", "not fused"])
+def test_triton(torch: Any, fused: bool) -> None:
+    pytest.importorskip("triton")
+    import triton_kernels
+
+    x = multisample.sample(torch.zeros(ROWS, device="cuda"), 1.0, COLUMNS, backend="torch_ext", **WINDOW)
+    for kernel, per_program in ((triton_kernels.elements, 1024), (triton_kernels.groups, 4 * 1024)):
+        z = torch.empty_like(x)
+        kernel[ROWS, -(-COLUMNS // per_program)](
+            SEED, OFFSET, FIRST_ROW, FIRST_COLUMN, COLUMNS, z, 1024, enable_fp_fusion=fused
+        )
+        assert torch.equal(z.view(torch.int32), x.view(torch.int32))
+        # A fused addition would have other bits.
+        shifted = torch.empty_like(x)
+        kernel[ROWS, -(-COLUMNS // per_program)](
+            SEED, OFFSET, FIRST_ROW, FIRST_COLUMN, COLUMNS, shifted, 1024, 0.7, enable_fp_fusion=fused
+        )
+        assert torch.equal(shifted.view(torch.int32), (x + np.float32(0.7)).view(torch.int32))
+
+
+def test_triton_at_the_places_of_the_vectors(torch: Any) -> None:
+    pytest.importorskip("triton")
+    import triton_kernels
+
+    places, known = known_f32()
+    z = torch.empty(known.size, device="cuda")
+    signed = (array.view(f"i{array.itemsize}") for array in places)
+    triton_kernels.points[known.size // 8,](*(torch.from_numpy(array).cuda() for array in signed), z, 8)
+    assert z.cpu().numpy().tobytes() == known.tobytes()

@@ -1,0 +1,109 @@
+"""The stream in other people's Triton kernels, `multisample.triton`: same bits as `multisample.sample`.
+
+Kernels are compiled for a GPU without one, and their PTX runs on `ptx_machine`, a CPU; test_stream_cuda.py runs them on
+a GPU. (Triton's interpreter is of no use: it has no fused multiply-add.)
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from cuda_cpp import SECONDS
+from known_normals import known_f32, random_places, sampled
+from ptx_machine import Machine
+from ptx_reader import opcodes_of
+
+import multisample
+
+triton = pytest.importorskip("triton")
+from triton_kernels import literals, points, shifted_groups, shifted_row  # noqa: E402
+
+BLOCK = 128
+SHIFT = np.float32(0.7)
+
+
+NUMBERS = {"seed": "u64", "offset": "u64", "i": "u32", "shift": "fp32", "z": "*fp32"}
+SIGNATURES = {
+    points: {"seed": "*u64", "offset": "*u64", "i": "*u32", "j": "*i64", "z": "*fp32"},
+    shifted_row: NUMBERS,
+    shifted_groups: NUMBERS,
+    literals: {"z": "*fp32"},
+}
+
+
+@pytest.fixture(params=[True, False], ids=["fused", "not fused"])
+def fused(request: pytest.FixtureRequest, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> bool:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    return bool(request.param)
+
+
+def compiled(function: Any, fused: bool) -> str:
+    """The parameters and the body in PTX."""
+    from triton.backends.compiler import GPUTarget
+
+    source = triton.compiler.ASTSource(
+        fn=function, signature={**SIGNATURES[function], "block": "constexpr"}, constexprs={"block": BLOCK}
+    )
+    kernel = triton.compile(
+        source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4, "enable_fp_fusion": fused}
+    )
+    _, body = kernel.asm["ptx"].split(".entry")
+    return str(body)
+
+
+def test_normals_have_the_bits_of_the_vectors(fused: bool) -> None:
+    places, known = known_f32()
+    more = random_places(-known.size % BLOCK, seed=3)
+    known = np.concatenate([known, sampled(more)])
+    machine = Machine(known.size, BLOCK)
+    arrays = [machine.array(np.concatenate(pair)) for pair in zip(places, more, strict=True)]
+    z = machine.array(np.empty_like(known))
+    machine.run(compiled(points, fused), *arrays, z)
+    assert machine.read(z).tobytes() == known.tobytes()
+
+
+@pytest.mark.parametrize("function", [shifted_row, shifted_groups], ids=["normal", "normals4"])
+def test_rows_have_the_bits_of_sample_and_no_addition_is_fused(function: Any, fused: bool) -> None:
+    seed, offset, i = 2**64 - 9, 2**33 + 5, 2**32 - 1
+    machine = Machine(256, BLOCK)
+    count = 256 if function is shifted_row else 1024
+    z = machine.array(np.empty(count, np.float32))
+    machine.run(compiled(function, fused), np.uint64(seed), np.uint64(offset), np.uint32(i), SHIFT, z)
+    x = multisample.sample([0.0], 1.0, count, seed=multisample.Key(seed, offset), dim_offset=i, backend="cpu")
+    assert machine.read(z).tobytes() == (x[0] + SHIFT).tobytes()
+
+
+def test_numbers_and_blocks_of_two_dimensions_are_accepted(fused: bool) -> None:
+    machine = Machine(BLOCK)
+    z = machine.array(np.empty(BLOCK, np.float32))
+    machine.run(compiled(literals, fused), z)
+    x = multisample.sample([0.0] * BLOCK, 1.0, 7, seed=multisample.Key(2**63 + 1, 3), backend="cpu")
+    assert machine.read(z).tobytes() == np.ascontiguousarray(x[:, 6]).tobytes()
+
+
+@pytest.mark.parametrize("function", [points, shifted_groups], ids=["normal", "normals4"])
+def test_ptx_has_the_operations_of_the_stream_and_no_other(function: Any, fused: bool) -> None:
+    found = opcodes_of(compiled(function, fused))
+    pairs, added = (1, 0) if function is points else (2, 4)
+    arithmetic = {
+        opcode: count for opcode, count in found.items() if re.match(r"(fma|mul|add|sub|div|r?sqrt)\..*f32", opcode)
+    }
+    # An addition may be fused if it has no rounding. Every product has one, so that none is.
+    plain = "add.f32" if fused else "add.rn.f32"
+    # `normal` chooses sine or cosine before the last product.
+    assert arithmetic == {
+        "fma.rn.f32": 20 * pairs, "mul.rn.f32": 9 * pairs - (function is points), plain: pairs + added,
+        "rsqrt.approx.ftz.f32": pairs,
+    }  # fmt: skip
+    assert found["mul.wide.u32"] >= 20
+
+
+def test_without_triton_the_error_says_what_to_install() -> None:
+    code = "import sys; sys.modules['triton'] = None; import multisample; multisample.triton"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=SECONDS)
+    assert "ImportError: multisample.triton needs Triton: pip install triton" in done.stderr
