@@ -34,6 +34,8 @@ _WINDOW, _LEAST_WINDOW = 1 << 18, 1 << 14
 _COMMON_COLUMNS = 1 << 12
 # Weighted moments: with at least so many rows, threads share rows alone.
 _FEW_ROWS = 1024
+# Rows whose float64 sums are in memory at once.
+_MOST_ROWS = 4096
 # Where columns are contiguous, each window also reads mu and sigma once. With these limits of rows and normals, a
 # window is wide enough to hide that cost. A common normal costs little, so a window may have many.
 _COMMON_ROWS, _COMMON_WINDOW = 1 << 13, 1 << 20
@@ -135,24 +137,31 @@ class CpuBackend:
             count += -count % ROUND
             first_i = 0 if draw.common_noise else first_row
 
-            def add_up(part: tuple[slice, slice, HostArray]) -> None:
-                columns, band, sums = part
+            def add_up(columns: slice, band: slice, sums: HostArray) -> None:
                 of_columns = slice(4 * columns.start, 4 * columns.stop)
                 sum_rows(
                     groups[columns], of_first[of_columns], of_second[of_columns], sums, seed, offset,
                     first_i + band.start,
                 )  # fmt: skip
 
+            def finish_band(band: slice) -> None:
+                sums = np.zeros((band.stop - band.start, 2))
+                add_up(slice(0, count), band, sums)
+                finish(mu[band], sigma[band], sums, weight, first[band], none if second is None else second[band])
+
             threads = max(1, min(math.ceil(4 * rows * count / _SHARE), thread_count(), draw.threads or _SHARE))
-            # The same order of additions, whether a thread adds up all pieces or one.
-            size = PIECE if threads > 1 and rows < _FEW_ROWS else max(count, 1)
-            height = max(1, math.ceil(rows / (4 * threads))) if threads > 1 else rows
-            parts, totals = [], np.zeros((max(1, math.ceil(count / size)), rows, 2))
-            for piece, start in enumerate(range(0, count, size)):
-                for top in range(0, rows, height):
-                    band = slice(top, min(top + height, rows))
-                    parts.append((slice(start, min(start + size, count)), band, totals[piece, band]))
-            run_all(add_up, parts, threads)
+            height = min(_MOST_ROWS, math.ceil(rows / (4 * threads)) if threads > 1 else rows)
+            bands = [slice(top, min(top + height, rows)) for top in range(0, rows, height)]
+            if not draw.common_noise and (threads == 1 or rows >= _FEW_ROWS or count <= PIECE):
+                run_all(finish_band, bands, threads)
+                return
+            # One thread would add up the sums of the pieces in the same order.
+            pieces = [slice(start, min(start + PIECE, count)) for start in range(0, count, PIECE)]
+            totals = np.zeros((max(len(pieces), 1), rows, 2))
+            parts = [
+                (piece, band, of_piece[band]) for piece, of_piece in zip(pieces, totals, strict=False) for band in bands
+            ]
+            run_all(lambda part: add_up(*part), parts, threads)
             sums = totals[0]
             for more in totals[1:]:
                 sums += more

@@ -120,7 +120,9 @@ class MomentsPlan:
         stream = 0
         other_streams: set[int] = set()
         if self._stream is None:
-            if self._is_valid is not None and not self._is_valid(weights_at, mu_at, sigma_at):
+            # Compiled checks read at least one row.
+            is_valid = self.shape[0] > 0 and (self._is_valid is None or self._is_valid(weights_at, mu_at, sigma_at))
+            if not is_valid:
                 check_values(self.library, {"weights": weights, "mu": mu, "sigma": sigma}, self.dtype)
         else:
             stream = self._stream(weights)

@@ -52,7 +52,7 @@ inline MomentGeometry moment_geometry(const Draw& call) {
   g.groups = ceil_div(g.skip + call.columns, width);
   const u64 rows = noise_rows(call);
   // Two rows per thread share the reads of the list. Threads that read the seed from memory need registers for keys.
-  const bool many = rows >= 16 && rows * g.groups >= (1 << 21);
+  const bool many = rows >= 16 && g.groups >= ceil_div(1 << 21, rows);
   g.rows = many && !wide && !has_origin_in_memory(call) ? 2 : 1;
   // Few slots leave few sums to add up, and many rows share the work of the list: fewer rows only for more blocks, as
   // long as each thread has enough turns.

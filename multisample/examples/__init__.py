@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-__all__ = ["basket_option", "bayesian_regression", "cart_pole", "cart_pole_jax", "tetris"]
+__all__ = ["basket_option", "bayesian_regression", "cart_pole", "cart_pole_jax", "evolution_strategy", "tetris"]
 
 if TYPE_CHECKING:
     from . import basket_option as basket_option
     from . import bayesian_regression as bayesian_regression
     from . import cart_pole as cart_pole
     from . import cart_pole_jax as cart_pole_jax
+    from . import evolution_strategy as evolution_strategy
     from . import tetris as tetris
 else:
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import statistics
+import tracemalloc
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+import multisample
 from multisample import __main__ as command_line
 from multisample import examples
 from multisample.backends import registry
-from multisample.examples import basket_option, bayesian_regression, cart_pole
+from multisample.examples import basket_option, bayesian_regression, cart_pole, evolution_strategy
 
 DEVICES = [
     "cpu",
@@ -48,6 +52,44 @@ def test_antithetic_pairs_and_common_random_numbers_reduce_variance(device: str)
     assert statistics.stdev(common) < 0.3 * statistics.stdev(other)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_an_evolution_strategy_approaches_its_target(device: str) -> None:
+    distances = evolution_strategy.train(d=200, steps=150, device=device)
+    assert distances[-1] < 0.2 * distances[0]
+
+
+def test_workers_of_an_evolution_strategy_share_scores_and_seeds_alone() -> None:
+    target, key = np.linspace(-1, 1, 50, dtype=np.float32), multisample.Key(3, 9)
+    start = target * 0
+
+    def score(x: Any) -> Any:
+        return -np.square(x - target).mean()
+
+    scores = evolution_strategy.scores_of(start, score, key, range(64))
+    shared = [0.0] * 64
+    for worker in range(4):
+        part = range(worker, 64, 4)
+        shared[worker::4] = evolution_strategy.scores_of(start, score, key, part)
+    assert shared == scores
+    z = (multisample.sample(start, evolution_strategy.SCALE, 64, seed=key) - start[:, None]) / evolution_strategy.SCALE
+    weights = np.asarray(scores, np.float32)
+    weights = (weights - weights.mean()) / weights.std()
+    moved = start.copy()
+    evolution_strategy.move(np, moved, scores, key)
+    np.testing.assert_allclose(moved, evolution_strategy.RATE * z @ weights, rtol=1e-4, atol=1e-5)
+
+
+def test_a_step_of_an_evolution_strategy_needs_memory_for_few_vectors() -> None:
+    parameters, key = np.zeros(10**6, np.float32), multisample.Key(3, 9)
+    evolution_strategy.move(np, parameters[:10].copy(), [1.0, 2.0], key)  # Compiles.
+    tracemalloc.start()
+    scores = evolution_strategy.scores_of(parameters, lambda x: x[0], key, range(8))
+    evolution_strategy.move(np, parameters, scores, key)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2.1 * parameters.nbytes  # Beside the parameters.
+
+
 def test_the_command_lists_every_program(capsys: pytest.CaptureFixture[str]) -> None:
     assert command_line.main(["examples"]) == 0
     printed = capsys.readouterr().out
@@ -55,7 +97,7 @@ def test_the_command_lists_every_program(capsys: pytest.CaptureFixture[str]) -> 
         assert f"\n    python -m multisample{' ' if name == 'tetris' else '.examples.'}{name}\n" in printed
 
 
-@pytest.mark.parametrize("program", [basket_option, bayesian_regression, cart_pole])
+@pytest.mark.parametrize("program", [basket_option, bayesian_regression, cart_pole, evolution_strategy])
 def test_a_program_prints_its_result(program: object, capsys: pytest.CaptureFixture[str]) -> None:
     if program is bayesian_regression and registry.find("torch_ext").status().reasons:
         pytest.skip("torch_ext cannot run")

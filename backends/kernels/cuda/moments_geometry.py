@@ -71,7 +71,7 @@ def moment_geometry(
     skip = first_column % width if first_column >= 0 else width - 1
     groups = _ceil_div(skip + n, width)
     rows = 1 if common_noise else d
-    many = rows >= 16 and rows * groups >= 1 << 21
+    many = rows >= 16 and groups >= _ceil_div(1 << 21, rows)
     own_rows = 2 if many and real != "float64" and not origin_in_memory else 1
     lanes, least = MOMENT_THREADS, 32 if own_rows == 2 else 8
     tiles = _ceil_div(rows, own_rows * lanes)
