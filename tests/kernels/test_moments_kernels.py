@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import importlib.resources
 import itertools
+import re
 import struct
 import subprocess
 from collections.abc import Callable, Iterable, Iterator
@@ -15,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import emulated_gpu
+import numba_ptx
 import numpy as np
 import pytest
 from cuda_cpp import (
@@ -413,3 +416,32 @@ def test_nvrtc_compiles_every_kernel(architecture: str) -> None:
     names = [moments_kernel_name(key) for key in keys]
     program = nvrtc_compile(source(MOMENTS_HEADER), names, architecture, OPTIONS)
     assert len(set(program.names)) == len(keys)
+
+
+PTX = [
+    ("float32", False, False, 2, True, False, False),
+    ("float32", True, True, 2, False, False, False),
+    ("float64", True, False, 1, True, False, False),
+    ("float32", False, False, 1, True, True, False),
+    ("float32", False, False, 1, False, False, True),
+]
+"""Arguments of `moments_variant`."""
+
+
+def test_numba_compiles_kernels_without_spills(build_once: Callable[..., Path]) -> None:
+    sources = [Path(str(importlib.resources.files("multisample.backends"))).resolve(), Path(numba_ptx.__file__)]
+
+    def make(folder: Path) -> None:
+        try:
+            numba_ptx.compile_moments(PTX, folder)
+        except numba_ptx.CannotCompileError as error:
+            pytest.skip(str(error))
+
+    folder = build_once("numba_moments", (PTX, numba_ptx.versions()), sources, make)
+    for k, variant in enumerate(PTX):
+        ptx, log = ((folder / f"moments{k}.{suffix}").read_text() for suffix in ("ptx", "log"))
+        assert not re.search(r"^\s*call|\.local", ptx, re.M), variant
+        (stack,) = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", log)
+        assert stack == ("0", "0", "0"), (variant, stack)
+        parameters = [int(align) for align in re.findall(r"\.param \.[usbf](\d+)", ptx)]
+        assert parameters[-2:] == [64, 64], variant

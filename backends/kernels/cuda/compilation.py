@@ -33,6 +33,7 @@ __all__ = [
     "compile_kernel",
     "compile_moments",
     "launch_bounds",
+    "moments_bounds",
     "moments_variant",
     "variant_kernel",
 ]
@@ -169,12 +170,17 @@ def compile_kernel(
     return _compiled(kernel, SIGNATURE, launch_bounds=bounds)
 
 
+def moments_bounds(real: str) -> tuple[int, int]:
+    """`launch_bounds` of the kernels of weighted moments."""
+    return MOMENT_THREADS, 2 if real == "float64" else 4
+
+
 def compile_moments(
     real: str, antithetic: bool, fast_math: bool, rows: int, with_second: bool, origin_in_memory: bool, finishing: bool
 ) -> Any:
     """The kernel of `moments_variant`, compiled for the current device or loaded from the cache."""
     kernel = moments_variant(real, antithetic, fast_math, rows, with_second, origin_in_memory, finishing)
-    return _compiled(kernel, MOMENTS_SIGNATURE, launch_bounds=(MOMENT_THREADS, 2 if real == "float64" else 4))
+    return _compiled(kernel, MOMENTS_SIGNATURE, launch_bounds=moments_bounds(real))
 
 
 def compile_advance() -> Any:

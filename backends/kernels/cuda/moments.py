@@ -201,9 +201,9 @@ def _filling(gpu: ModuleType, real: str, antithetic: bool, fast: bool) -> Functi
 
     @inline
     def scan(x, step):
-        lane = thread_index() % _LANES
-        other = from_lane(x, lane if lane < step else np.uint32(lane - step))
-        return x if lane < step else np.uint32(x + other)
+        lane = np.int32(thread_index() % _LANES)
+        other = from_lane(x, np.int32(lane if lane < step else lane - step))
+        return x if lane < step else np.int32(x + other)
 
     @inline
     def fill(memory, count, begin, end, call, geometry):
@@ -215,22 +215,18 @@ def _filling(gpu: ModuleType, real: str, antithetic: bool, fast: bool) -> Functi
             group = np.int64(1) << np.int64(40)
         w = load(group, call, geometry)
         is_kept = any_of(w)
-        kept = np.uint32(1) if is_kept else np.uint32(0)
-        before = scan(kept, np.uint32(1))
-        before = scan(before, np.uint32(2))
-        before = scan(before, np.uint32(4))
-        before = scan(before, np.uint32(8))
-        before = scan(before, np.uint32(16))
+        kept = np.int32(1) if is_kept else np.int32(0)
+        before = scan(scan(scan(scan(scan(kept, 1), 2), 4), 8), 16)
         warp = np.int32(thread // _LANES)
         if thread % _LANES == 31:
             store_shared(counts + 4 * np.int64(warp), before)
         synchronize_block()
-        place, every = np.int32(before) - np.int32(kept) + count, count
+        place, every = np.int32(before - kept + count), count
         for k in range(_WARPS):
-            of_warp = np.int32(load_shared(counts + 4 * np.int64(k), np.uint32))
+            of_warp = load_shared(counts + 4 * np.int64(k), np.int32)
             if k < warp:
-                place += of_warp
-            every += of_warp
+                place = np.int32(place + of_warp)
+            every = np.int32(every + of_warp)
         if is_kept:
             made = prepared(np.uint32(call.draw.first_column.value // width + group), call.draw)
             write_columns(columns + np.int64(place) * (16 * quads), made)
