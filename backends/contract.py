@@ -14,7 +14,9 @@ import numpy.typing as npt
 
 from .draw import Draw
 
-__all__ = ["Backend", "BackendStatus", "DeviceArray", "DeviceKind", "HostArray", "Launcher", "Layout"]
+__all__ = [
+    "Backend", "BackendStatus", "DeviceArray", "DeviceKind", "HostArray", "Launcher", "Layout", "MomentsLauncher",
+]  # fmt: skip
 
 Layout: TypeAlias = Literal["dn", "nd"]
 DeviceKind: TypeAlias = Literal["cpu", "cuda"]
@@ -91,6 +93,34 @@ class Launcher:
     takes_arrays: bool = False
 
 
+@dataclasses.dataclass(frozen=True)
+class MomentsLauncher:
+    """Functions for weighted moments that differ only in addresses, numbers, seed, offset, window and stream.
+
+    Attributes
+    ----------
+    run : callable
+        ``run(weights, mu, sigma, first, second, seed, offset, first_row, first_column, stream, scratch)`` launches. All
+        arrays are addresses; `mu` or `sigma` is a float if the draw has a number in its place. `second` is 0 if only
+        the first moment is asked for.
+    is_valid : callable or None
+        ``is_valid(weights, mu, sigma)``, for host memory: whether all of `weights` and `mu` is finite, and all of
+        `sigma` finite and not negative.
+    scratch_size : callable or None
+        ``scratch_size(first_column)``: how many float64 numbers of device memory `scratch` must have room for. None if
+        it needs none.
+    takes_arrays : bool
+        Whether `weights`, `mu`, `sigma`, `first` and `second` are NumPy arrays in place of addresses, or None for no
+        `second`. All have the computing type, but `first` and `second`, which have the type of the result, with float16
+        and bfloat16 as the uint16 of their bits.
+    """
+
+    run: Callable[..., None]
+    is_valid: Callable[[Any, Any, Any], Any] | None = None
+    scratch_size: Callable[[int], int] | None = None
+    takes_arrays: bool = False
+
+
 class Backend(Protocol):
     """A way to run the kernel.
 
@@ -98,6 +128,10 @@ class Backend(Protocol):
     each call and calls `launch`. For programs of JAX on CUDA it may have ``memory_launcher(draw)``, which returns
     ``launch(mu, sigma, matrix, words, stream)``. All arguments but the stream are addresses in device memory; `words`
     is the address of seed, offset, first row and first column.
+
+    For `multisample.weighted_moments` it may have ``moments_launcher(moments) -> MomentsLauncher``. For programs of JAX
+    on CUDA it then also has ``launch_moments(moments)``, whose words may be in device memory, and
+    ``moments_scratch_size(moments)``: how many float64 numbers of scratch memory that needs.
     """
 
     @property

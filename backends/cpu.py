@@ -13,9 +13,13 @@ import platform
 from collections.abc import Callable
 from typing import Any
 
-from .contract import Backend, BackendStatus, DeviceKind, HostArray, Launcher
+import numpy as np
+
+from .contract import Backend, BackendStatus, DeviceKind, HostArray, Launcher, MomentsLauncher
 from .draw import Draw, ElementType, matrix_of_batch
+from .element_types import MATRIX_TYPES
 from .memory.host import arrays_at, batch_at, words_at
+from .moments import Moments
 from .system.worker_pool import run_all, thread_count
 
 __all__ = ["BACKEND"]
@@ -28,6 +32,10 @@ _COMMON_COST = 1 / 8
 _WINDOW, _LEAST_WINDOW = 1 << 18, 1 << 14
 # Each window computes its common noise once. A window of at least this width is still tall enough to hide that cost.
 _COMMON_COLUMNS = 1 << 12
+# Weighted moments: with at least so many rows, threads share rows alone.
+_FEW_ROWS = 1024
+# Rows whose float64 sums are in memory at once.
+_MOST_ROWS = 4096
 # Where columns are contiguous, each window also reads mu and sigma once. With these limits of rows and normals, a
 # window is wide enough to hide that cost. A common normal costs little, so a window may have many.
 _COMMON_ROWS, _COMMON_WINDOW = 1 << 13, 1 << 20
@@ -116,6 +124,68 @@ class CpuBackend:
 
         is_valid = value_kernel("float64" if dtype == "float64" else "float32")
         return Launcher(run, is_valid, threads if most > 1 else None, takes_arrays=True)
+
+    def moments_launcher(self, moments: Moments) -> MomentsLauncher:
+        from .kernels.cpu.kernel import value_kernel
+        from .kernels.cpu.moments import PIECE, ROUND, finishing_kernel, listing_kernel, summing_kernel
+
+        draw = moments.draw
+        dtype = ElementType(draw.type).name
+        real, width = MATRIX_TYPES[dtype].computing, 8 if draw.antithetic else 4
+        list_groups, sum_rows, finish = (
+            listing_kernel(real, draw.antithetic),
+            summing_kernel(real),
+            finishing_kernel(dtype),
+        )
+        rows, number, values_are_valid = 1 if draw.common_noise else draw.rows, np.dtype(real), value_kernel(real)
+        most_groups = math.ceil(draw.columns / width) + 1
+        most_groups += -most_groups % ROUND
+        none = np.empty(0, MATRIX_TYPES[dtype].stored)
+
+        def run(
+            weights: HostArray, mu: HostArray, sigma: HostArray, first: HostArray, second: HostArray | None, seed: int,
+            offset: int, first_row: int, first_column: int, stream: int, scratch: int,
+        ) -> None:  # fmt: skip
+            groups, of_first = np.zeros(most_groups, np.uint32), np.zeros(4 * most_groups, number)
+            of_second = np.zeros(4 * most_groups, number) if draw.antithetic else of_first
+            count, weight = list_groups(weights, first_column, groups, of_first, of_second)
+            count += -count % ROUND
+            first_i = 0 if draw.common_noise else first_row
+
+            def add_up(columns: slice, band: slice, sums: HostArray) -> None:
+                of_columns = slice(4 * columns.start, 4 * columns.stop)
+                sum_rows(
+                    groups[columns], of_first[of_columns], of_second[of_columns], sums, seed, offset,
+                    first_i + band.start,
+                )  # fmt: skip
+
+            def finish_band(band: slice) -> None:
+                sums = np.zeros((band.stop - band.start, 2))
+                add_up(slice(0, count), band, sums)
+                finish(mu[band], sigma[band], sums, weight, first[band], none if second is None else second[band])
+
+            threads = max(1, min(math.ceil(4 * rows * count / _SHARE), thread_count(), draw.threads or _SHARE))
+            height = min(_MOST_ROWS, math.ceil(rows / (4 * threads)) if threads > 1 else rows)
+            bands = [slice(top, min(top + height, rows)) for top in range(0, rows, height)]
+            if not draw.common_noise and (threads == 1 or rows >= _FEW_ROWS or count <= PIECE):
+                run_all(finish_band, bands, threads)
+                return
+            # One thread would add up the sums of the pieces in the same order.
+            pieces = [slice(start, min(start + PIECE, count)) for start in range(0, count, PIECE)]
+            totals = np.zeros((max(len(pieces), 1), rows, 2))
+            parts = [
+                (piece, band, of_piece[band]) for piece, of_piece in zip(pieces, totals, strict=False) for band in bands
+            ]
+            run_all(lambda part: add_up(*part), parts, threads)
+            sums = totals[0]
+            for more in totals[1:]:
+                sums += more
+            finish(mu, sigma, sums, weight, first, none if second is None else second)
+
+        def is_valid(weights: HostArray, mu: HostArray, sigma: HostArray) -> Any:
+            return values_are_valid(mu, sigma) and values_are_valid(weights, sigma[:0])
+
+        return MomentsLauncher(run, is_valid, takes_arrays=True)
 
     def advancer(self, device: int) -> Callable[[int, int], None]:
         """The cpu backend has no device memory."""

@@ -20,13 +20,13 @@ from .contract import Backend, BackendStatus, DeviceKind
 from .element_types import MATRIX_TYPES
 from .errors import BackendUnavailableError
 from .kernels.cuda.geometry import KERNEL_STORES
-from .launch import DriverBackend, KernelKey
+from .launch import DriverBackend, KernelKey, MomentsKey
 from .memory.dlpack import LEGACY_STREAM, Imported
 from .native import csrc_files
 from .system import cache
 from .system.cuda_driver import device_of
 
-__all__ = ["ADVANCE_KERNEL", "BACKEND", "OPTIONS", "kernel_name", "source"]
+__all__ = ["ADVANCE_KERNEL", "BACKEND", "MOMENTS_HEADER", "OPTIONS", "kernel_name", "moments_kernel_name", "source"]
 
 # Names of CuPy's package for each CUDA version.
 _PACKAGES = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
@@ -34,14 +34,17 @@ _PACKAGES = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
 ADVANCE_KERNEL = "multisample::advance_kernel"
 """The C++ name of the kernel that adds 1 to an offset."""
 
+MOMENTS_HEADER = "moments_kernel"
+"""The header of the kernels of weighted moments, for `source`."""
+
 OPTIONS = ("--std=c++17", f"-I{csrc_files.folder()}")
 """The compiler options."""
 
 
 @functools.cache
-def source() -> str:
+def source(header: str = "kernel") -> str:
     """The program for NVRTC. It names a digest of the headers, because CuPy's cache compares programs only."""
-    return f'// {csrc_files.digest()}\n#include "cuda/kernel.cuh"\n'
+    return f'// {csrc_files.digest()}\n#include "cuda/{header}.cuh"\n'
 
 
 def kernel_name(key: KernelKey) -> str:
@@ -53,6 +56,19 @@ def kernel_name(key: KernelKey) -> str:
         *(str(bool(flag)).lower() for flag in (key.origin_in_memory, key.batched)),
     )
     return f"multisample::sample_kernel<{', '.join(arguments)}>"
+
+
+def moments_kernel_name(key: MomentsKey) -> str:
+    """The C++ name of a kernel of weighted moments."""
+    real = MATRIX_TYPES[key.real].cpp
+    if key.finishing:
+        return f"multisample::finish_moments_kernel<{real}>"
+    antithetic, fast_math, with_second, origin_in_memory = (
+        str(bool(flag)).lower() for flag in (key.antithetic, key.fast_math, key.with_second, key.origin_in_memory)
+    )
+    return (
+        f"multisample::moments_kernel<{real}, {antithetic}, {fast_math}, {key.rows}, {with_second}, {origin_in_memory}>"
+    )
 
 
 class CupyBackend(DriverBackend):
@@ -109,17 +125,21 @@ class CupyBackend(DriverBackend):
             shared = Imported(array, cupy.cuda.get_current_stream().ptr or LEGACY_STREAM)
             return cupy.asarray(shared).view(shared.dtype)
 
-    def compile(self, key: KernelKey | None) -> tuple[int, Any]:
+    def compile(self, key: KernelKey | MomentsKey | None) -> tuple[int, Any]:
         import cupy
 
-        name = ADVANCE_KERNEL if key is None else kernel_name(key)
+        code, name = source(), ADVANCE_KERNEL
+        if isinstance(key, MomentsKey):
+            code, name = source(MOMENTS_HEADER), moments_kernel_name(key)
+        elif key is not None:
+            name = kernel_name(key)
         try:
             try:
-                module, kernel = _compiled(name)
+                module, kernel = _compiled(code, name)
             except OSError as error:  # CuPy's disk cache raises it; NVRTC does not.
                 cache.warn_once("cupy", f"a kernel of 'cupy' was compiled without CuPy's disk cache: {error}")
                 with _without_disk_cache():
-                    module, kernel = _compiled(name)
+                    module, kernel = _compiled(code, name)
         except cupy.cuda.compiler.CompileException as error:
             lines = str(error).strip().splitlines()
             raise BackendUnavailableError(
@@ -129,11 +149,11 @@ class CupyBackend(DriverBackend):
         return int(kernel.ptr), module
 
 
-def _compiled(name: str) -> tuple[Any, Any]:
+def _compiled(code: str, name: str) -> tuple[Any, Any]:
     """A module, and the kernel called `name` in it."""
     import cupy
 
-    module = cupy.RawModule(code=source(), options=OPTIONS, name_expressions=(name,))
+    module = cupy.RawModule(code=code, options=OPTIONS, name_expressions=(name,))
     return module, module.get_function(name).kernel
 
 

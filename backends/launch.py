@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .contract import Backend, Launcher
+from .contract import Backend, Launcher, MomentsLauncher
 from .draw import (
     PACKED_DRAW,
     SIZES,
@@ -27,11 +27,17 @@ from .draw import (
     packer,
     parts_of_batch,
 )  # fmt: skip
+from .element_types import MATRIX_TYPES
 from .kernels.cuda.geometry import PACKED_GEOMETRY, Geometry, geometry
+from .kernels.cuda.moments_geometry import MOMENT_THREADS, PACKED_MOMENT_GEOMETRY, MomentGeometry, moment_geometry
 from .memory.host import vectors_at
+from .moments import PACKED_MOMENTS, Moments, moments_packer, pack_moments
 from .system import cuda_driver
 
-__all__ = ["CONFIGURATION_SIZE", "DriverBackend", "KernelKey", "MemoryLauncher", "generic_launcher", "kernel_key"]
+__all__ = [
+    "CONFIGURATION_SIZE", "DriverBackend", "KernelKey", "MemoryLauncher", "MomentsKey", "generic_launcher",
+    "kernel_key",
+]  # fmt: skip
 
 
 class KernelKey(NamedTuple):
@@ -47,10 +53,26 @@ class KernelKey(NamedTuple):
     device: int
 
 
+class MomentsKey(NamedTuple):
+    """The kernel of weighted moments. Each is compiled alone."""
+
+    real: str
+    """The computing type."""
+    antithetic: bool
+    fast_math: bool
+    rows: int
+    """`MomentGeometry.rows`."""
+    with_second: bool
+    origin_in_memory: bool
+    finishing: bool
+    """Whether it is the kernel that adds up the segments; it depends on `real` alone."""
+    device: int
+
+
 def kernel_key(draw: Draw, stores: int) -> KernelKey:
     """The kernel for `draw`, with the stores of its geometry."""
     dtype = ElementType(draw.type).name
-    in_memory = bool(draw.seed.at or draw.first_row.at or draw.first_column.at)
+    in_memory = _has_origin_in_memory(draw)
     fast_math = draw.fast_math and dtype != "float64"
     return KernelKey(
         dtype, draw.common_noise, draw.antithetic, fast_math, stores, in_memory, draw.batch > 1, draw.device
@@ -62,6 +84,7 @@ _CONFIGURATION = struct.Struct("7I4xPP I4x")
 _pack_configuration = _CONFIGURATION.pack
 CONFIGURATION_SIZE = _CONFIGURATION.size
 _ARGUMENTS = PACKED_DRAW + PACKED_GEOMETRY
+_MOMENTS_ARGUMENTS = PACKED_MOMENTS + PACKED_MOMENT_GEOMETRY
 _MOST_BATCH = 65535  # The longest y axis of a grid.
 
 
@@ -76,23 +99,25 @@ class DriverBackend(abc.ABC):
     name: str
 
     def __init__(self) -> None:
-        self._handles: dict[KernelKey | tuple[str, int], int] = {}
-        self.compiled: dict[KernelKey | tuple[str, int], Any] = {}
+        self._handles: dict[KernelKey | MomentsKey | tuple[str, int], int] = {}
+        self.compiled: dict[KernelKey | MomentsKey | tuple[str, int], Any] = {}
         """The compiler's own objects, by kernel. A handle is valid as long as its object is alive."""
         self._launch = functools.cache(self._launch_function)
 
     @abc.abstractmethod
-    def compile(self, key: KernelKey | None) -> tuple[int, Any]:
+    def compile(self, key: KernelKey | MomentsKey | None) -> tuple[int, Any]:
         """The driver's handle of a kernel, and the object that keeps it alive; of `advance` if `key` is None.
 
         The caller makes the device current.
         """
 
-    def kernel(self, key: KernelKey) -> int:
+    def kernel(self, key: KernelKey | MomentsKey) -> int:
         """The driver's handle of a kernel, compiled on first use."""
         return self._handles.get(key) or self._compiled(key, key, key.device)
 
-    def _compiled(self, place: KernelKey | tuple[str, int], key: KernelKey | None, device: int) -> int:
+    def _compiled(
+        self, place: KernelKey | MomentsKey | tuple[str, int], key: KernelKey | MomentsKey | None, device: int
+    ) -> int:
         with cuda_driver.on_device(device):
             handle, self.compiled[place] = self.compile(key)
         self._handles[place] = handle
@@ -159,6 +184,59 @@ class DriverBackend(abc.ABC):
 
     def memory_launcher(self, draw: Draw) -> MemoryLauncher:
         return MemoryLauncher(self, draw)
+
+    def moments_launcher(self, moments: Moments) -> MomentsLauncher:
+        draw, packed = moments.draw, moments_packer(moments)
+        launch = self._launch(_MOMENTS_ARGUMENTS, draw.device)
+        cached: dict[int, tuple[list[tuple[int, int]], bytes, int]] = {}
+
+        def cut_of(first_column: int) -> tuple[list[tuple[int, int]], bytes, int]:
+            """Kernels with their blocks, packed geometry and size of the scratch memory, cached."""
+            phase = first_column & 7
+            if phase not in cached:
+                geometry = _moment_geometry(draw, phase)
+                size = geometry.scratch_size(draw.rows, draw.common_noise, 2 if moments.second else 1)
+                cached[phase] = self._moment_kernels(moments, geometry), geometry.packed(), size
+            return cached[phase]
+
+        def run(
+            weights: int, mu: Any, sigma: Any, first: int, second: int, seed: int, offset: int, first_row: int,
+            first_column: int, stream: int, scratch: int,
+        ) -> None:  # fmt: skip
+            kernels, cut, _ = cut_of(first_column)
+            arguments = (
+                packed(weights, mu, sigma, first, second, seed, offset, first_row, first_column, stream, scratch) + cut
+            )
+            for kernel, blocks in kernels:
+                launch(kernel, pack_configuration(blocks, MOMENT_THREADS, stream) + arguments)
+
+        return MomentsLauncher(run, scratch_size=lambda first_column: cut_of(first_column)[2])
+
+    def launch_moments(self, moments: Moments) -> None:
+        draw = moments.draw
+        geometry = _moment_geometry(draw, -1 if draw.first_column.at else draw.first_column.value & 7)
+        launch, arguments = self._launch(_MOMENTS_ARGUMENTS, draw.device), pack_moments(moments) + geometry.packed()
+        for kernel, blocks in self._moment_kernels(moments, geometry):
+            launch(kernel, pack_configuration(blocks, MOMENT_THREADS, draw.stream) + arguments)
+
+    def moments_scratch_size(self, moments: Moments) -> int:
+        draw = moments.draw
+        geometry = _moment_geometry(draw, -1 if draw.first_column.at else draw.first_column.value & 7)
+        return geometry.scratch_size(draw.rows, draw.common_noise, 2 if moments.second else 1)
+
+    def _moment_kernels(self, moments: Moments, geometry: MomentGeometry) -> list[tuple[int, int]]:
+        """The one or two kernels to launch, with their blocks."""
+        draw, real = moments.draw, _real(moments.draw)
+        fast_math = draw.fast_math and real != "float64"
+        key = MomentsKey(
+            real, draw.antithetic, fast_math, geometry.rows, moments.second != 0, _has_origin_in_memory(draw), False,
+            draw.device,
+        )  # fmt: skip
+        kernels = [(self.kernel(key), geometry.blocks)]
+        if geometry.finishing_blocks:
+            finishing = MomentsKey(real, False, False, 1, False, False, True, draw.device)
+            kernels.append((self.kernel(finishing), geometry.finishing_blocks))
+        return kernels
 
     def advancer(self, device: int) -> Callable[[int, int], None]:
         place = ("advance", device)
@@ -232,6 +310,20 @@ def _buffer(size: int) -> _Buffer:
     extra = (ctypes.c_void_p * 5)(1, arguments, 2, ctypes.addressof(count), 0)
     ordinal = ctypes.c_int()
     return memoryview(memory).cast("B"), ctypes.byref(memory), extra, ctypes.byref(ordinal), ordinal, count
+
+
+def _has_origin_in_memory(draw: Draw) -> bool:
+    return bool(draw.seed.at or draw.first_row.at or draw.first_column.at)
+
+
+def _real(draw: Draw) -> str:
+    return MATRIX_TYPES[ElementType(draw.type).name].computing
+
+
+def _moment_geometry(draw: Draw, phase: int) -> MomentGeometry:
+    return moment_geometry(
+        draw.rows, draw.columns, _real(draw), phase, draw.common_noise, draw.antithetic, _has_origin_in_memory(draw)
+    )
 
 
 def _cut(draw: Draw, misalignment: int, first_column: int) -> tuple[Geometry, bytes]:

@@ -16,7 +16,7 @@ import numpy as np
 from .contract import Backend, BackendStatus, DeviceKind
 from .errors import BackendUnavailableError
 from .kernels.cuda.toolchain import INSTALL, clashes
-from .launch import DriverBackend, KernelKey
+from .launch import DriverBackend, KernelKey, MomentsKey
 from .memory.dlpack import LEGACY_STREAM, Imported
 from .system.cuda_driver import device_of, function_of_kernel, on_device
 
@@ -83,11 +83,14 @@ class NumbaBackend(DriverBackend):
             shared = Imported(array, LEGACY_STREAM)
             return cuda.as_cuda_array(shared, sync=False).view(shared.dtype)
 
-    def compile(self, key: KernelKey | None) -> tuple[int, Any]:
+    def compile(self, key: KernelKey | MomentsKey | None) -> tuple[int, Any]:
         try:
-            from .kernels.cuda.compilation import compile_advance, compile_kernel
+            from .kernels.cuda.compilation import compile_advance, compile_kernel, compile_moments
 
-            kernel = compile_advance() if key is None else compile_kernel(*key[:-1])
+            if isinstance(key, MomentsKey):
+                kernel = compile_moments(*key[:-1])
+            else:
+                kernel = compile_advance() if key is None else compile_kernel(*key[:-1])
             return _function(kernel.library.get_cufunc().handle), kernel
         except Exception as error:
             lines = str(error).strip().splitlines() or [type(error).__name__]

@@ -14,6 +14,7 @@ from multisample.backends.contract import BackendStatus
 
 from ._backends import backends, register_backend
 from ._include import get_include
+from ._moments import weighted_moments
 from ._randomness.generator import Generator, Key, manual_seed
 from ._sample import sample
 from ._threads import limit_threads
@@ -33,6 +34,7 @@ __all__ = [
     "manual_seed",
     "register_backend",
     "sample",
+    "weighted_moments",
 ]
 
 if TYPE_CHECKING:

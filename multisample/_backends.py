@@ -8,6 +8,7 @@ from multisample.backends.contract import Backend, BackendStatus
 from ._arguments import describe
 from ._libraries import library_called
 from ._libraries.library import NOUNS
+from ._moments_plan import MOMENT_PLANS
 from ._plan import PLANS
 from .exceptions import BackendUnavailableError, UnknownBackendError
 
@@ -150,3 +151,4 @@ def forget() -> None:
     """Discard all choices of backends and all plans."""
     _chosen.clear()
     PLANS.clear()
+    MOMENT_PLANS.clear()

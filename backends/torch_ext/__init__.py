@@ -18,10 +18,11 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from ..contract import Backend, BackendStatus, DeviceKind, Launcher
-from ..draw import HOST, PACKED_DRAW, Draw, Operation, pack, packer
+from ..contract import Backend, BackendStatus, DeviceKind, Launcher, MomentsLauncher
+from ..draw import HOST, PACKED_DRAW, Draw, ElementType, Operation, Vector, pack, packer
 from ..errors import BackendUnavailableError
 from ..memory.dlpack import CUDA, LEGACY_STREAM, capsule_and_strides
+from ..moments import Moments, moments_packer, pack_moments
 from ..native import libraries, prebuilt, toolchain
 from ..system.cuda_driver import device_of
 from ..system.worker_pool import thread_limit
@@ -90,6 +91,7 @@ class TorchExtBackend:
         register()
         self._builtins = _builtins_of(path)
         library.multisample_run_cpu.argtypes = (ctypes.c_char_p,)
+        library.multisample_run_moments_cpu.argtypes = (ctypes.c_char_p,)
         library.multisample_is_valid_cpu.argtypes = (ctypes.c_char_p,)
         library.multisample_last_error.restype = ctypes.c_char_p
         return library
@@ -102,6 +104,9 @@ class TorchExtBackend:
         library.multisample_run_cuda.argtypes = (ctypes.c_char_p,)
         library.multisample_scratch_size_cuda.argtypes = (ctypes.c_char_p,)
         library.multisample_scratch_size_cuda.restype = ctypes.c_uint64
+        library.multisample_run_moments_cuda.argtypes = (ctypes.c_char_p,)
+        library.multisample_moments_scratch_size_cuda.argtypes = (ctypes.c_char_p,)
+        library.multisample_moments_scratch_size_cuda.restype = ctypes.c_uint64
         library.multisample_advance_cuda.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
         library.multisample_cuda_error.argtypes = (ctypes.c_int,)
         library.multisample_cuda_error.restype = ctypes.c_char_p
@@ -191,6 +196,61 @@ class TorchExtBackend:
             return 0
         self.prepare("cuda")
         return int(self._cuda.multisample_scratch_size_cuda(pack(draw)))
+
+    def launch_moments(self, moments: Moments) -> None:
+        run, fail = self._moments_runner(moments.draw)
+        error = run(pack_moments(moments))
+        if error:
+            fail(error)
+
+    def moments_launcher(self, moments: Moments) -> MomentsLauncher:
+        draw, packed = moments.draw, moments_packer(moments)
+        run, fail = self._moments_runner(draw)
+        sizes: dict[int, int] = {}
+
+        def launch(
+            weights: int, mu: Any, sigma: Any, first: int, second: int, seed: int, offset: int, first_row: int,
+            first_column: int, stream: int, scratch: int,
+        ) -> None:  # fmt: skip
+            error = run(
+                packed(
+                    weights, mu, sigma, first, second, seed, offset, first_row, first_column, stream, scratch,
+                    thread_limit(),
+                )
+            )  # fmt: skip
+            if error:
+                fail(error)
+
+        def scratch_size(first_column: int) -> int:
+            phase = first_column & 7
+            if phase not in sizes:
+                first = draw.first_column._replace(value=phase)
+                sizes[phase] = self.moments_scratch_size(moments._replace(draw=draw._replace(first_column=first)))
+            return sizes[phase]
+
+        if draw.device != HOST:
+            return MomentsLauncher(launch, scratch_size=scratch_size)
+        check = self._cpu.multisample_is_valid_cpu
+        of_rows = packer(draw)
+        zero = Vector(0, 0, 0.0, ElementType.number)
+        of_weights = packer(draw._replace(mu=moments.weights, sigma=zero, rows=draw.columns))
+
+        def is_valid(weights: int, mu: Any, sigma: Any) -> Any:
+            return check(of_rows(mu, sigma, 0, 0, 0, 0, 0, 0, 0)) and check(
+                of_weights(weights, 0.0, 0, 0, 0, 0, 0, 0, 0)
+            )
+
+        return MomentsLauncher(launch, is_valid)
+
+    def moments_scratch_size(self, moments: Moments) -> int:
+        self.prepare("cuda")
+        return int(self._cuda.multisample_moments_scratch_size_cuda(pack_moments(moments)))
+
+    def _moments_runner(self, draw: Draw) -> tuple[Any, Callable[[int], NoReturn]]:
+        self.prepare("cpu" if draw.device == HOST else "cuda")
+        if draw.device == HOST:
+            return self._cpu.multisample_run_moments_cpu, self._raise_cpu_error
+        return self._cuda.multisample_run_moments_cuda, self._raise_cuda_error
 
     def advancer(self, device: int) -> Callable[[int, int], None]:
         self.prepare("cuda")

@@ -8,6 +8,7 @@ namespace multisample {
 // `x` of lane `lane`. All lanes of the warp take part.
 MULTISAMPLE_FUNCTION float from_lane(float x, u32 lane) { return __shfl_sync(~0u, x, lane); }
 MULTISAMPLE_FUNCTION double from_lane(double x, u32 lane) { return __shfl_sync(~0u, x, lane); }
+MULTISAMPLE_FUNCTION u32 from_lane(u32 x, u32 lane) { return __shfl_sync(~0u, x, lane); }
 
 // `x` of the previous lane; lane 0 gets its own.
 MULTISAMPLE_FUNCTION float shuffle_up(float x) { return __shfl_up_sync(~0u, x, 1); }

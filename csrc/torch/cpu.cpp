@@ -10,6 +10,7 @@
 
 #include "cpu/gradient_kernel.h"
 #include "cpu/kernel.h"
+#include "cpu/moments_kernel.h"
 #include "torch/operators.h"
 #include "torch/python_calls.h"
 
@@ -124,11 +125,39 @@ void run(const Draw& batch) {
   });
 }
 
+template <class Real>
+void run_moments_as(const Moments& call, u64 threads) {
+  const MomentParts<Real> parts(call, threads);
+  std::vector<cpu::Gradients> partial_sums(parts.partial_sums());
+  on_threads(parts.count(), threads, [&](u64 k) { parts.sum(k, partial_sums.data()); });
+  parts.finish(partial_sums.data());
+}
+
+void run_moments(Moments call) {
+  call.draw = with_values(call.draw);
+  const u64 threads = threads_for(call.draw);
+  call.draw.type == kFloat64 ? run_moments_as<double>(call, threads) : run_moments_as<float>(call, threads);
+}
+
 struct Cpu {
   static void run(const char*, const Tensor&, const Draw& call) { multisample::run(call); }
 };
 
 thread_local std::string last_error;
+
+// Returns 0, or 1 after an exception, with its text in last_error.
+template <class Run>
+int without_exceptions(const Run& run) {
+  try {
+    run();
+    return 0;
+  } catch (const std::exception& error) {
+    last_error = error.what();
+  } catch (...) {
+    last_error = "unknown exception";
+  }
+  return 1;
+}
 
 }  // namespace
 }  // namespace multisample
@@ -137,15 +166,12 @@ thread_local std::string last_error;
 
 // Runs a call on host memory. Returns 0, or 1 with the reason in multisample_last_error.
 MULTISAMPLE_EXPORT int multisample_run_cpu(const multisample::Draw* call) {
-  try {
-    multisample::run(*call);
-    return 0;
-  } catch (const std::exception& error) {
-    multisample::last_error = error.what();
-  } catch (...) {
-    multisample::last_error = "unknown exception";
-  }
-  return 1;
+  return multisample::without_exceptions([&] { multisample::run(*call); });
+}
+
+// The same for weighted moments.
+MULTISAMPLE_EXPORT int multisample_run_moments_cpu(const multisample::Moments* call) {
+  return multisample::without_exceptions([&] { multisample::run_moments(*call); });
 }
 
 // Whether all of mu is finite, and all of sigma finite and not negative, in the computing type of the matrix.

@@ -6,6 +6,7 @@
 #include <torch/csrc/stable/accelerator.h>
 
 #include "cuda/gradient_launch.cuh"
+#include "cuda/moments_launch.cuh"
 #include "torch/operators.h"
 
 namespace multisample {
@@ -66,6 +67,15 @@ MULTISAMPLE_EXPORT int multisample_run_cuda(const multisample::Draw* call) {
     return multisample::launch(call->operation == multisample::kGradient ? multisample::with_regular_strides(*call)
                                                                          : *call);
   });
+}
+
+// The same two for weighted moments.
+MULTISAMPLE_EXPORT uint64_t multisample_moments_scratch_size_cuda(const multisample::Moments* call) {
+  return multisample::scratch_size(*call, multisample::moment_geometry(call->draw));
+}
+
+MULTISAMPLE_EXPORT int multisample_run_moments_cuda(const multisample::Moments* call) {
+  return multisample::on_device(call->draw.device, [&] { return multisample::launch_moments(*call); });
 }
 
 // Adds 1 to an offset in device memory, in stream order. Returns a cudaError_t.

@@ -19,7 +19,11 @@ __all__ = ["check_values", "least_and_most", "number_vector", "vector_converter"
 
 # The largest double that rounds to a finite float32.
 _MOST_FLOAT32 = float.fromhex("0x1.fffffefffffffp+127")
-_RULES = {"mu": (-math.inf, "finite means"), "sigma": (0.0, "finite standard deviations of at least 0")}
+_RULES = {
+    "mu": (-math.inf, "finite means"),
+    "sigma": (0.0, "finite standard deviations of at least 0"),
+    "weights": (-math.inf, "finite weights"),
+}
 
 
 def least_and_most(name: str, dtype: str) -> tuple[float, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -50,7 +51,8 @@ class NumbaLibrary(Library):
 
     def allocator(self, shape: tuple[int, ...], dtype: str, device: Device) -> Callable[[Any], Any]:
         element, ordinal = cached_dtype(dtype), device.ordinal
-        make, strides = cuda.cudadrv.devicearray.DeviceNDArray, (shape[1] * element.itemsize, element.itemsize)
+        make = cuda.cudadrv.devicearray.DeviceNDArray
+        strides = tuple(math.prod(shape[axis + 1 :]) * element.itemsize for axis in range(len(shape)))
 
         def allocate(like: Any) -> Any:
             if current_device() == ordinal:

@@ -24,7 +24,7 @@ from .._plan import ROWS, Call, draw_planned
 from .._randomness.generator import DEFAULT_GENERATOR
 from .._streams import keep_until_done, order_after, order_before
 
-__all__ = ["draw_adopted", "draw_from_host"]
+__all__ = ["adopted", "draw_adopted", "draw_from_host"]
 
 
 def draw_adopted(call: Call, caller: ForeignLibrary, device: Device, backend: Backend) -> Any:
@@ -34,7 +34,7 @@ def draw_adopted(call: Call, caller: ForeignLibrary, device: Device, backend: Ba
     adopt = backend.adopt if on_device else caller.as_numpy
     arguments = ("mu", call.mu), ("sigma", call.sigma), ("out", call.out)
     caller_arrays = {name: x for name, x in arguments if is_array(x)}
-    kernel_arrays = {name: _adopted(name, x, caller, device, adopt) for name, x in caller_arrays.items()}
+    kernel_arrays = {name: adopted(name, x, caller, device, adopt) for name, x in caller_arrays.items()}
     call = call._replace(**kernel_arrays)
     inputs = inspect_inputs(library, call.mu, call.sigma, call.dtype)
     caller.check_dtype(inputs.dtype)
@@ -61,7 +61,8 @@ def is_array(x: Any) -> bool:
     return not (x is None or is_number(x))
 
 
-def _adopted(name: str, array: Any, caller: ForeignLibrary, device: Device, adopt: Callable[[Any], Any]) -> Any:
+def adopted(name: str, array: Any, caller: ForeignLibrary, device: Device, adopt: Callable[[Any], Any]) -> Any:
+    """Argument `name`, an array of `caller`, as ``adopt(array)``; TypeError if its memory cannot be shared."""
     where = caller.device(name, array)
     if where != device:
         raise ValueError(f"{name}: expected it on the device of the other arrays, {device}, got {where}")

@@ -66,6 +66,12 @@ class Arrays:
     def columns(self, samples: Any, which: Any) -> Any:
         return self.xp.take(samples, which, axis=1)
 
+    def scattered(self, zeros: Any, which: Any, values: Any) -> Any:
+        """A copy of `zeros` with `values` at the indices `which`."""
+        array = zeros + 0
+        array[which] = values
+        return array
+
     def clipped(self, samples: Any, low: Any, high: Any) -> Any:
         """`samples` clipped to bounds; in place if the arrays are mutable."""
         return self.xp.clip(samples, low, high, out=samples)
@@ -114,6 +120,9 @@ class _JaxArrays(Arrays):
 
     def adopt(self, array: Any) -> Any:
         return self.jax.device_put(self.xp.asarray(array), self.where)
+
+    def scattered(self, zeros: Any, which: Any, values: Any) -> Any:
+        return zeros.at[which].set(values)
 
     def clipped(self, samples: Any, low: Any, high: Any) -> Any:
         return self.xp.clip(samples, low, high)

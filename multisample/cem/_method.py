@@ -15,13 +15,25 @@ from multisample.backends.contract import HostArray
 
 from .._arguments import checked_integer, describe
 from .._libraries import is_number, library_of
+from .._moments import weighted_moments
 from .._plan import COLUMNS as MOST_SAMPLES
-from .._randomness.generator import WORD_64, Generator
+from .._randomness.generator import WORD_64, Generator, Key
 from .._randomness.source import source_of
 from .._sample import sample
 from .._typing import AnyArray, ArrayT, HostVector, Noise, Number, OwnArray, T, Tensor
 from ._arrays import arrays_like, on_host
-from ._refit import COLLAPSED, COLUMNS, CONVERGED, DIVERGED, RUNNING, UNSCORED, State, refit
+from ._refit import (
+    COLLAPSED,
+    COLUMNS,
+    CONVERGED,
+    DIVERGED,
+    RUNNING,
+    UNSCORED,
+    State,
+    elite_weights,
+    refit,
+    refit_by_moments,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -212,10 +224,14 @@ class CEM(Generic[ArrayT]):
             self._state = State(start, self._converted(sigma), start, *self._put_score(math.inf, True))
             self._noise_floor = noise_floor if callable(noise_floor) else self._variance(noise_floor)
             self._bounds = None if bounds is None else self._edges(bounds)
-        self._refit = functools.partial(arrays.compiled(refit), arrays, elites, smoothing, self._tol)
+        self._refit, self._refit_by_moments, self._weights = (
+            functools.partial(arrays.compiled(function), arrays, elites, smoothing, self._tol)
+            for function in (refit, refit_by_moments, elite_weights)
+        )
         self._rows: list[Any] = []  # Rows of the history that are still on the device.
         self._history: list[HostArray] = []
         self._told = 0
+        self._asked: tuple[Key, Any, Any] | None = None
 
     def ask(self, out: ArrayT | None = None) -> ArrayT:
         """Draw new samples.
@@ -237,21 +253,25 @@ class CEM(Generic[ArrayT]):
         ValueError
             If the shape, type or device of `out` differs from the result's.
         """
+        key = Key(self._generator.seed, self._generator.offset)
         samples: ArrayT = sample(
             self._state.mu, self._state.sigma, self._n, out=out, generator=self._generator, **self._options
         )
         if self._bounds is not None:
             with self._arrays.scope():
                 samples = self._arrays.clipped(samples, *self._bounds)
+        self._asked = key, self._state.mu, self._state.sigma
         return samples
 
-    def tell(self, samples: AnyArray, scores: AnyArray) -> None:
+    def tell(self, samples: AnyArray | None, scores: AnyArray) -> None:
         """Refit mean and standard deviation to the samples with the lowest scores.
 
         Parameters
         ----------
-        samples : array, shape (d, n)
-            Samples from `ask`, which the caller may have repaired.
+        samples : array, shape (d, n), or None
+            Samples from `ask`, which the caller may have repaired. None stands for the samples of the latest `ask` as
+            they were drawn: their noise is drawn again by `multisample.weighted_moments`, so that samples need memory
+            only while they are scored. The result is the same up to rounding. Not with `bounds`.
         scores : array, shape (n,)
             One number for each sample; lower is better. NaN and infinities count as worst. Arrays of other libraries or
             devices are copied to the device of the samples.
@@ -261,18 +281,40 @@ class CEM(Generic[ArrayT]):
         TypeError
             If the elements of `samples` or `scores` are not numbers.
         ValueError
-            If `samples` or `scores` has another shape, or the schedule of `noise_floor` returns an invalid variance.
+            If `samples` or `scores` has another shape, or the schedule of `noise_floor` returns an invalid variance. If
+            `samples` is None with `bounds`, or without an `ask` since the last such call or assignment of `state`.
         """
         arrays = self._arrays
+        if samples is None and (self._bounds is not None or self._asked is None):
+            reason = "there is no `ask` whose samples it stands for"
+            if self._bounds is not None:
+                reason = "samples are clipped to bounds, and cannot be drawn again as they are"
+            raise ValueError(f"samples: expected an array, got None, but {reason}")
         with arrays.scope():
-            samples = self._adopted("samples", samples, (self._d, self._n))
+            if samples is not None:
+                samples = self._adopted("samples", samples, (self._d, self._n))
             scores = self._adopted("scores", scores, (self._n,))
             noise = self._noise_floor
             if callable(noise):
                 noise = self._scheduled(noise(self._told + 1))
-            self._state, row = self._refit(self._state, samples, scores, noise)
+            if samples is None:
+                row = self._refit_to_drawn(scores, noise)
+            else:
+                self._state, row = self._refit(self._state, samples, scores, noise)
         self._rows.append(row)
         self._told += 1
+
+    def _refit_to_drawn(self, scores: Any, noise: Any) -> Any:
+        """Refit to the samples of the latest `ask`, without them; returns the row of the history."""
+        assert self._asked is not None
+        key, mu, sigma = self._asked
+        weights, best = self._weights(scores)
+        options = {**self._options, "seed": key}
+        mean, square = weighted_moments(weights, mu, sigma, **options)
+        (first,) = weighted_moments(best, mu, sigma, order=1, **options)
+        self._state, row = self._refit_by_moments(self._state, mu, mean, square, first, scores, noise)
+        self._asked = None
+        return row
 
     @property
     def mu(self) -> ArrayT:
@@ -390,6 +432,7 @@ class CEM(Generic[ArrayT]):
             restored = State(mu, sigma, x, *self._put_score(fun, status == RUNNING))
         self._generator.state = {"seed": seed, "offset": offset, "spawned": 0}
         self._state, self._rows, self._history, self._told = restored, [], list(history), told
+        self._asked = None
 
     def _converted(self, x: Any) -> Any:
         """`mu` or `sigma` as a vector of the samples' library, device and dtype: one sample with sigma 0."""

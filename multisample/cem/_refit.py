@@ -10,7 +10,10 @@ from typing import Any, NamedTuple
 
 from ._arrays import Arrays
 
-__all__ = ["COLLAPSED", "COLUMNS", "CONVERGED", "DIVERGED", "RUNNING", "UNSCORED", "State", "refit"]
+__all__ = [
+    "COLLAPSED", "COLUMNS", "CONVERGED", "DIVERGED", "RUNNING", "UNSCORED", "State", "elite_weights", "refit",
+    "refit_by_moments",
+]  # fmt: skip
 
 RUNNING, CONVERGED, COLLAPSED, UNSCORED, DIVERGED = range(5)
 COLUMNS = ("best", "mean", "threshold", "sigma", "nonfinite", "status")
@@ -52,21 +55,77 @@ def refit(
     noise: Any,
 ) -> tuple[State, Any]:
     """The next state, and this iteration's row of the history, by `COLUMNS`."""
-    xp = arrays.xp
-    finite = xp.isfinite(scores)
-    ranked = xp.where(finite, scores, INFINITY)
-    which = arrays.lowest(ranked, elites)
+    which, best_scores = _elites(arrays, elites, scores)
     best = arrays.cast(arrays.columns(samples, which))
-    best_scores = ranked[which]
-
-    # Elites without a finite score have weight 0. With a single finite score, the variance stays.
-    is_fit = best_scores < INFINITY
-    weight = arrays.cast(is_fit)
+    weight = arrays.cast(best_scores < INFINITY)
     count = weight.sum()
-    divisor = xp.where(count > 0, count, 1)
+    divisor = arrays.xp.where(count > 0, count, 1)
     mean = (best * weight).sum(axis=1) / divisor
     deviation = best - mean[:, None]
     variance = (deviation * deviation * weight).sum(axis=1) / divisor
+    first = arrays.columns(best, best_scores.argmin().reshape(1))[:, 0]
+    return _followed(arrays, smoothing, tol, state, mean, variance, first, count, best_scores, scores, noise)
+
+
+def elite_weights(arrays: Arrays, elites: int, smoothing: float, tol: float | None, scores: Any) -> tuple[Any, Any]:
+    """The weights of all samples in the mean of the elites, and in the best sample."""
+    which, best_scores = _elites(arrays, elites, scores)
+    weight = arrays.cast(best_scores < INFINITY)
+    count = weight.sum()
+    zeros = arrays.xp.zeros_like(arrays.cast(scores))
+    best = which[best_scores.argmin().reshape(1)]
+    return (
+        arrays.scattered(zeros, which, weight / arrays.xp.where(count > 0, count, 1)),
+        arrays.scattered(zeros, best, 1.0),
+    )
+
+
+def refit_by_moments(
+    arrays: Arrays,
+    elites: int,
+    smoothing: float,
+    tol: float | None,
+    state: State,
+    center: Any,
+    mean: Any,
+    square: Any,
+    first: Any,
+    scores: Any,
+    noise: Any,
+) -> tuple[State, Any]:
+    """`refit`, from the elites' mean, their mean squared distance from `center`, and the best sample."""
+    _, best_scores = _elites(arrays, elites, scores)
+    count = arrays.cast(best_scores < INFINITY).sum()
+    distance = mean - center
+    variance = square - distance * distance
+    variance = arrays.xp.where(variance > 0, variance, 0 * variance)
+    return _followed(arrays, smoothing, tol, state, mean, variance, first, count, best_scores, scores, noise)
+
+
+def _elites(arrays: Arrays, elites: int, scores: Any) -> tuple[Any, Any]:
+    """Indices and scores of the elites. Scores that are not finite are infinite, and have weight 0."""
+    ranked = arrays.xp.where(arrays.xp.isfinite(scores), scores, INFINITY)
+    which = arrays.lowest(ranked, elites)
+    return which, ranked[which]
+
+
+def _followed(
+    arrays: Arrays,
+    smoothing: float,
+    tol: float | None,
+    state: State,
+    mean: Any,
+    variance: Any,
+    first: Any,
+    count: Any,
+    best_scores: Any,
+    scores: Any,
+    noise: Any,
+) -> tuple[State, Any]:
+    """The next state and its row, from the elites' mean and variance, the best sample and the number of elites."""
+    xp = arrays.xp
+    finite = xp.isfinite(scores)
+    # With a single finite score, the variance stays.
     variance = xp.where(count > 1, variance, state.sigma * state.sigma)
     sigma = xp.sqrt(variance + noise)
     if smoothing != 1:
@@ -85,7 +144,6 @@ def refit(
 
     fun = arrays.cast(best_scores.min(), arrays.real)
     improved = state.running & (fun < state.fun)
-    first = arrays.columns(best, best_scores.argmin().reshape(1))[:, 0]
     following = State(
         mu=xp.where(goes_on, mean, state.mu),
         sigma=xp.where(goes_on, sigma, state.sigma),

@@ -43,10 +43,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _build_cpu() -> None:
-    from multisample.backends.kernels.cpu.kernel import compile_all
+    from multisample.backends.kernels.cpu import kernel, moments
 
     start = time.perf_counter()
-    kernels = compile_all()
+    kernels = kernel.compile_all() + moments.compile_all()
     print(f"cpu: compiled {kernels} kernels in {time.perf_counter() - start:.1f} s", flush=True)
 
 

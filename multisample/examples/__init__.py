@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-__all__ = ["asian_option", "basket_option", "bayesian_regression", "cart_pole", "cart_pole_jax", "mppi", "tetris"]
+__all__ = [
+    "asian_option", "basket_option", "bayesian_regression", "cart_pole", "cart_pole_jax", "evolution_strategy", "mppi",
+    "tetris",
+]  # fmt: skip
 
 if TYPE_CHECKING:
     from . import asian_option as asian_option
@@ -12,6 +15,7 @@ if TYPE_CHECKING:
     from . import bayesian_regression as bayesian_regression
     from . import cart_pole as cart_pole
     from . import cart_pole_jax as cart_pole_jax
+    from . import evolution_strategy as evolution_strategy
     from . import mppi as mppi
     from . import tetris as tetris
 else:

@@ -399,6 +399,55 @@ def test_a_saved_state_includes_the_end_of_the_run() -> None:
     assert_same(resumed.result(), ended.result())
 
 
+@pytest.mark.parametrize("options", [{}, {"antithetic": True}, {"noise_floor": 0.01, "smoothing": 0.7}])
+def test_tell_without_samples_draws_them_again(library: Library, options: dict[str, Any]) -> None:
+    start, center = library.array(START), library.array(START[::-1].copy())[:, None]
+    with_samples, without = (CEM(start, 2.0, N, seed=SEED, **options) for _ in range(2))
+    for k in range(8):
+        x, y = with_samples.ask(), without.ask()
+        scores = ((x - center) ** 2).sum(0)
+        if k == 3:
+            scores = library.array(np.where(np.arange(N) % 3 == 0, np.inf, library.to_numpy(scores)))
+        with_samples.tell(x, scores)
+        del y
+        without.tell(None, scores)
+        # One step from equal states differs by rounding only.
+        for name in ("mu", "sigma"):
+            a, b = (library.to_numpy(getattr(run, name)) for run in (with_samples, without))
+            np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-5)
+        without.state = with_samples.state
+    best = [run.result() for run in (with_samples, without)]
+    assert best[0].fun == best[1].fun and best[0].nfev == best[1].nfev
+    np.testing.assert_allclose(library.to_numpy(best[0].x), library.to_numpy(best[1].x), rtol=1e-6)
+
+
+def test_tell_without_samples_finds_the_optimum(library: Library) -> None:
+    run = CEM(library.array(START), 2.0, N, seed=SEED, tol=1e-3)
+    for _ in range(60):
+        x = run.ask()
+        run.tell(None, ((x - 1.0) ** 2).sum(0))
+    result = run.result()
+    assert result.success
+    np.testing.assert_allclose(library.to_numpy(result.mu), 1.0, atol=5e-3)
+    x = library.to_numpy(result.x).astype(np.float64)
+    assert np.square(x - 1).sum() == pytest.approx(result.fun, rel=1e-3, abs=1e-9)
+
+
+def test_tell_without_samples_or_a_draw_raises() -> None:
+    run = CEM(START, 1.0, N, seed=SEED)
+    scores = np.arange(N, dtype=np.float32)
+    with pytest.raises(ValueError, match="samples: expected an array, got None, but there is no `ask`"):
+        run.tell(None, scores)
+    run.ask()
+    run.tell(None, scores)
+    with pytest.raises(ValueError, match="there is no `ask`"):
+        run.tell(None, scores)
+    bounded = CEM(START, 1.0, N, seed=SEED, bounds=(-5, 5))
+    bounded.ask()
+    with pytest.raises(ValueError, match="samples are clipped to bounds"):
+        bounded.tell(None, scores)
+
+
 def test_tell_accepts_samples_late_and_in_any_order() -> None:
     run = CEM(START, 2.0, N, seed=SEED)
     first, second = run.ask(), run.ask()

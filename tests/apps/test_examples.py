@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import statistics
+import tracemalloc
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ import multisample
 from multisample import __main__ as command_line
 from multisample import examples
 from multisample.backends import registry
-from multisample.examples import asian_option, basket_option, bayesian_regression, cart_pole, mppi
+from multisample.examples import asian_option, basket_option, bayesian_regression, cart_pole, evolution_strategy, mppi
 
 DEVICES = [
     "cpu",
@@ -154,6 +156,48 @@ def test_kernels_of_the_programs_compile_without_a_warning(draw: str) -> None:
         assert nvrtc_compile(program.KERNEL, [kernel], "sm_90", options).log == ""
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_an_evolution_strategy_approaches_its_target(device: str) -> None:
+    distances = evolution_strategy.train(d=200, steps=150, device=device)
+    assert distances[-1] < 0.2 * distances[0]
+
+
+def test_workers_of_an_evolution_strategy_share_scores_and_seeds_alone() -> None:
+    target, key = np.linspace(-1, 1, 50, dtype=np.float32), multisample.Key(3, 9)
+    start = target * 0
+
+    def score(x: Any) -> Any:
+        return -np.square(x - target).mean()
+
+    scores = evolution_strategy.scores_of(start, score, key, range(64))
+    shared = [0.0] * 64
+    for worker in range(4):
+        part = range(worker, 64, 4)
+        shared[worker::4] = evolution_strategy.scores_of(start, score, key, part)
+    assert shared == scores
+    z = (multisample.sample(start, evolution_strategy.SCALE, 64, seed=key) - start[:, None]) / evolution_strategy.SCALE
+    weights = np.asarray(scores, np.float32)
+    weights = (weights - weights.mean()) / weights.std()
+    moved = start.copy()
+    evolution_strategy.move(np, moved, scores, key)
+    np.testing.assert_allclose(moved, evolution_strategy.RATE * z @ weights, rtol=1e-4, atol=1e-5)
+
+
+def test_a_step_of_an_evolution_strategy_needs_memory_for_few_vectors() -> None:
+    parameters, key = np.zeros(10**6, np.float32), multisample.Key(3, 9)
+
+    def step() -> None:
+        scores = evolution_strategy.scores_of(parameters, lambda x: x[0], key, range(64))
+        evolution_strategy.move(np, parameters, scores, key)
+
+    step()  # Compiles.
+    tracemalloc.start()
+    step()
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1.2 * parameters.nbytes  # Beside the parameters.
+
+
 def test_the_command_lists_every_program(capsys: pytest.CaptureFixture[str]) -> None:
     assert command_line.main(["examples"]) == 0
     printed = capsys.readouterr().out
@@ -162,6 +206,7 @@ def test_the_command_lists_every_program(capsys: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.mark.parametrize("program", [asian_option, basket_option, bayesian_regression, cart_pole, mppi])
+@pytest.mark.parametrize("program", [basket_option, bayesian_regression, cart_pole, evolution_strategy])
 def test_a_program_prints_its_result(program: object, capsys: pytest.CaptureFixture[str]) -> None:
     if program is bayesian_regression and registry.find("torch_ext").status().reasons:
         pytest.skip("torch_ext cannot run")

@@ -20,11 +20,11 @@ from numba import cfunc, njit, types
 from numba.extending import intrinsic
 from numba.np.numpy_support import from_dtype
 
-from multisample.backends.draw import PACKED_DRAW
 from multisample.backends.kernels.cuda.geometry import MOST_THREADS, PACKED_GEOMETRY
-from multisample.backends.kernels.cuda.parameters import DRAW, GEOMETRY
+from multisample.backends.kernels.cuda.parameters import DRAW, GEOMETRY, MOMENT_GEOMETRY, MOMENTS
 from multisample.backends.kernels.stream.arithmetic import from_float_bits
 from multisample.backends.kernels.stream.rounding import to_float16
+from multisample.backends.moments import PACKED_MOMENTS
 
 __all__ = [
     "AVAILABLE",
@@ -72,7 +72,7 @@ _MOST_SHARED, _GAP = 48 << 10, 64
 _MOST_ACCESSES = 10**8
 
 # Indices of memory regions in the state: the output, the inputs, then the arrays in shared memory.
-_OUT, _INPUTS, _SHARED, _REGIONS = 0, 1, 4, 9
+_OUT, _INPUTS, _SHARED, _REGIONS = 0, 1, 5, 10
 _NAMES = ("the output",) + ("the inputs",) * (_SHARED - _INPUTS) + ("shared memory",) * (_REGIONS - _SHARED)
 
 # States of a thread, most of which name the event that it waits for.
@@ -95,7 +95,7 @@ _STATE = np.zeros(
     (),
     np.dtype(
         [
-            ("parameters", np.uint64, -(-(PACKED_DRAW + PACKED_GEOMETRY) // 8)),
+            ("parameters", np.uint64, -(-(PACKED_MOMENTS + PACKED_GEOMETRY) // 8)),
             ("begins", np.int64, _REGIONS),
             ("ends", np.int64, _REGIONS),
             ("written", np.int64),  # address of a byte for each element of the output's memory
@@ -188,19 +188,25 @@ def _state(typingctx: Any) -> Any:
     return record(), codegen
 
 
-@intrinsic
-def _parameters(typingctx: Any) -> Any:
-    """The draw and the geometry, read from their packed bytes: Numba's tuples have the layout of C structs."""
-    both = types.Tuple((DRAW, GEOMETRY))
+def _parameters(*kinds: Any) -> Any:
+    """A function that reads the parameters from their packed bytes: Numba's tuples have the layout of structs."""
+    both = types.Tuple(kinds)
 
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        values = []
-        for kind, skip in ((DRAW, 0), (GEOMETRY, PACKED_DRAW)):
-            address = ir.Constant(ir.IntType(64), _STATE["parameters"].ctypes.data + skip)
-            values.append(builder.load(_at(context, builder, address, kind)))
-        return context.make_tuple(builder, both, values)
+    @intrinsic
+    def parameters(typingctx: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            values, at = [], _STATE["parameters"].ctypes.data
+            for kind in kinds:
+                values.append(builder.load(_at(context, builder, ir.Constant(ir.IntType(64), at), kind)))
+                at += context.get_abi_sizeof(context.get_value_type(kind))
+            return context.make_tuple(builder, both, values)
 
-    return both(), codegen
+        return both(), codegen
+
+    return parameters
+
+
+_of_draws, _of_moments = _parameters(DRAW, GEOMETRY), _parameters(MOMENTS, MOMENT_GEOMETRY)
 
 
 # --- A grid ---------------------------------------------------------------------------------------
@@ -314,14 +320,17 @@ def once(function: Callable[..., Any]) -> Any:
     return _compiled_once[key]
 
 
-def compile_kernel(function: Callable[..., None]) -> Any:
-    """Compile ``function(call, geometry)``, whose intrinsics are those of this module, for `launch`."""
-    kernel = _jit(function)
+def compile_kernel(function: Callable[..., None], of_moments: bool = False) -> Any:
+    """Compile ``function(call, geometry)``, whose intrinsics are those of this module, for `launch`.
+
+    With `of_moments`, the parameters are `Moments` and `MomentGeometry` in place of a draw and its geometry.
+    """
+    kernel, parameters = _jit(function), _of_moments if of_moments else _of_draws
 
     @cfunc(types.void())
     def thread_of_all_blocks():
         while True:
-            call, geometry = _parameters()
+            call, geometry = parameters()
             kernel(call, geometry)
             _wait(_DONE)
 
@@ -348,11 +357,11 @@ def launch(
     blocks, threads : int
         Number of blocks, and of threads in each block.
     parameters : bytes
-        The draw and the geometry, packed.
+        The call and the geometry, packed.
     out : array
         The memory that the kernel may write, each element once. Gaps between elements are included.
-    inputs : up to three arrays or numbers
-        The memory that the kernel may read: mu, sigma and the words in memory.
+    inputs : up to four arrays or numbers
+        The memory that the kernel may read, such as mu, sigma and the words in memory.
     batch : int
         The length of the grid's y axis.
     backwards : bool

@@ -2,7 +2,8 @@
 
 The compilation runs in a separate process, because it patches numba-cuda's device. As a program, this module reads one
 line of JSON for each kernel: ``[name, variant, [major, minor]]``, where `variant` has the arguments of
-`kernels.cuda.compilation.variant_kernel`, or is null for the kernel of `advance`. The program writes ``name.ptx``,
+`kernels.cuda.compilation.variant_kernel`, or is null for the kernel of `advance`, or ``{"moments": arguments}`` of
+`moments_variant`. The program writes ``name.ptx``,
 nvJitLink's machine code ``name.cubin`` and its messages ``name.log`` into the folder that is its argument. If a
 compiler cannot be loaded, the program prints the compiler's name and exits with `CANNOT`.
 """
@@ -109,9 +110,21 @@ def compile_all(results: list[Compiled], origin_in_memory: bool = False) -> None
     if importlib.util.find_spec("numba_cuda") is None:
         raise CannotCompileError("numba-cuda is not installed")
     jobs = [[result.file.stem, [*result.variant, origin_in_memory, False], result.capability] for result in results]
-    lines = map(json.dumps, [*jobs, ["advance", None, HOPPER]])
+    _run([*jobs, ["advance", None, HOPPER]], results[0].file.parent)
+
+
+def compile_moments(variants: list[tuple[Any, ...]], folder: Path) -> list[Path]:
+    """Compile kernels of weighted moments for compute capability 9.0; returns the PTX files."""
+    if importlib.util.find_spec("numba_cuda") is None:
+        raise CannotCompileError("numba-cuda is not installed")
+    _run([[f"moments{k}", {"moments": variant}, HOPPER] for k, variant in enumerate(variants)], folder)
+    return [folder / f"moments{k}.ptx" for k in range(len(variants))]
+
+
+def _run(jobs: list[Any], folder: Path) -> None:
+    lines = map(json.dumps, jobs)
     done = subprocess.run(
-        [sys.executable, __file__, str(results[0].file.parent)], input="\n".join(lines), capture_output=True,
+        [sys.executable, __file__, str(folder)], input="\n".join(lines), capture_output=True,
         text=True, timeout=SECONDS,
     )  # fmt: skip
     if done.returncode == CANNOT:
@@ -155,7 +168,7 @@ def _refused(name: str, error: Exception) -> int:
     return CANNOT
 
 
-def _compile(variant: list[Any] | None, capability: tuple[int, int]) -> str:
+def _compile(variant: list[Any] | dict[str, Any] | None, capability: tuple[int, int]) -> str:
     from numba import cuda
     from numba.cuda import dispatcher
 
@@ -164,7 +177,10 @@ def _compile(variant: list[Any] | None, capability: tuple[int, int]) -> str:
     # The device properties that Numba reads to compile.
     dispatcher.get_current_device = lambda: SimpleNamespace(compute_capability=capability)
     function, signature, options = cuda_compilation.advance_kernel(), cuda_compilation.ADVANCE_SIGNATURE, {}
-    if variant is not None:
+    if isinstance(variant, dict):
+        function, signature = cuda_compilation.moments_variant(*variant["moments"]), parameters.MOMENTS_SIGNATURE
+        options = {"launch_bounds": cuda_compilation.moments_bounds(variant["moments"][0])}
+    elif variant is not None:
         dtype, shared, antithetic, _, stores, *_ = variant
         function = cuda_compilation.variant_kernel(*variant)
         signature = parameters.SIGNATURE

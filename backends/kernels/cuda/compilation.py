@@ -22,14 +22,19 @@ from multisample.backends.kernels.compilation import KernelCache, source_digest
 from . import intrinsics as cuda_intrinsics
 from .geometry import KERNEL_STORES, MOST_THREADS, TRANSPOSED_THREADS, staged_threads
 from .kernel import sample_kernel
-from .parameters import SIGNATURE
+from .moments import finishing_kernel, moments_kernel
+from .moments_geometry import MOMENT_THREADS
+from .parameters import MOMENTS_SIGNATURE, SIGNATURE
 
 __all__ = [
     "ADVANCE_SIGNATURE",
     "advance_kernel",
     "compile_advance",
     "compile_kernel",
+    "compile_moments",
     "launch_bounds",
+    "moments_bounds",
+    "moments_variant",
     "variant_kernel",
 ]
 
@@ -38,8 +43,32 @@ _VARIANTS = tuple(itertools.product(SIZES, *((False, True),) * 3, range(len(KERN
 ADVANCE_SIGNATURE = types.void(types.int64)
 
 
+_MOMENT_VARIANTS = tuple(
+    itertools.product(("float32", "float64"), *((False, True),) * 2, (1, 2), *((False, True),) * 3)
+)
+"""The fields of `multisample.backends.launch.MomentsKey`, but the device."""
+
+
 def _draw(call: Any, geometry: Any, variant: int) -> None:
     raise NotImplementedError("for a GPU only")
+
+
+def _sum(call: Any, geometry: Any, variant: int) -> None:
+    raise NotImplementedError("for a GPU only")
+
+
+@overload(_sum, prefer_literal=True, jit_options={"forceinline": True})
+def _sum_variant(call: Any, geometry: Any, variant: Any) -> Callable[..., Any] | None:
+    if not isinstance(variant, types.IntegerLiteral):
+        return None
+    *choices, finishing = _MOMENT_VARIANTS[variant.literal_value]
+    function = finishing_kernel(cuda_intrinsics, choices[0]) if finishing else moments_kernel(cuda_intrinsics, *choices)
+    kernel = njit(forceinline=True)(function)
+
+    def add_up(call: Any, geometry: Any, variant: Any) -> None:
+        kernel(call, geometry)
+
+    return add_up
 
 
 @overload(_draw, prefer_literal=True, jit_options={"forceinline": True})
@@ -78,6 +107,28 @@ def variant_kernel(
     kernel.__qualname__ = f"sample_kernel_{dtype}_{noise}_{transform}_{KERNEL_STORES[stores]}"
     if origin_in_memory:
         kernel.__qualname__ += "_origin_in_memory" + "_batched" * batched
+    return kernel
+
+
+def moments_variant(
+    real: str, antithetic: bool, fast_math: bool, rows: int, with_second: bool, origin_in_memory: bool, finishing: bool
+) -> Callable[..., None]:
+    """The kernel of `multisample.backends.kernels.cuda.moments` for one kind of calls, to be compiled."""
+    variant = _MOMENT_VARIANTS.index((real, antithetic, fast_math, rows, with_second, origin_in_memory, finishing))
+
+    def kernel(call: Any, geometry: Any) -> None:
+        _sum(call, geometry, variant)
+
+    kernel.__qualname__ = f"finish_moments_kernel_{real}"
+    if not finishing:
+        flags = {
+            "antithetic": antithetic,
+            "fast": fast_math,
+            "second": with_second,
+            "origin_in_memory": origin_in_memory,
+        }
+        names = [real, str(rows), *(name for name, flag in flags.items() if flag)]
+        kernel.__qualname__ = f"moments_kernel_{'_'.join(names)}"
     return kernel
 
 
@@ -129,6 +180,19 @@ def compile_kernel(
     bounds = launch_bounds(dtype, common_noise, antithetic, stores, cuda.get_current_device().compute_capability)
     kernel = variant_kernel(dtype, common_noise, antithetic, fast_math, stores, origin_in_memory, batched)
     return _compiled(kernel, SIGNATURE, launch_bounds=bounds)
+
+
+def moments_bounds(real: str) -> tuple[int, int]:
+    """`launch_bounds` of the kernels of weighted moments."""
+    return MOMENT_THREADS, 2 if real == "float64" else 4
+
+
+def compile_moments(
+    real: str, antithetic: bool, fast_math: bool, rows: int, with_second: bool, origin_in_memory: bool, finishing: bool
+) -> Any:
+    """The kernel of `moments_variant`, compiled for the current device or loaded from the cache."""
+    kernel = moments_variant(real, antithetic, fast_math, rows, with_second, origin_in_memory, finishing)
+    return _compiled(kernel, MOMENTS_SIGNATURE, launch_bounds=moments_bounds(real))
 
 
 def compile_advance() -> Any:

@@ -22,7 +22,7 @@ from .geometry import ANTITHETIC_WIDTH, WIDTH
 
 __all__ = [
     "computing_type", "element", "group_width", "keys_of", "memory_of", "noise", "offset_of", "packing", "places",
-    "scaled",
+    "scaled", "seed_of",
 ]  # fmt: skip
 
 _TO_UNIT, _TO_UNIT_HALF = np.float32(2.0**-32), np.float32(2.0**-33)
@@ -57,6 +57,21 @@ def offset_of(gpu: ModuleType) -> Function:
         return call.offset.value if call.offset.at == 0 else load(call.offset.at, np.uint64)
 
     return offset_of_call
+
+
+@functools.cache
+def seed_of(gpu: ModuleType) -> Function:
+    """``seed_of_call(word)``: the seed, which has its high half first in memory."""
+    load = gpu.load
+
+    @inline
+    def seed_of_call(word):
+        if word.at == 0:
+            return np.uint64(word.value)
+        seed = load(word.at, np.uint64)
+        return seed << _WORD | seed >> _WORD
+
+    return seed_of_call
 
 
 def computing_type(dtype: str) -> tuple[Any, int]:

@@ -17,7 +17,7 @@ from multisample.backends.kernels.compilation import Function, inline
 
 from .columns import transposed_kernel, transposed_staged_kernel
 from .geometry import KERNEL_STORES, Geometry
-from .group import group_width
+from .group import group_width, seed_of
 from .rows import rows_kernel
 
 __all__ = ["sample_kernel"]
@@ -68,8 +68,8 @@ def _reading_origin(gpu: ModuleType, by_value: Function, size: int, antithetic: 
     Elements have `size` bytes.
     """
     load, draw, width, batch_index = gpu.load, inline(by_value), group_width(antithetic), gpu.batch_index
+    seed_of_call = seed_of(gpu)
     batched_mu, batched_sigma, batched_seed, batched_offsets = (np.uint32(flag) for flag in Batched)
-    half = np.uint64(32)
 
     @inline
     def of_batch(vector, step):
@@ -89,14 +89,11 @@ def _reading_origin(gpu: ModuleType, by_value: Function, size: int, antithetic: 
         in_sigma = b * call.rows if call.batched & batched_sigma else np.int64(0)
         in_seed = b * SEED_BYTES if call.batched & batched_seed else np.int64(0)
         in_offsets = b * OFFSETS_BYTES if call.batched & batched_offsets else np.int64(0)
-        seed = value_of(word_of_batch(call.seed, in_seed))
-        if call.seed.at != 0:
-            seed = seed << half | seed >> half
         first_column = np.int64(value_of(word_of_batch(call.first_column, in_offsets)))
         values = Draw(
             of_batch(call.mu, in_mu), of_batch(call.sigma, in_sigma), call.matrix + b * call.rows * call.columns * size,
             call.row_stride, call.column_stride, call.rows, call.columns,
-            Word(seed, np.int64(0)), word_of_batch(call.offset, in_offsets),
+            Word(seed_of_call(word_of_batch(call.seed, in_seed)), np.int64(0)), word_of_batch(call.offset, in_offsets),
             Word(np.int64(value_of(word_of_batch(call.first_row, in_offsets))), np.int64(0)),
             Word(first_column, np.int64(0)),
             call.scratch, call.stream, call.type, call.operation, call.common_noise, call.antithetic, call.fast_math,

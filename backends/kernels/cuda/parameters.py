@@ -8,10 +8,12 @@ from __future__ import annotations
 from numba import types
 
 from multisample.backends.draw import Draw, Vector, Word
+from multisample.backends.moments import Moments
 
 from .geometry import Geometry
+from .moments_geometry import MomentGeometry
 
-__all__ = ["DRAW", "GEOMETRY", "SIGNATURE"]
+__all__ = ["DRAW", "GEOMETRY", "MOMENTS", "MOMENTS_SIGNATURE", "MOMENT_GEOMETRY", "SIGNATURE"]
 
 _i32, _i64, _u32, _u64, _f64 = types.int32, types.int64, types.uint32, types.uint64, types.float64
 _VECTOR = types.NamedTuple((_i64, _i64, _f64, _u32, _u32), Vector)
@@ -23,3 +25,7 @@ DRAW = types.NamedTuple(
 )  # fmt: skip
 GEOMETRY = types.NamedTuple((_u32,) * 15 + (_i32, _u32, _i32, _u32), Geometry)
 SIGNATURE = types.void(DRAW, GEOMETRY)
+
+MOMENTS = types.NamedTuple((DRAW, _VECTOR, _i64, _i64), Moments)
+MOMENT_GEOMETRY = types.NamedTuple((_u32,) * 10 + (_i64,) * 2, MomentGeometry)
+MOMENTS_SIGNATURE = types.void(MOMENTS, MOMENT_GEOMETRY)

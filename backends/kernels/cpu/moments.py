@@ -1,0 +1,186 @@
+"""Weighted moments on the CPU: groups with a weight are listed once, and their noise is drawn and summed tile by tile.
+
+The order of the sums depends on the weights alone, so that any number of threads gives the same bits. A sum in the
+computing type has at most 16 terms before it is added to a float64 sum.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numba import njit, types
+
+from multisample.backends.element_types import MATRIX_TYPES
+from multisample.backends.kernels.compilation import compile_cached, source_digest
+from multisample.backends.kernels.stream.arithmetic import fma
+from multisample.backends.kernels.stream.normals import block_f32, block_f64
+from multisample.backends.kernels.stream.rounding import NARROWING
+from multisample.backends.kernels.stream.words import stream_key, word
+
+from .intrinsics import stack_array
+
+__all__ = ["PIECE", "ROUND", "compile_all", "finishing_kernel", "listing_kernel", "summing_kernel"]
+
+PIECE = 4096
+"""Groups whose sums are added up by themselves."""
+ROUND = 8
+"""A list has a multiple of this many groups."""
+# Groups whose noise is in the first-level cache; sums side by side, and the terms of each.
+_TILE, _SUMS, _CHAIN = 256, 16, 16
+_TILE_NORMALS = 4 * _TILE
+
+
+def _list_function(width: int) -> Callable[..., Any]:
+    def list_groups(weights, first_column, groups, first, second):
+        skip = first_column % width
+        count, total = 0, 0.0
+        for g in range((skip + weights.size + width - 1) // width):
+            begin, end = max(g * width - skip, 0), min((g + 1) * width - skip, weights.size)
+            is_listed = False
+            for c in range(begin, end):
+                is_listed = is_listed or weights[c] != 0
+            if is_listed:
+                groups[count] = np.uint32(first_column // width + g)
+                for c in range(begin, end):
+                    place = (c + skip) % width
+                    total += weights[c]
+                    if width == 8:  # Two columns have the same normal, with either sign.
+                        at = 4 * count + place // 2
+                        first[at] += -weights[c] if place % 2 == 1 else weights[c]
+                        second[at] += weights[c]
+                    else:
+                        first[4 * count + place] = weights[c]
+                count += 1
+        return count, total
+
+    return list_groups
+
+
+def _sum_function(real: str) -> Callable[..., Any]:
+    block = block_f64 if real == "float64" else block_f32
+    number = getattr(np, real)
+    zero = number(0)
+
+    @njit(forceinline=True)
+    def add_products(z, first, second, begin, count, a, b):
+        """Returns the sums of first * z and of second * z * z over `count` normals."""
+        s, q = 0.0, 0.0
+        for chain in range(0, count, _SUMS * _CHAIN):
+            for lane in range(_SUMS):
+                a[lane] = b[lane] = zero
+            for k in range(np.uint64(chain), np.uint64(min(chain + _SUMS * _CHAIN, count)), np.uint64(_SUMS)):
+                for lane in range(np.uint64(_SUMS)):
+                    x = z[k + lane]
+                    a[lane] = fma(first[np.uint64(begin) + k + lane], x, a[lane])
+                    b[lane] = fma(second[np.uint64(begin) + k + lane], x * x, b[lane])
+            for lane in range(_SUMS):
+                s += np.float64(a[lane])
+                q += np.float64(b[lane])
+        return s, q
+
+    def sum_rows(groups, first, second, sums, seed, offset, first_row):
+        k0, k1 = stream_key(seed)
+        o0, o1 = word(offset), offset >> np.uint64(32)
+        z, a, b = stack_array(_TILE_NORMALS, number), stack_array(_SUMS, number), stack_array(_SUMS, number)
+        for r in range(sums.shape[0]):
+            i = np.uint64(first_row + r)
+            s_row, q_row = 0.0, 0.0
+            for piece in range(0, groups.size, PIECE):
+                s_piece, q_piece = 0.0, 0.0
+                for t in range(piece, min(piece + PIECE, groups.size), _TILE):
+                    count = min(_TILE, groups.size - t)
+                    for g in range(np.uint64(count)):
+                        z0, z1, z2, z3 = block(np.uint64(groups[np.uint64(t) + g]), i, o0, o1, k0, k1)
+                        c = np.uint64(4) * g
+                        z[c] = z0
+                        z[c + np.uint64(1)] = z1
+                        z[c + np.uint64(2)] = z2
+                        z[c + np.uint64(3)] = z3
+                    s, q = add_products(z, first, second, 4 * t, 4 * count, a, b)
+                    s_piece += s
+                    q_piece += q
+                s_row += s_piece
+                q_row += q_piece
+            sums[r, 0] += s_row
+            sums[r, 1] += q_row
+
+    return sum_rows
+
+
+def _finish_function(dtype: str) -> Callable[..., Any]:
+    narrow, number = NARROWING[dtype], getattr(np, MATRIX_TYPES[dtype].computing)
+
+    def finish(mu, sigma, sums, weight, first, second):
+        for r in range(first.size):
+            of_row = sums[0 if sums.shape[0] == 1 else r]
+            m, s = np.float64(mu[r]), np.float64(sigma[r])
+            first[r] = narrow(number(fma(s, of_row[0], weight * m)))
+            if second.size > 0:
+                second[r] = narrow(number(s * s * of_row[1]))
+
+    return finish
+
+
+_REALS = ("float32", "float64")
+
+
+def _array(dtype: Any, ndim: int = 1, layout: str = "C", *, readonly: bool = False) -> Any:
+    return types.Array(dtype, ndim, layout, readonly=readonly, aligned=False)
+
+
+def _compiled(signature: Any, function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    kernel: Callable[..., Any] = compile_cached(signature, function, f"cpu-{name}", source_digest())
+    return kernel
+
+
+@functools.cache
+def listing_kernel(real: str, antithetic: bool) -> Callable[..., tuple[int, float]]:
+    """``kernel(weights, first_column, groups, first, second)`` lists the groups with a weight other than zero.
+
+    `first` and `second`, zeros before, get four weights for each group: those of its normals, and with `antithetic`
+    those of their squares. Without, `second` is not written. Returns the number of groups and the sum of all weights.
+    """
+    vector = _array(getattr(types, real))
+    signature = types.Tuple((types.int64, types.float64))(
+        _array(getattr(types, real), layout="A", readonly=True), types.int64, _array(types.uint32), vector, vector
+    )
+    name = f"list_groups_{real}{'_antithetic' if antithetic else ''}"
+    return _compiled(signature, _list_function(8 if antithetic else 4), name)
+
+
+@functools.cache
+def summing_kernel(real: str) -> Callable[..., None]:
+    """``kernel(groups, first, second, sums, seed, offset, first_row)`` adds the sums of listed groups to `sums`.
+
+    `sums` has a row for each row of noise: the sums of `first` times z, and of `second` times z squared. The list has a
+    multiple of ROUND groups.
+    """
+    vector = _array(getattr(types, real))
+    signature = types.void(
+        _array(types.uint32), vector, vector, _array(types.float64, 2), types.uint64, types.uint64, types.int64
+    )
+    return _compiled(signature, _sum_function(real), f"sum_rows_{real}")
+
+
+@functools.cache
+def finishing_kernel(dtype: str) -> Callable[..., None]:
+    """``kernel(mu, sigma, sums, weight, first, second)`` stores the moments; `sums` of one row serve all rows."""
+    row = MATRIX_TYPES[dtype]
+    vector, result = _array(getattr(types, row.computing), layout="A", readonly=True), getattr(types, row.stored)
+    signature = types.void(
+        vector, vector, _array(types.float64, 2), types.float64, _array(result), _array(result)
+    )  # fmt: skip
+    return _compiled(signature, _finish_function(dtype), f"finish_moments_{dtype}")
+
+
+def compile_all() -> int:
+    """Compile every kernel that is not in the cache; return how many kernels there are."""
+    kernels: list[Callable[..., Any]] = [
+        listing_kernel(real, antithetic) for real in _REALS for antithetic in (False, True)
+    ]
+    kernels += [summing_kernel(real) for real in _REALS]
+    kernels += [finishing_kernel(dtype) for dtype in MATRIX_TYPES]
+    return len(kernels)

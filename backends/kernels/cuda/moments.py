@@ -1,0 +1,474 @@
+"""The kernels of weighted moments, in Python for Numba to compile: ``csrc/cuda/moments_kernel.cuh`` explains them.
+
+The same order of the same operations gives the same bits as in C++.
+"""
+
+from __future__ import annotations
+
+import functools
+from types import ModuleType
+
+import numpy as np
+
+from multisample.backends.draw import Draw, Word
+from multisample.backends.element_types import ElementType
+from multisample.backends.kernels.compilation import Function, inline
+from multisample.backends.kernels.stream.arithmetic import fma
+from multisample.backends.kernels.stream.rounding import NARROWING
+from multisample.backends.kernels.stream.words import row_part
+from multisample.backends.moments import Moments
+
+from .group import computing_type, element, group_width, keys_of, memory_of, noise, offset_of, packing, seed_of
+from .moments_geometry import FILL, MOMENT_CHAIN, MOMENT_THREADS, MomentGeometry
+
+__all__ = ["finishing_kernel", "moments_kernel"]
+
+_WARPS = MOMENT_THREADS // 32
+_LANES = np.uint32(32)
+
+
+def _joined(part: Function, first: int, last: int) -> Function:
+    """``joined(*arguments)``: the concatenated tuples ``part(k)(*arguments)`` for each k."""
+    if last - first == 1:
+        one: Function = part(first)
+        return one
+    middle = (first + last) // 2
+    low, high = _joined(part, first, middle), _joined(part, middle, last)
+
+    @inline
+    def joined(a, b, c):
+        return low(a, b, c) + high(a, b, c)
+
+    return joined
+
+
+@functools.cache
+def _weights(
+    gpu: ModuleType, real: str, antithetic: bool
+) -> tuple[int, Function, Function, Function, tuple[Function, Function]]:
+    """The weights of a group's four normals.
+
+    Bytes of an entry; ``load(group, call, geometry)``: the weights of the group's columns; ``any_of(w)``: whether one
+    is not zero; ``total(w)``: their sum; and ``(write(at, w), read(at))`` for an entry in shared memory: the weights in
+    the first moment, and with antithetic noise those in the second.
+    """
+    width, number = group_width(antithetic), computing_type(real)[0]
+    element_of, zero = element(gpu, real), number(0)
+    one, words_of, number_of = packing(real)
+    write_words, read_words = memory_of(gpu, one)
+    two, three = 2 * one, 3 * one
+
+    def weight(k: int) -> Function:
+        @inline
+        def of(group, call, geometry):
+            column = group * width + k - np.int64(geometry.skip)
+            return (element_of(call.weights, column) if 0 <= column < call.draw.columns else zero,)
+
+        return of
+
+    load = _joined(weight, 0, width)
+
+    @inline
+    def any_of_4(w):
+        return w[0] != 0 or w[1] != 0 or w[2] != 0 or w[3] != 0
+
+    @inline
+    def any_of_8(w):
+        return any_of_4(w[:4]) or any_of_4(w[4:])
+
+    @inline
+    def total_of_4(total, w):
+        return total + np.float64(w[0]) + np.float64(w[1]) + np.float64(w[2]) + np.float64(w[3])
+
+    @inline
+    def total(w):
+        return total_of_4(np.float64(0), w)
+
+    @inline
+    def total_of_8(w):
+        return total_of_4(total_of_4(np.float64(0), w[:4]), w[4:])
+
+    @inline
+    def write(at, w):
+        write_words(at, words_of(w[0]) + words_of(w[1]) + words_of(w[2]) + words_of(w[3]))
+
+    @inline
+    def read(at):
+        w = read_words(at)
+        return number_of(w[:one]), number_of(w[one:two]), number_of(w[two:three]), number_of(w[three:])
+
+    if not antithetic:
+        return 16 * one, load, any_of_4, total, (write, read)
+    half = 16 * one
+
+    @inline
+    def write_pairs(at, w):
+        write(at, (w[0] - w[1], w[2] - w[3], w[4] - w[5], w[6] - w[7]))
+        write(at + half, (w[0] + w[1], w[2] + w[3], w[4] + w[5], w[6] + w[7]))
+
+    @inline
+    def read_pairs(at):
+        return read(at) + read(at + half)
+
+    return 2 * half, load, any_of_8, total_of_8, (write_pairs, read_pairs)
+
+
+@functools.cache
+def _adding(real: str, antithetic: bool, with_second: bool) -> tuple[Function, Function, Function]:
+    """Sums of w z and of w z^2: ``zero()``, ``add(sums, w, z)`` and ``add_wide(totals, sums)``."""
+    number = computing_type(real)[0]
+    nothing, wide_nothing = number(0), np.float64(0)
+
+    @inline
+    def dot(x, w, z):
+        return fma(w[3], z[3], fma(w[2], z[2], fma(w[1], z[1], fma(w[0], z[0], x))))
+
+    @inline
+    def squares(z):
+        return z[0] * z[0], z[1] * z[1], z[2] * z[2], z[3] * z[3]
+
+    @inline
+    def zero():
+        return (nothing, nothing)
+
+    @inline
+    def add_first(sums, w, z):
+        return (dot(sums[0], w, z), sums[1])
+
+    @inline
+    def add_both(sums, w, z):
+        return (dot(sums[0], w, z), dot(sums[1], w, squares(z)))
+
+    @inline
+    def add_pairs(sums, w, z):
+        return (dot(sums[0], w[:4], z), dot(sums[1], w[4:], squares(z)))
+
+    @inline
+    def add_wide(totals, sums):
+        return (totals[0] + np.float64(sums[0]), totals[1] + np.float64(sums[1]) if with_second else wide_nothing)
+
+    return zero, (add_pairs if antithetic else add_both) if with_second else add_first, add_wide
+
+
+@functools.cache
+def _putting(gpu: ModuleType, real: str) -> Function:
+    """``put(call, row, weight, first, second)`` stores the moments of a row, from the sums of w, w z and w z^2."""
+    store, element_of = gpu.store, element(gpu, real)
+    float16, bfloat16 = int(ElementType.float16), int(ElementType.bfloat16)
+    to_float16, to_bfloat16 = gpu.float16_bits, NARROWING["bfloat16"]
+
+    @inline
+    def put_wide(to, row, x, kind):
+        store(to + 8 * row, x)
+
+    @inline
+    def put_narrow(to, row, x, kind):
+        rounded = np.float32(x)
+        if kind == float16:
+            store(to + 2 * row, to_float16(rounded))
+        elif kind == bfloat16:
+            store(to + 2 * row, to_bfloat16(rounded))
+        else:
+            store(to + 4 * row, rounded)
+
+    put_one = put_wide if real == "float64" else put_narrow
+
+    @inline
+    def put(call, row, weight, first, second):
+        mu, sigma = np.float64(element_of(call.draw.mu, row)), np.float64(element_of(call.draw.sigma, row))
+        put_one(call.first, row, fma(sigma, first, weight * mu), call.draw.type)
+        if call.second != 0:
+            put_one(call.second, row, sigma * sigma * second, call.draw.type)
+
+    return put
+
+
+@functools.cache
+def _filling(gpu: ModuleType, real: str, antithetic: bool, fast: bool) -> Function:
+    """``fill(memory, count, begin, end, call, geometry)`` appends groups to the list of `count` groups.
+
+    Those of the groups from `begin` to `end`, at most FILL, that have a weight other than zero. `memory`: addresses of
+    columns, weights and counts. Returns the new count and the sum of this thread's weights. All threads of the block
+    take part.
+    """
+    thread_index, from_lane, synchronize_block = gpu.thread_index, gpu.from_lane, gpu.synchronize_block
+    load_shared, store_shared = gpu.load_shared, gpu.store_shared
+    (prepared, _), _ = noise(gpu, real, False, fast)
+    quads, _, _ = packing(real)
+    write_columns, _ = memory_of(gpu, quads)
+    size, load, any_of, total, (write, _) = _weights(gpu, real, antithetic)
+    most, width = FILL[real], group_width(antithetic)
+
+    @inline
+    def scan(x, step):
+        lane = np.int32(thread_index() % _LANES)
+        other = from_lane(x, np.int32(lane if lane < step else lane - step))
+        return x if lane < step else np.int32(x + other)
+
+    @inline
+    def fill(memory, count, begin, end, call, geometry):
+        columns, weights, counts = memory
+        thread = thread_index()
+        # Beyond the end, a group has no columns, and so no weights.
+        group = begin + np.int64(thread)
+        if thread >= most or group >= end:
+            group = np.int64(1) << np.int64(40)
+        w = load(group, call, geometry)
+        is_kept = any_of(w)
+        kept = np.int32(1) if is_kept else np.int32(0)
+        before = scan(scan(scan(scan(scan(kept, 1), 2), 4), 8), 16)
+        warp = np.int32(thread // _LANES)
+        if thread % _LANES == 31:
+            store_shared(counts + 4 * np.int64(warp), before)
+        synchronize_block()
+        place, every = np.int32(before - kept + count), count
+        for k in range(_WARPS):
+            of_warp = load_shared(counts + 4 * np.int64(k), np.int32)
+            if k < warp:
+                place = np.int32(place + of_warp)
+            every = np.int32(every + of_warp)
+        if is_kept:
+            made = prepared(np.uint32(call.draw.first_column.value // width + group), call.draw)
+            write_columns(columns + np.int64(place) * (16 * quads), made)
+            write(weights + np.int64(place) * size, w)
+        synchronize_block()
+        return every, total(w)
+
+    return fill
+
+
+@functools.cache
+def _resolving(gpu: ModuleType) -> Function:
+    """``resolved(draw)``: the draw, with its seed, first row and first column read from device memory."""
+    load = gpu.load
+    seed_of_call = seed_of(gpu)
+
+    @inline
+    def value_of(word):
+        return np.uint64(word.value) if word.at == 0 else load(word.at, np.uint64)
+
+    @inline
+    def resolved(draw):
+        return Draw(
+            draw.mu, draw.sigma, draw.matrix, draw.row_stride, draw.column_stride, draw.rows, draw.columns,
+            Word(seed_of_call(draw.seed), np.int64(0)), draw.offset,
+            Word(np.int64(value_of(draw.first_row)), np.int64(0)),
+            Word(np.int64(value_of(draw.first_column)), np.int64(0)), draw.scratch, draw.stream, draw.type,
+            draw.operation, draw.common_noise, draw.antithetic, draw.fast_math, draw.device, draw.threads, draw.batch,
+            draw.batched, draw.column_phase,
+        )  # fmt: skip
+
+    return resolved
+
+
+def moments_kernel(
+    gpu: ModuleType, real: str, antithetic: bool, fast: bool, rows: int, with_second: bool, origin_in_memory: bool
+) -> Function:
+    """``kernel(call, geometry)`` for one kind of calls, to be compiled.
+
+    Parameters
+    ----------
+    gpu : module
+        `multisample.backends.kernels.cuda.intrinsics`, or a module with the same names.
+    real : str
+        The computing type.
+    antithetic, fast : bool
+        The noise; `fast` is False for float64.
+    rows : int
+        `MomentGeometry.rows`, 1 or 2.
+    with_second : bool
+        Whether the second moments are asked for too.
+    origin_in_memory : bool
+        Whether the seed, the first row or the first column may be in device memory.
+    """
+    thread_index, block_index, shared_memory = gpu.thread_index, gpu.block_index, gpu.shared_memory
+    load_shared, store_shared, store = gpu.load_shared, gpu.store_shared, gpu.store
+    synchronize_block, offset_of_call = gpu.synchronize_block, offset_of(gpu)
+    (_, in_row), _ = noise(gpu, real, False, fast)
+    quads, _, _ = packing(real)
+    _, read_columns = memory_of(gpu, quads)
+    entry_size, _, _, _, (_, read_weights) = _weights(gpu, real, antithetic)
+    zero, add, add_wide = _adding(real, antithetic, with_second)
+    fill, put, resolved = _filling(gpu, real, antithetic, fast), _putting(gpu, real), _resolving(gpu)
+    width, most, order, two_rows = group_width(antithetic), FILL[real], 2 if with_second else 1, rows == 2
+    columns_size, columns_bytes, weights_bytes = 16 * quads, 2 * most * 16 * quads, 2 * most * entry_size
+    counts_bytes, sums_bytes, threads_bytes = 4 * _WARPS, order * rows * 8 * MOMENT_THREADS, 8 * MOMENT_THREADS
+    nothing = (np.float64(0), np.float64(0))
+
+    @inline
+    def sum_list(memory, count, totals, parts, call, geometry):
+        """Adds the sums over the list to `totals`."""
+        columns, weights, _ = memory
+        keys, slots = keys_of(call.draw), np.int32(geometry.slots)
+        slot = np.int32(thread_index() // geometry.lanes)
+        k = slot if slot < slots else count
+        first, second = totals
+        while k < count:
+            end = min(k + MOMENT_CHAIN * slots, count)
+            a, b = zero(), zero()
+            while k < end:
+                made = read_columns(columns + np.int64(k) * columns_size)
+                w = read_weights(weights + np.int64(k) * entry_size)
+                a = add(a, w, in_row(made, parts[0], keys))
+                if two_rows:
+                    b = add(b, w, in_row(made, parts[1], keys))
+                k += slots
+            first = add_wide(first, a)
+            if two_rows:
+                second = add_wide(second, b)
+        return first, second
+
+    @inline
+    def put_sums(at, totals):
+        store_shared(at, totals[0])
+        if with_second:
+            store_shared(at + threads_bytes, totals[1])
+
+    @inline
+    def add_at(at, behind):
+        store_shared(at, load_shared(at, np.float64) + load_shared(at + behind, np.float64))
+
+    @inline
+    def put_row(row, at, weight, segment, all_rows, call, geometry):
+        """Finishes a row, or stores the sums of the segment."""
+        if row < all_rows:
+            first = load_shared(at, np.float64)
+            second = load_shared(at + threads_bytes, np.float64) if with_second else np.float64(0)
+            if geometry.finishing_blocks == 0:
+                put(call, row, weight, first, second)
+            else:
+                to = call.draw.scratch + 8 * order * (segment * all_rows + row)
+                store(to, first)
+                if with_second:
+                    store(to + 8, second)
+
+    def sum_moments(call, geometry):
+        memory = shared_memory(columns_bytes), shared_memory(weights_bytes), shared_memory(counts_bytes)
+        sums, weight_sums = shared_memory(sums_bytes), shared_memory(threads_bytes)
+        thread, block = thread_index(), block_index()
+        band, lanes, slots = np.int64(block // geometry.segments), np.int64(geometry.lanes), np.int32(geometry.slots)
+        segment = np.int64(block % geometry.segments)
+        slot, lane = np.int32(thread // geometry.lanes), np.int64(thread % geometry.lanes)
+        all_rows = np.int64(1) if call.draw.common_noise else call.draw.rows
+        length = geometry.turns * np.int64(geometry.slots)
+        first_group = segment * length
+        last_group = min(first_group + length, geometry.groups)
+        offset = np.uint32(offset_of_call(call.draw))
+        own_sums, own_weight = sums + 8 * np.int64(thread), weight_sums + 8 * np.int64(thread)
+        count, weight_sum = np.int32(0), np.float64(0)
+        for step in range(geometry.passes):
+            tile = band * np.int64(geometry.passes) + step
+            first_row = tile * rows * lanes + lane
+            if first_row - lane >= all_rows:
+                break
+            first_i = np.int64(0) if call.draw.common_noise else call.draw.first_row.value + first_row
+            second_i = np.int64(0) if call.draw.common_noise else first_i + lanes
+            k0 = keys_of(call.draw)[0]
+            parts = row_part(np.uint32(first_i), offset, k0), row_part(np.uint32(second_i), offset, k0)
+            totals = nothing, nothing
+            # With several passes, the first one fills the list for all.
+            following = first_group if step == 0 else last_group
+            while True:
+                if step == 0:
+                    count = np.int32(0)
+                    while True:
+                        count, more = fill(memory, count, following, last_group, call, geometry)
+                        weight_sum += more
+                        following += most
+                        if following >= last_group or count > most:
+                            break
+                totals = sum_list(memory, count, totals, parts, call, geometry)
+                if following >= last_group:
+                    break
+                synchronize_block()
+            put_sums(own_sums, totals[0])
+            if two_rows:
+                put_sums(own_sums + order * threads_bytes, totals[1])
+            if step == 0:
+                store_shared(own_weight, weight_sum)
+            half = MOMENT_THREADS // 2
+            while half > 0:
+                if step == 0 or half < slots:
+                    synchronize_block()
+                    if step == 0 and thread < half:
+                        add_at(own_weight, 8 * half)
+                    if slot < half and slot + half < slots:
+                        for k in range(order * rows):
+                            add_at(own_sums + k * threads_bytes, 8 * half * lanes)
+                half //= 2
+            synchronize_block()
+            if tile == 0 and thread == 0 and geometry.finishing_blocks > 0:
+                at = geometry.segments * order * all_rows + segment
+                store(call.draw.scratch + 8 * at, load_shared(weight_sums, np.float64))
+            if slot == 0:
+                weight = load_shared(weight_sums, np.float64)
+                put_row(first_row, own_sums, weight, segment, all_rows, call, geometry)
+                if two_rows:
+                    at = own_sums + order * threads_bytes
+                    put_row(first_row + lanes, at, weight, segment, all_rows, call, geometry)
+
+    if not origin_in_memory:
+        return sum_moments
+    by_value = inline(sum_moments)
+
+    def sum_resolved(call, geometry):
+        draw = resolved(call.draw)
+        known = MomentGeometry(
+            geometry.blocks, geometry.rows, geometry.lanes, geometry.slots, geometry.passes,
+            np.uint32(draw.first_column.value % width), geometry.segments, geometry.finishing_blocks, geometry.width,
+            geometry.unused, geometry.groups, geometry.turns,
+        )  # fmt: skip
+        by_value(Moments(draw, call.weights, call.first, call.second), known)
+
+    return sum_resolved
+
+
+def finishing_kernel(gpu: ModuleType, real: str) -> Function:
+    """``kernel(call, geometry)`` that adds up the segments and stores the moments, to be compiled."""
+    thread_index, block_index, shared_memory = gpu.thread_index, gpu.block_index, gpu.shared_memory
+    load, load_shared, store_shared = gpu.load, gpu.load_shared, gpu.store_shared
+    synchronize_block, put = gpu.synchronize_block, _putting(gpu, real)
+    pitch = 8 * MOMENT_THREADS
+    sums_bytes = 3 * pitch
+
+    def finish(call, geometry):
+        sums = shared_memory(sums_bytes)
+        thread, block = thread_index(), block_index()
+        order = np.int64(1) if call.second == 0 else np.int64(2)
+        all_rows = np.int64(1) if call.draw.common_noise else call.draw.rows
+        segments, width = np.int64(geometry.segments), np.int64(geometry.width)
+        first_row = np.int64(0) if call.draw.common_noise else np.int64(block) * width
+        row = first_row + np.int64(thread) % width
+        first, second, weight = np.float64(0), np.float64(0), np.float64(0)
+        if row < all_rows:
+            for segment in range(np.int64(thread) // width, segments, MOMENT_THREADS // width):
+                at = call.draw.scratch + 8 * order * (segment * all_rows + row)
+                first += load(at, np.float64)
+                if order == 2:
+                    second += load(at + 8, np.float64)
+        for segment in range(np.int64(thread), segments, MOMENT_THREADS):
+            weight += load(call.draw.scratch + 8 * (order * segments * all_rows + segment), np.float64)
+        own = sums + 8 * np.int64(thread)
+        store_shared(own, first)
+        store_shared(own + pitch, second)
+        store_shared(own + 2 * pitch, weight)
+        half = MOMENT_THREADS // 2
+        while half > 0:
+            synchronize_block()
+            if thread < half:
+                for k in range(0 if half >= width else 2, 3):
+                    at = own + k * pitch
+                    store_shared(at, load_shared(at, np.float64) + load_shared(at + 8 * half, np.float64))
+            half //= 2
+        synchronize_block()
+        weight = load_shared(sums + 2 * pitch, np.float64)
+        if call.draw.common_noise:
+            first, second = load_shared(sums, np.float64), load_shared(sums + pitch, np.float64)
+            r = np.int64(block) * MOMENT_THREADS + np.int64(thread)
+            while r < call.draw.rows:
+                put(call, r, weight, first, second)
+                r += np.int64(geometry.finishing_blocks) * MOMENT_THREADS
+        elif thread < width and row < all_rows:
+            put(call, row, weight, load_shared(own, np.float64), load_shared(own + pitch, np.float64))
+
+    return finish

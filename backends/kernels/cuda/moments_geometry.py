@@ -1,0 +1,102 @@
+"""The geometry of weighted moments, for backends that launch from Python.
+
+A twin of ``csrc/cuda/moments_geometry.h``, which has the reasons. The order of the sums follows from it.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+from typing import NamedTuple
+
+from .geometry import ANTITHETIC_WIDTH, WIDTH
+
+__all__ = ["FILL", "MOMENT_CHAIN", "MOMENT_THREADS", "PACKED_MOMENT_GEOMETRY", "MomentGeometry", "moment_geometry"]
+
+MOMENT_THREADS = 256
+MOMENT_CHAIN = 4
+FILL = {"float32": 256, "float64": 128}
+
+_STRUCT = struct.Struct("10I2Q")
+
+PACKED_MOMENT_GEOMETRY = _STRUCT.size
+"""Bytes of the C++ struct ``MomentGeometry``."""
+
+
+class MomentGeometry(NamedTuple):
+    """The fields of the C++ struct ``MomentGeometry``, in their order."""
+
+    blocks: int
+    rows: int
+    lanes: int
+    slots: int
+    passes: int
+    skip: int
+    segments: int
+    finishing_blocks: int
+    width: int
+    unused: int
+    groups: int
+    turns: int
+
+    def packed(self) -> bytes:
+        """The bytes of the C++ struct."""
+        return _STRUCT.pack(*self)
+
+    def scratch_size(self, d: int, common_noise: bool, order: int) -> int:
+        """How many float64 numbers of scratch memory a launch needs."""
+        return self.segments * ((1 if common_noise else d) * order + 1) if self.finishing_blocks else 0
+
+
+@functools.lru_cache(maxsize=1024)
+def moment_geometry(
+    d: int, n: int, real: str, first_column: int, common_noise: bool, antithetic: bool, origin_in_memory: bool = False
+) -> MomentGeometry:
+    """The geometry of a launch.
+
+    Parameters
+    ----------
+    d, n : int
+        The numbers of dimensions and weights.
+    real : str
+        The computing type.
+    first_column : int
+        The call's first column modulo 8; -1 if it is in device memory.
+    common_noise, antithetic : bool
+        The call's noise.
+    origin_in_memory : bool
+        Whether the seed, the first row or the first column is in device memory.
+    """
+    width = ANTITHETIC_WIDTH if antithetic else WIDTH
+    skip = first_column % width if first_column >= 0 else width - 1
+    groups = _ceil_div(skip + n, width)
+    rows = 1 if common_noise else d
+    many = rows >= 16 and groups >= _ceil_div(1 << 21, rows)
+    own_rows = 2 if many and real != "float64" and not origin_in_memory else 1
+    lanes, least = MOMENT_THREADS, 32 if own_rows == 2 else 8
+    tiles = _ceil_div(rows, own_rows * lanes)
+    while lanes > least and tiles < 4096 and (lanes >= rows or groups >= (2048 if tiles < 256 else 8192) // lanes):
+        lanes //= 2
+        tiles = _ceil_div(rows, own_rows * lanes)
+    lanes = _ceil_div(rows, own_rows * tiles)
+    slots = min(MOMENT_THREADS // lanes, groups)
+    tiles = _ceil_div(rows, own_rows * lanes)
+    turns_of_all = _ceil_div(groups, slots)
+    turns = max(8, tiles * turns_of_all // 4096)
+    if turns_of_all < 2 * turns or (tiles >= 256 and turns_of_all < 64):
+        turns = turns_of_all
+    segments = turns_of_all // turns
+    turns = _ceil_div(turns_of_all, segments)
+    segments = _ceil_div(turns_of_all, turns)
+    passes = min(max(tiles // 8192, 1), 16) if segments == 1 and groups <= FILL[real] else 1
+    blocks, finishing_blocks, finished = _ceil_div(tiles, passes) * segments, 0, 0
+    if segments > 1 or common_noise:
+        finished = 1 if common_noise else min(32, 1 << rows.bit_length() - 1)
+        finishing_blocks = min(_ceil_div(d, MOMENT_THREADS), 1024) if common_noise else _ceil_div(d, finished)
+    return MomentGeometry(
+        blocks, own_rows, lanes, slots, passes, skip, segments, finishing_blocks, finished, 0, groups, turns
+    )
+
+
+def _ceil_div(a: int, b: int) -> int:
+    return -(-a // b)

@@ -1,0 +1,98 @@
+// The geometry of weighted moments: their cut into blocks and threads. The order of the sums follows from it. It
+// depends on the numbers of rows and columns, the types and the order alone, never on the device, and so do the bits of
+// the sums. backends/kernels/cuda/moments_geometry.py computes the same geometry.
+//
+// Columns are cut into segments, and rows into tiles. A block sums one segment in one tile, or in several tiles if the
+// segment is short. All threads of a slot have different rows, and slot s sums the groups s, s + slots, s + 2 slots,
+// ... of the segment's list: the groups with a weight other than zero. At the end, the block adds up its slots. If
+// there are several segments, a second kernel adds them up.
+#pragma once
+
+#include "cuda/geometry.h"
+#include "moments.h"
+
+namespace multisample {
+
+constexpr u32 kMomentThreads = 256;
+// Groups that a thread adds up in the computing type, before it adds their sum to a float64 sum.
+constexpr u32 kMomentChain = 4;
+// Groups that a block adds to its list at once; the list has room for twice as many.
+template <class Real>
+constexpr u32 kMomentFill = sizeof(Real) == 8 ? 128 : 256;
+
+struct MomentGeometry {
+  u32 blocks;
+  u32 rows;              // rows per thread; they are `lanes` rows apart
+  u32 lanes;             // threads of a slot
+  u32 slots;             // threads that share the rows of a tile
+  u32 passes;            // tiles that a block sums, one after another
+  u32 skip;              // columns of the first group that come before the first column
+  u32 segments;          // segments per row
+  u32 finishing_blocks;  // blocks of the second kernel; 0 if the first one has the sums of whole rows, and finishes
+                         // them
+  u32 width;             // rows that a block of the second kernel finishes at once: a power of two
+  u32 unused;
+  u64 groups;  // groups per row
+  u64 turns;   // groups of a segment per slot, if no weight is zero
+};
+
+static_assert(sizeof(MomentGeometry) == 56, "backends/kernels/cuda/moments_geometry.py packs these bytes");
+
+#if !defined(__CUDACC_RTC__)
+
+// Rows that have noise of their own.
+inline u64 noise_rows(const Draw& call) { return call.common_noise ? 1 : call.rows; }
+
+inline MomentGeometry moment_geometry(const Draw& call) {
+  MomentGeometry g{};
+  const bool wide = call.type == kFloat64;
+  const u32 width = call.antithetic ? kAntitheticWidth : kWidth;
+  // Without the first column, which is in device memory, room for any.
+  g.skip = call.first_column.at == nullptr ? static_cast<u32>(call.first_column.value % width) : width - 1;
+  g.groups = ceil_div(g.skip + call.columns, width);
+  const u64 rows = noise_rows(call);
+  // Two rows per thread share the reads of the list. Threads that read the seed from memory need registers for keys.
+  const bool many = rows >= 16 && g.groups >= ceil_div(1 << 21, rows);
+  g.rows = many && !wide && !has_origin_in_memory(call) ? 2 : 1;
+  // Few slots leave few sums to add up, and many rows share the work of the list: fewer rows only for more blocks, as
+  // long as each thread has enough turns.
+  const u64 least = g.rows == 2 ? 32 : 8;
+  u64 lanes = kMomentThreads, tiles = ceil_div(rows, g.rows * lanes);
+  while (lanes > least && tiles < 4096 && (lanes >= rows || g.groups >= (tiles < 256 ? 2048 : 8192) / lanes)) {
+    lanes /= 2;
+    tiles = ceil_div(rows, g.rows * lanes);
+  }
+  lanes = ceil_div(rows, g.rows * tiles);
+  g.lanes = static_cast<u32>(lanes);
+  g.slots = static_cast<u32>(kMomentThreads / lanes < g.groups ? kMomentThreads / lanes : g.groups);
+  tiles = ceil_div(rows, g.rows * lanes);
+  // Enough blocks that no processor waits long for the last one, and enough turns to hide the start of a block.
+  const u64 all = ceil_div(g.groups, g.slots);
+  u64 turns = tiles * all / 4096;
+  if (turns < 8) turns = 8;
+  if (all < 2 * turns || (tiles >= 256 && all < 64)) turns = all;
+  g.segments = static_cast<u32>(all / turns);
+  g.turns = ceil_div(all, g.segments);
+  g.segments = static_cast<u32>(ceil_div(all, g.turns));
+  // The list of a short segment serves several tiles.
+  const u64 fill = wide ? kMomentFill<double> : kMomentFill<float>;
+  const u64 passes = g.segments == 1 && g.groups <= fill ? tiles / 8192 : 1;
+  g.passes = static_cast<u32>(passes < 1 ? 1 : passes > 16 ? 16 : passes);
+  g.blocks = static_cast<u32>(ceil_div(tiles, g.passes) * g.segments);
+  if (g.segments == 1 && !call.common_noise) return g;
+  // With common noise, every block of the second kernel adds up the same sums.
+  g.width = call.common_noise ? 1 : 32;
+  while (g.width > rows) g.width /= 2;
+  const u64 finishing = ceil_div(call.rows, call.common_noise ? kMomentThreads : g.width);
+  g.finishing_blocks = static_cast<u32>(call.common_noise && finishing > 1024 ? 1024 : finishing);
+  return g;
+}
+
+// Numbers that Draw::scratch must have room for: for each segment, its sums of both moments, and of the weights.
+inline u64 scratch_size(const Moments& call, const MomentGeometry& g) {
+  return g.finishing_blocks == 0 ? 0 : g.segments * (noise_rows(call.draw) * (call.second == nullptr ? 1 : 2) + 1);
+}
+
+#endif
+
+}  // namespace multisample

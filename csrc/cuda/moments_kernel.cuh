@@ -1,0 +1,297 @@
+// Weighted moments of a sample that is never stored: its noise is made again in registers, of those groups only that
+// have a weight. cuda/moments_geometry.h sets the order of the sums.
+//
+// A block lists the groups of its segment with their weights and the column part of their words in shared memory, in
+// the order of columns. A thread adds up a few groups in the computing type, and adds that sum to a float64 sum.
+#pragma once
+
+#include "cuda/group.cuh"
+#include "cuda/intrinsics.cuh"
+#include "cuda/moments_geometry.h"
+
+namespace multisample {
+
+// The weights of a group's four normals: in the first moment, and in the second. They differ with antithetic noise,
+// where two columns have the same normal with either sign.
+template <class Real, bool antithetic>
+struct GroupWeights;
+
+template <class Real>
+struct alignas(16) GroupWeights<Real, false> {
+  Real w[kWidth];
+
+  MULTISAMPLE_FUNCTION static GroupWeights of(const Real (&w)[kWidth]) { return {{w[0], w[1], w[2], w[3]}}; }
+  MULTISAMPLE_FUNCTION Real first(u32 k) const { return w[k]; }
+  MULTISAMPLE_FUNCTION Real second(u32 k) const { return w[k]; }
+};
+
+template <class Real>
+struct alignas(16) GroupWeights<Real, true> {
+  Real differences[kWidth], sums[kWidth];
+
+  MULTISAMPLE_FUNCTION static GroupWeights of(const Real (&w)[kAntitheticWidth]) {
+    return {{sub_rn(w[0], w[1]), sub_rn(w[2], w[3]), sub_rn(w[4], w[5]), sub_rn(w[6], w[7])},
+            {add_rn(w[0], w[1]), add_rn(w[2], w[3]), add_rn(w[4], w[5]), add_rn(w[6], w[7])}};
+  }
+  MULTISAMPLE_FUNCTION Real first(u32 k) const { return differences[k]; }
+  MULTISAMPLE_FUNCTION Real second(u32 k) const { return sums[k]; }
+};
+
+// Sums of w z and of w z^2.
+template <class Real, bool with_second>
+struct MomentSums {
+  Real first = 0, second = 0;
+
+  template <bool antithetic>
+  MULTISAMPLE_FUNCTION void add(const GroupWeights<Real, antithetic>& w, const Normals<Real>& normals) {
+    const Real z[] = {normals.z0, normals.z1, normals.z2, normals.z3};
+#pragma unroll
+    for (u32 k = 0; k < kWidth; ++k) {
+      first = fma_rn(w.first(k), z[k], first);
+      if (with_second) second = fma_rn(w.second(k), mul_rn(z[k], z[k]), second);
+    }
+  }
+};
+
+// Stores one element of a result.
+template <class Real>
+MULTISAMPLE_FUNCTION void put_moment(void* to, u64 row, double x, u32 type) {
+  if constexpr (sizeof(Real) == 8) {
+    static_cast<double*>(to)[row] = x;
+  } else {
+    const float rounded = to_float(x);
+    if (type == kFloat32) {
+      static_cast<float*>(to)[row] = rounded;
+    } else if (type == kFloat16) {
+      static_cast<float16*>(to)[row] = narrow<float16>(rounded);
+    } else {
+      static_cast<bfloat16*>(to)[row] = narrow<bfloat16>(rounded);
+    }
+  }
+}
+
+// Stores the moments of a row, from the sums of w, w z and w z^2.
+template <class Real>
+MULTISAMPLE_FUNCTION void put_moments(const Moments& call, u64 row, double weight, double first, double second) {
+  const double mu = rounded<double>(element<Real>(call.draw.mu, row));
+  const double sigma = rounded<double>(element<Real>(call.draw.sigma, row));
+  put_moment<Real>(call.first, row, fma_rn(sigma, first, mul_rn(weight, mu)), call.draw.type);
+  if (call.second != nullptr) {
+    put_moment<Real>(call.second, row, mul_rn(mul_rn(sigma, sigma), second), call.draw.type);
+  }
+}
+
+// The list of a block's groups in shared memory.
+template <class Real, bool antithetic, bool fast>
+struct MomentList {
+  static constexpr u32 kFill = kMomentFill<Real>, kColumns = antithetic ? kAntitheticWidth : kWidth;
+  using Columns = Noise<Real, false, fast>;
+  using Weights = GroupWeights<Real, antithetic>;
+
+  Columns* columns;
+  Weights* weights;
+  u32* counts;  // of each warp
+  u32 count;
+
+  // Appends those of the groups from `begin` to `end`, at most kFill, that have a weight other than zero. Returns the
+  // sum of this thread's weights. All threads of the block take part.
+  MULTISAMPLE_FUNCTION double fill(u64 begin, u64 end, u64 offset, const Keys<Real>& keys, const Moments& call,
+                                   const MomentGeometry& geometry) {
+    const u64 group = begin + threadIdx.x;
+    Real w[kColumns];
+    bool counts_here = false;
+#pragma unroll
+    for (u32 k = 0; k < kColumns; ++k) {
+      const u64 column = group * kColumns + k - geometry.skip;  // Wraps before the first column.
+      const bool inside = threadIdx.x < kFill && group < end && column < call.draw.columns;
+      w[k] = inside ? element<Real>(call.weights, column) : Real{0};
+      counts_here = counts_here || w[k] != 0;
+    }
+    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    u32 before = counts_here;
+#pragma unroll
+    for (u32 step = 1; step < 32; step *= 2) {
+      const u32 other = from_lane(before, lane < step ? lane : lane - step);
+      if (lane >= step) before += other;
+    }
+    if (lane == 31) counts[warp] = before;
+    before -= counts_here;
+    __syncthreads();
+    u32 all = 0;
+#pragma unroll
+    for (u32 k = 0; k < kMomentThreads / 32; ++k) {
+      if (k < warp) before += counts[k];
+      all += counts[k];
+    }
+    if (counts_here) {
+      const u64 first_group = call.draw.first_column.value / kColumns;
+      columns[count + before] = Columns::of(static_cast<u32>(first_group + group), offset, keys);
+      weights[count + before] = Weights::of(w);
+    }
+    count += all;
+    __syncthreads();
+    double sum = 0;
+#pragma unroll
+    for (u32 k = 0; k < kColumns; ++k) sum += rounded<double>(w[k]);
+    return sum;
+  }
+};
+
+template <class Real, bool antithetic, bool fast, u32 rows, bool with_second>
+MULTISAMPLE_FUNCTION void sum_moments(const Moments& call, const MomentGeometry& geometry, const Keys<Real>& keys) {
+  using List = MomentList<Real, antithetic, fast>;
+  constexpr u32 kOrder = with_second ? 2 : 1;
+  __shared__ typename List::Columns columns[2 * List::kFill];
+  __shared__ typename List::Weights weights[2 * List::kFill];
+  __shared__ u32 counts[kMomentThreads / 32];
+  __shared__ double sums[kOrder * rows][kMomentThreads];
+  __shared__ double weight_sums[kMomentThreads];
+  const u32 band = blockIdx.x / geometry.segments, segment = blockIdx.x - band * geometry.segments;
+  const u32 slot = threadIdx.x / geometry.lanes, lane = threadIdx.x - slot * geometry.lanes;
+  const u64 all_rows = call.draw.common_noise ? 1 : call.draw.rows, length = geometry.turns * geometry.slots;
+  const u64 first_group = segment * length, groups_left = geometry.groups - first_group;
+  const u64 last_group = first_group + (groups_left < length ? groups_left : length);
+  const u64 offset = value_of(call.draw.offset);
+  List list{columns, weights, counts, 0};
+  double weight_sum = 0;
+  for (u32 pass = 0; pass < geometry.passes; ++pass) {
+    const u64 tile = static_cast<u64>(band) * geometry.passes + pass;
+    const u64 first_row = tile * (rows * geometry.lanes) + lane;
+    if (first_row - lane >= all_rows) break;
+    RowPart parts[rows];
+    MomentSums<double, with_second> totals[rows];
+#pragma unroll
+    for (u32 r = 0; r < rows; ++r) {
+      const u64 i = call.draw.common_noise ? 0 : call.draw.first_row.value + first_row + r * geometry.lanes;
+      parts[r] = row_part(static_cast<u32>(i), low(offset), keys.keys);
+    }
+    // With several passes, the first one fills the list for all.
+    u64 next = pass == 0 ? first_group : last_group;
+    do {
+      if (pass == 0) {
+        list.count = 0;
+        do {
+          weight_sum += list.fill(next, last_group, offset, keys, call, geometry);
+          next += List::kFill;
+        } while (next < last_group && list.count <= List::kFill);
+      }
+      u32 k = slot < geometry.slots ? slot : list.count;
+      while (k < list.count) {
+        const u32 chain = k + kMomentChain * geometry.slots, end = chain < list.count ? chain : list.count;
+        MomentSums<Real, with_second> part[rows];
+#pragma unroll 1
+        for (; k < end; k += geometry.slots) {
+          const auto noise = list.columns[k];
+          const auto w = list.weights[k];
+#pragma unroll
+          for (u32 r = 0; r < rows; ++r) part[r].add(w, noise.in(parts[r], keys));
+        }
+#pragma unroll
+        for (u32 r = 0; r < rows; ++r) {
+          totals[r].first += rounded<double>(part[r].first);
+          if (with_second) totals[r].second += rounded<double>(part[r].second);
+        }
+      }
+      if (next < last_group) __syncthreads();
+    } while (next < last_group);
+
+#pragma unroll
+    for (u32 r = 0; r < rows; ++r) {
+      sums[kOrder * r][threadIdx.x] = totals[r].first;
+      if (with_second) sums[kOrder * r + 1][threadIdx.x] = totals[r].second;
+    }
+    if (pass == 0) weight_sums[threadIdx.x] = weight_sum;
+    for (u32 half = kMomentThreads / 2; half > 0; half /= 2) {
+      if (pass > 0 && half >= geometry.slots) continue;
+      __syncthreads();
+      if (pass == 0 && threadIdx.x < half) weight_sums[threadIdx.x] += weight_sums[threadIdx.x + half];
+      if (slot < half && slot + half < geometry.slots) {
+#pragma unroll
+        for (u32 k = 0; k < kOrder * rows; ++k) sums[k][threadIdx.x] += sums[k][threadIdx.x + half * geometry.lanes];
+      }
+    }
+    __syncthreads();
+    const u64 sums_of_segment = kOrder * all_rows;
+    if (tile == 0 && threadIdx.x == 0 && geometry.finishing_blocks > 0) {
+      call.draw.scratch[geometry.segments * sums_of_segment + segment] = weight_sums[0];
+    }
+    if (slot > 0) continue;
+#pragma unroll
+    for (u32 r = 0; r < rows; ++r) {
+      const u64 row = first_row + r * geometry.lanes;
+      if (row >= all_rows) continue;
+      const double first = sums[kOrder * r][threadIdx.x];
+      const double second = with_second ? sums[kOrder * r + kOrder - 1][threadIdx.x] : 0;
+      if (geometry.finishing_blocks == 0) {
+        put_moments<Real>(call, row, weight_sums[0], first, second);
+      } else {
+        double* const to = call.draw.scratch + segment * sums_of_segment + kOrder * row;
+        to[0] = first;
+        if (with_second) to[1] = second;
+      }
+    }
+  }
+}
+
+// Minimum blocks per multiprocessor, for __launch_bounds__.
+template <class Real>
+constexpr int kMomentBlocks = sizeof(Real) == 8 ? 2 : 4;
+
+template <class Real, bool antithetic, bool fast, u32 rows, bool with_second, bool origin_in_memory>
+__global__ void __launch_bounds__(kMomentThreads, kMomentBlocks<Real>) moments_kernel(
+    const __grid_constant__ Moments call, const __grid_constant__ MomentGeometry geometry) {
+  // See sample_kernel: numbers passed by value are uniform to the compiler.
+  if constexpr (origin_in_memory) {
+    Moments values = call;
+    values.draw = with_values(call.draw);
+    MomentGeometry resolved = geometry;
+    resolved.skip = static_cast<u32>(values.draw.first_column.value % (antithetic ? kAntitheticWidth : kWidth));
+    const Keys<Real> keys(values.draw.seed.value);
+    sum_moments<Real, antithetic, fast, rows, with_second>(values, resolved, keys);
+  } else {
+    const Keys<Real> keys(call.draw.seed.value);
+    sum_moments<Real, antithetic, fast, rows, with_second>(call, geometry, keys);
+  }
+}
+
+// Adds up the segments, and stores the moments.
+template <class Real>
+__global__ void __launch_bounds__(kMomentThreads) finish_moments_kernel(
+    const __grid_constant__ Moments call, const __grid_constant__ MomentGeometry geometry) {
+  __shared__ double sums[3][kMomentThreads];
+  const u32 order = call.second == nullptr ? 1 : 2, segments = geometry.segments, width = geometry.width;
+  const u64 all_rows = call.draw.common_noise ? 1 : call.draw.rows;
+  const u64 first_row = call.draw.common_noise ? 0 : static_cast<u64>(blockIdx.x) * width;
+  const u64 row = first_row + threadIdx.x % width;
+  double first = 0, second = 0, weight = 0;
+  if (row < all_rows) {
+#pragma unroll 4
+    for (u32 segment = threadIdx.x / width; segment < segments; segment += kMomentThreads / width) {
+      const double* const of_row = call.draw.scratch + order * (segment * all_rows + row);
+      first += of_row[0];
+      if (order == 2) second += of_row[1];
+    }
+  }
+  for (u32 segment = threadIdx.x; segment < segments; segment += kMomentThreads) {
+    weight += call.draw.scratch[order * segments * all_rows + segment];
+  }
+  sums[0][threadIdx.x] = first;
+  sums[1][threadIdx.x] = second;
+  sums[2][threadIdx.x] = weight;
+  for (u32 half = kMomentThreads / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (threadIdx.x >= half) continue;
+    for (u32 k = half >= width ? 0 : 2; k < 3; ++k) sums[k][threadIdx.x] += sums[k][threadIdx.x + half];
+  }
+  __syncthreads();
+  if (call.draw.common_noise) {
+    for (u64 r = static_cast<u64>(blockIdx.x) * kMomentThreads + threadIdx.x; r < call.draw.rows;
+         r += static_cast<u64>(gridDim.x) * kMomentThreads) {
+      put_moments<Real>(call, r, sums[2][0], sums[0][0], sums[1][0]);
+    }
+  } else if (threadIdx.x < width && row < all_rows) {
+    put_moments<Real>(call, row, sums[2][0], sums[0][threadIdx.x], sums[1][threadIdx.x]);
+  }
+}
+
+}  // namespace multisample

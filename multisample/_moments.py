@@ -1,0 +1,140 @@
+"""`weighted_moments`: a key made of the arguments finds a plan, and the plan sums."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
+
+from ._libraries import BY_TYPE
+from ._moments_plan import MOMENT_PLANS, MomentsCall
+from ._randomness.generator import Key
+from ._routes.moments import sum_first
+from ._tracing import is_traced
+
+if TYPE_CHECKING:
+    from ._typing import AnyArray, DType, Noise, Number
+
+__all__ = ["weighted_moments"]
+
+
+def weighted_moments(
+    weights: AnyArray | Any,
+    mu: AnyArray | Number | Any,
+    sigma: AnyArray | Number | Any,
+    *,
+    order: Literal[1, 2] = 2,
+    seed: SupportsIndex | Key | Any,
+    noise: Noise = "independent",
+    dtype: DType | None = None,
+    dim_offset: SupportsIndex = 0,
+    sample_offset: SupportsIndex = 0,
+    antithetic: bool = False,
+    fast_math: bool = False,
+    backend: str = "auto",
+) -> tuple[Any, ...]:
+    """Return the weighted moments of a sample that is never stored.
+
+    Computes ``m1[i] = sum_j weights[j] * (mu[i] + sigma[i] * z[i, j])`` and with ``order=2`` also
+    ``m2[i] = sum_j weights[j] * (sigma[i] * z[i, j]) ** 2``, where z is the noise of
+    ``sample(mu, sigma, len(weights), seed=seed, ...)`` with the same options. The kernel draws the noise again, so that
+    a call needs memory for d and for n numbers, never for their product. This is the update of the cross-entropy
+    method, of MPPI control and of evolution strategies.
+
+    Parameters
+    ----------
+    weights : array, shape (n,)
+        At least one weight, of any sign. An array of the library and the device of `mu` and `sigma`. Groups of four
+        adjacent weights (of eight with `antithetic`) that are all zero cost nothing; groups begin where
+        ``sample_offset + j`` is a multiple of four (of eight).
+    mu, sigma : array, shape (d,) or (d, 1)
+        As for `sample`; one of the two may be a number.
+    order : {1, 2}, default 2
+        The number of moments to return.
+    seed : int, Key or JAX key
+        As for `sample`, and required: that of the sample whose moments these are.
+    noise, dtype, dim_offset, sample_offset, antithetic, fast_math, backend : various
+        As for `sample`. The moments of two windows of samples add up to those of their union.
+
+    Returns
+    -------
+    tuple of `order` arrays, shape (d,)
+        `m1` and `m2`, of the library and on the device of `mu`, with the type that the sample would have.
+
+    Raises
+    ------
+    TypeError
+        If `order`, `seed` or an offset is not an integer, a flag is not a bool, or `dtype` is not a floating type. If
+        `weights`, `mu` or `sigma` is not an array, or the arrays belong to different libraries.
+    ValueError
+        If a shape, range, device or choice differs from the above. If a weight or a mean in host memory is not finite,
+        or a standard deviation there is negative or not finite; arrays on a device are not checked, and a weight that
+        is NaN makes every sum NaN. If `weights` require grad, or PyTorch transforms the call.
+    UnknownBackendError
+        If no backend is called `backend`.
+    BackendUnavailableError
+        If the named backend, or every backend that "auto" may take, cannot run here.
+
+    Notes
+    -----
+    The sums are those of real numbers up to rounding: samples are not rounded in between. At most 16 terms are added up
+    in the computing type, and their sums in float64. The bits depend on the arguments alone on one kind of device, but
+    a CPU adds up in another order than a GPU.
+
+    With PyTorch, gradients flow to `mu` and `sigma`, not to `weights`; inside ``torch.compile`` the call breaks the
+    graph. With JAX, the call may be inside `jit`, `vmap` and `grad`, with gradients to `mu` and `sigma`.
+
+    Examples
+    --------
+    A step of the cross-entropy method: mean and variance of the best tenth of the samples.
+
+    >>> import numpy as np
+    >>> import multisample
+    >>> mu, sigma = np.zeros(3, np.float32), np.ones(3, np.float32)
+    >>> x = multisample.sample(mu, sigma, 1000, seed=7)
+    >>> elites = np.argsort(np.square(x - 1).sum(axis=0))[:100]
+    >>> weights = np.zeros(1000, np.float32)
+    >>> weights[elites] = 1 / 100
+    >>> m1, m2 = multisample.weighted_moments(weights, mu, sigma, seed=7)
+    >>> bool(np.allclose(m1, x[:, elites].mean(axis=1), atol=1e-6))
+    True
+    >>> variance = m2 - (m1 - mu) ** 2
+    >>> bool(np.allclose(variance, x[:, elites].var(axis=1), atol=1e-6))
+    True
+
+    Workers of an evolution strategy need to exchange scores and seeds only. Each worker draws the same perturbations
+    of the parameters again from their seed, and so takes the same step:
+
+    >>> theta, ones = np.zeros(100, np.float32), np.ones(100, np.float32)
+    >>> for t in range(300):
+    ...     key = multisample.Key(7, t)
+    ...     perturbed = multisample.sample(theta, 0.1, 64, seed=key, antithetic=True)
+    ...     scores = np.square(perturbed - 1).sum(axis=0)
+    ...     weights = (scores.mean() - scores) / (scores.std() * len(scores))
+    ...     (step,) = multisample.weighted_moments(weights, 0.0, ones, order=1, seed=key, antithetic=True)
+    ...     theta += 0.5 * step
+    >>> bool(np.square(theta - 1).mean() < 0.1)
+    True
+    """
+    library = None if is_traced() else BY_TYPE.get(type(weights))
+    key = plan = None
+    if library is not None:
+        try:
+            signature, state = library.signature, library.state()
+            if state is not None:
+                key = (
+                    signature(weights), None if type(mu) in _NUMBERS else signature(mu),
+                    None if type(sigma) in _NUMBERS else signature(sigma), state, type(weights), type(mu), type(sigma),
+                    order, type(order), noise, dtype, antithetic, type(antithetic), fast_math, type(fast_math), backend,
+                    type(dim_offset), type(sample_offset),
+                )  # fmt: skip
+                plan = MOMENT_PLANS.get(key)
+        except Exception:  # A wrong argument may raise anything here; `sum_first` reports the error.
+            key = None
+    if plan is not None and (type(seed) is not Key or (type(seed[0]) is int and type(seed[1]) is int)):
+        return plan.run(weights, mu, sigma, seed, dim_offset, sample_offset)  # type: ignore[arg-type]
+    call = MomentsCall(
+        weights, mu, sigma, order, seed, noise, dtype, dim_offset, sample_offset, antithetic, fast_math, backend
+    )
+    return sum_first(call, key, weighted_moments)
+
+
+_NUMBERS = frozenset((int, float))

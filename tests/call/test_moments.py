@@ -1,0 +1,326 @@
+"""`weighted_moments` on every backend: exact sums, windows, determinism, other libraries' arrays, gradients, errors."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from moments import exact_moments
+from tables import DTYPES, NOISES
+
+import multisample
+from multisample.backends import registry
+
+Array = np.ndarray[Any, Any]
+Place = Callable[[Array], Any]
+
+
+def vectors(d: int, n: int, real: str = "float32") -> tuple[Array, Array, Array]:
+    """Weights, mu and sigma."""
+    draw = np.random.default_rng(d * 10007 + n)
+    return tuple(x.astype(real) for x in (draw.normal(size=n), draw.normal(size=d), draw.exponential(size=d)))  # type: ignore[return-value]
+
+
+SHAPES = [(1, 1), (3, 5), (10, 100), (200, 1000), (1000, 333), (5, 70_000)]
+
+
+@pytest.mark.parametrize("antithetic", [False, True])
+@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_moments_are_those_of_the_sample(
+    backend: str, place: Place, to_numpy: Any, dtype: str, noise: Any, antithetic: bool
+) -> None:
+    for k, (d, n) in enumerate(SHAPES):
+        w, mu, sigma = vectors(d, n, "float64" if dtype == "float64" else "float32")
+        w[(np.arange(n) // 3) % (k + 1) > 0] = 0
+        options: dict[str, Any] = {
+            "seed": multisample.Key(9, k), "noise": noise, "antithetic": antithetic, "dim_offset": 7 * k,
+            "sample_offset": 5 * k,
+        }  # fmt: skip
+        moments = multisample.weighted_moments(
+            place(w), place(mu), place(sigma), dtype=dtype, backend=backend, **options
+        )
+        got = [to_numpy(x) for x in moments]
+        if dtype == "bfloat16" and got[0].dtype == np.uint16:
+            got = [x.view(DTYPES[dtype]) for x in got]
+        assert all(x.dtype == DTYPES[dtype] for x in got)
+        exact_moments(w, mu, sigma, dtype, **options).check(*got)
+        (first,) = multisample.weighted_moments(
+            place(w), place(mu), place(sigma), dtype=dtype, backend=backend, order=1, **options
+        )
+        assert to_numpy(first).tobytes() == to_numpy(moments[0]).tobytes()
+
+
+def test_moments_of_scattered_elites(backend: str, place: Place, to_numpy: Any) -> None:
+    d, n = 40, 30_000
+    w, mu, sigma = vectors(d, n)
+    w[np.random.default_rng(5).random(n) > 0.1] = 0
+    got = multisample.weighted_moments(place(w), place(mu), place(sigma), seed=3, backend=backend)
+    exact_moments(w, mu, sigma, seed=3).check(*map(to_numpy, got))
+
+
+def test_groups_without_weight_are_left_out(backend: str, place: Place, to_numpy: Any, bits: Any) -> None:
+    # With one weight, the sums are one group's, wherever it is.
+    w, mu, sigma = vectors(50, 20_000)
+    one = np.zeros_like(w)
+    one[12_345] = 1.5
+    got = multisample.weighted_moments(place(one), place(mu), place(sigma), seed=3, backend=backend)
+    exact_moments(one, mu, sigma, seed=3).check(*map(to_numpy, got))
+    alone = multisample.weighted_moments(
+        place(one[12_344:12_348]), place(mu), place(sigma), seed=3, backend=backend, sample_offset=12_344
+    )
+    assert all((bits(a) == bits(b)).all() for a, b in zip(got, alone, strict=True))
+
+
+def test_moments_without_any_weight(backend: str, place: Place, to_numpy: Any) -> None:
+    _, mu, sigma = vectors(50, 1)
+    zeros = np.zeros(3000, np.float32)
+    for noise in NOISES:
+        got = multisample.weighted_moments(place(zeros), place(mu), place(sigma), seed=3, backend=backend, noise=noise)  # type: ignore[call-overload]
+        assert all((to_numpy(x) == 0).all() for x in got)
+
+
+@pytest.mark.parametrize("antithetic", [False, True])
+def test_moments_of_windows_add_up(backend: str, place: Place, to_numpy: Any, antithetic: bool) -> None:
+    d, n = 30, 5000
+    w, mu, sigma = vectors(d, n)
+    exact = exact_moments(w, mu, sigma, seed=4, antithetic=antithetic)
+    for cut in (1, 4, 1003, 2048, 4999):
+        parts = [
+            multisample.weighted_moments(
+                place(w[part]), place(mu), place(sigma), seed=4, backend=backend, antithetic=antithetic,
+                sample_offset=part.start,
+            )
+            for part in (slice(0, cut), slice(cut, n))
+        ]  # fmt: skip
+        exact.check(*(to_numpy(a).astype(np.float64) + to_numpy(b) for a, b in zip(*parts, strict=True)))
+    # Rows are independent of each other.
+    whole = multisample.weighted_moments(place(w), place(mu), place(sigma), seed=4, backend=backend)
+    rows = multisample.weighted_moments(
+        place(w), place(mu[11:]), place(sigma[11:]), seed=4, backend=backend, dim_offset=11
+    )
+    for a, b in zip(whole, rows, strict=True):
+        assert np.allclose(to_numpy(a)[11:], to_numpy(b), rtol=1e-4, atol=1e-3)
+
+
+def test_equal_calls_have_equal_bits(backend: str, place: Place, bits: Any) -> None:
+    for d, n in ((10, 3), (100, 20_000), (3000, 100)):
+        arrays = [place(x) for x in vectors(d, n)]
+        results = [multisample.weighted_moments(*arrays, seed=11, backend=backend) for _ in range(3)]
+        assert all((bits(a) == bits(b)).all() for r in results for a, b in zip(r, results[0], strict=True))
+
+
+def test_bits_do_not_depend_on_threads(backend: str, place: Place, bits: Any) -> None:
+    if "cpu" not in registry.find(backend).device_kinds:
+        pytest.skip("threads of a CPU")
+    for d, n, noise in itertools.product((3, 2000), (70_000,), NOISES):
+        arrays = [place(x) for x in vectors(d, n)]
+        options: dict[str, Any] = {"seed": 11, "backend": backend, "noise": noise}
+        several = multisample.weighted_moments(*arrays, **options)
+        with multisample.limit_threads(1):
+            one = multisample.weighted_moments(*arrays, **options)
+        assert all((bits(a) == bits(b)).all() for a, b in zip(several, one, strict=True))
+
+
+def test_numbers_and_columns_and_strides(backend: str, place: Place, view_of: Any, to_numpy: Any) -> None:
+    w, mu, sigma = vectors(20, 60)
+    host = np.ascontiguousarray(np.stack([w, w], 1))
+    strided = view_of(place(host), host, lambda x: x[:, 0])
+    exact_moments(w, mu, 0.5, seed=1).check(
+        *map(to_numpy, multisample.weighted_moments(strided, place(mu), 0.5, seed=1, backend=backend))
+    )
+    column = place(np.ascontiguousarray(sigma[:, None]))
+    exact_moments(w, -2.0, sigma, seed=1).check(
+        *map(to_numpy, multisample.weighted_moments(place(w), -2, column, seed=1, backend=backend))
+    )
+
+
+def test_a_weight_of_nan_on_a_device_reaches_every_sum(backend: str, place: Place, to_numpy: Any) -> None:
+    if registry.find(backend).device_kinds == ("cpu",) or "cuda" not in str(
+        getattr(place(np.ones(1)), "device", "cuda")
+    ):
+        pytest.skip("values in host memory are checked")
+    w, mu, sigma = vectors(30, 500)
+    w[:] = 0
+    w[77] = math.nan
+    got = multisample.weighted_moments(place(w), place(mu), place(sigma), seed=1, backend=backend)
+    assert all(np.isnan(to_numpy(x)).all() for x in got)
+
+
+def test_lists_count_as_float32(to_numpy: Any) -> None:
+    first, second = multisample.weighted_moments([1, 2.5, 0], [1.0, 2.0], 1.0, seed=3)
+    assert first.dtype == second.dtype == np.float32
+    exact_moments([1, 2.5, 0], [1.0, 2.0], 1.0, seed=3).check(first, second)
+
+
+def test_no_dimension_gives_empty_results(backend: str, place: Place, to_numpy: Any) -> None:
+    empty = np.zeros(0, np.float32)
+    got = multisample.weighted_moments(place(np.ones(3, np.float32)), place(empty), 1.0, seed=1, backend=backend)
+    assert [to_numpy(x).shape for x in got] == [(0,), (0,)]
+
+
+class OnlyDLPack:
+    """An array of an unknown library."""
+
+    def __init__(self, array: Array) -> None:
+        self.array = array
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return self.array.__dlpack_device__()
+
+
+def test_arrays_of_unknown_libraries_share_their_memory() -> None:
+    w, mu, sigma = vectors(5, 50)
+    foreign = multisample.weighted_moments(*map(OnlyDLPack, (w, mu, sigma)), seed=1)
+    known = multisample.weighted_moments(w, mu, sigma, seed=1)
+    assert all((a == b).all() for a, b in zip(foreign, known, strict=True))
+
+
+# --- Errors ---------------------------------------------------------------------------------------
+
+W, MU, SIGMA = vectors(4, 9)
+WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"weights": np.ones((3, 3), np.float32)}, ValueError, r"weights: expected shape \(n,\)"),
+    ({"weights": np.ones(0, np.float32)}, ValueError, r"weights: expected shape \(n,\), n being at least 1"),
+    ({"weights": 1.0}, TypeError, "weights: expected an array"),
+    ({"weights": "abc"}, TypeError, "weights: expected an array"),
+    ({"weights": np.array([1, math.nan, 2])}, ValueError, r"weights: expected finite weights, got weights\[1\]"),
+    ({"weights": [1.0, math.inf]}, ValueError, r"weights: expected finite weights, got weights\[1\]"),
+    ({"weights": np.ones(3, complex)}, TypeError, "weights: expected elements of type"),
+    ({"mu": MU[:3]}, ValueError, "sigma: expected as many elements as mu"),
+    ({"mu": 0.0, "sigma": 1.0}, TypeError, "mu, sigma: expected at least one array"),
+    ({"sigma": -SIGMA - 1}, ValueError, "sigma: expected finite standard deviations"),
+    ({"mu": np.full(4, math.nan)}, ValueError, "mu: expected finite means"),
+    ({"order": 3}, ValueError, "order: expected 1 <= order < 3"),
+    ({"order": 0}, ValueError, "order: expected"),
+    ({"order": 1.0}, TypeError, "order: expected an integer"),
+    ({"order": True}, TypeError, "order: expected an integer"),
+    ({"seed": None}, TypeError, "seed: expected an integer"),
+    ({"seed": -1}, ValueError, "seed: expected"),
+    ({"seed": 1.5}, TypeError, "seed: expected an integer"),
+    ({"seed": multisample.Key(1, 2**64)}, ValueError, "seed.offset: expected"),
+    ({"noise": "none"}, ValueError, "noise: expected"),
+    ({"dtype": "int32"}, TypeError, "dtype: expected"),
+    ({"antithetic": 1}, TypeError, "antithetic: expected True or False"),
+    ({"fast_math": None}, TypeError, "fast_math: expected True or False"),
+    ({"dim_offset": 2**32 - 3}, ValueError, "dim_offset: expected"),
+    ({"sample_offset": 2**34 - 8}, ValueError, "n: expected sample_offset"),
+    ({"sample_offset": -1}, ValueError, "sample_offset: expected"),
+    ({"backend": "gpu"}, multisample.UnknownBackendError, "gpu"),
+    ({"backend": 3}, TypeError, "backend: expected a name"),
+]
+
+
+@pytest.mark.parametrize("after_a_plan", [False, True])
+@pytest.mark.parametrize(("changes", "error", "message"), WRONG, ids=[str(k) for k in range(len(WRONG))])
+def test_wrong_arguments_are_named(
+    changes: dict[str, Any], error: type[Exception], message: str, after_a_plan: bool
+) -> None:
+    arguments: dict[str, Any] = {"weights": W, "mu": MU, "sigma": SIGMA, "seed": 1}
+    if after_a_plan:
+        multisample.weighted_moments(**arguments)
+    with pytest.raises(error, match=message):
+        multisample.weighted_moments(**{**arguments, **changes})
+
+
+def test_seed_is_required() -> None:
+    with pytest.raises(TypeError, match="seed"):
+        multisample.weighted_moments(W, MU, SIGMA)  # type: ignore[call-arg]
+
+
+def test_a_backend_without_moments_is_refused(new_choices: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    class OnlySamples:
+        def __init__(self) -> None:
+            self.cpu: Any = registry.find("cpu")
+
+        def __getattr__(self, name: str) -> Any:
+            if name == "moments_launcher":
+                raise AttributeError(name)
+            return "samples" if name == "name" else getattr(self.cpu, name)
+
+    monkeypatch.setattr(registry, "_registered", dict(registry._registered))
+    multisample.register_backend(OnlySamples())
+    with pytest.raises(ValueError, match="backend: 'samples' has no weighted moments"):
+        multisample.weighted_moments(W, MU, SIGMA, seed=1, backend="samples")
+
+
+# --- PyTorch --------------------------------------------------------------------------------------
+
+
+def test_libraries_are_not_mixed() -> None:
+    torch = pytest.importorskip("torch")
+    for arrays in ((W, torch.tensor(MU), torch.tensor(SIGMA)), (torch.tensor(W), MU, SIGMA)):
+        with pytest.raises(TypeError, match="weights: expected an array of the library of mu and sigma, got a"):
+            multisample.weighted_moments(*arrays, seed=1)
+    with pytest.raises(TypeError, match="expected arrays of one library"):
+        multisample.weighted_moments(W, torch.tensor(MU), SIGMA, seed=1)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_gradients_flow_to_mu_and_sigma(torch_device: str, dtype: str) -> None:
+    torch = pytest.importorskip("torch")
+    w, mu, sigma = vectors(6, 40, dtype)
+    options: dict[str, Any] = {"seed": 3, "antithetic": True, "sample_offset": 2}
+    weights = torch.tensor(w, device=torch_device)
+    leaves = [torch.tensor(x, device=torch_device, requires_grad=True) for x in (mu, sigma)]
+    moments = multisample.weighted_moments(weights, *leaves, **options)
+    exact_moments(w, mu, sigma, dtype, **options).check(*(x.detach().cpu().numpy() for x in moments))
+    scale = torch.arange(1.0, 7.0, dtype=weights.dtype, device=torch_device)
+    got = torch.autograd.grad(((moments[0] + moments[1] ** 2) * scale).sum(), leaves, create_graph=True)
+
+    again = [leaf.detach().clone().requires_grad_() for leaf in leaves]
+    z = multisample.sample(torch.zeros_like(again[0]), 1.0, 40, **options)
+    first = (weights * (again[0][:, None] + again[1][:, None] * z)).sum(1)
+    second = (weights * (again[1][:, None] * z) ** 2).sum(1)
+    expected = torch.autograd.grad(((first + second**2) * scale).sum(), again, create_graph=True)
+    tolerance = {"rtol": 1e-3, "atol": 1e-2} if dtype == "float32" else {"rtol": 1e-10, "atol": 1e-10}
+    for a, b in zip(got, expected, strict=True):
+        torch.testing.assert_close(a, b, **tolerance)
+    torch.testing.assert_close(
+        torch.autograd.grad(got[1].sum(), leaves[1])[0],
+        torch.autograd.grad(expected[1].sum(), again[1])[0],
+        **tolerance,
+    )
+
+
+def test_gradients_have_the_shapes_and_types_of_their_arguments(torch_device: str) -> None:
+    torch = pytest.importorskip("torch")
+    weights = torch.ones(12, device=torch_device)
+    mu = torch.zeros(5, 1, dtype=torch.float64, device=torch_device, requires_grad=True)
+    (first,) = multisample.weighted_moments(weights, mu, 1.0, order=1, seed=1, dtype="float32")
+    assert first.shape == (5,) and first.dtype is torch.float32
+    first.sum().backward()
+    assert mu.grad.shape == (5, 1) and (mu.grad == 12).all()
+
+
+def test_gradients_of_weights_are_refused() -> None:
+    torch = pytest.importorskip("torch")
+    weights = torch.ones(3, requires_grad=True)
+    with pytest.raises(ValueError, match="weights: require grad, and gradients flow to mu and sigma only"):
+        multisample.weighted_moments(weights, torch.zeros(2), 1.0, seed=1)
+    with torch.no_grad():
+        multisample.weighted_moments(weights, torch.zeros(2), 1.0, seed=1)
+
+
+def test_calls_that_pytorch_transforms_are_refused() -> None:
+    torch = pytest.importorskip("torch")
+    with pytest.raises(ValueError, match="expected plain tensors outside PyTorch's transformations"):
+        torch.func.vmap(lambda mu: multisample.weighted_moments(torch.ones(3), mu, 1.0, seed=1))(torch.zeros(2, 4))
+
+
+@pytest.mark.slow
+def test_a_compiled_function_breaks_its_graph(torch_device: str) -> None:
+    torch = pytest.importorskip("torch")
+    weights, mu = torch.ones(12, device=torch_device), torch.zeros(5, device=torch_device)
+
+    def step(mu: Any) -> Any:
+        return mu + multisample.weighted_moments(weights, mu, 1.0, seed=1)[0] * 2
+
+    assert torch.equal(torch.compile(step)(mu), step(mu))

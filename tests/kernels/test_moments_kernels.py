@@ -1,0 +1,447 @@
+"""The CUDA kernels of weighted moments without a GPU: whole grids, in C++ and in Python, run on the CPU.
+
+Both must have the same geometry and give the same bits, whatever the launch shape and the order of blocks and threads.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import importlib.resources
+import itertools
+import re
+import struct
+import subprocess
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import emulated_gpu
+import numba_ptx
+import numpy as np
+import pytest
+from cuda_cpp import (
+    ARCHITECTURES,
+    SHIM,
+    compile_runner,
+    nvrtc_compile,
+    requires_gxx,
+    requires_nvrtc,
+    run_program,
+)  # fmt: skip
+from draws import WORDS, a_draw, a_vector
+from moments import exact_moments
+from tables import DTYPES
+
+import multisample
+from multisample.backends.cupy import MOMENTS_HEADER, OPTIONS, moments_kernel_name, source
+from multisample.backends.draw import SIZES, Vector, Word
+from multisample.backends.element_types import MATRIX_TYPES
+from multisample.backends.kernels.cuda import moments as kernels
+from multisample.backends.kernels.cuda.moments_geometry import (
+    FILL,
+    PACKED_MOMENT_GEOMETRY,
+    MomentGeometry,
+    moment_geometry,
+)
+from multisample.backends.launch import MomentsKey
+from multisample.backends.moments import PACKED_MOMENTS, Moments, pack_moments
+from multisample.backends.native import csrc_files
+
+Array = np.ndarray[Any, Any]
+_CASE = struct.Struct(f"{PACKED_MOMENTS}s6Q{PACKED_MOMENT_GEOMETRY}sQ")
+
+
+def ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+@dataclasses.dataclass
+class Case:
+    """A call, and optional changes to its geometry."""
+
+    d: int
+    n: int
+    dtype: str = "float32"
+    common_noise: bool = False
+    antithetic: bool = False
+    order: int = 2
+    zeros: float = 0.0
+    """The share of weights that are zero, in runs of random lengths."""
+    weights: Array | None = None
+    weight_dtype: str = "float32"
+    seed: int = 1
+    offset: int = 0
+    in_memory: tuple[str, ...] = ()
+    """Words that the kernel reads from memory: seed, offset, first_row, first_column. The call has other values."""
+    dim_offset: int = 0
+    sample_offset: int = 0
+    recut: dict[str, int] = dataclasses.field(default_factory=dict)
+    """Fields of the geometry to change: rows, lanes, turns, passes."""
+    backwards: bool = False
+
+    @property
+    def real(self) -> str:
+        return MATRIX_TYPES[self.dtype].computing
+
+    def vectors(self) -> tuple[Array, Array, Array]:
+        """Weights, mu and sigma."""
+        draw = np.random.default_rng(self.d * 10007 + self.n)
+        w = draw.normal(size=self.n).astype(self.weight_dtype)
+        if self.zeros > 0:
+            w[np.repeat(draw.random(self.n) < self.zeros, draw.integers(1, 12, self.n))[: self.n]] = 0
+        w, draw = w if self.weights is None else self.weights, np.random.default_rng(self.d)
+        return w, draw.normal(size=self.d).astype(self.real), np.abs(draw.normal(size=self.d)).astype(self.real)
+
+    def words(self) -> dict[str, int]:
+        return dict(zip(WORDS, (self.seed, self.offset, self.dim_offset, self.sample_offset), strict=True))
+
+    def usual_geometry(self) -> MomentGeometry:
+        is_known = "first_column" not in self.in_memory
+        return moment_geometry(
+            self.d, self.n, self.real, self.sample_offset % 8 if is_known else -1, self.common_noise, self.antithetic,
+            bool(set(self.in_memory) - {"offset"}),
+        )  # fmt: skip
+
+    def geometry(self) -> MomentGeometry:
+        g = self.usual_geometry()
+        if not self.recut:
+            return g
+        rows, noise_rows = self.recut.get("rows", g.rows), 1 if self.common_noise else self.d
+        lanes = min(self.recut.get("lanes", g.lanes), noise_rows)
+        slots = min(256 // lanes, g.groups)
+        turns = self.recut.get("turns", ceil_div(g.groups, slots))
+        segments = ceil_div(ceil_div(g.groups, slots), turns)
+        passes = self.recut.get("passes", 1) if segments == 1 and g.groups <= FILL[self.real] else 1
+        blocks = ceil_div(ceil_div(noise_rows, rows * lanes), passes) * segments
+        width = 1 if self.common_noise else min(32, 1 << self.d.bit_length() - 1)
+        finishing = 0
+        if segments > 1 or self.common_noise:
+            finishing = ceil_div(self.d, 256 if self.common_noise else width)
+        return g._replace(
+            blocks=blocks, rows=rows, lanes=lanes, slots=slots, passes=passes, segments=segments,
+            finishing_blocks=finishing, width=width, turns=turns,
+        )  # fmt: skip
+
+    def call(self, word_address: int = 8, **changes: Any) -> Moments:
+        values = self.words()
+        words = {
+            name: Word(value ^ 0x100000005, word_address + 8 * k) if name in self.in_memory else Word(value)
+            for k, (name, value) in enumerate(values.items())
+        }
+        w, mu, sigma = self.vectors()
+        draw = a_draw(
+            self.d, self.n, self.dtype, mu=mu, sigma=sigma, common_noise=self.common_noise, antithetic=self.antithetic,
+            device=0, **words,
+        )  # fmt: skip
+        return Moments(draw, a_vector(w), 0, 8 if self.order == 2 else 0)._replace(**changes)
+
+    def check(self, first: Array, second: Array) -> None:
+        w, mu, sigma = self.vectors()
+        generator = multisample.Generator(self.seed)
+        generator.state = {**generator.state, "offset": self.offset}
+        exact = exact_moments(
+            w, mu, sigma, self.dtype, generator=generator, noise="shared" if self.common_noise else "independent",
+            dim_offset=self.dim_offset, sample_offset=self.sample_offset, antithetic=self.antithetic, backend="cpu",
+        )  # fmt: skip
+        exact.check(*(first, second)[: self.order])
+
+
+# --- C++ ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def runner(build_once: Callable[..., Path]) -> Callable[[str], Path]:
+    """``runner(real)``: a program that runs the kernels of this computing type."""
+
+    def runner(real: str) -> Path:
+        def make(folder: Path) -> None:
+            compile_runner(folder, "run_moments", ["cuda/moments_kernel.cuh"], 6, real)
+
+        return build_once("run_moments", real, [csrc_files.folder(), SHIM], make) / "run_moments"
+
+    return runner
+
+
+def run_in_cpp(runner: Callable[[str], Path], cases: list[Case]) -> Iterator[tuple[Array, Array]]:
+    """Run the cases, of one computing type."""
+    (real,) = {case.real for case in cases}
+    packed = b""
+    for case in cases:
+        w, mu, sigma = case.vectors()
+        geometry = case.geometry().packed() if case.recut else bytes(PACKED_MOMENT_GEOMETRY)
+        packed += _CASE.pack(
+            pack_moments(case.call()), w.nbytes, mu.nbytes, *case.words().values(), geometry, case.backwards
+        )
+        packed += w.tobytes() + mu.tobytes() + sigma.tobytes()
+    done = run_program(runner(real), packed)
+    at = 0
+    for case in cases:
+        size = case.d * SIZES[case.dtype]
+        if len(done.stdout) < at + PACKED_MOMENT_GEOMETRY + 2 * size:  # The program ended in this case.
+            pytest.fail(f"{case}\n{done.stderr.decode()[:4000]}", pytrace=False)
+        usual = done.stdout[at : at + PACKED_MOMENT_GEOMETRY]
+        assert usual == case.usual_geometry().packed(), (case, struct.unpack("10I2Q", usual), case.usual_geometry())
+        at += PACKED_MOMENT_GEOMETRY
+        yield tuple(np.frombuffer(done.stdout, DTYPES[case.dtype], case.d, at + k * size) for k in (0, 1))  # type: ignore[misc]
+        at += 2 * size
+    assert len(done.stdout) == at
+    assert done.returncode == 0, done.stderr.decode()[:4000]
+
+
+# --- Python ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def compiled() -> Iterator[Callable[..., Any]]:
+    """``compiled(function, *arguments)``: the kernel of a function of `kernels`, for the emulated GPU."""
+    cache: dict[Any, Any] = {}
+    patched = {
+        (module, "inline"): module.inline
+        for module in (kernels, __import__("multisample.backends.kernels.cuda.group", fromlist=["x"]))
+    }
+    caches = [x for module, _ in patched for x in vars(module).values() if hasattr(x, "cache_clear")]
+    for function in caches:
+        function.cache_clear()
+    for module, name in patched:
+        setattr(module, name, emulated_gpu.once)
+
+    def compiled(function: Callable[..., Any], *arguments: Any) -> Any:
+        if (function, arguments) not in cache:
+            cache[function, arguments] = emulated_gpu.compile_kernel(function(emulated_gpu, *arguments), True)
+        return cache[function, arguments]
+
+    yield compiled
+    for (module, name), original in patched.items():
+        setattr(module, name, original)
+    for function in caches:
+        function.cache_clear()
+
+
+def run_in_python(compiled: Callable[..., Any], case: Case) -> tuple[Array, Array]:
+    w, mu, sigma = case.vectors()
+    g, size = case.geometry(), case.d * SIZES[case.dtype]
+    words = np.array(list(case.words().values()), np.uint64)
+    results = np.full(2 * size // SIZES[case.dtype], -1, f"i{SIZES[case.dtype]}")
+    scratch = np.full(max(g.scratch_size(case.d, case.common_noise, case.order), 1), np.nan)
+    at = results.ctypes.data
+    call = case.call(words.ctypes.data, first=at, second=at + size if case.order == 2 else 0)
+    draw = call.draw._replace(
+        scratch=scratch.ctypes.data, mu=_moved(call.draw.mu, mu), sigma=_moved(call.draw.sigma, sigma)
+    )
+    parameters = pack_moments(call._replace(draw=draw, weights=_moved(call.weights, w))) + g.packed()
+    variant = case.real, case.antithetic, False, g.rows, case.order == 2, bool(set(case.in_memory) - {"offset"})
+    finishes = g.finishing_blocks == 0
+    emulated_gpu.launch(
+        compiled(kernels.moments_kernel, *variant), g.blocks, 256, parameters, results if finishes else scratch,
+        (w, mu, sigma, words), backwards=case.backwards,
+    )  # fmt: skip
+    if not finishes:
+        emulated_gpu.launch(
+            compiled(kernels.finishing_kernel, case.real), g.finishing_blocks, 256, parameters, results,
+            (scratch, mu, sigma, words), backwards=case.backwards,
+        )  # fmt: skip
+    moments = results.view(DTYPES[case.dtype])
+    return moments[: case.d], moments[case.d :]
+
+
+def _moved(vector: Vector, array: Array) -> Vector:
+    return vector._replace(data=int(array.__array_interface__["data"][0]))
+
+
+# --- Tests ----------------------------------------------------------------------------------------
+
+requires_emulator = pytest.mark.skipif(not emulated_gpu.AVAILABLE, reason="the C library has no fibers")
+
+
+def run(
+    runner: Callable[[str], Path], compiled: Callable[..., Any], cases: Iterable[Case]
+) -> list[tuple[Array, Array]]:
+    """Run all cases in both languages, compare the bits, and check them against exact sums."""
+    cases, taken = list(cases), []
+    for case, (first, second) in zip(cases, run_in_cpp(runner, cases), strict=True):
+        case.check(first, second)
+        again = run_in_python(compiled, case)
+        for got, expected in zip(again[: case.order], (first, second), strict=False):
+            assert got.tobytes() == expected.tobytes(), case
+        taken.append((first, second))
+    return taken
+
+
+LENGTHS = [1, 2, 3, 4, 5, 8, 9, 31, 33, 129, 1021, 1100, 2100]
+
+
+@requires_gxx
+@requires_emulator
+@pytest.mark.parametrize("antithetic", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_kernels_sum_every_shape(runner: Any, compiled: Any, dtype: str, antithetic: bool) -> None:
+    def cases() -> Iterator[Case]:
+        for k, (n, d) in enumerate(itertools.product(LENGTHS, (1, 3, 40))):
+            yield Case(
+                d, n, dtype, common_noise=k % 5 == 0, antithetic=antithetic, order=1 + k % 2, zeros=0.3 * (k % 3),
+                seed=k << 33 | 5, offset=(k % 2) << 40, dim_offset=2**32 - d if k % 3 else 0,
+                sample_offset=(2**34 - n if k % 4 == 1 else k % 9), backwards=k % 2 == 1,
+            )  # fmt: skip
+
+    run(runner, compiled, cases())
+
+
+@requires_gxx
+@requires_emulator
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_results_are_rounded_to_narrow_types(runner: Any, compiled: Any, dtype: str) -> None:
+    run(runner, compiled, [Case(20, 30, dtype), Case(5, 300, dtype, common_noise=True), Case(3, 3000, dtype)])
+
+
+@requires_gxx
+@requires_emulator
+def test_weights_of_any_type_are_read_with_any_stride(runner: Any, compiled: Any) -> None:
+    run(runner, compiled, [Case(5, 50, weights=np.arange(50).astype(t) % 7) for t in ("int8", "uint64", "float64")])
+
+
+RECUTS = [
+    {"rows": 2, "lanes": 32, "turns": 3},
+    {"rows": 2, "lanes": 7, "turns": 2},
+    {"rows": 2, "lanes": 256, "passes": 1},
+    {"rows": 1, "lanes": 5, "passes": 4},
+    {"rows": 2, "lanes": 3, "passes": 3},
+    {"rows": 1, "lanes": 250, "turns": 40},
+]
+
+
+@requires_gxx
+@requires_emulator
+@pytest.mark.parametrize("antithetic", [False, True])
+def test_every_cut_sums_all_groups(runner: Any, compiled: Any, antithetic: bool) -> None:
+    cases = [
+        Case(60, n, antithetic=antithetic, order=order, zeros=0.5, sample_offset=3, recut=recut, backwards=n % 2 == 1)
+        for recut in RECUTS for n, order in ((301, 2), (2500, 1))
+    ]  # fmt: skip
+    run(runner, compiled, cases)
+
+
+@requires_gxx
+@requires_emulator
+def test_bits_do_not_depend_on_rows_per_thread_or_order_of_blocks(runner: Any, compiled: Any) -> None:
+    def of(rows: int, backwards: bool) -> Case:
+        recut = {"rows": rows, "lanes": 16, "turns": 5}
+        return Case(60, 1700, zeros=0.4, recut=recut, backwards=backwards)
+
+    results = run(runner, compiled, [of(1, False), of(2, False), of(1, True), of(2, True)])
+    assert len({(first.tobytes(), second.tobytes()) for first, second in results}) == 1
+
+
+@requires_gxx
+@requires_emulator
+def test_groups_without_weight_change_no_bits(runner: Any, compiled: Any) -> None:
+    # Where the list is short, all its groups are of one chain.
+    one = np.zeros(900, np.float32)
+    one[517] = 2.5
+    window = Case(7, 4, weights=one[516:520], sample_offset=516)
+    whole, alone = run(runner, compiled, [Case(7, 900, weights=one), window])
+    assert whole[0].tobytes() == alone[0].tobytes() and whole[1].tobytes() == alone[1].tobytes()
+
+
+@requires_gxx
+@requires_emulator
+@pytest.mark.parametrize("names", [("offset",), ("seed",), WORDS])
+def test_words_are_read_from_memory(runner: Any, compiled: Any, names: tuple[str, ...]) -> None:
+    words = {"seed": 77, "offset": 9, "dim_offset": 3, "sample_offset": 14}
+    cases = [
+        Case(6, 100, dtype, antithetic=antithetic, in_memory=names, **words)
+        for dtype in ("float32",) for antithetic in (False, True)
+    ]  # fmt: skip
+    run(runner, compiled, [*cases, Case(5, 40, common_noise=True, in_memory=names, **words)])
+
+
+@requires_gxx
+@requires_emulator
+def test_nan_weights_reach_every_sum(runner: Any, compiled: Any) -> None:
+    w = np.zeros(40, np.float32)
+    w[13] = np.nan
+    case = Case(3, 40, weights=w)
+    ((first, second),) = run_in_cpp(runner, [case])
+    assert np.isnan(first).all() and np.isnan(second).all()
+    assert all(np.isnan(x).all() for x in run_in_python(compiled, case))
+
+
+@requires_gxx
+def test_geometry_is_equal_in_both_languages(tmp_path: Path) -> None:
+    library = tmp_path / "geometry.so"
+    source = tmp_path / "geometry.cpp"
+    source.write_text(
+        '#include "cuda/moments_geometry.h"\nusing namespace multisample;\n'
+        'extern "C" void cut(const Draw* call, MomentGeometry* out) { *out = moment_geometry(*call); }\n'
+    )
+    subprocess.run(
+        ["g++", "-std=c++17", "-shared", "-fPIC", f"-I{csrc_files.folder()}", "-o", str(library), str(source)],
+        check=True,
+    )  # fmt: skip
+    cut = ctypes.CDLL(str(library)).cut
+    sizes = [1, 2, 3, 7, 10, 31, 64, 100, 255, 1000, 4096, 65536, 10**6, 10**8, 2**32]
+    for d, n in itertools.product(sizes, [*sizes, 2**34]):
+        for dtype, common, antithetic, memory in itertools.product(("float32", "float64"), *((False, True),) * 3):
+            case = Case(
+                d, n, dtype, common, antithetic, in_memory=("first_column",) if memory else (),
+                sample_offset=0 if n > 2**33 else d % 9,
+            )  # fmt: skip
+            word = Word(case.sample_offset, 8 if memory else 0)
+            draw = a_draw(d, n, dtype, common_noise=common, antithetic=antithetic, first_column=word)
+            out = ctypes.create_string_buffer(PACKED_MOMENT_GEOMETRY)
+            cut(pack_moments(Moments(draw, Vector(0, 0, 0.0, 0), 0, 0)), out)
+            g = case.usual_geometry()
+            assert out.raw == g.packed(), (case, g)
+            rows = 1 if common else d
+            assert g.lanes * g.slots <= 256
+            assert g.blocks < 2**31 and g.finishing_blocks < 2**31
+            assert g.segments * g.turns * g.slots >= g.groups
+            assert g.blocks // g.segments * g.passes * g.rows * g.lanes >= rows
+            # Little memory, whatever the shape.
+            assert g.scratch_size(d, common, 2) <= 2**20
+
+
+@requires_nvrtc
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_nvrtc_compiles_every_kernel(architecture: str) -> None:
+    keys = [
+        MomentsKey(real, antithetic, fast, rows, with_second, origin, finishing, 0)
+        for real, antithetic, fast, with_second, (rows, origin, finishing) in itertools.product(
+            ("float32", "float64"), *((False, True),) * 3, ((1, False, False), (2, False, False), (1, True, False),
+            (1, False, True)),
+        )
+        if not (real == "float64" and (fast or rows == 2))
+        if not (finishing and (antithetic or fast or with_second))
+    ]  # fmt: skip
+    names = [moments_kernel_name(key) for key in keys]
+    program = nvrtc_compile(source(MOMENTS_HEADER), names, architecture, OPTIONS)
+    assert len(set(program.names)) == len(keys)
+
+
+PTX = [
+    ("float32", False, False, 2, True, False, False),
+    ("float32", True, True, 2, False, False, False),
+    ("float64", True, False, 1, True, False, False),
+    ("float32", False, False, 1, True, True, False),
+    ("float32", False, False, 1, False, False, True),
+]
+"""Arguments of `moments_variant`."""
+
+
+def test_numba_compiles_kernels_without_spills(build_once: Callable[..., Path]) -> None:
+    sources = [Path(str(importlib.resources.files("multisample.backends"))).resolve(), Path(numba_ptx.__file__)]
+
+    def make(folder: Path) -> None:
+        try:
+            numba_ptx.compile_moments(PTX, folder)
+        except numba_ptx.CannotCompileError as error:
+            pytest.skip(str(error))
+
+    folder = build_once("numba_moments", (PTX, numba_ptx.versions()), sources, make)
+    for k, variant in enumerate(PTX):
+        ptx, log = ((folder / f"moments{k}.{suffix}").read_text() for suffix in ("ptx", "log"))
+        assert not re.search(r"^\s*call|\.local", ptx, re.M), variant
+        (stack,) = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", log)
+        assert stack == ("0", "0", "0"), (variant, stack)
+        parameters = [int(align) for align in re.findall(r"\.param \.[usbf](\d+)", ptx)]
+        assert parameters[-2:] == [64, 64], variant

@@ -1,0 +1,53 @@
+"""An exact reference for weighted moments, from the noise that `sample` draws."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import multisample
+
+__all__ = ["Exact", "exact_moments"]
+
+Array = np.ndarray[Any, Any]
+
+
+class Exact(NamedTuple):
+    """Both moments in long double, and the largest errors that they may have."""
+
+    first: Array
+    second: Array
+    first_bound: Array
+    second_bound: Array
+
+    def check(self, *moments: Array) -> None:
+        for got, exact, bound in zip(moments, self[:2], self[2:], strict=False):
+            assert got.shape == exact.shape
+            wrong = np.argwhere(~(np.abs(got.astype(np.longdouble) - exact) <= bound))
+            assert len(wrong) == 0, [(int(k), got[k], exact[k], bound[k]) for (k,) in wrong[:5]]
+
+
+def exact_moments(w: Any, mu: Any, sigma: Any, dtype: str = "float32", **options: Any) -> Exact:
+    """The moments of the rounded `w`, `mu` and `sigma`, and of the normals that ``sample(..., **options)`` uses.
+
+    A sum in the computing type has at most 16 terms, each of which is rounded three times at the most, before it is
+    added to a float64 sum. The result is rounded at most twice: to the computing type, and to `dtype`.
+    """
+    real = "float64" if dtype == "float64" else "float32"
+    w, mu, sigma = (np.asarray(x).astype(real).astype(np.longdouble) for x in (w, mu, sigma))
+    d = max(mu.size, sigma.size)
+    z = multisample.sample(np.zeros(d), np.ones(d), len(w), dtype=real, **options).astype(np.longdouble)
+    first, second = (w * z).sum(1), (w * z * z).sum(1)
+    mass = np.abs(w).sum()
+    # A float64 sum of n terms adds to this; float64's own sums have at most 32 terms before they are added up.
+    unit = 2.0**-53 if real == "float64" else 2.0**-24
+    terms = 20 * unit + (len(w) + 64) * 2.0**-53
+    last = {"float16": 2.0**-11, "bfloat16": 2.0**-8}.get(dtype, unit)
+    m1, m2 = w.sum() * mu + sigma * first, sigma**2 * second
+    size = np.abs(mu) * mass + sigma * (np.abs(w) * np.abs(z)).sum(1)
+    least = 2.0**-24 if dtype == "float16" else 0
+    return Exact(
+        m1, m2, terms * size + last * np.abs(m1) + least,
+        terms * sigma**2 * (np.abs(w) * z * z).sum(1) + last * np.abs(m2) + least,
+    )  # fmt: skip

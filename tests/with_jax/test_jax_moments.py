@@ -1,0 +1,135 @@
+"""`weighted_moments` with JAX: eager, in jit, vmap, grad and scan."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from moments import exact_moments
+
+import multisample
+
+Array = np.ndarray[Any, Any]
+D, N = 30, 1001
+
+
+def vectors() -> tuple[Array, Array, Array]:
+    draw = np.random.default_rng(5)
+    w, mu, sigma = draw.normal(size=N), draw.normal(size=D), draw.exponential(size=D)
+    w[draw.random(N) < 0.5] = 0
+    return w.astype(np.float32), mu.astype(np.float32), sigma.astype(np.float32)
+
+
+W, MU, SIGMA = vectors()
+OPTIONS: list[dict[str, Any]] = [
+    {}, {"noise": "shared"}, {"antithetic": True}, {"dim_offset": 9, "sample_offset": 2**33 + 3},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["auto", "cpu", "torch_ext"])
+@pytest.mark.parametrize("options", OPTIONS)
+def test_moments_are_those_of_the_sample(options: dict[str, Any], name: str) -> None:
+    if name != "auto" and not multisample.backends()[name].available:
+        pytest.skip(f"{name} cannot run")
+    exact = exact_moments(W, MU, SIGMA, seed=5, **options)
+    device = jax.devices("cpu")[0]
+    w, mu, sigma = (jax.device_put(x, device) for x in (W, MU, SIGMA))
+    eager = multisample.weighted_moments(w, mu, sigma, seed=5, backend=name, **options)
+    assert all(isinstance(x, jax.Array) for x in eager)
+    exact.check(*map(np.asarray, eager))
+
+    @jax.jit
+    def jitted(w: Any, mu: Any, sigma: Any, key: Any) -> Any:
+        return multisample.weighted_moments(w, mu, sigma, seed=key, backend=name, **options)
+
+    traced = jitted(w, mu, sigma, jnp.array([0, 5], jnp.uint32))
+    exact.check(*map(np.asarray, traced))
+    for a, b in zip(eager, traced, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)  # XLA may fuse the scaling.
+
+
+def test_moments_of_numpy_arrays_with_a_key_of_jax() -> None:
+    (first,) = multisample.weighted_moments(W, MU, SIGMA, order=1, seed=jax.random.key(5))
+    exact_moments(W, MU, SIGMA, seed=5).check(np.asarray(first))
+
+
+def test_gradients_flow_to_mu_and_sigma() -> None:
+    z = jnp.asarray(multisample.sample(np.zeros(D, np.float32), 1.0, N, seed=5))
+    scale = jnp.arange(1.0, D + 1)
+
+    def loss(mu: Any, sigma: Any) -> Any:
+        first, second = multisample.weighted_moments(W, mu, sigma, seed=5)
+        return ((first + second**2) * scale).sum()
+
+    def expected(mu: Any, sigma: Any) -> Any:
+        first = (mu[:, None] + sigma[:, None] * z) @ W
+        second = ((sigma[:, None] * z) ** 2) @ W
+        return ((first + second**2) * scale).sum()
+
+    for got, want in zip(
+        jax.grad(loss, (0, 1))(jnp.asarray(MU), jnp.asarray(SIGMA)),
+        jax.grad(expected, (0, 1))(jnp.asarray(MU), jnp.asarray(SIGMA)),
+        strict=True,
+    ):
+        np.testing.assert_allclose(got, want, rtol=2e-3, atol=1e-1)
+
+
+def test_gradients_of_weights_are_refused() -> None:
+    with pytest.raises(ValueError, match="weights: expected no gradient"):
+        jax.grad(lambda w: multisample.weighted_moments(w, MU, SIGMA, seed=5)[0].sum())(jnp.asarray(W))
+    with_stop = jax.grad(
+        lambda mu: multisample.weighted_moments(jax.lax.stop_gradient(mu[0] * W), mu, SIGMA, seed=5)[0].sum()
+    )(jnp.asarray(MU))
+    assert np.isfinite(np.asarray(with_stop)).all()
+
+
+def test_vmap_of_seeds_weights_and_means() -> None:
+    keys = jnp.array([[0, 5], [0, 6], [1, 7]], jnp.uint32)
+    weights, means = jnp.stack([W, 2 * W, -W]), jnp.stack([MU, MU + 1, 2 * MU])
+    call = jax.vmap(lambda w, mu, key: multisample.weighted_moments(w, mu, SIGMA, seed=key))
+    firsts, seconds = call(weights, means, keys)
+    for k, seed in enumerate((5, 6, (1 << 32) + 7)):
+        exact_moments(np.asarray(weights[k]), np.asarray(means[k]), SIGMA, seed=seed).check(
+            np.asarray(firsts[k]), np.asarray(seconds[k])
+        )
+
+
+def test_a_search_in_a_scan() -> None:
+    def step(mu: Any, key: Any) -> Any:
+        x = multisample.sample(mu, 0.1, 64, seed=key, antithetic=True)
+        scores = -((x - 1.0) ** 2).sum(0)
+        weights = (scores - scores.mean()) / (scores.std() * 64)
+        (move,) = multisample.weighted_moments(weights, jnp.zeros_like(mu), 1.0, order=1, seed=key, antithetic=True)
+        return mu + 0.5 * move, None
+
+    keys = jax.random.split(jax.random.key(3), 100)
+    mu, _ = jax.jit(lambda mu: jax.lax.scan(step, mu, keys))(jnp.zeros(20))
+    assert float(((mu - 1) ** 2).mean()) < 0.1
+
+
+WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"weights": jnp.ones((3, 3))}, ValueError, r"weights: expected shape \(n,\)"),
+    ({"weights": jnp.ones(0)}, ValueError, "n being at least 1"),
+    ({"weights": 1.0}, TypeError, "weights: expected an array of JAX or NumPy"),
+    ({"weights": jnp.array([1.0, np.nan])}, ValueError, "weights: expected finite weights"),
+    ({"sigma": jnp.full(D, -1.0)}, ValueError, "sigma: expected finite standard deviations"),
+    ({"mu": jnp.ones(D - 1)}, ValueError, "sigma: expected as many elements as mu"),
+    ({"order": 3}, ValueError, "order: expected"),
+    ({"seed": None}, TypeError, "seed: expected"),
+    ({"seed": jnp.ones(3)}, TypeError, "seed: expected"),
+]
+
+
+@pytest.mark.parametrize(("changes", "error", "message"), WRONG, ids=[str(k) for k in range(len(WRONG))])
+def test_wrong_arguments_are_named(changes: dict[str, Any], error: type[Exception], message: str) -> None:
+    arguments: dict[str, Any] = {
+        "weights": jnp.asarray(W),
+        "mu": jnp.asarray(MU),
+        "sigma": jnp.asarray(SIGMA),
+        "seed": 1,
+    }
+    with pytest.raises(error, match=message):
+        multisample.weighted_moments(**{**arguments, **changes})
