@@ -11,6 +11,7 @@ import functools
 import importlib.metadata
 import importlib.util
 import os
+import struct
 from collections.abc import Iterator
 from typing import Any
 
@@ -71,6 +72,19 @@ def moments_kernel_name(key: MomentsKey) -> str:
     )
 
 
+_ROUND_KEYS = struct.Struct("20I")
+_KEY_0, _KEY_1, _FLOAT64_KEY = 0x6D756C74, 0x73616D70, 0x66363474
+
+
+def _round_keys(seed: int, key1: int) -> bytes:
+    """The bytes of the C++ struct ``RoundKeys``: see ``csrc/stream/words.h``."""
+    first, second = seed ^ _KEY_0, seed >> 32 ^ key1
+    return _ROUND_KEYS.pack(
+        *[(first + r * 0x9E3779B9) & 0xFFFFFFFF for r in range(10)],
+        *[(second + r * 0xBB67AE85) & 0xFFFFFFFF for r in range(10)],
+    )
+
+
 class CupyBackend(DriverBackend):
     name = "cupy"
     device_kinds: tuple[DeviceKind, ...] = ("cuda",)
@@ -124,6 +138,10 @@ class CupyBackend(DriverBackend):
             # CuPy's own from_dlpack supports bfloat16 in its latest versions only.
             shared = Imported(array, cupy.cuda.get_current_stream().ptr or LEGACY_STREAM)
             return cupy.asarray(shared).view(shared.dtype)
+
+    def moment_keys(self, real: str, seed: int) -> bytes:
+        keys = _round_keys(seed, _KEY_1)
+        return keys + _round_keys(seed, _KEY_1 ^ _FLOAT64_KEY) if real == "float64" else keys
 
     def compile(self, key: KernelKey | MomentsKey | None) -> tuple[int, Any]:
         import cupy

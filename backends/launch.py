@@ -187,56 +187,65 @@ class DriverBackend(abc.ABC):
 
     def moments_launcher(self, moments: Moments) -> MomentsLauncher:
         draw, packed = moments.draw, moments_packer(moments)
-        launch = self._launch(_MOMENTS_ARGUMENTS, draw.device)
-        cached: dict[int, tuple[list[tuple[int, int]], bytes, int]] = {}
+        cached: dict[int, tuple[Callable[[bytes, int, int], None], int]] = {}
 
-        def cut_of(first_column: int) -> tuple[list[tuple[int, int]], bytes, int]:
-            """Kernels with their blocks, packed geometry and size of the scratch memory, cached."""
+        def cut_of(first_column: int) -> tuple[Callable[[bytes, int, int], None], int]:
+            """``launch(arguments, seed, stream)`` and the size of the scratch memory, cached."""
             phase = first_column & 7
             if phase not in cached:
                 geometry = _moment_geometry(draw, phase)
                 size = geometry.scratch_size(draw.rows, draw.common_noise, 2 if moments.second else 1)
-                cached[phase] = self._moment_kernels(moments, geometry), geometry.packed(), size
+                cached[phase] = self._moments_launch(moments, geometry), size
             return cached[phase]
 
         def run(
             weights: int, mu: Any, sigma: Any, first: int, second: int, seed: int, offset: int, first_row: int,
             first_column: int, stream: int, scratch: int,
         ) -> None:  # fmt: skip
-            kernels, cut, _ = cut_of(first_column)
-            arguments = (
-                packed(weights, mu, sigma, first, second, seed, offset, first_row, first_column, stream, scratch) + cut
+            launch, _ = cut_of(first_column)
+            arguments = packed(
+                weights, mu, sigma, first, second, seed, offset, first_row, first_column, stream, scratch
             )
-            for kernel, blocks in kernels:
-                launch(kernel, pack_configuration(blocks, MOMENT_THREADS, stream) + arguments)
+            launch(arguments, seed, stream)
 
-        return MomentsLauncher(run, scratch_size=lambda first_column: cut_of(first_column)[2])
+        return MomentsLauncher(run, scratch_size=lambda first_column: cut_of(first_column)[1])
 
     def launch_moments(self, moments: Moments) -> None:
         draw = moments.draw
         geometry = _moment_geometry(draw, -1 if draw.first_column.at else draw.first_column.value & 7)
-        launch, arguments = self._launch(_MOMENTS_ARGUMENTS, draw.device), pack_moments(moments) + geometry.packed()
-        for kernel, blocks in self._moment_kernels(moments, geometry):
-            launch(kernel, pack_configuration(blocks, MOMENT_THREADS, draw.stream) + arguments)
+        self._moments_launch(moments, geometry)(pack_moments(moments), draw.seed.value, draw.stream)
 
     def moments_scratch_size(self, moments: Moments) -> int:
         draw = moments.draw
         geometry = _moment_geometry(draw, -1 if draw.first_column.at else draw.first_column.value & 7)
         return geometry.scratch_size(draw.rows, draw.common_noise, 2 if moments.second else 1)
 
-    def _moment_kernels(self, moments: Moments, geometry: MomentGeometry) -> list[tuple[int, int]]:
-        """The one or two kernels to launch, with their blocks."""
-        draw, real = moments.draw, _real(moments.draw)
-        fast_math = draw.fast_math and real != "float64"
+    def moment_keys(self, real: str, seed: int) -> bytes:
+        """Further arguments of the kernel of weighted moments: the round keys of a seed, if it takes them."""
+        return b""
+
+    def _moments_launch(self, moments: Moments, geometry: MomentGeometry) -> Callable[[bytes, int, int], None]:
+        """``launch(arguments, seed, stream)`` launches the one or two kernels."""
+        draw, real, keys_of = moments.draw, _real(moments.draw), self.moment_keys
         key = MomentsKey(
-            real, draw.antithetic, fast_math, geometry.rows, moments.second != 0, _has_origin_in_memory(draw), False,
-            draw.device,
+            real, draw.antithetic, draw.fast_math and real != "float64", geometry.rows, moments.second != 0,
+            _has_origin_in_memory(draw), False, draw.device,
         )  # fmt: skip
-        kernels = [(self.kernel(key), geometry.blocks)]
-        if geometry.finishing_blocks:
-            finishing = MomentsKey(real, False, False, 1, False, False, True, draw.device)
-            kernels.append((self.kernel(finishing), geometry.finishing_blocks))
-        return kernels
+        kernel, launch_sums = self.kernel(key), self._launch(_MOMENTS_ARGUMENTS + len(keys_of(real, 0)), draw.device)
+        cut, blocks, finishing_blocks = geometry.packed(), geometry.blocks, geometry.finishing_blocks
+        if not finishing_blocks:
+            return lambda arguments, seed, stream: launch_sums(
+                kernel, pack_configuration(blocks, MOMENT_THREADS, stream) + arguments + cut + keys_of(real, seed)
+            )
+        finishing = self.kernel(MomentsKey(real, False, False, 1, False, False, True, draw.device))
+        launch_finishing = self._launch(_MOMENTS_ARGUMENTS, draw.device)
+
+        def launch(arguments: bytes, seed: int, stream: int) -> None:
+            arguments += cut
+            launch_sums(kernel, pack_configuration(blocks, MOMENT_THREADS, stream) + arguments + keys_of(real, seed))
+            launch_finishing(finishing, pack_configuration(finishing_blocks, MOMENT_THREADS, stream) + arguments)
+
+        return launch
 
     def advancer(self, device: int) -> Callable[[int, int], None]:
         place = ("advance", device)

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from multisample.backends.contract import Backend, MomentsLauncher
 from multisample.backends.draw import HOST, Draw, ElementType, Operation, Vector, Word
 from multisample.backends.element_types import MATRIX_TYPES
 from multisample.backends.moments import Moments
 
 from ._checks.operands import Inputs, check_alignment, inspect_inputs
-from ._checks.values import check_values
+from ._checks.values import check_values, number_vector
 from ._libraries import Library, Operand, is_number
 from ._plan import COLUMNS, ROWS, PlanCache, checked_window
 from ._randomness.generator import WORD_64
@@ -61,7 +63,7 @@ class MomentsPlan:
 
     __slots__ = (
         "_address", "_allocate", "_allocate_scratch", "_device", "_is_valid", "_last_column", "_last_row", "_launch",
-        "_mu", "_read_out", "_readers", "_scratch_size", "_sigma", "_stream", "_takes_arrays", "_weights", "dtype",
+        "_mu", "_read_out", "_scratch_size", "_sigma", "_stream", "_takes_arrays", "_unit", "_weights", "dtype",
         "library", "operands", "order", "record", "shape",
     )  # fmt: skip
 
@@ -71,13 +73,8 @@ class MomentsPlan:
     ) -> None:  # fmt: skip
         d, n = inputs.d, weights.d
         device = self._device = inputs.device
-        self.library, self.dtype, self.order, self.record, self.shape = (
-            library,
-            inputs.dtype,
-            call.order,
-            record,
-            (d, n),
-        )
+        self.library, self.dtype, self.order = library, inputs.dtype, call.order
+        self.record, self.shape = record, (d, n)
         self.operands = inputs.operands.get("mu"), inputs.operands.get("sigma")
         self._last_row, self._last_column = ROWS - d, COLUMNS - n
         moments = _template(call, inputs, weights, unit=record is not None)
@@ -86,14 +83,16 @@ class MomentsPlan:
         on_device = device.kind == "cuda"
         self._scratch_size = launcher.scratch_size if on_device else None
         # Recorded sums have the computing type.
-        dtype = MATRIX_TYPES[inputs.dtype].computing if record is not None else inputs.dtype
-        self._allocate = library.allocator((d,), dtype, device)
+        real = MATRIX_TYPES[inputs.dtype].computing
+        self._allocate = library.allocator((d,), inputs.dtype if record is None else real, device)
+        self._unit: tuple[Any, Any] = 0.0, 1.0
+        if self._takes_arrays:
+            self._unit = number_vector(0.0, d, np.dtype(real)), number_vector(1.0, d, np.dtype(real))
         self._allocate_scratch: dict[int, Callable[[Any], Any]] = {0: _nothing}
         self._weights = Reader("weights", call.weights, weights, library, self._takes_arrays)
         self._mu, self._sigma = (
             Reader(name, x, inputs, library, self._takes_arrays) for name, x in (("mu", call.mu), ("sigma", call.sigma))
         )
-        self._readers = self._weights, self._mu, self._sigma
         self._address: Callable[[Any], int] = library.address
         self._read_out: Callable[[Any], Any] = library.host_array if self._takes_arrays else library.address
         self._stream = library.stream(device) if on_device else None
@@ -114,9 +113,11 @@ class MomentsPlan:
         if not (type(seed) is int and 0 <= seed < WORD_64):
             seed, offset = checked_key(seed)
         # `_kept` keeps arrays alive until the launch.
-        (_kept_weights, weights_at), (_kept_mu, mu_at), (_kept_sigma, sigma_at) = (
-            self._weights.read(weights), self._mu.read(mu), self._sigma.read(sigma),
-        )  # fmt: skip
+        _kept_weights, weights_at = self._weights.read(weights)
+        if self.record is None:
+            (_kept_mu, mu_at), (_kept_sigma, sigma_at) = self._mu.read(mu), self._sigma.read(sigma)
+        else:
+            mu_at, sigma_at = self._unit
         stream = 0
         other_streams: set[int] = set()
         if self._stream is None:
@@ -129,10 +130,10 @@ class MomentsPlan:
             if self.library.names_streams:
                 arrays = [x for x in (weights, mu, sigma) if not is_number(x)]
                 other_streams = order_before(map(self.library.named_stream, arrays), self._device, stream)
-            for reader, at in zip(self._readers, (weights_at, mu_at, sigma_at), strict=True):
-                reader.check(at)
-        if self.record is not None:
-            mu_at, sigma_at = (mu_at, sigma_at) if self._takes_arrays else (0.0, 1.0)
+            self._weights.check(weights_at)
+            if self.record is None:
+                self._mu.check(mu_at)
+                self._sigma.check(sigma_at)
         results = tuple(self._allocate(weights) for _ in range(self.order))
         if self.shape[0] > 0:
             size = 0 if self._scratch_size is None else self._scratch_size(sample_offset)

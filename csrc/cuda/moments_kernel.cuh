@@ -239,17 +239,18 @@ constexpr int kMomentBlocks = sizeof(Real) == 8 ? 2 : 4;
 
 template <class Real, bool antithetic, bool fast, u32 rows, bool with_second, bool origin_in_memory>
 __global__ void __launch_bounds__(kMomentThreads, kMomentBlocks<Real>) moments_kernel(
-    const __grid_constant__ Moments call, const __grid_constant__ MomentGeometry geometry) {
-  // See sample_kernel: numbers passed by value are uniform to the compiler.
+    const __grid_constant__ Moments call, const __grid_constant__ MomentGeometry geometry,
+    const __grid_constant__ Keys<Real> keys) {
+  // See sample_kernel: numbers passed by value are uniform to the compiler. Keys are passed too, because the loop
+  // would compute some of them anew in each turn.
   if constexpr (origin_in_memory) {
     Moments values = call;
     values.draw = with_values(call.draw);
     MomentGeometry resolved = geometry;
     resolved.skip = static_cast<u32>(values.draw.first_column.value % (antithetic ? kAntitheticWidth : kWidth));
-    const Keys<Real> keys(values.draw.seed.value);
-    sum_moments<Real, antithetic, fast, rows, with_second>(values, resolved, keys);
+    const Keys<Real> own_keys(values.draw.seed.value);
+    sum_moments<Real, antithetic, fast, rows, with_second>(values, resolved, own_keys);
   } else {
-    const Keys<Real> keys(call.draw.seed.value);
     sum_moments<Real, antithetic, fast, rows, with_second>(call, geometry, keys);
   }
 }

@@ -9,7 +9,7 @@ namespace multisample {
 template <class Real, bool antithetic, bool fast, bool with_second>
 cudaError_t launch_moment_rows(const Moments& call, const MomentGeometry& g) {
   const auto run = [&](auto kernel) {
-    return launch_kernel(kernel, g.blocks, kMomentThreads, call.draw.stream, call, g);
+    return launch_kernel(kernel, g.blocks, kMomentThreads, call.draw.stream, call, g, Keys<Real>(call.draw.seed.value));
   };
   if (has_origin_in_memory(call.draw)) return run(moments_kernel<Real, antithetic, fast, 1, with_second, true>);
   if constexpr (sizeof(Real) == 4) {

@@ -300,6 +300,24 @@ def test_gradients_have_the_shapes_and_types_of_their_arguments(torch_device: st
     assert mu.grad.shape == (5, 1) and (mu.grad == 12).all()
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_gradients_are_recorded_with_every_backend(backend: str, place: Place, dtype: str) -> None:
+    torch = pytest.importorskip("torch")
+    w, mu, sigma = vectors(6, 40)
+    device = "cuda" if registry.find(backend).device_kinds == ("cuda",) or torch.cuda.is_available() else "cpu"
+    device = "cpu" if backend == "cpu" else device
+    weights, mean = torch.tensor(w, device=device), torch.tensor(mu, device=device, requires_grad=True)
+    deviation = torch.tensor(sigma, device=device)
+    moments = multisample.weighted_moments(weights, mean, deviation, seed=3, backend=backend, dtype=dtype)
+    exact = exact_moments(w, mu, sigma, dtype, seed=3)
+    exact.check(*(x.detach().cpu().numpy() for x in moments))
+    moments[0].sum().backward()
+    np.testing.assert_allclose(mean.grad.cpu(), np.full(6, w.sum()), rtol=1e-3)
+    if device == "cpu":
+        with pytest.raises(ValueError, match="weights: expected finite weights"):
+            multisample.weighted_moments(weights * math.nan, mean, deviation, seed=3, backend=backend)
+
+
 def test_gradients_of_weights_are_refused() -> None:
     torch = pytest.importorskip("torch")
     weights = torch.ones(3, requires_grad=True)

@@ -34,6 +34,7 @@ from moments import exact_moments
 from tables import DTYPES
 
 import multisample
+from multisample.backends.cupy import BACKEND as CUPY
 from multisample.backends.cupy import MOMENTS_HEADER, OPTIONS, moments_kernel_name, source
 from multisample.backends.draw import SIZES, Vector, Word
 from multisample.backends.element_types import MATRIX_TYPES
@@ -399,6 +400,23 @@ def test_geometry_is_equal_in_both_languages(tmp_path: Path) -> None:
             assert g.blocks // g.segments * g.passes * g.rows * g.lanes >= rows
             # Little memory, whatever the shape.
             assert g.scratch_size(d, common, 2) <= 2**20
+
+
+@requires_gxx
+def test_round_keys_are_equal_in_both_languages(tmp_path: Path) -> None:
+    library, program = tmp_path / "keys.so", tmp_path / "keys.cpp"
+    program.write_text(
+        '#include "cuda_shim.h"\n#include "cuda/group.cuh"\nusing namespace multisample;\n'
+        'extern "C" void keys(u64 seed, Keys<double>* out) { *out = Keys<double>(seed); }\n'
+    )
+    folders = [f"-I{csrc_files.folder()}", f"-I{SHIM}"]
+    subprocess.run(["g++", "-std=c++17", "-shared", "-fPIC", *folders, "-o", str(library), str(program)], check=True)
+    keys = ctypes.CDLL(str(library)).keys
+    for seed in (0, 1, 7 << 32, 0x123456789ABCDEF, 2**64 - 1):
+        out = ctypes.create_string_buffer(160)
+        keys(ctypes.c_uint64(seed), out)
+        assert CUPY.moment_keys("float64", seed) == out.raw
+        assert CUPY.moment_keys("float32", seed) == out.raw[:80]
 
 
 @requires_nvrtc

@@ -36,8 +36,10 @@ struct Memory {
 
 template <bool antithetic, u32 rows, bool with_second, bool origin_in_memory>
 void run(const Moments& call, const MomentGeometry& g, bool backwards) {
-  cuda_shim::launch(g.blocks, kMomentThreads, backwards,
-                    [&] { moments_kernel<Real, antithetic, false, rows, with_second, origin_in_memory>(call, g); });
+  const Keys<Real> keys(call.draw.seed.value);
+  cuda_shim::launch(g.blocks, kMomentThreads, backwards, [&] {
+    moments_kernel<Real, antithetic, false, rows, with_second, origin_in_memory>(call, g, keys);
+  });
   if (g.finishing_blocks == 0) return;
   cuda_shim::launch(g.finishing_blocks, kMomentThreads, backwards, [&] { finish_moments_kernel<Real>(call, g); });
 }
