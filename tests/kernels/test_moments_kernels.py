@@ -29,7 +29,7 @@ from cuda_cpp import (
     requires_nvrtc,
     run_program,
 )  # fmt: skip
-from draws import WORDS, a_draw, a_vector
+from draws import WORDS, a_draw, a_vector, stored_word
 from moments import exact_moments
 from tables import DTYPES
 
@@ -172,7 +172,12 @@ def run_in_cpp(runner: Callable[[str], Path], cases: list[Case]) -> Iterator[tup
         w, mu, sigma = case.vectors()
         geometry = case.geometry().packed() if case.recut else bytes(PACKED_MOMENT_GEOMETRY)
         packed += _CASE.pack(
-            pack_moments(case.call()), w.nbytes, mu.nbytes, *case.words().values(), geometry, case.backwards
+            pack_moments(case.call()),
+            w.nbytes,
+            mu.nbytes,
+            *itertools.starmap(stored_word, case.words().items()),
+            geometry,
+            case.backwards,
         )
         packed += w.tobytes() + mu.tobytes() + sigma.tobytes()
     done = run_program(runner(real), packed)
@@ -222,7 +227,7 @@ def compiled() -> Iterator[Callable[..., Any]]:
 def run_in_python(compiled: Callable[..., Any], case: Case) -> tuple[Array, Array]:
     w, mu, sigma = case.vectors()
     g, size = case.geometry(), case.d * SIZES[case.dtype]
-    words = np.array(list(case.words().values()), np.uint64)
+    words = np.array(list(itertools.starmap(stored_word, case.words().items())), np.uint64)
     results = np.full(2 * size // SIZES[case.dtype], -1, f"i{SIZES[case.dtype]}")
     scratch = np.full(max(g.scratch_size(case.d, case.common_noise, case.order), 1), np.nan)
     at = results.ctypes.data
