@@ -20,13 +20,15 @@ from known_normals import Places, known_f32, known_f64
 
 import multisample
 
-ROWS, COLUMNS = 1000, 100_000
-"""Of a matrix of 10^8 elements. It ends at the last row, and crosses column 2^32."""
+ROWS, COLUMNS = 1000, 102_400
+"""Of a matrix of 10^8 elements, a multiple of 4 THREADS. It ends at the last row, and crosses column 2^32."""
 SEED, OFFSET, FIRST_ROW, FIRST_COLUMN = 2**64 - 3, 2**63 + 5, 2**32 - ROWS, 2**32 - COLUMNS // 2
 WINDOW: dict[str, Any] = {
     "seed": multisample.Key(SEED, OFFSET), "dim_offset": FIRST_ROW, "sample_offset": FIRST_COLUMN,
 }  # fmt: skip
 THREADS = 256
+# z itself: the sum of a mean 0.0 and of -0.0 would be 0.0.
+MEAN = -0.0
 
 Array = np.ndarray[Any, Any]
 
@@ -96,14 +98,14 @@ def torch() -> Any:
 def test_nvrtc(cupy: Any, kernel: str, options: tuple[str, ...]) -> None:
     module = cupy.RawModule(code=KERNELS, options=("-std=c++17", f"-I{multisample.get_include()}", *options))
     dtype, fast = ("float64" if "f64" in kernel else "float32"), kernel.startswith("fast")
-    x = multisample.sample(cupy.zeros(ROWS, dtype), 1.0, COLUMNS, backend="cupy", dtype=dtype, fast_math=fast, **WINDOW)
+    x = multisample.sample(
+        cupy.full(ROWS, MEAN, dtype), 1.0, COLUMNS, backend="cupy", dtype=dtype, fast_math=fast, **WINDOW
+    )
     z = cupy.empty_like(x)
     arguments = *map(np.uint64, (SEED, OFFSET, FIRST_ROW, FIRST_COLUMN, COLUMNS)), z
     blocks = z.size // (4 if "4" in kernel.removesuffix("_f64") else 1) // THREADS
     module.get_function(kernel)((blocks,), (THREADS,), arguments)
     integer = "u8" if dtype == "float64" else "u4"
-    rest = ROWS * COLUMNS % THREADS
-    assert rest == 0
     assert bool((z.view(integer) == x.view(integer)).all())
 
 
@@ -149,7 +151,7 @@ def test_load_inline(torch: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         EXTENSION, functions=["draw", "on_the_host"], extra_include_paths=[multisample.get_include()],
         extra_cuda_cflags=["--use_fast_math"], build_directory=str(tmp_path),
     )  # fmt: skip
-    x = multisample.sample(torch.zeros(ROWS, device="cuda"), 1.0, COLUMNS, backend="torch_ext", **WINDOW)
+    x = multisample.sample(torch.full((ROWS,), MEAN, device="cuda"), 1.0, COLUMNS, backend="torch_ext", **WINDOW)
     z = torch.empty_like(x)
     # PyTorch's integers are signed.
     key = SEED - 2**64, OFFSET - 2**64
@@ -192,8 +194,8 @@ def test_numba(cuda: Any, name: str, fastmath: bool) -> None:
     z = cuda.device_array(ROWS * COLUMNS, dtype)
     blocks = z.size // (4 if "4" in name.removesuffix("_f64") else 1) // THREADS
     kernel[blocks, THREADS](np.uint64(SEED), np.uint64(OFFSET), FIRST_ROW, FIRST_COLUMN, COLUMNS, z)
-    zeros = cuda.to_device(np.zeros(ROWS, dtype))
-    x = multisample.sample(zeros, 1.0, COLUMNS, backend="numba", dtype=dtype.name, **WINDOW)
+    mean = cuda.to_device(np.full(ROWS, MEAN, dtype))
+    x = multisample.sample(mean, 1.0, COLUMNS, backend="numba", dtype=dtype.name, **WINDOW)
     integer = f"u{dtype.itemsize}"
     assert np.array_equal(z.copy_to_host().view(integer), x.copy_to_host().view(integer).ravel())
 
@@ -212,7 +214,7 @@ def test_numba_at_the_places_of_the_vectors(cuda: Any) -> None:
             z[k] = function(seed[k], offset[k], i[k], j[k])
 
         out = cuda.to_device(z)
-        kernel[1, z.size](*map(cuda.to_device, places), out)
+        kernel[z.size // 100, 100](*map(cuda.to_device, places), out)
         return np.asarray(out.copy_to_host())
 
     at_places(run)
@@ -256,7 +258,7 @@ def test_triton(torch: Any, fused: bool) -> None:
     pytest.importorskip("triton")
     import triton_kernels
 
-    x = multisample.sample(torch.zeros(ROWS, device="cuda"), 1.0, COLUMNS, backend="torch_ext", **WINDOW)
+    x = multisample.sample(torch.full((ROWS,), MEAN, device="cuda"), 1.0, COLUMNS, backend="torch_ext", **WINDOW)
     for kernel, per_program in ((triton_kernels.elements, 1024), (triton_kernels.groups, 4 * 1024)):
         z = torch.empty_like(x)
         kernel[ROWS, -(-COLUMNS // per_program)](

@@ -119,7 +119,7 @@ def a_bare_custom_call_would_be_gathered() -> None:
     bare = jax.jit(
         lambda mu, sigma: jax.ffi.ffi_call(handlers.SAMPLE, result)(mu, sigma, *words, options=options.encoded())
     )
-    mu, sigma = (jax.device_put(x[None], sharding(None, "x")) for x in (MU, SIGMA))
+    mu, sigma = (jax.device_put(x[None], sharding(None, "y")) for x in (MU, SIGMA))
     assert "all-gather" in COMMUNICATION.findall(program(bare, mu, sigma))
 
 

@@ -48,7 +48,7 @@ def elements(seed, offset, row, column, columns, z, block: tl.constexpr, shift: 
     r = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1) * block + tl.arange(0, block)
     found = multisample.triton.normal(seed, offset, row + r, column + c)
-    tl.store(z + r * columns + c, found + shift if shift else found, c < columns)
+    tl.store(z + r * columns + c, found + shift if shift != 0 else found, c < columns)
 
 
 @triton.jit
@@ -58,7 +58,7 @@ def groups(seed, offset, row, column, columns, z, block: tl.constexpr, shift: tl
     g = tl.program_id(1) * block + tl.arange(0, block)
     z0, z1, z2, z3 = multisample.triton.normals4(seed, offset, row + r, column // 4 + g)
     at, inside = z + r * columns + 4 * g, 4 * g < columns
-    tl.store(at, z0 + shift if shift else z0, inside)
-    tl.store(at + 1, z1 + shift if shift else z1, inside)
-    tl.store(at + 2, z2 + shift if shift else z2, inside)
-    tl.store(at + 3, z3 + shift if shift else z3, inside)
+    tl.store(at, z0 + shift if shift != 0 else z0, inside)
+    tl.store(at + 1, z1 + shift if shift != 0 else z1, inside)
+    tl.store(at + 2, z2 + shift if shift != 0 else z2, inside)
+    tl.store(at + 3, z3 + shift if shift != 0 else z3, inside)
