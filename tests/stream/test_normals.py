@@ -41,9 +41,10 @@ ABSOLUTE_ERROR_F32 = 5.6e-6
 ERROR_F32_BY_RADIUS = 1e-6
 LARGEST_F32 = np.float32(6.7638)
 
-# A bound relative to the radius, R / 2. The errors are 2.2e-16 in R (relative) and 2.4e-16 in s (STREAM.md). The error of s enters 2 fma(-s, s, 0.5) times 4 |s|; its rounding adds 0.6e-16, and the rounding of the last
-# product 1.1e-16: 13.5e-16 together. In the second normal, 2 s c, the errors of s and c enter at most 2 / sqrt(2) times
-# each, which is less.
+# A bound relative to the radius, R / 2. The errors are 2.2e-16 in R (relative) and 2.4e-16 in s (STREAM.md). The error
+# of s enters 2 fma(-s, s, 0.5) times 4 |s|; its rounding adds 0.6e-16, and the rounding of the last product 1.1e-16:
+# 13.5e-16 together. In the second normal, 2 s c, the errors of s and c enter at most 2 / sqrt(2) times each, which is
+# less.
 ERROR_F64_BY_RADIUS = 1.4e-15
 
 
