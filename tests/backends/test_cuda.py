@@ -917,31 +917,3 @@ def test_compute_sanitizer_finds_no_errors(tool: str, backend_name: str) -> None
         pytest.skip(f"compute-sanitizer cannot watch this device: {output.strip().splitlines()[0]}")
     assert done.returncode == 0, output[-6000:]
     assert "calls done" in done.stdout, output[-6000:]
-
-
-FULL_DISK = """
-import resource, signal, sys, warnings
-import cupy
-import multisample
-
-mu, sigma = cupy.zeros(3), cupy.ones(3)  # CuPy compiles its own kernels here.
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
-with warnings.catch_warnings(record=True) as warned:
-    warnings.simplefilter("always")
-    x = multisample.sample(mu, sigma, 5, seed=3, backend="cupy")
-    y = multisample.sample(mu, sigma, 5, seed=3, backend="cupy", noise="shared")
-print(x.get().tolist() == multisample.sample([0.0] * 3, [1.0] * 3, 5, seed=3, dtype="float64").tolist())
-print([str(warning.message) for warning in warned])
-"""
-
-
-def test_cupy_draws_with_a_full_disk_cache(cupy: Any, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", FULL_DISK], env={**os.environ, "CUPY_CACHE_DIR": str(tmp_path)},
-        capture_output=True, text=True, timeout=SECONDS,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    same, warned = done.stdout.splitlines()
-    assert same == "True"
-    assert warned.count("without CuPy's disk cache") == 1
