@@ -479,8 +479,8 @@ def test_an_overlapping_out_raises_with_a_plan(vectors: Any, name: str, layout: 
 
 
 def test_the_flags_and_types_of_numpy_arrays_are_checked_in_every_call() -> None:
-    def draw(out: Any = None, mu: Any = MU) -> Any:
-        return sample(mu, SIGMA, N, seed=1, out=out)
+    def draw(out: Any = None, mu: Any = MU, sigma: Any = SIGMA) -> Any:
+        return sample(mu, sigma, N, seed=1, out=out)
 
     def new() -> Any:
         return np.full((D, N), 77, np.float32)
@@ -495,6 +495,7 @@ def test_the_flags_and_types_of_numpy_arrays_are_checked_in_every_call() -> None
         draw(again)
     check_alike(lambda: draw(new()), lambda: draw(np.ma.masked_array(new())), is_error=True)
     check_alike(lambda: draw(), lambda: draw(mu=np.ma.masked_array(MU)), is_error=True)
+    check_alike(lambda: draw(), lambda: draw(sigma=np.ma.masked_array(SIGMA)), is_error=True)
     check_alike(lambda: draw(new()), lambda: draw(new().view(fuzz_plans.ArraySubclass)), is_error=False)
     check_alike(lambda: draw(new()), lambda: draw(new().view(np.matrix)), is_error=False)
     check_alike(lambda: draw(new()), lambda: draw(new().astype(">f4")), is_error=True)

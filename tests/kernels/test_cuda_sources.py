@@ -41,14 +41,12 @@ from places import DATA
 from ptx_reader import opcodes_of
 from tables import COVERING, DTYPES, GRADIENT_VARIANTS, NARROW, NOISES, QUICK, STORES, VARIANTS, Variant
 
-import multisample
 from multisample.backends import cupy as cupy_backend
 from multisample.backends.draw import PACKED_DRAW, ElementType, Vector, Word, pack
 from multisample.backends.kernels.cuda import geometry
 from multisample.backends.kernels.stream import rounding as narrow
 from multisample.backends.launch import KernelKey
 from multisample.backends.native import build, csrc_files, toolchain
-from reference import stream
 
 Array = np.ndarray[Any, Any]
 Build = Callable[..., Path]
@@ -434,17 +432,6 @@ def load(name: str, key: str) -> Any:
     return json.loads((DATA / name).read_text())[key]
 
 
-def random_places(size: int) -> list[Array]:
-    draw = np.random.default_rng(7)
-    seed, offset = (draw.integers(2**64 - 1, size=size, dtype=np.uint64, endpoint=True) for _ in range(2))
-    i, g = (draw.integers(2**32 - 1, size=size, dtype=np.uint64, endpoint=True) for _ in range(2))
-    for values, edges in [(seed, (0, 2**32 - 1, 2**32, 2**64 - 1)), (offset, (0, 1, 2**32, 2**64 - 1))]:
-        values[: size // 2] = draw.choice(np.array(edges, np.uint64), size // 2)
-    for values in (i, g):
-        values[: size // 3] = draw.choice(np.array([0, 1, 2**31, 2**32 - 1], np.uint64), size // 3)
-    return [seed, offset, i, g]
-
-
 @requires_gxx
 def test_words_equal_the_published_and_the_known_answers(functions: ctypes.CDLL) -> None:
     published = load("words.json", "philox4x32_10")
@@ -462,16 +449,6 @@ def test_words_equal_the_published_and_the_known_answers(functions: ctypes.CDLL)
 
 
 @requires_gxx
-def test_words_equal_the_reference(functions: ctypes.CDLL) -> None:
-    places = random_places(2000)
-    coarse, fine = (cpp_words(functions, *places, fine=fine).tolist() for fine in (False, True))
-    for place, words, fine_words in zip(zip(*map(np.ndarray.tolist, places), strict=True), coarse, fine, strict=True):
-        assert tuple(words) == stream.words(*place), place
-        pairs = tuple(high << 32 | low for high, low in zip(words, fine_words, strict=True))
-        assert [pairs[0:2], pairs[2:4]] == [stream.pair_f64(*place[:3], 4 * place[3] + k) for k in (0, 2)], place
-
-
-@requires_gxx
 def test_normals_equal_the_known_answers(functions: ctypes.CDLL) -> None:
     pairs = np.array([[int(text, 16) for text in pair] for pair in load("transform_f32.json", "pairs")], np.uint32)
     got = cpp_normals(functions, "float32", pairs[:, [0, 1, 0, 1]])
@@ -486,28 +463,6 @@ def test_normals_equal_the_known_answers(functions: ctypes.CDLL) -> None:
     words = cpp_words(functions, *places[:3], places[3] // 4)
     z = np.take_along_axis(cpp_normals(functions, "float32", words), columns, 1)[:, 0]
     assert z.view(np.uint32).tolist() == [int(entry["bits"], 16) for entry in entries]
-
-
-@requires_gxx
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_normals_equal_those_of_the_cpu_backend(functions: ctypes.CDLL, dtype: str) -> None:
-    """test_normals.py compares the cpu backend with the exact reference. Some normals are compared with both."""
-    for place in zip(*map(np.ndarray.tolist, (x[:60] for x in random_places(180))), strict=True):
-        seed, offset, i, g = place
-        offset = min(offset, 2**64 - 2)
-        columns = np.arange(g, min(g + 4000, 2**32), dtype=np.uint64)
-        row = [np.full(len(columns), value, np.uint64) for value in (seed, offset, i)]
-        fine = cpp_words(functions, *row, columns, fine=True)
-        z = cpp_normals(functions, dtype, cpp_words(functions, *row, columns), fine).ravel()
-        generator = multisample.Generator(seed)
-        generator.state = {**generator.state, "offset": offset}
-        got = multisample.sample(
-            [-0.0], [1.0], len(z), backend="cpu", generator=generator, dtype=dtype, dim_offset=i, sample_offset=4 * g
-        )
-        width = f"u{z.itemsize}"
-        assert np.array_equal(z.view(width), np.asarray(got)[0].view(width)), (seed, offset, i, g)
-        exact = stream.normal_f32 if dtype == "float32" else stream.normal_f64
-        assert z.view(width)[:4].tolist() == [exact(seed, offset, i, 4 * g + k) for k in range(4)]
 
 
 @requires_gxx

@@ -474,23 +474,6 @@ def test_a_backend_that_does_not_serve_the_memory_raises(case: Case) -> None:
     case.report(kind="refused")
 
 
-@pytest.mark.parametrize("case", [(name, "cpu") for name in LIBRARIES], indirect=True, ids=lambda pair: pair[0])
-def test_an_out_of_another_library_raises(case: Case) -> None:
-    if case.where == "cuda":
-        pytest.skip("not served by cpu")
-    mu, sigma = map(case.library.put, host_vectors("float32"))
-    other = SimpleNamespace(shape=(D, N), __cuda_array_interface__={"data": (1 << 20, False)})
-    with pytest.raises(
-        TypeError,
-        match=r"^out: .*immutable"
-        if case.library.result == "jax"
-        else r"^mu, sigma, out: expected arrays of one library, got .* SimpleNamespace as out",
-    ):
-        case.sample(mu, sigma, N, out=other) if case.library.result != "numpy" or case.where == "host" else (
-            multisample.sample(np.ones(D), np.ones(D), N, out=other)
-        )
-
-
 # --- DLPack import ------------------------------------------------------------------------------------
 
 
