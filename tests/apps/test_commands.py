@@ -23,12 +23,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fake_backend import FakeBackend
 
 import multisample
 from multisample.__main__ import main
 from multisample.backends import registry
-from multisample.backends.contract import BackendStatus
-from multisample.backends.cpu import BACKEND as CPU
 from multisample.backends.draw import Draw
 from multisample.backends.memory.host import arrays_at
 from multisample.commands import arrays, draw, report
@@ -616,12 +615,12 @@ def test_windows_of_a_backend_with_its_own_memory(draw_files: Run, elsewhere: An
     for n in (N, 3001):
         assert draw_files("--memory", "4K", "--backend", "elsewhere", "--force", n=n).code == 0
         same("x.npy", expected(n=n))
-    assert elsewhere.launches > 2
-    assert not elsewhere.fast_math
+    assert len(elsewhere.launched) > 2
+    assert not elsewhere.launched[-1].fast_math
     np.save("mu.npy", MU.astype(">f4"))  # PyTorch has no swapped bytes.
     assert draw_files("--fast-math", "--backend", "elsewhere", "--force").code == 0
     same("x.npy", expected())
-    assert elsewhere.fast_math
+    assert elsewhere.launched[-1].fast_math
 
 
 def test_each_window_is_flushed_before_the_next(draw_files: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -822,20 +821,11 @@ def test_a_read_only_folder_prints_an_error(draw_files: Run) -> None:
 # --- The report ---------------------------------------------------------------------------------------------------
 
 
-class _Elsewhere:
+class _Elsewhere(FakeBackend):
     """A stand-in for a GPU backend: its results are PyTorch tensors, which only `to_numpy` can convert."""
 
     host_library = "torch"
-    device_kinds = ("cpu",)
-
-    def __init__(self, name: str, flip: bool = False) -> None:
-        self.name, self.flip, self.launches, self.fast_math = name, flip, 0, False
-
-    def status(self) -> BackendStatus:
-        return BackendStatus(True, (), "1.0", "a stand-in")
-
-    def prepare(self, device_kind: str) -> None:
-        pass
+    flip = False
 
     def adopt(self, array: Any) -> Any:
         import torch
@@ -843,41 +833,19 @@ class _Elsewhere:
         return array if isinstance(array, torch.Tensor) else torch.from_numpy(np.array(array))
 
     def launch(self, draw: Draw) -> None:
-        self.launches += 1
-        self.fast_math = draw.fast_math
-        CPU.launch(draw)
+        super().launch(draw)
         if self.flip:
             _, _, matrix = arrays_at(draw)
             matrix[3, 5:7].view(np.uint32)[:] ^= 1
 
-    def advancer(self, device: int) -> Callable[[int, int], None]:
-        raise AssertionError("there is no counter in host memory")
 
-
-class _Unavailable(_Elsewhere):
-    reasons = ("package nothing is not installed: pip install nothing", "build failed:\nline 1\nline 2")
-
-    def status(self) -> BackendStatus:
-        return BackendStatus(False, self.reasons, "", "")
+REASONS = ("package nothing is not installed: pip install nothing", "build failed:\nline 1\nline 2")
 
 
 @pytest.fixture
-def register(monkeypatch: pytest.MonkeyPatch, new_choices: None) -> Callable[[Any], Any]:
-    """Add a backend for this test only."""
-
-    def register(backend: Any) -> Any:
-        known, find = registry.names(), registry.find
-        monkeypatch.setattr(registry, "names", lambda: (*known, backend.name))
-        monkeypatch.setattr(registry, "find", lambda name: backend if name == backend.name else find(name))
-        return backend
-
-    return register
-
-
-@pytest.fixture
-def elsewhere(register: Callable[[Any], Any]) -> Any:
+def elsewhere(registered: Callable[[Any], Any]) -> Any:
     pytest.importorskip("torch")
-    return register(_Elsewhere("elsewhere"))
+    return registered(_Elsewhere("elsewhere"))
 
 
 def test_the_report_compares_backends(run: Run, elsewhere: Any) -> None:
@@ -885,24 +853,24 @@ def test_the_report_compares_backends(run: Run, elsewhere: Any) -> None:
     assert done.code == 0
     # The first run of torch_ext on a machine prints that it builds.
     assert all(line.startswith("multisample: building") for line in done.err.splitlines())
-    assert re.search(r"^elsewhere  yes +1\.0 +a stand-in$", done.out, re.M)
+    assert re.search(r"^elsewhere  yes +1\.2 +a stand-in$", done.out, re.M)
     assert re.search(r"^elsewhere +\d+ us +[\d.]+$", done.out, re.M)
     names = ", ".join(name for name, status in multisample.backends().items() if status.available)
     assert f" from the same seed? yes, to the last bit ({names})\n\nNext, draw 5 samples" in done.out
-    assert elsewhere.launches == 1 + report._REPEATS * report._CALLS
+    assert len(elsewhere.launched) == 1 + report._REPEATS * report._CALLS
 
 
-def test_the_report_names_backends_with_different_bits(run: Run, register: Callable[[Any], Any]) -> None:
+def test_the_report_names_backends_with_different_bits(run: Run, registered: Callable[[Any], Any]) -> None:
     pytest.importorskip("torch")
-    register(_Elsewhere("flipped", flip=True))
+    registered(_Elsewhere("flipped")).flip = True
     done = run("report")
     assert done.code == 1
     first = next(iter(multisample.backends()))
     assert f"same seed? NO. flipped differs from {first} in 2 of 2560000 numbers. This is a bug" in done.out
 
 
-def test_the_report_gives_every_reason(run: Run, register: Callable[[Any], Any]) -> None:
-    register(_Unavailable("missing"))
+def test_the_report_gives_every_reason(run: Run, registered: Callable[[Any], Any]) -> None:
+    registered(FakeBackend("missing", *REASONS))
     done = run()
     assert done.code == 0
     assert (
@@ -913,7 +881,7 @@ def test_the_report_gives_every_reason(run: Run, register: Callable[[Any], Any])
 
 
 def test_the_report_without_backends_fails(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    backend = _Unavailable("missing")
+    backend = FakeBackend("missing", *REASONS)
     monkeypatch.setattr(registry, "names", lambda: ("missing",))
     monkeypatch.setattr(registry, "find", lambda name: backend)
     done = run()
@@ -922,12 +890,12 @@ def test_the_report_without_backends_fails(run: Run, monkeypatch: pytest.MonkeyP
 
 
 def test_a_backend_that_fails_is_reported_after_the_others(
-    run: Run, register: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
+    run: Run, registered: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*args: object) -> None:
         raise multisample.BackendUnavailableError("no compiler")
 
-    backend = register(_Elsewhere("broken"))
+    backend = registered(_Elsewhere("broken"))
     monkeypatch.setattr(backend, "adopt", fail)
     done = run()
     assert done.code == 1
@@ -936,9 +904,8 @@ def test_a_backend_that_fails_is_reported_after_the_others(
     assert "same seed? yes" in done.out
 
 
-def test_an_unavailable_backend_draws_nothing(draw_files: Run, folder: Path, register: Callable[[Any], Any]) -> None:
-    backend = register(_Unavailable("missing"))
-    backend.reasons = backend.reasons[:1]
+def test_an_unavailable_backend_draws_nothing(draw_files: Run, folder: Path, registered: Callable[[Any], Any]) -> None:
+    registered(FakeBackend("missing", REASONS[0]))
     draw_files("--backend", "missing").failed("pip install nothing")
     assert files(folder) == {"mu.npy", "sigma.npy"}
 

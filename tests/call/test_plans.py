@@ -23,13 +23,14 @@ import draws
 import numpy as np
 import pytest
 import torch
+from fake_backend import FakeBackend
 from torch._subclasses import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import multisample
-from multisample import BackendStatus, Generator, Key, UnknownBackendError, _arguments, _backends, _plan, sample
+from multisample import Generator, Key, UnknownBackendError, _arguments, _backends, _plan, sample
 from multisample._routes import recorded
 from multisample.backends import registry
 from multisample.backends.cpu import BACKEND as CPU
@@ -819,34 +820,19 @@ def test_a_forked_child_has_no_plans_and_draws_the_same(vectors: Any) -> None:
     assert draw() == expected
 
 
-class Filling:
+class Filling(FakeBackend):
     """A backend that writes one number."""
 
-    device_kinds = ("cpu",)
-    host_library = "numpy"
-
     def __init__(self, name: str, value: float) -> None:
-        self.name, self.value = name, value
-
-    def status(self) -> BackendStatus:
-        return BackendStatus(True, (), "1", "a test")
-
-    def prepare(self, device_kind: str) -> None:
-        pass
-
-    def adopt(self, array: Any) -> Any:
-        return array
+        super().__init__(name)
+        self.value = value
 
     def launch(self, draw: Any) -> None:
         arrays_at(draw)[2][...] = self.value
 
-    def advancer(self, device: int) -> Any:
-        raise AssertionError("there is no counter in host memory")
 
-
-@pytest.mark.usefixtures("new_choices")
-def test_registering_a_backend_clears_the_plans(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_registered", dict(registry._registered))
+@pytest.mark.usefixtures("registered")
+def test_registering_a_backend_clears_the_plans() -> None:
     sample(MU, SIGMA, N)
     for _ in range(2):
         with pytest.raises(UnknownBackendError) as caught:
@@ -868,16 +854,9 @@ def test_registering_a_backend_clears_the_plans(monkeypatch: pytest.MonkeyPatch)
         sample(MU, -SIGMA, N, backend="filling")
 
 
-@pytest.mark.usefixtures("new_choices")
-def test_strides_are_part_of_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_strides_are_part_of_a_key(registered: Callable[[Any], Any]) -> None:
     """Backends without launchers get addresses and strides only."""
-    monkeypatch.setattr(registry, "_registered", dict(registry._registered))
-
-    class Delegating(Filling):
-        def launch(self, draw: Any) -> None:
-            CPU.launch(draw)
-
-    multisample.register_backend(Delegating("delegating", 0))
+    registered(FakeBackend("delegating"))
     x = np.arange(12, dtype=np.float32)
 
     def draw(mu: Any, sigma: Any = SIGMA, out: Any = None) -> Any:

@@ -19,10 +19,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
+from fake_backend import FakeBackend
 from tables import DTYPES
 
 import multisample
-from multisample import BackendStatus, _libraries, _plan, _streams, sample
+from multisample import _libraries, _plan, _streams, sample
 from multisample.backends import registry
 from multisample.backends.draw import HOST, Draw, ElementType, Operation, Vector, Word
 
@@ -380,46 +381,16 @@ def test_jax_arrays_use_our_default_generator() -> None:
 # --- Third-party backends -------------------------------------------------------------------------
 
 
-@pytest.fixture
-def registered(monkeypatch: pytest.MonkeyPatch, new_choices: None) -> Callable[[Any], Any]:
-    """``registered(backend)``: registers a backend for this test only."""
-    monkeypatch.setattr(registry, "_registered", dict(registry._registered))
+class Recording(FakeBackend):
+    """A fake that also records what it adopts."""
 
-    def register(backend: Any) -> Any:
-        multisample.register_backend(backend)
-        return backend
-
-    return register
-
-
-class Recording:
-    """Delegates to the cpu backend, and records its calls."""
-
-    name = "recording"
-    device_kinds: tuple[str, ...] = ("cpu",)
-    host_library = "numpy"
-
-    def __init__(self) -> None:
-        self.launched: list[Draw] = []
+    def __init__(self, name: str = "recording") -> None:
+        super().__init__(name)
         self.adopted: list[Any] = []
-        self.available = True
-
-    def status(self) -> BackendStatus:
-        return BackendStatus(self.available, () if self.available else ("it is a test",), "1", "a pretence")
-
-    def prepare(self, device_kind: str) -> None:
-        pass
 
     def adopt(self, array: Any) -> Any:
         self.adopted.append(array)
         return array if isinstance(array, np.ndarray) else np.from_dlpack(array)
-
-    def launch(self, draw: Draw) -> None:
-        self.launched.append(draw)
-        registry.find("cpu").launch(draw._replace(device=HOST, stream=0))
-
-    def advancer(self, device: int) -> Callable[[int, int], None]:
-        raise AssertionError("there is no counter in host memory")
 
 
 FLOAT32, FLOAT64 = ElementType.float32, ElementType.float64
@@ -575,12 +546,11 @@ class OnDeviceByDlpack(DlpackOnly):
 class RecordingCuda(Recording):
     """A backend for device memory whose library is the stand-in for CuPy."""
 
-    name = "recording_cuda"
     device_kinds = ("cuda",)
     host_library = "cupy"
 
     def __init__(self, cupy: Any) -> None:
-        super().__init__()
+        super().__init__("recording_cuda")
         self.cupy = cupy
         self.ordered: list[tuple[int, int, int]] = []
 
