@@ -10,7 +10,6 @@ import importlib.resources
 import importlib.util
 import os
 import platform
-import shutil
 import signal
 import subprocess
 import sys
@@ -23,7 +22,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from places import SHIM
+from cuda_cpp import SANITIZED, SHIM, compile_cpp, requires_gxx
 
 import multisample
 from multisample.backends import registry
@@ -40,27 +39,14 @@ def host_vectors(d: int) -> tuple[Array, Array]:
     return np.linspace(-3, 3, d), np.linspace(0, 2, d)
 
 
-CPU_KERNEL = SHIM / "cpu_kernel.cpp"
-SOURCES = Path(str(importlib.resources.files("multisample.csrc")))
-SANITIZED = ("-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the machines below are of x86-64")
-@pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+@requires_gxx
 def test_code_for_other_simd_widths_gives_equal_bits_within_bounds(tmp_path: Path) -> None:
     digests = set()
-    for flags in (
-        ("-march=x86-64", *SANITIZED),
-        ("-march=x86-64-v3", *SANITIZED),
-        ("-march=native", *SANITIZED),
-    ):
+    for machine in ("x86-64", "x86-64-v3", "native"):
         program = tmp_path / "cpu_kernel"
-        subprocess.run(
-            ["g++", "-std=c++17", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas",
-             *flags, f"-I{SOURCES}", str(CPU_KERNEL), "-o", str(program)],
-            check=True,
-        )  # fmt: skip
+        compile_cpp(f"-march={machine}", "-O1", *SANITIZED, SHIM / "cpu_kernel.cpp", "-o", program)
         # GCC before 14 misaligns stack variables of 64-byte vectors under AddressSanitizer (bug 110027).
         options = os.environ | {"ASAN_OPTIONS": "detect_stack_use_after_return=0"}
         done = subprocess.run([str(program)], capture_output=True, text=True, env=options)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import ctypes
 import random
 import struct
-import subprocess
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 import pytest
-from cuda_cpp import requires_gxx
+from cuda_cpp import compile_cpp, requires_gxx
 from draws import WORDS, a_draw, a_vector
 from places import SHIM
 from tables import COLUMNS, ROWS
@@ -38,7 +37,6 @@ from multisample.backends.kernels.cuda.geometry import (
     slots_of,
     staged_slots_of,
 )
-from multisample.backends.native import csrc_files
 
 pytestmark = requires_gxx
 
@@ -76,11 +74,7 @@ class Call(NamedTuple):
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     made = tmp_path_factory.mktemp("geometry") / "geometry.so"
-    source = SHIM / "host_geometry.cpp"
-    command = ["g++", "-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
-    command += [f"-I{csrc_files.folder()}", str(source), "-o", str(made)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr[-5000:]
+    compile_cpp("-O2", "-shared", "-fPIC", SHIM / "host_geometry.cpp", "-o", made)
     return ctypes.CDLL(str(made))
 
 
