@@ -191,7 +191,7 @@ def test_transform_f32_equals_the_exact_reference() -> None:
     a = np.concatenate((draw(edges, 300), random_words(300, 2, 32).astype(np.uint32)))
     b = np.concatenate((draw(edges, 300), random_words(300, 3, 32).astype(np.uint32)))
     for pair, got in zip(zip(a.tolist(), b.tolist(), strict=True), transform_f32(a, b), strict=True):
-        expected = [stream.bits(value, "float32") for value in stream.transform_f32(*pair)]
+        expected = [stream.bits(value, "float32") for value in stream.transform(*pair, stream.F32)]
         assert got.view(np.uint32).tolist() == expected, pair
 
 
@@ -242,7 +242,7 @@ def test_transform_f64_equals_the_exact_reference() -> None:
     pairs = list(words_f64())
     a, b = np.array(pairs, np.uint64).T
     for pair, got in zip(pairs, transform_f64(a, b), strict=True):
-        expected = [stream.bits(value, "float64") for value in stream.transform_f64(*pair)]
+        expected = [stream.bits(value, "float64") for value in stream.transform(*pair, stream.F64)]
         assert got.view(np.uint64).tolist() == expected, pair
 
 
@@ -251,8 +251,8 @@ def test_transform_f64_is_close_to_real_arithmetic() -> None:
     pairs = list(words_f64())
     a, b = np.array(pairs, np.uint64).T
     for pair, got in zip(pairs, transform_f64(a, b).tolist(), strict=True):
-        bound = ERROR_F64_BY_RADIUS * stream.real_radius_f64(pair[0])
-        for value, real in zip(got, stream.real_transform_f64(*pair), strict=True):
+        bound = ERROR_F64_BY_RADIUS * stream.real_radius(pair[0], stream.F64)
+        for value, real in zip(got, stream.real_transform(*pair, stream.F64), strict=True):
             assert abs(value - real) <= bound, pair
 
 
@@ -296,7 +296,7 @@ def test_normals_f64_equal_the_known_answers() -> None:
     entries = load("normals_f64.json", "normals")
     assert len(entries) == 300
     for entry, got in zip(entries, normals_f64_at(*places(entries)).tolist(), strict=True):
-        radius = stream.real_radius_f64(int(entry["A"], 16))
+        radius = stream.real_radius(int(entry["A"], 16), stream.F64)
         assert abs(got - mpmath.mpf(entry["real"])) <= ERROR_F64_BY_RADIUS * radius, entry
 
 
@@ -311,8 +311,8 @@ def test_normals_equal_the_reference_at_edges_of_the_counter() -> None:
     narrow_bits = normals_f32_at(*places(entries)).view(np.uint32).tolist()
     wide_bits = normals_f64_at(*places(entries)).view(np.uint64).tolist()
     for entry, got32, got64 in zip(entries, narrow_bits, wide_bits, strict=True):
-        assert got32 == stream.normal_f32(**entry), entry
-        assert got64 == stream.normal_f64(**entry), entry
+        assert got32 == stream.normal(**entry, k=stream.F32), entry
+        assert got64 == stream.normal(**entry, k=stream.F64), entry
 
 
 # --- Narrowing ------------------------------------------------------------------------------------

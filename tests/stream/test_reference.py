@@ -67,8 +67,8 @@ def test_words_of_the_stream() -> None:
 
 def test_float64_words_refine_float32_words() -> None:
     for j in range(8):
-        narrow = stream.pair_f32(42, 7, 3, j)
-        assert tuple(word >> 32 for word in stream.pair_f64(42, 7, 3, j)) == narrow
+        narrow = stream.pair(42, 7, 3, j, stream.F32)
+        assert tuple(word >> 32 for word in stream.pair(42, 7, 3, j, stream.F64)) == narrow
 
 
 # --- Normals and samples --------------------------------------------------------------------------
@@ -78,7 +78,7 @@ def test_transform_f32_edges() -> None:
     pairs = load("transform_f32.json", "pairs")
     assert len(pairs) == 416
     for a, b, *expected in map(integers, pairs):
-        for value, pattern in zip(stream.transform_f32(a, b), expected, strict=True):
+        for value, pattern in zip(stream.transform(a, b, stream.F32), expected, strict=True):
             # An exact zero may have either sign, so compare values, not bits.
             assert value == stream.from_bits(pattern, "float32"), (hex(a), hex(b))
             assert value == 0 or stream.bits(value, "float32") == pattern
@@ -88,10 +88,10 @@ def test_normals_f32() -> None:
     entries = load("normals_f32.json", "normals")
     assert len(entries) == 600
     for entry in entries:
-        assert stream.normal_f32(*place(entry)) == int(entry["bits"], 16), entry
-        words = stream.pair_f32(*place(entry))
-        real = stream.real_transform_f32(*words)[entry["j"] % 2]
-        error = abs(real - entry["real"]) / stream.real_radius_f32(words[0])
+        assert stream.normal(*place(entry), stream.F32) == int(entry["bits"], 16), entry
+        words = stream.pair(*place(entry), stream.F32)
+        real = stream.real_transform(*words, stream.F32)[entry["j"] % 2]
+        error = abs(real - entry["real"]) / stream.real_radius(words[0], stream.F32)
         assert error <= KNOWN_REAL_TOLERANCE_F32, entry
 
 
@@ -100,13 +100,13 @@ def test_normals_f64() -> None:
     entries = load("normals_f64.json", "normals")
     assert len(entries) == 300
     for entry in entries:
-        words = stream.pair_f64(*place(entry))
+        words = stream.pair(*place(entry), stream.F64)
         assert words == (int(entry["A"], 16), int(entry["B"], 16)), entry
         expected = mpmath.mpf(entry["real"])
-        real = stream.real_transform_f64(*words)[entry["j"] % 2]
+        real = stream.real_transform(*words, stream.F64)[entry["j"] % 2]
         assert abs(real - expected) <= mpmath.mpf(10) ** -24 * abs(expected), entry
-        got = mpmath.mpf(stream.from_bits(stream.normal_f64(*place(entry)), "float64"))
-        error = abs(got - expected) / stream.real_radius_f64(words[0])
+        got = mpmath.mpf(stream.from_bits(stream.normal(*place(entry), stream.F64), "float64"))
+        error = abs(got - expected) / stream.real_radius(words[0], stream.F64)
         assert error <= KNOWN_ANSWER_TOLERANCE_F64, entry
 
 
@@ -143,9 +143,9 @@ def test_float64_literals_equal_the_derived_coefficients() -> None:
 @mpmath.workdps(40)
 def test_transform_f64_against_real_arithmetic() -> None:
     for a, b in float64_coefficients.measurement_words(600):
-        got = stream.transform_f64(a, b)
-        radius = stream.real_radius_f64(a)
-        for value, real in zip(got, stream.real_transform_f64(a, b), strict=True):
+        got = stream.transform(a, b, stream.F64)
+        radius = stream.real_radius(a, stream.F64)
+        for value, real in zip(got, stream.real_transform(a, b, stream.F64), strict=True):
             assert abs(value - real) <= WORST_CASE_F64 * radius, (hex(a), b)
 
 
@@ -153,7 +153,7 @@ def test_transform_f64_against_real_arithmetic() -> None:
 def test_transform_f32_against_real_arithmetic() -> None:
     for a64, b64 in float64_coefficients.measurement_words(300):
         a, b = a64 >> 32, b64 >> 32
-        radius = stream.real_radius_f32(a)
-        got, reals = stream.transform_f32(a, b), stream.real_transform_f32(a, b)
+        radius = stream.real_radius(a, stream.F32)
+        got, reals = stream.transform(a, b, stream.F32), stream.real_transform(a, b, stream.F32)
         for value, real in zip(got, reals, strict=True):
             assert abs(value - real) <= WORST_CASE_F32 * radius, (hex(a), b)
