@@ -414,18 +414,10 @@ def _npy(header: str) -> bytes:
 
 SHAPED = "{'descr': '<f4', 'fortran_order': False, 'shape': %s}\n"
 HOSTILE_HEADERS = {
-    "more than 64 bits": (SHAPED % f"({2**63}, {10**30})", "too large"),
     "more than there is memory": (SHAPED % f"({2**40},)", "mmap length is greater|Unable to allocate"),
-    "more bytes than 64 bits": (SHAPED % f"({2**63 - 1},)", "too big"),
-    "nothing of more than 64 bits": (SHAPED % f"(0, {2**63})", "too large|Maximum allowed dimension"),
-    "negative": (SHAPED % "(-3,)", "negative dimensions"),
-    "bools": (SHAPED % "(True, True)", "integer is required|interpreted as an integer"),
     "nested sums": ("1" + "+1" * 4000 + "\n", "recursion|MemoryError|Cannot parse|malformed"),
-    "nested signs": ("-" * 9000 + "1\n", "recursion|MemoryError|Cannot parse|malformed"),
-    "nested parentheses": ("(" * 4000 + ")" * 4000 + "\n", "recursion|MemoryError|Cannot parse|malformed"),
     "several lines": ("  \n   {'descr'\n", "EOF in multi-line|Cannot parse|unexpected EOF"),
     "a list as a key": ("{[]: 1}\n", "unhashable|malformed"),
-    "keys of two types": ("{1: 2, 'descr': 3}\n", "not supported between|keys"),
 }
 
 
@@ -486,17 +478,20 @@ def test_errors_for_bad_vectors_name_the_file(draw_files: Run, array: np.ndarray
         (["--dtype", "float16"], {"dtype": "float16"}),
         (["--dtype", "float64"], {"dtype": "float64"}),
         (["--dim-offset", 5], {"dim_offset": 5}),
-        (["--sample-offset", 3], {"sample_offset": 3}),
+        (["--sample-offset", 3, "--dim-offset", 1], {"sample_offset": 3, "dim_offset": 1}),
         (["--fast-math"], {"fast_math": True}),
         (["--backend", "cpu"], {"backend": "cpu"}),
     ],
 )
-@pytest.mark.parametrize("memory", ["4K", "1G"])
+# In one window, in windows of several rows, and in windows of parts of a row.
+@pytest.mark.parametrize(("d", "n", "memory"), [(D, N, "1G"), (D, N, "4K"), (5, 3001, "4K")])
 def test_options_are_passed_to_sample(
-    draw_files: Run, options: list[Any], same_as: dict[str, Any], memory: str
+    draw_files: Run, options: list[Any], same_as: dict[str, Any], d: int, n: int, memory: str
 ) -> None:
-    assert draw_files(*options, "--memory", memory).code == 0
-    same("x.npy", expected(**same_as))
+    np.save("mu.npy", MU[:d])
+    np.save("sigma.npy", SIGMA[:d])
+    assert draw_files(*options, "--memory", memory, n=n).code == 0
+    same("x.npy", expected(MU[:d], SIGMA[:d], n, **same_as))
 
 
 def test_a_random_seed_is_printed(folder: Path, run: Run) -> None:
@@ -511,19 +506,13 @@ def test_a_random_seed_is_printed(folder: Path, run: Run) -> None:
     ("options", "message", "code"),
     [
         (["-n", "-1"], "n: expected 0 <= n", 1),
-        (["-n", 2**34 + 1], "n: expected 0 <= n", 1),
         (["-n", "1.5"], "-n/--samples: invalid int value: '1.5'", 2),
         (["--seed", "-1"], "seed: expected 0 <= seed < 2**64", 1),
-        (["--seed", 2**64], "seed: expected 0 <= seed < 2**64", 1),
         (["--seed", "x"], "--seed: invalid int value", 2),
         (["--backend", "gpu"], "no backend is called 'gpu'; accepted are 'auto', '", 1),
         (["--noise", "pink"], "--noise: invalid choice: 'pink'", 2),
         (["--dtype", "bfloat16"], "a .npy file cannot store bfloat16", 2),
         (["--dtype", "int32"], "--dtype: expected float16, float32, float64, got 'int32'", 2),
-        (["--dim-offset", "-1"], "dim_offset: expected 0 <= dim_offset", 1),
-        (["--dim-offset", 2**32 - 1], "dim_offset: expected dim_offset + d <= 2**32", 1),
-        (["--sample-offset", "-1"], "sample_offset: expected 0 <= sample_offset", 1),
-        (["--sample-offset", 2**34], "n: expected sample_offset + n <= 2**34", 1),
         (["--memory", "0"], "--memory: expected bytes, at least 4K", 2),
         (["--memory", "4095"], "--memory: expected bytes, at least 4K", 2),
         (["--memory", "-5G"], "--memory: expected", 2),
@@ -595,20 +584,6 @@ def test_windows_cover_the_matrix_once(d: int, n: int, memory: int, itemsize: in
         assert columns.start % 4 == 0
         covered[rows, columns] += 1
     assert (covered == 1).all()
-
-
-@pytest.mark.parametrize(("d", "n"), [(D, 300), (5, 3001)])  # Several rows per window; several windows per row.
-@pytest.mark.parametrize("options", [{}, {"noise": "shared"}, {"dim_offset": 3, "sample_offset": 5}])
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-def test_a_matrix_drawn_in_windows_has_equal_bits(
-    draw_files: Run, d: int, n: int, options: dict[str, Any], dtype: str
-) -> None:
-    np.save("mu.npy", MU[:d])
-    np.save("sigma.npy", SIGMA[:d])
-    words = [str(word) for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)]
-    done = draw_files("--memory", "4K", "--dtype", dtype, *words, n=n)
-    assert done.code == 0
-    same("x.npy", expected(MU[:d], SIGMA[:d], n, dtype=dtype, **options))
 
 
 def test_windows_of_a_backend_with_its_own_memory(draw_files: Run, elsewhere: Any) -> None:

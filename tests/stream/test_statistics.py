@@ -1,7 +1,7 @@
 """Statistical tests: draws are normal and independent. One backend suffices, since all give the same bits.
 
-The draws are the noise z. Samples with mu and sigma, common noise and antithetic pairs are exact functions of z, which
-test_sample_stream.py compares bit for bit.
+The draws are the noise z. Samples with mu and sigma, common noise, antithetic pairs and narrow types are exact
+functions of z, which test_sample_stream.py compares bit for bit.
 
 Every statistic computes one p-value: the probability that exact normals deviate at least as much. A test fails below
 `ALPHA`. Seeds are fixed and no test is retried, so a failure means a changed stream. All statistics are also applied to
@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 from numba import njit
 from scipy import special, stats
-from tables import NARROW, slow_but
+from tables import slow_but
 
 import multisample
 
@@ -340,35 +340,6 @@ def test_low_bits_of_float64_draws_are_uniform() -> None:
 
 def test_low_bits_of_float32_draws_are_rejected() -> None:
     assert low_bits(next(windows(2**22, seed=106))) < CAUGHT
-
-
-def narrow_cells(patterns: Array, dtype: str) -> float:
-    """Chi-square over the numbers of a 16-bit format; rare numbers are merged."""
-    numbers = np.arange(2**15, dtype=np.uint16).view(NARROW[dtype])
-    edges = edges_between(numbers[numbers.astype(np.float32) <= 16])
-    index, probability = merged(edges, 2**12)
-    counts = np.bincount(patterns.reshape(-1), minlength=2**16)
-    sides = [np.bincount(index, counts[start : start + edges.size]) for start in (0, 2**15)]
-    assert sum(side.sum() for side in sides) == patterns.size
-    return of_counts(np.concatenate(sides), np.concatenate((probability, probability)))
-
-
-@pytest.mark.parametrize("dtype", NARROW)
-def test_narrow_draws_are_normals_rounded_to_nearest(dtype: str) -> None:
-    z = multisample.sample(np.zeros(2**10), np.ones(2**10), 2**14, backend="cpu", seed=107, dtype=dtype)
-    assert narrow_cells(z.view(np.uint16), dtype) > ALPHA
-    # A rounding error of at most 2^-9 of a draw has a mean square of 2^-18 / 3 = 1.3e-6 of the draw's square. It adds
-    # 1.3e-6 to E z^2 and 15 times as much to E z^6 (relatively): at most 2 % of the deviations of means of 2^24 draws.
-    assert moments(surveyed([z.astype(np.float32)])) > ALPHA
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", NARROW)
-def test_truncated_narrow_draws_are_rejected(dtype: str) -> None:
-    z = drawn(64, 2**18, seed=108)
-    lost = 16 if dtype == "bfloat16" else 13
-    truncated = (z.view(np.uint32) >> lost << lost).view(np.float32).astype(NARROW[dtype])
-    assert narrow_cells(truncated.view(np.uint16), dtype) < CAUGHT
 
 
 # --- Pairs of draws -------------------------------------------------------------------------------
