@@ -8,6 +8,7 @@ strides, and is fast enough for whole matrices.
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import os
 import subprocess
@@ -179,61 +180,46 @@ def test_zero_dimensions_or_samples_give_an_empty_result(
 
 # --- Shapes ---------------------------------------------------------------------------------------
 
-# Short rows that share a tile of 256 blocks, or are slightly too long for it; rows of at least 512 columns, which are
-# drawn in place; more than one tile; several threads; odd lengths.
-SHAPES = [
-    (1, 1), (1, 2), (2, 3), (3, 4), (1, 15), (2, 16), (3, 17), (700, 1), (257, 3), (300, 4), (86, 11), (129, 30),
-    (2, 511), (3, 512), (2, 513), (5, 1019), (2, 1024), (1, 1025), (3, 2047), (1, 4099), (100, 1001), (70, 1030),
-    (4000, 33), (1, 70001), (65537, 2), (3, 50001),
-]  # fmt: skip
+SHAPES = {
+    # Short rows that share a tile of 256 blocks, or are slightly too long for it; rows of at least 512 columns, which
+    # are drawn in place; more than one tile; several threads; odd lengths.
+    "dn": [
+        (1, 1), (1, 2), (2, 3), (3, 4), (1, 15), (2, 16), (3, 17), (700, 1), (257, 3), (300, 4), (86, 11), (129, 30),
+        (2, 511), (3, 512), (2, 513), (5, 1019), (2, 1024), (1, 1025), (3, 2047), (1, 4099), (100, 1001), (70, 1030),
+        (4000, 33), (1, 70001), (65537, 2), (3, 50001),
+    ],
+    # SIMD vectors extend over rows. With fewer than 16 rows, or a mostly empty last vector, several blocks share a
+    # vector. More than 256 rows (2048 in Numba, 8192 with common noise) are split. Also several threads, and partial
+    # blocks of four or eight columns at either end, or at both ends.
+    "nd": [
+        *((d, n) for d in (1, 2, 15, 16, 17, 31, 32, 33, 47, 129, 257) for n in range(1, 10)),
+        (2, 1501), (3, 700), (5, 333), (8, 301), (9, 260), (12, 200), (18, 301), (21, 150), (24, 90), (34, 131),
+        (39, 70), (49, 101), (52, 99), (64, 100), (128, 131), (300, 70), (513, 9), (2049, 5), (4097, 13), (8209, 3),
+        (65551, 2), (90000, 9), (33, 9001), (700, 601),
+    ],
+}  # fmt: skip
+QUICK_KINDS = [*itertools.product(["dn"], DTYPES), ("nd", "float32")]
 
 
 @pytest.mark.parametrize("antithetic", [False, True])
 @pytest.mark.parametrize("noise", NOISES)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", slow_but(QUICK_KINDS, itertools.product(SHAPES, DTYPES)), ids=" ".join)
 def test_every_shape_equals_the_elementwise_reference(
-    backend: str, bits: ToArray, dtype: str, noise: str, antithetic: bool
+    backend: str, to_numpy: ToArray, bits: ToArray, kind: tuple[str, str], noise: str, antithetic: bool
 ) -> None:
-    for d, n in SHAPES:
-        mu, sigma = vectors(d, n)
-        for window in (
-            {"dim_offset": 0, "sample_offset": 0},
-            {"dim_offset": 3, "sample_offset": 1 + (d + n) % 3},
-            {"dim_offset": ROWS - d, "sample_offset": COLUMNS - n},
-        ):
-            options: dict[str, Any] = {"seed": 21, "noise": noise, "antithetic": antithetic, **window}
-            got = multisample.sample(mu, sigma, n, backend=backend, dtype=dtype, **options)
-            assert np.array_equal(bits(got), elementwise(mu, sigma, n, dtype, **options)), (d, n, window)
-
-
-# SIMD vectors extend over rows. With fewer than 16 rows, or a mostly empty last vector, several blocks share a vector.
-# More than 256 rows (2048 in Numba, 8192 with common noise) are split. Also several threads, and partial blocks of four
-# or eight columns at either end, or at both ends.
-TALL_SHAPES = [
-    *((d, n) for d in (1, 2, 15, 16, 17, 31, 32, 33, 47, 129, 257) for n in range(1, 10)),
-    (2, 1501), (3, 700), (5, 333), (8, 301), (9, 260), (12, 200), (18, 301), (21, 150), (24, 90), (34, 131), (39, 70),
-    (49, 101), (52, 99), (64, 100), (128, 131), (300, 70), (513, 9), (2049, 5), (4097, 13), (8209, 3), (65551, 2),
-    (90000, 9), (33, 9001), (700, 601),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("antithetic", [False, True])
-@pytest.mark.parametrize("noise", NOISES)
-@pytest.mark.parametrize("dtype", slow_but(["float32"], DTYPES))
-def test_layout_nd_is_the_transpose(
-    backend: str, to_numpy: ToArray, bits: ToArray, dtype: str, noise: str, antithetic: bool
-) -> None:
-    for d, n in TALL_SHAPES:
+    layout, dtype = kind
+    for d, n in SHAPES[layout]:
         mu, sigma = vectors(d, n)
         for window in (
             {"dim_offset": 0, "sample_offset": 0},
             {"dim_offset": 3, "sample_offset": 1 + (d + n) % 7},
             {"dim_offset": ROWS - d, "sample_offset": COLUMNS - n},
         ):
-            options: dict[str, Any] = {"seed": 22, "noise": noise, "antithetic": antithetic, **window}
-            got = multisample.sample(mu, sigma, n, backend=backend, dtype=dtype, layout="nd", **options)
+            options: dict[str, Any] = {"seed": 21, "noise": noise, "antithetic": antithetic, **window}
+            got = multisample.sample(mu, sigma, n, backend=backend, dtype=dtype, layout=layout, **options)
             assert to_numpy(got).flags.c_contiguous
-            assert np.array_equal(bits(got), elementwise(mu, sigma, n, dtype, **options).T), (d, n, window)
+            expected = elementwise(mu, sigma, n, dtype, **options)
+            assert np.array_equal(bits(got), expected.T if layout == "nd" else expected), (d, n, window)
 
 
 # --- Windows -------------------------------------------------------------------------------------
@@ -389,7 +375,7 @@ def test_lists_and_narrow_and_integer_inputs_are_rounded_to_the_computing_type(
 
 
 # Shape of the base array for a result of shape (d, n), and a function that makes the result's view of it.
-OUT_LAYOUTS: dict[str, tuple[Callable[[int, int], tuple[int, ...]], Callable[[Any, int, int], Any]]] = {
+OUTS: dict[str, tuple[Callable[[int, int], tuple[int, ...]], Callable[[Any, int, int], Any]]] = {
     "C": (lambda d, n: (d, n), lambda base, d, n: base),
     "Fortran": (lambda d, n: (n, d), lambda base, d, n: base.T),
     "every second column": (lambda d, n: (d, 2 * n), lambda base, d, n: base[:, ::2]),
@@ -407,66 +393,38 @@ OUT_LAYOUTS: dict[str, tuple[Callable[[int, int], tuple[int, ...]], Callable[[An
 
 
 @pytest.mark.parametrize("noise", NOISES)
-@pytest.mark.parametrize("layout", OUT_LAYOUTS)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("strides", OUTS)
+@pytest.mark.parametrize(("layout", "dtype"), QUICK_KINDS)
 def test_out_with_any_strides_gets_equal_bits_and_no_other_memory_changes(
     backend: str,
     place: Callable[[Array], Any],
     view_of: Callable[[Any, Array, Callable[[Any], Any]], Any],
     bits: ToArray,
+    strides: str,
     layout: str,
     dtype: str,
     noise: str,
 ) -> None:
-    shape, view = OUT_LAYOUTS[layout]
-    for d, n in [(0, 3), (1, 1), (5, 37), (3, 700), (400, 9), (2, 1500), (37, 3001), (300, 13)]:
+    shape, view = OUTS[strides]
+    sizes = [(0, 3), (1, 1), (5, 37), (3, 700), (33, 70), (400, 9), (2, 1500), (37, 3001), (300, 13)]
+    for (d, n), antithetic in itertools.product(sizes, (False, True)):
         mu, sigma = vectors(d, n)
-        poisoned = np.full(shape(d, n), 0x5A, np.uint8).astype(DTYPES[dtype])
+        rows, columns = (n, d) if layout == "nd" else (d, n)
+        poisoned = np.full(shape(rows, columns), 0x5A, np.uint8).astype(DTYPES[dtype])
         options: dict[str, Any] = {"seed": 13, "noise": noise, "dim_offset": 2, "sample_offset": 3}
-        for antithetic in (False, True):
-            options["antithetic"] = antithetic
-            expected = bits(poisoned.copy())
-            view(expected, d, n)[...] = elementwise(mu, sigma, n, dtype, **options)
-
-            base = place(poisoned)
-            try:
-                out = view_of(base, poisoned, functools.partial(view, d=d, n=n))
-            except ValueError:
-                pytest.skip("this backend's library has no such view")
-            got = multisample.sample(place(mu), place(sigma), n, backend=backend, dtype=dtype, out=out, **options)
-            assert got is out
-            assert np.array_equal(bits(base), expected), (d, n, antithetic)
-
-
-@pytest.mark.parametrize("antithetic", [False, True])
-@pytest.mark.parametrize("noise", NOISES)
-@pytest.mark.parametrize("layout", OUT_LAYOUTS)
-def test_layout_nd_writes_out_of_any_strides(
-    backend: str,
-    place: Callable[[Array], Any],
-    view_of: Callable[[Any, Array, Callable[[Any], Any]], Any],
-    bits: ToArray,
-    layout: str,
-    noise: str,
-    antithetic: bool,
-) -> None:
-    shape, view = OUT_LAYOUTS[layout]
-    for d, n in [(1, 1), (5, 37), (33, 70), (400, 9), (37, 3001)]:
-        mu, sigma = vectors(d, n)
-        poisoned = np.full(shape(n, d), 7, np.float32)
-        options: dict[str, Any] = {"seed": 24, "noise": noise, "sample_offset": 5, "antithetic": antithetic}
+        options["antithetic"] = antithetic
+        samples = elementwise(mu, sigma, n, dtype, **options)
         expected = bits(poisoned.copy())
-        view(expected, n, d)[...] = elementwise(mu, sigma, n, **options).T
+        view(expected, rows, columns)[...] = samples.T if layout == "nd" else samples
+
         base = place(poisoned)
         try:
-            out = view_of(base, poisoned, functools.partial(view, d=n, n=d))
+            out = view_of(base, poisoned, functools.partial(view, d=rows, n=columns))
         except ValueError:
             pytest.skip("this backend's library has no such view")
-        got = multisample.sample(
-            place(mu), place(sigma), n, backend=backend, dtype="float32", layout="nd", out=out, **options
-        )
-        assert got is out
-        assert np.array_equal(bits(base), expected), (d, n)
+        options |= {"dtype": dtype, "layout": layout, "backend": backend}
+        assert multisample.sample(place(mu), place(sigma), n, out=out, **options) is out
+        assert np.array_equal(bits(base), expected), (d, n, antithetic)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
