@@ -506,6 +506,7 @@ def test_a_random_seed_is_printed(folder: Path, run: Run) -> None:
     ("options", "message", "code"),
     [
         (["-n", "-1"], "n: expected 0 <= n", 1),
+        (["-n", 2**34 + 1], "n: expected 0 <= n", 1),
         (["-n", "1.5"], "-n/--samples: invalid int value: '1.5'", 2),
         (["--seed", "-1"], "seed: expected 0 <= seed < 2**64", 1),
         (["--seed", "x"], "--seed: invalid int value", 2),
@@ -513,6 +514,8 @@ def test_a_random_seed_is_printed(folder: Path, run: Run) -> None:
         (["--noise", "pink"], "--noise: invalid choice: 'pink'", 2),
         (["--dtype", "bfloat16"], "a .npy file cannot store bfloat16", 2),
         (["--dtype", "int32"], "--dtype: expected float16, float32, float64, got 'int32'", 2),
+        (["--dim-offset", 2**32 - 1], "dim_offset: expected dim_offset + d <= 2**32", 1),
+        (["--sample-offset", 2**34], "n: expected sample_offset + n <= 2**34", 1),
         (["--memory", "0"], "--memory: expected bytes, at least 4K", 2),
         (["--memory", "4095"], "--memory: expected bytes, at least 4K", 2),
         (["--memory", "-5G"], "--memory: expected", 2),
