@@ -72,6 +72,20 @@ def new_choices() -> Iterator[None]:
     _backends.forget()
 
 
+@pytest.fixture
+def registered(monkeypatch: pytest.MonkeyPatch, new_choices: None) -> Callable[[Any], Any]:
+    """``registered(backend)``: registers a backend for this test only, in place of a backend with its name."""
+    monkeypatch.setattr(registry, "_registered", dict(registry._registered))
+
+    def register(backend: Any) -> Any:
+        if registry._registered.pop(backend.name, None) is not None:
+            _backends.forget()
+        multisample.register_backend(backend)
+        return backend
+
+    return register
+
+
 @pytest.fixture(params=["cpu", "cuda"])
 def torch_device(request: pytest.FixtureRequest) -> str:
     """A PyTorch device on which torch_ext runs; the test runs once for each."""

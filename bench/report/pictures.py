@@ -21,7 +21,7 @@ from matplotlib.ticker import EngFormatter, Formatter, FuncFormatter, LogLocator
 
 from bench.report.entries import CPU_REFERENCE, Entry, Group, Run
 
-__all__ = ["THEMES", "Picture", "by_kind", "by_shape", "label", "pictures", "svg", "time_text"]
+__all__ = ["THEMES", "Picture", "pictures", "svg"]
 
 STYLE: dict[str, Any] = {
     "font.sans-serif": ["DejaVu Sans"],  # Comes with Matplotlib, and is wide: other fonts of the reader fit too.
@@ -40,13 +40,13 @@ THEMES = {"light": _theme("#ffffff", "#1f2328", "#c8d1da"), "dark": _theme("#0d1
 
 
 class Look(NamedTuple):
-    """How a contender appears in pictures and tables."""
+    """How a contender appears in pictures."""
 
     name: str
     colour: str = "#7d8590"
     marker: str = "o"
     compared: bool = False
-    """Whether pictures and summaries show it: few enough contenders to tell apart."""
+    """Whether pictures show it: few enough contenders to tell apart."""
 
 
 OURS = "multisample for "
@@ -79,7 +79,7 @@ def _look(entry: Entry) -> Look:
     return LOOKS.get(entry.contender, Look(entry.contender, compared=entry.ours))
 
 
-def label(entry: Entry) -> str:
+def _label(entry: Entry) -> str:
     """What computes, and what it computes, in words."""
     name = _look(entry).name
     if entry.ours:
@@ -106,7 +106,7 @@ class Kind(NamedTuple):
         return "-".join([self.dtype, self.noise, *unusual])
 
 
-def by_kind(groups: Iterable[Group]) -> dict[Kind, list[Group]]:
+def _by_kind(groups: Iterable[Group]) -> dict[Kind, list[Group]]:
     found: dict[Kind, list[Group]] = {}
     for group in groups:
         entry = group.entries[0]
@@ -118,11 +118,11 @@ def _compared(groups: Iterable[Group]) -> list[Entry]:
     return [entry for group in groups for entry in group.entries if _look(entry).compared]
 
 
-def by_shape(groups: Iterable[Group]) -> dict[tuple[int, int], dict[str, Entry]]:
-    """The compared contenders by (d, n) and `label`. A peer is in the groups of all modes: the first counts."""
+def _by_shape(groups: Iterable[Group]) -> dict[tuple[int, int], dict[str, Entry]]:
+    """The compared contenders by (d, n) and `_label`. A peer is in the groups of all modes: the first counts."""
     shapes: dict[tuple[int, int], dict[str, Entry]] = {}
     for entry in _compared(groups):
-        shapes.setdefault((entry.d, entry.n), {}).setdefault(label(entry), entry)
+        shapes.setdefault((entry.d, entry.n), {}).setdefault(_label(entry), entry)
     return shapes
 
 
@@ -140,7 +140,7 @@ class Picture(NamedTuple):
 def pictures(run: Run) -> list[Picture]:
     """Every picture that the results of `run` suffice for. The first three show the most."""
     found: list[Picture] = []
-    for kind, groups in by_kind(group for group in run.groups if group.suite != "cpu_out").items():
+    for kind, groups in _by_kind(group for group in run.groups if group.suite != "cpu_out").items():
         for picture in (_largest, _memory, _calls, _over_numpy):
             found += picture(run, kind, groups)
     return [*found[:3], *_host(run), *found[3:]]
@@ -164,7 +164,7 @@ def svg(picture: Picture, theme: str) -> bytes:
 SECONDS = EngFormatter("s")
 
 
-def time_text(seconds: float) -> str:
+def _time_text(seconds: float) -> str:
     """A time of three digits and its unit."""
     return SECONDS(float(f"{seconds:.3g}"))
 
@@ -174,11 +174,11 @@ def time_text(seconds: float) -> str:
 
 def _bars(rows: Sequence[tuple[Entry, float]], base: float, memset: float | None, figure: Figure, axes: Axes) -> None:
     """Seconds by contender, each beside its ratio to `base`; a vertical line at the time of cudaMemsetAsync."""
-    names = [textwrap.fill(label(entry), 30) for entry, _ in rows]
+    names = [textwrap.fill(_label(entry), 30) for entry, _ in rows]
     bars = axes.barh(names, [seconds for _, seconds in rows], color=[_look(entry).colour for entry, _ in rows])
     for bar, (entry, _) in zip(bars, rows, strict=True):
         bar.set_alpha(1 if entry.ours else 0.7)
-    texts = [time_text(seconds) + ("" if seconds == base else f" ({seconds / base:.1f}x)") for _, seconds in rows]
+    texts = [_time_text(seconds) + ("" if seconds == base else f" ({seconds / base:.1f}x)") for _, seconds in rows]
     axes.bar_label(bars, texts, padding=5)
     axes.grid(axis="x", linewidth=0.6)
     axes.invert_yaxis()
@@ -188,12 +188,12 @@ def _bars(rows: Sequence[tuple[Entry, float]], base: float, memset: float | None
     axes.tick_params(axis="y", length=0)
     if memset is not None:
         axes.axvline(memset, color=mpl.rcParams["text.color"], linestyle=":")
-        text = f"Dotted line: cudaMemsetAsync writes zeros to the same memory in {time_text(memset)}."
+        text = f"Dotted line: cudaMemsetAsync writes zeros to the same memory in {_time_text(memset)}."
         figure.supxlabel(text, x=0.01, ha="left", fontsize=10.5)
 
 
 def _largest(run: Run, kind: Kind, groups: Sequence[Group]) -> Iterator[Picture]:
-    shapes = by_shape(groups)
+    shapes = _by_shape(groups)
     # The squarest of the largest, and of these that with more dimensions.
     shape = max(shapes, key=lambda s: (_octave(s[0] * s[1]), -max(s) / min(s), s[0]), default=(0, 0))
     rows = sorted(((entry, entry.seconds) for entry in shapes.get(shape, {}).values()), key=lambda row: row[1])
@@ -204,13 +204,13 @@ def _largest(run: Run, kind: Kind, groups: Sequence[Group]) -> Iterator[Picture]
     base, matrix = ours["portable"].seconds, f"a matrix of {shape[0]:,} x {shape[1]:,}"
     size = f"{rows[0][0].bytes / 1e6:,.0f} MB"
     what = "a call" if ours["portable"].device is None else "the kernels"
-    fast = f" ({time_text(ours['fast_math'].seconds)} with fast_math)" if "fast_math" in ours else ""
+    fast = f" ({_time_text(ours['fast_math'].seconds)} with fast_math)" if "fast_math" in ours else ""
     yield Picture(
         f"largest-{kind.slug}",
         f"Time to draw {matrix}",
-        f"{run.device}, time of {what}; {kind}; {size}; x: times as long as {time_text(base)}",
-        f"On {run.device}, multisample draws {matrix} ({kind}) in {time_text(base)}{fast}; of the others that apply mu "
-        f"and sigma, the fastest ({label(peers[0][0])}) takes {peers[0][1] / base:.1f} times as long.",
+        f"{run.device}, time of {what}; {kind}; {size}; x: times as long as {_time_text(base)}",
+        f"On {run.device}, multisample draws {matrix} ({kind}) in {_time_text(base)}{fast}; of the others that apply "
+        f"mu and sigma, the fastest ({_label(peers[0][0])}) takes {peers[0][1] / base:.1f} times as long.",
         1.6 + 0.44 * len(rows),
         partial(_bars, rows, base, ours["portable"].memset_s),
     )
@@ -228,8 +228,8 @@ def _host(run: Run) -> Iterator[Picture]:
         yield Picture(
             "host",
             "Time that a call keeps the host busy",
-            f"{run.machine.get('cpu')}; median of matrices up to {limit}; x: times as long as {time_text(ours[0])}",
-            f"A call of multisample keeps the host busy for {time_text(ours[0])} to {time_text(ours[-1])}.",
+            f"{run.machine.get('cpu')}; median of matrices up to {limit}; x: times as long as {_time_text(ours[0])}",
+            f"A call of multisample keeps the host busy for {_time_text(ours[0])} to {_time_text(ours[-1])}.",
             1.6 + 0.44 * len(rows),
             partial(_bars, rows, ours[0], None),
         )
@@ -251,7 +251,7 @@ def _curves(points: Iterable[tuple[Entry, float, float | None]]) -> list[Curve]:
     found: dict[str, tuple[Entry, dict[float, list[float]]]] = {}
     for entry, x, y in points:
         if y is not None:
-            found.setdefault(label(entry), (entry, {}))[1].setdefault(x, []).append(y)
+            found.setdefault(_label(entry), (entry, {}))[1].setdefault(x, []).append(y)
     curves = [
         Curve(entry, sorted(values), [statistics.median(values[x]) for x in sorted(values)])
         for entry, values in found.values()
@@ -280,7 +280,14 @@ def _lines(x: Scale, y: Scale, curves: Sequence[Curve], figure: Figure, axes: Ax
         style = FAST if entry.ours and entry.mode == "fast_math" else {}
         width, order = (2.6, 3) if entry.ours else (1.3, 2)
         axes.plot(
-            curve.x, curve.y, color=look.colour, marker=look.marker, label=label(entry), lw=width, zorder=order, **style
+            curve.x,
+            curve.y,
+            color=look.colour,
+            marker=look.marker,
+            label=_label(entry),
+            lw=width,
+            zorder=order,
+            **style,
         )
     axes.set(xlabel=x[0], ylabel=y[0], xscale="log", yscale="log" if y[2] else "linear")
     for axis, (_, formatter, subs) in ((axes.xaxis, x), (axes.yaxis, y)):
@@ -328,13 +335,13 @@ def _calls(run: Run, kind: Kind, groups: Sequence[Group]) -> Iterator[Picture]:
         relation = ""
         if peer is not None and peer.x == ours.x:
             ratio = statistics.fmean(theirs / its for theirs, its in zip(peer.y, ours.y, strict=True))
-            relation = f"; {label(peer.entry)} takes {ratio:.1f} times as long on average"
+            relation = f"; {_label(peer.entry)} takes {ratio:.1f} times as long on average"
         yield Picture(
             f"calls-{kind.slug}",
             f"Time of a call that draws {n} samples of d dimensions",
             f"{run.device}; {kind}; many calls in a row, the time of all / their number; lower is better",
             f"For {n} samples of {ours.x[0]:,} to {ours.x[-1]:,} dimensions, each of many calls in a row takes "
-            f"{time_text(min(ours.y))} to {time_text(max(ours.y))}{relation}.",
+            f"{_time_text(min(ours.y))} to {_time_text(max(ours.y))}{relation}.",
             4.5 + 0.23 * len(curves),
             partial(_lines, ("dimensions d", COUNT, (1, 2, 5)), ("time of a call", SECONDS, (1, 2, 5)), curves),
         )

@@ -1,6 +1,6 @@
 """Our CUDA kernels beside memset: each layout, noise and transform of each backend.
 
-python bench/studies/cuda_kernels.py results.json
+python -m bench.studies.cuda_kernels results.json
 
 Each figure is the time of a `cudaMemsetAsync` over the output's bytes, which is the practical write limit, divided by
 the time of the kernel, in one run: medians of interleaved repetitions, by device events, with outputs rotated past the
@@ -9,12 +9,8 @@ cache.
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
-import platform
-import shutil
 import statistics
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -24,11 +20,9 @@ import cupy
 import numpy as np
 
 import multisample
-from multisample.backends.native import csrc_files
-
-REPEATS = 15
-ROTATED = 2**31  # Bytes of outputs in rotation: far more than a cache.
-BUSY = 2**28  # Bytes whose fill takes longer, 60 us, than a call on the host.
+from bench.studies.alternating import ROTATED, seconds
+from bench.suites.machine import Clocks, describe
+from bench.suites.timing import CudaDevice
 
 SHAPES = [
     (4096, 65_536), (262_144, 1024), (1_048_576, 128), (4_194_304, 32), (4097, 65_537),
@@ -50,115 +44,49 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-class Timer:
-    """Medians of several calls on the device. The calls alternate, so that a disturbance slows all."""
-
-    def __init__(self, shape: tuple[int, int]) -> None:
-        d, n = shape
-        self.bytes = 4 * d * n
-        pitch = -(-self.bytes // 256) * 256
-        count = max(2, min(256, ROTATED // pitch))
-        memory = cupy.empty(count * pitch, np.uint8)
-        self.size = memory.size
-        self.busy = memory.data.ptr, min(BUSY, self.size)
-        self.outs = [memory[k * pitch :][: self.bytes].view(np.float32).reshape(d, n) for k in range(count)]
-        self.turn = 0
-
-    def medians(self, calls: dict[str, Callable[[Any], object]]) -> dict[str, float]:
-        """Seconds of each call of an output, and of memset under the name "memset"."""
-        stream = cupy.cuda.get_current_stream()
-
-        def memset(out: Any) -> None:
-            cupy.cuda.runtime.memsetAsync(out.data.ptr, 1, self.bytes, stream.ptr)
-
-        times: dict[str, list[float]] = {name: [] for name in ("memset", *calls)}
-        for repeat in range(-3, REPEATS):
-            for name, call in (("memset", memset), *calls.items()):
-                out = self.outs[self.turn % len(self.outs)]
-                self.turn += 1
-                start, stop = cupy.cuda.Event(), cupy.cuda.Event()
-                # The device is busy until the call has been made, so that host time does not add to the figure.
-                cupy.cuda.runtime.memsetAsync(self.busy[0], 1, self.busy[1], stream.ptr)
-                start.record()
-                call(out)
-                stop.record()
-                stop.synchronize()
-                if repeat >= 0:
-                    times[name].append(cupy.cuda.get_elapsed_time(start, stop) / 1e3)
-        return {name: statistics.median(values) for name, values in times.items()}
+def outputs(d: int, n: int) -> list[Any]:
+    """Aligned outputs whose bytes together exceed the cache."""
+    size = 4 * d * n
+    pitch = -(-size // 256) * 256
+    count = max(2, min(256, ROTATED // pitch))
+    memory = cupy.empty(count * pitch, np.uint8)
+    return [memory[k * pitch :][:size].view(np.float32).reshape(d, n) for k in range(count)]
 
 
-def vectors(d: int) -> tuple[Any, Any]:
-    return cupy.linspace(-1, 1, d, dtype=np.float32), cupy.linspace(0.5, 2, d, dtype=np.float32)
+def memset(out: Any) -> None:
+    cupy.cuda.runtime.memsetAsync(out.data.ptr, 1, out.nbytes, 0)
 
 
-def drawing(mu: Any, sigma: Any, n: int, **options: Any) -> Callable[[Any], object]:
-    return lambda out: multisample.sample(mu, sigma, n, seed=7, out=out, **options)
+def drawing(d: int, n: int, **options: Any) -> Callable[[Any], object]:
+    mu, sigma = cupy.linspace(-1, 1, d, dtype=np.float32), cupy.linspace(0.5, 2, d, dtype=np.float32)
+    shape = (n, d) if options.get("layout") == "nd" else (d, n)
+    return lambda out: multisample.sample(mu, sigma, n, seed=7, out=out.reshape(shape), **options)
 
 
-def transposed(call: Callable[[Any], object]) -> Callable[[Any], object]:
-    return lambda out: call(out.reshape(out.shape[::-1]))
-
-
-def measure(backend: str, dtype: str = "float32") -> list[dict[str, Any]]:
-    rows = []
-    for d, n in SHAPES:
-        timer, (mu, sigma) = Timer((d, n)), vectors(d)
-        # These calls take longer on the host, also because the arrays are of another library.
-        timer.busy = timer.busy[0], min(4 * BUSY, timer.size)
-        calls = {}
-        for mode, options in MODES.items():
-            for way, layout_options in WAYS.items():
-                call = drawing(mu, sigma, n, backend=backend, **options, **layout_options)
-                calls[f"{mode}: {way}"] = transposed(call) if "layout" in layout_options else call
-        seconds = timer.medians(calls)
-        row: dict[str, Any] = {"shape": (d, n), "memset_us": round(seconds["memset"] * 1e6, 2)}
-        row.update({name: round(seconds["memset"] / seconds[name], 3) for name in calls})
-        for mode in MODES:
-            row[f"{mode}: nd over dn"] = round(seconds[f"{mode}: dn"] / seconds[f"{mode}: nd"], 3)
-            row[f"{mode}: antithetic over not"] = round(seconds[f"{mode}: dn"] / seconds[f"{mode}: dn, antithetic"], 3)
-        rows.append(row)
-        del timer
-        cupy.get_default_memory_pool().free_all_blocks()
-    return rows
-
-
-def environment() -> dict[str, str]:
-    runtime = cupy.cuda.runtime
-    versions = {
-        "gpu": runtime.getDeviceProperties(0)["name"].decode(),
-        "driver": str(runtime.driverGetVersion()),
-        "runtime": str(runtime.runtimeGetVersion()),
-        "nvrtc": ".".join(map(str, cupy.cuda.nvrtc.getVersion())),
-        "python": platform.python_version(),
-        "multisample": multisample.__version__,
-        "sources": csrc_files.digest()[:12],
+def measure(device: CudaDevice, backend: str, d: int, n: int) -> dict[str, Any]:
+    calls = {"memset": (memset,)} | {
+        f"{mode}: {way}": (drawing(d, n, backend=backend, **options, **layout),)
+        for mode, options in MODES.items()
+        for way, layout in WAYS.items()
     }
-    for package in (
-        "torch", "cupy-cuda12x", "cupy-cuda13x", "numba", "numba-cuda", "nvidia-nvvm", "nvidia-nvjitlink", "numpy",
-    ):  # fmt: skip
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    smi = shutil.which("nvidia-smi")
-    if smi:
-        query = ["--query-gpu=driver_version,clocks.sm,clocks.max.sm,clocks.mem", "--format=csv,noheader"]
-        versions["nvidia-smi"] = subprocess.run([smi, *query], capture_output=True, text=True).stdout.strip()
-    nvcc = shutil.which("nvcc")
-    if nvcc:
-        versions["nvcc"] = subprocess.run([nvcc, "--version"], capture_output=True, text=True).stdout.split()[-1]
-    return versions
+    time = {name: statistics.median(times) for name, (times,) in seconds(device, calls, outputs(d, n)).items()}
+    row: dict[str, Any] = {"shape": (d, n), "memset_us": round(time["memset"] * 1e6, 2)}
+    row |= {name: round(time["memset"] / time[name], 3) for name in calls if name != "memset"}
+    for mode in MODES:
+        row[f"{mode}: nd over dn"] = round(time[f"{mode}: dn"] / time[f"{mode}: nd"], 3)
+        row[f"{mode}: antithetic over not"] = round(time[f"{mode}: dn"] / time[f"{mode}: dn, antithetic"], 3)
+    device.release()
+    return row
 
 
 def main(path: str) -> None:
+    device, clocks = CudaDevice(), Clocks()
     backends = [name for name, status in multisample.backends().items() if status.available and name != "cpu"]
-    result = {
-        "environment": environment(),
-        "fraction_of_memset": {backend: measure(backend) for backend in backends},
-    }
+    fractions = {backend: [measure(device, backend, d, n) for d, n in SHAPES] for backend in backends}
+    clocks.read(device)
+    result = {"machine": describe(clocks), "fraction_of_memset": fractions}
     Path(path).write_text(json.dumps(result, indent=1) + "\n")
-    for backend, rows in result["fraction_of_memset"].items():
+    for backend, rows in fractions.items():
         print(backend)
         for row in rows:
             print(row["shape"], row["memset_us"])

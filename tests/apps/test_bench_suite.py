@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from scipy.stats import chi2, norm
 
-from bench.studies import cpu_layouts
 from bench.suites.cases import Case, vectors
 from bench.suites.contenders import CPU, Contender
 from bench.suites.running import CudaRunner
@@ -217,25 +216,3 @@ def test_variances_of_few_samples_are_compared_with_chi_square(degrees: int, pro
     row = row / row.std(ddof=1) * np.sqrt(chi2.ppf(probability, degrees) / degrees)
     found = moment_errors(row[None], np.zeros(1), np.ones(1), "shared")["variance"]
     assert abs(found - abs(norm.ppf(probability))) < 0.1
-
-
-# --- Layouts on a CPU -----------------------------------------------------------------------------
-
-
-def test_layouts_are_compared_by_speed(monkeypatch: pytest.MonkeyPatch) -> None:
-    filled: list[tuple[tuple[int, ...], str]] = []
-
-    def filling(backend: str, out: Array, d: int, n: int, options: dict[str, Any]) -> Callable[[], str]:
-        layout = options.get("layout", "dn")
-        filled.append((out.shape, layout))
-        return lambda: layout
-
-    monkeypatch.setattr(cpu_layouts, "filling", filling)
-    monkeypatch.setattr(cpu_layouts, "seconds", lambda call, repeats: {"dn": 1.0, "nd": 2.0}[call()])
-    assert cpu_layouts.nd_over_dn("cpu", 3, 5, {"noise": "shared"}) == [0.5, 0.5, 0.5]
-    assert filled == [((3, 5), "dn"), ((5, 3), "nd")]
-
-
-def test_layouts_are_timed_with_our_calls() -> None:
-    low, median, high = cpu_layouts.nd_over_dn("cpu", 3, 5, {})
-    assert 0 < low <= median <= high

@@ -23,12 +23,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fake_backend import FakeBackend
 
 import multisample
 from multisample.__main__ import main
 from multisample.backends import registry
-from multisample.backends.contract import BackendStatus
-from multisample.backends.cpu import BACKEND as CPU
 from multisample.backends.draw import Draw
 from multisample.backends.memory.host import arrays_at
 from multisample.commands import arrays, draw, report
@@ -266,16 +265,6 @@ def test_version(run: Run) -> None:
 # --- Input files --------------------------------------------------------------------------------------------------
 
 
-def _write(path: str, data: bytes | str) -> None:
-    Path(path).write_bytes(data if isinstance(data, bytes) else data.encode())
-
-
-def _zip(path: str, **members: str) -> None:
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, text in members.items():
-            archive.writestr(name, text)
-
-
 def _csv(*columns: np.ndarray[Any, Any]) -> str:
     return "".join(",".join(map(repr, row)) + "\n" for row in zip(*(c.tolist() for c in columns), strict=True))
 
@@ -333,7 +322,7 @@ def test_npz_files(draw_files: Run) -> None:
     ],
 )
 def test_csv_files(draw_files: Run, text: str) -> None:
-    _write("mu.csv", text)
+    Path("mu.csv").write_text(text)
     assert draw_files(mu="mu.csv", sigma=1).code == 0
     same("x.npy", expected(MU.tolist(), 1))
     assert draw_files("--force", "--memory", "4K", "--dtype", "float64", mu="mu.csv").code == 0
@@ -341,12 +330,35 @@ def test_csv_files(draw_files: Run, text: str) -> None:
 
 
 def test_one_csv_file_with_both_vectors(draw_files: Run) -> None:
-    _write("both.CSV", "sigma,mu\n" + _csv(SIGMA, MU))
+    Path("both.CSV").write_text("sigma,mu\n" + _csv(SIGMA, MU))
     assert draw_files(mu="both.CSV", sigma="both.CSV").code == 0
     same("x.npy", expected())
 
 
 NOT_A_VECTOR = "expected one column or one row of numbers, or a header line that names a column 'mu'"
+
+
+def _archive(compression: int = zipfile.ZIP_STORED, **members: bytes) -> bytes:
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w", compression) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return made.getvalue()
+
+
+def _saved(save: Callable[..., None], *arrays: Any, **named: Any) -> bytes:
+    made = io.BytesIO()
+    save(made, *arrays, **named)
+    return made.getvalue()
+
+
+def _replaced(data: bytes, old: bytes, new: bytes) -> bytes:
+    assert old in data
+    return data.replace(old, new)
+
+
+OBJECTS = np.array([print], dtype=object)
+NAMED = "expected an array called 'mu', or a single array"
 
 
 @pytest.mark.parametrize(
@@ -355,26 +367,42 @@ NOT_A_VECTOR = "expected one column or one row of numbers, or a header line that
         ("a.npy", b"", "a.npy: not a complete .npy file"),
         ("a.npy", b"hello", "a.npy: not a complete .npy file"),
         ("a.npy", b"\x93NUMPY\x01\x00\x06\x00{'a'}\n", "a.npy: not a complete .npy file"),
+        ("a.npy", _saved(np.save, MU)[:-4], "a.npy: not a complete .npy file"),
+        ("a.npy", _saved(np.save, OBJECTS), "a.npy: not a complete .npy file of numbers"),
         ("a.npz", b"", "a.npz: not a .npz archive"),
         ("a.npz", b"hello", "a.npz: not a .npz archive"),
-        ("a.csv", "", f"a.csv: {NOT_A_VECTOR}; got an empty file"),
-        ("a.csv", "# 1\n", f"a.csv: {NOT_A_VECTOR}; got an empty file"),
-        ("a.csv", "1,2\n3,4\n", f"a.csv: {NOT_A_VECTOR}; got 2 rows of 2 columns"),
-        ("a.csv", "x,y\n3,4\n", f"a.csv: {NOT_A_VECTOR}; got columns 'x', 'y'"),
-        ("a.csv", "1;2\n", f"a.csv: {NOT_A_VECTOR}; got columns '1;2'"),
-        ("a.csv", "1\n2,3\n", "a.csv: "),
-        ("a.csv", "1,,3\n", "a.csv: could not convert string ''"),
-        ("a.csv", "mu\n1\ntwo\n", "a.csv: could not convert string 'two'"),
+        ("a.npz", _saved(np.savez, mu=MU)[:100], "a.npz: not a .npz archive"),
+        ("a.npz", _replaced(_saved(np.savez, mu=MU), MU.tobytes(), bytes(MU.nbytes)), "a.npz: Bad CRC-32"),
+        ("a.npz", _saved(np.savez, mu=OBJECTS), "a.npz: Object arrays cannot be loaded"),
+        ("a.npz", _saved(np.savez), f"a.npz: {NAMED}, got none"),
+        ("a.npz", _saved(np.savez, a=MU, b=MU), f"a.npz: {NAMED}, got 'a', 'b'"),
+        ("a.npz", _archive(mu=b"hello"), f"a.npz: {NAMED}"),
+        ("a.csv", b"", f"a.csv: {NOT_A_VECTOR}; got an empty file"),
+        ("a.csv", b"# 1\n", f"a.csv: {NOT_A_VECTOR}; got an empty file"),
+        ("a.csv", b"1,2\n3,4\n", f"a.csv: {NOT_A_VECTOR}; got 2 rows of 2 columns"),
+        ("a.csv", b"x,y\n3,4\n", f"a.csv: {NOT_A_VECTOR}; got columns 'x', 'y'"),
+        ("a.csv", b"1;2\n", f"a.csv: {NOT_A_VECTOR}; got columns '1;2'"),
+        ("a.csv", b"1\n2,3\n", "a.csv: "),
+        ("a.csv", b"1,,3\n", "a.csv: could not convert string ''"),
+        ("a.csv", b"mu\n1\ntwo\n", "a.csv: could not convert string 'two'"),
         ("a.csv", b"\xff\xfe", "a.csv: 'utf-8' codec"),
-        ("a.csv", "\0\n", "a.csv: "),
-        ("a.csv", "1;" * 100_000, "a.csv: field larger than field limit"),
-        ("a.csv", "1\n-inf\n", "mu is a.csv"),
-        ("a.txt", "1\n", "mu: expected a number or a .npy, .npz or .csv file, got 'a.txt'"),
-        ("a", "1\n", "mu: expected a number or a .npy, .npz or .csv file, got 'a'"),
+        ("a.csv", b"\0\n", "a.csv: "),
+        ("a.csv", b"1;" * 100_000, "a.csv: field larger than field limit"),
+        ("a.csv", b"1\n-inf\n", "mu is a.csv"),
+        ("a.txt", b"1\n", "mu: expected a number or a .npy, .npz or .csv file, got 'a.txt'"),
+        ("a", b"1\n", "mu: expected a number or a .npy, .npz or .csv file, got 'a'"),
+        ("a.npz", None, "a.npz: Is a directory"),
+        ("a.npy", None, "a.npy: Is a directory"),
+        ("a.csv", None, "a.csv: Is a directory"),
     ],
 )
-def test_bad_files_print_an_error(draw_files: Run, folder: Path, name: str, data: bytes | str, message: str) -> None:
-    _write(name, data)
+def test_unreadable_files_print_an_error(
+    draw_files: Run, folder: Path, name: str, data: bytes | None, message: str
+) -> None:
+    if data is None:
+        Path(name).mkdir()
+    else:
+        Path(name).write_bytes(data)
     draw_files(mu=name, sigma=1).failed(message)
     assert files(folder) == {"mu.npy", "sigma.npy", name}
 
@@ -386,27 +414,18 @@ def _npy(header: str) -> bytes:
 
 SHAPED = "{'descr': '<f4', 'fortran_order': False, 'shape': %s}\n"
 HOSTILE_HEADERS = {
-    "more than 64 bits": (SHAPED % f"({2**63}, {10**30})", "too large"),
     "more than there is memory": (SHAPED % f"({2**40},)", "mmap length is greater|Unable to allocate"),
-    "more bytes than 64 bits": (SHAPED % f"({2**63 - 1},)", "too big"),
-    "nothing of more than 64 bits": (SHAPED % f"(0, {2**63})", "too large|Maximum allowed dimension"),
-    "negative": (SHAPED % "(-3,)", "negative dimensions"),
-    "bools": (SHAPED % "(True, True)", "integer is required|interpreted as an integer"),
     "nested sums": ("1" + "+1" * 4000 + "\n", "recursion|MemoryError|Cannot parse|malformed"),
-    "nested signs": ("-" * 9000 + "1\n", "recursion|MemoryError|Cannot parse|malformed"),
-    "nested parentheses": ("(" * 4000 + ")" * 4000 + "\n", "recursion|MemoryError|Cannot parse|malformed"),
     "several lines": ("  \n   {'descr'\n", "EOF in multi-line|Cannot parse|unexpected EOF"),
     "a list as a key": ("{[]: 1}\n", "unhashable|malformed"),
-    "keys of two types": ("{1: 2, 'descr': 3}\n", "not supported between|keys"),
 }
 
 
 @pytest.mark.parametrize("header", HOSTILE_HEADERS)
 def test_hostile_npy_headers_print_an_error(draw_files: Run, header: str) -> None:
     text, reason = HOSTILE_HEADERS[header]
-    _write("a.npy", _npy(text))
-    with zipfile.ZipFile("a.npz", "w") as archive:
-        archive.writestr("mu.npy", _npy(text))
+    Path("a.npy").write_bytes(_npy(text))
+    Path("a.npz").write_bytes(_archive(**{"mu.npy": _npy(text)}))
     for name, start in (("a.npy", "a.npy: not a complete .npy file of numbers ("), ("a.npz", "a.npz: ")):
         failure = draw_files(mu=name, sigma=1)
         failure.failed(start)
@@ -415,11 +434,9 @@ def test_hostile_npy_headers_print_an_error(draw_files: Run, header: str) -> Non
 
 
 def test_an_archive_with_damaged_compression_prints_an_error(draw_files: Run) -> None:
-    with zipfile.ZipFile("a.npz", "w", zipfile.ZIP_LZMA) as archive:
-        archive.writestr("mu.npy", _npy(SHAPED % "(3,)"))
-    data = bytearray(Path("a.npz").read_bytes())
+    data = bytearray(_archive(zipfile.ZIP_LZMA, **{"mu.npy": _npy(SHAPED % "(3,)")}))
     data[45:60] = b"\xff" * 15
-    _write("a.npz", bytes(data))
+    Path("a.npz").write_bytes(data)
     draw_files(mu="a.npz", sigma=1).failed("a.npz: ")
 
 
@@ -431,37 +448,6 @@ def test_the_error_names_a_loop_of_links(draw_files: Run, folder: Path) -> None:
         for force in ([], ["--force"]):
             draw_files("-o", output, *force).failed(f"{output}: Too many levels of symbolic links")
     assert Path("loop.npy").is_symlink()
-
-
-def test_damaged_files_print_an_error(draw_files: Run) -> None:
-    whole = Path("mu.npy").read_bytes()
-    _write("short.npy", whole[:-4])
-    draw_files(mu="short.npy").failed("short.npy: not a complete .npy file")
-
-    np.savez("whole.npz", mu=MU)
-    archive = Path("whole.npz").read_bytes()
-    _write("short.npz", archive[: len(archive) // 2])
-    draw_files(mu="short.npz").failed("short.npz: not a .npz archive")
-    place = archive.index(MU.tobytes())
-    _write("flipped.npz", archive[:place] + b"\0\0\0\0" + archive[place + 4 :])
-    draw_files(mu="flipped.npz").failed("flipped.npz: Bad CRC-32")
-
-
-def test_bad_archives_print_an_error(draw_files: Run) -> None:
-    np.savez("none.npz")
-    draw_files(mu="none.npz").failed("none.npz: expected an array called 'mu', or a single array, got none")
-    np.savez("others.npz", a=MU, b=MU)
-    draw_files(mu="others.npz").failed("others.npz: expected an array called 'mu', or a single array, got 'a', 'b'")
-    _zip("text.npz", mu="hello")
-    draw_files(mu="text.npz").failed("text.npz: expected an array called 'mu'")
-
-
-def test_pickles_are_not_loaded(draw_files: Run) -> None:
-    objects = np.array([print], dtype=object)
-    np.save("objects.npy", objects)
-    np.savez("objects.npz", mu=objects)
-    draw_files(mu="objects.npy").failed("objects.npy: not a complete .npy file of numbers")
-    draw_files(mu="objects.npz").failed("objects.npz: Object arrays cannot be loaded")
 
 
 @pytest.mark.parametrize(
@@ -482,20 +468,6 @@ def test_errors_for_bad_vectors_name_the_file(draw_files: Run, array: np.ndarray
     failure.failed("mu is bad.npy, sigma is sigma.npy")
 
 
-def test_a_negative_sigma_prints_an_error(draw_files: Run) -> None:
-    draw_files(sigma="-1").failed("sigma: expected finite standard deviations of at least 0")
-
-
-def test_two_numbers_print_an_error(draw_files: Run) -> None:
-    draw_files(mu=0, sigma=1).failed("mu, sigma: expected at least one array")
-
-
-def test_a_folder_as_input_prints_an_error(draw_files: Run) -> None:
-    for name in ("a.npy", "a.npz", "a.csv"):
-        Path(name).mkdir()
-        draw_files(mu=name).failed(f"{name}: Is a directory")
-
-
 # --- Options ------------------------------------------------------------------------------------------------------
 
 
@@ -506,17 +478,20 @@ def test_a_folder_as_input_prints_an_error(draw_files: Run) -> None:
         (["--dtype", "float16"], {"dtype": "float16"}),
         (["--dtype", "float64"], {"dtype": "float64"}),
         (["--dim-offset", 5], {"dim_offset": 5}),
-        (["--sample-offset", 3], {"sample_offset": 3}),
+        (["--sample-offset", 3, "--dim-offset", 1], {"sample_offset": 3, "dim_offset": 1}),
         (["--fast-math"], {"fast_math": True}),
         (["--backend", "cpu"], {"backend": "cpu"}),
     ],
 )
-@pytest.mark.parametrize("memory", ["4K", "1G"])
+# In one window, in windows of several rows, and in windows of parts of a row.
+@pytest.mark.parametrize(("d", "n", "memory"), [(D, N, "1G"), (D, N, "4K"), (5, 3001, "4K")])
 def test_options_are_passed_to_sample(
-    draw_files: Run, options: list[Any], same_as: dict[str, Any], memory: str
+    draw_files: Run, options: list[Any], same_as: dict[str, Any], d: int, n: int, memory: str
 ) -> None:
-    assert draw_files(*options, "--memory", memory).code == 0
-    same("x.npy", expected(**same_as))
+    np.save("mu.npy", MU[:d])
+    np.save("sigma.npy", SIGMA[:d])
+    assert draw_files(*options, "--memory", memory, n=n).code == 0
+    same("x.npy", expected(MU[:d], SIGMA[:d], n, **same_as))
 
 
 def test_a_random_seed_is_printed(folder: Path, run: Run) -> None:
@@ -534,15 +509,12 @@ def test_a_random_seed_is_printed(folder: Path, run: Run) -> None:
         (["-n", 2**34 + 1], "n: expected 0 <= n", 1),
         (["-n", "1.5"], "-n/--samples: invalid int value: '1.5'", 2),
         (["--seed", "-1"], "seed: expected 0 <= seed < 2**64", 1),
-        (["--seed", 2**64], "seed: expected 0 <= seed < 2**64", 1),
         (["--seed", "x"], "--seed: invalid int value", 2),
         (["--backend", "gpu"], "no backend is called 'gpu'; accepted are 'auto', '", 1),
         (["--noise", "pink"], "--noise: invalid choice: 'pink'", 2),
         (["--dtype", "bfloat16"], "a .npy file cannot store bfloat16", 2),
         (["--dtype", "int32"], "--dtype: expected float16, float32, float64, got 'int32'", 2),
-        (["--dim-offset", "-1"], "dim_offset: expected 0 <= dim_offset", 1),
         (["--dim-offset", 2**32 - 1], "dim_offset: expected dim_offset + d <= 2**32", 1),
-        (["--sample-offset", "-1"], "sample_offset: expected 0 <= sample_offset", 1),
         (["--sample-offset", 2**34], "n: expected sample_offset + n <= 2**34", 1),
         (["--memory", "0"], "--memory: expected bytes, at least 4K", 2),
         (["--memory", "4095"], "--memory: expected bytes, at least 4K", 2),
@@ -617,30 +589,16 @@ def test_windows_cover_the_matrix_once(d: int, n: int, memory: int, itemsize: in
     assert (covered == 1).all()
 
 
-@pytest.mark.parametrize(("d", "n"), [(D, 300), (5, 3001)])  # Several rows per window; several windows per row.
-@pytest.mark.parametrize("options", [{}, {"noise": "shared"}, {"dim_offset": 3, "sample_offset": 5}])
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-def test_a_matrix_drawn_in_windows_has_equal_bits(
-    draw_files: Run, d: int, n: int, options: dict[str, Any], dtype: str
-) -> None:
-    np.save("mu.npy", MU[:d])
-    np.save("sigma.npy", SIGMA[:d])
-    words = [str(word) for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)]
-    done = draw_files("--memory", "4K", "--dtype", dtype, *words, n=n)
-    assert done.code == 0
-    same("x.npy", expected(MU[:d], SIGMA[:d], n, dtype=dtype, **options))
-
-
 def test_windows_of_a_backend_with_its_own_memory(draw_files: Run, elsewhere: Any) -> None:
     for n in (N, 3001):
         assert draw_files("--memory", "4K", "--backend", "elsewhere", "--force", n=n).code == 0
         same("x.npy", expected(n=n))
-    assert elsewhere.launches > 2
-    assert not elsewhere.fast_math
+    assert len(elsewhere.launched) > 2
+    assert not elsewhere.launched[-1].fast_math
     np.save("mu.npy", MU.astype(">f4"))  # PyTorch has no swapped bytes.
     assert draw_files("--fast-math", "--backend", "elsewhere", "--force").code == 0
     same("x.npy", expected())
-    assert elsewhere.fast_math
+    assert elsewhere.launched[-1].fast_math
 
 
 def test_each_window_is_flushed_before_the_next(draw_files: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -730,7 +688,7 @@ def test_progress_ends_its_line_before_an_error(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_force_overwrites(draw_files: Run) -> None:
-    _write("x.npy", "mine")
+    Path("x.npy").write_text("mine")
     draw_files().failed("x.npy: exists; --force overwrites it")
     assert Path("x.npy").read_text() == "mine"
     assert draw_files("--force").code == 0
@@ -768,7 +726,7 @@ def test_an_overwritten_file_keeps_its_permissions(
         return windows(*args)
 
     monkeypatch.setattr(draw, "windows", record_modes)
-    _write("x.npy", "mine")
+    Path("x.npy").write_text("mine")
     Path("x.npy").chmod(mode)
     assert draw_files("--force").code == 0
     assert Path("x.npy").stat().st_mode & 0o777 == mode
@@ -780,7 +738,7 @@ def test_an_overwritten_file_keeps_its_permissions(
 def test_a_failure_keeps_the_old_file(
     draw_files: Run, folder: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
-    _write("x.npy", "mine")
+    Path("x.npy").write_text("mine")
     windows, recorded = draw.windows, []
 
     def broken(*args: Any) -> Iterator[tuple[slice, slice]]:
@@ -841,20 +799,11 @@ def test_a_read_only_folder_prints_an_error(draw_files: Run) -> None:
 # --- The report ---------------------------------------------------------------------------------------------------
 
 
-class _Elsewhere:
+class _Elsewhere(FakeBackend):
     """A stand-in for a GPU backend: its results are PyTorch tensors, which only `to_numpy` can convert."""
 
     host_library = "torch"
-    device_kinds = ("cpu",)
-
-    def __init__(self, name: str, flip: bool = False) -> None:
-        self.name, self.flip, self.launches, self.fast_math = name, flip, 0, False
-
-    def status(self) -> BackendStatus:
-        return BackendStatus(True, (), "1.0", "a stand-in")
-
-    def prepare(self, device_kind: str) -> None:
-        pass
+    flip = False
 
     def adopt(self, array: Any) -> Any:
         import torch
@@ -862,41 +811,19 @@ class _Elsewhere:
         return array if isinstance(array, torch.Tensor) else torch.from_numpy(np.array(array))
 
     def launch(self, draw: Draw) -> None:
-        self.launches += 1
-        self.fast_math = draw.fast_math
-        CPU.launch(draw)
+        super().launch(draw)
         if self.flip:
             _, _, matrix = arrays_at(draw)
             matrix[3, 5:7].view(np.uint32)[:] ^= 1
 
-    def advancer(self, device: int) -> Callable[[int, int], None]:
-        raise AssertionError("there is no counter in host memory")
 
-
-class _Unavailable(_Elsewhere):
-    reasons = ("package nothing is not installed: pip install nothing", "build failed:\nline 1\nline 2")
-
-    def status(self) -> BackendStatus:
-        return BackendStatus(False, self.reasons, "", "")
+REASONS = ("package nothing is not installed: pip install nothing", "build failed:\nline 1\nline 2")
 
 
 @pytest.fixture
-def register(monkeypatch: pytest.MonkeyPatch, new_choices: None) -> Callable[[Any], Any]:
-    """Add a backend for this test only."""
-
-    def register(backend: Any) -> Any:
-        known, find = registry.names(), registry.find
-        monkeypatch.setattr(registry, "names", lambda: (*known, backend.name))
-        monkeypatch.setattr(registry, "find", lambda name: backend if name == backend.name else find(name))
-        return backend
-
-    return register
-
-
-@pytest.fixture
-def elsewhere(register: Callable[[Any], Any]) -> Any:
+def elsewhere(registered: Callable[[Any], Any]) -> Any:
     pytest.importorskip("torch")
-    return register(_Elsewhere("elsewhere"))
+    return registered(_Elsewhere("elsewhere"))
 
 
 def test_the_report_compares_backends(run: Run, elsewhere: Any) -> None:
@@ -904,24 +831,24 @@ def test_the_report_compares_backends(run: Run, elsewhere: Any) -> None:
     assert done.code == 0
     # The first run of torch_ext on a machine prints that it builds.
     assert all(line.startswith("multisample: building") for line in done.err.splitlines())
-    assert re.search(r"^elsewhere  yes +1\.0 +a stand-in$", done.out, re.M)
+    assert re.search(r"^elsewhere  yes +1\.2 +a stand-in$", done.out, re.M)
     assert re.search(r"^elsewhere +\d+ us +[\d.]+$", done.out, re.M)
     names = ", ".join(name for name, status in multisample.backends().items() if status.available)
     assert f" from the same seed? yes, to the last bit ({names})\n\nNext, draw 5 samples" in done.out
-    assert elsewhere.launches == 1 + report._REPEATS * report._CALLS
+    assert len(elsewhere.launched) == 1 + report._REPEATS * report._CALLS
 
 
-def test_the_report_names_backends_with_different_bits(run: Run, register: Callable[[Any], Any]) -> None:
+def test_the_report_names_backends_with_different_bits(run: Run, registered: Callable[[Any], Any]) -> None:
     pytest.importorskip("torch")
-    register(_Elsewhere("flipped", flip=True))
+    registered(_Elsewhere("flipped")).flip = True
     done = run("report")
     assert done.code == 1
     first = next(iter(multisample.backends()))
     assert f"same seed? NO. flipped differs from {first} in 2 of 2560000 numbers. This is a bug" in done.out
 
 
-def test_the_report_gives_every_reason(run: Run, register: Callable[[Any], Any]) -> None:
-    register(_Unavailable("missing"))
+def test_the_report_gives_every_reason(run: Run, registered: Callable[[Any], Any]) -> None:
+    registered(FakeBackend("missing", *REASONS))
     done = run()
     assert done.code == 0
     assert (
@@ -932,7 +859,7 @@ def test_the_report_gives_every_reason(run: Run, register: Callable[[Any], Any])
 
 
 def test_the_report_without_backends_fails(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    backend = _Unavailable("missing")
+    backend = FakeBackend("missing", *REASONS)
     monkeypatch.setattr(registry, "names", lambda: ("missing",))
     monkeypatch.setattr(registry, "find", lambda name: backend)
     done = run()
@@ -941,12 +868,12 @@ def test_the_report_without_backends_fails(run: Run, monkeypatch: pytest.MonkeyP
 
 
 def test_a_backend_that_fails_is_reported_after_the_others(
-    run: Run, register: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
+    run: Run, registered: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*args: object) -> None:
         raise multisample.BackendUnavailableError("no compiler")
 
-    backend = register(_Elsewhere("broken"))
+    backend = registered(_Elsewhere("broken"))
     monkeypatch.setattr(backend, "adopt", fail)
     done = run()
     assert done.code == 1
@@ -955,9 +882,8 @@ def test_a_backend_that_fails_is_reported_after_the_others(
     assert "same seed? yes" in done.out
 
 
-def test_an_unavailable_backend_draws_nothing(draw_files: Run, folder: Path, register: Callable[[Any], Any]) -> None:
-    backend = register(_Unavailable("missing"))
-    backend.reasons = backend.reasons[:1]
+def test_an_unavailable_backend_draws_nothing(draw_files: Run, folder: Path, registered: Callable[[Any], Any]) -> None:
+    registered(FakeBackend("missing", REASONS[0]))
     draw_files("--backend", "missing").failed("pip install nothing")
     assert files(folder) == {"mu.npy", "sigma.npy"}
 

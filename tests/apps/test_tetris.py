@@ -65,14 +65,6 @@ def test_boards_convert_to_words_and_back() -> None:
 # The board, the piece and its column, the board after the placement, and the features in the order of FEATURES.
 # Comments derive features that are not obvious.
 BY_HAND = {
-    "on the floor": (
-        "..........",
-        ("####", 0),
-        "####......",
-        # Two transitions in each of 20 rows; one in each column.
-        [0, 0, 40, 10, 0, 0, 0, 0],
-        [1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 1, 0, 1],
-    ),
     "on the right": (
         """
         #.........
@@ -108,30 +100,6 @@ BY_HAND = {
         # Three cells of the piece, times two rows.
         [1, 6, 44, 10, 0, 2, 0, 0],
         [1, 0, 1, 0, 1, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 0, 0, 0, 0, 1, 0, 1],
-    ),
-    "a well that widens": (
-        """
-        #.#.......
-        #.........
-        ##........
-        """,
-        ("## ##", 8),
-        """
-        #.#.......
-        #.......##
-        ##......##
-        """,
-        # Column 2 has two holes, three transitions, and one full cell on the upper hole.
-        # The only well cell is the highest cell of column 1; one empty cell lies below it.
-        [0.5, 0, 42, 12, 2, 2, 1, 2],
-        [3, 1, 3, 0, 0, 0, 0, 0, 2, 2, 2, 2, 3, 0, 0, 0, 0, 2, 0, 3, 2, 1],
-    ),
-    "four rows completed": (
-        "#########. " * 4,
-        ("# # # #", 9),
-        "",
-        [1.5, 16, 40, 10, 0, 0, 0, 0],
-        [0] * 21 + [1],
     ),
     "rows completed apart": (
         """

@@ -41,7 +41,7 @@ from cuda_memory import (
     vectors,
 )
 from draws import a_draw
-from tables import COLUMNS, DTYPES, NOISES, ROWS
+from tables import COLUMNS, DTYPES, NOISES
 
 import multisample
 from multisample.backends import registry
@@ -294,60 +294,6 @@ def test_fast_samples_are_close_to_portable_samples(gpu: Gpu, bits: ToArray) -> 
 
 
 # --- Equal bits -----------------------------------------------------------------------------------
-
-SHAPES = [
-    (1, 1), (3, 5), (257, 3), (1000, 129), (5, 513), (300, 1024), (2, 1030), (70, 4099), (1, 1_000_003), (1024, 4097),
-    (65537, 2), (4099, 1024),
-]  # fmt: skip
-
-
-def windows(d: int, n: int) -> list[dict[str, int]]:
-    return [
-        {"dim_offset": 0, "sample_offset": 0},
-        {"dim_offset": 3, "sample_offset": 1 + (d + n) % 3},
-        {"dim_offset": ROWS - d, "sample_offset": COLUMNS - n},
-    ]
-
-
-def check_shapes_and_windows(
-    sample: Callable[..., Any], put: Callable[[Array], Any], bits: ToArray, dtype: str, noise: str
-) -> None:
-    """Check every shape in rows, and for some windows the transposed result and antithetic pairs."""
-    for number, (d, n) in enumerate(SHAPES):
-        mu, sigma = vectors(d, dtype, n)
-        device_mu, device_sigma = put(mu), put(sigma)
-        for turn, window in enumerate(windows(d, n), start=number):
-            options: dict[str, Any] = {"seed": 2**63 + 21, "dtype": dtype, "noise": noise, **window}
-            expected = bits(on_cpu(mu, sigma, n, **options))
-            got = sample(device_mu, device_sigma, n, **options)
-            assert np.array_equal(bits(got), expected), (d, n, window)
-            if turn % 3 == 0:
-                got = sample(device_mu, device_sigma, n, layout="nd", **options)
-                assert np.array_equal(bits(got).T, expected), (d, n, window)
-            elif turn % 3 == 1:
-                expected = bits(on_cpu(mu, sigma, n, antithetic=True, **options))
-                layout = ("dn", "nd")[number // 3 % 2]
-                got = bits(sample(device_mu, device_sigma, n, antithetic=True, layout=layout, **options))
-                assert np.array_equal(got if layout == "dn" else got.T, expected), (d, n, window, layout)
-
-
-@pytest.mark.parametrize("noise", NOISES)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_every_shape_and_window_has_the_bits_of_the_cpu_backend(
-    any_gpu: Gpu, bits: ToArray, dtype: str, noise: str
-) -> None:
-    check_shapes_and_windows(any_gpu.sample, any_gpu.memory.put, bits, dtype, noise)
-
-
-@pytest.mark.parametrize("noise", NOISES)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_torch_ext_has_the_same_bits_in_host_memory(torch: Any, bits: ToArray, dtype: str, noise: str) -> None:
-    def sample(*arguments: Any, **options: Any) -> Any:
-        got = multisample.sample(*arguments, backend="torch_ext", **options)
-        assert got.device.type == "cpu"
-        return got
-
-    check_shapes_and_windows(sample, torch.from_numpy, bits, dtype, noise)
 
 
 def test_fast_math_has_no_effect_on_float64(any_gpu: Gpu, bits: ToArray) -> None:
@@ -785,42 +731,6 @@ def test_concurrent_calls_have_the_right_bits(gpu: Gpu, bits: ToArray) -> None:
 # --- Explicit dtypes, and errors -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("noise", NOISES)
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_calls_with_and_without_explicit_dtype_have_equal_bits(
-    any_gpu: Gpu, bits: ToArray, dtype: str, noise: str
-) -> None:
-    memory = any_gpu.memory
-    for d, n in [(1, 1), (3, 5), (300, 7), (10, 1024), (5, 513), (1, 4099), (2000, 129)]:
-        host = vectors(d, dtype, n)
-        mu, sigma = map(memory.put, host)
-        for fast_math in (False, True):
-            options: dict[str, Any] = {"noise": noise, "fast_math": fast_math}
-            # The pool is likely to reuse this memory for a result.
-            memory.poisoned(d * n * SIZES[dtype])
-            plain = any_gpu.sample(mu, sigma, n, seed=2**64 - 1, **options)
-            expected = bits(any_gpu.sample(mu, sigma, n, seed=2**64 - 1, dtype=dtype, **options))
-            assert np.array_equal(bits(plain), expected), (d, n)
-            if not fast_math:
-                assert np.array_equal(expected, bits(on_cpu(*host, n, dtype, seed=2**64 - 1, noise=noise))), (d, n)
-            drawn = []
-            for extra in ({}, {"dtype": dtype}):
-                generator = multisample.Generator(7)
-                generator.state = {**generator.state, "offset": 2**40 + 3}
-                drawn.append(bits(any_gpu.sample(mu, sigma, n, generator=generator, **options, **extra)))
-                assert generator.offset == 2**40 + 4
-            assert np.array_equal(*drawn), (d, n)
-        # Antithetic and transposed calls.
-        for more in ({"antithetic": True}, {"layout": "nd"}, {"antithetic": True, "layout": "nd"}):
-            generator, same = multisample.Generator(7), multisample.Generator(7)
-            for _ in range(2):
-                got = bits(any_gpu.sample(mu, sigma, n, generator=generator, noise=noise, **more))
-                expected = bits(on_cpu(*host, n, dtype, generator=same, noise=noise, **more))
-                assert got.shape == ((n, d) if "layout" in more else (d, n))
-                assert np.array_equal(got, expected), (d, n, more)
-            assert generator.offset == 2
-
-
 @pytest.mark.parametrize("options", [{}, {"dtype": "float32"}], ids=["default dtype", "explicit dtype"])
 def test_torch_tensors_use_the_generator_of_their_device(any_gpu: Gpu, bits: ToArray, options: dict[str, Any]) -> None:
     if any_gpu.memory.name != "torch":
@@ -930,115 +840,6 @@ def test_values_in_device_memory_are_checked_only_with_validate(any_gpu: Gpu, bi
         any_gpu.sample(mu, sigma, n, seed=8, validate=True)
 
 
-# --- The operator ---------------------------------------------------------------------------------
-
-DEVICES = ("cuda", "cpu")
-
-
-@pytest.mark.parametrize("noise", NOISES)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("device", DEVICES)
-def test_the_operator_has_the_bits_of_sample(torch: Any, bits: ToArray, device: str, dtype: str, noise: str) -> None:
-    operator = torch.ops.multisample.sample_
-    seed, call = 2**63 + 5, 2**63 + 2
-    for (d, n), transposed, antithetic in itertools.product(
-        [(1, 1), (5, 37), (300, 7), (4, 1024), (3, 4099)], (False, True), (False, True)
-    ):
-        mu, sigma = vectors(d, dtype, n)
-        generator = multisample.Generator(seed)
-        generator.state = {**generator.state, "offset": call}
-        options: dict[str, Any] = {"dim_offset": ROWS - d, "sample_offset": COLUMNS - n, "antithetic": antithetic}
-        expected = on_cpu(mu, sigma, n, dtype, generator=generator, noise=noise, **options)
-        out = torch.full((n, d) if transposed else (d, n), torch.nan, dtype=getattr(torch, dtype), device=device)
-        out = out.T if transposed else out
-        result = operator(
-            out, torch.from_numpy(mu).to(device), torch.from_numpy(sigma).to(device),
-            seed=seed - 2**64, offset=call - 2**64, shared=noise == "shared", **options,
-        )  # fmt: skip
-        assert result is None
-        assert np.array_equal(bits(out), bits(expected)), (d, n, transposed, antithetic)
-        if antithetic:
-            continue
-        # With default arguments.
-        operator(out, torch.from_numpy(mu).to(device), torch.from_numpy(sigma).to(device), seed=9)
-        assert np.array_equal(bits(out), bits(on_cpu(mu, sigma, n, dtype, seed=9))), (d, n, transposed)
-    for shape in ((0, 3), (3, 0), (0, 0)):
-        vector = torch.zeros(shape[0], device=device)
-        operator(torch.empty(shape, device=device), vector, vector, seed=1)
-
-
-def test_the_operator_supports_fast_math(torch: Any, bits: ToArray) -> None:
-    mu, sigma = (torch.from_numpy(x).cuda() for x in vectors(5))
-    for antithetic in (False, True):
-        options = {"seed": 3, "antithetic": antithetic}
-        out = torch.empty((5, 700), device="cuda")
-        torch.ops.multisample.sample_(out, mu, sigma, fast_math=True, **options)
-        assert np.array_equal(bits(out), bits(multisample.sample(mu, sigma, 700, fast_math=True, **options)))
-        host = torch.empty((5, 700))
-        torch.ops.multisample.sample_(host, mu.cpu(), sigma.cpu(), fast_math=True, **options)
-        assert np.array_equal(bits(host), bits(multisample.sample(mu, sigma, 700, **options)))
-
-
-def test_the_operator_runs_on_the_current_stream(torch: Any, bits: ToArray) -> None:
-    mu, sigma = torch.zeros(300, device="cuda"), torch.ones(300, device="cuda")
-    out = torch.empty((300, 1031), device="cuda")
-    torch.ops.multisample.sample_(out, mu, sigma, seed=3)
-    torch.cuda.synchronize()
-    with torch.cuda.stream(torch.cuda.Stream()):
-        torch.cuda._sleep(CYCLES)
-        mu.fill_(5.0)
-        torch.ops.multisample.sample_(out, mu, sigma, seed=3)
-        event = torch.cuda.Event()
-        event.record()
-        assert not event.query()
-        got = bits(out)
-    assert np.array_equal(got, bits(on_cpu([5.0] * 300, [1.0] * 300, 1031, seed=3)))
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_operator_errors_name_the_argument_and_the_received_value(torch: Any, device: str) -> None:
-    d, n = 5, 7
-    where = "cuda:0" if device == "cuda" else "cpu"
-    out = torch.full((d, n), torch.nan, device=device)
-    right = {"out": out, "mu": torch.zeros(d, device=device), "sigma": torch.ones(d, device=device), "seed": 1}
-    cases: list[tuple[str, Any, tuple[str, ...]]] = [
-        ("out", out.reshape(-1), ("two dimensions", "shape (35,)", "dtype float32", f"on {where}")),
-        ("out", out.reshape(1, d, n), ("shape (1, 5, 7)",)),
-        ("out", torch.zeros((d, n), dtype=torch.int64, device=device), ("float64", "dtype int64", f"on {where}")),
-        ("out", torch.zeros((d, n), dtype=torch.complex64, device=device), ("Complex",)),
-        ("out", torch.zeros((d, 1), device=device).expand(d, n), ("share memory", "strides (1, 0)")),
-        ("out", torch.zeros((1, n), device=device).expand(d, n), ("share memory", "strides (0, 1)")),
-        ("mu", torch.zeros(4, device=device), ("shape (d,)", "shape (4,)", "shape (5, 7)", f"on {where}")),
-        ("sigma", torch.zeros(6, device=device), ("shape (6,)", "shape (5, 7)")),
-        ("mu", torch.zeros((d, 1), device=device), ("shape (5, 1)",)),
-        ("sigma", torch.zeros((), device=device), ("shape ()",)),
-        ("mu", torch.zeros(d, dtype=torch.complex64, device=device), ("Complex",)),
-        ("sigma", torch.zeros(d, dtype=torch.bool, device=device), ("Bool",)),
-        ("dim_offset", -1, ("got -1", "d is 5")),
-        ("dim_offset", ROWS - 4, ("2**32", str(ROWS - 4), "d is 5")),
-        ("dim_offset", 2**63 - 1, ("2**32", str(2**63 - 1))),
-        ("sample_offset", -1, ("got -1", "n is 7")),
-        ("sample_offset", COLUMNS - 6, ("2**34", str(COLUMNS - 6), "n is 7")),
-        ("sample_offset", -(2**63), ("2**34", str(-(2**63)))),
-    ]
-    other, there = ("cpu", "cpu") if device == "cuda" else ("cuda", "cuda:0")
-    cases += [
-        ("mu", torch.zeros(d, device=other), ("device of out", f"on {there}", f"on {where}")),
-        ("sigma", torch.zeros(d, device=other), ("device of out", f"on {there}", f"on {where}")),
-    ]
-    for name, wrong, pieces in cases:
-        arguments = {**right, name: wrong}
-        positional = [arguments.pop(key) for key in ("out", "mu", "sigma")]
-        with pytest.raises(RuntimeError) as error:
-            torch.ops.multisample.sample_(*positional, **arguments)
-        message = str(error.value)
-        assert message.startswith("multisample::sample_: "), message
-        assert name in message.partition(";")[0], (name, message)
-        for piece in pieces:
-            assert piece in message, (name, piece, message)
-    assert bool(out.isnan().all())
-
-
 # --- compute-sanitizer ----------------------------------------------------------------------------
 
 SANITIZED = """
@@ -1118,31 +919,3 @@ def test_compute_sanitizer_finds_no_errors(tool: str, backend_name: str) -> None
         pytest.skip(f"compute-sanitizer cannot watch this device: {output.strip().splitlines()[0]}")
     assert done.returncode == 0, output[-6000:]
     assert "calls done" in done.stdout, output[-6000:]
-
-
-FULL_DISK = """
-import resource, signal, sys, warnings
-import cupy
-import multisample
-
-mu, sigma = cupy.zeros(3), cupy.ones(3)  # CuPy compiles its own kernels here.
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
-with warnings.catch_warnings(record=True) as warned:
-    warnings.simplefilter("always")
-    x = multisample.sample(mu, sigma, 5, seed=3, backend="cupy")
-    y = multisample.sample(mu, sigma, 5, seed=3, backend="cupy", noise="shared")
-print(x.get().tolist() == multisample.sample([0.0] * 3, [1.0] * 3, 5, seed=3, dtype="float64").tolist())
-print([str(warning.message) for warning in warned])
-"""
-
-
-def test_cupy_draws_with_a_full_disk_cache(cupy: Any, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", FULL_DISK], env={**os.environ, "CUPY_CACHE_DIR": str(tmp_path)},
-        capture_output=True, text=True, timeout=SECONDS,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    same, warned = done.stdout.splitlines()
-    assert same == "True"
-    assert warned.count("without CuPy's disk cache") == 1

@@ -22,12 +22,10 @@ from cuda_memory import (
     SECONDS,
     Array,
     Exported,
-    ExportedByDlpack,
     ToArray,
     device_count,
     known_sums,
     memory_of,
-    numpy_dtype,
     on_cpu,
     require,
     vectors,
@@ -36,7 +34,6 @@ from places import SUPPORT
 from tables import DTYPES, NOISES
 
 import multisample
-from multisample import _backends
 from multisample.backends import registry
 from multisample.backends.kernels.cuda import geometry
 
@@ -149,63 +146,7 @@ def test_kernels_spill_few_registers_and_fit_their_launch_bounds(numba: Any, dty
         assert registers * threads * blocks <= device.MAX_REGISTERS_PER_MULTIPROCESSOR, (name, shared, fast_math)
 
 
-# --- Host data ------------------------------------------------------------------------------------
-
-
-def test_host_data_gives_a_numba_array(numba: Any, bits: ToArray) -> None:
-    for d, n in [(3, 5), (300, 1027)]:
-        mu, sigma = vectors(d)
-        for given in (
-            (mu, sigma),
-            (mu.tolist(), sigma.tolist()),
-            (mu.astype(np.float64), sigma),
-            (mu, 2),
-            (-1.5, sigma[:, None]),
-            (np.repeat(mu, 2)[::2], sigma),
-        ):
-            options: dict[str, Any]
-            for options in ({}, {"dtype": "float16"}, {"dtype": "bfloat16"}, {"noise": "shared", "sample_offset": 1}):
-                expected = np.asarray(multisample.sample(*given, n, backend="cpu", seed=9, **options))
-                x = sample(*given, n, seed=9, **options)
-                assert type(x) is numba.array
-                assert (x.shape, x.dtype) == ((d, n), expected.dtype)
-                assert x.is_c_contiguous()
-                assert stream_of(x) is None
-                assert np.array_equal(bits(x), bits(expected)), (d, n, options)
-
-
-def test_host_data_is_checked_and_out_must_be_a_device_array(numba: Any) -> None:
-    mu, sigma = vectors(4)
-    generator = multisample.Generator(1)
-    out = np.full((4, 3), 7, np.float32)
-    with pytest.raises(ValueError, match=r"^out: backend 'numba' writes numba arrays, got host memory"):
-        sample(mu, sigma, 3, generator=generator, out=out)
-    assert (out == 7).all()
-    with pytest.raises(ValueError, match=r"^sigma: .*of at least 0, got sigma\[1\] = -1.0"):
-        sample(mu, [1, -1, 1, 1], 3, generator=generator)
-    with pytest.raises(TypeError, match=r"^mu, sigma, out: expected arrays of one library"):
-        sample(mu, sigma, 3, generator=generator, out=numba.put(out))
-    assert generator.offset == 0
-
-
-def test_zero_samples_give_an_empty_numba_array(numba: Any) -> None:
-    for d, n in [(0, 5), (5, 0), (0, 0)]:
-        mu, sigma = (numba.cuda.device_array(d, np.float32) for _ in range(2))
-        for options in ({}, {"dtype": "float64"}):
-            x = sample(mu, sigma, n, seed=1, **options)
-            assert type(x) is numba.array
-            assert (x.shape, x.dtype) == ((d, n), np.dtype(options.get("dtype", "float32")))
-
-
 # --- Numba's arrays -------------------------------------------------------------------------------
-
-
-def test_auto_takes_numba_for_numba_arrays(numba: Any, bits: ToArray) -> None:
-    assert _backends.choose("auto", "numba", "cuda").name == "numba"
-    host = vectors(7)
-    x = multisample.sample(*map(numba.put, host), 33, seed=2)
-    assert type(x) is numba.array
-    assert np.array_equal(bits(x), bits(on_cpu(*host, 33, seed=2)))
 
 
 @pytest.mark.parametrize(
@@ -256,16 +197,6 @@ def test_every_kind_of_stream_is_accepted(numba: Any, bits: ToArray, kind: str) 
         assert np.array_equal(bits(x.bind(0)), expected), options
 
 
-def test_numba_views_of_other_memory_are_accepted(numba: Any, bits: ToArray) -> None:
-    host = vectors(300)
-    mu, sigma = (numba.cuda.as_cuda_array(Exported(numba.put(x))) for x in host)
-    out = numba.cuda.as_cuda_array(Exported(numba.cuda.device_array((300, 700), np.float32)))
-    expected = bits(on_cpu(*host, 700, seed=4))
-    assert np.array_equal(bits(sample(mu, sigma, 700, seed=4)), expected)
-    assert sample(mu, numba.put(host[1]), 700, seed=4, out=out) is out
-    assert np.array_equal(bits(out), expected)
-
-
 def test_misaligned_elements_raise(numba: Any) -> None:
     d, n = 5, 70
     mu, sigma = map(numba.put, vectors(d))
@@ -305,124 +236,33 @@ def test_types_without_real_numbers_raise(numba: Any) -> None:
 # --- Objects with a protocol only -----------------------------------------------------------------
 
 
-def test_objects_with_the_cuda_array_interface_are_shared(numba: Any, bits: ToArray) -> None:
+# Streams of the protocol: None, a missing entry, and the two default streams.
+@pytest.mark.parametrize("more", [{"stream": None}, {}, {"stream": 1}, {"stream": 2}, {"version": 2}], ids=str)
+def test_objects_with_the_cuda_array_interface_are_shared(numba: Any, bits: ToArray, more: dict[str, Any]) -> None:
     d, n = 300, 517
     host = vectors(d)
-    for options in ({}, {"dtype": "float16"}, {"noise": "shared", "dim_offset": 7}):
-        dtype = options.get("dtype", "float32")
-        expected = bits(on_cpu(*host, n, **{**options, "dtype": dtype}, seed=6))
-        # Streams of the protocol: None, a missing entry, and the two default streams.
-        for more in ({"stream": None}, {}, {"stream": 1}, {"stream": 2}, {"version": 2}):
-            mu, sigma = (Exported(numba.put(x), **more) for x in host)
-            numba.synchronize()
-            x = sample(mu, sigma, n, seed=6, **options)
-            assert type(x) is numba.array
-            assert stream_of(x) == more.get("stream")
-            numba.synchronize()
-            assert np.array_equal(bits(x.bind(0)), expected), (options, more)
-            buffer = numba.poisoned(d * n * np.dtype(dtype).itemsize)
-            for strides in ((n, 1), (1, d)):
-                out = Exported(numba.view(buffer, dtype, (d, n), strides, 0), **more)
-                numba.synchronize()
-                assert sample(mu, sigma, n, seed=6, out=out, **options) is out
-                numba.synchronize()
-                assert np.array_equal(bits(out.array), expected), (options, more, strides)
-    # Reversed, a column, another type, read-only, and a number.
-    every_other = numba.put(np.stack((host[0], host[0][::-1]), 1))
-    for mu in (every_other[::-1, 1:], every_other[:, :1], numba.put(host[0].astype(np.float64))):
-        given = Exported(mu, data=(mu.__cuda_array_interface__["data"][0], True))
-        x = sample(given, 0.75, n, seed=6, dtype="float32")
-        assert np.array_equal(bits(x), bits(on_cpu(host[0], 0.75, n, seed=6)))
-
-
-@pytest.mark.parametrize("named", ["mu", "sigma", "out"])
-@pytest.mark.parametrize("options", [{}, {"dtype": "float16"}], ids=["float32", "float16"])
-def test_a_call_is_ordered_with_the_stream_that_an_object_names(
-    numba: Any, bits: ToArray, options: dict[str, Any], named: str
-) -> None:
-    d, n = 300, 1031
-    dtype = options.get("dtype", "float32")
-    arrays = {"mu": numba.put(np.zeros(d, np.float32)), "sigma": numba.put(np.ones(d, np.float32))}
-    buffer = numba.poisoned(d * n * 4)
-    arrays["out"] = numba.view(buffer, dtype, (d, n), (n, 1), 0)
-    # The same bytes as integers, for a test kernel without float16.
-    written = numba.view(buffer, "float32", (d * n,), (1,), 0) if named == "out" else arrays[named]
-
-    def draw(stream: int | None) -> None:
-        given = {name: Exported(array, stream=stream if name == named else None) for name, array in arrays.items()}
-        sample(**given, n=n, seed=3, **options)
-
-    # The first call may wait for the device, since it compiles and loads.
-    draw(None)
+    expected = bits(on_cpu(*host, n, seed=6))
+    mu, sigma = (Exported(numba.put(x), **more) for x in host)
     numba.synchronize()
-    with numba.stream() as stream:
-        numba.fill(written, 1.0)
-        numba.synchronize()
-        numba.keep_busy(CYCLES)
-        numba.fill(written, 5.0)
-        written_at_last = numba.marker()
-        assert not written_at_last()
-        draw(int(stream))
-        numba.synchronize()
-    means, deviations = (5.0 if named == name else usual for name, usual in (("mu", 0.0), ("sigma", 1.0)))
-    expected = on_cpu([means] * d, [deviations] * d, n, dtype, seed=3)
-    assert np.array_equal(bits(arrays["out"]), bits(expected))
-
-
-@pytest.mark.parametrize("library", ["torch", "cupy"])
-def test_objects_with_dlpack_are_shared_and_ordered(numba: Any, bits: ToArray, library: str) -> None:
-    memory = memory_of(library)
-    d, n = 300, 1031
-    host = vectors(d)
-    mu, sigma = map(memory.put, host)
-    memory.synchronize()
-    x = sample(ExportedByDlpack(mu), ExportedByDlpack(sigma), n, seed=8)
+    x = sample(mu, sigma, n, seed=6)
     assert type(x) is numba.array
-    assert np.array_equal(bits(x), bits(on_cpu(*host, n, seed=8)))
-    for dtype in ("float32", "float16", "bfloat16"):
-        if dtype == "bfloat16" and library == "cupy":
-            continue  # This library cannot export the type.
-        buffer = memory.poisoned(numpy_dtype(dtype).itemsize * d * (n + 1))
-        out = memory.view(buffer, dtype, (d, n), (n + 1, 1), 0)
-        memory.synchronize()
-        target = ExportedByDlpack(out)
-        assert sample(ExportedByDlpack(mu), ExportedByDlpack(sigma), n, seed=8, dtype=dtype, out=target) is target
-        numba.synchronize()
-        assert np.array_equal(bits(out), bits(on_cpu(*host, n, dtype, seed=8))), dtype
-    with memory.stream():
-        memory.keep_busy(CYCLES)
-        memory.fill(mu, 5.0)
-        x = sample(ExportedByDlpack(mu), ExportedByDlpack(sigma), n, seed=8)
-        got = bits(x)
-        memory.finish()
-    assert np.array_equal(got, bits(on_cpu([5.0] * d, host[1], n, seed=8)))
+    assert stream_of(x) == more.get("stream")
+    out = Exported(numba.view(numba.poisoned(4 * d * n), "float32", (d, n), (1, d), 0), **more)
+    numba.synchronize()
+    assert sample(mu, sigma, n, seed=6, out=out) is out
+    numba.synchronize()
+    assert np.array_equal(bits(x.bind(0)), expected)
+    assert np.array_equal(bits(out.array), expected)
 
 
-def test_invalid_objects_raise_and_change_nothing(numba: Any) -> None:
-    d, n = 5, 70
-    mu, sigma = map(numba.put, vectors(d))
-    buffer, untouched = numba.poisoned(8192), numba.poisoned(8192)
-    target = numba.view(buffer, "float32", (d, n), (n, 1), 0)
-    pointer = target.__cuda_array_interface__["data"][0]
-    generator = multisample.Generator(1)
-    cases: list[tuple[type[Exception], str, dict[str, Any]]] = [
-        (ValueError, "out: expected a writable array", {"out": Exported(target, data=(pointer, True))}),
-        (ValueError, "out: expected elements at multiples", {"out": Exported(target, data=(pointer + 2, False))}),
-        (ValueError, "out: expected shape", {"out": Exported(target, shape=(d, n - 1))}),
-        (ValueError, "out: expected dtype", {"out": Exported(target, typestr="<i4")}),
-        (ValueError, "out: .* they overlap", {"out": Exported(target, strides=(4, 4))}),
-        (ValueError, "out: .* mu also uses", {"mu": Exported(numba.view(buffer, "float32", (d,), (1,), 7))}),
-        (TypeError, "mu: .* memory can be shared", {"mu": Exported(mu, mask=Exported(mu))}),
-        (TypeError, "mu: expected elements of type", {"mu": Exported(mu, typestr="<c8", strides=None)}),
-        (TypeError, "mu, sigma, out: expected arrays of one library", {"out": target}),
-        (TypeError, "mu, sigma, out: expected arrays of one library", {"mu": mu}),
-    ]
-    right = {"mu": Exported(mu), "sigma": Exported(sigma), "out": Exported(target)}
-    for error, message, wrong in cases:
-        with pytest.raises(error, match=f"^{message}"):
-            sample(**{**right, **wrong}, n=n, generator=generator)
-    assert generator.offset == 0
-    assert numba.same(buffer, untouched)
+def test_objects_with_a_mask_or_complex_elements_raise(numba: Any) -> None:
+    mu = numba.put(np.ones(5, np.float32))
+    for message, wrong in (
+        ("memory can be shared", Exported(mu, mask=Exported(mu))),
+        ("expected elements of type", Exported(mu, typestr="<c8", strides=None)),
+    ):
+        with pytest.raises(TypeError, match=f"^mu: .*{message}"):
+            sample(wrong, 1.0, 70)
 
 
 # --- Threads and processes ------------------------------------------------------------------------
@@ -552,57 +392,6 @@ def test_first_calls_from_several_threads_are_correct(numba: Any, bits: ToArray,
     assert done["drawn"] == listed(expected, bits)
 
 
-AT_ONCE = """
-import json
-import sys
-
-import numpy as np
-from numba import cuda
-
-import multisample
-
-kind = int(sys.argv[1])
-mu, sigma = (cuda.to_device(np.array(x, np.float32)) for x in ([1, 2, -3], [1, 0.5, 2]))
-options = [{}, {"noise": "shared"}, {"dtype": "float16"}, {"dtype": "float64"}][kind]
-print("ready", flush=True)
-sys.stdin.readline()
-x = multisample.sample(mu, sigma, 8, seed=5, backend="numba", **options).copy_to_host()
-print(json.dumps(x.view(f"u{x.itemsize}").tolist()))
-"""
-
-
-def test_first_calls_from_several_processes_are_correct(numba: Any, bits: ToArray, tmp_path: Path) -> None:
-    # Each process compiles another kernel into one folder. Afterwards every process can load all kernels.
-    mu, sigma = [1.0, 2.0, -3.0], [1.0, 0.5, 2.0]
-    every: list[dict[str, Any]] = [{}, {"noise": "shared"}, {"dtype": "float16"}, {"dtype": "float64"}]
-    expected = listed([on_cpu(mu, sigma, 8, **{"dtype": "float32", **o}, seed=5) for o in every], bits)
-    environment = {**os.environ, "MULTISAMPLE_CACHE_DIR": str(tmp_path)}
-    for _ in range(2):
-        workers = [
-            subprocess.Popen(
-                [sys.executable, "-c", AT_ONCE, str(kind)],
-                env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            )
-            for kind in range(len(every))
-        ]  # fmt: skip
-        try:
-            for worker in workers:
-                assert worker.stdout is not None
-                assert worker.stdout.readline() == "ready\n"
-            for worker in workers:
-                assert worker.stdin is not None
-                worker.stdin.write("\n")
-                worker.stdin.flush()
-            outputs = [worker.communicate(timeout=SECONDS) for worker in workers]
-        finally:
-            for worker in workers:
-                worker.kill()
-                worker.wait()
-        for worker, (_, error) in zip(workers, outputs, strict=True):
-            assert worker.returncode == 0, error[-6000:]
-        assert [json.loads(output) for output, _ in outputs] == expected
-
-
 # --- Several devices ------------------------------------------------------------------------------
 
 
@@ -623,41 +412,3 @@ def test_host_data_is_copied_to_the_current_device(two_devices: Any, bits: ToArr
             assert two_devices.device_of(x) == device
             assert two_devices.current_device() == device
             assert np.array_equal(bits(x), expected)
-
-
-# Runs in a process, because a launch on the wrong device would break all later launches.
-ELSEWHERE = """
-import json
-import sys
-
-import numpy as np
-from cuda_memory import Exported, ExportedByDlpack, memory_of
-
-import multisample
-
-library = sys.argv[1]
-memory, numba = memory_of(library), memory_of("numba")
-export = Exported if library == "numba" else ExportedByDlpack
-mu, sigma = (memory.put(np.array(x, np.float32), 1) for x in ([1, 2, -3], [1, 0.5, 2]))
-with memory.device(1):
-    out = memory.view(memory.poisoned(96), "float32", (3, 8), (8, 1), 0)
-    memory.synchronize()
-with numba.device(0):
-    x = multisample.sample(export(mu), export(sigma), 8, seed=5, backend="numba")
-    multisample.sample(export(mu), export(sigma), 8, seed=5, backend="numba", out=export(out))
-    current = numba.current_device()
-with numba.device(1):
-    numba.synchronize()
-    taken = out if library == "numba" else numba.cuda.as_cuda_array(out)
-    drawn = [y.copy_to_host().view("u4").tolist() for y in (x, taken)]
-print(json.dumps({"device": numba.device_of(x), "current": current, "drawn": drawn}))
-"""
-
-
-@pytest.mark.parametrize("library", ["numba", "torch", "cupy"], ids=["cuda array interface", "torch", "cupy"])
-def test_objects_with_a_protocol_are_drawn_on_the_device_of_their_memory(
-    two_devices: Any, bits: ToArray, library: str
-) -> None:
-    memory_of(library)
-    expected = bits(on_cpu([1.0, 2.0, -3.0], [1.0, 0.5, 2.0], 8, seed=5)).tolist()
-    assert run(ELSEWHERE, library) == {"device": 1, "current": 0, "drawn": [expected, expected]}

@@ -32,8 +32,6 @@ from multisample.backends.system import cache
 # Seconds after which a process counts as hanging.
 DEADLINE = 300
 
-Compile = Callable[[], Callable[[int], int]]
-
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -142,40 +140,28 @@ def test_the_build_command_compiles_all_cpu_kernels(capfd: pytest.CaptureFixture
 # --- Failures -------------------------------------------------------------------------------------
 
 
-def _empty(content: bytes) -> bytes:
-    return b""
-
-
-def _cut(content: bytes) -> bytes:
-    return content[: len(content) // 2]
-
-
-def _zero_half(content: bytes) -> bytes:
-    return content[: len(content) // 2] + bytes(len(content) - len(content) // 2)
-
-
-def _flip_a_bit(content: bytes) -> bytes:
-    return content[:-100] + bytes([content[-100] ^ 1]) + content[-99:]
-
-
-def _random(content: bytes) -> bytes:
-    return np.random.default_rng(1).bytes(len(content))
-
-
 def _another_pickle(content: bytes) -> bytes:
     """A complete file with a valid digest but without a kernel, as from an incompatible version of Numba."""
     payload = pickle.dumps("no kernel")
     return cache._MAGIC + hashlib.sha256(payload).digest() + payload
 
 
-@pytest.mark.parametrize("damage", [_empty, _cut, _zero_half, _flip_a_bit, _random, _another_pickle])
-def test_a_damaged_file_is_compiled_again_and_replaced(
-    root: Path, compiled: Callable[[], int], damage: Callable[[bytes], bytes]
-) -> None:
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda content: b"",
+    "cut": lambda content: content[: len(content) // 2],
+    "half zeros": lambda content: content[: len(content) // 2] + bytes(len(content) - len(content) // 2),
+    "a flipped bit": lambda content: content[:-100] + bytes([content[-100] ^ 1]) + content[-99:],
+    "random": lambda content: np.random.default_rng(1).bytes(len(content)),
+    "another pickle": _another_pickle,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_file_is_compiled_again_and_replaced(root: Path, compiled: Callable[[], int], damage: str) -> None:
     successor()
     file = only_file(root)
     content = file.read_bytes()
-    file.write_bytes(damage(content))
+    file.write_bytes(DAMAGES[damage](content))
     with pytest.warns(RuntimeWarning, match="a kernel of 'cpu' was compiled without its cached copy: ") as warned:
         assert successor()(41) == 42
     assert str(file) in str(warned[0].message)

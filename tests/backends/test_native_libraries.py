@@ -147,6 +147,11 @@ def answer(library: Path) -> int:
     return int(ctypes.CDLL(str(library)).answer())
 
 
+def _compile_nothing(library: Any, needed: Any, folder: Path) -> tuple[int, str]:
+    (folder / f"{library.module}.so").write_text("a library")
+    return 0, ""
+
+
 # --- Builds and their keys ------------------------------------------------------------------------
 
 
@@ -177,62 +182,28 @@ def test_a_library_is_built_once_and_cached(sources: Path, cache_root: Path, cap
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.slow
-@needs_tools
-def test_each_version_has_its_own_library(sources: Path) -> None:
-    built = []
-    for number in (1, 2):
-        (sources / "answer.h").write_text(f"#define ANSWER {number}\n")
-        built.append(libraries.cpu_library())
-    assert [answer(library) for library in built] == [1, 2]
+Change = Callable[[Path, pytest.MonkeyPatch], object]
+CHANGES: dict[str, Change] = {
+    "another header": lambda sources, patch: (sources / "answer.h").write_text("#define ANSWER 43\n"),
+    "a renamed header": lambda sources, patch: (sources / "answer.h").rename(sources / "other.h"),
+    "a header in a new subfolder": lambda sources, patch: (sources / "torch" / "deep.h").write_text("// A header\n"),
+    "a moved header": lambda sources, patch: (sources / "answer.h").rename(sources / "torch" / "answer.h"),
+    "another PyTorch": lambda sources, patch: patch.setattr(torch, "__version__", torch.__version__ + ".1"),
+    "another processor": lambda sources, patch: patch.setattr(toolchain, "processor", lambda: "flags: none"),
+    "other flags": lambda sources, patch: patch.setitem(
+        build.LIBRARIES, "cpu", dataclasses.replace(build.LIBRARIES["cpu"], flags=("-O0",))
+    ),
+}
 
 
-def _another_header(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (sources / "answer.h").write_text("#define ANSWER 43\n")
-
-
-def _a_renamed_header(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (sources / "answer.h").rename(sources / "other.h")
-
-
-def _another_torch(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "__version__", torch.__version__ + ".1")
-
-
-def _another_processor(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(toolchain, "processor", lambda: "flags: none")
-
-
-def _other_flags(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    library = dataclasses.replace(build.LIBRARIES["cpu"], flags=("-O0",))
-    monkeypatch.setitem(build.LIBRARIES, "cpu", library)
-
-
-@pytest.mark.parametrize(
-    "change", [_another_header, _a_renamed_header, _another_torch, _another_processor, _other_flags]
-)
-def test_each_dependency_changes_the_library(
-    sources: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path, pytest.MonkeyPatch], None]
-) -> None:
+@pytest.mark.parametrize("change", CHANGES)
+def test_each_dependency_changes_the_library(sources: Path, monkeypatch: pytest.MonkeyPatch, change: str) -> None:
     before = libraries._place("cpu")
     assert libraries._place("cpu") == before
-    change(sources, monkeypatch)
+    CHANGES[change](sources, monkeypatch)
     after = libraries._place("cpu")
     assert after != before
     assert after.parent.parent == before.parent.parent
-
-
-def test_a_library_depends_on_sources_in_subfolders(sources: Path) -> None:
-    header = sources / "below" / "deep" / "answer.h"
-    header.parent.mkdir(parents=True)
-    places = {libraries._place("cpu")}
-    header.write_text("#define ANSWER 43\n")
-    places.add(libraries._place("cpu"))
-    header.write_text("#define ANSWER 44\n")
-    places.add(libraries._place("cpu"))
-    header.rename(header.parents[1] / "answer.h")
-    places.add(libraries._place("cpu"))
-    assert len(places) == 4
 
 
 def test_unrelated_files_do_not_change_the_library(sources: Path) -> None:
@@ -335,15 +306,14 @@ def test_only_folders_of_killed_builds_are_removed(
         (folder / "lock").touch()  # PyTorch would wait for it.
     (left / "multisample-build").touch()
 
-    def compile_nothing(library: Any, needed: Any, folder: Path) -> tuple[int, str]:
+    def compile_beside_others(library: Any, needed: Any, building: Path) -> tuple[int, str]:
         assert not left.exists()
         assert (other / "lock").exists()
         assert (plans / "lock").exists()
-        (folder / libraries._place("cpu").name).write_text("a library")
-        return 0, ""
+        return _compile_nothing(library, needed, building)
 
     monkeypatch.setattr(toolchain, "missing_tools", lambda: ())
-    monkeypatch.setattr(build, "compile_library", compile_nothing)
+    monkeypatch.setattr(build, "compile_library", compile_beside_others)
     assert libraries.cpu_library().read_text() == "a library"
 
 
@@ -408,11 +378,6 @@ def _flock_or_fail(flock: Any, descriptor: int, operation: int) -> None:
 # --- Damage ---------------------------------------------------------------------------------------
 
 
-def _compile_nothing(library: Any, needed: Any, folder: Path) -> tuple[int, str]:
-    (folder / f"{library.module}.so").write_text("a library")
-    return 0, ""
-
-
 @pytest.fixture
 def compiled(sources: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A fake library in the cache, with the record of a build."""
@@ -421,60 +386,37 @@ def compiled(sources: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return libraries.cpu_library()
 
 
-def _truncate(library: Path) -> None:
-    library.write_text("a lib")
-
-
-def _empty(library: Path) -> None:
-    library.write_text("")
-
-
-def _zero(library: Path) -> None:
-    library.write_bytes(b"a li" + bytes(5))
-
-
-def _replace(library: Path) -> None:
-    library.write_text("b library")
-
-
-def _lose(library: Path) -> None:
-    library.unlink()
-
-
-def _damage_record(library: Path) -> None:
-    library.with_name("record.json").write_text("{")
-
-
-def _lose_record(library: Path) -> None:
-    library.with_name("record.json").unlink()
-
-
-DAMAGES = (_truncate, _empty, _zero, _replace, _lose, _damage_record, _lose_record)
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "truncated": lambda library: library.write_text("a lib"),
+    "empty": lambda library: library.write_text(""),
+    "zeros": lambda library: library.write_bytes(b"a li" + bytes(5)),
+    "replaced": lambda library: library.write_text("b library"),
+    "lost": lambda library: library.unlink(),
+    "a damaged record": lambda library: library.with_name("record.json").write_text("{"),
+    "a lost record": lambda library: library.with_name("record.json").unlink(),
+}
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_library_is_built_again(
-    compiled: Path, capfd: pytest.CaptureFixture[str], damage: Callable[[Path], None]
-) -> None:
+def test_a_damaged_library_is_built_again(compiled: Path, capfd: pytest.CaptureFixture[str], damage: str) -> None:
     capfd.readouterr()
-    damage(compiled)
+    DAMAGES[damage](compiled)
     assert not libraries.is_built("cpu")
     assert libraries.cpu_library() == compiled
     messages = capfd.readouterr().err
     assert messages.count("building torch_ext for the CPU") == 1
-    assert (f"{compiled} is damaged, and is built again" in messages) == (damage is not _lose)
+    assert (f"{compiled} is damaged, and is built again" in messages) == (damage != "lost")
     assert compiled.read_text() == "a library"
     assert libraries.is_built("cpu")
     assert libraries.cpu_library() == compiled
     assert capfd.readouterr().err == ""
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
 def test_the_build_command_rebuilds_a_damaged_library(
-    compiled: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], damage: Callable[[Path], None]
+    compiled: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(torch.version, "cuda", None)
-    damage(compiled)
+    compiled.write_text("")
     capfd.readouterr()
     assert main(["build", "torch_ext"]) == 0
     assert capfd.readouterr().out.startswith("torch_ext, CPU: built in ")
@@ -482,7 +424,7 @@ def test_the_build_command_rebuilds_a_damaged_library(
 
 
 def test_a_damaged_library_without_a_compiler_raises(compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _truncate(compiled)
+    compiled.write_text("a lib")
     monkeypatch.setattr(toolchain, "missing_tools", lambda: ("no compiler",))
     assert registry.find("torch_ext").status().reasons == (f"{compiled} is damaged", "no compiler")
     with pytest.raises(
@@ -494,16 +436,6 @@ def test_a_damaged_library_without_a_compiler_raises(compiled: Path, monkeypatch
 # --- Permissions ----------------------------------------------------------------------------------
 
 
-def _others_can_write(path: Path) -> str:
-    path.chmod(path.stat().st_mode | 0o002)
-    return f"{path}: others can write to it "
-
-
-def _the_group_can_write(path: Path) -> str:
-    path.chmod(path.stat().st_mode | 0o020)
-    return f"{path}: others can write to it "
-
-
 def _belongs_to_another(path: Path) -> str:
     if os.geteuid() != 0:
         pytest.skip("only root can give files away")
@@ -511,6 +443,15 @@ def _belongs_to_another(path: Path) -> str:
     return f"{path}: belongs to another user (uid 4242)"
 
 
+def _writable(mode: int) -> Callable[[Path], str]:
+    def change(path: Path) -> str:
+        path.chmod(path.stat().st_mode | mode)
+        return f"{path}: others can write to it "
+
+    return change
+
+
+FOREIGN = {"to others": _writable(0o002), "to the group": _writable(0o020), "of another user": _belongs_to_another}
 PLACES = {
     "the root": lambda library: library.parents[2],
     "the folder of torch_ext": lambda library: library.parents[1],
@@ -520,12 +461,10 @@ PLACES = {
 }
 
 
-@pytest.mark.parametrize("change", [_others_can_write, _the_group_can_write, _belongs_to_another])
+@pytest.mark.parametrize("writable", FOREIGN)
 @pytest.mark.parametrize("place", PLACES)
-def test_a_library_that_others_could_have_written_is_not_loaded(
-    compiled: Path, place: str, change: Callable[[Path], str]
-) -> None:
-    message = change(PLACES[place](compiled))
+def test_a_library_that_others_could_have_written_is_not_loaded(compiled: Path, place: str, writable: str) -> None:
+    message = FOREIGN[writable](PLACES[place](compiled))
     assert not libraries.is_built("cpu")
     with pytest.raises(BackendUnavailableError, match=re.escape(message)) as raised:
         libraries.cpu_library()

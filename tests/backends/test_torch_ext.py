@@ -1,4 +1,4 @@
-"""The operator of torch_ext with its checks, CPU tensors, and the reasons why the backend cannot run.
+"""CPU tensors of torch_ext, and the reasons why the backend cannot run.
 
 These tests need no GPU; tests/backends/test_cuda.py has the tests on CUDA.
 """
@@ -10,7 +10,6 @@ import importlib.resources
 import importlib.util
 import os
 import platform
-import shutil
 import signal
 import subprocess
 import sys
@@ -23,7 +22,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from places import SHIM
+from cuda_cpp import SANITIZED, SHIM, compile_cpp, requires_gxx
 
 import multisample
 from multisample.backends import registry
@@ -36,59 +35,18 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(scope="module")
-def operator() -> Any:
-    registry.find("torch_ext").prepare("cpu")
-    return torch.ops.multisample.sample_
-
-
 def host_vectors(d: int) -> tuple[Array, Array]:
     return np.linspace(-3, 3, d), np.linspace(0, 2, d)
 
 
-@pytest.mark.parametrize("antithetic", [False, True])
-@pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
-def test_the_operator_has_the_bits_of_sample(
-    operator: Any, bits: Callable[[Any], Array], dtype: str, shared: bool, antithetic: bool
-) -> None:
-    for d, n, offset, dim_offset, sample_offset in [(1, 1, 0, 0, 0), (5, 700, 3, 7, 2), (300, 9, 2**63, 1, 5)]:
-        mu, sigma = host_vectors(d)
-        generator = multisample.Generator(2**64 - 3)
-        generator.state = {**generator.state, "offset": offset}
-        expected = multisample.sample(
-            mu, sigma, n, backend="cpu", generator=generator, dtype=dtype, dim_offset=dim_offset,
-            sample_offset=sample_offset, noise="shared" if shared else "independent", antithetic=antithetic,
-        )  # fmt: skip
-        out = torch.empty((n, d), dtype=getattr(torch, dtype)).T
-        operator(
-            out, torch.from_numpy(mu), torch.from_numpy(sigma), seed=-3, offset=offset - 2**64 * (offset >= 2**63),
-            dim_offset=dim_offset, sample_offset=sample_offset, shared=shared, antithetic=antithetic,
-        )  # fmt: skip
-        assert np.array_equal(bits(out.contiguous()), bits(expected)), (d, n)
-
-
-CPU_KERNEL = SHIM / "cpu_kernel.cpp"
-SOURCES = Path(str(importlib.resources.files("multisample.csrc")))
-SANITIZED = ("-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the machines below are of x86-64")
-@pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+@requires_gxx
 def test_code_for_other_simd_widths_gives_equal_bits_within_bounds(tmp_path: Path) -> None:
     digests = set()
-    for flags in (
-        ("-march=x86-64", *SANITIZED),
-        ("-march=x86-64-v3", *SANITIZED),
-        ("-march=native", *SANITIZED),
-    ):
+    for machine in ("x86-64", "x86-64-v3", "native"):
         program = tmp_path / "cpu_kernel"
-        subprocess.run(
-            ["g++", "-std=c++17", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas",
-             *flags, f"-I{SOURCES}", str(CPU_KERNEL), "-o", str(program)],
-            check=True,
-        )  # fmt: skip
+        compile_cpp(f"-march={machine}", "-O1", *SANITIZED, SHIM / "cpu_kernel.cpp", "-o", program)
         # GCC before 14 misaligns stack variables of 64-byte vectors under AddressSanitizer (bug 110027).
         options = os.environ | {"ASAN_OPTIONS": "detect_stack_use_after_return=0"}
         done = subprocess.run([str(program)], capture_output=True, text=True, env=options)
@@ -97,27 +55,6 @@ def test_code_for_other_simd_widths_gives_equal_bits_within_bounds(tmp_path: Pat
         assert done.returncode == 0, done.stderr
         digests.add(done.stdout)
     assert len(digests) == 1
-
-
-def test_the_operator_raises_for_wrong_arguments(operator: Any) -> None:
-    out, mu, sigma = torch.full((5, 7), torch.nan), torch.zeros(5), torch.ones(5)
-    cases: list[tuple[tuple[Any, ...], dict[str, int], str]] = [
-        ((out.reshape(-1), mu, sigma), {}, r"out .*shape \(35,\)"),
-        ((out.to(torch.int32), mu, sigma), {}, r"out .*int32"),
-        ((torch.zeros((5, 1)).expand(5, 7), mu, sigma), {}, r"out .*share memory.*strides \(1, 0\)"),
-        ((out, torch.zeros(4), sigma), {}, r"mu .*shape \(4,\)"),
-        ((out, mu, torch.ones((5, 1))), {}, r"sigma .*shape \(5, 1\)"),
-        ((out, mu.to(torch.complex64), sigma), {}, "mu .*Complex"),
-        ((out, mu, sigma), {"dim_offset": -1}, r"dim_offset .*2\*\*32.*-1"),
-        ((out, mu, sigma), {"dim_offset": 2**32 - 4}, r"dim_offset .*2\*\*32"),
-        ((out, mu, sigma), {"sample_offset": 2**34 - 6}, r"sample_offset .*2\*\*34"),
-    ]
-    for tensors, options, message in cases:
-        with pytest.raises(RuntimeError, match=rf"^multisample::sample_: .*{message}"):
-            operator(*tensors, seed=1, **options)
-    assert bool(out.isnan().all())
-    operator(torch.empty((0, 7)), torch.empty(0), torch.empty(0), seed=1)
-    operator(torch.empty((5, 0)), mu, sigma, seed=1)
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning", "ignore:.*fork.*:RuntimeWarning")

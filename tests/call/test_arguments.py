@@ -598,16 +598,6 @@ def test_out_may_be_empty(d: int, n: int, library: str) -> None:
     assert type(empty) is type(mu)
 
 
-def test_tensors_that_require_grad_are_accepted_under_no_grad() -> None:
-    mu, sigma = torch.nn.Parameter(torch.from_numpy(MU)), torch.tensor(SIGMA, requires_grad=True)
-    expected = sample(MU, SIGMA, 4, seed=1)
-    for mode in (torch.no_grad(), torch.inference_mode()):
-        with mode:
-            x = sample(mu, sigma, 4, seed=1)
-        assert not x.requires_grad
-        np.testing.assert_array_equal(x.numpy(), expected)
-
-
 def test_a_standard_deviation_of_zero_gives_the_mean() -> None:
     for zero in (0.0, -0.0, 0, np.zeros(3), [0, -0.0, 0.0], np.zeros((3, 1), np.int8)):
         x = sample(MU, zero, 5, seed=1, dtype="float32")

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fake_backend import FakeBackend
 
 import multisample
 from multisample import BackendStatus, BackendUnavailableError, UnknownBackendError, _backends, sample
@@ -26,37 +27,19 @@ from multisample.backends.memory.host import arrays_at
 MEMBERS = {name for name in (*vars(Backend), *Backend.__annotations__) if not name.startswith("_") and name != "mro"}
 
 
-class Fake:
-    """A backend with a given status that draws nothing."""
+class Fake(FakeBackend):
+    """A backend for all memory that draws one number."""
 
-    device_kinds: tuple[str, ...] = ("cpu", "cuda")
-    host_library = "numpy"
-
-    def __init__(self, name: str, *reasons: str) -> None:
-        self.name, self.reasons, self.status_calls = name, reasons, 0
-
-    def status(self) -> BackendStatus:
-        self.status_calls += 1
-        return BackendStatus(not self.reasons, self.reasons, "1.2", "a pretence")
-
-    def prepare(self, device_kind: str) -> None:
-        pass
-
-    def adopt(self, array: Any) -> Any:
-        return array
+    device_kinds = ("cpu", "cuda")
 
     def launch(self, draw: Draw) -> None:
         _, _, matrix = arrays_at(draw)
         matrix[...] = 77
 
-    def advancer(self, device: int) -> Callable[[int, int], None]:
-        raise AssertionError("there is no counter in host memory")
-
 
 @pytest.fixture(autouse=True)
-def restored(monkeypatch: pytest.MonkeyPatch, new_choices: None) -> None:
+def restored(registered: Callable[[Any], Any]) -> None:
     """Restore the registry after every test."""
-    monkeypatch.setattr(registry, "_registered", dict(registry._registered))
 
 
 @pytest.fixture
@@ -79,7 +62,7 @@ def test_backends_gives_the_status_of_every_backend(pretend: Callable[..., Fake]
     statuses = multisample.backends()
     assert {"cpu", "cupy", "numba"} <= statuses.keys()
     assert all(type(status) is BackendStatus for status in statuses.values())
-    assert statuses["cupy"] == BackendStatus(True, (), "1.2", "a pretence")
+    assert statuses["cupy"] == BackendStatus(True, (), "1.2", "a stand-in")
     assert not statuses["numba"].available
     assert statuses["numba"].reasons == (
         "no CUDA device: install a driver", "package missing: pip install numba-cuda",

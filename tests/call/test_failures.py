@@ -11,6 +11,7 @@ import draws
 import numpy as np
 import pytest
 import torch
+from fake_backend import FakeBackend
 
 import multisample
 from multisample import BackendUnavailableError, Generator, sample
@@ -203,32 +204,17 @@ def test_a_failed_launch_puts_the_offset_back_into_our_generators(road: str) -> 
         assert sources.states() == before
 
 
-def test_an_offset_is_not_put_back_after_another_call_has_taken_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_offset_is_not_put_back_after_another_call_has_taken_one(registered: Callable[[Any], Any]) -> None:
     generator = Generator(5)
 
-    class Meanwhile:
+    class Meanwhile(FakeBackend):
         """A backend whose launch takes another offset, as a concurrent call does, and then fails."""
-
-        name, device_kinds, host_library = "meanwhile", ("cpu",), "numpy"
-
-        def status(self) -> Any:
-            return multisample.BackendStatus(True)
-
-        def prepare(self, device_kind: str) -> None:
-            pass
-
-        def adopt(self, array: Any) -> Any:
-            return array
-
-        def advancer(self, device: int) -> Any:
-            raise RuntimeError
 
         def launch(self, draw: Any) -> None:
             generator.take()
             raise RuntimeError("too late")
 
-    monkeypatch.setattr(registry, "_registered", dict(registry._registered))
-    multisample.register_backend(Meanwhile())  # type: ignore[arg-type]
+    registered(Meanwhile("meanwhile"))
     with pytest.raises(RuntimeError, match="too late"):
         sample(*numpy_vectors(D), N, backend="meanwhile", generator=generator)
     assert generator.offset == 2

@@ -6,7 +6,6 @@ Every wait has a timeout, so that a test that would hang fails. No test sleeps o
 from __future__ import annotations
 
 import collections
-import functools
 import hashlib
 import json
 import multiprocessing
@@ -128,17 +127,6 @@ def test_large_calls_from_many_threads_have_the_right_bits(dtype: str, noise: An
     drawn = in_threads(work)
     assert drawn == [work(thread) for thread in range(THREADS)]
     assert len({seeds[0] for seeds in drawn}) == THREADS
-
-
-@pytest.mark.parametrize("threads", ["", "1", "2", "3", "17", "1000"])
-def test_the_number_of_threads_does_not_change_the_bits(monkeypatch: pytest.MonkeyPatch, threads: str) -> None:
-    monkeypatch.setenv("MULTISAMPLE_NUM_THREADS", threads)
-    x = draw(BIG_N, seed=3)
-    for window in (slice(0, 40), slice(BIG_N - 40, BIG_N)):
-        part = draw(40, seed=3, sample_offset=window.start)
-        np.testing.assert_array_equal(x[:, window], part)
-    monkeypatch.setenv("MULTISAMPLE_NUM_THREADS", "5")
-    np.testing.assert_array_equal(x, draw(BIG_N, seed=3))
 
 
 @pytest.mark.parametrize("setting", ["0", "-1", "many", "1.5", " ", "2 threads", "0x2", "\u00b2"])
@@ -402,17 +390,6 @@ def test_workers_of_every_start_method_draw_equal_bits(method: str, many_threads
             for future, array in zip(futures, arrays, strict=True):
                 np.testing.assert_array_equal(future.result(DEADLINE), array)
         assert len({digest(future.result(DEADLINE)) for future in by_default}) == 4
-
-
-@expects_fork
-def test_a_multiprocessing_pool_draws(many_threads: None) -> None:
-    multisample.manual_seed(11)
-    with multiprocessing.get_context(multiprocessing.get_all_start_methods()[0]).Pool(2) as pool:
-        call = functools.partial(sample, MU, SIGMA, seed=3)
-        drawn = pool.map_async(call, [SMALL_N, BIG_N]).get(DEADLINE)
-        own = pool.map_async(functools.partial(sample, MU, SIGMA), [SMALL_N] * 4, 1).get(DEADLINE)
-    assert [digest(x) for x in drawn] == [digest(draw(n, seed=3)) for n in (SMALL_N, BIG_N)]
-    assert len({digest(x) for x in (*own, draw(seed=11))}) == 5
 
 
 # Import Numba first: SciPy, which it may import, imports concurrent.futures, which fails at interpreter exit.

@@ -319,12 +319,46 @@ def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
     return made
 
 
-def test_a_wheel_build_requires_nvcc_even_with_a_cached_library(
-    compiled: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def main_of_libraries(*kinds: str) -> int:
+    return wheels.main(str(prebuilt.root()), kinds)
+
+
+ARCHITECTURES = "TORCH_CUDA_ARCH_LIST: expected numbers, as in '7.5;8.0;8.6;9.0+PTX', got "
+FAILURES: dict[str, tuple[tuple[str, ...], Callable[[pytest.MonkeyPatch], object], str]] = {
+    "no nvcc": (  # Even with a library in the cache.
+        ("cpu", "cuda"),
+        lambda patch: patch.setattr(toolchain, "missing_nvcc", lambda: ("nvcc not found",)),
+        "nvcc not found",
+    ),
+    "an unknown processor": (
+        ("cpu",),
+        lambda patch: patch.setattr(platform, "machine", lambda: "abacus"),
+        "no processors are defined to compile for on 'abacus'",
+    ),
+    "a compile error": (
+        ("cpu",),
+        lambda patch: patch.setattr(build, "compile_library", lambda *arguments: (1, "no such luck\n")),
+        "multisample_torch_cpu-x86-64.so could not be built:\nno such luck",
+    ),
+    **{
+        f"architectures {names}": (
+            ("cuda",),
+            lambda patch, names=names: patch.setenv("TORCH_CUDA_ARCH_LIST", names),
+            f"{ARCHITECTURES}{names!r}",
+        )
+        for names in ("native", "Hopper", "9.0a", "9.0;", "90")
+    },
+}
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_a_wheel_build_that_fails_prints_the_reason(
+    compiled: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], failure: str
 ) -> None:
-    monkeypatch.setattr(toolchain, "missing_nvcc", lambda: ("nvcc not found: set CUDA_HOME",))
-    assert main_of_libraries("cpu", "cuda") == 1
-    assert "nvcc not found: set CUDA_HOME" in capsys.readouterr().err
+    kinds, spoil, message = FAILURES[failure]
+    spoil(monkeypatch)
+    assert main_of_libraries(*kinds) == 1
+    assert capsys.readouterr() == ("", f"multisample: error: {message}\n")
     assert compiled == []
 
 
@@ -347,10 +381,6 @@ def test_a_wheel_build_compiles_every_target(compiled: list[Any], capsys: pytest
     assert sorted(processors) == ["-march=x86-64", "-march=x86-64-v3", "-march=x86-64-v4"]
 
 
-def main_of_libraries(*kinds: str) -> int:
-    return wheels.main(str(prebuilt.root()), kinds)
-
-
 @pytest.mark.parametrize("names", ["7.5 9.0+PTX", "7.5;9.0+PTX"])
 def test_a_wheel_build_accepts_named_architectures(
     compiled: list[Any], monkeypatch: pytest.MonkeyPatch, names: str
@@ -359,36 +389,6 @@ def test_a_wheel_build_accepts_named_architectures(
     assert main_of_libraries("cuda") == 0
     assert [path.name for path in prebuilt.folder().iterdir()] == ["multisample_torch_cuda13-7.5-9.0+PTX.so"]
     assert [architectures for _, architectures in compiled] == [names]
-
-
-@pytest.mark.parametrize("names", ["native", "Hopper", "9.0a", "9.0;", "90"])
-def test_a_wheel_build_rejects_architectures_that_are_not_numbers(
-    compiled: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], names: str
-) -> None:
-    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", names)
-    assert main_of_libraries("cuda") == 1
-    assert capsys.readouterr().err == (
-        f"multisample: error: TORCH_CUDA_ARCH_LIST: expected numbers, as in '7.5;8.0;8.6;9.0+PTX', got {names!r}\n"
-    )
-    assert compiled == []
-
-
-def test_a_wheel_build_reports_compile_errors(
-    compiled: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(build, "compile_library", lambda *arguments: (1, "no such luck\n"))
-    assert main_of_libraries("cpu") == 1
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert printed.err == "multisample: error: multisample_torch_cpu-x86-64.so could not be built:\nno such luck\n"
-
-
-def test_a_wheel_build_rejects_an_unknown_processor(
-    compiled: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(platform, "machine", lambda: "abacus")
-    assert main_of_libraries("cpu") == 1
-    assert capsys.readouterr().err == "multisample: error: no processors are defined to compile for on 'abacus'\n"
 
 
 # --- Choice of a library --------------------------------------------------------------------------
@@ -448,26 +448,21 @@ def test_an_installation_without_libraries_gives_no_reason(came: Callable[..., P
     assert prebuilt.cuda_library("13.0", [(9, 0)]) == (None, "")
 
 
-def _other_sources(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(csrc_files, "digest", lambda: "0" * 64)
+OTHERS: dict[str, tuple[Any, str, Callable[[], str]]] = {
+    "sources": (csrc_files, "digest", lambda: "0" * 64),
+    "machine": (platform, "machine", lambda: "aarch64"),
+    "system": (platform, "system", lambda: "Darwin"),
+}
 
 
-def _another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
-
-
-def _another_system(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(platform, "system", lambda: "Darwin")
-
-
-@pytest.mark.parametrize("change", [_other_sources, _another_machine, _another_system])
+@pytest.mark.parametrize("other", OTHERS)
 def test_libraries_of_other_sources_machines_or_systems_are_refused(
-    came: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, change: Callable[[pytest.MonkeyPatch], None]
+    came: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, other: str
 ) -> None:
     place = came(*map(prebuilt.cpu_file, (*prebuilt.cpu_targets(), "armv8-a")), prebuilt.cuda_file("13.0", ["9.0"]))
     assert prebuilt.cpu_library(V4).path
     assert prebuilt.cuda_library("13.0", []).path
-    change(monkeypatch)
+    monkeypatch.setattr(*OTHERS[other])
     for found in (prebuilt.cpu_library(V4), prebuilt.cuda_library("13.0", [])):
         assert found.path is None
         assert f"({place.name} instead of {prebuilt.folder().name}): reinstall multisample" in found.reason
@@ -573,7 +568,7 @@ def test_an_incompatible_library_is_replaced_by_a_build(
     came: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     came(prebuilt.cpu_file("x86-64"))
-    _other_sources(monkeypatch)
+    monkeypatch.setattr(*OTHERS["sources"])
 
     def compile_nothing(library: Any, needed: Any, folder: Path) -> tuple[int, str]:
         (folder / libraries._place("cpu").name).write_text("a library")

@@ -8,9 +8,7 @@ every memory access.
 from __future__ import annotations
 
 import collections
-import ctypes
 import itertools
-import json
 import os
 import re
 import shutil
@@ -28,6 +26,7 @@ from cuda_cpp import (
     SECONDS,
     SHIM,
     Program,
+    compile_cpp,
     compile_runner,
     nvrtc_compile,
     requires_gxx,
@@ -36,19 +35,14 @@ from cuda_cpp import (
 )  # fmt: skip
 from draws import a_draw, stored_word
 from kernel_cases import GUARD, POISON, TABLES, Case, Values, words_in_memory
-from numba import njit
-from places import DATA
 from ptx_reader import opcodes_of
-from tables import COVERING, DTYPES, GRADIENT_VARIANTS, NARROW, NOISES, QUICK, STORES, VARIANTS, Variant
+from tables import COVERING, DTYPES, GRADIENT_VARIANTS, NOISES, QUICK, STORES, VARIANTS, Variant
 
-import multisample
 from multisample.backends import cupy as cupy_backend
 from multisample.backends.draw import PACKED_DRAW, ElementType, Vector, Word, pack
 from multisample.backends.kernels.cuda import geometry
-from multisample.backends.kernels.stream import rounding as narrow
 from multisample.backends.launch import KernelKey
 from multisample.backends.native import build, csrc_files, toolchain
-from reference import stream
 
 Array = np.ndarray[Any, Any]
 Build = Callable[..., Path]
@@ -383,7 +377,7 @@ def test_launches_report_only_their_own_errors() -> None:
     assert "return cleared(cudaLaunchKernel(" in code["cuda/launch.cuh"]
 
 
-# --- Device functions on the CPU ------------------------------------------------------------------
+# --- Headers ---------------------------------------------------------------------------------------
 
 
 @requires_gxx
@@ -397,173 +391,12 @@ def test_launches_report_only_their_own_errors() -> None:
         "include/multisample/normal.h",
         "draw.h",
         "cuda/geometry.h",
+        "cuda/gradient_geometry.h",
+        "cpu/gradient_kernel.h",
     ],
 )
 def test_headers_compile_alone_for_the_cpu(header: str) -> None:
-    command = ["g++", "-std=c++17", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", f"-I{csrc_files.folder()}"]
-    done = subprocess.run(
-        [*command, "-include", header, "-x", "c++", os.devnull], capture_output=True, text=True, timeout=SECONDS
-    )
-    assert done.returncode == 0, done.stderr[-5000:]
-
-
-@pytest.fixture(scope="module")
-def functions(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    made = tmp_path_factory.mktemp("functions") / "functions.so"
-    command = ["g++", "-std=c++17", "-O2", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
-    command += [f"-I{csrc_files.folder()}", str(SHIM / "host_functions.cpp"), "-o", str(made)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
-    assert done.returncode == 0, done.stderr[-5000:]
-    return ctypes.CDLL(str(made))
-
-
-def apply(function: Any, out: Any, inputs: Iterable[Array], *flags: int) -> Array:
-    """Apply a C++ function to arrays; `out` has the type and the shape of the result."""
-    result = np.empty(*out)
-    arrays = [np.ascontiguousarray(array) for array in inputs]
-    pointers = [array.ctypes.data_as(ctypes.c_void_p) for array in (*arrays, result)]
-    function(ctypes.c_uint64(result.shape[0]), *pointers[:-1], *flags, pointers[-1])
-    return result
-
-
-def cpp_words(functions: ctypes.CDLL, seed: Any, offset: Any, i: Any, g: Any, *, fine: bool = False) -> Array:
-    places = [np.asarray(seed, np.uint64), np.asarray(offset, np.uint64), np.asarray(i, np.uint32)]
-    places.append(np.asarray(g, np.uint32))
-    return apply(functions.draw_words, ((len(places[0]), 4), np.uint32), places, fine)
-
-
-def cpp_normals(functions: ctypes.CDLL, dtype: str, w: Array, fine: Array | None = None) -> Array:
-    if dtype == "float32":
-        return apply(functions.transform_f32, (w.shape, np.float32), [w])
-    assert fine is not None
-    return apply(functions.transform_f64, (w.shape, np.float64), [w, fine])
-
-
-def load(name: str, key: str) -> Any:
-    return json.loads((DATA / name).read_text())[key]
-
-
-def random_places(size: int) -> list[Array]:
-    draw = np.random.default_rng(7)
-    seed, offset = (draw.integers(2**64 - 1, size=size, dtype=np.uint64, endpoint=True) for _ in range(2))
-    i, g = (draw.integers(2**32 - 1, size=size, dtype=np.uint64, endpoint=True) for _ in range(2))
-    for values, edges in [(seed, (0, 2**32 - 1, 2**32, 2**64 - 1)), (offset, (0, 1, 2**32, 2**64 - 1))]:
-        values[: size // 2] = draw.choice(np.array(edges, np.uint64), size // 2)
-    for values in (i, g):
-        values[: size // 3] = draw.choice(np.array([0, 1, 2**31, 2**32 - 1], np.uint64), size // 3)
-    return [seed, offset, i, g]
-
-
-@requires_gxx
-def test_words_equal_the_published_and_the_known_answers(functions: ctypes.CDLL) -> None:
-    published = load("words.json", "philox4x32_10")
-    assert len(published) == 3
-    counters = [[int(text, 16) for text in entry["counter"]] for entry in published]
-    keys = [[int(text, 16) for text in entry["key"]] for entry in published]
-    seeds = [k0 ^ 0x6D756C74 | (k1 ^ 0x73616D70) << 32 for k0, k1 in keys]
-    got = cpp_words(
-        functions, seeds, [c[2] | c[3] << 32 for c in counters], [c[1] for c in counters], [c[0] for c in counters]
-    )
-    assert got.tolist() == [[int(text, 16) for text in entry["words"]] for entry in published]
-    known = load("words.json", "stream")
-    got = cpp_words(functions, *([entry[name] for entry in known] for name in ("seed", "offset", "i", "g")))
-    assert got.tolist() == [[int(text, 16) for text in entry["words"]] for entry in known]
-
-
-@requires_gxx
-def test_words_equal_the_reference(functions: ctypes.CDLL) -> None:
-    places = random_places(2000)
-    coarse, fine = (cpp_words(functions, *places, fine=fine).tolist() for fine in (False, True))
-    for place, words, fine_words in zip(zip(*map(np.ndarray.tolist, places), strict=True), coarse, fine, strict=True):
-        assert tuple(words) == stream.words(*place), place
-        pairs = tuple(high << 32 | low for high, low in zip(words, fine_words, strict=True))
-        assert [pairs[0:2], pairs[2:4]] == [stream.pair_f64(*place[:3], 4 * place[3] + k) for k in (0, 2)], place
-
-
-@requires_gxx
-def test_normals_equal_the_known_answers(functions: ctypes.CDLL) -> None:
-    pairs = np.array([[int(text, 16) for text in pair] for pair in load("transform_f32.json", "pairs")], np.uint32)
-    got = cpp_normals(functions, "float32", pairs[:, [0, 1, 0, 1]])
-    expected = pairs[:, 2:].copy().view(np.float32)
-    assert np.array_equal(got[:, :2], expected)
-    assert np.array_equal(got[:, 2:], expected)
-    same = (got[:, :2].copy().view(np.uint32) == pairs[:, 2:]) | (expected == 0)
-    assert same.all()
-    entries = load("normals_f32.json", "normals")
-    places = [np.array([entry[name] for entry in entries], np.uint64) for name in ("seed", "offset", "i", "j")]
-    columns = (places[3] % 4).astype(np.int64)[:, None]
-    words = cpp_words(functions, *places[:3], places[3] // 4)
-    z = np.take_along_axis(cpp_normals(functions, "float32", words), columns, 1)[:, 0]
-    assert z.view(np.uint32).tolist() == [int(entry["bits"], 16) for entry in entries]
-
-
-@requires_gxx
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_normals_equal_those_of_the_cpu_backend(functions: ctypes.CDLL, dtype: str) -> None:
-    """test_normals.py compares the cpu backend with the exact reference. Some normals are compared with both."""
-    for place in zip(*map(np.ndarray.tolist, (x[:60] for x in random_places(180))), strict=True):
-        seed, offset, i, g = place
-        offset = min(offset, 2**64 - 2)
-        columns = np.arange(g, min(g + 4000, 2**32), dtype=np.uint64)
-        row = [np.full(len(columns), value, np.uint64) for value in (seed, offset, i)]
-        fine = cpp_words(functions, *row, columns, fine=True)
-        z = cpp_normals(functions, dtype, cpp_words(functions, *row, columns), fine).ravel()
-        generator = multisample.Generator(seed)
-        generator.state = {**generator.state, "offset": offset}
-        got = multisample.sample(
-            [-0.0], [1.0], len(z), backend="cpu", generator=generator, dtype=dtype, dim_offset=i, sample_offset=4 * g
-        )
-        width = f"u{z.itemsize}"
-        assert np.array_equal(z.view(width), np.asarray(got)[0].view(width)), (seed, offset, i, g)
-        exact = stream.normal_f32 if dtype == "float32" else stream.normal_f64
-        assert z.view(width)[:4].tolist() == [exact(seed, offset, i, 4 * g + k) for k in range(4)]
-
-
-@requires_gxx
-@pytest.mark.parametrize("dtype", NARROW)
-def test_every_narrow_number_survives_widening_and_narrowing(functions: ctypes.CDLL, dtype: str) -> None:
-    patterns = np.arange(2**16).astype(np.uint16)
-    wide = apply(getattr(functions, f"widen_{dtype}"), (2**16, np.float32), [patterns])
-    with np.errstate(invalid="ignore"):
-        expected = patterns.view(DTYPES[dtype]).astype(np.float32)
-    number = ~np.isnan(expected)
-    assert np.array_equal(wide[number].view(np.uint32), expected[number].view(np.uint32))
-    assert np.isnan(wide[~number]).all()
-    assert np.array_equal(narrowed(functions, dtype, wide)[number], patterns[number])
-
-
-def narrowed(functions: ctypes.CDLL, dtype: str, x: Array) -> Array:
-    return apply(getattr(functions, f"narrow_{dtype}"), (len(x), np.uint16), [x])
-
-
-@requires_gxx
-@pytest.mark.parametrize("dtype", NARROW)
-def test_narrowing_equals_numpy_and_the_cpu_backend(functions: ctypes.CDLL, dtype: str) -> None:
-    values = np.arange(2**16).astype(np.uint16).view(DTYPES[dtype]).astype(np.float32)
-    exact = np.sort(values[np.isfinite(values)].astype(np.float64))
-    last = 2 * exact[-1] - exact[-2]
-    exact = np.concatenate(([-last], exact, [last]))
-    middles = ((exact[1:] + exact[:-1]) / 2).astype(np.float32)
-    infinity = np.float32(np.inf)
-    draw = np.random.default_rng(8)
-    patterns = draw.integers(2**32, size=1 << 20, dtype=np.uint64).astype(np.uint32)
-    special = [0x7F800000, 0xFF800000, 0x7F800001, 0x7FBFFFFF, 0x7FC00000, 0xFFFFFFFF, 0x7F7FFFFF, 0x80000000, 1]
-    x = np.concatenate(
-        (
-            middles, np.nextafter(middles, infinity), np.nextafter(middles, -infinity), patterns.view(np.float32),
-            draw.standard_normal(1 << 20, np.float32), np.array(special, np.uint32).view(np.float32),
-            np.arange(2**14, dtype=np.uint32).view(np.float32),
-        )
-    )  # fmt: skip
-    with np.errstate(all="ignore"):
-        expected = x.astype(DTYPES[dtype]).view(np.uint16)
-    got, nan = narrowed(functions, dtype, x), np.isnan(x)
-    wrong = np.flatnonzero((got != expected) & ~nan)
-    assert len(wrong) == 0, [(x[k].hex(), hex(got[k]), hex(expected[k])) for k in wrong[:5]]
-    # A NaN stays a NaN, with the bits of the cpu backend.
-    cpu = {"float16": narrow.to_float16, "bfloat16": narrow.to_bfloat16}[dtype]
-    narrow_one = njit(lambda number: cpu(number))
-    assert got[nan][:100].tolist() == [int(narrow_one(number)) for number in x[nan][:100]]
+    compile_cpp("-Wno-psabi", "-fsyntax-only", "-include", header, "-x", "c++", os.devnull)
 
 
 def test_the_cupy_program_changes_with_a_header(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

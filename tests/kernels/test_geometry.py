@@ -5,15 +5,13 @@ from __future__ import annotations
 import ctypes
 import random
 import struct
-import subprocess
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import ml_dtypes
 import numpy as np
 import pytest
-from cuda_cpp import requires_gxx
-from draws import WORDS, a_draw, a_vector, with_words_in_memory
+from cuda_cpp import compile_cpp, requires_gxx
+from draws import WORDS, a_draw, a_vector
 from places import SHIM
 from tables import COLUMNS, ROWS
 
@@ -39,7 +37,6 @@ from multisample.backends.kernels.cuda.geometry import (
     slots_of,
     staged_slots_of,
 )
-from multisample.backends.native import csrc_files
 
 pytestmark = requires_gxx
 
@@ -77,11 +74,7 @@ class Call(NamedTuple):
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     made = tmp_path_factory.mktemp("geometry") / "geometry.so"
-    source = SHIM / "host_geometry.cpp"
-    command = ["g++", "-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
-    command += [f"-I{csrc_files.folder()}", str(source), "-o", str(made)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr[-5000:]
+    compile_cpp("-O2", "-shared", "-fPIC", SHIM / "host_geometry.cpp", "-o", made)
     return ctypes.CDLL(str(made))
 
 
@@ -425,21 +418,6 @@ def test_cpp_reads_the_draws_that_python_packs(library: ctypes.CDLL) -> None:
         assert read_back(library, pack(draw)) == numbers_of(draw), draw
 
 
-def test_each_field_has_its_own_bytes(library: ctypes.CDLL) -> None:
-    """In a draw of zeros, one field at a time is 1."""
-    nothing = Draw(
-        *[Vector(0, 0, 0.0, 0)] * 2, *[0] * 5, *[Word(0)] * 4, *[0] * 12
-    )  # fmt: skip
-    variants = [nothing._replace(**{name: field._replace(**{part: type(getattr(field, part))(1)})})
-                for name in ("mu", "sigma", *WORDS) for field in [getattr(nothing, name)]
-                for part in field._fields if part != "unused"]  # fmt: skip
-    variants += [nothing._replace(**{name: 1}) for name in Draw._fields if name not in ("mu", "sigma", *WORDS)]
-    found = [read_back(library, pack(draw)) for draw in variants]
-    assert all(sum(number != 0 for number in numbers) == 1 for numbers in found)
-    assert found == [numbers_of(draw) for draw in variants]
-    assert np.array(found).astype(bool).sum(0).tolist() == [1] * 33
-
-
 @pytest.mark.parametrize("numbers", ["neither", "mu", "sigma", "both"])
 def test_a_packer_gives_the_bytes_of_pack(numbers: str) -> None:
     random_source, count = random.Random(5), 0
@@ -470,17 +448,3 @@ def test_a_packer_gives_the_bytes_of_pack(numbers: str) -> None:
             moving = [other.seed.value, *offset, other.first_row.value, other.first_column.value, other.stream]
             assert packed(*arguments, other.matrix, *moving, other.threads, other.scratch) == pack(expected)
             assert packed(*arguments, other.matrix, *moving) == pack(expected._replace(threads=0, scratch=0))
-
-
-def test_host_arrays_are_packed_by_address(library: ctypes.CDLL) -> None:
-    mu, sigma = np.arange(6, dtype=np.float32)[::-2], np.broadcast_to(np.float32(2), (3,))
-    for dtype, real in [("float32", np.float32), ("float16", np.uint16), ("bfloat16", ml_dtypes.bfloat16)]:
-        out = np.zeros((5, 3), real).T
-        draw = a_draw(3, 5, dtype, mu=mu, sigma=sigma, matrix=out, seed=5, offset=6, first_row=7, first_column=8)
-        draw, words = with_words_in_memory(draw, "offset")
-        got = read_back(library, pack(draw))
-        assert got[:4] == [mu.ctypes.data, 2**64 - 8, 0, 3]
-        assert got[4:8] == [sigma.ctypes.data, 0, 0, 3]
-        assert got[8:13] == [out.__array_interface__["data"][0], *out.strides, 3, 5]
-        assert got[13:21] == [5, 0, draw.offset.value, words.ctypes.data, 7, 0, 8, 0]
-        assert got[21:] == [0, 0, ElementType[dtype], 0, 0, 0, 0, 2**64 - 1, 0, 0, 0, 0]

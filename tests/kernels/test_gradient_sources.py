@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import os
 import platform
 import signal
 import struct
@@ -25,7 +24,7 @@ from cuda_cpp import (
     SANITIZED,
     SECONDS,
     SHIM,
-    WARNINGS,
+    compile_cpp,
     compile_runner,
     nvrtc_compile,
     requires_gxx,
@@ -379,12 +378,7 @@ def test_code_for_other_simd_widths_gives_equal_gradients_within_bounds(tmp_path
     digests = set()
     for machine in ("x86-64", "x86-64-v3", "native"):
         program = tmp_path / "cpu_gradient"
-        command = [
-            "g++", "-std=c++17", "-ffp-contract=off", f"-march={machine}", "-O1", *SANITIZED, *WARNINGS, "-Wno-psabi",
-            f"-I{csrc_files.folder()}", str(SHIM / "cpu_gradient.cpp"), "-o", str(program),
-        ]  # fmt: skip
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
-        assert done.returncode == 0, done.stderr[-5000:]
+        compile_cpp(f"-march={machine}", "-O1", *SANITIZED, "-Wno-psabi", SHIM / "cpu_gradient.cpp", "-o", program)
         done = subprocess.run([str(program)], capture_output=True, text=True, timeout=SECONDS)
         if done.returncode < 0 and -done.returncode == signal.SIGILL:
             continue  # This processor does not support the target.
@@ -416,13 +410,3 @@ def test_nvrtc_compiles_kernels_for_every_architecture_without_a_warning(archite
     assert compiled.log == ""
     for name in compiled.names:
         assert f".text.{name}\0".encode() in compiled.code, name
-
-
-@requires_gxx
-@pytest.mark.parametrize("header", ["cuda/gradient_geometry.h", "cpu/gradient_kernel.h"])
-def test_headers_compile_alone_for_the_cpu(header: str) -> None:
-    command = ["g++", "-std=c++17", *WARNINGS, "-Wno-psabi", "-fsyntax-only", f"-I{csrc_files.folder()}"]
-    done = subprocess.run(
-        [*command, "-include", header, "-x", "c++", os.devnull], capture_output=True, text=True, timeout=SECONDS
-    )
-    assert done.returncode == 0, done.stderr[-5000:]

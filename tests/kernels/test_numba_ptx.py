@@ -1,4 +1,4 @@
-"""The PTX and the machine code of the Python kernel, from Numba and NVIDIA's compilers, without a GPU.
+"""The PTX of the Python kernel, from Numba and NVIDIA's compilers, without a GPU.
 
 No compiler may change a kernel's numbers. The tests read PTX, which the driver or nvJitLink compiles to machine code.
 PTX's rules let that step fuse a product with the sum that uses it, so no sum may use a plain product. kernel_counts.py
@@ -12,22 +12,18 @@ import functools
 import importlib.resources
 import itertools
 import re
-import shutil
 import struct
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numba_ptx
 import pytest
-from cuda_cpp import SECONDS, requires_gxx
 from numba_ptx import HOPPER, Capability, Compiled
 from ptx_reader import Instruction, Kernel
 from tables import COVERING, QUICK, Variant
 
 from multisample.backends import draw
 from multisample.backends.kernels.cuda import geometry
-from multisample.backends.native import csrc_files
 
 # Each transform once, since compiling a kernel takes at least five seconds.
 SOME: list[Variant] = [
@@ -73,7 +69,6 @@ def hopper(compiled: list[Compiled]) -> list[Compiled]:
 
 
 def test_the_ptx_reader_parses_a_small_program() -> None:
-    """The PTX reader parses a small program correctly."""
     kernel = Kernel(
         """
         .visible .entry f(.param .u64 f_param_0, .param .u32 f_param_1)
@@ -83,35 +78,18 @@ def test_the_ptx_reader_parses_a_small_program() -> None:
             .reg .f32 %f<9>;
             mov.f32 %f1, 0f3f800000; // one
         $L__1:
-            ld.global.f32 %f2, [%rd1+4];
-        $L__2:
             ld.shared.v4.u32 {%r1, %r2, %r3, %r4}, [%rd3];
             mul.f32 %f3, %f2, %f2;
             neg.f32 %f4, %f3;
-            @%p2 bra $L__3;
-            bra $L__5;
-        $L__5:
+            @%p2 bra $L__1;
             add.f32 %f5, %f4, %f1;
             st.global.v4.f32 [%rd1], {%f5, %f5, %f5, %f5};
-            ld.shared.v4.u32 {%r5, %r6, %r7, %r8}, [%rd4];
-            st.global.v4.u32 [%rd5], {%r5, %r6, %r7, %r8};
-        $L__4:
-            ld.shared.u16 %rs1, [%rd6];
-            st.global.u16 [%rd7], %rs1;
-            @%p4 bra $L__4;
-        $L__3:
-            @!%p1 bra $L__2;
-            @%p3 bra $L__1;
             ret;
         }
-        """,
-        1,
+        """
     )
     assert kernel.parameters == ["u64", "u32"] and kernel.bounds == {"maxntid": 288, "minnctapersm": 3}
-    (loop,) = kernel.row_loops
-    assert loop.rows == 1 and loop.count["bra"] == 3 and sum(loop.count.values()) == 10
-    (copy,) = (loop for loop in kernel.store_loops if loop.copies)
-    assert copy.rows == 0 and [i.opcode for i in copy.instructions] == ["ld.shared.u16", "st.global.u16", "bra"]
+    assert kernel.count["bra"] == 1 and sum(kernel.count.values()) == 8
     (add,) = kernel.users["%f4"]
     assert add.results == ["%f5"] and add.sources == ["%f4", "%f1"]
     assert [i.opcode for source in add.sources for i in kernel.origins(source, set())] == ["mul.f32"]
@@ -141,16 +119,6 @@ def test_kernels_have_the_launch_bounds_of_the_geometry(compiled: list[Compiled]
         assert threads == most, str(result)
         # ptxas ignores a bound that exceeds the threads of a multiprocessor.
         assert 2 * threads <= threads * blocks <= {(7, 5): 1024}.get(result.capability, 2048), str(result)
-
-
-def programs(name: str) -> Iterator[str]:
-    """Paths of an NVIDIA program: in the compilers' packages, and on PATH."""
-    spec = importlib.util.find_spec("nvidia")
-    for folder in (spec and spec.submodule_search_locations) or ():
-        yield from map(str, sorted(Path(folder).glob(f"*/bin/{name}")))
-    found = shutil.which(name)
-    if found:
-        yield found
 
 
 # --- Parameters -----------------------------------------------------------------------------------
@@ -203,28 +171,6 @@ def test_kernels_with_words_in_memory_have_the_same_parameters(compiled: list[Co
         # The kernel reads the addresses of the seed, the first row and the first column, and none of their values.
         words = result.kernel.count["ld.global.u64"] - by_value.kernel.count["ld.global.u64"]
         assert words >= 3, (str(result), words)
-
-
-@requires_gxx
-def test_parameters_have_the_offsets_of_the_cpp_structs(hopper: list[Compiled], tmp_path: Path) -> None:
-    fields = [("Draw", name) for name in _DRAW] + [("Geometry", name) for name in geometry.Geometry._fields]
-    lines = [
-        f'  std::printf("%zu %zu\\n", offsetof({kind}, {name}), sizeof({kind}{{}}.{name}));' for kind, name in fields
-    ]
-    source = "\n".join(
-        [
-            "#include <cstddef>", "#include <cstdio>", '#include "cuda/geometry.h"', "int main() {",
-            "  using namespace multisample;", *lines, "}", "",
-        ]
-    )  # fmt: skip
-    (tmp_path / "fields.cpp").write_text(source)
-    command = ["g++", "-std=c++17", f"-I{csrc_files.folder()}", "fields.cpp", "-o", "fields"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=SECONDS)
-    assert done.returncode == 0, done.stderr[-5000:]
-    output = subprocess.run([tmp_path / "fields"], capture_output=True, text=True, check=True).stdout
-    expected = [tuple(map(int, line.split())) for line in output.splitlines()]
-    expected[len(_DRAW) :] = [(offset + draw.PACKED_DRAW, size) for offset, size in expected[len(_DRAW) :]]
-    assert [(offset, _SIZES[kind]) for offset, kind in placed(hopper[0].kernel)] == expected
 
 
 # --- Arithmetic -----------------------------------------------------------------------------------
@@ -397,54 +343,8 @@ def test_square_roots_are_corrected(hopper: list[Compiled]) -> None:
 # --- Machine code ---------------------------------------------------------------------------------
 
 
-def machine_code(cubin: Path) -> list[tuple[str, str]]:
-    """Instructions and operands; the operand of a jump is the index of its target instruction."""
-    disassembler = next(programs("nvdisasm"), None)
-    if disassembler is None:
-        pytest.skip("nvdisasm is neither in package nvidia-cuda-nvdisasm nor on the PATH")
-    done = subprocess.run([disassembler, "-c", str(cubin)], capture_output=True, text=True, timeout=SECONDS)
-    assert done.returncode == 0, done.stderr[-2000:]
-    code, labels = list[tuple[str, str]](), dict[str, int]()
-    for line in done.stdout.splitlines():
-        if found := re.match(r"\s*(\.L_x_\d+):", line):
-            labels[found[1]] = len(code)
-        elif found := re.match(r"\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)\s*(.*?);", line):
-            code.append((found[1], found[2]))
-    return [
-        (name, str(labels[re.findall(r"\.L_x_\d+", operands)[-1]]) if name == "BRA" else operands)
-        for name, operands in code
-    ]
-
-
-def code_loops(code: list[tuple[str, str]]) -> Iterator[collections.Counter[str]]:
-    """Counts of the instructions in each row loop."""
-    for last, (name, operand) in enumerate(code):
-        if name == "BRA" and int(operand) < last:
-            found = collections.Counter(name for name, _ in code[int(operand) : last + 1])
-            if any(n.startswith("STG") for n in found) and not any(n.startswith("LDG") for n in found):
-                yield found
-
-
-def test_machine_code_has_no_additional_fused_operations(hopper: list[Compiled]) -> None:
-    """Each row has exactly the fused operations and the products of the formulas."""
-    plain = [result for result in hopper if result.variant[0] == "float32" and not result.variant[3]]
-    for result in plain:
-        code = machine_code(result.file.with_suffix(".cubin"))
-        found = collections.Counter(name for name, _ in code)
-        assert len(code) > 500 and not any(re.match(r"D(ADD|MUL|FMA|SETP)|CALL", name) for name in found), str(result)
-        loops = list(code_loops(code))
-        assert loops, str(result)
-        if result.transform != "float32" or result.is_transposed:
-            continue
-        for loop in loops:
-            rows = sum(count for name, count in loop.items() if re.match(r"LDS(\.U)?\.(128|64)", name))
-            # A row has two radii, with 20 fused operations each, and x = mu + sigma z.
-            assert loop["FFMA"] == (40 + result.width) * rows, (str(result), rows, loop["FFMA"])
-            assert loop["FMUL"] >= 18 * rows, (str(result), rows, loop["FMUL"])
-
-
 def test_advance_adds_one(compiled: list[Compiled]) -> None:
-    kernel = Kernel((compiled[0].file.parent / "advance.ptx").read_text(), 1)
+    kernel = Kernel((compiled[0].file.parent / "advance.ptx").read_text())
     assert kernel.parameters == ["u64"]
     ((added,), (stored,)) = (
         [i for i in kernel.instructions if i.opcode.startswith(name)] for name in ("add.", "st.global.u64")

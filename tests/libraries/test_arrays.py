@@ -19,10 +19,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
+from fake_backend import FakeBackend
 from tables import DTYPES
 
 import multisample
-from multisample import BackendStatus, BackendUnavailableError, _backends, _libraries, _plan, _streams, sample
+from multisample import _libraries, _plan, _streams, sample
 from multisample.backends import registry
 from multisample.backends.draw import HOST, Draw, ElementType, Operation, Vector, Word
 
@@ -185,7 +186,6 @@ def test_the_largest_integers_are_rounded_once() -> None:
 # --- Result types ---------------------------------------------------------------------------------
 
 LIST, INTEGER, NUMBER = "list", "integer", "number"
-WEAK = (LIST, INTEGER, NUMBER)
 PROMOTION = {
     **{(dtype, dtype): dtype for dtype in DTYPES},
     ("float16", "bfloat16"): "float32",
@@ -267,26 +267,6 @@ def test_dtype_accepts_the_names_and_types_of_every_library(name: str, spelling:
     check_same(y, x)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_narrow_results_are_the_float32_results_rounded_once(dtype: str) -> None:
-    x = sample(MU, SIGMA, 10_000, seed=1)
-    check_same(sample(MU, SIGMA, 10_000, seed=1, dtype=dtype), x.astype(DTYPES[dtype]))
-    # float64 inputs are rounded to the computing type first, not to the narrow type.
-    mu, sigma = MU + np.float64(1) / 3, SIGMA + np.float64(1) / 7
-    x = sample(mu.astype(np.float32), sigma.astype(np.float32), 1000, seed=1)
-    check_same(sample(mu, sigma, 1000, seed=1, dtype=dtype), x.astype(DTYPES[dtype]))
-    check_same(sample(mu, sigma, 1000, seed=1, dtype="float32"), x)
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_narrow_inputs_are_widened_exactly(dtype: str) -> None:
-    mu, sigma = (MU + np.float32(0.1)).astype(DTYPES[dtype]), (SIGMA + np.float32(0.1)).astype(DTYPES[dtype])
-    expected = sample(mu.astype(np.float64), sigma.astype(np.float64), N, seed=1)
-    check_same(sample(mu, sigma, N, seed=1, dtype="float64"), expected)
-    check_same(sample(strided(mu), sigma[:, None], N, seed=1, dtype="float64"), expected)
-    check_same(sample(mu, sigma, N, seed=1), sample(mu.astype(np.float32), sigma, N, seed=1).astype(DTYPES[dtype]))
-
-
 WITHOUT_ML_DTYPES = """
 import sys
 sys.modules["ml_dtypes"] = None
@@ -308,78 +288,6 @@ def test_numpy_bfloat16_without_ml_dtypes_raises_with_the_install_command() -> N
     assert "bfloat16" in message
     assert "pip install ml_dtypes" in message
     assert rest == "0 float16"
-
-
-# --- out= -----------------------------------------------------------------------------------------
-
-LAYOUTS: dict[str, Callable[[Any], Any]] = {
-    "contiguous": lambda memory: memory[:3, :N],
-    "strided": lambda memory: memory[1:7:2, 2 : 2 + 3 * N : 3],
-    "transposed": lambda memory: memory[:N, :3].T,
-    "a column of a cube": lambda memory: memory[: 3 * N, 3].reshape(3, N),
-}
-BACKWARDS: dict[str, Callable[[Any], Any]] = {
-    "rows backwards": lambda memory: memory[2::-1, 1 : N + 1],
-    "columns backwards": lambda memory: memory[:3, N - 1 :: -1],
-    "both backwards": lambda memory: memory[6:0:-2, 30 : 30 - 3 * N : -3],
-    "rows closer than columns": lambda memory: memory[:N, 3:0:-1].T,
-}
-
-
-def written(out: Any, memory: Array, view: Callable[[Any], Any]) -> Array:
-    """A mask of `memory` that is True for the elements of `out`."""
-    mask = np.zeros(memory.shape, bool)
-    target = view(mask)
-    if np.shares_memory(target, mask):
-        target[...] = True
-    return mask
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("layout", [*LAYOUTS, *BACKWARDS])
-def test_out_of_any_strides_is_written_in_place_and_returned(layout: str, dtype: str) -> None:
-    view = (LAYOUTS | BACKWARDS)[layout]
-    memory = np.full((30, 40), 99, DTYPES[dtype])
-    out = view(memory)
-    assert sample(MU, SIGMA, N, seed=1, dtype=dtype, out=out) is out
-    check_same(out, sample(MU, SIGMA, N, seed=1, dtype=dtype))
-    np.testing.assert_array_equal(memory != 99, written(out, memory, view))
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_out_of_torch_of_any_strides_is_written_in_place_and_returned(layout: str, dtype: str) -> None:
-    view = LAYOUTS[layout]
-    memory = torch.full((30, 40), 99, dtype=getattr(torch, dtype))
-    out = view(memory)
-    assert sample(torch.from_numpy(MU), torch.from_numpy(SIGMA), N, seed=1, dtype=dtype, out=out) is out
-    check_same(out.contiguous(), sample(MU, SIGMA, N, seed=1, dtype=dtype))
-    if out.untyped_storage().data_ptr() == memory.untyped_storage().data_ptr():
-        np.testing.assert_array_equal((memory != 99).numpy(), written(out, memory.float().numpy(), view))
-
-
-@pytest.mark.parametrize("n", [600, 40_000])
-def test_out_of_long_rows_may_have_any_strides(n: int) -> None:
-    expected = sample(MU, SIGMA, n, seed=1)
-    for memory in (np.empty((n, 3), np.float32).T, np.empty((3, 2 * n), np.float32)[:, ::2],
-                   np.empty((6, n + 1), np.float32)[::2, 1:], np.empty((3, n), np.float32)[:, ::-1]):  # fmt: skip
-        assert sample(MU, SIGMA, n, seed=1, out=memory) is memory
-        check_same(np.ascontiguousarray(memory), expected)
-
-
-def test_out_may_be_unaligned() -> None:
-    out = unaligned(np.zeros(3 * N, np.float32)).reshape(3, N)
-    assert not out.flags.aligned
-    assert sample(MU, SIGMA, N, seed=1, out=out) is out
-    check_same(out, REFERENCE)
-
-
-def test_out_does_not_change_dtype_or_numbers() -> None:
-    out = np.empty((3, N))
-    with pytest.raises(ValueError, match=r"^out: expected dtype float32, got float64"):
-        sample(MU, SIGMA, N, out=out)
-    assert sample(MU, SIGMA, N, seed=1, out=out, dtype="float64") is out
-    check_same(out, sample(MU.astype(np.float64), SIGMA.astype(np.float64), N, seed=1))
 
 
 # --- PyTorch on the CPU ---------------------------------------------------------------------------
@@ -407,15 +315,6 @@ def test_every_form_of_a_tensor_gives_the_same_bits(mu_form: str, sigma_form: st
     check_same(x, REFERENCE)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_tensors_of_every_dtype_give_the_bits_of_arrays(dtype: str) -> None:
-    mu, sigma = MU.astype(DTYPES[dtype]), SIGMA.astype(DTYPES[dtype])
-    kind = getattr(torch, dtype)
-    x = sample(torch.tensor(MU, dtype=kind), torch.tensor(SIGMA, dtype=kind), N, seed=1)
-    assert x.dtype is kind
-    check_same(x, sample(mu, sigma, N, seed=1))
-
-
 def test_a_number_or_a_scalar_tensor_may_accompany_a_tensor() -> None:
     twos = np.full(3, 2, np.float32)
     for two in (2, 2.0, torch.tensor(2.0), torch.tensor(2)):
@@ -423,37 +322,7 @@ def test_a_number_or_a_scalar_tensor_may_accompany_a_tensor() -> None:
         check_same(sample(two, torch.tensor(SIGMA), N, seed=1), sample(twos, SIGMA, N, seed=1))
 
 
-def test_a_parameter_is_accepted_under_no_grad() -> None:
-    mu, sigma = torch.nn.Parameter(torch.tensor(MU)), torch.nn.Parameter(torch.tensor(SIGMA))
-    out = torch.empty(3, N)
-    with torch.no_grad():
-        check_same(sample(mu, sigma, N, seed=1), REFERENCE)
-        assert sample(mu, sigma, N, seed=1, out=out) is out
-    check_same(out, REFERENCE)
-    assert mu.requires_grad
-
-
-def test_large_tensors_give_the_bits_of_arrays() -> None:
-    check_same(sample(torch.tensor(MU), torch.tensor(SIGMA), 50_000, seed=1), sample(MU, SIGMA, 50_000, seed=1))
-
-
 # --- DLPack on the CPU ----------------------------------------------------------------------------
-
-
-def test_an_array_with_only_dlpack_is_read_without_a_copy() -> None:
-    memory = np.zeros((3, N), np.float32)
-    out = DlpackOnly(memory)
-    check_same(sample(DlpackOnly(MU), DlpackOnly(SIGMA), N, seed=1), REFERENCE)
-    check_same(sample(DlpackOnly(MU[:, None]), 0.5, N, seed=1), sample(MU, 0.5, N, seed=1))
-    check_same(sample(DlpackOnly(strided(MU)), DlpackOnly(reversed_view(SIGMA)), N, seed=1), REFERENCE)
-    assert sample(DlpackOnly(MU), DlpackOnly(SIGMA), N, seed=1, out=out) is out
-    check_same(memory, REFERENCE)
-
-
-def test_dlpack_types_are_promoted_like_arrays() -> None:
-    assert sample(DlpackOnly(MU.astype(np.float64)), DlpackOnly(SIGMA), N).dtype == np.float64
-    assert sample(DlpackOnly(MU.astype(np.int16)), 1.0, N).dtype == np.float32
-    assert sample(DlpackOnly(MU.astype(np.float16)), 1.0, N).dtype == np.float16
 
 
 def test_values_behind_dlpack_are_checked() -> None:
@@ -489,30 +358,6 @@ def test_the_error_names_memory_that_no_backend_serves(kind: int) -> None:
 # --- JAX ------------------------------------------------------------------------------------------
 
 
-def test_jax_arrays_give_jax_arrays_with_equal_bits() -> None:
-    jax = pytest.importorskip("jax")
-    with jax.default_device(jax.devices("cpu")[0]):
-        mu, sigma = jax.numpy.asarray(MU), jax.numpy.asarray(SIGMA)
-        for x in (sample(mu, sigma, N, seed=1), sample(mu, sigma[:, None], N, seed=1, backend="cpu")):
-            assert isinstance(x, jax.Array)
-            check_same(x, REFERENCE)
-        check_same(sample(mu, 0.5, N, seed=1), sample(MU, 0.5, N, seed=1))
-        assert sample(mu, sigma, 0).shape == (3, 0)
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-def test_jax_arrays_may_have_every_dtype(dtype: str) -> None:
-    jax = pytest.importorskip("jax")
-    with jax.default_device(jax.devices("cpu")[0]):
-        mu, sigma = jax.numpy.asarray(MU), jax.numpy.asarray(SIGMA)
-        spelling = getattr(jax.numpy, dtype)
-        check_same(sample(mu, sigma, N, seed=1, dtype=spelling), sample(MU, SIGMA, N, seed=1, dtype=dtype))
-        narrow = MU.astype(DTYPES[dtype]), SIGMA.astype(DTYPES[dtype])
-        x = sample(mu.astype(spelling), sigma.astype(spelling), N, seed=1)
-        check_same(x, sample(*narrow, N, seed=1))
-        assert sample(MU, SIGMA, N, dtype=spelling).dtype == DTYPES[dtype]
-
-
 def test_jax_float64_requires_enabled_x64() -> None:
     jax = pytest.importorskip("jax")
     with jax.default_device(jax.devices("cpu")[0]):
@@ -526,15 +371,6 @@ def test_jax_float64_requires_enabled_x64() -> None:
             jax.config.update("jax_enable_x64", False)
 
 
-def test_a_jax_out_raises() -> None:
-    jax = pytest.importorskip("jax")
-    with jax.default_device(jax.devices("cpu")[0]):
-        mu, out = jax.numpy.asarray(MU), jax.numpy.zeros((3, N))
-        with pytest.raises(TypeError, match=r"^out: .*mutable.*JAX"):
-            sample(mu, 1.0, N, out=out)
-        assert (out == 0).all()
-
-
 def test_jax_arrays_use_our_default_generator() -> None:
     jax = pytest.importorskip("jax")
     with jax.default_device(jax.devices("cpu")[0]):
@@ -545,67 +381,19 @@ def test_jax_arrays_use_our_default_generator() -> None:
 # --- Third-party backends -------------------------------------------------------------------------
 
 
-@pytest.fixture
-def registered(monkeypatch: pytest.MonkeyPatch, new_choices: None) -> Callable[[Any], Any]:
-    """``registered(backend)``: registers a backend for this test only."""
-    monkeypatch.setattr(registry, "_registered", dict(registry._registered))
+class Recording(FakeBackend):
+    """A fake that also records what it adopts."""
 
-    def register(backend: Any) -> Any:
-        multisample.register_backend(backend)
-        return backend
-
-    return register
-
-
-class Recording:
-    """Delegates to the cpu backend, and records its calls."""
-
-    name = "recording"
-    device_kinds: tuple[str, ...] = ("cpu",)
-    host_library = "numpy"
-
-    def __init__(self) -> None:
-        self.launched: list[Draw] = []
+    def __init__(self, name: str = "recording") -> None:
+        super().__init__(name)
         self.adopted: list[Any] = []
-        self.available = True
-
-    def status(self) -> BackendStatus:
-        return BackendStatus(self.available, () if self.available else ("it is a test",), "1", "a pretence")
-
-    def prepare(self, device_kind: str) -> None:
-        pass
 
     def adopt(self, array: Any) -> Any:
         self.adopted.append(array)
         return array if isinstance(array, np.ndarray) else np.from_dlpack(array)
 
-    def launch(self, draw: Draw) -> None:
-        self.launched.append(draw)
-        registry.find("cpu").launch(draw._replace(device=HOST, stream=0))
-
-    def advancer(self, device: int) -> Callable[[int, int], None]:
-        raise AssertionError("there is no counter in host memory")
-
 
 FLOAT32, FLOAT64 = ElementType.float32, ElementType.float64
-
-
-@pytest.mark.parametrize("n", [N, 30_000])
-@pytest.mark.parametrize("library", ["numpy", "list", "torch"])
-def test_a_third_party_backend_draws_for_host_arrays(registered: Callable[[Any], Any], library: str, n: int) -> None:
-    backend = registered(Recording())
-    convert: Any = {"numpy": np.array, "list": np.ndarray.tolist, "torch": torch.tensor}[library]
-    expected = sample(MU, SIGMA, n, seed=1)
-    for _ in range(2):
-        check_same(sample(convert(MU), convert(SIGMA), n, seed=1, backend="recording"), expected)
-    assert len(backend.launched) == 2
-    for draw in backend.launched:
-        assert draw[1:][4:] == (
-            3, n, Word(1), Word(0), Word(0), Word(0), 0, 0, FLOAT32, Operation.sample, False, False, False, HOST,
-            0, 0, 0, 0,
-        )  # fmt: skip
-        assert (draw.row_stride, draw.column_stride) == (4 * n, 4)
-        assert {draw.mu.type, draw.sigma.type} <= {FLOAT32, FLOAT64}
 
 
 def test_every_argument_reaches_the_backend(registered: Callable[[Any], Any]) -> None:
@@ -627,24 +415,6 @@ def test_every_argument_reaches_the_backend(registered: Callable[[Any], Any]) ->
     assert draw[13:19] == (FLOAT64, Operation.sample, True, True, True, HOST)
     assert {type(word.value) for word in draw[7:11]} == {int}
     assert {type(flag) for flag in draw[15:18]} == {bool}
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
-def test_results_of_every_type_reach_the_backend(registered: Callable[[Any], Any], dtype: str) -> None:
-    backend = registered(Recording())
-    for x in (
-        sample(MU, SIGMA, N, seed=1, dtype=dtype, backend="recording"),
-        sample(torch.tensor(MU), torch.tensor(SIGMA), N, seed=1, dtype=dtype, backend="recording"),
-    ):
-        check_same(x, sample(MU, SIGMA, N, seed=1, dtype=dtype))
-    assert [draw.type for draw in backend.launched] == [ElementType[dtype]] * 2
-
-
-def test_empty_results_launch_nothing(registered: Callable[[Any], Any]) -> None:
-    backend = registered(Recording())
-    assert sample(MU, SIGMA, 0, backend="recording").shape == (3, 0)
-    assert sample([], [], 5, backend="recording").shape == (0, 5)
-    assert backend.launched == []
 
 
 def test_a_third_party_launcher_is_made_once_per_plan(registered: Callable[[Any], Any]) -> None:
@@ -670,18 +440,6 @@ def test_a_third_party_launcher_is_made_once_per_plan(registered: Callable[[Any]
         with pytest.raises(ValueError, match=r"^sigma: .*sigma\[2\] = -1"):
             sample(MU, np.array([1, 2, -1], np.float32), N, generator=generator, backend="recording", layout=layout)
     assert (backend.launched, generator.offset) == ([], 0)
-
-
-def test_a_named_backend_never_falls_back(registered: Callable[[Any], Any]) -> None:
-    backend = registered(Recording())
-    backend.available = False
-    for mu in (MU, MU.tolist(), torch.tensor(MU)):
-        for n in (N, 30_000):
-            with pytest.raises(BackendUnavailableError, match=r"^backend: 'recording' .*: it is a test"):
-                sample(mu, 1.0, n, backend="recording")
-    backend.available = True
-    assert sample(MU, SIGMA, N, backend="recording").shape == (3, N)
-    assert len(backend.launched) == 1
 
 
 def test_a_failing_backend_is_not_replaced(registered: Callable[[Any], Any]) -> None:
@@ -788,12 +546,11 @@ class OnDeviceByDlpack(DlpackOnly):
 class RecordingCuda(Recording):
     """A backend for device memory whose library is the stand-in for CuPy."""
 
-    name = "recording_cuda"
     device_kinds = ("cuda",)
     host_library = "cupy"
 
     def __init__(self, cupy: Any) -> None:
-        super().__init__()
+        super().__init__("recording_cuda")
         self.cupy = cupy
         self.ordered: list[tuple[int, int, int]] = []
 
@@ -869,9 +626,18 @@ def test_device_columns_and_numbers_reach_the_backend(cuda: RecordingCuda, cupy:
     check_same(draw(3, cupy.ndarray(SIGMA), N, seed=1).host, sample(np.full(3, 3, np.float32), SIGMA, N, seed=1))
 
 
+LAYOUTS: dict[str, Callable[[Any], Any]] = {
+    "contiguous": lambda memory: memory[:3, :N],
+    "strided": lambda memory: memory[1:7:2, 2 : 2 + 3 * N : 3],
+    "transposed": lambda memory: memory[:N, :3].T,
+    "both backwards": lambda memory: memory[6:0:-2, 30 : 30 - 3 * N : -3],
+    "rows closer than columns": lambda memory: memory[:N, 3:0:-1].T,
+}
+
+
 def test_out_on_a_device_is_written_through_its_strides(cuda: RecordingCuda, cupy: Any) -> None:
     memory = np.zeros((30, 40), np.float32)
-    for view in (LAYOUTS | BACKWARDS).values():
+    for view in LAYOUTS.values():
         out = cupy.ndarray(view(memory), 1)
         assert draw(cupy.ndarray(MU, 1), cupy.ndarray(SIGMA, 1), N, seed=1, out=out) is out
         check_same(np.ascontiguousarray(out.host), REFERENCE)
@@ -962,21 +728,6 @@ def test_host_inputs_are_checked_before_adoption(cuda: RecordingCuda) -> None:
     assert (cuda.launched, generator.offset) == ([], 0)
 
 
-def test_memory_that_the_named_backend_does_not_serve_raises(cuda: RecordingCuda, cupy: Any) -> None:
-    with pytest.raises(ValueError, match=r"^backend: 'cpu' serves cpu memory, got a CuPy array in cuda memory"):
-        sample(cupy.ndarray(MU), cupy.ndarray(SIGMA), N, backend="cpu")
-    with pytest.raises(ValueError, match=r"^backend: 'recording_cuda' serves cuda memory, got a PyTorch tensor in cpu"):
-        draw(torch.tensor(MU), torch.tensor(SIGMA), N)
-    with pytest.raises(
-        ValueError, match=r"^backend: 'recording_cuda' serves cuda .*, got an array of another library in"
-    ):
-        draw(DlpackOnly(MU), DlpackOnly(SIGMA), N)
-    cuda.available = False
-    _backends.forget()
-    with pytest.raises(BackendUnavailableError, match=r"^backend: 'recording_cuda' .*it is a test"):
-        draw(MU, SIGMA, N)
-
-
 def test_device_arrays_use_our_generators_only(cuda: RecordingCuda, cupy: Any) -> None:
     default = multisample.manual_seed(1)
     check_same(draw(cupy.ndarray(MU), cupy.ndarray(SIGMA), N).host, REFERENCE)
@@ -1022,13 +773,6 @@ def test_arrays_of_two_device_libraries_raise(cuda: RecordingCuda, cupy: Any) ->
             draw(mu, sigma, N)
     with pytest.raises(TypeError, match=r"^mu, sigma, out: .*one library, .*a NumPy array as out"):
         draw(cupy.ndarray(MU), cupy.ndarray(SIGMA), N, out=np.empty((3, N), np.float32))
-    assert cuda.launched == []
-
-
-def test_empty_device_results_launch_nothing(cuda: RecordingCuda, cupy: Any) -> None:
-    x = draw(cupy.ndarray(MU, 1), cupy.ndarray(SIGMA, 1), 0)
-    assert (type(x), x.shape, x.device.id) == (cupy.ndarray, (3, 0), 1)
-    assert draw(cupy.ndarray(MU[:0]), 1.0, 4).shape == (0, 4)
     assert cuda.launched == []
 
 

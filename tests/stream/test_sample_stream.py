@@ -8,6 +8,7 @@ strides, and is fast enough for whole matrices.
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import os
 import subprocess
@@ -26,7 +27,6 @@ from places import DATA, SUPPORT
 from tables import COLUMNS, DTYPES, NOISES, ROWS, slow_but
 
 import multisample
-from multisample.backends.kernels.cpu import kernel as cpu_kernels
 from multisample.backends.kernels.stream import arithmetic as intrinsics
 from multisample.backends.kernels.stream import normals, words
 from reference import stream
@@ -180,132 +180,49 @@ def test_zero_dimensions_or_samples_give_an_empty_result(
 
 # --- Shapes ---------------------------------------------------------------------------------------
 
-# Short rows that share a tile of 256 blocks, or are slightly too long for it; rows of at least 512 columns, which are
-# drawn in place; more than one tile; several threads; odd lengths.
-SHAPES = [
-    (1, 1), (1, 2), (2, 3), (3, 4), (1, 15), (2, 16), (3, 17), (700, 1), (257, 3), (300, 4), (86, 11), (129, 30),
-    (2, 511), (3, 512), (2, 513), (5, 1019), (2, 1024), (1, 1025), (3, 2047), (1, 4099), (100, 1001), (70, 1030),
-    (4000, 33), (1, 70001), (65537, 2), (3, 50001),
-]  # fmt: skip
+SHAPES = {
+    # Short rows that share a tile of 256 blocks, or are slightly too long for it; rows of at least 512 columns, which
+    # are drawn in place; more than one tile; several threads; odd lengths.
+    "dn": [
+        (1, 1), (1, 2), (2, 3), (3, 4), (1, 15), (2, 16), (3, 17), (700, 1), (257, 3), (300, 4), (86, 11), (129, 30),
+        (2, 511), (3, 512), (2, 513), (5, 1019), (2, 1024), (1, 1025), (3, 2047), (1, 4099), (100, 1001), (70, 1030),
+        (4000, 33), (1, 70001), (65537, 2), (3, 50001),
+    ],
+    # SIMD vectors extend over rows. With fewer than 16 rows, or a mostly empty last vector, several blocks share a
+    # vector. More than 256 rows (2048 in Numba, 8192 with common noise) are split. Also several threads, and partial
+    # blocks of four or eight columns at either end, or at both ends.
+    "nd": [
+        *((d, n) for d in (1, 2, 15, 16, 17, 31, 32, 33, 47, 129, 257) for n in range(1, 10)),
+        (2, 1501), (3, 700), (5, 333), (8, 301), (9, 260), (12, 200), (18, 301), (21, 150), (24, 90), (34, 131),
+        (39, 70), (49, 101), (52, 99), (64, 100), (128, 131), (300, 70), (513, 9), (2049, 5), (4097, 13), (8209, 3),
+        (65551, 2), (90000, 9), (33, 9001), (700, 601),
+    ],
+}  # fmt: skip
+QUICK_KINDS = [*itertools.product(["dn"], DTYPES), ("nd", "float32")]
 
 
 @pytest.mark.parametrize("antithetic", [False, True])
 @pytest.mark.parametrize("noise", NOISES)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", slow_but(QUICK_KINDS, itertools.product(SHAPES, DTYPES)), ids=" ".join)
 def test_every_shape_equals_the_elementwise_reference(
-    backend: str, bits: ToArray, dtype: str, noise: str, antithetic: bool
+    backend: str, to_numpy: ToArray, bits: ToArray, kind: tuple[str, str], noise: str, antithetic: bool
 ) -> None:
-    for d, n in SHAPES:
-        mu, sigma = vectors(d, n)
-        for window in (
-            {"dim_offset": 0, "sample_offset": 0},
-            {"dim_offset": 3, "sample_offset": 1 + (d + n) % 3},
-            {"dim_offset": ROWS - d, "sample_offset": COLUMNS - n},
-        ):
-            options: dict[str, Any] = {"seed": 21, "noise": noise, "antithetic": antithetic, **window}
-            got = multisample.sample(mu, sigma, n, backend=backend, dtype=dtype, **options)
-            assert np.array_equal(bits(got), elementwise(mu, sigma, n, dtype, **options)), (d, n, window)
-
-
-# SIMD vectors extend over rows. With fewer than 16 rows, or a mostly empty last vector, several blocks share a vector.
-# More than 256 rows (2048 in Numba, 8192 with common noise) are split. Also several threads, and partial blocks of four
-# or eight columns at either end, or at both ends.
-TALL_SHAPES = [
-    *((d, n) for d in (1, 2, 15, 16, 17, 31, 32, 33, 47, 129, 257) for n in range(1, 10)),
-    (2, 1501), (3, 700), (5, 333), (8, 301), (9, 260), (12, 200), (18, 301), (21, 150), (24, 90), (34, 131), (39, 70),
-    (49, 101), (52, 99), (64, 100), (128, 131), (300, 70), (513, 9), (2049, 5), (4097, 13), (8209, 3), (65551, 2),
-    (90000, 9), (33, 9001), (700, 601),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("antithetic", [False, True])
-@pytest.mark.parametrize("noise", NOISES)
-@pytest.mark.parametrize("dtype", slow_but(["float32"], DTYPES))
-def test_layout_nd_is_the_transpose(
-    backend: str, to_numpy: ToArray, bits: ToArray, dtype: str, noise: str, antithetic: bool
-) -> None:
-    for d, n in TALL_SHAPES:
+    layout, dtype = kind
+    for d, n in SHAPES[layout]:
         mu, sigma = vectors(d, n)
         for window in (
             {"dim_offset": 0, "sample_offset": 0},
             {"dim_offset": 3, "sample_offset": 1 + (d + n) % 7},
             {"dim_offset": ROWS - d, "sample_offset": COLUMNS - n},
         ):
-            options: dict[str, Any] = {"seed": 22, "noise": noise, "antithetic": antithetic, **window}
-            got = multisample.sample(mu, sigma, n, backend=backend, dtype=dtype, layout="nd", **options)
+            options: dict[str, Any] = {"seed": 21, "noise": noise, "antithetic": antithetic, **window}
+            got = multisample.sample(mu, sigma, n, backend=backend, dtype=dtype, layout=layout, **options)
             assert to_numpy(got).flags.c_contiguous
-            assert np.array_equal(bits(got), elementwise(mu, sigma, n, dtype, **options).T), (d, n, window)
+            expected = elementwise(mu, sigma, n, dtype, **options)
+            assert np.array_equal(bits(got), expected.T if layout == "nd" else expected), (d, n, window)
 
 
-@pytest.mark.parametrize("noise", NOISES)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_antithetic_columns_alternate_plain_columns_and_their_mirrors(
-    backend: str, bits: ToArray, dtype: str, noise: str
-) -> None:
-    # With public calls only: the mirrored sample with mean mu is the negated sample with mean -mu.
-    for d, n, start in [(1, 1, 0), (1, 1, 1), (3, 2, 1), (5, 37, 3), (40, 9, 2), (2, 1501, 7), (20, 600, 2**34 - 600)]:
-        mu, sigma = vectors(d, n)
-
-        def numbers(mean: Array, first: int, count: int, sigma: Array = sigma, **options: Any) -> Array:
-            x = multisample.sample(
-                mean, sigma, count,
-                backend=backend, seed=23, dtype=dtype, noise=noise, dim_offset=4, sample_offset=first, **options,
-            )  # fmt: skip
-            return bits(x).view(DTYPES[dtype]).astype(np.float64)
-
-        first, pairs = start // 2, (start + n + 1) // 2 - start // 2
-        both = np.stack((numbers(mu, first, pairs), -numbers(-mu, first, pairs)), axis=2).reshape(d, -1)
-        assert np.array_equal(numbers(mu, start, n, antithetic=True), both[:, start % 2 :][:, :n]), (d, n, start)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_the_shortcut_for_small_calls_gives_equal_bits(backend: str, bits: ToArray, dtype: str) -> None:
-    # Arrays of one dtype with only a seed or a generator have a shortcut.
-    for d, n in [(1, 1), (3, 5), (10, 1024), (16, 1024), (17, 1024), (2000, 8), (5, 513), (1, 3000), (300, 1)]:
-        mu, sigma = (x.astype(dtype) for x in vectors(d, n))
-        expected = elementwise(mu, sigma, n, dtype, seed=2**63 + 1)
-        later = elementwise(mu, sigma, n, dtype, seed=2**63 + 1, offset=2**40 + 3)
-        generator = multisample.Generator(2**63 + 1)
-        for layout, transpose in (("dn", np.asarray), ("nd", np.transpose)):
-            options: dict[str, Any] = {"backend": backend, "layout": layout}
-            got = bits(multisample.sample(mu, sigma, n, seed=2**63 + 1, **options))
-            assert got.flags.c_contiguous, (d, n, layout)
-            assert np.array_equal(got, transpose(expected)), (d, n, layout)
-            generator.state = {**generator.state, "offset": 2**40 + 3}
-            got = bits(multisample.sample(mu, sigma, n, generator=generator, **options))
-            assert np.array_equal(got, transpose(later)), (d, n, layout)
-            assert generator.offset == 2**40 + 4
-
-
-@pytest.mark.parametrize("antithetic", [False, True])
-@pytest.mark.parametrize("noise", NOISES)
-@pytest.mark.parametrize("layout", ["dn", "nd"])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_the_kernel_for_small_calls_writes_only_its_output(
-    dtype: str, layout: str, noise: str, antithetic: bool
-) -> None:
-    kernel = cpu_kernels.window_kernel(dtype, antithetic)
-    is_valid = cpu_kernels.value_kernel("float64" if dtype == "float64" else "float32")
-    real, element = (np.float64, np.uint64) if dtype == "float64" else (np.float32, np.uint32)
-    element = np.uint16 if dtype in ("float16", "bfloat16") else element
-    for d, n in [(1, 7), (7, 1), (3, 5), (8, 9), (15, 40), (16, 5), (17, 2), (33, 100), (100, 33)]:
-        mu, sigma = (x.astype(real) for x in vectors(d, n))
-        memory = np.full(d * n + 128, 7, element)
-        inner = memory[64:-64]
-        out = inner.reshape(d, n) if layout == "dn" else inner.reshape(n, d).T
-        assert is_valid(mu, sigma)
-        kernel(mu, sigma, out if element is np.uint16 else out.view(real), 5, 0, 2, 3, noise == "shared")
-        expected = elementwise(
-            mu, sigma, n, dtype, seed=5, noise=noise, dim_offset=2, sample_offset=3, antithetic=antithetic
-        )
-        assert np.array_equal(out, expected), (d, n)
-        assert (memory[:64] == 7).all(), (d, n)
-        assert (memory[-64:] == 7).all(), (d, n)
-        mu[-1] = np.nan
-        assert not is_valid(mu, sigma), (d, n)
-
-
-# --- Prefixes and windows -------------------------------------------------------------------------
+# --- Windows -------------------------------------------------------------------------------------
 
 seeds = st.integers(0, 2**64 - 1)
 dtypes = st.sampled_from(list(DTYPES))
@@ -327,21 +244,6 @@ def starts(limit: int, length: int) -> st.SearchStrategy[int]:
     powers = st.integers(0, limit.bit_length()).map(lambda exponent: min(1 << exponent, last))
     near = st.tuples(powers, st.integers(-5, 5)).map(lambda pair: min(max(sum(pair), 0), last))
     return st.one_of(st.integers(0, 8), near, st.integers(0, last), st.just(last))
-
-
-@settings(max_examples=100)
-@given(seed=seeds, dtype=dtypes, noise=noises, d=st.integers(1, 9), n=lengths, data=st.data())
-def test_fewer_samples_are_a_prefix_of_more_samples(
-    backend: str, bits: ToArray, seed: int, dtype: str, noise: str, d: int, n: int, data: st.DataObject
-) -> None:
-    mu, sigma = vectors(d, n)
-    whole = bits(multisample.sample(mu, sigma, n, backend=backend, seed=seed, dtype=dtype, noise=noise))
-    m = data.draw(st.integers(0, n), "fewer")
-    fewer = multisample.sample(mu, sigma, m, backend=backend, seed=seed, dtype=dtype, noise=noise)
-    assert np.array_equal(bits(fewer), whole[:, :m])
-    k = data.draw(st.integers(0, d), "fewer dimensions")
-    fewer = multisample.sample(mu[:k], sigma[:k], n, backend=backend, seed=seed, dtype=dtype, noise=noise)
-    assert np.array_equal(bits(fewer), whole[:k])
 
 
 @settings(max_examples=100)
@@ -393,31 +295,6 @@ def test_common_noise_is_row_0_of_independent_noise(backend: str, bits: ToArray,
         assert np.array_equal(bits(got), np.repeat(first, 3, axis=0))
 
 
-def test_a_wider_dtype_refines_the_same_sample(backend: str, to_numpy: ToArray) -> None:
-    d, n = 300, 4096
-    mu, sigma = np.zeros(d), np.ones(d)
-    drawn = {
-        dtype: to_numpy(multisample.sample(mu, sigma, n, backend=backend, seed=6, dtype=dtype)) for dtype in DTYPES
-    }
-    fine, single = drawn["float64"], drawn["float32"].astype(np.float64)
-    # Radius and u of each pair, from the float64 normals. The low words change u by less than half a step of the words,
-    # 2^-33, and two roundings to binary32 change u by at most 2^-23 of itself. The change of the logarithm is:
-    radius = np.repeat(np.hypot(fine[:, 0::2], fine[:, 1::2]), 2, axis=1)
-    u = np.exp(-(radius**2) / 2)
-    change = 2.0**-33 / u + 2.0**-23
-    # |r^2 - r'^2| = 2 |ln u - ln u'|, so |r - r'| <= 2 change / r, to first order, where the change is small. The angle
-    # changes by less than pi 2^-31, and the error of float32 is 1e-6 of the radius.
-    bound = 2 * change / radius + (np.pi * 2.0**-31 + 1e-6) * radius
-    sure = change < 1e-2
-    assert sure.mean() > 0.9999
-    assert (np.abs(fine - single)[sure] <= 1.02 * bound[sure]).all()
-    assert np.median(np.abs(fine - single)) < 1e-6
-
-    for dtype in ("float16", "bfloat16"):
-        rounded = drawn["float32"].astype(DTYPES[dtype])
-        assert np.array_equal(drawn[dtype].view(np.uint16), rounded.view(np.uint16)), dtype
-
-
 # --- Strides --------------------------------------------------------------------------------------
 
 
@@ -458,7 +335,7 @@ def test_inputs_of_any_strides_give_the_same_bits(backend: str, bits: ToArray, l
             for a, b in ((INPUT_LAYOUTS[layout](m), INPUT_LAYOUTS[layout](s)), (m, INPUT_LAYOUTS[layout](s))):
                 got = multisample.sample(a, b, n, backend=backend, seed=9, dtype=dtype)
                 assert np.array_equal(bits(got), expected), (d, n, real)
-                # Also without options: such calls may take the shortcut for small calls.
+                # Also without options.
                 if real == DTYPES[dtype]:
                     got = multisample.sample(a, b, n, backend=backend, seed=9)
                     assert np.array_equal(bits(got), expected), (d, n, real)
@@ -498,7 +375,7 @@ def test_lists_and_narrow_and_integer_inputs_are_rounded_to_the_computing_type(
 
 
 # Shape of the base array for a result of shape (d, n), and a function that makes the result's view of it.
-OUT_LAYOUTS: dict[str, tuple[Callable[[int, int], tuple[int, ...]], Callable[[Any, int, int], Any]]] = {
+OUTS: dict[str, tuple[Callable[[int, int], tuple[int, ...]], Callable[[Any, int, int], Any]]] = {
     "C": (lambda d, n: (d, n), lambda base, d, n: base),
     "Fortran": (lambda d, n: (n, d), lambda base, d, n: base.T),
     "every second column": (lambda d, n: (d, 2 * n), lambda base, d, n: base[:, ::2]),
@@ -516,66 +393,38 @@ OUT_LAYOUTS: dict[str, tuple[Callable[[int, int], tuple[int, ...]], Callable[[An
 
 
 @pytest.mark.parametrize("noise", NOISES)
-@pytest.mark.parametrize("layout", OUT_LAYOUTS)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("strides", OUTS)
+@pytest.mark.parametrize(("layout", "dtype"), QUICK_KINDS)
 def test_out_with_any_strides_gets_equal_bits_and_no_other_memory_changes(
     backend: str,
     place: Callable[[Array], Any],
     view_of: Callable[[Any, Array, Callable[[Any], Any]], Any],
     bits: ToArray,
+    strides: str,
     layout: str,
     dtype: str,
     noise: str,
 ) -> None:
-    shape, view = OUT_LAYOUTS[layout]
-    for d, n in [(0, 3), (1, 1), (5, 37), (3, 700), (400, 9), (2, 1500), (37, 3001), (300, 13)]:
+    shape, view = OUTS[strides]
+    sizes = [(0, 3), (1, 1), (5, 37), (3, 700), (33, 70), (400, 9), (2, 1500), (37, 3001), (300, 13)]
+    for (d, n), antithetic in itertools.product(sizes, (False, True)):
         mu, sigma = vectors(d, n)
-        poisoned = np.full(shape(d, n), 0x5A, np.uint8).astype(DTYPES[dtype])
+        rows, columns = (n, d) if layout == "nd" else (d, n)
+        poisoned = np.full(shape(rows, columns), 0x5A, np.uint8).astype(DTYPES[dtype])
         options: dict[str, Any] = {"seed": 13, "noise": noise, "dim_offset": 2, "sample_offset": 3}
-        for antithetic in (False, True):
-            options["antithetic"] = antithetic
-            expected = bits(poisoned.copy())
-            view(expected, d, n)[...] = elementwise(mu, sigma, n, dtype, **options)
-
-            base = place(poisoned)
-            try:
-                out = view_of(base, poisoned, functools.partial(view, d=d, n=n))
-            except ValueError:
-                pytest.skip("this backend's library has no such view")
-            got = multisample.sample(place(mu), place(sigma), n, backend=backend, dtype=dtype, out=out, **options)
-            assert got is out
-            assert np.array_equal(bits(base), expected), (d, n, antithetic)
-
-
-@pytest.mark.parametrize("antithetic", [False, True])
-@pytest.mark.parametrize("noise", NOISES)
-@pytest.mark.parametrize("layout", OUT_LAYOUTS)
-def test_layout_nd_writes_out_of_any_strides(
-    backend: str,
-    place: Callable[[Array], Any],
-    view_of: Callable[[Any, Array, Callable[[Any], Any]], Any],
-    bits: ToArray,
-    layout: str,
-    noise: str,
-    antithetic: bool,
-) -> None:
-    shape, view = OUT_LAYOUTS[layout]
-    for d, n in [(1, 1), (5, 37), (33, 70), (400, 9), (37, 3001)]:
-        mu, sigma = vectors(d, n)
-        poisoned = np.full(shape(n, d), 7, np.float32)
-        options: dict[str, Any] = {"seed": 24, "noise": noise, "sample_offset": 5, "antithetic": antithetic}
+        options["antithetic"] = antithetic
+        samples = elementwise(mu, sigma, n, dtype, **options)
         expected = bits(poisoned.copy())
-        view(expected, n, d)[...] = elementwise(mu, sigma, n, **options).T
+        view(expected, rows, columns)[...] = samples.T if layout == "nd" else samples
+
         base = place(poisoned)
         try:
-            out = view_of(base, poisoned, functools.partial(view, d=n, n=d))
+            out = view_of(base, poisoned, functools.partial(view, d=rows, n=columns))
         except ValueError:
             pytest.skip("this backend's library has no such view")
-        got = multisample.sample(
-            place(mu), place(sigma), n, backend=backend, dtype="float32", layout="nd", out=out, **options
-        )
-        assert got is out
-        assert np.array_equal(bits(base), expected), (d, n)
+        options |= {"dtype": dtype, "layout": layout, "backend": backend}
+        assert multisample.sample(place(mu), place(sigma), n, out=out, **options) is out
+        assert np.array_equal(bits(base), expected), (d, n, antithetic)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

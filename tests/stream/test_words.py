@@ -1,128 +1,43 @@
-"""Compiled words equal the published generator with the keys of the stream.
+"""Words equal the published generator with the keys of the stream.
 
-Compiled code passes words as uint64 whose upper half is undefined, so the tests fill it with random bits.
+The tests fill the upper halves of 32-bit words with random bits, which all functions ignore.
 """
 
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import numpy as np
-import pytest
-from numba import njit
 from places import DATA
+from stream_code import Array, Code
 
-from multisample.backends.kernels.stream import words
-from reference import stream
-
+PLACE = ("seed", "offset", "i", "g")
 WORDS = json.loads((DATA / "words.json").read_text())
 
-Words = np.ndarray[Any, np.dtype[np.uint64]]
 
-philox4x32_10, stream_key, word = words.philox4x32_10, words.stream_key, words.word
-
-
-@njit
-def philox(counters: Words, keys: Words) -> Words:
-    """Shapes (m, 4) and (m, 2) give (m, 4)."""
-    result = np.empty_like(counters)
-    for m in range(len(counters)):
-        c, k = counters[m], keys[m]
-        w0, w1, w2, w3 = philox4x32_10(c[0], c[1], c[2], c[3], k[0], k[1])
-        result[m, 0], result[m, 1], result[m, 2], result[m, 3] = word(w0), word(w1), word(w2), word(w3)
-    return result
+def from_hex(rows: list[list[str]]) -> Array:
+    return np.array([[int(text, 16) for text in row] for row in rows], np.uint64)
 
 
-@njit
-def stream_words(seeds: Words, offsets: Words, rows: Words, blocks: Words) -> Words:
-    """Inputs have shape (m,), and the result has shape (m, 4)."""
-    result = np.empty((len(seeds), 4), np.uint64)
-    for m in range(len(seeds)):
-        k0, k1 = stream_key(seeds[m])
-        high = offsets[m] >> np.uint64(32)
-        w0, w1, w2, w3 = philox4x32_10(blocks[m], rows[m], word(offsets[m]), high, k0, k1)
-        result[m, 0], result[m, 1], result[m, 2], result[m, 3] = word(w0), word(w1), word(w2), word(w3)
-    return result
+def with_random_upper_halves(values: Array) -> Array:
+    return values | np.random.default_rng(1).integers(2**32, size=values.shape, dtype=np.uint64) << np.uint64(32)
 
 
-@njit
-def keys_of(seeds: Words) -> Words:
-    result = np.empty((len(seeds), 2), np.uint64)
-    for m in range(len(seeds)):
-        result[m, 0], result[m, 1] = stream_key(seeds[m])
-    return result
-
-
-def uint64(values: Any) -> Words:
-    return np.array(values, np.uint64)
-
-
-def from_hex(rows: list[list[str]]) -> Words:
-    return uint64([[int(text, 16) for text in row] for row in rows])
-
-
-def random_words(shape: tuple[int, ...], seed: int, *, below: int = 2**32) -> Words:
-    return np.random.default_rng(seed).integers(below, size=shape, dtype=np.uint64)
-
-
-def with_random_upper_halves(values: Words, seed: int) -> Words:
-    return values | random_words(values.shape, seed) << np.uint64(32)
-
-
-@pytest.fixture(scope="module")
-def published() -> tuple[Words, Words, Words]:
+def test_words_equal_the_published_words(code: Code) -> None:
     entries = WORDS["philox4x32_10"]
     assert len(entries) == 3
     counters, keys, expected = (from_hex([entry[name] for entry in entries]) for name in ("counter", "key", "words"))
-    return counters, keys, expected
+    c, (k0, k1) = counters.T, keys.T
+    # The stream's key is the seed, XORed with "multsamp".
+    seeds = (k0 ^ np.uint64(0x6D756C74)) | (k1 ^ np.uint64(0x73616D70)) << np.uint64(32)
+    offsets = c[2] | c[3] << np.uint64(32)
+    got = code.words(seeds, offsets, with_random_upper_halves(c[1]), with_random_upper_halves(c[0]))
+    assert np.array_equal(got, expected)
 
 
-def test_philox_gives_the_published_words(published: tuple[Words, Words, Words]) -> None:
-    counters, keys, expected = published
-    assert np.array_equal(philox(counters, keys), expected)
-
-
-def test_upper_halves_of_words_are_ignored(published: tuple[Words, Words, Words]) -> None:
-    counters, keys, expected = published
-    for seed in range(20):
-        got = philox(with_random_upper_halves(counters, seed), with_random_upper_halves(keys, 1000 + seed))
-        assert np.array_equal(got, expected)
-
-
-def test_philox_equals_the_reference_on_random_and_edge_counters() -> None:
-    counters, keys = random_words((2000, 4), 1), random_words((2000, 2), 2)
-    edges = uint64([0, 1, 2**31 - 1, 2**31, 2**32 - 1])
-    for column, values in enumerate((*counters.T[:, :1000], *keys.T[:, :1000])):
-        values[:] = np.random.default_rng(column).choice(edges, 1000)
-    got = philox(with_random_upper_halves(counters, 3), with_random_upper_halves(keys, 4))
-    for counter, key, words_ in zip(counters.tolist(), keys.tolist(), got.tolist(), strict=True):
-        assert stream.philox4x32_10(tuple(counter), tuple(key)) == tuple(words_), (counter, key)
-
-
-def test_stream_words_equal_the_known_answers() -> None:
+def test_words_equal_the_known_answers(code: Code) -> None:
     entries = WORDS["stream"]
     assert len(entries) == 200
-    places = (uint64([entry[name] for entry in entries]) for name in ("seed", "offset", "i", "g"))
-    assert np.array_equal(stream_words(*places), from_hex([entry["words"] for entry in entries]))
-
-
-def test_stream_words_equal_the_reference_at_all_positions() -> None:
-    m = 1000
-    seeds, offsets = (random_words((m,), seed, below=2**64 - 1) for seed in (5, 6))
-    rows, blocks = random_words((m,), 7), random_words((m,), 8)
-    for column, values in enumerate((seeds, offsets, rows, blocks)):
-        edges = [0, 1, 2**32 - 1] if column >= 2 else [0, 1, 2**32 - 1, 2**32, 2**63, 2**64 - 1]
-        values[: m // 2] = np.random.default_rng(column).choice(uint64(edges), m // 2)
-    got = stream_words(seeds, offsets, with_random_upper_halves(rows, 9), with_random_upper_halves(blocks, 10))
-    for place, words_ in zip(
-        zip(*map(np.ndarray.tolist, (seeds, offsets, rows, blocks)), strict=True), got.tolist(), strict=True
-    ):
-        assert stream.words(*place) == tuple(words_), place
-
-
-def test_keys_differ_from_those_of_other_libraries() -> None:
-    seeds = [0, 1, 2**32 - 1, 2**32, 2**63, 2**64 - 1, *random_words((100,), 11, below=2**64 - 1).tolist()]
-    expected = [((seed & 0xFFFFFFFF) ^ 0x6D756C74, (seed >> 32) ^ 0x73616D70) for seed in seeds]
-    assert keys_of(uint64(seeds)).tolist() == [list(key) for key in expected]
-    assert b"".join(key.to_bytes(4, "big") for key in expected[0]) == b"multsamp"
+    seeds, offsets, i, g = (np.array([entry[name] for entry in entries], np.uint64) for name in PLACE)
+    got = code.words(seeds, offsets, with_random_upper_halves(i), with_random_upper_halves(g))
+    assert np.array_equal(got, from_hex([entry["words"] for entry in entries]))

@@ -18,7 +18,7 @@ from places import SHIM
 from multisample.backends.native import csrc_files
 
 __all__ = [
-    "ARCHITECTURES", "ELEMENTS", "SANITIZED", "SECONDS", "SHIM", "WARNINGS", "Program", "compile_runner",
+    "ARCHITECTURES", "ELEMENTS", "SANITIZED", "SECONDS", "SHIM", "Program", "compile_cpp", "compile_runner",
     "nvrtc_compile", "requires_gxx", "requires_nvrtc", "run_program",
 ]  # fmt: skip
 
@@ -31,6 +31,13 @@ requires_gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is no
 
 SANITIZED = ("-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 WARNINGS = ("-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas")
+
+
+def compile_cpp(*arguments: str | Path) -> None:
+    """Compile with g++, with the include folder of csrc and without warnings."""
+    command = ["g++", "-std=c++17", "-ffp-contract=off", *WARNINGS, *map(str, arguments), f"-I{csrc_files.folder()}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=2 * SECONDS)
+    assert done.returncode == 0, done.stderr[-5000:]
 
 
 def compile_runner(
@@ -62,13 +69,10 @@ def compile_runner(
         (folder / name).write_text(source)
     assert next(ids) == declarations
     # Optimization takes longer than it saves.
-    command = [
-        "g++", "-std=c++17", "-O0", "-ffp-contract=off", *SANITIZED, *WARNINGS, f"-DELEMENT={ELEMENTS[element]}",
-        *options, f"-I{folder}", f"-I{csrc_files.folder()}", f"-I{SHIM}", "-o", str(folder / program),
-        str(SHIM / f"{program}.cpp"),
-    ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=2 * SECONDS)
-    assert done.returncode == 0, done.stderr[-5000:]
+    compile_cpp(
+        "-O0", *SANITIZED, f"-DELEMENT={ELEMENTS[element]}", *options, f"-I{folder}", f"-I{SHIM}",
+        SHIM / f"{program}.cpp", "-o", folder / program,
+    )  # fmt: skip
 
 
 def run_program(program: Path, cases: bytes) -> subprocess.CompletedProcess[bytes]:

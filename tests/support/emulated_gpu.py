@@ -26,38 +26,6 @@ from multisample.backends.kernels.stream.arithmetic import from_float_bits
 from multisample.backends.kernels.stream.rounding import to_float16
 from multisample.backends.moments import PACKED_MOMENTS
 
-__all__ = [
-    "AVAILABLE",
-    "BrokenKernelError",
-    "all_of_warp",
-    "batch_index",
-    "block_index",
-    "compile_kernel",
-    "cosine",
-    "float16_bits",
-    "float16_value",
-    "from_lane",
-    "launch",
-    "load",
-    "load_shared",
-    "load_shared_quad",
-    "log2",
-    "once",
-    "opaque",
-    "shared_memory",
-    "shuffle_up",
-    "sine",
-    "square_root",
-    "store",
-    "store_quad",
-    "store_shared",
-    "store_shared_quad",
-    "store_vector",
-    "synchronize_block",
-    "synchronize_warp",
-    "thread_index",
-]
-
 Array = np.ndarray[Any, Any]
 
 AVAILABLE = sys.platform == "linux" and sys.maxsize > 2**32 and hasattr(ctypes.CDLL(None), "makecontext")
@@ -84,7 +52,7 @@ _FAILURES = {
     _NOT_ALIGNED: "makes a misaligned access to",
     _AGAIN: "writes an element twice in",
     _NOT_WRITTEN: "reads uninitialized",
-    _OF_OTHERS: "overwrites another warp's element before a barrier in",
+    _OF_OTHERS: "overwrites another warp's element too early in",
     _ENDLESS: "never ends, in",
     _TOO_MUCH: "allocates too much",
     _LEFT_WARP: "diverges from its warp",

@@ -25,8 +25,7 @@ from typing import Any
 from ptx_reader import Kernel
 from tables import STORES, Variant
 
-from multisample.backends import draw
-from multisample.backends.kernels.cuda import geometry, parameters
+from multisample.backends.kernels.cuda import parameters
 
 CANNOT = 3
 SECONDS = 900
@@ -56,47 +55,16 @@ class Compiled:
 
     @functools.cached_property
     def kernel(self) -> Kernel:
-        return Kernel(self.ptx, self.loads_per_row)
-
-    @property
-    def transform(self) -> str:
-        """The transform from words to normals."""
-        dtype, shared, _, fast, _ = self.variant
-        return "none" if shared else "float64" if dtype == "float64" else "fast" if fast else "float32"
-
-    @property
-    def width(self) -> int:
-        """Elements of a group."""
-        return 8 if self.variant[2] else 4
+        return Kernel(self.ptx)
 
     @property
     def way(self) -> str:
         return STORES[self.variant[4]]
 
     @property
-    def slots(self) -> int:
-        """Number of dimensions that a thread draws in one iteration of a loop."""
-        dtype, _, antithetic, _, _ = self.variant
-        size = draw.SIZES[dtype]
-        if self.way == "transposed":
-            return geometry.slots_of(size)
-        return geometry.staged_slots_of(size, antithetic) if self.is_transposed else 1
-
-    @property
     def is_transposed(self) -> bool:
         """Whether threads iterate over columns, with or without staging."""
         return self.way in ("transposed", "transposed_staged")
-
-    @property
-    def loads_per_row(self) -> float:
-        """Number of 16-byte loads from shared memory for each row.
-
-        A row loads mu, sigma and the row's precomputed words together. If a thread keeps these in registers, it loads
-        the precomputed words of a column, or with common noise its normals: once for all its dimensions, or with
-        staging once for each.
-        """
-        wide = self.transform == "float64" or (self.is_transposed and self.variant[0] == "float64")
-        return (2 if wide else 1) / (self.slots if self.way == "transposed" else 1)
 
     def __str__(self) -> str:
         dtype, shared, antithetic, fast, stores = self.variant

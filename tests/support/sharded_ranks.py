@@ -535,33 +535,6 @@ def gradients_of_plain_tensors_are_of_this_part(ranks: Ranks) -> None:
 
 
 @case
-def a_mean_that_every_rank_has_is_fitted(ranks: Ranks) -> None:
-    """Fitting a replicated mean with sharded samples gives the single-device result."""
-    if ranks.backend != "torch_ext":
-        return
-    mu, target = ranks.vectors(13)
-
-    def fitted(mean: torch.Tensor, draw: Callable[[torch.Tensor], torch.Tensor], goal: torch.Tensor) -> torch.Tensor:
-        mean = torch.nn.Parameter(mean.clone())
-        torch.manual_seed(11)
-        optimizer = torch.optim.Adam([mean], lr=0.5)
-        for _ in range(20):
-            optimizer.zero_grad()
-            (draw(mean) - goal).square().mean().backward()
-            optimizer.step()
-        return mean.detach()
-
-    alone = fitted(mu, lambda mean: ranks.single(mean, 0.1, 256), target[:, None])
-    spread = fitted(
-        ranks.on(ranks.line, mu, Replicate()),
-        lambda mean: ranks.sharded(mean, 0.1, 256, ranks.line, [Shard(1)]),
-        ranks.on(ranks.line, target[:, None], Replicate()),
-    )
-    assert not torch.allclose(alone, mu, atol=1)
-    assert torch.allclose(spread.full_tensor(), alone, atol=1e-3)
-
-
-@case
 def ranks_outside_the_mesh_take_no_part_in_gradients(ranks: Ranks) -> None:
     if ranks.backend != "torch_ext":
         return

@@ -8,7 +8,7 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -218,75 +218,3 @@ def test_normal_can_be_copied_pickled_and_subclassed(torch_device: str) -> None:
 
 
 # --- Training -------------------------------------------------------------------------------------
-
-Training = Callable[[Any, str], tuple[torch.Tensor, list[torch.Tensor]]]
-
-
-def trained(parameters: list[torch.Tensor], steps: int, loss: Callable[[], torch.Tensor]) -> torch.Tensor:
-    """The losses of the last fifth of the steps, where the learning rate is small."""
-    optimiser = torch.optim.Adam(parameters, lr=0.1)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps, eta_min=1e-3)
-    losses = []
-    for _ in range(steps):
-        optimiser.zero_grad()
-        value = loss()
-        value.backward()
-        optimiser.step()
-        schedule.step()
-        losses.append(value.detach())
-    return torch.stack(losses[-steps // 5 :]).double().cpu()
-
-
-def regression(kind: Any, device: str) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Variational inference for a regression with orthogonal regressors, whose posterior components are independent."""
-    d, observations, noise = 6, 48, 0.5
-    fixed = torch.Generator().manual_seed(1)
-    x = torch.linalg.qr(torch.randn(observations, d, generator=fixed)).Q * torch.linspace(1, 4, d)
-    y = (x @ torch.linspace(-1, 1, d) + noise * torch.randn(observations, generator=fixed)).to(device)
-    x = x.to(device)
-    loc, log_scale = (torch.zeros(d, device=device, requires_grad=True) for _ in range(2))
-    prior = distributions.Normal(torch.zeros(d, device=device), 1.0)
-
-    def loss() -> torch.Tensor:
-        q = kind(loc, log_scale.exp())
-        weights = q.rsample((8,))
-        likelihood = distributions.Normal(weights @ x.T, noise).log_prob(y).sum(1)
-        return kl_divergence(q, prior).sum() - likelihood.mean()
-
-    losses = trained([loc, log_scale], 400, loss)
-    precision = x.square().sum(0) / noise**2 + 1
-    mean, deviation = x.T @ y / noise**2 / precision, precision.rsqrt()
-    return losses, [(loc - mean) / deviation, log_scale - deviation.log()]
-
-
-def actor(kind: Any, device: str) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """A soft actor-critic policy: squashed normals with reparameterised actions, and a fixed critic."""
-    fixed = torch.Generator().manual_seed(1)
-    states = torch.randn(32, 3, generator=fixed).to(device)
-    wanted = torch.tanh(states @ torch.randn(3, 2, generator=fixed).to(device) / 2)
-    layer = torch.nn.Linear(3, 4)
-    with torch.no_grad():
-        for parameter in layer.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=fixed) / 4)
-    layer.to(device)
-
-    def loss() -> torch.Tensor:
-        loc, log_scale = layer(states).chunk(2, -1)
-        base = distributions.Independent(kind(loc, log_scale.clamp(-5, 2).exp()), 1)
-        policy = distributions.TransformedDistribution(base, [distributions.TanhTransform(cache_size=1)])
-        actions = policy.rsample((4,))
-        return (0.05 * policy.log_prob(actions) + (actions - wanted).square().sum(-1)).mean()
-
-    return trained(list(layer.parameters()), 400, loss), []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("training", [regression, actor])
-def test_training_converges_as_with_the_normal_of_pytorch(torch_device: str, training: Training) -> None:
-    torch.manual_seed(5)
-    (own, errors), (theirs, _) = training(Normal, torch_device), training(distributions.Normal, torch_device)
-    # Consecutive losses are weakly correlated. Their spread comes from the few samples per step.
-    spread = ((own.var() + theirs.var()) / len(own)).sqrt()
-    assert abs(own.mean() - theirs.mean()) < 5 * spread + 0.01 * theirs.mean().abs()
-    for error in errors:  # Errors of means in exact standard deviations, and of logarithms of standard deviations.
-        assert error.abs().max() < 0.15

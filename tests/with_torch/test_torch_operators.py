@@ -103,13 +103,25 @@ def test_the_sample_operator_has_the_bits_of_sample(
         assert got.is_contiguous()
         assert got.device.type == device.type
         assert np.array_equal(bits(got.T.contiguous() if transposed else got), bits(wanted)), (d, n)
+        out = torch.full_like(got, torch.nan)
+        in_place = operators.sample_(
+            out.T if transposed else out, mu.to(device), sigma.to(device), seed=-3,
+            offset=offset - 2**64 * (offset >= 2**63), shared=shared, **options,
+        )  # fmt: skip
+        assert in_place is None
+        assert torch.equal(out, got)
 
 
-def test_the_operator_has_the_fast_math_bits_of_sample(operators: Any, device: Any) -> None:
+@pytest.mark.parametrize("antithetic", [False, True])
+def test_the_operators_have_the_fast_math_bits_of_sample(operators: Any, device: Any, antithetic: bool) -> None:
     mu, sigma = (x.float().to(device) for x in vectors(70))
-    got = operators.sample(mu, sigma, 500, seed=3, fast_math=True)
-    assert torch.equal(got, multisample.sample(mu, sigma, 500, seed=3, fast_math=True, backend="torch_ext"))
-    assert torch.equal(got, operators.sample(mu, sigma, 500, seed=3)) == (device.type == "cpu")
+    options = {"seed": 3, "antithetic": antithetic}
+    got = operators.sample(mu, sigma, 500, fast_math=True, **options)
+    out = torch.empty_like(got)
+    operators.sample_(out, mu, sigma, fast_math=True, **options)
+    assert torch.equal(out, got)
+    assert torch.equal(got, multisample.sample(mu, sigma, 500, fast_math=True, backend="torch_ext", **options))
+    assert torch.equal(got, operators.sample(mu, sigma, 500, **options)) == (device.type == "cpu")
 
 
 def test_the_operator_promotes_dtypes_as_sample_does(operators: Any, device: Any) -> None:
@@ -157,7 +169,7 @@ def test_an_offset_tensor_replaces_the_offset_argument(operators: Any, device: A
 
 def test_operators_raise_for_invalid_arguments(operators: Any, device: Any) -> None:
     mu, sigma, grad = torch.zeros(5, device=device), torch.ones(5, device=device), torch.ones((5, 7), device=device)
-    counter = torch.zeros(1, dtype=torch.int64, device=device)
+    counter, where = torch.zeros(1, dtype=torch.int64, device=device), "cuda:0" if device.type == "cuda" else "cpu"
     cases: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
         ("sample", (mu[:, None], sigma, 7), {}, r"mu .*shape \(5, 1\)"),
         ("sample", (mu, sigma[:4], 7), {}, r"sigma .*shape \(4,\)"),
@@ -167,7 +179,24 @@ def test_operators_raise_for_invalid_arguments(operators: Any, device: Any) -> N
         ("sample", (mu, sigma, 7), {"dim_offset": 2**32 - 4}, r"dim_offset .*2\*\*32"),
         ("sample", (mu, sigma, 7), {"counter": counter.expand(2)}, r"counter .*int64.*shape \(2,\)"),
         ("sample_", (grad, mu, sigma), {"counter": counter.int()}, "counter .*int64.*int32"),
-        ("sample_", (grad, mu, sigma), {"sample_offset": -1}, r"sample_offset .*2\*\*34.*-1"),
+        ("sample_", (grad.view(-1), mu, sigma), {}, rf"out .*two dimensions.*shape \(35,\).*float32.*on {where}"),
+        ("sample_", (grad[None], mu, sigma), {}, r"out .*shape \(1, 5, 7\)"),
+        ("sample_", (grad.long(), mu, sigma), {}, "out .*float64.*dtype int64"),
+        ("sample_", (grad.to(torch.complex64), mu, sigma), {}, "out .*Complex"),
+        ("sample_", (grad[:, :1].expand(5, 7), mu, sigma), {}, r".*out .*share memory.*strides \(7, 0\)"),
+        ("sample_", (grad[:1].expand(5, 7), mu, sigma), {}, r".*out .*share memory.*strides \(0, 1\)"),
+        ("sample_", (grad, mu[:4], sigma), {}, r"mu .*shape \(d,\).*shape \(4,\).*shape \(5, 7\)"),
+        ("sample_", (grad, mu[0], sigma), {}, r"mu .*shape \(\)"),
+        ("sample_", (grad, mu, sigma[:, None]), {}, r"sigma .*shape \(5, 1\)"),
+        ("sample_", (grad, mu, sigma.bool()), {}, "sigma .*Bool"),
+        *(
+            ("sample_", (grad, mu, sigma), {name: offset}, rf"{name} .*2\*\*{power}.*{offset}; {size}")
+            for name, power, size, offsets in (
+                ("dim_offset", 32, "d is 5", (-1, 2**32 - 4, 2**63 - 1)),
+                ("sample_offset", 34, "n is 7", (-1, 2**34 - 6, -(2**63))),
+            )
+            for offset in offsets
+        ),
         ("sample_backward", (mu,), {}, r"grad .*two dimensions.*shape \(5,\)"),
         ("sample_backward", (grad.long(),), {}, "grad .*int64"),
         ("sample_backward", (grad,), {"dim_offset": -1}, r"dim_offset .*2\*\*32.*-1; d is 5"),
@@ -178,6 +207,8 @@ def test_operators_raise_for_invalid_arguments(operators: Any, device: Any) -> N
     if device.type == "cuda":
         cases += [
             ("sample", (mu, sigma.cpu(), 7), {}, "sigma must be on the device of out.*on cpu.*on cuda"),
+            ("sample_", (grad, mu.cpu(), sigma), {}, "mu must be on the device of out.*on cpu.*on cuda:0"),
+            ("sample_", (grad.cpu(), mu, sigma), {}, "mu must be on the device of out.*on cuda:0.*on cpu"),
             ("sample", (mu, sigma, 7), {"counter": counter.cpu()}, "counter must be on the device of out.*on cpu"),
             ("sample_backward", (grad,), {"counter": counter.cpu()}, "counter must be on the device of grad.*on cpu"),
         ]
@@ -399,7 +430,7 @@ def cuda(device: Any) -> None:
 @pytest.mark.usefixtures("cuda")
 def test_operators_run_on_the_current_stream_of_the_device(operators: Any) -> None:
     for index in range(torch.cuda.device_count()):
-        grad = torch.zeros((300, 5000), device=f"cuda:{index}")
+        grad, out = (torch.zeros((300, 5000), device=f"cuda:{index}") for _ in range(2))
         wanted = operators.sample_backward(grad + 1, seed=1)
         stream = torch.cuda.Stream(index)
         torch.cuda.synchronize(index)
@@ -407,8 +438,10 @@ def test_operators_run_on_the_current_stream_of_the_device(operators: Any) -> No
             torch.cuda._sleep(10**8)
             grad += 1
             got = operators.sample_backward(grad, seed=1)
+            operators.sample_(out, grad[:, 0], grad[:, 1] - 1, seed=1)
         stream.synchronize()
         assert [sums.device.index for sums in got] == [index, index]
+        assert bool((out == 1).all())
         for sums, again in zip(wanted, got, strict=True):
             assert torch.equal(sums, again)
 

@@ -1,7 +1,7 @@
 """Derive the float64 coefficients of the stream (STREAM.md), so that they are reproducible.
 
-The script derives the coefficients from the approximated functions only, prints them as C literals,
-and measures the errors of the polynomials and of the whole binary64 evaluation.
+The script derives the coefficients from the approximated functions only, and prints them as C literals, with the
+errors of the polynomials.
 
 Run it with ``python tests/support/reference/float64_coefficients.py``; the output is always the same.
 
@@ -14,11 +14,8 @@ whose truncation error is below 2^-54, half of the rounding error of one binary6
 
 from __future__ import annotations
 
-import math
 import random
-import struct
 from collections.abc import Callable, Iterator, Sequence
-from fractions import Fraction
 from typing import Any, NamedTuple
 
 import mpmath
@@ -196,72 +193,7 @@ def derive() -> Coefficients:
     )
 
 
-# --- The whole evaluation -------------------------------------------------------------------------
-
-
-class Evaluation(NamedTuple):
-    """The results of the binary64 transform for one pair of words."""
-
-    u: float
-    y: float
-    R: float
-    s: float
-    c: float
-    first: float
-    second: float
-
-
-def _fma(x: float, y: float, z: float) -> float:
-    # Exact, then rounded once: Python divides integers with correct rounding.
-    return float(Fraction(x) * Fraction(y) + Fraction(z))
-
-
-def _horner(coefficients: Sequence[float], x: float) -> float:
-    p = coefficients[0]
-    for coefficient in coefficients[1:]:
-        p = _fma(p, x, coefficient)
-    return p
-
-
-def _bits(x: float) -> int:
-    return int(struct.unpack("<q", struct.pack("<d", x))[0])
-
-
-def _float(bits: int) -> float:
-    return float(struct.unpack("<d", struct.pack("<q", bits))[0])
-
-
-def evaluate(coefficients: Coefficients, a: int, b: int) -> Evaluation:
-    """Evaluate the float64 transform in binary64.
-
-    Parameters
-    ----------
-    coefficients : Coefficients
-        Coefficients from ``derive``.
-    a : int
-        The radius word A, 0 <= a < 2^64.
-    b : int
-        The angle word B, as a signed number, -2^63 <= b < 2^63.
-    """
-    u = min(_fma(float(a), 2.0**-64, 2.0**-65), 1 - 2.0**-53)
-    # Python integers act like endless two's complement: & keeps the sign of the difference.
-    e = (_bits(u) - 0x3FE5555555555555) & ~0x000FFFFFFFFFFFFF
-    f = _float(_bits(u) - e) - 1
-    radius = math.sqrt(_fma(float(e), coefficients.LE, _horner(coefficients.L, f) * f))
-    y = float(b) * 2.0**-63
-    q = y * y
-    s = _horner(coefficients.S, q) * y
-    c = _horner(coefficients.C, q)
-    return Evaluation(u, y, radius, s, c, radius * _fma(-s, s, 0.5), radius * (s * c))
-
-
-class Errors(NamedTuple):
-    """Largest errors of the binary64 evaluation against real arithmetic."""
-
-    R: float  # relative
-    s: float  # absolute
-    c: float  # absolute
-    z: float  # absolute, in units of the radius sqrt(-2 ln u)
+# --- Words at which errors are measured, and errors -----------------------------------------------
 
 
 def measurement_words(count: int) -> Iterator[tuple[int, int]]:
@@ -294,33 +226,6 @@ def measurement_words(count: int) -> Iterator[tuple[int, int]]:
         yield a, b
 
 
-@mpmath.workdps(40)
-def measure(coefficients: Coefficients, count: int) -> Errors:
-    """Measure the evaluation against real arithmetic, over edges and ``count`` random pairs.
-
-    The real arithmetic starts from the binary64 numbers u and y of the stream. (The rounding of B to
-    y turns the angle by at most pi * 2^-54 = 1.7e-16.)
-    """
-    largest = Errors(0.0, 0.0, 0.0, 0.0)
-    for a, b in measurement_words(count):
-        got = evaluate(coefficients, a, b)
-        radius = mpmath.sqrt(-2 * mpmath.log(mpmath.mpf(got.u)))
-        y = mpmath.mpf(got.y)
-        errors = Errors(
-            R=float(abs(got.R / (2 * radius) - 1)),
-            s=float(abs(got.s - mpmath.sinpi(y / 2))),
-            c=float(abs(got.c - mpmath.cospi(y / 2))),
-            z=float(
-                max(
-                    abs(got.first / radius - mpmath.cospi(y)),
-                    abs(got.second / radius - mpmath.sinpi(y)),
-                )
-            ),
-        )
-        largest = Errors(*map(max, largest, errors))
-    return largest
-
-
 @mpmath.workdps(DIGITS)
 def truncation_errors(coefficients: Coefficients) -> dict[str, float]:
     """Errors of the rounded polynomials in exact arithmetic, on grids finer than the fit's."""
@@ -340,7 +245,7 @@ def truncation_errors(coefficients: Coefficients) -> dict[str, float]:
 
 
 def main() -> None:
-    """Print the coefficients as C literals, and their errors."""
+    """Print the coefficients as C literals, and the errors of the polynomials."""
     coefficients = derive()
     for name, values in coefficients._asdict().items():
         if isinstance(values, float):
@@ -353,14 +258,6 @@ def main() -> None:
     for name, error in truncation_errors(coefficients).items():
         kind = "relative" if name == "L" else "absolute"
         print(f"    {name}: {error * 2**54:.3f} ({kind})")
-
-    count = 12000
-    errors = measure(coefficients, count)
-    print(f"\nbinary64 evaluation against real arithmetic, over edges and {count} random pairs:")
-    print(f"    R: {errors.R:.3e} relative")
-    print(f"    s: {errors.s:.3e} absolute")
-    print(f"    c: {errors.c:.3e} absolute")
-    print(f"    z: {errors.z:.3e} relative to the radius")
 
 
 if __name__ == "__main__":

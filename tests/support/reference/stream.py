@@ -63,20 +63,6 @@ def words64(seed: int, offset: int, i: int, g: int) -> Words:
     return _block(seed, offset, i, g, 0x66363474)
 
 
-def pair_f32(seed: int, offset: int, i: int, j: int) -> tuple[int, int]:
-    """Radius word a and angle word b, unsigned, of the pair that contains column j."""
-    w = words(seed, offset, i, j // 4)
-    return (w[0], w[1]) if j % 4 < 2 else (w[2], w[3])
-
-
-def pair_f64(seed: int, offset: int, i: int, j: int) -> tuple[int, int]:
-    """Radius word A = w:l and angle word B = w:l, unsigned, of the pair that contains column j."""
-    w = words(seed, offset, i, j // 4)
-    low = words64(seed, offset, i, j // 4)
-    wide = [(high << 32) | rest for high, rest in zip(w, low, strict=True)]
-    return (wide[0], wide[1]) if j % 4 < 2 else (wide[2], wide[3])
-
-
 def _signed(word: int, width: int) -> int:
     """Read an unsigned word as two's complement (a number that is signed already stays)."""
     half = 1 << (width - 1)
@@ -204,8 +190,8 @@ def from_bits(pattern: int, dtype: str) -> float:
 # --- The transform: "Portable float32 normals" and "float64" --------------------------------------
 
 
-def _hex(*literals: str) -> tuple[float, ...]:
-    return tuple(map(float.fromhex, literals))
+def _hex(literals: str) -> tuple[float, ...]:
+    return tuple(map(float.fromhex, literals.split()))
 
 
 class Transform(NamedTuple):
@@ -228,31 +214,17 @@ F32 = Transform(
     word=32,
     mantissa=23,
     two_thirds=0x3F2AAAAB,
-    L=_hex(
-        "0x1.3ab066p+0",
-        "-0x1.5e6fdap+0",
-        "0x1.504890p+0",
-        "-0x1.956702p+0",
-        "0x1.0013fap+1",
-        "-0x1.55618ap+1",
-        "0x1.ffffd6p+1",
-        "-0x1.fffffap+2",
-    ),
+    L=_hex("""
+        0x1.3ab066p+0 -0x1.5e6fdap+0 0x1.504890p+0 -0x1.956702p+0 0x1.0013fap+1 -0x1.55618ap+1
+        0x1.ffffd6p+1 -0x1.fffffap+2
+    """),
     LE=float.fromhex("-0x1.62e430p-21"),
-    S=_hex(
-        "0x1.3c4b2cp-13",
-        "-0x1.3232fap-8",
-        "0x1.46676ep-4",
-        "-0x1.4abbb6p-1",
-        "0x1.921fb4p+0",
-    ),
-    C=_hex(
-        "0x1.c2b9a6p-11",
-        "-0x1.55041ap-6",
-        "0x1.03bdaap-2",
-        "-0x1.3bd3b0p+0",
-        "0x1.000000p+0",
-    ),
+    S=_hex("""
+        0x1.3c4b2cp-13 -0x1.3232fap-8 0x1.46676ep-4 -0x1.4abbb6p-1 0x1.921fb4p+0
+    """),
+    C=_hex("""
+        0x1.c2b9a6p-11 -0x1.55041ap-6 0x1.03bdaap-2 -0x1.3bd3b0p+0 0x1.000000p+0
+    """),
 )
 
 # L, LE, S and C were derived by float64_coefficients.py beside this file.
@@ -262,51 +234,24 @@ F64 = Transform(
     word=64,
     mantissa=52,
     two_thirds=0x3FE5555555555555,
-    L=_hex(
-        "0x1.62bd204bc581cp-1",
-        "-0x1.6b3d2b009ccdcp-1",
-        "0x1.75051d34ad805p-2",
-        "-0x1.95b0683003410p-2",
-        "0x1.05f7923b08ae0p-1",
-        "-0x1.163d9c867621bp-1",
-        "0x1.240d2b1787129p-1",
-        "-0x1.3aa95ab6613f6p-1",
-        "0x1.555c8ea50386fp-1",
-        "-0x1.74624cbe9c486p-1",
-        "0x1.99995b6e873bcp-1",
-        "-0x1.c71c4a8c0361ap-1",
-        "0x1.0000009ea359dp+0",
-        "-0x1.24924977d8d52p+0",
-        "0x1.55555553a1926p+0",
-        "-0x1.99999998ecb51p+0",
-        "0x1.0000000001068p+1",
-        "-0x1.5555555555930p+1",
-        "0x1.ffffffffffffbp+1",
-        "-0x1.0000000000000p+3",
-    ),
+    L=_hex("""
+        0x1.62bd204bc581cp-1 -0x1.6b3d2b009ccdcp-1 0x1.75051d34ad805p-2 -0x1.95b0683003410p-2
+        0x1.05f7923b08ae0p-1 -0x1.163d9c867621bp-1 0x1.240d2b1787129p-1 -0x1.3aa95ab6613f6p-1
+        0x1.555c8ea50386fp-1 -0x1.74624cbe9c486p-1 0x1.99995b6e873bcp-1 -0x1.c71c4a8c0361ap-1
+        0x1.0000009ea359dp+0 -0x1.24924977d8d52p+0 0x1.55555553a1926p+0 -0x1.99999998ecb51p+0
+        0x1.0000000001068p+1 -0x1.5555555555930p+1 0x1.ffffffffffffbp+1 -0x1.0000000000000p+3
+    """),
     LE=float.fromhex("-0x1.62e42fefa39efp-50"),
-    S=_hex(
-        "0x1.8d539c15d9c78p-38",
-        "-0x1.6ef2a489bf608p-31",
-        "0x1.e8efa99059688p-25",
-        "-0x1.e3074002ed07ap-19",
-        "0x1.507834679cf6bp-13",
-        "-0x1.32d2cce5e020ep-8",
-        "0x1.466bc67759f09p-4",
-        "-0x1.4abbce625be38p-1",
-        "0x1.921fb54442d18p+0",
-    ),
-    C=_hex(
-        "0x1.16540fab4bfdcp-34",
-        "-0x1.b69367629ce5dp-28",
-        "0x1.f9d2489ceabdep-22",
-        "-0x1.a6d1efa85da23p-16",
-        "0x1.e1f50680e342bp-11",
-        "-0x1.55d3c7e3bf6cfp-6",
-        "0x1.03c1f081b599ap-2",
-        "-0x1.3bd3cc9be45dcp+0",
-        "0x1.0000000000000p+0",
-    ),
+    S=_hex("""
+        0x1.8d539c15d9c78p-38 -0x1.6ef2a489bf608p-31 0x1.e8efa99059688p-25 -0x1.e3074002ed07ap-19
+        0x1.507834679cf6bp-13 -0x1.32d2cce5e020ep-8 0x1.466bc67759f09p-4 -0x1.4abbce625be38p-1
+        0x1.921fb54442d18p+0
+    """),
+    C=_hex("""
+        0x1.16540fab4bfdcp-34 -0x1.b69367629ce5dp-28 0x1.f9d2489ceabdep-22 -0x1.a6d1efa85da23p-16
+        0x1.e1f50680e342bp-11 -0x1.55d3c7e3bf6cfp-6 0x1.03c1f081b599ap-2 -0x1.3bd3cc9be45dcp+0
+        0x1.0000000000000p+0
+    """),
 )
 
 
@@ -326,8 +271,18 @@ def _radius(a: int, k: Transform) -> float:
     return sqrt(fma(convert(e, k.fmt), k.LE, log_f, k.fmt), k.fmt)
 
 
+def pair(seed: int, offset: int, i: int, j: int, k: Transform) -> tuple[int, int]:
+    """Radius word and angle word, unsigned, of the pair that contains column j; float64 has 64 bits each, w:l."""
+    w = words(seed, offset, i, j // 4)
+    if k is F64:
+        low = words64(seed, offset, i, j // 4)
+        w = tuple((high << 32) | rest for high, rest in zip(w, low, strict=True))
+    return (w[0], w[1]) if j % 4 < 2 else (w[2], w[3])
+
+
 @functools.lru_cache(maxsize=4096)  # two neighbouring columns share one evaluation
-def _transform(a: int, b: int, k: Transform) -> tuple[float, float]:
+def transform(a: int, b: int, k: Transform) -> tuple[float, float]:
+    """Normals of a pair of words, for the even and the odd column. `b` is unsigned, or signed as the spec reads it."""
     radius = _radius(a, k)
     # Line "y = f(b) * 2^-(w-1);  q = y * y"
     y = mul(convert(_signed(b, k.word), k.fmt), 2.0 ** -(k.word - 1), k.fmt)
@@ -341,42 +296,13 @@ def _transform(a: int, b: int, k: Transform) -> tuple[float, float]:
     return first, second
 
 
-def transform_f32(a: int, b: int) -> tuple[float, float]:
-    """Portable float32 normals of a pair of words.
-
-    Parameters
-    ----------
-    a : int
-        Radius word, 0 <= a < 2^32.
-    b : int
-        Angle word, unsigned, or signed as the spec reads it.
-
-    Returns
-    -------
-    first, second : float
-        Binary32 numbers, for the even and the odd column.
-    """
-    return _transform(a, b, F32)
-
-
-def transform_f64(a: int, b: int) -> tuple[float, float]:
-    """Float64 normals of a pair of 64-bit words, A and B of the spec; see ``transform_f32``."""
-    return _transform(a, b, F64)
+def normal(seed: int, offset: int, i: int, j: int, k: Transform) -> int:
+    """Bit pattern of the normal z[i, j]."""
+    return bits(_normal(seed, offset, i, j, k), k.dtype)
 
 
 def _normal(seed: int, offset: int, i: int, j: int, k: Transform) -> float:
-    pair = pair_f32 if k is F32 else pair_f64
-    return _transform(*pair(seed, offset, i, j), k)[j % 2]
-
-
-def normal_f32(seed: int, offset: int, i: int, j: int) -> int:
-    """Bit pattern of the portable float32 normal z[i, j]."""
-    return bits(_normal(seed, offset, i, j, F32), "float32")
-
-
-def normal_f64(seed: int, offset: int, i: int, j: int) -> int:
-    """Bit pattern of the float64 normal z[i, j]."""
-    return bits(_normal(seed, offset, i, j, F64), "float64")
+    return transform(*pair(seed, offset, i, j, k), k)[j % 2]
 
 
 # --- "The sample" ---------------------------------------------------------------------------------
@@ -442,41 +368,19 @@ def sample(
 DIGITS = 40
 
 
-def _real_radius(a: int, k: Transform) -> Real:
+def real_radius(a: int, k: Transform) -> Real:
+    """sqrt(-2 ln u) to 40 digits, u being the binary32 or binary64 number of the spec."""
     with mpmath.workdps(DIGITS):
         return mpmath.sqrt(-2 * mpmath.log(mpmath.mpf(_uniform(a, k))))
 
 
-def _real_transform(a: int, b: int, k: Transform) -> tuple[Real, Real]:
+def real_transform(a: int, b: int, k: Transform) -> tuple[Real, Real]:
+    """The normals of a pair of words in real arithmetic, to 40 digits.
+
+    u is the number of the spec; everything after it is real. For float64, y = f64(B) * 2^-63 is too.
+    """
     with mpmath.workdps(DIGITS):
-        radius = _real_radius(a, k)
-        angle = _signed(b, k.word)
-        # The spec's real line has t = pi * b * 2^-31; for float64 it starts at y = f64(B) * 2^-63.
+        radius, angle = real_radius(a, k), _signed(b, k.word)
+        # The spec's real line has t = pi * b * 2^-31; for float64 it starts at y.
         half_turns = mpmath.mpf(convert(angle, BINARY64) if k is F64 else angle) / 2 ** (k.word - 1)
         return radius * mpmath.cospi(half_turns), radius * mpmath.sinpi(half_turns)
-
-
-def real_radius_f32(a: int) -> Real:
-    """sqrt(-2 ln u) to 40 digits, u being the binary32 number of the spec."""
-    return _real_radius(a, F32)
-
-
-def real_radius_f64(a: int) -> Real:
-    """sqrt(-2 ln u) to 40 digits, u being the binary64 number of the spec."""
-    return _real_radius(a, F64)
-
-
-def real_transform_f32(a: int, b: int) -> tuple[Real, Real]:
-    """Return the two float32 normals of a pair of words in real arithmetic, to 40 digits.
-
-    u is the binary32 number of the spec; everything after it is real: t = pi * b * 2^-31.
-    """
-    return _real_transform(a, b, F32)
-
-
-def real_transform_f64(a: int, b: int) -> tuple[Real, Real]:
-    """Return the two float64 normals of words A and B in real arithmetic, to 40 digits.
-
-    u and y = f64(B) * 2^-63 are the binary64 numbers of the spec; everything after them is real.
-    """
-    return _real_transform(a, b, F64)

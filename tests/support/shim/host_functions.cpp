@@ -1,4 +1,4 @@
-// The device functions, compiled for the CPU and applied to arrays; for ctypes.
+// The device functions, compiled for the CPU and applied to arrays; for ctypes (stream_code.py).
 #include "stream/normals.h"
 #include "stream/rounding.h"
 
@@ -6,35 +6,50 @@ using namespace multisample;
 
 namespace {
 
-Words words_at(u64 seed, u64 offset, u32 i, u32 g, u32 key1) {
+Words words_at(u64 seed, u64 offset, u64 i, u64 g, u32 key1) {
   const RoundKeys keys = round_keys(seed, key1);
-  return words(column_part(g, low(offset), high(offset), keys), row_part(i, low(offset), keys), keys);
+  return words(column_part(low(g), low(offset), high(offset), keys), row_part(low(i), low(offset), keys), keys);
 }
 
 template <class Real>
-void put(const Normals<Real>& z, Real* to) {
-  to[0] = z.z0, to[1] = z.z1, to[2] = z.z2, to[3] = z.z3;
+Real at(const Normals<Real>& z, u64 column) {
+  const Real all[] = {z.z0, z.z1, z.z2, z.z3};
+  return all[column % 4];
 }
 
 }  // namespace
 
 extern "C" {
 
-// `fine` selects the second block, which float64 uses.
-void draw_words(u64 size, const u64* seed, const u64* offset, const u32* i, const u32* g, int fine, u32* out) {
+void stream_words(u64 size, const u64* seed, const u64* offset, const u64* i, const u64* g, u32* out) {
   for (u64 k = 0; k < size; ++k) {
-    const Words w = words_at(seed[k], offset[k], i[k], g[k], fine ? kKey1 ^ kFloat64Key : kKey1);
+    const Words w = words_at(seed[k], offset[k], i[k], g[k], kKey1);
     out[4 * k] = w.w0, out[4 * k + 1] = w.w1, out[4 * k + 2] = w.w2, out[4 * k + 3] = w.w3;
   }
 }
 
-void transform_f32(u64 size, const u32* w, float* out) {
-  for (u64 k = 0; k < 4 * size; k += 4) put(normals(Words{w[k], w[k + 1], w[k + 2], w[k + 3]}), out + k);
+void normals_float32(u64 size, const u64* seed, const u64* offset, const u64* i, const u64* j, float* out) {
+  for (u64 k = 0; k < size; ++k) out[k] = at(normals(words_at(seed[k], offset[k], i[k], j[k] / 4, kKey1)), j[k]);
 }
 
-void transform_f64(u64 size, const u32* w, const u32* f, double* out) {
-  for (u64 k = 0; k < 4 * size; k += 4) {
-    put(normals(Words{w[k], w[k + 1], w[k + 2], w[k + 3]}, Words{f[k], f[k + 1], f[k + 2], f[k + 3]}), out + k);
+void normals_float64(u64 size, const u64* seed, const u64* offset, const u64* i, const u64* j, double* out) {
+  for (u64 k = 0; k < size; ++k) {
+    const Words w = words_at(seed[k], offset[k], i[k], j[k] / 4, kKey1);
+    out[k] = at(normals(w, words_at(seed[k], offset[k], i[k], j[k] / 4, kKey1 ^ kFloat64Key)), j[k]);
+  }
+}
+
+void transform_float32(u64 size, const u64* a, const u64* b, float* out) {
+  for (u64 k = 0; k < size; ++k) {
+    const Normals<float> z = normals(Words{0, 0, low(a[k]), low(b[k])});
+    out[2 * k] = z.z2, out[2 * k + 1] = z.z3;
+  }
+}
+
+void transform_float64(u64 size, const u64* a, const u64* b, double* out) {
+  for (u64 k = 0; k < size; ++k) {
+    const Normals<double> z = normals(Words{0, 0, high(a[k]), high(b[k])}, Words{0, 0, low(a[k]), low(b[k])});
+    out[2 * k] = z.z2, out[2 * k + 1] = z.z3;
   }
 }
 

@@ -1,0 +1,40 @@
+"""A backend of a third party, for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from multisample.backends import registry
+from multisample.backends.contract import BackendStatus
+from multisample.backends.draw import HOST, Draw
+
+__all__ = ["FakeBackend"]
+
+
+class FakeBackend:
+    """A backend that delegates to the cpu backend and records its draws. It cannot run if it has `reasons`."""
+
+    device_kinds: tuple[str, ...] = ("cpu",)
+    host_library = "numpy"
+
+    def __init__(self, name: str = "fake", *reasons: str) -> None:
+        self.name, self.reasons, self.status_calls = name, reasons, 0
+        self.launched: list[Draw] = []
+
+    def status(self) -> BackendStatus:
+        self.status_calls += 1
+        return BackendStatus(False, self.reasons) if self.reasons else BackendStatus(True, (), "1.2", "a stand-in")
+
+    def prepare(self, device_kind: str) -> None:
+        pass
+
+    def adopt(self, array: Any) -> Any:
+        return array
+
+    def launch(self, draw: Draw) -> None:
+        self.launched.append(draw)
+        registry.find("cpu").launch(draw._replace(device=HOST, stream=0))
+
+    def advancer(self, device: int) -> Callable[[int, int], None]:
+        raise AssertionError("there is no counter in host memory")
