@@ -1,7 +1,7 @@
 """Draw vectors from a normal distribution with independent components: same seed, same bits, everywhere.
 
 `sample` draws; `backends` lists the backends that can run here. STREAM.md, beside this file, specifies the stream of
-numbers. The submodules `cem`, `examples`, `jax` and `torch` are imported on first use.
+numbers. The submodules `cem`, `dask`, `examples`, `jax` and `torch` are imported on first use.
 """
 
 from __future__ import annotations
@@ -35,14 +35,15 @@ __all__ = [
 
 if TYPE_CHECKING:
     from . import cem as cem
+    from . import dask as dask
     from . import examples as examples
     from . import jax as jax
     from . import torch as torch
 else:  # A type checker that sees __getattr__ accepts every name.
-    _SUBMODULES = ("cem", "examples", "jax", "torch")
+    _SUBMODULES = ("cem", "dask", "examples", "jax", "torch")
 
     def __getattr__(name: str) -> object:
-        # Imported on first use: jax imports JAX, torch PyTorch.
+        # Imported on first use: dask imports Dask, jax JAX, torch PyTorch.
         if name not in _SUBMODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         import importlib
@@ -52,6 +53,6 @@ else:  # A type checker that sees __getattr__ accepts every name.
     def __dir__() -> list[str]:
         from importlib.util import find_spec
 
-        # help() reads every listed attribute, so jax and torch are listed only where they are installed.
-        submodules = [name for name in _SUBMODULES if name not in ("jax", "torch") or find_spec(name) is not None]
+        # help() reads every listed attribute, so dask, jax and torch are listed only where they are installed.
+        submodules = [name for name in _SUBMODULES if name in ("cem", "examples") or find_spec(name) is not None]
         return sorted({*__all__, *submodules, "__doc__", "__file__", "__path__"})

@@ -18,6 +18,7 @@ import pytest
 from places import ROOT
 
 import multisample.cem
+import multisample.dask
 import multisample.examples.tetris
 import multisample.torch
 from multisample.backends import registry
@@ -90,6 +91,7 @@ CALLABLE = {
     "tetris.Learner": multisample.examples.tetris.Learner,
     "tetris.Learner.step": multisample.examples.tetris.Learner.step,
     **{f"torch.{name}": getattr(multisample.torch, name) for name in multisample.torch.__all__},
+    "dask.sample": multisample.dask.sample,
     **({f"jax.{name}": getattr(multisample.jax, name) for name in multisample.jax.__all__} if JAX else {}),
 }
 
