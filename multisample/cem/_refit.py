@@ -51,12 +51,15 @@ def refit(
     scores: Any,
     noise: Any,
 ) -> tuple[State, Any]:
-    """The next state, and this iteration's row of the history, by `COLUMNS`."""
+    """The next state, and this iteration's row of the history, by `COLUMNS`.
+
+    `samples` may be a function, which draws the samples at the indices of the elites.
+    """
     xp = arrays.xp
     finite = xp.isfinite(scores)
     ranked = xp.where(finite, scores, INFINITY)
     which = arrays.lowest(ranked, elites)
-    best = arrays.cast(arrays.columns(samples, which))
+    best = arrays.cast(samples(which) if callable(samples) else arrays.columns(samples, which))
     best_scores = ranked[which]
 
     # Elites without a finite score have weight 0. With a single finite score, the variance stays.
