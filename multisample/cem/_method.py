@@ -22,7 +22,7 @@ from .._sample import sample
 from .._typing import AnyArray, ArrayT, HostVector, Noise, Number, OwnArray, T, Tensor
 from ._arrays import arrays_like, on_host
 from ._refit import COLLAPSED, COLUMNS, CONVERGED, DIVERGED, RUNNING, UNSCORED, State, refit
-from ._tasks import Task, checked_tasks, host_scores, redraw, refuse_jax, score_all, split
+from ._tasks import Task, checked_tasks, host_scores, redraw, refuse_jax, run_tasks, split
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -706,7 +706,7 @@ def minimize(
         `f` cannot be sent to its processes, or `mu` is an array of JAX.
     ValueError
         If an argument is out of range. `minimize` also raises every error of `multisample.sample` and `f`.
-    RuntimeError
+    concurrent.futures.BrokenExecutor
         If `executor` breaks, for example because a process was killed.
 
         After an error in an iteration with `executor`, and after Ctrl-C, tasks that have not begun are cancelled.
@@ -766,7 +766,7 @@ def minimize(
     buffer = None
     for iteration in range(1, iterations + 1):
         if executor is not None:
-            score_all(executor, cem.ask_tasks(k), f, cem.tell_scores)
+            run_tasks(executor, cem.ask_tasks(k), lambda task: (task.score, f), cem.tell_scores)
         else:
             samples = cem.ask(buffer)
             if cem._arrays.mutable:

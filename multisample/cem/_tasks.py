@@ -11,7 +11,7 @@ import dataclasses
 import itertools
 import pickle
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from .._sample import sample
 from .._threads import limit_threads
 from ._arrays import Arrays, on_host
 
-__all__ = ["Task", "checked_tasks", "host_scores", "redraw", "refuse_jax", "score_all", "split"]
+__all__ = ["Task", "checked_tasks", "host_scores", "redraw", "refuse_jax", "run_tasks", "split"]
 
 # A call costs about as much as this number of elements.
 _ELEMENTS_OF_A_CALL = 1 << 13
@@ -216,27 +216,29 @@ def _pickler(executor: concurrent.futures.Executor) -> Callable[[Any], Any] | No
     return ForkingPickler.dumps
 
 
-def score_all(
+def run_tasks(
     executor: concurrent.futures.Executor,
-    tasks: Sequence[Task],
-    f: Callable[[Any], Any],
-    tell: Callable[[Task, HostArray], None],
+    tasks: Iterable[Task],
+    call: Callable[[Task], tuple[Any, ...]],
+    tell: Callable[[Task, Any], None],
 ) -> None:
-    """Score `tasks` on `executor`, and call `tell` with the scores of each. An error cancels pending tasks.
+    """Submit ``call(task)``, a function and its arguments, for each task; ``tell(task, result)`` takes each result.
+
+    After an error, the tasks that have not begun are cancelled.
 
     Raises
     ------
-    RuntimeError
-        If the executor broke or was shut down; also whatever `f` raises.
+    concurrent.futures.BrokenExecutor
+        If the executor broke, or another program cancelled a task; also whatever the function raises.
     """
-    futures: dict[concurrent.futures.Future[HostArray], Task] = {}
+    futures: dict[concurrent.futures.Future[Any], Task] = {}
     try:
         for task in tasks:
-            futures[executor.submit(task.score, f)] = task
+            futures[executor.submit(*call(task))] = task
         for future in concurrent.futures.as_completed(futures):
             tell(futures[future], future.result())
     except (concurrent.futures.BrokenExecutor, concurrent.futures.CancelledError) as error:
-        raise RuntimeError(
+        raise concurrent.futures.BrokenExecutor(
             f"executor: expected one that runs all tasks, got {type(executor).__name__}, which lost tasks"
             f" ({type(error).__name__}: {error}); a saved `state` continues with the same bits on another executor"
         ) from error

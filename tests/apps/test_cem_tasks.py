@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from typing import Any
 
 import hypothesis.strategies as st
@@ -300,9 +300,11 @@ def test_a_process_that_dies_is_a_clear_error(make: Callable[[], Executor]) -> N
     states: list[Any] = []
     with make() as executor:
         run(executor=executor, tasks=2, callback=with_states(states))
-        with pytest.raises(RuntimeError, match=r"executor: expected one that runs all tasks, got .*, which lost tasks"):
+        with pytest.raises(
+            BrokenExecutor, match=r"executor: expected one that runs all tasks, got .*, which lost tasks"
+        ):
             run(dies, executor=executor, tasks=2)
-        with pytest.raises(RuntimeError, match="executor: expected one that runs all tasks"):
+        with pytest.raises(BrokenExecutor, match="executor: expected one that runs all tasks"):
             run(executor=executor, tasks=2)
     assert_same(continued(states[2], 8), run())
 
