@@ -4,13 +4,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-__all__ = ["basket_option", "bayesian_regression", "cart_pole", "cart_pole_jax", "tetris"]
+__all__ = [
+    "basket_option",
+    "bayesian_regression",
+    "cart_pole",
+    "cart_pole_jax",
+    "cem_cluster",
+    "cem_torchrun",
+    "monte_carlo_dask",
+    "tetris",
+]
 
 if TYPE_CHECKING:
     from . import basket_option as basket_option
     from . import bayesian_regression as bayesian_regression
     from . import cart_pole as cart_pole
     from . import cart_pole_jax as cart_pole_jax
+    from . import cem_cluster as cem_cluster
+    from . import cem_torchrun as cem_torchrun
+    from . import monte_carlo_dask as monte_carlo_dask
     from . import tetris as tetris
 else:
 
