@@ -138,32 +138,30 @@ def host_scores(name: str, scores: Any, count: int) -> HostArray:
 
 def redraw(task: Task, which: Any) -> Any:
     """Samples `which` of the generation of `task`, as columns in the order of `which`."""
+    arrays = task._arrays
     columns = on_host("which", which).astype(np.int64)
-    order = np.argsort(columns, kind="stable")
-    in_order, arrays = columns[order], task._arrays
-    parts = []
-    for begin, end in _windows(in_order, max(len(task.mu), 1)):
+    order = np.argsort(columns)
+    in_order, parts = columns[order], []
+    for begin, end in _windows(in_order, len(task.mu)):
         first = int(in_order[begin])
         window = task._window(first, int(in_order[end - 1]) - first + 1)
         with arrays.scope():
+            if end - begin == len(columns):
+                return arrays.columns(window, arrays.put(columns - first, arrays.xp.int64))
             parts.append(arrays.columns(window, arrays.put(in_order[begin:end] - first, arrays.xp.int64)))
-    place = np.empty_like(order)
-    place[order] = np.arange(len(order))
     with arrays.scope():
-        return arrays.columns(arrays.xp.concatenate(parts, axis=1), arrays.put(place, arrays.xp.int64))
+        place = arrays.put(np.argsort(order), arrays.xp.int64)
+        return arrays.columns(arrays.xp.concatenate(parts, axis=1), place)
 
 
 def _windows(columns: HostArray, d: int) -> Iterator[tuple[int, int]]:
     """Ranges of the sorted `columns` to draw by one call each, with the columns between them."""
-    begin = 0
-    for end in range(1, len(columns) + 1):
-        if (
-            end == len(columns)
-            or (columns[end] - columns[end - 1]) * d > _ELEMENTS_OF_A_CALL
-            or (columns[end] - columns[begin]) * d > _MOST_ELEMENTS
-        ):
-            yield begin, end
-            begin = end
+    ends = np.flatnonzero(np.diff(columns) > _ELEMENTS_OF_A_CALL // d) + 1
+    for begin, end in itertools.pairwise([0, *ends.tolist(), len(columns)]):
+        while begin < end:
+            within = begin + int(np.searchsorted(columns[begin:end], columns[begin] + max(_MOST_ELEMENTS // d, 1)))
+            yield begin, within
+            begin = within
 
 
 # --- Executors ----------------------------------------------------------------------------------------------------
