@@ -318,6 +318,30 @@ def messages() -> list[Row]:
     return rows
 
 
+def scaling(results: dict[str, Any]) -> list[Row]:
+    """Computed, not measured: workers of one thread each, whose tasks share one scheduler and one caller.
+
+    The scheduler hands out a task in the measured time of a small block; the caller submits tasks and refits.
+    """
+    rate = (
+        next(row for row in results["throughput"] if row["name"] == "multisample.dask")["normals per second"] / THREADS
+    )
+    scheduler = next(row for row in results["block"] if row["name"] == "distributed, 2 processes")["us for each block"]
+    task = next(row for row in results["task"] if row["executor"] == "distributed")["ms for each task"] / 1e3
+    refit = next(row for row in results["refit"] if row["name"] == "tell_scores")["seconds"]
+    rows = []
+    for workers in (1, 10, 100, 1000, 10_000):
+        row: Row = {"workers": workers}
+        for elements in (10**7, 10**8, 10**9):
+            block = elements / rate
+            row[f"efficiency, blocks of {elements:.0e}"] = round(min(1.0, block / (workers * scheduler * 1e-6)), 3)
+        for scoring in (100, 10_000):
+            seconds_of_generation = scoring / workers + workers * task + refit
+            row[f"speed-up, generation of {scoring} s"] = round((scoring + task + refit) / seconds_of_generation, 1)
+        rows.append(row)
+    return rows
+
+
 STUDIES: dict[str, Callable[[], list[Row]]] = {
     "throughput": throughput, "graph": graphs, "distributed": processes, "block": blocks, "cem": generations,
     "task": task_costs, "refit": redraws, "messages": messages,
@@ -334,6 +358,9 @@ def main() -> None:
         print(name)
         for row in results[name]:
             print("   ", *(f"{key}: {value};" for key, value in row.items()))
+    if not names:
+        results["scaling"] = scaling(results)
+        print("scaling", *results["scaling"], sep="\n    ")
     Path(path).write_text(json.dumps(results, indent=1) + "\n")
 
 

@@ -152,7 +152,7 @@ def sample(
         arguments += [vector, rows]
     options["dtype"] = str(no_samples.dtype)
     block = functools.partial(_draw_block, seed=Key(*key), **options)
-    token = tokenize(sizes, key, options, *(getattr(x, "name", x) for x in arguments[2::2]))
+    token = tokenize(sizes, key, *sorted(options.items()), *(getattr(x, "name", x) for x in arguments[2::2]))
     array: da.Array = da.blockwise(
         block, "ij", *arguments, name=f"sample-{token}", meta=no_samples[:0, :0], align_arrays=False
     )

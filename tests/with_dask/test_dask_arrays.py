@@ -193,14 +193,27 @@ def test_equal_arguments_give_equal_names() -> None:
     ]  # fmt: skip
     assert len(set(different)) == len(different)
     command = (
-        "import numpy as np, multisample.dask as m\n"
+        "import multisample, multisample.dask as m, numpy as np\n"
         "print(m.sample(np.arange(9.0), 1.0, 5, seed=multisample.Key(7, 3), dtype='float16').name)"
     )
-    command = "import multisample\n" + command
     runs = [subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True) for _ in "ab"]
     assert runs[0].stdout == runs[1].stdout == multisample.dask.sample(
         np.arange(9.0), 1.0, 5, seed=multisample.Key(7, 3), dtype="float16"
     ).name + "\n"  # fmt: skip
+
+
+def test_arrays_of_dask_expressions() -> None:
+    """With ``array.query-planning``, which Dask only reads when it is imported."""
+    command = (
+        "import numpy as np, multisample.dask\n"
+        "x = multisample.dask.sample(np.arange(5.0), 1.0, 40, seed=7, chunks=3)\n"
+        "assert 'expr' in type(x).__module__, type(x)\n"
+        "y = multisample.sample(np.arange(5.0), 1.0, 40, seed=7)\n"
+        "assert (x.compute(scheduler='threads') == y).all()\n"
+    )
+    environment = os.environ | {"DASK_ARRAY__QUERY_PLANNING": "True"}
+    run = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, env=environment)
+    assert run.returncode == 0, run.stderr
 
 
 # --- Threads --------------------------------------------------------------------------------------
