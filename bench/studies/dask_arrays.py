@@ -1,6 +1,8 @@
 """Dask arrays and the cross-entropy method on executors: throughput, and what blocks, tasks and workers cost.
 
-python -m bench.studies.dask_arrays results.json
+python -m bench.studies.dask_arrays results.json [throughput] [graph] ...
+
+Without names of parts, all parts run; a file that exists keeps its other parts.
 
 Contenders take turns, so that what disturbs one disturbs all: a time is the median over the turns, and a ratio the
 median of the ratios within a turn.
@@ -42,7 +44,7 @@ import multisample.dask
 from bench.suites.machine import describe
 from multisample import cem
 
-TURNS = 9
+TURNS = 7
 THREADS = 2
 D, COLUMNS, BLOCKS = 1000, 10_000, 32  # Blocks of 10**7 elements.
 MU, SIGMA = np.linspace(-1, 1, D, dtype=np.float32), np.linspace(1, 2, D, dtype=np.float32)
@@ -349,19 +351,17 @@ STUDIES: dict[str, Callable[[], list[Row]]] = {
 
 
 def main() -> None:
-    path, *names = sys.argv[1:]
-    results: dict[str, Any] = {"machine": describe(None) | {"load before": os.getloadavg()}}
-    for name, study in STUDIES.items():
-        if names and name not in names:
-            continue
-        results[name] = study()
+    file, *names = sys.argv[1:]
+    path = Path(file)
+    results: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"machine": describe(None)}
+    for name in names or [*STUDIES, "scaling"]:
+        load = os.getloadavg()[0]
+        results[name] = scaling(results) if name == "scaling" else STUDIES[name]()
+        results.setdefault("load before", {})[name] = round(load, 1)
+        path.write_text(json.dumps(results, indent=1) + "\n")
         print(name)
         for row in results[name]:
-            print("   ", *(f"{key}: {value};" for key, value in row.items()))
-    if not names:
-        results["scaling"] = scaling(results)
-        print("scaling", *results["scaling"], sep="\n    ")
-    Path(path).write_text(json.dumps(results, indent=1) + "\n")
+            print("   ", *(f"{key}: {value};" for key, value in row.items()), flush=True)
 
 
 if __name__ == "__main__":
