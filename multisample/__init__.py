@@ -1,7 +1,7 @@
 """Draw vectors from a normal distribution with independent components: same seed, same bits, everywhere.
 
 `sample` draws; `backends` lists the backends that can run here. STREAM.md, beside this file, specifies the stream of
-numbers. The submodules `cem`, `examples`, `jax`, `numba`, `torch` and `triton` are imported on first use.
+numbers. The submodules `cem`, `dask`, `examples`, `jax`, `numba`, `torch` and `triton` are imported on first use.
 """
 
 from __future__ import annotations
@@ -39,16 +39,17 @@ __all__ = [
 
 if TYPE_CHECKING:
     from . import cem as cem
+    from . import dask as dask
     from . import examples as examples
     from . import jax as jax
     from . import numba as numba
     from . import torch as torch
     from . import triton as triton
 else:  # A type checker that sees __getattr__ accepts every name.
-    _SUBMODULES = ("cem", "examples", "jax", "numba", "torch", "triton")
+    _SUBMODULES = ("cem", "dask", "examples", "jax", "numba", "torch", "triton")
 
     def __getattr__(name: str) -> object:
-        # Imported on first use: jax imports JAX, torch PyTorch, triton Triton.
+        # Imported on first use: dask imports Dask, jax JAX, torch PyTorch, triton Triton.
         if name not in _SUBMODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         import importlib

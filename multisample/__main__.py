@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
+from concurrent.futures import BrokenExecutor
 from types import FrameType
 from typing import NoReturn
 
@@ -59,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else error)
     except MemoryError as error:
         return _fail(f"out of memory: {error}" if str(error) else "out of memory")
-    except (ValueError, TypeError, BackendUnavailableError) as error:
+    except (ValueError, TypeError, BackendUnavailableError, BrokenExecutor) as error:
         return _fail(error)
 
 

@@ -26,6 +26,8 @@ PACKAGES = {
     "numba_cuda": ("numba-cuda",),
     "jax": ("jax",),
     "jaxlib": ("jaxlib",),
+    "dask": ("dask",),
+    "distributed": ("distributed",),
     "curand": ("nvidia-curand", "nvidia-curand-cu12"),
     "pytest_benchmark": ("pytest-benchmark",),
 }

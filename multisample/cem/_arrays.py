@@ -33,6 +33,10 @@ class Arrays:
         self.real: Any = np.dtype(np.float64)
         """The widest floating type of the library, for scores."""
 
+    def __reduce__(self) -> Any:
+        """Pickles refer to the library by its name, and to the same device of the other process."""
+        return _unpickled, (type(self), self.dtype_name, self.device)
+
     def scope(self) -> contextlib.AbstractContextManager[Any]:
         """The context in which the operations run. NumPy's warnings are off, since infinities are checked later."""
         return np.errstate(all="ignore")
@@ -80,6 +84,11 @@ class Arrays:
         """`function`, compiled if the library is JAX; its first four arguments (`Arrays`, settings) are static."""
         return function
 
+    @staticmethod
+    def empty(dtype_name: str, device: Device) -> Any:
+        """An array without elements."""
+        return np.empty(0, dtype_name)
+
 
 class _CupyArrays(Arrays):
     def __init__(self, like: Any, device: Device) -> None:
@@ -99,6 +108,13 @@ class _CupyArrays(Arrays):
     def lowest(self, scores: Any, count: int) -> Any:
         # CuPy's argpartition sorts too, and waits for the device. argsort does not wait from CuPy 14 on.
         return self.xp.argsort(scores)[:count]
+
+    @staticmethod
+    def empty(dtype_name: str, device: Device) -> Any:
+        import cupy
+
+        with cupy.cuda.Device(device.ordinal):
+            return cupy.empty(0, dtype_name)
 
 
 class _JaxArrays(Arrays):
@@ -179,6 +195,16 @@ class _TorchArrays(Arrays):
 
     def columns(self, samples: Any, which: Any) -> Any:
         return samples.index_select(1, which)
+
+    @staticmethod
+    def empty(dtype_name: str, device: Device) -> Any:
+        import torch
+
+        return torch.empty(0, dtype=getattr(torch, dtype_name), device=str(device))
+
+
+def _unpickled(kind: type[Arrays], dtype_name: str, device: Device) -> Arrays:
+    return kind(kind.empty(dtype_name, device), device)
 
 
 _KNOWN = {"numpy": Arrays, "cupy": _CupyArrays, "jax": _JaxArrays, "torch": _TorchArrays}

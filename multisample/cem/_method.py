@@ -34,8 +34,11 @@ from ._refit import (
     refit,
     refit_by_moments,
 )
+from ._tasks import Task, checked_tasks, host_scores, redraw, refuse_jax, run_tasks, split
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     from typing_extensions import Unpack
 
     from ._typing import (
@@ -232,6 +235,9 @@ class CEM(Generic[ArrayT]):
         self._history: list[HostArray] = []
         self._told = 0
         self._asked: tuple[Key, Any, Any] | None = None
+        # Scores of incomplete generations, by the first sample of their tasks.
+        self._parts: dict[Key, dict[int, HostArray]] = {}
+        self._complete: set[Key] = set()
 
     def ask(self, out: ArrayT | None = None) -> ArrayT:
         """Draw new samples.
@@ -284,15 +290,19 @@ class CEM(Generic[ArrayT]):
             If `samples` or `scores` has another shape, or the schedule of `noise_floor` returns an invalid variance. If
             `samples` is None with `bounds`, or without an `ask` since the last such call or assignment of `state`.
         """
-        arrays = self._arrays
         if samples is None and (self._bounds is not None or self._asked is None):
             reason = "there is no `ask` whose samples it stands for"
             if self._bounds is not None:
                 reason = "samples are clipped to bounds, and cannot be drawn again as they are"
             raise ValueError(f"samples: expected an array, got None, but {reason}")
-        with arrays.scope():
+        with self._arrays.scope():
             if samples is not None:
                 samples = self._adopted("samples", samples, (self._d, self._n))
+        self._tell(samples, scores)
+
+    def _tell(self, samples: Any, scores: Any) -> None:
+        """Refit; `samples` is an array, None for those of the latest `ask`, or a function that draws elites."""
+        with self._arrays.scope():
             scores = self._adopted("scores", scores, (self._n,))
             noise = self._noise_floor
             if callable(noise):
@@ -315,6 +325,90 @@ class CEM(Generic[ArrayT]):
         self._state, row = self._refit_by_moments(self._state, mu, mean, square, first, scores, noise)
         self._asked = None
         return row
+
+    def ask_tasks(self, k: SupportsIndex) -> list[Task]:
+        """Split new samples into tasks, which any process can draw and score.
+
+        The samples are those that `ask` would draw.
+
+        Parameters
+        ----------
+        k : int
+            Number of tasks, at least 1. Each has at least two samples, so there may be fewer. The result of the run
+            does not depend on `k`.
+
+        Returns
+        -------
+        list of Task
+            Small objects that can be pickled: mean, deviation, key and window. ``task.score(f)`` draws the samples and
+            returns their scores; ``task.draw()`` returns the samples.
+
+        Raises
+        ------
+        TypeError
+            If `k` is not an integer, or the arrays are JAX's, whose compiled refit needs all samples.
+        ValueError
+            If `k` is less than 1.
+
+        Examples
+        --------
+        >>> from concurrent.futures import ThreadPoolExecutor
+        >>> import numpy as np
+        >>> from multisample.cem import CEM
+        >>> def sphere(x):
+        ...     return np.square(x - 1.0).sum(axis=0)
+        >>> cem = CEM(np.zeros(3), 2.0, 200, seed=7, tol=1e-6)
+        >>> with ThreadPoolExecutor(4) as executor:
+        ...     while cem.status == 0:
+        ...         futures = [(task, executor.submit(task.score, sphere)) for task in cem.ask_tasks(4)]
+        ...         for task, future in futures:
+        ...             cem.tell_scores(task, future.result())
+        >>> cem.result().mu.round(4)
+        array([1., 1., 1.])
+        """
+        k, arrays = checked_integer("k", k, 1, 2**31), self._arrays
+        refuse_jax(self._state.mu)
+        with arrays.scope():
+            bounds = None if self._bounds is None else tuple(map(self._on_host, self._bounds))
+        return split(
+            k, mu=self._on_host(self._state.mu), sigma=self._on_host(self._state.sigma), key=self._generator.take(),
+            n=self._n, _bounds=bounds, _options=self._options, _arrays=arrays,
+        )  # fmt: skip
+
+    def tell_scores(self, task: Task, scores: AnyArray) -> None:
+        """Take the scores of a task. The last task of a generation refits mean and standard deviation.
+
+        Tasks may be told in any order. The elites are drawn again, so `f` must not have changed its samples.
+
+        Parameters
+        ----------
+        task : Task
+            From `ask_tasks`, of this object or of one whose `state` this object has taken over.
+        scores : array, shape (task.count,)
+            One number for each sample of the task; lower is better.
+
+        Raises
+        ------
+        TypeError
+            If `task` is not a task, or the scores are not numbers.
+        ValueError
+            If `task` belongs to another run, its scores are known already, or `scores` has another shape; also as for
+            `tell`.
+        """
+        if not isinstance(task, Task):
+            raise TypeError(f"task: expected a Task from ask_tasks, got {describe(task)} of type {type(task).__name__}")
+        if (task.n, len(task.mu), task.key.seed) != (self._n, self._d, self._generator.seed):
+            raise ValueError(f"task: expected a task of this run, with seed {self._generator.seed}, got {task}")
+        parts = self._parts.get(task.key, {})
+        if task.key in self._complete or task.start in parts:
+            raise ValueError(f"task: expected a task whose scores are not known, got {task}")
+        parts = {**parts, task.start: host_scores("scores", scores, task.count)}
+        if sum(map(len, parts.values())) < self._n:
+            self._parts[task.key] = parts
+            return
+        self._tell(functools.partial(redraw, task), np.concatenate([parts[start] for start in sorted(parts)]))
+        self._parts.pop(task.key, None)
+        self._complete.add(task.key)
 
     @property
     def mu(self) -> ArrayT:
@@ -433,6 +527,7 @@ class CEM(Generic[ArrayT]):
         self._generator.state = {"seed": seed, "offset": offset, "spawned": 0}
         self._state, self._rows, self._history, self._told = restored, [], list(history), told
         self._asked = None
+        self._parts, self._complete = {}, set()
 
     def _converted(self, x: Any) -> Any:
         """`mu` or `sigma` as a vector of the samples' library, device and dtype: one sample with sigma 0."""
@@ -575,6 +670,8 @@ def minimize(
     tol: Number | None = None,
     callback: Callable[[CEM[Any]], Any] | None = None,
     check_every: SupportsIndex | None = None,
+    executor: Executor | None = None,
+    tasks: SupportsIndex | None = None,
     backend: str = "auto",
     seed: SupportsIndex | None = None,
     noise: Noise = "independent",
@@ -622,6 +719,13 @@ def minimize(
         Number of iterations between checks for the end of the run; a check copies a few numbers to the host. Default:
         1 in host memory, and 16 on a device. 0 disables the checks. Only ``nfev`` depends on it, since iterations after
         the end change nothing else.
+    executor : concurrent.futures.Executor, optional
+        Runs `f` in threads or processes, here or on other machines: the executors of `concurrent.futures`, loky and
+        mpi4py, ``distributed.Client.get_executor()``, and others. A task draws its own samples from mean, deviation,
+        key and window, and returns their scores. So 2 d numbers go to each task and n scores come back, and no samples.
+    tasks : int, optional
+        With `executor`: number of tasks in each iteration, best one to four for each worker. Default: the number of
+        processors of this machine. The result does not depend on it, nor on the executor.
     backend : str, default "auto"
         As for `multisample.sample`. A CUDA backend converts NumPy arrays and lists to arrays of its own library.
     seed : int, optional
@@ -641,9 +745,14 @@ def minimize(
     Raises
     ------
     TypeError
-        If an argument has a wrong type, or `mu` belongs to a library that is not listed above.
+        If an argument has a wrong type, or `mu` belongs to a library that is not listed above. With `executor`: if
+        `f` cannot be sent to its processes, or `mu` is an array of JAX.
     ValueError
         If an argument is out of range. `minimize` also raises every error of `multisample.sample` and `f`.
+    concurrent.futures.BrokenExecutor
+        If `executor` breaks, for example because a process was killed.
+
+        After an error in an iteration with `executor`, and after Ctrl-C, tasks that have not begun are cancelled.
 
     Notes
     -----
@@ -653,6 +762,12 @@ def minimize(
 
     Samples of equal `mu` and `sigma` have the same bits everywhere. The array library computes sums over elites in its
     own order. So runs with different libraries or devices differ by rounding after the first refit.
+
+    With `executor`, `f` is called once for each task, with two or more of the samples. Results equal those without
+    executor, bit for bit, if the score of a sample does not depend on the others, to the last bit, and `f` does not
+    change samples. NumPy's sums over axis 0 are such functions. Products of matrices, and PyTorch's sums over
+    dimension 0 on a CPU, round a column differently among other columns. With PyTorch, sum the rows of
+    ``x.T.contiguous()``.
 
     The method fits no correlations. On ill-conditioned functions with rotated axes, and in curved valleys, methods with
     a covariance matrix, such as CMA-ES, are much better.
@@ -684,6 +799,7 @@ def minimize(
     for name, function in (("f", f), ("callback", callback)):
         if not callable(function) and (name == "f" or function is not None):
             raise TypeError(f"{name}: expected a function, got {describe(function)} of type {type(function).__name__}")
+    k = checked_tasks(executor, tasks, f, mu, sigma)
     cem = CEM(
         mu, sigma, n, elite_frac=elite_frac, smoothing=smoothing, noise_floor=noise_floor, bounds=bounds, tol=tol,
         backend=backend, seed=seed, noise=noise, antithetic=antithetic, fast_math=fast_math,
@@ -692,10 +808,13 @@ def minimize(
         check_every = 1 if cem._arrays.device.kind == "cpu" else DEVICE_CHECK_EVERY
     buffer = None
     for iteration in range(1, iterations + 1):
-        samples = cem.ask(buffer)
-        if cem._arrays.mutable:
-            buffer = samples
-        cem.tell(samples, f(samples))
+        if executor is not None:
+            run_tasks(executor, cem.ask_tasks(k), lambda task: (task.score, f), cem.tell_scores)
+        else:
+            samples = cem.ask(buffer)
+            if cem._arrays.mutable:
+                buffer = samples
+            cem.tell(samples, f(samples))
         if callback is not None and callback(cem):
             return cem._stopped()
         if check_every and iteration % check_every == 0 and cem.status != RUNNING:

@@ -54,9 +54,12 @@ def refit(
     scores: Any,
     noise: Any,
 ) -> tuple[State, Any]:
-    """The next state, and this iteration's row of the history, by `COLUMNS`."""
+    """The next state, and this iteration's row of the history, by `COLUMNS`.
+
+    `samples` may be a function, which draws the samples at the indices of the elites.
+    """
     which, best_scores = _elites(arrays, elites, scores)
-    best = arrays.cast(arrays.columns(samples, which))
+    best = arrays.cast(samples(which) if callable(samples) else arrays.columns(samples, which))
     weight = arrays.cast(best_scores < INFINITY)
     count = weight.sum()
     divisor = arrays.xp.where(count > 0, count, 1)

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     # Type checkers know typing_extensions, installed or not.
     from typing_extensions import Required, TypedDict
 
@@ -42,6 +44,8 @@ if TYPE_CHECKING:
         iterations: SupportsIndex
         callback: Callable[[CEM[Any]], Any] | None
         check_every: SupportsIndex | None
+        executor: Executor | None
+        tasks: SupportsIndex | None
 
     class HostMinimizeOptions(HostCEMOptions, _MinimizeOptions, total=False):
         """`HostCEMOptions` for `minimize`."""

@@ -6,10 +6,13 @@ Each iteration saves its state, so the command can be stopped at any time and re
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import math
+import signal
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +21,8 @@ import numpy as np
 from .live_line import LiveLine
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     from multisample.examples.tetris import Learner, Played
 
 __all__ = ["add_parser", "run"]
@@ -30,6 +35,8 @@ _HEIGHT = 20
 # The animation shows the last pieces of the best game. The pieces before them determine the colours of its first board.
 _SHOWN, _UNSEEN = 200, 600
 _INTERVAL = 0.2
+# Tasks for each worker. Good players play longer, so equal shares would let workers wait.
+_TASKS = 4
 
 
 def add_parser(subparsers: Any) -> None:
@@ -53,6 +60,15 @@ def add_parser(subparsers: Any) -> None:
         "-o", "--output", type=Path, default=Path("tetris"), metavar="DIR", help="output folder (default: tetris)"
     )
     parser.add_argument("--resume", action="store_true", help="continue the training in DIR with its settings")
+    workers = parser.add_mutually_exclusive_group()
+    workers.add_argument(
+        "--workers", type=_count, metavar="K", help="train in K processes of one thread each, instead of in threads of"
+        " this process; the result is the same",
+    )  # fmt: skip
+    workers.add_argument(
+        "--scheduler", metavar="ADDRESS", help="train on the workers of the Dask cluster with this scheduler, such as"
+        " tcp://host:8786; the result is the same",
+    )  # fmt: skip
     training = parser.add_argument_group("training")
     settings: list[tuple[str, Any, str]] = [
         ("--features", str, "dellacherie (8, the default) or bertsekas (22)"),
@@ -126,28 +142,39 @@ def _learner(args: argparse.Namespace) -> Learner:
 
 
 def _learn(learner: Learner, args: argparse.Namespace) -> None:
+    with _workers(args) as (executor, count):
+        _learn_on(executor, count, learner, args)
+
+
+def _learn_on(executor: Executor | None, count: Callable[[], int], learner: Learner, args: argparse.Namespace) -> None:
     start = time.monotonic()
     limit = args.iterations or sys.maxsize
     line = LiveLine(sys.stderr)
     last, shown = "", -math.inf
     games = learner.settings.n * learner.settings.games
+    on_workers = ""
 
     def progress(finished: int) -> None:
         nonlocal shown
         if line.live and time.monotonic() - shown > _INTERVAL:
             shown = time.monotonic()
             clock = f"{shown - start:.0f} s of {60 * args.minutes:.0f}"
-            line.show(f"{last}  [{clock}; iteration {len(learner.history) + 1}: {100 * finished // games} %]")
+            line.show(
+                f"{last}  [{clock}; iteration {len(learner.history) + 1}: {100 * finished // games} %{on_workers}]"
+            )
 
     try:
         while len(learner.history) < limit and not learner.ended:
-            done = learner.step(progress)
+            workers = count()
+            on_workers = f" on {workers} worker{'s' if workers > 1 else ''}" if executor else ""
+            progress(0)
+            done = learner.step(progress, executor=executor, tasks=max(_TASKS * workers, 1))
             _save(learner, args.output)
             last = (
                 f"iteration {len(learner.history)}: {done.mean:,.1f} lines, best {done.best:,.1f},"
                 f" sigma {done.sigma:.3g}"
             )
-            line.show(last)
+            line.show(f"{last}{on_workers}")
             # Check the time after an iteration, because there is no player before the first.
             if time.monotonic() - start >= 60 * args.minutes:
                 break
@@ -155,6 +182,46 @@ def _learn(learner: Learner, args: argparse.Namespace) -> None:
         line.end()
     if learner.ended:
         print(f"multisample: {learner.ended}", file=sys.stderr)
+
+
+@contextlib.contextmanager
+def _workers(args: argparse.Namespace) -> Iterator[tuple[Executor | None, Callable[[], int]]]:
+    """The executor that --workers or --scheduler asks for, and a function that counts its workers."""
+    if args.workers is not None:
+        with _processes(args.workers) as executor:
+            yield executor, lambda: args.workers
+    elif args.scheduler is not None:
+        try:
+            from distributed import Client
+        except ModuleNotFoundError as error:
+            raise ValueError(
+                f"--scheduler: expected an environment with Dask: pip install distributed ({error})"
+            ) from None
+        with Client(args.scheduler, set_as_default=False) as client:
+            yield client.get_executor(), lambda: sum(client.nthreads().values())
+    else:
+        yield None, lambda: 0
+
+
+@contextlib.contextmanager
+def _processes(count: int) -> Iterator[Executor]:
+    """An executor of `count` processes, which an error or a signal ends at once."""
+    import multiprocessing
+    from concurrent.futures import ProcessPoolExecutor
+
+    # This process may have threads, which a fork would not survive. Ctrl-C reaches all processes of a terminal.
+    executor = ProcessPoolExecutor(
+        count, multiprocessing.get_context("spawn"), signal.signal, (signal.SIGINT, signal.SIG_IGN)
+    )
+    try:
+        yield executor
+    except BaseException:
+        executor.shutdown(wait=False, cancel_futures=True)
+        for process in multiprocessing.active_children():
+            process.terminate()
+        raise
+    finally:
+        executor.shutdown()
 
 
 def _save(learner: Learner, folder: Path, played: Played | None = None) -> None:

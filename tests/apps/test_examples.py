@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import statistics
+import subprocess
+import sys
 import tracemalloc
 from typing import Any
 
@@ -11,13 +14,24 @@ import pytest
 import torch
 from cuda_cpp import nvrtc_compile, requires_nvrtc
 from cuda_memory import require
+from dask_cluster import local_cluster
 from ptx_machine import Machine
 
 import multisample
 from multisample import __main__ as command_line
 from multisample import examples
 from multisample.backends import registry
-from multisample.examples import asian_option, basket_option, bayesian_regression, cart_pole, evolution_strategy, mppi
+from multisample.examples import (
+    asian_option,
+    basket_option,
+    bayesian_regression,
+    cart_pole,
+    cem_cluster,
+    cem_torchrun,
+    evolution_strategy,
+    monte_carlo_dask,
+    mppi,
+)
 
 DEVICES = [
     "cpu",
@@ -212,3 +226,43 @@ def test_a_program_prints_its_result(program: object, capsys: pytest.CaptureFixt
         pytest.skip("torch_ext cannot run")
     assert program.main([]) == 0  # type: ignore[attr-defined]
     assert len(capsys.readouterr().out.splitlines()) >= 5
+
+
+@pytest.mark.parametrize("executor", ["none", "threads", "processes", "dask"])
+def test_a_controller_is_tuned_on_executors(executor: str, capsys: pytest.CaptureFixture[str]) -> None:
+    if executor == "dask":
+        pytest.importorskip("distributed")
+        with local_cluster() as client:
+            argv = ["--executor", executor, "--scheduler", client.scheduler.address, "--tasks", "3"]
+            assert cem_cluster.main(argv) == 0
+    else:
+        assert cem_cluster.main(["--executor", executor]) == 0
+    assert capsys.readouterr().out.startswith("gains [ 4.84   6.434 48.975 10.68 ], cost 1.5102;")
+
+
+def test_the_tuned_controller_keeps_the_pole_upright() -> None:
+    without = cem_cluster.cost(np.zeros((4, 1)))
+    assert cem_cluster.cost(cem_cluster.tune().mu[:, None]) < 0.02 * without
+
+
+def test_ranks_find_the_same_minimum(capsys: pytest.CaptureFixture[str]) -> None:
+    if registry.find("torch_ext").status().reasons:
+        pytest.skip("torch_ext cannot run")
+    assert cem_torchrun.main([]) == 0
+    alone = capsys.readouterr().out
+    assert "is at most tol = 0.0001. Best score" in alone
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", cem_torchrun.__name__]
+    ranks = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
+    assert ranks.stdout == alone.replace("on 1 ranks", "on 2 ranks")
+
+
+@pytest.mark.parametrize("draws", [4_000_000, pytest.param(1_000_000_000, marks=pytest.mark.slow)])
+def test_a_monte_carlo_estimate_on_dask(draws: int, capsys: pytest.CaptureFixture[str]) -> None:
+    dask = pytest.importorskip("dask")
+    mean, error = dask.compute(*monte_carlo_dask.price(draws // 8, block=100_000), scheduler="threads")
+    assert error == pytest.approx(7.1 / math.sqrt(draws // 8), rel=0.05)
+    assert abs(mean - 5.4307) < 4 * error + 0.0005
+    with local_cluster() as client:
+        argv = ["--draws", str(draws), "--scheduler", client.scheduler.address]
+        assert monte_carlo_dask.main(argv) == 0
+    assert capsys.readouterr().out.startswith(f"price {5.4:.1f}")

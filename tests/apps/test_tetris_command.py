@@ -17,9 +17,10 @@ from typing import Any
 
 import pytest
 from PIL import Image
+from scored_functions import dies
 
 from multisample.__main__ import main
-from multisample.examples.tetris import Learner, moves, pictures
+from multisample.examples.tetris import Learner, learning, moves, pictures
 
 QUICK = ("--n", 20, "--games", 2, "--height", 6, "--seed", 7, "--fresh-games", 3, "--fresh-lines", 60)
 FILES = {"state.json", "weights.json", "learning.png", "best_game.gif"}
@@ -226,15 +227,55 @@ def test_the_animation_shows_the_boards_of_the_game(tmp_path: Path, first: int) 
 
 
 @pytest.mark.slow
+def test_workers_learn_the_same_player(run: Any, folder: Path) -> None:
+    alone = run(*QUICK, "--iterations", 2, "-o", "alone")
+    together = run(*QUICK, "--iterations", 2, "-o", "together", "--workers", 2)
+    assert together.code == alone.code == 0, together
+    assert learnt("together") == learnt("alone")
+    assert together.err.replace(" on 2 workers", "") == alone.err
+    assert together.err.splitlines()[1].endswith(" on 2 workers")
+    assert run(*QUICK, "--iterations", 3, "-o", "together", "--resume").code == 0
+    assert run(*QUICK, "--iterations", 3, "-o", "alone", "--resume", "--workers", 1).code == 0
+    assert learnt("together") == learnt("alone")
+
+
+def test_a_worker_that_dies_is_an_error_and_the_run_can_be_resumed(
+    run: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(*QUICK, "--iterations", 1).code == 0
+    with monkeypatch.context() as patched:
+        patched.setattr(learning, "_play_task", dies)
+        done = run(*QUICK, "--iterations", 2, "--resume", "--workers", 2)
+    assert done.code == 1
+    assert "multisample: error: executor: expected one that runs all tasks, got ProcessPoolExecutor" in done.err
+    assert run(*QUICK, "--iterations", 2, "--resume").code == 0
+    assert run(*QUICK, "--iterations", 2, "-o", "whole").code == 0
+    assert learnt("tetris") == learnt("whole")
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (("--workers", 0), "--workers: expected a positive integer"),
+        (("--workers", 2, "--scheduler", "tcp://127.0.0.1:1"), "not allowed with"),
+    ],
+)
+def test_wrong_workers_are_refused(run: Any, folder: Path, argv: tuple[Any, ...], words: str) -> None:
+    done = run(*QUICK, *argv)
+    assert done.code == 2
+    assert words in done.err
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has other signals")
-def test_a_signal_stops_the_command_after_saving(run: Any, folder: Path) -> None:
+@pytest.mark.parametrize("workers", [(), ("--workers", 2)])
+def test_a_signal_stops_the_command_after_saving(run: Any, folder: Path, workers: tuple[Any, ...]) -> None:
     # The test process may ignore signals, which its children inherit.
     code = (
         "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler);"
         "signal.signal(signal.SIGTERM, signal.SIG_DFL);"
         "from multisample.__main__ import main; raise SystemExit(main(sys.argv[1:]))"
     )
-    command = [sys.executable, "-c", code, "tetris", *map(str, LONG)]
+    command = [sys.executable, "-c", code, "tetris", *map(str, (*LONG, *workers))]
     for number, more in ((signal.SIGINT, []), (signal.SIGTERM, ["--resume"])):
         process = subprocess.Popen([*command, *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         known = Path("tetris/state.json").stat().st_mtime_ns if more else 0
@@ -248,7 +289,9 @@ def test_a_signal_stops_the_command_after_saving(run: Any, folder: Path) -> None
         kept = len(Learner.load(Path("tetris/state.json")).history)
         assert (process.returncode, out) == (128 + number, "")
         assert f"tetris: saved {kept} iterations; --resume continues after them\n" in err
+        # No worker process is left, and none has printed a traceback.
         assert err.endswith(f"multisample: stopped by {number.name}\n")
+        assert "Traceback" not in err
     done = run("--resume", "--iterations", kept + 1, "--fresh-lines", 60)
     assert done.code == 0
     assert f"after {kept + 1} iterations" in done.out

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,35 @@ def test_equal_settings_learn_equal_weights(features: str) -> None:
     assert outcome(learnt(settings, 3, threads=3)) == expected
     assert outcome(learnt(dataclasses.replace(settings, seed=8), 3)) != expected
     assert outcome(learnt(dataclasses.replace(settings, games=3), 3)) != expected
+
+
+def test_executors_and_tasks_do_not_matter() -> None:
+    expected = outcome(learnt(QUICK, 3))
+    with ThreadPoolExecutor(3) as executor:
+        for tasks in (1, 3, 100):
+            learner, finished = Learner(QUICK), list[int]()
+            for _ in range(3):
+                learner.step(finished.append, executor=executor, tasks=tasks)
+            assert outcome(learner) == expected
+            assert finished[-1] == QUICK.n * QUICK.games
+            assert len(finished) == 3 * min(tasks, QUICK.n // 2)
+
+
+def test_a_failed_task_leaves_the_learner_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner, calls, original = learnt(QUICK, 1), itertools.count(), learning._play_task
+
+    def fails(*args: Any) -> Any:
+        if next(calls) == 3:
+            raise ArithmeticError
+        return original(*args)
+
+    with ThreadPoolExecutor(1) as executor:
+        monkeypatch.setattr(learning, "_play_task", fails)
+        with pytest.raises(ArithmeticError):
+            learner.step(executor=executor, tasks=5)
+        assert outcome(learner) == outcome(learnt(QUICK, 1))
+        learner.step(executor=executor, tasks=5)
+    assert outcome(learner) == outcome(learnt(QUICK, 2))
 
 
 def test_each_iteration_plays_new_games(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ import pytest
 from places import ROOT
 
 import multisample.cem
+import multisample.dask
 import multisample.examples.tetris
 import multisample.numba
 import multisample.torch
@@ -91,12 +92,17 @@ CALLABLE = {
     "cem.step": multisample.cem.step,
     "cem.CEM.ask": multisample.cem.CEM.ask,
     "cem.CEM.tell": multisample.cem.CEM.tell,
+    "cem.CEM.ask_tasks": multisample.cem.CEM.ask_tasks,
+    "cem.CEM.tell_scores": multisample.cem.CEM.tell_scores,
+    "cem.Task.draw": multisample.cem.Task.draw,
+    "cem.Task.score": multisample.cem.Task.score,
     "tetris.play": multisample.examples.tetris.play,
     "tetris.moves": multisample.examples.tetris.moves,
     "tetris.placement": multisample.examples.tetris.placement,
     "tetris.Learner": multisample.examples.tetris.Learner,
     "tetris.Learner.step": multisample.examples.tetris.Learner.step,
     **{f"torch.{name}": getattr(multisample.torch, name) for name in multisample.torch.__all__},
+    "dask.sample": multisample.dask.sample,
     **({f"jax.{name}": getattr(multisample.jax, name) for name in multisample.jax.__all__} if JAX else {}),
 }
 

@@ -28,7 +28,9 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import multisample
+import multisample.cem
 from multisample import Generator
+from multisample.examples.cem_torchrun import minimize
 from multisample.torch import sample_sharded
 
 # Timeout of a collective that a failed rank does not join. It includes time for ranks that compile.
@@ -620,6 +622,23 @@ def wrong_arguments_are_refused(ranks: Ranks) -> None:
             )
     with refused((ValueError, multisample.BackendUnavailableError), "^backend: "):
         multisample.sample(rows, 1.0, 9, backend="cpu" if kind == "cuda" else "cupy")
+
+
+@case
+def cross_entropy_runs_exchange_scores_only(ranks: Ranks) -> None:
+    def scores(x: torch.Tensor) -> torch.Tensor:
+        return (x[0] - 1).abs() + (x[1] + 2).abs() + x[2] * x[2]
+
+    mu, sigma = ranks.vectors(3)
+    for n, options in ((100, {}), (37, {"antithetic": True, "smoothing": 0.7}), (2 * ranks.size + 1, {})):
+        call: dict[str, Any] = {"seed": SEED, "elite_frac": 0.5, "backend": ranks.backend, **options}
+        whole = multisample.cem.minimize(scores, mu, sigma, n, iterations=5, **call)
+        before = ranks.collectives()
+        found = minimize(scores, mu, sigma, n, mesh=ranks.line, iterations=5, **call)
+        # One collective of scores in an iteration.
+        assert ranks.collectives() - before <= found.nit == whole.nit
+        assert all(same(getattr(found, name), getattr(whole, name)) for name in ("mu", "sigma", "x"))
+        assert found.fun == whole.fun
 
 
 # --- Ranks ----------------------------------------------------------------------------------------

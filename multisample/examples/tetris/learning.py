@@ -22,14 +22,18 @@ import numbers
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from multisample._arguments import check_choice, checked_integer, describe
-from multisample.cem import CEM
+from multisample.cem import CEM, Task
+from multisample.cem._tasks import run_tasks
 
 from .player import FEATURES, checked_height, play
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
 
 __all__ = ["Iteration", "Learner", "Settings", "write_json"]
 
@@ -40,7 +44,7 @@ Saved = TypeVar("Saved", "Settings", "Iteration")
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """Settings of a training run. Equal settings give equal weights, bit for bit, on any number of threads.
+    """Settings of a training run. Equal settings give equal weights, bit for bit, on any number of threads or workers.
 
     Attributes
     ----------
@@ -176,7 +180,14 @@ class Learner:
         """The reason for the end of the training; empty while it can continue."""
         return self._cem.result().message if self._cem.status else ""
 
-    def step(self, progress: Callable[[int], None] | None = None, *, threads: int | None = None) -> Iteration:
+    def step(
+        self,
+        progress: Callable[[int], None] | None = None,
+        *,
+        threads: int | None = None,
+        executor: Executor | None = None,
+        tasks: int = 1,
+    ) -> Iteration:
         """Run one iteration: draw, play, refit.
 
         An exception, such as KeyboardInterrupt, leaves the learner unchanged.
@@ -186,7 +197,11 @@ class Learner:
         progress : callable, optional
             Called repeatedly with the number of finished games, out of ``n * games``.
         threads : int, optional
-            As for `play`.
+            As for `play`; not used with `executor`.
+        executor : concurrent.futures.Executor, optional
+            Plays the games in its threads or processes, each task by one thread.
+        tasks : int, default 1
+            With `executor`: number of tasks, best a few for each worker, since good players play longer.
 
         Returns
         -------
@@ -196,26 +211,28 @@ class Learner:
         Raises
         ------
         TypeError
-            If `threads` is not an integer.
+            If `threads` or `tasks` is not an integer.
         ValueError
-            If `threads` is not at least 1.
+            If `threads` or `tasks` is not at least 1.
+        concurrent.futures.BrokenExecutor
+            If `executor` breaks.
         """
         settings, start = self.settings, time.perf_counter()
         before, made = self._cem.state, len(self.history)
         first = made * settings.games
         try:
-            samples = self._cem.ask()
-            played = play(
-                samples, range(first, first + settings.games), seed=settings.seed, features=settings.features,
-                height=settings.height, most_lines=settings.most_lines, threads=threads, progress=progress,
-            )  # fmt: skip
-            lines = played.lines.mean(axis=1)
-            self._cem.tell(samples, -lines)
+            games = range(first, first + settings.games)
+            if executor is None:
+                samples = self._cem.ask()
+                lines, pieces = _lines_and_pieces(samples, settings, games, threads, progress)
+                self._cem.tell(samples, -lines)
+            else:
+                lines, pieces = self._play_on(executor, tasks, games, progress)
             done = Iteration(
                 mean=float(lines.mean()),
                 best=float(lines.max()),
                 sigma=float(self._cem.sigma.max()),
-                pieces=int(played.pieces.sum()),
+                pieces=pieces,
                 seconds=time.perf_counter() - start,
             )
             self.history.append(done)
@@ -224,6 +241,23 @@ class Learner:
             del self.history[made:]
             raise
         return done
+
+    def _play_on(
+        self, executor: Executor, tasks: int, games: range, progress: Callable[[int], None] | None
+    ) -> tuple[np.ndarray[Any, Any], int]:
+        """Play and refit by tasks; returns the mean lines of each player, and the number of pieces."""
+        lines, pieces, finished = np.empty(self.settings.n), 0, 0
+
+        def tell(task: Task, played: tuple[np.ndarray[Any, Any], int]) -> None:
+            nonlocal pieces, finished
+            lines[task.start : task.start + task.count] = played[0]
+            pieces, finished = pieces + played[1], finished + task.count * len(games)
+            self._cem.tell_scores(task, -played[0])
+            if progress is not None:
+                progress(finished)
+
+        run_tasks(executor, self._cem.ask_tasks(tasks), lambda task: (_play_task, task, self.settings, games), tell)
+        return lines, pieces
 
     def save(self, path: Path) -> None:
         """Write the state as JSON. The write is atomic: after an error, `path` has its old content."""
@@ -266,6 +300,21 @@ class Learner:
             # The original error does not name the file.
             raise ValueError(f"{path}: not a saved state of training ({error})") from error
         return learner
+
+
+def _lines_and_pieces(
+    weights: Any, settings: Settings, games: range, threads: int | None, progress: Callable[[int], None] | None = None
+) -> tuple[np.ndarray[Any, Any], int]:
+    """The mean number of lines of each player, and the number of pieces of all."""
+    played = play(
+        weights, games, seed=settings.seed, features=settings.features, height=settings.height,
+        most_lines=settings.most_lines, threads=threads, progress=progress,
+    )  # fmt: skip
+    return played.lines.mean(axis=1), int(played.pieces.sum())
+
+
+def _play_task(task: Task, settings: Settings, games: range) -> tuple[np.ndarray[Any, Any], int]:
+    return _lines_and_pieces(task.draw(), settings, games, 1)
 
 
 def _check_names(name: str, value: object, names: Collection[str]) -> None:

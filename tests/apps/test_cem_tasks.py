@@ -1,0 +1,446 @@
+"""Runs on executors equal runs without, bit for bit; only scores come back from tasks; errors and interruptions.
+
+`tests/with_dask` has the same for Dask.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import itertools
+import multiprocessing
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given
+from scored_functions import dies, fails, sphere, torch_sphere
+
+import multisample
+from multisample import cem
+from multisample.cem import CEM, Result, Task
+from multisample.cem._tasks import redraw
+
+D, N = 6, 200
+START = np.linspace(-2, 3, D).astype(np.float32)
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"bounds": (-3.0, 3.5)},
+    {"antithetic": True, "smoothing": 0.7},
+    {"noise": "shared"},
+    {"noise_floor": lambda t: 1 / t, "elite_frac": 0.5},
+]
+
+
+def processes() -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn"))
+
+
+def loky() -> Executor:
+    executor: Executor = pytest.importorskip("loky").ProcessPoolExecutor(2)
+    return executor
+
+
+@pytest.fixture(
+    scope="module", params=[lambda: ThreadPoolExecutor(3), processes, loky], ids=["threads", "processes", "loky"]
+)
+def executor(request: pytest.FixtureRequest) -> Iterator[Executor]:
+    with request.param() as executor:
+        yield executor
+
+
+def run(f: Callable[[Any], Any] = sphere, mu: Any = START, n: int = N, **options: Any) -> Result[Any]:
+    return cem.minimize(f, mu, 2.0, n, iterations=8, seed=7, **options)
+
+
+def assert_same(a: Result[Any], b: Result[Any]) -> None:
+    for name in ("x", "mu", "sigma"):
+        assert np.asarray(getattr(a, name)).tobytes() == np.asarray(getattr(b, name)).tobytes(), name
+    for name, column in a.history.items():
+        assert column.tobytes() == b.history[name].tobytes(), name
+    assert (a.fun, a.nit, a.nfev, a.message) == (b.fun, b.nit, b.nfev, b.message)
+
+
+# --- Equal bits -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_the_number_of_tasks_does_not_matter(options: dict[str, Any]) -> None:
+    expected = run(**options)
+    with ThreadPoolExecutor(3) as executor:
+        for tasks in (1, 2, 7, N, None):
+            assert_same(run(executor=executor, tasks=tasks, **options), expected)
+
+
+def test_the_executor_does_not_matter(executor: Executor) -> None:
+    for mu in (START, START.astype(np.float64), np.linspace(-1, 1, 2000)):
+        assert_same(run(mu=mu, executor=executor, tasks=3), run(mu=mu))
+    assert_same(run(n=3, elite_frac=0.9, executor=executor, tasks=5), run(n=3, elite_frac=0.9))
+
+
+def test_torch_tensors(executor: Executor) -> None:
+    torch = pytest.importorskip("torch")
+    mu = torch.from_numpy(START)
+    assert_same(run(torch_sphere, mu, executor=executor, tasks=3), run(torch_sphere, mu))
+
+
+def test_scores_of_any_type_and_scores_that_are_not_finite() -> None:
+    def whole(x: Any) -> Any:
+        return (sphere(x) * 10).astype(np.int64)
+
+    def partly(x: Any) -> Any:
+        return np.where(x[0] > 1, np.nan, sphere(x))
+
+    with ThreadPoolExecutor(2) as executor:
+        for f in (whole, partly, lambda x: sphere(x).tolist(), lambda x: np.full(x.shape[1], np.inf)):
+            assert_same(run(f, executor=executor, tasks=5), run(f))
+
+
+@given(
+    d=st.sampled_from([1, 3, 700, 5000]),
+    n=st.integers(2, 60),
+    antithetic=st.booleans(),
+    bounds=st.sampled_from([None, (-1.0, 1.5)]),
+    data=st.data(),
+)
+def test_elites_are_drawn_again(d: int, n: int, antithetic: bool, bounds: Any, data: Any) -> None:
+    which = np.array(data.draw(st.lists(st.integers(0, n - 1), min_size=1, unique=True)))
+    search = CEM(np.zeros(d), 1.0, n, elite_frac=1.0, seed=7, antithetic=antithetic, bounds=bounds)
+    tasks = search.ask_tasks(data.draw(st.integers(1, 4)))
+    samples = np.concatenate([task.draw() for task in tasks], axis=1)
+    assert samples.shape == (d, n)
+    assert redraw(tasks[0], which).tobytes() == samples[:, which].tobytes()
+
+
+# --- Small messages -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("d", [3, 4000])
+def test_a_task_and_its_scores_are_small(d: int) -> None:
+    n, k = 50_000, 8
+    for task in CEM(np.zeros(d), 1.0, n, seed=7).ask_tasks(k):
+        assert len(pickle.dumps(task)) < 16 * d + 1000
+        assert len(pickle.dumps(task.score(sphere))) < 16 * n / k + 1000
+        break
+
+
+def test_a_task_draws_by_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    from multisample.backends.system import worker_pool
+
+    limits: list[int] = []
+    original = worker_pool.run_all
+    for module in list(sys.modules.values()):
+        if module.__name__.startswith("multisample") and getattr(module, "run_all", None) is original:
+            monkeypatch.setattr(module, "run_all", lambda function, tasks, threads: limits.append(threads))
+    monkeypatch.setenv("MULTISAMPLE_NUM_THREADS", "4")
+    search = CEM(np.zeros(100), 1.0, 50_000, seed=7)
+    search.ask()
+    assert max(limits) > 1
+    limits.clear()
+    search.ask_tasks(1)[0].draw()
+    assert max(limits, default=1) == 1
+
+
+# --- Tasks by hand --------------------------------------------------------------------------------
+
+
+def test_tasks_are_told_in_any_order() -> None:
+    expected, search = CEM(START, 2.0, N, seed=7), CEM(START, 2.0, N, seed=7)
+    x = expected.ask()
+    expected.tell(x, sphere(x))
+    tasks = search.ask_tasks(5)
+    for position, task in enumerate(tasks[::-1]):
+        assert search.result().nit == 0, position
+        search.tell_scores(pickle.loads(pickle.dumps(task)), task.score(sphere))
+    assert_same(search.result(), expected.result())
+
+
+def test_generations_may_overlap() -> None:
+    expected, search = CEM(START, 2.0, N, seed=7), CEM(START, 2.0, N, seed=7)
+    first, second = expected.ask(), expected.ask()
+    expected.tell(second, sphere(second))
+    expected.tell(first, sphere(first))
+    one, two = search.ask_tasks(3), search.ask_tasks(2)
+    for task in (one[0], two[1], one[2], two[0], one[1]):
+        search.tell_scores(task, task.score(sphere))
+    assert_same(search.result(), expected.result())
+
+
+def test_a_restored_run_takes_the_tasks_of_the_original() -> None:
+    search, expected = CEM(START, 2.0, N, seed=7), CEM(START, 2.0, N, seed=7)
+    tasks = search.ask_tasks(4)
+    restored = CEM(START, 2.0, N)
+    restored.state = search.state
+    x = expected.ask()
+    expected.tell(x, sphere(x))
+    for task in tasks:
+        restored.tell_scores(task, task.score(sphere))
+    assert_same(restored.result(), expected.result())
+
+
+def test_a_failed_refit_loses_no_scores() -> None:
+    variances = iter(["wrong", 0.5])
+    search = CEM(START, 2.0, N, seed=7, noise_floor=lambda t: next(variances))
+    *others, last = search.ask_tasks(4)
+    for task in others:
+        search.tell_scores(task, task.score(sphere))
+    with pytest.raises(TypeError, match="noise_floor"):
+        search.tell_scores(last, last.score(sphere))
+    search.tell_scores(last, last.score(sphere))
+    assert search.result().nit == 1
+
+
+def test_wrong_tasks_and_scores_are_refused() -> None:
+    search = CEM(START, 2.0, N, seed=7)
+    task, other = search.ask_tasks(2)
+    scores = task.score(sphere)
+    for wrong, error, words in (
+        (scores[1:], ValueError, r"scores: expected a score for each of 100 samples, got shape \(99,\)"),
+        (scores[:, None], ValueError, "scores: "),
+        (scores + 1j, TypeError, "scores: expected scores that are numbers"),
+        (["a"] * 100, TypeError, "scores: expected scores that are numbers"),
+        (None, TypeError, "scores: "),
+    ):
+        with pytest.raises(error, match=words):
+            search.tell_scores(task, wrong)
+    with pytest.raises(TypeError, match="task: expected a Task from ask_tasks"):
+        search.tell_scores(scores, scores)  # type: ignore[arg-type]
+    for foreign in (CEM(START, 2.0, N, seed=8), CEM(START, 2.0, N + 1, seed=7), CEM(START[1:], 2.0, N, seed=7)):
+        with pytest.raises(ValueError, match="task: expected a task of this run"):
+            search.tell_scores(foreign.ask_tasks(2)[0], scores)
+    search.tell_scores(task, scores)
+    with pytest.raises(ValueError, match="task: expected a task whose scores are not known"):
+        search.tell_scores(task, scores)
+    search.tell_scores(other, other.score(sphere))
+    with pytest.raises(ValueError, match="task: expected a task whose scores are not known"):
+        search.tell_scores(other, scores)
+    assert search.result().nit == 1
+
+
+@pytest.mark.parametrize(
+    ("returned", "error"), [(1.0, TypeError), ([1.0], ValueError), ("abc", TypeError), (None, TypeError)]
+)
+def test_scores_of_wrong_shape_are_refused_where_they_are_computed(returned: Any, error: Any) -> None:
+    task = CEM(START, 2.0, N, seed=7).ask_tasks(2)[0]
+    with pytest.raises(error, match="f: expected"):
+        task.score(lambda _: returned)
+
+
+# --- Failures -------------------------------------------------------------------------------------
+
+
+class Noted(ThreadPoolExecutor):
+    """An executor of one thread that notes its futures."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.futures: list[concurrent.futures.Future[Any]] = []
+
+    def submit(self, *args: Any, **options: Any) -> Any:
+        self.futures.append(super().submit(*args, **options))
+        return self.futures[-1]
+
+
+def with_states(states: list[Any]) -> Callable[[CEM[Any]], None]:
+    return lambda search: states.append(search.state)
+
+
+def continued(state: Any, iterations: int, **options: Any) -> Result[Any]:
+    """The result after `iterations` in all, from a saved state and by tasks."""
+    search = CEM(START, 2.0, N, **options)
+    search.state = state
+    while search.result().nit < iterations:
+        for task in search.ask_tasks(3):
+            search.tell_scores(task, task.score(sphere))
+    return search.result()
+
+
+def test_a_task_that_raises_ends_the_run_and_its_state_continues(executor: Executor) -> None:
+    states: list[Any] = []
+    calls = itertools.count()
+
+    def callback(search: CEM[Any]) -> None:
+        states.append(search.state)
+        if next(calls) == 2:
+            search._state = search._state._replace(mu=search._state.mu + 100)  # The next samples make `fails` raise.
+
+    with pytest.raises(ArithmeticError, match="a score is missing"):
+        run(fails, executor=executor, tasks=3, callback=callback, bounds=(-4, 200))
+    assert len(states) == 3
+    assert_same(continued(states[-1], 8, bounds=(-4, 200)), run(bounds=(-4, 200)))
+
+
+def test_an_error_cancels_the_pending_tasks() -> None:
+    calls = itertools.count()
+
+    def fails_first(x: Any) -> Any:
+        if next(calls) == 0:
+            raise ZeroDivisionError
+        time.sleep(0.1)
+        return sphere(x)
+
+    with Noted() as executor:
+        with pytest.raises(ZeroDivisionError):
+            run(fails_first, executor=executor, tasks=20)
+        assert sum(future.cancelled() for future in executor.futures) > 10
+
+
+@pytest.mark.parametrize("make", [processes, loky])
+def test_a_process_that_dies_is_a_clear_error(make: Callable[[], Executor]) -> None:
+    states: list[Any] = []
+    with make() as executor:
+        run(executor=executor, tasks=2, callback=with_states(states))
+        with pytest.raises(
+            BrokenExecutor, match=r"executor: expected one that runs all tasks, got .*, which lost tasks"
+        ):
+            run(dies, executor=executor, tasks=2)
+        with pytest.raises(BrokenExecutor, match="executor: expected one that runs all tasks"):
+            run(executor=executor, tasks=2)
+    assert_same(continued(states[2], 8), run())
+
+
+def test_an_executor_that_was_shut_down_is_an_error() -> None:
+    executor = ThreadPoolExecutor(1)
+    executor.shutdown()
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        run(executor=executor)
+
+
+@pytest.mark.skipif(threading.current_thread() is not threading.main_thread(), reason="signals go to the main thread")
+def test_ctrl_c_cancels_what_is_pending() -> None:
+    release, main = threading.Event(), threading.main_thread().ident
+    assert main is not None
+
+    def interrupts(x: Any) -> Any:
+        time.sleep(0.2)  # The main thread now waits for scores.
+        signal.pthread_kill(main, signal.SIGINT)
+        release.wait(60)
+        return sphere(x)
+
+    states: list[Any] = []
+    with Noted() as executor:
+        run(executor=executor, tasks=4, callback=with_states(states))
+        executor.futures.clear()
+        with pytest.raises(KeyboardInterrupt):
+            run(interrupts, executor=executor, tasks=10)
+        release.set()
+        assert sum(future.cancelled() for future in executor.futures) >= 8
+    assert_same(continued(states[3], 8), run())
+
+
+# --- Wrong arguments ------------------------------------------------------------------------------
+
+
+class Refusing(ThreadPoolExecutor):
+    def submit(self, *args: Any, **options: Any) -> Any:
+        raise AssertionError("a task was submitted")
+
+
+class RefusingProcesses(ProcessPoolExecutor):
+    submit = Refusing.submit  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"executor": 4}, TypeError, "executor: expected a concurrent.futures.Executor, got 4 of type int"),
+        ({"executor": ThreadPoolExecutor}, TypeError, "executor: expected a concurrent.futures.Executor"),
+        ({"tasks": 2}, TypeError, "tasks: expected an executor too"),
+        ({"executor": Refusing(1), "tasks": 0}, ValueError, "tasks: expected 1 <= tasks"),
+        ({"executor": Refusing(1), "tasks": 2.5}, TypeError, "tasks: expected an integer"),
+        ({"executor": Refusing(1), "f": 3}, TypeError, "f: expected a function"),
+        ({"executor": Refusing(1), "n": 1}, ValueError, "n: "),
+        (
+            {"executor": RefusingProcesses(1), "f": lambda x: x},
+            TypeError,
+            "f: expected a function that RefusingProcesses can send to other processes, got <function .*lambda",
+        ),
+    ],
+)
+def test_wrong_arguments_are_refused_before_anything_is_submitted(arguments: Any, error: Any, words: str) -> None:
+    state = multisample._randomness.generator.DEFAULT_GENERATOR.state
+    with pytest.raises(error, match=words):
+        cem.minimize(**{"f": sphere, "mu": START, "sigma": 2.0, "n": N, **arguments})
+    assert multisample._randomness.generator.DEFAULT_GENERATOR.state == state
+
+
+def test_loky_sends_what_cloudpickle_can_and_refuses_the_rest() -> None:
+    package = pytest.importorskip("loky")
+    with package.ProcessPoolExecutor(1) as executor:
+        assert_same(run(lambda x: np.square(x).sum(axis=0), executor=executor), run(lambda x: np.square(x).sum(axis=0)))
+        lock = threading.Lock()
+        with pytest.raises(TypeError, match=r"f: expected a function that .* can send to other processes"):
+            run(lambda x: lock, executor=executor)
+
+
+def test_arrays_of_jax_are_refused() -> None:
+    jax = pytest.importorskip("jax")
+    with jax.default_device(jax.devices("cpu")[0]):
+        mu = jax.numpy.asarray(START)
+        with pytest.raises(
+            TypeError, match="expected arrays of NumPy, PyTorch or CuPy, with tasks, got an array of JAX"
+        ):
+            run(mu=mu, executor=Refusing(1))
+        with pytest.raises(TypeError, match="got an array of JAX"):
+            CEM(mu, 1.0, N, seed=7).ask_tasks(2)
+
+
+@pytest.mark.parametrize(("k", "error"), [(0, ValueError), (-1, ValueError), (2.0, TypeError), (True, TypeError)])
+def test_wrong_numbers_of_tasks(k: Any, error: Any) -> None:
+    search = CEM(START, 2.0, N, seed=7)
+    with pytest.raises(error, match="k: expected"):
+        search.ask_tasks(k)
+    assert search.state["offset"] == 0
+
+
+def test_windows_cover_the_generation() -> None:
+    for k in (1, 3, 99, N):
+        tasks = CEM(START, 2.0, N, seed=7).ask_tasks(k)
+        assert len(tasks) == min(k, N // 2)
+        assert all(isinstance(task, Task) and task.count >= 2 for task in tasks)
+        assert [task.start for task in tasks] == [sum(task.count for task in tasks[:i]) for i in range(len(tasks))]
+        assert sum(task.count for task in tasks) == N
+
+
+# --- MPI ------------------------------------------------------------------------------------------
+
+MPI_PROGRAM = """
+from mpi4py.futures import MPIPoolExecutor
+from scored_functions import sphere
+import numpy as np
+from multisample import cem
+if __name__ == "__main__":
+    mu = np.linspace(-2, 3, 6).astype(np.float32)
+    expected = cem.minimize(sphere, mu, 2.0, 200, iterations=8, seed=7)
+    with MPIPoolExecutor() as executor:
+        result = cem.minimize(sphere, mu, 2.0, 200, iterations=8, seed=7, executor=executor, tasks=3)
+        try:
+            cem.minimize(lambda x: x, mu, 2.0, 200, executor=executor)
+        except TypeError as error:
+            assert "can send to other processes" in str(error)
+    assert result.mu.tobytes() == expected.mu.tobytes() and result.fun == expected.fun
+    print("equal")
+"""
+
+
+def test_mpi_executors(tmp_path: Any) -> None:
+    pytest.importorskip("mpi4py")
+    mpiexec = shutil.which("mpiexec")
+    if mpiexec is None:
+        pytest.skip("no mpiexec")
+    program = tmp_path / "program.py"
+    program.write_text(MPI_PROGRAM)
+    command = [mpiexec, "-n", "3", sys.executable, "-m", "mpi4py.futures", str(program)]
+    path = os.pathsep.join(filter(None, sys.path))
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=os.environ | {"PYTHONPATH": path})
+    assert done.stdout == "equal\n", done.stderr

@@ -1,0 +1,22 @@
+"""Clusters of worker processes on this machine, for the tests of Dask and of executors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import distributed
+
+__all__ = ["local_cluster"]
+
+
+@contextmanager
+def local_cluster(**options: Any) -> Iterator[Any]:
+    """A client of two worker processes with two threads each."""
+    settings = {"n_workers": 2, "threads_per_worker": 2, "memory_limit": 0, "dashboard_address": ":0", **options}
+    with (
+        distributed.LocalCluster(processes=True, **settings) as cluster,
+        distributed.Client(cluster, set_as_default=False) as client,
+    ):
+        yield client

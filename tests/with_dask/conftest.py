@@ -1,0 +1,26 @@
+"""A cluster of worker processes, which all tests of a session share."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("distributed")
+from dask_cluster import local_cluster
+
+
+@pytest.fixture(scope="session")
+def client() -> Iterator[Any]:
+    with local_cluster() as client:
+        yield client
+
+
+@pytest.fixture(autouse=True)
+def quiet_libraries() -> Iterator[None]:
+    """Dask and distributed warn about this machine's load; their warnings are not the tests'."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("default", module=r"(distributed|tornado|dask)\.")
+        yield

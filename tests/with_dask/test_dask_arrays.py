@@ -1,0 +1,397 @@
+"""`multisample.dask.sample` equals `multisample.sample`, on every scheduler and whatever happens to its blocks."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+import multisample
+
+dask = pytest.importorskip("dask")
+cloudpickle = pytest.importorskip("cloudpickle")
+distributed = pytest.importorskip("distributed")
+import dask.array as da  # noqa: E402
+from dask.callbacks import Callback  # noqa: E402
+from dask_cluster import local_cluster  # noqa: E402
+
+import multisample.dask  # noqa: E402
+from multisample.backends.system import worker_pool  # noqa: E402
+
+Array = np.ndarray[Any, Any]
+D, N = 13, 50
+MU = np.linspace(-3, 4, D).astype(np.float32)
+SIGMA = np.linspace(0, 2, D).astype(np.float32)
+LARGE = np.zeros(100, np.float32)
+
+
+def same(x: Any, expected: Any) -> bool:
+    """Whether two NumPy arrays have the same type, shape and bits."""
+    return (
+        type(x) is type(expected)
+        and x.dtype == expected.dtype
+        and x.shape == expected.shape
+        and x.tobytes() == expected.tobytes()
+    )
+
+
+@st.composite
+def sizes(draw: Any, length: int) -> tuple[int, ...]:
+    """Sizes of blocks that add up to `length`."""
+    cuts = draw(st.lists(st.integers(0, length), max_size=5))
+    edges = [0, *sorted(cuts), length]
+    return tuple(b - a for a, b in itertools.pairwise(edges))
+
+
+OPTIONS = st.fixed_dictionaries({
+    "noise": st.sampled_from(["independent", "shared"]),
+    "dtype": st.sampled_from([None, "float16", "float32", "float64"]),
+    "antithetic": st.booleans(),
+    "seed": st.one_of(st.integers(0, 2**64 - 1), st.builds(multisample.Key, st.just(7), st.integers(0, 2**64 - 1))),
+})  # fmt: skip
+
+
+# --- Values ---------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60)
+@given(rows=sizes(D), columns=sizes(N), layout=st.sampled_from(["dn", "nd"]), options=OPTIONS,
+       scheduler=st.sampled_from(["synchronous", "threads"]))  # fmt: skip
+def test_values_do_not_depend_on_chunks(rows: Any, columns: Any, layout: Any, options: Any, scheduler: str) -> None:
+    chunks = (rows, columns) if layout == "dn" else (columns, rows)
+    x = multisample.dask.sample(MU, SIGMA, N, chunks=chunks, layout=layout, **options)
+    expected = multisample.sample(MU, SIGMA, N, layout=layout, **options)
+    assert x.chunks == chunks
+    assert x.dtype == expected.dtype
+    assert same(x.compute(scheduler=scheduler), expected)
+
+
+def test_values_do_not_depend_on_the_scheduler(client: Any) -> None:
+    expected = multisample.sample(MU, SIGMA, N, seed=7)
+    for chunks in ((5, 7), (4, -1), (-1, 1), "auto"):
+        x = multisample.dask.sample(MU, SIGMA, N, chunks=chunks, seed=7)
+        for scheduler in ("synchronous", "threads", "processes", client):
+            assert same(x.compute(scheduler=scheduler), expected)
+
+
+@pytest.mark.parametrize("layout", ["dn", "nd"])
+@pytest.mark.parametrize(
+    ("mu", "sigma"),
+    [
+        (MU.tolist(), SIGMA),
+        (MU[:, None], SIGMA.astype(np.float64)),
+        (0.0, SIGMA),
+        (MU, 2),
+        (MU, np.float32(2)),
+        (MU, np.array(1.5)),
+        (np.arange(2 * D, dtype=np.int64)[::2], 1.0),
+        (MU.astype(">f4"), SIGMA),
+    ],
+)
+def test_mu_and_sigma_may_be_what_sample_takes(mu: Any, sigma: Any, layout: Any) -> None:
+    x = multisample.dask.sample(mu, sigma, N, chunks=6, seed=7, layout=layout)
+    assert same(x.compute(scheduler="threads"), multisample.sample(mu, sigma, N, seed=7, layout=layout))
+
+
+@pytest.mark.parametrize("layout", ["dn", "nd"])
+@pytest.mark.parametrize("pieces", [D, 1, (4, 9)])
+def test_mu_and_sigma_may_be_dask_arrays(pieces: Any, layout: Any) -> None:
+    expected = multisample.sample(MU, SIGMA, N, seed=7, layout=layout)
+    mu, sigma = (da.from_array(x, chunks=(pieces,)) for x in (MU, SIGMA))
+    for pair in ((mu, sigma), (mu, SIGMA), (MU, sigma[:, None]), (mu * 1, sigma + 0)):
+        x = multisample.dask.sample(*pair, N, chunks=5, seed=7, layout=layout)
+        assert same(x.compute(scheduler="threads"), expected)
+
+
+@pytest.mark.parametrize(("d", "n"), [(0, 5), (3, 0), (0, 0)])
+def test_empty_matrices(d: int, n: int) -> None:
+    x = multisample.dask.sample(np.zeros(d), 1.0, n, seed=7)
+    assert same(x.compute(scheduler="synchronous"), np.empty((d, n)))
+
+
+def test_generators_advance_by_one_call() -> None:
+    generator, other = multisample.Generator(7), multisample.Generator(7)
+    for _ in range(2):
+        x = multisample.dask.sample(MU, SIGMA, N, chunks=9, generator=generator)
+        assert same(x.compute(scheduler="threads"), multisample.sample(MU, SIGMA, N, generator=other))
+    assert generator.offset == 2
+    multisample.manual_seed(3)
+    x = multisample.dask.sample(MU, SIGMA, N)
+    multisample.manual_seed(3)
+    assert same(x.compute(scheduler="threads"), multisample.sample(MU, SIGMA, N))
+
+
+# --- Graphs ---------------------------------------------------------------------------------------
+
+
+def test_nothing_is_drawn_before_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[int] = []
+    original = multisample.dask.draw
+
+    def counted(*args: Any, **options: Any) -> Any:
+        drawn.append(args[2])
+        return original(*args, **options)
+
+    monkeypatch.setattr(multisample.dask, "draw", counted)
+    x = multisample.dask.sample(MU, SIGMA, 10**9, chunks=(-1, 10_000), seed=7)
+    part = (x[3:5, 123_456_789:123_456_799] * 2).sum()
+    assert drawn == [0]
+    part.compute(scheduler="synchronous")
+    assert drawn == [0, 10_000]
+
+
+@pytest.mark.parametrize(("d", "n", "chunks"), [(10**6, 10**6, 1000), (100, 10**10, (100, 10**4))])
+def test_a_graph_of_a_million_blocks_is_small(d: int, n: int, chunks: Any) -> None:
+    mu = np.zeros(d, np.float32)
+    x = multisample.dask.sample(mu, 1.0, n, chunks=chunks, seed=7)
+    assert x.npartitions == 10**6
+    assert len(cloudpickle.dumps(x.dask)) - mu.nbytes < 10e6
+    # The drawn layer depends on one block of mu, and is not a dictionary of blocks.
+    assert not x.dask.layers[x.name].is_materialized()
+
+
+def test_the_graph_has_mu_and_sigma_once() -> None:
+    mu = np.zeros(10**5, np.float32)
+    x = multisample.dask.sample(mu, mu + 1, 1000, chunks=(1000, 100), seed=7)
+    for graph in (x.dask, dask.optimize(x + 1)[0].dask):
+        assert len(graph) >= 1000
+        # Tasks that a scheduler sends one by one do not contain the vectors.
+        stored = [len(pickle.dumps(task)) for key, task in dict(graph).items() if len(key) == 3]
+        assert len(stored) >= 1000
+        assert max(stored) < 4000
+
+
+def test_operations_on_blocks_are_fused() -> None:
+    x = multisample.dask.sample(MU, SIGMA, N, chunks=5, seed=7)
+    (y,) = dask.optimize(x * 2 + 1)
+    tasks = [key for key in dict(y.dask) if len(key) == 3]
+    assert len(tasks) == x.npartitions
+    assert same(y.compute(scheduler="threads"), multisample.sample(MU, SIGMA, N, seed=7) * 2 + 1)
+
+
+def test_equal_arguments_give_equal_names() -> None:
+    def name(mu: Any = MU, sigma: Any = SIGMA, n: int = N, **options: Any) -> str:
+        given_options: dict[str, Any] = {"seed": 7, "chunks": 5, **options}
+        found: str = multisample.dask.sample(mu, sigma, n, **given_options).name
+        return found
+
+    assert name() == name() == name(MU.copy(), SIGMA.copy())
+    different = [
+        name(), name(MU + 1), name(sigma=SIGMA + 1), name(sigma=2.0), name(n=N + 1), name(seed=8),
+        name(seed=multisample.Key(7, 1)), name(chunks=6), name(noise="shared"), name(dtype="float64"),
+        name(layout="nd"), name(antithetic=True), name(fast_math=True),
+    ]  # fmt: skip
+    assert len(set(different)) == len(different)
+    command = (
+        "import multisample, multisample.dask as m, numpy as np\n"
+        "print(m.sample(np.arange(9.0), 1.0, 5, seed=multisample.Key(7, 3), dtype='float16').name)"
+    )
+    runs = [subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True) for _ in "ab"]
+    assert runs[0].stdout == runs[1].stdout == multisample.dask.sample(
+        np.arange(9.0), 1.0, 5, seed=multisample.Key(7, 3), dtype="float16"
+    ).name + "\n"  # fmt: skip
+
+
+def test_arrays_of_dask_expressions() -> None:
+    """With ``array.query-planning``, which Dask only reads when it is imported."""
+    command = (
+        "import numpy as np, multisample.dask\n"
+        "x = multisample.dask.sample(np.arange(5.0), 1.0, 40, seed=7, chunks=3)\n"
+        "assert 'expr' in type(x).__module__, type(x)\n"
+        "y = multisample.sample(np.arange(5.0), 1.0, 40, seed=7)\n"
+        "assert (x.compute(scheduler='threads') == y).all()\n"
+    )
+    environment = os.environ | {"DASK_ARRAY__QUERY_PLANNING": "True"}
+    run = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, env=environment)
+    assert run.returncode == 0, run.stderr
+
+
+# --- Threads --------------------------------------------------------------------------------------
+
+
+def test_blocks_start_no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    most: list[int] = []
+    original = worker_pool.run_all
+
+    def noted(function: Any, tasks: Any, threads: int) -> None:
+        most.append(min(threads, len(tasks)))
+        original(function, tasks, threads)
+
+    monkeypatch.setenv("MULTISAMPLE_NUM_THREADS", "8")
+    for module in list(sys.modules.values()):
+        if module.__name__.startswith("multisample") and getattr(module, "run_all", None) is original:
+            monkeypatch.setattr(module, "run_all", noted)
+    multisample.sample(LARGE, 1.0, 100_000, seed=7)
+    assert max(most) > 1
+    most.clear()
+    multisample.dask.sample(LARGE, 1.0, 400_000, chunks=(-1, 100_000), seed=7).sum().compute(scheduler="threads")
+    assert max(most, default=1) == 1
+
+
+# --- After drawing --------------------------------------------------------------------------------
+
+
+def test_slices_rechunks_and_reductions(client: Any) -> None:
+    expected = multisample.sample(MU, SIGMA, 1000, seed=7)
+    x = multisample.dask.sample(MU, SIGMA, 1000, chunks=(5, 300), seed=7)
+    for scheduler in ("threads", client):
+        assert same(x[2:9:3, 100:-7].compute(scheduler=scheduler), expected[2:9:3, 100:-7])
+        assert same(x.rechunk((13, 77)).compute(scheduler=scheduler), expected)
+        assert same(x.T.compute(scheduler=scheduler), expected.T.copy())
+        assert x.max().compute(scheduler=scheduler) == expected.max()
+        np.testing.assert_allclose(x.mean(axis=1).compute(scheduler=scheduler), expected.mean(axis=1), atol=1e-5)
+        doubled = x.map_blocks(lambda block: 2 * block, dtype=x.dtype)
+        assert same(doubled.compute(scheduler=scheduler), 2 * expected)
+        kept = x.persist(scheduler=scheduler)
+        assert same(kept[:, ::10].compute(scheduler=scheduler), expected[:, ::10].copy())
+
+
+def test_xarray_datasets() -> None:
+    xarray = pytest.importorskip("xarray")
+    x = multisample.dask.sample(MU, SIGMA, N, chunks=(5, 20), seed=7)
+    data = xarray.Dataset({"x": (("dim", "draw"), x)}, coords={"dim": np.arange(D)})
+    with dask.config.set(scheduler="threads"):
+        assert same(data.x.sel(dim=3).isel(draw=slice(5, 40)).values, multisample.sample(MU, SIGMA, N, seed=7)[3, 5:40])
+        assert data.std("draw").x.shape == (D,)
+
+
+def test_a_pickled_array_computes_the_same() -> None:
+    x = multisample.dask.sample(MU, SIGMA, N, chunks=5, seed=7)
+    assert same(pickle.loads(pickle.dumps(x)).compute(scheduler="threads"), x.compute(scheduler="synchronous"))
+
+
+# --- Workers that fail ----------------------------------------------------------------------------
+
+
+def test_a_killed_worker_changes_nothing() -> None:
+    expected = multisample.sample(LARGE, 1.0, 20_000, seed=7)
+    with local_cluster(threads_per_worker=1) as client:
+        x = multisample.dask.sample(LARGE, 1.0, 20_000, chunks=(-1, 500), seed=7)
+        kept = client.persist(x.map_blocks(lambda block: (time.sleep(0.05), block)[1], dtype=x.dtype))
+        before = client.run(os.getpid)
+        deadline = time.monotonic() + 60
+        # Both workers hold blocks, and not all blocks are done.
+        while min((len(keys) for keys in client.has_what().values()), default=0) < 4:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        os.kill(next(iter(before.values())), signal.SIGKILL)
+        assert same(client.compute(kept, sync=True), expected)
+        assert set(client.run(os.getpid).values()) != set(before.values())
+
+
+def test_spilled_blocks_keep_their_bits() -> None:
+    limits = {"target": 0.02, "spill": False, "pause": False, "terminate": False}
+    with (
+        dask.config.set({f"distributed.worker.memory.{name}": limit for name, limit in limits.items()}),
+        local_cluster(n_workers=1, memory_limit="1GB") as client,
+    ):
+        x = multisample.dask.sample(LARGE, 1.0, 200_000, chunks=(-1, 10_000), seed=7)
+        kept = client.persist(x)
+        with client.as_current():
+            distributed.wait(kept)
+        spilled = client.run(lambda dask_worker: len(dask_worker.data.slow))
+        assert sum(spilled.values()) > 5
+        assert same(client.compute(kept, sync=True), multisample.sample(LARGE, 1.0, 200_000, seed=7))
+
+
+# --- Errors ---------------------------------------------------------------------------------------
+
+UNKNOWN = da.from_array(MU, chunks=4)[da.from_array(MU, chunks=4) > 0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"chunks": ((6, 6), (N,))}, ValueError, "chunks: expected blocks of shape"),
+        ({"chunks": ((13,), (-1, N + 1))}, ValueError, "chunks: expected sizes that add up"),
+        ({"chunks": (float("nan"), 5)}, ValueError, "chunks: .*unknown"),
+        ({"chunks": ((13,), (float("nan"),) * 2)}, ValueError, "chunks: expected sizes"),
+        ({"chunks": (5,)}, ValueError, "chunks: "),
+        ({"chunks": "many"}, ValueError, "chunks: "),
+        ({"chunks": None}, ValueError, "chunks: "),
+        ({"chunks": 0}, ValueError, "chunks: "),
+        ({"mu": UNKNOWN}, ValueError, "mu: expected a Dask array with known chunks"),
+        ({"sigma": UNKNOWN}, ValueError, "sigma: expected a Dask array with known chunks"),
+        ({"mu": MU[1:]}, ValueError, "sigma: expected as many elements as mu, 12, got 13"),
+        ({"mu": da.from_array(MU[1:], chunks=4)}, ValueError, "sigma: expected as many elements as mu, 12, got 13"),
+        ({"mu": da.zeros((D, 2))}, ValueError, r"mu: expected shape \(d,\)"),
+        ({"mu": da.zeros(D, dtype=complex)}, TypeError, "mu: "),
+        ({"mu": 1.0, "sigma": 2.0}, TypeError, "at least one array"),
+        ({"sigma": -SIGMA}, ValueError, "sigma: "),
+        ({"mu": "abc"}, TypeError, "mu: "),
+        ({"n": 2.5}, TypeError, "n: "),
+        ({"n": -1}, ValueError, "n: "),
+        ({"n": 2**34 + 1}, ValueError, "n: "),
+        ({"seed": -1}, ValueError, "seed: "),
+        ({"seed": 7, "generator": multisample.Generator(1)}, TypeError, "seed, generator: "),
+        ({"generator": "abc"}, TypeError, "generator: "),
+        ({"noise": "red"}, ValueError, "noise: "),
+        ({"layout": "dd"}, ValueError, "layout: "),
+        ({"dtype": "int32"}, TypeError, "dtype: "),
+        ({"backend": "gpu"}, multisample.UnknownBackendError, "backend: no backend is called 'gpu'"),
+    ],
+)  # fmt: skip
+def test_wrong_arguments_are_refused_before_anything_is_computed(arguments: Any, error: Any, words: str) -> None:
+    generator = multisample.Generator(7)
+    if "generator" not in arguments and "seed" not in arguments:
+        arguments = {**arguments, "generator": generator}
+
+    def ran(*_: Any) -> None:
+        raise AssertionError("a task ran")
+
+    with Callback(pretask=ran), pytest.raises(error, match=words):
+        multisample.dask.sample(**{"mu": MU, "sigma": SIGMA, "n": N, **arguments})
+    assert generator.offset == 0
+
+
+def test_other_libraries_are_refused() -> None:
+    torch = pytest.importorskip("torch")
+    with pytest.raises(TypeError, match="mu: expected an array of NumPy, CuPy or Dask"):
+        multisample.dask.sample(torch.zeros(3), torch.ones(3), 5)
+    if multisample.backends()["torch_ext"].available:
+        with pytest.raises(TypeError, match="backend: expected one that gives blocks of NumPy or CuPy"):
+            multisample.dask.sample(MU, SIGMA, 5, backend="torch_ext")
+
+
+def test_a_backend_that_the_worker_lacks_is_named(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    if multisample.backends()["cupy"].available:
+        pytest.skip("cupy is available")
+    with pytest.raises(multisample.BackendUnavailableError, match="'cupy' cannot run here"):
+        multisample.dask.sample(MU, SIGMA, N, backend="cupy")
+    # A client that has CuPy sends such blocks to workers without.
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            multisample.dask, "draw", lambda *args, backend, **options: multisample.sample(*args, **options)
+        )
+        y = multisample.dask.sample(MU, SIGMA, N, chunks=5, seed=7, backend="cupy")
+    with pytest.raises(multisample.BackendUnavailableError, match="'cupy' cannot run here"):
+        y.compute(scheduler=client)
+
+
+def test_values_of_dask_arrays_are_checked_in_their_block(client: Any) -> None:
+    sigma = da.from_array(np.where(np.arange(D) == 9, -1, SIGMA), chunks=4)
+    x = multisample.dask.sample(MU, sigma, N, chunks=(8, -1), seed=7)
+    for scheduler in ("threads", client):
+        with pytest.raises(ValueError, match=r"sigma: .* got sigma\[1\] = -1.*\(in the rows from 8 on\)"):
+            x.compute(scheduler=scheduler)
+
+
+def test_importing_multisample_does_not_import_dask() -> None:
+    command = "import sys, multisample; dir(multisample); sys.exit('dask' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", command]).returncode == 0
+
+
+def test_without_dask_the_error_says_what_to_install() -> None:
+    command = "import sys; sys.modules['dask'] = None\nimport multisample.dask"
+    run = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True)
+    assert "ImportError: multisample.dask needs Dask: pip install" in run.stderr

@@ -1,0 +1,92 @@
+"""The cross-entropy method on a Dask cluster: the same bits, also after workers have died."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from dask_cluster import local_cluster
+from scored_functions import DiesOnce, fails, slow_sphere, sphere
+
+from multisample import cem
+
+START = np.linspace(-2, 3, 6).astype(np.float32)
+
+
+def run(f: Any = sphere, **options: Any) -> Any:
+    return cem.minimize(f, START, 2.0, 200, iterations=8, seed=7, **options)
+
+
+def assert_same(a: Any, b: Any) -> None:
+    assert a.x.tobytes() == b.x.tobytes()
+    assert a.mu.tobytes() == b.mu.tobytes()
+    assert a.sigma.tobytes() == b.sigma.tobytes()
+    assert all(column.tobytes() == b.history[name].tobytes() for name, column in a.history.items())
+
+
+def test_a_cluster_gives_the_same_bits(client: Any) -> None:
+    for tasks in (1, 3, 16):
+        assert_same(run(executor=client.get_executor(), tasks=tasks), run())
+    assert_same(run(lambda x: np.square(x).sum(axis=0), executor=client.get_executor()), run(lambda x: (x * x).sum(0)))
+
+
+def test_a_task_that_raises_raises_here(client: Any) -> None:
+    with pytest.raises(ArithmeticError, match="a score is missing"):
+        run(lambda x: fails(x + 10), executor=client.get_executor(), tasks=3)
+    assert_same(run(executor=client.get_executor(), tasks=3), run())
+
+
+def test_a_function_that_cannot_be_sent_is_refused(client: Any) -> None:
+    lock = ThreadPoolExecutor(1)
+    with pytest.raises(TypeError, match=r"f: expected a function that ClientExecutor can send .*, got <function"):
+        run(lambda x: lock, executor=client.get_executor())
+
+
+def test_a_worker_that_dies_in_a_task_changes_nothing(tmp_path: Path) -> None:
+    with local_cluster(threads_per_worker=1) as client:
+        before = set(client.run(os.getpid).values())
+        assert_same(run(DiesOnce(tmp_path), executor=client.get_executor(), tasks=4), run())
+        assert set(client.run(os.getpid).values()) != before
+
+
+def test_a_killed_worker_changes_nothing() -> None:
+    with local_cluster(threads_per_worker=1) as client:
+        workers = iter(client.run(os.getpid).values())
+
+        def kill(search: Any) -> None:
+            if search.result().nit == 3:
+                os.kill(next(workers), signal.SIGKILL)
+
+        assert_same(run(slow_sphere, executor=client.get_executor(), tasks=4, callback=kill), run())
+
+
+def test_an_executor_with_retries_repeats_a_failed_task(client: Any, tmp_path: Path) -> None:
+    def fails_once(x: Any) -> Any:
+        (tmp_path / "failed").touch(exist_ok=False)
+
+    def twice(x: Any) -> Any:
+        try:
+            fails_once(x)
+        except FileExistsError:
+            return sphere(x)
+        raise ArithmeticError
+
+    with pytest.raises(ArithmeticError):
+        run(twice, executor=client.get_executor(), tasks=3)
+    (tmp_path / "failed").unlink()
+    assert_same(run(twice, executor=client.get_executor(retries=1), tasks=3), run())
+
+
+@pytest.mark.slow
+def test_a_function_that_kills_every_worker_is_an_error() -> None:
+    with local_cluster(threads_per_worker=1) as client:
+        start = time.monotonic()
+        with pytest.raises(Exception, match=r"workers? .*died"):
+            run(lambda x: os._exit(1), executor=client.get_executor(), tasks=2)
+        assert time.monotonic() - start < 120
