@@ -91,8 +91,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             executor = stack.enter_context(ThreadPoolExecutor())
         elif args.executor == "processes":
             from concurrent.futures import ProcessPoolExecutor
+            from multiprocessing import get_context
 
-            executor = stack.enter_context(ProcessPoolExecutor())
+            # Forked processes would inherit locks of the libraries that are loaded here.
+            executor = stack.enter_context(ProcessPoolExecutor(mp_context=get_context("spawn")))
         elif args.executor == "dask":
             from distributed import Client
 

@@ -140,7 +140,7 @@ def test_a_task_draws_by_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     limits: list[int] = []
     original = worker_pool.run_all
     for module in list(sys.modules.values()):
-        if module.__name__.startswith("multisample") and getattr(module, "run_all", None) is original:
+        if getattr(module, "__name__", "").startswith("multisample") and getattr(module, "run_all", None) is original:
             monkeypatch.setattr(module, "run_all", lambda function, tasks, threads: limits.append(threads))
     monkeypatch.setenv("MULTISAMPLE_NUM_THREADS", "4")
     search = CEM(np.zeros(100), 1.0, 50_000, seed=7)

@@ -219,8 +219,9 @@ def test_the_command_lists_every_program(capsys: pytest.CaptureFixture[str]) -> 
         assert f"\n    python -m multisample{' ' if name == 'tetris' else '.examples.'}{name}\n" in printed
 
 
-@pytest.mark.parametrize("program", [asian_option, basket_option, bayesian_regression, cart_pole, mppi])
-@pytest.mark.parametrize("program", [basket_option, bayesian_regression, cart_pole, evolution_strategy])
+@pytest.mark.parametrize(
+    "program", [asian_option, basket_option, bayesian_regression, cart_pole, evolution_strategy, mppi]
+)
 def test_a_program_prints_its_result(program: object, capsys: pytest.CaptureFixture[str]) -> None:
     if program is bayesian_regression and registry.find("torch_ext").status().reasons:
         pytest.skip("torch_ext cannot run")
@@ -245,6 +246,7 @@ def test_the_tuned_controller_keeps_the_pole_upright() -> None:
     assert cem_cluster.cost(cem_cluster.tune().mu[:, None]) < 0.02 * without
 
 
+@pytest.mark.slow
 def test_ranks_find_the_same_minimum(capsys: pytest.CaptureFixture[str]) -> None:
     if registry.find("torch_ext").status().reasons:
         pytest.skip("torch_ext cannot run")

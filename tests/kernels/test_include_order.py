@@ -20,9 +20,10 @@ BELOW = {
     "include": {"stream"},
     "element_types.h": {"stream"},
     "draw.h": {"element_types.h", "stream"},
-    "cpu": {"cpu", "draw.h", "element_types.h", "stream"},
-    "cuda": {"cuda", "draw.h", "element_types.h", "stream"},
-    "torch": {"torch", "cpu", "cuda", "draw.h", "element_types.h", "stream"},
+    "moments.h": {"draw.h", "element_types.h", "stream"},
+    "cpu": {"cpu", "moments.h", "draw.h", "element_types.h", "stream"},
+    "cuda": {"cuda", "moments.h", "draw.h", "element_types.h", "stream"},
+    "torch": {"torch", "cpu", "cuda", "moments.h", "draw.h", "element_types.h", "stream"},
 }
 
 

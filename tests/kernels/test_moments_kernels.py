@@ -31,7 +31,7 @@ from cuda_cpp import (
 )  # fmt: skip
 from draws import WORDS, a_draw, a_vector, stored_word
 from moments import exact_moments
-from tables import DTYPES
+from tables import DTYPES, slow_but
 
 import multisample
 from multisample.backends.cupy import BACKEND as CUPY
@@ -280,7 +280,7 @@ LENGTHS = [1, 2, 3, 4, 5, 8, 9, 31, 33, 129, 1021, 1100, 2100]
 @requires_gxx
 @requires_emulator
 @pytest.mark.parametrize("antithetic", [False, True])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("dtype", slow_but(["float32"], ["float32", "float64"]))
 def test_kernels_sum_every_shape(runner: Any, compiled: Any, dtype: str, antithetic: bool) -> None:
     def cases() -> Iterator[Case]:
         for k, (n, d) in enumerate(itertools.product(LENGTHS, (1, 3, 40))):
@@ -316,6 +316,7 @@ RECUTS = [
 ]
 
 
+@pytest.mark.slow
 @requires_gxx
 @requires_emulator
 @pytest.mark.parametrize("antithetic", [False, True])
@@ -425,7 +426,7 @@ def test_round_keys_are_equal_in_both_languages(tmp_path: Path) -> None:
 
 
 @requires_nvrtc
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", slow_but(["sm_90"], ARCHITECTURES))
 def test_nvrtc_compiles_every_kernel(architecture: str) -> None:
     keys = [
         MomentsKey(real, antithetic, fast, rows, with_second, origin, finishing, 0)
@@ -451,6 +452,7 @@ PTX = [
 """Arguments of `moments_variant`."""
 
 
+@pytest.mark.slow
 def test_numba_compiles_kernels_without_spills(build_once: Callable[..., Path]) -> None:
     sources = [Path(str(importlib.resources.files("multisample.backends"))).resolve(), Path(numba_ptx.__file__)]
 

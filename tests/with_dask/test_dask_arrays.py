@@ -229,7 +229,7 @@ def test_blocks_start_no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setenv("MULTISAMPLE_NUM_THREADS", "8")
     for module in list(sys.modules.values()):
-        if module.__name__.startswith("multisample") and getattr(module, "run_all", None) is original:
+        if getattr(module, "__name__", "").startswith("multisample") and getattr(module, "run_all", None) is original:
             monkeypatch.setattr(module, "run_all", noted)
     multisample.sample(LARGE, 1.0, 100_000, seed=7)
     assert max(most) > 1
@@ -273,6 +273,7 @@ def test_a_pickled_array_computes_the_same() -> None:
 # --- Workers that fail ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_killed_worker_changes_nothing() -> None:
     expected = multisample.sample(LARGE, 1.0, 20_000, seed=7)
     with local_cluster(threads_per_worker=1) as client:
@@ -289,6 +290,7 @@ def test_a_killed_worker_changes_nothing() -> None:
         assert set(client.run(os.getpid).values()) != set(before.values())
 
 
+@pytest.mark.slow
 def test_spilled_blocks_keep_their_bits() -> None:
     limits = {"target": 0.02, "spill": False, "pause": False, "terminate": False}
     with (

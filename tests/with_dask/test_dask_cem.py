@@ -55,6 +55,7 @@ def test_a_worker_that_dies_in_a_task_changes_nothing(tmp_path: Path) -> None:
         assert set(client.run(os.getpid).values()) != before
 
 
+@pytest.mark.slow
 def test_a_killed_worker_changes_nothing() -> None:
     with local_cluster(threads_per_worker=1) as client:
         workers = iter(client.run(os.getpid).values())

@@ -522,5 +522,10 @@ def value_kernel(dtype: str) -> Callable[..., bool]:
 def compile_all() -> int:
     """Compile every kernel that is not in the cache; return how many kernels there are."""
     kernels: list[Callable[..., Any]] = [value_kernel(dtype) for dtype in ("float32", "float64")]
-    kernels += [window_kernel(dtype, antithetic) for dtype in _TYPES for antithetic in (False, True)]
+    kernels += [
+        kernel(dtype, antithetic)
+        for kernel in (window_kernel, batch_kernel)
+        for dtype in _TYPES
+        for antithetic in (False, True)
+    ]
     return len(kernels)
