@@ -61,15 +61,17 @@ def key_data(seed: SupportsIndex | Key) -> Any:
 
 
 def load_handlers() -> None:
-    """Register the functions that XLA calls to draw.
+    """Register the functions that XLA calls to draw and to sum.
 
-    `multisample.sample` registers them too, but a program saved by `jax.export` may run before the first call.
+    `multisample.sample` and `multisample.weighted_moments` register them too, but a program saved by `jax.export` may
+    run before the first call.
 
     Examples
     --------
     >>> import multisample
     >>> multisample.jax.load_handlers()
     """
-    from .._routes.jax.handlers import register
+    from .._routes.jax import handlers, moments
 
-    register()
+    handlers.register()
+    moments.register()

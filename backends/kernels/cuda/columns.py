@@ -13,27 +13,24 @@ from multisample.backends.kernels.stream.arithmetic import fma
 from multisample.backends.kernels.stream.words import row_part
 
 from .geometry import TRANSPOSED_THREADS, slots_of, staged_slots_of, staged_threads
-from .group import computing_type, element, group_width, keys_of, memory_of, narrowed, noise, offset_of, packing, scaled
+from .group import (
+    computing_type,
+    element,
+    group_width,
+    joined,
+    keys_of,
+    memory_of,
+    narrowed,
+    noise,
+    offset_of,
+    packing,
+    scaled,
+)
 from .stores import MOST_STORED
 
 __all__ = ["transposed_kernel", "transposed_staged_kernel"]
 
 _WARP = np.uint32(32)
-
-
-def _joined(part: Function, first: int, last: int) -> Function:
-    """``joined(*arguments)``: the concatenated tuples ``part(k)(*arguments)`` for each k."""
-    if last - first == 1:
-        one: Function = part(first)
-        return one
-    middle = (first + last) // 2
-    low, high = _joined(part, first, middle), _joined(part, middle, last)
-
-    @inline
-    def joined(a, b, c):
-        return low(a, b, c) + high(a, b, c)
-
-    return joined
 
 
 def _in_turn(part: Function, first: int, last: int) -> Function:
@@ -130,7 +127,7 @@ def _tile_dimensions(gpu: ModuleType, dtype: str, slots: int) -> Function:
 
         return of
 
-    usual_elements, any_elements, parts = (_joined(of, 0, slots) for of in (usual_element, any_element, part))
+    usual_elements, any_elements, parts = (joined(of, 0, slots) for of in (usual_element, any_element, part))
 
     @inline
     def elements_of(vector, rows):
@@ -177,7 +174,7 @@ def _pieces(gpu: ModuleType, dtype: str, antithetic: bool, delta: int) -> Functi
             return of_before if before else of_own
 
         first_at = slots - 1 - max(backs)
-        normals = _joined(of_both, first_at, 2 * slots - 1)
+        normals = joined(of_both, first_at, 2 * slots - 1)
 
         def of_element(e: int) -> Function:
             c, at = e // slots, slots - 1 + e % slots - backs[e // slots]
@@ -190,7 +187,7 @@ def _pieces(gpu: ModuleType, dtype: str, antithetic: bool, delta: int) -> Functi
 
             return element_of
 
-        elements = _joined(of_element, 0, per_normal * slots)
+        elements = joined(of_element, 0, per_normal * slots)
 
         @inline
         def part(z, mu, sigma):
@@ -198,7 +195,7 @@ def _pieces(gpu: ModuleType, dtype: str, antithetic: bool, delta: int) -> Functi
 
         return part
 
-    return _joined(of_normal, 0, 4)
+    return joined(of_normal, 0, 4)
 
 
 @functools.cache
@@ -293,7 +290,7 @@ def _places(gpu: ModuleType, dtype: str, antithetic: bool) -> tuple[Function, Fu
 
         return all_bits
 
-    to_of, bits_of, bits_of_columns = (_joined(part, 0, width) for part in (to, bits, column_bits))
+    to_of, bits_of, bits_of_columns = (joined(part, 0, width) for part in (to, bits, column_bits))
     of_columns, every_bit = united(width), np.uint32((1 << width * slots) - 1)
 
     @inline
@@ -367,7 +364,7 @@ def transposed_kernel(gpu: ModuleType, dtype: str, common_noise: bool, antitheti
         return of
 
     rows_of, of_both, normals = (
-        _joined(row_of, 0, slots), _joined(parameter_of, 0, 2 * slots - 1), _joined(normals_of, 0, slots),
+        joined(row_of, 0, slots), joined(parameter_of, 0, 2 * slots - 1), joined(normals_of, 0, slots),
     )  # fmt: skip
 
     def along(delta: int) -> Function:
@@ -474,7 +471,7 @@ def transposed_staged_kernel(gpu: ModuleType, dtype: str, common_noise: bool, an
 
         return of
 
-    places_of = _joined(place, 0, width)
+    places_of = joined(place, 0, width)
 
     def group_and_row(s: int) -> Function:
         behind = np.uint32(s * threads)
@@ -543,7 +540,7 @@ def transposed_staged_kernel(gpu: ModuleType, dtype: str, common_noise: bool, an
         return copy
 
     groups_and_rows_of, rows_of, memory_of_slots, hidden_parts = (
-        _joined(of, 0, slots) for of in (group_and_row, row_of, memory_of_slot, hidden_part)
+        joined(of, 0, slots) for of in (group_and_row, row_of, memory_of_slot, hidden_part)
     )
     draw_all, copy_parts = _in_turn(drawn, 0, slots), _in_turn(copied, 0, parts_of_thread)
 

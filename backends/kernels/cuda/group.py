@@ -21,8 +21,8 @@ from multisample.backends.kernels.stream.words import column_part, row_part, str
 from .geometry import ANTITHETIC_WIDTH, WIDTH
 
 __all__ = [
-    "computing_type", "element", "group_width", "keys_of", "memory_of", "noise", "offset_of", "packing", "places",
-    "scaled", "seed_of",
+    "computing_type", "element", "group_width", "joined", "keys_of", "memory_of", "noise", "offset_of", "packing",
+    "places", "scaled", "seed_of",
 ]  # fmt: skip
 
 _TO_UNIT, _TO_UNIT_HALF = np.float32(2.0**-32), np.float32(2.0**-33)
@@ -306,3 +306,18 @@ def places(gpu: ModuleType) -> tuple[Function, Function]:
         return np.uint32(np.uint32(thread - turn * geometry.rows_per_pass) * geometry.pitch + turn)
 
     return place_of, slot_of
+
+
+def joined(part: Function, first: int, last: int) -> Function:
+    """``joined(*arguments)``: the concatenated tuples ``part(k)(*arguments)`` for each k."""
+    if last - first == 1:
+        one: Function = part(first)
+        return one
+    middle = (first + last) // 2
+    low, high = joined(part, first, middle), joined(part, middle, last)
+
+    @inline
+    def concatenated(a, b, c):
+        return low(a, b, c) + high(a, b, c)
+
+    return concatenated

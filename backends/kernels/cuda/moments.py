@@ -18,28 +18,13 @@ from multisample.backends.kernels.stream.rounding import NARROWING
 from multisample.backends.kernels.stream.words import row_part
 from multisample.backends.moments import Moments
 
-from .group import computing_type, element, group_width, keys_of, memory_of, noise, offset_of, packing, seed_of
+from .group import computing_type, element, group_width, joined, keys_of, memory_of, noise, offset_of, packing, seed_of
 from .moments_geometry import FILL, MOMENT_CHAIN, MOMENT_THREADS, MomentGeometry
 
 __all__ = ["finishing_kernel", "moments_kernel"]
 
 _WARPS = MOMENT_THREADS // 32
 _LANES = np.uint32(32)
-
-
-def _joined(part: Function, first: int, last: int) -> Function:
-    """``joined(*arguments)``: the concatenated tuples ``part(k)(*arguments)`` for each k."""
-    if last - first == 1:
-        one: Function = part(first)
-        return one
-    middle = (first + last) // 2
-    low, high = _joined(part, first, middle), _joined(part, middle, last)
-
-    @inline
-    def joined(a, b, c):
-        return low(a, b, c) + high(a, b, c)
-
-    return joined
 
 
 @functools.cache
@@ -66,7 +51,7 @@ def _weights(
 
         return of
 
-    load = _joined(weight, 0, width)
+    load = joined(weight, 0, width)
 
     @inline
     def any_of_4(w):

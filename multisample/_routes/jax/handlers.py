@@ -40,7 +40,17 @@ from multisample.backends.system.worker_pool import run_all, thread_count
 from ..._plan import COLUMNS, ROWS, PlanCache
 from .native_launches import NativeLaunches
 
-__all__ = ["GRADIENT", "RUNNERS", "SAMPLE", "Options", "can_take_gradients", "register", "scratch_size", "warm_up"]
+__all__ = [
+    "GRADIENT",
+    "RUNNERS",
+    "SAMPLE",
+    "Options",
+    "can_take_gradients",
+    "register",
+    "register_target",
+    "scratch_size",
+    "warm_up",
+]
 
 SAMPLE, GRADIENT = "multisample_sample", "multisample_gradient"
 """The names of the targets.
@@ -391,29 +401,32 @@ def warm_up(options: Options, shape: tuple[int, ...]) -> None:
     _runner(_host_sampler, options.encoded().encode(), struct.pack("3q", *shape))
 
 
-_TARGETS = {
-    SAMPLE: {"cpu": _sample_on_host, "CUDA": _sample_on_device},
-    GRADIENT: {"cpu": _gradient_on_host, "CUDA": _gradient_on_device},
-}
-_registered: list[Any] = []
+_registered: dict[str, list[Any]] = {}
 _native: list[NativeLaunches] = []
 _LOCK = threading.Lock()
 
 
-def register() -> None:
-    """Register the handlers with XLA, once in a process."""
+def register_target(name: str, handlers: dict[str, Callable[[xla_ffi.Frame], None]]) -> None:
+    """Register the handlers of a target with XLA, by platform, once in a process."""
     with _LOCK:
-        if _registered:
+        if name in _registered:
             return
-        for name, platforms in _TARGETS.items():
-            for platform, execute in platforms.items():
-                records = platform == "CUDA"
-                function = xla_ffi.handler(execute, records)
-                address = ctypes.cast(function, ctypes.c_void_p).value or 0
-                if execute is _sample_on_device and cuda_driver.is_present():
-                    _native.append(NativeLaunches(address, CONFIGURATION_SIZE))
-                    address = _native[0].address
-                # Said here and in the metadata of the handler, as one of the two may be all that a plugin asks for.
-                traits = {"traits": CustomCallTargetTraits.COMMAND_BUFFER_COMPATIBLE} if records else {}
-                jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(address), platform=platform, **traits)
-                _registered.append(function)  # XLA calls it for as long as the process lives.
+        functions = []
+        for platform, execute in handlers.items():
+            records = platform == "CUDA"
+            function = xla_ffi.handler(execute, records)
+            address = ctypes.cast(function, ctypes.c_void_p).value or 0
+            if execute is _sample_on_device and cuda_driver.is_present():
+                _native.append(NativeLaunches(address, CONFIGURATION_SIZE))
+                address = _native[0].address
+            # Said here and in the metadata of the handler, as one of the two may be all that a plugin asks for.
+            traits = {"traits": CustomCallTargetTraits.COMMAND_BUFFER_COMPATIBLE} if records else {}
+            jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(address), platform=platform, **traits)
+            functions.append(function)
+        _registered[name] = functions  # XLA calls them for as long as the process lives.
+
+
+def register() -> None:
+    """Register the handlers of samples and of their gradients."""
+    register_target(SAMPLE, {"cpu": _sample_on_host, "CUDA": _sample_on_device})
+    register_target(GRADIENT, {"cpu": _gradient_on_host, "CUDA": _gradient_on_device})

@@ -6,9 +6,7 @@ partitioned: in a program for several devices, each has all weights, or takes it
 
 from __future__ import annotations
 
-import ctypes
 import functools
-import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -17,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
-from jaxlib.xla_client import CustomCallTargetTraits
 
 from multisample.backends import registry
 from multisample.backends.draw import HOST as HOST_DEVICE
@@ -36,11 +33,11 @@ from ..._moments_plan import MomentsCall
 from ..._plan import Call, PlanCache
 from ..._tracing import SEEDLESS, is_traced_by_jax
 from . import _is_on_host, _operand, _static, _vector, _words
-from .handlers import _addresses, _at, _read_words
+from .handlers import _addresses, _at, _read_words, register_target
 from .keys import operands
 from .partitioning import PLATFORMS, Static, computing_type
 
-__all__ = ["sum_jax"]
+__all__ = ["register", "sum_jax"]
 
 _TARGET = "multisample_moments"
 """(weights, seed, offsets) -> the sums of w z and of w z^2, shapes (d,) and (d,), and on CUDA scratch memory.
@@ -153,7 +150,7 @@ batching.primitive_batchers[moments_p] = _batch
 
 def _lowered(platform: str) -> Callable[..., Any]:
     def lowered(weights: Any, *words: Any, static: Static, d: int, order: int) -> Any:
-        _register()
+        register()
         backend = choose(static.backend, "jax", PLATFORMS[platform]).name
         real = computing_type(static.dtype).name
         options = _Options(
@@ -288,19 +285,6 @@ def _on_device(frame: xla_ffi.Frame) -> None:
     run(*_addresses(frame.operands(), frame.results(), 3), frame.stream())
 
 
-_registered: list[Any] = []
-_LOCK = threading.Lock()
-
-
-def _register() -> None:
-    """Register the handlers with XLA, once in a process."""
-    with _LOCK:
-        if _registered:
-            return
-        for platform, execute in (("cpu", _on_host), ("CUDA", _on_device)):
-            records = platform == "CUDA"
-            function = xla_ffi.handler(execute, records)
-            address = ctypes.cast(function, ctypes.c_void_p).value
-            traits = {"traits": CustomCallTargetTraits.COMMAND_BUFFER_COMPATIBLE} if records else {}
-            jax.ffi.register_ffi_target(_TARGET, jax.ffi.pycapsule(address), platform=platform, **traits)
-            _registered.append(function)  # XLA calls it for as long as the process lives.
+def register() -> None:
+    """Register the handlers of weighted moments."""
+    register_target(_TARGET, {"cpu": _on_host, "CUDA": _on_device})
