@@ -253,7 +253,8 @@ def test_ranks_find_the_same_minimum(capsys: pytest.CaptureFixture[str]) -> None
     assert cem_torchrun.main([]) == 0
     alone = capsys.readouterr().out
     assert "is at most tol = 0.0001. Best score" in alone
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", cem_torchrun.__name__]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
+    command.append(cem_torchrun.__name__)
     ranks = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
     assert ranks.stdout == alone.replace("on 1 ranks", "on 2 ranks")
 

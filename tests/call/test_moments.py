@@ -333,6 +333,8 @@ def test_calls_that_pytorch_transforms_are_refused() -> None:
         torch.func.vmap(lambda mu: multisample.weighted_moments(torch.ones(3), mu, 1.0, seed=1))(torch.zeros(2, 4))
 
 
+# The compiler uses PyTorch's own deprecated functions.
+@pytest.mark.filterwarnings("ignore:::torch")
 @pytest.mark.slow
 def test_a_compiled_function_breaks_its_graph(torch_device: str) -> None:
     torch = pytest.importorskip("torch")
