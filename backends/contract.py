@@ -126,8 +126,8 @@ class Backend(Protocol):
 
     A backend may also have ``launcher(draw) -> Launcher``, for repeated calls. Without it, `sample` makes a `Draw` for
     each call and calls `launch`. For programs of JAX on CUDA it may have ``memory_launcher(draw)``, which returns
-    ``launch(mu, sigma, matrix, words, stream)``. All arguments but the stream are addresses in device memory; `words`
-    is the address of seed, offset, first row and first column.
+    ``launch(mu, sigma, seed, offsets, matrix, stream)``. All arguments but the stream are addresses in device memory;
+    at `offsets` are the offset, the first row and the first column, and 0 means that these are 0.
 
     For `multisample.weighted_moments` it may have ``moments_launcher(moments) -> MomentsLauncher``. For programs of JAX
     on CUDA it then also has ``launch_moments(moments)``, whose words may be in device memory, and

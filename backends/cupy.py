@@ -72,16 +72,25 @@ def moments_kernel_name(key: MomentsKey) -> str:
     )
 
 
-_ROUND_KEYS = struct.Struct("20I")
-_KEY_0, _KEY_1, _FLOAT64_KEY = 0x6D756C74, 0x73616D70, 0x66363474
+_pack_round_keys = struct.Struct("20I").pack
 
 
-def _round_keys(seed: int, key1: int) -> bytes:
+@functools.cache
+def _stream_constants() -> tuple[int, ...]:
+    """Both key words, what float64 adds to the second, and both increments of a round."""
+    from .kernels.stream.normals import FLOAT64_KEY  # Numba takes half a second to import.
+    from .kernels.stream.words import KEY_0, KEY_1, WEYL_0, WEYL_1
+
+    return tuple(map(int, (KEY_0, KEY_1, FLOAT64_KEY, WEYL_0, WEYL_1)))
+
+
+def _round_keys(seed: int, refining: bool) -> bytes:
     """The bytes of the C++ struct ``RoundKeys``: see ``csrc/stream/words.h``."""
-    first, second = seed ^ _KEY_0, seed >> 32 ^ key1
-    return _ROUND_KEYS.pack(
-        *[(first + r * 0x9E3779B9) & 0xFFFFFFFF for r in range(10)],
-        *[(second + r * 0xBB67AE85) & 0xFFFFFFFF for r in range(10)],
+    key_0, key_1, float64_key, weyl_0, weyl_1 = _stream_constants()
+    first, second = seed ^ key_0, seed >> 32 ^ key_1 ^ (float64_key if refining else 0)
+    return _pack_round_keys(
+        *[(first + r * weyl_0) & 0xFFFFFFFF for r in range(10)],
+        *[(second + r * weyl_1) & 0xFFFFFFFF for r in range(10)],
     )
 
 
@@ -140,8 +149,8 @@ class CupyBackend(DriverBackend):
             return cupy.asarray(shared).view(shared.dtype)
 
     def moment_keys(self, real: str, seed: int) -> bytes:
-        keys = _round_keys(seed, _KEY_1)
-        return keys + _round_keys(seed, _KEY_1 ^ _FLOAT64_KEY) if real == "float64" else keys
+        keys = _round_keys(seed, False)
+        return keys + _round_keys(seed, True) if real == "float64" else keys
 
     def compile(self, key: KernelKey | MomentsKey | None) -> tuple[int, Any]:
         import cupy

@@ -47,12 +47,15 @@ def batch_at(draw: Draw) -> tuple[HostArray, HostArray, HostArray, HostArray, Ho
     The others have one row for each matrix, or one that all share: shapes (b, d), (b, d), (b,) and (b, 3).
     """
     counts = [draw.batch if draw.batched & flag else 1 for flag in Batched]
+    row = MATRIX_TYPES[ElementType(draw.type).name]
     # The vectors of a batch are one vector in memory.
-    long = [vectors_at(draw._replace(rows=count * draw.rows))[k] for k, count in enumerate(counts[:2])]
-    mu, sigma = (vector.reshape(-1, draw.rows) for vector in long)
+    with np.errstate(over="ignore"):
+        mu, sigma = (
+            _vector(vector, count * draw.rows).astype(row.computing, copy=False).reshape(-1, draw.rows)
+            for vector, count in zip((draw.mu, draw.sigma), counts[:2], strict=True)
+        )
     shape, strides = (draw.rows, draw.columns), (draw.row_stride, draw.column_stride)
-    step, stored = batch_steps(draw)[2], MATRIX_TYPES[ElementType(draw.type).name].stored
-    matrices = array_at(draw.matrix, (draw.batch, *shape), (step, *strides), stored)
+    matrices = array_at(draw.matrix, (draw.batch, *shape), (batch_steps(draw)[2], *strides), row.stored)
     seeds = array_at(draw.seed.at, (counts[2],), (SEED_BYTES,), "uint64")
     offsets = np.array([[word.value for word in draw[8:11]]], np.uint64)
     if draw.offset.at:

@@ -38,8 +38,8 @@ __global__ void
     __launch_bounds__(kMostThreads<common_noise, stores>, kBlocksAtOnce<Out, common_noise, antithetic, stores>)
     sample_kernel(const __grid_constant__ Draw call, const __grid_constant__ Geometry geometry) {
   // Numbers passed by value are uniform to the compiler, which keeps them and the round keys out of the threads'
-  // registers. Numbers read from memory are not, so the kernels that read them are instantiated separately. So are
-  // those that draw batches, a matrix for each index of the grid's y axis: a batch's addresses are not uniform either.
+  // registers. Numbers read from memory are not uniform, so kernels that read them are separate instances. Kernels that
+  // draw batches, a matrix for each index of the grid's y axis, are separate too, because they compute addresses.
   if constexpr (origin_in_memory) {
     Geometry resolved = geometry;
     const Draw values = with_values(batched ? matrix_of_batch(call, blockIdx.y, sizeof(Out)) : call);

@@ -456,6 +456,7 @@ def test_python_answers_all_but_executions_and_reports_errors_of_a_launch(
     native.error, native.device = 0, DEVICE + 1
     assert native(a_call(xla)[0]) == 0
     assert (native.in_python, len(native.launched)) == (3, 2)
+    assert len(native.launches._kept) == np.count_nonzero(native.launches._table) == 1
 
 
 def test_the_records_have_a_limit(monkeypatch: pytest.MonkeyPatch, recording: Recording) -> None:

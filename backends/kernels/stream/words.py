@@ -16,10 +16,21 @@ from numba import njit
 
 from .arithmetic import like, wide_product
 
-__all__ = ["KEY_0", "KEY_1", "column_part", "philox4x32_10", "row_part", "stream_key", "word", "words"]
+__all__ = [
+    "KEY_0",
+    "KEY_1",
+    "WEYL_0",
+    "WEYL_1",
+    "column_part",
+    "philox4x32_10",
+    "row_part",
+    "stream_key",
+    "word",
+    "words",
+]
 
 _MULTIPLIER_0, _MULTIPLIER_1 = 0xD2511F53, 0xCD9E8D57
-_WEYL_0, _WEYL_1 = np.uint32(0x9E3779B9), np.uint32(0xBB67AE85)
+WEYL_0, WEYL_1 = np.uint32(0x9E3779B9), np.uint32(0xBB67AE85)
 # "multsamp": separates this stream from those of other libraries with the same seed.
 KEY_0 = np.uint64(0x6D756C74)
 KEY_1 = np.uint64(0x73616D70)
@@ -54,9 +65,9 @@ def column_part(g, o0, o1, k0, k1):
     high0, low0 = wide_product(g, _MULTIPLIER_0)
     _, low1 = wide_product(o0, _MULTIPLIER_1)
     high1, low2 = wide_product(like(high0 ^ o1 ^ k1, k0), _MULTIPLIER_1)
-    k0, k1 = like(k0 + _WEYL_0, k0), like(k1 + _WEYL_1, k0)
+    k0, k1 = like(k0 + WEYL_0, k0), like(k1 + WEYL_1, k0)
     high2, low3 = wide_product(like(high1 ^ low1 ^ k0, k0), _MULTIPLIER_0)
-    k2, k3 = like(k0 + _WEYL_0, k0), like(k1 + _WEYL_1, k0)
+    k2, k3 = like(k0 + WEYL_0, k0), like(k1 + WEYL_1, k0)
     return like(low0 ^ k1, k0), like(low2 ^ k2, k0), like(high2 ^ k3, k0), low3
 
 
@@ -70,8 +81,8 @@ def words(column, row, k0, k1):
     for r in range(3, 10):
         high0, low0 = wide_product(c0, _MULTIPLIER_0)
         high1, low1 = wide_product(c2, _MULTIPLIER_1)
-        c0, c1 = like(high1 ^ c1 ^ like(k0 + np.uint32(r) * _WEYL_0, k0), k0), low1
-        c2, c3 = like(high0 ^ c3 ^ like(k1 + np.uint32(r) * _WEYL_1, k0), k0), low0
+        c0, c1 = like(high1 ^ c1 ^ like(k0 + np.uint32(r) * WEYL_0, k0), k0), low1
+        c2, c3 = like(high0 ^ c3 ^ like(k1 + np.uint32(r) * WEYL_1, k0), k0), low0
     return c0, c1, c2, c3
 
 

@@ -176,7 +176,7 @@ class NativeLaunches:
 
     def __init__(self, in_python: int, configuration_size: int) -> None:
         self._table = np.zeros(_SLOTS, np.int64)
-        self._kept: list[np.ndarray[Any, Any]] = []
+        self._kept: dict[tuple[bytes, bytes, int, int], np.ndarray[Any, Any]] = {}
         self._lock = threading.Lock()
         # The handler that XLA calls knows the addresses of this process. The one that it calls is the same in every
         # process, and compiled once; Python integers would be constants of it.
@@ -209,6 +209,9 @@ class NativeLaunches:
             ``parameters(*addresses, stream)`` of `MemoryLauncher`.
         """
         misalignment = addresses[4] & _ALIGNMENT
+        kind = string, shape, device, misalignment
+        if kind in self._kept:  # The handler passed the call on, because another device is current.
+            return
         # Addresses that no other number of a launch is near to show where the addresses of a call belong.
         sources = [(0x5A5A << 40) + (k << 32) for k in range(6)]
         sources[4] += misalignment
@@ -232,9 +235,9 @@ class NativeLaunches:
         for number in (*string, *numbers):
             hashed = _mixed(hashed, number)
         with self._lock:
-            if len(words) > _LAUNCH_WORDS or len(self._kept) >= _SLOTS // 2:
+            if kind in self._kept or len(words) > _LAUNCH_WORDS or len(self._kept) >= _SLOTS // 2:
                 return
-            self._kept.append(record)
+            self._kept[kind] = record
             while self._table[hashed % _SLOTS]:
                 hashed += 1
             self._table[hashed % _SLOTS] = record.ctypes.data  # Only now does the compiled handler see the record.
