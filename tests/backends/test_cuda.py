@@ -386,7 +386,9 @@ def layouts(d: int, n: int, skip: int) -> list[tuple[int, int, int]]:
     ]
 
 
-def check_all_layouts(gpu: Gpu, references: tuple[Array, Array], dtype: str, noise: str, fast_math: bool) -> None:
+def check_all_layouts(
+    gpu: Gpu, references: tuple[Array, Array], dtype: str, noise: str, fast_math: bool, bits: ToArray
+) -> None:
     """Check bits and guards of every shape in each memory layout against the first reference, which has bit patterns.
 
     Also check every shape in one of the layouts, in turn, with antithetic pairs against the second reference.
@@ -416,7 +418,14 @@ def check_all_layouts(gpu: Gpu, references: tuple[Array, Array], dtype: str, noi
             assert got is out
             part = memory.view(on_device[antithetic], integer, (d, n), (REFERENCE[1], 1), top * REFERENCE[1] + skip)
             memory.copy(part, memory.view(wanted, integer, *place))
-            assert memory.same(buffer, wanted), (d, n, top, skip, row_stride, column_stride, first, antithetic, turned)
+            if not memory.same(buffer, wanted):
+                found, due = (bits(x).view(integer) for x in (buffer, wanted))
+                at = np.flatnonzero(found != due)
+                pytest.fail(
+                    f"{gpu.backend}, {(d, n)} from {(top, skip)}, strides {(row_stride, column_stride)}, {first=}, "
+                    f"{antithetic=}, {turned=}: {at.size} elements differ, "
+                    f"{found[at[:5]]} at {at[:5]}, expected {due[at[:5]]}"
+                )
             cheap = noise == "shared" or (fast_math and dtype != "float64")
             cut, _ = geometry.geometry(
                 d, n, dtype, (row_stride * size, column_stride * size), first * size % 16, skip, cheap,
@@ -434,7 +443,7 @@ def test_every_element_and_no_other_memory_is_written(gpu: Gpu, bits: ToArray, d
         on_cpu(mu, sigma, REFERENCE[1], dtype, seed=13, noise=noise, antithetic=pairs) for pairs in (False, True)
     )
     assert np.isfinite(plain.astype(np.float64)).all() and np.isfinite(antithetic.astype(np.float64)).all()
-    check_all_layouts(gpu, (bits(plain), bits(antithetic)), dtype, noise, fast_math=False)
+    check_all_layouts(gpu, (bits(plain), bits(antithetic)), dtype, noise, fast_math=False, bits=bits)
 
 
 @pytest.mark.parametrize("noise", NOISES)
@@ -460,7 +469,7 @@ def test_fast_math_has_equal_bits_in_every_backend_and_layout(
     half = REFERENCE[1] // 2
     assert np.array_equal(references[1][:, 0 : 2 * half : 2], references[0][:, :half])
     for gpu in all_gpus:
-        check_all_layouts(gpu, references, dtype, noise, fast_math=True)
+        check_all_layouts(gpu, references, dtype, noise, fast_math=True, bits=bits)
 
 
 # --- Large results --------------------------------------------------------------------------------

@@ -242,17 +242,17 @@ def watched(launcher: Launcher, case: Case) -> Launcher:
 
 
 def watched_in_memory(launch: Callable[..., None], case: Case) -> Callable[..., None]:
-    """The same for a function that launches with the addresses of mu, sigma and the matrix first."""
+    """The same for a function that launches with the addresses of mu, sigma, seed, offsets and matrix first."""
 
-    def run(mu: int, sigma: int, matrix: int, *rest: int) -> None:
+    def run(mu: int, sigma: int, seed: int, offsets: int, matrix: int, *rest: int) -> None:
         case.reached = (mu, sigma, matrix)
-        launch(mu, sigma, matrix, *rest)
+        launch(mu, sigma, seed, offsets, matrix, *rest)
 
     return run
 
 
-def at(draw: Draw) -> tuple[int, int, int]:
-    return draw.mu.data, draw.sigma.data, draw.matrix
+def at(draw: Draw) -> tuple[int, int, int, int, int]:
+    return draw.mu.data, draw.sigma.data, draw.seed.at, draw.offset.at, draw.matrix
 
 
 def forget() -> None:

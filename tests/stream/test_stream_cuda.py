@@ -200,8 +200,8 @@ def test_numba(cuda: Any, name: str, fastmath: bool) -> None:
     assert np.array_equal(z.copy_to_host().view(integer), x.copy_to_host().view(integer).ravel())
 
 
-# Numba warns of kernels that do not fill the device.
-@pytest.mark.filterwarnings("ignore:Grid size")
+# Numba warns, in bold, of kernels that do not fill the device.
+@pytest.mark.filterwarnings("ignore:.*Grid size")
 def test_numba_at_the_places_of_the_vectors(cuda: Any) -> None:
     functions = {"points": multisample.numba.normal, "points_f64": multisample.numba.normal_f64}
 
