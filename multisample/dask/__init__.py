@@ -184,8 +184,8 @@ def _stand_in(x: Any) -> Any:
     """`x`; for a Dask array, an array of its blocks' library with its shape and dtype, in the memory of one element."""
     if not isinstance(x, da.Array):
         return x
-    one = np.ones_like(meta_from_array(x), shape=())
-    return np.broadcast_to(one, x.shape)
+    one = np.ones_like(meta_from_array(x), shape=(1,))
+    return np.broadcast_to(one[0], x.shape)
 
 
 def _checked_chunks(chunks: Any, shape: tuple[int, int], dtype: np.dtype[Any]) -> tuple[tuple[int, ...], ...]:
