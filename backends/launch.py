@@ -5,11 +5,12 @@ from __future__ import annotations
 import abc
 import collections
 import ctypes
+import dataclasses
 import functools
 import struct
 import sys
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -40,7 +41,9 @@ __all__ = [
 ]  # fmt: skip
 
 
-class KernelKey(NamedTuple):
+# No tuples: a KernelKey and a MomentsKey of equal fields are different kernels.
+@dataclasses.dataclass(frozen=True)
+class KernelKey:
     """The kernel of a draw. Each is compiled alone."""
 
     dtype: str
@@ -53,7 +56,8 @@ class KernelKey(NamedTuple):
     device: int
 
 
-class MomentsKey(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class MomentsKey:
     """The kernel of weighted moments. Each is compiled alone."""
 
     real: str

@@ -7,6 +7,7 @@ Numba compiles alone and caches on disk.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 import importlib.util
 from typing import Any
@@ -87,10 +88,11 @@ class NumbaBackend(DriverBackend):
         try:
             from .kernels.cuda.compilation import compile_advance, compile_kernel, compile_moments
 
+            *variant, _ = dataclasses.astuple(key) if key else [None]
             if isinstance(key, MomentsKey):
-                kernel = compile_moments(*key[:-1])
+                kernel = compile_moments(*variant)
             else:
-                kernel = compile_advance() if key is None else compile_kernel(*key[:-1])
+                kernel = compile_advance() if key is None else compile_kernel(*variant)
             return _function(kernel.library.get_cufunc().handle), kernel
         except Exception as error:
             lines = str(error).strip().splitlines() or [type(error).__name__]

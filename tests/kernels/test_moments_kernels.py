@@ -5,6 +5,7 @@ Both must have the same geometry and give the same bits, whatever the launch sha
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import importlib.resources
@@ -45,9 +46,11 @@ from multisample.backends.kernels.cuda.moments_geometry import (
     MomentGeometry,
     moment_geometry,
 )
-from multisample.backends.launch import MomentsKey
+from multisample.backends.launch import KernelKey, MomentsKey
 from multisample.backends.moments import PACKED_MOMENTS, Moments, pack_moments
 from multisample.backends.native import csrc_files
+from multisample.backends.numba import NumbaBackend
+from multisample.backends.system import cuda_driver
 
 Array = np.ndarray[Any, Any]
 _CASE = struct.Struct(f"{PACKED_MOMENTS}s6Q{PACKED_MOMENT_GEOMETRY}sQ")
@@ -307,11 +310,11 @@ def test_weights_of_any_type_are_read_with_any_stride(runner: Any, compiled: Any
 
 
 RECUTS = [
-    {"rows": 2, "lanes": 32, "turns": 3},
-    {"rows": 2, "lanes": 7, "turns": 2},
-    {"rows": 2, "lanes": 256, "passes": 1},
+    {"rows": 4, "lanes": 32, "turns": 3},
+    {"rows": 4, "lanes": 7, "turns": 2},
+    {"rows": 4, "lanes": 256, "passes": 1},
     {"rows": 1, "lanes": 5, "passes": 4},
-    {"rows": 2, "lanes": 3, "passes": 3},
+    {"rows": 4, "lanes": 3, "passes": 3},
     {"rows": 1, "lanes": 250, "turns": 40},
 ]
 
@@ -335,7 +338,7 @@ def test_bits_do_not_depend_on_rows_per_thread_or_order_of_blocks(runner: Any, c
         recut = {"rows": rows, "lanes": 16, "turns": 5}
         return Case(60, 1700, zeros=0.4, recut=recut, backwards=backwards)
 
-    results = run(runner, compiled, [of(1, False), of(2, False), of(1, True), of(2, True)])
+    results = run(runner, compiled, [of(1, False), of(4, False), of(1, True), of(4, True)])
     assert len({(first.tobytes(), second.tobytes()) for first, second in results}) == 1
 
 
@@ -431,10 +434,10 @@ def test_nvrtc_compiles_every_kernel(architecture: str) -> None:
     keys = [
         MomentsKey(real, antithetic, fast, rows, with_second, origin, finishing, 0)
         for real, antithetic, fast, with_second, (rows, origin, finishing) in itertools.product(
-            ("float32", "float64"), *((False, True),) * 3, ((1, False, False), (2, False, False), (1, True, False),
+            ("float32", "float64"), *((False, True),) * 3, ((1, False, False), (4, False, False), (1, True, False),
             (1, False, True)),
         )
-        if not (real == "float64" and (fast or rows == 2))
+        if not (real == "float64" and (fast or rows == 4))
         if not (finishing and (antithetic or fast or with_second))
     ]  # fmt: skip
     names = [moments_kernel_name(key) for key in keys]
@@ -442,9 +445,21 @@ def test_nvrtc_compiles_every_kernel(architecture: str) -> None:
     assert len(set(program.names)) == len(keys)
 
 
+def test_a_kernel_of_moments_is_never_taken_for_a_kernel_of_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_driver, "on_device", lambda device: contextlib.nullcontext())
+    backend = NumbaBackend()
+    made: list[Any] = []
+    monkeypatch.setattr(backend, "compile", lambda key: (made.append(key), (len(made), key))[1])
+    # As tuples, these are equal: 1 == True.
+    moments = MomentsKey("float32", False, False, 1, False, False, False, 0)
+    samples = KernelKey("float32", False, False, True, 0, False, False, 0)
+    assert [backend.kernel(key) for key in (moments, samples, moments)] == [1, 2, 1]
+    assert made == [moments, samples]
+
+
 PTX = [
-    ("float32", False, False, 2, True, False, False),
-    ("float32", True, True, 2, False, False, False),
+    ("float32", False, False, 4, True, False, False),
+    ("float32", True, True, 4, False, False, False),
     ("float64", True, False, 1, True, False, False),
     ("float32", False, False, 1, True, True, False),
     ("float32", False, False, 1, False, False, True),

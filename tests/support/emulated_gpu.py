@@ -23,7 +23,7 @@ from numba.np.numpy_support import from_dtype
 from multisample.backends.kernels.cuda.geometry import MOST_THREADS, PACKED_GEOMETRY
 from multisample.backends.kernels.cuda.parameters import DRAW, GEOMETRY, MOMENT_GEOMETRY, MOMENTS
 from multisample.backends.kernels.stream.arithmetic import from_float_bits
-from multisample.backends.kernels.stream.rounding import to_float16
+from multisample.backends.kernels.stream.rounding import to_bfloat16, to_float16
 from multisample.backends.moments import PACKED_MOMENTS
 
 Array = np.ndarray[Any, Any]
@@ -557,6 +557,11 @@ def sine(x):
 @njit
 def float16_bits(x):
     return to_float16(x)
+
+
+@njit
+def bfloat16_bits(x):
+    return to_bfloat16(x)
 
 
 @njit

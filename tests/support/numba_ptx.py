@@ -147,7 +147,8 @@ def _compile(variant: list[Any] | dict[str, Any] | None, capability: tuple[int, 
     function, signature, options = cuda_compilation.advance_kernel(), cuda_compilation.ADVANCE_SIGNATURE, {}
     if isinstance(variant, dict):
         function, signature = cuda_compilation.moments_variant(*variant["moments"]), parameters.MOMENTS_SIGNATURE
-        options = {"launch_bounds": cuda_compilation.moments_bounds(variant["moments"][0])}
+        real, _, _, rows, with_second, *_ = variant["moments"]
+        options = {"launch_bounds": cuda_compilation.moments_bounds(real, rows, with_second)}
     elif variant is not None:
         dtype, shared, antithetic, _, stores, *_ = variant
         function = cuda_compilation.variant_kernel(*variant)

@@ -48,8 +48,8 @@ template <bool antithetic, bool with_second>
 void run_rows(const Moments& call, const MomentGeometry& g, bool backwards) {
   if (has_origin_in_memory(call.draw)) {
     run<antithetic, 1, with_second, true>(call, g, backwards);
-  } else if (sizeof(Real) == 4 && g.rows == 2) {
-    run<antithetic, sizeof(Real) == 4 ? 2 : 1, with_second, false>(call, g, backwards);
+  } else if (sizeof(Real) == 4 && g.rows > 1) {
+    run<antithetic, sizeof(Real) == 4 ? kMomentRows : 1, with_second, false>(call, g, backwards);
   } else {
     run<antithetic, 1, with_second, false>(call, g, backwards);
   }
