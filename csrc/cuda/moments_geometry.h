@@ -14,15 +14,19 @@
 namespace multisample {
 
 constexpr u32 kMomentThreads = 256;
+// Rows of a thread in large calls in float32: they share the reads of the list.
+constexpr u32 kMomentRows = 4;
+// Blocks of large calls, at most: 8 for each multiprocessor of an H200, which holds 3 or 4 at once.
+constexpr u32 kMomentGrid = 1056;
 // Groups that a thread adds up in the computing type, before it adds their sum to a float64 sum.
-constexpr u32 kMomentChain = 4;
+constexpr u32 kMomentChain = 8;
 // Groups that a block adds to its list at once; the list has room for twice as many.
 template <class Real>
 constexpr u32 kMomentFill = sizeof(Real) == 8 ? 128 : 256;
 
 struct MomentGeometry {
   u32 blocks;
-  u32 rows;              // rows per thread; they are `lanes` rows apart
+  u32 rows;              // rows per thread, 1 or kMomentRows; they are `lanes` rows apart
   u32 lanes;             // threads of a slot
   u32 slots;             // threads that share the rows of a tile
   u32 passes;            // tiles that a block sums, one after another
@@ -51,12 +55,12 @@ inline MomentGeometry moment_geometry(const Draw& call) {
   g.skip = call.first_column.at == nullptr ? static_cast<u32>(call.first_column.value % width) : width - 1;
   g.groups = ceil_div(g.skip + call.columns, width);
   const u64 rows = noise_rows(call);
-  // Two rows per thread share the reads of the list. Threads that read the seed from memory need registers for keys.
-  const bool many = rows >= 16 && g.groups >= ceil_div(1 << 21, rows);
-  g.rows = many && !wide && !has_origin_in_memory(call) ? 2 : 1;
+  // Threads that read the seed from memory need registers for keys.
+  const bool many = rows >= 16 && g.groups >= ceil_div(1 << 22, rows);
+  g.rows = many && !wide && !has_origin_in_memory(call) ? kMomentRows : 1;
   // Few slots leave few sums to add up, and many rows share the work of the list: fewer rows only for more blocks, as
   // long as each thread has enough turns.
-  const u64 least = g.rows == 2 ? 32 : 8;
+  const u64 least = g.rows > 1 ? 32 : 8;
   u64 lanes = kMomentThreads, tiles = ceil_div(rows, g.rows * lanes);
   while (lanes > least && tiles < 4096 && (lanes >= rows || g.groups >= (tiles < 256 ? 2048 : 8192) / lanes)) {
     lanes /= 2;
@@ -66,13 +70,11 @@ inline MomentGeometry moment_geometry(const Draw& call) {
   g.lanes = static_cast<u32>(lanes);
   g.slots = static_cast<u32>(kMomentThreads / lanes < g.groups ? kMomentThreads / lanes : g.groups);
   tiles = ceil_div(rows, g.rows * lanes);
-  // Enough blocks that no processor waits long for the last one, and enough turns to hide the start of a block.
+  // A block has at least 8 turns, which hide its start.
   const u64 all = ceil_div(g.groups, g.slots);
-  u64 turns = tiles * all / 4096;
-  if (turns < 8) turns = 8;
-  if (all < 2 * turns || (tiles >= 256 && all < 64)) turns = all;
-  g.segments = static_cast<u32>(all / turns);
-  g.turns = ceil_div(all, g.segments);
+  u64 segments = all / 8 < kMomentGrid / tiles ? all / 8 : kMomentGrid / tiles;
+  if (segments < 2 || (tiles >= 256 && all < 64)) segments = 1;
+  g.turns = ceil_div(all, segments);
   g.segments = static_cast<u32>(ceil_div(all, g.turns));
   // The list of a short segment serves several tiles.
   const u64 fill = wide ? kMomentFill<double> : kMomentFill<float>;

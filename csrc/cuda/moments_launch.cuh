@@ -13,7 +13,7 @@ cudaError_t launch_moment_rows(const Moments& call, const MomentGeometry& g) {
   };
   if (has_origin_in_memory(call.draw)) return run(moments_kernel<Real, antithetic, fast, 1, with_second, true>);
   if constexpr (sizeof(Real) == 4) {
-    if (g.rows == 2) return run(moments_kernel<Real, antithetic, fast, 2, with_second, false>);
+    if (g.rows > 1) return run(moments_kernel<Real, antithetic, fast, kMomentRows, with_second, false>);
   }
   return run(moments_kernel<Real, antithetic, fast, 1, with_second, false>);
 }

@@ -1,5 +1,5 @@
-// Conversions between element types and computing types. They use neither cuda_fp16.h nor instructions of newer GPUs
-// only, so that every compiler and every GPU gives the same bits.
+// Conversions between element types and computing types, without cuda_fp16.h, which NVRTC may lack. Every compiler and
+// every GPU gives the same bits, except those of a NaN.
 #pragma once
 
 #include "arithmetic.h"
@@ -94,11 +94,17 @@ MULTISAMPLE_FUNCTION float16 narrow<float16>(float x) {
 
 template <>
 MULTISAMPLE_FUNCTION bfloat16 narrow<bfloat16>(float x) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  u16 narrowed;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(narrowed) : "f"(x));
+  return {narrowed};
+#else
   u32 bits = float_bits(x);
   // Adding just under half a unit carries into the upper half exactly when the value rounds up.
   u32 rounded = bits + 0x7FFFu + (bits >> 16 & 1);
   u32 chosen = (bits & 0x7FFFFFFFu) > 0x7F800000u ? bits | 0x00400000u : rounded;
   return {static_cast<u16>(chosen >> 16)};
+#endif
 }
 
 template <class Out>

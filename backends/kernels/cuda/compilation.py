@@ -23,7 +23,7 @@ from . import intrinsics as cuda_intrinsics
 from .geometry import KERNEL_STORES, MOST_THREADS, TRANSPOSED_THREADS, staged_threads
 from .kernel import sample_kernel
 from .moments import finishing_kernel, moments_kernel
-from .moments_geometry import MOMENT_THREADS
+from .moments_geometry import MOMENT_ROWS, MOMENT_THREADS
 from .parameters import MOMENTS_SIGNATURE, SIGNATURE
 
 __all__ = [
@@ -44,7 +44,7 @@ ADVANCE_SIGNATURE = types.void(types.int64)
 
 
 _MOMENT_VARIANTS = tuple(
-    itertools.product(("float32", "float64"), *((False, True),) * 2, (1, 2), *((False, True),) * 3)
+    itertools.product(("float32", "float64"), *((False, True),) * 2, (1, MOMENT_ROWS), *((False, True),) * 3)
 )
 """The fields of `multisample.backends.launch.MomentsKey`, but the device."""
 
@@ -182,9 +182,9 @@ def compile_kernel(
     return _compiled(kernel, SIGNATURE, launch_bounds=bounds)
 
 
-def moments_bounds(real: str) -> tuple[int, int]:
+def moments_bounds(real: str, rows: int, with_second: bool) -> tuple[int, int]:
     """`launch_bounds` of the kernels of weighted moments."""
-    return MOMENT_THREADS, 2 if real == "float64" else 4
+    return MOMENT_THREADS, 2 if real == "float64" else 3 if rows > 1 and with_second else 4
 
 
 def compile_moments(
@@ -192,7 +192,7 @@ def compile_moments(
 ) -> Any:
     """The kernel of `moments_variant`, compiled for the current device or loaded from the cache."""
     kernel = moments_variant(real, antithetic, fast_math, rows, with_second, origin_in_memory, finishing)
-    return _compiled(kernel, MOMENTS_SIGNATURE, launch_bounds=moments_bounds(real))
+    return _compiled(kernel, MOMENTS_SIGNATURE, launch_bounds=moments_bounds(real, rows, with_second))
 
 
 def compile_advance() -> Any:

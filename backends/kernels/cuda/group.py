@@ -15,7 +15,7 @@ from multisample.backends.element_types import MATRIX_TYPES, ElementType
 from multisample.backends.kernels.compilation import Function, inline
 from multisample.backends.kernels.stream.arithmetic import float_bits, fma, from_float_bits, like
 from multisample.backends.kernels.stream.normals import FLOAT64_KEY, normals_f32, normals_f64
-from multisample.backends.kernels.stream.rounding import NARROWING, unchanged
+from multisample.backends.kernels.stream.rounding import unchanged
 from multisample.backends.kernels.stream.words import column_part, row_part, stream_key, words
 
 from .geometry import ANTITHETIC_WIDTH, WIDTH
@@ -257,8 +257,7 @@ def noise(
 
 def narrowed(gpu: ModuleType, dtype: str) -> Function:
     """``narrow(x)``: a number of the computing type, rounded once to `dtype`."""
-    # GPUs have an instruction for float16.
-    narrow: Function = gpu.float16_bits if dtype == "float16" else NARROWING[dtype]
+    narrow: Function = {"float16": gpu.float16_bits, "bfloat16": gpu.bfloat16_bits}.get(dtype, unchanged)
     return narrow
 
 

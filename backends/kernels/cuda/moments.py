@@ -14,7 +14,6 @@ from multisample.backends.draw import Draw, Word
 from multisample.backends.element_types import ElementType
 from multisample.backends.kernels.compilation import Function, inline
 from multisample.backends.kernels.stream.arithmetic import fma
-from multisample.backends.kernels.stream.rounding import NARROWING
 from multisample.backends.kernels.stream.words import row_part
 from multisample.backends.moments import Moments
 
@@ -99,10 +98,9 @@ def _weights(
 
 
 @functools.cache
-def _adding(real: str, antithetic: bool, with_second: bool) -> tuple[Function, Function, Function]:
-    """Sums of w z and of w z^2: ``zero()``, ``add(sums, w, z)`` and ``add_wide(totals, sums)``."""
-    number = computing_type(real)[0]
-    nothing, wide_nothing = number(0), np.float64(0)
+def _adding(antithetic: bool, with_second: bool) -> tuple[Function, Function]:
+    """Sums of w z and of w z^2: ``add(sums, w, z)`` and ``add_wide(totals, sums)``."""
+    wide_nothing = np.float64(0)
 
     @inline
     def dot(x, w, z):
@@ -111,10 +109,6 @@ def _adding(real: str, antithetic: bool, with_second: bool) -> tuple[Function, F
     @inline
     def squares(z):
         return z[0] * z[0], z[1] * z[1], z[2] * z[2], z[3] * z[3]
-
-    @inline
-    def zero():
-        return (nothing, nothing)
 
     @inline
     def add_first(sums, w, z):
@@ -132,7 +126,7 @@ def _adding(real: str, antithetic: bool, with_second: bool) -> tuple[Function, F
     def add_wide(totals, sums):
         return (totals[0] + np.float64(sums[0]), totals[1] + np.float64(sums[1]) if with_second else wide_nothing)
 
-    return zero, (add_pairs if antithetic else add_both) if with_second else add_first, add_wide
+    return (add_pairs if antithetic else add_both) if with_second else add_first, add_wide
 
 
 @functools.cache
@@ -140,7 +134,7 @@ def _putting(gpu: ModuleType, real: str) -> Function:
     """``put(call, row, weight, first, second)`` stores the moments of a row, from the sums of w, w z and w z^2."""
     store, element_of = gpu.store, element(gpu, real)
     float16, bfloat16 = int(ElementType.float16), int(ElementType.bfloat16)
-    to_float16, to_bfloat16 = gpu.float16_bits, NARROWING["bfloat16"]
+    to_float16, to_bfloat16 = gpu.float16_bits, gpu.bfloat16_bits
 
     @inline
     def put_wide(to, row, x, kind):
@@ -260,7 +254,7 @@ def moments_kernel(
     antithetic, fast : bool
         The noise; `fast` is False for float64.
     rows : int
-        `MomentGeometry.rows`, 1 or 2.
+        `MomentGeometry.rows`, 1 or MOMENT_ROWS.
     with_second : bool
         Whether the second moments are asked for too.
     origin_in_memory : bool
@@ -273,12 +267,56 @@ def moments_kernel(
     quads, _, _ = packing(real)
     _, read_columns = memory_of(gpu, quads)
     entry_size, _, _, _, (_, read_weights) = _weights(gpu, real, antithetic)
-    zero, add, add_wide = _adding(real, antithetic, with_second)
+    add, add_wide = _adding(antithetic, with_second)
     fill, put, resolved = _filling(gpu, real, antithetic, fast), _putting(gpu, real), _resolving(gpu)
-    width, most, order, two_rows = group_width(antithetic), FILL[real], 2 if with_second else 1, rows == 2
+    width, most, order = group_width(antithetic), FILL[real], 2 if with_second else 1
     columns_size, columns_bytes, weights_bytes = 16 * quads, 2 * most * 16 * quads, 2 * most * entry_size
     counts_bytes, sums_bytes, threads_bytes = 4 * _WARPS, order * rows * 8 * MOMENT_THREADS, 8 * MOMENT_THREADS
-    nothing = (np.float64(0), np.float64(0))
+    number = computing_type(real)[0]
+    no_sums, no_totals = ((number(0), number(0)),) * rows, ((np.float64(0), np.float64(0)),) * rows
+
+    # Functions of a thread's rows: a tuple has an element for each row.
+
+    def parting(r: int) -> Function:
+        @inline
+        def part(first_row, call, geometry):
+            i = call.draw.first_row.value + first_row + r * np.int64(geometry.lanes)
+            i = np.int64(0) if call.draw.common_noise else i
+            return (row_part(np.uint32(i), np.uint32(offset_of_call(call.draw)), keys_of(call.draw)[0]),)
+
+        return part
+
+    def adding(r: int) -> Function:
+        @inline
+        def added(sums, entry, row_parts):
+            made, w = entry
+            parts, keys = row_parts
+            return (add(sums[r], w, in_row(made, parts[r], keys)),)
+
+        return added
+
+    def widening(r: int) -> Function:
+        @inline
+        def widened(totals, sums, _):
+            return (add_wide(totals[r], sums[r]),)
+
+        return widened
+
+    def storing(r: int) -> Function:
+        at_row = order * r * threads_bytes
+
+        @inline
+        def stored(at, totals, _):
+            store_shared(at + at_row, totals[r][0])
+            if with_second:
+                store_shared(at + at_row + threads_bytes, totals[r][1])
+            return (True,)
+
+        return stored
+
+    part_rows, add_rows, widen_rows, store_rows = (
+        joined(of_row, 0, rows) for of_row in (parting, adding, widening, storing)
+    )
 
     @inline
     def sum_list(memory, count, totals, parts, call, geometry):
@@ -287,27 +325,16 @@ def moments_kernel(
         keys, slots = keys_of(call.draw), np.int32(geometry.slots)
         slot = np.int32(thread_index() // geometry.lanes)
         k = slot if slot < slots else count
-        first, second = totals
         while k < count:
             end = min(k + MOMENT_CHAIN * slots, count)
-            a, b = zero(), zero()
+            sums = no_sums
             while k < end:
                 made = read_columns(columns + np.int64(k) * columns_size)
                 w = read_weights(weights + np.int64(k) * entry_size)
-                a = add(a, w, in_row(made, parts[0], keys))
-                if two_rows:
-                    b = add(b, w, in_row(made, parts[1], keys))
+                sums = add_rows(sums, (made, w), (parts, keys))
                 k += slots
-            first = add_wide(first, a)
-            if two_rows:
-                second = add_wide(second, b)
-        return first, second
-
-    @inline
-    def put_sums(at, totals):
-        store_shared(at, totals[0])
-        if with_second:
-            store_shared(at + threads_bytes, totals[1])
+            totals = widen_rows(totals, sums, None)
+        return totals
 
     @inline
     def add_at(at, behind):
@@ -338,7 +365,6 @@ def moments_kernel(
         length = geometry.turns * np.int64(geometry.slots)
         first_group = segment * length
         last_group = min(first_group + length, geometry.groups)
-        offset = np.uint32(offset_of_call(call.draw))
         own_sums, own_weight = sums + 8 * np.int64(thread), weight_sums + 8 * np.int64(thread)
         count, weight_sum = np.int32(0), np.float64(0)
         for step in range(geometry.passes):
@@ -346,11 +372,7 @@ def moments_kernel(
             first_row = tile * rows * lanes + lane
             if first_row - lane >= all_rows:
                 break
-            first_i = np.int64(0) if call.draw.common_noise else call.draw.first_row.value + first_row
-            second_i = np.int64(0) if call.draw.common_noise else first_i + lanes
-            k0 = keys_of(call.draw)[0]
-            parts = row_part(np.uint32(first_i), offset, k0), row_part(np.uint32(second_i), offset, k0)
-            totals = nothing, nothing
+            parts, totals = part_rows(first_row, call, geometry), no_totals
             # With several passes, the first one fills the list for all.
             following = first_group if step == 0 else last_group
             while True:
@@ -366,9 +388,7 @@ def moments_kernel(
                 if following >= last_group:
                     break
                 synchronize_block()
-            put_sums(own_sums, totals[0])
-            if two_rows:
-                put_sums(own_sums + order * threads_bytes, totals[1])
+            store_rows(own_sums, totals, None)
             if step == 0:
                 store_shared(own_weight, weight_sum)
             half = MOMENT_THREADS // 2
@@ -387,10 +407,9 @@ def moments_kernel(
                 store(call.draw.scratch + 8 * at, load_shared(weight_sums, np.float64))
             if slot == 0:
                 weight = load_shared(weight_sums, np.float64)
-                put_row(first_row, own_sums, weight, segment, all_rows, call, geometry)
-                if two_rows:
-                    at = own_sums + order * threads_bytes
-                    put_row(first_row + lanes, at, weight, segment, all_rows, call, geometry)
+                for r in range(rows):
+                    at = own_sums + order * r * threads_bytes
+                    put_row(first_row + r * lanes, at, weight, segment, all_rows, call, geometry)
 
     if not origin_in_memory:
         return sum_moments

@@ -11,10 +11,12 @@ from typing import NamedTuple
 
 from .geometry import ANTITHETIC_WIDTH, WIDTH
 
-__all__ = ["FILL", "MOMENT_CHAIN", "MOMENT_THREADS", "PACKED_MOMENT_GEOMETRY", "MomentGeometry", "moment_geometry"]
+__all__ = ["FILL", "MOMENT_CHAIN", "MOMENT_ROWS", "MOMENT_THREADS", "PACKED_MOMENT_GEOMETRY", "MomentGeometry", "moment_geometry"]
 
 MOMENT_THREADS = 256
-MOMENT_CHAIN = 4
+MOMENT_ROWS = 4
+MOMENT_GRID = 1056
+MOMENT_CHAIN = 8
 FILL = {"float32": 256, "float64": 128}
 
 _STRUCT = struct.Struct("10I2Q")
@@ -71,9 +73,9 @@ def moment_geometry(
     skip = first_column % width if first_column >= 0 else width - 1
     groups = _ceil_div(skip + n, width)
     rows = 1 if common_noise else d
-    many = rows >= 16 and groups >= _ceil_div(1 << 21, rows)
-    own_rows = 2 if many and real != "float64" and not origin_in_memory else 1
-    lanes, least = MOMENT_THREADS, 32 if own_rows == 2 else 8
+    many = rows >= 16 and groups >= _ceil_div(1 << 22, rows)
+    own_rows = MOMENT_ROWS if many and real != "float64" and not origin_in_memory else 1
+    lanes, least = MOMENT_THREADS, 32 if own_rows > 1 else 8
     tiles = _ceil_div(rows, own_rows * lanes)
     while lanes > least and tiles < 4096 and (lanes >= rows or groups >= (2048 if tiles < 256 else 8192) // lanes):
         lanes //= 2
@@ -82,10 +84,9 @@ def moment_geometry(
     slots = min(MOMENT_THREADS // lanes, groups)
     tiles = _ceil_div(rows, own_rows * lanes)
     turns_of_all = _ceil_div(groups, slots)
-    turns = max(8, tiles * turns_of_all // 4096)
-    if turns_of_all < 2 * turns or (tiles >= 256 and turns_of_all < 64):
-        turns = turns_of_all
-    segments = turns_of_all // turns
+    segments = min(turns_of_all // 8, MOMENT_GRID // tiles)
+    if segments < 2 or (tiles >= 256 and turns_of_all < 64):
+        segments = 1
     turns = _ceil_div(turns_of_all, segments)
     segments = _ceil_div(turns_of_all, turns)
     passes = min(max(tiles // 8192, 1), 16) if segments == 1 and groups <= FILL[real] else 1
