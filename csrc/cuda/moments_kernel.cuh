@@ -235,7 +235,9 @@ MULTISAMPLE_FUNCTION void sum_moments(const Moments& call, const MomentGeometry&
 
 // Minimum blocks per multiprocessor, for __launch_bounds__: more blocks spill registers.
 template <class Real, u32 rows, bool with_second>
-constexpr int kMomentBlocks = sizeof(Real) == 8 ? 2 : rows > 1 && with_second ? 3 : 4;
+constexpr int kMomentBlocks = sizeof(Real) == 8         ? 2
+                              : rows > 1 && with_second ? 3
+                                                        : 4;
 
 template <class Real, bool antithetic, bool fast, u32 rows, bool with_second, bool origin_in_memory>
 __global__ void __launch_bounds__(kMomentThreads, (kMomentBlocks<Real, rows, with_second>)) moments_kernel(

@@ -11,7 +11,10 @@ from typing import NamedTuple
 
 from .geometry import ANTITHETIC_WIDTH, WIDTH
 
-__all__ = ["FILL", "MOMENT_CHAIN", "MOMENT_ROWS", "MOMENT_THREADS", "PACKED_MOMENT_GEOMETRY", "MomentGeometry", "moment_geometry"]
+__all__ = [
+    "FILL", "MOMENT_CHAIN", "MOMENT_ROWS", "MOMENT_THREADS", "PACKED_MOMENT_GEOMETRY", "MomentGeometry",
+    "moment_geometry",
+]  # fmt: skip
 
 MOMENT_THREADS = 256
 MOMENT_ROWS = 4
