@@ -9,7 +9,7 @@ median of the ratios within a turn.
 
 "throughput": blocks of 10**7 elements are drawn and freed, on Dask's threaded scheduler with two threads. "direct" is
 the same windows by `multisample.sample`, on two threads of a pool. "graph": an array of 10**6 blocks. "distributed":
-one worker process of one thread, and two, on blocks of draws that pass through 20 sines; "pool of 2" is the same work
+one worker process of one thread, and two, on blocks of draws that pass through 100 sines; "pool of 2" is the same work
 on two processes of a pool without Dask, which shows what the machine can do. "block": blocks of 100 elements, whose
 draw costs nothing beside Dask's work. "cem": one generation of eight tasks on eight workers (for Dask, two processes
 of four threads), scored by the square of a row, and by sleeping; the overhead is the time beyond the sleep. "task": the
@@ -150,7 +150,7 @@ def cluster(workers: int, threads: int = 1) -> Iterator[distributed.Client]:
         yield client
 
 
-WIDTH, PASSES = 500, 20
+WIDTH, PASSES = 500, 100
 WINDOWS = range(0, WIDTH * 64, WIDTH)
 
 
@@ -183,7 +183,7 @@ def processes() -> list[Row]:
             "pool of 1": lambda: list(pool_of_1.map(simulated_window, WINDOWS)),
             "pool of 2": lambda: list(pool_of_2.map(simulated_window, WINDOWS)),
         }
-        return take_turns(calls, "1 worker")
+        return take_turns(calls, "1 worker", 5)
 
 
 def blocks() -> list[Row]:

@@ -230,7 +230,7 @@ def in_forks(*works: Callable[[], Any]) -> list[Any]:
 @pytest.mark.usefixtures("many_threads")
 def test_a_forked_child_draws_large_matrices_after_its_parent_did() -> None:
     expected = digest(draw(BIG_N, seed=3))
-    assert worker_pool._executor is not None
+    assert worker_pool._helpers._started
     assert in_forks(*[lambda: [digest(draw(BIG_N, seed=3)) for _ in range(3)]] * 2) == [[expected] * 3] * 2
     assert digest(draw(BIG_N, seed=3)) == expected
 
@@ -357,7 +357,7 @@ def test_the_pool_lock_is_not_inherited_by_a_forked_child() -> None:
     locked, release = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with worker_pool._lock:
+        with worker_pool._helpers._lock:
             locked.set()
             release.wait(DEADLINE)
 
@@ -505,18 +505,14 @@ def test_a_draw_in_a_new_interpreter_has_the_bits_of_the_stream() -> None:
 
 
 def test_a_call_succeeds_if_threads_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Exhausted:
-        def __init__(self) -> None:
-            self.pool, self.left = worker_pool._helpers(), 1
-
-        def submit(self, work: Any) -> Any:
-            if self.left == 0:
+    class Exhausted(worker_pool._Helpers):
+        def _start(self) -> None:
+            if self._started == 1:
                 raise RuntimeError("can't start new thread")
-            self.left -= 1
-            return self.pool.submit(work)
+            super()._start()
 
-    exhausted, done = Exhausted(), []
-    monkeypatch.setattr(worker_pool, "_helpers", lambda: exhausted)
+    monkeypatch.setattr(worker_pool, "_helpers", Exhausted())
+    done: list[int] = []
     gate = threading.Event()
 
     def task(number: int) -> None:
