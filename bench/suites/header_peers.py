@@ -26,17 +26,7 @@ from typing import NamedTuple
 
 from multisample.backends.native import toolchain
 
-__all__ = [
-    "CURANDDX",
-    "CURAND_KERNEL",
-    "RAFT",
-    "Header",
-    "Program",
-    "compiled",
-    "copy_headers",
-    "header_folder",
-    "missing",
-]
+__all__ = ["CURANDDX", "CURAND_KERNEL", "RAFT", "Program", "compiled", "copy_headers", "header_folder", "missing"]
 
 
 class Header(NamedTuple):
@@ -134,17 +124,21 @@ def compiled(program: Program, architecture: str, *options: str) -> Callable[...
     return draw
 
 
-def copy_headers(target: Path, architecture: str = "90") -> int:
-    """Copy the packages' headers that the compiler reads to `target`, below the same folders; returns their bytes."""
+def copy_headers(program: Program, target: Path) -> int:
+    """Copy the packages' headers that the compiler reads, and versions, to `target`, below the same folders.
+
+    Returns the bytes of the files.
+    """
+    read = _nvcc(program, "90", "-M").replace("\\\n", " ").split()
     copies = {}
-    for program in (CURANDDX, RAFT):
-        read = _nvcc(program, architecture, "-M").replace("\\\n", " ").split()
-        for header in program.headers:
-            folder = header_folder(header)
-            assert folder is not None
-            root = folder.parents[len(Path(header.folder).parts) - 1]
-            if root in map(Path, sys.path):  # Else the toolkit's.
-                copies |= {Path(name): Path(name).relative_to(root) for name in read if name.startswith(f"{folder}/")}
+    for header, folder in zip(program.headers, map(header_folder, program.headers), strict=True):
+        assert folder is not None
+        root = folder.parents[header.folder.count("/")]
+        if root in map(Path, sys.path):  # Else the folder is the toolkit's.
+            paths = [Path(name) for name in read if name.startswith(f"{folder}/")]
+            if header is not CURAND_KERNEL:  # The version of cuRAND in results is that of the library.
+                paths += root.glob(f"{header.package.replace('-', '_')}-*.dist-info/METADATA")
+            copies |= {path: path.relative_to(root) for path in paths}
     for path, relative in copies.items():
         (target / relative).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target / relative)
@@ -154,5 +148,6 @@ def copy_headers(target: Path, architecture: str = "90") -> int:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    copied = copy_headers(parser.parse_args().folder)
-    print(f"{copied / 1e6:.1f} MB")
+    options = parser.parse_args()
+    for each in (CURANDDX, RAFT):
+        print(f"{each.source}: {copy_headers(each, options.folder) / 1e6:.1f} MB")
