@@ -160,6 +160,19 @@ def test_the_sentences_have_the_numbers_of_the_file(tmp_path: Path, capsys: Any)
     assert "multisample is 1.6 to 14 times as fast as NumPy" in sentences[1]
 
 
+def test_portable_numbers_are_compared_with_their_peers(tmp_path: Path, capsys: Any) -> None:
+    results = gpu_results()
+    for benchmark in [each for each in results["benchmarks"] if each["extra_info"]["contender"] == "torch_eager"]:
+        fast = copy.deepcopy(benchmark)
+        fast["group"] += ", fast_math"
+        fast["extra_info"].update(contender="curanddx_fast_math", mode="fast_math")
+        slow_down(fast, 0.1)
+        results["benchmarks"].append(fast)
+    images, sentences = reported(tmp_path, capsys, results)
+    assert "cuRANDDx" in images["run0-largest-float32-independent-light.svg"]
+    assert "torch.compile of mu + sigma * randn) takes 3.0 times as long" in sentences[0]
+
+
 def test_names_in_the_results_are_escaped(tmp_path: Path, capsys: Any) -> None:
     results = gpu_results()
     for benchmark in results["benchmarks"]:
