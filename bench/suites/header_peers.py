@@ -44,6 +44,7 @@ class Program:
     source: str
     options: tuple[str, ...]
     headers: tuple[Header, ...]
+    """In the order of the search, cuRAND's last."""
 
 
 CURAND_KERNEL = Header("curand_kernel.h", "nvidia/*/include", "nvidia-curand")
@@ -80,7 +81,7 @@ def missing(program: Program) -> str | None:
     absent = [header for header in program.headers if header_folder(header) is None]
     if absent:
         packages = " ".join(dict.fromkeys(header.package for header in absent))
-        reasons.append(f"no {', '.join(header.name for header in absent)}: pip install {packages}")
+        reasons.append(f"no {', '.join(header.name for header in absent)}: pip install --no-deps {packages}")
     return "; ".join(reasons) or None
 
 
@@ -91,7 +92,7 @@ def _nvcc(program: Program, architecture: str, *options: str) -> str:
     if reason or home is None:
         raise RuntimeError(f"{program.source}: {reason}")
     folders = [folder for folder in map(header_folder, program.headers) if folder]
-    folders.insert(-1, home / "include")  # Before headers of the toolkit that are beside cuRAND's in packages.
+    folders.insert(-1, home / "include")  # Packages may have other headers of a toolkit beside cuRAND's.
     command = [
         str(home / "bin" / "nvcc"), "-O3", "-w", f"-arch=sm_{architecture}", f"-DARCHITECTURE={architecture}0",
         *program.options, *(f"-I{folder}" for folder in dict.fromkeys(folders)), *options,
