@@ -1,4 +1,4 @@
-"""The command: python -m bench.report results.json [more.json ...] -o report/"""
+"""The commands: python -m bench.report results.json [more.json ...] -o report/, and python -m bench.report --row"""
 
 from __future__ import annotations
 

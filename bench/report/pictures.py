@@ -65,6 +65,10 @@ LOOKS = {
     "cupy_generator": Look("CuPy: mu + sigma * standard_normal", "#c2569a", "P", True),
     "curand_host": Look("cuRAND, default order"),
     "curand_host_dynamic": Look("cuRAND", "#7d8590", "d", True),
+    "curanddx": Look("cuRANDDx: a fused kernel", "#7b5bd6", "<", True),
+    "curanddx_fast_math": Look("cuRANDDx: a fused kernel, --use_fast_math", "#7b5bd6", ">", True),
+    "raft_table": Look("RAFT: normalTable", "#4d5bce", "H", True),
+    "raft_table_philox": Look("RAFT: normalTable, Philox"),
     "jax": Look("JAX: jit of mu + sigma * normal", "#009e73", "h", True),
     "jax_rbg": Look("JAX, rbg generator: jit of mu + sigma * normal"),
     "numpy": Look("NumPy: mu + sigma * standard_normal", "#d55e00", "X", True),
@@ -198,7 +202,8 @@ def _largest(run: Run, kind: Kind, groups: Sequence[Group]) -> Iterator[Picture]
     shape = max(shapes, key=lambda s: (_octave(s[0] * s[1]), -max(s) / min(s), s[0]), default=(0, 0))
     rows = sorted(((entry, entry.seconds) for entry in shapes.get(shape, {}).values()), key=lambda row: row[1])
     ours = {entry.mode: entry for entry, _ in reversed(rows) if entry.ours}  # The fastest of each mode.
-    peers = [row for row in rows if not row[0].ours and not row[0].lacks]
+    # Of the peers, those that are compared with portable numbers.
+    peers = [row for row in rows if not row[0].ours and not row[0].lacks and row[0].mode == "portable"]
     if len(shapes) < 2 or "portable" not in ours or not peers:
         return
     base, matrix = ours["portable"].seconds, f"a matrix of {shape[0]:,} x {shape[1]:,}"

@@ -1,6 +1,6 @@
 """A path-dependent option on a GPU: the kernel of `multisample.examples.asian_option` with our and cuRAND's normals.
 
-python bench/studies/asian_option.py results.json
+python -m bench.studies.asian_option results.json
 
 The kernel is the same but for the two lines that make the generator and draw four normals: cuRAND's Philox state with
 `curand_normal4`. nvcc compiles all variants, with and without --use_fast_math, which also replaces cuRAND's logarithm
@@ -19,8 +19,6 @@ import argparse
 import json
 import math
 import subprocess
-import sys
-import sysconfig
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -31,6 +29,7 @@ import numpy as np
 import torch
 
 import multisample
+from bench.suites.header_peers import CURAND_KERNEL, header_folder
 from multisample.backends.native import csrc_files, toolchain
 from multisample.examples import asian_option
 
@@ -56,24 +55,14 @@ def source(generator: str) -> str:
     return text
 
 
-def curand_folder(home: Path) -> Path:
-    """The folder of curand_kernel.h: of the toolkit, or of NVIDIA's package."""
-    packages = {Path(sysconfig.get_path("purelib")), *map(Path, sys.path)}
-    folders = [home / "include", home / "targets/x86_64-linux/include"]
-    folders += [path.parent for package in packages for path in package.glob("nvidia/*/include/curand_kernel.h")]
-    for folder in folders:
-        if (folder / "curand_kernel.h").is_file():
-            return folder
-    raise SystemExit("curand_kernel.h: not found; pip install nvidia-curand")
-
-
 def compiled(generator: str, *options: str) -> Any:
-    home = toolchain.cuda_home()
+    home, curand = toolchain.cuda_home(), header_folder(CURAND_KERNEL)
     assert home is not None, "nvcc is neither on the PATH nor in CUDA_HOME"
+    assert curand is not None, f"no {CURAND_KERNEL.name}: pip install {CURAND_KERNEL.package}"
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder, "kernel.cu")
         program.write_text(source(generator))
-        includes = [f"-I{curand_folder(home)}"] if generator == "cuRAND" else []
+        includes = [f"-I{curand}"] if generator == "cuRAND" else []
         architecture = f"-arch=sm_{cupy.cuda.Device().compute_capability}"
         command = [home / "bin/nvcc", *asian_option.OPTIONS, *includes, *options, architecture, "-cubin", "kernel.cu"]
         subprocess.run(list(map(str, command)), cwd=folder, check=True)

@@ -64,8 +64,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.mark.benchmark(min_rounds=7, max_time=0.5)
-def test_cpu(benchmark: Any, d: int, n: int, dtype: str, noise: str, contender: str, mode: str) -> None:
-    run_on_cpu(benchmark, "cpu", CPU[contender], Case(d, n, dtype, noise))
+def test_cpu(benchmark: Any, d: int, n: int, dtype: str, noise: str, layout: str, contender: str, mode: str) -> None:
+    run_on_cpu(benchmark, "cpu", CPU[contender], Case(d, n, dtype, noise, layout))
 
 
 @pytest.mark.parametrize("contender", FILLERS)

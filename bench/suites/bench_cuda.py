@@ -6,7 +6,8 @@ The table has the time of a call and of waiting for the device. `extra_info`, fo
 time on the device alone (`device_s`), the host's time of one call among many (`host_s`), the time per call of many
 consecutive calls (`pipelined_s`), and the time of a cudaMemsetAsync over the same bytes. timing.py has the method, and
 sample_checks.py the checks before. All contenders draw as their users do: into a new array, with new numbers each time.
-All draw float32. Ours and PyTorch's also draw other types, at one shape.
+All draw float32. Ours and PyTorch's also draw other types, at one shape. Layout nd is compared with RAFT's tables,
+which have a row for each sample.
 
 Predicted before the first run, for an H200, from figures of this kernel with `out=` and a seed (results/) and from
 figures of others on that GPU, as fractions of the speed of memset:
@@ -21,6 +22,13 @@ figures of others on that GPU, as fractions of the speed of memset:
 - Half types: 0.35 portable, bound by instructions as float32 is, with half the bytes; 0.7 with fast_math. float64: 0.3.
 - Common noise: ours 0.99; the original kernel, which writes zeros first, 0.23; eager 0.3; torch.compile, which draws
   new noise for every element, 0.18.
+- The kernel with cuRANDDx, before its first run, from the instructions of four normals (180, and 112 with
+  --use_fast_math; ours 119, portable): 0.46 and 0.75 at (4096, 65536), the same at (262144, 1024) and (4096, 65537),
+  since its loop and its aligned stores do not depend on the rows; 0.44 and 0.68 at (4194304, 32), where rows of eight
+  groups load mu and sigma; 6.5 and 6 us at (1000, 1024). Its precise variant has the GPU's approximate sincos too.
+- RAFT's normalTable, before its first run, from 360 instructions for four normals, with remainders for the column,
+  scalar stores and half of the threads: 0.20 at (4096, 65536) and (262144, 1024), and 0.12 with Philox. Ours in layout
+  nd have 0.67 there, and 0.92 and 0.84 with fast_math.
 - Host time of a call: ours 13 us, eager 27, torch.compile 45, JAX 50. torch.normal waits for the device, because it
   checks for negative deviations.
 """
@@ -45,6 +53,7 @@ SHAPES = [
 CASES = [
     *(Case(d, n, "float32", noise) for noise in ("independent", "shared") for d, n in SHAPES),
     *(Case(*SHAPES[0], dtype) for dtype in ("float16", "bfloat16", "float64")),
+    *(Case(*shape, layout="nd") for shape in ((4096, 65_536), (262_144, 1024), (1000, 1024))),
 ]
 
 
@@ -54,6 +63,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.mark.benchmark(disable_gc=True)
 def test_throughput(
-    benchmark: Any, cuda: CudaRunner, d: int, n: int, dtype: str, noise: str, contender: str, mode: str
+    benchmark: Any, cuda: CudaRunner, d: int, n: int, dtype: str, noise: str, layout: str, contender: str, mode: str
 ) -> None:
-    cuda.run(benchmark, "throughput", CUDA[contender], Case(d, n, dtype, noise), mode)
+    cuda.run(benchmark, "throughput", CUDA[contender], Case(d, n, dtype, noise, layout), mode)

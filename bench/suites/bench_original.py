@@ -43,6 +43,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.mark.benchmark(disable_gc=True)
 def test_original(
-    benchmark: Any, cuda: CudaRunner, d: int, n: int, dtype: str, noise: str, contender: str, mode: str
+    benchmark: Any, cuda: CudaRunner, d: int, n: int, dtype: str, noise: str, layout: str, contender: str, mode: str
 ) -> None:
-    cuda.run(benchmark, "original", CONTENDERS[contender], Case(d, n, dtype, noise), mode)
+    cuda.run(benchmark, "original", CONTENDERS[contender], Case(d, n, dtype, noise, layout), mode)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,7 +21,7 @@ ITEM_SIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 SMALL = (6, 40)
 """The shape if nothing is timed."""
 
-ARGUMENTS = ("d", "n", "dtype", "noise", "contender", "mode")
+ARGUMENTS = ("d", "n", "dtype", "noise", "layout", "contender", "mode")
 """Arguments of the tests. pytest-benchmark can group by them, as in ``--benchmark-group-by=param:contender``."""
 
 
@@ -33,6 +33,7 @@ class Case:
     n: int
     dtype: str = "float32"
     noise: str = "independent"
+    layout: str = "dn"
 
     @property
     def bytes(self) -> int:
@@ -46,13 +47,18 @@ class Case:
 
     def group(self, mode: str) -> str:
         """The name of the group in pytest-benchmark's table."""
-        return f"({self.d}, {self.n}) {self.dtype} {self.noise} {mode}"
+        return f"({self.d}, {self.n}) {self.kind(' ')} {mode}"
+
+    def kind(self, separator: str) -> str:
+        """The case without its shape. "dn", the usual layout, is not named."""
+        return separator.join([self.dtype, self.noise, *([self.layout] if self.layout != "dn" else [])])
 
 
 class Fits(Protocol):
     """The members of a contender that cases need."""
 
     name: str
+    modes: tuple[str, ...]
 
     def fits(self, case: Case) -> bool: ...
 
@@ -66,7 +72,7 @@ def is_timed(config: pytest.Config) -> bool:
 
 
 def parametrize(metafunc: pytest.Metafunc, cases: Iterable[Case], contenders: Iterable[Fits], modes: Modes) -> None:
-    """Give a test its `ARGUMENTS`: every case, its contenders, and the modes of the case.
+    """Give a test its `ARGUMENTS`: every case, its contenders, and the modes of both.
 
     If nothing is timed, cases that differ only in their shape become one small case. The modes of a contender are
     consecutive, so that a peer is started and measured once.
@@ -79,9 +85,10 @@ def parametrize(metafunc: pytest.Metafunc, cases: Iterable[Case], contenders: It
         for contender in contenders
         if contender.fits(case)
         for mode in modes(case)
+        if mode in contender.modes
     ]
-    ids = [f"{case.d}x{case.n}-{case.dtype}-{case.noise}-{mode}-{name}" for case, name, mode in rows]
-    values = [(case.d, case.n, case.dtype, case.noise, name, mode) for case, name, mode in rows]
+    ids = [f"{case.d}x{case.n}-{case.kind('-')}-{mode}-{name}" for case, name, mode in rows]
+    values = [(*astuple(case), name, mode) for case, name, mode in rows]
     metafunc.parametrize(ARGUMENTS, values, ids=ids)
 
 

@@ -1,16 +1,17 @@
 """The contenders: our backends, and the libraries that people use today.
 
 `start` of a contender does the untimed work, and returns the call to time. The call uses vectors of the contender's own
-library and returns a new matrix of shape (d, n). Libraries are imported on first use. `reason` of a contender says why
-it cannot run.
+library and returns a new matrix of shape (d, n), or (n, d) in layout "nd". Libraries are imported on first use.
+`reason` of a contender says why it cannot run.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib.util
+import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 
 import multisample
+from bench.suites import header_peers
 from bench.suites.cases import MODES, Case, vectors
 from bench.suites.sample_checks import host_part
 from multisample.backends.native import libraries
@@ -28,6 +30,7 @@ Call = Callable[[], Any]
 Reason = Callable[[], str | None]
 
 BOTH = ("independent", "shared")
+LAYOUTS = ("dn", "nd")
 EVERY_DTYPE = ("float32", "float16", "bfloat16", "float64")
 BARE = "applies neither mu nor sigma"
 
@@ -40,12 +43,15 @@ class Contender:
     reason: Reason
     """Returns why it cannot run here, or None."""
     start: Callable[[Case, str], Call]
-    """Returns the timed call for a case and a mode. Peers have no modes."""
+    """Returns the timed call for a case and a mode. Peers draw the same in both modes."""
     ours: bool = False
     lacks: str | None = None
     """The work that this contender omits and others of its group do."""
     noises: tuple[str, ...] = ("independent",)
     dtypes: tuple[str, ...] = ("float32",)
+    layouts: tuple[str, ...] = ("dn",)
+    modes: tuple[str, ...] = tuple(MODES)
+    """The modes of the groups that it is compared in."""
     most_samples: int | None = None
     wait: Callable[[Any], None] | None = None
     """Waits for a result, for calls outside the device's default stream."""
@@ -54,6 +60,7 @@ class Contender:
         return (
             case.noise in self.noises
             and case.dtype in self.dtypes
+            and case.layout in self.layouts
             and (self.most_samples is None or case.n <= self.most_samples)
         )
 
@@ -151,11 +158,11 @@ def _ours(backend: str, arrays: Callable[[Case, str], list[Any]], device: str) -
         mu, sigma = arrays(case, device)
         _check_bits(mu, sigma, case, backend, mode)
         return functools.partial(
-            multisample.sample, mu, sigma, case.n, backend=backend, noise=case.noise, **MODES[mode]
+            multisample.sample, mu, sigma, case.n, backend=backend, noise=case.noise, layout=case.layout, **MODES[mode]
         )
 
     reason = functools.partial(_backend_reason, backend, cuda=device == "cuda")
-    return Contender(backend, reason, start, ours=True, noises=BOTH, dtypes=EVERY_DTYPE)
+    return Contender(backend, reason, start, ours=True, noises=BOTH, dtypes=EVERY_DTYPE, layouts=LAYOUTS)
 
 
 def _check_bits(mu: Any, sigma: Any, case: Case, backend: str, mode: str) -> None:
@@ -163,7 +170,8 @@ def _check_bits(mu: Any, sigma: Any, case: Case, backend: str, mode: str) -> Non
     if mode != "portable":
         return
     rows, columns = slice(max(0, case.d - 64), None), slice(max(0, case.n - 256), None)
-    drawn = host_part(multisample.sample(mu, sigma, case.n, seed=7, backend=backend, noise=case.noise), rows, columns)
+    matrix = multisample.sample(mu, sigma, case.n, seed=7, backend=backend, noise=case.noise, layout=case.layout)
+    drawn = host_part(matrix if case.layout == "dn" else matrix.T, rows, columns)
     arrays = _torch_vectors(case, "cpu") if case.dtype == "bfloat16" else _numpy_vectors(case)
     window = multisample.sample(
         *(vector[rows] for vector in arrays), case.n - columns.start, seed=7, backend="cpu", noise=case.noise,
@@ -273,6 +281,33 @@ def _curand_host(ordering: int, case: Case, mode: str) -> Call:
     return draw
 
 
+def _header_reason(program: header_peers.Program) -> str | None:
+    return cuda_reason() or header_peers.missing(program)
+
+
+def _header_peer(program: header_peers.Program, numbers: Iterator[int], case: Case, *options: str) -> Call:
+    """Calls of a `program`; each gets another of the `numbers`."""
+    import cupy
+
+    draw = header_peers.compiled(program, cupy.cuda.Device().compute_capability, *options)
+    mu, sigma = _cupy_vectors(case)
+
+    def call() -> Any:
+        out = cupy.empty((case.d, case.n) if case.layout == "dn" else (case.n, case.d), np.float32)
+        draw(out.data.ptr, mu.data.ptr, sigma.data.ptr, case.d, case.n, next(numbers))
+        return out
+
+    return call
+
+
+def _curanddx(options: tuple[str, ...], case: Case, mode: str) -> Call:
+    return _header_peer(header_peers.CURANDDX, itertools.count(), case, *options)
+
+
+def _raft_table(generator: int, case: Case, mode: str) -> Call:
+    return _header_peer(header_peers.RAFT, itertools.repeat(generator), case)
+
+
 def _jax_normal(platform: str, implementation: str, case: Case, mode: str) -> Call:
     jax = _jax()
     device = jax.devices(platform)[0]
@@ -324,7 +359,12 @@ def _named(*contenders: Contender) -> dict[str, Contender]:
 # Constants of curand.h: CURAND_ORDERING_PSEUDO_DEFAULT, and the faster CURAND_ORDERING_PSEUDO_DYNAMIC.
 _DEFAULT_ORDERING, _DYNAMIC_ORDERING = 101, 104
 
+# Constants of RAFT's GeneratorType: GenPhilox, and GenPC, its default.
+_RAFT_PHILOX, _RAFT_PCG = 0, 1
+
 _jax_cuda = functools.partial(_jax_reason, "cuda")
+_curanddx_reason = functools.partial(_header_reason, header_peers.CURANDDX)
+_raft_reason = functools.partial(_header_reason, header_peers.RAFT)
 
 CUDA = _named(
     _ours("torch_ext", _torch_vectors, "cuda"),
@@ -339,6 +379,10 @@ CUDA = _named(
     _peer("cupy_generator", cuda_reason, _cupy_generator),
     _peer("curand_host", cuda_reason, _curand_host, _DEFAULT_ORDERING, lacks=BARE),
     _peer("curand_host_dynamic", cuda_reason, _curand_host, _DYNAMIC_ORDERING, lacks=BARE),
+    _peer("curanddx", _curanddx_reason, _curanddx, ()),
+    _peer("curanddx_fast_math", _curanddx_reason, _curanddx, ("--use_fast_math",), modes=("fast_math",)),
+    _peer("raft_table", _raft_reason, _raft_table, _RAFT_PCG, layouts=("nd",)),
+    _peer("raft_table_philox", _raft_reason, _raft_table, _RAFT_PHILOX, layouts=("nd",)),
     _peer("jax", _jax_cuda, _jax_normal, "cuda", "threefry2x32", wait=_jax_wait),
     _peer("jax_rbg", _jax_cuda, _jax_normal, "cuda", "rbg", wait=_jax_wait),
 )

@@ -29,6 +29,8 @@ PACKAGES = {
     "dask": ("dask",),
     "distributed": ("distributed",),
     "curand": ("nvidia-curand", "nvidia-curand-cu12"),
+    "curanddx": ("nvidia-mathdx",),
+    "raft": ("libraft-cu13", "libraft-cu12"),
     "pytest_benchmark": ("pytest-benchmark",),
 }
 

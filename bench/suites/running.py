@@ -42,14 +42,15 @@ def _start(contender: Contender, case: Case, mode: str) -> Call:
     mu, sigma = vectors(case.d)
     if contender.lacks == BARE:
         mu, sigma = mu * 0, sigma * 0 + 1
-    check_moments(call(), call(), mu, sigma, case.noise)
+    first, second = (result if case.layout == "dn" else result.T for result in (call(), call()))
+    check_moments(first, second, mu, sigma, case.noise)
     return call
 
 
 def _info(suite: str, contender: Contender, case: Case, mode: str) -> dict[str, Any]:
     return {
         "suite": suite, "contender": contender.name, "ours": contender.ours, "lacks": contender.lacks,
-        "d": case.d, "n": case.n, "dtype": case.dtype, "noise": case.noise, "mode": mode, "layout": "dn",
+        "d": case.d, "n": case.n, "dtype": case.dtype, "noise": case.noise, "mode": mode, "layout": case.layout,
         "bytes": case.bytes,
     }  # fmt: skip
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import re
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 from places import ROOT
 
-from bench.report import compare, report
+from bench.report import compare, report, row
 from bench.report.entries import read_run
 
 Results = dict[str, Any]
@@ -159,6 +160,19 @@ def test_the_sentences_have_the_numbers_of_the_file(tmp_path: Path, capsys: Any)
     assert "multisample is 1.6 to 14 times as fast as NumPy" in sentences[1]
 
 
+def test_portable_numbers_are_compared_with_their_peers(tmp_path: Path, capsys: Any) -> None:
+    results = gpu_results()
+    for benchmark in [each for each in results["benchmarks"] if each["extra_info"]["contender"] == "torch_eager"]:
+        fast = copy.deepcopy(benchmark)
+        fast["group"] += ", fast_math"
+        fast["extra_info"].update(contender="curanddx_fast_math", mode="fast_math")
+        slow_down(fast, 0.1)
+        results["benchmarks"].append(fast)
+    images, sentences = reported(tmp_path, capsys, results)
+    assert "cuRANDDx" in images["run0-largest-float32-independent-light.svg"]
+    assert "torch.compile of mu + sigma * randn) takes 3.0 times as long" in sentences[0]
+
+
 def test_names_in_the_results_are_escaped(tmp_path: Path, capsys: Any) -> None:
     results = gpu_results()
     for benchmark in results["benchmarks"]:
@@ -224,6 +238,93 @@ def test_the_extra_is_named_where_matplotlib_is_missing() -> None:
     code = "import sys; sys.modules['matplotlib'] = None; import bench.report.report"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert 'ImportError: bench.report: expected Matplotlib to be there: pip install -e ".[bench]"' in done.stderr
+
+
+# --- The rows of machines ------------------------------------------------------------------------------------------
+
+
+def rows_of(tmp_path: Path, capsys: Any, *results: Results) -> list[list[str]]:
+    """The cells of the printed rows."""
+    files = [str(write(tmp_path / f"run{k}.json", each)) for k, each in enumerate(results)]
+    report.main(["--row", *files])
+    return [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()]
+
+
+def machine_results() -> Results:
+    """Results of a machine with a GPU, with everything that a row has."""
+    benchmarks = []
+    for d, n in row.SHAPES:
+        for contender, (device, host) in GPU_CALLS.items():
+            for mode, factor in (("portable", 1), ("fast_math", 0.75 if contender in OURS else 1)):
+                times = {"device": factor * device, "host": host, "memset": 2.1 * MICRO}
+                benchmark = _benchmark("throughput", contender, d, n, "independent", factor * device, **times)
+                benchmark["group"], benchmark["extra_info"]["mode"] = f"({d}, {n}) {mode}", mode
+                benchmarks.append(benchmark)
+    for suite, factor in (("cpu", 1), ("cpu_out", 0.5)):
+        for contender in ("cpu", "numpy"):
+            time = factor * CPU_CALLS[contender] * math.prod(row.CPU_SHAPE)
+            benchmarks.append(_benchmark(suite, contender, *row.CPU_SHAPE, "independent", time))
+    results = _file(benchmarks, gpu="Some GPU", driver="1.2")
+    results["multisample_machine"]["versions"].update(sources="0123", cuda_runtime="13020")
+    return results
+
+
+def test_a_row_has_the_numbers_of_the_file(tmp_path: Path, capsys: Any) -> None:
+    (cells,) = rows_of(tmp_path, capsys, machine_results())
+    assert len(cells) == len(row.COLUMNS)
+    found = dict(zip(row.COLUMNS, cells, strict=True))
+    # 2.1 us of memset beside 3 and 3.1 us of two backends, and 0.75 of that; cuRAND's 5 us lack mu and sigma.
+    speeds = "0.70, 0.68, - / 0.93, 0.90, -<br>torch_compile 3.0 / torch_compile 4.0"
+    assert [found[str(shape)] for shape in row.SHAPES] == [speeds] * 3
+    assert found["(10, 1000000) on the CPU"] == "2.0 G/s, in place 4.0 G/s<br>numpy 14.0"
+    assert (found["GPU"], found["Driver, CUDA"]) == ("Some GPU", "1.2, 13.2")
+    assert (found["Date"], found["Versions"]) == ("2030-01-01", "0.1.0 (0123), numpy 2.4.6")
+
+
+def test_a_row_names_the_fastest_peer_of_each_mode(tmp_path: Path, capsys: Any) -> None:
+    results = machine_results()
+    d, n = row.SHAPES[0]
+    fast = find(results, "torch_eager", d=d, n=n, mode="fast_math")
+    fast["extra_info"]["device_s"] = 0.9 * MICRO
+    (cells,) = rows_of(tmp_path, capsys, results)
+    assert cells[row.COLUMNS.index(str((d, n)))].endswith("<br>torch_compile 3.0 / torch_eager 0.4")
+
+
+def test_what_a_machine_has_not_measured_is_missing_in_its_row(tmp_path: Path, capsys: Any) -> None:
+    gpu, cpu = machine_results(), machine_results()
+    gpu["benchmarks"] = [each for each in gpu["benchmarks"] if each["extra_info"]["suite"] == "throughput"]
+    cpu["benchmarks"] = [each for each in cpu["benchmarks"] if each["extra_info"]["suite"] != "throughput"]
+    cpu["multisample_machine"].update(gpu=None, driver=None)
+    rows = rows_of(tmp_path, capsys, gpu, cpu)
+    missing = [[name for name, cell in zip(row.COLUMNS, cells, strict=True) if cell == "-"] for cells in rows]
+    assert missing == [["(10, 1000000) on the CPU"], ["GPU", "Driver, CUDA", *map(str, row.SHAPES)]]
+
+
+@pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.stem)
+def test_the_table_of_machines_has_the_rows_of_committed_results(path: Path) -> None:
+    lines = (path.parent / "machines.md").read_text(encoding="utf-8").splitlines()
+    table = lines[lines.index(f"| {' | '.join(row.COLUMNS)} |") :]
+    assert row.row(read_run(path)) in table
+    assert all(line.count(" | ") == len(row.COLUMNS) - 1 for line in table[2:]), "a row can be appended to the file"
+
+
+def test_a_row_selects_the_benchmarks_that_it_needs() -> None:
+    command = ["pytest", "bench", "--collect-only", "-q", "--benchmark-only", "-k", row.SELECTION]
+    done = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True)
+    names = {line.partition("::")[2] for line in done.stdout.splitlines() if "::" in line}
+    kinds = {(name.partition("[")[0], *re.findall(r"\[(\d+)x(\d+)-", name)[0]) for name in names}
+    shapes = {("test_throughput", str(d), str(n)) for d, n in row.SHAPES}
+    assert kinds == shapes | {(test, "10", "1000000") for test in ("test_cpu", "test_cpu_out")}
+    ours = {f"float32-independent-{mode}-{backend}" for mode in row.MODES for backend in row.BACKENDS}
+    assert {f"test_throughput[4096x65536-{each}]" for each in ours} <= names
+    assert "test_cpu_out[10x1000000-dn-cpu]" in names and not any("nd-portable" in name for name in names)
+
+
+@pytest.mark.parametrize("arguments", [[], ["-o", "out"]])
+def test_pictures_need_results(arguments: list[str], capsys: Any) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        report.main(arguments)
+    assert "results: expected files, got none" in capsys.readouterr().err
 
 
 # --- The comparison -----------------------------------------------------------------------------------------------

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from scipy.stats import chi2, norm
 
-from bench.suites.cases import Case, vectors
-from bench.suites.contenders import CPU, Contender
+from bench.suites import contenders, header_peers
+from bench.suites.cases import MODES, Case, vectors
+from bench.suites.contenders import CPU, CUDA, Contender
 from bench.suites.running import CudaRunner
 from bench.suites.sample_checks import BOUND, check_moments, moment_errors
 from bench.suites.timing import BUSY, MOST_KEPT, Quartiles, Ring, measure, quartiles
+from multisample.backends.native import toolchain
 
 Array = np.ndarray[Any, Any]
+Start = Callable[[Case, str], Callable[[], Any]]
 
 D, N = 50, 400
 mu, sigma = vectors(D)
+
+PROGRAMS = header_peers.CURANDDX, header_peers.RAFT
 
 
 def draw(seed: int, noise: str = "independent", d: int = D, n: int = N) -> Array:
@@ -168,6 +176,21 @@ class Table:
             target()
 
 
+def ticking(device: Clockwork, start: Start) -> Start:
+    """`start` with calls that take 10 ms of the device."""
+
+    def start_ticking(case: Case, mode: str) -> Callable[[], Any]:
+        draw = start(case, mode)
+
+        def call() -> Any:
+            device.now += 0.01
+            return draw()
+
+        return call
+
+    return start_ticking
+
+
 def test_peers_are_measured_once_and_ours_once_per_mode() -> None:
     starts = []
 
@@ -175,13 +198,7 @@ def test_peers_are_measured_once_and_ours_once_per_mode() -> None:
 
     def start(case: Case, mode: str) -> Callable[[], Any]:
         starts.append(mode)
-        draw = CPU["numpy"].start(case, mode)
-
-        def call() -> Any:
-            device.now += 0.01
-            return draw()
-
-        return call
+        return ticking(device, CPU["numpy"].start)(case, mode)
 
     runner = CudaRunner(device, None)
     case = Case(D, N)
@@ -207,6 +224,89 @@ def test_unavailable_contenders_are_skipped_with_a_reason() -> None:
     contender = Contender("someone", lambda: "not at home", CPU["numpy"].start)
     with pytest.raises(pytest.skip.Exception, match="someone: not at home"):
         CudaRunner(Clockwork(), None).run(Table(), "throughput", contender, Case(D, N), "portable")
+
+
+def test_transposed_results_are_checked_as_such() -> None:
+    case, device, table = Case(40, 300, layout="nd"), Clockwork(), Table()
+    right = Contender("right", lambda: None, ticking(device, CPU["cpu"].start))
+    CudaRunner(device, None).run(table, "throughput", right, case, "portable")
+    assert table.extra_info["layout"] == "nd"
+    assert table.group == "throughput (40, 300) float32 independent nd portable"
+    wrong = Contender("wrong", lambda: None, lambda case, mode: CPU["cpu"].start(replace(case, layout="dn"), mode))
+    with pytest.raises(AssertionError, match="expected 40 rows, got 300"):
+        CudaRunner(device, None).run(Table(), "throughput", wrong, case, "portable")
+
+
+def test_contenders_are_in_the_groups_of_their_modes_and_layouts() -> None:
+    groups = {
+        (layout, mode): {name for name, each in CUDA.items() if mode in each.modes and each.fits(case)}
+        for layout in ("dn", "nd") for mode in MODES for case in [Case(D, N, layout=layout)]
+    }  # fmt: skip
+    ours, tables = {"torch_ext", "cupy", "numba"}, {"raft_table", "raft_table_philox"}
+    assert groups["nd", "portable"] == groups["nd", "fast_math"] == ours | tables
+    assert groups["dn", "fast_math"] - groups["dn", "portable"] == {"curanddx_fast_math"}
+    assert ours | {"curanddx", "torch_compile"} <= groups["dn", "portable"] and not tables & groups["dn", "portable"]
+
+
+# --- Peers from headers ---------------------------------------------------------------------------
+
+
+def packages_with(folder: Path, program: header_peers.Program) -> Path:
+    """A folder for Python's path with empty headers."""
+    for header in program.headers:
+        path = folder / header.folder.replace("*", "cu13") / header.name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    return folder
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.source)
+def test_missing_headers_are_named_with_their_packages(
+    program: header_peers.Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toolkit = tmp_path / "toolkit"
+    monkeypatch.setattr(toolchain, "cuda_home", lambda: toolkit)
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "empty")])
+    reason = header_peers.missing(program) or ""
+    assert all(header.name in reason and header.package in reason for header in program.headers)
+    monkeypatch.setattr(sys, "path", ["", str(tmp_path / "empty"), str(packages_with(tmp_path / "some", program))])
+    assert header_peers.missing(program) is None
+    monkeypatch.setattr(toolchain, "cuda_home", lambda: None)
+    assert "nvcc not found" in (header_peers.missing(program) or "")
+    with pytest.raises(RuntimeError, match=r"\.cu: nvcc not found"):
+        header_peers.compiled(program, "90")
+
+
+def test_the_toolkits_curand_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "include").mkdir()
+    (tmp_path / "include" / "curand_kernel.h").touch()
+    monkeypatch.setattr(toolchain, "cuda_home", lambda: tmp_path)
+    monkeypatch.setattr(sys, "path", [])
+    assert header_peers.header_folder(header_peers.CURAND_KERNEL) == tmp_path / "include"
+
+
+@pytest.mark.parametrize("name", ["curanddx", "curanddx_fast_math", "raft_table", "raft_table_philox"])
+def test_peers_without_their_headers_are_skipped(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contenders, "cuda_reason", lambda: None)
+    monkeypatch.setattr(sys, "path", [])
+    with pytest.raises(pytest.skip.Exception, match=f"{name}: .*pip install --no-deps (nvidia-mathdx|libraft-cu13)"):
+        CudaRunner(Clockwork(), None).run(Table(), "throughput", CUDA[name], Case(D, N), "fast_math")
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.source)
+@pytest.mark.slow
+def test_peers_compile_from_copied_headers(
+    program: header_peers.Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reason = header_peers.missing(program)
+    if reason:
+        pytest.skip(reason)
+    assert 10**5 < header_peers.copy_headers(program, tmp_path) < 2 * 10**7
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    draw = header_peers.compiled(program, "90")
+    if contenders.cuda_reason():
+        with pytest.raises(RuntimeError, match=rf"{program.source}: .*CUDA"):
+            draw(0, 0, 0, 1, 1, 0)
 
 
 @pytest.mark.parametrize("degrees", [4, 30])

@@ -1,0 +1,154 @@
+"""Peers that nvcc compiles from other projects' headers: a kernel with cuRANDDx, and RAFT's normalTable.
+
+The headers are those of packages on Python's path:
+
+pip install --no-deps nvidia-mathdx nvidia-curand                                 cuRANDDx
+pip install --no-deps libraft-cu13 librmm-cu13 rapids-logger nvidia-curand        RAFT
+
+`python -m bench.suites.header_peers FOLDER` copies the headers that the compiler reads, 10 MB, to FOLDER. On a machine
+without the packages, add FOLDER to PYTHONPATH.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import functools
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from multisample.backends.native import toolchain
+
+__all__ = ["CURANDDX", "CURAND_KERNEL", "RAFT", "Program", "compiled", "copy_headers", "header_folder", "missing"]
+
+
+class Header(NamedTuple):
+    """A header, the folder of its package below Python's path, and the package."""
+
+    name: str
+    folder: str
+    package: str
+
+
+@dataclass(frozen=True)
+class Program:
+    """A source beside this file that defines `draw`, and what nvcc needs to compile it."""
+
+    source: str
+    options: tuple[str, ...]
+    headers: tuple[Header, ...]
+    """In the order of the search, cuRAND's last."""
+
+
+CURAND_KERNEL = Header("curand_kernel.h", "nvidia/*/include", "nvidia-curand")
+
+CURANDDX = Program(
+    "curanddx_kernel.cu",
+    ("-std=c++17",),
+    (Header("curanddx.hpp", "nvidia/mathdx/include", "nvidia-mathdx"), CURAND_KERNEL),
+)
+RAFT = Program(
+    "raft_table.cu",
+    ("-std=c++20", "--expt-relaxed-constexpr", "--expt-extended-lambda"),
+    (
+        Header("raft/random/rng.cuh", "libraft/include", "libraft-cu13"),
+        Header("cuda/stream", "libraft/include/rapids", "libraft-cu13"),  # RAFT's own CCCL, before the toolkit's.
+        Header("rmm/device_scalar.hpp", "librmm/include", "librmm-cu13"),
+        Header("rapids_logger/logger.hpp", "rapids_logger/include", "rapids-logger"),
+        CURAND_KERNEL,
+    ),
+)
+
+
+def header_folder(header: Header) -> Path | None:
+    """The include folder with `header`: of a package, or of the toolkit."""
+    folders = [folder for root in sys.path for folder in sorted(Path(root).glob(header.folder))]
+    if home := toolchain.cuda_home():
+        folders.append(home / "include")
+    return next((folder for folder in folders if (folder / header.name).is_file()), None)
+
+
+def missing(program: Program) -> str | None:
+    """Why `program` cannot be compiled here, or None."""
+    reasons = [*toolchain.missing_nvcc()]
+    absent = [header for header in program.headers if header_folder(header) is None]
+    if absent:
+        packages = " ".join(dict.fromkeys(header.package for header in absent))
+        reasons.append(f"no {', '.join(header.name for header in absent)}: pip install --no-deps {packages}")
+    return "; ".join(reasons) or None
+
+
+def _nvcc(program: Program, architecture: str, *options: str) -> str:
+    """What nvcc prints."""
+    home = toolchain.cuda_home()
+    reason = missing(program)
+    if reason or home is None:
+        raise RuntimeError(f"{program.source}: {reason}")
+    folders = [folder for folder in map(header_folder, program.headers) if folder]
+    folders.insert(-1, home / "include")  # Packages may have other headers of a toolkit beside cuRAND's.
+    command = [
+        str(home / "bin" / "nvcc"), "-O3", "-w", f"-arch=sm_{architecture}", f"-DARCHITECTURE={architecture}0",
+        *program.options, *(f"-I{folder}" for folder in dict.fromkeys(folders)), *options,
+        str(Path(__file__).with_name(program.source)),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{shlex.join(command)} failed:\n{done.stderr}")
+    return done.stdout
+
+
+@functools.cache
+def compiled(program: Program, architecture: str, *options: str) -> Callable[..., None]:
+    """The function `draw` of `program` for GPUs of the `architecture`, such as "90".
+
+    Its arguments are the addresses of the result, mu and sigma, d, n, and a number that the source explains.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        library = str(Path(folder, "peer.so"))
+        _nvcc(program, architecture, *options, "-shared", "-Xcompiler=-fPIC", "-o", library)
+        function = ctypes.CDLL(library).draw
+    function.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_uint] * 3
+    function.restype = ctypes.c_char_p
+
+    def draw(*arguments: int) -> None:
+        error = function(*arguments)
+        if error is not None:
+            raise RuntimeError(f"{program.source}: {error.decode()}")
+
+    return draw
+
+
+def copy_headers(program: Program, target: Path) -> int:
+    """Copy the packages' headers that the compiler reads, and versions, to `target`, below the same folders.
+
+    Returns the bytes of the files.
+    """
+    read = _nvcc(program, "90", "-M").replace("\\\n", " ").split()
+    copies = {}
+    for header, folder in zip(program.headers, map(header_folder, program.headers), strict=True):
+        assert folder is not None
+        root = folder.parents[header.folder.count("/")]
+        if root in map(Path, sys.path):  # Else the folder is the toolkit's.
+            paths = [Path(name) for name in read if name.startswith(f"{folder}/")]
+            if header is not CURAND_KERNEL:  # The version of cuRAND in results is that of the library.
+                paths += root.glob(f"{header.package.replace('-', '_')}-*.dist-info/METADATA")
+            copies |= {path: path.relative_to(root) for path in paths}
+    for path, relative in copies.items():
+        (target / relative).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target / relative)
+    return sum(path.stat().st_size for path in copies)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    options = parser.parse_args()
+    for each in (CURANDDX, RAFT):
+        print(f"{each.source}: {copy_headers(each, options.folder) / 1e6:.1f} MB")
