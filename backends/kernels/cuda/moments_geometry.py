@@ -6,6 +6,7 @@ A twin of ``csrc/cuda/moments_geometry.h``, which has the reasons. The order of 
 from __future__ import annotations
 
 import functools
+import math
 import struct
 from typing import NamedTuple
 
@@ -18,8 +19,8 @@ __all__ = [
 
 MOMENT_THREADS = 256
 MOMENT_ROWS = 4
-MOMENT_GRID = 1056
 MOMENT_CHAIN = 8
+_PROCESSORS, _LEAST_SHARE, _MOST_SHARE, _START_TURNS = 132, 4, 8, 2
 FILL = {"float32": 256, "float64": 128}
 
 _STRUCT = struct.Struct("10I2Q")
@@ -87,10 +88,16 @@ def moment_geometry(
     slots = min(MOMENT_THREADS // lanes, groups)
     tiles = _ceil_div(rows, own_rows * lanes)
     turns_of_all = _ceil_div(groups, slots)
-    segments = min(turns_of_all // 8, MOMENT_GRID // tiles)
-    if segments < 2 or (tiles >= 256 and turns_of_all < 64):
-        segments = 1
-    turns = _ceil_div(turns_of_all, segments)
+    turns, least_time = turns_of_all, math.inf
+    for share in range(_MOST_SHARE, _LEAST_SHARE - 1, -1):
+        segments = min(share * _PROCESSORS // tiles, turns_of_all // 8)
+        if segments < 2 or (tiles >= 256 and turns_of_all < 64):
+            continue
+        of_segment = _ceil_div(turns_of_all, segments)
+        blocks = _ceil_div(turns_of_all, of_segment) * tiles
+        time = _ceil_div(blocks, _PROCESSORS) * (of_segment + _START_TURNS)
+        if 21 * time < 20 * least_time:
+            turns, least_time = of_segment, time
     segments = _ceil_div(turns_of_all, turns)
     passes = min(max(tiles // 8192, 1), 16) if segments == 1 and groups <= FILL[real] else 1
     blocks, finishing_blocks, finished = _ceil_div(tiles, passes) * segments, 0, 0
