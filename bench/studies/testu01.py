@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -199,28 +200,32 @@ def check_numbers(program: Path) -> None:
 
 def run_tests(program: Path, battery: str, runs: Sequence[Run], tests: Sequence[int], jobs: int) -> Iterator[Run]:
     """Run the tests that `runs` lack, and yield a run after each of its tests."""
-    orders = [number for number in LONGEST.get(battery, ()) if number in tests]
-    orders += [number for number in tests if number not in orders]
-    waiting = [(run, test) for test in orders for run in runs if test not in {done["test"] for done in run["tests"]}]
+    queue = [test for test in LONGEST.get(battery, ()) if test in tests]
+    queue += [test for test in tests if test not in queue]
+    waiting = [(run, test) for test in queue for run in runs if test not in {done["test"] for done in run["tests"]}]
     running: dict[subprocess.Popen[str], tuple[Run, int]] = {}
     try:
         while waiting or running:
             while waiting and len(running) < jobs:
-                into, test = waiting.pop(0)
-                command = [str(program), "test", battery, str(test), into["order"], str(into["seed"])]
-                running[subprocess.Popen(command, stdout=subprocess.PIPE, text=True)] = into, test
+                run, test = waiting.pop(0)
+                command = [str(program), "test", battery, str(test), run["order"], str(run["seed"])]
+                running[subprocess.Popen(command, stdout=subprocess.PIPE, text=True)] = run, test
             for process in [process for process in running if process.poll() is not None]:
-                into, test = running.pop(process)
+                run, test = running.pop(process)
                 output = process.communicate()[0]
                 if process.returncode:
-                    raise SystemExit(f"{battery}, test {test}, {into['order']}: {output[-5000:]}")
-                into["tests"] = sorted([*into["tests"], parsed(test, output)], key=lambda entry: entry["test"])
-                yield into
+                    raise SystemExit(f"{battery}, test {test}, {run['order']}: {output[-5000:]}")
+                add_tests(run, [parsed(test, output)])
+                yield run
             time.sleep(0.02)
     finally:
         for process in running:
             process.kill()
             process.communicate()
+
+
+def add_tests(run: Run, tests: Sequence[dict[str, Any]]) -> None:
+    run["tests"] = sorted([*run["tests"], *tests], key=lambda entry: int(entry["test"]))
 
 
 def parsed(test: int, output: str) -> dict[str, Any]:
@@ -234,11 +239,9 @@ def parsed(test: int, output: str) -> dict[str, Any]:
 
 def summary(run: Run) -> dict[str, Any]:
     """The p-values of a run that are outside of TestU01's interval."""
-    found = [
-        {"test": test["test"], **statistic} for test in run["tests"] for statistic in test["statistics"]
-    ]  # fmt: skip
-    outside = [one for one in found if not SUSPICIOUS <= one["p"] <= 1 - SUSPICIOUS]
-    failed = [one for one in outside if not FAILED <= one["p"] <= 1 - FAILED]
+    found = [{"test": test["test"], **statistic} for test in run["tests"] for statistic in test["statistics"]]
+    outside = [entry for entry in found if not SUSPICIOUS <= entry["p"] <= 1 - SUSPICIOUS]
+    failed = [entry for entry in outside if not FAILED <= entry["p"] <= 1 - FAILED]
     verdict = "failed" if failed else "suspicious" if outside else "passed"
     return {
         "verdict": verdict if len(run["tests"]) == TESTS[run["battery"]] else f"{verdict}, incomplete",
@@ -252,7 +255,7 @@ def summary(run: Run) -> dict[str, Any]:
 
 
 def read(path: Path) -> list[Run]:
-    runs: list[Run] = json.loads(path.read_text())["runs"] if path.exists() else []
+    runs: list[Run] = json.loads(path.read_text())["runs"]
     return runs
 
 
@@ -279,28 +282,28 @@ def merged(files: Sequence[Path]) -> list[Run]:
     runs: list[Run] = []
     for path in files:
         for part in read(path):
-            into = run_of(runs, part["battery"], part["order"], part["seed"])
-            both = {test["test"] for test in into["tests"]} & {test["test"] for test in part["tests"]}
-            if both:
-                raise SystemExit(f"{path}: {part['battery']}, {part['order']}: test {min(both)} is in two files")
-            into["tests"] = sorted(into["tests"] + part["tests"], key=lambda test: int(test["test"]))
-            into["machines"] += [machine for machine in part["machines"] if machine not in into["machines"]]
+            run = run_of(runs, part["battery"], part["order"], part["seed"])
+            repeated = {test["test"] for test in run["tests"]} & {test["test"] for test in part["tests"]}
+            if repeated:
+                raise SystemExit(f"{path}: {part['battery']}, {part['order']}: test {min(repeated)} is in two files")
+            add_tests(run, part["tests"])
+            run["machines"] += [machine for machine in part["machines"] if machine not in run["machines"]]
     return runs
 
 
 def report(runs: Sequence[Run]) -> None:
     print(
-        f"{'battery':12}{'order':13}{'seed':>6}{'tests':>7}{'p-values':>10}{'outside':>9}{'expected':>10}{'CPU h':>7}"
+        f"{'battery':12}{'order':13}{'seed':>6}{'tests':>7}{'p-values':>10}{'outside':>9}{'expected':>10}{'CPU s':>8}"
     )
     for run in runs:
-        seen = summary(run)
+        result = summary(run)
         print(
-            f"{run['battery']:12}{run['order']:13}{run['seed']:6}{seen['tests']:7}{seen['statistics']:10}"
-            f"{len(seen['outside']):9}{seen['expected_outside']:10}{seen['cpu_seconds'] / 3600:7.2f}  {seen['verdict']}"
+            f"{run['battery']:12}{run['order']:13}{run['seed']:6}{result['tests']:7}{result['statistics']:10}"
+            f"{len(result['outside']):9}{result['expected_outside']:10}{result['cpu_seconds']:8}  {result['verdict']}"
         )
-        for one in seen["outside"]:
-            p = one["p"]
-            print(f"    test {one['test']}, {one['name']}: p = " + (f"{p:.3g}" if p < 0.5 else f"1 - {1 - p:.3g}"))
+        for entry in result["outside"]:
+            p = f"{entry['p']:.3g}" if entry["p"] < 0.5 else f"1 - {1 - entry['p']:.3g}"
+            print(f"    test {entry['test']}, {entry['name']}: p = {p}")
 
 
 def main(command: Sequence[str] | None = None) -> None:
@@ -314,19 +317,22 @@ def main(command: Sequence[str] | None = None) -> None:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--sources", type=Path)
     arguments = parser.parse_args(command)
+    if (arguments.battery == "merge") != bool(arguments.files):
+        parser.error("files: expected one or more with merge, and none with a battery")
     if arguments.battery == "merge":
         runs = merged(arguments.files)
         write(arguments.results, runs)
         report(runs)
         return
     everything = range(1, TESTS[arguments.battery] + 1)
-    tests = everything if arguments.tests is None else arguments.tests
+    tests = everything if arguments.tests is None else sorted(set(arguments.tests))
     if not set(tests) <= set(everything):
         parser.error(f"--tests: expected numbers from 1 to {everything[-1]}, got {tests}")
     if not all(0 <= seed < 2**64 for seed in arguments.seed):
         parser.error(f"--seed: expected 0 <= seed < 2**64, got {arguments.seed}")
-    runs = read(arguments.results)
-    chosen = [run_of(runs, arguments.battery, order, seed) for seed in arguments.seed for order in arguments.order]
+    runs = read(arguments.results) if arguments.results.exists() else []
+    kinds = itertools.product(dict.fromkeys(arguments.seed), dict.fromkeys(arguments.order))
+    chosen = [run_of(runs, arguments.battery, order, seed) for seed, order in kinds]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # Ends the processes of the tests too.
     with tempfile.TemporaryDirectory() as folder:
         program = build(arguments.sources, Path(folder), arguments.jobs)
@@ -335,10 +341,11 @@ def main(command: Sequence[str] | None = None) -> None:
         machine["versions"].update({"testu01": program.version, "testu01_sources": program.digest})
         for run in chosen:
             run["machines"] += [machine] * (machine not in run["machines"])
+        write(arguments.results, runs)
         for run in run_tests(program.path, arguments.battery, chosen, tests, arguments.jobs):
             write(arguments.results, runs)
-            seen = run["summary"]
-            print(f"{run['order']}: {seen['tests']} tests, {len(seen['outside'])} p-values outside", flush=True)
+            result = run["summary"]
+            print(f"{run['order']}: {result['tests']} tests, {len(result['outside'])} p-values outside", flush=True)
     report(chosen)
 
 

@@ -7,14 +7,19 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from cuda_cpp import requires_gxx
+from cuda_cpp import SECONDS, requires_gxx
 from known_normals import Array
+from places import ROOT
 
 from bench.studies import testu01
 from reference import stream as reference
@@ -43,6 +48,7 @@ void bbattery_RepeatBigCrush(unif01_Gen* gen, int rep[]);
 CODE = r"""
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 #include "bbattery.h"
 #include "swrite.h"
 int swrite_Basic = 1;
@@ -55,6 +61,12 @@ static void repeat(unif01_Gen* gen, int rep[], int tests) {
   for (test = 1; test <= tests; ++test) {
     if (rep[test] != 1) continue;
     if (tests == 106 && test == 21) exit(1);
+    if (tests == 96 && test == 13) {
+      FILE* file = fopen(getenv("PROCESS_OF_TEST_13"), "w");
+      fprintf(file, "%d\n", (int)getpid());
+      fclose(file);
+      sleep(600);
+    }
     printf("%s, %s\n", PACKAGE_STRING, swrite_Basic ? "with details" : "without details");
     bbattery_TestNames[bbattery_NTests] = "U01, t = 1";
     bbattery_pVal[bbattery_NTests++] = gen->GetU01(gen->param, gen->state);
@@ -198,7 +210,7 @@ def test_every_test_of_a_battery_runs_once_on_numbers_of_its_own(
 ) -> None:
     archive = shutil.make_archive(str(tmp_path / "sources"), "gztar", sources.parent)
     results, orders = tmp_path / "results.json", ("--order", "rows", "columns")
-    run(Path(archive), "SmallCrush", results, "--tests", "2", "9", *orders)
+    run(Path(archive), "SmallCrush", results, "--tests", "2", "9", "2", *orders, "rows")
     # Marks the results that must stay.
     runs = testu01.read(results)
     for one in runs:
@@ -228,6 +240,29 @@ def test_a_test_that_fails_to_run_leaves_the_results_of_others(sources: Path, tm
     assert {key[2:4] for key in p_values(results)} == {(7, 3), (8, 3)}
     for one in testu01.read(results):
         assert one["summary"]["verdict"].endswith("incomplete")
+
+
+def test_an_interruption_ends_all_processes_and_keeps_the_results(sources: Path, tmp_path: Path) -> None:
+    results, process = tmp_path / "results.json", tmp_path / "process"
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    study = subprocess.Popen(
+        [
+            sys.executable, "-m", "bench.studies.testu01", "Crush", str(results), "--order", "rows",
+            "--tests", "3", "13", "--jobs", "1", "--sources", str(sources),
+        ],
+        cwd=ROOT, env={**os.environ, "PROCESS_OF_TEST_13": str(process), "TMPDIR": str(temporary)},
+    )  # fmt: skip
+    deadline = time.monotonic() + SECONDS
+    while not (process.exists() and process.read_text().endswith("\n")):
+        assert study.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    study.terminate()
+    assert study.wait(SECONDS) == 143
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(process.read_text()), 0)
+    assert list(temporary.iterdir()) == []
+    assert {key[3] for key in p_values(results)} == {3}
 
 
 def result(battery: str, tests: dict[int, list[float]], **others: Any) -> testu01.Run:
@@ -271,10 +306,15 @@ def test_parts_are_merged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "test 10, A: p = 1e-20" in capsys.readouterr().out
     with pytest.raises(SystemExit, match="test 2 is in two files"):
         testu01.main(["merge", str(target), str(tmp_path / "a"), str(tmp_path / "a")])
+    with pytest.raises(FileNotFoundError):
+        testu01.main(["merge", str(target), str(tmp_path / "d")])
+    assert len(testu01.read(target)) == 2
 
 
-@pytest.mark.parametrize("options", [("--tests", "0"), ("--tests", "97"), ("--seed", "-1"), ("--seed", str(2**64))])
-def test_options_out_of_range_are_refused(tmp_path: Path, options: tuple[str, str]) -> None:
+@pytest.mark.parametrize(
+    "options", [("--tests", "0"), ("--tests", "97"), ("--seed", "-1"), ("--seed", str(2**64)), ("other.json",)]
+)
+def test_wrong_options_are_refused(tmp_path: Path, options: tuple[str, ...]) -> None:
     with pytest.raises(SystemExit):
         run(tmp_path, "Crush", tmp_path / "results.json", *options)
     assert not (tmp_path / "results.json").exists()
