@@ -1,0 +1,170 @@
+// The stream of `multisample.sample` as a generator of TestU01. testu01.py compiles this program, checks its arguments
+// and runs
+//
+//   testu01 test BATTERY TEST ORDER SEED       prints the p-value of each statistic, and the CPU time
+//   testu01 draw TEST ORDER SEED FIRST COUNT   writes COUNT doubles in [0, 1), from block FIRST of the stream on, and
+//                                              the COUNT words that TestU01 gets instead if it asks for bits
+//
+// Each test of a battery reads its own part of the stream, in one of these orders:
+//
+//   rows         the words of row TEST
+//   columns      the words of column TEST
+//   offsets      the word of element (0, TEST) of every offset: one word of each call of a generator
+//   normals      Phi of the float64 normals of row TEST
+//   normals_f32  the same of float32; the first 20 bits of eight normals make five words
+//
+// A row has 2^32 blocks of four, and a column 2^32 rows. Row or column TEST + 256 follows.
+#include <multisample/normal.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <ctime>
+#include <map>
+#include <string>
+#include <vector>
+
+extern "C" {
+#include "bbattery.h"
+#include "swrite.h"
+#include "unif01.h"
+}
+
+namespace {
+
+using multisample::u32;
+using multisample::u64;
+
+constexpr size_t kBuffered = 5120;
+constexpr int kMostTests = 200;
+
+double phi(double z) { return std::fmin(std::erfc(-z * std::sqrt(0.5)) / 2, 1 - 0x1p-53); }
+double of_word(u32 word) { return word * 0x1p-32; }
+
+class Numbers {
+ public:
+  Numbers(u32 test, const std::string& order, u64 seed, u64 first = 0)
+      : test_(test),
+        block_(first),
+        stream_(seed),
+        keys_(multisample::round_keys(seed, multisample::kKey1)),
+        fill_(kOrders.at(order)) {}
+
+  double next() {
+    if (used_ == buffer_.size()) {
+      buffer_.clear();
+      while (buffer_.size() < kBuffered) (this->*fill_)();
+      used_ = 0;
+    }
+    return buffer_[used_++];
+  }
+
+ private:
+  // The row or column of the current block.
+  u32 line() const { return test_ + 256 * static_cast<u32>(block_ >> 32); }
+  u32 place() const { return static_cast<u32>(block_); }
+
+  multisample::Words words(u32 i, u32 g, u64 offset) const {
+    const u32 o0 = multisample::low(offset), o1 = multisample::high(offset);
+    return multisample::words(multisample::column_part(g, o0, o1, keys_), multisample::row_part(i, o0, keys_), keys_);
+  }
+  static u32 of_column(const multisample::Words& w, u32 j) {
+    const u32 all[] = {w.w0, w.w1, w.w2, w.w3};
+    return all[j % 4];
+  }
+
+  void rows() {
+    const auto [w0, w1, w2, w3] = words(line(), place(), 0);
+    for (u32 word : {w0, w1, w2, w3}) buffer_.push_back(of_word(word));
+    ++block_;
+  }
+  void columns() {
+    buffer_.push_back(of_word(of_column(words(place(), line() / 4, 0), line())));
+    ++block_;
+  }
+  void offsets() {
+    buffer_.push_back(of_word(of_column(words(0, test_ / 4, block_), test_)));
+    ++block_;
+  }
+  void normals() {
+    const auto [z0, z1, z2, z3] = stream_.normals4_f64(line(), place());
+    for (double z : {z0, z1, z2, z3}) buffer_.push_back(phi(z));
+    ++block_;
+  }
+  void normals_f32() {
+    u64 bits = 0;
+    int count = 0;
+    for (int half = 0; half < 2; ++half, ++block_) {
+      const auto [z0, z1, z2, z3] = stream_.normals4(line(), place());
+      for (float z : {z0, z1, z2, z3}) {
+        bits = bits << 20 | static_cast<u64>(phi(z) * 0x1p20);
+        count += 20;
+        if (count >= 32) {
+          count -= 32;
+          buffer_.push_back(of_word(static_cast<u32>(bits >> count)));
+        }
+      }
+    }
+  }
+
+  inline static const std::map<std::string, void (Numbers::*)()> kOrders = {
+      {"rows", &Numbers::rows},       {"columns", &Numbers::columns},         {"offsets", &Numbers::offsets},
+      {"normals", &Numbers::normals}, {"normals_f32", &Numbers::normals_f32},
+  };
+
+  u32 test_;
+  u64 block_;
+  multisample::Stream stream_;
+  multisample::RoundKeys keys_;
+  void (Numbers::*fill_)();
+  std::vector<double> buffer_;
+  size_t used_ = 0;
+};
+
+double get_u01(void*, void* numbers) { return static_cast<Numbers*>(numbers)->next(); }
+unsigned long get_bits(void*, void* numbers) { return static_cast<unsigned long>(get_u01(nullptr, numbers) * 0x1p32); }
+void write_nothing(void*) {}
+
+u64 number(const char* text) { return std::strtoull(text, nullptr, 10); }
+
+void run_test(const std::string& battery, u32 test, unif01_Gen* generator) {
+  const std::map<std::string, void (*)(unif01_Gen*, int*)> batteries = {
+      {"SmallCrush", bbattery_RepeatSmallCrush},
+      {"Crush", bbattery_RepeatCrush},
+      {"BigCrush", bbattery_RepeatBigCrush},
+  };
+  int repetitions[1 + kMostTests] = {};
+  repetitions[test] = 1;
+  swrite_Basic = 0;
+  const std::clock_t start = std::clock();
+  batteries.at(battery)(generator, repetitions);
+  // Below the report that the battery has printed.
+  for (int k = 0; k < bbattery_NTests; ++k)
+    std::printf("\np-value\t%s\t%.17g\n", bbattery_TestNames[k], bbattery_pVal[k]);
+  std::printf("seconds\t%.2f\n", static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC);
+}
+
+void write_numbers(Numbers numbers, Numbers same, size_t count) {
+  std::vector<double> u01(count);
+  std::vector<u32> words(count);
+  for (double& u : u01) u = get_u01(nullptr, &numbers);
+  for (u32& word : words) word = static_cast<u32>(get_bits(nullptr, &same));
+  std::fwrite(u01.data(), sizeof(double), count, stdout);
+  std::fwrite(words.data(), sizeof(u32), count, stdout);
+}
+
+}  // namespace
+
+int main(int, char** arguments) {
+  if (arguments[1] == std::string("draw")) {
+    const Numbers numbers(static_cast<u32>(number(arguments[2])), arguments[3], number(arguments[4]),
+                          number(arguments[5]));
+    write_numbers(numbers, numbers, number(arguments[6]));
+  } else {
+    const u32 test = static_cast<u32>(number(arguments[3]));
+    Numbers numbers(test, arguments[4], number(arguments[5]));
+    std::string name = "multisample";
+    unif01_Gen generator{&numbers, nullptr, name.data(), get_u01, get_bits, write_nothing};
+    run_test(arguments[2], test, &generator);
+  }
+}
