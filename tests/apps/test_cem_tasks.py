@@ -135,10 +135,10 @@ def test_a_task_and_its_scores_are_small(d: int) -> None:
 
 
 def test_a_task_draws_by_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    from multisample.backends.system import worker_pool
+    from multisample.backends.system import threads
 
     limits: list[int] = []
-    original = worker_pool.run_all
+    original = threads.run_all
     for module in list(sys.modules.values()):
         if getattr(module, "__name__", "").startswith("multisample") and getattr(module, "run_all", None) is original:
             monkeypatch.setattr(module, "run_all", lambda function, tasks, threads: limits.append(threads))

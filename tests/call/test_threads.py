@@ -17,7 +17,7 @@ import multisample
 from multisample import limit_threads, sample
 from multisample.backends import cpu, registry
 from multisample.backends.draw import PACKED_DRAW
-from multisample.backends.system import worker_pool
+from multisample.backends.system import threads
 
 LARGE = 1 << 20
 MU, SIGMA = np.zeros(8, np.float32), np.ones(8, np.float32)
@@ -31,7 +31,7 @@ def threads_of_cpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
 
     def run_all(function: Any, tasks: Any, threads: int) -> None:
         counts.append(threads)
-        worker_pool.run_all(function, tasks, threads)
+        threads.run_all(function, tasks, threads)
 
     monkeypatch.setattr(cpu, "run_all", run_all)
 

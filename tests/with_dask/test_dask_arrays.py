@@ -26,7 +26,7 @@ from dask.callbacks import Callback  # noqa: E402
 from dask_cluster import local_cluster  # noqa: E402
 
 import multisample.dask  # noqa: E402
-from multisample.backends.system import worker_pool  # noqa: E402
+from multisample.backends.system import threads  # noqa: E402
 
 Array = np.ndarray[Any, Any]
 D, N = 13, 50
@@ -221,7 +221,7 @@ def test_arrays_of_dask_expressions() -> None:
 
 def test_blocks_start_no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     most: list[int] = []
-    original = worker_pool.run_all
+    original = threads.run_all
 
     def noted(function: Any, tasks: Any, threads: int) -> None:
         most.append(min(threads, len(tasks)))

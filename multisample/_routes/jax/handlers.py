@@ -35,7 +35,7 @@ from multisample.backends.element_types import MATRIX_TYPES
 from multisample.backends.launch import CONFIGURATION_SIZE, MemoryLauncher, generic_launcher
 from multisample.backends.memory.host import advise_huge_pages, array_at
 from multisample.backends.system import cuda_driver, xla_ffi
-from multisample.backends.system.worker_pool import run_all, thread_count
+from multisample.backends.system.threads import run_all, thread_count
 
 from ..._plan import COLUMNS, ROWS, PlanCache
 from .native_launches import NativeLaunches

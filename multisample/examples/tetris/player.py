@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from multisample._arguments import check_choice, checked_integer
-from multisample.backends.system.worker_pool import run_all, thread_count
+from multisample.backends.system.threads import run_all, thread_count
 
 from .board import COLUMNS, MOST_ROWS, Board, board_of, words_of
 from .pieces import FIRST, NAMES, ORIENTATIONS
