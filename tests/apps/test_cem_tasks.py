@@ -328,12 +328,14 @@ def test_ctrl_c_cancels_what_is_pending() -> None:
         return sphere(x)
 
     states: list[Any] = []
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # A background job begins with SIGINT ignored.
     with Noted() as executor:
         run(executor=executor, tasks=4, callback=with_states(states))
         executor.futures.clear()
         with pytest.raises(KeyboardInterrupt):
             run(interrupts, executor=executor, tasks=10)
         release.set()
+        signal.signal(signal.SIGINT, handler)
         assert sum(future.cancelled() for future in executor.futures) >= 8
     assert_same(continued(states[3], 8), run())
 
