@@ -52,7 +52,9 @@ def loky() -> Executor:
 
 
 @pytest.fixture(
-    scope="module", params=[lambda: ThreadPoolExecutor(3), processes, loky], ids=["threads", "processes", "loky"]
+    scope="module",
+    params=[lambda: ThreadPoolExecutor(3), processes, pytest.param(loky, marks=pytest.mark.slow)],
+    ids=["threads", "processes", "loky"],
 )
 def executor(request: pytest.FixtureRequest) -> Iterator[Executor]:
     with request.param() as executor:
@@ -435,6 +437,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_mpi_executors(tmp_path: Any) -> None:
     pytest.importorskip("mpi4py")
     mpiexec = shutil.which("mpiexec")
