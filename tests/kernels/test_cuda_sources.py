@@ -183,8 +183,7 @@ def test_kernel_equals_the_cpu_backend(runner: Callable[..., Path], dtype: str, 
 @requires_gxx
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("dtype", "noise"),
-    [("float32", "independent"), ("float64", "shared"), ("float16", "independent")],
+    ("dtype", "noise"), [("float32", "independent"), ("float64", "shared"), ("float16", "independent")]
 )
 def test_kernel_takes_seed_and_window_from_memory(runner: Callable[..., Path], dtype: str, noise: str) -> None:
     taken = run(runner(dtype, noise, True), thinned(words_in_memory(dtype, noise), dtype))
@@ -199,9 +198,7 @@ def test_kernel_equals_the_cpu_backend_for_many_dimensions_and_long_rows(
 ) -> None:
     """Sizes for which the geometry for a GPU has several chunks per block, runs of columns or tiles."""
     pairs = noise == "shared"
-    chunks = [
-        Case(256 * 513 + 5, 2, dtype, noise, not pairs, seed=3),
-    ]
+    chunks = [Case(256 * 513 + 5, 2, dtype, noise, not pairs, seed=3)]
     steps = [
         Case(1, 526_333 * (2 if pairs else 1), dtype, noise, pairs, seed=5),
         Case(1, 524_300 * (1 if pairs else 2), dtype, noise, not pairs, sample_offset=3, misalignment=2),

@@ -412,8 +412,7 @@ def test_round_keys_are_equal_in_both_languages(tmp_path: Path) -> None:
 
 @requires_nvrtc
 @pytest.mark.parametrize(
-    ("architecture", "step"),
-    [("sm_90", 5), *(pytest.param(name, 1, marks=pytest.mark.slow) for name in ARCHITECTURES)],
+    ("architecture", "step"), [("sm_90", 5), *(pytest.param(name, 1, marks=pytest.mark.slow) for name in ARCHITECTURES)]
 )
 def test_nvrtc_compiles_kernels(architecture: str, step: int) -> None:
     """All kernels, or every fifth of them."""

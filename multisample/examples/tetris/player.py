@@ -173,14 +173,7 @@ def play(
 
 
 def moves(
-    weights: Any,
-    game: int,
-    first: int,
-    last: int,
-    *,
-    seed: int = 0,
-    features: str = "dellacherie",
-    height: int = 20,
+    weights: Any, game: int, first: int, last: int, *, seed: int = 0, features: str = "dellacherie", height: int = 20
 ) -> list[Move]:
     """Placements `first` to ``last - 1`` of one player's game, or fewer if the game ends earlier.
 
@@ -231,13 +224,7 @@ def moves(
 
 
 def placement(
-    board: Board,
-    piece: str,
-    turn: int,
-    column: int,
-    *,
-    features: str = "dellacherie",
-    height: int = 20,
+    board: Board, piece: str, turn: int, column: int, *, features: str = "dellacherie", height: int = 20
 ) -> tuple[dict[str, float], Board] | None:
     """The features of one placement, and the board after it.
 
