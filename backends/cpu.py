@@ -20,7 +20,7 @@ from .draw import Draw, ElementType, matrix_of_batch
 from .element_types import MATRIX_TYPES
 from .memory.host import arrays_at, batch_at, words_at
 from .moments import Moments
-from .system.worker_pool import run_all, thread_count
+from .system.threads import run_all, thread_count
 
 __all__ = ["BACKEND"]
 

@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from multisample.backends.contract import Backend, MomentsLauncher
-from multisample.backends.draw import HOST, Draw, ElementType, Operation, Vector, Word
+from multisample.backends.draw import HOST, Draw, ElementType, Operation, Word
 from multisample.backends.element_types import MATRIX_TYPES
 from multisample.backends.moments import Moments
 
 from ._checks.operands import Inputs, check_alignment, inspect_inputs
 from ._checks.values import check_values, number_vector
-from ._libraries import Library, Operand, is_number
-from ._plan import COLUMNS, ROWS, PlanCache, checked_window
+from ._libraries import Library, is_number
+from ._plan import COLUMNS, ROWS, PlanCache, check_rows, checked_window, vector_of
 from ._randomness.generator import WORD_64
 from ._randomness.source import checked_key
 from ._reading import Reader
@@ -108,7 +108,7 @@ class MomentsPlan:
         if not (0 <= dim_offset <= self._last_row and 0 <= sample_offset <= self._last_column):
             d, n = self.shape
             checked_window(n, dim_offset, sample_offset)
-            _raise_rows(dim_offset, d)
+            check_rows(dim_offset, d)
         offset = 0
         if not (type(seed) is int and 0 <= seed < WORD_64):
             seed, offset = checked_key(seed)
@@ -160,14 +160,10 @@ def _nothing(like: Any) -> None:
     return None
 
 
-def _raise_rows(dim_offset: int, d: int) -> None:
-    raise ValueError(f"dim_offset: expected dim_offset + d <= 2**32, got {dim_offset} + {d}")
-
-
 def _template(call: MomentsCall, inputs: Inputs, weights: Inputs, unit: bool) -> Moments:
     """The launch, without addresses, seed, offset and window. With `unit`, mean and deviation are numbers."""
     names = () if unit else ("mu", "sigma")
-    mu, sigma = (_vector(inputs.operands.get(name) if name in names else None) for name in ("mu", "sigma"))
+    mu, sigma = (vector_of(inputs.operands.get(name) if name in names else None) for name in ("mu", "sigma"))
     dtype = MATRIX_TYPES[inputs.dtype].computing if unit else inputs.dtype
     draw = Draw(
         mu, sigma, 0, 0, 0, max(inputs.d, 1), weights.d, Word(0), Word(0), Word(0), Word(0), 0, 0, ElementType[dtype],
@@ -175,13 +171,7 @@ def _template(call: MomentsCall, inputs: Inputs, weights: Inputs, unit: bool) ->
         HOST if inputs.device.kind == "cpu" else inputs.device.ordinal,
     )  # fmt: skip
     # An address other than 0 says that there is a second result.
-    return Moments(draw, _vector(weights.operands["weights"]), 0, call.order - 1)
-
-
-def _vector(operand: Operand | None) -> Vector:
-    if operand is None:
-        return Vector(0, 0, 0.0, ElementType.number)
-    return Vector(0, operand.strides[0] if operand.strides else 0, 0.0, ElementType[operand.dtype])
+    return Moments(draw, vector_of(weights.operands["weights"]), 0, call.order - 1)
 
 
 def make_moments_plan(
@@ -207,8 +197,7 @@ def make_moments_plan(
         raise ValueError(f"weights: expected them on the device of mu, {inputs.device}, got {operand.device}")
     (n,) = operand.shape
     checked_window(n, call.dim_offset, call.sample_offset)
-    if call.dim_offset + inputs.d > ROWS:
-        _raise_rows(call.dim_offset, inputs.d)
+    check_rows(call.dim_offset, inputs.d)
     weights = Inputs({"weights": operand}, n, inputs.dtype, inputs.device)
     return MomentsPlan(call, backend, library, inputs, weights, record)
 

@@ -30,8 +30,8 @@ from ._reading import Reader
 from ._streams import order_after, order_before
 
 __all__ = [
-    "COLUMNS", "PLANS", "ROWS", "Call", "Drawn", "Plan", "PlanCache", "Record", "checked_window", "draw_planned",
-    "make_plan",
+    "COLUMNS", "PLANS", "ROWS", "Call", "Drawn", "Plan", "PlanCache", "Record", "check_rows", "checked_window",
+    "draw_planned", "make_plan", "vector_of",
 ]  # fmt: skip
 
 ROWS = 2**32
@@ -46,6 +46,12 @@ def checked_window(n: Any, dim_offset: Any, sample_offset: Any) -> tuple[int, in
     if sample_offset + n > COLUMNS:
         raise ValueError(f"n: expected sample_offset + n <= 2**34, got {sample_offset} + {n}")
     return n, dim_offset, sample_offset
+
+
+def check_rows(dim_offset: Any, d: Any) -> None:
+    """ValueError if rows of a window are beyond the last."""
+    if dim_offset + d > ROWS:
+        raise ValueError(f"dim_offset: expected dim_offset + d <= 2**32, got {dim_offset} + {d}")
 
 
 class Call(NamedTuple):
@@ -151,14 +157,14 @@ class Plan(abc.ABC):
         Every step that can fail, except the launch, precedes the taking of seed and offset.
         """
 
-    def _raise_window(self, seed: Any, generator: Any, dim_offset: int, sample_offset: int) -> NoReturn:
+    def _raise_window(self, seed: Any, generator: Any, dim_offset: int, sample_offset: int) -> None:
         """Raise the error that a call without a plan raises."""
         d, n = self.shape[::-1] if self.is_transposed else self.shape
         checked_window(n, dim_offset, sample_offset)
         if seed is not None:
             checked_key(seed)
         check_generator(generator, self.library, self.device)
-        raise ValueError(f"dim_offset: expected dim_offset + d <= 2**32, got {dim_offset} + {d}")
+        check_rows(dim_offset, d)
 
     def _check_memory(self, mu_at: int, sigma_at: int) -> None:
         if self.shape[self.is_transposed]:
@@ -174,14 +180,15 @@ class Plan(abc.ABC):
         raise ValueError(f"out: expected memory of its own, got memory that {name} also uses")
 
 
-def _vector(operand: Operand | None) -> Vector:
+def vector_of(operand: Operand | None) -> Vector:
+    """A vector of a launch, without its address."""
     if operand is None:
         return Vector(0, 0, 0.0, ElementType.number)
     return Vector(0, operand.strides[0] if operand.strides else 0, 0.0, ElementType[operand.dtype])
 
 
 def _template(call: Call, inputs: Inputs, shape: tuple[int, int], out: Operand | None) -> Draw:
-    mu, sigma = (_vector(inputs.operands.get(name)) for name in ("mu", "sigma"))
+    mu, sigma = (vector_of(inputs.operands.get(name)) for name in ("mu", "sigma"))
     size = item_size(inputs.dtype)
     strides = (shape[1] * size, size) if out is None else out.strides
     row_stride, column_stride = strides[::-1] if call.layout == "nd" else strides
@@ -392,8 +399,7 @@ def make_plan(call: Call, backend: Backend, library: Library, record: Record | N
         If the kernel cannot be compiled.
     """
     inputs = inspect_inputs(library, call.mu, call.sigma, call.dtype)
-    if call.dim_offset + inputs.d > ROWS:
-        raise ValueError(f"dim_offset: expected dim_offset + d <= 2**32, got {call.dim_offset} + {inputs.d}")
+    check_rows(call.dim_offset, inputs.d)
     shape = (inputs.d, call.n) if call.layout == "dn" else (call.n, inputs.d)
     out = None
     if call.out is not None:

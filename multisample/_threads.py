@@ -43,6 +43,6 @@ def limit_threads(n: SupportsIndex) -> AbstractContextManager[None]:
     >>> bool((x == multisample.sample(mu, sigma, 1000, seed=7)).all())
     True
     """
-    from multisample.backends.system import worker_pool  # Only CPU calls need this module.
+    from multisample.backends.system import threads  # Only CPU calls need this module.
 
-    return worker_pool.limit_threads(checked_integer("n", n, 1, 2**31))
+    return threads.limit_threads(checked_integer("n", n, 1, 2**31))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import functools
+import gc
 import hashlib
 import os
 import shutil
@@ -50,6 +51,15 @@ def requested_backends() -> list[str]:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "backend" in metafunc.fixturenames:
         metafunc.parametrize("backend", requested_backends(), indirect=True, scope="session")
+
+
+def pytest_collection_finish() -> None:
+    """The garbage collector skips what the tests have imported: a search of all of it takes most of a second."""
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")

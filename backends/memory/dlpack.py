@@ -71,14 +71,14 @@ _new_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_cha
 
 
 def numpy_dtype(dtype: str) -> np.dtype[Any]:
-    """NumPy's dtype for a name. TypeError for bfloat16 without ml_dtypes."""
-    if dtype != "bfloat16":
+    """NumPy's dtype for a name. TypeError for a type of ml_dtypes without this package."""
+    if hasattr(np, dtype):
         return np.dtype(dtype)
     try:
         import ml_dtypes
     except ImportError:
-        raise TypeError("dtype: NumPy has bfloat16 only with the package ml_dtypes: pip install ml_dtypes") from None
-    element: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+        raise TypeError(f"dtype: NumPy has {dtype} only with the package ml_dtypes: pip install ml_dtypes") from None
+    element: np.dtype[Any] = np.dtype(getattr(ml_dtypes, dtype))
     return element
 
 

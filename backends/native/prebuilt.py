@@ -19,11 +19,7 @@ __all__ = ["Found", "cpu_file", "cpu_library", "cpu_targets", "cuda_file", "cuda
 _CPU, _CUDA = "multisample_torch_cpu", "multisample_torch_cuda"
 
 # Values of -march, from the baseline up, by `platform.machine()`.
-_TARGETS = {
-    "x86_64": ("x86-64", "x86-64-v3", "x86-64-v4"),
-    "aarch64": ("armv8-a",),
-    "arm64": ("armv8-a",),
-}
+_TARGETS = {"x86_64": ("x86-64", "x86-64-v3", "x86-64-v4"), "aarch64": ("armv8-a",), "arm64": ("armv8-a",)}
 # Processor features that each target adds to the previous one, named as in /proc/cpuinfo.
 _FEATURES = {
     "x86-64-v3": {

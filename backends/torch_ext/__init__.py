@@ -25,7 +25,7 @@ from ..memory.dlpack import CUDA, LEGACY_STREAM, capsule_and_strides
 from ..moments import Moments, moments_packer, pack_moments
 from ..native import libraries, prebuilt, toolchain
 from ..system.cuda_driver import device_of
-from ..system.worker_pool import thread_limit
+from ..system.threads import thread_limit
 from .builtins import Builtins
 
 __all__ = ["BACKEND"]

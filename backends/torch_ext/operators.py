@@ -118,10 +118,7 @@ class Sample(torch.autograd.Function):
         gradients = [
             gradient.to(dtype) if needed else None
             for gradient, dtype, needed in zip(
-                _backward(grad, counter, ctx.apart, ctx.noise),
-                ctx.dtypes,
-                ctx.needs_input_grad[:2],
-                strict=True,
+                _backward(grad, counter, ctx.apart, ctx.noise), ctx.dtypes, ctx.needs_input_grad[:2], strict=True
             )
         ]
         return *gradients, None, None, None, None

@@ -152,9 +152,7 @@ def _print(comparison: Comparison, *, everything: bool, is_hint: bool) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the status."""
     parser = argparse.ArgumentParser(
-        prog="python -m bench.report.compare",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        prog="python -m bench.report.compare", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("results", nargs="*", type=Path, help="two JSON files: the old one, the new one")
     parser.add_argument("--old", nargs="+", type=Path, default=[], help="runs of the old version, instead")

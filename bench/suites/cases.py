@@ -13,10 +13,11 @@ from typing import Any, Protocol
 import numpy as np
 import pytest
 
+from multisample.backends.element_types import SIZES
+
 __all__ = ["ARGUMENTS", "MODES", "Case", "clamp", "is_timed", "modes_on_cpu", "modes_on_cuda", "parametrize", "vectors"]
 
 MODES: dict[str, dict[str, Any]] = {"portable": {}, "fast_math": {"fast_math": True}}
-ITEM_SIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
 SMALL = (6, 40)
 """The shape if nothing is timed."""
@@ -38,7 +39,7 @@ class Case:
     @property
     def bytes(self) -> int:
         """Bytes of the result."""
-        return self.d * self.n * ITEM_SIZE[self.dtype]
+        return self.d * self.n * SIZES[self.dtype]
 
     @property
     def small(self) -> Case:

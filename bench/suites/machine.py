@@ -13,7 +13,7 @@ from typing import Any
 import multisample
 from bench.suites.timing import BUSY, Device
 from multisample.backends.native import csrc_files
-from multisample.backends.system.worker_pool import thread_count
+from multisample.backends.system.threads import thread_count
 
 __all__ = ["Clocks", "describe"]
 

@@ -1,6 +1,8 @@
 // Reads elements of any type at any address, and converts them to the computing type.
 #pragma once
 
+#include <type_traits>
+
 #include "draw.h"
 
 namespace multisample {
@@ -22,15 +24,11 @@ MULTISAMPLE_FUNCTION T load(const char* at) {
 
 template <class Real, class T>
 MULTISAMPLE_FUNCTION Real converted(T x) {
-  return static_cast<Real>(x);
-}
-template <class Real>
-MULTISAMPLE_FUNCTION Real converted(float16 x) {
-  return widen(x);
-}
-template <class Real>
-MULTISAMPLE_FUNCTION Real converted(bfloat16 x) {
-  return widen(x);
+  if constexpr (std::is_class_v<T>) {  // a type that C++ lacks
+    return widen(x);
+  } else {
+    return static_cast<Real>(x);
+  }
 }
 
 template <class T, class Real>

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from multisample.backends.contract import HostArray
+from multisample.backends.element_types import MATRIX_TYPES
 
 from .._arguments import describe
 from .._libraries import Library, Operand, is_number
@@ -35,20 +36,20 @@ def least_and_most(name: str, dtype: str) -> tuple[float, float]:
 def vector_converter(operand: Operand, d: int, real: Any) -> Callable[[HostArray], HostArray] | None:
     """A function that converts arrays like `operand` to vectors of the computing type `real`; None for no conversion.
 
-    The function takes arrays of `Library.host_array`, in which float16 and bfloat16 are raw bits.
+    The function takes arrays of `Library.host_array`, which may have the bits of their elements.
     """
     steps: list[Callable[[HostArray], HostArray]] = []
-    if operand.dtype == "float16":
-        steps.append(lambda raw: raw.view(np.float16))
-    elif operand.dtype == "bfloat16":
-        steps.append(lambda raw: (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32))
+    row = MATRIX_TYPES.get(operand.dtype)
+    if row is not None and row.widen is not None:
+        stored, widen = row.stored, row.widen
+        steps.append(lambda raw: widen(raw.view(stored)))
     if operand.shape == ():
         steps.append(lambda raw: number_vector(raw, d, real))
     elif len(operand.shape) == 2:
         steps.append(lambda raw: raw[:, 0])
     name = "float64" if real.itemsize == 8 else "float32"
-    if operand.shape != () and operand.dtype != name and (operand.dtype, name) != ("bfloat16", "float32"):
-        steps.append(_narrowed if operand.dtype == "float64" else lambda raw: raw.astype(real))
+    if operand.shape != () and operand.dtype != name:
+        steps.append(_narrowed if operand.dtype == "float64" else lambda raw: raw.astype(real, copy=False))
     if len(steps) < 2:
         return steps[0] if steps else None
     return lambda raw: functools.reduce(lambda array, step: step(array), steps, raw)

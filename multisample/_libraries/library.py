@@ -82,7 +82,7 @@ class Library:
         raise NotImplementedError
 
     def host_array(self, array: Any) -> HostArray:
-        """A NumPy array that shares the memory of a host array; float16 and bfloat16 become uint16 bits."""
+        """A NumPy array that shares the memory of a host array, and may have the bits of its elements."""
         raise NotImplementedError
 
     def named_stream(self, array: Any) -> int | None:

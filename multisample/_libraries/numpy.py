@@ -14,7 +14,7 @@ from multisample.backends.memory.dlpack import numpy_dtype
 from .._arguments import describe
 from .library import CPU, Device, Library, Operand, counted_as
 
-__all__ = ["HOST", "ListArray", "NumpyLibrary", "as_bits"]
+__all__ = ["HOST", "ListArray", "NumpyLibrary"]
 
 cached_dtype = functools.cache(numpy_dtype)
 
@@ -27,11 +27,6 @@ def name_of(dtype: np.dtype[Any]) -> str:
 
 class ListArray(np.ndarray):
     """An array made from a list. Its elements count as float32."""
-
-
-def as_bits(array: HostArray, dtype: str) -> HostArray:
-    """A view of float16 and bfloat16 elements as uint16; other arrays unchanged."""
-    return array.view(np.uint16) if dtype in ("float16", "bfloat16") else array
 
 
 def _check_mask(name: str, array: Any) -> None:

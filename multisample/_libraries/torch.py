@@ -12,10 +12,11 @@ import torch
 from torch.autograd import forward_ad
 
 from multisample.backends.contract import HostArray
+from multisample.backends.element_types import MATRIX_TYPES
 from multisample.backends.system.cuda_driver import is_capturing as driver_is_capturing
 
 from .library import CPU, Device, Library, Operand, check_memory, counted_as
-from .numpy import HOST, as_bits
+from .numpy import HOST
 
 __all__ = ["TORCH", "check_tensor", "dtype_of", "is_opaque", "is_transforming"]
 
@@ -41,6 +42,13 @@ def name_of(dtype: Any) -> str:
 def dtype_of(name: str) -> Any:
     """The PyTorch dtype called `name`."""
     return getattr(torch, name)
+
+
+@functools.cache
+def _stored_as(dtype: Any) -> Any:
+    """`dtype`, or the unsigned integer with the bits of a type that NumPy may lack."""
+    row = MATRIX_TYPES.get(name_of(dtype))
+    return dtype if row is None else dtype_of(row.stored)
 
 
 def is_transforming() -> bool:
@@ -117,10 +125,9 @@ class TorchLibrary(Library):
     def host_array(self, array: Any) -> HostArray:
         array = array.detach() if array.requires_grad else array
         _check_memory(array)
-        # NumPy may lack bfloat16, so view its bits as integers.
-        return as_bits(
-            (array.view(torch.int16) if array.dtype is torch.bfloat16 else array).numpy(), name_of(array.dtype)
-        )
+        stored = _stored_as(array.dtype)
+        host: HostArray = (array if array.dtype is stored else array.view(stored)).numpy()
+        return host
 
     def share_memory(self, a: Any, b: Any) -> bool:
         b = torch._neg_view(b) if b.is_neg() else b  # NumPy has no negative bit.

@@ -7,7 +7,7 @@ result is converted to the caller's library.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -18,23 +18,20 @@ from multisample.backends.system.cuda_driver import keeping_context
 from .._arguments import describe
 from .._checks.operands import inspect_inputs
 from .._checks.values import check_values
-from .._libraries import HOST, Device, is_number, library_called
+from .._libraries import HOST, Device, Library, is_number, library_called
 from .._libraries.foreign import ForeignLibrary
-from .._plan import ROWS, Call, draw_planned
+from .._plan import Call, check_rows, draw_planned
 from .._randomness.generator import DEFAULT_GENERATOR
 from .._streams import keep_until_done, order_after, order_before
 
-__all__ = ["adopted", "draw_adopted", "draw_from_host"]
+__all__ = ["adopted", "draw_adopted", "draw_from_host", "stream_order"]
 
 
 def draw_adopted(call: Call, caller: ForeignLibrary, device: Device, backend: Backend) -> Any:
     """Draw a call with arrays of a foreign library on `device`."""
     on_device = device.kind == "cuda"
-    library = library_called(backend.host_library) if on_device else caller.host
-    adopt = backend.adopt if on_device else caller.as_numpy
-    arguments = ("mu", call.mu), ("sigma", call.sigma), ("out", call.out)
-    caller_arrays = {name: x for name, x in arguments if is_array(x)}
-    kernel_arrays = {name: adopted(name, x, caller, device, adopt) for name, x in caller_arrays.items()}
+    arguments = {"mu": call.mu, "sigma": call.sigma, "out": call.out}
+    library, kernel_arrays = adopted(arguments, caller, device, backend)
     call = call._replace(**kernel_arrays)
     inputs = inspect_inputs(library, call.mu, call.sigma, call.dtype)
     caller.check_dtype(inputs.dtype)
@@ -42,26 +39,42 @@ def draw_adopted(call: Call, caller: ForeignLibrary, device: Device, backend: Ba
         shape = (inputs.d, call.n) if call.layout == "dn" else (call.n, inputs.d)
         call = call._replace(out=caller.host.allocator(shape, inputs.dtype, device)(None))
     call = _with_generator(call)
-    other_streams: set[int] = set()
-    stream = 0
-    if on_device:
-        stream_of = library.stream(device)
-        stream = stream_of(next(iter(kernel_arrays.values())))
-        named = [*map(caller.named_stream, caller_arrays.values()), *map(stream_of, kernel_arrays.values())]
-        other_streams = order_before(named, device, stream)
-    result = draw_planned(call, backend, library)
-    if on_device:
-        order_after(other_streams, device, stream)
-        keep_until_done((caller_arrays, kernel_arrays), device, stream)
-    return caller_arrays["out"] if "out" in caller_arrays else caller.hand_over(result, device, library, stream)
+    with stream_order(arguments, kernel_arrays, caller, library, device) as stream:
+        result = draw_planned(call, backend, library)
+    return arguments["out"] if "out" in kernel_arrays else caller.hand_over(result, device, library, stream)
 
 
-def is_array(x: Any) -> bool:
-    """Whether an argument is an array, rather than a number or None."""
-    return not (x is None or is_number(x))
+def adopted(
+    arguments: dict[str, Any], caller: ForeignLibrary, device: Device, backend: Backend
+) -> tuple[Library, dict[str, Any]]:
+    """The library that draws for `caller`, and its arrays over the memory of those among the arguments."""
+    arrays = {name: x for name, x in arguments.items() if not (x is None or is_number(x))}
+    if device.kind == "cuda":
+        library: Library = library_called(backend.host_library)
+        adopt: Callable[[Any], Any] = backend.adopt
+    else:
+        library, adopt = caller.host, caller.as_numpy
+    return library, {name: _adopted(name, x, caller, device, adopt) for name, x in arrays.items()}
 
 
-def adopted(name: str, array: Any, caller: ForeignLibrary, device: Device, adopt: Callable[[Any], Any]) -> Any:
+@contextlib.contextmanager
+def stream_order(
+    arguments: dict[str, Any], kernel_arrays: dict[str, Any], caller: ForeignLibrary, library: Library, device: Device
+) -> Iterator[int]:
+    """Launches run on this stream, in order with the streams that arrays name; 0 for host memory."""
+    if device.kind != "cuda":
+        yield 0
+        return
+    caller_arrays, stream_of = [arguments[name] for name in kernel_arrays], library.stream(device)
+    stream = stream_of(next(iter(kernel_arrays.values())))
+    named = [*map(caller.named_stream, caller_arrays), *map(stream_of, kernel_arrays.values())]
+    other_streams = order_before(named, device, stream)
+    yield stream
+    order_after(other_streams, device, stream)
+    keep_until_done((caller_arrays, kernel_arrays), device, stream)
+
+
+def _adopted(name: str, array: Any, caller: ForeignLibrary, device: Device, adopt: Callable[[Any], Any]) -> Any:
     """Argument `name`, an array of `caller`, as ``adopt(array)``; TypeError if its memory cannot be shared."""
     where = caller.device(name, array)
     if where != device:
@@ -86,8 +99,7 @@ def _with_generator(call: Call) -> Call:
 def draw_from_host(call: Call, backend: Backend) -> Any:
     """Draw a call with NumPy arrays on a backend that returns arrays of another library."""
     inputs = inspect_inputs(HOST, call.mu, call.sigma, call.dtype)
-    if call.dim_offset + inputs.d > ROWS:
-        raise ValueError(f"dim_offset: expected dim_offset + d <= 2**32, got {call.dim_offset} + {inputs.d}")
+    check_rows(call.dim_offset, inputs.d)
     check_values(HOST, {"mu": call.mu, "sigma": call.sigma}, inputs.dtype)
     if call.out is not None:
         raise ValueError(f"out: backend {backend.name!r} writes {backend.host_library} arrays, got host memory")

@@ -18,7 +18,7 @@ from .._arguments import check_choice, check_flag, describe
 from .._checks.operands import common_length
 from .._libraries import is_number, library_of
 from .._libraries.torch import check_tensor
-from .._plan import ROWS, Call, PlanCache, checked_window
+from .._plan import Call, PlanCache, check_rows, checked_window
 from .._randomness.generator import WORD_64, Generator
 from .._randomness.source import check_generator, checked_key
 from .._randomness.torch import taker, torch_generator
@@ -108,8 +108,7 @@ def draw_shard(call: Call, mesh: Any, placements: Any, draw: Callable[..., Any])
     if plan is None or plan.mesh() is not mesh:
         plan = _shard_plan(vectors, n, call.layout, mesh, placements)
         _SHARD_PLANS.put(key, plan)
-    if dim_offset + plan.d > ROWS:
-        raise ValueError(f"dim_offset: expected dim_offset + d <= 2**32, got {dim_offset} + {plan.d}")
+    check_rows(dim_offset, plan.d)
     local_mu, local_sigma = (plan.readers[name](x) for name, x in (("mu", call.mu), ("sigma", call.sigma)))
     if call.validate:
         _check_agreement(

@@ -21,7 +21,6 @@ from .._moments_plan import MOMENT_PLANS, MomentsCall, RecordMoments, make_momen
 from .._plan import checked_window
 from .._randomness.generator import Key
 from .._randomness.source import checked_key
-from .._streams import keep_until_done, order_after, order_before
 from . import is_compiling
 
 __all__ = ["sum_first"]
@@ -115,24 +114,12 @@ def _run(call: MomentsCall, backend: Backend, library: Library) -> tuple[Any, ..
 
 def _sum_foreign(call: MomentsCall, caller: ForeignLibrary, device: Device, backend: Backend) -> tuple[Any, ...]:
     """With arrays of an unknown library, which share their memory with a known one."""
-    from .adopted import adopted
+    from .adopted import adopted, stream_order
 
-    on_device = device.kind == "cuda"
-    library = library_called(backend.host_library) if on_device else caller.host
-    adopt = backend.adopt if on_device else caller.as_numpy
-    arrays = {name: x for name, x in call._asdict().items() if name in ("weights", "mu", "sigma") and not is_number(x)}
-    shared = {name: adopted(name, x, caller, device, adopt) for name, x in arrays.items()}
-    call = call._replace(**shared)
-    if not on_device:
-        return _run(call, backend, library)
-    stream_of = library.stream(device)
-    stream = stream_of(shared["weights"])
-    named = [*map(caller.named_stream, arrays.values()), *map(stream_of, shared.values())]
-    other_streams = order_before(named, device, stream)
-    results = _run(call, backend, library)
-    order_after(other_streams, device, stream)
-    keep_until_done((arrays, shared), device, stream)
-    return results
+    arguments = {"weights": call.weights, "mu": call.mu, "sigma": call.sigma}
+    library, kernel_arrays = adopted(arguments, caller, device, backend)
+    with stream_order(arguments, kernel_arrays, caller, library, device):
+        return _run(call._replace(**kernel_arrays), backend, library)
 
 
 def _sum_from_host(call: MomentsCall, backend: Backend) -> tuple[Any, ...]:

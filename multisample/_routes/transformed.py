@@ -20,7 +20,7 @@ from .._checks.operands import common_length, promoted
 from .._libraries import is_number
 from .._libraries.library import counted_as
 from .._libraries.torch import check_tensor, dtype_of, is_opaque, is_transforming
-from .._plan import ROWS, Call
+from .._plan import Call, check_rows
 from .._randomness.generator import WORD_64, Generator
 from .._randomness.source import checked_key
 from .._randomness.torch import SEED, draw_offset, take_transformed
@@ -53,8 +53,7 @@ def draw_by_operator(call: Call, is_known: Callable[[Any], bool] = bool) -> Any:
     for name, x in (("mu", mu), ("sigma", sigma)):
         if is_number(x):
             _check_number(name, x, dtype, is_known)
-    if call.dim_offset + d > ROWS:
-        raise ValueError(f"dim_offset: expected dim_offset + d <= 2**32, got {call.dim_offset} + {d}")
+    check_rows(call.dim_offset, d)
     if call.validate:
         raise ValueError(
             "validate: expected False where PyTorch compiles or transforms the call, since it has no values to check"

@@ -156,12 +156,5 @@ def _followed(
     )
     finite_count = arrays.cast(finite.sum(), arrays.real)
     total = arrays.cast(xp.where(finite, scores, 0), arrays.real).sum()
-    row = (
-        fun,
-        total / finite_count,
-        best_scores.max(),
-        following.sigma.max(),
-        scores.shape[0] - finite_count,
-        status,
-    )
+    row = (fun, total / finite_count, best_scores.max(), following.sigma.max(), scores.shape[0] - finite_count, status)
     return following, xp.stack([arrays.cast(value, arrays.real) for value in row])

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from multisample.backends.contract import HostArray
-from multisample.backends.system.worker_pool import thread_count
+from multisample.backends.system.threads import thread_count
 
 from .._arguments import checked_integer, describe
 from .._libraries.jax import is_jax

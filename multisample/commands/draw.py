@@ -18,7 +18,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from multisample._arguments import checked_integer
+from multisample._arguments import DTYPES, checked_integer
 from multisample._backends import choose
 from multisample._plan import COLUMNS
 from multisample._sample import sample
@@ -28,7 +28,7 @@ from .live_line import LiveLine
 
 __all__ = ["Progress", "add_parser", "available_memory", "run", "windows"]
 
-_DTYPES = ("float16", "float32", "float64")
+_DTYPES = tuple(name for name in DTYPES if hasattr(np, name))
 _LEAST_MEMORY = 4 << 10
 # A larger window is not faster, shows progress less often, and may exceed the memory of a GPU.
 _MOST_BY_DEFAULT = 256 << 20
@@ -168,9 +168,9 @@ def available_memory() -> int:
 
 
 def _dtype(text: str) -> str:
-    if text == "bfloat16":
-        raise argparse.ArgumentTypeError("a .npy file cannot store bfloat16; draw float32, and round after reading")
     if text not in _DTYPES:
+        if text in DTYPES:
+            raise argparse.ArgumentTypeError(f"a .npy file cannot store {text}; draw float32, and round after reading")
         raise argparse.ArgumentTypeError(f"expected {', '.join(_DTYPES)}, got {text!r}")
     return text
 

@@ -71,7 +71,7 @@ def sample(
         `multisample.manual_seed` seeds.
     noise : {"independent", "shared"}, default "independent"
         Separate noise for every element, or one row of noise for all dimensions.
-    dtype : {"float16", "bfloat16", "float32", "float64"}, optional
+    dtype : name or dtype, optional
         Type of the result, as for `multisample.sample`.
     layout : {"dn", "nd"}, default "dn"
         "dn" returns one row per dimension; "nd" returns the transpose, one row per sample.

@@ -67,8 +67,8 @@ def sample_sharded(
         rank's device is used: call ``torch.manual_seed`` with the same number on every rank.
     noise : {"independent", "shared"}, default "independent"
         Separate noise for every element, or one row of noise for all dimensions.
-    dtype : {"float16", "bfloat16", "float32", "float64"}, optional
-        Type of the result.
+    dtype : name or dtype, optional
+        Type of the result, as for `multisample.sample`.
     out : DTensor, shape (d, n), or (n, d) with layout "nd", optional
         Destination, on `mesh` and with `placements`.
     fast_math : bool, default False

@@ -748,11 +748,7 @@ REFUSED: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
     ),
     "mu type": (TypeError, r"^mu: expected an array", {"mu": "here"}),
     "mu nan": (ValueError, r"^mu: expected finite means, got mu\[0\] = nan", {"mu": START * math.nan}),
-    "mu narrow": (
-        TypeError,
-        r"^mu: expected float32 or float64, got float16",
-        {"mu": START.astype(np.float16)},
-    ),
+    "mu narrow": (TypeError, r"^mu: expected float32 or float64, got float16", {"mu": START.astype(np.float16)}),
     "numbers": (TypeError, r"^mu, sigma: expected at least one array", {"mu": 0.0, "sigma": 1.0}),
     "sigma": (ValueError, r"^sigma: expected finite standard deviations of at least 0", {"sigma": -1.0}),
     "sigma shape": (ValueError, r"^sigma: expected as many elements as mu, 6, got 2", {"sigma": [1.0, 2.0]}),

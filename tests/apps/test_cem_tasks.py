@@ -52,7 +52,9 @@ def loky() -> Executor:
 
 
 @pytest.fixture(
-    scope="module", params=[lambda: ThreadPoolExecutor(3), processes, loky], ids=["threads", "processes", "loky"]
+    scope="module",
+    params=[lambda: ThreadPoolExecutor(3), processes, pytest.param(loky, marks=pytest.mark.slow)],
+    ids=["threads", "processes", "loky"],
 )
 def executor(request: pytest.FixtureRequest) -> Iterator[Executor]:
     with request.param() as executor:
@@ -135,10 +137,10 @@ def test_a_task_and_its_scores_are_small(d: int) -> None:
 
 
 def test_a_task_draws_by_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    from multisample.backends.system import worker_pool
+    from multisample.backends.system import threads
 
     limits: list[int] = []
-    original = worker_pool.run_all
+    original = threads.run_all
     for module in list(sys.modules.values()):
         if getattr(module, "__name__", "").startswith("multisample") and getattr(module, "run_all", None) is original:
             monkeypatch.setattr(module, "run_all", lambda function, tasks, threads: limits.append(threads))
@@ -328,12 +330,14 @@ def test_ctrl_c_cancels_what_is_pending() -> None:
         return sphere(x)
 
     states: list[Any] = []
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # A background job begins with SIGINT ignored.
     with Noted() as executor:
         run(executor=executor, tasks=4, callback=with_states(states))
         executor.futures.clear()
         with pytest.raises(KeyboardInterrupt):
             run(interrupts, executor=executor, tasks=10)
         release.set()
+        signal.signal(signal.SIGINT, handler)
         assert sum(future.cancelled() for future in executor.futures) >= 8
     assert_same(continued(states[3], 8), run())
 
@@ -433,6 +437,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_mpi_executors(tmp_path: Any) -> None:
     pytest.importorskip("mpi4py")
     mpiexec = shutil.which("mpiexec")

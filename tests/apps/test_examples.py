@@ -16,6 +16,7 @@ from cuda_cpp import nvrtc_compile, requires_nvrtc
 from cuda_memory import require
 from dask_cluster import local_cluster
 from ptx_machine import Machine
+from tables import slow_but
 
 import multisample
 from multisample import __main__ as command_line
@@ -229,7 +230,7 @@ def test_a_program_prints_its_result(program: object, capsys: pytest.CaptureFixt
     assert len(capsys.readouterr().out.splitlines()) >= 5
 
 
-@pytest.mark.parametrize("executor", ["none", "threads", "processes", "dask"])
+@pytest.mark.parametrize("executor", slow_but(["none", "processes"], ["none", "threads", "processes", "dask"]))
 def test_a_controller_is_tuned_on_executors(executor: str, capsys: pytest.CaptureFixture[str]) -> None:
     if executor == "dask":
         pytest.importorskip("distributed")

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from PIL import Image
 from scored_functions import dies
+from tables import slow_but
 
 from multisample.__main__ import main
 from multisample.examples.tetris import Learner, learning, moves, pictures
@@ -267,7 +268,7 @@ def test_wrong_workers_are_refused(run: Any, folder: Path, argv: tuple[Any, ...]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has other signals")
-@pytest.mark.parametrize("workers", [(), ("--workers", 2)])
+@pytest.mark.parametrize("workers", slow_but([()], [(), ("--workers", 2)]))
 def test_a_signal_stops_the_command_after_saving(run: Any, folder: Path, workers: tuple[Any, ...]) -> None:
     # The test process may ignore signals, which its children inherit.
     code = (

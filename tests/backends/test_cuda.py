@@ -378,12 +378,7 @@ REFERENCE = (max(HEIGHTS) + 2, max(LENGTHS) + 7)
 
 def layouts(d: int, n: int, skip: int) -> list[tuple[int, int, int]]:
     """Strides of rows and columns and the index of the first element, all in elements."""
-    return [
-        (-(-(skip + n) // 4) * 4, 1, GUARD + skip),
-        (n, 1, GUARD + 1),
-        (n + 1 + n % 2, 1, GUARD),
-        (1, d, GUARD),
-    ]
+    return [(-(-(skip + n) // 4) * 4, 1, GUARD + skip), (n, 1, GUARD + 1), (n + 1 + n % 2, 1, GUARD), (1, d, GUARD)]
 
 
 def check_all_layouts(
@@ -544,22 +539,10 @@ def test_results_may_exceed_32_bit_sizes(
 
 @pytest.mark.parametrize(
     ("d", "n", "row_stride", "column_stride"),
-    [
-        (3, 700, 2**31 + 1, 1),
-        (3, 1024, 2**31, 1),
-        (300, 5, 2**24 + 1, 1),
-        (300, 8, 2**24, 1),
-        (5, 300, 1, 2**24 + 1),
-    ],
+    [(3, 700, 2**31 + 1, 1), (3, 1024, 2**31, 1), (300, 5, 2**24 + 1, 1), (300, 8, 2**24, 1), (5, 300, 1, 2**24 + 1)],
 )
 def test_elements_may_be_gigabytes_apart(
-    gpu: Gpu,
-    room: Callable[[Gpu, int], None],
-    bits: ToArray,
-    d: int,
-    n: int,
-    row_stride: int,
-    column_stride: int,
+    gpu: Gpu, room: Callable[[Gpu, int], None], bits: ToArray, d: int, n: int, row_stride: int, column_stride: int
 ) -> None:
     memory, length = gpu.memory, GUARD + (d - 1) * row_stride + (n - 1) * column_stride + 1 + GUARD
     room(gpu, 2 * length + 2**31)

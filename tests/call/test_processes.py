@@ -26,7 +26,7 @@ import pytest
 import multisample
 from multisample import Generator, sample
 from multisample._randomness import generator as _generator
-from multisample.backends.system import worker_pool
+from multisample.backends.system import threads
 from reference import stream
 
 # Seconds after which a process counts as hanging: many times the duration on a busy machine.
@@ -133,7 +133,7 @@ def test_large_calls_from_many_threads_have_the_right_bits(dtype: str, noise: An
 def test_a_bad_thread_setting_raises(monkeypatch: pytest.MonkeyPatch, setting: str) -> None:
     monkeypatch.setenv("MULTISAMPLE_NUM_THREADS", setting)
     with pytest.raises(ValueError, match=r"^MULTISAMPLE_NUM_THREADS.* positive integer, got ") as caught:
-        worker_pool.thread_count()
+        threads.thread_count()
     assert repr(setting) in str(caught.value)
     generator, out = Generator(1), np.full((3, BIG_N), 7, np.float32)
     with pytest.raises((ValueError, RuntimeError), match="MULTISAMPLE_NUM_THREADS"):
@@ -143,9 +143,9 @@ def test_a_bad_thread_setting_raises(monkeypatch: pytest.MonkeyPatch, setting: s
 
 def test_the_thread_setting_is_the_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MULTISAMPLE_NUM_THREADS", "3")
-    assert worker_pool.thread_count() == 3
+    assert threads.thread_count() == 3
     monkeypatch.delenv("MULTISAMPLE_NUM_THREADS")
-    assert 1 <= worker_pool.thread_count() <= (os.cpu_count() or 1)
+    assert 1 <= threads.thread_count() <= (os.cpu_count() or 1)
 
 
 @pytest.mark.usefixtures("many_threads")
@@ -154,7 +154,7 @@ def test_a_call_from_a_pool_thread_does_not_deadlock() -> None:
     outcomes: list[str] = []
     # As many tasks as the pool's maximum number of threads, each of which uses the pool.
     thread = threading.Thread(
-        target=lambda: worker_pool.run_all(lambda task: outcomes.append(digest(draw(BIG_N, seed=3))), range(300), 300),
+        target=lambda: threads.run_all(lambda task: outcomes.append(digest(draw(BIG_N, seed=3))), range(300), 300),
         daemon=True,
     )
     thread.start()
@@ -177,7 +177,7 @@ def test_an_error_in_one_task_is_raised_after_all_tasks_have_ended() -> None:
 
     for _ in range(20):
         with pytest.raises(ArithmeticError, match="task 5"):
-            worker_pool.run_all(work, range(40), 4)
+            threads.run_all(work, range(40), 4)
         assert not running
 
 
@@ -230,7 +230,7 @@ def in_forks(*works: Callable[[], Any]) -> list[Any]:
 @pytest.mark.usefixtures("many_threads")
 def test_a_forked_child_draws_large_matrices_after_its_parent_did() -> None:
     expected = digest(draw(BIG_N, seed=3))
-    assert worker_pool._helpers._started
+    assert threads._helpers._started
     assert in_forks(*[lambda: [digest(draw(BIG_N, seed=3)) for _ in range(3)]] * 2) == [[expected] * 3] * 2
     assert digest(draw(BIG_N, seed=3)) == expected
 
@@ -238,7 +238,7 @@ def test_a_forked_child_draws_large_matrices_after_its_parent_did() -> None:
 def meet() -> str:
     """Two tasks that wait for each other end only if two threads work on them."""
     barrier = threading.Barrier(2, timeout=DEADLINE)
-    worker_pool.run_all(lambda task: barrier.wait(), range(2), 2)
+    threads.run_all(lambda task: barrier.wait(), range(2), 2)
     return "met"
 
 
@@ -357,7 +357,7 @@ def test_the_pool_lock_is_not_inherited_by_a_forked_child() -> None:
     locked, release = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with worker_pool._helpers._lock:
+        with threads._helpers._lock:
             locked.set()
             release.wait(DEADLINE)
 
@@ -505,13 +505,13 @@ def test_a_draw_in_a_new_interpreter_has_the_bits_of_the_stream() -> None:
 
 
 def test_a_call_succeeds_if_threads_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Exhausted(worker_pool._Helpers):
+    class Exhausted(threads._Helpers):
         def _start(self) -> None:
             if self._started == 1:
                 raise RuntimeError("can't start new thread")
             super()._start()
 
-    monkeypatch.setattr(worker_pool, "_helpers", Exhausted())
+    monkeypatch.setattr(threads, "_helpers", Exhausted())
     done: list[int] = []
     gate = threading.Event()
 
@@ -523,5 +523,5 @@ def test_a_call_succeeds_if_threads_cannot_be_started(monkeypatch: pytest.Monkey
         if len(done) == 3:
             gate.set()
 
-    worker_pool.run_all(task, range(4), 4)
+    threads.run_all(task, range(4), 4)
     assert sorted(done) == [0, 1, 2, 3]

@@ -25,17 +25,7 @@ import emulated_gpu as gpu
 import numpy as np
 import pytest
 from draws import WORDS, a_draw, stored_word, with_words_in_memory
-from kernel_cases import (
-    POISON,
-    TABLES,
-    Case,
-    Cut,
-    Values,
-    ceil_div,
-    input_vectors,
-    tall,
-    words_in_memory,
-)  # fmt: skip
+from kernel_cases import POISON, TABLES, Case, Cut, Values, ceil_div, input_vectors, tall, words_in_memory  # fmt: skip
 from tables import DTYPES, INPUTS, STORES
 
 from multisample import Key, sample
@@ -111,8 +101,7 @@ def named(template: Template) -> str:
 
 def each(templates: Sequence[Template], quick: Sequence[Template] = ()) -> Any:
     return pytest.mark.parametrize(
-        "template",
-        [pytest.param(x, id=named(x), marks=[] if x in quick else pytest.mark.slow) for x in templates],
+        "template", [pytest.param(x, id=named(x), marks=[] if x in quick else pytest.mark.slow) for x in templates]
     )
 
 

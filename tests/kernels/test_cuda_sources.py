@@ -31,15 +31,16 @@ from cuda_cpp import (
     nvrtc_compile,
     requires_gxx,
     requires_nvrtc,
+    run_cases,
     run_program,
 )  # fmt: skip
-from draws import a_draw, stored_word
+from draws import a_draw, draw_words, stored_words
 from kernel_cases import GUARD, POISON, TABLES, Case, Values, words_in_memory
 from ptx_reader import opcodes_of
 from tables import COVERING, DTYPES, GRADIENT_VARIANTS, NOISES, QUICK, STORES, VARIANTS, Variant
 
 from multisample.backends import cupy as cupy_backend
-from multisample.backends.draw import PACKED_DRAW, ElementType, Vector, Word, pack
+from multisample.backends.draw import PACKED_DRAW, ElementType, Vector, pack
 from multisample.backends.kernels.cuda import geometry
 from multisample.backends.launch import KernelKey
 from multisample.backends.native import build, csrc_files, toolchain
@@ -59,17 +60,14 @@ def packed(case: Case) -> bytes:
     first, size = case.placed()
     vectors = [_placed(values) for values in case.vectors()]
     values = case.words()
-    words = {
-        name: Word(value ^ 0x100000005, 8) if name in case.in_memory else Word(value) for name, value in values.items()
-    }
     draw = a_draw(
         case.d, case.n, case.dtype, mu=vectors[0][0], sigma=vectors[1][0], matrix=first, strides=case.byte_strides(),
-        common_noise=case.noise == "shared", antithetic=case.antithetic, fast_math=case.fast_math, device=0, **words,
+        common_noise=case.noise == "shared", antithetic=case.antithetic, fast_math=case.fast_math, device=0,
+        **draw_words(values, case.in_memory),
     )  # fmt: skip
     cut = _GEOMETRY.pack(*case.chosen_cut())
     head = _CASE.pack(
-        pack(draw), len(vectors[0][1]), len(vectors[1][1]), size, *itertools.starmap(stored_word, values.items()),
-        case.backwards,
+        pack(draw), len(vectors[0][1]), len(vectors[1][1]), size, *stored_words(values), case.backwards,
         case.cut is not None, cut,
     )  # fmt: skip
     return head + vectors[0][1] + vectors[1][1]
@@ -134,25 +132,18 @@ KERNEL_HEADERS = ("cuda/rows.cuh", "cuda/columns.cuh")
 
 def run(program: Path, cases: Iterable[Case]) -> collections.Counter[str]:
     """Run and check all cases; returns the number of cases of each store variant."""
-    cases = list(cases)
-    done = run_program(program, b"".join(packed(case) for case in cases))
-    # Exit codes -6 and 1 are failures of the shim and of a sanitizer. The shim registers fibers with AddressSanitizer.
-    assert done.returncode in (0, -6, 1), done.stderr.decode()[:4000]
-    results, at, taken = done.stdout, 0, collections.Counter[str]()
-    for case in cases:
+
+    def size(case: Case) -> int:
         _, size = case.placed()
-        begin = at + _RESULT.size
-        after = begin + size + size // case.size
-        if len(results) < after:  # The program ended in this case.
-            pytest.fail(f"{case}\n{case.chosen_cut()}\n{done.stderr.decode()[:4000]}", pytrace=False)
-        packed_cut, advanced = _RESULT.unpack_from(results, at)
+        return _RESULT.size + size + size // case.size
+
+    taken = collections.Counter[str]()
+    for case, result in run_cases(program, list(cases), packed, size):
+        packed_cut, advanced = _RESULT.unpack_from(result)
         cut = geometry.Geometry(*_GEOMETRY.unpack(packed_cut))
-        out = np.frombuffer(results, np.uint8, size, begin)
-        check(case, cut, advanced, out, np.frombuffer(results, np.uint8, size // case.size, begin + size))
+        out, writes = np.split(np.frombuffer(result, np.uint8, offset=_RESULT.size), [case.placed()[1]])
+        check(case, cut, advanced, out, writes)
         taken[STORES[cut.stores]] += 1
-        at = after
-    assert len(results) == at
-    assert done.returncode == 0, done.stderr.decode()[:4000]
     return taken
 
 
@@ -192,8 +183,7 @@ def test_kernel_equals_the_cpu_backend(runner: Callable[..., Path], dtype: str, 
 @requires_gxx
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("dtype", "noise"),
-    [("float32", "independent"), ("float64", "shared"), ("float16", "independent")],
+    ("dtype", "noise"), [("float32", "independent"), ("float64", "shared"), ("float16", "independent")]
 )
 def test_kernel_takes_seed_and_window_from_memory(runner: Callable[..., Path], dtype: str, noise: str) -> None:
     taken = run(runner(dtype, noise, True), thinned(words_in_memory(dtype, noise), dtype))
@@ -208,9 +198,7 @@ def test_kernel_equals_the_cpu_backend_for_many_dimensions_and_long_rows(
 ) -> None:
     """Sizes for which the geometry for a GPU has several chunks per block, runs of columns or tiles."""
     pairs = noise == "shared"
-    chunks = [
-        Case(256 * 513 + 5, 2, dtype, noise, not pairs, seed=3),
-    ]
+    chunks = [Case(256 * 513 + 5, 2, dtype, noise, not pairs, seed=3)]
     steps = [
         Case(1, 526_333 * (2 if pairs else 1), dtype, noise, pairs, seed=5),
         Case(1, 524_300 * (1 if pairs else 2), dtype, noise, not pairs, sample_offset=3, misalignment=2),

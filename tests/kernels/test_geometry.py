@@ -15,18 +15,7 @@ from draws import WORDS, a_draw, a_vector
 from places import SHIM
 from tables import COLUMNS, ROWS
 
-from multisample.backends.draw import (
-    HOST,
-    PACKED_DRAW,
-    SIZES,
-    Draw,
-    ElementType,
-    Operation,
-    Vector,
-    Word,
-    pack,
-    packer,
-)
+from multisample.backends.draw import HOST, PACKED_DRAW, SIZES, Draw, ElementType, Operation, Vector, Word, pack, packer
 from multisample.backends.kernels.cuda.geometry import (
     ANTITHETIC_WIDTH,
     KERNEL_STORES,

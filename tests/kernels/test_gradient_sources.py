@@ -29,13 +29,14 @@ from cuda_cpp import (
     nvrtc_compile,
     requires_gxx,
     requires_nvrtc,
+    run_cases,
     run_program,
 )  # fmt: skip
-from draws import WORDS, a_draw, stored_word
+from draws import WORDS, a_draw, draw_words, stored_words
 from tables import DTYPES, GRADIENT_VARIANTS, NOISES, GradientVariant, slow_but
 
 import multisample
-from multisample.backends.draw import PACKED_DRAW, Operation, Word, pack
+from multisample.backends.draw import PACKED_DRAW, Operation, pack
 from multisample.backends.native import csrc_files
 
 Array = np.ndarray[Any, Any]
@@ -118,18 +119,15 @@ class Case:
     def packed(self) -> bytes:
         memory, grad, first = self.memory()
         values = dict(zip(WORDS, (self.seed, self.offset, self.dim_offset, self.sample_offset), strict=True))
-        words = {
-            name: Word(value ^ 0x100000005, 8) if name in self.in_memory else Word(value)
-            for name, value in values.items()
-        }
         draw = a_draw(
             self.d, self.n, self.dtype, matrix=first, strides=grad.strides, operation=Operation.gradient,
-            common_noise=self.noise == "shared", antithetic=self.antithetic, device=0, **words,
+            common_noise=self.noise == "shared", antithetic=self.antithetic, device=0,
+            **draw_words(values, self.in_memory),
         )  # fmt: skip
         most = self.d // self.rows
         tiles = min(self.tiles, most) if self.tiles else self.tiles
         head = _CASE.pack(
-            pack(draw), len(memory), *itertools.starmap(stored_word, values.items()),
+            pack(draw), len(memory), *stored_words(values),
             self.rows if self.many_rows else 0, tiles, self.slots, self.turns, self.backwards, 0,
         )  # fmt: skip
         return head + memory.tobytes()
@@ -166,23 +164,15 @@ def runner(build_once: Callable[..., Path]) -> Callable[[str], Path]:
 
 def run(runner: Callable[[str], Path], cases: Iterable[Case]) -> list[tuple[Geometry, Array, Array]]:
     """Run and check all cases, which have one element type."""
-    cases = list(cases)
+    cases, taken = list(cases), []
     (dtype,) = {case.dtype for case in cases}
-    done = run_program(runner(dtype), b"".join(case.packed() for case in cases))
-    results, at, taken = done.stdout, 0, []
-    for case in cases:
-        real = np.float64 if case.dtype == "float64" else np.float32
-        size = case.d * np.dtype(real).itemsize
-        if len(results) < at + _GEOMETRY.size + 2 * size:  # The program ended in this case.
-            pytest.fail(f"{case}\n{done.stderr.decode()[:4000]}", pytrace=False)
-        geometry = Geometry(*_GEOMETRY.unpack_from(results, at))
-        at += _GEOMETRY.size
-        mu, sigma = (np.frombuffer(results, real, case.d, at + k * size) for k in (0, 1))
-        at += 2 * size
+    real = np.dtype(np.float64 if dtype == "float64" else np.float32)
+    for case, result in run_cases(
+        runner(dtype), cases, Case.packed, lambda case: _GEOMETRY.size + 2 * case.d * real.itemsize
+    ):
+        mu, sigma = np.split(np.frombuffer(result, real, offset=_GEOMETRY.size), 2)
         case.check(mu, sigma)
-        taken.append((geometry, mu, sigma))
-    assert len(results) == at
-    assert done.returncode == 0, done.stderr.decode()[:4000]
+        taken.append((Geometry(*_GEOMETRY.unpack_from(result)), mu, sigma))
     return taken
 
 

@@ -28,9 +28,9 @@ from cuda_cpp import (
     nvrtc_compile,
     requires_gxx,
     requires_nvrtc,
-    run_program,
+    run_cases,
 )  # fmt: skip
-from draws import WORDS, a_draw, a_vector, stored_word
+from draws import WORDS, a_draw, a_vector, draw_words, stored_words
 from moments import exact_moments
 from tables import DTYPES, slow_but
 
@@ -128,15 +128,10 @@ class Case:
         )  # fmt: skip
 
     def call(self, word_address: int = 8, **changes: Any) -> Moments:
-        values = self.words()
-        words = {
-            name: Word(value ^ 0x100000005, word_address + 8 * k) if name in self.in_memory else Word(value)
-            for k, (name, value) in enumerate(values.items())
-        }
         w, mu, sigma = self.vectors()
         draw = a_draw(
             self.d, self.n, self.dtype, mu=mu, sigma=sigma, common_noise=self.common_noise, antithetic=self.antithetic,
-            device=0, **words,
+            device=0, **draw_words(self.words(), self.in_memory, word_address),
         )  # fmt: skip
         return Moments(draw, a_vector(w), 0, 8 if self.order == 2 else 0)._replace(**changes)
 
@@ -170,32 +165,22 @@ def runner(build_once: Callable[..., Path]) -> Callable[[str], Path]:
 def run_in_cpp(runner: Callable[[str], Path], cases: list[Case]) -> Iterator[tuple[Array, Array]]:
     """Run the cases, of one computing type."""
     (real,) = {case.real for case in cases}
-    packed = b""
-    for case in cases:
+
+    def packed(case: Case) -> bytes:
         w, mu, sigma = case.vectors()
         geometry = case.geometry().packed() if case.recut else bytes(PACKED_MOMENT_GEOMETRY)
-        packed += _CASE.pack(
-            pack_moments(case.call()),
-            w.nbytes,
-            mu.nbytes,
-            *itertools.starmap(stored_word, case.words().items()),
-            geometry,
-            case.backwards,
-        )
-        packed += w.tobytes() + mu.tobytes() + sigma.tobytes()
-    done = run_program(runner(real), packed)
-    at = 0
-    for case in cases:
-        size = case.d * SIZES[case.dtype]
-        if len(done.stdout) < at + PACKED_MOMENT_GEOMETRY + 2 * size:  # The program ended in this case.
-            pytest.fail(f"{case}\n{done.stderr.decode()[:4000]}", pytrace=False)
-        usual = done.stdout[at : at + PACKED_MOMENT_GEOMETRY]
+        words = stored_words(case.words())
+        head = _CASE.pack(pack_moments(case.call()), w.nbytes, mu.nbytes, *words, geometry, case.backwards)
+        return head + w.tobytes() + mu.tobytes() + sigma.tobytes()
+
+    def size(case: Case) -> int:
+        return PACKED_MOMENT_GEOMETRY + 2 * case.d * SIZES[case.dtype]
+
+    for case, result in run_cases(runner(real), cases, packed, size):
+        usual = result[:PACKED_MOMENT_GEOMETRY]
         assert usual == case.usual_geometry().packed(), (case, struct.unpack("10I2Q", usual), case.usual_geometry())
-        at += PACKED_MOMENT_GEOMETRY
-        yield tuple(np.frombuffer(done.stdout, DTYPES[case.dtype], case.d, at + k * size) for k in (0, 1))  # type: ignore[misc]
-        at += 2 * size
-    assert len(done.stdout) == at
-    assert done.returncode == 0, done.stderr.decode()[:4000]
+        first, second = np.split(np.frombuffer(result, DTYPES[case.dtype], offset=PACKED_MOMENT_GEOMETRY), 2)
+        yield first, second
 
 
 # --- Python ---------------------------------------------------------------------------------------
@@ -230,7 +215,7 @@ def compiled() -> Iterator[Callable[..., Any]]:
 def run_in_python(compiled: Callable[..., Any], case: Case) -> tuple[Array, Array]:
     w, mu, sigma = case.vectors()
     g, size = case.geometry(), case.d * SIZES[case.dtype]
-    words = np.array(list(itertools.starmap(stored_word, case.words().items())), np.uint64)
+    words = np.array(stored_words(case.words()), np.uint64)
     results = np.full(2 * size // SIZES[case.dtype], -1, f"i{SIZES[case.dtype]}")
     scratch = np.full(max(g.scratch_size(case.d, case.common_noise, case.order), 1), np.nan)
     at = results.ctypes.data
@@ -282,7 +267,7 @@ LENGTHS = [1, 2, 3, 4, 5, 8, 9, 31, 33, 129, 1021, 1100, 2100]
 
 @requires_gxx
 @requires_emulator
-@pytest.mark.parametrize("antithetic", [False, True])
+@pytest.mark.parametrize("antithetic", slow_but([False], [False, True]))
 @pytest.mark.parametrize("dtype", slow_but(["float32"], ["float32", "float64"]))
 def test_kernels_sum_every_shape(runner: Any, compiled: Any, dtype: str, antithetic: bool) -> None:
     def cases() -> Iterator[Case]:
@@ -429,8 +414,11 @@ def test_round_keys_are_equal_in_both_languages(tmp_path: Path) -> None:
 
 
 @requires_nvrtc
-@pytest.mark.parametrize("architecture", slow_but(["sm_90"], ARCHITECTURES))
-def test_nvrtc_compiles_every_kernel(architecture: str) -> None:
+@pytest.mark.parametrize(
+    ("architecture", "step"), [("sm_90", 5), *(pytest.param(name, 1, marks=pytest.mark.slow) for name in ARCHITECTURES)]
+)
+def test_nvrtc_compiles_kernels(architecture: str, step: int) -> None:
+    """All kernels, or every fifth of them."""
     keys = [
         MomentsKey(real, antithetic, fast, rows, with_second, origin, finishing, 0)
         for real, antithetic, fast, with_second, (rows, origin, finishing) in itertools.product(
@@ -439,7 +427,7 @@ def test_nvrtc_compiles_every_kernel(architecture: str) -> None:
         )
         if not (real == "float64" and (fast or rows == 4))
         if not (finishing and (antithetic or fast or with_second))
-    ]  # fmt: skip
+    ][::step]  # fmt: skip
     names = [moments_kernel_name(key) for key in keys]
     program = nvrtc_compile(source(MOMENTS_HEADER), names, architecture, OPTIONS)
     assert len(set(program.names)) == len(keys)

@@ -19,6 +19,7 @@ from cuda_cpp import ARCHITECTURES, SECONDS, nvrtc_compile, requires_nvrtc
 from known_normals import Places, known_f32, known_f64, random_places, sampled
 from ptx_machine import Machine
 from ptx_reader import opcodes_of
+from tables import slow_but
 
 import multisample
 from multisample.backends.native import csrc_files, toolchain
@@ -285,7 +286,7 @@ extern "C" void make(unsigned long long seed, unsigned long long offset, void* a
 
 @pytest.mark.parametrize(
     "options",
-    [(), ("--use_fast_math",), ("-Xcompiler=-O3,-march=native,-ffp-contract=fast",)],
+    slow_but([()], [(), ("--use_fast_math",), ("-Xcompiler=-O3,-march=native,-ffp-contract=fast",)]),
     ids=lambda options: " ".join(options),
 )
 def test_nvcc_compiles_device_and_host_code_without_a_warning(tmp_path: Path, options: tuple[str, ...]) -> None:

@@ -8,9 +8,9 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import pytest
 from places import SHIM
@@ -19,9 +19,10 @@ from multisample.backends.native import csrc_files
 
 __all__ = [
     "ARCHITECTURES", "ELEMENTS", "SANITIZED", "SECONDS", "SHIM", "Program", "compile_cpp", "compile_runner",
-    "nvrtc_compile", "requires_gxx", "requires_nvrtc", "run_program",
+    "nvrtc_compile", "requires_gxx", "requires_nvrtc", "run_cases", "run_program",
 ]  # fmt: skip
 
+CaseT = TypeVar("CaseT")
 SECONDS = 300
 ELEMENTS = {"float16": "float16", "bfloat16": "bfloat16", "float32": "float", "float64": "double"}
 """C++ names of the element types."""
@@ -80,6 +81,23 @@ def run_program(program: Path, cases: bytes) -> subprocess.CompletedProcess[byte
         [str(program)], input=cases, capture_output=True, timeout=SECONDS,
         env={**os.environ, "ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"},
     )  # fmt: skip
+
+
+def run_cases(
+    program: Path, cases: Sequence[CaseT], pack: Callable[[CaseT], bytes], size: Callable[[CaseT], int]
+) -> Iterator[tuple[CaseT, bytes]]:
+    """Run a program of `compile_runner` on the cases; yields each with its result, of ``size(case)`` bytes."""
+    done = run_program(program, b"".join(map(pack, cases)))
+    # Exit codes -6 and 1 are failures of the shim and of a sanitizer. The shim registers fibers with AddressSanitizer.
+    assert done.returncode in (0, -6, 1), done.stderr.decode()[:4000]
+    at = 0
+    for case in cases:
+        begin, at = at, at + size(case)
+        if len(done.stdout) < at:  # The program ended in this case.
+            pytest.fail(f"{case}\n{done.stderr.decode()[:4000]}", pytrace=False)
+        yield case, done.stdout[begin:at]
+    assert len(done.stdout) == at
+    assert done.returncode == 0, done.stderr.decode()[:4000]
 
 
 def _no_nvrtc() -> str:

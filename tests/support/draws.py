@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -11,7 +11,10 @@ import numpy as np
 from multisample.backends import registry
 from multisample.backends.draw import HOST, SIZES, Draw, ElementType, Operation, Vector, Word
 
-__all__ = ["WORDS", "a_draw", "a_vector", "stored_word", "with_words_in_memory", "without_builtins"]
+__all__ = [
+    "WORDS", "a_draw", "a_vector", "draw_words", "stored_word", "stored_words", "with_words_in_memory",
+    "without_builtins",
+]  # fmt: skip
 
 WORDS = ("seed", "offset", "first_row", "first_column")
 """The fields of a draw that are words."""
@@ -69,6 +72,19 @@ def a_draw(
 def stored_word(name: str, value: int) -> int:
     """The 64-bit number that stands in memory for a word: a seed has its high half first."""
     return (value << 32 | value >> 32) & 0xFFFF_FFFF_FFFF_FFFF if name == "seed" else value
+
+
+def stored_words(values: dict[str, int]) -> list[int]:
+    """`stored_word` of each word."""
+    return [stored_word(name, value) for name, value in values.items()]
+
+
+def draw_words(values: dict[str, int], names: Collection[str], address: int = 8) -> dict[str, Word]:
+    """Words of a draw that reads those of `names` from `stored_words` at `address`, and has other values of them."""
+    return {
+        name: Word(value ^ 0x100000005, address + 8 * k) if name in names else Word(value)
+        for k, (name, value) in enumerate(values.items())
+    }
 
 
 def with_words_in_memory(draw: Draw, *names: str) -> tuple[Draw, np.ndarray[Any, Any]]:

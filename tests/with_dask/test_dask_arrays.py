@@ -26,7 +26,7 @@ from dask.callbacks import Callback  # noqa: E402
 from dask_cluster import local_cluster  # noqa: E402
 
 import multisample.dask  # noqa: E402
-from multisample.backends.system import worker_pool  # noqa: E402
+from multisample.backends.system import threads  # noqa: E402
 
 Array = np.ndarray[Any, Any]
 D, N = 13, 50
@@ -80,7 +80,8 @@ def test_values_do_not_depend_on_the_scheduler(client: Any) -> None:
     expected = multisample.sample(MU, SIGMA, N, seed=7)
     for chunks in ((5, 7), (4, -1), (-1, 1), "auto"):
         x = multisample.dask.sample(MU, SIGMA, N, chunks=chunks, seed=7)
-        for scheduler in ("synchronous", "threads", "processes", client):
+        # Each use of "processes" begins processes.
+        for scheduler in ("synchronous", "threads", client, *(["processes"] if chunks == (5, 7) else [])):
             assert same(x.compute(scheduler=scheduler), expected)
 
 
@@ -143,8 +144,8 @@ def test_nothing_is_drawn_before_compute(monkeypatch: pytest.MonkeyPatch) -> Non
         return original(*args, **options)
 
     monkeypatch.setattr(multisample.dask, "draw", counted)
-    x = multisample.dask.sample(MU, SIGMA, 10**9, chunks=(-1, 10_000), seed=7)
-    part = (x[3:5, 123_456_789:123_456_799] * 2).sum()
+    x = multisample.dask.sample(MU, SIGMA, 10**8, chunks=(-1, 10_000), seed=7)
+    part = (x[3:5, 12_345_678:12_345_688] * 2).sum()
     assert drawn == [0]
     part.compute(scheduler="synchronous")
     assert drawn == [0, 10_000]
@@ -221,7 +222,7 @@ def test_arrays_of_dask_expressions() -> None:
 
 def test_blocks_start_no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     most: list[int] = []
-    original = worker_pool.run_all
+    original = threads.run_all
 
     def noted(function: Any, tasks: Any, threads: int) -> None:
         most.append(min(threads, len(tasks)))

@@ -10,15 +10,7 @@ from numba.core import cgutils
 from numba.core.imputils import impl_ret_borrowed
 from numba.extending import intrinsic
 
-__all__ = [
-    "contiguous",
-    "copy_vector",
-    "prefetch",
-    "run_down",
-    "scale_vector",
-    "stack_array",
-    "store_apart",
-]
+__all__ = ["contiguous", "copy_vector", "prefetch", "run_down", "scale_vector", "stack_array", "store_apart"]
 
 
 @intrinsic

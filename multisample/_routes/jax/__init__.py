@@ -24,7 +24,7 @@ from ..._checks.values import check_values
 from ..._libraries import BY_TYPE, HOST, is_number, library_of
 from ..._libraries.jax import JAX, is_jax
 from ..._libraries.library import CPU, NOUNS, counted_as
-from ..._plan import COLUMNS, PLANS, ROWS, Call, Plan
+from ..._plan import COLUMNS, PLANS, ROWS, Call, Plan, check_rows
 from ..._randomness.generator import DEFAULT_GENERATOR, WORD_64, Key
 from ..._randomness.source import check_generator
 from ..._tracing import SEEDLESS, is_traced_by_jax
@@ -234,8 +234,8 @@ def _check_devices(mu: Any, sigma: Any) -> None:
 
 def _words(call: Call, seed: Any, d: int) -> Words:
     words = words_of(seed, call.dim_offset, call.sample_offset)
-    if not isinstance(call.dim_offset, jax.core.Tracer) and int(call.dim_offset) + d > ROWS:
-        raise ValueError(f"dim_offset: expected dim_offset + d <= 2**32, got {call.dim_offset} + {d}")
+    if not isinstance(call.dim_offset, jax.core.Tracer):
+        check_rows(int(call.dim_offset), d)
     if not isinstance(call.sample_offset, jax.core.Tracer) and int(call.sample_offset) + int(call.n) > COLUMNS:
         raise ValueError(f"n: expected sample_offset + n <= 2**34, got {call.sample_offset} + {call.n}")
     return words

@@ -35,9 +35,9 @@ from multisample.backends.element_types import MATRIX_TYPES
 from multisample.backends.launch import CONFIGURATION_SIZE, MemoryLauncher, generic_launcher
 from multisample.backends.memory.host import advise_huge_pages, array_at
 from multisample.backends.system import cuda_driver, xla_ffi
-from multisample.backends.system.worker_pool import run_all, thread_count
+from multisample.backends.system.threads import run_all, thread_count
 
-from ..._plan import COLUMNS, ROWS, PlanCache
+from ..._plan import COLUMNS, PlanCache, check_rows
 from .native_launches import NativeLaunches
 
 __all__ = [
@@ -153,8 +153,7 @@ def _read_words(seed: int, offsets: int, d: int, n: int) -> tuple[int, int, int,
 
 
 def _check_window(row: int, column: int, d: int, n: int) -> None:
-    if row + d > ROWS:
-        raise ValueError(f"dim_offset: expected dim_offset + d <= 2**32, got {row} + {d}")
+    check_rows(row, d)
     if column + n > COLUMNS:
         raise ValueError(f"sample_offset: expected sample_offset + n <= 2**34, got {column} + {n}")
 

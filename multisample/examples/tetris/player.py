@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from multisample._arguments import check_choice, checked_integer
-from multisample.backends.system.worker_pool import run_all, thread_count
+from multisample.backends.system.threads import run_all, thread_count
 
 from .board import COLUMNS, MOST_ROWS, Board, board_of, words_of
 from .pieces import FIRST, NAMES, ORIENTATIONS
@@ -173,14 +173,7 @@ def play(
 
 
 def moves(
-    weights: Any,
-    game: int,
-    first: int,
-    last: int,
-    *,
-    seed: int = 0,
-    features: str = "dellacherie",
-    height: int = 20,
+    weights: Any, game: int, first: int, last: int, *, seed: int = 0, features: str = "dellacherie", height: int = 20
 ) -> list[Move]:
     """Placements `first` to ``last - 1`` of one player's game, or fewer if the game ends earlier.
 
@@ -231,13 +224,7 @@ def moves(
 
 
 def placement(
-    board: Board,
-    piece: str,
-    turn: int,
-    column: int,
-    *,
-    features: str = "dellacherie",
-    height: int = 20,
+    board: Board, piece: str, turn: int, column: int, *, features: str = "dellacherie", height: int = 20
 ) -> tuple[dict[str, float], Board] | None:
     """The features of one placement, and the board after it.
 

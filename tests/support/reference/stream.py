@@ -33,12 +33,7 @@ def philox4x32_10(counter: Words, key: tuple[int, int]) -> Words:
     for _ in range(10):
         product0 = 0xD2511F53 * c0
         product1 = 0xCD9E8D57 * c2
-        c0, c1, c2, c3 = (
-            (product1 >> 32) ^ c1 ^ k0,
-            product1 & MASK32,
-            (product0 >> 32) ^ c3 ^ k1,
-            product0 & MASK32,
-        )
+        c0, c1, c2, c3 = ((product1 >> 32) ^ c1 ^ k0, product1 & MASK32, (product0 >> 32) ^ c3 ^ k1, product0 & MASK32)
         k0 = (k0 + 0x9E3779B9) & MASK32
         k1 = (k1 + 0xBB67AE85) & MASK32
     return c0, c1, c2, c3
@@ -85,12 +80,7 @@ BFLOAT16 = Format(8, -126, 127)
 BINARY32 = Format(24, -126, 127)
 BINARY64 = Format(53, -1022, 1023)
 
-FORMATS = {
-    "float16": BINARY16,
-    "bfloat16": BFLOAT16,
-    "float32": BINARY32,
-    "float64": BINARY64,
-}
+FORMATS = {"float16": BINARY16, "bfloat16": BFLOAT16, "float32": BINARY32, "float64": BINARY64}
 
 
 def round_to(value: Fraction, fmt: Format) -> float:

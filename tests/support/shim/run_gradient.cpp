@@ -2,14 +2,14 @@
 // to standard output.
 //
 // A case is a `Case` and the bytes of the matrix. Its result is the geometry and the bytes of the two gradients.
-#include "cuda_shim.h"
+#include "cases.h"
 // clang-format off: the kernel needs the macros of the shim.
 #include "cuda/gradient_kernel.cuh"
 // clang-format on
 
 namespace {
 
-using namespace multisample;
+using namespace cases;
 
 // A program has the kernels of one element type. Tests compile several programs in parallel.
 using Element = ELEMENT;
@@ -17,22 +17,11 @@ using Element = ELEMENT;
 struct Case {
   Draw draw;  // the matrix's address is an offset into its memory; a word's address is nonzero if it is in memory
   u64 matrix_bytes;
-  u64 seed, offset, first_row, first_column;  // values of the words in memory
-  u32 rows, tiles, slots, turns;              // fields of the geometry to change, if not 0
+  Origin origin;
+  u32 rows, tiles, slots, turns;  // fields of the geometry to change, if not 0
   u32 backwards, unused;
 };
 static_assert(sizeof(Case) == sizeof(Draw) + 64, "test_gradient_sources.py packs it");
-
-// Memory with the alignment of CUDA allocators and exactly the requested size.
-struct Memory {
-  char* data = nullptr;
-  explicit Memory(u64 size) {
-    if (posix_memalign(reinterpret_cast<void**>(&data), 256, size) != 0) cuda_shim::fail("no memory");
-    std::memset(data, 0xFF, size);  // NaNs
-  }
-  ~Memory() { std::free(data); }
-  Memory(const Memory&) = delete;
-};
 
 template <class G, bool shared, bool antithetic, u32 rows, bool only_at_once, bool origin_in_memory = false>
 void run(const Draw& draw, const GradientGeometry& g, bool backwards) {
@@ -71,32 +60,19 @@ void run_noise(const Draw& draw, const GradientGeometry& g, bool backwards) {
                     [&] { add_segments_kernel<Real>(draw, g.segments, width); });
 }
 
-void place(Word& word, const u64& memory) {
-  if (word.at != nullptr) word.at = &memory;
-}
-
-bool read(void* to, u64 size) { return size == 0 || std::fread(to, size, 1, stdin) == 1; }
-
-void write(const void* from, u64 size) {
-  if (std::fwrite(from, size, 1, stdout) != 1) cuda_shim::fail("cannot write");
-}
-
 }  // namespace
 
 int main() {
-  for (Case one; read(&one, sizeof one);) {
+  for (Case one; read_case(one);) {
     Draw draw = one.draw;
     if (element_size(draw.type) != sizeof(Element)) cuda_shim::fail("a draw for another program");
     const u64 size = draw.rows * (draw.type == kFloat64 ? 8 : 4);
     Memory matrix(one.matrix_bytes), mu(size), sigma(size);
-    if (!read(matrix.data, one.matrix_bytes)) cuda_shim::fail("the input ends early");
-    draw.matrix = matrix.data + reinterpret_cast<u64>(draw.matrix);
+    read(matrix, one.matrix_bytes);
+    draw.matrix = matrix.at(draw.matrix);
     draw.mu.data = mu.data;
     draw.sigma.data = sigma.data;
-    place(draw.seed, one.seed);
-    place(draw.offset, one.offset);
-    place(draw.first_row, one.first_row);
-    place(draw.first_column, one.first_column);
+    place(draw, one.origin);
 
     GradientGeometry geometry = gradient_geometry(draw);
     if (one.rows > 0) {
@@ -114,6 +90,5 @@ int main() {
     write(&geometry, sizeof geometry);
     write(mu.data, size);
     write(sigma.data, size);
-    std::fflush(stdout);  // The next case may end the program.
   }
 }

@@ -3,14 +3,14 @@
 //
 // A case is a `Case` and the bytes of mu and sigma. Its result is a `Result`, the bytes of the output, and the number
 // of writes to each element.
-#include "cuda_shim.h"
+#include "cases.h"
 // clang-format off: the kernel needs the macros of the shim.
 #include "cuda/kernel.cuh"
 // clang-format on
 
 namespace {
 
-using namespace multisample;
+using namespace cases;
 
 // Each program has the kernels of one element type and one noise, with seed and window by value or in memory. Tests
 // compile several programs in parallel.
@@ -21,7 +21,7 @@ constexpr bool kOriginInMemory = ORIGIN_IN_MEMORY;
 struct Case {
   Draw draw;  // addresses are offsets into the memory below; a word's address is nonzero if it is in memory
   u64 mu_bytes, sigma_bytes, out_bytes;
-  u64 seed, offset, first_row, first_column;  // values of the words in memory
+  Origin origin;
   u32 backwards, has_geometry;
   Geometry geometry;  // if `has_geometry`
 };
@@ -32,18 +32,6 @@ struct Result {
   u64 offset;  // after `advance`
 };
 static_assert(sizeof(Result) == (sizeof(Geometry) + 7) / 8 * 8 + 8, "test_cuda_sources.py unpacks it");
-
-// Memory with the alignment of CUDA allocators and exactly the requested size.
-struct Memory {
-  char* data = nullptr;
-  explicit Memory(u64 size) {
-    if (posix_memalign(reinterpret_cast<void**>(&data), 256, size) != 0) cuda_shim::fail("no memory");
-    std::memset(data, 0xC3, size);
-  }
-  ~Memory() { std::free(data); }
-  Memory(const Memory&) = delete;
-  char* at(const void* offset) const { return data + reinterpret_cast<u64>(offset); }
-};
 
 char* out_begin;
 char* out_end;
@@ -121,30 +109,18 @@ void run_stores(const Draw& draw, const Geometry& g, bool backwards) {
   }
 }
 
-void place(Word& word, const u64& memory) {
-  if (word.at != nullptr) word.at = &memory;
-}
-
-bool read(void* to, u64 size) { return size == 0 || std::fread(to, size, 1, stdin) == 1; }
-
-void write(const void* from, u64 size) {
-  if (std::fwrite(from, size, 1, stdout) != 1) cuda_shim::fail("cannot write");
-}
-
 }  // namespace
 
 int main() {
-  for (Case one; read(&one, sizeof one);) {
-    Memory mu(one.mu_bytes), sigma(one.sigma_bytes), out(one.out_bytes);
-    if (!read(mu.data, one.mu_bytes) || !read(sigma.data, one.sigma_bytes)) cuda_shim::fail("the input ends early");
+  for (Case one; read_case(one);) {
+    Memory mu(one.mu_bytes), sigma(one.sigma_bytes), out(one.out_bytes, 0xC3);
+    read(mu, one.mu_bytes);
+    read(sigma, one.sigma_bytes);
     Draw draw = one.draw;
     draw.mu.data = mu.at(draw.mu.data);
     draw.sigma.data = sigma.at(draw.sigma.data);
     draw.matrix = out.at(draw.matrix);
-    place(draw.seed, one.seed);
-    place(draw.offset, one.offset);
-    place(draw.first_row, one.first_row);
-    place(draw.first_column, one.first_column);
+    place(draw, one.origin);
     if (has_origin_in_memory(draw) != kOriginInMemory || draw.common_noise != kShared ||
         element_size(draw.type) != sizeof(Element)) {
       cuda_shim::fail("a draw for another program");
@@ -157,11 +133,10 @@ int main() {
     const Geometry& geometry = result.geometry = one.has_geometry ? one.geometry : geometry_of(draw);
     draw.antithetic ? run_stores<true>(draw, geometry, one.backwards)
                     : run_stores<false>(draw, geometry, one.backwards);
-    advance_kernel(&one.offset);
-    result.offset = one.offset;
+    advance_kernel(&one.origin.offset);
+    result.offset = one.origin.offset;
     write(&result, sizeof result);
     write(out.data, one.out_bytes);
     write(writes.data(), writes.size());
-    std::fflush(stdout);  // The next case may end the program.
   }
 }

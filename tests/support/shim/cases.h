@@ -1,0 +1,54 @@
+// Cases for the programs that run CUDA kernels on the CPU: read from standard input, with results on standard output.
+#pragma once
+
+#include "cuda_shim.h"
+// clang-format off: the kernels need the macros of the shim.
+#include "draw.h"
+// clang-format on
+
+namespace cases {
+
+using namespace multisample;
+
+// Memory with the alignment of CUDA allocators and exactly the requested size. The default garbage is NaNs.
+struct Memory {
+  char* data = nullptr;
+  explicit Memory(u64 size, int garbage = 0xFF) {
+    if (posix_memalign(reinterpret_cast<void**>(&data), 256, size) != 0) cuda_shim::fail("no memory");
+    std::memset(data, garbage, size);
+  }
+  ~Memory() { std::free(data); }
+  Memory(const Memory&) = delete;
+  char* at(const void* offset) const { return data + reinterpret_cast<u64>(offset); }
+};
+
+// Values of a draw's words. In a case, the address of a word that is in memory is not null.
+struct Origin {
+  u64 seed, offset, first_row, first_column;
+};
+
+inline void place(Draw& draw, const Origin& origin) {
+  const auto place_word = [](Word& word, const u64& memory) {
+    if (word.at != nullptr) word.at = &memory;
+  };
+  place_word(draw.seed, origin.seed);
+  place_word(draw.offset, origin.offset);
+  place_word(draw.first_row, origin.first_row);
+  place_word(draw.first_column, origin.first_column);
+}
+
+template <class Case>
+bool read_case(Case& one) {
+  std::fflush(stdout);  // This case may end the program.
+  return std::fread(&one, sizeof one, 1, stdin) == 1;
+}
+
+inline void read(const Memory& to, u64 size) {
+  if (size != 0 && std::fread(to.data, size, 1, stdin) != 1) cuda_shim::fail("the input ends early");
+}
+
+inline void write(const void* from, u64 size) {
+  if (std::fwrite(from, size, 1, stdout) != 1) cuda_shim::fail("cannot write");
+}
+
+}  // namespace cases
