@@ -24,8 +24,8 @@ from .system.threads import run_all, thread_count
 
 __all__ = ["BACKEND"]
 
-# Minimum normals per thread, 0.2 ms of work: waking one thread takes half of that, and waking many takes more.
-_SHARE = 1 << 18
+# Minimum normals per thread, 0.14 ms of work: waking an idle thread takes half of that.
+_SHARE = 1 << 17
 # Cost of an element with common noise, which is only scaled and stored, in proportion to one with its own noise.
 _COMMON_COST = 1 / 8
 # Normals of one window: enough to hide the cost of scheduling it, few enough to balance the threads.
