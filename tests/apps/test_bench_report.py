@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import os
 import re
 import subprocess
 import sys
@@ -310,7 +311,9 @@ def test_the_table_of_machines_has_the_rows_of_committed_results(path: Path) -> 
 
 def test_a_row_selects_the_benchmarks_that_it_needs() -> None:
     command = ["pytest", "bench", "--collect-only", "-q", "--benchmark-only", "-k", row.SELECTION]
-    done = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True)
+    # pytest-benchmark refuses to run in a worker of xdist.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    done = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, env=environment, capture_output=True, text=True)
     names = {line.partition("::")[2] for line in done.stdout.splitlines() if "::" in line}
     kinds = {(name.partition("[")[0], *re.findall(r"\[(\d+)x(\d+)-", name)[0]) for name in names}
     shapes = {("test_throughput", str(d), str(n)) for d, n in row.SHAPES}
