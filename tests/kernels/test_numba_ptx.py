@@ -54,6 +54,7 @@ def compiled(request: pytest.FixtureRequest, build_once: Build) -> list[Compiled
         return compile_all(build_once, "numba_ptx", [(variant, HOPPER) for variant in SOME], False)
     jobs = [(variant, HOPPER) for variant in dict.fromkeys([*SOME, *QUICK, *COVERING[::2]])]
     jobs += zip(QUICK[:3], OTHERS, strict=True)
+    jobs.append((("bfloat16", False, False, False, 0), (7, 5)))
     # One process per dtype: kernels of a dtype share most functions, which a process compiles once.
     return [
         result
@@ -203,6 +204,8 @@ def test_kernels_have_no_other_floating_point_operations(compiled: list[Compiled
             approximate = FAST if fast else {"rsqrt.approx.ftz.f32"}
         if dtype == "float16":
             allowed.add("cvt.rn.f16.f32")
+        if dtype == "bfloat16" and result.capability >= (8, 0):
+            allowed.add("cvt.rn.bf16.f32")
         assert {name for name in found if ".approx" in name or ".ftz" in name} == approximate, str(result)
         unexpected = {name for name in found if FLOAT.fullmatch(name)} - allowed - approximate
         unexpected = {

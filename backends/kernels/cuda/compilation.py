@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import numba_cuda
@@ -18,6 +19,7 @@ from numba.cuda.utils import numba_target_override
 
 from multisample.backends.element_types import SIZES
 from multisample.backends.kernels.compilation import KernelCache, source_digest
+from multisample.backends.kernels.stream.rounding import to_bfloat16
 
 from . import intrinsics as cuda_intrinsics
 from .geometry import KERNEL_STORES, MOST_THREADS, TRANSPOSED_THREADS, staged_threads
@@ -38,15 +40,21 @@ __all__ = [
     "variant_kernel",
 ]
 
-_VARIANTS = tuple(itertools.product(SIZES, *((False, True),) * 3, range(len(KERNEL_STORES)), *((False, True),) * 2))
+_VARIANTS = tuple(itertools.product(SIZES, *((False, True),) * 3, range(len(KERNEL_STORES)), *((False, True),) * 3))
 
 ADVANCE_SIGNATURE = types.void(types.int64)
 
 
 _MOMENT_VARIANTS = tuple(
-    itertools.product(("float32", "float64"), *((False, True),) * 2, (1, MOMENT_ROWS), *((False, True),) * 3)
+    itertools.product(("float32", "float64"), *((False, True),) * 2, (1, MOMENT_ROWS), *((False, True),) * 4)
 )
-"""The fields of `multisample.backends.launch.MomentsKey`, but the device."""
+
+_INTRINSICS_BEFORE_8_0 = ModuleType("intrinsics_before_8_0")
+vars(_INTRINSICS_BEFORE_8_0).update(vars(cuda_intrinsics), bfloat16_bits=to_bfloat16)
+
+
+def _intrinsics(before_8_0: bool) -> ModuleType:
+    return _INTRINSICS_BEFORE_8_0 if before_8_0 else cuda_intrinsics
 
 
 def _draw(call: Any, geometry: Any, variant: int) -> None:
@@ -61,8 +69,9 @@ def _sum(call: Any, geometry: Any, variant: int) -> None:
 def _sum_variant(call: Any, geometry: Any, variant: Any) -> Callable[..., Any] | None:
     if not isinstance(variant, types.IntegerLiteral):
         return None
-    *choices, finishing = _MOMENT_VARIANTS[variant.literal_value]
-    function = finishing_kernel(cuda_intrinsics, choices[0]) if finishing else moments_kernel(cuda_intrinsics, *choices)
+    *choices, finishing, before_8_0 = _MOMENT_VARIANTS[variant.literal_value]
+    gpu = _intrinsics(before_8_0)
+    function = finishing_kernel(gpu, choices[0]) if finishing else moments_kernel(gpu, *choices)
     kernel = njit(forceinline=True)(function)
 
     def add_up(call: Any, geometry: Any, variant: Any) -> None:
@@ -75,7 +84,8 @@ def _sum_variant(call: Any, geometry: Any, variant: Any) -> Callable[..., Any] |
 def _draw_variant(call: Any, geometry: Any, variant: Any) -> Callable[..., Any] | None:
     if not isinstance(variant, types.IntegerLiteral):
         return None
-    kernel = njit(forceinline=True)(sample_kernel(cuda_intrinsics, *_VARIANTS[variant.literal_value]))
+    *choices, before_8_0 = _VARIANTS[variant.literal_value]
+    kernel = njit(forceinline=True)(sample_kernel(_intrinsics(before_8_0), *choices))
 
     def draw(call: Any, geometry: Any, variant: Any) -> None:
         kernel(call, geometry)
@@ -91,12 +101,16 @@ def variant_kernel(
     stores: int,
     origin_in_memory: bool = False,
     batched: bool = False,
+    before_8_0: bool = False,
 ) -> Callable[..., None]:
     """The kernel of `multisample.backends.kernels.cuda.kernel.sample_kernel` for one kind of calls, to be compiled.
 
-    The compiler gets the number of the variant, a literal.
+    The compiler gets the number of the variant, a literal. `before_8_0` is for devices of a compute capability below
+    8.0.
     """
-    variant = _VARIANTS.index((dtype, common_noise, antithetic, fast_math, stores, origin_in_memory, batched))
+    variant = _VARIANTS.index(
+        (dtype, common_noise, antithetic, fast_math, stores, origin_in_memory, batched, before_8_0)
+    )
 
     def kernel(call: Any, geometry: Any) -> None:
         _draw(call, geometry, variant)
@@ -111,10 +125,19 @@ def variant_kernel(
 
 
 def moments_variant(
-    real: str, antithetic: bool, fast_math: bool, rows: int, with_second: bool, origin_in_memory: bool, finishing: bool
+    real: str,
+    antithetic: bool,
+    fast_math: bool,
+    rows: int,
+    with_second: bool,
+    origin_in_memory: bool,
+    finishing: bool,
+    before_8_0: bool = False,
 ) -> Callable[..., None]:
     """The kernel of `multisample.backends.kernels.cuda.moments` for one kind of calls, to be compiled."""
-    variant = _MOMENT_VARIANTS.index((real, antithetic, fast_math, rows, with_second, origin_in_memory, finishing))
+    variant = _MOMENT_VARIANTS.index(
+        (real, antithetic, fast_math, rows, with_second, origin_in_memory, finishing, before_8_0)
+    )
 
     def kernel(call: Any, geometry: Any) -> None:
         _sum(call, geometry, variant)
@@ -177,8 +200,11 @@ def compile_kernel(
     batched: bool,
 ) -> Any:
     """The kernel of `variant_kernel`, compiled for the current device or loaded from the cache."""
-    bounds = launch_bounds(dtype, common_noise, antithetic, stores, cuda.get_current_device().compute_capability)
-    kernel = variant_kernel(dtype, common_noise, antithetic, fast_math, stores, origin_in_memory, batched)
+    capability = cuda.get_current_device().compute_capability
+    bounds = launch_bounds(dtype, common_noise, antithetic, stores, capability)
+    kernel = variant_kernel(
+        dtype, common_noise, antithetic, fast_math, stores, origin_in_memory, batched, capability < (8, 0)
+    )
     return _compiled(kernel, SIGNATURE, launch_bounds=bounds)
 
 
@@ -191,7 +217,8 @@ def compile_moments(
     real: str, antithetic: bool, fast_math: bool, rows: int, with_second: bool, origin_in_memory: bool, finishing: bool
 ) -> Any:
     """The kernel of `moments_variant`, compiled for the current device or loaded from the cache."""
-    kernel = moments_variant(real, antithetic, fast_math, rows, with_second, origin_in_memory, finishing)
+    before_8_0 = cuda.get_current_device().compute_capability < (8, 0)
+    kernel = moments_variant(real, antithetic, fast_math, rows, with_second, origin_in_memory, finishing, before_8_0)
     return _compiled(kernel, MOMENTS_SIGNATURE, launch_bounds=moments_bounds(real, rows, with_second))
 
 

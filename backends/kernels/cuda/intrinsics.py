@@ -14,8 +14,6 @@ from numba import cuda, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from multisample.backends.kernels.stream.rounding import to_bfloat16
-
 __all__ = [
     "all_of_warp",
     "batch_index",
@@ -249,20 +247,5 @@ cosine = _instruction("cos.approx.ftz.f32", types.float32, types.float32)
 sine = _instruction("sin.approx.ftz.f32", types.float32, types.float32)
 float16_bits = _instruction("cvt.rn.f16.f32", types.uint16, types.float32)
 float16_value = _instruction("cvt.f32.f16", types.float32, types.uint16)
-
-
-@intrinsic
-def bfloat16_bits(typingctx: Any, x: Any) -> Any:
-    """The bits of the bfloat16 nearest to `x`."""
-    if x != types.float32:
-        return None
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        from numba.cuda.core.targetconfig import ConfigStack
-
-        if ConfigStack().top().compute_capability < (8, 0):  # They have no instruction for it.
-            return context.compile_internal(builder, to_bfloat16.py_func, signature, args)
-        kind = ir.FunctionType(ir.IntType(16), [args[0].type])
-        return builder.asm(kind, "cvt.rn.bf16.f32 $0, $1;", "=h,f", args, False)
-
-    return types.uint16(x), codegen
+# From compute capability 8.0 on.
+bfloat16_bits = _instruction("cvt.rn.bf16.f32", types.uint16, types.float32)
