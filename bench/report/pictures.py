@@ -202,7 +202,7 @@ def _largest(run: Run, kind: Kind, groups: Sequence[Group]) -> Iterator[Picture]
     shape = max(shapes, key=lambda s: (_octave(s[0] * s[1]), -max(s) / min(s), s[0]), default=(0, 0))
     rows = sorted(((entry, entry.seconds) for entry in shapes.get(shape, {}).values()), key=lambda row: row[1])
     ours = {entry.mode: entry for entry, _ in reversed(rows) if entry.ours}  # The fastest of each mode.
-    # Of the peers, those that are compared with portable numbers.
+    # Peers that are compared with fast_math alone are left out.
     peers = [row for row in rows if not row[0].ours and not row[0].lacks and row[0].mode == "portable"]
     if len(shapes) < 2 or "portable" not in ours or not peers:
         return

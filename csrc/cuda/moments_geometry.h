@@ -18,7 +18,7 @@ constexpr u32 kMomentThreads = 256;
 constexpr u32 kMomentRows = 4;
 // The cut suits the processors of an H100 or H200: each gets 4 to 8 blocks of a large call, and holds 3 or 4 at once.
 constexpr u32 kProcessors = 132, kLeastShare = 4, kMostShare = 8;
-// A block takes about as long as its turns and these.
+// To start a block and to add up its slots takes about as long as this number of turns.
 constexpr u32 kStartTurns = 2;
 // Groups that a thread adds up in the computing type, before it adds their sum to a float64 sum.
 constexpr u32 kMomentChain = 8;
