@@ -341,12 +341,11 @@ def _moment_geometry(draw: Draw, phase: int) -> MomentGeometry:
 
 def _cut(draw: Draw, misalignment: int, first_column: int) -> tuple[Geometry, bytes]:
     dtype = ElementType(draw.type).name
-    cheap = draw.common_noise or (draw.fast_math and dtype != "float64")
     # One geometry for all matrices of a batch, whose addresses may be aligned differently.
     strided = draw.batch > 1 and draw.rows * draw.columns * SIZES[dtype] % 32 != 0
     return geometry(
-        draw.rows, draw.columns, dtype, (draw.row_stride, draw.column_stride), misalignment, first_column, cheap,
-        draw.common_noise, draw.antithetic, strided,
+        draw.rows, draw.columns, dtype, (draw.row_stride, draw.column_stride), misalignment, first_column,
+        draw.common_noise, draw.antithetic, draw.fast_math, strided,
     )  # fmt: skip
 
 

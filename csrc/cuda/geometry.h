@@ -103,7 +103,8 @@ inline Stores stores_of(const Draw& call, i64 skip, u64 groups, bool strided) {
 
 inline u64 ceil_div(u64 a, u64 b) { return (a + b - 1) / b; }
 
-inline bool is_cheap(const Draw& call) { return call.common_noise || (call.fast_math && call.type != kFloat64); }
+// Whether noise takes less time than its stores.
+inline bool is_cheap(const Draw& call) { return call.common_noise || (call.fast_math && call.type == kFloat32); }
 
 // Maximum passes of a block, if there are many in all. A block is slow to start, so many passes are good. Where memory
 // is the limit, few are better: blocks drift apart, and both parts of a cache line that two blocks share must be

@@ -421,10 +421,9 @@ def check_all_layouts(
                     f"{antithetic=}, {turned=}: {at.size} elements differ, "
                     f"{found[at[:5]]} at {at[:5]}, expected {due[at[:5]]}"
                 )
-            cheap = noise == "shared" or (fast_math and dtype != "float64")
             cut, _ = geometry.geometry(
-                d, n, dtype, (row_stride * size, column_stride * size), first * size % 16, skip, cheap,
-                noise == "shared", antithetic,
+                d, n, dtype, (row_stride * size, column_stride * size), first * size % 16, skip,
+                noise == "shared", antithetic, fast_math,
             )  # fmt: skip
             kinds_of_stores.add((cut.stores, antithetic))
     assert kinds_of_stores == set(itertools.product(range(len(geometry.KERNEL_STORES)), (False, True)))

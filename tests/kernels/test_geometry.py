@@ -79,9 +79,8 @@ def draw_of(call: Call) -> Draw:
 def in_python(call: Call) -> Geometry:
     """The geometry from Python, as a backend computes it."""
     rows, columns, dtype, strides, address, sample_offset, shared, antithetic, fast_math, in_memory = call
-    cheap = shared or (fast_math and dtype != "float64")
     column = -1 if in_memory else sample_offset % 8
-    cut, packed_cut = geometry(rows, columns, dtype, strides, address % 32, column, cheap, shared, antithetic)
+    cut, packed_cut = geometry(rows, columns, dtype, strides, address % 32, column, shared, antithetic, fast_math)
     assert packed_cut == FORMAT.pack(*cut)
     return cut
 

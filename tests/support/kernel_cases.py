@@ -134,11 +134,10 @@ class Case:
 
     def usual_cut(self) -> Geometry:
         """The geometry that `sample` uses on a GPU."""
-        cheap = self.noise == "shared" or (self.fast_math and self.dtype != "float64")
         return geometry(
             self.d, self.n, self.dtype, self.byte_strides(), self.placed()[0] % 32,
-            -1 if "first_column" in self.in_memory else self.sample_offset % 8, cheap, self.noise == "shared",
-            self.antithetic,
+            -1 if "first_column" in self.in_memory else self.sample_offset % 8, self.noise == "shared",
+            self.antithetic, self.fast_math,
         )[0]  # fmt: skip
 
     def chosen_cut(self) -> Geometry:

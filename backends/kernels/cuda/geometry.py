@@ -72,9 +72,9 @@ def geometry(
     strides: tuple[int, int],
     misalignment: int,
     first_column: int,
-    cheap: bool,
     common_noise: bool,
     antithetic: bool,
+    fast_math: bool,
     strided: bool = False,
 ) -> tuple[Geometry, bytes]:
     """The geometry of a launch, as a tuple and as the bytes of the C++ struct.
@@ -91,14 +91,13 @@ def geometry(
         The address of `out` modulo 32.
     first_column : int
         The call's first column modulo 8; -1 if it is in device memory.
-    cheap : bool
-        Whether noise takes less time than its stores: common noise, or fast_math and not float64.
-    common_noise, antithetic : bool
+    common_noise, antithetic, fast_math : bool
         The call's noise.
     strided : bool
         Whether to force kStrided, which supports every stride and address.
     """
     size, fixed_skip = SIZES[dtype], first_column >= 0
+    cheap = common_noise or (fast_math and dtype == "float32")  # Noise takes less time than its stores.
     row_stride, column_stride = strides
     width = ANTITHETIC_WIDTH if antithetic else WIDTH
     skip = first_column % width if fixed_skip else width - 1
