@@ -6,9 +6,11 @@ large call; the calling thread draws a small call alone.
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import math
 import platform
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +21,7 @@ from .draw import Draw, ElementType, matrix_of_batch
 from .element_types import MATRIX_TYPES
 from .memory.host import arrays_at, batch_at, words_at
 from .moments import Moments
-from .system.threads import run_all, thread_count
+from .system.threads import helped, run_all, thread_count
 
 __all__ = ["BACKEND"]
 
@@ -92,7 +94,7 @@ class CpuBackend:
 
     def launcher(self, draw: Draw) -> Launcher:
         # Numba takes half a second to import.
-        from .kernels.cpu.kernel import value_kernel, window_kernel, windows_kernel
+        from .kernels.cpu.kernel import new_progress, value_kernel, window_kernel, windows_kernel
 
         dtype = ElementType(draw.type).name
         common_noise, block = bool(draw.common_noise), 8 if draw.antithetic else 4
@@ -108,21 +110,17 @@ class CpuBackend:
             threads: int | None, mu: HostArray, sigma: HostArray, matrix: HostArray, seed: int, offset: int,
             offset_at: int, first_row: int, first_column: int, stream: int,
         ) -> None:  # fmt: skip
+            arguments = mu, sigma, matrix, seed, offset, first_row, first_column, common_noise
             if threads is None:
-                kernel(mu, sigma, matrix, seed, offset, first_row, first_column, common_noise)
+                kernel(*arguments)
                 return
-
             down = matrix.strides[0] == matrix.itemsize and d > 1
-            height, width = _window_shape(d, n, threads, common_noise, block, down)
-            begun = np.zeros(1, np.int64)
-
-            def work(_: int) -> None:
-                kernel(
-                    mu, sigma, matrix, seed, offset, first_row, first_column, common_noise, height, width, threads,
-                    begun,
-                )  # fmt: skip
-
-            run_all(work, range(threads), threads)
+            draw_windows = functools.partial(
+                kernel, *arguments, *_window_shape(d, n, threads, common_noise, block, down), threads, new_progress()
+            )
+            with helped(draw_windows, threads - 1):
+                while not draw_windows():
+                    time.sleep(0)  # Another thread still draws a window.
 
         is_valid = value_kernel("float64" if dtype == "float64" else "float32")
         return Launcher(run, is_valid, threads if most > 1 else None, takes_arrays=True)

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-__all__ = ["limit_threads", "run_all", "thread_count", "thread_limit"]
+__all__ = ["helped", "limit_threads", "run_all", "thread_count", "thread_limit"]
 
 _Task = TypeVar("_Task")
 
@@ -65,12 +65,12 @@ class _Helpers:
     """
 
     def __init__(self) -> None:
-        self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._started = self._wanted = 0
 
     @contextlib.contextmanager
-    def working(self, job: Callable[[], None], count: int) -> Iterator[None]:
+    def working(self, job: Callable[[], object], count: int) -> Iterator[None]:
         """Put `job` into the queue `count` times, for as many threads, up to a limit for all callers."""
         with self._lock:
             self._wanted += count
@@ -93,7 +93,8 @@ class _Helpers:
 
     def _serve(self) -> None:
         while True:
-            self._jobs.get()()
+            with contextlib.suppress(Exception):  # The calling thread does what a job left.
+                self._jobs.get()()
 
 
 _helpers = _Helpers()
@@ -106,6 +107,17 @@ def _forget() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget)
+
+
+@contextlib.contextmanager
+def helped(job: Callable[[], object], helpers: int) -> Iterator[None]:
+    """Call `job` on up to `helpers` other threads while the block runs.
+
+    A thread may begin late, or after the block: the block itself sees to all work. Exceptions of `job` there are
+    ignored.
+    """
+    with _helpers.working(job, helpers):
+        yield
 
 
 def run_all(function: Callable[[_Task], None], tasks: Sequence[_Task], threads: int) -> None:
@@ -149,7 +161,7 @@ def run_all(function: Callable[[_Task], None], tasks: Sequence[_Task], threads: 
             outcome = error
         outcomes.put(outcome)
 
-    with _helpers.working(help_out, helpers):
+    with helped(help_out, helpers):
         try:
             work()
         finally:

@@ -222,16 +222,16 @@ def test_arrays_of_dask_expressions() -> None:
 
 def test_blocks_start_no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     most: list[int] = []
-    original = threads.run_all
+    original = threads.helped
 
-    def noted(function: Any, tasks: Any, threads: int) -> None:
-        most.append(min(threads, len(tasks)))
-        original(function, tasks, threads)
+    def noted(job: Any, helpers: int) -> Any:
+        most.append(1 + helpers)
+        return original(job, helpers)
 
     monkeypatch.setenv("MULTISAMPLE_NUM_THREADS", "8")
     for module in list(sys.modules.values()):
-        if getattr(module, "__name__", "").startswith("multisample") and getattr(module, "run_all", None) is original:
-            monkeypatch.setattr(module, "run_all", noted)
+        if getattr(module, "__name__", "").startswith("multisample") and getattr(module, "helped", None) is original:
+            monkeypatch.setattr(module, "helped", noted)
     multisample.sample(LARGE, 1.0, 100_000, seed=7)
     assert max(most) > 1
     most.clear()

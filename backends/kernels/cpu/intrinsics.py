@@ -1,4 +1,4 @@
-"""CPU intrinsics that Numba lacks: contiguous views, vectors, prefetches, arrays on the stack and a shared counter."""
+"""CPU intrinsics that Numba lacks: contiguous views, vectors, prefetches, arrays on the stack, shared counters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from numba.core.imputils import impl_ret_borrowed
 from numba.extending import intrinsic
 
 __all__ = [
-    "contiguous", "copy_vector", "fetch_add", "prefetch", "run_down", "scale_vector", "stack_array", "store_apart",
+    "contiguous", "copy_vector", "fetch_add", "load_acquire", "prefetch", "run_down", "scale_vector", "stack_array",
+    "store_apart",
 ]  # fmt: skip
 
 
@@ -30,14 +31,29 @@ def contiguous(typingctx: Any, row: Any) -> Any:
 
 
 @intrinsic
-def fetch_add(typingctx: Any, counter: Any, value: Any) -> Any:
-    """Add `value` to the first element of `counter`, which other threads may change too. Return what it was before."""
+def fetch_add(typingctx: Any, array: Any, index: Any, value: Any) -> Any:
+    """Add `value` to an element of `array` in one atomic step, and return what the element was before.
+
+    `array` has unit stride. All that a thread wrote before is visible to a thread that then sees the sum.
+    """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        data = context.make_array(counter)(context, builder, args[0]).data
-        return builder.atomic_rmw("add", data, args[1], "monotonic")
+        data = context.make_array(array)(context, builder, args[0]).data
+        return builder.atomic_rmw("add", builder.gep(data, [args[1]]), args[2], "acq_rel")
 
-    return counter.dtype(counter, counter.dtype), codegen
+    return array.dtype(array, types.intp, array.dtype), codegen
+
+
+@intrinsic
+def load_acquire(typingctx: Any, array: Any, index: Any) -> Any:
+    """An element of `array` that another thread changes by `fetch_add`. `array` has unit stride."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        data = context.make_array(array)(context, builder, args[0]).data
+        size = context.get_abi_sizeof(context.get_data_type(array.dtype))
+        return builder.load_atomic(builder.gep(data, [args[1]]), "acquire", size)
+
+    return array.dtype(array, types.intp), codegen
 
 
 @intrinsic

@@ -22,9 +22,19 @@ from multisample.backends.kernels.stream.normals import block_f32, block_f64
 from multisample.backends.kernels.stream.rounding import NARROWING, unchanged
 from multisample.backends.kernels.stream.words import stream_key, word
 
-from .intrinsics import contiguous, copy_vector, fetch_add, prefetch, run_down, scale_vector, stack_array, store_apart
+from .intrinsics import (
+    contiguous,
+    copy_vector,
+    fetch_add,
+    load_acquire,
+    prefetch,
+    run_down,
+    scale_vector,
+    stack_array,
+    store_apart,
+)
 
-__all__ = ["batch_kernel", "compile_all", "value_kernel", "window_kernel", "windows_kernel"]
+__all__ = ["batch_kernel", "compile_all", "new_progress", "value_kernel", "window_kernel", "windows_kernel"]
 
 # Rows of this length and more have vector loops of their own.
 _LONG_ROW = 512
@@ -48,6 +58,10 @@ _TILE_PLACES = 8 * _PLACES + _HEIGHT
 _NEAR = 256
 # Prefetch distance in bytes, for writes that the hardware prefetcher does not detect.
 _AHEAD = 2048
+# Elements of `new_progress`, in different cache lines: windows that have begun, and windows that are done.
+_BEGUN, _DONE = 0, 16
+# Loads of a counter by a thread that waits for the others: some 50 us.
+_LOADS = 20_000
 
 
 @njit(forceinline=True)
@@ -488,18 +502,24 @@ def _window_name(dtype: str, antithetic: bool) -> str:
     return f"draw_{dtype}_antithetic" if antithetic else f"draw_{dtype}"
 
 
-@functools.cache
-def windows_kernel(dtype: str, antithetic: bool = False) -> Callable[..., None]:
-    """``kernel(mu, sigma, out, seed, offset, first_row, first_column, common_noise, height, width, threads, begun)``.
+def new_progress() -> np.ndarray[Any, Any]:
+    """What the threads of one call of `windows_kernel` share: they count windows in it."""
+    return np.zeros(2 * _DONE, np.int64)
 
-    It draws windows of `out` until all have begun. A window has up to `height` rows, and up to `width` columns, a
-    multiple of the columns of a block. All threads of a call share `begun`, an array that counts the windows.
+
+@functools.cache
+def windows_kernel(dtype: str, antithetic: bool = False) -> Callable[..., bool]:
+    """The arguments of `window_kernel`, then ``height, width, threads, progress``: a kernel for each thread of a call.
+
+    It draws windows of `out` until all have begun, waits a little for other threads that draw the last ones, and
+    returns whether all are done. A window has up to `height` rows, and up to `width` columns, a multiple of the columns
+    of a block. See `new_progress`.
     """
     draw = cached(_window_function(dtype, antithetic), f"cpu-{_window_name(dtype, antithetic)}", source_digest())
     block = 8 if antithetic else 4
 
     def draw_windows(
-        mu, sigma, out, seed, offset, first_row, first_column, common_noise, height, width, threads, begun
+        mu, sigma, out, seed, offset, first_row, first_column, common_noise, height, width, threads, progress
     ):
         rows, columns = out.shape
         # No window ends inside a block, so that none is computed twice.
@@ -509,9 +529,9 @@ def windows_kernel(dtype: str, antithetic: bool = False) -> Callable[..., None]:
         # Threads begin far apart. Neighbours would each page in and clear the same fresh memory.
         stride = (count + threads - 1) // threads
         while True:
-            turn = fetch_add(begun, 1)
+            turn = fetch_add(progress, _BEGUN, 1)
             if turn >= stride * threads:
-                return
+                break
             window = turn % threads * stride + turn // threads
             if window < count:
                 top, left = window // across * height, max(window % across * width - skip, 0)
@@ -520,11 +540,16 @@ def windows_kernel(dtype: str, antithetic: bool = False) -> Callable[..., None]:
                     mu[top:bottom], sigma[top:bottom], out[top:bottom, left:right], seed, offset, first_row + top,
                     first_column + left, common_noise,
                 )  # fmt: skip
+                fetch_add(progress, _DONE, 1)
+        loads = 0
+        while load_acquire(progress, _DONE) < count and loads < _LOADS:
+            loads += 1
+        return loads < _LOADS
 
     real, element = _TYPES[dtype]
     vector, matrix = _array(real, 1, readonly=True), _array(element, 2)
-    words = types.uint64, types.uint64, types.int64, types.int64
-    signature = types.void(vector, vector, matrix, *words, types.boolean, *[types.int64] * 3, _array(types.int64, 1))
+    words, counters = (types.uint64, types.uint64, types.int64, types.int64), types.Array(types.int64, 1, "C")
+    signature = types.boolean(vector, vector, matrix, *words, types.boolean, *[types.int64] * 3, counters)
     return _compiled(signature, draw_windows, f"{_window_name(dtype, antithetic)}_windows")
 
 
