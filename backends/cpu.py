@@ -25,12 +25,18 @@ from .system.threads import helped, run_all, thread_count
 
 __all__ = ["BACKEND"]
 
-# Minimum normals per thread, 0.14 ms of work: waking an idle thread takes half of that.
+# Minimum normals per thread that draws windows, 0.07 ms of work: waking an idle thread takes about as long.
+_WINDOW_SHARE = 1 << 16
+# The same for other work, which ends when every helper has returned to Python.
 _SHARE = 1 << 17
 # Cost of an element with common noise, which is only scaled and stored, in proportion to one with its own noise.
 _COMMON_COST = 1 / 8
-# Normals of one window: enough to hide the cost of scheduling it, few enough to balance the threads.
-_WINDOW, _LEAST_WINDOW = 1 << 18, 1 << 14
+# Normals of one window at the most.
+_WINDOW = 1 << 18
+# Windows for each thread, and normals of one at the least: few enough normals to balance threads that begin late. A
+# window with common noise, or one where columns are contiguous, has more, because it does some work for each column.
+_WINDOWS, _LEAST_WINDOW = 32, 1 << 12
+_LARGER_WINDOWS, _LEAST_LARGER_WINDOW = 4, 1 << 14
 # Each window computes its common noise once. A window of at least this width is still tall enough to hide that cost.
 _COMMON_COLUMNS = 1 << 12
 # Weighted moments: with at least so many rows, threads share rows alone.
@@ -100,7 +106,7 @@ class CpuBackend:
         common_noise, block = bool(draw.common_noise), 8 if draw.antithetic else 4
         d, n = draw.rows, draw.columns
         work = n + d * n * _COMMON_COST if common_noise else d * n
-        most = max(1, math.ceil(work / _SHARE))
+        most = max(1, math.ceil(work / _WINDOW_SHARE))
         kernel = (window_kernel if most == 1 else windows_kernel)(dtype, bool(draw.antithetic))
 
         def threads(matrix: HostArray, first_column: int) -> int:
@@ -197,7 +203,8 @@ def _window_shape(d: int, n: int, threads: int, common_noise: bool, block: int, 
 
     With `down`, where columns are contiguous in memory, windows are whole columns, up to a limit of rows.
     """
-    size = min(_COMMON_WINDOW if common_noise and down else _WINDOW, max(_LEAST_WINDOW, d * n // (4 * threads)))
+    count, least = (_LARGER_WINDOWS, _LEAST_LARGER_WINDOW) if common_noise or down else (_WINDOWS, _LEAST_WINDOW)
+    size = min(_COMMON_WINDOW if common_noise and down else _WINDOW, max(least, d * n // (count * threads)))
     if down:
         most = min(size // block, _COMMON_ROWS) if common_noise else size // block
         rows = math.ceil(d / math.ceil(d / most))
