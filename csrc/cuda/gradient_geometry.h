@@ -4,8 +4,12 @@
 // A row of the gradient is cut into segments. A block sums one segment of some rows. Its threads form tiles: all
 // threads of a tile sum the same few rows, and thread s of a tile (slot s) sums the groups s, s + slots, s + 2 slots,
 // ... of columns. A thread computes the column part of the words once for all its rows; the row parts are in shared
-// memory. At the end, the block adds up the sums of its threads. If rows have several segments, a second kernel adds up
-// the segments. Neighbouring threads read neighbouring groups or, with `across`, neighbouring dimensions.
+// memory. The lanes of a warp that share a tile add up their sums by shuffles. If a tile has several warps, or
+// neighbouring threads read neighbouring dimensions (`across`) in place of neighbouring groups, the block then adds up
+// these pieces in shared memory. If rows have several segments, a second kernel adds up the segments.
+//
+// Short rows, whose tiles lie in one warp, would pay much for the start of a block. It sums several rows of tiles, one
+// after the other: its passes.
 #pragma once
 
 #include "cuda/geometry.h"
@@ -13,7 +17,7 @@
 namespace multisample {
 
 constexpr u32 kGradientThreads = 256;
-// Groups that a thread adds up in the computing type, before it adds their sum to a float64 sum.
+// Iterations of a thread's loop that it adds up in the computing type, before it adds their sum to a float64 sum.
 constexpr u32 kChain = 8;
 
 // Groups that a thread reads before it makes their noise.
@@ -31,19 +35,26 @@ enum Loads : u32 {
 
 struct GradientGeometry {
   u32 blocks, threads;
-  u32 tiles;       // tiles per block
-  u32 slots;       // threads that share the rows of a tile
-  u32 across;      // whether neighbouring threads have neighbouring dimensions, in place of groups
-  u32 one_by_run;  // 2^20 / (across ? tiles : slots), rounded up: divides a thread index by multiplication and shift
-  u32 rows;        // rows per thread; they are `tiles` rows apart
-  u32 turns;       // groups per thread
-  u32 segments;    // segments per row
-  u32 skip;        // columns of the first group that come before the first column
-  u32 loads;       // one of Loads
-  u32 parts_log2;  // log2 of the threads that add up the slots of one sum
-  u64 groups;      // groups per row
-  i64 row_step;    // bytes between the rows of a thread
-  i64 turn_step;   // bytes between the groups of a thread
+  u32 run_of_blocks;  // blocks in a row: those of a row's segments or, with `across`, those of a segment's rows
+  u32 tiles;          // tiles per block
+  u32 slots;          // threads that share the rows of a tile: without `across`, a power of two or a multiple of 32
+  u32 lanes;          // slots in one warp, which is all that share a tile: a power of two
+  u32 pieces;         // slots / lanes: sums that the block adds up in shared memory
+  u32 parts_log2;     // log2 of the threads that add up the pieces of one sum
+  u32 across;         // whether neighbouring threads have neighbouring dimensions, in place of groups
+  u32 one_by_run;     // 2^20 / (across ? tiles : slots), rounded up: divides a thread index by multiplication and shift
+  u32 rows;           // rows per thread; they are `tiles` rows apart
+  u32 passes;         // at most `slots`; 1 if there are several pieces or segments
+  u32 turns;          // groups per thread and pass
+  u32 last_turns;     // turns of the last segment
+  u32 segments;       // segments per row
+  u32 skip;           // columns of the first group that come before the first column
+  u32 loads;          // one of Loads
+  u32 unused;
+  u64 groups;     // groups per row
+  i64 row_step;   // bytes between the rows of a thread
+  i64 turn_step;  // bytes between the groups of a thread
+  i64 pass_step;  // bytes from the end of a pass to the next
 };
 
 #if !defined(__CUDACC_RTC__)
@@ -80,8 +91,8 @@ inline void set_tiles_across(const Draw& call, GradientGeometry& g) {
   g.slots = static_cast<u32>(slots < g.groups ? slots : g.groups);
 }
 
-// Sets tiles and slots for threads along groups, with the fewest idle threads. The start and the end of a block cost a
-// quarter of a turn. Runs of fewer than 8 groups would be read slowly.
+// Sets tiles and slots for threads along groups, with the fewest idle threads. The start and the end of a pass cost an
+// eighth of a turn. Runs of fewer than 8 groups are read slowly.
 inline void set_tiles_along(const Draw& call, GradientGeometry& g) {
   g.tiles = 1;
   g.slots = kGradientThreads;
@@ -90,24 +101,30 @@ inline void set_tiles_along(const Draw& call, GradientGeometry& g) {
   const u64 many = call.rows * g.groups / (g.rows * kGradientThreads * 2048);
   u64 most = many < 4 ? 4 : many < 8 ? many : 8;
   while (most * kGradientThreads < g.groups) most += 4;
-  for (u64 turns = 1, least = ~u64{0}; turns <= most; ++turns) {
-    const u64 slots = ceil_div(g.groups, turns);
-    if (slots > kGradientThreads || (slots < 8 && turns > 1)) continue;
+  u64 least = ~u64{0};
+  for (u32 slots = kGradientThreads; slots > 0; slots = slots > 32 ? slots - 32 : slots / 2) {
+    const u64 turns = ceil_div(g.groups, slots);
+    if (turns > most || (slots < 4 && turns > 1)) continue;
     u64 tiles = kGradientThreads / slots;
     if (tiles > call.rows / g.rows) tiles = call.rows / g.rows;
     const u64 unit = unit_of(g), paid = ceil_div(turns, unit) * unit;
-    const u64 cost = ceil_div(slots * tiles, 32) * (4 * paid + 1) * 1024 / tiles;
-    if (cost > least) continue;
+    u64 cost = ceil_div(slots * tiles, 32) * (8 * paid + 1) * 1024 / tiles;
+    if (slots < 8 && turns > 1) cost += cost / 8;
+    if (cost >= least) continue;
     least = cost;
     g.tiles = static_cast<u32>(tiles);
-    g.slots = static_cast<u32>(slots);
+    g.slots = slots;
   }
 }
 
-inline u64 blocks_of_rows(const Draw& call, const GradientGeometry& g) { return ceil_div(call.rows, g.rows * g.tiles); }
+inline u64 blocks_of_rows(const Draw& call, const GradientGeometry& g) {
+  return ceil_div(call.rows, u64{g.rows} * g.tiles * g.passes);
+}
 
-// Sets the turns: short segments as long as there are few blocks, then longer ones, which leave fewer sums to add up.
+// Sets passes and turns: short segments as long as there are few blocks, then longer ones, which leave fewer sums to
+// add up.
 inline void set_turns(const Draw& call, GradientGeometry& g) {
+  g.passes = 1;
   const u64 all = ceil_div(g.groups, g.slots), blocks = blocks_of_rows(call, g) * all;
   u64 turns = all;
   if (g.across || g.tiles == 1) {
@@ -116,6 +133,10 @@ inline void set_turns(const Draw& call, GradientGeometry& g) {
     const u64 segments = (all + turns / 2) / turns, unit = unit_of(g);
     // With one segment, a thread has all turns.
     turns = segments < 2 ? all : (ceil_div(all, segments) + unit / 2) / unit * unit;
+  } else if (g.slots <= 32) {
+    const u64 many = blocks / (4096 * all), most = 8 / all < g.slots ? 8 / all : g.slots;
+    const u64 passes = many < most ? many : most;
+    g.passes = passes < 1 ? 1 : static_cast<u32>(passes);
   }
   g.turns = static_cast<u32>(turns);
 }
@@ -124,13 +145,21 @@ inline void set_turns(const Draw& call, GradientGeometry& g) {
 inline void complete(const Draw& call, GradientGeometry& g) {
   g.threads = static_cast<u32>(ceil_div(g.tiles * g.slots, 32) * 32);
   g.one_by_run = static_cast<u32>(ceil_div(1 << 20, g.across ? g.tiles : g.slots));
-  g.segments = static_cast<u32>(ceil_div(g.groups, u64{g.slots} * g.turns));
-  g.blocks = static_cast<u32>(blocks_of_rows(call, g) * g.segments);
+  g.lanes = g.across ? 1 : g.slots < 32 ? g.slots : 32;
+  g.pieces = g.slots / g.lanes;
+  const u64 of_segment = u64{g.slots} * g.turns, row_blocks = blocks_of_rows(call, g);
+  g.segments = static_cast<u32>(ceil_div(g.groups, of_segment));
+  g.last_turns = static_cast<u32>(ceil_div(g.groups - (g.segments - 1) * of_segment, g.slots));
+  g.blocks = static_cast<u32>(row_blocks * g.segments);
+  g.run_of_blocks = g.across ? static_cast<u32>(row_blocks) : g.segments;
+  const i64 width = call.antithetic ? kAntitheticWidth : kWidth;
   g.row_step = g.tiles * call.row_stride;
-  g.turn_step = g.slots * call.column_stride * (call.antithetic ? kAntitheticWidth : kWidth);
+  g.turn_step = g.slots * call.column_stride * width;
+  const u64 unit = g.rows > 1 ? 1 : call.antithetic ? kGroupsAtOnce<1, true> : kGroupsAtOnce<1, false>;
+  g.pass_step = g.rows * g.row_step - static_cast<i64>(ceil_div(g.last_turns, unit) * unit) * g.turn_step;
   g.parts_log2 = 0;
   u32 parts = kGradientThreads / (g.tiles * g.rows * 2);
-  if (4 * parts > g.slots) parts = g.slots / 4;
+  if (4 * parts > g.pieces) parts = g.pieces / 4;
   while (2u << g.parts_log2 <= parts) ++g.parts_log2;
 }
 
