@@ -39,22 +39,22 @@ struct GradientGeometry {
   u32 tiles;          // tiles per block
   u32 slots;          // threads that share the rows of a tile: without `across`, a power of two or a multiple of 32
   u32 lanes;          // slots in one warp, which is all that share a tile: a power of two
-  u32 pieces;         // slots / lanes: sums that the block adds up in shared memory
+  u32 in_pieces;      // whether the block adds up sums in shared memory; otherwise lanes store them
+  u32 pieces;         // slots / lanes: the number of these sums
   u32 parts_log2;     // log2 of the threads that add up the pieces of one sum
   u32 across;         // whether neighbouring threads have neighbouring dimensions, in place of groups
   u32 one_by_run;     // 2^20 / (across ? tiles : slots), rounded up: divides a thread index by multiplication and shift
   u32 rows;           // rows per thread; they are `tiles` rows apart
-  u32 passes;         // at most `slots`; 1 if there are several pieces or segments
+  u32 passes;         // at most `slots`; 1 if `in_pieces`
   u32 turns;          // groups per thread and pass
   u32 last_turns;     // turns of the last segment
   u32 segments;       // segments per row
   u32 skip;           // columns of the first group that come before the first column
   u32 loads;          // one of Loads
-  u32 unused;
-  u64 groups;     // groups per row
-  i64 row_step;   // bytes between the rows of a thread
-  i64 turn_step;  // bytes between the groups of a thread
-  i64 pass_step;  // bytes from the end of a pass to the next
+  u64 groups;         // groups per row
+  i64 row_step;       // bytes between the rows of a thread
+  i64 turn_step;      // bytes between the groups of a thread
+  i64 pass_step;      // bytes from the end of a pass to the next
 };
 
 #if !defined(__CUDACC_RTC__)
@@ -149,6 +149,7 @@ inline void complete(const Draw& call, GradientGeometry& g) {
   g.pieces = g.slots / g.lanes;
   const u64 of_segment = u64{g.slots} * g.turns, row_blocks = blocks_of_rows(call, g);
   g.segments = static_cast<u32>(ceil_div(g.groups, of_segment));
+  g.in_pieces = g.lanes == 1 || g.pieces > 1 || g.segments > 1;
   g.last_turns = static_cast<u32>(ceil_div(g.groups - (g.segments - 1) * of_segment, g.slots));
   g.blocks = static_cast<u32>(row_blocks * g.segments);
   g.run_of_blocks = g.across ? static_cast<u32>(row_blocks) : g.segments;

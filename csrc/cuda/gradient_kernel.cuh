@@ -236,7 +236,7 @@ MULTISAMPLE_FUNCTION void sum_gradient(const Draw& call, const GradientGeometry&
   __shared__ double sums[2 * rows * kGradientThreads];
   // Volatile, because the compiler would load all row parts into registers, which then spill.
   __shared__ volatile u64 row_words[rows][kGradientThreads];
-  Part part = Part::of_block(rows, call, geometry);
+  const Part part = Part::of_block(rows, call, geometry);
   const u64 offset = value_of(call.offset);
   const u32 run = threadIdx.x * geometry.one_by_run >> 20;
   const u32 rest = threadIdx.x - run * (geometry.across ? geometry.tiles : geometry.slots);
@@ -259,19 +259,12 @@ MULTISAMPLE_FUNCTION void sum_gradient(const Draw& call, const GradientGeometry&
     }
   }
   __syncthreads();
-  const auto store = [&](u32 k, double total) {
-    const bool is_sigma = k >= height;
-    const u64 row = part.first_row + (is_sigma ? k - height : k);
-    if (geometry.segments > 1) {
-      call.scratch[2 * (part.segment * call.rows + row) + is_sigma] = total;
-    } else {
-      static_cast<Real*>(is_sigma ? call.sigma.data : call.mu.data)[row] = rounded<Real>(total);
-    }
-  };
   Share share(2 * rows, geometry.lanes);
   if (is_left_over) share.count = 0;
   const u32 piece = geometry.across ? slot : slot / 32;
   double* const own_sums = &sums[(2 * rows * piece + share.first) * geometry.tiles + tile];
+  Real* own_totals = static_cast<Real*>(share.first < rows ? call.mu.data : call.sigma.data) + part.first_row +
+                     (share.first % rows * geometry.tiles + tile);
   Reader reader(part, tile, slot, call, geometry);
   const u32 first_group = static_cast<u32>(call.first_column.value / Reader::kCount + part.first_group) + slot;
   u32 group = first_group, turn = 0, words_at = tile;
@@ -317,23 +310,29 @@ MULTISAMPLE_FUNCTION void sum_gradient(const Draw& call, const GradientGeometry&
       if (k < share.count) own_sums[k * geometry.tiles] = is_first ? total : own_sums[k * geometry.tiles] + total;
     });
     if (turn < part.turns) continue;
-    if (geometry.pieces == 1) {
+    if (!geometry.in_pieces) {
 #pragma unroll 1
-      for (u32 k = 0; k < share.count; ++k) {
-        store((share.first + k) * geometry.tiles + tile, own_sums[k * geometry.tiles]);
+      for (u32 k = 0; k < share.count * geometry.tiles; k += geometry.tiles) {
+        own_totals[k] = rounded<Real>(own_sums[k]);
       }
     }
     ++pass;
     turn = 0;
     group = first_group;
     words_at += geometry.tiles;
-    part.first_row += height;
+    own_totals += height;
     reader.go_down(slot, geometry.pass_step);
   }
-  if (geometry.pieces > 1) {
-    part.first_row -= height;
-    add_pieces(sums, 2 * height, geometry, store);
-  }
+  if (!geometry.in_pieces) return;
+  add_pieces(sums, 2 * height, geometry, [&](u32 k, double total) {
+    const bool is_sigma = k >= height;
+    const u64 row = part.first_row + (is_sigma ? k - height : k);
+    if (geometry.segments > 1) {
+      call.scratch[2 * (part.segment * call.rows + row) + is_sigma] = total;
+    } else {
+      static_cast<Real*>(is_sigma ? call.sigma.data : call.mu.data)[row] = rounded<Real>(total);
+    }
+  });
 }
 
 template <class G, bool common_noise, bool antithetic, bool fast, u32 rows, bool only_at_once, bool origin_in_memory>

@@ -51,6 +51,7 @@ class Geometry(NamedTuple):
     tiles: int
     slots: int
     lanes: int
+    in_pieces: int
     pieces: int
     parts_log2: int
     across: int
@@ -62,7 +63,6 @@ class Geometry(NamedTuple):
     segments: int
     skip: int
     loads: int
-    unused: int
     groups: int
     row_step: int
     turn_step: int
