@@ -34,7 +34,7 @@ class DeviceArray(NamedTuple):
     strides: tuple[int, ...]
     """In bytes."""
     dtype: str
-    """NumPy's name of the element type, or ``"bfloat16"``."""
+    """The element type, by its name in `ElementType`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Launcher:
         its result.
     takes_arrays : bool
         Whether `mu`, `sigma` and `matrix` are NumPy arrays in place of addresses. `mu` and `sigma` then have the
-        computing type, and `matrix` is the (d, n) view, with float16 and bfloat16 as the uint16 of their bits.
+        computing type, and `matrix` is the (d, n) view, of type `MatrixType.stored`.
     """
 
     run: Callable[..., None]
@@ -111,8 +111,8 @@ class MomentsLauncher:
         it needs none.
     takes_arrays : bool
         Whether `weights`, `mu`, `sigma`, `first` and `second` are NumPy arrays in place of addresses, or None for no
-        `second`. All have the computing type, but `first` and `second`, which have the type of the result, with float16
-        and bfloat16 as the uint16 of their bits.
+        `second`. All have the computing type, but `first` and `second`, which have the type `MatrixType.stored` of the
+        result.
     """
 
     run: Callable[..., None]

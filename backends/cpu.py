@@ -1,13 +1,12 @@
 """The cpu backend: Numba on every core, for arrays in host memory.
 
-The kernel has no threads: windows of the sample matrix are independent. A pool of threads draws the windows of a large
-call; the calling thread draws a small call alone.
+The kernel has no threads: windows of the sample matrix are independent. The threads of a pool draw the windows of a
+large call; the calling thread draws a small call alone.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
-import itertools
 import math
 import platform
 from collections.abc import Callable
@@ -92,14 +91,15 @@ class CpuBackend:
         run_all(lambda part: kernel(*arrays, common_noise, *part), parts, threads)
 
     def launcher(self, draw: Draw) -> Launcher:
-        from .kernels.cpu.kernel import value_kernel, window_kernel  # Numba takes half a second to import.
+        # Numba takes half a second to import.
+        from .kernels.cpu.kernel import value_kernel, window_kernel, windows_kernel
 
         dtype = ElementType(draw.type).name
-        kernel = window_kernel(dtype, bool(draw.antithetic))
         common_noise, block = bool(draw.common_noise), 8 if draw.antithetic else 4
         d, n = draw.rows, draw.columns
         work = n + d * n * _COMMON_COST if common_noise else d * n
         most = max(1, math.ceil(work / _SHARE))
+        kernel = (window_kernel if most == 1 else windows_kernel)(dtype, bool(draw.antithetic))
 
         def threads(matrix: HostArray, first_column: int) -> int:
             return min(most, thread_count(), draw.threads or most)
@@ -112,15 +112,17 @@ class CpuBackend:
                 kernel(mu, sigma, matrix, seed, offset, first_row, first_column, common_noise)
                 return
 
-            def draw_window(window: tuple[slice, slice]) -> None:
-                rows, columns = window
+            down = matrix.strides[0] == matrix.itemsize and d > 1
+            height, width = _window_shape(d, n, threads, common_noise, block, down)
+            begun = np.zeros(1, np.int64)
+
+            def work(_: int) -> None:
                 kernel(
-                    mu[rows], sigma[rows], matrix[window], seed, offset, first_row + rows.start,
-                    first_column + columns.start, common_noise,
+                    mu, sigma, matrix, seed, offset, first_row, first_column, common_noise, height, width, threads,
+                    begun,
                 )  # fmt: skip
 
-            down = matrix.strides[0] == matrix.itemsize and d > 1
-            run_all(draw_window, _windows(d, n, first_column, threads, common_noise, block, down), threads)
+            run_all(work, range(threads), threads)
 
         is_valid = value_kernel("float64" if dtype == "float64" else "float32")
         return Launcher(run, is_valid, threads if most > 1 else None, takes_arrays=True)
@@ -192,34 +194,20 @@ class CpuBackend:
         raise RuntimeError("backend: 'cpu' cannot write to device memory")
 
 
-def _windows(
-    d: int, n: int, sample_offset: int, threads: int, common_noise: bool, block: int, down: bool
-) -> list[tuple[slice, slice]]:
-    """Rows and columns of the windows that together cover a (d, n) matrix.
+def _window_shape(d: int, n: int, threads: int, common_noise: bool, block: int, down: bool) -> tuple[int, int]:
+    """Rows and columns of the windows of a (d, n) matrix; the columns are whole blocks.
 
-    No window ends inside a block of columns, so that none is computed twice. With `down`, where columns are contiguous
-    in memory, windows are whole columns, up to a limit of rows.
+    With `down`, where columns are contiguous in memory, windows are whole columns, up to a limit of rows.
     """
     size = min(_COMMON_WINDOW if common_noise and down else _WINDOW, max(_LEAST_WINDOW, d * n // (4 * threads)))
     if down:
         most = min(size // block, _COMMON_ROWS) if common_noise else size // block
         rows = math.ceil(d / math.ceil(d / most))
-        columns = max(block, size // rows)
+        columns = size // rows
     else:
         columns = max(_COMMON_COLUMNS, size // d) if common_noise else size
         rows = max(1, size // min(columns, n))
-    cuts = [0, n]
-    if columns < n:
-        first = columns - (sample_offset + columns) % block
-        cuts[1:1] = range(first, n, columns - columns % block)
-    windows = [
-        (slice(top, min(top + rows, d)), slice(left, right))
-        for top in range(0, d, rows)
-        for left, right in itertools.pairwise(cuts)
-    ]
-    # Threads begin far apart. Neighbours would each page in and clear the same fresh memory.
-    stride = -(-len(windows) // threads)
-    return [window for first in range(stride) for window in windows[first::stride]]
+    return rows, max(block, columns - columns % block)
 
 
 BACKEND: Backend = CpuBackend()

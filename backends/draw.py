@@ -113,7 +113,7 @@ class Draw(NamedTuple):
     stream: int
     """Handle of a stream on `device`."""
     type: int
-    """The `ElementType` of the matrix's elements: float16, bfloat16, float32 or float64."""
+    """The `ElementType` of the matrix's elements, one of `MATRIX_TYPES`."""
     operation: int
     common_noise: bool
     antithetic: bool

@@ -1,18 +1,18 @@
 """The element types, listed once in Python; ``csrc/element_types.h`` has the same rows.
 
-A new type needs a row here and its roundings in `multisample.backends.kernels.stream.rounding`.
+``backends/README.md`` lists what a new type needs.
 """
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["MATRIX_TYPES", "SIZES", "ElementType", "MatrixType"]
+__all__ = ["MATRIX_TYPES", "SIZES", "DTypeName", "ElementType", "MatrixType"]
 
 
 class ElementType(enum.IntEnum):
@@ -52,6 +52,9 @@ class MatrixType(NamedTuple):
 def _widened_bfloat16(bits: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return (bits.astype(np.uint32) << 16).view(np.float32)
 
+
+DTypeName: TypeAlias = Literal["float16", "bfloat16", "float32", "float64"]
+"""The names of `MATRIX_TYPES`, for type checkers."""
 
 MATRIX_TYPES = {
     "float16": MatrixType(2, "float32", "uint16", "multisample::float16", 2, lambda bits: bits.view(np.float16)),

@@ -1,6 +1,5 @@
-// The element types, listed once in C++; backends/element_types.py has the same rows.
-//
-// A new type needs a row here. A type that C++ lacks also needs a struct with widen and narrow in stream/rounding.h.
+// The element types, listed once in C++; backends/element_types.py has the same rows, and backends/README.md lists what
+// a new type needs.
 #pragma once
 
 #include "stream/rounding.h"

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, SupportsIndex, TypeAli
 import numpy as np
 import numpy.typing as npt
 
+from multisample.backends.element_types import DTypeName
+
 if TYPE_CHECKING:
     from typing import Generic
 
@@ -40,7 +42,6 @@ Noise: TypeAlias = Literal["independent", "shared"]
 Layout: TypeAlias = Literal["dn", "nd"]
 HostBackend: TypeAlias = Literal["auto", "cpu"]
 """Backends that return NumPy arrays for NumPy arrays and lists; the others return arrays of their own library."""
-DTypeName: TypeAlias = Literal["float16", "bfloat16", "float32", "float64"]
 
 
 class _TorchDType(Protocol):

@@ -24,7 +24,8 @@ CUDA = (2, 13)
 LEGACY_STREAM = 1
 """The number of CUDA's legacy default stream, in DLPack and in cuda.h."""
 
-_KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
+_KINDS = {0: "int", 1: "uint", 2: "float", 5: "complex"}
+_NAMES = {(6, 8): "bool_"} | {(row.dlpack, 8 * row.size): name for name, row in MATRIX_TYPES.items()}
 _READ_ONLY = 1
 _CAPSULES = (b"dltensor_versioned", b"dltensor")
 
@@ -132,21 +133,22 @@ class Imported:
     Attributes
     ----------
     dtype : numpy.dtype
-        The element type. The interface has no name for bfloat16, and describes it as an integer.
+        The element type. The interface has no name for types that NumPy lacks, and describes them as integers.
     """
 
     def __init__(self, array: Any, stream: int | None = None) -> None:
         # The capsule is not marked as used, so that its destructor frees the memory.
         self._capsule, tensor, read_only = _exchange(array, stream)
         kind = _KINDS.get(tensor.code)
-        if kind is None or tensor.lanes != 1:
+        name = _NAMES.get((tensor.code, tensor.bits), f"{kind}{tensor.bits}" if kind else None)
+        if name is None or tensor.lanes != 1:
             raise TypeError(f"elements of DLPack type {tensor.code}, {tensor.bits} bits, {tensor.lanes} lanes")
-        self.dtype = numpy_dtype("bool" if kind == "bool" else f"{kind}{tensor.bits}")
+        self.dtype = numpy_dtype(name)
         size, axes = self.dtype.itemsize, range(tensor.ndim)
         interface = {
             "shape": tuple(tensor.shape[axis] for axis in axes),
             "strides": tuple(tensor.strides[axis] * size for axis in axes) if tensor.strides else None,
-            "typestr": f"<u{size}" if kind == "bfloat" else self.dtype.str,
+            "typestr": self.dtype.str if hasattr(np, name) else f"<u{size}",
             "data": ((tensor.data or 0) + tensor.byte_offset, read_only),
             "version": 3,
         }

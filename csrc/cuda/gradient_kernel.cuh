@@ -12,7 +12,7 @@
 namespace multisample {
 
 // A group of one row as it is in memory. Two 16-bit elements share a register.
-template <class G, u32 count>
+template <class G, u32 count, bool paired = sizeof(G) == 2>
 struct alignas(16) Raw {
   G x[count];
 
@@ -30,10 +30,8 @@ struct alignas(2 * count) RawPairs {
     x[k / 2] = k % 2 == 0 ? bits : x[k / 2] | bits << 16;
   }
 };
-template <u32 count>
-struct Raw<float16, count> : RawPairs<float16, count> {};
-template <u32 count>
-struct Raw<bfloat16, count> : RawPairs<bfloat16, count> {};
+template <class G, u32 count>
+struct Raw<G, count, true> : RawPairs<G, count> {};
 
 // A contribution to the two sums of a row.
 template <class Real>

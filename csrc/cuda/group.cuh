@@ -18,13 +18,15 @@ MULTISAMPLE_FUNCTION T load(const char* at) {
 // Converts an element of mu or sigma to the computing type.
 template <class Real>
 struct Converted {
-  MULTISAMPLE_FUNCTION static Real of(float16 x) { return rounded<Real>(widen(x)); }
-  MULTISAMPLE_FUNCTION static Real of(bfloat16 x) { return rounded<Real>(widen(x)); }
   MULTISAMPLE_FUNCTION static Real of(float x) { return rounded<Real>(x); }
   MULTISAMPLE_FUNCTION static Real of(double x) { return rounded<Real>(x); }
-  template <class Integer>
-  MULTISAMPLE_FUNCTION static Real of(Integer x) {
-    return static_cast<Real>(x);
+  template <class T>
+  MULTISAMPLE_FUNCTION static Real of(T x) {
+    if constexpr (__is_class(T)) {  // a type that C++ lacks
+      return rounded<Real>(widen(x));
+    } else {
+      return static_cast<Real>(x);
+    }
   }
 };
 

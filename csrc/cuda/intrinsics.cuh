@@ -17,10 +17,8 @@ MULTISAMPLE_FUNCTION double shuffle_xor(double x, u32 mask) { return __shfl_xor_
 // `x` of the previous lane; lane 0 gets its own.
 MULTISAMPLE_FUNCTION float shuffle_up(float x) { return __shfl_up_sync(~0u, x, 1); }
 MULTISAMPLE_FUNCTION double shuffle_up(double x) { return __shfl_up_sync(~0u, x, 1); }
-MULTISAMPLE_FUNCTION float16 shuffle_up(float16 x) {
-  return {static_cast<u16>(__shfl_up_sync(~0u, static_cast<u32>(x.bits), 1))};
-}
-MULTISAMPLE_FUNCTION bfloat16 shuffle_up(bfloat16 x) {
+template <class T>  // of 16 bits
+MULTISAMPLE_FUNCTION T shuffle_up(T x) {
   return {static_cast<u16>(__shfl_up_sync(~0u, static_cast<u32>(x.bits), 1))};
 }
 

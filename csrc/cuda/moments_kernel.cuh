@@ -53,21 +53,22 @@ struct MomentSums {
   }
 };
 
-// Stores one element of a result.
+// Stores one element of a result, whose type is Real or narrower.
 template <class Real>
-MULTISAMPLE_FUNCTION void put_moment(void* to, u64 row, double x, u32 type) {
-  if constexpr (sizeof(Real) == 8) {
-    static_cast<double*>(to)[row] = x;
-  } else {
-    const float rounded = to_float(x);
-    if (type == kFloat32) {
-      static_cast<float*>(to)[row] = rounded;
-    } else if (type == kFloat16) {
-      static_cast<float16*>(to)[row] = narrow<float16>(rounded);
-    } else {
-      static_cast<bfloat16*>(to)[row] = narrow<bfloat16>(rounded);
-    }
+MULTISAMPLE_FUNCTION void put_moment(void* to, u64 row, double x, u32 result_type) {
+  const Real number = rounded<Real>(x);
+  switch (result_type) {
+#define MULTISAMPLE_ROW(name, type, size, numpy, torch)                                            \
+  case k##name:                                                                                    \
+    if constexpr (size < sizeof(Real) && sizeof(typename Computing<type>::Type) == sizeof(Real)) { \
+      static_cast<type*>(to)[row] = narrow<type>(number);                                          \
+      return;                                                                                      \
+    }                                                                                              \
+    break;
+    MULTISAMPLE_MATRIX_TYPES(MULTISAMPLE_ROW)
+#undef MULTISAMPLE_ROW
   }
+  static_cast<Real*>(to)[row] = number;
 }
 
 // Stores the moments of a row, from the sums of w, w z and w z^2.

@@ -88,7 +88,9 @@ inline Draw checked_draw(const char* op, const char* name, const Tensor& matrix,
                          const NoiseOptions& options) {
   check(matrix.dim() == 2, op, name, " must have two dimensions, got ", matrix);
   const ElementType type = element_type(matrix.scalar_type());
-  check(is_real(type), op, name, " must be of dtype float16, bfloat16, float32 or float64, got ", matrix);
+#define MULTISAMPLE_ROW(name, type, size, numpy, torch) numpy ", "
+  check(is_real(type), op, name, " must be of dtype " MULTISAMPLE_MATRIX_TYPES(MULTISAMPLE_ROW) "got ", matrix);
+#undef MULTISAMPLE_ROW
   check(matrix.is_cpu() || matrix.is_cuda(), op, name, " must be on a CPU or a CUDA device, got ", matrix);
   const int64_t rows = matrix.size(transposed), columns = matrix.size(!transposed);
   constexpr int64_t kMaxRows = int64_t{1} << 32, kMaxColumns = int64_t{1} << 34;

@@ -42,7 +42,7 @@ class Operand(NamedTuple):
     strides: tuple[int, ...]
     """Strides in bytes of the memory that the kernel reads."""
     dtype: str
-    """NumPy's name of the element type, or ``"bfloat16"``."""
+    """The element type, by its name in `ElementType`."""
     counts_as: str
     """The type that enters the promotion: float32 for lists and integers."""
     device: Device

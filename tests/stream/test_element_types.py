@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+import typing
 
-from multisample.backends.element_types import MATRIX_TYPES, SIZES, ElementType
+from multisample.backends.element_types import MATRIX_TYPES, SIZES, DTypeName, ElementType
 from multisample.backends.native import csrc_files
 
 ROWS = re.findall(
@@ -21,3 +22,7 @@ def test_both_tables_have_equal_matrix_types() -> None:
     matrix_rows = ROWS[: len(MATRIX_TYPES)]
     assert {numpy: int(size) for _, _, size, numpy, _ in matrix_rows} == SIZES
     assert [cpp for _, cpp, *_ in matrix_rows] == [row.cpp.rpartition(":")[2] for row in MATRIX_TYPES.values()]
+
+
+def test_type_checkers_accept_every_matrix_type() -> None:
+    assert list(typing.get_args(DTypeName)) == list(MATRIX_TYPES)

@@ -22,8 +22,7 @@ from numba.np.numpy_support import from_dtype
 
 from multisample.backends.kernels.cuda.geometry import MOST_THREADS, PACKED_GEOMETRY
 from multisample.backends.kernels.cuda.parameters import DRAW, GEOMETRY, MOMENT_GEOMETRY, MOMENTS
-from multisample.backends.kernels.stream.arithmetic import from_float_bits
-from multisample.backends.kernels.stream.rounding import to_bfloat16, to_float16
+from multisample.backends.kernels.stream import rounding
 from multisample.backends.moments import PACKED_MOMENTS
 
 Array = np.ndarray[Any, Any]
@@ -554,18 +553,4 @@ def sine(x):
     return np.sin(x)
 
 
-@njit
-def float16_bits(x):
-    return to_float16(x)
-
-
-@njit
-def bfloat16_bits(x):
-    return to_bfloat16(x)
-
-
-@njit
-def float16_value(bits):
-    """The float32 value of a finite float16."""
-    magnitude = from_float_bits(np.int32(np.int32(bits & 0x7FFF) << 13)) * np.float32(2.0**112)
-    return np.float32(-magnitude if bits & 0x8000 else magnitude)
+NARROWING, WIDENING = rounding.NARROWING, rounding.WIDENING

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from cuda_cpp import SHIM, compile_cpp
 from numba import njit
+from tables import NARROW
 
 from multisample.backends.kernels.stream import normals, rounding, words
 
@@ -33,8 +34,8 @@ class Code(NamedTuple):
     """By type: seeds, offsets, rows and columns give normals of shape (m,)."""
     narrow: dict[str, Callable[[Array], Array]]
     """By type: float32 numbers give the bits of their roundings."""
-    widen: dict[str, Callable[[Array], Array]] = {}  # noqa: RUF012
-    """By type, only in C++: bits give float32 numbers."""
+    widen: dict[str, Callable[[Array], Array]]
+    """By type: bits give float32 numbers."""
 
 
 # --- Python ---------------------------------------------------------------------------------------
@@ -80,15 +81,15 @@ def _normals(block: Any, real: Any) -> Callable[..., Array]:
     return normals_at  # type: ignore[no-any-return]
 
 
-def _narrow(narrow_one: Any) -> Callable[[Array], Array]:
+def _conversion(convert_one: Any, taken: Any, made: Any) -> Callable[[Array], Array]:
     @njit
-    def narrow(x: Array) -> Array:
-        result = np.empty(len(x), np.uint16)
+    def convert(x: Array) -> Array:
+        result = np.empty(len(x), made)
         for m in range(len(x)):
-            result[m] = narrow_one(x[m])
+            result[m] = convert_one(taken(x[m]))
         return result
 
-    return narrow  # type: ignore[no-any-return]
+    return convert  # type: ignore[no-any-return]
 
 
 PYTHON = Code(
@@ -98,7 +99,8 @@ PYTHON = Code(
         "float64": _transform(normals.radius_f64, normals.half_turns_f64, np.uint64, np.int64, np.float64),
     },
     {"float32": _normals(normals.block_f32, np.float32), "float64": _normals(normals.block_f64, np.float64)},
-    {"float16": _narrow(rounding.to_float16), "bfloat16": _narrow(rounding.to_bfloat16)},
+    {name: _conversion(rounding.NARROWING[name], np.float32, np.uint16) for name in NARROW},
+    {name: _conversion(rounding.WIDENING[name], np.uint16, np.float32) for name in NARROW},
 )
 
 
@@ -121,11 +123,11 @@ def compiled_cpp(folder: Path) -> Code:
     """Compile the C++ functions in this folder."""
     compile_cpp("-O2", "-shared", "-fPIC", SHIM / "host_functions.cpp", "-o", folder / "functions.so")
     library = ctypes.CDLL(str(folder / "functions.so"))
-    reals, narrow_types = {"float32": np.float32, "float64": np.float64}, ("float16", "bfloat16")
+    reals = {"float32": np.float32, "float64": np.float64}
     return Code(
         _applied(library.stream_words, np.uint64, np.uint32, 4),
         {name: _applied(library[f"transform_{name}"], np.uint64, real, 2) for name, real in reals.items()},
         {name: _applied(library[f"normals_{name}"], np.uint64, real) for name, real in reals.items()},
-        {name: _applied(library[f"narrow_{name}"], np.float32, np.uint16) for name in narrow_types},
-        {name: _applied(library[f"widen_{name}"], np.uint16, np.float32) for name in narrow_types},
+        {name: _applied(library[f"narrow_{name}"], np.float32, np.uint16) for name in NARROW},
+        {name: _applied(library[f"widen_{name}"], np.uint16, np.float32) for name in NARROW},
     )

@@ -1,4 +1,4 @@
-"""CPU intrinsics that Numba lacks: contiguous views, vectors, prefetches and arrays on the stack."""
+"""CPU intrinsics that Numba lacks: contiguous views, vectors, prefetches, arrays on the stack and a shared counter."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from numba.core import cgutils
 from numba.core.imputils import impl_ret_borrowed
 from numba.extending import intrinsic
 
-__all__ = ["contiguous", "copy_vector", "prefetch", "run_down", "scale_vector", "stack_array", "store_apart"]
+__all__ = [
+    "contiguous", "copy_vector", "fetch_add", "prefetch", "run_down", "scale_vector", "stack_array", "store_apart",
+]  # fmt: skip
 
 
 @intrinsic
@@ -25,6 +27,17 @@ def contiguous(typingctx: Any, row: Any) -> Any:
         return impl_ret_borrowed(context, builder, signature.return_type, args[0])
 
     return result(row), codegen
+
+
+@intrinsic
+def fetch_add(typingctx: Any, counter: Any, value: Any) -> Any:
+    """Add `value` to the first element of `counter`, which other threads may change too. Return what it was before."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        data = context.make_array(counter)(context, builder, args[0]).data
+        return builder.atomic_rmw("add", data, args[1], "monotonic")
+
+    return counter.dtype(counter, counter.dtype), codegen
 
 
 @intrinsic

@@ -22,9 +22,9 @@ from multisample.backends.kernels.stream.normals import block_f32, block_f64
 from multisample.backends.kernels.stream.rounding import NARROWING, unchanged
 from multisample.backends.kernels.stream.words import stream_key, word
 
-from .intrinsics import contiguous, copy_vector, prefetch, run_down, scale_vector, stack_array, store_apart
+from .intrinsics import contiguous, copy_vector, fetch_add, prefetch, run_down, scale_vector, stack_array, store_apart
 
-__all__ = ["batch_kernel", "compile_all", "value_kernel", "window_kernel"]
+__all__ = ["batch_kernel", "compile_all", "value_kernel", "window_kernel", "windows_kernel"]
 
 # Rows of this length and more have vector loops of their own.
 _LONG_ROW = 512
@@ -489,6 +489,46 @@ def _window_name(dtype: str, antithetic: bool) -> str:
 
 
 @functools.cache
+def windows_kernel(dtype: str, antithetic: bool = False) -> Callable[..., None]:
+    """``kernel(mu, sigma, out, seed, offset, first_row, first_column, common_noise, height, width, threads, begun)``.
+
+    It draws windows of `out` until all have begun. A window has up to `height` rows, and up to `width` columns, a
+    multiple of the columns of a block. All threads of a call share `begun`, an array that counts the windows.
+    """
+    draw = cached(_window_function(dtype, antithetic), f"cpu-{_window_name(dtype, antithetic)}", source_digest())
+    block = 8 if antithetic else 4
+
+    def draw_windows(
+        mu, sigma, out, seed, offset, first_row, first_column, common_noise, height, width, threads, begun
+    ):
+        rows, columns = out.shape
+        # No window ends inside a block, so that none is computed twice.
+        skip = first_column % block
+        across = (skip + columns + width - 1) // width
+        count = across * ((rows + height - 1) // height)
+        # Threads begin far apart. Neighbours would each page in and clear the same fresh memory.
+        stride = (count + threads - 1) // threads
+        while True:
+            turn = fetch_add(begun, 1)
+            if turn >= stride * threads:
+                return
+            window = turn % threads * stride + turn // threads
+            if window < count:
+                top, left = window // across * height, max(window % across * width - skip, 0)
+                bottom, right = min(top + height, rows), min((window % across + 1) * width - skip, columns)
+                draw(
+                    mu[top:bottom], sigma[top:bottom], out[top:bottom, left:right], seed, offset, first_row + top,
+                    first_column + left, common_noise,
+                )  # fmt: skip
+
+    real, element = _TYPES[dtype]
+    vector, matrix = _array(real, 1, readonly=True), _array(element, 2)
+    words = types.uint64, types.uint64, types.int64, types.int64
+    signature = types.void(vector, vector, matrix, *words, types.boolean, *[types.int64] * 3, _array(types.int64, 1))
+    return _compiled(signature, draw_windows, f"{_window_name(dtype, antithetic)}_windows")
+
+
+@functools.cache
 def batch_kernel(dtype: str, antithetic: bool = False) -> Callable[..., None]:
     """``kernel(mu, sigma, out, seeds, offsets, common_noise, first, last)`` draws matrices of the batch `out`.
 
@@ -524,7 +564,7 @@ def compile_all() -> int:
     kernels: list[Callable[..., Any]] = [value_kernel(dtype) for dtype in ("float32", "float64")]
     kernels += [
         kernel(dtype, antithetic)
-        for kernel in (window_kernel, batch_kernel)
+        for kernel in (window_kernel, windows_kernel, batch_kernel)
         for dtype in _TYPES
         for antithetic in (False, True)
     ]

@@ -13,19 +13,7 @@ from multisample.backends.kernels.stream.arithmetic import fma
 from multisample.backends.kernels.stream.words import row_part
 
 from .geometry import TRANSPOSED_THREADS, slots_of, staged_slots_of, staged_threads
-from .group import (
-    computing_type,
-    element,
-    group_width,
-    joined,
-    keys_of,
-    memory_of,
-    narrowed,
-    noise,
-    offset_of,
-    packing,
-    scaled,
-)
+from .group import computing_type, element, group_width, joined, keys_of, memory_of, noise, offset_of, packing, scaled
 from .stores import MOST_STORED
 
 __all__ = ["transposed_kernel", "transposed_staged_kernel"]
@@ -154,7 +142,7 @@ def _pieces(gpu: ModuleType, dtype: str, antithetic: bool, delta: int) -> Functi
     then of the lane's own. All lanes of the warp take part.
     """
     slots, width = slots_of(SIZES[dtype]), group_width(antithetic)
-    shuffle_up, narrow, per_normal = gpu.shuffle_up, narrowed(gpu, dtype), width // 4
+    shuffle_up, narrow, per_normal = gpu.shuffle_up, gpu.NARROWING[dtype], width // 4
 
     def of_normal(k: int) -> Function:
         backs = [(k * per_normal + c) * delta % slots for c in range(per_normal)]

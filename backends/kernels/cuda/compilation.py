@@ -19,7 +19,6 @@ from numba.cuda.utils import numba_target_override
 
 from multisample.backends.element_types import SIZES
 from multisample.backends.kernels.compilation import KernelCache, source_digest
-from multisample.backends.kernels.stream.rounding import to_bfloat16
 
 from . import intrinsics as cuda_intrinsics
 from .geometry import KERNEL_STORES, MOST_THREADS, TRANSPOSED_THREADS, staged_threads
@@ -50,7 +49,7 @@ _MOMENT_VARIANTS = tuple(
 )
 
 _INTRINSICS_BEFORE_8_0 = ModuleType("intrinsics_before_8_0")
-vars(_INTRINSICS_BEFORE_8_0).update(vars(cuda_intrinsics), bfloat16_bits=to_bfloat16)
+vars(_INTRINSICS_BEFORE_8_0).update(vars(cuda_intrinsics), NARROWING=cuda_intrinsics.NARROWING_BEFORE_8_0)
 
 
 def _intrinsics(before_8_0: bool) -> ModuleType:

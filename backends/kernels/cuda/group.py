@@ -6,6 +6,7 @@ A chunk of column parts, or of dimensions, is in shared memory, with a slot for 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -21,8 +22,8 @@ from multisample.backends.kernels.stream.words import column_part, row_part, str
 from .geometry import ANTITHETIC_WIDTH, WIDTH
 
 __all__ = [
-    "computing_type", "element", "group_width", "joined", "keys_of", "memory_of", "noise", "offset_of", "packing",
-    "places", "scaled", "seed_of",
+    "by_type", "computing_type", "element", "group_width", "joined", "keys_of", "memory_of", "noise", "offset_of",
+    "packing", "places", "scaled", "seed_of",
 ]  # fmt: skip
 
 _TO_UNIT, _TO_UNIT_HALF = np.float32(2.0**-32), np.float32(2.0**-33)
@@ -80,18 +81,45 @@ def computing_type(dtype: str) -> tuple[Any, int]:
     return real, int(ElementType[real.__name__])
 
 
+def by_type(names: list[str], part: Callable[[str], Function]) -> Function:
+    """``by_kind(kind, *arguments)``: ``part(name)(*arguments)`` for the name of the element type `kind`."""
+    name, *others = names
+    number, of_name = int(ElementType[name]), part(name)
+
+    @inline
+    def last(kind, *arguments):
+        return of_name(*arguments)
+
+    if not others:
+        return last
+    of_others = by_type(others, part)
+
+    @inline
+    def by_kind(kind, *arguments):
+        if kind == number:
+            return of_name(*arguments)
+        return of_others(kind, *arguments)
+
+    return by_kind
+
+
 @functools.cache
 def element(gpu: ModuleType, dtype: str) -> Function:
     """``element_of(vector, k)``: element k of mu or sigma, rounded to the computing type of `dtype`."""
-    load, float16_value, opaque = gpu.load, gpu.float16_value, gpu.opaque
+    load, opaque = gpu.load, gpu.opaque
     real, same_type = computing_type(dtype)
-    other = np.float32 if dtype == "float64" else np.float64
-    other_type, float16, bfloat16, int8, int16, int32, int64, uint8, uint16, uint32 = (
-        int(ElementType[name])
-        for name in (
-            other.__name__, "float16", "bfloat16", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32",
-        )
-    )  # fmt: skip
+
+    def reading(name: str) -> Function:
+        row, widen = MATRIX_TYPES.get(name), gpu.WIDENING.get(name, unchanged)
+        stored = getattr(np, row.stored if row else name)
+
+        @inline
+        def read(at):
+            return real(widen(load(at, stored)))
+
+        return read
+
+    read_other = by_type([kind.name for kind in ElementType if kind not in (ElementType.number, same_type)], reading)
 
     @inline
     def element_of(vector, k):
@@ -102,27 +130,7 @@ def element(gpu: ModuleType, dtype: str) -> Function:
             return load(at, real)
         if kind == 0:
             return real(vector.number)
-        if kind == other_type:
-            return real(load(at, other))
-        if kind == float16:
-            return real(float16_value(load(at, np.uint16)))
-        if kind == bfloat16:
-            return real(from_float_bits(np.int32(np.uint32(load(at, np.uint16)) << np.uint32(16))))
-        if kind == int8:
-            return real(load(at, np.int8))
-        if kind == int16:
-            return real(load(at, np.int16))
-        if kind == int32:
-            return real(load(at, np.int32))
-        if kind == int64:
-            return real(load(at, np.int64))
-        if kind == uint8:
-            return real(load(at, np.uint8))
-        if kind == uint16:
-            return real(load(at, np.uint16))
-        if kind == uint32:
-            return real(load(at, np.uint32))
-        return real(load(at, np.uint64))
+        return read_other(kind, at)
 
     return element_of
 
@@ -255,16 +263,10 @@ def noise(
     return (prepared_row_0, in_any_row), (pack, unpack)
 
 
-def narrowed(gpu: ModuleType, dtype: str) -> Function:
-    """``narrow(x)``: a number of the computing type, rounded once to `dtype`."""
-    narrow: Function = {"float16": gpu.float16_bits, "bfloat16": gpu.bfloat16_bits}.get(dtype, unchanged)
-    return narrow
-
-
 @functools.cache
 def scaled(gpu: ModuleType, dtype: str, antithetic: bool) -> Function:
     """``elements(mu, sigma, z)``: the elements of a group, from its four normals."""
-    narrow = narrowed(gpu, dtype)
+    narrow = gpu.NARROWING[dtype]
 
     @inline
     def elements(m, s, z):

@@ -14,14 +14,15 @@ from numba import cuda, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from multisample.backends.kernels.stream import rounding
+
 __all__ = [
+    "NARROWING",
+    "WIDENING",
     "all_of_warp",
     "batch_index",
-    "bfloat16_bits",
     "block_index",
     "cosine",
-    "float16_bits",
-    "float16_value",
     "from_lane",
     "load",
     "load_shared",
@@ -245,7 +246,8 @@ log2 = _instruction("lg2.approx.ftz.f32", types.float32, types.float32)
 square_root = _instruction("sqrt.approx.ftz.f32", types.float32, types.float32)
 cosine = _instruction("cos.approx.ftz.f32", types.float32, types.float32)
 sine = _instruction("sin.approx.ftz.f32", types.float32, types.float32)
-float16_bits = _instruction("cvt.rn.f16.f32", types.uint16, types.float32)
-float16_value = _instruction("cvt.f32.f16", types.float32, types.uint16)
-# From compute capability 8.0 on.
-bfloat16_bits = _instruction("cvt.rn.bf16.f32", types.uint16, types.float32)
+
+# The conversions of `rounding`, by an instruction where there is one.
+WIDENING = rounding.WIDENING | {"float16": _instruction("cvt.f32.f16", types.float32, types.uint16)}
+NARROWING_BEFORE_8_0 = rounding.NARROWING | {"float16": _instruction("cvt.rn.f16.f32", types.uint16, types.float32)}
+NARROWING = NARROWING_BEFORE_8_0 | {"bfloat16": _instruction("cvt.rn.bf16.f32", types.uint16, types.float32)}

@@ -11,13 +11,25 @@ from types import ModuleType
 import numpy as np
 
 from multisample.backends.draw import Draw, Word
-from multisample.backends.element_types import ElementType
+from multisample.backends.element_types import MATRIX_TYPES, SIZES
 from multisample.backends.kernels.compilation import Function, inline
 from multisample.backends.kernels.stream.arithmetic import fma
 from multisample.backends.kernels.stream.words import row_part
 from multisample.backends.moments import Moments
 
-from .group import computing_type, element, group_width, joined, keys_of, memory_of, noise, offset_of, packing, seed_of
+from .group import (
+    by_type,
+    computing_type,
+    element,
+    group_width,
+    joined,
+    keys_of,
+    memory_of,
+    noise,
+    offset_of,
+    packing,
+    seed_of,
+)  # fmt: skip
 from .moments_geometry import FILL, MOMENT_CHAIN, MOMENT_THREADS, MomentGeometry
 
 __all__ = ["finishing_kernel", "moments_kernel"]
@@ -133,31 +145,25 @@ def _adding(antithetic: bool, with_second: bool) -> tuple[Function, Function]:
 def _putting(gpu: ModuleType, real: str) -> Function:
     """``put(call, row, weight, first, second)`` stores the moments of a row, from the sums of w, w z and w z^2."""
     store, element_of = gpu.store, element(gpu, real)
-    float16, bfloat16 = int(ElementType.float16), int(ElementType.bfloat16)
-    to_float16, to_bfloat16 = gpu.float16_bits, gpu.bfloat16_bits
+    number = getattr(np, real)
 
-    @inline
-    def put_wide(to, row, x, kind):
-        store(to + 8 * row, x)
+    def putting(name: str) -> Function:
+        size, narrow = SIZES[name], gpu.NARROWING[name]
 
-    @inline
-    def put_narrow(to, row, x, kind):
-        rounded = np.float32(x)
-        if kind == float16:
-            store(to + 2 * row, to_float16(rounded))
-        elif kind == bfloat16:
-            store(to + 2 * row, to_bfloat16(rounded))
-        else:
-            store(to + 4 * row, rounded)
+        @inline
+        def put_element(to, row, x):
+            store(to + size * row, narrow(number(x)))
 
-    put_one = put_wide if real == "float64" else put_narrow
+        return put_element
+
+    put_one = by_type([name for name, row in MATRIX_TYPES.items() if row.computing == real], putting)
 
     @inline
     def put(call, row, weight, first, second):
         mu, sigma = np.float64(element_of(call.draw.mu, row)), np.float64(element_of(call.draw.sigma, row))
-        put_one(call.first, row, fma(sigma, first, weight * mu), call.draw.type)
+        put_one(call.draw.type, call.first, row, fma(sigma, first, weight * mu))
         if call.second != 0:
-            put_one(call.second, row, sigma * sigma * second, call.draw.type)
+            put_one(call.draw.type, call.second, row, sigma * sigma * second)
 
     return put
 

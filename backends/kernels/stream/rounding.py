@@ -1,7 +1,7 @@
-"""Rounding float32 to 16-bit formats with integer operations alone.
+"""Conversions between float32 and 16-bit formats, without conversion instructions.
 
-Some targets lack the conversion instructions: compute capability 7.5 has none for bfloat16, and LLVM calls a library
-that may be missing. So integer operations make the bits: one rounding, to nearest even, with subnormals.
+Some targets lack these: compute capability 7.5 has none for bfloat16, and LLVM calls a library that may be missing. So
+integer operations make the bits: one rounding, to nearest even, with subnormals.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from numba import njit
 
 from .arithmetic import float_bits, from_float_bits
 
-__all__ = ["NARROWING", "to_bfloat16", "to_float16", "unchanged"]
+__all__ = ["NARROWING", "WIDENING", "unchanged"]
 
 _SIGN = np.int32(-0x80000000)
 _MAGNITUDE = np.int32(0x7FFFFFFF)
@@ -20,7 +20,7 @@ _INFINITY = np.int32(0x7F800000)
 
 @njit(forceinline=True)
 def unchanged(x):
-    """`x` itself: float32 and float64 results need no narrowing."""
+    """`x` itself: float32 and float64 need no conversion."""
     return x
 
 
@@ -33,6 +33,12 @@ def to_bfloat16(x: np.float32) -> np.uint16:
     quiet_nan = np.int32(bits | np.int32(0x00400000))
     chosen = quiet_nan if np.int32(bits & _MAGNITUDE) > _INFINITY else rounded
     return np.uint16(np.uint32(chosen) >> np.uint32(16))
+
+
+@njit(forceinline=True)
+def from_bfloat16(bits: np.uint16) -> np.float32:
+    """The value of a bfloat16."""
+    return from_float_bits(np.int32(np.uint32(bits) << np.uint32(16)))
 
 
 @njit(forceinline=True)
@@ -53,5 +59,20 @@ def to_float16(x: np.float32) -> np.uint16:
     return np.uint16(np.uint32(sign) >> np.uint32(16) | np.uint32(half))
 
 
+@njit(forceinline=True)
+def from_float16(bits: np.uint16) -> np.float32:
+    """The value of a float16."""
+    sign = np.int32(np.uint32(bits & np.uint16(0x8000)) << np.uint32(16))
+    magnitude = np.int32(np.int32(bits & np.uint16(0x7FFF)) << np.int32(13))
+    # Read as a float32, the exponent is 112 too small and a subnormal is still subnormal. One exact product corrects
+    # both.
+    scaled = float_bits(from_float_bits(magnitude) * np.float32(2.0**112))
+    value = np.int32(magnitude | _INFINITY) if magnitude >= np.int32(0x0F800000) else scaled
+    return from_float_bits(np.int32(value | sign))
+
+
 NARROWING = {"float16": to_float16, "bfloat16": to_bfloat16, "float32": unchanged, "float64": unchanged}
 """Functions from the computing type to an element of a matrix, by the name of the element type."""
+
+WIDENING = {"float16": from_float16, "bfloat16": from_bfloat16, "float32": unchanged, "float64": unchanged}
+"""Functions from an element to its value as a number, by the name of the element type."""
