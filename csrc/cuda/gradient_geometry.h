@@ -4,12 +4,14 @@
 // A row of the gradient is cut into segments. A block sums one segment of some rows. Its threads form tiles: all
 // threads of a tile sum the same few rows, and thread s of a tile (slot s) sums the groups s, s + slots, s + 2 slots,
 // ... of columns. A thread computes the column part of the words once for all its rows; the row parts are in shared
-// memory. The lanes of a warp that share a tile add up their sums by shuffles. If a tile has several warps, or
-// neighbouring threads read neighbouring dimensions (`across`) in place of neighbouring groups, the block then adds up
-// these pieces in shared memory. If rows have several segments, a second kernel adds up the segments.
+// memory. Neighbouring threads read neighbouring groups or, with `across`, neighbouring dimensions.
 //
-// Short rows, whose tiles lie in one warp, would pay much for the start of a block. It sums several rows of tiles, one
-// after the other: its passes.
+// At the end, runs of neighbouring lanes in the same tile add up their sums by shuffles. Each run then has a piece of
+// the tile's sums. If a tile has several pieces, the block adds them up in shared memory. If rows have several
+// segments, a second kernel adds up the segments.
+//
+// Short rows would pay much for the start of a block. If a tile is one run of lanes, a block sums several rows of
+// tiles, one after the other: its passes.
 #pragma once
 
 #include "cuda/geometry.h"
@@ -37,10 +39,12 @@ struct GradientGeometry {
   u32 blocks, threads;
   u32 run_of_blocks;  // blocks in a row: those of a row's segments or, with `across`, those of a segment's rows
   u32 tiles;          // tiles per block
-  u32 slots;          // threads that share the rows of a tile: without `across`, a power of two or a multiple of 32
-  u32 lanes;          // slots in one warp, which is all that share a tile: a power of two
-  u32 in_pieces;      // whether the block adds up sums in shared memory; otherwise lanes store them
-  u32 pieces;         // slots / lanes: the number of these sums
+  u32 slots;          // threads that share the rows of a tile
+  u32 lanes;          // lanes of a run: a power of two, which divides `slots`; 1 with `across`
+  u32 lanes_log2;     // log2 of `lanes`
+  u32 pieces;         // pieces per tile: slots / lanes
+  u32 pitch;          // pieces per block
+  u32 in_pieces;      // whether totals come from pieces in shared memory; otherwise lanes have them
   u32 parts_log2;     // log2 of the threads that add up the pieces of one sum
   u32 across;         // whether neighbouring threads have neighbouring dimensions, in place of groups
   u32 one_by_run;     // 2^20 / (across ? tiles : slots), rounded up: divides a thread index by multiplication and shift
@@ -91,29 +95,43 @@ inline void set_tiles_across(const Draw& call, GradientGeometry& g) {
   g.slots = static_cast<u32>(slots < g.groups ? slots : g.groups);
 }
 
-// Sets tiles and slots for threads along groups, with the fewest idle threads. The start and the end of a pass cost an
-// eighth of a turn. Runs of fewer than 8 groups are read slowly.
+// Lanes per run. If they are not the whole tile, there is at most one per sum: the block adds up pieces in fewer
+// instructions than further shuffles take.
+inline u32 lanes_of(const GradientGeometry& g) {
+  if (g.across) return 1;
+  const u32 power = g.slots & (~g.slots + 1), sums = 2 * g.rows;
+  return (power == g.slots && power <= 32) || power < sums ? power : sums;
+}
+
+// Sets tiles and slots for threads along groups, at the least cost. In eighths of a turn, the end of a chain costs 2,
+// the start of a block 3, which many passes share, and adding up pieces 1. Runs of fewer than 8 groups are read slowly.
 inline void set_tiles_along(const Draw& call, GradientGeometry& g) {
   g.tiles = 1;
   g.slots = kGradientThreads;
   if (g.groups > 16 * kGradientThreads) return;
   // Few turns as long as there are few blocks.
   const u64 many = call.rows * g.groups / (g.rows * kGradientThreads * 2048);
-  u64 most = many < 4 ? 4 : many < 8 ? many : 8;
+  u64 most = many < 4 ? 4 : many < 16 ? many : 16;
   while (most * kGradientThreads < g.groups) most += 4;
-  u64 least = ~u64{0};
-  for (u32 slots = kGradientThreads; slots > 0; slots = slots > 32 ? slots - 32 : slots / 2) {
-    const u64 turns = ceil_div(g.groups, slots);
-    if (turns > most || (slots < 4 && turns > 1)) continue;
-    u64 tiles = kGradientThreads / slots;
-    if (tiles > call.rows / g.rows) tiles = call.rows / g.rows;
-    const u64 unit = unit_of(g), paid = ceil_div(turns, unit) * unit;
-    u64 cost = ceil_div(slots * tiles, 32) * (8 * paid + 1) * 1024 / tiles;
-    if (slots < 8 && turns > 1) cost += cost / 8;
-    if (cost >= least) continue;
-    least = cost;
-    g.tiles = static_cast<u32>(tiles);
-    g.slots = slots;
+  for (u64 turns = 1, least = ~u64{0}; turns <= most; ++turns) {
+    const u64 fewest = ceil_div(g.groups, turns);
+    u64 power = 1;
+    while (power < fewest) power *= 2;
+    const u64 choices[] = {power, fewest};  // One run of lanes per tile, or fewer idle threads.
+    for (const u64 slots : choices) {
+      if (slots > kGradientThreads || (slots < 4 && turns > 1)) continue;
+      u64 tiles = kGradientThreads / slots;
+      if (tiles > call.rows / g.rows) tiles = call.rows / g.rows;
+      const u64 unit = unit_of(g), iterations = ceil_div(turns, unit);
+      const bool in_pieces = slots != power || slots > 32, is_one_pass = in_pieces || 2 * turns > many;
+      u64 cost = 8 * unit * iterations + 2 * ceil_div(iterations, kChain) + 3 * is_one_pass + in_pieces;
+      if (slots < 8 && turns > 1) cost += cost / 8;
+      cost = ceil_div(slots * tiles, 32) * cost * 1024 / tiles;
+      if (cost >= least) continue;
+      least = cost;
+      g.tiles = static_cast<u32>(tiles);
+      g.slots = static_cast<u32>(slots);
+    }
   }
 }
 
@@ -133,8 +151,8 @@ inline void set_turns(const Draw& call, GradientGeometry& g) {
     const u64 segments = (all + turns / 2) / turns, unit = unit_of(g);
     // With one segment, a thread has all turns.
     turns = segments < 2 ? all : (ceil_div(all, segments) + unit / 2) / unit * unit;
-  } else if (g.slots <= 32) {
-    const u64 many = blocks / (4096 * all), most = 8 / all < g.slots ? 8 / all : g.slots;
+  } else if (g.slots == lanes_of(g)) {
+    const u64 many = blocks / (2048 * all), enough = ceil_div(16, all), most = enough < g.slots ? enough : g.slots;
     const u64 passes = many < most ? many : most;
     g.passes = passes < 1 ? 1 : static_cast<u32>(passes);
   }
@@ -145,8 +163,11 @@ inline void set_turns(const Draw& call, GradientGeometry& g) {
 inline void complete(const Draw& call, GradientGeometry& g) {
   g.threads = static_cast<u32>(ceil_div(g.tiles * g.slots, 32) * 32);
   g.one_by_run = static_cast<u32>(ceil_div(1 << 20, g.across ? g.tiles : g.slots));
-  g.lanes = g.across ? 1 : g.slots < 32 ? g.slots : 32;
+  g.lanes = lanes_of(g);
+  g.lanes_log2 = 0;
+  while (1u << g.lanes_log2 < g.lanes) ++g.lanes_log2;
   g.pieces = g.slots / g.lanes;
+  g.pitch = g.pieces * g.tiles;
   const u64 of_segment = u64{g.slots} * g.turns, row_blocks = blocks_of_rows(call, g);
   g.segments = static_cast<u32>(ceil_div(g.groups, of_segment));
   g.in_pieces = g.lanes == 1 || g.pieces > 1 || g.segments > 1;

@@ -195,26 +195,26 @@ struct Share {
   }
 };
 
-// Adds up the sums of all pieces, which are `count` numbers apart. put(k, total) gets sum k. All threads of the block
-// take part.
-template <class Put>
-MULTISAMPLE_FUNCTION void add_pieces(double* sums, u32 count, const GradientGeometry& geometry, const Put& put) {
-  const u32 parts = 1u << geometry.parts_log2;
+// Adds up the pieces of each tile, which have `count` sums: put(k, total) gets sum k % count of tile k / count. All
+// threads of the block take part.
+template <u32 count, class Put>
+MULTISAMPLE_FUNCTION void add_pieces(double* sums, const GradientGeometry& geometry, const Put& put) {
+  const u32 parts = 1u << geometry.parts_log2, all = count * geometry.tiles;
+  const u32 piece_step = geometry.across ? geometry.tiles : 1, tile_step = geometry.across ? 1 : geometry.pieces;
   // Adds up pieces `first`, `first` + `step`, ... up to `end`.
   const auto sum = [&](u32 k, u32 first, u32 step, u32 end) {
-    double total = sums[first * count + k];
+    double* const x = &sums[k % count * geometry.pitch + k / count * tile_step];
+    double total = x[first * piece_step];
 #pragma unroll 4
-    for (u32 piece = first + step; piece < end; piece += step) total += sums[piece * count + k];
-    return total;
+    for (u32 piece = first + step; piece < end; piece += step) total += x[piece * piece_step];
+    return x[first * piece_step] = total;
   };
   __syncthreads();
   if (parts > 1) {
-    for (u32 k = threadIdx.x; k < count * parts; k += blockDim.x) {
-      sums[k % parts * count + k / parts] = sum(k / parts, k % parts, parts, geometry.pieces);
-    }
+    for (u32 k = threadIdx.x; k < all * parts; k += blockDim.x) sum(k / parts, k % parts, parts, geometry.pieces);
     __syncthreads();
   }
-  for (u32 k = threadIdx.x; k < count; k += blockDim.x) put(k, sum(k, 0, 1, parts > 1 ? parts : geometry.pieces));
+  for (u32 k = threadIdx.x; k < all; k += blockDim.x) put(k, sum(k, 0, 1, parts > 1 ? parts : geometry.pieces));
 }
 
 // Minimum blocks per multiprocessor, for __launch_bounds__.
@@ -230,7 +230,7 @@ MULTISAMPLE_FUNCTION void sum_gradient(const Draw& call, const GradientGeometry&
   using Reader = Reader<G, antithetic, rows, only_at_once>;
   using Noise = Noise<Real, common_noise, fast>;
   constexpr u32 kGroups = kGroupsAtOnce<rows, antithetic>;
-  // Sum k of a piece is that of mu in row k, or that of sigma in row k - rows * tiles of the pass.
+  // [sum][piece]. The sums of a piece are those of mu, then those of sigma.
   __shared__ double sums[2 * rows * kGradientThreads];
   // Volatile, because the compiler would load all row parts into registers, which then spill.
   __shared__ volatile u64 row_words[rows][kGradientThreads];
@@ -259,8 +259,7 @@ MULTISAMPLE_FUNCTION void sum_gradient(const Draw& call, const GradientGeometry&
   __syncthreads();
   Share share(2 * rows, geometry.lanes);
   if (is_left_over) share.count = 0;
-  const u32 piece = geometry.across ? slot : slot / 32;
-  double* const own_sums = &sums[(2 * rows * piece + share.first) * geometry.tiles + tile];
+  double* const own_sums = &sums[share.first * geometry.pitch + (threadIdx.x >> geometry.lanes_log2)];
   Real* own_totals = static_cast<Real*>(share.first < rows ? call.mu.data : call.sigma.data) + part.first_row +
                      (share.first % rows * geometry.tiles + tile);
   Reader reader(part, tile, slot, call, geometry);
@@ -305,7 +304,7 @@ MULTISAMPLE_FUNCTION void sum_gradient(const Draw& call, const GradientGeometry&
       turn += kGroups;
     } while (turn < end);
     add_lanes<1>(totals, geometry.lanes, [&](u32 k, double total) {
-      if (k < share.count) own_sums[k * geometry.tiles] = is_first ? total : own_sums[k * geometry.tiles] + total;
+      if (k < share.count) own_sums[k * geometry.pitch] = is_first ? total : own_sums[k * geometry.pitch] + total;
     });
     if (turn < part.turns) continue;
     if (!geometry.in_pieces) {
@@ -322,9 +321,9 @@ MULTISAMPLE_FUNCTION void sum_gradient(const Draw& call, const GradientGeometry&
     reader.go_down(slot, geometry.pass_step);
   }
   if (!geometry.in_pieces) return;
-  add_pieces(sums, 2 * height, geometry, [&](u32 k, double total) {
-    const bool is_sigma = k >= height;
-    const u64 row = part.first_row + (is_sigma ? k - height : k);
+  add_pieces<2 * rows>(sums, geometry, [&](u32 k, double total) {
+    const bool is_sigma = k % (2 * rows) >= rows;
+    const u64 row = part.first_row + (k / (2 * rows) + k % rows * geometry.tiles);
     if (geometry.segments > 1) {
       call.scratch[2 * (part.segment * call.rows + row) + is_sigma] = total;
     } else {

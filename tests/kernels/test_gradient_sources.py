@@ -51,8 +51,10 @@ class Geometry(NamedTuple):
     tiles: int
     slots: int
     lanes: int
-    in_pieces: int
+    lanes_log2: int
     pieces: int
+    pitch: int
+    in_pieces: int
     parts_log2: int
     across: int
     one_by_run: int
@@ -70,7 +72,7 @@ class Geometry(NamedTuple):
 
 
 _CASE = struct.Struct(f"{PACKED_DRAW}sQ4Q6I")
-_GEOMETRY = struct.Struct("18IQqqq")
+_GEOMETRY = struct.Struct("20IQqqq")
 LOADS = ("at once", "side by side", "apart")
 
 
@@ -306,10 +308,11 @@ def test_sums_of_row_segments_are_added(runner: Callable[[str], Path], dtype: st
     """A small version of large calls: threads have several chains of groups, and rows several segments."""
     cases: list[Case] = []
     for (d, n), strides in itertools.product([(1, 9000), (6, 2500), (40, 900), (3, 20_000)], [None, (0, 0), "across"]):
-        for tiles, slots, turns in [(1, 32, 4), (2, 8, 20), (1, 4, 12), (4, 64, 8), (3, 1, 28), (1, 256, 4)]:
+        for tiles, slots, turns in [
+            (1, 32, 4), (2, 8, 20), (1, 3, 12), (4, 33, 8), (3, 1, 28), (1, 256, 4), (5, 22, 8), (3, 36, 4), (2, 40, 4),
+            (6, 10, 8), (7, 28, 4),
+        ]:  # fmt: skip
             k = len(cases)
-            if strides == "across" and d > 1 and slots < 256:
-                slots -= slots // 3  # Any number will do.
             cases.append(
                 Case(
                     d, n, dtype, NOISES[k % 2], k // 2 % 3 == 1, seed=k, sample_offset=k // 2 % 9,
@@ -321,6 +324,7 @@ def test_sums_of_row_segments_are_added(runner: Callable[[str], Path], dtype: st
     taken = [geometry for geometry, _, _ in run(runner, cases)]
     assert max(geometry.segments for geometry in taken) > 30
     assert sum(geometry.segments > 1 for geometry in taken) > len(taken) // 2
+    assert {geometry.lanes for geometry in taken if geometry.pieces > 1 and geometry.rows == 4} >= {1, 2, 4, 8}
 
 
 @requires_gxx
