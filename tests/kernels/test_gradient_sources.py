@@ -320,7 +320,6 @@ def test_sums_of_row_segments_are_added(runner: Callable[[str], Path], dtype: st
                     slots=slots, turns=turns, backwards=k % 2 == 1,
                 )
             )  # fmt: skip
-    cases = cases if dtype == "float32" else cases[sorted(DTYPES).index(dtype) % 3 :: 3]
     taken = [geometry for geometry, _, _ in run(runner, cases)]
     assert max(geometry.segments for geometry in taken) > 30
     assert sum(geometry.segments > 1 for geometry in taken) > len(taken) // 2
