@@ -140,7 +140,7 @@ inline u64 blocks_of_rows(const Draw& call, const GradientGeometry& g) {
 }
 
 // Sets passes and turns: short segments as long as there are few blocks, then longer ones, which leave fewer sums to
-// add up.
+// add up; as many passes as make up 16 turns, if 2048 blocks are left.
 inline void set_turns(const Draw& call, GradientGeometry& g) {
   g.passes = 1;
   const u64 all = ceil_div(g.groups, g.slots), blocks = blocks_of_rows(call, g) * all;
