@@ -195,15 +195,16 @@ struct Share {
   }
 };
 
-// Adds up the pieces of each tile, which have `count` sums: put(k, total) gets sum k % count of tile k / count. All
-// threads of the block take part.
-template <u32 count, class Put>
-MULTISAMPLE_FUNCTION void add_pieces(double* sums, const GradientGeometry& geometry, const Put& put) {
-  const u32 parts = 1u << geometry.parts_log2, all = count * geometry.tiles;
-  const u32 piece_step = geometry.across ? geometry.tiles : 1, tile_step = geometry.across ? 1 : geometry.pieces;
+// Adds up the pieces of each tile: put(k, total) gets sum k / tiles of tile k % tiles. All threads of the block take
+// part.
+template <class Put>
+MULTISAMPLE_FUNCTION void add_pieces(double* sums, u32 count, const GradientGeometry& geometry, const Put& put) {
+  const u32 parts = 1u << geometry.parts_log2, piece_step = geometry.across ? geometry.tiles : 1;
   // Adds up pieces `first`, `first` + `step`, ... up to `end`.
   const auto sum = [&](u32 k, u32 first, u32 step, u32 end) {
-    double* const x = &sums[k % count * geometry.pitch + k / count * tile_step];
+    // The pieces of a tile are adjacent or, with `across`, neighbours of those of other tiles.
+    const u32 tile = geometry.across ? k % geometry.tiles : 0;
+    double* const x = &sums[(k - tile) * geometry.pieces + tile];
     double total = x[first * piece_step];
 #pragma unroll 4
     for (u32 piece = first + step; piece < end; piece += step) total += x[piece * piece_step];
@@ -211,10 +212,10 @@ MULTISAMPLE_FUNCTION void add_pieces(double* sums, const GradientGeometry& geome
   };
   __syncthreads();
   if (parts > 1) {
-    for (u32 k = threadIdx.x; k < all * parts; k += blockDim.x) sum(k / parts, k % parts, parts, geometry.pieces);
+    for (u32 k = threadIdx.x; k < count * parts; k += blockDim.x) sum(k / parts, k % parts, parts, geometry.pieces);
     __syncthreads();
   }
-  for (u32 k = threadIdx.x; k < all; k += blockDim.x) put(k, sum(k, 0, 1, parts > 1 ? parts : geometry.pieces));
+  for (u32 k = threadIdx.x; k < count; k += blockDim.x) put(k, sum(k, 0, 1, parts > 1 ? parts : geometry.pieces));
 }
 
 // Minimum blocks per multiprocessor, for __launch_bounds__.
@@ -321,9 +322,9 @@ MULTISAMPLE_FUNCTION void sum_gradient(const Draw& call, const GradientGeometry&
     reader.go_down(slot, geometry.pass_step);
   }
   if (!geometry.in_pieces) return;
-  add_pieces<2 * rows>(sums, geometry, [&](u32 k, double total) {
-    const bool is_sigma = k % (2 * rows) >= rows;
-    const u64 row = part.first_row + (k / (2 * rows) + k % rows * geometry.tiles);
+  add_pieces(sums, 2 * height, geometry, [&](u32 k, double total) {
+    const bool is_sigma = k >= height;
+    const u64 row = part.first_row + (is_sigma ? k - height : k);
     if (geometry.segments > 1) {
       call.scratch[2 * (part.segment * call.rows + row) + is_sigma] = total;
     } else {
