@@ -4,8 +4,14 @@
 // A row of the gradient is cut into segments. A block sums one segment of some rows. Its threads form tiles: all
 // threads of a tile sum the same few rows, and thread s of a tile (slot s) sums the groups s, s + slots, s + 2 slots,
 // ... of columns. A thread computes the column part of the words once for all its rows; the row parts are in shared
-// memory. At the end, the block adds up the sums of its threads. If rows have several segments, a second kernel adds up
-// the segments. Neighbouring threads read neighbouring groups or, with `across`, neighbouring dimensions.
+// memory. Neighbouring threads read neighbouring groups or, with `across`, neighbouring dimensions.
+//
+// At the end, runs of neighbouring lanes in the same tile add up their sums by shuffles. Each run then has a piece of
+// the tile's sums. If a tile has several pieces, the block adds them up in shared memory. If rows have several
+// segments, a second kernel adds up the segments.
+//
+// Short rows would pay much for the start of a block. If a tile is one run of lanes, a block sums several rows of
+// tiles, one after the other: its passes.
 #pragma once
 
 #include "cuda/geometry.h"
@@ -13,7 +19,7 @@
 namespace multisample {
 
 constexpr u32 kGradientThreads = 256;
-// Groups that a thread adds up in the computing type, before it adds their sum to a float64 sum.
+// Iterations of a thread's loop that it adds up in the computing type, before it adds their sum to a float64 sum.
 constexpr u32 kChain = 8;
 
 // Groups that a thread reads before it makes their noise.
@@ -31,19 +37,28 @@ enum Loads : u32 {
 
 struct GradientGeometry {
   u32 blocks, threads;
-  u32 tiles;       // tiles per block
-  u32 slots;       // threads that share the rows of a tile
-  u32 across;      // whether neighbouring threads have neighbouring dimensions, in place of groups
-  u32 one_by_run;  // 2^20 / (across ? tiles : slots), rounded up: divides a thread index by multiplication and shift
-  u32 rows;        // rows per thread; they are `tiles` rows apart
-  u32 turns;       // groups per thread
-  u32 segments;    // segments per row
-  u32 skip;        // columns of the first group that come before the first column
-  u32 loads;       // one of Loads
-  u32 parts_log2;  // log2 of the threads that add up the slots of one sum
-  u64 groups;      // groups per row
-  i64 row_step;    // bytes between the rows of a thread
-  i64 turn_step;   // bytes between the groups of a thread
+  u32 run_of_blocks;  // blocks in a row: those of a row's segments or, with `across`, those of a segment's rows
+  u32 tiles;          // tiles per block
+  u32 slots;          // threads that share the rows of a tile
+  u32 lanes;          // lanes of a run: a power of two, which divides `slots`; 1 with `across`
+  u32 lanes_log2;     // log2 of `lanes`
+  u32 pieces;         // pieces per tile: slots / lanes
+  u32 pitch;          // pieces per block
+  u32 in_pieces;      // whether totals come from pieces in shared memory; otherwise lanes have them
+  u32 parts_log2;     // log2 of the threads that add up the pieces of one sum
+  u32 across;         // whether neighbouring threads have neighbouring dimensions, in place of groups
+  u32 one_by_run;     // 2^20 / (across ? tiles : slots), rounded up: divides a thread index by multiplication and shift
+  u32 rows;           // rows per thread; they are `tiles` rows apart
+  u32 passes;         // at most `slots`; 1 if `in_pieces`
+  u32 turns;          // groups per thread and pass
+  u32 last_turns;     // turns of the last segment
+  u32 segments;       // segments per row
+  u32 skip;           // columns of the first group that come before the first column
+  u32 loads;          // one of Loads
+  u64 groups;         // groups per row
+  i64 row_step;       // bytes between the rows of a thread
+  i64 turn_step;      // bytes between the groups of a thread
+  i64 pass_step;      // bytes from the end of a pass to the next
 };
 
 #if !defined(__CUDACC_RTC__)
@@ -80,34 +95,54 @@ inline void set_tiles_across(const Draw& call, GradientGeometry& g) {
   g.slots = static_cast<u32>(slots < g.groups ? slots : g.groups);
 }
 
-// Sets tiles and slots for threads along groups, with the fewest idle threads. The start and the end of a block cost a
-// quarter of a turn. Runs of fewer than 8 groups would be read slowly.
+// Lanes per run. If they are not the whole tile, there is at most one per sum: the block adds up pieces in fewer
+// instructions than further shuffles take.
+inline u32 lanes_of(const GradientGeometry& g) {
+  if (g.across) return 1;
+  const u32 power = g.slots & (~g.slots + 1), sums = 2 * g.rows;
+  return (power == g.slots && power <= 32) || power < sums ? power : sums;
+}
+
+// Sets tiles and slots for threads along groups, at the least cost. In eighths of a turn, the end of a chain costs 2,
+// the start of a block 3, which many passes share, and adding up pieces 1. Runs of fewer than 8 groups are read slowly.
 inline void set_tiles_along(const Draw& call, GradientGeometry& g) {
   g.tiles = 1;
   g.slots = kGradientThreads;
   if (g.groups > 16 * kGradientThreads) return;
   // Few turns as long as there are few blocks.
   const u64 many = call.rows * g.groups / (g.rows * kGradientThreads * 2048);
-  u64 most = many < 4 ? 4 : many < 8 ? many : 8;
+  u64 most = many < 4 ? 4 : many < 16 ? many : 16;
   while (most * kGradientThreads < g.groups) most += 4;
   for (u64 turns = 1, least = ~u64{0}; turns <= most; ++turns) {
-    const u64 slots = ceil_div(g.groups, turns);
-    if (slots > kGradientThreads || (slots < 8 && turns > 1)) continue;
-    u64 tiles = kGradientThreads / slots;
-    if (tiles > call.rows / g.rows) tiles = call.rows / g.rows;
-    const u64 unit = unit_of(g), paid = ceil_div(turns, unit) * unit;
-    const u64 cost = ceil_div(slots * tiles, 32) * (4 * paid + 1) * 1024 / tiles;
-    if (cost > least) continue;
-    least = cost;
-    g.tiles = static_cast<u32>(tiles);
-    g.slots = static_cast<u32>(slots);
+    const u64 fewest = ceil_div(g.groups, turns);
+    u64 power = 1;
+    while (power < fewest) power *= 2;
+    const u64 choices[] = {power, fewest};  // One run of lanes per tile, or fewer idle threads.
+    for (const u64 slots : choices) {
+      if (slots > kGradientThreads || (slots < 4 && turns > 1)) continue;
+      u64 tiles = kGradientThreads / slots;
+      if (tiles > call.rows / g.rows) tiles = call.rows / g.rows;
+      const u64 unit = unit_of(g), iterations = ceil_div(turns, unit);
+      const bool in_pieces = slots != power || slots > 32, is_one_pass = in_pieces || 2 * turns > many;
+      u64 cost = 8 * unit * iterations + 2 * ceil_div(iterations, kChain) + 3 * is_one_pass + in_pieces;
+      if (slots < 8 && turns > 1) cost += cost / 8;
+      cost = ceil_div(slots * tiles, 32) * cost * 1024 / tiles;
+      if (cost >= least) continue;
+      least = cost;
+      g.tiles = static_cast<u32>(tiles);
+      g.slots = static_cast<u32>(slots);
+    }
   }
 }
 
-inline u64 blocks_of_rows(const Draw& call, const GradientGeometry& g) { return ceil_div(call.rows, g.rows * g.tiles); }
+inline u64 blocks_of_rows(const Draw& call, const GradientGeometry& g) {
+  return ceil_div(call.rows, u64{g.rows} * g.tiles * g.passes);
+}
 
-// Sets the turns: short segments as long as there are few blocks, then longer ones, which leave fewer sums to add up.
+// Sets passes and turns: short segments as long as there are few blocks, then longer ones, which leave fewer sums to
+// add up; as many passes as make up 16 turns, if 2048 blocks are left.
 inline void set_turns(const Draw& call, GradientGeometry& g) {
+  g.passes = 1;
   const u64 all = ceil_div(g.groups, g.slots), blocks = blocks_of_rows(call, g) * all;
   u64 turns = all;
   if (g.across || g.tiles == 1) {
@@ -116,6 +151,10 @@ inline void set_turns(const Draw& call, GradientGeometry& g) {
     const u64 segments = (all + turns / 2) / turns, unit = unit_of(g);
     // With one segment, a thread has all turns.
     turns = segments < 2 ? all : (ceil_div(all, segments) + unit / 2) / unit * unit;
+  } else if (g.slots == lanes_of(g)) {
+    const u64 many = blocks / (2048 * all), enough = ceil_div(16, all), most = enough < g.slots ? enough : g.slots;
+    const u64 passes = many < most ? many : most;
+    g.passes = passes < 1 ? 1 : static_cast<u32>(passes);
   }
   g.turns = static_cast<u32>(turns);
 }
@@ -124,13 +163,25 @@ inline void set_turns(const Draw& call, GradientGeometry& g) {
 inline void complete(const Draw& call, GradientGeometry& g) {
   g.threads = static_cast<u32>(ceil_div(g.tiles * g.slots, 32) * 32);
   g.one_by_run = static_cast<u32>(ceil_div(1 << 20, g.across ? g.tiles : g.slots));
-  g.segments = static_cast<u32>(ceil_div(g.groups, u64{g.slots} * g.turns));
-  g.blocks = static_cast<u32>(blocks_of_rows(call, g) * g.segments);
+  g.lanes = lanes_of(g);
+  g.lanes_log2 = 0;
+  while (1u << g.lanes_log2 < g.lanes) ++g.lanes_log2;
+  g.pieces = g.slots / g.lanes;
+  g.pitch = g.pieces * g.tiles;
+  const u64 of_segment = u64{g.slots} * g.turns, row_blocks = blocks_of_rows(call, g);
+  g.segments = static_cast<u32>(ceil_div(g.groups, of_segment));
+  g.in_pieces = g.lanes == 1 || g.pieces > 1 || g.segments > 1;
+  g.last_turns = static_cast<u32>(ceil_div(g.groups - (g.segments - 1) * of_segment, g.slots));
+  g.blocks = static_cast<u32>(row_blocks * g.segments);
+  g.run_of_blocks = g.across ? static_cast<u32>(row_blocks) : g.segments;
+  const i64 width = call.antithetic ? kAntitheticWidth : kWidth;
   g.row_step = g.tiles * call.row_stride;
-  g.turn_step = g.slots * call.column_stride * (call.antithetic ? kAntitheticWidth : kWidth);
+  g.turn_step = g.slots * call.column_stride * width;
+  const u64 unit = g.rows > 1 ? 1 : call.antithetic ? kGroupsAtOnce<1, true> : kGroupsAtOnce<1, false>;
+  g.pass_step = g.rows * g.row_step - static_cast<i64>(ceil_div(g.last_turns, unit) * unit) * g.turn_step;
   g.parts_log2 = 0;
   u32 parts = kGradientThreads / (g.tiles * g.rows * 2);
-  if (4 * parts > g.slots) parts = g.slots / 4;
+  if (4 * parts > g.pieces) parts = g.pieces / 4;
   while (2u << g.parts_log2 <= parts) ++g.parts_log2;
 }
 

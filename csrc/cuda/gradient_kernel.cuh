@@ -7,6 +7,7 @@
 
 #include "cuda/gradient_geometry.h"
 #include "cuda/group.cuh"
+#include "cuda/intrinsics.cuh"
 
 namespace multisample {
 
@@ -60,18 +61,15 @@ struct Part {
 
   MULTISAMPLE_FUNCTION static Part of_block(u32 rows, const Draw& call, const GradientGeometry& geometry) {
     // Consecutive blocks read neighbouring memory.
-    const u32 row_blocks = gridDim.x / geometry.segments, along = blockIdx.x / geometry.segments;
-    const u32 across = blockIdx.x / row_blocks;
+    const u32 run = blockIdx.x / geometry.run_of_blocks, rest = blockIdx.x - run * geometry.run_of_blocks;
     Part part;
-    part.segment = geometry.across ? across : blockIdx.x - along * geometry.segments;
-    const u32 height = rows * geometry.tiles;
-    part.first_row = static_cast<u64>(geometry.across ? blockIdx.x - across * row_blocks : along) * height;
+    part.segment = geometry.across ? run : rest;
+    const u32 height = rows * geometry.tiles * geometry.passes;
+    part.first_row = static_cast<u64>(geometry.across ? rest : run) * height;
     // The last two blocks may share rows, for which both compute the same sums.
     if (part.first_row > call.rows - height) part.first_row = call.rows - height;
     part.first_group = static_cast<u64>(part.segment) * (geometry.turns * geometry.slots);
-    const u32 all = geometry.turns * geometry.slots;
-    const u64 left = geometry.groups - part.first_group;
-    part.turns = ((left < all ? static_cast<u32>(left) : all) + geometry.slots - 1) / geometry.slots;
+    part.turns = part.segment + 1 < geometry.segments ? geometry.turns : geometry.last_turns;
     return part;
   }
 };
@@ -83,24 +81,24 @@ class Reader {
   static constexpr u32 kCount = antithetic ? kAntitheticWidth : kWidth;
   using Group = Raw<G, kCount>;
 
-  // Begins with group `group` of the part, in the rows from `row` of the part on.
-  MULTISAMPLE_FUNCTION Reader(const Part& part, u32 row, u32 group, const Draw& call, const GradientGeometry& geometry)
+  // Begins with group `slot` of the part, in the rows from `row` of the part on.
+  MULTISAMPLE_FUNCTION Reader(const Part& part, u32 row, u32 slot, const Draw& call, const GradientGeometry& geometry)
       : columns_(call.columns),
         first_column_(static_cast<i64>(part.first_group * kCount) - geometry.skip),
         column_stride_(only_at_once ? sizeof(G) : call.column_stride),
         row_step_(geometry.row_step),
         turn_step_(geometry.turn_step),
-        group_(group),
+        group_(slot),
         slots_(geometry.slots),
         loads_(geometry.loads) {
     at_ = static_cast<const char*>(call.matrix) + static_cast<i64>(part.first_row + row) * call.row_stride +
-          (first_column_ + kCount * static_cast<i64>(group)) * column_stride_;
+          (first_column_ + kCount * static_cast<i64>(slot)) * column_stride_;
     // All columns of a group are inside grad, except in the first and the last group of a row. If the first column is
     // in device memory, the last group may have no column inside.
     first_whole_ = first_column_ < 0;
     const u64 end = (columns_ + geometry.skip) / kCount, whole = end < part.first_group ? 0 : end - part.first_group;
     const u32 all = geometry.turns * geometry.slots;
-    whole_ = whole < first_whole_ ? 0 : (whole < all ? static_cast<u32>(whole) : all) - first_whole_;
+    whole_ = opaque(whole < first_whole_ ? 0 : (whole < all ? static_cast<u32>(whole) : all) - first_whole_);
   }
 
   // Reads the next group. Columns outside grad give zeros.
@@ -124,16 +122,26 @@ class Reader {
     } else {
       const i64 column = first_column_ + kCount * static_cast<i64>(group_);
 #pragma unroll
-      for (u32 k = 0; k < kCount; ++k) {
-        const bool inside = static_cast<u64>(column + k) < columns_;
+      for (u32 r = 0; r < rows; ++r) g[r] = Group{};
+      // Many threads have no group in the last turn.
+      if (column < static_cast<i64>(columns_)) {
 #pragma unroll
-        for (u32 r = 0; r < rows; ++r) {
-          g[r].set(k, inside ? load<G>(at_ + r * row_step_ + k * column_stride_) : G{});
+        for (u32 k = 0; k < kCount; ++k) {
+          if (static_cast<u64>(column + k) < columns_) {
+#pragma unroll
+            for (u32 r = 0; r < rows; ++r) g[r].set(k, load<G>(at_ + r * row_step_ + k * column_stride_));
+          }
         }
       }
     }
     at_ += turn_step_;
     group_ += slots_;
+  }
+
+  // Goes back to group `slot`, in the rows of the next pass.
+  MULTISAMPLE_FUNCTION void go_down(u32 slot, i64 pass_step) {
+    at_ += pass_step;
+    group_ = slot;
   }
 
  private:
@@ -144,38 +152,70 @@ class Reader {
   const u32 slots_, loads_;
 };
 
-// Sums per array of shared memory. An odd pitch puts the sums of a thread in different banks.
-constexpr u32 kSumsPitch = kGradientThreads + 1;
-
-// Adds up the sums of all slots, and stores the totals. All threads of the block take part.
-template <class Real, u32 rows>
-MULTISAMPLE_FUNCTION void add_up(double (&sums)[2 * rows][kSumsPitch], const Part& part, const Draw& call,
-                                 const GradientGeometry& geometry) {
-  const u32 parts = 1u << geometry.parts_log2, count = geometry.tiles * (2 * rows);
-  const u32 slot_step = geometry.across ? geometry.tiles : 1, tile_step = geometry.across ? 1 : geometry.slots;
-  // Adds sum `k` of slots `first`, `first` + `step`, ... up to `end`.
-  const auto sum = [&](u32 k, u32 first, u32 step, u32 end) {
-    double* const x = &sums[k % (2 * rows)][k / (2 * rows) * tile_step];
-    double total = x[first * slot_step];
-#pragma unroll 4
-    for (u32 slot = first + step; slot < end; slot += step) total += x[slot * slot_step];
-    return x[first * slot_step] = total;
-  };
-  if (parts > 1) {
-    for (u32 k = threadIdx.x; k < count * parts; k += blockDim.x) {
-      sum(k / parts, k % parts, parts, geometry.slots);
+// Adds up sums of the lanes that share a tile: put(k, total) gets a lane's k-th total. In each step, a lane passes half
+// of its sums on to another lane. What is left of one sum is added up in float64.
+template <u32 step, u32 count, class Real, class Put>
+MULTISAMPLE_FUNCTION void add_lanes(const Real (&sums)[count], u32 lanes, const Put& put) {
+  if constexpr (count == 1) {
+    double total = rounded<double>(sums[0]);
+#pragma unroll
+    for (u32 further = step; further < 32; further *= 2) {
+      if (further < lanes) total += shuffle_xor(total, further);
     }
+    put(0, total);
+  } else if (step == lanes) {
+#pragma unroll
+    for (u32 k = 0; k < count; ++k) put(k, rounded<double>(sums[k]));
+  } else {
+    constexpr u32 half = count / 2;
+    const bool upper = (threadIdx.x & step) != 0;
+    Real kept[half];
+#pragma unroll
+    for (u32 k = 0; k < half; ++k) {
+      const Real passed_on = upper ? sums[k] : sums[k + half];
+      kept[k] = add_rn(upper ? sums[k + half] : sums[k], shuffle_xor(passed_on, step));
+    }
+    add_lanes<2 * step>(kept, lanes, put);
+  }
+}
+
+// The sums of a tile whose totals a lane gets from add_lanes.
+struct Share {
+  u32 first, count;
+
+  // `count` is that of all sums.
+  MULTISAMPLE_FUNCTION Share(u32 count, u32 lanes) : first(0), count(count) {
+    u32 step = 1;
+    for (; step < lanes && this->count > 1; step *= 2) {
+      this->count /= 2;
+      if (threadIdx.x & step) first += this->count;
+    }
+    // Further lanes have the same totals.
+    if ((threadIdx.x & (lanes - 1)) >= step) this->count = 0;
+  }
+};
+
+// Adds up the pieces of each tile: put(k, total) gets sum k / tiles of tile k % tiles. All threads of the block take
+// part.
+template <class Put>
+MULTISAMPLE_FUNCTION void add_pieces(double* sums, u32 count, const GradientGeometry& geometry, const Put& put) {
+  const u32 parts = 1u << geometry.parts_log2, piece_step = geometry.across ? geometry.tiles : 1;
+  // Adds up pieces `first`, `first` + `step`, ... up to `end`.
+  const auto sum = [&](u32 k, u32 first, u32 step, u32 end) {
+    // The pieces of a tile are adjacent or, with `across`, neighbours of those of other tiles.
+    const u32 tile = geometry.across ? k % geometry.tiles : 0;
+    double* const x = &sums[(k - tile) * geometry.pieces + tile];
+    double total = x[first * piece_step];
+#pragma unroll 4
+    for (u32 piece = first + step; piece < end; piece += step) total += x[piece * piece_step];
+    return x[first * piece_step] = total;
+  };
+  __syncthreads();
+  if (parts > 1) {
+    for (u32 k = threadIdx.x; k < count * parts; k += blockDim.x) sum(k / parts, k % parts, parts, geometry.pieces);
     __syncthreads();
   }
-  for (u32 k = threadIdx.x; k < count; k += blockDim.x) {
-    const double total = sum(k, 0, 1, parts > 1 ? parts : geometry.slots);
-    const u64 row = part.first_row + k / (2 * rows) + k % (2 * rows) / 2 * geometry.tiles;
-    if (geometry.segments > 1) {
-      call.scratch[2 * (part.segment * call.rows + row) + k % 2] = total;
-    } else {
-      static_cast<Real*>(k % 2 == 0 ? call.mu.data : call.sigma.data)[row] = rounded<Real>(total);
-    }
-  }
+  for (u32 k = threadIdx.x; k < count; k += blockDim.x) put(k, sum(k, 0, 1, parts > 1 ? parts : geometry.pieces));
 }
 
 // Minimum blocks per multiprocessor, for __launch_bounds__.
@@ -189,57 +229,108 @@ MULTISAMPLE_FUNCTION void sum_gradient(const Draw& call, const GradientGeometry&
                                        const Keys<typename Computing<G>::Type>& keys) {
   using Real = typename Computing<G>::Type;
   using Reader = Reader<G, antithetic, rows, only_at_once>;
+  using Noise = Noise<Real, common_noise, fast>;
   constexpr u32 kGroups = kGroupsAtOnce<rows, antithetic>;
-  __shared__ double sums[2 * rows][kSumsPitch];
+  // [sum][piece]. The sums of a piece are those of mu, then those of sigma.
+  __shared__ double sums[2 * rows * kGradientThreads];
   // Volatile, because the compiler would load all row parts into registers, which then spill.
   __shared__ volatile u64 row_words[rows][kGradientThreads];
   const Part part = Part::of_block(rows, call, geometry);
   const u64 offset = value_of(call.offset);
-  for (u32 k = threadIdx.x; k < rows * geometry.tiles; k += blockDim.x) {
-    const u32 i = call.common_noise ? 0 : static_cast<u32>(call.first_row.value + part.first_row) + k;
-    const RowPart words = row_part(i, low(offset), keys.keys);
-    row_words[k / geometry.tiles][k % geometry.tiles] =
-        static_cast<u64>(words.into_c2_of_round_2) << 32 | words.c3_of_round_2;
-  }
   const u32 run = threadIdx.x * geometry.one_by_run >> 20;
   const u32 rest = threadIdx.x - run * (geometry.across ? geometry.tiles : geometry.slots);
-  const u32 tile = geometry.across ? rest : run, slot = geometry.across ? run : rest;
+  u32 tile = geometry.across ? rest : run, slot = geometry.across ? run : rest;
+  // Threads that are left over repeat the work of others, because they take part in shuffles.
+  const bool is_left_over = tile >= geometry.tiles || slot >= geometry.slots;
+  if (tile >= geometry.tiles) tile = geometry.tiles - 1;
+  if (slot >= geometry.slots) slot = geometry.slots - 1;
+  tile = opaque(tile), slot = opaque(slot);
+  const u32 height = rows * geometry.tiles;
+  // There are at most as many passes as slots.
+  if (slot < geometry.passes && !is_left_over) {
+#pragma unroll
+    for (u32 r = 0; r < rows; ++r) {
+      const u32 row = slot * height + r * geometry.tiles + tile;
+      const u32 i = call.common_noise ? 0 : static_cast<u32>(call.first_row.value + part.first_row) + row;
+      const RowPart words = row_part(i, low(offset), keys.keys);
+      row_words[r][slot * geometry.tiles + tile] =
+          static_cast<u64>(words.into_c2_of_round_2) << 32 | words.c3_of_round_2;
+    }
+  }
   __syncthreads();
-  if (tile < geometry.tiles && slot < geometry.slots) {
-    Reader reader(part, tile, slot, call, geometry);
-    u32 group = static_cast<u32>(call.first_column.value / Reader::kCount + part.first_group) + slot;
-    for (u32 turn = 0; turn < part.turns;) {
-      const bool is_first = turn == 0;
-      const u32 end = part.turns - turn < kChain ? part.turns : turn + kChain;
-      Contribution<Real> total[rows] = {};
+  Share share(2 * rows, geometry.lanes);
+  if (is_left_over) share.count = 0;
+  double* const own_sums = &sums[share.first * geometry.pitch + (threadIdx.x >> geometry.lanes_log2)];
+  Real* own_totals = static_cast<Real*>(share.first < rows ? call.mu.data : call.sigma.data) + part.first_row +
+                     (share.first % rows * geometry.tiles + tile);
+  Reader reader(part, tile, slot, call, geometry);
+  const u32 first_group = static_cast<u32>(call.first_column.value / Reader::kCount + part.first_group) + slot;
+  u32 group = first_group, turn = 0, words_at = tile;
+  Noise noise = Noise::of(group, offset, keys);
+  for (u32 pass = 0; pass < geometry.passes;) {
+    const bool is_first = turn == 0;
+    const u32 end = part.turns - turn < kChain * kGroups ? part.turns : turn + kChain * kGroups;
+    // The sums of mu, then those of sigma.
+    Real totals[2 * rows] = {};
 #pragma unroll 1
-      for (; turn < end; turn += kGroups) {
-        typename Reader::Group g[kGroups][rows];
+    do {
+      typename Reader::Group g[kGroups][rows];
 #pragma unroll
-        for (u32 k = 0; k < kGroups; ++k) reader.read(g[k]);
+      for (u32 k = 0; k < kGroups; ++k) reader.read(g[k]);
+      Contribution<Real> more[kGroups][rows];
 #pragma unroll
-        for (u32 k = 0; k < kGroups; ++k) {
-          const auto noise = Noise<Real, common_noise, fast>::of(group, offset, keys);
-          group += geometry.slots;
+      for (u32 k = 0; k < kGroups; ++k) {
+        // A thread with one turn has the same columns in all passes.
+        if (kGroups > 1 || part.turns > 1) noise = Noise::of(group, offset, keys);
+        group += geometry.slots;
 #pragma unroll
-          for (u32 r = 0; r < rows; ++r) {
-            const u64 words = common_noise ? 0 : row_words[r][tile];
-            const auto more = contribution<antithetic>(g[k][r], noise.in({high(words), low(words)}, keys));
-            total[r] = {add_rn(total[r].mu, more.mu), add_rn(total[r].sigma, more.sigma)};
-          }
+        for (u32 r = 0; r < rows; ++r) {
+          const u64 words = common_noise ? 0 : row_words[r][words_at];
+          more[k][r] = contribution<antithetic>(g[k][r], noise.in({high(words), low(words)}, keys));
         }
       }
 #pragma unroll
       for (u32 r = 0; r < rows; ++r) {
-        double* const mu = &sums[2 * r][threadIdx.x];
-        double* const sigma = &sums[2 * r + 1][threadIdx.x];
-        *mu = (is_first ? 0 : *mu) + rounded<double>(total[r].mu);
-        *sigma = (is_first ? 0 : *sigma) + rounded<double>(total[r].sigma);
+#pragma unroll
+        for (u32 step = 1; step < kGroups; step *= 2) {
+#pragma unroll
+          for (u32 k = 0; k < kGroups; k += 2 * step) {
+            more[k][r] = {add_rn(more[k][r].mu, more[k + step][r].mu),
+                          add_rn(more[k][r].sigma, more[k + step][r].sigma)};
+          }
+        }
+        totals[r] = add_rn(totals[r], more[0][r].mu);
+        totals[rows + r] = add_rn(totals[rows + r], more[0][r].sigma);
+      }
+      turn += kGroups;
+    } while (turn < end);
+    add_lanes<1>(totals, geometry.lanes, [&](u32 k, double total) {
+      if (k < share.count) own_sums[k * geometry.pitch] = is_first ? total : own_sums[k * geometry.pitch] + total;
+    });
+    if (turn < part.turns) continue;
+    if (!geometry.in_pieces) {
+#pragma unroll 1
+      for (u32 k = 0; k < share.count * geometry.tiles; k += geometry.tiles) {
+        own_totals[k] = rounded<Real>(own_sums[k]);
       }
     }
+    ++pass;
+    turn = 0;
+    group = first_group;
+    words_at += geometry.tiles;
+    own_totals += height;
+    reader.go_down(slot, geometry.pass_step);
   }
-  __syncthreads();
-  add_up<Real, rows>(sums, part, call, geometry);
+  if (!geometry.in_pieces) return;
+  add_pieces(sums, 2 * height, geometry, [&](u32 k, double total) {
+    const bool is_sigma = k >= height;
+    const u64 row = part.first_row + (is_sigma ? k - height : k);
+    if (geometry.segments > 1) {
+      call.scratch[2 * (part.segment * call.rows + row) + is_sigma] = total;
+    } else {
+      static_cast<Real*>(is_sigma ? call.sigma.data : call.mu.data)[row] = rounded<Real>(total);
+    }
+  });
 }
 
 template <class G, bool common_noise, bool antithetic, bool fast, u32 rows, bool only_at_once, bool origin_in_memory>

@@ -47,23 +47,32 @@ class Geometry(NamedTuple):
 
     blocks: int
     threads: int
+    run_of_blocks: int
     tiles: int
     slots: int
+    lanes: int
+    lanes_log2: int
+    pieces: int
+    pitch: int
+    in_pieces: int
+    parts_log2: int
     across: int
     one_by_run: int
     rows: int
+    passes: int
     turns: int
+    last_turns: int
     segments: int
     skip: int
     loads: int
-    parts_log2: int
     groups: int
     row_step: int
     turn_step: int
+    pass_step: int
 
 
-_CASE = struct.Struct(f"{PACKED_DRAW}sQ4QIIIIII")
-_GEOMETRY = struct.Struct("12IQqq")
+_CASE = struct.Struct(f"{PACKED_DRAW}sQ4Q6I")
+_GEOMETRY = struct.Struct("20IQqqq")
 LOADS = ("at once", "side by side", "apart")
 
 
@@ -91,6 +100,7 @@ class Case:
     tiles: int = 0
     slots: int = 0
     turns: int = 0
+    passes: int = 0
     backwards: bool = False
 
     @property
@@ -128,7 +138,7 @@ class Case:
         tiles = min(self.tiles, most) if self.tiles else self.tiles
         head = _CASE.pack(
             pack(draw), len(memory), *stored_words(values),
-            self.rows if self.many_rows else 0, tiles, self.slots, self.turns, self.backwards, 0,
+            self.rows if self.many_rows else 0, tiles, self.slots, self.turns, self.passes, self.backwards,
         )  # fmt: skip
         return head + memory.tobytes()
 
@@ -298,7 +308,10 @@ def test_sums_of_row_segments_are_added(runner: Callable[[str], Path], dtype: st
     """A small version of large calls: threads have several chains of groups, and rows several segments."""
     cases: list[Case] = []
     for (d, n), strides in itertools.product([(1, 9000), (6, 2500), (40, 900), (3, 20_000)], [None, (0, 0), "across"]):
-        for tiles, slots, turns in [(1, 32, 4), (2, 8, 20), (1, 3, 12), (4, 33, 8), (3, 1, 28), (1, 256, 4)]:
+        for tiles, slots, turns in [
+            (1, 32, 4), (2, 8, 20), (1, 3, 12), (4, 33, 8), (3, 1, 28), (1, 256, 4), (5, 22, 8), (3, 36, 4), (2, 40, 4),
+            (6, 10, 8), (7, 28, 4),
+        ]:  # fmt: skip
             k = len(cases)
             cases.append(
                 Case(
@@ -307,10 +320,33 @@ def test_sums_of_row_segments_are_added(runner: Callable[[str], Path], dtype: st
                     slots=slots, turns=turns, backwards=k % 2 == 1,
                 )
             )  # fmt: skip
-    cases = cases if dtype == "float32" else cases[sorted(DTYPES).index(dtype) % 3 :: 3]
     taken = [geometry for geometry, _, _ in run(runner, cases)]
     assert max(geometry.segments for geometry in taken) > 30
     assert sum(geometry.segments > 1 for geometry in taken) > len(taken) // 2
+    assert {geometry.lanes for geometry in taken if geometry.pieces > 1 and geometry.rows == 4} >= {1, 2, 4, 8}
+
+
+@requires_gxx
+@pytest.mark.parametrize("dtype", slow_but(["float32"], DTYPES))
+def test_blocks_sum_short_rows_one_after_the_other(runner: Callable[[str], Path], dtype: str) -> None:
+    """A small version of large calls with short rows: each number of lanes, with idle threads and without."""
+    cases: list[Case] = []
+    for n, slots in [(3, 1), (8, 2), (21, 2), (16, 4), (150, 4), (32, 8), (700, 8), (61, 16), (127, 32), (1500, 32)]:
+        for many_rows in (False, True):
+            for tiles, passes in [(256 // slots, slots), (5, 2), (3, 1)]:
+                k, turns = len(cases), -(-(n + 7) // (4 * slots))
+                case = Case(
+                    (90, 1100)[tiles > 5], n, dtype, NOISES[k // 2 % 2], k // 3 % 2 == 1, seed=k, sample_offset=k % 7,
+                    strides=(n + k % 2, 1), many_rows=many_rows, tiles=tiles, slots=slots, turns=turns,
+                    backwards=k % 2 == 1,
+                )  # fmt: skip
+                passes = min(passes, slots, case.d // (case.rows * tiles))
+                cases.append(dataclasses.replace(case, passes=passes))
+    cases = cases if dtype == "float32" else cases[sorted(DTYPES).index(dtype) % 3 :: 3]
+    taken = [geometry for geometry, _, _ in run(runner, cases)]
+    assert {geometry.lanes for geometry in taken} == {1, 2, 4, 8, 16, 32}
+    assert all(geometry.segments == geometry.pieces == 1 for geometry in taken)
+    assert sum(geometry.passes > 1 for geometry in taken) > len(taken) // 3
 
 
 @requires_gxx

@@ -189,6 +189,10 @@ T __shfl_sync(unsigned mask, T x, unsigned lane) {
   return cuda_shim::exchange(mask, x, lane % cuda_shim::kWarp);
 }
 template <class T>
+T __shfl_xor_sync(unsigned mask, T x, unsigned bits) {
+  return cuda_shim::exchange(mask, x, (threadIdx.x ^ bits) % cuda_shim::kWarp);
+}
+template <class T>
 T __shfl_up_sync(unsigned mask, T x, unsigned delta) {
   const unsigned lane = threadIdx.x % cuda_shim::kWarp;
   return cuda_shim::exchange(mask, x, lane < delta ? lane : lane - delta);
