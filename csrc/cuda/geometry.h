@@ -18,7 +18,8 @@ namespace multisample {
 // How a thread stores its elements.
 enum Stores : u32 {
   kAligned,  // vectorised stores: all rows are aligned
-  kShifted,  // vectorised stores at aligned addresses, after columns are shuffled from the previous lane
+  kShifted,  // vectorised stores at aligned addresses, after columns are shuffled from the previous lane; scalar stores
+             // of the groups that do not fill a warp
   kStaged,   // coalesced scalar stores through shared memory, for short contiguous rows; needs the first column by
              // value, so that every group has a column inside the matrix
   kStrided,  // scalar stores at any stride
@@ -29,6 +30,8 @@ enum Stores : u32 {
 
 // Maximum threads of a block with row stores: a row of 1024 columns, and one more warp, is one pass.
 constexpr u32 kThreads = 288;
+// Maximum threads of a block with kShifted: the groups of a row that do not fill a warp need none of their own.
+constexpr u32 kShiftedThreads = 256;
 // Threads of a block: the maximum with kTransposed, the exact number with kTransposedStaged. With common noise a thread
 // does little, so that a block has more.
 constexpr u32 kTransposedThreads = 128;
@@ -74,9 +77,11 @@ struct Geometry {
   u32 overlap;          // kTransposed: lanes of a warp that repeat the previous warp's work, as sources of the shuffle
   i32 column_step;      // kTransposed: elements between columns
   u32 band_groups;      // transposed stores: groups of a block
+  u32 warps;            // kShifted: warps that the groups of a row fill
+  u32 rest;             // kShifted: the remaining groups, which the last block of a band draws after its others
 };
 
-static_assert(sizeof(Geometry) == 76, "backends/kernels/cuda/geometry.py packs these bytes");
+static_assert(sizeof(Geometry) == 84, "backends/kernels/cuda/geometry.py packs these bytes");
 
 #if !defined(__CUDACC_RTC__)
 
@@ -184,11 +189,23 @@ inline Geometry geometry_of(const Draw& call, bool strided = false) {
   const u64 groups = ceil_div(g.skip + call.columns, width);
   g.stores = stores_of(call, g.skip, groups, strided);
   if (g.stores == kTransposed) return transposed_geometry(call, g, groups);
+  if (g.stores == kShifted) {
+    g.warps = static_cast<u32>(groups / 32), g.rest = static_cast<u32>(groups % 32);
+    // A warp of their own is as fast for many groups, unless the block has no room for it. In a short call, it is
+    // faster: a thread then has one group.
+    const bool many = g.rest > 16 && groups - g.rest != kShiftedThreads;
+    if (many || call.rows * ceil_div(groups, kShiftedThreads) <= 512) {
+      g.warps += g.rest > 0;
+      g.rest = 0;
+    }
+  }
   // Long rows are cut into tiles.
-  const u64 tiles = groups <= kThreads ? 1 : ceil_div(groups, 2 * kShortRow);
-  g.groups_per_pass = static_cast<u32>(tiles == 1 ? groups : ceil_div(ceil_div(groups, tiles), 32) * 32);
+  const u64 tiled = groups - g.rest, most_lanes = g.stores == kShifted ? kShiftedThreads : kThreads;
+  const u64 tiles = tiled <= most_lanes ? 1 : ceil_div(tiled, 2 * kShortRow);
+  g.groups_per_pass = static_cast<u32>(tiles == 1 ? tiled : ceil_div(ceil_div(tiled, tiles), 32) * 32);
   g.one_by_groups = static_cast<u32>(ceil_div(1 << 20, g.groups_per_pass));
-  g.rows_per_pass = g.groups_per_pass > kShortRow ? 1 : 2 * kShortRow / g.groups_per_pass;
+  const bool one_row = g.stores == kShifted || g.groups_per_pass > kShortRow;
+  g.rows_per_pass = one_row ? 1 : 2 * kShortRow / g.groups_per_pass;
   if (g.rows_per_pass > call.rows) g.rows_per_pass = static_cast<u32>(call.rows);
   g.threads = static_cast<u32>(ceil_div(g.groups_per_pass * g.rows_per_pass, 32) * 32);
   g.one_by_rows = static_cast<u32>(ceil_div(1 << 20, g.rows_per_pass));
@@ -231,7 +248,7 @@ inline Geometry geometry_of(const Draw& call, bool strided = false) {
   if (steps > tiles) steps = tiles;
   g.band_rows = static_cast<u32>(passes * g.rows_per_pass);
   g.steps = static_cast<u32>(steps);
-  g.blocks_per_band = static_cast<u32>(ceil_div(groups, steps * g.groups_per_pass));
+  g.blocks_per_band = static_cast<u32>(ceil_div(tiled, steps * g.groups_per_pass));
   const u64 bands = ceil_div(ceil_div(rows, passes), u64{1} << g.interleave_log2) << g.interleave_log2;
   g.blocks = static_cast<u32>(bands * g.blocks_per_band);
   return g;

@@ -21,16 +21,18 @@ MULTISAMPLE_FUNCTION void draw(const Draw& call, const Geometry& geometry) {
 template <bool common_noise, Stores stores>
 constexpr int kMostThreads = stores == kTransposed         ? kTransposedThreads
                              : stores == kTransposedStaged ? kStagedThreads<common_noise>
+                             : stores == kShifted          ? kShiftedThreads
                                                            : kThreads;
 
 // Minimum blocks per multiprocessor for __launch_bounds__, where the compiler's own choice spills registers or lowers
 // occupancy; else 0.
 template <class Out, bool common_noise, bool antithetic, Stores stores>
 constexpr int kBlocksAtOnce =
-    stores == kTransposed || stores == kTransposedStaged       ? 768 / kMostThreads<common_noise, stores>
-    : antithetic && (stores == kAligned || stores == kShifted) ? 2
-    : antithetic || stores == kShifted || sizeof(Out) == 8     ? 3
-                                                               : 0;
+    stores == kTransposed || stores == kTransposedStaged ? 768 / kMostThreads<common_noise, stores>
+    : stores == kShifted                                 ? (antithetic || sizeof(Out) == 8 ? 3 : 4)
+    : antithetic && stores == kAligned                   ? 2
+    : antithetic || sizeof(Out) == 8                     ? 3
+                                                         : 0;
 
 template <class Out, bool common_noise, bool antithetic, bool fast, Stores stores, bool origin_in_memory = false,
           bool batched = origin_in_memory>

@@ -27,6 +27,38 @@ MULTISAMPLE_FUNCTION void go_down(const Dimension<Real>* dimensions, u32 count, 
   }
 }
 
+// Columns `first` to `last` of a group are inside the matrix.
+struct Inside {
+  u32 first, last;
+
+  MULTISAMPLE_FUNCTION Inside(u32 width, u64 group, const Draw& call, const Geometry& geometry) {
+    const i64 columns = static_cast<i64>(call.columns), column = static_cast<i64>(width * group) - geometry.skip;
+    first = column < 0 ? geometry.skip : 0;
+    last = column + width <= columns ? width : column < columns ? static_cast<u32>(columns - column) : first;
+  }
+};
+
+// Draws the groups of shifted rows that do not fill a warp, in the rows of a chunk. A thread has one group, and every
+// step-th row.
+template <class Out, bool common_noise, bool antithetic, bool fast, class Real>
+MULTISAMPLE_FUNCTION void draw_rest(const Dimension<Real>* chunk, u32 rows, char* out, const Keys<Real>& keys,
+                                    const Draw& call, const Geometry& geometry) {
+  constexpr u32 kCount = Elements<Out, antithetic>::kCount;
+  const u32 step = geometry.threads / geometry.rest, row = threadIdx.x / geometry.rest;
+  const u64 group = u64{32} * geometry.warps + (threadIdx.x - row * geometry.rest);
+  const Inside inside(kCount, group, call, geometry);
+  if (row >= step || row >= rows || inside.first >= inside.last) return;
+  const auto noise = Noise<Real, common_noise, fast>::of(static_cast<u32>(call.first_column.value / kCount + group),
+                                                         value_of(call.offset), keys);
+  const PutStrided<Out, antithetic> put{sizeof(Out), inside.first, inside.last};
+  char* const at = out + (static_cast<i64>(kCount * group) - geometry.skip) * static_cast<i64>(sizeof(Out));
+  const i64 stride = call.row_stride * (i64{1} << geometry.interleave_log2);
+  for (u32 k = row; k < rows; k += step) {
+    const Dimension<Real> dimension = chunk[k];
+    put(at + k * stride, scaled<Out, antithetic>(dimension.mu, dimension.sigma, noise.in(dimension.words, keys)));
+  }
+}
+
 // The columns of one thread.
 template <class Out, bool common_noise, bool antithetic, bool fast, Stores stores>
 class Columns {
@@ -44,8 +76,9 @@ class Columns {
                                                    value_of(call.offset), keys)),
         row_(row) {
     const i64 columns = static_cast<i64>(call.columns), column = static_cast<i64>(kCount * group) - geometry.skip;
-    first_ = column < 0 ? geometry.skip : 0;
-    last_ = column + kCount <= columns ? kCount : column < columns ? static_cast<u32>(columns - column) : first_;
+    const Inside inside(kCount, group, call, geometry);
+    first_ = inside.first, last_ = inside.last;
+    if (stores == kShifted && group >= u64{32} * geometry.warps) last_ = first_;
     if (stores != kStaged) {
       offset_ = row * call.row_stride + column * call.column_stride;
       if (row >= geometry.rows_per_pass) last_ = first_;
@@ -76,7 +109,7 @@ class Columns {
     const Dimension<Real>* const dimensions = chunk + row_ * geometry.pitch;
     char* const at = out + offset_;
     const i32 stride = geometry.row_step;
-    if (stores == kStaged) {
+    if constexpr (stores == kStaged) {
       // All lanes of the warp take part. The last pass may be incomplete and end within a warp.
       const u32 passes = rows * geometry.one_by_rows >> 20, more = rows - passes * step;
       PutStaged<Out, antithetic> put{stage_, threadIdx.x % 32, position_, length_, first_, last_};
@@ -206,7 +239,12 @@ MULTISAMPLE_FUNCTION void draw_rows(const Draw& call, const Geometry& geometry) 
   for (u32 begin = 0, runs = 1, parity = 0;;) {
     const bool goes_on = count - begin > geometry.chunk;
     if (goes_on) dimensions.fetch(begin + geometry.chunk);
-    columns.draw(chunks[parity], goes_on ? geometry.chunk : count - begin, out, keys, call, geometry);
+    const u32 rows = goes_on ? geometry.chunk : count - begin;
+    columns.draw(chunks[parity], rows, out, keys, call, geometry);
+    if (stores == kShifted && geometry.rest > 0 && column_block == geometry.blocks_per_band - 1 &&
+        runs == geometry.steps) {
+      draw_rest<Out, common_noise, antithetic, fast>(chunks[parity], rows, out, keys, call, geometry);
+    }
     if (goes_on) {
       begin += geometry.chunk;
       out += geometry.chunk * (call.row_stride * (i64{1} << shift));

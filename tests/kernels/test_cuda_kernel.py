@@ -173,7 +173,7 @@ def check(case: Case) -> None:
 
 def packed_geometry(cut: Geometry) -> bytes:
     """The geometry as the bytes of the C++ struct."""
-    packed = struct.pack("15IiIiI", *cut)
+    packed = struct.pack("15IiIiIII", *cut)
     assert len(packed) == PACKED_GEOMETRY
     return packed
 
@@ -270,7 +270,7 @@ def test_kernel_draws_many_dimensions_or_long_rows(noise: str) -> None:
     chunks = [Case(256 * 513 + 5, 2, noise=noise, seed=3), Case(28 * 513 + 9, 33, noise=noise, sample_offset=1)]
     steps = [
         Case(1, 526_333, noise=noise, seed=5),
-        Case(1, 524_300, noise=noise, sample_offset=3, misalignment=2),
+        Case(1, 526_400, noise=noise, sample_offset=3, misalignment=2),
         Case(1, 524_301, noise=noise, strides=(0, 2)),
     ]
     # In transposed layouts, many columns of few dimensions, and many tiles of dimensions.
@@ -278,6 +278,12 @@ def test_kernel_draws_many_dimensions_or_long_rows(noise: str) -> None:
     chunks.append(Case(2, columns, noise=noise, seed=4, sample_offset=2, strides=(1, 2)))
     chunks.append(Case(8, columns, noise=noise, seed=4, sample_offset=1, strides=(1, 8)))
     tiles = [Case(524_301, 1, noise=noise, strides=(1, 2)), Case(100_004, 9, noise=noise, strides=(1, 100_004))]
+    # Groups that do not fill a warp: 1, 16 and 20 of them.
+    rests = [
+        Case(513, 516, noise=noise, sample_offset=1), Case(513, 573, noise=noise, sample_offset=3),
+        Case(257, 1101, noise=noise, sample_offset=2),
+    ]  # fmt: skip
+    assert [case.chosen_cut().rest for case in rests] == [2, 16, 20]
     # With common noise, a block with many tiles has few groups only.
     of_many = [chunks[0], *(chunks[2:] if noise == "independent" else ())]
     assert all(
@@ -288,7 +294,7 @@ def test_kernel_draws_many_dimensions_or_long_rows(noise: str) -> None:
     assert all(case.chosen_cut().blocks_per_band > 10 for case in tiles)
     assert {template_of(case).stores for case in steps} == {"aligned", "shifted", "strided"}
     assert {template_of(case).stores for case in tiles} == {"transposed"}
-    for case in chunks + steps + tiles:
+    for case in chunks + steps + tiles + rests:
         check(case)
 
 

@@ -201,8 +201,12 @@ def test_kernel_equals_the_cpu_backend_for_many_dimensions_and_long_rows(
     chunks = [Case(256 * 513 + 5, 2, dtype, noise, not pairs, seed=3)]
     steps = [
         Case(1, 526_333 * (2 if pairs else 1), dtype, noise, pairs, seed=5),
-        Case(1, 524_300 * (1 if pairs else 2), dtype, noise, not pairs, sample_offset=3, misalignment=2),
+        Case(1, 526_400 * (1 if pairs else 2), dtype, noise, not pairs, sample_offset=3, misalignment=2),
         Case(1, 524_301, dtype, noise, strides=(0, 2), fast_math=True),
+    ]
+    rests = [
+        Case(513, 516 * (2 if pairs else 1) + 1, dtype, noise, pairs, sample_offset=1),
+        Case(257, 1101 if pairs else 2203, dtype, noise, not pairs, sample_offset=2),
     ]
     tiles = [
         Case(131_400, 3, dtype, noise, True, sample_offset=2, strides=(1, 131_401)),
@@ -212,11 +216,13 @@ def test_kernel_equals_the_cpu_backend_for_many_dimensions_and_long_rows(
         assert max(case.usual_cut().band_rows, case.usual_cut().band_groups) > case.usual_cut().chunk, case
     for case in steps:
         assert case.usual_cut().steps > 1, case
+    for case in rests:
+        assert case.usual_cut().rest > 0, case
     for case in tiles:
         assert case.usual_cut().blocks_per_band > 1, case
     assert {case.stores for case in steps} == {"aligned", "shifted", "strided"}
     assert {case.stores for case in tiles} == {"transposed"}
-    cases = [*chunks, Case(28 * 513 + 9, 33, dtype, noise, pairs, sample_offset=1), *steps, *tiles]
+    cases = [*chunks, Case(28 * 513 + 9, 33, dtype, noise, pairs, sample_offset=1), *steps, *rests, *tiles]
     run(runner(dtype, noise), {"float16": cases[::2], "bfloat16": cases[1::2]}.get(dtype, cases))
 
 

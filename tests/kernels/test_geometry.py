@@ -33,7 +33,7 @@ MOST_BYTES = 2**44
 """The largest output in bytes for which the number of blocks must fit: more than any GPU can address."""
 
 # The format of the C++ struct; the last field is signed.
-FORMAT = struct.Struct("15IiIiI")
+FORMAT = struct.Struct("15IiIiIII")
 
 
 class Call(NamedTuple):
@@ -225,8 +225,11 @@ def test_every_geometry_is_valid_for_the_kernel(calls: list[Call]) -> None:
         elif cut.stores == 1:
             assert column_stride == size and address % size == 0 and cut.rows_per_pass == 1, call
             assert (row_stride << cut.interleave_log2) % quad == 0 or cut.band_rows == 1, call
-            # A row of a pass has whole warps.
+            # A row of a pass has whole warps; the last block of a band draws the other groups, or a warp of their own.
             assert cut.groups_per_pass % 32 == 0 or cut.blocks_per_band * cut.steps == 1, call
+            assert cut.threads <= 256 and across > 128, call
+            assert cut.warps == (-(-across // 32) if cut.rest == 0 else across // 32), call
+            assert cut.rest in (0, across % 32) and (cut.rest <= 16 or across < 288), call
         elif cut.stores == 2:
             # A pass, and each of its warps, writes consecutive elements; groups after the last column would not.
             assert not in_memory, call
@@ -321,8 +324,8 @@ def test_blocks_cover_every_row_and_every_column_once() -> None:
                 first = (block * steps + step) * side
                 drawn[first : first + side] += 1
         assert (drawn == 1).all(), (call, cut)
-        # Only the last block may have no work.
-        assert (cut.blocks_per_band - 1) * steps * side < across <= len(drawn), (call, cut)
+        # Only the last block may have no work, except groups that do not fill a warp.
+        assert (cut.blocks_per_band - 1) * steps * side < across - cut.rest <= len(drawn), (call, cut)
 
 
 @pytest.mark.slow

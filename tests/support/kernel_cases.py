@@ -151,7 +151,7 @@ class Case:
         rows, lanes, shift = changed.rows_per_pass, changed.groups_per_pass, changed.interleave_log2
         threads = ceil_div(lanes * rows, 32) * 32
         bands = ceil_div(ceil_div(self.d, changed.band_rows), 1 << shift) << shift
-        columns = ceil_div(groups, changed.steps * lanes)
+        columns = ceil_div(groups - changed.rest, changed.steps * lanes)
         return changed._replace(
             threads=threads,
             one_by_groups=ceil_div(1 << 20, lanes),
@@ -357,12 +357,20 @@ def other_cuts() -> Iterator[tuple[str, Cut]]:
         }  # fmt: skip
         yield "shifted", lambda g, log2=log2: {"band_rows": 2, "interleave_log2": g.interleave_log2 + log2, "steps": 1}
     # Other block widths, and several column runs; shifted rows need whole warps.
-    whole, any_width = [(32, 1), (64, 2), (96, 5), (288, 3), (160, 2)], [(1, 1), (3, 2), (33, 4), (257, 1), (287, 2)]
+    # Groups of shifted rows that do not fill a warp, which lanes draw in different rows.
+    yield "shifted", with_rest
+    yield "shifted", lambda g: {**with_rest(g), "band_rows": 7, "chunk": 3}
+    whole, any_width = [(32, 1), (64, 2), (96, 5), (256, 3), (160, 2)], [(1, 1), (3, 2), (33, 4), (257, 1), (287, 2)]
     for stores, widths in (("aligned shifted strided", whole), ("aligned strided", any_width)):
         for lanes, steps in widths:
             yield stores, lambda g, lanes=lanes, steps=steps: {
                 "groups_per_pass": lanes, "rows_per_pass": 1, "band_rows": 5, "steps": steps,
             }  # fmt: skip
+
+
+def with_rest(g: Geometry) -> dict[str, int]:
+    lanes, rest = g.groups_per_pass, g.groups_per_pass % 32 or 32
+    return {"warps": g.warps - 1, "rest": rest, "groups_per_pass": lanes if rest == 32 else lanes - rest}
 
 
 def calls_cut_differently(dtype: str, noise: str) -> Iterator[Case]:

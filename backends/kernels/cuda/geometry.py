@@ -17,6 +17,7 @@ __all__ = [
     "KERNEL_STORES",
     "MOST_THREADS",
     "PACKED_GEOMETRY",
+    "SHIFTED_THREADS",
     "TRANSPOSED_THREADS",
     "WIDTH",
     "Geometry",
@@ -24,6 +25,7 @@ __all__ = [
 ]
 
 MOST_THREADS = 288
+SHIFTED_THREADS = 256
 _SHORT_ROW = 128
 CHUNK = MOST_THREADS + _SHORT_ROW
 KERNEL_STORES = ("kAligned", "kShifted", "kStaged", "kStrided", "kTransposed", "kTransposedStaged")
@@ -34,7 +36,7 @@ _MOST_PASSES = 32
 _FAR_APART = 2**28
 WIDTH, ANTITHETIC_WIDTH = 4, 8
 
-_STRUCT = struct.Struct("15IiIiI")
+_STRUCT = struct.Struct("15IiIiIII")
 
 PACKED_GEOMETRY = _STRUCT.size
 """Bytes of the C++ struct ``Geometry``."""
@@ -62,6 +64,8 @@ class Geometry(NamedTuple):
     overlap: int
     column_step: int
     band_groups: int
+    warps: int
+    rest: int
 
 
 @functools.lru_cache(maxsize=1024)
@@ -110,9 +114,14 @@ def geometry(
             rows, groups, size, column_stride, misalignment, skip, fixed_skip, cheap, common_noise, antithetic
         )
         return cut, _STRUCT.pack(*cut)
-    tiles = 1 if groups <= MOST_THREADS else _ceil_div(groups, 2 * _SHORT_ROW)
-    lanes = groups if tiles == 1 else _ceil_div(_ceil_div(groups, tiles), 32) * 32
-    rows_per_pass = min(1 if lanes > _SHORT_ROW else 2 * _SHORT_ROW // lanes, rows)
+    warps, rest = divmod(groups, 32) if stores == _SHIFTED else (0, 0)
+    many = rest > 16 and groups - rest != SHIFTED_THREADS
+    if many or (rest > 0 and rows * _ceil_div(groups, SHIFTED_THREADS) <= 512):
+        warps, rest = warps + 1, 0
+    tiled, most_lanes = groups - rest, SHIFTED_THREADS if stores == _SHIFTED else MOST_THREADS
+    tiles = 1 if tiled <= most_lanes else _ceil_div(tiled, 2 * _SHORT_ROW)
+    lanes = tiled if tiles == 1 else _ceil_div(_ceil_div(tiled, tiles), 32) * 32
+    rows_per_pass = 1 if stores == _SHIFTED or lanes > _SHORT_ROW else min(2 * _SHORT_ROW // lanes, rows)
     threads = _ceil_div(lanes * rows_per_pass, 32) * 32
     rows_down = _ceil_div(rows, rows_per_pass)
     if common_noise or (cheap and stores == _ALIGNED and rows_per_pass > 1):
@@ -133,7 +142,7 @@ def geometry(
     if not -(2**31) <= row_step < 2**31:
         row_step, passes, interleave_log2 = 0, 1, 0
     steps = min(turns // passes, tiles)
-    blocks_per_band = _ceil_div(groups, steps * lanes)
+    blocks_per_band = _ceil_div(tiled, steps * lanes)
     bands = _ceil_div(_ceil_div(rows_down, passes), 1 << interleave_log2) << interleave_log2
     cut = Geometry(
         blocks=bands * blocks_per_band,
@@ -155,6 +164,8 @@ def geometry(
         overlap=0,
         column_step=0,
         band_groups=0,
+        warps=warps,
+        rest=rest,
     )
     return cut, _STRUCT.pack(*cut)
 
@@ -224,6 +235,8 @@ def _transposed(
         overlap=overlap,
         column_step=column_step,
         band_groups=passes * per_pass,
+        warps=0,
+        rest=0,
     )
 
 

@@ -104,7 +104,7 @@ def _reading_origin(gpu: ModuleType, by_value: Function, size: int, antithetic: 
             geometry.rows_per_pass, geometry.one_by_rows, geometry.chunk, geometry.pitch, geometry.band_rows,
             geometry.interleave_log2, geometry.steps, geometry.blocks_per_band, np.uint32(first_column % width),
             geometry.stores, geometry.pieces, geometry.row_step, geometry.overlap, geometry.column_step,
-            geometry.band_groups,
+            geometry.band_groups, geometry.warps, geometry.rest,
         )  # fmt: skip
         draw(values, resolved)
 

@@ -23,7 +23,7 @@ DRAW = types.NamedTuple(
     (_VECTOR, _VECTOR) + (_i64,) * 5 + (_WORD, _WORD, _SIGNED_WORD, _SIGNED_WORD) + (_i64,) * 2 + (_u32,) * 5
     + (_i32, _u32, _u32, _u32, _u32), Draw
 )  # fmt: skip
-GEOMETRY = types.NamedTuple((_u32,) * 15 + (_i32, _u32, _i32, _u32), Geometry)
+GEOMETRY = types.NamedTuple((_u32,) * 15 + (_i32, _u32, _i32, _u32, _u32, _u32), Geometry)
 SIGNATURE = types.void(DRAW, GEOMETRY)
 
 MOMENTS = types.NamedTuple((DRAW, _VECTOR, _i64, _i64), Moments)

@@ -121,6 +121,12 @@ def _inside(width, place, call, geometry):
     return first, last if row < geometry.rows_per_pass else first
 
 
+@inline
+def _in_warps(geometry):
+    """Groups of a shifted row that fill warps."""
+    return np.int64(geometry.warps) * 32
+
+
 def _in_pairs(size: int, width: int) -> bool:
     """Whether a group is larger than one store of a thread."""
     return width * size > MOST_STORED
@@ -145,7 +151,7 @@ def _columns(gpu: ModuleType, size: int, width: int, way: str) -> Function:
         offset = row * call.row_stride + (width * group - geometry.skip) * call.column_stride
         whole = first == 0 and last == width
         if is_shifted:
-            whole = all_of_warp(whole)
+            whole = all_of_warp(whole and group < _in_warps(geometry))
         in_pairs = False
         if is_paired:
             lane = np.int32(thread_index() % _WARP)
@@ -231,6 +237,8 @@ def _drawing(gpu: ModuleType, dtype: str, common_noise: bool, antithetic: bool, 
                 down_shifted_3(dimension, count, end, stride, own, ends)
         else:
             first, last = _inside(width, place, call, geometry)
+            if is_shifted and place[1] >= _in_warps(geometry):
+                last = first
             if first < last:
                 down_strided(dimension, count, at, stride, own, (call.column_stride, first, last))
 
@@ -294,6 +302,36 @@ def _fetching(gpu: ModuleType, dtype: str) -> tuple[Function, Function]:
     return fetched, put
 
 
+@functools.cache
+def _drawing_rest(gpu: ModuleType, dtype: str, common_noise: bool, antithetic: bool, fast: bool) -> Function:
+    """``draw_rest(chunk, rows, out, call, geometry)``: the groups of shifted rows that do not fill a warp.
+
+    A thread draws one group, in every step-th row of a chunk.
+    """
+    thread_index, size, width = gpu.thread_index, SIZES[dtype], group_width(antithetic)
+    (prepared, _), _ = noise(gpu, dtype, common_noise, fast)
+    group_of, (dimension_size, _, _) = _group(gpu, dtype, common_noise, antithetic, fast), _dimension(gpu, dtype)
+    put_row = strided(gpu, width)
+
+    @inline
+    def draw_rest(chunk, rows, out, call, geometry):
+        thread, rest = np.uint32(thread_index()), np.uint32(geometry.rest)
+        first_row, step = np.uint32(thread // rest), np.int32(np.uint32(geometry.threads // rest))
+        group = _in_warps(geometry) + np.uint32(thread - first_row * rest)
+        row = np.int32(first_row)
+        first, last = _inside(width, (np.int32(0), group), call, geometry)
+        if row < step and first < last:
+            own = prepared(np.uint32(call.first_column.value // width + group), call), keys_of(call)
+            stride = call.row_stride << geometry.interleave_log2
+            at = out + (width * group - geometry.skip) * size + row * stride
+            while row < rows:
+                put_row(at, group_of(chunk + row * dimension_size, own), (np.int64(size), first, last))
+                at += step * stride
+                row = np.int32(row + step)
+
+    return draw_rest
+
+
 def rows_kernel(gpu: ModuleType, dtype: str, common_noise: bool, antithetic: bool, fast: bool, way: str) -> Function:
     """``kernel(call, geometry)``: see `multisample.backends.kernels.cuda.kernel.sample_kernel`."""
     size, width = SIZES[dtype], group_width(antithetic)
@@ -302,6 +340,7 @@ def rows_kernel(gpu: ModuleType, dtype: str, common_noise: bool, antithetic: boo
     place_of, _ = places(gpu)
     columns_of = _columns(gpu, size, width, way)
     draw = _drawing(gpu, dtype, common_noise, antithetic, fast, way)
+    draw_rest, is_shifted = _drawing_rest(gpu, dtype, common_noise, antithetic, fast), way == "kShifted"
     fetched, put = _fetching(gpu, dtype)
     chunk_size = CHUNK * _dimension(gpu, dtype)[0]
     chunks_size, stages_size = 2 * chunk_size, width * MOST_THREADS * size if way == "kStaged" else 16
@@ -339,6 +378,8 @@ def rows_kernel(gpu: ModuleType, dtype: str, common_noise: bool, antithetic: boo
                 rows = geometry.chunk
                 dimension = fetched(np.uint32(begin + rows), first_row, count, call, geometry)
             draw(own, columns, run, chunks + np.int64(chunk), np.int32(rows), out, call, geometry)
+            if is_shifted and geometry.rest > 0 and run == geometry.blocks_per_band * geometry.steps - 1:
+                draw_rest(chunks + np.int64(chunk), np.int32(rows), out, call, geometry)
             if goes_on:
                 begin = np.uint32(begin + rows)
                 out += rows * (call.row_stride << shift)
