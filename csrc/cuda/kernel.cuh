@@ -28,11 +28,11 @@ constexpr int kMostThreads = stores == kTransposed         ? kTransposedThreads
 // occupancy; else 0.
 template <class Out, bool common_noise, bool antithetic, Stores stores>
 constexpr int kBlocksAtOnce =
-    stores == kTransposed || stores == kTransposedStaged ? 768 / kMostThreads<common_noise, stores>
-    : stores == kShifted                                 ? (antithetic || sizeof(Out) == 8 ? 3 : 4)
-    : antithetic && stores == kAligned                   ? 2
-    : antithetic || sizeof(Out) == 8                     ? 3
-                                                         : 0;
+    stores == kTransposed || stores == kTransposedStaged       ? 768 / kMostThreads<common_noise, stores>
+    : antithetic && (stores == kAligned || stores == kShifted) ? 2
+    : antithetic || sizeof(Out) == 8                           ? 3
+    : stores == kShifted                                       ? (common_noise ? 3 : 4)
+                                                               : 0;
 
 template <class Out, bool common_noise, bool antithetic, bool fast, Stores stores, bool origin_in_memory = false,
           bool batched = origin_in_memory>
