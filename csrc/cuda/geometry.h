@@ -191,10 +191,11 @@ inline Geometry geometry_of(const Draw& call, bool strided = false) {
   if (g.stores == kTransposed) return transposed_geometry(call, g, groups);
   if (g.stores == kShifted) {
     g.warps = static_cast<u32>(groups / 32), g.rest = static_cast<u32>(groups % 32);
-    // A warp of their own is as fast for many groups, unless the block has no room for it. In a short call, it is
-    // faster: a thread then has one group.
-    const bool many = g.rest > 16 && groups - g.rest != kShiftedThreads;
-    if (many || call.rows * ceil_div(groups, kShiftedThreads) <= 512) {
+    // A warp of their own is as fast for many groups, unless the block has no room for it, and faster for antithetic
+    // pairs: the end of a row may leave the cache before its last sector is complete. In a short call, a thread then
+    // has one group.
+    const bool many = g.rest > 8 && groups - g.rest != kShiftedThreads;
+    if (many || call.antithetic || call.rows * ceil_div(groups, kShiftedThreads) <= 512) {
       g.warps += g.rest > 0;
       g.rest = 0;
     }

@@ -181,7 +181,7 @@ def launch_bounds(
             return threads, 384 // threads
         return threads, (512 if dtype == "float64" and not common_noise else 768) // threads
     if name == "kShifted":
-        return SHIFTED_THREADS, 3 if dtype == "float64" or antithetic or capability == (7, 5) else 4
+        return SHIFTED_THREADS, 3
     blocks = 4 if name == "kStaged" and not common_noise else 5
     # Before 9.0, nvJitLink compiles the barriers of a warp to calls, which take registers.
     calls = name == "kStaged" and not common_noise and capability < (9, 0)

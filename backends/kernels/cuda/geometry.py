@@ -115,8 +115,8 @@ def geometry(
         )
         return cut, _STRUCT.pack(*cut)
     warps, rest = divmod(groups, 32) if stores == _SHIFTED else (0, 0)
-    many = rest > 16 and groups - rest != SHIFTED_THREADS
-    if many or (rest > 0 and rows * _ceil_div(groups, SHIFTED_THREADS) <= 512):
+    many = rest > 8 and groups - rest != SHIFTED_THREADS
+    if rest > 0 and (many or antithetic or rows * _ceil_div(groups, SHIFTED_THREADS) <= 512):
         warps, rest = warps + 1, 0
     tiled, most_lanes = groups - rest, SHIFTED_THREADS if stores == _SHIFTED else MOST_THREADS
     tiles = 1 if tiled <= most_lanes else _ceil_div(tiled, 2 * _SHORT_ROW)
