@@ -14,6 +14,7 @@ import pickle
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import FunctionType
 from typing import Any, TypeAlias
 
 import llvmlite
@@ -50,6 +51,7 @@ def cached(function: Callable[..., Any], name: str, digest: str, *, nogil: bool 
     Parameters
     ----------
     function : callable
+        A Python function.
     name : str
         The name of the kernel. Another function, or another value in its closure, needs another name.
     digest : str
@@ -57,7 +59,11 @@ def cached(function: Callable[..., Any], name: str, digest: str, *, nogil: bool 
     nogil : bool, default True
         Release the GIL while the kernel runs.
     """
-    dispatcher = njit(nogil=nogil)(function)
+    # LLVM links by name. Numba's names are unique in one process, and a process may load kernels of several.
+    python: Any = function
+    named = FunctionType(python.__code__, python.__globals__, name, python.__defaults__, python.__closure__)
+    named.__qualname__ = name
+    dispatcher = njit(nogil=nogil)(named)
     dispatcher._cache = KernelCache(name, digest, _reduce, _rebuild, "cpu")
     return dispatcher
 

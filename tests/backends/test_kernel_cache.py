@@ -273,6 +273,30 @@ def test_concurrent_processes_compile_once_and_draw_equal_bits(root: Path) -> No
 
 
 @pytest.mark.slow
+PAIRS = """
+import sys
+import numpy as np
+import multisample
+
+for antithetic in sys.argv[1:]:
+    x = multisample.sample(np.zeros(8), np.ones(8), 2**17, seed=7, antithetic=antithetic == "pairs", backend="cpu")
+    print((x[:, ::2] == -x[:, 1::2]).all())
+"""
+
+
+@pytest.mark.slow
+def test_kernels_of_several_processes_are_linked_to_their_own_functions(root: Path) -> None:
+    def are_pairs(*noise: str) -> list[str]:
+        environment = os.environ | {"MULTISAMPLE_CACHE_DIR": str(root), "MULTISAMPLE_NUM_THREADS": "2"}
+        command = [sys.executable, "-c", PAIRS, *noise]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.split()
+
+    # Each process compiles one kernel; in the third one, both come from the cache.
+    assert are_pairs("independent") == ["False"]
+    assert are_pairs("pairs") == ["True"]
+    assert are_pairs("pairs", "independent") == ["True", "False"]
+
+
 def test_without_a_writable_cache_a_warning_is_printed(root: Path) -> None:
     root.touch()
     output, error = draw_in_process(root / "below").communicate(timeout=DEADLINE)
