@@ -272,7 +272,6 @@ def test_concurrent_processes_compile_once_and_draw_equal_bits(root: Path) -> No
     assert (output.strip(), error) == (expected(), "")
 
 
-@pytest.mark.slow
 PAIRS = """
 import sys
 import numpy as np
@@ -297,6 +296,7 @@ def test_kernels_of_several_processes_are_linked_to_their_own_functions(root: Pa
     assert are_pairs("pairs", "independent") == ["True", "False"]
 
 
+@pytest.mark.slow
 def test_without_a_writable_cache_a_warning_is_printed(root: Path) -> None:
     root.touch()
     output, error = draw_in_process(root / "below").communicate(timeout=DEADLINE)
