@@ -113,11 +113,11 @@ def test_nvjitlink_links_every_kernel_without_a_warning(compiled: list[Compiled]
 def test_kernels_have_the_launch_bounds_of_the_geometry(compiled: list[Compiled]) -> None:
     for result in compiled:
         threads, blocks = result.kernel.bounds["maxntid"], result.kernel.bounds["minnctapersm"]
-        if result.way == "transposed":
-            most = geometry.TRANSPOSED_THREADS
-        else:
-            most = geometry.staged_threads(result.variant[1]) if result.is_transposed else geometry.MOST_THREADS
-        assert threads == most, str(result)
+        most = {
+            "shifted": geometry.SHIFTED_THREADS, "transposed": geometry.TRANSPOSED_THREADS,
+            "transposed_staged": geometry.staged_threads(result.variant[1]),
+        }  # fmt: skip
+        assert threads == most.get(result.way, geometry.MOST_THREADS), str(result)
         # ptxas ignores a bound that exceeds the threads of a multiprocessor.
         assert 2 * threads <= threads * blocks <= {(7, 5): 1024}.get(result.capability, 2048), str(result)
 
