@@ -109,15 +109,13 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget)
 
 
-@contextlib.contextmanager
-def helped(job: Callable[[], object], helpers: int) -> Iterator[None]:
-    """Call `job` on up to `helpers` other threads while the block runs.
+def helped(job: Callable[[], object], helpers: int) -> contextlib.AbstractContextManager[None]:
+    """Call `job` on up to `helpers` other threads while the ``with`` block runs.
 
-    A thread may begin late, or after the block: the block itself sees to all work. Exceptions of `job` there are
-    ignored.
+    Another thread may call `job` late, after the block, or not at all, and its exceptions are ignored: the block must
+    do the work that remains.
     """
-    with _helpers.working(job, helpers):
-        yield
+    return _helpers.working(job, helpers)
 
 
 def run_all(function: Callable[[_Task], None], tasks: Sequence[_Task], threads: int) -> None:

@@ -37,7 +37,7 @@ enum Loads : u32 {
 
 struct GradientGeometry {
   u32 blocks, threads;
-  u32 run_of_blocks;  // blocks in a row: those of a row's segments or, with `across`, those of a segment's rows
+  u32 run_of_blocks;  // consecutive blocks: with `across` all blocks of one segment, else the segments of the same rows
   u32 tiles;          // tiles per block
   u32 slots;          // threads that share the rows of a tile
   u32 lanes;          // lanes of a run: a power of two, which divides `slots`; 1 with `across`

@@ -152,8 +152,8 @@ class Reader {
   const u32 slots_, loads_;
 };
 
-// Adds up sums of the lanes that share a tile: put(k, total) gets a lane's k-th total. In each step, a lane passes half
-// of its sums on to another lane. What is left of one sum is added up in float64.
+// Adds up sums of the lanes that share a tile: put(k, total) gets a lane's k-th total. In each step, a lane gives half
+// of its sums to another lane. Once a lane has one sum, the lanes add up theirs in float64.
 template <u32 step, u32 count, class Real, class Put>
 MULTISAMPLE_FUNCTION void add_lanes(const Real (&sums)[count], u32 lanes, const Put& put) {
   if constexpr (count == 1) {
@@ -231,7 +231,7 @@ MULTISAMPLE_FUNCTION void sum_gradient(const Draw& call, const GradientGeometry&
   using Reader = Reader<G, antithetic, rows, only_at_once>;
   using Noise = Noise<Real, common_noise, fast>;
   constexpr u32 kGroups = kGroupsAtOnce<rows, antithetic>;
-  // [sum][piece]. The sums of a piece are those of mu, then those of sigma.
+  // Sum s of piece p is at s * geometry.pitch + p. The sums for mu come before the sums for sigma.
   __shared__ double sums[2 * rows * kGradientThreads];
   // Volatile, because the compiler would load all row parts into registers, which then spill.
   __shared__ volatile u64 row_words[rows][kGradientThreads];

@@ -356,10 +356,10 @@ def other_cuts() -> Iterator[tuple[str, Cut]]:
             "rows_per_pass": 1, "band_rows": 3, "interleave_log2": log2, "steps": 1,
         }  # fmt: skip
         yield "shifted", lambda g, log2=log2: {"band_rows": 2, "interleave_log2": g.interleave_log2 + log2, "steps": 1}
-    # Other block widths, and several column runs; shifted rows need whole warps.
     # Groups of shifted rows that do not fill a warp, which lanes draw in different rows.
     yield "shifted", with_rest
     yield "shifted", lambda g: {**with_rest(g), "band_rows": 7, "chunk": 3}
+    # Other block widths, and several column runs; shifted rows need whole warps.
     whole, any_width = [(32, 1), (64, 2), (96, 5), (256, 3), (160, 2)], [(1, 1), (3, 2), (33, 4), (257, 1), (287, 2)]
     for stores, widths in (("aligned shifted strided", whole), ("aligned strided", any_width)):
         for lanes, steps in widths:

@@ -34,7 +34,7 @@ def contiguous(typingctx: Any, row: Any) -> Any:
 def fetch_add(typingctx: Any, array: Any, index: Any, value: Any) -> Any:
     """Add `value` to an element of `array` in one atomic step, and return what the element was before.
 
-    `array` has unit stride. All that a thread wrote before is visible to a thread that then sees the sum.
+    `array` has unit stride. A thread that sees the sum also sees what this thread wrote before.
     """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:

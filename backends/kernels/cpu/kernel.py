@@ -503,7 +503,7 @@ def _window_name(dtype: str, antithetic: bool) -> str:
 
 
 def new_progress() -> np.ndarray[Any, Any]:
-    """What the threads of one call of `windows_kernel` share: they count windows in it."""
+    """The counters that all threads of one call of `windows_kernel` share."""
     return np.zeros(2 * _DONE, np.int64)
 
 
