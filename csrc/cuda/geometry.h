@@ -20,8 +20,8 @@ enum Stores : u32 {
   kAligned,  // vectorised stores: all rows are aligned
   kShifted,  // vectorised stores at aligned addresses, after columns are shuffled from the previous lane; scalar stores
              // of the groups that do not fill a warp
-  kStaged,   // coalesced scalar stores through shared memory, for short contiguous rows; needs the first column by
-             // value, so that every group has a column inside the matrix
+  kStaged,   // vectorised stores at aligned addresses, through shared memory, for short rows without a gap between
+             // them; needs the first column by value, so that every group has a column inside the matrix
   kStrided,  // scalar stores at any stride
   // Transposed stores, where dimensions are contiguous:
   kTransposed,        // vectorised stores, if need be after dimensions are shuffled from the previous lane
@@ -32,6 +32,8 @@ enum Stores : u32 {
 constexpr u32 kThreads = 288;
 // Maximum threads of a block with kShifted: the groups of a row that do not fill a warp need none of their own.
 constexpr u32 kShiftedThreads = 256;
+// Passes of kStaged that share barriers, at the most.
+constexpr u32 kStagedPasses = 4;
 // Threads of a block: the maximum with kTransposed, the exact number with kTransposedStaged. With common noise a thread
 // does little, so that a block has more.
 constexpr u32 kTransposedThreads = 128;
@@ -47,6 +49,8 @@ constexpr u64 kFarApart = u64{1} << 28;
 constexpr u32 kWidth = 4, kAntitheticWidth = 8;
 // Rows of at most this many groups share the passes of a block.
 constexpr u32 kShortRow = 128;
+// Maximum threads of such a block.
+constexpr u32 kShortRowThreads = 2 * kShortRow;
 // Dimensions that a chunk in shared memory has room for: one per thread, and one of padding per row of a pass.
 constexpr u32 kChunk = kThreads + kShortRow;
 
@@ -66,7 +70,8 @@ struct Geometry {
   u32 chunk;            // rows (row stores) or groups that a block prepares at once in shared memory: whole passes
   u32 pitch;            // stride of a pass's rows in a chunk; odd, which avoids bank conflicts
   u32 band_rows;        // row stores: rows of a block
-  u32 interleave_log2;  // rows of a band are 2^interleave_log2 rows apart; other bands have the rows between
+  u32 interleave_log2;  // row stores: passes of a band are 2^interleave_log2 passes apart; other bands have those
+                        // between
   u32 steps;            // row stores: runs of groups_per_pass groups that a block draws
   u32 blocks_per_band;  // blocks that share a band
   u32 skip;             // columns of the first group before the first column; the largest possible number if the first
@@ -206,11 +211,13 @@ inline Geometry geometry_of(const Draw& call, bool strided = false) {
   g.groups_per_pass = static_cast<u32>(tiles == 1 ? tiled : ceil_div(ceil_div(tiled, tiles), 32) * 32);
   g.one_by_groups = static_cast<u32>(ceil_div(1 << 20, g.groups_per_pass));
   const bool one_row = g.stores == kShifted || g.groups_per_pass > kShortRow;
-  g.rows_per_pass = one_row ? 1 : 2 * kShortRow / g.groups_per_pass;
+  g.rows_per_pass = one_row ? 1 : kShortRowThreads / g.groups_per_pass;
   if (g.rows_per_pass > call.rows) g.rows_per_pass = static_cast<u32>(call.rows);
   g.threads = static_cast<u32>(ceil_div(g.groups_per_pass * g.rows_per_pass, 32) * 32);
   g.one_by_rows = static_cast<u32>(ceil_div(1 << 20, g.rows_per_pass));
-  g.chunk = g.threads / g.rows_per_pass * g.rows_per_pass;
+  u32 in_chunk = g.threads / g.rows_per_pass;
+  if (g.stores == kStaged && in_chunk > kStagedPasses) in_chunk -= in_chunk % kStagedPasses;
+  g.chunk = in_chunk * g.rows_per_pass;
   g.pitch = g.threads / g.rows_per_pass | 1;
 
   // `turns`: groups per thread, one below the other. The first group is expensive, so many are good as long as there
@@ -228,15 +235,15 @@ inline Geometry geometry_of(const Draw& call, bool strided = false) {
   if (turns > 32) turns = 32;
   if (turns < rows * tiles / 2048) turns = rows * tiles / 2048;
   if (turns > most) turns = most;
-  if (g.stores == kShifted) {
-    // All rows of a band have the same alignment.
-    while (call.row_stride * (i64{1} << g.interleave_log2) % 16 != 0) ++g.interleave_log2;
+  u64 passes = turns < rows ? turns : rows;
+  if (passes > 1 && (g.stores == kShifted || g.stores == kStaged)) {
+    // All passes of a band have the same alignment.
+    while (call.row_stride * g.rows_per_pass * (i64{1} << g.interleave_log2) % 16 != 0) ++g.interleave_log2;
   } else if (cheap && g.stores == kAligned && g.groups_per_pass > kShortRow && tiles == 1 && turns == most) {
     // Concurrent blocks then write neighbouring rows.
     g.interleave_log2 = 3;
   }
   i64 stride = call.row_stride / element_size(call.type) * g.rows_per_pass * (i64{1} << g.interleave_log2);
-  u64 passes = turns < rows ? turns : rows;
   if (stride != static_cast<i32>(stride)) {
     // The distance between rows exceeds an i32: one row per band.
     stride = 0;

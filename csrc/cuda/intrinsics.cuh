@@ -36,6 +36,11 @@ MULTISAMPLE_FUNCTION u32 opaque(u32 x) {
   asm volatile("" : "+r"(x));
   return x;
 }
+// The same for an address in shared memory.
+template <class T>
+MULTISAMPLE_FUNCTION T* opaque_shared(T* at) {
+  return static_cast<T*>(__cvta_shared_to_generic(opaque(static_cast<u32>(__cvta_generic_to_shared(at)))));
+}
 
 #else
 
@@ -44,6 +49,10 @@ MULTISAMPLE_FUNCTION T* opaque(T* at) {
   return at;
 }
 MULTISAMPLE_FUNCTION u32 opaque(u32 x) { return x; }
+template <class T>
+MULTISAMPLE_FUNCTION T* opaque_shared(T* at) {
+  return at;
+}
 
 #endif
 

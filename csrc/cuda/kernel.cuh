@@ -22,6 +22,7 @@ template <bool common_noise, Stores stores>
 constexpr int kMostThreads = stores == kTransposed         ? kTransposedThreads
                              : stores == kTransposedStaged ? kStagedThreads<common_noise>
                              : stores == kShifted          ? kShiftedThreads
+                             : stores == kStaged           ? kShortRowThreads
                                                            : kThreads;
 
 // Minimum blocks per multiprocessor for __launch_bounds__, where the compiler's own choice spills registers or lowers
@@ -32,6 +33,7 @@ constexpr int kBlocksAtOnce =
     : antithetic && (stores == kAligned || stores == kShifted) ? 2
     : antithetic || sizeof(Out) == 8                           ? 3
     : stores == kShifted                                       ? (common_noise ? 3 : 4)
+    : stores == kStaged && common_noise                        ? 4
                                                                : 0;
 
 template <class Out, bool common_noise, bool antithetic, bool fast, Stores stores, bool origin_in_memory = false,

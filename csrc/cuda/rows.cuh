@@ -27,17 +27,6 @@ MULTISAMPLE_FUNCTION void go_down(const Dimension<Real>* dimensions, u32 count, 
   }
 }
 
-// Columns `first` to `last` of a group are inside the matrix.
-struct Inside {
-  u32 first, last;
-
-  MULTISAMPLE_FUNCTION Inside(u32 width, u64 group, const Draw& call, const Geometry& geometry) {
-    const i64 columns = static_cast<i64>(call.columns), column = static_cast<i64>(width * group) - geometry.skip;
-    first = column < 0 ? geometry.skip : 0;
-    last = column + width <= columns ? width : column < columns ? static_cast<u32>(columns - column) : first;
-  }
-};
-
 // Draws the groups of shifted rows that do not fill a warp, in the rows of a chunk. A thread has one group, and every
 // step-th row.
 template <class Out, bool common_noise, bool antithetic, bool fast, class Real>
@@ -50,7 +39,7 @@ MULTISAMPLE_FUNCTION void draw_rest(const Dimension<Real>* chunk, u32 rows, char
   if (row >= step || row >= rows || inside.first >= inside.last) return;
   const auto noise = Noise<Real, common_noise, fast>::of(static_cast<u32>(call.first_column.value / kCount + group),
                                                          value_of(call.offset), keys);
-  const PutStrided<Out, antithetic> put{sizeof(Out), inside.first, inside.last};
+  const PutStrided<Out, antithetic> put{sizeof(Out), inside};
   char* const at = out + (static_cast<i64>(kCount * group) - geometry.skip) * static_cast<i64>(sizeof(Out));
   const i64 stride = call.row_stride * (i64{1} << geometry.interleave_log2);
   for (u32 k = row; k < rows; k += step) {
@@ -67,21 +56,26 @@ class Columns {
   static constexpr u32 kCount = Elements<Out, antithetic>::kCount;
   // Whether a group is larger than one vectorised store, so that PutPaired needs fewer stores or fills whole sectors.
   static constexpr bool kPairs = kCount * kSize > static_cast<i64>(sizeof(Quad<Out>)) || kSize == 8;
+  // Saved instructions pay for the registers of more passes only where there is one store per pass, and memory is not
+  // the limit.
+  using Staged = PutStaged<Out, antithetic, common_noise || antithetic || kSize == 8 ? 1 : kStagedPasses>;
 
  public:
-  // The thread draws group `group` in row `row` of each pass. `stages` has room for the block's elements of one pass.
-  MULTISAMPLE_FUNCTION Columns(u64 group, u32 row, Out* stages, const Keys<Real>& keys, const Draw& call,
-                               const Geometry& geometry)
+  // Elements in shared memory that the stores of a block need.
+  static constexpr u32 kStages = stores == kStaged ? kShortRowThreads / 32 * Staged::kRoom : 1;
+
+  // The thread draws group `group` in row `row` of each pass. The first pass begins at `out`.
+  MULTISAMPLE_FUNCTION Columns(u64 group, u32 row, const char* out, Out* stages, const Keys<Real>& keys,
+                               const Draw& call, const Geometry& geometry)
       : noise_(Noise<Real, common_noise, fast>::of(static_cast<u32>(call.first_column.value / kCount + group),
                                                    value_of(call.offset), keys)),
-        row_(row) {
+        row_(row),
+        inside_(kCount, group, call, geometry) {
     const i64 columns = static_cast<i64>(call.columns), column = static_cast<i64>(kCount * group) - geometry.skip;
-    const Inside inside(kCount, group, call, geometry);
-    first_ = inside.first, last_ = inside.last;
-    if (stores == kShifted && group >= u64{32} * geometry.warps) last_ = first_;
+    if (stores == kShifted && group >= u64{32} * geometry.warps) inside_.last = inside_.first;
     if (stores != kStaged) {
       offset_ = row * call.row_stride + column * call.column_stride;
-      if (row >= geometry.rows_per_pass) last_ = first_;
+      if (row >= geometry.rows_per_pass) inside_.last = inside_.first;
       if (stores == kAligned && kPairs) {
         const u32 lane = threadIdx.x % 32;
         const i64 apart = __shfl_sync(~0u, offset_, lane ^ 1) - offset_, group_size = kCount * kSize;
@@ -90,15 +84,11 @@ class Columns {
     } else {
       // Positions of the lane's and of the warp's elements within a pass.
       const u32 rows = geometry.rows_per_pass, all = rows * static_cast<u32>(columns);
-      const u32 begin = row < rows ? row * static_cast<u32>(columns) + static_cast<u32>(column) + first_ : all;
-      const u32 end = row < rows ? begin + (last_ - first_) : all;
-      stage_ = stages + threadIdx.x / 32 * (32 * kCount);
-      run_ = __shfl_sync(~0u, begin, 0);
-      length_ = __shfl_sync(~0u, end, 31) - run_;
-      position_ = begin - run_;
-      offset_ = (run_ + threadIdx.x % 32) * kSize;
-      columns_ = static_cast<u32>(columns);
-      if (row >= rows) row_ = 0, last_ = first_;
+      const u32 begin = row < rows ? row * static_cast<u32>(columns) + static_cast<u32>(column) + inside_.first : all;
+      const u32 end = row < rows ? begin + (inside_.last - inside_.first) : all;
+      const u32 run = __shfl_sync(~0u, begin, 0), length = __shfl_sync(~0u, end, 31) - run;
+      if (row >= rows) row_ = 0, inside_.last = inside_.first;
+      staged_ = Staged(stages, out, run, length, begin - run, inside_, geometry.row_step);
     }
   }
 
@@ -107,21 +97,9 @@ class Columns {
                                  const Draw& call, const Geometry& geometry) const {
     const u32 step = geometry.rows_per_pass;
     const Dimension<Real>* const dimensions = chunk + row_ * geometry.pitch;
+    if constexpr (stores == kStaged) return draw_staged(dimensions, rows, out, keys, call, geometry);
     char* const at = out + offset_;
     const i32 stride = geometry.row_step;
-    if constexpr (stores == kStaged) {
-      // All lanes of the warp take part. The last pass may be incomplete and end within a warp.
-      const u32 passes = rows * geometry.one_by_rows >> 20, more = rows - passes * step;
-      PutStaged<Out, antithetic> put{stage_, threadIdx.x % 32, position_, length_, first_, last_};
-      down(dimensions, passes, at, stride, keys, put);
-      if (more > 0) {
-        const u32 left = more * columns_;
-        put.length = left <= run_ ? 0 : left - run_ < length_ ? left - run_ : length_;
-        down(chunk + (row_ < more ? row_ : 0) * geometry.pitch + passes, 1,
-             at + passes * static_cast<i64>(stride) * kSize, 0, keys, put);
-      }
-      return;
-    }
     const u32 count = step == 1 ? rows : row_ < rows ? (rows - row_ + step - 1) * geometry.one_by_rows >> 20 : 0;
     const bool whole = stores == kShifted ? __all_sync(~0u, is_whole()) : is_whole();
     if (stores == kAligned && kPairs && __all_sync(~0u, paired_ && count == __shfl_sync(~0u, count, 0))) {
@@ -151,14 +129,14 @@ class Columns {
             }
           }
       }
-    } else if (first_ < last_) {
-      down(dimensions, count, at, stride, keys, PutStrided<Out, antithetic>{call.column_stride, first_, last_});
+    } else if (inside_.first < inside_.last) {
+      down(dimensions, count, at, stride, keys, PutStrided<Out, antithetic>{call.column_stride, inside_});
     }
   }
 
  private:
   // Whether all columns of the group are inside the matrix.
-  MULTISAMPLE_FUNCTION bool is_whole() const { return first_ == 0 && last_ == kCount; }
+  MULTISAMPLE_FUNCTION bool is_whole() const { return inside_.first == 0 && inside_.last == kCount; }
 
   template <class Put>
   MULTISAMPLE_FUNCTION void down(const Dimension<Real>* dimensions, u32 count, char* at, i32 stride,
@@ -166,14 +144,52 @@ class Columns {
     go_down<Out, antithetic>(dimensions, count, at, stride, noise_, keys, put);
   }
 
+  // draw for kStaged. All lanes of the warp take part.
+  MULTISAMPLE_FUNCTION void draw_staged(const Dimension<Real>* dimensions, u32 rows, char* out, const Keys<Real>& keys,
+                                        const Draw& call, const Geometry& geometry) const {
+    constexpr u32 kPasses = Staged::kPasses;
+    const u32 step = geometry.rows_per_pass, passes = rows * geometry.one_by_rows >> 20, more = rows - passes * step;
+    const i64 stride = geometry.row_step * kSize;
+    const auto elements = [&](const Dimension<Real>& of) {
+      return scaled<Out, antithetic>(of.mu, of.sigma, noise_.in(of.words, keys));
+    };
+    const Dimension<Real>* dimension = opaque_shared(dimensions);
+    u32 k = 0;
+#pragma unroll 1
+    for (; k + kPasses <= passes; k += kPasses) {
+      // Loads come first: the compiler keeps their order with stores to shared memory.
+      Dimension<Real> of[kPasses];
+#pragma unroll
+      for (u32 pass = 0; pass < kPasses; ++pass) of[pass] = *dimension++;
+#pragma unroll
+      for (u32 pass = 0; pass < kPasses; ++pass) staged_.put(pass, elements(of[pass]));
+      staged_.store(kPasses, out, geometry.row_step);
+      out += kPasses * stride;
+    }
+#pragma unroll 1
+    for (; kPasses > 1 && k < passes; ++k) {
+      staged_.put(0, elements(*dimension++));
+      staged_.store(1, out, geometry.row_step);
+      out += stride;
+    }
+    if (more > 0) {
+      // The last pass of the matrix has fewer rows. opaque: the thread's place is computed again, and needs no
+      // register.
+      const u32 thread = opaque(threadIdx.x), row = thread * geometry.one_by_groups >> 20;
+      const u32 group = thread - row * geometry.groups_per_pass;
+      if (row >= more) return;
+      const i64 column = static_cast<i64>(kCount * group) - geometry.skip;
+      const PutStrided<Out, antithetic> put{kSize, Inside(kCount, group, call, geometry)};
+      put(out + row * call.row_stride + column * kSize, elements(*dimension));
+    }
+  }
+
   Noise<Real, common_noise, fast> noise_;
-  i64 offset_;  // in bytes, from the first row of a chunk to the address passed to `put`
+  i64 offset_;  // in bytes, from the first row of a chunk to the address passed to `put`; not for kStaged
   u32 row_;
-  u32 first_, last_;  // range of the group's columns inside the matrix
-  bool paired_;       // whether the group is whole and each lane pair of the warp has adjacent groups
-  // For kStaged; see PutStaged.
-  Out* stage_;
-  u32 run_, length_, position_, columns_;
+  Inside inside_;
+  bool paired_;    // whether the group is whole and each lane pair of the warp has adjacent groups
+  Staged staged_;  // for kStaged
 };
 
 // The dimensions of a block's band. The threads load a chunk of them at a time, and prefetch the next chunk while they
@@ -182,14 +198,15 @@ template <class Real>
 class Dimensions {
  public:
   MULTISAMPLE_FUNCTION Dimensions(u64 first_row, u32 count, const Draw& call, const Geometry& geometry)
-      : call_(call), first_row_(first_row), count_(count), chunk_(geometry.chunk), shift_(geometry.interleave_log2) {}
+      : call_(call), geometry_(geometry), first_row_(first_row), count_(count) {}
 
   // Starts to load one dimension per thread, of the chunk that begins at row `begin` of the band.
   MULTISAMPLE_FUNCTION void fetch(u32 begin) {
-    const u32 k = begin + threadIdx.x;
-    has_dimension_ = threadIdx.x < chunk_ && k < count_;
+    has_dimension_ = threadIdx.x < geometry_.chunk && begin + threadIdx.x < count_;
     if (has_dimension_) {
-      const u64 row = first_row_ + (static_cast<u64>(k) << shift_);
+      const u32 row_of_pass = threadIdx.x - pass() * geometry_.rows_per_pass;
+      const u64 pass_begin = static_cast<u64>(begin + threadIdx.x - row_of_pass) << geometry_.interleave_log2;
+      const u64 row = first_row_ + pass_begin + row_of_pass;
       i_ = static_cast<u32>(call_.first_row.value + row);
       mu_ = element<Real>(call_.mu, row);
       sigma_ = element<Real>(call_.sigma, row);
@@ -198,16 +215,20 @@ class Dimensions {
 
   // Stores the loaded dimension in shared memory, for reads after the next __syncthreads(). Rows that one thread draws
   // consecutively are adjacent.
-  MULTISAMPLE_FUNCTION void put(Dimension<Real>* chunk, const Keys<Real>& keys, const Geometry& geometry) const {
+  MULTISAMPLE_FUNCTION void put(Dimension<Real>* chunk, const Keys<Real>& keys) const {
     if (!has_dimension_) return;
-    const u32 pass = threadIdx.x * geometry.one_by_rows >> 20, row = threadIdx.x - pass * geometry.rows_per_pass;
-    chunk[row * geometry.pitch + pass] = {row_part(i_, low(value_of(call_.offset)), keys.keys), mu_, sigma_};
+    const u32 row_of_pass = threadIdx.x - pass() * geometry_.rows_per_pass;
+    chunk[row_of_pass * geometry_.pitch + pass()] = {row_part(i_, low(value_of(call_.offset)), keys.keys), mu_, sigma_};
   }
 
  private:
+  // The pass of the chunk that has the thread's dimension.
+  MULTISAMPLE_FUNCTION u32 pass() const { return threadIdx.x * geometry_.one_by_rows >> 20; }
+
   const Draw& call_;
+  const Geometry& geometry_;
   u64 first_row_;
-  u32 count_, chunk_, shift_, i_;
+  u32 count_, i_;
   Real mu_, sigma_;
   bool has_dimension_;
 };
@@ -217,14 +238,20 @@ MULTISAMPLE_FUNCTION void draw_rows(const Draw& call, const Geometry& geometry) 
   using Real = typename Computing<Out>::Type;
   using Columns = Columns<Out, common_noise, antithetic, fast, stores>;
   __shared__ Dimension<Real> chunks[2][kChunk];
-  __shared__ Out stages[stores == kStaged ? Elements<Out, antithetic>::kCount * kThreads : 1];
-  // Row k of the band is first_row + (k << shift).
+  __shared__ alignas(kStore) Out stages[Columns::kStages];
+  // Pass k of the band is pass k << shift from first_row on.
   const u32 band = blockIdx.x / geometry.blocks_per_band, column_block = blockIdx.x - band * geometry.blocks_per_band;
   const u32 shift = geometry.interleave_log2;
-  const u64 first_row = (static_cast<u64>(band >> shift) * geometry.band_rows << shift) + (band & ((1u << shift) - 1));
+  const u32 step = geometry.rows_per_pass;
+  const u64 first_row =
+      (static_cast<u64>(band >> shift) * geometry.band_rows << shift) + (band & ((1u << shift) - 1)) * step;
   if (first_row >= call.rows) return;
-  const u64 rows_left = ((call.rows - first_row - 1) >> shift) + 1;
-  const u32 count = geometry.band_rows < rows_left ? geometry.band_rows : static_cast<u32>(rows_left);
+  u32 count = geometry.band_rows;
+  if (call.rows - first_row < static_cast<u64>(count) << shift) {
+    const u32 left = static_cast<u32>(call.rows - first_row), passes = left / (step << shift);
+    const u32 more = left - passes * (step << shift);
+    count = passes * step + (more < step ? more : step);
+  }
   Dimensions<Real> dimensions(first_row, count, call, geometry);
   dimensions.fetch(0);
 
@@ -233,8 +260,8 @@ MULTISAMPLE_FUNCTION void draw_rows(const Draw& call, const Geometry& geometry) 
   u64 group = static_cast<u64>(column_block) * geometry.steps * geometry.groups_per_pass +
               (threadIdx.x - row * geometry.groups_per_pass);
   char* out = static_cast<char*>(call.matrix) + static_cast<i64>(first_row) * call.row_stride;
-  Columns columns(group, row, stages, keys, call, geometry);
-  dimensions.put(chunks[0], keys, geometry);
+  Columns columns(group, row, out, stages, keys, call, geometry);
+  dimensions.put(chunks[0], keys);
   __syncthreads();
   for (u32 begin = 0, runs = 1, parity = 0;;) {
     const bool goes_on = count - begin > geometry.chunk;
@@ -249,13 +276,13 @@ MULTISAMPLE_FUNCTION void draw_rows(const Draw& call, const Geometry& geometry) 
       begin += geometry.chunk;
       out += geometry.chunk * (call.row_stride * (i64{1} << shift));
       parity ^= 1;
-      dimensions.put(chunks[parity], keys, geometry);
+      dimensions.put(chunks[parity], keys);
       __syncthreads();
     } else if (runs < geometry.steps) {
       // A band with several runs of columns has one chunk of dimensions.
       ++runs;
       group += geometry.groups_per_pass;
-      columns = Columns(group, row, stages, keys, call, geometry);
+      columns = Columns(group, row, out, stages, keys, call, geometry);
     } else {
       break;
     }

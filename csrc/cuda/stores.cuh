@@ -14,6 +14,20 @@ struct alignas(sizeof(Out) == 2 ? 8 : 16) Quad {
   Out x[4];
 };
 
+// Columns `first` to `last` of a group are inside the matrix.
+struct Inside {
+  u32 first, last;
+
+  Inside() = default;
+  MULTISAMPLE_FUNCTION Inside(u32 width, u64 group, const Draw& call, const Geometry& geometry) {
+    const i64 columns = static_cast<i64>(call.columns), column = static_cast<i64>(width * group) - geometry.skip;
+    first = column < 0 ? geometry.skip : 0;
+    last = column + width <= columns ? width : column < columns ? static_cast<u32>(columns - column) : first;
+  }
+
+  MULTISAMPLE_FUNCTION bool has(u32 column) const { return column >= first && column < last; }
+};
+
 // Bytes of the largest store of a thread.
 constexpr u32 kStore = 16;
 
@@ -114,29 +128,87 @@ struct PutShifted {
   }
 };
 
-// For short rows: a warp's elements are contiguous, at any address, in one row or several. Shared memory makes
-// the stores coalesced.
-template <class Out, bool antithetic>
-struct PutStaged {
+// For short rows, which follow each other without a gap. In each pass, a warp's elements are one run of memory, which
+// begins at any address, but in all passes at the same alignment. Shared memory moves them to the lanes that store
+// them: as pieces, which are whole and at aligned addresses, and one by one at both ends of the run. `passes` passes
+// share barriers, and the stores of the ends.
+template <class Out, bool antithetic, u32 passes>
+class PutStaged {
   using Group = Elements<Out, antithetic>;
-  static constexpr int kUnroll = 16 / Group::kCount;
-  Out* stage;                  // shared memory of the warp
-  u32 lane, position, length;  // lane; position of its first element in the stage; number of elements in the stage
-  u32 first, last;             // range of the group's columns inside the matrix
+  static constexpr u32 kCount = Group::kCount, kPiece = sizeof(Out) == 8 ? 2 : 4, kPieces = kCount / kPiece;
+  static constexpr i64 kSize = sizeof(Out);
+  struct alignas(kPiece * sizeof(Out)) Piece {
+    Out x[kPiece];
+  };
+  // Elements of a pass in shared memory: a run, which may begin within the first piece, and a place for each lane where
+  // it puts columns outside the matrix.
+  static constexpr u32 kOutside = (32 * kPieces + 1) * kPiece, kPass = kOutside + 32;
+  // Elements at both ends of a run at the most.
+  static constexpr u32 kEnds = 2 * (kPiece - 1);
+  static_assert(passes * kEnds <= 32, "a lane stores one element of the ends");
 
-  // at: the address of the warp's first element, plus `lane` elements.
-  MULTISAMPLE_FUNCTION void operator()(char* at, const Group& group) const {
+ public:
+  static constexpr u32 kPasses = passes;
+  // Elements of a warp in shared memory.
+  static constexpr u32 kRoom = passes * kPass;
+
+  PutStaged() = default;
+
+  // `pass`: the address of a pass. The warp's run has `length` elements from element `run` of the pass on. The lane's
+  // group begins at element `position` of the run, and has the columns `inside`. Passes are `stride` elements apart.
+  MULTISAMPLE_FUNCTION PutStaged(Out* stages, const char* pass, u32 run, u32 length, u32 position, Inside inside,
+                                 i32 stride) {
+    const u32 lane = threadIdx.x % 32, shift = static_cast<u32>(reinterpret_cast<u64>(pass) / kSize + run) % kPiece;
+    const auto is_whole = [&](u32 piece) { return piece * kPiece >= shift && (piece + 1) * kPiece <= shift + length; };
+    Out* const stage = stages + threadIdx.x / 32 * kRoom;
 #pragma unroll
-    for (u32 k = 0; k < Group::kCount; ++k) {
-      if (k >= first && k < last) stage[position - first + k] = group.x[k];
+    for (u32 k = 0; k < kCount; ++k) {
+      own_[k] = opaque_shared(stage + (inside.has(k) ? shift + position + k - inside.first : kOutside + lane));
     }
+    pieces_ = 0;
+#pragma unroll
+    for (u32 k = 0; k < kPieces; ++k) pieces_ |= static_cast<u32>(is_whole(32 * k + lane)) << k;
+    pieces_ = opaque(pieces_);
+    piece_ = reinterpret_cast<Piece*>(opaque_shared(stage + lane * kPiece));
+    to_piece_ = (static_cast<i64>(run + lane * kPiece) - shift) * kSize;
+    // The first elements of the run, then the last ones.
+    const u32 n = lane % kEnds, end = shift + (n < kEnds / 2 ? n : length - 1 - (n - kEnds / 2));
+    end_pass_ = opaque(n < length && !is_whole(end / kPiece) ? lane / kEnds : passes);
+    end_ = opaque_shared(stage + (end_pass_ * kPass + end));
+    to_end_ = (static_cast<i64>(end_pass_) * stride + run + end - shift) * kSize;
+  }
+
+  // Puts the lane's elements of a pass into shared memory.
+  MULTISAMPLE_FUNCTION void put(u32 pass, const Group& group) const {
+#pragma unroll
+    for (u32 k = 0; k < kCount; ++k) own_[k][pass * kPass] = group.x[k];
+  }
+
+  // Stores `count` passes, the first at `out`, the others `stride` elements apart. All lanes of the warp take part.
+  MULTISAMPLE_FUNCTION void store(u32 count, char* out, i32 stride) const {
     __syncwarp();
 #pragma unroll
-    for (u32 k = 0; k < Group::kCount; ++k) {
-      if (32 * k + lane < length) reinterpret_cast<Out*>(at)[32 * k] = stage[32 * k + lane];
+    for (u32 k = 0; k < kPieces; ++k) {
+      if ((pieces_ >> k & 1) != 0) {
+        char* at = out + to_piece_;
+#pragma unroll
+        for (u32 pass = 0; pass < count; ++pass, at += stride * kSize) {
+          reinterpret_cast<Piece*>(at)[32 * k] = piece_[pass * (kPass / kPiece) + 32 * k];
+        }
+      }
     }
+    if (end_pass_ < count) *reinterpret_cast<Out*>(out + to_end_) = *end_;
     __syncwarp();
   }
+
+ private:
+  // In shared memory, for the first pass: the lane's own elements and its first piece; and its element of the ends.
+  Out* own_[kCount];
+  Piece* piece_;
+  Out* end_;
+  u32 pieces_;             // bit k: whether the run has all of the lane's piece k
+  u32 end_pass_;           // pass of the lane's element of the ends; not less than `passes` if it has none
+  i64 to_piece_, to_end_;  // bytes from the address of the first pass to where the lane stores them
 };
 
 // Scalar stores at any stride.
@@ -145,13 +217,13 @@ struct PutStrided {
   using Group = Elements<Out, antithetic>;
   static constexpr int kUnroll = 1;
   i64 stride;
-  u32 first, last;  // range of the group's columns inside the matrix
+  Inside inside;
 
   // at: the address of the first column, which may lie outside the matrix.
   MULTISAMPLE_FUNCTION void operator()(char* at, const Group& group) const {
 #pragma unroll
     for (u32 k = 0; k < Group::kCount; ++k) {
-      if (k >= first && k < last) *reinterpret_cast<Out*>(at + k * stride) = group.x[k];
+      if (inside.has(k)) *reinterpret_cast<Out*>(at + k * stride) = group.x[k];
     }
   }
 };

@@ -139,7 +139,9 @@ def test_kernels_spill_few_registers_and_fit_their_launch_bounds(numba: Any, dty
         most = 24 if device.compute_capability >= (9, 0) else 64
         assert kernel.local_mem_per_thread <= most, (key, kernel.local_mem_per_thread)
         threads, blocks = launch_bounds(dtype, shared, antithetic, stores, device.compute_capability)
-        most_threads = {"kShifted": 256, "kTransposed": 128, "kTransposedStaged": 256 if shared else 128}
+        most_threads = {
+            "kShifted": 256, "kStaged": 256, "kTransposed": 128, "kTransposedStaged": 256 if shared else 128,
+        }  # fmt: skip
         assert kernel.max_threads_per_block >= threads == most_threads.get(name, geometry.MOST_THREADS)
         # Registers are allocated in units of eight per thread.
         registers = -(-kernel.regs_per_thread // 8) * 8

@@ -20,6 +20,9 @@ from multisample.backends.kernels.cuda.geometry import (
     ANTITHETIC_WIDTH,
     KERNEL_STORES,
     PACKED_GEOMETRY,
+    SHIFTED_THREADS,
+    SHORT_ROW_THREADS,
+    STAGED_PASSES,
     WIDTH,
     Geometry,
     geometry,
@@ -161,8 +164,9 @@ def calls() -> list[Call]:
 
 
 def test_limits_are_equal_in_python_and_cpp(library: ctypes.CDLL) -> None:
-    limits = (ctypes.c_uint32 * 9).in_dll(library, "limits")
-    assert list(limits) == [288, 128, 128, 128, 256, WIDTH, ANTITHETIC_WIDTH, PACKED_DRAW, PACKED_GEOMETRY]
+    limits = (ctypes.c_uint32 * 12).in_dll(library, "limits")
+    numbers = [288, 128, 128, 128, 256, SHIFTED_THREADS, SHORT_ROW_THREADS, STAGED_PASSES, WIDTH, ANTITHETIC_WIDTH]
+    assert list(limits) == [*numbers, PACKED_DRAW, PACKED_GEOMETRY]
     assert FORMAT.size == PACKED_GEOMETRY
     assert list((ctypes.c_uint32 * 6).in_dll(library, "stores")) == list(range(len(KERNEL_STORES))) == [*range(6)]
 
@@ -215,8 +219,8 @@ def test_every_geometry_is_valid_for_the_kernel(calls: list[Call]) -> None:
         assert cut.band_rows % cut.rows_per_pass == 0 and cut.band_rows >= cut.rows_per_pass, call
         # A thread continues with other columns and the same dimensions, so the dimensions must be one chunk.
         assert cut.steps >= 1 and (cut.steps == 1 or cut.band_rows <= cut.chunk), call
-        # Several rows per pass must be whole rows, and the rows of a band must be consecutive.
-        assert cut.rows_per_pass == 1 or (cut.groups_per_pass >= across and cut.interleave_log2 == 0), call
+        # Several rows per pass must be whole rows.
+        assert cut.rows_per_pass == 1 or cut.groups_per_pass >= across, call
         # All quads of a group have the same alignment.
         first = address - cut.skip * size
         if cut.stores == 0:
@@ -234,9 +238,13 @@ def test_every_geometry_is_valid_for_the_kernel(calls: list[Call]) -> None:
             # A pass, and each of its warps, writes consecutive elements; groups after the last column would not.
             assert not in_memory, call
             assert column_stride == size and (rows == 1 or row_stride == columns * size), call
-            assert (
-                cut.blocks_per_band == cut.steps == 1 and cut.groups_per_pass == across and cut.interleave_log2 == 0
-            ), call
+            assert cut.blocks_per_band == cut.steps == 1 and cut.groups_per_pass == across, call
+            assert cut.threads <= SHORT_ROW_THREADS and cut.rows_per_pass * columns < 2**20, call
+            # All passes of a band have the same alignment.
+            pass_stride = row_stride * cut.rows_per_pass << cut.interleave_log2
+            assert pass_stride % 16 == 0 or cut.band_rows == cut.rows_per_pass, call
+            of_chunk = cut.chunk // cut.rows_per_pass
+            assert of_chunk % STAGED_PASSES == 0 or of_chunk < STAGED_PASSES, call
         else:
             assert column_stride != size or (address - cut.skip * size) % quad or row_stride % quad or in_memory, call
             assert (across, down) != (rows, -(-(cut.skip + columns) // width)) or rows == across == down, call
@@ -302,7 +310,9 @@ def test_blocks_cover_every_row_and_every_column_once() -> None:
         bands, rest = divmod(cut.blocks, cut.blocks_per_band)
         assert rest == 0
         is_row_store = cut.stores < 4
-        band_length = cut.band_rows if is_row_store else cut.band_groups
+        # Passes with row stores, groups with transposed stores.
+        side, band_length = (cut.rows_per_pass, cut.band_rows) if is_row_store else (1, cut.band_groups)
+        down, band_length = -(-down // side), band_length // side
         drawn, shift = np.zeros(down, np.int64), cut.interleave_log2
         for band in range(bands):
             first = ((band >> shift) * band_length << shift) + (band & (1 << shift) - 1)

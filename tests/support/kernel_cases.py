@@ -149,11 +149,15 @@ class Case:
             return recut(self.cut, g, groups, staged_slots_of(self.size, self.antithetic))
         changed = g._replace(**self.cut(g))
         rows, lanes, shift = changed.rows_per_pass, changed.groups_per_pass, changed.interleave_log2
+        pass_stride = self.byte_strides()[0] * rows
+        while STORES[g.stores] in ("shifted", "staged") and (pass_stride << shift) % 16:
+            shift += 1
         threads = ceil_div(lanes * rows, 32) * 32
         bands = ceil_div(ceil_div(self.d, changed.band_rows), 1 << shift) << shift
         columns = ceil_div(groups - changed.rest, changed.steps * lanes)
         return changed._replace(
             threads=threads,
+            interleave_log2=shift,
             one_by_groups=ceil_div(1 << 20, lanes),
             one_by_rows=ceil_div(1 << 20, rows),
             chunk=changed.chunk if changed.chunk != g.chunk else threads // rows * rows,

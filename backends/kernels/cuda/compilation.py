@@ -21,7 +21,14 @@ from multisample.backends.element_types import SIZES
 from multisample.backends.kernels.compilation import KernelCache, source_digest
 
 from . import intrinsics as cuda_intrinsics
-from .geometry import KERNEL_STORES, MOST_THREADS, SHIFTED_THREADS, TRANSPOSED_THREADS, staged_threads
+from .geometry import (
+    KERNEL_STORES,
+    MOST_THREADS,
+    SHIFTED_THREADS,
+    SHORT_ROW_THREADS,
+    TRANSPOSED_THREADS,
+    staged_threads,
+)
 from .kernel import sample_kernel
 from .moments import finishing_kernel, moments_kernel
 from .moments_geometry import MOMENT_ROWS, MOMENT_THREADS
@@ -183,11 +190,11 @@ def launch_bounds(
     if name == "kShifted":
         # With independent noise, a fourth block makes fast_math slower.
         return SHIFTED_THREADS, 4 if common_noise and capability != (7, 5) else 3
-    blocks = 4 if name == "kStaged" and not common_noise else 5
-    # Before 9.0, nvJitLink compiles the barriers of a warp to calls, which take registers.
-    calls = name == "kStaged" and not common_noise and capability < (9, 0)
-    if dtype == "float64" or (name == "kAligned" and antithetic) or calls:
-        blocks = 3
+    if name == "kStaged":
+        # Before 9.0, nvJitLink compiles the barriers of a warp to calls, which take registers.
+        calls = not common_noise and capability < (9, 0)
+        return SHORT_ROW_THREADS, 3 if dtype == "float64" or calls else 4
+    blocks = 3 if dtype == "float64" or (name == "kAligned" and antithetic) else 5
     # nvJitLink ignores bounds that exceed the threads of a multiprocessor, 1024 on 7.5.
     return MOST_THREADS, min(blocks, 3) if capability == (7, 5) else blocks
 

@@ -18,6 +18,8 @@ __all__ = [
     "MOST_THREADS",
     "PACKED_GEOMETRY",
     "SHIFTED_THREADS",
+    "SHORT_ROW_THREADS",
+    "STAGED_PASSES",
     "TRANSPOSED_THREADS",
     "WIDTH",
     "Geometry",
@@ -27,6 +29,8 @@ __all__ = [
 MOST_THREADS = 288
 SHIFTED_THREADS = 256
 _SHORT_ROW = 128
+SHORT_ROW_THREADS = 2 * _SHORT_ROW
+STAGED_PASSES = 4
 CHUNK = MOST_THREADS + _SHORT_ROW
 KERNEL_STORES = ("kAligned", "kShifted", "kStaged", "kStrided", "kTransposed", "kTransposedStaged")
 _ALIGNED, _SHIFTED, _STAGED, _STRIDED, _TRANSPOSED, _TRANSPOSED_STAGED = range(6)
@@ -121,8 +125,11 @@ def geometry(
     tiled, most_lanes = groups - rest, SHIFTED_THREADS if stores == _SHIFTED else MOST_THREADS
     tiles = 1 if tiled <= most_lanes else _ceil_div(tiled, 2 * _SHORT_ROW)
     lanes = tiled if tiles == 1 else _ceil_div(_ceil_div(tiled, tiles), 32) * 32
-    rows_per_pass = 1 if stores == _SHIFTED or lanes > _SHORT_ROW else min(2 * _SHORT_ROW // lanes, rows)
+    rows_per_pass = 1 if stores == _SHIFTED or lanes > _SHORT_ROW else min(SHORT_ROW_THREADS // lanes, rows)
     threads = _ceil_div(lanes * rows_per_pass, 32) * 32
+    passes_of_chunk = threads // rows_per_pass
+    if stores == _STAGED and passes_of_chunk > STAGED_PASSES:
+        passes_of_chunk -= passes_of_chunk % STAGED_PASSES
     rows_down = _ceil_div(rows, rows_per_pass)
     if common_noise or (cheap and stores == _ALIGNED and rows_per_pass > 1):
         most = 8
@@ -132,13 +139,13 @@ def geometry(
         most = 128 if stores == _ALIGNED else 32
     turns = min(most, max(min(32, _ceil_div(rows_down * tiles, 512)), rows_down * tiles // 2048))
     interleave_log2 = 0
-    if stores == _SHIFTED:
-        while (row_stride << interleave_log2) % 16:
+    passes = min(turns, rows_down)
+    if passes > 1 and stores in (_SHIFTED, _STAGED):
+        while (row_stride * rows_per_pass << interleave_log2) % 16:
             interleave_log2 += 1
     elif cheap and stores == _ALIGNED and lanes > _SHORT_ROW and tiles == 1 and turns == most:
         interleave_log2 = 3
     row_step = row_stride // size * rows_per_pass << interleave_log2
-    passes = min(turns, rows_down)
     if not -(2**31) <= row_step < 2**31:
         row_step, passes, interleave_log2 = 0, 1, 0
     steps = min(turns // passes, tiles)
@@ -151,7 +158,7 @@ def geometry(
         one_by_groups=_ceil_div(1 << 20, lanes),
         rows_per_pass=rows_per_pass,
         one_by_rows=_ceil_div(1 << 20, rows_per_pass),
-        chunk=threads // rows_per_pass * rows_per_pass,
+        chunk=passes_of_chunk * rows_per_pass,
         pitch=threads // rows_per_pass | 1,
         band_rows=passes * rows_per_pass,
         interleave_log2=interleave_log2,

@@ -11,19 +11,17 @@ from multisample.backends.element_types import SIZES
 from multisample.backends.kernels.compilation import Function, inline
 from multisample.backends.kernels.stream.words import row_part
 
-from .geometry import CHUNK, MOST_THREADS
-from .group import element, group_width, keys_of, memory_of, noise, offset_of, packing, places, scaled
-from .stores import MOST_STORED, aligned, paired, shifted, staged, strided
+from .geometry import CHUNK, SHORT_ROW_THREADS, STAGED_PASSES
+from .group import element, group_width, joined, keys_of, memory_of, noise, offset_of, packing, places, scaled
+from .stores import MOST_STORED, Staged, aligned, paired, shifted, staged, strided
 
 __all__ = ["rows_kernel"]
 
 _WARP = np.uint32(32)
 # Unrolling of the loop down the rows, for each kind of stores; half as much for antithetic groups, twice as wide.
-_UNROLL = {"kAligned": 8, "kShifted": 6, "kStaged": 4, "kStrided": 1}
+_UNROLL = {"kAligned": 8, "kShifted": 6, "kStrided": 1}
 # Limits of the unrolling: rows of common noise have little work, and float64 exceeds the registers.
 _UNROLL_COMMON, _UNROLL_FLOAT64 = 2, 1
-
-_NOT_STAGED = (np.int64(0), np.int32(0), np.int32(0), np.int32(0), np.int32(0), np.int32(0))
 
 
 @functools.cache
@@ -134,18 +132,17 @@ def _in_pairs(size: int, width: int) -> bool:
 
 @functools.cache
 def _columns(gpu: ModuleType, size: int, width: int, way: str) -> Function:
-    """``columns_of(place, stages, call, geometry)``: the columns and rows of a thread.
+    """``columns_of(place, out, stages, call, geometry)``: the columns and rows of a thread.
 
     The offset in bytes from the first row of a chunk to the address for the stores; whether all columns of the group
-    (of shifted rows, of the warp) are inside the matrix; whether the lane pairs have adjacent groups, as `paired`
-    needs; and for staged stores: the address of the warp's shared memory, the positions of the warp's and the lane's
-    elements in the pass, the number of the warp's elements, and the range of the group's columns inside the matrix.
+    (of shifted rows, of the warp) are inside the matrix; and whether the lane pairs have adjacent groups, as `paired`
+    needs.
     """
-    thread_index, opaque, from_lane, all_of_warp = gpu.thread_index, gpu.opaque, gpu.from_lane, gpu.all_of_warp
+    thread_index, from_lane, all_of_warp = gpu.thread_index, gpu.from_lane, gpu.all_of_warp
     is_shifted, is_paired, group_size = way == "kShifted", way == "kAligned" and _in_pairs(size, width), width * size
 
     @inline
-    def columns_of(place, stages, call, geometry):
+    def columns_of(place, out, stages, call, geometry):
         row, group = place
         first, last = _inside(width, place, call, geometry)
         offset = row * call.row_stride + (width * group - geometry.skip) * call.column_stride
@@ -157,23 +154,28 @@ def _columns(gpu: ModuleType, size: int, width: int, way: str) -> Function:
             lane = np.int32(thread_index() % _WARP)
             apart = from_lane(offset, lane ^ 1) - offset
             in_pairs = all_of_warp(whole and apart == (-group_size if lane % 2 != 0 else group_size))
-        return offset, whole, in_pairs, _NOT_STAGED
+        return offset, whole, in_pairs
+
+    return columns_of
+
+
+@functools.cache
+def _staging(gpu: ModuleType, size: int, width: int, staging: Staged) -> Function:
+    """`_columns` for staged stores: the thread's `Stage`."""
+    from_lane, prepared = gpu.from_lane, staging.prepared
 
     @inline
-    def staged_columns_of(place, stages, call, geometry):
+    def columns_of(place, out, stages, call, geometry):
         row, group = place
         first, last = _inside(width, place, call, geometry)
-        thread = opaque(thread_index())
-        rows, columns = np.int32(geometry.rows_per_pass), call.columns
         # A row beyond the pass has no elements, and begins at the end of the pass.
+        rows, columns = np.int32(geometry.rows_per_pass), call.columns
         begin = row * columns + (width * group - geometry.skip + first) if row < rows else rows * columns
         run = from_lane(np.int32(begin), 0)
         length = np.int32(from_lane(np.int32(begin + (last - first)), 31) - run)
-        offset = (run + np.int64(thread % _WARP)) * size
-        stage = stages + np.int64(thread // _WARP) * (32 * width * size)
-        return offset, False, False, (stage, run, np.int32(begin - run), length, first, last)
+        return prepared(stages, out, run, length, np.int32(begin - run), (first, last), geometry.row_step)
 
-    return staged_columns_of if way == "kStaged" else columns_of
+    return columns_of
 
 
 def _drawing(gpu: ModuleType, dtype: str, common_noise: bool, antithetic: bool, fast: bool, way: str) -> Function:
@@ -182,7 +184,6 @@ def _drawing(gpu: ModuleType, dtype: str, common_noise: bool, antithetic: bool, 
     Draws a chunk of `rows` dimensions at address `chunk` of shared memory, whose first row begins at `out`.
     """
     size, width = SIZES[dtype], group_width(antithetic)
-    element = {2: np.uint16, 4: np.float32, 8: np.float64}[size]
     thread_index, (place_of, _) = gpu.thread_index, places(gpu)
     group, (dimension_size, _, _) = _group(gpu, dtype, common_noise, antithetic, fast), _dimension(gpu, dtype)
     from_lane, all_of_warp = gpu.from_lane, gpu.all_of_warp
@@ -198,7 +199,6 @@ def _drawing(gpu: ModuleType, dtype: str, common_noise: bool, antithetic: bool, 
     # Aligned rows allow stores of a whole group; shifted rows and wide groups need stores of four elements.
     put_aligned = aligned(gpu, size, width, 4 if is_shifted or has_pairs else width)
     down_aligned, down_strided = down(put_aligned, "kAligned"), down(strided(gpu, width), "kStrided")
-    down_staged = down(staged(gpu, size, width, element), "kStaged")
     down_paired = down(paired(gpu, size, width), "kAligned") if has_pairs else down_aligned
     down_shifted_1, down_shifted_2, down_shifted_3 = (
         down(shifted(gpu, size, width, min(shift, alone - 1)), "kShifted") for shift in (1, 2, 3)
@@ -206,7 +206,7 @@ def _drawing(gpu: ModuleType, dtype: str, common_noise: bool, antithetic: bool, 
 
     @inline
     def draw(own, columns, run, chunk, rows, out, call, geometry):
-        offset, whole, in_pairs, _ = columns
+        offset, whole, in_pairs = columns
         place = place_of(run, geometry)
         row, step = place[0], np.int32(geometry.rows_per_pass)
         count = rows
@@ -242,26 +242,85 @@ def _drawing(gpu: ModuleType, dtype: str, common_noise: bool, antithetic: bool, 
             if first < last:
                 down_strided(dimension, count, at, stride, own, (call.column_stride, first, last))
 
-    @inline
-    def draw_staged(own, columns, run, chunk, rows, out, call, geometry):
-        # All lanes of the warp take part. The last pass may be incomplete and end within a warp.
-        offset, _, _, (stage, start, position, length, first, last) = columns
-        row, step = place_of(run, geometry)[0], np.int32(geometry.rows_per_pass)
-        if row >= step:
-            row = np.int32(0)
-        lane = np.int32(thread_index() % _WARP)
-        passes = np.int32(rows * geometry.one_by_rows >> 20)
-        more = np.int32(rows - passes * step)
-        pitch, stride = np.int32(geometry.pitch * dimension_size), np.int64(geometry.row_step) * size
-        at = out + offset
-        down_staged(chunk + row * pitch, passes, at, stride, own, (stage, lane, position, length, first, last))
-        if more > 0:
-            length = min(max(np.int32(more * call.columns - start), np.int32(0)), length)
-            dimension = chunk + (row if row < more else 0) * pitch + passes * dimension_size
-            at += passes * stride
-            down_staged(dimension, 1, at, stride, own, (stage, lane, position, length, first, last))
+    return draw
 
-    return draw_staged if way == "kStaged" else draw
+
+def _drawing_staged(gpu: ModuleType, dtype: str, common_noise: bool, antithetic: bool, fast: bool) -> Function:
+    """`_drawing` for staged stores, with the thread's `Stage` in place of its columns."""
+    size, width, (place_of, _) = SIZES[dtype], group_width(antithetic), places(gpu)
+    dimension_size, _, read_dimension = _dimension(gpu, dtype)
+    (_, in_row), _ = noise(gpu, dtype, common_noise, fast)
+    elements, put_row = scaled(gpu, dtype, antithetic), strided(gpu, width)
+    staging = _staged(gpu, dtype, common_noise, antithetic)
+    passes, store_one, store_all = staging.passes, staging.store_one, staging.store_all
+    advance = passes * dimension_size
+
+    @inline
+    def elements_of(dimension, own):
+        row, mu, sigma = dimension
+        columns_noise, keys = own
+        return elements(mu, sigma, in_row(columns_noise, row, keys))
+
+    def reading(k: int) -> Function:
+        begin = k * dimension_size
+
+        @inline
+        def read(slot, unused, unused_too):
+            return (read_dimension(slot + begin),)
+
+        return read
+
+    def drawing(k: int) -> Function:
+        put = staging.put[k]
+
+        @inline
+        def draw(dimensions, own, stage):
+            put(elements_of(dimensions[k], own), stage)
+            return (0,)
+
+        return draw
+
+    # Loads come first: the compiler keeps their order with stores to shared memory.
+    read_all, draw_all = joined(reading, 0, passes), joined(drawing, 0, passes)
+    draw_one = drawing(0)
+
+    @inline
+    def draw(own, stage, run, chunk, rows, out, call, geometry):
+        # All lanes of the warp take part.
+        row, group = place_of(run, geometry)
+        step = np.int32(geometry.rows_per_pass)
+        left = np.int32(rows * geometry.one_by_rows >> 20)
+        more = np.int32(rows - left * step)
+        slot = chunk + (row if row < step else 0) * np.int32(geometry.pitch * dimension_size)
+        stride = np.int64(geometry.row_step) * size
+        while left >= passes:
+            draw_all(read_all(slot, 0, 0), own, stage)
+            store_all(out, stride, stage)
+            slot += advance
+            out += passes * stride
+            left = np.int32(left - passes)
+        while passes > 1 and left > 0:
+            draw_one((read_dimension(slot),), own, stage)
+            store_one(out, stride, stage)
+            slot += dimension_size
+            out += stride
+            left = np.int32(left - 1)
+        if more > 0:
+            # The last pass of the matrix has fewer rows.
+            row, group = place_of(run, geometry)
+            if row < more:
+                at = out + row * call.row_stride + (width * group - geometry.skip) * size
+                first, last = _inside(width, (row, group), call, geometry)
+                put_row(at, elements_of(read_dimension(slot), own), (np.int64(size), first, last))
+
+    return draw
+
+
+def _staged(gpu: ModuleType, dtype: str, common_noise: bool, antithetic: bool) -> Staged:
+    # Saved instructions pay for the registers of more passes only where there is one store per pass, and memory is not
+    # the limit.
+    passes = 1 if common_noise or antithetic or dtype == "float64" else STAGED_PASSES
+    return staged(gpu, SIZES[dtype], group_width(antithetic), passes)
 
 
 @functools.cache
@@ -281,8 +340,11 @@ def _fetching(gpu: ModuleType, dtype: str) -> tuple[Function, Function]:
     def row_of(begin, first_row, count, geometry):
         # Opaque: see `places`.
         thread = opaque(thread_index())
-        k = np.uint32(begin + thread)
-        return thread < geometry.chunk and k < count, first_row + (np.int64(k) << geometry.interleave_log2)
+        pass_of_chunk = np.uint32(np.uint32(thread * geometry.one_by_rows) >> np.uint32(20))
+        row_of_pass = np.uint32(thread - pass_of_chunk * geometry.rows_per_pass)
+        pass_begin = np.int64(np.uint32(begin + thread - row_of_pass)) << geometry.interleave_log2
+        row = first_row + pass_begin + np.int64(row_of_pass)
+        return thread < geometry.chunk and np.uint32(begin + thread) < count, row
 
     @inline
     def fetched(begin, first_row, count, call, geometry):
@@ -338,12 +400,19 @@ def rows_kernel(gpu: ModuleType, dtype: str, common_noise: bool, antithetic: boo
     block_index, shared_memory, synchronize_block = gpu.block_index, gpu.shared_memory, gpu.synchronize_block
     (prepared, _), _ = noise(gpu, dtype, common_noise, fast)
     place_of, _ = places(gpu)
-    columns_of = _columns(gpu, size, width, way)
-    draw = _drawing(gpu, dtype, common_noise, antithetic, fast, way)
+    if way == "kStaged":
+        staging = _staged(gpu, dtype, common_noise, antithetic)
+        columns_of = _staging(gpu, size, width, staging)
+        draw = _drawing_staged(gpu, dtype, common_noise, antithetic, fast)
+        stages_size = SHORT_ROW_THREADS // 32 * staging.warp_size
+    else:
+        columns_of = _columns(gpu, size, width, way)
+        draw = _drawing(gpu, dtype, common_noise, antithetic, fast, way)
+        stages_size = 16
     draw_rest, is_shifted = _drawing_rest(gpu, dtype, common_noise, antithetic, fast), way == "kShifted"
     fetched, put = _fetching(gpu, dtype)
     chunk_size = CHUNK * _dimension(gpu, dtype)[0]
-    chunks_size, stages_size = 2 * chunk_size, width * MOST_THREADS * size if way == "kStaged" else 16
+    chunks_size = 2 * chunk_size
 
     @inline
     def own_of(place, call):
@@ -351,15 +420,20 @@ def rows_kernel(gpu: ModuleType, dtype: str, common_noise: bool, antithetic: boo
 
     def kernel(call, geometry):
         chunks, stages = shared_memory(chunks_size), shared_memory(stages_size)
-        # Row k of the band is first_row + (k << shift).
+        # Pass k of the band is pass k << shift from first_row on.
         block = block_index()
         band = np.uint32(block // geometry.blocks_per_band)
         shift = geometry.interleave_log2
         first_row = np.int64(band >> shift) * geometry.band_rows << shift
-        first_row += np.int64(band & ((1 << shift) - 1))
+        first_row += np.int64(np.uint32(band & ((1 << shift) - 1)) * geometry.rows_per_pass)
         if first_row >= call.rows:
             return
-        count = np.uint32(min(np.int64(geometry.band_rows), ((call.rows - first_row - 1) >> shift) + 1))
+        count, apart = geometry.band_rows, np.uint32(geometry.rows_per_pass << shift)
+        if call.rows - first_row < np.int64(count) << shift:
+            left = np.uint32(call.rows - first_row)
+            passes = np.uint32(left // apart)
+            more = np.uint32(left - passes * apart)
+            count = np.uint32(passes * geometry.rows_per_pass + min(more, geometry.rows_per_pass))
         begin, chunk = np.uint32(0), np.uint32(0)
         dimension = fetched(begin, first_row, count, call, geometry)
 
@@ -368,7 +442,7 @@ def rows_kernel(gpu: ModuleType, dtype: str, common_noise: bool, antithetic: boo
         out = call.matrix + first_row * call.row_stride
         place = place_of(run, geometry)
         own = own_of(place, call)
-        columns = columns_of(place, stages, call, geometry)
+        columns = columns_of(place, out, stages, call, geometry)
         put(dimension, chunks, begin, first_row, count, call, geometry)
         synchronize_block()
         while True:
@@ -391,7 +465,7 @@ def rows_kernel(gpu: ModuleType, dtype: str, common_noise: bool, antithetic: boo
                 run = np.uint32(run + 1)
                 place = place_of(run, geometry)
                 own = own_of(place, call)
-                columns = columns_of(place, stages, call, geometry)
+                columns = columns_of(place, out, stages, call, geometry)
             else:
                 break
 

@@ -1,7 +1,8 @@
 """Stores of a thread's columns, one function for each way: ``csrc/cuda/stores.cuh``.
 
-Each of `aligned`, `paired`, `shifted`, `staged` and `strided` returns a function ``put_row(at, x, state)``. `at` is the
-thread's own address, which advances with the row; `x` are the `width` elements of a group; `state` depends on the way.
+Each of `aligned`, `paired`, `shifted` and `strided` returns a function ``put_row(at, x, state)``. `at` is the thread's
+own address, which advances with the row; `x` are the `width` elements of a group; `state` depends on the way. `staged`
+stores several rows at a time.
 """
 
 from __future__ import annotations
@@ -9,13 +10,15 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from multisample.backends.kernels.compilation import Function, inline
 
-__all__ = ["MOST_STORED", "aligned", "paired", "shifted", "staged", "strided"]
+from .group import joined
+
+__all__ = ["MOST_STORED", "Staged", "aligned", "paired", "shifted", "staged", "strided"]
 
 MOST_STORED = 16
 """Bytes of the largest store of a thread."""
@@ -217,10 +220,10 @@ def shifted(gpu: ModuleType, size: int, width: int, shift: int) -> Function:
     return put_row
 
 
-def _each(width: int, part: Callable[[int], Function]) -> Function:
-    """``part(k)`` for each element in turn. Each returns the address for the next.
+def _each(count: int, part: Callable[[int], Function]) -> Function:
+    """``part(k)`` for each k in turn. Each returns the address for the next.
 
-    Addresses are incremental, because the optimizer would keep `width` offsets from the first address in registers.
+    Addresses are incremental, because the optimizer would keep `count` offsets from the first address in registers.
     """
 
     def both(first: Function, second: Function) -> Function:
@@ -230,51 +233,181 @@ def _each(width: int, part: Callable[[int], Function]) -> Function:
 
         return both_parts
 
-    return functools.reduce(both, map(part, range(width)))
+    return functools.reduce(both, map(part, range(count)))
+
+
+def _both_bits(first: Function, second: Function) -> Function:
+    @inline
+    def bits(lane, shift, length):
+        return np.uint32(first(lane, shift, length) | second(lane, shift, length))
+
+    return bits
+
+
+class Stage(NamedTuple):
+    """What a thread knows of its warp's part of shared memory. Offsets there are in bytes, and for the first pass."""
+
+    stages: Any  # the block's shared memory; the offsets count from here
+    own: Any  # offsets of the lane's own elements
+    piece: Any  # offset of the lane's first piece
+    pieces: Any  # bit k: whether the run has all of the lane's piece k
+    to_piece: Any  # bytes from the address of the first pass to where the lane stores its first piece
+    end: Any  # offset of the lane's element of the ends
+    end_pass: Any  # its pass; not less than `passes` if the lane has none
+    to_end: Any  # bytes from the address of the first pass to where the lane stores it
+
+
+class Staged(NamedTuple):
+    """Stores of short rows, which follow each other without a gap, in `passes` passes at a time.
+
+    In each pass, a warp's elements are one run of memory. ``PutStaged`` in C++ explains the rest.
+    """
+
+    passes: int
+    warp_size: int
+    """Bytes of a warp in shared memory."""
+    prepared: Function
+    """``stage = prepared(stages, begin, run, length, position, inside, stride)``, a `Stage`.
+
+    `stages`: the block's shared memory. `begin`: the address of a pass. The warp's run has `length` elements from
+    element `run` of the pass on. The lane's group begins at element `position` of the run; `inside` is the range of its
+    columns inside the matrix. Passes are `stride` elements apart.
+    """
+    put: tuple[Function, ...]
+    """``put[k](x, stage)`` puts the elements `x` of the lane's group in pass k into shared memory."""
+    store_one: Function
+    store_all: Function
+    """``store(out, stride, stage)``: stores one pass at `out`, or all, `stride` bytes apart."""
 
 
 @functools.cache
-def staged(gpu: ModuleType, size: int, width: int, element: Any) -> Function:
-    """Stores of short rows: a warp's elements are contiguous, at any address, in one row or several.
+def staged(gpu: ModuleType, size: int, width: int, passes: int) -> Staged:
+    """The stores of groups of `width` elements of `size` bytes."""
+    thread_index, opaque, synchronize_warp = gpu.thread_index, gpu.opaque, gpu.synchronize_warp
+    store, store_quad, store_shared = gpu.store, gpu.store_quad, gpu.store_shared
+    load_shared, load_shared_quad = gpu.load_shared, gpu.load_shared_quad
+    # Elements of a piece, and pieces of a lane.
+    piece = min(4, MOST_STORED // size)
+    pieces = width // piece
+    # Elements of a pass in shared memory: a run, which may begin within the first piece, and a place for each lane
+    # where it puts columns outside the matrix.
+    outside = (32 * pieces + 1) * piece
+    pass_size = (outside + 32) * size
+    pieces_apart, warp_size = 32 * piece * size, passes * pass_size
+    # Elements at both ends of a run at the most, half of them at each.
+    ends, half = 2 * (piece - 1), piece - 1
+    element = {2: np.uint16, 4: np.float32, 8: np.float64}[size]
 
-    Shared memory makes the stores coalesced. `at` is the address of the warp's first element, plus one element per
-    lane. `state`: the warp's shared memory, the lane, the position of its first element, the number of the warp's
-    elements, and the range of the group's columns inside the matrix.
-    """
-    store, load_shared, store_shared, synchronize_warp = (
-        gpu.store, gpu.load_shared, gpu.store_shared, gpu.synchronize_warp,
-    )  # fmt: skip
-
-    def to_stage(k: int) -> Function:
+    def own_of(k: int) -> Function:
         @inline
-        def part(at, x, state):
-            stage, _, position, _, first, last = state
+        def own(stage, position, inside):
+            first, last = inside
             if first <= k < last:
-                store_shared(stage + (position - first + k) * size, x[k])
-            return at
+                return (opaque(np.uint32(stage + (position + k - first) * size)),)
+            return (opaque(np.uint32(stage + np.int32(outside + thread_index() % 32) * size)),)
 
-        return part
+        return own
 
-    def from_stage(k: int) -> Function:
-        @inline
-        def part(at, x, state):
-            stage, lane, _, length, _, _ = state
-            if 32 * k + lane < length:
-                store(at, load_shared(stage + (32 * k + lane) * size, element))
-            return at + 32 * size
-
-        return part
-
-    all_to_stage, all_from_stage = _each(width, to_stage), _each(width, from_stage)
+    own_elements = joined(own_of, 0, width)
 
     @inline
-    def put_row(at, x, state):
-        all_to_stage(at, x, state)
-        synchronize_warp()
-        all_from_stage(at, x, state)
-        synchronize_warp()
+    def is_whole(k, shift, length):
+        return k * piece >= shift and (k + 1) * piece <= shift + length
 
-    return put_row
+    def bit_of(k: int) -> Function:
+        @inline
+        def bit(lane, shift, length):
+            return np.uint32(1 << k) if is_whole(lane + 32 * k, shift, length) else np.uint32(0)
+
+        return bit
+
+    pieces_of = functools.reduce(_both_bits, map(bit_of, range(pieces)))
+
+    @inline
+    def prepared(stages, begin, run, length, position, inside, stride):
+        thread = opaque(thread_index())
+        lane, begin_of_warp = np.int32(thread % 32), np.int32(thread // 32) * np.int32(warp_size)
+        shift = np.int32((begin // size + run) & (piece - 1))
+        own = own_elements(begin_of_warp, np.int32(shift + position), inside)
+        has_pieces = pieces_of(lane, shift, length)
+        # The first elements of the run, then the last ones.
+        n = np.int32(lane % ends)
+        end = shift + (n if n < half else length - 1 - (n - half))
+        exists = n < length and not is_whole(end // piece, shift, length)
+        end_pass = np.int32(lane // ends) if exists else np.int32(passes)
+        return Stage(
+            stages,
+            own,
+            opaque(np.uint32(begin_of_warp + lane * (piece * size))),
+            opaque(has_pieces),
+            (np.int64(run) + lane * piece - shift) * size,
+            opaque(np.uint32(begin_of_warp + end_pass * pass_size + end * size)),
+            opaque(np.uint32(end_pass)),
+            (np.int64(end_pass) * stride + run + end - shift) * size,
+        )
+
+    def put_pass(index: int) -> Function:
+        def put_element(k: int) -> Function:
+            @inline
+            def put(at, x, stage):
+                store_shared(at + np.int64(stage.own[k]), x[k])
+                return at
+
+            return put
+
+        put_all, begin = _each(width, put_element), index * pass_size
+
+        @inline
+        def put(x, stage):
+            put_all(stage.stages + begin, x, stage)
+
+        return put
+
+    @inline
+    def copy(to, begin):
+        store_quad(to, load_shared_quad(begin))
+
+    @inline
+    def copy_narrow(to, begin):
+        store(to, load_shared(begin, np.uint64))
+
+    copy_piece = copy_narrow if size == 2 else copy
+
+    def stored(count: int) -> Function:
+        def piece_of(k: int) -> Function:
+            def piece_of_pass(index: int) -> Function:
+                begin = index * pass_size + k * pieces_apart
+
+                @inline
+                def part(at, stride, stage):
+                    copy_piece(at, stage.stages + np.int64(stage.piece) + begin)
+                    return at + stride
+
+                return part
+
+            of_passes = _each(count, piece_of_pass)
+
+            @inline
+            def part(out, stride, stage):
+                if stage.pieces >> np.uint32(k) & np.uint32(1) != 0:
+                    of_passes(out + (stage.to_piece + k * pieces_apart), stride, stage)
+                return out
+
+            return part
+
+        all_pieces = _each(pieces, piece_of)
+
+        @inline
+        def store_passes(out, stride, stage):
+            synchronize_warp()
+            all_pieces(out, stride, stage)
+            if stage.end_pass < np.uint32(count):
+                store(out + stage.to_end, load_shared(stage.stages + np.int64(stage.end), element))
+            synchronize_warp()
+
+        return store_passes
+
+    return Staged(passes, warp_size, prepared, tuple(map(put_pass, range(passes))), stored(1), stored(passes))
 
 
 @functools.cache

@@ -7,8 +7,18 @@ using namespace multisample;
 
 extern "C" {
 
-u32 limits[] = {kThreads, kShortRow,        kTransposedThreads, kStagedThreads<false>, kStagedThreads<true>,
-                kWidth,   kAntitheticWidth, sizeof(Draw),       sizeof(Geometry)};
+u32 limits[] = {kThreads,
+                kShortRow,
+                kTransposedThreads,
+                kStagedThreads<false>,
+                kStagedThreads<true>,
+                kShiftedThreads,
+                kShortRowThreads,
+                kStagedPasses,
+                kWidth,
+                kAntitheticWidth,
+                sizeof(Draw),
+                sizeof(Geometry)};
 
 void cut(u64 size, const Draw* draws, int strided, Geometry* out) {
   for (u64 k = 0; k < size; ++k) out[k] = geometry_of(draws[k], strided != 0);
