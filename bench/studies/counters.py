@@ -1,4 +1,4 @@
-"""Hardware counters of the sampling kernels, by Nsight Compute: what bounds each of them.
+"""Reads hardware counters of the sampling kernels with Nsight Compute, to find the resource that limits each.
 
 python -m bench.studies.counters results.json
 
@@ -20,7 +20,6 @@ import cupy
 import multisample
 from bench.suites.machine import Clocks, describe
 from bench.suites.timing import BUSY, CudaDevice
-from multisample.backends.element_types import SIZES
 
 BOTH = (False, True)
 CALLS: list[tuple[int, int, dict[str, Any]]] = [
@@ -61,8 +60,7 @@ STALLS = {reason: f"smsp__average_warps_issue_stalled_{reason}_per_issue_active.
 NANOSECONDS, INSTRUCTIONS, REGISTERS = (
     "gpu__time_duration.sum", "smsp__inst_executed.sum", "launch__registers_per_thread",
 )  # fmt: skip
-SECTORS = "lts__t_sectors_op_write.sum"
-METRICS = (NANOSECONDS, INSTRUCTIONS, REGISTERS, SECTORS, *PERCENT.values(), *STALLS.values())
+METRICS = (NANOSECONDS, INSTRUCTIONS, REGISTERS, *PERCENT.values(), *STALLS.values())
 
 
 def draw() -> None:
@@ -74,7 +72,7 @@ def draw() -> None:
 
 
 def profiled() -> str:
-    """What ncu prints: a line for each kernel, with its metrics in base units."""
+    """Run ncu. Returns its CSV: a line for each kernel, with metrics in base units."""
     ncu = ["ncu", "--clock-control", "none", "--csv", "--page", "raw", "--print-units", "base"]
     kernels = ["--kernel-name-base", "demangled", "--kernel-name", "regex:sample_kernel"]
     command = [*ncu, *kernels, "--metrics", ",".join(METRICS), sys.executable, "-m", "bench.studies.counters", "--draw"]
@@ -91,7 +89,6 @@ def rows_of(printed: str) -> list[dict[str, Any]]:
     rows = []
     for (d, n, options), kernel in zip(CALLS, kernels, strict=True):
         value = {metric: float(kernel[metric].replace(",", "")) for metric in METRICS}
-        size = d * n * SIZES[options.get("dtype", "float32")]
         stalls = sorted(STALLS, key=lambda reason: -value[STALLS[reason]])[:3]
         rows.append(
             {
@@ -100,7 +97,6 @@ def rows_of(printed: str) -> list[dict[str, Any]]:
                 "us": round(value[NANOSECONDS] / 1e3, 1),
                 "instructions for four normals": round(value[INSTRUCTIONS] * 32 * 4 / (d * n), 1),
                 "registers": int(value[REGISTERS]),
-                "sectors written, of those of the result": round(value[SECTORS] * 32 / size, 2),
                 "percent of peak": {name: round(value[metric], 1) for name, metric in PERCENT.items()},
                 "warps that wait, per issued instruction": {
                     reason: round(value[STALLS[reason]], 2) for reason in stalls

@@ -8,6 +8,14 @@
 
 namespace multisample {
 
+// Whether a multiprocessor has 164 KB of shared memory or more. With 64 or 100 KB, too few blocks would fit.
+#if defined(__CUDA_ARCH__) && \
+    (__CUDA_ARCH__ < 800 || __CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 890 || __CUDA_ARCH__ / 100 == 12)
+constexpr bool kLargeSharedMemory = false;
+#else
+constexpr bool kLargeSharedMemory = true;
+#endif
+
 // One dimension in shared memory, aligned for 16-byte loads.
 template <class Real>
 struct alignas(16) Dimension {
@@ -57,8 +65,9 @@ class Columns {
   // Whether a group is larger than one vectorised store, so that PutPaired needs fewer stores or fills whole sectors.
   static constexpr bool kPairs = kCount * kSize > static_cast<i64>(sizeof(Quad<Out>)) || kSize == 8;
   // Saved instructions pay for the registers of more passes only where there is one store per pass, and memory is not
-  // the limit.
-  using Staged = PutStaged<Out, antithetic, common_noise || antithetic || kSize == 8 ? 1 : kStagedPasses>;
+  // the limit. More passes also take more shared memory.
+  static constexpr bool kManyPasses = !common_noise && !antithetic && kSize < 8 && kLargeSharedMemory;
+  using Staged = PutStaged<Out, antithetic, kManyPasses ? kStagedPasses : 1>;
 
  public:
   // Elements in shared memory that the stores of a block need.
@@ -194,7 +203,7 @@ class Columns {
 
 // The dimensions of a block's band. The threads load a chunk of them at a time, and prefetch the next chunk while they
 // draw one.
-template <class Real>
+template <class Real, Stores stores>
 class Dimensions {
  public:
   MULTISAMPLE_FUNCTION Dimensions(u64 first_row, u32 count, const Draw& call, const Geometry& geometry)
@@ -204,7 +213,8 @@ class Dimensions {
   MULTISAMPLE_FUNCTION void fetch(u32 begin) {
     has_dimension_ = threadIdx.x < geometry_.chunk && begin + threadIdx.x < count_;
     if (has_dimension_) {
-      const u32 row_of_pass = threadIdx.x - pass() * geometry_.rows_per_pass;
+      // Other stores have one row per interleaved pass.
+      const u32 row_of_pass = stores == kStaged ? threadIdx.x - pass() * geometry_.rows_per_pass : 0;
       const u64 pass_begin = static_cast<u64>(begin + threadIdx.x - row_of_pass) << geometry_.interleave_log2;
       const u64 row = first_row_ + pass_begin + row_of_pass;
       i_ = static_cast<u32>(call_.first_row.value + row);
@@ -247,12 +257,16 @@ MULTISAMPLE_FUNCTION void draw_rows(const Draw& call, const Geometry& geometry) 
       (static_cast<u64>(band >> shift) * geometry.band_rows << shift) + (band & ((1u << shift) - 1)) * step;
   if (first_row >= call.rows) return;
   u32 count = geometry.band_rows;
-  if (call.rows - first_row < static_cast<u64>(count) << shift) {
-    const u32 left = static_cast<u32>(call.rows - first_row), passes = left / (step << shift);
-    const u32 more = left - passes * (step << shift);
+  const u64 rows_left = call.rows - first_row;
+  if (stores != kStaged) {
+    const u64 in_band = ((rows_left - 1) >> shift) + 1;
+    if (in_band < count) count = static_cast<u32>(in_band);
+  } else if (rows_left < static_cast<u64>(count) << shift) {
+    const u32 left = static_cast<u32>(rows_left), passes = left / (step << shift),
+              more = left - passes * (step << shift);
     count = passes * step + (more < step ? more : step);
   }
-  Dimensions<Real> dimensions(first_row, count, call, geometry);
+  Dimensions<Real, stores> dimensions(first_row, count, call, geometry);
   dimensions.fetch(0);
 
   const Keys<Real> keys(call.seed.value);

@@ -1,6 +1,6 @@
 // Stores of a thread's columns, one struct for each way: aligned rows (PutAligned, PutPaired), rows at any address
 // (PutShifted for long rows, PutStaged for short ones), any stride (PutStrided). `at` is the thread's own address, and
-// advances with the row.
+// advances with the row. PutStaged takes the address of a pass instead, and stores several passes at a time.
 #pragma once
 
 #include "cuda/group.cuh"
@@ -128,10 +128,10 @@ struct PutShifted {
   }
 };
 
-// For short rows, which follow each other without a gap. In each pass, a warp's elements are one run of memory, which
-// begins at any address, but in all passes at the same alignment. Shared memory moves them to the lanes that store
-// them: as pieces, which are whole and at aligned addresses, and one by one at both ends of the run. `passes` passes
-// share barriers, and the stores of the ends.
+// For short rows without a gap between them. In each pass, the elements of a warp are one run of memory. The run begins
+// at any address, at the same alignment in all passes. The lanes put their elements into shared memory. Then they store
+// the run's whole aligned pieces as vectors, and the elements at both ends one by one. `passes` passes share two
+// barriers and one store instruction for the ends.
 template <class Out, bool antithetic, u32 passes>
 class PutStaged {
   using Group = Elements<Out, antithetic>;

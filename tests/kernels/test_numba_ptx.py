@@ -18,12 +18,15 @@ from pathlib import Path
 
 import numba_ptx
 import pytest
+from cuda_cpp import nvrtc_compile
 from numba_ptx import HOPPER, Capability, Compiled
 from ptx_reader import Instruction, Kernel
-from tables import COVERING, QUICK, Variant
+from tables import COVERING, QUICK, STORES, Variant
 
+from multisample.backends import cupy as cupy_backend
 from multisample.backends import draw
 from multisample.backends.kernels.cuda import geometry
+from multisample.backends.launch import KernelKey
 
 # Each transform once, since compiling a kernel takes at least five seconds.
 SOME: list[Variant] = [
@@ -108,6 +111,18 @@ def test_nvjitlink_links_every_kernel_without_a_warning(compiled: list[Compiled]
         log = result.file.with_suffix(".log").read_text()
         warnings = [line for line in log.splitlines() if re.search("warning|error", line, re.I)]
         assert not warnings, (str(result), warnings)
+
+
+@pytest.mark.slow
+def test_staged_kernels_take_less_shared_memory_where_there_is_little(build_once: Build) -> None:
+    staged: Variant = ("float32", False, False, False, STORES.index("staged"))
+    sizes = {(7, 5): 18560, (8, 6): 18560, (8, 9): 18560, (9, 0): 34304}
+    for result in compile_all(build_once, "numba_ptx_staged", [(staged, capability) for capability in sizes], False):
+        name = cupy_backend.kernel_name(KernelKey(*staged, False, False, 0))
+        architecture = result.architecture.replace("sm", "compute")
+        in_cpp = nvrtc_compile(cupy_backend.source(), [name], architecture, cupy_backend.OPTIONS).code.decode()
+        of_arrays = [re.findall(r"^\s*\.shared .*\[(\d+)\]", ptx, re.M) for ptx in (result.ptx, in_cpp)]
+        assert [sum(map(int, arrays)) for arrays in of_arrays] == 2 * [sizes[result.capability]], str(result)
 
 
 def test_kernels_have_the_launch_bounds_of_the_geometry(compiled: list[Compiled]) -> None:

@@ -553,4 +553,5 @@ def sine(x):
     return np.sin(x)
 
 
+LARGE_SHARED_MEMORY = True
 NARROWING, WIDENING = rounding.NARROWING, rounding.WIDENING

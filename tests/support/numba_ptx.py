@@ -146,13 +146,15 @@ def _compile(variant: list[Any] | dict[str, Any] | None, capability: tuple[int, 
     dispatcher.get_current_device = lambda: SimpleNamespace(compute_capability=capability)
     function, signature, options = cuda_compilation.advance_kernel(), cuda_compilation.ADVANCE_SIGNATURE, {}
     if isinstance(variant, dict):
-        function = cuda_compilation.moments_variant(*variant["moments"], before_8_0=capability < (8, 0))
+        function = cuda_compilation.moments_variant(
+            *variant["moments"], device=cuda_compilation.device_kind(capability)
+        )
         signature = parameters.MOMENTS_SIGNATURE
         real, _, _, rows, with_second, *_ = variant["moments"]
         options = {"launch_bounds": cuda_compilation.moments_bounds(real, rows, with_second)}
     elif variant is not None:
         dtype, shared, antithetic, _, stores, *_ = variant
-        function = cuda_compilation.variant_kernel(*variant, before_8_0=capability < (8, 0))
+        function = cuda_compilation.variant_kernel(*variant, device=cuda_compilation.device_kind(capability))
         signature = parameters.SIGNATURE
         bounds = cuda_compilation.launch_bounds(dtype, shared, antithetic, stores, capability)
         options = {"launch_bounds": bounds}

@@ -40,27 +40,35 @@ __all__ = [
     "compile_advance",
     "compile_kernel",
     "compile_moments",
+    "device_kind",
     "launch_bounds",
     "moments_bounds",
     "moments_variant",
     "variant_kernel",
 ]
 
-_VARIANTS = tuple(itertools.product(SIZES, *((False, True),) * 3, range(len(KERNEL_STORES)), *((False, True),) * 3))
+# The intrinsics, for each kind of devices.
+_DEVICES = {"usual": cuda_intrinsics, "small": ModuleType("of_small_devices"), "before 8.0": ModuleType("before_8_0")}
+vars(_DEVICES["small"]).update(vars(cuda_intrinsics), LARGE_SHARED_MEMORY=False)
+vars(_DEVICES["before 8.0"]).update(vars(_DEVICES["small"]), NARROWING=cuda_intrinsics.NARROWING_BEFORE_8_0)
+
+_VARIANTS = tuple(
+    itertools.product(SIZES, *((False, True),) * 3, range(len(KERNEL_STORES)), *((False, True),) * 2, _DEVICES)
+)
 
 ADVANCE_SIGNATURE = types.void(types.int64)
 
 
 _MOMENT_VARIANTS = tuple(
-    itertools.product(("float32", "float64"), *((False, True),) * 2, (1, MOMENT_ROWS), *((False, True),) * 4)
+    itertools.product(("float32", "float64"), *((False, True),) * 2, (1, MOMENT_ROWS), *((False, True),) * 3, _DEVICES)
 )
 
-_INTRINSICS_BEFORE_8_0 = ModuleType("intrinsics_before_8_0")
-vars(_INTRINSICS_BEFORE_8_0).update(vars(cuda_intrinsics), NARROWING=cuda_intrinsics.NARROWING_BEFORE_8_0)
 
-
-def _intrinsics(before_8_0: bool) -> ModuleType:
-    return _INTRINSICS_BEFORE_8_0 if before_8_0 else cuda_intrinsics
+def device_kind(capability: tuple[int, int]) -> str:
+    """The kind of devices of a compute capability: a key of `_DEVICES`."""
+    if capability < (8, 0):
+        return "before 8.0"
+    return "small" if capability in ((8, 6), (8, 9)) or capability[0] == 12 else "usual"
 
 
 def _draw(call: Any, geometry: Any, variant: int) -> None:
@@ -75,8 +83,8 @@ def _sum(call: Any, geometry: Any, variant: int) -> None:
 def _sum_variant(call: Any, geometry: Any, variant: Any) -> Callable[..., Any] | None:
     if not isinstance(variant, types.IntegerLiteral):
         return None
-    *choices, finishing, before_8_0 = _MOMENT_VARIANTS[variant.literal_value]
-    gpu = _intrinsics(before_8_0)
+    *choices, finishing, device = _MOMENT_VARIANTS[variant.literal_value]
+    gpu = _DEVICES[device]
     function = finishing_kernel(gpu, choices[0]) if finishing else moments_kernel(gpu, *choices)
     kernel = njit(forceinline=True)(function)
 
@@ -90,8 +98,8 @@ def _sum_variant(call: Any, geometry: Any, variant: Any) -> Callable[..., Any] |
 def _draw_variant(call: Any, geometry: Any, variant: Any) -> Callable[..., Any] | None:
     if not isinstance(variant, types.IntegerLiteral):
         return None
-    *choices, before_8_0 = _VARIANTS[variant.literal_value]
-    kernel = njit(forceinline=True)(sample_kernel(_intrinsics(before_8_0), *choices))
+    *choices, device = _VARIANTS[variant.literal_value]
+    kernel = njit(forceinline=True)(sample_kernel(_DEVICES[device], *choices))
 
     def draw(call: Any, geometry: Any, variant: Any) -> None:
         kernel(call, geometry)
@@ -107,16 +115,13 @@ def variant_kernel(
     stores: int,
     origin_in_memory: bool = False,
     batched: bool = False,
-    before_8_0: bool = False,
+    device: str = "usual",
 ) -> Callable[..., None]:
     """The kernel of `multisample.backends.kernels.cuda.kernel.sample_kernel` for one kind of calls, to be compiled.
 
-    The compiler gets the number of the variant, a literal. `before_8_0` is for devices of a compute capability below
-    8.0.
+    The compiler gets the number of the variant, a literal. `device`: from `device_kind`.
     """
-    variant = _VARIANTS.index(
-        (dtype, common_noise, antithetic, fast_math, stores, origin_in_memory, batched, before_8_0)
-    )
+    variant = _VARIANTS.index((dtype, common_noise, antithetic, fast_math, stores, origin_in_memory, batched, device))
 
     def kernel(call: Any, geometry: Any) -> None:
         _draw(call, geometry, variant)
@@ -138,11 +143,11 @@ def moments_variant(
     with_second: bool,
     origin_in_memory: bool,
     finishing: bool,
-    before_8_0: bool = False,
+    device: str = "usual",
 ) -> Callable[..., None]:
     """The kernel of `multisample.backends.kernels.cuda.moments` for one kind of calls, to be compiled."""
     variant = _MOMENT_VARIANTS.index(
-        (real, antithetic, fast_math, rows, with_second, origin_in_memory, finishing, before_8_0)
+        (real, antithetic, fast_math, rows, with_second, origin_in_memory, finishing, device)
     )
 
     def kernel(call: Any, geometry: Any) -> None:
@@ -212,7 +217,7 @@ def compile_kernel(
     capability = cuda.get_current_device().compute_capability
     bounds = launch_bounds(dtype, common_noise, antithetic, stores, capability)
     kernel = variant_kernel(
-        dtype, common_noise, antithetic, fast_math, stores, origin_in_memory, batched, capability < (8, 0)
+        dtype, common_noise, antithetic, fast_math, stores, origin_in_memory, batched, device_kind(capability)
     )
     return _compiled(kernel, SIGNATURE, launch_bounds=bounds)
 
@@ -226,8 +231,8 @@ def compile_moments(
     real: str, antithetic: bool, fast_math: bool, rows: int, with_second: bool, origin_in_memory: bool, finishing: bool
 ) -> Any:
     """The kernel of `moments_variant`, compiled for the current device or loaded from the cache."""
-    before_8_0 = cuda.get_current_device().compute_capability < (8, 0)
-    kernel = moments_variant(real, antithetic, fast_math, rows, with_second, origin_in_memory, finishing, before_8_0)
+    device = device_kind(cuda.get_current_device().compute_capability)
+    kernel = moments_variant(real, antithetic, fast_math, rows, with_second, origin_in_memory, finishing, device)
     return _compiled(kernel, MOMENTS_SIGNATURE, launch_bounds=moments_bounds(real, rows, with_second))
 
 

@@ -17,6 +17,7 @@ from numba.extending import intrinsic
 from multisample.backends.kernels.stream import rounding
 
 __all__ = [
+    "LARGE_SHARED_MEMORY",
     "NARROWING",
     "WIDENING",
     "all_of_warp",
@@ -42,6 +43,9 @@ __all__ = [
     "synchronize_warp",
     "thread_index",
 ]  # fmt: skip
+
+LARGE_SHARED_MEMORY = True
+"""Whether a multiprocessor has 164 KB of shared memory or more; in C++, ``kLargeSharedMemory``."""
 
 _WARP = 0xFFFFFFFF
 _GLOBAL, _SHARED = 1, 3

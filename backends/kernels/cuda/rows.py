@@ -18,7 +18,7 @@ from .stores import MOST_STORED, Staged, aligned, paired, shifted, staged, strid
 __all__ = ["rows_kernel"]
 
 _WARP = np.uint32(32)
-# Unrolling of the loop down the rows, for each kind of stores; half as much for antithetic groups, twice as wide.
+# Unrolling of `_going_down`, for each kind of stores that uses it; half as much for antithetic groups, twice as wide.
 _UNROLL = {"kAligned": 8, "kShifted": 6, "kStrided": 1}
 # Limits of the unrolling: rows of common noise have little work, and float64 exceeds the registers.
 _UNROLL_COMMON, _UNROLL_FLOAT64 = 2, 1
@@ -94,17 +94,29 @@ def _dimension(gpu: ModuleType, dtype: str) -> tuple[int, Function, Function]:
 
 
 @functools.cache
-def _group(gpu: ModuleType, dtype: str, common_noise: bool, antithetic: bool, fast: bool) -> Function:
-    """``group(slot, own)`` for `_going_down`: one dimension in the thread's columns. `own`: their noise, and keys."""
-    _, _, read_dimension = _dimension(gpu, dtype)
+def _elements(gpu: ModuleType, dtype: str, common_noise: bool, antithetic: bool, fast: bool) -> Function:
+    """``elements_of(dimension, own)``: a dimension in the thread's columns. `own`: their noise, and keys."""
     (_, in_row), _ = noise(gpu, dtype, common_noise, fast)
     elements = scaled(gpu, dtype, antithetic)
 
     @inline
-    def group(slot, own):
-        row, mu, sigma = read_dimension(slot)
+    def elements_of(dimension, own):
+        row, mu, sigma = dimension
         columns_noise, keys = own
         return elements(mu, sigma, in_row(columns_noise, row, keys))
+
+    return elements_of
+
+
+@functools.cache
+def _group(gpu: ModuleType, dtype: str, common_noise: bool, antithetic: bool, fast: bool) -> Function:
+    """``group(slot, own)`` for `_going_down`: the dimension at `slot` of a chunk, in the thread's columns."""
+    _, _, read_dimension = _dimension(gpu, dtype)
+    elements_of = _elements(gpu, dtype, common_noise, antithetic, fast)
+
+    @inline
+    def group(slot, own):
+        return elements_of(read_dimension(slot), own)
 
     return group
 
@@ -249,17 +261,10 @@ def _drawing_staged(gpu: ModuleType, dtype: str, common_noise: bool, antithetic:
     """`_drawing` for staged stores, with the thread's `Stage` in place of its columns."""
     size, width, (place_of, _) = SIZES[dtype], group_width(antithetic), places(gpu)
     dimension_size, _, read_dimension = _dimension(gpu, dtype)
-    (_, in_row), _ = noise(gpu, dtype, common_noise, fast)
-    elements, put_row = scaled(gpu, dtype, antithetic), strided(gpu, width)
+    elements_of, put_row = _elements(gpu, dtype, common_noise, antithetic, fast), strided(gpu, width)
     staging = _staged(gpu, dtype, common_noise, antithetic)
     passes, store_one, store_all = staging.passes, staging.store_one, staging.store_all
     advance = passes * dimension_size
-
-    @inline
-    def elements_of(dimension, own):
-        row, mu, sigma = dimension
-        columns_noise, keys = own
-        return elements(mu, sigma, in_row(columns_noise, row, keys))
 
     def reading(k: int) -> Function:
         begin = k * dimension_size
@@ -317,14 +322,13 @@ def _drawing_staged(gpu: ModuleType, dtype: str, common_noise: bool, antithetic:
 
 
 def _staged(gpu: ModuleType, dtype: str, common_noise: bool, antithetic: bool) -> Staged:
-    # Saved instructions pay for the registers of more passes only where there is one store per pass, and memory is not
-    # the limit.
-    passes = 1 if common_noise or antithetic or dtype == "float64" else STAGED_PASSES
-    return staged(gpu, SIZES[dtype], group_width(antithetic), passes)
+    """The staged stores of a kernel: ``Columns::Staged`` in C++."""
+    many_passes = not common_noise and not antithetic and dtype != "float64" and gpu.LARGE_SHARED_MEMORY
+    return staged(gpu, SIZES[dtype], group_width(antithetic), STAGED_PASSES if many_passes else 1)
 
 
 @functools.cache
-def _fetching(gpu: ModuleType, dtype: str) -> tuple[Function, Function]:
+def _fetching(gpu: ModuleType, dtype: str, is_staged: bool) -> tuple[Function, Function]:
     """The dimensions of a chunk. Each thread of the block loads one.
 
     ``dimension = fetched(begin, first_row, count, call, geometry)`` starts to load one dimension, of the chunk that
@@ -340,11 +344,14 @@ def _fetching(gpu: ModuleType, dtype: str) -> tuple[Function, Function]:
     def row_of(begin, first_row, count, geometry):
         # Opaque: see `places`.
         thread = opaque(thread_index())
+        k = np.uint32(begin + thread)
+        exists = thread < geometry.chunk and k < count
+        if not is_staged:  # one row per interleaved pass
+            return exists, first_row + (np.int64(k) << geometry.interleave_log2)
         pass_of_chunk = np.uint32(np.uint32(thread * geometry.one_by_rows) >> np.uint32(20))
         row_of_pass = np.uint32(thread - pass_of_chunk * geometry.rows_per_pass)
-        pass_begin = np.int64(np.uint32(begin + thread - row_of_pass)) << geometry.interleave_log2
-        row = first_row + pass_begin + np.int64(row_of_pass)
-        return thread < geometry.chunk and np.uint32(begin + thread) < count, row
+        pass_begin = np.int64(np.uint32(k - row_of_pass)) << geometry.interleave_log2
+        return exists, first_row + pass_begin + np.int64(row_of_pass)
 
     @inline
     def fetched(begin, first_row, count, call, geometry):
@@ -400,7 +407,8 @@ def rows_kernel(gpu: ModuleType, dtype: str, common_noise: bool, antithetic: boo
     block_index, shared_memory, synchronize_block = gpu.block_index, gpu.shared_memory, gpu.synchronize_block
     (prepared, _), _ = noise(gpu, dtype, common_noise, fast)
     place_of, _ = places(gpu)
-    if way == "kStaged":
+    is_staged = way == "kStaged"
+    if is_staged:
         staging = _staged(gpu, dtype, common_noise, antithetic)
         columns_of = _staging(gpu, size, width, staging)
         draw = _drawing_staged(gpu, dtype, common_noise, antithetic, fast)
@@ -410,7 +418,7 @@ def rows_kernel(gpu: ModuleType, dtype: str, common_noise: bool, antithetic: boo
         draw = _drawing(gpu, dtype, common_noise, antithetic, fast, way)
         stages_size = 16
     draw_rest, is_shifted = _drawing_rest(gpu, dtype, common_noise, antithetic, fast), way == "kShifted"
-    fetched, put = _fetching(gpu, dtype)
+    fetched, put = _fetching(gpu, dtype, is_staged)
     chunk_size = CHUNK * _dimension(gpu, dtype)[0]
     chunks_size = 2 * chunk_size
 
@@ -428,12 +436,14 @@ def rows_kernel(gpu: ModuleType, dtype: str, common_noise: bool, antithetic: boo
         first_row += np.int64(np.uint32(band & ((1 << shift) - 1)) * geometry.rows_per_pass)
         if first_row >= call.rows:
             return
-        count, apart = geometry.band_rows, np.uint32(geometry.rows_per_pass << shift)
-        if call.rows - first_row < np.int64(count) << shift:
-            left = np.uint32(call.rows - first_row)
-            passes = np.uint32(left // apart)
-            more = np.uint32(left - passes * apart)
-            count = np.uint32(passes * geometry.rows_per_pass + min(more, geometry.rows_per_pass))
+        rows_left = call.rows - first_row
+        count = np.uint32(min(np.int64(geometry.band_rows), ((rows_left - 1) >> shift) + 1))
+        if is_staged:
+            count, apart = geometry.band_rows, np.uint32(geometry.rows_per_pass << shift)
+            if rows_left < np.int64(count) << shift:
+                passes = np.uint32(np.uint32(rows_left) // apart)
+                more = np.uint32(np.uint32(rows_left) - passes * apart)
+                count = np.uint32(passes * geometry.rows_per_pass + min(more, geometry.rows_per_pass))
         begin, chunk = np.uint32(0), np.uint32(0)
         dimension = fetched(begin, first_row, count, call, geometry)
 

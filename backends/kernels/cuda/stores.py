@@ -2,7 +2,7 @@
 
 Each of `aligned`, `paired`, `shifted` and `strided` returns a function ``put_row(at, x, state)``. `at` is the thread's
 own address, which advances with the row; `x` are the `width` elements of a group; `state` depends on the way. `staged`
-stores several rows at a time.
+stores several passes at a time.
 """
 
 from __future__ import annotations
@@ -245,7 +245,7 @@ def _both_bits(first: Function, second: Function) -> Function:
 
 
 class Stage(NamedTuple):
-    """What a thread knows of its warp's part of shared memory. Offsets there are in bytes, and for the first pass."""
+    """Addresses for the staged stores of one thread. Offsets into shared memory are bytes, and for the first pass."""
 
     stages: Any  # the block's shared memory; the offsets count from here
     own: Any  # offsets of the lane's own elements
@@ -267,9 +267,9 @@ class Staged(NamedTuple):
     warp_size: int
     """Bytes of a warp in shared memory."""
     prepared: Function
-    """``stage = prepared(stages, begin, run, length, position, inside, stride)``, a `Stage`.
+    """``stage = prepared(stages, out, run, length, position, inside, stride)``, a `Stage`.
 
-    `stages`: the block's shared memory. `begin`: the address of a pass. The warp's run has `length` elements from
+    `stages`: the block's shared memory. `out`: the address of a pass. The warp's run has `length` elements from
     element `run` of the pass on. The lane's group begins at element `position` of the run; `inside` is the range of its
     columns inside the matrix. Passes are `stride` elements apart.
     """
@@ -277,7 +277,7 @@ class Staged(NamedTuple):
     """``put[k](x, stage)`` puts the elements `x` of the lane's group in pass k into shared memory."""
     store_one: Function
     store_all: Function
-    """``store(out, stride, stage)``: stores one pass at `out`, or all, `stride` bytes apart."""
+    """``store(out, stride, stage)``: stores one pass at address `out`, or all; here, `stride` is in bytes."""
 
 
 @functools.cache
@@ -324,10 +324,10 @@ def staged(gpu: ModuleType, size: int, width: int, passes: int) -> Staged:
     pieces_of = functools.reduce(_both_bits, map(bit_of, range(pieces)))
 
     @inline
-    def prepared(stages, begin, run, length, position, inside, stride):
+    def prepared(stages, out, run, length, position, inside, stride):
         thread = opaque(thread_index())
         lane, begin_of_warp = np.int32(thread % 32), np.int32(thread // 32) * np.int32(warp_size)
-        shift = np.int32((begin // size + run) & (piece - 1))
+        shift = np.int32((out // size + run) & (piece - 1))
         own = own_elements(begin_of_warp, np.int32(shift + position), inside)
         has_pieces = pieces_of(lane, shift, length)
         # The first elements of the run, then the last ones.
