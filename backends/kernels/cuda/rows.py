@@ -344,14 +344,12 @@ def _fetching(gpu: ModuleType, dtype: str, is_staged: bool) -> tuple[Function, F
     def row_of(begin, first_row, count, geometry):
         # Opaque: see `places`.
         thread = opaque(thread_index())
-        k = np.uint32(begin + thread)
-        exists = thread < geometry.chunk and k < count
-        if not is_staged:  # one row per interleaved pass
-            return exists, first_row + (np.int64(k) << geometry.interleave_log2)
-        pass_of_chunk = np.uint32(np.uint32(thread * geometry.one_by_rows) >> np.uint32(20))
-        row_of_pass = np.uint32(thread - pass_of_chunk * geometry.rows_per_pass)
+        k, row_of_pass = np.uint32(begin + thread), np.uint32(0)
+        if is_staged:  # Others have one row per interleaved pass.
+            pass_of_chunk = np.uint32(np.uint32(thread * geometry.one_by_rows) >> np.uint32(20))
+            row_of_pass = np.uint32(thread - pass_of_chunk * geometry.rows_per_pass)
         pass_begin = np.int64(np.uint32(k - row_of_pass)) << geometry.interleave_log2
-        return exists, first_row + pass_begin + np.int64(row_of_pass)
+        return thread < geometry.chunk and k < count, first_row + pass_begin + np.int64(row_of_pass)
 
     @inline
     def fetched(begin, first_row, count, call, geometry):
@@ -437,12 +435,14 @@ def rows_kernel(gpu: ModuleType, dtype: str, common_noise: bool, antithetic: boo
         if first_row >= call.rows:
             return
         rows_left = call.rows - first_row
-        count = np.uint32(min(np.int64(geometry.band_rows), ((rows_left - 1) >> shift) + 1))
-        if is_staged:
+        if not is_staged:
+            count = np.uint32(min(np.int64(geometry.band_rows), ((rows_left - 1) >> shift) + 1))
+        else:
             count, apart = geometry.band_rows, np.uint32(geometry.rows_per_pass << shift)
             if rows_left < np.int64(count) << shift:
-                passes = np.uint32(np.uint32(rows_left) // apart)
-                more = np.uint32(np.uint32(rows_left) - passes * apart)
+                left = np.uint32(rows_left)
+                passes = np.uint32(left // apart)
+                more = np.uint32(left - passes * apart)
                 count = np.uint32(passes * geometry.rows_per_pass + min(more, geometry.rows_per_pass))
         begin, chunk = np.uint32(0), np.uint32(0)
         dimension = fetched(begin, first_row, count, call, geometry)
