@@ -305,7 +305,10 @@ def test_what_a_machine_has_not_measured_is_missing_in_its_row(tmp_path: Path, c
 def test_the_table_of_machines_has_the_rows_of_committed_results(path: Path) -> None:
     lines = (path.parent / "machines.md").read_text(encoding="utf-8").splitlines()
     table = lines[lines.index(f"| {' | '.join(row.COLUMNS)} |") :]
-    assert row.row(read_run(path)) in table
+    run = read_run(path)
+    # The suite `original` has no shape of the table.
+    has_row = any(group.name.startswith(("throughput", "cpu")) for group in run.groups)
+    assert (row.row(run) in table) == has_row
     assert all(line.count(" | ") == len(row.COLUMNS) - 1 for line in table[2:]), "a row can be appended to the file"
 
 
