@@ -259,6 +259,7 @@ MULTISAMPLE_FUNCTION void draw_rows(const Draw& call, const Geometry& geometry) 
   u32 count = geometry.band_rows;
   const u64 rows_left = call.rows - first_row;
   if (stores != kStaged) {
+    // One row per interleaved pass: no division.
     const u64 in_band = ((rows_left - 1) >> shift) + 1;
     if (in_band < count) count = static_cast<u32>(in_band);
   } else if (rows_left < static_cast<u64>(count) << shift) {

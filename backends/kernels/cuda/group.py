@@ -22,8 +22,8 @@ from multisample.backends.kernels.stream.words import column_part, row_part, str
 from .geometry import ANTITHETIC_WIDTH, WIDTH
 
 __all__ = [
-    "by_type", "computing_type", "element", "group_width", "joined", "keys_of", "memory_of", "noise", "offset_of",
-    "packing", "places", "scaled", "seed_of",
+    "by_type", "computing_type", "dimension_place", "element", "group_width", "joined", "keys_of", "memory_of", "noise",
+    "offset_of", "packing", "place", "scaled", "seed_of",
 ]  # fmt: skip
 
 _TO_UNIT, _TO_UNIT_HALF = np.float32(2.0**-32), np.float32(2.0**-33)
@@ -284,29 +284,33 @@ def scaled(gpu: ModuleType, dtype: str, antithetic: bool) -> Function:
 
 
 @functools.cache
-def places(gpu: ModuleType) -> tuple[Function, Function]:
-    """The place of the thread in its block.
-
-    ``place_of(run, geometry)``: its row of a pass, and its group of columns in run `run`. ``slot_of(geometry)``: the
-    slot of a chunk that the thread fills. Rows that one thread draws consecutively have adjacent slots.
-    """
+def place(gpu: ModuleType) -> Function:
+    """``place_of(run, geometry)``: the thread's row of a pass, and its group of columns in run `run`."""
     thread_index, opaque = gpu.thread_index, gpu.opaque
-
-    # With opaque(), the optimizer recomputes both from the thread's index and keeps no registers.
 
     @inline
     def place_of(run, geometry):
+        # With opaque(), the optimizer recomputes the place from the thread's index and keeps no registers.
         thread, lanes = opaque(thread_index()), geometry.groups_per_pass
         row = np.uint32(np.uint32(thread * geometry.one_by_groups) >> _QUOTIENT)
         return np.int32(row), np.int64(run) * lanes + np.uint32(thread - row * lanes)
 
-    @inline
-    def slot_of(geometry):
-        thread = opaque(thread_index())
-        turn = np.uint32(np.uint32(thread * geometry.one_by_rows) >> _QUOTIENT)
-        return np.uint32(np.uint32(thread - turn * geometry.rows_per_pass) * geometry.pitch + turn)
+    return place_of
 
-    return place_of, slot_of
+
+@functools.cache
+def dimension_place(gpu: ModuleType) -> Function:
+    """``dimension_place_of(geometry)``: the pass and its row, in a chunk, of the dimension that the thread loads."""
+    thread_index, opaque = gpu.thread_index, gpu.opaque
+
+    @inline
+    def dimension_place_of(geometry):
+        # Opaque: see `place`.
+        thread = opaque(thread_index())
+        pass_of_chunk = np.uint32(np.uint32(thread * geometry.one_by_rows) >> _QUOTIENT)
+        return pass_of_chunk, np.uint32(thread - pass_of_chunk * geometry.rows_per_pass)
+
+    return dimension_place_of
 
 
 def joined(part: Function, first: int, last: int) -> Function:

@@ -12,7 +12,19 @@ from multisample.backends.kernels.compilation import Function, inline
 from multisample.backends.kernels.stream.words import row_part
 
 from .geometry import CHUNK, SHORT_ROW_THREADS, STAGED_PASSES
-from .group import element, group_width, joined, keys_of, memory_of, noise, offset_of, packing, places, scaled
+from .group import (
+    dimension_place,
+    element,
+    group_width,
+    joined,
+    keys_of,
+    memory_of,
+    noise,
+    offset_of,
+    packing,
+    place,
+    scaled,
+)
 from .stores import MOST_STORED, Staged, aligned, paired, shifted, staged, strided
 
 __all__ = ["rows_kernel"]
@@ -196,7 +208,7 @@ def _drawing(gpu: ModuleType, dtype: str, common_noise: bool, antithetic: bool, 
     Draws a chunk of `rows` dimensions at address `chunk` of shared memory, whose first row begins at `out`.
     """
     size, width = SIZES[dtype], group_width(antithetic)
-    thread_index, (place_of, _) = gpu.thread_index, places(gpu)
+    thread_index, place_of = gpu.thread_index, place(gpu)
     group, (dimension_size, _, _) = _group(gpu, dtype, common_noise, antithetic, fast), _dimension(gpu, dtype)
     from_lane, all_of_warp = gpu.from_lane, gpu.all_of_warp
     is_aligned, is_shifted = way == "kAligned", way == "kShifted"
@@ -259,7 +271,7 @@ def _drawing(gpu: ModuleType, dtype: str, common_noise: bool, antithetic: bool, 
 
 def _drawing_staged(gpu: ModuleType, dtype: str, common_noise: bool, antithetic: bool, fast: bool) -> Function:
     """`_drawing` for staged stores, with the thread's `Stage` in place of its columns."""
-    size, width, (place_of, _) = SIZES[dtype], group_width(antithetic), places(gpu)
+    size, width, place_of = SIZES[dtype], group_width(antithetic), place(gpu)
     dimension_size, _, read_dimension = _dimension(gpu, dtype)
     elements_of, put_row = _elements(gpu, dtype, common_noise, antithetic, fast), strided(gpu, width)
     staging = _staged(gpu, dtype, common_noise, antithetic)
@@ -292,8 +304,7 @@ def _drawing_staged(gpu: ModuleType, dtype: str, common_noise: bool, antithetic:
     @inline
     def draw(own, stage, run, chunk, rows, out, call, geometry):
         # All lanes of the warp take part.
-        row, group = place_of(run, geometry)
-        step = np.int32(geometry.rows_per_pass)
+        row, step = place_of(run, geometry)[0], np.int32(geometry.rows_per_pass)
         left = np.int32(rows * geometry.one_by_rows >> 20)
         more = np.int32(rows - left * step)
         slot = chunk + (row if row < step else 0) * np.int32(geometry.pitch * dimension_size)
@@ -335,19 +346,18 @@ def _fetching(gpu: ModuleType, dtype: str, is_staged: bool) -> tuple[Function, F
     begins at row `begin` of a band of `count` rows. ``put(dimension, chunk, begin, first_row, count, call, geometry)``
     stores it in shared memory, for reads after the next `synchronize_block`.
     """
-    thread_index, opaque = gpu.thread_index, gpu.opaque
-    element_of, offset_of_call, (_, slot_of) = element(gpu, dtype), offset_of(gpu), places(gpu)
+    thread_index, opaque, dimension_place_of = gpu.thread_index, gpu.opaque, dimension_place(gpu)
+    element_of, offset_of_call = element(gpu, dtype), offset_of(gpu)
     dimension_size, write_dimension, _ = _dimension(gpu, dtype)
     zero = np.float64(0) if dtype == "float64" else np.float32(0)
 
     @inline
     def row_of(begin, first_row, count, geometry):
-        # Opaque: see `places`.
+        # Opaque: see `place`.
         thread = opaque(thread_index())
         k, row_of_pass = np.uint32(begin + thread), np.uint32(0)
         if is_staged:  # Others have one row per interleaved pass.
-            pass_of_chunk = np.uint32(np.uint32(thread * geometry.one_by_rows) >> np.uint32(20))
-            row_of_pass = np.uint32(thread - pass_of_chunk * geometry.rows_per_pass)
+            _, row_of_pass = dimension_place_of(geometry)
         pass_begin = np.int64(np.uint32(k - row_of_pass)) << geometry.interleave_log2
         return thread < geometry.chunk and k < count, first_row + pass_begin + np.int64(row_of_pass)
 
@@ -364,7 +374,10 @@ def _fetching(gpu: ModuleType, dtype: str, is_staged: bool) -> tuple[Function, F
         if exists:
             mu, sigma = dimension
             part = row_part(np.uint32(call.first_row.value + row), np.uint32(offset_of_call(call)), keys_of(call)[0])
-            write_dimension(chunk + np.int64(np.uint32(slot_of(geometry) * dimension_size)), part, mu, sigma)
+            # Rows that one thread draws consecutively have adjacent slots.
+            pass_of_chunk, row_of_pass = dimension_place_of(geometry)
+            slot = np.uint32(row_of_pass * geometry.pitch + pass_of_chunk)
+            write_dimension(chunk + np.int64(np.uint32(slot * dimension_size)), part, mu, sigma)
 
     return fetched, put
 
@@ -404,7 +417,7 @@ def rows_kernel(gpu: ModuleType, dtype: str, common_noise: bool, antithetic: boo
     size, width = SIZES[dtype], group_width(antithetic)
     block_index, shared_memory, synchronize_block = gpu.block_index, gpu.shared_memory, gpu.synchronize_block
     (prepared, _), _ = noise(gpu, dtype, common_noise, fast)
-    place_of, _ = places(gpu)
+    place_of = place(gpu)
     is_staged = way == "kStaged"
     if is_staged:
         staging = _staged(gpu, dtype, common_noise, antithetic)
@@ -435,7 +448,7 @@ def rows_kernel(gpu: ModuleType, dtype: str, common_noise: bool, antithetic: boo
         if first_row >= call.rows:
             return
         rows_left = call.rows - first_row
-        if not is_staged:
+        if not is_staged:  # One row per interleaved pass: no division.
             count = np.uint32(min(np.int64(geometry.band_rows), ((rows_left - 1) >> shift) + 1))
         else:
             count, apart = geometry.band_rows, np.uint32(geometry.rows_per_pass << shift)
