@@ -3,7 +3,8 @@
 //
 //   testu01 test BATTERY TEST ORDER SEED       prints the p-value of each statistic, and the CPU time
 //   testu01 draw TEST ORDER SEED FIRST COUNT   writes COUNT doubles in [0, 1), from block FIRST of the stream on, and
-//                                              the COUNT words that TestU01 gets instead if it asks for bits
+//                                              the COUNT words that TestU01 gets instead if it asks for bits.
+//                                              FIRST is a multiple of 1024.
 //
 // Each test of a battery reads its own part of the stream, in one of these orders:
 //
@@ -16,6 +17,7 @@
 // A row has 2^32 blocks of four, and a column 2^32 rows. Row or column TEST + 256 follows.
 #include <multisample/normal.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -35,10 +37,11 @@ namespace {
 using multisample::u32;
 using multisample::u64;
 
-constexpr size_t kBuffered = 5120;
+// Blocks that are drawn at once, in loops that compilers vectorize.
+constexpr u32 kBlocks = 1024;
 constexpr int kMostTests = 200;
 
-double phi(double z) { return std::fmin(std::erfc(-z * std::sqrt(0.5)) / 2, 1 - 0x1p-53); }
+double phi(double z) { return std::min(std::erfc(-z * std::sqrt(0.5)) / 2, 1 - 0x1p-53); }
 double of_word(u32 word) { return word * 0x1p-32; }
 
 class Numbers {
@@ -51,16 +54,16 @@ class Numbers {
         fill_(kOrders.at(order)) {}
 
   double next() {
-    if (used_ == buffer_.size()) {
-      buffer_.clear();
-      while (buffer_.size() < kBuffered) (this->*fill_)();
+    if (used_ == size_) {
+      size_ = (this->*fill_)();
+      block_ += kBlocks;
       used_ = 0;
     }
     return buffer_[used_++];
   }
 
  private:
-  // The row or column of the current block.
+  // The row or column of the next kBlocks blocks, and the place of the first of them.
   u32 line() const { return test_ + 256 * static_cast<u32>(block_ >> 32); }
   u32 place() const { return static_cast<u32>(block_); }
 
@@ -69,45 +72,59 @@ class Numbers {
     return multisample::words(multisample::column_part(g, o0, o1, keys_), multisample::row_part(i, o0, keys_), keys_);
   }
   static u32 of_column(const multisample::Words& w, u32 j) {
-    const u32 all[] = {w.w0, w.w1, w.w2, w.w3};
-    return all[j % 4];
+    return j & 2 ? (j & 1 ? w.w3 : w.w2) : (j & 1 ? w.w1 : w.w0);
+  }
+  template <class Four>
+  void put(u32 k, const Four& four) {
+    const auto [a, b, c, d] = four;
+    buffer_[4 * k] = a;
+    buffer_[4 * k + 1] = b;
+    buffer_[4 * k + 2] = c;
+    buffer_[4 * k + 3] = d;
   }
 
-  void rows() {
-    const auto [w0, w1, w2, w3] = words(line(), place(), 0);
-    for (u32 word : {w0, w1, w2, w3}) buffer_.push_back(of_word(word));
-    ++block_;
+  // Functions that fill the buffer return its size.
+
+  u32 rows() {
+    const u32 i = line(), g = place();
+    for (u32 k = 0; k < kBlocks; ++k) put(k, words(i, g + k, 0));
+    for (double& word : buffer_) word *= 0x1p-32;
+    return 4 * kBlocks;
   }
-  void columns() {
-    buffer_.push_back(of_word(of_column(words(place(), line() / 4, 0), line())));
-    ++block_;
+  u32 columns() {
+    const u32 i = place(), j = line();
+    for (u32 k = 0; k < kBlocks; ++k) buffer_[k] = of_word(of_column(words(i + k, j / 4, 0), j));
+    return kBlocks;
   }
-  void offsets() {
-    buffer_.push_back(of_word(of_column(words(0, test_ / 4, block_), test_)));
-    ++block_;
+  u32 offsets() {
+    const u32 j = test_;
+    for (u32 k = 0; k < kBlocks; ++k) buffer_[k] = of_word(of_column(words(0, j / 4, block_ + k), j));
+    return kBlocks;
   }
-  void normals() {
-    const auto [z0, z1, z2, z3] = stream_.normals4_f64(line(), place());
-    for (double z : {z0, z1, z2, z3}) buffer_.push_back(phi(z));
-    ++block_;
+  u32 normals() {
+    const u32 i = line(), g = place();
+    for (u32 k = 0; k < kBlocks; ++k) put(k, stream_.normals4_f64(i, g + k));
+    for (double& z : buffer_) z = phi(z);
+    return 4 * kBlocks;
   }
-  void normals_f32() {
+  u32 normals_f32() {
+    const u32 i = line(), g = place();
+    for (u32 k = 0; k < kBlocks; ++k) put(k, stream_.normals4(i, g + k));
+    for (double& z : buffer_) z = phi(z);
     u64 bits = 0;
-    int count = 0;
-    for (int half = 0; half < 2; ++half, ++block_) {
-      const auto [z0, z1, z2, z3] = stream_.normals4(line(), place());
-      for (float z : {z0, z1, z2, z3}) {
-        bits = bits << 20 | static_cast<u64>(phi(z) * 0x1p20);
-        count += 20;
-        if (count >= 32) {
-          count -= 32;
-          buffer_.push_back(of_word(static_cast<u32>(bits >> count)));
-        }
+    u32 count = 0, size = 0;
+    for (double u : buffer_) {
+      bits = bits << 20 | static_cast<u64>(u * 0x1p20);
+      count += 20;
+      if (count >= 32) {
+        count -= 32;
+        buffer_[size++] = of_word(static_cast<u32>(bits >> count));
       }
     }
+    return size;
   }
 
-  inline static const std::map<std::string, void (Numbers::*)()> kOrders = {
+  inline static const std::map<std::string, u32 (Numbers::*)()> kOrders = {
       {"rows", &Numbers::rows},       {"columns", &Numbers::columns},         {"offsets", &Numbers::offsets},
       {"normals", &Numbers::normals}, {"normals_f32", &Numbers::normals_f32},
   };
@@ -116,9 +133,9 @@ class Numbers {
   u64 block_;
   multisample::Stream stream_;
   multisample::RoundKeys keys_;
-  void (Numbers::*fill_)();
-  std::vector<double> buffer_;
-  size_t used_ = 0;
+  u32 (Numbers::*fill_)();
+  double buffer_[4 * kBlocks];
+  u32 used_ = 0, size_ = 0;
 };
 
 double get_u01(void*, void* numbers) { return static_cast<Numbers*>(numbers)->next(); }

@@ -84,7 +84,8 @@ def build(sources: Path | None, folder: Path, jobs: int) -> Program:
     include.mkdir()
     for name in ("config.h", "gdefconf.h"):
         (include / name).touch()
-    compiler = os.environ.get("CC", "cc"), "-w", "-std=gnu89", "-O2"
+    # Every machine gets the same p-values, because nothing is contracted.
+    compiler = os.environ.get("CC", "cc"), "-w", "-std=gnu89", "-O3", "-march=native", "-ffp-contract=off"
     output_of(*compiler, root / "mylib" / "tcode.c", "-o", folder / "tcode")
     # TestU01's headers are the code in its LaTeX pages, which tcode extracts.
     pages = sorted(page for name in ("mylib", "probdist", "testu01") for page in (root / name).glob("*.tex"))
@@ -104,8 +105,8 @@ def build(sources: Path | None, folder: Path, jobs: int) -> Program:
         objects = list(pool.map(compile_file, files))
     program = folder / "testu01"
     output_of(
-        os.environ.get("CXX", "c++"), "-std=c++17", "-O3", "-march=native", *DEFINITIONS, f"-I{include}",
-        f"-I{multisample.get_include()}", GENERATOR, *objects, "-lm", "-o", program,
+        os.environ.get("CXX", "c++"), "-std=c++17", "-O3", "-march=native", "-fno-math-errno", *DEFINITIONS,
+        f"-I{include}", f"-I{multisample.get_include()}", GENERATOR, *objects, "-lm", "-o", program,
     )  # fmt: skip
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:12]
     return Program(program, version, digest)
@@ -186,9 +187,9 @@ def drawn_numbers(program: Path, test: int, order: str, seed: int, first: int, c
 
 def check_numbers(program: Path) -> None:
     """Refuse a program with other numbers than the backends."""
-    count = 12_000  # The program draws 5120 numbers at once.
+    count = 12_000
     for order in ORDERS:
-        for test, seed, first in ((3, 7, 0), (106, 2**64 - 1, 3 * 2**32 - 2 * count)):
+        for test, seed, first in ((3, 7, 0), (106, 2**64 - 1, 3 * 2**32 - 24 * 1024)):
             place = test, order, seed, first, count
             # Two C libraries may round the error function differently.
             if not np.allclose(drawn_numbers(program, *place), expected_numbers(*place), rtol=1e-13, atol=0):
