@@ -63,7 +63,14 @@ LIBRARIES: dict[LibraryKind, Library] = {
         10,
         # Contraction would round once where the stream rounds twice. The other two flags change no result: nothing here
         # reads errno or the floating-point exceptions.
-        (*_COMMON_FLAGS, "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden"),
+        (
+            *_COMMON_FLAGS,
+            "-ffp-contract=off",
+            "-fno-math-errno",
+            "-fno-trapping-math",
+            "-fvisibility=hidden",
+            "-DMULTISAMPLE_SOFTWARE_FMA",
+        ),
         native_flags=("-march=native",),
     ),
     "cuda": Library(

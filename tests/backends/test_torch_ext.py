@@ -46,7 +46,9 @@ def test_code_for_other_simd_widths_gives_equal_bits_within_bounds(tmp_path: Pat
     digests = set()
     for machine in ("x86-64", "x86-64-v3", "native"):
         program = tmp_path / "cpu_kernel"
-        compile_cpp(f"-march={machine}", "-O1", *SANITIZED, SHIM / "cpu_kernel.cpp", "-o", program)
+        compile_cpp(
+            f"-march={machine}", "-O1", "-DMULTISAMPLE_SOFTWARE_FMA", *SANITIZED, SHIM / "cpu_kernel.cpp", "-o", program
+        )
         # GCC before 14 misaligns stack variables of 64-byte vectors under AddressSanitizer (bug 110027).
         options = os.environ | {"ASAN_OPTIONS": "detect_stack_use_after_return=0"}
         done = subprocess.run([str(program)], capture_output=True, text=True, env=options)

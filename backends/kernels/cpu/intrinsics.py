@@ -10,6 +10,8 @@ from numba.core import cgutils
 from numba.core.imputils import impl_ret_borrowed
 from numba.extending import intrinsic
 
+from multisample.backends.kernels.stream.arithmetic import emit_fma
+
 __all__ = [
     "contiguous", "copy_vector", "fetch_add", "load_acquire", "prefetch", "run_down", "scale_vector", "stack_array",
     "store_apart",
@@ -167,9 +169,7 @@ def scale_vector(typingctx: Any, array: Any, index: Any, s: Any, z: Any, m: Any,
         means = builder.load(_address(context, builder, m, args[4], args[5], lanes), align=1)
         one = builder.insert_element(lanes(ir.Undefined), args[3], ir.IntType(32)(0))
         every = builder.shuffle_vector(one, one, ir.VectorType(ir.IntType(32), count)(None))
-        name = f"llvm.fma.v{count}{'f32' if z == types.float32 else 'f64'}"
-        function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(lanes, [lanes] * 3), name)
-        value = builder.call(function, (scales, every, means))
+        value = emit_fma(context, builder, scales, every, means)
         builder.store(value, _address(context, builder, array, args[0], args[1], lanes), align=1)
         return context.get_dummy_value()
 

@@ -8,69 +8,23 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.core.typing import Context
 from numba.extending import intrinsic
 
-__all__ = ["float_bits", "fma", "from_float_bits", "horner", "like", "native_word", "product", "sqrt", "wide_product"]
+__all__ = [
+    "emit_fma", "float_bits", "fma", "from_float_bits", "horner", "like", "native_word", "product", "sqrt",
+    "wide_product",
+]  # fmt: skip
 
 _INTEGER_OF = {types.float32: types.int32, types.float64: types.int64}
 _FLOAT_OF = {integer: real for real, integer in _INTEGER_OF.items()}
 
 
-def _emit_fma(builder: Any, x: Any, y: Any, z: Any) -> Any:
-    name = "llvm.fma.f32" if x.type == ir.FloatType() else "llvm.fma.f64"
-    function_type = ir.FunctionType(x.type, [x.type] * 3)
-    function = cgutils.get_or_insert_function(builder.module, function_type, name)
-    return builder.call(function, (x, y, z))
-
-
-@intrinsic
-def fma(typingctx: Any, x: Any, y: Any, z: Any) -> Any:
-    """``x * y + z`` with one rounding; all three float32 or all three float64."""
-    if x not in _INTEGER_OF or y != x or z != x:
-        return None
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return _emit_fma(builder, *args)
-
-    return x(x, x, x), codegen
-
-
-@intrinsic
-def product(typingctx: Any, x: Any, y: Any) -> Any:
-    """``x * y``, which no addition that follows is contracted with. libNVVM contracts other products."""
-    if x not in _INTEGER_OF or y != x:
-        return None
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        if not _is_gpu(builder):
-            return builder.fmul(*args)
-        name = "llvm.nvvm.mul.rn.f" if x == types.float32 else "llvm.nvvm.mul.rn.d"
-        real = args[0].type
-        function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(real, [real, real]), name)
-        return builder.call(function, args)
-
-    return x(x, x), codegen
-
-
-@intrinsic
-def horner(typingctx: Any, coefficients: Any, x: Any) -> Any:
-    """The polynomial of `coefficients`, a tuple with the highest power first, at `x`: one fma for each power."""
-    if not isinstance(coefficients, types.UniTuple) or x not in _INTEGER_OF:
-        return None
-
-    # An intrinsic, because LLVM unrolls a loop over a tuple too late to vectorise it.
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        first, *rest = cgutils.unpack_tuple(builder, args[0])
-        value = first
-        for coefficient in rest:
-            value = _emit_fma(builder, value, args[1], coefficient)
-        return value
-
-    return x(coefficients, x), codegen
+# --- Bits ---------------------------------------------------------------------------------------------------------
 
 
 def _bitcast(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -87,6 +41,124 @@ def float_bits(typingctx: Any, x: Any) -> Any:
 def from_float_bits(typingctx: Any, bits: Any) -> Any:
     """The float32 of an int32 bit pattern, or the float64 of an int64 one."""
     return (_FLOAT_OF[bits](bits), _bitcast) if bits in _FLOAT_OF else None
+
+
+# --- Fused multiply-adds ------------------------------------------------------------------------------------------
+
+
+def emit_fma(context: Any, builder: Any, x: Any, y: Any, z: Any) -> Any:
+    """``x * y + z`` with one rounding, of LLVM values: floats, doubles or vectors of them."""
+    if _has_fma(context, builder):
+        scalar = x.type.element if isinstance(x.type, ir.VectorType) else x.type
+        lanes = f"v{x.type.count}" if isinstance(x.type, ir.VectorType) else ""
+        return _call(builder, f"llvm.fma.{lanes}{'f32' if scalar == ir.FloatType() else 'f64'}", x, y, z)
+    if isinstance(x.type, ir.VectorType):
+        result = x.type(ir.Undefined)
+        for k in map(ir.IntType(32), range(x.type.count)):
+            lane = emit_fma(context, builder, *(builder.extract_element(vector, k) for vector in (x, y, z)))
+            result = builder.insert_element(result, lane, k)
+        return result
+    single = x.type == ir.FloatType()
+    real = types.float32 if single else types.float64
+    function = _fma_in_float64 if single else _fma_in_parts
+    return context.compile_internal(builder, function, real(real, real, real), (x, y, z))
+
+
+def _has_fma(context: Any, builder: Any) -> bool:
+    """Whether the processor has the instruction. Otherwise, LLVM calls the C library, which takes 60 to 170 ns."""
+    if not str(builder.module.triple).startswith(("x86", "i386", "i686")):
+        return True
+    _, _, features = context.codegen().magic_tuple()
+    return "+fma" in features.split(",")
+
+
+def _call(builder: Any, name: str, *args: Any) -> Any:
+    real = args[0].type
+    function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(real, [real] * len(args)), name)
+    return builder.call(function, args)
+
+
+@intrinsic
+def _library_fma(typingctx: Any, x: Any, y: Any, z: Any) -> Any:
+    """The function of the C library. LLVM would move its own operation out of a branch that is rarely taken."""
+    return x(x, x, x), lambda context, builder, signature, args: _call(builder, "fma", *args)
+
+
+# Twins of the functions in csrc/stream/arithmetic.h, which says why they are right.
+
+
+def _fma_in_float64(x: Any, y: Any, z: Any) -> Any:
+    p, c = np.float64(x) * np.float64(y), np.float64(z)
+    s = p + c
+    t = s - p
+    error = (p - (s - t)) + (c - t)
+    inexact = np.int64(error * error > 0.0)
+    is_too_large = np.int64((float_bits(s) ^ float_bits(error)) < 0)
+    return np.float32(from_float_bits((float_bits(s) - (inexact & is_too_large)) | inexact))
+
+
+def _fma_in_parts(x: Any, y: Any, z: Any) -> Any:
+    p = x * y
+    s = p + z
+    z0 = s - p
+    t = (p - (s - z0)) + (z - z0)
+    x0, y0 = x * 134217729.0, y * 134217729.0
+    x1, y1 = x0 - (x0 - x), y0 - (y0 - y)
+    x2, y2 = x - x1, y - y1
+    q = ((x1 * y1 - p) + x1 * y2 + x2 * y1) + x2 * y2
+    rest = q + t
+    result = s + rest
+    distance = rest - (result - s)
+    is_exact = abs(p) > 2.0**-900 or x == 0.0 or y == 0.0
+    if is_exact and result != 0.0 and result + distance * (1 + 2.0**-50) == result:
+        return result
+    return _library_fma(x, y, z)
+
+
+@intrinsic
+def fma(typingctx: Any, x: Any, y: Any, z: Any) -> Any:
+    """``x * y + z`` with one rounding; all three float32 or all three float64."""
+    if x not in _INTEGER_OF or y != x or z != x:
+        return None
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return emit_fma(context, builder, *args)
+
+    return x(x, x, x), codegen
+
+
+@intrinsic
+def product(typingctx: Any, x: Any, y: Any) -> Any:
+    """``x * y``, which no addition that follows is contracted with. libNVVM contracts other products."""
+    if x not in _INTEGER_OF or y != x:
+        return None
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        if not _is_gpu(builder):
+            return builder.fmul(*args)
+        return _call(builder, "llvm.nvvm.mul.rn.f" if x == types.float32 else "llvm.nvvm.mul.rn.d", *args)
+
+    return x(x, x), codegen
+
+
+@intrinsic
+def horner(typingctx: Any, coefficients: Any, x: Any) -> Any:
+    """The polynomial of `coefficients`, a tuple with the highest power first, at `x`: one fma for each power."""
+    if not isinstance(coefficients, types.UniTuple) or x not in _INTEGER_OF:
+        return None
+
+    # An intrinsic, because LLVM unrolls a loop over a tuple too late to vectorise it.
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        first, *rest = cgutils.unpack_tuple(builder, args[0])
+        value = first
+        for coefficient in rest:
+            value = emit_fma(context, builder, value, args[1], coefficient)
+        return value
+
+    return x(coefficients, x), codegen
+
+
+# --- Words and roots ----------------------------------------------------------------------------------------------
 
 
 @intrinsic
@@ -153,14 +225,13 @@ def sqrt(typingctx: Any, x: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         (square,) = args
         if x == types.float64 or not _is_gpu(builder):
-            name = "llvm.sqrt.f32" if x == types.float32 else "llvm.sqrt.f64"
-            function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(square.type, [square.type]), name)
-            return builder.call(function, args)
+            return _call(builder, "llvm.sqrt.f32" if x == types.float32 else "llvm.sqrt.f64", square)
         real = square.type
         y = builder.asm(ir.FunctionType(real, [real]), "rsqrt.approx.ftz.f32 $0, $1;", "=f,f", args, False)
         g = builder.fmul(square, y)
         h = builder.fmul(y, real(0.5))
-        return _emit_fma(builder, h, _emit_fma(builder, builder.fsub(real(-0.0), g), g, square), g)
+        rest = emit_fma(context, builder, builder.fsub(real(-0.0), g), g, square)
+        return emit_fma(context, builder, h, rest, g)
 
     return x(x), codegen
 

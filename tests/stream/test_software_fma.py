@@ -1,0 +1,172 @@
+"""Fused multiply-adds for processors without the instruction: same bits as those of the C library."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from cuda_cpp import compile_cpp, requires_gxx
+from numba import njit
+from numba.extending import intrinsic
+
+from multisample.backends.kernels.cpu import intrinsics
+from multisample.backends.kernels.stream import arithmetic
+
+Array = np.ndarray[Any, Any]
+Function = Callable[[Array, Array, Array], Array]
+
+TYPES = ("float32", "float64")
+
+# `software` counts the doubles that it leaves to the C library.
+CODE = r"""
+#include <math.h>
+
+static unsigned calls = 0;
+static double counted_fma(double x, double y, double z) { return ++calls, fma(x, y, z); }
+#define __builtin_fma counted_fma
+#include "stream/arithmetic.h"
+
+extern "C" {
+void software_float32(unsigned n, const float* x, const float* y, const float* z, float* to) {
+  for (unsigned k = 0; k < n; ++k) to[k] = multisample::fma_rn(x[k], y[k], z[k]);
+}
+void software_float64(unsigned n, const double* x, const double* y, const double* z, double* to) {
+  for (unsigned k = 0; k < n; ++k) to[k] = multisample::fma_rn(x[k], y[k], z[k]);
+}
+unsigned calls_of_library() { return calls; }
+void library_float32(unsigned n, const float* x, const float* y, const float* z, float* to) {
+  for (unsigned k = 0; k < n; ++k) to[k] = fmaf(x[k], y[k], z[k]);
+}
+void library_float64(unsigned n, const double* x, const double* y, const double* z, double* to) {
+  for (unsigned k = 0; k < n; ++k) to[k] = fma(x[k], y[k], z[k]);
+}
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    folder = tmp_path_factory.mktemp("fma")
+    (folder / "fma.cpp").write_text(CODE)
+    compile_cpp(
+        "-O3", "-march=x86-64", "-fno-math-errno", "-fno-trapping-math", "-DMULTISAMPLE_SOFTWARE_FMA", "-shared",
+        "-fPIC", folder / "fma.cpp", "-o", folder / "fma.so",
+    )  # fmt: skip
+    return ctypes.CDLL(str(folder / "fma.so"))
+
+
+def function(compiled: ctypes.CDLL, name: str, dtype: str) -> Function:
+    def call(*operands: Array) -> Array:
+        result = np.empty_like(operands[0])
+        arrays = [array.ctypes.data_as(ctypes.c_void_p) for array in (*operands, result)]
+        getattr(compiled, f"{name}_{dtype}")(len(result), *arrays)
+        return result
+
+    return call
+
+
+def usual(dtype: str, count: int = 100_000) -> tuple[Array, ...]:
+    """Operands like those of the transforms."""
+    random = np.random.default_rng(1)
+    x, y, z = (np.asarray(random.normal(size=count), dtype) for _ in range(3))
+    x[::7] = y[::11] = 0
+    return x, y, z
+
+
+def unusual(dtype: str, count: int = 20_000) -> tuple[Array, ...]:
+    """Operands at which an emulation may fail."""
+    random, info = np.random.default_rng(2), np.finfo(dtype)
+    digits, sign = info.nmant + 1, random.choice([-1.0, 1.0], count)
+
+    def scaled(low: int, high: int) -> Array:
+        with np.errstate(over="ignore"):
+            return np.ldexp(np.asarray(random.normal(size=count), dtype), random.integers(low, high, count))
+
+    x, y = scaled(-3, 3), scaled(-3, 3)
+    # The product has one digit more than `digits`, and the last is 1: it is in the middle of two numbers.
+    odd = 2 * random.integers(2 ** (digits // 2 - 1), 2 ** (digits // 2), (2, count)) + 1
+    middle = odd.astype(dtype)
+    tiny = np.ldexp(np.asarray(sign, dtype), random.integers(info.minexp, -digits, count))
+    special = [0.0, 1.0, info.smallest_subnormal, info.smallest_normal, info.max, 2.0**-digits, np.inf]
+    special = [np.array([*special, *(-value for value in special), np.nan], dtype)] * 3
+    small, large = (info.minexp // 2 - 9, info.minexp // 2 + 9), (info.maxexp // 2 - 3, info.maxexp // 2)
+    anything = info.minexp, info.maxexp
+    cases = [
+        (scaled(-20, 20), scaled(-20, 20), scaled(-40, 40)),
+        (scaled(*anything), scaled(*anything), scaled(*anything)),
+        (scaled(*small), scaled(*small), scaled(info.minexp - digits, info.minexp + 9)),
+        (scaled(*large), scaled(*large), scaled(info.maxexp - 4, info.maxexp)),
+        (x, y, -x * y),
+        (x, y, np.nextafter(-x * y, tiny)),
+        (middle[0], middle[1], tiny),
+        (middle[0], middle[1], np.ldexp(tiny, -info.minexp // 2)),
+        (middle[0], middle[1], np.zeros(count, dtype)),
+        tuple(np.array(list(itertools.product(*special))).T),
+    ]
+    return tuple(np.ascontiguousarray(np.concatenate(parts), dtype) for parts in zip(*cases, strict=True))
+
+
+def assert_same_bits(got: Array, expected: Array) -> None:
+    numbers = ~np.isnan(expected)
+    assert np.array_equal(np.isnan(got), ~numbers)
+    word = f"u{expected.itemsize}"
+    assert np.array_equal(got[numbers].view(word), expected[numbers].view(word))
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@requires_gxx
+def test_cpp(compiled: ctypes.CDLL, dtype: str) -> None:
+    software, library = function(compiled, "software", dtype), function(compiled, "library", dtype)
+    calls = compiled.calls_of_library()
+    assert_same_bits(software(*usual(dtype)), library(*usual(dtype)))
+    assert compiled.calls_of_library() == calls
+    assert_same_bits(software(*unusual(dtype)), library(*unusual(dtype)))
+
+
+@pytest.fixture
+def no_instruction(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arithmetic, "_has_fma", lambda context, builder: False)
+
+
+def fused(x: Array, y: Array, z: Array, result: Array) -> None:
+    for k in range(len(result)):
+        result[k] = arithmetic.fma(x[k], y[k], z[k])
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@requires_gxx
+def test_numba(compiled: ctypes.CDLL, no_instruction: None, dtype: str) -> None:
+    operands = unusual(dtype)
+    result = np.empty_like(operands[0])
+    njit(fused)(*operands, result)
+    assert_same_bits(result, function(compiled, "library", dtype)(*operands))
+
+
+@intrinsic
+def zero(typingctx: Any, x: Any, y: Any, z: Any) -> Any:
+    return x(x, x, x), lambda context, builder, signature, args: args[0].type(0.0)
+
+
+def test_numba_leaves_no_usual_numbers_to_the_c_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arithmetic, "_library_fma", zero)
+    x, y, z = (array[:1000] for array in usual("float64"))
+    fused = np.vectorize(njit(arithmetic._fma_in_parts))
+    assert np.all(fused(x, y, z) != 0)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@requires_gxx
+def test_numba_vectors(compiled: ctypes.CDLL, no_instruction: None, dtype: str) -> None:
+    x, _, z = (array[:8] for array in usual(dtype))
+
+    @njit
+    def scaled(to: Array, x: Array, y: Any, z: Array) -> None:
+        intrinsics.scale_vector(to, 0, x, y, z, 0, 8, 8)
+
+    result = np.empty_like(x)
+    scaled(result, x, x[0], z)
+    assert_same_bits(result, function(compiled, "library", dtype)(x, np.full_like(x, x[0]), z))
