@@ -77,6 +77,7 @@ FLAGS = {
     "contracted": ("-O3", "-march=native", "-ffp-contract=fast"),
     "contracted vectors": ("-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"),
     "no contraction": ("-O2", "-ffp-contract=off"),
+    "fused in software": ("-O3", "-DMULTISAMPLE_SOFTWARE_FMA"),
 }
 
 
