@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -71,7 +72,8 @@ LIBRARIES: dict[LibraryKind, Library] = {
             "-fvisibility=hidden",
             "-DMULTISAMPLE_SOFTWARE_FMA",
         ),
-        native_flags=("-march=native",),
+        # On Intel's processors compilers prefer vectors of 256 bits: a few wide ones may lower the clock of other code.
+        native_flags=("-march=native", *(("-mprefer-vector-width=512",) if platform.machine() == "x86_64" else ())),
     ),
     "cuda": Library(
         "torch_cuda",

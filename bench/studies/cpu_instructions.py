@@ -2,9 +2,10 @@
 
 python -m bench.studies.cpu_instructions results.json
 
-Nanoseconds for a normal at (100, 1000), on one thread: the median of TURNS processes, in turns. "library": the C
-library computes each fused multiply-add that is not an instruction. On a processor with the instruction, the C library
-of Linux uses it; glibc's tunables hide it here, as on a processor without it. NumPy's `standard_normal` is beside them.
+Nanoseconds for a normal at (100, 1000), on one thread: the median of TURNS processes, in turns. "256 bits": vectors as
+compilers prefer them on this processor. "library": the C library computes each fused multiply-add that is not an
+instruction. On a processor with the instruction, the C library of Linux uses it; glibc's tunables hide it here, as on a
+processor without it. NumPy's `standard_normal` is beside them.
 
 Linux on x86-64 only.
 """
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.suites.machine import describe
-from multisample.backends.native import build, csrc_files, prebuilt
+from multisample.backends.native import build, csrc_files
 
 TURNS = 5
 HIDDEN = "glibc.cpu.hwcaps=-FMA,-FMA4,-AVX2"
@@ -70,11 +71,16 @@ int main() {
 PYTHON = """
 import sys, time
 import numpy as np
-from multisample.backends.kernels.cpu.kernel import window_kernel
+from numba import njit
+from multisample.backends.kernels.cpu import intrinsics
 from multisample.backends.kernels.stream import arithmetic
 
 if sys.argv[1] == "library":
     arithmetic._has_fma = lambda context, builder: True
+if sys.argv[1] == "256 bits":
+    intrinsics.use_widest_vectors = njit(lambda: None)
+from multisample.backends.kernels.cpu.kernel import window_kernel
+
 d, n = 100, 1000
 for dtype in ("float32", "float64"):
     matrix, kernel = np.empty((d, n), dtype), window_kernel(dtype)
@@ -97,16 +103,23 @@ def programs(folder: Path) -> dict[tuple[str, str, str], tuple[list[str], dict[s
     source = folder / "kernel.cpp"
     source.write_text(CPP)
     found = {}
-    for target in prebuilt.cpu_targets():
-        for kind in ("ours", "library") if target == "x86-64" else ("ours",):
-            flags = [flag for flag in library.flags if kind == "ours" or flag != "-DMULTISAMPLE_SOFTWARE_FMA"]
-            program = folder / f"{target}-{kind}"
-            include = f"-I{csrc_files.folder()}"
-            subprocess.run(["g++", *flags, f"-march={target}", include, source, "-o", program], check=True)
-            found["torch_ext", target, kind] = [str(program)], {"GLIBC_TUNABLES": HIDDEN} if target == "x86-64" else {}
+    software, narrow = "-DMULTISAMPLE_SOFTWARE_FMA", "-mprefer-vector-width=256"
+    for processor, kind in (
+        ("native", "ours"), ("native", "256 bits"), ("x86-64-v3", "ours"), ("x86-64", "ours"), ("x86-64", "library"),
+    ):  # fmt: skip
+        flags = [flag for flag in library.flags if flag != software or kind != "library"]
+        flags += library.native_flags if processor == "native" else [f"-march={processor}"]
+        flags += [narrow] * (kind == "256 bits")
+        program = folder / f"{processor}-{kind}"
+        subprocess.run(["g++", *flags, f"-I{csrc_files.folder()}", source, "-o", program], check=True)
+        found["torch_ext", processor, kind] = (
+            [str(program)],
+            {"GLIBC_TUNABLES": HIDDEN} if processor == "x86-64" else {},
+        )
     plain = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": "", "GLIBC_TUNABLES": HIDDEN}
     for name, kind, environment in (
-        ("cpu", "ours", {}), ("cpu", "ours", plain), ("cpu", "library", plain), ("NumPy", "numpy", {}),
+        ("cpu", "ours", {}), ("cpu", "256 bits", {}), ("cpu", "ours", plain), ("cpu", "library", plain),
+        ("NumPy", "numpy", {}),
     ):  # fmt: skip
         caches = {"MULTISAMPLE_CACHE_DIR": str(folder / f"cache-{kind}-{len(environment)}")}
         processor = "x86-64" if environment else "native"

@@ -14,7 +14,7 @@ from multisample.backends.kernels.stream.arithmetic import emit_fma
 
 __all__ = [
     "contiguous", "copy_vector", "fetch_add", "load_acquire", "prefetch", "run_down", "scale_vector", "stack_array",
-    "store_apart",
+    "store_apart", "use_widest_vectors",
 ]  # fmt: skip
 
 
@@ -133,6 +133,21 @@ def _emit_prefetch(context: Any, builder: Any, array: Any, value: Any, index: An
     for line in range(0, length * context.get_abi_sizeof(context.get_data_type(array.dtype)), 64):
         # Write access, highest locality, data cache.
         builder.call(function, (cgutils.pointer_add(builder, address, line), word(1), word(3), word(1)))
+
+
+@intrinsic
+def use_widest_vectors(typingctx: Any) -> Any:
+    """Let LLVM use 512-bit vectors in the compiled function that calls this, if the processor has them.
+
+    On Intel's processors LLVM prefers 256 bits, because a few wide vectors may lower the clock of much other code.
+    """
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        # `add` of this set refuses attributes that are pairs of strings.
+        set.add(builder.function.attributes, '"prefer-vector-width"="512"')
+        return context.get_dummy_value()
+
+    return types.none(), codegen
 
 
 @intrinsic(prefer_literal=True)

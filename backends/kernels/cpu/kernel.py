@@ -32,6 +32,7 @@ from .intrinsics import (
     scale_vector,
     stack_array,
     store_apart,
+    use_widest_vectors,
 )
 
 __all__ = ["batch_kernel", "compile_all", "new_progress", "value_kernel", "window_kernel", "windows_kernel"]
@@ -67,6 +68,7 @@ _LOADS = 20_000
 @njit(forceinline=True)
 def _draw_long_rows(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_column, antithetic):
     """Each row in place: the end of a block, whole blocks, the beginning of a block."""
+    use_widest_vectors()
     rows, columns = out.shape
     block_columns = 8 if antithetic else 4
     head = min(-first_column % block_columns, columns)
@@ -160,6 +162,7 @@ def _draw_few_rows(
     Column `left` of the window is column `first` of the first block. A place of the tile is row `row_of` of block
     `block_of`, relative to row `i` and block `g` of the stream.
     """
+    use_widest_vectors()
     rows = out.shape[0] - top
     block_columns = 8 if antithetic else 4
     right = min(out.shape[1], left - first + block_columns * part)
@@ -188,6 +191,7 @@ def _draw_few_rows(
 @njit(forceinline=True)
 def _draw_down(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_column, antithetic):
     """Independent noise where rows are adjacent: a vector has rows of one block, or the last rows of several blocks."""
+    use_widest_vectors()
     rows, columns = out.shape
     block_columns = 8 if antithetic else 4
     step = block_columns // 4
@@ -278,6 +282,7 @@ def _draw_down(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_c
 @njit(forceinline=True)
 def _scale_and_narrow_down(narrow, z, mu, sigma, out):
     """Store columns of common noise `z` where rows are adjacent."""
+    use_widest_vectors()
     rows, columns = out.shape
     m, s = stack_array(_BATCH, mu.dtype), stack_array(_BATCH, mu.dtype)
     for top in range(0, rows, _BATCH):
@@ -294,6 +299,7 @@ def _scale_and_narrow_down(narrow, z, mu, sigma, out):
 @njit(forceinline=True)
 def _scale_down(narrow, z, mu, sigma, out):
     """`_scale_and_narrow_down` for types that need no narrowing."""
+    use_widest_vectors()
     rows, columns = out.shape
     m, s = stack_array(_LONG_BATCH, mu.dtype), stack_array(_LONG_BATCH, mu.dtype)
     step = out.strides[1] // out.itemsize
@@ -359,6 +365,7 @@ def _draw_tiles(
     block, narrow, scale_down, mu, sigma, out, o0, o1, k0, k1, first_row, first_column, common_noise, antithetic
 ):
     """Draw noise in tiles, then scale it into place. Short rows share a tile, and common noise serves every row."""
+    use_widest_vectors()
     rows, columns = out.shape
     block_columns = 8 if antithetic else 4
     skip = first_column % block_columns

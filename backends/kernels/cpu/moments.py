@@ -20,7 +20,7 @@ from multisample.backends.kernels.stream.normals import block_f32, block_f64
 from multisample.backends.kernels.stream.rounding import NARROWING
 from multisample.backends.kernels.stream.words import stream_key, word
 
-from .intrinsics import stack_array
+from .intrinsics import stack_array, use_widest_vectors
 
 __all__ = ["PIECE", "ROUND", "compile_all", "finishing_kernel", "listing_kernel", "summing_kernel"]
 
@@ -82,6 +82,7 @@ def _sum_function(real: str) -> Callable[..., Any]:
         return s, q
 
     def sum_rows(groups, first, second, sums, seed, offset, first_row):
+        use_widest_vectors()
         k0, k1 = stream_key(seed)
         o0, o1 = word(offset), offset >> np.uint64(32)
         z, a, b = stack_array(_TILE_NORMALS, number), stack_array(_SUMS, number), stack_array(_SUMS, number)
