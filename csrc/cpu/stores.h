@@ -53,9 +53,13 @@ MULTISAMPLE_FUNCTION void put_run(char* at, u64 count, Value value) {
     for (u64 k = 0; k < count; ++k) to[k].x = narrow<Out>(value(k));
     return;
   }
-  for (u64 next = 0; next < count; next += kSpan) {
-    const u64 start = next + kSpan <= count ? next : count - kSpan;
+  const auto put_span = [&](u64 start) {
     for (u64 k = start; k < start + kSpan; ++k) to[k].x = narrow<Out>(value(k));
+  };
+  // All spans but the first and the last are cache lines, because a store across two lines takes longer.
+  put_span(0);
+  for (u64 next = (64 - reinterpret_cast<u64>(at) % 64) / sizeof(Out); next < count; next += kSpan) {
+    put_span(min(next, count - kSpan));
   }
 }
 
