@@ -11,6 +11,7 @@ import dataclasses
 import math
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -207,7 +208,13 @@ def _workers(args: argparse.Namespace) -> Iterator[tuple[Executor | None, Callab
 def _processes(count: int) -> Iterator[Executor]:
     """An executor of `count` processes, which an error or a signal ends at once."""
     import multiprocessing
-    from concurrent.futures import ProcessPoolExecutor
+    from concurrent.futures import InvalidStateError, ProcessPoolExecutor
+
+    report = threading.excepthook
+
+    def report_others(failure: threading.ExceptHookArgs) -> None:
+        if not issubclass(failure.exc_type, InvalidStateError):
+            report(failure)
 
     # This process may have threads, which a fork would not survive. Ctrl-C reaches all processes of a terminal.
     executor = ProcessPoolExecutor(
@@ -216,12 +223,14 @@ def _processes(count: int) -> Iterator[Executor]:
     try:
         yield executor
     except BaseException:
-        executor.shutdown(wait=False, cancel_futures=True)
+        # Before Python 3.13, the executor's thread fails if a worker dies while tasks are cancelled (gh-107219).
+        threading.excepthook = report_others
         for process in multiprocessing.active_children():
             process.terminate()
         raise
     finally:
-        executor.shutdown()
+        executor.shutdown(cancel_futures=True)
+        threading.excepthook = report
 
 
 def _save(learner: Learner, folder: Path, played: Played | None = None) -> None:

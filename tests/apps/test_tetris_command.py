@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures.process
 import io
 import itertools
 import json
@@ -10,6 +11,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +23,7 @@ from scored_functions import dies
 from tables import slow_but
 
 from multisample.__main__ import main
+from multisample.commands import tetris
 from multisample.examples.tetris import Learner, learning, moves, pictures
 
 QUICK = ("--n", 20, "--games", 2, "--height", 6, "--seed", 7, "--fresh-games", 3, "--fresh-lines", 60)
@@ -265,6 +268,26 @@ def test_wrong_workers_are_refused(run: Any, folder: Path, argv: tuple[Any, ...]
     done = run(*QUICK, *argv)
     assert done.code == 2
     assert words in done.err
+
+
+def test_workers_that_die_while_tasks_are_cancelled_print_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    manager: Any = concurrent.futures.process._ExecutorManagerThread
+    wait, is_dead, reported = manager.wait_result_broken_or_wakeup, threading.Event(), list[Any]()
+
+    def wait_for_results_or_deaths(self: Any) -> Any:
+        result = wait(self)
+        return (None, True, None) if is_dead.is_set() else result
+
+    monkeypatch.setattr(manager, "wait_result_broken_or_wakeup", wait_for_results_or_deaths)
+    monkeypatch.setattr(threading, "excepthook", reported.append)
+    with pytest.raises(KeyboardInterrupt), tetris._processes(1) as executor:
+        futures = [executor.submit(time.sleep, 0.01) for _ in range(20)]
+        futures[0].result()
+        for future in futures:
+            future.cancel()
+        is_dead.set()
+        raise KeyboardInterrupt
+    assert reported == []
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has other signals")
