@@ -62,8 +62,9 @@ LIBRARIES: dict[LibraryKind, Library] = {
         "torch/cpu.cpp",
         "the CPU",
         10,
-        # Contraction would round once where the stream rounds twice. The other two flags change no result: nothing here
-        # reads errno or the floating-point exceptions.
+        # Contraction would round once where the stream rounds twice. -fno-math-errno and -fno-trapping-math change no
+        # result: nothing here reads errno or the floating-point exceptions. Software computes fused multiply-adds only
+        # for processors without the instruction.
         (
             *_COMMON_FLAGS,
             "-ffp-contract=off",

@@ -121,12 +121,12 @@ MULTISAMPLE_HOST_FUNCTION float fma_rn(float a, float b, float c) {
   return static_cast<float>(from_float_bits((float_bits(s) - (inexact & is_too_large)) | inexact));
 }
 
-// p + q is the product, and s + t the sum of p and c, without error (Dekker, "A floating-point technique for extending
-// the available precision", Numerische Mathematik 18, 1971, doi:10.1007/BF01397083). Only the rounding of q + t, by at
-// most 2^-53 |q + t|, can make the result wrong, and only if the exact sum is so close to the middle of two doubles
-// that 1 + 2^-50 times its distance from the result would round differently. (Where p and c cancel, t is 0 and q + t
-// exact.) The C library decides these sums, the signs of zeros, and products whose q may be too small for a double. It
-// also gets overflows: they make q or the distance NaN.
+// The product is p + q, and the sum of p and c is s + t, both without error (Dekker, "A floating-point technique for
+// extending the available precision", Numerische Mathematik 18, 1971, doi:10.1007/BF01397083). So only the rounding of
+// q + t can make the result wrong. Its error is at most 2^-53 |q + t|, which matters only if a b + c is almost halfway
+// between two doubles: if a distance from the result that is 2^-50 larger leads to another double. (Where p and c
+// cancel, t is 0, and q + t has no error.) The C library computes these sums. It also computes zeros, which have signs,
+// products so small that q may be inexact, and overflows, which make q or the distance NaN.
 MULTISAMPLE_HOST_FUNCTION double fma_rn(double a, double b, double c) {
   const double p = a * b, s = p + c, c0 = s - p, t = (p - (s - c0)) + (c - c0);
   const double a0 = a * 0x1.0000002p+27, b0 = b * 0x1.0000002p+27;

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from numba import njit
 
 from multisample.backends.kernels.cpu import kernel, moments
 
@@ -25,21 +26,15 @@ PROCESSOR = {
 
 def vectors(kind: str) -> tuple[int, int]:
     """How many operands in the machine code of a float64 kernel are vectors of 512, and how many of 256 bits."""
-    kernels: list[Any] = []
 
-    def compiled(signature: Any, function: Callable[..., Any], *_: Any) -> None:
-        from numba import njit
+    def compiled(signature: Any, function: Callable[..., Any], name: str) -> Any:
+        dispatcher = njit(function)
+        dispatcher.compile(signature)
+        return dispatcher
 
-        kernels.append(njit(function))
-        kernels[0].compile(signature)
-
-    if kind == "draw":
-        kernel._compiled = compiled  # type: ignore[assignment]
-        kernel.window_kernel("float64")
-    else:
-        moments._compiled = compiled  # type: ignore[assignment]
-        moments.summing_kernel("float64")
-    (code,) = kernels[0].inspect_asm().values()
+    kernel._compiled = moments._compiled = compiled  # type: ignore[assignment]
+    dispatcher: Any = kernel.window_kernel("float64") if kind == "draw" else moments.summing_kernel("float64")
+    (code,) = dispatcher.inspect_asm().values()
     return code.count("%zmm"), code.count("%ymm")
 
 

@@ -140,6 +140,7 @@ def use_widest_vectors(typingctx: Any) -> Any:
     """Let LLVM use 512-bit vectors in the compiled function that calls this, if the processor has them.
 
     On Intel's processors LLVM prefers 256 bits, because a few wide vectors may lower the clock of much other code.
+    Every function with loops over vectors calls this: Numba vectorises a function before it inlines it into another.
     """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
