@@ -6,11 +6,9 @@ large call; the calling thread draws a small call alone.
 
 from __future__ import annotations
 
-import functools
 import importlib.metadata
 import math
 import platform
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +19,7 @@ from .draw import Draw, ElementType, matrix_of_batch
 from .element_types import MATRIX_TYPES
 from .memory.host import arrays_at, batch_at, words_at
 from .moments import Moments
-from .system.threads import helped, run_all, thread_count
+from .system.threads import thread_count
 
 __all__ = ["BACKEND"]
 
@@ -35,14 +33,12 @@ _COMMON_COST = 1 / 8
 _WINDOW = 1 << 18
 # Windows for each thread, and normals of one at the least: few enough normals to balance threads that begin late. A
 # window with common noise, or one where columns are contiguous, has more, because it does some work for each column.
-_WINDOWS, _LEAST_WINDOW = 32, 1 << 12
+_WINDOWS, _LEAST_WINDOW = 16, 1 << 13
 _LARGER_WINDOWS, _LEAST_LARGER_WINDOW = 4, 1 << 14
 # Each window computes its common noise once. A window of at least this width is still tall enough to hide that cost.
 _COMMON_COLUMNS = 1 << 12
 # Weighted moments: with at least so many rows, threads share rows alone.
 _FEW_ROWS = 1024
-# Rows whose float64 sums are in memory at once.
-_MOST_ROWS = 4096
 # Where columns are contiguous, each window also reads mu and sigma once. With these limits of rows and normals, a
 # window is wide enough to hide that cost. A common normal costs little, so a window may have many.
 _COMMON_ROWS, _COMMON_WINDOW = 1 << 13, 1 << 20
@@ -89,18 +85,19 @@ class CpuBackend:
     def _launch_batch(self, draw: Draw) -> None:
         """Draw a batch of matrices that are too small for several threads, each on one."""
         from .kernels.cpu.kernel import batch_kernel
+        from .kernels.cpu.threads import helpers
 
         kernel = batch_kernel(ElementType(draw.type).name, bool(draw.antithetic))
         *arrays, common_noise = *batch_at(draw), bool(draw.common_noise)
         most = math.ceil(draw.batch * draw.rows * draw.columns / _SHARE)
         threads = min(most, thread_count(), draw.threads or most)
-        size = math.ceil(draw.batch / (4 * threads if threads > 1 else 1))
-        parts = [(first, min(first + size, draw.batch)) for first in range(0, draw.batch, size)]
-        run_all(lambda part: kernel(*arrays, common_noise, *part), parts, threads)
+        with helpers(threads - 1) as slots:
+            kernel(*arrays, common_noise, threads, slots)
 
     def launcher(self, draw: Draw) -> Launcher:
         # Numba takes half a second to import.
-        from .kernels.cpu.kernel import new_progress, value_kernel, window_kernel, windows_kernel
+        from .kernels.cpu.kernel import value_kernel, window_kernel, windows_kernel
+        from .kernels.cpu.threads import helpers
 
         dtype = ElementType(draw.type).name
         common_noise, block = bool(draw.common_noise), 8 if draw.antithetic else 4
@@ -121,31 +118,24 @@ class CpuBackend:
                 kernel(*arguments)
                 return
             down = matrix.strides[0] == matrix.itemsize and d > 1
-            draw_windows = functools.partial(
-                kernel, *arguments, *_window_shape(d, n, threads, common_noise, block, down), threads, new_progress()
-            )
-            with helped(draw_windows, threads - 1):
-                while not draw_windows():
-                    time.sleep(0)  # Another thread still draws a window.
+            with helpers(threads - 1) as slots:
+                kernel(*arguments, *_window_shape(d, n, threads, common_noise, block, down), threads, slots)
 
         is_valid = value_kernel("float64" if dtype == "float64" else "float32")
         return Launcher(run, is_valid, threads if most > 1 else None, takes_arrays=True)
 
     def moments_launcher(self, moments: Moments) -> MomentsLauncher:
+        from .kernels.cpu import moments as kernels
         from .kernels.cpu.kernel import value_kernel
-        from .kernels.cpu.moments import PIECE, ROUND, finishing_kernel, listing_kernel, summing_kernel
+        from .kernels.cpu.threads import helpers
 
         draw = moments.draw
         dtype = ElementType(draw.type).name
         real, width = MATRIX_TYPES[dtype].computing, 8 if draw.antithetic else 4
-        list_groups, sum_rows, finish = (
-            listing_kernel(real, draw.antithetic),
-            summing_kernel(real),
-            finishing_kernel(dtype),
-        )
-        rows, number, values_are_valid = 1 if draw.common_noise else draw.rows, np.dtype(real), value_kernel(real)
+        list_groups, values_are_valid = kernels.listing_kernel(real, draw.antithetic), value_kernel(real)
+        rows, number = 1 if draw.common_noise else draw.rows, np.dtype(real)
         most_groups = math.ceil(draw.columns / width) + 1
-        most_groups += -most_groups % ROUND
+        most_groups += -most_groups % kernels.ROUND
         none = np.empty(0, MATRIX_TYPES[dtype].stored)
 
         def run(
@@ -155,38 +145,25 @@ class CpuBackend:
             groups, of_first = np.zeros(most_groups, np.uint32), np.zeros(4 * most_groups, number)
             of_second = np.zeros(4 * most_groups, number) if draw.antithetic else of_first
             count, weight = list_groups(weights, first_column, groups, of_first, of_second)
-            count += -count % ROUND
-            first_i = 0 if draw.common_noise else first_row
-
-            def add_up(columns: slice, band: slice, sums: HostArray) -> None:
-                of_columns = slice(4 * columns.start, 4 * columns.stop)
-                sum_rows(
-                    groups[columns], of_first[of_columns], of_second[of_columns], sums, seed, offset,
-                    first_i + band.start,
-                )  # fmt: skip
-
-            def finish_band(band: slice) -> None:
-                sums = np.zeros((band.stop - band.start, 2))
-                add_up(slice(0, count), band, sums)
-                finish(mu[band], sigma[band], sums, weight, first[band], none if second is None else second[band])
-
+            count += -count % kernels.ROUND
+            listed = groups[:count], of_first[: 4 * count], of_second[: 4 * count]
+            second = none if second is None else second
             threads = max(1, min(math.ceil(4 * rows * count / _SHARE), thread_count(), draw.threads or _SHARE))
-            height = min(_MOST_ROWS, math.ceil(rows / (4 * threads)) if threads > 1 else rows)
-            bands = [slice(top, min(top + height, rows)) for top in range(0, rows, height)]
-            if not draw.common_noise and (threads == 1 or rows >= _FEW_ROWS or count <= PIECE):
-                run_all(finish_band, bands, threads)
-                return
-            # One thread would add up the sums of the pieces in the same order.
-            pieces = [slice(start, min(start + PIECE, count)) for start in range(0, count, PIECE)]
-            totals = np.zeros((max(len(pieces), 1), rows, 2))
-            parts = [
-                (piece, band, of_piece[band]) for piece, of_piece in zip(pieces, totals, strict=False) for band in bands
-            ]
-            run_all(lambda part: add_up(*part), parts, threads)
+            height = min(kernels.MOST_ROWS, math.ceil(rows / (4 * threads)) if threads > 1 else rows)
+            with helpers(threads - 1) as slots:
+                if not draw.common_noise and (threads == 1 or rows >= _FEW_ROWS or count <= kernels.PIECE):
+                    kernels.moments_kernel(dtype)(
+                        *listed, seed, offset, first_row, mu, sigma, weight, first, second, height, threads, slots
+                    )
+                    return
+                # `moments_kernel` would add up the sums of the pieces in the same order.
+                totals = np.zeros((max(math.ceil(count / kernels.PIECE), 1), rows, 2))
+                first_row = 0 if draw.common_noise else first_row
+                kernels.summing_kernel(real)(*listed, totals, seed, offset, first_row, height, threads, slots)
             sums = totals[0]
             for more in totals[1:]:
                 sums += more
-            finish(mu, sigma, sums, weight, first, none if second is None else second)
+            kernels.finishing_kernel(dtype)(mu, sigma, sums, weight, first, second)
 
         def is_valid(weights: HostArray, mu: HostArray, sigma: HostArray) -> Any:
             return values_are_valid(mu, sigma) and values_are_valid(weights, sigma[:0])

@@ -23,7 +23,7 @@ import pytest
 import multisample
 from multisample import _backends
 from multisample.backends import registry
-from multisample.backends.system import threads
+from multisample.backends.kernels.cpu import threads
 
 # No deadline, since compiling takes seconds. Examples are fixed, like every seed of the tests.
 hypothesis.settings.register_profile("multisample", deadline=None, derandomize=True, database=None)
@@ -101,13 +101,13 @@ def registered(monkeypatch: pytest.MonkeyPatch, new_choices: None) -> Callable[[
 def thread_counts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of threads for each piece of work that threads share, in order: a list that grows."""
     counts: list[int] = []
-    original = threads._Helpers.working
+    original = threads._Helpers.wanted
 
-    def working(self: Any, job: Any, count: int) -> Any:
+    def wanted(self: Any, count: int) -> Any:
         counts.append(1 + count)
-        return original(self, job, count)
+        return original(self, count)
 
-    monkeypatch.setattr(threads._Helpers, "working", working)
+    monkeypatch.setattr(threads._Helpers, "wanted", wanted)
     return counts
 
 

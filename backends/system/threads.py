@@ -1,7 +1,4 @@
-"""Threads of the process: created on first use, and created again in a forked child.
-
-A pool's threads do not survive a fork. A child that inherited them would wait for them forever.
-"""
+"""How many threads a call on the CPU may use, and threads for calls of Python functions."""
 
 from __future__ import annotations
 
@@ -9,12 +6,11 @@ import collections
 import contextlib
 import contextvars
 import os
-import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-__all__ = ["helped", "limit_threads", "run_all", "thread_count", "thread_limit"]
+__all__ = ["limit_threads", "run_all", "thread_count", "thread_limit"]
 
 _Task = TypeVar("_Task")
 
@@ -55,80 +51,12 @@ def _configured_threads() -> int:
     return os.cpu_count() or 1
 
 
-_MOST_HELPERS = 255
-
-
-class _Helpers:
-    """Threads that take jobs from one queue.
-
-    A queue in C wakes a thread several microseconds sooner than the executor of `concurrent.futures`.
-    """
-
-    def __init__(self) -> None:
-        self._jobs: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
-        self._lock = threading.Lock()
-        self._started = self._wanted = 0
-
-    @contextlib.contextmanager
-    def working(self, job: Callable[[], object], count: int) -> Iterator[None]:
-        """Put `job` into the queue `count` times, for as many threads, up to a limit for all callers."""
-        with self._lock:
-            self._wanted += count
-            try:
-                while self._started < min(self._wanted, _MOST_HELPERS):
-                    self._start()
-            except RuntimeError:
-                pass  # No more threads can start: a limit, or the interpreter shuts down.
-        try:
-            for _ in range(count if self._started else 0):
-                self._jobs.put(job)
-            yield
-        finally:
-            with self._lock:
-                self._wanted -= count
-
-    def _start(self) -> None:
-        threading.Thread(target=self._serve, name=f"multisample_{self._started}", daemon=True).start()
-        self._started += 1
-
-    def _serve(self) -> None:
-        while True:
-            with contextlib.suppress(Exception):  # The calling thread does what a job left.
-                self._jobs.get()()
-
-
-_helpers = _Helpers()
-
-
-def _forget() -> None:
-    global _helpers
-    _helpers = _Helpers()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget)
-
-
-def helped(job: Callable[[], object], helpers: int) -> contextlib.AbstractContextManager[None]:
-    """Call `job` on up to `helpers` other threads while the ``with`` block runs.
-
-    Another thread may call `job` late, after the block, or not at all, and its exceptions are ignored: the block must
-    do the work that remains.
-    """
-    return _helpers.working(job, helpers)
-
-
 def run_all(function: Callable[[_Task], None], tasks: Sequence[_Task], threads: int) -> None:
-    """Call `function` on every task, on this thread and up to ``threads - 1`` others. Returns when all are done.
+    """Call `function` on every task, on this thread and up to ``threads - 1`` new ones. Returns when all are done.
 
     If a task raises, no further task begins. The first exception is raised after all running tasks have ended.
     """
-    helpers = min(threads, len(tasks)) - 1
-    if helpers < 1:
-        for task in tasks:
-            function(task)
-        return
-    waiting = collections.deque(tasks)
+    waiting, errors = collections.deque(tasks), collections.deque[BaseException]()
 
     def work() -> None:
         try:
@@ -138,37 +66,18 @@ def run_all(function: Callable[[_Task], None], tasks: Sequence[_Task], threads: 
                 except IndexError:
                     return
                 function(task)
-        except BaseException:
-            waiting.clear()
-            raise
-
-    # A helper that has begun has taken a ticket, and puts its outcome. The calling thread works too, and takes the
-    # tickets that are left when it is done: a busy pool costs time but never blocks.
-    tickets = collections.deque(range(helpers))
-    outcomes: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
-
-    def help_out() -> None:
-        try:
-            tickets.pop()
-        except IndexError:
-            return
-        outcome = None
-        try:
-            work()
         except BaseException as error:
-            outcome = error
-        outcomes.put(outcome)
+            waiting.clear()
+            errors.append(error)
 
-    with helped(help_out, helpers):
-        try:
-            work()
-        finally:
-            begun = helpers
-            with contextlib.suppress(IndexError):
-                while True:
-                    tickets.pop()
-                    begun -= 1
-            errors = [outcomes.get() for _ in range(begun)]
-    for error in errors:
-        if error is not None:
-            raise error
+    helpers: list[threading.Thread] = []
+    with contextlib.suppress(RuntimeError):  # No more threads can start: a limit, or the interpreter shuts down.
+        for _ in range(min(threads, len(tasks)) - 1):
+            helper = threading.Thread(target=work, daemon=True)
+            helper.start()
+            helpers.append(helper)
+    work()
+    for helper in helpers:
+        helper.join()
+    if errors:
+        raise errors[0]

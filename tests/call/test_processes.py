@@ -26,6 +26,7 @@ import pytest
 import multisample
 from multisample import Generator, sample
 from multisample._randomness import generator as _generator
+from multisample.backends.kernels.cpu import threads as cpu_threads
 from multisample.backends.system import threads
 from reference import stream
 
@@ -230,23 +231,9 @@ def in_forks(*works: Callable[[], Any]) -> list[Any]:
 @pytest.mark.usefixtures("many_threads")
 def test_a_forked_child_draws_large_matrices_after_its_parent_did() -> None:
     expected = digest(draw(BIG_N, seed=3))
-    assert threads._helpers._started
+    assert cpu_threads._helpers._started
     assert in_forks(*[lambda: [digest(draw(BIG_N, seed=3)) for _ in range(3)]] * 2) == [[expected] * 3] * 2
     assert digest(draw(BIG_N, seed=3)) == expected
-
-
-def meet() -> str:
-    """Two tasks that wait for each other end only if two threads work on them."""
-    barrier = threading.Barrier(2, timeout=DEADLINE)
-    threads.run_all(lambda task: barrier.wait(), range(2), 2)
-    return "met"
-
-
-@needs_fork
-@expects_fork
-def test_a_forked_child_starts_its_own_threads() -> None:
-    assert meet() == "met"
-    assert in_forks(meet, meet) == ["met", "met"]
 
 
 @needs_fork
@@ -357,7 +344,7 @@ def test_the_pool_lock_is_not_inherited_by_a_forked_child() -> None:
     locked, release = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with threads._helpers._lock:
+        with cpu_threads._helpers._lock:
             locked.set()
             release.wait(DEADLINE)
 
@@ -504,24 +491,23 @@ def test_a_draw_in_a_new_interpreter_has_the_bits_of_the_stream() -> None:
     assert json.loads(run_python(code)) == stream.sample([0.5], [2.0], 4, seed=3)
 
 
-def test_a_call_succeeds_if_threads_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Exhausted(threads._Helpers):
-        def _start(self) -> None:
-            if self._started == 1:
-                raise RuntimeError("can't start new thread")
-            super()._start()
+def test_tasks_run_if_threads_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[threading.Thread] = []
+    start = threading.Thread.start
 
-    monkeypatch.setattr(threads, "_helpers", Exhausted())
-    done: list[int] = []
-    gate = threading.Event()
+    def start_one(thread: threading.Thread) -> None:
+        if started:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_one)
+    barrier, done = threading.Barrier(2, timeout=DEADLINE), []
 
     def task(number: int) -> None:
-        # The first task waits for the other tasks, so the call must wait for the first.
-        if number == 0:
-            gate.wait(10)
+        if number < 2:
+            barrier.wait()  # Two threads work.
         done.append(number)
-        if len(done) == 3:
-            gate.set()
 
     threads.run_all(task, range(4), 4)
     assert sorted(done) == [0, 1, 2, 3]

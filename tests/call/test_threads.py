@@ -17,8 +17,6 @@ import multisample
 from multisample import limit_threads, sample
 from multisample.backends import registry
 from multisample.backends.draw import PACKED_DRAW
-from multisample.backends.kernels.cpu.kernel import new_progress, windows_kernel
-from multisample.backends.system import threads
 
 LARGE = 1 << 20
 MU, SIGMA = np.zeros(8, np.float32), np.ones(8, np.float32)
@@ -59,38 +57,6 @@ def test_other_threads_have_their_own_limit(threads_of_cpu: Callable[[], int]) -
         thread.start()
         thread.join()
     assert counts == [6]
-
-
-def test_a_call_of_cpu_ends_when_the_windows_of_all_threads_are_done() -> None:
-    expected, out = sample(MU, SIGMA, 100, seed=1), np.full((8, 100), np.nan, np.float32)
-    progress = new_progress()
-    begun, done = 0, progress.size // 2
-    progress[begun] = 1  # Another thread draws the first of four windows, of two rows each.
-    arguments = MU, SIGMA, out, np.uint64(1), np.uint64(0), 0, 0, False, 2, 100, 2, progress
-    kernel = windows_kernel("float32")
-    assert not kernel(*arguments)
-    assert progress[done] == 3
-    assert np.isnan(out[:2]).all()
-    assert np.array_equal(out[2:], expected[2:])
-    assert not kernel(*arguments)
-    progress[done] += 1
-    assert kernel(*arguments)
-    assert np.isnan(out[:2]).all()
-
-
-def test_a_thread_survives_a_failing_job() -> None:
-    begun = threading.Semaphore(0)
-
-    def fail() -> None:
-        begun.release()
-        raise RuntimeError
-
-    for _ in range(10):
-        with threads.helped(fail, 2):
-            assert begun.acquire(timeout=60)
-            assert begun.acquire(timeout=60)
-        helpers = {thread for thread in threading.enumerate() if thread.name.startswith("multisample_")}
-        assert len(helpers) >= threads._helpers._started >= 2
 
 
 @pytest.mark.parametrize("road", ["builtins", "python"])

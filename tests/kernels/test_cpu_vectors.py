@@ -7,12 +7,11 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from numba import njit
+from numba import njit, types
 
 from multisample.backends.kernels.cpu import kernel, moments
 
@@ -27,13 +26,12 @@ PROCESSOR = {
 def vectors(kind: str) -> tuple[int, int]:
     """How many operands in the machine code of a float64 kernel are vectors of 512, and how many of 256 bits."""
 
-    def compiled(signature: Any, function: Callable[..., Any], name: str) -> Any:
-        dispatcher = njit(function)
-        dispatcher.compile(signature)
-        return dispatcher
-
-    kernel._compiled = moments._compiled = compiled  # type: ignore[assignment]
-    dispatcher: Any = kernel.window_kernel("float64") if kind == "draw" else moments.summing_kernel("float64")
+    if kind == "draw":
+        function, parameters = kernel._window_function("float64", False), kernel._window_parameters("float64")
+    else:
+        function, parameters = moments._sum_function("float64"), moments._sum_parameters("float64")
+    dispatcher: Any = njit(function)
+    dispatcher.compile(types.void(*parameters))
     (code,) = dispatcher.inspect_asm().values()
     return code.count("%zmm"), code.count("%ymm")
 

@@ -1,4 +1,4 @@
-"""CPU intrinsics that Numba lacks: contiguous views, vectors, prefetches, arrays on the stack, shared counters."""
+"""CPU intrinsics that Numba lacks: contiguous views, vectors, prefetches, the stack, atomics, calls by address."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from numba.extending import intrinsic
 from multisample.backends.kernels.stream.arithmetic import emit_fma
 
 __all__ = [
-    "contiguous", "copy_vector", "fetch_add", "load_acquire", "prefetch", "run_down", "scale_vector", "stack_array",
-    "store_apart", "use_widest_vectors",
+    "call_address", "compare_exchange", "contiguous", "copy_vector", "fetch_add", "function_address", "integers_at",
+    "load_acquire", "prefetch", "run_down", "scale_vector", "stack_array", "stack_copy", "store_apart",
+    "use_widest_vectors", "value_at",
 ]  # fmt: skip
 
 
@@ -44,6 +45,21 @@ def fetch_add(typingctx: Any, array: Any, index: Any, value: Any) -> Any:
         return builder.atomic_rmw("add", builder.gep(data, [args[1]]), args[2], "acq_rel")
 
     return array.dtype(array, types.intp, array.dtype), codegen
+
+
+@intrinsic
+def compare_exchange(typingctx: Any, array: Any, index: Any, expected: Any, value: Any) -> Any:
+    """Replace an element of `array` by `value` if it is `expected`, in one atomic step; return whether it was.
+
+    `array` has unit stride. Orders memory as `fetch_add` does.
+    """
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        data = context.make_array(array)(context, builder, args[0]).data
+        result = builder.cmpxchg(builder.gep(data, [args[1]]), args[2], args[3], "acq_rel", "acquire")
+        return builder.zext(builder.extract_value(result, 1), context.get_value_type(types.boolean))
+
+    return types.boolean(array, types.intp, array.dtype, array.dtype), codegen
 
 
 @intrinsic
@@ -192,6 +208,14 @@ def scale_vector(typingctx: Any, array: Any, index: Any, s: Any, z: Any, m: Any,
     return types.none(array, types.intp, s, z, m, types.intp, length, types.intp), codegen
 
 
+def _emit_array(context: Any, builder: Any, result: Any, data: Any, length: Any) -> Any:
+    """An array of unit stride over memory that it does not own."""
+    itemsize = context.get_constant(types.intp, context.get_abi_sizeof(data.type.pointee))
+    array = context.make_array(result)(context, builder)
+    context.populate_array(array, data=data, shape=[length], strides=[itemsize], itemsize=itemsize, meminfo=None)
+    return array._getvalue()
+
+
 @intrinsic(prefer_literal=True)
 def stack_array(typingctx: Any, length: Any, dtype: Any) -> Any:
     """An uninitialised array of a literal `length` on the stack, valid until the function returns."""
@@ -204,16 +228,73 @@ def stack_array(typingctx: Any, length: Any, dtype: Any) -> Any:
         with builder.goto_entry_block():
             memory = builder.alloca(ir.ArrayType(element, length.literal_value))
             memory.align = 64
-        itemsize = context.get_constant(types.intp, context.get_abi_sizeof(element))
-        array = context.make_array(result)(context, builder)
-        context.populate_array(
-            array,
-            data=builder.bitcast(memory, element.as_pointer()),
-            shape=[context.get_constant(types.intp, length.literal_value)],
-            strides=[itemsize],
-            itemsize=itemsize,
-            meminfo=None,
-        )
-        return array._getvalue()
+        length_value = context.get_constant(types.intp, length.literal_value)
+        return _emit_array(context, builder, result, builder.bitcast(memory, element.as_pointer()), length_value)
 
     return result(length, dtype), codegen
+
+
+@intrinsic
+def integers_at(typingctx: Any, address: Any, length: Any) -> Any:
+    """The `length` int64 numbers at `address` as an array."""
+    result = types.Array(types.int64, 1, "C")
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        data = builder.inttoptr(args[0], ir.IntType(64).as_pointer())
+        return _emit_array(context, builder, result, data, args[1])
+
+    return result(types.intp, types.intp), codegen
+
+
+@intrinsic
+def stack_copy(typingctx: Any, value: Any) -> Any:
+    """The address of a copy of `value` on the stack, valid until the function returns."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        memory = cgutils.alloca_once_value(builder, args[0])
+        return builder.ptrtoint(memory, context.get_value_type(types.intp))
+
+    return types.intp(value), codegen
+
+
+@intrinsic
+def value_at(typingctx: Any, address: Any, kind: Any) -> Any:
+    """The value of the Numba type `kind` at `address`, of which `stack_copy` made a copy."""
+    result = kind.instance_type
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = builder.inttoptr(args[0], context.get_value_type(result).as_pointer())
+        return impl_ret_borrowed(context, builder, result, builder.load(pointer))
+
+    return result(types.intp, kind), codegen
+
+
+# The functions that are called by address.
+_SHARED = types.void(types.intp, types.intp)
+
+
+@intrinsic
+def function_address(typingctx: Any, function: Any) -> Any:
+    """The address of a function that Numba compiles for ``void(intp, intp)``."""
+    function.dispatcher.compile(_SHARED.args)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        compiled = function.dispatcher.overloads[_SHARED.args]
+        context.active_code_library.add_linking_library(compiled.library)
+        declared = context.declare_function(builder.module, compiled.fndesc)
+        return builder.ptrtoint(declared, context.get_value_type(types.intp))
+
+    return types.intp(function), codegen
+
+
+@intrinsic
+def call_address(typingctx: Any, function: Any, first: Any, second: Any) -> Any:
+    """``function(first, second)`` for the address `function`, of `function_address`."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = context.call_conv.get_function_type(_SHARED.return_type, _SHARED.args)
+        pointer = builder.inttoptr(args[0], kind.as_pointer())
+        context.call_conv.call_function(builder, pointer, _SHARED.return_type, _SHARED.args, args[1:])
+        return context.get_dummy_value()
+
+    return types.none(types.intp, types.intp, types.intp), codegen

@@ -25,17 +25,17 @@ from multisample.backends.kernels.stream.words import stream_key, word
 from .intrinsics import (
     contiguous,
     copy_vector,
-    fetch_add,
-    load_acquire,
     prefetch,
     run_down,
     scale_vector,
     stack_array,
     store_apart,
     use_widest_vectors,
+    value_at,
 )
+from .threads import SLOTS, for_each, serving_kernel
 
-__all__ = ["batch_kernel", "compile_all", "new_progress", "value_kernel", "window_kernel", "windows_kernel"]
+__all__ = ["batch_kernel", "compile_all", "value_kernel", "window_kernel", "windows_kernel"]
 
 # Rows of this length and more have vector loops of their own.
 _LONG_ROW = 512
@@ -59,10 +59,6 @@ _TILE_PLACES = 8 * _PLACES + _HEIGHT
 _NEAR = 256
 # Prefetch distance in bytes, for writes that the hardware prefetcher does not detect.
 _AHEAD = 2048
-# Elements of `new_progress`, in different cache lines: windows that have begun, and windows that are done.
-_BEGUN, _DONE = 0, 16
-# Loads of a counter by a thread that waits for the others: some 50 us.
-_LOADS = 20_000
 
 
 @njit(forceinline=True)
@@ -499,89 +495,89 @@ def window_kernel(dtype: str, antithetic: bool = False) -> Callable[..., None]:
     With `antithetic`, the columns of `out` and `first_column` count both halves of each pair. The window begins at row
     `first_row` and column `first_column` of the sample matrix.
     """
-    real, element = _TYPES[dtype]
-    vector, matrix = _array(real, 1, readonly=True), _array(element, 2)
-    signature = types.void(vector, vector, matrix, types.uint64, types.uint64, types.int64, types.int64, types.boolean)
+    signature = types.void(*_window_parameters(dtype))
     return _compiled(signature, _window_function(dtype, antithetic), _window_name(dtype, antithetic))
+
+
+def _window_parameters(dtype: str) -> tuple[Any, ...]:
+    real, element = _TYPES[dtype]
+    vector = _array(real, 1, readonly=True)
+    return vector, vector, _array(element, 2), *[types.uint64] * 2, *[types.int64] * 2, types.boolean
 
 
 def _window_name(dtype: str, antithetic: bool) -> str:
     return f"draw_{dtype}_antithetic" if antithetic else f"draw_{dtype}"
 
 
-def new_progress() -> np.ndarray[Any, Any]:
-    """The counters that all threads of one call of `windows_kernel` share."""
-    return np.zeros(2 * _DONE, np.int64)
-
-
 @functools.cache
-def windows_kernel(dtype: str, antithetic: bool = False) -> Callable[..., bool]:
-    """The arguments of `window_kernel`, then ``height, width, threads, progress``: a kernel for each thread of a call.
+def windows_kernel(dtype: str, antithetic: bool = False) -> Callable[..., None]:
+    """``kernel(mu, sigma, out, seed, offset, first_row, first_column, common_noise, height, width, threads, slots)``.
 
-    It draws windows of `out` until all have begun, waits a little for other threads that draw the last ones, and
-    returns whether all are done. A window has up to `height` rows, and up to `width` columns, a multiple of the columns
-    of a block. See `new_progress`.
+    As `window_kernel`, on up to `threads` threads, of which all but one come from the pool with these `slots`. Each
+    draws windows of up to `height` rows, and up to `width` columns, a multiple of the columns of a block.
     """
     draw = cached(_window_function(dtype, antithetic), f"cpu-{_window_name(dtype, antithetic)}", source_digest())
     block = 8 if antithetic else 4
+    parameters = *_window_parameters(dtype), *[types.int64] * 2
+    shared = types.Tuple((*parameters, types.int64))
+
+    def draw_window(address, window):
+        mu, sigma, out, seed, offset, first_row, first_column, common_noise, height, width, across = value_at(
+            address, shared
+        )
+        rows, columns = out.shape
+        skip = first_column % block
+        top, left = window // across * height, max(window % across * width - skip, 0)
+        bottom, right = min(top + height, rows), min((window % across + 1) * width - skip, columns)
+        draw(
+            mu[top:bottom], sigma[top:bottom], out[top:bottom, left:right], seed, offset, first_row + top,
+            first_column + left, common_noise,
+        )  # fmt: skip
+
+    name = f"{_window_name(dtype, antithetic)}_windows"
+    of_window = cached(draw_window, f"cpu-{name}_of_thread", source_digest())
 
     def draw_windows(
-        mu, sigma, out, seed, offset, first_row, first_column, common_noise, height, width, threads, progress
+        mu, sigma, out, seed, offset, first_row, first_column, common_noise, height, width, threads, slots
     ):
         rows, columns = out.shape
         # No window ends inside a block, so that none is computed twice.
-        skip = first_column % block
-        across = (skip + columns + width - 1) // width
-        count = across * ((rows + height - 1) // height)
-        # Threads begin far apart. Neighbours would each page in and clear the same fresh memory.
-        stride = (count + threads - 1) // threads
-        while True:
-            turn = fetch_add(progress, _BEGUN, 1)
-            if turn >= stride * threads:
-                break
-            window = turn % threads * stride + turn // threads
-            if window < count:
-                top, left = window // across * height, max(window % across * width - skip, 0)
-                bottom, right = min(top + height, rows), min((window % across + 1) * width - skip, columns)
-                draw(
-                    mu[top:bottom], sigma[top:bottom], out[top:bottom, left:right], seed, offset, first_row + top,
-                    first_column + left, common_noise,
-                )  # fmt: skip
-                fetch_add(progress, _DONE, 1)
-        loads = 0
-        while load_acquire(progress, _DONE) < count and loads < _LOADS:
-            loads += 1
-        return loads < _LOADS
+        across = (first_column % block + columns + width - 1) // width
+        arguments = mu, sigma, out, seed, offset, first_row, first_column, common_noise, height, width, across
+        for_each(of_window, arguments, across * ((rows + height - 1) // height), threads, slots)
 
-    real, element = _TYPES[dtype]
-    vector, matrix = _array(real, 1, readonly=True), _array(element, 2)
-    words, counters = (types.uint64, types.uint64, types.int64, types.int64), types.Array(types.int64, 1, "C")
-    signature = types.boolean(vector, vector, matrix, *words, types.boolean, *[types.int64] * 3, counters)
-    return _compiled(signature, draw_windows, f"{_window_name(dtype, antithetic)}_windows")
+    return _compiled(types.void(*parameters, types.int64, SLOTS), draw_windows, name)
 
 
 @functools.cache
 def batch_kernel(dtype: str, antithetic: bool = False) -> Callable[..., None]:
-    """``kernel(mu, sigma, out, seeds, offsets, common_noise, first, last)`` draws matrices of the batch `out`.
+    """``kernel(mu, sigma, out, seeds, offsets, common_noise, threads, slots)`` draws the batch of matrices `out`.
 
-    It draws those from `first` to before `last`. `out` has shape (b, d, n), and `offsets` has the offset, the first row
-    and the first column of each matrix. The other arrays have one row for each matrix, or one that all share.
+    `out` has shape (b, d, n), and `offsets` has the offset, the first row and the first column of each matrix. The
+    other arrays have one row for each matrix, or one that all share. For `threads` and `slots` see `windows_kernel`.
     """
     draw = cached(_window_function(dtype, antithetic), f"cpu-{_window_name(dtype, antithetic)}", source_digest())
-
-    def draw_batch(mu, sigma, out, seeds, offsets, common_noise, first, last):
-        for b in range(first, last):
-            offset = offsets[b if len(offsets) > 1 else 0]
-            draw(
-                mu[b if len(mu) > 1 else 0], sigma[b if len(sigma) > 1 else 0], out[b],
-                np.uint64(seeds[b if len(seeds) > 1 else 0]), np.uint64(offset[0]), np.int64(offset[1]),
-                np.int64(offset[2]), common_noise,
-            )  # fmt: skip
-
     real, element = _TYPES[dtype]
     vectors, words = _array(real, 2, readonly=True), [_array(types.uint64, ndim, readonly=True) for ndim in (1, 2)]
-    signature = types.void(vectors, vectors, _array(element, 3), *words, types.boolean, types.int64, types.int64)
-    return _compiled(signature, draw_batch, f"{_window_name(dtype, antithetic)}_batch")
+    parameters = vectors, vectors, _array(element, 3), *words, types.boolean
+    shared = types.Tuple(parameters)
+
+    def draw_matrix(address, b):
+        mu, sigma, out, seeds, offsets, common_noise = value_at(address, shared)
+        offset = offsets[b if len(offsets) > 1 else 0]
+        draw(
+            mu[b if len(mu) > 1 else 0], sigma[b if len(sigma) > 1 else 0], out[b],
+            np.uint64(seeds[b if len(seeds) > 1 else 0]), np.uint64(offset[0]), np.int64(offset[1]),
+            np.int64(offset[2]), common_noise,
+        )  # fmt: skip
+
+    name = f"{_window_name(dtype, antithetic)}_batch"
+    of_matrix = cached(draw_matrix, f"cpu-{name}_of_thread", source_digest())
+
+    def draw_batch(mu, sigma, out, seeds, offsets, common_noise, threads, slots):
+        for_each(of_matrix, (mu, sigma, out, seeds, offsets, common_noise), len(out), threads, slots)
+
+    return _compiled(types.void(*parameters, types.int64, SLOTS), draw_batch, name)
 
 
 @functools.cache
@@ -593,7 +589,7 @@ def value_kernel(dtype: str) -> Callable[..., bool]:
 
 def compile_all() -> int:
     """Compile every kernel that is not in the cache; return how many kernels there are."""
-    kernels: list[Callable[..., Any]] = [value_kernel(dtype) for dtype in ("float32", "float64")]
+    kernels: list[Callable[..., Any]] = [serving_kernel(), *map(value_kernel, ("float32", "float64"))]
     kernels += [
         kernel(dtype, antithetic)
         for kernel in (window_kernel, windows_kernel, batch_kernel)

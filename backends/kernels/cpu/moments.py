@@ -14,20 +14,27 @@ import numpy as np
 from numba import njit, types
 
 from multisample.backends.element_types import MATRIX_TYPES
-from multisample.backends.kernels.compilation import compile_cached, source_digest
+from multisample.backends.kernels.compilation import cached, compile_cached, source_digest
 from multisample.backends.kernels.stream.arithmetic import fma
 from multisample.backends.kernels.stream.normals import block_f32, block_f64
 from multisample.backends.kernels.stream.rounding import NARROWING
 from multisample.backends.kernels.stream.words import stream_key, word
 
-from .intrinsics import stack_array, use_widest_vectors
+from .intrinsics import stack_array, use_widest_vectors, value_at
+from .threads import SLOTS, for_each
 
-__all__ = ["PIECE", "ROUND", "compile_all", "finishing_kernel", "listing_kernel", "summing_kernel"]
+__all__ = [
+    "MOST_ROWS", "PIECE", "ROUND", "compile_all", "finishing_kernel", "listing_kernel", "moments_kernel",
+    "summing_kernel",
+]  # fmt: skip
 
 PIECE = 4096
 """Groups whose sums are added up by themselves."""
 ROUND = 8
 """A list has a multiple of this many groups."""
+MOST_ROWS = 1024
+"""Rows whose sums `moments_kernel` has in memory at once, 16 KiB of a thread's stack."""
+_MOST_SUMS = 2 * MOST_ROWS
 # Groups whose noise is in the first-level cache; sums side by side, and the terms of each.
 _TILE, _SUMS, _CHAIN = 256, 16, 16
 _TILE_NORMALS = 4 * _TILE
@@ -126,10 +133,17 @@ def _finish_function(dtype: str) -> Callable[..., Any]:
 
 
 _REALS = ("float32", "float64")
+# float64 sums of rows, two for each.
+_SUMS_TYPE = types.Array(types.float64, 2, "C")
 
 
 def _array(dtype: Any, ndim: int = 1, layout: str = "C", *, readonly: bool = False) -> Any:
     return types.Array(dtype, ndim, layout, readonly=readonly, aligned=False)
+
+
+def _cached(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    dispatcher: Callable[..., Any] = cached(function, f"cpu-{name}", source_digest())
+    return dispatcher
 
 
 def _compiled(signature: Any, function: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -152,29 +166,92 @@ def listing_kernel(real: str, antithetic: bool) -> Callable[..., tuple[int, floa
     return _compiled(signature, _list_function(8 if antithetic else 4), name)
 
 
+def _sum_parameters(real: str) -> tuple[Any, ...]:
+    vector = _array(getattr(types, real))
+    return _array(types.uint32), vector, vector, _SUMS_TYPE, types.uint64, types.uint64, types.int64
+
+
 @functools.cache
 def summing_kernel(real: str) -> Callable[..., None]:
-    """``kernel(groups, first, second, sums, seed, offset, first_row)`` adds the sums of listed groups to `sums`.
+    """``kernel(groups, first, second, totals, seed, offset, first_row, height, threads, slots)`` draws listed groups.
 
-    `sums` has a row for each row of noise: the sums of `first` times z, and of `second` times z squared. The list has a
-    multiple of ROUND groups.
+    `totals` has a matrix for each PIECE groups, and a row for each row of noise. The kernel adds the sums of `first`
+    times z, and of `second` times z squared. Each of the threads, see `kernel.windows_kernel`, adds up pieces of up to
+    `height` rows. The list has a multiple of ROUND groups.
     """
-    vector = _array(getattr(types, real))
-    signature = types.void(
-        _array(types.uint32), vector, vector, _array(types.float64, 2), types.uint64, types.uint64, types.int64
-    )
-    return _compiled(signature, _sum_function(real), f"sum_rows_{real}")
+    sum_rows = _cached(_sum_function(real), f"sum_rows_{real}")
+    groups, first, second, _, seed, offset, first_row = _sum_parameters(real)
+    parameters = groups, first, second, types.Array(types.float64, 3, "C"), seed, offset, first_row, types.int64
+    shared = types.Tuple(parameters)
+
+    def sum_piece(address, index):
+        groups, first, second, totals, seed, offset, first_row, height = value_at(address, shared)
+        bands = (totals.shape[1] + height - 1) // height
+        begin, top = index // bands * PIECE, index % bands * height
+        end = begin + PIECE
+        sum_rows(
+            groups[begin:end], first[4 * begin : 4 * end], second[4 * begin : 4 * end],
+            totals[index // bands, top : top + height], seed, offset, first_row + top,
+        )  # fmt: skip
+
+    of_piece = _cached(sum_piece, f"sum_piece_{real}")
+
+    def sum_pieces(groups, first, second, totals, seed, offset, first_row, height, threads, slots):
+        bands = (totals.shape[1] + height - 1) // height
+        arguments = groups, first, second, totals, seed, offset, first_row, height
+        for_each(of_piece, arguments, bands * totals.shape[0], threads, slots)
+
+    return _compiled(types.void(*parameters, types.int64, SLOTS), sum_pieces, f"sum_pieces_{real}")
+
+
+@functools.cache
+def moments_kernel(dtype: str) -> Callable[..., None]:
+    """``kernel(groups, of_first, of_second, seed, offset, first_row, mu, sigma, weight, first, second, height, ...)``.
+
+    As `summing_kernel` and `finishing_kernel` together, for independent noise; ``threads, slots`` come last. A thread
+    computes the moments of up to `height` rows, at most MOST_ROWS.
+    """
+    real = MATRIX_TYPES[dtype].computing
+    sum_rows = _cached(_sum_function(real), f"sum_rows_{real}")
+    finish = _cached(_finish_function(dtype), f"finish_{dtype}")
+    groups, first, second, _, *words = _sum_parameters(real)
+    mu, sigma, _, weight, *results = _finish_parameters(dtype)
+    parameters = groups, first, second, *words, mu, sigma, weight, *results, types.int64
+    shared = types.Tuple(parameters)
+
+    def finish_band(address, band):
+        (
+            groups, of_first, of_second, seed, offset, first_row, mu, sigma, weight, first, second, height,
+        ) = value_at(address, shared)  # fmt: skip
+        top = band * height
+        bottom = min(top + height, len(first))
+        sums = stack_array(_MOST_SUMS, np.float64).reshape((MOST_ROWS, 2))[: bottom - top]
+        sums[:] = 0
+        sum_rows(groups, of_first, of_second, sums, seed, offset, first_row + top)
+        finish(mu[top:bottom], sigma[top:bottom], sums, weight, first[top:bottom], second[top:bottom])
+
+    of_band = _cached(finish_band, f"finish_band_{dtype}")
+
+    def finish_bands(
+        groups, of_first, of_second, seed, offset, first_row, mu, sigma, weight, first, second, height, threads, slots
+    ):
+        arguments = groups, of_first, of_second, seed, offset, first_row, mu, sigma, weight, first, second, height
+        for_each(of_band, arguments, (len(first) + height - 1) // height, threads, slots)
+
+    return _compiled(types.void(*parameters, types.int64, SLOTS), finish_bands, f"finish_bands_{dtype}")
 
 
 @functools.cache
 def finishing_kernel(dtype: str) -> Callable[..., None]:
     """``kernel(mu, sigma, sums, weight, first, second)`` stores the moments; `sums` of one row serve all rows."""
+    return _compiled(types.void(*_finish_parameters(dtype)), _finish_function(dtype), f"finish_{dtype}")
+
+
+def _finish_parameters(dtype: str) -> tuple[Any, ...]:
     row = MATRIX_TYPES[dtype]
-    vector, result = _array(getattr(types, row.computing), layout="A", readonly=True), getattr(types, row.stored)
-    signature = types.void(
-        vector, vector, _array(types.float64, 2), types.float64, _array(result), _array(result)
-    )  # fmt: skip
-    return _compiled(signature, _finish_function(dtype), f"finish_moments_{dtype}")
+    vector = _array(getattr(types, row.computing), layout="A", readonly=True)
+    result = _array(getattr(types, row.stored))
+    return vector, vector, _SUMS_TYPE, types.float64, result, result
 
 
 def compile_all() -> int:
@@ -183,5 +260,5 @@ def compile_all() -> int:
         listing_kernel(real, antithetic) for real in _REALS for antithetic in (False, True)
     ]
     kernels += [summing_kernel(real) for real in _REALS]
-    kernels += [finishing_kernel(dtype) for dtype in MATRIX_TYPES]
+    kernels += [kernel(dtype) for kernel in (finishing_kernel, moments_kernel) for dtype in MATRIX_TYPES]
     return len(kernels)

@@ -1,0 +1,214 @@
+"""Threads that wait for work in compiled code, where they never need the interpreter's lock.
+
+A thread that wakes up in Python takes this lock before it can work. Fifteen threads take it one after the other, which
+costs more time than their work on a (1000, 10000) matrix.
+
+Each thread sleeps on a lock of its own and has a slot, which holds its state or the address of the call that it is to
+help. A call takes slots that are free, and takes back those whose threads have not begun when its work is done, so that
+a busy machine delays no call, and a forked child, which has slots without threads, draws alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import os
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from numba import types
+
+from multisample.backends.kernels.compilation import compile_cached, inline, source_digest
+
+from .intrinsics import (
+    call_address,
+    compare_exchange,
+    fetch_add,
+    function_address,
+    integers_at,
+    load_acquire,
+    stack_array,
+    stack_copy,
+)
+
+__all__ = ["SLOTS", "for_each", "helpers", "serving_kernel"]
+
+SLOTS = types.Array(types.int64, 1, "C")
+"""The Numba type of the slots."""
+
+# Numbers in a cache line.
+_LINE = 8
+# Elements of a slot, a line: its state, the lock of its thread, and the number of the thread in the call that it helps.
+_STATE, _LOCK, _NUMBER = range(3)
+# States; another number is the address of the call that the thread is to help.
+_FREE, _BUSY, _NO_THREAD = range(3)
+_MOST_HELPERS = 255
+# Elements of a call; from _BEGUN on, a line for each thread, with the first index of its part that has not begun.
+_FUNCTION, _ARGUMENTS, _COUNT, _THREADS, _HELPERS, _BEGUN = 0, 1, 2, 3, 4, _LINE
+_CALL = _BEGUN + (_MOST_HELPERS + 1) * _LINE
+# A thread that waits for a number to change lets other threads run after so many loads. A thread without work sleeps
+# after the second number, some 0.1 ms: waking it takes half of that.
+_LOADS, _MOST_LOADS = 500, 200_000
+
+_acquire_lock = types.ExternalFunction("PyThread_acquire_lock", types.intc(types.intp, types.intc))
+_release_lock = types.ExternalFunction("PyThread_release_lock", types.void(types.intp))
+_let_others_run = types.ExternalFunction("sched_yield", types.intc())
+
+
+@inline
+def for_each(function, arguments, count, threads, slots):
+    """Call ``function(address, index)`` for each index below `count`, on this thread and up to ``threads - 1`` others.
+
+    `function` is compiled for ``void(intp, intp)``. ``address`` is that of a copy of `arguments`, for `value_at`.
+    Returns when every call has returned.
+    """
+    threads = min(threads, _MOST_HELPERS + 1)
+    call = stack_array(_CALL, np.int64)
+    call[_FUNCTION], call[_ARGUMENTS] = function_address(function), stack_copy(arguments)
+    call[_COUNT], call[_THREADS], call[_HELPERS] = count, threads, 0
+    for part in range(threads):
+        call[_BEGUN + part * _LINE] = part * _part_size(call)
+    _run(call, slots)
+
+
+@inline
+def _part_size(call):
+    return (call[_COUNT] + call[_THREADS] - 1) // call[_THREADS]
+
+
+@inline
+def _work(call, number):
+    """Call the function for each index that no thread has begun, those of thread `number`'s own part first.
+
+    Parts are far apart, because neighbours would page in and clear the same fresh memory. They are the same in the next
+    call, because the memory may still be in the thread's cache.
+    """
+    for k in range(call[_THREADS]):
+        part = (number + k) % call[_THREADS]
+        end = min((part + 1) * _part_size(call), call[_COUNT])
+        while True:
+            index = fetch_add(call, _BEGUN + part * _LINE, 1)
+            if index >= end:
+                break
+            call_address(call[_FUNCTION], call[_ARGUMENTS], index)
+
+
+@inline
+def _run(call, slots):
+    address = call.ctypes.data
+    helpers, slot = 0, 0
+    while helpers < call[_THREADS] - 1 and load_acquire(slots, slot + _STATE) != _NO_THREAD:
+        if compare_exchange(slots, slot + _STATE, _FREE, address):
+            helpers += 1
+            slots[slot + _NUMBER] = helpers
+            _release_lock(slots[slot + _LOCK])
+        slot += _LINE
+    # A helper that has already returned has subtracted itself before.
+    fetch_add(call, _HELPERS, helpers)
+    _work(call, 0)
+    for taken in range(0, slot, _LINE):
+        if compare_exchange(slots, taken + _STATE, address, _BUSY):  # The helper has not begun.
+            fetch_add(call, _HELPERS, -1)
+    loads = 0
+    while load_acquire(call, _HELPERS) > 0:
+        loads += 1
+        if loads % _LOADS == 0:
+            _let_others_run()
+
+
+def _serve(slots, slot):
+    while load_acquire(slots, slot + _STATE) != _NO_THREAD:
+        loads = 0
+        while loads < _MOST_LOADS and load_acquire(slots, slot + _STATE) == _FREE:
+            loads += 1
+            if loads % _LOADS == 0:
+                _let_others_run()
+        _acquire_lock(slots[slot + _LOCK], 1)
+        address = load_acquire(slots, slot + _STATE)
+        if address != _BUSY and compare_exchange(slots, slot + _STATE, address, _BUSY):
+            call = integers_at(address, _CALL)
+            _work(call, slots[slot + _NUMBER])
+            fetch_add(call, _HELPERS, -1)
+        fetch_add(slots, slot + _STATE, _FREE - _BUSY)
+
+
+class _Helpers:
+    """Threads that start when calls want them. All calls share them, and they never end."""
+
+    def __init__(self) -> None:
+        self.slots = np.zeros((_MOST_HELPERS + 1) * _LINE, np.int64)
+        self.slots[_STATE::_LINE] = _NO_THREAD
+        self._lock = threading.Lock()
+        self._started = self._wanted = 0
+
+    @contextlib.contextmanager
+    def wanted(self, count: int) -> Iterator[np.ndarray[Any, Any]]:
+        with self._lock:
+            self._wanted += count
+            try:
+                while self._started < min(self._wanted, _MOST_HELPERS):
+                    self._start()
+            except RuntimeError:
+                pass  # No more threads can start: a limit, or the interpreter shuts down.
+        try:
+            yield self.slots
+        finally:
+            with self._lock:
+                self._wanted -= count
+
+    def _start(self) -> None:
+        first = self._started * _LINE
+        slot = self.slots[first : first + _LINE]
+        slot[_LOCK] = slot[_LOCK] or _new_lock()
+        thread = threading.Thread(
+            target=serving_kernel(), args=(self.slots, first), name=f"multisample_{self._started}", daemon=True
+        )
+        slot[_STATE] = _BUSY  # No call takes the slot before the thread has started.
+        try:
+            thread.start()
+        except RuntimeError:
+            slot[_STATE] = _NO_THREAD
+            raise
+        slot[_STATE] = _FREE
+        self._started += 1
+
+
+@functools.cache
+def serving_kernel() -> Callable[[np.ndarray[Any, Any], int], None]:
+    """``kernel(slots, slot)`` helps the calls that take the slot at element `slot`. It never returns."""
+    signature = types.void(SLOTS, types.int64)
+    kernel: Callable[[Any, int], None] = compile_cached(signature, _serve, "cpu-serve", source_digest())
+    return kernel
+
+
+def _new_lock() -> int:
+    allocate, acquire = ctypes.pythonapi.PyThread_allocate_lock, ctypes.pythonapi.PyThread_acquire_lock
+    allocate.restype, acquire.argtypes = ctypes.c_void_p, (ctypes.c_void_p, ctypes.c_int)
+    lock: int | None = allocate()
+    if lock is None:
+        raise RuntimeError("can't allocate a lock")
+    acquire(lock, 1)
+    return lock
+
+
+_helpers = _Helpers()
+
+
+def _forget() -> None:
+    global _helpers
+    _helpers = _Helpers()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
+
+
+def helpers(count: int) -> contextlib.AbstractContextManager[np.ndarray[Any, Any]]:
+    """The slots for a call that wants `count` helpers: starts threads until all calls together have what they want.
+
+    There may be fewer, if the process cannot start more threads.
+    """
+    return _helpers.wanted(count)

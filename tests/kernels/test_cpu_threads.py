@@ -1,0 +1,155 @@
+"""The threads of the cpu backend, which wait for work in compiled code."""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+from numba import types
+
+from multisample.backends.kernels.compilation import cached, compile_cached
+from multisample.backends.kernels.cpu import threads
+from multisample.backends.kernels.cpu.intrinsics import fetch_add, load_acquire, value_at
+
+DEADLINE = 60
+NUMBERS = types.Array(types.int64, 1, "C")
+SHARED = types.Tuple((NUMBERS, NUMBERS, types.int64))
+
+
+def visit(address, index):  # type: ignore[no-untyped-def]
+    """Count a visit of `index`, and wait until `together` threads have come."""
+    visits, arrived, together = value_at(address, SHARED)
+    fetch_add(visits, index, 1)
+    if fetch_add(arrived, 0, 1) < together:
+        for _ in range(10_000_000_000):
+            if load_acquire(arrived, 0) >= together:
+                break
+
+
+visit_compiled = cached(visit, "test-visit", "")
+
+
+def visit_all(visits, arrived, together, count, number, slots):  # type: ignore[no-untyped-def]
+    threads.for_each(visit_compiled, (visits, arrived, together), count, number, slots)
+
+
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., None]:
+    signature = types.void(NUMBERS, NUMBERS, types.int64, types.int64, types.int64, threads.SLOTS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MULTISAMPLE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        compiled: Callable[..., None] = compile_cached(signature, visit_all, "test-visit_all", "")
+    return compiled
+
+
+@pytest.fixture(autouse=True)
+def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """New threads for a test. They sleep until the process ends."""
+    helpers = threads._Helpers()
+    monkeypatch.setattr(threads, "_helpers", helpers)
+    yield helpers
+
+
+def visits(kernel: Callable[..., None], count: int, number: int, together: int = 0) -> list[int]:
+    counts, arrived = np.zeros(max(count, 1), np.int64), np.zeros(1, np.int64)
+    with threads.helpers(number - 1) as slots:
+        kernel(counts, arrived, together, count, number, slots)
+    return counts[:count].tolist()
+
+
+def in_time(work: Callable[[], Any]) -> Any:
+    """The result of `work`, on another thread: a failing test must not hang."""
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(work()), daemon=True)
+    thread.start()
+    thread.join(DEADLINE)
+    assert results, "hangs, or failed"
+    return results[0]
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 7])
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 6, 7, 8, 1000])
+def test_each_index_is_visited_once(kernel: Callable[..., None], count: int, number: int) -> None:
+    for _ in range(20):
+        assert in_time(lambda: visits(kernel, count, number)) == [1] * count
+
+
+def test_more_threads_than_slots(kernel: Callable[..., None], pool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "_start", lambda: setattr(pool, "_started", pool._started + 1))
+    assert in_time(lambda: visits(kernel, 1000, 300)) == [1] * 1000
+    assert pool._started == threads._MOST_HELPERS
+
+
+@pytest.mark.parametrize("number", [2, 5])
+def test_threads_work_at_the_same_time(kernel: Callable[..., None], number: int) -> None:
+    for _ in range(20):
+        assert in_time(lambda: visits(kernel, number, number, together=number)) == [1] * number
+
+
+def test_threads_help_several_calls_at_the_same_time(kernel: Callable[..., None], pool: Any) -> None:
+    begin = threading.Barrier(4, timeout=DEADLINE)
+
+    def call(_: int) -> list[list[int]]:
+        begin.wait()
+        with threads.helpers(2):  # Until all calls have begun.
+            begin.wait()
+            return [visits(kernel, 100, 3) for _ in range(200)]
+
+    with ThreadPoolExecutor(4) as executor:
+        for counts in executor.map(call, range(4), timeout=DEADLINE):
+            assert counts == [[1] * 100] * 200
+    assert pool._wanted == 0
+    assert 8 <= pool._started <= 16
+    # All are free again.
+    assert in_time(lambda: visits(kernel, pool._started + 1, pool._started + 1, together=pool._started + 1))
+
+
+def test_a_call_does_not_wait_for_a_thread_that_has_not_begun(kernel: Callable[..., None], pool: Any) -> None:
+    # A slot whose thread does not wake up, as in a child that C code forked.
+    slot = pool.slots[: threads._LINE]
+    slot[threads._LOCK], slot[threads._STATE] = threads._new_lock(), threads._FREE
+    pool._started = 1
+    assert in_time(lambda: visits(kernel, 10, 2)) == [1] * 10
+    assert slot[threads._STATE] == threads._BUSY
+    # The thread wakes up.
+    threading.Thread(target=threads.serving_kernel(), args=(pool.slots, 0), daemon=True).start()
+    assert in_time(lambda: visits(kernel, 2, 3, together=2)) == [1, 1]
+
+
+def test_a_call_succeeds_if_threads_cannot_be_started(
+    kernel: Callable[..., None], pool: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def fail(thread: threading.Thread) -> None:
+        if pool._started == 1:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", fail)
+        counts = visits(kernel, 2, 4, together=2), visits(kernel, 10, 4)
+    assert counts == ([1, 1], [1] * 10)
+    assert pool._started == 1
+    assert in_time(lambda: visits(kernel, 4, 4, together=4)) == [1] * 4
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_forked_child_starts_its_own_threads(kernel: Callable[..., None]) -> None:
+    assert in_time(lambda: visits(kernel, 3, 3, together=3)) == [1] * 3
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Of forks beside threads, from Python 3.12 on.
+        child = os.fork()
+    if child == 0:
+        try:
+            os._exit(0 if in_time(lambda: visits(kernel, 3, 3, together=3)) == [1] * 3 else 1)
+        finally:
+            os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0
+    assert in_time(lambda: visits(kernel, 3, 3, together=3)) == [1] * 3
