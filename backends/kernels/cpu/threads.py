@@ -14,6 +14,7 @@ import contextlib
 import ctypes
 import functools
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -47,15 +48,17 @@ _STATE, _LOCK, _NUMBER = range(3)
 _FREE, _BUSY, _NO_THREAD = range(3)
 _MOST_HELPERS = 255
 # Elements of a call; from _BEGUN on, a line for each thread, with the first index of its part that has not begun.
-_FUNCTION, _ARGUMENTS, _COUNT, _THREADS, _HELPERS, _BEGUN = 0, 1, 2, 3, 4, _LINE
+_FUNCTION, _ARGUMENTS, _COUNT, _THREADS, _HELPERS, _PROCESSOR, _BEGUN = 0, 1, 2, 3, 4, 5, _LINE
 _CALL = _BEGUN + (_MOST_HELPERS + 1) * _LINE
-# A thread that waits for a number to change lets other threads run after so many loads. A thread without work sleeps
-# after the second number, some 0.1 ms: waking it takes half of that.
-_LOADS, _MOST_LOADS = 500, 200_000
+# Loads of a number by a thread that waits for a change, before it sleeps or lets others run: some 70 us. To wake up a
+# thread takes about as long.
+_LOADS = 200_000
 
 _acquire_lock = types.ExternalFunction("PyThread_acquire_lock", types.intc(types.intp, types.intc))
 _release_lock = types.ExternalFunction("PyThread_release_lock", types.void(types.intp))
 _let_others_run = types.ExternalFunction("sched_yield", types.intc())
+# macOS cannot say on which processor a thread runs.
+_processor = types.ExternalFunction("sched_getcpu", types.intc()) if sys.platform == "linux" else inline(lambda: -1)
 
 
 @inline
@@ -68,7 +71,7 @@ def for_each(function, arguments, count, threads, slots):
     threads = min(threads, _MOST_HELPERS + 1)
     call = stack_array(_CALL, np.int64)
     call[_FUNCTION], call[_ARGUMENTS] = function_address(function), stack_copy(arguments)
-    call[_COUNT], call[_THREADS], call[_HELPERS] = count, threads, 0
+    call[_COUNT], call[_THREADS], call[_HELPERS], call[_PROCESSOR] = count, threads, 0, _processor()
     for part in range(threads):
         call[_BEGUN + part * _LINE] = part * _part_size(call)
     _run(call, slots)
@@ -115,22 +118,22 @@ def _run(call, slots):
     loads = 0
     while load_acquire(call, _HELPERS) > 0:
         loads += 1
-        if loads % _LOADS == 0:
+        if loads > _LOADS:
             _let_others_run()
 
 
 def _serve(slots, slot):
+    loads = 0
     while load_acquire(slots, slot + _STATE) != _NO_THREAD:
-        loads = 0
-        while loads < _MOST_LOADS and load_acquire(slots, slot + _STATE) == _FREE:
-            loads += 1
-            if loads % _LOADS == 0:
-                _let_others_run()
+        while loads > 0 and load_acquire(slots, slot + _STATE) == _FREE:
+            loads -= 1
         _acquire_lock(slots[slot + _LOCK], 1)
         address = load_acquire(slots, slot + _STATE)
         if address != _BUSY and compare_exchange(slots, slot + _STATE, address, _BUSY):
             call = integers_at(address, _CALL)
             _work(call, slots[slot + _NUMBER])
+            # A thread on the caller's processor would keep it from running.
+            loads = 0 if _processor() == call[_PROCESSOR] else _LOADS
             fetch_add(call, _HELPERS, -1)
         fetch_add(slots, slot + _STATE, _FREE - _BUSY)
 
