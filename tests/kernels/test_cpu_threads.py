@@ -18,18 +18,24 @@ from multisample.backends.kernels.cpu import threads
 from multisample.backends.kernels.cpu.intrinsics import fetch_add, load_acquire, value_at
 
 DEADLINE = 60
+# Half a minute.
+LOADS = 100_000_000_000
 NUMBERS = types.Array(types.int64, 1, "C")
 SHARED = types.Tuple((NUMBERS, NUMBERS, types.int64))
 
 
 def visit(address, index):  # type: ignore[no-untyped-def]
-    """Count a visit of `index`, and wait until `together` threads have come."""
+    """Count a visit, if `together` threads come, and the later the higher `index` is."""
     visits, arrived, together = value_at(address, SHARED)
-    fetch_add(visits, index, 1)
     if fetch_add(arrived, 0, 1) < together:
-        for _ in range(10_000_000_000):
+        for _ in range(LOADS):
             if load_acquire(arrived, 0) >= together:
                 break
+        else:
+            return
+        for _ in range(1_000_000 * index):
+            load_acquire(arrived, 0)
+    fetch_add(visits, index, 1)
 
 
 visit_compiled = cached(visit, "test-visit", "")
@@ -82,7 +88,7 @@ def test_each_index_is_visited_once(kernel: Callable[..., None], count: int, num
 
 def test_more_threads_than_slots(kernel: Callable[..., None], pool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "_start", lambda: setattr(pool, "_started", pool._started + 1))
-    assert in_time(lambda: visits(kernel, 1000, 300)) == [1] * 1000
+    assert in_time(lambda: visits(kernel, 1000, 1 << 20)) == [1] * 1000
     assert pool._started == threads._MOST_HELPERS
 
 

@@ -170,11 +170,7 @@ class _Helpers:
             target=serving_kernel(), args=(self.slots, first), name=f"multisample_{self._started}", daemon=True
         )
         slot[_STATE] = _BUSY  # No call takes the slot before the thread has started.
-        try:
-            thread.start()
-        except RuntimeError:
-            slot[_STATE] = _NO_THREAD
-            raise
+        thread.start()
         slot[_STATE] = _FREE
         self._started += 1
 
