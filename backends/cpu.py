@@ -23,10 +23,8 @@ from .system.threads import thread_count
 
 __all__ = ["BACKEND"]
 
-# Minimum normals per thread that draws windows, 0.07 ms of work: waking an idle thread takes about as long.
-_WINDOW_SHARE = 1 << 16
-# The same for other work, which ends when every helper has returned to Python.
-_SHARE = 1 << 17
+# Minimum normals per thread, 0.07 ms of work: waking an idle thread takes about as long.
+_SHARE = 1 << 16
 # Cost of an element with common noise, which is only scaled and stored, in proportion to one with its own noise.
 _COMMON_COST = 1 / 8
 # Normals of one window at the most.
@@ -71,7 +69,7 @@ class CpuBackend:
         return array
 
     def launch(self, draw: Draw) -> None:
-        if draw.batch > 1 and draw.rows * draw.columns <= _SHARE:
+        if draw.batch > 1 and draw.rows * draw.columns <= 2 * _SHARE:
             self._launch_batch(draw)
             return
         launcher = self.launcher(draw)
@@ -103,7 +101,7 @@ class CpuBackend:
         common_noise, block = bool(draw.common_noise), 8 if draw.antithetic else 4
         d, n = draw.rows, draw.columns
         work = n + d * n * _COMMON_COST if common_noise else d * n
-        most = max(1, math.ceil(work / _WINDOW_SHARE))
+        most = max(1, math.ceil(work / _SHARE))
         kernel = (window_kernel if most == 1 else windows_kernel)(dtype, bool(draw.antithetic))
 
         def threads(matrix: HostArray, first_column: int) -> int:
@@ -148,7 +146,8 @@ class CpuBackend:
             count += -count % kernels.ROUND
             listed = groups[:count], of_first[: 4 * count], of_second[: 4 * count]
             second = none if second is None else second
-            threads = max(1, min(math.ceil(4 * rows * count / _SHARE), thread_count(), draw.threads or _SHARE))
+            most = max(1, math.ceil(4 * rows * count / _SHARE))
+            threads = min(most, thread_count(), draw.threads or most)
             height = min(kernels.MOST_ROWS, math.ceil(rows / (4 * threads)) if threads > 1 else rows)
             with helpers(threads - 1) as slots:
                 if not draw.common_noise and (threads == 1 or rows >= _FEW_ROWS or count <= kernels.PIECE):
