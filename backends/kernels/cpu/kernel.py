@@ -513,8 +513,8 @@ def _window_name(dtype: str, antithetic: bool) -> str:
 def windows_kernel(dtype: str, antithetic: bool = False) -> Callable[..., None]:
     """``kernel(mu, sigma, out, seed, offset, first_row, first_column, common_noise, height, width, threads, slots)``.
 
-    As `window_kernel`, on up to `threads` threads, of which all but one come from the pool with these `slots`. Each
-    draws windows of up to `height` rows, and up to `width` columns, a multiple of the columns of a block.
+    As `window_kernel`, on up to `threads` threads: the calling one, and helpers with these `slots` (`threads.helpers`).
+    They draw windows of up to `height` rows, and up to `width` columns, a multiple of the columns of a block.
     """
     draw = cached(_window_function(dtype, antithetic), f"cpu-{_window_name(dtype, antithetic)}", source_digest())
     block = 8 if antithetic else 4
@@ -554,7 +554,8 @@ def batch_kernel(dtype: str, antithetic: bool = False) -> Callable[..., None]:
     """``kernel(mu, sigma, out, seeds, offsets, common_noise, threads, slots)`` draws the batch of matrices `out`.
 
     `out` has shape (b, d, n), and `offsets` has the offset, the first row and the first column of each matrix. The
-    other arrays have one row for each matrix, or one that all share. For `threads` and `slots` see `windows_kernel`.
+    other arrays have one row for each matrix, or one that all share. A thread draws a matrix at a time; `threads` and
+    `slots` are those of `windows_kernel`.
     """
     draw = cached(_window_function(dtype, antithetic), f"cpu-{_window_name(dtype, antithetic)}", source_digest())
     real, element = _TYPES[dtype]

@@ -1,11 +1,10 @@
-"""Threads that wait for work in compiled code, where they never need the interpreter's lock.
+"""Threads that help kernels. They wait in compiled code, because a thread that waits in Python needs the GIL to wake up.
 
-A thread that wakes up in Python takes this lock before it can work. Fifteen threads take it one after the other, which
-costs more time than their work on a (1000, 10000) matrix.
+Fifteen threads take the GIL one after the other, which took longer than their work on a (1000, 10000) matrix.
 
-Each thread sleeps on a lock of its own and has a slot, which holds its state or the address of the call that it is to
-help. A call takes slots that are free, and takes back those whose threads have not begun when its work is done, so that
-a busy machine delays no call, and a forked child, which has slots without threads, draws alone.
+Each helper has a slot, with its state or the address of the call that it helps, and sleeps on a lock of its own. A call
+takes free slots and wakes their helpers. When no work is left, it takes back the slots of helpers that have not begun:
+it never waits for a thread that the system does not run, or that a child forked by C code does not have.
 """
 
 from __future__ import annotations
@@ -42,16 +41,16 @@ SLOTS = types.Array(types.int64, 1, "C")
 
 # Numbers in a cache line.
 _LINE = 8
-# Elements of a slot, a line: its state, the lock of its thread, and the number of the thread in the call that it helps.
+# Elements of a slot, a line: its state, its helper's lock, and the helper's number among the threads of the call.
 _STATE, _LOCK, _NUMBER = range(3)
-# States; another number is the address of the call that the thread is to help.
+# States. Another number is the address of a call that has taken the slot, and whose helper has not begun.
 _FREE, _BUSY, _NO_THREAD = range(3)
 _MOST_HELPERS = 255
-# Elements of a call; from _BEGUN on, a line for each thread, with the first index of its part that has not begun.
+# Elements of a call. From _BEGUN on, each thread has a line, with the first index of its part that has not begun.
 _FUNCTION, _ARGUMENTS, _COUNT, _THREADS, _HELPERS, _PROCESSOR, _BEGUN = 0, 1, 2, 3, 4, 5, _LINE
 _CALL = _BEGUN + (_MOST_HELPERS + 1) * _LINE
-# Loads of a number by a thread that waits for a change, before it sleeps or lets others run: some 70 us. To wake up a
-# thread takes about as long.
+# How many times a waiting thread loads a number before it sleeps or lets others run: some 70 us. Waking a thread takes
+# about as long.
 _LOADS = 200_000
 
 _acquire_lock = types.ExternalFunction("PyThread_acquire_lock", types.intc(types.intp, types.intc))
@@ -84,10 +83,10 @@ def _part_size(call):
 
 @inline
 def _work(call, number):
-    """Call the function for each index that no thread has begun, those of thread `number`'s own part first.
+    """Call the function for each index that no thread has begun: first in part `number`, then in the others.
 
-    Parts are far apart, because neighbours would page in and clear the same fresh memory. They are the same in the next
-    call, because the memory may still be in the thread's cache.
+    Threads begin far apart, because neighbours would page in and clear the same fresh memory. A thread has the same
+    part in the next call, because the memory may still be in its cache.
     """
     for k in range(call[_THREADS]):
         part = (number + k) % call[_THREADS]
@@ -132,7 +131,7 @@ def _serve(slots, slot):
         if address != _BUSY and compare_exchange(slots, slot + _STATE, address, _BUSY):
             call = integers_at(address, _CALL)
             _work(call, slots[slot + _NUMBER])
-            # A thread on the caller's processor would keep it from running.
+            # On the caller's processor it sleeps at once: the caller could not run.
             loads = 0 if _processor() == call[_PROCESSOR] else _LOADS
             fetch_add(call, _HELPERS, -1)
         fetch_add(slots, slot + _STATE, _FREE - _BUSY)
@@ -151,12 +150,10 @@ class _Helpers:
     def wanted(self, count: int) -> Iterator[np.ndarray[Any, Any]]:
         with self._lock:
             self._wanted += count
-            try:
+        try:
+            with self._lock, contextlib.suppress(RuntimeError):  # At a limit of threads, or when the interpreter ends.
                 while self._started < min(self._wanted, _MOST_HELPERS):
                     self._start()
-            except RuntimeError:
-                pass  # No more threads can start: a limit, or the interpreter shuts down.
-        try:
             yield self.slots
         finally:
             with self._lock:
@@ -169,7 +166,7 @@ class _Helpers:
         thread = threading.Thread(
             target=serving_kernel(), args=(self.slots, first), name=f"multisample_{self._started}", daemon=True
         )
-        slot[_STATE] = _BUSY  # No call takes the slot before the thread has started.
+        slot[_STATE] = _BUSY  # Not free before the thread has started.
         thread.start()
         slot[_STATE] = _FREE
         self._started += 1
@@ -177,7 +174,7 @@ class _Helpers:
 
 @functools.cache
 def serving_kernel() -> Callable[[np.ndarray[Any, Any], int], None]:
-    """``kernel(slots, slot)`` helps the calls that take the slot at element `slot`. It never returns."""
+    """``kernel(slots, slot)`` helps the calls that take the slot that begins at element `slot`. It never returns."""
     signature = types.void(SLOTS, types.int64)
     kernel: Callable[[Any, int], None] = compile_cached(signature, _serve, "cpu-serve", source_digest())
     return kernel
@@ -206,8 +203,8 @@ if hasattr(os, "register_at_fork"):
 
 
 def helpers(count: int) -> contextlib.AbstractContextManager[np.ndarray[Any, Any]]:
-    """The slots for a call that wants `count` helpers: starts threads until all calls together have what they want.
+    """The slots, for a call that wants `count` helpers.
 
-    There may be fewer, if the process cannot start more threads.
+    Starts threads until there are as many as all calls together want, or as many as the process can have.
     """
     return _helpers.wanted(count)
