@@ -1,4 +1,4 @@
-"""Threads that help kernels. They wait in compiled code, because a thread that waits in Python needs the GIL to wake up.
+"""Threads that help kernels. They wait in compiled code: a thread that waits in Python needs the GIL to go on.
 
 Fifteen threads take the GIL one after the other, which took longer than their work on a (1000, 10000) matrix.
 
