@@ -48,6 +48,8 @@ def compile_cached(signature: Any, function: Callable[..., Any], name: str, dige
 def cached(function: Callable[..., Any], name: str, digest: str, *, nogil: bool = True) -> Any:
     """`function` for other functions that Numba compiles to call; it is compiled once per machine for each signature.
 
+    Its arrays are arguments or on its stack: it cannot allocate one, and arrays that it returns are not kept alive.
+
     Parameters
     ----------
     function : callable
@@ -63,7 +65,8 @@ def cached(function: Callable[..., Any], name: str, digest: str, *, nogil: bool 
     python: Any = function
     named = FunctionType(python.__code__, python.__globals__, name, python.__defaults__, python.__closure__)
     named.__qualname__ = name
-    dispatcher = njit(nogil=nogil)(named)
+    # Without `_nrt=False`, each view of an array counts a reference in memory that all threads of a kernel write to.
+    dispatcher = njit(nogil=nogil, _nrt=False)(named)
     dispatcher._cache = KernelCache(name, digest, _reduce, _rebuild, "cpu")
     return dispatcher
 
