@@ -70,14 +70,16 @@ def run_all(function: Callable[[_Task], None], tasks: Sequence[_Task], threads: 
             waiting.clear()
             errors.append(error)
 
-    helpers: list[threading.Thread] = []
-    with contextlib.suppress(RuntimeError):  # No more threads can start: a limit, or the interpreter shuts down.
-        for _ in range(min(threads, len(tasks)) - 1):
-            helper = threading.Thread(target=work, daemon=True)
-            helper.start()
-            helpers.append(helper)
-    work()
-    for helper in helpers:
-        helper.join()
+    helpers = [threading.Thread(target=work, daemon=True) for _ in range(min(threads, len(tasks)) - 1)]
+    try:
+        with contextlib.suppress(RuntimeError):  # No more threads can start: a limit, or the interpreter shuts down.
+            for helper in helpers:
+                helper.start()
+        work()
+    finally:
+        waiting.clear()
+        for helper in helpers:
+            if helper.ident is not None:  # It has started.
+                helper.join()
     if errors:
         raise errors[0]

@@ -64,7 +64,7 @@ def run_python(code: str, *args: str, **environment: str) -> str:
 
 @pytest.fixture
 def many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make large calls use the pool, even on one processor."""
+    """Make large calls use several threads, even on one processor."""
     monkeypatch.setenv("MULTISAMPLE_NUM_THREADS", "4")
 
 
@@ -150,10 +150,10 @@ def test_the_thread_setting_is_the_number_of_threads(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.usefixtures("many_threads")
-def test_a_call_from_a_pool_thread_does_not_deadlock() -> None:
+def test_many_calls_at_the_same_time_do_not_deadlock() -> None:
     expected = digest(draw(BIG_N, seed=3))
     outcomes: list[str] = []
-    # As many tasks as the pool's maximum number of threads, each of which uses the pool.
+    # More calls than there are helper threads.
     thread = threading.Thread(
         target=lambda: threads.run_all(lambda task: outcomes.append(digest(draw(BIG_N, seed=3))), range(300), 300),
         daemon=True,
@@ -180,6 +180,36 @@ def test_an_error_in_one_task_is_raised_after_all_tasks_have_ended() -> None:
         with pytest.raises(ArithmeticError, match="task 5"):
             threads.run_all(work, range(40), 4)
         assert not running
+
+
+def test_no_task_begins_after_an_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[int] = []
+    ended: list[int] = []
+    has_begun, joined = threading.Event(), threading.Event()
+    start, join = threading.Thread.start, threading.Thread.join
+
+    def interrupted_start(thread: threading.Thread) -> None:
+        if has_begun.is_set():
+            raise KeyboardInterrupt
+        start(thread)
+        assert has_begun.wait(DEADLINE)
+
+    def noticed_join(thread: threading.Thread) -> None:
+        joined.set()
+        join(thread)
+
+    def work(task: int) -> None:
+        begun.append(task)
+        has_begun.set()
+        joined.wait(DEADLINE)
+        ended.append(task)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", interrupted_start)
+        patch.setattr(threading.Thread, "join", noticed_join)
+        with pytest.raises(KeyboardInterrupt):
+            threads.run_all(work, range(100), 4)
+    assert begun == ended == [0]
 
 
 # --- fork -----------------------------------------------------------------------------------------
@@ -231,7 +261,7 @@ def in_forks(*works: Callable[[], Any]) -> list[Any]:
 @pytest.mark.usefixtures("many_threads")
 def test_a_forked_child_draws_large_matrices_after_its_parent_did() -> None:
     expected = digest(draw(BIG_N, seed=3))
-    assert cpu_threads._helpers._started
+    assert len(cpu_threads._helpers.unused) < cpu_threads._MOST_HELPERS
     assert in_forks(*[lambda: [digest(draw(BIG_N, seed=3)) for _ in range(3)]] * 2) == [[expected] * 3] * 2
     assert digest(draw(BIG_N, seed=3)) == expected
 
@@ -339,7 +369,7 @@ def test_a_fork_waits_for_the_generator_lock() -> None:
 @needs_fork
 @expects_fork
 @pytest.mark.usefixtures("many_threads")
-def test_the_pool_lock_is_not_inherited_by_a_forked_child() -> None:
+def test_the_lock_of_helpers_is_not_inherited_by_a_forked_child() -> None:
     expected = digest(draw(BIG_N, seed=3))
     locked, release = threading.Event(), threading.Event()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -14,18 +15,20 @@ from numba import types
 
 from multisample.backends.kernels.compilation import cached, compile_cached
 from multisample.backends.kernels.cpu import threads
-from multisample.backends.kernels.cpu.intrinsics import fetch_add, load_acquire, value_at
+from multisample.backends.kernels.cpu.intrinsics import fetch_add, load_acquire
 
 DEADLINE = 60
 # Half a minute.
 LOADS = 100_000_000_000
 NUMBERS = types.Array(types.int64, 1, "C")
-SHARED = types.Tuple((NUMBERS, NUMBERS, types.int64))
 
 
-def visit(address, index):  # type: ignore[no-untyped-def]
-    """Count a visit, if `together` threads come, and the later the higher `index` is."""
-    visits, arrived, together = value_at(address, SHARED)
+def visit(arguments, index):  # type: ignore[no-untyped-def]
+    """Wait until `together` threads have come, then longer the higher `index` is, and count the visit.
+
+    Counts nothing if they do not come.
+    """
+    visits, arrived, together = arguments
     if fetch_add(arrived, 0, 1) < together:
         for _ in range(LOADS):
             if load_acquire(arrived, 0) >= together:
@@ -68,6 +71,22 @@ def visits(kernel: Callable[..., None], count: int, number: int, together: int =
     return counts[:count].tolist()
 
 
+def wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + DEADLINE
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+def started(pool: Any) -> int:
+    return threads._MOST_HELPERS - len(pool.unused)
+
+
+def wait_for_helpers(pool: Any) -> None:
+    """Until all are free."""
+    wait_until(lambda: not pool.slots[: started(pool) * threads._LINE : threads._LINE].any())
+
+
 def in_time(work: Callable[[], Any]) -> Any:
     """The result of `work`, on another thread: a failing test must not hang."""
     results: list[Any] = []
@@ -78,17 +97,24 @@ def in_time(work: Callable[[], Any]) -> Any:
     return results[0]
 
 
-@pytest.mark.parametrize("number", [1, 2, 3, 7])
-@pytest.mark.parametrize("count", [0, 1, 2, 3, 6, 7, 8, 1000])
-def test_each_index_is_visited_once(kernel: Callable[..., None], count: int, number: int) -> None:
+@pytest.mark.parametrize(
+    ("number", "count"),
+    [(1, 0), (1, 3), (2, 0), (2, 1), (2, 2), (2, 3), (3, 1), (3, 7), (7, 6), (7, 7), (7, 8), (7, 1000)],
+)
+def test_each_index_is_visited_once(kernel: Callable[..., None], number: int, count: int) -> None:
     for _ in range(20):
         assert in_time(lambda: visits(kernel, count, number)) == [1] * count
 
 
 def test_more_threads_than_slots(kernel: Callable[..., None], pool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "_start", lambda: setattr(pool, "_started", pool._started + 1))
+    monkeypatch.setattr(pool, "_start", pool.unused.pop)
     assert in_time(lambda: visits(kernel, 1000, 1 << 20)) == [1] * 1000
-    assert pool._started == threads._MOST_HELPERS
+    assert started(pool) == threads._MOST_HELPERS
+
+
+def test_a_call_wakes_no_more_helpers_than_it_has_indices(kernel: Callable[..., None], pool: Any) -> None:
+    assert in_time(lambda: visits(kernel, 3, 8)) == [1] * 3
+    assert sorted(pool.slots[threads._NUMBER :: threads._LINE])[-3:] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("number", [2, 5])
@@ -110,21 +136,23 @@ def test_threads_help_several_calls_at_the_same_time(kernel: Callable[..., None]
         for counts in executor.map(call, range(4), timeout=DEADLINE):
             assert counts == [[1] * 100] * 200
     assert pool._wanted == 0
-    assert 8 <= pool._started <= 16
-    # All are free again.
-    assert in_time(lambda: visits(kernel, pool._started + 1, pool._started + 1, together=pool._started + 1))
+    assert 8 <= started(pool) <= 16
+    wait_for_helpers(pool)
+    number = started(pool) + 1
+    assert in_time(lambda: visits(kernel, number, number, together=number)) == [1] * number
 
 
 def test_a_call_does_not_wait_for_a_thread_that_has_not_begun(kernel: Callable[..., None], pool: Any) -> None:
     # A slot whose thread does not wake up, as in a child that C code forked.
     slot = pool.slots[: threads._LINE]
     slot[threads._LOCK], slot[threads._STATE] = threads._new_lock(), threads._FREE
-    pool._started = 1
+    assert pool.unused.pop() == 0
     assert in_time(lambda: visits(kernel, 10, 2)) == [1] * 10
     assert slot[threads._STATE] == threads._BUSY
     # The thread wakes up.
     threading.Thread(target=threads.serving_kernel(), args=(pool.slots, 0), daemon=True).start()
-    assert in_time(lambda: visits(kernel, 2, 3, together=2)) == [1, 1]
+    wait_for_helpers(pool)
+    assert in_time(lambda: visits(kernel, 2, 2, together=2)) == [1, 1]
 
 
 def test_a_call_succeeds_if_threads_cannot_be_started(
@@ -133,7 +161,7 @@ def test_a_call_succeeds_if_threads_cannot_be_started(
     start = threading.Thread.start
 
     def fail(thread: threading.Thread) -> None:
-        if pool._started == 1:
+        if started(pool) == 2:
             raise RuntimeError("can't start new thread")
         start(thread)
 
@@ -141,8 +169,50 @@ def test_a_call_succeeds_if_threads_cannot_be_started(
         patch.setattr(threading.Thread, "start", fail)
         counts = visits(kernel, 2, 4, together=2), visits(kernel, 10, 4)
     assert counts == ([1, 1], [1] * 10)
-    assert pool._started == 1
+    assert started(pool) == 1
+    wait_for_helpers(pool)
     assert in_time(lambda: visits(kernel, 4, 4, together=4)) == [1] * 4
+
+
+def test_a_signal_handler_may_draw_while_a_thread_starts(
+    kernel: Callable[..., None], pool: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, in_handler = threading.Thread.start, []
+
+    def start_with_signal(thread: threading.Thread) -> None:
+        if not in_handler:
+            in_handler.append(None)
+            in_handler[0] = visits(kernel, 3, 3)
+        start(thread)
+
+    def call() -> list[int]:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", start_with_signal)
+            with threads.helpers(4):
+                pass
+        return visits(kernel, 5, 5, together=5)
+
+    assert in_time(call) == [1] * 5
+    assert in_handler == [[1] * 3]
+
+
+def test_a_start_may_be_interrupted(kernel: Callable[..., None], pool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = threading.Thread.start
+
+    def interrupted_start(thread: threading.Thread) -> None:
+        start(thread)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", interrupted_start)
+        for _ in range(2):
+            with pytest.raises(KeyboardInterrupt):
+                visits(kernel, 3, 3)
+    assert pool._wanted == started(pool) == 0
+    for _ in range(200):
+        assert in_time(lambda: visits(kernel, 3, 3)) == [1] * 3
+    wait_for_helpers(pool)
+    assert in_time(lambda: visits(kernel, 3, 3, together=3)) == [1] * 3
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")

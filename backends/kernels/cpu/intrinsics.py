@@ -13,9 +13,9 @@ from numba.extending import intrinsic
 from multisample.backends.kernels.stream.arithmetic import emit_fma
 
 __all__ = [
-    "call_address", "compare_exchange", "contiguous", "copy_vector", "fetch_add", "function_address", "integers_at",
+    "call_entry", "compare_exchange", "contiguous", "copy_vector", "entry_address", "fetch_add", "integers_at",
     "load_acquire", "prefetch", "run_down", "scale_vector", "stack_array", "stack_copy", "store_apart",
-    "use_widest_vectors", "value_at",
+    "use_widest_vectors",
 ]  # fmt: skip
 
 
@@ -57,14 +57,14 @@ def compare_exchange(typingctx: Any, array: Any, index: Any, expected: Any, valu
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         data = context.make_array(array)(context, builder, args[0]).data
         result = builder.cmpxchg(builder.gep(data, [args[1]]), args[2], args[3], "acq_rel", "acquire")
-        return builder.zext(builder.extract_value(result, 1), context.get_value_type(types.boolean))
+        return builder.extract_value(result, 1)
 
     return types.boolean(array, types.intp, array.dtype, array.dtype), codegen
 
 
 @intrinsic
 def load_acquire(typingctx: Any, array: Any, index: Any) -> Any:
-    """An element of `array` that another thread changes by `fetch_add`. `array` has unit stride."""
+    """An element of `array` that other threads change by atomic operations. `array` has unit stride."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         data = context.make_array(array)(context, builder, args[0]).data
@@ -257,44 +257,40 @@ def stack_copy(typingctx: Any, value: Any) -> Any:
     return types.intp(value), codegen
 
 
-@intrinsic
-def value_at(typingctx: Any, address: Any, kind: Any) -> Any:
-    """The value of the Numba type `kind` at `address`, of which `stack_copy` made a copy."""
-    result = kind.instance_type
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        pointer = builder.inttoptr(args[0], context.get_value_type(result).as_pointer())
-        return impl_ret_borrowed(context, builder, result, builder.load(pointer))
-
-    return result(types.intp, kind), codegen
-
-
-# The functions that are called by address.
-_SHARED = types.void(types.intp, types.intp)
+_ENTRY = ir.FunctionType(ir.VoidType(), [ir.IntType(64), ir.IntType(64)])
 
 
 @intrinsic
-def function_address(typingctx: Any, function: Any) -> Any:
-    """The address of a function that Numba compiles for ``void(intp, intp)``."""
-    function.dispatcher.compile(_SHARED.args)
+def entry_address(typingctx: Any, function: Any, arguments: Any) -> Any:
+    """The address of code for `call_entry`, which calls ``function(arguments, index)``.
+
+    Numba compiles `function` for the types of `arguments`, a tuple. The code ignores exceptions of `function`.
+    """
+    parameters = arguments, types.intp
+    function.dispatcher.compile(parameters)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        compiled = function.dispatcher.overloads[_SHARED.args]
+        compiled = function.dispatcher.overloads[parameters]
         context.active_code_library.add_linking_library(compiled.library)
-        declared = context.declare_function(builder.module, compiled.fndesc)
-        return builder.ptrtoint(declared, context.get_value_type(types.intp))
+        callee = context.declare_function(builder.module, compiled.fndesc)
+        entry = ir.Function(builder.module, _ENTRY, builder.module.get_unique_name("entry"))
+        entry.linkage = "internal"
+        body = ir.IRBuilder(entry.append_basic_block())
+        address, index = entry.args
+        value = body.load(body.inttoptr(address, context.get_value_type(arguments).as_pointer()))
+        context.call_conv.call_function(body, callee, compiled.signature.return_type, parameters, (value, index))
+        body.ret_void()
+        return builder.ptrtoint(entry, _ENTRY.args[0])
 
-    return types.intp(function), codegen
+    return types.intp(function, arguments), codegen
 
 
 @intrinsic
-def call_address(typingctx: Any, function: Any, first: Any, second: Any) -> Any:
-    """``function(first, second)`` for the address `function`, of `function_address`."""
+def call_entry(typingctx: Any, entry: Any, arguments: Any, index: Any) -> Any:
+    """Run the code at `entry`, an `entry_address`, with the arguments that `stack_copy` stored at `arguments`."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = context.call_conv.get_function_type(_SHARED.return_type, _SHARED.args)
-        pointer = builder.inttoptr(args[0], kind.as_pointer())
-        context.call_conv.call_function(builder, pointer, _SHARED.return_type, _SHARED.args, args[1:])
+        builder.call(builder.inttoptr(args[0], _ENTRY.as_pointer()), args[1:])
         return context.get_dummy_value()
 
     return types.none(types.intp, types.intp, types.intp), codegen

@@ -1,8 +1,9 @@
-"""The block-per-dimension kernel for the CPU: one call draws one window of the sample matrix.
+"""The block-per-dimension kernel for the CPU.
 
-One kernel per dtype, and one more for antithetic pairs, takes arrays of any strides. Compiled kernels are cached on
-disk, so that a user waits for LLVM once. ``nogil`` lets windows run on several threads; ``parallel=True`` would bring a
-threading layer that dies in a forked child (GNU OpenMP) or aborts under concurrent calls (workqueue).
+`window_kernel` draws one window of a sample matrix on one thread. `windows_kernel` and `batch_kernel` share windows and
+matrices among threads (`threads.py`); Numba's ``parallel=True`` would bring a threading layer that dies in a forked
+child (GNU OpenMP) or aborts under concurrent calls (workqueue). Each has one kernel per dtype, and one more for
+antithetic pairs, for arrays of any strides. Compiled kernels are cached on disk, so that a user waits for LLVM once.
 """
 
 from __future__ import annotations
@@ -31,7 +32,6 @@ from .intrinsics import (
     stack_array,
     store_apart,
     use_widest_vectors,
-    value_at,
 )
 from .threads import SLOTS, for_each, serving_kernel
 
@@ -519,12 +519,9 @@ def windows_kernel(dtype: str, antithetic: bool = False) -> Callable[..., None]:
     draw = cached(_window_function(dtype, antithetic), f"cpu-{_window_name(dtype, antithetic)}", source_digest())
     block = 8 if antithetic else 4
     parameters = *_window_parameters(dtype), *[types.int64] * 2
-    shared = types.Tuple((*parameters, types.int64))
 
-    def draw_window(address, window):
-        mu, sigma, out, seed, offset, first_row, first_column, common_noise, height, width, across = value_at(
-            address, shared
-        )
+    def draw_window(arguments, window):
+        mu, sigma, out, seed, offset, first_row, first_column, common_noise, height, width, across = arguments
         rows, columns = out.shape
         skip = first_column % block
         top, left = window // across * height, max(window % across * width - skip, 0)
@@ -561,10 +558,9 @@ def batch_kernel(dtype: str, antithetic: bool = False) -> Callable[..., None]:
     real, element = _TYPES[dtype]
     vectors, words = _array(real, 2, readonly=True), [_array(types.uint64, ndim, readonly=True) for ndim in (1, 2)]
     parameters = vectors, vectors, _array(element, 3), *words, types.boolean
-    shared = types.Tuple(parameters)
 
-    def draw_matrix(address, b):
-        mu, sigma, out, seeds, offsets, common_noise = value_at(address, shared)
+    def draw_matrix(arguments, b):
+        mu, sigma, out, seeds, offsets, common_noise = arguments
         offset = offsets[b if len(offsets) > 1 else 0]
         draw(
             mu[b if len(mu) > 1 else 0], sigma[b if len(sigma) > 1 else 0], out[b],

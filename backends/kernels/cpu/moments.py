@@ -20,7 +20,7 @@ from multisample.backends.kernels.stream.normals import block_f32, block_f64
 from multisample.backends.kernels.stream.rounding import NARROWING
 from multisample.backends.kernels.stream.words import stream_key, word
 
-from .intrinsics import stack_array, use_widest_vectors, value_at
+from .intrinsics import stack_array, use_widest_vectors
 from .threads import SLOTS, for_each
 
 __all__ = [
@@ -182,10 +182,9 @@ def summing_kernel(real: str) -> Callable[..., None]:
     sum_rows = _cached(_sum_function(real), f"sum_rows_{real}")
     groups, first, second, _, seed, offset, first_row = _sum_parameters(real)
     parameters = groups, first, second, types.Array(types.float64, 3, "C"), seed, offset, first_row, types.int64
-    shared = types.Tuple(parameters)
 
-    def sum_piece(address, index):
-        groups, first, second, totals, seed, offset, first_row, height = value_at(address, shared)
+    def sum_piece(arguments, index):
+        groups, first, second, totals, seed, offset, first_row, height = arguments
         bands = (totals.shape[1] + height - 1) // height
         begin, top = index // bands * PIECE, index % bands * height
         end = begin + PIECE
@@ -206,10 +205,10 @@ def summing_kernel(real: str) -> Callable[..., None]:
 
 @functools.cache
 def moments_kernel(dtype: str) -> Callable[..., None]:
-    """``kernel(groups, of_first, of_second, seed, offset, first_row, mu, sigma, weight, first, second, height, ...)``.
+    """Draw, sum and store the moments of independent noise: `summing_kernel` and `finishing_kernel` in one.
 
-    As `summing_kernel` and `finishing_kernel` together, for independent noise; ``threads, slots`` come last. A thread
-    computes the moments of up to `height` rows, at most MOST_ROWS.
+    ``kernel(groups, of_first, of_second, seed, offset, first_row, mu, sigma, weight, first, second, height, threads,
+    slots)``. A thread takes up to `height` rows at a time, at most MOST_ROWS.
     """
     real = MATRIX_TYPES[dtype].computing
     sum_rows = _cached(_sum_function(real), f"sum_rows_{real}")
@@ -217,12 +216,9 @@ def moments_kernel(dtype: str) -> Callable[..., None]:
     groups, first, second, _, *words = _sum_parameters(real)
     mu, sigma, _, weight, *results = _finish_parameters(dtype)
     parameters = groups, first, second, *words, mu, sigma, weight, *results, types.int64
-    shared = types.Tuple(parameters)
 
-    def finish_band(address, band):
-        (
-            groups, of_first, of_second, seed, offset, first_row, mu, sigma, weight, first, second, height,
-        ) = value_at(address, shared)  # fmt: skip
+    def finish_band(arguments, band):
+        groups, of_first, of_second, seed, offset, first_row, mu, sigma, weight, first, second, height = arguments
         top = band * height
         bottom = min(top + height, len(first))
         sums = stack_array(_MOST_SUMS, np.float64).reshape((MOST_ROWS, 2))[: bottom - top]

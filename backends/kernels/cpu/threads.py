@@ -1,10 +1,12 @@
-"""Threads that help kernels. They wait in compiled code: a thread that waits in Python needs the GIL to go on.
+"""Threads that help kernels. They wait in compiled code.
 
-Fifteen threads take the GIL one after the other, which took longer than their work on a (1000, 10000) matrix.
+A helper that waited in Python would need the GIL to continue. With 15 helpers, these waits took longer than drawing a
+(1000, 10000) matrix.
 
-Each helper has a slot, with its state or the address of the call that it helps, and sleeps on a lock of its own. A call
-takes free slots and wakes their helpers. When no work is left, it takes back the slots of helpers that have not begun:
-it never waits for a thread that the system does not run, or that a child forked by C code does not have.
+Each helper has a slot and sleeps on a lock of its own. The slot is free, busy, or has the address of a call that wants
+the helper. A call takes free slots and wakes their helpers. When no work is left, it takes back the slots of helpers
+that have not begun: it never waits for a thread that the system does not run, or that a child forked by C code does not
+have.
 """
 
 from __future__ import annotations
@@ -24,10 +26,10 @@ from numba import types
 from multisample.backends.kernels.compilation import compile_cached, inline, source_digest
 
 from .intrinsics import (
-    call_address,
+    call_entry,
     compare_exchange,
+    entry_address,
     fetch_add,
-    function_address,
     integers_at,
     load_acquire,
     stack_array,
@@ -47,7 +49,7 @@ _STATE, _LOCK, _NUMBER = range(3)
 _FREE, _BUSY, _NO_THREAD = range(3)
 _MOST_HELPERS = 255
 # Elements of a call. From _BEGUN on, each thread has a line, with the first index of its part that has not begun.
-_FUNCTION, _ARGUMENTS, _COUNT, _THREADS, _HELPERS, _PROCESSOR, _BEGUN = 0, 1, 2, 3, 4, 5, _LINE
+_ENTRY, _ARGUMENTS, _COUNT, _THREADS, _HELPERS, _PROCESSOR, _BEGUN = 0, 1, 2, 3, 4, 5, _LINE
 _CALL = _BEGUN + (_MOST_HELPERS + 1) * _LINE
 # How many times a waiting thread loads a number before it sleeps or lets others run: some 70 us. Waking a thread takes
 # about as long.
@@ -56,20 +58,19 @@ _LOADS = 200_000
 _acquire_lock = types.ExternalFunction("PyThread_acquire_lock", types.intc(types.intp, types.intc))
 _release_lock = types.ExternalFunction("PyThread_release_lock", types.void(types.intp))
 _let_others_run = types.ExternalFunction("sched_yield", types.intc())
-# macOS cannot say on which processor a thread runs.
+# macOS has no `sched_getcpu`. All threads get -1 there, so that helpers sleep at once.
 _processor = types.ExternalFunction("sched_getcpu", types.intc()) if sys.platform == "linux" else inline(lambda: -1)
 
 
 @inline
 def for_each(function, arguments, count, threads, slots):
-    """Call ``function(address, index)`` for each index below `count`, on this thread and up to ``threads - 1`` others.
+    """Call ``function(arguments, index)`` for each index below `count`, on up to `threads` threads with this one.
 
-    `function` is compiled for ``void(intp, intp)``. ``address`` is that of a copy of `arguments`, for `value_at`.
-    Returns when every call has returned.
+    `arguments` is a tuple. Returns when every call has returned. `function` must not raise.
     """
-    threads = min(threads, _MOST_HELPERS + 1)
+    threads = max(1, min(threads, count, _MOST_HELPERS + 1))
     call = stack_array(_CALL, np.int64)
-    call[_FUNCTION], call[_ARGUMENTS] = function_address(function), stack_copy(arguments)
+    call[_ENTRY], call[_ARGUMENTS] = entry_address(function, arguments), stack_copy(arguments)
     call[_COUNT], call[_THREADS], call[_HELPERS], call[_PROCESSOR] = count, threads, 0, _processor()
     for part in range(threads):
         call[_BEGUN + part * _LINE] = part * _part_size(call)
@@ -85,8 +86,8 @@ def _part_size(call):
 def _work(call, number):
     """Call the function for each index that no thread has begun: first in part `number`, then in the others.
 
-    Threads begin far apart, because neighbours would page in and clear the same fresh memory. A thread has the same
-    part in the next call, because the memory may still be in its cache.
+    Threads begin far apart, because neighbours would page in and clear the same fresh memory. A thread usually gets the
+    same part in the next call, when the memory may still be in its cache.
     """
     for k in range(call[_THREADS]):
         part = (number + k) % call[_THREADS]
@@ -95,7 +96,7 @@ def _work(call, number):
             index = fetch_add(call, _BEGUN + part * _LINE, 1)
             if index >= end:
                 break
-            call_address(call[_FUNCTION], call[_ARGUMENTS], index)
+            call_entry(call[_ENTRY], call[_ARGUMENTS], index)
 
 
 @inline
@@ -108,7 +109,7 @@ def _run(call, slots):
             slots[slot + _NUMBER] = helpers
             _release_lock(slots[slot + _LOCK])
         slot += _LINE
-    # A helper that has already returned has subtracted itself before.
+    # Helpers that are already done have made this counter negative.
     fetch_add(call, _HELPERS, helpers)
     _work(call, 0)
     for taken in range(0, slot, _LINE):
@@ -123,7 +124,7 @@ def _run(call, slots):
 
 def _serve(slots, slot):
     loads = 0
-    while load_acquire(slots, slot + _STATE) != _NO_THREAD:
+    while True:
         while loads > 0 and load_acquire(slots, slot + _STATE) == _FREE:
             loads -= 1
         _acquire_lock(slots[slot + _LOCK], 1)
@@ -131,7 +132,7 @@ def _serve(slots, slot):
         if address != _BUSY and compare_exchange(slots, slot + _STATE, address, _BUSY):
             call = integers_at(address, _CALL)
             _work(call, slots[slot + _NUMBER])
-            # On the caller's processor it sleeps at once: the caller could not run.
+            # On the caller's processor a helper must not spin: it would keep the caller from running.
             loads = 0 if _processor() == call[_PROCESSOR] else _LOADS
             fetch_add(call, _HELPERS, -1)
         fetch_add(slots, slot + _STATE, _FREE - _BUSY)
@@ -143,16 +144,20 @@ class _Helpers:
     def __init__(self) -> None:
         self.slots = np.zeros((_MOST_HELPERS + 1) * _LINE, np.int64)
         self.slots[_STATE::_LINE] = _NO_THREAD
-        self._lock = threading.Lock()
-        self._started = self._wanted = 0
+        self.unused = list(reversed(range(_MOST_HELPERS)))
+        # A signal handler, or `__del__`, may draw while this thread has the lock.
+        self._lock = threading.RLock()
+        self._wanted = 0
 
     @contextlib.contextmanager
     def wanted(self, count: int) -> Iterator[np.ndarray[Any, Any]]:
+        if count > 0:
+            serving_kernel()
         with self._lock:
             self._wanted += count
         try:
             with self._lock, contextlib.suppress(RuntimeError):  # At a limit of threads, or when the interpreter ends.
-                while self._started < min(self._wanted, _MOST_HELPERS):
+                while self.unused and _MOST_HELPERS - len(self.unused) < self._wanted:
                     self._start()
             yield self.slots
         finally:
@@ -160,16 +165,19 @@ class _Helpers:
                 self._wanted -= count
 
     def _start(self) -> None:
-        first = self._started * _LINE
+        helper = self.unused.pop()
+        first = helper * _LINE
         slot = self.slots[first : first + _LINE]
-        slot[_LOCK] = slot[_LOCK] or _new_lock()
-        thread = threading.Thread(
-            target=serving_kernel(), args=(self.slots, first), name=f"multisample_{self._started}", daemon=True
-        )
-        slot[_STATE] = _BUSY  # Not free before the thread has started.
-        thread.start()
+        try:
+            slot[_LOCK] = slot[_LOCK] or _new_lock()
+            slot[_STATE] = _BUSY  # Not free before the thread has started.
+            threading.Thread(
+                target=serving_kernel(), args=(self.slots, first), name=f"multisample_{helper}", daemon=True
+            ).start()
+        except BaseException:  # If the thread has started nevertheless, two threads serve the slot, which does no harm.
+            self.unused.append(helper)
+            raise
         slot[_STATE] = _FREE
-        self._started += 1
 
 
 @functools.cache
@@ -205,6 +213,6 @@ if hasattr(os, "register_at_fork"):
 def helpers(count: int) -> contextlib.AbstractContextManager[np.ndarray[Any, Any]]:
     """The slots, for a call that wants `count` helpers.
 
-    Starts threads until there are as many as all calls together want, or as many as the process can have.
+    Starts threads until there are as many as all calls together want, up to 255, or as many as the process can have.
     """
     return _helpers.wanted(count)
