@@ -3,7 +3,8 @@
 python -m bench.studies.cpu_middle results.json
 
 "kernel": normals per second of the compiled kernel of `cpu`, on one thread. "threads": `sample(..., out=)` on one
-thread and on two, in turns; "speed-up" is the median of the ratios. "shared": `sample(..., noise="shared")` beside
+thread and on two, in turns of 2 ms; "speed-up" is the median of the ratios, and "after pauses" that of single calls
+after a pause of 2 ms each. "shared": `sample(..., noise="shared")` beside
 ``mu[:, None] + sigma[:, None] * generator.standard_normal(n)`` of NumPy.
 
 Aims: the kernel at (1000, 100) and (100, 100) has 0.85 of its speed at (1000, 1000); two threads are 1.3 times as fast
@@ -28,6 +29,7 @@ from bench.suites.machine import describe
 from multisample.backends.kernels.cpu.kernel import window_kernel
 
 TURNS, SECONDS = 41, 2e-3  # Of a contender in each turn.
+PAUSE = 2e-3  # Seconds.
 
 Call = Callable[[], Any]
 
@@ -48,6 +50,22 @@ def take_turns(calls: dict[str, Call]) -> dict[str, list[float]]:
                 call()
             times[name].append((time.perf_counter() - start) / repeats[name])
     return times
+
+
+def take_turns_after_pauses(calls: dict[str, Call]) -> dict[str, list[float]]:
+    """Seconds of a single call of each contender after a pause, in each turn."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(TURNS):
+        for name, call in calls.items():
+            time.sleep(PAUSE)
+            start = time.perf_counter()
+            call()
+            times[name].append(time.perf_counter() - start)
+    return times
+
+
+def speed_up(times: dict[str, list[float]]) -> float:
+    return round(statistics.median(one / two for one, two in zip(times["one"], times["two"], strict=True)), 2)
 
 
 def kernels() -> list[dict[str, Any]]:
@@ -76,13 +94,13 @@ def threads() -> list[dict[str, Any]]:
                 with multisample.limit_threads(most):
                     multisample.sample(*arguments, seed=7, backend=backend, out=out)
 
-            times = take_turns({"one": lambda draw=draw: draw(1), "two": lambda draw=draw: draw(2)})
-            ratios = [one / two for one, two in zip(times["one"], times["two"], strict=True)]
+            calls: dict[str, Call] = {"one": lambda draw=draw: draw(1), "two": lambda draw=draw: draw(2)}
+            times = take_turns(calls)
             rows.append({
                 "backend": backend, "shape": (d, n), "normals, log2": round(float(np.log2(d * n)), 2),
                 "us, one thread": round(1e6 * statistics.median(times["one"]), 1),
                 "us, two threads": round(1e6 * statistics.median(times["two"]), 1),
-                "speed-up": round(statistics.median(ratios), 2),
+                "speed-up": speed_up(times), "after pauses": speed_up(take_turns_after_pauses(calls)),
             })  # fmt: skip
     return rows
 

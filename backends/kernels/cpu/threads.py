@@ -170,7 +170,6 @@ class _Helpers:
         slot = self.slots[first : first + _LINE]
         try:
             slot[_LOCK] = slot[_LOCK] or _new_lock()
-            slot[_STATE] = _BUSY  # Not free before the thread has started.
             threading.Thread(
                 target=serving_kernel(), args=(self.slots, first), name=f"multisample_{helper}", daemon=True
             ).start()
