@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numba import types
+from numba import njit, types
 
 from multisample.backends.kernels.compilation import cached, compile_cached
 from multisample.backends.kernels.cpu import threads
@@ -194,6 +194,44 @@ def test_a_signal_handler_may_draw_while_a_thread_starts(
 
     assert in_time(call) == [1] * 5
     assert in_handler == [[1] * 3]
+
+
+@pytest.fixture
+def processors() -> set[int]:
+    if not hasattr(os, "sched_getaffinity"):
+        pytest.skip("this system does not say on which processors a thread may run")
+    allowed: set[int] = os.sched_getaffinity(0)
+    if len(allowed) < 2:
+        pytest.skip("one processor")
+    return allowed
+
+
+def test_a_helper_may_run_where_the_caller_may_but_not_on_its_processor(
+    kernel: Callable[..., None], pool: Any, processors: set[int]
+) -> None:
+    for _ in range(50):
+        assert in_time(lambda: visits(kernel, 2, 2, together=2)) == [1, 1]
+        avoided = int(pool.slots[threads._AVOIDED])
+        assert avoided in processors
+        assert os.sched_getaffinity(int(pool.slots[threads._THREAD])) == processors - {avoided}
+
+
+def test_each_processor_can_be_avoided(kernel: Callable[..., None], pool: Any, processors: set[int]) -> None:
+    keep_away: Any = njit(lambda slots, processor: threads._keep_away(slots, 0, processor))
+    assert in_time(lambda: visits(kernel, 2, 2, together=2)) == [1, 1]
+    helper = int(pool.slots[threads._THREAD])
+    for processor in processors:
+        keep_away(pool.slots, processor)
+        assert os.sched_getaffinity(helper) == processors - {processor}
+    # A caller that may run on one processor leaves no other to its helper.
+    one = min(processors)
+    os.sched_setaffinity(0, {one})
+    try:
+        keep_away(pool.slots, one)
+    finally:
+        os.sched_setaffinity(0, processors)
+    assert os.sched_getaffinity(helper) == processors - {max(processors)}
+    assert in_time(lambda: visits(kernel, 2, 2, together=2)) == [1, 1]
 
 
 def test_a_start_may_be_interrupted(kernel: Callable[..., None], pool: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,23 +43,31 @@ SLOTS = types.Array(types.int64, 1, "C")
 
 # Numbers in a cache line.
 _LINE = 8
-# Elements of a slot, a line: its state, its helper's lock, and the helper's number among the threads of the call.
-_STATE, _LOCK, _NUMBER = range(3)
+# Elements of a slot, a line: its state, its helper's lock, the helper's number among the threads of the call, the
+# system's number of the helper, and the processor that it avoids.
+_STATE, _LOCK, _NUMBER, _THREAD, _AVOIDED = range(5)
 # States. Another number is the address of a call that has taken the slot, and whose helper has not begun.
 _FREE, _BUSY, _NO_THREAD = range(3)
 _MOST_HELPERS = 255
 # Elements of a call. From _BEGUN on, each thread has a line, with the first index of its part that has not begun.
-_ENTRY, _ARGUMENTS, _COUNT, _THREADS, _HELPERS, _PROCESSOR, _BEGUN = 0, 1, 2, 3, 4, 5, _LINE
+_ENTRY, _ARGUMENTS, _COUNT, _THREADS, _HELPERS, _BEGUN = 0, 1, 2, 3, 4, _LINE
 _CALL = _BEGUN + (_MOST_HELPERS + 1) * _LINE
 # How many times a waiting thread loads a number before it sleeps or lets others run: some 70 us. Waking a thread takes
 # about as long.
 _LOADS = 200_000
+# Numbers of 64 bits in a set of processors.
+_SET = 16
 
 _acquire_lock = types.ExternalFunction("PyThread_acquire_lock", types.intc(types.intp, types.intc))
 _release_lock = types.ExternalFunction("PyThread_release_lock", types.void(types.intp))
 _let_others_run = types.ExternalFunction("sched_yield", types.intc())
-# macOS has no `sched_getcpu`. All threads get -1 there, so that helpers sleep at once.
-_processor = types.ExternalFunction("sched_getcpu", types.intc()) if sys.platform == "linux" else inline(lambda: -1)
+if sys.platform == "linux":
+    _processor = types.ExternalFunction("sched_getcpu", types.intc())
+    _get_processors = types.ExternalFunction("sched_getaffinity", types.intc(types.intc, types.intp, types.intp))
+    _set_processors = types.ExternalFunction("sched_setaffinity", types.intc(types.intc, types.intp, types.intp))
+else:
+    _processor = inline(lambda: -1)
+    _get_processors = _set_processors = inline(lambda thread, size, processors: -1)
 
 
 @inline
@@ -71,7 +79,7 @@ def for_each(function, arguments, count, threads, slots):
     threads = max(1, min(threads, count, _MOST_HELPERS + 1))
     call = stack_array(_CALL, np.int64)
     call[_ENTRY], call[_ARGUMENTS] = entry_address(function, arguments), stack_copy(arguments)
-    call[_COUNT], call[_THREADS], call[_HELPERS], call[_PROCESSOR] = count, threads, 0, _processor()
+    call[_COUNT], call[_THREADS], call[_HELPERS] = count, threads, 0
     for part in range(threads):
         call[_BEGUN + part * _LINE] = part * _part_size(call)
     _run(call, slots)
@@ -100,13 +108,28 @@ def _work(call, number):
 
 
 @inline
+def _keep_away(slots, slot, processor):
+    """Let the helper run where the caller may, but not on the caller's `processor`.
+
+    Linux often puts a thread that wakes up there, above all in a virtual machine, where idle processors seem busy.
+    """
+    if slots[slot + _AVOIDED] != processor:
+        slots[slot + _AVOIDED] = processor
+        processors = stack_array(_SET, np.int64)
+        if _get_processors(0, 8 * _SET, processors.ctypes.data) == 0:
+            processors[processor // 64] &= ~(1 << (processor % 64))
+            _set_processors(slots[slot + _THREAD], 8 * _SET, processors.ctypes.data)
+
+
+@inline
 def _run(call, slots):
     address = call.ctypes.data
-    helpers, slot = 0, 0
+    processor, helpers, slot = _processor(), 0, 0
     while helpers < call[_THREADS] - 1 and load_acquire(slots, slot + _STATE) != _NO_THREAD:
         if compare_exchange(slots, slot + _STATE, _FREE, address):
             helpers += 1
             slots[slot + _NUMBER] = helpers
+            _keep_away(slots, slot, processor)
             _release_lock(slots[slot + _LOCK])
         slot += _LINE
     # Helpers that are already done have made this counter negative.
@@ -132,8 +155,7 @@ def _serve(slots, slot):
         if address != _BUSY and compare_exchange(slots, slot + _STATE, address, _BUSY):
             call = integers_at(address, _CALL)
             _work(call, slots[slot + _NUMBER])
-            # On the caller's processor a helper must not spin: it would keep the caller from running.
-            loads = 0 if _processor() == call[_PROCESSOR] else _LOADS
+            loads = _LOADS
             fetch_add(call, _HELPERS, -1)
         fetch_add(slots, slot + _STATE, _FREE - _BUSY)
 
@@ -143,7 +165,7 @@ class _Helpers:
 
     def __init__(self) -> None:
         self.slots = np.zeros((_MOST_HELPERS + 1) * _LINE, np.int64)
-        self.slots[_STATE::_LINE] = _NO_THREAD
+        self.slots[_STATE::_LINE], self.slots[_AVOIDED::_LINE] = _NO_THREAD, -1
         self.unused = list(reversed(range(_MOST_HELPERS)))
         # A signal handler, or `__del__`, may draw while this thread has the lock.
         self._lock = threading.RLock()
@@ -168,14 +190,16 @@ class _Helpers:
         helper = self.unused.pop()
         first = helper * _LINE
         slot = self.slots[first : first + _LINE]
+        thread = threading.Thread(
+            target=serving_kernel(), args=(self.slots, first), name=f"multisample_{helper}", daemon=True
+        )
         try:
             slot[_LOCK] = slot[_LOCK] or _new_lock()
-            threading.Thread(
-                target=serving_kernel(), args=(self.slots, first), name=f"multisample_{helper}", daemon=True
-            ).start()
+            thread.start()
         except BaseException:  # If the thread has started nevertheless, two threads serve the slot, which does no harm.
             self.unused.append(helper)
             raise
+        slot[_THREAD] = thread.native_id or 0
         slot[_STATE] = _FREE
 
 
