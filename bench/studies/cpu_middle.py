@@ -3,8 +3,8 @@
 python -m bench.studies.cpu_middle results.json
 
 "kernel": normals per second of the compiled kernel of `cpu`, on one thread. "threads": `sample(..., out=)` on one
-thread and on two, in turns of 2 ms; "speed-up" is the median of the ratios, and "after pauses" that of single calls
-after a pause of 2 ms each. "shared": `sample(..., noise="shared")` beside
+thread and on two, in turns of 2 ms; "speed-up" is the median of the ratios, and "after 2 ms" and "after 10 ms" are
+those of single calls after such pauses. "shared": `sample(..., noise="shared")` beside
 ``mu[:, None] + sigma[:, None] * generator.standard_normal(n)`` of NumPy.
 
 Aims: the kernel at (1000, 100) and (100, 100) has 0.85 of its speed at (1000, 1000); two threads are 1.3 times as fast
@@ -29,7 +29,7 @@ from bench.suites.machine import describe
 from multisample.backends.kernels.cpu.kernel import window_kernel
 
 TURNS, SECONDS = 41, 2e-3  # Of a contender in each turn.
-PAUSE = 2e-3  # Seconds.
+PAUSES = 2, 10  # Milliseconds.
 
 Call = Callable[[], Any]
 
@@ -52,12 +52,12 @@ def take_turns(calls: dict[str, Call]) -> dict[str, list[float]]:
     return times
 
 
-def take_turns_after_pauses(calls: dict[str, Call]) -> dict[str, list[float]]:
-    """Seconds of a single call of each contender after a pause, in each turn."""
+def take_turns_after_pauses(calls: dict[str, Call], pause: int) -> dict[str, list[float]]:
+    """Seconds of a single call of each contender after a pause of `pause` ms, in each turn."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(TURNS):
         for name, call in calls.items():
-            time.sleep(PAUSE)
+            time.sleep(1e-3 * pause)
             start = time.perf_counter()
             call()
             times[name].append(time.perf_counter() - start)
@@ -100,7 +100,8 @@ def threads() -> list[dict[str, Any]]:
                 "backend": backend, "shape": (d, n), "normals, log2": round(float(np.log2(d * n)), 2),
                 "us, one thread": round(1e6 * statistics.median(times["one"]), 1),
                 "us, two threads": round(1e6 * statistics.median(times["two"]), 1),
-                "speed-up": speed_up(times), "after pauses": speed_up(take_turns_after_pauses(calls)),
+                "speed-up": speed_up(times),
+                **{f"after {ms} ms": speed_up(take_turns_after_pauses(calls, ms)) for ms in PAUSES},
             })  # fmt: skip
     return rows
 
