@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from multisample.backends.kernels.cpu.intrinsics import fetch_add, load_acquire
 DEADLINE = 60
 # Half a minute.
 LOADS = 100_000_000_000
+PROCESSORS: set[int] = os.sched_getaffinity(0) if sys.platform == "linux" else set()
 NUMBERS = types.Array(types.int64, 1, "C")
 
 
@@ -196,42 +198,38 @@ def test_a_signal_handler_may_draw_while_a_thread_starts(
     assert in_handler == [[1] * 3]
 
 
-@pytest.fixture
-def processors() -> set[int]:
-    if not hasattr(os, "sched_getaffinity"):
-        pytest.skip("this system does not say on which processors a thread may run")
-    allowed: set[int] = os.sched_getaffinity(0)
-    if len(allowed) < 2:
-        pytest.skip("one processor")
-    return allowed
+needs_processors = pytest.mark.skipif(len(PROCESSORS) < 2, reason="needs two processors that threads can be kept from")
 
 
-def test_a_helper_may_run_where_the_caller_may_but_not_on_its_processor(
-    kernel: Callable[..., None], pool: Any, processors: set[int]
-) -> None:
+def helper_of(kernel: Callable[..., None], pool: Any, allowed: set[int]) -> tuple[set[int], int]:
+    """The processors of the helper of a call from a thread that may run on `allowed`, and the processor it avoids."""
+
+    def call() -> tuple[list[int], set[int]]:
+        os.sched_setaffinity(0, allowed)
+        return visits(kernel, 2, 2, together=2), os.sched_getaffinity(0)
+
+    assert in_time(call) == ([1, 1], allowed)
+    return os.sched_getaffinity(int(pool.slots[threads._THREAD])), int(pool.slots[threads._AVOIDED])
+
+
+@needs_processors
+def test_a_helper_may_run_where_the_caller_may_but_not_on_its_processor(kernel: Callable[..., None], pool: Any) -> None:
     for _ in range(50):
-        assert in_time(lambda: visits(kernel, 2, 2, together=2)) == [1, 1]
-        avoided = int(pool.slots[threads._AVOIDED])
-        assert avoided in processors
-        assert os.sched_getaffinity(int(pool.slots[threads._THREAD])) == processors - {avoided}
+        processors, avoided = helper_of(kernel, pool, PROCESSORS)
+        assert avoided in PROCESSORS
+        assert processors == PROCESSORS - {avoided}
+    # A caller that may run on one processor leaves its helper no other.
+    for processor in PROCESSORS:
+        assert helper_of(kernel, pool, {processor}) == (processors, processor)
 
 
-def test_each_processor_can_be_avoided(kernel: Callable[..., None], pool: Any, processors: set[int]) -> None:
+@needs_processors
+def test_each_processor_can_be_avoided(kernel: Callable[..., None], pool: Any) -> None:
     keep_away: Any = njit(lambda slots, processor: threads._keep_away(slots, 0, processor))
-    assert in_time(lambda: visits(kernel, 2, 2, together=2)) == [1, 1]
-    helper = int(pool.slots[threads._THREAD])
-    for processor in processors:
+    helper_of(kernel, pool, PROCESSORS)
+    for processor in PROCESSORS:
         keep_away(pool.slots, processor)
-        assert os.sched_getaffinity(helper) == processors - {processor}
-    # A caller that may run on one processor leaves no other to its helper.
-    one = min(processors)
-    os.sched_setaffinity(0, {one})
-    try:
-        keep_away(pool.slots, one)
-    finally:
-        os.sched_setaffinity(0, processors)
-    assert os.sched_getaffinity(helper) == processors - {max(processors)}
-    assert in_time(lambda: visits(kernel, 2, 2, together=2)) == [1, 1]
+        assert os.sched_getaffinity(int(pool.slots[threads._THREAD])) == PROCESSORS - {processor}
 
 
 def test_a_start_may_be_interrupted(kernel: Callable[..., None], pool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
