@@ -257,7 +257,7 @@ def stack_copy(typingctx: Any, value: Any) -> Any:
     return types.intp(value), codegen
 
 
-_ENTRY = ir.FunctionType(ir.VoidType(), [ir.IntType(64), ir.IntType(64)])
+_ENTRY_TYPE = ir.FunctionType(ir.VoidType(), [ir.IntType(64), ir.IntType(64)])
 
 
 @intrinsic
@@ -273,14 +273,14 @@ def entry_address(typingctx: Any, function: Any, arguments: Any) -> Any:
         compiled = function.dispatcher.overloads[parameters]
         context.active_code_library.add_linking_library(compiled.library)
         callee = context.declare_function(builder.module, compiled.fndesc)
-        entry = ir.Function(builder.module, _ENTRY, builder.module.get_unique_name("entry"))
+        entry = ir.Function(builder.module, _ENTRY_TYPE, builder.module.get_unique_name("entry"))
         entry.linkage = "internal"
         body = ir.IRBuilder(entry.append_basic_block())
         address, index = entry.args
         value = body.load(body.inttoptr(address, context.get_value_type(arguments).as_pointer()))
         context.call_conv.call_function(body, callee, compiled.signature.return_type, parameters, (value, index))
         body.ret_void()
-        return builder.ptrtoint(entry, _ENTRY.args[0])
+        return builder.ptrtoint(entry, _ENTRY_TYPE.args[0])
 
     return types.intp(function, arguments), codegen
 
@@ -290,7 +290,7 @@ def call_entry(typingctx: Any, entry: Any, arguments: Any, index: Any) -> Any:
     """Run the code at `entry`, an `entry_address`, with the arguments that `stack_copy` stored at `arguments`."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        builder.call(builder.inttoptr(args[0], _ENTRY.as_pointer()), args[1:])
+        builder.call(builder.inttoptr(args[0], _ENTRY_TYPE.as_pointer()), args[1:])
         return context.get_dummy_value()
 
     return types.none(types.intp, types.intp, types.intp), codegen
