@@ -35,20 +35,20 @@ inline: Callable[[Function], Function] = njit(forceinline=True)
 _FOLDER = "numba"
 
 
-def compile_cached(signature: Any, function: Callable[..., Any], name: str, digest: str, *, nogil: bool = True) -> Any:
+def compile_cached(
+    signature: Any, function: Callable[..., Any], name: str, digest: str, *, nogil: bool = True, allocates: bool = False
+) -> Any:
     """Compile `function` for `signature`, or load it from the cache: see `cached`.
 
     The result does not check that its arguments have the types of the signature: Numba's dispatcher, which checks them,
     costs a third of a small call. The kernel would misread an array of another type or dimension: pass only checked
     arrays.
     """
-    return cached(function, name, digest, nogil=nogil).compile(signature)
+    return cached(function, name, digest, nogil=nogil, allocates=allocates).compile(signature)
 
 
-def cached(function: Callable[..., Any], name: str, digest: str, *, nogil: bool = True) -> Any:
+def cached(function: Callable[..., Any], name: str, digest: str, *, nogil: bool = True, allocates: bool = False) -> Any:
     """`function` for other functions that Numba compiles to call; it is compiled once per machine for each signature.
-
-    Its arrays are arguments or on its stack: it cannot allocate one, and arrays that it returns are not kept alive.
 
     Parameters
     ----------
@@ -60,13 +60,15 @@ def cached(function: Callable[..., Any], name: str, digest: str, *, nogil: bool 
         The digest of all sources that the kernel is compiled from: `source_digest`.
     nogil : bool, default True
         Release the GIL while the kernel runs.
+    allocates : bool, default False
+        The function allocates or returns arrays, so that Numba counts references to all arrays. Each view of an array
+        then changes a number that all threads of a kernel share.
     """
     # LLVM links by name. Numba's names are unique in one process, and a process may load kernels of several.
     python: Any = function
     named = FunctionType(python.__code__, python.__globals__, name, python.__defaults__, python.__closure__)
     named.__qualname__ = name
-    # Without `_nrt=False`, each view of an array counts a reference in memory that all threads of a kernel write to.
-    dispatcher = njit(nogil=nogil, _nrt=False)(named)
+    dispatcher = njit(nogil=nogil, _nrt=allocates)(named)
     dispatcher._cache = KernelCache(name, digest, _reduce, _rebuild, "cpu")
     return dispatcher
 

@@ -145,7 +145,8 @@ def _kernels() -> dict[str, Callable[..., Any]]:
 
 
 def _compiled(name: str, signature: Any) -> Any:
-    return compile_cached(signature, _kernels()[name], f"tetris-{name}", source_digest() + source_digest(__package__))
+    digest = source_digest() + source_digest(__package__)
+    return compile_cached(signature, _kernels()[name], f"tetris-{name}", digest, allocates=True)
 
 
 _REAL, _WORDS = types.Array(types.float64, 1, "C"), types.Array(types.uint64, 1, "C")
