@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from numba import njit
 from numba.extending import intrinsic
 
 from multisample.backends.kernels.cpu import intrinsics
-from multisample.backends.kernels.stream import arithmetic
+from multisample.backends.kernels.stream import arithmetic, normals
 
 Array = np.ndarray[Any, Any]
 Function = Callable[[Array, Array, Array], Array]
@@ -173,3 +173,102 @@ def test_numba_vectors(compiled: ctypes.CDLL, no_instruction: None, dtype: str) 
     result = np.empty_like(x)
     scaled(result, x, x[1], z)
     assert_same_bits(result, function(compiled, "library", dtype)(x, np.full_like(x, x[1]), z))
+
+
+# The transforms of words, whose fused multiply-adds of floats are rounded twice in software.
+
+TRANSFORMS = r"""
+#include "stream/normals.h"
+
+using namespace multisample;
+
+extern "C" int is_fused() {
+#ifdef __FMA__
+  return true;
+#else
+  return false;
+#endif
+}
+extern "C" void transform(u32 n, const u32* words, float* radii, float* cosines, float* sines) {
+  for (u32 k = 0; k < n; ++k) {
+    radii[k] = radius(words[k]);
+    const HalfTurns<float> turns = half_turns(static_cast<i32>(words[k]));
+    cosines[k] = turns.cosine, sines[k] = turns.sine;
+  }
+}
+"""
+Transform = Callable[[Array, Array, Array, Array], None]
+
+
+@pytest.fixture(scope="module")
+def transforms(tmp_path_factory: pytest.TempPathFactory) -> tuple[Transform, Transform]:
+    """The transforms in C++ with the instruction, and without it."""
+    folder, both = tmp_path_factory.mktemp("transforms"), []
+    (folder / "transforms.cpp").write_text(TRANSFORMS)
+    for machine in ("native", "x86-64"):
+        library = folder / f"{machine}.so"
+        compile_cpp(
+            "-O3", f"-march={machine}", "-fno-math-errno", "-fno-trapping-math", "-DMULTISAMPLE_SOFTWARE_FMA",
+            "-shared", "-fPIC", folder / "transforms.cpp", "-o", library,
+        )  # fmt: skip
+        loaded = ctypes.CDLL(str(library))
+
+        def call(*arrays: Array, loaded: ctypes.CDLL = loaded) -> None:
+            loaded.transform(len(arrays[0]), *[array.ctypes.data_as(ctypes.c_void_p) for array in arrays])
+
+        if bool(loaded.is_fused()) != (machine == "native"):
+            pytest.skip("this processor lacks the instruction")
+        both.append(call)
+    return both[0], both[1]
+
+
+@pytest.fixture
+def numba_transform(no_instruction: None) -> Transform:
+    """The transforms in Numba without the instruction."""
+
+    def transform(words: Array, radii: Array, cosines: Array, sines: Array) -> None:
+        for k in range(len(words)):
+            radii[k] = normals.radius_f32(words[k])
+            cosines[k], sines[k] = normals.half_turns_f32(np.int32(words[k]))
+
+    compiled: Transform = njit(transform)
+    return compiled
+
+
+def words_by_float(step: int = 1) -> Iterator[Array]:
+    """A word for each float32 that a word is converted to, unsigned or signed; or each `step`-th of these."""
+    positive = [np.arange(0, 1 << 24, step)]
+    positive += [np.arange(1 << 23 + k, 1 << 24 + k, step << k) for k in range(1, 9)]
+    for words in positive:
+        yield words.astype(np.uint32)
+        yield (-words).astype(np.uint32)
+    yield np.array([0xFFFFFFFF, 0x7FFFFFFF, 0x80000000, 0x80000001], np.uint32)
+
+
+def assert_same_transforms(one: Transform, other: Transform, words: Iterator[Array]) -> None:
+    for piece in words:
+        results = [[np.empty(len(piece), np.float32) for _ in range(3)] for _ in range(2)]
+        one(piece, *results[0])
+        other(piece, *results[1])
+        for got, expected in zip(*results, strict=True):
+            assert_same_bits(got, expected)
+
+
+@requires_gxx
+def test_transforms_of_some_words(transforms: tuple[Transform, Transform], numba_transform: Transform) -> None:
+    fused, software = transforms
+    assert_same_transforms(software, fused, words_by_float(1001))
+    assert_same_transforms(numba_transform, fused, words_by_float(1001))
+
+
+@pytest.mark.slow
+@requires_gxx
+def test_transforms_of_every_word(transforms: tuple[Transform, Transform]) -> None:
+    fused, software = transforms
+    assert_same_transforms(software, fused, words_by_float())
+
+
+@pytest.mark.slow
+@requires_gxx
+def test_numba_transforms_of_every_word(transforms: tuple[Transform, Transform], numba_transform: Transform) -> None:
+    assert_same_transforms(numba_transform, transforms[0], words_by_float())

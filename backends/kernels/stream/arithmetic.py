@@ -17,7 +17,7 @@ from numba.extending import intrinsic
 
 __all__ = [
     "emit_fma", "float_bits", "fma", "from_float_bits", "horner", "like", "native_word", "product", "sqrt",
-    "wide_product",
+    "transform_fma", "wide_product",
 ]  # fmt: skip
 
 _INTEGER_OF = {types.float32: types.int32, types.float64: types.int64}
@@ -128,6 +128,26 @@ def fma(typingctx: Any, x: Any, y: Any, z: Any) -> Any:
 
 
 @intrinsic
+def transform_fma(typingctx: Any, x: Any, y: Any, z: Any) -> Any:
+    """`fma` in a transform of words."""
+    if x not in _INTEGER_OF or y != x or z != x:
+        return None
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return _emit_transform_fma(context, builder, *args)
+
+    return x(x, x, x), codegen
+
+
+def _emit_transform_fma(context: Any, builder: Any, x: Any, y: Any, z: Any) -> Any:
+    if x.type != ir.FloatType() or _has_fma(context, builder):
+        return emit_fma(context, builder, x, y, z)
+    # Two roundings give the bits of one here: see csrc/stream/arithmetic.h.
+    x, y, z = (builder.fpext(value, ir.DoubleType()) for value in (x, y, z))
+    return builder.fptrunc(builder.fadd(builder.fmul(x, y), z), ir.FloatType())
+
+
+@intrinsic
 def product(typingctx: Any, x: Any, y: Any) -> Any:
     """``x * y``, which no addition that follows is contracted with. libNVVM contracts other products."""
     if x not in _INTEGER_OF or y != x:
@@ -152,7 +172,7 @@ def horner(typingctx: Any, coefficients: Any, x: Any) -> Any:
         first, *rest = cgutils.unpack_tuple(builder, args[0])
         value = first
         for coefficient in rest:
-            value = emit_fma(context, builder, value, args[1], coefficient)
+            value = _emit_transform_fma(context, builder, value, args[1], coefficient)
         return value
 
     return x(coefficients, x), codegen

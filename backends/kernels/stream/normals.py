@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from .arithmetic import float_bits, fma, from_float_bits, horner, product, sqrt
+from .arithmetic import float_bits, from_float_bits, horner, product, sqrt, transform_fma
 from .words import philox4x32_10, word
 
 __all__ = [
@@ -91,13 +91,13 @@ _SHIFT = np.uint64(32)
 @njit(forceinline=True)
 def radius_f32(a: np.uint32) -> np.float32:
     """Twice the radius, ``2 sqrt(-2 ln u)``, for ``u`` in [2^-33, 1 - 2^-24] made from the word `a`."""
-    u = fma(np.float32(a), _TO_UNIT32, _TO_UNIT_HALF32)
+    u = transform_fma(np.float32(a), _TO_UNIT32, _TO_UNIT_HALF32)
     # Positive floats are ordered like their bit patterns: min(u, 1 - 2^-24) is an integer minimum, which some GPUs fuse
     # with the subtraction.
     x = min(np.int32(float_bits(u) - _TWO_THIRDS32), _BELOW_ONE32)
     e = np.int32(x & _EXPONENT32)
     f = from_float_bits(np.int32(x - e + _TWO_THIRDS32)) - _ONE32
-    return sqrt(fma(np.float32(e), LE32, horner(L32, f) * f))
+    return sqrt(transform_fma(np.float32(e), LE32, horner(L32, f) * f))
 
 
 @njit(forceinline=True)
@@ -107,17 +107,17 @@ def half_turns_f32(b: np.int32) -> tuple[np.float32, np.float32]:
     q = y * y
     s = horner(S32, q) * y
     c = horner(C32, q)
-    return fma(-s, s, _HALF32), s * c
+    return transform_fma(-s, s, _HALF32), s * c
 
 
 @njit(forceinline=True)
 def radius_f64(a: np.uint64) -> np.float64:
     """Twice the radius, ``2 sqrt(-2 ln u)``, for ``u`` in [2^-65, 1 - 2^-53] made from the 64 bits `a`."""
-    u = fma(np.float64(a), _TO_UNIT64, _TO_UNIT_HALF64)
+    u = transform_fma(np.float64(a), _TO_UNIT64, _TO_UNIT_HALF64)
     x = min(float_bits(u) - _TWO_THIRDS64, _BELOW_ONE64)
     e = x & _EXPONENT64
     f = from_float_bits(x - e + _TWO_THIRDS64) - _ONE64
-    return sqrt(fma(np.float64(e), LE64, horner(L64, f) * f))
+    return sqrt(transform_fma(np.float64(e), LE64, horner(L64, f) * f))
 
 
 @njit(forceinline=True)
@@ -127,7 +127,7 @@ def half_turns_f64(b: np.int64) -> tuple[np.float64, np.float64]:
     q = y * y
     s = horner(S64, q) * y
     c = horner(C64, q)
-    return fma(-s, s, _HALF64), s * c
+    return transform_fma(-s, s, _HALF64), s * c
 
 
 @njit(forceinline=True)
