@@ -99,6 +99,8 @@ def test_loops_over_blocks_vectorise() -> None:
 
 
 def test_loops_call_no_function() -> None:
+    places = random_places(4, seed=2)
+    points(*places, np.empty(4, np.float32))
     (code,) = points.inspect_llvm().values()
     assert "call float @llvm.fma.f32" in code
     assert not any("multisample" in line for line in code.splitlines() if " call " in line)
