@@ -40,7 +40,7 @@ __all__ = ["batch_kernel", "compile_all", "value_kernel", "window_kernel", "wind
 # Rows of this length and more have vector loops of their own.
 _LONG_ROW = 512
 # Runs of columns of this length and more have a loop of their own.
-_LONG_RUN = 16
+_LONG_RUN = 8
 # Blocks that the widest vectors hold, a divisor of _TILE.
 _LANES = np.uint64(16)
 # Blocks of four normals in a tile: 4 KiB of float32, well inside the first-level cache.
