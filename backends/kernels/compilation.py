@@ -61,8 +61,8 @@ def cached(function: Callable[..., Any], name: str, digest: str, *, nogil: bool 
     nogil : bool, default True
         Release the GIL while the kernel runs.
     allocates : bool, default False
-        The function allocates or returns arrays, so that Numba counts references to all arrays. Each view of an array
-        then changes a number that all threads of a kernel share.
+        The function allocates or returns arrays. Numba then counts references to all arrays: each view changes a number
+        that all threads of a kernel share. Without references, an array that the function returns would be wrong.
     """
     # LLVM links by name. Numba's names are unique in one process, and a process may load kernels of several.
     python: Any = function

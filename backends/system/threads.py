@@ -79,7 +79,7 @@ def run_all(function: Callable[[_Task], None], tasks: Sequence[_Task], threads: 
     finally:
         waiting.clear()
         for helper in helpers:
-            if helper.ident is not None:  # It has started.
+            if helper.is_alive():
                 helper.join()
     if errors:
         raise errors[0]

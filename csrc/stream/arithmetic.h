@@ -2,6 +2,8 @@
 // one IEEE 754 operation, rounded to nearest even, and never contracted: on the GPU it is inline PTX or an intrinsic.
 // On the CPU, -ffp-contract=off forbids contraction in our libraries. In other code, only a normal could be contracted,
 // with a caller's addition, because no other product is added to anything: include/multisample/normal.h prevents it.
+// Except for `transform_fma` of floats without the instruction, which rounds twice. Its product is exact, so that
+// contraction changes nothing.
 #pragma once
 
 #ifdef __CUDACC__
@@ -138,7 +140,8 @@ MULTISAMPLE_HOST_FUNCTION double fma_rn(double a, double b, double c) {
   return __builtin_expect(is_right, 1) ? result : __builtin_fma(a, b, c);
 }
 
-// In the transforms of words, two roundings give the bits of one. tests/stream/test_software_fma.py tries every word.
+// In the transforms of words, two roundings give the bits of one. tests/stream/test_software_fma.py tries every float
+// that a word converts to.
 MULTISAMPLE_HOST_FUNCTION float transform_fma(float a, float b, float c) {
   return static_cast<float>(static_cast<double>(a) * b + c);
 }

@@ -66,13 +66,6 @@ def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     yield helpers
 
 
-def visits(kernel: Callable[..., None], count: int, number: int, together: int = 0) -> list[int]:
-    counts, arrived = np.zeros(max(count, 1), np.int64), np.zeros(1, np.int64)
-    with threads.helpers(number - 1) as slots:
-        kernel(counts, arrived, together, count, number, slots)
-    return counts[:count].tolist()
-
-
 def wait_until(condition: Callable[[], bool]) -> None:
     end = time.monotonic() + DEADLINE
     while not condition():
@@ -87,6 +80,15 @@ def started(pool: Any) -> int:
 def wait_for_helpers(pool: Any) -> None:
     """Until all are free."""
     wait_until(lambda: not pool.slots[: started(pool) * threads._LINE : threads._LINE].any())
+
+
+def visits(kernel: Callable[..., None], count: int, number: int, together: int = 0) -> list[int]:
+    counts, arrived = np.zeros(max(count, 1), np.int64), np.zeros(1, np.int64)
+    if together > 0:
+        wait_for_helpers(threads._helpers)
+    with threads.helpers(number - 1) as slots:
+        kernel(counts, arrived, together, count, number, slots)
+    return counts[:count].tolist()
 
 
 def in_time(work: Callable[[], Any]) -> Any:
@@ -220,7 +222,22 @@ def test_a_helper_may_run_where_the_caller_may_but_not_on_its_processor(kernel: 
         assert processors == PROCESSORS - {avoided}
     # A caller that may run on one processor leaves its helper no other.
     for processor in PROCESSORS:
-        assert helper_of(kernel, pool, {processor}) == (processors, processor)
+        assert helper_of(kernel, pool, {processor})[0] == PROCESSORS - {avoided}
+
+
+@needs_processors
+def test_a_helper_that_a_pinned_caller_started_may_run_elsewhere_later(kernel: Callable[..., None], pool: Any) -> None:
+    one = min(PROCESSORS)
+    assert helper_of(kernel, pool, {one}) == ({one}, -1)
+    processors, avoided = helper_of(kernel, pool, PROCESSORS)
+    assert processors == PROCESSORS - {avoided}
+
+
+@needs_processors
+def test_a_process_leaves_helpers_of_another_alone(kernel: Callable[..., None], pool: Any) -> None:
+    processors, _ = helper_of(kernel, pool, PROCESSORS)
+    pool.slots[threads._AVOIDED], pool.slots[threads._PROCESS] = -1, os.getppid()
+    assert helper_of(kernel, pool, PROCESSORS) == (processors, -1)
 
 
 @needs_processors
@@ -239,11 +256,17 @@ def test_a_start_may_be_interrupted(kernel: Callable[..., None], pool: Any, monk
         start(thread)
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", interrupted_start)
-        for _ in range(2):
-            with pytest.raises(KeyboardInterrupt):
-                visits(kernel, 3, 3)
+    def interrupted_creation(*args: Any, **options: Any) -> None:
+        raise KeyboardInterrupt
+
+    for name, interrupted in (
+        ("start", interrupted_start),
+        ("start", interrupted_start),
+        ("__init__", interrupted_creation),
+    ):
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(threading.Thread, name, interrupted)
+            visits(kernel, 3, 3)
     assert pool._wanted == started(pool) == 0
     for _ in range(200):
         assert in_time(lambda: visits(kernel, 3, 3)) == [1] * 3

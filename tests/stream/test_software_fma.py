@@ -6,7 +6,7 @@ import ctypes
 import itertools
 import platform
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -225,14 +225,19 @@ def transforms(tmp_path_factory: pytest.TempPathFactory) -> tuple[Transform, Tra
 @pytest.fixture
 def numba_transform(no_instruction: None) -> Transform:
     """The transforms in Numba without the instruction."""
+    # Compiled anew, because other tests share the compiled originals.
+    radius, half_turns = njit(normals.radius_f32.py_func), njit(normals.half_turns_f32.py_func)
 
     def transform(words: Array, radii: Array, cosines: Array, sines: Array) -> None:
         for k in range(len(words)):
-            radii[k] = normals.radius_f32(words[k])
-            cosines[k], sines[k] = normals.half_turns_f32(np.int32(words[k]))
+            radii[k] = radius(words[k])
+            cosines[k], sines[k] = half_turns(np.int32(words[k]))
 
-    compiled: Transform = njit(transform)
-    return compiled
+    compiled: Any = njit(transform)
+    compiled(*(np.zeros(1, dtype) for dtype in (np.uint32, np.float32, np.float32, np.float32)))
+    for function in radius, half_turns:
+        assert not any("llvm.fma" in code for code in function.inspect_llvm().values())
+    return cast("Transform", compiled)
 
 
 def words_by_float(step: int = 1) -> Iterator[Array]:

@@ -44,8 +44,8 @@ SLOTS = types.Array(types.int64, 1, "C")
 # Numbers in a cache line.
 _LINE = 8
 # Elements of a slot, a line: its state, its helper's lock, the helper's number among the threads of the call, the
-# system's number of the helper, and the processor that it avoids.
-_STATE, _LOCK, _NUMBER, _THREAD, _AVOIDED = range(5)
+# system's numbers of the helper and of its process, and the processor that it avoids.
+_STATE, _LOCK, _NUMBER, _THREAD, _PROCESS, _AVOIDED = range(6)
 # States. Another number is the address of a call that has taken the slot, and whose helper has not begun.
 _FREE, _BUSY, _NO_THREAD = range(3)
 _MOST_HELPERS = 255
@@ -61,6 +61,7 @@ _SET = 16
 _acquire_lock = types.ExternalFunction("PyThread_acquire_lock", types.intc(types.intp, types.intc))
 _release_lock = types.ExternalFunction("PyThread_release_lock", types.void(types.intp))
 _let_others_run = types.ExternalFunction("sched_yield", types.intc())
+_process = types.ExternalFunction("getpid", types.intc())
 if sys.platform == "linux":
     _processor = types.ExternalFunction("sched_getcpu", types.intc())
     _get_processors = types.ExternalFunction("sched_getaffinity", types.intc(types.intc, types.intp, types.intp))
@@ -113,12 +114,14 @@ def _keep_away(slots, slot, processor):
 
     Linux often puts a thread that wakes up there, above all in a virtual machine, where idle processors seem busy.
     """
-    if slots[slot + _AVOIDED] != processor:
-        slots[slot + _AVOIDED] = processor
+    # A child that C code forked has the slots of its parent, whose threads it must not touch.
+    if slots[slot + _AVOIDED] != processor and slots[slot + _PROCESS] == _process():
         processors = stack_array(_SET, np.int64)
         if _get_processors(0, 8 * _SET, processors.ctypes.data) == 0:
             processors[processor // 64] &= ~(1 << (processor % 64))
-            _set_processors(slots[slot + _THREAD], 8 * _SET, processors.ctypes.data)
+            # Fails if the caller may run on this processor alone.
+            if _set_processors(slots[slot + _THREAD], 8 * _SET, processors.ctypes.data) == 0:
+                slots[slot + _AVOIDED] = processor
 
 
 @inline
@@ -188,18 +191,18 @@ class _Helpers:
 
     def _start(self) -> None:
         helper = self.unused.pop()
-        first = helper * _LINE
-        slot = self.slots[first : first + _LINE]
-        thread = threading.Thread(
-            target=serving_kernel(), args=(self.slots, first), name=f"multisample_{helper}", daemon=True
-        )
         try:
+            first = helper * _LINE
+            slot = self.slots[first : first + _LINE]
             slot[_LOCK] = slot[_LOCK] or _new_lock()
+            thread = threading.Thread(
+                target=serving_kernel(), args=(self.slots, first), name=f"multisample_{helper}", daemon=True
+            )
             thread.start()
+            slot[_THREAD], slot[_PROCESS] = thread.native_id or -1, os.getpid()
         except BaseException:  # If the thread has started nevertheless, two threads serve the slot, which does no harm.
             self.unused.append(helper)
             raise
-        slot[_THREAD] = thread.native_id or 0
         slot[_STATE] = _FREE
 
 
