@@ -2,7 +2,7 @@
 // one IEEE 754 operation, rounded to nearest even, and never contracted: on the GPU it is inline PTX or an intrinsic.
 // On the CPU, -ffp-contract=off forbids contraction in our libraries. In other code, only a normal could be contracted,
 // with a caller's addition, because no other product is added to anything: include/multisample/normal.h prevents it.
-// Except for `transform_fma` of floats without the instruction, which rounds twice. Its product is exact, so that
+// The exception is `transform_fma` of floats without the instruction: it rounds twice. Its product is exact, so that
 // contraction changes nothing.
 #pragma once
 
