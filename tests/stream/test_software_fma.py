@@ -205,10 +205,10 @@ def transforms(tmp_path_factory: pytest.TempPathFactory) -> tuple[Transform, Tra
     """The transforms in C++ with the instruction, and without it."""
     folder, both = tmp_path_factory.mktemp("transforms"), []
     (folder / "transforms.cpp").write_text(TRANSFORMS)
-    for machine in ("native", "x86-64"):
-        library = folder / f"{machine}.so"
+    for options in [], ["-mno-fma"]:
+        library = folder / f"transforms{len(options)}.so"
         compile_cpp(
-            "-O3", f"-march={machine}", "-fno-math-errno", "-fno-trapping-math", "-DMULTISAMPLE_SOFTWARE_FMA",
+            "-O3", "-march=native", *options, "-fno-math-errno", "-fno-trapping-math", "-DMULTISAMPLE_SOFTWARE_FMA",
             "-shared", "-fPIC", folder / "transforms.cpp", "-o", library,
         )  # fmt: skip
         loaded = ctypes.CDLL(str(library))
@@ -216,7 +216,7 @@ def transforms(tmp_path_factory: pytest.TempPathFactory) -> tuple[Transform, Tra
         def call(*arrays: Array, loaded: ctypes.CDLL = loaded) -> None:
             loaded.transform(len(arrays[0]), *[array.ctypes.data_as(ctypes.c_void_p) for array in arrays])
 
-        if bool(loaded.is_fused()) != (machine == "native"):
+        if bool(loaded.is_fused()) != (not options):
             pytest.skip("this processor lacks the instruction")
         both.append(call)
     return both[0], both[1]
