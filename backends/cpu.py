@@ -69,7 +69,7 @@ class CpuBackend:
         return array
 
     def launch(self, draw: Draw) -> None:
-        if draw.batch > 1 and draw.rows * draw.columns <= 2 * _SHARE:
+        if draw.batch > 1 and draw.rows * draw.columns <= 2 * _SHARE:  # Work for two threads at the most.
             self._launch_batch(draw)
             return
         launcher = self.launcher(draw)

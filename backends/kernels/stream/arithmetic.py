@@ -6,6 +6,7 @@ express that. The operations of this module mean the same on a CPU and in PTX.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -118,25 +119,19 @@ def _fma_in_parts(x: Any, y: Any, z: Any) -> Any:
 @intrinsic
 def fma(typingctx: Any, x: Any, y: Any, z: Any) -> Any:
     """``x * y + z`` with one rounding; all three float32 or all three float64."""
-    if x not in _INTEGER_OF or y != x or z != x:
-        return None
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return emit_fma(context, builder, *args)
-
-    return x(x, x, x), codegen
+    return _of_equal_types(emit_fma, x, y, z)
 
 
 @intrinsic
 def transform_fma(typingctx: Any, x: Any, y: Any, z: Any) -> Any:
     """`fma` in a transform of words."""
+    return _of_equal_types(_emit_transform_fma, x, y, z)
+
+
+def _of_equal_types(emit: Callable[..., Any], x: Any, y: Any, z: Any) -> Any:
     if x not in _INTEGER_OF or y != x or z != x:
         return None
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return _emit_transform_fma(context, builder, *args)
-
-    return x(x, x, x), codegen
+    return x(x, x, x), lambda context, builder, signature, args: emit(context, builder, *args)
 
 
 def _emit_transform_fma(context: Any, builder: Any, x: Any, y: Any, z: Any) -> Any:
