@@ -180,7 +180,7 @@ def test_the_metadata_lists_requirements_and_platforms(distributions: Distributi
     assert found.get_payload() == (ROOT / "README.md").read_text(encoding="utf-8")
     required = [line.partition(";")[0] for line in found.get_all("Requires-Dist", []) if "extra ==" not in line]
     assert sorted(line.rstrip("0123456789.").rstrip("<>=~ ") for line in required) == ["numba", "numpy"]
-    assert "ninja; extra == 'torch'" in found.get_all("Requires-Dist", [])
+    assert "ninja>=1.11; extra == 'torch'" in found.get_all("Requires-Dist", [])
     platforms = [line for line in found.get_all("Classifier", []) if line.startswith("Operating System")]
     assert platforms == ["Operating System :: MacOS", "Operating System :: POSIX :: Linux"]
     extras = {"torch", "jax", "cupy", "cupy13", "numba-cuda12", "numba-cuda13", "tetris", "test", "bench"}
