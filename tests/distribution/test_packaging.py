@@ -12,6 +12,7 @@ import email.message
 import json
 import os
 import re
+import runpy
 import shutil
 import sys
 import sysconfig
@@ -19,7 +20,7 @@ import tarfile
 import venv
 import zipfile
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -75,6 +76,7 @@ build.ProjectBuilder(sys.argv[1]).build("editable", sys.argv[2])
 
 
 PACKAGE = Path(multisample.__file__).parent
+RESOLVE = runpy.run_path(str(ROOT / ".ci" / "resolve.py"))
 
 
 class Distributions(NamedTuple):
@@ -157,7 +159,7 @@ def test_a_wheel_from_the_sdist_equals_a_wheel_from_the_checkout(distributions: 
 def test_the_sdist_has_all_files_for_a_build(distributions: Distributions) -> None:
     with tarfile.open(distributions.sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    assert {"pyproject.toml", "README.md", "LICENSE", ".ci/run", ".clang-format"} <= names
+    assert {"pyproject.toml", "README.md", "LICENSE", ".ci/run", ".ci/resolve.py", ".clang-format"} <= names
     assert {f"multisample/{name}" for name in files(PACKAGE)} <= names
     assert {
         f"{folder}/{name}" for folder in ("tests", "bench") for name in files(distributions.source / folder)
@@ -180,11 +182,76 @@ def test_the_metadata_lists_requirements_and_platforms(distributions: Distributi
     assert found.get_payload() == (ROOT / "README.md").read_text(encoding="utf-8")
     required = [line.partition(";")[0] for line in found.get_all("Requires-Dist", []) if "extra ==" not in line]
     assert sorted(line.rstrip("0123456789.").rstrip("<>=~ ") for line in required) == ["numba", "numpy"]
-    assert "ninja>=1.11; extra == 'torch'" in found.get_all("Requires-Dist", [])
+    extra_requirements = found.get_all("Requires-Dist", [])
+    assert "ninja>=1.11; extra == 'torch'" in extra_requirements
+    # hatchling drops the marker of a requirement on an extra of the package itself.
+    assert "jax>=0.10; (python_version >= '3.11') and extra == 'test'" in extra_requirements
     platforms = [line for line in found.get_all("Classifier", []) if line.startswith("Operating System")]
     assert platforms == ["Operating System :: MacOS", "Operating System :: POSIX :: Linux"]
     extras = {"torch", "jax", "cupy", "cupy13", "numba-cuda12", "numba-cuda13", "tetris", "test", "bench"}
     assert extras <= set(found.get_all("Provides-Extra", []))
+
+
+def table_of_installations() -> list[Any]:
+    return list(RESOLVE["installations"]((ROOT / "README.md").read_text(encoding="utf-8")))
+
+
+def test_the_table_of_readme_has_every_extra(distributions: Distributions) -> None:
+    rows = table_of_installations()
+    extras = {extra for row in rows for extra in re.findall(r"[\w-]+", row.requirements.partition("]")[0])}
+    assert extras == set(metadata(distributions.wheel).get_all("Provides-Extra", []))
+    commands = {
+        f'"{found}"'
+        for page in [ROOT / "README.md", *ROOT.glob(".github/*.md"), *PACKAGE.rglob("*.md")]
+        for found in re.findall(r'pip install -e "(.+?)"', page.read_text(encoding="utf-8"))
+    }
+    assert {'".[test]"', '".[test,dev]"', '".[dask]"', '".[tetris]"'} <= commands
+    assert commands <= {row.requirements for row in rows}
+
+
+def test_the_table_of_readme_is_resolved_for_every_python_and_platform() -> None:
+    rows = table_of_installations()
+    tests = {row[1:] for row in rows if row.requirements == '".[test]"'}
+    systems = ("x86_64-manylinux_2_28", "aarch64-manylinux_2_28", "aarch64-apple-darwin")
+    pythons = [(f"3.{minor}", "highest") for minor in range(10, 15)]
+    pythons += [("3.10", "lowest-direct"), ("3.14", "lowest-direct")]
+    assert tests == {(python, system, name, True) for python, name in pythons for system in systems}
+    assert {row.python for row in rows if "jax" in row.requirements} == {"3.11", "3.12", "3.13", "3.14"}
+    assert not {row for row in rows if "cuda" in row.requirements and "darwin" in row.platform}
+    assert {row.requirements for row in rows if not row.possible} == {'".[torch,numba-cuda12]"'}
+
+
+@pytest.mark.parametrize(
+    ("possible", "answer", "code", "problem"),
+    [
+        (True, "", 0, ""),
+        (True, "error: No solution found", 1, "error: No solution found\n"),
+        (False, "", 0, "resolves, and README says that it does not"),
+        (False, "error: No solution found", 1, ""),
+        (False, "error: the index does not answer", 1, "error: the index does not answer\n"),
+    ],
+)
+def test_a_row_of_readme_is_compared_with_the_answer_of_the_resolver(
+    possible: bool, answer: str, code: int, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uv = tmp_path / "uv"
+    uv.write_text(
+        f'#!/bin/sh\ncat > {tmp_path}/input; echo "$@" > {tmp_path}/arguments; env > {tmp_path}/environment\n'
+    )
+    with uv.open("a") as file:
+        file.write(f"[ -z '{answer}' ] || echo '{answer}' >&2\nexit {code}\n")
+    uv.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("UV_FIND_LINKS", "/wheels")
+    case = RESOLVE["Installation"]('".[torch,jax]" "jax[cuda13]"', "3.12", "linux", "highest", possible)
+    assert RESOLVE["problem"](case) == problem
+    assert (tmp_path / "input").read_text() == "jax[cuda13]"
+    arguments = (tmp_path / "arguments").read_text()
+    assert "--python-version 3.12 --python-platform linux" in arguments
+    assert "--extra=torch --extra=jax" in arguments
+    environment = (tmp_path / "environment").read_text()
+    assert "UV_NO_CONFIG=1" in environment
+    assert "UV_FIND_LINKS" not in environment
 
 
 def test_the_wheel_is_for_every_platform(distributions: Distributions) -> None:
