@@ -235,11 +235,11 @@ def test_a_row_of_readme_is_compared_with_the_answer_of_the_resolver(
     possible: bool, answer: str, code: int, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     uv = tmp_path / "uv"
-    uv.write_text(
-        f'#!/bin/sh\ncat > {tmp_path}/input; echo "$@" > {tmp_path}/arguments; env > {tmp_path}/environment\n'
-    )
-    with uv.open("a") as file:
-        file.write(f"[ -z '{answer}' ] || echo '{answer}' >&2\nexit {code}\n")
+    uv.write_text(f"""#!/bin/sh
+cd {tmp_path} && cat > input && echo "$@" > arguments && env > environment
+[ -z "{answer}" ] || echo "{answer}" >&2
+exit {code}
+""")
     uv.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setenv("UV_FIND_LINKS", "/wheels")
