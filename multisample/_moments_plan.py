@@ -7,15 +7,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from multisample.backends.contract import Backend, MomentsLauncher
-from multisample.backends.draw import HOST, Draw, ElementType, Operation, Word
+from multisample.backends import generic
+from multisample.backends.contract import Backend
 from multisample.backends.element_types import MATRIX_TYPES
-from multisample.backends.moments import Moments
+from multisample.backends.launch import HOST, ElementType, Launch, Operation
 
 from ._checks.operands import Inputs, check_alignment, inspect_inputs
 from ._checks.values import check_values, number_vector
 from ._libraries import Library, is_number
-from ._plan import COLUMNS, ROWS, PlanCache, check_rows, checked_window, vector_of
+from ._plan import COLUMNS, ROWS, PlanCache, check_rows, checked_window, input_fields
 from ._randomness.generator import WORD_64
 from ._randomness.source import checked_key
 from ._reading import Reader
@@ -62,8 +62,8 @@ class MomentsPlan:
     """
 
     __slots__ = (
-        "_address", "_allocate", "_allocate_scratch", "_device", "_is_valid", "_last_column", "_last_row", "_launch",
-        "_mu", "_read_out", "_scratch_size", "_sigma", "_stream", "_takes_arrays", "_unit", "_weights", "dtype",
+        "_address", "_allocate", "_allocate_scratch", "_device", "_geometry", "_is_valid", "_last_column", "_last_row",
+        "_launch", "_mu", "_read_out", "_scratch_size", "_sigma", "_stream", "_takes_arrays", "_unit", "_weights", "dtype",
         "library", "operands", "order", "record", "shape",
     )  # fmt: skip
 
@@ -77,9 +77,9 @@ class MomentsPlan:
         self.record, self.shape = record, (d, n)
         self.operands = inputs.operands.get("mu"), inputs.operands.get("sigma")
         self._last_row, self._last_column = ROWS - d, COLUMNS - n
-        moments = _template(call, inputs, weights, unit=record is not None)
-        launcher: MomentsLauncher = backend.moments_launcher(moments)  # type: ignore[attr-defined]
+        launcher = generic.launcher(backend, _template(call, inputs, weights, unit=record is not None))
         self._launch, self._is_valid, self._takes_arrays = launcher.run, launcher.is_valid, launcher.takes_arrays
+        self._geometry = launcher.geometry
         on_device = device.kind == "cuda"
         self._scratch_size = launcher.scratch_size if on_device else None
         # Recorded sums have the computing type.
@@ -122,7 +122,7 @@ class MomentsPlan:
         other_streams: set[int] = set()
         if self._stream is None:
             # Compiled checks read at least one row.
-            is_valid = self.shape[0] > 0 and (self._is_valid is None or self._is_valid(weights_at, mu_at, sigma_at))
+            is_valid = self.shape[0] > 0 and (self._is_valid is None or self._is_valid(mu_at, sigma_at, weights_at))
             if not is_valid:
                 check_values(self.library, {"weights": weights, "mu": mu, "sigma": sigma}, self.dtype)
         else:
@@ -141,7 +141,8 @@ class MomentsPlan:
             first, *others = map(self._read_out, results)
             second = others[0] if others else None if self._takes_arrays else 0
             self._launch(
-                weights_at, mu_at, sigma_at, first, second, seed, offset, dim_offset, sample_offset, stream,
+                None if self._geometry is None else self._geometry(0, sample_offset), mu_at, sigma_at, weights_at, 0,
+                first, second, seed, offset, 0, dim_offset, sample_offset, stream,
                 0 if scratch is None else self._address(scratch),
             )  # fmt: skip
         if other_streams:
@@ -160,18 +161,17 @@ def _nothing(like: Any) -> None:
     return None
 
 
-def _template(call: MomentsCall, inputs: Inputs, weights: Inputs, unit: bool) -> Moments:
+def _template(call: MomentsCall, inputs: Inputs, weights: Inputs, unit: bool) -> Launch:
     """The launch, without addresses, seed, offset and window. With `unit`, mean and deviation are numbers."""
-    names = () if unit else ("mu", "sigma")
-    mu, sigma = (vector_of(inputs.operands.get(name) if name in names else None) for name in ("mu", "sigma"))
+    operands = {} if unit else inputs.operands
     dtype = MATRIX_TYPES[inputs.dtype].computing if unit else inputs.dtype
-    draw = Draw(
-        mu, sigma, 0, 0, 0, max(inputs.d, 1), weights.d, Word(0), Word(0), Word(0), Word(0), 0, 0, ElementType[dtype],
-        Operation.sample, call.noise == "shared", bool(call.antithetic), bool(call.fast_math),
-        HOST if inputs.device.kind == "cpu" else inputs.device.ordinal,
+    return Launch(
+        **input_fields("mu", operands.get("mu")), **input_fields("sigma", operands.get("sigma")),
+        **input_fields("weights", weights.operands["weights"]), rows=max(inputs.d, 1), columns=weights.d,
+        type=ElementType[dtype], operation=Operation.moments, results=call.order,
+        common_noise=call.noise == "shared", antithetic=bool(call.antithetic), fast_math=bool(call.fast_math),
+        device=HOST if inputs.device.kind == "cpu" else inputs.device.ordinal,
     )  # fmt: skip
-    # An address other than 0 says that there is a second result.
-    return Moments(draw, vector_of(weights.operands["weights"]), 0, call.order - 1)
 
 
 def make_moments_plan(
@@ -186,8 +186,7 @@ def make_moments_plan(
     BackendUnavailableError
         If the kernel cannot be compiled.
     """
-    if not hasattr(backend, "moments_launcher"):
-        raise ValueError(f"backend: {backend.name!r} has no weighted moments, only samples")
+    generic.check_operation(backend, Operation.moments)
     inputs = inspect_inputs(library, call.mu, call.sigma, call.dtype)
     operand = library.describe("weights", call.weights)
     check_alignment("weights", operand, 0)

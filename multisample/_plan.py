@@ -14,9 +14,9 @@ import threading
 from collections.abc import Callable, Hashable
 from typing import Any, Generic, NamedTuple, NoReturn, TypeAlias, TypeVar
 
-from multisample.backends.contract import Backend, HostArray, Launcher
-from multisample.backends.draw import HOST, Draw, ElementType, Operation, Vector, Word
-from multisample.backends.launch import generic_launcher
+from multisample.backends import generic
+from multisample.backends.contract import Backend, HostArray
+from multisample.backends.launch import HOST, ElementType, Launch, Operation
 from multisample.backends.system.cuda_driver import is_capturing
 
 from ._arguments import checked_integer
@@ -31,7 +31,7 @@ from ._streams import order_after, order_before
 
 __all__ = [
     "COLUMNS", "PLANS", "ROWS", "Call", "Drawn", "Plan", "PlanCache", "Record", "check_rows", "checked_window",
-    "draw_planned", "make_plan", "vector_of",
+    "draw_planned", "make_plan", "input_fields",
 ]  # fmt: skip
 
 ROWS = 2**32
@@ -93,7 +93,7 @@ class Plan(abc.ABC):
         Type of the result.
     shape : tuple of int
         Shape of the result.
-    template : Draw
+    template : Launch
         The launch, without addresses, seed, offset and window.
     is_transposed : bool
         Whether the result is (n, d).
@@ -105,7 +105,7 @@ class Plan(abc.ABC):
 
     __slots__ = (
         "_address", "_allocate", "_check_generator", "_is_valid", "_last_column", "_last_row", "_launch", "_mu",
-        "_out_extent", "_put_back", "_reads_plainly", "_ready", "_sigma", "_take", "_takes_own", "_written", "backend",
+        "_geometry", "_out_extent", "_put_back", "_reads_plainly", "_sigma", "_take", "_takes_own", "_written", "backend",
         "device", "dtype", "is_empty", "is_transposed", "library", "operands", "record", "shape", "template",
     )  # fmt: skip
 
@@ -124,9 +124,8 @@ class Plan(abc.ABC):
         self.operands = inputs.operands.get("mu"), inputs.operands.get("sigma")
         self._out_extent = (0, 0) if out is None else extent(out)
         self.template = _template(call, inputs, self.shape, out)
-        launcher_of = getattr(backend, "launcher", None)
-        launcher: Launcher = launcher_of(self.template) if launcher_of else generic_launcher(backend, self.template)
-        self._launch, self._ready, self._is_valid = launcher.run, launcher.ready, launcher.is_valid
+        launcher = generic.launcher(backend, self.template)
+        self._launch, self._geometry, self._is_valid = launcher.run, launcher.geometry, launcher.is_valid
         self._mu, self._sigma = (
             Reader(name, x, inputs, library, launcher.takes_arrays)
             for name, x in (("mu", call.mu), ("sigma", call.sigma))
@@ -180,22 +179,24 @@ class Plan(abc.ABC):
         raise ValueError(f"out: expected memory of its own, got memory that {name} also uses")
 
 
-def vector_of(operand: Operand | None) -> Vector:
-    """A vector of a launch, without its address."""
+def input_fields(name: str, operand: Operand | None) -> dict[str, int]:
+    """The fields of a launch for the stride and the type of an input; without an operand it is a number."""
     if operand is None:
-        return Vector(0, 0, 0.0, ElementType.number)
-    return Vector(0, operand.strides[0] if operand.strides else 0, 0.0, ElementType[operand.dtype])
+        return {f"{name}_stride": 0, f"{name}_type": ElementType.number}
+    stride = operand.strides[0] if operand.strides else 0
+    return {f"{name}_stride": stride, f"{name}_type": ElementType[operand.dtype]}
 
 
-def _template(call: Call, inputs: Inputs, shape: tuple[int, int], out: Operand | None) -> Draw:
-    mu, sigma = (vector_of(inputs.operands.get(name)) for name in ("mu", "sigma"))
+def _template(call: Call, inputs: Inputs, shape: tuple[int, int], out: Operand | None) -> Launch:
     size = item_size(inputs.dtype)
     strides = (shape[1] * size, size) if out is None else out.strides
     row_stride, column_stride = strides[::-1] if call.layout == "nd" else strides
-    return Draw(
-        mu, sigma, 0, row_stride, column_stride, max(inputs.d, 1), max(call.n, 1), Word(0), Word(0), Word(0), Word(0),
-        0, 0, ElementType[inputs.dtype], Operation.sample, call.noise == "shared", bool(call.antithetic),
-        bool(call.fast_math), HOST if inputs.device.kind == "cpu" else inputs.device.ordinal,
+    return Launch(
+        **input_fields("mu", inputs.operands.get("mu")), **input_fields("sigma", inputs.operands.get("sigma")),
+        row_stride=row_stride, column_stride=column_stride, rows=max(inputs.d, 1), columns=max(call.n, 1),
+        type=ElementType[inputs.dtype], operation=Operation.sample, common_noise=call.noise == "shared",
+        antithetic=bool(call.antithetic), fast_math=bool(call.fast_math),
+        device=HOST if inputs.device.kind == "cpu" else inputs.device.ordinal,
     )  # fmt: skip
 
 
@@ -208,7 +209,7 @@ class _HostPlan(Plan):
         super().__init__(*arguments)
         library = self.library
         self._takes_arrays = self._mu.makes_arrays
-        is_valid = self._is_valid or generic_launcher(self.backend, self.template).is_valid
+        is_valid = self._is_valid or generic.generic_launcher(self.backend, self.template).is_valid
         self._values_are_valid = _always if is_valid is None or self.shape[self.is_transposed] == 0 else is_valid
         self._read_out: Callable[[Any], Any] = library.address
         if self._takes_arrays:
@@ -238,7 +239,7 @@ class _HostPlan(Plan):
         else:  # `_mu` and `_sigma` keep arrays alive until the launch.
             _mu, mu_at = self._mu.read(mu)
             _sigma, sigma_at = self._sigma.read(sigma)
-        if not self._values_are_valid(mu_at, sigma_at):
+        if not self._values_are_valid(mu_at, sigma_at, None):
             check_values(self.library, {"mu": mu, "sigma": sigma}, self.dtype)
         if out is None:
             result = self._allocate(mu)
@@ -248,7 +249,7 @@ class _HostPlan(Plan):
         matrix = self._read_out(result)
         if not (self._takes_arrays or matrix or self.is_empty):
             check_memory(matrix)
-        ready = None if self._ready is None else self._ready(matrix, sample_offset)
+        geometry = None if self._geometry is None else self._geometry(matrix, sample_offset)
         taken = False
         if seed is None:
             if self._takes_own and generator.graph_safe:
@@ -257,7 +258,9 @@ class _HostPlan(Plan):
             taken = True
         if not self.is_empty:
             try:
-                self._launch(ready, mu_at, sigma_at, matrix, seed, offset, 0, dim_offset, sample_offset, 0)
+                self._launch(
+                    geometry, mu_at, sigma_at, 0, matrix, 0, 0, seed, offset, 0, dim_offset, sample_offset, 0, 0
+                )
             except BaseException:
                 if taken and self._put_back is not None:
                     self._put_back(generator, seed, offset)
@@ -277,7 +280,7 @@ class _HostPlan(Plan):
                 self._raise_overlap(name)
 
 
-def _always(mu: Any, sigma: Any) -> bool:
+def _always(mu: Any, sigma: Any, weights: Any) -> bool:
     return True
 
 
@@ -329,7 +332,7 @@ class _DevicePlan(Plan):
             matrix = address(out)
             self._check_out(out, matrix, mu_at, sigma_at)
         tensor, taken, counter = None, False, None
-        ready = None if self._ready is None else self._ready(matrix, sample_offset)
+        geometry = None if self._geometry is None else self._geometry(matrix, sample_offset)
         if seed is None:
             if self._takes_own and generator.graph_safe:
                 counter = counter_on(generator, self.library, self.device, stream)
@@ -342,12 +345,15 @@ class _DevicePlan(Plan):
                 taken = True
         if counter is not None:
             tensor = self._run_counted(
-                counter, advance, ready, mu_at, sigma_at, matrix, seed, dim_offset, sample_offset, stream
+                counter, advance, geometry, mu_at, sigma_at, matrix, seed, dim_offset, sample_offset, stream
             )
         elif not self.is_empty:
             offset_at = 0 if tensor is None else address(tensor)
             try:
-                self._launch(ready, mu_at, sigma_at, matrix, seed, offset, offset_at, dim_offset, sample_offset, stream)
+                self._launch(
+                    geometry, mu_at, sigma_at, 0, matrix, 0, 0, seed, offset, offset_at, dim_offset, sample_offset,
+                    stream, 0,
+                )  # fmt: skip
             except BaseException:
                 if taken and self._put_back is not None:
                     self._put_back(generator, seed, offset)
@@ -368,7 +374,7 @@ class _DevicePlan(Plan):
                 self._raise_overlap(name)
 
     def _run_counted(
-        self, counter: DeviceCounter, advance: Callable[[int, int], None], ready: Any, mu_at: Any, sigma_at: Any,
+        self, counter: DeviceCounter, advance: Callable[[int, int], None], geometry: Any, mu_at: Any, sigma_at: Any,
         matrix: int, seed: int, dim_offset: int, sample_offset: int, stream: int,
     ) -> Any:  # fmt: skip
         """Launch with the offset of a graph-safe generator; returns a copy of the offset if gradients are recorded."""
@@ -379,7 +385,9 @@ class _DevicePlan(Plan):
             copy = self.library.copied(counter.array) if self.record else None
             offset_at = counter.address if copy is None else self._address(copy)
             if not self.is_empty:
-                self._launch(ready, mu_at, sigma_at, matrix, seed, 0, offset_at, dim_offset, sample_offset, stream)
+                self._launch(
+                    geometry, mu_at, sigma_at, 0, matrix, 0, 0, seed, 0, offset_at, dim_offset, sample_offset, stream, 0
+                )
             advance(counter.address, stream)
         return copy
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from multisample.backends.draw import SIZES
+from multisample.backends.element_types import SIZES
 
 from .._libraries import Device, Library, Operand, described, is_number, library_of
 

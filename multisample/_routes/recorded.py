@@ -5,13 +5,14 @@ The backward pass draws the noise again, so the forward pass stores nothing as l
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 
-from multisample.backends import registry
+from multisample.backends import generic, registry
 from multisample.backends.contract import Backend
-from multisample.backends.draw import ElementType, Operation, Vector
+from multisample.backends.launch import ElementType, Operation
 
 from .._libraries.torch import TORCH, dtype_of, is_transforming
 from .._plan import Call, Plan, PlanCache, Record
@@ -35,7 +36,7 @@ def recorder(call: Call, backend: Backend) -> Record | None:
     ]
     if not names or not torch.is_grad_enabled():
         return None
-    if call.out is None and backend.name == "torch_ext":
+    if call.out is None and Operation.gradient in backend.operations:
         return _record
     if call.out is not None:
         reason = "out= takes no gradient; detach it, or call sample under torch.no_grad()"
@@ -117,7 +118,7 @@ def _by_operator(
 class _GradientPlan:
     """The gradients of `mu` and `sigma`, for output gradients of one type, shape and device; immutable."""
 
-    __slots__ = ("_allocate", "_allocate_scratch", "_is_empty", "_launch", "_stream")
+    __slots__ = ("_allocate", "_allocator", "_is_empty", "_launch", "_scratch_size", "_stream")
 
     def __init__(self, plan: Plan, grad: Any) -> None:
         operand = TORCH.describe("grad", grad)
@@ -125,16 +126,14 @@ class _GradientPlan:
         if plan.is_transposed:
             strides, shape = strides[::-1], shape[::-1]
         real = "float64" if operand.dtype == "float64" else "float32"
-        vector = Vector(0, 8 if real == "float64" else 4, 0.0, ElementType[real])
-        draw = plan.template._replace(
-            mu=vector, sigma=vector, row_stride=strides[0], column_stride=strides[1], type=ElementType[operand.dtype],
+        launch = plan.template._replace(
+            row_stride=strides[0], column_stride=strides[1], type=ElementType[operand.dtype],
             operation=Operation.gradient,
         )  # fmt: skip
-        backend: Any = plan.backend  # torch_ext.
-        self._is_empty, self._launch = 0 in shape, backend.launcher(draw).run
+        launcher = generic.launcher(plan.backend, launch)
+        self._is_empty, self._launch, self._scratch_size = 0 in shape, launcher.run, launcher.scratch_size
         self._allocate = TORCH.allocator((shape[0],), real, operand.device)
-        size = backend.scratch_size(draw)
-        self._allocate_scratch = TORCH.allocator((size,), "float64", operand.device) if size else None
+        self._allocator = functools.cache(lambda size: TORCH.allocator((size,), "float64", operand.device))
         self._stream = None if operand.device.kind == "cpu" else TORCH.stream(operand.device)
 
     def run(
@@ -144,13 +143,13 @@ class _GradientPlan:
         mu, sigma = self._allocate(grad), self._allocate(grad)
         if self._is_empty:
             return mu.zero_(), sigma.zero_()
-        scratch = 0
-        if self._allocate_scratch is not None:
+        scratch, size = 0, 0 if self._scratch_size is None else self._scratch_size(sample_offset)
+        if size:
             # The allocator reuses this memory only for later work on the same stream.
-            memory = self._allocate_scratch(grad)
+            memory = self._allocator(size)(grad)
             scratch = memory.data_ptr()
         self._launch(
-            None, mu.data_ptr(), sigma.data_ptr(), grad.data_ptr(), seed, offset,
+            None, 0, 0, 0, grad.data_ptr(), mu.data_ptr(), sigma.data_ptr(), seed, offset,
             0 if offset_tensor is None else offset_tensor.data_ptr(), dim_offset, sample_offset,
             0 if self._stream is None else self._stream(grad), scratch,
         )  # fmt: skip

@@ -133,11 +133,11 @@ class _Plan:
         """ValueError for values that no normal distribution has."""
         if self._checked[0]:
             vector = self._vector(mu)
-            if not self._is_valid(vector, _EMPTY[vector.dtype.itemsize]):
+            if not self._is_valid(vector, _EMPTY[vector.dtype.itemsize], None):
                 check_values(HOST, {"mu": np.asarray(mu)}, self._static.dtype)
         if self._checked[1]:
             vector = self._vector(sigma)
-            if not self._is_valid(_EMPTY[vector.dtype.itemsize], vector):
+            if not self._is_valid(_EMPTY[vector.dtype.itemsize], vector, None):
                 check_values(HOST, {"sigma": np.asarray(sigma)}, self._static.dtype)
 
     def _vector(self, x: Any) -> HostArray:
