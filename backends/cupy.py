@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from .contract import Backend, BackendStatus, DeviceKind
-from .element_types import MATRIX_TYPES
 from .driver import DriverBackend, KernelKey, MomentsKey
+from .element_types import MATRIX_TYPES
 from .errors import BackendUnavailableError
 from .kernels.cuda.geometry import KERNEL_STORES
 from .memory.dlpack import LEGACY_STREAM, Imported

@@ -123,7 +123,6 @@ class Step(NamedTuple):
     keys: Callable[[int], bytes] | None
     """Further arguments, from the seed."""
 
-
     def parameters(self, head: bytes, seed: int, stream: int) -> bytes:
         """The bytes of the configuration and of the arguments."""
         arguments = head + self.rest if self.keys is None else head + self.rest + self.keys(seed)
@@ -258,9 +257,7 @@ class DriverBackend(abc.ABC):
         # More matrices than a grid has room for are launched in parts.
         firsts = range(0, batch, _MOST_BATCH)
         parts = [launch._replace(batch=min(batch - b, _MOST_BATCH)) for b in firsts]
-        moves = [
-            [b * bytes_of.get(name, 0) for name in (*HEAD[:6], "seed_at", "offset_at")] for b in firsts
-        ]
+        moves = [[b * bytes_of.get(name, 0) for name in (*HEAD[:6], "seed_at", "offset_at")] for b in firsts]
         cached: dict[int, list[Steps]] = {}
 
         def launches(*arguments: Any) -> Iterator[tuple[Step, bytes]]:

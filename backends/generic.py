@@ -13,7 +13,11 @@ from .memory.host import inputs_at
 
 __all__ = ["check_operation", "generic_launcher", "launcher", "memory_launcher"]
 
-_NAMES: dict[int, str] = {Operation.sample: "samples", Operation.gradient: "gradients", Operation.moments: "weighted moments"}
+_NAMES: dict[int, str] = {
+    Operation.sample: "samples",
+    Operation.gradient: "gradients",
+    Operation.moments: "weighted moments",
+}
 
 
 def check_operation(backend: Backend, operation: int) -> None:

@@ -214,7 +214,9 @@ def packer(template: Launch) -> tuple[Callable[..., bytes], bytes]:
 
     ``pack_head(*head) + tail`` is a launch; `head` has the values of the fields `HEAD`.
     """
-    numbers = tuple(kind == ElementType.number for kind in (template.mu_type, template.sigma_type, template.weights_type))
+    numbers = tuple(
+        kind == ElementType.number for kind in (template.mu_type, template.sigma_type, template.weights_type)
+    )
     return _PACK_HEAD[numbers], _TAIL.pack(*template[_HEAD_FIELDS:])
 
 
@@ -284,35 +286,3 @@ def parts_of_batch(launch: Launch, most: int) -> Iterator[Launch]:
         return
     for b in range(0, launch.batch, most):
         yield matrix_of_batch(launch, b)._replace(batch=min(most, launch.batch - b))
-
-
-# Until the kernels take `Launch`, launches are packed as `Draw` and `Moments`.
-
-
-def packer(template: Launch) -> tuple[Callable[..., bytes], bytes]:
-    return lambda *head: pack(Launch(*head, *template[_HEAD_FIELDS:])), b""
-
-
-def pack(launch: Launch) -> bytes:
-    from . import draw, moments
-
-    def vector(name: str) -> draw.Vector:
-        value, kind = getattr(launch, name), getattr(launch, f"{name}_type")
-        if kind == ElementType.number:
-            return draw.Vector(0, 0, float(value), 0)
-        return draw.Vector(value, getattr(launch, f"{name}_stride"), 0.0, kind)
-
-    mu, sigma = vector("mu"), vector("sigma")
-    if launch.operation == Operation.gradient:
-        real = computing_name(launch)
-        mu, sigma = (draw.Vector(x, SIZES[real], 0.0, ElementType[real]) for x in (launch.first, launch.second))
-    words = [draw.Word(getattr(launch, n), getattr(launch, f"{n}_at")) for n in HEAD[6:10]]
-    old = draw.Draw(
-        mu, sigma, launch.matrix, launch.row_stride, launch.column_stride, launch.rows, launch.columns, *words,
-        launch.scratch, launch.stream, launch.type, launch.operation % 2, launch.common_noise, launch.antithetic,
-        launch.fast_math, launch.device, launch.threads, launch.batch,
-        launch.batched | (3 if launch.operation == Operation.gradient else 0), launch.column_phase,
-    )
-    if launch.operation != Operation.moments:
-        return draw.pack(old)
-    return moments.pack_moments(moments.Moments(old, vector("weights"), launch.first, launch.second or launch.results - 1))

@@ -30,8 +30,19 @@ from ._reading import Reader
 from ._streams import order_after, order_before
 
 __all__ = [
-    "COLUMNS", "PLANS", "ROWS", "Call", "Drawn", "Plan", "PlanCache", "Record", "check_rows", "checked_window",
-    "draw_planned", "make_plan", "input_fields",
+    "COLUMNS",
+    "PLANS",
+    "ROWS",
+    "Call",
+    "Drawn",
+    "Plan",
+    "PlanCache",
+    "Record",
+    "check_rows",
+    "checked_window",
+    "draw_planned",
+    "input_fields",
+    "make_plan",
 ]  # fmt: skip
 
 ROWS = 2**32
@@ -104,9 +115,32 @@ class Plan(abc.ABC):
     """
 
     __slots__ = (
-        "_address", "_allocate", "_check_generator", "_is_valid", "_last_column", "_last_row", "_launch", "_mu",
-        "_geometry", "_out_extent", "_put_back", "_reads_plainly", "_sigma", "_take", "_takes_own", "_written", "backend",
-        "device", "dtype", "is_empty", "is_transposed", "library", "operands", "record", "shape", "template",
+        "_address",
+        "_allocate",
+        "_check_generator",
+        "_geometry",
+        "_is_valid",
+        "_last_column",
+        "_last_row",
+        "_launch",
+        "_mu",
+        "_out_extent",
+        "_put_back",
+        "_reads_plainly",
+        "_sigma",
+        "_take",
+        "_takes_own",
+        "_written",
+        "backend",
+        "device",
+        "dtype",
+        "is_empty",
+        "is_transposed",
+        "library",
+        "operands",
+        "record",
+        "shape",
+        "template",
     )  # fmt: skip
 
     def __init__(

@@ -91,7 +91,6 @@ class TorchExtBackend:
 
         register()
         self._builtins = _builtins_of(path)
-        library.multisample_run_moments_cpu.argtypes = (ctypes.c_char_p,)
         library.multisample_run_cpu.argtypes = (ctypes.c_char_p,)
         library.multisample_is_valid_cpu.argtypes = (ctypes.c_char_p,)
         library.multisample_last_error.restype = ctypes.c_char_p
@@ -147,7 +146,7 @@ class TorchExtBackend:
     def launcher(self, launch: Launch) -> Launcher:
         run, fail = self._runner(launch.device)
         on_host = launch.device == HOST
-        if False and self._builtins is not None:
+        if self._builtins is not None:
             packed = pack(launch)
             return Launcher(
                 self._builtins.launch(packed, run, fail, thread_limit),
@@ -191,19 +190,17 @@ class TorchExtBackend:
 
         size = 0
         if launch.device != HOST:
-            size = self._cuda.multisample_scratch_size_cuda(pack(launch._replace(**words_in_memory(8, 8 * has_offsets))))
+            size = self._cuda.multisample_scratch_size_cuda(
+                pack(launch._replace(**words_in_memory(8, 8 * has_offsets)))
+            )
         return MemoryLauncher(launch_packed, size)
 
     def _runner(self, device: int) -> tuple[Any, Callable[[int], NoReturn]]:
         """The function that runs a packed launch, and the one that raises its error."""
         self.prepare("cpu" if device == HOST else "cuda")
         if device == HOST:
-            return self._run_by_operation, self._raise_cpu_error
+            return self._cpu.multisample_run_cpu, self._raise_cpu_error
         return self._cuda.multisample_run_cuda, self._raise_cuda_error
-
-    def _run_by_operation(self, packed: bytes) -> int:
-        run = self._cpu.multisample_run_cpu if len(packed) == 224 else self._cpu.multisample_run_moments_cpu
-        return int(run(packed))
 
     def _scratch_sizes(self, launch: Launch) -> Callable[[int], int] | None:
         """`Launcher.scratch_size`."""
@@ -271,7 +268,7 @@ def _builtins_of(path: Path) -> Builtins | None:
     """The builtin functions; None if the library cannot find Python's C functions in this process."""
     builtins = Builtins(path)
     try:
-        builtins.is_valid(bytes(224))
+        builtins.is_valid(bytes(PACKED_LAUNCH))
     except ValueError:
         return None
     return builtins
