@@ -8,7 +8,6 @@ from multisample.backends.contract import PROTOCOL, Backend, BackendStatus
 from ._arguments import describe
 from ._libraries import library_called
 from ._libraries.library import NOUNS
-from ._moments_plan import MOMENT_PLANS
 from ._plan import PLANS
 from .exceptions import BackendUnavailableError, UnknownBackendError
 
@@ -160,4 +159,3 @@ def forget() -> None:
     """Discard all choices of backends and all plans."""
     _chosen.clear()
     PLANS.clear()
-    MOMENT_PLANS.clear()

@@ -36,7 +36,8 @@ from multisample.backends.memory.host import advise_huge_pages, array_at
 from multisample.backends.system import cuda_driver, xla_ffi
 from multisample.backends.system.threads import run_all, thread_count
 
-from ..._plan import COLUMNS, PlanCache, check_rows
+from ..._call import COLUMNS, check_rows
+from ..._plan import PlanCache
 from .native_launches import NativeLaunches
 
 __all__ = [

@@ -24,12 +24,12 @@ from multisample.backends.memory.host import array_at
 from multisample.backends.system import xla_ffi
 
 from ..._backends import choose
+from ..._call import Call, checked_order
 from ..._checks.values import check_values, number_vector
 from ..._libraries import HOST, is_number, library_of
 from ..._libraries.jax import is_jax
 from ..._libraries.library import NOUNS, counted_as
-from ..._moments_plan import MomentsCall
-from ..._plan import Call, PlanCache
+from ..._plan import PlanCache
 from ..._tracing import SEEDLESS, is_traced_by_jax
 from . import _is_on_host, _operand, _static, _vector, _words
 from .handlers import _addresses, _read_words, register_target
@@ -45,9 +45,9 @@ Weights have shape (n,). Seed and offsets are those of `keys.operands`; calls wi
 """
 
 
-def sum_jax(moments: MomentsCall) -> tuple[Any, ...]:
-    """The result of a call with an array or a key of JAX, or with a traced value; `order` has been checked."""
-    weights = moments.weights
+def sum_jax(call: Call) -> tuple[Any, ...]:
+    """The result of a call with an array or a key of JAX, or with a traced value."""
+    order, weights = checked_order(call), call.weights
     if is_number(weights) or (not is_jax(weights) and library_of("weights", weights) is not HOST):
         found = "a number" if is_number(weights) else NOUNS[library_of("weights", weights).name]
         raise TypeError(f"weights: expected an array of JAX or NumPy where others are JAX's, got {found}")
@@ -57,12 +57,9 @@ def sum_jax(moments: MomentsCall) -> tuple[Any, ...]:
     shape = np.shape(weights)
     if len(shape) != 1 or shape[0] == 0:
         raise ValueError(f"weights: expected shape (n,), n being at least 1, got {shape}")
-    call = Call(
-        moments.mu, moments.sigma, shape[0], moments.backend, moments.seed, None, moments.noise, moments.dtype, None,
-        moments.fast_math, moments.dim_offset, moments.sample_offset, False, "dn", moments.antithetic,
-    )  # fmt: skip
+    call = call._replace(n=shape[0])
     static, d = _static(call)
-    if moments.seed is None:
+    if call.seed is None:
         raise ValueError(SEEDLESS) if is_traced_by_jax() else TypeError("seed: expected an integer or a key, got None")
     words = _words(call, call.seed, d)
     arguments = {"weights": weights, "mu": call.mu, "sigma": call.sigma}
@@ -73,8 +70,8 @@ def sum_jax(moments: MomentsCall) -> tuple[Any, ...]:
         elif not is_jax(x):
             arguments[name] = _operand(name, x, static.dtype)
     if tracing:
-        return _traced(arguments["weights"], arguments["mu"], arguments["sigma"], words, static, d, moments.order)
-    results: tuple[Any, ...] = _program(static, d, moments.order)(*arguments.values(), words)
+        return _traced(arguments["weights"], arguments["mu"], arguments["sigma"], words, static, d, order)
+    results: tuple[Any, ...] = _program(static, d, order)(*arguments.values(), words)
     return results
 
 
