@@ -1,21 +1,22 @@
 """The contract of a backend. `sample` drives any of them, and third parties can add others.
 
 `sample` does the work that all backends share: it checks the arguments, reduces arrays to addresses and strides,
-allocates the output, and takes seed and offset. A backend runs one launch, described by a `Draw`.
+allocates the output, and takes seed and offset. A backend runs one launch, described by a `Launch`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy.typing as npt
 
-from .draw import Draw
+from .launch import Launch
 
 __all__ = [
-    "Backend", "BackendStatus", "DeviceArray", "DeviceKind", "HostArray", "Launcher", "Layout", "MomentsLauncher",
+    "PROTOCOL", "Backend", "BackendStatus", "DeviceArray", "DeviceKind", "HostArray", "Launcher", "Layout",
+    "MemoryLauncher",
 ]  # fmt: skip
 
 Layout: TypeAlias = Literal["dn", "nd"]
@@ -66,73 +67,85 @@ class BackendStatus:
 
 @dataclasses.dataclass(frozen=True)
 class Launcher:
-    """Functions for draws that differ only in addresses, numbers, seed, offset, window and stream.
+    """Functions for launches that differ only in the head of `Launch`: in values, addresses and stream.
 
     They share no memory between calls: several threads may call them at once, and one call may interrupt another.
 
     Attributes
     ----------
     run : callable
-        ``run(ready, mu, sigma, matrix, seed, offset, offset_at, first_row, first_column, stream)`` launches. `mu`,
-        `sigma` and `matrix` are addresses; `mu` or `sigma` is a float if the draw has a number in its place. If
-        `offset_at` is not 0, the offset is read from this address in device memory, and `offset` is ignored.
+        ``run(geometry, mu, sigma, weights, matrix, first, second, seed, offset, offset_at, first_row, first_column,
+        stream, scratch)`` launches. `mu`, `sigma`, `weights`, `matrix`, `first` and `second` are addresses, or 0 if the
+        operation lacks them (or anything in place of an array); `mu` or `sigma` is a float if the launch has a number in its place. If `offset_at` is not
+        0, the offset is read from this address in device memory, and `offset` is ignored. `scratch` is the address of
+        `scratch_size` numbers.
     is_valid : callable or None
-        ``is_valid(mu, sigma)``, for host memory: whether all of `mu` is finite, and all of `sigma` finite and not
-        negative. `sample` has checked numbers.
-    ready : callable or None
-        ``ready(matrix, first_column)`` does everything that can fail before the launch, such as compiling. `run` gets
-        its result.
-    takes_arrays : bool
-        Whether `mu`, `sigma` and `matrix` are NumPy arrays in place of addresses. `mu` and `sigma` then have the
-        computing type, and `matrix` is the (d, n) view, of type `MatrixType.stored`.
-    """
-
-    run: Callable[..., None]
-    is_valid: Callable[[Any, Any], Any] | None = None
-    ready: Callable[[Any, int], Any] | None = None
-    takes_arrays: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class MomentsLauncher:
-    """Functions for weighted moments that differ only in addresses, numbers, seed, offset, window and stream.
-
-    Attributes
-    ----------
-    run : callable
-        ``run(weights, mu, sigma, first, second, seed, offset, first_row, first_column, stream, scratch)`` launches. All
-        arrays are addresses; `mu` or `sigma` is a float if the draw has a number in its place. `second` is 0 if only
-        the first moment is asked for.
-    is_valid : callable or None
-        ``is_valid(weights, mu, sigma)``, for host memory: whether all of `weights` and `mu` is finite, and all of
-        `sigma` finite and not negative.
+        ``is_valid(mu, sigma, weights)``, for host memory: whether all of `mu` and `weights` that the operation reads is
+        finite, and all of `sigma` finite and not negative. `sample` has checked numbers. `weights` is None if the operation lacks them.
+    geometry : callable or None
+        ``geometry(matrix, first_column)`` does everything that can fail before the launch, such as compiling. `run` gets
+        its result, the launch geometry: on a CPU the number of threads. Without it, `run` gets None.
     scratch_size : callable or None
-        ``scratch_size(first_column)``: how many float64 numbers of device memory `scratch` must have room for. None if
-        it needs none.
+        ``scratch_size(first_column)``: how many float64 numbers of device memory `run` needs. None if it never needs
+        any.
     takes_arrays : bool
-        Whether `weights`, `mu`, `sigma`, `first` and `second` are NumPy arrays in place of addresses, or None for no
-        `second`. All have the computing type, but `first` and `second`, which have the type `MatrixType.stored` of the
-        result.
+        Whether operands and results are NumPy arrays in place of addresses. `mu`, `sigma` and `weights` then have the
+        computing type. `matrix` is the (d, n) view, and `first` and `second` have
+        shape (d,), all of the type `MatrixType.stored`.
     """
 
     run: Callable[..., None]
     is_valid: Callable[[Any, Any, Any], Any] | None = None
+    geometry: Callable[[Any, int], Any] | None = None
     scratch_size: Callable[[int], int] | None = None
     takes_arrays: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryLauncher:
+    """Functions for launches whose words are in device memory.
+
+    Attributes
+    ----------
+    run : callable
+        ``run(mu, sigma, weights, matrix, first, second, seed, offsets, stream, scratch)``, all but the stream addresses
+        in device memory, or 0 if the operation lacks them. At `offsets` are the offset, the first row and the first
+        column. The launch may be a batch. The stream may be one that is being captured.
+    scratch_size : int
+        How many float64 numbers of device memory `scratch` needs.
+    parameters : callable or None
+        ``parameters(*arguments of run)``: the kernels that `run` would launch, each with its parameters, for a caller
+        that launches them again: see `multisample.backends.driver`.
+    """
+
+    run: Callable[..., None]
+    scratch_size: int = 0
+    parameters: Callable[..., list[tuple[int, bytes]]] | None = None
+
+
+PROTOCOL = 2
+"""The version of `Backend`. Version 1 took a `Draw` in place of a `Launch`."""
 
 
 class Backend(Protocol):
     """A way to run the kernel.
 
-    A backend may also have ``launcher(draw) -> Launcher``, for repeated calls. Without it, `sample` makes a `Draw` for
-    each call and calls `launch`. For programs of JAX on CUDA it may have ``memory_launcher(draw)``, which returns
-    ``launch(mu, sigma, seed, offsets, matrix, stream)``. All arguments but the stream are addresses in device memory;
-    at `offsets` are the offset, the first row and the first column, and 0 means that these are 0.
+    A backend may also have these. `multisample.backends.generic` makes them from `launch` for backends without.
 
-    For `multisample.weighted_moments` it may have ``moments_launcher(moments) -> MomentsLauncher``. For programs of JAX
-    on CUDA it then also has ``launch_moments(moments)``, whose words may be in device memory, and
-    ``moments_scratch_size(moments)``: how many float64 numbers of scratch memory that needs.
+    - ``launcher(launch) -> Launcher``, for repeated calls.
+    - ``memory_launcher(launch, has_offsets) -> MemoryLauncher``, for programs of JAX on CUDA. Without `has_offsets`,
+      offset, first row and first column are 0.
     """
+
+    @property
+    def protocol(self) -> int:
+        """The version of this protocol that the backend follows: `PROTOCOL`."""
+        ...
+
+    @property
+    def operations(self) -> Collection[int]:
+        """The operations that the backend runs, of `multisample.backends.launch.Operation`; every backend runs samples."""
+        ...
 
     @property
     def name(self) -> str:
@@ -172,11 +185,10 @@ class Backend(Protocol):
         """
         ...
 
-    def launch(self, draw: Draw) -> None:
-        """Launch `draw` on its device and its stream, without waiting for it.
+    def launch(self, launch: Launch) -> None:
+        """Run `launch` on its device and its stream, without waiting for it.
 
-        Words may be in device memory: see `multisample.backends.draw.Word`. Only torch_ext supports the operation
-        `gradient`.
+        Its words may be in memory of the device, and it may be a batch.
 
         Raises
         ------

@@ -9,16 +9,15 @@ from __future__ import annotations
 import importlib.metadata
 import math
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
 
-from .contract import Backend, BackendStatus, DeviceKind, HostArray, Launcher, MomentsLauncher
-from .draw import Draw, ElementType, matrix_of_batch
+from .contract import PROTOCOL, Backend, BackendStatus, DeviceKind, HostArray, Launcher
 from .element_types import MATRIX_TYPES
+from .launch import Launch, Operation, computing_name, matrix_of_batch, type_name
 from .memory.host import arrays_at, batch_at, words_at
-from .moments import Moments
 from .system.threads import thread_count
 
 __all__ = ["BACKEND"]
@@ -46,6 +45,11 @@ class CpuBackend:
     name = "cpu"
     device_kinds: tuple[DeviceKind, ...] = ("cpu",)
     host_library = "numpy"
+    protocol = PROTOCOL
+
+    @property
+    def operations(self) -> Collection[int]:
+        return _LAUNCHERS.keys()
 
     def status(self) -> BackendStatus:
         reasons = []
@@ -68,106 +72,33 @@ class CpuBackend:
     def adopt(self, array: Any) -> Any:
         return array
 
-    def launch(self, draw: Draw) -> None:
-        if draw.batch > 1 and draw.rows * draw.columns <= 2 * _SHARE:  # Work for two threads at the most.
-            self._launch_batch(draw)
+    def launch(self, launch: Launch) -> None:
+        if launch.batch > 1 and launch.rows * launch.columns <= 2 * _SHARE:  # Work for two threads at the most.
+            self._launch_batch(launch)
             return
-        launcher = self.launcher(draw)
-        for b in range(max(draw.batch, 1)):
-            one = matrix_of_batch(draw, b)
-            mu, sigma, matrix = arrays_at(one)
+        launcher = self.launcher(launch)
+        for b in range(max(launch.batch, 1)):
+            one = matrix_of_batch(launch, b)
+            arrays = arrays_at(one)
+            operands = [arrays.get(name) for name in ("mu", "sigma", "weights", "matrix", "first", "second")]
             seed, offset, first_row, first_column = words_at(one)
-            ready = launcher.ready(matrix, first_column) if launcher.ready else None
-            launcher.run(ready, mu, sigma, matrix, seed, offset, 0, first_row, first_column, 0)
+            threads = launcher.geometry(None, first_column) if launcher.geometry else None
+            launcher.run(threads, *operands, seed, offset, 0, first_row, first_column, 0, 0)
 
-    def _launch_batch(self, draw: Draw) -> None:
+    def _launch_batch(self, launch: Launch) -> None:
         """Draw a batch of small matrices, each on one thread."""
         from .kernels.cpu.kernel import batch_kernel
         from .kernels.cpu.threads import helpers
 
-        kernel = batch_kernel(ElementType(draw.type).name, bool(draw.antithetic))
-        *arrays, common_noise = *batch_at(draw), bool(draw.common_noise)
-        most = max(1, min(draw.batch, math.ceil(draw.batch * draw.rows * draw.columns / _SHARE)))
-        threads = min(most, thread_count(), draw.threads or most)
+        kernel = batch_kernel(type_name(launch), bool(launch.antithetic))
+        *arrays, common_noise = *batch_at(launch), bool(launch.common_noise)
+        most = max(1, min(launch.batch, math.ceil(launch.batch * launch.rows * launch.columns / _SHARE)))
+        threads = min(most, thread_count(), launch.threads or most)
         with helpers(threads - 1) as slots:
             kernel(*arrays, common_noise, threads, slots)
 
-    def launcher(self, draw: Draw) -> Launcher:
-        # Numba takes half a second to import.
-        from .kernels.cpu.kernel import value_kernel, window_kernel, windows_kernel
-        from .kernels.cpu.threads import helpers
-
-        dtype = ElementType(draw.type).name
-        common_noise, block = bool(draw.common_noise), 8 if draw.antithetic else 4
-        d, n = draw.rows, draw.columns
-        work = n + d * n * _COMMON_COST if common_noise else d * n
-        most = max(1, math.ceil(work / _SHARE))
-        kernel = (window_kernel if most == 1 else windows_kernel)(dtype, bool(draw.antithetic))
-
-        def threads(matrix: HostArray, first_column: int) -> int:
-            return min(most, thread_count(), draw.threads or most)
-
-        def run(
-            threads: int | None, mu: HostArray, sigma: HostArray, matrix: HostArray, seed: int, offset: int,
-            offset_at: int, first_row: int, first_column: int, stream: int,
-        ) -> None:  # fmt: skip
-            arguments = mu, sigma, matrix, seed, offset, first_row, first_column, common_noise
-            if threads is None:
-                kernel(*arguments)
-                return
-            down = matrix.strides[0] == matrix.itemsize and d > 1
-            with helpers(threads - 1) as slots:
-                kernel(*arguments, *_window_shape(d, n, threads, common_noise, block, down), threads, slots)
-
-        is_valid = value_kernel("float64" if dtype == "float64" else "float32")
-        return Launcher(run, is_valid, threads if most > 1 else None, takes_arrays=True)
-
-    def moments_launcher(self, moments: Moments) -> MomentsLauncher:
-        from .kernels.cpu import moments as kernels
-        from .kernels.cpu.kernel import value_kernel
-        from .kernels.cpu.threads import helpers
-
-        draw = moments.draw
-        dtype = ElementType(draw.type).name
-        real, width = MATRIX_TYPES[dtype].computing, 8 if draw.antithetic else 4
-        list_groups, values_are_valid = kernels.listing_kernel(real, draw.antithetic), value_kernel(real)
-        rows, number = 1 if draw.common_noise else draw.rows, np.dtype(real)
-        most_groups = math.ceil(draw.columns / width) + 1
-        most_groups += -most_groups % kernels.ROUND
-        none = np.empty(0, MATRIX_TYPES[dtype].stored)
-
-        def run(
-            weights: HostArray, mu: HostArray, sigma: HostArray, first: HostArray, second: HostArray | None, seed: int,
-            offset: int, first_row: int, first_column: int, stream: int, scratch: int,
-        ) -> None:  # fmt: skip
-            groups, of_first = np.zeros(most_groups, np.uint32), np.zeros(4 * most_groups, number)
-            of_second = np.zeros(4 * most_groups, number) if draw.antithetic else of_first
-            count, weight = list_groups(weights, first_column, groups, of_first, of_second)
-            count += -count % kernels.ROUND
-            listed = groups[:count], of_first[: 4 * count], of_second[: 4 * count]
-            second = none if second is None else second
-            most = max(1, math.ceil(4 * rows * count / _SHARE))
-            threads = min(most, thread_count(), draw.threads or most)
-            height = min(kernels.MOST_ROWS, math.ceil(rows / (4 * threads)) if threads > 1 else rows)
-            with helpers(threads - 1) as slots:
-                if not draw.common_noise and (threads == 1 or rows >= _FEW_ROWS or count <= kernels.PIECE):
-                    kernels.moments_kernel(dtype)(
-                        *listed, seed, offset, first_row, mu, sigma, weight, first, second, height, threads, slots
-                    )
-                    return
-                # `moments_kernel` would add up the sums of the pieces in the same order.
-                totals = np.zeros((max(math.ceil(count / kernels.PIECE), 1), rows, 2))
-                first_row = 0 if draw.common_noise else first_row
-                kernels.summing_kernel(real)(*listed, totals, seed, offset, first_row, height, threads, slots)
-            sums = totals[0]
-            for more in totals[1:]:
-                sums += more
-            kernels.finishing_kernel(dtype)(mu, sigma, sums, weight, first, second)
-
-        def is_valid(weights: HostArray, mu: HostArray, sigma: HostArray) -> Any:
-            return values_are_valid(mu, sigma) and values_are_valid(weights, sigma[:0])
-
-        return MomentsLauncher(run, is_valid, takes_arrays=True)
+    def launcher(self, launch: Launch) -> Launcher:
+        return _LAUNCHERS[launch.operation](launch)
 
     def advancer(self, device: int) -> Callable[[int, int], None]:
         """The cpu backend has no device memory."""
@@ -190,5 +121,84 @@ def _window_shape(d: int, n: int, threads: int, common_noise: bool, block: int, 
         rows = max(1, size // min(columns, n))
     return rows, max(block, columns - columns % block)
 
+
+def _sampler(launch: Launch) -> Launcher:
+    # Numba takes half a second to import.
+    from .kernels.cpu.kernel import value_kernel, window_kernel, windows_kernel
+    from .kernels.cpu.threads import helpers
+
+    dtype, common_noise, block = type_name(launch), bool(launch.common_noise), 8 if launch.antithetic else 4
+    d, n = launch.rows, launch.columns
+    work = n + d * n * _COMMON_COST if common_noise else d * n
+    most = max(1, math.ceil(work / _SHARE))
+    kernel = (window_kernel if most == 1 else windows_kernel)(dtype, bool(launch.antithetic))
+
+    def threads(matrix: Any, first_column: int) -> int:
+        return min(most, thread_count(), launch.threads or most)
+
+    def run(
+        threads: int | None, mu: HostArray, sigma: HostArray, weights: None, matrix: HostArray, first: None,
+        second: None, seed: int, offset: int, offset_at: int, first_row: int, first_column: int, stream: int,
+        scratch: int,
+    ) -> None:  # fmt: skip
+        arguments = mu, sigma, matrix, seed, offset, first_row, first_column, common_noise
+        if threads is None:
+            kernel(*arguments)
+            return
+        down = matrix.strides[0] == matrix.itemsize and d > 1
+        with helpers(threads - 1) as slots:
+            kernel(*arguments, *_window_shape(d, n, threads, common_noise, block, down), threads, slots)
+
+    is_valid = value_kernel(computing_name(launch))
+    return Launcher(run, is_valid, threads if most > 1 else None, takes_arrays=True)
+
+
+def _summer(launch: Launch) -> Launcher:
+    """Weighted moments."""
+    from .kernels.cpu import moments as kernels
+    from .kernels.cpu.kernel import value_kernel
+    from .kernels.cpu.threads import helpers
+
+    dtype, real, width = type_name(launch), computing_name(launch), 8 if launch.antithetic else 4
+    common_noise, antithetic = bool(launch.common_noise), bool(launch.antithetic)
+    list_groups = kernels.listing_kernel(real, antithetic)
+    rows, number = 1 if common_noise else launch.rows, np.dtype(real)
+    most_groups = math.ceil(launch.columns / width) + 1
+    most_groups += -most_groups % kernels.ROUND
+    none = np.empty(0, MATRIX_TYPES[dtype].stored)
+
+    def run(
+        geometry: None, mu: HostArray, sigma: HostArray, weights: HostArray, matrix: None, first: HostArray,
+        second: HostArray | None, seed: int, offset: int, offset_at: int, first_row: int, first_column: int,
+        stream: int, scratch: int,
+    ) -> None:  # fmt: skip
+        groups, of_first = np.zeros(most_groups, np.uint32), np.zeros(4 * most_groups, number)
+        of_second = np.zeros(4 * most_groups, number) if antithetic else of_first
+        count, weight = list_groups(weights, first_column, groups, of_first, of_second)
+        count += -count % kernels.ROUND
+        listed = groups[:count], of_first[: 4 * count], of_second[: 4 * count]
+        second = none if second is None else second
+        most = max(1, math.ceil(4 * rows * count / _SHARE))
+        threads = min(most, thread_count(), launch.threads or most)
+        height = min(kernels.MOST_ROWS, math.ceil(rows / (4 * threads)) if threads > 1 else rows)
+        with helpers(threads - 1) as slots:
+            if not common_noise and (threads == 1 or rows >= _FEW_ROWS or count <= kernels.PIECE):
+                kernels.moments_kernel(dtype)(
+                    *listed, seed, offset, first_row, mu, sigma, weight, first, second, height, threads, slots
+                )
+                return
+            # `moments_kernel` would add up the sums of the pieces in the same order.
+            totals = np.zeros((max(math.ceil(count / kernels.PIECE), 1), rows, 2))
+            first_row = 0 if common_noise else first_row
+            kernels.summing_kernel(real)(*listed, totals, seed, offset, first_row, height, threads, slots)
+        sums = totals[0]
+        for more in totals[1:]:
+            sums += more
+        kernels.finishing_kernel(dtype)(mu, sigma, sums, weight, first, second)
+
+    return Launcher(run, value_kernel(real, True), takes_arrays=True)
+
+
+_LAUNCHERS: dict[int, Callable[[Launch], Launcher]] = {Operation.sample: _sampler, Operation.moments: _summer}
 
 BACKEND: Backend = CpuBackend()

@@ -12,16 +12,16 @@ import importlib.metadata
 import importlib.util
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
 from .contract import Backend, BackendStatus, DeviceKind
+from .driver import DriverBackend, KernelKey, MomentsKey
 from .element_types import MATRIX_TYPES
 from .errors import BackendUnavailableError
 from .kernels.cuda.geometry import KERNEL_STORES
-from .launch import DriverBackend, KernelKey, MomentsKey
 from .memory.dlpack import LEGACY_STREAM, Imported
 from .native import csrc_files
 from .system import cache
@@ -148,9 +148,10 @@ class CupyBackend(DriverBackend):
             shared = Imported(array, cupy.cuda.get_current_stream().ptr or LEGACY_STREAM)
             return cupy.asarray(shared).view(shared.dtype)
 
-    def moment_keys(self, real: str, seed: int) -> bytes:
-        keys = _round_keys(seed, False)
-        return keys + _round_keys(seed, True) if real == "float64" else keys
+    def moment_keys(self, real: str) -> Callable[[int], bytes]:
+        if real == "float64":
+            return lambda seed: _round_keys(seed, False) + _round_keys(seed, True)
+        return lambda seed: _round_keys(seed, False)
 
     def compile(self, key: KernelKey | MomentsKey | None) -> tuple[int, Any]:
         import cupy

@@ -1,378 +1,288 @@
-"""Launchers: through the CUDA driver, for the cupy and numba backends, and through `Backend.launch` alone."""
+"""One launch as plain numbers and addresses: ``Launch`` of ``csrc/launch.h``. Every layer passes it.
+
+C++ and CUDA kernels take its bytes, kernels in Python its fields. A new field is an attribute of `Launch` here, and a
+member of the struct there.
+"""
 
 from __future__ import annotations
 
-import abc
-import collections
-import ctypes
-import dataclasses
-import functools
+import enum
+import itertools
 import struct
-import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Annotated, NamedTuple, TypeAlias, get_type_hints
 
-import numpy as np
-
-from .contract import Backend, Launcher, MomentsLauncher
-from .draw import (
-    PACKED_DRAW,
-    SIZES,
-    Draw,
-    ElementType,
-    Vector,
-    Word,
-    batch_steps,
-    memory_packer,
-    pack,
-    packer,
-    parts_of_batch,
-)  # fmt: skip
-from .element_types import MATRIX_TYPES
-from .kernels.cuda.geometry import PACKED_GEOMETRY, Geometry, geometry
-from .kernels.cuda.moments_geometry import MOMENT_THREADS, PACKED_MOMENT_GEOMETRY, MomentGeometry, moment_geometry
-from .memory.host import vectors_at
-from .moments import PACKED_MOMENTS, Moments, moments_packer, pack_moments
-from .system import cuda_driver
+from .element_types import MATRIX_TYPES, SIZES, ElementType
 
 __all__ = [
-    "CONFIGURATION_SIZE", "DriverBackend", "KernelKey", "MemoryLauncher", "MomentsKey", "generic_launcher",
-    "kernel_key",
-]  # fmt: skip
+    "FIELD_AT",
+    "FORMATS",
+    "HEAD",
+    "HOST",
+    "INPUTS",
+    "OFFSETS_BYTES",
+    "OPERANDS",
+    "PACKED_LAUNCH",
+    "SEED_BYTES",
+    "SIZES",
+    "Batched",
+    "ElementType",
+    "Launch",
+    "Operands",
+    "Operation",
+    "batch_steps",
+    "computing_name",
+    "has_origin_in_memory",
+    "matrix_of_batch",
+    "pack",
+    "packer",
+    "parts_of_batch",
+    "type_name",
+    "words_in_memory",
+]
+
+HOST = -1
+"""The `device` of a launch in host memory."""
 
 
-# No tuples: a KernelKey and a MomentsKey of equal fields are different kernels.
-@dataclasses.dataclass(frozen=True)
-class KernelKey:
-    """The kernel of a draw. Each is compiled alone."""
+class Operation(enum.IntEnum):
+    """The operation of a launch: see `OPERANDS`.
 
-    dtype: str
-    common_noise: bool
-    antithetic: bool
-    fast_math: bool
-    stores: int
-    origin_in_memory: bool
-    batched: bool
-    device: int
+    z is the noise, and w are the weights; sums are over all columns c.
 
-
-@dataclasses.dataclass(frozen=True)
-class MomentsKey:
-    """The kernel of weighted moments. Each is compiled alone."""
-
-    real: str
-    """The computing type."""
-    antithetic: bool
-    fast_math: bool
-    rows: int
-    """`MomentGeometry.rows`."""
-    with_second: bool
-    origin_in_memory: bool
-    finishing: bool
-    """Whether it is the kernel that adds up the segments; it depends on `real` alone."""
-    device: int
-
-
-def kernel_key(draw: Draw, stores: int) -> KernelKey:
-    """The kernel for `draw`, with the stores of its geometry."""
-    dtype = ElementType(draw.type).name
-    in_memory = _has_origin_in_memory(draw)
-    fast_math = draw.fast_math and dtype != "float64"
-    return KernelKey(
-        dtype, draw.common_noise, draw.antithetic, fast_math, stores, in_memory, draw.batch > 1, draw.device
-    )
-
-
-# The struct CUlaunchConfig of cuda.h: the grid, the block, shared memory, stream, no attributes.
-_CONFIGURATION = struct.Struct("7I4xPP I4x")
-_pack_configuration = _CONFIGURATION.pack
-CONFIGURATION_SIZE = _CONFIGURATION.size
-_ARGUMENTS = PACKED_DRAW + PACKED_GEOMETRY
-_MOMENTS_ARGUMENTS = PACKED_MOMENTS + PACKED_MOMENT_GEOMETRY
-_MOST_BATCH = 65535  # The longest y axis of a grid.
-
-
-def pack_configuration(blocks: int, threads: int, stream: int, batch: int = 1) -> bytes:
-    """The configuration of a launch; the grid's y axis counts the matrices of a batch."""
-    return _pack_configuration(blocks, batch, 1, threads, 1, 1, 0, stream, 0, 0)
-
-
-class DriverBackend(abc.ABC):
-    """Base of backends that compile a kernel for each `KernelKey` and launch it through the CUDA driver."""
-
-    name: str
-
-    def __init__(self) -> None:
-        self._handles: dict[KernelKey | MomentsKey | tuple[str, int], int] = {}
-        self.compiled: dict[KernelKey | MomentsKey | tuple[str, int], Any] = {}
-        """The compiler's own objects, by kernel. A handle is valid as long as its object is alive."""
-        self._launch = functools.cache(self._launch_function)
-
-    @abc.abstractmethod
-    def compile(self, key: KernelKey | MomentsKey | None) -> tuple[int, Any]:
-        """The driver's handle of a kernel, and the object that keeps it alive; of `advance` if `key` is None.
-
-        The caller makes the device current.
-        """
-
-    def kernel(self, key: KernelKey | MomentsKey) -> int:
-        """The driver's handle of a kernel, compiled on first use."""
-        return self._handles.get(key) or self._compiled(key, key, key.device)
-
-    def _compiled(
-        self, place: KernelKey | MomentsKey | tuple[str, int], key: KernelKey | MomentsKey | None, device: int
-    ) -> int:
-        with cuda_driver.on_device(device):
-            handle, self.compiled[place] = self.compile(key)
-        self._handles[place] = handle
-        return handle
-
-    def _launch_function(self, size: int, device: int) -> Callable[[int, bytes], None]:
-        """``launch(kernel, parameters)`` launches with the bytes of a configuration and `size` bytes of arguments.
-
-        Concurrent launches, from threads, signal handlers or destructors, use different buffers.
-        """
-        free: collections.deque[_Buffer] = collections.deque()
-        launch_kernel, get_device = cuda_driver.launch_function(), cuda_driver.device_function()
-
-        def launch(kernel: int, parameters: bytes) -> None:
-            try:
-                buffer = free.pop()
-            except IndexError:
-                buffer = _buffer(size)
-            try:
-                memory, configuration, extra, ordinal_at, ordinal, _ = buffer
-                memory[:] = parameters
-                if get_device(ordinal_at) == 0 and ordinal.value == device:
-                    error = launch_kernel(configuration, kernel, None, extra)
-                else:
-                    with cuda_driver.on_device(device):
-                        error = launch_kernel(configuration, kernel, None, extra)
-            finally:
-                free.append(buffer)
-            if error:
-                name = cuda_driver.error_name(error)
-                raise RuntimeError(f"backend: {self.name!r} could not launch its kernel: {name}")
-
-        return launch
-
-    def launch(self, draw: Draw) -> None:
-        column = draw.first_column
-        cut, packed_cut = _cut(draw, draw.matrix % 32, draw.column_phase - 1 if column.at else column.value % 8)
-        kernel, launch = self.kernel(kernel_key(draw, cut.stores)), self._launch(_ARGUMENTS, draw.device)
-        for part in parts_of_batch(draw, _MOST_BATCH):
-            configuration = pack_configuration(cut.blocks, cut.threads, draw.stream, max(part.batch, 1))
-            launch(kernel, configuration + pack(part) + packed_cut)
-
-    def launcher(self, draw: Draw) -> Launcher:
-        packed, launch = packer(draw), self._launch(_ARGUMENTS, draw.device)
-        cached: dict[tuple[int, int], tuple[int, int, int, bytes]] = {}
-
-        def ready(matrix: int, first_column: int) -> tuple[int, int, int, bytes]:
-            """Geometry and kernel for an alignment of the matrix, cached."""
-            key = matrix & 31, first_column & 7
-            if key not in cached:
-                cut, packed_cut = _cut(draw, *key)
-                cached[key] = self.kernel(kernel_key(draw, cut.stores)), cut.blocks, cut.threads, packed_cut
-            return cached[key]
-
-        def run(
-            ready: tuple[int, int, int, bytes], mu: Any, sigma: Any, matrix: int, seed: int, offset: int,
-            offset_at: int, first_row: int, first_column: int, stream: int,
-        ) -> None:  # fmt: skip
-            kernel, blocks, threads, cut = ready
-            arguments = packed(mu, sigma, matrix, seed, offset, offset_at, first_row, first_column, stream)
-            launch(kernel, _pack_configuration(blocks, 1, 1, threads, 1, 1, 0, stream, 0, 0) + arguments + cut)
-
-        return Launcher(run, ready=ready)
-
-    def memory_launcher(self, draw: Draw) -> MemoryLauncher:
-        return MemoryLauncher(self, draw)
-
-    def moments_launcher(self, moments: Moments) -> MomentsLauncher:
-        draw, packed = moments.draw, moments_packer(moments)
-        cached: dict[int, tuple[Callable[[bytes, int, int], None], int]] = {}
-
-        def cut_of(first_column: int) -> tuple[Callable[[bytes, int, int], None], int]:
-            """``launch(arguments, seed, stream)`` and the size of the scratch memory, cached."""
-            phase = first_column & 7
-            if phase not in cached:
-                geometry = _moment_geometry(draw, phase)
-                size = geometry.scratch_size(draw.rows, draw.common_noise, 2 if moments.second else 1)
-                cached[phase] = self._moments_launch(moments, geometry), size
-            return cached[phase]
-
-        def run(
-            weights: int, mu: Any, sigma: Any, first: int, second: int, seed: int, offset: int, first_row: int,
-            first_column: int, stream: int, scratch: int,
-        ) -> None:  # fmt: skip
-            launch, _ = cut_of(first_column)
-            arguments = packed(
-                weights, mu, sigma, first, second, seed, offset, first_row, first_column, stream, scratch
-            )
-            launch(arguments, seed, stream)
-
-        return MomentsLauncher(run, scratch_size=lambda first_column: cut_of(first_column)[1])
-
-    def launch_moments(self, moments: Moments) -> None:
-        draw = moments.draw
-        geometry = _moment_geometry(draw, -1 if draw.first_column.at else draw.first_column.value & 7)
-        self._moments_launch(moments, geometry)(pack_moments(moments), draw.seed.value, draw.stream)
-
-    def moments_scratch_size(self, moments: Moments) -> int:
-        draw = moments.draw
-        geometry = _moment_geometry(draw, -1 if draw.first_column.at else draw.first_column.value & 7)
-        return geometry.scratch_size(draw.rows, draw.common_noise, 2 if moments.second else 1)
-
-    def moment_keys(self, real: str, seed: int) -> bytes:
-        """Further arguments of the kernel of weighted moments: the round keys of a seed, if it takes them."""
-        return b""
-
-    def _moments_launch(self, moments: Moments, geometry: MomentGeometry) -> Callable[[bytes, int, int], None]:
-        """``launch(arguments, seed, stream)`` launches the one or two kernels."""
-        draw, real, keys_of = moments.draw, _real(moments.draw), self.moment_keys
-        key = MomentsKey(
-            real, draw.antithetic, draw.fast_math and real != "float64", geometry.rows, moments.second != 0,
-            _has_origin_in_memory(draw), False, draw.device,
-        )  # fmt: skip
-        kernel, launch_sums = self.kernel(key), self._launch(_MOMENTS_ARGUMENTS + len(keys_of(real, 0)), draw.device)
-        cut, blocks, finishing_blocks = geometry.packed(), geometry.blocks, geometry.finishing_blocks
-        if not finishing_blocks:
-            return lambda arguments, seed, stream: launch_sums(
-                kernel, pack_configuration(blocks, MOMENT_THREADS, stream) + arguments + cut + keys_of(real, seed)
-            )
-        finishing = self.kernel(MomentsKey(real, False, False, 1, False, False, True, draw.device))
-        launch_finishing = self._launch(_MOMENTS_ARGUMENTS, draw.device)
-
-        def launch(arguments: bytes, seed: int, stream: int) -> None:
-            arguments += cut
-            launch_sums(kernel, pack_configuration(blocks, MOMENT_THREADS, stream) + arguments + keys_of(real, seed))
-            launch_finishing(finishing, pack_configuration(finishing_blocks, MOMENT_THREADS, stream) + arguments)
-
-        return launch
-
-    def advancer(self, device: int) -> Callable[[int, int], None]:
-        place = ("advance", device)
-        kernel, launch = self._handles.get(place) or self._compiled(place, None, device), self._launch(8, device)
-
-        def advance(address: int, stream: int) -> None:
-            launch(kernel, pack_configuration(1, 1, stream) + address.to_bytes(8, sys.byteorder))
-
-        return advance
-
-
-class MemoryLauncher:
-    """``launch(mu, sigma, seed, offsets, matrix, stream)`` launches draws like `draw`, words in memory.
-
-    The arguments are those of `multisample.backends.draw.memory_packer`. `draw` may be a batch. The stream may be one
-    that is being captured: a kernel that is not loaded yet is loaded all the same.
+    sample : ``matrix[r, c] = mu[r] + sigma[r] * z[r, c]``.
+    gradient : ``first[r] = sum(matrix[r, c])`` and ``second[r] = sum(matrix[r, c] * z[r, c])``.
+    moments : ``first[r] = sum(w[c] * (mu[r] + sigma[r] * z[r, c]))``, and with two results ``second[r] = sum(w[c] *
+        (sigma[r] * z[r, c])**2)``.
     """
 
-    def __init__(self, backend: DriverBackend, draw: Draw) -> None:
-        self._backend, self._draw, self._steps = backend, draw, batch_steps(draw)
-        self._launch = backend._launch(_ARGUMENTS, draw.device)
-        self._ready: dict[tuple[int, bool], tuple[int, int, int, bytes]] = {}
-        # More matrices than a grid has room for are launched in parts.
-        batch = max(draw.batch, 1)
-        self._parts = [
-            (b, count, memory_packer(draw._replace(batch=count)))
-            for b in range(0, batch, _MOST_BATCH)
-            for count in [min(batch - b, _MOST_BATCH)]
-        ]
-
-    def __call__(self, mu: int, sigma: int, seed: int, offsets: int, matrix: int, stream: int) -> None:
-        for kernel, parameters in self.parameters(mu, sigma, seed, offsets, matrix, stream):
-            self._launch(kernel, parameters)
-
-    def parameters(
-        self, mu: int, sigma: int, seed: int, offsets: int, matrix: int, stream: int
-    ) -> list[tuple[int, bytes]]:
-        """For each launch of a call, the kernel and the bytes of the configuration and of the arguments."""
-        key = matrix & 31, offsets != 0
-        kernel, blocks, threads, cut = self._ready.get(key) or self._prepare(*key)
-        of_mu, of_sigma, of_matrix, of_seed, of_offsets = self._steps
-        launches = []
-        for b, count, packed in self._parts:
-            arguments = packed(
-                mu + b * of_mu, sigma + b * of_sigma, seed + b * of_seed, offsets + b * of_offsets,
-                matrix + b * of_matrix, stream,
-            )  # fmt: skip
-            launches.append((kernel, pack_configuration(blocks, threads, stream, count) + arguments + cut))
-        return launches
-
-    def _prepare(self, misalignment: int, with_offsets: bool) -> tuple[int, int, int, bytes]:
-        cut, packed_cut = _cut(self._draw, misalignment, self._draw.column_phase - 1 if with_offsets else 0)
-        with cuda_driver.relaxed_capture():
-            kernel = self._backend.kernel(kernel_key(self._draw._replace(seed=Word(0, 1)), cut.stores))
-        ready = self._ready[misalignment, with_offsets] = kernel, cut.blocks, cut.threads, packed_cut
-        return ready
+    sample = 0
+    gradient = 1
+    moments = 2
 
 
-_Buffer = tuple[memoryview, Any, Any, Any, ctypes.c_int, ctypes.c_size_t]
+class Operands(NamedTuple):
+    """Names of the fields of `Launch` whose memory an operation reads and writes."""
+
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
 
 
-def _buffer(size: int) -> _Buffer:
-    """Memory for the configuration of a launch, followed by `size` bytes of arguments.
+OPERANDS: dict[int, Operands] = {
+    Operation.sample: Operands(("mu", "sigma"), ("matrix",)),
+    Operation.gradient: Operands(("matrix",), ("first", "second")),
+    Operation.moments: Operands(("weights", "mu", "sigma"), ("first", "second")),
+}
+"""The operands of each operation."""
 
-    Returns a view to write to, the first and the last argument of cuLaunchKernelEx, the argument of cuCtxGetDevice and
-    the number that this writes, and the size, which `extra` points to.
+
+class Batched(enum.IntFlag):
+    """Operands with an element for each matrix of a batch, one after another in memory.
+
+    The element of `offsets` is three 64-bit numbers: offset, first row and first column.
     """
-    memory = ctypes.create_string_buffer(CONFIGURATION_SIZE + size)
-    arguments, count = ctypes.addressof(memory) + CONFIGURATION_SIZE, ctypes.c_size_t(size)
-    # CU_LAUNCH_PARAM_BUFFER_POINTER, CU_LAUNCH_PARAM_BUFFER_SIZE and CU_LAUNCH_PARAM_END of cuda.h.
-    extra = (ctypes.c_void_p * 5)(1, arguments, 2, ctypes.addressof(count), 0)
-    ordinal = ctypes.c_int()
-    return memoryview(memory).cast("B"), ctypes.byref(memory), extra, ctypes.byref(ordinal), ordinal, count
+
+    mu = 1
+    sigma = 2
+    seed = 4
+    offsets = 8
 
 
-def _has_origin_in_memory(draw: Draw) -> bool:
-    return bool(draw.seed.at or draw.first_row.at or draw.first_column.at)
+# Types of fields, with their formats of `struct`. Numba's kernels compute with "P" and "q" as signed numbers.
+_Address: TypeAlias = Annotated[int, "P"]
+_Input: TypeAlias = Annotated["int | float", "P"]
+_U64: TypeAlias = Annotated[int, "Q"]
+_I64: TypeAlias = Annotated[int, "q"]
+_U32: TypeAlias = Annotated[int, "I"]
+_I32: TypeAlias = Annotated[int, "i"]
 
 
-def _real(draw: Draw) -> str:
-    return MATRIX_TYPES[ElementType(draw.type).name].computing
+class Launch(NamedTuple):
+    """One launch. An operation ignores the fields that it does not need.
+
+    ``z[r, c]`` is the noise of row ``first_row + r`` (of row 0 with `common_noise`) and column ``first_column + c``.
+    With `antithetic`, columns come in pairs: ``z[r, 2 * k]`` is column k of the noise, and ``z[r, 2 * k + 1]`` is its
+    negative.
+    """
+
+    # The head: values of a call. See `packer`.
+    mu: _Input = 0
+    """Address of the first of `rows` elements, or the number that all are if `mu_type` is `ElementType.number`."""
+    sigma: _Input = 0
+    """The same."""
+    weights: _Input = 0
+    """The same, of `columns` elements."""
+    matrix: _Address = 0
+    """Address of the first element, in host memory or in memory of `device`."""
+    first: _Address = 0
+    """Address of `rows` contiguous results: of type `type` for moments, of its computing type for a gradient."""
+    second: _Address = 0
+    """The same; 0 if moments have one result."""
+    seed: _U64 = 0
+    offset: _U64 = 0
+    first_row: _I64 = 0
+    first_column: _I64 = 0
+    """``first_row + rows <= 2**32`` and ``first_column + columns <= 2**34``."""
+    seed_at: _Address = 0
+    """Address of the seed in memory of `device`, its high half first as in JAX's keys; 0 if the field `seed` counts."""
+    offset_at: _Address = 0
+    """The same for `offset`, which is one 64-bit number in memory."""
+    first_row_at: _Address = 0
+    first_column_at: _Address = 0
+    scratch: _Address = 0
+    """Address of scratch memory on `device`, of `Launcher.scratch_size` float64 numbers."""
+    stream: _Address = 0
+    """Handle of a stream on `device`."""
+    threads: _U64 = 0
+    """On the CPU, the most threads for the call; 0 for no limit."""
+
+    # The tail: the same for all calls of a plan.
+    mu_stride: _I64 = 0
+    sigma_stride: _I64 = 0
+    weights_stride: _I64 = 0
+    row_stride: _I64 = 0
+    """Strides are in bytes."""
+    column_stride: _I64 = 0
+    """The elements of a sample must not overlap."""
+    rows: _I64 = 1
+    columns: _I64 = 1
+    """At least 1."""
+    mu_type: _U32 = ElementType.number
+    """Types are of `ElementType`."""
+    sigma_type: _U32 = ElementType.number
+    weights_type: _U32 = ElementType.number
+    type: _U32 = ElementType.float32
+    """Of the matrix's elements, or of the moments; one of `MATRIX_TYPES`."""
+    operation: _U32 = Operation.sample
+    results: _U32 = 0
+    """How many moments, 1 or 2."""
+    common_noise: _U32 = 0
+    antithetic: _U32 = 0
+    fast_math: _U32 = 0
+    """No effect on the CPU and on float64."""
+    device: _I32 = HOST
+    """The ordinal of a CUDA device, or `HOST`."""
+    batch: _U32 = 0
+    """How many matrices; 0 counts as 1. They are contiguous and lie one after another, and so do the results of a
+    gradient. A batch needs its words in memory."""
+    batched: _U32 = 0
+    """Flags of `Batched`."""
+    column_phase: _U32 = 0
+    """Where `first_column` is in memory: 1 + first_column % 8, or 0 if that is not known."""
+    unused: _U32 = 0
+    """Keeps the size a multiple of 8, as C++ does."""
 
 
-def _moment_geometry(draw: Draw, phase: int) -> MomentGeometry:
-    return moment_geometry(
-        draw.rows, draw.columns, _real(draw), phase, draw.common_noise, draw.antithetic, _has_origin_in_memory(draw)
+FORMATS: dict[str, str] = {
+    name: hint.__metadata__[0] for name, hint in get_type_hints(Launch, include_extras=True).items()
+}
+"""The format of each field, as of `struct`."""
+
+_HEAD_FIELDS = Launch._fields.index("threads") + 1
+HEAD = Launch._fields[:_HEAD_FIELDS]
+"""Fields of the head, each of 8 bytes."""
+
+INPUTS = ("mu", "sigma", "weights")
+"""Fields that are addresses or numbers; the type of `x` is the field `x_type`, and its stride `x_stride`."""
+
+_FORMAT = "".join(FORMATS.values())
+_TAIL = struct.Struct(_FORMAT[_HEAD_FIELDS:])
+# Packers of a head by which of `INPUTS` are numbers.
+_PACK_HEAD = {
+    numbers: struct.Struct(
+        "".join("d" if number else "P" for number in numbers) + _FORMAT[len(INPUTS) : _HEAD_FIELDS]
+    ).pack
+    for numbers in itertools.product((False, True), repeat=len(INPUTS))
+}
+
+FIELD_AT: dict[str, int] = {
+    # Only the last field of a prefix may need padding before it.
+    name: struct.calcsize(_FORMAT[: k + 1]) - struct.calcsize(_FORMAT[k])
+    for k, name in enumerate(Launch._fields)
+}
+"""Byte offsets of the fields in a packed launch."""
+
+PACKED_LAUNCH = struct.calcsize(_FORMAT)
+"""Bytes of a packed launch."""
+
+SEED_BYTES, OFFSETS_BYTES = 8, 24
+"""Bytes of a seed, and of offset, first row and first column, of a matrix in a batch."""
+
+
+def packer(template: Launch) -> tuple[Callable[..., bytes], bytes]:
+    """The packer of the head, and the packed tail, of launches like `template`.
+
+    ``pack_head(*head) + tail`` is a launch; `head` has the values of the fields `HEAD`.
+    """
+    numbers = tuple(
+        kind == ElementType.number for kind in (template.mu_type, template.sigma_type, template.weights_type)
     )
+    return _PACK_HEAD[numbers], _TAIL.pack(*template[_HEAD_FIELDS:])
 
 
-def _cut(draw: Draw, misalignment: int, first_column: int) -> tuple[Geometry, bytes]:
-    dtype = ElementType(draw.type).name
-    # One geometry for all matrices of a batch, whose addresses may be aligned differently.
-    strided = draw.batch > 1 and draw.rows * draw.columns * SIZES[dtype] % 32 != 0
-    return geometry(
-        draw.rows, draw.columns, dtype, (draw.row_stride, draw.column_stride), misalignment, first_column,
-        draw.common_noise, draw.antithetic, draw.fast_math, strided,
-    )  # fmt: skip
+def pack(launch: Launch) -> bytes:
+    """The bytes of the C++ struct ``Launch``."""
+    pack_head, tail = packer(launch)
+    return pack_head(*launch[:_HEAD_FIELDS]) + tail
 
 
-def generic_launcher(backend: Backend, draw: Draw) -> Launcher:
-    """The `Launcher` of a backend that has no `launcher`."""
-
-    def draw_at(mu: Any, sigma: Any) -> Draw:
-        return draw._replace(mu=_at(draw.mu, mu), sigma=_at(draw.sigma, sigma))
-
-    def is_valid(mu: Any, sigma: Any) -> bool:
-        means, deviations = vectors_at(draw_at(mu, sigma))
-        return bool(np.isfinite(means).all() and np.isfinite(deviations).all() and (deviations >= 0).all())
-
-    def run(
-        ready: None, mu: Any, sigma: Any, matrix: int, seed: int, offset: int, offset_at: int, first_row: int,
-        first_column: int, stream: int,
-    ) -> None:  # fmt: skip
-        backend.launch(
-            draw_at(mu, sigma)._replace(
-                matrix=matrix, seed=Word(seed), offset=Word(offset, offset_at), first_row=Word(first_row),
-                first_column=Word(first_column), stream=stream,
-            )
-        )  # fmt: skip
-
-    return Launcher(run, is_valid)
+def type_name(launch: Launch) -> str:
+    """The name of the launch's `type`."""
+    return ElementType(launch.type).name
 
 
-def _at(vector: Vector, value: Any) -> Vector:
-    """`vector` at another address or, if it is a number, with another number."""
-    return vector._replace(**{"number" if vector.type == ElementType.number else "data": value})
+def computing_name(launch: Launch) -> str:
+    """The name of the computing type of the launch's `type`."""
+    return MATRIX_TYPES[type_name(launch)].computing
+
+
+def words_in_memory(seed: int, offsets: int) -> dict[str, int]:
+    """The fields of a launch whose seed is at an address, and whose offset, first row and first column at another.
+
+    Without `offsets` these three are 0.
+    """
+    return {
+        "seed_at": seed,
+        "offset_at": offsets,
+        "first_row_at": offsets and offsets + 8,
+        "first_column_at": offsets and offsets + 16,
+    }
+
+
+def has_origin_in_memory(launch: Launch) -> bool:
+    """Whether the seed, the first row or the first column is in memory."""
+    return bool(launch.seed_at or launch.first_row_at or launch.first_column_at)
+
+
+def batch_steps(launch: Launch) -> dict[str, int]:
+    """Bytes from one matrix of a batch to the next, by fields that are addresses."""
+    rows, name = launch.rows, type_name(launch)
+    result = rows * SIZES[computing_name(launch) if launch.operation == Operation.gradient else name]
+    offsets = OFFSETS_BYTES if launch.batched & Batched.offsets else 0
+    return {
+        "mu": rows * launch.mu_stride if launch.batched & Batched.mu else 0,
+        "sigma": rows * launch.sigma_stride if launch.batched & Batched.sigma else 0,
+        "matrix": rows * launch.columns * SIZES[name],
+        "first": result,
+        "second": result,
+        "seed_at": SEED_BYTES if launch.batched & Batched.seed else 0,
+        "offset_at": offsets,
+        "first_row_at": offsets,
+        "first_column_at": offsets,
+    }
+
+
+def matrix_of_batch(launch: Launch, b: int) -> Launch:
+    """Matrix `b` of a batch."""
+    addresses = {name: getattr(launch, name) for name in batch_steps(launch)}
+    moved = {name: addresses[name] + b * step for name, step in batch_steps(launch).items() if addresses[name]}
+    return launch._replace(**moved, batch=0)
+
+
+def parts_of_batch(launch: Launch, most: int) -> Iterator[Launch]:
+    """A batch in parts of at most `most` matrices."""
+    if launch.batch <= most:
+        yield launch
+        return
+    for b in range(0, launch.batch, most):
+        yield matrix_of_batch(launch, b)._replace(batch=min(most, launch.batch - b))

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from .contract import Backend, BackendStatus, DeviceKind
+from .driver import DriverBackend, KernelKey, MomentsKey
 from .errors import BackendUnavailableError
 from .kernels.cuda.toolchain import INSTALL, clashes
-from .launch import DriverBackend, KernelKey, MomentsKey
 from .memory.dlpack import LEGACY_STREAM, Imported
 from .system.cuda_driver import device_of, function_of_kernel, on_device
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from multisample.backends import registry
-from multisample.backends.contract import Backend, BackendStatus
+from multisample.backends.contract import PROTOCOL, Backend, BackendStatus
 
 from ._arguments import describe
 from ._libraries import library_called
 from ._libraries.library import NOUNS
-from ._moments_plan import MOMENT_PLANS
 from ._plan import PLANS
 from .exceptions import BackendUnavailableError, UnknownBackendError
 
@@ -123,7 +122,7 @@ def register_backend(backend: Backend) -> None:
     Raises
     ------
     TypeError
-        If `backend` lacks a member of the protocol, is a class, or has no name.
+        If `backend` follows another version of the protocol, lacks a member of it, is a class, or has no name.
     ValueError
         If its name is taken, or its `host_library` is unknown.
 
@@ -136,7 +135,16 @@ def register_backend(backend: Backend) -> None:
     ...
     ValueError: backend name 'cpu' is taken; registered names are torch_ext, cupy, numba, cpu, and 'auto'
     """
-    members = "name", "device_kinds", "host_library", "status", "prepare", "adopt", "launch", "advancer"
+    members = (
+        "protocol", "name", "device_kinds", "host_library", "operations", "status", "prepare", "adopt", "launch",
+        "advancer",
+    )  # fmt: skip
+    version = getattr(backend, "protocol", 1)
+    if version != PROTOCOL:
+        raise TypeError(
+            f"backend: expected an object that follows version {PROTOCOL} of multisample.backends.contract.Backend"
+            f" (protocol = {PROTOCOL}), got one that follows version {version}"
+        )
     missing = [member for member in members if not hasattr(backend, member)]
     if missing:
         raise TypeError(f"backend: expected an object with {', '.join(members)}, got one without {', '.join(missing)}")
@@ -151,4 +159,3 @@ def forget() -> None:
     """Discard all choices of backends and all plans."""
     _chosen.clear()
     PLANS.clear()
-    MOMENT_PLANS.clear()

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
 
+from multisample.backends.launch import Operation
+
+from ._call import Call
 from ._libraries import BY_TYPE
-from ._moments_plan import MOMENT_PLANS, MomentsCall
+from ._plan import PLANS
 from ._randomness.generator import Key
-from ._routes.moments import sum_first
+from ._routes import run_first
 from ._tracing import is_traced
 
 if TYPE_CHECKING:
@@ -121,20 +124,23 @@ def weighted_moments(
             signature, state = library.signature, library.state()
             if state is not None:
                 key = (
-                    signature(weights), None if type(mu) in _NUMBERS else signature(mu),
+                    "weighted_moments", signature(weights), None if type(mu) in _NUMBERS else signature(mu),
                     None if type(sigma) in _NUMBERS else signature(sigma), state, type(weights), type(mu), type(sigma),
                     order, type(order), noise, dtype, antithetic, type(antithetic), fast_math, type(fast_math), backend,
-                    type(dim_offset), type(sample_offset),
+                    type(seed), type(dim_offset), type(sample_offset),
                 )  # fmt: skip
-                plan = MOMENT_PLANS.get(key)
-        except Exception:  # A wrong argument may raise anything here; `sum_first` reports the error.
+                plan = PLANS.get(key)
+        except Exception:  # A wrong argument may raise anything here; `run_first` reports the error.
             key = None
     if plan is not None and (type(seed) is not Key or (type(seed[0]) is int and type(seed[1]) is int)):
-        return plan.run(weights, mu, sigma, seed, dim_offset, sample_offset)  # type: ignore[arg-type]
-    call = MomentsCall(
-        weights, mu, sigma, order, seed, noise, dtype, dim_offset, sample_offset, antithetic, fast_math, backend
-    )
-    return sum_first(call, key, weighted_moments)
+        moments: tuple[Any, ...] = plan.run(mu, sigma, weights, None, seed, None, dim_offset, sample_offset)[0]
+        return moments
+    call = Call(
+        Operation.moments, mu, sigma, 0, backend, seed, noise, dtype, fast_math, dim_offset, sample_offset, antithetic,
+        weights=weights, order=order,
+    )  # fmt: skip
+    first: tuple[Any, ...] = run_first(call, key, weighted_moments)
+    return first
 
 
 _NUMBERS = frozenset((int, float))

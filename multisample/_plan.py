@@ -1,395 +1,331 @@
 """Plans: the part of a call that does not depend on values, addresses, seed or offset, resolved once.
 
-`sample` makes a key of the types, shapes, strides, devices and options of its arguments, finds the plan in `PLANS` and
-runs it: read the addresses, allocate, take seed and offset, launch. For a new key, every check runs and a plan is made.
+The function of an operation makes a key of the types, shapes, strides, devices and options of its arguments, finds the
+plan in `PLANS` and runs it: read the operands, allocate, take seed and offset, launch. For a new key, every check runs
+and a plan is made.
 """
 
 from __future__ import annotations
 
-import abc
 import collections
 import contextlib
 import os
 import threading
 from collections.abc import Callable, Hashable
-from typing import Any, Generic, NamedTuple, NoReturn, TypeAlias, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
-from multisample.backends.contract import Backend, HostArray, Launcher
-from multisample.backends.draw import HOST, Draw, ElementType, Operation, Vector, Word
-from multisample.backends.launch import generic_launcher
+from multisample.backends import generic
+from multisample.backends.contract import Backend
+from multisample.backends.element_types import MATRIX_TYPES
+from multisample.backends.launch import HOST, INPUTS, OPERANDS, ElementType, Launch
 from multisample.backends.system.cuda_driver import is_capturing
 
-from ._arguments import checked_integer
+from ._call import COLUMNS, ROWS, Call, check_rows, checked_window, vectors_of
 from ._checks.operands import Inputs, check_alignment, check_out, extent, inspect_inputs, item_size
 from ._checks.values import check_values
-from ._libraries import Library, Operand, check_memory, is_number
+from ._libraries import Device, Library, Operand, check_memory, is_number
 from ._randomness.counter import DeviceCounter
 from ._randomness.generator import WORD_64
 from ._randomness.source import captured_offset, check_generator, checked_key, counter_on, source_of
-from ._reading import Reader
+from ._reading import Reader, vector_reader
 from ._streams import order_after, order_before
 
-__all__ = [
-    "COLUMNS", "PLANS", "ROWS", "Call", "Drawn", "Plan", "PlanCache", "Record", "check_rows", "checked_window",
-    "draw_planned", "make_plan", "vector_of",
-]  # fmt: skip
-
-ROWS = 2**32
-COLUMNS = 2**34
-
-
-def checked_window(n: Any, dim_offset: Any, sample_offset: Any) -> tuple[int, int, int]:
-    """`n`, `dim_offset` and `sample_offset` as ints in their ranges; TypeError or ValueError otherwise."""
-    n = checked_integer("n", n, 0, COLUMNS + 1)
-    dim_offset = checked_integer("dim_offset", dim_offset, 0, ROWS + 1)
-    sample_offset = checked_integer("sample_offset", sample_offset, 0, COLUMNS + 1)
-    if sample_offset + n > COLUMNS:
-        raise ValueError(f"n: expected sample_offset + n <= 2**34, got {sample_offset} + {n}")
-    return n, dim_offset, sample_offset
-
-
-def check_rows(dim_offset: Any, d: Any) -> None:
-    """ValueError if rows of a window are beyond the last."""
-    if dim_offset + d > ROWS:
-        raise ValueError(f"dim_offset: expected dim_offset + d <= 2**32, got {dim_offset} + {d}")
-
-
-class Call(NamedTuple):
-    """The arguments of a call of `sample`."""
-
-    mu: Any
-    sigma: Any
-    n: Any
-    backend: str
-    seed: Any
-    generator: Any
-    noise: str
-    dtype: Any
-    out: Any
-    fast_math: bool
-    dim_offset: Any
-    sample_offset: Any
-    validate: bool
-    layout: str
-    antithetic: bool
-
+__all__ = ["PLANS", "Drawn", "Plan", "PlanCache", "Planned", "Words", "make_plan", "run", "run_planned"]
 
 Drawn: TypeAlias = tuple[Any, int, int, Any]
-"""The result, its seed, its offset, and None or an offset in device memory that replaces the offset."""
-
-Record = Callable[["Plan", Any, Any, Any, Any, int, int], Any]
+"""The result or results, seed, offset, and None or an offset in device memory that replaces the offset."""
 
 
-class Plan(abc.ABC):
-    """A call resolved except for values, addresses, seed, offset and window; immutable.
+class Words(NamedTuple):
+    """The seed and the offset of an earlier call, as in `Drawn`."""
+
+    seed: int
+    offset: int
+    offset_array: Any
+
+
+class Planned(Protocol):
+    """What `PLANS` keeps for a key of `sample` or `weighted_moments`."""
+
+    def run(
+        self, mu: Any, sigma: Any, weights: Any, matrix: Any, seed: Any, generator: Any, dim_offset: Any,
+        sample_offset: Any,
+    ) -> tuple[Any, ...]:  # fmt: skip
+        """Run a call with this key; the result is the first element."""
+        ...
+
+
+class Plan:
+    """A call of an operation resolved except for values, addresses, seed, offset and window; immutable.
 
     Attributes
     ----------
     backend : Backend
     library : Library
-        Library of the arrays and of the result.
+        Library of the arrays and of the results.
     device : Device
-    dtype : str
-        Type of the result.
     shape : tuple of int
-        Shape of the result.
-    template : Draw
+        Shape of the result, or of each result.
+    dtype : str
+        Type of the results.
+    operands : dict of str to Operand
+        The arrays that the call reads, by name.
+    template : Launch
         The launch, without addresses, seed, offset and window.
     is_transposed : bool
-        Whether the result is (n, d).
-    operands : tuple of Operand or None
-        `mu` and `sigma`; None for a number.
-    record : callable or None
-        Runs the plan and records gradients; None if there are none to record.
+        Whether the matrix is (n, d).
+    is_empty : bool
+        Whether there is nothing to launch.
     """
 
     __slots__ = (
-        "_address", "_allocate", "_check_generator", "_is_valid", "_last_column", "_last_row", "_launch", "_mu",
-        "_out_extent", "_put_back", "_reads_plainly", "_ready", "_sigma", "_take", "_takes_own", "_written", "backend",
-        "device", "dtype", "is_empty", "is_transposed", "library", "operands", "record", "shape", "template",
+        "_address", "_allocate", "_check_generator", "_d", "_geometry", "_has_addresses", "_is_capturing",
+        "_is_ordered", "_is_valid", "_keeps_offset", "_last_column", "_last_row", "_launch", "_like", "_mask",
+        "_matrix_extent", "_n", "_nothing", "_operation", "_put_back", "_read", "_read_matrix", "_read_vector",
+        "_readers", "_results", "_scratch", "_scratch_size",
+        "_stream", "_take", "_takes_own", "_written", "backend", "device", "dtype", "is_empty",
+        "is_transposed", "library", "operands", "shape", "template",
     )  # fmt: skip
 
     def __init__(
-        self, call: Call, backend: Backend, library: Library, inputs: Inputs, out: Operand | None, record: Record | None
-    ) -> None:
-        d, n, dtype = inputs.d, call.n, inputs.dtype
-        self.backend, self.library, self.device, self.dtype = backend, library, inputs.device, dtype
-        self.record, self.is_transposed = record, call.layout == "nd"
-        self.shape = (n, d) if self.is_transposed else (d, n)
-        self.is_empty = d == 0 or n == 0
-        self._last_row, self._last_column = ROWS - d, COLUMNS - n
-        self._allocate, self._written = library.allocator(self.shape, dtype, inputs.device), library.written()
-        source = source_of(call.generator, library, inputs.device)
+        self, call: Call, backend: Backend, library: Library, inputs: Inputs, out: Operand | None = None,
+        keeps_offset: bool = False,
+    ) -> None:  # fmt: skip
+        d, n, device, writes_matrix = inputs.d, inputs.n, inputs.device, "matrix" in OPERANDS[call.operation].writes
+        on_device = device.kind == "cuda"
+        self.backend, self.library, self.device, self.operands = backend, library, device, inputs.operands
+        self._d, self._n, self._last_row, self._last_column = d, n, ROWS - d, COLUMNS - n
+        self.is_empty, self.is_transposed = d == 0 or n == 0, call.layout == "nd"
+        self._operation, self._keeps_offset = call.operation, keeps_offset
+
+        source = source_of(call.generator, library, device)
         self._take, self._put_back, self._check_generator, self._takes_own = source
-        self.operands = inputs.operands.get("mu"), inputs.operands.get("sigma")
-        self._out_extent = (0, 0) if out is None else extent(out)
-        self.template = _template(call, inputs, self.shape, out)
-        launcher_of = getattr(backend, "launcher", None)
-        launcher: Launcher = launcher_of(self.template) if launcher_of else generic_launcher(backend, self.template)
-        self._launch, self._ready, self._is_valid = launcher.run, launcher.ready, launcher.is_valid
-        self._mu, self._sigma = (
-            Reader(name, x, inputs, library, launcher.takes_arrays)
-            for name, x in (("mu", call.mu), ("sigma", call.sigma))
-        )
-        self._reads_plainly = self._mu.is_plain and self._sigma.is_plain
+
+        matrix = inputs.operands.get("matrix", out)
+        self.template = _template(call, inputs, matrix)
+        launcher = generic.launcher(backend, self.template)
+        takes_arrays = launcher.takes_arrays
+        self._launch, self._geometry = launcher.run, launcher.geometry
+
+        self._readers = {name: Reader(name, inputs, library, takes_arrays) for name in vectors_of(call)}
+        self._read = vector_reader(self._readers, library, takes_arrays)
         self._address: Callable[[Any], int] = library.address
+        self._read_vector: Callable[[Any], Any] = library.host_array if takes_arrays else library.address
+        self._read_matrix, self._nothing = self._read_vector, None if takes_arrays else 0
+        if takes_arrays and self.is_transposed:
+            host_array = library.host_array
+            self._read_matrix = lambda x: host_array(x).T
+        self._is_valid: Any = None
+        if on_device and call.validate:  # Only on request, since the check waits for the device.
+            self._is_valid = _never
+        elif not on_device and self._readers and d:
+            self._is_valid = launcher.is_valid or generic.generic_launcher(backend, self.template).is_valid
+
+        # Results: a matrix, or `_results` vectors.
+        self._results = 0 if writes_matrix else self.template.results
+        self.dtype = MATRIX_TYPES[inputs.dtype].computing if call.grad is not None else inputs.dtype
+        self.shape: tuple[int, ...] = (d,)
+        if writes_matrix:
+            self.shape = (n, d) if self.is_transposed else (d, n)
+        self._allocate = library.allocator(self.shape, self.dtype, device)
+        self._written = library.written() if writes_matrix else None
+        self._matrix_extent, self._mask = (0, 0) if out is None else extent(out), 0
+        if on_device:
+            self._mask = item_size(inputs.dtype) - 1
+        self._has_addresses = not takes_arrays
+
+        self._stream = library.stream(device) if on_device else None
+        self._is_capturing = library.is_capturing(device) if on_device else None
+        self._is_ordered = on_device and library.names_streams
+        self._like = next(k for k, name in enumerate((*INPUTS, "matrix")) if name in inputs.operands)
+        self._scratch_size, self._scratch = launcher.scratch_size, _scratch_allocator(library, device)
 
     def __repr__(self) -> str:
         noise = "common" if self.template.common_noise else "independent"
-        recorded = ", gradients recorded" if self.record else ""
         return (
-            f"<Plan: {self.library.name} {self.dtype} {self.shape} on {self.device}, by {self.backend.name},"
-            f" {noise} noise{recorded}>"
+            f"<Plan of {self._operation.name}: {self.library.name} {self.dtype} {self.shape} on {self.device},"
+            f" by {self.backend.name}, {noise} noise>"
         )
 
-    def run(self, mu: Any, sigma: Any, seed: Any, generator: Any, out: Any, dim_offset: Any, sample_offset: Any) -> Any:
-        """Draw, and record gradients if the plan has `record`; returns the result."""
-        if self.record is not None:
-            return self.record(self, mu, sigma, seed, generator, dim_offset, sample_offset)
-        return self.draw(mu, sigma, seed, generator, out, dim_offset, sample_offset)[0]
-
-    @abc.abstractmethod
-    def draw(
-        self, mu: Any, sigma: Any, seed: Any, generator: Any, out: Any, dim_offset: int, sample_offset: int
-    ) -> Drawn:
-        """Draw without recording gradients.
+    def run(
+        self, mu: Any, sigma: Any, weights: Any, matrix: Any, seed: Any, generator: Any, dim_offset: int,
+        sample_offset: int,
+    ) -> Drawn:  # fmt: skip
+        """Launch; `matrix` is None, the matrix to be written, or the matrix to be read.
 
         Every step that can fail, except the launch, precedes the taking of seed and offset.
         """
-
-    def _raise_window(self, seed: Any, generator: Any, dim_offset: int, sample_offset: int) -> None:
-        """Raise the error that a call without a plan raises."""
-        d, n = self.shape[::-1] if self.is_transposed else self.shape
-        checked_window(n, dim_offset, sample_offset)
-        if seed is not None:
-            checked_key(seed)
-        check_generator(generator, self.library, self.device)
-        check_rows(dim_offset, d)
-
-    def _check_memory(self, mu_at: int, sigma_at: int) -> None:
-        if self.shape[self.is_transposed]:
-            check_memory(mu_at)
-            check_memory(sigma_at)
-
-    def _is_near(self, out_at: int, reader: Reader, at: int) -> bool:
-        """Whether the address ranges of `out` and of a vector intersect."""
-        low, high = self._out_extent
-        return out_at + low < at + reader.extent[1] and at + reader.extent[0] < out_at + high
-
-    def _raise_overlap(self, name: str) -> NoReturn:
-        raise ValueError(f"out: expected memory of its own, got memory that {name} also uses")
-
-
-def vector_of(operand: Operand | None) -> Vector:
-    """A vector of a launch, without its address."""
-    if operand is None:
-        return Vector(0, 0, 0.0, ElementType.number)
-    return Vector(0, operand.strides[0] if operand.strides else 0, 0.0, ElementType[operand.dtype])
-
-
-def _template(call: Call, inputs: Inputs, shape: tuple[int, int], out: Operand | None) -> Draw:
-    mu, sigma = (vector_of(inputs.operands.get(name)) for name in ("mu", "sigma"))
-    size = item_size(inputs.dtype)
-    strides = (shape[1] * size, size) if out is None else out.strides
-    row_stride, column_stride = strides[::-1] if call.layout == "nd" else strides
-    return Draw(
-        mu, sigma, 0, row_stride, column_stride, max(inputs.d, 1), max(call.n, 1), Word(0), Word(0), Word(0), Word(0),
-        0, 0, ElementType[inputs.dtype], Operation.sample, call.noise == "shared", bool(call.antithetic),
-        bool(call.fast_math), HOST if inputs.device.kind == "cpu" else inputs.device.ordinal,
-    )  # fmt: skip
-
-
-class _HostPlan(Plan):
-    """A plan for host memory. Compiled code checks the values."""
-
-    __slots__ = ("_read_out", "_takes_arrays", "_values_are_valid")
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        library = self.library
-        self._takes_arrays = self._mu.makes_arrays
-        is_valid = self._is_valid or generic_launcher(self.backend, self.template).is_valid
-        self._values_are_valid = _always if is_valid is None or self.shape[self.is_transposed] == 0 else is_valid
-        self._read_out: Callable[[Any], Any] = library.address
-        if self._takes_arrays:
-            self._read_out = self._transposed_array if self.is_transposed else library.host_array
-
-    def _transposed_array(self, out: Any) -> HostArray:
-        array: HostArray = self.library.host_array(out).T
-        return array
-
-    def draw(
-        self, mu: Any, sigma: Any, seed: Any, generator: Any, out: Any, dim_offset: int, sample_offset: int
-    ) -> Drawn:
         if not (0 <= dim_offset <= self._last_row and 0 <= sample_offset <= self._last_column):
             self._raise_window(seed, generator, dim_offset, sample_offset)
-        offset = 0
+        offset, offset_array, stream, like = 0, None, 0, None
         if seed is None:
             if self._check_generator is not None:
                 self._check_generator(generator)
         elif not (type(seed) is int and 0 <= seed < WORD_64):
-            seed, offset = checked_key(seed)
-        if self._reads_plainly:
-            mu_at, sigma_at = mu, sigma
-            if not self._takes_arrays:
-                mu_at, sigma_at = self._address(mu), self._address(sigma)
-                if not (mu_at and sigma_at):
-                    self._check_memory(mu_at, sigma_at)
-        else:  # `_mu` and `_sigma` keep arrays alive until the launch.
-            _mu, mu_at = self._mu.read(mu)
-            _sigma, sigma_at = self._sigma.read(sigma)
-        if not self._values_are_valid(mu_at, sigma_at):
-            check_values(self.library, {"mu": mu, "sigma": sigma}, self.dtype)
-        if out is None:
-            result = self._allocate(mu)
+            seed, offset, offset_array = seed if type(seed) is Words else (*checked_key(seed), None)
+        other_streams: Any = ()
+        if self._stream is not None:
+            like = (mu, sigma, weights, matrix)[self._like]
+            stream = self._stream(like)
+            if self._is_ordered:
+                other_streams = self._order_before((mu, sigma, weights, matrix), stream)
+        # `_kept` keeps arrays alive until the launch.
+        if self._read is None:
+            mu_at, sigma_at, weights_at = mu, sigma, weights
         else:
-            result = out
-            self._check_overlap(out, mu, sigma, mu_at, sigma_at)
-        matrix = self._read_out(result)
-        if not (self._takes_arrays or matrix or self.is_empty):
-            check_memory(matrix)
-        ready = None if self._ready is None else self._ready(matrix, sample_offset)
-        taken = False
-        if seed is None:
-            if self._takes_own and generator.graph_safe:
-                counter_on(generator, self.library, self.device, 0)  # Raises.
-            seed, offset = self._take(generator)
-            taken = True
-        if not self.is_empty:
-            try:
-                self._launch(ready, mu_at, sigma_at, matrix, seed, offset, 0, dim_offset, sample_offset, 0)
-            except BaseException:
-                if taken and self._put_back is not None:
-                    self._put_back(generator, seed, offset)
-                raise
-        if out is not None and self._written is not None:
-            self._written(out)
-        return result, seed, offset, None
-
-    def _check_overlap(self, out: Any, mu: Any, sigma: Any, mu_at: Any, sigma_at: Any) -> None:
-        if self.is_empty:
-            return
-        for name, x, reader, at in (("mu", mu, self._mu, mu_at), ("sigma", sigma, self._sigma, sigma_at)):
-            if reader.is_array and (
-                (self._takes_arrays or not reader.is_plain or self._is_near(self._address(out), reader, at))
-                and self.library.share_memory(out, x)
-            ):
-                self._raise_overlap(name)
-
-
-def _always(mu: Any, sigma: Any) -> bool:
-    return True
-
-
-class _DevicePlan(Plan):
-    """A plan for CUDA memory. Values are checked on request only, since the check waits for the device."""
-
-    __slots__ = ("_is_capturing", "_is_ordered", "_like_sigma", "_stream", "_validates")
-
-    def __init__(self, call: Call, *arguments: Any) -> None:
-        super().__init__(call, *arguments)
-        self._stream, self._is_capturing = self.library.stream(self.device), self.library.is_capturing(self.device)
-        self._validates, self._like_sigma = call.validate, not self._mu.is_array
-        self._is_ordered = self.library.names_streams
-
-    def draw(
-        self, mu: Any, sigma: Any, seed: Any, generator: Any, out: Any, dim_offset: int, sample_offset: int
-    ) -> Drawn:
-        if not (0 <= dim_offset <= self._last_row and 0 <= sample_offset <= self._last_column):
-            self._raise_window(seed, generator, dim_offset, sample_offset)
-        offset = 0
-        if seed is None:
-            if self._check_generator is not None:
-                self._check_generator(generator)
-        elif not (type(seed) is int and 0 <= seed < WORD_64):
-            seed, offset = checked_key(seed)
-        like = sigma if self._like_sigma else mu
-        stream = self._stream(like)
-        other_streams = self._order_before(mu, sigma, out, stream) if self._is_ordered else ()
-        address = self._address
-        if self._reads_plainly:
-            mu_at, sigma_at = address(mu), address(sigma)
-            if not (mu_at and sigma_at):
-                self._check_memory(mu_at, sigma_at)
-            is_aligned = not (mu_at & self._mu.mask or sigma_at & self._sigma.mask)
-        else:  # `_mu` and `_sigma` keep arrays alive until the launch.
-            _mu, mu_at = self._mu.read(mu)
-            _sigma, sigma_at = self._sigma.read(sigma)
-            is_aligned = False
-        if not is_aligned:
-            self._mu.check(mu_at)
-            self._sigma.check(sigma_at)
-        if self._validates:
-            check_values(self.library, {"mu": mu, "sigma": sigma}, self.dtype)
-        if out is None:
-            result = self._allocate(like)
-            matrix = address(result)
+            mu_at, sigma_at, weights_at, _kept = self._read(mu, sigma, weights)
+        if self._is_valid is not None and not self._is_valid(mu_at, sigma_at, weights_at):
+            self._check_values(mu, sigma, weights)
+        if self._results:
+            result: Any = (self._allocate(like),)
+            first, second = self._read_vector(result[0]), self._nothing
+            if self._results == 2:
+                result += (self._allocate(like),)
+                second = self._read_vector(result[1])
+            matrix_at = self._nothing if matrix is None else self._read_matrix(matrix)
         else:
-            result = out
-            matrix = address(out)
-            self._check_out(out, matrix, mu_at, sigma_at)
-        tensor, taken, counter = None, False, None
-        ready = None if self._ready is None else self._ready(matrix, sample_offset)
+            first = second = self._nothing
+            result = self._allocate(like) if matrix is None else matrix
+            matrix_at = self._read_matrix(result)
+            if matrix is not None:
+                self._check_matrix(matrix, matrix_at, (mu, sigma, weights), (mu_at, sigma_at, weights_at))
+        geometry = None if self._geometry is None else self._geometry(matrix_at, sample_offset)
+        scratch = 0
+        if self._scratch_size is not None:
+            # The allocator reuses this memory only for later work on the same stream.
+            memory = self._scratch(self._scratch_size(sample_offset), like)
+            scratch = 0 if memory is None else self._address(memory)
+        counter, taken = None, False
         if seed is None:
             if self._takes_own and generator.graph_safe:
                 counter = counter_on(generator, self.library, self.device, stream)
-                advance = self.backend.advancer(self.device.ordinal)
                 seed = generator.seed
-            elif self._is_capturing(stream):
-                seed, tensor = captured_offset(generator, self.library, self.device)
+            elif self._is_capturing is not None and self._is_capturing(stream):
+                seed, offset_array = captured_offset(generator, self.library, self.device)
             else:
                 seed, offset = self._take(generator)
                 taken = True
         if counter is not None:
-            tensor = self._run_counted(
-                counter, advance, ready, mu_at, sigma_at, matrix, seed, dim_offset, sample_offset, stream
-            )
+            offset_array = self._run_counted(
+                counter, stream, (geometry, mu_at, sigma_at, weights_at, matrix_at, first, second, seed, 0),
+                (dim_offset, sample_offset, stream, scratch),
+            )  # fmt: skip
         elif not self.is_empty:
-            offset_at = 0 if tensor is None else address(tensor)
+            offset_at = 0 if offset_array is None else self._address(offset_array)
             try:
-                self._launch(ready, mu_at, sigma_at, matrix, seed, offset, offset_at, dim_offset, sample_offset, stream)
+                self._launch(
+                    geometry, mu_at, sigma_at, weights_at, matrix_at, first, second, seed, offset, offset_at,
+                    dim_offset, sample_offset, stream, scratch,
+                )  # fmt: skip
             except BaseException:
                 if taken and self._put_back is not None:
                     self._put_back(generator, seed, offset)
                 raise
         if other_streams:
             order_after(other_streams, self.device, stream)
-        if out is not None and self._written is not None:
-            self._written(out)
-        return result, seed, offset, tensor
+        if matrix is not None and self._written is not None:
+            self._written(matrix)
+        return result, seed, offset, offset_array
 
-    def _check_out(self, out: Any, matrix: int, mu_at: int, sigma_at: int) -> None:
-        if not (matrix or self.is_empty):
-            check_memory(matrix)
-        if matrix & (item_size(self.dtype) - 1):
-            check_alignment("out", self.library.describe("out", out), matrix)
-        for name, reader, at in (("mu", self._mu, mu_at), ("sigma", self._sigma, sigma_at)):
-            if reader.is_array and self._is_near(matrix, reader, at):
-                self._raise_overlap(name)
+    def _run_counted(self, counter: DeviceCounter, stream: int, before: tuple[Any, ...], after: tuple[Any, ...]) -> Any:
+        """Launch with the offset of a graph-safe generator; returns a copy of the offset for gradients.
 
-    def _run_counted(
-        self, counter: DeviceCounter, advance: Callable[[int, int], None], ready: Any, mu_at: Any, sigma_at: Any,
-        matrix: int, seed: int, dim_offset: int, sample_offset: int, stream: int,
-    ) -> Any:  # fmt: skip
-        """Launch with the offset of a graph-safe generator; returns a copy of the offset if gradients are recorded."""
+        `before` and `after` are the arguments of the launcher around the offset's address.
+        """
+        advance = self.backend.advancer(self.device.ordinal)
         if is_capturing(stream):
             counter.keep_for_graph()
         with counter.lock:
             # The backward pass needs this call's offset, and `advance` changes the counter.
-            copy = self.library.copied(counter.array) if self.record else None
+            copy = self.library.copied(counter.array) if self._keeps_offset else None
             offset_at = counter.address if copy is None else self._address(copy)
             if not self.is_empty:
-                self._launch(ready, mu_at, sigma_at, matrix, seed, 0, offset_at, dim_offset, sample_offset, stream)
+                self._launch(*before, offset_at, *after)
             advance(counter.address, stream)
         return copy
 
-    def _order_before(self, mu: Any, sigma: Any, out: Any, stream: int) -> set[int]:
-        arrays = [x for x in (mu, sigma, out) if not (x is None or is_number(x))]
-        return order_before(map(self.library.named_stream, arrays), self.device, stream)
+    def _raise_window(self, seed: Any, generator: Any, dim_offset: int, sample_offset: int) -> None:
+        """Raise the error that a call without a plan raises."""
+        checked_window(self._n, dim_offset, sample_offset)
+        if seed is not None:
+            checked_key(seed)
+        check_generator(generator, self.library, self.device)
+        check_rows(dim_offset, self._d)
+
+    def _check_values(self, *vectors: Any) -> None:
+        check_values(self.library, dict(zip(self._readers, vectors, strict=False)), self.dtype)
+
+    def _order_before(self, arrays: tuple[Any, ...], stream: int) -> set[int]:
+        named = [self.library.named_stream(x) for x in arrays if not (x is None or is_number(x))]
+        return order_before(named, self.device, stream)
+
+    def _check_matrix(self, out: Any, at: Any, vectors: tuple[Any, ...], addresses: tuple[Any, ...]) -> None:
+        """ValueError if `out` has no memory, is misaligned, or shares memory with a vector."""
+        if self.is_empty:
+            return
+        if self._has_addresses:
+            if not at:
+                check_memory(at)
+            if at & self._mask:
+                check_alignment("out", self.library.describe("out", out), at)
+        for reader, x, x_at in zip(self._readers.values(), vectors, addresses, strict=False):
+            if reader.operand is None:
+                continue
+            if self._stream is not None:
+                overlaps = self._is_near(at, reader, x_at)
+            else:
+                is_comparable = self._has_addresses and reader.is_plain
+                overlaps = not is_comparable or self._is_near(at, reader, x_at)
+                overlaps = overlaps and self.library.share_memory(out, x)
+            if overlaps:
+                raise ValueError(f"out: expected memory of its own, got memory that {reader.name} also uses")
+
+    def _is_near(self, matrix_at: int, reader: Reader, at: int) -> bool:
+        """Whether the address ranges of the matrix and of a vector intersect."""
+        low, high = self._matrix_extent
+        return matrix_at + low < at + reader.extent[1] and at + reader.extent[0] < matrix_at + high
 
 
-def make_plan(call: Call, backend: Backend, library: Library, record: Record | None = None) -> Plan:
+def _never(mu: Any, sigma: Any, weights: Any) -> bool:
+    return False
+
+
+def _scratch_allocator(library: Library, device: Device) -> Callable[[int, Any], Any]:
+    """``allocate(size, like)``: memory for `size` float64 numbers; None if `size` is 0."""
+    allocators: dict[int, Callable[[Any], Any]] = {0: lambda like: None}
+
+    def allocate(size: int, like: Any) -> Any:
+        if size not in allocators:  # At most two sizes, by the place of the first column in its group.
+            allocators[size] = library.allocator((size,), "float64", device)
+        return allocators[size](like)
+
+    return allocate
+
+
+def _template(call: Call, inputs: Inputs, matrix: Operand | None) -> Launch:
+    """The launch of a call, without addresses, seed, offset and window."""
+    d, n, size = inputs.d, inputs.n, item_size(inputs.dtype)
+    contiguous = (d if call.layout == "nd" else n) * size, size
+    strides = contiguous if matrix is None else matrix.strides
+    row_stride, column_stride = strides[::-1] if call.layout == "nd" else strides
+    fields: dict[str, Any] = {}
+    for name in vectors_of(call):
+        operand = inputs.operands.get(name)
+        if operand is not None:
+            fields[f"{name}_type"] = ElementType[operand.dtype]
+            fields[f"{name}_stride"] = operand.strides[0] if operand.strides else 0
+    return Launch(
+        **fields, row_stride=row_stride, column_stride=column_stride, rows=max(d, 1), columns=max(n, 1),
+        type=ElementType[inputs.dtype], operation=call.operation, results=call.order,
+        common_noise=call.noise == "shared", antithetic=bool(call.antithetic), fast_math=bool(call.fast_math),
+        device=HOST if inputs.device.kind == "cpu" else inputs.device.ordinal,
+    )  # fmt: skip
+
+
+def make_plan(call: Call, backend: Backend, library: Library, keeps_offset: bool = False) -> Plan:
     """Make the plan of a call, with all checks of its arrays except values and addresses.
+
+    With `keeps_offset`, calls return a copy of an offset that is in device memory.
 
     Raises
     ------
@@ -398,20 +334,17 @@ def make_plan(call: Call, backend: Backend, library: Library, record: Record | N
     BackendUnavailableError
         If the kernel cannot be compiled.
     """
-    inputs = inspect_inputs(library, call.mu, call.sigma, call.dtype)
-    check_rows(call.dim_offset, inputs.d)
-    shape = (inputs.d, call.n) if call.layout == "dn" else (call.n, inputs.d)
+    inputs = inspect_inputs(library, call)
     out = None
     if call.out is not None:
         if inputs.device.kind == "cpu":
-            vectors = {"mu": call.mu, "sigma": call.sigma}
             # Check numbers before arrays, in the order in which plans read them.
-            check_values(library, dict(sorted(vectors.items(), key=lambda item: not is_number(item[1]))), inputs.dtype)
+            vectors = sorted(vectors_of(call).items(), key=lambda item: not is_number(item[1]))
+            check_values(library, dict(vectors), inputs.dtype)
         out = library.describe("out", call.out)
         check_alignment("out", out, 0)
-        check_out(out, inputs, shape)
-    kind = _HostPlan if inputs.device.kind == "cpu" else _DevicePlan
-    return kind(call, backend, library, inputs, out, record)
+        check_out(out, inputs, (inputs.d, inputs.n) if call.layout == "dn" else (inputs.n, inputs.d))
+    return Plan(call, backend, library, inputs, out, keeps_offset)
 
 
 P = TypeVar("P")
@@ -452,19 +385,29 @@ class PlanCache(Generic[P]):
         self._plans.clear()
 
 
-PLANS: PlanCache[Plan] = PlanCache(1024)
+PLANS: PlanCache[Planned] = PlanCache(1024)
+
+# Arguments on which a plan does not depend, or of which it depends on the signature only.
+_PER_CALL = frozenset(("mu", "sigma", "weights", "out", "seed", "generator", "dim_offset", "sample_offset"))
 
 
-def draw_planned(call: Call, backend: Backend, library: Library) -> Any:
-    """Draw a checked call with arrays of `library`, by a cached or a new plan of `backend`."""
+def run_planned(call: Call, backend: Backend, library: Library) -> Any:
+    """Run a checked call with arrays of `library`, by a cached or a new plan of `backend`."""
+    vectors = [call.mu, call.sigma, call.weights]
     key = (
-        backend.name, library.name, *(None if is_number(x) else library.signature(x) for x in call[:2]),
-        None if call.out is None else library.target_signature(call.out), call.n, call.noise, call.dtype,
-        call.fast_math, call.validate, call.layout, call.antithetic, type(call.mu), type(call.sigma),
-        type(call.generator),
+        backend.name, library.name, *(None if x is None or is_number(x) else library.signature(x) for x in vectors),
+        None if call.out is None else library.target_signature(call.out), *map(type, vectors), type(call.generator),
+        *(x for name, x in zip(call._fields, call, strict=True) if name not in _PER_CALL),
     )  # fmt: skip
     plan = PLANS.get(key)
     if plan is None:
         plan = make_plan(call, backend, library)
         PLANS.put(key, plan)
-    return plan.run(call.mu, call.sigma, call.seed, call.generator, call.out, call.dim_offset, call.sample_offset)
+    return run(plan, call)
+
+
+def run(plan: Planned, call: Call) -> Any:
+    """The result of a call by its plan."""
+    return plan.run(
+        call.mu, call.sigma, call.weights, call.out, call.seed, call.generator, call.dim_offset, call.sample_offset
+    )[0]

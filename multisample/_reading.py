@@ -1,79 +1,88 @@
-"""How a plan reads `mu` and `sigma`: as an address, a number, or a NumPy array of the computing type."""
+"""How a plan reads its vectors: as addresses, numbers, or NumPy arrays of the computing type."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+from multisample.backends.element_types import MATRIX_TYPES
+
 from ._arguments import describe
 from ._checks.operands import Inputs, check_alignment, extent, item_size
 from ._checks.values import check_values, least_and_most, number_vector, vector_converter
-from ._libraries import Library, check_memory
+from ._libraries import Library, Operand, check_memory
 from ._libraries.numpy import cached_dtype
 
-__all__ = ["Reader"]
+__all__ = ["ReadVectors", "Reader", "vector_reader"]
+
+ReadVectors = Callable[[Any, Any, Any], tuple[Any, Any, Any, Any]]
+"""``read(mu, sigma, weights)``: what the launcher takes in the place of each, and an object that keeps memory alive."""
 
 
 class Reader:
-    """Reads `mu` or `sigma` for the calls of one plan; immutable.
+    """Reads one vector for the calls of a plan; immutable.
 
     Attributes
     ----------
-    is_array : bool
-        Whether the argument is an array rather than a number.
-    is_plain : bool
-        Whether the launcher takes the argument without conversion: its address, or the array itself.
-    makes_arrays : bool
-        Whether `read` returns arrays.
+    name : str
+    operand : Operand or None
+        None for a number.
     extent : tuple of int
         Begin and end of the argument's bytes, relative to the address of its first element.
+    is_plain : bool
+        Whether the launcher takes the argument without conversion: its address, or the array itself.
     mask : int
-        The bits that are 0 in an aligned address.
+        The bits that are 0 in an aligned address; 0 in host memory, where elements may lie anywhere.
+    convert : callable or None
+        Makes an array whose address the launcher takes; None for the address of the argument.
+    read : callable
+        What the launcher takes in the place of the argument, or of its converted array.
     """
 
-    __slots__ = ("_name", "_operand", "extent", "is_array", "is_plain", "makes_arrays", "mask", "read")
+    __slots__ = ("convert", "extent", "is_plain", "mask", "name", "operand", "read")
 
-    def __init__(self, name: str, x: Any, inputs: Inputs, library: Library, makes_arrays: bool) -> None:
-        self._name, self.makes_arrays = name, makes_arrays
-        self._operand = operand = inputs.operands.get(name)
-        self.is_array, self.extent, self.mask = operand is not None, (0, 0), 0
-        self.is_plain = operand is not None and operand.read is None
-        real = cached_dtype("float64" if inputs.dtype == "float64" else "float32")
+    def __init__(self, name: str, inputs: Inputs, library: Library, makes_arrays: bool) -> None:
+        self.name = name
+        self.operand = operand = inputs.operands.get(name)
+        self.extent, self.mask, self.is_plain, self.convert = (0, 0), 0, False, None
+        self.read: Callable[[Any], Any]
+        real = cached_dtype(MATRIX_TYPES[inputs.dtype].computing)
+        length = inputs.n if name == "weights" else inputs.d
         if operand is None:
             read_number = _number_reader(name, inputs.dtype, library)
-            d = inputs.d
-            self.read: Callable[[Any], tuple[Any, Any]] = (
-                (lambda x: (None, number_vector(read_number(x), d, real))) if makes_arrays
-                else (lambda x: (None, read_number(x)))
-            )  # fmt: skip
+            self.read = read_number
+            if makes_arrays:
+                self.read = lambda x: number_vector(read_number(x), length, real)
             return
-        self.extent, self.mask = extent(operand), item_size(operand.dtype) - 1
-        readable = operand.read or _itself
+        self.extent = extent(operand)
+        self.mask = item_size(operand.dtype) - 1 if operand.device.kind == "cuda" else 0
         if makes_arrays:
-            convert, host_array = vector_converter(operand, inputs.d, real), library.host_array
-            self.is_plain = self.is_plain and convert is None and library.name == "numpy"
-            convert = convert or _itself
-            self.read = lambda x: (x, convert(host_array(readable(x))))
+            change, host_array, readable = vector_converter(operand, length, real), library.host_array, operand.read
+            self.is_plain = readable is None and change is None and library.name == "numpy"
+            change, readable = change or _itself, readable or _itself
+            self.read = lambda x: change(host_array(readable(x)))
         else:
-            address = library.address
-            has_elements = 0 not in operand.shape
-            self.read = lambda x: _with_address(readable(x), address, has_elements)
-
-    def check(self, at: Any) -> None:
-        """ValueError if the argument is an array and its address `at` is misaligned."""
-        if self._operand is not None and at & self.mask:
-            check_alignment(self._name, self._operand, at)
+            self.convert, self.is_plain = operand.read, operand.read is None
+            self.read = _checked_address(name, operand, self.mask, library)
 
 
 def _itself(x: Any) -> Any:
     return x
 
 
-def _with_address(array: Any, address: Callable[[Any], int], has_elements: bool) -> tuple[Any, int]:
-    at = address(array)
-    if has_elements:
-        check_memory(at)
-    return array, at
+def _checked_address(name: str, operand: Operand, mask: int, library: Library) -> Callable[[Any], int]:
+    """The address of an array; ValueError if it has elements but no memory, or if it is misaligned."""
+    address, has_elements = library.address, 0 not in operand.shape
+
+    def read(x: Any) -> int:
+        at = address(x)
+        if not at and has_elements:
+            check_memory(at)
+        if at & mask:
+            check_alignment(name, operand, at)
+        return at
+
+    return read
 
 
 def _number_reader(name: str, dtype: str, library: Library) -> Callable[[Any], float]:
@@ -89,3 +98,53 @@ def _number_reader(name: str, dtype: str, library: Library) -> Callable[[Any], f
         return number
 
     return read
+
+
+# --- All vectors of a call ----------------------------------------------------------------------------------------
+
+
+def vector_reader(readers: dict[str, Reader], library: Library, makes_arrays: bool) -> ReadVectors | None:
+    """A function that reads all vectors of a call; None if the launcher takes them as they are."""
+    if makes_arrays and all(reader.is_plain for reader in readers.values()):
+        return None
+    if not makes_arrays and list(readers) == ["mu", "sigma"] and all(reader.is_plain for reader in readers.values()):
+        return _two_addresses(readers["mu"], readers["sigma"], library)
+    return _kept(readers, _one_by_one(readers, None if makes_arrays else 0))
+
+
+def _two_addresses(mu_reader: Reader, sigma_reader: Reader, library: Library) -> ReadVectors:
+    """As `_one_by_one`, without the calls of each reader."""
+    address, mu_mask, sigma_mask = library.address, mu_reader.mask, sigma_reader.mask
+
+    def read(mu: Any, sigma: Any, weights: Any) -> tuple[Any, Any, Any, Any]:
+        mu_at, sigma_at = address(mu), address(sigma)
+        if not (mu_at and sigma_at) or mu_at & mu_mask or sigma_at & sigma_mask:
+            mu_reader.read(mu)  # Raises.
+            sigma_reader.read(sigma)
+        return mu_at, sigma_at, 0, None
+
+    return read
+
+
+def _one_by_one(readers: dict[str, Reader], absent: Any) -> ReadVectors:
+    mu_reader, sigma_reader, weights_reader = (readers.get(name) for name in ("mu", "sigma", "weights"))
+    if mu_reader is None or sigma_reader is None:
+        return lambda mu, sigma, weights: (absent, absent, absent, None)
+    read_mu, read_sigma = mu_reader.read, sigma_reader.read
+    if weights_reader is None:
+        return lambda mu, sigma, weights: (read_mu(mu), read_sigma(sigma), absent, None)
+    read_weights = weights_reader.read
+    return lambda mu, sigma, weights: (read_mu(mu), read_sigma(sigma), read_weights(weights), None)
+
+
+def _kept(readers: dict[str, Reader], read: ReadVectors) -> ReadVectors:
+    """`read` of converted arrays, which the last result keeps alive."""
+    converters = [None if name not in readers else readers[name].convert for name in ("mu", "sigma", "weights")]
+    if not any(converters):
+        return read
+
+    def read_converted(*vectors: Any) -> tuple[Any, Any, Any, Any]:
+        arrays = [x if convert is None else convert(x) for convert, x in zip(converters, vectors, strict=True)]
+        return *read(*arrays)[:3], arrays
+
+    return read_converted

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
+from multisample.backends.launch import Operation
+
+from ._call import Call
 from ._libraries import BY_TYPE
-from ._plan import PLANS, Call
+from ._plan import PLANS
 from ._randomness.generator import Key
-from ._routes import draw_first
+from ._routes import run_first
 from ._tracing import is_traced
 
 if TYPE_CHECKING:
@@ -82,7 +85,7 @@ def sample(
     n : int
         Number of samples, at least 0; ``sample_offset + n <= 2**34``.
     backend : str, default "auto"
-        A name from `backends`, or "auto" for the first available backend that supports the arrays. A named backend
+        A name from `list_backends`, or "auto" for the first available backend that supports the arrays. A named backend
         runs or raises. The numbers do not depend on the backend.
     seed : int or Key, optional
         ``0 <= seed < 2**64``, or a `Key` from `Generator.take`. The same seed and arguments give the same samples,
@@ -206,16 +209,16 @@ def sample(
                     type(antithetic), type(seed), type(generator), type(dim_offset), type(sample_offset),
                 )  # fmt: skip
             plan = PLANS.get(key)
-        except Exception:  # A wrong argument may raise anything here; `draw_first` reports the error.
+        except Exception:  # A wrong argument may raise anything here; `run_first` reports the error.
             key = None
     # A Key whose parts are JAX arrays makes the call JAX's.
     if plan is not None and (type(seed) is not Key or (type(seed[0]) is int and type(seed[1]) is int)):
-        return plan.run(mu, sigma, seed, generator, out, dim_offset, sample_offset)
+        return plan.run(mu, sigma, None, out, seed, generator, dim_offset, sample_offset)[0]
     call = Call(
-        mu, sigma, n, backend, seed, generator, noise, dtype, out, fast_math, dim_offset, sample_offset, validate,
-        layout, antithetic,
+        Operation.sample, mu, sigma, n, backend, seed, noise, dtype, fast_math, dim_offset, sample_offset, antithetic,
+        generator, out, validate, layout,
     )  # fmt: skip
-    return draw_first(call, key, sample)
+    return run_first(call, key, sample)
 
 
 _NUMBERS = frozenset((int, float))

@@ -1,4 +1,4 @@
-"""NumPy arrays over the host memory of a draw, for backends and checks that work on arrays."""
+"""NumPy arrays over the host memory of a launch, for backends and checks that work on arrays."""
 
 from __future__ import annotations
 
@@ -10,10 +10,20 @@ from typing import Any
 import numpy as np
 
 from multisample.backends.contract import HostArray
-from multisample.backends.draw import OFFSETS_BYTES, SEED_BYTES, Batched, Draw, Vector, Word, batch_steps
-from multisample.backends.element_types import MATRIX_TYPES, ElementType
+from multisample.backends.element_types import MATRIX_TYPES, SIZES, ElementType
+from multisample.backends.launch import (
+    INPUTS,
+    OFFSETS_BYTES,
+    OPERANDS,
+    SEED_BYTES,
+    Batched,
+    Launch,
+    batch_steps,
+    computing_name,
+    type_name,
+)
 
-__all__ = ["advise_huge_pages", "array_at", "arrays_at", "batch_at", "vectors_at", "words_at"]
+__all__ = ["advise_huge_pages", "array_at", "arrays_at", "batch_at", "inputs_at", "words_at"]
 
 
 def array_at(address: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> HostArray:
@@ -27,61 +37,76 @@ def array_at(address: int, shape: tuple[int, ...], strides: tuple[int, ...], dty
     return array
 
 
-def arrays_at(draw: Draw) -> tuple[HostArray, HostArray, HostArray]:
-    """`mu` and `sigma` in the computing type, and the matrix, shape (d, n)."""
-    shape, strides = (draw.rows, draw.columns), (draw.row_stride, draw.column_stride)
-    return *vectors_at(draw), array_at(draw.matrix, shape, strides, MATRIX_TYPES[ElementType(draw.type).name].stored)
+def arrays_at(launch: Launch) -> dict[str, HostArray]:
+    """All that the operation reads and writes, by field: `inputs_at`, the matrix, shape (d, n), and the results."""
+    (reads, writes), name = OPERANDS[launch.operation], type_name(launch)
+    arrays = inputs_at(launch)
+    if "matrix" in reads + writes:
+        shape, strides = (launch.rows, launch.columns), (launch.row_stride, launch.column_stride)
+        arrays["matrix"] = array_at(launch.matrix, shape, strides, MATRIX_TYPES[name].stored)
+    for result in ("first", "second")[: launch.results]:
+        arrays[result] = array_at(getattr(launch, result), (launch.rows,), (SIZES[name],), MATRIX_TYPES[name].stored)
+    return arrays
 
 
-def vectors_at(draw: Draw) -> tuple[HostArray, HostArray]:
-    """`mu` and `sigma` in the computing type, shape (d,)."""
-    real = np.dtype(MATRIX_TYPES[ElementType(draw.type).name].computing)
-    with np.errstate(over="ignore"):
-        mu, sigma = (_vector(vector, draw.rows).astype(real, copy=False) for vector in (draw.mu, draw.sigma))
-    return mu, sigma
+def inputs_at(launch: Launch) -> dict[str, HostArray]:
+    """The vectors that the operation reads, by field, in the computing type. `weights` has shape (n,), the others (d,)."""
+    reads = OPERANDS[launch.operation].reads
+    return {
+        name: _vector(launch, name, launch.columns if name == "weights" else launch.rows)
+        for name in INPUTS
+        if name in reads
+    }
 
 
-def batch_at(draw: Draw) -> tuple[HostArray, HostArray, HostArray, HostArray, HostArray]:
+def batch_at(launch: Launch) -> tuple[HostArray, HostArray, HostArray, HostArray, HostArray]:
     """`mu`, `sigma`, the matrices, shape (b, d, n), the seeds and the offsets of a batch.
 
     The others have one row for each matrix, or one that all share: shapes (b, d), (b, d), (b,) and (b, 3).
     """
-    counts = [draw.batch if draw.batched & flag else 1 for flag in Batched]
-    row = MATRIX_TYPES[ElementType(draw.type).name]
+    counts = [launch.batch if launch.batched & flag else 1 for flag in Batched]
     # The vectors of a batch are one vector in memory.
-    with np.errstate(over="ignore"):
-        mu, sigma = (
-            _vector(vector, count * draw.rows).astype(row.computing, copy=False).reshape(-1, draw.rows)
-            for vector, count in zip((draw.mu, draw.sigma), counts[:2], strict=True)
-        )
-    shape, strides = (draw.rows, draw.columns), (draw.row_stride, draw.column_stride)
-    matrices = array_at(draw.matrix, (draw.batch, *shape), (batch_steps(draw)[2], *strides), row.stored)
-    seeds = array_at(draw.seed.at, (counts[2],), (SEED_BYTES,), "uint64")
-    offsets = np.array([[word.value for word in draw[8:11]]], np.uint64)
-    if draw.offset.at:
-        offsets = array_at(draw.offset.at, (counts[3], 3), (OFFSETS_BYTES, 8), "uint64")
+    mu, sigma = (
+        _vector(launch, name, count * launch.rows).reshape(-1, launch.rows)
+        for name, count in zip(("mu", "sigma"), counts[:2], strict=True)
+    )
+    shape, strides = (launch.rows, launch.columns), (launch.row_stride, launch.column_stride)
+    step, stored = batch_steps(launch)["matrix"], MATRIX_TYPES[type_name(launch)].stored
+    matrices = array_at(launch.matrix, (launch.batch, *shape), (step, *strides), stored)
+    seeds = array_at(launch.seed_at, (counts[2],), (SEED_BYTES,), "uint64")
+    offsets = np.array([[launch.offset, launch.first_row, launch.first_column]], np.uint64)
+    if launch.offset_at:
+        offsets = array_at(launch.offset_at, (counts[3], 3), (OFFSETS_BYTES, 8), "uint64")
     return mu, sigma, matrices, seeds << 32 | seeds >> 32, offsets
 
 
-def _vector(vector: Vector, d: int) -> HostArray:
-    if vector.type == ElementType.number:
-        return np.full(d, vector.number)
-    dtype = ElementType(vector.type).name
-    matrix_type = MATRIX_TYPES.get(dtype)
-    array = array_at(vector.data, (d,), (vector.stride,), matrix_type.stored if matrix_type else dtype)
-    return matrix_type.widen(array) if matrix_type and matrix_type.widen else array
+def _vector(launch: Launch, name: str, length: int) -> HostArray:
+    """Elements of the input `name`, in the computing type."""
+    real, kind = np.dtype(computing_name(launch)), ElementType(getattr(launch, f"{name}_type"))
+    value, matrix_type = getattr(launch, name), MATRIX_TYPES.get(kind.name)
+    if kind is ElementType.number:
+        array: HostArray = np.full(length, float(value))
+    else:
+        stored = matrix_type.stored if matrix_type else kind.name
+        array = array_at(value, (length,), (getattr(launch, f"{name}_stride"),), stored)
+    if matrix_type and matrix_type.widen:
+        array = matrix_type.widen(array)
+    with np.errstate(over="ignore"):
+        return array.astype(real, copy=False)
 
 
-def words_at(draw: Draw) -> tuple[int, int, int, int]:
-    """Seed, offset, first row and first column of a draw, by value or from host memory."""
-    seed, offset, first_row, first_column = map(_value_at, draw[7:11])
-    if draw.seed.at:  # Its high half is first.
+def words_at(launch: Launch) -> tuple[int, int, int, int]:
+    """Seed, offset, first row and first column of a launch, by value or from host memory."""
+    seed, offset, first_row, first_column = (
+        ctypes.c_uint64.from_address(at).value if at else value
+        for value, at in (
+            (launch.seed, launch.seed_at), (launch.offset, launch.offset_at),
+            (launch.first_row, launch.first_row_at), (launch.first_column, launch.first_column_at),
+        )
+    )  # fmt: skip
+    if launch.seed_at:  # Its high half is first.
         seed = (seed << 32 | seed >> 32) & 0xFFFF_FFFF_FFFF_FFFF
     return seed, offset, first_row, first_column
-
-
-def _value_at(word: Word) -> int:
-    return ctypes.c_uint64.from_address(word.at).value if word.at else word.value
 
 
 def advise_huge_pages(address: int, size: int) -> None:

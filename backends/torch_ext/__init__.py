@@ -18,13 +18,12 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from ..contract import Backend, BackendStatus, DeviceKind, Launcher, MomentsLauncher
-from ..draw import HOST, PACKED_DRAW, Draw, ElementType, Operation, Vector, pack, packer
+from ..contract import PROTOCOL, Backend, BackendStatus, DeviceKind, Launcher, MemoryLauncher
 from ..errors import BackendUnavailableError
+from ..launch import HOST, PACKED_LAUNCH, Launch, Operation, pack, packer, words_in_memory
 from ..memory.dlpack import CUDA, LEGACY_STREAM, capsule_and_strides
-from ..moments import Moments, moments_packer, pack_moments
 from ..native import libraries, prebuilt, toolchain
-from ..system.cuda_driver import device_of
+from ..system.cuda_driver import device_of, relaxed_capture
 from ..system.threads import thread_limit
 from .builtins import Builtins
 
@@ -40,6 +39,8 @@ class TorchExtBackend:
     name = "torch_ext"
     device_kinds: tuple[DeviceKind, ...] = ("cuda", "cpu")
     host_library = "torch"
+    protocol = PROTOCOL
+    operations = tuple(Operation)
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -91,7 +92,6 @@ class TorchExtBackend:
         register()
         self._builtins = _builtins_of(path)
         library.multisample_run_cpu.argtypes = (ctypes.c_char_p,)
-        library.multisample_run_moments_cpu.argtypes = (ctypes.c_char_p,)
         library.multisample_is_valid_cpu.argtypes = (ctypes.c_char_p,)
         library.multisample_last_error.restype = ctypes.c_char_p
         return library
@@ -104,9 +104,6 @@ class TorchExtBackend:
         library.multisample_run_cuda.argtypes = (ctypes.c_char_p,)
         library.multisample_scratch_size_cuda.argtypes = (ctypes.c_char_p,)
         library.multisample_scratch_size_cuda.restype = ctypes.c_uint64
-        library.multisample_run_moments_cuda.argtypes = (ctypes.c_char_p,)
-        library.multisample_moments_scratch_size_cuda.argtypes = (ctypes.c_char_p,)
-        library.multisample_moments_scratch_size_cuda.restype = ctypes.c_uint64
         library.multisample_advance_cuda.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
         library.multisample_cuda_error.argtypes = (ctypes.c_int,)
         library.multisample_cuda_error.restype = ctypes.c_char_p
@@ -140,117 +137,90 @@ class TorchExtBackend:
         self.prepare("cuda")
         return tensor.cuda()
 
-    def launch(self, draw: Draw) -> None:
-        """See `Backend.launch`. Also runs operation `gradient`."""
-        self.prepare("cpu" if draw.device == HOST else "cuda")
-        run, fail = (
-            (self._cpu.multisample_run_cpu, self._raise_cpu_error) if draw.device == HOST
-            else (self._cuda.multisample_run_cuda, self._raise_cuda_error)
-        )  # fmt: skip
-        error = run(pack(draw))
+    def launch(self, launch: Launch) -> None:
+        run, fail = self._runner(launch.device)
+        error = run(pack(launch))
         if error:
             fail(error)
 
-    def launcher(self, draw: Draw) -> Launcher:
-        """See `Backend.launcher`. Also for operation `gradient`; its `run` takes ``scratch=`` too."""
-        self.prepare("cpu" if draw.device == HOST else "cuda")
-        run, fail = (
-            (self._cpu.multisample_run_cpu, self._raise_cpu_error) if draw.device == HOST
-            else (self._cuda.multisample_run_cuda, self._raise_cuda_error)
-        )  # fmt: skip
-        check: Any = self._cpu.multisample_is_valid_cpu if draw.device == HOST else None
+    def launcher(self, launch: Launch) -> Launcher:
+        run, fail = self._runner(launch.device)
+        on_host = launch.device == HOST
         if self._builtins is not None:
-            template = pack(draw)
+            packed = pack(launch)
             return Launcher(
-                self._builtins.launch(template, run, fail, thread_limit),
-                None if check is None else self._builtins.is_valid(template),
+                self._builtins.launch(packed, run, fail, thread_limit),
+                self._builtins.is_valid(packed) if on_host else None,
+                scratch_size=self._scratch_sizes(launch),
             )
-        packed = packer(draw)
+        pack_head, tail = packer(launch)
 
-        def is_valid(mu: Any, sigma: Any) -> Any:
-            return check(packed(mu, sigma, 0, 0, 0, 0, 0, 0, 0))
+        def is_valid(mu: Any, sigma: Any, weights: Any) -> Any:
+            return self._cpu.multisample_is_valid_cpu(pack(launch._replace(mu=mu, sigma=sigma, weights=weights)))
 
-        def launch(
-            ready: None, mu: Any, sigma: Any, matrix: int, seed: int, offset: int, offset_at: int, first_row: int,
-            first_column: int, stream: int, scratch: int = 0,
+        def launch_packed(
+            geometry: None, mu: Any, sigma: Any, weights: Any, matrix: int, first: int, second: int, seed: int,
+            offset: int, offset_at: int, first_row: int, first_column: int, stream: int, scratch: int,
         ) -> None:  # fmt: skip
-            error = run(
-                packed(
-                    mu, sigma, matrix, seed, offset, offset_at, first_row, first_column, stream, thread_limit(), scratch
-                )
-            )
+            head = pack_head(
+                mu, sigma, weights, matrix, first, second, seed, offset, first_row, first_column, 0, offset_at, 0, 0,
+                scratch, stream, thread_limit() if on_host else 0,
+            )  # fmt: skip
+            error = run(head + tail)
             if error:
                 fail(error)
 
-        return Launcher(launch, None if check is None else is_valid)
+        return Launcher(launch_packed, is_valid if on_host else None, scratch_size=self._scratch_sizes(launch))
+
+    def memory_launcher(self, launch: Launch, has_offsets: bool) -> MemoryLauncher:
+        (run, fail), (pack_head, tail) = self._runner(launch.device), packer(launch)
+
+        def launch_packed(
+            mu: Any, sigma: Any, weights: Any, matrix: int, first: int, second: int, seed: int, offsets: int,
+            stream: int, scratch: int,
+        ) -> None:  # fmt: skip
+            words = words_in_memory(seed, offsets).values()
+            head = pack_head(
+                mu, sigma, weights, matrix, first, second, 0, 0, 0, 0, *words, scratch, stream, 0
+            )  # fmt: skip
+            with relaxed_capture():  # The first launch may load the kernel, also while the stream is being captured.
+                error = run(head + tail)
+            if error:
+                fail(error)
+
+        size = 0
+        if launch.device != HOST:
+            size = self._cuda.multisample_scratch_size_cuda(
+                pack(launch._replace(**words_in_memory(8, 8 * has_offsets)))
+            )
+        return MemoryLauncher(launch_packed, size)
+
+    def _runner(self, device: int) -> tuple[Any, Callable[[int], NoReturn]]:
+        """The function that runs a packed launch, and the one that raises its error."""
+        self.prepare("cpu" if device == HOST else "cuda")
+        if device == HOST:
+            return self._cpu.multisample_run_cpu, self._raise_cpu_error
+        return self._cuda.multisample_run_cuda, self._raise_cuda_error
+
+    def _scratch_sizes(self, launch: Launch) -> Callable[[int], int] | None:
+        """`Launcher.scratch_size`."""
+        if launch.device == HOST or launch.operation == Operation.sample:
+            return None
+        sizes: dict[int, int] = {}
+
+        def scratch_size(first_column: int) -> int:
+            phase = first_column & 7
+            if phase not in sizes:
+                sizes[phase] = self._cuda.multisample_scratch_size_cuda(pack(launch._replace(first_column=phase)))
+            return sizes[phase]
+
+        return scratch_size
 
     def key(
         self, signature: Callable[[Any], Hashable], out_signature: Callable[[Any], Hashable]
     ) -> Callable[..., Hashable] | None:
         """The compiled function that makes keys of calls with tensors, if there is one: see `Builtins.key`."""
         return None if self._builtins is None else self._builtins.key(signature, out_signature)
-
-    def scratch_size(self, draw: Draw) -> int:
-        """Float64 numbers of scratch memory that a draw needs: 0 except for a gradient on CUDA."""
-        if draw.device == HOST or draw.operation == Operation.sample:
-            return 0
-        self.prepare("cuda")
-        return int(self._cuda.multisample_scratch_size_cuda(pack(draw)))
-
-    def launch_moments(self, moments: Moments) -> None:
-        run, fail = self._moments_runner(moments.draw)
-        error = run(pack_moments(moments))
-        if error:
-            fail(error)
-
-    def moments_launcher(self, moments: Moments) -> MomentsLauncher:
-        draw, packed = moments.draw, moments_packer(moments)
-        run, fail = self._moments_runner(draw)
-        sizes: dict[int, int] = {}
-
-        def launch(
-            weights: int, mu: Any, sigma: Any, first: int, second: int, seed: int, offset: int, first_row: int,
-            first_column: int, stream: int, scratch: int,
-        ) -> None:  # fmt: skip
-            error = run(
-                packed(
-                    weights, mu, sigma, first, second, seed, offset, first_row, first_column, stream, scratch,
-                    thread_limit(),
-                )
-            )  # fmt: skip
-            if error:
-                fail(error)
-
-        def scratch_size(first_column: int) -> int:
-            phase = first_column & 7
-            if phase not in sizes:
-                first = draw.first_column._replace(value=phase)
-                sizes[phase] = self.moments_scratch_size(moments._replace(draw=draw._replace(first_column=first)))
-            return sizes[phase]
-
-        if draw.device != HOST:
-            return MomentsLauncher(launch, scratch_size=scratch_size)
-        check = self._cpu.multisample_is_valid_cpu
-        of_rows = packer(draw)
-        zero = Vector(0, 0, 0.0, ElementType.number)
-        of_weights = packer(draw._replace(mu=moments.weights, sigma=zero, rows=draw.columns))
-
-        def is_valid(weights: int, mu: Any, sigma: Any) -> Any:
-            return check(of_rows(mu, sigma, 0, 0, 0, 0, 0, 0, 0)) and check(
-                of_weights(weights, 0.0, 0, 0, 0, 0, 0, 0, 0)
-            )
-
-        return MomentsLauncher(launch, is_valid)
-
-    def moments_scratch_size(self, moments: Moments) -> int:
-        self.prepare("cuda")
-        return int(self._cuda.multisample_moments_scratch_size_cuda(pack_moments(moments)))
-
-    def _moments_runner(self, draw: Draw) -> tuple[Any, Callable[[int], NoReturn]]:
-        self.prepare("cpu" if draw.device == HOST else "cuda")
-        if draw.device == HOST:
-            return self._cpu.multisample_run_moments_cpu, self._raise_cpu_error
-        return self._cuda.multisample_run_moments_cuda, self._raise_cuda_error
 
     def advancer(self, device: int) -> Callable[[int, int], None]:
         self.prepare("cuda")
@@ -298,7 +268,7 @@ def _builtins_of(path: Path) -> Builtins | None:
     """The builtin functions; None if the library cannot find Python's C functions in this process."""
     builtins = Builtins(path)
     try:
-        builtins.is_valid(bytes(PACKED_DRAW))
+        builtins.is_valid(bytes(PACKED_LAUNCH))
     except ValueError:
         return None
     return builtins

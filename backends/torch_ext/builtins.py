@@ -31,9 +31,9 @@ class Builtins:
             function.restype = ctypes.py_object
 
     def launch(
-        self, draw: bytes, run: Any, fail: Callable[[int], None], thread_limit: Callable[[], int]
+        self, launch: bytes, run: Any, fail: Callable[[int], None], thread_limit: Callable[[], int]
     ) -> Callable[..., None]:
-        """`Launcher.run` for draws like the packed `draw`. It calls ``run(draw)``, and ``fail(error)`` after an error.
+        """`Launcher.run` for launches like the packed `launch`. It calls ``run(launch)``, and ``fail(error)`` after an error.
 
         Raises
         ------
@@ -41,12 +41,12 @@ class Builtins:
             If the library finds no Python in this process.
         """
         address = ctypes.cast(run, ctypes.c_void_p)
-        builtin: Callable[..., None] = self._launch(draw, address, fail, thread_limit)
+        builtin: Callable[..., None] = self._launch(launch, address, fail, thread_limit)
         return builtin
 
-    def is_valid(self, draw: bytes) -> Callable[[Any, Any], bool]:
-        """`Launcher.is_valid` for draws like the packed `draw`."""
-        builtin: Callable[[Any, Any], bool] = self._is_valid(draw)
+    def is_valid(self, launch: bytes) -> Callable[[Any, Any, Any], bool]:
+        """`Launcher.is_valid` for launches like the packed `launch`."""
+        builtin: Callable[[Any, Any, Any], bool] = self._is_valid(launch)
         return builtin
 
     def key(

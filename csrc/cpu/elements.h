@@ -3,7 +3,7 @@
 
 #include <type_traits>
 
-#include "draw.h"
+#include "launch.h"
 
 namespace multisample {
 namespace cpu {
@@ -33,7 +33,7 @@ MULTISAMPLE_FUNCTION Real converted(T x) {
 
 template <class T, class Real>
 inline void read_as(const Vector& from, u64 first, u64 count, Real* to) {
-  const char* at = static_cast<const char*>(from.data) + static_cast<i64>(first) * from.stride;
+  const char* at = static_cast<const char*>(from.input.data) + static_cast<i64>(first) * from.stride;
   for (u64 k = 0; k < count; ++k) to[k] = converted<Real>(load<T>(at + static_cast<i64>(k) * from.stride));
 }
 
@@ -42,7 +42,7 @@ template <class Real>
 inline void read(const Vector& from, u64 first, u64 count, Real* to) {
   switch (from.type) {
     case kNumber:
-      for (u64 k = 0; k < count; ++k) to[k] = static_cast<Real>(from.number);
+      for (u64 k = 0; k < count; ++k) to[k] = static_cast<Real>(from.input.number);
       break;
 #define MULTISAMPLE_ROW(name, type, size, numpy, torch) \
   case k##name: read_as<type>(from, first, count, to); break;

@@ -80,9 +80,9 @@ MULTISAMPLE_FUNCTION typename Sums<Real>::Vector elements(const char* at, u64 co
 
 // The position of the first column in its block. Below, the position of a column includes this offset, so that windows
 // end where blocks end.
-inline u64 skipped(const Draw& call) { return call.first_column.value % (call.antithetic ? 8 : 4); }
+inline u64 skipped(const Launch& call) { return call.first_column % (call.antithetic ? 8 : 4); }
 
-inline u64 pieces(const Draw& call) { return ceil_div(skipped(call) + call.columns, kPiece); }
+inline u64 pieces(const Launch& call) { return ceil_div(skipped(call) + call.columns, kPiece); }
 
 template <class G, class Real>
 class Summation {
@@ -90,7 +90,7 @@ class Summation {
   // Maximum rows that are summed at once.
   static constexpr u64 kRows = 4096;
 
-  explicit Summation(const Draw& call)
+  explicit Summation(const Launch& call)
       : call_(call),
         skip_(skipped(call)),
         down_(call.row_stride == sizeof(G) && call.column_stride != sizeof(G) && call.rows >= kSums) {}
@@ -128,15 +128,15 @@ class Summation {
   // Draws the noise of a window, whose columns are positions.
   void draw(const Window& window) {
     const u64 rows = call_.common_noise ? 1 : window.rows(), columns = window.columns();
-    Draw sample{};
+    Launch sample{};
     sample.sigma.number = 1;
     sample.matrix = noise_;
     sample.row_stride = static_cast<i64>(down_ ? sizeof(Real) : columns * sizeof(Real));
     sample.column_stride = static_cast<i64>(down_ ? rows * sizeof(Real) : sizeof(Real));
     sample.rows = rows;
     sample.columns = columns;
-    sample.first_row.value = call_.first_row.value + window.first_row;
-    sample.first_column.value = call_.first_column.value + window.first_column - skip_;
+    sample.first_row = call_.first_row + window.first_row;
+    sample.first_column = call_.first_column + window.first_column - skip_;
     sample.seed = call_.seed;
     sample.offset = call_.offset;
     sample.type = sizeof(Real) == 8 ? kFloat64 : kFloat32;
@@ -216,7 +216,7 @@ class Summation {
     return reinterpret_cast<const char*>(copy_);
   }
 
-  const Draw& call_;
+  const Launch& call_;
   const u64 skip_;
   const bool down_;
   struct {
@@ -232,7 +232,7 @@ class Summation {
 // rows a part has.
 class GradientParts {
  public:
-  GradientParts(const Draw& call, u64 threads) : call_(call), pieces_(cpu::pieces(call)) {
+  GradientParts(const Launch& call, u64 threads) : call_(call), pieces_(cpu::pieces(call)) {
     const u64 least = kLeastPart / cpu::min(call.columns, cpu::kPiece);
     const u64 even = cpu::ceil_div(call.rows * pieces_, 4 * threads);
     rows_ = cpu::min(even < least ? least : even, kMostRows);
@@ -285,15 +285,15 @@ class GradientParts {
 
   void put(u64 row, const cpu::Gradients& gradients) const {
     if (call_.type == kFloat64) {
-      static_cast<double*>(call_.mu.data)[row] = gradients.mu;
-      static_cast<double*>(call_.sigma.data)[row] = gradients.sigma;
+      static_cast<double*>(call_.first)[row] = gradients.mu;
+      static_cast<double*>(call_.second)[row] = gradients.sigma;
     } else {
-      static_cast<float*>(call_.mu.data)[row] = to_float(gradients.mu);
-      static_cast<float*>(call_.sigma.data)[row] = to_float(gradients.sigma);
+      static_cast<float*>(call_.first)[row] = to_float(gradients.mu);
+      static_cast<float*>(call_.second)[row] = to_float(gradients.sigma);
     }
   }
 
-  const Draw& call_;
+  const Launch& call_;
   u64 pieces_, rows_;
 };
 

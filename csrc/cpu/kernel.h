@@ -23,16 +23,16 @@ struct Window {
   u64 columns() const { return last_column - first_column; }
 };
 
-inline char* address(const Draw& call, u64 row, u64 column) {
+inline char* address(const Launch& call, u64 row, u64 column) {
   return static_cast<char*>(call.matrix) + static_cast<i64>(row) * call.row_stride +
          static_cast<i64>(column) * call.column_stride;
 }
 
 // Columns of one block of four normals.
-inline u64 block_columns(const Draw& call) { return call.antithetic ? 8 : 4; }
+inline u64 block_columns(const Launch& call) { return call.antithetic ? 8 : 4; }
 
 // Whether vectors run down `rows` rows: the rows are adjacent in memory.
-inline bool runs_down(const Draw& call, u64 rows) { return call.row_stride == element_size(call.type) && rows > 1; }
+inline bool runs_down(const Launch& call, u64 rows) { return call.row_stride == element_size(call.type) && rows > 1; }
 
 // The blocks that have columns in a window.
 struct Blocks {
@@ -43,8 +43,8 @@ struct Blocks {
     u64 start, count, shift;
   };
 
-  Blocks(const Draw& call, const Window& window) : columns(block_columns(call)), window_columns_(window.columns()) {
-    const u64 column = call.first_column.value + window.first_column;
+  Blocks(const Launch& call, const Window& window) : columns(block_columns(call)), window_columns_(window.columns()) {
+    const u64 column = call.first_column + window.first_column;
     first = column / columns;
     skip = column % columns;
     count = ceil_div(skip + window_columns_, columns);
@@ -61,7 +61,7 @@ struct Blocks {
 };
 
 template <class Out, class Real, bool kMirrored>
-__attribute__((noinline)) void draw_independent(const Draw& call, const Window& window) {
+__attribute__((noinline)) void draw_independent(const Launch& call, const Window& window) {
   constexpr u64 kBlocks = Tile<Real>::kBlocks;
   Tile<Real> tile(call);
   alignas(64) Real noise[8 * kBlocks];
@@ -79,9 +79,9 @@ __attribute__((noinline)) void draw_independent(const Draw& call, const Window& 
     tile.set_columns(blocks.first + t, part, tile_rows);
     for (u64 r = window.first_row; r < window.last_row; r += tile_rows) {
       const u64 rows = min(tile_rows, window.last_row - r);
-      read(call.mu, r, rows, mu);
-      read(call.sigma, r, rows, sigma);
-      tile.draw_words(call.first_row.value + r, part, rows);
+      read(mu_of(call), r, rows, mu);
+      read(sigma_of(call), r, rows, sigma);
+      tile.draw_words(call.first_row + r, part, rows);
       char* at = address(call, r, window.first_column + run.start);
       u64 place = run.shift;
       if (direct) {
@@ -110,7 +110,7 @@ class Strip {
   // Long runs of memory are written faster. The second-level cache holds the data that the tiles of a run share.
   static constexpr u64 kMostRows = 16 * kBlocks;
 
-  Strip(const Draw& call, const Window& window) : call_(call), window_(window), blocks_(call, window), tile_(call) {}
+  Strip(const Launch& call, const Window& window) : call_(call), window_(window), blocks_(call, window), tile_(call) {}
 
   u64 blocks() const { return blocks_.count; }
 
@@ -121,14 +121,14 @@ class Strip {
     rows_ = count;
     early_ = early;
     tile_blocks_ = count < kBlocks ? min(kBlocks / count, blocks_.count) : 1;
-    read(call_.mu, first, count, mu_);
-    read(call_.sigma, first, count, sigma_);
+    read(mu_of(call_), first, count, mu_);
+    read(sigma_of(call_), first, count, sigma_);
     // Repeated for every block of a tile, and to fill the last vector.
     for (u64 k = count; k < tile_blocks_ * count + Down::kPlaces; ++k) {
       mu_[k] = mu_[k - count];
       sigma_[k] = sigma_[k - count];
     }
-    if (tile_blocks_ > 1) tile_.set_rows(call_.first_row.value + first, count, tile_blocks_ * count);
+    if (tile_blocks_ > 1) tile_.set_rows(call_.first_row + first, count, tile_blocks_ * count);
   }
 
   // Draws blocks `begin` to `end` of the window. Prefetches the output `ahead` blocks on or, if `ahead` is 0, the
@@ -141,7 +141,7 @@ class Strip {
         if (tile_blocks_ > 1) {
           tile_.draw_words(blocks_.first + t, part * rows);
         } else {
-          tile_.draw_words_of_one(blocks_.first + t, call_.first_row.value + first_ + r, rows);
+          tile_.draw_words_of_one(blocks_.first + t, call_.first_row + first_ + r, rows);
         }
         put(t, part, r, rows, ahead);
       }
@@ -173,7 +173,7 @@ class Strip {
     copy_columns<kColumns, kPitch>(columns_, bytes, run.shift, run.count, spare, at, stride, close);
   }
 
-  const Draw& call_;
+  const Launch& call_;
   const Window& window_;
   const Blocks blocks_;
   u64 first_ = 0, rows_ = 0, tile_blocks_ = 0;
@@ -185,7 +185,7 @@ class Strip {
 
 // Independent noise where rows are adjacent in memory.
 template <class Out, class Real, bool kMirrored>
-__attribute__((noinline)) void draw_down(const Draw& call, const Window& window) {
+__attribute__((noinline)) void draw_down(const Launch& call, const Window& window) {
   using Rows = Strip<Out, Real, kMirrored>;
   Rows whole(call, window), rest(call, window);
   for (u64 top = window.first_row, rows; top < window.last_row; top += rows) {
@@ -206,7 +206,7 @@ __attribute__((noinline)) void draw_down(const Draw& call, const Window& window)
 
 // Common noise: one row of noise for all rows of the window.
 template <class Out, class Real, bool kMirrored>
-__attribute__((noinline)) void draw_common(const Draw& call, const Window& window) {
+__attribute__((noinline)) void draw_common(const Launch& call, const Window& window) {
   constexpr u64 kBlocks = Tile<Real>::kBlocks, kBatch = 64 * kBlocks;
   // Long runs of memory are written faster, and the second-level cache has room for them.
   constexpr u64 kNoise = 64 * kBlocks;
@@ -228,8 +228,8 @@ __attribute__((noinline)) void draw_common(const Draw& call, const Window& windo
     const Real* z = noise + run.shift;
     for (u64 r = window.first_row; r < window.last_row; r += kBatch) {
       const u64 rows = min(kBatch, window.last_row - r);
-      read(call.mu, r, rows, mu);
-      read(call.sigma, r, rows, sigma);
+      read(mu_of(call), r, rows, mu);
+      read(sigma_of(call), r, rows, sigma);
       char* at = address(call, r, window.first_column + run.start);
       if (down) {
         for (u64 k = rows; k < 32; ++k) mu[k] = sigma[k] = 0;
@@ -244,7 +244,7 @@ __attribute__((noinline)) void draw_common(const Draw& call, const Window& windo
 }
 
 template <class Out, class Real, bool kMirrored>
-void draw(const Draw& call, const Window& window) {
+void draw(const Launch& call, const Window& window) {
   if (call.common_noise) {
     draw_common<Out, Real, kMirrored>(call, window);
   } else if (runs_down(call, window.rows())) {
@@ -255,7 +255,7 @@ void draw(const Draw& call, const Window& window) {
 }
 
 template <class Out, class Real>
-void draw(const Draw& call, const Window& window) {
+void draw(const Launch& call, const Window& window) {
   if (call.antithetic) {
     draw<Out, Real, true>(call, window);
   } else {
@@ -283,7 +283,7 @@ class DefaultFloatingPoint {
 
 // Draws rows [first_row, last_row) and columns [first_column, last_column) of a call, at least one of each. All its
 // memory is host memory, at any address and stride. Its words are by value.
-inline void draw_window(const Draw& call, u64 first_row, u64 last_row, u64 first_column, u64 last_column) {
+inline void draw_window(const Launch& call, u64 first_row, u64 last_row, u64 first_column, u64 last_column) {
   const cpu::DefaultFloatingPoint guard;
   const cpu::Window window{first_row, last_row, first_column, last_column};
   with_matrix_type(call.type, [&](auto type) {
@@ -310,13 +310,16 @@ bool is_finite_from(const Vector& vector, u64 count, Real least) {
 }
 
 template <class Real>
-bool has_valid_inputs(const Draw& call) {
-  return is_finite_from<Real>(call.mu, call.rows, -std::numeric_limits<Real>::max()) &&
-         is_finite_from<Real>(call.sigma, call.rows, 0);
+bool has_valid_inputs(const Launch& call) {
+  return is_finite_from<Real>(mu_of(call), call.rows, -std::numeric_limits<Real>::max()) &&
+         is_finite_from<Real>(sigma_of(call), call.rows, 0) &&
+         (call.operation != kMoments ||
+          is_finite_from<Real>(weights_of(call), call.columns, -std::numeric_limits<Real>::max()));
 }
 
-// Whether all of mu is finite, and all of sigma finite and not negative, in the computing type.
-inline bool has_valid_inputs(const Draw& call) {
+// Whether all of mu, and of the weights of moments, is finite, and all of sigma finite and not negative, in the
+// computing type.
+inline bool has_valid_inputs(const Launch& call) {
   const DefaultFloatingPoint guard;
   return call.type == kFloat64 ? has_valid_inputs<double>(call) : has_valid_inputs<float>(call);
 }

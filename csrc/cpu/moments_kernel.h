@@ -1,4 +1,4 @@
-// Weighted moments on the CPU: see moments.h. The groups of columns with a weight other than zero are listed once.
+// Weighted moments on the CPU: see launch.h. The groups of columns with a weight other than zero are listed once.
 // Their noise is drawn a tile at a time, into a buffer that fits in a cache, and added up.
 //
 // The list is cut into pieces of a fixed length. The order of the sums depends on the number of columns and the weights
@@ -9,19 +9,19 @@
 #include <vector>
 
 #include "cpu/gradient_kernel.h"
-#include "moments.h"
+#include "launch.h"
 
 namespace multisample {
 
 template <class Real>
 class MomentParts {
  public:
-  MomentParts(const Moments& call, u64 threads)
-      : call_(call), rows_(call.draw.common_noise ? 1 : call.draw.rows), with_second_(call.second != nullptr) {
+  MomentParts(const Launch& call, u64 threads)
+      : call_(call), rows_(call.common_noise ? 1 : call.rows), with_second_(call.results > 1) {
     list_groups();
     pieces_ = cpu::ceil_div(groups_.size(), kPiece);
     // Partial sums take memory, and only a few rows need them to occupy all threads.
-    is_split_ = call.draw.common_noise || (pieces_ > 1 && rows_ < kFewRows);
+    is_split_ = call.common_noise || (pieces_ > 1 && rows_ < kFewRows);
     columns_ = is_split_ ? pieces_ : 1;
     const u64 even = cpu::ceil_div(rows_ * columns_, 4 * threads);
     height_ = even < kLeastRows ? kLeastRows : cpu::min(even, kMostRows);
@@ -63,9 +63,9 @@ class MomentParts {
       }
       return sum;
     };
-    if (call_.draw.common_noise) {
+    if (call_.common_noise) {
       const cpu::Gradients common = total(0);
-      put(0, call_.draw.rows, [&](u64) { return common; });
+      put(0, call_.rows, [&](u64) { return common; });
     } else {
       put(0, rows_, total);
     }
@@ -78,8 +78,8 @@ class MomentParts {
 
   // Lists the groups with a weight other than zero, padded to whole vectors with weights of zero.
   void list_groups() {
-    const u64 width = call_.draw.antithetic ? 8 : 4, first = call_.draw.first_column.value, skip = first % width;
-    const u64 columns = call_.draw.columns, count = cpu::ceil_div(skip + columns, width);
+    const u64 width = call_.antithetic ? 8 : 4, first = call_.first_column, skip = first % width;
+    const u64 columns = call_.columns, count = cpu::ceil_div(skip + columns, width);
     const cpu::DefaultFloatingPoint guard;
     constexpr u64 kChunk = 4096;
     std::vector<Real> weights(kChunk);
@@ -87,24 +87,24 @@ class MomentParts {
       const u64 groups = cpu::min(kChunk / width, count - chunk), before = chunk == 0 ? skip : 0;
       const u64 start = chunk * width + before - skip, end = cpu::min((chunk + groups) * width - skip, columns);
       std::memset(weights.data(), 0, kChunk * sizeof(Real));
-      cpu::read(call_.weights, start, end - start, weights.data() + before);
+      cpu::read(weights_of(call_), start, end - start, weights.data() + before);
       for (u64 g = 0; g < groups; ++g) append(static_cast<u32>(first / width + chunk + g), &weights[g * width]);
     }
     while (groups_.size() % Tile::kRound != 0) {
       groups_.push_back(0);
       first_.resize(first_.size() + 4);
-      if (call_.draw.antithetic) second_.resize(first_.size());
+      if (call_.antithetic) second_.resize(first_.size());
     }
   }
 
   void append(u32 group, const Real* w) {
-    const u64 width = call_.draw.antithetic ? 8 : 4;
+    const u64 width = call_.antithetic ? 8 : 4;
     bool counts = false;
     for (u64 k = 0; k < width; ++k) counts |= w[k] != 0;
     if (!counts) return;
     groups_.push_back(group);
     for (u64 k = 0; k < width; ++k) weight_ += static_cast<double>(w[k]);
-    if (!call_.draw.antithetic) {
+    if (!call_.antithetic) {
       first_.insert(first_.end(), w, w + 4);
       return;
     }
@@ -119,7 +119,7 @@ class MomentParts {
   void sum_piece(u64 piece, u64 row, u64 end, cpu::Gradients* sums) const {
     const u64 last = cpu::min((piece + 1) * kPiece, groups_.size());
     for (u64 r = row; r < end; ++r) sums[r - row] = {};
-    Tile tile(call_.draw);
+    Tile tile(call_);
     for (u64 begin = piece * kPiece; begin < last; begin += Tile::kBlocks) {
       const u64 width = cpu::min(Tile::kBlocks, last - begin);
       // A short list makes a tile of several rows.
@@ -144,7 +144,7 @@ class MomentParts {
     alignas(64) Real noise[4 * Tile::kBlocks];
     RowPart parts[Tile::kBlocks / Tile::kRound];
     for (u64 r = 0; r < rows; ++r) {
-      const u64 i = call_.draw.common_noise ? 0 : call_.draw.first_row.value + row + r;
+      const u64 i = call_.common_noise ? 0 : call_.first_row + row + r;
       parts[r] = row_part(static_cast<u32>(i), tile.o0, tile.keys);
     }
     if (rows == 1) {
@@ -155,7 +155,7 @@ class MomentParts {
     }
     tile.template make_noise<false>(width * rows, noise);
     const Real* const first = &first_[4 * begin];
-    const Real* const second = call_.draw.antithetic ? &second_[4 * begin] : first;
+    const Real* const second = call_.antithetic ? &second_[4 * begin] : first;
     for (u64 r = 0; r < rows; ++r) {
       const Real* const z = noise + 4 * width * r;
       with_second_ ? add_products<true>(z, first, second, 4 * width, sums[r])
@@ -194,8 +194,8 @@ class MomentParts {
     Real mu[kChunk], sigma[kChunk];
     for (u64 first = row; first < end; first += kChunk) {
       const u64 count = cpu::min(kChunk, end - first);
-      cpu::read(call_.draw.mu, first, count, mu);
-      cpu::read(call_.draw.sigma, first, count, sigma);
+      cpu::read(mu_of(call_), first, count, mu);
+      cpu::read(sigma_of(call_), first, count, sigma);
       for (u64 k = 0; k < count; ++k) {
         const cpu::Gradients sums = sums_of(first + k);
         const double m = static_cast<double>(mu[k]), s = static_cast<double>(sigma[k]);
@@ -206,13 +206,13 @@ class MomentParts {
   }
 
   void put(void* to, u64 row, double x) const {
-    with_matrix_type(call_.draw.type, [&](auto type) {
+    with_matrix_type(call_.type, [&](auto type) {
       using Out = typename decltype(type)::Type;
       static_cast<Out*>(to)[row] = narrow<Out>(rounded<typename Computing<Out>::Type>(x));
     });
   }
 
-  const Moments& call_;
+  const Launch& call_;
   const u64 rows_;  // with noise of their own
   const bool with_second_;
   std::vector<u32> groups_;

@@ -94,11 +94,11 @@ struct Tile {
   u32 o0, o1;
   RoundKeys keys, fine_keys;
 
-  explicit Tile(const Draw& call)
-      : o0(multisample::low(call.offset.value)),
-        o1(multisample::high(call.offset.value)),
-        keys(round_keys(call.seed.value, kKey1)),
-        fine_keys(round_keys(call.seed.value, kKey1 ^ kFloat64Key)) {}
+  explicit Tile(const Launch& call)
+      : o0(multisample::low(call.offset)),
+        o1(multisample::high(call.offset)),
+        keys(round_keys(call.seed, kKey1)),
+        fine_keys(round_keys(call.seed, kKey1 ^ kFloat64Key)) {}
 
   static u64 rounded_up(u64 blocks) { return (blocks + kRound - 1) / kRound * kRound; }
 

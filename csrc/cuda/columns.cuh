@@ -30,13 +30,12 @@ struct TileDimensions {
   Real mu[slots], sigma[slots];
   RowPart words[slots];
 
-  MULTISAMPLE_FUNCTION TileDimensions(const u64 (&rows)[slots], const Keys<Real>& keys, const Draw& call) {
-    load_elements(call.mu, rows, mu);
-    load_elements(call.sigma, rows, sigma);
-    const u32 offset = low(value_of(call.offset));
+  MULTISAMPLE_FUNCTION TileDimensions(const u64 (&rows)[slots], const Keys<Real>& keys, const Launch& call) {
+    load_elements(mu_of(call), rows, mu);
+    load_elements(sigma_of(call), rows, sigma);
+    const u32 offset = low(value_of(call.offset, call.offset_at));
 #pragma unroll
-    for (u32 s = 0; s < slots; ++s)
-      words[s] = row_part(static_cast<u32>(call.first_row.value + rows[s]), offset, keys.keys);
+    for (u32 s = 0; s < slots; ++s) words[s] = row_part(static_cast<u32>(call.first_row + rows[s]), offset, keys.keys);
   }
 };
 
@@ -50,7 +49,7 @@ struct Band {
   u32 skipped;
   u32 first_whole, whole;  // a pass that begins at one of `whole` groups from `first_whole` on is inside the matrix
 
-  MULTISAMPLE_FUNCTION Band(u32 band, const Draw& call, const Geometry& geometry)
+  MULTISAMPLE_FUNCTION Band(u32 band, const Launch& call, const Geometry& geometry)
       : first_group(static_cast<u64>(band) * geometry.band_groups), groups_per_pass(geometry.groups_per_pass) {
     columns = static_cast<i64>(geometry.skip + call.columns - first_group * width);
     const u64 left = static_cast<u64>(columns + width - 1) / width;
@@ -65,7 +64,7 @@ struct Band {
   }
 
   // The address of the first group's first column, which may lie before the matrix.
-  MULTISAMPLE_FUNCTION char* address(const Draw& call, const Geometry& geometry) const {
+  MULTISAMPLE_FUNCTION char* address(const Launch& call, const Geometry& geometry) const {
     return static_cast<char*>(call.matrix) +
            (static_cast<i64>(first_group * width) - geometry.skip) * call.column_stride;
   }
@@ -89,13 +88,13 @@ struct Band {
   // An incomplete last pass reads groups behind the band, whose noise is stored too. All threads of the block take
   // part.
   template <class Real>
-  MULTISAMPLE_FUNCTION u32 fill(GroupNoise* chunk, u32 begin, const Keys<Real>& keys, const Draw& call,
+  MULTISAMPLE_FUNCTION u32 fill(GroupNoise* chunk, u32 begin, const Keys<Real>& keys, const Launch& call,
                                 const Geometry& geometry) const {
     const u32 groups = count - begin < geometry.chunk ? count - begin : geometry.chunk;
     if (begin > 0) __syncthreads();
     if (threadIdx.x < geometry.chunk && threadIdx.x + 1 < groups + groups_per_pass) {
-      const u64 group = call.first_column.value / width + first_group + begin + threadIdx.x;
-      chunk[threadIdx.x] = GroupNoise::of(static_cast<u32>(group), value_of(call.offset), keys);
+      const u64 group = call.first_column / width + first_group + begin + threadIdx.x;
+      chunk[threadIdx.x] = GroupNoise::of(static_cast<u32>(group), value_of(call.offset, call.offset_at), keys);
     }
     __syncthreads();
     return groups;
@@ -208,7 +207,7 @@ MULTISAMPLE_FUNCTION Out* go_along(Pieces<Out, antithetic>& made, const GroupNoi
 }
 
 template <class Out, bool common_noise, bool antithetic, bool fast>
-MULTISAMPLE_FUNCTION void draw_transposed(const Draw& call, const Geometry& geometry) {
+MULTISAMPLE_FUNCTION void draw_transposed(const Launch& call, const Geometry& geometry) {
   using Real = typename Computing<Out>::Type;
   using GroupNoise = Noise<Real, common_noise, fast>;
   using Made = Pieces<Out, antithetic>;
@@ -217,7 +216,7 @@ MULTISAMPLE_FUNCTION void draw_transposed(const Draw& call, const Geometry& geom
   const u32 band_index = blockIdx.x / geometry.blocks_per_band;
   const u32 tile = blockIdx.x - band_index * geometry.blocks_per_band;
   const Band<GroupNoise, width> band(band_index, call, geometry);
-  const Keys<Real> keys(call.seed.value);
+  const Keys<Real> keys(call.seed);
 
   // Alignment in elements, the same in all groups: the first column of a group begins `shift` behind an aligned
   // address, and each further column `delta` more.
@@ -276,7 +275,7 @@ MULTISAMPLE_FUNCTION void draw_transposed(const Draw& call, const Geometry& geom
 }
 
 template <class Out, bool common_noise, bool antithetic, bool fast>
-MULTISAMPLE_FUNCTION void draw_transposed_staged(const Draw& call, const Geometry& geometry) {
+MULTISAMPLE_FUNCTION void draw_transposed_staged(const Launch& call, const Geometry& geometry) {
   using Real = typename Computing<Out>::Type;
   using Group = Elements<Out, antithetic>;
   using GroupNoise = Noise<Real, common_noise, fast>;
@@ -290,7 +289,7 @@ MULTISAMPLE_FUNCTION void draw_transposed_staged(const Draw& call, const Geometr
   __shared__ GroupNoise chunk[kStagedThreads];
   __shared__ Part stage[kStagedThreads * kParts];
   const Band<GroupNoise, width> band(blockIdx.x, call, geometry);
-  const Keys<Real> keys(call.seed.value);
+  const Keys<Real> keys(call.seed);
   const u32 rows = static_cast<u32>(call.rows);
 
   // Dimensions are numbered through all groups of a pass, and slot s of all threads has a run of them. The last runs

@@ -11,7 +11,7 @@
 // keeps a few dimensions and goes along the band.
 #pragma once
 
-#include "draw.h"
+#include "launch.h"
 
 namespace multisample {
 
@@ -90,14 +90,14 @@ static_assert(sizeof(Geometry) == 84, "backends/kernels/cuda/geometry.py packs t
 
 #if !defined(__CUDACC_RTC__)
 
-inline u64 elements_apart(const Draw& call, i64 size) {
+inline u64 elements_apart(const Launch& call, i64 size) {
   return static_cast<u64>(call.column_stride < 0 ? -call.column_stride : call.column_stride) / size;
 }
 
-inline Stores stores_of(const Draw& call, i64 skip, u64 groups, bool strided) {
+inline Stores stores_of(const Launch& call, i64 skip, u64 groups, bool strided) {
   if (strided) return kStrided;
   const i64 size = element_size(call.type), quad = size == 2 && !call.antithetic ? 8 : 16;
-  const bool fixed_skip = call.first_column.at == nullptr;
+  const bool fixed_skip = call.first_column_at == nullptr;
   if (call.column_stride != size) {
     const bool reaches = elements_apart(call, size) < kFarApart && call.rows < kFarApart;
     return call.row_stride == size && call.column_stride % size == 0 && call.rows > 1 && reaches ? kTransposed
@@ -114,12 +114,12 @@ inline Stores stores_of(const Draw& call, i64 skip, u64 groups, bool strided) {
 inline u64 ceil_div(u64 a, u64 b) { return (a + b - 1) / b; }
 
 // Whether noise takes less time than its stores.
-inline bool is_cheap(const Draw& call) { return call.common_noise || (call.fast_math && call.type == kFloat32); }
+inline bool is_cheap(const Launch& call) { return call.common_noise || (call.fast_math && call.type == kFloat32); }
 
 // Maximum passes of a block, if there are many in all. A block is slow to start, so many passes are good. Where memory
 // is the limit, few are better: blocks drift apart, and both parts of a cache line that two blocks share must be
 // written before the line leaves the cache.
-inline u64 most_passes(const Draw& call, u32 stores, bool whole_sectors) {
+inline u64 most_passes(const Launch& call, u32 stores, bool whole_sectors) {
   if (stores == kTransposedStaged) {
     return !is_cheap(call) ? kMostPasses : call.antithetic ? 4 : call.common_noise ? 2 : 16;
   }
@@ -127,7 +127,7 @@ inline u64 most_passes(const Draw& call, u32 stores, bool whole_sectors) {
   return call.common_noise ? 2 : is_cheap(call) && !whole_sectors ? 8 : kMostPasses;
 }
 
-inline Geometry transposed_geometry(const Draw& call, Geometry g, u64 groups) {
+inline Geometry transposed_geometry(const Launch& call, Geometry g, u64 groups) {
   const u32 size = element_size(call.type);
   const u32 slots = size == 8 ? kSlots<8> : kSlots<4>;
   const u64 bits = reinterpret_cast<u64>(call.matrix) | static_cast<u64>(call.column_stride);
@@ -154,7 +154,7 @@ inline Geometry transposed_geometry(const Draw& call, Geometry g, u64 groups) {
     // in alignment, a further column's piece begins up to slots - 1 dimensions before that of the first column.
     const u64 start = reinterpret_cast<u64>(call.matrix) - g.skip * static_cast<u64>(call.column_stride);
     const bool same_alignment = static_cast<u64>(call.column_stride) / size % slots == 0;
-    const u64 shift = same_alignment || call.first_column.at == nullptr ? start / size % slots : slots - 1;
+    const u64 shift = same_alignment || call.first_column_at == nullptr ? start / size % slots : slots - 1;
     g.overlap = same_alignment ? 0 : 1;
     g.pieces = static_cast<u32>(ceil_div(shift + call.rows + (same_alignment ? 0 : slots - 1), slots));
     const u64 of_warp = 32 - g.overlap, most = kTransposedThreads / 32;
@@ -187,10 +187,10 @@ inline Geometry transposed_geometry(const Draw& call, Geometry g, u64 groups) {
 }
 
 // `strided` forces kStrided, which supports every stride.
-inline Geometry geometry_of(const Draw& call, bool strided = false) {
+inline Geometry geometry_of(const Launch& call, bool strided = false) {
   Geometry g{};
   const u32 width = call.antithetic ? kAntitheticWidth : kWidth;
-  g.skip = call.first_column.at == nullptr ? static_cast<u32>(call.first_column.value % width) : width - 1;
+  g.skip = call.first_column_at == nullptr ? static_cast<u32>(call.first_column % width) : width - 1;
   const u64 groups = ceil_div(g.skip + call.columns, width);
   g.stores = stores_of(call, g.skip, groups, strided);
   if (g.stores == kTransposed) return transposed_geometry(call, g, groups);

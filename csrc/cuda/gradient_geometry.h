@@ -69,7 +69,7 @@ constexpr u32 rows_at_once(u32 type, bool common_noise, bool antithetic) {
   return type == kFloat64 && !common_noise ? 1 : antithetic ? 2 : 4;
 }
 
-inline Loads loads_of(const Draw& call, u32 skip) {
+inline Loads loads_of(const Launch& call, u32 skip) {
   const i64 size = element_size(call.type), most = size == 2 && !call.antithetic ? 8 : 16;
   if (call.column_stride != size) return kApart;
   const i64 start = static_cast<i64>(reinterpret_cast<u64>(call.matrix)) - skip * size;
@@ -78,7 +78,7 @@ inline Loads loads_of(const Draw& call, u32 skip) {
 }
 
 // Whether the gradient is large enough for threads with several rows.
-inline bool has_many_rows(const Draw& call, const GradientGeometry& g) {
+inline bool has_many_rows(const Launch& call, const GradientGeometry& g) {
   // Threads that read the seed from memory need registers for round keys, and have none for the sums of several rows.
   return !has_origin_in_memory(call) && call.rows >= (g.across ? 512 : 48) && call.rows * g.groups >= (1 << 21);
 }
@@ -87,7 +87,7 @@ inline bool has_many_rows(const Draw& call, const GradientGeometry& g) {
 inline u64 unit_of(const GradientGeometry& g) { return g.rows > 1 ? 1 : 4; }
 
 // Sets tiles and slots for threads along dimensions: enough tiles to read whole cache lines, in equal blocks.
-inline void set_tiles_across(const Draw& call, GradientGeometry& g) {
+inline void set_tiles_across(const Launch& call, GradientGeometry& g) {
   const u64 line = 128 / element_size(call.type), of_few = kGradientThreads / g.groups;
   const u64 tiles = call.rows / g.rows, most = line < of_few ? of_few : line;
   g.tiles = static_cast<u32>(ceil_div(tiles, ceil_div(tiles, most)));
@@ -105,7 +105,7 @@ inline u32 lanes_of(const GradientGeometry& g) {
 
 // Sets tiles and slots for threads along groups, at the least cost. In eighths of a turn, the end of a chain costs 2,
 // the start of a block 3, which many passes share, and adding up pieces 1. Runs of fewer than 8 groups are read slowly.
-inline void set_tiles_along(const Draw& call, GradientGeometry& g) {
+inline void set_tiles_along(const Launch& call, GradientGeometry& g) {
   g.tiles = 1;
   g.slots = kGradientThreads;
   if (g.groups > 16 * kGradientThreads) return;
@@ -135,13 +135,13 @@ inline void set_tiles_along(const Draw& call, GradientGeometry& g) {
   }
 }
 
-inline u64 blocks_of_rows(const Draw& call, const GradientGeometry& g) {
+inline u64 blocks_of_rows(const Launch& call, const GradientGeometry& g) {
   return ceil_div(call.rows, u64{g.rows} * g.tiles * g.passes);
 }
 
 // Sets passes and turns: short segments as long as there are few blocks, then longer ones, which leave fewer sums to
 // add up; as many passes as make up 16 turns, if 2048 blocks are left.
-inline void set_turns(const Draw& call, GradientGeometry& g) {
+inline void set_turns(const Launch& call, GradientGeometry& g) {
   g.passes = 1;
   const u64 all = ceil_div(g.groups, g.slots), blocks = blocks_of_rows(call, g) * all;
   u64 turns = all;
@@ -160,7 +160,7 @@ inline void set_turns(const Draw& call, GradientGeometry& g) {
 }
 
 // Sets the fields that follow from the others.
-inline void complete(const Draw& call, GradientGeometry& g) {
+inline void complete(const Launch& call, GradientGeometry& g) {
   g.threads = static_cast<u32>(ceil_div(g.tiles * g.slots, 32) * 32);
   g.one_by_run = static_cast<u32>(ceil_div(1 << 20, g.across ? g.tiles : g.slots));
   g.lanes = lanes_of(g);
@@ -185,10 +185,10 @@ inline void complete(const Draw& call, GradientGeometry& g) {
   while (2u << g.parts_log2 <= parts) ++g.parts_log2;
 }
 
-inline GradientGeometry gradient_geometry(const Draw& call) {
+inline GradientGeometry gradient_geometry(const Launch& call) {
   GradientGeometry g{};
   const u32 width = call.antithetic ? kAntitheticWidth : kWidth;
-  g.skip = call.first_column.at == nullptr ? static_cast<u32>(call.first_column.value % width) : width - 1;
+  g.skip = call.first_column_at == nullptr ? static_cast<u32>(call.first_column % width) : width - 1;
   g.groups = ceil_div(g.skip + call.columns, width);
   g.loads = loads_of(call, g.skip);
   const auto magnitude = [](i64 x) { return x < 0 ? u64{0} - static_cast<u64>(x) : static_cast<u64>(x); };
@@ -200,8 +200,8 @@ inline GradientGeometry gradient_geometry(const Draw& call) {
   return g;
 }
 
-// Numbers that Draw::scratch must have room for.
-inline u64 scratch_size(const Draw& call, const GradientGeometry& g) {
+// Numbers that Launch::scratch must have room for.
+inline u64 scratch_size(const Launch& call, const GradientGeometry& g) {
   return g.segments > 1 ? 2 * call.rows * g.segments : 0;
 }
 

@@ -59,7 +59,7 @@ struct Part {
   u64 first_row, first_group;
   u32 segment, turns;
 
-  MULTISAMPLE_FUNCTION static Part of_block(u32 rows, const Draw& call, const GradientGeometry& geometry) {
+  MULTISAMPLE_FUNCTION static Part of_block(u32 rows, const Launch& call, const GradientGeometry& geometry) {
     // Consecutive blocks read neighbouring memory.
     const u32 run = blockIdx.x / geometry.run_of_blocks, rest = blockIdx.x - run * geometry.run_of_blocks;
     Part part;
@@ -82,7 +82,7 @@ class Reader {
   using Group = Raw<G, kCount>;
 
   // Begins with group `slot` of the part, in the rows from `row` of the part on.
-  MULTISAMPLE_FUNCTION Reader(const Part& part, u32 row, u32 slot, const Draw& call, const GradientGeometry& geometry)
+  MULTISAMPLE_FUNCTION Reader(const Part& part, u32 row, u32 slot, const Launch& call, const GradientGeometry& geometry)
       : columns_(call.columns),
         first_column_(static_cast<i64>(part.first_group * kCount) - geometry.skip),
         column_stride_(only_at_once ? sizeof(G) : call.column_stride),
@@ -225,7 +225,7 @@ constexpr int kGradientBlocks = sizeof(G) == 8              ? 2
                                                             : 4;
 
 template <class G, bool common_noise, bool antithetic, bool fast, u32 rows, bool only_at_once>
-MULTISAMPLE_FUNCTION void sum_gradient(const Draw& call, const GradientGeometry& geometry,
+MULTISAMPLE_FUNCTION void sum_gradient(const Launch& call, const GradientGeometry& geometry,
                                        const Keys<typename Computing<G>::Type>& keys) {
   using Real = typename Computing<G>::Type;
   using Reader = Reader<G, antithetic, rows, only_at_once>;
@@ -236,7 +236,7 @@ MULTISAMPLE_FUNCTION void sum_gradient(const Draw& call, const GradientGeometry&
   // Volatile, because the compiler would load all row parts into registers, which then spill.
   __shared__ volatile u64 row_words[rows][kGradientThreads];
   const Part part = Part::of_block(rows, call, geometry);
-  const u64 offset = value_of(call.offset);
+  const u64 offset = value_of(call.offset, call.offset_at);
   const u32 run = threadIdx.x * geometry.one_by_run >> 20;
   const u32 rest = threadIdx.x - run * (geometry.across ? geometry.tiles : geometry.slots);
   u32 tile = geometry.across ? rest : run, slot = geometry.across ? run : rest;
@@ -251,7 +251,7 @@ MULTISAMPLE_FUNCTION void sum_gradient(const Draw& call, const GradientGeometry&
 #pragma unroll
     for (u32 r = 0; r < rows; ++r) {
       const u32 row = slot * height + r * geometry.tiles + tile;
-      const u32 i = call.common_noise ? 0 : static_cast<u32>(call.first_row.value + part.first_row) + row;
+      const u32 i = call.common_noise ? 0 : static_cast<u32>(call.first_row + part.first_row) + row;
       const RowPart words = row_part(i, low(offset), keys.keys);
       row_words[r][slot * geometry.tiles + tile] =
           static_cast<u64>(words.into_c2_of_round_2) << 32 | words.c3_of_round_2;
@@ -261,10 +261,10 @@ MULTISAMPLE_FUNCTION void sum_gradient(const Draw& call, const GradientGeometry&
   Share share(2 * rows, geometry.lanes);
   if (is_left_over) share.count = 0;
   double* const own_sums = &sums[share.first * geometry.pitch + (threadIdx.x >> geometry.lanes_log2)];
-  Real* own_totals = static_cast<Real*>(share.first < rows ? call.mu.data : call.sigma.data) + part.first_row +
+  Real* own_totals = static_cast<Real*>(share.first < rows ? call.first : call.second) + part.first_row +
                      (share.first % rows * geometry.tiles + tile);
   Reader reader(part, tile, slot, call, geometry);
-  const u32 first_group = static_cast<u32>(call.first_column.value / Reader::kCount + part.first_group) + slot;
+  const u32 first_group = static_cast<u32>(call.first_column / Reader::kCount + part.first_group) + slot;
   u32 group = first_group, turn = 0, words_at = tile;
   Noise noise = Noise::of(group, offset, keys);
   for (u32 pass = 0; pass < geometry.passes;) {
@@ -328,20 +328,20 @@ MULTISAMPLE_FUNCTION void sum_gradient(const Draw& call, const GradientGeometry&
     if (geometry.segments > 1) {
       call.scratch[2 * (part.segment * call.rows + row) + is_sigma] = total;
     } else {
-      static_cast<Real*>(is_sigma ? call.sigma.data : call.mu.data)[row] = rounded<Real>(total);
+      static_cast<Real*>(is_sigma ? call.second : call.first)[row] = rounded<Real>(total);
     }
   });
 }
 
 template <class G, bool common_noise, bool antithetic, bool fast, u32 rows, bool only_at_once, bool origin_in_memory>
 __global__ void __launch_bounds__(kGradientThreads, kGradientBlocks<G, rows, only_at_once>) gradient_kernel(
-    const __grid_constant__ Draw call, const __grid_constant__ GradientGeometry geometry,
+    const __grid_constant__ Launch call, const __grid_constant__ GradientGeometry geometry,
     const __grid_constant__ Keys<typename Computing<G>::Type> keys) {
   if constexpr (origin_in_memory) {
     GradientGeometry resolved = geometry;
-    const Draw values = with_values(call);
-    resolved.skip = static_cast<u32>(values.first_column.value % (antithetic ? kAntitheticWidth : kWidth));
-    const Keys<typename Computing<G>::Type> own_keys(values.seed.value);
+    const Launch values = with_values(call);
+    resolved.skip = static_cast<u32>(values.first_column % (antithetic ? kAntitheticWidth : kWidth));
+    const Keys<typename Computing<G>::Type> own_keys(values.seed);
     sum_gradient<G, common_noise, antithetic, fast, rows, only_at_once>(values, resolved, own_keys);
   } else {
     sum_gradient<G, common_noise, antithetic, fast, rows, only_at_once>(call, geometry, keys);
@@ -350,8 +350,8 @@ __global__ void __launch_bounds__(kGradientThreads, kGradientBlocks<G, rows, onl
 
 // Adds up the segments of the rows. A block has `width` sums, a power of two.
 template <class Real>
-__global__ void __launch_bounds__(kGradientThreads) add_segments_kernel(const __grid_constant__ Draw call, u32 segments,
-                                                                        u32 width) {
+__global__ void __launch_bounds__(kGradientThreads) add_segments_kernel(const __grid_constant__ Launch call,
+                                                                        u32 segments, u32 width) {
   __shared__ double sums[kGradientThreads];
   const u64 count = 2 * call.rows, k = static_cast<u64>(blockIdx.x) * width + threadIdx.x % width;
   const u32 part = threadIdx.x / width, parts = kGradientThreads / width;
@@ -366,7 +366,7 @@ __global__ void __launch_bounds__(kGradientThreads) add_segments_kernel(const __
     if (part < half) sums[threadIdx.x] += sums[threadIdx.x + half * width];
   }
   if (part == 0 && k < count) {
-    static_cast<Real*>(k % 2 == 0 ? call.mu.data : call.sigma.data)[k / 2] = rounded<Real>(sums[threadIdx.x]);
+    static_cast<Real*>(k % 2 == 0 ? call.first : call.second)[k / 2] = rounded<Real>(sums[threadIdx.x]);
   }
 }
 

@@ -8,14 +8,14 @@ namespace multisample {
 
 // The arguments of the launchers below.
 struct GradientLaunch {
-  const Draw& call;
+  const Launch& call;
   const GradientGeometry& geometry;
 };
 
 template <class G, bool common_noise, bool antithetic, bool fast, u32 rows, bool only_at_once,
           bool origin_in_memory = false>
 cudaError_t launch_gradient_kernel(const GradientLaunch& launch) {
-  const Keys<typename Computing<G>::Type> keys(launch.call.seed.value);
+  const Keys<typename Computing<G>::Type> keys(launch.call.seed);
   return launch_kernel(gradient_kernel<G, common_noise, antithetic, fast, rows, only_at_once, origin_in_memory>,
                        launch.geometry.blocks, launch.geometry.threads, launch.call.stream, launch.call,
                        launch.geometry, keys);
@@ -69,7 +69,7 @@ cudaError_t add_segments(const GradientLaunch& launch) {
 }
 
 // Launches on the current device, which must be the call's. `scratch` has room for scratch_size() numbers.
-inline cudaError_t launch_gradient(const Draw& call) {
+inline cudaError_t launch_gradient(const Launch& call) {
   const GradientGeometry geometry = gradient_geometry(call);
   const GradientLaunch launch{call, geometry};
   const cudaError_t error = with_matrix_type(

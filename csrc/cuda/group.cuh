@@ -34,7 +34,8 @@ template <class T, class Real, u32 count>
 MULTISAMPLE_FUNCTION void load_elements_of(const Vector& vector, const u64 (&k)[count], Real (&x)[count]) {
 #pragma unroll
   for (u32 j = 0; j < count; ++j) {
-    x[j] = Converted<Real>::of(load<T>(static_cast<const char*>(vector.data) + static_cast<i64>(k[j]) * vector.stride));
+    x[j] = Converted<Real>::of(
+        load<T>(static_cast<const char*>(vector.input.data) + static_cast<i64>(k[j]) * vector.stride));
   }
 }
 
@@ -46,7 +47,7 @@ MULTISAMPLE_FUNCTION void load_elements(const Vector& vector, const u64 (&k)[cou
   switch (vector.type) {
     case kNumber:
 #pragma unroll
-      for (u32 j = 0; j < count; ++j) x[j] = rounded<Real>(vector.number);
+      for (u32 j = 0; j < count; ++j) x[j] = rounded<Real>(vector.input.number);
       return;
 #define MULTISAMPLE_ROW(name, type, size, numpy, torch) \
   case k##name: return load_elements_of<type>(vector, k, x);

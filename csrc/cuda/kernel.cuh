@@ -8,7 +8,7 @@
 namespace multisample {
 
 template <class Out, bool common_noise, bool antithetic, bool fast, Stores stores>
-MULTISAMPLE_FUNCTION void draw(const Draw& call, const Geometry& geometry) {
+MULTISAMPLE_FUNCTION void draw(const Launch& call, const Geometry& geometry) {
   if constexpr (stores == kTransposed) {
     draw_transposed<Out, common_noise, antithetic, fast>(call, geometry);
   } else if constexpr (stores == kTransposedStaged) {
@@ -40,14 +40,14 @@ template <class Out, bool common_noise, bool antithetic, bool fast, Stores store
           bool batched = origin_in_memory>
 __global__ void
     __launch_bounds__(kMostThreads<common_noise, stores>, kBlocksAtOnce<Out, common_noise, antithetic, stores>)
-    sample_kernel(const __grid_constant__ Draw call, const __grid_constant__ Geometry geometry) {
+    sample_kernel(const __grid_constant__ Launch call, const __grid_constant__ Geometry geometry) {
   // Numbers passed by value are uniform to the compiler, which keeps them and the round keys out of the threads'
   // registers. Numbers read from memory are not uniform, so kernels that read them are separate instances. Kernels that
   // draw batches, a matrix for each index of the grid's y axis, are separate too, because they compute addresses.
   if constexpr (origin_in_memory) {
     Geometry resolved = geometry;
-    const Draw values = with_values(batched ? matrix_of_batch(call, blockIdx.y, sizeof(Out)) : call);
-    resolved.skip = static_cast<u32>(values.first_column.value % Elements<Out, antithetic>::kCount);
+    const Launch values = with_values(batched ? matrix_of_batch(call, blockIdx.y, sizeof(Out)) : call);
+    resolved.skip = static_cast<u32>(values.first_column % Elements<Out, antithetic>::kCount);
     draw<Out, common_noise, antithetic, fast, stores>(values, resolved);
   } else {
     draw<Out, common_noise, antithetic, fast, stores>(call, geometry);

@@ -27,11 +27,11 @@ constexpr u32 kMostBatch = 65535;
 
 // Calls launch(part) for parts of a batch, of at most `most` matrices, until it returns an error.
 template <class Launch>
-cudaError_t for_batch(const Draw& call, u64 size, u32 most, const Launch& launch) {
+cudaError_t for_batch(const Launch& call, u64 size, u32 most, const Launch& launch) {
   const u32 batch = call.batch == 0 ? 1 : call.batch;
   cudaError_t error = cudaSuccess;
   for (u32 b = 0; b < batch && error == cudaSuccess; b += most) {
-    Draw part = matrix_of_batch(call, b, size);
+    Launch part = matrix_of_batch(call, b, size);
     part.batch = batch - b < most ? batch - b : most;
     error = launch(part);
   }
@@ -39,13 +39,13 @@ cudaError_t for_batch(const Draw& call, u64 size, u32 most, const Launch& launch
 }
 
 template <class Out, bool common_noise, bool antithetic, bool fast>
-cudaError_t launch_stores(const Draw& call) {
+cudaError_t launch_stores(const Launch& call) {
   // Kernels that read their origin from memory exist for kStrided only, which supports every stride.
   const bool origin_in_memory = has_origin_in_memory(call);
   const Geometry g = geometry_of(call, origin_in_memory);
   if (origin_in_memory) {
     const auto kernel = sample_kernel<Out, common_noise, antithetic, fast, kStrided, true>;
-    return for_batch(call, sizeof(Out), kMostBatch, [&](const Draw& part) {
+    return for_batch(call, sizeof(Out), kMostBatch, [&](const Launch& part) {
       return launch_kernel(kernel, dim3(g.blocks, part.batch), g.threads, part.stream, part, g);
     });
   }
@@ -61,18 +61,18 @@ cudaError_t launch_stores(const Draw& call) {
 }
 
 template <class Out, bool antithetic, bool fast>
-cudaError_t launch_noise(const Draw& call) {
+cudaError_t launch_noise(const Launch& call) {
   return call.common_noise ? launch_stores<Out, true, antithetic, fast>(call)
                            : launch_stores<Out, false, antithetic, fast>(call);
 }
 
 template <class Out, bool fast>
-cudaError_t launch_antithetic(const Draw& call) {
+cudaError_t launch_antithetic(const Launch& call) {
   return call.antithetic ? launch_noise<Out, true, fast>(call) : launch_noise<Out, false, fast>(call);
 }
 
 template <class Out>
-cudaError_t launch_transform(const Draw& call) {
+cudaError_t launch_transform(const Launch& call) {
   // float64 has no fast transform.
   if constexpr (sizeof(Out) == 8) {
     return launch_antithetic<Out, false>(call);
@@ -82,7 +82,7 @@ cudaError_t launch_transform(const Draw& call) {
 }
 
 // Launches on the current device, which must be the call's. The call has at least one row and one column.
-inline cudaError_t launch_sample(const Draw& call) {
+inline cudaError_t launch_sample(const Launch& call) {
   return with_matrix_type(call.type, [&](auto type) { return launch_transform<typename decltype(type)::Type>(call); });
 }
 

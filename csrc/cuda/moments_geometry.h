@@ -9,7 +9,7 @@
 #pragma once
 
 #include "cuda/geometry.h"
-#include "moments.h"
+#include "launch.h"
 
 namespace multisample {
 
@@ -47,14 +47,14 @@ static_assert(sizeof(MomentGeometry) == 56, "backends/kernels/cuda/moments_geome
 #if !defined(__CUDACC_RTC__)
 
 // Rows that have noise of their own.
-inline u64 noise_rows(const Draw& call) { return call.common_noise ? 1 : call.rows; }
+inline u64 noise_rows(const Launch& call) { return call.common_noise ? 1 : call.rows; }
 
-inline MomentGeometry moment_geometry(const Draw& call) {
+inline MomentGeometry moment_geometry(const Launch& call) {
   MomentGeometry g{};
   const bool wide = call.type == kFloat64;
   const u32 width = call.antithetic ? kAntitheticWidth : kWidth;
   // Without the first column, which is in device memory, room for any.
-  g.skip = call.first_column.at == nullptr ? static_cast<u32>(call.first_column.value % width) : width - 1;
+  g.skip = call.first_column_at == nullptr ? static_cast<u32>(call.first_column % width) : width - 1;
   g.groups = ceil_div(g.skip + call.columns, width);
   const u64 rows = noise_rows(call);
   // Threads that read the seed from memory need registers for keys.
@@ -102,9 +102,9 @@ inline MomentGeometry moment_geometry(const Draw& call) {
   return g;
 }
 
-// Numbers that Draw::scratch must have room for: for each segment, its sums of both moments, and of the weights.
-inline u64 scratch_size(const Moments& call, const MomentGeometry& g) {
-  return g.finishing_blocks == 0 ? 0 : g.segments * (noise_rows(call.draw) * (call.second == nullptr ? 1 : 2) + 1);
+// Numbers that Launch::scratch must have room for: for each segment, its sums of both moments, and of the weights.
+inline u64 scratch_size(const Launch& call, const MomentGeometry& g) {
+  return g.finishing_blocks == 0 ? 0 : g.segments * (noise_rows(call) * call.results + 1);
 }
 
 #endif

@@ -73,12 +73,12 @@ MULTISAMPLE_FUNCTION void put_moment(void* to, u64 row, double x, u32 result_typ
 
 // Stores the moments of a row, from the sums of w, w z and w z^2.
 template <class Real>
-MULTISAMPLE_FUNCTION void put_moments(const Moments& call, u64 row, double weight, double first, double second) {
-  const double mu = rounded<double>(element<Real>(call.draw.mu, row));
-  const double sigma = rounded<double>(element<Real>(call.draw.sigma, row));
-  put_moment<Real>(call.first, row, fma_rn(sigma, first, mul_rn(weight, mu)), call.draw.type);
-  if (call.second != nullptr) {
-    put_moment<Real>(call.second, row, mul_rn(mul_rn(sigma, sigma), second), call.draw.type);
+MULTISAMPLE_FUNCTION void put_moments(const Launch& call, u64 row, double weight, double first, double second) {
+  const double mu = rounded<double>(element<Real>(mu_of(call), row));
+  const double sigma = rounded<double>(element<Real>(sigma_of(call), row));
+  put_moment<Real>(call.first, row, fma_rn(sigma, first, mul_rn(weight, mu)), call.type);
+  if (call.results > 1) {
+    put_moment<Real>(call.second, row, mul_rn(mul_rn(sigma, sigma), second), call.type);
   }
 }
 
@@ -96,7 +96,7 @@ struct MomentList {
 
   // Appends those of the groups from `begin` to `end`, at most kFill, that have a weight other than zero. Returns the
   // sum of this thread's weights. All threads of the block take part.
-  MULTISAMPLE_FUNCTION double fill(u64 begin, u64 end, u64 offset, const Keys<Real>& keys, const Moments& call,
+  MULTISAMPLE_FUNCTION double fill(u64 begin, u64 end, u64 offset, const Keys<Real>& keys, const Launch& call,
                                    const MomentGeometry& geometry) {
     const u64 group = begin + threadIdx.x;
     Real w[kColumns];
@@ -104,8 +104,8 @@ struct MomentList {
 #pragma unroll
     for (u32 k = 0; k < kColumns; ++k) {
       const u64 column = group * kColumns + k - geometry.skip;  // Wraps before the first column.
-      const bool inside = threadIdx.x < kFill && group < end && column < call.draw.columns;
-      w[k] = inside ? element<Real>(call.weights, column) : Real{0};
+      const bool inside = threadIdx.x < kFill && group < end && column < call.columns;
+      w[k] = inside ? element<Real>(weights_of(call), column) : Real{0};
       counts_here = counts_here || w[k] != 0;
     }
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -125,7 +125,7 @@ struct MomentList {
       all += counts[k];
     }
     if (counts_here) {
-      const u64 first_group = call.draw.first_column.value / kColumns;
+      const u64 first_group = call.first_column / kColumns;
       columns[count + before] = Columns::of(static_cast<u32>(first_group + group), offset, keys);
       weights[count + before] = Weights::of(w);
     }
@@ -139,7 +139,7 @@ struct MomentList {
 };
 
 template <class Real, bool antithetic, bool fast, u32 rows, bool with_second>
-MULTISAMPLE_FUNCTION void sum_moments(const Moments& call, const MomentGeometry& geometry, const Keys<Real>& keys) {
+MULTISAMPLE_FUNCTION void sum_moments(const Launch& call, const MomentGeometry& geometry, const Keys<Real>& keys) {
   using List = MomentList<Real, antithetic, fast>;
   constexpr u32 kOrder = with_second ? 2 : 1;
   __shared__ typename List::Columns columns[2 * List::kFill];
@@ -149,10 +149,10 @@ MULTISAMPLE_FUNCTION void sum_moments(const Moments& call, const MomentGeometry&
   __shared__ double weight_sums[kMomentThreads];
   const u32 band = blockIdx.x / geometry.segments, segment = blockIdx.x - band * geometry.segments;
   const u32 slot = threadIdx.x / geometry.lanes, lane = threadIdx.x - slot * geometry.lanes;
-  const u64 all_rows = call.draw.common_noise ? 1 : call.draw.rows, length = geometry.turns * geometry.slots;
+  const u64 all_rows = call.common_noise ? 1 : call.rows, length = geometry.turns * geometry.slots;
   const u64 first_group = segment * length, groups_left = geometry.groups - first_group;
   const u64 last_group = first_group + (groups_left < length ? groups_left : length);
-  const u64 offset = value_of(call.draw.offset);
+  const u64 offset = value_of(call.offset, call.offset_at);
   List list{columns, weights, counts, 0};
   double weight_sum = 0;
   for (u32 pass = 0; pass < geometry.passes; ++pass) {
@@ -163,7 +163,7 @@ MULTISAMPLE_FUNCTION void sum_moments(const Moments& call, const MomentGeometry&
     MomentSums<double, with_second> totals[rows];
 #pragma unroll
     for (u32 r = 0; r < rows; ++r) {
-      const u64 i = call.draw.common_noise ? 0 : call.draw.first_row.value + first_row + r * geometry.lanes;
+      const u64 i = call.common_noise ? 0 : call.first_row + first_row + r * geometry.lanes;
       parts[r] = row_part(static_cast<u32>(i), low(offset), keys.keys);
     }
     // With several passes, the first one fills the list for all.
@@ -214,7 +214,7 @@ MULTISAMPLE_FUNCTION void sum_moments(const Moments& call, const MomentGeometry&
     __syncthreads();
     const u64 sums_of_segment = kOrder * all_rows;
     if (tile == 0 && threadIdx.x == 0 && geometry.finishing_blocks > 0) {
-      call.draw.scratch[geometry.segments * sums_of_segment + segment] = weight_sums[0];
+      call.scratch[geometry.segments * sums_of_segment + segment] = weight_sums[0];
     }
     if (slot > 0) continue;
 #pragma unroll
@@ -226,7 +226,7 @@ MULTISAMPLE_FUNCTION void sum_moments(const Moments& call, const MomentGeometry&
       if (geometry.finishing_blocks == 0) {
         put_moments<Real>(call, row, weight_sums[0], first, second);
       } else {
-        double* const to = call.draw.scratch + segment * sums_of_segment + kOrder * row;
+        double* const to = call.scratch + segment * sums_of_segment + kOrder * row;
         to[0] = first;
         if (with_second) to[1] = second;
       }
@@ -242,16 +242,15 @@ constexpr int kMomentBlocks = sizeof(Real) == 8         ? 2
 
 template <class Real, bool antithetic, bool fast, u32 rows, bool with_second, bool origin_in_memory>
 __global__ void __launch_bounds__(kMomentThreads, (kMomentBlocks<Real, rows, with_second>)) moments_kernel(
-    const __grid_constant__ Moments call, const __grid_constant__ MomentGeometry geometry,
+    const __grid_constant__ Launch call, const __grid_constant__ MomentGeometry geometry,
     const __grid_constant__ Keys<Real> keys) {
   // See sample_kernel: numbers passed by value are uniform to the compiler. Keys are passed too, because the loop
   // would compute some of them anew in each turn.
   if constexpr (origin_in_memory) {
-    Moments values = call;
-    values.draw = with_values(call.draw);
+    const Launch values = with_values(call);
     MomentGeometry resolved = geometry;
-    resolved.skip = static_cast<u32>(values.draw.first_column.value % (antithetic ? kAntitheticWidth : kWidth));
-    const Keys<Real> own_keys(values.draw.seed.value);
+    resolved.skip = static_cast<u32>(values.first_column % (antithetic ? kAntitheticWidth : kWidth));
+    const Keys<Real> own_keys(values.seed);
     sum_moments<Real, antithetic, fast, rows, with_second>(values, resolved, own_keys);
   } else {
     sum_moments<Real, antithetic, fast, rows, with_second>(call, geometry, keys);
@@ -261,23 +260,23 @@ __global__ void __launch_bounds__(kMomentThreads, (kMomentBlocks<Real, rows, wit
 // Adds up the segments, and stores the moments.
 template <class Real>
 __global__ void __launch_bounds__(kMomentThreads) finish_moments_kernel(
-    const __grid_constant__ Moments call, const __grid_constant__ MomentGeometry geometry) {
+    const __grid_constant__ Launch call, const __grid_constant__ MomentGeometry geometry) {
   __shared__ double sums[3][kMomentThreads];
-  const u32 order = call.second == nullptr ? 1 : 2, segments = geometry.segments, width = geometry.width;
-  const u64 all_rows = call.draw.common_noise ? 1 : call.draw.rows;
-  const u64 first_row = call.draw.common_noise ? 0 : static_cast<u64>(blockIdx.x) * width;
+  const u32 order = call.results, segments = geometry.segments, width = geometry.width;
+  const u64 all_rows = call.common_noise ? 1 : call.rows;
+  const u64 first_row = call.common_noise ? 0 : static_cast<u64>(blockIdx.x) * width;
   const u64 row = first_row + threadIdx.x % width;
   double first = 0, second = 0, weight = 0;
   if (row < all_rows) {
 #pragma unroll 4
     for (u32 segment = threadIdx.x / width; segment < segments; segment += kMomentThreads / width) {
-      const double* const of_row = call.draw.scratch + order * (segment * all_rows + row);
+      const double* const of_row = call.scratch + order * (segment * all_rows + row);
       first += of_row[0];
       if (order == 2) second += of_row[1];
     }
   }
   for (u32 segment = threadIdx.x; segment < segments; segment += kMomentThreads) {
-    weight += call.draw.scratch[order * segments * all_rows + segment];
+    weight += call.scratch[order * segments * all_rows + segment];
   }
   sums[0][threadIdx.x] = first;
   sums[1][threadIdx.x] = second;
@@ -288,8 +287,8 @@ __global__ void __launch_bounds__(kMomentThreads) finish_moments_kernel(
     for (u32 k = half >= width ? 0 : 2; k < 3; ++k) sums[k][threadIdx.x] += sums[k][threadIdx.x + half];
   }
   __syncthreads();
-  if (call.draw.common_noise) {
-    for (u64 r = static_cast<u64>(blockIdx.x) * kMomentThreads + threadIdx.x; r < call.draw.rows;
+  if (call.common_noise) {
+    for (u64 r = static_cast<u64>(blockIdx.x) * kMomentThreads + threadIdx.x; r < call.rows;
          r += static_cast<u64>(gridDim.x) * kMomentThreads) {
       put_moments<Real>(call, r, sums[2][0], sums[0][0], sums[1][0]);
     }

@@ -7,11 +7,11 @@
 namespace multisample {
 
 template <class Real, bool antithetic, bool fast, bool with_second>
-cudaError_t launch_moment_rows(const Moments& call, const MomentGeometry& g) {
+cudaError_t launch_moment_rows(const Launch& call, const MomentGeometry& g) {
   const auto run = [&](auto kernel) {
-    return launch_kernel(kernel, g.blocks, kMomentThreads, call.draw.stream, call, g, Keys<Real>(call.draw.seed.value));
+    return launch_kernel(kernel, g.blocks, kMomentThreads, call.stream, call, g, Keys<Real>(call.seed));
   };
-  if (has_origin_in_memory(call.draw)) return run(moments_kernel<Real, antithetic, fast, 1, with_second, true>);
+  if (has_origin_in_memory(call)) return run(moments_kernel<Real, antithetic, fast, 1, with_second, true>);
   if constexpr (sizeof(Real) == 4) {
     if (g.rows > 1) return run(moments_kernel<Real, antithetic, fast, kMomentRows, with_second, false>);
   }
@@ -19,28 +19,28 @@ cudaError_t launch_moment_rows(const Moments& call, const MomentGeometry& g) {
 }
 
 template <class Real, bool antithetic, bool fast>
-cudaError_t launch_moment_order(const Moments& call, const MomentGeometry& g) {
-  return call.second == nullptr ? launch_moment_rows<Real, antithetic, fast, false>(call, g)
-                                : launch_moment_rows<Real, antithetic, fast, true>(call, g);
+cudaError_t launch_moment_order(const Launch& call, const MomentGeometry& g) {
+  return call.results == 1 ? launch_moment_rows<Real, antithetic, fast, false>(call, g)
+                           : launch_moment_rows<Real, antithetic, fast, true>(call, g);
 }
 
 template <class Real, bool fast>
-cudaError_t launch_moment_antithetic(const Moments& call, const MomentGeometry& g) {
-  return call.draw.antithetic ? launch_moment_order<Real, true, fast>(call, g)
-                              : launch_moment_order<Real, false, fast>(call, g);
+cudaError_t launch_moment_antithetic(const Launch& call, const MomentGeometry& g) {
+  return call.antithetic ? launch_moment_order<Real, true, fast>(call, g)
+                         : launch_moment_order<Real, false, fast>(call, g);
 }
 
 // Launches on the current device, which must be the call's. Its scratch has room for scratch_size() numbers.
-inline cudaError_t launch_moments(const Moments& call) {
-  const MomentGeometry g = moment_geometry(call.draw);
-  const bool wide = call.draw.type == kFloat64;
+inline cudaError_t launch_moments(const Launch& call) {
+  const MomentGeometry g = moment_geometry(call);
+  const bool wide = call.type == kFloat64;
   // float64 has no fast transform.
-  const cudaError_t error = wide                  ? launch_moment_antithetic<double, false>(call, g)
-                            : call.draw.fast_math ? launch_moment_antithetic<float, true>(call, g)
-                                                  : launch_moment_antithetic<float, false>(call, g);
+  const cudaError_t error = wide             ? launch_moment_antithetic<double, false>(call, g)
+                            : call.fast_math ? launch_moment_antithetic<float, true>(call, g)
+                                             : launch_moment_antithetic<float, false>(call, g);
   if (error != cudaSuccess || g.finishing_blocks == 0) return error;
   return launch_kernel(wide ? finish_moments_kernel<double> : finish_moments_kernel<float>, g.finishing_blocks,
-                       kMomentThreads, call.draw.stream, call, g);
+                       kMomentThreads, call.stream, call, g);
 }
 
 }  // namespace multisample

@@ -39,14 +39,14 @@ MULTISAMPLE_FUNCTION void go_down(const Dimension<Real>* dimensions, u32 count, 
 // step-th row.
 template <class Out, bool common_noise, bool antithetic, bool fast, class Real>
 MULTISAMPLE_FUNCTION void draw_rest(const Dimension<Real>* chunk, u32 rows, char* out, const Keys<Real>& keys,
-                                    const Draw& call, const Geometry& geometry) {
+                                    const Launch& call, const Geometry& geometry) {
   constexpr u32 kCount = Elements<Out, antithetic>::kCount;
   const u32 step = geometry.threads / geometry.rest, row = threadIdx.x / geometry.rest;
   const u64 group = u64{32} * geometry.warps + (threadIdx.x - row * geometry.rest);
   const Inside inside(kCount, group, call, geometry);
   if (row >= step || row >= rows || inside.first >= inside.last) return;
-  const auto noise = Noise<Real, common_noise, fast>::of(static_cast<u32>(call.first_column.value / kCount + group),
-                                                         value_of(call.offset), keys);
+  const auto noise = Noise<Real, common_noise, fast>::of(static_cast<u32>(call.first_column / kCount + group),
+                                                         value_of(call.offset, call.offset_at), keys);
   const PutStrided<Out, antithetic> put{sizeof(Out), inside};
   char* const at = out + (static_cast<i64>(kCount * group) - geometry.skip) * static_cast<i64>(sizeof(Out));
   const i64 stride = call.row_stride * (i64{1} << geometry.interleave_log2);
@@ -75,9 +75,9 @@ class Columns {
 
   // The thread draws group `group` in row `row` of each pass. The first pass begins at `out`.
   MULTISAMPLE_FUNCTION Columns(u64 group, u32 row, const char* out, Out* stages, const Keys<Real>& keys,
-                               const Draw& call, const Geometry& geometry)
-      : noise_(Noise<Real, common_noise, fast>::of(static_cast<u32>(call.first_column.value / kCount + group),
-                                                   value_of(call.offset), keys)),
+                               const Launch& call, const Geometry& geometry)
+      : noise_(Noise<Real, common_noise, fast>::of(static_cast<u32>(call.first_column / kCount + group),
+                                                   value_of(call.offset, call.offset_at), keys)),
         row_(row),
         inside_(kCount, group, call, geometry) {
     const i64 columns = static_cast<i64>(call.columns), column = static_cast<i64>(kCount * group) - geometry.skip;
@@ -103,7 +103,7 @@ class Columns {
 
   // Draws a chunk of `rows` dimensions, whose first row begins at `out`.
   MULTISAMPLE_FUNCTION void draw(const Dimension<Real>* chunk, u32 rows, char* out, const Keys<Real>& keys,
-                                 const Draw& call, const Geometry& geometry) const {
+                                 const Launch& call, const Geometry& geometry) const {
     const u32 step = geometry.rows_per_pass;
     const Dimension<Real>* const dimensions = chunk + row_ * geometry.pitch;
     if constexpr (stores == kStaged) return draw_staged(dimensions, rows, out, keys, call, geometry);
@@ -155,7 +155,7 @@ class Columns {
 
   // draw for kStaged. All lanes of the warp take part.
   MULTISAMPLE_FUNCTION void draw_staged(const Dimension<Real>* dimensions, u32 rows, char* out, const Keys<Real>& keys,
-                                        const Draw& call, const Geometry& geometry) const {
+                                        const Launch& call, const Geometry& geometry) const {
     constexpr u32 kPasses = Staged::kPasses;
     const u32 step = geometry.rows_per_pass, passes = rows * geometry.one_by_rows >> 20, more = rows - passes * step;
     const i64 stride = geometry.row_step * kSize;
@@ -206,7 +206,7 @@ class Columns {
 template <class Real, Stores stores>
 class Dimensions {
  public:
-  MULTISAMPLE_FUNCTION Dimensions(u64 first_row, u32 count, const Draw& call, const Geometry& geometry)
+  MULTISAMPLE_FUNCTION Dimensions(u64 first_row, u32 count, const Launch& call, const Geometry& geometry)
       : call_(call), geometry_(geometry), first_row_(first_row), count_(count) {}
 
   // Starts to load one dimension per thread, of the chunk that begins at row `begin` of the band.
@@ -217,9 +217,9 @@ class Dimensions {
       const u32 row_of_pass = stores == kStaged ? threadIdx.x - pass() * geometry_.rows_per_pass : 0;
       const u64 pass_begin = static_cast<u64>(begin + threadIdx.x - row_of_pass) << geometry_.interleave_log2;
       const u64 row = first_row_ + pass_begin + row_of_pass;
-      i_ = static_cast<u32>(call_.first_row.value + row);
-      mu_ = element<Real>(call_.mu, row);
-      sigma_ = element<Real>(call_.sigma, row);
+      i_ = static_cast<u32>(call_.first_row + row);
+      mu_ = element<Real>(mu_of(call_), row);
+      sigma_ = element<Real>(sigma_of(call_), row);
     }
   }
 
@@ -228,14 +228,15 @@ class Dimensions {
   MULTISAMPLE_FUNCTION void put(Dimension<Real>* chunk, const Keys<Real>& keys) const {
     if (!has_dimension_) return;
     const u32 row_of_pass = threadIdx.x - pass() * geometry_.rows_per_pass;
-    chunk[row_of_pass * geometry_.pitch + pass()] = {row_part(i_, low(value_of(call_.offset)), keys.keys), mu_, sigma_};
+    chunk[row_of_pass * geometry_.pitch + pass()] = {
+        row_part(i_, low(value_of(call_.offset, call_.offset_at)), keys.keys), mu_, sigma_};
   }
 
  private:
   // The pass of the chunk that has the thread's dimension.
   MULTISAMPLE_FUNCTION u32 pass() const { return threadIdx.x * geometry_.one_by_rows >> 20; }
 
-  const Draw& call_;
+  const Launch& call_;
   const Geometry& geometry_;
   u64 first_row_;
   u32 count_, i_;
@@ -244,7 +245,7 @@ class Dimensions {
 };
 
 template <class Out, bool common_noise, bool antithetic, bool fast, Stores stores>
-MULTISAMPLE_FUNCTION void draw_rows(const Draw& call, const Geometry& geometry) {
+MULTISAMPLE_FUNCTION void draw_rows(const Launch& call, const Geometry& geometry) {
   using Real = typename Computing<Out>::Type;
   using Columns = Columns<Out, common_noise, antithetic, fast, stores>;
   __shared__ Dimension<Real> chunks[2][kChunk];
@@ -270,7 +271,7 @@ MULTISAMPLE_FUNCTION void draw_rows(const Draw& call, const Geometry& geometry) 
   Dimensions<Real, stores> dimensions(first_row, count, call, geometry);
   dimensions.fetch(0);
 
-  const Keys<Real> keys(call.seed.value);
+  const Keys<Real> keys(call.seed);
   const u32 row = threadIdx.x * geometry.one_by_groups >> 20;
   u64 group = static_cast<u64>(column_block) * geometry.steps * geometry.groups_per_pass +
               (threadIdx.x - row * geometry.groups_per_pass);

@@ -38,8 +38,8 @@ u64 larger(u64 a, u64 b) { return a < b ? b : a; }
 // Cuts a call into windows, at the boundaries of blocks.
 class Windows {
  public:
-  Windows(const Draw& call, u64 threads)
-      : call_(call), block_(cpu::block_columns(call)), skip_(call.first_column.value % block_) {
+  Windows(const Launch& call, u64 threads)
+      : call_(call), block_(cpu::block_columns(call)), skip_(call.first_column % block_) {
     const u64 most = call.common_noise ? kCommonWindow : kWindow, pieces = threads == 1 ? 1 : 4 * threads;
     const u64 size = smaller(most, larger(kLeastWindow, call.rows * call.columns / pieces));
     if (cpu::runs_down(call, call.rows)) {
@@ -65,7 +65,7 @@ class Windows {
   }
 
  private:
-  const Draw& call_;
+  const Launch& call_;
   u64 block_, skip_, rows_, columns_, across_, count_;
 };
 
@@ -76,7 +76,7 @@ std::atomic<bool> forked{false};
 u64 available_threads() { return forked ? 1 : torch::stable::get_num_threads(); }
 
 // Threads for a call: one for each kShare normals.
-u64 threads_for(const Draw& call) {
+u64 threads_for(const Launch& call) {
   const u64 normals = call.rows * call.columns;
   const u64 work = call.common_noise ? call.columns + (normals >> kCommonCost) : normals;
   const u64 most = call.threads == 0 ? available_threads() : smaller(call.threads, available_threads());
@@ -101,13 +101,13 @@ void on_threads(u64 count, u64 threads, const Run& run) {
   });
 }
 
-void run_sample(const Draw& call) {
+void run_sample(const Launch& call) {
   const u64 threads = threads_for(call);
   const Windows windows(call, threads);
   on_threads(windows.count(), threads, [&](u64 k) { windows.draw(k); });
 }
 
-void run_gradient(const Draw& call) {
+void run_gradient(const Launch& call) {
   const u64 threads = threads_for(call);
   const GradientParts parts(call, threads);
   std::vector<cpu::Gradients> partial_sums(parts.partial_sums());
@@ -115,32 +115,31 @@ void run_gradient(const Draw& call) {
   parts.finish(partial_sums.data());
 }
 
-// Matrices of a batch that are too small for several threads are drawn on one each.
-void run(const Draw& batch) {
-  Draw whole = batch;
-  if (batch.batch > 1) whole.rows *= batch.batch;
-  on_threads(batch.batch > 1 ? batch.batch : 1, threads_for(batch) == 1 ? threads_for(whole) : 1, [&](u64 b) {
-    const Draw call = with_values(matrix_of_batch(batch, b, element_size(batch.type)));
-    call.operation == kSample ? run_sample(call) : run_gradient(with_regular_strides(call));
-  });
-}
-
 template <class Real>
-void run_moments_as(const Moments& call, u64 threads) {
+void run_moments(const Launch& call) {
+  const u64 threads = threads_for(call);
   const MomentParts<Real> parts(call, threads);
   std::vector<cpu::Gradients> partial_sums(parts.partial_sums());
   on_threads(parts.count(), threads, [&](u64 k) { parts.sum(k, partial_sums.data()); });
   parts.finish(partial_sums.data());
 }
 
-void run_moments(Moments call) {
-  call.draw = with_values(call.draw);
-  const u64 threads = threads_for(call.draw);
-  call.draw.type == kFloat64 ? run_moments_as<double>(call, threads) : run_moments_as<float>(call, threads);
+// Matrices of a batch that are too small for several threads are drawn on one each.
+void run(const Launch& batch) {
+  Launch whole = batch;
+  if (batch.batch > 1) whole.rows *= batch.batch;
+  on_threads(batch.batch > 1 ? batch.batch : 1, threads_for(batch) == 1 ? threads_for(whole) : 1, [&](u64 b) {
+    const Launch call = with_values(matrix_of_batch(batch, b, element_size(batch.type)));
+    switch (call.operation) {
+      case kSample: run_sample(call); break;
+      case kGradient: run_gradient(with_regular_strides(call)); break;
+      default: call.type == kFloat64 ? run_moments<double>(call) : run_moments<float>(call);
+    }
+  });
 }
 
 struct Cpu {
-  static void run(const char*, const Tensor&, const Draw& call) { multisample::run(call); }
+  static void run(const char*, const Tensor&, const Launch& call) { multisample::run(call); }
 };
 
 thread_local std::string last_error;
@@ -165,17 +164,12 @@ int without_exceptions(const Run& run) {
 #define MULTISAMPLE_EXPORT extern "C" __attribute__((visibility("default")))
 
 // Runs a call on host memory. Returns 0, or 1 with the reason in multisample_last_error.
-MULTISAMPLE_EXPORT int multisample_run_cpu(const multisample::Draw* call) {
+MULTISAMPLE_EXPORT int multisample_run_cpu(const multisample::Launch* call) {
   return multisample::without_exceptions([&] { multisample::run(*call); });
 }
 
-// The same for weighted moments.
-MULTISAMPLE_EXPORT int multisample_run_moments_cpu(const multisample::Moments* call) {
-  return multisample::without_exceptions([&] { multisample::run_moments(*call); });
-}
-
-// Whether all of mu is finite, and all of sigma finite and not negative, in the computing type of the matrix.
-MULTISAMPLE_EXPORT int multisample_is_valid_cpu(const multisample::Draw* call) {
+// Whether all of mu and of weights is finite, and all of sigma finite and not negative: see cpu/kernel.h.
+MULTISAMPLE_EXPORT int multisample_is_valid_cpu(const multisample::Launch* call) {
   return multisample::cpu::has_valid_inputs(*call);
 }
 
@@ -198,21 +192,21 @@ MULTISAMPLE_EXPORT PyObject* multisample_python_key(PyObject* tensor_type, PyObj
                                      Object(PyUnicode_InternFromString("requires_grad"))});
 }
 
-MULTISAMPLE_EXPORT PyObject* multisample_python_launch(const multisample::Draw* draw, void* run, PyObject* fail,
+MULTISAMPLE_EXPORT PyObject* multisample_python_launch(const multisample::Launch* call, void* run, PyObject* fail,
                                                        PyObject* thread_limit) {
   using namespace multisample::python;
   static PyMethodDef method{"launch", launch, METH_FASTCALL, nullptr};
   if (&PyCFunction_NewEx == nullptr) return nullptr;
   return bound(&method,
-               new LaunchState{*draw, reinterpret_cast<int (*)(const multisample::Draw*)>(run),
+               new LaunchState{*call, reinterpret_cast<int (*)(const multisample::Launch*)>(run),
                                Object(Object::new_reference(fail)), Object(Object::new_reference(thread_limit))});
 }
 
-MULTISAMPLE_EXPORT PyObject* multisample_python_is_valid(const multisample::Draw* draw) {
+MULTISAMPLE_EXPORT PyObject* multisample_python_is_valid(const multisample::Launch* call) {
   using namespace multisample::python;
   static PyMethodDef method{"is_valid", is_valid, METH_FASTCALL, nullptr};
   if (&PyCFunction_NewEx == nullptr) return nullptr;
-  return bound(&method, new LaunchState{*draw, multisample_is_valid_cpu, Object(), Object()});
+  return bound(&method, new LaunchState{*call, multisample_is_valid_cpu, Object(), Object()});
 }
 
 STABLE_TORCH_LIBRARY(multisample, m) {

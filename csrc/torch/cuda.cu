@@ -12,18 +12,31 @@
 namespace multisample {
 namespace {
 
-cudaError_t launch(const Draw& call) {
-  if (call.operation == kSample) return launch_sample(call);
-  return for_batch(call, element_size(call.type), 1, [](const Draw& part) { return launch_gradient(part); });
+cudaError_t launch(const Launch& call) {
+  switch (call.operation) {
+    case kSample: return launch_sample(call);
+    case kGradient:
+      return for_batch(with_regular_strides(call), element_size(call.type), 1,
+                       [](const Launch& part) { return launch_gradient(part); });
+    default: return launch_moments(call);
+  }
 }
 
 // How many float64 numbers of scratch memory a call needs.
-u64 scratch_of(const Draw& call) { return call.operation == kSample ? 0 : scratch_size(call, gradient_geometry(call)); }
+u64 scratch_of(const Launch& call) {
+  switch (call.operation) {
+    case kSample: return 0;
+    case kGradient: {
+      const Launch regular = with_regular_strides(call);
+      return scratch_size(regular, gradient_geometry(regular));
+    }
+    default: return scratch_size(call, moment_geometry(call));
+  }
+}
 
 struct Cuda {
   // Runs on the device of `matrix`, on PyTorch's current stream.
-  static void run(const char* op, const Tensor& matrix, Draw call) {
-    if (call.operation == kGradient) call = with_regular_strides(call);
+  static void run(const char* op, const Tensor& matrix, Launch call) {
     call.device = matrix.get_device_index();
     const torch::stable::accelerator::DeviceGuard guard(call.device);
     TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(call.device, &call.stream));
@@ -57,25 +70,13 @@ cudaError_t on_device(int device, const Launch& launch) {
 #define MULTISAMPLE_EXPORT extern "C" __attribute__((visibility("default")))
 
 // Float64 numbers of device memory that `scratch` must have room for.
-MULTISAMPLE_EXPORT uint64_t multisample_scratch_size_cuda(const multisample::Draw* call) {
-  return multisample::scratch_of(multisample::with_regular_strides(*call));
+MULTISAMPLE_EXPORT uint64_t multisample_scratch_size_cuda(const multisample::Launch* call) {
+  return multisample::scratch_of(*call);
 }
 
 // Launches a call on its device and its stream. Returns a cudaError_t.
-MULTISAMPLE_EXPORT int multisample_run_cuda(const multisample::Draw* call) {
-  return multisample::on_device(call->device, [&] {
-    return multisample::launch(call->operation == multisample::kGradient ? multisample::with_regular_strides(*call)
-                                                                         : *call);
-  });
-}
-
-// The same two for weighted moments.
-MULTISAMPLE_EXPORT uint64_t multisample_moments_scratch_size_cuda(const multisample::Moments* call) {
-  return multisample::scratch_size(*call, multisample::moment_geometry(call->draw));
-}
-
-MULTISAMPLE_EXPORT int multisample_run_moments_cuda(const multisample::Moments* call) {
-  return multisample::on_device(call->draw.device, [&] { return multisample::launch_moments(*call); });
+MULTISAMPLE_EXPORT int multisample_run_cuda(const multisample::Launch* call) {
+  return multisample::on_device(call->device, [&] { return multisample::launch(*call); });
 }
 
 // Adds 1 to an offset in device memory, in stream order. Returns a cudaError_t.

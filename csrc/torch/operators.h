@@ -15,7 +15,7 @@
 #include <string>
 #include <tuple>
 
-#include "draw.h"
+#include "launch.h"
 
 namespace multisample {
 
@@ -83,9 +83,9 @@ inline bool on_one_device(const Tensor& a, const Tensor& b) {
   return a.is_cpu() == b.is_cpu() && a.is_cuda() == b.is_cuda() && a.get_device_index() == b.get_device_index();
 }
 
-// A Draw over `matrix`, without mu, sigma and the stream. `name` is its name in errors; it is (n, d) if `transposed`.
-inline Draw checked_draw(const char* op, const char* name, const Tensor& matrix, bool transposed,
-                         const NoiseOptions& options) {
+// A launch over `matrix`, without mu, sigma and the stream. `name` is its name in errors; it is (n, d) if `transposed`.
+inline Launch checked_launch(const char* op, const char* name, const Tensor& matrix, bool transposed,
+                             const NoiseOptions& options) {
   check(matrix.dim() == 2, op, name, " must have two dimensions, got ", matrix);
   const ElementType type = element_type(matrix.scalar_type());
 #define MULTISAMPLE_ROW(name, type, size, numpy, torch) numpy ", "
@@ -109,16 +109,17 @@ inline Draw checked_draw(const char* op, const char* name, const Tensor& matrix,
     counter = static_cast<const u64*>(one.const_data_ptr());
   }
   const i64 size = static_cast<i64>(matrix.element_size());
-  Draw call{};
+  Launch call{};
   call.matrix = const_cast<void*>(matrix.const_data_ptr());
   call.row_stride = matrix.stride(transposed) * size;
   call.column_stride = matrix.stride(!transposed) * size;
   call.rows = static_cast<u64>(rows);
   call.columns = static_cast<u64>(columns);
-  call.seed.value = static_cast<u64>(options.seed);
-  call.offset = {static_cast<u64>(options.offset), counter};
-  call.first_row.value = static_cast<u64>(options.dim_offset);
-  call.first_column.value = static_cast<u64>(options.sample_offset);
+  call.seed = static_cast<u64>(options.seed);
+  call.offset = static_cast<u64>(options.offset);
+  call.offset_at = counter;
+  call.first_row = static_cast<u64>(options.dim_offset);
+  call.first_column = static_cast<u64>(options.sample_offset);
   call.type = type;
   call.common_noise = options.common_noise;
   call.antithetic = options.antithetic;
@@ -126,14 +127,14 @@ inline Draw checked_draw(const char* op, const char* name, const Tensor& matrix,
   return call;
 }
 
+// mu or sigma of `out`, which has `rows` rows.
 inline Vector checked_vector(const char* op, const char* name, const Tensor& vector, const Tensor& out, u64 rows) {
   check(vector.dim() == 1 && vector.size(0) == static_cast<int64_t>(rows), op, name,
         " must have shape (d,), out being (d, n), got ", vector, "; out has ", out);
   const ElementType type = element_type(vector.scalar_type());
   check(type != kNumber, op, name, " must be of a real floating or an integer dtype, got ", vector);
   check(on_one_device(vector, out), op, name, " must be on the device of out, got ", vector, "; out has ", out);
-  return {const_cast<void*>(vector.const_data_ptr()), vector.stride(0) * static_cast<i64>(vector.element_size()), 0,
-          type, 0};
+  return {{vector.const_data_ptr()}, vector.stride(0) * static_cast<i64>(vector.element_size()), type};
 }
 
 // The default dtype of a sample: integers count as float32. Two different types give float64 if one of them is float64,
@@ -175,23 +176,21 @@ struct Operators {
   static Gradient sample_backward(const Tensor& grad, const std::optional<Tensor>& counter, int64_t seed,
                                   int64_t offset, int64_t dim_offset, int64_t sample_offset, bool shared,
                                   bool fast_math, bool antithetic, bool transposed) {
-    Draw call = checked_draw("sample_backward", "grad", grad, transposed,
-                             {counter, seed, offset, dim_offset, sample_offset, shared, fast_math, antithetic});
-    const ElementType real = call.type == kFloat64 ? kFloat64 : kFloat32;
+    Launch call = checked_launch("sample_backward", "grad", grad, transposed,
+                                 {counter, seed, offset, dim_offset, sample_offset, shared, fast_math, antithetic});
     const int64_t shape[] = {static_cast<int64_t>(call.rows)};
     const auto vector = [&] {
-      return torch::stable::new_empty(grad, {shape, 1}, real == kFloat64 ? ScalarType::Double : ScalarType::Float);
+      return torch::stable::new_empty(grad, {shape, 1}, call.type == kFloat64 ? ScalarType::Double : ScalarType::Float);
     };
-    const Tensor mu = vector(), sigma = vector();
+    Tensor mu = vector(), sigma = vector();
     if (call.rows == 0 || call.columns == 0) {
-      Tensor zero_mu = mu, zero_sigma = sigma;
-      torch::stable::zero_(zero_mu);
-      torch::stable::zero_(zero_sigma);
+      torch::stable::zero_(mu);
+      torch::stable::zero_(sigma);
       return {mu, sigma};
     }
     call.operation = kGradient;
-    call.mu = {mu.mutable_data_ptr(), real == kFloat64 ? 8 : 4, 0, real, 0};
-    call.sigma = {sigma.mutable_data_ptr(), real == kFloat64 ? 8 : 4, 0, real, 0};
+    call.first = mu.mutable_data_ptr();
+    call.second = sigma.mutable_data_ptr();
     Device::run("sample_backward", grad, call);
     return {mu, sigma};
   }
@@ -199,11 +198,13 @@ struct Operators {
  private:
   static void draw(const char* op, const Tensor& out, bool transposed, const Tensor& mu, const Tensor& sigma,
                    const NoiseOptions& options) {
-    Draw call = checked_draw(op, "out", out, transposed, options);
+    Launch call = checked_launch(op, "out", out, transposed, options);
     check((call.row_stride != 0 || call.rows < 2) && (call.column_stride != 0 || call.columns < 2), op,
           "elements of out must not share memory, got ", out);
-    call.mu = checked_vector(op, "mu", mu, out, call.rows);
-    call.sigma = checked_vector(op, "sigma", sigma, out, call.rows);
+    const Vector of_mu = checked_vector(op, "mu", mu, out, call.rows);
+    const Vector of_sigma = checked_vector(op, "sigma", sigma, out, call.rows);
+    call.mu = of_mu.input, call.mu_stride = of_mu.stride, call.mu_type = of_mu.type;
+    call.sigma = of_sigma.input, call.sigma_stride = of_sigma.stride, call.sigma_type = of_sigma.type;
     if (call.rows > 0 && call.columns > 0) Device::run(op, out, call);
   }
 };

@@ -4,7 +4,7 @@
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 
-#include "draw.h"
+#include "launch.h"
 #include "torch/python_abi.h"
 
 namespace multisample::python {
@@ -135,64 +135,77 @@ inline PyObject* key(PyObject* self, PyObject* const* args, long count) {
 // --- Launches ---------------------------------------------------------------------------------------------------
 
 struct LaunchState {
-  Draw draw;
-  int (*run)(const Draw*);  // runs or checks a draw
-  Object fail;              // raises the exception for an error of `run`
-  Object thread_limit;      // called if the draw is on the CPU
+  Launch call;
+  int (*run)(const Launch*);  // runs or checks a launch
+  Object fail;                // raises the exception for an error of `run`
+  Object thread_limit;        // called if the launch is on the CPU
 };
 
 inline void* pointer(PyObject* address) { return reinterpret_cast<void*>(PyLong_AsUnsignedLong(address)); }
 
-inline void set_input(Vector* vector, PyObject* value) {
-  if (vector->type == kNumber) {
-    vector->number = PyFloat_AsDouble(value);
+inline Input input(PyObject* value, u32 type) {
+  Input result;
+  if (type == kNumber) {
+    result.number = PyFloat_AsDouble(value);
   } else {
-    vector->data = pointer(value);
+    result.data = pointer(value);
   }
+  return result;
 }
 
-// Calls function(draw) without the GIL.
-inline int without_lock(int (*function)(const Draw*), const Draw& draw) {
+// Sets the inputs that the operation reads.
+inline void set_inputs(Launch* call, PyObject* mu, PyObject* sigma, PyObject* weights) {
+  if (call->operation == kGradient) return;
+  call->mu = input(mu, call->mu_type);
+  call->sigma = input(sigma, call->sigma_type);
+  if (call->operation == kMoments) call->weights = input(weights, call->weights_type);
+}
+
+// Calls function(call) without the GIL.
+inline int without_lock(int (*function)(const Launch*), const Launch& call) {
   PyThreadState* const thread = PyEval_SaveThread();
-  const int result = function(&draw);
+  const int result = function(&call);
   PyEval_RestoreThread(thread);
   return result;
 }
 
-// launch(ready, mu, sigma, matrix, seed, offset, offset_at, first_row, first_column, stream, scratch=0)
-inline PyObject* launch(PyObject* self, PyObject* const* args, long count) {
+// launch(geometry, mu, sigma, weights, matrix, first, second, seed, offset, offset_at, first_row, first_column, stream,
+//        scratch): Launcher.run of backends/contract.py
+inline PyObject* launch(PyObject* self, PyObject* const* args, long) {
   const LaunchState& state = state_of<LaunchState>(self);
-  Draw draw = state.draw;
-  set_input(&draw.mu, args[1]);
-  set_input(&draw.sigma, args[2]);
-  draw.matrix = pointer(args[3]);
-  draw.seed.value = PyLong_AsUnsignedLong(args[4]);
-  draw.offset.value = PyLong_AsUnsignedLong(args[5]);
-  draw.offset.at = static_cast<const u64*>(pointer(args[6]));
-  draw.first_row.value = PyLong_AsUnsignedLong(args[7]);
-  draw.first_column.value = PyLong_AsUnsignedLong(args[8]);
-  draw.stream = pointer(args[9]);
-  if (count > 10) draw.scratch = static_cast<double*>(pointer(args[10]));
+  Launch call = state.call;
+  set_inputs(&call, args[1], args[2], args[3]);
+  if (call.operation != kMoments) call.matrix = pointer(args[4]);
+  if (call.operation != kSample) {
+    call.first = pointer(args[5]);
+    call.second = pointer(args[6]);
+    call.scratch = static_cast<double*>(pointer(args[13]));
+  }
+  call.seed = PyLong_AsUnsignedLong(args[7]);
+  call.offset = PyLong_AsUnsignedLong(args[8]);
+  call.offset_at = static_cast<const u64*>(pointer(args[9]));
+  call.first_row = PyLong_AsUnsignedLong(args[10]);
+  call.first_column = PyLong_AsUnsignedLong(args[11]);
+  call.stream = pointer(args[12]);
   if (PyErr_Occurred() != nullptr) return nullptr;
-  if (draw.device < 0) {
+  if (call.device < 0) {
     const Object limit(PyObject_CallFunctionObjArgs(state.thread_limit.get(), nullptr));
     if (limit.get() == nullptr) return nullptr;
-    draw.threads = static_cast<u32>(PyLong_AsUnsignedLong(limit.get()));
+    call.threads = PyLong_AsUnsignedLong(limit.get());
   }
-  const int error = without_lock(state.run, draw);
+  const int error = without_lock(state.run, call);
   if (error == 0) return Object::new_reference(&_Py_NoneStruct);
   const Object number(PyLong_FromLong(error));
   return PyObject_CallFunctionObjArgs(state.fail.get(), number.get(), nullptr);
 }
 
-// is_valid(mu, sigma)
+// is_valid(mu, sigma, weights)
 inline PyObject* is_valid(PyObject* self, PyObject* const* args, long) {
   const LaunchState& state = state_of<LaunchState>(self);
-  Draw draw = state.draw;
-  set_input(&draw.mu, args[0]);
-  set_input(&draw.sigma, args[1]);
+  Launch call = state.call;
+  set_inputs(&call, args[0], args[1], args[2]);
   if (PyErr_Occurred() != nullptr) return nullptr;
-  return PyBool_FromLong(without_lock(state.run, draw));
+  return PyBool_FromLong(without_lock(state.run, call));
 }
 
 }  // namespace multisample::python

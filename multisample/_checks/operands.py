@@ -1,12 +1,14 @@
-"""Checks that the shapes, types, strides and devices of mu, sigma and out match."""
+"""Checks that the shapes, types, strides and devices of the arrays of a call match."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from multisample.backends.draw import SIZES
+from multisample.backends.element_types import SIZES
 
+from .._arguments import describe
+from .._call import Call, check_rows, checked_window, vectors_of
 from .._libraries import Device, Library, Operand, described, is_number, library_of
 
 __all__ = [
@@ -30,23 +32,29 @@ def item_size(dtype: str) -> int:
 
 
 class Inputs(NamedTuple):
-    """`mu` and `sigma`, and the properties of the result that follow from them."""
+    """The arrays that a call reads, and the properties of the results that follow from them."""
 
     operands: dict[str, Operand]
     """The arrays by name; numbers are left out."""
     d: int
+    n: int
     dtype: str
-    """Type of the result."""
+    """Type of the sample, or of the moments."""
     device: Device
 
 
-def common_library(mu: Any, sigma: Any, out: Any) -> Library:
-    """The library of all arrays; TypeError if there are several libraries, or no array."""
-    arrays = {name: x for name, x in (("mu", mu), ("sigma", sigma)) if not is_number(x)}
-    if not arrays:
-        raise TypeError(f"mu, sigma: expected at least one array of shape (d,), got the numbers {mu} and {sigma}")
-    if out is not None:
-        arrays["out"] = out
+def common_library(call: Call) -> Library:
+    """The library of all arrays of a call; TypeError if there are several libraries, or no array."""
+    vectors = vectors_of(call)
+    if is_number(call.mu) and is_number(call.sigma):
+        raise TypeError(
+            f"mu, sigma: expected at least one array of shape (d,), got the numbers {call.mu} and {call.sigma}"
+        )
+    if is_number(vectors.get("weights")):
+        raise TypeError(f"weights: expected an array of shape (n,), got the number {describe(call.weights)}")
+    arrays = {name: x for name, x in vectors.items() if not is_number(x)}
+    if call.out is not None:
+        arrays["out"] = call.out
     libraries = {name: library_of(name, x) for name, x in arrays.items()}
     first = next(iter(libraries.values()))
     if any(library is not first for library in libraries.values()):
@@ -54,24 +62,41 @@ def common_library(mu: Any, sigma: Any, out: Any) -> Library:
             f"{', '.join(libraries)}: expected arrays of one library, got "
             + ", ".join(f"{described(x)} as {name}" for name, x in arrays.items())
         )
-    if out is not None:
-        first.check_target(out)
+    if call.out is not None:
+        first.check_target(call.out)
     return first
 
 
-def inspect_inputs(library: Library, mu: Any, sigma: Any, dtype: str | None) -> Inputs:
-    """Check `mu` and `sigma`: arrays of `library`, or numbers. A `dtype` of None promotes their types."""
-    operands = {name: library.describe(name, x) for name, x in (("mu", mu), ("sigma", sigma)) if not is_number(x)}
+def inspect_inputs(library: Library, call: Call) -> Inputs:
+    """Check the operands of a call, which are arrays of `library` or numbers, and its window.
+
+    A `dtype` of None promotes the types of `mu` and `sigma`.
+    """
+    if call.grad is not None:
+        matrix = library.describe("grad", call.grad)
+        d, n = matrix.shape[::-1] if call.layout == "nd" else matrix.shape
+        return Inputs({"matrix": matrix}, d, n, matrix.dtype, matrix.device)
+    operands = {name: library.describe(name, x) for name, x in vectors_of(call).items() if not is_number(x)}
     for name, operand in operands.items():
         check_alignment(name, operand, 0)
-    d = common_length({name: operand.shape for name, operand in operands.items()})
-    if dtype is None:
-        dtype = promoted([operand.counts_as for operand in operands.values()])
+    rows = {name: operand for name, operand in operands.items() if name != "weights"}
+    d, n = common_length({name: operand.shape for name, operand in rows.items()}), call.n
+    dtype = promoted([operand.counts_as for operand in rows.values()]) if call.dtype is None else call.dtype
+    if "weights" in operands:
+        n = _count_weights(operands["weights"].shape)
+        checked_window(n, call.dim_offset, call.sample_offset)
     (first, model), *rest = operands.items()
     for name, operand in rest:
         if operand.device != model.device:
             raise ValueError(f"{name}: expected it on the device of {first}, {model.device}, got {operand.device}")
-    return Inputs(operands, d, dtype, model.device)
+    check_rows(call.dim_offset, d)
+    return Inputs(operands, d, n, dtype, model.device)
+
+
+def _count_weights(shape: tuple[int, ...]) -> int:
+    if len(shape) != 1 or shape[0] == 0:
+        raise ValueError(f"weights: expected shape (n,), n being at least 1, got {shape}")
+    return shape[0]
 
 
 def common_length(shapes: dict[str, tuple[int, ...]]) -> int:
@@ -97,7 +122,7 @@ def promoted(dtypes: list[str]) -> str:
     return "float64" if "float64" in dtypes else "float32"
 
 
-def check_out(operand: Operand, inputs: Inputs, shape: tuple[int, int]) -> None:
+def check_out(operand: Operand, inputs: Inputs, shape: tuple[int, ...]) -> None:
     """ValueError if `out` cannot hold the result. Overlap with mu and sigma is checked later, by address."""
     if operand.shape != shape:
         raise ValueError(f"out: expected shape {shape}, got {operand.shape}")
@@ -126,7 +151,7 @@ def check_alignment(name: str, operand: Operand, address: int) -> None:
         )
 
 
-def _overlaps_itself(shape: tuple[int, int], strides: tuple[int, ...]) -> bool:
+def _overlaps_itself(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     # Two elements a rows and b columns apart have one address if a * s == b * t; take the smallest (a, b) != (0, 0).
     s, t = map(abs, strides)
     common = math.gcd(s, t)

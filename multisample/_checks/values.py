@@ -1,4 +1,4 @@
-"""Checks of the values of mu and sigma: finite means, and finite standard deviations of at least 0."""
+"""Checks of the values of vectors: finite means and weights, and finite standard deviations of at least 0."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from multisample.backends.element_types import MATRIX_TYPES
 from .._arguments import describe
 from .._libraries import Library, Operand, is_number
 
-__all__ = ["check_values", "least_and_most", "number_vector", "vector_converter"]
+__all__ = ["accepted_values", "check_values", "least_and_most", "number_vector", "vector_converter"]
 
 # The largest double that rounds to a finite float32.
 _MOST_FLOAT32 = float.fromhex("0x1.fffffefffffffp+127")
+_MOST_FLOAT64 = sys.float_info.max
 _RULES = {
     "mu": (-math.inf, "finite means"),
     "sigma": (0.0, "finite standard deviations of at least 0"),
@@ -28,9 +29,14 @@ _RULES = {
 
 
 def least_and_most(name: str, dtype: str) -> tuple[float, float]:
-    """The least and the greatest number accepted as `mu` or `sigma` for results of type `dtype`."""
-    most = sys.float_info.max if dtype == "float64" else _MOST_FLOAT32
-    return (0.0 if name == "sigma" else -most), most
+    """The least and the greatest number accepted as `name` for results of type `dtype`."""
+    most = _MOST_FLOAT64 if dtype == "float64" else _MOST_FLOAT32
+    return max(-most, _RULES[name][0]), most
+
+
+def accepted_values(name: str) -> str:
+    """The accepted values of `name`, for an error message."""
+    return _RULES[name][1]
 
 
 def vector_converter(operand: Operand, d: int, real: Any) -> Callable[[HostArray], HostArray] | None:
@@ -71,7 +77,7 @@ def number_vector(x: Any, d: int, real: Any) -> HostArray:
 def check_values(library: Library, arguments: dict[str, Any], dtype: str) -> None:
     """ValueError that names the first invalid element: not finite, or a negative `sigma`.
 
-    `arguments` holds `mu`, `sigma` or both, by name. For device arrays the check waits for the device.
+    `arguments` holds vectors by name. For device arrays the check waits for the device.
     """
     real = np.float64 if dtype == "float64" else np.float32
     for name, x in arguments.items():

@@ -13,23 +13,24 @@ import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from .._backends import choose
+from .._call import TRAITS, Call
 from .._libraries import is_number
-from .._plan import Call
 from .transformed import draw_by_operator, draw_separately, is_batched
 
-__all__ = ["draw_compiled"]
+__all__ = ["run_compiled"]
 
 _COMPILED = (
     "sample can be part of a graph only with plain PyTorch tensors, backend torch_ext, and seed= or PyTorch's default"
-    " generator; not with tensor subclasses, other arrays, other backends or generator="
+    " generator; not with tensor subclasses, other arrays, other backends or generator=; weighted_moments cannot"
 )
 
 
-def draw_compiled(call: Call, draw: Callable[..., Any]) -> Any:
-    """Draw a call whose scalars and choices have been checked; `draw` is `multisample.sample`."""
+def run_compiled(call: Call, function: Callable[..., Any]) -> Any:
+    """Run a call whose scalars and choices have been checked; `function` is the public function of the operation."""
     tensors = [x for x in (call.mu, call.sigma, call.out) if not (x is None or is_number(x))]
     if (
-        tensors
+        TRAITS[call.operation].has_operator
+        and tensors
         and all(map(_is_tensor, tensors))
         and call.generator is None
         and _has_operators(call.backend, tensors[0].device.type)
@@ -37,12 +38,12 @@ def draw_compiled(call: Call, draw: Callable[..., Any]) -> Any:
         return draw_by_operator(call, statically_known_true)
     if not torch.compiler.is_dynamo_compiling():
         raise ValueError(_COMPILED)
-    return _draw_between_graphs(call, draw)
+    return _run_between_graphs(call, function)
 
 
 @torch.compiler.disable(reason=_COMPILED)
-def _draw_between_graphs(call: Call, draw: Callable[..., Any]) -> Any:
-    return draw(**call._asdict())
+def _run_between_graphs(call: Call, function: Callable[..., Any]) -> Any:
+    return call.repeated(function)
 
 
 def _is_tensor(x: Any) -> bool:

@@ -15,10 +15,11 @@ import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from .._arguments import check_choice, check_flag, describe
+from .._call import TRAITS, Call, check_rows, checked_window, vectors_of
 from .._checks.operands import common_length
 from .._libraries import is_number, library_of
 from .._libraries.torch import check_tensor
-from .._plan import Call, PlanCache, check_rows, checked_window
+from .._plan import PlanCache
 from .._randomness.generator import WORD_64, Generator
 from .._randomness.source import check_generator, checked_key
 from .._randomness.torch import taker, torch_generator
@@ -35,6 +36,13 @@ order than their own, as with FSDP after tensor parallelism.
 
 def draw_dtensor(call: Call, draw: Callable[..., Any]) -> Any:
     """Draw a call in which `mu`, `sigma` or `out` is a DTensor. The result has the placements of `mu` and `sigma`."""
+    traits = TRAITS[call.operation]
+    if not traits.is_sharded:
+        found = next(name for name, x in vectors_of(call).items() if isinstance(x, DTensor))
+        raise TypeError(
+            f"{found}: expected an array of one device, got a DTensor: call {traits.name} with each rank's own part, at"
+            " its dim_offset or sample_offset"
+        )
     check_choice("layout", call.layout, ("dn", "nd"))
     vectors = {name: x for name, x in (("mu", call.mu), ("sigma", call.sigma)) if not is_number(x)}
     for name, x in vectors.items():
@@ -117,12 +125,10 @@ def draw_shard(call: Call, mesh: Any, placements: Any, draw: Callable[..., Any])
         )  # fmt: skip
     out = None if call.out is None else _local_target(call.out, tuple(plan.shape), mesh, plan.placements)
     rows, columns = plan.rows, plan.columns
-    part = draw(
-        local_mu, local_sigma, len(columns), backend=call.backend, seed=call.seed, generator=call.generator,
-        noise=call.noise, dtype=call.dtype, out=out, fast_math=call.fast_math, dim_offset=dim_offset + rows.start,
-        sample_offset=sample_offset + columns.start, validate=call.validate, layout=call.layout,
-        antithetic=call.antithetic,
-    )  # fmt: skip
+    part = call._replace(
+        mu=local_mu, sigma=local_sigma, n=len(columns), out=out, dim_offset=dim_offset + rows.start,
+        sample_offset=sample_offset + columns.start,
+    ).repeated(draw)  # fmt: skip
     return plan.wrap(part, mesh) if call.out is None else call.out
 
 

@@ -1,6 +1,7 @@
-"""Calls whose gradients PyTorch records: an autograd function over two plans, which bypasses PyTorch's dispatcher.
+"""Calls whose gradients PyTorch records, without PyTorch's dispatcher.
 
-The backward pass draws the noise again, so the forward pass stores nothing as large as the sample.
+A sample is an autograd function over two plans. Its backward pass draws the noise again, so that the forward pass stores
+nothing as large as the sample. Moments are tensor operations on the sums of the noise, which are constants.
 """
 
 from __future__ import annotations
@@ -11,32 +12,41 @@ import torch
 
 from multisample.backends import registry
 from multisample.backends.contract import Backend
-from multisample.backends.draw import ElementType, Operation, Vector
+from multisample.backends.element_types import MATRIX_TYPES
+from multisample.backends.launch import Operation
 
+from .._call import Call
+from .._checks.operands import inspect_inputs
+from .._checks.values import check_values
+from .._libraries import is_number
 from .._libraries.torch import TORCH, dtype_of, is_transforming
-from .._plan import Call, Plan, PlanCache, Record
+from .._plan import PLANS, Plan, Planned, Words, make_plan
 from .transformed import as_int64
 
-__all__ = ["recorder"]
+__all__ = ["torch_plan"]
 
 
-def recorder(call: Call, backend: Backend) -> Record | None:
-    """The function that runs the plan of a call with gradients; None for a call without gradients.
+def torch_plan(call: Call, backend: Backend) -> Planned:
+    """The plan of a call with tensors, which records gradients if there are any.
 
     Raises
     ------
-    ValueError
-        If gradients cannot be recorded.
+    TypeError, ValueError, BackendUnavailableError
+        As `make_plan`, and if gradients cannot be recorded.
     """
-    names = [
-        name
-        for name, x in (("mu", call.mu), ("sigma", call.sigma), ("out", call.out))
-        if getattr(x, "requires_grad", False)
-    ]
+    arguments = ("mu", call.mu), ("sigma", call.sigma), ("weights", call.weights), ("out", call.out)
+    names = [name for name, x in arguments if getattr(x, "requires_grad", False)]
     if not names or not torch.is_grad_enabled():
-        return None
+        return make_plan(call, backend, TORCH)
+    if call.operation == Operation.moments:
+        if "weights" in names:
+            raise ValueError(
+                "weights: require grad, and gradients flow to mu and sigma only, as those of the weights need the whole"
+                " sample; detach them, or draw it with multisample.sample"
+            )
+        return _RecordedMoments(call, backend)
     if call.out is None and backend.name == "torch_ext":
-        return _record
+        return _RecordedSample(call, backend)
     if call.out is not None:
         reason = "out= takes no gradient; detach it, or call sample under torch.no_grad()"
     elif call.backend == "auto":
@@ -51,39 +61,62 @@ def recorder(call: Call, backend: Backend) -> Record | None:
     raise ValueError(f"{names[0]}: requires grad, and {reason}")
 
 
-def _record(
-    plan: Plan, mu: Any, sigma: Any, seed: Any, generator: Any, dim_offset: int, sample_offset: int
-) -> Any:  # fmt: skip
-    return _apply(mu, sigma, (plan, seed, generator, dim_offset, sample_offset))
+# --- Samples ------------------------------------------------------------------------------------------------------
 
 
-class _Recorded(torch.autograd.Function):
+class _RecordedSample:
+    """A plan of `sample` that records gradients."""
+
+    __slots__ = ("call", "plan")
+
+    def __init__(self, call: Call, backend: Backend) -> None:
+        self.plan = make_plan(call, backend, TORCH, keeps_offset=True)
+        # A plan keeps no arrays and no generators alive.
+        self.call = call._replace(mu=None, sigma=None, seed=None, generator=None)
+
+    def __repr__(self) -> str:
+        return f"{self.plan!r}, gradients recorded"
+
+    def run(
+        self, mu: Any, sigma: Any, weights: Any, matrix: Any, seed: Any, generator: Any, dim_offset: int,
+        sample_offset: int,
+    ) -> tuple[Any]:  # fmt: skip
+        return (_apply(mu, sigma, (self, seed, generator, dim_offset, sample_offset)),)
+
+
+class _SampleFunction(torch.autograd.Function):
     """A sample that is drawn by a plan and differentiable in `mu` and `sigma`."""
 
     @staticmethod
-    def forward(ctx: Any, mu: Any, sigma: Any, call: tuple[Plan, Any, Any, int, int]) -> Any:
-        plan, seed, generator, dim_offset, sample_offset = call
-        result, *noise = plan.draw(mu, sigma, seed, generator, None, dim_offset, sample_offset)
-        ctx.drawn = plan, (*noise, dim_offset, sample_offset)
+    def forward(ctx: Any, mu: Any, sigma: Any, arguments: tuple[_RecordedSample, Any, Any, int, int]) -> Any:
+        recorded, seed, generator, dim_offset, sample_offset = arguments
+        plan = recorded.plan
+        result, *words = plan.run(mu, sigma, None, None, seed, generator, dim_offset, sample_offset)
+        ctx.drawn = recorded, Words(*words), dim_offset, sample_offset
         return result
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
-        plan, noise = ctx.drawn
+        recorded, words, dim_offset, sample_offset = ctx.drawn
         # Call the operator if PyTorch transforms or compiles the backward pass, or records its gradients.
         if _is_grad_enabled() or _is_transformed(grad) or grad.is_neg() or grad._is_zerotensor():
-            gradients = _by_operator(plan, grad, *noise)
+            gradients = _by_operator(recorded.call, grad, words, dim_offset, sample_offset)
         else:
-            gradients = _gradient_plan(plan, grad).run(grad, *noise)
+            plan = _gradient_plan(recorded, grad)
+            gradients = plan.run(None, None, None, grad, words, None, dim_offset, sample_offset)[0]
+            if plan.is_empty:  # A sum of no elements is 0.
+                gradients = tuple(x.zero_() for x in gradients)
         needs_mu, needs_sigma, _ = ctx.needs_input_grad
-        mu, sigma = plan.operands
+        operands = recorded.plan.operands
         return (
-            _like(gradients[0], mu) if needs_mu else None, _like(gradients[1], sigma) if needs_sigma else None, None,
-        )  # fmt: skip
+            _like(gradients[0], operands["mu"]) if needs_mu else None,
+            _like(gradients[1], operands["sigma"]) if needs_sigma else None,
+            None,
+        )
 
 
-# Function.apply without its support for torch.func, whose calls take `draw_transformed`.
-_apply = super(torch.autograd.Function, _Recorded).apply
+# Function.apply without its support for torch.func, whose calls take `run_transformed`.
+_apply = super(torch.autograd.Function, _SampleFunction).apply
 _is_grad_enabled = torch.is_grad_enabled
 
 
@@ -100,74 +133,63 @@ def _like(gradient: Any, operand: Any) -> Any:
     return gradient if gradient.dtype is element else gradient.to(element)
 
 
-def _by_operator(
-    plan: Plan, grad: Any, seed: int, offset: int, offset_tensor: Any, dim_offset: int, sample_offset: int
-) -> Any:
-    template = plan.template
+def _by_operator(call: Call, grad: Any, words: Words, dim_offset: int, sample_offset: int) -> Any:
     return torch.ops.multisample.sample_backward(
-        grad, offset_tensor, seed=as_int64(seed), offset=as_int64(offset), dim_offset=dim_offset,
-        sample_offset=sample_offset, shared=template.common_noise, fast_math=template.fast_math,
-        antithetic=template.antithetic, transposed=plan.is_transposed,
+        grad, words.offset_array, seed=as_int64(words.seed), offset=as_int64(words.offset), dim_offset=dim_offset,
+        sample_offset=sample_offset, shared=call.noise == "shared", fast_math=bool(call.fast_math),
+        antithetic=bool(call.antithetic), transposed=call.layout == "nd",
     )  # fmt: skip
 
 
-# --- The plan of the backward pass --------------------------------------------------------------------------------
+def _gradient_plan(recorded: _RecordedSample, grad: Any) -> Plan:
+    """The plan of the gradients of `mu` and `sigma`, shape (d,), in the computing type."""
+    call = recorded.call
+    key = (
+        "gradient", grad.dtype, grad.shape, grad.stride(), grad.device, call.layout, call.noise, call.antithetic,
+        call.fast_math,
+    )  # fmt: skip
+    plan: Any = PLANS.get(key)
+    if plan is None:
+        call = call._replace(operation=Operation.gradient, grad=grad, order=2)
+        plan = make_plan(call, recorded.plan.backend, TORCH)
+        PLANS.put(key, plan)
+    gradient_plan: Plan = plan
+    return gradient_plan
 
 
-class _GradientPlan:
-    """The gradients of `mu` and `sigma`, for output gradients of one type, shape and device; immutable."""
+# --- Moments ------------------------------------------------------------------------------------------------------
 
-    __slots__ = ("_allocate", "_allocate_scratch", "_is_empty", "_launch", "_stream")
 
-    def __init__(self, plan: Plan, grad: Any) -> None:
-        operand = TORCH.describe("grad", grad)
-        strides, shape = operand.strides, operand.shape
-        if plan.is_transposed:
-            strides, shape = strides[::-1], shape[::-1]
-        real = "float64" if operand.dtype == "float64" else "float32"
-        vector = Vector(0, 8 if real == "float64" else 4, 0.0, ElementType[real])
-        draw = plan.template._replace(
-            mu=vector, sigma=vector, row_stride=strides[0], column_stride=strides[1], type=ElementType[operand.dtype],
-            operation=Operation.gradient,
-        )  # fmt: skip
-        backend: Any = plan.backend  # torch_ext.
-        self._is_empty, self._launch = 0 in shape, backend.launcher(draw).run
-        self._allocate = TORCH.allocator((shape[0],), real, operand.device)
-        size = backend.scratch_size(draw)
-        self._allocate_scratch = TORCH.allocator((size,), "float64", operand.device) if size else None
-        self._stream = None if operand.device.kind == "cpu" else TORCH.stream(operand.device)
+class _RecordedMoments:
+    """A plan of `weighted_moments` that records gradients to `mu` and `sigma`."""
+
+    __slots__ = ("dtype", "plan")
+
+    def __init__(self, call: Call, backend: Backend) -> None:
+        inputs = inspect_inputs(TORCH, call)
+        self.dtype, real = dtype_of(inputs.dtype), MATRIX_TYPES[inputs.dtype].computing
+        # The moments of mean 0 and standard deviation 1 are the sums of the noise.
+        inputs = inputs._replace(operands={"weights": inputs.operands["weights"]}, dtype=real)
+        self.plan = Plan(call, backend, TORCH, inputs)
+
+    def __repr__(self) -> str:
+        return f"{self.plan!r}, gradients recorded"
 
     def run(
-        self, grad: Any, seed: int, offset: int, offset_tensor: Any, dim_offset: int, sample_offset: int
-    ) -> tuple[Any, Any]:
-        """The gradients of `mu` and `sigma`, shape (d,), in the computing type."""
-        mu, sigma = self._allocate(grad), self._allocate(grad)
-        if self._is_empty:
-            return mu.zero_(), sigma.zero_()
-        scratch = 0
-        if self._allocate_scratch is not None:
-            # The allocator reuses this memory only for later work on the same stream.
-            memory = self._allocate_scratch(grad)
-            scratch = memory.data_ptr()
-        self._launch(
-            None, mu.data_ptr(), sigma.data_ptr(), grad.data_ptr(), seed, offset,
-            0 if offset_tensor is None else offset_tensor.data_ptr(), dim_offset, sample_offset,
-            0 if self._stream is None else self._stream(grad), scratch,
-        )  # fmt: skip
-        return mu, sigma
+        self, mu: Any, sigma: Any, weights: Any, matrix: Any, seed: Any, generator: Any, dim_offset: int,
+        sample_offset: int,
+    ) -> tuple[Any]:  # fmt: skip
+        if weights.is_cpu:
+            check_values(TORCH, {"mu": mu, "sigma": sigma}, self.plan.dtype)
+        sums = self.plan.run(0.0, 1.0, weights, None, seed, None, dim_offset, sample_offset)[0]
+        first, *second = sums
+        real = first.dtype
+        # float32 sums are added up in float64.
+        total = weights.to(real).sum(dtype=torch.float64).to(real)
+        mu, sigma = (x if is_number(x) else _vector(x, real) for x in (mu, sigma))
+        results = [mu * total + sigma * first, *(sigma * sigma * x for x in second)]
+        return (tuple(x if x.dtype is self.dtype else x.to(self.dtype) for x in results),)
 
 
-_GRADIENT_PLANS: PlanCache[_GradientPlan] = PlanCache(1024)
-
-
-def _gradient_plan(plan: Plan, grad: Any) -> _GradientPlan:
-    template = plan.template
-    key = (
-        grad.dtype, grad.shape, grad.stride(), grad.device, plan.is_transposed, template.common_noise,
-        template.antithetic, template.fast_math,
-    )  # fmt: skip
-    found = _GRADIENT_PLANS.get(key)
-    if found is None:
-        found = _GradientPlan(plan, grad)
-        _GRADIENT_PLANS.put(key, found)
-    return found
+def _vector(x: Any, real: Any) -> Any:
+    return (x[:, 0] if x.dim() == 2 else x).to(real)

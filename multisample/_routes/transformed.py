@@ -16,25 +16,33 @@ from torch._C import _functorch
 from multisample.backends.contract import Backend
 from multisample.backends.torch_ext.operators import Sample
 
+from .._call import TRAITS, Call, check_rows, vectors_of
 from .._checks.operands import common_length, promoted
+from .._checks.values import accepted_values, least_and_most
 from .._libraries import is_number
 from .._libraries.library import counted_as
 from .._libraries.torch import check_tensor, dtype_of, is_opaque, is_transforming
-from .._plan import Call, check_rows
 from .._randomness.generator import WORD_64, Generator
 from .._randomness.source import checked_key
 from .._randomness.torch import SEED, draw_offset, take_transformed
 
-__all__ = ["as_int64", "draw_by_operator", "draw_separately", "draw_transformed", "is_batched", "is_transformed"]
+__all__ = ["as_int64", "draw_by_operator", "draw_separately", "is_batched", "is_transformed", "run_transformed"]
 
 
 def is_transformed(call: Call) -> bool:
     """Whether PyTorch transforms the call. If so, its tensors may be batches or have no values."""
-    return is_transforming() or any(map(is_opaque, map(type, (call.mu, call.sigma, call.out))))
+    return is_transforming() or any(map(is_opaque, map(type, (call.mu, call.sigma, call.weights, call.out))))
 
 
-def draw_transformed(call: Call, backend: Backend) -> Any:
-    """Draw a call that PyTorch transforms; everything except its tensors has been checked."""
+def run_transformed(call: Call, backend: Backend) -> Any:
+    """Run a call that PyTorch transforms; everything except its tensors has been checked."""
+    traits = TRAITS[call.operation]
+    if not traits.has_operator:
+        raise ValueError(
+            f"{', '.join(vectors_of(call))}: expected plain tensors outside PyTorch's transformations (torch.func,"
+            " torch.autograd.forward_ad, a dispatch mode or a tensor subclass), in which"
+            f" {traits.name} cannot be"
+        )
     if backend.name != "torch_ext":
         raise ValueError(
             "backend: expected torch_ext where PyTorch transforms the call (torch.func, torch.autograd.forward_ad,"
@@ -105,10 +113,9 @@ def _check_devices(tensors: dict[str, Any]) -> None:
 
 
 def _check_number(name: str, x: Any, dtype: str, is_known: Callable[[Any], bool]) -> None:
-    most = torch.finfo(torch.float64 if dtype == "float64" else torch.float32).max
-    least, accepted = (-most, "finite means") if name == "mu" else (0, "finite standard deviations of at least 0")
+    least, most = least_and_most(name, dtype)
     if is_known(x < least) or is_known(x > most) or is_known(x != x):
-        raise ValueError(f"{name}: expected {accepted}, got {x} for {dtype}")
+        raise ValueError(f"{name}: expected {accepted_values(name)}, got {x} for {dtype}")
 
 
 def _check_out(out: Any, shape: tuple[Any, Any], dtype: str, sources: dict[str, Any]) -> None:

@@ -14,9 +14,9 @@ import numpy as np
 from multisample.backends.contract import HostArray
 
 from .._arguments import checked_integer, describe
+from .._call import COLUMNS as MOST_SAMPLES
 from .._libraries import is_number, library_of
 from .._moments import weighted_moments
-from .._plan import COLUMNS as MOST_SAMPLES
 from .._randomness.generator import WORD_64, Generator, Key
 from .._randomness.source import source_of
 from .._sample import sample

@@ -12,9 +12,9 @@ import numpy as np
 from multisample.backends.contract import HostArray
 
 from .._arguments import checked_integer, describe
+from .._call import COLUMNS as MOST_SAMPLES
 from .._libraries import CPU, is_number
 from .._libraries.jax import is_jax
-from .._plan import COLUMNS as MOST_SAMPLES
 from .._sample import sample
 from .._typing import Noise, Number
 from ._arrays import Arrays, arrays_like

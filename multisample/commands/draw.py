@@ -20,7 +20,7 @@ import numpy as np
 
 from multisample._arguments import DTYPES, checked_integer
 from multisample._backends import choose
-from multisample._plan import COLUMNS
+from multisample._call import COLUMNS
 from multisample._sample import sample
 
 from .arrays import Vector, check_output, read_vector, size_text, to_numpy, write_npy

@@ -23,8 +23,8 @@ except ModuleNotFoundError as error:
     raise ImportError("multisample.dask needs Dask: pip install 'dask[array]>=2024.12' distributed") from error
 
 from .._arguments import describe
+from .._call import checked_window
 from .._libraries import CPU, HOST, is_number, library_of
-from .._plan import checked_window
 from .._randomness.generator import Generator, Key
 from .._randomness.source import check_generator, checked_key, source_of
 from .._sample import sample as draw

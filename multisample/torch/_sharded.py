@@ -9,9 +9,11 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement
 
+from multisample.backends.launch import Operation
+
 from .._arguments import check_choice, describe
+from .._call import Call
 from .._libraries import is_number
-from .._plan import Call
 from .._randomness.generator import Generator, Key
 from .._routes.dtensor import draw_shard
 from .._sample import sample
@@ -143,7 +145,7 @@ def sample_sharded(
             )
     check_choice("layout", layout, ("dn", "nd"))
     call = Call(
-        mu, sigma, n, backend, seed, generator, noise, dtype, out, fast_math, dim_offset, sample_offset, validate,
-        layout, antithetic,
+        Operation.sample, mu, sigma, n, backend, seed, noise, dtype, fast_math, dim_offset, sample_offset, antithetic,
+        generator, out, validate, layout,
     )  # fmt: skip
     return draw_shard(call, mesh, placements, sample)

@@ -105,7 +105,7 @@ def without_builtins() -> Iterator[None]:
     """Disable the compiled builtins of torch_ext, so that its calls run in Python."""
     from multisample._libraries.torch import TORCH
     from multisample._plan import PLANS
-    from multisample._routes.recorded import _GRADIENT_PLANS
+    
 
     backend: Any = registry.find("torch_ext")
     backend.prepare("cpu")
@@ -113,10 +113,8 @@ def without_builtins() -> Iterator[None]:
     assert builtins is not None
     backend._builtins = TORCH.key = None
     PLANS.clear()
-    _GRADIENT_PLANS.clear()
     try:
         yield
     finally:
         backend._builtins, TORCH.key = builtins, key
         PLANS.clear()
-        _GRADIENT_PLANS.clear()

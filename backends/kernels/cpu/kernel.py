@@ -470,8 +470,8 @@ def _window_function(dtype: str, antithetic: bool) -> Callable[..., Any]:
     return draw
 
 
-def _check(mu, sigma):
-    return _valid(mu, sigma)
+def _check(mu, sigma, weights):
+    return _valid(mu, sigma) and (weights is None or _valid(weights, sigma[:0]))
 
 
 def _array(dtype: Any, ndim: int, *, readonly: bool = False) -> Any:
@@ -578,10 +578,14 @@ def batch_kernel(dtype: str, antithetic: bool = False) -> Callable[..., None]:
 
 
 @functools.cache
-def value_kernel(dtype: str) -> Callable[..., bool]:
-    """``kernel(mu, sigma)``: whether every mean is finite, and every standard deviation finite and not negative."""
+def value_kernel(dtype: str, weighted: bool = False) -> Callable[..., bool]:
+    """``kernel(mu, sigma, weights)``: whether means and weights are finite, and deviations finite and not negative.
+
+    `weights` is None if not `weighted`.
+    """
     vector = _array(_TYPES[dtype][0], 1, readonly=True)
-    return _compiled(types.boolean(vector, vector), _check, f"check_{dtype}")
+    weights = vector if weighted else types.none
+    return _compiled(types.boolean(vector, vector, weights), _check, f"check_{dtype}{'_weighted' * weighted}")
 
 
 def compile_all() -> int:

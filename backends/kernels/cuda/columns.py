@@ -13,7 +13,20 @@ from multisample.backends.kernels.stream.arithmetic import fma
 from multisample.backends.kernels.stream.words import row_part
 
 from .geometry import TRANSPOSED_THREADS, slots_of, staged_slots_of, staged_threads
-from .group import computing_type, element, group_width, joined, keys_of, memory_of, noise, offset_of, packing, scaled
+from .group import (
+    computing_type,
+    element,
+    group_width,
+    joined,
+    keys_of,
+    memory_of,
+    mu_of,
+    noise,
+    offset_of,
+    packing,
+    scaled,
+    sigma_of,
+)
 from .stores import MOST_STORED
 
 __all__ = ["transposed_kernel", "transposed_staged_kernel"]
@@ -80,7 +93,7 @@ def _bands(
             synchronize_block()
         thread = thread_index()
         if thread < geometry.chunk and thread + 1 < groups + band[2]:
-            made = prepared(np.uint32(call.first_column.value // width + band[0] + begin + thread), call)
+            made = prepared(np.uint32(call.first_column // width + band[0] + begin + thread), call)
             write_words(chunk + np.int64(thread) * noise_size, pack(made))
         synchronize_block()
         return groups
@@ -97,7 +110,7 @@ def _tile_dimensions(gpu: ModuleType, dtype: str, slots: int) -> Function:
     def usual_element(s: int) -> Function:
         @inline
         def of(vector, rows, _):
-            return (load(vector.data + rows[s] * vector.stride, real),)
+            return (load(vector.input + rows[s] * vector.stride, real),)
 
         return of
 
@@ -111,7 +124,7 @@ def _tile_dimensions(gpu: ModuleType, dtype: str, slots: int) -> Function:
     def part(s: int) -> Function:
         @inline
         def of(rows, offset, call):
-            return (row_part(np.uint32(call.first_row.value + rows[s]), offset, keys_of(call)[0]),)
+            return (row_part(np.uint32(call.first_row + rows[s]), offset, keys_of(call)[0]),)
 
         return of
 
@@ -127,7 +140,7 @@ def _tile_dimensions(gpu: ModuleType, dtype: str, slots: int) -> Function:
     @inline
     def dimensions_of(rows, call):
         offset = np.uint32(offset_of_call(call))
-        return parts(rows, offset, call), elements_of(call.mu, rows), elements_of(call.sigma, rows)
+        return parts(rows, offset, call), elements_of(mu_of(call), rows), elements_of(sigma_of(call), rows)
 
     return dimensions_of
 

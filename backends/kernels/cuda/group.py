@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,8 +22,8 @@ from multisample.backends.kernels.stream.words import column_part, row_part, str
 from .geometry import ANTITHETIC_WIDTH, WIDTH
 
 __all__ = [
-    "by_type", "computing_type", "dimension_place", "element", "group_width", "joined", "keys_of", "memory_of", "noise",
-    "offset_of", "packing", "place", "scaled", "seed_of",
+    "by_type", "computing_type", "dimension_place", "element", "group_width", "joined", "keys_of", "memory_of", "mu_of",
+    "noise", "offset_of", "packing", "place", "replacing", "scaled", "seed_of", "sigma_of", "value_of", "weights_of",
 ]  # fmt: skip
 
 _TO_UNIT, _TO_UNIT_HALF = np.float32(2.0**-32), np.float32(2.0**-33)
@@ -41,7 +41,7 @@ def group_width(antithetic: bool) -> int:
 @inline
 def keys_of(call):
     """Both key words of the call's stream."""
-    k0, k1 = stream_key(call.seed.value)
+    k0, k1 = stream_key(call.seed)
     return np.uint32(k0), np.uint32(k1)
 
 
@@ -55,24 +55,71 @@ def offset_of(gpu: ModuleType) -> Function:
 
     @inline
     def offset_of_call(call):
-        return call.offset.value if call.offset.at == 0 else load(call.offset.at, np.uint64)
+        return call.offset if call.offset_at == 0 else load(call.offset_at, np.uint64)
 
     return offset_of_call
 
 
 @functools.cache
 def seed_of(gpu: ModuleType) -> Function:
-    """``seed_of_call(word)``: the seed, which has its high half first in memory."""
+    """``seed_of_call(seed, at)``: the seed, or the one at address `at`, which has its high half first in memory."""
     load = gpu.load
 
     @inline
-    def seed_of_call(word):
-        if word.at == 0:
-            return np.uint64(word.value)
-        seed = load(word.at, np.uint64)
-        return seed << _WORD | seed >> _WORD
+    def seed_of_call(seed, at):
+        if at == 0:
+            return np.uint64(seed)
+        seed_in_memory = load(at, np.uint64)
+        return seed_in_memory << _WORD | seed_in_memory >> _WORD
 
     return seed_of_call
+
+
+@functools.cache
+def value_of(gpu: ModuleType) -> Function:
+    """``number(value, at)``: the signed number at address `at`, or `value` if that is 0."""
+    load = gpu.load
+
+    @inline
+    def number(value, at):
+        return np.int64(np.uint64(value) if at == 0 else load(at, np.uint64))
+
+    return number
+
+
+def replacing(kind: type[NamedTuple], *names: str) -> Function:
+    """``replaced(old, *values)``: the named tuple `old` with other values of the fields `names`."""
+    fields = ", ".join(name if name in names else f"old.{name}" for name in kind._fields)
+    scope: dict[str, Any] = {"kind": kind}
+    # Numba knows neither `_replace` nor keywords from a dictionary.
+    exec(f"def replaced(old, {', '.join(names)}):\n    return kind({fields})", scope)
+    return inline(scope["replaced"])
+
+
+class Vector(NamedTuple):
+    """An input: the address of its elements, or the bits of one number, the stride in bytes, and the type."""
+
+    input: int
+    stride: int
+    type: int
+
+
+@inline
+def mu_of(call):
+    """The input `mu`."""
+    return Vector(call.mu, call.mu_stride, call.mu_type)
+
+
+@inline
+def sigma_of(call):
+    """The input `sigma`."""
+    return Vector(call.sigma, call.sigma_stride, call.sigma_type)
+
+
+@inline
+def weights_of(call):
+    """The input `weights`."""
+    return Vector(call.weights, call.weights_stride, call.weights_type)
 
 
 def computing_type(dtype: str) -> tuple[Any, int]:
@@ -123,13 +170,13 @@ def element(gpu: ModuleType, dtype: str) -> Function:
 
     @inline
     def element_of(vector, k):
-        at = vector.data + k * vector.stride
+        at = vector.input + k * vector.stride
         kind = vector.type
         # The usual type comes first, and avoids the jump table.
         if opaque(kind) == same_type:
             return load(at, real)
         if kind == 0:
-            return real(vector.number)
+            return real(from_float_bits(vector.input))
         return read_other(kind, at)
 
     return element_of

@@ -12,12 +12,13 @@ from types import ModuleType
 
 import numpy as np
 
-from multisample.backends.draw import OFFSETS_BYTES, SEED_BYTES, SIZES, Batched, Draw, Vector, Word
+from multisample.backends.element_types import SIZES
 from multisample.backends.kernels.compilation import Function, inline
+from multisample.backends.launch import OFFSETS_BYTES, SEED_BYTES, Batched, Launch
 
 from .columns import transposed_kernel, transposed_staged_kernel
 from .geometry import KERNEL_STORES, Geometry
-from .group import group_width, seed_of
+from .group import group_width, replacing, seed_of, value_of
 from .rows import rows_kernel
 
 __all__ = ["sample_kernel"]
@@ -63,25 +64,22 @@ def sample_kernel(
 
 
 def _reading_origin(gpu: ModuleType, by_value: Function, size: int, antithetic: bool, batched: bool) -> Function:
-    """The kernel `by_value`, for draws whose seed, first row or first column may be in device memory.
+    """The kernel `by_value`, for launches whose seed, first row or first column may be in device memory.
 
     Elements have `size` bytes.
     """
-    load, draw, width, batch_index = gpu.load, inline(by_value), group_width(antithetic), gpu.batch_index
-    seed_of_call = seed_of(gpu)
+    draw, width, batch_index = inline(by_value), group_width(antithetic), gpu.batch_index
+    seed_of_call, number, nowhere = seed_of(gpu), value_of(gpu), np.int64(0)
     batched_mu, batched_sigma, batched_seed, batched_offsets = (np.uint32(flag) for flag in Batched)
+    resolved = replacing(
+        Launch, "mu", "sigma", "matrix", "seed", "first_row", "first_column", "seed_at", "offset_at", "first_row_at",
+        "first_column_at",
+    )  # fmt: skip
+    resolved_geometry = replacing(Geometry, "skip")
 
     @inline
-    def of_batch(vector, step):
-        return Vector(vector.data + step * vector.stride, vector.stride, vector.number, vector.type, vector.unused)
-
-    @inline
-    def word_of_batch(word, step):
-        return Word(word.value, word.at + step if word.at != 0 else word.at)
-
-    @inline
-    def value_of(word):
-        return np.uint64(word.value) if word.at == 0 else load(word.at, np.uint64)
+    def moved(at, step):
+        return at + step if at != 0 else at
 
     def kernel(call, geometry):
         b = np.int64(batch_index() if batched else 0)
@@ -89,23 +87,13 @@ def _reading_origin(gpu: ModuleType, by_value: Function, size: int, antithetic: 
         in_sigma = b * call.rows if call.batched & batched_sigma else np.int64(0)
         in_seed = b * SEED_BYTES if call.batched & batched_seed else np.int64(0)
         in_offsets = b * OFFSETS_BYTES if call.batched & batched_offsets else np.int64(0)
-        first_column = np.int64(value_of(word_of_batch(call.first_column, in_offsets)))
-        values = Draw(
-            of_batch(call.mu, in_mu), of_batch(call.sigma, in_sigma), call.matrix + b * call.rows * call.columns * size,
-            call.row_stride, call.column_stride, call.rows, call.columns,
-            Word(seed_of_call(word_of_batch(call.seed, in_seed)), np.int64(0)), word_of_batch(call.offset, in_offsets),
-            Word(np.int64(value_of(word_of_batch(call.first_row, in_offsets))), np.int64(0)),
-            Word(first_column, np.int64(0)),
-            call.scratch, call.stream, call.type, call.operation, call.common_noise, call.antithetic, call.fast_math,
-            call.device, call.threads, call.batch, call.batched, call.column_phase,
+        first_column = number(call.first_column, moved(call.first_column_at, in_offsets))
+        launch = resolved(
+            call, call.mu + in_mu * call.mu_stride, call.sigma + in_sigma * call.sigma_stride,
+            call.matrix + b * call.rows * call.columns * size, seed_of_call(call.seed, moved(call.seed_at, in_seed)),
+            number(call.first_row, moved(call.first_row_at, in_offsets)), first_column, nowhere,
+            moved(call.offset_at, in_offsets), nowhere, nowhere,
         )  # fmt: skip
-        resolved = Geometry(
-            geometry.blocks, geometry.threads, geometry.groups_per_pass, geometry.one_by_groups,
-            geometry.rows_per_pass, geometry.one_by_rows, geometry.chunk, geometry.pitch, geometry.band_rows,
-            geometry.interleave_log2, geometry.steps, geometry.blocks_per_band, np.uint32(first_column % width),
-            geometry.stores, geometry.pieces, geometry.row_step, geometry.overlap, geometry.column_step,
-            geometry.band_groups, geometry.warps, geometry.rest,
-        )  # fmt: skip
-        draw(values, resolved)
+        draw(launch, resolved_geometry(geometry, np.uint32(first_column % width)))
 
     return kernel

@@ -10,12 +10,11 @@ from types import ModuleType
 
 import numpy as np
 
-from multisample.backends.draw import Draw, Word
 from multisample.backends.element_types import MATRIX_TYPES, SIZES
 from multisample.backends.kernels.compilation import Function, inline
 from multisample.backends.kernels.stream.arithmetic import fma
 from multisample.backends.kernels.stream.words import row_part
-from multisample.backends.moments import Moments
+from multisample.backends.launch import Launch
 
 from .group import (
     by_type,
@@ -25,10 +24,15 @@ from .group import (
     joined,
     keys_of,
     memory_of,
+    mu_of,
     noise,
     offset_of,
     packing,
+    replacing,
     seed_of,
+    sigma_of,
+    value_of,
+    weights_of,
 )  # fmt: skip
 from .moments_geometry import FILL, MOMENT_CHAIN, MOMENT_THREADS, MomentGeometry
 
@@ -58,7 +62,7 @@ def _weights(
         @inline
         def of(group, call, geometry):
             column = group * width + k - np.int64(geometry.skip)
-            return (element_of(call.weights, column) if 0 <= column < call.draw.columns else zero,)
+            return (element_of(weights_of(call), column) if 0 <= column < call.columns else zero,)
 
         return of
 
@@ -160,10 +164,10 @@ def _putting(gpu: ModuleType, real: str) -> Function:
 
     @inline
     def put(call, row, weight, first, second):
-        mu, sigma = np.float64(element_of(call.draw.mu, row)), np.float64(element_of(call.draw.sigma, row))
-        put_one(call.draw.type, call.first, row, fma(sigma, first, weight * mu))
-        if call.second != 0:
-            put_one(call.draw.type, call.second, row, sigma * sigma * second)
+        mu, sigma = np.float64(element_of(mu_of(call), row)), np.float64(element_of(sigma_of(call), row))
+        put_one(call.type, call.first, row, fma(sigma, first, weight * mu))
+        if call.results > 1:
+            put_one(call.type, call.second, row, sigma * sigma * second)
 
     return put
 
@@ -213,7 +217,7 @@ def _filling(gpu: ModuleType, real: str, antithetic: bool, fast: bool) -> Functi
                 place = np.int32(place + of_warp)
             every = np.int32(every + of_warp)
         if is_kept:
-            made = prepared(np.uint32(call.draw.first_column.value // width + group), call.draw)
+            made = prepared(np.uint32(call.first_column // width + group), call)
             write_columns(columns + np.int64(place) * (16 * quads), made)
             write(weights + np.int64(place) * size, w)
         synchronize_block()
@@ -223,25 +227,20 @@ def _filling(gpu: ModuleType, real: str, antithetic: bool, fast: bool) -> Functi
 
 
 @functools.cache
-def _resolving(gpu: ModuleType) -> Function:
-    """``resolved(draw)``: the draw, with its seed, first row and first column read from device memory."""
-    load = gpu.load
-    seed_of_call = seed_of(gpu)
+def _resolving(gpu: ModuleType, width: int) -> Function:
+    """``resolved(call, geometry)``: both, with the seed, first row and first column read from device memory."""
+    seed_of_call, number = seed_of(gpu), value_of(gpu)
+    of_launch = replacing(Launch, "seed", "first_row", "first_column", "seed_at", "first_row_at", "first_column_at")
+    of_geometry, nowhere = replacing(MomentGeometry, "skip"), np.int64(0)
 
     @inline
-    def value_of(word):
-        return np.uint64(word.value) if word.at == 0 else load(word.at, np.uint64)
-
-    @inline
-    def resolved(draw):
-        return Draw(
-            draw.mu, draw.sigma, draw.matrix, draw.row_stride, draw.column_stride, draw.rows, draw.columns,
-            Word(seed_of_call(draw.seed), np.int64(0)), draw.offset,
-            Word(np.int64(value_of(draw.first_row)), np.int64(0)),
-            Word(np.int64(value_of(draw.first_column)), np.int64(0)), draw.scratch, draw.stream, draw.type,
-            draw.operation, draw.common_noise, draw.antithetic, draw.fast_math, draw.device, draw.threads, draw.batch,
-            draw.batched, draw.column_phase,
+    def resolved(call, geometry):
+        first_column = number(call.first_column, call.first_column_at)
+        launch = of_launch(
+            call, seed_of_call(call.seed, call.seed_at), number(call.first_row, call.first_row_at), first_column,
+            nowhere, nowhere, nowhere,
         )  # fmt: skip
+        return launch, of_geometry(geometry, np.uint32(first_column % width))
 
     return resolved
 
@@ -274,7 +273,7 @@ def moments_kernel(
     _, read_columns = memory_of(gpu, quads)
     entry_size, _, _, _, (_, read_weights) = _weights(gpu, real, antithetic)
     add, add_wide = _adding(antithetic, with_second)
-    fill, put, resolved = _filling(gpu, real, antithetic, fast), _putting(gpu, real), _resolving(gpu)
+    fill, put = _filling(gpu, real, antithetic, fast), _putting(gpu, real)
     width, most, order = group_width(antithetic), FILL[real], 2 if with_second else 1
     columns_size, columns_bytes, weights_bytes = 16 * quads, 2 * most * 16 * quads, 2 * most * entry_size
     counts_bytes, sums_bytes, threads_bytes = 4 * _WARPS, order * rows * 8 * MOMENT_THREADS, 8 * MOMENT_THREADS
@@ -286,9 +285,9 @@ def moments_kernel(
     def parting(r: int) -> Function:
         @inline
         def part(first_row, call, geometry):
-            i = call.draw.first_row.value + first_row + r * np.int64(geometry.lanes)
-            i = np.int64(0) if call.draw.common_noise else i
-            return (row_part(np.uint32(i), np.uint32(offset_of_call(call.draw)), keys_of(call.draw)[0]),)
+            i = call.first_row + first_row + r * np.int64(geometry.lanes)
+            i = np.int64(0) if call.common_noise else i
+            return (row_part(np.uint32(i), np.uint32(offset_of_call(call)), keys_of(call)[0]),)
 
         return part
 
@@ -328,7 +327,7 @@ def moments_kernel(
     def sum_list(memory, count, totals, parts, call, geometry):
         """Adds the sums over the list to `totals`."""
         columns, weights, _ = memory
-        keys, slots = keys_of(call.draw), np.int32(geometry.slots)
+        keys, slots = keys_of(call), np.int32(geometry.slots)
         slot = np.int32(thread_index() // geometry.lanes)
         k = slot if slot < slots else count
         while k < count:
@@ -355,7 +354,7 @@ def moments_kernel(
             if geometry.finishing_blocks == 0:
                 put(call, row, weight, first, second)
             else:
-                to = call.draw.scratch + 8 * order * (segment * all_rows + row)
+                to = call.scratch + 8 * order * (segment * all_rows + row)
                 store(to, first)
                 if with_second:
                     store(to + 8, second)
@@ -367,7 +366,7 @@ def moments_kernel(
         band, lanes, slots = np.int64(block // geometry.segments), np.int64(geometry.lanes), np.int32(geometry.slots)
         segment = np.int64(block % geometry.segments)
         slot, lane = np.int32(thread // geometry.lanes), np.int64(thread % geometry.lanes)
-        all_rows = np.int64(1) if call.draw.common_noise else call.draw.rows
+        all_rows = np.int64(1) if call.common_noise else call.rows
         length = geometry.turns * np.int64(geometry.slots)
         first_group = segment * length
         last_group = min(first_group + length, geometry.groups)
@@ -410,7 +409,7 @@ def moments_kernel(
             synchronize_block()
             if tile == 0 and thread == 0 and geometry.finishing_blocks > 0:
                 at = geometry.segments * order * all_rows + segment
-                store(call.draw.scratch + 8 * at, load_shared(weight_sums, np.float64))
+                store(call.scratch + 8 * at, load_shared(weight_sums, np.float64))
             if slot == 0:
                 weight = load_shared(weight_sums, np.float64)
                 for r in range(rows):
@@ -419,16 +418,10 @@ def moments_kernel(
 
     if not origin_in_memory:
         return sum_moments
-    by_value = inline(sum_moments)
+    by_value, resolved = inline(sum_moments), _resolving(gpu, width)
 
     def sum_resolved(call, geometry):
-        draw = resolved(call.draw)
-        known = MomentGeometry(
-            geometry.blocks, geometry.rows, geometry.lanes, geometry.slots, geometry.passes,
-            np.uint32(draw.first_column.value % width), geometry.segments, geometry.finishing_blocks, geometry.width,
-            geometry.unused, geometry.groups, geometry.turns,
-        )  # fmt: skip
-        by_value(Moments(draw, call.weights, call.first, call.second), known)
+        by_value(*resolved(call, geometry))
 
     return sum_resolved
 
@@ -444,20 +437,20 @@ def finishing_kernel(gpu: ModuleType, real: str) -> Function:
     def finish(call, geometry):
         sums = shared_memory(sums_bytes)
         thread, block = thread_index(), block_index()
-        order = np.int64(1) if call.second == 0 else np.int64(2)
-        all_rows = np.int64(1) if call.draw.common_noise else call.draw.rows
+        order = np.int64(call.results)
+        all_rows = np.int64(1) if call.common_noise else call.rows
         segments, width = np.int64(geometry.segments), np.int64(geometry.width)
-        first_row = np.int64(0) if call.draw.common_noise else np.int64(block) * width
+        first_row = np.int64(0) if call.common_noise else np.int64(block) * width
         row = first_row + np.int64(thread) % width
         first, second, weight = np.float64(0), np.float64(0), np.float64(0)
         if row < all_rows:
             for segment in range(np.int64(thread) // width, segments, MOMENT_THREADS // width):
-                at = call.draw.scratch + 8 * order * (segment * all_rows + row)
+                at = call.scratch + 8 * order * (segment * all_rows + row)
                 first += load(at, np.float64)
                 if order == 2:
                     second += load(at + 8, np.float64)
         for segment in range(np.int64(thread), segments, MOMENT_THREADS):
-            weight += load(call.draw.scratch + 8 * (order * segments * all_rows + segment), np.float64)
+            weight += load(call.scratch + 8 * (order * segments * all_rows + segment), np.float64)
         own = sums + 8 * np.int64(thread)
         store_shared(own, first)
         store_shared(own + pitch, second)
@@ -472,10 +465,10 @@ def finishing_kernel(gpu: ModuleType, real: str) -> Function:
             half //= 2
         synchronize_block()
         weight = load_shared(sums + 2 * pitch, np.float64)
-        if call.draw.common_noise:
+        if call.common_noise:
             first, second = load_shared(sums, np.float64), load_shared(sums + pitch, np.float64)
             r = np.int64(block) * MOMENT_THREADS + np.int64(thread)
-            while r < call.draw.rows:
+            while r < call.rows:
                 put(call, r, weight, first, second)
                 r += np.int64(geometry.finishing_blocks) * MOMENT_THREADS
         elif thread < width and row < all_rows:

@@ -7,25 +7,19 @@ from __future__ import annotations
 
 from numba import types
 
-from multisample.backends.draw import Draw, Vector, Word
-from multisample.backends.moments import Moments
+from multisample.backends.launch import FORMATS, Launch
 
 from .geometry import Geometry
 from .moments_geometry import MomentGeometry
 
-__all__ = ["DRAW", "GEOMETRY", "MOMENTS", "MOMENTS_SIGNATURE", "MOMENT_GEOMETRY", "SIGNATURE"]
+__all__ = ["GEOMETRY", "LAUNCH", "MOMENTS_SIGNATURE", "MOMENT_GEOMETRY", "SIGNATURE"]
 
-_i32, _i64, _u32, _u64, _f64 = types.int32, types.int64, types.uint32, types.uint64, types.float64
-_VECTOR = types.NamedTuple((_i64, _i64, _f64, _u32, _u32), Vector)
-_WORD, _SIGNED_WORD = types.NamedTuple((_u64, _i64), Word), types.NamedTuple((_i64, _i64), Word)
+_i32, _i64, _u32, _u64 = types.int32, types.int64, types.uint32, types.uint64
+# Kernels compute with addresses as signed numbers, and reinterpret the bits of an input that is a number.
+_TYPES = {"P": _i64, "q": _i64, "Q": _u64, "I": _u32, "i": _i32}
 
-DRAW = types.NamedTuple(
-    (_VECTOR, _VECTOR) + (_i64,) * 5 + (_WORD, _WORD, _SIGNED_WORD, _SIGNED_WORD) + (_i64,) * 2 + (_u32,) * 5
-    + (_i32, _u32, _u32, _u32, _u32), Draw
-)  # fmt: skip
+LAUNCH = types.NamedTuple([_TYPES[form] for form in FORMATS.values()], Launch)
 GEOMETRY = types.NamedTuple((_u32,) * 15 + (_i32, _u32, _i32, _u32, _u32, _u32), Geometry)
-SIGNATURE = types.void(DRAW, GEOMETRY)
-
-MOMENTS = types.NamedTuple((DRAW, _VECTOR, _i64, _i64), Moments)
 MOMENT_GEOMETRY = types.NamedTuple((_u32,) * 10 + (_i64,) * 2, MomentGeometry)
-MOMENTS_SIGNATURE = types.void(MOMENTS, MOMENT_GEOMETRY)
+SIGNATURE = types.void(LAUNCH, GEOMETRY)
+MOMENTS_SIGNATURE = types.void(LAUNCH, MOMENT_GEOMETRY)

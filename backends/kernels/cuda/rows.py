@@ -19,11 +19,13 @@ from .group import (
     joined,
     keys_of,
     memory_of,
+    mu_of,
     noise,
     offset_of,
     packing,
     place,
     scaled,
+    sigma_of,
 )
 from .stores import MOST_STORED, Staged, aligned, paired, shifted, staged, strided
 
@@ -365,7 +367,7 @@ def _fetching(gpu: ModuleType, dtype: str, is_staged: bool) -> tuple[Function, F
     def fetched(begin, first_row, count, call, geometry):
         exists, row = row_of(begin, first_row, count, geometry)
         if exists:
-            return element_of(call.mu, row), element_of(call.sigma, row)
+            return element_of(mu_of(call), row), element_of(sigma_of(call), row)
         return zero, zero
 
     @inline
@@ -373,7 +375,7 @@ def _fetching(gpu: ModuleType, dtype: str, is_staged: bool) -> tuple[Function, F
         exists, row = row_of(begin, first_row, count, geometry)
         if exists:
             mu, sigma = dimension
-            part = row_part(np.uint32(call.first_row.value + row), np.uint32(offset_of_call(call)), keys_of(call)[0])
+            part = row_part(np.uint32(call.first_row + row), np.uint32(offset_of_call(call)), keys_of(call)[0])
             # Rows that one thread draws consecutively have adjacent slots.
             pass_of_chunk, row_of_pass = dimension_place_of(geometry)
             slot = np.uint32(row_of_pass * geometry.pitch + pass_of_chunk)
@@ -401,7 +403,7 @@ def _drawing_rest(gpu: ModuleType, dtype: str, common_noise: bool, antithetic: b
         row = np.int32(first_row)
         first, last = _inside(width, (np.int32(0), group), call, geometry)
         if row < step and first < last:
-            own = prepared(np.uint32(call.first_column.value // width + group), call), keys_of(call)
+            own = prepared(np.uint32(call.first_column // width + group), call), keys_of(call)
             stride = call.row_stride << geometry.interleave_log2
             at = out + (width * group - geometry.skip) * size + row * stride
             while row < rows:
@@ -435,7 +437,7 @@ def rows_kernel(gpu: ModuleType, dtype: str, common_noise: bool, antithetic: boo
 
     @inline
     def own_of(place, call):
-        return prepared(np.uint32(call.first_column.value // width + place[1]), call), keys_of(call)
+        return prepared(np.uint32(call.first_column // width + place[1]), call), keys_of(call)
 
     def kernel(call, geometry):
         chunks, stages = shared_memory(chunks_size), shared_memory(stages_size)

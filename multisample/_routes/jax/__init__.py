@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import struct
 from collections.abc import Hashable
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,14 +17,15 @@ import numpy as np
 
 from multisample.backends.contract import HostArray
 
-from ..._arguments import check_choice, check_flag, checked_integer, describe, dtype_name
+from ..._arguments import checked_integer, describe, dtype_name
 from ..._backends import choose
+from ..._call import COLUMNS, ROWS, Call, check_choices, check_rows
 from ..._checks.operands import common_length, promoted
 from ..._checks.values import check_values
 from ..._libraries import BY_TYPE, HOST, is_number, library_of
 from ..._libraries.jax import JAX, is_jax
 from ..._libraries.library import CPU, NOUNS, counted_as
-from ..._plan import COLUMNS, PLANS, ROWS, Call, Plan, check_rows
+from ..._plan import PLANS, run
 from ..._randomness.generator import DEFAULT_GENERATOR, WORD_64, Key
 from ..._randomness.source import check_generator
 from ..._tracing import SEEDLESS, is_traced_by_jax
@@ -46,18 +47,18 @@ def draw_jax(call: Call, key: Hashable) -> Any:
     _check_devices(call.mu, call.sigma)
     _words(call, 0 if call.seed is None else call.seed, d)  # Raises.
     plan = _Plan(call, static, d)
-    result = plan.run(call.mu, call.sigma, call.seed, call.generator, None, call.dim_offset, call.sample_offset)
+    result = run(plan, call)
     for x in (call.mu, call.sigma):  # `sample` looks up plans for these types only.
         if is_jax(x):
             BY_TYPE[type(x)] = JAX
     if key is None:
         return result
-    PLANS.put(key, cast("Plan", plan))
+    PLANS.put(key, plan)
     return result
 
 
 class _Plan:
-    """An eager call without values, seed, offset and window: see `multisample._plan.Plan`."""
+    """An eager call without values, seed, offset and window: see `multisample._plan.Planned`."""
 
     __slots__ = ("_call", "_checked", "_d", "_is_valid", "_last_column", "_last_row", "_programs", "_static")
 
@@ -73,20 +74,24 @@ class _Plan:
         # Arrays in host memory are always checked.
         self._checked = tuple(is_jax(x) and (bool(call.validate) or _is_on_host(x)) for x in (call.mu, call.sigma))
 
-    def run(self, mu: Any, sigma: Any, seed: Any, generator: Any, out: Any, dim_offset: Any, sample_offset: Any) -> Any:
-        """The result of a call that has this plan."""
+    def run(
+        self, mu: Any, sigma: Any, weights: Any, matrix: Any, seed: Any, generator: Any, dim_offset: Any,
+        sample_offset: Any,
+    ) -> tuple[Any]:  # fmt: skip
+        """See `multisample._plan.Planned`."""
         if seed is not None:
             words = self._words(seed, dim_offset, sample_offset)
             self._check_values(mu, sigma)
-            return self._draw(mu, sigma, words, sample_offset)
+            return (self._draw(mu, sigma, words, sample_offset),)
         generator = DEFAULT_GENERATOR if generator is None else generator
         if generator.graph_safe:
-            return self._draw_counted(mu, sigma, generator, dim_offset, sample_offset)
+            return (self._draw_counted(mu, sigma, generator, dim_offset, sample_offset),)
         self._words(0, dim_offset, sample_offset)  # Raises before the generator advances.
         self._check_values(mu, sigma)
         seed, offset = generator._take()
         try:
-            return self._draw(mu, sigma, self._words(Key(seed, offset), dim_offset, sample_offset), sample_offset)
+            words = self._words(Key(seed, offset), dim_offset, sample_offset)
+            return (self._draw(mu, sigma, words, sample_offset),)
         except BaseException:
             generator._put_back(seed, offset)
             raise
@@ -104,14 +109,14 @@ class _Plan:
 
     def _draw_counted(self, mu: Any, sigma: Any, generator: Any, dim_offset: int, sample_offset: int) -> Any:
         """With a generator whose offset is in device memory: by another library."""
-        from ..adopted import draw_adopted
+        from ..adopted import run_adopted
 
         call = self._call._replace(
             mu=mu, sigma=sigma, n=self._static.n, dtype=self._static.dtype, generator=generator, dim_offset=dim_offset,
             sample_offset=sample_offset,
         )  # fmt: skip
         device = JAX.device("mu, sigma", mu if is_jax(mu) else sigma)
-        return draw_adopted(call, JAX, device, choose(call.backend, "jax", device.kind))
+        return run_adopted(call, JAX, device, choose(call.backend, "jax", device.kind))
 
     def _words(self, seed: Any, dim_offset: Any, sample_offset: Any) -> Words:
         number, offset = seed if type(seed) is Key else (seed, 0)
@@ -133,11 +138,11 @@ class _Plan:
         """ValueError for values that no normal distribution has."""
         if self._checked[0]:
             vector = self._vector(mu)
-            if not self._is_valid(vector, _EMPTY[vector.dtype.itemsize]):
+            if not self._is_valid(vector, _EMPTY[vector.dtype.itemsize], None):
                 check_values(HOST, {"mu": np.asarray(mu)}, self._static.dtype)
         if self._checked[1]:
             vector = self._vector(sigma)
-            if not self._is_valid(_EMPTY[vector.dtype.itemsize], vector):
+            if not self._is_valid(_EMPTY[vector.dtype.itemsize], vector, None):
                 check_values(HOST, {"sigma": np.asarray(sigma)}, self._static.dtype)
 
     def _vector(self, x: Any) -> HostArray:
@@ -165,10 +170,7 @@ def _static(call: Call) -> tuple[Static, int]:
             f" {describe(call.n)}: pass it as a static argument"
         )
     n = checked_integer("n", call.n, 0, COLUMNS + 1)
-    check_choice("noise", call.noise, ("independent", "shared"))
-    check_choice("layout", call.layout, ("dn", "nd"))
-    for name, flag in (("fast_math", call.fast_math), ("validate", call.validate), ("antithetic", call.antithetic)):
-        check_flag(name, flag)
+    check_choices(call)
     if not isinstance(call.backend, str):
         raise TypeError(f"backend: expected a name, got {describe(call.backend)} of type {type(call.backend).__name__}")
     if call.out is not None:

@@ -17,27 +17,27 @@ import jax
 import numpy as np
 from jaxlib.xla_client import CustomCallTargetTraits
 
-from multisample.backends import registry
-from multisample.backends.contract import HostArray
-from multisample.backends.draw import (
+from multisample.backends import generic, registry
+from multisample.backends.contract import HostArray, MemoryLauncher
+from multisample.backends.driver import CONFIGURATION_SIZE
+from multisample.backends.element_types import MATRIX_TYPES
+from multisample.backends.launch import (
     HOST,
     OFFSETS_BYTES,
     SEED_BYTES,
     Batched,
-    Draw,
     ElementType,
+    Launch,
     Operation,
-    Vector,
-    Word,
     batch_steps,
+    words_in_memory,
 )
-from multisample.backends.element_types import MATRIX_TYPES
-from multisample.backends.launch import CONFIGURATION_SIZE, MemoryLauncher, generic_launcher
 from multisample.backends.memory.host import advise_huge_pages, array_at
 from multisample.backends.system import cuda_driver, xla_ffi
 from multisample.backends.system.threads import run_all, thread_count
 
-from ..._plan import COLUMNS, PlanCache, check_rows
+from ..._call import COLUMNS, check_rows
+from ..._plan import PlanCache
 from .native_launches import NativeLaunches
 
 __all__ = [
@@ -93,23 +93,21 @@ def decoded(string: bytes) -> Options:
     return Options(backend, dtype, layout, *(flag == "1" for flag in flags))
 
 
-# --- Draws ----------------------------------------------------------------------------------------
+# --- Launches -------------------------------------------------------------------------------------
 
 
-def _draw(options: Options, d: int, n: int, operation: Operation, device: int, batch: int = 0) -> Draw:
-    """The draw of a batch, or of one of its matrices, without addresses."""
+def _launch(options: Options, d: int, n: int, operation: Operation, device: int, batch: int = 0) -> Launch:
+    """The launch of a batch, or of one of its matrices, without addresses."""
     batched = Batched.mu * options.mu_batched | Batched.sigma * options.sigma_batched
-    if operation == Operation.gradient:  # Every matrix has its own sums.
-        batched = Batched.mu | Batched.sigma
     batched |= Batched.seed * options.seed_batched | Batched.offsets * options.offsets_batched
     row = MATRIX_TYPES[options.dtype]
-    real = MATRIX_TYPES[row.computing]
-    vector = Vector(0, real.size, 0.0, ElementType[row.computing])
-    strides = (n * row.size, row.size) if options.layout == "dn" else (row.size, d * row.size)
-    return Draw(
-        vector, vector, 0, *strides, d, n, Word(0), Word(0), Word(0), Word(0), 0, 0, ElementType[options.dtype],
-        operation, options.common_noise, options.antithetic, options.fast_math, device, batch=batch, batched=batched,
-        column_phase=int(options.aligned),
+    size, kind = MATRIX_TYPES[row.computing].size, ElementType[row.computing]
+    row_stride, column_stride = (n * row.size, row.size) if options.layout == "dn" else (row.size, d * row.size)
+    return Launch(
+        mu_stride=size, sigma_stride=size, mu_type=kind, sigma_type=kind, row_stride=row_stride,
+        column_stride=column_stride, rows=d, columns=n, type=ElementType[options.dtype], operation=operation,
+        common_noise=options.common_noise, antithetic=options.antithetic, fast_math=options.fast_math, device=device,
+        batch=batch, batched=batched, column_phase=int(options.aligned),
     )  # fmt: skip
 
 
@@ -117,15 +115,6 @@ def _matrix_shape(options: Options, shape: tuple[int, ...]) -> tuple[int, int, i
     """The batch size, d and n of a matrix operand or result."""
     batch, first, second = shape
     return (batch, first, second) if options.layout == "dn" else (batch, second, first)
-
-
-def _at(draw: Draw, mu: int, sigma: int, seed: int, offsets: int, matrix: int, stream: int, scratch: int = 0) -> Draw:
-    """The same draw, with addresses in host memory or in memory of its device."""
-    offset, row, column = (Word(0, offsets and offsets + 8 * k) for k in range(3))
-    return draw._replace(
-        mu=draw.mu._replace(data=mu), sigma=draw.sigma._replace(data=sigma), matrix=matrix, seed=Word(0, seed),
-        offset=offset, first_row=row, first_column=column, stream=stream, scratch=scratch,
-    )  # fmt: skip
 
 
 # --- Host memory ----------------------------------------------------------------------------------
@@ -158,39 +147,39 @@ def _check_window(row: int, column: int, d: int, n: int) -> None:
         raise ValueError(f"sample_offset: expected sample_offset + n <= 2**34, got {column} + {n}")
 
 
-def _check_windows(draw: Draw, offsets: int) -> None:
+def _check_windows(launch: Launch, offsets: int) -> None:
     """Check the windows of a batch in host memory."""
     if not offsets:
         return
-    count = draw.batch if draw.batched & Batched.offsets else 1
+    count = launch.batch if launch.batched & Batched.offsets else 1
     _, row, column = array_at(offsets, (count, 3), (OFFSETS_BYTES, 8), "uint64").max(0).tolist()
-    _check_window(row, column, draw.rows, draw.columns)
+    _check_window(row, column, launch.rows, launch.columns)
 
 
 def _host_sampler(options: Options, shape: tuple[int, ...]) -> Callable[..., None]:
     """``run(mu, sigma, seed, offsets, matrix)``, all addresses in host memory."""
     batch, d, n = _matrix_shape(options, shape)
     backend = registry.find(options.backend)
-    draw = _draw(options, d, n, Operation.sample, HOST)
-    launcher_of = getattr(backend, "launcher", None)
-    launcher = launcher_of(draw) if launcher_of else generic_launcher(backend, draw)
-    launch, ready, row = launcher.run, launcher.ready, MATRIX_TYPES[options.dtype]
+    launcher = generic.launcher(backend, _launch(options, d, n, Operation.sample, HOST))
+    launch, geometry, row = launcher.run, launcher.geometry, MATRIX_TYPES[options.dtype]
     vector, is_transposed = _array_maker((d,), np.dtype(row.computing)), options.layout == "nd"
     matrix_of = _array_maker((n, d) if is_transposed else (d, n), np.dtype(row.stored))
 
     def run_on_arrays(mu: int, sigma: int, seed: int, offsets: int, matrix: int) -> None:
         seed, offset, first_row, first_column = _read_words(seed, offsets, d, n)
         target = matrix_of(matrix).T if is_transposed else matrix_of(matrix)
-        prepared = None if ready is None else ready(target, first_column)
-        launch(prepared, vector(mu), vector(sigma), target, seed, offset, 0, first_row, first_column, 0)
+        prepared = None if geometry is None else geometry(target, first_column)
+        launch(
+            prepared, vector(mu), vector(sigma), 0, target, 0, 0, seed, offset, 0, first_row, first_column, 0, 0
+        )  # fmt: skip
 
     def run_on_addresses(mu: int, sigma: int, seed: int, offsets: int, matrix: int) -> None:
         seed, offset, first_row, first_column = _read_words(seed, offsets, d, n)
-        prepared = None if ready is None else ready(matrix, first_column)
-        launch(prepared, mu, sigma, matrix, seed, offset, 0, first_row, first_column, 0)
+        prepared = None if geometry is None else geometry(matrix, first_column)
+        launch(prepared, mu, sigma, 0, matrix, 0, 0, seed, offset, 0, first_row, first_column, 0, 0)
 
     run_one = run_on_arrays if launcher.takes_arrays else run_on_addresses
-    draws, size = _draw(options, d, n, Operation.sample, HOST, batch), batch * d * n * row.size
+    batched, size = _launch(options, d, n, Operation.sample, HOST, batch), batch * d * n * row.size
 
     def run(mu: int, sigma: int, seed: int, offsets: int, matrix: int) -> None:
         if size >= _LARGE:
@@ -198,8 +187,9 @@ def _host_sampler(options: Options, shape: tuple[int, ...]) -> Callable[..., Non
         if batch == 1:
             run_one(mu, sigma, seed, offsets, matrix)
             return
-        _check_windows(draws, offsets)
-        backend.launch(_at(draws, mu, sigma, seed, offsets, matrix, 0))
+        _check_windows(batched, offsets)
+        words = words_in_memory(seed, offsets)
+        backend.launch(batched._replace(mu=mu, sigma=sigma, matrix=matrix, **words))
 
     return run_one if batch == 1 and size < _LARGE else run
 
@@ -215,21 +205,22 @@ _SHARE = 1 << 18
 def _host_gradient(options: Options, shape: tuple[int, ...]) -> Callable[..., None]:
     """``run(matrix, seed, offsets, mu, sigma)``: writes the sums of a matrix, and of its products with the noise."""
     batch, d, n = _matrix_shape(options, shape)
-    backend, draw = registry.find(options.backend), _draw(options, d, n, Operation.gradient, HOST, batch)
+    backend, launch = registry.find(options.backend), _launch(options, d, n, Operation.gradient, HOST, batch)
     if can_take_gradients(options.backend):
 
         def run_fused(matrix: int, seed: int, offsets: int, mu: int, sigma: int) -> None:
-            _check_windows(draw, offsets)
-            backend.launch(_at(draw, mu, sigma, seed, offsets, matrix, 0))
+            _check_windows(launch, offsets)
+            words = words_in_memory(seed, offsets)
+            backend.launch(launch._replace(matrix=matrix, first=mu, second=sigma, **words))
 
         return run_fused
-    size, _, of_matrix, of_seed, of_offsets = batch_steps(draw)
+    steps = batch_steps(launch)
     run_one = _tiled_gradient(options, d, n)
 
     def run(matrix: int, seed: int, offsets: int, mu: int, sigma: int) -> None:
         for b in range(batch):
-            words = _read_words(seed + b * of_seed, offsets + b * of_offsets, d, n)
-            run_one(matrix + b * of_matrix, words, mu + b * size, sigma + b * size)
+            words = _read_words(seed + b * steps["seed_at"], offsets + b * steps["offset_at"], d, n)
+            run_one(matrix + b * steps["matrix"], words, mu + b * steps["first"], sigma + b * steps["second"])
 
     return run
 
@@ -300,49 +291,53 @@ def _tiled_gradient(options: Options, d: int, n: int) -> Callable[..., None]:
 # --- Memory of a CUDA device ----------------------------------------------------------------------
 
 
-def _device_sampler(options: Options, shape: tuple[int, ...], device: int) -> Callable[..., None]:
+class _DeviceSampler:
     """``run(mu, sigma, seed, offsets, matrix, stream)``, all addresses in memory of the device."""
+
+    def __init__(self, launcher: MemoryLauncher) -> None:
+        self.launcher = launcher
+
+    def __call__(self, mu: int, sigma: int, seed: int, offsets: int, matrix: int, stream: int) -> None:
+        self.launcher.run(mu, sigma, 0, matrix, 0, 0, seed, offsets, stream, 0)
+
+    def parameters(
+        self, mu: int, sigma: int, seed: int, offsets: int, matrix: int, stream: int
+    ) -> list[tuple[int, bytes]]:
+        """`MemoryLauncher.parameters`; an empty list without."""
+        parameters = self.launcher.parameters
+        return parameters(mu, sigma, 0, matrix, 0, 0, seed, offsets, stream, 0) if parameters else []
+
+
+def _device_sampler(options: Options, shape: tuple[int, ...], device: int) -> _DeviceSampler:
     batch, d, n = _matrix_shape(options, shape)
-    backend = registry.find(options.backend)
-    draw = _draw(options, d, n, Operation.sample, device, batch)
-    memory_launcher = getattr(backend, "memory_launcher", None)
-
-    if memory_launcher:
-        launch: Callable[..., None] = memory_launcher(draw)
-        return launch
-
-    def run(*addresses: int) -> None:
-        with (
-            cuda_driver.relaxed_capture()
-        ):  # The first launch may load the kernel, also while XLA records a command buffer.
-            backend.launch(_at(draw, *addresses))
-
-    return run
+    launch = _launch(options, d, n, Operation.sample, device, batch)
+    return _DeviceSampler(generic.memory_launcher(registry.find(options.backend), launch, options.has_offsets))
 
 
 def _device_gradient(options: Options, shape: tuple[int, ...], device: int) -> Callable[..., None]:
     """``run(matrix, seed, offsets, mu, sigma, scratch, stream)``, all addresses in memory of the device."""
-    batch, d, n = _matrix_shape(options, shape)
-    backend = registry.find(options.backend)
-    draw = _draw(options, d, n, Operation.gradient, device, batch)
+    launch = _gradient_launcher(options, shape, device).run
 
     def run(matrix: int, seed: int, offsets: int, mu: int, sigma: int, scratch: int, stream: int) -> None:
-        with cuda_driver.relaxed_capture():
-            backend.launch(_at(draw, mu, sigma, seed, offsets, matrix, stream, scratch))
+        launch(0, 0, 0, matrix, mu, sigma, seed, offsets, stream, scratch)
 
     return run
 
 
+def _gradient_launcher(options: Options, shape: tuple[int, ...], device: int) -> MemoryLauncher:
+    batch, d, n = _matrix_shape(options, shape)
+    launch = _launch(options, d, n, Operation.gradient, device, batch)
+    return generic.memory_launcher(registry.find(options.backend), launch, options.has_offsets)
+
+
 def can_take_gradients(backend: str) -> bool:
     """Whether a backend has the operation `gradient`."""
-    return backend == "torch_ext"
+    return Operation.gradient in registry.find(backend).operations
 
 
 def scratch_size(options: Options, shape: tuple[int, ...]) -> int:
     """How many float64 numbers of scratch memory a gradient on CUDA needs."""
-    _, d, n = _matrix_shape(options, shape)
-    backend: Any = registry.find(options.backend)
-    return max(1, int(backend.scratch_size(_draw(options, d, n, Operation.gradient, 0))))
+    return max(1, _gradient_launcher(options, shape, 0).scratch_size)
 
 
 # --- Handlers -------------------------------------------------------------------------------------
@@ -384,7 +379,7 @@ def _sample_on_device(frame: xla_ffi.Frame) -> None:
     run = RUNNERS.get((_device_sampler, *key)) or _runner(_device_sampler, *key)
     addresses = _addresses(operands, results, 4)
     run(*addresses, frame.stream())
-    if _native and isinstance(run, MemoryLauncher):
+    if _native and isinstance(run, _DeviceSampler):
         _native[0].record(*key, addresses, run.parameters)
 
 

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..._arguments import checked_integer
+from ..._call import COLUMNS, ROWS
 from ..._libraries.jax import is_jax
-from ..._plan import COLUMNS, ROWS
 from ..._randomness.generator import WORD_64, Key
 
 __all__ = ["Words", "operands", "words_of"]

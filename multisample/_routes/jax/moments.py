@@ -16,24 +16,23 @@ import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from multisample.backends import registry
-from multisample.backends.draw import HOST as HOST_DEVICE
-from multisample.backends.draw import Draw, ElementType, Operation, Vector, Word
+from multisample.backends import generic, registry
+from multisample.backends.contract import MemoryLauncher
+from multisample.backends.launch import HOST as HOST_DEVICE
+from multisample.backends.launch import ElementType, Launch, Operation
 from multisample.backends.memory.host import array_at
-from multisample.backends.moments import Moments
 from multisample.backends.system import xla_ffi
-from multisample.backends.system.cuda_driver import relaxed_capture
 
 from ..._backends import choose
+from ..._call import Call, checked_order
 from ..._checks.values import check_values, number_vector
 from ..._libraries import HOST, is_number, library_of
 from ..._libraries.jax import is_jax
 from ..._libraries.library import NOUNS, counted_as
-from ..._moments_plan import MomentsCall
-from ..._plan import Call, PlanCache
+from ..._plan import PlanCache
 from ..._tracing import SEEDLESS, is_traced_by_jax
 from . import _is_on_host, _operand, _static, _vector, _words
-from .handlers import _addresses, _at, _read_words, register_target
+from .handlers import _addresses, _read_words, register_target
 from .keys import operands
 from .partitioning import PLATFORMS, Static, computing_type
 
@@ -46,9 +45,9 @@ Weights have shape (n,). Seed and offsets are those of `keys.operands`; calls wi
 """
 
 
-def sum_jax(moments: MomentsCall) -> tuple[Any, ...]:
-    """The result of a call with an array or a key of JAX, or with a traced value; `order` has been checked."""
-    weights = moments.weights
+def sum_jax(call: Call) -> tuple[Any, ...]:
+    """The result of a call with an array or a key of JAX, or with a traced value."""
+    order, weights = checked_order(call), call.weights
     if is_number(weights) or (not is_jax(weights) and library_of("weights", weights) is not HOST):
         found = "a number" if is_number(weights) else NOUNS[library_of("weights", weights).name]
         raise TypeError(f"weights: expected an array of JAX or NumPy where others are JAX's, got {found}")
@@ -58,12 +57,9 @@ def sum_jax(moments: MomentsCall) -> tuple[Any, ...]:
     shape = np.shape(weights)
     if len(shape) != 1 or shape[0] == 0:
         raise ValueError(f"weights: expected shape (n,), n being at least 1, got {shape}")
-    call = Call(
-        moments.mu, moments.sigma, shape[0], moments.backend, moments.seed, None, moments.noise, moments.dtype, None,
-        moments.fast_math, moments.dim_offset, moments.sample_offset, False, "dn", moments.antithetic,
-    )  # fmt: skip
+    call = call._replace(n=shape[0])
     static, d = _static(call)
-    if moments.seed is None:
+    if call.seed is None:
         raise ValueError(SEEDLESS) if is_traced_by_jax() else TypeError("seed: expected an integer or a key, got None")
     words = _words(call, call.seed, d)
     arguments = {"weights": weights, "mu": call.mu, "sigma": call.sigma}
@@ -74,8 +70,8 @@ def sum_jax(moments: MomentsCall) -> tuple[Any, ...]:
         elif not is_jax(x):
             arguments[name] = _operand(name, x, static.dtype)
     if tracing:
-        return _traced(arguments["weights"], arguments["mu"], arguments["sigma"], words, static, d, moments.order)
-    results: tuple[Any, ...] = _program(static, d, moments.order)(*arguments.values(), words)
+        return _traced(arguments["weights"], arguments["mu"], arguments["sigma"], words, static, d, order)
+    results: tuple[Any, ...] = _program(static, d, order)(*arguments.values(), words)
     return results
 
 
@@ -159,7 +155,7 @@ def _lowered(platform: str) -> Callable[..., Any]:
         )  # fmt: skip
         results = [jax.ShapeDtypeStruct((d,), real)] * order
         if platform == "cuda":
-            size = registry.find(backend).moments_scratch_size(_moments(options, 0))  # type: ignore[attr-defined]
+            size = _memory_launcher(options, 0).scratch_size
             results.append(jax.ShapeDtypeStruct((8 * max(1, size),), np.uint8))
         else:
             _host_runner(options)  # Compiles, so that errors come before the program runs.
@@ -209,25 +205,23 @@ def _decoded(string: bytes) -> _Options:
     return _Options(backend, real, *(field == "1" for field in fields[:4]), *map(int, fields[4:]))
 
 
-def _moments(options: _Options, device: int) -> Moments:
-    """The moments of mean 0 and standard deviation 1, without addresses; on a device, with words in memory."""
-    kind, in_memory = ElementType[options.real], device != HOST_DEVICE
-    seed, offset = Word(0, 8 * in_memory), Word(0, 8 * (in_memory and options.has_offsets))
-    zero, one = Vector(0, 0, 0.0, ElementType.number), Vector(0, 0, 1.0, ElementType.number)
-    draw = Draw(
-        zero, one, 0, 0, 0, options.d, options.n, seed, offset, offset, offset, 0, 0, kind, Operation.sample,
-        options.common_noise, options.antithetic, options.fast_math, device,
+def _launch(options: _Options, device: int) -> Launch:
+    """The moments of mean 0 and standard deviation 1, which are numbers, without addresses."""
+    return Launch(
+        weights_stride=8 if options.real == "float64" else 4, weights_type=ElementType[options.real], rows=options.d,
+        columns=options.n, type=ElementType[options.real], operation=Operation.moments, results=options.order,
+        common_noise=options.common_noise, antithetic=options.antithetic, fast_math=options.fast_math, device=device,
     )  # fmt: skip
-    size = 8 if options.real == "float64" else 4
-    return Moments(draw, Vector(0, size, 0.0, kind), 0, options.order - 1)
+
+
+def _memory_launcher(options: _Options, device: int) -> MemoryLauncher:
+    return generic.memory_launcher(registry.find(options.backend), _launch(options, device), options.has_offsets)
 
 
 def _host_runner(options: _Options) -> Callable[..., None]:
     """``run(weights, seed, offsets, first, second)``, all addresses in host memory."""
     backend, d, n, real = registry.find(options.backend), options.d, options.n, options.real
-    if not hasattr(backend, "moments_launcher"):
-        raise ValueError(f"backend: {options.backend!r} has no weighted moments, only samples")
-    launcher = backend.moments_launcher(_moments(options, HOST_DEVICE))
+    launcher = generic.launcher(backend, _launch(options, HOST_DEVICE))
     size = np.dtype(real).itemsize
 
     def vector(address: int, length: int = d) -> Any:
@@ -241,8 +235,10 @@ def _host_runner(options: _Options) -> Callable[..., None]:
     def run(weights: int, seed: int, offsets: int, first: int, second: int | None = None) -> None:
         seed, offset, first_row, first_column = _read_words(seed, offsets, d, n)
         squares = vector(second) if second else None if launcher.takes_arrays else 0
+        geometry = None if launcher.geometry is None else launcher.geometry(0, first_column)
         launcher.run(
-            vector(weights, n), mu, sigma, vector(first), squares, seed, offset, first_row, first_column, 0, 0
+            geometry, mu, sigma, vector(weights, n), 0, vector(first), squares, seed, offset, 0, first_row,
+            first_column, 0, 0,
         )  # fmt: skip
 
     return run
@@ -250,16 +246,11 @@ def _host_runner(options: _Options) -> Callable[..., None]:
 
 def _device_runner(options: _Options, device: int) -> Callable[..., None]:
     """``run(weights, seed, offsets, first, ..., scratch, stream)``, all addresses in memory of the device."""
-    backend: Any = registry.find(options.backend)
-    moments = _moments(options, device)
+    launch = _memory_launcher(options, device).run
 
     def run(weights: int, seed: int, offsets: int, *results: int) -> None:
         first, *second, scratch, stream = results
-        draw = _at(moments.draw, 0, 0, seed, offsets, 0, stream, scratch)
-        with relaxed_capture():  # The first launch may load the kernel, also while XLA records a command buffer.
-            backend.launch_moments(
-                Moments(draw, moments.weights._replace(data=weights), first, second[0] if second else 0)
-            )
+        launch(0.0, 1.0, weights, 0, first, second[0] if second else 0, seed, offsets, stream, scratch)
 
     return run
 

@@ -18,6 +18,7 @@ from llvmlite import ir
 from numba import cfunc, njit, types
 from numba.extending import intrinsic
 
+from multisample.backends.driver import PLACES
 from multisample.backends.kernels.compilation import cached, source_digest
 from multisample.backends.kernels.cpu.intrinsics import stack_array
 from multisample.backends.system import cuda_driver, xla_ffi
@@ -28,6 +29,8 @@ _SLOTS = 4096  # A power of 2. Half of them are used at most; further calls stay
 _LAUNCH_WORDS = 64  # The longest recorded launch, in words of 8 bytes.
 _ALIGNMENT = 31  # The kernel depends on the address of the matrix modulo 32.
 _MASK = (1 << 32) - 1
+# The sources of patches: the addresses of a call, and the stream.
+_SOURCES = ("mu", "sigma", "seed", "offsets", "matrix", "stream")
 # Places in a record, in words of 8 bytes: the sizes of its parts; then the key, the patches and the launch.
 _STRING_SIZE, _KERNEL, _PATCHES, _LAUNCH_SIZE, _HEAD = 0, 1, 2, 3, 4
 _NUMBERS = 5  # of the key after the string: three lengths of the matrix, device, misalignment
@@ -206,27 +209,23 @@ class NativeLaunches:
         addresses : list of int
             Of mu, sigma, seed, offsets, or 0, and matrix. The alignment of the last counts.
         parameters : callable
-            ``parameters(*addresses, stream)`` of `MemoryLauncher`.
+            ``parameters(*addresses, stream)``: the kernels and their parameters: see `MemoryLauncher.parameters`.
         """
         misalignment = addresses[4] & _ALIGNMENT
         kind = string, shape, device, misalignment
         if kind in self._kept:  # The handler passed the call on, because another device is current.
             return
-        # Addresses that no other number of a launch is near to show where the addresses of a call belong.
-        sources = [(0x5A5A << 40) + (k << 32) for k in range(6)]
-        sources[4] += misalignment
-        if not addresses[3]:
-            sources[3] = 0
-        launches = parameters(*sources)
+        launches = parameters(*addresses, 0)
         if len(launches) != 1:  # A long batch.
             return
         kernel, launch = launches[0]
         words = np.frombuffer(_padded(launch), np.int64)
-        patches = []
-        for place, word in enumerate(words.tolist()):
-            for source, number in enumerate(sources):
-                if number and 0 <= word - number < 1 << 16:
-                    patches.append((place, source, word - number))
+        patches = [
+            (place // 8, source, added)
+            for source, name in enumerate(_SOURCES)
+            if name != "offsets" or addresses[source]
+            for place, added in PLACES[name]
+        ]
         numbers = [*xla_ffi.unpacked_shape(shape), device, misalignment]
         head = np.array([len(string), kernel, len(patches), len(launch)], np.int64)
         key = np.frombuffer(_padded(string), np.int64)

@@ -1,0 +1,359 @@
+"""Backends that launch kernels through the CUDA driver: cupy and numba."""
+
+from __future__ import annotations
+
+import abc
+import collections
+import ctypes
+import dataclasses
+import functools
+import operator
+import struct
+import sys
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, NamedTuple, TypeAlias
+
+from .contract import PROTOCOL, Launcher, MemoryLauncher
+from .kernels.cuda.geometry import geometry
+from .kernels.cuda.moments_geometry import MOMENT_THREADS, MomentGeometry, moment_geometry
+from .launch import (
+    FIELD_AT,
+    HEAD,
+    PACKED_LAUNCH,
+    SIZES,
+    Launch,
+    Operation,
+    batch_steps,
+    computing_name,
+    has_origin_in_memory,
+    packer,
+    parts_of_batch,
+    type_name,
+    words_in_memory,
+)
+from .system import cuda_driver
+
+__all__ = ["CONFIGURATION_SIZE", "PLACES", "DriverBackend", "KernelKey", "MomentsKey", "kernel_key"]
+
+
+# No tuples: a KernelKey and a MomentsKey of equal fields are different kernels.
+@dataclasses.dataclass(frozen=True)
+class KernelKey:
+    """The kernel of a sample. Each is compiled alone."""
+
+    dtype: str
+    common_noise: bool
+    antithetic: bool
+    fast_math: bool
+    stores: int
+    origin_in_memory: bool
+    batched: bool
+    device: int
+
+
+@dataclasses.dataclass(frozen=True)
+class MomentsKey:
+    """The kernel of weighted moments. Each is compiled alone."""
+
+    real: str
+    """The computing type."""
+    antithetic: bool
+    fast_math: bool
+    rows: int
+    """`MomentGeometry.rows`."""
+    with_second: bool
+    origin_in_memory: bool
+    finishing: bool
+    """Whether it is the kernel that adds up the segments; it depends on `real` alone."""
+    device: int
+
+
+Key: TypeAlias = "KernelKey | MomentsKey"
+
+
+def kernel_key(launch: Launch, stores: int, in_memory: bool) -> KernelKey:
+    """The kernel of a sample, with the stores of its geometry, and an origin by value or in device memory."""
+    dtype = type_name(launch)
+    return KernelKey(
+        dtype, bool(launch.common_noise), bool(launch.antithetic), bool(launch.fast_math) and dtype != "float64",
+        stores, in_memory, launch.batch > 1, launch.device,
+    )  # fmt: skip
+
+
+# The struct CUlaunchConfig of cuda.h: the grid, the block, shared memory, stream, no attributes.
+_CONFIGURATION = struct.Struct("7I4xPP I4x")
+_pack_configuration = _CONFIGURATION.pack
+CONFIGURATION_SIZE = _CONFIGURATION.size
+_MOST_BATCH = 65535  # The longest y axis of a grid.
+
+
+def _places(*fields: str) -> tuple[tuple[int, int], ...]:
+    return tuple((CONFIGURATION_SIZE + FIELD_AT[field], 8 * k) for k, field in enumerate(fields))
+
+
+PLACES: dict[str, tuple[tuple[int, int], ...]] = {
+    **{name: _places(name) for name in ("mu", "sigma", "weights", "matrix", "first", "second")},
+    "seed": _places("seed_at"),
+    "offsets": _places("offset_at", "first_row_at", "first_column_at"),
+    "stream": ((struct.calcsize("7I4x"), 0), *_places("stream")),
+    "scratch": _places("scratch"),
+}
+"""Where the arguments of `MemoryLauncher.run` are in the bytes of `MemoryLauncher.parameters`.
+
+For each place, the byte offset, and what is added to the argument there.
+"""
+
+
+def pack_configuration(blocks: int, threads: int, stream: int, batch: int = 1) -> bytes:
+    """The configuration of a launch; the grid's y axis counts the matrices of a batch."""
+    return _pack_configuration(blocks, batch, 1, threads, 1, 1, 0, stream, 0, 0)
+
+
+class Step(NamedTuple):
+    """One kernel of a launch, and what it takes besides the head of `Launch`."""
+
+    launch: Callable[[int, bytes], None]
+    """``launch(kernel, parameters)``"""
+    kernel: int
+    blocks: int
+    batch: int
+    threads: int
+    rest: bytes
+    """The tail of `Launch`, and the geometry."""
+    keys: Callable[[int], bytes] | None
+    """Further arguments, from the seed."""
+
+    def parameters(self, head: bytes, seed: int, stream: int) -> bytes:
+        """The bytes of the configuration and of the arguments."""
+        arguments = head + self.rest if self.keys is None else head + self.rest + self.keys(seed)
+        return pack_configuration(self.blocks, self.threads, stream, self.batch) + arguments
+
+
+Steps: TypeAlias = tuple[Step, ...]
+
+
+class DriverBackend(abc.ABC):
+    """Base of backends that compile a kernel for each key and launch it through the CUDA driver."""
+
+    name: str
+    protocol = PROTOCOL
+
+    def __init__(self) -> None:
+        self._handles: dict[Key | tuple[str, int], int] = {}
+        self.compiled: dict[Key | tuple[str, int], Any] = {}
+        """The compiler's own objects, by kernel. A handle is valid as long as its object is alive."""
+        self._launch_of_size = functools.cache(self._launch_function)
+
+    @property
+    def operations(self) -> Collection[int]:
+        return _STEPS.keys()
+
+    @abc.abstractmethod
+    def compile(self, key: Key | None) -> tuple[int, Any]:
+        """The driver's handle of a kernel, and the object that keeps it alive; of `advance` if `key` is None.
+
+        The caller makes the device current.
+        """
+
+    def moment_keys(self, real: str) -> Callable[[int], bytes] | None:
+        """``keys(seed)``: the round keys, where the kernels of weighted moments take them as arguments."""
+        return None
+
+    def kernel(self, key: Key) -> int:
+        """The driver's handle of a kernel, compiled on first use."""
+        return self._handles.get(key) or self._compiled(key, key, key.device)
+
+    def _compiled(self, place: Key | tuple[str, int], key: Key | None, device: int) -> int:
+        with cuda_driver.on_device(device):
+            handle, self.compiled[place] = self.compile(key)
+        self._handles[place] = handle
+        return handle
+
+    def _launch_function(self, size: int, device: int) -> Callable[[int, bytes], None]:
+        """``launch(kernel, parameters)`` launches with the bytes of a configuration and `size` bytes of arguments.
+
+        Concurrent launches, from threads, signal handlers or destructors, use different buffers.
+        """
+        free: collections.deque[_Buffer] = collections.deque()
+        launch_kernel, get_device = cuda_driver.launch_function(), cuda_driver.device_function()
+
+        def launch(kernel: int, parameters: bytes) -> None:
+            try:
+                buffer = free.pop()
+            except IndexError:
+                buffer = _buffer(size)
+            try:
+                memory, configuration, extra, ordinal_at, ordinal, _ = buffer
+                memory[:] = parameters
+                if get_device(ordinal_at) == 0 and ordinal.value == device:
+                    error = launch_kernel(configuration, kernel, None, extra)
+                else:
+                    with cuda_driver.on_device(device):
+                        error = launch_kernel(configuration, kernel, None, extra)
+            finally:
+                free.append(buffer)
+            if error:
+                name = cuda_driver.error_name(error)
+                raise RuntimeError(f"backend: {self.name!r} could not launch its kernel: {name}")
+
+        return launch
+
+    def step(
+        self, launch: Launch, key: Key, blocks: int, threads: int, geometry: bytes,
+        keys: Callable[[int], bytes] | None = None,
+    ) -> Step:  # fmt: skip
+        """The kernel `key`, which takes the launch, `geometry` and `keys`."""
+        size = PACKED_LAUNCH + len(geometry) + (len(keys(0)) if keys else 0)
+        launch_kernel, (_, tail) = self._launch_of_size(size, launch.device), packer(launch)
+        return Step(launch_kernel, self.kernel(key), blocks, max(launch.batch, 1), threads, tail + geometry, keys)
+
+    def launch(self, launch: Launch) -> None:
+        in_memory = has_origin_in_memory(launch)
+        phase = launch.column_phase - 1 if launch.first_column_at else launch.first_column & 7
+        for part in parts_of_batch(launch, _MOST_BATCH):
+            pack_head, _ = packer(part)
+            head = pack_head(*part[: len(HEAD)])
+            for step in _STEPS[launch.operation](self, part, launch.matrix & 31, phase, in_memory):
+                step.launch(step.kernel, step.parameters(head, part.seed, part.stream))
+
+    def launcher(self, launch: Launch) -> Launcher:
+        (pack_head, _), steps_of = packer(launch), _STEPS[launch.operation]
+        cached: dict[tuple[int, int], Steps] = {}
+        sizes: dict[int, int] = {}
+
+        def geometry(matrix: int, first_column: int) -> Steps:
+            """The kernels for an alignment of the matrix, cached."""
+            key = matrix & 31, first_column & 7
+            if key not in cached:
+                cached[key] = steps_of(self, launch, *key, False)
+            return cached[key]
+
+        def scratch_size(first_column: int) -> int:
+            phase = first_column & 7
+            if phase not in sizes:
+                sizes[phase] = _scratch_size(launch, phase, False)
+            return sizes[phase]
+
+        def run(
+            geometry: Steps, mu: Any, sigma: Any, weights: Any, matrix: int, first: int, second: int, seed: int,
+            offset: int, offset_at: int, first_row: int, first_column: int, stream: int, scratch: int,
+        ) -> None:  # fmt: skip
+            head = pack_head(
+                mu, sigma, weights, matrix, first, second, seed, offset, first_row, first_column, 0, offset_at, 0, 0,
+                scratch, stream, 0,
+            )  # fmt: skip
+            for launch_kernel, kernel, blocks, batch, threads, rest, keys in geometry:
+                parameters = _pack_configuration(blocks, batch, 1, threads, 1, 1, 0, stream, 0, 0) + head + rest
+                launch_kernel(kernel, parameters if keys is None else parameters + keys(seed))
+
+        return Launcher(
+            run, geometry=geometry, scratch_size=scratch_size if launch.operation == Operation.moments else None
+        )
+
+    def memory_launcher(self, launch: Launch, has_offsets: bool) -> MemoryLauncher:
+        phase, steps_of = launch.column_phase - 1 if has_offsets else 0, _STEPS[launch.operation]
+        pack_head, _ = packer(launch)
+        batch, bytes_of = max(launch.batch, 1), batch_steps(launch)
+        # More matrices than a grid has room for are launched in parts.
+        firsts = range(0, batch, _MOST_BATCH)
+        parts = [launch._replace(batch=min(batch - b, _MOST_BATCH)) for b in firsts]
+        moves = [[b * bytes_of.get(name, 0) for name in (*HEAD[:6], "seed_at", "offset_at")] for b in firsts]
+        cached: dict[int, list[Steps]] = {}
+
+        def launches(*arguments: Any) -> Iterator[tuple[Step, bytes]]:
+            *addresses, stream, scratch = arguments
+            misalignment = addresses[3] & 31  # Of the matrix.
+            if misalignment not in cached:
+                with cuda_driver.relaxed_capture():  # A kernel can be loaded while the stream is being captured.
+                    cached[misalignment] = [steps_of(self, part, misalignment, phase, True) for part in parts]
+            for steps, move in zip(cached[misalignment], moves, strict=True):
+                *operands, seed, offsets = map(operator.add, addresses, move)
+                words = words_in_memory(seed, offsets).values()
+                head = pack_head(*operands, 0, 0, 0, 0, *words, scratch, stream, 0)
+                for step in steps:
+                    yield step, step.parameters(head, 0, stream)
+
+        def run(*arguments: Any) -> None:
+            for step, parameters in launches(*arguments):
+                step.launch(step.kernel, parameters)
+
+        size = _scratch_size(launch, phase, True) if launch.operation == Operation.moments else 0
+        return MemoryLauncher(
+            run, size, lambda *arguments: [(step.kernel, parameters) for step, parameters in launches(*arguments)]
+        )
+
+    def advancer(self, device: int) -> Callable[[int, int], None]:
+        place = ("advance", device)
+        kernel = self._handles.get(place) or self._compiled(place, None, device)
+        launch = self._launch_of_size(8, device)
+
+        def advance(address: int, stream: int) -> None:
+            launch(kernel, pack_configuration(1, 1, stream) + address.to_bytes(8, sys.byteorder))
+
+        return advance
+
+
+_Buffer = tuple[memoryview, Any, Any, Any, ctypes.c_int, ctypes.c_size_t]
+
+
+def _buffer(size: int) -> _Buffer:
+    """Memory for the configuration of a launch, followed by `size` bytes of arguments.
+
+    Returns a view to write to, the first and the last argument of cuLaunchKernelEx, the argument of cuCtxGetDevice and
+    the number that this writes, and the size, which `extra` points to.
+    """
+    memory = ctypes.create_string_buffer(CONFIGURATION_SIZE + size)
+    arguments, count = ctypes.addressof(memory) + CONFIGURATION_SIZE, ctypes.c_size_t(size)
+    # CU_LAUNCH_PARAM_BUFFER_POINTER, CU_LAUNCH_PARAM_BUFFER_SIZE and CU_LAUNCH_PARAM_END of cuda.h.
+    extra = (ctypes.c_void_p * 5)(1, arguments, 2, ctypes.addressof(count), 0)
+    ordinal = ctypes.c_int()
+    return memoryview(memory).cast("B"), ctypes.byref(memory), extra, ctypes.byref(ordinal), ordinal, count
+
+
+# --- The kernels of each operation: steps(backend, launch, misalignment, phase, in_memory) --------------------------
+#
+# `misalignment` is the address of the matrix modulo 32, `phase` the first column modulo 8, -1 if it is not known, and
+# `in_memory` says whether the seed, the first row or the first column is in device memory.
+
+
+def _sample_steps(backend: DriverBackend, launch: Launch, misalignment: int, phase: int, in_memory: bool) -> Steps:
+    dtype = type_name(launch)
+    # One geometry for all matrices of a batch, whose addresses may be aligned differently.
+    strided = launch.batch > 1 and launch.rows * launch.columns * SIZES[dtype] % 32 != 0
+    g, packed = geometry(
+        launch.rows, launch.columns, dtype, (launch.row_stride, launch.column_stride), misalignment, phase,
+        bool(launch.common_noise), bool(launch.antithetic), bool(launch.fast_math), strided,
+    )  # fmt: skip
+    return (backend.step(launch, kernel_key(launch, g.stores, in_memory), g.blocks, g.threads, packed),)
+
+
+def _moments_steps(backend: DriverBackend, launch: Launch, misalignment: int, phase: int, in_memory: bool) -> Steps:
+    real, g = computing_name(launch), _moment_geometry(launch, phase, in_memory)
+    key = MomentsKey(
+        real, bool(launch.antithetic), bool(launch.fast_math) and real != "float64", g.rows, launch.results > 1,
+        in_memory, False, launch.device,
+    )  # fmt: skip
+    packed = g.packed()
+    sums = backend.step(launch, key, g.blocks, MOMENT_THREADS, packed, backend.moment_keys(real))
+    if not g.finishing_blocks:
+        return (sums,)
+    finishing = MomentsKey(real, False, False, 1, False, False, True, launch.device)
+    return sums, backend.step(launch, finishing, g.finishing_blocks, MOMENT_THREADS, packed)
+
+
+def _moment_geometry(launch: Launch, phase: int, in_memory: bool) -> MomentGeometry:
+    return moment_geometry(
+        launch.rows, launch.columns, computing_name(launch), phase, bool(launch.common_noise), bool(launch.antithetic),
+        in_memory,
+    )  # fmt: skip
+
+
+def _scratch_size(launch: Launch, phase: int, in_memory: bool) -> int:
+    g = _moment_geometry(launch, phase, in_memory)
+    return g.scratch_size(launch.rows, bool(launch.common_noise), launch.results)
+
+
+_STEPS: dict[int, Callable[[DriverBackend, Launch, int, int, bool], Steps]] = {
+    Operation.sample: _sample_steps,
+    Operation.moments: _moments_steps,
+}
