@@ -20,6 +20,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # Set here and not in the options of pyproject.toml, where it would contradict --benchmark-only.
     if not is_timed(config):
         config.option.benchmark_disable = True
+    # `filterwarnings = error` would make a traceback of it, where all that is selected is skipped.
+    config.addinivalue_line("filterwarnings", "default:Not saving anything, no benchmarks have been run")
 
 
 def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, Any]) -> None:

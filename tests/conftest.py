@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import hypothesis
 import numpy as np
 import pytest
 
@@ -24,10 +23,6 @@ import multisample
 from multisample import _backends
 from multisample.backends import registry
 from multisample.backends.kernels.cpu import threads
-
-# No deadline, since compiling takes seconds. Examples are fixed, like every seed of the tests.
-hypothesis.settings.register_profile("multisample", deadline=None, derandomize=True, database=None)
-hypothesis.settings.load_profile("multisample")
 
 # By default JAX reserves most of a GPU's memory when a test makes its first array, even on the CPU.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
@@ -49,9 +44,40 @@ def requested_backends() -> list[str]:
     return names
 
 
+def is_benchmark(config: pytest.Config) -> bool:
+    """Whether only benchmarks run."""
+    return bool(config.getoption("benchmark_only", False))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if is_benchmark(config):
+        return
+    import hypothesis
+
+    # No deadline, since compiling takes seconds. Examples are fixed, like every seed of the tests.
+    hypothesis.settings.register_profile("multisample", deadline=None, derandomize=True, database=None)
+    hypothesis.settings.load_profile("multisample")
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "backend" in metafunc.fixturenames:
         metafunc.parametrize("backend", requested_backends(), indirect=True, scope="session")
+
+
+def pytest_ignore_collect(config: pytest.Config) -> bool | None:
+    """``pytest --benchmark-only`` needs the `bench` extra alone: it does not import the tests."""
+    return True if is_benchmark(config) else None
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Without a CUDA device, one line sums up the tests that need one. A line for each would hide other skips."""
+    from cuda_memory import device_count
+
+    if device_count() > 0 or not terminalreporter.config.getoption("fold_skipped", True):
+        return
+    for report in terminalreporter.stats.get("skipped", []):
+        if "CUDA device" in report.longrepr[2]:
+            report.longrepr = (__file__, None, "no CUDA device")
 
 
 def pytest_collection_finish() -> None:

@@ -7,12 +7,13 @@ on.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib.resources
 import pickle
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FunctionType
 from typing import Any, TypeAlias
@@ -24,7 +25,7 @@ from numba.core.serialize import dumps
 
 from multisample.backends.system import cache
 
-__all__ = ["Function", "KernelCache", "cached", "compile_cached", "inline", "source_digest"]
+__all__ = ["Function", "KernelCache", "cached", "compile_cached", "inline", "recorded_misses", "source_digest"]
 
 Function: TypeAlias = Callable[..., Any]
 """A function that Numba compiles. Numba infers the types."""
@@ -118,6 +119,8 @@ class KernelCache:
             pass
         except Exception as error:  # Unpickling another version's file may raise anything.
             self._warn(file, error)
+        if _misses is not None:
+            _misses.append(self._name)
         _say_once(self._backend)
         return None
 
@@ -130,8 +133,10 @@ class KernelCache:
             self._warn(file, error)
 
     def _file(self, signature: Any, codegen: Any) -> str:
+        # Python callers pass a signature, compiled callers a tuple of types: both find the same file.
+        types = getattr(signature, "args", signature)
         parts = (
-            self._digest, str(signature), *map(str, codegen.magic_tuple()), numba.__version__, llvmlite.__version__,
+            self._digest, str(types), *map(str, codegen.magic_tuple()), numba.__version__, llvmlite.__version__,
             sys.version,
         )  # fmt: skip
         return f"{self._name}-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:20]}"
@@ -144,12 +149,24 @@ class KernelCache:
 
 
 _said: set[str] = set()
+_misses: list[str] | None = None
 
 
 def _say_once(backend: str) -> None:
-    if backend not in _said:
+    if _misses is None and backend not in _said:
         _said.add(backend)
         cache.say(f"compiling kernels of {backend}, once for this machine: some seconds for each kind of call")
+
+
+@contextlib.contextmanager
+def recorded_misses() -> Iterator[list[str]]:
+    """The names of functions that are not in the cache: a list that grows. No message announces that they compile."""
+    global _misses
+    previous, _misses = _misses, []
+    try:
+        yield _misses
+    finally:
+        _misses = previous
 
 
 @functools.cache

@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import argparse
+import multiprocessing
+import signal
+import sys
 import time
-from typing import Any
+import warnings
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from typing import Any, NamedTuple, TypeAlias
 
 from multisample.backends import registry
 from multisample.backends.native import libraries, prebuilt
 from multisample.backends.native.build import LibraryKind
+from multisample.backends.system.threads import thread_count
+
+from .live_line import LiveLine
 
 __all__ = ["add_parser", "run"]
+
+_Kernel: TypeAlias = Callable[[], Any]
+
+# Seconds between lines of progress, in a terminal and elsewhere.
+_LIVE_INTERVAL, _INTERVAL = 1.0, 10.0
 
 
 def add_parser(subparsers: Any) -> None:
@@ -19,8 +33,9 @@ def add_parser(subparsers: Any) -> None:
         "build",
         help="compile a backend ahead of time",
         description="Compile one backend or all available backends ahead of time. The cache on disk"
-        " (MULTISAMPLE_CACHE_DIR) stores the results; a damaged library is compiled again. For cpu: all kernels. For"
-        " torch_ext: the CPU library, and with CUDA the CUDA library. cupy and numba compile each kernel on first use.",
+        " (MULTISAMPLE_CACHE_DIR) stores the results; a damaged library is compiled again. For cpu: all kernels, two to"
+        " three minutes of work that the processors share. For torch_ext: the CPU library, and with CUDA the CUDA"
+        " library. cupy and numba compile each kernel on first use.",
         allow_abbrev=False,
     )
     parser.add_argument("backend", nargs="?", choices=sorted(registry.names()), help="default: all available backends")
@@ -43,11 +58,82 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _build_cpu() -> None:
+    # Numba takes half a second to import.
     from multisample.backends.kernels.cpu import kernel, moments
 
-    start = time.perf_counter()
-    kernels = kernel.compile_all() + moments.compile_all()
-    print(f"cpu: compiled {kernels} kernels in {time.perf_counter() - start:.1f} s", flush=True)
+    groups = kernel.kernel_groups() + moments.kernel_groups()
+    total = sum(map(len, groups))
+    start = time.monotonic()
+    line = LiveLine(sys.stderr)
+    next_line = 0.0
+
+    def show(done: int) -> None:
+        nonlocal next_line
+        elapsed = time.monotonic() - start
+        if line.live or elapsed >= next_line:
+            line.show(f"cpu: {done} of {total} kernels, {elapsed:.0f} s")
+            next_line += _INTERVAL
+
+    try:
+        results = _compile_all(groups, min(thread_count(), len(groups)), show)
+    finally:
+        line.end()
+    # Every process warns once of the same cause.
+    for category, message in {warning: text for result in results for warning, text in result.warnings}.items():
+        warnings.warn(message, category, stacklevel=1)
+    compiled = sum(result.compiled for result in results)
+    before = f"; {total - compiled} were compiled before" if compiled < total else ""
+    print(f"cpu: compiled {compiled} kernels in {time.monotonic() - start:.1f} s{before}", flush=True)
+
+
+class _Result(NamedTuple):
+    compiled: bool
+    """Whether the kernel was not in the cache."""
+    warnings: list[tuple[type[Warning], str]]
+
+
+def _compile_all(groups: Sequence[Sequence[_Kernel]], processes: int, show: Callable[[int], None]) -> list[_Result]:
+    """Compile the first kernel of each group, then the others, which load the first one from the cache.
+
+    Threads would wait for Numba's lock. Calls ``show(done)`` for each kernel that is done, and every second.
+    """
+    results: list[_Result] = []
+    others = set(multiprocessing.active_children())
+    # A forked process could inherit a lock of Numba or LLVM that another thread holds.
+    pool = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"))
+
+    def start() -> dict[Future[_Result], list[_Kernel]]:
+        # The processes inherit the mask of this thread. Ctrl-C interrupts the calling process alone, which ends them.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        return {pool.submit(_compile, first): more for first, *more in groups}
+
+    with pool:
+        show(0)
+        try:
+            # Signals interrupt the main thread only: another thread starts each process completely.
+            with ThreadPoolExecutor(1) as thread:
+                rest = thread.submit(start).result()
+            waiting = set(rest)
+            while waiting:
+                done, waiting = wait(waiting, _LIVE_INTERVAL, FIRST_COMPLETED)
+                for future in done:
+                    results.append(future.result())
+                    waiting |= {pool.submit(_compile, kernel) for kernel in rest.pop(future, ())}
+                show(len(results))
+        except BaseException:
+            for process in set(multiprocessing.active_children()) - others:
+                process.terminate()
+            raise
+    return results
+
+
+def _compile(kernel: _Kernel) -> _Result:
+    from multisample.backends.kernels.compilation import recorded_misses
+
+    with recorded_misses() as misses, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", RuntimeWarning)
+        kernel()
+    return _Result(bool(misses), [(warning.category, str(warning.message)) for warning in caught])
 
 
 def _build_torch_ext() -> None:

@@ -6,12 +6,18 @@ Most tests compile functions of one line instead of kernels, which take seconds.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
+import io
+import math
+import multiprocessing
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,6 +32,7 @@ import multisample
 from multisample.__main__ import main
 from multisample.backends.kernels import compilation
 from multisample.backends.kernels.cpu import kernel as cpu_kernels
+from multisample.backends.kernels.cpu import moments as cpu_moments
 from multisample.backends.launch import KernelKey
 from multisample.backends.system import cache
 
@@ -127,8 +134,121 @@ def test_the_source_digest_covers_all_backends() -> None:
     assert compilation.source_digest() != compilation.source_digest("multisample.backends.native")
 
 
+def test_a_compiled_caller_loads_the_kernel_that_python_compiled(root: Path, compiled: Callable[[], int]) -> None:
+    successor()
+    callee = compilation.cached(lambda x: x + 1, "test-successor", "digest")
+    caller = compilation.cached(lambda x: callee(x) + 1, "test-caller", "digest")
+    assert caller.compile(types.int64(types.int64))(40) == 42
+    assert compiled() == 2
+
+
+# --- The build command ----------------------------------------------------------------------------
+
+Groups = Callable[..., None]
+
+
+@pytest.fixture
+def groups(root: Path, monkeypatch: pytest.MonkeyPatch) -> Groups:
+    """``groups(*groups)``: the kernels for ``build cpu`` to compile, in two processes."""
+
+    def groups(*groups: list[Callable[[], Any]]) -> None:
+        monkeypatch.setattr(cpu_kernels, "kernel_groups", lambda: list(groups))
+        monkeypatch.setattr(cpu_moments, "kernel_groups", list)
+
+    monkeypatch.setenv("MULTISAMPLE_NUM_THREADS", "2")
+    return groups
+
+
+LISTING = functools.partial(cpu_moments.listing_kernel, "float64", False)
+
+
+def test_the_build_command_tells_compiled_from_cached_kernels(
+    root: Path, groups: Groups, capfd: pytest.CaptureFixture[str]
+) -> None:
+    groups([LISTING])
+    assert main(["build", "cpu"]) == 0
+    printed = capfd.readouterr()
+    assert re.fullmatch(r"cpu: compiled 1 kernels in [\d.]+ s\n", printed.out)
+    assert re.fullmatch(r"(cpu: 0 of 1 kernels, \d+ s\n)+", printed.err)  # No line for each kernel without a terminal.
+    assert only_file(root).name.startswith("cpu-list_groups_float64-")
+    assert main(["build", "cpu"]) == 0
+    assert re.fullmatch(r"cpu: compiled 0 kernels in [\d.]+ s; 1 were compiled before\n", capfd.readouterr().out)
+
+
+def test_the_first_kernel_of_a_group_is_compiled_before_the_others(tmp_path: Path, groups: Groups) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    slow = functools.partial(subprocess.check_call, ["sh", "-c", f"sleep 0.5; mkdir {first}"])
+    groups([slow, functools.partial(Path.rename, first, second)])
+    assert main(["build", "cpu"]) == 0
+    assert second.exists()
+
+
+def test_kernels_are_compiled_in_parallel(tmp_path: Path, groups: Groups) -> None:
+    os.mkfifo(tmp_path / "pipe")  # Each end waits for the other one.
+    ends = [["timeout", "30", "sh", "-c", f"{end} {tmp_path / 'pipe'}"] for end in ("cat", "echo >")]
+    groups(*([functools.partial(subprocess.check_call, end)] for end in ends))
+    assert main(["build", "cpu"]) == 0
+
+
+def test_a_terminal_shows_progress_in_one_line(groups: Groups, monkeypatch: pytest.MonkeyPatch) -> None:
+    groups([LISTING, functools.partial(time.sleep, 1.5)])
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    assert main(["build", "cpu"]) == 0
+    lines = terminal.getvalue().split("\r")
+    assert lines[1] == "cpu: 0 of 2 kernels, 0 s"
+    assert re.fullmatch(r"cpu: 2 of 2 kernels, [1-9]\d* s *\n", lines[-1])
+    assert sum("1 of 2" in line for line in lines) >= 2  # The seconds continue while a kernel is compiled.
+
+
+@pytest.mark.parametrize(
+    ("kernel", "error"),
+    [
+        (functools.partial(math.sqrt, -1), "math domain error"),
+        (functools.partial(os._exit, 3), ".*terminated abruptly.*"),
+    ],
+)
+def test_a_failure_ends_the_build_and_its_processes(
+    groups: Groups, capfd: pytest.CaptureFixture[str], kernel: Callable[[], Any], error: str
+) -> None:
+    groups([kernel], [functools.partial(time.sleep, DEADLINE)])
+    assert main(["build", "cpu"]) == 1
+    printed = capfd.readouterr()
+    assert re.fullmatch(rf"(cpu: 0 of 2 kernels, \d+ s\n)+multisample: error: {error}\n", printed.err)
+    assert printed.out == ""
+    assert not multiprocessing.active_children()
+
+
+def test_a_warning_of_several_processes_is_issued_once(root: Path, groups: Groups) -> None:
+    root.write_text("no folder")
+    groups([LISTING], [functools.partial(cpu_moments.listing_kernel, "float32", False)])
+    with pytest.warns(RuntimeWarning, match=f"{root}.*set MULTISAMPLE_CACHE_DIR") as warned:
+        assert main(["build", "cpu"]) == 0
+    assert len(warned) == 1
+
+
+@pytest.mark.parametrize("seconds", [0, 3])
+def test_an_interrupt_ends_the_build_and_its_processes(root: Path, seconds: int) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "multisample", "build", "cpu"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    assert process.stderr
+    assert process.stderr.readline() == "cpu: 0 of 41 kernels, 0 s\n"
+    time.sleep(seconds)
+    os.killpg(process.pid, signal.SIGINT)  # As a terminal does.
+    output, error = process.communicate(timeout=DEADLINE)
+    assert (process.returncode, output) == (130, "")
+    assert re.fullmatch(r"(cpu: .*\n)*multisample: stopped by SIGINT\n", error)
+    with pytest.raises(ProcessLookupError):
+        for _ in range(100):  # Python's resource tracker ends a little later.
+            os.killpg(process.pid, 0)
+            time.sleep(0.1)
+
+
 @pytest.mark.slow
-def test_the_build_command_compiles_all_cpu_kernels(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_build_command_compiles_all_cpu_kernels(root: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["build", "cpu"]) == 0
     assert capfd.readouterr().out.startswith("cpu: compiled 41 kernels in ")
     kept = {path.name.rpartition("-")[0] for path in (cache.root() / "numba").glob("cpu-*")}

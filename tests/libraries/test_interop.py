@@ -939,7 +939,7 @@ def test_driver_errors_raise_with_their_code(driver: Callable[..., Driver]) -> N
 def test_the_real_driver_has_every_function_that_we_call() -> None:
     real = cuda_driver._driver()
     if real is None:
-        pytest.skip("no CUDA driver")
+        pytest.skip("no CUDA device: there is no driver")
     for name in ("cuPointerGetAttribute", "cuStreamIsCapturing", "cuCtxGetDevice", "cuDevicePrimaryCtxRetain",
                  "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2", "cuDevicePrimaryCtxRelease_v2", "cuEventCreate",
                  "cuEventRecord", "cuEventQuery", "cuEventDestroy_v2", "cuStreamWaitEvent",

@@ -35,7 +35,7 @@ from .intrinsics import (
 )
 from .threads import SLOTS, for_each, serving_kernel
 
-__all__ = ["batch_kernel", "compile_all", "value_kernel", "window_kernel", "windows_kernel"]
+__all__ = ["batch_kernel", "kernel_groups", "value_kernel", "window_kernel", "windows_kernel"]
 
 # Rows of this length and more have vector loops of their own.
 _LONG_ROW = 512
@@ -588,13 +588,12 @@ def value_kernel(dtype: str, weighted: bool = False) -> Callable[..., bool]:
     return _compiled(types.boolean(vector, vector, weights), _check, f"check_{dtype}{'_weighted' * weighted}")
 
 
-def compile_all() -> int:
-    """Compile every kernel that is not in the cache; return how many kernels there are."""
-    kernels: list[Callable[..., Any]] = [serving_kernel(), *map(value_kernel, ("float32", "float64"))]
-    kernels += [
-        kernel(dtype, antithetic)
-        for kernel in (window_kernel, windows_kernel, batch_kernel)
+def kernel_groups() -> list[list[Callable[[], Any]]]:
+    """All kernels, as functions that compile them. The others of a group contain the first one."""
+    groups: list[list[Callable[[], Any]]] = [
+        [functools.partial(kernel, dtype, antithetic) for kernel in (window_kernel, windows_kernel, batch_kernel)]
         for dtype in _TYPES
         for antithetic in (False, True)
     ]
-    return len(kernels)
+    groups += [[functools.partial(value_kernel, real)] for real in ("float32", "float64")]
+    return [*groups, [serving_kernel]]

@@ -24,7 +24,7 @@ from .intrinsics import stack_array, use_widest_vectors
 from .threads import SLOTS, for_each
 
 __all__ = [
-    "MOST_ROWS", "PIECE", "ROUND", "compile_all", "finishing_kernel", "listing_kernel", "moments_kernel",
+    "MOST_ROWS", "PIECE", "ROUND", "finishing_kernel", "kernel_groups", "listing_kernel", "moments_kernel",
     "summing_kernel",
 ]  # fmt: skip
 
@@ -250,11 +250,13 @@ def _finish_parameters(dtype: str) -> tuple[Any, ...]:
     return vector, vector, _SUMS_TYPE, types.float64, result, result
 
 
-def compile_all() -> int:
-    """Compile every kernel that is not in the cache; return how many kernels there are."""
-    kernels: list[Callable[..., Any]] = [
-        listing_kernel(real, antithetic) for real in _REALS for antithetic in (False, True)
-    ]
-    kernels += [summing_kernel(real) for real in _REALS]
-    kernels += [kernel(dtype) for kernel in (finishing_kernel, moments_kernel) for dtype in MATRIX_TYPES]
-    return len(kernels)
+def kernel_groups() -> list[list[Callable[[], Any]]]:
+    """All kernels, as functions that compile them. The others of a group contain functions of the first one."""
+    groups: list[list[Callable[[], Any]]] = []
+    for real in _REALS:
+        dtypes = [dtype for dtype, row in MATRIX_TYPES.items() if row.computing == real]
+        groups += [[functools.partial(listing_kernel, real, antithetic)] for antithetic in (False, True)]
+        groups += [[functools.partial(finishing_kernel, dtype)] for dtype in dtypes]
+        groups.append([functools.partial(summing_kernel, real)])
+        groups[-1] += [functools.partial(moments_kernel, dtype) for dtype in dtypes]
+    return groups
