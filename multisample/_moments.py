@@ -124,7 +124,7 @@ def weighted_moments(
                     signature(weights), None if type(mu) in _NUMBERS else signature(mu),
                     None if type(sigma) in _NUMBERS else signature(sigma), state, type(weights), type(mu), type(sigma),
                     order, type(order), noise, dtype, antithetic, type(antithetic), fast_math, type(fast_math), backend,
-                    type(dim_offset), type(sample_offset),
+                    type(seed), type(dim_offset), type(sample_offset),
                 )  # fmt: skip
                 plan = MOMENT_PLANS.get(key)
         except Exception:  # A wrong argument may raise anything here; `sum_first` reports the error.
