@@ -8,7 +8,7 @@ from multisample.backends.contract import PROTOCOL, Backend, BackendStatus
 from ._arguments import describe
 from ._libraries import library_called
 from ._libraries.library import NOUNS
-from ._plan import PLANS
+from ._plan import PlanCache
 from .exceptions import BackendUnavailableError, UnknownBackendError
 
 __all__ = ["backends", "choose", "forget", "register_backend"]
@@ -158,4 +158,5 @@ def register_backend(backend: Backend) -> None:
 def forget() -> None:
     """Discard all choices of backends and all plans."""
     _chosen.clear()
-    PLANS.clear()
+    for cache in PlanCache.every:
+        cache.clear()

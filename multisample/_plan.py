@@ -12,7 +12,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Hashable
-from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from multisample.backends import generic
 from multisample.backends.contract import Backend
@@ -353,15 +353,23 @@ P = TypeVar("P")
 class PlanCache(Generic[P]):
     """Plans by key. A full cache drops its oldest plan."""
 
+    every: ClassVar[list[PlanCache[Any]]] = []
+    """All caches, which registering a backend clears."""
+
     def __init__(self, capacity: int) -> None:
         self._plans: collections.OrderedDict[Hashable, P] = collections.OrderedDict()
         self._capacity = capacity
         self._lock = threading.Lock()
         self.get = self._plans.get
+        self.every.append(self)
         if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self.clear)
+            os.register_at_fork(after_in_child=self._after_fork)
 
     def __len__(self) -> int:
+        return len(self._plans)
+
+    def size(self) -> int:
+        """What counts against the capacity."""
         return len(self._plans)
 
     def put(self, key: Hashable, plan: P) -> None:
@@ -372,7 +380,7 @@ class PlanCache(Generic[P]):
         lock = self._lock
         if lock.acquire(blocking=False):
             try:
-                while len(self._plans) >= self._capacity:
+                while self._plans and self.size() >= self._capacity:
                     with contextlib.suppress(KeyError):  # `clear` has just emptied the cache.
                         self._plans.popitem(last=False)
                 self._plans[key] = plan
@@ -380,9 +388,13 @@ class PlanCache(Generic[P]):
                 lock.release()
 
     def clear(self) -> None:
-        """Drop all plans: after a fork, which invalidates device handles, and when a backend is registered."""
-        self._lock = threading.Lock()
+        """Drop all plans."""
         self._plans.clear()
+
+    def _after_fork(self) -> None:
+        """In the child: device handles are invalid, and another thread of the parent may hold the lock."""
+        self._lock = threading.Lock()
+        self.clear()
 
 
 PLANS: PlanCache[Planned] = PlanCache(1024)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 from multisample.backends.launch import Operation
 
 from ._call import Call
-from ._libraries import BY_TYPE
+from ._libraries import BY_SEED, BY_TYPE
 from ._plan import PLANS
 from ._randomness.generator import Key
 from ._routes import run_first
@@ -187,8 +187,9 @@ def sample(
     >>> bool((part == x[1:, 2:]).all())
     True
     """
-    library = None if is_traced() else BY_TYPE.get(type(sigma) if type(mu) in _NUMBERS else type(mu))
-    key = plan = None
+    key = plan = library = None
+    if not is_traced():  # The library that draws: its state is part of the key.
+        library = BY_SEED.get(type(seed)) or BY_TYPE.get(type(sigma) if type(mu) in _NUMBERS else type(mu))
     if library is not None:
         try:
             signature, state = library.signature, library.state()

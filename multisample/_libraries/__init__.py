@@ -14,7 +14,7 @@ from .library import CPU, NOUNS, Device, Library, Operand, check_memory
 from .numpy import HOST, ListArray
 
 __all__ = [
-    "BY_TYPE", "CPU", "HOST", "Device", "Library", "Operand", "check_memory", "described", "is_number",
+    "BY_SEED", "BY_TYPE", "CPU", "HOST", "Device", "Library", "Operand", "check_memory", "described", "is_number",
     "library_called", "library_of",
 ]  # fmt: skip
 
@@ -29,6 +29,10 @@ _BY_PACKAGE = {
 
 BY_TYPE: dict[type, Library] = {np.ndarray: HOST, ListArray: HOST}
 """Libraries by array type, for types that have plans. The first call with a type adds it."""
+
+BY_SEED: dict[type, Library] = {}
+"""Libraries by type of `seed`, for seeds that make a call theirs whatever `mu` and `sigma` are. The first call with a
+type adds it."""
 
 _RECOGNISED: dict[type, Library] = {}
 

@@ -19,6 +19,7 @@ from multisample.backends.system.cuda_driver import keeping_context
 from .._tracing import is_traced_by_jax
 from .foreign import ForeignLibrary
 from .library import Device, Library
+from .numpy import HOST
 
 __all__ = ["JAX", "is_jax"]
 
@@ -38,7 +39,8 @@ class JaxLibrary(ForeignLibrary):
     name = "jax"
 
     def signature(self, array: Any) -> Hashable:
-        return array.aval, array.sharding
+        # The other vector, or a key, may be the one that is JAX's.
+        return HOST.signature(array) if type(array) is np.ndarray else (array.aval, array.sharding)
 
     def state(self) -> Hashable:
         return None if is_traced_by_jax() else sys.modules["jax"].config.jax_enable_x64

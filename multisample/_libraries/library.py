@@ -74,7 +74,10 @@ class Library:
         return type(out), self.signature(out)
 
     def state(self) -> Hashable:
-        """The global state that a plan depends on; None while PyTorch or JAX transforms calls, which have no plan."""
+        """The global state that a plan depends on; None while PyTorch or JAX transforms calls, which have no plan.
+
+        Everything else that a caller can switch between two calls is read by the call itself, never by its plan.
+        """
         return ()
 
     def address(self, array: Any) -> int:

@@ -48,7 +48,8 @@ def run_first(call: Call, key: Hashable, function: Callable[..., Any]) -> Any:
         from .dtensor import draw_dtensor
 
         return draw_dtensor(call, function)
-    if type(call.dim_offset) is not int or type(call.sample_offset) is not int:
+    words = [call.dim_offset, call.sample_offset, *(call.seed if isinstance(call.seed, Key) else ())]
+    if any(type(word) is not int for word in words):
         key = None  # Plans take Python's integers only.
     if not (isinstance(call.n, (int, np.integer)) and (call.dtype is None or is_constant(call.dtype))):
         key = None  # Tensors and other objects can change their index or dtype.

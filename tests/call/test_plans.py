@@ -846,6 +846,7 @@ def test_registering_a_backend_clears_the_plans() -> None:
     assert len(PLANS) == 0
     assert (sample(MU, SIGMA, N, backend="filling") == 5).all()
     # Replacing a backend in the registry, as tests do.
+    assert all(len(cache) == 0 for cache in _plan.PlanCache.every if cache is not PLANS)
     registry._registered["filling"] = Filling("filling", 7)
     _backends.forget()
     assert (sample(MU, SIGMA, N, backend="filling") == 7).all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 import multisample
 from multisample import Generator, Key, sample
 from multisample._plan import PLANS
+from multisample._routes.jax import programs
 
 jax = pytest.importorskip("jax")
 jnp = jax.numpy
@@ -165,13 +167,12 @@ def test_a_new_seed_or_window_compiles_nothing() -> None:
     for i in range(4):
         draw(jnp.asarray(MU), jax.random.key(i), i, i)
     assert draw._cache_size() == 1
-    from multisample._routes.jax import _program
-
     sample(*vectors(), N, seed=0)
-    before = _program.cache_info().misses
+    sample(*vectors(), N, seed=0, dim_offset=1)
+    before = programs.PROGRAMS.size()
     for i in range(1, 5):
         sample(*vectors(), N, seed=Key(i, 2**63 + i), dim_offset=i, sample_offset=2**33)
-    assert _program.cache_info().misses == before
+    assert programs.PROGRAMS.size() == before
 
 
 def test_a_program_has_one_custom_call_and_nothing_of_the_size_of_the_matrix() -> None:
@@ -203,6 +204,35 @@ def test_eager_calls_of_one_signature_have_one_plan() -> None:
         with pytest.raises(ValueError, match=r"^sigma: .*-0\.5"):
             sample(jnp.asarray(MU), negative, N, seed=1, sample_offset=2)
     jax.jit(lambda mu: sample(mu, sigma, N, seed=5).sum())(mu).block_until_ready()
+
+
+def test_the_programs_of_eager_calls_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """XLA holds about 1.5 MB for each, whether the call has a plan or not."""
+    mu, sigma = vectors()
+    programs.PROGRAMS.clear()
+    monkeypatch.setattr(programs.PROGRAMS, "_capacity", 4)
+
+    def live() -> int:
+        gc.collect()
+        live = jax.devices("cpu")[0].client.live_executables()
+        return sum(x.hlo_modules()[0].name in ("jit_draw", "jit_sum_up", "jit_bind") for x in live)
+
+    calls: list[Callable[[int], Any]] = [
+        lambda n: sample(mu, sigma, n, seed=7),
+        lambda n: sample(mu, sigma, n, seed=7, sample_offset=n % 2),
+        lambda n: sample(list(MU), 1.5, n, seed=jax.random.key(7)),
+        lambda n: multisample.weighted_moments(np.ones(n, np.float32), mu, sigma, seed=7)[0],
+        lambda n: sample(jnp.asarray(np.ones((n, 1), np.float32)), 1.0, 3, seed=7),
+        lambda n: jax.grad(lambda mu: sample(mu, sigma, n, seed=7)[0, 0])(mu),
+    ]
+    with jax.default_device(jax.devices("cpu")[0]):
+        for call in calls:
+            first = np.asarray(call(1))
+            for n in range(1, 9):
+                for _ in range(2):
+                    call(n)
+            assert 1 <= live() <= programs.PROGRAMS.size() == 4
+            check_same(call(1), first)
 
 
 def test_without_a_seed_eager_calls_follow_our_generators() -> None:

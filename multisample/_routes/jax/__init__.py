@@ -6,9 +6,9 @@ for the static arguments and cached.
 
 from __future__ import annotations
 
-import functools
 import struct
-from collections.abc import Hashable
+import weakref
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import jax
@@ -22,15 +22,16 @@ from ..._backends import choose
 from ..._call import COLUMNS, ROWS, Call, check_choices, check_rows
 from ..._checks.operands import common_length, promoted
 from ..._checks.values import check_values
-from ..._libraries import BY_TYPE, HOST, is_number, library_of
+from ..._libraries import BY_SEED, BY_TYPE, HOST, is_number, library_of
 from ..._libraries.jax import JAX, is_jax
-from ..._libraries.library import CPU, NOUNS, counted_as
+from ..._libraries.library import CPU, NOUNS, Library, counted_as
 from ..._plan import PLANS, run
 from ..._randomness.generator import DEFAULT_GENERATOR, WORD_64, Key
 from ..._randomness.source import check_generator
 from ..._tracing import SEEDLESS, is_traced_by_jax
 from .keys import Words, operands, words_of
 from .primitives import Static, sample_matrix
+from .programs import jitted
 
 __all__ = ["draw_jax"]
 
@@ -48,13 +49,17 @@ def draw_jax(call: Call, key: Hashable) -> Any:
     _words(call, 0 if call.seed is None else call.seed, d)  # Raises.
     plan = _Plan(call, static, d)
     result = run(plan, call)
-    for x in (call.mu, call.sigma):  # `sample` looks up plans for these types only.
-        if is_jax(x):
-            BY_TYPE[type(x)] = JAX
-    if key is None:
-        return result
-    PLANS.put(key, plan)
+    # A key made before its types were registered has the state of another library.
+    if not _register(BY_TYPE, call.mu, call.sigma) | _register(BY_SEED, call.seed) and key is not None:
+        PLANS.put(key, plan)
     return result
+
+
+def _register(libraries: dict[type, Library], *arguments: Any) -> bool:
+    """Make later calls with arguments of these types JAX's; returns whether a type is new."""
+    new = {type(x) for x in arguments if is_jax(x)} - libraries.keys()
+    libraries.update(dict.fromkeys(new, JAX))
+    return bool(new)
 
 
 class _Plan:
@@ -68,7 +73,8 @@ class _Plan:
         # A plan keeps no arrays and no generators alive.
         self._call = call._replace(mu=None, sigma=None, seed=None, generator=None)
         self._static, self._d = static, d
-        self._programs = tuple(_program(static._replace(aligned=aligned), d) for aligned in (False, True))
+        # By whether the first column is aligned. `PROGRAMS` owns the programs, and may drop them.
+        self._programs: list[Callable[[], Any]] = [_no_program, _no_program]
         self._last_row, self._last_column = ROWS - d, COLUMNS - static.n
         self._is_valid = value_kernel("float64" if static.dtype == "float64" else "float32")
         # Arrays in host memory are always checked.
@@ -101,7 +107,11 @@ class _Plan:
             mu = _operand("mu", mu, self._static.dtype)
         if not is_jax(sigma):
             sigma = _operand("sigma", sigma, self._static.dtype)
-        program = self._programs[_is_aligned(sample_offset)]
+        aligned = _is_aligned(sample_offset)
+        program = self._programs[aligned]()
+        if program is None:
+            program = _program(self._static._replace(aligned=aligned), self._d)
+            self._programs[aligned] = weakref.ref(program)
         if not jax.config.jax_disable_jit:
             return program(mu, sigma, words)
         with jax.disable_jit(False):
@@ -149,6 +159,10 @@ class _Plan:
         vector = np.asarray(x)
         real = np.float64 if self._static.dtype == "float64" else np.float32
         return vector if vector.ndim == 1 and vector.dtype == real else vector.reshape(-1).astype(real)
+
+
+def _no_program() -> None:
+    """A weak reference to nothing."""
 
 
 _pack_seed, _pack_offsets = struct.Struct("=2I").pack, struct.Struct("<3Q").pack
@@ -268,7 +282,9 @@ def _vector(x: Any, d: int, dtype: str) -> Any:
     return jnp.broadcast_to(x, (d,)) if x.ndim == 0 else x.reshape(d)
 
 
-@functools.lru_cache(1024)
 def _program(static: Static, d: int) -> Any:
+    def draw(mu: Any, sigma: Any, words: Words) -> Any:
+        return _traced(mu, sigma, words, static, d)
+
     # An empty result depends on no argument, but belongs on their device.
-    return jax.jit(lambda mu, sigma, words: _traced(mu, sigma, words, static, d), keep_unused=True)
+    return jitted((_traced, static, d), draw, keep_unused=True)

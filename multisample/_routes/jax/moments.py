@@ -33,8 +33,9 @@ from ..._plan import PlanCache
 from ..._tracing import SEEDLESS, is_traced_by_jax
 from . import _is_on_host, _operand, _static, _vector, _words
 from .handlers import _addresses, _read_words, register_target
-from .keys import operands
-from .partitioning import PLATFORMS, Static, computing_type
+from .keys import Words, operands
+from .partitioning import PLATFORMS, Static, check_type, computing_type
+from .programs import jitted, run_alone
 
 __all__ = ["register", "sum_jax"]
 
@@ -91,11 +92,11 @@ def _traced(weights: Any, mu: Any, sigma: Any, words: Any, static: Static, d: in
     return tuple(x.astype(static.dtype) for x in moments)
 
 
-@functools.lru_cache(1024)
 def _program(static: Static, d: int, order: int) -> Any:
-    return jax.jit(
-        lambda weights, mu, sigma, words: _traced(weights, mu, sigma, words, static, d, order), keep_unused=True
-    )
+    def sum_up(weights: Any, mu: Any, sigma: Any, words: Words) -> tuple[Any, ...]:
+        return _traced(weights, mu, sigma, words, static, d, order)
+
+    return jitted((_traced, static, d, order), sum_up, keep_unused=True)
 
 
 # --- The primitive --------------------------------------------------------------------------------
@@ -147,6 +148,7 @@ batching.primitive_batchers[moments_p] = _batch
 def _lowered(platform: str) -> Callable[..., Any]:
     def lowered(weights: Any, *words: Any, static: Static, d: int, order: int) -> Any:
         register()
+        check_type(weights, computing_type(static.dtype))
         backend = choose(static.backend, "jax", PLATFORMS[platform]).name
         real = computing_type(static.dtype).name
         options = _Options(
@@ -169,15 +171,7 @@ for _platform in PLATFORMS:
     mlir.register_lowering(moments_p, mlir.lower_fun(_lowered(_platform), multiple_results=True), platform=_platform)
 
 
-@functools.lru_cache(256)
-def _alone(**static: Any) -> Any:
-    return jax.jit(functools.partial(moments_p.bind, **static))
-
-
-@moments_p.def_impl
-def _run_now(*operands: Any, **static: Any) -> Any:
-    with jax.disable_jit(False):
-        return _alone(**static)(*operands)
+moments_p.def_impl(functools.partial(run_alone, moments_p))
 
 
 # --- Handlers -------------------------------------------------------------------------------------

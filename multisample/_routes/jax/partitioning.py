@@ -21,7 +21,7 @@ from multisample.backends.element_types import MATRIX_TYPES
 from ..._backends import choose
 from . import handlers
 
-__all__ = ["PLATFORMS", "Static", "computing_type", "gradient", "sample"]
+__all__ = ["PLATFORMS", "Static", "check_type", "computing_type", "gradient", "sample"]
 
 PLATFORMS = {"cpu": "cpu", "cuda": "cuda"}
 """JAX's platforms, and the kinds of devices that they are to a backend."""
@@ -64,10 +64,21 @@ def _axes(layout: str) -> tuple[int, int]:
 # --- Custom calls ---------------------------------------------------------------------------------
 
 
+def check_type(x: Any, dtype: Any) -> None:
+    """TypeError if an operand lost the type that it was traced with: a handler would read past its end."""
+    if x.dtype != dtype:
+        raise TypeError(
+            f"jax_enable_x64: expected the setting with which the program was traced, got one that turns {dtype}"
+            f" operands into {x.dtype}"
+        )
+
+
 def _draw(static: Static, platform: str, backend: str, n: int, *operands: Any) -> Any:
     """A batch of windows of `n` columns, for operands mu, sigma, seed, and offsets unless these are 0."""
     batch = next((x.shape[0] for x in operands if x.shape[0] != 1), 1)
     d = operands[0].shape[1]
+    for vector in operands[:2]:
+        check_type(vector, computing_type(static.dtype))
     shape = (batch, d, n) if static.layout == "dn" else (batch, n, d)
     options = _options(static, backend, *operands)
     if platform == "cpu" and all(isinstance(length, int) for length in shape):
@@ -78,6 +89,7 @@ def _draw(static: Static, platform: str, backend: str, n: int, *operands: Any) -
 
 def _sums(static: Static, platform: str, backend: str, g: Any, *words: Any) -> list[Any]:
     """The sums over columns of a batch of matrices, and of their products with the noise."""
+    check_type(g, jnp.dtype(static.dtype))
     real = computing_type(static.dtype)
     rows, columns = _axes(static.layout)
     vector = jax.ShapeDtypeStruct((g.shape[0], g.shape[rows]), real)
@@ -189,14 +201,17 @@ def sample(platform: str) -> Callable[..., Any]:
         handlers.register()
         backend = choose(static.backend, "jax", PLATFORMS[platform]).name
         rows, columns = _axes(static.layout)
+        # JAX keeps these functions. They must not keep tracers.
+        is_lone = [x.shape[0] == 1 for x in (mu, sigma, *words)]
 
         def shardings(mesh: Any, group: Any, row_axes: Any, column_axes: Any) -> tuple[Any, tuple[Any, ...]]:
             """Of the result and of the operands."""
             spec = [group, None, None]
             spec[rows], spec[columns] = row_axes, column_axes
-            operands = [(mu, row_axes), (sigma, row_axes), *((x, None) for x in words)]
+            axes = [row_axes, row_axes, *[None] * len(is_lone[2:])]
             return NamedSharding(mesh, PartitionSpec(*spec)), tuple(
-                NamedSharding(mesh, PartitionSpec(None if x.shape[0] == 1 else group, axes)) for x, axes in operands
+                NamedSharding(mesh, PartitionSpec(None if lone else group, own))
+                for lone, own in zip(is_lone, axes, strict=True)
             )
 
         def partition(mesh: Any, operands: Any, result: Any) -> Any:
@@ -237,13 +252,13 @@ def gradient(platform: str) -> Callable[..., Any]:
         backend = choose(static.backend, "jax", PLATFORMS[platform]).name
         sums = functools.partial(_sums, static, platform, backend)
         rows, columns = _axes(static.layout)
-        length = g.shape[columns]
+        length, is_lone = g.shape[columns], [x.shape[0] == 1 for x in words]
 
         def partition(mesh: Any, operands: Any, results: Any) -> Any:
             mesh, spec = _placed(operands[0].sharding, 3)
             row_axes, column_axes = spec[rows], spec[columns]
             vector = NamedSharding(mesh, PartitionSpec(spec[0], row_axes))
-            leads = (None if x.shape[0] == 1 else spec[0] for x in words)
+            leads = (None if lone else spec[0] for lone in is_lone)
             into = (
                 NamedSharding(mesh, PartitionSpec(*spec)),
                 *(NamedSharding(mesh, PartitionSpec(lead, None)) for lead in leads),

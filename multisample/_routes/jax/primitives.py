@@ -19,6 +19,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from . import partitioning
 from .partitioning import PLATFORMS, Static, computing_type
+from .programs import run_alone
 
 try:
     from jax._src.dispatch import prim_requires_devices_during_lowering as needs_devices
@@ -215,18 +216,5 @@ for _primitive, _lowered in ((sample_p, partitioning.sample), (gradient_p, parti
     needs_devices.add(_primitive)
 
 
-@functools.lru_cache(256)
-def _program(primitive: Any, static: Static) -> Any:
-    return jax.jit(functools.partial(primitive.bind, static=static))
-
-
-def _run_now(primitive: Any) -> Any:
-    def run(*operands: Any, static: Static) -> Any:
-        with jax.disable_jit(False):
-            return _program(primitive, static)(*operands)
-
-    return run
-
-
-sample_p.def_impl(_run_now(sample_p))
-gradient_p.def_impl(_run_now(gradient_p))
+for _primitive in (sample_p, gradient_p):
+    _primitive.def_impl(functools.partial(run_alone, _primitive))

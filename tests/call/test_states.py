@@ -1,0 +1,248 @@
+"""Global states of other libraries: equal calls before and after a switch draw what calls without plans draw.
+
+A plan holds the state of the library that draws in its key. Each test makes plans in one state, switches it, and
+compares the outcome of the same call with that of a call for which every plan and program was dropped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import multisample
+from multisample import Key, _backends, sample, weighted_moments
+from multisample._plan import PLANS
+
+D, N = 5, 7
+MU, SIGMA = np.linspace(-2, 3, D), np.linspace(0.5, 2, D)
+MU_32, SIGMA_32, WEIGHTS = MU.astype(np.float32), SIGMA.astype(np.float32), np.linspace(-1, 1, N, dtype=np.float32)
+T_MU, T_SIGMA, T_RECORDED = torch.tensor(MU_32), torch.tensor(SIGMA_32), torch.tensor(MU_32, requires_grad=True)
+
+Call = Callable[[], Any]
+
+
+def _described(array: Any) -> Any:
+    """Library, type, shape and bits of a result."""
+    if isinstance(array, tuple):
+        return [_described(x) for x in array]
+    host = array.detach().cpu().numpy() if isinstance(array, torch.Tensor) else np.asarray(array)
+    flags = (array.requires_grad, array.is_inference()) if isinstance(array, torch.Tensor) else ()
+    return type(array), host.dtype, host.shape, host.tobytes(), flags
+
+
+def _outcome(call: Call) -> Any:
+    try:
+        return _described(call())
+    except Exception as error:
+        return type(error), str(error).splitlines()[0]
+
+
+def check_switch(calls: dict[str, Call], state: Callable[[], contextlib.AbstractContextManager[Any]]) -> None:
+    """Check every call before, during and after `state`, with plans of all states, against calls without plans."""
+
+    def outcomes(fresh: bool) -> dict[str, Any]:
+        found = {}
+        for name, call in calls.items():
+            if fresh:
+                _backends.forget()
+            found[name] = _outcome(call)
+        return found
+
+    outcomes(fresh=False)  # Registers the types.
+    outside = outcomes(fresh=True)
+    with state():
+        inside = outcomes(fresh=True)
+    _backends.forget()
+    for _ in range(2):
+        assert outcomes(fresh=False) == outside
+        with state():
+            assert outcomes(fresh=False) == inside
+    assert any(isinstance(one[0], type) and not issubclass(one[0], Exception) for one in outside.values())
+
+
+# --- Our own, and the process's -----------------------------------------------------------------------------------
+
+HOST_CALLS: dict[str, Call] = {
+    "numpy": lambda: sample(MU, SIGMA, N, seed=7),
+    "numpy, number": lambda: sample(0.5, SIGMA_32, N, seed=Key(7, 2), layout="nd"),
+    "numpy, moments": lambda: weighted_moments(WEIGHTS, MU_32, SIGMA_32, seed=7),
+    "list": lambda: sample([1.0, 2.0], 1.0, N, seed=7, dtype="float16"),
+}
+TORCH_CALLS: dict[str, Call] = {
+    "torch": lambda: sample(T_MU, T_SIGMA, N, seed=7),
+    "torch, cpu": lambda: sample(T_MU, 1.5, N, seed=7, backend="cpu", dtype="float64"),
+    "torch, out": lambda: sample(T_MU, T_SIGMA, N, seed=7, out=torch.empty((D, N), dtype=torch.float32, device="cpu")),
+    "torch, recorded": lambda: sample(T_RECORDED, T_SIGMA, N, seed=7),
+    "torch, moments": lambda: weighted_moments(T_SIGMA, T_RECORDED[:1], 1.5, seed=7),
+    "torch, empty": lambda: sample(T_MU[:0], T_SIGMA[:0], N, seed=7),
+}
+
+
+@contextlib.contextmanager
+def _variable(name: str, value: str) -> Iterator[None]:
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        os.environ.pop(name)
+        if before is not None:
+            os.environ[name] = before
+
+
+OWN_STATES: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
+    "MULTISAMPLE_NUM_THREADS": lambda: _variable("MULTISAMPLE_NUM_THREADS", "1"),
+    "limit_threads": lambda: multisample.limit_threads(1),
+    "print options": lambda: np.printoptions(precision=1),
+}
+
+
+@pytest.mark.parametrize("state", OWN_STATES.values(), ids=OWN_STATES)
+def test_settings_of_the_process(state: Any) -> None:
+    check_switch(HOST_CALLS | TORCH_CALLS, state)
+
+
+# --- PyTorch ------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _set(setter: Callable[[Any], Any], value: Any, before: Any) -> Iterator[None]:
+    setter(value)
+    try:
+        yield
+    finally:
+        setter(before)
+
+
+@contextlib.contextmanager
+def _deterministic() -> Iterator[None]:
+    with _set(torch.use_deterministic_algorithms, True, False):
+        assert torch.utils.deterministic.fill_uninitialized_memory
+        yield
+
+
+TORCH_STATES: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
+    "default dtype": lambda: _set(torch.set_default_dtype, torch.float64, torch.float32),
+    "default device": lambda: torch.device("meta"),
+    "deterministic": _deterministic,
+    "no_grad": torch.no_grad,
+    "inference mode": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "threads": lambda: _set(torch.set_num_threads, 1, torch.get_num_threads()),
+    "anomaly detection": lambda: torch.autograd.set_detect_anomaly(True),
+    "forward-mode AD": torch.autograd.forward_ad.dual_level,
+}
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
+@pytest.mark.parametrize("state", TORCH_STATES.values(), ids=TORCH_STATES)
+def test_settings_of_pytorch(state: Any) -> None:
+    check_switch(TORCH_CALLS | HOST_CALLS, state)
+
+
+# --- JAX ----------------------------------------------------------------------------------------------------------
+
+
+def _jax_calls() -> dict[str, Call]:
+    import jax
+    import jax.numpy as jnp
+
+    mu, sigma, seed, data = jnp.asarray(MU_32), jnp.asarray(SIGMA_32), jax.random.key(7), jax.random.PRNGKey(7)
+    with jax.enable_x64(True):
+        wide = jnp.asarray(MU)
+    return {
+        "a key": lambda: sample(MU, SIGMA, N, seed=seed),
+        "a key, float64": lambda: sample(MU_32, SIGMA_32, N, seed=seed, dtype="float64"),
+        "key data": lambda: sample(MU_32, 1.5, N, seed=data),
+        "a Key of arrays": lambda: sample(MU_32, SIGMA_32, N, seed=Key(data, 0)),
+        "a Key": lambda: sample(MU_32, SIGMA_32, N, seed=Key(7, 0)),
+        "arrays": lambda: sample(mu, sigma, N, seed=7, dim_offset=2),
+        "arrays, float64": lambda: sample(mu, sigma, N, seed=7, dtype="float64"),
+        "wide": lambda: sample(wide, sigma, N, seed=seed),
+        "mixed": lambda: sample(mu, SIGMA, N, seed=7, validate=True),
+        "moments": lambda: weighted_moments(WEIGHTS, MU_32, SIGMA_32, seed=7),
+        "moments, a key": lambda: weighted_moments(WEIGHTS, MU_32, SIGMA_32, seed=seed),
+        "moments, arrays": lambda: weighted_moments(jnp.asarray(WEIGHTS), mu, SIGMA, seed=7),
+    }
+
+
+def _jax_states() -> dict[str, Callable[[], contextlib.AbstractContextManager[Any]]]:
+    import jax
+
+    @contextlib.contextmanager
+    def config(name: str, value: Any) -> Iterator[None]:
+        before = getattr(jax.config, name)
+        with _set(lambda x: jax.config.update(name, x), value, before):
+            yield
+
+    return {
+        "enable_x64": lambda: jax.enable_x64(True),
+        "x64 by config": lambda: config("jax_enable_x64", True),
+        "default device": lambda: jax.default_device(jax.devices("cpu")[-1]),
+        "default key type": lambda: config("jax_default_prng_impl", "rbg"),
+        "partitionable keys": lambda: jax.threefry_partitionable(False),
+        "custom keys": lambda: config("jax_enable_custom_prng", True),
+        "jit disabled": jax.disable_jit,
+        "NaN checks": lambda: jax.debug_nans(True),
+        "strict promotion": lambda: jax.numpy_dtype_promotion("strict"),
+        "rank promotion": lambda: jax.numpy_rank_promotion("raise"),
+        "key reuse": lambda: jax.debug_key_reuse(True),
+        "leak checks": jax.checking_leaks,
+    }
+
+
+@pytest.mark.parametrize("name", [
+    "enable_x64", "x64 by config", "default device", "default key type", "partitionable keys", "custom keys",
+    "jit disabled", "NaN checks", "strict promotion", "rank promotion", "key reuse", "leak checks",
+])  # fmt: skip
+def test_settings_of_jax(name: str) -> None:
+    pytest.importorskip("jax")
+    check_switch(_jax_calls(), _jax_states()[name])
+
+
+def test_jax_traces_calls_that_have_plans() -> None:
+    jax = pytest.importorskip("jax")
+    seed = jax.random.key(7)
+    for _ in range(3):
+        sample(MU_32, SIGMA_32, N, seed=seed, validate=True)
+    with pytest.raises(ValueError, match=r"^validate: expected False where JAX traces"):
+        jax.jit(lambda: sample(MU_32, SIGMA_32, N, seed=seed, validate=True))()
+
+
+def test_calls_with_a_jax_key_have_one_plan() -> None:
+    jax = pytest.importorskip("jax")
+    sample(MU_32, SIGMA_32, N, seed=jax.random.key(1))
+    PLANS.clear()
+    for seed in range(4):
+        sample(MU_32, SIGMA_32, N, seed=jax.random.key(seed))
+    assert len(PLANS) == 1
+
+
+@pytest.mark.parametrize("kind", ["multisample", "multisample_gradient", "multisample_moments"])
+def test_a_program_traced_with_other_types_raises(kind: str) -> None:
+    """Handlers would read float32 operands as float64."""
+    jax = pytest.importorskip("jax")
+    from jax.extend.core import jaxpr_as_fun
+
+    functions: dict[str, Call] = {
+        "multisample": lambda: jax.make_jaxpr(lambda mu: sample(mu, SIGMA, N, seed=7))(MU),
+        "multisample_gradient": lambda: jax.make_jaxpr(jax.grad(lambda x: sample(MU, x, N, seed=7).sum()))(SIGMA),
+        "multisample_moments": lambda: jax.make_jaxpr(lambda mu: weighted_moments(WEIGHTS, mu, SIGMA, seed=7))(MU),
+    }
+    with jax.enable_x64(True):
+        program = functions[kind]()
+        expected = jaxpr_as_fun(program)(SIGMA)
+    (equation,) = [equation for equation in program.eqns if equation.primitive.name == kind]
+    operands = [
+        np.ones(x.aval.shape, "float32" if x.aval.dtype == "float64" else x.aval.dtype) for x in equation.invars
+    ]
+    with pytest.raises(TypeError, match=r"^jax_enable_x64: expected the setting with which"):
+        equation.primitive.bind(*operands, **equation.params)
+    with jax.enable_x64(True):
+        np.testing.assert_array_equal(jaxpr_as_fun(program)(SIGMA)[0], expected[0])
