@@ -148,7 +148,8 @@ def register_backend(backend: Backend) -> None:
         )
     if backend.protocol != PROTOCOL:
         raise TypeError(
-            f"backend: expected one that follows version {PROTOCOL} of the protocol, got protocol = {backend.protocol!r}"
+            f"backend: expected one that follows version {PROTOCOL} of the protocol,"
+            f" got protocol = {backend.protocol!r}"
         )
     if isinstance(backend, type) or not (isinstance(backend.name, str) and backend.name):
         raise TypeError(f"backend: expected an object with a name, got {describe(backend)}")

@@ -63,8 +63,8 @@ class MomentsPlan:
 
     __slots__ = (
         "_address", "_allocate", "_allocate_scratch", "_device", "_geometry", "_is_valid", "_last_column", "_last_row",
-        "_launch", "_mu", "_read_out", "_scratch_size", "_sigma", "_stream", "_takes_arrays", "_unit", "_weights", "dtype",
-        "library", "operands", "order", "record", "shape",
+        "_launch", "_mu", "_read_out", "_scratch_size", "_sigma", "_stream", "_takes_arrays", "_unit", "_weights",
+        "dtype", "library", "operands", "order", "record", "shape",
     )  # fmt: skip
 
     def __init__(

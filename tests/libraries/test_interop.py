@@ -29,7 +29,7 @@ import multisample
 from multisample._libraries import foreign, library_called
 from multisample._plan import PLANS
 from multisample.backends import registry
-from multisample.backends.contract import DeviceArray, Launcher
+from multisample.backends.contract import DeviceArray, Launcher, MemoryLauncher
 from multisample.backends.launch import Launch
 from multisample.backends.memory import dlpack
 from multisample.backends.system import cuda_driver

@@ -101,13 +101,13 @@ def stored_words(values: dict[str, int]) -> list[int]:
 
 
 def word_fields(values: dict[str, int], names: Collection[str], address: int = 8) -> dict[str, int]:
-    """Fields of a launch that reads the words `names` from `stored_words` at `address`, and has other values of them."""
+    """Fields of a launch that reads the words `names` from `stored_words` at `address`; its own values differ."""
     fields = {name: value ^ 0x100000005 if name in names else value for name, value in values.items()}
     return fields | {f"{name}_at": address + 8 * k for k, name in enumerate(values) if name in names}
 
 
 def with_words_in_memory(launch: Launch, *names: str) -> tuple[Launch, np.ndarray[Any, Any]]:
-    """A launch that reads these words from memory, and the memory. The launch's own values of the words are different."""
+    """A launch that reads these words from memory, and the memory; its own values of the words differ."""
     memory = np.array([stored_word(name, getattr(launch, name)) for name in names], np.uint64)
     values = {name: getattr(launch, name) ^ 0x5A5A5A5A5 for name in names}
     addresses = {f"{name}_at": memory[k:].ctypes.data for k, name in enumerate(names)}
