@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -20,8 +21,12 @@ def pytest_configure(config: pytest.Config) -> None:
     # Set here and not in the options of pyproject.toml, where it would contradict --benchmark-only.
     if not is_timed(config):
         config.option.benchmark_disable = True
-    # `filterwarnings = error` would make a traceback of it, where all that is selected is skipped.
-    config.addinivalue_line("filterwarnings", "default:Not saving anything, no benchmarks have been run")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish() -> None:
+    # With `filterwarnings = error`, this warning would end a run of skipped benchmarks in a traceback.
+    warnings.filterwarnings("default", "Not saving anything")
 
 
 def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, Any]) -> None:
