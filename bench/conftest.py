@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -23,10 +24,11 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.benchmark_disable = True
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_sessionfinish() -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_sessionfinish() -> Iterator[None]:
     # With `filterwarnings = error`, this warning would end a run of skipped benchmarks in a traceback.
     warnings.filterwarnings("default", "Not saving anything")
+    yield
 
 
 def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, Any]) -> None:
