@@ -71,9 +71,12 @@ def pytest_ignore_collect(config: pytest.Config) -> bool | None:
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Without a CUDA device, one line sums up the tests that need one. A line for each would hide other skips."""
+    config = terminalreporter.config
+    if is_benchmark(config) or not config.getoption("fold_skipped", True):
+        return
     from cuda_memory import device_count
 
-    if device_count() > 0 or not terminalreporter.config.getoption("fold_skipped", True):
+    if device_count() > 0:
         return
     for report in terminalreporter.stats.get("skipped", []):
         if "CUDA device" in report.longrepr[2]:

@@ -121,8 +121,11 @@ def _compile_all(groups: Sequence[Sequence[_Kernel]], processes: int, show: Call
                     waiting |= {pool.submit(_compile, kernel) for kernel in rest.pop(future, ())}
                 show(len(results))
         except BaseException:
+            # `start` may still run. After this call it starts no more processes.
+            pool.shutdown(wait=False, cancel_futures=True)
             for process in set(multiprocessing.active_children()) - others:
                 process.terminate()
+                process.join()
             raise
     return results
 

@@ -65,6 +65,13 @@ def add_parser(subparsers: Any) -> None:
         type=_dtype,
         help=f"{', '.join(_DTYPES)} (default: the dtype of the files; float32 for .csv and integers)",
     )
+    parser.add_argument(
+        "--layout",
+        choices=("dn", "nd"),
+        default="dn",
+        help="dn: shape (d, n); nd: transposed, shape (n, d), with the same bits (default: dn)",
+    )
+    parser.add_argument("--antithetic", action="store_true", help="samples 2 k and 2 k + 1 have opposite noise")
     parser.add_argument("--fast-math", action="store_true", help="a faster, less exact transform on a GPU")
     parser.add_argument("--dim-offset", type=int, default=0, metavar="I", help="first row of the drawn window")
     parser.add_argument("--sample-offset", type=int, default=0, metavar="J", help="first column of the drawn window")
@@ -85,7 +92,8 @@ def run(args: argparse.Namespace) -> int:
     check_output(args.output, force=args.force)
     n = checked_integer("n", args.samples, 0, COLUMNS + 1)
     seed = secrets.randbits(64) if args.seed is None else args.seed
-    options = {"backend": args.backend, "seed": seed, "noise": args.noise, "fast_math": args.fast_math}
+    options = {"backend": args.backend, "seed": seed, "noise": args.noise}
+    options |= {"antithetic": args.antithetic, "fast_math": args.fast_math}
     mu, sigma = (read_vector(name, text) for name, text in (("mu", args.mu), ("sigma", args.sigma)))
     d, dtype = _check(mu, sigma, n, args, options)
     # Each call below passes `dtype`, so the dtypes of the vectors do not matter.
@@ -97,14 +105,16 @@ def run(args: argparse.Namespace) -> int:
 
     def fill(matrix: np.memmap[Any, Any]) -> None:
         plain = np.asarray(matrix)
+        transposed = args.layout == "nd"
         with Progress(total, sys.stderr, shown=total > memory) as progress:
             for rows, columns in windows(d, n, dtype.itemsize, memory):
-                window = plain[rows, columns]
+                window = plain[columns, rows] if transposed else plain[rows, columns]
                 window_mu, window_sigma = (x[rows] if x.ndim else float(x) for x in vectors)
                 drawn = sample(
                     window_mu,
                     window_sigma,
-                    window.shape[1],
+                    columns.stop - columns.start,
+                    layout=args.layout,
                     dtype=dtype.name,
                     dim_offset=args.dim_offset + rows.start,
                     sample_offset=args.sample_offset + columns.start,
@@ -117,9 +127,10 @@ def run(args: argparse.Namespace) -> int:
                     matrix.flush()  # Pages that wait for the disk use memory too.
                 progress.add(window.nbytes)
 
-    write_npy(args.output, (d, n), dtype, fill)
+    shape = (n, d) if args.layout == "nd" else (d, n)
+    write_npy(args.output, shape, dtype, fill)
     elapsed = time.perf_counter() - start
-    print(f"{args.output}: shape ({d}, {n}), {dtype.name}, seed {seed}, {elapsed:.3g} s")
+    print(f"{args.output}: shape {shape}, {dtype.name}, seed {seed}, {elapsed:.3g} s")
     return 0
 
 

@@ -21,6 +21,8 @@ from numba import njit
 
 import multisample
 
+from ._running import run
+
 __all__ = ["KERNEL", "OPTIONS", "Price", "main", "price"]
 
 SPOT, STRIKE, YEARS, RATE, VOLATILITY, DAYS = 100.0, 100.0, 1.0, 0.03, 0.3, 252
@@ -167,4 +169,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run(main)

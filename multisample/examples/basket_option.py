@@ -20,6 +20,8 @@ import numpy as np
 
 import multisample
 
+from ._running import run
+
 __all__ = ["delta", "main", "price"]
 
 STOCKS, YEARS, RATE, STRIKE = 8, 1.0, 0.03, 100.0
@@ -109,4 +111,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run(main)

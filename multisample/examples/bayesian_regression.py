@@ -14,6 +14,8 @@ import argparse
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from ._running import run
+
 __all__ = ["Fit", "fit", "main"]
 
 FEATURES, OBSERVATIONS, NOISE = 6, 200, 0.5
@@ -100,4 +102,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run(main)

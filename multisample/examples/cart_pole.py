@@ -19,6 +19,8 @@ import numpy as np
 
 import multisample
 
+from ._running import run
+
 __all__ = ["Run", "control", "main"]
 
 HORIZON, ROLLOUTS = 40, 1024
@@ -127,4 +129,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run(main)

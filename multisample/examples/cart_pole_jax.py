@@ -16,6 +16,7 @@ from typing import Any
 
 import multisample
 
+from ._running import run
 from .cart_pole import FORCE, HORIZON, ROLLOUTS, SECONDS_PER_STEP, TEMPERATURE, Run, costs_of, next_state
 
 __all__ = ["control", "main", "trajectory"]
@@ -89,4 +90,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run(main)

@@ -17,6 +17,8 @@ import numpy as np
 
 from multisample import cem
 
+from ._running import run
+
 __all__ = ["cost", "main", "tune"]
 
 STARTS, STEPS, SECONDS = 32, 150, 0.02
@@ -111,4 +113,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run(main)

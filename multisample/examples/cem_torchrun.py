@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from multisample.cem import CEM, Result
 
+from ._running import run
+
 if TYPE_CHECKING:
     import torch
     from torch.distributed.device_mesh import DeviceMesh
@@ -121,4 +123,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run(main)

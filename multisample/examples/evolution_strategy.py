@@ -19,6 +19,8 @@ import numpy as np
 
 import multisample
 
+from ._running import run
+
 __all__ = ["main", "move", "scores_of", "train"]
 
 PERTURBATIONS = 64
@@ -121,4 +123,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run(main)

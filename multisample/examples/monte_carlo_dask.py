@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ._running import run
 from .basket_option import RATE, STOCKS, STRIKE, YEARS
 
 __all__ = ["Estimate", "main", "price"]
@@ -92,4 +93,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run(main)

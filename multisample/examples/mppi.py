@@ -24,6 +24,8 @@ from numba import njit
 
 import multisample
 
+from ._running import run
+
 __all__ = ["KERNEL", "OPTIONS", "Run", "control", "costs_of", "main"]
 
 STEPS = 100
@@ -270,4 +272,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run(main)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -316,3 +317,15 @@ def test_variances_of_few_samples_are_compared_with_chi_square(degrees: int, pro
     row = row / row.std(ddof=1) * np.sqrt(chi2.ppf(probability, degrees) / degrees)
     found = moment_errors(row[None], np.zeros(1), np.ones(1), "shared")["variance"]
     assert abs(found - abs(norm.ppf(probability))) < 0.1
+
+
+def test_skipped_benchmarks_need_no_packages_of_the_tests(tmp_path: Path) -> None:
+    code = "import sys, pytest; sys.modules.update(hypothesis=None, ml_dtypes=None, cupy=None); pytest.main()"
+    options = ["--benchmark-only", "-k", "test_cuda and 10x10-float32-independent", "-p", "no:hypothesispytest"]
+    command = [sys.executable, "-c", code.replace("main()", "main(sys.argv[1:])"), *options]
+    command.append(f"--benchmark-json={tmp_path / 'results.json'}")
+    root = Path(__file__).parents[2]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=300)
+    assert "Traceback" not in done.stdout + done.stderr
+    assert "CuPy has no CUDA device" in done.stdout
+    assert " passed" not in done.stdout

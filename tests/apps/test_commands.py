@@ -608,6 +608,16 @@ def test_each_window_is_flushed_before_the_next(draw_files: Run, monkeypatch: py
     assert flushed == [13 * N, 26 * N, 39 * N, 40 * N, 40 * N]
 
 
+@pytest.mark.parametrize("memory", ["4K", "1M"])
+@pytest.mark.parametrize("options", [{}, {"antithetic": True}, {"noise": "shared", "antithetic": True}])
+def test_options_of_the_sample(draw_files: Run, options: dict[str, Any], memory: str) -> None:
+    argv = ["--noise", options.get("noise", "independent"), *["--antithetic"] * options.get("antithetic", False)]
+    assert draw_files(*argv, "--memory", memory).code == 0
+    same("x.npy", expected(**options))
+    assert draw_files(*argv, "--memory", memory, "--layout", "nd", "--force").code == 0
+    same("x.npy", expected(layout="nd", **options))
+
+
 @pytest.mark.parametrize(("d", "n"), [(0, 5), (5, 0), (0, 0)])
 def test_empty_matrices_are_written(draw_files: Run, d: int, n: int) -> None:
     np.save("mu.npy", MU[:d])

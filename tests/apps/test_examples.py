@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import runpy
 import statistics
 import subprocess
 import sys
@@ -270,3 +271,23 @@ def test_a_monte_carlo_estimate_on_dask(draws: int, capsys: pytest.CaptureFixtur
         argv = ["--draws", str(draws), "--scheduler", client.scheduler.address]
         assert monte_carlo_dask.main(argv) == 0
     assert capsys.readouterr().out.startswith(f"price {5.4:.1f}")
+
+
+@pytest.mark.parametrize(
+    ("program", "library", "command"),
+    [
+        ("bayesian_regression", "torch", "PyTorch is not installed: pip install torch"),
+        ("cart_pole_jax", "jax", "JAX is not installed: pip install jax"),
+        ("cem_torchrun", "torch", "PyTorch is not installed: pip install torch"),
+        ("monte_carlo_dask", "dask", "Dask is not installed: pip install 'dask[array]'"),
+    ],
+)
+def test_a_program_without_its_library_says_what_to_install(
+    program: str, library: str, command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, library, None)
+    monkeypatch.setattr(sys, "argv", [program])
+    with pytest.raises(SystemExit) as exit_:
+        runpy.run_module(f"multisample.examples.{program}", run_name="__main__")
+    assert exit_.value.code == 1
+    assert capsys.readouterr().err == f"multisample: error: {command}\n"

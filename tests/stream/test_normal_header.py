@@ -9,13 +9,14 @@ import ctypes
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from cuda_cpp import ARCHITECTURES, SECONDS, nvrtc_compile, requires_nvrtc
+from cuda_cpp import ARCHITECTURES, SECONDS, nvrtc_compile, requires_gxx, requires_nvrtc
 from known_normals import Places, known_f32, known_f64, random_places, sampled
 from ptx_machine import Machine
 from ptx_reader import opcodes_of
@@ -302,3 +303,23 @@ def test_nvcc_compiles_device_and_host_code_without_a_warning(tmp_path: Path, op
         "--Werror=all-warnings", *options,
     ]  # fmt: skip
     check_host_functions(library(tmp_path, HOST + kernels, command))
+
+
+@requires_gxx
+def test_an_older_standard_is_refused_by_name(tmp_path: Path) -> None:
+    command = ["g++", "-std=c++14", "-fsyntax-only", INCLUDE, "-x", "c++", "-"]
+    done = subprocess.run(command, input="#include <multisample/normal.h>", capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "needs C++17: compile with -std=c++17" in done.stderr
+
+
+@requires_gxx
+def test_the_program_in_the_documentation_draws_the_sample(tmp_path: Path) -> None:
+    page = (csrc_files.folder() / "README.md").read_text()
+    found = re.search(r"```cpp\n(// own.cpp.*?)```\n\n```sh\n(.*?)```", page, re.DOTALL)
+    assert found
+    (tmp_path / "own.cpp").write_text(found[1])
+    command = f"PATH={Path(sys.executable).parent}:$PATH; {found[2]}"
+    done = subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True, text=True, check=True)
+    x = multisample.sample([0.0], 1.0, 4, seed=7, dtype="float32", backend="cpu")
+    assert np.array_equal(np.array(done.stdout.split(), np.float32), x[0])
