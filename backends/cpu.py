@@ -83,19 +83,18 @@ class CpuBackend:
     def _launch_batch(self, draw: Draw) -> None:
         """Draw a batch of small matrices, each on one thread."""
         from .kernels.cpu.kernel import batch_kernel
-        from .kernels.cpu.threads import helpers
+        from .kernels.cpu.threads import helper_slots
 
         kernel = batch_kernel(ElementType(draw.type).name, bool(draw.antithetic))
         *arrays, common_noise = *batch_at(draw), bool(draw.common_noise)
         most = max(1, min(draw.batch, math.ceil(draw.batch * draw.rows * draw.columns / _SHARE)))
         threads = min(most, thread_count(), draw.threads or most)
-        with helpers(threads - 1) as slots:
-            kernel(*arrays, common_noise, threads, slots)
+        kernel(*arrays, common_noise, threads, helper_slots(threads - 1))
 
     def launcher(self, draw: Draw) -> Launcher:
         # Numba takes half a second to import.
         from .kernels.cpu.kernel import value_kernel, window_kernel, windows_kernel
-        from .kernels.cpu.threads import helpers
+        from .kernels.cpu.threads import helper_slots
 
         dtype = ElementType(draw.type).name
         common_noise, block = bool(draw.common_noise), 8 if draw.antithetic else 4
@@ -116,8 +115,8 @@ class CpuBackend:
                 kernel(*arguments)
                 return
             down = matrix.strides[0] == matrix.itemsize and d > 1
-            with helpers(threads - 1) as slots:
-                kernel(*arguments, *_window_shape(d, n, threads, common_noise, block, down), threads, slots)
+            shape = _window_shape(d, n, threads, common_noise, block, down)
+            kernel(*arguments, *shape, threads, helper_slots(threads - 1))
 
         is_valid = value_kernel("float64" if dtype == "float64" else "float32")
         return Launcher(run, is_valid, threads if most > 1 else None, takes_arrays=True)
@@ -125,7 +124,7 @@ class CpuBackend:
     def moments_launcher(self, moments: Moments) -> MomentsLauncher:
         from .kernels.cpu import moments as kernels
         from .kernels.cpu.kernel import value_kernel
-        from .kernels.cpu.threads import helpers
+        from .kernels.cpu.threads import helper_slots
 
         draw = moments.draw
         dtype = ElementType(draw.type).name
@@ -149,16 +148,16 @@ class CpuBackend:
             most = max(1, math.ceil(4 * rows * count / _SHARE))
             threads = min(most, thread_count(), draw.threads or most)
             height = min(kernels.MOST_ROWS, math.ceil(rows / (4 * threads)) if threads > 1 else rows)
-            with helpers(threads - 1) as slots:
-                if not draw.common_noise and (threads == 1 or rows >= _FEW_ROWS or count <= kernels.PIECE):
-                    kernels.moments_kernel(dtype)(
-                        *listed, seed, offset, first_row, mu, sigma, weight, first, second, height, threads, slots
-                    )
-                    return
-                # `moments_kernel` would add up the sums of the pieces in the same order.
-                totals = np.zeros((max(math.ceil(count / kernels.PIECE), 1), rows, 2))
-                first_row = 0 if draw.common_noise else first_row
-                kernels.summing_kernel(real)(*listed, totals, seed, offset, first_row, height, threads, slots)
+            slots = helper_slots(threads - 1)
+            if not draw.common_noise and (threads == 1 or rows >= _FEW_ROWS or count <= kernels.PIECE):
+                kernels.moments_kernel(dtype)(
+                    *listed, seed, offset, first_row, mu, sigma, weight, first, second, height, threads, slots
+                )
+                return
+            # `moments_kernel` would add up the sums of the pieces in the same order.
+            totals = np.zeros((max(math.ceil(count / kernels.PIECE), 1), rows, 2))
+            first_row = 0 if draw.common_noise else first_row
+            kernels.summing_kernel(real)(*listed, totals, seed, offset, first_row, height, threads, slots)
             sums = totals[0]
             for more in totals[1:]:
                 sums += more

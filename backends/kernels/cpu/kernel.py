@@ -33,7 +33,7 @@ from .intrinsics import (
     store_apart,
     use_widest_vectors,
 )
-from .threads import SLOTS, for_each, serving_kernel
+from .threads import SLOTS, for_each, starting_kernel
 
 __all__ = ["batch_kernel", "compile_all", "value_kernel", "window_kernel", "windows_kernel"]
 
@@ -586,7 +586,7 @@ def value_kernel(dtype: str) -> Callable[..., bool]:
 
 def compile_all() -> int:
     """Compile every kernel that is not in the cache; return how many kernels there are."""
-    kernels: list[Callable[..., Any]] = [serving_kernel(), *map(value_kernel, ("float32", "float64"))]
+    kernels: list[Callable[..., Any]] = [starting_kernel(), *map(value_kernel, ("float32", "float64"))]
     kernels += [
         kernel(dtype, antithetic)
         for kernel in (window_kernel, windows_kernel, batch_kernel)
