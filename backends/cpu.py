@@ -82,19 +82,19 @@ class CpuBackend:
 
     def _launch_batch(self, draw: Draw) -> None:
         """Draw a batch of small matrices, each on one thread."""
+        from .kernels.cpu import threads as cpu_threads
         from .kernels.cpu.kernel import batch_kernel
-        from .kernels.cpu.threads import helper_slots
 
         kernel = batch_kernel(ElementType(draw.type).name, bool(draw.antithetic))
         *arrays, common_noise = *batch_at(draw), bool(draw.common_noise)
         most = max(1, min(draw.batch, math.ceil(draw.batch * draw.rows * draw.columns / _SHARE)))
         threads = min(most, thread_count(), draw.threads or most)
-        kernel(*arrays, common_noise, threads, helper_slots(threads - 1))
+        kernel(*arrays, common_noise, threads, cpu_threads.helper_slots(threads - 1))
 
     def launcher(self, draw: Draw) -> Launcher:
         # Numba takes half a second to import.
+        from .kernels.cpu import threads as cpu_threads
         from .kernels.cpu.kernel import value_kernel, window_kernel, windows_kernel
-        from .kernels.cpu.threads import helper_slots
 
         dtype = ElementType(draw.type).name
         common_noise, block = bool(draw.common_noise), 8 if draw.antithetic else 4
@@ -116,15 +116,15 @@ class CpuBackend:
                 return
             down = matrix.strides[0] == matrix.itemsize and d > 1
             shape = _window_shape(d, n, threads, common_noise, block, down)
-            kernel(*arguments, *shape, threads, helper_slots(threads - 1))
+            kernel(*arguments, *shape, threads, cpu_threads.helper_slots(threads - 1))
 
         is_valid = value_kernel("float64" if dtype == "float64" else "float32")
         return Launcher(run, is_valid, threads if most > 1 else None, takes_arrays=True)
 
     def moments_launcher(self, moments: Moments) -> MomentsLauncher:
         from .kernels.cpu import moments as kernels
+        from .kernels.cpu import threads as cpu_threads
         from .kernels.cpu.kernel import value_kernel
-        from .kernels.cpu.threads import helper_slots
 
         draw = moments.draw
         dtype = ElementType(draw.type).name
@@ -148,7 +148,7 @@ class CpuBackend:
             most = max(1, math.ceil(4 * rows * count / _SHARE))
             threads = min(most, thread_count(), draw.threads or most)
             height = min(kernels.MOST_ROWS, math.ceil(rows / (4 * threads)) if threads > 1 else rows)
-            slots = helper_slots(threads - 1)
+            slots = cpu_threads.helper_slots(threads - 1)
             if not draw.common_noise and (threads == 1 or rows >= _FEW_ROWS or count <= kernels.PIECE):
                 kernels.moments_kernel(dtype)(
                     *listed, seed, offset, first_row, mu, sigma, weight, first, second, height, threads, slots

@@ -26,6 +26,7 @@ import numpy as np
 from numba import types
 
 from multisample.backends.kernels.compilation import cached, compile_cached, inline, source_digest
+from multisample.backends.system.threads import STACK_SIZE
 
 from .intrinsics import (
     call_entry,
@@ -64,8 +65,6 @@ _CALL = _BEGUN + (_MOST_HELPERS + 1) * _LINE
 _LOADS = 200_000
 # Numbers of 64 bits in a set of processors, in a set of signals, and in a `pthread_attr_t`: at least as many as in C.
 _SET = 16
-# Bytes of a helper's stack. Kernels of float64 need 0.2 MiB, and musl's threads have 0.125 MiB by default.
-_STACK = 1 << 20
 # Signals of faults stay unblocked in helpers: Linux ends a process whose thread faults with the signal blocked, without
 # a word of faulthandler.
 _FAULTS = tuple(int(fault) for fault in (signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV))
@@ -227,7 +226,7 @@ def starting_kernel() -> Callable[[np.ndarray[Any, Any]], int]:
             _fill_signals(blocked.ctypes.data)
             for fault in _FAULTS:
                 _remove_signal(blocked.ctypes.data, fault)
-            if _set_stack_size(attributes.ctypes.data, _STACK) == 0:
+            if _set_stack_size(attributes.ctypes.data, STACK_SIZE) == 0:
                 # The new thread has the signal mask of this one.
                 _block_signals(_SIG_SETMASK, blocked.ctypes.data, before.ctypes.data)
                 error = _create_thread(
