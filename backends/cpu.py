@@ -87,15 +87,14 @@ class CpuBackend:
 
     def _launch_batch(self, launch: Launch) -> None:
         """Draw a batch of small matrices, each on one thread."""
+        from .kernels.cpu import threads as cpu_threads
         from .kernels.cpu.kernel import batch_kernel
-        from .kernels.cpu.threads import helpers
 
         kernel = batch_kernel(type_name(launch), bool(launch.antithetic))
         *arrays, common_noise = *batch_at(launch), bool(launch.common_noise)
         most = max(1, min(launch.batch, math.ceil(launch.batch * launch.rows * launch.columns / _SHARE)))
         threads = min(most, thread_count(), launch.threads or most)
-        with helpers(threads - 1) as slots:
-            kernel(*arrays, common_noise, threads, slots)
+        kernel(*arrays, common_noise, threads, cpu_threads.helper_slots(threads - 1))
 
     def launcher(self, launch: Launch) -> Launcher:
         return _LAUNCHERS[launch.operation](launch)
@@ -124,8 +123,8 @@ def _window_shape(d: int, n: int, threads: int, common_noise: bool, block: int, 
 
 def _sampler(launch: Launch) -> Launcher:
     # Numba takes half a second to import.
+    from .kernels.cpu import threads as cpu_threads
     from .kernels.cpu.kernel import value_kernel, window_kernel, windows_kernel
-    from .kernels.cpu.threads import helpers
 
     dtype, common_noise, block = type_name(launch), bool(launch.common_noise), 8 if launch.antithetic else 4
     d, n = launch.rows, launch.columns
@@ -146,8 +145,8 @@ def _sampler(launch: Launch) -> Launcher:
             kernel(*arguments)
             return
         down = matrix.strides[0] == matrix.itemsize and d > 1
-        with helpers(threads - 1) as slots:
-            kernel(*arguments, *_window_shape(d, n, threads, common_noise, block, down), threads, slots)
+        shape = _window_shape(d, n, threads, common_noise, block, down)
+        kernel(*arguments, *shape, threads, cpu_threads.helper_slots(threads - 1))
 
     is_valid = value_kernel(computing_name(launch))
     return Launcher(run, is_valid, threads if most > 1 else None, takes_arrays=True)
@@ -156,8 +155,8 @@ def _sampler(launch: Launch) -> Launcher:
 def _summer(launch: Launch) -> Launcher:
     """Weighted moments."""
     from .kernels.cpu import moments as kernels
+    from .kernels.cpu import threads as cpu_threads
     from .kernels.cpu.kernel import value_kernel
-    from .kernels.cpu.threads import helpers
 
     dtype, real, width = type_name(launch), computing_name(launch), 8 if launch.antithetic else 4
     common_noise, antithetic = bool(launch.common_noise), bool(launch.antithetic)
@@ -181,16 +180,16 @@ def _summer(launch: Launch) -> Launcher:
         most = max(1, math.ceil(4 * rows * count / _SHARE))
         threads = min(most, thread_count(), launch.threads or most)
         height = min(kernels.MOST_ROWS, math.ceil(rows / (4 * threads)) if threads > 1 else rows)
-        with helpers(threads - 1) as slots:
-            if not common_noise and (threads == 1 or rows >= _FEW_ROWS or count <= kernels.PIECE):
-                kernels.moments_kernel(dtype)(
-                    *listed, seed, offset, first_row, mu, sigma, weight, first, second, height, threads, slots
-                )
-                return
-            # `moments_kernel` would add up the sums of the pieces in the same order.
-            totals = np.zeros((max(math.ceil(count / kernels.PIECE), 1), rows, 2))
-            first_row = 0 if common_noise else first_row
-            kernels.summing_kernel(real)(*listed, totals, seed, offset, first_row, height, threads, slots)
+        slots = cpu_threads.helper_slots(threads - 1)
+        if not common_noise and (threads == 1 or rows >= _FEW_ROWS or count <= kernels.PIECE):
+            kernels.moments_kernel(dtype)(
+                *listed, seed, offset, first_row, mu, sigma, weight, first, second, height, threads, slots
+            )
+            return
+        # `moments_kernel` would add up the sums of the pieces in the same order.
+        totals = np.zeros((max(math.ceil(count / kernels.PIECE), 1), rows, 2))
+        first_row = 0 if common_noise else first_row
+        kernels.summing_kernel(real)(*listed, totals, seed, offset, first_row, height, threads, slots)
         sums = totals[0]
         for more in totals[1:]:
             sums += more

@@ -130,13 +130,13 @@ def registered(monkeypatch: pytest.MonkeyPatch, new_choices: None) -> Callable[[
 def thread_counts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of threads for each piece of work that threads share, in order: a list that grows."""
     counts: list[int] = []
-    original = threads._Helpers.wanted
+    original = threads.helper_slots
 
-    def wanted(self: Any, count: int) -> Any:
+    def helper_slots(count: int) -> Any:
         counts.append(1 + count)
-        return original(self, count)
+        return original(count)
 
-    monkeypatch.setattr(threads._Helpers, "wanted", wanted)
+    monkeypatch.setattr(threads, "helper_slots", helper_slots)
     return counts
 
 

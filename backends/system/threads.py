@@ -10,7 +10,10 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-__all__ = ["limit_threads", "run_all", "thread_count", "thread_limit"]
+__all__ = ["STACK_SIZE", "limit_threads", "run_all", "thread_count", "thread_limit"]
+
+STACK_SIZE = 1 << 20
+"""Bytes of stack for a thread that draws. Kernels of float64 need a quarter of it."""
 
 _Task = TypeVar("_Task")
 
@@ -55,7 +58,10 @@ def run_all(function: Callable[[_Task], None], tasks: Sequence[_Task], threads: 
     """Call `function` on every task, on this thread and up to ``threads - 1`` new ones. Returns when all are done.
 
     If a task raises, no further task begins. The first exception is raised after all running tasks have ended.
+    No threads start if `threading.stack_size` gives them too little stack to draw.
     """
+    if 0 < threading.stack_size() < STACK_SIZE:
+        threads = 1
     waiting, errors = collections.deque(tasks), collections.deque[BaseException]()
 
     def work() -> None:

@@ -6,21 +6,18 @@ is cheap to share between threads, to save, and to split for workers.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
-import threading
 from typing import Any, NamedTuple, SupportsIndex, TypedDict
 
 from .._arguments import check_flag, checked_integer
 from .counter import DeviceCounter
 
-__all__ = ["DEFAULT_GENERATOR", "LOCK", "WORD_64", "Generator", "GeneratorState", "Key", "manual_seed"]
+__all__ = ["DEFAULT_GENERATOR", "WORD_64", "Generator", "GeneratorState", "Key", "manual_seed"]
 
 WORD_64 = 2**64
 _WORD = 2**32 - 1
-
-# One lock for all generators, held only for an addition or two. A fork acquires it first, so that no child inherits a
-# locked one.
-LOCK = threading.Lock()
 
 
 class Key(NamedTuple):
@@ -54,6 +51,35 @@ class GeneratorState(TypedDict):
     seed: int
     offset: int
     spawned: int
+
+
+class _Counts:
+    """Seed, offsets and children of a generator, for calls from threads, signal handlers, destructors and fork hooks.
+
+    There is no lock: a signal handler that draws would wait forever for the call that it interrupts, and a forked child
+    for a thread that it does not have. Instead one step of an iterator or a list takes a number; it is atomic.
+    """
+
+    __slots__ = ("children", "offsets", "returned", "seed")
+
+    def __init__(self, seed: int, offset: int, spawned: int) -> None:
+        self.seed = seed
+        self.offsets: Any = iter(range(offset, WORD_64))
+        self.children: Any = iter(range(spawned, WORD_64))
+        # Offsets that failed calls have put back, descending.
+        self.returned: list[int] = []
+
+    @property
+    def offset(self) -> int:
+        """The offset that the next call takes."""
+        after, returned = WORD_64 - self.offsets.__length_hint__(), self.returned[:]
+        # If a call took the next offset while another put its own back, a saved state must not repeat the former.
+        return returned[-1] if returned and returned[-1] + len(returned) == after else after
+
+    @property
+    def spawned(self) -> int:
+        """The number of children."""
+        return WORD_64 - int(self.children.__length_hint__())
 
 
 class Generator:
@@ -103,26 +129,24 @@ class Generator:
     True
     """
 
-    __slots__ = ("__weakref__", "_counter", "_graph_safe", "_offset", "_seed", "_spawned")
+    __slots__ = ("__weakref__", "_counter", "_counts", "_graph_safe")
 
     def __init__(self, seed: SupportsIndex | None = None, *, graph_safe: bool = False) -> None:
         check_flag("graph_safe", graph_safe)
-        self._seed = _entropy() if seed is None else checked_integer("seed", seed, 0, WORD_64)
-        self._offset = 0
-        self._spawned = 0
+        self._counts = _Counts(_entropy() if seed is None else checked_integer("seed", seed, 0, WORD_64), 0, 0)
         self._graph_safe = bool(graph_safe)
         self._counter: DeviceCounter | None = None
 
     @property
     def seed(self) -> int:
         """The seed of the stream."""
-        return self._seed
+        return self._counts.seed
 
     @property
     def offset(self) -> int:
         """The offset that the next call takes."""
         counter = self._counter
-        return self._offset if counter is None else counter.value
+        return self._counts.offset if counter is None else counter.value
 
     @property
     def graph_safe(self) -> bool:
@@ -144,11 +168,9 @@ class Generator:
         >>> g.offset
         12
         """
-        offset = self.offset if self._graph_safe else None  # Outside the lock, since it waits for the device.
-        with LOCK:
-            return {
-                "seed": self._seed, "offset": self._offset if offset is None else offset, "spawned": self._spawned,
-            }  # fmt: skip
+        counts = self._counts
+        offset = self.offset if self._graph_safe else counts.offset
+        return {"seed": counts.seed, "offset": offset, "spawned": counts.spawned}
 
     @state.setter
     def state(self, state: GeneratorState) -> None:
@@ -159,13 +181,10 @@ class Generator:
             name: checked_integer(f"state[{name!r}]", value, 0, WORD_64 + (name != "seed"))
             for name, value in state.items()
         }
-        with LOCK:
-            counter = self._counter
-            if counter is not None:
-                counter.check(checked["seed"], checked["offset"], self._seed)
-            self._seed = checked["seed"]
-            self._offset = checked["offset"]
-            self._spawned = checked["spawned"]
+        counter = self._counter
+        if counter is not None:
+            counter.check(checked["seed"], checked["offset"], self._counts.seed)
+        self._counts = _Counts(checked["seed"], checked["offset"], checked["spawned"])
         if counter is not None:
             counter.value = checked["offset"]
 
@@ -197,18 +216,19 @@ class Generator:
         return Key(*self._take())
 
     def _take(self) -> tuple[int, int]:
-        with LOCK:
-            offset = self._offset
-            if offset == WORD_64:
-                raise OverflowError("generator: all offsets of this seed are used up; make one with another seed")
-            self._offset = offset + 1
-            return self._seed, offset
+        counts = self._counts
+        if counts.returned:
+            with contextlib.suppress(IndexError):  # Another call has taken it.
+                return counts.seed, counts.returned.pop()
+        for offset in counts.offsets:
+            return counts.seed, offset
+        raise OverflowError("generator: all offsets of this seed are used up; make one with another seed")
 
     def _put_back(self, seed: int, offset: int) -> None:
         """Undo a `_take` whose call failed, unless another call has taken the next offset since."""
-        with LOCK:
-            if (self._seed, self._offset) == (seed, offset + 1):
-                self._offset = offset
+        counts = self._counts
+        if (counts.seed, counts.offset) == (seed, offset + 1):
+            counts.returned.append(offset)
 
     def spawn(self, n_children: int) -> list[Generator]:
         """Generators for `n_children` workers, with different seeds that depend on this generator's seed only.
@@ -245,27 +265,25 @@ class Generator:
         [0, 0]
         """
         count = checked_integer("n_children", n_children, 0, WORD_64)
-        with LOCK:
-            first = self._spawned
-            if first + count > WORD_64:
-                raise OverflowError("n_children: the children of this generator are used up")
-            self._spawned = first + count
-        key = ((self._seed & _WORD) ^ 0x73706177, (self._seed >> 32) ^ 0x6E6B6579)
+        counts = self._counts
+        if count > counts.children.__length_hint__():
+            raise OverflowError("n_children: the children of this generator are used up")
+        key = ((counts.seed & _WORD) ^ 0x73706177, (counts.seed >> 32) ^ 0x6E6B6579)
         return [
             Generator(_philox_word_pair(child, key), graph_safe=self._graph_safe)
-            for child in range(first, first + count)
+            for child in list(itertools.islice(counts.children, count))
         ]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _remade, (self._seed, self._graph_safe), dict(self.state)
+        return _remade, (self.seed, self._graph_safe), dict(self.state)
 
     def __setstate__(self, state: GeneratorState) -> None:
         self.state = state
 
     def __repr__(self) -> str:
         if self._graph_safe:  # Reading the offset would wait for the device.
-            return f"Generator(seed={self._seed}, graph_safe=True)"
-        return f"Generator(seed={self._seed}, offset={self._offset})"
+            return f"Generator(seed={self.seed}, graph_safe=True)"
+        return f"Generator(seed={self.seed}, offset={self.offset})"
 
 
 def _remade(seed: int, graph_safe: bool) -> Generator:
@@ -332,10 +350,5 @@ def manual_seed(seed: SupportsIndex) -> Generator:
     return DEFAULT_GENERATOR
 
 
-def _after_fork_in_child() -> None:
-    LOCK.release()
-    manual_seed(_entropy())
-
-
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=LOCK.acquire, after_in_parent=LOCK.release, after_in_child=_after_fork_in_child)
+    os.register_at_fork(after_in_child=lambda: manual_seed(_entropy()))

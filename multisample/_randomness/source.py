@@ -154,7 +154,7 @@ def counter_on(generator: Generator, library: Library, device: Device, stream: i
                     "generator: expected a graph-safe generator that has been used before, since its first call puts"
                     " the offset on the device, got a new one while a CUDA graph is captured: draw once before"
                 )
-            generator._counter = DeviceCounter(generator._offset, device, library)
+            generator._counter = DeviceCounter(generator.offset, device, library)
         counter = generator._counter
     if counter.device != device:
         raise ValueError(

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import collections
 import ctypes
+import os
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from .generator import LOCK, WORD_64
+from .generator import WORD_64
 
 __all__ = ["SEED", "draw_offset", "take_transformed", "taker", "torch_generator"]
 
@@ -46,12 +48,36 @@ def taker(device: str) -> Callable[[Any], tuple[int, int]]:
         if generator is None:
             defaults = torch.cuda.default_generators  # Empty before PyTorch has initialized CUDA.
             generator = defaults[ordinal] if ordinal < len(defaults) else torch_generator(None, device)
-        with LOCK:
-            offset: int = generator.get_offset()
-            generator.set_offset(offset + 4)
-            return generator.initial_seed() % WORD_64, offset
+        return generator.initial_seed() % WORD_64, _advance(generator)
 
     return take
+
+
+# A signal handler may draw while this thread has the lock.
+_lock = threading.RLock()
+_takes = 0
+
+
+def _advance(generator: Any) -> int:
+    """The Philox offset of a CUDA generator, which is advanced by 4."""
+    global _takes
+    with _lock:
+        takes = -1
+        while takes != _takes:  # A signal handler has taken the offset.
+            takes = _takes
+            offset: int = generator.get_offset()
+        _takes += 1
+        generator.set_offset(offset + 4)
+    return offset
+
+
+def _renew_lock() -> None:
+    global _lock
+    _lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):  # Another thread may hold the lock at a fork.
+    os.register_at_fork(after_in_child=_renew_lock)
 
 
 def _take_from_cpu(generator: Any) -> tuple[int, int]:

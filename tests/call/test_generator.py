@@ -10,6 +10,7 @@ import copy
 import functools
 import operator
 import pickle
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -351,6 +352,24 @@ def test_a_torch_cuda_generator_gives_its_seed_and_advances_by_four(seed: int) -
     taken = [take(generator) for _ in range(3)]
     assert taken == [(seed % 2**64, 8), (seed % 2**64, 12), (seed % 2**64, 16)]
     assert generator.offset == 20
+
+
+def test_a_signal_handler_may_take_an_offset_of_a_torch_cuda_generator_during_a_take() -> None:
+    signals, taken = [1, 2], []
+
+    class Interrupted(CudaGenerator):
+        def get_offset(self) -> int:
+            offset = super().get_offset()
+            if signals:
+                signals.pop()
+                taken.append(take(self))
+            return offset
+
+    generator, take = Interrupted(5, 8), taker("cuda:1")
+    thread = threading.Thread(target=lambda: taken.append(take(generator)), daemon=True)
+    thread.start()
+    thread.join(60)
+    assert taken == [(5, 8), (5, 12), (5, 16)]
 
 
 def test_cuda_tensors_use_the_default_generator_of_their_device(monkeypatch: pytest.MonkeyPatch) -> None:

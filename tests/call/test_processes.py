@@ -261,7 +261,8 @@ def in_forks(*works: Callable[[], Any]) -> list[Any]:
 @pytest.mark.usefixtures("many_threads")
 def test_a_forked_child_draws_large_matrices_after_its_parent_did() -> None:
     expected = digest(draw(BIG_N, seed=3))
-    assert len(cpu_threads._helpers.unused) < cpu_threads._MOST_HELPERS
+    slots = cpu_threads._slots[cpu_threads._FIRST :: cpu_threads._LINE]
+    assert slots[0] != cpu_threads._NO_THREAD
     assert in_forks(*[lambda: [digest(draw(BIG_N, seed=3)) for _ in range(3)]] * 2) == [[expected] * 3] * 2
     assert digest(draw(BIG_N, seed=3)) == expected
 
@@ -345,48 +346,135 @@ def test_a_generator_in_use_during_a_fork_works_in_the_child() -> None:
             thread.join(DEADLINE)
 
 
-@needs_fork
-@expects_fork
-def test_a_fork_waits_for_the_generator_lock() -> None:
-    generator, locked, forked = Generator(11), threading.Event(), threading.Event()
+# Draws at each point of a fork where Python runs: in hooks before and after those of multisample, in a signal handler
+# there, and in a thread that a hook waits for.
+FORK_HOOKS = """
+import os, signal, sys, threading
+import numpy as np
 
-    def hold() -> None:
-        with _generator.LOCK:
-            locked.set()
-            # The fork waits for the lock, so this wait always ends by its timeout.
-            forked.wait(0.2)
+drawn = []
 
-    thread = threading.Thread(target=hold, daemon=True)
+def draw(*_):
+    mu, sigma = np.zeros(3, np.float32), np.ones(3, np.float32)
+    for n in (5, 100_003):
+        drawn.append(multisample.sample(mu, sigma, n)[0, 0])
+    drawn.append(generator._take())
+    generator._put_back(*generator._take())
+    drawn.append(generator.spawn(1)[0].seed)
+
+def draw_everywhere():
+    draw()
+    signal.raise_signal(signal.SIGUSR1)
+    thread = threading.Thread(target=draw)
     thread.start()
-    assert locked.wait(DEADLINE)
-    child = fork(lambda: [generator._take()[1], draw().shape[1]])
-    forked.set()
-    thread.join(DEADLINE)
-    assert answers([child]) == [[0, SMALL_N]]
-    assert generator._take() == (11, 0)
+    thread.join()
+
+def register():
+    os.register_at_fork(before=draw_everywhere, after_in_parent=draw_everywhere, after_in_child=draw_everywhere)
+
+register()
+import multisample
+register()
+generator = multisample.Generator(7)
+signal.signal(signal.SIGUSR1, draw)
+draw()
+child = os.fork()
+draw()
+assert len(set(drawn)) == len(drawn) == 4 * (1 + 4 * 3 + 1), drawn
+if child == 0:
+    os._exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+"""
 
 
 @needs_fork
-@expects_fork
-@pytest.mark.usefixtures("many_threads")
-def test_the_lock_of_helpers_is_not_inherited_by_a_forked_child() -> None:
-    expected = digest(draw(BIG_N, seed=3))
-    locked, release = threading.Event(), threading.Event()
+@pytest.mark.parametrize("count", ["1", "4"])
+def test_a_program_may_draw_at_each_point_of_a_fork(count: str) -> None:
+    draw(), draw(BIG_N)  # Compile the kernels.
+    run_python(FORK_HOOKS, MULTISAMPLE_NUM_THREADS=count, PYTHONWARNINGS="ignore")
 
-    def hold() -> None:
-        with cpu_threads._helpers._lock:
-            locked.set()
-            release.wait(DEADLINE)
 
-    thread = threading.Thread(target=hold, daemon=True)
-    thread.start()
-    assert locked.wait(DEADLINE)
+def test_a_signal_handler_may_draw_at_each_point_of_a_call() -> None:
+    """A trace function stands for the handler: both run between two steps of the interpreter."""
+    generator = Generator(7)
+    taken: list[Any] = []
+
+    def trace(frame: Any, event: str, argument: Any) -> Any:
+        if frame.f_globals.get("__name__") != _generator.__name__:
+            return None
+        frame.f_trace_opcodes = True
+        sys.settrace(None)
+        taken.append(generator._take()[1])
+        taken.append(("child", generator.spawn(1)[0].seed))
+        generator.state  # noqa: B018
+        sys.settrace(trace)
+        return trace
+
+    before = sys.gettrace()
     try:
-        child = fork(lambda: digest(draw(BIG_N, seed=3)))
+        sys.settrace(trace)
+        mine = [generator._take()[1], ("child", generator.spawn(1)[0].seed)]
+        generator._put_back(*generator._take())
+        state = generator.state
     finally:
-        release.set()
-        thread.join(DEADLINE)
-    assert answers([child]) == [expected]
+        sys.settrace(before)
+    assert len(taken) > 20
+    taken += mine
+    assert len(set(taken)) == len(taken)
+    assert state["offset"] > max(number for number in taken if isinstance(number, int)) - 40
+
+
+# --- Small stacks and monkey patches --------------------------------------------------------------
+
+SMALL_STACK = """
+import threading
+import numpy as np
+from multisample import sample
+from multisample.backends.system.threads import run_all
+
+def draw(seed):
+    sample(np.zeros(30), np.ones(30), 10_007, seed=seed)
+
+threading.stack_size(65536)
+draw(1)
+run_all(draw, range(8), 4)
+"""
+
+
+def test_the_size_of_stacks_of_python_threads_does_not_matter() -> None:
+    sample(np.zeros(30), np.ones(30), 10_007)  # Compiles the kernel.
+    run_python(SMALL_STACK, MULTISAMPLE_NUM_THREADS="4")
+
+
+# As gevent and eventlet do, starts no threads, but runs their functions on the calling thread.
+PATCHED_THREADS = """
+import json, sys
+
+def patch():
+    import _thread, threading
+    def start(function, args, kwargs={}):
+        function(*args, **kwargs)
+        return 1
+    _thread.start_new_thread = threading._start_new_thread = start
+    threading.Thread.start = lambda thread: thread.run()
+    threading.Thread.is_alive = lambda thread: False
+
+first = json.loads(sys.argv[1])
+if first:
+    patch()
+import numpy as np
+from multisample import sample
+from multisample.backends.system.threads import run_all
+if not first:
+    patch()
+run_all(lambda seed: sample(np.zeros(3), np.ones(3), 100_003, seed=seed), range(8), 4)
+"""
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_large_matrices_can_be_drawn_where_threads_are_greenlets(first: bool) -> None:
+    draw(BIG_N, dtype="float64")  # Compiles the kernel.
+    run_python(PATCHED_THREADS, json.dumps(first), MULTISAMPLE_NUM_THREADS="4")
 
 
 # --- Other ways to start processes ----------------------------------------------------------------

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
+import re
+import resource
+import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +28,7 @@ DEADLINE = 60
 # Half a minute.
 LOADS = 100_000_000_000
 PROCESSORS: set[int] = os.sched_getaffinity(0) if sys.platform == "linux" else set()
+Slots = np.ndarray[Any, Any]
 NUMBERS = types.Array(types.int64, 1, "C")
 
 
@@ -59,11 +66,11 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., None]:
 
 
 @pytest.fixture(autouse=True)
-def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """New threads for a test. They sleep until the process ends."""
-    helpers = threads._Helpers()
-    monkeypatch.setattr(threads, "_helpers", helpers)
-    yield helpers
+def slots(monkeypatch: pytest.MonkeyPatch) -> Slots:
+    """New slots for a test, whose helpers sleep until the process ends: a line for each."""
+    array = threads._new_slots()
+    monkeypatch.setattr(threads, "_slots", array)
+    return array[threads._FIRST :].reshape(-1, threads._LINE)
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -73,21 +80,18 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.001)
 
 
-def started(pool: Any) -> int:
-    return threads._MOST_HELPERS - len(pool.unused)
+def with_thread(slots: Slots) -> Slots:
+    return slots[slots[:, threads._STATE] != threads._NO_THREAD]
 
 
-def wait_for_helpers(pool: Any) -> None:
+def wait_for_helpers(slots: Slots) -> None:
     """Until all are free."""
-    wait_until(lambda: not pool.slots[: started(pool) * threads._LINE : threads._LINE].any())
+    wait_until(lambda: not with_thread(slots)[:, threads._STATE].any())
 
 
 def visits(kernel: Callable[..., None], count: int, number: int, together: int = 0) -> list[int]:
     counts, arrived = np.zeros(max(count, 1), np.int64), np.zeros(1, np.int64)
-    if together > 0:
-        wait_for_helpers(threads._helpers)
-    with threads.helpers(number - 1) as slots:
-        kernel(counts, arrived, together, count, number, slots)
+    kernel(counts, arrived, together, count, number, threads.helper_slots(number - 1))
     return counts[:count].tolist()
 
 
@@ -110,15 +114,25 @@ def test_each_index_is_visited_once(kernel: Callable[..., None], number: int, co
         assert in_time(lambda: visits(kernel, count, number)) == [1] * count
 
 
-def test_more_threads_than_slots(kernel: Callable[..., None], pool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "_start", pool.unused.pop)
+def new_lock() -> int:
+    """A locked lock for a slot, whose helper sleeps until the lock is released."""
+    allocate, acquire = ctypes.pythonapi.PyThread_allocate_lock, ctypes.pythonapi.PyThread_acquire_lock
+    allocate.restype, acquire.argtypes = ctypes.c_void_p, (ctypes.c_void_p, ctypes.c_int)
+    lock: int = allocate()
+    acquire(lock, 1)
+    return lock
+
+
+def test_more_threads_than_slots(kernel: Callable[..., None], slots: Slots) -> None:
+    # Helpers that never wake up, as in a child that C code forked.
+    slots[:, threads._LOCK], slots[:, threads._STATE] = [new_lock() for _ in slots], threads._FREE
     assert in_time(lambda: visits(kernel, 1000, 1 << 20)) == [1] * 1000
-    assert started(pool) == threads._MOST_HELPERS
+    assert (slots[:, threads._STATE] == threads._BUSY).all()
 
 
-def test_a_call_wakes_no_more_helpers_than_it_has_indices(kernel: Callable[..., None], pool: Any) -> None:
+def test_a_call_wakes_no_more_helpers_than_it_has_indices(kernel: Callable[..., None], slots: Slots) -> None:
     assert in_time(lambda: visits(kernel, 3, 8)) == [1] * 3
-    assert sorted(pool.slots[threads._NUMBER :: threads._LINE])[-3:] == [0, 1, 2]
+    assert sorted(slots[:, threads._NUMBER])[-3:] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("number", [2, 5])
@@ -127,83 +141,129 @@ def test_threads_work_at_the_same_time(kernel: Callable[..., None], number: int)
         assert in_time(lambda: visits(kernel, number, number, together=number)) == [1] * number
 
 
-def test_threads_help_several_calls_at_the_same_time(kernel: Callable[..., None], pool: Any) -> None:
+def test_threads_help_several_calls_at_the_same_time(kernel: Callable[..., None], slots: Slots) -> None:
     begin = threading.Barrier(4, timeout=DEADLINE)
 
     def call(_: int) -> list[list[int]]:
         begin.wait()
-        with threads.helpers(2):  # Until all calls have begun.
-            begin.wait()
-            return [visits(kernel, 100, 3) for _ in range(200)]
+        return [visits(kernel, 100, 3) for _ in range(200)]
 
     with ThreadPoolExecutor(4) as executor:
         for counts in executor.map(call, range(4), timeout=DEADLINE):
             assert counts == [[1] * 100] * 200
-    assert pool._wanted == 0
-    assert 8 <= started(pool) <= 16
-    wait_for_helpers(pool)
-    number = started(pool) + 1
+    assert threads._slots[threads._WANTED] == 0
+    assert 2 <= len(with_thread(slots)) <= 8
+    wait_for_helpers(slots)
+    number = len(with_thread(slots)) + 1
     assert in_time(lambda: visits(kernel, number, number, together=number)) == [1] * number
 
 
-def test_a_call_does_not_wait_for_a_thread_that_has_not_begun(kernel: Callable[..., None], pool: Any) -> None:
-    # A slot whose thread does not wake up, as in a child that C code forked.
-    slot = pool.slots[: threads._LINE]
-    slot[threads._LOCK], slot[threads._STATE] = threads._new_lock(), threads._FREE
-    assert pool.unused.pop() == 0
+def test_a_call_starts_the_helpers_that_calls_at_the_same_time_lack(kernel: Callable[..., None], slots: Slots) -> None:
+    for number, threads_before in ((3, 0), (2, 2), (3, 2), (6, 2), (4, 5)):
+        assert len(with_thread(slots)) == threads_before
+        assert in_time(lambda number=number: visits(kernel, number, number, together=number)) == [1] * number
+        wait_for_helpers(slots)
+    # Another call has all helpers, and wants one more than there are.
+    slots[:5, threads._STATE], threads._slots[threads._WANTED] = threads._BUSY, 6
+    assert in_time(lambda: visits(kernel, 4, 4, together=4)) == [1] * 4
+    assert len(with_thread(slots)) == 8
+
+
+def test_a_call_does_not_wait_for_a_thread_that_has_not_begun(kernel: Callable[..., None], slots: Slots) -> None:
+    lock = slots[0, threads._LOCK] = new_lock()
     assert in_time(lambda: visits(kernel, 10, 2)) == [1] * 10
-    assert slot[threads._STATE] == threads._BUSY
-    # The thread wakes up.
-    threading.Thread(target=threads.serving_kernel(), args=(pool.slots, 0), daemon=True).start()
-    wait_for_helpers(pool)
+    assert slots[0, threads._STATE] == threads._BUSY
+    ctypes.pythonapi.PyThread_release_lock(ctypes.c_void_p(int(lock)))
+    wait_for_helpers(slots)
     assert in_time(lambda: visits(kernel, 2, 2, together=2)) == [1, 1]
 
 
-def test_a_call_succeeds_if_threads_cannot_be_started(
-    kernel: Callable[..., None], pool: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    start = threading.Thread.start
+@contextlib.contextmanager
+def no_new_threads() -> Iterator[None]:
+    """Without memory for stacks."""
+    _, most = limits = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 20, most))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
 
-    def fail(thread: threading.Thread) -> None:
-        if started(pool) == 2:
-            raise RuntimeError("can't start new thread")
-        start(thread)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", fail)
-        counts = visits(kernel, 2, 4, together=2), visits(kernel, 10, 4)
-    assert counts == ([1, 1], [1] * 10)
-    assert started(pool) == 1
-    wait_for_helpers(pool)
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a limit of memory that the system obeys")
+def test_a_call_succeeds_if_threads_cannot_be_started(kernel: Callable[..., None], slots: Slots) -> None:
+    with no_new_threads():
+        counts = visits(kernel, 10, 4)
+    assert counts == [1] * 10
+    assert len(with_thread(slots)) == 0
+    assert in_time(lambda: visits(kernel, 3, 3, together=3)) == [1] * 3
+    wait_for_helpers(slots)
+    slots[0, threads._LOCK], slots[0, threads._STATE] = 0, threads._NO_THREAD
+    with no_new_threads():
+        counts = visits(kernel, 2, 4, together=2)  # By the helper of the second slot.
+    assert counts == [1] * 2
+    assert slots[:3, threads._STATE].tolist()[::2] == [threads._NO_THREAD] * 2
     assert in_time(lambda: visits(kernel, 4, 4, together=4)) == [1] * 4
 
 
-def test_a_signal_handler_may_draw_while_a_thread_starts(
-    kernel: Callable[..., None], pool: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    start, in_handler = threading.Thread.start, []
-
-    def start_with_signal(thread: threading.Thread) -> None:
-        if not in_handler:
-            in_handler.append(None)
-            in_handler[0] = visits(kernel, 3, 3)
-        start(thread)
-
-    def call() -> list[int]:
-        with monkeypatch.context() as patch:
-            patch.setattr(threading.Thread, "start", start_with_signal)
-            with threads.helpers(4):
-                pass
-        return visits(kernel, 5, 5, together=5)
-
-    assert in_time(call) == [1] * 5
-    assert in_handler == [[1] * 3]
+def interrupt(thread: threading.Thread) -> None:
+    identity = ctypes.c_ulong(thread.ident or 0)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(identity, ctypes.py_object(InterruptedError))
 
 
-needs_processors = pytest.mark.skipif(len(PROCESSORS) < 2, reason="needs two processors that threads can be kept from")
+def test_interrupts_by_other_threads_lose_nothing(kernel: Callable[..., None], slots: Slots) -> None:
+    done = threading.Event()
+
+    def call() -> None:
+        while not done.is_set():
+            with contextlib.suppress(InterruptedError):
+                visits(kernel, 100, 3)
+
+    def call_until_done() -> None:
+        while not done.is_set():
+            with contextlib.suppress(InterruptedError):
+                call()
+
+    callers = [threading.Thread(target=call_until_done, daemon=True) for _ in range(3)]
+    visits(kernel, 100, 3)
+    for caller in callers:
+        caller.start()
+    for k in range(3000):
+        interrupt(callers[k % 3])
+        if k % 3 == 0:
+            time.sleep(1e-4)
+    done.set()
+    for caller in callers:
+        caller.join(DEADLINE)
+    assert not any(caller.is_alive() for caller in callers)
+    assert threads._slots[threads._WANTED] == 0
+    assert len(with_thread(slots)) <= 6
+    wait_for_helpers(slots)
+    number = len(with_thread(slots)) + 1
+    assert in_time(lambda: visits(kernel, number, number, together=number)) == [1] * number
 
 
-def helper_of(kernel: Callable[..., None], pool: Any, allowed: set[int]) -> tuple[set[int], int]:
+@pytest.mark.skipif(sys.platform != "linux", reason="reads signal masks from /proc")
+def test_helpers_block_all_signals_except_faults(kernel: Callable[..., None]) -> None:
+    def threads_of_process() -> set[Path]:
+        return set(Path("/proc/self/task").iterdir())
+
+    before = threads_of_process()
+    assert visits(kernel, 3, 3, together=3) == [1] * 3
+    helpers = threads_of_process() - before
+    assert len(helpers) == 2
+    faults = {signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV}
+    expected = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP} - faults
+    for helper in helpers:
+        (mask,) = re.findall(r"^SigBlk:\s*(\w+)$", (helper / "status").read_text(), re.MULTILINE)
+        assert {number for number in signal.valid_signals() if int(mask, 16) >> (number - 1) & 1} == expected
+
+
+needs_processors = needs_processors = pytest.mark.skipif(
+    len(PROCESSORS) < 2, reason="needs two processors that threads can be kept from"
+)
+
+
+def helper_of(kernel: Callable[..., None], slots: Slots, allowed: set[int]) -> tuple[set[int], int]:
     """The processors of the helper of a call from a thread that may run on `allowed`, and the processor it avoids."""
 
     def call() -> tuple[list[int], set[int]]:
@@ -211,67 +271,56 @@ def helper_of(kernel: Callable[..., None], pool: Any, allowed: set[int]) -> tupl
         return visits(kernel, 2, 2, together=2), os.sched_getaffinity(0)
 
     assert in_time(call) == ([1, 1], allowed)
-    return os.sched_getaffinity(int(pool.slots[threads._THREAD])), int(pool.slots[threads._AVOIDED])
+    return affinity(slots[0]), int(slots[0, threads._AVOIDED])
+
+
+def affinity(slot: Slots) -> set[int]:
+    """The processors of a helper."""
+    bits = np.zeros(threads._SET, np.uint64)
+    thread = ctypes.c_void_p(int(slot[threads._THREAD]))
+    assert ctypes.CDLL(None).pthread_getaffinity_np(thread, bits.nbytes, ctypes.c_void_p(bits.ctypes.data)) == 0
+    return {64 * k + bit for k, word in enumerate(bits.tolist()) for bit in range(64) if word >> bit & 1}
 
 
 @needs_processors
-def test_a_helper_may_run_where_the_caller_may_but_not_on_its_processor(kernel: Callable[..., None], pool: Any) -> None:
+def test_a_helper_may_run_where_the_caller_may_but_not_on_its_processor(
+    kernel: Callable[..., None], slots: Slots
+) -> None:
+    assert helper_of(kernel, slots, PROCESSORS) == (PROCESSORS, -1)  # The system places a new thread well.
     for _ in range(50):
-        processors, avoided = helper_of(kernel, pool, PROCESSORS)
+        processors, avoided = helper_of(kernel, slots, PROCESSORS)
         assert avoided in PROCESSORS
         assert processors == PROCESSORS - {avoided}
     # A caller that may run on one processor leaves its helper no other.
     for processor in PROCESSORS:
-        assert helper_of(kernel, pool, {processor})[0] == PROCESSORS - {avoided}
+        assert helper_of(kernel, slots, {processor})[0] == PROCESSORS - {avoided}
 
 
 @needs_processors
-def test_a_helper_that_a_pinned_caller_started_may_run_elsewhere_later(kernel: Callable[..., None], pool: Any) -> None:
+def test_a_helper_that_a_pinned_caller_started_may_run_elsewhere_later(
+    kernel: Callable[..., None], slots: Slots
+) -> None:
     one = min(PROCESSORS)
-    assert helper_of(kernel, pool, {one}) == ({one}, -1)
-    processors, avoided = helper_of(kernel, pool, PROCESSORS)
+    assert helper_of(kernel, slots, {one}) == ({one}, -1)
+    processors, avoided = helper_of(kernel, slots, PROCESSORS)
     assert processors == PROCESSORS - {avoided}
 
 
 @needs_processors
-def test_a_process_leaves_helpers_of_another_alone(kernel: Callable[..., None], pool: Any) -> None:
-    processors, _ = helper_of(kernel, pool, PROCESSORS)
-    pool.slots[threads._AVOIDED], pool.slots[threads._PROCESS] = -1, os.getppid()
-    assert helper_of(kernel, pool, PROCESSORS) == (processors, -1)
+def test_a_process_leaves_helpers_of_another_alone(kernel: Callable[..., None], slots: Slots) -> None:
+    helper_of(kernel, slots, PROCESSORS)
+    processors, _ = helper_of(kernel, slots, PROCESSORS)
+    slots[0, threads._AVOIDED], slots[0, threads._PROCESS] = -1, os.getppid()
+    assert helper_of(kernel, slots, PROCESSORS) == (processors, -1)
 
 
 @needs_processors
-def test_each_processor_can_be_avoided(kernel: Callable[..., None], pool: Any) -> None:
-    keep_away: Any = njit(lambda slots, processor: threads._keep_away(slots, 0, processor))
-    helper_of(kernel, pool, PROCESSORS)
+def test_each_processor_can_be_avoided(kernel: Callable[..., None], slots: Slots) -> None:
+    keep_away: Any = njit(lambda slots, processor: threads._keep_away(slots, threads._FIRST, processor))
+    helper_of(kernel, slots, PROCESSORS)
     for processor in PROCESSORS:
-        keep_away(pool.slots, processor)
-        assert os.sched_getaffinity(int(pool.slots[threads._THREAD])) == PROCESSORS - {processor}
-
-
-def test_a_start_may_be_interrupted(kernel: Callable[..., None], pool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    start = threading.Thread.start
-
-    def interrupted_start(thread: threading.Thread) -> None:
-        start(thread)
-        raise KeyboardInterrupt
-
-    def interrupted_creation(*args: Any, **options: Any) -> None:
-        raise KeyboardInterrupt
-
-    for name, interrupted in (
-        ("start", interrupted_start),
-        ("start", interrupted_start),
-        ("__init__", interrupted_creation),
-    ):
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(threading.Thread, name, interrupted)
-            visits(kernel, 3, 3)
-    assert pool._wanted == started(pool) == 0
-    for _ in range(200):
-        assert in_time(lambda: visits(kernel, 3, 3)) == [1] * 3
-    wait_for_helpers(pool)
-    assert in_time(lambda: visits(kernel, 3, 3, together=3)) == [1] * 3
+        keep_away(threads._slots, processor)
+        assert affinity(slots[0]) == PROCESSORS - {processor}
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")

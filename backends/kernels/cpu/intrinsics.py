@@ -14,7 +14,7 @@ from multisample.backends.kernels.stream.arithmetic import emit_fma
 
 __all__ = [
     "call_entry", "compare_exchange", "contiguous", "copy_vector", "entry_address", "fetch_add", "integers_at",
-    "load_acquire", "prefetch", "run_down", "scale_vector", "stack_array", "stack_copy", "store_apart",
+    "load_acquire", "prefetch", "run_down", "scale_vector", "stack_array", "stack_copy", "store_apart", "thread_entry",
     "use_widest_vectors",
 ]  # fmt: skip
 
@@ -257,7 +257,25 @@ def stack_copy(typingctx: Any, value: Any) -> Any:
     return types.intp(value), codegen
 
 
-_ENTRY_TYPE = ir.FunctionType(ir.VoidType(), [ir.IntType(64), ir.IntType(64)])
+_WORD = ir.IntType(64)
+
+
+def _emit_entry(context: Any, builder: Any, function: Any, parameters: Any, count: int, values: Any) -> Any:
+    """The address of a C function of `count` words that calls a compiled function and returns 0.
+
+    ``values(body, *words)`` gives the arguments of the compiled function. Exceptions of that function are ignored.
+    """
+    compiled = function.dispatcher.overloads[parameters]
+    context.active_code_library.add_linking_library(compiled.library)
+    callee = context.declare_function(builder.module, compiled.fndesc)
+    entry_type = ir.FunctionType(_WORD, [_WORD] * count)
+    entry = ir.Function(builder.module, entry_type, builder.module.get_unique_name("entry"))
+    entry.linkage = "internal"
+    body = ir.IRBuilder(entry.append_basic_block())
+    arguments = values(body, *entry.args)
+    context.call_conv.call_function(body, callee, compiled.signature.return_type, parameters, arguments)
+    body.ret(_WORD(0))
+    return builder.ptrtoint(entry, _WORD)
 
 
 @intrinsic
@@ -270,17 +288,11 @@ def entry_address(typingctx: Any, function: Any, arguments: Any) -> Any:
     function.dispatcher.compile(parameters)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        compiled = function.dispatcher.overloads[parameters]
-        context.active_code_library.add_linking_library(compiled.library)
-        callee = context.declare_function(builder.module, compiled.fndesc)
-        entry = ir.Function(builder.module, _ENTRY_TYPE, builder.module.get_unique_name("entry"))
-        entry.linkage = "internal"
-        body = ir.IRBuilder(entry.append_basic_block())
-        address, index = entry.args
-        value = body.load(body.inttoptr(address, context.get_value_type(arguments).as_pointer()))
-        context.call_conv.call_function(body, callee, compiled.signature.return_type, parameters, (value, index))
-        body.ret_void()
-        return builder.ptrtoint(entry, _ENTRY_TYPE.args[0])
+        def values(body: Any, address: Any, index: Any) -> Any:
+            pointer = body.inttoptr(address, context.get_value_type(arguments).as_pointer())
+            return body.load(pointer), index
+
+        return _emit_entry(context, builder, function, parameters, 2, values)
 
     return types.intp(function, arguments), codegen
 
@@ -290,7 +302,20 @@ def call_entry(typingctx: Any, entry: Any, arguments: Any, index: Any) -> Any:
     """Run the code at `entry`, an `entry_address`, with the arguments that `stack_copy` stored at `arguments`."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        builder.call(builder.inttoptr(args[0], _ENTRY_TYPE.as_pointer()), args[1:])
+        entry_type = ir.FunctionType(_WORD, [_WORD] * 2)
+        builder.call(builder.inttoptr(args[0], entry_type.as_pointer()), args[1:])
         return context.get_dummy_value()
 
     return types.none(types.intp, types.intp, types.intp), codegen
+
+
+@intrinsic
+def thread_entry(typingctx: Any, function: Any) -> Any:
+    """The address of code for `pthread_create`, which calls ``function(argument)`` with an integer."""
+    parameters = (types.intp,)
+    function.dispatcher.compile(parameters)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return _emit_entry(context, builder, function, parameters, 1, lambda body, argument: (argument,))
+
+    return types.intp(function), codegen

@@ -33,7 +33,7 @@ from .intrinsics import (
     store_apart,
     use_widest_vectors,
 )
-from .threads import SLOTS, for_each, serving_kernel
+from .threads import SLOTS, for_each
 
 __all__ = ["batch_kernel", "kernel_groups", "value_kernel", "window_kernel", "windows_kernel"]
 
@@ -595,5 +595,7 @@ def kernel_groups() -> list[list[Callable[[], Any]]]:
         for dtype in _TYPES
         for antithetic in (False, True)
     ]
-    groups += [[functools.partial(value_kernel, real)] for real in ("float32", "float64")]
-    return [*groups, [serving_kernel]]
+    groups += [
+        [functools.partial(value_kernel, real, weighted)] for real in ("float32", "float64") for weighted in (False, True)
+    ]
+    return [*groups, [starting_kernel]]

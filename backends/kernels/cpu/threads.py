@@ -7,23 +7,26 @@ Each helper has a slot and sleeps on a lock of its own. The slot is free, busy, 
 the helper. A call takes free slots and wakes their helpers. When no work is left, it takes back the slots of helpers
 that have not begun: it never waits for a thread that the system does not run, or that a child forked by C code does not
 have.
+
+Calls also start the helpers that they lack, in compiled code. No exception or signal handler can interrupt that, a
+start needs no lock, the stack has the size that kernels need, and a monkey patch of `threading` changes nothing.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
 import os
+import signal
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numba import types
 
-from multisample.backends.kernels.compilation import compile_cached, inline, source_digest
+from multisample.backends.kernels.compilation import cached, compile_cached, inline, source_digest
+from multisample.backends.system.threads import STACK_SIZE
 
 from .intrinsics import (
     call_entry,
@@ -34,9 +37,10 @@ from .intrinsics import (
     load_acquire,
     stack_array,
     stack_copy,
+    thread_entry,
 )
 
-__all__ = ["SLOTS", "for_each", "helpers", "serving_kernel"]
+__all__ = ["SLOTS", "for_each", "helper_slots", "slots_at", "starting_kernel"]
 
 SLOTS = types.Array(types.int64, 1, "C")
 """The Numba type of the slots."""
@@ -44,28 +48,45 @@ SLOTS = types.Array(types.int64, 1, "C")
 # Numbers in a cache line.
 _LINE = 8
 # Elements of a slot, a line: its state, its helper's lock, the helper's number among the threads of the call, the
-# system's numbers of the helper and of its process, and the processor that it avoids.
+# helper's `pthread_t`, the system's number of the process that started it, and the processor that it avoids.
 _STATE, _LOCK, _NUMBER, _THREAD, _PROCESS, _AVOIDED = range(6)
 # States. Another number is the address of a call that has taken the slot, and whose helper has not begun.
 _FREE, _BUSY, _NO_THREAD = range(3)
 _MOST_HELPERS = 255
+# The line before the slots: the `entry_address` of a function that starts a helper, and how many helpers all calls that
+# run now want together.
+_START, _WANTED, _FIRST = 0, 1, _LINE
+_SIZE = _FIRST + _MOST_HELPERS * _LINE
 # Elements of a call. From _BEGUN on, each thread has a line, with the first index of its part that has not begun.
 _ENTRY, _ARGUMENTS, _COUNT, _THREADS, _HELPERS, _BEGUN = 0, 1, 2, 3, 4, _LINE
 _CALL = _BEGUN + (_MOST_HELPERS + 1) * _LINE
 # How many times a waiting thread loads a number before it sleeps or lets others run: some 70 us. Waking a thread takes
 # about as long.
 _LOADS = 200_000
-# Numbers of 64 bits in a set of processors.
+# Numbers of 64 bits in a set of processors, in a set of signals, and in a `pthread_attr_t`: at least as many as in C.
 _SET = 16
+# Signals of faults stay unblocked in helpers: Linux ends a process whose thread faults with the signal blocked, without
+# a word of faulthandler.
+_FAULTS = tuple(int(fault) for fault in (signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV))
+_SIG_SETMASK = int(signal.SIG_SETMASK)
 
+_allocate_lock = types.ExternalFunction("PyThread_allocate_lock", types.intp())
 _acquire_lock = types.ExternalFunction("PyThread_acquire_lock", types.intc(types.intp, types.intc))
 _release_lock = types.ExternalFunction("PyThread_release_lock", types.void(types.intp))
 _let_others_run = types.ExternalFunction("sched_yield", types.intc())
 _process = types.ExternalFunction("getpid", types.intc())
+_this_thread = types.ExternalFunction("pthread_self", types.intp())
+_create_thread = types.ExternalFunction("pthread_create", types.intc(types.intp, types.intp, types.intp, types.intp))
+_create_attributes = types.ExternalFunction("pthread_attr_init", types.intc(types.intp))
+_destroy_attributes = types.ExternalFunction("pthread_attr_destroy", types.intc(types.intp))
+_set_stack_size = types.ExternalFunction("pthread_attr_setstacksize", types.intc(types.intp, types.uintp))
+_fill_signals = types.ExternalFunction("sigfillset", types.intc(types.intp))
+_remove_signal = types.ExternalFunction("sigdelset", types.intc(types.intp, types.intc))
+_block_signals = types.ExternalFunction("pthread_sigmask", types.intc(types.intc, types.intp, types.intp))
 if sys.platform == "linux":
     _processor = types.ExternalFunction("sched_getcpu", types.intc())
     _get_processors = types.ExternalFunction("sched_getaffinity", types.intc(types.intc, types.intp, types.intp))
-    _set_processors = types.ExternalFunction("sched_setaffinity", types.intc(types.intc, types.intp, types.intp))
+    _set_processors = types.ExternalFunction("pthread_setaffinity_np", types.intc(types.intp, types.intp, types.intp))
 else:
     _processor = inline(lambda: -1)
     _get_processors = _set_processors = inline(lambda thread, size, processors: -1)
@@ -75,7 +96,8 @@ else:
 def for_each(function, arguments, count, threads, slots):
     """Call ``function(arguments, index)`` for each index below `count`, on up to `threads` threads with this one.
 
-    `arguments` is a tuple. Returns when every call has returned. `function` must not raise.
+    `arguments` is a tuple. Returns when every call has returned. `function` must not raise. Needs neither the GIL nor a
+    Python thread: compiled code that C calls may call this.
     """
     threads = max(1, min(threads, count, _MOST_HELPERS + 1))
     call = stack_array(_CALL, np.int64)
@@ -84,6 +106,12 @@ def for_each(function, arguments, count, threads, slots):
     for part in range(threads):
         call[_BEGUN + part * _LINE] = part * _part_size(call)
     _run(call, slots)
+
+
+@inline
+def slots_at(address):
+    """The array `helper_slots()` from its address, for compiled code that C calls."""
+    return integers_at(address, _SIZE)
 
 
 @inline
@@ -127,9 +155,19 @@ def _keep_away(slots, slot, processor):
 @inline
 def _run(call, slots):
     address = call.ctypes.data
-    processor, helpers, slot = _processor(), 0, 0
-    while helpers < call[_THREADS] - 1 and load_acquire(slots, slot + _STATE) != _NO_THREAD:
-        if compare_exchange(slots, slot + _STATE, _FREE, address):
+    processor, helpers, slot, can_start, wanted = _processor(), 0, _FIRST, True, call[_THREADS] - 1
+    most = fetch_add(slots, _WANTED, wanted) + wanted
+    while helpers < wanted and slot < len(slots):
+        state = load_acquire(slots, slot + _STATE)
+        if state == _NO_THREAD:
+            if slot // _LINE > most:
+                break
+            if can_start and compare_exchange(slots, slot + _STATE, _NO_THREAD, address):
+                slots[slot + _NUMBER] = helpers + 1
+                call_entry(slots[_START], stack_copy((slots,)), slot)
+                can_start = load_acquire(slots, slot + _STATE) != _NO_THREAD
+                helpers += can_start
+        elif state == _FREE and compare_exchange(slots, slot + _STATE, _FREE, address):
             helpers += 1
             slots[slot + _NUMBER] = helpers
             _keep_away(slots, slot, processor)
@@ -138,7 +176,7 @@ def _run(call, slots):
     # Helpers that are already done have made this counter negative.
     fetch_add(call, _HELPERS, helpers)
     _work(call, 0)
-    for taken in range(0, slot, _LINE):
+    for taken in range(_FIRST, slot, _LINE):
         if compare_exchange(slots, taken + _STATE, address, _BUSY):  # The helper has not begun.
             fetch_add(call, _HELPERS, -1)
     loads = 0
@@ -146,99 +184,96 @@ def _run(call, slots):
         loads += 1
         if loads > _LOADS:
             _let_others_run()
+    fetch_add(slots, _WANTED, -wanted)
 
 
-def _serve(slots, slot):
+def _serve(address):
+    """Help the calls that take the slot at `address`. Never returns."""
+    slot = integers_at(address, _LINE)
+    slot[_THREAD] = _this_thread()
     loads = 0
     while True:
-        while loads > 0 and load_acquire(slots, slot + _STATE) == _FREE:
+        while loads > 0 and load_acquire(slot, _STATE) == _FREE:
             loads -= 1
-        _acquire_lock(slots[slot + _LOCK], 1)
-        address = load_acquire(slots, slot + _STATE)
-        if address != _BUSY and compare_exchange(slots, slot + _STATE, address, _BUSY):
+        _acquire_lock(slot[_LOCK], 1)
+        address = load_acquire(slot, _STATE)
+        if address != _BUSY and compare_exchange(slot, _STATE, address, _BUSY):
             call = integers_at(address, _CALL)
-            _work(call, slots[slot + _NUMBER])
+            _work(call, slot[_NUMBER])
             loads = _LOADS
             fetch_add(call, _HELPERS, -1)
-        fetch_add(slots, slot + _STATE, _FREE - _BUSY)
-
-
-class _Helpers:
-    """Threads that start when calls want them. All calls share them, and they never end."""
-
-    def __init__(self) -> None:
-        self.slots = np.zeros((_MOST_HELPERS + 1) * _LINE, np.int64)
-        self.slots[_STATE::_LINE], self.slots[_AVOIDED::_LINE] = _NO_THREAD, -1
-        self.unused = list(reversed(range(_MOST_HELPERS)))
-        # A signal handler, or `__del__`, may draw while this thread has the lock.
-        self._lock = threading.RLock()
-        self._wanted = 0
-
-    @contextlib.contextmanager
-    def wanted(self, count: int) -> Iterator[np.ndarray[Any, Any]]:
-        if count > 0:
-            serving_kernel()
-        with self._lock:
-            self._wanted += count
-        try:
-            with self._lock, contextlib.suppress(RuntimeError):  # At a limit of threads, or when the interpreter ends.
-                while self.unused and _MOST_HELPERS - len(self.unused) < self._wanted:
-                    self._start()
-            yield self.slots
-        finally:
-            with self._lock:
-                self._wanted -= count
-
-    def _start(self) -> None:
-        helper = self.unused.pop()
-        try:
-            first = helper * _LINE
-            slot = self.slots[first : first + _LINE]
-            slot[_LOCK] = slot[_LOCK] or _new_lock()
-            thread = threading.Thread(
-                target=serving_kernel(), args=(self.slots, first), name=f"multisample_{helper}", daemon=True
-            )
-            thread.start()
-            slot[_THREAD], slot[_PROCESS] = thread.native_id or -1, os.getpid()
-        except BaseException:  # If the thread has started nevertheless, two threads serve the slot, which does no harm.
-            self.unused.append(helper)
-            raise
-        slot[_STATE] = _FREE
+        fetch_add(slot, _STATE, _FREE - _BUSY)
 
 
 @functools.cache
-def serving_kernel() -> Callable[[np.ndarray[Any, Any], int], None]:
-    """``kernel(slots, slot)`` helps the calls that take the slot that begins at element `slot`. It never returns."""
-    signature = types.void(SLOTS, types.int64)
-    kernel: Callable[[Any, int], None] = compile_cached(signature, _serve, "cpu-serve", source_digest())
+def starting_kernel() -> Callable[[np.ndarray[Any, Any]], int]:
+    """``kernel(slots)`` is the `entry_address` of a function ``start((slots,), slot)``.
+
+    It starts the helper of a slot that a call has taken while it had no thread. If the system cannot start a thread,
+    the slot has none again.
+    """
+    serve = cached(_serve, "cpu-serve", source_digest())
+
+    def start(arguments, slot):
+        (slots,) = arguments
+        thread, attributes = stack_array(1, np.int64), stack_array(_SET, np.int64)
+        blocked, before = stack_array(_SET, np.int64), stack_array(_SET, np.int64)
+        if slots[slot + _LOCK] == 0:
+            slots[slot + _LOCK] = _allocate_lock()
+        slots[slot + _PROCESS] = _process()
+        error = -1
+        if slots[slot + _LOCK] != 0 and _create_attributes(attributes.ctypes.data) == 0:
+            _fill_signals(blocked.ctypes.data)
+            for fault in _FAULTS:
+                _remove_signal(blocked.ctypes.data, fault)
+            if _set_stack_size(attributes.ctypes.data, STACK_SIZE) == 0:
+                # The new thread has the signal mask of this one.
+                _block_signals(_SIG_SETMASK, blocked.ctypes.data, before.ctypes.data)
+                error = _create_thread(
+                    thread.ctypes.data, attributes.ctypes.data, thread_entry(serve), slots.ctypes.data + 8 * slot
+                )
+                _block_signals(_SIG_SETMASK, before.ctypes.data, 0)
+            _destroy_attributes(attributes.ctypes.data)
+        if error != 0:
+            fetch_add(slots, slot + _STATE, _NO_THREAD - load_acquire(slots, slot + _STATE))
+
+    compiled = cached(start, "cpu-start", source_digest())
+
+    def starting_entry(slots):
+        return entry_address(compiled, (slots,))
+
+    kernel: Callable[[Any], int] = compile_cached(types.int64(SLOTS), starting_entry, "cpu-starting", source_digest())
     return kernel
 
 
-def _new_lock() -> int:
-    allocate, acquire = ctypes.pythonapi.PyThread_allocate_lock, ctypes.pythonapi.PyThread_acquire_lock
-    allocate.restype, acquire.argtypes = ctypes.c_void_p, (ctypes.c_void_p, ctypes.c_int)
-    lock: int | None = allocate()
-    if lock is None:
-        raise RuntimeError("can't allocate a lock")
-    acquire(lock, 1)
-    return lock
+def _new_slots() -> np.ndarray[Any, Any]:
+    slots = np.zeros(_SIZE, np.int64)
+    slots[_FIRST + _STATE :: _LINE], slots[_FIRST + _AVOIDED :: _LINE] = _NO_THREAD, -1
+    # Never freed, since helpers load from it until the process ends, also after the end of the interpreter.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(slots))
+    return slots
 
 
-_helpers = _Helpers()
+_slots = _new_slots()
 
 
 def _forget() -> None:
-    global _helpers
-    _helpers = _Helpers()
+    global _slots
+    _slots = _new_slots()
 
 
+# A new array, since a fork hook of the program may have drawn in the child before, and so have started helpers.
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget)
 
 
-def helpers(count: int) -> contextlib.AbstractContextManager[np.ndarray[Any, Any]]:
-    """The slots, for a call that wants `count` helpers.
+def helper_slots(count: int) -> np.ndarray[Any, Any]:
+    """The slots for a `for_each` that wants `count` helpers.
 
-    Starts threads until there are as many as all calls together want, up to 255, or as many as the process can have.
+    All calls share the helpers, which never end. A call starts those that it lacks, until there are as many as all
+    calls that run together want, up to 255, or as many as the process can have.
     """
-    return _helpers.wanted(count)
+    slots = _slots
+    if count > 0 and not slots[_START]:
+        slots[_START] = starting_kernel()(slots)
+    return slots
