@@ -33,7 +33,7 @@ from .intrinsics import (
     store_apart,
     use_widest_vectors,
 )
-from .threads import SLOTS, for_each
+from .threads import SLOTS, for_each, starting_kernel
 
 __all__ = ["batch_kernel", "kernel_groups", "value_kernel", "window_kernel", "windows_kernel"]
 
@@ -596,6 +596,8 @@ def kernel_groups() -> list[list[Callable[[], Any]]]:
         for antithetic in (False, True)
     ]
     groups += [
-        [functools.partial(value_kernel, real, weighted)] for real in ("float32", "float64") for weighted in (False, True)
+        [functools.partial(value_kernel, real, weighted)]
+        for real in ("float32", "float64")
+        for weighted in (False, True)
     ]
     return [*groups, [starting_kernel]]
