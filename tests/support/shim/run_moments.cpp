@@ -46,8 +46,7 @@ void run_rows(const Launch& call, const MomentGeometry& g, bool backwards) {
 
 template <bool antithetic>
 void run_order(const Launch& call, const MomentGeometry& g, bool backwards) {
-  call.results == 1 ? run_rows<antithetic, false>(call, g, backwards)
-                         : run_rows<antithetic, true>(call, g, backwards);
+  call.results == 1 ? run_rows<antithetic, false>(call, g, backwards) : run_rows<antithetic, true>(call, g, backwards);
 }
 
 }  // namespace
@@ -72,8 +71,7 @@ int main() {
     if (one.geometry.blocks > 0) geometry = one.geometry;
     const Memory scratch(scratch_size(call, geometry) * sizeof(double));
     call.scratch = reinterpret_cast<double*>(scratch.data);
-    call.antithetic ? run_order<true>(call, geometry, one.backwards)
-                         : run_order<false>(call, geometry, one.backwards);
+    call.antithetic ? run_order<true>(call, geometry, one.backwards) : run_order<false>(call, geometry, one.backwards);
     write(first.data, size);
     write(second.data, size);
   }
