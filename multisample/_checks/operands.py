@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from multisample.backends.draw import SIZES
 
-from .._libraries import Device, Library, Operand, described, is_number, library_of
+from .._libraries import HOST, Device, Library, Operand, described, is_number, library_of
 
 __all__ = [
     "Inputs",
@@ -53,10 +53,26 @@ def common_library(mu: Any, sigma: Any, out: Any) -> Library:
         raise TypeError(
             f"{', '.join(libraries)}: expected arrays of one library, got "
             + ", ".join(f"{described(x)} as {name}" for name, x in arrays.items())
+            + _conversion(libraries)
         )
     if out is not None:
         first.check_target(out)
     return first
+
+
+_CONVERSIONS = {
+    "torch": "torch.as_tensor({}, device={}.device)", "cupy": "cupy.asarray({})", "numba": "numba.cuda.to_device({})",
+}  # fmt: skip
+
+
+def _conversion(libraries: dict[str, Library]) -> str:
+    """Advice for host arrays beside arrays of one other library: the call that converts them; "" for other mixtures."""
+    other = {library.name: name for name, library in libraries.items() if library is not HOST}
+    host = [name for name, library in libraries.items() if library is HOST]
+    if len(other) != 1 or not other.keys() <= _CONVERSIONS.keys() or not host:
+        return ""
+    ((library, model),) = other.items()
+    return "; convert " + " and ".join(f"{name}: {_CONVERSIONS[library].format(name, model)}" for name in host)
 
 
 def inspect_inputs(library: Library, mu: Any, sigma: Any, dtype: str | None) -> Inputs:
