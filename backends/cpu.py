@@ -17,7 +17,7 @@ import numpy as np
 from .contract import Backend, BackendStatus, DeviceKind, HostArray, Launcher, MomentsLauncher
 from .draw import Draw, ElementType, matrix_of_batch
 from .element_types import MATRIX_TYPES
-from .memory.host import arrays_at, batch_at, words_at
+from .memory.host import arrays_at, batch_at, quiet, words_at
 from .moments import Moments
 from .system.threads import thread_count
 
@@ -160,8 +160,9 @@ class CpuBackend:
                 first_row = 0 if draw.common_noise else first_row
                 kernels.summing_kernel(real)(*listed, totals, seed, offset, first_row, height, threads, slots)
             sums = totals[0]
-            for more in totals[1:]:
-                sums += more
+            with quiet():
+                for more in totals[1:]:
+                    sums += more
             kernels.finishing_kernel(dtype)(mu, sigma, sums, weight, first, second)
 
         def is_valid(weights: HostArray, mu: HostArray, sigma: HostArray) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 from collections.abc import Callable
@@ -13,7 +14,20 @@ from multisample.backends.contract import HostArray
 from multisample.backends.draw import OFFSETS_BYTES, SEED_BYTES, Batched, Draw, Vector, Word, batch_steps
 from multisample.backends.element_types import MATRIX_TYPES, ElementType
 
-__all__ = ["advise_huge_pages", "array_at", "arrays_at", "batch_at", "vectors_at", "words_at"]
+__all__ = ["advise_huge_pages", "array_at", "arrays_at", "batch_at", "quiet", "rounded", "vectors_at", "words_at"]
+
+
+quiet: Callable[[], contextlib.AbstractContextManager[Any]] = functools.partial(np.errstate, all="ignore")
+"""The context of our own arithmetic with NumPy, which must not obey the caller's `numpy.seterr`.
+
+Underflow is rounding, and overflow gives an infinity, which the checks of values find.
+"""
+
+
+def rounded(array: HostArray, dtype: Any) -> HostArray:
+    """`array` with the type `dtype`: itself, or a rounded copy."""
+    with quiet():
+        return array.astype(dtype, copy=False)
 
 
 def array_at(address: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> HostArray:
@@ -36,8 +50,7 @@ def arrays_at(draw: Draw) -> tuple[HostArray, HostArray, HostArray]:
 def vectors_at(draw: Draw) -> tuple[HostArray, HostArray]:
     """`mu` and `sigma` in the computing type, shape (d,)."""
     real = np.dtype(MATRIX_TYPES[ElementType(draw.type).name].computing)
-    with np.errstate(over="ignore"):
-        mu, sigma = (_vector(vector, draw.rows).astype(real, copy=False) for vector in (draw.mu, draw.sigma))
+    mu, sigma = (rounded(_vector(vector, draw.rows), real) for vector in (draw.mu, draw.sigma))
     return mu, sigma
 
 
@@ -49,11 +62,10 @@ def batch_at(draw: Draw) -> tuple[HostArray, HostArray, HostArray, HostArray, Ho
     counts = [draw.batch if draw.batched & flag else 1 for flag in Batched]
     row = MATRIX_TYPES[ElementType(draw.type).name]
     # The vectors of a batch are one vector in memory.
-    with np.errstate(over="ignore"):
-        mu, sigma = (
-            _vector(vector, count * draw.rows).astype(row.computing, copy=False).reshape(-1, draw.rows)
-            for vector, count in zip((draw.mu, draw.sigma), counts[:2], strict=True)
-        )
+    mu, sigma = (
+        rounded(_vector(vector, count * draw.rows), row.computing).reshape(-1, draw.rows)
+        for vector, count in zip((draw.mu, draw.sigma), counts[:2], strict=True)
+    )
     shape, strides = (draw.rows, draw.columns), (draw.row_stride, draw.column_stride)
     matrices = array_at(draw.matrix, (draw.batch, *shape), (batch_steps(draw)[2], *strides), row.stored)
     seeds = array_at(draw.seed.at, (counts[2],), (SEED_BYTES,), "uint64")

@@ -14,7 +14,7 @@ from .library import CPU, NOUNS, Device, Library, Operand, check_memory
 from .numpy import HOST, ListArray
 
 __all__ = [
-    "BY_TYPE", "CPU", "HOST", "Device", "Library", "Operand", "check_memory", "described", "is_number",
+    "BY_TYPE", "CPU", "HOST", "Device", "Library", "Operand", "check_memory", "described", "is_number", "keep_type",
     "library_called", "library_of",
 ]  # fmt: skip
 
@@ -28,9 +28,10 @@ _BY_PACKAGE = {
 }
 
 BY_TYPE: dict[type, Library] = {np.ndarray: HOST, ListArray: HOST}
-"""Libraries by array type, for types that have plans. The first call with a type adds it."""
+"""Libraries by array type, for types that have plans. `keep_type` adds a type in its first call."""
 
-_RECOGNISED: dict[type, Library] = {}
+_OWN_TYPES = len(BY_TYPE)
+_MOST_TYPES = 64
 
 
 def is_number(x: Any) -> bool:
@@ -55,14 +56,20 @@ def _library_of_package(package: str) -> Library:
 
 def library_of(name: str, array: Any) -> Library:
     """The library of the argument `name`; TypeError if it is not an array."""
-    kind = type(array)
-    library = BY_TYPE.get(kind) or _RECOGNISED.get(kind)
+    library = BY_TYPE.get(type(array))
     if library is None:
-        library = _RECOGNISED[kind] = _recognise(name, array)
+        library = _recognise(name, array)
         # Arrays of all other libraries are converted to arrays of these libraries first.
         if library is not HOST and not library.foreign:
-            BY_TYPE[kind] = library
+            keep_type(type(array), library)
     return library
+
+
+def keep_type(kind: type, library: Library) -> None:
+    """Add a type to `BY_TYPE`. Beyond `_MOST_TYPES`, the oldest type goes: a program may make classes without end."""
+    while len(BY_TYPE) >= _MOST_TYPES:
+        BY_TYPE.pop(list(BY_TYPE)[_OWN_TYPES], None)
+    BY_TYPE[kind] = library
 
 
 def _recognise(name: str, array: Any) -> Library:
@@ -75,13 +82,30 @@ def _recognise(name: str, array: Any) -> Library:
     if package in _BY_PACKAGE and package != "torch" and hasattr(array, "dtype"):
         return _library_of_package(package)
     if not isinstance(array, type):  # A class has the methods of its instances.
-        if hasattr(array, "__cuda_array_interface__") or hasattr(array, "__dlpack_device__"):
+        if _is_of_dask(array):  # NumPy would compute it.
+            raise TypeError(
+                f"{name}: expected an array in memory, got {describe(array)}; with arrays of Dask, use"
+                " multisample.dask.sample"
+            )
+        if _has(array, "__cuda_array_interface__") or _has(array, "__dlpack_device__"):
             return FOREIGN
-        if hasattr(array, "__array__") or hasattr(array, "__array_interface__"):
+        if _has(array, "__array__") or _has(array, "__array_interface__"):
             return HOST
     raise TypeError(
         f"{name}: expected an array, a list or a number, got {describe(array)} of type {type(array).__name__}"
     )
+
+
+def _has(array: Any, attribute: str) -> bool:
+    """Whether `array` has `attribute`; a property of a foreign class may raise anything, which its use then reports."""
+    try:
+        return hasattr(array, attribute)
+    except Exception:
+        return True
+
+
+def _is_of_dask(array: Any) -> bool:
+    return any(kind.__module__.partition(".")[0] == "dask" for kind in type(array).__mro__)
 
 
 def described(array: Any) -> str:

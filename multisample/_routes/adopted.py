@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from multisample.backends.contract import Backend
+from multisample.backends.memory.host import rounded
 from multisample.backends.system.cuda_driver import keeping_context
 
 from .._arguments import describe
@@ -82,7 +83,9 @@ def _adopted(name: str, array: Any, caller: ForeignLibrary, device: Device, adop
     try:
         with keeping_context() if device.kind == "cuda" else contextlib.nullcontext():
             return adopt(array)
-    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+    except MemoryError:
+        raise
+    except Exception as error:  # A foreign class may raise anything.
         raise TypeError(
             f"{name}: expected an array whose memory can be shared, got {describe(array)} ({error})"
         ) from error
@@ -104,9 +107,10 @@ def draw_from_host(call: Call, backend: Backend) -> Any:
     if call.out is not None:
         raise ValueError(f"out: backend {backend.name!r} writes {backend.host_library} arrays, got host memory")
     real = np.float64 if inputs.dtype == "float64" else np.float32
-    mu, sigma = (
-        x if is_number(x) else backend.adopt(np.ascontiguousarray(np.broadcast_to(x.reshape(-1), (inputs.d,)), real))
-        for x in (call.mu, call.sigma)
-    )
+
+    def moved(x: Any) -> Any:
+        return backend.adopt(np.ascontiguousarray(np.broadcast_to(rounded(x.reshape(-1), real), (inputs.d,))))
+
+    mu, sigma = (x if is_number(x) else moved(x) for x in (call.mu, call.sigma))
     call = _with_generator(call._replace(mu=mu, sigma=sigma, dtype=inputs.dtype))
     return draw_planned(call, backend, library_called(backend.host_library))

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from multisample.backends.contract import Backend
+from multisample.backends.memory.host import rounded
 
 from .._arguments import check_choice, check_flag, checked_integer, describe, dtype_name, is_constant
 from .._backends import choose
@@ -131,7 +132,7 @@ def _sum_from_host(call: MomentsCall, backend: Backend) -> tuple[Any, ...]:
         raise ValueError(f"weights: expected shape (n,), n being at least 1, got {np.shape(call.weights)}")
     check_values(HOST, vectors, inputs.dtype)
     moved: dict[str, Any] = {
-        name: backend.adopt(np.ascontiguousarray(x.reshape(-1) if x.ndim > 1 else x, real))
+        name: backend.adopt(np.ascontiguousarray(rounded(x.reshape(-1) if x.ndim > 1 else x, real)))
         for name, x in vectors.items()
         if not is_number(x) and np.ndim(x) > 0
     }

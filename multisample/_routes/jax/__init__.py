@@ -16,12 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from multisample.backends.contract import HostArray
+from multisample.backends.memory.host import rounded
 
 from ..._arguments import check_choice, check_flag, checked_integer, describe, dtype_name
 from ..._backends import choose
 from ..._checks.operands import common_length, promoted
 from ..._checks.values import check_values
-from ..._libraries import BY_TYPE, HOST, is_number, library_of
+from ..._libraries import HOST, is_number, keep_type, library_of
 from ..._libraries.jax import JAX, is_jax
 from ..._libraries.library import CPU, NOUNS, counted_as
 from ..._plan import COLUMNS, PLANS, ROWS, Call, Plan, check_rows
@@ -49,7 +50,7 @@ def draw_jax(call: Call, key: Hashable) -> Any:
     result = plan.run(call.mu, call.sigma, call.seed, call.generator, None, call.dim_offset, call.sample_offset)
     for x in (call.mu, call.sigma):  # `sample` looks up plans for these types only.
         if is_jax(x):
-            BY_TYPE[type(x)] = JAX
+            keep_type(type(x), JAX)
     if key is None:
         return result
     PLANS.put(key, cast("Plan", plan))
@@ -143,7 +144,7 @@ class _Plan:
     def _vector(self, x: Any) -> HostArray:
         vector = np.asarray(x)
         real = np.float64 if self._static.dtype == "float64" else np.float32
-        return vector if vector.ndim == 1 and vector.dtype == real else vector.reshape(-1).astype(real)
+        return vector if vector.ndim == 1 and vector.dtype == real else rounded(vector.reshape(-1), real)
 
 
 _pack_seed, _pack_offsets = struct.Struct("=2I").pack, struct.Struct("<3Q").pack
@@ -247,7 +248,7 @@ def _operand(name: str, x: Any, dtype: str) -> Any:
         return x
     check_values(HOST, {name: x if is_number(x) else HOST.normalized(name, x)}, dtype)
     real = np.float64 if dtype == "float64" else np.float32
-    return np.asarray(float(x) if is_number(x) else x).astype(real)
+    return rounded(np.asarray(float(x) if is_number(x) else x), real)
 
 
 # --- Programs -------------------------------------------------------------------------------------
