@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -26,8 +27,11 @@ def describe(value: object, limit: int = 60) -> str:
     return text if len(text) <= limit else f"{text[:limit]}..."
 
 
-def checked_integer(name: str, value: Any, low: int, high: int) -> int:
-    """`value` as an int with ``low <= value < high``; TypeError or ValueError otherwise."""
+def checked_integer(name: str, value: Any, low: int, high: int, advice: Callable[[Any], str] | None = None) -> int:
+    """`value` as an int with ``low <= value < high``; TypeError or ValueError otherwise.
+
+    ``advice(value)`` is the end of the message for a value of a wrong type.
+    """
     if type(value) is int and low <= value < high:
         return value
     if _is_symbol(value):  # The value stays symbolic. The comparison becomes a guard of the graph.
@@ -42,7 +46,10 @@ def checked_integer(name: str, value: Any, low: int, high: int) -> int:
             raise TypeError  # operator.index raises this too, except where PyTorch 2.11's compiler traces it.
         integer = operator.index(value)
     except TypeError:
-        raise TypeError(f"{name}: expected an integer, got {describe(value)} of type {type(value).__name__}") from None
+        end = "" if advice is None else advice(value)
+        raise TypeError(
+            f"{name}: expected an integer, got {describe(value)} of type {type(value).__name__}{end}"
+        ) from None
     if not low <= integer < high:
         raise ValueError(f"{name}: expected {_range(name, low, high)}, got {describe(integer)}")
     return integer
@@ -57,6 +64,8 @@ def _is_symbol(value: Any) -> bool:
 
 def _range(name: str, low: int, high: int) -> str:
     """``low <= name < high`` as text. Large powers of two stay powers: ``< 2**64``, or ``<= 2**34``."""
+    if high - low == 2:
+        return f"{low} or {low + 1}"
     for bound, sign in ((high, "<"), (high - 1, "<=")):
         if bound >= 1 << 16 and bound & (bound - 1) == 0:
             return f"{low} <= {name} {sign} 2**{bound.bit_length() - 1}"
@@ -77,19 +86,16 @@ def check_choice(name: str, value: object, accepted: tuple[object, ...], note: s
 
 
 def is_constant(dtype: Any) -> bool:
-    """Whether `dtype` is immutable and equals no number. Other objects can change their ``.dtype``."""
-    return isinstance(dtype, (str, type, np.dtype)) or type(dtype).__module__ == "torch"
-
-
-_dtype_names: dict[Any, str] = {name: name for name in DTYPES}
+    """Whether `dtype` is immutable and equals no number. Other objects and classes can change their ``.dtype``."""
+    if isinstance(dtype, type):
+        return dtype.__module__.partition(".")[0] in ("builtins", "numpy", "ml_dtypes", "jax")
+    return isinstance(dtype, (str, np.dtype)) or type(dtype).__module__ == "torch"
 
 
 def dtype_name(dtype: Any) -> str:
     """The name of `dtype`, which is a name or a dtype of NumPy, ml_dtypes, PyTorch or JAX; TypeError otherwise."""
-    try:
-        return _dtype_names[dtype]
-    except (KeyError, TypeError):
-        pass
+    if isinstance(dtype, str) and dtype in DTYPES:
+        return dtype
     if type(dtype).__module__ == "torch":
         name = str(dtype).removeprefix("torch.")
     else:
@@ -99,6 +105,4 @@ def dtype_name(dtype: Any) -> str:
             name = ""
     if name not in DTYPES:
         raise TypeError(f"dtype: expected {', '.join(DTYPES)}, got {describe(dtype)}")
-    if is_constant(dtype):
-        _dtype_names[dtype] = name
     return name

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+
 from multisample.backends import registry
 from multisample.backends.contract import PROTOCOL, Backend, BackendStatus
 
@@ -53,7 +55,7 @@ def _named(name: str, library: str, device_kind: str) -> Backend:
     try:
         backend = registry.find(name)
     except KeyError:
-        raise UnknownBackendError(name, registry.names()) from None
+        raise UnknownBackendError(name, registry.names(), _nearest(name)) from None
     status = backend.status()
     if not status.available:
         raise BackendUnavailableError(f"backend: {name!r} cannot run here: " + "; ".join(status.reasons))
@@ -65,6 +67,15 @@ def _named(name: str, library: str, device_kind: str) -> Backend:
             f" got {NOUNS[library]} in {device_kind} memory"
         )
     return backend
+
+
+def _nearest(name: str) -> list[str]:
+    """The names that a wrong name may stand for: similar ones, or those of all backends for a kind of device."""
+    names, wrong = ("auto", *registry.names()), name.strip().lower()
+    similar = difflib.get_close_matches(wrong, names, cutoff=0.7)
+    similar += [known for known in names if known not in similar and wrong and known.startswith(wrong)]
+    kind = {"gpu": "cuda"}.get(wrong.partition(":")[0], wrong.partition(":")[0])
+    return similar or [known for known in registry.names() if kind in registry.find(known).device_kinds]
 
 
 def _automatic(library: str, device_kind: str) -> Backend:

@@ -18,8 +18,10 @@ class UnknownBackendError(ValueError):
     >>> multisample.sample([0.0], [1.0], 3, backend="gpu")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     ...
-    multisample.exceptions.UnknownBackendError: ... 'gpu'; accepted are 'auto', 'torch_ext', 'cupy', 'numba', 'cpu'
+    multisample.exceptions.UnknownBackendError: ... 'gpu'; accepted are 'auto', 'torch_ext', 'cupy', 'numba', 'cpu'; ...
     """
 
-    def __init__(self, name: object, names: Iterable[str]) -> None:
-        super().__init__(f"backend: no backend is called {name!r}; accepted are 'auto', " + ", ".join(map(repr, names)))
+    def __init__(self, name: object, names: Iterable[str], nearest: Iterable[str] = ()) -> None:
+        message = f"backend: no backend is called {name!r}; accepted are 'auto', " + ", ".join(map(repr, names))
+        suggestion = " or ".join(map(repr, nearest))
+        super().__init__(f"{message}; did you mean {suggestion}?" if suggestion else message)

@@ -8,7 +8,9 @@ A caller's ``fastmath=True`` does not reach into them. Callers may be compiled w
 """
 
 import numpy as np
-from numba import njit
+from numba import njit, types
+from numba.core.errors import TypingError
+from numba.extending import intrinsic
 
 from multisample.backends.kernels.stream.arithmetic import native_word
 from multisample.backends.kernels.stream.normals import FLOAT64_KEY, normals_f32, normals_f64
@@ -20,12 +22,29 @@ _SHIFT = np.uint64(32)
 _FINE = np.uint64(FLOAT64_KEY)
 
 
+def _word(name):
+    """The conversion of argument `name` to uint64. Types other than integers fail to compile."""
+
+    def convert(typingctx, x):
+        if not isinstance(x, (types.Integer, types.Boolean)):
+            raise TypingError(f"{name}: expected an integer, got a value of type {x}")
+        return types.uint64(x), lambda context, builder, signature, args: context.cast(
+            builder, args[0], signature.args[0], types.uint64
+        )
+
+    convert.__name__ = convert.__qualname__ = name  # Numba's message has it.
+    return intrinsic(convert)
+
+
+_seed, _offset, _i, _j, _g = map(_word, ("seed", "offset", "i", "j", "g"))
+
+
 @njit(forceinline=True)
 def _words(seed, offset, i, g, fine):
-    seed, offset = np.uint64(seed), np.uint64(offset)
+    seed, offset = _seed(seed), _offset(offset)
     k0, k1 = stream_key(seed)
     return philox4x32_10(
-        native_word(np.uint64(g)), native_word(np.uint64(i)), native_word(offset), native_word(offset >> _SHIFT),
+        native_word(g), native_word(_i(i)), native_word(offset), native_word(offset >> _SHIFT),
         native_word(k0), native_word(k1 ^ fine),
     )  # fmt: skip
 
@@ -33,14 +52,14 @@ def _words(seed, offset, i, g, fine):
 @njit(forceinline=True)
 def _pair(w, j):
     """The pair of words of column `j`, twice: the compiler drops the second pair of normals, which nobody uses."""
-    second = np.uint64(j) & np.uint64(2) != 0
+    second = j & np.uint64(2) != 0
     a, b = (w[2] if second else w[0]), (w[3] if second else w[1])
     return a, b, a, b
 
 
 @njit(forceinline=True)
 def _chosen(z, j):
-    return z[1] if np.uint64(j) & np.uint64(1) != 0 else z[0]
+    return z[1] if j & np.uint64(1) != 0 else z[0]
 
 
 @njit(forceinline=True)
@@ -75,7 +94,8 @@ def normal(seed, offset, i, j):
     >>> bool((row(2, 10) == multisample.sample([0.0] * 3, 1.0, 10, seed=7)[2]).all())
     True
     """
-    w = _words(seed, offset, i, np.uint64(j) >> np.uint64(2), np.uint64(0))
+    j = _j(j)
+    w = _words(seed, offset, i, j >> np.uint64(2), np.uint64(0))
     return _chosen(normals_f32(_pair(w, j)), j)
 
 
@@ -101,7 +121,7 @@ def normals4(seed, offset, i, g):
     >>> z == tuple(multisample.sample([0.0] * 3, 1.0, 8, seed=7)[2, 4:].tolist())
     True
     """
-    return normals_f32(_words(seed, offset, i, g, np.uint64(0)))
+    return normals_f32(_words(seed, offset, i, _g(g), np.uint64(0)))
 
 
 @njit(forceinline=True)
@@ -124,7 +144,8 @@ def normal_f64(seed, offset, i, j):
     >>> bool(multisample.numba.normal_f64(7, 0, 0, 3) == x[0, 3])
     True
     """
-    g = np.uint64(j) >> np.uint64(2)
+    j = _j(j)
+    g = j >> np.uint64(2)
     w, fine = _words(seed, offset, i, g, np.uint64(0)), _words(seed, offset, i, g, _FINE)
     return _chosen(normals_f64(_pair(w, j), _pair(fine, j)), j)
 
@@ -149,5 +170,6 @@ def normals4_f64(seed, offset, i, g):
     >>> z == tuple(multisample.sample(0.0, [1.0], 4, seed=7, dtype="float64")[0].tolist())
     True
     """
+    g = _g(g)
     w, fine = _words(seed, offset, i, g, np.uint64(0)), _words(seed, offset, i, g, _FINE)
     return normals_f64(w, fine)

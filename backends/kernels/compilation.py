@@ -23,6 +23,7 @@ import numba
 from numba import njit
 from numba.core.serialize import dumps
 
+from multisample.backends.errors import BackendUnavailableError
 from multisample.backends.system import cache
 
 __all__ = ["Function", "KernelCache", "cached", "compile_cached", "inline", "recorded_misses", "source_digest"]
@@ -44,8 +45,19 @@ def compile_cached(
     The result does not check that its arguments have the types of the signature: Numba's dispatcher, which checks them,
     costs a third of a small call. The kernel would misread an array of another type or dimension: pass only checked
     arrays.
+
+    Raises
+    ------
+    BackendUnavailableError
+        If the working directory was deleted, since Numba cannot compile without one.
     """
-    return cached(function, name, digest, nogil=nogil, allocates=allocates).compile(signature)
+    try:
+        return cached(function, name, digest, nogil=nogil, allocates=allocates).compile(signature)
+    except FileNotFoundError as error:
+        raise BackendUnavailableError(
+            "backend: Numba cannot compile a kernel, since the working directory of this process was deleted: change to"
+            " one that exists by os.chdir"
+        ) from error
 
 
 def cached(function: Callable[..., Any], name: str, digest: str, *, nogil: bool = True, allocates: bool = False) -> Any:

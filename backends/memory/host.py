@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 from collections.abc import Callable
@@ -23,7 +24,20 @@ from multisample.backends.launch import (
     type_name,
 )
 
-__all__ = ["advise_huge_pages", "array_at", "arrays_at", "batch_at", "inputs_at", "words_at"]
+__all__ = ["advise_huge_pages", "array_at", "arrays_at", "batch_at", "inputs_at", "quiet", "rounded", "words_at"]
+
+
+quiet: Callable[[], contextlib.AbstractContextManager[Any]] = functools.partial(np.errstate, all="ignore")
+"""The context of our own arithmetic with NumPy, which must not obey the caller's `numpy.seterr`.
+
+Underflow is rounding, and overflow gives an infinity, which the checks of values find.
+"""
+
+
+def rounded(array: HostArray, dtype: Any) -> HostArray:
+    """`array` with the type `dtype`: itself, or a rounded copy."""
+    with quiet():
+        return array.astype(dtype, copy=False)
 
 
 def array_at(address: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> HostArray:
@@ -94,8 +108,7 @@ def _vector(launch: Launch, name: str, length: int) -> HostArray:
         array = array_at(value, (length,), (getattr(launch, f"{name}_stride"),), stored)
     if matrix_type and matrix_type.widen:
         array = matrix_type.widen(array)
-    with np.errstate(over="ignore"):
-        return array.astype(real, copy=False)
+    return rounded(array, real)
 
 
 def words_at(launch: Launch) -> tuple[int, int, int, int]:

@@ -48,12 +48,19 @@ def root() -> Path:
     Raises
     ------
     CacheError
-            If there is neither the variable nor a home folder.
+            If there is neither the variable nor a home folder, or the folder is relative to a working directory that
+            was deleted.
     """
     try:
         for variable, below in (("MULTISAMPLE_CACHE_DIR", ""), ("XDG_CACHE_HOME", "multisample")):
             if folder := os.environ.get(variable):
-                return Path(folder).expanduser().absolute() / below
+                try:
+                    return Path(folder).expanduser().absolute() / below
+                except FileNotFoundError:
+                    raise CacheError(
+                        f"{variable}: expected a folder, got {folder!r} relative to a working directory that was"
+                        " deleted; set it to an absolute path"
+                    ) from None
         return Path.home() / ".cache" / "multisample"
     except RuntimeError as error:  # Some users have no home.
         raise CacheError(f"{error} Set MULTISAMPLE_CACHE_DIR to a folder that can be written to.") from error

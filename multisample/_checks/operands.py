@@ -9,7 +9,7 @@ from multisample.backends.element_types import SIZES
 
 from .._arguments import describe
 from .._call import Call, check_rows, checked_window, vectors_of
-from .._libraries import Device, Library, Operand, described, is_number, library_of
+from .._libraries import HOST, Device, Library, Operand, described, is_number, library_of
 
 __all__ = [
     "Inputs",
@@ -61,10 +61,26 @@ def common_library(call: Call) -> Library:
         raise TypeError(
             f"{', '.join(libraries)}: expected arrays of one library, got "
             + ", ".join(f"{described(x)} as {name}" for name, x in arrays.items())
+            + _conversion(libraries)
         )
     if call.out is not None:
         first.check_target(call.out)
     return first
+
+
+_CONVERSIONS = {
+    "torch": "torch.as_tensor({}, device={}.device)", "cupy": "cupy.asarray({})", "numba": "numba.cuda.to_device({})",
+}  # fmt: skip
+
+
+def _conversion(libraries: dict[str, Library]) -> str:
+    """Advice for host arrays beside arrays of one other library: the call that converts them; "" for other mixtures."""
+    other = {library.name: name for name, library in libraries.items() if library is not HOST}
+    host = [name for name, library in libraries.items() if library is HOST]
+    if len(other) != 1 or not other.keys() <= _CONVERSIONS.keys() or not host:
+        return ""
+    ((library, model),) = other.items()
+    return "; convert " + " and ".join(f"{name}: {_CONVERSIONS[library].format(name, model)}" for name in host)
 
 
 def inspect_inputs(library: Library, call: Call) -> Inputs:

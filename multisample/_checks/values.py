@@ -12,6 +12,7 @@ import numpy as np
 
 from multisample.backends.contract import HostArray
 from multisample.backends.element_types import MATRIX_TYPES
+from multisample.backends.memory.host import rounded
 
 from .._arguments import describe
 from .._libraries import Library, Operand, is_number
@@ -49,21 +50,18 @@ def vector_converter(operand: Operand, d: int, real: Any) -> Callable[[HostArray
     if row is not None and row.widen is not None:
         stored, widen = row.stored, row.widen
         steps.append(lambda raw: widen(raw.view(stored)))
-    if operand.shape == ():
-        steps.append(lambda raw: number_vector(raw, d, real))
-    elif len(operand.shape) == 2:
+    if len(operand.shape) == 2:
         steps.append(lambda raw: raw[:, 0])
     name = "float64" if real.itemsize == 8 else "float32"
-    if operand.shape != () and operand.dtype != name:
-        steps.append(_narrowed if operand.dtype == "float64" else lambda raw: raw.astype(real, copy=False))
+    if operand.dtype == "float64" and name == "float32":  # Only rounding to a narrower type overflows or underflows.
+        steps.append(lambda raw: rounded(raw, real))
+    elif operand.dtype != name:
+        steps.append(lambda raw: raw.astype(real, copy=False))
+    if operand.shape == ():
+        steps.append(lambda raw: number_vector(raw, d, real))
     if len(steps) < 2:
         return steps[0] if steps else None
     return lambda raw: functools.reduce(lambda array, step: step(array), steps, raw)
-
-
-def _narrowed(raw: HostArray) -> HostArray:
-    with np.errstate(over="ignore"):  # Overflow gives an infinity, which the value check finds.
-        return raw.astype(np.float32)
 
 
 def number_vector(x: Any, d: int, real: Any) -> HostArray:
@@ -93,7 +91,6 @@ def check_values(library: Library, arguments: dict[str, Any], dtype: str) -> Non
 
 def _computed(name: str, x: Any, real: Any) -> HostArray:
     try:
-        with np.errstate(over="ignore"):
-            return np.asarray(float(x) if is_number(x) else x).astype(real).reshape(-1)
+        return rounded(np.asarray(float(x) if is_number(x) else x), real).reshape(-1)
     except OverflowError:
         raise ValueError(f"{name}: expected a finite number, got {describe(x)}") from None

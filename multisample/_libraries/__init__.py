@@ -15,6 +15,7 @@ from .numpy import HOST, ListArray
 
 __all__ = [
     "BY_SEED", "BY_TYPE", "CPU", "HOST", "Device", "Library", "Operand", "check_memory", "described", "is_number",
+    "keep_type",
     "library_called", "library_of",
 ]  # fmt: skip
 
@@ -28,13 +29,14 @@ _BY_PACKAGE = {
 }
 
 BY_TYPE: dict[type, Library] = {np.ndarray: HOST, ListArray: HOST}
-"""Libraries by array type, for types that have plans. The first call with a type adds it."""
+"""Libraries by array type, for types that have plans. `keep_type` adds a type in its first call."""
 
 BY_SEED: dict[type, Library] = {}
 """Libraries by type of `seed`, for seeds that make a call theirs whatever `mu` and `sigma` are. The first call with a
 type adds it."""
 
-_RECOGNISED: dict[type, Library] = {}
+_OWN_TYPES = frozenset(BY_TYPE)
+_MOST_TYPES = 64
 
 
 def is_number(x: Any) -> bool:
@@ -59,14 +61,20 @@ def _library_of_package(package: str) -> Library:
 
 def library_of(name: str, array: Any) -> Library:
     """The library of the argument `name`; TypeError if it is not an array."""
-    kind = type(array)
-    library = BY_TYPE.get(kind) or _RECOGNISED.get(kind)
+    library = BY_TYPE.get(type(array))
     if library is None:
-        library = _RECOGNISED[kind] = _recognise(name, array)
+        library = _recognise(name, array)
         # Arrays of all other libraries are converted to arrays of these libraries first.
         if library is not HOST and not library.foreign:
-            BY_TYPE[kind] = library
+            keep_type(BY_TYPE, type(array), library)
     return library
+
+
+def keep_type(libraries: dict[type, Library], kind: type, library: Library) -> None:
+    """Add a type to `BY_TYPE` or `BY_SEED`. Beyond `_MOST_TYPES`, the oldest goes: a program may make endless classes."""
+    while len(libraries) >= _MOST_TYPES:
+        libraries.pop(next(old for old in list(libraries) if old not in _OWN_TYPES), None)
+    libraries[kind] = library
 
 
 def _recognise(name: str, array: Any) -> Library:
@@ -79,13 +87,30 @@ def _recognise(name: str, array: Any) -> Library:
     if package in _BY_PACKAGE and package != "torch" and hasattr(array, "dtype"):
         return _library_of_package(package)
     if not isinstance(array, type):  # A class has the methods of its instances.
-        if hasattr(array, "__cuda_array_interface__") or hasattr(array, "__dlpack_device__"):
+        if _is_of_dask(array):  # NumPy would compute it.
+            raise TypeError(
+                f"{name}: expected an array in memory, got {describe(array)}; with arrays of Dask, use"
+                " multisample.dask.sample"
+            )
+        if _has(array, "__cuda_array_interface__") or _has(array, "__dlpack_device__"):
             return FOREIGN
-        if hasattr(array, "__array__") or hasattr(array, "__array_interface__"):
+        if _has(array, "__array__") or _has(array, "__array_interface__"):
             return HOST
     raise TypeError(
         f"{name}: expected an array, a list or a number, got {describe(array)} of type {type(array).__name__}"
     )
+
+
+def _has(array: Any, attribute: str) -> bool:
+    """Whether `array` has `attribute`; a property of a foreign class may raise anything, which its use then reports."""
+    try:
+        return hasattr(array, attribute)
+    except Exception:
+        return True
+
+
+def _is_of_dask(array: Any) -> bool:
+    return any(kind.__module__.partition(".")[0] == "dask" for kind in type(array).__mro__)
 
 
 def described(array: Any) -> str:

@@ -19,7 +19,7 @@ __all__ = ["HOST", "ListArray", "NumpyLibrary"]
 cached_dtype = functools.cache(numpy_dtype)
 
 
-@functools.cache
+@functools.lru_cache(64)  # Callers can make dtypes without end.
 def name_of(dtype: np.dtype[Any]) -> str:
     """``dtype.name``, cached, since NumPy computes it on each access."""
     return str(dtype.name)
@@ -64,7 +64,9 @@ class NumpyLibrary(Library):
         try:
             # Convert subclasses, whose indexing may differ: np.matrix stays two-dimensional.
             converted = np.asarray(array)
-        except (TypeError, ValueError) as error:
+        except MemoryError:
+            raise
+        except Exception as error:  # ``__array__`` of a foreign class may raise anything.
             raise TypeError(f"{name}: expected numbers, got {describe(array)} ({error})") from None
         return converted.view(ListArray) if isinstance(array, (list, tuple)) else converted
 
@@ -89,7 +91,7 @@ class NumpyLibrary(Library):
 
     def check_target(self, out: Any) -> None:
         _check_mask("out", out)
-        if not isinstance(out, np.ndarray):
+        if not issubclass(type(out), np.ndarray):  # `isinstance` trusts an attribute ``__class__``.
             raise TypeError(f"out: expected a NumPy array, got {describe(out)} of type {type(out).__name__}")
 
     def allocator(self, shape: tuple[int, ...], dtype: str, device: Device) -> Callable[[Any], Any]:

@@ -56,7 +56,7 @@ def is_transforming() -> bool:
     return _layer() is not None or _modes() > 0 or forward_ad._current_level >= 0
 
 
-@functools.cache
+@functools.lru_cache(64)  # Callers can make classes without end.
 def is_opaque(kind: type) -> bool:
     """Whether `kind` overrides ``__torch_dispatch__``: its tensors may have no memory."""
     dispatch = getattr(kind, "__torch_dispatch__", None)

@@ -8,15 +8,21 @@ import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
+import numpy as np
+
 from multisample.backends.system.cuda_driver import is_capturing
 
 from .._arguments import checked_integer, describe
+from .._libraries.jax import is_jax
 from .._libraries.library import NOUNS, Device, Library
 from .._tracing import refuse_jax
 from .counter import DeviceCounter
 from .generator import DEFAULT_GENERATOR, WORD_64, Generator, Key
 
-__all__ = ["NOT_CAPTURED", "Source", "captured_offset", "check_generator", "checked_key", "counter_on", "source_of"]
+__all__ = [
+    "NOT_CAPTURED", "Source", "captured_offset", "check_generator", "checked_key", "checked_seed", "counter_on",
+    "source_of",
+]  # fmt: skip
 
 NOT_CAPTURED = (
     "generator: expected multisample.Generator(seed, graph_safe=True) while a CUDA graph is captured, for new numbers"
@@ -83,24 +89,50 @@ def _source_of_torch(by_default: bool, library: Library, device: Device) -> Sour
     return Source(take, None, None if by_default else check, False)
 
 
+def _advice_for_seed(seed: Any) -> str:
+    if isinstance(seed, Generator):
+        return "; pass it as generator=, or its next Key as seed=generator.take()"
+    if _is_of_torch(seed):
+        return "; pass it as generator="
+    return _advice_for_numpy(seed)
+
+
+def _advice_for_generator(generator: Any) -> str:
+    if isinstance(generator, (Key, int, np.integer)) or is_jax(generator):
+        return "; pass it as seed="
+    return _advice_for_numpy(generator)
+
+
+def _advice_for_numpy(generator: Any) -> str:
+    method = {np.random.Generator: "integers(2**63)", np.random.RandomState: "tomaxint()"}.get(type(generator))
+    return f"; draw a seed from a generator of NumPy: seed=rng.{method}" if method else ""
+
+
+def _is_of_torch(generator: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(generator, torch.Generator)
+
+
+def checked_seed(name: str, seed: Any) -> int:
+    """`seed` as an int of 64 bits; TypeError or ValueError otherwise."""
+    return checked_integer(name, seed, 0, WORD_64, _advice_for_seed)
+
+
 def checked_key(seed: Any) -> tuple[int, int]:
     """Seed and offset from the argument `seed`, an integer or a `Key`; TypeError or ValueError otherwise."""
     if isinstance(seed, Key):
-        return checked_integer("seed.seed", seed.seed, 0, WORD_64), checked_integer(
-            "seed.offset", seed.offset, 0, WORD_64
-        )
-    return checked_integer("seed", seed, 0, WORD_64), 0
+        return checked_seed("seed.seed", seed.seed), checked_seed("seed.offset", seed.offset)
+    return checked_seed("seed", seed), 0
 
 
 def check_generator(generator: Any, library: Library, device: Device) -> None:
     """TypeError or ValueError unless `generator` serves arrays of `library` on `device`."""
     if generator is None or isinstance(generator, Generator):
         return
-    torch = sys.modules.get("torch")
-    if torch is None or not isinstance(generator, torch.Generator):
+    if not _is_of_torch(generator):
         raise TypeError(
             "generator: expected a multisample.Generator, or a torch.Generator with PyTorch tensors,"
-            f" got {describe(generator)} of type {type(generator).__name__}"
+            f" got {describe(generator)} of type {type(generator).__name__}{_advice_for_generator(generator)}"
         )
     if library.name != "torch":
         raise TypeError(

@@ -75,8 +75,12 @@ def run_first(call: Call, key: Hashable, function: Callable[..., Any]) -> Any:
             for name, x in vectors_of(call).items()
             if not (is_number(x) or type(x) in BY_TYPE)
         }
-        if arrays:  # Lists and other sequences became arrays, for which a plan may exist.
-            return call._replace(**arrays).repeated(function)
+        if call.out is not None and type(call.out) is not np.ndarray:
+            # A subclass may have attributes of its own, such as `shape` and `T`, that differ from its memory's.
+            arrays["out"] = np.asarray(call.out)
+        if arrays:  # A plan may exist for the new arrays.
+            result = call._replace(**arrays).repeated(function)
+            return result if call.out is None else call.out
         if backend.host_library != "numpy":
             from .adopted import run_from_host
 

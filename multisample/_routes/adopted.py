@@ -14,6 +14,7 @@ import numpy as np
 
 from multisample.backends.contract import Backend
 from multisample.backends.element_types import MATRIX_TYPES
+from multisample.backends.memory.host import rounded
 from multisample.backends.system.cuda_driver import keeping_context
 
 from .._arguments import describe
@@ -76,7 +77,9 @@ def _adopted(name: str, array: Any, caller: ForeignLibrary, device: Device, adop
     try:
         with keeping_context() if device.kind == "cuda" else contextlib.nullcontext():
             return adopt(array)
-    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+    except MemoryError:
+        raise
+    except Exception as error:  # A foreign class may raise anything.
         raise TypeError(
             f"{name}: expected an array whose memory can be shared, got {describe(array)} ({error})"
         ) from error
@@ -101,6 +104,6 @@ def run_from_host(call: Call, backend: Backend) -> Any:
     for name, x in vectors_of(call).items():
         if not is_number(x):
             shape = (inputs.n if name == "weights" else inputs.d,)
-            moved[name] = backend.adopt(np.ascontiguousarray(np.broadcast_to(x.reshape(-1), shape), real))
+            moved[name] = backend.adopt(np.ascontiguousarray(np.broadcast_to(rounded(x.reshape(-1), real), shape)))
     call = _with_generator(call._replace(dtype=inputs.dtype, **moved))
     return run_planned(call, backend, library_called(backend.host_library))

@@ -9,15 +9,25 @@ import contextlib
 import functools
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from multisample.backends.contract import HostArray
+from multisample.backends.memory.host import quiet, rounded
 
 from .._libraries import Device, described, library_of
 
-__all__ = ["Arrays", "arrays_like", "on_host"]
+__all__ = ["Arrays", "Scored", "arrays_like", "on_host"]
+
+
+class Scored(NamedTuple):
+    """The result of `Arrays.score`."""
+
+    scores: Any
+    samples: Any
+    copy: Any
+    """The memory that `f` got; None if it got `samples`."""
 
 
 class Arrays:
@@ -38,12 +48,12 @@ class Arrays:
         return _unpickled, (type(self), self.dtype_name, self.device)
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
-        """The context in which the operations run. NumPy's warnings are off, since infinities are checked later."""
-        return np.errstate(all="ignore")
+        """The context in which the operations run. Infinities are checked later."""
+        return quiet()
 
     def put(self, array: HostArray, dtype: Any = None) -> Any:
         """A copy of a host array, on the device."""
-        return np.array(array, dtype or self.dtype)
+        return np.array(rounded(array, dtype or self.dtype))
 
     def adopt(self, array: Any) -> Any:
         """Convert an array of any library to this library and device."""
@@ -79,6 +89,18 @@ class Arrays:
     def clipped(self, samples: Any, low: Any, high: Any) -> Any:
         """`samples` clipped to bounds; in place if the arrays are mutable."""
         return self.xp.clip(samples, low, high, out=samples)
+
+    def score(self, f: Callable[[Any], Any], samples: Any, redraw: Callable[[], Any], copy: Any = None) -> Scored:
+        """``f(samples)``, and the samples as they were drawn, though `f` may overwrite its argument.
+
+        `copy` is memory for a copy of the samples, from an earlier call; ``redraw()`` draws them again.
+        """
+        if not self.mutable:
+            return Scored(f(samples), samples, None)
+        if copy is None:
+            copy = self.xp.empty_like(samples)
+        self.xp.copyto(copy, samples)
+        return Scored(f(copy), samples, copy)
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """`function`, compiled if the library is JAX; its first four arguments (`Arrays`, settings) are static."""
@@ -132,7 +154,7 @@ class _JaxArrays(Arrays):
         return current
 
     def put(self, array: HostArray, dtype: Any = None) -> Any:
-        return self.jax.device_put(np.array(array, dtype or self.dtype), self.where)
+        return self.jax.device_put(np.array(rounded(array, dtype or self.dtype)), self.where)
 
     def adopt(self, array: Any) -> Any:
         return self.jax.device_put(self.xp.asarray(array), self.where)
@@ -180,6 +202,13 @@ class _TorchArrays(Arrays):
 
     def adopt(self, array: Any) -> Any:
         return self.xp.as_tensor(array, device=self.where).detach()
+
+    def score(self, f: Callable[[Any], Any], samples: Any, redraw: Callable[[], Any], copy: Any = None) -> Scored:
+        if samples.is_inference():  # PyTorch counts no versions of these.
+            return Scored(f(samples.clone()), samples, None)
+        version = samples._version
+        scores = f(samples)
+        return Scored(scores, samples if samples._version == version else redraw(), None)
 
     def is_real(self, array: Any) -> bool:
         return bool(array.is_floating_point())

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, TypedDict, overlo
 import numpy as np
 
 from multisample.backends.contract import HostArray
+from multisample.backends.memory.host import rounded
 
 from .._arguments import checked_integer, describe
 from .._call import COLUMNS as MOST_SAMPLES
@@ -260,14 +261,23 @@ class CEM(Generic[ArrayT]):
             If the shape, type or device of `out` differs from the result's.
         """
         key = Key(self._generator.seed, self._generator.offset)
-        samples: ArrayT = sample(
-            self._state.mu, self._state.sigma, self._n, out=out, generator=self._generator, **self._options
-        )
-        if self._bounds is not None:
-            with self._arrays.scope():
-                samples = self._arrays.clipped(samples, *self._bounds)
+        samples: ArrayT = self._drawn(self._state.mu, self._state.sigma, out=out, generator=self._generator)
         self._asked = key, self._state.mu, self._state.sigma
         return samples
+
+    def _drawn(self, mu: Any, sigma: Any, **source: Any) -> Any:
+        """A generation of samples."""
+        samples = sample(mu, sigma, self._n, **source, **self._options)
+        if self._bounds is None:
+            return samples
+        with self._arrays.scope():
+            return self._arrays.clipped(samples, *self._bounds)
+
+    def _redrawn(self) -> Any:
+        """The samples of the latest `ask`, in new memory."""
+        assert self._asked is not None
+        key, mu, sigma = self._asked
+        return self._drawn(mu, sigma, seed=key)
 
     def tell(self, samples: AnyArray | None, scores: AnyArray) -> None:
         """Refit mean and standard deviation to the samples with the lowest scores.
@@ -378,7 +388,7 @@ class CEM(Generic[ArrayT]):
     def tell_scores(self, task: Task, scores: AnyArray) -> None:
         """Take the scores of a task. The last task of a generation refits mean and standard deviation.
 
-        Tasks may be told in any order. The elites are drawn again, so `f` must not have changed its samples.
+        Tasks may be told in any order. The elites are drawn again, as they were before `f` got them.
 
         Parameters
         ----------
@@ -511,8 +521,8 @@ class CEM(Generic[ArrayT]):
         # A run that has ended still accepts scores, which count in `told` but add no row.
         if told < len(history) or (told > len(history) and status == RUNNING):
             raise ValueError(f"state['told']: expected {len(history)}, the number of rows of history, got {told}")
-        with np.errstate(over="ignore"):  # A number that is too large becomes infinite; the check below reports it.
-            vectors = {name: values[name].astype(self._arrays.dtype_name) for name in ("mu", "sigma", "x")}
+        # A number that is too large becomes infinite; the check below reports it.
+        vectors = {name: rounded(values[name], self._arrays.dtype_name) for name in ("mu", "sigma", "x")}
         for name, vector in vectors.items():
             if name == "x" and status == DIVERGED:  # Samples of a diverged run may be infinite.
                 continue
@@ -555,14 +565,16 @@ class CEM(Generic[ArrayT]):
         return np.array(self._history, np.float64).reshape(-1, len(COLUMNS))
 
     def _on_host(self, array: Any) -> HostArray:
-        return on_host("state", array).astype(self._arrays.dtype_name)
+        return rounded(on_host("state", array), self._arrays.dtype_name)
 
     def _adopted(self, name: str, array: Any, shape: tuple[int, ...]) -> Any:
         """Argument `name` as a floating-point array on the device."""
         arrays = self._arrays
         try:
             adopted = arrays.adopt(array)
-        except (RuntimeError, TypeError, ValueError) as error:
+        except MemoryError:
+            raise
+        except Exception as error:  # ``__array__`` of a foreign class may raise anything.
             raise TypeError(f"{name}: expected numbers, got {describe(array)} ({error})") from error
         if arrays.is_whole(adopted):
             adopted = arrays.cast(adopted, arrays.real)
@@ -593,7 +605,7 @@ class CEM(Generic[ArrayT]):
             raise TypeError(f"bounds: expected a pair (low, high), got {describe(bounds)}")
         # Round the bounds to the type of the samples, in which they are clipped.
         dtype = self._arrays.dtype_name
-        low, high = (_vector("bounds", edge, self._d).astype(dtype).astype(np.float64) for edge in bounds)
+        low, high = (rounded(rounded(_vector("bounds", edge, self._d), dtype), np.float64) for edge in bounds)
         bad = np.flatnonzero(~(low <= high))
         if bad.size:
             raise ValueError(f"bounds: expected low <= high, got {low[bad[0]]} and {high[bad[0]]} at {bad[0]}")
@@ -689,7 +701,8 @@ def minimize(
     f : callable
         Takes the samples, of shape (d, n), and returns their n scores; lower is better. Scores that are not an array of
         the same library on the same device are copied there. NaN and infinite scores count as worst, and are counted.
-        The next iteration overwrites the samples, if the arrays are mutable.
+        It may overwrite the samples, which changes no result. The next iteration overwrites them too, if the arrays are
+        mutable.
     mu, sigma : array, shape (d,) or (d, 1)
         Initial means, and standard deviations of at least 0, as for `multisample.sample`, in float32 or float64. Arrays
         of NumPy, PyTorch, CuPy or JAX, or lists; one of the two may be a number.
@@ -764,10 +777,9 @@ def minimize(
     own order. So runs with different libraries or devices differ by rounding after the first refit.
 
     With `executor`, `f` is called once for each task, with two or more of the samples. Results equal those without
-    executor, bit for bit, if the score of a sample does not depend on the others, to the last bit, and `f` does not
-    change samples. NumPy's sums over axis 0 are such functions. Products of matrices, and PyTorch's sums over
-    dimension 0 on a CPU, round a column differently among other columns. With PyTorch, sum the rows of
-    ``x.T.contiguous()``.
+    executor, bit for bit, if the score of a sample does not depend on the others, to the last bit. NumPy's sums over
+    axis 0 are such functions. Products of matrices, and PyTorch's sums over dimension 0 on a CPU, round a column
+    differently among other columns. With PyTorch, sum the rows of ``x.T.contiguous()``.
 
     The method fits no correlations. On ill-conditioned functions with rotated axes, and in curved valleys, methods with
     a covariance matrix, such as CMA-ES, are much better.
@@ -806,7 +818,7 @@ def minimize(
     )  # fmt: skip
     if check_every is None:
         check_every = 1 if cem._arrays.device.kind == "cpu" else DEVICE_CHECK_EVERY
-    buffer = None
+    buffer = copy = None
     for iteration in range(1, iterations + 1):
         if executor is not None:
             run_tasks(executor, cem.ask_tasks(k), lambda task: (task.score, f), cem.tell_scores)
@@ -814,7 +826,8 @@ def minimize(
             samples = cem.ask(buffer)
             if cem._arrays.mutable:
                 buffer = samples
-            cem.tell(samples, f(samples))
+            scores, samples, copy = cem._arrays.score(f, samples, cem._redrawn, copy)
+            cem.tell(samples, scores)
         if callback is not None and callback(cem):
             return cem._stopped()
         if check_every and iteration % check_every == 0 and cem.status != RUNNING:
@@ -827,10 +840,16 @@ def checked_elites(elite_frac: Any, n: int) -> int:
     elites = round(checked_number("elite_frac", elite_frac, 0, 1) * n)
     if elites < 2:
         raise ValueError(
-            f"elite_frac: expected at least 2 elites, which have a standard deviation, got {elite_frac} of n = {n},"
-            f" which are {elites}"
+            f"elite_frac: expected at least 2 elites, which have a standard deviation: {_least_fraction(n)} or more for"
+            f" n = {n}, got {elite_frac}, which are {elites}"
         )
     return elites
+
+
+def _least_fraction(n: int) -> float:
+    """The smallest `elite_frac` that gives two elites."""
+    near = 1.5 / n  # Halves are rounded to even numbers.
+    return next(x for x in (math.nextafter(near, 0), near, math.nextafter(near, 1)) if round(x * n) == 2)
 
 
 def checked_smoothing(smoothing: Any) -> float:
@@ -858,7 +877,7 @@ def _vector(name: str, value: Any, d: int) -> HostArray:
     if array.shape not in ((), (d,), (d, 1)):
         raise ValueError(f"{name}: expected a number or shape ({d},), got shape {array.shape}")
     try:
-        return np.broadcast_to(array.reshape(-1).astype(np.float64), (d,))
+        return np.broadcast_to(rounded(array.reshape(-1), np.float64), (d,))
     except (TypeError, ValueError) as error:
         raise TypeError(f"{name}: expected numbers, got {describe(value)} ({error})") from error
 

@@ -149,11 +149,14 @@ def step(
     arrays = _arrays_for(state.mu)
     options: dict[str, Any] = {"noise": noise, "antithetic": antithetic, "fast_math": fast_math, "backend": backend}
     with arrays.scope():
-        samples = sample(state.mu, state.sigma, n, seed=seed, **options)
-        if bounds is not None:
-            low, high = (_column(arrays, edge) for edge in bounds)
-            samples = arrays.clipped(samples, low, high)
-        scores = arrays.adopt(f(samples))
+        edges = None if bounds is None else [_column(arrays, edge) for edge in bounds]
+
+        def draw() -> Any:
+            samples = sample(state.mu, state.sigma, n, seed=seed, **options)
+            return samples if edges is None else arrays.clipped(samples, *edges)
+
+        scores, samples, _ = arrays.score(f, draw(), draw)
+        scores = arrays.adopt(scores)
         if tuple(scores.shape) != (n,):
             raise ValueError(f"f: expected a score for each of the {n} samples, got shape {tuple(scores.shape)}")
         if arrays.is_whole(scores):

@@ -124,7 +124,9 @@ def host_scores(name: str, scores: Any, count: int) -> HostArray:
     """Argument or result `name` as a NumPy array of `count` numbers; TypeError or ValueError otherwise."""
     try:
         host = on_host(name, scores)
-    except (TypeError, ValueError) as error:
+    except MemoryError:
+        raise
+    except Exception as error:  # ``__array__`` of a foreign class may raise anything.
         raise TypeError(f"{name}: expected scores that are numbers, got {describe(scores)} ({error})") from error
     if host.dtype.kind not in "biuf":
         raise TypeError(f"{name}: expected scores that are numbers, got {describe(scores)} of dtype {host.dtype}")

@@ -697,7 +697,11 @@ REFUSED: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
         r"^elite_frac: expected a finite number, 0 <= elite_frac <= 1, got 1\.5",
         {"elite_frac": 1.5},
     ),
-    "elites": (ValueError, r"^elite_frac: expected at least 2 elites.* got 0\.1 of n = 10, which are 1", {"n": 10}),
+    "elites": (
+        ValueError,
+        r"^elite_frac: expected at least 2 elites.*: 0\.15 or more for n = 10, got 0\.1, which are 1$",
+        {"n": 10},
+    ),
     "smoothing": (ValueError, r"^smoothing: expected 0 < smoothing <= 1, got 0", {"smoothing": 0}),
     "smoothing high": (ValueError, r"^smoothing: expected a finite number, 0 <= smoothing <= 1", {"smoothing": 2}),
     "tol": (ValueError, r"^tol: expected a finite number, tol >= 0, got -1", {"tol": -1}),

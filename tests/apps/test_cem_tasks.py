@@ -23,6 +23,7 @@ from typing import Any
 import hypothesis.strategies as st
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from scored_functions import dies, fails, sphere, torch_sphere
 
@@ -74,6 +75,37 @@ def assert_same(a: Result[Any], b: Result[Any]) -> None:
 
 
 # --- Equal bits -----------------------------------------------------------------------------------
+
+
+def overwriting(x: Any) -> Any:
+    """`sphere`, which overwrites its samples, and whose scores are a view of them."""
+    scores = sphere(x)
+    x[...] = 1e9
+    x[-1] = scores
+    return x[-1]
+
+
+def test_a_function_may_overwrite_its_samples() -> None:
+    for options in OPTIONS:
+        expected = run(**options)
+        with ThreadPoolExecutor(2) as executor:
+            assert_same(run(overwriting, executor=executor, **options), expected)
+        assert_same(run(overwriting, **options), expected)
+    start, own, state = torch.from_numpy(START), cem.start(START, 2.0), cem.start(START, 2.0)
+    for bounds in (None, (-3.0, 3.5)):
+        expected = run(torch_sphere, start, bounds=bounds)
+        for inference in (False, True):
+            with torch.inference_mode(inference):
+                assert_same(run(overwriting_tensors, start, bounds=bounds), expected)
+        own, state = (cem.step(x, 1, f, N, bounds=bounds) for x, f in ((own, sphere), (state, overwriting)))
+        assert own.mu.tobytes() == state.mu.tobytes()
+
+
+def overwriting_tensors(x: Any) -> Any:
+    scores = torch_sphere(x)
+    x.fill_(1e9)
+    x[-1] = scores
+    return x[-1]
 
 
 @pytest.mark.parametrize("options", OPTIONS)

@@ -432,6 +432,36 @@ def test_without_a_writable_cache_a_warning_is_printed(root: Path, tmp_path: Pat
     assert error.count(warning) == 1
 
 
+WITHOUT_WORKING_DIRECTORY = """
+import os, numpy, multisample, multisample.backends.kernels.cpu.kernel
+os.mkdir("gone")
+os.chdir("gone")
+os.rmdir("../gone")
+def draw():
+    try:
+        multisample.sample(numpy.zeros(2), 1.0, 3, seed=1)
+    except multisample.BackendUnavailableError as error:
+        print(error)
+draw()
+os.chdir(os.environ["BACK"])
+draw()
+"""
+
+
+def test_a_relative_folder_in_a_deleted_working_directory_is_named(tmp_path: Path) -> None:
+    environment = {**os.environ, "MULTISAMPLE_CACHE_DIR": "relative", "BACK": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_WORKING_DIRECTORY], cwd=tmp_path, env=environment, capture_output=True,
+        text=True, timeout=DEADLINE,
+    )  # fmt: skip
+    assert re.fullmatch(
+        "backend: Numba cannot compile a kernel, since the working directory .* os.chdir\n", done.stdout
+    )
+    warning = "without its cached copy: MULTISAMPLE_CACHE_DIR: expected a folder, got 'relative' relative to a working"
+    assert warning in done.stderr
+    assert list((tmp_path / "relative" / "numba").iterdir())
+
+
 FORK_WHILE_COMPILING = """
 import json, os, sys, threading
 from numba import types

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import dask.array
 import ml_dtypes
 import numpy as np
 import pytest
@@ -113,6 +114,23 @@ PLAIN = [
             "generator", re.escape(type(g).__name__), r"multisample\.Generator.*torch\.Generator")
         for g in (np.random.default_rng(1), np.random.RandomState(1), 7, "7", object(), Generator, np.zeros(2))
     ),
+    *(
+        Bad(f"seed={type(g).__module__}.{type(g).__name__}", constant(seed=g), TypeError,
+            "seed", "Generator|RandomState", advice)
+        for g, advice in (
+            (Generator(1), r"an integer, .*; pass it as generator=, or its next Key as seed=generator\.take\(\)$"),
+            (torch.Generator(), "an integer, .*; pass it as generator=$"),
+            (np.random.default_rng(1), r"an integer, .*: seed=rng\.integers\(2\*\*63\)$"),
+            (np.random.RandomState(1), r"an integer, .*: seed=rng\.tomaxint\(\)$"),
+        )
+    ),
+    *(
+        Bad(f"generator={g!r}", constant(generator=g), TypeError, "generator", re.escape(repr(g)),
+            r"multisample\.Generator, .*; pass it as seed=$")
+        for g in (multisample.Key(7, 1), 7, np.int64(7))
+    ),
+    Bad("generator of NumPy", constant(generator=np.random.default_rng(1)), TypeError, "generator", "Generator",
+        r"multisample\.Generator, .*: seed=rng\.integers\(2\*\*63\)$"),
     Bad("torch.Generator without torch", constant(generator=torch.Generator()), TypeError,
         "generator", r"torch\.Generator", r"multisample\.Generator with a NumPy array", HOST),
     *(
@@ -150,6 +168,15 @@ PLAIN = [
             "'auto', .*'cpu'")
         for value in ("cuda", "CPU", "", "auto ")
     ),
+    *(
+        Bad(f"backend={value!r}, nearest names", constant(backend=value), UnknownBackendError, "backend",
+            re.escape(repr(value)), f"did you mean {names}\\?$")
+        for value, names in {
+            "CPU": "'cpu'", "cpu:0": "'cpu'", "torch": "'torch_ext'", "torch-ext": "'torch_ext'", "Cupy": "'cupy'",
+            "cuda": "'torch_ext' or 'cupy' or 'numba'", "GPU": "'torch_ext' or 'cupy' or 'numba'", "auto ": "'auto'",
+        }.items()
+    ),
+    Bad("backend without a near name", constant(backend="tpu"), UnknownBackendError, "backend", "'tpu'", "'cpu'$"),
     *(
         Bad(f"backend={value!r}", constant(backend=value), TypeError, "backend", re.escape(repr(value)[:30]), "name")
         for value in (None, 3, ["cpu"], np.zeros(2), NotAnArray())
@@ -242,7 +269,10 @@ VECTORS = [
         Bad(f"{name} of NumPy, the other of PyTorch", constant(**{name: np.ones(D, np.float32)}), TypeError,
             "mu, sigma", f"a NumPy array as {name}", "one library", ("torch",)),
         Bad(f"{name} a list, the other of PyTorch", constant(**{name: [1.0] * D}), TypeError,
-            "mu, sigma", f"a list as {name}", "one library", ("torch",)),
+            "mu, sigma", f"a list as {name}", rf"one library, .*; convert {name}: torch\.as_tensor\({name}, device=",
+            ("torch",)),
+        Bad(f"{name} of Dask", constant(**{name: dask.array.ones(D, chunks=2)}), TypeError, name, r"dask\.array<",
+            r"an array in memory, .*multisample\.dask\.sample$"),
         Bad(f"{name} a tuple, the other of PyTorch", constant(**{name: (1.0,) * D}), TypeError,
             "mu, sigma", f"a tuple as {name}", "one library", ("torch",)),
         Bad(f"{name} a number of NumPy, the other of PyTorch", constant(**{name: np.float32(1)}), TypeError,

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import launches
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -30,7 +31,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import multisample
-from multisample import Generator, Key, UnknownBackendError, _arguments, _backends, _plan, sample
+from multisample import Generator, Key, UnknownBackendError, _backends, _libraries, _plan, sample
 from multisample.backends import registry
 from multisample.backends.cpu import BACKEND as CPU
 from multisample.backends.memory.host import arrays_at
@@ -342,9 +343,51 @@ def test_objects_with_a_changing_index_or_dtype_get_no_plan() -> None:
         assert sample(MU, SIGMA, N, dtype=typed).dtype == np.float64
 
 
+def test_a_class_with_a_changing_dtype_gets_no_plan() -> None:
+    class Typed:
+        dtype: Any = np.dtype("float32")
+
+    for dtype in ("float32", "float64", "float16"):
+        Typed.dtype = np.dtype(dtype)
+        assert sample(MU, SIGMA, N, dtype=Typed).dtype == dtype
+    assert len(PLANS) == 0
+    for constant in (np.float64, float, ml_dtypes.bfloat16):
+        sample(MU, SIGMA, N, dtype=constant)
+    assert len(PLANS) == 3
+
+
+def test_no_cache_grows_by_types_or_dtypes() -> None:
+    """A program may make classes and dtypes without end, such as the classes of a reloaded module."""
+
+    def call(k: int) -> None:
+        array = type("Array", (np.ndarray,), {})
+        tensor = type("Tensor", (torch.Tensor,), {})
+        foreign = type("Foreign", (), {"__array__": lambda self, dtype=None, copy=None: MU})
+        typed = type("Typed", (), {"dtype": np.dtype("float32")})
+        device = type("Device", (), {"__dlpack__": MU.__dlpack__, "__dlpack_device__": MU.__dlpack_device__})
+        sample(MU.view(array), SIGMA, N, seed=1, dtype=typed, out=np.empty((D, N), np.float32).view(array))
+        sample(torch.from_numpy(MU).as_subclass(tensor), 1.0, N, seed=1)
+        sample(foreign(), SIGMA, N, seed=1)
+        sample(device(), 1.0, N, seed=1)
+        for wrong in (np.dtype(f"S{k + 1}"), np.dtype([(f"x{k}", "f4")])):
+            with pytest.raises(TypeError, match=r"^dtype"):
+                sample(MU, SIGMA, N, seed=1, dtype=wrong)
+            with pytest.raises(TypeError, match=r"^mu: expected elements"):
+                sample(np.zeros(D, wrong), SIGMA, N, seed=1)
+
+    for k in range(100):
+        call(k)
+    before = sizes()
+    for k in range(100, 300):
+        call(k)
+    grown = {name: (before.get(name), size) for name, size in sizes().items() if size > before.get(name, 0)}
+    assert not grown
+    assert np.ndarray in _libraries.BY_TYPE
+    assert len(_libraries.BY_TYPE) <= 64
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_scalar_as_dtype_gets_no_plan() -> None:
-    known = dict(_arguments._dtype_names)
     for scalar in (np.float32(1), np.float64(1)):
         try:
             assert sample(MU, SIGMA, N, dtype=scalar, seed=1).dtype == scalar.dtype
@@ -352,7 +395,7 @@ def test_a_scalar_as_dtype_gets_no_plan() -> None:
             continue
     with pytest.raises(TypeError, match=r"^dtype: expected float16, bfloat16, float32, float64, got 1$"):
         sample(MU, SIGMA, N, dtype=1, seed=1)
-    assert _arguments._dtype_names == known
+    assert len(PLANS) == 0
 
 
 # --- Hits and misses ------------------------------------------------------------------------------------------------

@@ -80,6 +80,22 @@ class Subclass(np.ndarray[Any, Any]):
     pass
 
 
+class Lying(np.ndarray[Any, Any]):
+    """A subclass whose attributes differ from those of its memory."""
+
+    shape = property(lambda self: (30, 70), lambda self, shape: None)  # type: ignore[assignment]
+    strides = property(lambda self: (400, 8))  # type: ignore[assignment]
+    dtype = property(lambda self: np.dtype("float64"))  # type: ignore[assignment]
+    T = property(lambda self: np.broadcast_to(np.float32(0), (30, 70)))  # type: ignore[assignment]
+    ctypes = flags = base = None  # type: ignore[assignment]
+
+    def __array_finalize__(self, other: Any) -> None:
+        pass
+
+    def __array__(self, *args: Any, **options: Any) -> Any:
+        raise KeyError("__array__")
+
+
 def strided(array: Array) -> Array:
     wide = np.full((2 * array.size, 3), np.nan, array.dtype)
     wide[::2, 1] = array
@@ -130,6 +146,29 @@ def test_every_form_of_a_host_vector_gives_the_same_bits(mu_form: str, sigma_for
     assert type(x) is np.ndarray
     assert x.flags.c_contiguous
     check_same(x, REFERENCE)
+
+
+@pytest.mark.parametrize("layout", ["dn", "nd"])
+def test_the_memory_of_a_subclass_counts_whatever_its_attributes_say(layout: Any) -> None:
+    expected = sample(MU, SIGMA, N, seed=1, layout=layout)
+    for _ in range(2):
+        memory = np.full((expected.size + 100,), 5, np.float32)
+        out = memory[50:-50].reshape(expected.shape).view(Lying)
+        assert sample(MU.view(Lying), SIGMA.view(Lying), N, seed=1, layout=layout, out=out) is out
+        np.testing.assert_array_equal(memory[50:-50], expected.reshape(-1))
+        assert (memory[:50] == 5).all()
+        assert (memory[-50:] == 5).all()
+        wrong = memory[:20].reshape(4, 5).view(Lying)
+        with pytest.raises(ValueError, match=r"^out: expected shape .*, got \(4, 5\)"):
+            sample(MU, SIGMA, N, seed=1, layout=layout, out=wrong)
+        with pytest.raises(ValueError, match=r"^out: expected memory of its own, got memory that mu also uses"):
+            sample(out[:3, 0] if layout == "dn" else out[0], SIGMA, N, seed=1, layout=layout, out=out)
+
+
+def test_an_out_that_only_claims_to_be_a_subclass_raises() -> None:
+    claiming = type("Claiming", (ArrayOnly,), {"__class__": np.ndarray})
+    with pytest.raises(TypeError, match=r"^out: expected a NumPy array, got .* of type Claiming"):
+        sample(MU, SIGMA, N, seed=1, out=claiming(np.empty((3, N), np.float32)))
 
 
 @pytest.mark.parametrize("n", [N, 30_000])

@@ -548,6 +548,35 @@ def test_the_error_names_an_array_without_a_device() -> None:
         multisample.sample(1.0, SimpleNamespace(__dlpack_device__=fail, __dlpack__=fail), 3)
 
 
+@pytest.mark.parametrize("error", [KeyError, AttributeError, StopIteration])
+@pytest.mark.parametrize(
+    "member", ["__dlpack__", "__dlpack_device__", "__array__", "__array_interface__", "__cuda_array_interface__"]
+)
+def test_any_error_of_a_foreign_protocol_names_the_argument(member: str, error: type[Exception]) -> None:
+    def fail(*args: Any, **options: Any) -> Any:
+        raise error("of a foreign class")
+
+    good, weights = np.ones(D, np.float32), np.ones(4, np.float32)
+    members: list[dict[str, Any]] = [{member: property(fail)}]
+    if member == "__array__":
+        members.append({member: fail})
+    elif member.startswith("__dlpack"):
+        members.append({"__dlpack__": good.__dlpack__, "__dlpack_device__": good.__dlpack_device__, member: fail})
+    for namespace in members:
+        wrong = type("Wrong", (), namespace)()
+        generator = multisample.Generator(1)
+        for arguments in ({"mu": wrong}, {"sigma": wrong}, {"out": wrong}, {"mu": wrong, "sigma": wrong}):
+            call = {"mu": good, "sigma": 1.0, **arguments}
+            with pytest.raises(TypeError, match=r"^(mu|sigma|out)[:,]"):
+                multisample.sample(**call, n=3, generator=generator)
+        with pytest.raises(TypeError, match=r"^weights: "):
+            multisample.weighted_moments(wrong, good, 1.0, seed=1)
+        with pytest.raises(TypeError, match=r"^scores: "):
+            multisample.cem.CEM(good, 1.0, 4, elite_frac=1).tell(np.ones((D, 4)), wrong)
+        assert generator.offset == 0
+        assert multisample.weighted_moments(weights, good, 1.0, seed=1)[0].shape == (D,)
+
+
 def test_a_read_only_out_raises() -> None:
     def read_only(structure: Any) -> None:
         structure.flags |= 1

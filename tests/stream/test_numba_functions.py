@@ -13,12 +13,14 @@ import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from cuda_cpp import SECONDS
 from known_normals import known_f32, known_f64, random_places, sampled
-from numba import njit
+from numba import njit, typeof
+from numba.core.errors import TypingError
 from numba_ptx import CANNOT
 from ptx_machine import Machine
 from ptx_reader import opcodes_of
@@ -110,6 +112,18 @@ def test_functions_also_run_in_python() -> None:
     x = multisample.sample([0.0, 0.0], 1.0, 8, seed=7)
     assert multisample.numba.normal(7, 0, 1, 5) == x[1, 5]
     assert multisample.numba.normals4(7, 0, 1, 1) == tuple(x[1, 4:].tolist())
+
+
+@pytest.mark.parametrize("wrong", [0, 1, 2, 3])
+def test_arguments_that_are_no_integers_do_not_compile(wrong: int) -> None:
+    for function, place in (("normal", "j"), ("normals4", "g"), ("normal_f64", "j"), ("normals4_f64", "g")):
+        draw, name = getattr(multisample.numba, function), ("seed", "offset", "i", place)[wrong]
+        caller = njit(lambda a, b, c, d, draw=draw: draw(a, b, c, d))
+        places: list[Any] = [7, 0, 1, 2]
+        for value in (7.0, np.float32(7)):
+            places[wrong] = value
+            with pytest.raises(TypingError, match=rf"{name}: expected an integer, got a value of type {typeof(value)}"):
+                caller(*places)
 
 
 def test_callers_can_be_cached(tmp_path: Path) -> None:

@@ -16,13 +16,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from multisample.backends.contract import HostArray
+from multisample.backends.memory.host import rounded
 
 from ..._arguments import checked_integer, describe, dtype_name
 from ..._backends import choose
 from ..._call import COLUMNS, ROWS, Call, check_choices, check_rows
 from ..._checks.operands import common_length, promoted
 from ..._checks.values import check_values
-from ..._libraries import BY_SEED, BY_TYPE, HOST, is_number, library_of
+from ..._libraries import BY_SEED, BY_TYPE, HOST, is_number, keep_type, library_of
 from ..._libraries.jax import JAX, is_jax
 from ..._libraries.library import CPU, NOUNS, Library, counted_as
 from ..._plan import PLANS, run
@@ -58,7 +59,8 @@ def draw_jax(call: Call, key: Hashable) -> Any:
 def _register(libraries: dict[type, Library], *arguments: Any) -> bool:
     """Make later calls with arguments of these types JAX's; returns whether a type is new."""
     new = {type(x) for x in arguments if is_jax(x)} - libraries.keys()
-    libraries.update(dict.fromkeys(new, JAX))
+    for kind in new:
+        keep_type(libraries, kind, JAX)
     return bool(new)
 
 
@@ -158,7 +160,7 @@ class _Plan:
     def _vector(self, x: Any) -> HostArray:
         vector = np.asarray(x)
         real = np.float64 if self._static.dtype == "float64" else np.float32
-        return vector if vector.ndim == 1 and vector.dtype == real else vector.reshape(-1).astype(real)
+        return vector if vector.ndim == 1 and vector.dtype == real else rounded(vector.reshape(-1), real)
 
 
 def _no_program() -> None:
@@ -263,7 +265,7 @@ def _operand(name: str, x: Any, dtype: str) -> Any:
         return x
     check_values(HOST, {name: x if is_number(x) else HOST.normalized(name, x)}, dtype)
     real = np.float64 if dtype == "float64" else np.float32
-    return np.asarray(float(x) if is_number(x) else x).astype(real)
+    return rounded(np.asarray(float(x) if is_number(x) else x), real)
 
 
 # --- Programs -------------------------------------------------------------------------------------

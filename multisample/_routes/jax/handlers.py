@@ -32,7 +32,7 @@ from multisample.backends.launch import (
     batch_steps,
     words_in_memory,
 )
-from multisample.backends.memory.host import advise_huge_pages, array_at
+from multisample.backends.memory.host import advise_huge_pages, array_at, quiet
 from multisample.backends.system import cuda_driver, xla_ffi
 from multisample.backends.system.threads import run_all, thread_count
 
@@ -265,6 +265,10 @@ def _tiled_gradient(options: Options, d: int, n: int) -> Callable[..., None]:
         halves = seed >> 32, seed & 0xFFFF_FFFF
 
         def add_up(top: int) -> None:
+            with quiet():
+                add_up_tiles(top)
+
+        def add_up_tiles(top: int) -> None:
             height = min(rows, d - top)
             noise, totals = np.empty(height * columns, real), np.zeros((2, height))
             for left in range(0, n, columns):

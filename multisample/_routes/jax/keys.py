@@ -14,6 +14,7 @@ from ..._arguments import checked_integer
 from ..._call import COLUMNS, ROWS
 from ..._libraries.jax import is_jax
 from ..._randomness.generator import WORD_64, Key
+from ..._randomness.source import checked_seed
 
 __all__ = ["Words", "operands", "words_of"]
 
@@ -81,7 +82,7 @@ def _of_word(name: str, x: Any) -> Any:
             )
         return x
     if shape is None or (shape == () and not is_jax(x)):
-        return checked_integer(name, x, 0, WORD_64)
+        return checked_seed(name, x)
     if shape == (2,) and x.dtype == np.uint32:
         return _joined(x) if isinstance(x, np.ndarray) else x
     if shape == () and jnp.issubdtype(x.dtype, jnp.integer):
