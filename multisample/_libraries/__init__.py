@@ -71,7 +71,7 @@ def library_of(name: str, array: Any) -> Library:
 
 
 def keep_type(libraries: dict[type, Library], kind: type, library: Library) -> None:
-    """Add a type to `BY_TYPE` or `BY_SEED`. Beyond `_MOST_TYPES`, the oldest goes: a program may make endless classes."""
+    """Add a type to `BY_TYPE` or `BY_SEED`. Of `_MOST_TYPES`, the oldest goes: a program may make endless classes."""
     while len(libraries) >= _MOST_TYPES:
         libraries.pop(next(old for old in list(libraries) if old not in _OWN_TYPES), None)
     libraries[kind] = library
