@@ -145,15 +145,17 @@ class Imported:
             raise TypeError(f"elements of DLPack type {tensor.code}, {tensor.bits} bits, {tensor.lanes} lanes")
         self.dtype = numpy_dtype(name)
         size, axes = self.dtype.itemsize, range(tensor.ndim)
+        address = (tensor.data or 0) + tensor.byte_offset
         interface = {
             "shape": tuple(tensor.shape[axis] for axis in axes),
             "strides": tuple(tensor.strides[axis] * size for axis in axes) if tensor.strides else None,
             "typestr": self.dtype.str if hasattr(np, name) else f"<u{size}",
-            "data": ((tensor.data or 0) + tensor.byte_offset, read_only),
+            "data": (address, read_only),
             "version": 3,
         }
         if tensor.device_type in HOST:
-            self.__array_interface__ = interface
+            # An array without elements may be at address 0, which NumPy before 2.3 reads as no address.
+            self.__array_interface__ = interface | {"data": (address or size, read_only)}
         else:
             self.__cuda_array_interface__ = interface
 

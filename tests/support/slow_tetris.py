@@ -38,7 +38,7 @@ def orientations(kind: int) -> list[Cells]:
 def piece(seed: int, game: int, number: int) -> int:
     block = number // 4
     counter = (block & MASK32, game & MASK32, game >> 32, block >> 32)
-    key = ((seed & MASK32) ^ int.from_bytes(b"Tetr"), (seed >> 32) ^ int.from_bytes(b"is's"))
+    key = ((seed & MASK32) ^ int.from_bytes(b"Tetr", "big"), (seed >> 32) ^ int.from_bytes(b"is's", "big"))
     return philox4x32_10(counter, key)[number % 4] * 7 >> 32
 
 
