@@ -6,13 +6,14 @@ So a fork first acquires the compiler lock: otherwise the child of a compiling p
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from typing import Any
 
 __all__: list[str] = []
 
-# The lock, while a fork holds it.
+# The lock, once for each fork that holds it or waits for it.
 _held: list[Any] = []
 
 
@@ -20,13 +21,14 @@ def _acquire() -> None:
     module = sys.modules.get("numba.core.compiler_lock")
     lock = getattr(module, "global_compiler_lock", None)  # None while another thread imports the module.
     if lock is not None:
+        _held.append(lock)  # First: a signal handler may raise when the lock has just been acquired.
         lock.acquire()
-        _held.append(lock)
 
 
 def _release() -> None:
     if _held:
-        _held.pop().release()
+        with contextlib.suppress(RuntimeError):  # The signal handler raised before.
+            _held.pop().release()
 
 
 if hasattr(os, "register_at_fork"):

@@ -17,6 +17,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -34,7 +35,7 @@ from multisample.backends.driver import KernelKey
 from multisample.backends.kernels import compilation
 from multisample.backends.kernels.cpu import kernel as cpu_kernels
 from multisample.backends.kernels.cpu import moments as cpu_moments
-from multisample.backends.system import cache
+from multisample.backends.system import cache, fork_safety
 
 # Seconds after which a process counts as hanging.
 DEADLINE = 300
@@ -497,6 +498,29 @@ def test_a_child_forked_during_a_compilation_can_compile(root: Path) -> None:
     finally:
         process.kill()
     assert output.split() == ["42", "42"], error
+
+
+@pytest.mark.parametrize("is_acquired", [True, False])
+def test_a_fork_whose_hook_was_interrupted_releases_the_lock(
+    is_acquired: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = threading.RLock()
+
+    def interrupted_acquire() -> None:
+        if is_acquired:
+            lock.acquire()
+        raise KeyboardInterrupt
+
+    compiler_lock = SimpleNamespace(acquire=interrupted_acquire, release=lock.release)
+    monkeypatch.setitem(sys.modules, "numba.core.compiler_lock", SimpleNamespace(global_compiler_lock=compiler_lock))
+    with pytest.raises(KeyboardInterrupt):
+        fork_safety._acquire()
+    fork_safety._release()
+    acquired: list[bool] = []
+    thread = threading.Thread(target=lambda: acquired.append(lock.acquire(blocking=False)))
+    thread.start()
+    thread.join()
+    assert acquired == [True]
 
 
 # --- CuPy's cache ---------------------------------------------------------------------------------

@@ -65,8 +65,8 @@ _CALL = _BEGUN + (_MOST_HELPERS + 1) * _LINE
 _LOADS = 200_000
 # Numbers of 64 bits in a set of processors, in a set of signals, and in a `pthread_attr_t`: at least as many as in C.
 _SET = 16
-# Signals of faults stay unblocked in helpers: Linux ends a process whose thread faults with the signal blocked, without
-# a word of faulthandler.
+# Helpers block all signals but these: if a thread faults with the signal blocked, Linux kills the process before
+# faulthandler can report it.
 _FAULTS = tuple(int(fault) for fault in (signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV))
 _SIG_SETMASK = int(signal.SIG_SETMASK)
 
@@ -110,7 +110,7 @@ def for_each(function, arguments, count, threads, slots):
 
 @inline
 def slots_at(address):
-    """The array `helper_slots()` from its address, for compiled code that C calls."""
+    """The array of `helper_slots` from its address, for compiled code that C calls."""
     return integers_at(address, _SIZE)
 
 
@@ -262,7 +262,7 @@ def _forget() -> None:
     _slots = _new_slots()
 
 
-# A new array, since a fork hook of the program may have drawn in the child before, and so have started helpers.
+# A new array: if an earlier hook of the program has drawn in the child, helpers of the child use the old one.
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget)
 
