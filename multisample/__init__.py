@@ -6,7 +6,13 @@ numbers. The submodules `cem`, `dask`, `examples`, `jax`, `numba`, `torch` and `
 
 from __future__ import annotations
 
+import _thread
+import sys
 from typing import TYPE_CHECKING
+
+# Locks, caches and handlers belong to one interpreter with a GIL. Python 3.12 and later can tell subinterpreters apart.
+if "t" in getattr(sys, "abiflags", "") or not getattr(_thread, "_is_main_interpreter", lambda: True)():
+    raise ImportError("multisample: free-threaded builds of Python and subinterpreters are not supported")
 
 # The function `backends` replaces the package `backends` as an attribute of this package. So import its modules by
 # ``from multisample.backends.contract import ...``, not by ``import multisample.backends.contract as ...``.

@@ -185,7 +185,10 @@ def sync(path: Path) -> None:
 
 def _open(path: Path, flags: int) -> int:
     """A file descriptor of a regular file, not of a symbolic link, that only this user or root can write to."""
-    descriptor = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0), 0o600)
+    # Without O_NONBLOCK, opening a FIFO waits for a writer.
+    for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"):
+        flags |= getattr(os, name, 0)
+    descriptor = os.open(path, flags, 0o600)
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):

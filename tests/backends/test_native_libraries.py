@@ -491,6 +491,31 @@ def test_the_root_may_be_a_symbolic_link(compiled: Path, tmp_path: Path, monkeyp
     assert libraries.is_built("cpu")
 
 
+@pytest.mark.parametrize("place", ["the library", "the record", "the lock"])
+def test_a_fifo_in_the_cache_is_not_opened(compiled: Path, place: str) -> None:
+    """Opening it would wait for a writer."""
+    lock = compiled.parents[1] / "lock"
+    path = lock if place == "the lock" else PLACES[place](compiled)
+    path.unlink()
+    os.mkfifo(path)
+    found: list[object] = []
+
+    def use() -> None:
+        if path != lock:
+            found.append(libraries.is_built("cpu"))
+            return
+        try:
+            with cache.locked(lock, ""):
+                pass
+        except cache.CacheError as error:
+            found.append("expected a file" not in str(error))
+
+    thread = threading.Thread(target=use, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert found == [False]
+
+
 def test_a_symbolic_link_as_lock_raises(sources: Path, cache_root: Path, tmp_path: Path) -> None:
     lock = cache.folder("torch_ext", create=True) / "lock"
     lock.symlink_to(tmp_path / "precious")

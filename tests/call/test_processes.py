@@ -629,3 +629,14 @@ def test_tasks_run_if_threads_cannot_be_started(monkeypatch: pytest.MonkeyPatch)
 
     threads.run_all(task, range(4), 4)
     assert sorted(done) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "interpreter", ["sys.abiflags = 't'", "import _thread; _thread._is_main_interpreter = lambda: False"]
+)
+def test_unsupported_interpreters_are_refused(interpreter: str) -> None:
+    script = f"import sys; {interpreter}; import multisample"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=DEADLINE, check=False)
+    assert done.stderr.endswith(
+        "ImportError: multisample: free-threaded builds of Python and subinterpreters are not supported\n"
+    )
