@@ -75,23 +75,22 @@ class Launcher:
     ----------
     run : callable
         ``run(geometry, mu, sigma, weights, matrix, first, second, seed, offset, offset_at, first_row, first_column,
-        stream, scratch)`` launches. `mu`, `sigma`, `weights`, `matrix`, `first` and `second` are addresses, or 0 if the
-        operation lacks them (or anything in place of an array); `mu` or `sigma` is a float if the launch has a number in its place. If `offset_at` is not
-        0, the offset is read from this address in device memory, and `offset` is ignored. `scratch` is the address of
-        `scratch_size` numbers.
+        stream, scratch)`` launches. `mu` to `second` are addresses; an input is a float if the launch has a number in
+        its place. What the operation lacks is 0 or None. If `offset_at` is not 0, the offset is read from this address
+        in device memory, and `offset` is ignored. At `scratch` is room for `scratch_size` numbers.
     is_valid : callable or None
-        ``is_valid(mu, sigma, weights)``, for host memory: whether all of `mu` and `weights` that the operation reads is
-        finite, and all of `sigma` finite and not negative. `sample` has checked numbers. `weights` is None if the operation lacks them.
+        ``is_valid(mu, sigma, weights)``, for host memory: whether all of `mu` and `weights` is finite, and all of
+        `sigma` finite and not negative. `weights` is None if the operation lacks them. `sample` has checked numbers.
     geometry : callable or None
-        ``geometry(matrix, first_column)`` does everything that can fail before the launch, such as compiling. `run` gets
-        its result, the launch geometry: on a CPU the number of threads. Without it, `run` gets None.
+        ``geometry(matrix, first_column)`` does everything that can fail before the launch, such as compiling. `run`
+        gets its result: the launch geometry, on a CPU the number of threads. Without it, `run` gets None.
     scratch_size : callable or None
         ``scratch_size(first_column)``: how many float64 numbers of device memory `run` needs. None if it never needs
         any.
     takes_arrays : bool
         Whether operands and results are NumPy arrays in place of addresses. `mu`, `sigma` and `weights` then have the
-        computing type. `matrix` is the (d, n) view, and `first` and `second` have
-        shape (d,), all of the type `MatrixType.stored`.
+        computing type. `matrix` is the (d, n) view, and `first` and `second` have shape (d,), all of the type
+        `MatrixType.stored`.
     """
 
     run: Callable[..., None]
@@ -144,7 +143,7 @@ class Backend(Protocol):
 
     @property
     def operations(self) -> Collection[int]:
-        """The operations that the backend runs, of `multisample.backends.launch.Operation`; every backend runs samples."""
+        """The operations that the backend runs, of `multisample.backends.launch.Operation`; at least samples."""
         ...
 
     @property

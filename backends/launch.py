@@ -275,7 +275,8 @@ def batch_steps(launch: Launch) -> dict[str, int]:
 def matrix_of_batch(launch: Launch, b: int) -> Launch:
     """Matrix `b` of a batch."""
     addresses = {name: getattr(launch, name) for name in batch_steps(launch)}
-    moved = {name: addresses[name] + b * step for name, step in batch_steps(launch).items() if addresses[name]}
+    in_memory = {name for name, address in addresses.items() if address or not name.endswith("_at")}
+    moved = {name: addresses[name] + b * step for name, step in batch_steps(launch).items() if name in in_memory}
     return launch._replace(**moved, batch=0)
 
 

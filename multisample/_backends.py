@@ -139,15 +139,17 @@ def register_backend(backend: Backend) -> None:
         "protocol", "name", "device_kinds", "host_library", "operations", "status", "prepare", "adopt", "launch",
         "advancer",
     )  # fmt: skip
-    version = getattr(backend, "protocol", 1)
-    if version != PROTOCOL:
-        raise TypeError(
-            f"backend: expected an object that follows version {PROTOCOL} of multisample.backends.contract.Backend"
-            f" (protocol = {PROTOCOL}), got one that follows version {version}"
-        )
     missing = [member for member in members if not hasattr(backend, member)]
     if missing:
-        raise TypeError(f"backend: expected an object with {', '.join(members)}, got one without {', '.join(missing)}")
+        raise TypeError(
+            f"backend: expected an object with the members of version {PROTOCOL} of the protocol, {', '.join(members)},"
+            f" got one without {', '.join(missing)}"
+        )
+    if backend.protocol != PROTOCOL:
+        raise TypeError(
+            f"backend: expected one that follows version {PROTOCOL} of the protocol,"
+            f" got protocol = {backend.protocol!r}"
+        )
     if isinstance(backend, type) or not (isinstance(backend.name, str) and backend.name):
         raise TypeError(f"backend: expected an object with a name, got {describe(backend)}")
     library_called(backend.host_library)

@@ -50,7 +50,10 @@ def arrays_at(launch: Launch) -> dict[str, HostArray]:
 
 
 def inputs_at(launch: Launch) -> dict[str, HostArray]:
-    """The vectors that the operation reads, by field, in the computing type. `weights` has shape (n,), the others (d,)."""
+    """The vectors that the operation reads, by field, in the computing type.
+
+    `weights` has shape (n,), the others (d,).
+    """
     reads = OPERANDS[launch.operation].reads
     return {
         name: _vector(launch, name, launch.columns if name == "weights" else launch.rows)

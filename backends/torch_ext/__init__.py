@@ -20,7 +20,7 @@ import numpy as np
 
 from ..contract import PROTOCOL, Backend, BackendStatus, DeviceKind, Launcher, MemoryLauncher
 from ..errors import BackendUnavailableError
-from ..launch import HOST, PACKED_LAUNCH, Launch, Operation, pack, packer, words_in_memory
+from ..launch import HEAD, HOST, INPUTS, PACKED_LAUNCH, Launch, Operation, pack, packer, words_in_memory
 from ..memory.dlpack import CUDA, LEGACY_STREAM, capsule_and_strides
 from ..native import libraries, prebuilt, toolchain
 from ..system.cuda_driver import device_of, relaxed_capture
@@ -156,7 +156,8 @@ class TorchExtBackend:
         pack_head, tail = packer(launch)
 
         def is_valid(mu: Any, sigma: Any, weights: Any) -> Any:
-            return self._cpu.multisample_is_valid_cpu(pack(launch._replace(mu=mu, sigma=sigma, weights=weights)))
+            head = pack_head(mu, sigma, weights or 0, *[0] * (len(HEAD) - len(INPUTS)))
+            return self._cpu.multisample_is_valid_cpu(head + tail)
 
         def launch_packed(
             geometry: None, mu: Any, sigma: Any, weights: Any, matrix: int, first: int, second: int, seed: int,

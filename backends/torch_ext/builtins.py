@@ -33,7 +33,9 @@ class Builtins:
     def launch(
         self, launch: bytes, run: Any, fail: Callable[[int], None], thread_limit: Callable[[], int]
     ) -> Callable[..., None]:
-        """`Launcher.run` for launches like the packed `launch`. It calls ``run(launch)``, and ``fail(error)`` after an error.
+        """`Launcher.run` for launches like the packed `launch`.
+
+        It calls ``run(launch)``, and ``fail(error)`` after an error.
 
         Raises
         ------

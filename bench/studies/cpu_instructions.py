@@ -43,18 +43,16 @@ int main() {
   const std::vector<double> mu(d, 0.7), sigma(d, 1.3);
   std::vector<double> matrix(d * n);
   for (const u32 type : {kFloat32, kFloat64}) {
-    const auto vector = [](const std::vector<double>& x) {
-      return Vector{const_cast<double*>(x.data()), sizeof(double), 0, kFloat64, 0};
-    };
-    Draw call{};
-    call.mu = vector(mu);
-    call.sigma = vector(sigma);
+    Launch call{};
+    call.mu.data = mu.data(), call.sigma.data = sigma.data();
+    call.mu_stride = call.sigma_stride = sizeof(double);
+    call.mu_type = call.sigma_type = kFloat64;
     call.matrix = matrix.data();
     call.column_stride = element_size(type);
     call.row_stride = n * call.column_stride;
     call.rows = d;
     call.columns = n;
-    call.seed = {7, nullptr};
+    call.seed = 7;
     call.type = type;
     double least = INFINITY;
     for (int turn = 0; turn < 5; ++turn) {

@@ -30,29 +30,32 @@ struct Converted {
   }
 };
 
+// Loads the elements of type T at these addresses.
 template <class T, class Real, u32 count>
-MULTISAMPLE_FUNCTION void load_elements_of(const Vector& vector, const u64 (&k)[count], Real (&x)[count]) {
+MULTISAMPLE_FUNCTION void load_elements_at(const char* const (&at)[count], Real (&x)[count]) {
 #pragma unroll
-  for (u32 j = 0; j < count; ++j) {
-    x[j] = Converted<Real>::of(
-        load<T>(static_cast<const char*>(vector.input.data) + static_cast<i64>(k[j]) * vector.stride));
-  }
+  for (u32 j = 0; j < count; ++j) x[j] = Converted<Real>::of(load<T>(at[j]));
 }
 
 // Loads elements `k` of a vector. All loads are issued before the first is used.
 template <class Real, u32 count>
 MULTISAMPLE_FUNCTION void load_elements(const Vector& vector, const u64 (&k)[count], Real (&x)[count]) {
+  const char* at[count];
+#pragma unroll
+  for (u32 j = 0; j < count; ++j) {
+    at[j] = static_cast<const char*>(vector.input.data) + static_cast<i64>(k[j]) * vector.stride;
+  }
   // The usual type avoids the jump table.
-  if (vector.type == (sizeof(Real) == 4 ? kFloat32 : kFloat64)) return load_elements_of<Real>(vector, k, x);
+  if (vector.type == (sizeof(Real) == 4 ? kFloat32 : kFloat64)) return load_elements_at<Real>(at, x);
   switch (vector.type) {
     case kNumber:
 #pragma unroll
       for (u32 j = 0; j < count; ++j) x[j] = rounded<Real>(vector.input.number);
       return;
 #define MULTISAMPLE_ROW(name, type, size, numpy, torch) \
-  case k##name: return load_elements_of<type>(vector, k, x);
+  case k##name: return load_elements_at<type>(at, x);
 #define MULTISAMPLE_LAST(name, type, size, numpy, torch) \
-  default: return load_elements_of<type>(vector, k, x);
+  default: return load_elements_at<type>(at, x);
       MULTISAMPLE_ELEMENT_TYPES(MULTISAMPLE_ROW, MULTISAMPLE_LAST)
 #undef MULTISAMPLE_ROW
 #undef MULTISAMPLE_LAST

@@ -28,7 +28,7 @@ from fake_backend import FakeBackend
 import multisample
 from multisample.__main__ import main
 from multisample.backends import registry
-from multisample.backends.draw import Draw
+from multisample.backends.launch import Launch
 from multisample.backends.memory.host import arrays_at
 from multisample.commands import arrays, draw, report
 
@@ -810,11 +810,10 @@ class _Elsewhere(FakeBackend):
 
         return array if isinstance(array, torch.Tensor) else torch.from_numpy(np.array(array))
 
-    def launch(self, draw: Draw) -> None:
+    def launch(self, draw: Launch) -> None:
         super().launch(draw)
         if self.flip:
-            _, _, matrix = arrays_at(draw)
-            matrix[3, 5:7].view(np.uint32)[:] ^= 1
+            arrays_at(draw)["matrix"][3, 5:7].view(np.uint32)[:] ^= 1
 
 
 REASONS = ("package nothing is not installed: pip install nothing", "build failed:\nline 1\nline 2")

@@ -9,22 +9,21 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from cuda_memory import memory_of, require
-from draws import a_draw, a_vector, stored_word
+from launches import a_launch, a_vector, stored_word
 
 from multisample.backends import registry
 from multisample.backends.contract import Backend
-from multisample.backends.draw import (
+from multisample.backends.element_types import MATRIX_TYPES
+from multisample.backends.launch import (
     HOST,
     OFFSETS_BYTES,
     SEED_BYTES,
     Batched,
-    Draw,
+    Launch,
     Operation,
-    Word,
     matrix_of_batch,
     parts_of_batch,
 )
-from multisample.backends.element_types import MATRIX_TYPES
 
 Array = np.ndarray[Any, Any]
 B = 3
@@ -66,7 +65,7 @@ def backend_and_memory(request: pytest.FixtureRequest) -> Iterator[tuple[Backend
 
 def a_batch(
     memory: Memory, d: int, n: int, dtype: str, flags: Batched, layout: str, **changes: Any
-) -> tuple[Draw, Array, tuple[Any, ...]]:
+) -> tuple[Launch, Array, tuple[Any, ...]]:
     """A draw, the words of each matrix, and its arrays: mu, sigma, the matrices, seeds and offsets."""
     real, element = (np.dtype(name) for name in (MATRIX_TYPES[dtype].computing, MATRIX_TYPES[dtype].stored))
     count = {flag: B if flags & flag else 1 for flag in Batched}
@@ -81,11 +80,11 @@ def a_batch(
     arrays = tuple(map(memory.put, (mu, sigma, matrices, *numbers)))
     at = memory.pointer(arrays[4])
     strides = (n * element.itemsize, element.itemsize) if layout == "dn" else (element.itemsize, d * element.itemsize)
-    vectors = (a_vector(x)._replace(data=memory.pointer(y)) for x, y in zip((mu, sigma), arrays, strict=False))
-    draw = a_draw(
+    vectors = (a_vector(x)._replace(value=memory.pointer(y)) for x, y in zip((mu, sigma), arrays, strict=False))
+    draw = a_launch(
         d, n, dtype, **dict(zip(("mu", "sigma"), vectors, strict=True)), matrix=memory.pointer(arrays[2]),
-        strides=strides, seed=Word(0, memory.pointer(arrays[3])), offset=Word(0, at), first_row=Word(0, at + 8),
-        first_column=Word(0, at + 16), device=memory.device, batch=B, batched=flags, **changes,
+        strides=strides, seed_at=memory.pointer(arrays[3]), offset_at=at, first_row_at=at + 8,
+        first_column_at=at + 16, device=memory.device, batch=B, batched=flags, **changes,
     )  # fmt: skip
     return draw, words, arrays
 
@@ -112,11 +111,14 @@ def test_a_batch_has_the_bits_of_its_matrices(
         drawn = memory.get(arrays[2]).copy()
         expected = memory.put(np.full(len(drawn), -1, drawn.dtype))
         for b in range(B):
-            seed, offset, row, column = (Word(int(word)) for word in words[b])
+            seed, offset, row, column = (int(word) for word in words[b])
             one = matrix_of_batch(draw._replace(matrix=memory.pointer(expected)), b)
             backend.launch(
-                one._replace(seed=seed, offset=offset, first_row=row, first_column=column, batched=0, column_phase=0)
-            )
+                one._replace(
+                    seed=seed, offset=offset, first_row=row, first_column=column, seed_at=0, offset_at=0,
+                    first_row_at=0, first_column_at=0, batched=0, column_phase=0,
+                )
+            )  # fmt: skip
         assert np.array_equal(drawn, memory.get(expected)), (d, n, dtype, flags, layout, antithetic)
         assert len(np.unique(drawn)) > min(d * n, 200) // 8
 
@@ -128,28 +130,30 @@ def test_gradients_of_a_batch_are_those_of_its_matrices() -> None:
     d, n = 5, 1029
     draw, words, arrays = a_batch(memory, d, n, "float32", ALL, "dn", operation=Operation.gradient)
     arrays[2].view(np.float32)[:] = np.linspace(-1, 1, B * d * n)
+    sums = np.zeros((2, B, d), np.float32)
+    draw = draw._replace(first=pointer(sums[0]), second=pointer(sums[1]))
     backend.launch(draw)
     for b in range(B):
         mu, sigma = np.zeros(d, np.float32), np.zeros(d, np.float32)
-        seed, offset, row, column = (Word(int(word)) for word in words[b])
+        seed, offset, row, column = (int(word) for word in words[b])
         backend.launch(
             matrix_of_batch(draw, b)._replace(
-                mu=a_vector(mu), sigma=a_vector(sigma), seed=seed, offset=offset, first_row=row, first_column=column
+                first=pointer(mu), second=pointer(sigma), seed=seed, offset=offset, first_row=row, first_column=column,
+                seed_at=0, offset_at=0, first_row_at=0, first_column_at=0,
             )
-        )
-        assert np.array_equal(arrays[0][b * d : (b + 1) * d], mu)
-        assert np.array_equal(arrays[1][b * d : (b + 1) * d], sigma)
+        )  # fmt: skip
+        assert np.array_equal(sums[0, b], mu) and np.array_equal(sums[1, b], sigma)
         assert np.count_nonzero(sigma) == d
 
 
 def test_long_batches_are_launched_in_parts() -> None:
-    words = {"seed": Word(0, 1 << 20), "offset": Word(0, 1 << 21)}
-    draw = a_draw(4, 8, **words, batch=8, batched=ALL & ~Batched.sigma, mu=np.zeros(32, np.float32))
+    words = {"seed_at": 1 << 20, "offset_at": 1 << 21}
+    draw = a_launch(4, 8, **words, batch=8, batched=ALL & ~Batched.sigma, mu=np.zeros(32, np.float32))
     parts = list(parts_of_batch(draw, 3))
     assert [part.batch for part in parts] == [3, 3, 2]
     assert [part.matrix - draw.matrix for part in parts] == [0, 3 * 128, 6 * 128]
-    assert [part.mu.data - draw.mu.data for part in parts] == [0, 3 * 16, 6 * 16]
-    assert [part.seed.at - draw.seed.at for part in parts] == [0, 3 * SEED_BYTES, 6 * SEED_BYTES]
-    assert [part.offset.at - draw.offset.at for part in parts] == [0, 3 * OFFSETS_BYTES, 6 * OFFSETS_BYTES]
+    assert [part.mu - draw.mu for part in parts] == [0, 3 * 16, 6 * 16]
+    assert [part.seed_at - draw.seed_at for part in parts] == [0, 3 * SEED_BYTES, 6 * SEED_BYTES]
+    assert [part.offset_at - draw.offset_at for part in parts] == [0, 3 * OFFSETS_BYTES, 6 * OFFSETS_BYTES]
     assert {part.sigma for part in parts} == {draw.sigma}
     assert list(parts_of_batch(draw, 8)) == [draw]

@@ -9,14 +9,14 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-import draws
+import launches
 import pytest
 import torch
 
 import multisample
 from multisample._libraries.torch import TORCH
 from multisample.backends import registry
-from multisample.backends.draw import pack
+from multisample.backends.launch import pack
 from multisample.backends.torch_ext import builtins
 
 BACKEND: Any = registry.find("torch_ext")
@@ -136,29 +136,29 @@ def test_builtin_calls_draw_the_bits_of_python_calls(options: dict[str, Any], mu
         calls = [source | extra for source in sources for extra in ({}, window)]
         return [multisample.sample(mu, sigma, 9, backend="torch_ext", **call, **options) for call in calls]
 
-    with draws.without_builtins():
+    with launches.without_builtins():
         expected = drawn()
     for found, wanted in zip(drawn(), expected, strict=True):
         assert torch.equal(found, wanted)
 
 
 def test_the_builtin_check_of_values_agrees_with_python() -> None:
-    draw = draws.a_draw(mu=draws.a_vector(torch.ones(3).numpy()), sigma=draws.a_vector(torch.ones(3).numpy()))
-    with draws.without_builtins():
+    draw = launches.a_launch(mu=torch.ones(3).numpy(), sigma=torch.ones(3).numpy())
+    with launches.without_builtins():
         in_python = BACKEND.launcher(draw).is_valid
     builtin = BACKEND.launcher(draw).is_valid
     for values in itertools.product((0.0, -1.0, math.inf, math.nan), repeat=2):
         mu, sigma = (torch.tensor([1.0, value, 1.0]) for value in values)
-        addresses = mu.data_ptr(), sigma.data_ptr()
+        addresses = mu.data_ptr(), sigma.data_ptr(), None
         assert builtin(*addresses) == bool(in_python(*addresses)) == (values[0] in (0.0, -1.0) and values[1] == 0.0)
 
 
 def test_a_wrong_number_raises_before_the_launch() -> None:
     launched: list[Any] = []
-    launch = BACKEND._builtins.launch(pack(draws.a_draw()), BACKEND._cpu.multisample_run_cpu, launched.append, int)
+    launch = BACKEND._builtins.launch(pack(launches.a_launch()), BACKEND._cpu.multisample_run_cpu, launched.append, int)
     for wrong in (-1, 2**64, 1.5, "1", None):
         with pytest.raises((OverflowError, TypeError)):
-            launch(None, 0.0, 1.0, 0, wrong, 0, 0, 0, 0, 0)
+            launch(None, 0.0, 1.0, 0, 0, 0, 0, wrong, 0, 0, 0, 0, 0, 0)
     assert launched == []
 
 
@@ -169,7 +169,7 @@ def test_builtin_functions_keep_only_their_references_alive() -> None:
 
     limit = Limit()
     before = sys.getrefcount(limit)
-    launch = BACKEND._builtins.launch(pack(draws.a_draw()), BACKEND._cpu.multisample_run_cpu, print, limit)
+    launch = BACKEND._builtins.launch(pack(launches.a_launch()), BACKEND._cpu.multisample_run_cpu, print, limit)
     assert sys.getrefcount(limit) == before + 1
     del launch
     assert sys.getrefcount(limit) == before

@@ -40,7 +40,7 @@ from cuda_memory import (
     require,
     vectors,
 )
-from draws import a_draw
+from launches import a_launch
 from tables import COLUMNS, DTYPES, NOISES
 
 import multisample
@@ -678,7 +678,7 @@ def test_launches_do_not_report_errors_of_other_libraries(torch: Any, cuda_runti
 def test_failed_launches_clear_the_last_error(torch: Any, cuda_runtime: Any) -> None:
     backend: Any = registry.find("torch_ext")
     out = torch.empty((3, 5), device="cuda")
-    draw = a_draw(matrix=out.data_ptr(), device=999)
+    draw = a_launch(matrix=out.data_ptr(), device=999)
     with pytest.raises(RuntimeError, match=r"^backend: 'torch_ext' could not launch: invalid device ordinal"):
         backend.launch(draw)
     assert cuda_runtime.cudaGetLastError() == 0

@@ -120,8 +120,8 @@ def test_the_square_root_is_correctly_rounded_for_every_word(over_all_words: lis
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_kernels_spill_few_registers_and_fit_their_launch_bounds(numba: Any, dtype: str) -> None:
+    from multisample.backends.driver import KernelKey
     from multisample.backends.kernels.cuda.compilation import launch_bounds
-    from multisample.backends.launch import KernelKey
 
     backend: Any = registry.find("numba")
     device = numba.cuda.current_context().device

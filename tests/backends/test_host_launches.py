@@ -13,14 +13,14 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from draws import WORDS, a_draw, stored_word, with_words_in_memory
+from launches import WORDS, a_launch, head_of, stored_word, with_words_in_memory
 from tables import INPUTS, slow_but
 
 from multisample.backends import registry
 from multisample.backends.contract import Backend, Launcher
-from multisample.backends.draw import Draw, ElementType, Operation, Word
-from multisample.backends.launch import generic_launcher
-from multisample.backends.memory.host import array_at, arrays_at, vectors_at
+from multisample.backends.generic import generic_launcher
+from multisample.backends.launch import HEAD, Launch, Operation
+from multisample.backends.memory.host import array_at, arrays_at, inputs_at
 
 Array = np.ndarray[Any, Any]
 Values = Array | float
@@ -59,7 +59,7 @@ def test_words_in_memory_give_the_bits_of_words_by_value(
             by_value, from_memory = (np.zeros((n, d), MATRIX_TYPES[dtype]).T for _ in range(2))
             if k % 2:
                 by_value, from_memory = (np.zeros((d, n), MATRIX_TYPES[dtype]) for _ in range(2))
-            draw = a_draw(
+            draw = a_launch(
                 d, n, dtype, mu=mu, sigma=sigma, matrix=by_value, seed=2**64 - 3, offset=2**63 + k,
                 first_row=2**32 - d, first_column=2**33 + 5 + k, common_noise=common_noise, antithetic=antithetic,
             )  # fmt: skip
@@ -80,13 +80,14 @@ def test_gradients_read_words_from_memory(dtype: str, antithetic: bool) -> None:
     for (d, n), words, common_noise in itertools.product([(5, 7), (40, 4099)], SOME_WORDS, (False, True)):
         matrix = np.linspace(-1, 1, d * n).astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype).reshape(d, n)
         sums = np.zeros((2, 2, d), real)
-        draw = a_draw(
-            d, n, dtype, mu=sums[0, 0], sigma=sums[0, 1], matrix=matrix, seed=7, offset=2**40, first_row=3,
-            first_column=6, common_noise=common_noise, antithetic=antithetic, operation=Operation.gradient,
+        draw = a_launch(
+            d, n, dtype, first=sums[0, 0].ctypes.data, second=sums[0, 1].ctypes.data, matrix=matrix, seed=7,
+            offset=2**40, first_row=3, first_column=6, common_noise=common_noise, antithetic=antithetic,
+            operation=Operation.gradient,
         )  # fmt: skip
         backend.launch(draw)
-        moved = a_draw(d, n, dtype, mu=sums[1, 0], sigma=sums[1, 1])
-        draw, _memory = with_words_in_memory(draw._replace(mu=moved.mu, sigma=moved.sigma), *words)
+        moved = draw._replace(first=sums[1, 0].ctypes.data, second=sums[1, 1].ctypes.data)
+        draw, _memory = with_words_in_memory(moved, *words)
         backend.launch(draw)
         assert np.array_equal(bits(sums[0]), bits(sums[1])), (d, n, words)
         assert np.count_nonzero(sums) > 3 * d
@@ -95,38 +96,36 @@ def test_gradients_read_words_from_memory(dtype: str, antithetic: bool) -> None:
 def test_words_in_memory_are_read_by_the_launch(host_backend: Backend) -> None:
     """The draw's creation does not read them."""
     mu, sigma, out = np.zeros(3, np.float32), np.ones(3, np.float32), np.zeros((3, 5), np.float32)
-    draw, words = with_words_in_memory(a_draw(mu=mu, sigma=sigma, matrix=out), *WORDS)
+    draw, words = with_words_in_memory(a_launch(mu=mu, sigma=sigma, matrix=out), *WORDS)
     host_backend.launch(draw)
     first = out.copy()
     words[:] = stored_word("seed", 2), 3, 4, 6
     host_backend.launch(draw)
     second = out.copy()
-    host_backend.launch(a_draw(mu=mu, sigma=sigma, matrix=out, seed=2, offset=3, first_row=4, first_column=6))
+    host_backend.launch(a_launch(mu=mu, sigma=sigma, matrix=out, seed=2, offset=3, first_row=4, first_column=6))
     assert np.array_equal(out, second) and not np.array_equal(first, second)
 
 
 # --- Launchers ------------------------------------------------------------------------------------
 
 
-def launcher_of(backend: Backend, draw: Draw, *, generic: bool = False) -> Launcher:
+def launcher_of(backend: Backend, draw: Launch, *, generic: bool = False) -> Launcher:
     made: Launcher = generic_launcher(backend, draw) if generic else backend.launcher(draw)  # type: ignore[attr-defined]
     return made
 
 
-def template(draw: Draw) -> Draw:
-    """The draw of a plan, without the fields that differ between calls."""
-    nothing = draw._replace(matrix=0, **dict.fromkeys(WORDS, Word(0)))
-    return nothing._replace(mu=draw.mu._replace(data=0, number=0.0), sigma=draw.sigma._replace(data=0, number=0.0))
+def template(launch: Launch) -> Launch:
+    """The launch of a plan, without the fields that differ between calls."""
+    return launch._replace(**dict.fromkeys(HEAD, 0))
 
 
-def moving(launcher: Launcher, draw: Draw) -> tuple[Any, Any, Any]:
-    """`mu`, `sigma` and the matrix in the launcher's form."""
-    if launcher.takes_arrays:
-        return arrays_at(draw)
-    mu, sigma = (
-        vector.number if vector.type == ElementType.number else vector.data for vector in (draw.mu, draw.sigma)
-    )
-    return mu, sigma, draw.matrix
+def moving(launcher: Launcher, launch: Launch) -> tuple[Any, ...]:
+    """The arguments of `Launcher.run` after the geometry, in the launcher's form."""
+    if not launcher.takes_arrays:
+        return head_of(launch)
+    arrays = arrays_at(launch)
+    operands = [arrays.get(name) for name in HEAD[:6]]
+    return *operands, *head_of(launch)[6:]
 
 
 @pytest.mark.parametrize("generic", [False, True], ids=["own", "generic"])
@@ -145,15 +144,15 @@ def test_a_launcher_draws_the_bits_of_launch_and_writes_no_other_memory(
             memory = np.full(d * n + 128, 7, MATRIX_TYPES[dtype])
             out = memory[64:-64].reshape((n, d) if transposed else (d, n))
             outs.append((memory, out.T if transposed else out))
-        draw = a_draw(
+        draw = a_launch(
             d, n, dtype, mu=mu, sigma=sigma, matrix=outs[0][1], seed=5, offset=2**50, first_row=2, first_column=3
         )
         host_backend.launch(draw)
         draw = draw._replace(matrix=outs[1][1].ctypes.data)
         launcher = launcher_of(host_backend, template(draw), generic=generic)
-        *vectors, matrix = moving(launcher, draw)
-        ready = launcher.ready(matrix, 3) if launcher.ready else None
-        launcher.run(ready, *vectors, matrix, 5, 2**50, 0, 2, 3, 0)
+        arguments = moving(launcher, draw)
+        geometry = launcher.geometry(arguments[3], 3) if launcher.geometry else None
+        launcher.run(geometry, *arguments)
         for memory, _ in outs:
             assert (memory[:64] == 7).all() and (memory[-64:] == 7).all(), (d, n, dtype)
         assert np.array_equal(bits(outs[0][1]), bits(outs[1][1])), (d, n, dtype)
@@ -169,11 +168,11 @@ def validity(request: pytest.FixtureRequest, host_backend: Backend) -> Callable[
 
     def is_valid(mu: Values, sigma: Values, dtype: str) -> bool:
         d = next((len(x) for x in (mu, sigma) if not isinstance(x, float)), 1)
-        draw = a_draw(d, 5, dtype, mu=mu, sigma=sigma)
+        draw = a_launch(d, 5, dtype, mu=mu, sigma=sigma)
         launcher = launcher_of(host_backend, template(draw), generic=request.param == "generic")
         assert launcher.is_valid is not None
-        vectors = vectors_at(draw) if launcher.takes_arrays else moving(launcher, draw)[:2]
-        return bool(launcher.is_valid(*vectors))
+        vectors = inputs_at(draw).values() if launcher.takes_arrays else (draw.mu, draw.sigma)
+        return bool(launcher.is_valid(*vectors, None))
 
     return is_valid
 
@@ -260,7 +259,7 @@ def test_with_a_number_only_the_vector_is_checked(validity: Callable[..., bool],
 
 def test_arrays_of_a_draw_share_its_memory() -> None:
     matrix = np.arange(15, dtype=np.float32).reshape(5, 3)[::-1].T
-    draw = a_draw(3, 5, mu=2.5, sigma=np.arange(3, dtype=np.int16)[::-1], matrix=matrix)
+    draw = a_launch(3, 5, mu=2.5, sigma=np.arange(3, dtype=np.int16)[::-1], matrix=matrix)
     mu, sigma, found = arrays_at(draw)
     assert (mu.tolist(), sigma.tolist(), found.tolist()) == ([2.5] * 3, [2, 1, 0], matrix.tolist())
     assert mu.dtype == sigma.dtype == np.float32

@@ -24,9 +24,9 @@ from numba import types
 
 import multisample
 from multisample.__main__ import main
+from multisample.backends.driver import KernelKey
 from multisample.backends.kernels import compilation
 from multisample.backends.kernels.cpu import kernel as cpu_kernels
-from multisample.backends.launch import KernelKey
 from multisample.backends.system import cache
 
 # Seconds after which a process counts as hanging.

@@ -21,7 +21,7 @@ import multisample
 from multisample import BackendStatus, BackendUnavailableError, UnknownBackendError, _backends, sample
 from multisample.backends import registry
 from multisample.backends.contract import Backend
-from multisample.backends.draw import Draw
+from multisample.backends.launch import Launch
 from multisample.backends.memory.host import arrays_at
 
 MEMBERS = {name for name in (*vars(Backend), *Backend.__annotations__) if not name.startswith("_") and name != "mro"}
@@ -32,9 +32,8 @@ class Fake(FakeBackend):
 
     device_kinds = ("cpu", "cuda")
 
-    def launch(self, draw: Draw) -> None:
-        _, _, matrix = arrays_at(draw)
-        matrix[...] = 77
+    def launch(self, draw: Launch) -> None:
+        arrays_at(draw)["matrix"][...] = 77
 
 
 @pytest.fixture(autouse=True)
@@ -263,7 +262,8 @@ def test_a_built_in_name_is_taken_before_its_first_use(monkeypatch: pytest.Monke
 
 
 def test_the_contract_has_exactly_the_required_members() -> None:
-    assert {"name", "device_kinds", "host_library", "status", "prepare", "adopt", "launch", "advancer"} == MEMBERS
+    attributes = {"protocol", "name", "device_kinds", "host_library", "operations"}
+    assert attributes | {"status", "prepare", "adopt", "launch", "advancer"} == MEMBERS
 
 
 @pytest.mark.parametrize("member", sorted(MEMBERS))
@@ -278,6 +278,16 @@ def test_registering_a_backend_without_a_member_raises(member: str) -> None:
     with pytest.raises(TypeError, match=rf"^backend: expected .*{member}.*, got .*without {member}$"):
         multisample.register_backend(Lacking("abacus"))
     assert registry.names() == before
+
+
+@pytest.mark.parametrize("version", [1, 3, None])
+def test_a_backend_of_another_version_of_the_protocol_is_refused(version: object) -> None:
+    backend: Any = Fake("abacus")
+    backend.protocol = version
+    message = rf"^backend: expected one that follows version 2 of the protocol, got protocol = {version!r}$"
+    with pytest.raises(TypeError, match=message):
+        multisample.register_backend(backend)
+    assert "abacus" not in registry.names()
 
 
 @pytest.mark.parametrize("nothing", [None, 3, "cpu", object])

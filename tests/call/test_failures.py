@@ -7,7 +7,7 @@ import ctypes
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import draws
+import launches
 import numpy as np
 import pytest
 import torch
@@ -185,7 +185,7 @@ def broken_torch_ext(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(backend, "_cpu", Broken())
     if backend._cuda is not None:
         monkeypatch.setattr(backend, "_cuda", Broken())
-    with draws.without_builtins() if request.param == "python" else contextlib.nullcontext():
+    with launches.without_builtins() if request.param == "python" else contextlib.nullcontext():
         yield
 
 

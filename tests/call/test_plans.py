@@ -19,7 +19,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import draws
+import launches
 import numpy as np
 import pytest
 import torch
@@ -73,7 +73,7 @@ def vectors(request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
         return
     backend = "cpu" if request.param == "torch_by_cpu" else "torch_ext"
     need(backend)
-    with draws.without_builtins() if request.param == "torch_in_python" else contextlib.nullcontext():
+    with launches.without_builtins() if request.param == "torch_in_python" else contextlib.nullcontext():
         yield HostVectors(torch.from_numpy, {"backend": backend})
 
 

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import draws
+import launches
 import numpy as np
 import pytest
 import torch
@@ -16,7 +16,7 @@ import torch
 import multisample
 from multisample import limit_threads, sample
 from multisample.backends import registry
-from multisample.backends.draw import PACKED_DRAW
+from multisample.backends.launch import FIELD_AT, PACKED_LAUNCH
 
 LARGE = 1 << 20
 MU, SIGMA = np.zeros(8, np.float32), np.ones(8, np.float32)
@@ -69,7 +69,7 @@ def test_torch_ext_passes_the_limit_to_its_library(road: str, monkeypatch: pytes
     library, launched = backend._cpu, []
 
     def run(address: int) -> int:
-        launched.append(ctypes.string_at(address, PACKED_DRAW))
+        launched.append(ctypes.string_at(address, PACKED_LAUNCH))
         return int(library.multisample_run_cpu(launched[-1]))
 
     class Watched:
@@ -80,14 +80,13 @@ def test_torch_ext_passes_the_limit_to_its_library(road: str, monkeypatch: pytes
     monkeypatch.setattr(backend, "_cpu", Watched())
     multisample._plan.PLANS.clear()
     try:
-        with draws.without_builtins() if road == "python" else contextlib.nullcontext():
+        with launches.without_builtins() if road == "python" else contextlib.nullcontext():
             for limit in (1, 3):
                 with limit_threads(limit):
                     assert torch.equal(sample(mu, sigma, LARGE, seed=1, backend="torch_ext"), expected)
     finally:
         multisample._plan.PLANS.clear()
-    # `threads` precedes the last three words of the struct.
-    assert [np.frombuffer(draw, np.uint32, 1, PACKED_DRAW - 16)[0] for draw in launched] == [1, 3]
+    assert [np.frombuffer(launch, np.uint64, 1, FIELD_AT["threads"])[0] for launch in launched] == [1, 3]
 
 
 @pytest.mark.parametrize(

@@ -24,19 +24,19 @@ from unittest import mock
 import emulated_gpu as gpu
 import numpy as np
 import pytest
-from draws import WORDS, a_draw, stored_word, with_words_in_memory
 from kernel_cases import POISON, TABLES, Case, Cut, Values, ceil_div, input_vectors, tall, words_in_memory  # fmt: skip
+from launches import WORDS, a_launch, head_of, stored_word, with_words_in_memory
 from tables import DTYPES, INPUTS, STORES
 
 from multisample import Key, sample
-from multisample.backends.draw import SIZES, Batched, Draw, Word, pack
+from multisample.backends.driver import CONFIGURATION_SIZE, KernelKey
 from multisample.backends.kernels.cuda import columns as cuda_transposed
 from multisample.backends.kernels.cuda import group as cuda_group
 from multisample.backends.kernels.cuda import kernel as cuda_kernel
 from multisample.backends.kernels.cuda import rows as cuda_rows
 from multisample.backends.kernels.cuda import stores as cuda_stores
 from multisample.backends.kernels.cuda.geometry import PACKED_GEOMETRY, Geometry, slots_of
-from multisample.backends.launch import CONFIGURATION_SIZE, KernelKey
+from multisample.backends.launch import SIZES, Batched, Launch, pack
 from multisample.backends.numba import NumbaBackend
 from multisample.backends.system import cuda_driver
 
@@ -139,9 +139,9 @@ def expected_memory(case: Case) -> Array:
     return memory
 
 
-def call(case: Case, mu: Values, sigma: Values, out: Array) -> tuple[Draw, Array]:
+def call(case: Case, mu: Values, sigma: Values, out: Array) -> tuple[Launch, Array]:
     """The draw, and the memory of its words."""
-    draw = a_draw(
+    draw = a_launch(
         case.d, case.n, case.dtype, mu=mu, sigma=sigma, matrix=out, common_noise=case.noise == "shared",
         antithetic=case.antithetic, fast_math=case.fast_math, device=0, **case.words(),
     )  # fmt: skip
@@ -410,9 +410,8 @@ def check_launch(monkeypatch: pytest.MonkeyPatch, template: Template) -> None:
         draw = draw._replace(stream=2**63 + 7)
         driver, backend = Driver(monkeypatch, out, (mu, sigma, in_memory)), numba_backend(template)
         if with_launcher:
-            launcher = backend.launcher(draw._replace(matrix=0, seed=Word(0), offset=Word(0), stream=0))
-            ready, addresses = launcher.ready(draw.matrix, 0), (draw.mu.data, draw.sigma.data, draw.matrix)
-            launcher.run(ready, *addresses, case.seed, *draw.offset, 0, 0, draw.stream)
+            launcher = backend.launcher(draw._replace(matrix=0, seed=0, offset=0, stream=0))
+            launcher.run(launcher.geometry(draw.matrix, 0), *head_of(draw))
         else:
             backend.launch(draw)
         ((kernel, blocks, threads, stream, packed),) = driver.launched
@@ -438,9 +437,9 @@ def check_batch(monkeypatch: pytest.MonkeyPatch, template: Template, d: int, n: 
     stored = np.append([np.uint64(stored_word("seed", int(seed))) for seed in words[:, 0]], words[:, 1:])
     out = np.full((batch, n, d) if is_transposed else (batch, d, n), -1, np.int32)
     seeds_at, at = stored.ctypes.data, stored[batch:].ctypes.data
-    draw = a_draw(
+    draw = a_launch(
         d, n, mu=mu, sigma=sigma, matrix=out.ctypes.data, strides=(4, 4 * d) if is_transposed else None, device=0,
-        seed=Word(0, seeds_at), offset=Word(0, at), first_row=Word(0, at + 8), first_column=Word(0, at + 16),
+        seed_at=seeds_at, offset_at=at, first_row_at=at + 8, first_column_at=at + 16,
         batch=batch, batched=sum(Batched), column_phase=int(known_phase),
     )  # fmt: skip
     driver = Driver(monkeypatch, out.reshape(-1), (mu, sigma, stored))
@@ -465,11 +464,8 @@ def test_a_launcher_chooses_the_kernel_by_alignment_and_window(monkeypatch: pyte
             means, deviations = case.vectors()
             draw, _ = call(case, means, deviations, out)
             driver, backend = Driver(monkeypatch, out, (means, deviations)), numba_backend(template_of(case))
-            launcher = backend.launcher(draw._replace(matrix=0, seed=Word(0), first_column=Word(0)))
-            launcher.run(
-                launcher.ready(draw.matrix, first), draw.mu.data if mu is None else mu, draw.sigma.data, draw.matrix, 9,
-                2**40, 0, 5, first, 0,
-            )  # fmt: skip
+            launcher = backend.launcher(draw._replace(matrix=0, seed=0, first_column=0))
+            launcher.run(launcher.geometry(draw.matrix, first), *head_of(draw))
             assert [launched[-1] for launched in driver.launched] == [pack(draw) + packed_geometry(case.chosen_cut())]
             assert np.array_equal(memory, expected_memory(case))
 
@@ -485,7 +481,7 @@ def test_advance_adds_one_to_the_offset(monkeypatch: pytest.MonkeyPatch, count: 
     def kernel(call, geometry):
         # The kernel of `advance` has one thread and one parameter, at the position of a draw's first field.
         if gpu.thread_index() == 0:
-            count_up(call.mu.data)
+            count_up(call.mu)
 
     counter = np.array([[count]], np.uint64)
     driver, backend = Driver(monkeypatch, counter, (counter,)), NumbaBackend()
@@ -514,7 +510,7 @@ def outcome(function: Callable[..., None], threads: int = 64, backwards: bool = 
     """Run two blocks of a kernel that may write 72 of 80 float32; returns the error and the memory."""
     case = Case(1, 80)
     _, out = memory_of(case)
-    call = pack(a_draw(1, 80, matrix=out))
+    call = pack(a_launch(1, 80, matrix=out))
     kernel, message = gpu.compile_kernel(function), ""
     try:
         gpu.launch(
@@ -554,7 +550,7 @@ def writes_in_each_block(call, geometry):
 
 def reads_no_vector(call, geometry):
     """block 0, thread 0: accesses memory outside of the inputs, 0 bytes from its begin."""
-    gpu.store(call.matrix, gpu.load(call.sigma.data, np.float32))
+    gpu.store(call.matrix, gpu.load(call.sigma, np.float32))
 
 
 def never_ends(call, geometry):

@@ -34,15 +34,15 @@ from cuda_cpp import (
     run_cases,
     run_program,
 )  # fmt: skip
-from draws import a_draw, draw_words, stored_words
 from kernel_cases import GUARD, POISON, TABLES, Case, Values, words_in_memory
+from launches import Vector, a_launch, stored_words, word_fields
 from ptx_reader import opcodes_of
 from tables import COVERING, DTYPES, GRADIENT_VARIANTS, NOISES, QUICK, STORES, VARIANTS, Variant
 
 from multisample.backends import cupy as cupy_backend
-from multisample.backends.draw import PACKED_DRAW, ElementType, Vector, pack
+from multisample.backends.driver import KernelKey
 from multisample.backends.kernels.cuda import geometry
-from multisample.backends.launch import KernelKey
+from multisample.backends.launch import PACKED_LAUNCH, ElementType, pack
 from multisample.backends.native import build, csrc_files, toolchain
 
 Array = np.ndarray[Any, Any]
@@ -50,7 +50,7 @@ Build = Callable[..., Path]
 
 # --- Run on the CPU -------------------------------------------------------------------------------
 
-_CASE = struct.Struct(f"{PACKED_DRAW}sQQQ4QII{geometry.PACKED_GEOMETRY}s0Q")
+_CASE = struct.Struct(f"{PACKED_LAUNCH}sQQQ4QII{geometry.PACKED_GEOMETRY}s0Q")
 _GEOMETRY = geometry._STRUCT
 # The header of an output: its geometry, and the offset in memory after `advance`.
 _RESULT = struct.Struct(f"{geometry.PACKED_GEOMETRY}sQ")
@@ -60,10 +60,10 @@ def packed(case: Case) -> bytes:
     first, size = case.placed()
     vectors = [_placed(values) for values in case.vectors()]
     values = case.words()
-    draw = a_draw(
+    draw = a_launch(
         case.d, case.n, case.dtype, mu=vectors[0][0], sigma=vectors[1][0], matrix=first, strides=case.byte_strides(),
         common_noise=case.noise == "shared", antithetic=case.antithetic, fast_math=case.fast_math, device=0,
-        **draw_words(values, case.in_memory),
+        **word_fields(values, case.in_memory),
     )  # fmt: skip
     cut = _GEOMETRY.pack(*case.chosen_cut())
     head = _CASE.pack(
@@ -82,7 +82,7 @@ def _placed(values: Values) -> tuple[Vector | float, bytes]:
     memory = np.frombuffer(bytearray(b"\x7f" * (abs(reach) + size)), np.uint8)
     first = max(0, -reach)
     np.ndarray(values.shape, values.dtype, memory, first, values.strides)[...] = values
-    return Vector(first, stride, 0.0, ElementType[values.dtype.name]), memory.tobytes()
+    return Vector(first, stride, ElementType[values.dtype.name]), memory.tobytes()
 
 
 def sources() -> dict[str, str]:
@@ -385,7 +385,7 @@ def test_launches_report_only_their_own_errors() -> None:
         "stream/normals.h",
         "stream/rounding.h",
         "include/multisample/normal.h",
-        "draw.h",
+        "launch.h",
         "cuda/geometry.h",
         "cuda/gradient_geometry.h",
         "cpu/gradient_kernel.h",

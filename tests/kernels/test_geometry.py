@@ -5,17 +5,18 @@ from __future__ import annotations
 import ctypes
 import random
 import struct
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pytest
 from cuda_cpp import compile_cpp, requires_gxx
-from draws import WORDS, a_draw, a_vector
+from launches import a_launch
 from places import SHIM
 from tables import COLUMNS, ROWS
 
-from multisample.backends.draw import HOST, PACKED_DRAW, SIZES, Draw, ElementType, Operation, Vector, Word, pack, packer
 from multisample.backends.kernels.cuda.geometry import (
     ANTITHETIC_WIDTH,
     KERNEL_STORES,
@@ -29,6 +30,20 @@ from multisample.backends.kernels.cuda.geometry import (
     slots_of,
     staged_slots_of,
 )
+from multisample.backends.launch import (
+    FIELD_AT,
+    FORMATS,
+    HEAD,
+    INPUTS,
+    PACKED_LAUNCH,
+    SIZES,
+    ElementType,
+    Launch,
+    Operation,
+    pack,
+    packer,
+)
+from multisample.backends.native import csrc_files
 
 pytestmark = requires_gxx
 
@@ -70,11 +85,11 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     return ctypes.CDLL(str(made))
 
 
-def draw_of(call: Call) -> Draw:
-    column = Word(call.sample_offset)
-    return a_draw(
+def launch_of(call: Call) -> Launch:
+    return a_launch(
         call.rows, call.columns, call.dtype, matrix=call.address, strides=call.strides,
-        first_column=Word(12345, 8) if call.in_memory else column, common_noise=call.shared,
+        first_column=12345 if call.in_memory else call.sample_offset, first_column_at=8 if call.in_memory else 0,
+        common_noise=call.shared,
         antithetic=call.antithetic, fast_math=call.fast_math,
     )  # fmt: skip
 
@@ -99,7 +114,7 @@ def sides(call: Call) -> tuple[int, int]:
 
 def in_cpp(library: ctypes.CDLL, calls: list[Call], *, strided: bool = False) -> list[Geometry]:
     out = ctypes.create_string_buffer(PACKED_GEOMETRY * len(calls))
-    library.cut(ctypes.c_uint64(len(calls)), b"".join(pack(draw_of(call)) for call in calls), strided, out)
+    library.cut(ctypes.c_uint64(len(calls)), b"".join(pack(launch_of(call)) for call in calls), strided, out)
     return [Geometry(*fields) for fields in FORMAT.iter_unpack(out.raw)]
 
 
@@ -166,7 +181,7 @@ def calls() -> list[Call]:
 def test_limits_are_equal_in_python_and_cpp(library: ctypes.CDLL) -> None:
     limits = (ctypes.c_uint32 * 12).in_dll(library, "limits")
     numbers = [288, 128, 128, 128, 256, SHIFTED_THREADS, SHORT_ROW_THREADS, STAGED_PASSES, WIDTH, ANTITHETIC_WIDTH]
-    assert list(limits) == [*numbers, PACKED_DRAW, PACKED_GEOMETRY]
+    assert list(limits) == [*numbers, PACKED_LAUNCH, PACKED_GEOMETRY]
     assert FORMAT.size == PACKED_GEOMETRY
     assert list((ctypes.c_uint32 * 6).in_dll(library, "stores")) == list(range(len(KERNEL_STORES))) == [*range(6)]
 
@@ -352,26 +367,25 @@ def test_the_geometry_of_the_strided_kernel_supports_every_draw(library: ctypes.
         assert cut.chunk % cut.rows_per_pass == 0 and cut.groups_per_pass * cut.rows_per_pass <= cut.threads, call
 
 
-# --- Packed draws ---------------------------------------------------------------------------------
+# --- Packed launches ------------------------------------------------------------------------------
 
 
-def read_back(library: ctypes.CDLL, packed: bytes) -> list[int]:
-    assert len(packed) == PACKED_DRAW
-    out = (ctypes.c_uint64 * 33)()
-    library.fields(packed, out)
-    return list(out)
-
-
-def bits_of(number: float) -> int:
-    return int(struct.unpack("Q", struct.pack("d", number))[0])
-
-
-def numbers_of(draw: Draw) -> list[int]:
-    """All fields in the order of the C++ struct."""
-    vectors = [(v.data, v.stride, bits_of(v.number), v.type) for v in (draw.mu, draw.sigma)]
-    fields: list[int] = [*vectors[0], *vectors[1], *draw[2:7]]
-    fields += [number for name in WORDS for number in getattr(draw, name)]
-    return [int(number) % 2**64 for number in fields + list(draw[11:])]
+@requires_gxx
+def test_cpp_has_the_fields_of_launch_at_the_places_that_python_packs(tmp_path: Path) -> None:
+    lines = "".join(f"print(offsetof(Launch, {name}), sizeof(Launch::{name}));\n" for name in Launch._fields)
+    source = tmp_path / "fields.cpp"
+    source.write_text(
+        '#include <cstddef>\n#include <cstdio>\n#include "launch.h"\nusing namespace multisample;\n'
+        'void print(std::size_t offset, std::size_t size) { std::printf("%zu %zu\\n", offset, size); }\n'
+        f"int main() {{\n{lines}print(sizeof(Launch), 0);\n}}\n"
+    )
+    program = tmp_path / "fields"
+    subprocess.run(["g++", "-std=c++17", f"-I{csrc_files.folder()}", "-o", str(program), str(source)], check=True)
+    printed = subprocess.run([str(program)], capture_output=True, text=True, check=True).stdout
+    *places, (size, _) = [tuple(map(int, line.split())) for line in printed.splitlines()]
+    assert places == [(FIELD_AT[name], struct.calcsize(FORMATS[name])) for name in Launch._fields]
+    # Without gaps: C++ has no further fields, and Numba's kernels get the fields one after another.
+    assert size == PACKED_LAUNCH == sum(size for _, size in places)
 
 
 def test_element_types_and_operations_have_equal_numbers_in_cpp(library: ctypes.CDLL) -> None:
@@ -380,72 +394,40 @@ def test_element_types_and_operations_have_equal_numbers_in_cpp(library: ctypes.
     names += ["uint8", "uint16", "uint32", "uint64"]
     assert types == list(range(13)) == [ElementType.number, *(ElementType[name] for name in names)]
     assert [*ElementType] == types
-    assert list((ctypes.c_uint32 * 2).in_dll(library, "operations")) == [Operation.sample, Operation.gradient]
+    assert list((ctypes.c_uint32 * 3).in_dll(library, "operations")) == [*Operation]
 
 
-def random_draw(draw: random.Random, *, words_in_memory: bool = True) -> Draw:
-    """A draw with random valid values in all fields."""
-    d, n = draw.randint(1, ROWS), draw.randint(1, COLUMNS)
+def random_launch(draw: random.Random) -> Launch:
+    """A launch with random values in all fields."""
 
-    def stride() -> int:
-        return draw.randint(-(2**62), 2**62)
+    def number(name: str) -> int:
+        bits = 8 * struct.calcsize(FORMATS[name])
+        signed = FORMATS[name] in "qi"
+        value = draw.choice([0, 1, draw.getrandbits(bits), (1 << bits) - 1])
+        return value - (1 << bits) if signed and value >> bits - 1 else value
 
-    def vector() -> Vector:
-        if draw.random() < 0.3:
-            return a_vector(draw.choice([0.0, -0.0, 1.5, -1e300, 5e-324, float("inf"), draw.gauss(0, 1)]))
-        kind = draw.choice([kind for kind in ElementType if kind != ElementType.number])
-        return Vector(draw.getrandbits(63), stride(), 0.0, kind)
-
-    def word() -> Word:
-        value = draw.choice([0, 2**64 - 1, draw.getrandbits(64)])
-        return Word(value, draw.choice([0, draw.getrandbits(63)]) if words_in_memory else 0)
-
-    flags = {name: draw.random() < 0.5 for name in ("common_noise", "antithetic", "fast_math")}
-    return a_draw(
-        d, n, draw.choice(list(SIZES)), mu=vector(), sigma=vector(), matrix=draw.getrandbits(63),
-        strides=(stride(), stride()), seed=word(), offset=word(), first_row=word(), first_column=word(),
-        scratch=draw.getrandbits(63), stream=draw.choice([0, 1, draw.getrandbits(64)]),
-        operation=draw.choice([*Operation]), device=draw.choice([HOST, 0, 1, 2**31 - 1]),
-        threads=draw.choice([0, 1, 2**32 - 1]), batch=draw.getrandbits(32) if words_in_memory else 0,
-        batched=draw.randrange(16) if words_in_memory else 0, column_phase=draw.randrange(9) if words_in_memory else 0,
-        **flags,
-    )  # fmt: skip
+    launch = Launch(*map(number, Launch._fields))._replace(operation=draw.choice([*Operation]))
+    kinds = {f"{name}_type": draw.choice([*ElementType, *[ElementType.number] * 9]) for name in INPUTS}
+    floats = [0.0, -0.0, 1.5, -1e300, 5e-324, float("inf"), draw.gauss(0, 1)]
+    numbers = {name: draw.choice(floats) for name in INPUTS if kinds[f"{name}_type"] == ElementType.number}
+    return launch._replace(**kinds, **numbers)
 
 
-def test_cpp_reads_the_draws_that_python_packs(library: ctypes.CDLL) -> None:
+def test_every_field_is_packed_at_its_place() -> None:
     random_source = random.Random(3)
     for _ in range(2000):
-        draw = random_draw(random_source)
-        assert read_back(library, pack(draw)) == numbers_of(draw), draw
+        launch = random_launch(random_source)
+        packed = pack(launch)
+        assert len(packed) == PACKED_LAUNCH
+        for name, value in launch._asdict().items():
+            is_number = isinstance(value, float)
+            (found,) = struct.unpack_from("d" if is_number else FORMATS[name], packed, FIELD_AT[name])
+            assert repr(found) == repr(value if is_number else int(value)), (name, launch)
 
 
-@pytest.mark.parametrize("numbers", ["neither", "mu", "sigma", "both"])
-def test_a_packer_gives_the_bytes_of_pack(numbers: str) -> None:
-    random_source, count = random.Random(5), 0
-    while count < 300:
-        template = random_draw(random_source, words_in_memory=False)
-        is_number = [vector.type == ElementType.number for vector in (template.mu, template.sigma)]
-        if is_number != [numbers in ("mu", "both"), numbers in ("sigma", "both")]:
-            continue
-        count += 1
-        packed = packer(template)
-        for _ in range(3):
-            other = random_draw(random_source)
-            arguments: list[float] = []
-            vectors = []
-            for vector in (template.mu, template.sigma):
-                if vector.type == ElementType.number:
-                    arguments.append(random_source.choice([0.0, -0.0, 2.5, -1e300]))
-                    vectors.append(vector._replace(number=arguments[-1]))
-                else:
-                    arguments.append(random_source.getrandbits(63))
-                    vectors.append(vector._replace(data=arguments[-1]))
-            offset = other.offset
-            expected = template._replace(
-                mu=vectors[0], sigma=vectors[1], matrix=other.matrix, seed=Word(other.seed.value), offset=offset,
-                first_row=Word(other.first_row.value), first_column=Word(other.first_column.value),
-                stream=other.stream, threads=other.threads, scratch=other.scratch,
-            )  # fmt: skip
-            moving = [other.seed.value, *offset, other.first_row.value, other.first_column.value, other.stream]
-            assert packed(*arguments, other.matrix, *moving, other.threads, other.scratch) == pack(expected)
-            assert packed(*arguments, other.matrix, *moving) == pack(expected._replace(threads=0, scratch=0))
+def test_a_packer_gives_the_bytes_of_pack() -> None:
+    random_source = random.Random(5)
+    for _ in range(1000):
+        launch = random_launch(random_source)
+        pack_head, tail = packer(launch._replace(**dict.fromkeys(HEAD, 0)))
+        assert pack_head(*launch[: len(HEAD)]) + tail == pack(launch)

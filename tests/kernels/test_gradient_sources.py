@@ -32,11 +32,11 @@ from cuda_cpp import (
     run_cases,
     run_program,
 )  # fmt: skip
-from draws import WORDS, a_draw, draw_words, stored_words
+from launches import WORDS, a_launch, stored_words, word_fields
 from tables import DTYPES, GRADIENT_VARIANTS, NOISES, GradientVariant, slow_but
 
 import multisample
-from multisample.backends.draw import PACKED_DRAW, Operation, pack
+from multisample.backends.launch import PACKED_LAUNCH, Operation, pack
 from multisample.backends.native import csrc_files
 
 Array = np.ndarray[Any, Any]
@@ -71,7 +71,7 @@ class Geometry(NamedTuple):
     pass_step: int
 
 
-_CASE = struct.Struct(f"{PACKED_DRAW}sQ4Q6I")
+_CASE = struct.Struct(f"{PACKED_LAUNCH}sQ4Q6I")
 _GEOMETRY = struct.Struct("20IQqqq")
 LOADS = ("at once", "side by side", "apart")
 
@@ -129,10 +129,10 @@ class Case:
     def packed(self) -> bytes:
         memory, grad, first = self.memory()
         values = dict(zip(WORDS, (self.seed, self.offset, self.dim_offset, self.sample_offset), strict=True))
-        draw = a_draw(
+        draw = a_launch(
             self.d, self.n, self.dtype, matrix=first, strides=grad.strides, operation=Operation.gradient,
             common_noise=self.noise == "shared", antithetic=self.antithetic, device=0,
-            **draw_words(values, self.in_memory),
+            **word_fields(values, self.in_memory),
         )  # fmt: skip
         most = self.d // self.rows
         tiles = min(self.tiles, most) if self.tiles else self.tiles

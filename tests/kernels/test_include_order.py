@@ -19,11 +19,10 @@ BELOW = {
     "stream": {"stream"},
     "include": {"stream"},
     "element_types.h": {"stream"},
-    "draw.h": {"element_types.h", "stream"},
-    "moments.h": {"draw.h", "element_types.h", "stream"},
-    "cpu": {"cpu", "moments.h", "draw.h", "element_types.h", "stream"},
-    "cuda": {"cuda", "moments.h", "draw.h", "element_types.h", "stream"},
-    "torch": {"torch", "cpu", "cuda", "moments.h", "draw.h", "element_types.h", "stream"},
+    "launch.h": {"element_types.h", "stream"},
+    "cpu": {"cpu", "launch.h", "element_types.h", "stream"},
+    "cuda": {"cuda", "launch.h", "element_types.h", "stream"},
+    "torch": {"torch", "cpu", "cuda", "launch.h", "element_types.h", "stream"},
 }
 
 

@@ -30,14 +30,14 @@ from cuda_cpp import (
     requires_nvrtc,
     run_cases,
 )  # fmt: skip
-from draws import WORDS, a_draw, a_vector, draw_words, stored_words
+from launches import WORDS, a_launch, stored_words, word_fields
 from moments import exact_moments
 from tables import DTYPES, slow_but
 
 import multisample
 from multisample.backends.cupy import BACKEND as CUPY
 from multisample.backends.cupy import MOMENTS_HEADER, OPTIONS, moments_kernel_name, source
-from multisample.backends.draw import SIZES, Vector, Word
+from multisample.backends.driver import KernelKey, MomentsKey
 from multisample.backends.element_types import MATRIX_TYPES
 from multisample.backends.kernels.cuda import moments as kernels
 from multisample.backends.kernels.cuda.moments_geometry import (
@@ -46,14 +46,13 @@ from multisample.backends.kernels.cuda.moments_geometry import (
     MomentGeometry,
     moment_geometry,
 )
-from multisample.backends.launch import KernelKey, MomentsKey
-from multisample.backends.moments import PACKED_MOMENTS, Moments, pack_moments
+from multisample.backends.launch import PACKED_LAUNCH, SIZES, Launch, Operation, pack
 from multisample.backends.native import csrc_files
 from multisample.backends.numba import NumbaBackend
 from multisample.backends.system import cuda_driver
 
 Array = np.ndarray[Any, Any]
-_CASE = struct.Struct(f"{PACKED_MOMENTS}s6Q{PACKED_MOMENT_GEOMETRY}sQ")
+_CASE = struct.Struct(f"{PACKED_LAUNCH}s6Q{PACKED_MOMENT_GEOMETRY}sQ")
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -127,13 +126,14 @@ class Case:
             finishing_blocks=finishing, width=width, turns=turns,
         )  # fmt: skip
 
-    def call(self, word_address: int = 8, **changes: Any) -> Moments:
+    def call(self, word_address: int = 8, **changes: Any) -> Launch:
         w, mu, sigma = self.vectors()
-        draw = a_draw(
-            self.d, self.n, self.dtype, mu=mu, sigma=sigma, common_noise=self.common_noise, antithetic=self.antithetic,
-            device=0, **draw_words(self.words(), self.in_memory, word_address),
+        launch = a_launch(
+            self.d, self.n, self.dtype, mu=mu, sigma=sigma, weights=w, common_noise=self.common_noise,
+            antithetic=self.antithetic, device=0, operation=Operation.moments, results=self.order,
+            **word_fields(self.words(), self.in_memory, word_address),
         )  # fmt: skip
-        return Moments(draw, a_vector(w), 0, 8 if self.order == 2 else 0)._replace(**changes)
+        return launch._replace(**changes)
 
     def check(self, first: Array, second: Array) -> None:
         w, mu, sigma = self.vectors()
@@ -170,7 +170,7 @@ def run_in_cpp(runner: Callable[[str], Path], cases: list[Case]) -> Iterator[tup
         w, mu, sigma = case.vectors()
         geometry = case.geometry().packed() if case.recut else bytes(PACKED_MOMENT_GEOMETRY)
         words = stored_words(case.words())
-        head = _CASE.pack(pack_moments(case.call()), w.nbytes, mu.nbytes, *words, geometry, case.backwards)
+        head = _CASE.pack(pack(case.call()), w.nbytes, mu.nbytes, *words, geometry, case.backwards)
         return head + w.tobytes() + mu.tobytes() + sigma.tobytes()
 
     def size(case: Case) -> int:
@@ -219,11 +219,11 @@ def run_in_python(compiled: Callable[..., Any], case: Case) -> tuple[Array, Arra
     results = np.full(2 * size // SIZES[case.dtype], -1, f"i{SIZES[case.dtype]}")
     scratch = np.full(max(g.scratch_size(case.d, case.common_noise, case.order), 1), np.nan)
     at = results.ctypes.data
-    call = case.call(words.ctypes.data, first=at, second=at + size if case.order == 2 else 0)
-    draw = call.draw._replace(
-        scratch=scratch.ctypes.data, mu=_moved(call.draw.mu, mu), sigma=_moved(call.draw.sigma, sigma)
-    )
-    parameters = pack_moments(call._replace(draw=draw, weights=_moved(call.weights, w))) + g.packed()
+    call = case.call(
+        words.ctypes.data, first=at, second=at + size, scratch=scratch.ctypes.data, mu=_address(mu),
+        sigma=_address(sigma), weights=_address(w),
+    )  # fmt: skip
+    parameters = pack(call) + g.packed()
     variant = case.real, case.antithetic, False, g.rows, case.order == 2, bool(set(case.in_memory) - {"offset"})
     finishes = g.finishing_blocks == 0
     emulated_gpu.launch(
@@ -239,8 +239,8 @@ def run_in_python(compiled: Callable[..., Any], case: Case) -> tuple[Array, Arra
     return moments[: case.d], moments[case.d :]
 
 
-def _moved(vector: Vector, array: Array) -> Vector:
-    return vector._replace(data=int(array.__array_interface__["data"][0]))
+def _address(array: Array) -> int:
+    return int(array.__array_interface__["data"][0])
 
 
 # --- Tests ----------------------------------------------------------------------------------------
@@ -367,7 +367,7 @@ def test_geometry_is_equal_in_both_languages(tmp_path: Path) -> None:
     source = tmp_path / "geometry.cpp"
     source.write_text(
         '#include "cuda/moments_geometry.h"\nusing namespace multisample;\n'
-        'extern "C" void cut(const Draw* call, MomentGeometry* out) { *out = moment_geometry(*call); }\n'
+        'extern "C" void cut(const Launch* call, MomentGeometry* out) { *out = moment_geometry(*call); }\n'
     )
     subprocess.run(
         ["g++", "-std=c++17", "-shared", "-fPIC", f"-I{csrc_files.folder()}", "-o", str(library), str(source)],
@@ -381,10 +381,12 @@ def test_geometry_is_equal_in_both_languages(tmp_path: Path) -> None:
                 d, n, dtype, common, antithetic, in_memory=("first_column",) if memory else (),
                 sample_offset=0 if n > 2**33 else d % 9,
             )  # fmt: skip
-            word = Word(case.sample_offset, 8 if memory else 0)
-            draw = a_draw(d, n, dtype, common_noise=common, antithetic=antithetic, first_column=word)
+            launch = a_launch(
+                d, n, dtype, common_noise=common, antithetic=antithetic, first_column=case.sample_offset,
+                first_column_at=8 if memory else 0,
+            )  # fmt: skip
             out = ctypes.create_string_buffer(PACKED_MOMENT_GEOMETRY)
-            cut(pack_moments(Moments(draw, Vector(0, 0, 0.0, 0), 0, 0)), out)
+            cut(pack(launch), out)
             g = case.usual_geometry()
             assert out.raw == g.packed(), (case, g)
             rows = 1 if common else d
@@ -409,8 +411,8 @@ def test_round_keys_are_equal_in_both_languages(tmp_path: Path) -> None:
     for seed in (0, 1, 7 << 32, 0x123456789ABCDEF, 2**64 - 1):
         out = ctypes.create_string_buffer(160)
         keys(ctypes.c_uint64(seed), out)
-        assert CUPY.moment_keys("float64", seed) == out.raw
-        assert CUPY.moment_keys("float32", seed) == out.raw[:80]
+        assert CUPY.moment_keys("float64")(seed) == out.raw
+        assert CUPY.moment_keys("float32")(seed) == out.raw[:80]
 
 
 @requires_nvrtc

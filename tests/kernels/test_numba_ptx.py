@@ -24,9 +24,9 @@ from ptx_reader import Instruction, Kernel
 from tables import COVERING, QUICK, STORES, Variant
 
 from multisample.backends import cupy as cupy_backend
-from multisample.backends import draw
+from multisample.backends.driver import KernelKey
 from multisample.backends.kernels.cuda import geometry
-from multisample.backends.launch import KernelKey
+from multisample.backends.launch import PACKED_LAUNCH, SIZES, Launch, pack
 
 # Each transform once, since compiling a kernel takes at least five seconds.
 SOME: list[Variant] = [
@@ -61,7 +61,7 @@ def compiled(request: pytest.FixtureRequest, build_once: Build) -> list[Compiled
     # One process per dtype: kernels of a dtype share most functions, which a process compiles once.
     return [
         result
-        for dtype in draw.SIZES
+        for dtype in SIZES
         for result in compile_all(build_once, f"numba_ptx_{dtype}", [job for job in jobs if job[0][0] == dtype], False)
     ]
 
@@ -140,10 +140,7 @@ def test_kernels_have_the_launch_bounds_of_the_geometry(compiled: list[Compiled]
 
 # --- Parameters -----------------------------------------------------------------------------------
 
-_PARTS = dict.fromkeys(("mu", "sigma"), draw.Vector._fields)
-_PARTS |= dict.fromkeys(("seed", "offset", "first_row", "first_column"), draw.Word._fields)
-_DRAW = [f"{name}.{part}" if part else name for name in draw.Draw._fields for part in _PARTS.get(name, ("",))]
-_SIZES = {"u32": 4, "s32": 4, "b32": 4, "u64": 8, "s64": 8, "b64": 8, "f64": 8}
+_SIZES = {"u32": 4, "s32": 4, "b32": 4, "u64": 8, "s64": 8, "b64": 8}
 
 
 def placed(kernel: Kernel) -> list[tuple[int, str]]:
@@ -160,19 +157,16 @@ def placed(kernel: Kernel) -> list[tuple[int, str]]:
 def test_parameters_match_the_packed_bytes(compiled: list[Compiled]) -> None:
     """Every field has a different value, which the kernel's parameters read at the expected offset."""
     numbers = itertools.count(1)
-    expected = [0 if name.endswith("unused") else next(numbers) for name in _DRAW]
-    call = draw._STRUCT.pack(*(number for number in expected if number))
-    expected += [next(numbers) for _ in geometry.Geometry._fields]
-    packed = call + geometry._STRUCT.pack(*expected[len(_DRAW) :])
-    assert len(packed) == draw.PACKED_DRAW + geometry.PACKED_GEOMETRY
+    expected = [next(numbers) for _ in (*Launch._fields, *geometry.Geometry._fields)]
+    count = len(Launch._fields)
+    packed = pack(Launch(*expected[:count])) + geometry._STRUCT.pack(*expected[count:])
+    assert len(packed) == PACKED_LAUNCH + geometry.PACKED_GEOMETRY
     for result in compiled:
         places = placed(result.kernel)
-        formats = {kind: "<d" if kind == "f64" else f"<{'_I_Q'[size // 2 - 1]}" for kind, size in _SIZES.items()}
+        formats = {kind: f"<{'_I_Q'[size // 2 - 1]}" for kind, size in _SIZES.items()}
         found = [struct.unpack_from(formats[kind], packed, offset)[0] for offset, kind in places]
         assert found == expected, str(result)
         assert places[-1][0] + _SIZES[places[-1][1]] == len(packed), str(result)
-        floats = [name for name, (_, kind) in zip(_DRAW, places, strict=False) if kind == "f64"]
-        assert floats == ["mu.number", "sigma.number"], str(result)
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ from tables import DTYPES
 import multisample
 from multisample import _libraries, _plan, _streams, sample
 from multisample.backends import registry
-from multisample.backends.draw import HOST, Draw, ElementType, Operation, Vector, Word
+from multisample.backends.launch import HOST, ElementType, Launch, Operation
 
 Array = np.ndarray[Any, Any]
 
@@ -396,6 +396,11 @@ class Recording(FakeBackend):
 FLOAT32, FLOAT64 = ElementType.float32, ElementType.float64
 
 
+def input_of(launch: Launch, name: str) -> tuple[float, int, int]:
+    """Address or number, stride and type of an input."""
+    return getattr(launch, name), getattr(launch, f"{name}_stride"), getattr(launch, f"{name}_type")
+
+
 def test_every_argument_reaches_the_backend(registered: Callable[[Any], Any]) -> None:
     backend = registered(Recording())
     generator = multisample.Generator(2**64 - 1)
@@ -408,20 +413,23 @@ def test_every_argument_reaches_the_backend(registered: Callable[[Any], Any]) ->
     )  # fmt: skip
     assert x is out
     (draw,) = backend.launched
-    assert draw.mu == Vector(0, 0, 2.0, ElementType.number)
-    assert (draw.sigma.stride, draw.sigma.type) == (2, ElementType.float16)
-    assert draw[2:7] == (out.ctypes.data, *out.strides, 3, N)
-    assert draw[7:11] == (Word(2**64 - 1), Word(1), Word(4), Word(2**33))
-    assert draw[13:19] == (FLOAT64, Operation.sample, True, True, True, HOST)
-    assert {type(word.value) for word in draw[7:11]} == {int}
-    assert {type(flag) for flag in draw[15:18]} == {bool}
+    assert (draw.mu, draw.mu_type) == (2.0, ElementType.number)
+    assert (draw.sigma_stride, draw.sigma_type) == (2, ElementType.float16)
+    assert (draw.matrix, draw.row_stride, draw.column_stride) == (out.ctypes.data, *out.strides)
+    assert (draw.rows, draw.columns) == (3, N)
+    words = draw.seed, draw.offset, draw.first_row, draw.first_column
+    assert words == (2**64 - 1, 1, 4, 2**33) and {type(word) for word in words} == {int}
+    assert not (draw.seed_at or draw.offset_at or draw.first_row_at or draw.first_column_at)
+    assert (draw.type, draw.operation, draw.device) == (FLOAT64, Operation.sample, HOST)
+    flags = draw.common_noise, draw.antithetic, draw.fast_math
+    assert flags == (True, True, True) and {type(flag) for flag in flags} == {bool}
 
 
 def test_a_third_party_launcher_is_made_once_per_plan(registered: Callable[[Any], Any]) -> None:
     made = []
 
     class WithLauncher(Recording):
-        def launcher(self, draw: Draw) -> Any:
+        def launcher(self, draw: Launch) -> Any:
             made.append(draw)
             cpu: Any = registry.find("cpu")
             return cpu.launcher(draw)
@@ -444,7 +452,7 @@ def test_a_third_party_launcher_is_made_once_per_plan(registered: Callable[[Any]
 
 def test_a_failing_backend_is_not_replaced(registered: Callable[[Any], Any]) -> None:
     class Failing(Recording):
-        def launch(self, draw: Draw) -> None:
+        def launch(self, draw: Launch) -> None:
             raise RuntimeError("the device is on fire")
 
     registered(Failing())
@@ -597,9 +605,10 @@ def test_device_arrays_reach_the_backend_as_addresses(cuda: RecordingCuda, cupy:
     assert x.device.id == 1
     check_same(x.host, REFERENCE)
     (launched,) = cuda.launched
-    assert launched.mu == Vector(mu.host.ctypes.data, 24, 0.0, FLOAT32)
-    assert launched.sigma == Vector(sigma.host.ctypes.data, -4, 0.0, FLOAT32)
-    assert launched[2:7] == (x.host.ctypes.data, 4 * N, 4, 3, N)
+    assert input_of(launched, "mu") == (mu.host.ctypes.data, 24, FLOAT32)
+    assert input_of(launched, "sigma") == (sigma.host.ctypes.data, -4, FLOAT32)
+    assert (launched.matrix, launched.row_stride, launched.column_stride) == (x.host.ctypes.data, 4 * N, 4)
+    assert (launched.rows, launched.columns) == (3, N)
     assert (launched.type, launched.device, launched.stream) == (FLOAT32, 1, 1001)
     assert cuda.adopted == []
 
@@ -610,7 +619,7 @@ def test_device_arrays_keep_their_element_type(cuda: RecordingCuda, cupy: Any, d
     x = draw(cupy.ndarray(mu), cupy.ndarray(sigma), N, seed=1)
     check_same(x.host, sample(mu, sigma, N, seed=1))
     (launched,) = cuda.launched
-    assert launched.mu.type == launched.sigma.type == ElementType[dtype]
+    assert launched.mu_type == launched.sigma_type == ElementType[dtype]
     assert launched.type == ElementType[dtype if dtype in DTYPES else "float32"]
 
 
@@ -619,10 +628,10 @@ def test_device_columns_and_numbers_reach_the_backend(cuda: RecordingCuda, cupy:
     expected = sample(MU, np.full(3, 2, np.float32), N, seed=1)
     for mu, sigma in ((column, scalar), (column, 2), (column, 2.0)):
         check_same(draw(mu, sigma, N, seed=1).host, expected)
-    assert {launched.mu for launched in cuda.launched} == {Vector(column.data.ptr, 4, 0.0, FLOAT32)}
-    number = Vector(0, 0, 2.0, ElementType.number)
-    assert [launched.sigma for launched in cuda.launched] == [Vector(scalar.data.ptr, 0, 0.0, FLOAT32), number, number]
-    assert [type(launched.sigma.number) for launched in cuda.launched[1:]] == [float, float]
+    assert {input_of(launched, "mu") for launched in cuda.launched} == {(column.data.ptr, 4, FLOAT32)}
+    sigmas, number = [input_of(launched, "sigma") for launched in cuda.launched], (2.0, 0, ElementType.number)
+    assert sigmas == [(scalar.data.ptr, 0, FLOAT32), number, number]
+    assert [type(sigma[0]) for sigma in sigmas[1:]] == [float, float]
     check_same(draw(3, cupy.ndarray(SIGMA), N, seed=1).host, sample(np.full(3, 3, np.float32), SIGMA, N, seed=1))
 
 
@@ -743,7 +752,7 @@ def test_an_array_with_only_the_cuda_array_interface_is_adopted(cuda: RecordingC
     assert type(x) is cupy.ndarray
     check_same(x.host, REFERENCE)
     assert cuda.adopted == [mu, sigma]
-    assert cuda.launched[0].mu == Vector(mu.host.ctypes.data, 24, 0.0, FLOAT32)
+    assert input_of(cuda.launched[0], "mu") == (mu.host.ctypes.data, 24, FLOAT32)
     assert cuda.launched[0].stream == 1000
     # The kernel's stream waits for the stream that the array names, which waits for the kernel.
     assert cuda.ordered == [(5, 1000, 0), (1000, 5, 0)]

@@ -29,8 +29,8 @@ import multisample
 from multisample._libraries import foreign, library_called
 from multisample._plan import PLANS
 from multisample.backends import registry
-from multisample.backends.contract import DeviceArray, Launcher
-from multisample.backends.draw import Draw
+from multisample.backends.contract import DeviceArray, Launcher, MemoryLauncher
+from multisample.backends.launch import Launch
 from multisample.backends.memory import dlpack
 from multisample.backends.system import cuda_driver
 
@@ -234,25 +234,21 @@ def address(raw: Any) -> int:
 def watched(launcher: Launcher, case: Case) -> Launcher:
     """A launcher that records the addresses of its calls in `case`."""
 
-    def run(ready: Any, mu: Any, sigma: Any, matrix: Any, *rest: Any) -> None:
+    def run(geometry: Any, mu: Any, sigma: Any, weights: Any, matrix: Any, *rest: Any) -> None:
         case.reached = (address(mu), address(sigma), address(matrix))
-        launcher.run(ready, mu, sigma, matrix, *rest)
+        launcher.run(geometry, mu, sigma, weights, matrix, *rest)
 
     return dataclasses.replace(launcher, run=run)
 
 
-def watched_in_memory(launch: Callable[..., None], case: Case) -> Callable[..., None]:
-    """The same for a function that launches with the addresses of mu, sigma, seed, offsets and matrix first."""
+def watched_in_memory(launcher: MemoryLauncher, case: Case) -> MemoryLauncher:
+    """The same for launches whose words are in memory."""
 
-    def run(mu: int, sigma: int, seed: int, offsets: int, matrix: int, *rest: int) -> None:
+    def run(mu: int, sigma: int, weights: int, matrix: int, *rest: int) -> None:
         case.reached = (mu, sigma, matrix)
-        launch(mu, sigma, seed, offsets, matrix, *rest)
+        launcher.run(mu, sigma, weights, matrix, *rest)
 
-    return run
-
-
-def at(draw: Draw) -> tuple[int, int, int, int, int]:
-    return draw.mu.data, draw.sigma.data, draw.seed.at, draw.offset.at, draw.matrix
+    return dataclasses.replace(launcher, run=run)
 
 
 def forget() -> None:
@@ -282,9 +278,16 @@ def case(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
     # JAX's programs on a GPU have seeds in device memory.
     if hasattr(chosen, "memory_launcher"):
         memory_launcher = chosen.memory_launcher
-        monkeypatch.setattr(chosen, "memory_launcher", lambda draw: watched_in_memory(memory_launcher(draw), case))
+        monkeypatch.setattr(
+            chosen, "memory_launcher", lambda *arguments: watched_in_memory(memory_launcher(*arguments), case)
+        )
     else:
-        monkeypatch.setattr(chosen, "launch", lambda draw: watched_in_memory(lambda *_: launch(draw), case)(*at(draw)))
+
+        def launch_watched(launch_: Launch) -> None:
+            case.reached = (address(launch_.mu), address(launch_.sigma), launch_.matrix)
+            launch(launch_)
+
+        monkeypatch.setattr(chosen, "launch", launch_watched)
     forget()  # Launchers of existing plans do not record.
     yield case
     forget()

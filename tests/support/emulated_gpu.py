@@ -21,9 +21,9 @@ from numba.extending import intrinsic
 from numba.np.numpy_support import from_dtype
 
 from multisample.backends.kernels.cuda.geometry import MOST_THREADS, PACKED_GEOMETRY
-from multisample.backends.kernels.cuda.parameters import DRAW, GEOMETRY, MOMENT_GEOMETRY, MOMENTS
+from multisample.backends.kernels.cuda.parameters import GEOMETRY, LAUNCH, MOMENT_GEOMETRY
 from multisample.backends.kernels.stream import rounding
-from multisample.backends.moments import PACKED_MOMENTS
+from multisample.backends.launch import PACKED_LAUNCH
 
 Array = np.ndarray[Any, Any]
 
@@ -62,7 +62,7 @@ _STATE = np.zeros(
     (),
     np.dtype(
         [
-            ("parameters", np.uint64, -(-(PACKED_MOMENTS + PACKED_GEOMETRY) // 8)),
+            ("parameters", np.uint64, -(-(PACKED_LAUNCH + PACKED_GEOMETRY) // 8)),
             ("begins", np.int64, _REGIONS),
             ("ends", np.int64, _REGIONS),
             ("written", np.int64),  # address of a byte for each element of the output's memory
@@ -173,7 +173,7 @@ def _parameters(*kinds: Any) -> Any:
     return parameters
 
 
-_of_draws, _of_moments = _parameters(DRAW, GEOMETRY), _parameters(MOMENTS, MOMENT_GEOMETRY)
+_of_samples, _of_moments = _parameters(LAUNCH, GEOMETRY), _parameters(LAUNCH, MOMENT_GEOMETRY)
 
 
 # --- A grid ---------------------------------------------------------------------------------------
@@ -290,9 +290,9 @@ def once(function: Callable[..., Any]) -> Any:
 def compile_kernel(function: Callable[..., None], of_moments: bool = False) -> Any:
     """Compile ``function(call, geometry)``, whose intrinsics are those of this module, for `launch`.
 
-    With `of_moments`, the parameters are `Moments` and `MomentGeometry` in place of a draw and its geometry.
+    With `of_moments`, the second parameter is a `MomentGeometry` in place of a `Geometry`.
     """
-    kernel, parameters = _jit(function), _of_moments if of_moments else _of_draws
+    kernel, parameters = _jit(function), _of_moments if of_moments else _of_samples
 
     @cfunc(types.void())
     def thread_of_all_blocks():

@@ -6,21 +6,23 @@ from collections.abc import Callable
 from typing import Any
 
 from multisample.backends import registry
-from multisample.backends.contract import BackendStatus
-from multisample.backends.draw import HOST, Draw
+from multisample.backends.contract import PROTOCOL, BackendStatus
+from multisample.backends.launch import HOST, Launch, Operation
 
 __all__ = ["FakeBackend"]
 
 
 class FakeBackend:
-    """A backend that delegates to the cpu backend and records its draws. It cannot run if it has `reasons`."""
+    """A backend that delegates to the cpu backend and records its launches. It cannot run if it has `reasons`."""
 
     device_kinds: tuple[str, ...] = ("cpu",)
     host_library = "numpy"
+    protocol = PROTOCOL
+    operations: tuple[int, ...] = (Operation.sample, Operation.moments)
 
     def __init__(self, name: str = "fake", *reasons: str) -> None:
         self.name, self.reasons, self.status_calls = name, reasons, 0
-        self.launched: list[Draw] = []
+        self.launched: list[Launch] = []
 
     def status(self) -> BackendStatus:
         self.status_calls += 1
@@ -32,9 +34,9 @@ class FakeBackend:
     def adopt(self, array: Any) -> Any:
         return array
 
-    def launch(self, draw: Draw) -> None:
-        self.launched.append(draw)
-        registry.find("cpu").launch(draw._replace(device=HOST, stream=0))
+    def launch(self, launch: Launch) -> None:
+        self.launched.append(launch)
+        registry.find("cpu").launch(launch._replace(device=HOST, stream=0))
 
     def advancer(self, device: int) -> Callable[[int, int], None]:
         raise AssertionError("there is no counter in host memory")

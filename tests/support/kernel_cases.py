@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from draws import WORDS
+from launches import WORDS
 from numba import njit
 from tables import COLUMNS, DTYPES, INPUTS, ROWS, STORES
 from transposed_cuts import recut
 
 import multisample
-from multisample.backends.draw import SIZES
 from multisample.backends.kernels.cuda.geometry import Geometry, geometry, staged_slots_of
 from multisample.backends.kernels.stream.arithmetic import fma
+from multisample.backends.launch import SIZES
 
 __all__ = [
     "GUARD", "POISON", "SOME_WORDS", "TABLES", "Case", "Cut", "Values", "ceil_div", "input_vectors", "tall",

@@ -18,8 +18,8 @@ import pytest
 import multisample
 from multisample.backends import registry
 from multisample.backends.contract import BackendStatus
-from multisample.backends.draw import Batched, Draw, Operation, pack
-from multisample.backends.launch import CONFIGURATION_SIZE, DriverBackend, KernelKey
+from multisample.backends.driver import CONFIGURATION_SIZE, DriverBackend, KernelKey
+from multisample.backends.launch import Batched, Launch, Operation, pack, words_in_memory
 from multisample.backends.memory.host import advise_huge_pages
 from multisample.backends.system import cuda_driver, xla_ffi
 
@@ -327,10 +327,12 @@ def test_a_call_on_a_device_is_one_launch(
     handler = xla_ffi.handler(handlers._sample_on_device, True)
     assert run(handler, frame) == 0, xla.errors
     launched, recording.launched = recording.launched, []
-    draw: Draw = handlers._draw(options, d, n, Operation.sample, DEVICE, batch)
+    draw: Launch = handlers._launch(options, d, n, Operation.sample, DEVICE, batch)
     assert (draw.batch, draw.column_phase) == (batch, int(aligned))
     assert draw.batched == sum(flag for flag, own in zip(Batched, batched, strict=True) if own)
-    draw = handlers._at(draw, *(array.ctypes.data for array in (mu, sigma, seed, offsets, x)), STREAM)
+    mu_at, sigma_at, seed_at, offsets_at, x_at = (array.ctypes.data for array in (mu, sigma, seed, offsets, x))
+    words_at = words_in_memory(seed_at, offsets_at)
+    draw = draw._replace(mu=mu_at, sigma=sigma_at, matrix=x_at, stream=STREAM, **words_at)
     recording.launch(draw)
     assert len(launched) == 1 and pack(draw) in launched[0][1]
     assert launched == recording.launched
@@ -462,7 +464,7 @@ def test_python_answers_all_but_executions_and_reports_errors_of_a_launch(
 def test_the_records_have_a_limit(monkeypatch: pytest.MonkeyPatch, recording: Recording) -> None:
     native, xla = Native(monkeypatch), Xla()
     options = handlers.Options("recording", "float32", "dn", *[False] * 4, True, *[False] * 4)
-    launcher = recording.memory_launcher(handlers._draw(options, 5, 8, Operation.sample, DEVICE, 1))
+    launcher = handlers._device_sampler(options, (1, 5, 8), DEVICE)
     string, most = options.encoded().encode(), native_launches._SLOTS // 2
     for n in range(8, 8 + most + 100):
         native.launches.record(string, struct.pack("3q", 1, 5, n), DEVICE, [64] * 5, launcher.parameters)
@@ -478,9 +480,10 @@ def test_the_records_have_a_limit(monkeypatch: pytest.MonkeyPatch, recording: Re
 
 
 def test_a_gradient_on_a_device_has_scratch_memory(monkeypatch: pytest.MonkeyPatch, recording: Recording) -> None:
-    draws: list[Draw] = []
-    launch: Callable[[Draw], None] = draws.append
-    monkeypatch.setattr(recording, "launch", launch)
+    draws: list[Launch] = []
+    monkeypatch.setattr(recording, "launch", draws.append)
+    monkeypatch.setattr(Recording, "memory_launcher", None)
+    monkeypatch.setattr(Recording, "operations", tuple(Operation))
     options = handlers.Options("recording", "float32", "nd", False, False, False, False, *[True] * 5)
     g, seed, offsets = np.zeros((2, 7, 5), np.float32), np.zeros((2, 2), np.uint32), np.zeros((2, 6), np.uint32)
     sums, scratch = [np.empty((2, 5), np.float32) for _ in range(2)], np.empty(64, np.uint8)
@@ -491,10 +494,11 @@ def test_a_gradient_on_a_device_has_scratch_memory(monkeypatch: pytest.MonkeyPat
     assert (draw.operation, draw.batch) == (Operation.gradient, 2)
     assert draw.batched == sum(Batched)
     assert (draw.rows, draw.columns, draw.row_stride, draw.column_stride) == (5, 7, 4, 20)
-    assert [draw.mu.data, draw.sigma.data] == [x.ctypes.data for x in sums]
+    assert [draw.first, draw.second] == [x.ctypes.data for x in sums]
     assert draw.matrix == g.ctypes.data
-    assert draw.seed.at == seed.ctypes.data
-    assert [word.at for word in draw[8:11]] == [offsets.ctypes.data + 8 * i for i in range(3)]
+    assert draw.seed_at == seed.ctypes.data
+    words_at = draw.offset_at, draw.first_row_at, draw.first_column_at
+    assert words_at == tuple(offsets.ctypes.data + 8 * i for i in range(3))
     assert (draw.scratch, draw.stream, draw.device) == (scratch.ctypes.data, STREAM, DEVICE)
 
 

@@ -3,7 +3,7 @@
 
 #include "cuda_shim.h"
 // clang-format off: the kernels need the macros of the shim.
-#include "draw.h"
+#include "launch.h"
 // clang-format on
 
 namespace cases {
@@ -22,19 +22,16 @@ struct Memory {
   char* at(const void* offset) const { return data + reinterpret_cast<u64>(offset); }
 };
 
-// Values of a draw's words. In a case, the address of a word that is in memory is not null.
+// Values of a launch's words. In a case, the address of a word that is in memory is not null.
 struct Origin {
   u64 seed, offset, first_row, first_column;
 };
 
-inline void place(Draw& draw, const Origin& origin) {
-  const auto place_word = [](Word& word, const u64& memory) {
-    if (word.at != nullptr) word.at = &memory;
-  };
-  place_word(draw.seed, origin.seed);
-  place_word(draw.offset, origin.offset);
-  place_word(draw.first_row, origin.first_row);
-  place_word(draw.first_column, origin.first_column);
+inline void place(Launch& launch, const Origin& origin) {
+  if (launch.seed_at != nullptr) launch.seed_at = &origin.seed;
+  if (launch.offset_at != nullptr) launch.offset_at = &origin.offset;
+  if (launch.first_row_at != nullptr) launch.first_row_at = &origin.first_row;
+  if (launch.first_column_at != nullptr) launch.first_column_at = &origin.first_column;
 }
 
 template <class Case>

@@ -9,15 +9,15 @@ using namespace multisample;
 
 namespace {
 
-u64 digest_of(const Draw& draw, u64 threads) {
-  const GradientParts parts(draw, threads);
+u64 digest_of(const Launch& call, u64 threads) {
+  const GradientParts parts(call, threads);
   std::vector<cpu::Gradients> partial_sums(parts.partial_sums());
   for (u64 k = parts.count(); k-- > 0;) parts.sum(k, partial_sums.data());
   parts.finish(partial_sums.data());
   u64 digest = 14695981039346656037u;  // FNV-1a
-  for (const void* gradient : {draw.mu.data, draw.sigma.data}) {
+  for (const void* gradient : {call.first, call.second}) {
     const u8* const bytes = static_cast<const u8*>(gradient);
-    for (u64 k = 0; k < draw.rows * (draw.type == kFloat64 ? 8 : 4); ++k) {
+    for (u64 k = 0; k < call.rows * (call.type == kFloat64 ? 8 : 4); ++k) {
       digest = (digest ^ bytes[k]) * 1099511628211u;
     }
   }
@@ -48,34 +48,34 @@ int main() {
     const u64 d = shape[0], n = shape[1];
     std::vector<double> mu(d), sigma(d);
     for (u32 choice = 0; choice < 64; ++choice) {
-      Draw draw{};
-      draw.operation = kGradient;
-      draw.type = kFloat16 + choice % 4;
-      draw.common_noise = choice / 4 % 2;
-      draw.antithetic = choice / 8 % 2;
+      Launch call{};
+      call.operation = kGradient;
+      call.type = kFloat16 + choice % 4;
+      call.common_noise = choice / 4 % 2;
+      call.antithetic = choice / 8 % 2;
       const bool transposed = choice / 16 % 2 != 0;
-      const i64 size = draw.type == kFloat64 ? 8 : draw.type == kFloat32 ? 4 : 2;
+      const i64 size = call.type == kFloat64 ? 8 : call.type == kFloat32 ? 4 : 2;
       std::vector<char> grad(d * n * static_cast<u64>(size) + 1);
-      switch (draw.type) {
+      switch (call.type) {
         case kFloat16: fill<float16>(grad); break;
         case kBFloat16: fill<bfloat16>(grad); break;
         case kFloat32: fill<float>(grad); break;
         default: fill<double>(grad);
       }
-      draw.matrix = grad.data() + 1;
-      draw.row_stride = transposed ? size : size * static_cast<i64>(n);
-      draw.column_stride = transposed ? size * static_cast<i64>(d) : size;
-      draw.mu.data = mu.data();
-      draw.sigma.data = sigma.data();
-      draw.rows = d;
-      draw.columns = n;
-      draw.first_row.value = (u64{1} << 32) - d;
-      draw.first_column.value = choice / 32 % 2 * 5;
-      draw.seed.value = 77;
-      draw.offset.value = 3;
-      const u64 digest = digest_of(draw, 1);
+      call.matrix = grad.data() + 1;
+      call.row_stride = transposed ? size : size * static_cast<i64>(n);
+      call.column_stride = transposed ? size * static_cast<i64>(d) : size;
+      call.first = mu.data();
+      call.second = sigma.data();
+      call.rows = d;
+      call.columns = n;
+      call.first_row = (u64{1} << 32) - d;
+      call.first_column = choice / 32 % 2 * 5;
+      call.seed = 77;
+      call.offset = 3;
+      const u64 digest = digest_of(call, 1);
       for (u64 threads : {2, 3, 64}) {
-        if (digest_of(draw, threads) != digest) std::printf("threads of (%llu, %llu): ", d, n);
+        if (digest_of(call, threads) != digest) std::printf("threads of (%llu, %llu): ", d, n);
       }
       static u64 all = 0;
       all = (all ^ digest) * 1099511628211u;

@@ -21,28 +21,29 @@ int main() {
       sigma[k] = 0.1 + 0.003 * static_cast<double>(k);
     }
     for (u32 choice = 0; choice < 64; ++choice) {
-      Draw draw{};
-      draw.type = kFloat16 + choice % 4;
-      draw.common_noise = choice / 4 % 2;
-      draw.antithetic = choice / 8 % 2;
+      Launch call{};
+      call.type = kFloat16 + choice % 4;
+      call.common_noise = choice / 4 % 2;
+      call.antithetic = choice / 8 % 2;
       const bool transposed = choice / 16 % 2 != 0;
-      const i64 size = draw.type == kFloat64 ? 8 : draw.type == kFloat32 ? 4 : 2;
+      const i64 size = call.type == kFloat64 ? 8 : call.type == kFloat32 ? 4 : 2;
       // The memory has one more row than the call, which must stay unchanged.
       const u64 pitch = d + (choice / 32 % 2);
       std::vector<char> out(pitch * n * static_cast<u64>(size) + 1);
-      draw.mu = {mu.data(), sizeof(double), 0, kFloat64, 0};
-      draw.sigma = {sigma.data(), sizeof(double), 0, kFloat64, 0};
-      draw.matrix = out.data() + 1;
-      draw.row_stride = transposed ? size : size * static_cast<i64>(n);
-      draw.column_stride = transposed ? size * static_cast<i64>(pitch) : size;
-      draw.rows = d;
-      draw.columns = n;
-      draw.first_row.value = (u64{1} << 32) - d;
-      draw.first_column.value = choice / 32 % 2 * 5;
-      draw.seed.value = 77;
-      draw.offset.value = 3;
-      draw_window(draw, 0, d, n / 2, n);
-      if (n > 1) draw_window(draw, 0, d, 0, n / 2);
+      call.mu.data = mu.data(), call.sigma.data = sigma.data();
+      call.mu_stride = call.sigma_stride = sizeof(double);
+      call.mu_type = call.sigma_type = kFloat64;
+      call.matrix = out.data() + 1;
+      call.row_stride = transposed ? size : size * static_cast<i64>(n);
+      call.column_stride = transposed ? size * static_cast<i64>(pitch) : size;
+      call.rows = d;
+      call.columns = n;
+      call.first_row = (u64{1} << 32) - d;
+      call.first_column = choice / 32 % 2 * 5;
+      call.seed = 77;
+      call.offset = 3;
+      draw_window(call, 0, d, n / 2, n);
+      if (n > 1) draw_window(call, 0, d, 0, n / 2);
       for (u64 k = 1; k < out.size(); ++k) digest = (digest ^ static_cast<u8>(out[k])) * 1099511628211u;
     }
   }

@@ -15,79 +15,79 @@ using namespace cases;
 using Element = ELEMENT;
 
 struct Case {
-  Draw draw;  // the matrix's address is an offset into its memory; a word's address is nonzero if it is in memory
+  Launch call;  // the matrix's address is an offset into its memory; a word's address is nonzero if it is in memory
   u64 matrix_bytes;
   Origin origin;
   u32 rows, tiles, slots, turns, passes;  // fields of the geometry to change, if not 0
   u32 backwards;
 };
-static_assert(sizeof(Case) == sizeof(Draw) + 64, "test_gradient_sources.py packs it");
+static_assert(sizeof(Case) == sizeof(Launch) + 64, "test_gradient_sources.py packs it");
 
 template <class G, bool shared, bool antithetic, u32 rows, bool only_at_once, bool origin_in_memory = false>
-void run(const Draw& draw, const GradientGeometry& g, bool backwards) {
-  const Keys<typename Computing<G>::Type> keys(draw.seed.value);
+void run(const Launch& call, const GradientGeometry& g, bool backwards) {
+  const Keys<typename Computing<G>::Type> keys(call.seed);
   cuda_shim::launch(g.blocks, g.threads, backwards, [&] {
-    gradient_kernel<G, shared, antithetic, false, rows, only_at_once, origin_in_memory>(draw, g, keys);
+    gradient_kernel<G, shared, antithetic, false, rows, only_at_once, origin_in_memory>(call, g, keys);
   });
 }
 
 template <class G, bool shared, bool antithetic>
-void run_rows(const Draw& draw, const GradientGeometry& g, bool backwards) {
+void run_rows(const Launch& call, const GradientGeometry& g, bool backwards) {
   constexpr u32 rows = rows_at_once(sizeof(G) == 8 ? kFloat64 : kFloat32, shared, antithetic);
-  if (has_origin_in_memory(draw)) {
-    run<G, false, antithetic, 1, false, true>(draw, g, backwards);
+  if (has_origin_in_memory(call)) {
+    run<G, false, antithetic, 1, false, true>(call, g, backwards);
   } else if (rows == 1 || g.rows == 1) {
-    run<G, false, antithetic, 1, false>(draw, g, backwards);
+    run<G, false, antithetic, 1, false>(call, g, backwards);
   } else if (g.loads == kAtOnce) {
-    run<G, shared, antithetic, rows, true>(draw, g, backwards);
+    run<G, shared, antithetic, rows, true>(call, g, backwards);
   } else {
-    run<G, shared, antithetic, rows, false>(draw, g, backwards);
+    run<G, shared, antithetic, rows, false>(call, g, backwards);
   }
 }
 
 template <class G>
-void run_noise(const Draw& draw, const GradientGeometry& g, bool backwards) {
-  if (draw.antithetic) {
-    draw.common_noise ? run_rows<G, true, true>(draw, g, backwards) : run_rows<G, false, true>(draw, g, backwards);
+void run_noise(const Launch& call, const GradientGeometry& g, bool backwards) {
+  if (call.antithetic) {
+    call.common_noise ? run_rows<G, true, true>(call, g, backwards) : run_rows<G, false, true>(call, g, backwards);
   } else {
-    draw.common_noise ? run_rows<G, true, false>(draw, g, backwards) : run_rows<G, false, false>(draw, g, backwards);
+    call.common_noise ? run_rows<G, true, false>(call, g, backwards) : run_rows<G, false, false>(call, g, backwards);
   }
   if (g.segments == 1) return;
   using Real = typename Computing<G>::Type;
   u32 width = 32;
-  while (width > 2 * draw.rows) width /= 2;
-  cuda_shim::launch(static_cast<u32>(ceil_div(2 * draw.rows, width)), kGradientThreads, backwards,
-                    [&] { add_segments_kernel<Real>(draw, g.segments, width); });
+  while (width > 2 * call.rows) width /= 2;
+  cuda_shim::launch(static_cast<u32>(ceil_div(2 * call.rows, width)), kGradientThreads, backwards,
+                    [&] { add_segments_kernel<Real>(call, g.segments, width); });
 }
 
 }  // namespace
 
 int main() {
   for (Case one; read_case(one);) {
-    Draw draw = one.draw;
-    if (element_size(draw.type) != sizeof(Element)) cuda_shim::fail("a draw for another program");
-    const u64 size = draw.rows * (draw.type == kFloat64 ? 8 : 4);
+    Launch call = one.call;
+    if (element_size(call.type) != sizeof(Element)) cuda_shim::fail("a launch for another program");
+    const u64 size = call.rows * (call.type == kFloat64 ? 8 : 4);
     Memory matrix(one.matrix_bytes), mu(size), sigma(size);
     read(matrix, one.matrix_bytes);
-    draw.matrix = matrix.at(draw.matrix);
-    draw.mu.data = mu.data;
-    draw.sigma.data = sigma.data;
-    place(draw, one.origin);
+    call.matrix = matrix.at(call.matrix);
+    call.first = mu.data;
+    call.second = sigma.data;
+    place(call, one.origin);
 
-    GradientGeometry geometry = gradient_geometry(draw);
+    GradientGeometry geometry = gradient_geometry(call);
     if (one.rows > 0) {
       geometry.rows = one.rows;
-      geometry.across ? set_tiles_across(draw, geometry) : set_tiles_along(draw, geometry);
-      set_turns(draw, geometry);
+      geometry.across ? set_tiles_across(call, geometry) : set_tiles_along(call, geometry);
+      set_turns(call, geometry);
     }
     if (one.tiles > 0) geometry.tiles = one.tiles;
     if (one.slots > 0) geometry.slots = one.slots;
     if (one.turns > 0) geometry.turns = one.turns;
     if (one.passes > 0) geometry.passes = one.passes;
-    complete(draw, geometry);
-    const Memory scratch(scratch_size(draw, geometry) * sizeof(double));
-    draw.scratch = reinterpret_cast<double*>(scratch.data);
-    run_noise<Element>(draw, geometry, one.backwards);
+    complete(call, geometry);
+    const Memory scratch(scratch_size(call, geometry) * sizeof(double));
+    call.scratch = reinterpret_cast<double*>(scratch.data);
+    run_noise<Element>(call, geometry, one.backwards);
     write(&geometry, sizeof geometry);
     write(mu.data, size);
     write(sigma.data, size);

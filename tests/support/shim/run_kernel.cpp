@@ -19,13 +19,13 @@ constexpr bool kShared = SHARED;
 constexpr bool kOriginInMemory = ORIGIN_IN_MEMORY;
 
 struct Case {
-  Draw draw;  // addresses are offsets into the memory below; a word's address is nonzero if it is in memory
+  Launch call;  // addresses are offsets into the memory below; a word's address is nonzero if it is in memory
   u64 mu_bytes, sigma_bytes, out_bytes;
   Origin origin;
   u32 backwards, has_geometry;
   Geometry geometry;  // if `has_geometry`
 };
-static_assert(sizeof(Case) == (sizeof(Draw) + 64 + sizeof(Geometry) + 7) / 8 * 8, "test_cuda_sources.py packs it");
+static_assert(sizeof(Case) == (sizeof(Launch) + 64 + sizeof(Geometry) + 7) / 8 * 8, "test_cuda_sources.py packs it");
 
 struct Result {
   Geometry geometry;
@@ -91,21 +91,21 @@ Counted<T> from_lane(Counted<T> x, u32 lane) {
 namespace {
 
 template <bool antithetic, Stores stores>
-void run(const Draw& draw, const Geometry& g, bool backwards) {
+void run(const Launch& call, const Geometry& g, bool backwards) {
   cuda_shim::launch(g.blocks, g.threads, backwards, [&] {
-    sample_kernel<Counted<Element>, kShared, antithetic, false, stores, kOriginInMemory>(draw, g);
+    sample_kernel<Counted<Element>, kShared, antithetic, false, stores, kOriginInMemory>(call, g);
   });
 }
 
 template <bool antithetic>
-void run_stores(const Draw& draw, const Geometry& g, bool backwards) {
+void run_stores(const Launch& call, const Geometry& g, bool backwards) {
   switch (g.stores) {
-    case kAligned: return run<antithetic, kAligned>(draw, g, backwards);
-    case kShifted: return run<antithetic, kShifted>(draw, g, backwards);
-    case kStaged: return run<antithetic, kStaged>(draw, g, backwards);
-    case kTransposed: return run<antithetic, kTransposed>(draw, g, backwards);
-    case kTransposedStaged: return run<antithetic, kTransposedStaged>(draw, g, backwards);
-    default: return run<antithetic, kStrided>(draw, g, backwards);
+    case kAligned: return run<antithetic, kAligned>(call, g, backwards);
+    case kShifted: return run<antithetic, kShifted>(call, g, backwards);
+    case kStaged: return run<antithetic, kStaged>(call, g, backwards);
+    case kTransposed: return run<antithetic, kTransposed>(call, g, backwards);
+    case kTransposedStaged: return run<antithetic, kTransposedStaged>(call, g, backwards);
+    default: return run<antithetic, kStrided>(call, g, backwards);
   }
 }
 
@@ -116,23 +116,23 @@ int main() {
     Memory mu(one.mu_bytes), sigma(one.sigma_bytes), out(one.out_bytes, 0xC3);
     read(mu, one.mu_bytes);
     read(sigma, one.sigma_bytes);
-    Draw draw = one.draw;
-    draw.mu.data = mu.at(draw.mu.data);
-    draw.sigma.data = sigma.at(draw.sigma.data);
-    draw.matrix = out.at(draw.matrix);
-    place(draw, one.origin);
-    if (has_origin_in_memory(draw) != kOriginInMemory || draw.common_noise != kShared ||
-        element_size(draw.type) != sizeof(Element)) {
-      cuda_shim::fail("a draw for another program");
+    Launch call = one.call;
+    call.mu.data = mu.at(call.mu.data);
+    call.sigma.data = sigma.at(call.sigma.data);
+    call.matrix = out.at(call.matrix);
+    place(call, one.origin);
+    if (has_origin_in_memory(call) != kOriginInMemory || call.common_noise != kShared ||
+        element_size(call.type) != sizeof(Element)) {
+      cuda_shim::fail("a launch for another program");
     }
     out_begin = out.data;
     out_end = out.data + one.out_bytes;
-    writes.assign(one.out_bytes / element_size(draw.type), 0);
+    writes.assign(one.out_bytes / element_size(call.type), 0);
 
     Result result{};
-    const Geometry& geometry = result.geometry = one.has_geometry ? one.geometry : geometry_of(draw);
-    draw.antithetic ? run_stores<true>(draw, geometry, one.backwards)
-                    : run_stores<false>(draw, geometry, one.backwards);
+    const Geometry& geometry = result.geometry = one.has_geometry ? one.geometry : geometry_of(call);
+    call.antithetic ? run_stores<true>(call, geometry, one.backwards)
+                    : run_stores<false>(call, geometry, one.backwards);
     advance_kernel(&one.origin.offset);
     result.offset = one.origin.offset;
     write(&result, sizeof result);

@@ -15,17 +15,17 @@ using namespace cases;
 using Real = ELEMENT;
 
 struct Case {
-  Moments moments;  // `second` is not null if it is asked for; a word's address is not null if it is in memory
+  Launch launch;  // a word's address is not null if it is in memory
   u64 weight_bytes, vector_bytes;
   Origin origin;
   MomentGeometry geometry;  // instead of the usual one, if it has blocks
   u64 backwards;
 };
-static_assert(sizeof(Case) == sizeof(Moments) + sizeof(MomentGeometry) + 56, "test_moments_kernels.py packs it");
+static_assert(sizeof(Case) == sizeof(Launch) + sizeof(MomentGeometry) + 56, "test_moments_kernels.py packs it");
 
 template <bool antithetic, u32 rows, bool with_second, bool origin_in_memory>
-void run(const Moments& call, const MomentGeometry& g, bool backwards) {
-  const Keys<Real> keys(call.draw.seed.value);
+void run(const Launch& call, const MomentGeometry& g, bool backwards) {
+  const Keys<Real> keys(call.seed);
   cuda_shim::launch(g.blocks, kMomentThreads, backwards, [&] {
     moments_kernel<Real, antithetic, false, rows, with_second, origin_in_memory>(call, g, keys);
   });
@@ -34,8 +34,8 @@ void run(const Moments& call, const MomentGeometry& g, bool backwards) {
 }
 
 template <bool antithetic, bool with_second>
-void run_rows(const Moments& call, const MomentGeometry& g, bool backwards) {
-  if (has_origin_in_memory(call.draw)) {
+void run_rows(const Launch& call, const MomentGeometry& g, bool backwards) {
+  if (has_origin_in_memory(call)) {
     run<antithetic, 1, with_second, true>(call, g, backwards);
   } else if (sizeof(Real) == 4 && g.rows > 1) {
     run<antithetic, sizeof(Real) == 4 ? kMomentRows : 1, with_second, false>(call, g, backwards);
@@ -45,35 +45,33 @@ void run_rows(const Moments& call, const MomentGeometry& g, bool backwards) {
 }
 
 template <bool antithetic>
-void run_order(const Moments& call, const MomentGeometry& g, bool backwards) {
-  call.second == nullptr ? run_rows<antithetic, false>(call, g, backwards)
-                         : run_rows<antithetic, true>(call, g, backwards);
+void run_order(const Launch& call, const MomentGeometry& g, bool backwards) {
+  call.results == 1 ? run_rows<antithetic, false>(call, g, backwards) : run_rows<antithetic, true>(call, g, backwards);
 }
 
 }  // namespace
 
 int main() {
   for (Case one; read_case(one);) {
-    Moments call = one.moments;
-    const u64 size = call.draw.rows * element_size(call.draw.type);
+    Launch call = one.launch;
+    const u64 size = call.rows * element_size(call.type);
     Memory weights(one.weight_bytes), mu(one.vector_bytes), sigma(one.vector_bytes), first(size), second(size);
     read(weights, one.weight_bytes);
     read(mu, one.vector_bytes);
     read(sigma, one.vector_bytes);
     call.weights.data = weights.data;
-    call.draw.mu.data = mu.data;
-    call.draw.sigma.data = sigma.data;
+    call.mu.data = mu.data;
+    call.sigma.data = sigma.data;
     call.first = first.data;
-    if (call.second != nullptr) call.second = second.data;
-    place(call.draw, one.origin);
+    call.second = second.data;
+    place(call, one.origin);
 
-    MomentGeometry geometry = moment_geometry(call.draw);
+    MomentGeometry geometry = moment_geometry(call);
     write(&geometry, sizeof geometry);
     if (one.geometry.blocks > 0) geometry = one.geometry;
     const Memory scratch(scratch_size(call, geometry) * sizeof(double));
-    call.draw.scratch = reinterpret_cast<double*>(scratch.data);
-    call.draw.antithetic ? run_order<true>(call, geometry, one.backwards)
-                         : run_order<false>(call, geometry, one.backwards);
+    call.scratch = reinterpret_cast<double*>(scratch.data);
+    call.antithetic ? run_order<true>(call, geometry, one.backwards) : run_order<false>(call, geometry, one.backwards);
     write(first.data, size);
     write(second.data, size);
   }

@@ -1,0 +1,137 @@
+"""Launches for tests of kernels and backends, with defaults for all fields."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterator
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from multisample.backends import registry
+from multisample.backends.launch import HOST, SIZES, ElementType, Launch
+
+__all__ = [
+    "WORDS", "Vector", "a_launch", "a_vector", "head_of", "stored_word", "stored_words", "vector_fields",
+    "with_words_in_memory", "without_builtins", "word_fields",
+]  # fmt: skip
+
+WORDS = ("seed", "offset", "first_row", "first_column")
+"""The fields of a launch that may be in memory."""
+
+
+class Vector(NamedTuple):
+    """An input of a launch: its address, or a number, its stride, and its type."""
+
+    value: float
+    stride: int
+    type: int
+
+
+AnyVector: TypeAlias = "Vector | np.ndarray[Any, Any] | float"
+
+
+def a_vector(x: AnyVector) -> Vector:
+    """An input of a launch, from an array or a number."""
+    if isinstance(x, Vector):
+        return x
+    if isinstance(x, float):
+        return Vector(x, 0, ElementType.number)
+    return Vector(_address(x), x.strides[0], ElementType[x.dtype.name])
+
+
+def vector_fields(name: str, x: AnyVector) -> dict[str, Any]:
+    """The fields of the input `name`."""
+    value, stride, kind = a_vector(x)
+    return {name: value, f"{name}_stride": stride, f"{name}_type": kind}
+
+
+def a_launch(
+    rows: int = 3,
+    columns: int = 5,
+    dtype: str = "float32",
+    *,
+    mu: AnyVector = 0.0,
+    sigma: AnyVector = 1.0,
+    weights: AnyVector = 0.0,
+    matrix: np.ndarray[Any, Any] | int = 0,
+    strides: tuple[int, int] | None = None,
+    **changes: Any,
+) -> Launch:
+    """A launch in host memory with seed 1, and `changes` to its other fields.
+
+    Parameters
+    ----------
+    matrix : array or int
+        The (rows, columns) matrix, or its address.
+    strides : tuple of int
+        Strides of the matrix in bytes; by default those of the array, or of contiguous rows.
+    changes
+        Fields of `Launch` by name.
+    """
+    size = SIZES[dtype]
+    if isinstance(matrix, np.ndarray):
+        assert matrix.shape == (rows, columns) and matrix.itemsize == size
+        matrix, strides = _address(matrix), strides or matrix.strides
+    row_stride, column_stride = strides or (columns * size, size)
+    vectors = vector_fields("mu", mu) | vector_fields("sigma", sigma) | vector_fields("weights", weights)
+    launch = Launch(
+        **vectors, matrix=matrix, row_stride=row_stride, column_stride=column_stride, rows=rows, columns=columns,
+        seed=1, type=ElementType[dtype], device=HOST,
+    )  # fmt: skip
+    return launch._replace(**changes)
+
+
+def head_of(launch: Launch) -> tuple[Any, ...]:
+    """The arguments of `Launcher.run` after the geometry, for a launch without words in memory but the offset."""
+    return (
+        *launch[:6], launch.seed, launch.offset, launch.offset_at, launch.first_row, launch.first_column, launch.stream,
+        launch.scratch,
+    )  # fmt: skip
+
+
+def stored_word(name: str, value: int) -> int:
+    """The 64-bit number that stands in memory for a word: a seed has its high half first."""
+    return (value << 32 | value >> 32) & 0xFFFF_FFFF_FFFF_FFFF if name == "seed" else value
+
+
+def stored_words(values: dict[str, int]) -> list[int]:
+    """`stored_word` of each word."""
+    return [stored_word(name, value) for name, value in values.items()]
+
+
+def word_fields(values: dict[str, int], names: Collection[str], address: int = 8) -> dict[str, int]:
+    """Fields of a launch that reads the words `names` from `stored_words` at `address`; its own values differ."""
+    fields = {name: value ^ 0x100000005 if name in names else value for name, value in values.items()}
+    return fields | {f"{name}_at": address + 8 * k for k, name in enumerate(values) if name in names}
+
+
+def with_words_in_memory(launch: Launch, *names: str) -> tuple[Launch, np.ndarray[Any, Any]]:
+    """A launch that reads these words from memory, and the memory; its own values of the words differ."""
+    memory = np.array([stored_word(name, getattr(launch, name)) for name in names], np.uint64)
+    values = {name: getattr(launch, name) ^ 0x5A5A5A5A5 for name in names}
+    addresses = {f"{name}_at": memory[k:].ctypes.data for k, name in enumerate(names)}
+    return launch._replace(**values, **addresses), memory
+
+
+def _address(array: np.ndarray[Any, Any]) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+@contextlib.contextmanager
+def without_builtins() -> Iterator[None]:
+    """Disable the compiled builtins of torch_ext, so that its calls run in Python."""
+    from multisample._libraries.torch import TORCH
+    from multisample._plan import PLANS
+
+    backend: Any = registry.find("torch_ext")
+    backend.prepare("cpu")
+    builtins, key = backend._builtins, TORCH.key
+    assert builtins is not None
+    backend._builtins = TORCH.key = None
+    PLANS.clear()
+    try:
+        yield
+    finally:
+        backend._builtins, TORCH.key = builtins, key
+        PLANS.clear()
