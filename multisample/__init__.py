@@ -1,18 +1,16 @@
 """Draw vectors from a normal distribution with independent components: same seed, same bits, everywhere.
 
-`sample` draws; `backends` lists the backends that can run here. STREAM.md, beside this file, specifies the stream of
-numbers. The submodules `cem`, `dask`, `examples`, `jax`, `numba`, `torch` and `triton` are imported on first use.
+`sample` draws; `list_backends` lists the backends that can run here. STREAM.md, beside this file, specifies the stream
+of numbers. The submodules `cem`, `dask`, `examples`, `jax`, `numba`, `torch` and `triton` are imported on first use.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-# The function `backends` replaces the package `backends` as an attribute of this package. So import its modules by
-# ``from multisample.backends.contract import ...``, not by ``import multisample.backends.contract as ...``.
 from multisample.backends.contract import BackendStatus
 
-from ._backends import backends, register_backend
+from ._backends import list_backends, register_backend
 from ._include import get_include
 from ._moments import weighted_moments
 from ._randomness.generator import Generator, Key, manual_seed
@@ -28,9 +26,9 @@ __all__ = [
     "Key",
     "UnknownBackendError",
     "__version__",
-    "backends",
     "get_include",
     "limit_threads",
+    "list_backends",
     "manual_seed",
     "register_backend",
     "sample",

@@ -86,6 +86,9 @@ def _source_of_torch(by_default: bool, library: Library, device: Device) -> Sour
 def checked_key(seed: Any) -> tuple[int, int]:
     """Seed and offset from the argument `seed`, an integer or a `Key`; TypeError or ValueError otherwise."""
     if isinstance(seed, Key):
+        number, offset = seed
+        if type(number) is type(offset) is int and 0 <= number < WORD_64 and 0 <= offset < WORD_64:
+            return seed
         return checked_integer("seed.seed", seed.seed, 0, WORD_64), checked_integer(
             "seed.offset", seed.offset, 0, WORD_64
         )
