@@ -55,7 +55,7 @@ class BackendStatus:
     Examples
     --------
     >>> import multisample
-    >>> multisample.backends()["cpu"].reasons
+    >>> multisample.list_backends()["cpu"].reasons
     ()
     """
 

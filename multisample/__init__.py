@@ -1,7 +1,7 @@
 """Draw vectors from a normal distribution with independent components: same seed, same bits, everywhere.
 
-`sample` draws; `backends` lists the backends that can run here. STREAM.md, beside this file, specifies the stream of
-numbers. The submodules `cem`, `dask`, `examples`, `jax`, `numba`, `torch` and `triton` are imported on first use.
+`sample` draws; `list_backends` lists the backends that can run here. STREAM.md, beside this file, specifies the stream
+of numbers. The submodules `cem`, `dask`, `examples`, `jax`, `numba`, `torch` and `triton` are imported on first use.
 """
 
 from __future__ import annotations
@@ -14,11 +14,9 @@ from typing import TYPE_CHECKING
 if "t" in getattr(sys, "abiflags", "") or not getattr(_thread, "_is_main_interpreter", lambda: True)():
     raise ImportError("multisample: free-threaded builds of Python and subinterpreters are not supported")
 
-# The function `backends` replaces the package `backends` as an attribute of this package. So import its modules by
-# ``from multisample.backends.contract import ...``, not by ``import multisample.backends.contract as ...``.
 from multisample.backends.contract import BackendStatus
 
-from ._backends import backends, register_backend
+from ._backends import list_backends, register_backend
 from ._include import get_include
 from ._moments import weighted_moments
 from ._randomness.generator import Generator, Key, manual_seed
@@ -34,9 +32,9 @@ __all__ = [
     "Key",
     "UnknownBackendError",
     "__version__",
-    "backends",
     "get_include",
     "limit_threads",
+    "list_backends",
     "manual_seed",
     "register_backend",
     "sample",

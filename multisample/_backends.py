@@ -13,7 +13,7 @@ from ._libraries.library import NOUNS
 from ._plan import PlanCache
 from .exceptions import BackendUnavailableError, UnknownBackendError
 
-__all__ = ["backends", "choose", "forget", "register_backend"]
+__all__ = ["choose", "forget", "list_backends", "register_backend"]
 
 # Keys are library and device kind. Names that are not registered are skipped.
 _ORDER: dict[tuple[str, str], tuple[str, ...]] = {
@@ -104,7 +104,7 @@ def _automatic(library: str, device_kind: str) -> Backend:
     )
 
 
-def backends() -> dict[str, BackendStatus]:
+def list_backends() -> dict[str, BackendStatus]:
     """Every backend, and whether it can run here.
 
     Returns
@@ -116,7 +116,7 @@ def backends() -> dict[str, BackendStatus]:
     Examples
     --------
     >>> import multisample
-    >>> multisample.backends()["cpu"].available
+    >>> multisample.list_backends()["cpu"].available
     True
     """
     return {name: registry.find(name).status() for name in registry.names()}

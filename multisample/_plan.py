@@ -12,7 +12,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Hashable
-from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar
 
 from multisample.backends import generic
 from multisample.backends.contract import Backend
@@ -30,18 +30,10 @@ from ._randomness.source import captured_offset, check_generator, checked_key, c
 from ._reading import Reader, vector_reader
 from ._streams import order_after, order_before
 
-__all__ = ["PLANS", "Drawn", "Plan", "PlanCache", "Planned", "Words", "make_plan", "run", "run_planned"]
+__all__ = ["PLANS", "Drawn", "Plan", "PlanCache", "Planned", "make_plan", "run", "run_planned"]
 
 Drawn: TypeAlias = tuple[Any, int, int, Any]
 """The result or results, seed, offset, and None or an offset in device memory that replaces the offset."""
-
-
-class Words(NamedTuple):
-    """The seed and the offset of an earlier call, as in `Drawn`."""
-
-    seed: int
-    offset: int
-    offset_array: Any
 
 
 class Planned(Protocol):
@@ -79,12 +71,11 @@ class Plan:
     """
 
     __slots__ = (
-        "_address", "_allocate", "_check_generator", "_d", "_geometry", "_has_addresses", "_is_capturing",
-        "_is_ordered", "_is_valid", "_keeps_offset", "_last_column", "_last_row", "_launch", "_like", "_mask",
-        "_matrix_extent", "_n", "_nothing", "_operation", "_put_back", "_read", "_read_matrix", "_read_vector",
-        "_readers", "_results", "_scratch", "_scratch_size",
-        "_stream", "_take", "_takes_own", "_written", "backend", "device", "dtype", "is_empty",
-        "is_transposed", "library", "operands", "shape", "template",
+        "_address", "_allocate", "_check_generator", "_check_target", "_d", "_geometry", "_has_plain_pair",
+        "_is_capturing", "_is_ordered", "_is_valid", "_keeps_offset", "_last_column", "_last_row", "_launch", "_like",
+        "_mask", "_n", "_nothing", "_operation", "_put_back", "_read", "_read_matrix", "_read_vector", "_readers",
+        "_results", "_scratch", "_scratch_size", "_stream", "_take", "_takes_own", "_written", "backend", "device",
+        "dtype", "is_empty", "is_transposed", "library", "operands", "shape", "template",
     )  # fmt: skip
 
     def __init__(
@@ -108,7 +99,10 @@ class Plan:
         self._launch, self._geometry = launcher.run, launcher.geometry
 
         self._readers = {name: Reader(name, inputs, library, takes_arrays) for name in vectors_of(call)}
-        self._read = vector_reader(self._readers, library, takes_arrays)
+        self._read = vector_reader(self._readers, takes_arrays)
+        plain = [reader for reader in self._readers.values() if reader.is_plain]
+        self._has_plain_pair = not takes_arrays and len(plain) == len(self._readers) == 2
+        self._mask = max((reader.mask for reader in plain), default=0)
         self._address: Callable[[Any], int] = library.address
         self._read_vector: Callable[[Any], Any] = library.host_array if takes_arrays else library.address
         self._read_matrix, self._nothing = self._read_vector, None if takes_arrays else 0
@@ -129,10 +123,9 @@ class Plan:
             self.shape = (n, d) if self.is_transposed else (d, n)
         self._allocate = library.allocator(self.shape, self.dtype, device)
         self._written = library.written() if writes_matrix else None
-        self._matrix_extent, self._mask = (0, 0) if out is None else extent(out), 0
-        if on_device:
-            self._mask = item_size(inputs.dtype) - 1
-        self._has_addresses = not takes_arrays
+        self._check_target: Any = None
+        if out is not None:
+            self._check_target = _target_checker(out, self._readers, library, takes_arrays, self.is_empty)
 
         self._stream = library.stream(device) if on_device else None
         self._is_capturing = library.is_capturing(device) if on_device else None
@@ -151,8 +144,9 @@ class Plan:
         self, mu: Any, sigma: Any, weights: Any, matrix: Any, seed: Any, generator: Any, dim_offset: int,
         sample_offset: int,
     ) -> Drawn:  # fmt: skip
-        """Launch; `matrix` is None, the matrix to be written, or the matrix to be read.
+        """Launch. `matrix` is None, the matrix to be written, or the matrix to be read.
 
+        `seed` may also be seed, offset and offset in device memory of an earlier call, as `Drawn` has them.
         Every step that can fail, except the launch, precedes the taking of seed and offset.
         """
         if not (0 <= dim_offset <= self._last_row and 0 <= sample_offset <= self._last_column):
@@ -162,17 +156,23 @@ class Plan:
             if self._check_generator is not None:
                 self._check_generator(generator)
         elif not (type(seed) is int and 0 <= seed < WORD_64):
-            seed, offset, offset_array = seed if type(seed) is Words else (*checked_key(seed), None)
+            if type(seed) is tuple:
+                seed, offset, offset_array = seed
+            else:
+                seed, offset = checked_key(seed)
         other_streams: Any = ()
         if self._stream is not None:
             like = (mu, sigma, weights, matrix)[self._like]
             stream = self._stream(like)
             if self._is_ordered:
                 other_streams = self._order_before((mu, sigma, weights, matrix), stream)
-        # `_kept` keeps arrays alive until the launch.
         if self._read is None:
             mu_at, sigma_at, weights_at = mu, sigma, weights
-        else:
+        elif self._has_plain_pair:  # As `_read`, without its calls.
+            mu_at, sigma_at, weights_at = self._address(mu), self._address(sigma), 0
+            if not (mu_at and sigma_at) or (mu_at | sigma_at) & self._mask:
+                self._read(mu, sigma, weights)
+        else:  # `_kept` keeps arrays alive until the launch.
             mu_at, sigma_at, weights_at, _kept = self._read(mu, sigma, weights)
         if self._is_valid is not None and not self._is_valid(mu_at, sigma_at, weights_at):
             self._check_values(mu, sigma, weights)
@@ -188,7 +188,7 @@ class Plan:
             result = self._allocate(like) if matrix is None else matrix
             matrix_at = self._read_matrix(result)
             if matrix is not None:
-                self._check_matrix(matrix, matrix_at, (mu, sigma, weights), (mu_at, sigma_at, weights_at))
+                self._check_target(matrix, matrix_at, (mu, sigma, weights), (mu_at, sigma_at, weights_at))
         geometry = None if self._geometry is None else self._geometry(matrix_at, sample_offset)
         scratch = 0
         if self._scratch_size is not None:
@@ -259,35 +259,37 @@ class Plan:
         named = [self.library.named_stream(x) for x in arrays if not (x is None or is_number(x))]
         return order_before(named, self.device, stream)
 
-    def _check_matrix(self, out: Any, at: Any, vectors: tuple[Any, ...], addresses: tuple[Any, ...]) -> None:
-        """ValueError if `out` has no memory, is misaligned, or shares memory with a vector."""
-        if self.is_empty:
-            return
-        if self._has_addresses:
-            if not at:
-                check_memory(at)
-            if at & self._mask:
-                check_alignment("out", self.library.describe("out", out), at)
-        for reader, x, x_at in zip(self._readers.values(), vectors, addresses, strict=False):
-            if reader.operand is None:
-                continue
-            if self._stream is not None:
-                overlaps = self._is_near(at, reader, x_at)
-            else:
-                is_comparable = self._has_addresses and reader.is_plain
-                overlaps = not is_comparable or self._is_near(at, reader, x_at)
-                overlaps = overlaps and self.library.share_memory(out, x)
-            if overlaps:
-                raise ValueError(f"out: expected memory of its own, got memory that {reader.name} also uses")
-
-    def _is_near(self, matrix_at: int, reader: Reader, at: int) -> bool:
-        """Whether the address ranges of the matrix and of a vector intersect."""
-        low, high = self._matrix_extent
-        return matrix_at + low < at + reader.extent[1] and at + reader.extent[0] < matrix_at + high
-
 
 def _never(mu: Any, sigma: Any, weights: Any) -> bool:
     return False
+
+
+def _target_checker(
+    out: Operand, readers: dict[str, Reader], library: Library, takes_arrays: bool, is_empty: bool
+) -> Callable[[Any, Any, tuple[Any, ...], tuple[Any, ...]], None]:
+    """``check(out, at, vectors, addresses)``: ValueError if `out` has no memory, is misaligned, or shares memory."""
+    on_device, (low, high), share_memory = out.device.kind == "cuda", extent(out), library.share_memory
+    mask = item_size(out.dtype) - 1 if on_device else 0
+    arrays = [
+        (k, reader.name, *reader.extent, on_device or (reader.is_plain and not takes_arrays))
+        for k, reader in enumerate(readers.values())
+        if reader.operand is not None and not is_empty
+    ]
+
+    def check(out: Any, at: Any, vectors: tuple[Any, ...], addresses: tuple[Any, ...]) -> None:
+        if not takes_arrays:
+            if not (at or is_empty):
+                check_memory(at)
+            if at & mask:
+                check_alignment("out", library.describe("out", out), at)
+        for k, name, begin, end, has_address in arrays:
+            if has_address and not (at + low < addresses[k] + end and addresses[k] + begin < at + high):
+                continue
+            # On a device, overlapping address ranges count as shared memory.
+            if on_device or share_memory(out, vectors[k]):
+                raise ValueError(f"out: expected memory of its own, got memory that {name} also uses")
+
+    return check
 
 
 def _scratch_allocator(library: Library, device: Device) -> Callable[[int, Any], Any]:

@@ -103,27 +103,11 @@ def _number_reader(name: str, dtype: str, library: Library) -> Callable[[Any], f
 # --- All vectors of a call ----------------------------------------------------------------------------------------
 
 
-def vector_reader(readers: dict[str, Reader], library: Library, makes_arrays: bool) -> ReadVectors | None:
+def vector_reader(readers: dict[str, Reader], makes_arrays: bool) -> ReadVectors | None:
     """A function that reads all vectors of a call; None if the launcher takes them as they are."""
     if makes_arrays and all(reader.is_plain for reader in readers.values()):
         return None
-    if not makes_arrays and list(readers) == ["mu", "sigma"] and all(reader.is_plain for reader in readers.values()):
-        return _two_addresses(readers["mu"], readers["sigma"], library)
     return _kept(readers, _one_by_one(readers, None if makes_arrays else 0))
-
-
-def _two_addresses(mu_reader: Reader, sigma_reader: Reader, library: Library) -> ReadVectors:
-    """As `_one_by_one`, without the calls of each reader."""
-    address, mu_mask, sigma_mask = library.address, mu_reader.mask, sigma_reader.mask
-
-    def read(mu: Any, sigma: Any, weights: Any) -> tuple[Any, Any, Any, Any]:
-        mu_at, sigma_at = address(mu), address(sigma)
-        if not (mu_at and sigma_at) or mu_at & mu_mask or sigma_at & sigma_mask:
-            mu_reader.read(mu)  # Raises.
-            sigma_reader.read(sigma)
-        return mu_at, sigma_at, 0, None
-
-    return read
 
 
 def _one_by_one(readers: dict[str, Reader], absent: Any) -> ReadVectors:

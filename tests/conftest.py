@@ -37,7 +37,7 @@ def requested_backends() -> list[str]:
     """Backends for shared tests: those that the variable names, or all available backends without the variable."""
     requested = os.environ.get(VARIABLE)
     if requested is None:
-        return [name for name, status in multisample.backends().items() if status.available]
+        return [name for name, status in multisample.list_backends().items() if status.available]
     names = [name.strip() for name in requested.split(",") if name.strip()]
     if not names:
         raise pytest.UsageError(f"{VARIABLE} names no backend: {requested!r}")
@@ -96,7 +96,7 @@ def pytest_sessionfinish() -> None:
 def backend(request: pytest.FixtureRequest) -> str:
     """The name of a backend, for ``sample(..., backend=backend)``; the test runs once for each."""
     name: str = request.param
-    known = multisample.backends()
+    known = multisample.list_backends()
     if name not in known:
         pytest.fail(f"{VARIABLE} asks for {name!r}, there are only {', '.join(known)}", pytrace=False)
     if not known[name].available:
@@ -151,7 +151,7 @@ def torch_device(request: pytest.FixtureRequest) -> str:
     requested = [name.strip() for name in os.environ.get(VARIABLE, "torch_ext").split(",")]
     if "torch_ext" not in requested:
         pytest.skip(f"{VARIABLE} does not ask for torch_ext")
-    reasons = multisample.backends()["torch_ext"].reasons
+    reasons = multisample.list_backends()["torch_ext"].reasons
     if reasons and VARIABLE in os.environ:
         pytest.fail(f"{VARIABLE} asks for 'torch_ext': {'; '.join(reasons)}", pytrace=False)
     if reasons:

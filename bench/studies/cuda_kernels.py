@@ -81,7 +81,7 @@ def measure(device: CudaDevice, backend: str, d: int, n: int) -> dict[str, Any]:
 
 def main(path: str) -> None:
     device, clocks = CudaDevice(), Clocks()
-    backends = [name for name, status in multisample.backends().items() if status.available and name != "cpu"]
+    backends = [name for name, status in multisample.list_backends().items() if status.available and name != "cpu"]
     fractions = {backend: [measure(device, backend, d, n) for d, n in SHAPES] for backend in backends}
     clocks.read(device)
     result = {"machine": describe(clocks), "fraction_of_memset": fractions}

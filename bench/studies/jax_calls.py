@@ -48,7 +48,7 @@ Call = Callable[[], Any]
 def served(platform: str) -> list[str]:
     """The backends that can run on the platform."""
     found = []
-    for name in multisample.backends():
+    for name in multisample.list_backends():
         try:
             multisample._backends.choose(name, "jax", platform)
         except (BackendUnavailableError, ValueError):

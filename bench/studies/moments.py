@@ -47,7 +47,7 @@ def contenders(device: str, d: int, n: int) -> dict[str, Call]:
     if device == "cuda":
         modes[", fast_math"] = {"fast_math": True}
     candidates = ("torch_ext", "cupy", "numba") if device == "cuda" else ("torch_ext", "cpu")
-    names = [name for name in candidates if multisample.backends()[name].available]
+    names = [name for name in candidates if multisample.list_backends()[name].available]
     calls: dict[str, Call] = {}
 
     def add(name: str, call: Call) -> None:

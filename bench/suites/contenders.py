@@ -110,7 +110,7 @@ def _jax() -> Any:
 
 
 def _backend_reason(name: str, *, cuda: bool) -> str | None:
-    reasons = multisample.backends()[name].reasons
+    reasons = multisample.list_backends()[name].reasons
     if not reasons and cuda and name == "torch_ext":
         reasons = libraries.cuda_reasons()
     return "; ".join(reasons) or None

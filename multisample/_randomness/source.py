@@ -121,7 +121,10 @@ def checked_seed(name: str, seed: Any) -> int:
 def checked_key(seed: Any) -> tuple[int, int]:
     """Seed and offset from the argument `seed`, an integer or a `Key`; TypeError or ValueError otherwise."""
     if isinstance(seed, Key):
-        return checked_seed("seed.seed", seed.seed), checked_seed("seed.offset", seed.offset)
+        number, offset = seed
+        if type(number) is type(offset) is int and 0 <= number < WORD_64 and 0 <= offset < WORD_64:
+            return seed
+        return checked_seed("seed.seed", number), checked_seed("seed.offset", offset)
     return checked_seed("seed", seed), 0
 
 

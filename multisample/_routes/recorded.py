@@ -1,6 +1,6 @@
 """Calls whose gradients PyTorch records, without PyTorch's dispatcher.
 
-A sample is an autograd function over two plans. Its backward pass draws the noise again, so that the forward pass stores
+A sample is an autograd function over two plans. Its backward pass draws the noise again, so the forward pass stores
 nothing as large as the sample. Moments are tensor operations on the sums of the noise, which are constants.
 """
 
@@ -20,7 +20,7 @@ from .._checks.operands import inspect_inputs
 from .._checks.values import check_values
 from .._libraries import is_number
 from .._libraries.torch import TORCH, dtype_of, is_transforming
-from .._plan import PLANS, Plan, Planned, Words, make_plan
+from .._plan import PLANS, Plan, Planned, make_plan
 from .transformed import as_int64
 
 __all__ = ["torch_plan"]
@@ -90,10 +90,9 @@ class _SampleFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, mu: Any, sigma: Any, arguments: tuple[_RecordedSample, Any, Any, int, int]) -> Any:
         recorded, seed, generator, dim_offset, sample_offset = arguments
-        plan = recorded.plan
-        result, *words = plan.run(mu, sigma, None, None, seed, generator, dim_offset, sample_offset)
-        ctx.drawn = recorded, Words(*words), dim_offset, sample_offset
-        return result
+        drawn = recorded.plan.run(mu, sigma, None, None, seed, generator, dim_offset, sample_offset)
+        ctx.drawn = recorded, drawn[1:], dim_offset, sample_offset
+        return drawn[0]
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
@@ -133,9 +132,10 @@ def _like(gradient: Any, operand: Any) -> Any:
     return gradient if gradient.dtype is element else gradient.to(element)
 
 
-def _by_operator(call: Call, grad: Any, words: Words, dim_offset: int, sample_offset: int) -> Any:
+def _by_operator(call: Call, grad: Any, words: tuple[int, int, Any], dim_offset: int, sample_offset: int) -> Any:
+    seed, offset, offset_array = words
     return torch.ops.multisample.sample_backward(
-        grad, words.offset_array, seed=as_int64(words.seed), offset=as_int64(words.offset), dim_offset=dim_offset,
+        grad, offset_array, seed=as_int64(seed), offset=as_int64(offset), dim_offset=dim_offset,
         sample_offset=sample_offset, shared=call.noise == "shared", fast_math=bool(call.fast_math),
         antithetic=bool(call.antithetic), transposed=call.layout == "nd",
     )  # fmt: skip

@@ -42,14 +42,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Unpack
 
-    from ._typing import (
-        AdoptedCEMOptions,
-        AdoptedMinimizeOptions,
-        CEMOptions,
-        HostCEMOptions,
-        HostMinimizeOptions,
-        MinimizeOptions,
-    )
+    from ._typing import AdoptedCEMOptions, CEMOptions, HostCEMOptions
 
 __all__ = ["CEM", "CEMState", "Result", "checked_elites", "checked_number", "checked_smoothing", "minimize"]
 
@@ -636,6 +629,25 @@ class CEM(Generic[ArrayT]):
 
 
 # The overloads overlap in calls with two numbers, which raise.
+if TYPE_CHECKING:
+
+    class _MinimizeOptions(TypedDict, total=False):
+        iterations: SupportsIndex
+        callback: Callable[[CEM[Any]], Any] | None
+        check_every: SupportsIndex | None
+        executor: Executor | None
+        tasks: SupportsIndex | None
+
+    class HostMinimizeOptions(HostCEMOptions, _MinimizeOptions, total=False):
+        """`HostCEMOptions` for `minimize`."""
+
+    class MinimizeOptions(CEMOptions, _MinimizeOptions, total=False):
+        """`CEMOptions` for `minimize`."""
+
+    class AdoptedMinimizeOptions(AdoptedCEMOptions, _MinimizeOptions, total=False):
+        """`AdoptedCEMOptions` for `minimize`."""
+
+
 @overload
 def minimize(
     f: Callable[[OwnArray], Any],

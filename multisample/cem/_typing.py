@@ -1,4 +1,4 @@
-"""Types of the options of `CEM` and `minimize`, for type checkers."""
+"""Types of the options of `CEM`, for type checkers. Those of `minimize` need `CEM`, and are beside it."""
 
 from __future__ import annotations
 
@@ -6,13 +6,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 if TYPE_CHECKING:
-    from concurrent.futures import Executor
-
     # Type checkers know typing_extensions, installed or not.
     from typing_extensions import Required, TypedDict
 
     from .._typing import AnyArray, HostBackend, Noise, Number
-    from ._method import CEM
 
     class _CEMOptions(TypedDict, total=False):
         elite_frac: Number
@@ -39,19 +36,3 @@ if TYPE_CHECKING:
         """Options of a run that begins with NumPy arrays and continues with arrays of the backend's library."""
 
         backend: Required[str]
-
-    class _MinimizeOptions(TypedDict, total=False):
-        iterations: SupportsIndex
-        callback: Callable[[CEM[Any]], Any] | None
-        check_every: SupportsIndex | None
-        executor: Executor | None
-        tasks: SupportsIndex | None
-
-    class HostMinimizeOptions(HostCEMOptions, _MinimizeOptions, total=False):
-        """`HostCEMOptions` for `minimize`."""
-
-    class MinimizeOptions(CEMOptions, _MinimizeOptions, total=False):
-        """`CEMOptions` for `minimize`."""
-
-    class AdoptedMinimizeOptions(AdoptedCEMOptions, _MinimizeOptions, total=False):
-        """`AdoptedCEMOptions` for `minimize`."""

@@ -43,7 +43,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the report; returns 1 if backends give different bits or fail, or if no backend is available."""
-    statuses = multisample.backends()
+    statuses = multisample.list_backends()
     print(f"multisample {multisample.__version__}\n")
     print(_status_table(statuses))
     names = [name for name, status in statuses.items() if status.available]

@@ -842,7 +842,7 @@ def test_the_report_compares_backends(run: Run, elsewhere: Any) -> None:
     assert all(line.startswith("multisample: building") for line in done.err.splitlines())
     assert re.search(r"^elsewhere  yes +1\.2 +a stand-in$", done.out, re.M)
     assert re.search(r"^elsewhere +\d+ us +[\d.]+$", done.out, re.M)
-    names = ", ".join(name for name, status in multisample.backends().items() if status.available)
+    names = ", ".join(name for name, status in multisample.list_backends().items() if status.available)
     assert f" from the same seed? yes, to the last bit ({names})\n\nNext, draw 5 samples" in done.out
     assert len(elsewhere.launched) == 1 + report._REPEATS * report._CALLS
 
@@ -852,7 +852,7 @@ def test_the_report_names_backends_with_different_bits(run: Run, registered: Cal
     registered(_Elsewhere("flipped")).flip = True
     done = run("report")
     assert done.code == 1
-    first = next(iter(multisample.backends()))
+    first = next(iter(multisample.list_backends()))
     assert f"same seed? NO. flipped differs from {first} in 2 of 2560000 numbers. This is a bug" in done.out
 
 

@@ -47,7 +47,7 @@ def test_the_reason_names_a_numpy_that_is_too_new() -> None:
     code = (
         "import warnings; warnings.simplefilter('ignore');"
         "import numpy; vars(numpy).pop('row_stack', None);"
-        "import multisample; status = multisample.backends()['numba'];"
+        "import multisample; status = multisample.list_backends()['numba'];"
         "print(status.available, *status.reasons)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)

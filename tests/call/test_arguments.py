@@ -390,7 +390,7 @@ def test_values_are_checked_for_empty_results() -> None:
 def test_the_error_for_an_unknown_backend_lists_every_name() -> None:
     with pytest.raises(UnknownBackendError) as caught:
         sample([0.0], [1.0], 1, backend="tpu")
-    for name in ("auto", *multisample.backends()):
+    for name in ("auto", *multisample.list_backends()):
         assert repr(name) in str(caught.value)
 
 

@@ -52,13 +52,17 @@ def pretend() -> Callable[..., Fake]:
     return pretend
 
 
-# --- backends() -----------------------------------------------------------------------------------
+# --- list_backends() ------------------------------------------------------------------------------
 
 
-def test_backends_gives_the_status_of_every_backend(pretend: Callable[..., Fake]) -> None:
+def test_the_attribute_backends_is_the_package() -> None:
+    assert multisample.backends is importlib.import_module("multisample.backends")
+
+
+def test_list_backends_gives_the_status_of_every_backend(pretend: Callable[..., Fake]) -> None:
     pretend("cupy")
     pretend("numba", "no CUDA device: install a driver", "package missing: pip install numba-cuda")
-    statuses = multisample.backends()
+    statuses = multisample.list_backends()
     assert {"cpu", "cupy", "numba"} <= statuses.keys()
     assert all(type(status) is BackendStatus for status in statuses.values())
     assert statuses["cupy"] == BackendStatus(True, (), "1.2", "a stand-in")
@@ -69,7 +73,7 @@ def test_backends_gives_the_status_of_every_backend(pretend: Callable[..., Fake]
 
 
 def test_the_cpu_backend_is_always_available() -> None:
-    status = multisample.backends()["cpu"]
+    status = multisample.list_backends()["cpu"]
     assert status.available
     assert status.reasons == ()
     assert "numba" in status.version
@@ -78,9 +82,9 @@ def test_the_cpu_backend_is_always_available() -> None:
 
 def test_backends_reads_the_status_in_each_call(pretend: Callable[..., Fake]) -> None:
     fake = pretend("numba")
-    assert multisample.backends()["numba"].available
+    assert multisample.list_backends()["numba"].available
     fake.reasons = ("unplugged",)
-    assert not multisample.backends()["numba"].available
+    assert not multisample.list_backends()["numba"].available
 
 
 def test_the_reason_for_a_missing_package_has_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,7 +97,7 @@ def test_the_reason_for_a_missing_package_has_the_install_command(monkeypatch: p
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "numba" else find_spec(name))
     monkeypatch.setattr(importlib.metadata, "version", version_but_not_of_numba)
-    status = multisample.backends()["cpu"]
+    status = multisample.list_backends()["cpu"]
     assert not status.available
     assert any("numba is not installed: pip install numba" in reason for reason in status.reasons)
     for call in (lambda: sample([0.0], [1.0], 2), lambda: sample(np.zeros(2), np.ones(2), 2, backend="cpu")):
@@ -104,13 +108,13 @@ def test_the_reason_for_a_missing_package_has_the_install_command(monkeypatch: p
 @pytest.mark.parametrize("setting", ["0", "-1", "many", "1.5", " ", "2 threads"])
 def test_backends_never_raises_for_a_bad_setting(monkeypatch: pytest.MonkeyPatch, setting: str) -> None:
     monkeypatch.setenv("MULTISAMPLE_NUM_THREADS", setting)
-    status = multisample.backends()["cpu"]
+    status = multisample.list_backends()["cpu"]
     assert not status.available
     assert any("MULTISAMPLE_NUM_THREADS" in reason and repr(setting) in reason for reason in status.reasons)
 
 
 def test_a_status_is_immutable() -> None:
-    status = multisample.backends()["cpu"]
+    status = multisample.list_backends()["cpu"]
     with pytest.raises(dataclasses.FrozenInstanceError):
         status.available = False
     assert BackendStatus(False) == BackendStatus(False, (), "", "")
@@ -241,7 +245,7 @@ def test_auto_ignores_third_party_backends(pretend: Callable[..., Fake]) -> None
 
 def test_a_registered_backend_is_listed_and_used() -> None:
     multisample.register_backend(Fake("abacus"))
-    assert multisample.backends()["abacus"].version == "1.2"
+    assert multisample.list_backends()["abacus"].version == "1.2"
     assert (sample([0.0], [1.0], 2, backend="abacus") == 77).all()
 
 
@@ -312,7 +316,7 @@ def test_registering_an_invalid_name_or_library_raises(attribute: str, value: ob
     setattr(backend, attribute, value)
     with pytest.raises(error):
         multisample.register_backend(backend)
-    assert "new" not in multisample.backends()
+    assert "new" not in multisample.list_backends()
 
 
 def test_registering_a_class_raises() -> None:

@@ -258,7 +258,7 @@ def test_a_backend_without_moments_is_refused(new_choices: None, monkeypatch: py
 def test_libraries_are_not_mixed() -> None:
     torch = pytest.importorskip("torch")
     for arrays in ((W, torch.tensor(MU), torch.tensor(SIGMA)), (torch.tensor(W), MU, SIGMA)):
-        with pytest.raises(TypeError, match="weights: expected an array of the library of mu and sigma, got a"):
+        with pytest.raises(TypeError, match="mu, sigma, weights: expected arrays of one library, got a"):
             multisample.weighted_moments(*arrays, seed=1)
     with pytest.raises(TypeError, match="expected arrays of one library"):
         multisample.weighted_moments(W, torch.tensor(MU), SIGMA, seed=1)

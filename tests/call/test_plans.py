@@ -31,7 +31,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import multisample
-from multisample import Generator, Key, UnknownBackendError, _backends, _libraries, _plan, sample
+from multisample import Generator, Key, UnknownBackendError, _backends, _libraries, _plan, sample, weighted_moments
 from multisample.backends import registry
 from multisample.backends.cpu import BACKEND as CPU
 from multisample.backends.memory.host import arrays_at
@@ -160,14 +160,16 @@ def plan_of(call: Call) -> Any:
 
 def test_repr_of_a_plan_describes_the_call() -> None:
     assert repr(plan_of(lambda: sample(MU, SIGMA, N, dtype="float64"))) == (
-        "<Plan: numpy float64 (3, 4) on cpu, by cpu, independent noise>"
+        "<Plan of sample: numpy float64 (3, 4) on cpu, by cpu, independent noise>"
     )
     shown = repr(plan_of(lambda: sample(T_MU, T_SIGMA, N, backend="cpu", layout="nd", noise="shared")))
-    assert shown == "<Plan: torch float32 (4, 3) on cpu, by cpu, common noise>"
+    assert shown == "<Plan of sample: torch float32 (4, 3) on cpu, by cpu, common noise>"
+    shown = repr(plan_of(lambda: weighted_moments(MU, MU, SIGMA, seed=1)))
+    assert shown == "<Plan of moments: numpy float32 (3,) on cpu, by cpu, independent noise>"
     need("torch_ext")
     mu = torch.zeros(D, requires_grad=True)
     assert repr(plan_of(lambda: sample(mu, T_SIGMA, N))).endswith(
-        "by torch_ext, independent noise, gradients recorded>"
+        "by torch_ext, independent noise>, gradients recorded"
     )
 
 
@@ -176,11 +178,15 @@ def slots_of(plan: Any) -> dict[str, Any]:
     return {name: getattr(plan, name) for name in names}
 
 
+def check_same_slots(before: dict[str, Any], after: dict[str, Any]) -> None:
+    assert all(after[name] is value or after[name] == value for name, value in before.items())
+
+
 def test_calls_do_not_change_a_plan(vectors: Any) -> None:
     call: dict[str, Any] = {"noise": "shared", "layout": "nd", **vectors.options}
     plan = plan_of(lambda: sample(vectors(0, 1, 2), vectors(1, 2, 3), N, **call))
     before = slots_of(plan)
-    readers = [slots_of(before[name]) for name in ("_mu", "_sigma")]
+    readers = {name: slots_of(reader) for name, reader in before["_readers"].items()}
     template = copy.copy(before["template"])
     for count in range(50):
         sample(vectors(count, 1, 2), vectors(1, count, 3), N, dim_offset=count, sample_offset=3 * count, **call)
@@ -189,9 +195,11 @@ def test_calls_do_not_change_a_plan(vectors: Any) -> None:
                 sample(vectors(count, 1, 2), wrong, N, **call)
     assert len(PLANS) == 1
     after = slots_of(plan)
-    assert all(after[name] is value or after[name] == value for name, value in before.items())
+    check_same_slots(before, after)
     assert after["template"] == template
-    assert [slots_of(after[name]) for name in ("_mu", "_sigma")] == readers
+    assert list(readers) == list(after["_readers"]) == ["mu", "sigma"]
+    for name, reader in after["_readers"].items():
+        check_same_slots(readers[name], slots_of(reader))
 
 
 # A plan does not own modules, classes and instances that functions refer to.
@@ -288,12 +296,16 @@ def test_the_plan_cache_is_bounded_and_no_other_cache_grows(vectors: Any) -> Non
     assert [plan.shape[1] for plan in PLANS._plans.values()] == list(range(2500 - 1024, 2500))
 
 
-def test_the_gradient_plan_cache_is_bounded() -> None:
+def test_plans_of_all_operations_share_the_cache() -> None:
     need("torch_ext")
     mu = torch.zeros(D, requires_grad=True)
-    for n in range(1100):
+    for n in range(1, 600):
         sample(mu, T_SIGMA, n, seed=1).sum().backward()
+        weighted_moments(torch.ones(n), T_MU, T_SIGMA, seed=1)
     assert len(PLANS) == 1024
+    assert {plan._operation.name for plan in PLANS._plans.values() if isinstance(plan, _plan.Plan)} == {
+        "gradient", "moments",
+    }  # fmt: skip
 
 
 def test_a_call_within_put_does_not_deadlock() -> None:
@@ -869,7 +881,7 @@ class Filling(FakeBackend):
         self.value = value
 
     def launch(self, draw: Any) -> None:
-        arrays_at(draw)[2][...] = self.value
+        arrays_at(draw)["matrix"][...] = self.value
 
 
 @pytest.mark.usefixtures("registered")

@@ -30,17 +30,13 @@ FOLDERS = {
 }
 WITH_DOCUMENTS = (ROOT / ".github", ROOT / "bench", ROOT / "multisample", *FOLDERS.values())
 DOCUMENTS = sorted({ROOT / "README.md", *(path for folder in WITH_DOCUMENTS for path in folder.rglob("*.md"))})
-# The package `backends`: the attribute `multisample.backends` is the function.
-BACKENDS = importlib.import_module("multisample.backends")
 JAX = importlib.util.find_spec("jax") is not None
 TRITON = importlib.util.find_spec("triton") is not None
 
 
 def module_names() -> list[str]:
     """Every installed module except `__main__`, which would run, and modules that need a missing library."""
-    names = ["multisample"]
-    for package in (multisample, BACKENDS):
-        names += [module.name for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")]
+    names = ["multisample", *(x.name for x in pkgutil.walk_packages(multisample.__path__, "multisample."))]
     left_out = {"__main__", *([] if JAX else ["jax"]), *([] if TRITON else ["triton"])}
     return [name for name in dict.fromkeys(names) if not left_out & set(name.split(".")) or "_libraries" in name]
 
@@ -213,7 +209,7 @@ def blocks(path: Path) -> list[tuple[int, str]]:
 def lacks(code: str) -> bool:
     """Whether an example uses CuPy or JAX, which cannot run here."""
     if "import cupy" in code:
-        return not multisample.backends()["cupy"].available
+        return not multisample.list_backends()["cupy"].available
     return re.search(r"\bjax\b", code) is not None and not JAX
 
 

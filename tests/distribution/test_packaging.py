@@ -42,7 +42,7 @@ print(json.dumps({
     "contract": contract.__file__,
     "version": multisample.__version__,
     "bits": x.view(np.uint32).tolist(),
-    "available": multisample.backends()["cpu"].available,
+    "available": multisample.list_backends()["cpu"].available,
     "backends": importlib.util.find_spec("backends") is not None,
 }))
 """
@@ -56,7 +56,7 @@ import multisample
 import json
 assert not {"numba", "cuda"} & set(sys.modules)
 from multisample.backends.native import csrc_files
-statuses = multisample.backends()
+statuses = multisample.list_backends()
 assert not any(map(sys.modules.get, libraries))
 print(json.dumps({
     "csrc": str(csrc_files.folder()),

@@ -51,7 +51,7 @@ for name in ("float16", "bfloat16", "float32", "float64"):
     bits[name] = x.cpu().contiguous().view(torch.uint8).numpy().tobytes().hex()
 print(json.dumps({
     "bits": bits,
-    "status": multisample.backends()["torch_ext"].device,
+    "status": multisample.list_backends()["torch_ext"].device,
     "loaded": sorted(set(re.findall(r"/.*multisample_torch_.*", pathlib.Path("/proc/self/maps").read_text()))),
 }))
 """
@@ -61,7 +61,7 @@ REASONS = """
 import torch
 import multisample
 
-print(*multisample.backends()["torch_ext"].reasons, sep="\\n")
+print(*multisample.list_backends()["torch_ext"].reasons, sep="\\n")
 try:
     multisample.sample(torch.zeros(2), 1.0, 3, backend="torch_ext")
 except multisample.BackendUnavailableError as error:

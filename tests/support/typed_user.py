@@ -32,7 +32,7 @@ multisample.sample(
     mu, sigma, 5, noise="shared", dtype="float64", fast_math=True, dim_offset=1, sample_offset=2, validate=True,
     layout="nd", antithetic=True,
 )  # fmt: skip
-assert_type(multisample.backends()["cpu"].available, bool)
+assert_type(multisample.list_backends()["cpu"].available, bool)
 
 multisample.sample("x", sigma, 5)  # type: ignore[arg-type]
 multisample.sample(mu, None, 5)  # type: ignore[call-overload]

@@ -350,13 +350,13 @@ def test_other_libraries_are_refused() -> None:
     torch = pytest.importorskip("torch")
     with pytest.raises(TypeError, match="mu: expected an array of NumPy, CuPy or Dask"):
         multisample.dask.sample(torch.zeros(3), torch.ones(3), 5)
-    if multisample.backends()["torch_ext"].available:
+    if multisample.list_backends()["torch_ext"].available:
         with pytest.raises(TypeError, match="backend: expected one that gives blocks of NumPy or CuPy"):
             multisample.dask.sample(MU, SIGMA, 5, backend="torch_ext")
 
 
 def test_a_backend_that_the_worker_lacks_is_named(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    if multisample.backends()["cupy"].available:
+    if multisample.list_backends()["cupy"].available:
         pytest.skip("cupy is available")
     with pytest.raises(multisample.BackendUnavailableError, match="'cupy' cannot run here"):
         multisample.dask.sample(MU, SIGMA, N, backend="cupy")

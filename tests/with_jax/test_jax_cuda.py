@@ -62,7 +62,7 @@ needs_cuda = pytest.mark.skipif(count() == 0, reason="this JAX has no CUDA devic
 @needs_cuda
 @pytest.mark.parametrize("name", BACKENDS)
 def test_calls_can_be_recorded_into_command_buffers(name: str) -> None:
-    status = multisample.backends()[name]
+    status = multisample.list_backends()[name]
     if not status.available:
         pytest.skip("; ".join(status.reasons))
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_graph_min_graph_size=1"

@@ -32,7 +32,7 @@ OPTIONS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("name", ["auto", "cpu", "torch_ext"])
 @pytest.mark.parametrize("options", OPTIONS)
 def test_moments_are_those_of_the_sample(options: dict[str, Any], name: str) -> None:
-    if name != "auto" and not multisample.backends()[name].available:
+    if name != "auto" and not multisample.list_backends()[name].available:
         pytest.skip(f"{name} cannot run")
     exact = exact_moments(W, MU, SIGMA, seed=5, **options)
     device = jax.devices("cpu")[0]

@@ -76,7 +76,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 def on_cpu() -> tuple[str, ...]:
     """The backends for the CPU: those that the variable names, or all available ones."""
     requested = os.environ.get(VARIABLE)
-    known = multisample.backends()
+    known = multisample.list_backends()
     if requested is None:
         return tuple(name for name in SERVES["cpu"] if known[name].available)
     return tuple(name for name in SERVES["cpu"] if name in [part.strip() for part in requested.split(",")])
