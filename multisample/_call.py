@@ -18,6 +18,7 @@ ROWS = 2**32
 COLUMNS = 2**34
 
 FLAGS = "fast_math", "validate", "antithetic"
+"""Options that are True or False. A launch gets those that are fields of `Launch`."""
 
 
 class Traits(NamedTuple):

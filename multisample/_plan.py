@@ -20,7 +20,7 @@ from multisample.backends.element_types import MATRIX_TYPES
 from multisample.backends.launch import HOST, INPUTS, OPERANDS, ElementType, Launch
 from multisample.backends.system.cuda_driver import is_capturing
 
-from ._call import COLUMNS, ROWS, Call, check_rows, checked_window, vectors_of
+from ._call import COLUMNS, FLAGS, ROWS, Call, check_rows, checked_window, vectors_of
 from ._checks.operands import Inputs, check_alignment, check_out, extent, inspect_inputs, item_size
 from ._checks.values import check_values
 from ._libraries import Device, Library, Operand, check_memory, is_number
@@ -304,6 +304,9 @@ def _scratch_allocator(library: Library, device: Device) -> Callable[[int, Any],
     return allocate
 
 
+_LAUNCH_FLAGS = tuple(name for name in FLAGS if name in Launch._fields)
+
+
 def _template(call: Call, inputs: Inputs, matrix: Operand | None) -> Launch:
     """The launch of a call, without addresses, seed, offset and window."""
     d, n, size = inputs.d, inputs.n, item_size(inputs.dtype)
@@ -319,7 +322,7 @@ def _template(call: Call, inputs: Inputs, matrix: Operand | None) -> Launch:
     return Launch(
         **fields, row_stride=row_stride, column_stride=column_stride, rows=max(d, 1), columns=max(n, 1),
         type=ElementType[inputs.dtype], operation=call.operation, results=call.order,
-        common_noise=call.noise == "shared", antithetic=bool(call.antithetic), fast_math=bool(call.fast_math),
+        common_noise=call.noise == "shared", **{name: bool(getattr(call, name)) for name in _LAUNCH_FLAGS},
         device=HOST if inputs.device.kind == "cpu" else inputs.device.ordinal,
     )  # fmt: skip
 
