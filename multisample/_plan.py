@@ -14,6 +14,8 @@ import threading
 from collections.abc import Callable, Hashable
 from typing import Any, Generic, NamedTuple, NoReturn, TypeAlias, TypeVar
 
+import numpy as np
+
 from multisample.backends.contract import Backend, HostArray, Launcher
 from multisample.backends.draw import HOST, Draw, ElementType, Operation, Vector, Word
 from multisample.backends.launch import generic_launcher
@@ -277,6 +279,18 @@ class _HostPlan(Plan):
                 self._raise_overlap(name)
 
 
+class _SubclassPlan(_HostPlan):
+    """A plan for an `out` of a subclass of `numpy.ndarray`, whose `T`, `flags` and the like may be its own."""
+
+    __slots__ = ()
+
+    def draw(
+        self, mu: Any, sigma: Any, seed: Any, generator: Any, out: Any, dim_offset: int, sample_offset: int
+    ) -> Drawn:
+        _, *drawn = super().draw(mu, sigma, seed, generator, np.asarray(out), dim_offset, sample_offset)
+        return out, *drawn
+
+
 def _always(mu: Any, sigma: Any) -> bool:
     return True
 
@@ -401,7 +415,10 @@ def make_plan(call: Call, backend: Backend, library: Library, record: Record | N
     inputs = inspect_inputs(library, call.mu, call.sigma, call.dtype)
     check_rows(call.dim_offset, inputs.d)
     shape = (inputs.d, call.n) if call.layout == "dn" else (call.n, inputs.d)
+    kind: type[Plan] = _HostPlan if inputs.device.kind == "cpu" else _DevicePlan
     out = None
+    if library.name == "numpy" and not (call.out is None or type(call.out) is np.ndarray):
+        kind, call = _SubclassPlan, call._replace(out=np.asarray(call.out))
     if call.out is not None:
         if inputs.device.kind == "cpu":
             vectors = {"mu": call.mu, "sigma": call.sigma}
@@ -410,7 +427,6 @@ def make_plan(call: Call, backend: Backend, library: Library, record: Record | N
         out = library.describe("out", call.out)
         check_alignment("out", out, 0)
         check_out(out, inputs, shape)
-    kind = _HostPlan if inputs.device.kind == "cpu" else _DevicePlan
     return kind(call, backend, library, inputs, out, record)
 
 

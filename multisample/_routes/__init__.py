@@ -72,23 +72,24 @@ def draw_first(call: Call, key: Hashable, draw: Draw) -> Any:
             for name, x in (("mu", call.mu), ("sigma", call.sigma))
             if not (is_number(x) or type(x) in BY_TYPE)
         }
-        if call.out is not None and type(call.out) is not np.ndarray:
-            # A subclass may have attributes of its own, such as `shape` and `T`, that differ from its memory's.
-            arrays["out"] = np.asarray(call.out)
-        if arrays:  # A plan may exist for the new arrays.
-            result = draw(**call._replace(**arrays)._asdict())
-            return result if call.out is None else call.out
+        if arrays:  # Lists and other sequences became arrays, for which a plan may exist.
+            return draw(**call._replace(**arrays)._asdict())
         if backend.host_library != "numpy":
             from .adopted import draw_from_host
 
             return draw_from_host(call, backend)
     record = None
     if caller.name == "torch":
+        from .._libraries.torch import plain
         from .recorded import recorder
         from .transformed import draw_transformed, is_transformed
 
         if is_transformed(call):
             return draw_transformed(call, backend)
+        out = plain(call.out)
+        if out is not call.out:  # A plan may exist for the base class.
+            draw(**call._replace(out=out)._asdict())
+            return call.out
         record = recorder(call, backend)
         caller.compile_key(backend)
     plan = make_plan(call, backend, caller, record)
