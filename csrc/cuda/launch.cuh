@@ -25,15 +25,15 @@ cudaError_t launch_kernel(void (*kernel)(Parameters...), dim3 blocks, u32 thread
 // Length of a grid's y axis at the most.
 constexpr u32 kMostBatch = 65535;
 
-// Calls launch(part) for parts of a batch, of at most `most` matrices, until it returns an error.
-template <class Launch>
-cudaError_t for_batch(const Launch& call, u64 size, u32 most, const Launch& launch) {
+// Calls function(part) for parts of a batch, of at most `most` matrices, until it returns an error.
+template <class Function>
+cudaError_t for_batch(const Launch& call, u64 size, u32 most, const Function& function) {
   const u32 batch = call.batch == 0 ? 1 : call.batch;
   cudaError_t error = cudaSuccess;
   for (u32 b = 0; b < batch && error == cudaSuccess; b += most) {
     Launch part = matrix_of_batch(call, b, size);
     part.batch = batch - b < most ? batch - b : most;
-    error = launch(part);
+    error = function(part);
   }
   return error;
 }

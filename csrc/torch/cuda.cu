@@ -52,14 +52,14 @@ struct Cuda {
   }
 };
 
-// Runs `launch` with `device` current.
-template <class Launch>
-cudaError_t on_device(int device, const Launch& launch) {
+// Calls `function` with `device` current.
+template <class Function>
+cudaError_t on_device(int device, const Function& function) {
   int previous = device;
   cudaError_t error = cleared(cudaGetDevice(&previous));
   if (error == cudaSuccess && previous != device) error = cleared(cudaSetDevice(device));
   if (error != cudaSuccess) return error;
-  error = launch();
+  error = function();
   if (previous != device) cudaSetDevice(previous);
   return error;
 }

@@ -41,7 +41,10 @@ class NumpyLibrary(Library):
         return array.dtype, array.shape, array.strides
 
     def target_signature(self, out: Any) -> Hashable:
-        return type(out), out.dtype, out.shape, out.strides, out.flags.writeable
+        kind = type(out)
+        if kind is not np.ndarray:  # Attributes of a subclass may differ from those of its memory.
+            out = np.asarray(out)
+        return kind, out.dtype, out.shape, out.strides, out.flags.writeable
 
     def host_array(self, array: Any) -> HostArray:
         host: HostArray = array

@@ -18,7 +18,7 @@ from multisample.backends.system.cuda_driver import is_capturing as driver_is_ca
 from .library import CPU, Device, Library, Operand, check_memory, counted_as
 from .numpy import HOST
 
-__all__ = ["TORCH", "check_tensor", "dtype_of", "is_opaque", "is_transforming"]
+__all__ = ["TORCH", "check_tensor", "dtype_of", "is_opaque", "is_transforming", "plain"]
 
 _layer, _modes = torch._C._functorch.peek_interpreter_stack, torch._C._len_torch_dispatch_stack
 _raw_stream: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
@@ -61,6 +61,14 @@ def is_opaque(kind: type) -> bool:
     """Whether `kind` overrides ``__torch_dispatch__``: its tensors may have no memory."""
     dispatch = getattr(kind, "__torch_dispatch__", None)
     return dispatch is not None and dispatch is not torch.Tensor.__torch_dispatch__
+
+
+def plain(tensor: Any) -> Any:
+    """A tensor of a subclass as one of the base class, since methods of a subclass may differ from its memory's."""
+    if tensor is None or type(tensor) in (torch.Tensor, torch.nn.Parameter):
+        return tensor
+    with torch._C.DisableTorchFunctionSubclass():
+        return torch.Tensor.as_subclass(tensor, torch.Tensor)
 
 
 def check_tensor(name: str, tensor: Any) -> None:

@@ -75,22 +75,23 @@ def run_first(call: Call, key: Hashable, function: Callable[..., Any]) -> Any:
             for name, x in vectors_of(call).items()
             if not (is_number(x) or type(x) in BY_TYPE)
         }
-        if call.out is not None and type(call.out) is not np.ndarray:
-            # A subclass may have attributes of its own, such as `shape` and `T`, that differ from its memory's.
-            arrays["out"] = np.asarray(call.out)
-        if arrays:  # A plan may exist for the new arrays.
-            result = call._replace(**arrays).repeated(function)
-            return result if call.out is None else call.out
+        if arrays:  # Lists and other sequences became arrays, for which a plan may exist.
+            return call._replace(**arrays).repeated(function)
         if backend.host_library != "numpy":
             from .adopted import run_from_host
 
             return run_from_host(call, backend)
     if caller.name == "torch":
+        from .._libraries.torch import plain
         from .recorded import torch_plan
         from .transformed import is_transformed, run_transformed
 
         if is_transformed(call):
             return run_transformed(call, backend)
+        out = plain(call.out)
+        if out is not call.out:  # A plan may exist for the base class.
+            call._replace(out=out).repeated(function)
+            return call.out
         plan: Planned = torch_plan(call, backend)
         caller.compile_key(backend)
     else:

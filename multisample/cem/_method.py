@@ -558,7 +558,7 @@ class CEM(Generic[ArrayT]):
         return np.array(self._history, np.float64).reshape(-1, len(COLUMNS))
 
     def _on_host(self, array: Any) -> HostArray:
-        return rounded(on_host("state", array), self._arrays.dtype_name)
+        return np.array(rounded(on_host("state", array), self._arrays.dtype_name))
 
     def _adopted(self, name: str, array: Any, shape: tuple[int, ...]) -> Any:
         """Argument `name` as a floating-point array on the device."""

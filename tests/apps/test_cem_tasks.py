@@ -101,6 +101,13 @@ def test_a_function_may_overwrite_its_samples() -> None:
         assert own.mu.tobytes() == state.mu.tobytes()
 
 
+def test_the_state_and_tasks_share_no_memory_with_the_run() -> None:
+    search: Any = CEM(START, 2.0, N, seed=7)
+    search.state["mu"][:] = 5
+    search.ask_tasks(2)[0].mu[:] = 5
+    assert (search.mu == START).all()
+
+
 def overwriting_tensors(x: Any) -> Any:
     scores = torch_sphere(x)
     x.fill_(1e9)

@@ -165,6 +165,32 @@ def test_the_memory_of_a_subclass_counts_whatever_its_attributes_say(layout: Any
             sample(out[:3, 0] if layout == "dn" else out[0], SIGMA, N, seed=1, layout=layout, out=out)
 
 
+@pytest.mark.parametrize("by", ["cpu", "torch_ext"])
+def test_the_memory_of_a_tensor_subclass_counts_whatever_its_attributes_say(by: str) -> None:
+    class LyingTensor(torch.Tensor):
+        shape = property(lambda self: torch.Size((3, N)))  # type: ignore[assignment]
+
+        def stride(self, *args: Any) -> Any:
+            return N, 1
+
+        def as_subclass(self, *args: Any) -> Any:
+            raise KeyError("as_subclass")
+
+    mu, sigma = torch.from_numpy(MU), torch.from_numpy(SIGMA)
+    for _ in range(2):
+        memory = torch.full((100,), 5.0)
+        out = torch.Tensor.as_subclass(memory[20 : 20 + 3 * N].reshape(3, N), LyingTensor)
+        version = out._version
+        assert sample(mu, sigma, N, seed=1, out=out, backend=by) is out
+        check_same(memory[20 : 20 + 3 * N].reshape(3, N), REFERENCE)
+        assert out._version > version
+        wrong = torch.Tensor.as_subclass(memory[:4].reshape(2, 2), LyingTensor)
+        with pytest.raises(ValueError, match=r"^out: expected shape \(3, 7\), got \(2, 2\)"):
+            sample(mu, sigma, N, seed=1, out=wrong, backend=by)
+        assert (memory[:20] == 5).all()
+        assert (memory[20 + 3 * N :] == 5).all()
+
+
 def test_an_out_that_only_claims_to_be_a_subclass_raises() -> None:
     claiming = type("Claiming", (ArrayOnly,), {"__class__": np.ndarray})
     with pytest.raises(TypeError, match=r"^out: expected a NumPy array, got .* of type Claiming"):

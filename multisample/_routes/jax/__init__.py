@@ -260,12 +260,12 @@ def _words(call: Call, seed: Any, d: int) -> Words:
 
 
 def _operand(name: str, x: Any, dtype: str) -> Any:
-    """`mu` or `sigma` for a program: a JAX array as it is, anything else as a checked NumPy array."""
+    """`mu` or `sigma` for a program: a JAX array as it is, anything else as a copy in a checked NumPy array."""
     if is_jax(x):
         return x
     check_values(HOST, {name: x if is_number(x) else HOST.normalized(name, x)}, dtype)
     real = np.float64 if dtype == "float64" else np.float32
-    return rounded(np.asarray(float(x) if is_number(x) else x), real)
+    return np.array(rounded(np.asarray(float(x) if is_number(x) else x), real))
 
 
 # --- Programs -------------------------------------------------------------------------------------
