@@ -129,6 +129,12 @@ class Backend(Protocol):
     ``launch(mu, sigma, seed, offsets, matrix, stream)``. All arguments but the stream are addresses in device memory;
     at `offsets` are the offset, the first row and the first column, and 0 means that these are 0.
 
+    Programs of JAX run on threads that should not wait for the interpreter. For them it may have ``c_function(draw)``,
+    the address of a C function ``int run(const Draw*)`` for draws like `draw`. The function needs no interpreter and
+    returns 0, or another number after an error. Seed and offsets are in memory of the draw's device; mu and sigma are
+    vectors of the computing type. ``moments_c_function(moments)`` is the address of ``int run(Moments*)``, where mu and
+    sigma are numbers. Without these functions, each call of a program enters Python.
+
     For `multisample.weighted_moments` it may have ``moments_launcher(moments) -> MomentsLauncher``. For programs of JAX
     on CUDA it then also has ``launch_moments(moments)``, whose words may be in device memory, and
     ``moments_scratch_size(moments)``: how many float64 numbers of scratch memory that needs.

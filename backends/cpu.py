@@ -15,31 +15,13 @@ from typing import Any
 import numpy as np
 
 from .contract import Backend, BackendStatus, DeviceKind, HostArray, Launcher, MomentsLauncher
-from .draw import Draw, ElementType, matrix_of_batch
+from .draw import Draw, ElementType, Operation, matrix_of_batch
 from .element_types import MATRIX_TYPES
 from .memory.host import arrays_at, batch_at, words_at
 from .moments import Moments
 from .system.threads import thread_count
 
 __all__ = ["BACKEND"]
-
-# A call gets one more thread for each so many normals, 0.06 ms of work. Waking an idle thread takes about as long.
-_SHARE = 1 << 16
-# Cost of an element with common noise, which is only scaled and stored, in proportion to one with its own noise.
-_COMMON_COST = 1 / 8
-# Normals of one window at the most.
-_WINDOW = 1 << 18
-# Windows for each thread, and normals of one at the least: few enough normals to balance threads that begin late. A
-# window with common noise, or one where columns are contiguous, has more, because it does some work for each column.
-_WINDOWS, _LEAST_WINDOW = 16, 1 << 13
-_LARGER_WINDOWS, _LEAST_LARGER_WINDOW = 4, 1 << 14
-# Each window computes its common noise once. A window of at least this width is still tall enough to hide that cost.
-_COMMON_COLUMNS = 1 << 12
-# Weighted moments: with at least so many rows, threads share rows alone.
-_FEW_ROWS = 1024
-# Where columns are contiguous, each window also reads mu and sigma once. With these limits of rows and normals, a
-# window is wide enough to hide that cost. A common normal costs little, so a window may have many.
-_COMMON_ROWS, _COMMON_WINDOW = 1 << 13, 1 << 20
 
 
 class CpuBackend:
@@ -69,7 +51,9 @@ class CpuBackend:
         return array
 
     def launch(self, draw: Draw) -> None:
-        if draw.batch > 1 and draw.rows * draw.columns <= 2 * _SHARE:  # Work for two threads at the most.
+        from .kernels.cpu.division import SHARE
+
+        if draw.batch > 1 and draw.rows * draw.columns <= 2 * SHARE:  # Work for two threads at the most.
             self._launch_batch(draw)
             return
         launcher = self.launcher(draw)
@@ -82,26 +66,28 @@ class CpuBackend:
 
     def _launch_batch(self, draw: Draw) -> None:
         """Draw a batch of small matrices, each on one thread."""
+        from .kernels.cpu.division import SHARE
         from .kernels.cpu.kernel import batch_kernel
         from .kernels.cpu.threads import helpers
 
         kernel = batch_kernel(ElementType(draw.type).name, bool(draw.antithetic))
         *arrays, common_noise = *batch_at(draw), bool(draw.common_noise)
-        most = max(1, min(draw.batch, math.ceil(draw.batch * draw.rows * draw.columns / _SHARE)))
+        most = max(1, min(draw.batch, math.ceil(draw.batch * draw.rows * draw.columns / SHARE)))
         threads = min(most, thread_count(), draw.threads or most)
         with helpers(threads - 1) as slots:
             kernel(*arrays, common_noise, threads, slots)
 
     def launcher(self, draw: Draw) -> Launcher:
         # Numba takes half a second to import.
+        from .kernels.cpu.division import in_python
         from .kernels.cpu.kernel import value_kernel, window_kernel, windows_kernel
         from .kernels.cpu.threads import helpers
 
         dtype = ElementType(draw.type).name
         common_noise, block = bool(draw.common_noise), 8 if draw.antithetic else 4
         d, n = draw.rows, draw.columns
-        work = n + d * n * _COMMON_COST if common_noise else d * n
-        most = max(1, math.ceil(work / _SHARE))
+        most_threads, shape = in_python()
+        most = most_threads(d, n, common_noise)
         kernel = (window_kernel if most == 1 else windows_kernel)(dtype, bool(draw.antithetic))
 
         def threads(matrix: HostArray, first_column: int) -> int:
@@ -117,13 +103,31 @@ class CpuBackend:
                 return
             down = matrix.strides[0] == matrix.itemsize and d > 1
             with helpers(threads - 1) as slots:
-                kernel(*arguments, *_window_shape(d, n, threads, common_noise, block, down), threads, slots)
+                kernel(*arguments, *shape(d, n, threads, common_noise, block, down), threads, slots)
 
         is_valid = value_kernel("float64" if dtype == "float64" else "float32")
         return Launcher(run, is_valid, threads if most > 1 else None, takes_arrays=True)
 
+    def c_function(self, draw: Draw) -> int:
+        from .kernels.cpu import calls
+
+        dtype, antithetic = ElementType(draw.type).name, bool(draw.antithetic)
+        if draw.operation == Operation.sample:
+            calls.prepare(dtype, antithetic)
+            return calls.draw_function()
+        real = MATRIX_TYPES[dtype].computing
+        calls.prepare(real, antithetic)
+        return calls.gradient_function(real)
+
+    def moments_c_function(self, moments: Moments) -> int:
+        from .kernels.cpu import calls
+
+        calls.prepare_threads()
+        return calls.moments_function(MATRIX_TYPES[ElementType(moments.draw.type).name].computing)
+
     def moments_launcher(self, moments: Moments) -> MomentsLauncher:
         from .kernels.cpu import moments as kernels
+        from .kernels.cpu.division import SHARE
         from .kernels.cpu.kernel import value_kernel
         from .kernels.cpu.threads import helpers
 
@@ -146,11 +150,11 @@ class CpuBackend:
             count += -count % kernels.ROUND
             listed = groups[:count], of_first[: 4 * count], of_second[: 4 * count]
             second = none if second is None else second
-            most = max(1, math.ceil(4 * rows * count / _SHARE))
+            most = max(1, math.ceil(4 * rows * count / SHARE))
             threads = min(most, thread_count(), draw.threads or most)
             height = min(kernels.MOST_ROWS, math.ceil(rows / (4 * threads)) if threads > 1 else rows)
             with helpers(threads - 1) as slots:
-                if not draw.common_noise and (threads == 1 or rows >= _FEW_ROWS or count <= kernels.PIECE):
+                if not draw.common_noise and (threads == 1 or rows >= kernels.FEW_ROWS or count <= kernels.PIECE):
                     kernels.moments_kernel(dtype)(
                         *listed, seed, offset, first_row, mu, sigma, weight, first, second, height, threads, slots
                     )
@@ -172,23 +176,6 @@ class CpuBackend:
     def advancer(self, device: int) -> Callable[[int, int], None]:
         """The cpu backend has no device memory."""
         raise RuntimeError("backend: 'cpu' cannot write to device memory")
-
-
-def _window_shape(d: int, n: int, threads: int, common_noise: bool, block: int, down: bool) -> tuple[int, int]:
-    """Rows and columns of the windows of a (d, n) matrix; the columns are whole blocks.
-
-    With `down`, where columns are contiguous in memory, windows are whole columns, up to a limit of rows.
-    """
-    count, least = (_LARGER_WINDOWS, _LEAST_LARGER_WINDOW) if common_noise or down else (_WINDOWS, _LEAST_WINDOW)
-    size = min(_COMMON_WINDOW if common_noise and down else _WINDOW, max(least, d * n // (count * threads)))
-    if down:
-        most = min(size // block, _COMMON_ROWS) if common_noise else size // block
-        rows = math.ceil(d / math.ceil(d / most))
-        columns = size // rows
-    else:
-        columns = max(_COMMON_COLUMNS, size // d) if common_noise else size
-        rows = max(1, size // min(columns, n))
-    return rows, max(block, columns - columns % block)
 
 
 BACKEND: Backend = CpuBackend()

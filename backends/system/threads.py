@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-__all__ = ["limit_threads", "run_all", "thread_count", "thread_limit"]
+__all__ = ["configured_threads", "limit_threads", "run_all", "thread_count", "thread_limit"]
 
 _Task = TypeVar("_Task")
 
@@ -36,11 +36,12 @@ def thread_count() -> int:
 
     The number of processors available to this process, or MULTISAMPLE_NUM_THREADS, up to the limit of `limit_threads`.
     """
-    most = _configured_threads()
+    most = configured_threads()
     return min(most, _limit.get() or most)
 
 
-def _configured_threads() -> int:
+def configured_threads() -> int:
+    """The same without the limit of `limit_threads`."""
     setting = os.environ.get("MULTISAMPLE_NUM_THREADS", "")
     if setting:
         if not setting.isdecimal() or int(setting) < 1:

@@ -190,6 +190,15 @@ class TorchExtBackend:
         """The compiled function that makes keys of calls with tensors, if there is one: see `Builtins.key`."""
         return None if self._builtins is None else self._builtins.key(signature, out_signature)
 
+    def c_function(self, draw: Draw) -> int:
+        """See `Backend`. Also for operation `gradient`."""
+        self.prepare("cpu" if draw.device == HOST else "cuda")
+        return _address(self._cpu.multisample_run_cpu if draw.device == HOST else self._cuda.multisample_run_cuda)
+
+    def moments_c_function(self, moments: Moments) -> int:
+        """See `Backend`."""
+        return _address(self._moments_runner(moments.draw)[0])
+
     def scratch_size(self, draw: Draw) -> int:
         """Float64 numbers of scratch memory that a draw needs: 0 except for a gradient on CUDA."""
         if draw.device == HOST or draw.operation == Operation.sample:
@@ -268,6 +277,10 @@ class TorchExtBackend:
     def _raise_cuda_error(self, error: int) -> NoReturn:
         message = f"backend: 'torch_ext' could not launch: {self._cuda.multisample_cuda_error(error).decode()}"
         raise MemoryError(message) if error == _OUT_OF_MEMORY else RuntimeError(message)
+
+
+def _address(function: Any) -> int:
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
 def _described(kind: DeviceKind) -> str:

@@ -43,10 +43,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _build_cpu() -> None:
-    from multisample.backends.kernels.cpu import kernel, moments
+    from multisample.backends.kernels.cpu import calls, kernel, moments
 
     start = time.perf_counter()
-    kernels = kernel.compile_all() + moments.compile_all()
+    kernels = calls.compile_all() + kernel.compile_all() + moments.compile_all()
     print(f"cpu: compiled {kernels} kernels in {time.perf_counter() - start:.1f} s", flush=True)
 
 

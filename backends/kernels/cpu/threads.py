@@ -36,7 +36,7 @@ from .intrinsics import (
     stack_copy,
 )
 
-__all__ = ["SLOTS", "for_each", "helpers", "serving_kernel"]
+__all__ = ["SLOTS", "SLOTS_LENGTH", "for_each", "helpers", "serving_kernel"]
 
 SLOTS = types.Array(types.int64, 1, "C")
 """The Numba type of the slots."""
@@ -49,6 +49,8 @@ _STATE, _LOCK, _NUMBER, _THREAD, _PROCESS, _AVOIDED = range(6)
 # States. Another number is the address of a call that has taken the slot, and whose helper has not begun.
 _FREE, _BUSY, _NO_THREAD = range(3)
 _MOST_HELPERS = 255
+SLOTS_LENGTH = (_MOST_HELPERS + 1) * _LINE
+"""The number of elements of the slots."""
 # Elements of a call. From _BEGUN on, each thread has a line, with the first index of its part that has not begun.
 _ENTRY, _ARGUMENTS, _COUNT, _THREADS, _HELPERS, _BEGUN = 0, 1, 2, 3, 4, _LINE
 _CALL = _BEGUN + (_MOST_HELPERS + 1) * _LINE
@@ -167,7 +169,7 @@ class _Helpers:
     """Threads that start when calls want them. All calls share them, and they never end."""
 
     def __init__(self) -> None:
-        self.slots = np.zeros((_MOST_HELPERS + 1) * _LINE, np.int64)
+        self.slots = np.zeros(SLOTS_LENGTH, np.int64)
         self.slots[_STATE::_LINE], self.slots[_AVOIDED::_LINE] = _NO_THREAD, -1
         self.unused = list(reversed(range(_MOST_HELPERS)))
         # A signal handler, or `__del__`, may draw while this thread has the lock.

@@ -20,7 +20,7 @@ from multisample.backends import registry
 from multisample.backends.draw import HOST as HOST_DEVICE
 from multisample.backends.draw import Draw, ElementType, Operation, Vector, Word
 from multisample.backends.memory.host import array_at
-from multisample.backends.moments import Moments
+from multisample.backends.moments import Moments, pack_moments
 from multisample.backends.system import xla_ffi
 from multisample.backends.system.cuda_driver import relaxed_capture
 
@@ -32,8 +32,8 @@ from ..._libraries.library import NOUNS, counted_as
 from ..._moments_plan import MomentsCall
 from ..._plan import Call, PlanCache
 from ..._tracing import SEEDLESS, is_traced_by_jax
-from . import _is_on_host, _operand, _static, _vector, _words
-from .handlers import _addresses, _at, _read_words, register_target
+from . import _is_on_host, _operand, _static, _vector, _words, native
+from .handlers import Road, _addresses, _at, _read_words, register_target
 from .keys import operands
 from .partitioning import PLATFORMS, Static, computing_type
 
@@ -285,6 +285,18 @@ def _on_device(frame: xla_ffi.Frame) -> None:
     run(*_addresses(frame.operands(), frame.results(), 3), frame.stream())
 
 
+def _state(string: bytes, device: int) -> native.State:
+    """See `handlers._state`."""
+    options = _decoded(string)
+    c_function = getattr(registry.find(options.backend), "moments_c_function", None)
+    if c_function is None:
+        return native.State()
+    moments = _moments(options, device)
+    return native.State(c_function(moments), call=pack_moments(moments))
+
+
 def register() -> None:
     """Register the handlers of weighted moments."""
-    register_target(_TARGET, {"cpu": _on_host, "CUDA": _on_device})
+    states = (functools.partial(_state, device=device) for device in (HOST_DEVICE, 0))
+    roads = map(Road, states, (_on_host, _on_device))
+    register_target(_TARGET, native.SUMS, dict(zip(native.PLATFORMS, roads, strict=True)))

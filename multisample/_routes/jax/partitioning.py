@@ -70,8 +70,8 @@ def _draw(static: Static, platform: str, backend: str, n: int, *operands: Any) -
     d = operands[0].shape[1]
     shape = (batch, d, n) if static.layout == "dn" else (batch, n, d)
     options = _options(static, backend, *operands)
-    if platform == "cpu" and all(isinstance(length, int) for length in shape):
-        handlers.warm_up(options, shape)
+    if platform == "cpu":
+        handlers.prepare_on_host(options)
     result = jax.ShapeDtypeStruct(shape, jnp.dtype(static.dtype))
     return jax.ffi.ffi_call(handlers.SAMPLE, result)(*operands, options=options.encoded())
 
