@@ -134,6 +134,12 @@ class Backend(Protocol):
     - ``launcher(launch) -> Launcher``, for repeated calls.
     - ``memory_launcher(launch, has_offsets) -> MemoryLauncher``, for programs of JAX on CUDA. Without `has_offsets`,
       offset, first row and first column are 0.
+
+    A backend may also have ``c_function(launch)``, because threads of XLA should not wait for the interpreter. It
+    returns the address of a C function ``int run(const Launch*)`` for launches like `launch`. The C function needs no
+    interpreter, and returns 0, or another number after an error. Seed and offsets are in memory of the launch's device.
+    mu and sigma are vectors of the computing type; for moments they are numbers. Without `c_function`, each call of a
+    program of JAX enters Python.
     """
 
     @property

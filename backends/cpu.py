@@ -22,24 +22,6 @@ from .system.threads import thread_count
 
 __all__ = ["BACKEND"]
 
-# A call gets one more thread for each so many normals, 0.06 ms of work. Waking an idle thread takes about as long.
-_SHARE = 1 << 16
-# Cost of an element with common noise, which is only scaled and stored, in proportion to one with its own noise.
-_COMMON_COST = 1 / 8
-# Normals of one window at the most.
-_WINDOW = 1 << 18
-# Windows for each thread, and normals of one at the least: few enough normals to balance threads that begin late. A
-# window with common noise, or one where columns are contiguous, has more, because it does some work for each column.
-_WINDOWS, _LEAST_WINDOW = 16, 1 << 13
-_LARGER_WINDOWS, _LEAST_LARGER_WINDOW = 4, 1 << 14
-# Each window computes its common noise once. A window of at least this width is still tall enough to hide that cost.
-_COMMON_COLUMNS = 1 << 12
-# Weighted moments: with at least so many rows, threads share rows alone.
-_FEW_ROWS = 1024
-# Where columns are contiguous, each window also reads mu and sigma once. With these limits of rows and normals, a
-# window is wide enough to hide that cost. A common normal costs little, so a window may have many.
-_COMMON_ROWS, _COMMON_WINDOW = 1 << 13, 1 << 20
-
 
 class CpuBackend:
     name = "cpu"
@@ -73,7 +55,9 @@ class CpuBackend:
         return array
 
     def launch(self, launch: Launch) -> None:
-        if launch.batch > 1 and launch.rows * launch.columns <= 2 * _SHARE:  # Work for two threads at the most.
+        from .kernels.cpu.division import SHARE
+
+        if launch.batch > 1 and launch.rows * launch.columns <= 2 * SHARE:  # Work for two threads at the most.
             self._launch_batch(launch)
             return
         launcher = self.launcher(launch)
@@ -88,48 +72,38 @@ class CpuBackend:
     def _launch_batch(self, launch: Launch) -> None:
         """Draw a batch of small matrices, each on one thread."""
         from .kernels.cpu import threads as cpu_threads
+        from .kernels.cpu.division import SHARE
         from .kernels.cpu.kernel import batch_kernel
 
         kernel = batch_kernel(type_name(launch), bool(launch.antithetic))
         *arrays, common_noise = *batch_at(launch), bool(launch.common_noise)
-        most = max(1, min(launch.batch, math.ceil(launch.batch * launch.rows * launch.columns / _SHARE)))
+        most = max(1, min(launch.batch, math.ceil(launch.batch * launch.rows * launch.columns / SHARE)))
         threads = min(most, thread_count(), launch.threads or most)
         kernel(*arrays, common_noise, threads, cpu_threads.helper_slots(threads - 1))
 
     def launcher(self, launch: Launch) -> Launcher:
         return _LAUNCHERS[launch.operation](launch)
 
+    def c_function(self, launch: Launch) -> int:
+        from .kernels.cpu import calls
+
+        return calls.function_address(launch)
+
     def advancer(self, device: int) -> Callable[[int, int], None]:
         """The cpu backend has no device memory."""
         raise RuntimeError("backend: 'cpu' cannot write to device memory")
 
 
-def _window_shape(d: int, n: int, threads: int, common_noise: bool, block: int, down: bool) -> tuple[int, int]:
-    """Rows and columns of the windows of a (d, n) matrix; the columns are whole blocks.
-
-    With `down`, where columns are contiguous in memory, windows are whole columns, up to a limit of rows.
-    """
-    count, least = (_LARGER_WINDOWS, _LEAST_LARGER_WINDOW) if common_noise or down else (_WINDOWS, _LEAST_WINDOW)
-    size = min(_COMMON_WINDOW if common_noise and down else _WINDOW, max(least, d * n // (count * threads)))
-    if down:
-        most = min(size // block, _COMMON_ROWS) if common_noise else size // block
-        rows = math.ceil(d / math.ceil(d / most))
-        columns = size // rows
-    else:
-        columns = max(_COMMON_COLUMNS, size // d) if common_noise else size
-        rows = max(1, size // min(columns, n))
-    return rows, max(block, columns - columns % block)
-
-
 def _sampler(launch: Launch) -> Launcher:
     # Numba takes half a second to import.
     from .kernels.cpu import threads as cpu_threads
+    from .kernels.cpu.division import in_python
     from .kernels.cpu.kernel import value_kernel, window_kernel, windows_kernel
 
     dtype, common_noise, block = type_name(launch), bool(launch.common_noise), 8 if launch.antithetic else 4
     d, n = launch.rows, launch.columns
-    work = n + d * n * _COMMON_COST if common_noise else d * n
-    most = max(1, math.ceil(work / _SHARE))
+    most_threads, shape = in_python()
+    most = most_threads(d, n, common_noise)
     kernel = (window_kernel if most == 1 else windows_kernel)(dtype, bool(launch.antithetic))
 
     def threads(matrix: Any, first_column: int) -> int:
@@ -145,8 +119,8 @@ def _sampler(launch: Launch) -> Launcher:
             kernel(*arguments)
             return
         down = matrix.strides[0] == matrix.itemsize and d > 1
-        shape = _window_shape(d, n, threads, common_noise, block, down)
-        kernel(*arguments, *shape, threads, cpu_threads.helper_slots(threads - 1))
+        height, width = shape(d, n, threads, common_noise, block, down)
+        kernel(*arguments, height, width, threads, cpu_threads.helper_slots(threads - 1))
 
     is_valid = value_kernel(computing_name(launch))
     return Launcher(run, is_valid, threads if most > 1 else None, takes_arrays=True)
@@ -156,6 +130,7 @@ def _summer(launch: Launch) -> Launcher:
     """Weighted moments."""
     from .kernels.cpu import moments as kernels
     from .kernels.cpu import threads as cpu_threads
+    from .kernels.cpu.division import SHARE
     from .kernels.cpu.kernel import value_kernel
 
     dtype, real, width = type_name(launch), computing_name(launch), 8 if launch.antithetic else 4
@@ -177,11 +152,11 @@ def _summer(launch: Launch) -> Launcher:
         count += -count % kernels.ROUND
         listed = groups[:count], of_first[: 4 * count], of_second[: 4 * count]
         second = none if second is None else second
-        most = max(1, math.ceil(4 * rows * count / _SHARE))
+        most = max(1, math.ceil(4 * rows * count / SHARE))
         threads = min(most, thread_count(), launch.threads or most)
         height = min(kernels.MOST_ROWS, math.ceil(rows / (4 * threads)) if threads > 1 else rows)
         slots = cpu_threads.helper_slots(threads - 1)
-        if not common_noise and (threads == 1 or rows >= _FEW_ROWS or count <= kernels.PIECE):
+        if not common_noise and (threads == 1 or rows >= kernels.FEW_ROWS or count <= kernels.PIECE):
             kernels.moments_kernel(dtype)(
                 *listed, seed, offset, first_row, mu, sigma, weight, first, second, height, threads, slots
             )

@@ -26,7 +26,10 @@ from numba.core.serialize import dumps
 from multisample.backends.errors import BackendUnavailableError
 from multisample.backends.system import cache
 
-__all__ = ["Function", "KernelCache", "cached", "compile_cached", "inline", "recorded_misses", "source_digest"]
+__all__ = [
+    "Function", "KernelCache", "cached", "compile_cached", "function_address", "inline", "recorded_misses",
+    "source_digest",
+]  # fmt: skip
 
 Function: TypeAlias = Callable[..., Any]
 """A function that Numba compiles. Numba infers the types."""
@@ -84,6 +87,22 @@ def cached(function: Callable[..., Any], name: str, digest: str, *, nogil: bool 
     dispatcher = njit(nogil=nogil, _nrt=allocates)(named)
     dispatcher._cache = KernelCache(name, digest, _reduce, _rebuild, "cpu")
     return dispatcher
+
+
+def function_address(signature: Any, function: Callable[..., Any], name: str, digest: str) -> int:
+    """The address of `function`, compiled as by `compile_cached`, in Numba's calling convention.
+
+    The code is never freed.
+    """
+    dispatcher = cached(function, name, digest)
+    dispatcher.compile(signature)
+    compiled = dispatcher.overloads[signature.args]
+    _never_freed.append(dispatcher)
+    address: int = compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)
+    return address
+
+
+_never_freed: list[Any] = []
 
 
 def _reduce(result: Any) -> Any:

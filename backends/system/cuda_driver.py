@@ -14,8 +14,9 @@ from collections.abc import Iterator
 from typing import Any
 
 __all__ = [
-    "Event", "current_device", "device_function", "device_of", "error_name", "function_of_kernel", "is_capturing",
-    "is_present", "keeping_context", "launch_function", "on_device", "order", "relaxed_capture", "synchronize",
+    "Event", "capture_mode_function", "current_device", "device_function", "device_of", "error_name",
+    "function_of_kernel", "is_capturing", "is_present", "keeping_context", "launch_function", "on_device", "order",
+    "relaxed_capture", "synchronize",
 ]  # fmt: skip
 
 # Constants of cuda.h.
@@ -67,6 +68,11 @@ def launch_function() -> Any:
 def device_function() -> Any:
     """cuCtxGetDevice: writes the ordinal of the current context's device, or returns an error."""
     return _driver().cuCtxGetDevice
+
+
+def capture_mode_function() -> Any:
+    """cuThreadExchangeStreamCaptureMode: swaps this thread's mode with the one at an address."""
+    return _driver().cuThreadExchangeStreamCaptureMode
 
 
 def function_of_kernel(kernel: int) -> int:
@@ -181,7 +187,7 @@ def relaxed_capture() -> Iterator[None]:
     if driver is None:
         yield
         return
-    exchange = driver.cuThreadExchangeStreamCaptureMode
+    exchange = capture_mode_function()
     exchange(ctypes.byref(mode))
     try:
         yield

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-__all__ = ["STACK_SIZE", "limit_threads", "run_all", "thread_count", "thread_limit"]
+__all__ = ["STACK_SIZE", "configured_threads", "limit_threads", "run_all", "thread_count", "thread_limit"]
 
 STACK_SIZE = 1 << 20
 """Bytes of stack for a thread that draws. Kernels of float64 need a quarter of it."""
@@ -39,11 +39,12 @@ def thread_count() -> int:
 
     The number of processors available to this process, or MULTISAMPLE_NUM_THREADS, up to the limit of `limit_threads`.
     """
-    most = _configured_threads()
+    most = configured_threads()
     return min(most, _limit.get() or most)
 
 
-def _configured_threads() -> int:
+def configured_threads() -> int:
+    """The same without the limit of `limit_threads`."""
     setting = os.environ.get("MULTISAMPLE_NUM_THREADS", "")
     if setting:
         if not setting.isdecimal() or int(setting) < 1:

@@ -11,18 +11,20 @@ import functools
 import struct
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 __all__ = [
-    "BUFFER_DATA", "BUFFER_DIMS", "EXECUTE", "FRAME_HEAD", "FRAME_PARTS", "ORDINAL_GET", "STREAM_GET", "Code", "Frame",
-    "Handler", "address_of", "handler", "packed_shape_of", "unpacked_shape",
+    "ARGUMENTS_AT", "ARGUMENT_COUNT_AT", "ATTRIBUTES_AT", "ATTRIBUTE_COUNT_AT", "BUFFER_DATA", "BUFFER_DIMS",
+    "CALL_API_AT", "CONTEXT_AT", "ERROR_CREATE", "EXECUTE", "EXTENSION_AT", "INSTANTIATE", "ORDINAL_GET", "RESULTS_AT",
+    "RESULT_COUNT_AT", "STAGE_AT", "STATE_GET", "STREAM_GET", "Code", "Frame", "Target", "address_of", "handle",
+    "packed_shape_of", "unpacked_shape",
 ]  # fmt: skip
 
 MAJOR, LEAST_MINOR = 0, 3
 """The layouts hold for this major version, from this minor version on."""
 
-EXECUTE = 3
-"""The stage in which a handler computes: XLA_FFI_ExecutionStage_EXECUTE."""
+INSTANTIATE, EXECUTE = 0, 3
+"""The stages in which an executable is made, and in which it runs: XLA_FFI_ExecutionStage."""
 
 _METADATA = 1  # XLA_FFI_Extension_Metadata
 _COMMAND_BUFFERS = 1  # XLA_FFI_HANDLER_TRAITS_COMMAND_BUFFER_COMPATIBLE
@@ -36,21 +38,25 @@ class Code:
     resource_exhausted = 8
     unimplemented = 12
     internal = 13
+    unavailable = 14
 
-
-Handler = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
-"""``XLA_FFI_Error* handler(XLA_FFI_CallFrame*)``; null is success. ctypes takes the GIL for the call."""
 
 # XLA_FFI_CallFrame as 8-byte words, up to its attributes.
 _FRAME = struct.Struct("21Q")
 _EXTENSION, _API, _CONTEXT, _STAGE = 1, 2, 3, 4
 _ARGUMENT_COUNT, _ARGUMENTS, _RESULT_COUNT, _RESULTS = 7, 9, 12, 14
 _ATTRIBUTE_COUNT, _ATTRIBUTE_TYPES, _ATTRIBUTES = 17, 18, 20
-FRAME_HEAD = _EXTENSION, _STAGE, _API, _CONTEXT
-FRAME_PARTS = _ARGUMENTS, _RESULTS, _ATTRIBUTE_COUNT, _ATTRIBUTES
+# The same in bytes, for compiled code.
+EXTENSION_AT, CALL_API_AT, CONTEXT_AT, STAGE_AT = 8 * _EXTENSION, 8 * _API, 8 * _CONTEXT, 8 * _STAGE
+ARGUMENT_COUNT_AT, ARGUMENTS_AT, RESULT_COUNT_AT, RESULTS_AT = (
+    8 * _ARGUMENT_COUNT, 8 * _ARGUMENTS, 8 * _RESULT_COUNT, 8 * _RESULTS
+)  # fmt: skip
+ATTRIBUTE_COUNT_AT, ATTRIBUTES_AT = 8 * _ATTRIBUTE_COUNT, 8 * _ATTRIBUTES
 _POINTERS = tuple(struct.Struct(f"{count}Q") for count in range(9))
 # XLA_FFI_Api: the version, and byte offsets of functions.
-_VERSION_AT, _ERROR_CREATE, STREAM_GET, ORDINAL_GET = 32, 48, 80, 184
+_VERSION_AT, ERROR_CREATE, STREAM_GET, _TYPE_REGISTER, _STATE_SET, STATE_GET, ORDINAL_GET = (
+    32, 48, 80, 88, 104, 112, 184
+)  # fmt: skip
 # XLA_FFI_Buffer: byte offsets of the address of its elements, and of the lengths of its axes.
 BUFFER_DATA, BUFFER_DIMS = 24, 40
 
@@ -118,17 +124,29 @@ class Frame:
     def _call(self, offset: int, request: ctypes.Structure) -> None:
         error = _function_at(self._words[_API], offset)(ctypes.addressof(request))
         if error:
-            raise RuntimeError("XLA could not name the stream or the device of the call")
+            raise RuntimeError("XLA refused the stream, the device or the state of a call")
+
+    def set_state(self, type_id: int, state: int) -> None:
+        """Give XLA the state of the call that is being instantiated."""
+        request = _StateRequest(48, 0, self._words[_CONTEXT], INSTANTIATE, type_id, state)
+        self._call(_STATE_SET, request)
+
+    def state(self, type_id: int) -> int:
+        """The address of the call's state."""
+        request = _StateRequest(48, 0, self._words[_CONTEXT], INSTANTIATE, type_id, 0)
+        self._call(STATE_GET, request)
+        return int(request.state)
 
     def error(self, code: int, message: str) -> int:
         """A new error, for the handler to return: it is XLA's from then on."""
-        text = ctypes.create_string_buffer(message.encode())
+        # C text ends at a null character, and surrogates have no code in UTF-8.
+        text = ctypes.create_string_buffer(message.replace("\0", "\\0").encode(errors="backslashreplace"))
         request = _ErrorRequest(24 + 4, 0, ctypes.addressof(text), code)
-        error = _function_at(self._words[_API], _ERROR_CREATE)(ctypes.addressof(request))
+        error = _function_at(self._words[_API], ERROR_CREATE)(ctypes.addressof(request))
         return int(error or 0)
 
-    def answer_metadata(self, records: bool) -> bool:
-        """Answer a query for metadata, if the call is one; `records` allows calls to be part of a command buffer.
+    def answer_metadata(self, target: Target) -> bool:
+        """Answer a query for metadata, if the call is one.
 
         Raises
         ------
@@ -143,10 +161,23 @@ class Frame:
                 # The metadata and the version begin with sizes and extensions, which XLA has set.
                 ctypes.c_int.from_address(metadata + 24).value = self._version[0]
                 ctypes.c_int.from_address(metadata + 28).value = self._version[1]
-                ctypes.c_uint32.from_address(metadata + 32).value = _COMMAND_BUFFERS if records else 0
+                ctypes.c_uint32.from_address(metadata + 32).value = _COMMAND_BUFFERS if target.records else 0
+                self._register_type(target)
+                _pointer_at(metadata + 40).value = _pointer_at(target.type_id).value
                 return True
             extension = following
         return False
+
+    def _register_type(self, target: Target) -> None:
+        """Let XLA number the type of states, once in a process."""
+        if _pointer_at(target.type_id).value:
+            return
+        name = ctypes.create_string_buffer(target.type_name.encode())
+        information = _TypeInformation(24, 0, target.deleter)
+        request = _TypeRequest(
+            48, 0, ctypes.addressof(name), len(name.value), target.type_id, ctypes.addressof(information)
+        )
+        self._call(_TYPE_REGISTER, request)
 
     @property
     def _version(self) -> tuple[int, int]:
@@ -179,6 +210,30 @@ class _ErrorRequest(ctypes.Structure):
     )  # fmt: skip
 
 
+class _StateRequest(ctypes.Structure):
+    """XLA_FFI_State_Set_Args and XLA_FFI_State_Get_Args."""
+
+    _fields_ = (
+        ("size", ctypes.c_size_t), ("extension", ctypes.c_void_p), ("context", ctypes.c_void_p),
+        ("stage", ctypes.c_int), ("type_id", ctypes.c_void_p), ("state", ctypes.c_uint64),
+    )  # fmt: skip
+
+
+class _TypeInformation(ctypes.Structure):
+    """XLA_FFI_TypeInfo."""
+
+    _fields_ = (("size", ctypes.c_size_t), ("extension", ctypes.c_void_p), ("deleter", ctypes.c_void_p))
+
+
+class _TypeRequest(ctypes.Structure):
+    """XLA_FFI_Type_Register_Args."""
+
+    _fields_ = (
+        ("size", ctypes.c_size_t), ("extension", ctypes.c_void_p), ("name", ctypes.c_void_p),
+        ("length", ctypes.c_size_t), ("type_id", ctypes.c_void_p), ("information", ctypes.c_void_p),
+    )  # fmt: skip
+
+
 def address_of(buffer: int) -> int:
     """The address of the elements, which are contiguous, the last axis fastest."""
     return _pointer_at(buffer + BUFFER_DATA).value
@@ -202,26 +257,37 @@ def _function_at(api: int, offset: int) -> Callable[[int], Any]:
     return _function_of(_pointer_at(api + offset).value)
 
 
-def handler(execute: Callable[[Frame], None], records: bool) -> Any:
-    """A C function for XLA, which the caller must keep alive. `execute` runs in the execution stage.
+class Target(NamedTuple):
+    """What a target of custom calls does in Python."""
 
-    Exceptions become XLA errors with their text. `records` allows XLA to record calls into command buffers.
-    """
+    instantiate: Callable[[Frame], None]
+    """Called when an executable is made, by compiling or from a saved one; sets the state of a call."""
+    execute: Callable[[Frame], None]
+    type_id: int
+    """The address of the number of the state's type, which is 0 until XLA has named it."""
+    type_name: str
+    deleter: int
+    """The address of the C function that frees a state."""
+    records: bool
+    """Whether XLA may record calls into command buffers."""
 
-    def call(address: int) -> int:
-        frame = Frame(address)
-        try:
-            words = frame._words
-            if words[_EXTENSION] and frame.answer_metadata(records):
-                return 0
-            if words[_STAGE] & 0xFFFFFFFF == EXECUTE:
-                execute(frame)
+
+def handle(address: int, target: Target) -> int:
+    """Handle a call frame. Exceptions become XLA errors with their text, whose address is returned; 0 is success."""
+    frame = Frame(address)
+    try:
+        words = frame._words
+        stage = words[_STAGE] & 0xFFFFFFFF
+        if words[_EXTENSION] and frame.answer_metadata(target):
             return 0
-        except (TypeError, ValueError) as error:
-            return frame.error(Code.invalid_argument, str(error))
-        except MemoryError as error:
-            return frame.error(Code.resource_exhausted, str(error) or "out of memory")
-        except BaseException as error:  # ctypes would print the exception and return success.
-            return frame.error(Code.internal, str(error) or type(error).__name__)
-
-    return Handler(call)
+        if stage == INSTANTIATE:
+            target.instantiate(frame)
+        elif stage == EXECUTE:
+            target.execute(frame)
+        return 0
+    except (TypeError, ValueError) as error:
+        return frame.error(Code.invalid_argument, str(error))
+    except MemoryError as error:
+        return frame.error(Code.resource_exhausted, str(error) or "out of memory")
+    except BaseException as error:
+        return frame.error(Code.internal, str(error) or type(error).__name__)

@@ -223,6 +223,10 @@ class TorchExtBackend:
         """The compiled function that makes keys of calls with tensors, if there is one: see `Builtins.key`."""
         return None if self._builtins is None else self._builtins.key(signature, out_signature)
 
+    def c_function(self, launch: Launch) -> int:
+        """See `Backend`."""
+        return ctypes.cast(self._runner(launch.device)[0], ctypes.c_void_p).value or 0
+
     def advancer(self, device: int) -> Callable[[int, int], None]:
         self.prepare("cuda")
 

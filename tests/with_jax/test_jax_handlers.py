@@ -19,13 +19,13 @@ import multisample
 from multisample.backends import registry
 from multisample.backends.contract import BackendStatus
 from multisample.backends.driver import CONFIGURATION_SIZE, DriverBackend, KernelKey
-from multisample.backends.launch import Batched, Launch, Operation, pack, words_in_memory
+from multisample.backends.launch import PACKED_LAUNCH, Batched, Launch, Operation, pack, words_in_memory
 from multisample.backends.memory.host import advise_huge_pages
 from multisample.backends.system import cuda_driver, xla_ffi
 
 jax = pytest.importorskip("jax")
 
-from multisample._routes.jax import handlers, native_launches  # noqa: E402
+from multisample._routes.jax import gate, handlers, native  # noqa: E402
 
 P = ctypes.c_void_p
 CALL = ctypes.CFUNCTYPE(P, P)
@@ -105,15 +105,41 @@ class Extension(ctypes.Structure):
 CONTEXT, STREAM, DEVICE = 0x1234, 0x5678, 3
 
 
+class State(ctypes.Structure):
+    _fields_ = (
+        ("size", ctypes.c_size_t), ("extension", P), ("context", P), ("stage", ctypes.c_int),
+        ("type_id", ctypes.POINTER(ctypes.c_int64)), ("state", P),
+    )  # fmt: skip
+
+
+class TypeInformation(ctypes.Structure):
+    _fields_ = (("size", ctypes.c_size_t), ("extension", P), ("deleter", P))
+
+
+class Type(ctypes.Structure):
+    _fields_ = (
+        ("size", ctypes.c_size_t), ("extension", P), ("name", Span), ("type_id", ctypes.POINTER(ctypes.c_int64)),
+        ("information", ctypes.POINTER(TypeInformation)),
+    )  # fmt: skip
+
+
 class Xla:
-    """A runtime of XLA's interface: it answers requests, and keeps the errors that it makes."""
+    """A runtime of XLA's interface: it answers requests, and keeps the errors that it makes.
+
+    It has one executable with one call, whose state it keeps.
+    """
 
     def __init__(self, version: tuple[int, int] = (0, 3)) -> None:
         self.device = DEVICE
         self.errors: list[tuple[int, str]] = []
         self.kept: list[Any] = []
+        self.types: list[bytes] = []
+        self.state: int | None = None
         self.api = Api(version=Version(24, None, *version))
-        for name, function in (("error_create", self.error), ("stream_get", self.stream), ("ordinal", self.ordinal)):
+        for name, function in (
+            ("error_create", self.error), ("stream_get", self.stream), ("ordinal", self.ordinal),
+            ("type_register", self.register), ("state_set", self.set_state), ("state_get", self.get_state),
+        ):  # fmt: skip
             held = CALL(function)
             self.kept.append(held)
             setattr(self.api, name, ctypes.cast(held, P))
@@ -132,6 +158,29 @@ class Xla:
         request = Ordinal.from_address(address)
         assert (request.context, request.size) == (CONTEXT, 28)
         request.ordinal = self.device
+
+    def register(self, address: int) -> None:
+        request = Type.from_address(address)
+        assert (request.type_id[0], request.information[0].size) == (0, 24)
+        self.types.append(request.name.pointer[: request.name.length])
+        request.type_id[0] = 77
+
+    def set_state(self, address: int) -> None:
+        request = State.from_address(address)
+        assert (request.context, request.size, request.stage) == (CONTEXT, 48, 0)
+        self.state = request.state
+
+    def get_state(self, address: int) -> int | None:
+        request = State.from_address(address)
+        assert (request.context, request.size, request.stage) == (CONTEXT, 48, 0)
+        if self.state is None:
+            return self._refused("no state")
+        request.state = self.state
+        return None
+
+    def _refused(self, message: str) -> int:
+        self.errors.append((0, message))
+        return len(self.errors)
 
     def _list(self, kind: int, items: list[Any]) -> tuple[Any, Any]:
         types, pointers = (ctypes.c_int * 8)(*[kind] * 8), (P * 8)(*map(ctypes.addressof, items))
@@ -154,8 +203,20 @@ class Xla:
         )  # fmt: skip
 
 
-def run(handler: Any, frame: CallFrame) -> int:
+def run(handler: Callable[[int], int | None], frame: CallFrame) -> int:
     return handler(ctypes.addressof(frame)) or 0
+
+
+def in_python(
+    execute: Callable[[xla_ffi.Frame], None],
+    instantiate: Callable[[xla_ffi.Frame], None] = lambda frame: None,
+    records: bool = False,
+    type_id: int = 0,
+) -> Callable[[int], int]:
+    """What handles frames behind the gate."""
+    held = ctypes.c_int64(type_id)
+    target = xla_ffi.Target(instantiate, execute, ctypes.addressof(held), "of_test", 1, records)
+    return lambda address, held=held: xla_ffi.handle(address, target)
 
 
 # --- The interface --------------------------------------------------------------------------------
@@ -167,7 +228,10 @@ def test_the_layouts_are_those_of_the_header() -> None:
     body = header[header.index("struct XLA_FFI_Api {") :]
     names = [line.split("(")[1].split(")")[0] for line in body.splitlines() if "_XLA_FFI_API_STRUCT_FIELD(" in line]
     for name, offset in (
-        ("XLA_FFI_Error_Create", xla_ffi._ERROR_CREATE),
+        ("XLA_FFI_Error_Create", xla_ffi.ERROR_CREATE),
+        ("XLA_FFI_Type_Register", xla_ffi._TYPE_REGISTER),
+        ("XLA_FFI_State_Set", xla_ffi._STATE_SET),
+        ("XLA_FFI_State_Get", xla_ffi.STATE_GET),
         ("XLA_FFI_Stream_Get", xla_ffi.STREAM_GET),
         ("XLA_FFI_DeviceOrdinal_Get", xla_ffi.ORDINAL_GET),
     ):
@@ -184,7 +248,8 @@ def test_a_query_for_metadata_is_answered(records: bool) -> None:
         outer = Extension(24, 77, ctypes.addressof(inner), None)
         frame = CallFrame(168, ctypes.addressof(outer), ctypes.pointer(xla.api))
         calls: list[Any] = []
-        assert run(xla_ffi.handler(calls.append, records), frame) == 0
+        assert run(in_python(calls.append, calls.append, records), frame) == 0
+        assert (metadata.state, xla.types) == (77, [b"of_test"])
         assert (metadata.version.major, metadata.version.minor) == version
         assert metadata.traits == records
         assert calls == []
@@ -197,7 +262,7 @@ def test_another_version_of_the_interface_is_refused(version: tuple[int, int]) -
     metadata = Metadata(48, Version(24))
     extension = Extension(32, 1, None, ctypes.pointer(metadata))
     frame = CallFrame(168, ctypes.addressof(extension), ctypes.pointer(xla.api))
-    assert run(xla_ffi.handler(lambda frame: None, True), frame) == 1
+    assert run(in_python(lambda frame: None), frame) == 1
     ((_, message),) = xla.errors
     assert f"got {version[0]}.{version[1]}" in message
     assert metadata.version.minor == 0
@@ -206,9 +271,10 @@ def test_another_version_of_the_interface_is_refused(version: tuple[int, int]) -
 @pytest.mark.parametrize("stage", [0, 1, 2, 3, 4])
 def test_only_the_execution_executes(stage: int) -> None:
     calls: list[Any] = []
+    instantiated: list[Any] = []
     xla = Xla()
-    assert run(xla_ffi.handler(calls.append, False), xla.frame("x", [], [], stage)) == 0
-    assert len(calls) == (stage == 3)
+    assert run(in_python(calls.append, instantiated.append), xla.frame("x", [], [], stage)) == 0
+    assert (len(calls), len(instantiated)) == (stage == 3, stage == 0)
 
 
 @pytest.mark.parametrize(
@@ -219,6 +285,7 @@ def test_only_the_execution_executes(stage: int) -> None:
         (MemoryError(), 8),
         (RuntimeError("y"), 13),
         (KeyError(), 13),
+        (RuntimeError("surrogate \udcff, null \0"), 13),
     ],
 )
 def test_exceptions_become_errors(error: Exception, code: int) -> None:
@@ -226,10 +293,11 @@ def test_exceptions_become_errors(error: Exception, code: int) -> None:
         raise error
 
     xla = Xla()
-    assert run(xla_ffi.handler(fail, False), xla.frame("x", [], [])) == 1
+    assert run(in_python(fail), xla.frame("x", [], [])) == 1
     ((found, message),) = xla.errors
     assert found == code
-    assert message == (str(error) or {8: "out of memory", 13: "KeyError"}[code])
+    text = str(error).replace("\udcff", r"\udcff").replace("\0", r"\0")
+    assert message == (text or {8: "out of memory", 13: "KeyError"}[code])
 
 
 # --- Calls ----------------------------------------------------------------------------------------
@@ -246,7 +314,7 @@ def test_a_call_in_host_memory_draws() -> None:
     x = np.empty((1, 5, 7), np.float32)
     xla = Xla()
     frame = xla.frame(options.encoded(), [mu, sigma, *words(2**40 + 1, 2**50, 3, 2**33)], [x])
-    assert run(xla_ffi.handler(handlers._sample_on_host, False), frame) == 0
+    assert run(in_python(handlers._sample_on_host), frame) == 0
     expected = multisample.sample(
         mu[0], sigma[0], 7, seed=multisample.Key(2**40 + 1, 2**50), dim_offset=3, sample_offset=2**33
     )
@@ -324,8 +392,8 @@ def test_a_call_on_a_device_is_one_launch(
     x = np.empty((batch, d, n) if layout == "dn" else (batch, n, d), dtype)
     xla = Xla()
     frame = xla.frame(options.encoded(), [mu, sigma, seed, offsets], [x])
-    handler = xla_ffi.handler(handlers._sample_on_device, True)
-    assert run(handler, frame) == 0, xla.errors
+    xla.state = native.State().allocated()
+    assert run(in_python(handlers._sample_on_device), frame) == 0, xla.errors
     launched, recording.launched = recording.launched, []
     draw: Launch = handlers._launch(options, d, n, Operation.sample, DEVICE, batch)
     assert (draw.batch, draw.column_phase) == (batch, int(aligned))
@@ -340,22 +408,29 @@ def test_a_call_on_a_device_is_one_launch(
 
 
 class Native:
-    """The compiled handler in front of the one in Python, on a driver that writes down its launches."""
+    """The compiled handlers of samples on CUDA, on a driver that writes down its launches."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.in_python = 0
         self.launched: list[tuple[int, bytes]] = []
+        self.modes: list[int] = []
         self.error, self.device = 0, DEVICE
-        self._driver = ctypes.CFUNCTYPE(ctypes.c_int, P, P, P, P)(self._launch)
-        self._python = xla_ffi.handler(self._execute, True)
-        self._get_device = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_int))(self._current)
-        monkeypatch.setattr(cuda_driver, "launch_function", lambda: self._driver)
-        monkeypatch.setattr(cuda_driver, "device_function", lambda: self._get_device)
-        address = ctypes.cast(self._python, P).value
-        assert address
-        self.launches = native_launches.NativeLaunches(address, CONFIGURATION_SIZE)
-        monkeypatch.setattr(handlers, "_native", [self.launches])
-        self._handler = CALL(self.launches.address)
+        driver = ctypes.CFUNCTYPE(ctypes.c_int, P, P, P, P)(self._launch)
+        get_device = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_int))(self._current)
+        exchange = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_int))(self._exchange)
+        for name, function in (
+            ("launch_function", driver), ("device_function", get_device), ("capture_mode_function", exchange),
+        ):  # fmt: skip
+            monkeypatch.setattr(cuda_driver, name, lambda function=function: function)
+        monkeypatch.setattr(cuda_driver, "is_present", lambda: True)
+        before = native._process.copy()
+        monkeypatch.setattr(gate, "_targets", dict(gate._targets))
+        road = handlers.Road(lambda string: handlers._state(string, Operation.sample, 0), self._execute)
+        self._python = handlers._target("CUDA", road)
+        gate.handle(native.number(Operation.sample, "CUDA"), lambda frame: xla_ffi.handle(frame, self._python))
+        self._handlers = {stage: CALL(address) for stage, address in native.handlers(Operation.sample, "CUDA").items()}
+        self._restore = lambda: native._process.__setitem__(slice(None), before)
+        native._process[native._TYPES + 1] = 77
 
     def _execute(self, frame: xla_ffi.Frame) -> None:
         self.in_python += 1
@@ -373,8 +448,29 @@ class Native:
         at[0] = self.device
         return 0
 
+    def _exchange(self, at: Any) -> int:
+        self.modes.append(at[0])
+        at[0] = 1
+        return 0
+
+    def instantiate(self, xla: Xla, frame: CallFrame) -> None:
+        stage, frame.stage = frame.stage, 0
+        assert run(self._handlers["instantiate"], frame) == 0
+        frame.stage = stage
+        assert xla.state
+
+    def python(self, frame: CallFrame) -> int:
+        return run(lambda address: xla_ffi.handle(address, self._python), frame)
+
     def __call__(self, frame: CallFrame) -> int:
-        return run(self._handler, frame)
+        return run(self._handlers["execute"], frame)
+
+
+@pytest.fixture
+def emulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[Native]:
+    native_calls = Native(monkeypatch)
+    yield native_calls
+    native_calls._restore()
 
 
 def a_call(
@@ -397,86 +493,120 @@ def a_call(
 @pytest.mark.parametrize("misalignment", [0, 4, 16])
 @pytest.mark.parametrize("has_offsets", [True, False])
 def test_a_call_seen_before_is_launched_without_python(
-    monkeypatch: pytest.MonkeyPatch, recording: Recording, has_offsets: bool, misalignment: int, batch: int
+    emulated: Native, recording: Recording, has_offsets: bool, misalignment: int, batch: int
 ) -> None:
-    native, xla = Native(monkeypatch), Xla()
+    xla = Xla()
     first, _ = a_call(xla, misalignment=misalignment, batch=batch, has_offsets=has_offsets)
-    assert native(first) == 0
-    assert (native.in_python, len(recording.launched), native.launched) == (1, 1, [])
+    emulated.instantiate(xla, first)
+    assert emulated(first) == 0, xla.errors
+    assert (emulated.in_python, len(recording.launched), emulated.launched) == (1, 1, [])
     second, arrays = a_call(xla, misalignment=misalignment, batch=batch, has_offsets=has_offsets)
-    assert native(second) == 0
-    assert (native.in_python, len(recording.launched)) == (1, 1)
-    assert run(native._python, second) == 0
-    assert native.launched == [recording.launched[1][:2]]
+    assert emulated(second) == 0
+    assert (emulated.in_python, len(recording.launched)) == (1, 1)
+    assert emulated.python(second) == 0
+    assert emulated.launched == [recording.launched[1][:2]]
     assert recording.launched[0] != recording.launched[1]
     for array in arrays:
-        assert struct.pack("P", array.ctypes.data) in native.launched[0][1]
+        assert struct.pack("P", array.ctypes.data) in emulated.launched[0][1]
 
 
-def test_calls_that_differ_have_launches_of_their_own(monkeypatch: pytest.MonkeyPatch, recording: Recording) -> None:
-    native, xla, other = Native(monkeypatch), Xla(), Xla()
-    other.device = DEVICE + 1
-    registry.register(Recording("recordinh"))  # A name of the same length.
-    calls = [
-        *itertools.product([xla, other], [8, 12], [0, 4], [1, 2], [True, False], ["recording"]),
-        (xla, 8, 0, 1, True, "recordinh"),
-    ]  # fmt: skip
-    for call in calls:
-        native.device = call[0].device
-        assert native(a_call(*call)[0]) == 0
-    assert (native.in_python, native.launched) == (len(calls), [])
-    expected, recording.launched = recording.launched, []
-    for call in calls:
-        native.device = call[0].device
-        frame, _ = a_call(*call)
-        launched = len(native.launched)
-        assert native(frame) == 0
-        assert len(native.launched) == launched + 1
-        assert run(native._python, frame) == 0
-    assert len(expected) == len(calls) - 1
-    assert native.launched[:-1] == [launch[:2] for launch in recording.launched]
-    assert native.in_python == 2 * len(calls)
+def test_calls_that_differ_have_launches_of_their_own(emulated: Native, recording: Recording) -> None:
+    """Devices and alignments of an instruction, whose options and shapes are fixed; and instructions."""
+    instructions = [*itertools.product([8, 12], [1, 2], [True, False])]
+    states = []
+    for n, batch, has_offsets in instructions:
+        xla = Xla()
+        frame, _ = a_call(xla, n, 0, batch, has_offsets)
+        emulated.instantiate(xla, frame)
+        states.append(xla)
+    calls = [*itertools.product(zip(states, instructions, strict=True), [DEVICE, DEVICE + 1], [0, 4])]
+
+    def frames() -> Iterator[CallFrame]:
+        for (xla, (n, batch, has_offsets)), device, misalignment in calls:
+            emulated.device = xla.device = device
+            yield a_call(xla, n, misalignment, batch, has_offsets)[0]
+
+    for frame in frames():
+        assert emulated(frame) == 0
+    assert (emulated.in_python, emulated.launched) == (len(calls), [])
+    recording.launched = []
+    for frame in frames():
+        assert emulated(frame) == 0
+        assert emulated.python(frame) == 0
+    assert emulated.launched == [launch[:2] for launch in recording.launched]
+    assert emulated.in_python == 2 * len(calls)
+    deleter = CALL(native.deleter())
+    for xla in states:
+        deleter(xla.state)
 
 
-def test_python_answers_all_but_executions_and_reports_errors_of_a_launch(
-    monkeypatch: pytest.MonkeyPatch, recording: Recording
-) -> None:
-    native, xla = Native(monkeypatch), Xla()
+def test_python_reports_errors_of_a_launch(emulated: Native, recording: Recording) -> None:
+    xla = Xla()
     metadata = Metadata(48, Version(24))
     extension = Extension(32, 1, None, ctypes.pointer(metadata))
-    assert native(CallFrame(168, ctypes.addressof(extension), ctypes.pointer(xla.api))) == 0
-    assert (metadata.version.minor, metadata.traits) == (3, 1)
+    assert emulated(CallFrame(168, ctypes.addressof(extension), ctypes.pointer(xla.api))) == 0
+    assert (metadata.version.minor, metadata.traits, metadata.state) == (3, 1, 77)
     frame, _ = a_call(xla)
+    assert emulated(frame) == 1  # XLA's error: there is no state.
+    emulated.instantiate(xla, frame)
     frame.stage = 1
-    assert native(frame) == 0
-    assert (native.in_python, recording.launched) == (0, [])
-    for error, in_python in ((0, 1), (0, 1), (700, 2)):
-        native.error = error
-        assert native(a_call(xla)[0]) == 0
-        assert native.in_python == in_python
-    assert len(native.launched) == 2
-    native.error, native.device = 0, DEVICE + 1
-    assert native(a_call(xla)[0]) == 0
-    assert (native.in_python, len(native.launched)) == (3, 2)
-    assert len(native.launches._kept) == np.count_nonzero(native.launches._table) == 1
+    assert emulated(frame) == 0
+    assert (emulated.in_python, recording.launched) == (0, [])
+    for error, in_python_so_far in ((0, 1), (0, 1), (700, 2)):
+        emulated.error = error
+        assert emulated(a_call(xla)[0]) == 0
+        assert emulated.in_python == in_python_so_far
+    assert len(emulated.launched) == 2
+    emulated.error, emulated.device = 0, DEVICE + 1
+    assert emulated(a_call(xla)[0]) == 0
+    assert (emulated.in_python, len(emulated.launched)) == (3, 2)
+    assert xla.state
+    record = ctypes.c_int64.from_address(xla.state + 8 * native._RECORDS).value
+    assert len(list(native._kinds(record))) == 1
 
 
-def test_the_records_have_a_limit(monkeypatch: pytest.MonkeyPatch, recording: Recording) -> None:
-    native, xla = Native(monkeypatch), Xla()
-    options = handlers.Options("recording", "float32", "dn", *[False] * 4, True, *[False] * 4)
-    launcher = handlers._device_sampler(options, (1, 5, 8), DEVICE)
-    string, most = options.encoded().encode(), native_launches._SLOTS // 2
-    for n in range(8, 8 + most + 100):
-        native.launches.record(string, struct.pack("3q", 1, 5, n), DEVICE, [64] * 5, launcher.parameters)
-    assert len(native.launches._kept) == np.count_nonzero(native.launches._table) == most
-    for n, in_python in ((8, 0), (most + 7, 0), (most + 8, 1)):
-        x = np.lib.stride_tricks.as_strided(np.zeros(64, np.float32)[:1], (1, 5, n), (0, 0, 0))
-        frame = xla.frame(string.decode(), [np.zeros((1, 8), np.uint32)] * 4, [x])
-        frame.results.items[0]  # The lengths are all that the handler reads of a result, and its address.
-        x_at = Buffer.from_address(frame.results.items[0])
-        x_at.data = 1 << 20
-        assert native(frame) == 0
-        assert native.in_python == in_python
+class WithFunction(Recording):
+    """A backend with a C function."""
+
+    def __init__(self) -> None:
+        super().__init__("with_function")
+        self.packed: list[bytes] = []
+        self.error = 0
+        self._function = ctypes.CFUNCTYPE(ctypes.c_int, P)(self._run)
+
+    def _run(self, address: int) -> int:
+        self.packed.append(ctypes.string_at(address, PACKED_LAUNCH))
+        return self.error
+
+    def c_function(self, launch: Launch) -> int:
+        return ctypes.cast(self._function, P).value or 0
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("has_offsets", [True, False])
+def test_a_c_function_gets_the_launch_of_the_call(
+    emulated: Native, recording: Recording, has_offsets: bool, batch: int
+) -> None:
+    backend, xla = WithFunction(), Xla()
+    registry.register(backend)
+    frame, arrays = a_call(xla, 12, 0, batch, has_offsets, backend.name)
+    emulated.instantiate(xla, frame)
+    assert emulated(frame) == 0
+    options = handlers.decoded(frame_string(frame))
+    launch = handlers._launch(options, 5, 12, Operation.sample, DEVICE, batch)
+    mu, sigma, seed, *offsets, matrix = (array.ctypes.data for array in arrays)
+    expected = launch._replace(mu=mu, sigma=sigma, matrix=matrix, stream=STREAM)
+    assert backend.packed == [pack(expected._replace(**words_in_memory(seed, offsets[0] if offsets else 0)))]
+    assert (emulated.in_python, emulated.modes) == (0, [2, 1])
+    backend.error = 700
+    assert emulated(frame) == 0
+    assert (emulated.in_python, len(backend.launched)) == (1, 1)
+
+
+def frame_string(frame: CallFrame) -> bytes:
+    span = Span.from_address(frame.attributes.items[0])
+    found: bytes = span.pointer[: span.length]
+    return found
 
 
 def test_a_gradient_on_a_device_has_scratch_memory(monkeypatch: pytest.MonkeyPatch, recording: Recording) -> None:
@@ -489,7 +619,7 @@ def test_a_gradient_on_a_device_has_scratch_memory(monkeypatch: pytest.MonkeyPat
     sums, scratch = [np.empty((2, 5), np.float32) for _ in range(2)], np.empty(64, np.uint8)
     xla = Xla()
     frame = xla.frame(options.encoded(), [g, seed, offsets], [*sums, scratch])
-    assert run(xla_ffi.handler(handlers._gradient_on_device, True), frame) == 0
+    assert run(in_python(handlers._gradient_on_device), frame) == 0
     (draw,) = draws
     assert (draw.operation, draw.batch) == (Operation.gradient, 2)
     assert draw.batched == sum(Batched)
@@ -516,7 +646,7 @@ def test_large_results_may_have_huge_pages(monkeypatch: pytest.MonkeyPatch, colu
     mu, sigma, x = np.zeros((1, 1), np.float32), np.ones((1, 1), np.float32), np.empty((1, 1, columns), np.float32)
     xla = Xla()
     frame = xla.frame(options.encoded(), [mu, sigma, *words(7, 0, 0, 0)], [x])
-    assert run(xla_ffi.handler(handlers._sample_on_host, False), frame) == 0
+    assert run(in_python(handlers._sample_on_host), frame) == 0
     assert asked == ([(x.ctypes.data, x.nbytes)] if advised else [])
     np.testing.assert_array_equal(x[0], multisample.sample(mu[0], sigma[0], columns, seed=7))
     handlers.RUNNERS.clear()

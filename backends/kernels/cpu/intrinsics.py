@@ -13,9 +13,9 @@ from numba.extending import intrinsic
 from multisample.backends.kernels.stream.arithmetic import emit_fma
 
 __all__ = [
-    "call_entry", "compare_exchange", "contiguous", "copy_vector", "entry_address", "fetch_add", "integers_at",
-    "load_acquire", "prefetch", "run_down", "scale_vector", "stack_array", "stack_copy", "store_apart", "thread_entry",
-    "use_widest_vectors",
+    "call_entry", "compare_exchange", "contiguous", "copy_vector", "emit_array", "entry_address", "fetch_add",
+    "integers_at", "load_acquire", "prefetch", "run_down", "scale_vector", "stack_array", "stack_copy", "store_apart",
+    "thread_entry", "use_widest_vectors",
 ]  # fmt: skip
 
 
@@ -208,7 +208,7 @@ def scale_vector(typingctx: Any, array: Any, index: Any, s: Any, z: Any, m: Any,
     return types.none(array, types.intp, s, z, m, types.intp, length, types.intp), codegen
 
 
-def _emit_array(context: Any, builder: Any, result: Any, data: Any, length: Any) -> Any:
+def emit_array(context: Any, builder: Any, result: Any, data: Any, length: Any) -> Any:
     """An array of unit stride over memory that it does not own."""
     itemsize = context.get_constant(types.intp, context.get_abi_sizeof(data.type.pointee))
     array = context.make_array(result)(context, builder)
@@ -229,7 +229,7 @@ def stack_array(typingctx: Any, length: Any, dtype: Any) -> Any:
             memory = builder.alloca(ir.ArrayType(element, length.literal_value))
             memory.align = 64
         length_value = context.get_constant(types.intp, length.literal_value)
-        return _emit_array(context, builder, result, builder.bitcast(memory, element.as_pointer()), length_value)
+        return emit_array(context, builder, result, builder.bitcast(memory, element.as_pointer()), length_value)
 
     return result(length, dtype), codegen
 
@@ -241,7 +241,7 @@ def integers_at(typingctx: Any, address: Any, length: Any) -> Any:
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         data = builder.inttoptr(args[0], ir.IntType(64).as_pointer())
-        return _emit_array(context, builder, result, data, args[1])
+        return emit_array(context, builder, result, data, args[1])
 
     return result(types.intp, types.intp), codegen
 

@@ -17,12 +17,13 @@ import numpy as np
 from numba import njit, types
 
 from multisample.backends.element_types import MATRIX_TYPES
-from multisample.backends.kernels.compilation import cached, compile_cached, source_digest
+from multisample.backends.kernels.compilation import cached, compile_cached, function_address, source_digest
 from multisample.backends.kernels.stream.arithmetic import fma
 from multisample.backends.kernels.stream.normals import block_f32, block_f64
 from multisample.backends.kernels.stream.rounding import NARROWING, unchanged
 from multisample.backends.kernels.stream.words import stream_key, word
 
+from .division import window_of, windows
 from .intrinsics import (
     contiguous,
     copy_vector,
@@ -35,7 +36,10 @@ from .intrinsics import (
 )
 from .threads import SLOTS, for_each, starting_kernel
 
-__all__ = ["batch_kernel", "kernel_groups", "value_kernel", "window_kernel", "windows_kernel"]
+__all__ = [
+    "batch_kernel", "kernel_groups", "value_kernel", "window_address", "window_kernel", "window_parameters",
+    "windows_kernel",
+]  # fmt: skip
 
 # Rows of this length and more have vector loops of their own.
 _LONG_ROW = 512
@@ -495,14 +499,22 @@ def window_kernel(dtype: str, antithetic: bool = False) -> Callable[..., None]:
     With `antithetic`, the columns of `out` and `first_column` count both halves of each pair. The window begins at row
     `first_row` and column `first_column` of the sample matrix.
     """
-    signature = types.void(*_window_parameters(dtype))
+    signature = types.void(*window_parameters(dtype))
     return _compiled(signature, _window_function(dtype, antithetic), _window_name(dtype, antithetic))
 
 
-def _window_parameters(dtype: str) -> tuple[Any, ...]:
+def window_parameters(dtype: str) -> tuple[Any, ...]:
+    """The Numba types of the parameters of a `window_kernel`."""
     real, element = _TYPES[dtype]
     vector = _array(real, 1, readonly=True)
     return vector, vector, _array(element, 2), *[types.uint64] * 2, *[types.int64] * 2, types.boolean
+
+
+@functools.cache
+def window_address(dtype: str, antithetic: bool) -> int:
+    """The address of a `window_kernel`, for `addresses.call_window`."""
+    function, name = _window_function(dtype, antithetic), f"cpu-{_window_name(dtype, antithetic)}"
+    return function_address(types.void(*window_parameters(dtype)), function, name, source_digest())
 
 
 def _window_name(dtype: str, antithetic: bool) -> str:
@@ -518,14 +530,12 @@ def windows_kernel(dtype: str, antithetic: bool = False) -> Callable[..., None]:
     """
     draw = cached(_window_function(dtype, antithetic), f"cpu-{_window_name(dtype, antithetic)}", source_digest())
     block = 8 if antithetic else 4
-    parameters = *_window_parameters(dtype), *[types.int64] * 2
+    parameters = *window_parameters(dtype), *[types.int64] * 2
 
     def draw_window(arguments, window):
         mu, sigma, out, seed, offset, first_row, first_column, common_noise, height, width, across = arguments
         rows, columns = out.shape
-        skip = first_column % block
-        top, left = window // across * height, max(window % across * width - skip, 0)
-        bottom, right = min(top + height, rows), min((window % across + 1) * width - skip, columns)
+        top, bottom, left, right = window_of(window, rows, columns, first_column % block, height, width, across)
         draw(
             mu[top:bottom], sigma[top:bottom], out[top:bottom, left:right], seed, offset, first_row + top,
             first_column + left, common_noise,
@@ -538,10 +548,9 @@ def windows_kernel(dtype: str, antithetic: bool = False) -> Callable[..., None]:
         mu, sigma, out, seed, offset, first_row, first_column, common_noise, height, width, threads, slots
     ):
         rows, columns = out.shape
-        # No window ends inside a block, so that none is computed twice.
-        across = (first_column % block + columns + width - 1) // width
+        across, high = windows(rows, columns, first_column % block, height, width)
         arguments = mu, sigma, out, seed, offset, first_row, first_column, common_noise, height, width, across
-        for_each(of_window, arguments, across * ((rows + height - 1) // height), threads, slots)
+        for_each(of_window, arguments, across * high, threads, slots)
 
     return _compiled(types.void(*parameters, types.int64, SLOTS), draw_windows, name)
 

@@ -24,8 +24,8 @@ from .intrinsics import stack_array, use_widest_vectors
 from .threads import SLOTS, for_each
 
 __all__ = [
-    "MOST_ROWS", "PIECE", "ROUND", "finishing_kernel", "kernel_groups", "listing_kernel", "moments_kernel",
-    "summing_kernel",
+    "FEW_ROWS", "MOST_ROWS", "PIECE", "ROUND", "finishing_kernel", "kernel_groups", "list_function", "listing_kernel",
+    "moments_kernel", "sum_function", "summing_kernel",
 ]  # fmt: skip
 
 PIECE = 4096
@@ -34,13 +34,17 @@ ROUND = 8
 """A list has a multiple of this many groups."""
 MOST_ROWS = 1024
 """Rows whose sums `moments_kernel` has in memory at once, 16 KiB of a thread's stack."""
+FEW_ROWS = 1024
+"""With at least so many rows, threads share rows alone."""
 _MOST_SUMS = 2 * MOST_ROWS
 # Groups whose noise is in the first-level cache; sums side by side, and the terms of each.
 _TILE, _SUMS, _CHAIN = 256, 16, 16
 _TILE_NORMALS = 4 * _TILE
 
 
-def _list_function(width: int) -> Callable[..., Any]:
+def list_function(width: int) -> Callable[..., Any]:
+    """The function of `listing_kernel` for groups of `width` columns."""
+
     def list_groups(weights, first_column, groups, first, second):
         skip = first_column % width
         count, total = 0, 0.0
@@ -66,7 +70,8 @@ def _list_function(width: int) -> Callable[..., Any]:
     return list_groups
 
 
-def _sum_function(real: str) -> Callable[..., Any]:
+def sum_function(real: str) -> Callable[..., Any]:
+    """``sum_rows(groups, first, second, sums, seed, offset, first_row)`` adds the sums of listed groups to `sums`."""
     block = block_f64 if real == "float64" else block_f32
     number = getattr(np, real)
     zero = number(0)
@@ -163,7 +168,7 @@ def listing_kernel(real: str, antithetic: bool) -> Callable[..., tuple[int, floa
         _array(getattr(types, real), layout="A", readonly=True), types.int64, _array(types.uint32), vector, vector
     )
     name = f"list_groups_{real}{'_antithetic' if antithetic else ''}"
-    return _compiled(signature, _list_function(8 if antithetic else 4), name)
+    return _compiled(signature, list_function(8 if antithetic else 4), name)
 
 
 def _sum_parameters(real: str) -> tuple[Any, ...]:
@@ -179,7 +184,7 @@ def summing_kernel(real: str) -> Callable[..., None]:
     times z, and of `second` times z squared. Each of the threads, see `kernel.windows_kernel`, adds up pieces of up to
     `height` rows. The list has a multiple of ROUND groups.
     """
-    sum_rows = _cached(_sum_function(real), f"sum_rows_{real}")
+    sum_rows = _cached(sum_function(real), f"sum_rows_{real}")
     groups, first, second, _, seed, offset, first_row = _sum_parameters(real)
     parameters = groups, first, second, types.Array(types.float64, 3, "C"), seed, offset, first_row, types.int64
 
@@ -211,7 +216,7 @@ def moments_kernel(dtype: str) -> Callable[..., None]:
     slots)``. A thread takes up to `height` rows at a time, at most MOST_ROWS.
     """
     real = MATRIX_TYPES[dtype].computing
-    sum_rows = _cached(_sum_function(real), f"sum_rows_{real}")
+    sum_rows = _cached(sum_function(real), f"sum_rows_{real}")
     finish = _cached(_finish_function(dtype), f"finish_{dtype}")
     groups, first, second, _, *words = _sum_parameters(real)
     mu, sigma, _, weight, *results = _finish_parameters(dtype)

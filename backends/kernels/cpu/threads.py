@@ -40,7 +40,7 @@ from .intrinsics import (
     thread_entry,
 )
 
-__all__ = ["SLOTS", "for_each", "helper_slots", "slots_at", "starting_kernel"]
+__all__ = ["SLOTS", "SLOTS_LENGTH", "for_each", "helper_slots", "starting_kernel"]
 
 SLOTS = types.Array(types.int64, 1, "C")
 """The Numba type of the slots."""
@@ -56,7 +56,8 @@ _MOST_HELPERS = 255
 # The line before the slots: the `entry_address` of a function that starts a helper, and how many helpers all calls that
 # run now want together.
 _START, _WANTED, _FIRST = 0, 1, _LINE
-_SIZE = _FIRST + _MOST_HELPERS * _LINE
+SLOTS_LENGTH = _FIRST + _MOST_HELPERS * _LINE
+"""The number of elements of the slots."""
 # Elements of a call. From _BEGUN on, each thread has a line, with the first index of its part that has not begun.
 _ENTRY, _ARGUMENTS, _COUNT, _THREADS, _HELPERS, _BEGUN = 0, 1, 2, 3, 4, _LINE
 _CALL = _BEGUN + (_MOST_HELPERS + 1) * _LINE
@@ -106,12 +107,6 @@ def for_each(function, arguments, count, threads, slots):
     for part in range(threads):
         call[_BEGUN + part * _LINE] = part * _part_size(call)
     _run(call, slots)
-
-
-@inline
-def slots_at(address):
-    """The array of `helper_slots` from its address, for compiled code that C calls."""
-    return integers_at(address, _SIZE)
 
 
 @inline
@@ -247,7 +242,7 @@ def starting_kernel() -> Callable[[np.ndarray[Any, Any]], int]:
 
 
 def _new_slots() -> np.ndarray[Any, Any]:
-    slots = np.zeros(_SIZE, np.int64)
+    slots = np.zeros(SLOTS_LENGTH, np.int64)
     slots[_FIRST + _STATE :: _LINE], slots[_FIRST + _AVOIDED :: _LINE] = _NO_THREAD, -1
     # Never freed, since helpers load from it until the process ends, also after the end of the interpreter.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(slots))

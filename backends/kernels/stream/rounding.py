@@ -11,7 +11,7 @@ from numba import njit
 
 from .arithmetic import float_bits, from_float_bits
 
-__all__ = ["NARROWING", "WIDENING", "unchanged"]
+__all__ = ["NARROWING", "WIDENING", "from_bfloat16", "from_float16", "unchanged"]
 
 _SIGN = np.int32(-0x80000000)
 _MAGNITUDE = np.int32(0x7FFFFFFF)

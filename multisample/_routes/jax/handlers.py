@@ -7,6 +7,7 @@ that string; `RUNNERS` has a function for each string and shape.
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 import struct
 import threading
@@ -19,7 +20,6 @@ from jaxlib.xla_client import CustomCallTargetTraits
 
 from multisample.backends import generic, registry
 from multisample.backends.contract import HostArray, MemoryLauncher
-from multisample.backends.driver import CONFIGURATION_SIZE
 from multisample.backends.element_types import MATRIX_TYPES
 from multisample.backends.launch import (
     HOST,
@@ -30,26 +30,28 @@ from multisample.backends.launch import (
     Launch,
     Operation,
     batch_steps,
+    pack,
     words_in_memory,
 )
 from multisample.backends.memory.host import advise_huge_pages, array_at, quiet
-from multisample.backends.system import cuda_driver, xla_ffi
+from multisample.backends.system import xla_ffi
 from multisample.backends.system.threads import run_all, thread_count
 
 from ..._call import COLUMNS, check_rows
 from ..._plan import PlanCache
-from .native_launches import NativeLaunches
+from . import gate, native
 
 __all__ = [
     "GRADIENT",
     "RUNNERS",
     "SAMPLE",
     "Options",
+    "Road",
     "can_take_gradients",
+    "prepare_on_host",
     "register",
     "register_target",
     "scratch_size",
-    "warm_up",
 ]
 
 SAMPLE, GRADIENT = "multisample_sample", "multisample_gradient"
@@ -383,8 +385,8 @@ def _sample_on_device(frame: xla_ffi.Frame) -> None:
     run = RUNNERS.get((_device_sampler, *key)) or _runner(_device_sampler, *key)
     addresses = _addresses(operands, results, 4)
     run(*addresses, frame.stream())
-    if _native and isinstance(run, _DeviceSampler):
-        _native[0].record(*key, addresses, run.parameters)
+    if isinstance(run, _DeviceSampler) and run.launcher.parameters:
+        native.add_record(frame.state(native.type_id("CUDA")), key[2], addresses, run.parameters)
 
 
 def _gradient_on_device(frame: xla_ffi.Frame) -> None:
@@ -394,37 +396,71 @@ def _gradient_on_device(frame: xla_ffi.Frame) -> None:
     run(*_addresses(operands, frame.results(), 3), frame.stream())
 
 
-def warm_up(options: Options, shape: tuple[int, ...]) -> None:
-    """Compile the kernel of a call in host memory, so that its errors come before the program runs."""
-    _runner(_host_sampler, options.encoded().encode(), struct.pack("3q", *shape))
+# --- States ---------------------------------------------------------------------------------------
 
 
-_registered: dict[str, list[Any]] = {}
-_native: list[NativeLaunches] = []
+def _state(string: bytes, operation: Operation, device: int) -> native.State:
+    """The state of calls with these options: everything that can be resolved before XLA calls."""
+    options = decoded(string)
+    c_function = getattr(registry.find(options.backend), "c_function", None)
+    if c_function is None:
+        return native.State()
+    launch = _launch(options, 1, 1, operation, device, 1)
+    return native.State(c_function(launch), options.layout == "nd", MATRIX_TYPES[options.dtype].size, pack(launch))
+
+
+def prepare_on_host(options: Options) -> None:
+    """Compile what a sample in host memory needs, so that its errors come before the program runs."""
+    if not _state(options.encoded().encode(), Operation.sample, HOST).run:
+        registry.find(options.backend).prepare("cpu")
+
+
+class Road(NamedTuple):
+    """How the calls of a target run on a platform."""
+
+    state: Callable[[bytes], native.State]
+    """The state of calls with an option string."""
+    execute: Callable[[xla_ffi.Frame], None]
+    """Runs a call in Python."""
+
+
+_registered: set[str] = set()
 _LOCK = threading.Lock()
 
 
-def register_target(name: str, handlers: dict[str, Callable[[xla_ffi.Frame], None]]) -> None:
-    """Register the handlers of a target with XLA, by platform, once in a process."""
+def register_target(name: str, operation: Operation, roads: dict[str, Road]) -> None:
+    """Register a target with XLA, on each of the platforms, once in a process."""
     with _LOCK:
         if name in _registered:
             return
-        functions = []
-        for platform, execute in handlers.items():
-            records = platform == "CUDA"
-            function = xla_ffi.handler(execute, records)
-            address = ctypes.cast(function, ctypes.c_void_p).value or 0
-            if execute is _sample_on_device and cuda_driver.is_present():
-                _native.append(NativeLaunches(address, CONFIGURATION_SIZE))
-                address = _native[0].address
+        for platform, road in roads.items():
+            target = _target(platform, road)
+            gate.handle(native.number(operation, platform), functools.partial(xla_ffi.handle, target=target))
+            addresses = native.handlers(operation, platform)
             # Said here and in the metadata of the handler, as one of the two may be all that a plugin asks for.
+            records = platform == "CUDA"
             traits = {"traits": CustomCallTargetTraits.COMMAND_BUFFER_COMPATIBLE} if records else {}
-            jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(address), platform=platform, **traits)
-            functions.append(function)
-        _registered[name] = functions  # XLA calls them for as long as the process lives.
+            capsules = {stage: jax.ffi.pycapsule(address) for stage, address in addresses.items()}
+            jax.ffi.register_ffi_target(name, capsules, platform=platform, **traits)
+        _registered.add(name)
+
+
+def _target(platform: str, road: Road) -> xla_ffi.Target:
+    type_id = native.type_id(platform)
+
+    def instantiate(frame: xla_ffi.Frame) -> None:
+        frame.set_state(type_id, road.state(frame.string()).allocated())
+
+    type_name = f"multisample_{platform}"
+    return xla_ffi.Target(instantiate, road.execute, type_id, type_name, native.deleter(), platform == "CUDA")
 
 
 def register() -> None:
     """Register the handlers of samples and of their gradients."""
-    register_target(SAMPLE, {"cpu": _sample_on_host, "CUDA": _sample_on_device})
-    register_target(GRADIENT, {"cpu": _gradient_on_host, "CUDA": _gradient_on_device})
+    for name, operation, on_host, on_device in (
+        (SAMPLE, Operation.sample, _sample_on_host, _sample_on_device),
+        (GRADIENT, Operation.gradient, _gradient_on_host, _gradient_on_device),
+    ):
+        states = (functools.partial(_state, operation=operation, device=device) for device in (HOST, 0))
+        roads = map(Road, states, (on_host, on_device))
+        register_target(name, operation, dict(zip(native.PLATFORMS, roads, strict=True)))

@@ -19,7 +19,7 @@ from jax.interpreters import ad, batching, mlir
 from multisample.backends import generic, registry
 from multisample.backends.contract import MemoryLauncher
 from multisample.backends.launch import HOST as HOST_DEVICE
-from multisample.backends.launch import ElementType, Launch, Operation
+from multisample.backends.launch import ElementType, Launch, Operation, pack
 from multisample.backends.memory.host import array_at
 from multisample.backends.system import xla_ffi
 
@@ -31,8 +31,8 @@ from ..._libraries.jax import is_jax
 from ..._libraries.library import NOUNS, counted_as
 from ..._plan import PlanCache
 from ..._tracing import SEEDLESS, is_traced_by_jax
-from . import _is_on_host, _operand, _static, _vector, _words
-from .handlers import _addresses, _read_words, register_target
+from . import _is_on_host, _operand, _static, _vector, _words, native
+from .handlers import Road, _addresses, _read_words, register_target
 from .keys import Words, operands
 from .partitioning import PLATFORMS, Static, check_type, computing_type
 from .programs import jitted, run_alone
@@ -270,6 +270,18 @@ def _on_device(frame: xla_ffi.Frame) -> None:
     run(*_addresses(frame.operands(), frame.results(), 3), frame.stream())
 
 
+def _state(string: bytes, device: int) -> native.State:
+    """See `handlers._state`."""
+    options = _decoded(string)
+    c_function = getattr(registry.find(options.backend), "c_function", None)
+    if c_function is None:
+        return native.State()
+    launch = _launch(options, device)._replace(sigma=1.0)
+    return native.State(c_function(launch), launch=pack(launch))
+
+
 def register() -> None:
     """Register the handlers of weighted moments."""
-    register_target(_TARGET, {"cpu": _on_host, "CUDA": _on_device})
+    states = (functools.partial(_state, device=device) for device in (HOST_DEVICE, 0))
+    roads = map(Road, states, (_on_host, _on_device))
+    register_target(_TARGET, Operation.moments, dict(zip(native.PLATFORMS, roads, strict=True)))

@@ -81,8 +81,8 @@ def _draw(static: Static, platform: str, backend: str, n: int, *operands: Any) -
         check_type(vector, computing_type(static.dtype))
     shape = (batch, d, n) if static.layout == "dn" else (batch, n, d)
     options = _options(static, backend, *operands)
-    if platform == "cpu" and all(isinstance(length, int) for length in shape):
-        handlers.warm_up(options, shape)
+    if platform == "cpu":
+        handlers.prepare_on_host(options)
     result = jax.ShapeDtypeStruct(shape, jnp.dtype(static.dtype))
     return jax.ffi.ffi_call(handlers.SAMPLE, result)(*operands, options=options.encoded())
 

@@ -1,0 +1,412 @@
+"""Calls on host memory as C functions, for threads that cannot wait for the interpreter: XLA's.
+
+`draw_function` and `gradient_function` are twins of ``multisample_run_cpu`` in ``csrc/torch/cpu.cpp``. One compiled
+function serves all types: it calls kernels by their addresses, which `prepare` writes to a table that compiled code
+knows by name.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from typing import Any
+
+import llvmlite.binding
+import numpy as np
+from numba import types
+
+from multisample.backends.element_types import ElementType
+from multisample.backends.kernels.compilation import cached, inline, source_digest
+from multisample.backends.kernels.stream.arithmetic import fma
+from multisample.backends.kernels.stream.rounding import from_bfloat16, from_float16, unchanged
+from multisample.backends.launch import OFFSETS_BYTES, SEED_BYTES, Batched, Launch, Operation, computing_name, type_name
+from multisample.backends.system.threads import configured_threads
+
+from .addresses import c_address, call_window, numbers_at, symbol, word_at
+from .division import SHARE, most_threads, window_of, window_shape, windows
+from .fields import HALF, LAUNCH_WORDS, LOW, WORD, half
+from .intrinsics import integers_at, stack_array, use_widest_vectors
+from .kernel import window_address
+from .moments import FEW_ROWS, MOST_ROWS, PIECE, ROUND, list_function, sum_function
+from .threads import SLOTS_LENGTH, for_each, helper_slots
+
+__all__ = ["function_address", "kernel_groups"]
+
+# The table: the address of the helpers' slots, the most threads of a call, and window kernels by type and antithetic.
+_SLOTS, _THREADS, _KERNELS, _TABLE = 0, 1, 2, 2 + 2 * (max(ElementType) + 1)
+_table = np.zeros(_TABLE, np.int64)
+llvmlite.binding.add_symbol("multisample_cpu_table", _table.ctypes.data)
+
+_FLOAT16, _BFLOAT16, _FLOAT64 = (int(ElementType[name]) for name in ("float16", "bfloat16", "float64"))
+_FLOAT32 = int(ElementType.float32)
+_OF_MU, _OF_SIGMA, _OF_SEED, _OF_OFFSETS = (int(flag) for flag in Batched)
+
+_allocate = types.ExternalFunction("PyMem_RawCalloc", types.int64(types.int64, types.int64))
+_free = types.ExternalFunction("PyMem_RawFree", types.void(types.int64))
+
+# A gradient draws the noise of a tile at a time: rows at the most, and elements.
+_TILE_ROWS, _TILE = 64, 1 << 12
+# Sums side by side, and the terms of each before they are added to a sum of float64.
+_SUMS, _CHAIN = 16, 16
+_REALS = ("float32", "float64")
+_MOST_SUMS = 2 * MOST_ROWS
+
+
+@inline
+def _number(launch, place, place_of_address, step):
+    """A number of a launch: at its address, moved by `step`, if that is not 0."""
+    address = launch[place_of_address]
+    return word_at(address + step) if address != 0 else launch[place]
+
+
+@inline
+def _numbers(launch, b):
+    """Seed, offset, first row and first column of matrix `b` of a batch."""
+    batched = half(launch, HALF.batched)
+    step = b * OFFSETS_BYTES if batched & _OF_OFFSETS else 0
+    seed = _number(launch, WORD.seed, WORD.seed_at, b * SEED_BYTES if batched & _OF_SEED else 0)
+    if launch[WORD.seed_at] != 0:  # Its high half is first.
+        seed = seed << 32 | (seed >> 32 & LOW)
+    offset = _number(launch, WORD.offset, WORD.offset_at, step)
+    first_row = _number(launch, WORD.first_row, WORD.first_row_at, step)
+    return seed, offset, first_row, _number(launch, WORD.first_column, WORD.first_column_at, step)
+
+
+@inline
+def _sizes(launch):
+    """Bytes of a number of the computing type, and of an element."""
+    kind = half(launch, HALF.type)
+    if kind == _FLOAT64:
+        return 8, 8
+    return 4, 2 if kind in (_FLOAT16, _BFLOAT16) else 4
+
+
+@inline
+def _shape(launch):
+    """Rows and columns of a matrix, and their strides."""
+    return launch[WORD.rows], launch[WORD.columns], launch[WORD.row_stride], launch[WORD.column_stride]
+
+
+@inline
+def _draw_window(launch, kernel, b, top, bottom, left, right):
+    """Draw a window of matrix `b`."""
+    real, size = _sizes(launch)
+    rows, columns, row_stride, column_stride = _shape(launch)
+    mu = launch[WORD.mu] + launch[WORD.mu_stride] * (top + (b * rows if half(launch, HALF.batched) & _OF_MU else 0))
+    sigma = launch[WORD.sigma] + launch[WORD.sigma_stride] * (
+        top + (b * rows if half(launch, HALF.batched) & _OF_SIGMA else 0)
+    )
+    matrix = launch[WORD.matrix] + b * rows * columns * size + top * row_stride + left * column_stride
+    seed, offset, first_row, first_column = _numbers(launch, b)
+    call_window(
+        kernel, (mu, sigma, launch[WORD.mu_stride], launch[WORD.sigma_stride], real),
+        (matrix, bottom - top, right - left, row_stride, column_stride, size),
+        (seed, offset, first_row + top, first_column + left), half(launch, HALF.common_noise) != 0,
+    )  # fmt: skip
+
+
+def _draw_matrix(arguments, b):
+    address, kernel = arguments
+    launch = integers_at(address, LAUNCH_WORDS)
+    _draw_window(launch, kernel, b, 0, launch[WORD.rows], 0, launch[WORD.columns])
+
+
+def _draw_part(arguments, index):
+    address, kernel, b, skip, height, width, across = arguments
+    launch = integers_at(address, LAUNCH_WORDS)
+    top, bottom, left, right = window_of(index, launch[WORD.rows], launch[WORD.columns], skip, height, width, across)
+    _draw_window(launch, kernel, b, top, bottom, left, right)
+
+
+def _band_function(real: str) -> Callable[..., Any]:
+    number, size = getattr(np, real), np.dtype(real).itemsize
+    zero, one = number(0), number(1)
+
+    @inline
+    def load(widen, element, x, matrix, rows, columns, row_stride, column_stride):
+        """Copy a tile to `x`, its rows one after another. One of the strides is that of neighbours in memory."""
+        if row_stride > column_stride:
+            for r in range(rows):
+                row = numbers_at(matrix + r * row_stride, columns, element)
+                to = x[r * columns : (r + 1) * columns]
+                for c in range(columns):
+                    to[c] = widen(row[c])
+        else:
+            for c in range(columns):
+                column = numbers_at(matrix + c * column_stride, rows, element)
+                for r in range(rows):
+                    x[r * columns + c] = widen(column[r])
+
+    @inline
+    def load_any(kind, x, matrix, rows, columns, row_stride, column_stride):
+        if size == 8:
+            load(unchanged, np.float64, x, matrix, rows, columns, row_stride, column_stride)
+        elif kind == _FLOAT32:
+            load(unchanged, np.float32, x, matrix, rows, columns, row_stride, column_stride)
+        elif kind == _FLOAT16:
+            load(from_float16, np.uint16, x, matrix, rows, columns, row_stride, column_stride)
+        else:
+            load(from_bfloat16, np.uint16, x, matrix, rows, columns, row_stride, column_stride)
+
+    def sum_band(arguments, index):
+        use_widest_vectors()
+        address, kernel, band, width = arguments
+        launch = integers_at(address, LAUNCH_WORDS)
+        rows, columns, row_stride, column_stride = _shape(launch)
+        kind, bands = half(launch, HALF.type), (rows + band - 1) // band
+        b, top = index // bands, index % bands * band
+        height = min(band, rows - top)
+        matrix = launch[WORD.matrix] + b * rows * columns * _sizes(launch)[1] + top * row_stride
+        seed, offset, first_row, first_column = _numbers(launch, b)
+        x, z = stack_array(_TILE, number), stack_array(_TILE, number)
+        zeros, ones = stack_array(_TILE_ROWS, number), stack_array(_TILE_ROWS, number)
+        sums, products = stack_array(_TILE_ROWS, np.float64), stack_array(_TILE_ROWS, np.float64)
+        lanes, product_lanes = stack_array(_SUMS, number), stack_array(_SUMS, number)
+        for r in range(height):
+            zeros[r], ones[r], sums[r], products[r] = zero, one, 0.0, 0.0
+        for left in range(0, columns, width):
+            count = min(width, columns - left)
+            call_window(
+                kernel, (zeros.ctypes.data, ones.ctypes.data, size, size, size),
+                (z.ctypes.data, height, count, count * size, size, size),
+                (seed, offset, first_row + top, first_column + left), half(launch, HALF.common_noise) != 0,
+            )  # fmt: skip
+            load_any(kind, x, matrix + left * column_stride, height, count, row_stride, column_stride)
+            for r in range(height):
+                of_row, noise = x[r * count : (r + 1) * count], z[r * count : (r + 1) * count]
+                for chain in range(0, count, _SUMS * _CHAIN):
+                    end = min(chain + _SUMS * _CHAIN, count)
+                    whole = chain + (end - chain) // _SUMS * _SUMS
+                    for lane in range(_SUMS):
+                        lanes[lane] = product_lanes[lane] = zero
+                    for k in range(np.uint64(chain), np.uint64(whole), np.uint64(_SUMS)):
+                        for lane in range(np.uint64(_SUMS)):
+                            lanes[lane] += of_row[k + lane]
+                            product_lanes[lane] = fma(of_row[k + lane], noise[k + lane], product_lanes[lane])
+                    for k in range(whole, end):
+                        lanes[k - whole] += of_row[k]
+                        product_lanes[k - whole] = fma(of_row[k], noise[k], product_lanes[k - whole])
+                    for lane in range(_SUMS):
+                        sums[r] += np.float64(lanes[lane])
+                        products[r] += np.float64(product_lanes[lane])
+        of_mu = numbers_at(launch[WORD.first] + (b * rows + top) * size, height, number)
+        of_sigma = numbers_at(launch[WORD.second] + (b * rows + top) * size, height, number)
+        for r in range(height):
+            of_mu[r], of_sigma[r] = number(sums[r]), number(products[r])
+
+    return sum_band
+
+
+@inline
+def _threads(launch, table, most):
+    """How many threads a call gets that has work for `most`."""
+    limit = launch[WORD.threads]
+    return min(most, table[_THREADS], limit if limit != 0 else most)
+
+
+def _draw_function() -> Callable[..., Any]:
+    names = {"cpu-draw_matrix": _draw_matrix, "cpu-draw_part": _draw_part}
+    draw_matrix, draw_part = (cached(function, name, source_digest()) for name, function in names.items())
+
+    def draw_all(address):
+        launch, table = integers_at(address, LAUNCH_WORDS), integers_at(symbol("multisample_cpu_table"), _TABLE)
+        slots = integers_at(table[_SLOTS], SLOTS_LENGTH)
+        rows, columns, batch = launch[WORD.rows], launch[WORD.columns], max(half(launch, HALF.batch), 1)
+        common_noise = half(launch, HALF.common_noise) != 0
+        antithetic = half(launch, HALF.antithetic)
+        kernel = table[_KERNELS + 2 * (half(launch, HALF.type)) + antithetic]
+        most = most_threads(rows, columns, common_noise)
+        if most == 1 or (batch > 1 and rows * columns <= 2 * SHARE):
+            threads = _threads(launch, table, min(batch, (batch * rows * columns + SHARE - 1) // SHARE))
+            for_each(draw_matrix, (address, kernel), batch, threads, slots)
+            return 0
+        threads, block = _threads(launch, table, most), 8 if antithetic else 4
+        down = launch[WORD.row_stride] < launch[WORD.column_stride] and rows > 1
+        height, width = window_shape(rows, columns, threads, common_noise, block, down)
+        for b in range(batch):
+            skip = _numbers(launch, b)[3] % block
+            across, high = windows(rows, columns, skip, height, width)
+            for_each(draw_part, (address, kernel, b, skip, height, width, across), across * high, threads, slots)
+        return 0
+
+    return draw_all
+
+
+def _gradient_function(real: str) -> Callable[..., Any]:
+    sum_band = cached(_band_function(real), f"cpu-sum_band_{real}", source_digest())
+    kind = int(ElementType[real])
+
+    def sum_all(address):
+        launch, table = integers_at(address, LAUNCH_WORDS), integers_at(symbol("multisample_cpu_table"), _TABLE)
+        slots = integers_at(table[_SLOTS], SLOTS_LENGTH)
+        rows, columns, batch = launch[WORD.rows], launch[WORD.columns], max(half(launch, HALF.batch), 1)
+        kernel = table[_KERNELS + 2 * kind + half(launch, HALF.antithetic)]
+        # Rows that are neighbours in memory share tiles.
+        width = min(columns, _TILE if launch[WORD.column_stride] < launch[WORD.row_stride] else _TILE // _TILE_ROWS)
+        height = min(rows, _TILE_ROWS, _TILE // width)
+        threads = _threads(launch, table, most_threads(batch * rows, columns, False))
+        for_each(sum_band, (address, kernel, height, width), batch * ((rows + height - 1) // height), threads, slots)
+        return 0
+
+    return sum_all
+
+
+def _moments_function(real: str) -> Callable[..., Any]:
+    number, size = getattr(np, real), np.dtype(real).itemsize
+    list_singles, list_pairs = (
+        cached(list_function(width), f"cpu-list_groups_{real}{suffix}", source_digest())
+        for width, suffix in ((4, ""), (8, "_antithetic"))
+    )
+    sum_rows = cached(sum_function(real), f"cpu-sum_rows_{real}", source_digest())
+
+    @inline
+    def store(launch, top, rows, sums, weight):
+        """Scale and store the moments of `rows` rows. Common noise has one row of sums."""
+        mu = numbers_at(launch.ctypes.data + 8 * WORD.mu, 1, np.float64)[0]
+        sigma = numbers_at(launch.ctypes.data + 8 * WORD.sigma, 1, np.float64)[0]
+        first = numbers_at(launch[WORD.first] + top * size, rows, number)
+        for r in range(rows):
+            first[r] = number(fma(sigma, sums[r if len(sums) > 1 else 0, 0], weight * mu))
+        if launch[WORD.second] != 0:
+            second = numbers_at(launch[WORD.second] + top * size, rows, number)
+            for r in range(rows):
+                second[r] = number(sigma * sigma * sums[r if len(sums) > 1 else 0, 1])
+
+    def sum_part(arguments, index):
+        """The sums of a band of rows: of all groups, which are stored, or of a piece, which are added to `totals`."""
+        address, lists, most, count, totals, height, weight = arguments
+        launch = integers_at(address, LAUNCH_WORDS)
+        of_first = numbers_at(lists, 4 * count, number)
+        of_second = numbers_at(lists + 4 * most * size * half(launch, HALF.antithetic), 4 * count, number)
+        groups = numbers_at(lists + 8 * most * size, count, np.uint32)
+        is_common = half(launch, HALF.common_noise) != 0
+        rows, (seed, offset, first_row, _) = 1 if is_common else launch[WORD.rows], _numbers(launch, 0)
+        bands = (rows + height - 1) // height
+        top = index % bands * height
+        height = min(height, rows - top)
+        row = np.int64(0 if is_common else first_row + top)
+        if totals == 0:
+            sums = stack_array(_MOST_SUMS, np.float64).reshape((MOST_ROWS, 2))[:height]
+            sums[:] = 0
+            sum_rows(groups, of_first, of_second, sums, np.uint64(seed), np.uint64(offset), row)
+            store(launch, top, height, sums, weight)
+            return
+        begin = index // bands * PIECE
+        end = begin + PIECE
+        sums = numbers_at(totals + 16 * (index // bands * rows + top), 2 * height, np.float64).reshape((height, 2))
+        sum_rows(
+            groups[begin:end], of_first[4 * begin : 4 * end], of_second[4 * begin : 4 * end], sums, np.uint64(seed),
+            np.uint64(offset), row,
+        )  # fmt: skip
+
+    of_part = cached(sum_part, f"cpu-sum_part_{real}", source_digest())
+
+    def sum_moments(address):
+        launch, table = integers_at(address, LAUNCH_WORDS), integers_at(symbol("multisample_cpu_table"), _TABLE)
+        slots = integers_at(table[_SLOTS], SLOTS_LENGTH)
+        columns, is_common = launch[WORD.columns], half(launch, HALF.common_noise) != 0
+        is_antithetic, rows = half(launch, HALF.antithetic), 1 if is_common else launch[WORD.rows]
+        most = columns // (8 if is_antithetic else 4) + 2 + ROUND
+        lists = _allocate(most, 8 * size + 4)
+        if lists == 0:
+            return 1
+        of_first, of_second = numbers_at(lists, 4 * most, number), numbers_at(lists + 4 * most * size, 4 * most, number)
+        groups = numbers_at(lists + 8 * most * size, most, np.uint32)
+        weights = numbers_at(launch[WORD.weights], columns, number)
+        first_column = _numbers(launch, 0)[3]
+        if is_antithetic:
+            count, weight = list_pairs(weights, first_column, groups, of_first, of_second)
+        else:
+            count, weight = list_singles(weights, first_column, groups, of_first, of_second)
+        count += -count % ROUND
+        threads = _threads(launch, table, max(1, (4 * rows * count + SHARE - 1) // SHARE))
+        height = min(MOST_ROWS, (rows + 4 * threads - 1) // (4 * threads) if threads > 1 else rows)
+        bands = (rows + height - 1) // height
+        if not is_common and (threads == 1 or rows >= FEW_ROWS or count <= PIECE):
+            for_each(of_part, (address, lists, most, count, 0, height, weight), bands, threads, slots)
+            _free(lists)
+            return 0
+        # The pieces' sums are added in the same order as by a thread that has all pieces.
+        pieces = max(1, (count + PIECE - 1) // PIECE)
+        totals = _allocate(pieces * rows, 16)
+        if totals == 0:
+            _free(lists)
+            return 1
+        for_each(of_part, (address, lists, most, count, totals, height, weight), bands * pieces, threads, slots)
+        sums = numbers_at(totals, 2 * rows, np.float64)
+        for piece in range(1, pieces):
+            more = numbers_at(totals + 16 * rows * piece, 2 * rows, np.float64)
+            for k in range(2 * rows):
+                sums[k] += more[k]
+        store(launch, 0, launch[WORD.rows], sums.reshape((rows, 2)), weight)
+        _free(totals)
+        _free(lists)
+        return 0
+
+    return sum_moments
+
+
+@functools.cache
+def _draw_address() -> int:
+    """The address of ``int64 run(const Launch*)``, which returns 0 and never enters the interpreter.
+
+    For the operation `sample` in host memory. mu and sigma are vectors of the computing type, and `prepare` has been
+    called for the type of the matrix.
+    """
+    return c_address(_draw_function(), "cpu-draw_all", source_digest())
+
+
+@functools.cache
+def _gradient_address(real: str) -> int:
+    """The same for the operation `gradient`, where `real` is the computing type."""
+    return c_address(_gradient_function(real), f"cpu-sum_all_{real}", source_digest())
+
+
+@functools.cache
+def _moments_address(real: str) -> int:
+    """The same for the operation `moments`, where mu and sigma are numbers, and weights and results have type `real`.
+
+    The function returns 1 if there is no memory.
+    """
+    return c_address(_moments_function(real), f"cpu-sum_moments_{real}", source_digest())
+
+
+def function_address(launch: Launch) -> int:
+    """`Backend.c_function`."""
+    dtype, real, antithetic = type_name(launch), computing_name(launch), bool(launch.antithetic)
+    _find_threads()
+    if launch.operation == Operation.moments:
+        return _moments_address(real)
+    is_sample = launch.operation == Operation.sample
+    _find_kernel(dtype if is_sample else real, antithetic)
+    return _draw_address() if is_sample else _gradient_address(real)
+
+
+def _find_kernel(dtype: str, antithetic: bool) -> None:
+    place = _KERNELS + 2 * ElementType[dtype] + antithetic
+    if not _table[place]:
+        _table[place] = window_address(dtype, antithetic)
+
+
+def _find_threads() -> None:
+    """Read anew how many threads calls may have."""
+    _table[_THREADS] = configured_threads()
+    _find_slots()
+
+
+def _find_slots() -> None:
+    if _table[_THREADS]:
+        _table[_SLOTS] = helper_slots(int(_table[_THREADS]) - 1).ctypes.data
+
+
+if hasattr(os, "register_at_fork"):  # After the hook of `threads`, which makes new slots.
+    os.register_at_fork(after_in_child=_find_slots)
+
+
+def kernel_groups() -> list[list[Callable[[], Any]]]:
+    """All C functions, as functions that compile them."""
+    groups: list[list[Callable[[], Any]]] = [[_draw_address]]
+    for real in _REALS:
+        groups += [functools.partial(_gradient_address, real)], [functools.partial(_moments_address, real)]
+    return groups

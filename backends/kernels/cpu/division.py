@@ -1,0 +1,76 @@
+"""How a call is divided among threads: for kernels, and for Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from multisample.backends.kernels.compilation import inline
+
+__all__ = ["SHARE", "in_python", "most_threads", "window_of", "window_shape", "windows"]
+
+SHARE = 1 << 16
+"""A call gets one more thread for each so many normals, 0.06 ms of work. Waking an idle thread takes about as long."""
+# An element with common noise is only scaled and stored. It costs as much as this part of one with its own noise.
+_COMMON_PART = 8
+# Normals of one window at the most.
+_WINDOW = 1 << 18
+# Windows for each thread, and normals of one at the least: few enough normals to balance threads that begin late. A
+# window with common noise, or one where columns are contiguous, has more, because it does some work for each column.
+_WINDOWS, _LEAST_WINDOW = 16, 1 << 13
+_LARGER_WINDOWS, _LEAST_LARGER_WINDOW = 4, 1 << 14
+# Each window computes its common noise once. A window of at least this width is still tall enough to hide that cost.
+_COMMON_COLUMNS = 1 << 12
+# Where columns are contiguous, each window also reads mu and sigma once. With these limits of rows and normals, a
+# window is wide enough to hide that cost. A common normal costs little, so a window may have many.
+_COMMON_ROWS, _COMMON_WINDOW = 1 << 13, 1 << 20
+
+
+@inline
+def most_threads(d, n, common_noise):
+    """How many threads a (d, n) matrix has work for."""
+    work = n + d * n // _COMMON_PART if common_noise else d * n
+    return max(1, (work + SHARE - 1) // SHARE)
+
+
+@inline
+def window_shape(d, n, threads, common_noise, block, down):
+    """Rows and columns of the windows of a (d, n) matrix; the columns are whole blocks of `block` columns.
+
+    With `down`, where columns are contiguous in memory, windows are whole columns, up to a limit of rows.
+    """
+    count, least = _WINDOWS, _LEAST_WINDOW
+    if common_noise or down:
+        count, least = _LARGER_WINDOWS, _LEAST_LARGER_WINDOW
+    size = min(_COMMON_WINDOW if common_noise and down else _WINDOW, max(least, d * n // (count * threads)))
+    if down:
+        most = min(size // block, _COMMON_ROWS) if common_noise else size // block
+        parts = (d + most - 1) // most
+        rows = (d + parts - 1) // parts
+        columns = size // rows
+    else:
+        columns = max(_COMMON_COLUMNS, size // d) if common_noise else size
+        rows = max(1, size // min(columns, n))
+    return rows, max(block, columns - columns % block)
+
+
+@inline
+def windows(rows, columns, skip, height, width):
+    """How many windows of (height, width) are side by side, and how many one below another.
+
+    `skip` columns of the first block come before the matrix: no window ends inside a block, so none is computed twice.
+    """
+    return (skip + columns + width - 1) // width, (rows + height - 1) // height
+
+
+@inline
+def window_of(index, rows, columns, skip, height, width, across):
+    """The first row of a window and the row after its last, and the same of its columns."""
+    top, left = index // across * height, max(index % across * width - skip, 0)
+    return top, min(top + height, rows), left, min((index % across + 1) * width - skip, columns)
+
+
+def in_python() -> tuple[Callable[..., int], Callable[..., tuple[int, int]]]:
+    """`most_threads` and `window_shape` as functions of Python: Numba would compile calls from Python."""
+    functions: Any = most_threads, window_shape
+    return functions[0].py_func, functions[1].py_func

@@ -1,0 +1,153 @@
+"""The gate: the one way from XLA's threads into Python.
+
+A thread that wants the GIL while the interpreter finalizes never gets it: it hangs, or its exit unwinds C++ code and
+aborts the process. An exception that hits a ctypes callback before its first line makes it return garbage. So compiled
+code counts the entries. When the interpreter exits, it waits for them and closes the gate. A callback reports by
+writing to memory that says "unfinished" before.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import functools
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import llvmlite.binding
+import numpy as np
+from numba import types
+
+from multisample.backends.kernels.compilation import compile_cached, inline, source_digest
+from multisample.backends.kernels.cpu.addresses import byte_at, c_string, call_c, symbol, word_at
+from multisample.backends.kernels.cpu.intrinsics import (
+    compare_exchange,
+    fetch_add,
+    integers_at,
+    load_acquire,
+    stack_array,
+)
+from multisample.backends.system.xla_ffi import ATTRIBUTE_COUNT_AT, ATTRIBUTES_AT, CALL_API_AT, ERROR_CREATE, Code
+
+__all__ = ["close", "digest", "enter_python", "handle", "reopen"]
+
+# The gate: how many threads have entered, plus _CLOSED once it is closed, and the thread that closed it.
+_ENTERED, _CLOSER = 0, 1
+_CLOSED = 1 << 32
+_gate = np.zeros(2, np.int64)
+# What a callback reports: whether it has finished, and XLA's error or 0.
+_FINISHED, _ERROR = 0, 1
+# Bytes of an error's text, and of the options in it, at the most.
+_TEXT, _OPTIONS = 512, 256
+_INTERNAL, _UNAVAILABLE = Code.internal, Code.unavailable
+
+_python = types.ExternalFunction("multisample_xla_python", types.void(types.int64, types.int64, types.int64))
+_this_thread = types.ExternalFunction("PyThread_get_thread_ident", types.int64())
+
+
+@inline
+def enter_python(frame, target):
+    """Let Python handle a call frame of the target with this number; return XLA's error, or 0."""
+    gate = integers_at(symbol("multisample_xla_gate"), 2)
+    if fetch_add(gate, _ENTERED, 1) >= _CLOSED and gate[_CLOSER] != _this_thread():
+        _leave(gate)
+        return _error(frame, _UNAVAILABLE, c_string("multisample: Python is shutting down, and this call needs it: "))
+    report = stack_array(2, np.int64)
+    report[_FINISHED] = report[_ERROR] = 0
+    _python(frame, target, report.ctypes.data)
+    _leave(gate)
+    if load_acquire(report, _FINISHED) == 0:
+        return _error(frame, _INTERNAL, c_string("multisample: an exception, which Python printed, ended this call: "))
+    return report[_ERROR]
+
+
+@inline
+def _leave(gate):
+    """Count one thread less. In a child forked by a callback, the count is 0 already."""
+    entered = load_acquire(gate, _ENTERED)
+    while entered % _CLOSED > 0 and not compare_exchange(gate, _ENTERED, entered, entered - 1):
+        entered = load_acquire(gate, _ENTERED)
+
+
+@inline
+def _error(frame, code, message):
+    """A new error of XLA's, with the call's options after the message."""
+    text = stack_array(_TEXT, np.uint8)
+    size = 0
+    while size < _TEXT - _OPTIONS - 1 and byte_at(message + size) != 0:
+        text[size] = byte_at(message + size)
+        size += 1
+    if word_at(frame + ATTRIBUTE_COUNT_AT) == 1:
+        span = word_at(word_at(frame + ATTRIBUTES_AT))
+        for k in range(min(word_at(span + 8), _OPTIONS)):
+            byte = byte_at(word_at(span) + k)
+            text[size] = byte if 32 <= byte < 127 else 63  # A question mark.
+            size += 1
+    text[size] = 0
+    request = stack_array(4, np.int64)  # XLA_FFI_Error_Create_Args
+    request[0], request[1], request[2], request[3] = 28, 0, text.ctypes.data, code
+    return call_c(word_at(word_at(frame + CALL_API_AT) + ERROR_CREATE), request.ctypes.data)
+
+
+# --- Python's side --------------------------------------------------------------------------------
+
+Handle: TypeAlias = Callable[[int], int]
+_targets: dict[int, Handle] = {}
+
+
+def handle(target: int, function: Handle) -> None:
+    """Let `function` handle the frames of the target with this number: it returns XLA's error, or 0."""
+    _open()
+    _targets[target] = function
+
+
+def _call(frame: int, target: int, report: int) -> None:
+    error = _targets[target](frame)
+    (ctypes.c_int64 * 2).from_address(report)[:] = [1, error]
+
+
+_callback = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(_call)
+# XLA may call when the module's variables are gone.
+ctypes.pythonapi.Py_IncRef(ctypes.py_object(_callback))
+ctypes.pythonapi.Py_IncRef(ctypes.py_object(_gate))
+llvmlite.binding.add_symbol("multisample_xla_gate", _gate.ctypes.data)
+llvmlite.binding.add_symbol("multisample_xla_python", ctypes.cast(_callback, ctypes.c_void_p).value or 0)
+
+
+def digest() -> str:
+    """The digest of the sources that compiled handlers are made from."""
+    return source_digest() + source_digest("multisample._routes.jax")
+
+
+@functools.cache
+def _open() -> None:
+    """Close the gate when the interpreter exits; open it in a forked child."""
+    add = _adding()
+    atexit.register(close, add)
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=reopen)
+
+
+def _adding() -> Callable[[Any, int], None]:
+    def add(gate, number):
+        fetch_add(gate, _ENTERED, number)
+
+    signature = types.void(types.Array(types.int64, 1, "C"), types.int64)
+    function: Callable[[Any, int], None] = compile_cached(signature, add, "xla-gate-add", digest())
+    return function
+
+
+def close(add: Callable[[Any, int], None] | None = None) -> None:
+    """Let no further thread in but this one, and wait until all others have left."""
+    _gate[_CLOSER] = threading.get_ident()
+    (add or _adding())(_gate, _CLOSED)
+    while _gate[_ENTERED] % _CLOSED:
+        time.sleep(1e-3)
+
+
+def reopen() -> None:
+    """Forget all entries: the threads that entered, or closed the gate, are not in this process."""
+    _gate[:] = 0

@@ -1,0 +1,276 @@
+"""Programs of JAX at the ends of a process and on its other roads: exits, signals, forks, saved programs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import multisample
+from multisample.backends.launch import Operation
+
+pytest.importorskip("jax")
+
+BEGIN = """
+import os, signal, sys, threading, time
+import jax, jax.numpy as jnp, numpy as np
+import multisample
+from multisample import sample
+from multisample.backends import registry
+from multisample.backends.contract import PROTOCOL, BackendStatus
+
+class Python:
+    '''A backend without C functions.'''
+    name, device_kinds, host_library, seconds = "python", ("cpu",), "numpy", 0.0
+    protocol, operations = PROTOCOL, (0,)
+    def status(self):
+        return BackendStatus(True)
+    def prepare(self, kind):
+        pass
+    def adopt(self, array):
+        return array
+    def launch(self, launch):
+        time.sleep(self.seconds)
+        registry.find("cpu").launch(launch)
+
+registry.register(Python())
+mu = np.zeros(100, np.float32)
+"""
+
+
+def run(script: str, *arguments: str, seconds: int = 120) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", BEGIN + script, *arguments],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "JAX_PLATFORMS": "cpu"},
+        capture_output=True, text=True, timeout=seconds,
+    )  # fmt: skip
+
+
+# --- Exits ----------------------------------------------------------------------------------------
+
+IN_FLIGHT = """
+f = jax.jit(lambda key: sample(np.zeros(1000, np.float32), 1.0, 10000, seed=key).sum())
+jax.block_until_ready(f(jax.random.key(0)))
+def work():
+    f(jax.random.key(1))
+    begun.set()
+    threading.Event().wait()
+begun = threading.Event()
+if sys.argv[1] == "daemon":
+    threading.Thread(target=work, daemon=True).start()
+    begun.wait()
+else:
+    f(jax.random.key(1))
+"""
+
+
+@pytest.mark.parametrize("thread", ["main", "daemon"])
+def test_a_process_ends_with_a_program_in_flight(thread: str) -> None:
+    for _ in range(3):
+        done = run(IN_FLIGHT, thread)
+        assert done.returncode == 0, done.stderr
+
+
+SLOW = """
+Python.seconds = 0.05
+def draws(key, _):
+    return key, sample(mu, 1.0, 2000, seed=key, backend="python").sum()
+f = jax.jit(lambda key: jax.lax.scan(draws, key, length=1000)[1])
+f(jax.random.key(1))
+time.sleep(0.3)
+"""
+
+
+def test_a_process_ends_while_a_program_needs_python() -> None:
+    done = run(SLOW)
+    assert done.returncode == 0, done.stderr
+
+
+AT_EXIT = """
+import atexit
+f = jax.jit(lambda key: sample(mu, 1.0, 30, seed=key, backend="python"))
+f(jax.random.key(0))
+from multisample._routes.jax import gate
+def late():
+    assert gate._gate[0] == gate._CLOSED
+    print(float(f(jax.random.key(3)).sum()))
+    wrong = []
+    def draw():
+        try:
+            f(jax.random.key(3)).sum()
+        except Exception as error:
+            wrong.append(str(error))
+    thread = threading.Thread(target=draw)
+    thread.start()
+    thread.join()
+    print(wrong)
+gate.close()
+late()
+"""
+
+
+def test_a_closed_gate_names_the_call_and_lets_the_exiting_thread_in() -> None:
+    done = run(AT_EXIT)
+    assert done.returncode == 0, done.stderr
+    number, errors = done.stdout.splitlines()
+    expected = multisample.sample(np.zeros(100, np.float32), 1.0, 30, seed=3).sum()
+    assert float(number) == pytest.approx(float(expected), rel=1e-4)
+    assert "shutting down" in errors and "python,float32,dn" in errors
+
+
+# --- Signals --------------------------------------------------------------------------------------
+
+SIGNALS = """
+class Alarm(Exception):
+    pass
+armed = False
+def handler(*_):
+    if armed:
+        raise Alarm
+signal.signal(signal.SIGALRM, handler)
+f = jax.jit(lambda key: sample(mu[:10], 1.0, 10, seed=key, backend=sys.argv[1]))
+key = jax.random.key(5)
+expected = np.asarray(f(key))
+end, counts = time.monotonic() + 4, [0, 0, 0]
+while time.monotonic() < end:
+    try:
+        armed = True
+        signal.setitimer(signal.ITIMER_REAL, 0.0003, 0.0003)
+        while True:
+            x = f(key)
+            counts[0] += 1
+    except Alarm:
+        counts[1] += 1
+    except Exception as error:
+        armed = False
+        assert "which Python printed" in str(error) or "Alarm" in str(error), error
+        counts[2] += 1
+    armed = False
+signal.setitimer(signal.ITIMER_REAL, 0)
+assert (np.asarray(x) == expected).all() and (np.asarray(f(key)) == expected).all()
+print(*counts)
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs interval timers")
+@pytest.mark.parametrize("name", ["cpu", "python"])
+def test_exceptions_of_signal_handlers_do_not_end_the_process(name: str) -> None:
+    done = run(SIGNALS, name)
+    assert done.returncode == 0, done.stderr
+    calls, alarms, errors = map(int, done.stdout.split())
+    assert calls > 100 and alarms > 10
+    assert name == "python" or errors == 0
+
+
+# --- Forks ----------------------------------------------------------------------------------------
+
+FORK = """
+from multisample._routes.jax import gate
+from multisample.backends.kernels.cpu import calls
+Python.seconds = 1.0
+f = jax.jit(lambda key: sample(mu, 1.0, 30, seed=key, backend="python"))
+g = jax.jit(lambda key: sample(mu, 1.0, 3000, seed=key))
+jax.block_until_ready(g(jax.random.key(0)))
+thread = threading.Thread(target=lambda: jax.block_until_ready(f(jax.random.key(0))))
+thread.start()
+while gate._gate[0] == 0:
+    time.sleep(0.01)
+import warnings
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # JAX advises against forks.
+    child = os.fork()
+if child == 0:
+    import ctypes
+    gate.close()  # Does not wait for the parent's thread.
+    from multisample._routes.jax import handlers
+    from multisample.backends.launch import HOST, Operation, pack, words_in_memory
+    x, vectors = np.empty((1, 100, 3000), np.float32), np.stack([mu, mu + 1])
+    words = np.array([0, 7], np.uint32)
+    options = handlers.Options("cpu", "float32", "dn", *[False] * 8, False)
+    launch = handlers._launch(options, 100, 3000, Operation.sample, HOST, 1)
+    mu_at, sigma_at = (vector.ctypes.data for vector in vectors)
+    addresses = dict(mu=mu_at, sigma=sigma_at, matrix=x.ctypes.data, **words_in_memory(words.ctypes.data, 0))
+    run = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p)(calls.function_address(launch))
+    run(pack(launch._replace(**addresses)))
+    os._exit(0 if (x[0] == sample(mu, 1.0, 3000, seed=7)).all() else 3)
+for _ in range(1000):
+    pid, status = os.waitpid(child, os.WNOHANG)
+    if pid:
+        break
+    time.sleep(0.05)
+else:
+    os.kill(child, signal.SIGKILL)
+    status = -1
+thread.join()
+assert gate._gate[0] == 0, gate._gate
+print(status)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs forks")
+def test_a_forked_child_has_no_thread_at_the_gate() -> None:
+    done = run(FORK)
+    assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
+
+
+# --- Saved programs -------------------------------------------------------------------------------
+
+SAVE = """
+import pickle
+f = jax.jit(lambda mu, key: (sample(mu, 2.0, 7, seed=key), sample(mu, 1.0, 5, seed=key, backend="python")))
+operands = jnp.asarray(mu), jax.random.key_data(jax.random.key(0))
+if sys.argv[1] == "exported":
+    allowed = [jax.export.DisabledSafetyCheck.custom_call("multisample_sample")]
+    saved = bytes(jax.export.export(f, disabled_checks=allowed)(*operands).serialize())
+else:
+    from jax.experimental import serialize_executable
+    saved = pickle.dumps(serialize_executable.serialize(f.lower(*operands).compile()))
+open(sys.argv[2], "wb").write(saved)
+"""
+
+LOAD = """
+import pickle
+multisample.jax.load_handlers()
+saved = open(sys.argv[2], "rb").read()
+if sys.argv[1] == "exported":
+    f = jax.export.deserialize(bytearray(saved)).call
+else:
+    from jax.experimental import serialize_executable
+    f = serialize_executable.deserialize_and_load(*pickle.loads(saved))
+x, y = f(jnp.asarray(mu), np.array([0, 6], np.uint32))
+assert (np.asarray(x) == sample(mu, 2.0, 7, seed=6)).all()
+assert (np.asarray(y) == sample(mu, 1.0, 5, seed=6)).all()
+"""
+
+
+@pytest.mark.parametrize("kind", ["exported", "compiled"])
+def test_a_process_that_lowers_nothing_runs_saved_programs(kind: str, tmp_path: Path) -> None:
+    if kind == "exported":
+        pytest.importorskip("flatbuffers")
+    for script in (SAVE, LOAD):
+        done = run(script, kind, str(tmp_path / "program"))
+        assert done.returncode == 0, done.stderr
+
+
+def test_a_program_that_runs_does_not_enter_python(monkeypatch: Any) -> None:
+    """The states are resolved when an executable is made: running one never reaches Python."""
+    import jax
+
+    from multisample._routes.jax import gate, native
+
+    draw = jax.jit(lambda key: multisample.sample(np.zeros(30, np.float32), 1.0, 40, seed=key))
+    key = jax.random.key(8)
+    draw(key)
+    entered: list[int] = []
+    target = native.number(Operation.sample, "cpu")
+    handle = gate._targets[target]
+    monkeypatch.setitem(gate._targets, target, lambda frame: (entered.append(frame), handle(frame))[1])
+    expected = multisample.sample(np.zeros(30, np.float32), 1.0, 40, seed=8)
+    np.testing.assert_array_equal(np.asarray(draw(key)), expected)
+    assert entered == []
