@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-
 from multisample.backends import registry
 from multisample.backends.contract import PROTOCOL, Backend, BackendStatus
 
@@ -72,6 +70,8 @@ def _named(name: str, library: str, device_kind: str) -> Backend:
 def _nearest(name: str) -> list[str]:
     """The names that a wrong name may stand for: similar ones, or those of all backends for a kind of device."""
     names, wrong = ("auto", *registry.names()), name.strip().lower()
+    import difflib  # Only this error needs it.
+
     similar = difflib.get_close_matches(wrong, names, cutoff=0.7)
     similar += [known for known in names if known not in similar and wrong and known.startswith(wrong)]
     kind = {"gpu": "cuda"}.get(wrong.partition(":")[0], wrong.partition(":")[0])

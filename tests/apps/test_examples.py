@@ -286,6 +286,7 @@ def test_a_program_without_its_library_says_what_to_install(
     program: str, library: str, command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, library, None)
+    monkeypatch.delitem(sys.modules, f"multisample.examples.{program}", raising=False)
     monkeypatch.setattr(sys, "argv", [program])
     with pytest.raises(SystemExit) as exit_:
         runpy.run_module(f"multisample.examples.{program}", run_name="__main__")

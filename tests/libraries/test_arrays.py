@@ -715,7 +715,9 @@ def test_out_on_a_device_is_written_through_its_strides(cuda: RecordingCuda, cup
         out = cupy.ndarray(view(memory), 1)
         assert draw(cupy.ndarray(MU, 1), cupy.ndarray(SIGMA, 1), N, seed=1, out=out) is out
         check_same(np.ascontiguousarray(out.host), REFERENCE)
-        assert cuda.launched[-1][2:7] == (out.data.ptr, *out.host.strides, 3, N)
+        launched = cuda.launched[-1]
+        assert (launched.matrix, launched.row_stride, launched.column_stride) == (out.data.ptr, *out.host.strides)
+        assert (launched.rows, launched.columns) == (3, N)
 
 
 def test_a_bad_device_out_raises(cuda: RecordingCuda, cupy: Any) -> None:
