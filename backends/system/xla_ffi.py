@@ -17,7 +17,7 @@ __all__ = [
     "ARGUMENTS_AT", "ARGUMENT_COUNT_AT", "ATTRIBUTES_AT", "ATTRIBUTE_COUNT_AT", "BUFFER_DATA", "BUFFER_DIMS",
     "CALL_API_AT", "CONTEXT_AT", "ERROR_CREATE", "EXECUTE", "EXTENSION_AT", "INSTANTIATE", "ORDINAL_GET", "RESULTS_AT",
     "RESULT_COUNT_AT", "STAGE_AT", "STATE_GET", "STREAM_GET", "Code", "Frame", "Target", "address_of", "handle",
-    "packed_shape_of", "unpacked_shape",
+    "shape_of",
 ]  # fmt: skip
 
 MAJOR, LEAST_MINOR = 0, 3
@@ -88,7 +88,7 @@ class Frame:
         self._words = _unpack_frame(_frame_at(address).raw)
 
     def operands(self) -> tuple[int, ...]:
-        """The buffers of the operands, for `address_of` and `packed_shape_of`."""
+        """The buffers of the operands, for `address_of` and `shape_of`."""
         return self._pointers(_ARGUMENT_COUNT, _ARGUMENTS)
 
     def results(self) -> tuple[int, ...]:
@@ -239,15 +239,11 @@ def address_of(buffer: int) -> int:
     return _pointer_at(buffer + BUFFER_DATA).value
 
 
-def packed_shape_of(buffer: int, rank: int) -> bytes:
-    """The bytes of the shape of a buffer with `rank` axes, for `unpacked_shape`."""
-    packed: bytes = _read[8 * rank](_pointer_at(buffer + BUFFER_DIMS).value).raw
-    return packed
-
-
-def unpacked_shape(packed: bytes) -> tuple[int, ...]:
-    """The lengths of the axes."""
-    return _POINTERS[len(packed) // 8].unpack(packed)
+def shape_of(buffer: int, rank: int) -> tuple[int, ...]:
+    """The lengths of the axes of a buffer with `rank` axes."""
+    axes = _POINTERS[rank]
+    found: tuple[int, ...] = axes.unpack(_read[axes.size](_pointer_at(buffer + BUFFER_DIMS).value).raw)
+    return found
 
 
 _function_of = functools.lru_cache(64)(_function)

@@ -71,7 +71,6 @@ def load_handlers() -> None:
     >>> import multisample
     >>> multisample.jax.load_handlers()
     """
-    from .._routes.jax import handlers, moments
+    from .._routes.jax import handlers
 
     handlers.register()
-    moments.register()

@@ -260,7 +260,7 @@ def test_with_a_number_only_the_vector_is_checked(validity: Callable[..., bool],
 def test_arrays_of_a_draw_share_its_memory() -> None:
     matrix = np.arange(15, dtype=np.float32).reshape(5, 3)[::-1].T
     draw = a_launch(3, 5, mu=2.5, sigma=np.arange(3, dtype=np.int16)[::-1], matrix=matrix)
-    mu, sigma, found = arrays_at(draw)
+    mu, sigma, found = arrays_at(draw).values()
     assert (mu.tolist(), sigma.tolist(), found.tolist()) == ([2.5] * 3, [2, 1, 0], matrix.tolist())
     assert mu.dtype == sigma.dtype == np.float32
     found[0, 0] = -1

@@ -248,16 +248,17 @@ def watched_in_memory(launcher: MemoryLauncher, case: Case) -> MemoryLauncher:
         case.reached = (mu, sigma, matrix)
         launcher.run(mu, sigma, weights, matrix, *rest)
 
-    return dataclasses.replace(launcher, run=run)
+    return dataclasses.replace(launcher, run=run, parameters=None)  # Compiled code repeats launches with parameters.
 
 
 def forget() -> None:
     PLANS.clear()
     handlers = sys.modules.get("multisample._routes.jax.handlers")
     if handlers is not None:
-        handlers.RUNNERS.clear()
-        for native in handlers._native:
-            native._table[:] = 0
+        from multisample._routes.jax.programs import PROGRAMS
+
+        handlers.LAUNCHERS.clear()
+        PROGRAMS.clear()  # Programs have the C functions of backends.
 
 
 @pytest.fixture
@@ -275,6 +276,7 @@ def case(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
 
     launcher, launch = chosen.launcher, chosen.launch
     monkeypatch.setattr(chosen, "launcher", lambda draw: watched(launcher(draw), case))
+    monkeypatch.setattr(chosen, "c_function", lambda launch: 0, raising=False)
     # JAX's programs on a GPU have seeds in device memory.
     if hasattr(chosen, "memory_launcher"):
         memory_launcher = chosen.memory_launcher

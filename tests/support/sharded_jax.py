@@ -20,6 +20,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from multisample import sample
+from multisample.backends.launch import Operation
 
 D, N = 16, 24
 MU, SIGMA = np.linspace(0, 1, D, dtype=np.float32), np.linspace(1, 2, D, dtype=np.float32)
@@ -117,7 +118,9 @@ def a_bare_custom_call_would_be_gathered() -> None:
     result = jax.ShapeDtypeStruct((1, D, N), np.float32)
     words = np.zeros((1, 2), np.uint32), np.zeros((1, 6), np.uint32)
     bare = jax.jit(
-        lambda mu, sigma: jax.ffi.ffi_call(handlers.SAMPLE, result)(mu, sigma, *words, options=options.encoded())
+        lambda mu, sigma: jax.ffi.ffi_call(handlers.TARGETS[Operation.sample], result)(
+            mu, sigma, *words, options=options.encoded()
+        )
     )
     mu, sigma = (jax.device_put(x[None], sharding(None, "y")) for x in (MU, SIGMA))
     assert "all-gather" in COMMUNICATION.findall(program(bare, mu, sigma))

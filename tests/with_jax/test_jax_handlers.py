@@ -314,7 +314,7 @@ def test_a_call_in_host_memory_draws() -> None:
     x = np.empty((1, 5, 7), np.float32)
     xla = Xla()
     frame = xla.frame(options.encoded(), [mu, sigma, *words(2**40 + 1, 2**50, 3, 2**33)], [x])
-    assert run(in_python(handlers._sample_on_host), frame) == 0
+    assert run(in_python(handlers._target(Operation.sample, "cpu").execute), frame) == 0
     expected = multisample.sample(
         mu[0], sigma[0], 7, seed=multisample.Key(2**40 + 1, 2**50), dim_offset=3, sample_offset=2**33
     )
@@ -366,9 +366,9 @@ def recording(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recording]:
     monkeypatch.setattr(registry, "_registered", dict(registry._registered))
     backend = Recording()
     registry.register(backend)
-    handlers.RUNNERS.clear()
+    handlers.LAUNCHERS.clear()
     yield backend
-    handlers.RUNNERS.clear()
+    handlers.LAUNCHERS.clear()
 
 
 @pytest.mark.parametrize("layout", ["dn", "nd"])
@@ -393,7 +393,7 @@ def test_a_call_on_a_device_is_one_launch(
     xla = Xla()
     frame = xla.frame(options.encoded(), [mu, sigma, seed, offsets], [x])
     xla.state = native.State().allocated()
-    assert run(in_python(handlers._sample_on_device), frame) == 0, xla.errors
+    assert run(in_python(handlers._target(Operation.sample, "CUDA").execute), frame) == 0, xla.errors
     launched, recording.launched = recording.launched, []
     draw: Launch = handlers._launch(options, d, n, Operation.sample, DEVICE, batch)
     assert (draw.batch, draw.column_phase) == (batch, int(aligned))
@@ -425,8 +425,9 @@ class Native:
         monkeypatch.setattr(cuda_driver, "is_present", lambda: True)
         before = native._process.copy()
         monkeypatch.setattr(gate, "_targets", dict(gate._targets))
-        road = handlers.Road(lambda string: handlers._state(string, Operation.sample, 0), self._execute)
-        self._python = handlers._target("CUDA", road)
+        target = handlers._target(Operation.sample, "CUDA")
+        self._execute_in_python = target.execute
+        self._python = target._replace(execute=self._execute)
         gate.handle(native.number(Operation.sample, "CUDA"), lambda frame: xla_ffi.handle(frame, self._python))
         self._handlers = {stage: CALL(address) for stage, address in native.handlers(Operation.sample, "CUDA").items()}
         self._restore = lambda: native._process.__setitem__(slice(None), before)
@@ -434,7 +435,7 @@ class Native:
 
     def _execute(self, frame: xla_ffi.Frame) -> None:
         self.in_python += 1
-        handlers._sample_on_device(frame)
+        self._execute_in_python(frame)
 
     def _launch(self, configuration: int, kernel: int | None, parameters: None, extra: int) -> int:
         begin, arguments, size_of, size_at, end = (ctypes.c_uint64 * 5).from_address(extra)
@@ -619,7 +620,7 @@ def test_a_gradient_on_a_device_has_scratch_memory(monkeypatch: pytest.MonkeyPat
     sums, scratch = [np.empty((2, 5), np.float32) for _ in range(2)], np.empty(64, np.uint8)
     xla = Xla()
     frame = xla.frame(options.encoded(), [g, seed, offsets], [*sums, scratch])
-    assert run(in_python(handlers._gradient_on_device), frame) == 0
+    assert run(in_python(handlers._target(Operation.gradient, "CUDA").execute), frame) == 0
     (draw,) = draws
     assert (draw.operation, draw.batch) == (Operation.gradient, 2)
     assert draw.batched == sum(Batched)
@@ -641,15 +642,13 @@ def test_large_results_may_have_huge_pages(monkeypatch: pytest.MonkeyPatch, colu
         advise_huge_pages(address, size)
 
     monkeypatch.setattr(handlers, "advise_huge_pages", advise)
-    handlers.RUNNERS.clear()
     options = handlers.Options("cpu", "float32", "dn", *[False] * 4, True, *[False] * 4)
     mu, sigma, x = np.zeros((1, 1), np.float32), np.ones((1, 1), np.float32), np.empty((1, 1, columns), np.float32)
     xla = Xla()
     frame = xla.frame(options.encoded(), [mu, sigma, *words(7, 0, 0, 0)], [x])
-    assert run(in_python(handlers._sample_on_host), frame) == 0
+    assert run(in_python(handlers._target(Operation.sample, "cpu").execute), frame) == 0
     assert asked == ([(x.ctypes.data, x.nbytes)] if advised else [])
     np.testing.assert_array_equal(x[0], multisample.sample(mu[0], sigma[0], columns, seed=7))
-    handlers.RUNNERS.clear()
 
 
 @pytest.mark.parametrize(("start", "size"), [(0, 0), (1, 5), (100, 4096), (4095, 1 << 16)])

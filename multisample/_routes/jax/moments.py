@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,34 +16,21 @@ import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from multisample.backends import generic, registry
-from multisample.backends.contract import MemoryLauncher
-from multisample.backends.launch import HOST as HOST_DEVICE
-from multisample.backends.launch import ElementType, Launch, Operation, pack
-from multisample.backends.memory.host import array_at
-from multisample.backends.system import xla_ffi
+from multisample.backends.launch import Operation
 
 from ..._backends import choose
 from ..._call import Call, checked_order
-from ..._checks.values import check_values, number_vector
+from ..._checks.values import check_values
 from ..._libraries import HOST, is_number, library_of
 from ..._libraries.jax import is_jax
 from ..._libraries.library import NOUNS, counted_as
-from ..._plan import PlanCache
 from ..._tracing import SEEDLESS, is_traced_by_jax
-from . import _is_on_host, _operand, _static, _vector, _words, native
-from .handlers import Road, _addresses, _read_words, register_target
+from . import _is_on_host, _operand, _static, _vector, _words, handlers
 from .keys import Words, operands
 from .partitioning import PLATFORMS, Static, check_type, computing_type
 from .programs import jitted, run_alone
 
-__all__ = ["register", "sum_jax"]
-
-_TARGET = "multisample_moments"
-"""(weights, seed, offsets) -> the sums of w z and of w z^2, shapes (d,) and (d,), and on CUDA scratch memory.
-
-Weights have shape (n,). Seed and offsets are those of `keys.operands`; calls without offsets have one operand less.
-"""
+__all__ = ["sum_jax"]
 
 
 def sum_jax(call: Call) -> tuple[Any, ...]:
@@ -147,21 +134,21 @@ batching.primitive_batchers[moments_p] = _batch
 
 def _lowered(platform: str) -> Callable[..., Any]:
     def lowered(weights: Any, *words: Any, static: Static, d: int, order: int) -> Any:
-        register()
-        check_type(weights, computing_type(static.dtype))
+        handlers.register()
+        real = computing_type(static.dtype)
+        check_type(weights, real)
         backend = choose(static.backend, "jax", PLATFORMS[platform]).name
-        real = computing_type(static.dtype).name
-        options = _Options(
-            backend, real, static.common_noise, static.antithetic, static.fast_math, len(words) == 2, order, d,
-            weights.shape[0],
+        options = handlers.Options(
+            backend, real.name, "dn", static.common_noise, static.antithetic, static.fast_math, False, len(words) == 2,
+            *[False] * 4,
         )  # fmt: skip
         results = [jax.ShapeDtypeStruct((d,), real)] * order
         if platform == "cuda":
-            size = _memory_launcher(options, 0).scratch_size
-            results.append(jax.ShapeDtypeStruct((8 * max(1, size),), np.uint8))
+            size = handlers.scratch_size(options, Operation.moments, 0, d, weights.shape[0], order)
+            results.append(jax.ShapeDtypeStruct((8 * size,), np.uint8))
         else:
-            _host_runner(options)  # Compiles, so that errors come before the program runs.
-        call = jax.ffi.ffi_call(_TARGET, results)
+            handlers.prepare_on_host(options, Operation.moments)
+        call = jax.ffi.ffi_call(handlers.TARGETS[Operation.moments], results)
         return list(call(weights, *words, options=options.encoded())[:order])
 
     return lowered
@@ -172,116 +159,3 @@ for _platform in PLATFORMS:
 
 
 moments_p.def_impl(functools.partial(run_alone, moments_p))
-
-
-# --- Handlers -------------------------------------------------------------------------------------
-
-
-class _Options(NamedTuple):
-    """The static part of a custom call, which is a string in the program."""
-
-    backend: str
-    real: str
-    common_noise: bool
-    antithetic: bool
-    fast_math: bool
-    has_offsets: bool
-    order: int
-    d: int
-    n: int
-
-    def encoded(self) -> str:
-        return ",".join(str(int(x)) if isinstance(x, bool) else str(x) for x in self)
-
-
-def _decoded(string: bytes) -> _Options:
-    backend, real, *fields = string.decode().rsplit(",", len(_Options._fields) - 1)
-    return _Options(backend, real, *(field == "1" for field in fields[:4]), *map(int, fields[4:]))
-
-
-def _launch(options: _Options, device: int) -> Launch:
-    """The moments of mean 0 and standard deviation 1, which are numbers, without addresses."""
-    return Launch(
-        weights_stride=8 if options.real == "float64" else 4, weights_type=ElementType[options.real], rows=options.d,
-        columns=options.n, type=ElementType[options.real], operation=Operation.moments, results=options.order,
-        common_noise=options.common_noise, antithetic=options.antithetic, fast_math=options.fast_math, device=device,
-    )  # fmt: skip
-
-
-def _memory_launcher(options: _Options, device: int) -> MemoryLauncher:
-    return generic.memory_launcher(registry.find(options.backend), _launch(options, device), options.has_offsets)
-
-
-def _host_runner(options: _Options) -> Callable[..., None]:
-    """``run(weights, seed, offsets, first, second)``, all addresses in host memory."""
-    backend, d, n, real = registry.find(options.backend), options.d, options.n, options.real
-    launcher = generic.launcher(backend, _launch(options, HOST_DEVICE))
-    size = np.dtype(real).itemsize
-
-    def vector(address: int, length: int = d) -> Any:
-        return array_at(address, (length,), (size,), real) if launcher.takes_arrays else address
-
-    mu: Any = 0.0
-    sigma: Any = 1.0
-    if launcher.takes_arrays:
-        mu, sigma = (number_vector(x, d, np.dtype(real)) for x in (mu, sigma))
-
-    def run(weights: int, seed: int, offsets: int, first: int, second: int | None = None) -> None:
-        seed, offset, first_row, first_column = _read_words(seed, offsets, d, n)
-        squares = vector(second) if second else None if launcher.takes_arrays else 0
-        geometry = None if launcher.geometry is None else launcher.geometry(0, first_column)
-        launcher.run(
-            geometry, mu, sigma, vector(weights, n), 0, vector(first), squares, seed, offset, 0, first_row,
-            first_column, 0, 0,
-        )  # fmt: skip
-
-    return run
-
-
-def _device_runner(options: _Options, device: int) -> Callable[..., None]:
-    """``run(weights, seed, offsets, first, ..., scratch, stream)``, all addresses in memory of the device."""
-    launch = _memory_launcher(options, device).run
-
-    def run(weights: int, seed: int, offsets: int, *results: int) -> None:
-        first, *second, scratch, stream = results
-        launch(0.0, 1.0, weights, 0, first, second[0] if second else 0, seed, offsets, stream, scratch)
-
-    return run
-
-
-_RUNNERS: PlanCache[Callable[..., None]] = PlanCache(4096)
-
-
-def _on_host(frame: xla_ffi.Frame) -> None:
-    string = frame.string()
-    run = _RUNNERS.get(string)
-    if run is None:
-        run = _host_runner(_decoded(string))
-        _RUNNERS.put(string, run)
-    run(*_addresses(frame.operands(), frame.results(), 3))
-
-
-def _on_device(frame: xla_ffi.Frame) -> None:
-    key = frame.string(), frame.device()
-    run = _RUNNERS.get(key)
-    if run is None:
-        run = _device_runner(_decoded(key[0]), key[1])
-        _RUNNERS.put(key, run)
-    run(*_addresses(frame.operands(), frame.results(), 3), frame.stream())
-
-
-def _state(string: bytes, device: int) -> native.State:
-    """See `handlers._state`."""
-    options = _decoded(string)
-    c_function = getattr(registry.find(options.backend), "c_function", None)
-    if c_function is None:
-        return native.State()
-    launch = _launch(options, device)._replace(sigma=1.0)
-    return native.State(c_function(launch), launch=pack(launch))
-
-
-def register() -> None:
-    """Register the handlers of weighted moments."""
-    states = (functools.partial(_state, device=device) for device in (HOST_DEVICE, 0))
-    roads = map(Road, states, (_on_host, _on_device))
-    register_target(_TARGET, Operation.moments, dict(zip(native.PLATFORMS, roads, strict=True)))

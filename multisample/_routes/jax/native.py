@@ -26,7 +26,7 @@ from multisample.backends.kernels.compilation import inline
 from multisample.backends.kernels.cpu.addresses import c_address, call_c, symbol, word_at
 from multisample.backends.kernels.cpu.fields import HALF, LAUNCH_WORDS, LOW, WORD, half, set_half
 from multisample.backends.kernels.cpu.intrinsics import stack_array
-from multisample.backends.launch import OFFSETS_BYTES, Batched, Operation
+from multisample.backends.launch import OFFSETS_BYTES, Batched, Launch, Operation
 from multisample.backends.system import cuda_driver
 from multisample.backends.system.xla_ffi import (
     ARGUMENT_COUNT_AT,
@@ -142,10 +142,14 @@ def _filling(operation: Operation) -> Callable[..., Any]:
             if on_device:
                 scratch = _buffer(results, word_at(frame + RESULT_COUNT_AT) - 1)
                 launch[WORD.scratch] = word_at(scratch + BUFFER_DATA)
-            if not is_moments or half(launch, HALF.results) > 1:
+            count = word_at(frame + RESULT_COUNT_AT) - (1 if on_device else 0)
+            if count > 1:
                 launch[WORD.second] = word_at(_buffer(results, 1) + BUFFER_DATA)
         if is_moments:
-            launch[WORD.weights] = word_at(_buffer(operands, 0) + BUFFER_DATA)
+            set_half(launch, HALF.results, count)
+            launch[WORD.weights] = word_at(matrix + BUFFER_DATA)
+            launch[WORD.columns] = word_at(word_at(matrix + BUFFER_DIMS))
+            launch[WORD.rows] = word_at(word_at(_buffer(results, 0) + BUFFER_DIMS))
             return
         launch[WORD.matrix] = word_at(matrix + BUFFER_DATA)
         shape, size = word_at(matrix + BUFFER_DIMS), word_at(state + 8 * _SIZE)
@@ -377,36 +381,32 @@ def _allocated(words: list[int], data: bytes) -> int:
 _LOCK = threading.Lock()
 
 
-def add_record(
-    state: int, device: int, addresses: list[int], parameters: Callable[..., list[tuple[int, bytes]]]
-) -> None:
-    """Record the launch of a call, for `_repeat`.
+def add_record(state: int, launch: Launch, kernels: list[tuple[int, bytes]]) -> None:
+    """Record the launch of a sample, for `_repeat`.
 
     Parameters
     ----------
     state : int
         The address of the call's state.
-    device : int
-    addresses : list of int
-        Of mu, sigma, seed, offsets, or 0, and matrix. The alignment of the last counts.
-    parameters : callable
-        ``parameters(*addresses, stream)``: the kernels and their parameters: see `MemoryLauncher.parameters`.
+    launch : Launch
+        The alignment of its matrix counts.
+    kernels : list
+        The kernels and their parameters: see `MemoryLauncher.parameters`.
     """
-    misalignment = addresses[_FROM_MATRIX] & _ALIGNMENT
-    launches = parameters(*addresses, 0)
-    if len(launches) != 1 or len(launches[0][1]) > 8 * _RECORD_WORDS:  # A long batch.
+    if len(kernels) != 1 or len(kernels[0][1]) > 8 * _RECORD_WORDS:  # A long batch.
         return
-    kernel, launch = launches[0]
-    padded = launch + bytes(-len(launch) % 8)
+    kernel, parameters = kernels[0]
+    device, misalignment = launch.device, launch.matrix & _ALIGNMENT
+    padded = parameters + bytes(-len(parameters) % 8)
     patches = [
         (place // 8, source, added)
         for source, name in enumerate(_SOURCES)
-        if name != "offsets" or addresses[source]
+        if name != "offsets" or launch.offset_at
         for place, added in PLACES[name]
     ]
     with _LOCK:
         newest = ctypes.c_int64.from_address(state + 8 * _RECORDS)
-        head = [newest.value, device, misalignment, kernel, len(patches), len(launch)]
+        head = [newest.value, device, misalignment, kernel, len(patches), len(parameters)]
         if not any(found == (device, misalignment) for found in _kinds(newest.value)):
             newest.value = _allocated([*head, *(number for patch in patches for number in patch)], padded)
 

@@ -17,6 +17,7 @@ from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from multisample.backends.element_types import MATRIX_TYPES
+from multisample.backends.launch import Operation
 
 from ..._backends import choose
 from . import handlers
@@ -82,9 +83,9 @@ def _draw(static: Static, platform: str, backend: str, n: int, *operands: Any) -
     shape = (batch, d, n) if static.layout == "dn" else (batch, n, d)
     options = _options(static, backend, *operands)
     if platform == "cpu":
-        handlers.prepare_on_host(options)
+        handlers.prepare_on_host(options, Operation.sample)
     result = jax.ShapeDtypeStruct(shape, jnp.dtype(static.dtype))
-    return jax.ffi.ffi_call(handlers.SAMPLE, result)(*operands, options=options.encoded())
+    return jax.ffi.ffi_call(handlers.TARGETS[Operation.sample], result)(*operands, options=options.encoded())
 
 
 def _sums(static: Static, platform: str, backend: str, g: Any, *words: Any) -> list[Any]:
@@ -93,7 +94,7 @@ def _sums(static: Static, platform: str, backend: str, g: Any, *words: Any) -> l
     real = computing_type(static.dtype)
     rows, columns = _axes(static.layout)
     vector = jax.ShapeDtypeStruct((g.shape[0], g.shape[rows]), real)
-    options = _options(static, backend, g, g, *words)
+    options, results = _options(static, backend, g, g, *words), [vector, vector]
     if platform == "cuda":
         if not handlers.can_take_gradients(backend):  # Then XLA sums, and keeps the noise while it does.
             zeros = jnp.zeros((1, g.shape[rows]), real)
@@ -101,10 +102,10 @@ def _sums(static: Static, platform: str, backend: str, g: Any, *words: Any) -> l
             z = _draw(noise_static, platform, backend, g.shape[columns], zeros, zeros + 1, *words)
             g = g.astype(real)
             return [g.sum(columns), (g * z).sum(columns)]
-        scratch = jax.ShapeDtypeStruct((8 * handlers.scratch_size(options, g.shape),), np.uint8)
-        call = jax.ffi.ffi_call(handlers.GRADIENT, (vector, vector, scratch))
-    else:
-        call = jax.ffi.ffi_call(handlers.GRADIENT, (vector, vector))
+        shape = g.shape[0], g.shape[rows], g.shape[columns]
+        size = handlers.scratch_size(options, Operation.gradient, *shape, 2)
+        results.append(jax.ShapeDtypeStruct((8 * size,), np.uint8))
+    call = jax.ffi.ffi_call(handlers.TARGETS[Operation.gradient], results)
     return list(call(g, *words, options=options.encoded())[:2])
 
 
