@@ -33,6 +33,7 @@ import multisample
 from multisample.__main__ import main
 from multisample.backends.driver import KernelKey
 from multisample.backends.kernels import compilation
+from multisample.backends.kernels.cpu import calls as cpu_calls
 from multisample.backends.kernels.cpu import kernel as cpu_kernels
 from multisample.backends.kernels.cpu import moments as cpu_moments
 from multisample.backends.system import cache, fork_safety
@@ -154,7 +155,8 @@ def groups(root: Path, monkeypatch: pytest.MonkeyPatch) -> Groups:
 
     def groups(*groups: list[Callable[[], Any]]) -> None:
         monkeypatch.setattr(cpu_kernels, "kernel_groups", lambda: list(groups))
-        monkeypatch.setattr(cpu_moments, "kernel_groups", list)
+        for module in (cpu_moments, cpu_calls):
+            monkeypatch.setattr(module, "kernel_groups", list)
 
     monkeypatch.setenv("MULTISAMPLE_NUM_THREADS", "2")
     return groups
@@ -236,7 +238,7 @@ def test_an_interrupt_ends_the_build_and_its_processes(root: Path, seconds: int)
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
     assert process.stderr
-    assert process.stderr.readline() == "cpu: 0 of 41 kernels, 0 s\n"
+    assert process.stderr.readline() == "cpu: 0 of 48 kernels, 0 s\n"
     time.sleep(seconds)
     os.killpg(process.pid, signal.SIGINT)  # As a terminal does.
     output, error = process.communicate(timeout=DEADLINE)
@@ -251,7 +253,7 @@ def test_an_interrupt_ends_the_build_and_its_processes(root: Path, seconds: int)
 @pytest.mark.slow
 def test_the_build_command_compiles_all_cpu_kernels(root: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["build", "cpu"]) == 0
-    assert capfd.readouterr().out.startswith("cpu: compiled 41 kernels in ")
+    assert capfd.readouterr().out.startswith("cpu: compiled 48 kernels in ")
     kept = {path.name.rpartition("-")[0] for path in (cache.root() / "numba").glob("cpu-*")}
     assert kept >= {
         *(

@@ -633,6 +633,30 @@ def test_a_gradient_on_a_device_has_scratch_memory(monkeypatch: pytest.MonkeyPat
     assert (draw.scratch, draw.stream, draw.device) == (scratch.ctypes.data, STREAM, DEVICE)
 
 
+@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("has_offsets", [True, False])
+def test_moments_on_a_device_get_weights_results_and_scratch_memory(
+    monkeypatch: pytest.MonkeyPatch, recording: Recording, has_offsets: bool, order: int
+) -> None:
+    launches: list[Launch] = []
+    monkeypatch.setattr(recording, "launch", launches.append)
+    monkeypatch.setattr(Recording, "memory_launcher", None)
+    options = handlers.Options("recording", "float64", "dn", False, True, *[False] * 2, has_offsets, *[False] * 4)
+    weights, operands = np.zeros(7), [np.zeros((1, size), np.uint32) for size in (2, 6)[: 1 + has_offsets]]
+    sums, scratch = [np.empty(5) for _ in range(order)], np.empty(64, np.uint8)
+    frame = Xla().frame(options.encoded(), [weights, *operands], [*sums, scratch])
+    assert run(in_python(handlers._target(Operation.moments, "CUDA").execute), frame) == 0
+    (launch,) = launches
+    assert (launch.operation, launch.rows, launch.columns, launch.results) == (Operation.moments, 5, 7, order)
+    assert (launch.mu, launch.sigma, launch.mu_type, launch.sigma_type) == (0, 1, 0, 0)
+    assert (launch.weights, launch.weights_stride) == (weights.ctypes.data, 8)
+    assert [launch.first, launch.second][:order] == [x.ctypes.data for x in sums]
+    assert order == 2 or launch.second == 0
+    seed, *offsets = (x.ctypes.data for x in operands)
+    assert (launch.seed_at, launch.offset_at) == (seed, *(offsets or [0]))
+    assert (launch.antithetic, launch.scratch, launch.device) == (True, scratch.ctypes.data, DEVICE)
+
+
 @pytest.mark.parametrize(("columns", "advised"), [((1 << 20) - 4, False), (1 << 20, True)])
 def test_large_results_may_have_huge_pages(monkeypatch: pytest.MonkeyPatch, columns: int, advised: bool) -> None:
     asked: list[tuple[int, int]] = []

@@ -15,7 +15,9 @@ import pytest
 import multisample
 from multisample.backends.launch import Operation
 
-pytest.importorskip("jax")
+jax = pytest.importorskip("jax")
+
+from multisample._routes.jax import gate, native  # noqa: E402
 
 BEGIN = """
 import os, signal, sys, threading, time
@@ -258,19 +260,25 @@ def test_a_process_that_lowers_nothing_runs_saved_programs(kind: str, tmp_path: 
         assert done.returncode == 0, done.stderr
 
 
-def test_a_program_that_runs_does_not_enter_python(monkeypatch: Any) -> None:
+CALLS = {
+    Operation.sample: lambda key, x: multisample.sample(x, 1.0, 40, seed=key),
+    Operation.gradient: lambda key, x: jax.grad(lambda x: (multisample.sample(x, 1.0, 40, seed=key) ** 2).sum())(x),
+    Operation.moments: lambda key, x: multisample.weighted_moments(x, 2.0, np.ones(3, np.float32), seed=key, order=2),
+}
+
+
+@pytest.mark.parametrize("operation", Operation, ids=lambda operation: operation.name)
+def test_a_program_that_runs_does_not_enter_python(monkeypatch: Any, operation: Operation) -> None:
     """The states are resolved when an executable is made: running one never reaches Python."""
-    import jax
-
-    from multisample._routes.jax import gate, native
-
-    draw = jax.jit(lambda key: multisample.sample(np.zeros(30, np.float32), 1.0, 40, seed=key))
-    key = jax.random.key(8)
-    draw(key)
+    program, x = jax.jit(CALLS[operation]), np.linspace(0, 1, 30, dtype=np.float32)
+    expected = jax.tree.map(np.asarray, program(jax.random.key(8), x))
+    other = jax.tree.map(np.asarray, program(jax.random.key(9), x))
     entered: list[int] = []
-    target = native.number(Operation.sample, "cpu")
+    target = native.number(operation, "cpu")
     handle = gate._targets[target]
     monkeypatch.setitem(gate._targets, target, lambda frame: (entered.append(frame), handle(frame))[1])
-    expected = multisample.sample(np.zeros(30, np.float32), 1.0, 40, seed=8)
-    np.testing.assert_array_equal(np.asarray(draw(key)), expected)
+    for key, results in ((8, expected), (9, other)):
+        jax.tree.map(np.testing.assert_array_equal, program(jax.random.key(key), x), results)
     assert entered == []
+    for one, another in zip(jax.tree.leaves(expected), jax.tree.leaves(other), strict=True):
+        assert (one != another).any()
