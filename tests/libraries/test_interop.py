@@ -283,13 +283,12 @@ def case(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
         monkeypatch.setattr(
             chosen, "memory_launcher", lambda *arguments: watched_in_memory(memory_launcher(*arguments), case)
         )
-    else:
 
-        def launch_watched(launch_: Launch) -> None:
-            case.reached = (address(launch_.mu), address(launch_.sigma), launch_.matrix)
-            launch(launch_)
+    def launch_watched(launch_: Launch) -> None:
+        case.reached = (address(launch_.mu), address(launch_.sigma), launch_.matrix)
+        launch(launch_)
 
-        monkeypatch.setattr(chosen, "launch", launch_watched)
+    monkeypatch.setattr(chosen, "launch", launch_watched)
     forget()  # Launchers of existing plans do not record.
     yield case
     forget()

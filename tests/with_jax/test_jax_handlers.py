@@ -328,6 +328,14 @@ def test_options_survive_their_string() -> None:
         assert handlers.decoded(options.encoded().encode()) == options
 
 
+def test_strings_of_saved_programs_are_read() -> None:
+    sample = handlers.Options("cpu", "float32", "nd", False, True, False, True, True, False, True, False, False)
+    assert sample.encoded() == "cpu,float32,nd,0,1,0,1,1,0,1,0,0"
+    moments = handlers.Options("cpu", "float64", "dn", True, False, False, False, True, *[False] * 4)
+    assert moments.encoded(2, 5, 7) == "cpu,float64,1,0,0,1,2,5,7"
+    assert handlers.decoded(b"cpu,float64,1,0,0,1,2,5,7", Operation.moments) == moments
+
+
 class Recording(DriverBackend):
     """A driver's backend without a driver: it writes down the bytes of what it would launch."""
 
@@ -644,7 +652,7 @@ def test_moments_on_a_device_get_weights_results_and_scratch_memory(
     options = handlers.Options("recording", "float64", "dn", False, True, *[False] * 2, has_offsets, *[False] * 4)
     weights, operands = np.zeros(7), [np.zeros((1, size), np.uint32) for size in (2, 6)[: 1 + has_offsets]]
     sums, scratch = [np.empty(5) for _ in range(order)], np.empty(64, np.uint8)
-    frame = Xla().frame(options.encoded(), [weights, *operands], [*sums, scratch])
+    frame = Xla().frame(options.encoded(order, 5, 7), [weights, *operands], [*sums, scratch])
     assert run(in_python(handlers._target(Operation.moments, "CUDA").execute), frame) == 0
     (launch,) = launches
     assert (launch.operation, launch.rows, launch.columns, launch.results) == (Operation.moments, 5, 7, order)

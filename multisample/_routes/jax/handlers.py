@@ -71,16 +71,25 @@ class Options(NamedTuple):
     offsets_batched: bool
     """Whether each element of the batch has an operand of its own."""
 
-    def encoded(self) -> str:
-        """The string from which `decoded` makes the options again."""
-        return ",".join(str(int(x)) if isinstance(x, bool) else x for x in self)
+    def encoded(self, *moments: int) -> str:
+        """The string from which `decoded` makes the options again.
+
+        Saved programs have these strings, so their form stays. Weighted moments pass their order, d and n.
+        """
+        options = [getattr(self, name) for name in (_OF_MOMENTS if moments else self._fields)]
+        return ",".join(x if isinstance(x, str) else str(int(x)) for x in (*options, *moments))
+
+
+_OF_MOMENTS = "backend", "dtype", "common_noise", "antithetic", "fast_math", "has_offsets"
 
 
 @functools.lru_cache(1024)
-def decoded(string: bytes) -> Options:
+def decoded(string: bytes, operation: Operation = Operation.sample) -> Options:
     """The options of a string that `Options.encoded` made."""
-    backend, dtype, layout, *flags = string.decode().rsplit(",", len(Options._fields) - 1)
-    return Options(backend, dtype, layout, *(flag == "1" for flag in flags))
+    names = (*_OF_MOMENTS, "order", "d", "n") if operation == Operation.moments else Options._fields
+    values = dict(zip(names, string.decode().rsplit(",", len(names) - 1), strict=True))
+    flags = (values.get(name) == "1" for name in Options._fields[3:])
+    return Options(values["backend"], values["dtype"], values.get("layout", "dn"), *flags)
 
 
 # --- Launches -------------------------------------------------------------------------------------
@@ -266,11 +275,11 @@ def _target(operation: Operation, platform: str) -> xla_ffi.Target:
     type_id, on_device = native.type_id(platform), platform == "CUDA"
 
     def instantiate(frame: xla_ffi.Frame) -> None:
-        state = _state(decoded(frame.string()), operation, 0 if on_device else HOST)
+        state = _state(decoded(frame.string(), operation), operation, 0 if on_device else HOST)
         frame.set_state(type_id, state.allocated())
 
     def execute(frame: xla_ffi.Frame) -> None:
-        options, device = decoded(frame.string()), frame.device() if on_device else HOST
+        options, device = decoded(frame.string(), operation), frame.device() if on_device else HOST
         launch = _launch_of(frame, options, operation, device)
         if on_device:
             _run_on_device(options, launch, frame)

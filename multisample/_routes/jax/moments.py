@@ -149,7 +149,8 @@ def _lowered(platform: str) -> Callable[..., Any]:
         else:
             handlers.prepare_on_host(options, Operation.moments)
         call = jax.ffi.ffi_call(handlers.TARGETS[Operation.moments], results)
-        return list(call(weights, *words, options=options.encoded())[:order])
+        encoded = options.encoded(order, d, weights.shape[0])
+        return list(call(weights, *words, options=encoded)[:order])
 
     return lowered
 
