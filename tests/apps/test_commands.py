@@ -520,7 +520,6 @@ def test_a_random_seed_is_printed(folder: Path, run: Run) -> None:
         (["--memory", "4095"], "--memory: expected bytes, at least 4K", 2),
         (["--memory", "-5G"], "--memory: expected", 2),
         (["--memory", "5X"], "--memory: expected bytes, at least 4K, such as 500M or 2G, got '5X'", 2),
-        (["--layout", "nd"], "unrecognized arguments: --layout nd", 2),
         (["--forc"], "unrecognized arguments: --forc", 2),
         (["-o", "x.txt"], "x.txt: expected an output file that ends in .npy", 1),
         (["-o", "nowhere/x.npy"], "nowhere: no such folder", 1),

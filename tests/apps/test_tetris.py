@@ -327,7 +327,7 @@ def test_wrong_arguments_of_play_raise(arguments: dict[str, Any], error: type[Ex
     ("arguments", "message"),
     [
         ({"piece": "X"}, "piece: expected 'I' or .* or 'L', got 'X'"),
-        ({"turn": 2}, "turn: expected 0 <= turn < 2, got 2"),
+        ({"turn": 2}, "turn: expected 0 or 1, got 2"),
         ({"column": 7}, "column: expected 0 <= column < 7, got 7"),
         ({"board": np.zeros((25, 10), bool)}, r"board: expected shape \(rows, 10\) of at most 24 rows, got \(25, 10\)"),
         ({"board": np.zeros((5, 9), bool)}, r"board: expected shape .*, got \(5, 9\)"),

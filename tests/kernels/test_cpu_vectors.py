@@ -27,9 +27,9 @@ PROCESSOR = {
 def machine_code(kind: str) -> str:
     """Of a float64 kernel."""
     if kind == "draw":
-        function, parameters = kernel._window_function("float64", False), kernel._window_parameters("float64")
+        function, parameters = kernel._window_function("float64", False), kernel.window_parameters("float64")
     else:
-        function, parameters = moments._sum_function("float64"), moments._sum_parameters("float64")
+        function, parameters = moments.sum_function("float64"), moments._sum_parameters("float64")
     dispatcher: Any = cached(function, f"test-{kind}", "")
     dispatcher.compile(types.void(*parameters))
     (code,) = dispatcher.inspect_asm().values()

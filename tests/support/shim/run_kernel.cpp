@@ -117,8 +117,8 @@ int main() {
     read(mu, one.mu_bytes);
     read(sigma, one.sigma_bytes);
     Launch call = one.call;
-    call.mu.data = mu.at(call.mu.data);
-    call.sigma.data = sigma.at(call.sigma.data);
+    if (call.mu_type != kNumber) call.mu.data = mu.at(call.mu.data);
+    if (call.sigma_type != kNumber) call.sigma.data = sigma.at(call.sigma.data);
     call.matrix = out.at(call.matrix);
     place(call, one.origin);
     if (has_origin_in_memory(call) != kOriginInMemory || call.common_noise != kShared ||
