@@ -339,10 +339,11 @@ NOT_A_VECTOR = "expected one column or one row of numbers, or a header line that
 
 
 def _archive(compression: int = zipfile.ZIP_STORED, **members: bytes) -> bytes:
+    # A ZipInfo has a fixed date. Archives are parts of names of tests, which are equal in all workers.
     made = io.BytesIO()
-    with zipfile.ZipFile(made, "w", compression) as archive:
+    with zipfile.ZipFile(made, "w") as archive:
         for name, content in members.items():
-            archive.writestr(name, content)
+            archive.writestr(zipfile.ZipInfo(name), content, compression)
     return made.getvalue()
 
 
