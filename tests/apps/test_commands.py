@@ -56,6 +56,12 @@ class Outcome(SimpleNamespace):
         assert text in self.err, self
 
 
+@pytest.fixture(scope="module", autouse=True)
+def compiled() -> None:
+    """The kernel is in the cache: its compilation would write a line to stderr."""
+    multisample.sample(MU, SIGMA, N, seed=SEED)
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working folder with mu.npy and sigma.npy."""
