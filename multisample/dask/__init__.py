@@ -20,7 +20,7 @@ try:
 except ModuleNotFoundError as error:
     if (error.name or "").partition(".")[0] != "dask":
         raise
-    raise ImportError("multisample.dask needs Dask: pip install 'dask[array]>=2024.12' distributed") from error
+    raise ImportError("multisample.dask needs Dask: pip install 'dask[array]>=2025.3' distributed") from error
 
 from .._arguments import describe
 from .._call import checked_window
