@@ -85,7 +85,7 @@ def main() -> None:
     """Resolve all installations and report those that README describes wrongly."""
     start = time.monotonic()
     found = list(installations((ROOT / "README.md").read_text(encoding="utf-8")))
-    with ThreadPoolExecutor(8) as executor:
+    with ThreadPoolExecutor(24) as executor:
         problems = list(executor.map(problem, found))
     for (requirements, python, platform, resolution, _), text in zip(found, problems, strict=True):
         if text:

@@ -50,7 +50,9 @@ class MatrixType(NamedTuple):
 
 
 def _widened_bfloat16(bits: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    return (bits.astype(np.uint32) << 16).view(np.float32)
+    # NumPy 1 promotes a shift of a scalar to 64 bits.
+    shifted: npt.NDArray[np.uint32] = np.left_shift(bits, 16, dtype=np.uint32)
+    return shifted.view(np.float32)
 
 
 DTypeName: TypeAlias = Literal["float16", "bfloat16", "float32", "float64"]

@@ -35,7 +35,8 @@ def asymmetric(x: Array, beta: float) -> Array:
 
 def rotation(d: int, generator: np.random.Generator) -> Array:
     """A random orthogonal matrix."""
-    return np.asarray(np.linalg.qr(generator.standard_normal((d, d))).Q)
+    q, _ = np.linalg.qr(generator.standard_normal((d, d)))
+    return np.asarray(q)
 
 
 def rastrigin_of(z: Array) -> Array:

@@ -259,8 +259,8 @@ def placement(
     --------
     >>> from multisample.examples.tetris.board import parse
     >>> found, after = placement(parse("########.."), "O", 0, 8)
-    >>> found["eroded piece cells"], found["row transitions"], after.sum()
-    (2.0, 40.0, np.int64(2))
+    >>> found["eroded piece cells"], found["row transitions"], int(after.sum())
+    (2.0, 40.0, 2)
     """
     check_choice("features", features, tuple(FEATURES))
     check_choice("piece", piece, tuple(NAMES))
