@@ -64,7 +64,7 @@ def test_wrong_samples_are_rejected(spoil: Callable[[Array], Array], message: st
         check_moments(spoil(draw(1)), draw(1), mu, sigma, "independent")
 
 
-def test_common_noise_must_be_equal_in_every_row() -> None:
+def test_shared_noise_must_be_equal_in_every_row() -> None:
     with pytest.raises(AssertionError, match="the same noise in every row"):
         check_moments(draw(1), draw(2), mu, sigma, "shared")
 
@@ -329,7 +329,8 @@ def test_skipped_benchmarks_need_no_packages_of_the_tests(tmp_path: Path) -> Non
     command.append(f"--benchmark-json={tmp_path / 'results.json'}")
     root = Path(__file__).parents[2]
     # pytest looks at the modules of plugins that it loads by itself.
-    environment = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    # pytest-benchmark refuses to run in a worker of xdist.
+    environment = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_XDIST_WORKER": ""}
     done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=300)
     assert "Traceback" not in done.stdout + done.stderr
     assert "CuPy has no CUDA device" in done.stdout
