@@ -76,10 +76,10 @@ class CpuBackend:
         from .kernels.cpu.kernel import batch_kernel
 
         kernel = batch_kernel(type_name(launch), bool(launch.antithetic))
-        *arrays, common_noise = *batch_at(launch), bool(launch.common_noise)
+        *arrays, shared_noise = *batch_at(launch), bool(launch.shared_noise)
         most = max(1, min(launch.batch, math.ceil(launch.batch * launch.rows * launch.columns / SHARE)))
         threads = min(most, thread_count(), launch.threads or most)
-        kernel(*arrays, common_noise, threads, cpu_threads.helper_slots(threads - 1))
+        kernel(*arrays, shared_noise, threads, cpu_threads.helper_slots(threads - 1))
 
     def launcher(self, launch: Launch) -> Launcher:
         return _LAUNCHERS[launch.operation](launch)
@@ -100,10 +100,10 @@ def _sampler(launch: Launch) -> Launcher:
     from .kernels.cpu.division import in_python
     from .kernels.cpu.kernel import value_kernel, window_kernel, windows_kernel
 
-    dtype, common_noise, block = type_name(launch), bool(launch.common_noise), 8 if launch.antithetic else 4
+    dtype, shared_noise, block = type_name(launch), bool(launch.shared_noise), 8 if launch.antithetic else 4
     d, n = launch.rows, launch.columns
     most_threads, shape = in_python()
-    most = most_threads(d, n, common_noise)
+    most = most_threads(d, n, shared_noise)
     kernel = (window_kernel if most == 1 else windows_kernel)(dtype, bool(launch.antithetic))
 
     def threads(matrix: Any, first_column: int) -> int:
@@ -114,12 +114,12 @@ def _sampler(launch: Launch) -> Launcher:
         second: None, seed: int, offset: int, offset_at: int, first_row: int, first_column: int, stream: int,
         scratch: int,
     ) -> None:  # fmt: skip
-        arguments = mu, sigma, matrix, seed, offset, first_row, first_column, common_noise
+        arguments = mu, sigma, matrix, seed, offset, first_row, first_column, shared_noise
         if threads is None:
             kernel(*arguments)
             return
         down = matrix.strides[0] == matrix.itemsize and d > 1
-        height, width = shape(d, n, threads, common_noise, block, down)
+        height, width = shape(d, n, threads, shared_noise, block, down)
         kernel(*arguments, height, width, threads, cpu_threads.helper_slots(threads - 1))
 
     is_valid = value_kernel(computing_name(launch))
@@ -134,9 +134,9 @@ def _summer(launch: Launch) -> Launcher:
     from .kernels.cpu.kernel import value_kernel
 
     dtype, real, width = type_name(launch), computing_name(launch), 8 if launch.antithetic else 4
-    common_noise, antithetic = bool(launch.common_noise), bool(launch.antithetic)
+    shared_noise, antithetic = bool(launch.shared_noise), bool(launch.antithetic)
     list_groups = kernels.listing_kernel(real, antithetic)
-    rows, number = 1 if common_noise else launch.rows, np.dtype(real)
+    rows, number = 1 if shared_noise else launch.rows, np.dtype(real)
     most_groups = math.ceil(launch.columns / width) + 1
     most_groups += -most_groups % kernels.ROUND
     none = np.empty(0, MATRIX_TYPES[dtype].stored)
@@ -156,14 +156,14 @@ def _summer(launch: Launch) -> Launcher:
         threads = min(most, thread_count(), launch.threads or most)
         height = min(kernels.MOST_ROWS, math.ceil(rows / (4 * threads)) if threads > 1 else rows)
         slots = cpu_threads.helper_slots(threads - 1)
-        if not common_noise and (threads == 1 or rows >= kernels.FEW_ROWS or count <= kernels.PIECE):
+        if not shared_noise and (threads == 1 or rows >= kernels.FEW_ROWS or count <= kernels.PIECE):
             kernels.moments_kernel(dtype)(
                 *listed, seed, offset, first_row, mu, sigma, weight, first, second, height, threads, slots
             )
             return
         # `moments_kernel` would add up the sums of the pieces in the same order.
         totals = np.zeros((max(math.ceil(count / kernels.PIECE), 1), rows, 2))
-        first_row = 0 if common_noise else first_row
+        first_row = 0 if shared_noise else first_row
         kernels.summing_kernel(real)(*listed, totals, seed, offset, first_row, height, threads, slots)
         sums = totals[0]
         with quiet():

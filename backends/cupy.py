@@ -52,7 +52,7 @@ def kernel_name(key: KernelKey) -> str:
     """The C++ name of a kernel."""
     arguments = (
         MATRIX_TYPES[key.dtype].cpp,
-        *(str(bool(flag)).lower() for flag in (key.common_noise, key.antithetic, key.fast_math)),
+        *(str(bool(flag)).lower() for flag in (key.shared_noise, key.antithetic, key.fast_math)),
         f"multisample::{KERNEL_STORES[key.stores]}",
         *(str(bool(flag)).lower() for flag in (key.origin_in_memory, key.batched)),
     )

@@ -42,7 +42,7 @@ class KernelKey:
     """The kernel of a sample. Each is compiled alone."""
 
     dtype: str
-    common_noise: bool
+    shared_noise: bool
     antithetic: bool
     fast_math: bool
     stores: int
@@ -75,7 +75,7 @@ def kernel_key(launch: Launch, stores: int, in_memory: bool) -> KernelKey:
     """The kernel of a sample, with the stores of its geometry, and an origin by value or in device memory."""
     dtype = type_name(launch)
     return KernelKey(
-        dtype, bool(launch.common_noise), bool(launch.antithetic), bool(launch.fast_math) and dtype != "float64",
+        dtype, bool(launch.shared_noise), bool(launch.antithetic), bool(launch.fast_math) and dtype != "float64",
         stores, in_memory, launch.batch > 1, launch.device,
     )  # fmt: skip
 
@@ -322,7 +322,7 @@ def _sample_steps(backend: DriverBackend, launch: Launch, misalignment: int, pha
     strided = launch.batch > 1 and launch.rows * launch.columns * SIZES[dtype] % 32 != 0
     g, packed = geometry(
         launch.rows, launch.columns, dtype, (launch.row_stride, launch.column_stride), misalignment, phase,
-        bool(launch.common_noise), bool(launch.antithetic), bool(launch.fast_math), strided,
+        bool(launch.shared_noise), bool(launch.antithetic), bool(launch.fast_math), strided,
     )  # fmt: skip
     return (backend.step(launch, kernel_key(launch, g.stores, in_memory), g.blocks, g.threads, packed),)
 
@@ -343,14 +343,14 @@ def _moments_steps(backend: DriverBackend, launch: Launch, misalignment: int, ph
 
 def _moment_geometry(launch: Launch, phase: int, in_memory: bool) -> MomentGeometry:
     return moment_geometry(
-        launch.rows, launch.columns, computing_name(launch), phase, bool(launch.common_noise), bool(launch.antithetic),
+        launch.rows, launch.columns, computing_name(launch), phase, bool(launch.shared_noise), bool(launch.antithetic),
         in_memory,
     )  # fmt: skip
 
 
 def _scratch_size(launch: Launch, phase: int, in_memory: bool) -> int:
     g = _moment_geometry(launch, phase, in_memory)
-    return g.scratch_size(launch.rows, bool(launch.common_noise), launch.results)
+    return g.scratch_size(launch.rows, bool(launch.shared_noise), launch.results)
 
 
 _STEPS: dict[int, Callable[[DriverBackend, Launch, int, int, bool], Steps]] = {

@@ -100,7 +100,7 @@ _I32: TypeAlias = Annotated[int, "i"]
 class Launch(NamedTuple):
     """One launch. An operation ignores the fields that it does not need.
 
-    ``z[r, c]`` is the noise of row ``first_row + r`` (of row 0 with `common_noise`) and column ``first_column + c``.
+    ``z[r, c]`` is the noise of row ``first_row + r`` (of row 0 with `shared_noise`) and column ``first_column + c``.
     With `antithetic`, columns come in pairs: ``z[r, 2 * k]`` is column k of the noise, and ``z[r, 2 * k + 1]`` is its
     negative.
     """
@@ -156,7 +156,7 @@ class Launch(NamedTuple):
     operation: _U32 = Operation.sample
     results: _U32 = 0
     """How many moments, 1 or 2."""
-    common_noise: _U32 = 0
+    shared_noise: _U32 = 0
     antithetic: _U32 = 0
     fast_math: _U32 = 0
     """No effect on the CPU and on float64."""

@@ -22,7 +22,7 @@ union Input {
   double number;
 };
 
-// z[r, c] is the noise of row first_row + r (of row 0 with common noise) and column first_column + c. With antithetic
+// z[r, c] is the noise of row first_row + r (of row 0 with shared noise) and column first_column + c. With antithetic
 // noise, columns of z come in pairs z, -z. An operation ignores the fields that it does not need.
 struct Launch {
   // The head: values of a call, of 8 bytes each.
@@ -47,7 +47,7 @@ struct Launch {
   u32 type;  // of the matrix's elements, or of the moments
   u32 operation;
   u32 results;       // how many moments, 1 or 2
-  u32 common_noise;  // whether every row has the noise of row 0
+  u32 shared_noise;  // whether every row has the noise of row 0
   u32 antithetic;
   u32 fast_math;  // on CUDA devices, for types of at most 32 bits
   i32 device;     // CUDA's ordinal; -1 for host memory

@@ -136,7 +136,7 @@ class Plan:
         self._scratch_size, self._scratch = launcher.scratch_size, _scratch_allocator(library, device)
 
     def __repr__(self) -> str:
-        noise = "common" if self.template.common_noise else "independent"
+        noise = "common" if self.template.shared_noise else "independent"
         return (
             f"<Plan of {self._operation.name}: {self.library.name} {self.dtype} {self.shape} on {self.device},"
             f" by {self.backend.name}, {noise} noise>"
@@ -337,7 +337,7 @@ def _template(call: Call, inputs: Inputs, matrix: Operand | None) -> Launch:
     return Launch(
         **fields, row_stride=row_stride, column_stride=column_stride, rows=max(d, 1), columns=max(n, 1),
         type=ElementType[inputs.dtype], operation=call.operation, results=call.order,
-        common_noise=call.noise == "shared", **{name: bool(getattr(call, name)) for name in _LAUNCH_FLAGS},
+        shared_noise=call.noise == "shared", **{name: bool(getattr(call, name)) for name in _LAUNCH_FLAGS},
         device=HOST if inputs.device.kind == "cpu" else inputs.device.ordinal,
     )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Matrices of small and middle size on a CPU: the kernel alone, one thread beside two, and common noise beside NumPy.
+"""Matrices of small and middle size on a CPU: the kernel alone, one thread beside two, and shared noise beside NumPy.
 
 python -m bench.studies.cpu_middle results.json
 
@@ -8,7 +8,7 @@ those of single calls after such pauses. "shared": `sample(..., noise="shared")`
 ``mu[:, None] + sigma[:, None] * generator.standard_normal(n)`` of NumPy.
 
 Aims: the kernel at (1000, 100) and (100, 100) has 0.85 of its speed at (1000, 1000); two threads are 1.3 times as fast
-as one from 2**17 normals on, 1.7 times from 2**18 on, and never slower; common noise is as fast as NumPy's expression.
+as one from 2**17 normals on, 1.7 times from 2**18 on, and never slower; shared noise is as fast as NumPy's expression.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ figures of others on that GPU, as fractions of the speed of memset:
 - (1000, 1024): ours 0.65 and 0.7, torch.compile 0.35.
 - (10, 10): 2.5 us for contenders with one kernel, and 2 us per kernel for others.
 - Half types: 0.35 portable, bound by instructions as float32 is, with half the bytes; 0.7 with fast_math. float64: 0.3.
-- Common noise: ours 0.99; the original kernel, which writes zeros first, 0.23; eager 0.3; torch.compile, which draws
+- Shared noise: ours 0.99; the original kernel, which writes zeros first, 0.23; eager 0.3; torch.compile, which draws
   new noise for every element, 0.18.
 - The kernel with cuRANDDx, before its first run, from the instructions of four normals (180, and 112 with
   --use_fast_math; ours 119, portable): 0.46 and 0.75 at (4096, 65536), the same at (262144, 1024) and (4096, 65537),

@@ -100,7 +100,7 @@ class Summation {
   void sum(u64 first_row, u64 last_row, u64 first, u64 last, Put put) {
     // The size of a window, whose rows share the column part of their words.
     u64 width = kPiece, height = kRows;
-    if (!call_.common_noise) {
+    if (!call_.shared_noise) {
       width = down_ ? kNoise / min(last_row - first_row, kNoise / kChain) / kChain * kChain : kNoise / kLeastRows;
       height = min(kRows, kNoise / min(width, last - first));
     }
@@ -113,7 +113,7 @@ class Summation {
         end = min(begin / width * width + width, last);
         for (u64 row = 0; row < rows; row += height) {
           const Window window{top + row, min(top + row + height, top + rows), begin, end};
-          if (row == 0 || !call_.common_noise) draw(window);
+          if (row == 0 || !call_.shared_noise) draw(window);
           down_ ? add_down(window, row) : add_along(window, row);
         }
       }
@@ -127,7 +127,7 @@ class Summation {
 
   // Draws the noise of a window, whose columns are positions.
   void draw(const Window& window) {
-    const u64 rows = call_.common_noise ? 1 : window.rows(), columns = window.columns();
+    const u64 rows = call_.shared_noise ? 1 : window.rows(), columns = window.columns();
     Launch sample{};
     sample.sigma.number = 1;
     sample.matrix = noise_;
@@ -140,7 +140,7 @@ class Summation {
     sample.seed = call_.seed;
     sample.offset = call_.offset;
     sample.type = sizeof(Real) == 8 ? kFloat64 : kFloat32;
-    sample.common_noise = call_.common_noise;
+    sample.shared_noise = call_.shared_noise;
     sample.antithetic = call_.antithetic;
     draw_window(sample, 0, rows, 0, columns);
   }
@@ -149,7 +149,7 @@ class Summation {
   void add_along(const Window& window, u64 first_total) {
     const u64 columns = window.columns();
     for (u64 r = 0; r < window.rows(); ++r) {
-      const Real* const noise = noise_ + (call_.common_noise ? 0 : r * columns);
+      const Real* const noise = noise_ + (call_.shared_noise ? 0 : r * columns);
       const char* const grad = run(address(window.first_row + r, window.first_column), columns);
       Sums<double> total;
       for (u64 chain = 0; chain < columns; chain += kSums * kChain) {
@@ -181,7 +181,7 @@ class Summation {
         Sums<Real> part;
         for (u64 p = chain; p < last; ++p) {
           const auto grad = read(G{}, address(window.first_row + r, p));
-          if (call_.common_noise) {
+          if (call_.shared_noise) {
             part.add(grad, typename Sums<Real>::Vector{} + noise_[p - begin]);
           } else {
             part.add(grad, read(Real{}, at(noise_ + (p - begin) * rows + r)));

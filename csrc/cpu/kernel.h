@@ -204,9 +204,9 @@ __attribute__((noinline)) void draw_down(const Launch& call, const Window& windo
   }
 }
 
-// Common noise: one row of noise for all rows of the window.
+// Shared noise: one row of noise for all rows of the window.
 template <class Out, class Real, bool kMirrored>
-__attribute__((noinline)) void draw_common(const Launch& call, const Window& window) {
+__attribute__((noinline)) void draw_shared(const Launch& call, const Window& window) {
   constexpr u64 kBlocks = Tile<Real>::kBlocks, kBatch = 64 * kBlocks;
   // Long runs of memory are written faster, and the second-level cache has room for them.
   constexpr u64 kNoise = 64 * kBlocks;
@@ -245,8 +245,8 @@ __attribute__((noinline)) void draw_common(const Launch& call, const Window& win
 
 template <class Out, class Real, bool kMirrored>
 void draw(const Launch& call, const Window& window) {
-  if (call.common_noise) {
-    draw_common<Out, Real, kMirrored>(call, window);
+  if (call.shared_noise) {
+    draw_shared<Out, Real, kMirrored>(call, window);
   } else if (runs_down(call, window.rows())) {
     draw_down<Out, Real, kMirrored>(call, window);
   } else {

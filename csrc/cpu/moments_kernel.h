@@ -17,11 +17,11 @@ template <class Real>
 class MomentParts {
  public:
   MomentParts(const Launch& call, u64 threads)
-      : call_(call), rows_(call.common_noise ? 1 : call.rows), with_second_(call.results > 1) {
+      : call_(call), rows_(call.shared_noise ? 1 : call.rows), with_second_(call.results > 1) {
     list_groups();
     pieces_ = cpu::ceil_div(groups_.size(), kPiece);
     // Partial sums take memory, and only a few rows need them to occupy all threads.
-    is_split_ = call.common_noise || (pieces_ > 1 && rows_ < kFewRows);
+    is_split_ = call.shared_noise || (pieces_ > 1 && rows_ < kFewRows);
     columns_ = is_split_ ? pieces_ : 1;
     const u64 even = cpu::ceil_div(rows_ * columns_, 4 * threads);
     height_ = even < kLeastRows ? kLeastRows : cpu::min(even, kMostRows);
@@ -63,7 +63,7 @@ class MomentParts {
       }
       return sum;
     };
-    if (call_.common_noise) {
+    if (call_.shared_noise) {
       const cpu::Gradients common = total(0);
       put(0, call_.rows, [&](u64) { return common; });
     } else {
@@ -144,7 +144,7 @@ class MomentParts {
     alignas(64) Real noise[4 * Tile::kBlocks];
     RowPart parts[Tile::kBlocks / Tile::kRound];
     for (u64 r = 0; r < rows; ++r) {
-      const u64 i = call_.common_noise ? 0 : call_.first_row + row + r;
+      const u64 i = call_.shared_noise ? 0 : call_.first_row + row + r;
       parts[r] = row_part(static_cast<u32>(i), tile.o0, tile.keys);
     }
     if (rows == 1) {

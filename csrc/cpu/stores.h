@@ -102,7 +102,7 @@ u64 scale_short_columns(const Real* noise, u64 count, char* at, u64 room, u64 ro
   return all;
 }
 
-// Stores columns of common noise where rows are adjacent. mu and sigma have at least 32 elements.
+// Stores columns of shared noise where rows are adjacent. mu and sigma have at least 32 elements.
 template <class Out, class Real>
 void scale_columns(const Real* noise, u64 count, char* at, i64 stride, u64 rows, const Real* mu, const Real* sigma) {
   constexpr u64 kWidth = 64 / sizeof(Out);

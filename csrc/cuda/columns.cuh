@@ -1,7 +1,7 @@
 // The kernels with transposed stores, for contiguous dimensions, as with layout "nd".
 //
 // A thread keeps some dimensions, with their mu and sigma, and goes along the columns. The column parts of the words
-// (with common noise, the normals) are in shared memory. In one pass, a block draws a few groups of columns.
+// (with shared noise, the normals) are in shared memory. In one pass, a block draws a few groups of columns.
 //
 // kTransposed: a piece is the contiguous dimensions that one vectorised store writes. A thread keeps the dimensions of
 // its piece of a group's first column. Where columns differ in alignment, the pieces of the other columns begin with
@@ -206,10 +206,10 @@ MULTISAMPLE_FUNCTION Out* go_along(Pieces<Out, antithetic>& made, const GroupNoi
   return at;
 }
 
-template <class Out, bool common_noise, bool antithetic, bool fast>
+template <class Out, bool shared_noise, bool antithetic, bool fast>
 MULTISAMPLE_FUNCTION void draw_transposed(const Launch& call, const Geometry& geometry) {
   using Real = typename Computing<Out>::Type;
-  using GroupNoise = Noise<Real, common_noise, fast>;
+  using GroupNoise = Noise<Real, shared_noise, fast>;
   using Made = Pieces<Out, antithetic>;
   constexpr u32 width = Made::kColumns, slots = Made::kSlots;
   __shared__ GroupNoise chunk[kTransposedThreads];
@@ -274,17 +274,17 @@ MULTISAMPLE_FUNCTION void draw_transposed(const Launch& call, const Geometry& ge
   }
 }
 
-template <class Out, bool common_noise, bool antithetic, bool fast>
+template <class Out, bool shared_noise, bool antithetic, bool fast>
 MULTISAMPLE_FUNCTION void draw_transposed_staged(const Launch& call, const Geometry& geometry) {
   using Real = typename Computing<Out>::Type;
   using Group = Elements<Out, antithetic>;
-  using GroupNoise = Noise<Real, common_noise, fast>;
+  using GroupNoise = Noise<Real, shared_noise, fast>;
   constexpr u32 width = Group::kCount, slots = kStagedSlots<sizeof(Out), antithetic>;
   // A thread copies at most kParts parts per pass from shared memory.
   struct alignas(alignof(Quad<Out>)) Part {
     Out x[alignof(Quad<Out>) / sizeof(Out)];
   };
-  constexpr u32 kStagedThreads = multisample::kStagedThreads<common_noise>;
+  constexpr u32 kStagedThreads = multisample::kStagedThreads<shared_noise>;
   constexpr u32 kParts = slots * width * sizeof(Out) / sizeof(Part);
   __shared__ GroupNoise chunk[kStagedThreads];
   __shared__ Part stage[kStagedThreads * kParts];

@@ -34,11 +34,11 @@ constexpr u32 kThreads = 288;
 constexpr u32 kShiftedThreads = 256;
 // Passes of kStaged that share barriers, at the most.
 constexpr u32 kStagedPasses = 4;
-// Threads of a block: the maximum with kTransposed, the exact number with kTransposedStaged. With common noise a thread
+// Threads of a block: the maximum with kTransposed, the exact number with kTransposedStaged. With shared noise a thread
 // does little, so that a block has more.
 constexpr u32 kTransposedThreads = 128;
-template <bool common_noise>
-constexpr u32 kStagedThreads = common_noise ? 256 : 128;
+template <bool shared_noise>
+constexpr u32 kStagedThreads = shared_noise ? 256 : 128;
 // Maximum groups per pass of kTransposed, if a pass takes more than one block.
 constexpr u32 kMostGroupsPerPass = 16;
 // Maximum passes of a block with transposed stores, unless the grid would exceed 2^30 blocks.
@@ -114,17 +114,17 @@ inline Stores stores_of(const Launch& call, i64 skip, u64 groups, bool strided) 
 inline u64 ceil_div(u64 a, u64 b) { return (a + b - 1) / b; }
 
 // Whether noise takes less time than its stores.
-inline bool is_cheap(const Launch& call) { return call.common_noise || (call.fast_math && call.type == kFloat32); }
+inline bool is_cheap(const Launch& call) { return call.shared_noise || (call.fast_math && call.type == kFloat32); }
 
 // Maximum passes of a block, if there are many in all. A block is slow to start, so many passes are good. Where memory
 // is the limit, few are better: blocks drift apart, and both parts of a cache line that two blocks share must be
 // written before the line leaves the cache.
 inline u64 most_passes(const Launch& call, u32 stores, bool whole_sectors) {
   if (stores == kTransposedStaged) {
-    return !is_cheap(call) ? kMostPasses : call.antithetic ? 4 : call.common_noise ? 2 : 16;
+    return !is_cheap(call) ? kMostPasses : call.antithetic ? 4 : call.shared_noise ? 2 : 16;
   }
-  if (call.antithetic) return call.common_noise ? 1 : 2;
-  return call.common_noise ? 2 : is_cheap(call) && !whole_sectors ? 8 : kMostPasses;
+  if (call.antithetic) return call.shared_noise ? 1 : 2;
+  return call.shared_noise ? 2 : is_cheap(call) && !whole_sectors ? 8 : kMostPasses;
 }
 
 inline Geometry transposed_geometry(const Launch& call, Geometry g, u64 groups) {
@@ -134,15 +134,15 @@ inline Geometry transposed_geometry(const Launch& call, Geometry g, u64 groups) 
   const bool aligned = bits % (slots * size) == 0 && call.rows % slots == 0;
   // A pass has at most 1/264 of the groups, so that every processor gets blocks.
   const u64 enough = ceil_div(groups, 264);
-  const u32 staged = call.common_noise ? kStagedThreads<true> : kStagedThreads<false>;
+  const u32 staged = call.shared_noise ? kStagedThreads<true> : kStagedThreads<false>;
   const u64 room = staged * (call.antithetic ? slots / 2 : slots), most_groups = room / call.rows;
   u64 tiles = 1, per_pass = 1;
   const bool cheap = is_cheap(call);
   // A store of half a sector is slower than that of a whole one. Cheap noise does not hide the difference.
-  const bool prefers_pieces = aligned && (bits % 32 == 0 || !(call.common_noise || (cheap && call.antithetic)));
+  const bool prefers_pieces = aligned && (bits % 32 == 0 || !(call.shared_noise || (cheap && call.antithetic)));
   const bool side_by_side = call.column_stride == static_cast<i64>(call.rows) * size;
   // Where arithmetic is the limit, pieces are faster than a pass of few groups through shared memory.
-  const bool fits = most_groups > (call.common_noise || call.antithetic ? 0 : cheap ? 1 : 3);
+  const bool fits = most_groups > (call.shared_noise || call.antithetic ? 0 : cheap ? 1 : 3);
   if (!prefers_pieces && side_by_side && fits) {
     g.stores = kTransposedStaged;
     g.pieces = static_cast<u32>(call.rows);
@@ -226,7 +226,7 @@ inline Geometry geometry_of(const Launch& call, bool strided = false) {
   const u64 rows = ceil_div(call.rows, g.rows_per_pass);
   const bool cheap = is_cheap(call);
   u64 most = g.stores == kAligned ? 128 : 32;
-  if (call.common_noise || (cheap && g.stores == kAligned && g.rows_per_pass > 1)) {
+  if (call.shared_noise || (cheap && g.stores == kAligned && g.rows_per_pass > 1)) {
     most = 8;
   } else if (cheap) {
     most = g.stores == kAligned && tiles > 1 ? 32 : 16;

@@ -65,8 +65,8 @@ struct GradientGeometry {
 
 // Rows per thread of a large gradient: as many as fit in registers with their elements of a group. float64 with
 // independent noise is bound by arithmetic and gains nothing from more than one row.
-constexpr u32 rows_at_once(u32 type, bool common_noise, bool antithetic) {
-  return type == kFloat64 && !common_noise ? 1 : antithetic ? 2 : 4;
+constexpr u32 rows_at_once(u32 type, bool shared_noise, bool antithetic) {
+  return type == kFloat64 && !shared_noise ? 1 : antithetic ? 2 : 4;
 }
 
 inline Loads loads_of(const Launch& call, u32 skip) {
@@ -193,7 +193,7 @@ inline GradientGeometry gradient_geometry(const Launch& call) {
   g.loads = loads_of(call, g.skip);
   const auto magnitude = [](i64 x) { return x < 0 ? u64{0} - static_cast<u64>(x) : static_cast<u64>(x); };
   g.across = g.loads == kApart && call.rows > 1 && magnitude(call.row_stride) < magnitude(call.column_stride);
-  g.rows = has_many_rows(call, g) ? rows_at_once(call.type, call.common_noise, call.antithetic) : 1;
+  g.rows = has_many_rows(call, g) ? rows_at_once(call.type, call.shared_noise, call.antithetic) : 1;
   g.across ? set_tiles_across(call, g) : set_tiles_along(call, g);
   set_turns(call, g);
   complete(call, g);

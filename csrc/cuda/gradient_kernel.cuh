@@ -224,12 +224,12 @@ constexpr int kGradientBlocks = sizeof(G) == 8              ? 2
                                 : rows > 1 && !only_at_once ? 3
                                                             : 4;
 
-template <class G, bool common_noise, bool antithetic, bool fast, u32 rows, bool only_at_once>
+template <class G, bool shared_noise, bool antithetic, bool fast, u32 rows, bool only_at_once>
 MULTISAMPLE_FUNCTION void sum_gradient(const Launch& call, const GradientGeometry& geometry,
                                        const Keys<typename Computing<G>::Type>& keys) {
   using Real = typename Computing<G>::Type;
   using Reader = Reader<G, antithetic, rows, only_at_once>;
-  using Noise = Noise<Real, common_noise, fast>;
+  using Noise = Noise<Real, shared_noise, fast>;
   constexpr u32 kGroups = kGroupsAtOnce<rows, antithetic>;
   // Sum s of piece p is at s * geometry.pitch + p. The sums for mu come before the sums for sigma.
   __shared__ double sums[2 * rows * kGradientThreads];
@@ -251,7 +251,7 @@ MULTISAMPLE_FUNCTION void sum_gradient(const Launch& call, const GradientGeometr
 #pragma unroll
     for (u32 r = 0; r < rows; ++r) {
       const u32 row = slot * height + r * geometry.tiles + tile;
-      const u32 i = call.common_noise ? 0 : static_cast<u32>(call.first_row + part.first_row) + row;
+      const u32 i = call.shared_noise ? 0 : static_cast<u32>(call.first_row + part.first_row) + row;
       const RowPart words = row_part(i, low(offset), keys.keys);
       row_words[r][slot * geometry.tiles + tile] =
           static_cast<u64>(words.into_c2_of_round_2) << 32 | words.c3_of_round_2;
@@ -285,7 +285,7 @@ MULTISAMPLE_FUNCTION void sum_gradient(const Launch& call, const GradientGeometr
         group += geometry.slots;
 #pragma unroll
         for (u32 r = 0; r < rows; ++r) {
-          const u64 words = common_noise ? 0 : row_words[r][words_at];
+          const u64 words = shared_noise ? 0 : row_words[r][words_at];
           more[k][r] = contribution<antithetic>(g[k][r], noise.in({high(words), low(words)}, keys));
         }
       }
@@ -333,7 +333,7 @@ MULTISAMPLE_FUNCTION void sum_gradient(const Launch& call, const GradientGeometr
   });
 }
 
-template <class G, bool common_noise, bool antithetic, bool fast, u32 rows, bool only_at_once, bool origin_in_memory>
+template <class G, bool shared_noise, bool antithetic, bool fast, u32 rows, bool only_at_once, bool origin_in_memory>
 __global__ void __launch_bounds__(kGradientThreads, kGradientBlocks<G, rows, only_at_once>) gradient_kernel(
     const __grid_constant__ Launch call, const __grid_constant__ GradientGeometry geometry,
     const __grid_constant__ Keys<typename Computing<G>::Type> keys) {
@@ -342,9 +342,9 @@ __global__ void __launch_bounds__(kGradientThreads, kGradientBlocks<G, rows, onl
     const Launch values = with_values(call);
     resolved.skip = static_cast<u32>(values.first_column % (antithetic ? kAntitheticWidth : kWidth));
     const Keys<typename Computing<G>::Type> own_keys(values.seed);
-    sum_gradient<G, common_noise, antithetic, fast, rows, only_at_once>(values, resolved, own_keys);
+    sum_gradient<G, shared_noise, antithetic, fast, rows, only_at_once>(values, resolved, own_keys);
   } else {
-    sum_gradient<G, common_noise, antithetic, fast, rows, only_at_once>(call, geometry, keys);
+    sum_gradient<G, shared_noise, antithetic, fast, rows, only_at_once>(call, geometry, keys);
   }
 }
 

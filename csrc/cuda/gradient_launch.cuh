@@ -12,33 +12,33 @@ struct GradientLaunch {
   const GradientGeometry& geometry;
 };
 
-template <class G, bool common_noise, bool antithetic, bool fast, u32 rows, bool only_at_once,
+template <class G, bool shared_noise, bool antithetic, bool fast, u32 rows, bool only_at_once,
           bool origin_in_memory = false>
 cudaError_t launch_gradient_kernel(const GradientLaunch& launch) {
   const Keys<typename Computing<G>::Type> keys(launch.call.seed);
-  return launch_kernel(gradient_kernel<G, common_noise, antithetic, fast, rows, only_at_once, origin_in_memory>,
+  return launch_kernel(gradient_kernel<G, shared_noise, antithetic, fast, rows, only_at_once, origin_in_memory>,
                        launch.geometry.blocks, launch.geometry.threads, launch.call.stream, launch.call,
                        launch.geometry, keys);
 }
 
-template <class G, bool common_noise, bool antithetic, bool fast>
+template <class G, bool shared_noise, bool antithetic, bool fast>
 cudaError_t launch_gradient_rows(const GradientLaunch& launch) {
-  constexpr u32 rows = rows_at_once(sizeof(G) == 8 ? kFloat64 : kFloat32, common_noise, antithetic);
+  constexpr u32 rows = rows_at_once(sizeof(G) == 8 ? kFloat64 : kFloat32, shared_noise, antithetic);
   if constexpr (rows > 1) {
     if (launch.geometry.rows > 1) {
       return launch.geometry.loads == kAtOnce
-                 ? launch_gradient_kernel<G, common_noise, antithetic, fast, rows, true>(launch)
-                 : launch_gradient_kernel<G, common_noise, antithetic, fast, rows, false>(launch);
+                 ? launch_gradient_kernel<G, shared_noise, antithetic, fast, rows, true>(launch)
+                 : launch_gradient_kernel<G, shared_noise, antithetic, fast, rows, false>(launch);
     }
   }
-  // With one row per thread, the kernel of independent noise serves common noise too.
+  // With one row per thread, the kernel of independent noise serves shared noise too.
   return has_origin_in_memory(launch.call) ? launch_gradient_kernel<G, false, antithetic, fast, 1, false, true>(launch)
                                            : launch_gradient_kernel<G, false, antithetic, fast, 1, false>(launch);
 }
 
 template <class G, bool antithetic, bool fast>
 cudaError_t launch_gradient_noise(const GradientLaunch& launch) {
-  return launch.call.common_noise ? launch_gradient_rows<G, true, antithetic, fast>(launch)
+  return launch.call.shared_noise ? launch_gradient_rows<G, true, antithetic, fast>(launch)
                                   : launch_gradient_rows<G, false, antithetic, fast>(launch);
 }
 

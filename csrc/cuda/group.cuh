@@ -89,7 +89,7 @@ struct Keys<double> {
 };
 
 // The part of a group's noise that depends on its columns alone.
-template <class Real, bool common_noise, bool fast>
+template <class Real, bool shared_noise, bool fast>
 struct Noise;
 
 template <bool fast>
@@ -118,7 +118,7 @@ struct alignas(16) Noise<double, false, fast> {
   }
 };
 
-// With common noise, every row has the normals of row 0.
+// With shared noise, every row has the normals of row 0.
 template <class Real, bool fast>
 struct alignas(16) Noise<Real, true, fast> {
   Normals<Real> z;

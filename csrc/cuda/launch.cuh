@@ -38,31 +38,31 @@ cudaError_t for_batch(const Launch& call, u64 size, u32 most, const Function& fu
   return error;
 }
 
-template <class Out, bool common_noise, bool antithetic, bool fast>
+template <class Out, bool shared_noise, bool antithetic, bool fast>
 cudaError_t launch_stores(const Launch& call) {
   // Kernels that read their origin from memory exist for kStrided only, which supports every stride.
   const bool origin_in_memory = has_origin_in_memory(call);
   const Geometry g = geometry_of(call, origin_in_memory);
   if (origin_in_memory) {
-    const auto kernel = sample_kernel<Out, common_noise, antithetic, fast, kStrided, true>;
+    const auto kernel = sample_kernel<Out, shared_noise, antithetic, fast, kStrided, true>;
     return for_batch(call, sizeof(Out), kMostBatch, [&](const Launch& part) {
       return launch_kernel(kernel, dim3(g.blocks, part.batch), g.threads, part.stream, part, g);
     });
   }
   const auto run = [&](auto kernel) { return launch_kernel(kernel, g.blocks, g.threads, call.stream, call, g); };
   switch (g.stores) {
-    case kAligned: return run(sample_kernel<Out, common_noise, antithetic, fast, kAligned>);
-    case kShifted: return run(sample_kernel<Out, common_noise, antithetic, fast, kShifted>);
-    case kStaged: return run(sample_kernel<Out, common_noise, antithetic, fast, kStaged>);
-    case kTransposed: return run(sample_kernel<Out, common_noise, antithetic, fast, kTransposed>);
-    case kTransposedStaged: return run(sample_kernel<Out, common_noise, antithetic, fast, kTransposedStaged>);
-    default: return run(sample_kernel<Out, common_noise, antithetic, fast, kStrided>);
+    case kAligned: return run(sample_kernel<Out, shared_noise, antithetic, fast, kAligned>);
+    case kShifted: return run(sample_kernel<Out, shared_noise, antithetic, fast, kShifted>);
+    case kStaged: return run(sample_kernel<Out, shared_noise, antithetic, fast, kStaged>);
+    case kTransposed: return run(sample_kernel<Out, shared_noise, antithetic, fast, kTransposed>);
+    case kTransposedStaged: return run(sample_kernel<Out, shared_noise, antithetic, fast, kTransposedStaged>);
+    default: return run(sample_kernel<Out, shared_noise, antithetic, fast, kStrided>);
   }
 }
 
 template <class Out, bool antithetic, bool fast>
 cudaError_t launch_noise(const Launch& call) {
-  return call.common_noise ? launch_stores<Out, true, antithetic, fast>(call)
+  return call.shared_noise ? launch_stores<Out, true, antithetic, fast>(call)
                            : launch_stores<Out, false, antithetic, fast>(call);
 }
 

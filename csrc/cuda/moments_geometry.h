@@ -47,7 +47,7 @@ static_assert(sizeof(MomentGeometry) == 56, "backends/kernels/cuda/moments_geome
 #if !defined(__CUDACC_RTC__)
 
 // Rows that have noise of their own.
-inline u64 noise_rows(const Launch& call) { return call.common_noise ? 1 : call.rows; }
+inline u64 noise_rows(const Launch& call) { return call.shared_noise ? 1 : call.rows; }
 
 inline MomentGeometry moment_geometry(const Launch& call) {
   MomentGeometry g{};
@@ -93,12 +93,12 @@ inline MomentGeometry moment_geometry(const Launch& call) {
   const u64 passes = g.segments == 1 && g.groups <= fill ? tiles / 8192 : 1;
   g.passes = static_cast<u32>(passes < 1 ? 1 : passes > 16 ? 16 : passes);
   g.blocks = static_cast<u32>(ceil_div(tiles, g.passes) * g.segments);
-  if (g.segments == 1 && !call.common_noise) return g;
-  // With common noise, every block of the second kernel adds up the same sums.
-  g.width = call.common_noise ? 1 : 32;
+  if (g.segments == 1 && !call.shared_noise) return g;
+  // With shared noise, every block of the second kernel adds up the same sums.
+  g.width = call.shared_noise ? 1 : 32;
   while (g.width > rows) g.width /= 2;
-  const u64 finishing = ceil_div(call.rows, call.common_noise ? kMomentThreads : g.width);
-  g.finishing_blocks = static_cast<u32>(call.common_noise && finishing > 1024 ? 1024 : finishing);
+  const u64 finishing = ceil_div(call.rows, call.shared_noise ? kMomentThreads : g.width);
+  g.finishing_blocks = static_cast<u32>(call.shared_noise && finishing > 1024 ? 1024 : finishing);
   return g;
 }
 

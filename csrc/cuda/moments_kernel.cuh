@@ -149,7 +149,7 @@ MULTISAMPLE_FUNCTION void sum_moments(const Launch& call, const MomentGeometry& 
   __shared__ double weight_sums[kMomentThreads];
   const u32 band = blockIdx.x / geometry.segments, segment = blockIdx.x - band * geometry.segments;
   const u32 slot = threadIdx.x / geometry.lanes, lane = threadIdx.x - slot * geometry.lanes;
-  const u64 all_rows = call.common_noise ? 1 : call.rows, length = geometry.turns * geometry.slots;
+  const u64 all_rows = call.shared_noise ? 1 : call.rows, length = geometry.turns * geometry.slots;
   const u64 first_group = segment * length, groups_left = geometry.groups - first_group;
   const u64 last_group = first_group + (groups_left < length ? groups_left : length);
   const u64 offset = value_of(call.offset, call.offset_at);
@@ -163,7 +163,7 @@ MULTISAMPLE_FUNCTION void sum_moments(const Launch& call, const MomentGeometry& 
     MomentSums<double, with_second> totals[rows];
 #pragma unroll
     for (u32 r = 0; r < rows; ++r) {
-      const u64 i = call.common_noise ? 0 : call.first_row + first_row + r * geometry.lanes;
+      const u64 i = call.shared_noise ? 0 : call.first_row + first_row + r * geometry.lanes;
       parts[r] = row_part(static_cast<u32>(i), low(offset), keys.keys);
     }
     // With several passes, the first one fills the list for all.
@@ -263,8 +263,8 @@ __global__ void __launch_bounds__(kMomentThreads) finish_moments_kernel(
     const __grid_constant__ Launch call, const __grid_constant__ MomentGeometry geometry) {
   __shared__ double sums[3][kMomentThreads];
   const u32 order = call.results, segments = geometry.segments, width = geometry.width;
-  const u64 all_rows = call.common_noise ? 1 : call.rows;
-  const u64 first_row = call.common_noise ? 0 : static_cast<u64>(blockIdx.x) * width;
+  const u64 all_rows = call.shared_noise ? 1 : call.rows;
+  const u64 first_row = call.shared_noise ? 0 : static_cast<u64>(blockIdx.x) * width;
   const u64 row = first_row + threadIdx.x % width;
   double first = 0, second = 0, weight = 0;
   if (row < all_rows) {
@@ -287,7 +287,7 @@ __global__ void __launch_bounds__(kMomentThreads) finish_moments_kernel(
     for (u32 k = half >= width ? 0 : 2; k < 3; ++k) sums[k][threadIdx.x] += sums[k][threadIdx.x + half];
   }
   __syncthreads();
-  if (call.common_noise) {
+  if (call.shared_noise) {
     for (u64 r = static_cast<u64>(blockIdx.x) * kMomentThreads + threadIdx.x; r < call.rows;
          r += static_cast<u64>(gridDim.x) * kMomentThreads) {
       put_moments<Real>(call, r, sums[2][0], sums[0][0], sums[1][0]);

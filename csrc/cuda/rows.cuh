@@ -1,6 +1,6 @@
 // The kernels with row stores: kAligned, kShifted, kStaged and kStrided.
 //
-// A thread keeps its columns and goes down the dimensions. It computes the column part of its words (with common noise,
+// A thread keeps its columns and goes down the dimensions. It computes the column part of its words (with shared noise,
 // its normals) once. The row parts are in shared memory, beside mu and sigma. See cuda/geometry.h.
 #pragma once
 
@@ -37,7 +37,7 @@ MULTISAMPLE_FUNCTION void go_down(const Dimension<Real>* dimensions, u32 count, 
 
 // Draws the groups of shifted rows that do not fill a warp, in the rows of a chunk. A thread has one group, and every
 // step-th row.
-template <class Out, bool common_noise, bool antithetic, bool fast, class Real>
+template <class Out, bool shared_noise, bool antithetic, bool fast, class Real>
 MULTISAMPLE_FUNCTION void draw_rest(const Dimension<Real>* chunk, u32 rows, char* out, const Keys<Real>& keys,
                                     const Launch& call, const Geometry& geometry) {
   constexpr u32 kCount = Elements<Out, antithetic>::kCount;
@@ -45,7 +45,7 @@ MULTISAMPLE_FUNCTION void draw_rest(const Dimension<Real>* chunk, u32 rows, char
   const u64 group = u64{32} * geometry.warps + (threadIdx.x - row * geometry.rest);
   const Inside inside(kCount, group, call, geometry);
   if (row >= step || row >= rows || inside.first >= inside.last) return;
-  const auto noise = Noise<Real, common_noise, fast>::of(static_cast<u32>(call.first_column / kCount + group),
+  const auto noise = Noise<Real, shared_noise, fast>::of(static_cast<u32>(call.first_column / kCount + group),
                                                          value_of(call.offset, call.offset_at), keys);
   const PutStrided<Out, antithetic> put{sizeof(Out), inside};
   char* const at = out + (static_cast<i64>(kCount * group) - geometry.skip) * static_cast<i64>(sizeof(Out));
@@ -57,7 +57,7 @@ MULTISAMPLE_FUNCTION void draw_rest(const Dimension<Real>* chunk, u32 rows, char
 }
 
 // The columns of one thread.
-template <class Out, bool common_noise, bool antithetic, bool fast, Stores stores>
+template <class Out, bool shared_noise, bool antithetic, bool fast, Stores stores>
 class Columns {
   using Real = typename Computing<Out>::Type;
   static constexpr i64 kSize = sizeof(Out);
@@ -66,7 +66,7 @@ class Columns {
   static constexpr bool kPairs = kCount * kSize > static_cast<i64>(sizeof(Quad<Out>)) || kSize == 8;
   // Saved instructions pay for the registers of more passes only where there is one store per pass, and memory is not
   // the limit. More passes also take more shared memory.
-  static constexpr bool kManyPasses = !common_noise && !antithetic && kSize < 8 && kLargeSharedMemory;
+  static constexpr bool kManyPasses = !shared_noise && !antithetic && kSize < 8 && kLargeSharedMemory;
   using Staged = PutStaged<Out, antithetic, kManyPasses ? kStagedPasses : 1>;
 
  public:
@@ -76,7 +76,7 @@ class Columns {
   // The thread draws group `group` in row `row` of each pass. The first pass begins at `out`.
   MULTISAMPLE_FUNCTION Columns(u64 group, u32 row, const char* out, Out* stages, const Keys<Real>& keys,
                                const Launch& call, const Geometry& geometry)
-      : noise_(Noise<Real, common_noise, fast>::of(static_cast<u32>(call.first_column / kCount + group),
+      : noise_(Noise<Real, shared_noise, fast>::of(static_cast<u32>(call.first_column / kCount + group),
                                                    value_of(call.offset, call.offset_at), keys)),
         row_(row),
         inside_(kCount, group, call, geometry) {
@@ -193,7 +193,7 @@ class Columns {
     }
   }
 
-  Noise<Real, common_noise, fast> noise_;
+  Noise<Real, shared_noise, fast> noise_;
   i64 offset_;  // in bytes, from the first row of a chunk to the address passed to `put`; not for kStaged
   u32 row_;
   Inside inside_;
@@ -244,10 +244,10 @@ class Dimensions {
   bool has_dimension_;
 };
 
-template <class Out, bool common_noise, bool antithetic, bool fast, Stores stores>
+template <class Out, bool shared_noise, bool antithetic, bool fast, Stores stores>
 MULTISAMPLE_FUNCTION void draw_rows(const Launch& call, const Geometry& geometry) {
   using Real = typename Computing<Out>::Type;
-  using Columns = Columns<Out, common_noise, antithetic, fast, stores>;
+  using Columns = Columns<Out, shared_noise, antithetic, fast, stores>;
   __shared__ Dimension<Real> chunks[2][kChunk];
   __shared__ alignas(kStore) Out stages[Columns::kStages];
   // Pass k of the band is pass k << shift from first_row on.
@@ -286,7 +286,7 @@ MULTISAMPLE_FUNCTION void draw_rows(const Launch& call, const Geometry& geometry
     columns.draw(chunks[parity], rows, out, keys, call, geometry);
     if (stores == kShifted && geometry.rest > 0 && column_block == geometry.blocks_per_band - 1 &&
         runs == geometry.steps) {
-      draw_rest<Out, common_noise, antithetic, fast>(chunks[parity], rows, out, keys, call, geometry);
+      draw_rest<Out, shared_noise, antithetic, fast>(chunks[parity], rows, out, keys, call, geometry);
     }
     if (goes_on) {
       begin += geometry.chunk;

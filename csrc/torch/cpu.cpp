@@ -19,17 +19,17 @@ namespace {
 
 // Minimum normals per thread, 28 us of work: OpenMP hands work to a thread in less than half of that.
 constexpr u64 kShare = 1 << 16;
-// The cost to scale and store a common normal, in proportion to an independent one, as a shift.
-constexpr u64 kCommonCost = 3;
-// Normals of one window: enough to hide the cost of scheduling it, few enough to balance the threads. Common normals
+// The cost to scale and store a shared normal, in proportion to an independent one, as a shift.
+constexpr u64 kSharedCost = 3;
+// Normals of one window: enough to hide the cost of scheduling it, few enough to balance the threads. Shared normals
 // cost less.
-constexpr u64 kWindow = 1 << 18, kCommonWindow = 1 << 20, kLeastWindow = 1 << 14;
-// The rows of a window share the work of their columns, with common noise all of it: many rows are better than long
+constexpr u64 kWindow = 1 << 18, kSharedWindow = 1 << 20, kLeastWindow = 1 << 14;
+// The rows of a window share the work of their columns, with shared noise all of it: many rows are better than long
 // rows.
 constexpr u64 kWindowColumns = 1 << 13;
-// The columns of a window share mu and sigma, next to which a common normal costs little: many columns are better than
+// The columns of a window share mu and sigma, next to which a shared normal costs little: many columns are better than
 // long columns.
-constexpr u64 kCommonRows = 1 << 14;
+constexpr u64 kSharedRows = 1 << 14;
 
 using cpu::ceil_div;
 u64 smaller(u64 a, u64 b) { return a < b ? a : b; }
@@ -40,11 +40,11 @@ class Windows {
  public:
   Windows(const Launch& call, u64 threads)
       : call_(call), block_(cpu::block_columns(call)), skip_(call.first_column % block_) {
-    const u64 most = call.common_noise ? kCommonWindow : kWindow, pieces = threads == 1 ? 1 : 4 * threads;
+    const u64 most = call.shared_noise ? kSharedWindow : kWindow, pieces = threads == 1 ? 1 : 4 * threads;
     const u64 size = smaller(most, larger(kLeastWindow, call.rows * call.columns / pieces));
     if (cpu::runs_down(call, call.rows)) {
       // Whole columns are contiguous in memory.
-      const u64 rows = call.common_noise ? smaller(size / block_, kCommonRows) : size / block_;
+      const u64 rows = call.shared_noise ? smaller(size / block_, kSharedRows) : size / block_;
       rows_ = ceil_div(call.rows, ceil_div(call.rows, rows));
       columns_ = ceil_div(size / rows_, block_) * block_;
     } else {
@@ -78,7 +78,7 @@ u64 available_threads() { return forked ? 1 : torch::stable::get_num_threads(); 
 // Threads for a call: one for each kShare normals.
 u64 threads_for(const Launch& call) {
   const u64 normals = call.rows * call.columns;
-  const u64 work = call.common_noise ? call.columns + (normals >> kCommonCost) : normals;
+  const u64 work = call.shared_noise ? call.columns + (normals >> kSharedCost) : normals;
   const u64 most = call.threads == 0 ? available_threads() : smaller(call.threads, available_threads());
   return work <= kShare ? 1 : smaller(most, ceil_div(work, kShare));
 }

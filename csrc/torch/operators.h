@@ -65,7 +65,7 @@ inline void check(bool holds, const char* op, const Parts&... parts) {
 struct NoiseOptions {
   const std::optional<Tensor>& counter;  // the offset in memory, if there is one
   int64_t seed, offset, dim_offset, sample_offset;
-  bool common_noise, fast_math, antithetic;
+  bool shared_noise, fast_math, antithetic;
 };
 
 // Whether a matrix can have elements of this type.
@@ -121,7 +121,7 @@ inline Launch checked_launch(const char* op, const char* name, const Tensor& mat
   call.first_row = static_cast<u64>(options.dim_offset);
   call.first_column = static_cast<u64>(options.sample_offset);
   call.type = type;
-  call.common_noise = options.common_noise;
+  call.shared_noise = options.shared_noise;
   call.antithetic = options.antithetic;
   call.fast_math = options.fast_math;
   return call;

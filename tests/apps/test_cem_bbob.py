@@ -65,7 +65,7 @@ def test_medians_of_five_runs_are_within_bounds(
     assert lowest <= median(f) < highest
 
 
-def test_with_common_noise_all_candidates_lie_on_one_line() -> None:
+def test_with_shared_noise_all_candidates_lie_on_one_line() -> None:
     # x = mu + sigma * z with one z for all dimensions: the refitted mean and deviation lie on the same line.
     f, optimum = bbob.sphere(D, 1)
     sigma = np.linspace(1, 3, D)

@@ -97,15 +97,15 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("common_noise", "known_phase"), [(False, False), (True, False), (False, True)])
+@pytest.mark.parametrize(("shared_noise", "known_phase"), [(False, False), (True, False), (False, True)])
 def test_a_batch_has_the_bits_of_its_matrices(
-    backend_and_memory: tuple[Backend, Memory], common_noise: bool, known_phase: bool
+    backend_and_memory: tuple[Backend, Memory], shared_noise: bool, known_phase: bool
 ) -> None:
     backend, memory = backend_and_memory
     for (d, n), dtype, flags, layout, antithetic in LARGE + CASES[:: 1 if memory.device != HOST else 3]:
         phase = {} if flags & Batched.offsets or not known_phase else {"column_phase": 1 + 12 % 8}
         draw, words, arrays = a_batch(
-            memory, d, n, dtype, flags, layout, common_noise=common_noise, antithetic=antithetic, **phase
+            memory, d, n, dtype, flags, layout, shared_noise=shared_noise, antithetic=antithetic, **phase
         )
         backend.launch(draw)
         drawn = memory.get(arrays[2]).copy()

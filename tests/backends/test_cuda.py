@@ -568,7 +568,7 @@ def test_elements_may_be_gigabytes_apart(
         {"dim_offset": 1},
         {"antithetic": True, "layout": "nd"},
     ],
-    ids=["float32", "fast and common noise", "float16", "window", "transposed and antithetic"],
+    ids=["float32", "fast and shared noise", "float16", "window", "transposed and antithetic"],
 )
 def test_a_call_is_ordered_on_the_current_stream_without_waiting(
     any_gpu: Gpu, bits: ToArray, options: dict[str, Any]

@@ -46,10 +46,10 @@ def bits(array: Array) -> Array:
 
 
 @pytest.mark.parametrize("antithetic", [False, True])
-@pytest.mark.parametrize("common_noise", slow_but([False], [False, True]))
+@pytest.mark.parametrize("shared_noise", slow_but([False], [False, True]))
 @pytest.mark.parametrize("dtype", slow_but(["float32", "float64"], MATRIX_TYPES))
 def test_words_in_memory_give_the_bits_of_words_by_value(
-    host_backend: Backend, dtype: str, common_noise: bool, antithetic: bool
+    host_backend: Backend, dtype: str, shared_noise: bool, antithetic: bool
 ) -> None:
     real = np.float64 if dtype == "float64" else np.float32
     # Small, with long rows, with many dimensions, and with several threads.
@@ -61,7 +61,7 @@ def test_words_in_memory_give_the_bits_of_words_by_value(
                 by_value, from_memory = (np.zeros((d, n), MATRIX_TYPES[dtype]) for _ in range(2))
             draw = a_launch(
                 d, n, dtype, mu=mu, sigma=sigma, matrix=by_value, seed=2**64 - 3, offset=2**63 + k,
-                first_row=2**32 - d, first_column=2**33 + 5 + k, common_noise=common_noise, antithetic=antithetic,
+                first_row=2**32 - d, first_column=2**33 + 5 + k, shared_noise=shared_noise, antithetic=antithetic,
             )  # fmt: skip
             host_backend.launch(draw)
             draw, _memory = with_words_in_memory(draw._replace(matrix=from_memory.ctypes.data), *words)
@@ -77,12 +77,12 @@ def test_gradients_read_words_from_memory(dtype: str, antithetic: bool) -> None:
     if not backend.status().available:
         pytest.skip("torch_ext cannot run here")
     real = np.float64 if dtype == "float64" else np.float32
-    for (d, n), words, common_noise in itertools.product([(5, 7), (40, 4099)], SOME_WORDS, (False, True)):
+    for (d, n), words, shared_noise in itertools.product([(5, 7), (40, 4099)], SOME_WORDS, (False, True)):
         matrix = np.linspace(-1, 1, d * n).astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype).reshape(d, n)
         sums = np.zeros((2, 2, d), real)
         draw = a_launch(
             d, n, dtype, first=sums[0, 0].ctypes.data, second=sums[0, 1].ctypes.data, matrix=matrix, seed=7,
-            offset=2**40, first_row=3, first_column=6, common_noise=common_noise, antithetic=antithetic,
+            offset=2**40, first_row=3, first_column=6, shared_noise=shared_noise, antithetic=antithetic,
             operation=Operation.gradient,
         )  # fmt: skip
         backend.launch(draw)

@@ -163,7 +163,7 @@ def test_repr_of_a_plan_describes_the_call() -> None:
         "<Plan of sample: numpy float64 (3, 4) on cpu, by cpu, independent noise>"
     )
     shown = repr(plan_of(lambda: sample(T_MU, T_SIGMA, N, backend="cpu", layout="nd", noise="shared")))
-    assert shown == "<Plan of sample: torch float32 (4, 3) on cpu, by cpu, common noise>"
+    assert shown == "<Plan of sample: torch float32 (4, 3) on cpu, by cpu, shared noise>"
     shown = repr(plan_of(lambda: weighted_moments(MU, MU, SIGMA, seed=1)))
     assert shown == "<Plan of moments: numpy float32 (3,) on cpu, by cpu, independent noise>"
     need("torch_ext")

@@ -142,7 +142,7 @@ def expected_memory(case: Case) -> Array:
 def call(case: Case, mu: Values, sigma: Values, out: Array) -> tuple[Launch, Array]:
     """The draw, and the memory of its words."""
     draw = a_launch(
-        case.d, case.n, case.dtype, mu=mu, sigma=sigma, matrix=out, common_noise=case.noise == "shared",
+        case.d, case.n, case.dtype, mu=mu, sigma=sigma, matrix=out, shared_noise=case.noise == "shared",
         antithetic=case.antithetic, fast_math=case.fast_math, device=0, **case.words(),
     )  # fmt: skip
     return with_words_in_memory(draw, *case.in_memory)
@@ -284,7 +284,7 @@ def test_kernel_draws_many_dimensions_or_long_rows(noise: str) -> None:
         Case(257, 1101, noise=noise, sample_offset=2),
     ]  # fmt: skip
     assert [case.chosen_cut().rest for case in rests] == [2, 8, 20]
-    # With common noise, a block with many tiles has few groups only.
+    # With shared noise, a block with many tiles has few groups only.
     of_many = [chunks[0], *(chunks[2:] if noise == "independent" else ())]
     assert all(
         max(case.chosen_cut().band_rows, case.chosen_cut().band_groups) > case.chosen_cut().chunk for case in of_many

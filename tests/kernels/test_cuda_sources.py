@@ -62,7 +62,7 @@ def packed(case: Case) -> bytes:
     values = case.words()
     draw = a_launch(
         case.d, case.n, case.dtype, mu=vectors[0][0], sigma=vectors[1][0], matrix=first, strides=case.byte_strides(),
-        common_noise=case.noise == "shared", antithetic=case.antithetic, fast_math=case.fast_math, device=0,
+        shared_noise=case.noise == "shared", antithetic=case.antithetic, fast_math=case.fast_math, device=0,
         **word_fields(values, case.in_memory),
     )  # fmt: skip
     cut = _GEOMETRY.pack(*case.chosen_cut())

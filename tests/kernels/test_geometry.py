@@ -89,7 +89,7 @@ def launch_of(call: Call) -> Launch:
     return a_launch(
         call.rows, call.columns, call.dtype, matrix=call.address, strides=call.strides,
         first_column=12345 if call.in_memory else call.sample_offset, first_column_at=8 if call.in_memory else 0,
-        common_noise=call.shared,
+        shared_noise=call.shared,
         antithetic=call.antithetic, fast_math=call.fast_math,
     )  # fmt: skip
 

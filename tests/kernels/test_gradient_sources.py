@@ -96,7 +96,7 @@ class Case:
     misalignment: int = 0
     """Distance of the lowest element from an aligned address, in elements."""
     many_rows: bool = False
-    """Whether threads have several rows, as in large calls; float64 has such a kernel only with common noise."""
+    """Whether threads have several rows, as in large calls; float64 has such a kernel only with shared noise."""
     tiles: int = 0
     slots: int = 0
     turns: int = 0
@@ -131,7 +131,7 @@ class Case:
         values = dict(zip(WORDS, (self.seed, self.offset, self.dim_offset, self.sample_offset), strict=True))
         draw = a_launch(
             self.d, self.n, self.dtype, matrix=first, strides=grad.strides, operation=Operation.gradient,
-            common_noise=self.noise == "shared", antithetic=self.antithetic, device=0,
+            shared_noise=self.noise == "shared", antithetic=self.antithetic, device=0,
             **word_fields(values, self.in_memory),
         )  # fmt: skip
         most = self.d // self.rows

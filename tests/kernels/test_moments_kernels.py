@@ -66,7 +66,7 @@ class Case:
     d: int
     n: int
     dtype: str = "float32"
-    common_noise: bool = False
+    shared_noise: bool = False
     antithetic: bool = False
     order: int = 2
     zeros: float = 0.0
@@ -102,7 +102,7 @@ class Case:
     def usual_geometry(self) -> MomentGeometry:
         is_known = "first_column" not in self.in_memory
         return moment_geometry(
-            self.d, self.n, self.real, self.sample_offset % 8 if is_known else -1, self.common_noise, self.antithetic,
+            self.d, self.n, self.real, self.sample_offset % 8 if is_known else -1, self.shared_noise, self.antithetic,
             bool(set(self.in_memory) - {"offset"}),
         )  # fmt: skip
 
@@ -110,17 +110,17 @@ class Case:
         g = self.usual_geometry()
         if not self.recut:
             return g
-        rows, noise_rows = self.recut.get("rows", g.rows), 1 if self.common_noise else self.d
+        rows, noise_rows = self.recut.get("rows", g.rows), 1 if self.shared_noise else self.d
         lanes = min(self.recut.get("lanes", g.lanes), noise_rows)
         slots = min(256 // lanes, g.groups)
         turns = self.recut.get("turns", ceil_div(g.groups, slots))
         segments = ceil_div(ceil_div(g.groups, slots), turns)
         passes = self.recut.get("passes", 1) if segments == 1 and g.groups <= FILL[self.real] else 1
         blocks = ceil_div(ceil_div(noise_rows, rows * lanes), passes) * segments
-        width = 1 if self.common_noise else min(32, 1 << self.d.bit_length() - 1)
+        width = 1 if self.shared_noise else min(32, 1 << self.d.bit_length() - 1)
         finishing = 0
-        if segments > 1 or self.common_noise:
-            finishing = ceil_div(self.d, 256 if self.common_noise else width)
+        if segments > 1 or self.shared_noise:
+            finishing = ceil_div(self.d, 256 if self.shared_noise else width)
         return g._replace(
             blocks=blocks, rows=rows, lanes=lanes, slots=slots, passes=passes, segments=segments,
             finishing_blocks=finishing, width=width, turns=turns,
@@ -129,7 +129,7 @@ class Case:
     def call(self, word_address: int = 8, **changes: Any) -> Launch:
         w, mu, sigma = self.vectors()
         launch = a_launch(
-            self.d, self.n, self.dtype, mu=mu, sigma=sigma, weights=w, common_noise=self.common_noise,
+            self.d, self.n, self.dtype, mu=mu, sigma=sigma, weights=w, shared_noise=self.shared_noise,
             antithetic=self.antithetic, device=0, operation=Operation.moments, results=self.order,
             **word_fields(self.words(), self.in_memory, word_address),
         )  # fmt: skip
@@ -140,7 +140,7 @@ class Case:
         generator = multisample.Generator(self.seed)
         generator.state = {**generator.state, "offset": self.offset}
         exact = exact_moments(
-            w, mu, sigma, self.dtype, generator=generator, noise="shared" if self.common_noise else "independent",
+            w, mu, sigma, self.dtype, generator=generator, noise="shared" if self.shared_noise else "independent",
             dim_offset=self.dim_offset, sample_offset=self.sample_offset, antithetic=self.antithetic, backend="cpu",
         )  # fmt: skip
         exact.check(*(first, second)[: self.order])
@@ -217,7 +217,7 @@ def run_in_python(compiled: Callable[..., Any], case: Case) -> tuple[Array, Arra
     g, size = case.geometry(), case.d * SIZES[case.dtype]
     words = np.array(stored_words(case.words()), np.uint64)
     results = np.full(2 * size // SIZES[case.dtype], -1, f"i{SIZES[case.dtype]}")
-    scratch = np.full(max(g.scratch_size(case.d, case.common_noise, case.order), 1), np.nan)
+    scratch = np.full(max(g.scratch_size(case.d, case.shared_noise, case.order), 1), np.nan)
     at = results.ctypes.data
     call = case.call(
         words.ctypes.data, first=at, second=at + size, scratch=scratch.ctypes.data, mu=_address(mu),
@@ -273,7 +273,7 @@ def test_kernels_sum_every_shape(runner: Any, compiled: Any, dtype: str, antithe
     def cases() -> Iterator[Case]:
         for k, (n, d) in enumerate(itertools.product(LENGTHS, (1, 3, 40))):
             yield Case(
-                d, n, dtype, common_noise=k % 5 == 0, antithetic=antithetic, order=1 + k % 2, zeros=0.3 * (k % 3),
+                d, n, dtype, shared_noise=k % 5 == 0, antithetic=antithetic, order=1 + k % 2, zeros=0.3 * (k % 3),
                 seed=k << 33 | 5, offset=(k % 2) << 40, dim_offset=2**32 - d if k % 3 else 0,
                 sample_offset=(2**34 - n if k % 4 == 1 else k % 9), backwards=k % 2 == 1,
             )  # fmt: skip
@@ -285,7 +285,7 @@ def test_kernels_sum_every_shape(runner: Any, compiled: Any, dtype: str, antithe
 @requires_emulator
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_results_are_rounded_to_narrow_types(runner: Any, compiled: Any, dtype: str) -> None:
-    run(runner, compiled, [Case(20, 30, dtype), Case(5, 300, dtype, common_noise=True), Case(3, 3000, dtype)])
+    run(runner, compiled, [Case(20, 30, dtype), Case(5, 300, dtype, shared_noise=True), Case(3, 3000, dtype)])
 
 
 @requires_gxx
@@ -347,7 +347,7 @@ def test_words_are_read_from_memory(runner: Any, compiled: Any, names: tuple[str
         Case(6, 100, dtype, antithetic=antithetic, in_memory=names, **words)
         for dtype in ("float32",) for antithetic in (False, True)
     ]  # fmt: skip
-    run(runner, compiled, [*cases, Case(5, 40, common_noise=True, in_memory=names, **words)])
+    run(runner, compiled, [*cases, Case(5, 40, shared_noise=True, in_memory=names, **words)])
 
 
 @requires_gxx
@@ -382,7 +382,7 @@ def test_geometry_is_equal_in_both_languages(tmp_path: Path) -> None:
                 sample_offset=0 if n > 2**33 else d % 9,
             )  # fmt: skip
             launch = a_launch(
-                d, n, dtype, common_noise=common, antithetic=antithetic, first_column=case.sample_offset,
+                d, n, dtype, shared_noise=common, antithetic=antithetic, first_column=case.sample_offset,
                 first_column_at=8 if memory else 0,
             )  # fmt: skip
             out = ctypes.create_string_buffer(PACKED_MOMENT_GEOMETRY)

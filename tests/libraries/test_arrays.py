@@ -486,7 +486,7 @@ def test_every_argument_reaches_the_backend(registered: Callable[[Any], Any]) ->
     assert words == (2**64 - 1, 1, 4, 2**33) and {type(word) for word in words} == {int}
     assert not (draw.seed_at or draw.offset_at or draw.first_row_at or draw.first_column_at)
     assert (draw.type, draw.operation, draw.device) == (FLOAT64, Operation.sample, HOST)
-    flags = draw.common_noise, draw.antithetic, draw.fast_math
+    flags = draw.shared_noise, draw.antithetic, draw.fast_math
     assert flags == (True, True, True) and {type(flag) for flag in flags} == {bool}
 
 

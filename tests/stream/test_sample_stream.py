@@ -189,7 +189,7 @@ SHAPES = {
         (4000, 33), (1, 70001), (65537, 2), (3, 50001),
     ],
     # SIMD vectors extend over rows. With fewer than 16 rows, or a mostly empty last vector, several blocks share a
-    # vector. More than 256 rows (2048 in Numba, 8192 with common noise) are split. Also several threads, and partial
+    # vector. More than 256 rows (2048 in Numba, 8192 with shared noise) are split. Also several threads, and partial
     # blocks of four or eight columns at either end, or at both ends.
     "nd": [
         *((d, n) for d in (1, 2, 15, 16, 17, 31, 32, 33, 47, 129, 257) for n in range(1, 10)),
@@ -286,7 +286,7 @@ def test_a_window_of_a_distant_window_equals_its_slice(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_common_noise_is_row_0_of_independent_noise(backend: str, bits: ToArray, dtype: str) -> None:
+def test_shared_noise_is_row_0_of_independent_noise(backend: str, bits: ToArray, dtype: str) -> None:
     first = bits(multisample.sample([0.0], [1.0], 700, backend=backend, seed=3, dtype=dtype))
     for dim_offset in (0, 1, 12345, ROWS - 3):
         got = multisample.sample(

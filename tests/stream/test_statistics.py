@@ -1,6 +1,6 @@
 """Statistical tests: draws are normal and independent. One backend suffices, since all give the same bits.
 
-The draws are the noise z. Samples with mu and sigma, common noise, antithetic pairs and narrow types are exact
+The draws are the noise z. Samples with mu and sigma, shared noise, antithetic pairs and narrow types are exact
 functions of z, which test_sample_stream.py compares bit for bit.
 
 Every statistic computes one p-value: the probability that exact normals deviate at least as much. A test fails below

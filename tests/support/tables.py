@@ -42,7 +42,7 @@ STORES = ("aligned", "shifted", "staged", "strided", "transposed", "transposed_s
 """Store variants of the CUDA kernels, in the order of the C++ enumeration."""
 
 Variant = tuple[str, bool, bool, bool, int]
-"""Element type, whether noise is common, antithetic, fast_math, and the index in `STORES`."""
+"""Element type, whether noise is shared, antithetic, fast_math, and the index in `STORES`."""
 VARIANTS: list[Variant] = [
     variant
     for variant in itertools.product(DTYPES, (False, True), (False, True), (False, True), range(len(STORES)))
@@ -72,7 +72,7 @@ QUICK: list[Variant] = [
 """One variant for each way to store."""
 
 GradientVariant = tuple[str, bool, bool, bool, int, bool, bool]
-"""Element type, whether noise is common, antithetic, fast_math, rows of a thread, whether the kernel only reads at
+"""Element type, whether noise is shared, antithetic, fast_math, rows of a thread, whether the kernel only reads at
 once, and whether it reads the seed and the window from memory."""
 GRADIENT_VARIANTS: list[GradientVariant] = [
     (dtype, shared, antithetic, fast, rows, only_at_once, origin_in_memory)

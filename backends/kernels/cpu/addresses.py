@@ -116,7 +116,7 @@ def c_string(typingctx: Any, text: Any) -> Any:
 
 
 @intrinsic
-def call_window(typingctx: Any, kernel: Any, vectors: Any, matrix: Any, words: Any, common_noise: Any) -> Any:
+def call_window(typingctx: Any, kernel: Any, vectors: Any, matrix: Any, words: Any, shared_noise: Any) -> Any:
     """Call a `kernel.window_kernel`, of any type, by its address.
 
     Parameters

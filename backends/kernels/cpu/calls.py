@@ -102,7 +102,7 @@ def _draw_window(launch, kernel, b, top, bottom, left, right):
     call_window(
         kernel, (mu, sigma, launch[WORD.mu_stride], launch[WORD.sigma_stride], real),
         (matrix, bottom - top, right - left, row_stride, column_stride, size),
-        (seed, offset, first_row + top, first_column + left), half(launch, HALF.common_noise) != 0,
+        (seed, offset, first_row + top, first_column + left), half(launch, HALF.shared_noise) != 0,
     )  # fmt: skip
 
 
@@ -170,7 +170,7 @@ def _band_function(real: str) -> Callable[..., Any]:
             call_window(
                 kernel, (zeros.ctypes.data, ones.ctypes.data, size, size, size),
                 (z.ctypes.data, height, count, count * size, size, size),
-                (seed, offset, first_row + top, first_column + left), half(launch, HALF.common_noise) != 0,
+                (seed, offset, first_row + top, first_column + left), half(launch, HALF.shared_noise) != 0,
             )  # fmt: skip
             load_any(kind, x, matrix + left * column_stride, height, count, row_stride, column_stride)
             for r in range(height):
@@ -213,17 +213,17 @@ def _draw_function() -> Callable[..., Any]:
         launch, table = integers_at(address, LAUNCH_WORDS), integers_at(symbol("multisample_cpu_table"), _TABLE)
         slots = integers_at(table[_SLOTS], SLOTS_LENGTH)
         rows, columns, batch = launch[WORD.rows], launch[WORD.columns], max(half(launch, HALF.batch), 1)
-        common_noise = half(launch, HALF.common_noise) != 0
+        shared_noise = half(launch, HALF.shared_noise) != 0
         antithetic = half(launch, HALF.antithetic)
         kernel = table[_KERNELS + 2 * (half(launch, HALF.type)) + antithetic]
-        most = most_threads(rows, columns, common_noise)
+        most = most_threads(rows, columns, shared_noise)
         if most == 1 or (batch > 1 and rows * columns <= 2 * SHARE):
             threads = _threads(launch, table, min(batch, (batch * rows * columns + SHARE - 1) // SHARE))
             for_each(draw_matrix, (address, kernel), batch, threads, slots)
             return 0
         threads, block = _threads(launch, table, most), 8 if antithetic else 4
         down = launch[WORD.row_stride] < launch[WORD.column_stride] and rows > 1
-        height, width = window_shape(rows, columns, threads, common_noise, block, down)
+        height, width = window_shape(rows, columns, threads, shared_noise, block, down)
         for b in range(batch):
             skip = _numbers(launch, b)[3] % block
             across, high = windows(rows, columns, skip, height, width)
@@ -262,7 +262,7 @@ def _moments_function(real: str) -> Callable[..., Any]:
 
     @inline
     def store(launch, top, rows, sums, weight):
-        """Scale and store the moments of `rows` rows. Common noise has one row of sums."""
+        """Scale and store the moments of `rows` rows. Shared noise has one row of sums."""
         mu = numbers_at(launch.ctypes.data + 8 * WORD.mu, 1, np.float64)[0]
         sigma = numbers_at(launch.ctypes.data + 8 * WORD.sigma, 1, np.float64)[0]
         first = numbers_at(launch[WORD.first] + top * size, rows, number)
@@ -280,12 +280,12 @@ def _moments_function(real: str) -> Callable[..., Any]:
         of_first = numbers_at(lists, 4 * count, number)
         of_second = numbers_at(lists + 4 * most * size * half(launch, HALF.antithetic), 4 * count, number)
         groups = numbers_at(lists + 8 * most * size, count, np.uint32)
-        is_common = half(launch, HALF.common_noise) != 0
-        rows, (seed, offset, first_row, _) = 1 if is_common else launch[WORD.rows], _numbers(launch, 0)
+        is_shared = half(launch, HALF.shared_noise) != 0
+        rows, (seed, offset, first_row, _) = 1 if is_shared else launch[WORD.rows], _numbers(launch, 0)
         bands = (rows + height - 1) // height
         top = index % bands * height
         height = min(height, rows - top)
-        row = np.int64(0 if is_common else first_row + top)
+        row = np.int64(0 if is_shared else first_row + top)
         if totals == 0:
             sums = stack_array(_MOST_SUMS, np.float64).reshape((MOST_ROWS, 2))[:height]
             sums[:] = 0
@@ -305,8 +305,8 @@ def _moments_function(real: str) -> Callable[..., Any]:
     def sum_moments(address):
         launch, table = integers_at(address, LAUNCH_WORDS), integers_at(symbol("multisample_cpu_table"), _TABLE)
         slots = integers_at(table[_SLOTS], SLOTS_LENGTH)
-        columns, is_common = launch[WORD.columns], half(launch, HALF.common_noise) != 0
-        is_antithetic, rows = half(launch, HALF.antithetic), 1 if is_common else launch[WORD.rows]
+        columns, is_shared = launch[WORD.columns], half(launch, HALF.shared_noise) != 0
+        is_antithetic, rows = half(launch, HALF.antithetic), 1 if is_shared else launch[WORD.rows]
         most = columns // (8 if is_antithetic else 4) + 2 + ROUND
         lists = _allocate(most, 8 * size + 4)
         if lists == 0:
@@ -323,7 +323,7 @@ def _moments_function(real: str) -> Callable[..., Any]:
         threads = _threads(launch, table, max(1, (4 * rows * count + SHARE - 1) // SHARE))
         height = min(MOST_ROWS, (rows + 4 * threads - 1) // (4 * threads) if threads > 1 else rows)
         bands = (rows + height - 1) // height
-        if not is_common and (threads == 1 or rows >= FEW_ROWS or count <= PIECE):
+        if not is_shared and (threads == 1 or rows >= FEW_ROWS or count <= PIECE):
             for_each(of_part, (address, lists, most, count, 0, height, weight), bands, threads, slots)
             _free(lists)
             return 0

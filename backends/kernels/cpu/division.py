@@ -11,45 +11,45 @@ __all__ = ["SHARE", "in_python", "most_threads", "window_of", "window_shape", "w
 
 SHARE = 1 << 16
 """A call gets one more thread for each so many normals, 0.06 ms of work. Waking an idle thread takes about as long."""
-# An element with common noise is only scaled and stored. It costs as much as this part of one with its own noise.
-_COMMON_PART = 8
+# An element with shared noise is only scaled and stored. It costs as much as this part of one with its own noise.
+_SHARED_PART = 8
 # Normals of one window at the most.
 _WINDOW = 1 << 18
 # Windows for each thread, and normals of one at the least: few enough normals to balance threads that begin late. A
-# window with common noise, or one where columns are contiguous, has more, because it does some work for each column.
+# window with shared noise, or one where columns are contiguous, has more, because it does some work for each column.
 _WINDOWS, _LEAST_WINDOW = 16, 1 << 13
 _LARGER_WINDOWS, _LEAST_LARGER_WINDOW = 4, 1 << 14
-# Each window computes its common noise once. A window of at least this width is still tall enough to hide that cost.
-_COMMON_COLUMNS = 1 << 12
+# Each window computes its shared noise once. A window of at least this width is still tall enough to hide that cost.
+_SHARED_COLUMNS = 1 << 12
 # Where columns are contiguous, each window also reads mu and sigma once. With these limits of rows and normals, a
-# window is wide enough to hide that cost. A common normal costs little, so a window may have many.
-_COMMON_ROWS, _COMMON_WINDOW = 1 << 13, 1 << 20
+# window is wide enough to hide that cost. A shared normal costs little, so a window may have many.
+_SHARED_ROWS, _SHARED_WINDOW = 1 << 13, 1 << 20
 
 
 @inline
-def most_threads(d, n, common_noise):
+def most_threads(d, n, shared_noise):
     """How many threads a (d, n) matrix has work for."""
-    work = n + d * n // _COMMON_PART if common_noise else d * n
+    work = n + d * n // _SHARED_PART if shared_noise else d * n
     return max(1, (work + SHARE - 1) // SHARE)
 
 
 @inline
-def window_shape(d, n, threads, common_noise, block, down):
+def window_shape(d, n, threads, shared_noise, block, down):
     """Rows and columns of the windows of a (d, n) matrix; the columns are whole blocks of `block` columns.
 
     With `down`, where columns are contiguous in memory, windows are whole columns, up to a limit of rows.
     """
     count, least = _WINDOWS, _LEAST_WINDOW
-    if common_noise or down:
+    if shared_noise or down:
         count, least = _LARGER_WINDOWS, _LEAST_LARGER_WINDOW
-    size = min(_COMMON_WINDOW if common_noise and down else _WINDOW, max(least, d * n // (count * threads)))
+    size = min(_SHARED_WINDOW if shared_noise and down else _WINDOW, max(least, d * n // (count * threads)))
     if down:
-        most = min(size // block, _COMMON_ROWS) if common_noise else size // block
+        most = min(size // block, _SHARED_ROWS) if shared_noise else size // block
         parts = (d + most - 1) // most
         rows = (d + parts - 1) // parts
         columns = size // rows
     else:
-        columns = max(_COMMON_COLUMNS, size // d) if common_noise else size
+        columns = max(_SHARED_COLUMNS, size // d) if shared_noise else size
         rows = max(1, size // min(columns, n))
     return rows, max(block, columns - columns % block)
 

@@ -51,7 +51,7 @@ _LANES = np.uint64(16)
 _TILE = 256
 _TILE_NORMALS = 4 * _TILE
 _TILE_PAIRS = 2 * _TILE_NORMALS
-# Rows whose mu and sigma are copied to the stack. So many rows make long runs of memory. The second is for common
+# Rows whose mu and sigma are copied to the stack. So many rows make long runs of memory. The second is for shared
 # noise, which is drawn faster.
 _BATCH, _LONG_BATCH = 2048, 8192
 # Rows that the widest vectors hold.
@@ -281,7 +281,7 @@ def _draw_down(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_c
 
 @njit(forceinline=True)
 def _scale_and_narrow_down(narrow, z, mu, sigma, out):
-    """Store columns of common noise `z` where rows are adjacent."""
+    """Store columns of shared noise `z` where rows are adjacent."""
     use_widest_vectors()
     rows, columns = out.shape
     m, s = stack_array(_BATCH, mu.dtype), stack_array(_BATCH, mu.dtype)
@@ -362,18 +362,18 @@ def _scale_down(narrow, z, mu, sigma, out):
 
 @njit(forceinline=True)
 def _draw_tiles(
-    block, narrow, scale_down, mu, sigma, out, o0, o1, k0, k1, first_row, first_column, common_noise, antithetic
+    block, narrow, scale_down, mu, sigma, out, o0, o1, k0, k1, first_row, first_column, shared_noise, antithetic
 ):
-    """Draw noise in tiles, then scale it into place. Short rows share a tile, and common noise serves every row."""
+    """Draw noise in tiles, then scale it into place. Short rows share a tile, and shared noise serves every row."""
     use_widest_vectors()
     rows, columns = out.shape
     block_columns = 8 if antithetic else 4
     skip = first_column % block_columns
     first_block = first_column // block_columns
     row_blocks = (skip + columns + block_columns - 1) // block_columns
-    noise_rows = 1 if common_noise else rows
+    noise_rows = 1 if shared_noise else rows
     unit_stride = out.strides[1] == out.itemsize
-    down = common_noise and _runs_down(out)
+    down = shared_noise and _runs_down(out)
     tile_rows = max(1, _TILE // row_blocks)
     z = stack_array(_TILE_NORMALS, mu.dtype)
     pairs = stack_array(_TILE_PAIRS, mu.dtype)
@@ -385,7 +385,7 @@ def _draw_tiles(
             width = min(_TILE, row_blocks - t)
             k = np.uint64(0)
             for p in range(packed):
-                i = np.uint32(0 if common_noise else first_row + r + p)
+                i = np.uint32(0 if shared_noise else first_row + r + p)
                 for b in range(first_block + t, first_block + t + width):
                     tile_row[k] = i
                     tile_block[k] = np.uint32(b)
@@ -408,8 +408,8 @@ def _draw_tiles(
             start = max(0, block_columns * t - skip)
             stop = min(columns, block_columns * (t + width) - skip)
             shift = np.uint64(start + skip - block_columns * t)
-            pitch = np.uint64(0 if common_noise else block_columns * width)
-            last = rows if common_noise else r + packed
+            pitch = np.uint64(0 if shared_noise else block_columns * width)
+            last = rows if shared_noise else r + packed
             if unit_stride and stop - start >= _LONG_RUN:
                 for i in range(r, last):
                     m, s = mu[i], sigma[i]
@@ -430,24 +430,24 @@ def _draw_tiles(
 
 @njit(forceinline=True)
 def _draw(
-    block, narrow, scale_down, mu, sigma, out, seed, offset, first_row, first_column, common_noise, antithetic, layouts
+    block, narrow, scale_down, mu, sigma, out, seed, offset, first_row, first_column, shared_noise, antithetic, layouts
 ):
     """Draw the window `out`. `layouts`, a constant, says whether rows may be adjacent."""
     columns = out.shape[1]
     k0, k1 = stream_key(seed)
     o0, o1 = word(offset), offset >> np.uint64(32)
-    if layouts and not common_noise and columns > 0 and _runs_down(out):
+    if layouts and not shared_noise and columns > 0 and _runs_down(out):
         _draw_down(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_column, antithetic)
     elif (
         columns >= _LONG_ROW
         and out.strides[1] == out.itemsize
-        and not common_noise
+        and not shared_noise
         and not (antithetic and out.itemsize == 8)  # LLVM does not vectorise eight such stores.
     ):
         _draw_long_rows(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_column, antithetic)
     elif columns > 0:
         _draw_tiles(
-            block, narrow, scale_down, mu, sigma, out, o0, o1, k0, k1, first_row, first_column, common_noise, antithetic
+            block, narrow, scale_down, mu, sigma, out, o0, o1, k0, k1, first_row, first_column, shared_noise, antithetic
         )
 
 
@@ -468,8 +468,8 @@ def _window_function(dtype: str, antithetic: bool) -> Callable[..., Any]:
     narrow = NARROWING[dtype]
     scale_down = _scale_down if narrow is unchanged else _scale_and_narrow_down
 
-    def draw(mu, sigma, out, seed, offset, i, j, common_noise):
-        _draw(block, narrow, scale_down, mu, sigma, out, seed, offset, i, j, common_noise, antithetic, True)
+    def draw(mu, sigma, out, seed, offset, i, j, shared_noise):
+        _draw(block, narrow, scale_down, mu, sigma, out, seed, offset, i, j, shared_noise, antithetic, True)
 
     return draw
 
@@ -494,7 +494,7 @@ def _compiled(signature: Any, function: Callable[..., Any], name: str, *, nogil:
 
 @functools.cache
 def window_kernel(dtype: str, antithetic: bool = False) -> Callable[..., None]:
-    """``kernel(mu, sigma, out, seed, offset, first_row, first_column, common_noise)`` draws the window `out`.
+    """``kernel(mu, sigma, out, seed, offset, first_row, first_column, shared_noise)`` draws the window `out`.
 
     With `antithetic`, the columns of `out` and `first_column` count both halves of each pair. The window begins at row
     `first_row` and column `first_column` of the sample matrix.
@@ -523,7 +523,7 @@ def _window_name(dtype: str, antithetic: bool) -> str:
 
 @functools.cache
 def windows_kernel(dtype: str, antithetic: bool = False) -> Callable[..., None]:
-    """``kernel(mu, sigma, out, seed, offset, first_row, first_column, common_noise, height, width, threads, slots)``.
+    """``kernel(mu, sigma, out, seed, offset, first_row, first_column, shared_noise, height, width, threads, slots)``.
 
     As `window_kernel`, on up to `threads` threads: the calling one, and helpers with these `slots` (`threads.helpers`).
     They draw windows of up to `height` rows, and up to `width` columns, a multiple of the columns of a block.
@@ -533,23 +533,23 @@ def windows_kernel(dtype: str, antithetic: bool = False) -> Callable[..., None]:
     parameters = *window_parameters(dtype), *[types.int64] * 2
 
     def draw_window(arguments, window):
-        mu, sigma, out, seed, offset, first_row, first_column, common_noise, height, width, across = arguments
+        mu, sigma, out, seed, offset, first_row, first_column, shared_noise, height, width, across = arguments
         rows, columns = out.shape
         top, bottom, left, right = window_of(window, rows, columns, first_column % block, height, width, across)
         draw(
             mu[top:bottom], sigma[top:bottom], out[top:bottom, left:right], seed, offset, first_row + top,
-            first_column + left, common_noise,
+            first_column + left, shared_noise,
         )  # fmt: skip
 
     name = f"{_window_name(dtype, antithetic)}_windows"
     of_window = cached(draw_window, f"cpu-{name}_of_thread", source_digest())
 
     def draw_windows(
-        mu, sigma, out, seed, offset, first_row, first_column, common_noise, height, width, threads, slots
+        mu, sigma, out, seed, offset, first_row, first_column, shared_noise, height, width, threads, slots
     ):
         rows, columns = out.shape
         across, high = windows(rows, columns, first_column % block, height, width)
-        arguments = mu, sigma, out, seed, offset, first_row, first_column, common_noise, height, width, across
+        arguments = mu, sigma, out, seed, offset, first_row, first_column, shared_noise, height, width, across
         for_each(of_window, arguments, across * high, threads, slots)
 
     return _compiled(types.void(*parameters, types.int64, SLOTS), draw_windows, name)
@@ -557,7 +557,7 @@ def windows_kernel(dtype: str, antithetic: bool = False) -> Callable[..., None]:
 
 @functools.cache
 def batch_kernel(dtype: str, antithetic: bool = False) -> Callable[..., None]:
-    """``kernel(mu, sigma, out, seeds, offsets, common_noise, threads, slots)`` draws the batch of matrices `out`.
+    """``kernel(mu, sigma, out, seeds, offsets, shared_noise, threads, slots)`` draws the batch of matrices `out`.
 
     `out` has shape (b, d, n), and `offsets` has the offset, the first row and the first column of each matrix. The
     other arrays have one row for each matrix, or one that all share. A thread draws a matrix at a time; `threads` and
@@ -569,19 +569,19 @@ def batch_kernel(dtype: str, antithetic: bool = False) -> Callable[..., None]:
     parameters = vectors, vectors, _array(element, 3), *words, types.boolean
 
     def draw_matrix(arguments, b):
-        mu, sigma, out, seeds, offsets, common_noise = arguments
+        mu, sigma, out, seeds, offsets, shared_noise = arguments
         offset = offsets[b if len(offsets) > 1 else 0]
         draw(
             mu[b if len(mu) > 1 else 0], sigma[b if len(sigma) > 1 else 0], out[b],
             np.uint64(seeds[b if len(seeds) > 1 else 0]), np.uint64(offset[0]), np.int64(offset[1]),
-            np.int64(offset[2]), common_noise,
+            np.int64(offset[2]), shared_noise,
         )  # fmt: skip
 
     name = f"{_window_name(dtype, antithetic)}_batch"
     of_matrix = cached(draw_matrix, f"cpu-{name}_of_thread", source_digest())
 
-    def draw_batch(mu, sigma, out, seeds, offsets, common_noise, threads, slots):
-        for_each(of_matrix, (mu, sigma, out, seeds, offsets, common_noise), len(out), threads, slots)
+    def draw_batch(mu, sigma, out, seeds, offsets, shared_noise, threads, slots):
+        for_each(of_matrix, (mu, sigma, out, seeds, offsets, shared_noise), len(out), threads, slots)
 
     return _compiled(types.void(*parameters, types.int64, SLOTS), draw_batch, name)
 

@@ -52,7 +52,7 @@ def _in_turn(part: Function, first: int, last: int) -> Function:
 
 @functools.cache
 def _bands(
-    gpu: ModuleType, dtype: str, common_noise: bool, antithetic: bool, fast: bool
+    gpu: ModuleType, dtype: str, shared_noise: bool, antithetic: bool, fast: bool
 ) -> tuple[Function, Function, Function, Function]:
     """The groups of columns of a block.
 
@@ -63,7 +63,7 @@ def _bands(
     incomplete last pass reads groups behind the band, whose noise is stored too.
     """
     width, thread_index, synchronize_block = group_width(antithetic), gpu.thread_index, gpu.synchronize_block
-    (prepared, _), (pack, _) = noise(gpu, dtype, common_noise, fast)
+    (prepared, _), (pack, _) = noise(gpu, dtype, shared_noise, fast)
     quads, _, _ = packing(dtype)
     write_words, _ = memory_of(gpu, quads)
     noise_size = 16 * quads
@@ -323,14 +323,14 @@ def _places(gpu: ModuleType, dtype: str, antithetic: bool) -> tuple[Function, Fu
     return place_of, inside
 
 
-def transposed_kernel(gpu: ModuleType, dtype: str, common_noise: bool, antithetic: bool, fast: bool) -> Function:
+def transposed_kernel(gpu: ModuleType, dtype: str, shared_noise: bool, antithetic: bool, fast: bool) -> Function:
     """``kernel(call, geometry)``: see `multisample.backends.kernels.cuda.kernel.sample_kernel`."""
     size, width, slots = SIZES[dtype], group_width(antithetic), slots_of(SIZES[dtype])
     block_index, shared_memory, shuffle_up = gpu.block_index, gpu.shared_memory, gpu.shuffle_up
-    (_, in_row), (_, unpack) = noise(gpu, dtype, common_noise, fast)
+    (_, in_row), (_, unpack) = noise(gpu, dtype, shared_noise, fast)
     quads, _, _ = packing(dtype)
     _, read_words = memory_of(gpu, quads)
-    band_of, begins, is_whole, fill = _bands(gpu, dtype, common_noise, antithetic, fast)
+    band_of, begins, is_whole, fill = _bands(gpu, dtype, shared_noise, antithetic, fast)
     place_of, columns_inside = _places(gpu, dtype, antithetic)
     write_whole, write_some = _writing(gpu, dtype, antithetic)
     dimensions_of = _tile_dimensions(gpu, dtype, slots)
@@ -431,7 +431,7 @@ def transposed_kernel(gpu: ModuleType, dtype: str, common_noise: bool, antitheti
     return kernel
 
 
-def transposed_staged_kernel(gpu: ModuleType, dtype: str, common_noise: bool, antithetic: bool, fast: bool) -> Function:
+def transposed_staged_kernel(gpu: ModuleType, dtype: str, shared_noise: bool, antithetic: bool, fast: bool) -> Function:
     """The kernel for few dimensions in a contiguous matrix, through shared memory."""
     size, width, slots = SIZES[dtype], group_width(antithetic), staged_slots_of(SIZES[dtype], antithetic)
     thread_index, block_index, shared_memory = gpu.thread_index, gpu.block_index, gpu.shared_memory
@@ -439,12 +439,12 @@ def transposed_staged_kernel(gpu: ModuleType, dtype: str, common_noise: bool, an
     synchronize_block, store, load_shared, store_shared = (
         gpu.synchronize_block, gpu.store, gpu.load_shared, gpu.store_shared,
     )  # fmt: skip
-    (_, in_row), (_, unpack) = noise(gpu, dtype, common_noise, fast)
+    (_, in_row), (_, unpack) = noise(gpu, dtype, shared_noise, fast)
     quads, _, _ = packing(dtype)
     _, read_words = memory_of(gpu, quads)
-    band_of, begins, is_whole, fill = _bands(gpu, dtype, common_noise, antithetic, fast)
+    band_of, begins, is_whole, fill = _bands(gpu, dtype, shared_noise, antithetic, fast)
     dimensions_of, elements = _tile_dimensions(gpu, dtype, slots), scaled(gpu, dtype, antithetic)
-    noise_size, threads = 16 * quads, staged_threads(common_noise)
+    noise_size, threads = 16 * quads, staged_threads(shared_noise)
     bits = {2: np.uint16, 4: np.uint32, 8: np.uint64}[size]
     # A thread copies at most `parts_of_thread` parts per pass from shared memory.
     part_size = 8 if size == 2 else MOST_STORED

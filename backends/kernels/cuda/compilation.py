@@ -109,7 +109,7 @@ def _draw_variant(call: Any, geometry: Any, variant: Any) -> Callable[..., Any] 
 
 def variant_kernel(
     dtype: str,
-    common_noise: bool,
+    shared_noise: bool,
     antithetic: bool,
     fast_math: bool,
     stores: int,
@@ -121,13 +121,13 @@ def variant_kernel(
 
     The compiler gets the number of the variant, a literal. `device`: from `device_kind`.
     """
-    variant = _VARIANTS.index((dtype, common_noise, antithetic, fast_math, stores, origin_in_memory, batched, device))
+    variant = _VARIANTS.index((dtype, shared_noise, antithetic, fast_math, stores, origin_in_memory, batched, device))
 
     def kernel(call: Any, geometry: Any) -> None:
         _draw(call, geometry, variant)
 
     # The name that profilers show.
-    noise, transform = ("shared" if common_noise else "independent"), ("fast" if fast_math else "portable")
+    noise, transform = ("shared" if shared_noise else "independent"), ("fast" if fast_math else "portable")
     noise += "_antithetic" if antithetic else ""
     kernel.__qualname__ = f"sample_kernel_{dtype}_{noise}_{transform}_{KERNEL_STORES[stores]}"
     if origin_in_memory:
@@ -177,7 +177,7 @@ def advance_kernel() -> Callable[..., None]:
 
 
 def launch_bounds(
-    dtype: str, common_noise: bool, antithetic: bool, stores: int, capability: tuple[int, int]
+    dtype: str, shared_noise: bool, antithetic: bool, stores: int, capability: tuple[int, int]
 ) -> tuple[int, int]:
     """Maximum threads of a block, and minimum blocks per multiprocessor.
 
@@ -188,16 +188,16 @@ def launch_bounds(
     if name.startswith("kTransposed"):
         # The thread's dimensions stay in registers through all loops. Before 9.0, nvJitLink compiles shuffles to calls,
         # around which these registers are saved.
-        threads = TRANSPOSED_THREADS if name == "kTransposed" else staged_threads(common_noise)
+        threads = TRANSPOSED_THREADS if name == "kTransposed" else staged_threads(shared_noise)
         if name == "kTransposed" and capability < (9, 0):
             return threads, 384 // threads
-        return threads, (512 if dtype == "float64" and not common_noise else 768) // threads
+        return threads, (512 if dtype == "float64" and not shared_noise else 768) // threads
     if name == "kShifted":
         # With independent noise, a fourth block makes fast_math slower.
-        return SHIFTED_THREADS, 4 if common_noise and capability != (7, 5) else 3
+        return SHIFTED_THREADS, 4 if shared_noise and capability != (7, 5) else 3
     if name == "kStaged":
         # Before 9.0, nvJitLink compiles the barriers of a warp to calls, which take registers.
-        calls = not common_noise and capability < (9, 0)
+        calls = not shared_noise and capability < (9, 0)
         return SHORT_ROW_THREADS, 3 if dtype == "float64" or calls else 4
     blocks = 3 if dtype == "float64" or (name == "kAligned" and antithetic) else 5
     # nvJitLink ignores bounds that exceed the threads of a multiprocessor, 1024 on 7.5.
@@ -206,7 +206,7 @@ def launch_bounds(
 
 def compile_kernel(
     dtype: str,
-    common_noise: bool,
+    shared_noise: bool,
     antithetic: bool,
     fast_math: bool,
     stores: int,
@@ -215,9 +215,9 @@ def compile_kernel(
 ) -> Any:
     """The kernel of `variant_kernel`, compiled for the current device or loaded from the cache."""
     capability = cuda.get_current_device().compute_capability
-    bounds = launch_bounds(dtype, common_noise, antithetic, stores, capability)
+    bounds = launch_bounds(dtype, shared_noise, antithetic, stores, capability)
     kernel = variant_kernel(
-        dtype, common_noise, antithetic, fast_math, stores, origin_in_memory, batched, device_kind(capability)
+        dtype, shared_noise, antithetic, fast_math, stores, origin_in_memory, batched, device_kind(capability)
     )
     return _compiled(kernel, SIGNATURE, launch_bounds=bounds)
 

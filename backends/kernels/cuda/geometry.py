@@ -80,7 +80,7 @@ def geometry(
     strides: tuple[int, int],
     misalignment: int,
     first_column: int,
-    common_noise: bool,
+    shared_noise: bool,
     antithetic: bool,
     fast_math: bool,
     strided: bool = False,
@@ -99,13 +99,13 @@ def geometry(
         The address of `out` modulo 32.
     first_column : int
         The call's first column modulo 8; -1 if it is in device memory.
-    common_noise, antithetic, fast_math : bool
+    shared_noise, antithetic, fast_math : bool
         The call's noise.
     strided : bool
         Whether to force kStrided, which supports every stride and address.
     """
     size, fixed_skip = SIZES[dtype], first_column >= 0
-    cheap = common_noise or (fast_math and dtype == "float32")  # Noise takes less time than its stores.
+    cheap = shared_noise or (fast_math and dtype == "float32")  # Noise takes less time than its stores.
     row_stride, column_stride = strides
     width = ANTITHETIC_WIDTH if antithetic else WIDTH
     skip = first_column % width if fixed_skip else width - 1
@@ -115,7 +115,7 @@ def geometry(
         stores = _stores(rows, columns, size, strides, misalignment - skip * size, groups, antithetic, fixed_skip)
     if stores == _TRANSPOSED:
         cut = _transposed(
-            rows, groups, size, column_stride, misalignment, skip, fixed_skip, cheap, common_noise, antithetic
+            rows, groups, size, column_stride, misalignment, skip, fixed_skip, cheap, shared_noise, antithetic
         )
         return cut, _STRUCT.pack(*cut)
     warps, rest = divmod(groups, 32) if stores == _SHIFTED else (0, 0)
@@ -131,7 +131,7 @@ def geometry(
     if stores == _STAGED and passes_of_chunk > STAGED_PASSES:
         passes_of_chunk -= passes_of_chunk % STAGED_PASSES
     rows_down = _ceil_div(rows, rows_per_pass)
-    if common_noise or (cheap and stores == _ALIGNED and rows_per_pass > 1):
+    if shared_noise or (cheap and stores == _ALIGNED and rows_per_pass > 1):
         most = 8
     elif cheap:
         most = 32 if stores == _ALIGNED and tiles > 1 else 16
@@ -187,26 +187,26 @@ def staged_slots_of(size: int, antithetic: bool) -> int:
     return slots_of(size) // (2 if antithetic else 1)
 
 
-def staged_threads(common_noise: bool) -> int:
+def staged_threads(shared_noise: bool) -> int:
     """Threads of a block of kTransposedStaged."""
-    return 256 if common_noise else 128
+    return 256 if shared_noise else 128
 
 
 def _transposed(
     rows: int, groups: int, size: int, column_stride: int, misalignment: int, skip: int, fixed_skip: bool,
-    cheap: bool, common_noise: bool, antithetic: bool,
+    cheap: bool, shared_noise: bool, antithetic: bool,
 ) -> Geometry:  # fmt: skip
     slots = slots_of(size)
     aligned = (misalignment | column_stride) % (slots * size) == 0 and rows % slots == 0
     enough = _ceil_div(groups, 264)
-    room = staged_threads(common_noise) * staged_slots_of(size, antithetic)
+    room = staged_threads(shared_noise) * staged_slots_of(size, antithetic)
     most_groups = room // rows
     overlap, tiles, column_step = 0, 1, 0
     whole_sectors = (misalignment | column_stride) % 32 == 0
-    prefers_pieces = aligned and (whole_sectors or not (common_noise or (cheap and antithetic)))
-    fits = most_groups > (0 if common_noise or antithetic else 1 if cheap else 3)
+    prefers_pieces = aligned and (whole_sectors or not (shared_noise or (cheap and antithetic)))
+    fits = most_groups > (0 if shared_noise or antithetic else 1 if cheap else 3)
     if not prefers_pieces and column_stride == rows * size and fits:
-        stores, pieces, threads = _TRANSPOSED_STAGED, rows, staged_threads(common_noise)
+        stores, pieces, threads = _TRANSPOSED_STAGED, rows, staged_threads(shared_noise)
         per_pass = min(enough, most_groups, threads)
     else:
         stores, column_step = _TRANSPOSED, column_stride // size
@@ -219,7 +219,7 @@ def _transposed(
     passes_all = _ceil_div(groups, per_pass)
     most = _MOST_PASSES
     if passes_all > _MOST_PASSES:
-        most = _most_passes(stores, cheap, common_noise, antithetic, whole_sectors)
+        most = _most_passes(stores, cheap, shared_noise, antithetic, whole_sectors)
     passes = min(most, max(min(8, _ceil_div(passes_all * tiles, 1024)), passes_all * tiles // 2048))
     passes = max(passes, _ceil_div(passes_all * tiles, 2**30))
     return Geometry(
@@ -247,13 +247,13 @@ def _transposed(
     )
 
 
-def _most_passes(stores: int, cheap: bool, common_noise: bool, antithetic: bool, whole_sectors: bool) -> int:
+def _most_passes(stores: int, cheap: bool, shared_noise: bool, antithetic: bool, whole_sectors: bool) -> int:
     """Maximum passes of a block of kTransposed or kTransposedStaged, if there are many in all."""
     if stores == _TRANSPOSED_STAGED:
-        return _MOST_PASSES if not cheap else 4 if antithetic else 2 if common_noise else 16
+        return _MOST_PASSES if not cheap else 4 if antithetic else 2 if shared_noise else 16
     if antithetic:
-        return 1 if common_noise else 2
-    return 2 if common_noise else 8 if cheap and not whole_sectors else _MOST_PASSES
+        return 1 if shared_noise else 2
+    return 2 if shared_noise else 8 if cheap and not whole_sectors else _MOST_PASSES
 
 
 def _groups_per_pass(lanes: int, of_warp: int, enough: int, apart: int) -> tuple[int, int, int]:

@@ -230,9 +230,9 @@ def memory_of(gpu: ModuleType, quads: int) -> tuple[Function, Function]:
 
 @functools.cache
 def noise(
-    gpu: ModuleType, dtype: str, common_noise: bool, fast: bool
+    gpu: ModuleType, dtype: str, shared_noise: bool, fast: bool
 ) -> tuple[tuple[Function, Function], tuple[Function, Function]]:
-    """The part of a group's noise that depends on its columns alone; with common noise, its four normals.
+    """The part of a group's noise that depends on its columns alone; with shared noise, its four normals.
 
     ``columns_noise = prepared(group, call)`` computes that part. ``in_row(columns_noise, row_part, keys)`` returns the
     four normals of a row. ``pack(columns_noise)`` and ``unpack(words)`` convert it for shared memory, to as many words
@@ -283,7 +283,7 @@ def noise(
 
     if dtype == "float64":
         prepared, in_row = prepared_wide, in_row_wide
-    if not common_noise:
+    if not shared_noise:
         return (prepared, in_row), (unchanged, unchanged)
 
     @inline

@@ -27,7 +27,7 @@ __all__ = ["sample_kernel"]
 def sample_kernel(
     gpu: ModuleType,
     dtype: str,
-    common_noise: bool,
+    shared_noise: bool,
     antithetic: bool,
     fast_math: bool,
     stores: int,
@@ -42,7 +42,7 @@ def sample_kernel(
         `multisample.backends.kernels.cuda.intrinsics`, or a module with the same names.
     dtype : str
         The element type of `out`.
-    common_noise, antithetic, fast_math : bool
+    shared_noise, antithetic, fast_math : bool
         The call's options. fast_math has no effect on float64.
     stores : int
         `Geometry.stores`.
@@ -53,14 +53,14 @@ def sample_kernel(
         Whether the grid's y axis counts the matrices of a batch, whose words are in memory.
     """
     if origin_in_memory:
-        by_value = sample_kernel(gpu, dtype, common_noise, antithetic, fast_math, stores)
+        by_value = sample_kernel(gpu, dtype, shared_noise, antithetic, fast_math, stores)
         return _reading_origin(gpu, by_value, SIZES[dtype], antithetic, batched)
     way, fast = KERNEL_STORES[stores], fast_math and dtype != "float64"
     if way == "kTransposed":
-        return transposed_kernel(gpu, dtype, common_noise, antithetic, fast)
+        return transposed_kernel(gpu, dtype, shared_noise, antithetic, fast)
     if way == "kTransposedStaged":
-        return transposed_staged_kernel(gpu, dtype, common_noise, antithetic, fast)
-    return rows_kernel(gpu, dtype, common_noise, antithetic, fast, way)
+        return transposed_staged_kernel(gpu, dtype, shared_noise, antithetic, fast)
+    return rows_kernel(gpu, dtype, shared_noise, antithetic, fast, way)
 
 
 def _reading_origin(gpu: ModuleType, by_value: Function, size: int, antithetic: bool, batched: bool) -> Function:

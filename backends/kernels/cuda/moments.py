@@ -286,7 +286,7 @@ def moments_kernel(
         @inline
         def part(first_row, call, geometry):
             i = call.first_row + first_row + r * np.int64(geometry.lanes)
-            i = np.int64(0) if call.common_noise else i
+            i = np.int64(0) if call.shared_noise else i
             return (row_part(np.uint32(i), np.uint32(offset_of_call(call)), keys_of(call)[0]),)
 
         return part
@@ -366,7 +366,7 @@ def moments_kernel(
         band, lanes, slots = np.int64(block // geometry.segments), np.int64(geometry.lanes), np.int32(geometry.slots)
         segment = np.int64(block % geometry.segments)
         slot, lane = np.int32(thread // geometry.lanes), np.int64(thread % geometry.lanes)
-        all_rows = np.int64(1) if call.common_noise else call.rows
+        all_rows = np.int64(1) if call.shared_noise else call.rows
         length = geometry.turns * np.int64(geometry.slots)
         first_group = segment * length
         last_group = min(first_group + length, geometry.groups)
@@ -438,9 +438,9 @@ def finishing_kernel(gpu: ModuleType, real: str) -> Function:
         sums = shared_memory(sums_bytes)
         thread, block = thread_index(), block_index()
         order = np.int64(call.results)
-        all_rows = np.int64(1) if call.common_noise else call.rows
+        all_rows = np.int64(1) if call.shared_noise else call.rows
         segments, width = np.int64(geometry.segments), np.int64(geometry.width)
-        first_row = np.int64(0) if call.common_noise else np.int64(block) * width
+        first_row = np.int64(0) if call.shared_noise else np.int64(block) * width
         row = first_row + np.int64(thread) % width
         first, second, weight = np.float64(0), np.float64(0), np.float64(0)
         if row < all_rows:
@@ -465,7 +465,7 @@ def finishing_kernel(gpu: ModuleType, real: str) -> Function:
             half //= 2
         synchronize_block()
         weight = load_shared(sums + 2 * pitch, np.float64)
-        if call.common_noise:
+        if call.shared_noise:
             first, second = load_shared(sums, np.float64), load_shared(sums + pitch, np.float64)
             r = np.int64(block) * MOMENT_THREADS + np.int64(thread)
             while r < call.rows:

@@ -49,14 +49,14 @@ class MomentGeometry(NamedTuple):
         """The bytes of the C++ struct."""
         return _STRUCT.pack(*self)
 
-    def scratch_size(self, d: int, common_noise: bool, order: int) -> int:
+    def scratch_size(self, d: int, shared_noise: bool, order: int) -> int:
         """How many float64 numbers of scratch memory a launch needs."""
-        return self.segments * ((1 if common_noise else d) * order + 1) if self.finishing_blocks else 0
+        return self.segments * ((1 if shared_noise else d) * order + 1) if self.finishing_blocks else 0
 
 
 @functools.lru_cache(maxsize=1024)
 def moment_geometry(
-    d: int, n: int, real: str, first_column: int, common_noise: bool, antithetic: bool, origin_in_memory: bool = False
+    d: int, n: int, real: str, first_column: int, shared_noise: bool, antithetic: bool, origin_in_memory: bool = False
 ) -> MomentGeometry:
     """The geometry of a launch.
 
@@ -68,7 +68,7 @@ def moment_geometry(
         The computing type.
     first_column : int
         The call's first column modulo 8; -1 if it is in device memory.
-    common_noise, antithetic : bool
+    shared_noise, antithetic : bool
         The call's noise.
     origin_in_memory : bool
         Whether the seed, the first row or the first column is in device memory.
@@ -76,7 +76,7 @@ def moment_geometry(
     width = ANTITHETIC_WIDTH if antithetic else WIDTH
     skip = first_column % width if first_column >= 0 else width - 1
     groups = _ceil_div(skip + n, width)
-    rows = 1 if common_noise else d
+    rows = 1 if shared_noise else d
     many = rows >= 16 and groups >= _ceil_div(1 << 22, rows)
     own_rows = MOMENT_ROWS if many and real != "float64" and not origin_in_memory else 1
     lanes, least = MOMENT_THREADS, 32 if own_rows > 1 else 8
@@ -101,9 +101,9 @@ def moment_geometry(
     segments = _ceil_div(turns_of_all, turns)
     passes = min(max(tiles // 8192, 1), 16) if segments == 1 and groups <= FILL[real] else 1
     blocks, finishing_blocks, finished = _ceil_div(tiles, passes) * segments, 0, 0
-    if segments > 1 or common_noise:
-        finished = 1 if common_noise else min(32, 1 << rows.bit_length() - 1)
-        finishing_blocks = min(_ceil_div(d, MOMENT_THREADS), 1024) if common_noise else _ceil_div(d, finished)
+    if segments > 1 or shared_noise:
+        finished = 1 if shared_noise else min(32, 1 << rows.bit_length() - 1)
+        finishing_blocks = min(_ceil_div(d, MOMENT_THREADS), 1024) if shared_noise else _ceil_div(d, finished)
     return MomentGeometry(
         blocks, own_rows, lanes, slots, passes, skip, segments, finishing_blocks, finished, 0, groups, turns
     )

@@ -34,13 +34,13 @@ __all__ = ["rows_kernel"]
 _WARP = np.uint32(32)
 # Unrolling of `_going_down`, for each kind of stores that uses it; half as much for antithetic groups, twice as wide.
 _UNROLL = {"kAligned": 8, "kShifted": 6, "kStrided": 1}
-# Limits of the unrolling: rows of common noise have little work, and float64 exceeds the registers.
-_UNROLL_COMMON, _UNROLL_FLOAT64 = 2, 1
+# Limits of the unrolling: rows of shared noise have little work, and float64 exceeds the registers.
+_UNROLL_SHARED, _UNROLL_FLOAT64 = 2, 1
 
 
 @functools.cache
 def _going_down(
-    group: Function, put_row: Function, slot_size: int, way: str, dtype: str, common_noise: bool, antithetic: bool
+    group: Function, put_row: Function, slot_size: int, way: str, dtype: str, shared_noise: bool, antithetic: bool
 ) -> Function:
     """``go_down(slot, count, at, stride, own, state)`` draws and stores `count` groups, `stride` bytes apart in memory.
 
@@ -48,7 +48,7 @@ def _going_down(
     The slots of the rows are adjacent. The loop is unrolled, so that the loads of one row overlap with the arithmetic
     of another.
     """
-    most = _UNROLL_FLOAT64 if dtype == "float64" else _UNROLL_COMMON if common_noise else max(_UNROLL.values())
+    most = _UNROLL_FLOAT64 if dtype == "float64" else _UNROLL_SHARED if shared_noise else max(_UNROLL.values())
     unroll = max(min(most, _UNROLL[way]) // (2 if antithetic else 1), 1)
 
     @inline
@@ -108,9 +108,9 @@ def _dimension(gpu: ModuleType, dtype: str) -> tuple[int, Function, Function]:
 
 
 @functools.cache
-def _elements(gpu: ModuleType, dtype: str, common_noise: bool, antithetic: bool, fast: bool) -> Function:
+def _elements(gpu: ModuleType, dtype: str, shared_noise: bool, antithetic: bool, fast: bool) -> Function:
     """``elements_of(dimension, own)``: a dimension in the thread's columns. `own`: their noise, and keys."""
-    (_, in_row), _ = noise(gpu, dtype, common_noise, fast)
+    (_, in_row), _ = noise(gpu, dtype, shared_noise, fast)
     elements = scaled(gpu, dtype, antithetic)
 
     @inline
@@ -123,10 +123,10 @@ def _elements(gpu: ModuleType, dtype: str, common_noise: bool, antithetic: bool,
 
 
 @functools.cache
-def _group(gpu: ModuleType, dtype: str, common_noise: bool, antithetic: bool, fast: bool) -> Function:
+def _group(gpu: ModuleType, dtype: str, shared_noise: bool, antithetic: bool, fast: bool) -> Function:
     """``group(slot, own)`` for `_going_down`: the dimension at `slot` of a chunk, in the thread's columns."""
     _, _, read_dimension = _dimension(gpu, dtype)
-    elements_of = _elements(gpu, dtype, common_noise, antithetic, fast)
+    elements_of = _elements(gpu, dtype, shared_noise, antithetic, fast)
 
     @inline
     def group(slot, own):
@@ -204,14 +204,14 @@ def _staging(gpu: ModuleType, size: int, width: int, staging: Staged) -> Functio
     return columns_of
 
 
-def _drawing(gpu: ModuleType, dtype: str, common_noise: bool, antithetic: bool, fast: bool, way: str) -> Function:
+def _drawing(gpu: ModuleType, dtype: str, shared_noise: bool, antithetic: bool, fast: bool, way: str) -> Function:
     """``draw(own, columns, run, chunk, rows, out, call, geometry)``.
 
     Draws a chunk of `rows` dimensions at address `chunk` of shared memory, whose first row begins at `out`.
     """
     size, width = SIZES[dtype], group_width(antithetic)
     thread_index, place_of = gpu.thread_index, place(gpu)
-    group, (dimension_size, _, _) = _group(gpu, dtype, common_noise, antithetic, fast), _dimension(gpu, dtype)
+    group, (dimension_size, _, _) = _group(gpu, dtype, shared_noise, antithetic, fast), _dimension(gpu, dtype)
     from_lane, all_of_warp = gpu.from_lane, gpu.all_of_warp
     is_aligned, is_shifted = way == "kAligned", way == "kShifted"
     has_pairs = _in_pairs(size, width)
@@ -220,7 +220,7 @@ def _drawing(gpu: ModuleType, dtype: str, common_noise: bool, antithetic: bool, 
     alone = min(4, MOST_STORED // size)
 
     def down(put_row: Function, way: str) -> Function:
-        return _going_down(group, put_row, dimension_size, way, dtype, common_noise, antithetic)
+        return _going_down(group, put_row, dimension_size, way, dtype, shared_noise, antithetic)
 
     # Aligned rows allow stores of a whole group; shifted rows and wide groups need stores of four elements.
     put_aligned = aligned(gpu, size, width, 4 if is_shifted or has_pairs else width)
@@ -271,12 +271,12 @@ def _drawing(gpu: ModuleType, dtype: str, common_noise: bool, antithetic: bool, 
     return draw
 
 
-def _drawing_staged(gpu: ModuleType, dtype: str, common_noise: bool, antithetic: bool, fast: bool) -> Function:
+def _drawing_staged(gpu: ModuleType, dtype: str, shared_noise: bool, antithetic: bool, fast: bool) -> Function:
     """`_drawing` for staged stores, with the thread's `Stage` in place of its columns."""
     size, width, place_of = SIZES[dtype], group_width(antithetic), place(gpu)
     dimension_size, _, read_dimension = _dimension(gpu, dtype)
-    elements_of, put_row = _elements(gpu, dtype, common_noise, antithetic, fast), strided(gpu, width)
-    staging = _staged(gpu, dtype, common_noise, antithetic)
+    elements_of, put_row = _elements(gpu, dtype, shared_noise, antithetic, fast), strided(gpu, width)
+    staging = _staged(gpu, dtype, shared_noise, antithetic)
     passes, store_one, store_all = staging.passes, staging.store_one, staging.store_all
     advance = passes * dimension_size
 
@@ -334,9 +334,9 @@ def _drawing_staged(gpu: ModuleType, dtype: str, common_noise: bool, antithetic:
     return draw
 
 
-def _staged(gpu: ModuleType, dtype: str, common_noise: bool, antithetic: bool) -> Staged:
+def _staged(gpu: ModuleType, dtype: str, shared_noise: bool, antithetic: bool) -> Staged:
     """The staged stores of a kernel: ``Columns::Staged`` in C++."""
-    many_passes = not common_noise and not antithetic and dtype != "float64" and gpu.LARGE_SHARED_MEMORY
+    many_passes = not shared_noise and not antithetic and dtype != "float64" and gpu.LARGE_SHARED_MEMORY
     return staged(gpu, SIZES[dtype], group_width(antithetic), STAGED_PASSES if many_passes else 1)
 
 
@@ -385,14 +385,14 @@ def _fetching(gpu: ModuleType, dtype: str, is_staged: bool) -> tuple[Function, F
 
 
 @functools.cache
-def _drawing_rest(gpu: ModuleType, dtype: str, common_noise: bool, antithetic: bool, fast: bool) -> Function:
+def _drawing_rest(gpu: ModuleType, dtype: str, shared_noise: bool, antithetic: bool, fast: bool) -> Function:
     """``draw_rest(chunk, rows, out, call, geometry)``: the groups of shifted rows that do not fill a warp.
 
     A thread draws one group, in every step-th row of a chunk.
     """
     thread_index, size, width = gpu.thread_index, SIZES[dtype], group_width(antithetic)
-    (prepared, _), _ = noise(gpu, dtype, common_noise, fast)
-    group_of, (dimension_size, _, _) = _group(gpu, dtype, common_noise, antithetic, fast), _dimension(gpu, dtype)
+    (prepared, _), _ = noise(gpu, dtype, shared_noise, fast)
+    group_of, (dimension_size, _, _) = _group(gpu, dtype, shared_noise, antithetic, fast), _dimension(gpu, dtype)
     put_row = strided(gpu, width)
 
     @inline
@@ -414,23 +414,23 @@ def _drawing_rest(gpu: ModuleType, dtype: str, common_noise: bool, antithetic: b
     return draw_rest
 
 
-def rows_kernel(gpu: ModuleType, dtype: str, common_noise: bool, antithetic: bool, fast: bool, way: str) -> Function:
+def rows_kernel(gpu: ModuleType, dtype: str, shared_noise: bool, antithetic: bool, fast: bool, way: str) -> Function:
     """``kernel(call, geometry)``: see `multisample.backends.kernels.cuda.kernel.sample_kernel`."""
     size, width = SIZES[dtype], group_width(antithetic)
     block_index, shared_memory, synchronize_block = gpu.block_index, gpu.shared_memory, gpu.synchronize_block
-    (prepared, _), _ = noise(gpu, dtype, common_noise, fast)
+    (prepared, _), _ = noise(gpu, dtype, shared_noise, fast)
     place_of = place(gpu)
     is_staged = way == "kStaged"
     if is_staged:
-        staging = _staged(gpu, dtype, common_noise, antithetic)
+        staging = _staged(gpu, dtype, shared_noise, antithetic)
         columns_of = _staging(gpu, size, width, staging)
-        draw = _drawing_staged(gpu, dtype, common_noise, antithetic, fast)
+        draw = _drawing_staged(gpu, dtype, shared_noise, antithetic, fast)
         stages_size = SHORT_ROW_THREADS // 32 * staging.warp_size
     else:
         columns_of = _columns(gpu, size, width, way)
-        draw = _drawing(gpu, dtype, common_noise, antithetic, fast, way)
+        draw = _drawing(gpu, dtype, shared_noise, antithetic, fast, way)
         stages_size = 16
-    draw_rest, is_shifted = _drawing_rest(gpu, dtype, common_noise, antithetic, fast), way == "kShifted"
+    draw_rest, is_shifted = _drawing_rest(gpu, dtype, shared_noise, antithetic, fast), way == "kShifted"
     fetched, put = _fetching(gpu, dtype, is_staged)
     chunk_size = CHUNK * _dimension(gpu, dtype)[0]
     chunks_size = 2 * chunk_size

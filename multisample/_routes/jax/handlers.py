@@ -58,7 +58,7 @@ class Options(NamedTuple):
     backend: str
     dtype: str
     layout: str
-    common_noise: bool
+    shared_noise: bool
     antithetic: bool
     fast_math: bool
     aligned: bool
@@ -80,7 +80,7 @@ class Options(NamedTuple):
         return ",".join(x if isinstance(x, str) else str(int(x)) for x in (*options, *moments))
 
 
-_OF_MOMENTS = "backend", "dtype", "common_noise", "antithetic", "fast_math", "has_offsets"
+_OF_MOMENTS = "backend", "dtype", "shared_noise", "antithetic", "fast_math", "has_offsets"
 
 
 @functools.lru_cache(1024)
@@ -102,7 +102,7 @@ def _launch(
     row = MATRIX_TYPES[options.dtype]
     size, kind = MATRIX_TYPES[row.computing].size, ElementType[row.computing]
     launch = Launch(
-        rows=d, columns=n, type=ElementType[options.dtype], operation=operation, common_noise=options.common_noise,
+        rows=d, columns=n, type=ElementType[options.dtype], operation=operation, shared_noise=options.shared_noise,
         antithetic=options.antithetic, fast_math=options.fast_math, device=device, column_phase=int(options.aligned),
     )  # fmt: skip
     if operation == Operation.moments:  # Of mean 0 and standard deviation 1, which are numbers.
@@ -189,7 +189,7 @@ def _sum_tiles(backend: Backend, launch: Launch) -> None:
     seed, offset, first_row, first_column = words_at(launch)
     noise = Launch(
         sigma=1.0, seed=seed, offset=offset, column_stride=real.itemsize, type=ElementType[row.computing],
-        common_noise=launch.common_noise, antithetic=launch.antithetic, fast_math=launch.fast_math,
+        shared_noise=launch.shared_noise, antithetic=launch.antithetic, fast_math=launch.fast_math,
     )  # fmt: skip
 
     def add_up(top: int) -> None:

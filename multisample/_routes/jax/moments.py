@@ -139,7 +139,7 @@ def _lowered(platform: str) -> Callable[..., Any]:
         check_type(weights, real)
         backend = choose(static.backend, "jax", PLATFORMS[platform]).name
         options = handlers.Options(
-            backend, real.name, "dn", static.common_noise, static.antithetic, static.fast_math, False, len(words) == 2,
+            backend, real.name, "dn", static.shared_noise, static.antithetic, static.fast_math, False, len(words) == 2,
             *[False] * 4,
         )  # fmt: skip
         results = [jax.ShapeDtypeStruct((d,), real)] * order

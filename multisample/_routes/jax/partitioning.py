@@ -34,7 +34,7 @@ class Static(NamedTuple):
     n: int
     dtype: str
     layout: str
-    common_noise: bool
+    shared_noise: bool
     antithetic: bool
     fast_math: bool
     backend: str
@@ -52,7 +52,7 @@ def _options(static: Static, backend: str, *operands: Any) -> handlers.Options:
     """For operands mu, sigma, seed, and offsets unless these are 0."""
     batched = [x.shape[0] != 1 for x in operands] + [False] * (4 - len(operands))
     return handlers.Options(
-        backend, static.dtype, static.layout, static.common_noise, static.antithetic, static.fast_math, static.aligned,
+        backend, static.dtype, static.layout, static.shared_noise, static.antithetic, static.fast_math, static.aligned,
         len(operands) == 4, *batched,
     )  # fmt: skip
 

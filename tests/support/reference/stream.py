@@ -328,7 +328,7 @@ def sample(
     seed, offset : int
         Unsigned 64-bit numbers.
     shared : bool
-        Common noise: every row has the noise of row 0, for every ``dim_offset``.
+        Shared noise: every row has the noise of row 0, for every ``dim_offset``.
     dim_offset, sample_offset : int
         First row and column of the window.
     antithetic : bool

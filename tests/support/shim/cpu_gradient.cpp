@@ -51,7 +51,7 @@ int main() {
       Launch call{};
       call.operation = kGradient;
       call.type = kFloat16 + choice % 4;
-      call.common_noise = choice / 4 % 2;
+      call.shared_noise = choice / 4 % 2;
       call.antithetic = choice / 8 % 2;
       const bool transposed = choice / 16 % 2 != 0;
       const i64 size = call.type == kFloat64 ? 8 : call.type == kFloat32 ? 4 : 2;

@@ -48,9 +48,9 @@ void run_rows(const Launch& call, const GradientGeometry& g, bool backwards) {
 template <class G>
 void run_noise(const Launch& call, const GradientGeometry& g, bool backwards) {
   if (call.antithetic) {
-    call.common_noise ? run_rows<G, true, true>(call, g, backwards) : run_rows<G, false, true>(call, g, backwards);
+    call.shared_noise ? run_rows<G, true, true>(call, g, backwards) : run_rows<G, false, true>(call, g, backwards);
   } else {
-    call.common_noise ? run_rows<G, true, false>(call, g, backwards) : run_rows<G, false, false>(call, g, backwards);
+    call.shared_noise ? run_rows<G, true, false>(call, g, backwards) : run_rows<G, false, false>(call, g, backwards);
   }
   if (g.segments == 1) return;
   using Real = typename Computing<G>::Type;
