@@ -74,10 +74,11 @@ class Launcher:
     Attributes
     ----------
     run : callable
-        ``run(geometry, mu, sigma, weights, matrix, first, second, seed, offset, offset_at, first_row, first_column,
-        stream, scratch)`` launches. `mu` to `second` are addresses; an input is a float if the launch has a number in
-        its place. What the operation lacks is 0 or None. If `offset_at` is not 0, the offset is read from this address
-        in device memory, and `offset` is ignored. At `scratch` is room for `scratch_size` numbers.
+        ``run(geometry, mu, sigma, weights, matrix, first, second, seed, offset, seed_at, offset_at, first_row,
+        first_column, stream, scratch)`` launches. `mu` to `second` are addresses; an input is a float if the launch has
+        a number in its place. What the operation lacks is 0 or None. A word whose address is not 0 is read there, and
+        `seed` or `offset` is ignored; `seed_at` is not 0 in a batch alone. At `scratch` is room for `scratch_size`
+        numbers.
     is_valid : callable or None
         ``is_valid(mu, sigma, weights)``, for host memory: whether all of `mu` and `weights` is finite, and all of
         `sigma` finite and not negative. `weights` is None if the operation lacks them. `sample` has checked numbers.
@@ -90,7 +91,7 @@ class Launcher:
     takes_arrays : bool
         Whether operands and results are NumPy arrays in place of addresses. `mu`, `sigma` and `weights` then have the
         computing type. `matrix` is the (d, n) view, and `first` and `second` have shape (d,), all of the type
-        `MatrixType.stored`.
+        `MatrixType.stored`. In a batch, the results have one axis more in front, and so may the others.
     """
 
     run: Callable[..., None]

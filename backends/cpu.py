@@ -6,6 +6,7 @@ Windows of the sample matrix are independent. Kernels of large calls share them 
 
 from __future__ import annotations
 
+import ctypes
 import importlib.metadata
 import math
 import platform
@@ -15,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from .contract import PROTOCOL, Backend, BackendStatus, DeviceKind, HostArray, Launcher
-from .element_types import MATRIX_TYPES
-from .launch import Launch, Operation, computing_name, matrix_of_batch, type_name
-from .memory.host import arrays_at, batch_at, quiet, words_at
-from .system.threads import thread_count
+from .element_types import MATRIX_TYPES, ElementType
+from .launch import Launch, Operation, computing_name, matrix_of_batch, packer, type_name
+from .memory.host import arrays_at, quiet, words_at
+from .system.threads import thread_count, thread_limit
 
 __all__ = ["BACKEND"]
 
@@ -55,34 +56,18 @@ class CpuBackend:
         return array
 
     def launch(self, launch: Launch) -> None:
-        from .kernels.cpu.division import SHARE
-
-        if launch.batch > 1 and launch.rows * launch.columns <= 2 * SHARE:  # Work for two threads at the most.
-            self._launch_batch(launch)
-            return
-        launcher = self.launcher(launch)
+        launcher = self.launcher(launch._replace(batch=0))
         for b in range(max(launch.batch, 1)):
             one = matrix_of_batch(launch, b)
             arrays = arrays_at(one)
             operands = [arrays.get(name) for name in ("mu", "sigma", "weights", "matrix", "first", "second")]
             seed, offset, first_row, first_column = words_at(one)
             threads = launcher.geometry(None, first_column) if launcher.geometry else None
-            launcher.run(threads, *operands, seed, offset, 0, first_row, first_column, 0, 0)
-
-    def _launch_batch(self, launch: Launch) -> None:
-        """Draw a batch of small matrices, each on one thread."""
-        from .kernels.cpu import threads as cpu_threads
-        from .kernels.cpu.division import SHARE
-        from .kernels.cpu.kernel import batch_kernel
-
-        kernel = batch_kernel(type_name(launch), bool(launch.antithetic))
-        *arrays, shared_noise = *batch_at(launch), bool(launch.shared_noise)
-        most = max(1, min(launch.batch, math.ceil(launch.batch * launch.rows * launch.columns / SHARE)))
-        threads = min(most, thread_count(), launch.threads or most)
-        kernel(*arrays, shared_noise, threads, cpu_threads.helper_slots(threads - 1))
+            launcher.run(threads, *operands, seed, offset, 0, 0, first_row, first_column, 0, 0)
 
     def launcher(self, launch: Launch) -> Launcher:
-        return _LAUNCHERS[launch.operation](launch)
+        launcher = _LAUNCHERS[launch.operation](launch)
+        return _batch_launcher(launch, launcher) if launch.batch else launcher
 
     def c_function(self, launch: Launch) -> int:
         from .kernels.cpu import calls
@@ -111,8 +96,8 @@ def _sampler(launch: Launch) -> Launcher:
 
     def run(
         threads: int | None, mu: HostArray, sigma: HostArray, weights: None, matrix: HostArray, first: None,
-        second: None, seed: int, offset: int, offset_at: int, first_row: int, first_column: int, stream: int,
-        scratch: int,
+        second: None, seed: int, offset: int, seed_at: int, offset_at: int, first_row: int, first_column: int,
+        stream: int, scratch: int,
     ) -> None:  # fmt: skip
         arguments = mu, sigma, matrix, seed, offset, first_row, first_column, shared_noise
         if threads is None:
@@ -143,8 +128,8 @@ def _summer(launch: Launch) -> Launcher:
 
     def run(
         geometry: None, mu: HostArray, sigma: HostArray, weights: HostArray, matrix: None, first: HostArray,
-        second: HostArray | None, seed: int, offset: int, offset_at: int, first_row: int, first_column: int,
-        stream: int, scratch: int,
+        second: HostArray | None, seed: int, offset: int, seed_at: int, offset_at: int, first_row: int,
+        first_column: int, stream: int, scratch: int,
     ) -> None:  # fmt: skip
         groups, of_first = np.zeros(most_groups, np.uint32), np.zeros(4 * most_groups, number)
         of_second = np.zeros(4 * most_groups, number) if antithetic else of_first
@@ -172,6 +157,60 @@ def _summer(launch: Launch) -> Launcher:
         kernels.finishing_kernel(dtype)(mu, sigma, sums, weight, first, second)
 
     return Launcher(run, value_kernel(real, True), takes_arrays=True)
+
+
+def _batch_launcher(launch: Launch, of_matrix: Launcher) -> Launcher:
+    """`of_matrix`, which runs one matrix, for a batch. A compiled function draws all samples of a batch."""
+    is_valid_vector = of_matrix.is_valid
+
+    def is_valid(*vectors: HostArray | None) -> Any:
+        assert is_valid_vector is not None
+        return is_valid_vector(*(None if x is None else x.reshape(-1) for x in vectors))
+
+    def sum_each(
+        geometry: None, mu: HostArray, sigma: HostArray, weights: HostArray, matrix: None, first: HostArray,
+        second: HostArray | None, seed: int, offset: int, seed_at: int, offset_at: int, first_row: int,
+        first_column: int, stream: int, scratch: int,
+    ) -> None:  # fmt: skip
+        words = launch._replace(seed_at=seed_at, offset_at=offset_at)
+        for b in range(launch.batch):
+            seed, offset, _, _ = words_at(matrix_of_batch(words, b))
+            vectors = (x if x.ndim == 1 else x[b] for x in (mu, sigma, weights))
+            results = first[b], None if second is None else second[b]
+            of_matrix.run(None, *vectors, None, *results, seed, offset, 0, 0, first_row, first_column, 0, 0)
+
+    if launch.operation == Operation.moments:
+        return Launcher(sum_each, is_valid, takes_arrays=True)
+
+    from .kernels.cpu import calls
+
+    kind = ElementType[computing_name(launch)]
+    draw = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_char_p)(calls.function_address(launch))
+    packers: dict[tuple[Any, ...], tuple[Callable[..., bytes], bytes]] = {}
+
+    def draw_all(
+        geometry: None, mu: HostArray, sigma: HostArray, weights: None, matrix: HostArray, first: None, second: None,
+        seed: int, offset: int, seed_at: int, offset_at: int, first_row: int, first_column: int, stream: int,
+        scratch: int,
+    ) -> None:  # fmt: skip
+        key = mu.strides, sigma.strides
+        if key not in packers:
+            (mu_step, mu_stride), (sigma_step, sigma_stride) = ((0, *strides)[-2:] for strides in key)
+            packers[key] = packer(
+                launch._replace(
+                    mu_type=kind, mu_stride=mu_stride, mu_step=mu_step, sigma_type=kind, sigma_stride=sigma_stride,
+                    sigma_step=sigma_step,
+                )
+            )  # fmt: skip
+        pack_head, tail = packers[key]
+        calls.find_threads()
+        head = pack_head(
+            mu.ctypes.data, sigma.ctypes.data, 0, matrix.ctypes.data, 0, 0, seed, offset, first_row, first_column,
+            seed_at, offset_at, 0, 0, 0, 0, thread_limit(),
+        )  # fmt: skip
+        draw(head + tail)
+
+    return Launcher(draw_all, is_valid, takes_arrays=True)
 
 
 _LAUNCHERS: dict[int, Callable[[Launch], Launcher]] = {Operation.sample: _sampler, Operation.moments: _summer}

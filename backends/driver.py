@@ -10,7 +10,7 @@ import functools
 import operator
 import struct
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator
 from typing import Any, NamedTuple, TypeAlias
 
 from .contract import PROTOCOL, Launcher, MemoryLauncher
@@ -20,12 +20,10 @@ from .launch import (
     FIELD_AT,
     HEAD,
     PACKED_LAUNCH,
-    SIZES,
+    STEPS,
     Launch,
     Operation,
-    batch_steps,
     computing_name,
-    has_origin_in_memory,
     packer,
     parts_of_batch,
     type_name,
@@ -71,12 +69,12 @@ class MomentsKey:
 Key: TypeAlias = "KernelKey | MomentsKey"
 
 
-def kernel_key(launch: Launch, stores: int, in_memory: bool) -> KernelKey:
-    """The kernel of a sample, with the stores of its geometry, and an origin by value or in device memory."""
+def kernel_key(launch: Launch, stores: int) -> KernelKey:
+    """The kernel of a sample, with the stores of its geometry."""
     dtype = type_name(launch)
     return KernelKey(
         dtype, bool(launch.shared_noise), bool(launch.antithetic), bool(launch.fast_math) and dtype != "float64",
-        stores, in_memory, launch.batch > 1, launch.device,
+        stores, bool(launch.origin_in_memory), launch.batch > 1, launch.device,
     )  # fmt: skip
 
 
@@ -84,7 +82,8 @@ def kernel_key(launch: Launch, stores: int, in_memory: bool) -> KernelKey:
 _CONFIGURATION = struct.Struct("7I4xPP I4x")
 _pack_configuration = _CONFIGURATION.pack
 CONFIGURATION_SIZE = _CONFIGURATION.size
-_MOST_BATCH = 65535  # The longest y axis of a grid.
+# The most matrices of one launch: the longest y axis of a grid. The kernels of moments know no batches.
+_MOST_BATCH = {Operation.sample: 65535, Operation.moments: 1}
 
 
 def _places(*fields: str) -> tuple[tuple[int, int], ...]:
@@ -208,12 +207,11 @@ class DriverBackend(abc.ABC):
         return Step(launch_kernel, self.kernel(key), blocks, max(launch.batch, 1), threads, tail + geometry, keys)
 
     def launch(self, launch: Launch) -> None:
-        in_memory = has_origin_in_memory(launch)
         phase = launch.column_phase - 1 if launch.first_column_at else launch.first_column & 7
-        for part in parts_of_batch(launch, _MOST_BATCH):
+        for part in parts_of_batch(launch, _MOST_BATCH[launch.operation]):
             pack_head, _ = packer(part)
             head = pack_head(*part[: len(HEAD)])
-            for step in _STEPS[launch.operation](self, part, launch.matrix & 31, phase, in_memory):
+            for step in _STEPS[launch.operation](self, part, part.matrix & 31, phase):
                 step.launch(step.kernel, step.parameters(head, part.seed, part.stream))
 
     def launcher(self, launch: Launch) -> Launcher:
@@ -225,62 +223,93 @@ class DriverBackend(abc.ABC):
             """The kernels for an alignment of the matrix, cached."""
             key = matrix & 31, first_column & 7
             if key not in cached:
-                cached[key] = steps_of(self, launch, *key, False)
+                cached[key] = steps_of(self, launch, *key)
             return cached[key]
 
         def scratch_size(first_column: int) -> int:
             phase = first_column & 7
             if phase not in sizes:
-                sizes[phase] = _scratch_size(launch, phase, False)
+                sizes[phase] = _scratch_size(launch, phase)
             return sizes[phase]
 
         def run(
             geometry: Steps, mu: Any, sigma: Any, weights: Any, matrix: int, first: int, second: int, seed: int,
-            offset: int, offset_at: int, first_row: int, first_column: int, stream: int, scratch: int,
+            offset: int, seed_at: int, offset_at: int, first_row: int, first_column: int, stream: int, scratch: int,
         ) -> None:  # fmt: skip
             head = pack_head(
-                mu, sigma, weights, matrix, first, second, seed, offset, first_row, first_column, 0, offset_at, 0, 0,
-                scratch, stream, 0,
+                mu, sigma, weights, matrix, first, second, seed, offset, first_row, first_column, seed_at, offset_at, 0,
+                0, scratch, stream, 0,
             )  # fmt: skip
             for launch_kernel, kernel, blocks, batch, threads, rest, keys in geometry:
                 parameters = _pack_configuration(blocks, batch, 1, threads, 1, 1, 0, stream, 0, 0) + head + rest
                 launch_kernel(kernel, parameters if keys is None else parameters + keys(seed))
 
+        batches = self._batches(launch, launch.batch)
+
+        def run_batch(
+            geometry: Callable[..., Any], mu: Any, sigma: Any, weights: Any, matrix: int, first: int, second: int,
+            seed: int, offset: int, seed_at: int, offset_at: int, first_row: int, first_column: int, stream: int,
+            scratch: int,
+        ) -> None:  # fmt: skip
+            addresses = mu, sigma, weights, matrix, first, second, seed_at, offset_at, 0, 0
+            for step, parameters in batches(addresses, (first_row, first_column), stream, scratch):
+                step.launch(step.kernel, parameters)
+
         return Launcher(
-            run, geometry=geometry, scratch_size=scratch_size if launch.operation == Operation.moments else None
-        )
+            run_batch if launch.batch else run, geometry=None if launch.batch else geometry,
+            scratch_size=scratch_size if launch.operation == Operation.moments else None,
+        )  # fmt: skip
 
     def memory_launcher(self, launch: Launch, has_offsets: bool) -> MemoryLauncher:
-        phase, steps_of = launch.column_phase - 1 if has_offsets else 0, _STEPS[launch.operation]
-        pack_head, _ = packer(launch)
-        batch, bytes_of = max(launch.batch, 1), batch_steps(launch)
-        # More matrices than a grid has room for are launched in parts.
-        firsts = range(0, batch, _MOST_BATCH)
-        parts = [launch._replace(batch=min(batch - b, _MOST_BATCH)) for b in firsts]
-        moves = [[b * bytes_of.get(name, 0) for name in (*HEAD[:6], "seed_at", "offset_at")] for b in firsts]
-        cached: dict[int, list[Steps]] = {}
+        phase = launch.column_phase - 1 if has_offsets else 0
+        batches = self._batches(launch, max(launch.batch, 1), phase)
 
         def launches(*arguments: Any) -> Iterator[tuple[Step, bytes]]:
-            *addresses, stream, scratch = arguments
-            misalignment = addresses[3] & 31  # Of the matrix.
-            if misalignment not in cached:
-                with cuda_driver.relaxed_capture():  # A kernel can be loaded while the stream is being captured.
-                    cached[misalignment] = [steps_of(self, part, misalignment, phase, True) for part in parts]
-            for steps, move in zip(cached[misalignment], moves, strict=True):
-                *operands, seed, offsets = map(operator.add, addresses, move)
-                words = words_in_memory(seed, offsets).values()
-                head = pack_head(*operands, 0, 0, 0, 0, *words, scratch, stream, 0)
-                for step in steps:
-                    yield step, step.parameters(head, 0, stream)
+            *operands, seed, offsets, stream, scratch = arguments
+            words = words_in_memory(seed, offsets).values()
+            return batches((*operands, *words), (0, 0), stream, scratch)
 
         def run(*arguments: Any) -> None:
             for step, parameters in launches(*arguments):
                 step.launch(step.kernel, parameters)
 
-        size = _scratch_size(launch, phase, True) if launch.operation == Operation.moments else 0
+        size = _scratch_size(launch, phase) if launch.operation == Operation.moments else 0
         return MemoryLauncher(
             run, size, lambda *arguments: [(step.kernel, parameters) for step, parameters in launches(*arguments)]
         )
+
+    def _batches(
+        self, launch: Launch, batch: int, phase: int | None = None
+    ) -> Callable[[tuple[Any, ...], tuple[int, int], int, int], Iterator[tuple[Step, bytes]]]:
+        """``batches(addresses, origin, stream, scratch)``: the kernels of a batch, each with its parameters.
+
+        `addresses` has the values of the fields `STEPS`, and `origin` the first row and the first column, where these
+        are not in memory. Without `phase`, that of the origin counts.
+        """
+        (pack_head, _), steps_of = packer(launch), _STEPS[launch.operation]
+        most, steps = _MOST_BATCH[launch.operation], [getattr(launch, step) for step in STEPS.values()]
+        # More matrices than one launch draws are launched in parts.
+        parts = [
+            ([b * step for step in steps], launch._replace(batch=min(batch - b, most))) for b in range(0, batch, most)
+        ]
+        cached: dict[Hashable, Steps] = {}
+
+        def batches(
+            addresses: tuple[Any, ...], origin: tuple[int, int], stream: int, scratch: int
+        ) -> Iterator[tuple[Step, bytes]]:
+            for moves, part in parts:
+                *operands, seed_at, offset_at, row_at, column_at = map(operator.add, addresses, moves)
+                key = part.batch, operands[3] & 31, origin[1] & 7 if phase is None else phase
+                if key not in cached:
+                    with cuda_driver.relaxed_capture():  # A kernel can be loaded while the stream is being captured.
+                        cached[key] = steps_of(self, part, *key[1:])
+                head = pack_head(
+                    *operands, 0, 0, *origin, seed_at, offset_at, row_at, column_at, scratch, stream, 0
+                )  # fmt: skip
+                for step in cached[key]:
+                    yield step, step.parameters(head, 0, stream)
+
+        return batches
 
     def advancer(self, device: int) -> Callable[[int, int], None]:
         place = ("advance", device)
@@ -310,28 +339,27 @@ def _buffer(size: int) -> _Buffer:
     return memoryview(memory).cast("B"), ctypes.byref(memory), extra, ctypes.byref(ordinal), ordinal, count
 
 
-# --- The kernels of each operation: steps(backend, launch, misalignment, phase, in_memory) --------------------------
+# --- The kernels of each operation: steps(backend, launch, misalignment, phase) -------------------------------------
 #
-# `misalignment` is the address of the matrix modulo 32, `phase` the first column modulo 8, -1 if it is not known, and
-# `in_memory` says whether the seed, the first row or the first column is in device memory.
+# `misalignment` is the address of the matrix modulo 32, and `phase` the first column modulo 8, -1 if it is not known.
 
 
-def _sample_steps(backend: DriverBackend, launch: Launch, misalignment: int, phase: int, in_memory: bool) -> Steps:
+def _sample_steps(backend: DriverBackend, launch: Launch, misalignment: int, phase: int) -> Steps:
     dtype = type_name(launch)
     # One geometry for all matrices of a batch, whose addresses may be aligned differently.
-    strided = launch.batch > 1 and launch.rows * launch.columns * SIZES[dtype] % 32 != 0
+    strided = launch.batch > 1 and launch.matrix_step % 32 != 0
     g, packed = geometry(
         launch.rows, launch.columns, dtype, (launch.row_stride, launch.column_stride), misalignment, phase,
         bool(launch.shared_noise), bool(launch.antithetic), bool(launch.fast_math), strided,
     )  # fmt: skip
-    return (backend.step(launch, kernel_key(launch, g.stores, in_memory), g.blocks, g.threads, packed),)
+    return (backend.step(launch, kernel_key(launch, g.stores), g.blocks, g.threads, packed),)
 
 
-def _moments_steps(backend: DriverBackend, launch: Launch, misalignment: int, phase: int, in_memory: bool) -> Steps:
-    real, g = computing_name(launch), _moment_geometry(launch, phase, in_memory)
+def _moments_steps(backend: DriverBackend, launch: Launch, misalignment: int, phase: int) -> Steps:
+    real, g = computing_name(launch), _moment_geometry(launch, phase)
     key = MomentsKey(
         real, bool(launch.antithetic), bool(launch.fast_math) and real != "float64", g.rows, launch.results > 1,
-        in_memory, False, launch.device,
+        bool(launch.origin_in_memory), False, launch.device,
     )  # fmt: skip
     packed = g.packed()
     sums = backend.step(launch, key, g.blocks, MOMENT_THREADS, packed, backend.moment_keys(real))
@@ -341,19 +369,19 @@ def _moments_steps(backend: DriverBackend, launch: Launch, misalignment: int, ph
     return sums, backend.step(launch, finishing, g.finishing_blocks, MOMENT_THREADS, packed)
 
 
-def _moment_geometry(launch: Launch, phase: int, in_memory: bool) -> MomentGeometry:
+def _moment_geometry(launch: Launch, phase: int) -> MomentGeometry:
     return moment_geometry(
         launch.rows, launch.columns, computing_name(launch), phase, bool(launch.shared_noise), bool(launch.antithetic),
-        in_memory,
+        bool(launch.origin_in_memory),
     )  # fmt: skip
 
 
-def _scratch_size(launch: Launch, phase: int, in_memory: bool) -> int:
-    g = _moment_geometry(launch, phase, in_memory)
+def _scratch_size(launch: Launch, phase: int) -> int:
+    g = _moment_geometry(launch, phase)
     return g.scratch_size(launch.rows, bool(launch.shared_noise), launch.results)
 
 
-_STEPS: dict[int, Callable[[DriverBackend, Launch, int, int, bool], Steps]] = {
+_STEPS: dict[int, Callable[[DriverBackend, Launch, int, int], Steps]] = {
     Operation.sample: _sample_steps,
     Operation.moments: _moments_steps,
 }

@@ -76,13 +76,13 @@ def generic_launcher(backend: Backend, launch: Launch) -> Launcher:
 
     def run(
         geometry: None, mu: Any, sigma: Any, weights: Any, matrix: int, first: int, second: int, seed: int, offset: int,
-        offset_at: int, first_row: int, first_column: int, stream: int, scratch: int,
+        seed_at: int, offset_at: int, first_row: int, first_column: int, stream: int, scratch: int,
     ) -> None:  # fmt: skip
         backend.launch(
             launch._replace(
                 mu=mu, sigma=sigma, weights=weights, matrix=matrix, first=first, second=second, seed=seed,
-                offset=offset, offset_at=offset_at, first_row=first_row, first_column=first_column, stream=stream,
-                scratch=scratch,
+                offset=offset, seed_at=seed_at, offset_at=offset_at, first_row=first_row, first_column=first_column,
+                stream=stream, scratch=scratch,
             )
         )  # fmt: skip
 

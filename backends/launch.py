@@ -20,24 +20,22 @@ __all__ = [
     "HEAD",
     "HOST",
     "INPUTS",
-    "OFFSETS_BYTES",
     "OPERANDS",
     "PACKED_LAUNCH",
-    "SEED_BYTES",
     "SIZES",
-    "Batched",
+    "STEPS",
     "ElementType",
     "Launch",
     "Operands",
     "Operation",
-    "batch_steps",
+    "WordFormat",
     "computing_name",
-    "has_origin_in_memory",
     "matrix_of_batch",
     "pack",
     "packer",
     "parts_of_batch",
     "type_name",
+    "word_formats",
     "words_in_memory",
 ]
 
@@ -76,16 +74,21 @@ OPERANDS: dict[int, Operands] = {
 """The operands of each operation."""
 
 
-class Batched(enum.IntFlag):
-    """Operands with an element for each matrix of a batch, one after another in memory.
+class WordFormat(enum.IntEnum):
+    """How a seed or an offset is stored in memory. Narrow words are the low bits of a word."""
 
-    The element of `offsets` is three 64-bit numbers: offset, first row and first column.
-    """
+    whole = 0
+    """64 bits."""
+    high_first = 1
+    """Two words of 32 bits, the high half first, as in the data of JAX's keys."""
+    bits_32 = 2
+    bits_16 = 3
+    bits_8 = 4
 
-    mu = 1
-    sigma = 2
-    seed = 4
-    offsets = 8
+
+def word_formats(seed: WordFormat, offset: WordFormat = WordFormat.whole) -> int:
+    """The field `word_formats` of a launch."""
+    return seed | offset << 8
 
 
 # Types of fields, with their formats of `struct`. Numba's kernels compute with "P" and "q" as signed numbers.
@@ -124,9 +127,9 @@ class Launch(NamedTuple):
     first_column: _I64 = 0
     """``first_row + rows <= 2**32`` and ``first_column + columns <= 2**34``."""
     seed_at: _Address = 0
-    """Address of the seed in memory of `device`, its high half first as in JAX's keys; 0 if the field `seed` counts."""
+    """Address of the seed in memory of `device`; 0 if the field `seed` counts. See `word_formats`."""
     offset_at: _Address = 0
-    """The same for `offset`, which is one 64-bit number in memory."""
+    """The same for `offset`."""
     first_row_at: _Address = 0
     first_column_at: _Address = 0
     scratch: _Address = 0
@@ -144,6 +147,15 @@ class Launch(NamedTuple):
     """Strides are in bytes."""
     column_stride: _I64 = 0
     """The elements of a sample must not overlap."""
+    mu_step: _I64 = 0
+    """Steps are bytes from one matrix of a batch to the next, 0 for what all matrices share or lack. See `STEPS`."""
+    sigma_step: _I64 = 0
+    weights_step: _I64 = 0
+    matrix_step: _I64 = 0
+    result_step: _I64 = 0
+    seed_step: _I64 = 0
+    offset_step: _I64 = 0
+    origin_step: _I64 = 0
     rows: _I64 = 1
     columns: _I64 = 1
     """At least 1."""
@@ -163,14 +175,13 @@ class Launch(NamedTuple):
     device: _I32 = HOST
     """The ordinal of a CUDA device, or `HOST`."""
     batch: _U32 = 0
-    """How many matrices; 0 counts as 1. They are contiguous and lie one after another, and so do the results of a
-    gradient. A batch needs its words in memory."""
-    batched: _U32 = 0
-    """Flags of `Batched`."""
+    """How many matrices; 0 counts as 1."""
+    origin_in_memory: _U32 = 0
+    """Whether the seed, the first row or the first column is in memory, as in every batch."""
+    word_formats: _U32 = 0
+    """The `WordFormat` of the seed in memory, and in the next 8 bits that of the offset."""
     column_phase: _U32 = 0
     """Where `first_column` is in memory: 1 + first_column % 8, or 0 if that is not known."""
-    unused: _U32 = 0
-    """Keeps the size a multiple of 8, as C++ does."""
 
 
 FORMATS: dict[str, str] = {
@@ -205,8 +216,12 @@ FIELD_AT: dict[str, int] = {
 PACKED_LAUNCH = struct.calcsize(_FORMAT)
 """Bytes of a packed launch."""
 
-SEED_BYTES, OFFSETS_BYTES = 8, 24
-"""Bytes of a seed, and of offset, first row and first column, of a matrix in a batch."""
+STEPS = {
+    "mu": "mu_step", "sigma": "sigma_step", "weights": "weights_step", "matrix": "matrix_step", "first": "result_step",
+    "second": "result_step", "seed_at": "seed_step", "offset_at": "offset_step", "first_row_at": "origin_step",
+    "first_column_at": "origin_step",
+}  # fmt: skip
+"""The fields of the head that a batch moves, with the field of each one's step."""
 
 
 def packer(template: Launch) -> tuple[Callable[..., bytes], bytes]:
@@ -249,34 +264,9 @@ def words_in_memory(seed: int, offsets: int) -> dict[str, int]:
     }
 
 
-def has_origin_in_memory(launch: Launch) -> bool:
-    """Whether the seed, the first row or the first column is in memory."""
-    return bool(launch.seed_at or launch.first_row_at or launch.first_column_at)
-
-
-def batch_steps(launch: Launch) -> dict[str, int]:
-    """Bytes from one matrix of a batch to the next, by fields that are addresses."""
-    rows, name = launch.rows, type_name(launch)
-    result = rows * SIZES[computing_name(launch) if launch.operation == Operation.gradient else name]
-    offsets = OFFSETS_BYTES if launch.batched & Batched.offsets else 0
-    return {
-        "mu": rows * launch.mu_stride if launch.batched & Batched.mu else 0,
-        "sigma": rows * launch.sigma_stride if launch.batched & Batched.sigma else 0,
-        "matrix": rows * launch.columns * SIZES[name],
-        "first": result,
-        "second": result,
-        "seed_at": SEED_BYTES if launch.batched & Batched.seed else 0,
-        "offset_at": offsets,
-        "first_row_at": offsets,
-        "first_column_at": offsets,
-    }
-
-
 def matrix_of_batch(launch: Launch, b: int) -> Launch:
     """Matrix `b` of a batch."""
-    addresses = {name: getattr(launch, name) for name in batch_steps(launch)}
-    in_memory = {name for name, address in addresses.items() if address or not name.endswith("_at")}
-    moved = {name: addresses[name] + b * step for name, step in batch_steps(launch).items() if name in in_memory}
+    moved = {name: getattr(launch, name) + b * getattr(launch, step) for name, step in STEPS.items()}
     return launch._replace(**moved, batch=0)
 
 

@@ -12,9 +12,9 @@ enum Operation : u32 {
   kMoments,   // first[r] = sum of w[c] (mu[r] + sigma[r] z[r, c]), and second[r] = sum of w[c] (sigma[r] z[r, c])^2
 };
 
-// Operands with an element for each matrix of a batch, one after another in memory: a vector, a seed, or the three
-// numbers offset, first_row and first_column.
-enum Batched : u32 { kBatchedMu = 1, kBatchedSigma = 2, kBatchedSeed = 4, kBatchedOffsets = 8 };
+// How a seed or an offset is stored in memory: 64 bits; two words of 32 bits, the high half first, as in the data of
+// JAX's keys; or the low bits of a word.
+enum WordFormat : u32 { kWhole, kHighFirst, kBits32, kBits16, kBits8 };
 
 // The address of the first element of a vector, or one number in place of all elements if its type is kNumber.
 union Input {
@@ -33,7 +33,7 @@ struct Launch {
   u64 seed, offset;
   u64 first_row, first_column;  // first_row + rows <= 2^32, first_column + columns <= 2^34
   // Where these numbers are in memory that the kernel can read; null if the fields above count.
-  const u64* seed_at;  // its high half is first, as in JAX's keys
+  const u64* seed_at;
   const u64* offset_at;
   const u64 *first_row_at, *first_column_at;
   double* scratch;  // on CUDA: room for partial sums, see scratch_size()
@@ -42,21 +42,22 @@ struct Launch {
   // The tail: the same for all calls of a plan. Strides are in bytes.
   i64 mu_stride, sigma_stride, weights_stride;
   i64 row_stride, column_stride;  // for kSample multiples of the element size
-  u64 rows, columns;              // at least 1
+  // Bytes from one matrix of a batch to the next; 0 for what all matrices share.
+  i64 mu_step, sigma_step, weights_step, matrix_step, result_step, seed_step, offset_step;
+  i64 origin_step;    // of first_row_at and first_column_at
+  u64 rows, columns;  // at least 1
   u32 mu_type, sigma_type, weights_type;
   u32 type;  // of the matrix's elements, or of the moments
   u32 operation;
   u32 results;       // how many moments, 1 or 2
   u32 shared_noise;  // whether every row has the noise of row 0
   u32 antithetic;
-  u32 fast_math;  // on CUDA devices, for types of at most 32 bits
-  i32 device;     // CUDA's ordinal; -1 for host memory
-  // A batch needs its words in memory. Its matrices, and the results of a gradient, are contiguous and lie one after
-  // another; 0 counts as 1.
-  u32 batch;
-  u32 batched;       // flags of `Batched`
-  u32 column_phase;  // where first_column is in memory: 1 + first_column % 8, or 0 if that is not known
-  u32 unused;
+  u32 fast_math;         // on CUDA devices, for types of at most 32 bits
+  i32 device;            // CUDA's ordinal; -1 for host memory
+  u32 batch;             // how many matrices; 0 counts as 1
+  u32 origin_in_memory;  // whether the seed, the first row or the first column is, as in every batch
+  u32 word_formats;      // the `WordFormat` of the seed in memory, and in the next 8 bits that of the offset
+  u32 column_phase;      // where first_column is in memory: 1 + first_column % 8, or 0 if that is not known
 };
 
 // An input with its stride in bytes and its type.
@@ -77,31 +78,44 @@ MULTISAMPLE_HOST_FUNCTION Vector weights_of(const Launch& call) {
 // The number at `at`; `value` if that is null.
 MULTISAMPLE_HOST_FUNCTION u64 value_of(u64 value, const u64* at) { return at == nullptr ? value : *at; }
 
-// Matrix b of a batch; `size` is that of an element.
-MULTISAMPLE_HOST_FUNCTION Launch matrix_of_batch(Launch call, u64 b, u64 size) {
-  const auto moved = [](const void* at, u64 bytes) {
-    return const_cast<char*>(static_cast<const char*>(at)) + static_cast<i64>(bytes);
-  };
-  const u64 in_mu = call.batched & kBatchedMu ? b : 0, in_sigma = call.batched & kBatchedSigma ? b : 0;
-  const u64 in_seed = call.batched & kBatchedSeed ? b : 0, in_offsets = call.batched & kBatchedOffsets ? 3 * b : 0;
-  call.mu.data = moved(call.mu.data, in_mu * call.rows * call.mu_stride);
-  call.sigma.data = moved(call.sigma.data, in_sigma * call.rows * call.sigma_stride);
-  call.matrix = moved(call.matrix, b * call.rows * call.columns * size);
-  const u64 of_results = b * call.rows * (call.operation == kGradient && size < 4 ? 4 : size);
-  call.first = moved(call.first, of_results);
-  call.second = moved(call.second, of_results);
-  if (call.seed_at != nullptr) call.seed_at += in_seed;
-  if (call.offset_at != nullptr) call.offset_at += in_offsets;
-  if (call.first_row_at != nullptr) call.first_row_at += in_offsets;
-  if (call.first_column_at != nullptr) call.first_column_at += in_offsets;
+template <class T>
+MULTISAMPLE_HOST_FUNCTION T* moved(T* at, i64 bytes) {
+  return reinterpret_cast<T*>(reinterpret_cast<i64>(at) + bytes);
+}
+
+// Matrix b of a batch.
+MULTISAMPLE_HOST_FUNCTION Launch matrix_of_batch(Launch call, u64 b) {
+  const i64 count = static_cast<i64>(b);
+  call.mu.data = moved(call.mu.data, count * call.mu_step);
+  call.sigma.data = moved(call.sigma.data, count * call.sigma_step);
+  call.weights.data = moved(call.weights.data, count * call.weights_step);
+  call.matrix = moved(call.matrix, count * call.matrix_step);
+  call.first = moved(call.first, count * call.result_step);
+  call.second = moved(call.second, count * call.result_step);
+  call.seed_at = moved(call.seed_at, count * call.seed_step);
+  call.offset_at = moved(call.offset_at, count * call.offset_step);
+  call.first_row_at = moved(call.first_row_at, count * call.origin_step);
+  call.first_column_at = moved(call.first_column_at, count * call.origin_step);
   return call;
+}
+
+// A word in memory, or the value if `at` is null.
+MULTISAMPLE_HOST_FUNCTION u64 word_of(u64 value, const void* at, u32 format) {
+  if (at == nullptr) return value;
+  const u32* const halves = static_cast<const u32*>(at);
+  switch (format) {
+    case kWhole: return *static_cast<const u64*>(at);
+    case kHighFirst: return u64{halves[0]} << 32 | halves[1];
+    case kBits32: return *halves;
+    case kBits16: return *static_cast<const unsigned short*>(at);
+    default: return *static_cast<const unsigned char*>(at);
+  }
 }
 
 // The same call, with every word read from memory.
 MULTISAMPLE_HOST_FUNCTION Launch with_values(Launch call) {
-  const u64 seed = value_of(call.seed, call.seed_at);
-  call.seed = call.seed_at == nullptr ? seed : seed << 32 | seed >> 32;
-  call.offset = value_of(call.offset, call.offset_at);
+  call.seed = word_of(call.seed, call.seed_at, call.word_formats & 0xFF);
+  call.offset = word_of(call.offset, call.offset_at, call.word_formats >> 8);
   call.first_row = value_of(call.first_row, call.first_row_at);
   call.first_column = value_of(call.first_column, call.first_column_at);
   call.seed_at = call.offset_at = call.first_row_at = call.first_column_at = nullptr;
@@ -116,11 +130,6 @@ inline Launch with_regular_strides(Launch call) {
   if (call.columns == 1) call.column_stride = size;
   if (call.rows == 1) call.row_stride = static_cast<i64>(call.columns) * size;
   return call;
-}
-
-// Whether the seed, the first row or the first column is in memory.
-inline bool has_origin_in_memory(const Launch& call) {
-  return call.seed_at != nullptr || call.first_row_at != nullptr || call.first_column_at != nullptr;
 }
 
 #endif

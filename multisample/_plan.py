@@ -136,7 +136,7 @@ class Plan:
         self._scratch_size, self._scratch = launcher.scratch_size, _scratch_allocator(library, device)
 
     def __repr__(self) -> str:
-        noise = "common" if self.template.shared_noise else "independent"
+        noise = "shared" if self.template.shared_noise else "independent"
         return (
             f"<Plan of {self._operation.name}: {self.library.name} {self.dtype} {self.shape} on {self.device},"
             f" by {self.backend.name}, {noise} noise>"
@@ -197,7 +197,7 @@ class Plan:
             # The allocator reuses this memory only for later work on the same stream.
             memory = self._scratch(self._scratch_size(sample_offset), like)
             scratch = 0 if memory is None else self._address(memory)
-        counter, taken = None, False
+        counter, taken, seed_at = None, False, 0
         if seed is None:
             if self._takes_own and generator.graph_safe:
                 counter = counter_on(generator, self.library, self.device, stream)
@@ -209,14 +209,14 @@ class Plan:
                 taken = True
         if counter is not None:
             offset_array = self._run_counted(
-                counter, stream, (geometry, mu_at, sigma_at, weights_at, matrix_at, first, second, seed, 0),
+                counter, stream, (geometry, mu_at, sigma_at, weights_at, matrix_at, first, second, seed, 0, 0),
                 (dim_offset, sample_offset, stream, scratch),
             )  # fmt: skip
         elif not self.is_empty:
             offset_at = 0 if offset_array is None else self._address(offset_array)
             try:
                 self._launch(
-                    geometry, mu_at, sigma_at, weights_at, matrix_at, first, second, seed, offset, offset_at,
+                    geometry, mu_at, sigma_at, weights_at, matrix_at, first, second, seed, offset, seed_at, offset_at,
                     dim_offset, sample_offset, stream, scratch,
                 )  # fmt: skip
             except BaseException:

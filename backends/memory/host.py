@@ -12,19 +12,9 @@ import numpy as np
 
 from multisample.backends.contract import HostArray
 from multisample.backends.element_types import MATRIX_TYPES, SIZES, ElementType
-from multisample.backends.launch import (
-    INPUTS,
-    OFFSETS_BYTES,
-    OPERANDS,
-    SEED_BYTES,
-    Batched,
-    Launch,
-    batch_steps,
-    computing_name,
-    type_name,
-)
+from multisample.backends.launch import INPUTS, OPERANDS, Launch, WordFormat, computing_name, type_name
 
-__all__ = ["advise_huge_pages", "array_at", "arrays_at", "batch_at", "inputs_at", "quiet", "rounded", "words_at"]
+__all__ = ["advise_huge_pages", "array_at", "arrays_at", "inputs_at", "quiet", "rounded", "words_at"]
 
 
 quiet: Callable[[], contextlib.AbstractContextManager[Any]] = functools.partial(np.errstate, all="ignore")
@@ -76,27 +66,6 @@ def inputs_at(launch: Launch) -> dict[str, HostArray]:
     }
 
 
-def batch_at(launch: Launch) -> tuple[HostArray, HostArray, HostArray, HostArray, HostArray]:
-    """`mu`, `sigma`, the matrices, shape (b, d, n), the seeds and the offsets of a batch.
-
-    The others have one row for each matrix, or one that all share: shapes (b, d), (b, d), (b,) and (b, 3).
-    """
-    counts = [launch.batch if launch.batched & flag else 1 for flag in Batched]
-    # The vectors of a batch are one vector in memory.
-    mu, sigma = (
-        _vector(launch, name, count * launch.rows).reshape(-1, launch.rows)
-        for name, count in zip(("mu", "sigma"), counts[:2], strict=True)
-    )
-    shape, strides = (launch.rows, launch.columns), (launch.row_stride, launch.column_stride)
-    step, stored = batch_steps(launch)["matrix"], MATRIX_TYPES[type_name(launch)].stored
-    matrices = array_at(launch.matrix, (launch.batch, *shape), (step, *strides), stored)
-    seeds = array_at(launch.seed_at, (counts[2],), (SEED_BYTES,), "uint64")
-    offsets = np.array([[launch.offset, launch.first_row, launch.first_column]], np.uint64)
-    if launch.offset_at:
-        offsets = array_at(launch.offset_at, (counts[3], 3), (OFFSETS_BYTES, 8), "uint64")
-    return mu, sigma, matrices, seeds << 32 | seeds >> 32, offsets
-
-
 def _vector(launch: Launch, name: str, length: int) -> HostArray:
     """Elements of the input `name`, in the computing type."""
     real, kind = np.dtype(computing_name(launch)), ElementType(getattr(launch, f"{name}_type"))
@@ -113,16 +82,27 @@ def _vector(launch: Launch, name: str, length: int) -> HostArray:
 
 def words_at(launch: Launch) -> tuple[int, int, int, int]:
     """Seed, offset, first row and first column of a launch, by value or from host memory."""
-    seed, offset, first_row, first_column = (
-        ctypes.c_uint64.from_address(at).value if at else value
-        for value, at in (
-            (launch.seed, launch.seed_at), (launch.offset, launch.offset_at),
-            (launch.first_row, launch.first_row_at), (launch.first_column, launch.first_column_at),
-        )
+    words = (
+        (launch.seed, launch.seed_at, launch.word_formats & 255),
+        (launch.offset, launch.offset_at, launch.word_formats >> 8),
+        (launch.first_row, launch.first_row_at, 0), (launch.first_column, launch.first_column_at, 0),
     )  # fmt: skip
-    if launch.seed_at:  # Its high half is first.
-        seed = (seed << 32 | seed >> 32) & 0xFFFF_FFFF_FFFF_FFFF
+    seed, offset, first_row, first_column = (_word_at(at, form) if at else value for value, at, form in words)
     return seed, offset, first_row, first_column
+
+
+_WORDS: dict[int, type[Any]] = {
+    WordFormat.whole: ctypes.c_uint64, WordFormat.bits_32: ctypes.c_uint32, WordFormat.bits_16: ctypes.c_uint16,
+    WordFormat.bits_8: ctypes.c_uint8,
+}  # fmt: skip
+
+
+def _word_at(address: int, form: int) -> int:
+    if form == WordFormat.high_first:
+        high, low = (ctypes.c_uint32 * 2).from_address(address)
+        return int(high) << 32 | int(low)
+    word: int = _WORDS[form].from_address(address).value
+    return word
 
 
 def advise_huge_pages(address: int, size: int) -> None:

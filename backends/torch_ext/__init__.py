@@ -161,11 +161,11 @@ class TorchExtBackend:
 
         def launch_packed(
             geometry: None, mu: Any, sigma: Any, weights: Any, matrix: int, first: int, second: int, seed: int,
-            offset: int, offset_at: int, first_row: int, first_column: int, stream: int, scratch: int,
+            offset: int, seed_at: int, offset_at: int, first_row: int, first_column: int, stream: int, scratch: int,
         ) -> None:  # fmt: skip
             head = pack_head(
-                mu, sigma, weights, matrix, first, second, seed, offset, first_row, first_column, 0, offset_at, 0, 0,
-                scratch, stream, thread_limit() if on_host else 0,
+                mu, sigma, weights, matrix, first, second, seed, offset, first_row, first_column, seed_at, offset_at, 0,
+                0, scratch, stream, thread_limit() if on_host else 0,
             )  # fmt: skip
             error = run(head + tail)
             if error:
@@ -189,11 +189,7 @@ class TorchExtBackend:
             if error:
                 fail(error)
 
-        size = 0
-        if launch.device != HOST:
-            size = self._cuda.multisample_scratch_size_cuda(
-                pack(launch._replace(**words_in_memory(8, 8 * has_offsets)))
-            )
+        size = 0 if launch.device == HOST else self._cuda.multisample_scratch_size_cuda(pack(launch))
         return MemoryLauncher(launch_packed, size)
 
     def _runner(self, device: int) -> tuple[Any, Callable[[int], NoReturn]]:

@@ -73,14 +73,14 @@ inline Loads loads_of(const Launch& call, u32 skip) {
   const i64 size = element_size(call.type), most = size == 2 && !call.antithetic ? 8 : 16;
   if (call.column_stride != size) return kApart;
   const i64 start = static_cast<i64>(reinterpret_cast<u64>(call.matrix)) - skip * size;
-  if (has_origin_in_memory(call)) return kSideBySide;
+  if (call.origin_in_memory) return kSideBySide;
   return start % most == 0 && (call.row_stride % most == 0 || call.rows == 1) ? kAtOnce : kSideBySide;
 }
 
 // Whether the gradient is large enough for threads with several rows.
 inline bool has_many_rows(const Launch& call, const GradientGeometry& g) {
   // Threads that read the seed from memory need registers for round keys, and have none for the sums of several rows.
-  return !has_origin_in_memory(call) && call.rows >= (g.across ? 512 : 48) && call.rows * g.groups >= (1 << 21);
+  return call.origin_in_memory == 0 && call.rows >= (g.across ? 512 : 48) && call.rows * g.groups >= (1 << 21);
 }
 
 // Turns of one loop iteration: see kGroupsAtOnce.

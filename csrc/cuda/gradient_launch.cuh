@@ -32,8 +32,8 @@ cudaError_t launch_gradient_rows(const GradientLaunch& launch) {
     }
   }
   // With one row per thread, the kernel of independent noise serves shared noise too.
-  return has_origin_in_memory(launch.call) ? launch_gradient_kernel<G, false, antithetic, fast, 1, false, true>(launch)
-                                           : launch_gradient_kernel<G, false, antithetic, fast, 1, false>(launch);
+  return launch.call.origin_in_memory ? launch_gradient_kernel<G, false, antithetic, fast, 1, false, true>(launch)
+                                      : launch_gradient_kernel<G, false, antithetic, fast, 1, false>(launch);
 }
 
 template <class G, bool antithetic, bool fast>

@@ -46,7 +46,7 @@ __global__ void
   // draw batches, a matrix for each index of the grid's y axis, are separate too, because they compute addresses.
   if constexpr (origin_in_memory) {
     Geometry resolved = geometry;
-    const Launch values = with_values(batched ? matrix_of_batch(call, blockIdx.y, sizeof(Out)) : call);
+    const Launch values = with_values(batched ? matrix_of_batch(call, blockIdx.y) : call);
     resolved.skip = static_cast<u32>(values.first_column % Elements<Out, antithetic>::kCount);
     draw<Out, shared_noise, antithetic, fast, stores>(values, resolved);
   } else {

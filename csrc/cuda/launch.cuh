@@ -27,11 +27,11 @@ constexpr u32 kMostBatch = 65535;
 
 // Calls function(part) for parts of a batch, of at most `most` matrices, until it returns an error.
 template <class Function>
-cudaError_t for_batch(const Launch& call, u64 size, u32 most, const Function& function) {
+cudaError_t for_batch(const Launch& call, u32 most, const Function& function) {
   const u32 batch = call.batch == 0 ? 1 : call.batch;
   cudaError_t error = cudaSuccess;
   for (u32 b = 0; b < batch && error == cudaSuccess; b += most) {
-    Launch part = matrix_of_batch(call, b, size);
+    Launch part = matrix_of_batch(call, b);
     part.batch = batch - b < most ? batch - b : most;
     error = function(part);
   }
@@ -41,11 +41,10 @@ cudaError_t for_batch(const Launch& call, u64 size, u32 most, const Function& fu
 template <class Out, bool shared_noise, bool antithetic, bool fast>
 cudaError_t launch_stores(const Launch& call) {
   // Kernels that read their origin from memory exist for kStrided only, which supports every stride.
-  const bool origin_in_memory = has_origin_in_memory(call);
-  const Geometry g = geometry_of(call, origin_in_memory);
-  if (origin_in_memory) {
+  const Geometry g = geometry_of(call, call.origin_in_memory);
+  if (call.origin_in_memory) {
     const auto kernel = sample_kernel<Out, shared_noise, antithetic, fast, kStrided, true>;
-    return for_batch(call, sizeof(Out), kMostBatch, [&](const Launch& part) {
+    return for_batch(call, kMostBatch, [&](const Launch& part) {
       return launch_kernel(kernel, dim3(g.blocks, part.batch), g.threads, part.stream, part, g);
     });
   }

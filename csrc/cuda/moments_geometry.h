@@ -59,7 +59,7 @@ inline MomentGeometry moment_geometry(const Launch& call) {
   const u64 rows = noise_rows(call);
   // Threads that read the seed from memory need registers for keys.
   const bool many = rows >= 16 && g.groups >= ceil_div(1 << 22, rows);
-  g.rows = many && !wide && !has_origin_in_memory(call) ? kMomentRows : 1;
+  g.rows = many && !wide && call.origin_in_memory == 0 ? kMomentRows : 1;
   // Few slots leave few sums to add up, and many rows share the work of the list: fewer rows only for more blocks, as
   // long as each thread has enough turns.
   const u64 least = g.rows > 1 ? 32 : 8;

@@ -11,7 +11,7 @@ cudaError_t launch_moment_rows(const Launch& call, const MomentGeometry& g) {
   const auto run = [&](auto kernel) {
     return launch_kernel(kernel, g.blocks, kMomentThreads, call.stream, call, g, Keys<Real>(call.seed));
   };
-  if (has_origin_in_memory(call)) return run(moments_kernel<Real, antithetic, fast, 1, with_second, true>);
+  if (call.origin_in_memory) return run(moments_kernel<Real, antithetic, fast, 1, with_second, true>);
   if constexpr (sizeof(Real) == 4) {
     if (g.rows > 1) return run(moments_kernel<Real, antithetic, fast, kMomentRows, with_second, false>);
   }

@@ -129,7 +129,7 @@ void run(const Launch& batch) {
   Launch whole = batch;
   if (batch.batch > 1) whole.rows *= batch.batch;
   on_threads(batch.batch > 1 ? batch.batch : 1, threads_for(batch) == 1 ? threads_for(whole) : 1, [&](u64 b) {
-    const Launch call = with_values(matrix_of_batch(batch, b, element_size(batch.type)));
+    const Launch call = with_values(matrix_of_batch(batch, b));
     switch (call.operation) {
       case kSample: run_sample(call); break;
       case kGradient: run_gradient(with_regular_strides(call)); break;

@@ -16,9 +16,8 @@ cudaError_t launch(const Launch& call) {
   switch (call.operation) {
     case kSample: return launch_sample(call);
     case kGradient:
-      return for_batch(with_regular_strides(call), element_size(call.type), 1,
-                       [](const Launch& part) { return launch_gradient(part); });
-    default: return launch_moments(call);
+      return for_batch(with_regular_strides(call), 1, [](const Launch& part) { return launch_gradient(part); });
+    default: return for_batch(call, 1, [](const Launch& part) { return launch_moments(part); });
   }
 }
 

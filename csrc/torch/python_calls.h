@@ -169,8 +169,9 @@ inline int without_lock(int (*function)(const Launch*), const Launch& call) {
   return result;
 }
 
-// launch(geometry, mu, sigma, weights, matrix, first, second, seed, offset, offset_at, first_row, first_column, stream,
-//        scratch): Launcher.run of backends/contract.py
+// launch(geometry, mu, sigma, weights, matrix, first, second, seed, offset, seed_at, offset_at, first_row,
+// first_column,
+//        stream, scratch): Launcher.run of backends/contract.py
 inline PyObject* launch(PyObject* self, PyObject* const* args, long) {
   const LaunchState& state = state_of<LaunchState>(self);
   Launch call = state.call;
@@ -179,14 +180,15 @@ inline PyObject* launch(PyObject* self, PyObject* const* args, long) {
   if (call.operation != kSample) {
     call.first = pointer(args[5]);
     call.second = pointer(args[6]);
-    call.scratch = static_cast<double*>(pointer(args[13]));
+    call.scratch = static_cast<double*>(pointer(args[14]));
   }
   call.seed = PyLong_AsUnsignedLong(args[7]);
   call.offset = PyLong_AsUnsignedLong(args[8]);
-  call.offset_at = static_cast<const u64*>(pointer(args[9]));
-  call.first_row = PyLong_AsUnsignedLong(args[10]);
-  call.first_column = PyLong_AsUnsignedLong(args[11]);
-  call.stream = pointer(args[12]);
+  call.seed_at = static_cast<const u64*>(pointer(args[9]));
+  call.offset_at = static_cast<const u64*>(pointer(args[10]));
+  call.first_row = PyLong_AsUnsignedLong(args[11]);
+  call.first_column = PyLong_AsUnsignedLong(args[12]);
+  call.stream = pointer(args[13]);
   if (PyErr_Occurred() != nullptr) return nullptr;
   if (call.device < 0) {
     const Object limit(PyObject_CallFunctionObjArgs(state.thread_limit.get(), nullptr));

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -14,18 +15,20 @@ from launches import a_launch, a_vector, stored_word
 from multisample.backends import registry
 from multisample.backends.contract import Backend
 from multisample.backends.element_types import MATRIX_TYPES
-from multisample.backends.launch import (
-    HOST,
-    OFFSETS_BYTES,
-    SEED_BYTES,
-    Batched,
-    Launch,
-    Operation,
-    matrix_of_batch,
-    parts_of_batch,
-)
+from multisample.backends.launch import HOST, Launch, Operation, WordFormat, matrix_of_batch, parts_of_batch
 
 Array = np.ndarray[Any, Any]
+
+
+class Batched(enum.IntFlag):
+    """What each matrix of a batch has for itself."""
+
+    mu = 1
+    sigma = 2
+    seed = 4
+    offsets = 8
+
+
 B = 3
 ALL = Batched.mu | Batched.sigma | Batched.seed | Batched.offsets
 FLAGS = [Batched(0), *Batched, ALL]
@@ -84,9 +87,19 @@ def a_batch(
     draw = a_launch(
         d, n, dtype, **dict(zip(("mu", "sigma"), vectors, strict=True)), matrix=memory.pointer(arrays[2]),
         strides=strides, seed_at=memory.pointer(arrays[3]), offset_at=at, first_row_at=at + 8,
-        first_column_at=at + 16, device=memory.device, batch=B, batched=flags, **changes,
+        first_column_at=at + 16, device=memory.device, batch=B, origin_in_memory=1, word_formats=WordFormat.high_first,
+        **steps_of(d, n, real.itemsize, element.itemsize, flags), **changes,
     )  # fmt: skip
     return draw, words, arrays
+
+
+def steps_of(d: int, n: int, real: int, element: int, flags: Batched) -> dict[str, int]:
+    offsets = 24 if flags & Batched.offsets else 0
+    return {
+        "mu_step": d * real if flags & Batched.mu else 0, "sigma_step": d * real if flags & Batched.sigma else 0,
+        "matrix_step": d * n * element, "result_step": d * real, "seed_step": 8 if flags & Batched.seed else 0,
+        "offset_step": offsets, "origin_step": offsets,
+    }  # fmt: skip
 
 
 # Matrices that several threads share, and matrices that each are drawn by several.
@@ -116,7 +129,7 @@ def test_a_batch_has_the_bits_of_its_matrices(
             backend.launch(
                 one._replace(
                     seed=seed, offset=offset, first_row=row, first_column=column, seed_at=0, offset_at=0,
-                    first_row_at=0, first_column_at=0, batched=0, column_phase=0,
+                    first_row_at=0, first_column_at=0, origin_in_memory=0, column_phase=0,
                 )
             )  # fmt: skip
         assert np.array_equal(drawn, memory.get(expected)), (d, n, dtype, flags, layout, antithetic)
@@ -139,7 +152,7 @@ def test_gradients_of_a_batch_are_those_of_its_matrices() -> None:
         backend.launch(
             matrix_of_batch(draw, b)._replace(
                 first=pointer(mu), second=pointer(sigma), seed=seed, offset=offset, first_row=row, first_column=column,
-                seed_at=0, offset_at=0, first_row_at=0, first_column_at=0,
+                seed_at=0, offset_at=0, first_row_at=0, first_column_at=0, origin_in_memory=0,
             )
         )  # fmt: skip
         assert np.array_equal(sums[0, b], mu) and np.array_equal(sums[1, b], sigma)
@@ -148,12 +161,13 @@ def test_gradients_of_a_batch_are_those_of_its_matrices() -> None:
 
 def test_long_batches_are_launched_in_parts() -> None:
     words = {"seed_at": 1 << 20, "offset_at": 1 << 21}
-    draw = a_launch(4, 8, **words, batch=8, batched=ALL & ~Batched.sigma, mu=np.zeros(32, np.float32))
+    steps = steps_of(4, 8, 4, 4, ALL & ~Batched.sigma)
+    draw = a_launch(4, 8, **words, **steps, batch=8, mu=np.zeros(32, np.float32))
     parts = list(parts_of_batch(draw, 3))
     assert [part.batch for part in parts] == [3, 3, 2]
     assert [part.matrix - draw.matrix for part in parts] == [0, 3 * 128, 6 * 128]
     assert [part.mu - draw.mu for part in parts] == [0, 3 * 16, 6 * 16]
-    assert [part.seed_at - draw.seed_at for part in parts] == [0, 3 * SEED_BYTES, 6 * SEED_BYTES]
-    assert [part.offset_at - draw.offset_at for part in parts] == [0, 3 * OFFSETS_BYTES, 6 * OFFSETS_BYTES]
+    assert [part.seed_at - draw.seed_at for part in parts] == [0, 24, 48]
+    assert [part.offset_at - draw.offset_at for part in parts] == [0, 72, 144]
     assert {part.sigma for part in parts} == {draw.sigma}
     assert list(parts_of_batch(draw, 8)) == [draw]

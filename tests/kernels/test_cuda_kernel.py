@@ -36,7 +36,7 @@ from multisample.backends.kernels.cuda import kernel as cuda_kernel
 from multisample.backends.kernels.cuda import rows as cuda_rows
 from multisample.backends.kernels.cuda import stores as cuda_stores
 from multisample.backends.kernels.cuda.geometry import PACKED_GEOMETRY, Geometry, slots_of
-from multisample.backends.launch import SIZES, Batched, Launch, pack
+from multisample.backends.launch import SIZES, Launch, WordFormat, pack
 from multisample.backends.numba import NumbaBackend
 from multisample.backends.system import cuda_driver
 
@@ -440,7 +440,8 @@ def check_batch(monkeypatch: pytest.MonkeyPatch, template: Template, d: int, n: 
     draw = a_launch(
         d, n, mu=mu, sigma=sigma, matrix=out.ctypes.data, strides=(4, 4 * d) if is_transposed else None, device=0,
         seed_at=seeds_at, offset_at=at, first_row_at=at + 8, first_column_at=at + 16,
-        batch=batch, batched=sum(Batched), column_phase=int(known_phase),
+        batch=batch, mu_step=4 * d, sigma_step=4 * d, matrix_step=4 * d * n, seed_step=8, offset_step=24,
+        origin_step=24, origin_in_memory=1, word_formats=WordFormat.high_first, column_phase=int(known_phase),
     )  # fmt: skip
     driver = Driver(monkeypatch, out.reshape(-1), (mu, sigma, stored))
     numba_backend(template).launch(draw)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from multisample.backends import registry
-from multisample.backends.launch import HOST, SIZES, ElementType, Launch
+from multisample.backends.launch import HOST, SIZES, ElementType, Launch, WordFormat
 
 __all__ = [
     "WORDS", "Vector", "a_launch", "a_vector", "head_of", "stored_word", "stored_words", "vector_fields",
@@ -85,8 +85,8 @@ def a_launch(
 def head_of(launch: Launch) -> tuple[Any, ...]:
     """The arguments of `Launcher.run` after the geometry, for a launch without words in memory but the offset."""
     return (
-        *launch[:6], launch.seed, launch.offset, launch.offset_at, launch.first_row, launch.first_column, launch.stream,
-        launch.scratch,
+        *launch[:6], launch.seed, launch.offset, launch.seed_at, launch.offset_at, launch.first_row,
+        launch.first_column, launch.stream, launch.scratch,
     )  # fmt: skip
 
 
@@ -103,7 +103,8 @@ def stored_words(values: dict[str, int]) -> list[int]:
 def word_fields(values: dict[str, int], names: Collection[str], address: int = 8) -> dict[str, int]:
     """Fields of a launch that reads the words `names` from `stored_words` at `address`; its own values differ."""
     fields = {name: value ^ 0x100000005 if name in names else value for name, value in values.items()}
-    return fields | {f"{name}_at": address + 8 * k for k, name in enumerate(values) if name in names}
+    fields |= {f"{name}_at": address + 8 * k for k, name in enumerate(values) if name in names}
+    return fields | _memory_fields(names)
 
 
 def with_words_in_memory(launch: Launch, *names: str) -> tuple[Launch, np.ndarray[Any, Any]]:
@@ -111,7 +112,11 @@ def with_words_in_memory(launch: Launch, *names: str) -> tuple[Launch, np.ndarra
     memory = np.array([stored_word(name, getattr(launch, name)) for name in names], np.uint64)
     values = {name: getattr(launch, name) ^ 0x5A5A5A5A5 for name in names}
     addresses = {f"{name}_at": memory[k:].ctypes.data for k, name in enumerate(names)}
-    return launch._replace(**values, **addresses), memory
+    return launch._replace(**values, **addresses, **_memory_fields(names)), memory
+
+
+def _memory_fields(names: Collection[str]) -> dict[str, int]:
+    return {"origin_in_memory": bool({*names} - {"offset"}), "word_formats": WordFormat.high_first}
 
 
 def _address(array: np.ndarray[Any, Any]) -> int:

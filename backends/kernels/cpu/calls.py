@@ -20,18 +20,18 @@ from multisample.backends.element_types import ElementType
 from multisample.backends.kernels.compilation import cached, inline, source_digest
 from multisample.backends.kernels.stream.arithmetic import fma
 from multisample.backends.kernels.stream.rounding import from_bfloat16, from_float16, unchanged
-from multisample.backends.launch import OFFSETS_BYTES, SEED_BYTES, Batched, Launch, Operation, computing_name, type_name
+from multisample.backends.launch import Launch, Operation, WordFormat, computing_name, type_name
 from multisample.backends.system.threads import configured_threads
 
 from .addresses import c_address, call_window, numbers_at, symbol, word_at
 from .division import SHARE, most_threads, window_of, window_shape, windows
-from .fields import HALF, LAUNCH_WORDS, LOW, WORD, half
+from .fields import HALF, LAUNCH_WORDS, WORD, half
 from .intrinsics import integers_at, stack_array, use_widest_vectors
 from .kernel import window_address
 from .moments import FEW_ROWS, MOST_ROWS, PIECE, ROUND, list_function, sum_function
 from .threads import SLOTS_LENGTH, for_each, helper_slots
 
-__all__ = ["function_address", "kernel_groups"]
+__all__ = ["find_threads", "function_address", "kernel_groups"]
 
 # The table: the address of the helpers' slots, the most threads of a call, and window kernels by type and antithetic.
 _SLOTS, _THREADS, _KERNELS, _TABLE = 0, 1, 2, 2 + 2 * (max(ElementType) + 1)
@@ -40,7 +40,7 @@ llvmlite.binding.add_symbol("multisample_cpu_table", _table.ctypes.data)
 
 _FLOAT16, _BFLOAT16, _FLOAT64 = (int(ElementType[name]) for name in ("float16", "bfloat16", "float64"))
 _FLOAT32 = int(ElementType.float32)
-_OF_MU, _OF_SIGMA, _OF_SEED, _OF_OFFSETS = (int(flag) for flag in Batched)
+_WHOLE, _HIGH_FIRST, _BITS_32, _BITS_16, _BITS_8 = map(int, WordFormat)
 
 _allocate = types.ExternalFunction("PyMem_RawCalloc", types.int64(types.int64, types.int64))
 _free = types.ExternalFunction("PyMem_RawFree", types.void(types.int64))
@@ -54,23 +54,31 @@ _MOST_SUMS = 2 * MOST_ROWS
 
 
 @inline
-def _number(launch, place, place_of_address, step):
-    """A number of a launch: at its address, moved by `step`, if that is not 0."""
-    address = launch[place_of_address]
-    return word_at(address + step) if address != 0 else launch[place]
+def _number(launch, place, address, form):
+    """A number of a launch: at `address`, in the format `form`, if that is not 0."""
+    if address == 0:
+        return launch[place]
+    if form == _WHOLE:
+        return word_at(address)
+    if form == _BITS_16:
+        return np.int64(numbers_at(address, 1, np.uint16)[0])
+    if form == _BITS_8:
+        return np.int64(numbers_at(address, 1, np.uint8)[0])
+    halves = numbers_at(address, 2, np.uint32)
+    first = np.int64(halves[0])
+    return first << 32 | np.int64(halves[1]) if form == _HIGH_FIRST else first
 
 
 @inline
 def _numbers(launch, b):
     """Seed, offset, first row and first column of matrix `b` of a batch."""
-    batched = half(launch, HALF.batched)
-    step = b * OFFSETS_BYTES if batched & _OF_OFFSETS else 0
-    seed = _number(launch, WORD.seed, WORD.seed_at, b * SEED_BYTES if batched & _OF_SEED else 0)
-    if launch[WORD.seed_at] != 0:  # Its high half is first.
-        seed = seed << 32 | (seed >> 32 & LOW)
-    offset = _number(launch, WORD.offset, WORD.offset_at, step)
-    first_row = _number(launch, WORD.first_row, WORD.first_row_at, step)
-    return seed, offset, first_row, _number(launch, WORD.first_column, WORD.first_column_at, step)
+    in_origin, formats = b * launch[WORD.origin_step], half(launch, HALF.word_formats)
+    return (
+        _number(launch, WORD.seed, launch[WORD.seed_at] + b * launch[WORD.seed_step], formats & 255),
+        _number(launch, WORD.offset, launch[WORD.offset_at] + b * launch[WORD.offset_step], formats >> 8),
+        _number(launch, WORD.first_row, launch[WORD.first_row_at] + in_origin, _WHOLE),
+        _number(launch, WORD.first_column, launch[WORD.first_column_at] + in_origin, _WHOLE),
+    )
 
 
 @inline
@@ -92,12 +100,10 @@ def _shape(launch):
 def _draw_window(launch, kernel, b, top, bottom, left, right):
     """Draw a window of matrix `b`."""
     real, size = _sizes(launch)
-    rows, columns, row_stride, column_stride = _shape(launch)
-    mu = launch[WORD.mu] + launch[WORD.mu_stride] * (top + (b * rows if half(launch, HALF.batched) & _OF_MU else 0))
-    sigma = launch[WORD.sigma] + launch[WORD.sigma_stride] * (
-        top + (b * rows if half(launch, HALF.batched) & _OF_SIGMA else 0)
-    )
-    matrix = launch[WORD.matrix] + b * rows * columns * size + top * row_stride + left * column_stride
+    row_stride, column_stride = launch[WORD.row_stride], launch[WORD.column_stride]
+    mu = launch[WORD.mu] + b * launch[WORD.mu_step] + top * launch[WORD.mu_stride]
+    sigma = launch[WORD.sigma] + b * launch[WORD.sigma_step] + top * launch[WORD.sigma_stride]
+    matrix = launch[WORD.matrix] + b * launch[WORD.matrix_step] + top * row_stride + left * column_stride
     seed, offset, first_row, first_column = _numbers(launch, b)
     call_window(
         kernel, (mu, sigma, launch[WORD.mu_stride], launch[WORD.sigma_stride], real),
@@ -157,7 +163,7 @@ def _band_function(real: str) -> Callable[..., Any]:
         kind, bands = half(launch, HALF.type), (rows + band - 1) // band
         b, top = index // bands, index % bands * band
         height = min(band, rows - top)
-        matrix = launch[WORD.matrix] + b * rows * columns * _sizes(launch)[1] + top * row_stride
+        matrix = launch[WORD.matrix] + b * launch[WORD.matrix_step] + top * row_stride
         seed, offset, first_row, first_column = _numbers(launch, b)
         x, z = stack_array(_TILE, number), stack_array(_TILE, number)
         zeros, ones = stack_array(_TILE_ROWS, number), stack_array(_TILE_ROWS, number)
@@ -190,8 +196,8 @@ def _band_function(real: str) -> Callable[..., Any]:
                     for lane in range(_SUMS):
                         sums[r] += np.float64(lanes[lane])
                         products[r] += np.float64(product_lanes[lane])
-        of_mu = numbers_at(launch[WORD.first] + (b * rows + top) * size, height, number)
-        of_sigma = numbers_at(launch[WORD.second] + (b * rows + top) * size, height, number)
+        of_mu = numbers_at(launch[WORD.first] + b * launch[WORD.result_step] + top * size, height, number)
+        of_sigma = numbers_at(launch[WORD.second] + b * launch[WORD.result_step] + top * size, height, number)
         for r in range(height):
             of_mu[r], of_sigma[r] = number(sums[r]), number(products[r])
 
@@ -375,7 +381,7 @@ def _moments_address(real: str) -> int:
 def function_address(launch: Launch) -> int:
     """`Backend.c_function`."""
     dtype, real, antithetic = type_name(launch), computing_name(launch), bool(launch.antithetic)
-    _find_threads()
+    find_threads()
     if launch.operation == Operation.moments:
         return _moments_address(real)
     is_sample = launch.operation == Operation.sample
@@ -389,7 +395,7 @@ def _find_kernel(dtype: str, antithetic: bool) -> None:
         _table[place] = window_address(dtype, antithetic)
 
 
-def _find_threads() -> None:
+def find_threads() -> None:
     """Read anew how many threads calls may have."""
     _table[_THREADS] = configured_threads()
     _find_slots()

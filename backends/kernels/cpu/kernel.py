@@ -1,9 +1,10 @@
 """The block-per-dimension kernel for the CPU.
 
-`window_kernel` draws one window of a sample matrix on one thread. `windows_kernel` and `batch_kernel` share windows and
-matrices among threads (`threads.py`); Numba's ``parallel=True`` would bring a threading layer that dies in a forked
-child (GNU OpenMP) or aborts under concurrent calls (workqueue). Each has one kernel per dtype, and one more for
-antithetic pairs, for arrays of any strides. Compiled kernels are cached on disk, so that a user waits for LLVM once.
+`window_kernel` draws one window of a sample matrix on one thread. `windows_kernel` shares windows among threads
+(`threads.py`), and `calls.py` the matrices of a batch. Numba's ``parallel=True`` would bring a threading layer that
+dies in a forked child (GNU OpenMP) or aborts under concurrent calls (workqueue). Each has one kernel per dtype, and one
+more for antithetic pairs, for arrays of any strides. Compiled kernels are cached on disk, so that a user waits for LLVM
+once.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from .intrinsics import (
 from .threads import SLOTS, for_each, starting_kernel
 
 __all__ = [
-    "batch_kernel", "kernel_groups", "value_kernel", "window_address", "window_kernel", "window_parameters",
+    "kernel_groups", "value_kernel", "window_address", "window_kernel", "window_parameters",
     "windows_kernel",
 ]  # fmt: skip
 
@@ -556,37 +557,6 @@ def windows_kernel(dtype: str, antithetic: bool = False) -> Callable[..., None]:
 
 
 @functools.cache
-def batch_kernel(dtype: str, antithetic: bool = False) -> Callable[..., None]:
-    """``kernel(mu, sigma, out, seeds, offsets, shared_noise, threads, slots)`` draws the batch of matrices `out`.
-
-    `out` has shape (b, d, n), and `offsets` has the offset, the first row and the first column of each matrix. The
-    other arrays have one row for each matrix, or one that all share. A thread draws a matrix at a time; `threads` and
-    `slots` are those of `windows_kernel`.
-    """
-    draw = cached(_window_function(dtype, antithetic), f"cpu-{_window_name(dtype, antithetic)}", source_digest())
-    real, element = _TYPES[dtype]
-    vectors, words = _array(real, 2, readonly=True), [_array(types.uint64, ndim, readonly=True) for ndim in (1, 2)]
-    parameters = vectors, vectors, _array(element, 3), *words, types.boolean
-
-    def draw_matrix(arguments, b):
-        mu, sigma, out, seeds, offsets, shared_noise = arguments
-        offset = offsets[b if len(offsets) > 1 else 0]
-        draw(
-            mu[b if len(mu) > 1 else 0], sigma[b if len(sigma) > 1 else 0], out[b],
-            np.uint64(seeds[b if len(seeds) > 1 else 0]), np.uint64(offset[0]), np.int64(offset[1]),
-            np.int64(offset[2]), shared_noise,
-        )  # fmt: skip
-
-    name = f"{_window_name(dtype, antithetic)}_batch"
-    of_matrix = cached(draw_matrix, f"cpu-{name}_of_thread", source_digest())
-
-    def draw_batch(mu, sigma, out, seeds, offsets, shared_noise, threads, slots):
-        for_each(of_matrix, (mu, sigma, out, seeds, offsets, shared_noise), len(out), threads, slots)
-
-    return _compiled(types.void(*parameters, types.int64, SLOTS), draw_batch, name)
-
-
-@functools.cache
 def value_kernel(dtype: str, weighted: bool = False) -> Callable[..., bool]:
     """``kernel(mu, sigma, weights)``: whether means and weights are finite, and deviations finite and not negative.
 
@@ -600,7 +570,7 @@ def value_kernel(dtype: str, weighted: bool = False) -> Callable[..., bool]:
 def kernel_groups() -> list[list[Callable[[], Any]]]:
     """All kernels, as functions that compile them. The others of a group contain the first one."""
     groups: list[list[Callable[[], Any]]] = [
-        [functools.partial(kernel, dtype, antithetic) for kernel in (window_kernel, windows_kernel, batch_kernel)]
+        [functools.partial(kernel, dtype, antithetic) for kernel in (window_kernel, windows_kernel)]
         for dtype in _TYPES
         for antithetic in (False, True)
     ]

@@ -18,12 +18,13 @@ from multisample.backends.kernels.stream.arithmetic import float_bits, fma, from
 from multisample.backends.kernels.stream.normals import FLOAT64_KEY, normals_f32, normals_f64
 from multisample.backends.kernels.stream.rounding import unchanged
 from multisample.backends.kernels.stream.words import column_part, row_part, stream_key, words
+from multisample.backends.launch import WordFormat
 
 from .geometry import ANTITHETIC_WIDTH, WIDTH
 
 __all__ = [
     "by_type", "computing_type", "dimension_place", "element", "group_width", "joined", "keys_of", "memory_of", "mu_of",
-    "noise", "offset_of", "packing", "place", "replacing", "scaled", "seed_of", "sigma_of", "value_of", "weights_of",
+    "noise", "offset_of", "packing", "place", "replacing", "scaled", "sigma_of", "value_of", "weights_of", "word_of",
 ]  # fmt: skip
 
 _TO_UNIT, _TO_UNIT_HALF = np.float32(2.0**-32), np.float32(2.0**-33)
@@ -61,18 +62,26 @@ def offset_of(gpu: ModuleType) -> Function:
 
 
 @functools.cache
-def seed_of(gpu: ModuleType) -> Function:
-    """``seed_of_call(seed, at)``: the seed, or the one at address `at`, which has its high half first in memory."""
+def word_of(gpu: ModuleType) -> Function:
+    """``word(value, at, form)``: the word at address `at`, in the format `form`, or `value` if that is 0."""
     load = gpu.load
+    whole, high_first, bits_32, bits_16, _ = map(np.uint32, WordFormat)
 
     @inline
-    def seed_of_call(seed, at):
+    def word(value, at, form):
         if at == 0:
-            return np.uint64(seed)
-        seed_in_memory = load(at, np.uint64)
-        return seed_in_memory << _WORD | seed_in_memory >> _WORD
+            return np.uint64(value)
+        if form == whole:
+            return load(at, np.uint64)
+        if form == high_first:
+            return np.uint64(load(at, np.uint32)) << _WORD | np.uint64(load(at + 4, np.uint32))
+        if form == bits_32:
+            return np.uint64(load(at, np.uint32))
+        if form == bits_16:
+            return np.uint64(load(at, np.uint16))
+        return np.uint64(load(at, np.uint8))
 
-    return seed_of_call
+    return word
 
 
 @functools.cache

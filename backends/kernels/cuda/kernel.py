@@ -12,13 +12,12 @@ from types import ModuleType
 
 import numpy as np
 
-from multisample.backends.element_types import SIZES
 from multisample.backends.kernels.compilation import Function, inline
-from multisample.backends.launch import OFFSETS_BYTES, SEED_BYTES, Batched, Launch
+from multisample.backends.launch import Launch
 
 from .columns import transposed_kernel, transposed_staged_kernel
 from .geometry import KERNEL_STORES, Geometry
-from .group import group_width, replacing, seed_of, value_of
+from .group import group_width, replacing, value_of, word_of
 from .rows import rows_kernel
 
 __all__ = ["sample_kernel"]
@@ -54,7 +53,7 @@ def sample_kernel(
     """
     if origin_in_memory:
         by_value = sample_kernel(gpu, dtype, shared_noise, antithetic, fast_math, stores)
-        return _reading_origin(gpu, by_value, SIZES[dtype], antithetic, batched)
+        return _reading_origin(gpu, by_value, antithetic, batched)
     way, fast = KERNEL_STORES[stores], fast_math and dtype != "float64"
     if way == "kTransposed":
         return transposed_kernel(gpu, dtype, shared_noise, antithetic, fast)
@@ -63,36 +62,25 @@ def sample_kernel(
     return rows_kernel(gpu, dtype, shared_noise, antithetic, fast, way)
 
 
-def _reading_origin(gpu: ModuleType, by_value: Function, size: int, antithetic: bool, batched: bool) -> Function:
-    """The kernel `by_value`, for launches whose seed, first row or first column may be in device memory.
-
-    Elements have `size` bytes.
-    """
+def _reading_origin(gpu: ModuleType, by_value: Function, antithetic: bool, batched: bool) -> Function:
+    """The kernel `by_value`, for launches whose seed, first row or first column may be in device memory."""
     draw, width, batch_index = inline(by_value), group_width(antithetic), gpu.batch_index
-    seed_of_call, number, nowhere = seed_of(gpu), value_of(gpu), np.int64(0)
-    batched_mu, batched_sigma, batched_seed, batched_offsets = (np.uint32(flag) for flag in Batched)
+    word, number, nowhere = word_of(gpu), value_of(gpu), np.int64(0)
     resolved = replacing(
-        Launch, "mu", "sigma", "matrix", "seed", "first_row", "first_column", "seed_at", "offset_at", "first_row_at",
-        "first_column_at",
+        Launch, "mu", "sigma", "matrix", "seed", "offset", "first_row", "first_column", "seed_at", "offset_at",
+        "first_row_at", "first_column_at",
     )  # fmt: skip
     resolved_geometry = replacing(Geometry, "skip")
 
-    @inline
-    def moved(at, step):
-        return at + step if at != 0 else at
-
     def kernel(call, geometry):
         b = np.int64(batch_index() if batched else 0)
-        in_mu = b * call.rows if call.batched & batched_mu else np.int64(0)
-        in_sigma = b * call.rows if call.batched & batched_sigma else np.int64(0)
-        in_seed = b * SEED_BYTES if call.batched & batched_seed else np.int64(0)
-        in_offsets = b * OFFSETS_BYTES if call.batched & batched_offsets else np.int64(0)
-        first_column = number(call.first_column, moved(call.first_column_at, in_offsets))
+        in_origin = b * call.origin_step
+        first_column = number(call.first_column, call.first_column_at + in_origin)
         launch = resolved(
-            call, call.mu + in_mu * call.mu_stride, call.sigma + in_sigma * call.sigma_stride,
-            call.matrix + b * call.rows * call.columns * size, seed_of_call(call.seed, moved(call.seed_at, in_seed)),
-            number(call.first_row, moved(call.first_row_at, in_offsets)), first_column, nowhere,
-            moved(call.offset_at, in_offsets), nowhere, nowhere,
+            call, call.mu + b * call.mu_step, call.sigma + b * call.sigma_step, call.matrix + b * call.matrix_step,
+            word(call.seed, call.seed_at + b * call.seed_step, call.word_formats & np.uint32(255)),
+            word(call.offset, call.offset_at + b * call.offset_step, call.word_formats >> np.uint32(8)),
+            number(call.first_row, call.first_row_at + in_origin), first_column, nowhere, nowhere, nowhere, nowhere,
         )  # fmt: skip
         draw(launch, resolved_geometry(geometry, np.uint32(first_column % width)))
 

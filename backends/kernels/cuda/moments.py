@@ -29,10 +29,10 @@ from .group import (
     offset_of,
     packing,
     replacing,
-    seed_of,
     sigma_of,
     value_of,
     weights_of,
+    word_of,
 )  # fmt: skip
 from .moments_geometry import FILL, MOMENT_CHAIN, MOMENT_THREADS, MomentGeometry
 
@@ -229,16 +229,19 @@ def _filling(gpu: ModuleType, real: str, antithetic: bool, fast: bool) -> Functi
 @functools.cache
 def _resolving(gpu: ModuleType, width: int) -> Function:
     """``resolved(call, geometry)``: both, with the seed, first row and first column read from device memory."""
-    seed_of_call, number = seed_of(gpu), value_of(gpu)
-    of_launch = replacing(Launch, "seed", "first_row", "first_column", "seed_at", "first_row_at", "first_column_at")
+    word, number = word_of(gpu), value_of(gpu)
+    of_launch = replacing(
+        Launch, "seed", "offset", "first_row", "first_column", "seed_at", "offset_at", "first_row_at", "first_column_at"
+    )
     of_geometry, nowhere = replacing(MomentGeometry, "skip"), np.int64(0)
 
     @inline
     def resolved(call, geometry):
         first_column = number(call.first_column, call.first_column_at)
         launch = of_launch(
-            call, seed_of_call(call.seed, call.seed_at), number(call.first_row, call.first_row_at), first_column,
-            nowhere, nowhere, nowhere,
+            call, word(call.seed, call.seed_at, call.word_formats & np.uint32(255)),
+            word(call.offset, call.offset_at, call.word_formats >> np.uint32(8)),
+            number(call.first_row, call.first_row_at), first_column, nowhere, nowhere, nowhere, nowhere,
         )  # fmt: skip
         return launch, of_geometry(geometry, np.uint32(first_column % width))
 

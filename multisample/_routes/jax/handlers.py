@@ -20,11 +20,10 @@ from multisample.backends.element_types import MATRIX_TYPES, ElementType
 from multisample.backends.launch import (
     HEAD,
     HOST,
-    OFFSETS_BYTES,
     OPERANDS,
-    Batched,
     Launch,
     Operation,
+    WordFormat,
     matrix_of_batch,
     pack,
     type_name,
@@ -95,6 +94,9 @@ def decoded(string: bytes, operation: Operation = Operation.sample) -> Options:
 # --- Launches -------------------------------------------------------------------------------------
 
 
+_SEED_BYTES, _OFFSETS_BYTES = 8, 24  # Of the seed, and of offset, first row and first column, of a matrix.
+
+
 def _launch(
     options: Options, d: int, n: int, operation: Operation, device: int, batch: int = 0, results: int = 0
 ) -> Launch:
@@ -104,15 +106,17 @@ def _launch(
     launch = Launch(
         rows=d, columns=n, type=ElementType[options.dtype], operation=operation, shared_noise=options.shared_noise,
         antithetic=options.antithetic, fast_math=options.fast_math, device=device, column_phase=int(options.aligned),
+        origin_in_memory=True, word_formats=WordFormat.high_first,
     )  # fmt: skip
     if operation == Operation.moments:  # Of mean 0 and standard deviation 1, which are numbers.
         return launch._replace(sigma=1.0, weights_stride=size, weights_type=kind, results=results)
-    batched = Batched.mu * options.mu_batched | Batched.sigma * options.sigma_batched
-    batched |= Batched.seed * options.seed_batched | Batched.offsets * options.offsets_batched
+    of_offsets = _OFFSETS_BYTES * options.offsets_batched
     row_stride, column_stride = (n * row.size, row.size) if options.layout == "dn" else (row.size, d * row.size)
     return launch._replace(
         mu_stride=size, sigma_stride=size, mu_type=kind, sigma_type=kind, row_stride=row_stride,
-        column_stride=column_stride, batch=batch, batched=batched,
+        column_stride=column_stride, batch=batch, mu_step=d * size * options.mu_batched,
+        sigma_step=d * size * options.sigma_batched, matrix_step=d * n * row.size, result_step=d * size,
+        seed_step=_SEED_BYTES * options.seed_batched, offset_step=of_offsets, origin_step=of_offsets,
     )  # fmt: skip
 
 
@@ -167,8 +171,8 @@ def _run_on_host(backend: Backend, launch: Launch) -> None:
 
 
 def _check_windows(launch: Launch) -> None:
-    count = launch.batch if launch.batched & Batched.offsets else 1
-    _, row, column = array_at(launch.offset_at, (count, 3), (OFFSETS_BYTES, 8), "uint64").max(0).tolist()
+    count = launch.batch if launch.origin_step else 1
+    _, row, column = array_at(launch.offset_at, (count, 3), (_OFFSETS_BYTES, 8), "uint64").max(0).tolist()
     check_rows(row, launch.rows)
     if column + launch.columns > COLUMNS:
         raise ValueError(f"sample_offset: expected sample_offset + n <= 2**34, got {column} + {launch.columns}")

@@ -26,7 +26,7 @@ from multisample.backends.kernels.compilation import inline
 from multisample.backends.kernels.cpu.addresses import c_address, call_c, symbol, word_at
 from multisample.backends.kernels.cpu.fields import HALF, LAUNCH_WORDS, LOW, WORD, half, set_half
 from multisample.backends.kernels.cpu.intrinsics import stack_array
-from multisample.backends.launch import OFFSETS_BYTES, Batched, Launch, Operation
+from multisample.backends.launch import Launch, Operation
 from multisample.backends.system import cuda_driver
 from multisample.backends.system.xla_ffi import (
     ARGUMENT_COUNT_AT,
@@ -73,7 +73,6 @@ _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 # XLA's memory comes fresh from the system from about this many bytes on, as NumPy's when it asks for huge pages.
 _LARGE = 1 << 22
 _PAGE, _HUGE = mmap.PAGESIZE, getattr(mmap, "MADV_HUGEPAGE", None)
-_OF_OFFSETS = int(Batched.offsets)
 _MOST_ROW, _MOST_COLUMN = 1 << 32, 1 << 34
 
 _free = types.ExternalFunction("PyMem_RawFree", types.void(types.int64))
@@ -161,6 +160,9 @@ def _filling(operation: Operation) -> Callable[..., Any]:
             rows, columns = word_at(shape + 8), word_at(shape + 16)
             launch[WORD.row_stride], launch[WORD.column_stride] = size * columns, size
         launch[WORD.rows], launch[WORD.columns] = rows, columns
+        # The steps of the template are those of one row and one column.
+        launch[WORD.mu_step], launch[WORD.sigma_step] = rows * launch[WORD.mu_step], rows * launch[WORD.sigma_step]
+        launch[WORD.result_step], launch[WORD.matrix_step] = rows * launch[WORD.result_step], rows * columns * size
 
     return fill
 
@@ -170,10 +172,10 @@ def _are_windows_valid(launch):
     """Whether no row and no column of the call has too large a number, in host memory."""
     valid = True
     if launch[WORD.first_row_at] != 0:
-        count = max(half(launch, HALF.batch), 1) if half(launch, HALF.batched) & _OF_OFFSETS else 1
+        count = max(half(launch, HALF.batch), 1) if launch[WORD.origin_step] != 0 else 1
         for b in range(count):
-            row = word_at(launch[WORD.first_row_at] + b * OFFSETS_BYTES)
-            column = word_at(launch[WORD.first_column_at] + b * OFFSETS_BYTES)
+            row = word_at(launch[WORD.first_row_at] + b * launch[WORD.origin_step])
+            column = word_at(launch[WORD.first_column_at] + b * launch[WORD.origin_step])
             # From 2**63 on they are negative here.
             valid = valid and 0 <= row <= _MOST_ROW - launch[WORD.rows]
             valid = valid and 0 <= column <= _MOST_COLUMN - launch[WORD.columns]

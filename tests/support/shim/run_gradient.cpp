@@ -34,7 +34,7 @@ void run(const Launch& call, const GradientGeometry& g, bool backwards) {
 template <class G, bool shared, bool antithetic>
 void run_rows(const Launch& call, const GradientGeometry& g, bool backwards) {
   constexpr u32 rows = rows_at_once(sizeof(G) == 8 ? kFloat64 : kFloat32, shared, antithetic);
-  if (has_origin_in_memory(call)) {
+  if (call.origin_in_memory) {
     run<G, false, antithetic, 1, false, true>(call, g, backwards);
   } else if (rows == 1 || g.rows == 1) {
     run<G, false, antithetic, 1, false>(call, g, backwards);

@@ -121,7 +121,7 @@ int main() {
     if (call.sigma_type != kNumber) call.sigma.data = sigma.at(call.sigma.data);
     call.matrix = out.at(call.matrix);
     place(call, one.origin);
-    if (has_origin_in_memory(call) != kOriginInMemory || call.shared_noise != kShared ||
+    if ((call.origin_in_memory != 0) != kOriginInMemory || call.shared_noise != kShared ||
         element_size(call.type) != sizeof(Element)) {
       cuda_shim::fail("a launch for another program");
     }

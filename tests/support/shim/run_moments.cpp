@@ -35,7 +35,7 @@ void run(const Launch& call, const MomentGeometry& g, bool backwards) {
 
 template <bool antithetic, bool with_second>
 void run_rows(const Launch& call, const MomentGeometry& g, bool backwards) {
-  if (has_origin_in_memory(call)) {
+  if (call.origin_in_memory) {
     run<antithetic, 1, with_second, true>(call, g, backwards);
   } else if (sizeof(Real) == 4 && g.rows > 1) {
     run<antithetic, sizeof(Real) == 4 ? kMomentRows : 1, with_second, false>(call, g, backwards);
