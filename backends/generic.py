@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from .contract import Backend, Launcher, MemoryLauncher
-from .launch import Launch, Operation, words_in_memory
+from .launch import Launch, Operation, matrix_of_batch, words_in_memory
 from .memory.host import inputs_at
 
 __all__ = ["check_operation", "generic_launcher", "launcher", "memory_launcher"]
@@ -71,8 +71,12 @@ def generic_launcher(backend: Backend, launch: Launch) -> Launcher:
     """A `Launcher` that calls `Backend.launch`."""
 
     def is_valid(mu: Any, sigma: Any, weights: Any) -> bool:
-        inputs = inputs_at(launch._replace(mu=mu, sigma=sigma, weights=weights))
-        return all(bool(np.isfinite(x).all()) for x in inputs.values()) and bool((inputs["sigma"] >= 0).all())
+        batch = launch._replace(mu=mu, sigma=sigma, weights=weights)
+        for b in range(max(launch.batch, 1)):
+            inputs = inputs_at(matrix_of_batch(batch, b))
+            if not all(bool(np.isfinite(x).all()) for x in inputs.values()) or not bool((inputs["sigma"] >= 0).all()):
+                return False
+        return True
 
     def run(
         geometry: None, mu: Any, sigma: Any, weights: Any, matrix: int, first: int, second: int, seed: int, offset: int,

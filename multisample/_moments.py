@@ -10,6 +10,7 @@ from ._call import Call
 from ._libraries import BY_TYPE
 from ._plan import PLANS
 from ._randomness.generator import Key
+from ._randomness.keys import is_in_array, signature_of
 from ._routes import run_first
 from ._tracing import is_traced
 
@@ -130,6 +131,8 @@ def weighted_moments(
                     type(seed), type(dim_offset), type(sample_offset),
                 )  # fmt: skip
                 plan = PLANS.get(key)
+                if plan is None and is_in_array(seed):
+                    plan = PLANS.get((key, signature_of(seed)))
         except Exception:  # A wrong argument may raise anything here; `run_first` reports the error.
             key = None
     if plan is not None and (type(seed) is not Key or (type(seed[0]) is int and type(seed[1]) is int)):

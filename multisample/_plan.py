@@ -19,15 +19,17 @@ import numpy as np
 from multisample.backends import generic
 from multisample.backends.contract import Backend
 from multisample.backends.element_types import MATRIX_TYPES
-from multisample.backends.launch import HOST, INPUTS, OPERANDS, ElementType, Launch
+from multisample.backends.launch import HOST, INPUTS, OPERANDS, ElementType, Launch, Operation
 from multisample.backends.system.cuda_driver import is_capturing
 
+from ._arguments import describe
 from ._call import COLUMNS, FLAGS, ROWS, Call, check_rows, checked_window, vectors_of
 from ._checks.operands import Inputs, check_alignment, check_out, extent, inspect_inputs, item_size
 from ._checks.values import check_values
 from ._libraries import Device, Library, Operand, check_memory, is_number
 from ._randomness.counter import DeviceCounter
 from ._randomness.generator import WORD_64
+from ._randomness.keys import Keys, is_in_array, keys_in, signature_of
 from ._randomness.source import captured_offset, check_generator, checked_key, counter_on, source_of
 from ._reading import Reader, vector_reader
 from ._streams import order_after, order_before
@@ -74,7 +76,8 @@ class Plan:
 
     __slots__ = (
         "_address", "_allocate", "_check_generator", "_check_target", "_d", "_geometry", "_has_plain_pair",
-        "_is_capturing", "_is_ordered", "_is_valid", "_keeps_offset", "_last_column", "_last_row", "_launch", "_like",
+        "_is_capturing", "_is_ordered", "_is_valid", "_keeps_offset", "_keys", "_last_column", "_last_row", "_launch",
+        "_like",
         "_mask", "_n", "_nothing", "_operation", "_put_back", "_read", "_read_matrix", "_read_vector", "_readers",
         "_results", "_scratch", "_scratch_size", "_stream", "_take", "_takes_own", "_written", "backend", "device",
         "dtype", "is_empty", "is_transposed", "library", "operands", "shape", "template",
@@ -88,14 +91,15 @@ class Plan:
         on_device = device.kind == "cuda"
         self.backend, self.library, self.device, self.operands = backend, library, device, inputs.operands
         self._d, self._n, self._last_row, self._last_column = d, n, ROWS - d, COLUMNS - n
-        self.is_empty, self.is_transposed = d == 0 or n == 0, call.layout == "nd"
+        self._keys = keys_in(call.seed, library, device) if is_in_array(call.seed) else None
+        self.is_empty, self.is_transposed = 0 in (d, n, inputs.batch), call.layout == "nd"
         self._operation, self._keeps_offset = call.operation, keeps_offset
 
         source = source_of(call.generator, library, device)
         self._take, self._put_back, self._check_generator, self._takes_own = source
 
         matrix = inputs.operands.get("matrix", out)
-        self.template = _template(call, inputs, matrix)
+        self.template = _template(call, inputs, matrix, self._keys)
         launcher = generic.launcher(backend, self.template)
         takes_arrays = launcher.takes_arrays
         self._launch, self._geometry = launcher.run, launcher.geometry
@@ -110,7 +114,7 @@ class Plan:
         self._read_matrix, self._nothing = self._read_vector, None if takes_arrays else 0
         if takes_arrays and self.is_transposed:
             host_array = library.host_array
-            self._read_matrix = lambda x: host_array(x).T
+            self._read_matrix = lambda x: host_array(x).swapaxes(-1, -2)
         self._is_valid: Any = None
         if on_device and call.validate:  # Only on request, since the check waits for the device.
             self._is_valid = _never
@@ -123,6 +127,8 @@ class Plan:
         self.shape: tuple[int, ...] = (d,)
         if writes_matrix:
             self.shape = (n, d) if self.is_transposed else (d, n)
+        if inputs.batch is not None:
+            self.shape = (inputs.batch, *self.shape)
         self._allocate = library.allocator(self.shape, self.dtype, device)
         self._written = library.written() if writes_matrix else None
         self._check_target: Any = None
@@ -154,10 +160,11 @@ class Plan:
         if not (0 <= dim_offset <= self._last_row and 0 <= sample_offset <= self._last_column):
             self._raise_window(seed, generator, dim_offset, sample_offset)
         offset, offset_array, stream, like = 0, None, 0, None
+        keys = self._keys
         if seed is None:
             if self._check_generator is not None:
                 self._check_generator(generator)
-        elif not (type(seed) is int and 0 <= seed < WORD_64):
+        elif not (keys is not None or (type(seed) is int and 0 <= seed < WORD_64)):
             if type(seed) is tuple:
                 seed, offset, offset_array = seed
             else:
@@ -167,7 +174,8 @@ class Plan:
             like = (mu, sigma, weights, matrix)[self._like]
             stream = self._stream(like)
             if self._is_ordered:
-                other_streams = self._order_before((mu, sigma, weights, matrix), stream)
+                in_memory = seed if keys is not None and keys.is_on_device else None
+                other_streams = self._order_before((mu, sigma, weights, matrix, in_memory), stream)
         if self._read is None:
             mu_at, sigma_at, weights_at = mu, sigma, weights
         elif self._has_plain_pair:  # As `_read`, without its calls.
@@ -197,8 +205,20 @@ class Plan:
             # The allocator reuses this memory only for later work on the same stream.
             memory = self._scratch(self._scratch_size(sample_offset), like)
             scratch = 0 if memory is None else self._address(memory)
-        counter, taken, seed_at = None, False, 0
-        if seed is None:
+        counter, taken = None, False
+        if keys is not None:
+            if not (keys.is_on_device or self._is_capturing is None) and self._is_capturing(stream):
+                raise RuntimeError(
+                    "seed: expected seeds in device memory while a CUDA graph is captured, for replays to read, got"
+                    f" {describe(seed)} on the host"
+                )
+            seed_at, _owner = keys.read(seed)
+            if not self.is_empty:
+                self._launch(
+                    geometry, mu_at, sigma_at, weights_at, matrix_at, first, second, 0, 0, seed_at,
+                    seed_at + keys.offset_at if keys.offset_at else 0, dim_offset, sample_offset, stream, scratch,
+                )  # fmt: skip
+        elif seed is None:
             if self._takes_own and generator.graph_safe:
                 counter = counter_on(generator, self.library, self.device, stream)
                 seed = generator.seed
@@ -207,7 +227,9 @@ class Plan:
             else:
                 seed, offset = self._take(generator)
                 taken = True
-        if counter is not None:
+        if keys is not None:
+            pass
+        elif counter is not None:
             offset_array = self._run_counted(
                 counter, stream, (geometry, mu_at, sigma_at, weights_at, matrix_at, first, second, seed, 0, 0),
                 (dim_offset, sample_offset, stream, scratch),
@@ -216,7 +238,7 @@ class Plan:
             offset_at = 0 if offset_array is None else self._address(offset_array)
             try:
                 self._launch(
-                    geometry, mu_at, sigma_at, weights_at, matrix_at, first, second, seed, offset, seed_at, offset_at,
+                    geometry, mu_at, sigma_at, weights_at, matrix_at, first, second, seed, offset, 0, offset_at,
                     dim_offset, sample_offset, stream, scratch,
                 )  # fmt: skip
             except BaseException:
@@ -322,11 +344,11 @@ def _scratch_allocator(library: Library, device: Device) -> Callable[[int, Any],
 _LAUNCH_FLAGS = tuple(name for name in FLAGS if name in Launch._fields)
 
 
-def _template(call: Call, inputs: Inputs, matrix: Operand | None) -> Launch:
+def _template(call: Call, inputs: Inputs, matrix: Operand | None, keys: Keys | None) -> Launch:
     """The launch of a call, without addresses, seed, offset and window."""
     d, n, size = inputs.d, inputs.n, item_size(inputs.dtype)
     contiguous = (d if call.layout == "nd" else n) * size, size
-    strides = contiguous if matrix is None else matrix.strides
+    strides = contiguous if matrix is None else matrix.strides[-2:]
     row_stride, column_stride = strides[::-1] if call.layout == "nd" else strides
     fields: dict[str, Any] = {}
     for name in vectors_of(call):
@@ -334,6 +356,13 @@ def _template(call: Call, inputs: Inputs, matrix: Operand | None) -> Launch:
         if operand is not None:
             fields[f"{name}_type"] = ElementType[operand.dtype]
             fields[f"{name}_stride"] = operand.strides[0] if operand.strides else 0
+            if inputs.batch is not None and len(operand.shape) == 2:
+                fields[f"{name}_step"], fields[f"{name}_stride"] = operand.strides
+    if keys is not None:
+        real = inputs.dtype if call.operation == Operation.moments else MATRIX_TYPES[inputs.dtype].computing
+        fields |= keys.fields | {"batch": max(keys.count, 1), "origin_in_memory": True}
+        fields["matrix_step"] = d * n * size if matrix is None else matrix.strides[0]
+        fields["result_step"] = d * item_size(real)
     return Launch(
         **fields, row_stride=row_stride, column_stride=column_stride, rows=max(d, 1), columns=max(n, 1),
         type=ElementType[inputs.dtype], operation=call.operation, results=call.order,
@@ -366,7 +395,8 @@ def make_plan(call: Call, backend: Backend, library: Library, keeps_offset: bool
             check_values(library, dict(vectors), inputs.dtype)
         out = library.describe("out", call.out)
         check_alignment("out", out, 0)
-        check_out(out, inputs, (inputs.d, inputs.n) if call.layout == "dn" else (inputs.n, inputs.d))
+        shape = (inputs.d, inputs.n) if call.layout == "dn" else (inputs.n, inputs.d)
+        check_out(out, inputs, shape if inputs.batch is None else (inputs.batch, *shape))
     return kind(call, backend, library, inputs, out, keeps_offset)
 
 
@@ -432,6 +462,7 @@ def run_planned(call: Call, backend: Backend, library: Library) -> Any:
     key = (
         backend.name, library.name, *(None if x is None or is_number(x) else library.signature(x) for x in vectors),
         None if call.out is None else library.target_signature(call.out), *map(type, vectors), type(call.generator),
+        signature_of(call.seed) if is_in_array(call.seed) else None,
         *(x for name, x in zip(call._fields, call, strict=True) if name not in _PER_CALL),
     )  # fmt: skip
     plan = PLANS.get(key)

@@ -321,7 +321,11 @@ bool has_valid_inputs(const Launch& call) {
 // computing type.
 inline bool has_valid_inputs(const Launch& call) {
   const DefaultFloatingPoint guard;
-  return call.type == kFloat64 ? has_valid_inputs<double>(call) : has_valid_inputs<float>(call);
+  for (u64 b = 0; b < (call.batch == 0 ? 1 : call.batch); ++b) {
+    const Launch one = matrix_of_batch(call, b);
+    if (!(call.type == kFloat64 ? has_valid_inputs<double>(one) : has_valid_inputs<float>(one))) return false;
+  }
+  return true;
 }
 
 }  // namespace cpu

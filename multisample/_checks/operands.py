@@ -10,6 +10,7 @@ from multisample.backends.element_types import SIZES
 from .._arguments import describe
 from .._call import Call, check_rows, checked_window, vectors_of
 from .._libraries import HOST, Device, Library, Operand, described, is_number, library_of
+from .._randomness.keys import batch_of
 
 __all__ = [
     "Inputs",
@@ -41,6 +42,8 @@ class Inputs(NamedTuple):
     dtype: str
     """Type of the sample, or of the moments."""
     device: Device
+    batch: int | None = None
+    """How many matrices; None without a vector of seeds."""
 
 
 def common_library(call: Call) -> Library:
@@ -90,39 +93,60 @@ def inspect_inputs(library: Library, call: Call) -> Inputs:
     """
     if call.grad is not None:
         matrix = library.describe("grad", call.grad)
-        d, n = matrix.shape[::-1] if call.layout == "nd" else matrix.shape
-        return Inputs({"matrix": matrix}, d, n, matrix.dtype, matrix.device)
+        *batches, d, n = matrix.shape
+        d, n = (n, d) if call.layout == "nd" else (d, n)
+        return Inputs({"matrix": matrix}, d, n, matrix.dtype, matrix.device, *batches)
     operands = {name: library.describe(name, x) for name, x in vectors_of(call).items() if not is_number(x)}
     for name, operand in operands.items():
         check_alignment(name, operand, 0)
     rows = {name: operand for name, operand in operands.items() if name != "weights"}
-    d, n = common_length({name: operand.shape for name, operand in rows.items()}), call.n
+    batch = batch_of(call.seed)
+    d, n = common_length({name: operand.shape for name, operand in rows.items()}, batch), call.n
     dtype = promoted([operand.counts_as for operand in rows.values()]) if call.dtype is None else call.dtype
     if "weights" in operands:
-        n = _count_weights(operands["weights"].shape)
+        n = _count_weights(operands["weights"].shape, batch)
         checked_window(n, call.dim_offset, call.sample_offset)
     (first, model), *rest = operands.items()
     for name, operand in rest:
         if operand.device != model.device:
             raise ValueError(f"{name}: expected it on the device of {first}, {model.device}, got {operand.device}")
     check_rows(call.dim_offset, d)
-    return Inputs(operands, d, n, dtype, model.device)
+    if (batch or 0) * d * n >= 2**63:
+        raise ValueError(f"seed: expected B d n < 2**63 elements, got B = {batch}, d = {d}, n = {n}")
+    return Inputs(operands, d, n, dtype, model.device, batch)
 
 
-def _count_weights(shape: tuple[int, ...]) -> int:
+def _count_weights(shape: tuple[int, ...], batch: int | None) -> int:
+    if batch is not None and len(shape) == 2 and shape[0] == batch:
+        shape = shape[1:]
     if len(shape) != 1 or shape[0] == 0:
-        raise ValueError(f"weights: expected shape (n,), n being at least 1, got {shape}")
+        accepted = "(n,)" if batch is None else f"(n,) or (B, n), B being {batch} seeds,"
+        raise ValueError(f"weights: expected shape {accepted}, n being at least 1, got {shape}")
     return shape[0]
 
 
-def common_length(shapes: dict[str, tuple[int, ...]]) -> int:
-    """The number of dimensions d of vectors with these shapes; ValueError if they have no common d."""
+def common_length(shapes: dict[str, tuple[int, ...]], batch: int | None = None) -> int:
+    """The number of dimensions d of vectors with these shapes, for `batch` seeds; ValueError if they have no common d.
+
+    Without a batch, a vector may have shape (d, 1).
+    """
     lengths: dict[str, int] = {}
     for name, shape in shapes.items():
-        if len(shape) == 1 or (len(shape) == 2 and shape[1] == 1):
+        if len(shape) == 1:
             lengths[name] = shape[0]
+        elif len(shape) == 2 and batch is not None:
+            if shape[0] != batch:
+                raise ValueError(f"{name}: expected shape (B, d) or (d,), B being {batch} seeds, got {shape}")
+            lengths[name] = shape[1]
+        elif len(shape) == 2 and shape[1] == 1:
+            lengths[name] = shape[0]
+        elif shape and batch is not None:
+            raise ValueError(f"{name}: expected shape (B, d) or (d,), B being {batch} seeds, got {shape}")
         elif shape:
-            raise ValueError(f"{name}: expected shape (d,) or (d, 1), got {shape}")
+            raise ValueError(
+                f"{name}: expected shape (d,) or (d, 1), got {shape}; for several distributions flatten them, pass a"
+                " vector of seeds, or use multisample.torch.Normal"
+            )
     if not lengths:
         raise ValueError("mu, sigma: expected at least one of shape (d,), got only scalars")
     d = next(iter(lengths.values()))
@@ -151,7 +175,7 @@ def check_out(operand: Operand, inputs: Inputs, shape: tuple[int, ...]) -> None:
     itemsize = item_size(operand.dtype)
     if any(stride % itemsize for stride in operand.strides):
         raise ValueError(f"out: expected strides of whole elements, {itemsize} bytes, got {operand.strides}")
-    if _overlaps_itself(shape, operand.strides):
+    if _overlaps_itself(operand):
         raise ValueError(
             f"out: expected elements that do not overlap, got strides {operand.strides} under which they overlap"
         )
@@ -167,9 +191,15 @@ def check_alignment(name: str, operand: Operand, address: int) -> None:
         )
 
 
-def _overlaps_itself(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+def _overlaps_itself(operand: Operand) -> bool:
+    *_, s, t = map(abs, operand.strides)
+    *batch, _, _ = shape = operand.shape
+    if batch and batch[0] > 1:  # Matrices one after another; a matrix between the rows of another is refused.
+        low, high = extent(operand._replace(shape=shape[1:], strides=operand.strides[1:]))
+        if abs(operand.strides[0]) < high - low:
+            return True
+    shape = shape[-2:]
     # Two elements a rows and b columns apart have one address if a * s == b * t; take the smallest (a, b) != (0, 0).
-    s, t = map(abs, strides)
     common = math.gcd(s, t)
     if common == 0:
         return shape != (1, 1)

@@ -40,17 +40,20 @@ def accepted_values(name: str) -> str:
     return _RULES[name][1]
 
 
-def vector_converter(operand: Operand, d: int, real: Any) -> Callable[[HostArray], HostArray] | None:
+def vector_converter(
+    operand: Operand, d: int, real: Any, is_batch: bool = False
+) -> Callable[[HostArray], HostArray] | None:
     """A function that converts arrays like `operand` to vectors of the computing type `real`; None for no conversion.
 
-    The function takes arrays of `Library.host_array`, which may have the bits of their elements.
+    The function takes arrays of `Library.host_array`, which may have the bits of their elements. With `is_batch`, two
+    axes stay two.
     """
     steps: list[Callable[[HostArray], HostArray]] = []
     row = MATRIX_TYPES.get(operand.dtype)
     if row is not None and row.widen is not None:
         stored, widen = row.stored, row.widen
         steps.append(lambda raw: widen(raw.view(stored)))
-    if len(operand.shape) == 2:
+    if len(operand.shape) == 2 and not is_batch:
         steps.append(lambda raw: raw[:, 0])
     name = "float64" if real.itemsize == 8 else "float32"
     if operand.dtype == "float64" and name == "float32":  # Only rounding to a narrower type overflows or underflows.
@@ -85,8 +88,14 @@ def check_values(library: Library, arguments: dict[str, Any], dtype: str) -> Non
         if bad.size:
             value = f"{vector[bad[0]]} as {vector.dtype}"
             if not is_number(x):
-                value = f"{name}[{bad[0]}] = {value} ({bad.size} of {vector.size} values)"
+                at = ", ".join(str(int(k)) for k in np.unravel_index(bad[0], _shape_of_index(x)))
+                value = f"{name}[{at}] = {value} ({bad.size} of {vector.size} values)"
             raise ValueError(f"{name}: expected {accepted}, got {value}")
+
+
+def _shape_of_index(x: Any) -> tuple[int, ...]:
+    shape: tuple[int, ...] = np.shape(x) if isinstance(x, (list, tuple)) else tuple(x.shape)
+    return shape[:-1] if len(shape) == 2 and shape[1] == 1 else shape
 
 
 def _computed(name: str, x: Any, real: Any) -> HostArray:

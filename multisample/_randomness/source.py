@@ -119,12 +119,22 @@ def checked_seed(name: str, seed: Any) -> int:
 
 
 def checked_key(seed: Any) -> tuple[int, int]:
-    """Seed and offset from the argument `seed`, an integer or a `Key`; TypeError or ValueError otherwise."""
+    """Seed and offset from the argument `seed`: an integer, a `Key`, or key data of one key in host memory.
+
+    TypeError or ValueError otherwise.
+    """
     if isinstance(seed, Key):
         number, offset = seed
         if type(number) is type(offset) is int and 0 <= number < WORD_64 and 0 <= offset < WORD_64:
             return seed
         return checked_seed("seed.seed", number), checked_seed("seed.offset", offset)
+    if isinstance(seed, (int, np.integer)):
+        return checked_seed("seed", seed), 0
+    from .keys import batch_of, host_words, is_in_array
+
+    if is_in_array(seed) and batch_of(seed) is None:
+        words = host_words(np.asarray(seed)).reshape(-1).tolist()
+        return words[0], (*words, 0)[1]
     return checked_seed("seed", seed), 0
 
 

@@ -24,6 +24,7 @@ from .._libraries.foreign import ForeignLibrary
 from .._libraries.jax import is_jax
 from .._plan import PLANS, Planned, make_plan, run
 from .._randomness.generator import Generator, Key
+from .._randomness.keys import is_in_array, signature_of
 from .._randomness.source import check_generator, checked_key
 from .._tracing import is_traced_by_jax, traced_as
 
@@ -48,6 +49,8 @@ def run_first(call: Call, key: Hashable, function: Callable[..., Any]) -> Any:
         from .dtensor import draw_dtensor
 
         return draw_dtensor(call, function)
+    if key is not None and is_in_array(call.seed):
+        key = key, signature_of(call.seed)
     words = [call.dim_offset, call.sample_offset, *(call.seed if isinstance(call.seed, Key) else ())]
     if any(type(word) is not int for word in words):
         key = None  # Plans take Python's integers only.
@@ -136,6 +139,7 @@ def _checked(call: Call) -> Call:
     if call.seed is not None or TRAITS[call.operation].needs_seed:
         if call.generator is not None:
             raise TypeError("seed, generator: expected one of the two, got both")
-        checked_key(call.seed)
+        if not is_in_array(call.seed):  # The plan checks arrays.
+            checked_key(call.seed)
     # Not `_replace`: PyTorch 2.11 loses its result at a graph break.
     return Call(*[checked.get(name, x) for name, x in zip(Call._fields, call, strict=True)])

@@ -1,0 +1,196 @@
+"""Vectors of seeds, and keys in arrays: what a plan needs to know of them, and how its calls read them.
+
+Key data, arrays of uint32, has the words of a key with their high halves first: ``(..., 2)`` a seed, ``(..., 4)`` a seed
+and an offset. Other integer arrays have seeds, ``(B,)``, or seeds and offsets, ``(B, 2)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from multisample.backends.contract import HostArray
+from multisample.backends.launch import WordFormat
+
+from .._libraries import HOST, Device, Library, Operand, described, library_of
+from .._libraries.library import NOUNS
+from .generator import WORD_64, Key
+from .source import checked_seed
+
+__all__ = ["Keys", "batch_of", "host_words", "is_in_array", "keys_in", "signature_of"]
+
+
+class Keys(NamedTuple):
+    """The keys of a plan's calls: in memory that the kernel reads, on the device of the plan."""
+
+    count: int
+    fields: dict[str, int]
+    """The fields of the launch that say how the words are stored."""
+    offset_at: int
+    """Bytes from the first seed to its offset; 0 if offsets are 0."""
+    read: Callable[[Any], tuple[int, Any]]
+    """``read(seed)``: the address of the first seed, and the object that owns the memory."""
+    is_on_device: bool
+    """Whether the argument `seed` itself is in device memory."""
+
+
+def is_in_array(seed: Any) -> bool:
+    """Whether the argument `seed` is a sequence or an array, not one number or one `Key`."""
+    if isinstance(seed, (int, np.integer, Key)) or seed is None:
+        return False
+    return isinstance(seed, (list, tuple)) or (isinstance(shape := _shape(seed), tuple) and len(shape) > 0)
+
+
+def _shape(seed: Any) -> Any:
+    try:
+        return getattr(seed, "shape", None)
+    except Exception:  # A foreign class may raise anything; the check of a single seed reports it.
+        return None
+
+
+def signature_of(seed: Any) -> Hashable:
+    """The properties of `seed`, which `is_in_array`, that a plan depends on."""
+    if isinstance(seed, (list, tuple)):
+        return type(seed), len(seed)
+    return type(seed), library_of("seed", seed).signature(seed)
+
+
+def batch_of(seed: Any) -> int | None:
+    """B for a vector of B keys; None for one key.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an array has another type or another shape than those of keys.
+    """
+    if not is_in_array(seed):
+        return None
+    if isinstance(seed, (list, tuple)):
+        return len(seed)
+    shape, kind = tuple(seed.shape), _element(seed)
+    if kind == "uint32":
+        if shape in ((2,), (4,)):
+            return None
+        if len(shape) == 2 and shape[1] in (2, 4):
+            return shape[0]
+        raise ValueError(
+            "seed: expected key data of shape (2,) or (4,) for one key, (B, 2) or (B, 4) for B keys in an array of"
+            f" uint32, got shape {shape}; convert seeds of 32 bits to 64 bits"
+        )
+    if len(shape) == 1 or (len(shape) == 2 and shape[1] == 2):
+        return shape[0]
+    raise ValueError(f"seed: expected an array of B seeds, (B,), or of B seeds and offsets, (B, 2), got shape {shape}")
+
+
+def _element(seed: Any) -> str:
+    """The element type of an array of seeds; TypeError if it is no integer type."""
+    name = str(getattr(seed, "dtype", None)).removeprefix("torch.")
+    if not name.removeprefix("u").startswith("int"):
+        raise TypeError(f"seed: expected integers, got {described(seed)} of type {name}")
+    return name
+
+
+def keys_in(seed: Any, library: Library, device: Device) -> Keys | None:
+    """The keys of calls with a seed like this one, and arrays of `library` on `device`.
+
+    None for one key in host memory, which `checked_key` reads.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the seeds are of another library or on another device, or a kernel cannot read them.
+    """
+    batch = batch_of(seed)
+    count = 1 if batch is None else batch
+    owner = HOST if isinstance(seed, (list, tuple)) else library_of("seed", seed)
+    if owner is not HOST and owner is not library:
+        raise TypeError(
+            f"seed: expected a sequence, a NumPy array or {NOUNS[library.name]} as mu and sigma are, got"
+            f" {described(seed)}"
+        )
+    where = owner.device("seed", seed) if owner is not HOST else None
+    if where is None or where.kind == "cpu":
+        return None if batch is None else _from_host(seed, owner, library, device, count)
+    if where != device:
+        raise ValueError(f"seed: expected it on the device of mu and sigma, {device}, or on the host, got {where}")
+    operand = library.describe("seed", seed)
+    fields, offset_at = _layout(operand, batch is None)
+    address = library.address
+
+    def read(seed: Any) -> tuple[int, Any]:
+        return address(seed), seed
+
+    return Keys(count, fields, offset_at, read, True)
+
+
+_FORMATS = {8: WordFormat.whole, 4: WordFormat.bits_32, 2: WordFormat.bits_16, 1: WordFormat.bits_8}
+
+
+def _layout(operand: Operand, is_one: bool) -> tuple[dict[str, int], int]:
+    """`Keys.fields` and `Keys.offset_at` of an array in device memory."""
+    *steps, last = operand.strides
+    step, width = (0 if is_one else operand.strides[0]), operand.shape[-1]
+    if operand.read is not None:
+        raise ValueError("seed: expected an array that a kernel can read, got one that would be converted first")
+    if operand.dtype == "uint32":
+        if last != 4:
+            raise ValueError(
+                f"seed: expected key data whose words are neighbours in memory, got strides {(*steps, last)}"
+            )
+        form, offset_at = WordFormat.high_first, 8 if width == 4 else 0
+    else:
+        form, offset_at = _FORMATS[_bytes(operand.dtype)], last if steps else 0
+    return {"seed_step": step, "offset_step": step if offset_at else 0, "word_formats": form | form << 8}, offset_at
+
+
+def _bytes(dtype: str) -> int:
+    return int(dtype.removeprefix("u").removeprefix("int")) // 8
+
+
+def _from_host(seed: Any, owner: Library, library: Library, device: Device, count: int) -> Keys:
+    on_host = device.kind == "cpu"
+
+    def read(seed: Any) -> tuple[int, Any]:
+        words: Any = host_words(seed if owner is HOST else owner.host_array(seed))
+        if on_host:
+            return words.ctypes.data, words
+        words = library.to_device(words.view(np.int64), device)
+        return library.address(words), words
+
+    width = (
+        2 if isinstance(seed, (list, tuple)) else host_words(seed if owner is HOST else owner.host_array(seed)).shape[1]
+    )
+    fields = {"seed_step": 8 * width, "offset_step": 8 * width if width == 2 else 0, "word_formats": 0}
+    return Keys(count, fields, 8 if width == 2 else 0, read, False)
+
+
+def host_words(seed: Any) -> HostArray:
+    """The words of keys in host memory: contiguous uint64, shape (B, 1) or, with offsets, (B, 2)."""
+    if isinstance(seed, (list, tuple)):
+        return _listed(seed)
+    if seed.dtype == np.uint32:
+        halves = seed.astype(np.uint64)
+        return np.ascontiguousarray(halves[..., 0::2] << 32 | halves[..., 1::2]).reshape(-1, seed.shape[-1] // 2)
+    if seed.dtype.kind == "i":
+        seed = seed.astype(f"=u{seed.dtype.itemsize}", copy=False)  # The same bits: values modulo 2^bits.
+    words: HostArray = np.ascontiguousarray(seed, np.uint64)
+    return words.reshape(len(words), -1 if len(words) else words.ndim)
+
+
+def _listed(seeds: list[Any] | tuple[Any, ...]) -> HostArray:
+    words = np.zeros((len(seeds), 2), np.uint64)
+    if all(type(x) is int for x in seeds) and seeds and min(seeds) >= 0 and max(seeds) < WORD_64:
+        words[:, 0] = seeds
+    else:
+        for k, x in enumerate(seeds):
+            words[k] = _key_at(k, x)
+    return words
+
+
+def _key_at(k: int, seed: Any) -> tuple[int, int]:
+    name = f"seed[{k}]"
+    if isinstance(seed, Key):
+        return checked_seed(f"{name}.seed", seed.seed), checked_seed(f"{name}.offset", seed.offset)
+    return checked_seed(name, seed), 0
