@@ -83,7 +83,7 @@ _CONFIGURATION = struct.Struct("7I4xPP I4x")
 _pack_configuration = _CONFIGURATION.pack
 CONFIGURATION_SIZE = _CONFIGURATION.size
 # The most matrices of one launch: the longest y axis of a grid. The kernels of moments know no batches.
-_MOST_BATCH = {Operation.sample: 65535, Operation.moments: 1}
+_MOST_BATCH: dict[int, int] = {Operation.sample: 65535, Operation.moments: 1}
 
 
 def _places(*fields: str) -> tuple[tuple[int, int], ...]:

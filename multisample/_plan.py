@@ -360,7 +360,7 @@ def _template(call: Call, inputs: Inputs, matrix: Operand | None, keys: Keys | N
                 fields[f"{name}_step"], fields[f"{name}_stride"] = operand.strides
     if keys is not None:
         real = inputs.dtype if call.operation == Operation.moments else MATRIX_TYPES[inputs.dtype].computing
-        fields |= keys.fields | {"batch": max(keys.count, 1), "origin_in_memory": True}
+        fields |= keys.fields | {"batch": max(keys.batch, 1), "origin_in_memory": True}
         fields["matrix_step"] = d * n * size if matrix is None else matrix.strides[0]
         fields["result_step"] = d * item_size(real)
     return Launch(

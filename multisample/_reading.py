@@ -57,11 +57,8 @@ class Reader:
         self.extent = extent(operand)
         self.mask = item_size(operand.dtype) - 1 if operand.device.kind == "cuda" else 0
         if makes_arrays:
-            change, host_array, readable = (
-                vector_converter(operand, length, real, inputs.batch is not None),
-                library.host_array,
-                operand.read,
-            )
+            change = vector_converter(operand, length, real, inputs.batch is not None)
+            host_array, readable = library.host_array, operand.read
             self.is_plain = readable is None and change is None and library.name == "numpy"
             change, readable = change or _itself, readable or _itself
             self.read = lambda x: change(host_array(readable(x)))

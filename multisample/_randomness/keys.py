@@ -1,7 +1,7 @@
 """Vectors of seeds, and keys in arrays: what a plan needs to know of them, and how its calls read them.
 
-Key data, arrays of uint32, has the words of a key with their high halves first: ``(..., 2)`` a seed, ``(..., 4)`` a seed
-and an offset. Other integer arrays have seeds, ``(B,)``, or seeds and offsets, ``(B, 2)``.
+Key data, in arrays of uint32, has the high half of each word first: ``(..., 2)`` is a seed, ``(..., 4)`` a seed and an
+offset. Other integer arrays have seeds, ``(B,)``, or seeds and offsets, ``(B, 2)``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ __all__ = ["Keys", "batch_of", "host_words", "is_in_array", "keys_in", "signatur
 class Keys(NamedTuple):
     """The keys of a plan's calls: in memory that the kernel reads, on the device of the plan."""
 
-    count: int
+    batch: int
+    """How many; 1 without a vector."""
     fields: dict[str, int]
     """The fields of the launch that say how the words are stored."""
     offset_at: int
@@ -74,13 +75,13 @@ def batch_of(seed: Any) -> int | None:
         if shape in ((2,), (4,)):
             return None
         if len(shape) == 2 and shape[1] in (2, 4):
-            return shape[0]
+            return int(shape[0])
         raise ValueError(
             "seed: expected key data of shape (2,) or (4,) for one key, (B, 2) or (B, 4) for B keys in an array of"
             f" uint32, got shape {shape}; convert seeds of 32 bits to 64 bits"
         )
     if len(shape) == 1 or (len(shape) == 2 and shape[1] == 2):
-        return shape[0]
+        return int(shape[0])
     raise ValueError(f"seed: expected an array of B seeds, (B,), or of B seeds and offsets, (B, 2), got shape {shape}")
 
 
@@ -159,9 +160,9 @@ def _from_host(seed: Any, owner: Library, library: Library, device: Device, coun
         words = library.to_device(words.view(np.int64), device)
         return library.address(words), words
 
-    width = (
-        2 if isinstance(seed, (list, tuple)) else host_words(seed if owner is HOST else owner.host_array(seed)).shape[1]
-    )
+    width = 2 if isinstance(seed, (list, tuple)) else 1
+    if width == 1 and len(seed.shape) == 2:
+        width = seed.shape[1] // 2 if _element(seed) == "uint32" else 2
     fields = {"seed_step": 8 * width, "offset_step": 8 * width if width == 2 else 0, "word_formats": 0}
     return Keys(count, fields, 8 if width == 2 else 0, read, False)
 
