@@ -165,7 +165,7 @@ def _batch_launcher(launch: Launch, of_matrix: Launcher) -> Launcher:
 
     def is_valid(*vectors: HostArray | None) -> Any:
         assert is_valid_vector is not None
-        return is_valid_vector(*(None if x is None else x.reshape(-1) for x in vectors))
+        return is_valid_vector(*(x if x is None or x.ndim == 1 else x.reshape(-1) for x in vectors))
 
     def sum_each(
         geometry: None, mu: HostArray, sigma: HostArray, weights: HostArray, matrix: None, first: HostArray,
@@ -183,9 +183,11 @@ def _batch_launcher(launch: Launch, of_matrix: Launcher) -> Launcher:
         return Launcher(sum_each, is_valid, takes_arrays=True)
 
     from .kernels.cpu import calls
+    from .kernels.cpu.division import SHARE
 
     kind = ElementType[computing_name(launch)]
     draw = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_char_p)(calls.function_address(launch))
+    is_small = launch.batch * launch.rows * launch.columns <= SHARE  # One thread's work.
     packers: dict[tuple[Any, ...], tuple[Callable[..., bytes], bytes]] = {}
 
     def draw_all(
@@ -203,10 +205,12 @@ def _batch_launcher(launch: Launch, of_matrix: Launcher) -> Launcher:
                 )
             )  # fmt: skip
         pack_head, tail = packers[key]
-        calls.find_threads()
+        limit = 1 if is_small else thread_limit()
+        if limit != 1:
+            calls.find_threads()
         head = pack_head(
             mu.ctypes.data, sigma.ctypes.data, 0, matrix.ctypes.data, 0, 0, seed, offset, first_row, first_column,
-            seed_at, offset_at, 0, 0, 0, 0, thread_limit(),
+            seed_at, offset_at, 0, 0, 0, 0, limit,
         )  # fmt: skip
         draw(head + tail)
 

@@ -118,7 +118,7 @@ class Plan:
         self._is_valid: Any = None
         if on_device and call.validate:  # Only on request, since the check waits for the device.
             self._is_valid = _never
-        elif not on_device and self._readers and d:
+        elif not on_device and self._readers and d and inputs.batch != 0:
             self._is_valid = launcher.is_valid or generic.generic_launcher(backend, self.template).is_valid
 
         # Results: a matrix, or `_results` vectors.

@@ -376,26 +376,26 @@ def test_geometry_is_equal_in_both_languages(tmp_path: Path) -> None:
     cut = ctypes.CDLL(str(library)).cut
     sizes = [1, 2, 3, 7, 10, 31, 64, 100, 255, 1000, 4096, 65536, 10**6, 10**8, 2**32]
     for d, n in itertools.product(sizes, [*sizes, 2**34]):
-        for dtype, common, antithetic, memory in itertools.product(("float32", "float64"), *((False, True),) * 3):
+        for dtype, shared, antithetic, memory in itertools.product(("float32", "float64"), *((False, True),) * 3):
             case = Case(
-                d, n, dtype, common, antithetic, in_memory=("first_column",) if memory else (),
+                d, n, dtype, shared, antithetic, in_memory=("first_column",) if memory else (),
                 sample_offset=0 if n > 2**33 else d % 9,
             )  # fmt: skip
             launch = a_launch(
-                d, n, dtype, shared_noise=common, antithetic=antithetic, first_column=case.sample_offset,
-                first_column_at=8 if memory else 0,
+                d, n, dtype, shared_noise=shared, antithetic=antithetic, first_column=case.sample_offset,
+                first_column_at=8 if memory else 0, origin_in_memory=memory,
             )  # fmt: skip
             out = ctypes.create_string_buffer(PACKED_MOMENT_GEOMETRY)
             cut(pack(launch), out)
             g = case.usual_geometry()
             assert out.raw == g.packed(), (case, g)
-            rows = 1 if common else d
+            rows = 1 if shared else d
             assert g.lanes * g.slots <= 256
             assert g.blocks < 2**31 and g.finishing_blocks < 2**31
             assert g.segments * g.turns * g.slots >= g.groups
             assert g.blocks // g.segments * g.passes * g.rows * g.lanes >= rows
             # Little memory, whatever the shape.
-            assert g.scratch_size(d, common, 2) <= 2**20
+            assert g.scratch_size(d, shared, 2) <= 2**20
 
 
 @requires_gxx

@@ -1,0 +1,203 @@
+"""Vectors of seeds: each matrix of a batch has the bits of its own call, and key data is one key or many."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from tables import DTYPES
+
+import multisample
+from multisample import Key
+
+Array = np.ndarray[Any, Any]
+Place = Callable[[Array], Any]
+M64 = 2**64 - 1
+
+
+def key_arrays(batch: int, draw: random.Random) -> list[tuple[Any, list[Key]]]:
+    """Arguments `seed` of `batch` keys in every form, with the keys."""
+    seeds = [draw.choice([draw.getrandbits(64), draw.getrandbits(9), M64]) for _ in range(batch)]
+    offsets = [draw.choice([draw.getrandbits(64), draw.getrandbits(4)]) for _ in range(batch)]
+    plain, keys = [Key(seed, 0) for seed in seeds], [Key(*x) for x in zip(seeds, offsets, strict=True)]
+    mixed = [key if k % 2 else key.seed for k, key in enumerate(keys)]
+    words = np.array(keys, np.uint64).reshape(batch, 2)
+    halves = np.stack([words >> np.uint64(32), words & np.uint64(2**32 - 1)], -1).astype(np.uint32)
+    forms: list[tuple[Any, list[Key]]] = [
+        (seeds, plain), (tuple(mixed), [key if k % 2 else plain[k] for k, key in enumerate(keys)]),
+        (words[:, 0].copy(), plain), (words, keys), (words[:, 0].copy().view(np.int64), plain),
+        (halves[:, 0].copy(), plain), (halves.reshape(batch, 4), keys),
+    ]  # fmt: skip
+    for kind in ("int32", "int16", "uint16", "int8", "uint8"):
+        narrow = words.astype(kind)
+        bits = 8 * narrow.itemsize
+        forms.append((narrow, [Key(int(a) % 2**bits, int(b) % 2**bits) for a, b in narrow]))
+    return forms
+
+
+def equal_calls(bits: Any, whole: Any, part: Callable[[int], Any], batch: int) -> bool:
+    return all(np.array_equal(bits(whole)[b], bits(part(b))) for b in range(batch))
+
+
+@pytest.mark.parametrize("layout", ["dn", "nd"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_each_matrix_has_the_bits_of_its_own_call(
+    backend: str, place: Place, bits: Any, dtype: str, layout: Any
+) -> None:
+    draw = random.Random(f"{dtype} {layout}")
+    for d, n, batch in [(1, 1, 1), (3, 5, 4), (7, 129, 3), (40, 64, 9)]:
+        source = np.random.default_rng(d)
+        real = "float64" if dtype == "float64" else "float32"
+        mu, sigma = source.normal(size=(batch, d)).astype(real), source.random((batch, d)).astype(real)
+        for k, (seed, keys) in enumerate(key_arrays(batch, draw)):
+            own = [(mu, sigma), (mu[0], sigma), (mu, sigma[-1]), (mu, 0.5)][k % 4]
+            options: dict[str, Any] = {
+                "dtype": dtype, "layout": layout, "backend": backend, "noise": ("independent", "shared")[k % 3 == 1],
+                "antithetic": k % 2 == 1, "dim_offset": draw.randrange(9), "sample_offset": draw.randrange(99),
+            }  # fmt: skip
+            vectors = [x if isinstance(x, float) else place(x) for x in own]
+            x = multisample.sample(*vectors, n, seed=seed, **options)
+            assert tuple(x.shape) == ((batch, d, n) if layout == "dn" else (batch, n, d))
+
+            def alone(b: int, own: Any = own, keys: Any = keys, n: int = n, options: Any = options) -> Any:
+                vectors = [
+                    x if isinstance(x, float) else place(np.ascontiguousarray(x[b] if x.ndim == 2 else x)) for x in own
+                ]
+                return multisample.sample(*vectors, n, seed=keys[b], **options)
+
+            assert equal_calls(bits, x, alone, batch), (d, n, batch, k)
+
+
+def test_seeds_in_the_memory_of_the_arrays(backend: str, place: Place, bits: Any) -> None:
+    d, n, batch = 5, 33, 6
+    mu = np.linspace(-1, 1, batch * d, dtype=np.float32).reshape(batch, d)
+    for k, (seed, keys) in enumerate(key_arrays(batch, random.Random(5))[2:]):
+        if seed.dtype.kind == "u" and seed.dtype not in (np.uint8, np.uint32) and k % 2:
+            seed = seed.view(f"i{seed.dtype.itemsize}")  # PyTorch has few operations for unsigned integers.
+        x = multisample.sample(place(mu), 1.0, n, seed=place(seed), backend=backend)
+        assert equal_calls(
+            bits, x, lambda b, keys=keys: multisample.sample(place(mu[b]), 1.0, n, seed=keys[b], backend=backend), batch
+        )
+
+
+def test_two_and_four_halves_are_one_key(backend: str, place: Place, bits: Any) -> None:
+    mu = np.arange(4, dtype=np.float32)
+    for data, key in [([1, 2], Key(2**32 + 2, 0)), ([1, 2, 3, 4], Key(2**32 + 2, 3 * 2**32 + 4))]:
+        expected = bits(multisample.sample(place(mu), 1.0, 9, seed=key, backend=backend))
+        halves = np.array(data, np.uint32)
+        for seed in (halves, place(halves)):
+            for _ in range(2):  # The second call has a plan.
+                got = multisample.sample(place(mu), 1.0, 9, seed=seed, backend=backend)
+                assert np.array_equal(bits(got), expected)
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_moments_of_a_batch(backend: str, place: Place, bits: Any, order: Any) -> None:
+    d, n, batch = 6, 3000, 4
+    source = np.random.default_rng(3)
+    w, mu = source.random((batch, n)).astype(np.float32), source.normal(size=(batch, d)).astype(np.float32)
+    keys = [Key(9, b) for b in range(batch)]
+    for weights, means in [(w, mu), (w[1], mu), (w, mu[2]), (w, 0.25)]:
+        sigma = np.full(d, 0.5, np.float32)
+        arrays = [x if isinstance(x, float) else place(x) for x in (weights, means, sigma)]
+        got = multisample.weighted_moments(*arrays, order=order, seed=keys, backend=backend, sample_offset=7)
+        assert len(got) == order and all(tuple(x.shape) == (batch, d) for x in got)
+        for b in range(batch):
+            own = [x if isinstance(x, float) else place(x[b] if x.ndim == 2 else x) for x in (weights, means, sigma)]
+            alone = multisample.weighted_moments(*own, order=order, seed=keys[b], backend=backend, sample_offset=7)
+            assert all(np.array_equal(bits(x)[b], bits(y)) for x, y in zip(got, alone, strict=True))
+
+
+def test_out_of_any_strides(backend: str, place: Place, bits: Any, view_of: Any) -> None:
+    d, n, batch, seeds = 3, 10, 4, [1, 2, 3, 4]
+    mu = place(np.zeros(d, np.float32))
+    expected = bits(multisample.sample(mu, 1.0, n, seed=seeds, backend=backend))
+    host = np.zeros((2 * batch, d + 2, n + 3), np.float32)
+    base = place(host)
+    out = view_of(base, host, lambda x: x[::2, 1 : d + 1, 2 : n + 2])
+    assert multisample.sample(mu, 1.0, n, seed=seeds, backend=backend, out=out) is out
+    written = bits(base)
+    assert np.array_equal(written[::2, 1 : d + 1, 2 : n + 2], expected)
+    assert np.count_nonzero(written) == np.count_nonzero(expected)
+
+
+def test_empty_batches(backend: str, place: Place, to_numpy: Any) -> None:
+    for mu, seed, n in [(np.zeros((0, 3)), [], 5), (np.zeros((2, 0)), [1, 2], 5), (np.zeros((2, 3)), [1, 2], 0)]:
+        x = multisample.sample(place(mu), 1.0, n, seed=seed, backend=backend)
+        assert to_numpy(x).shape == (len(seed), mu.shape[1], n)
+
+
+BAD = {
+    "a negative number": ([1, -2], ValueError, r"seed\[1\]: expected 0 <= "),
+    "a float": ([1, 2.5], TypeError, r"seed\[1\]: "),
+    "a list in a list": ([[1], [2]], TypeError, r"seed\[0\]: "),
+    "floats": (np.zeros(2), TypeError, "seed: expected integers, got .* of type float64"),
+    "booleans": (np.zeros(2, bool), TypeError, "seed: expected integers, got .* of type bool"),
+    "three halves": (np.zeros(3, np.uint32), ValueError, r"seed: expected key data .*got shape \(3,\)"),
+    "three words": (np.zeros((2, 3), np.int64), ValueError, r"seed: expected .* \(B, 2\), got shape \(2, 3\)"),
+    "too many": ([1, 2, 3], ValueError, r"mu: expected shape \(B, d\) or \(d,\), B being 3 seeds, got \(2, 3\)"),
+    "too large a Key": ([1, Key(0, 2**64)], ValueError, r"seed\[1\]\.offset: "),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_seeds_have_clear_errors(backend: str, place: Place, bits: Any, name: str) -> None:
+    seed, error, message = BAD[name]
+    out = place(np.full((2, 3, 4), 7.0, np.float32))
+    mu = place(np.zeros((2, 3), np.float32))
+    for _ in range(2):
+        with pytest.raises(error, match=message):
+            multisample.sample(mu, 1.0, 4, seed=seed, backend=backend, out=out)
+        multisample.sample(mu, 1.0, 4, seed=[1, 2], backend=backend)
+    assert (bits(out) == np.float32(7).view(np.uint32)).all()
+
+
+def test_bad_shapes_have_clear_errors(backend: str, place: Place) -> None:
+    seeds, vector = [1, 2], place(np.zeros(3, np.float32))
+    for shape in [(3, 3), (2, 3, 1)]:
+        with pytest.raises(ValueError, match=r"mu: expected shape \(B, d\) or \(d,\)"):
+            multisample.sample(place(np.zeros(shape, np.float32)), 1.0, 4, seed=seeds, backend=backend)
+    with pytest.raises(ValueError, match=r"weights: expected shape \(n,\) or \(B, n\)"):
+        multisample.weighted_moments(place(np.ones((3, 5), np.float32)), vector, 1.0, seed=seeds, backend=backend)
+    with pytest.raises(ValueError, match=r"out: expected shape \(2, 3, 4\)"):
+        multisample.sample(vector, 1.0, 4, seed=seeds, backend=backend, out=place(np.zeros((3, 4), np.float32)))
+    with pytest.raises(ValueError, match=r"flatten them, pass a vector of seeds, or use multisample\.torch\.Normal"):
+        multisample.sample(place(np.zeros((2, 3), np.float32)), 1.0, 4, backend=backend)
+    with pytest.raises(TypeError, match="seed, generator"):
+        multisample.sample(vector, 1.0, 4, seed=seeds, generator=multisample.Generator(1), backend=backend)
+
+
+def test_the_index_of_a_bad_value_names_matrix_and_row() -> None:
+    sigma = np.ones((3, 4))
+    sigma[1, 2] = -1
+    with pytest.raises(ValueError, match=r"sigma\[1, 2\] = -1.0"):
+        multisample.sample(0.0, sigma, 5, seed=[1, 2, 3])
+
+
+def test_out_that_overlaps_itself_or_an_input() -> None:
+    memory = np.zeros(1000)
+    overlapping = np.lib.stride_tricks.as_strided(memory, (2, 3, 4), (8 * 6, 8 * 4, 8))
+    with pytest.raises(ValueError, match="out: expected elements that do not overlap"):
+        multisample.sample(np.zeros(3), 1.0, 4, seed=[1, 2], out=overlapping)
+    with pytest.raises(ValueError, match="out: expected memory of its own, got memory that mu also uses"):
+        multisample.sample(memory[20:23], 1.0, 4, seed=[1, 2], out=memory[:24].reshape(2, 3, 4))
+
+
+@pytest.mark.slow
+def test_random_batches(backend: str, place: Place, bits: Any) -> None:
+    draw = random.Random(1)
+    for _ in range(300):
+        d, n, batch = draw.randrange(1, 60), draw.choice([1, 2, 5, 33, 257, 1030]), draw.randrange(1, 20)
+        seeds = [draw.getrandbits(64) for _ in range(batch)]
+        options: dict[str, Any] = {
+            "backend": backend, "antithetic": draw.random() < 0.3, "layout": draw.choice(["dn", "nd"]),
+            "noise": draw.choice(["independent", "shared"]), "dtype": draw.choice([*DTYPES]),
+            "fast_math": draw.random() < 0.3, "sample_offset": draw.randrange(20),
+        }  # fmt: skip
+        mu = np.random.default_rng(n).normal(size=(batch, d)).astype(np.float32)
+        x = bits(multisample.sample(place(mu), 0.5, n, seed=seeds, **options))
+        for b in {0, batch - 1, draw.randrange(batch)}:
+            assert np.array_equal(x[b], bits(multisample.sample(place(mu[b]), 0.5, n, seed=seeds[b], **options)))
