@@ -17,7 +17,7 @@ from torch.autograd import forward_ad
 
 from ..element_types import MATRIX_TYPES
 
-__all__ = ["Sample", "register"]
+__all__ = ["Sample", "SampleBatch", "register"]
 
 Options: TypeAlias = dict[str, Any]
 """Keyword arguments of an operator: numbers and flags."""
@@ -34,6 +34,8 @@ def register() -> Any:
         ("sample", _fake_sample, _differentiable_sample),
         ("sample_", _fake_sample_to, _sample_to_without_derivative),
         ("sample_backward", _fake_sample_backward, _differentiable_backward),
+        ("sample_batch", _fake_batch, _differentiable_batch),
+        ("sample_batch_backward", _fake_batch_backward, _differentiable_batch_backward),
     ):
         torch.library.register_fake(f"multisample::{name}", fake)
         library.impl(name, differentiable, "Autograd", with_keyset=True)
@@ -41,6 +43,8 @@ def register() -> Any:
     # torch.library.register_autograd does not support torch.func.
     library.impl("sample", _transformed_sample, "FuncTorchDynamicLayerFrontMode")
     library.impl("sample_backward", _transformed_backward, "FuncTorchDynamicLayerFrontMode")
+    library.impl("sample_batch", _transformed_batch, "FuncTorchDynamicLayerFrontMode")
+    library.impl("sample_batch_backward", _transformed_batch_backward, "FuncTorchDynamicLayerFrontMode")
     torch.library.register_vmap("multisample::sample_", _batched_sample_to)
     return library
 
@@ -69,6 +73,27 @@ def _fake_sample_backward(grad: Any, counter: Any = None, *, transposed: bool = 
     d = grad.shape[1 if transposed else 0]
     dtype = torch.float64 if grad.dtype is torch.float64 else torch.float32
     return grad.new_empty((d,), dtype=dtype), grad.new_empty((d,), dtype=dtype)
+
+
+def _fake_batch(
+    mu: Any, sigma: Any, n: Any, keys: Any, *, dtype: Any = None, transposed: bool = False, **options: Any
+) -> Any:
+    d = mu.shape[-1]
+    for name, vector in (("mu", mu), ("sigma", sigma)):
+        torch._check(
+            vector.dim() in (1, 2) and vector.shape[-1] == d,
+            lambda name=name, vector=vector: (
+                f"multisample::sample_batch: {name} must have shape (d,) or (B, d), d being {d}, got {vector.shape}"
+            ),
+        )
+    shape = (n, d) if transposed else (d, n)
+    return mu.new_empty((keys.shape[0], *shape), dtype=dtype or _promoted(mu.dtype, sigma.dtype))
+
+
+def _fake_batch_backward(grad: Any, keys: Any, *, transposed: bool = False, **options: Any) -> Any:
+    shape = grad.shape[0], grad.shape[2 if transposed else 1]
+    dtype = torch.float64 if grad.dtype is torch.float64 else torch.float32
+    return grad.new_empty(shape, dtype=dtype), grad.new_empty(shape, dtype=dtype)
 
 
 def _check_vectors(operator: str, mu: Any, sigma: Any, d: Any) -> None:
@@ -138,8 +163,9 @@ class Sample(torch.autograd.Function):
             together = Sample.apply(*rows, n, _first(counter, dims[2], size), apart, options)
             axis = 1 if options.get("transposed", False) else 0
             return together.unflatten(axis, (size, d)), axis
-        elements = _elements(size, dims, mu, sigma, counter)
-        return torch.stack([Sample.apply(mu, sigma, n, counter, apart, options) for mu, sigma, counter in elements]), 0
+        keys, options = _keys_of(size, counter, dims[2], mu, options)
+        vectors = (x if dim is None else x.movedim(dim, 0) for x, dim in ((mu, dims[0]), (sigma, dims[1])))
+        return SampleBatch.apply(*vectors, n, keys, options), 0
 
 
 class _SampleBackward(torch.autograd.Function):
@@ -178,11 +204,115 @@ class _SampleBackward(torch.autograd.Function):
             together = batch.movedim(0, axis).flatten(axis, axis + 1)
             gradients = _SampleBackward.apply(together, _first(counter, in_dims[1], size), apart, options)
             return tuple(gradient.unflatten(0, (size, d)) for gradient in gradients), (0, 0)
-        results = [
-            _SampleBackward.apply(grad, counter, apart, options)
-            for grad, counter in _elements(size, (0, in_dims[1]), batch, counter)
+        keys, options = _keys_of(size, counter, in_dims[1], grad, options)
+        return _SampleBatchBackward.apply(batch, keys, options), (0, 0)
+
+
+class SampleBatch(torch.autograd.Function):
+    """``sample_batch``, differentiable in `mu` and `sigma`, with a rule for batches of `mu`, `sigma` and `keys`."""
+
+    @staticmethod
+    def forward(mu: Any, sigma: Any, n: Any, keys: Any, options: Options) -> Any:
+        return _OPERATORS.sample_batch.default(mu, sigma, n, keys, **options)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        mu, sigma, ctx.n, keys, options = inputs
+        ctx.vectors = (mu.dim(), mu.dtype), (sigma.dim(), sigma.dtype)
+        ctx.dtype = output.dtype
+        ctx.noise = {name: option for name, option in options.items() if name != "dtype"}
+        ctx.save_for_backward(keys)
+        ctx.save_for_forward(keys)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        (keys,) = ctx.saved_tensors
+        gradients = [
+            (gradient if dim == 2 else gradient.sum(0)).to(dtype) if needed else None
+            for gradient, (dim, dtype), needed in zip(
+                _OPERATORS.sample_batch_backward.default(grad, keys, **ctx.noise),
+                ctx.vectors,
+                ctx.needs_input_grad[:2],
+                strict=True,
+            )
         ]
-        return tuple(map(torch.stack, zip(*results, strict=True))), (0, 0)
+        return *gradients, None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, mu: Any, sigma: Any, *_: Any) -> Any:
+        (keys,) = ctx.saved_tensors
+        return _OPERATORS.sample_batch.default(mu, sigma, ctx.n, keys, **{**ctx.noise, "dtype": ctx.dtype})
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, mu: Any, sigma: Any, n: Any, keys: Any, options: Options) -> Any:
+        size, batch = info.batch_size, keys.shape[0] if in_dims[3] is None else keys.movedim(in_dims[3], 0).shape[1]
+        vectors = (_flat(x, dim, size, batch, 1) for x, dim in ((mu, in_dims[0]), (sigma, in_dims[1])))
+        drawn = SampleBatch.apply(*vectors, n, _flat(keys, in_dims[3], size, batch, 2), options)
+        return drawn.unflatten(0, (size, batch)), 0
+
+
+class _SampleBatchBackward(torch.autograd.Function):
+    """``sample_batch_backward``. Its derivative is a batch of samples."""
+
+    @staticmethod
+    def forward(grad: Any, keys: Any, options: Options) -> Any:
+        return _OPERATORS.sample_batch_backward.default(grad, keys, **options)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        grad, keys, ctx.options = inputs
+        ctx.n = grad.shape[1 if ctx.options.get("transposed", False) else 2]
+        ctx.dtype = grad.dtype
+        ctx.save_for_backward(keys)
+        ctx.save_for_forward(keys)
+
+    @staticmethod
+    def backward(ctx: Any, grad_mu: Any, grad_sigma: Any) -> Any:
+        (keys,) = ctx.saved_tensors
+        options = {**ctx.options, "dtype": ctx.dtype}
+        return _OPERATORS.sample_batch.default(grad_mu, grad_sigma, ctx.n, keys, **options), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, grad: Any, *_: Any) -> Any:
+        (keys,) = ctx.saved_tensors
+        return _OPERATORS.sample_batch_backward.default(grad, keys, **ctx.options)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, grad: Any, keys: Any, options: Options) -> Any:
+        size, batch = info.batch_size, keys.shape[0] if in_dims[1] is None else keys.movedim(in_dims[1], 0).shape[1]
+        gradients = _SampleBatchBackward.apply(
+            _flat(grad, in_dims[0], size, batch, 3), _flat(keys, in_dims[1], size, batch, 2), options
+        )
+        return tuple(gradient.unflatten(0, (size, batch)) for gradient in gradients), (0, 0)
+
+
+def _flat(x: Any, dim: int | None, size: int, batch: int, own: int) -> Any:
+    """A tensor of `size` batches as one batch of ``size * batch`` elements, each with `own` dimensions at the most.
+
+    A vector that all elements share stays one.
+    """
+    if dim is None:
+        if own == 1 and x.dim() == 1:
+            return x
+        x = x.expand(size, *x.shape)
+    else:
+        x = x.movedim(dim, 0)
+        if own == 1 and x.dim() == 2:  # One vector for each batch.
+            x = x.unsqueeze(1).expand(size, batch, x.shape[1])
+    return x.flatten(0, 1)
+
+
+def _keys_of(size: int, counter: Any, dim: int | None, like: Any, options: Options) -> tuple[Any, Options]:
+    """The keys of `size` elements that have a counter each, or one, or a seed and an offset by value."""
+    words = {name: options[name] for name in ("seed", "offset") if name in options}
+    rest = {name: option for name, option in options.items() if name not in words}
+    seed = torch.full((), words["seed"], dtype=torch.int64, device=like.device)
+    if counter is None:
+        offset = torch.full((), words.get("offset", 0), dtype=torch.int64, device=like.device)
+    else:
+        offset = (counter if dim is None else counter.movedim(dim, 0)).reshape(1 if dim is None else size)
+    seed, offset = seed.expand(size), offset.expand(size)
+    return torch.stack((seed, offset), 1), rest
 
 
 def _draw(mu: Any, sigma: Any, n: Any, counter: Any, apart: bool, options: Options) -> Any:
@@ -197,36 +327,26 @@ def _backward(grad: Any, counter: Any, apart: bool, options: Options) -> Any:
     return _OPERATORS.sample_backward.default(grad, counter, **options)
 
 
-class _Recorded(torch.autograd.Function):
-    """`Sample` for calls without transformations.
+@functools.cache
+def _recorded(function: Any) -> Any:
+    """An autograd function for calls without transformations.
 
     Each call of a function with a separate `setup_context` looks up its signature, which takes as long as thousands of
     normals.
     """
 
-    @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> Any:
-        with torch._C._AutoDispatchBelowAutograd():
-            output = Sample.forward(*inputs)
-        Sample.setup_context(ctx, inputs, output)
-        return output
+    class Recorded(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *inputs: Any) -> Any:
+            with torch._C._AutoDispatchBelowAutograd():
+                output = function.forward(*inputs)
+            function.setup_context(ctx, inputs, output)
+            return output
 
-    backward = Sample.backward
-    jvp = Sample.jvp
+        backward = function.backward
+        jvp = function.jvp
 
-
-class _RecordedBackward(torch.autograd.Function):
-    """`_SampleBackward` for calls without transformations."""
-
-    @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> Any:
-        with torch._C._AutoDispatchBelowAutograd():
-            output = _SampleBackward.forward(*inputs)
-        _SampleBackward.setup_context(ctx, inputs, output)
-        return output
-
-    backward = _SampleBackward.backward
-    jvp = _SampleBackward.jvp
+    return Recorded
 
 
 def _is_one_sample(apart: bool, counter_dim: int | None, size: int, d: Any, options: Options) -> bool:
@@ -264,14 +384,26 @@ def _below_autograd(operator: Any, keys: Any, *arguments: Any, **options: Any) -
 
 def _differentiable_sample(keys: Any, mu: Any, sigma: Any, n: Any, counter: Any = None, **options: Any) -> Any:
     if _has_derivative(mu, sigma):
-        return _Recorded.apply(mu, sigma, n, counter, False, options)
+        return _recorded(Sample).apply(mu, sigma, n, counter, False, options)
     return _below_autograd(_OPERATORS.sample.default, keys, mu, sigma, n, counter, **options)
 
 
 def _differentiable_backward(keys: Any, grad: Any, counter: Any = None, **options: Any) -> Any:
     if _has_derivative(grad):
-        return _RecordedBackward.apply(grad, counter, False, options)
+        return _recorded(_SampleBackward).apply(grad, counter, False, options)
     return _below_autograd(_OPERATORS.sample_backward.default, keys, grad, counter, **options)
+
+
+def _differentiable_batch(keys_set: Any, mu: Any, sigma: Any, n: Any, keys: Any, **options: Any) -> Any:
+    if _has_derivative(mu, sigma):
+        return _recorded(SampleBatch).apply(mu, sigma, n, keys, options)
+    return _below_autograd(_OPERATORS.sample_batch.default, keys_set, mu, sigma, n, keys, **options)
+
+
+def _differentiable_batch_backward(keys_set: Any, grad: Any, keys: Any, **options: Any) -> Any:
+    if _has_derivative(grad):
+        return _recorded(_SampleBatchBackward).apply(grad, keys, options)
+    return _below_autograd(_OPERATORS.sample_batch_backward.default, keys_set, grad, keys, **options)
 
 
 def _sample_to_without_derivative(
@@ -295,6 +427,14 @@ def _transformed_sample(mu: Any, sigma: Any, n: Any, counter: Any = None, **opti
 
 def _transformed_backward(grad: Any, counter: Any = None, **options: Any) -> Any:
     return _SampleBackward.apply(grad, counter, False, options)
+
+
+def _transformed_batch(mu: Any, sigma: Any, n: Any, keys: Any, **options: Any) -> Any:
+    return SampleBatch.apply(mu, sigma, n, keys, options)
+
+
+def _transformed_batch_backward(grad: Any, keys: Any, **options: Any) -> Any:
+    return _SampleBatchBackward.apply(grad, keys, options)
 
 
 def _batched_sample_to(

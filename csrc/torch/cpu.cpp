@@ -224,6 +224,15 @@ STABLE_TORCH_LIBRARY(multisample, m) {
       "sample_backward(Tensor grad, Tensor? counter=None, *, SymInt seed, SymInt offset=0, SymInt dim_offset=0, "
       "SymInt sample_offset=0, bool shared=False, bool fast_math=False, bool antithetic=False, "
       "bool transposed=False) -> (Tensor grad_mu, Tensor grad_sigma)");
+  // A matrix for each key, which is a seed and an offset.
+  m.def(
+      "sample_batch(Tensor mu, Tensor sigma, SymInt n, Tensor keys, *, SymInt dim_offset=0, SymInt sample_offset=0, "
+      "ScalarType? dtype=None, bool shared=False, bool fast_math=False, bool antithetic=False, "
+      "bool transposed=False) -> Tensor");
+  m.def(
+      "sample_batch_backward(Tensor grad, Tensor keys, *, SymInt dim_offset=0, SymInt sample_offset=0, "
+      "bool shared=False, bool fast_math=False, bool antithetic=False, bool transposed=False) -> "
+      "(Tensor grad_mu, Tensor grad_sigma)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(multisample, CPU, m) {
@@ -231,4 +240,6 @@ STABLE_TORCH_LIBRARY_IMPL(multisample, CPU, m) {
   m.impl("sample_", TORCH_BOX(&Operators::sample_));
   m.impl("sample", TORCH_BOX(&Operators::sample));
   m.impl("sample_backward", TORCH_BOX(&Operators::sample_backward));
+  m.impl("sample_batch", TORCH_BOX(&Operators::sample_batch));
+  m.impl("sample_batch_backward", TORCH_BOX(&Operators::sample_batch_backward));
 }

@@ -93,4 +93,6 @@ STABLE_TORCH_LIBRARY_IMPL(multisample, CUDA, m) {
   m.impl("sample_", TORCH_BOX(&Operators::sample_));
   m.impl("sample", TORCH_BOX(&Operators::sample));
   m.impl("sample_backward", TORCH_BOX(&Operators::sample_backward));
+  m.impl("sample_batch", TORCH_BOX(&Operators::sample_batch));
+  m.impl("sample_batch_backward", TORCH_BOX(&Operators::sample_batch_backward));
 }

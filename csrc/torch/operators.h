@@ -84,15 +84,18 @@ inline bool on_one_device(const Tensor& a, const Tensor& b) {
 }
 
 // A launch over `matrix`, without mu, sigma and the stream. `name` is its name in errors; it is (n, d) if `transposed`.
+// A batch has one dimension more.
 inline Launch checked_launch(const char* op, const char* name, const Tensor& matrix, bool transposed,
-                             const NoiseOptions& options) {
-  check(matrix.dim() == 2, op, name, " must have two dimensions, got ", matrix);
+                             const NoiseOptions& options, bool is_batch = false) {
+  check(matrix.dim() == 2 + is_batch, op, name, is_batch ? " must have three" : " must have two", " dimensions, got ",
+        matrix);
   const ElementType type = element_type(matrix.scalar_type());
 #define MULTISAMPLE_ROW(name, type, size, numpy, torch) numpy ", "
   check(is_real(type), op, name, " must be of dtype " MULTISAMPLE_MATRIX_TYPES(MULTISAMPLE_ROW) "got ", matrix);
 #undef MULTISAMPLE_ROW
   check(matrix.is_cpu() || matrix.is_cuda(), op, name, " must be on a CPU or a CUDA device, got ", matrix);
-  const int64_t rows = matrix.size(transposed), columns = matrix.size(!transposed);
+  const int64_t row_axis = is_batch + transposed, column_axis = is_batch + !transposed;
+  const int64_t rows = matrix.size(row_axis), columns = matrix.size(column_axis);
   constexpr int64_t kMaxRows = int64_t{1} << 32, kMaxColumns = int64_t{1} << 34;
   check(options.dim_offset >= 0 && options.dim_offset <= kMaxRows - rows, op,
         "dim_offset must be at least 0, and dim_offset + d at most 2**32, got ", options.dim_offset, "; d is ", rows);
@@ -111,8 +114,8 @@ inline Launch checked_launch(const char* op, const char* name, const Tensor& mat
   const i64 size = static_cast<i64>(matrix.element_size());
   Launch call{};
   call.matrix = const_cast<void*>(matrix.const_data_ptr());
-  call.row_stride = matrix.stride(transposed) * size;
-  call.column_stride = matrix.stride(!transposed) * size;
+  call.row_stride = matrix.stride(row_axis) * size;
+  call.column_stride = matrix.stride(column_axis) * size;
   call.rows = static_cast<u64>(rows);
   call.columns = static_cast<u64>(columns);
   call.seed = static_cast<u64>(options.seed);
@@ -127,14 +130,35 @@ inline Launch checked_launch(const char* op, const char* name, const Tensor& mat
   return call;
 }
 
-// mu or sigma of `out`, which has `rows` rows.
-inline Vector checked_vector(const char* op, const char* name, const Tensor& vector, const Tensor& out, u64 rows) {
-  check(vector.dim() == 1 && vector.size(0) == static_cast<int64_t>(rows), op, name,
-        " must have shape (d,), out being (d, n), got ", vector, "; out has ", out);
+// Makes a launch over `matrix` a batch, whose keys are pairs of a seed and an offset.
+inline void set_batch(const char* op, const Tensor& keys, const Tensor& matrix, Launch* call) {
+  check(element_type(keys.scalar_type()) == kInt64 && keys.dim() == 2 && keys.size(0) == matrix.size(0) &&
+            keys.size(1) == 2,
+        op, "keys must have shape (B, 2) and dtype int64, got ", keys, "; the matrices have ", matrix);
+  check(on_one_device(keys, matrix), op, "keys must be on the device of the matrices, got ", keys,
+        "; the matrices have ", matrix);
+  call->seed_at = static_cast<const u64*>(keys.const_data_ptr());
+  call->offset_at = call->seed_at + keys.stride(1);
+  call->seed_step = call->offset_step = keys.stride(0) * 8;
+  call->batch = static_cast<u32>(keys.size(0));
+  call->matrix_step = matrix.stride(0) * static_cast<i64>(matrix.element_size());
+  call->result_step = static_cast<i64>(call->rows) * (call->type == kFloat64 ? 8 : 4);
+  call->origin_in_memory = 1;
+}
+
+// mu or sigma of `out`, which has `rows` rows. In a batch, the first axis may be that of the matrices.
+inline Vector checked_vector(const char* op, const char* name, const Tensor& vector, const Tensor& out, u64 rows,
+                             i64* step) {
+  const int64_t dim = vector.dim();
+  const bool has_own = dim == 2 && out.dim() == 3 && vector.size(0) == out.size(0);
+  check((dim == 1 || has_own) && vector.size(dim - 1) == static_cast<int64_t>(rows), op, name,
+        " must have shape (d,), or in a batch (B, d), got ", vector, "; out has ", out);
   const ElementType type = element_type(vector.scalar_type());
   check(type != kNumber, op, name, " must be of a real floating or an integer dtype, got ", vector);
   check(on_one_device(vector, out), op, name, " must be on the device of out, got ", vector, "; out has ", out);
-  return {{vector.const_data_ptr()}, vector.stride(0) * static_cast<i64>(vector.element_size()), type};
+  const i64 size = static_cast<i64>(vector.element_size());
+  *step = has_own ? vector.stride(0) * size : 0;
+  return {{vector.const_data_ptr()}, vector.stride(dim - 1) * size, type};
 }
 
 // The default dtype of a sample: integers count as float32. Two different types give float64 if one of them is float64,
@@ -156,7 +180,7 @@ struct Operators {
   static void sample_(const Tensor& out, const Tensor& mu, const Tensor& sigma, const std::optional<Tensor>& counter,
                       int64_t seed, int64_t offset, int64_t dim_offset, int64_t sample_offset, bool shared,
                       bool fast_math, bool antithetic) {
-    draw("sample_", out, false, mu, sigma,
+    draw("sample_", out, false, mu, sigma, nullptr,
          {counter, seed, offset, dim_offset, sample_offset, shared, fast_math, antithetic});
   }
 
@@ -168,22 +192,51 @@ struct Operators {
     check(n >= 0, "sample", "n must be at least 0, got ", n);
     const int64_t d = mu.size(0), shape[] = {transposed ? n : d, transposed ? d : n};
     const Tensor out = torch::stable::new_empty(mu, {shape, 2}, dtype.has_value() ? *dtype : promoted(mu, sigma));
-    draw("sample", out, transposed, mu, sigma,
+    draw("sample", out, transposed, mu, sigma, nullptr,
          {counter, seed, offset, dim_offset, sample_offset, shared, fast_math, antithetic});
+    return out;
+  }
+
+  static Tensor sample_batch(const Tensor& mu, const Tensor& sigma, int64_t n, const Tensor& keys, int64_t dim_offset,
+                             int64_t sample_offset, const std::optional<ScalarType>& dtype, bool shared, bool fast_math,
+                             bool antithetic, bool transposed) {
+    check(mu.dim() == 1 || mu.dim() == 2, "sample_batch", "mu must have shape (d,) or (B, d), got ", mu);
+    check(keys.dim() == 2, "sample_batch", "keys must have shape (B, 2), got ", keys);
+    check(n >= 0, "sample_batch", "n must be at least 0, got ", n);
+    const int64_t d = mu.size(mu.dim() - 1), shape[] = {keys.size(0), transposed ? n : d, transposed ? d : n};
+    const Tensor out = torch::stable::new_empty(mu, {shape, 3}, dtype.has_value() ? *dtype : promoted(mu, sigma));
+    draw("sample_batch", out, transposed, mu, sigma, &keys,
+         {std::nullopt, 0, 0, dim_offset, sample_offset, shared, fast_math, antithetic});
     return out;
   }
 
   static Gradient sample_backward(const Tensor& grad, const std::optional<Tensor>& counter, int64_t seed,
                                   int64_t offset, int64_t dim_offset, int64_t sample_offset, bool shared,
                                   bool fast_math, bool antithetic, bool transposed) {
-    Launch call = checked_launch("sample_backward", "grad", grad, transposed,
-                                 {counter, seed, offset, dim_offset, sample_offset, shared, fast_math, antithetic});
-    const int64_t shape[] = {static_cast<int64_t>(call.rows)};
+    return sum("sample_backward", grad, transposed, nullptr,
+               {counter, seed, offset, dim_offset, sample_offset, shared, fast_math, antithetic});
+  }
+
+  static Gradient sample_batch_backward(const Tensor& grad, const Tensor& keys, int64_t dim_offset,
+                                        int64_t sample_offset, bool shared, bool fast_math, bool antithetic,
+                                        bool transposed) {
+    return sum("sample_batch_backward", grad, transposed, &keys,
+               {std::nullopt, 0, 0, dim_offset, sample_offset, shared, fast_math, antithetic});
+  }
+
+ private:
+  static Gradient sum(const char* op, const Tensor& grad, bool transposed, const Tensor* keys,
+                      const NoiseOptions& options) {
+    Launch call = checked_launch(op, "grad", grad, transposed, options, keys != nullptr);
+    const int64_t rows = static_cast<int64_t>(call.rows), shape[] = {keys == nullptr ? rows : grad.size(0), rows};
+    const size_t axes = keys == nullptr ? 1 : 2;
     const auto vector = [&] {
-      return torch::stable::new_empty(grad, {shape, 1}, call.type == kFloat64 ? ScalarType::Double : ScalarType::Float);
+      return torch::stable::new_empty(grad, {shape, axes},
+                                      call.type == kFloat64 ? ScalarType::Double : ScalarType::Float);
     };
     Tensor mu = vector(), sigma = vector();
-    if (call.rows == 0 || call.columns == 0) {
+    if (keys != nullptr) set_batch(op, *keys, grad, &call);
+    if (call.rows == 0 || call.columns == 0 || grad.size(0) == 0) {
       torch::stable::zero_(mu);
       torch::stable::zero_(sigma);
       return {mu, sigma};
@@ -191,21 +244,21 @@ struct Operators {
     call.operation = kGradient;
     call.first = mu.mutable_data_ptr();
     call.second = sigma.mutable_data_ptr();
-    Device::run("sample_backward", grad, call);
+    Device::run(op, grad, call);
     return {mu, sigma};
   }
 
- private:
   static void draw(const char* op, const Tensor& out, bool transposed, const Tensor& mu, const Tensor& sigma,
-                   const NoiseOptions& options) {
-    Launch call = checked_launch(op, "out", out, transposed, options);
+                   const Tensor* keys, const NoiseOptions& options) {
+    Launch call = checked_launch(op, "out", out, transposed, options, keys != nullptr);
+    if (keys != nullptr) set_batch(op, *keys, out, &call);
     check((call.row_stride != 0 || call.rows < 2) && (call.column_stride != 0 || call.columns < 2), op,
           "elements of out must not share memory, got ", out);
-    const Vector of_mu = checked_vector(op, "mu", mu, out, call.rows);
-    const Vector of_sigma = checked_vector(op, "sigma", sigma, out, call.rows);
+    const Vector of_mu = checked_vector(op, "mu", mu, out, call.rows, &call.mu_step);
+    const Vector of_sigma = checked_vector(op, "sigma", sigma, out, call.rows, &call.sigma_step);
     call.mu = of_mu.input, call.mu_stride = of_mu.stride, call.mu_type = of_mu.type;
     call.sigma = of_sigma.input, call.sigma_stride = of_sigma.stride, call.sigma_type = of_sigma.type;
-    if (call.rows > 0 && call.columns > 0) Device::run(op, out, call);
+    if (call.rows > 0 && call.columns > 0 && out.size(0) > 0) Device::run(op, out, call);
   }
 };
 

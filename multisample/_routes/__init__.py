@@ -105,6 +105,11 @@ def run_first(call: Call, key: Hashable, function: Callable[..., Any]) -> Any:
     return result
 
 
+def _is_tensor(x: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(x, torch.Tensor)
+
+
 def _is_for_jax(call: Call) -> bool:
     """Whether an argument is an array or a key of JAX, and JAX is to run the call."""
     if "jax" not in sys.modules:
@@ -139,7 +144,7 @@ def _checked(call: Call) -> Call:
     if call.seed is not None or TRAITS[call.operation].needs_seed:
         if call.generator is not None:
             raise TypeError("seed, generator: expected one of the two, got both")
-        if not is_in_array(call.seed):  # The plan checks arrays.
+        if not (is_in_array(call.seed) or _is_tensor(call.seed)):  # Plans and operators check these.
             checked_key(call.seed)
     # Not `_replace`: PyTorch 2.11 loses its result at a graph break.
     return Call(*[checked.get(name, x) for name, x in zip(Call._fields, call, strict=True)])

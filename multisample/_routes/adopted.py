@@ -21,10 +21,11 @@ from .._arguments import describe
 from .._call import Call, vectors_of
 from .._checks.operands import inspect_inputs
 from .._checks.values import check_values
-from .._libraries import HOST, Device, Library, is_number, library_called
+from .._libraries import HOST, Device, Library, is_number, library_called, library_of
 from .._libraries.foreign import ForeignLibrary
 from .._plan import run_planned
 from .._randomness.generator import DEFAULT_GENERATOR
+from .._randomness.keys import is_in_array
 from .._streams import keep_until_done, order_after, order_before
 
 __all__ = ["run_adopted", "run_from_host"]
@@ -35,6 +36,8 @@ def run_adopted(call: Call, caller: ForeignLibrary, device: Device, backend: Bac
     arguments = {name: x for name, x in vectors_of(call).items() if not is_number(x)}
     if call.out is not None:
         arguments["out"] = call.out
+    if is_in_array(call.seed) and isinstance(library_of("seed", call.seed), ForeignLibrary):
+        arguments["seed"] = call.seed
     if device.kind == "cuda":
         library: Library = library_called(backend.host_library)
         adopt: Callable[[Any], Any] = backend.adopt
@@ -103,7 +106,8 @@ def run_from_host(call: Call, backend: Backend) -> Any:
     moved: dict[str, Any] = {}
     for name, x in vectors_of(call).items():
         if not is_number(x):
-            shape = (inputs.n if name == "weights" else inputs.d,)
-            moved[name] = backend.adopt(np.ascontiguousarray(np.broadcast_to(rounded(x.reshape(-1), real), shape)))
+            if inputs.batch is None or x.ndim < 2:
+                x = np.broadcast_to(x.reshape(-1), (inputs.n if name == "weights" else inputs.d,))
+            moved[name] = backend.adopt(np.ascontiguousarray(rounded(x, real)))
     call = _with_generator(call._replace(dtype=inputs.dtype, **moved))
     return run_planned(call, backend, library_called(backend.host_library))

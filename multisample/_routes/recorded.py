@@ -21,7 +21,8 @@ from .._checks.values import check_values
 from .._libraries import is_number
 from .._libraries.torch import TORCH, dtype_of, is_transforming
 from .._plan import PLANS, Plan, Planned, make_plan
-from .transformed import as_int64
+from .._randomness.keys import is_in_array
+from .transformed import as_int64, draw_by_operator
 
 __all__ = ["torch_plan"]
 
@@ -46,7 +47,7 @@ def torch_plan(call: Call, backend: Backend) -> Planned:
             )
         return _RecordedMoments(call, backend)
     if call.out is None and backend.name == "torch_ext":
-        return _RecordedSample(call, backend)
+        return _RecordedBatch(call, backend) if is_in_array(call.seed) else _RecordedSample(call, backend)
     if call.out is not None:
         reason = "out= takes no gradient; detach it, or call sample under torch.no_grad()"
     elif call.backend == "auto":
@@ -157,18 +158,40 @@ def _gradient_plan(recorded: _RecordedSample, grad: Any) -> Plan:
     return gradient_plan
 
 
+class _RecordedBatch:
+    """Batches whose gradients are recorded: the operator records them."""
+
+    __slots__ = ("call", "dtype")
+
+    def __init__(self, call: Call, backend: Backend) -> None:
+        make_plan(call, backend, TORCH)  # Checks the arguments.
+        self.dtype = inspect_inputs(TORCH, call).dtype
+        self.call = call._replace(mu=None, sigma=None, seed=None)
+
+    def run(
+        self, mu: Any, sigma: Any, weights: Any, matrix: Any, seed: Any, generator: Any, dim_offset: int,
+        sample_offset: int,
+    ) -> tuple[Any]:  # fmt: skip
+        vectors = {"mu": mu, "sigma": sigma}
+        if not any(x.is_cuda for x in vectors.values() if not is_number(x)):
+            check_values(TORCH, vectors, self.dtype)
+        call = self.call._replace(**vectors, seed=seed, dim_offset=dim_offset, sample_offset=sample_offset)
+        return (draw_by_operator(call._replace(validate=False)),)
+
+
 # --- Moments ------------------------------------------------------------------------------------------------------
 
 
 class _RecordedMoments:
     """A plan of `weighted_moments` that records gradients to `mu` and `sigma`."""
 
-    __slots__ = ("dtype", "plan")
+    __slots__ = ("dtype", "is_batch", "plan")
 
     def __init__(self, call: Call, backend: Backend) -> None:
         inputs = inspect_inputs(TORCH, call)
         self.dtype, real = dtype_of(inputs.dtype), MATRIX_TYPES[inputs.dtype].computing
         # The moments of mean 0 and standard deviation 1 are the sums of the noise.
+        self.is_batch = inputs.batch is not None
         inputs = inputs._replace(operands={"weights": inputs.operands["weights"]}, dtype=real)
         self.plan = Plan(call, backend, TORCH, inputs)
 
@@ -185,11 +208,11 @@ class _RecordedMoments:
         first, *second = sums
         real = first.dtype
         # float32 sums are added up in float64.
-        total = weights.to(real).sum(dtype=torch.float64).to(real)
-        mu, sigma = (x if is_number(x) else _vector(x, real) for x in (mu, sigma))
+        total = weights.to(real).sum(-1, dtype=torch.float64, keepdim=self.is_batch).to(real)
+        mu, sigma = (x if is_number(x) else (x if self.is_batch else _vector(x)).to(real) for x in (mu, sigma))
         results = [mu * total + sigma * first, *(sigma * sigma * x for x in second)]
         return (tuple(x if x.dtype is self.dtype else x.to(self.dtype) for x in results),)
 
 
-def _vector(x: Any, real: Any) -> Any:
-    return (x[:, 0] if x.dim() == 2 else x).to(real)
+def _vector(x: Any) -> Any:
+    return x[:, 0] if x.dim() == 2 else x

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch._C import _functorch
 
@@ -23,6 +24,7 @@ from .._libraries import is_number
 from .._libraries.library import counted_as
 from .._libraries.torch import check_tensor, dtype_of, is_opaque, is_transforming
 from .._randomness.generator import WORD_64, Generator
+from .._randomness.keys import batch_of, host_words, is_in_array
 from .._randomness.source import checked_key
 from .._randomness.torch import SEED, draw_offset, take_transformed
 
@@ -56,7 +58,11 @@ def draw_by_operator(call: Call, is_known: Callable[[Any], bool] = bool) -> Any:
     mu, sigma, n, out = call.mu, call.sigma, call.n, call.out
     tensors = {name: x for name, x in (("mu", mu), ("sigma", sigma)) if not is_number(x)}
     dtype = _checked_dtype(tensors, call.dtype)
-    d = common_length({name: x.shape for name, x in tensors.items()})
+    keys, batch = None, None
+    device = next(iter(tensors.values())).device
+    if is_in_array(call.seed) or isinstance(call.seed, torch.Tensor):
+        keys, batch = _keys(call.seed, device)
+    d = common_length({name: x.shape for name, x in tensors.items()}, batch)
     _check_devices(tensors if out is None else {**tensors, "out": out})
     for name, x in (("mu", mu), ("sigma", sigma)):
         if is_number(x):
@@ -67,9 +73,11 @@ def draw_by_operator(call: Call, is_known: Callable[[Any], bool] = bool) -> Any:
             "validate: expected False where PyTorch compiles or transforms the call, since it has no values to check"
         )
     if out is not None:
-        _check_out(out, (n, d) if call.layout == "nd" else (d, n), dtype, tensors)
+        shape = (n, d) if call.layout == "nd" else (d, n)
+        _check_out(out, shape if batch is None else (batch, *shape), dtype, tensors)
     call = call._replace(dtype=dtype)
-    device = next(iter(tensors.values())).device
+    if keys is not None:
+        return _draw_batch(call, keys, batch)
     if out is None and not _is_traced(*tensors.values()):
         # Raises if there is no memory for the result, before a generator advances.
         torch.empty((d, n), dtype=dtype_of(dtype), device=device)
@@ -86,6 +94,58 @@ def draw_by_operator(call: Call, is_known: Callable[[Any], bool] = bool) -> Any:
     if is_batched() or _may_run_again(device, *tensors.values()):
         return _call_operator(call, SEED, 0, draw_offset(device, call.generator))
     return _call_operator(call, *take_transformed(str(device), call.generator), None)
+
+
+@torch.compiler.assume_constant_result
+def _listed(*seeds: Any) -> list[list[int]]:
+    """The words of a sequence of seeds, as operators take them."""
+    words: list[list[int]] = host_words(seeds).view(np.int64).tolist()
+    return words
+
+
+_NARROW = {torch.int8: 0xFF, torch.int16: 0xFFFF, torch.int32: 0xFFFFFFFF}
+
+
+def _keys(seed: Any, device: Any) -> tuple[Any, int | None]:
+    """The keys of the argument `seed`, a tensor (B, 2) of int64, and B; None for one key."""
+    if isinstance(seed, torch.Tensor) and seed.dim() == 0:
+        batch_of(seed[None])
+        batch, seed = None, seed.reshape(1)
+    else:
+        batch = batch_of(seed)
+    if isinstance(seed, (list, tuple)):
+        return torch.tensor(_listed(*seed), dtype=torch.int64, device=device).reshape(-1, 2), batch
+    if not isinstance(seed, torch.Tensor):
+        seed = torch.as_tensor(seed).to(device)
+    if seed.device != device:
+        raise ValueError(f"seed: expected it on the device of mu and sigma, {device}, got {seed.device}")
+    if seed.dtype is torch.uint32:
+        halves = seed.reshape(-1, seed.shape[-1]).to(torch.int64)
+        seed = halves[:, 0::2] << 32 | halves[:, 1::2]
+    elif seed.dtype in _NARROW:
+        seed = seed.to(torch.int64) & _NARROW[seed.dtype]
+    else:
+        seed = seed.to(torch.int64)
+    if seed.dim() == 1:
+        seed = seed[:, None]
+    return (torch.nn.functional.pad(seed, (0, 1)) if seed.shape[1] == 1 else seed), batch
+
+
+def _draw_batch(call: Call, keys: Any, batch: int | None) -> Any:
+    """Draw by the operator for batches."""
+    mu, sigma = call.mu, call.sigma
+    model = sigma if is_number(mu) or mu.dim() == 0 else mu
+    vectors = (
+        x if not is_number(x) and x.dim() == 2 and batch is not None else _vector(x, model, call.dtype, batch)
+        for x in (mu, sigma)
+    )
+    x = torch.ops.multisample.sample_batch(
+        *vectors, call.n, keys, dim_offset=call.dim_offset, sample_offset=call.sample_offset,
+        dtype=dtype_of(call.dtype), shared=call.noise == "shared", fast_math=bool(call.fast_math),
+        antithetic=bool(call.antithetic), transposed=call.layout == "nd",
+    )  # fmt: skip
+    x = x[0] if batch is None else x
+    return x if call.out is None else call.out.copy_(x)
 
 
 def _call_or_put_back(call: Call, seed: int, offset: int) -> Any:
@@ -182,7 +242,7 @@ def draw_separately(mu: Any, sigma: Any, n: Any, counter: Any, **options: Any) -
     return Sample.apply(mu, sigma, n, counter, True, options)
 
 
-def _vector(x: Any, model: Any, dtype: str) -> Any:
+def _vector(x: Any, model: Any, dtype: str | None, batch: int | None = None) -> Any:
     """`mu` or `sigma` as a tensor of shape (d,); `model` has d elements."""
     if is_number(x):
         real = torch.float64 if dtype == "float64" else torch.float32
@@ -190,7 +250,7 @@ def _vector(x: Any, model: Any, dtype: str) -> Any:
         x = torch.ones((), dtype=real, device=model.device) * torch.sym_float(x)
     if x.dim() == 1:
         return x
-    return x[:, 0] if x.dim() == 2 else x.expand(model.shape[0])
+    return x[:, 0] if x.dim() == 2 else x.expand(model.shape[0 if batch is None else -1])
 
 
 def as_int64(word: Any) -> Any:

@@ -1,0 +1,189 @@
+"""Vectors of seeds with PyTorch: gradients, torch.func, torch.compile and operators."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import multisample
+from multisample import sample
+
+pytestmark = pytest.mark.filterwarnings("ignore:::torch")
+
+SEEDS = [3, 5, 2**64 - 1, 7]
+N = 9
+
+
+def vectors(device: str, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(4)
+    mu, sigma = (torch.rand(4, 6, dtype=torch.float64, generator=generator) for _ in range(2))
+    return mu.to(device, dtype), sigma.to(device, dtype)
+
+
+def seed_tensor(device: str) -> torch.Tensor:
+    return torch.tensor([seed - 2**64 if seed >= 2**63 else seed for seed in SEEDS], device=device)
+
+
+def one_by_one(mu: torch.Tensor, sigma: torch.Tensor, **options: Any) -> torch.Tensor:
+    mu, sigma = mu.expand(4, 6), sigma.expand(4, 6)
+    return torch.stack([sample(mu[b], sigma[b], N, seed=SEEDS[b], **options) for b in range(4)])
+
+
+FORMS = {
+    "list": lambda device: SEEDS,
+    "tensor": seed_tensor,
+    "seeds and offsets": lambda device: torch.stack([seed_tensor(device), torch.zeros_like(seed_tensor(device))], 1),
+}
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("form", FORMS)
+def test_gradients_are_sums_over_the_batch(torch_device: str, form: str, compiled: bool) -> None:
+    seeds = FORMS[form](torch_device)
+
+    def draw(mu: Any, sigma: Any) -> Any:
+        return sample(mu, sigma, N, seed=seeds, antithetic=True, layout="nd")
+
+    torch._dynamo.reset()
+    function = torch.compile(draw, fullgraph=True) if compiled else draw
+    mu, sigma = vectors(torch_device, torch.float64)
+    for own in [(mu, sigma), (mu, sigma[0]), (mu[1], sigma)]:
+        leaves = [x.clone().requires_grad_() for x in own]
+        x = function(*leaves)
+        expected = one_by_one(*leaves, antithetic=True, layout="nd")
+        assert torch.equal(x, expected)
+        weights = torch.linspace(-1, 1, x.numel(), dtype=x.dtype, device=x.device).reshape(x.shape)
+        got = torch.autograd.grad((x * weights).sum(), leaves)
+        assert all(map(torch.allclose, got, torch.autograd.grad((expected * weights).sum(), leaves)))
+
+
+def test_derivatives_of_any_order(torch_device: str) -> None:
+    mu, sigma = vectors(torch_device, torch.float64)
+    leaves = mu.requires_grad_(), sigma[0].clone().requires_grad_()
+    seeds = seed_tensor(torch_device)
+
+    def draw(mu: Any, sigma: Any) -> Any:
+        return sample(mu, sigma, 3, seed=seeds)
+
+    assert torch.autograd.gradcheck(draw, leaves, check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(draw, leaves)
+
+
+def test_moments_record_gradients_of_a_batch(torch_device: str) -> None:
+    mu, sigma = (x.requires_grad_() for x in vectors(torch_device, torch.float64))
+    weights = torch.rand(4, N, dtype=torch.float64, device=torch_device)
+    got = multisample.weighted_moments(weights, mu, sigma, seed=SEEDS)
+    alone = [multisample.weighted_moments(weights[b], mu[b], sigma[b], seed=SEEDS[b]) for b in range(4)]
+    for k in range(2):
+        expected = torch.stack([moments[k] for moments in alone])
+        assert torch.allclose(got[k], expected)
+        leaf = (mu, sigma)[k]
+        gradients = [torch.autograd.grad(m.sum(), leaf, retain_graph=True)[0] for m in (got[k], expected)]
+        assert torch.allclose(*gradients)
+
+
+class Launches(TorchDispatchMode):
+    """The names of our operators that PyTorch calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function.namespace == "multisample":
+            self.names.append(function._opname)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("own", ["mu", "seed", "mu, seed", "mu, sigma", "mu, sigma, seed"])
+def test_vmap_is_one_launch(torch_device: str, own: str) -> None:
+    mu, sigma = vectors(torch_device)
+    seeds, names = seed_tensor(torch_device), own.split(", ")
+    batch = {"mu": mu, "sigma": sigma, "seed": seeds}
+    one = {"mu": mu[0], "sigma": sigma[0], "seed": SEEDS[0]}
+    with Launches() as launches:
+        x = torch.func.vmap(lambda *own: sample(**{**one, **dict(zip(names, own, strict=True))}, n=N))(
+            *(batch[name] for name in names)
+        )
+    assert launches.names == ["sample_batch"]
+    for b in range(4):
+        alone = {**one, **{name: SEEDS[b] if name == "seed" else batch[name][b] for name in names}}
+        assert torch.equal(x[b], sample(**alone, n=N))
+
+
+def test_nested_vmaps_are_one_launch(torch_device: str) -> None:
+    mu, _ = vectors(torch_device)
+    seeds = torch.arange(12, device=torch_device).reshape(3, 4)
+    with Launches() as launches:
+        x = torch.func.vmap(lambda row: torch.func.vmap(lambda m, k: sample(m, 1.0, N, seed=k))(mu, row))(seeds)
+    assert launches.names == ["sample_batch"]
+    for a, b in itertools.product(range(3), range(4)):
+        assert torch.equal(x[a, b], sample(mu[b], 1.0, N, seed=4 * a + b))
+
+
+def test_a_vector_of_seeds_inside_vmap(torch_device: str) -> None:
+    mu, _ = vectors(torch_device)
+    x = torch.func.vmap(lambda m: sample(m, 1.0, N, seed=[1, 2]))(mu)
+    for a, b in itertools.product(range(4), range(2)):
+        assert torch.equal(x[a, b], sample(mu[a], 1.0, N, seed=b + 1))
+
+
+def test_key_data_inside_vmap(torch_device: str) -> None:
+    mu, _ = vectors(torch_device)
+    data = torch.tensor([[0, 3], [1, 5]], dtype=torch.uint32, device=torch_device)
+    x = torch.func.vmap(lambda key: sample(mu[0], 1.0, N, seed=key))(data)
+    assert torch.equal(x[1], sample(mu[0], 1.0, N, seed=2**32 + 5))
+
+
+def test_gradients_through_vmap(torch_device: str) -> None:
+    mu, sigma = vectors(torch_device, torch.float64)
+    seeds = seed_tensor(torch_device)
+
+    def total(m: Any, s: Any, key: Any) -> Any:
+        return (sample(m, s, N, seed=key) ** 2).sum()
+
+    got = torch.func.vmap(torch.func.grad(total, (0, 1)))(mu, sigma, seeds)
+    for b in range(4):
+        m, s = mu[b].clone().requires_grad_(), sigma[b].clone().requires_grad_()
+        expected = torch.autograd.grad((sample(m, s, N, seed=SEEDS[b]) ** 2).sum(), (m, s))
+        assert all(torch.allclose(x[b], y) for x, y in zip(got, expected, strict=True))
+
+
+@pytest.mark.parametrize("out", [False, True])
+def test_a_compiled_batch(torch_device: str, out: bool) -> None:
+    mu, sigma = vectors(torch_device)
+    seeds = seed_tensor(torch_device)
+    target = torch.zeros(4, 6, N, device=torch_device) if out else None
+    function = torch.compile(lambda m, s, k: sample(m, s, N, seed=k, out=target), fullgraph=True)
+    x = function(mu, sigma, seeds)
+    assert torch.equal(x, one_by_one(mu, sigma))
+    assert target is None or torch.equal(target, x)
+
+
+def test_the_operators_pass_the_tests_of_torch_library(torch_device: str) -> None:
+    mu, sigma = (x.requires_grad_() for x in vectors(torch_device))
+    keys = torch.stack([seed_tensor(torch_device)] * 2, 1)
+    torch.library.opcheck(torch.ops.multisample.sample_batch.default, (mu, sigma, N, keys))
+    grad = torch.rand(4, 6, N, device=torch_device)
+    torch.library.opcheck(torch.ops.multisample.sample_batch_backward.default, (grad, keys))
+
+
+@pytest.mark.parametrize(
+    ("mu", "keys", "message"),
+    [
+        ((4, 6), (3, 2), "mu must have shape|keys must have shape"),
+        ((4, 6), (4, 3), "keys must have shape"),
+        ((4, 6, 1), (4, 2), "mu must have shape"),
+    ],
+)
+def test_operators_refuse_wrong_shapes(torch_device: str, mu: Any, keys: Any, message: str) -> None:
+    sample(torch.zeros(1, device=torch_device), 1.0, 1, seed=1)  # Loads the operators.
+    key_tensor = torch.zeros(keys, dtype=torch.int64, device=torch_device)
+    with pytest.raises(RuntimeError, match=message):
+        torch.ops.multisample.sample_batch(
+            torch.zeros(mu, device=torch_device), torch.ones(6, device=torch_device), N, key_tensor
+        )
