@@ -16,11 +16,11 @@ from ..._libraries.jax import is_jax
 from ..._randomness.generator import WORD_64, Key
 from ..._randomness.source import checked_seed
 
-__all__ = ["Words", "operands", "words_of"]
+__all__ = ["Words", "operands_of", "words_of"]
 
 
 class Words(NamedTuple):
-    """The arguments of a call that are neither `mu` nor `sigma`, for `operands`."""
+    """The arguments of a call that are neither `mu` nor `sigma`, for `operands_of`."""
 
     seed: Any
     """uint32[2], the high half first, a JAX key of 64 bits, or a traced integer."""
@@ -120,7 +120,7 @@ def _joined(data: Any) -> int:
     return high << 32 | low
 
 
-def operands(words: Words) -> tuple[Any, ...]:
+def operands_of(words: Words) -> tuple[Any, ...]:
     """Arrays of uint32, while a program is traced: the seed, shape (2,), and the offsets, shape (6,), unless all are 0.
 
     The seed has its high half first, as JAX's keys have, so that a key is the operand itself. The offsets have their
