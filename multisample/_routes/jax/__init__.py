@@ -238,7 +238,7 @@ def _length_of_weights(weights: Any) -> int:
     shape = np.shape(weights)
     if len(shape) != 1 or shape[0] == 0:
         raise ValueError(f"weights: expected shape (n,), n being at least 1, got {shape}")
-    return shape[0]
+    return int(shape[0])
 
 
 def _is_aligned(sample_offset: Any) -> bool:

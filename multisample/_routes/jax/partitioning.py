@@ -185,7 +185,8 @@ def lowering(platform: str) -> Callable[..., Any]:
             return mesh, _on_one_device(_window(platform, static, mesh, places)), *shardings(mesh, places)
 
         def infer(mesh: Any, operands: Any, results: Any) -> Any:
-            mesh, places = _placed(operands[0].sharding, len(axes[0]))[0], {}
+            places: dict[str, Any] = {}
+            mesh, _ = _placed(operands[0].sharding, len(axes[0]))
             for x, names in zip(operands, axes, strict=True):
                 for axis, place in zip(names, _placed(x.sharding, len(names))[1], strict=True):
                     places[axis] = place if places.get(axis) is None else places[axis]
@@ -198,7 +199,7 @@ def lowering(platform: str) -> Callable[..., Any]:
         read = "".join(labels)
         shared.def_partition(
             partition, infer, sharding_rule=rule, reduction_factors=tuple("j" if "j" in read else ""),
-            need_replication_factors=tuple(name for name in "pqrskl" if name in read),
+            need_replication_factors=tuple(name for name in read if name in "pqrskl"),
         )  # fmt: skip
         return shared(*operands)
 

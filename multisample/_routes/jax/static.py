@@ -113,7 +113,7 @@ class Static(NamedTuple):
         """The same for a custom call with these operands."""
         names = (*self.call.reads, "seed", "offsets")[: len(operands)]
         own = [name for name, x in zip(names, operands, strict=True) if self.call.is_split and x.shape[0] != 1]
-        flags = {f"{name}_batched": True for name in own if name != "matrix"}
+        flags: dict[str, Any] = {f"{name}_batched": True for name in own if name != "matrix"}
         return self._replace(has_offsets="offsets" in names, **flags)
 
     def encoded(self) -> str:
