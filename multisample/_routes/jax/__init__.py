@@ -72,7 +72,18 @@ def _register(libraries: dict[type, Library], *arguments: Any) -> bool:
 class _Plan:
     """An eager call without values, seed, offset and window: see `multisample._plan.Planned`."""
 
-    __slots__ = ("_call", "_checked", "_is_valid", "_last_column", "_last_row", "_names", "_programs", "_static")
+    __slots__ = (
+        "_call",
+        "_checked",
+        "_converts",
+        "_is_valid",
+        "_last_column",
+        "_last_row",
+        "_names",
+        "_programs",
+        "_real",
+        "_static",
+    )
 
     def __init__(self, call: Call, static: Static) -> None:
         from multisample.backends.kernels.cpu.kernel import value_kernel  # Numba takes half a second to import.
@@ -85,9 +96,14 @@ class _Plan:
         # By whether the first column is aligned. `PROGRAMS` owns the programs, and may drop them.
         self._programs: list[Callable[[], Any]] = [_no_program, _no_program]
         self._last_row, self._last_column = ROWS - static.d, COLUMNS - static.n
-        self._is_valid = value_kernel(static.computing_type.name)
+        self._real = static.computing_type
+        self._is_valid = value_kernel(self._real.name)
+        # Of the types that a plan is for, which stay.
+        self._converts = not all(map(is_jax, vectors.values()))
         # Arrays in host memory are always checked.
-        self._checked = tuple(is_jax(x) and (bool(call.validate) or _is_on_host(x)) for x in vectors.values())
+        self._checked = [
+            k for k, x in enumerate(vectors.values()) if is_jax(x) and (bool(call.validate) or _is_on_host(x))
+        ]
 
     def run(
         self, mu: Any, sigma: Any, weights: Any, matrix: Any, seed: Any, generator: Any, dim_offset: Any,
@@ -113,19 +129,18 @@ class _Plan:
             raise
 
     def _draw(self, vectors: Sequence[Any], words: Words, sample_offset: Any) -> Any:
-        operands = [
-            x if is_jax(x) else _operand(name, x, self._static.dtype)
-            for name, x in zip(self._names, vectors, strict=True)
-        ]
+        if self._converts:
+            named = zip(self._names, vectors, strict=True)
+            vectors = [x if is_jax(x) else _operand(name, x, self._static.dtype) for name, x in named]
         aligned = _is_aligned(sample_offset)
         program = self._programs[aligned]()
         if program is None:
             program = _program(self._static._replace(aligned=aligned))
             self._programs[aligned] = weakref.ref(program)
         if not jax.config.jax_disable_jit:
-            return program(operands, words)
+            return program(words, *vectors)
         with jax.disable_jit(False):
-            return program(operands, words)
+            return program(words, *vectors)
 
     def _draw_counted(self, mu: Any, sigma: Any, generator: Any, dim_offset: int, sample_offset: int) -> Any:
         """With a generator whose offset is in device memory: by another library."""
@@ -156,19 +171,16 @@ class _Plan:
 
     def _check_values(self, vectors: Sequence[Any]) -> None:
         """ValueError for values that no normal distribution and no weights have."""
-        for name, x, checked in zip(self._names, vectors, self._checked, strict=True):
-            if checked:
-                vector = self._vector(x)
-                empty = _EMPTY[vector.dtype.itemsize]
-                is_valid = (
-                    self._is_valid(empty, vector, None) if name == "sigma" else self._is_valid(vector, empty, None)
-                )
-                if not is_valid:
-                    check_values(HOST, {name: np.asarray(x)}, self._static.dtype)
+        for k in self._checked:
+            vector = self._vector(vectors[k])
+            empty, name = _EMPTY[vector.dtype.itemsize], self._names[k]
+            pair = (empty, vector) if name == "sigma" else (vector, empty)
+            if not self._is_valid(*pair, None):
+                check_values(HOST, {name: np.asarray(vectors[k])}, self._static.dtype)
 
     def _vector(self, x: Any) -> HostArray:
         vector = np.asarray(x)
-        real = self._static.computing_type
+        real = self._real
         return vector if vector.ndim == 1 and vector.dtype == real else rounded(vector.reshape(-1), real)
 
 
@@ -321,7 +333,7 @@ def _vector(x: Any, length: int, real: Any) -> Any:
 
 
 def _program(static: Static) -> Any:
-    def draw(operands: Sequence[Any], words: Words) -> Any:
+    def draw(words: Words, *operands: Any) -> Any:
         return _traced(operands, words, static)
 
     # An empty result depends on no argument, but belongs on their device.
