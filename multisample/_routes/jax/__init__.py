@@ -6,6 +6,7 @@ for the static arguments and cached.
 
 from __future__ import annotations
 
+import functools
 import struct
 import weakref
 from collections.abc import Callable, Hashable, Sequence
@@ -31,7 +32,7 @@ from ..._plan import PLANS, run
 from ..._randomness.generator import DEFAULT_GENERATOR, WORD_64, Key
 from ..._randomness.source import check_generator
 from ..._tracing import SEEDLESS, is_traced_by_jax
-from .keys import Words, operands_of, words_of
+from .keys import Words, batch_length, operands_of, words_of
 from .primitives import bind
 from .programs import jitted
 from .static import Static
@@ -56,7 +57,7 @@ def run_jax(call: Call, key: Hashable) -> Any:
     result = run(plan, call)
     new = _register(BY_TYPE, *vectors.values()) | _register(BY_SEED, call.seed)
     # A key made before its types were registered has the state of another library, as one of NumPy weights has.
-    if key is not None and not new and (call.weights is None or is_jax(call.weights)):
+    if key is not None and not new and static.seeds is None and (call.weights is None or is_jax(call.weights)):
         PLANS.put(key, plan)
     return result
 
@@ -113,6 +114,10 @@ class _Plan:
         vectors = (mu, sigma) if weights is None else (mu, sigma, weights)
         if seed is not None:
             words = self._words(seed, dim_offset, sample_offset)
+            if words.seed.ndim == 2 and self._static.seeds is None:  # A vector of seeds; the plan is of one.
+                window = {"dim_offset": dim_offset, "sample_offset": sample_offset}
+                call = self._call._replace(mu=mu, sigma=sigma, weights=weights, seed=seed, **window)
+                return (run_jax(call, None),)
             self._check_values(vectors)
             return (self._draw(vectors, words, sample_offset),)
         generator = DEFAULT_GENERATOR if generator is None else generator
@@ -201,9 +206,9 @@ def _is_on_host(x: Any) -> bool:
 
 def _static(call: Call) -> Static:
     """What a program is compiled for."""
-    order, n = checked_order(call), call.n
+    order, n, batch = checked_order(call), call.n, batch_length(call.seed)
     if call.operation == Operation.moments:
-        n = _length_of_weights(call.weights)
+        n = _length_of_weights(call.weights, batch)
     if isinstance(n, jax.core.Tracer):
         raise TypeError(
             "n: expected an integer that is known while JAX traces, as it is a length of the result, got"
@@ -225,7 +230,7 @@ def _static(call: Call) -> Static:
             f"mu, sigma: expected at least one array of shape (d,), got the numbers {call.mu} and {call.sigma}"
         )
     types = {name: _element_type(name, x) for name, x in vectors.items()}
-    d = common_length({name: np.shape(x) for name, x in vectors.items()})
+    d = common_length({name: _shape_of_one(name, x, "d", batch) for name, x in vectors.items()})
     dtype = promoted(list(types.values())) if call.dtype is None else dtype_name(call.dtype)
     try:
         JAX.check_dtype(dtype)
@@ -234,20 +239,31 @@ def _static(call: Call) -> Static:
             raise
         wide = ", ".join(name for name, found in types.items() if found == "float64")
         raise TypeError(f"{error}; or pass dtype='float32', as {wide} is float64") from None
-    options = {
-        name: getattr(call, name) for name in ("backend", "layout", "operation", *FLAGS) if name in Static._fields
-    }
+    flags = {name: getattr(call, name) for name in FLAGS if name in Static._fields}
     return Static(
-        **options, dtype=dtype, shared_noise=call.noise == "shared", aligned=_is_aligned(call.sample_offset), d=d, n=n,
-        order=order,
+        call.backend, dtype, call.layout, call.noise == "shared", **flags, aligned=_is_aligned(call.sample_offset),
+        operation=call.operation, d=d, n=n, order=order, seeds=batch,
     )  # fmt: skip
 
 
-def _length_of_weights(weights: Any) -> int:
+def _shape_of_one(name: str, x: Any, length: str, batch: int | None) -> tuple[int, ...]:
+    """The shape that one call of a batch has."""
+    shape: tuple[int, ...] = np.shape(x)
+    if batch is None or len(shape) < 2:
+        return shape
+    if len(shape) > 2 or shape[0] != batch:
+        raise ValueError(
+            f"{name}: expected shape ({length},) or (B, {length}), where B = {batch} is the number of seeds,"
+            f" got {shape}"
+        )
+    return shape[1:]
+
+
+def _length_of_weights(weights: Any, batch: int | None) -> int:
     if is_number(weights):
         raise TypeError("weights: expected an array of JAX or NumPy where others are JAX's, got a number")
     _element_type("weights", weights)
-    shape = np.shape(weights)
+    shape = _shape_of_one("weights", weights, "n", batch)
     if len(shape) != 1 or shape[0] == 0:
         raise ValueError(f"weights: expected shape (n,), n being at least 1, got {shape}")
     return int(shape[0])
@@ -309,6 +325,13 @@ def _operand(name: str, x: Any, dtype: str) -> Any:
 
 def _traced(operands: Sequence[Any], words: Words, static: Static) -> Any:
     """The result in the program that is being traced, for mu, sigma and weights."""
+    if static.seeds is not None:
+        one = functools.partial(_traced, static=static._replace(seeds=None))
+        of_words = Words(
+            0, (0, None, None) if isinstance(words.offsets, tuple) and words.offsets[0].ndim == 2 else None
+        )
+        of_operands = tuple(0 if np.ndim(x) == 2 else None for x in operands)
+        return jax.vmap(one, (of_operands, of_words), axis_size=static.seeds)(tuple(operands), words)
     d, n, dtype = static.d, static.n, static.dtype
     if d == 0 or n == 0:
         empty = [jnp.zeros(static.shape(name), dtype) for name in static.writes]

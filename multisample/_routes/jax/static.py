@@ -79,6 +79,8 @@ class Static(NamedTuple):
     n: int = 0
     order: int = 0
     """How many moments there are."""
+    seeds: int | None = None
+    """The number of seeds of a vector; None for one seed."""
 
     @property
     def call(self) -> CustomCall:
