@@ -1,4 +1,4 @@
-"""A vector of seeds: a call has the bits of `jax.vmap` over them, and of a call for each."""
+"""A vector of seeds: a sample has the bits of `jax.vmap` over them, and of a call for each."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_vector_of_seeds_is_vmap_over_them() -> None:
 @pytest.mark.parametrize("jitted", [False, True])
 @pytest.mark.parametrize("weights", [WEIGHTS, WEIGHTS[0]], ids=["own", "shared"])
 @pytest.mark.parametrize("form", ["keys", "uint32[B, 4]", "list"])
-def test_each_element_of_moments_is_its_own_call(form: str, weights: Any, jitted: bool) -> None:
+def test_each_element_of_moments_has_the_sums_of_its_own_call(form: str, weights: Any, jitted: bool) -> None:
     make, keys = FORMS[form]
     for mu, sigma in SHAPES.values():
         operands = jnp.asarray(weights), jnp.asarray(mu), sigma
@@ -92,8 +92,9 @@ def test_each_element_of_moments_is_its_own_call(form: str, weights: Any, jitted
         assert [x.shape for x in found] == [(B, D)] * 2
         for b, key in enumerate(keys):
             one = weighted_moments(*(jnp.asarray(element(x, b)) for x in operands[:2]), element(sigma, b), seed=key)
-            for x, y in zip(found, one, strict=True):
-                np.testing.assert_array_equal(x[b], y)
+            # XLA may fuse one of the two products of the first moment with their sum.
+            np.testing.assert_allclose(found[0][b], one[0], rtol=1e-5, atol=1e-5)
+            np.testing.assert_array_equal(found[1][b], one[1])
 
 
 def test_no_seeds_give_an_empty_result() -> None:
