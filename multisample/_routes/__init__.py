@@ -13,8 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from multisample.backends.launch import Operation
-
 from .._arguments import dtype_name, is_constant
 from .._backends import choose
 from .._call import TRAITS, Call, check_choices, checked_order, checked_window, vectors_of
@@ -54,10 +52,14 @@ def run_first(call: Call, key: Hashable, function: Callable[..., Any]) -> Any:
     words = [call.dim_offset, call.sample_offset, *(call.seed if isinstance(call.seed, Key) else ())]
     if any(type(word) is not int for word in words):
         key = None  # Plans take Python's integers only.
+    if _is_tensor(call.seed) and not is_in_array(call.seed):
+        key = None  # A vector of seeds has the same type.
     if not (isinstance(call.n, (int, np.integer)) and (call.dtype is None or is_constant(call.dtype))):
         key = None  # Tensors and other objects can change their index or dtype.
     if not compiling and _is_for_jax(call):
-        return _run_jax(call, key)
+        from .jax import run_jax
+
+        return run_jax(call, key)
     call = _checked(call)
     if compiling:
         from .compiled import run_compiled
@@ -121,16 +123,6 @@ def _is_for_jax(call: Call) -> bool:
     # The offset of a graph-safe generator is no operand of a program of JAX's.
     graph_safe = isinstance(call.generator, Generator) and call.generator.graph_safe
     return not graph_safe or is_traced_by_jax()
-
-
-def _run_jax(call: Call, key: Hashable) -> Any:
-    if call.operation == Operation.sample:
-        from .jax import draw_jax
-
-        return draw_jax(call, key)
-    from .jax.moments import sum_jax
-
-    return sum_jax(call)
 
 
 def _checked(call: Call) -> Call:

@@ -93,7 +93,7 @@ def every_sharding_is_drawn_in_windows() -> None:
 @check
 def stores_are_aligned_only_where_every_window_begins_at_a_multiple_of_8() -> None:
     """The option of a custom call that chooses aligned stores on CUDA."""
-    from multisample._routes.jax import handlers
+    from multisample._routes.jax.static import decoded
 
     for n, first, columns, aligned in ((32, 0, "y", True), (32, 24, "y", True), (24, 0, "y", False),
                                        (24, 0, None, True), (32, 4, "y", False), (32, 4, None, False)):  # fmt: skip
@@ -103,18 +103,19 @@ def stores_are_aligned_only_where_every_window_begins_at_a_multiple_of_8() -> No
         )
         text = program(draw, jax.random.key(SEED))
         (options,) = re.findall(r'options = "([^"]*)"', text)
-        assert handlers.decoded(options.encode()).aligned == aligned, (n, first, columns)
+        assert decoded(options.encode(), Operation.sample).aligned == aligned, (n, first, columns)
 
 
 @check
 def a_bare_custom_call_would_be_gathered() -> None:
     """The control for the check above: what XLA does to a call that it cannot partition."""
     from multisample._routes.jax import handlers
+    from multisample._routes.jax.static import Static
 
     handlers.register()
     platform = jax.devices()[0].platform.replace("gpu", "cuda")
     backend = "cpu" if platform == "cpu" else "cupy"
-    options = handlers.Options(backend, "float32", "dn", *[False] * 4, True, *[False] * 4)
+    options = Static(backend, "float32", has_offsets=True)
     result = jax.ShapeDtypeStruct((1, D, N), np.float32)
     words = np.zeros((1, 2), np.uint32), np.zeros((1, 6), np.uint32)
     bare = jax.jit(

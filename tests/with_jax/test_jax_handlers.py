@@ -19,13 +19,14 @@ import multisample
 from multisample.backends import registry
 from multisample.backends.contract import BackendStatus
 from multisample.backends.driver import CONFIGURATION_SIZE, DriverBackend, KernelKey
-from multisample.backends.launch import PACKED_LAUNCH, Batched, Launch, Operation, pack, words_in_memory
+from multisample.backends.launch import PACKED_LAUNCH, Launch, Operation, pack, words_in_memory
 from multisample.backends.memory.host import advise_huge_pages
 from multisample.backends.system import cuda_driver, xla_ffi
 
 jax = pytest.importorskip("jax")
 
 from multisample._routes.jax import gate, handlers, native  # noqa: E402
+from multisample._routes.jax.static import Static, decoded  # noqa: E402
 
 P = ctypes.c_void_p
 CALL = ctypes.CFUNCTYPE(P, P)
@@ -309,7 +310,7 @@ def words(seed: int, *offsets: int) -> tuple[Any, Any]:
 
 
 def test_a_call_in_host_memory_draws() -> None:
-    options = handlers.Options("cpu", "float32", "dn", *[False] * 4, True, *[False] * 4)
+    options = Static("cpu", "float32", "dn", *[False] * 4, True, *[False] * 4)
     mu, sigma = np.zeros((1, 5), np.float32), np.ones((1, 5), np.float32)
     x = np.empty((1, 5, 7), np.float32)
     xla = Xla()
@@ -324,16 +325,17 @@ def test_a_call_in_host_memory_draws() -> None:
 def test_options_survive_their_string() -> None:
     for i in range(512):
         flags = [bool(i >> bit & 1) for bit in range(9)]
-        options = handlers.Options("a,b", "bfloat16", "nd", *flags)
-        assert handlers.decoded(options.encoded().encode()) == options
+        options = Static("a,b", "bfloat16", "nd", *flags)
+        assert decoded(options.encoded().encode(), Operation.sample) == options
 
 
 def test_strings_of_saved_programs_are_read() -> None:
-    sample = handlers.Options("cpu", "float32", "nd", False, True, False, True, True, False, True, False, False)
+    sample = Static("cpu", "float32", "nd", False, True, False, True, True, False, True, False, False)
     assert sample.encoded() == "cpu,float32,nd,0,1,0,1,1,0,1,0,0"
-    moments = handlers.Options("cpu", "float64", "dn", True, False, False, False, True, *[False] * 4)
-    assert moments.encoded(2, 5, 7) == "cpu,float64,1,0,0,1,2,5,7"
-    assert handlers.decoded(b"cpu,float64,1,0,0,1,2,5,7", Operation.moments) == moments
+    moments = Static("cpu", "float64", "dn", True, False, False, False, True, operation=Operation.moments)
+    assert decoded(sample.encoded().encode(), Operation.sample) == sample
+    assert decoded(moments.encoded().encode(), Operation.moments) == moments
+    assert decoded(b"cpu,float64,1,0,0,1,2,5,7", Operation.moments) == moments
 
 
 class Recording(DriverBackend):
@@ -392,7 +394,7 @@ def test_a_call_on_a_device_is_one_launch(
     """A batch is one launch too."""
     batch, d, n = 3 if any(batched) else 1, 5, 7
     real = np.float64 if dtype == "float64" else np.float32
-    options = handlers.Options("recording", dtype, layout, False, True, True, aligned, True, *batched)
+    options = Static("recording", dtype, layout, False, True, True, aligned, True, *batched)
     mu, sigma = (np.zeros((batch if own else 1, d), real) for own in batched[:2])
     seed, offsets = (
         np.zeros((batch if own else 1, size), np.uint32) for own, size in zip(batched[2:], (2, 6), strict=True)
@@ -403,9 +405,10 @@ def test_a_call_on_a_device_is_one_launch(
     xla.state = native.State().allocated()
     assert run(in_python(handlers._target(Operation.sample, "CUDA").execute), frame) == 0, xla.errors
     launched, recording.launched = recording.launched, []
-    draw: Launch = handlers._launch(options, d, n, Operation.sample, DEVICE, batch)
+    draw: Launch = handlers._launch(options._replace(d=d, n=n), DEVICE, batch)
     assert (draw.batch, draw.column_phase) == (batch, int(aligned))
-    assert draw.batched == sum(flag for flag, own in zip(Batched, batched, strict=True) if own)
+    steps = draw.mu_step, draw.sigma_step, draw.seed_step, draw.offset_step
+    assert steps == tuple(own * size for own, size in zip(batched, (d * real().itemsize,) * 2 + (8, 24), strict=True))
     mu_at, sigma_at, seed_at, offsets_at, x_at = (array.ctypes.data for array in (mu, sigma, seed, offsets, x))
     words_at = words_in_memory(seed_at, offsets_at)
     draw = draw._replace(mu=mu_at, sigma=sigma_at, matrix=x_at, stream=STREAM, **words_at)
@@ -486,7 +489,7 @@ def a_call(
     xla: Xla, n: int = 8, misalignment: int = 0, batch: int = 1, has_offsets: bool = True, backend: str = "recording"
 ) -> tuple[CallFrame, list[Any]]:
     """A frame, and its operands and result, in memory of its own."""
-    options = handlers.Options(
+    options = Static(
         backend, "float32", "dn", False, False, False, True, has_offsets, *[batch > 1] * 3, has_offsets and batch > 1
     )
     memory = np.zeros(batch * 5 * n * 4 + 64, np.uint8)
@@ -601,8 +604,8 @@ def test_a_c_function_gets_the_launch_of_the_call(
     frame, arrays = a_call(xla, 12, 0, batch, has_offsets, backend.name)
     emulated.instantiate(xla, frame)
     assert emulated(frame) == 0
-    options = handlers.decoded(frame_string(frame))
-    launch = handlers._launch(options, 5, 12, Operation.sample, DEVICE, batch)
+    options = decoded(frame_string(frame), Operation.sample)
+    launch = handlers._launch(options._replace(d=5, n=12), DEVICE, batch)
     mu, sigma, seed, *offsets, matrix = (array.ctypes.data for array in arrays)
     expected = launch._replace(mu=mu, sigma=sigma, matrix=matrix, stream=STREAM)
     assert backend.packed == [pack(expected._replace(**words_in_memory(seed, offsets[0] if offsets else 0)))]
@@ -623,7 +626,7 @@ def test_a_gradient_on_a_device_has_scratch_memory(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(recording, "launch", draws.append)
     monkeypatch.setattr(Recording, "memory_launcher", None)
     monkeypatch.setattr(Recording, "operations", tuple(Operation))
-    options = handlers.Options("recording", "float32", "nd", False, False, False, False, *[True] * 5)
+    options = Static("recording", "float32", "nd", False, False, False, False, *[True] * 5)
     g, seed, offsets = np.zeros((2, 7, 5), np.float32), np.zeros((2, 2), np.uint32), np.zeros((2, 6), np.uint32)
     sums, scratch = [np.empty((2, 5), np.float32) for _ in range(2)], np.empty(64, np.uint8)
     xla = Xla()
@@ -631,7 +634,7 @@ def test_a_gradient_on_a_device_has_scratch_memory(monkeypatch: pytest.MonkeyPat
     assert run(in_python(handlers._target(Operation.gradient, "CUDA").execute), frame) == 0
     (draw,) = draws
     assert (draw.operation, draw.batch) == (Operation.gradient, 2)
-    assert draw.batched == sum(Batched)
+    assert (draw.seed_step, draw.offset_step, draw.matrix_step, draw.result_step) == (8, 24, 140, 20)
     assert (draw.rows, draw.columns, draw.row_stride, draw.column_stride) == (5, 7, 4, 20)
     assert [draw.first, draw.second] == [x.ctypes.data for x in sums]
     assert draw.matrix == g.ctypes.data
@@ -649,10 +652,10 @@ def test_moments_on_a_device_get_weights_results_and_scratch_memory(
     launches: list[Launch] = []
     monkeypatch.setattr(recording, "launch", launches.append)
     monkeypatch.setattr(Recording, "memory_launcher", None)
-    options = handlers.Options("recording", "float64", "dn", False, True, *[False] * 2, has_offsets, *[False] * 4)
+    options = Static("recording", "float64", "dn", False, True, *[False] * 2, has_offsets, *[False] * 4)
     weights, operands = np.zeros(7), [np.zeros((1, size), np.uint32) for size in (2, 6)[: 1 + has_offsets]]
     sums, scratch = [np.empty(5) for _ in range(order)], np.empty(64, np.uint8)
-    frame = Xla().frame(options.encoded(order, 5, 7), [weights, *operands], [*sums, scratch])
+    frame = Xla().frame(options.encoded(), [weights, *operands], [*sums, scratch])
     assert run(in_python(handlers._target(Operation.moments, "CUDA").execute), frame) == 0
     (launch,) = launches
     assert (launch.operation, launch.rows, launch.columns, launch.results) == (Operation.moments, 5, 7, order)
@@ -674,7 +677,7 @@ def test_large_results_may_have_huge_pages(monkeypatch: pytest.MonkeyPatch, colu
         advise_huge_pages(address, size)
 
     monkeypatch.setattr(handlers, "advise_huge_pages", advise)
-    options = handlers.Options("cpu", "float32", "dn", *[False] * 4, True, *[False] * 4)
+    options = Static("cpu", "float32", "dn", *[False] * 4, True, *[False] * 4)
     mu, sigma, x = np.zeros((1, 1), np.float32), np.ones((1, 1), np.float32), np.empty((1, 1, columns), np.float32)
     xla = Xla()
     frame = xla.frame(options.encoded(), [mu, sigma, *words(7, 0, 0, 0)], [x])

@@ -6,9 +6,10 @@ for the static arguments and cached.
 
 from __future__ import annotations
 
+import functools
 import struct
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
@@ -16,11 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from multisample.backends.contract import HostArray
+from multisample.backends.launch import Operation
 from multisample.backends.memory.host import rounded
 
 from ..._arguments import checked_integer, describe, dtype_name
 from ..._backends import choose
-from ..._call import COLUMNS, ROWS, Call, check_choices, check_rows
+from ..._call import COLUMNS, FLAGS, ROWS, TRAITS, Call, check_choices, check_rows, checked_order, vectors_of
 from ..._checks.operands import common_length, promoted
 from ..._checks.values import check_values
 from ..._libraries import BY_SEED, BY_TYPE, HOST, is_number, keep_type, library_of
@@ -30,28 +32,32 @@ from ..._plan import PLANS, run
 from ..._randomness.generator import DEFAULT_GENERATOR, WORD_64, Key
 from ..._randomness.source import check_generator
 from ..._tracing import SEEDLESS, is_traced_by_jax
-from .keys import Words, operands, words_of
-from .primitives import Static, sample_matrix
+from .keys import Words, batch_length, operands_of, words_of
+from .primitives import bind
 from .programs import jitted
+from .static import Static
 
-__all__ = ["draw_jax"]
+__all__ = ["run_jax"]
 
 
-def draw_jax(call: Call, key: Hashable) -> Any:
+def run_jax(call: Call, key: Hashable) -> Any:
     """The result of a call with an array or a key of JAX, or with a traced value; `key` is that of a plan."""
-    tracing = is_traced_by_jax() or any(isinstance(x, jax.core.Tracer) for x in (call.mu, call.sigma))
-    static, d = _static(call)
-    if tracing:
+    static = _static(call)
+    vectors = vectors_of(call)
+    if is_traced_by_jax() or any(isinstance(x, jax.core.Tracer) for x in vectors.values()):
         _check_traced(call)
-        mu, sigma = (_operand(name, x, static.dtype) for name, x in (("mu", call.mu), ("sigma", call.sigma)))
-        return _traced(mu, sigma, _words(call, call.seed, d), static, d)
+        operands = [_operand(name, x, static.dtype) for name, x in vectors.items()]
+        return _traced(operands, _words(call, call.seed, static), static)
+    if call.seed is None and TRAITS[call.operation].needs_seed:
+        raise TypeError("seed: expected an integer or a key, got None")
     check_generator(call.generator, JAX, CPU)
     _check_devices(call.mu, call.sigma)
-    _words(call, 0 if call.seed is None else call.seed, d)  # Raises.
-    plan = _Plan(call, static, d)
+    _words(call, 0 if call.seed is None else call.seed, static)  # Raises.
+    plan = _Plan(call, static)
     result = run(plan, call)
-    # A key made before its types were registered has the state of another library.
-    if not _register(BY_TYPE, call.mu, call.sigma) | _register(BY_SEED, call.seed) and key is not None:
+    new = _register(BY_TYPE, *vectors.values()) | _register(BY_SEED, call.seed)
+    # A key made before its types were registered has the state of another library, as one of NumPy weights has.
+    if key is not None and not new and static.seeds is None and (call.weights is None or is_jax(call.weights)):
         PLANS.put(key, plan)
     return result
 
@@ -67,57 +73,79 @@ def _register(libraries: dict[type, Library], *arguments: Any) -> bool:
 class _Plan:
     """An eager call without values, seed, offset and window: see `multisample._plan.Planned`."""
 
-    __slots__ = ("_call", "_checked", "_d", "_is_valid", "_last_column", "_last_row", "_programs", "_static")
+    __slots__ = (
+        "_call",
+        "_checked",
+        "_converts",
+        "_is_valid",
+        "_last_column",
+        "_last_row",
+        "_names",
+        "_programs",
+        "_real",
+        "_static",
+    )
 
-    def __init__(self, call: Call, static: Static, d: int) -> None:
+    def __init__(self, call: Call, static: Static) -> None:
         from multisample.backends.kernels.cpu.kernel import value_kernel  # Numba takes half a second to import.
 
+        vectors = vectors_of(call)
+        self._names = tuple(vectors)
         # A plan keeps no arrays and no generators alive.
-        self._call = call._replace(mu=None, sigma=None, seed=None, generator=None)
-        self._static, self._d = static, d
+        self._call = call._replace(mu=None, sigma=None, weights=None, seed=None, generator=None)
+        self._static = static
         # By whether the first column is aligned. `PROGRAMS` owns the programs, and may drop them.
         self._programs: list[Callable[[], Any]] = [_no_program, _no_program]
-        self._last_row, self._last_column = ROWS - d, COLUMNS - static.n
-        self._is_valid = value_kernel("float64" if static.dtype == "float64" else "float32")
+        self._last_row, self._last_column = ROWS - static.d, COLUMNS - static.n
+        self._real = static.computing_type
+        self._is_valid = value_kernel(self._real.name)
+        # Of the types that a plan is for, which stay.
+        self._converts = not all(map(is_jax, vectors.values()))
         # Arrays in host memory are always checked.
-        self._checked = tuple(is_jax(x) and (bool(call.validate) or _is_on_host(x)) for x in (call.mu, call.sigma))
+        self._checked = [
+            k for k, x in enumerate(vectors.values()) if is_jax(x) and (bool(call.validate) or _is_on_host(x))
+        ]
 
     def run(
         self, mu: Any, sigma: Any, weights: Any, matrix: Any, seed: Any, generator: Any, dim_offset: Any,
         sample_offset: Any,
     ) -> tuple[Any]:  # fmt: skip
         """See `multisample._plan.Planned`."""
+        vectors = (mu, sigma) if weights is None else (mu, sigma, weights)
         if seed is not None:
             words = self._words(seed, dim_offset, sample_offset)
-            self._check_values(mu, sigma)
-            return (self._draw(mu, sigma, words, sample_offset),)
+            if words.seed.ndim == 2 and self._static.seeds is None:  # A vector of seeds; the plan is of one.
+                window = {"dim_offset": dim_offset, "sample_offset": sample_offset}
+                call = self._call._replace(mu=mu, sigma=sigma, weights=weights, seed=seed, **window)
+                return (run_jax(call, None),)
+            self._check_values(vectors)
+            return (self._draw(vectors, words, sample_offset),)
         generator = DEFAULT_GENERATOR if generator is None else generator
         if generator.graph_safe:
             return (self._draw_counted(mu, sigma, generator, dim_offset, sample_offset),)
         self._words(0, dim_offset, sample_offset)  # Raises before the generator advances.
-        self._check_values(mu, sigma)
+        self._check_values(vectors)
         seed, offset = generator._take()
         try:
             words = self._words(Key(seed, offset), dim_offset, sample_offset)
-            return (self._draw(mu, sigma, words, sample_offset),)
+            return (self._draw(vectors, words, sample_offset),)
         except BaseException:
             generator._put_back(seed, offset)
             raise
 
-    def _draw(self, mu: Any, sigma: Any, words: Words, sample_offset: Any) -> Any:
-        if not is_jax(mu):
-            mu = _operand("mu", mu, self._static.dtype)
-        if not is_jax(sigma):
-            sigma = _operand("sigma", sigma, self._static.dtype)
+    def _draw(self, vectors: Sequence[Any], words: Words, sample_offset: Any) -> Any:
+        if self._converts:
+            named = zip(self._names, vectors, strict=True)
+            vectors = [x if is_jax(x) else _operand(name, x, self._static.dtype) for name, x in named]
         aligned = _is_aligned(sample_offset)
         program = self._programs[aligned]()
         if program is None:
-            program = _program(self._static._replace(aligned=aligned), self._d)
+            program = _program(self._static._replace(aligned=aligned))
             self._programs[aligned] = weakref.ref(program)
         if not jax.config.jax_disable_jit:
-            return program(mu, sigma, words)
+            return program(words, *vectors)
         with jax.disable_jit(False):
-            return program(mu, sigma, words)
+            return program(words, *vectors)
 
     def _draw_counted(self, mu: Any, sigma: Any, generator: Any, dim_offset: int, sample_offset: int) -> Any:
         """With a generator whose offset is in device memory: by another library."""
@@ -140,26 +168,24 @@ class _Plan:
             and 0 <= sample_offset <= self._last_column
         ):
             call = self._call._replace(dim_offset=dim_offset, sample_offset=sample_offset)
-            return _words(call, seed, self._d)
+            return _words(call, seed, self._static)
         halves = np.frombuffer(_pack_seed(number >> 32, number & 0xFFFF_FFFF), np.uint32)
         if offset == dim_offset == sample_offset == 0:
             return Words(halves, None)
         return Words(halves, np.frombuffer(_pack_offsets(offset, dim_offset, sample_offset), np.uint32))
 
-    def _check_values(self, mu: Any, sigma: Any) -> None:
-        """ValueError for values that no normal distribution has."""
-        if self._checked[0]:
-            vector = self._vector(mu)
-            if not self._is_valid(vector, _EMPTY[vector.dtype.itemsize], None):
-                check_values(HOST, {"mu": np.asarray(mu)}, self._static.dtype)
-        if self._checked[1]:
-            vector = self._vector(sigma)
-            if not self._is_valid(_EMPTY[vector.dtype.itemsize], vector, None):
-                check_values(HOST, {"sigma": np.asarray(sigma)}, self._static.dtype)
+    def _check_values(self, vectors: Sequence[Any]) -> None:
+        """ValueError for values that no normal distribution and no weights have."""
+        for k in self._checked:
+            vector = self._vector(vectors[k])
+            empty, name = _EMPTY[vector.dtype.itemsize], self._names[k]
+            pair = (empty, vector) if name == "sigma" else (vector, empty)
+            if not self._is_valid(*pair, None):
+                check_values(HOST, {name: np.asarray(vectors[k])}, self._static.dtype)
 
     def _vector(self, x: Any) -> HostArray:
         vector = np.asarray(x)
-        real = np.float64 if self._static.dtype == "float64" else np.float32
+        real = self._real
         return vector if vector.ndim == 1 and vector.dtype == real else rounded(vector.reshape(-1), real)
 
 
@@ -178,14 +204,17 @@ def _is_on_host(x: Any) -> bool:
 # --- Checks ---------------------------------------------------------------------------------------
 
 
-def _static(call: Call) -> tuple[Static, int]:
-    """What a program is compiled for, and the number of dimensions."""
-    if isinstance(call.n, jax.core.Tracer):
+def _static(call: Call) -> Static:
+    """What a program is compiled for."""
+    order, n, batch = checked_order(call), call.n, batch_length(call.seed)
+    if call.operation == Operation.moments:
+        n = _length_of_weights(call.weights, batch)
+    if isinstance(n, jax.core.Tracer):
         raise TypeError(
             "n: expected an integer that is known while JAX traces, as it is a length of the result, got"
-            f" {describe(call.n)}: pass it as a static argument"
+            f" {describe(n)}: pass it as a static argument"
         )
-    n = checked_integer("n", call.n, 0, COLUMNS + 1)
+    n = checked_integer("n", n, 0, COLUMNS + 1)
     check_choices(call)
     if not isinstance(call.backend, str):
         raise TypeError(f"backend: expected a name, got {describe(call.backend)} of type {type(call.backend).__name__}")
@@ -201,7 +230,7 @@ def _static(call: Call) -> tuple[Static, int]:
             f"mu, sigma: expected at least one array of shape (d,), got the numbers {call.mu} and {call.sigma}"
         )
     types = {name: _element_type(name, x) for name, x in vectors.items()}
-    d = common_length({name: np.shape(x) for name, x in vectors.items()})
+    d = common_length({name: _shape_of_one(name, x, "d", batch) for name, x in vectors.items()})
     dtype = promoted(list(types.values())) if call.dtype is None else dtype_name(call.dtype)
     try:
         JAX.check_dtype(dtype)
@@ -210,11 +239,34 @@ def _static(call: Call) -> tuple[Static, int]:
             raise
         wide = ", ".join(name for name, found in types.items() if found == "float64")
         raise TypeError(f"{error}; or pass dtype='float32', as {wide} is float64") from None
-    static = Static(
-        n, dtype, call.layout, call.noise == "shared", bool(call.antithetic), bool(call.fast_math), call.backend,
-        _is_aligned(call.sample_offset),
+    flags = {name: getattr(call, name) for name in FLAGS if name in Static._fields}
+    return Static(
+        call.backend, dtype, call.layout, call.noise == "shared", **flags, aligned=_is_aligned(call.sample_offset),
+        operation=call.operation, d=d, n=n, order=order, seeds=batch,
     )  # fmt: skip
-    return static, d
+
+
+def _shape_of_one(name: str, x: Any, length: str, batch: int | None) -> tuple[int, ...]:
+    """The shape that one call of a batch has."""
+    shape: tuple[int, ...] = np.shape(x)
+    if batch is None or len(shape) < 2:
+        return shape
+    if len(shape) > 2 or shape[0] != batch:
+        raise ValueError(
+            f"{name}: expected shape ({length},) or (B, {length}), where B = {batch} is the number of seeds,"
+            f" got {shape}"
+        )
+    return shape[1:]
+
+
+def _length_of_weights(weights: Any, batch: int | None) -> int:
+    if is_number(weights):
+        raise TypeError("weights: expected an array of JAX or NumPy where others are JAX's, got a number")
+    _element_type("weights", weights)
+    shape = _shape_of_one("weights", weights, "n", batch)
+    if len(shape) != 1 or shape[0] == 0:
+        raise ValueError(f"weights: expected shape (n,), n being at least 1, got {shape}")
+    return int(shape[0])
 
 
 def _is_aligned(sample_offset: Any) -> bool:
@@ -250,12 +302,12 @@ def _check_devices(mu: Any, sigma: Any) -> None:
         raise ValueError(f"sigma: expected it on the device of mu, {first}, got {second}")
 
 
-def _words(call: Call, seed: Any, d: int) -> Words:
+def _words(call: Call, seed: Any, static: Static) -> Words:
     words = words_of(seed, call.dim_offset, call.sample_offset)
     if not isinstance(call.dim_offset, jax.core.Tracer):
-        check_rows(int(call.dim_offset), d)
-    if not isinstance(call.sample_offset, jax.core.Tracer) and int(call.sample_offset) + int(call.n) > COLUMNS:
-        raise ValueError(f"n: expected sample_offset + n <= 2**34, got {call.sample_offset} + {call.n}")
+        check_rows(int(call.dim_offset), static.d)
+    if not isinstance(call.sample_offset, jax.core.Tracer) and int(call.sample_offset) + static.n > COLUMNS:
+        raise ValueError(f"n: expected sample_offset + n <= 2**34, got {call.sample_offset} + {static.n}")
     return words
 
 
@@ -271,22 +323,41 @@ def _operand(name: str, x: Any, dtype: str) -> Any:
 # --- Programs -------------------------------------------------------------------------------------
 
 
-def _traced(mu: Any, sigma: Any, words: Words, static: Static, d: int) -> Any:
-    """The result in the program that is being traced."""
-    if d == 0 or static.n == 0:
-        return jnp.zeros((d, static.n) if static.layout == "dn" else (static.n, d), static.dtype)
-    return sample_matrix(_vector(mu, d, static.dtype), _vector(sigma, d, static.dtype), *operands(words), static=static)
+def _traced(operands: Sequence[Any], words: Words, static: Static) -> Any:
+    """The result in the program that is being traced, for mu, sigma and weights."""
+    if static.seeds is not None:
+        one = functools.partial(_traced, static=static._replace(seeds=None))
+        of_words = Words(
+            0, (0, None, None) if isinstance(words.offsets, tuple) and words.offsets[0].ndim == 2 else None
+        )
+        of_operands = tuple(0 if np.ndim(x) == 2 else None for x in operands)
+        return jax.vmap(one, (of_operands, of_words), axis_size=static.seeds)(tuple(operands), words)
+    d, n, dtype = static.d, static.n, static.dtype
+    if d == 0 or n == 0:
+        empty = [jnp.zeros(static.shape(name), dtype) for name in static.writes]
+        return tuple(empty) if static.order else empty[0]
+    real = static.computing_type
+    mu, sigma, *weights = (_vector(x, n if k == 2 else d, real) for k, x in enumerate(operands))
+    if not weights:
+        (x,) = bind(static, *(y[None] for y in (mu, sigma, *operands_of(words))))
+        return x[0]
+    static = static._replace(dtype=real.name)
+    sums = [x[0] for x in bind(static, *(y[None] for y in (*weights, *operands_of(words))))]
+    # In two steps, which round little.
+    total = jnp.pad(weights[0], (0, -n % 256)).reshape(-1, 256).sum(1).sum()
+    moments = [mu * total + sigma * sums[0], *(sigma * sigma * x for x in sums[1:])]
+    return tuple(x.astype(dtype) for x in moments)
 
 
-def _vector(x: Any, d: int, dtype: str) -> Any:
-    """`mu` or `sigma` in the computing type, shape (d,)."""
-    x = jnp.asarray(x).astype(jnp.float64 if dtype == "float64" else jnp.float32)
-    return jnp.broadcast_to(x, (d,)) if x.ndim == 0 else x.reshape(d)
+def _vector(x: Any, length: int, real: Any) -> Any:
+    """A vector of `length` elements of type `real`."""
+    x = jnp.asarray(x).astype(real)
+    return jnp.broadcast_to(x, (length,)) if x.ndim == 0 else x.reshape(length)
 
 
-def _program(static: Static, d: int) -> Any:
-    def draw(mu: Any, sigma: Any, words: Words) -> Any:
-        return _traced(mu, sigma, words, static, d)
+def _program(static: Static) -> Any:
+    def draw(words: Words, *operands: Any) -> Any:
+        return _traced(operands, words, static)
 
     # An empty result depends on no argument, but belongs on their device.
-    return jitted((_traced, static, d), draw, keep_unused=True)
+    return jitted((_traced, static), draw, keep_unused=True)

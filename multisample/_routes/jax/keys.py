@@ -14,26 +14,28 @@ from ..._arguments import checked_integer
 from ..._call import COLUMNS, ROWS
 from ..._libraries.jax import is_jax
 from ..._randomness.generator import WORD_64, Key
-from ..._randomness.source import checked_seed
+from ..._randomness.source import checked_key, checked_seed
 
-__all__ = ["Words", "operands", "words_of"]
+__all__ = ["Words", "batch_length", "key_vector", "operands_of", "words_of"]
 
 
 class Words(NamedTuple):
-    """The arguments of a call that are neither `mu` nor `sigma`, for `operands`."""
+    """The arguments of a call that are neither `mu` nor `sigma`, for `operands_of`."""
 
     seed: Any
-    """uint32[2], the high half first, a JAX key of 64 bits, or a traced integer."""
+    """uint32[2], the high half first, a JAX key of 64 bits, or a traced integer; uint32[B, 2] for a vector of seeds."""
     offsets: Any
     """Offset, first row and first column.
 
-    None where all are 0, uint32[6] with the low halves first, or three numbers that each have a type of `seed`.
+    None where all are 0, uint32[6] with the low halves first, or three numbers that each have a type of `seed`. Of
+    these, the offset is uint32[B, 2] for a vector of seeds with offsets.
     """
 
 
 _ACCEPTED = (
     "an integer, a multisample.Key, a JAX key of 64 bits such as jax.random.key(0), its data as uint32[2], or uint32[4]"
-    " (seed and offset, high words first)"
+    " (seed and offset, high words first), or a vector of B seeds: a sequence of integers and Keys, JAX keys of shape"
+    " (B,), uint32[B, 2], uint32[B, 4], or another integer array of shape (B,) or (B, 2)"
 )
 
 
@@ -49,6 +51,52 @@ def words_of(seed: Any, dim_offset: Any, sample_offset: Any) -> Words:
     return Words(_halves(seed), tuple(map(_halves, offsets)))
 
 
+def batch_length(seed: Any) -> int | None:
+    """The number of seeds of a vector; None for one seed, right or wrong."""
+    if isinstance(seed, (list, tuple)) and not isinstance(seed, Key):
+        return len(seed)
+    shape = None if isinstance(seed, Key) else _shape(seed)
+    if not shape or not hasattr(seed, "dtype"):
+        return None
+    is_key_data = seed.dtype == np.uint32
+    if _is_key_type(seed.dtype):
+        is_vector = len(shape) == 1
+    elif jnp.issubdtype(seed.dtype, jnp.integer):
+        is_vector = len(shape) == 2 and shape[1] in ((2, 4) if is_key_data else (2,))
+        is_vector |= len(shape) == 1 and not is_key_data
+    else:
+        is_vector = False
+    return shape[0] if is_vector else None
+
+
+def key_vector(seed: Any) -> Any:
+    """A vector of B seeds as uint32[B, 2], or with offsets as uint32[B, 4]: high halves first.
+
+    Entries of integer arrays count modulo 2**bits of their type.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If a seed of a sequence is not an integer of 64 bits or a Key, or JAX keys do not have 64 bits.
+    """
+    if isinstance(seed, (list, tuple)):
+        seed = np.array([checked_key(x) for x in seed], np.uint64).reshape(-1, 2)
+    elif _is_key_type(seed.dtype):
+        _check_bits("seed", seed.dtype)
+        return jax.random.key_data(seed)
+    elif seed.dtype == np.uint32:
+        return seed
+    return _halves_of(seed.astype(f"uint{8 * seed.dtype.itemsize}")).reshape(seed.shape[0], 2 * seed.ndim)
+
+
+def _halves_of(x: Any) -> Any:
+    """The high and the low half of each integer, on a new last axis."""
+    library = np if isinstance(x, np.ndarray) else jnp
+    low = x.astype(np.uint32)  # Modulo 2**32.
+    high = (x >> 32).astype(np.uint32) if x.dtype.itemsize == 8 else library.zeros_like(low)
+    return library.stack([high, low], -1)
+
+
 def _halves(x: Any) -> Any:
     return np.array([x >> 32, x & 0xFFFF_FFFF], np.uint32) if isinstance(x, int) else x
 
@@ -57,6 +105,9 @@ def _of_seed(seed: Any) -> tuple[Any, Any]:
     """Seed and offset: integers, or arrays for `_high_first`."""
     if isinstance(seed, Key):
         return _of_word("seed.seed", seed.seed), _of_word("seed.offset", seed.offset)
+    if batch_length(seed) is not None:
+        keys = key_vector(seed)
+        return keys[:, :2], keys[:, 2:] if keys.shape[1] == 4 else 0
     if _shape(seed) == (4,) and seed.dtype == np.uint32:
         if isinstance(seed, np.ndarray):
             return _joined(seed[:2]), _joined(seed[2:])
@@ -72,14 +123,9 @@ def _of_word(name: str, x: Any) -> Any:
             raise TypeError(f"{name}: expected an integer or uint32[2], got a JAX key")
         if shape != ():
             raise ValueError(
-                f"{name}: expected one JAX key, got an array of shape {shape}: use jax.vmap to draw for each"
+                f"{name}: expected a JAX key or a vector of them, got an array of shape {shape}: use jax.vmap"
             )
-        bits = _key_bits(x.dtype)
-        if bits != 64:
-            raise ValueError(
-                f"{name}: expected a JAX key of 64 bits, such as those of threefry2x32, got one of {bits} bits"
-                f" ({x.dtype})"
-            )
+        _check_bits(name, x.dtype)
         return x
     if shape is None or (shape == () and not is_jax(x)):
         return checked_seed(name, x)
@@ -94,6 +140,14 @@ def _of_word(name: str, x: Any) -> Any:
 @functools.cache
 def _is_key_type(dtype: Any) -> bool:
     return bool(jnp.issubdtype(dtype, jax.dtypes.prng_key))
+
+
+def _check_bits(name: str, dtype: Any) -> None:
+    bits = _key_bits(dtype)
+    if bits != 64:
+        raise ValueError(
+            f"{name}: expected a JAX key of 64 bits, such as those of threefry2x32, got one of {bits} bits ({dtype})"
+        )
 
 
 @functools.cache
@@ -120,7 +174,7 @@ def _joined(data: Any) -> int:
     return high << 32 | low
 
 
-def operands(words: Words) -> tuple[Any, ...]:
+def operands_of(words: Words) -> tuple[Any, ...]:
     """Arrays of uint32, while a program is traced: the seed, shape (2,), and the offsets, shape (6,), unless all are 0.
 
     The seed has its high half first, as JAX's keys have, so that a key is the operand itself. The offsets have their
@@ -140,6 +194,4 @@ def _high_first(x: Any) -> Any:
         return jax.random.key_data(x)
     if x.ndim:
         return jnp.asarray(x)
-    low = x.astype(jnp.uint32)  # Modulo 2**32.
-    high = (x >> 32).astype(jnp.uint32) if x.dtype.itemsize == 8 else jnp.zeros_like(low)
-    return jnp.stack([high, low])
+    return _halves_of(x)

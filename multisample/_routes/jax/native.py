@@ -26,7 +26,7 @@ from multisample.backends.kernels.compilation import inline
 from multisample.backends.kernels.cpu.addresses import c_address, call_c, symbol, word_at
 from multisample.backends.kernels.cpu.fields import HALF, LAUNCH_WORDS, LOW, WORD, half, set_half
 from multisample.backends.kernels.cpu.intrinsics import stack_array
-from multisample.backends.launch import Launch, Operation
+from multisample.backends.launch import OPERANDS, Launch, Operation
 from multisample.backends.system import cuda_driver
 from multisample.backends.system.xla_ffi import (
     ARGUMENT_COUNT_AT,
@@ -46,6 +46,7 @@ from multisample.backends.system.xla_ffi import (
 )
 
 from . import gate
+from .static import CUSTOM_CALLS
 
 __all__ = ["PLATFORMS", "State", "add_record", "deleter", "handlers", "number", "type_id"]
 
@@ -109,49 +110,59 @@ def _ask(frame, function, request, size):
 
 
 @inline
+def _find_state(frame, request, place):
+    """Let XLA write the address of the call's state to ``request[5]``; returns XLA's error or 0."""
+    request[3], request[4], request[5] = 0, symbol("multisample_xla_process") + 8 * place, 0
+    return _ask(frame, STATE_GET, request, 48)  # XLA_FFI_State_Get_Args
+
+
+@inline
 def _is_execution(frame):
     return word_at(frame + EXTENSION_AT) == 0 and word_at(frame + STAGE_AT) & LOW == EXECUTE
 
 
-def _filling(operation: Operation) -> Callable[..., Any]:
-    """``fill(frame, state, launch, on_device)`` writes the launch.
+@inline
+def _data(list_at, k):
+    """The address of the elements of buffer `k`."""
+    return word_at(_buffer(list_at, k) + BUFFER_DATA)
 
-    On a device, the last result of all but a sample is scratch memory.
+
+def _filling(operation: Operation) -> Callable[..., Any]:
+    """``fill(frame, state, launch, has_scratch)`` writes the launch.
+
+    With `has_scratch`, the last result is scratch memory.
     """
-    is_sample, is_moments = operation == Operation.sample, operation == Operation.moments
-    first_word = 2 if is_sample else 1
+    call, writes = CUSTOM_CALLS[operation], OPERANDS[operation].writes
+    has_matrix, is_moments = call.sized == ("matrix",), operation == Operation.moments
+    reads_at = tuple(getattr(WORD, name) for name in call.reads)
+    writes_at = tuple(getattr(WORD, name) for name in writes)
+    count, matrix_list = len(reads_at), ARGUMENTS_AT if "matrix" in call.reads else RESULTS_AT
 
     @inline
-    def fill(frame, state, launch, on_device):
+    def fill(frame, state, launch, has_scratch):
         for k in range(LAUNCH_WORDS):
             launch[k] = word_at(state + 8 * (_TEMPLATE + k))
         operands, results = frame + ARGUMENTS_AT, frame + RESULTS_AT
-        launch[WORD.seed_at] = word_at(_buffer(operands, first_word) + BUFFER_DATA)
-        if word_at(frame + ARGUMENT_COUNT_AT) > first_word + 1:
-            offsets = word_at(_buffer(operands, first_word + 1) + BUFFER_DATA)
+        for k in range(count):
+            launch[reads_at[k]] = _data(operands, k)
+        launch[WORD.seed_at] = _data(operands, count)
+        if word_at(frame + ARGUMENT_COUNT_AT) > count + 1:
+            offsets = _data(operands, count + 1)
             launch[WORD.offset_at], launch[WORD.first_row_at] = offsets, offsets + 8
             launch[WORD.first_column_at] = offsets + 16
-        if is_sample:
-            matrix = _buffer(results, 0)
-            launch[WORD.mu] = word_at(_buffer(operands, 0) + BUFFER_DATA)
-            launch[WORD.sigma] = word_at(_buffer(operands, 1) + BUFFER_DATA)
-        else:
-            matrix = _buffer(operands, 0)
-            launch[WORD.first] = word_at(_buffer(results, 0) + BUFFER_DATA)
-            if on_device:
-                scratch = _buffer(results, word_at(frame + RESULT_COUNT_AT) - 1)
-                launch[WORD.scratch] = word_at(scratch + BUFFER_DATA)
-            count = word_at(frame + RESULT_COUNT_AT) - (1 if on_device else 0)
-            if count > 1:
-                launch[WORD.second] = word_at(_buffer(results, 1) + BUFFER_DATA)
+        written = word_at(frame + RESULT_COUNT_AT)
+        if has_scratch:
+            written -= 1
+            launch[WORD.scratch] = _data(results, written)
+        for k in range(written):
+            launch[writes_at[k]] = _data(results, k)
         if is_moments:
-            set_half(launch, HALF.results, count)
-            launch[WORD.weights] = word_at(matrix + BUFFER_DATA)
-            launch[WORD.columns] = word_at(word_at(matrix + BUFFER_DIMS))
+            set_half(launch, HALF.results, written)
+        if not has_matrix:
+            launch[WORD.columns] = word_at(word_at(_buffer(operands, 0) + BUFFER_DIMS))
             launch[WORD.rows] = word_at(word_at(_buffer(results, 0) + BUFFER_DIMS))
             return
-        launch[WORD.matrix] = word_at(matrix + BUFFER_DATA)
-        shape, size = word_at(matrix + BUFFER_DIMS), word_at(state + 8 * _SIZE)
+        shape, size = word_at(_buffer(frame + matrix_list, 0) + BUFFER_DIMS), word_at(state + 8 * _SIZE)
         set_half(launch, HALF.batch, word_at(shape))
         if word_at(state + 8 * _DOWN) != 0:
             columns, rows = word_at(shape + 8), word_at(shape + 16)
@@ -188,9 +199,8 @@ def _on_host(operation: Operation, target: int) -> Callable[..., Any]:
     def execute(frame):
         if not _is_execution(frame):
             return gate.enter_python(frame, target)
-        request = stack_array(6, np.int64)  # XLA_FFI_State_Get_Args
-        request[3], request[4], request[5] = 0, symbol("multisample_xla_process") + 8 * _TYPES, 0
-        error = _ask(frame, STATE_GET, request, 48)
+        request = stack_array(6, np.int64)
+        error = _find_state(frame, request, _TYPES)
         if error != 0:
             return error
         state = request[5]
@@ -215,15 +225,13 @@ def _on_host(operation: Operation, target: int) -> Callable[..., Any]:
 
 
 def _on_device(operation: Operation, target: int) -> Callable[..., Any]:
-    fill = _filling(operation)
+    fill, has_scratch = _filling(operation), CUSTOM_CALLS[operation].has_scratch
 
     def execute(frame):
         if not _is_execution(frame):
             return gate.enter_python(frame, target)
-        process = symbol("multisample_xla_process")
-        request = stack_array(6, np.int64)  # XLA_FFI_State_Get_Args
-        request[3], request[4], request[5] = 0, process + 8 * (_TYPES + 1), 0
-        error = _ask(frame, STATE_GET, request, 48)
+        process, request = symbol("multisample_xla_process"), stack_array(6, np.int64)
+        error = _find_state(frame, request, _TYPES + 1)
         if error != 0:
             return error
         state = request[5]
@@ -243,7 +251,7 @@ def _on_device(operation: Operation, target: int) -> Callable[..., Any]:
         if run == 0:
             return _repeat(frame, target, state, device, stream)
         launch, mode = stack_array(LAUNCH_WORDS, np.int64), stack_array(1, np.int64)
-        fill(frame, state, launch, True)
+        fill(frame, state, launch, has_scratch)
         launch[WORD.stream] = stream
         set_half(launch, HALF.device, device)
         # The first launch may load the kernel, also while XLA records a command buffer.
@@ -267,7 +275,7 @@ def _repeat(frame, target, state, device, stream):
     current = stack_array(1, np.int32)
     if call_c(word_at(process + 8 * _GET_DEVICE), current.ctypes.data) & LOW != 0 or current[0] != device:
         return gate.enter_python(frame, target)  # It makes the device current.
-    matrix = word_at(_buffer(frame + RESULTS_AT, 0) + BUFFER_DATA)
+    matrix = _data(frame + RESULTS_AT, 0)
     record = word_at(state + 8 * _RECORDS)
     while record != 0 and (
         word_at(record + 8 * _DEVICE) != device or word_at(record + 8 * _MISALIGNMENT) != matrix & _ALIGNMENT
@@ -282,7 +290,7 @@ def _repeat(frame, target, state, device, stream):
     for k in range(patches, patches + 24 * count, 24):
         source = word_at(k + 8)
         if source < _FROM_MATRIX:
-            address = word_at(_buffer(frame + ARGUMENTS_AT, source) + BUFFER_DATA)
+            address = _data(frame + ARGUMENTS_AT, source)
         elif source == _FROM_MATRIX:
             address = matrix
         else:

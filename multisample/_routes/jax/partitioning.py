@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,56 +16,27 @@ import numpy as np
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from multisample.backends.element_types import MATRIX_TYPES
 from multisample.backends.launch import Operation
 
 from ..._backends import choose
 from . import handlers
+from .static import Static
 
-__all__ = ["PLATFORMS", "Static", "check_type", "computing_type", "gradient", "sample"]
+__all__ = ["PLATFORMS", "batch_of", "lowering"]
 
 PLATFORMS = {"cpu": "cpu", "cuda": "cuda"}
 """JAX's platforms, and the kinds of devices that they are to a backend."""
 
 
-class Static(NamedTuple):
-    """All of a call that a compiled program is made for."""
-
-    n: int
-    dtype: str
-    layout: str
-    shared_noise: bool
-    antithetic: bool
-    fast_math: bool
-    backend: str
-    """The name as the caller gives it, which may be "auto"."""
-    aligned: bool = False
-    """Whether the first column is known to be a multiple of 8, which allows aligned stores on CUDA."""
-
-
-def computing_type(dtype: str) -> Any:
-    """The type in which elements of type `dtype` are computed."""
-    return np.dtype(MATRIX_TYPES[dtype].computing)
-
-
-def _options(static: Static, backend: str, *operands: Any) -> handlers.Options:
-    """For operands mu, sigma, seed, and offsets unless these are 0."""
-    batched = [x.shape[0] != 1 for x in operands] + [False] * (4 - len(operands))
-    return handlers.Options(
-        backend, static.dtype, static.layout, static.shared_noise, static.antithetic, static.fast_math, static.aligned,
-        len(operands) == 4, *batched,
-    )  # fmt: skip
-
-
-def _axes(layout: str) -> tuple[int, int]:
-    """The axes of a batch of matrices that count dimensions and samples."""
-    return (1, 2) if layout == "dn" else (2, 1)
+def batch_of(*operands: Any) -> int:
+    """The length of the batch of operands, whose first axis is of that length or 1."""
+    return next((x.shape[0] for x in operands if x.shape[0] != 1), 1)
 
 
 # --- Custom calls ---------------------------------------------------------------------------------
 
 
-def check_type(x: Any, dtype: Any) -> None:
+def _check_type(x: Any, dtype: Any) -> None:
     """TypeError if an operand lost the type that it was traced with: a handler would read past its end."""
     if x.dtype != dtype:
         raise TypeError(
@@ -74,39 +45,45 @@ def check_type(x: Any, dtype: Any) -> None:
         )
 
 
-def _draw(static: Static, platform: str, backend: str, n: int, *operands: Any) -> Any:
-    """A batch of windows of `n` columns, for operands mu, sigma, seed, and offsets unless these are 0."""
-    batch = next((x.shape[0] for x in operands if x.shape[0] != 1), 1)
-    d = operands[0].shape[1]
-    for vector in operands[:2]:
-        check_type(vector, computing_type(static.dtype))
-    shape = (batch, d, n) if static.layout == "dn" else (batch, n, d)
-    options = _options(static, backend, *operands)
+def _custom_call(platform: str, static: Static, *operands: Any) -> list[Any]:
+    """The results on one device; `static` has its lengths."""
+    call = static.call
+    if static.operation == Operation.gradient and not handlers.can_take_gradients(static, platform):
+        return _sums_of_stored_noise(platform, static, *operands)
+    for name, x in zip(call.reads, operands):  # noqa: B905
+        _check_type(x, static.type_of(name))
+    batch = (batch_of(*operands),) if call.is_split else ()
+    results = [jax.ShapeDtypeStruct((*batch, *static.shape(name)), static.type_of(name)) for name in static.writes]
+    static = static.of_operands(*operands)
     if platform == "cpu":
-        handlers.prepare_on_host(options, Operation.sample)
-    result = jax.ShapeDtypeStruct(shape, jnp.dtype(static.dtype))
-    return jax.ffi.ffi_call(handlers.TARGETS[Operation.sample], result)(*operands, options=options.encoded())
+        handlers.prepare_on_host(static)
+    elif call.has_scratch:
+        results.append(jax.ShapeDtypeStruct((8 * handlers.scratch_size(static, *batch),), np.uint8))
+    target = jax.ffi.ffi_call(handlers.TARGETS[static.operation], results)
+    return list(target(*operands, options=static.encoded()))[: len(static.writes)]
 
 
-def _sums(static: Static, platform: str, backend: str, g: Any, *words: Any) -> list[Any]:
-    """The sums over columns of a batch of matrices, and of their products with the noise."""
-    check_type(g, jnp.dtype(static.dtype))
-    real = computing_type(static.dtype)
-    rows, columns = _axes(static.layout)
-    vector = jax.ShapeDtypeStruct((g.shape[0], g.shape[rows]), real)
-    options, results = _options(static, backend, g, g, *words), [vector, vector]
-    if platform == "cuda":
-        if not handlers.can_take_gradients(backend):  # Then XLA sums, and keeps the noise while it does.
-            zeros = jnp.zeros((1, g.shape[rows]), real)
-            noise_static = static._replace(dtype=real.name)
-            z = _draw(noise_static, platform, backend, g.shape[columns], zeros, zeros + 1, *words)
-            g = g.astype(real)
-            return [g.sum(columns), (g * z).sum(columns)]
-        shape = g.shape[0], g.shape[rows], g.shape[columns]
-        size = handlers.scratch_size(options, Operation.gradient, *shape, 2)
-        results.append(jax.ShapeDtypeStruct((8 * size,), np.uint8))
-    call = jax.ffi.ffi_call(handlers.TARGETS[Operation.gradient], results)
-    return list(call(g, *words, options=options.encoded())[:2])
+def _sums_of_stored_noise(platform: str, static: Static, g: Any, *words: Any) -> list[Any]:
+    """A gradient by a backend without: XLA sums, and stores the noise for that."""
+    real, columns = static.computing_type, 1 + static.axes("matrix").index("j")
+    zeros = jnp.zeros((1, static.d), real)
+    noise = static._replace(operation=Operation.sample, dtype=real.name)
+    (z,) = _custom_call(platform, noise, zeros, zeros + 1, *words)
+    g = g.astype(real)
+    return [g.sum(columns), (g * z).sum(columns)]
+
+
+def _one_by_one(call: Callable[..., list[Any]], *operands: Any) -> list[Any]:
+    """The results of a batch, whose elements `call` runs one after another."""
+    if batch_of(*operands) == 1:
+        return [x[None] for x in call(*(x[0] for x in operands))]
+
+    def run(elements: list[Any]) -> list[Any]:
+        own = iter(elements)
+        return call(*(x[0] if x.shape[0] == 1 else next(own) for x in operands))
+
+    results: list[Any] = jax.lax.map(run, [x for x in operands if x.shape[0] != 1])
+    return results
 
 
 # --- Windows --------------------------------------------------------------------------------------
@@ -181,110 +158,73 @@ def _without_padding(g: Any, columns: int, axes: Any, length: int) -> Any:
     return jnp.where(jax.lax.broadcasted_iota(jnp.int32, g.shape, columns) < left, g, jnp.zeros_like(g))
 
 
-def _label(x: Any, lone: str) -> str:
-    """The name of the leading axis of an operand in a sharding rule."""
-    return lone if x.shape[0] == 1 else "b"
+def lowering(platform: str) -> Callable[..., Any]:
+    """The function that a primitive becomes on `platform`."""
 
-
-def _words_rule(*words: Any) -> str:
-    """The part of a sharding rule for the seed, and for offsets unless these are 0."""
-    return ", ".join(f"{_label(x, lone)} {axis}" for x, lone, axis in zip(words, "rs", "kl", strict=False))
-
-
-def _replicated_factors(rule: str) -> tuple[str, ...]:
-    return tuple(name for name in "pqrksl" if name in rule.replace(",", " ").split())
-
-
-def sample(platform: str) -> Callable[..., Any]:
-    """The function that a sample becomes on `platform`."""
-
-    def lowered(mu: Any, sigma: Any, *words: Any, static: Static) -> Any:
+    def lowered(*operands: Any, static: Static) -> Any:
         handlers.register()
-        backend = choose(static.backend, "jax", PLATFORMS[platform]).name
-        rows, columns = _axes(static.layout)
+        static = static._replace(backend=choose(static.backend, "jax", PLATFORMS[platform]).name)
+        call = functools.partial(_custom_call, platform, static)
+        if not static.call.is_split:
+            return _one_by_one(call, *operands)
+        axes, writes_axes = static.operand_axes(len(operands)), ["b" + static.axes(name) for name in static.writes]
         # JAX keeps these functions. They must not keep tracers.
-        is_lone = [x.shape[0] == 1 for x in (mu, sigma, *words)]
+        is_lone = [x.shape[0] == 1 for x in operands]
 
-        def shardings(mesh: Any, group: Any, row_axes: Any, column_axes: Any) -> tuple[Any, tuple[Any, ...]]:
-            """Of the result and of the operands."""
-            spec = [group, None, None]
-            spec[rows], spec[columns] = row_axes, column_axes
-            axes = [row_axes, row_axes, *[None] * len(is_lone[2:])]
-            return NamedSharding(mesh, PartitionSpec(*spec)), tuple(
-                NamedSharding(mesh, PartitionSpec(None if lone else group, own))
-                for lone, own in zip(is_lone, axes, strict=True)
+        def shardings(mesh: Any, places: dict[str, Any]) -> tuple[list[Any], tuple[Any, ...]]:
+            """Of the results and of the operands."""
+            own = [places | {"b": None} if lone else places for lone in is_lone]
+            return [_sharding(mesh, places, names) for names in writes_axes], tuple(
+                _sharding(mesh, where, names) for where, names in zip(own, axes, strict=True)
             )
-
-        def partition(mesh: Any, operands: Any, result: Any) -> Any:
-            mesh, spec = _placed(result.sharding, 3)
-            row_axes, column_axes = spec[rows], spec[columns]
-            out, into = shardings(mesh, spec[0], row_axes, column_axes)
-
-            @_on_one_device
-            def draw_window(mu: Any, sigma: Any, *words: Any) -> Any:
-                n = _part(static.n, mesh, column_axes)
-                words = _moved(words, _FIRST_ROW, row_axes, mu.shape[1])
-                words = _moved(words, _FIRST_COLUMN, column_axes, n)
-                part = static._replace(aligned=static.aligned and (_size(mesh, column_axes) == 1 or n % 8 == 0))
-                return _draw(part, platform, backend, n, mu, sigma, *words)
-
-            return mesh, draw_window, out, into
-
-        def infer(mesh: Any, operands: Any, result: Any) -> Any:
-            mesh, specs = _placed(operands[0].sharding, 2)[0], [_placed(x.sharding, 2)[1] for x in operands]
-            group = next((s[0] for s in specs if s[0] is not None), None)
-            row_axes = next((s[1] for s in specs[:2] if s[1] is not None), None)
-            return shardings(mesh, group, row_axes, None)[0]
-
-        call = custom_partitioning(functools.partial(_draw, static, platform, backend, static.n))
-        rule = f"{_label(mu, 'p')} i, {_label(sigma, 'q')} i, {_words_rule(*words)} -> "
-        rule += "b i j" if static.layout == "dn" else "b j i"
-        call.def_partition(partition, infer, sharding_rule=rule, need_replication_factors=_replicated_factors(rule))
-        return call(mu, sigma, *words)
-
-    return lowered
-
-
-def gradient(platform: str) -> Callable[..., Any]:
-    """The function that a gradient becomes on `platform`."""
-
-    def lowered(g: Any, *words: Any, static: Static) -> Any:
-        handlers.register()
-        backend = choose(static.backend, "jax", PLATFORMS[platform]).name
-        sums = functools.partial(_sums, static, platform, backend)
-        rows, columns = _axes(static.layout)
-        length, is_lone = g.shape[columns], [x.shape[0] == 1 for x in words]
 
         def partition(mesh: Any, operands: Any, results: Any) -> Any:
-            mesh, spec = _placed(operands[0].sharding, 3)
-            row_axes, column_axes = spec[rows], spec[columns]
-            vector = NamedSharding(mesh, PartitionSpec(spec[0], row_axes))
-            leads = (None if lone else spec[0] for lone in is_lone)
-            into = (
-                NamedSharding(mesh, PartitionSpec(*spec)),
-                *(NamedSharding(mesh, PartitionSpec(lead, None)) for lead in leads),
-            )
-
-            @_on_one_device
-            def sum_window(g: Any, *words: Any) -> Any:
-                words = _moved(words, _FIRST_ROW, row_axes, g.shape[rows])
-                words = _moved(words, _FIRST_COLUMN, column_axes, g.shape[columns])
-                totals = sums(_without_padding(g, columns, column_axes, length), *words)
-                return totals if _size(mesh, column_axes) == 1 else [jax.lax.psum(x, column_axes) for x in totals]
-
-            return mesh, sum_window, [vector, vector], into
+            matrix = operands[0] if "matrix" in static.call.reads else results[0]
+            mesh, spec = _placed(matrix.sharding, 3)
+            places = dict(zip("b" + static.axes("matrix"), spec, strict=True))
+            return mesh, _on_one_device(_window(platform, static, mesh, places)), *shardings(mesh, places)
 
         def infer(mesh: Any, operands: Any, results: Any) -> Any:
-            mesh, spec = _placed(operands[0].sharding, 3)
-            vector = NamedSharding(mesh, PartitionSpec(spec[0], spec[rows]))
-            return [vector, vector]
+            places: dict[str, Any] = {}
+            mesh, _ = _placed(operands[0].sharding, len(axes[0]))
+            for x, names in zip(operands, axes, strict=True):
+                for axis, place in zip(names, _placed(x.sharding, len(names))[1], strict=True):
+                    places[axis] = place if places.get(axis) is None else places[axis]
+            return shardings(mesh, places)[0]
 
-        call = custom_partitioning(lambda g, *words: sums(g, *words))
-        rule = ("b i j, " if static.layout == "dn" else "b j i, ") + f"{_words_rule(*words)} -> b i, b i"
-        call.def_partition(
-            partition, infer, sharding_rule=rule, reduction_factors=("j",),
-            need_replication_factors=_replicated_factors(rule),
+        shared = custom_partitioning(call)
+        # An axis of length 1 has a name of its own.
+        labels = [("pqrs"[k] if lone else "b") + axes[k][1:] for k, lone in enumerate(is_lone)]
+        rule = " -> ".join(", ".join(map(" ".join, names)) for names in (labels, writes_axes))
+        read = "".join(labels)
+        shared.def_partition(
+            partition, infer, sharding_rule=rule, reduction_factors=tuple("j" if "j" in read else ""),
+            need_replication_factors=tuple(name for name in read if name in "pqrskl"),
         )  # fmt: skip
-        return call(g, *words)
+        return shared(*operands)
 
     return lowered
+
+
+def _sharding(mesh: Any, places: dict[str, Any], axes: str) -> NamedSharding:
+    return NamedSharding(mesh, PartitionSpec(*(places.get(axis) for axis in axes)))
+
+
+def _window(platform: str, static: Static, mesh: Any, places: dict[str, Any]) -> Callable[..., list[Any]]:
+    """The function that draws or sums the window of a device; `places` are the mesh axes of each axis."""
+    rows, columns = places["i"], places["j"]
+    d, n = _part(static.d, mesh, rows), _part(static.n, mesh, columns)
+    is_whole = _size(mesh, columns) == 1
+    part = static._replace(d=d, n=n, aligned=static.aligned and (is_whole or n % 8 == 0))
+    count, axis = len(static.call.reads), 1 + static.axes("matrix").index("j")
+
+    def run(*operands: Any) -> list[Any]:
+        reads, words = operands[:count], operands[count:]
+        words = _moved(words, _FIRST_ROW, rows, d)
+        words = _moved(words, _FIRST_COLUMN, columns, n)
+        if static.call.reads != ("matrix",):
+            return _custom_call(platform, part, *reads, *words)
+        totals = _custom_call(platform, part, _without_padding(reads[0], axis, columns, static.n), *words)
+        return totals if is_whole else [jax.lax.psum(x, columns) for x in totals]
+
+    return run

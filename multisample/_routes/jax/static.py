@@ -1,0 +1,142 @@
+"""`Static`, the part of a call that a program is compiled for, and `CUSTOM_CALLS`, a table of how operations differ."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from multisample.backends.element_types import MATRIX_TYPES
+from multisample.backends.launch import OPERANDS, Operation
+
+__all__ = ["AXES", "CUSTOM_CALLS", "CustomCall", "Static", "decoded"]
+
+AXES = {
+    "mu": "i", "sigma": "i", "weights": "j", "matrix": "ij", "first": "i", "second": "i", "seed": "k", "offsets": "l",
+}  # fmt: skip
+"""The axes of operands and results with layout "dn": i counts dimensions, j samples, k and l words of 32 bits.
+
+Operands and results of a primitive have the batch as one more axis in front, of length 1 where all elements share it.
+"""
+
+
+class CustomCall(NamedTuple):
+    """The custom call of an operation. Its operands are `reads`, the seed, and the offsets unless all are 0."""
+
+    reads: tuple[str, ...]
+    """Fields of `Launch`, in which the operation is linear."""
+    transposed: Operation | None
+    """The operation that sums a cotangent; None if there is none."""
+    is_split: bool
+    """Whether one call runs a batch, and each device of a mesh draws a window.
+
+    If not, operands and results of the call have no axis for a batch.
+    """
+    has_scratch: bool
+    """Whether the last result on CUDA is scratch memory."""
+
+    @property
+    def sized(self) -> tuple[str, ...]:
+        """The operands or results whose shapes have all lengths of a launch."""
+        return ("weights", "first") if "weights" in self.reads else ("matrix",)
+
+
+CUSTOM_CALLS = {
+    Operation.sample: CustomCall(("mu", "sigma"), Operation.gradient, True, False),
+    Operation.gradient: CustomCall(("matrix",), Operation.sample, True, True),
+    # Of noise alone: JAX scales the sums by mu and sigma.
+    Operation.moments: CustomCall(("weights",), None, False, True),
+}
+
+
+class Static(NamedTuple):
+    """All of a call that a program is compiled for.
+
+    A custom call has the fields up to `offsets_batched` as a string. Saved programs have such strings, so a new field
+    goes behind `offsets_batched` and has a default.
+    """
+
+    backend: str
+    """The name as the caller gives it, which may be "auto"; in a custom call, that of the backend."""
+    dtype: str
+    layout: str = "dn"
+    shared_noise: bool = False
+    antithetic: bool = False
+    fast_math: bool = False
+    aligned: bool = False
+    """Whether the first column is known to be a multiple of 8, which allows aligned stores on CUDA."""
+    has_offsets: bool = False
+    """Whether offset, first row and first column are an operand; if not, they are 0. Set for custom calls only."""
+    mu_batched: bool = False
+    sigma_batched: bool = False
+    seed_batched: bool = False
+    offsets_batched: bool = False
+    """Whether each element of the batch has an operand of its own. Set for custom calls only."""
+    operation: Operation = Operation.sample
+    d: int = 0
+    n: int = 0
+    order: int = 0
+    """How many moments there are."""
+    seeds: int | None = None
+    """The number of seeds of a vector; None for one seed."""
+
+    @property
+    def call(self) -> CustomCall:
+        return CUSTOM_CALLS[self.operation]
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """Fields of `Launch`."""
+        return OPERANDS[self.operation].writes[: self.order or None]
+
+    def axes(self, name: str) -> str:
+        """The axes of an operand or a result: see `AXES`."""
+        return AXES[name][::-1] if self.layout == "nd" else AXES[name]
+
+    def operand_axes(self, count: int) -> list[str]:
+        """The axes of the first `count` operands, with b for the batch in front."""
+        return ["b" + self.axes(name) for name in (*self.call.reads, "seed", "offsets")[:count]]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of an operand or a result."""
+        return tuple(self.d if axis == "i" else self.n for axis in self.axes(name))
+
+    def type_of(self, name: str) -> Any:
+        """The element type of an operand or a result."""
+        return jnp.dtype(self.dtype) if name == "matrix" else self.computing_type
+
+    @property
+    def computing_type(self) -> Any:
+        return np.dtype(MATRIX_TYPES[self.dtype].computing)
+
+    def of_operands(self, *operands: Any) -> Static:
+        """The same for a custom call with these operands."""
+        names = (*self.call.reads, "seed", "offsets")[: len(operands)]
+        own = [name for name, x in zip(names, operands, strict=True) if self.call.is_split and x.shape[0] != 1]
+        flags: dict[str, Any] = {f"{name}_batched": True for name in own if name != "matrix"}
+        return self._replace(has_offsets="offsets" in names, **flags)
+
+    def encoded(self) -> str:
+        """The string from which `decoded` makes the fields that `_ENCODED` names."""
+        fields = [getattr(self, name) for name in _ENCODED]
+        return ",".join(x if isinstance(x, str) else str(int(x)) for x in fields)
+
+
+_ENCODED = Static._fields[: Static._fields.index("operation")]
+# Strings of weighted moments that older versions wrote; their order, d and n follow.
+_OLD_MOMENTS = ("backend", "dtype", "shared_noise", "antithetic", "fast_math", "has_offsets")
+
+
+@functools.lru_cache(1024)
+def decoded(string: bytes, operation: Operation) -> Static:
+    """The static part of a custom call with this string, without lengths."""
+    words = string.decode().split(",")
+    # The name of a backend may have commas. No word behind the type is the name of a type.
+    first = max(k for k, word in enumerate(words) if word in MATRIX_TYPES)
+    values = [",".join(words[:first]), *words[first:]]
+    names = _ENCODED if values[2] in ("dn", "nd") else _OLD_MOMENTS
+    fields: dict[str, Any] = dict(zip(names, values, strict=False))
+    flags = {name: fields[name] == "1" for name in fields.keys() - {"backend", "dtype", "layout"}}
+    return Static(**fields | flags, operation=operation)
