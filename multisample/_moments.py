@@ -15,7 +15,7 @@ from ._routes import run_first
 from ._tracing import is_traced
 
 if TYPE_CHECKING:
-    from ._typing import AnyArray, DType, Noise, Number
+    from ._typing import AnyArray, DType, Noise, Number, Seed
 
 __all__ = ["weighted_moments"]
 
@@ -26,7 +26,7 @@ def weighted_moments(
     sigma: AnyArray | Number | Any,
     *,
     order: Literal[1, 2] = 2,
-    seed: SupportsIndex | Key | Any,
+    seed: Seed | Any,
     noise: Noise = "independent",
     dtype: DType | None = None,
     dim_offset: SupportsIndex = 0,
@@ -45,22 +45,22 @@ def weighted_moments(
 
     Parameters
     ----------
-    weights : array, shape (n,)
+    weights : array, shape (n,), or with B seeds (B, n)
         At least one weight, of any sign. An array of the library and the device of `mu` and `sigma`. Groups of four
         adjacent weights (of eight with `antithetic`) that are all zero cost nothing; groups begin where
         ``sample_offset + j`` is a multiple of four (of eight).
-    mu, sigma : array, shape (d,) or (d, 1)
+    mu, sigma : array, shape (d,) or (d, 1); with B seeds (B, d) or (d,)
         As for `sample`; one of the two may be a number.
     order : {1, 2}, default 2
         The number of moments to return.
-    seed : int, Key or JAX key
+    seed : int, Key or JAX key, or a vector of B of them
         As for `sample`, and required: that of the sample whose moments these are.
     noise, dtype, dim_offset, sample_offset, antithetic, fast_math, backend : various
         As for `sample`. The moments of two windows of samples add up to those of their union.
 
     Returns
     -------
-    tuple of `order` arrays, shape (d,)
+    tuple of `order` arrays, shape (d,), or with B seeds (B, d)
         `m1` and `m2`, of the library and on the device of `mu`, with the type that the sample would have.
 
     Raises

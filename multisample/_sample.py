@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         Number,
         Options,
         OwnArray,
+        Seed,
         T,
         Tensor,
         TorchGenerator,
@@ -59,7 +60,7 @@ def sample(
     n: SupportsIndex,
     *,
     backend: str = "auto",
-    seed: SupportsIndex | Key | None = None,
+    seed: Seed | None = None,
     generator: Generator | TorchGenerator | None = None,
     noise: Noise = "independent",
     dtype: Any = None,
@@ -78,7 +79,7 @@ def sample(
 
     Parameters
     ----------
-    mu, sigma : array, shape (d,) or (d, 1)
+    mu, sigma : array, shape (d,) or (d, 1); with B seeds (B, d) or (d,)
         Means, and standard deviations of at least 0, with any strides. Lists, or arrays of NumPy, PyTorch, CuPy,
         Numba, JAX or any library with ``__dlpack__`` or ``__cuda_array_interface__``. Both arrays must belong to one
         library and one device. One of the two may be a number, which applies to every dimension. DTensors must be
@@ -88,10 +89,12 @@ def sample(
     backend : str, default "auto"
         A name from `list_backends`, or "auto" for the first available backend that supports the arrays. A named backend
         runs or raises. The numbers do not depend on the backend.
-    seed : int or Key, optional
+    seed : int or Key, or a vector of B of them, optional
         ``0 <= seed < 2**64``, or a `Key` from `Generator.take`. The same seed and arguments give the same samples,
-        whatever was drawn before. With JAX also a key of 64 bits, the data of such a key as ``uint32[2]``, or seed and
-        offset as ``uint32[4]``, high words first. All of them may be traced.
+        whatever was drawn before. A vector is a sequence, or an integer array of NumPy or of the library and device of
+        `mu`: shape (B,), or (B, 2) for seeds and offsets, read modulo ``2**bits`` of its type. uint32 arrays are key
+        data, high words first: (2,) and (4,) are one key, (B, 2) and (B, 4) a vector. With JAX also keys of 64 bits;
+        all forms may be traced. Seeds in device memory stay there, so a captured graph reads them in each replay.
     generator : Generator or torch.Generator, optional
         Source of a seed and an offset. Each call takes the next offset, and so draws new samples. A torch.Generator
         requires torch tensors on its device. Without `seed` and `generator`, torch tensors use the generator that
@@ -105,7 +108,7 @@ def sample(
         Type of the result: a name, or a dtype of NumPy, ml_dtypes, PyTorch or JAX. The default is NumPy's promotion
         of the types of `mu` and `sigma`, which ignores numbers and counts lists and integer arrays as float32.
         float64 refines the float32 draw of the same seed; float16 and bfloat16 round it.
-    out : array, shape (d, n), or (n, d) with layout "nd", optional
+    out : array of the result's shape, optional
         Destination: a mutable array with the library, device and type of the result. Its elements must not overlap
         each other, `mu` or `sigma`; any other strides are accepted.
     fast_math : bool, default False
@@ -127,10 +130,12 @@ def sample(
     Returns
     -------
     array, shape (d, n), or (n, d) with layout "nd"
-        An array with the library and device of `mu` and `sigma`, ready on that library's current stream. It is
-        C-contiguous unless it is `out`. Lists and NumPy arrays give an array of the backend's library, which is NumPy
-        for "auto" and "cpu". Arrays of other libraries than those above give a NumPy array in host memory, and an
-        array of the backend's library in device memory. DTensors give a DTensor with their sharding.
+        With B seeds (B, d, n) or (B, n, d): element b equals ``sample(mu[b], sigma[b], n, seed=seed[b], ...)``, bit for
+        bit, in one launch. The array has the library and device of `mu` and `sigma`, and is ready on that library's
+        current stream. It is C-contiguous unless it is `out`. Lists and NumPy arrays give an array of the backend's
+        library, which is NumPy for "auto" and "cpu". Arrays of other libraries than those above give a NumPy array in
+        host memory, and an array of the backend's library in device memory. DTensors give a DTensor with their
+        sharding.
 
     Raises
     ------
@@ -160,7 +165,7 @@ def sample(
     ``torch.compile`` traces it without a graph break. Transformed and compiled calls do not check the values of
     tensors. Without `seed`, a compiled or batched call uses the seed 0x636F6D70696C6564 and an offset that PyTorch's
     generator draws on the device. In ``torch.func.vmap``, ``randomness`` decides whether the elements of a batch share
-    the offset. With `seed`, all elements of a batch have the same noise.
+    the offset. With one `seed`, all elements of a batch have the same noise; a tensor of seeds may be mapped over.
 
     With a JAX array, a JAX key or a traced value among `mu`, `sigma`, `seed` and the offsets, the call is one custom
     call of XLA, which JAX's transformations differentiate, batch and partition. While JAX traces, `seed` is required.
@@ -181,6 +186,12 @@ def sample(
     array([[-0.5921452 ,  0.45188266,  1.1550102 , -0.70147896],
            [11.08586   , 10.008893  ,  9.259448  , 10.709126  ]],
           dtype=float32)
+
+    A vector of seeds draws a matrix for each seed:
+
+    >>> batch = multisample.sample(mu, sigma, 4, seed=[7, 8])
+    >>> batch.shape, bool((batch[0] == x).all())
+    ((2, 2, 4), True)
 
     Another process can draw a window of `x`:
 

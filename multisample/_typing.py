@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AnyArray", "ArrayT", "DType", "DTypeName", "HostArray", "HostBackend", "HostVector", "Layout", "Noise", "Number",
-    "OwnArray", "T", "Tensor", "TorchGenerator",
+    "OwnArray", "Seed", "T", "Tensor", "TorchGenerator",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -130,13 +130,15 @@ class _SupportsNumpy(Protocol):
 
 
 AnyArray: TypeAlias = HostVector | _SupportsDLPack | _SupportsCuda | _SupportsNumpy
+Seed: TypeAlias = "SupportsIndex | Key | Sequence[SupportsIndex | Key] | _SupportsDLPack | _SupportsCuda"
+"""One seed or Key, or a vector of them."""
 
 # --- Keyword arguments of `sample`, `cem.CEM` and `cem.minimize` -----------------------------------
 
 if TYPE_CHECKING:
 
     class _Options(TypedDict, total=False):
-        seed: SupportsIndex | Key | None
+        seed: Seed | None
         noise: Noise
         dtype: DType | None
         fast_math: bool
