@@ -78,7 +78,7 @@ def _stopped_by_signals() -> Iterator[None]:
         raise KeyboardInterrupt(signal.Signals(number))
 
     def send_again(ignored: Any) -> None:
-        # Python ignores an exception in a callback, as LLVM has while it compiles. Raised here, it would be ignored too.
+        # Python ignores exceptions in callbacks of C, such as LLVM's while it compiles, and also in this hook.
         if isinstance(ignored.exc_value, KeyboardInterrupt):
             number = ignored.exc_value.args[0] if ignored.exc_value.args else signal.SIGINT
             threading.Timer(0.01, os.kill, (os.getpid(), number)).start()

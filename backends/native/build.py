@@ -154,7 +154,7 @@ def compile_library(library: Library, needed: Iterable[Path], folder: Path) -> t
 def _log() -> BinaryIO:
     """A file in memory where the system has such files: on a full disk, the reason of the failure would be lost."""
     if hasattr(os, "memfd_create"):
-        return open(os.memfd_create("multisample-log"), "w+b")
+        return os.fdopen(os.memfd_create("multisample-log"), "w+b")
     return cast(BinaryIO, tempfile.TemporaryFile())
 
 
