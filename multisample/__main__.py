@@ -10,10 +10,11 @@ import contextlib
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import BrokenExecutor
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from ._version import __version__
 from .commands import build, draw, examples, report, tetris
@@ -76,6 +77,15 @@ def _stopped_by_signals() -> Iterator[None]:
     def stop(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt(signal.Signals(number))
 
+    def send_again(ignored: Any) -> None:
+        # Python ignores exceptions in callbacks of C, such as LLVM's while it compiles, and also in this hook.
+        if isinstance(ignored.exc_value, KeyboardInterrupt):
+            number = ignored.exc_value.args[0] if ignored.exc_value.args else signal.SIGINT
+            threading.Timer(0.01, os.kill, (os.getpid(), number)).start()
+        else:
+            hook(ignored)
+
+    hook, sys.unraisablehook = sys.unraisablehook, send_again
     previous = {}
     try:
         for name in ("SIGTERM", "SIGHUP"):
@@ -88,6 +98,7 @@ def _stopped_by_signals() -> Iterator[None]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+        sys.unraisablehook = hook
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import sys
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import BinaryIO, Literal, TypeAlias, cast
 
 from multisample.backends.errors import BackendUnavailableError
 
@@ -133,10 +133,9 @@ def compile_library(library: Library, needed: Iterable[Path], folder: Path) -> t
         environment |= {
             "TORCH_CUDA_ARCH_LIST": toolchain.cuda_architectures(), "CUDA_HOME": str(toolchain.cuda_home()),
         }  # fmt: skip
-    log = folder / "log"
     # The output goes to a file: a compiler cache in the background would keep a pipe open.
     with (
-        log.open("wb") as file,
+        _log() as file,
         subprocess.Popen(
             [sys.executable, "-c", script],
             stdin=subprocess.PIPE, stdout=file, stderr=subprocess.STDOUT, env=environment, start_new_session=True,
@@ -148,7 +147,15 @@ def compile_library(library: Library, needed: Iterable[Path], folder: Path) -> t
             assert process.stdin is not None
             process.stdin.close()  # Ends the process if it still runs, as after Ctrl-C.
             process.wait()
-    return code, log.read_text(errors="replace")
+        file.seek(0)
+        return code, file.read().decode(errors="replace")
+
+
+def _log() -> BinaryIO:
+    """A file in memory where the system has such files: on a full disk, the reason of the failure would be lost."""
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("multisample-log"), "w+b")
+    return cast(BinaryIO, tempfile.TemporaryFile())
 
 
 def failure_text(code: int, output: str) -> str:

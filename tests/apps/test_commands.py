@@ -209,6 +209,33 @@ def test_a_signal_leaves_no_file(folder: Path, name: str, code: int) -> None:
     assert files(folder) == {"mu.npy", "sigma.npy"}
 
 
+IN_A_CALLBACK = """
+import ctypes, os, signal, sys, time
+from multisample import __main__
+from multisample.commands import report
+
+def send(*arguments):
+    os.kill(os.getpid(), signal.Signals[sys.argv[1]])
+    return 0
+
+def run(args):
+    ctypes.CFUNCTYPE(ctypes.c_int)(send)()
+    time.sleep(30)
+
+for name, handler in (("SIGINT", signal.default_int_handler), ("SIGTERM", signal.SIG_DFL)):
+    signal.signal(signal.Signals[name], handler)
+report.run = run
+raise SystemExit(__main__.main([]))
+"""
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
+def test_a_signal_in_a_callback_of_c_is_not_lost(name: str, code: int) -> None:
+    assert finish(start("-c", IN_A_CALLBACK, name)) == Outcome(
+        code=code, out="", err=f"multisample: stopped by {name}\n"
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("argv", [[], ["sample", "mu.npy", "1", "-n", "5", "-o", "x.npy"]])
 def test_a_closed_pipe_is_silent(folder: Path, argv: list[str]) -> None:

@@ -379,6 +379,33 @@ def _flock_or_fail(flock: Any, descriptor: int, operation: int) -> None:
     flock(descriptor, operation | fcntl.LOCK_NB)
 
 
+@pytest.fixture
+def small_disk(cache_root: Path) -> Iterator[None]:
+    """The cache is a full file system of 16 KB."""
+    cache_root.mkdir(mode=0o700)
+    mount = ["mount", "-t", "tmpfs", "-o", "size=16k,mode=700", "tmpfs", str(cache_root)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        pytest.skip("only root can mount a file system")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(cache_root)], check=True)
+
+
+@pytest.mark.slow
+@needs_tools
+def test_a_build_on_a_full_disk_names_the_reason(sources: Path, cache_root: Path, small_disk: None) -> None:
+    filler = cache_root / "filler"
+    with pytest.raises(OSError, match="No space left"):
+        filler.write_bytes(bytes(32 << 10))
+    os.truncate(filler, 4 << 10)  # Room for folders, and for nothing that the compiler writes.
+    with pytest.raises(BackendUnavailableError, match=r"No space left on device[\s\S]*to try again: "):
+        libraries.cpu_library()
+    assert not list(cache_root.glob(BUILDS))
+    subprocess.run(["mount", "-o", "remount,size=1m", str(cache_root)], check=True)
+    assert answer(libraries.cpu_library(retry=True)) == 42
+
+
 # --- Damage ---------------------------------------------------------------------------------------
 
 

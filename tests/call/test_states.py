@@ -146,6 +146,35 @@ def test_settings_of_pytorch(state: Any) -> None:
     check_switch(TORCH_CALLS | HOST_CALLS, state)
 
 
+def test_subnormal_numbers_are_kept_by_threads_that_flush_them() -> None:
+    size = 400, 20_000  # For several threads.
+    sigmas = {"float32": 3e-38, "bfloat16": 3e-38, "float16": 1e-5, "float64": 3e-308}
+    weights = {name: torch.full((7,), 1e-39, dtype=getattr(torch, name)) for name in ("float32", "float64")}
+
+    def drawn(backend: str) -> dict[str, bytes]:
+        found = {}
+        for dtype, sigma in sigmas.items():
+            vector = np.full(size[0], sigma, "float64" if dtype == "float64" else "float32")
+            mu, sigma = torch.zeros_like(torch.tensor(vector)), torch.tensor(vector)
+            for n in (5, size[1]):
+                x = sample(mu, sigma, n, seed=7, dtype=dtype, backend=backend)
+                found[f"{dtype}, {n}"] = x.view(torch.uint8).numpy().tobytes()
+        for dtype, tiny in weights.items():
+            for order, moment in enumerate(weighted_moments(tiny, T_MU.to(tiny) * 0, 1.0, seed=7, backend=backend)):
+                found[f"{dtype}, moment {order}"] = moment.view(torch.uint8).numpy().tobytes()
+        return found
+
+    for backend in ("cpu", "torch_ext"):
+        expected = drawn(backend)
+        if not torch.set_flush_denormal(True):
+            pytest.skip("this processor does not flush subnormal numbers")
+        try:
+            found = drawn(backend)
+        finally:
+            torch.set_flush_denormal(False)
+        assert {name for name in expected if found[name] != expected[name]} == set()
+
+
 # --- JAX ----------------------------------------------------------------------------------------------------------
 
 

@@ -355,6 +355,16 @@ def test_programs_run_on_several_threads_at_once() -> None:
     assert wrong == []
 
 
+@pytest.mark.parametrize("shape", [(3, 5), (400, 20_000)])
+def test_subnormal_numbers_are_kept_by_the_threads_of_xla(shape: tuple[int, int]) -> None:
+    """XLA flushes them on its own threads."""
+    mu, sigma = np.zeros(shape[0], np.float32), np.full(shape[0], 3e-38, np.float32)
+    normals = sample(mu, 1.0, shape[1], seed=7)
+    drawn = np.asarray(jax.jit(lambda sigma: sample(mu, sigma, shape[1], seed=7))(sigma))
+    assert (drawn == normals.astype(np.float64) * sigma[0].astype(np.float64)).mean() < 1  # Some are rounded.
+    np.testing.assert_array_equal(drawn.view(np.uint32), (normals * sigma[:, None]).view(np.uint32))
+
+
 def test_a_program_can_be_exported_and_run_elsewhere() -> None:
     pytest.importorskip("flatbuffers")
     draw = jax.jit(lambda mu, key: sample(mu, 2.0, N, seed=key))

@@ -12,7 +12,7 @@ from numba.extending import intrinsic
 
 from multisample.backends.kernels.compilation import cached, compile_cached
 
-from .intrinsics import emit_array
+from .intrinsics import emit_array, emit_default_floats, emit_restore_floats
 from .kernel import window_parameters
 
 __all__ = ["byte_at", "c_address", "c_function", "c_string", "call_c", "call_window", "numbers_at", "symbol", "word_at"]
@@ -67,7 +67,8 @@ def call_c(typingctx: Any, function: Any, argument: Any) -> Any:
 def c_function(typingctx: Any, function: Any) -> Any:
     """The address of a C function that calls the compiled ``function(word)``, which returns a word and must not raise.
 
-    The C function needs no interpreter. It lives as long as the compiled function that contains this call.
+    The C function needs no interpreter, and computes by `intrinsics.default_floats`. It lives as long as the compiled
+    function that contains this call.
     """
     parameters = (types.int64,)
     function.dispatcher.compile(parameters)
@@ -79,7 +80,9 @@ def c_function(typingctx: Any, function: Any) -> Any:
         made = ir.Function(builder.module, _C_FUNCTION, builder.module.get_unique_name("c_function"))
         made.linkage = "internal"
         body = ir.IRBuilder(made.append_basic_block())
+        before = emit_default_floats(body)
         _, result = context.call_conv.call_function(body, callee, types.int64, parameters, made.args)
+        emit_restore_floats(body, before)
         body.ret(result)
         return builder.ptrtoint(made, _WORD)
 

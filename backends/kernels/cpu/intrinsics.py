@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
@@ -13,8 +14,9 @@ from numba.extending import intrinsic
 from multisample.backends.kernels.stream.arithmetic import emit_fma
 
 __all__ = [
-    "call_entry", "compare_exchange", "contiguous", "copy_vector", "emit_array", "entry_address", "fetch_add",
-    "integers_at", "load_acquire", "prefetch", "run_down", "scale_vector", "stack_array", "stack_copy", "store_apart",
+    "call_entry", "compare_exchange", "contiguous", "copy_vector", "default_floats", "emit_array",
+    "emit_default_floats", "emit_restore_floats", "entry_address", "fetch_add", "integers_at", "load_acquire",
+    "prefetch", "restore_floats", "run_down", "scale_vector", "stack_array", "stack_copy", "store_apart",
     "thread_entry", "use_widest_vectors",
 ]  # fmt: skip
 
@@ -208,6 +210,79 @@ def scale_vector(typingctx: Any, array: Any, index: Any, s: Any, z: Any, m: Any,
     return types.none(array, types.intp, s, z, m, types.intp, length, types.intp), codegen
 
 
+_WORD = ir.IntType(64)
+# Bits of the control register that flush subnormal numbers to zero, or round other than to nearest.
+_X86_FLAGS = 0x8000 | 0x6000 | 0x0040
+_ARM_FLAGS = 1 << 24 | 3 << 22 | 1 << 19
+
+
+def _floats(builder: Any) -> tuple[Any, int, Callable[[Any], None]] | None:
+    """The thread's floating-point settings, the flags to clear, and a function that emits a change of the settings.
+
+    None for other processors.
+    """
+    word, module, triple = ir.IntType(32), builder.module, str(builder.module.triple)
+    if triple.startswith(("x86", "i386", "i686")):
+        memory = cgutils.alloca_once(builder, word)
+        address = builder.bitcast(memory, ir.IntType(8).as_pointer())
+        function_type = ir.FunctionType(ir.VoidType(), [address.type])
+        builder.call(cgutils.get_or_insert_function(module, function_type, "llvm.x86.sse.stmxcsr"), [address])
+
+        def load(value: Any) -> None:
+            builder.store(value, memory)
+            builder.call(cgutils.get_or_insert_function(module, function_type, "llvm.x86.sse.ldmxcsr"), [address])
+
+        return builder.load(memory), _X86_FLAGS, load
+    if triple.startswith(("aarch64", "arm64")):
+        get, put = ir.FunctionType(_WORD, []), ir.FunctionType(ir.VoidType(), [_WORD])
+        settings = builder.call(cgutils.get_or_insert_function(module, get, "llvm.aarch64.get.fpcr"), [])
+        setter = cgutils.get_or_insert_function(module, put, "llvm.aarch64.set.fpcr")
+        return settings, _ARM_FLAGS, lambda value: builder.call(setter, [value])
+    return None
+
+
+def emit_default_floats(builder: Any) -> Any:
+    """The code of `default_floats`."""
+    found = _floats(builder)
+    if found is None:
+        return _WORD(0)
+    settings, flags, load = found
+    kind = settings.type
+    with builder.if_then(builder.icmp_unsigned("!=", builder.and_(settings, kind(flags)), kind(0)), likely=False):
+        load(builder.and_(settings, kind(~flags)))
+    return settings if kind == _WORD else builder.zext(settings, _WORD)
+
+
+def emit_restore_floats(builder: Any, before: Any) -> None:
+    """The code of `restore_floats`."""
+    found = _floats(builder)
+    if found is None:
+        return
+    settings, flags, load = found
+    with builder.if_then(builder.icmp_unsigned("!=", builder.and_(before, _WORD(flags)), _WORD(0)), likely=False):
+        load(before if settings.type == _WORD else builder.trunc(before, settings.type))
+
+
+@intrinsic
+def default_floats(typingctx: Any) -> Any:
+    """Set IEEE 754's rounding to nearest and subnormal numbers on this thread. Return the settings before.
+
+    XLA flushes subnormal numbers on its threads, and `torch.set_flush_denormal` on the calling one.
+    """
+    return types.uint64(), lambda context, builder, signature, args: emit_default_floats(builder)
+
+
+@intrinsic
+def restore_floats(typingctx: Any, before: Any) -> Any:
+    """Set what `default_floats` has returned."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        emit_restore_floats(builder, args[0])
+        return context.get_dummy_value()
+
+    return types.none(types.uint64), codegen
+
+
 def emit_array(context: Any, builder: Any, result: Any, data: Any, length: Any) -> Any:
     """An array of unit stride over memory that it does not own."""
     itemsize = context.get_constant(types.intp, context.get_abi_sizeof(data.type.pointee))
@@ -255,9 +330,6 @@ def stack_copy(typingctx: Any, value: Any) -> Any:
         return builder.ptrtoint(memory, context.get_value_type(types.intp))
 
     return types.intp(value), codegen
-
-
-_WORD = ir.IntType(64)
 
 
 def _emit_entry(context: Any, builder: Any, function: Any, parameters: Any, count: int, values: Any) -> Any:

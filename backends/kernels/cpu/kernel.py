@@ -28,7 +28,9 @@ from .division import window_of, windows
 from .intrinsics import (
     contiguous,
     copy_vector,
+    default_floats,
     prefetch,
+    restore_floats,
     run_down,
     scale_vector,
     stack_array,
@@ -470,7 +472,9 @@ def _window_function(dtype: str, antithetic: bool) -> Callable[..., Any]:
     scale_down = _scale_down if narrow is unchanged else _scale_and_narrow_down
 
     def draw(mu, sigma, out, seed, offset, i, j, shared_noise):
+        before = default_floats()
         _draw(block, narrow, scale_down, mu, sigma, out, seed, offset, i, j, shared_noise, antithetic, True)
+        restore_floats(before)
 
     return draw
 

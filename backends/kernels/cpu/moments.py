@@ -20,7 +20,7 @@ from multisample.backends.kernels.stream.normals import block_f32, block_f64
 from multisample.backends.kernels.stream.rounding import NARROWING
 from multisample.backends.kernels.stream.words import stream_key, word
 
-from .intrinsics import stack_array, use_widest_vectors
+from .intrinsics import default_floats, restore_floats, stack_array, use_widest_vectors
 from .threads import SLOTS, for_each
 
 __all__ = [
@@ -46,6 +46,7 @@ def list_function(width: int) -> Callable[..., Any]:
     """The function of `listing_kernel` for groups of `width` columns."""
 
     def list_groups(weights, first_column, groups, first, second):
+        before = default_floats()
         skip = first_column % width
         count, total = 0, 0.0
         for g in range((skip + weights.size + width - 1) // width):
@@ -65,6 +66,7 @@ def list_function(width: int) -> Callable[..., Any]:
                     else:
                         first[4 * count + place] = weights[c]
                 count += 1
+        restore_floats(before)
         return count, total
 
     return list_groups
@@ -95,6 +97,7 @@ def sum_function(real: str) -> Callable[..., Any]:
 
     def sum_rows(groups, first, second, sums, seed, offset, first_row):
         use_widest_vectors()
+        before = default_floats()
         k0, k1 = stream_key(seed)
         o0, o1 = word(offset), offset >> np.uint64(32)
         z, a, b = stack_array(_TILE_NORMALS, number), stack_array(_SUMS, number), stack_array(_SUMS, number)
@@ -119,6 +122,7 @@ def sum_function(real: str) -> Callable[..., Any]:
                 q_row += q_piece
             sums[r, 0] += s_row
             sums[r, 1] += q_row
+        restore_floats(before)
 
     return sum_rows
 
@@ -127,12 +131,14 @@ def _finish_function(dtype: str) -> Callable[..., Any]:
     narrow, number = NARROWING[dtype], getattr(np, MATRIX_TYPES[dtype].computing)
 
     def finish(mu, sigma, sums, weight, first, second):
+        before = default_floats()
         for r in range(first.size):
             of_row = sums[0 if sums.shape[0] == 1 else r]
             m, s = np.float64(mu[r]), np.float64(sigma[r])
             first[r] = narrow(number(fma(s, of_row[0], weight * m)))
             if second.size > 0:
                 second[r] = narrow(number(s * s * of_row[1]))
+        restore_floats(before)
 
     return finish
 

@@ -31,6 +31,7 @@ from multisample.backends.system.threads import STACK_SIZE
 from .intrinsics import (
     call_entry,
     compare_exchange,
+    default_floats,
     entry_address,
     fetch_add,
     integers_at,
@@ -186,6 +187,7 @@ def _serve(address):
     """Help the calls that take the slot at `address`. Never returns."""
     slot = integers_at(address, _LINE)
     slot[_THREAD] = _this_thread()
+    default_floats()  # A thread inherits the settings of the thread that starts it.
     loads = 0
     while True:
         while loads > 0 and load_acquire(slot, _STATE) == _FREE:
