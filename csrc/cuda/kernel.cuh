@@ -1,9 +1,9 @@
 // The block-per-dimension kernel: x[i, j] = mu[i] + sigma[i] z[i, j]. Noise is made in registers, and each element is
-// written once. cuda/rows.cuh has the kernels with row stores, cuda/columns.cuh those with transposed stores.
+// written once. cuda/rows.cuh has the kernels with row stores, cuda/transposed.cuh those with transposed stores.
 #pragma once
 
-#include "cuda/columns.cuh"
 #include "cuda/rows.cuh"
+#include "cuda/transposed.cuh"
 
 namespace multisample {
 

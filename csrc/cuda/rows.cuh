@@ -56,9 +56,9 @@ MULTISAMPLE_FUNCTION void draw_rest(const Dimension<Real>* chunk, u32 rows, char
   }
 }
 
-// The columns of one thread.
+// The group of columns that one thread draws, in its rows.
 template <class Out, bool shared_noise, bool antithetic, bool fast, Stores stores>
-class Columns {
+class ThreadGroup {
   using Real = typename Computing<Out>::Type;
   static constexpr i64 kSize = sizeof(Out);
   static constexpr u32 kCount = Elements<Out, antithetic>::kCount;
@@ -74,8 +74,8 @@ class Columns {
   static constexpr u32 kStages = stores == kStaged ? kShortRowThreads / 32 * Staged::kRoom : 1;
 
   // The thread draws group `group` in row `row` of each pass. The first pass begins at `out`.
-  MULTISAMPLE_FUNCTION Columns(u64 group, u32 row, const char* out, Out* stages, const Keys<Real>& keys,
-                               const Launch& call, const Geometry& geometry)
+  MULTISAMPLE_FUNCTION ThreadGroup(u64 group, u32 row, const char* out, Out* stages, const Keys<Real>& keys,
+                                   const Launch& call, const Geometry& geometry)
       : noise_(Noise<Real, shared_noise, fast>::of(static_cast<u32>(call.first_column / kCount + group),
                                                    value_of(call.offset, call.offset_at), keys)),
         row_(row),
@@ -247,9 +247,9 @@ class Dimensions {
 template <class Out, bool shared_noise, bool antithetic, bool fast, Stores stores>
 MULTISAMPLE_FUNCTION void draw_rows(const Launch& call, const Geometry& geometry) {
   using Real = typename Computing<Out>::Type;
-  using Columns = Columns<Out, shared_noise, antithetic, fast, stores>;
+  using ThreadGroup = ThreadGroup<Out, shared_noise, antithetic, fast, stores>;
   __shared__ Dimension<Real> chunks[2][kChunk];
-  __shared__ alignas(kStore) Out stages[Columns::kStages];
+  __shared__ alignas(kStore) Out stages[ThreadGroup::kStages];
   // Pass k of the band is pass k << shift from first_row on.
   const u32 band = blockIdx.x / geometry.blocks_per_band, column_block = blockIdx.x - band * geometry.blocks_per_band;
   const u32 shift = geometry.interleave_log2;
@@ -276,7 +276,7 @@ MULTISAMPLE_FUNCTION void draw_rows(const Launch& call, const Geometry& geometry
   u64 group = static_cast<u64>(column_block) * geometry.steps * geometry.groups_per_pass +
               (threadIdx.x - row * geometry.groups_per_pass);
   char* out = static_cast<char*>(call.matrix) + static_cast<i64>(first_row) * call.row_stride;
-  Columns columns(group, row, out, stages, keys, call, geometry);
+  ThreadGroup columns(group, row, out, stages, keys, call, geometry);
   dimensions.put(chunks[0], keys);
   __syncthreads();
   for (u32 begin = 0, runs = 1, parity = 0;;) {
@@ -298,7 +298,7 @@ MULTISAMPLE_FUNCTION void draw_rows(const Launch& call, const Geometry& geometry
       // A band with several runs of columns has one chunk of dimensions.
       ++runs;
       group += geometry.groups_per_pass;
-      columns = Columns(group, row, out, stages, keys, call, geometry);
+      columns = ThreadGroup(group, row, out, stages, keys, call, geometry);
     } else {
       break;
     }

@@ -127,7 +127,7 @@ def runner(build_once: Build) -> Callable[..., Path]:
     return runner
 
 
-KERNEL_HEADERS = ("cuda/rows.cuh", "cuda/columns.cuh")
+KERNEL_HEADERS = ("cuda/rows.cuh", "cuda/transposed.cuh")
 
 
 def run(program: Path, cases: Iterable[Case]) -> collections.Counter[str]:

@@ -1,7 +1,7 @@
 """The block-per-dimension kernel of ``csrc/cuda/kernel.cuh``, in Python for Numba to compile.
 
 x[i, j] = mu[i] + sigma[i] z[i, j]. Noise is made in registers, and each element is written once. `rows` has the kernels
-with row stores, `columns` those with transposed stores. Words and normals are the functions of the cpu backend. Each
+with row stores, `transposed` those with transposed stores. Words and normals are the functions of the cpu backend. Each
 combination of element type, noise, pairs, transform and stores is a kernel of its own, made of small functions that
 Numba inlines.
 """
@@ -16,7 +16,7 @@ from multisample.backends.element_types import SIZES
 from multisample.backends.kernels.compilation import Function, inline
 from multisample.backends.launch import OFFSETS_BYTES, SEED_BYTES, Batched, Launch
 
-from .columns import transposed_kernel, transposed_staged_kernel
+from .transposed import transposed_kernel, transposed_staged_kernel
 from .geometry import KERNEL_STORES, Geometry
 from .group import group_width, replacing, seed_of, value_of
 from .rows import rows_kernel

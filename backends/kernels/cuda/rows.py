@@ -335,7 +335,7 @@ def _drawing_staged(gpu: ModuleType, dtype: str, shared_noise: bool, antithetic:
 
 
 def _staged(gpu: ModuleType, dtype: str, shared_noise: bool, antithetic: bool) -> Staged:
-    """The staged stores of a kernel: ``Columns::Staged`` in C++."""
+    """The staged stores of a kernel: ``ThreadGroup::Staged`` in C++."""
     many_passes = not shared_noise and not antithetic and dtype != "float64" and gpu.LARGE_SHARED_MEMORY
     return staged(gpu, SIZES[dtype], group_width(antithetic), STAGED_PASSES if many_passes else 1)
 

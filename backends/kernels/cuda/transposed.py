@@ -1,4 +1,4 @@
-"""The kernels with transposed stores, for contiguous dimensions: ``csrc/cuda/columns.cuh`` explains them."""
+"""The kernels with transposed stores, for contiguous dimensions: ``csrc/cuda/transposed.cuh`` explains them."""
 
 from __future__ import annotations
 
