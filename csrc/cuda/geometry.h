@@ -16,7 +16,7 @@
 namespace multisample {
 
 // How a thread stores its elements.
-enum Stores : u32 {
+enum StoreKind : u32 {
   kAligned,  // vectorised stores: all rows are aligned
   kShifted,  // vectorised stores at aligned addresses, after columns are shuffled from the previous lane; scalar stores
              // of the groups that do not fill a warp
@@ -76,7 +76,7 @@ struct Geometry {
   u32 blocks_per_band;  // blocks that share a band
   u32 skip;             // columns of the first group before the first column; the largest possible number if the first
                         // column is in device memory
-  u32 stores;           // one of Stores
+  u32 store_kind;       // one of StoreKind
   u32 pieces;           // kTransposed: vectorised stores per column, one per thread; kTransposedStaged: dimensions
   i32 row_step;         // row stores: elements between consecutive rows of a thread; 0 if a thread has one row
   u32 overlap;          // kTransposed: lanes of a warp that repeat the previous warp's work, as sources of the shuffle
@@ -94,7 +94,7 @@ inline u64 elements_apart(const Launch& call, i64 size) {
   return static_cast<u64>(call.column_stride < 0 ? -call.column_stride : call.column_stride) / size;
 }
 
-inline Stores stores_of(const Launch& call, i64 skip, u64 groups, bool strided) {
+inline StoreKind store_kind_of(const Launch& call, i64 skip, u64 groups, bool strided) {
   if (strided) return kStrided;
   const i64 size = element_size(call.type), quad = size == 2 && !call.antithetic ? 8 : 16;
   const bool fixed_skip = call.first_column_at == nullptr;
@@ -119,8 +119,8 @@ inline bool is_cheap(const Launch& call) { return call.shared_noise || (call.fas
 // Maximum passes of a block, if there are many in all. A block is slow to start, so many passes are good. Where memory
 // is the limit, few are better: blocks drift apart, and both parts of a cache line that two blocks share must be
 // written before the line leaves the cache.
-inline u64 most_passes(const Launch& call, u32 stores, bool whole_sectors) {
-  if (stores == kTransposedStaged) {
+inline u64 most_passes(const Launch& call, u32 store_kind, bool whole_sectors) {
+  if (store_kind == kTransposedStaged) {
     return !is_cheap(call) ? kMostPasses : call.antithetic ? 4 : call.shared_noise ? 2 : 16;
   }
   if (call.antithetic) return call.shared_noise ? 1 : 2;
@@ -144,7 +144,7 @@ inline Geometry transposed_geometry(const Launch& call, Geometry g, u64 groups) 
   // Where arithmetic is the limit, pieces are faster than a pass of few groups through shared memory.
   const bool fits = most_groups > (call.shared_noise || call.antithetic ? 0 : cheap ? 1 : 3);
   if (!prefers_pieces && side_by_side && fits) {
-    g.stores = kTransposedStaged;
+    g.store_kind = kTransposedStaged;
     g.pieces = static_cast<u32>(call.rows);
     g.threads = staged;
     per_pass = enough < most_groups ? enough : most_groups;
@@ -175,7 +175,7 @@ inline Geometry transposed_geometry(const Launch& call, Geometry g, u64 groups) 
   u64 passes = ceil_div(all * tiles, 1024);
   if (passes > 8) passes = 8;
   if (passes < all * tiles / 2048) passes = all * tiles / 2048;
-  const u64 most = all <= kMostPasses ? kMostPasses : most_passes(call, g.stores, bits % 32 == 0);
+  const u64 most = all <= kMostPasses ? kMostPasses : most_passes(call, g.store_kind, bits % 32 == 0);
   // The grid has at most 2^30 blocks.
   const u64 least = ceil_div(all * tiles, u64{1} << 30);
   if (passes > most) passes = most;
@@ -192,9 +192,9 @@ inline Geometry geometry_of(const Launch& call, bool strided = false) {
   const u32 width = call.antithetic ? kAntitheticWidth : kWidth;
   g.skip = call.first_column_at == nullptr ? static_cast<u32>(call.first_column % width) : width - 1;
   const u64 groups = ceil_div(g.skip + call.columns, width);
-  g.stores = stores_of(call, g.skip, groups, strided);
-  if (g.stores == kTransposed) return transposed_geometry(call, g, groups);
-  if (g.stores == kShifted) {
+  g.store_kind = store_kind_of(call, g.skip, groups, strided);
+  if (g.store_kind == kTransposed) return transposed_geometry(call, g, groups);
+  if (g.store_kind == kShifted) {
     g.warps = static_cast<u32>(groups / 32), g.rest = static_cast<u32>(groups % 32);
     // A warp of their own is as fast for many groups, unless the block has no room for it, and faster for antithetic
     // pairs: the end of a row may leave the cache before its last sector is complete. In a short call, a thread then
@@ -206,17 +206,17 @@ inline Geometry geometry_of(const Launch& call, bool strided = false) {
     }
   }
   // Long rows are cut into tiles.
-  const u64 tiled = groups - g.rest, most_lanes = g.stores == kShifted ? kShiftedThreads : kThreads;
+  const u64 tiled = groups - g.rest, most_lanes = g.store_kind == kShifted ? kShiftedThreads : kThreads;
   const u64 tiles = tiled <= most_lanes ? 1 : ceil_div(tiled, 2 * kShortRow);
   g.groups_per_pass = static_cast<u32>(tiles == 1 ? tiled : ceil_div(ceil_div(tiled, tiles), 32) * 32);
   g.one_by_groups = static_cast<u32>(ceil_div(1 << 20, g.groups_per_pass));
-  const bool one_row = g.stores == kShifted || g.groups_per_pass > kShortRow;
+  const bool one_row = g.store_kind == kShifted || g.groups_per_pass > kShortRow;
   g.rows_per_pass = one_row ? 1 : kShortRowThreads / g.groups_per_pass;
   if (g.rows_per_pass > call.rows) g.rows_per_pass = static_cast<u32>(call.rows);
   g.threads = static_cast<u32>(ceil_div(g.groups_per_pass * g.rows_per_pass, 32) * 32);
   g.one_by_rows = static_cast<u32>(ceil_div(1 << 20, g.rows_per_pass));
   u32 in_chunk = g.threads / g.rows_per_pass;
-  if (g.stores == kStaged && in_chunk > kStagedPasses) in_chunk -= in_chunk % kStagedPasses;
+  if (g.store_kind == kStaged && in_chunk > kStagedPasses) in_chunk -= in_chunk % kStagedPasses;
   g.chunk = in_chunk * g.rows_per_pass;
   g.pitch = g.threads / g.rows_per_pass | 1;
 
@@ -225,21 +225,21 @@ inline Geometry geometry_of(const Launch& call, bool strided = false) {
   // last block. Where memory is the limit, few are better: blocks then write close to each other.
   const u64 rows = ceil_div(call.rows, g.rows_per_pass);
   const bool cheap = is_cheap(call);
-  u64 most = g.stores == kAligned ? 128 : 32;
-  if (call.shared_noise || (cheap && g.stores == kAligned && g.rows_per_pass > 1)) {
+  u64 most = g.store_kind == kAligned ? 128 : 32;
+  if (call.shared_noise || (cheap && g.store_kind == kAligned && g.rows_per_pass > 1)) {
     most = 8;
   } else if (cheap) {
-    most = g.stores == kAligned && tiles > 1 ? 32 : 16;
+    most = g.store_kind == kAligned && tiles > 1 ? 32 : 16;
   }
   u64 turns = ceil_div(rows * tiles, 512);
   if (turns > 32) turns = 32;
   if (turns < rows * tiles / 2048) turns = rows * tiles / 2048;
   if (turns > most) turns = most;
   u64 passes = turns < rows ? turns : rows;
-  if (passes > 1 && (g.stores == kShifted || g.stores == kStaged)) {
+  if (passes > 1 && (g.store_kind == kShifted || g.store_kind == kStaged)) {
     // All passes of a band have the same alignment.
     while (call.row_stride * g.rows_per_pass * (i64{1} << g.interleave_log2) % 16 != 0) ++g.interleave_log2;
-  } else if (cheap && g.stores == kAligned && g.groups_per_pass > kShortRow && tiles == 1 && turns == most) {
+  } else if (cheap && g.store_kind == kAligned && g.groups_per_pass > kShortRow && tiles == 1 && turns == most) {
     // Concurrent blocks then write neighbouring rows.
     g.interleave_log2 = 3;
   }

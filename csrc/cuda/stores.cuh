@@ -1,6 +1,7 @@
-// Stores of a thread's columns, one struct for each way: aligned rows (PutAligned, PutPaired), rows at any address
-// (PutShifted for long rows, PutStaged for short ones), any stride (PutStrided). `at` is the thread's own address, and
-// advances with the row. PutStaged takes the address of a pass instead, and stores several passes at a time.
+// Stores of a thread's columns, one struct for each store kind: aligned rows (PutAligned, PutPaired), rows at any
+// address (PutShifted for long rows, PutStaged for short ones), any stride (PutStrided). `at` is the thread's own
+// address, and advances with the row. PutStaged takes the address of a pass instead, and stores several passes at a
+// time.
 #pragma once
 
 #include "cuda/group.cuh"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from multisample.backends.kernels.cuda.geometry import KERNEL_STORES, TRANSPOSED_THREADS, Geometry
+from multisample.backends.kernels.cuda.geometry import STORE_KINDS, TRANSPOSED_THREADS, Geometry
 
 
 def recut(cut: Callable[[Geometry], dict[str, int]], usual: Geometry, groups: int, slots: int) -> Geometry:
@@ -15,7 +15,7 @@ def recut(cut: Callable[[Geometry], dict[str, int]], usual: Geometry, groups: in
     as_rows = usual._replace(rows_per_pass=usual.groups_per_pass, band_rows=usual.band_groups)
     changed = as_rows._replace(**cut(as_rows))
     threads, tiles = usual.threads, 1
-    if KERNEL_STORES[usual.stores] == "kTransposed":
+    if STORE_KINDS[usual.store_kind] == "kTransposed":
         turns = min(changed.rows_per_pass, 32)
         warps = -(-turns * usual.pieces // (32 - usual.overlap))
         threads = 32 * min(warps, TRANSPOSED_THREADS // 32)

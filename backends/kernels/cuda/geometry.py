@@ -14,12 +14,12 @@ from multisample.backends.element_types import SIZES
 __all__ = [
     "ANTITHETIC_WIDTH",
     "CHUNK",
-    "KERNEL_STORES",
     "MOST_THREADS",
     "PACKED_GEOMETRY",
     "SHIFTED_THREADS",
     "SHORT_ROW_THREADS",
     "STAGED_PASSES",
+    "STORE_KINDS",
     "TRANSPOSED_THREADS",
     "WIDTH",
     "Geometry",
@@ -32,7 +32,7 @@ _SHORT_ROW = 128
 SHORT_ROW_THREADS = 2 * _SHORT_ROW
 STAGED_PASSES = 4
 CHUNK = MOST_THREADS + _SHORT_ROW
-KERNEL_STORES = ("kAligned", "kShifted", "kStaged", "kStrided", "kTransposed", "kTransposedStaged")
+STORE_KINDS = ("kAligned", "kShifted", "kStaged", "kStrided", "kTransposed", "kTransposedStaged")
 _ALIGNED, _SHIFTED, _STAGED, _STRIDED, _TRANSPOSED, _TRANSPOSED_STAGED = range(6)
 TRANSPOSED_THREADS = 128
 _MOST_GROUPS_PER_PASS = 16
@@ -62,7 +62,7 @@ class Geometry(NamedTuple):
     steps: int
     blocks_per_band: int
     skip: int
-    stores: int
+    store_kind: int
     pieces: int
     row_step: int
     overlap: int
@@ -110,40 +110,42 @@ def geometry(
     width = ANTITHETIC_WIDTH if antithetic else WIDTH
     skip = first_column % width if fixed_skip else width - 1
     groups = _ceil_div(skip + columns, width)
-    stores = _STRIDED
+    store_kind = _STRIDED
     if not strided:
-        stores = _stores(rows, columns, size, strides, misalignment - skip * size, groups, antithetic, fixed_skip)
-    if stores == _TRANSPOSED:
+        store_kind = _store_kind(
+            rows, columns, size, strides, misalignment - skip * size, groups, antithetic, fixed_skip
+        )
+    if store_kind == _TRANSPOSED:
         cut = _transposed(
             rows, groups, size, column_stride, misalignment, skip, fixed_skip, cheap, shared_noise, antithetic
         )
         return cut, _STRUCT.pack(*cut)
-    warps, rest = divmod(groups, 32) if stores == _SHIFTED else (0, 0)
+    warps, rest = divmod(groups, 32) if store_kind == _SHIFTED else (0, 0)
     many = rest > 8 and groups - rest != SHIFTED_THREADS
     if rest > 0 and (many or antithetic or rows * _ceil_div(groups, SHIFTED_THREADS) <= 512):
         warps, rest = warps + 1, 0
-    tiled, most_lanes = groups - rest, SHIFTED_THREADS if stores == _SHIFTED else MOST_THREADS
+    tiled, most_lanes = groups - rest, SHIFTED_THREADS if store_kind == _SHIFTED else MOST_THREADS
     tiles = 1 if tiled <= most_lanes else _ceil_div(tiled, 2 * _SHORT_ROW)
     lanes = tiled if tiles == 1 else _ceil_div(_ceil_div(tiled, tiles), 32) * 32
-    rows_per_pass = 1 if stores == _SHIFTED or lanes > _SHORT_ROW else min(SHORT_ROW_THREADS // lanes, rows)
+    rows_per_pass = 1 if store_kind == _SHIFTED or lanes > _SHORT_ROW else min(SHORT_ROW_THREADS // lanes, rows)
     threads = _ceil_div(lanes * rows_per_pass, 32) * 32
     passes_of_chunk = threads // rows_per_pass
-    if stores == _STAGED and passes_of_chunk > STAGED_PASSES:
+    if store_kind == _STAGED and passes_of_chunk > STAGED_PASSES:
         passes_of_chunk -= passes_of_chunk % STAGED_PASSES
     rows_down = _ceil_div(rows, rows_per_pass)
-    if shared_noise or (cheap and stores == _ALIGNED and rows_per_pass > 1):
+    if shared_noise or (cheap and store_kind == _ALIGNED and rows_per_pass > 1):
         most = 8
     elif cheap:
-        most = 32 if stores == _ALIGNED and tiles > 1 else 16
+        most = 32 if store_kind == _ALIGNED and tiles > 1 else 16
     else:
-        most = 128 if stores == _ALIGNED else 32
+        most = 128 if store_kind == _ALIGNED else 32
     turns = min(most, max(min(32, _ceil_div(rows_down * tiles, 512)), rows_down * tiles // 2048))
     interleave_log2 = 0
     passes = min(turns, rows_down)
-    if passes > 1 and stores in (_SHIFTED, _STAGED):
+    if passes > 1 and store_kind in (_SHIFTED, _STAGED):
         while (row_stride * rows_per_pass << interleave_log2) % 16:
             interleave_log2 += 1
-    elif cheap and stores == _ALIGNED and lanes > _SHORT_ROW and tiles == 1 and turns == most:
+    elif cheap and store_kind == _ALIGNED and lanes > _SHORT_ROW and tiles == 1 and turns == most:
         interleave_log2 = 3
     row_step = row_stride // size * rows_per_pass << interleave_log2
     if not -(2**31) <= row_step < 2**31:
@@ -165,7 +167,7 @@ def geometry(
         steps=steps,
         blocks_per_band=blocks_per_band,
         skip=skip,
-        stores=stores,
+        store_kind=store_kind,
         pieces=0,
         row_step=row_step,
         overlap=0,
@@ -206,10 +208,10 @@ def _transposed(
     prefers_pieces = aligned and (whole_sectors or not (shared_noise or (cheap and antithetic)))
     fits = most_groups > (0 if shared_noise or antithetic else 1 if cheap else 3)
     if not prefers_pieces and column_stride == rows * size and fits:
-        stores, pieces, threads = _TRANSPOSED_STAGED, rows, staged_threads(shared_noise)
+        store_kind, pieces, threads = _TRANSPOSED_STAGED, rows, staged_threads(shared_noise)
         per_pass = min(enough, most_groups, threads)
     else:
-        stores, column_step = _TRANSPOSED, column_stride // size
+        store_kind, column_step = _TRANSPOSED, column_stride // size
         same_alignment = column_step % slots == 0
         overlap = 0 if same_alignment else 1
         start = (misalignment - skip * column_stride) // size % slots
@@ -219,7 +221,7 @@ def _transposed(
     passes_all = _ceil_div(groups, per_pass)
     most = _MOST_PASSES
     if passes_all > _MOST_PASSES:
-        most = _most_passes(stores, cheap, shared_noise, antithetic, whole_sectors)
+        most = _most_passes(store_kind, cheap, shared_noise, antithetic, whole_sectors)
     passes = min(most, max(min(8, _ceil_div(passes_all * tiles, 1024)), passes_all * tiles // 2048))
     passes = max(passes, _ceil_div(passes_all * tiles, 2**30))
     return Geometry(
@@ -236,7 +238,7 @@ def _transposed(
         steps=0,
         blocks_per_band=tiles,
         skip=skip,
-        stores=stores,
+        store_kind=store_kind,
         pieces=pieces,
         row_step=0,
         overlap=overlap,
@@ -247,9 +249,9 @@ def _transposed(
     )
 
 
-def _most_passes(stores: int, cheap: bool, shared_noise: bool, antithetic: bool, whole_sectors: bool) -> int:
+def _most_passes(store_kind: int, cheap: bool, shared_noise: bool, antithetic: bool, whole_sectors: bool) -> int:
     """Maximum passes of a block of kTransposed or kTransposedStaged, if there are many in all."""
-    if stores == _TRANSPOSED_STAGED:
+    if store_kind == _TRANSPOSED_STAGED:
         return _MOST_PASSES if not cheap else 4 if antithetic else 2 if shared_noise else 16
     if antithetic:
         return 1 if shared_noise else 2
@@ -272,7 +274,7 @@ def _groups_per_pass(lanes: int, of_warp: int, enough: int, apart: int) -> tuple
     return per_pass, tiles, 32 * (warps // tiles)
 
 
-def _stores(
+def _store_kind(
     rows: int,
     columns: int,
     size: int,

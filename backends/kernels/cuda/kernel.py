@@ -16,10 +16,10 @@ from multisample.backends.element_types import SIZES
 from multisample.backends.kernels.compilation import Function, inline
 from multisample.backends.launch import OFFSETS_BYTES, SEED_BYTES, Batched, Launch
 
-from .transposed import transposed_kernel, transposed_staged_kernel
-from .geometry import KERNEL_STORES, Geometry
+from .geometry import STORE_KINDS, Geometry
 from .group import group_width, replacing, seed_of, value_of
 from .rows import rows_kernel
+from .transposed import transposed_kernel, transposed_staged_kernel
 
 __all__ = ["sample_kernel"]
 
@@ -30,7 +30,7 @@ def sample_kernel(
     shared_noise: bool,
     antithetic: bool,
     fast_math: bool,
-    stores: int,
+    store_kind: int,
     origin_in_memory: bool = False,
     batched: bool = False,
 ) -> Function:
@@ -45,7 +45,7 @@ def sample_kernel(
     shared_noise, antithetic, fast_math : bool
         The call's options. fast_math has no effect on float64.
     stores : int
-        `Geometry.stores`.
+        `Geometry.store_kind`.
     origin_in_memory : bool
         Whether the seed, the first row or the first column may be in device memory. Numbers passed by value are uniform
         to the compiler, which keeps them and the round keys out of the threads' registers.
@@ -53,14 +53,14 @@ def sample_kernel(
         Whether the grid's y axis counts the matrices of a batch, whose words are in memory.
     """
     if origin_in_memory:
-        by_value = sample_kernel(gpu, dtype, shared_noise, antithetic, fast_math, stores)
+        by_value = sample_kernel(gpu, dtype, shared_noise, antithetic, fast_math, store_kind)
         return _reading_origin(gpu, by_value, SIZES[dtype], antithetic, batched)
-    way, fast = KERNEL_STORES[stores], fast_math and dtype != "float64"
-    if way == "kTransposed":
+    kind, fast = STORE_KINDS[store_kind], fast_math and dtype != "float64"
+    if kind == "kTransposed":
         return transposed_kernel(gpu, dtype, shared_noise, antithetic, fast)
-    if way == "kTransposedStaged":
+    if kind == "kTransposedStaged":
         return transposed_staged_kernel(gpu, dtype, shared_noise, antithetic, fast)
-    return rows_kernel(gpu, dtype, shared_noise, antithetic, fast, way)
+    return rows_kernel(gpu, dtype, shared_noise, antithetic, fast, kind)
 
 
 def _reading_origin(gpu: ModuleType, by_value: Function, size: int, antithetic: bool, batched: bool) -> Function:

@@ -32,7 +32,7 @@ from .stores import MOST_STORED, Staged, aligned, paired, shifted, staged, strid
 __all__ = ["rows_kernel"]
 
 _WARP = np.uint32(32)
-# Unrolling of `_going_down`, for each kind of stores that uses it; half as much for antithetic groups, twice as wide.
+# Unrolling of `_going_down`, for each store kind that uses it; half as much for antithetic groups, twice as wide.
 _UNROLL = {"kAligned": 8, "kShifted": 6, "kStrided": 1}
 # Limits of the unrolling: rows of shared noise have little work, and float64 exceeds the registers.
 _UNROLL_SHARED, _UNROLL_FLOAT64 = 2, 1
@@ -40,7 +40,13 @@ _UNROLL_SHARED, _UNROLL_FLOAT64 = 2, 1
 
 @functools.cache
 def _going_down(
-    group: Function, put_row: Function, slot_size: int, way: str, dtype: str, shared_noise: bool, antithetic: bool
+    group: Function,
+    put_row: Function,
+    slot_size: int,
+    store_kind: str,
+    dtype: str,
+    shared_noise: bool,
+    antithetic: bool,
 ) -> Function:
     """``go_down(slot, count, at, stride, own, state)`` draws and stores `count` groups, `stride` bytes apart in memory.
 
@@ -49,7 +55,7 @@ def _going_down(
     of another.
     """
     most = _UNROLL_FLOAT64 if dtype == "float64" else _UNROLL_SHARED if shared_noise else max(_UNROLL.values())
-    unroll = max(min(most, _UNROLL[way]) // (2 if antithetic else 1), 1)
+    unroll = max(min(most, _UNROLL[store_kind]) // (2 if antithetic else 1), 1)
 
     @inline
     def draw_row(slot, at, stride, own, state):
@@ -157,7 +163,7 @@ def _in_pairs(size: int, width: int) -> bool:
 
 
 @functools.cache
-def _columns(gpu: ModuleType, size: int, width: int, way: str) -> Function:
+def _columns(gpu: ModuleType, size: int, width: int, store_kind: str) -> Function:
     """``columns_of(place, out, stages, call, geometry)``: the columns and rows of a thread.
 
     The offset in bytes from the first row of a chunk to the address for the stores; whether all columns of the group
@@ -165,7 +171,11 @@ def _columns(gpu: ModuleType, size: int, width: int, way: str) -> Function:
     needs.
     """
     thread_index, from_lane, all_of_warp = gpu.thread_index, gpu.from_lane, gpu.all_of_warp
-    is_shifted, is_paired, group_size = way == "kShifted", way == "kAligned" and _in_pairs(size, width), width * size
+    is_shifted, is_paired, group_size = (
+        store_kind == "kShifted",
+        store_kind == "kAligned" and _in_pairs(size, width),
+        width * size,
+    )
 
     @inline
     def columns_of(place, out, stages, call, geometry):
@@ -204,7 +214,9 @@ def _staging(gpu: ModuleType, size: int, width: int, staging: Staged) -> Functio
     return columns_of
 
 
-def _drawing(gpu: ModuleType, dtype: str, shared_noise: bool, antithetic: bool, fast: bool, way: str) -> Function:
+def _drawing(
+    gpu: ModuleType, dtype: str, shared_noise: bool, antithetic: bool, fast: bool, store_kind: str
+) -> Function:
     """``draw(own, columns, run, chunk, rows, out, call, geometry)``.
 
     Draws a chunk of `rows` dimensions at address `chunk` of shared memory, whose first row begins at `out`.
@@ -213,14 +225,14 @@ def _drawing(gpu: ModuleType, dtype: str, shared_noise: bool, antithetic: bool, 
     thread_index, place_of = gpu.thread_index, place(gpu)
     group, (dimension_size, _, _) = _group(gpu, dtype, shared_noise, antithetic, fast), _dimension(gpu, dtype)
     from_lane, all_of_warp = gpu.from_lane, gpu.all_of_warp
-    is_aligned, is_shifted = way == "kAligned", way == "kShifted"
+    is_aligned, is_shifted = store_kind == "kAligned", store_kind == "kShifted"
     has_pairs = _in_pairs(size, width)
     is_paired = is_aligned and has_pairs
     # Elements from one aligned address to the next.
     alone = min(4, MOST_STORED // size)
 
-    def down(put_row: Function, way: str) -> Function:
-        return _going_down(group, put_row, dimension_size, way, dtype, shared_noise, antithetic)
+    def down(put_row: Function, store_kind: str) -> Function:
+        return _going_down(group, put_row, dimension_size, store_kind, dtype, shared_noise, antithetic)
 
     # Aligned rows allow stores of a whole group; shifted rows and wide groups need stores of four elements.
     put_aligned = aligned(gpu, size, width, 4 if is_shifted or has_pairs else width)
@@ -414,23 +426,25 @@ def _drawing_rest(gpu: ModuleType, dtype: str, shared_noise: bool, antithetic: b
     return draw_rest
 
 
-def rows_kernel(gpu: ModuleType, dtype: str, shared_noise: bool, antithetic: bool, fast: bool, way: str) -> Function:
+def rows_kernel(
+    gpu: ModuleType, dtype: str, shared_noise: bool, antithetic: bool, fast: bool, store_kind: str
+) -> Function:
     """``kernel(call, geometry)``: see `multisample.backends.kernels.cuda.kernel.sample_kernel`."""
     size, width = SIZES[dtype], group_width(antithetic)
     block_index, shared_memory, synchronize_block = gpu.block_index, gpu.shared_memory, gpu.synchronize_block
     (prepared, _), _ = noise(gpu, dtype, shared_noise, fast)
     place_of = place(gpu)
-    is_staged = way == "kStaged"
+    is_staged = store_kind == "kStaged"
     if is_staged:
         staging = _staged(gpu, dtype, shared_noise, antithetic)
         columns_of = _staging(gpu, size, width, staging)
         draw = _drawing_staged(gpu, dtype, shared_noise, antithetic, fast)
         stages_size = SHORT_ROW_THREADS // 32 * staging.warp_size
     else:
-        columns_of = _columns(gpu, size, width, way)
-        draw = _drawing(gpu, dtype, shared_noise, antithetic, fast, way)
+        columns_of = _columns(gpu, size, width, store_kind)
+        draw = _drawing(gpu, dtype, shared_noise, antithetic, fast, store_kind)
         stages_size = 16
-    draw_rest, is_shifted = _drawing_rest(gpu, dtype, shared_noise, antithetic, fast), way == "kShifted"
+    draw_rest, is_shifted = _drawing_rest(gpu, dtype, shared_noise, antithetic, fast), store_kind == "kShifted"
     fetched, put = _fetching(gpu, dtype, is_staged)
     chunk_size = CHUNK * _dimension(gpu, dtype)[0]
     chunks_size = 2 * chunk_size

@@ -1,8 +1,8 @@
-"""Stores of a thread's columns, one function for each way: ``csrc/cuda/stores.cuh``.
+"""Stores of a thread's columns, one function for each store kind: ``csrc/cuda/stores.cuh``.
 
 Each of `aligned`, `paired`, `shifted` and `strided` returns a function ``put_row(at, x, state)``. `at` is the thread's
-own address, which advances with the row; `x` are the `width` elements of a group; `state` depends on the way. `staged`
-stores several passes at a time.
+own address, which advances with the row; `x` are the `width` elements of a group; `state` depends on the store
+kind. `staged` stores several passes at a time.
 """
 
 from __future__ import annotations

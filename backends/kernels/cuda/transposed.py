@@ -395,15 +395,15 @@ def transposed_kernel(gpu: ModuleType, dtype: str, shared_noise: bool, antitheti
 
     def choice(last: int) -> Function:
         # Branches for each delta up to `last`.
-        way = along(last)
+        along_last = along(last)
         if last == 0:
-            return way
+            return along_last
         before = choice(last - 1)
 
         @inline
         def chosen(chunk, begin, groups, at, band, own, place):
             if place[3] == last:
-                return way(chunk, begin, groups, at, band, own, place)
+                return along_last(chunk, begin, groups, at, band, own, place)
             return before(chunk, begin, groups, at, band, own, place)
 
         return chosen
