@@ -3,7 +3,7 @@
 //
 // A group is the columns of one Philox block: four, or eight with antithetic noise.
 //
-// Row stores: a block draws a band of dimensions in a run of columns. A thread keeps one group and goes down the band.
+// Row stores: a block draws a band of dimensions in a tile of columns. A thread keeps one group and goes down the band.
 // Short rows share a pass of the block, so that every thread has a group. Long rows are split over blocks. With few
 // dimensions, a thread goes on to further groups.
 //
@@ -56,9 +56,9 @@ constexpr u32 kChunk = kThreads + kShortRow;
 
 // Dimensions per thread of kTransposed, and of kTransposedStaged.
 template <u32 size>
-constexpr u32 kSlots = size == 8 ? 2 : 4;
+constexpr u32 kOwnRows = size == 8 ? 2 : 4;
 template <u32 size, bool antithetic>
-constexpr u32 kStagedSlots = kSlots<size> / (antithetic ? 2 : 1);
+constexpr u32 kStagedOwnRows = kOwnRows<size> / (antithetic ? 2 : 1);
 
 // With row stores a block goes down a band of rows, with transposed stores along a band of groups.
 struct Geometry {
@@ -72,7 +72,7 @@ struct Geometry {
   u32 band_rows;        // row stores: rows of a block
   u32 interleave_log2;  // row stores: passes of a band are 2^interleave_log2 passes apart; other bands have those
                         // between
-  u32 steps;            // row stores: runs of groups_per_pass groups that a block draws
+  u32 steps;            // row stores: tiles of groups_per_pass groups that a block draws, one after another
   u32 blocks_per_band;  // blocks that share a band
   u32 skip;             // columns of the first group before the first column; the largest possible number if the first
                         // column is in device memory
@@ -129,13 +129,13 @@ inline u64 most_passes(const Launch& call, u32 store_kind, bool whole_sectors) {
 
 inline Geometry transposed_geometry(const Launch& call, Geometry g, u64 groups) {
   const u32 size = element_size(call.type);
-  const u32 slots = size == 8 ? kSlots<8> : kSlots<4>;
+  const u32 own_rows = size == 8 ? kOwnRows<8> : kOwnRows<4>;
   const u64 bits = reinterpret_cast<u64>(call.matrix) | static_cast<u64>(call.column_stride);
-  const bool aligned = bits % (slots * size) == 0 && call.rows % slots == 0;
+  const bool aligned = bits % (own_rows * size) == 0 && call.rows % own_rows == 0;
   // A pass has at most 1/264 of the groups, so that every processor gets blocks.
   const u64 enough = ceil_div(groups, 264);
   const u32 staged = call.shared_noise ? kStagedThreads<true> : kStagedThreads<false>;
-  const u64 room = staged * (call.antithetic ? slots / 2 : slots), most_groups = room / call.rows;
+  const u64 room = staged * (call.antithetic ? own_rows / 2 : own_rows), most_groups = room / call.rows;
   u64 tiles = 1, per_pass = 1;
   const bool cheap = is_cheap(call);
   // A store of half a sector is slower than that of a whole one. Cheap noise does not hide the difference.
@@ -151,12 +151,12 @@ inline Geometry transposed_geometry(const Launch& call, Geometry g, u64 groups) 
     if (per_pass > staged) per_pass = staged;
   } else {
     // Pieces of a column: the first may begin before the column, and the last may end behind it. Where columns differ
-    // in alignment, a further column's piece begins up to slots - 1 dimensions before that of the first column.
+    // in alignment, a further column's piece begins up to own_rows - 1 dimensions before that of the first column.
     const u64 start = reinterpret_cast<u64>(call.matrix) - g.skip * static_cast<u64>(call.column_stride);
-    const bool same_alignment = static_cast<u64>(call.column_stride) / size % slots == 0;
-    const u64 shift = same_alignment || call.first_column_at == nullptr ? start / size % slots : slots - 1;
+    const bool same_alignment = static_cast<u64>(call.column_stride) / size % own_rows == 0;
+    const u64 shift = same_alignment || call.first_column_at == nullptr ? start / size % own_rows : own_rows - 1;
     g.overlap = same_alignment ? 0 : 1;
-    g.pieces = static_cast<u32>(ceil_div(shift + call.rows + (same_alignment ? 0 : slots - 1), slots));
+    g.pieces = static_cast<u32>(ceil_div(shift + call.rows + (same_alignment ? 0 : own_rows - 1), own_rows));
     const u64 of_warp = 32 - g.overlap, most = kTransposedThreads / 32;
     u64 warps = 0;
     for (u64 t = 1; t <= kMostGroupsPerPass || t * g.pieces <= most * of_warp; ++t) {
@@ -206,8 +206,8 @@ inline Geometry geometry_of(const Launch& call, bool strided = false) {
     }
   }
   // Long rows are cut into tiles.
-  const u64 tiled = groups - g.rest, most_lanes = g.store_kind == kShifted ? kShiftedThreads : kThreads;
-  const u64 tiles = tiled <= most_lanes ? 1 : ceil_div(tiled, 2 * kShortRow);
+  const u64 tiled = groups - g.rest, most_per_pass = g.store_kind == kShifted ? kShiftedThreads : kThreads;
+  const u64 tiles = tiled <= most_per_pass ? 1 : ceil_div(tiled, 2 * kShortRow);
   g.groups_per_pass = static_cast<u32>(tiles == 1 ? tiled : ceil_div(ceil_div(tiled, tiles), 32) * 32);
   g.one_by_groups = static_cast<u32>(ceil_div(1 << 20, g.groups_per_pass));
   const bool one_row = g.store_kind == kShifted || g.groups_per_pass > kShortRow;

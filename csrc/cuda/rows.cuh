@@ -83,11 +83,11 @@ class ThreadGroup {
     const i64 columns = static_cast<i64>(call.columns), column = static_cast<i64>(kCount * group) - geometry.skip;
     if (store_kind == kShifted && group >= u64{32} * geometry.warps) inside_.last = inside_.first;
     if (store_kind != kStaged) {
-      offset_ = row * call.row_stride + column * call.column_stride;
+      displacement_ = row * call.row_stride + column * call.column_stride;
       if (row >= geometry.rows_per_pass) inside_.last = inside_.first;
       if (store_kind == kAligned && kPairs) {
         const u32 lane = threadIdx.x % 32;
-        const i64 apart = __shfl_sync(~0u, offset_, lane ^ 1) - offset_, group_size = kCount * kSize;
+        const i64 apart = __shfl_sync(~0u, displacement_, lane ^ 1) - displacement_, group_size = kCount * kSize;
         paired_ = __all_sync(~0u, is_whole() && apart == (lane % 2 != 0 ? -group_size : group_size));
       }
     } else {
@@ -107,7 +107,7 @@ class ThreadGroup {
     const u32 step = geometry.rows_per_pass;
     const Dimension<Real>* const dimensions = chunk + row_ * geometry.pitch;
     if constexpr (store_kind == kStaged) return draw_staged(dimensions, rows, out, keys, call, geometry);
-    char* const at = out + offset_;
+    char* const at = out + displacement_;
     const i32 stride = geometry.row_step;
     const u32 count = step == 1 ? rows : row_ < rows ? (rows - row_ + step - 1) * geometry.one_by_rows >> 20 : 0;
     const bool whole = store_kind == kShifted ? __all_sync(~0u, is_whole()) : is_whole();
@@ -194,7 +194,7 @@ class ThreadGroup {
   }
 
   Noise<Real, shared_noise, fast> noise_;
-  i64 offset_;  // in bytes, from the first row of a chunk to the address passed to `put`; not for kStaged
+  i64 displacement_;  // in bytes, from the first row of a chunk to the address passed to `put`; not for kStaged
   u32 row_;
   Inside inside_;
   bool paired_;    // whether the group is whole and each lane pair of the warp has adjacent groups
@@ -279,13 +279,13 @@ MULTISAMPLE_FUNCTION void draw_rows(const Launch& call, const Geometry& geometry
   ThreadGroup columns(group, row, out, stages, keys, call, geometry);
   dimensions.put(chunks[0], keys);
   __syncthreads();
-  for (u32 begin = 0, runs = 1, parity = 0;;) {
+  for (u32 begin = 0, tiles = 1, parity = 0;;) {
     const bool goes_on = count - begin > geometry.chunk;
     if (goes_on) dimensions.fetch(begin + geometry.chunk);
     const u32 rows = goes_on ? geometry.chunk : count - begin;
     columns.draw(chunks[parity], rows, out, keys, call, geometry);
     if (store_kind == kShifted && geometry.rest > 0 && column_block == geometry.blocks_per_band - 1 &&
-        runs == geometry.steps) {
+        tiles == geometry.steps) {
       draw_rest<Out, shared_noise, antithetic, fast>(chunks[parity], rows, out, keys, call, geometry);
     }
     if (goes_on) {
@@ -294,9 +294,9 @@ MULTISAMPLE_FUNCTION void draw_rows(const Launch& call, const Geometry& geometry
       parity ^= 1;
       dimensions.put(chunks[parity], keys);
       __syncthreads();
-    } else if (runs < geometry.steps) {
-      // A band with several runs of columns has one chunk of dimensions.
-      ++runs;
+    } else if (tiles < geometry.steps) {
+      // A band with several tiles has one chunk of dimensions.
+      ++tiles;
       group += geometry.groups_per_pass;
       columns = ThreadGroup(group, row, out, stages, keys, call, geometry);
     } else {

@@ -37,24 +37,24 @@ constexpr u32 kStore = 16;
 // the warp take part. `omit_first` leaves out the first store.
 template <u32 count, class Out>
 MULTISAMPLE_FUNCTION void put_sectors(char* at, const Out* x, bool omit_first) {
-  constexpr u32 kPart = kStore / sizeof(Out), kParts = count / kPart;
-  struct alignas(kStore) Part {
-    Out x[kPart];
+  constexpr u32 kPiece = kStore / sizeof(Out), kPieces = count / kPiece;
+  struct alignas(kStore) Piece {
+    Out x[kPiece];
   };
   const u32 lane = threadIdx.x % 32;
   const bool odd = lane % 2 != 0;
-  Part* const even_at = reinterpret_cast<Part*>(at) + (odd ? 1 - static_cast<i32>(kParts) : 0);
+  Piece* const even_at = reinterpret_cast<Piece*>(at) + (odd ? 1 - static_cast<i32>(kPieces) : 0);
 #pragma unroll
-  for (u32 k = 0; k < kParts; k += 2) {
-    Part of_even, of_odd;
+  for (u32 k = 0; k < kPieces; k += 2) {
+    Piece of_even, of_odd;
 #pragma unroll
-    for (u32 e = 0; e < kPart; ++e) {
-      const Out sent = odd ? x[k * kPart + e] : x[(k + 1) * kPart + e], received = from_lane(sent, lane ^ 1);
-      of_even.x[e] = odd ? received : x[k * kPart + e];
-      of_odd.x[e] = odd ? x[(k + 1) * kPart + e] : received;
+    for (u32 e = 0; e < kPiece; ++e) {
+      const Out sent = odd ? x[k * kPiece + e] : x[(k + 1) * kPiece + e], received = from_lane(sent, lane ^ 1);
+      of_even.x[e] = odd ? received : x[k * kPiece + e];
+      of_odd.x[e] = odd ? x[(k + 1) * kPiece + e] : received;
     }
     if (k > 0 || !omit_first) even_at[k] = of_even;
-    even_at[kParts + k] = of_odd;
+    even_at[kPieces + k] = of_odd;
   }
 }
 

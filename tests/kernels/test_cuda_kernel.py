@@ -35,7 +35,7 @@ from multisample.backends.kernels.cuda import group as cuda_group
 from multisample.backends.kernels.cuda import kernel as cuda_kernel
 from multisample.backends.kernels.cuda import rows as cuda_rows
 from multisample.backends.kernels.cuda import stores as cuda_stores
-from multisample.backends.kernels.cuda.geometry import PACKED_GEOMETRY, Geometry, slots_of
+from multisample.backends.kernels.cuda.geometry import PACKED_GEOMETRY, Geometry, own_rows_of
 from multisample.backends.launch import SIZES, Batched, Launch, pack
 from multisample.backends.numba import NumbaBackend
 from multisample.backends.system import cuda_driver
@@ -219,7 +219,7 @@ def test_kernel_reads_seed_and_window_from_memory(monkeypatch: pytest.MonkeyPatc
 
 def check_transposed_passes(template: Template) -> None:
     """Check blocks of several passes and chunks, partial first and last passes, several tiles, and padding."""
-    size, slots = SIZES[template.dtype], slots_of(SIZES[template.dtype])
+    size, own_rows = SIZES[template.dtype], own_rows_of(SIZES[template.dtype])
     counts: collections.Counter[str] = collections.Counter()
     for k, (d, (passes, per_chunk)) in enumerate(
         itertools.product(
@@ -245,14 +245,14 @@ def check_transposed_passes(template: Template) -> None:
             counts["chunks"] += cut.band_groups > cut.chunk
             counts["cut"] += cut.skip > 0
             if template.store_kind == "transposed":
-                counts[f"{cut.column_step % slots} further behind"] += 1
+                counts[f"{cut.column_step % own_rows} further behind"] += 1
                 counts["tiles"] += cut.blocks_per_band > 1
-                assert cut.overlap == (cut.column_step % slots > 0)
-                assert cut.pieces >= ceil_div(d, slots)
-                counts["begins before"] += cut.pieces * slots >= d + slots and not cut.overlap
+                assert cut.overlap == (cut.column_step % own_rows > 0)
+                assert cut.pieces >= ceil_div(d, own_rows)
+                counts["begins before"] += cut.pieces * own_rows >= d + own_rows and not cut.overlap
     kinds = {"chunks", "cut"}
     if template.store_kind == "transposed":
-        kinds |= {"tiles", "begins before", *(f"{delta} further behind" for delta in range(slots))}
+        kinds |= {"tiles", "begins before", *(f"{delta} further behind" for delta in range(own_rows))}
     assert min(counts.values()) >= 10 and counts.keys() == kinds, counts
 
 

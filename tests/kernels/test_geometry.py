@@ -27,8 +27,8 @@ from multisample.backends.kernels.cuda.geometry import (
     WIDTH,
     Geometry,
     geometry,
-    slots_of,
-    staged_slots_of,
+    own_rows_of,
+    staged_own_rows_of,
 )
 from multisample.backends.launch import (
     FIELD_AT,
@@ -268,12 +268,12 @@ def test_every_geometry_is_valid_for_the_kernel(calls: list[Call]) -> None:
 def check_transposed(call: Call, cut: Geometry) -> None:
     """Check a transposed geometry: passes have groups, and bands of groups are consecutive."""
     rows, _, dtype, (row_stride, column_stride), address, _, shared, antithetic, fast_math, in_memory = call
-    size, slots, width = SIZES[dtype], slots_of(SIZES[dtype]), call.width
+    size, own_rows, width = SIZES[dtype], own_rows_of(SIZES[dtype]), call.width
     assert row_stride == size and rows > 1 and cut.interleave_log2 == cut.steps == cut.band_rows == 0, call
     # Each thread draws at most one group of a chunk.
     assert cut.chunk % cut.groups_per_pass == 0 and cut.groups_per_pass <= cut.chunk <= cut.threads, call
     assert cut.groups_per_pass >= 1 and cut.band_groups % cut.groups_per_pass == 0 < cut.band_groups, call
-    aligned = address % (slots * size) == column_stride % (slots * size) == rows % slots == 0
+    aligned = address % (own_rows * size) == column_stride % (own_rows * size) == rows % own_rows == 0
     if cut.store_kind == 5:
         # The threads have registers for all dimensions of a pass, which writes consecutive elements.
         half_sectors = (address | column_stride) % 32 > 0
@@ -281,18 +281,18 @@ def check_transposed(call: Call, cut: Geometry) -> None:
         assert not aligned or (half_sectors and writes_fast), call
         assert column_stride == rows * size and cut.pieces == rows and cut.blocks_per_band == 1, call
         assert cut.threads == (256 if shared else 128), call
-        assert cut.pieces * cut.groups_per_pass <= cut.threads * staged_slots_of(size, antithetic), call
+        assert cut.pieces * cut.groups_per_pass <= cut.threads * staged_own_rows_of(size, antithetic), call
         assert cut.column_step == cut.overlap == 0, call
         return
-    # Pieces of `slots` dimensions are at aligned addresses. The first piece of a group's first column begins up to
-    # `slots` elements before the row; if the other columns are aligned differently, so do their first pieces.
+    # Pieces of `own_rows` dimensions are at aligned addresses. The first piece of a group's first column begins up to
+    # `own_rows` elements before the row; if the other columns are aligned differently, so do their first pieces.
     assert cut.threads <= 128 and cut.column_step * size == column_stride, call
-    alike = cut.column_step % slots == 0
+    alike = cut.column_step % own_rows == 0
     assert cut.overlap == (not alike), call
     skips = range(width) if in_memory else (call.skip,)
-    begin = max((address - skip * column_stride) // size % slots for skip in skips)
-    last = begin + rows - 1 + (0 if alike else slots - 1)
-    assert cut.pieces == last // slots + 1 or (in_memory and cut.pieces == last // slots + 2), call
+    begin = max((address - skip * column_stride) // size % own_rows for skip in skips)
+    last = begin + rows - 1 + (0 if alike else own_rows - 1)
+    assert cut.pieces == last // own_rows + 1 or (in_memory and cut.pieces == last // own_rows + 2), call
     # Positions of the columns of a pass in memory, and its number of elements, fit in 32 bits.
     assert abs(cut.column_step) * width * max(cut.groups_per_pass, 1) < 2**31, call
 

@@ -14,7 +14,7 @@ from tables import COLUMNS, DTYPES, INPUTS, ROWS, STORE_KINDS
 from transposed_cuts import recut
 
 import multisample
-from multisample.backends.kernels.cuda.geometry import Geometry, geometry, staged_slots_of
+from multisample.backends.kernels.cuda.geometry import Geometry, geometry, staged_own_rows_of
 from multisample.backends.kernels.stream.arithmetic import fma
 from multisample.backends.launch import SIZES
 
@@ -146,7 +146,7 @@ class Case:
             return g
         groups = ceil_div(g.skip + self.n, 8 if self.antithetic else 4)
         if STORE_KINDS[g.store_kind].startswith("transposed"):
-            return recut(self.cut, g, groups, staged_slots_of(self.size, self.antithetic))
+            return recut(self.cut, g, groups, staged_own_rows_of(self.size, self.antithetic))
         changed = g._replace(**self.cut(g))
         rows, lanes, shift = changed.rows_per_pass, changed.groups_per_pass, changed.interleave_log2
         pass_stride = self.byte_strides()[0] * rows

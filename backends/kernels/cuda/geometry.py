@@ -124,11 +124,11 @@ def geometry(
     many = rest > 8 and groups - rest != SHIFTED_THREADS
     if rest > 0 and (many or antithetic or rows * _ceil_div(groups, SHIFTED_THREADS) <= 512):
         warps, rest = warps + 1, 0
-    tiled, most_lanes = groups - rest, SHIFTED_THREADS if store_kind == _SHIFTED else MOST_THREADS
-    tiles = 1 if tiled <= most_lanes else _ceil_div(tiled, 2 * _SHORT_ROW)
-    lanes = tiled if tiles == 1 else _ceil_div(_ceil_div(tiled, tiles), 32) * 32
-    rows_per_pass = 1 if store_kind == _SHIFTED or lanes > _SHORT_ROW else min(SHORT_ROW_THREADS // lanes, rows)
-    threads = _ceil_div(lanes * rows_per_pass, 32) * 32
+    tiled, most_per_pass = groups - rest, SHIFTED_THREADS if store_kind == _SHIFTED else MOST_THREADS
+    tiles = 1 if tiled <= most_per_pass else _ceil_div(tiled, 2 * _SHORT_ROW)
+    per_pass = tiled if tiles == 1 else _ceil_div(_ceil_div(tiled, tiles), 32) * 32
+    rows_per_pass = 1 if store_kind == _SHIFTED or per_pass > _SHORT_ROW else min(SHORT_ROW_THREADS // per_pass, rows)
+    threads = _ceil_div(per_pass * rows_per_pass, 32) * 32
     passes_of_chunk = threads // rows_per_pass
     if store_kind == _STAGED and passes_of_chunk > STAGED_PASSES:
         passes_of_chunk -= passes_of_chunk % STAGED_PASSES
@@ -145,19 +145,19 @@ def geometry(
     if passes > 1 and store_kind in (_SHIFTED, _STAGED):
         while (row_stride * rows_per_pass << interleave_log2) % 16:
             interleave_log2 += 1
-    elif cheap and store_kind == _ALIGNED and lanes > _SHORT_ROW and tiles == 1 and turns == most:
+    elif cheap and store_kind == _ALIGNED and per_pass > _SHORT_ROW and tiles == 1 and turns == most:
         interleave_log2 = 3
     row_step = row_stride // size * rows_per_pass << interleave_log2
     if not -(2**31) <= row_step < 2**31:
         row_step, passes, interleave_log2 = 0, 1, 0
     steps = min(turns // passes, tiles)
-    blocks_per_band = _ceil_div(tiled, steps * lanes)
+    blocks_per_band = _ceil_div(tiled, steps * per_pass)
     bands = _ceil_div(_ceil_div(rows_down, passes), 1 << interleave_log2) << interleave_log2
     cut = Geometry(
         blocks=bands * blocks_per_band,
         threads=threads,
-        groups_per_pass=lanes,
-        one_by_groups=_ceil_div(1 << 20, lanes),
+        groups_per_pass=per_pass,
+        one_by_groups=_ceil_div(1 << 20, per_pass),
         rows_per_pass=rows_per_pass,
         one_by_rows=_ceil_div(1 << 20, rows_per_pass),
         chunk=passes_of_chunk * rows_per_pass,
@@ -179,14 +179,14 @@ def geometry(
     return cut, _STRUCT.pack(*cut)
 
 
-def slots_of(size: int) -> int:
+def own_rows_of(size: int) -> int:
     """Dimensions that a thread of kTransposed keeps."""
     return 2 if size == 8 else 4
 
 
-def staged_slots_of(size: int, antithetic: bool) -> int:
+def staged_own_rows_of(size: int, antithetic: bool) -> int:
     """Dimensions that a thread of kTransposedStaged keeps."""
-    return slots_of(size) // (2 if antithetic else 1)
+    return own_rows_of(size) // (2 if antithetic else 1)
 
 
 def staged_threads(shared_noise: bool) -> int:
@@ -198,10 +198,10 @@ def _transposed(
     rows: int, groups: int, size: int, column_stride: int, misalignment: int, skip: int, fixed_skip: bool,
     cheap: bool, shared_noise: bool, antithetic: bool,
 ) -> Geometry:  # fmt: skip
-    slots = slots_of(size)
-    aligned = (misalignment | column_stride) % (slots * size) == 0 and rows % slots == 0
+    own_rows = own_rows_of(size)
+    aligned = (misalignment | column_stride) % (own_rows * size) == 0 and rows % own_rows == 0
     enough = _ceil_div(groups, 264)
-    room = staged_threads(shared_noise) * staged_slots_of(size, antithetic)
+    room = staged_threads(shared_noise) * staged_own_rows_of(size, antithetic)
     most_groups = room // rows
     overlap, tiles, column_step = 0, 1, 0
     whole_sectors = (misalignment | column_stride) % 32 == 0
@@ -212,11 +212,11 @@ def _transposed(
         per_pass = min(enough, most_groups, threads)
     else:
         store_kind, column_step = _TRANSPOSED, column_stride // size
-        same_alignment = column_step % slots == 0
+        same_alignment = column_step % own_rows == 0
         overlap = 0 if same_alignment else 1
-        start = (misalignment - skip * column_stride) // size % slots
-        shift = start if same_alignment or fixed_skip else slots - 1
-        pieces = _ceil_div(shift + rows + (0 if same_alignment else slots - 1), slots)
+        start = (misalignment - skip * column_stride) // size % own_rows
+        shift = start if same_alignment or fixed_skip else own_rows - 1
+        pieces = _ceil_div(shift + rows + (0 if same_alignment else own_rows - 1), own_rows)
         per_pass, tiles, threads = _groups_per_pass(pieces, 32 - overlap, enough, abs(column_step))
     passes_all = _ceil_div(groups, per_pass)
     most = _MOST_PASSES
@@ -258,14 +258,14 @@ def _most_passes(store_kind: int, cheap: bool, shared_noise: bool, antithetic: b
     return 2 if shared_noise else 8 if cheap and not whole_sectors else _MOST_PASSES
 
 
-def _groups_per_pass(lanes: int, of_warp: int, enough: int, apart: int) -> tuple[int, int, int]:
+def _groups_per_pass(pieces: int, of_warp: int, enough: int, apart: int) -> tuple[int, int, int]:
     """Groups per pass of kTransposed, blocks per pass, and threads per block."""
     per_pass, tiles, warps, most = 1, 0, 0, TRANSPOSED_THREADS // 32
     t = 1
-    while t <= _MOST_GROUPS_PER_PASS or t * lanes <= most * of_warp:
+    while t <= _MOST_GROUPS_PER_PASS or t * pieces <= most * of_warp:
         if t > 1 and apart * t >= _FAR_APART:
             break
-        warps_all = _ceil_div(t * lanes, of_warp)
+        warps_all = _ceil_div(t * pieces, of_warp)
         blocks = _ceil_div(warps_all, most)
         of_block = _ceil_div(warps_all, blocks)
         if t == 1 or (t <= enough * blocks and 50 * blocks * of_block * per_pass < 49 * warps * t):

@@ -1,6 +1,6 @@
 """The elements of one dimension in one group of columns, the unit that a thread draws: ``csrc/cuda/group.cuh``.
 
-A chunk of column parts, or of dimensions, is in shared memory, with a slot for each thread that computes one.
+A chunk of column parts, or of dimensions, is in shared memory, with an entry for each thread that computes one.
 """
 
 from __future__ import annotations
@@ -332,15 +332,15 @@ def scaled(gpu: ModuleType, dtype: str, antithetic: bool) -> Function:
 
 @functools.cache
 def place(gpu: ModuleType) -> Function:
-    """``place_of(run, geometry)``: the thread's row of a pass, and its group of columns in run `run`."""
+    """``place_of(tile, geometry)``: the thread's row of a pass, and its group of columns in tile `tile`."""
     thread_index, opaque = gpu.thread_index, gpu.opaque
 
     @inline
-    def place_of(run, geometry):
+    def place_of(tile, geometry):
         # With opaque(), the optimizer recomputes the place from the thread's index and keeps no registers.
         thread, lanes = opaque(thread_index()), geometry.groups_per_pass
         row = np.uint32(np.uint32(thread * geometry.one_by_groups) >> _QUOTIENT)
-        return np.int32(row), np.int64(run) * lanes + np.uint32(thread - row * lanes)
+        return np.int32(row), np.int64(tile) * lanes + np.uint32(thread - row * lanes)
 
     return place_of
 

@@ -285,7 +285,7 @@ def moments_kernel(
     def parting(r: int) -> Function:
         @inline
         def part(first_row, call, geometry):
-            i = call.first_row + first_row + r * np.int64(geometry.lanes)
+            i = call.first_row + first_row + r * np.int64(geometry.team)
             i = np.int64(0) if call.shared_noise else i
             return (row_part(np.uint32(i), np.uint32(offset_of_call(call)), keys_of(call)[0]),)
 
@@ -328,7 +328,7 @@ def moments_kernel(
         """Adds the sums over the list to `totals`."""
         columns, weights, _ = memory
         keys, slots = keys_of(call), np.int32(geometry.slots)
-        slot = np.int32(thread_index() // geometry.lanes)
+        slot = np.int32(thread_index() // geometry.team)
         k = slot if slot < slots else count
         while k < count:
             end = min(k + MOMENT_CHAIN * slots, count)
@@ -363,25 +363,29 @@ def moments_kernel(
         memory = shared_memory(columns_bytes), shared_memory(weights_bytes), shared_memory(counts_bytes)
         sums, weight_sums = shared_memory(sums_bytes), shared_memory(threads_bytes)
         thread, block = thread_index(), block_index()
-        band, lanes, slots = np.int64(block // geometry.segments), np.int64(geometry.lanes), np.int32(geometry.slots)
+        sweep_block, team, slots = (
+            np.int64(block // geometry.segments),
+            np.int64(geometry.team),
+            np.int32(geometry.slots),
+        )
         segment = np.int64(block % geometry.segments)
-        slot, lane = np.int32(thread // geometry.lanes), np.int64(thread % geometry.lanes)
+        slot, lane = np.int32(thread // geometry.team), np.int64(thread % geometry.team)
         all_rows = np.int64(1) if call.shared_noise else call.rows
         length = geometry.turns * np.int64(geometry.slots)
         first_group = segment * length
         last_group = min(first_group + length, geometry.groups)
         own_sums, own_weight = sums + 8 * np.int64(thread), weight_sums + 8 * np.int64(thread)
         count, weight_sum = np.int32(0), np.float64(0)
-        for step in range(geometry.passes):
-            tile = band * np.int64(geometry.passes) + step
-            first_row = tile * rows * lanes + lane
+        for sweep in range(geometry.sweeps):
+            tile = sweep_block * np.int64(geometry.sweeps) + sweep
+            first_row = tile * rows * team + lane
             if first_row - lane >= all_rows:
                 break
             parts, totals = part_rows(first_row, call, geometry), no_totals
-            # With several passes, the first one fills the list for all.
-            following = first_group if step == 0 else last_group
+            # With several sweeps, the first one fills the list for all.
+            following = first_group if sweep == 0 else last_group
             while True:
-                if step == 0:
+                if sweep == 0:
                     count = np.int32(0)
                     while True:
                         count, more = fill(memory, count, following, last_group, call, geometry)
@@ -394,17 +398,17 @@ def moments_kernel(
                     break
                 synchronize_block()
             store_rows(own_sums, totals, None)
-            if step == 0:
+            if sweep == 0:
                 store_shared(own_weight, weight_sum)
             half = MOMENT_THREADS // 2
             while half > 0:
-                if step == 0 or half < slots:
+                if sweep == 0 or half < slots:
                     synchronize_block()
-                    if step == 0 and thread < half:
+                    if sweep == 0 and thread < half:
                         add_at(own_weight, 8 * half)
                     if slot < half and slot + half < slots:
                         for k in range(order * rows):
-                            add_at(own_sums + k * threads_bytes, 8 * half * lanes)
+                            add_at(own_sums + k * threads_bytes, 8 * half * team)
                 half //= 2
             synchronize_block()
             if tile == 0 and thread == 0 and geometry.finishing_blocks > 0:
@@ -414,7 +418,7 @@ def moments_kernel(
                 weight = load_shared(weight_sums, np.float64)
                 for r in range(rows):
                     at = own_sums + order * r * threads_bytes
-                    put_row(first_row + r * lanes, at, weight, segment, all_rows, call, geometry)
+                    put_row(first_row + r * team, at, weight, segment, all_rows, call, geometry)
 
     if not origin_in_memory:
         return sum_moments

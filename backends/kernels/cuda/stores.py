@@ -223,7 +223,8 @@ def shifted(gpu: ModuleType, size: int, width: int, shift: int) -> Function:
 def _each(count: int, part: Callable[[int], Function]) -> Function:
     """``part(k)`` for each k in turn. Each returns the address for the next.
 
-    Addresses are incremental, because the optimizer would keep `count` offsets from the first address in registers.
+    Addresses are incremental, because the optimizer would keep `count` displacements from the first address in
+    registers.
     """
 
     def both(first: Function, second: Function) -> Function:
@@ -245,14 +246,14 @@ def _both_bits(first: Function, second: Function) -> Function:
 
 
 class Stage(NamedTuple):
-    """Addresses for the staged stores of one thread. Offsets into shared memory are bytes, and for the first pass."""
+    """Addresses for the staged stores of one thread. Displacements are bytes from `stages`, for the first pass."""
 
-    stages: Any  # the block's shared memory; the offsets count from here
-    own: Any  # offsets of the lane's own elements
-    piece: Any  # offset of the lane's first piece
+    stages: Any  # the block's shared memory
+    own: Any  # displacements of the lane's own elements
+    piece: Any  # displacement of the lane's first piece
     pieces: Any  # bit k: whether the run has all of the lane's piece k
     to_piece: Any  # bytes from the address of the first pass to where the lane stores its first piece
-    end: Any  # offset of the lane's element of the ends
+    end: Any  # displacement of the lane's element of the ends
     end_pass: Any  # its pass; not less than `passes` if the lane has none
     to_end: Any  # bytes from the address of the first pass to where the lane stores it
 

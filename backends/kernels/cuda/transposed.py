@@ -12,7 +12,7 @@ from multisample.backends.kernels.compilation import Function, inline
 from multisample.backends.kernels.stream.arithmetic import fma
 from multisample.backends.kernels.stream.words import row_part
 
-from .geometry import TRANSPOSED_THREADS, slots_of, staged_slots_of, staged_threads
+from .geometry import TRANSPOSED_THREADS, own_rows_of, staged_own_rows_of, staged_threads
 from .group import (
     computing_type,
     element,
@@ -102,8 +102,8 @@ def _bands(
 
 
 @functools.cache
-def _tile_dimensions(gpu: ModuleType, dtype: str, slots: int) -> Function:
-    """``dimensions_of(rows, call)``: the row part of the words, mu and sigma of each of `slots` rows."""
+def _thread_dimensions(gpu: ModuleType, dtype: str, own_rows: int) -> Function:
+    """``dimensions_of(rows, call)``: the row part of the words, mu and sigma of each of `own_rows` rows."""
     element_of, offset_of_call, load, opaque = element(gpu, dtype), offset_of(gpu), gpu.load, gpu.opaque
     real, usual_type = computing_type(dtype)
 
@@ -128,7 +128,7 @@ def _tile_dimensions(gpu: ModuleType, dtype: str, slots: int) -> Function:
 
         return of
 
-    usual_elements, any_elements, parts = (joined(of, 0, slots) for of in (usual_element, any_element, part))
+    usual_elements, any_elements, parts = (joined(of, 0, own_rows) for of in (usual_element, any_element, part))
 
     @inline
     def elements_of(vector, rows):
@@ -154,15 +154,15 @@ def _pieces(gpu: ModuleType, dtype: str, antithetic: bool, delta: int) -> Functi
     `z` are the normals of the lane's own dimensions; `mu` and `sigma` are those of the previous lane's last dimensions,
     then of the lane's own. All lanes of the warp take part.
     """
-    slots, width = slots_of(SIZES[dtype]), group_width(antithetic)
+    own_rows, width = own_rows_of(SIZES[dtype]), group_width(antithetic)
     shuffle_up, narrow, per_normal = gpu.shuffle_up, gpu.NARROWING[dtype], width // 4
 
     def of_normal(k: int) -> Function:
-        backs = [(k * per_normal + c) * delta % slots for c in range(per_normal)]
+        backs = [(k * per_normal + c) * delta % own_rows for c in range(per_normal)]
 
         def of_both(at: int) -> Function:
-            # Places before slots - 1 have dimensions of the previous lane.
-            s, before = (at + 1) % slots, at < slots - 1
+            # Places before own_rows - 1 have dimensions of the previous lane.
+            s, before = (at + 1) % own_rows, at < own_rows - 1
 
             @inline
             def of_before(z, _, __):
@@ -174,11 +174,11 @@ def _pieces(gpu: ModuleType, dtype: str, antithetic: bool, delta: int) -> Functi
 
             return of_before if before else of_own
 
-        first_at = slots - 1 - max(backs)
-        normals = joined(of_both, first_at, 2 * slots - 1)
+        first_at = own_rows - 1 - max(backs)
+        normals = joined(of_both, first_at, 2 * own_rows - 1)
 
         def of_element(e: int) -> Function:
-            c, at = e // slots, slots - 1 + e % slots - backs[e // slots]
+            c, at = e // own_rows, own_rows - 1 + e % own_rows - backs[e // own_rows]
             mirrored = c % 2 == 1
 
             @inline
@@ -188,7 +188,7 @@ def _pieces(gpu: ModuleType, dtype: str, antithetic: bool, delta: int) -> Functi
 
             return element_of
 
-        elements = joined(of_element, 0, per_normal * slots)
+        elements = joined(of_element, 0, per_normal * own_rows)
 
         @inline
         def part(z, mu, sigma):
@@ -203,14 +203,14 @@ def _pieces(gpu: ModuleType, dtype: str, antithetic: bool, delta: int) -> Functi
 def _writing(gpu: ModuleType, dtype: str, antithetic: bool) -> tuple[Function, Function]:
     """``write_whole(at, to, x)`` and ``write_some(at, to, (x, written))``.
 
-    `x` are the elements of all pieces, and `to` is the offset of each piece from address `at`, in elements. Bit e of
-    `written` says whether element e is stored.
+    `x` are the elements of all pieces, and `to` is the displacement of each piece from address `at`, in elements. Bit e
+    of `written` says whether element e is stored.
     """
-    size, slots, width = SIZES[dtype], slots_of(SIZES[dtype]), group_width(antithetic)
+    size, own_rows, width = SIZES[dtype], own_rows_of(SIZES[dtype]), group_width(antithetic)
     store, store_vector = gpu.store, gpu.store_vector
 
     def piece(c: int) -> Function:
-        first, last = c * slots, (c + 1) * slots
+        first, last = c * own_rows, (c + 1) * own_rows
 
         @inline
         def put(at, to, x):
@@ -219,7 +219,7 @@ def _writing(gpu: ModuleType, dtype: str, antithetic: bool) -> tuple[Function, F
         return put
 
     def one(e: int) -> Function:
-        c, behind, bit = e // slots, e % slots * size, np.uint32(1 << e)
+        c, behind, bit = e // own_rows, e % own_rows * size, np.uint32(1 << e)
 
         @inline
         def put(at, to, some):
@@ -228,7 +228,7 @@ def _writing(gpu: ModuleType, dtype: str, antithetic: bool) -> tuple[Function, F
 
         return put
 
-    return _in_turn(piece, 0, width), _in_turn(one, 0, width * slots)
+    return _in_turn(piece, 0, width), _in_turn(one, 0, width * own_rows)
 
 
 @functools.cache
@@ -236,22 +236,23 @@ def _places(gpu: ModuleType, dtype: str, antithetic: bool) -> tuple[Function, Fu
     """The pieces of a thread.
 
     ``place_of(tile, band, call, geometry)``: its group of a pass; its first dimension, which may lie outside the
-    matrix; the offset of its piece of each column from there, in elements; a mask of the elements inside the matrix's
-    rows; and `delta`, for `_pieces`. ``inside(band, k)``: the mask of the columns of group k inside the matrix.
+    matrix; the displacement of its piece of each column from there, in elements; a mask of the elements inside the
+    matrix's rows; and `delta`, for `_pieces`. ``inside(band, k)``: the mask of the columns of group k inside the
+    matrix.
     """
-    size, slots, width = SIZES[dtype], slots_of(SIZES[dtype]), group_width(antithetic)
+    size, own_rows, width = SIZES[dtype], own_rows_of(SIZES[dtype]), group_width(antithetic)
     thread_index, opaque = gpu.thread_index, gpu.opaque
-    of_column = np.uint32((1 << slots) - 1)
+    of_column = np.uint32((1 << own_rows) - 1)
 
     def to(c: int) -> Function:
         @inline
         def of(delta, stride, _):
-            return (np.int32(c * stride - np.int32(c * delta % slots)),)
+            return (np.int32(c * stride - np.int32(c * delta % own_rows)),)
 
         @inline
         def of_few(delta, stride, _):
-            # Without opaque(), each pass recomputes the offset. Eight offsets exceed the registers.
-            return (np.int32(opaque(np.uint32(c * stride - np.int32(c * delta % slots)))),)
+            # Without opaque(), each pass recomputes the displacement. Eight of them exceed the registers.
+            return (np.int32(opaque(np.uint32(c * stride - np.int32(c * delta % own_rows)))),)
 
         return of_few if width == 4 and size < 8 else of
 
@@ -259,15 +260,15 @@ def _places(gpu: ModuleType, dtype: str, antithetic: bool) -> tuple[Function, Fu
         @inline
         def of(first, delta, rows):
             # The range of the piece's elements inside the matrix's rows.
-            piece = first - np.int64(c * delta % slots)
-            begin, end = min(max(-piece, 0), slots), min(max(rows - piece, 0), slots)
+            piece = first - np.int64(c * delta % own_rows)
+            begin, end = min(max(-piece, 0), own_rows), min(max(rows - piece, 0), own_rows)
             inside = ((np.uint32(1) << np.uint32(end)) - 1) & ~((np.uint32(1) << np.uint32(begin)) - 1)
-            return (np.uint32((inside & of_column) << np.uint32(c * slots)),)
+            return (np.uint32((inside & of_column) << np.uint32(c * own_rows)),)
 
         return of
 
     def column_bits(c: int) -> Function:
-        all_of_column = np.uint32(of_column << np.uint32(c * slots))
+        all_of_column = np.uint32(of_column << np.uint32(c * own_rows))
 
         @inline
         def of(column, band, _):
@@ -292,7 +293,7 @@ def _places(gpu: ModuleType, dtype: str, antithetic: bool) -> tuple[Function, Fu
         return all_bits
 
     to_of, bits_of, bits_of_columns = (joined(part, 0, width) for part in (to, bits, column_bits))
-    of_columns, every_bit = united(width), np.uint32((1 << width * slots) - 1)
+    of_columns, every_bit = united(width), np.uint32((1 << width * own_rows) - 1)
 
     @inline
     def place_of(tile, band, call, geometry):
@@ -306,13 +307,13 @@ def _places(gpu: ModuleType, dtype: str, antithetic: bool) -> tuple[Function, Fu
             pass_group = np.int32(0)
 
         begin_of_0 = np.uint64(call.matrix - geometry.skip * call.column_stride)
-        shift = np.int64(begin_of_0 // np.uint64(size) % np.uint64(slots))
-        delta = np.int32(np.uint32(geometry.column_step) % np.uint32(slots))
-        first = np.int64(position - pass_group * pieces_of_column) * slots - shift
+        shift = np.int64(begin_of_0 // np.uint64(size) % np.uint64(own_rows))
+        delta = np.int32(np.uint32(geometry.column_step) % np.uint32(own_rows))
+        first = np.int64(position - pass_group * pieces_of_column) * own_rows - shift
         inside = np.uint32(0)
         if exists and np.int32(thread % _WARP) >= overlap:
             inside = every_bit
-            if first < (slots - 1 if delta > 0 else 0) or first + slots > call.rows:
+            if first < (own_rows - 1 if delta > 0 else 0) or first + own_rows > call.rows:
                 inside = of_columns(bits_of(first, delta, call.rows))
         return pass_group, first, to_of(delta, np.int32(geometry.column_step), 0), inside, delta
 
@@ -325,7 +326,7 @@ def _places(gpu: ModuleType, dtype: str, antithetic: bool) -> tuple[Function, Fu
 
 def transposed_kernel(gpu: ModuleType, dtype: str, shared_noise: bool, antithetic: bool, fast: bool) -> Function:
     """``kernel(call, geometry)``: see `multisample.backends.kernels.cuda.kernel.sample_kernel`."""
-    size, width, slots = SIZES[dtype], group_width(antithetic), slots_of(SIZES[dtype])
+    size, width, own_rows = SIZES[dtype], group_width(antithetic), own_rows_of(SIZES[dtype])
     block_index, shared_memory, shuffle_up = gpu.block_index, gpu.shared_memory, gpu.shuffle_up
     (_, in_row), (_, unpack) = noise(gpu, dtype, shared_noise, fast)
     quads, _, _ = packing(dtype)
@@ -333,9 +334,9 @@ def transposed_kernel(gpu: ModuleType, dtype: str, shared_noise: bool, antitheti
     band_of, begins, is_whole, fill = _bands(gpu, dtype, shared_noise, antithetic, fast)
     place_of, columns_inside = _places(gpu, dtype, antithetic)
     write_whole, write_some = _writing(gpu, dtype, antithetic)
-    dimensions_of = _tile_dimensions(gpu, dtype, slots)
+    dimensions_of = _thread_dimensions(gpu, dtype, own_rows)
     noise_size = 16 * quads
-    chunk_size, every_bit = TRANSPOSED_THREADS * noise_size, np.uint32((1 << width * slots) - 1)
+    chunk_size, every_bit = TRANSPOSED_THREADS * noise_size, np.uint32((1 << width * own_rows) - 1)
 
     def row_of(s: int) -> Function:
         @inline
@@ -345,7 +346,7 @@ def transposed_kernel(gpu: ModuleType, dtype: str, shared_noise: bool, antitheti
         return of
 
     def parameter_of(at: int) -> Function:
-        s, before = (at + 1) % slots, at < slots - 1
+        s, before = (at + 1) % own_rows, at < own_rows - 1
 
         @inline
         def of_before(own, _, __):
@@ -365,7 +366,7 @@ def transposed_kernel(gpu: ModuleType, dtype: str, shared_noise: bool, antitheti
         return of
 
     rows_of, of_both, normals = (
-        joined(row_of, 0, slots), joined(parameter_of, 0, 2 * slots - 1), joined(normals_of, 0, slots),
+        joined(row_of, 0, own_rows), joined(parameter_of, 0, 2 * own_rows - 1), joined(normals_of, 0, own_rows),
     )  # fmt: skip
 
     def along(delta: int) -> Function:
@@ -408,7 +409,7 @@ def transposed_kernel(gpu: ModuleType, dtype: str, shared_noise: bool, antitheti
 
         return chosen
 
-    go_along = choice(slots - 1)
+    go_along = choice(own_rows - 1)
 
     def kernel(call, geometry):
         chunk = shared_memory(chunk_size)
@@ -433,7 +434,7 @@ def transposed_kernel(gpu: ModuleType, dtype: str, shared_noise: bool, antitheti
 
 def transposed_staged_kernel(gpu: ModuleType, dtype: str, shared_noise: bool, antithetic: bool, fast: bool) -> Function:
     """The kernel for few dimensions in a contiguous matrix, through shared memory."""
-    size, width, slots = SIZES[dtype], group_width(antithetic), staged_slots_of(SIZES[dtype], antithetic)
+    size, width, own_rows = SIZES[dtype], group_width(antithetic), staged_own_rows_of(SIZES[dtype], antithetic)
     thread_index, block_index, shared_memory = gpu.thread_index, gpu.block_index, gpu.shared_memory
     opaque, from_lane = gpu.opaque, gpu.from_lane
     synchronize_block, store, load_shared, store_shared = (
@@ -443,22 +444,22 @@ def transposed_staged_kernel(gpu: ModuleType, dtype: str, shared_noise: bool, an
     quads, _, _ = packing(dtype)
     _, read_words = memory_of(gpu, quads)
     band_of, begins, is_whole, fill = _bands(gpu, dtype, shared_noise, antithetic, fast)
-    dimensions_of, elements = _tile_dimensions(gpu, dtype, slots), scaled(gpu, dtype, antithetic)
+    dimensions_of, elements = _thread_dimensions(gpu, dtype, own_rows), scaled(gpu, dtype, antithetic)
     noise_size, threads = 16 * quads, staged_threads(shared_noise)
     bits = {2: np.uint16, 4: np.uint32, 8: np.uint64}[size]
-    # A thread copies at most `parts_of_thread` parts per pass from shared memory.
-    part_size = 8 if size == 2 else MOST_STORED
-    parts_of_thread = slots * width * size // part_size
-    chunk_size, stage_size = threads * noise_size, threads * parts_of_thread * part_size
-    parts_apart = threads * part_size
-    load_part, store_part = gpu.load_shared_quad, gpu.store_quad
+    # A thread copies at most `pieces_of_thread` parts per pass from shared memory.
+    piece_size = 8 if size == 2 else MOST_STORED
+    pieces_of_thread = own_rows * width * size // piece_size
+    chunk_size, stage_size = threads * noise_size, threads * pieces_of_thread * piece_size
+    pieces_apart = threads * piece_size
+    load_piece, store_piece = gpu.load_shared_quad, gpu.store_quad
 
     @inline
     def load_half(at):
         return load_shared(at, np.uint64)
 
-    if part_size == 8:
-        load_part, store_part = load_half, store
+    if piece_size == 8:
+        load_piece, store_piece = load_half, store
 
     @inline
     def role():
@@ -495,7 +496,7 @@ def transposed_staged_kernel(gpu: ModuleType, dtype: str, shared_noise: bool, an
 
         return of
 
-    def memory_of_slot(s: int) -> Function:
+    def memory_of_row(s: int) -> Function:
         @inline
         def of(groups_and_rows, rows, _):
             pass_group, row = groups_and_rows[s]
@@ -535,15 +536,15 @@ def transposed_staged_kernel(gpu: ModuleType, dtype: str, shared_noise: bool, an
     def copied(j: int) -> Function:
         @inline
         def copy(source, to, left):
-            if left > j * parts_apart:
-                store_part(to + j * parts_apart, load_part(source + j * parts_apart))
+            if left > j * pieces_apart:
+                store_piece(to + j * pieces_apart, load_piece(source + j * pieces_apart))
 
         return copy
 
-    groups_and_rows_of, rows_of, memory_of_slots, hidden_parts = (
-        joined(of, 0, slots) for of in (group_and_row, row_of, memory_of_slot, hidden_part)
+    groups_and_rows_of, rows_of, memory_of_rows, hidden_parts = (
+        joined(of, 0, own_rows) for of in (group_and_row, row_of, memory_of_row, hidden_part)
     )
-    draw_all, copy_parts = _in_turn(drawn, 0, slots), _in_turn(copied, 0, parts_of_thread)
+    draw_all, copy_pieces = _in_turn(drawn, 0, own_rows), _in_turn(copied, 0, pieces_of_thread)
 
     def kernel(call, geometry):
         chunk, stage = shared_memory(chunk_size), shared_memory(stage_size)
@@ -552,12 +553,12 @@ def transposed_staged_kernel(gpu: ModuleType, dtype: str, shared_noise: bool, an
         used = from_lane(np.int32((filled + np.uint32(threads - 1) - role()) // np.uint32(threads)), 0)
         groups_and_rows = groups_and_rows_of(filled, np.uint32(call.rows), 0)
         parts, mu, sigma = dimensions_of(rows_of(groups_and_rows, 0, 0), call)
-        memory = memory_of_slots(groups_and_rows, np.uint32(call.rows), 0)
+        memory = memory_of_rows(groups_and_rows, np.uint32(call.rows), 0)
         own = hidden_parts(parts, 0, 0), mu, sigma, memory, used, keys_of(call)
         out, thread = begins(band, call, geometry), np.int32(thread_index())
         row_size = np.int32(np.int32(call.rows) * size)
         step = np.int32(band[2] * width * row_size)
-        aligned = out & (part_size - 1) == 0
+        aligned = out & (piece_size - 1) == 0
         begin = np.int32(0)
         while begin < band[1]:
             groups = fill(band, chunk, begin, call, geometry)
@@ -566,8 +567,8 @@ def transposed_staged_kernel(gpu: ModuleType, dtype: str, shared_noise: bool, an
                 draw_all(own, chunk + np.int64(k * noise_size), stage)
                 synchronize_block()
                 if aligned and is_whole(band, begin + k):
-                    behind = np.int64(thread * part_size)
-                    copy_parts(stage + behind, out + behind, np.int32(step - thread * part_size))
+                    behind = np.int64(thread * piece_size)
+                    copy_pieces(stage + behind, out + behind, np.int32(step - thread * piece_size))
                 else:
                     left = (band[3] - np.int64(begin + k) * width) * row_size
                     last = np.int32(min(left, np.int64(step)))
