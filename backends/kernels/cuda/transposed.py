@@ -324,39 +324,21 @@ def _places(gpu: ModuleType, dtype: str, antithetic: bool) -> tuple[Function, Fu
     return place_of, inside
 
 
-def transposed_kernel(gpu: ModuleType, dtype: str, shared_noise: bool, antithetic: bool, fast: bool) -> Function:
-    """``kernel(call, geometry)``: see `multisample.backends.kernels.cuda.kernel.sample_kernel`."""
-    size, width, own_rows = SIZES[dtype], group_width(antithetic), own_rows_of(SIZES[dtype])
-    block_index, shared_memory, shuffle_up = gpu.block_index, gpu.shared_memory, gpu.shuffle_up
+@functools.cache
+def _passes(gpu: ModuleType, dtype: str, shared_noise: bool, antithetic: bool, fast: bool) -> Function:
+    """``go_along(chunk, begin, groups, at, band, own, place)`` draws the passes of a chunk.
+
+    The thread's dimensions are `own`, and `place` is its place in a pass. Returns the address of the next pass.
+    """
+    own_rows = own_rows_of(SIZES[dtype])
+    every_bit = np.uint32((1 << group_width(antithetic) * own_rows) - 1)
     (_, in_row), (_, unpack) = noise(gpu, dtype, shared_noise, fast)
     quads, _, _ = packing(dtype)
     _, read_words = memory_of(gpu, quads)
-    band_of, begins, is_whole, fill = _bands(gpu, dtype, shared_noise, antithetic, fast)
-    place_of, columns_inside = _places(gpu, dtype, antithetic)
+    _, _, is_whole, _ = _bands(gpu, dtype, shared_noise, antithetic, fast)
+    _, columns_inside = _places(gpu, dtype, antithetic)
     write_whole, write_some = _writing(gpu, dtype, antithetic)
-    dimensions_of = _thread_dimensions(gpu, dtype, own_rows)
     noise_size = 16 * quads
-    chunk_size, every_bit = TRANSPOSED_THREADS * noise_size, np.uint32((1 << width * own_rows) - 1)
-
-    def row_of(s: int) -> Function:
-        @inline
-        def of(first, rows, _):
-            return (max(min(first + s, rows - 1), np.int64(0)),)
-
-        return of
-
-    def parameter_of(at: int) -> Function:
-        s, before = (at + 1) % own_rows, at < own_rows - 1
-
-        @inline
-        def of_before(own, _, __):
-            return (shuffle_up(own[s]),)
-
-        @inline
-        def of_own(own, _, __):
-            return (own[s],)
-
-        return of_before if before else of_own
 
     def normals_of(s: int) -> Function:
         @inline
@@ -365,12 +347,9 @@ def transposed_kernel(gpu: ModuleType, dtype: str, shared_noise: bool, antitheti
 
         return of
 
-    rows_of, of_both, normals = (
-        joined(row_of, 0, own_rows), joined(parameter_of, 0, 2 * own_rows - 1), joined(normals_of, 0, own_rows),
-    )  # fmt: skip
+    normals = joined(normals_of, 0, own_rows)
 
     def along(delta: int) -> Function:
-        """Draws the passes of a chunk, and returns the address of the next pass."""
         pieces = _pieces(gpu, dtype, antithetic, delta)
 
         @inline
@@ -409,7 +388,42 @@ def transposed_kernel(gpu: ModuleType, dtype: str, shared_noise: bool, antitheti
 
         return chosen
 
-    go_along = choice(own_rows - 1)
+    return choice(own_rows - 1)
+
+
+def transposed_kernel(gpu: ModuleType, dtype: str, shared_noise: bool, antithetic: bool, fast: bool) -> Function:
+    """``kernel(call, geometry)``: see `multisample.backends.kernels.cuda.kernel.sample_kernel`."""
+    size, width, own_rows = SIZES[dtype], group_width(antithetic), own_rows_of(SIZES[dtype])
+    block_index, shared_memory, shuffle_up = gpu.block_index, gpu.shared_memory, gpu.shuffle_up
+    band_of, begins, _, fill = _bands(gpu, dtype, shared_noise, antithetic, fast)
+    place_of, _ = _places(gpu, dtype, antithetic)
+    dimensions_of, go_along = (
+        _thread_dimensions(gpu, dtype, own_rows),
+        _passes(gpu, dtype, shared_noise, antithetic, fast),
+    )
+    chunk_size = TRANSPOSED_THREADS * 16 * packing(dtype)[0]
+
+    def row_of(s: int) -> Function:
+        @inline
+        def of(first, rows, _):
+            return (max(min(first + s, rows - 1), np.int64(0)),)
+
+        return of
+
+    def parameter_of(at: int) -> Function:
+        s, before = (at + 1) % own_rows, at < own_rows - 1
+
+        @inline
+        def of_before(own, _, __):
+            return (shuffle_up(own[s]),)
+
+        @inline
+        def of_own(own, _, __):
+            return (own[s],)
+
+        return of_before if before else of_own
+
+    rows_of, of_both = joined(row_of, 0, own_rows), joined(parameter_of, 0, 2 * own_rows - 1)
 
     def kernel(call, geometry):
         chunk = shared_memory(chunk_size)
@@ -432,38 +446,31 @@ def transposed_kernel(gpu: ModuleType, dtype: str, shared_noise: bool, antitheti
     return kernel
 
 
-def transposed_staged_kernel(gpu: ModuleType, dtype: str, shared_noise: bool, antithetic: bool, fast: bool) -> Function:
-    """The kernel for few dimensions in a contiguous matrix, through shared memory."""
-    size, width, own_rows = SIZES[dtype], group_width(antithetic), staged_own_rows_of(SIZES[dtype], antithetic)
-    thread_index, block_index, shared_memory = gpu.thread_index, gpu.block_index, gpu.shared_memory
-    opaque, from_lane = gpu.opaque, gpu.from_lane
-    synchronize_block, store, load_shared, store_shared = (
-        gpu.synchronize_block, gpu.store, gpu.load_shared, gpu.store_shared,
-    )  # fmt: skip
-    (_, in_row), (_, unpack) = noise(gpu, dtype, shared_noise, fast)
-    quads, _, _ = packing(dtype)
-    _, read_words = memory_of(gpu, quads)
-    band_of, begins, is_whole, fill = _bands(gpu, dtype, shared_noise, antithetic, fast)
-    dimensions_of, elements = _thread_dimensions(gpu, dtype, own_rows), scaled(gpu, dtype, antithetic)
-    noise_size, threads = 16 * quads, staged_threads(shared_noise)
-    bits = {2: np.uint16, 4: np.uint32, 8: np.uint64}[size]
-    # A thread copies at most `pieces_of_thread` parts per pass from shared memory.
-    piece_size = 8 if size == 2 else MOST_STORED
-    pieces_of_thread = own_rows * width * size // piece_size
-    chunk_size, stage_size = threads * noise_size, threads * pieces_of_thread * piece_size
-    pieces_apart = threads * piece_size
-    load_piece, store_piece = gpu.load_shared_quad, gpu.store_quad
-
-    @inline
-    def load_half(at):
-        return load_shared(at, np.uint64)
-
-    if piece_size == 8:
-        load_piece, store_piece = load_half, store
+@functools.cache
+def _staged_role(gpu: ModuleType, threads: int) -> Function:
+    """``role()``: the thread's number among those of its block, which blocks rotate."""
+    thread_index, block_index = gpu.thread_index, gpu.block_index
 
     @inline
     def role():
         return np.uint32((thread_index() + block_index() * _WARP) % np.uint32(threads))
+
+    return role
+
+
+@functools.cache
+def _staged_places(
+    gpu: ModuleType, dtype: str, shared_noise: bool, antithetic: bool
+) -> tuple[Function, Function, Function, Function]:
+    """The places of a thread's rows, of kTransposedStaged.
+
+    ``groups_and_rows_of(filled, rows, 0)``: the group of a pass, and the row, of each. ``rows_of(groups_and_rows, 0,
+    0)``: the rows alone. ``memory_of_rows(groups_and_rows, rows, 0)``: the displacements of the group's noise and of
+    the elements in shared memory. ``hidden_parts(parts, 0, 0)``: the row parts, opaque.
+    """
+    size, width, own_rows = SIZES[dtype], group_width(antithetic), staged_own_rows_of(SIZES[dtype], antithetic)
+    opaque, threads, noise_size = gpu.opaque, staged_threads(shared_noise), 16 * packing(dtype)[0]
+    role = _staged_role(gpu, threads)
 
     def place(c: int) -> Function:
         @inline
@@ -513,6 +520,19 @@ def transposed_staged_kernel(gpu: ModuleType, dtype: str, shared_noise: bool, an
 
         return of
 
+    groups_and_rows_of, rows_of, memory_of_rows, hidden_parts = (
+        joined(of, 0, own_rows) for of in (group_and_row, row_of, memory_of_row, hidden_part)
+    )
+    return groups_and_rows_of, rows_of, memory_of_rows, hidden_parts
+
+
+@functools.cache
+def _staged_drawing(gpu: ModuleType, dtype: str, shared_noise: bool, antithetic: bool, fast: bool) -> Function:
+    """``draw_all(own, noises, stage)`` draws a pass into shared memory at address `stage`."""
+    store_shared, elements = gpu.store_shared, scaled(gpu, dtype, antithetic)
+    (_, in_row), (_, unpack) = noise(gpu, dtype, shared_noise, fast)
+    _, read_words = memory_of(gpu, packing(dtype)[0])
+
     def column(c: int) -> Function:
         @inline
         def put(x, stage, places):
@@ -520,7 +540,7 @@ def transposed_staged_kernel(gpu: ModuleType, dtype: str, shared_noise: bool, an
 
         return put
 
-    put_group = _in_turn(column, 0, width)
+    put_group = _in_turn(column, 0, group_width(antithetic))
 
     def drawn(s: int) -> Function:
         @inline
@@ -533,6 +553,25 @@ def transposed_staged_kernel(gpu: ModuleType, dtype: str, shared_noise: bool, an
 
         return draw
 
+    return _in_turn(drawn, 0, staged_own_rows_of(SIZES[dtype], antithetic))
+
+
+@functools.cache
+def _staged_copying(gpu: ModuleType, piece_size: int, pieces_of_thread: int, pieces_apart: int) -> Function:
+    """``copy_pieces(source, to, left)`` copies a thread's pieces of a pass from shared memory.
+
+    `left` bytes of the pass are left.
+    """
+    load_shared, store = gpu.load_shared, gpu.store
+    load_piece, store_piece = gpu.load_shared_quad, gpu.store_quad
+
+    @inline
+    def load_half(at):
+        return load_shared(at, np.uint64)
+
+    if piece_size == 8:
+        load_piece, store_piece = load_half, store
+
     def copied(j: int) -> Function:
         @inline
         def copy(source, to, left):
@@ -541,10 +580,30 @@ def transposed_staged_kernel(gpu: ModuleType, dtype: str, shared_noise: bool, an
 
         return copy
 
-    groups_and_rows_of, rows_of, memory_of_rows, hidden_parts = (
-        joined(of, 0, own_rows) for of in (group_and_row, row_of, memory_of_row, hidden_part)
+    return _in_turn(copied, 0, pieces_of_thread)
+
+
+def transposed_staged_kernel(gpu: ModuleType, dtype: str, shared_noise: bool, antithetic: bool, fast: bool) -> Function:
+    """The kernel for few dimensions in a contiguous matrix, through shared memory."""
+    size, width = SIZES[dtype], group_width(antithetic)
+    thread_index, block_index, shared_memory = gpu.thread_index, gpu.block_index, gpu.shared_memory
+    from_lane, synchronize_block = gpu.from_lane, gpu.synchronize_block
+    store, load_shared = gpu.store, gpu.load_shared
+    own_rows, threads, noise_size = (
+        staged_own_rows_of(size, antithetic),
+        staged_threads(shared_noise),
+        16 * packing(dtype)[0],
     )
-    draw_all, copy_pieces = _in_turn(drawn, 0, own_rows), _in_turn(copied, 0, pieces_of_thread)
+    bits = {2: np.uint16, 4: np.uint32, 8: np.uint64}[size]
+    # A thread copies at most `pieces_of_thread` pieces per pass from shared memory.
+    piece_size = 8 if size == 2 else MOST_STORED
+    pieces_of_thread = own_rows * width * size // piece_size
+    chunk_size, stage_size = threads * noise_size, threads * pieces_of_thread * piece_size
+    role, dimensions_of = _staged_role(gpu, threads), _thread_dimensions(gpu, dtype, own_rows)
+    band_of, begins, is_whole, fill = _bands(gpu, dtype, shared_noise, antithetic, fast)
+    groups_and_rows_of, rows_of, memory_of_rows, hidden_parts = _staged_places(gpu, dtype, shared_noise, antithetic)
+    draw_all = _staged_drawing(gpu, dtype, shared_noise, antithetic, fast)
+    copy_pieces = _staged_copying(gpu, piece_size, pieces_of_thread, threads * piece_size)
 
     def kernel(call, geometry):
         chunk, stage = shared_memory(chunk_size), shared_memory(stage_size)
