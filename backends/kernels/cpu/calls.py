@@ -252,13 +252,9 @@ def _gradient_function(real: str) -> Callable[..., Any]:
     return sum_all
 
 
-def _moments_function(real: str) -> Callable[..., Any]:
+@functools.cache
+def _moments_store(real: str) -> Callable[..., Any]:
     number, size = getattr(np, real), np.dtype(real).itemsize
-    list_singles, list_pairs = (
-        cached(list_function(width), f"cpu-list_groups_{real}{suffix}", source_digest())
-        for width, suffix in ((4, ""), (8, "_antithetic"))
-    )
-    sum_rows = cached(sum_function(real), f"cpu-sum_rows_{real}", source_digest())
 
     @inline
     def store(launch, top, rows, sums, weight):
@@ -272,6 +268,13 @@ def _moments_function(real: str) -> Callable[..., Any]:
             second = numbers_at(launch[WORD.second] + top * size, rows, number)
             for r in range(rows):
                 second[r] = number(sigma * sigma * sums[r if len(sums) > 1 else 0, 1])
+
+    return store
+
+
+def _moments_part(real: str) -> Callable[..., Any]:
+    number, size, store = getattr(np, real), np.dtype(real).itemsize, _moments_store(real)
+    sum_rows = cached(sum_function(real), f"cpu-sum_rows_{real}", source_digest())
 
     def sum_part(arguments, index):
         """The sums of a band of rows: of all groups, which are stored, or of a segment, which are added to `totals`."""
@@ -300,7 +303,16 @@ def _moments_function(real: str) -> Callable[..., Any]:
             np.uint64(offset), row,
         )  # fmt: skip
 
-    of_part = cached(sum_part, f"cpu-sum_part_{real}", source_digest())
+    return sum_part
+
+
+def _moments_function(real: str) -> Callable[..., Any]:
+    number, size, store = getattr(np, real), np.dtype(real).itemsize, _moments_store(real)
+    list_singles, list_pairs = (
+        cached(list_function(width), f"cpu-list_groups_{real}{suffix}", source_digest())
+        for width, suffix in ((4, ""), (8, "_antithetic"))
+    )
+    of_part = cached(_moments_part(real), f"cpu-sum_part_{real}", source_digest())
 
     def sum_moments(address):
         launch, table = integers_at(address, LAUNCH_WORDS), integers_at(symbol("multisample_cpu_table"), _TABLE)

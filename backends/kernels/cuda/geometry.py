@@ -47,29 +47,29 @@ PACKED_GEOMETRY = _STRUCT.size
 
 
 class Geometry(NamedTuple):
-    """The fields of the C++ struct ``Geometry``, in their order."""
+    """The fields of the C++ struct ``Geometry``, in their order. A field that a store kind does not use is 0."""
 
-    blocks: int
-    threads: int
-    groups_per_pass: int
-    one_by_groups: int
-    rows_per_pass: int
-    one_by_rows: int
-    chunk: int
-    pitch: int
-    band_rows: int
-    interleave_log2: int
-    steps: int
-    blocks_per_band: int
-    skip: int
-    store_kind: int
-    pieces: int
-    row_step: int
-    overlap: int
-    column_step: int
-    band_groups: int
-    warps: int
-    rest: int
+    blocks: int = 0
+    threads: int = 0
+    groups_per_pass: int = 0
+    one_by_groups: int = 0
+    rows_per_pass: int = 0
+    one_by_rows: int = 0
+    chunk: int = 0
+    pitch: int = 0
+    band_rows: int = 0
+    interleave_log2: int = 0
+    steps: int = 0
+    blocks_per_band: int = 0
+    skip: int = 0
+    store_kind: int = 0
+    pieces: int = 0
+    row_step: int = 0
+    overlap: int = 0
+    column_step: int = 0
+    band_groups: int = 0
+    warps: int = 0
+    rest: int = 0
 
 
 @functools.lru_cache(maxsize=1024)
@@ -133,12 +133,7 @@ def geometry(
     if store_kind == _STAGED and passes_of_chunk > STAGED_PASSES:
         passes_of_chunk -= passes_of_chunk % STAGED_PASSES
     rows_down = _ceil_div(rows, rows_per_pass)
-    if shared_noise or (cheap and store_kind == _ALIGNED and rows_per_pass > 1):
-        most = 8
-    elif cheap:
-        most = 32 if store_kind == _ALIGNED and tiles > 1 else 16
-    else:
-        most = 128 if store_kind == _ALIGNED else 32
+    most = _most_turns(store_kind, rows_per_pass, tiles, shared_noise, cheap)
     turns = min(most, max(min(32, _ceil_div(rows_down * tiles, 512)), rows_down * tiles // 2048))
     interleave_log2 = 0
     passes = min(turns, rows_down)
@@ -168,15 +163,20 @@ def geometry(
         blocks_per_band=blocks_per_band,
         skip=skip,
         store_kind=store_kind,
-        pieces=0,
         row_step=row_step,
-        overlap=0,
-        column_step=0,
-        band_groups=0,
         warps=warps,
         rest=rest,
     )
     return cut, _STRUCT.pack(*cut)
+
+
+def _most_turns(store_kind: int, rows_per_pass: int, tiles: int, shared_noise: bool, cheap: bool) -> int:
+    """Maximum groups per thread of row stores, one below the other."""
+    if shared_noise or (cheap and store_kind == _ALIGNED and rows_per_pass > 1):
+        return 8
+    if cheap:
+        return 32 if store_kind == _ALIGNED and tiles > 1 else 16
+    return 128 if store_kind == _ALIGNED else 32
 
 
 def own_rows_of(size: int) -> int:
@@ -228,24 +228,14 @@ def _transposed(
         blocks=_ceil_div(passes_all, passes) * tiles,
         threads=threads,
         groups_per_pass=per_pass,
-        one_by_groups=0,
-        rows_per_pass=0,
-        one_by_rows=0,
         chunk=threads // per_pass * per_pass,
-        pitch=0,
-        band_rows=0,
-        interleave_log2=0,
-        steps=0,
         blocks_per_band=tiles,
         skip=skip,
         store_kind=store_kind,
         pieces=pieces,
-        row_step=0,
         overlap=overlap,
         column_step=column_step,
         band_groups=passes * per_pass,
-        warps=0,
-        rest=0,
     )
 
 
