@@ -124,8 +124,8 @@ inline void set_tiles_along(const Launch& call, GradientGeometry& g) {
       u64 tiles = kGradientThreads / slots;
       if (tiles > call.rows / g.rows) tiles = call.rows / g.rows;
       const u64 unit = unit_of(g), iterations = ceil_div(turns, unit);
-      const bool has_partials = slots != power || slots > 32, is_one_pass = has_partials || 2 * turns > many;
-      u64 cost = 8 * unit * iterations + 2 * ceil_div(iterations, kChain) + 3 * is_one_pass + has_partials;
+      const bool has_partials = slots != power || slots > 32, is_one_sweep = has_partials || 2 * turns > many;
+      u64 cost = 8 * unit * iterations + 2 * ceil_div(iterations, kChain) + 3 * is_one_sweep + has_partials;
       if (slots < 8 && turns > 1) cost += cost / 8;
       cost = ceil_div(slots * tiles, 32) * cost * 1024 / tiles;
       if (cost >= least) continue;

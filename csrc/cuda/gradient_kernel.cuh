@@ -224,6 +224,37 @@ constexpr int kGradientBlocks = sizeof(G) == 8              ? 2
                                 : rows > 1 && !only_at_once ? 3
                                                             : 4;
 
+// Stores the row parts of the words of sweep `slot` in shared memory.
+template <u32 rows, class Real>
+MULTISAMPLE_FUNCTION void put_row_words(volatile u64 (&row_words)[rows][kGradientThreads], u32 tile, u32 slot,
+                                        const Part& part, u64 offset, const Keys<Real>& keys, const Launch& call,
+                                        const GradientGeometry& geometry) {
+#pragma unroll
+  for (u32 r = 0; r < rows; ++r) {
+    const u32 row = slot * (rows * geometry.tiles) + r * geometry.tiles + tile;
+    const u32 i = call.shared_noise ? 0 : static_cast<u32>(call.first_row + part.first_row) + row;
+    const RowPart words = row_part(i, low(offset), keys.keys);
+    row_words[r][slot * geometry.tiles + tile] = static_cast<u64>(words.into_c2_of_round_2) << 32 | words.c3_of_round_2;
+  }
+}
+
+// Adds the contributions of some groups to the totals of mu, then of sigma. Overwrites `more`.
+template <u32 groups, u32 rows, class Real>
+MULTISAMPLE_FUNCTION void add_contributions(Contribution<Real> (&more)[groups][rows], Real (&totals)[2 * rows]) {
+#pragma unroll
+  for (u32 r = 0; r < rows; ++r) {
+#pragma unroll
+    for (u32 step = 1; step < groups; step *= 2) {
+#pragma unroll
+      for (u32 k = 0; k < groups; k += 2 * step) {
+        more[k][r] = {add_rn(more[k][r].mu, more[k + step][r].mu), add_rn(more[k][r].sigma, more[k + step][r].sigma)};
+      }
+    }
+    totals[r] = add_rn(totals[r], more[0][r].mu);
+    totals[rows + r] = add_rn(totals[rows + r], more[0][r].sigma);
+  }
+}
+
 template <class G, bool shared_noise, bool antithetic, bool fast, u32 rows, bool only_at_once>
 MULTISAMPLE_FUNCTION void sum_gradient(const Launch& call, const GradientGeometry& geometry,
                                        const Keys<typename Computing<G>::Type>& keys) {
@@ -247,16 +278,7 @@ MULTISAMPLE_FUNCTION void sum_gradient(const Launch& call, const GradientGeometr
   tile = opaque(tile), slot = opaque(slot);
   const u32 height = rows * geometry.tiles;
   // There are at most as many sweeps as slots.
-  if (slot < geometry.sweeps && !is_left_over) {
-#pragma unroll
-    for (u32 r = 0; r < rows; ++r) {
-      const u32 row = slot * height + r * geometry.tiles + tile;
-      const u32 i = call.shared_noise ? 0 : static_cast<u32>(call.first_row + part.first_row) + row;
-      const RowPart words = row_part(i, low(offset), keys.keys);
-      row_words[r][slot * geometry.tiles + tile] =
-          static_cast<u64>(words.into_c2_of_round_2) << 32 | words.c3_of_round_2;
-    }
-  }
+  if (slot < geometry.sweeps && !is_left_over) put_row_words(row_words, tile, slot, part, offset, keys, call, geometry);
   __syncthreads();
   Share share(2 * rows, geometry.lanes);
   if (is_left_over) share.count = 0;
@@ -289,19 +311,7 @@ MULTISAMPLE_FUNCTION void sum_gradient(const Launch& call, const GradientGeometr
           more[k][r] = contribution<antithetic>(g[k][r], noise.in({high(words), low(words)}, keys));
         }
       }
-#pragma unroll
-      for (u32 r = 0; r < rows; ++r) {
-#pragma unroll
-        for (u32 step = 1; step < kGroups; step *= 2) {
-#pragma unroll
-          for (u32 k = 0; k < kGroups; k += 2 * step) {
-            more[k][r] = {add_rn(more[k][r].mu, more[k + step][r].mu),
-                          add_rn(more[k][r].sigma, more[k + step][r].sigma)};
-          }
-        }
-        totals[r] = add_rn(totals[r], more[0][r].mu);
-        totals[rows + r] = add_rn(totals[rows + r], more[0][r].sigma);
-      }
+      add_contributions(more, totals);
       turn += kGroups;
     } while (turn < end);
     add_lanes<1>(totals, geometry.lanes, [&](u32 k, double total) {

@@ -3,9 +3,9 @@
 // the sums. backends/kernels/cuda/moments_geometry.py computes the same geometry.
 //
 // Columns are cut into segments, and rows into tiles. A block sums one segment in one tile, or in several tiles if the
-// segment is short. All threads of a slot have different rows, and slot s sums the groups s, s + slots, s + 2 slots,
-// ... of the segment's list: the groups with a weight other than zero. At the end, the block adds up its slots. If
-// there are several segments, a second kernel adds them up.
+// segment is short. A slot is a team of threads, each with rows of its own. Slot s sums entries s, s + slots, ... of
+// the segment's list of groups with a weight other than zero. At the end, the block adds up its slots. If there are
+// several segments, a second kernel adds them up.
 #pragma once
 
 #include "cuda/geometry.h"
@@ -18,7 +18,7 @@ constexpr u32 kMomentThreads = 256;
 constexpr u32 kMomentRows = 4;
 // The cut suits the processors of an H100 or H200: each gets 4 to 8 blocks of a large call, and holds 3 or 4 at once.
 constexpr u32 kProcessors = 132, kLeastShare = 4, kMostShare = 8;
-// To start a block and to add up its slots takes about as long as this number of turns.
+// Starting a block and adding up its slots costs about this many turns.
 constexpr u32 kStartTurns = 2;
 // Groups that a thread adds up in the computing type, before it adds their sum to a float64 sum.
 constexpr u32 kMomentChain = 8;
@@ -29,7 +29,7 @@ constexpr u32 kMomentFill = sizeof(Real) == 8 ? 128 : 256;
 struct MomentGeometry {
   u32 blocks;
   u32 rows;              // rows per thread, 1 or kMomentRows; they are `team` rows apart
-  u32 team;      // threads of a slot
+  u32 team;              // threads of a slot
   u32 slots;             // threads that share the rows of a tile
   u32 sweeps;            // tiles that a block sums, one after another
   u32 skip;              // columns of the first group that come before the first column
@@ -53,7 +53,7 @@ inline MomentGeometry moment_geometry(const Launch& call) {
   MomentGeometry g{};
   const bool wide = call.type == kFloat64;
   const u32 width = call.antithetic ? kAntitheticWidth : kWidth;
-  // Without the first column, which is in device memory, room for any.
+  // The first column is unknown on the host: reserve the largest skip.
   g.skip = call.first_column_at == nullptr ? static_cast<u32>(call.first_column % width) : width - 1;
   g.groups = ceil_div(g.skip + call.columns, width);
   const u64 rows = noise_rows(call);
@@ -64,8 +64,7 @@ inline MomentGeometry moment_geometry(const Launch& call) {
   // long as each thread has enough turns.
   const u64 least = g.rows > 1 ? 32 : 8;
   u64 team = kMomentThreads, tiles = ceil_div(rows, g.rows * team);
-  while (team > least && tiles < 4096 &&
-         (team >= rows || g.groups >= (tiles < 256 ? 2048 : 8192) / team)) {
+  while (team > least && tiles < 4096 && (team >= rows || g.groups >= (tiles < 256 ? 2048 : 8192) / team)) {
     team /= 2;
     tiles = ceil_div(rows, g.rows * team);
   }

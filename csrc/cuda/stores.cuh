@@ -32,7 +32,7 @@ struct Inside {
 // Bytes of the largest store of a thread.
 constexpr u32 kStore = 16;
 
-// Stores `count` adjacent elements per lane, more than one store writes. The lanes are adjacent too. Lane pairs
+// Stores `count` adjacent elements per lane, which exceed one 16-byte store. The lanes are adjacent too. Lane pairs
 // exchange halves, so that each store of the warp fills whole sectors: a store of half a sector is slower. All lanes of
 // the warp take part. `omit_first` leaves out the first store.
 template <u32 count, class Out>
@@ -129,8 +129,8 @@ struct PutShifted {
   }
 };
 
-// For short rows without a gap between them. In each pass, the elements of a warp are one run of memory. The run begins
-// at any address, at the same alignment in all passes. The lanes put their elements into shared memory. Then they store
+// For short rows without a gap between them. In each pass, the elements of a warp are one run of memory. The run may
+// start unaligned, but equally so in every pass. The lanes put their elements into shared memory. Then they store
 // the run's whole aligned pieces as vectors, and the elements at both ends one by one. `passes` passes share two
 // barriers and one store instruction for the ends.
 template <class Out, bool antithetic, u32 passes>
@@ -141,8 +141,7 @@ class PutStaged {
   struct alignas(kPiece * sizeof(Out)) Piece {
     Out x[kPiece];
   };
-  // Elements of a pass in shared memory: a run, which may begin within the first piece, and a place for each lane where
-  // it puts columns outside the matrix.
+  // Elements of a pass in shared memory: the run with leading padding, and one dump place for each lane.
   static constexpr u32 kOutside = (32 * kPieces + 1) * kPiece, kPass = kOutside + 32;
   // Elements at both ends of a run at the most.
   static constexpr u32 kEnds = 2 * (kPiece - 1);

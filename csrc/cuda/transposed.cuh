@@ -282,7 +282,7 @@ MULTISAMPLE_FUNCTION void draw_transposed_staged(const Launch& call, const Geome
   using Group = Elements<Out, antithetic>;
   using GroupNoise = Noise<Real, shared_noise, fast>;
   constexpr u32 width = Group::kCount, own_rows = kStagedOwnRows<sizeof(Out), antithetic>;
-  // A thread copies at most kPieces parts per pass from shared memory.
+  // A thread copies at most kPieces pieces per pass from shared memory.
   struct alignas(alignof(Quad<Out>)) Piece {
     Out x[alignof(Quad<Out>) / sizeof(Out)];
   };

@@ -58,7 +58,7 @@ _MOST_HELPERS = 255
 _START, _WANTED, _FIRST = 0, 1, _LINE
 POOL_LENGTH = _FIRST + _MOST_HELPERS * _LINE
 """The number of elements of a pool."""
-# Elements of a call. From _BEGUN on, each thread has a line, with the first index of its part that has not begun.
+# Elements of a call. From _BEGUN on, each thread has a line, with the next unclaimed index of its part.
 _ENTRY, _ARGUMENTS, _COUNT, _THREADS, _HELPERS, _BEGUN = 0, 1, 2, 3, 4, _LINE
 _CALL = _BEGUN + (_MOST_HELPERS + 1) * _LINE
 # How many times a waiting thread loads a number before it sleeps or lets others run: some 70 us. Waking a thread takes

@@ -64,7 +64,7 @@ def paired(gpu: ModuleType, size: int, width: int) -> Function:
 
 
 def _sectors(gpu: ModuleType, size: int, width: int) -> Function:
-    """``put_sectors(at, x, omit_first)``: a lane's elements, more than one store writes. The lanes are adjacent.
+    """``put_sectors(at, x, omit_first)``: a lane's elements, which exceed one store. The lanes are adjacent.
 
     Lane pairs exchange halves, so that each store of the warp fills whole sectors. `omit_first` leaves out the first
     store.
