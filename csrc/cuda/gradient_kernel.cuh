@@ -227,11 +227,11 @@ constexpr int kGradientBlocks = sizeof(G) == 8              ? 2
 // Stores the row parts of the words of sweep `slot` in shared memory.
 template <u32 rows, class Real>
 MULTISAMPLE_FUNCTION void put_row_words(volatile u64 (&row_words)[rows][kGradientThreads], u32 tile, u32 slot,
-                                        const Part& part, u64 offset, const Keys<Real>& keys, const Launch& call,
-                                        const GradientGeometry& geometry) {
+                                        u32 height, const Part& part, u64 offset, const Keys<Real>& keys,
+                                        const Launch& call, const GradientGeometry& geometry) {
 #pragma unroll
   for (u32 r = 0; r < rows; ++r) {
-    const u32 row = slot * (rows * geometry.tiles) + r * geometry.tiles + tile;
+    const u32 row = slot * height + r * geometry.tiles + tile;
     const u32 i = call.shared_noise ? 0 : static_cast<u32>(call.first_row + part.first_row) + row;
     const RowPart words = row_part(i, low(offset), keys.keys);
     row_words[r][slot * geometry.tiles + tile] = static_cast<u64>(words.into_c2_of_round_2) << 32 | words.c3_of_round_2;
@@ -278,7 +278,8 @@ MULTISAMPLE_FUNCTION void sum_gradient(const Launch& call, const GradientGeometr
   tile = opaque(tile), slot = opaque(slot);
   const u32 height = rows * geometry.tiles;
   // There are at most as many sweeps as slots.
-  if (slot < geometry.sweeps && !is_left_over) put_row_words(row_words, tile, slot, part, offset, keys, call, geometry);
+  if (slot < geometry.sweeps && !is_left_over)
+    put_row_words(row_words, tile, slot, height, part, offset, keys, call, geometry);
   __syncthreads();
   Share share(2 * rows, geometry.lanes);
   if (is_left_over) share.count = 0;
