@@ -138,30 +138,6 @@ struct MomentList {
   }
 };
 
-// Adds the sums of a slot over the list to the totals of the thread's rows.
-template <class List, class Real, u32 rows, bool with_second>
-MULTISAMPLE_FUNCTION void add_list(const List& list, u32 slot, const RowPart (&parts)[rows],
-                                   MomentSums<double, with_second> (&totals)[rows], const Keys<Real>& keys,
-                                   const MomentGeometry& geometry) {
-  u32 k = slot < geometry.slots ? slot : list.count;
-  while (k < list.count) {
-    const u32 chain = k + kMomentChain * geometry.slots, end = chain < list.count ? chain : list.count;
-    MomentSums<Real, with_second> part[rows];
-#pragma unroll 1
-    for (; k < end; k += geometry.slots) {
-      const auto noise = list.columns[k];
-      const auto w = list.weights[k];
-#pragma unroll
-      for (u32 r = 0; r < rows; ++r) part[r].add(w, noise.in(parts[r], keys));
-    }
-#pragma unroll
-    for (u32 r = 0; r < rows; ++r) {
-      totals[r].first += rounded<double>(part[r].first);
-      if (with_second) totals[r].second += rounded<double>(part[r].second);
-    }
-  }
-}
-
 template <class Real, bool antithetic, bool fast, u32 rows, bool with_second>
 MULTISAMPLE_FUNCTION void sum_moments(const Launch& call, const MomentGeometry& geometry, const Keys<Real>& keys) {
   using List = MomentList<Real, antithetic, fast>;
@@ -200,7 +176,23 @@ MULTISAMPLE_FUNCTION void sum_moments(const Launch& call, const MomentGeometry& 
           next += List::kFill;
         } while (next < last_group && list.count <= List::kFill);
       }
-      add_list(list, slot, parts, totals, keys, geometry);
+      u32 k = slot < geometry.slots ? slot : list.count;
+      while (k < list.count) {
+        const u32 chain = k + kMomentChain * geometry.slots, end = chain < list.count ? chain : list.count;
+        MomentSums<Real, with_second> part[rows];
+#pragma unroll 1
+        for (; k < end; k += geometry.slots) {
+          const auto noise = list.columns[k];
+          const auto w = list.weights[k];
+#pragma unroll
+          for (u32 r = 0; r < rows; ++r) part[r].add(w, noise.in(parts[r], keys));
+        }
+#pragma unroll
+        for (u32 r = 0; r < rows; ++r) {
+          totals[r].first += rounded<double>(part[r].first);
+          if (with_second) totals[r].second += rounded<double>(part[r].second);
+        }
+      }
       if (next < last_group) __syncthreads();
     } while (next < last_group);
 
@@ -216,7 +208,8 @@ MULTISAMPLE_FUNCTION void sum_moments(const Launch& call, const MomentGeometry& 
       if (sweep == 0 && threadIdx.x < half) weight_sums[threadIdx.x] += weight_sums[threadIdx.x + half];
       if (slot < half && slot + half < geometry.slots) {
 #pragma unroll
-        for (u32 k = 0; k < kOrder * rows; ++k) sums[k][threadIdx.x] += sums[k][threadIdx.x + half * geometry.team];
+        for (u32 k = 0; k < kOrder * rows; ++k)
+          sums[k][threadIdx.x] += sums[k][threadIdx.x + half * geometry.team];
       }
     }
     __syncthreads();

@@ -24,17 +24,8 @@ from .intrinsics import stack_array, use_widest_vectors
 from .threads import POOL, for_each
 
 __all__ = [
-    "FEW_ROWS",
-    "MOST_ROWS",
-    "ROUND",
-    "SEGMENT",
-    "finishing_kernel",
-    "kernel_groups",
-    "list_function",
-    "listing_kernel",
-    "moments_kernel",
-    "sum_function",
-    "summing_kernel",
+    "FEW_ROWS", "MOST_ROWS", "ROUND", "SEGMENT", "finishing_kernel", "kernel_groups", "list_function", "listing_kernel",
+    "moments_kernel", "sum_function", "summing_kernel",
 ]  # fmt: skip
 
 SEGMENT = 4096

@@ -184,9 +184,7 @@ def _filling(gpu: ModuleType, real: str, antithetic: bool, fast: bool) -> Functi
     """
     thread_index, from_lane, synchronize_block = gpu.thread_index, gpu.from_lane, gpu.synchronize_block
     load_shared, store_shared = gpu.load_shared, gpu.store_shared
-    (prepared, _), _ = noise(gpu, real, False, fast)
-    quads, _, _ = packing(real)
-    write_columns, _ = memory_of(gpu, quads)
+    prepared, _, noise_size, write_noise, _ = noise(gpu, real, False, fast)
     size, load, any_of, total, (write, _) = _weights(gpu, real, antithetic)
     most, width = FILL[real], group_width(antithetic)
 
@@ -220,7 +218,7 @@ def _filling(gpu: ModuleType, real: str, antithetic: bool, fast: bool) -> Functi
             every = np.int32(every + of_warp)
         if is_kept:
             made = prepared(np.uint32(call.first_column // width + group), call)
-            write_columns(columns + np.int64(place) * (16 * quads), made)
+            write_noise(columns + np.int64(place) * noise_size, made)
             write(weights + np.int64(place) * size, w)
         synchronize_block()
         return every, total(w)
@@ -256,7 +254,7 @@ def _row_functions(
     stores the totals in shared memory.
     """
     offset_of_call, store_shared = offset_of(gpu), gpu.store_shared
-    (_, in_row), _ = noise(gpu, real, False, fast)
+    in_row = noise(gpu, real, False, fast).in_row
     (add, add_wide), order = _adding(antithetic, with_second), 2 if with_second else 1
 
     def parting(r: int) -> Function:
@@ -303,15 +301,13 @@ def _row_functions(
 
 
 @functools.cache
-def _summing(
-    gpu: ModuleType, real: str, antithetic: bool, add_rows: Function, widen_rows: Function, rows: int
-) -> Function:
+def _summing(gpu: ModuleType, real: str, antithetic: bool, fast: bool, rows: int, with_second: bool) -> Function:
     """``sum_list(memory, count, totals, parts, call, geometry)`` adds the sums over the list to `totals`."""
+    _, add_rows, widen_rows, _ = _row_functions(gpu, real, antithetic, fast, rows, with_second)
     thread_index, number = gpu.thread_index, computing_type(real)[0]
-    quads, _, _ = packing(real)
-    _, read_columns = memory_of(gpu, quads)
+    _, _, noise_size, _, read_noise = noise(gpu, real, False, fast)
     entry_size, _, _, _, (_, read_weights) = _weights(gpu, real, antithetic)
-    columns_size, no_sums = 16 * quads, ((number(0), number(0)),) * rows
+    no_sums = ((number(0), number(0)),) * rows
 
     @inline
     def sum_list(memory, count, totals, parts, call, geometry):
@@ -323,7 +319,7 @@ def _summing(
             end = min(k + MOMENT_CHAIN * slots, count)
             sums = no_sums
             while k < end:
-                made = read_columns(columns + np.int64(k) * columns_size)
+                made = read_noise(columns + np.int64(k) * noise_size)
                 w = read_weights(weights + np.int64(k) * entry_size)
                 sums = add_rows(sums, (made, w), (parts, keys))
                 k += slots
@@ -377,11 +373,12 @@ def moments_kernel(
     thread_index, block_index, shared_memory = gpu.thread_index, gpu.block_index, gpu.shared_memory
     load_shared, store_shared, store = gpu.load_shared, gpu.store_shared, gpu.store
     synchronize_block, fill = gpu.synchronize_block, _filling(gpu, real, antithetic, fast)
-    part_rows, add_rows, widen_rows, store_rows = _row_functions(gpu, real, antithetic, fast, rows, with_second)
-    sum_list = _summing(gpu, real, antithetic, add_rows, widen_rows, rows)
+    part_rows, _, _, store_rows = _row_functions(gpu, real, antithetic, fast, rows, with_second)
+    sum_list = _summing(gpu, real, antithetic, fast, rows, with_second)
     put_row = _putting_rows(gpu, real, with_second)
     width, most, order = group_width(antithetic), FILL[real], 2 if with_second else 1
-    columns_bytes, weights_bytes = 2 * most * 16 * packing(real)[0], 2 * most * _weights(gpu, real, antithetic)[0]
+    entry_size, noise_size = _weights(gpu, real, antithetic)[0], noise(gpu, real, False, fast).size
+    columns_bytes, weights_bytes = 2 * most * noise_size, 2 * most * entry_size
     counts_bytes, sums_bytes = 4 * _WARPS, order * rows * _THREADS_BYTES
     no_totals = ((np.float64(0), np.float64(0)),) * rows
 

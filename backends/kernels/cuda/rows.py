@@ -40,14 +40,9 @@ _UNROLL_SHARED, _UNROLL_FLOAT64 = 2, 1
 
 @functools.cache
 def _going_down(
-    group: Function,
-    put_row: Function,
-    entry_size: int,
-    store_kind: str,
-    dtype: str,
-    shared_noise: bool,
+    group: Function, put_row: Function, entry_size: int, store_kind: str, dtype: str, shared_noise: bool,
     antithetic: bool,
-) -> Function:
+) -> Function:  # fmt: skip
     """``go_down(entry, count, at, stride, own, state)`` draws and stores `count` groups, `stride` bytes apart.
 
     ``group(entry, own)`` computes one group, from the entry of a chunk at address `entry` and from the thread's own
@@ -116,7 +111,7 @@ def _dimension(gpu: ModuleType, dtype: str) -> tuple[int, Function, Function]:
 @functools.cache
 def _elements(gpu: ModuleType, dtype: str, shared_noise: bool, antithetic: bool, fast: bool) -> Function:
     """``elements_of(dimension, own)``: a dimension in the thread's columns. `own`: their noise, and keys."""
-    (_, in_row), _ = noise(gpu, dtype, shared_noise, fast)
+    in_row = noise(gpu, dtype, shared_noise, fast).in_row
     elements = scaled(gpu, dtype, antithetic)
 
     @inline
@@ -403,7 +398,7 @@ def _drawing_rest(gpu: ModuleType, dtype: str, shared_noise: bool, antithetic: b
     A thread draws one group, in every step-th row of a chunk.
     """
     thread_index, size, width = gpu.thread_index, SIZES[dtype], group_width(antithetic)
-    (prepared, _), _ = noise(gpu, dtype, shared_noise, fast)
+    prepared = noise(gpu, dtype, shared_noise, fast).prepared
     group_of, (dimension_size, _, _) = _group(gpu, dtype, shared_noise, antithetic, fast), _dimension(gpu, dtype)
     put_row = strided(gpu, width)
 
@@ -432,7 +427,7 @@ def rows_kernel(
     """``kernel(call, geometry)``: see `multisample.backends.kernels.cuda.kernel.sample_kernel`."""
     size, width = SIZES[dtype], group_width(antithetic)
     block_index, shared_memory, synchronize_block = gpu.block_index, gpu.shared_memory, gpu.synchronize_block
-    (prepared, _), _ = noise(gpu, dtype, shared_noise, fast)
+    prepared = noise(gpu, dtype, shared_noise, fast).prepared
     place_of = place(gpu)
     is_staged = store_kind == "kStaged"
     if is_staged:

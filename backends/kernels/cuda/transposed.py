@@ -19,7 +19,6 @@ from .group import (
     group_width,
     joined,
     keys_of,
-    memory_of,
     mu_of,
     noise,
     offset_of,
@@ -63,10 +62,7 @@ def _bands(
     incomplete last pass reads groups behind the band, whose noise is stored too.
     """
     width, thread_index, synchronize_block = group_width(antithetic), gpu.thread_index, gpu.synchronize_block
-    (prepared, _), (pack, _) = noise(gpu, dtype, shared_noise, fast)
-    quads, _, _ = packing(dtype)
-    write_words, _ = memory_of(gpu, quads)
-    noise_size = 16 * quads
+    prepared, _, noise_size, write_noise, _ = noise(gpu, dtype, shared_noise, fast)
 
     @inline
     def band_of(index, call, geometry):
@@ -94,7 +90,7 @@ def _bands(
         thread = thread_index()
         if thread < geometry.chunk and thread + 1 < groups + band[2]:
             made = prepared(np.uint32(call.first_column // width + band[0] + begin + thread), call)
-            write_words(chunk + np.int64(thread) * noise_size, pack(made))
+            write_noise(chunk + np.int64(thread) * noise_size, made)
         synchronize_block()
         return groups
 
@@ -332,13 +328,10 @@ def _passes(gpu: ModuleType, dtype: str, shared_noise: bool, antithetic: bool, f
     """
     own_rows = own_rows_of(SIZES[dtype])
     every_bit = np.uint32((1 << group_width(antithetic) * own_rows) - 1)
-    (_, in_row), (_, unpack) = noise(gpu, dtype, shared_noise, fast)
-    quads, _, _ = packing(dtype)
-    _, read_words = memory_of(gpu, quads)
+    _, in_row, noise_size, _, read_noise = noise(gpu, dtype, shared_noise, fast)
     _, _, is_whole, _ = _bands(gpu, dtype, shared_noise, antithetic, fast)
     _, columns_inside = _places(gpu, dtype, antithetic)
     write_whole, write_some = _writing(gpu, dtype, antithetic)
-    noise_size = 16 * quads
 
     def normals_of(s: int) -> Function:
         @inline
@@ -359,7 +352,7 @@ def _passes(gpu: ModuleType, dtype: str, shared_noise: bool, antithetic: bool, f
             noises = chunk + np.int64(pass_group * noise_size)
             k = np.int32(0)
             while k < groups:
-                x = pieces(normals(parts, unpack(read_words(noises)), keys), mu, sigma)
+                x = pieces(normals(parts, read_noise(noises), keys), mu, sigma)
                 whole = is_whole(band, begin + k)
                 if whole and inside == every_bit:
                     write_whole(at, to, x)
@@ -401,7 +394,7 @@ def transposed_kernel(gpu: ModuleType, dtype: str, shared_noise: bool, antitheti
         _thread_dimensions(gpu, dtype, own_rows),
         _passes(gpu, dtype, shared_noise, antithetic, fast),
     )
-    chunk_size = TRANSPOSED_THREADS * 16 * packing(dtype)[0]
+    chunk_size = TRANSPOSED_THREADS * noise(gpu, dtype, shared_noise, fast).size
 
     def row_of(s: int) -> Function:
         @inline
@@ -530,8 +523,7 @@ def _staged_places(
 def _staged_drawing(gpu: ModuleType, dtype: str, shared_noise: bool, antithetic: bool, fast: bool) -> Function:
     """``draw_all(own, noises, stage)`` draws a pass into shared memory at address `stage`."""
     store_shared, elements = gpu.store_shared, scaled(gpu, dtype, antithetic)
-    (_, in_row), (_, unpack) = noise(gpu, dtype, shared_noise, fast)
-    _, read_words = memory_of(gpu, packing(dtype)[0])
+    _, in_row, _, _, read_noise = noise(gpu, dtype, shared_noise, fast)
 
     def column(c: int) -> Function:
         @inline
@@ -548,7 +540,7 @@ def _staged_drawing(gpu: ModuleType, dtype: str, shared_noise: bool, antithetic:
             parts, mu, sigma, memory, used, keys = own
             if s < used:
                 in_chunk, places = memory[s]
-                made = unpack(read_words(noises + in_chunk))
+                made = read_noise(noises + in_chunk)
                 put_group(elements(mu[s], sigma[s], in_row(made, parts[s], keys)), stage, places)
 
         return draw
@@ -589,11 +581,8 @@ def transposed_staged_kernel(gpu: ModuleType, dtype: str, shared_noise: bool, an
     thread_index, block_index, shared_memory = gpu.thread_index, gpu.block_index, gpu.shared_memory
     from_lane, synchronize_block = gpu.from_lane, gpu.synchronize_block
     store, load_shared = gpu.store, gpu.load_shared
-    own_rows, threads, noise_size = (
-        staged_own_rows_of(size, antithetic),
-        staged_threads(shared_noise),
-        16 * packing(dtype)[0],
-    )
+    own_rows, threads = staged_own_rows_of(size, antithetic), staged_threads(shared_noise)
+    noise_size = noise(gpu, dtype, shared_noise, fast).size
     bits = {2: np.uint16, 4: np.uint32, 8: np.uint64}[size]
     # A thread copies at most `pieces_of_thread` pieces per pass from shared memory.
     piece_size = 8 if size == 2 else MOST_STORED
