@@ -208,8 +208,7 @@ MULTISAMPLE_FUNCTION void sum_moments(const Launch& call, const MomentGeometry& 
       if (sweep == 0 && threadIdx.x < half) weight_sums[threadIdx.x] += weight_sums[threadIdx.x + half];
       if (slot < half && slot + half < geometry.slots) {
 #pragma unroll
-        for (u32 k = 0; k < kOrder * rows; ++k)
-          sums[k][threadIdx.x] += sums[k][threadIdx.x + half * geometry.team];
+        for (u32 k = 0; k < kOrder * rows; ++k) sums[k][threadIdx.x] += sums[k][threadIdx.x + half * geometry.team];
       }
     }
     __syncthreads();
