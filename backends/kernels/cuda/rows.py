@@ -166,11 +166,8 @@ def _columns(gpu: ModuleType, size: int, width: int, store_kind: str) -> Functio
     `paired` needs.
     """
     thread_index, from_lane, all_of_warp = gpu.thread_index, gpu.from_lane, gpu.all_of_warp
-    is_shifted, is_paired, group_size = (
-        store_kind == "kShifted",
-        store_kind == "kAligned" and _in_pairs(size, width),
-        width * size,
-    )
+    is_shifted, group_size = store_kind == "kShifted", width * size
+    is_paired = store_kind == "kAligned" and _in_pairs(size, width)
 
     @inline
     def columns_of(place, out, stages, call, geometry):

@@ -390,10 +390,8 @@ def transposed_kernel(gpu: ModuleType, dtype: str, shared_noise: bool, antitheti
     block_index, shared_memory, shuffle_up = gpu.block_index, gpu.shared_memory, gpu.shuffle_up
     band_of, begins, _, fill = _bands(gpu, dtype, shared_noise, antithetic, fast)
     place_of, _ = _places(gpu, dtype, antithetic)
-    dimensions_of, go_along = (
-        _thread_dimensions(gpu, dtype, own_rows),
-        _passes(gpu, dtype, shared_noise, antithetic, fast),
-    )
+    dimensions_of = _thread_dimensions(gpu, dtype, own_rows)
+    go_along = _passes(gpu, dtype, shared_noise, antithetic, fast)
     chunk_size = TRANSPOSED_THREADS * noise(gpu, dtype, shared_noise, fast).size
 
     def row_of(s: int) -> Function:
