@@ -30,11 +30,11 @@ from tables import DTYPES, INPUTS, STORE_KINDS
 
 from multisample import Key, sample
 from multisample.backends.driver import CONFIGURATION_SIZE, KernelKey
-from multisample.backends.kernels.cuda import columns as cuda_transposed
 from multisample.backends.kernels.cuda import group as cuda_group
 from multisample.backends.kernels.cuda import kernel as cuda_kernel
 from multisample.backends.kernels.cuda import rows as cuda_rows
 from multisample.backends.kernels.cuda import stores as cuda_stores
+from multisample.backends.kernels.cuda import transposed as cuda_transposed
 from multisample.backends.kernels.cuda.geometry import PACKED_GEOMETRY, Geometry, own_rows_of
 from multisample.backends.launch import SIZES, Batched, Launch, pack
 from multisample.backends.numba import NumbaBackend
