@@ -105,7 +105,7 @@ def _sampler(launch: Launch) -> Launcher:
             return
         down = matrix.strides[0] == matrix.itemsize and d > 1
         height, width = shape(d, n, threads, shared_noise, block, down)
-        kernel(*arguments, height, width, threads, cpu_threads.helper_slots(threads - 1))
+        kernel(*arguments, height, width, threads, cpu_threads.helper_pool(threads - 1))
 
     is_valid = value_kernel(computing_name(launch))
     return Launcher(run, is_valid, threads if most > 1 else None, takes_arrays=True)
@@ -140,16 +140,16 @@ def _summer(launch: Launch) -> Launcher:
         most = max(1, math.ceil(4 * rows * count / SHARE))
         threads = min(most, thread_count(), launch.threads or most)
         height = min(kernels.MOST_ROWS, math.ceil(rows / (4 * threads)) if threads > 1 else rows)
-        slots = cpu_threads.helper_slots(threads - 1)
-        if not shared_noise and (threads == 1 or rows >= kernels.FEW_ROWS or count <= kernels.PIECE):
+        pool = cpu_threads.helper_pool(threads - 1)
+        if not shared_noise and (threads == 1 or rows >= kernels.FEW_ROWS or count <= kernels.SEGMENT):
             kernels.moments_kernel(dtype)(
-                *listed, seed, offset, first_row, mu, sigma, weight, first, second, height, threads, slots
+                *listed, seed, offset, first_row, mu, sigma, weight, first, second, height, threads, pool
             )
             return
-        # `moments_kernel` would add up the sums of the pieces in the same order.
-        totals = np.zeros((max(math.ceil(count / kernels.PIECE), 1), rows, 2))
+        # `moments_kernel` would add up the sums of the segments in the same order.
+        totals = np.zeros((max(math.ceil(count / kernels.SEGMENT), 1), rows, 2))
         first_row = 0 if shared_noise else first_row
-        kernels.summing_kernel(real)(*listed, totals, seed, offset, first_row, height, threads, slots)
+        kernels.summing_kernel(real)(*listed, totals, seed, offset, first_row, height, threads, pool)
         sums = totals[0]
         with quiet():
             for more in totals[1:]:

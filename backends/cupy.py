@@ -21,7 +21,7 @@ from .contract import Backend, BackendStatus, DeviceKind
 from .driver import DriverBackend, KernelKey, MomentsKey
 from .element_types import MATRIX_TYPES
 from .errors import BackendUnavailableError
-from .kernels.cuda.geometry import KERNEL_STORES
+from .kernels.cuda.geometry import STORE_KINDS
 from .memory.dlpack import LEGACY_STREAM, Imported
 from .native import csrc_files
 from .system import cache
@@ -53,7 +53,7 @@ def kernel_name(key: KernelKey) -> str:
     arguments = (
         MATRIX_TYPES[key.dtype].cpp,
         *(str(bool(flag)).lower() for flag in (key.shared_noise, key.antithetic, key.fast_math)),
-        f"multisample::{KERNEL_STORES[key.stores]}",
+        f"multisample::{STORE_KINDS[key.store_kind]}",
         *(str(bool(flag)).lower() for flag in (key.origin_in_memory, key.batched)),
     )
     return f"multisample::sample_kernel<{', '.join(arguments)}>"

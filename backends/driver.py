@@ -43,7 +43,7 @@ class KernelKey:
     shared_noise: bool
     antithetic: bool
     fast_math: bool
-    stores: int
+    store_kind: int
     origin_in_memory: bool
     batched: bool
     device: int
@@ -69,12 +69,12 @@ class MomentsKey:
 Key: TypeAlias = "KernelKey | MomentsKey"
 
 
-def kernel_key(launch: Launch, stores: int) -> KernelKey:
-    """The kernel of a sample, with the stores of its geometry."""
+def kernel_key(launch: Launch, store_kind: int) -> KernelKey:
+    """The kernel of a sample, with the store kind of its geometry."""
     dtype = type_name(launch)
     return KernelKey(
         dtype, bool(launch.shared_noise), bool(launch.antithetic), bool(launch.fast_math) and dtype != "float64",
-        stores, bool(launch.origin_in_memory), launch.batch > 1, launch.device,
+        store_kind, bool(launch.origin_in_memory), launch.batch > 1, launch.device,
     )  # fmt: skip
 
 
@@ -352,7 +352,7 @@ def _sample_steps(backend: DriverBackend, launch: Launch, misalignment: int, pha
         launch.rows, launch.columns, dtype, (launch.row_stride, launch.column_stride), misalignment, phase,
         bool(launch.shared_noise), bool(launch.antithetic), bool(launch.fast_math), strided,
     )  # fmt: skip
-    return (backend.step(launch, kernel_key(launch, g.stores), g.blocks, g.threads, packed),)
+    return (backend.step(launch, kernel_key(launch, g.store_kind), g.blocks, g.threads, packed),)
 
 
 def _moments_steps(backend: DriverBackend, launch: Launch, misalignment: int, phase: int) -> Steps:

@@ -130,13 +130,13 @@ def registered(monkeypatch: pytest.MonkeyPatch, new_choices: None) -> Callable[[
 def thread_counts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of threads for each piece of work that threads share, in order: a list that grows."""
     counts: list[int] = []
-    original = threads.helper_slots
+    original = threads.helper_pool
 
-    def helper_slots(count: int) -> Any:
+    def helper_pool(count: int) -> Any:
         counts.append(1 + count)
         return original(count)
 
-    monkeypatch.setattr(threads, "helper_slots", helper_slots)
+    monkeypatch.setattr(threads, "helper_pool", helper_pool)
     return counts
 
 

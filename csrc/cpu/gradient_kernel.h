@@ -1,7 +1,7 @@
 // The gradient on the CPU: grad_mu[i] = sum_j grad[i, j] and grad_sigma[i] = sum_j grad[i, j] z[i, j].
 //
 // The noise is drawn again, a window at a time, into a buffer that fits in a cache and has the layout of grad. A row is
-// cut into pieces of a fixed length. The order of the sums depends on the shape and the layout of grad alone, so that
+// cut into segments of a fixed length. The order of the sums depends on the shape and the layout of grad alone, so that
 // any number of threads gives the same bits. Float32 sums have at most 16 terms before they are added to a float64 sum.
 #pragma once
 
@@ -12,11 +12,11 @@
 namespace multisample {
 namespace cpu {
 
-// Columns of a piece.
-constexpr u64 kPiece = 4096;
+// Columns of a segment.
+constexpr u64 kSegment = 4096;
 // Parallel sums, and the terms of each sum in the computing type.
 constexpr u64 kSums = 16, kChain = 16;
-static_assert(kPiece % (kSums * kChain) == 0, "");
+static_assert(kSegment % (kSums * kChain) == 0, "");
 
 template <class Real, u64 count>
 struct VectorOf {
@@ -78,11 +78,11 @@ MULTISAMPLE_FUNCTION typename Sums<Real>::Vector elements(const char* at, u64 co
   return vector;
 }
 
-// The position of the first column in its block. Below, the position of a column includes this offset, so that windows
-// end where blocks end.
+// The position of the first column in its block. Below, the position of a column includes these columns, so that
+// windows end where blocks end.
 inline u64 skipped(const Launch& call) { return call.first_column % (call.antithetic ? 8 : 4); }
 
-inline u64 pieces(const Launch& call) { return ceil_div(skipped(call) + call.columns, kPiece); }
+inline u64 segments(const Launch& call) { return ceil_div(skipped(call) + call.columns, kSegment); }
 
 template <class G, class Real>
 class Summation {
@@ -95,11 +95,11 @@ class Summation {
         skip_(skipped(call)),
         down_(call.row_stride == sizeof(G) && call.column_stride != sizeof(G) && call.rows >= kSums) {}
 
-  // Calls put(row, gradients) for rows [first_row, last_row). Sums positions `first` to `last`, all of one piece.
+  // Calls put(row, gradients) for rows [first_row, last_row). Sums positions `first` to `last`, all of one segment.
   template <class Put>
   void sum(u64 first_row, u64 last_row, u64 first, u64 last, Put put) {
     // The size of a window, whose rows share the column part of their words.
-    u64 width = kPiece, height = kRows;
+    u64 width = kSegment, height = kRows;
     if (!call_.shared_noise) {
       width = down_ ? kNoise / min(last_row - first_row, kNoise / kChain) / kChain * kChain : kNoise / kLeastRows;
       height = min(kRows, kNoise / min(width, last - first));
@@ -223,7 +223,7 @@ class Summation {
     alignas(64) double mu[kRows], sigma[kRows];
   } totals_;
   alignas(64) Real noise_[kNoise];
-  G copy_[kPiece];
+  G copy_[kSegment];
 };
 
 }  // namespace cpu
@@ -232,16 +232,16 @@ class Summation {
 // rows a part has.
 class GradientParts {
  public:
-  GradientParts(const Launch& call, u64 threads) : call_(call), pieces_(cpu::pieces(call)) {
-    const u64 least = kLeastPart / cpu::min(call.columns, cpu::kPiece);
-    const u64 even = cpu::ceil_div(call.rows * pieces_, 4 * threads);
+  GradientParts(const Launch& call, u64 threads) : call_(call), segments_(cpu::segments(call)) {
+    const u64 least = kLeastPart / cpu::min(call.columns, cpu::kSegment);
+    const u64 even = cpu::ceil_div(call.rows * segments_, 4 * threads);
     rows_ = cpu::min(even < least ? least : even, kMostRows);
     if (rows_ < kLeastRows) rows_ = kLeastRows;
   }
 
-  u64 count() const { return pieces_ * cpu::ceil_div(call_.rows, rows_); }
+  u64 count() const { return segments_ * cpu::ceil_div(call_.rows, rows_); }
   // Elements of the array that `sum` and `finish` share.
-  u64 partial_sums() const { return pieces_ == 1 ? 0 : pieces_ * call_.rows; }
+  u64 partial_sums() const { return segments_ == 1 ? 0 : segments_ * call_.rows; }
 
   void sum(u64 k, cpu::Gradients* partial_sums) const {
     with_matrix_type(call_.type, [&](auto type) {
@@ -252,12 +252,12 @@ class GradientParts {
 
   // Adds up the partial sums. Called after all parts are summed.
   void finish(const cpu::Gradients* partial_sums) const {
-    if (pieces_ == 1) return;
+    if (segments_ == 1) return;
     for (u64 row = 0; row < call_.rows; ++row) {
       cpu::Gradients total{};
-      for (u64 piece = 0; piece < pieces_; ++piece) {
-        total.mu += partial_sums[row * pieces_ + piece].mu;
-        total.sigma += partial_sums[row * pieces_ + piece].sigma;
+      for (u64 segment = 0; segment < segments_; ++segment) {
+        total.mu += partial_sums[row * segments_ + segment].mu;
+        total.sigma += partial_sums[row * segments_ + segment].sigma;
       }
       put(row, total);
     }
@@ -270,15 +270,15 @@ class GradientParts {
   template <class G, class Real>
   __attribute__((noinline)) void sum_as(u64 k, cpu::Gradients* partial_sums) const {
     const cpu::DefaultFloatingPoint guard;
-    const u64 piece = k % pieces_, row = k / pieces_ * rows_, skip = cpu::skipped(call_);
-    const u64 first = piece == 0 ? skip : piece * cpu::kPiece;
-    const u64 last = cpu::min((piece + 1) * cpu::kPiece, skip + call_.columns);
+    const u64 segment = k % segments_, row = k / segments_ * rows_, skip = cpu::skipped(call_);
+    const u64 first = segment == 0 ? skip : segment * cpu::kSegment;
+    const u64 last = cpu::min((segment + 1) * cpu::kSegment, skip + call_.columns);
     cpu::Summation<G, Real> summation(call_);
     summation.sum(row, cpu::min(row + rows_, call_.rows), first, last, [&](u64 r, const cpu::Gradients& gradients) {
-      if (pieces_ == 1) {
+      if (segments_ == 1) {
         put(r, gradients);
       } else {
-        partial_sums[r * pieces_ + piece] = gradients;
+        partial_sums[r * segments_ + segment] = gradients;
       }
     });
   }
@@ -294,7 +294,7 @@ class GradientParts {
   }
 
   const Launch& call_;
-  u64 pieces_, rows_;
+  u64 segments_, rows_;
 };
 
 }  // namespace multisample

@@ -207,12 +207,12 @@ __attribute__((noinline)) void draw_down(const Launch& call, const Window& windo
 // Shared noise: one row of noise for all rows of the window.
 template <class Out, class Real, bool kMirrored>
 __attribute__((noinline)) void draw_shared(const Launch& call, const Window& window) {
-  constexpr u64 kBlocks = Tile<Real>::kBlocks, kBatch = 64 * kBlocks;
+  constexpr u64 kBlocks = Tile<Real>::kBlocks, kChunk = 64 * kBlocks;
   // Long runs of memory are written faster, and the second-level cache has room for them.
   constexpr u64 kNoise = 64 * kBlocks;
   Tile<Real> tile(call);
   alignas(64) Real noise[kNoise];
-  Real mu[kBatch], sigma[kBatch];
+  Real mu[kChunk], sigma[kChunk];
   const Blocks blocks(call, window);
   const bool down = runs_down(call, window.rows());
   const u64 width = kNoise / blocks.columns;
@@ -226,8 +226,8 @@ __attribute__((noinline)) void draw_shared(const Launch& call, const Window& win
     }
     const Blocks::Run run = blocks.run(t, last - t);
     const Real* z = noise + run.shift;
-    for (u64 r = window.first_row; r < window.last_row; r += kBatch) {
-      const u64 rows = min(kBatch, window.last_row - r);
+    for (u64 r = window.first_row; r < window.last_row; r += kChunk) {
+      const u64 rows = min(kChunk, window.last_row - r);
       read(mu_of(call), r, rows, mu);
       read(sigma_of(call), r, rows, sigma);
       char* at = address(call, r, window.first_column + run.start);

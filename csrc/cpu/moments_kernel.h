@@ -1,9 +1,9 @@
 // Weighted moments on the CPU: see launch.h. The groups of columns with a weight other than zero are listed once.
 // Their noise is drawn a tile at a time, into a buffer that fits in a cache, and added up.
 //
-// The list is cut into pieces of a fixed length. The order of the sums depends on the number of columns and the weights
-// alone, so that any number of threads gives the same bits. A sum in the computing type has at most 16 terms before it
-// is added to a float64 sum.
+// The list is cut into segments of a fixed length. The order of the sums depends on the number of columns and the
+// weights alone, so that any number of threads gives the same bits. A sum in the computing type has at most 16 terms
+// before it is added to a float64 sum.
 #pragma once
 
 #include <vector>
@@ -19,10 +19,10 @@ class MomentParts {
   MomentParts(const Launch& call, u64 threads)
       : call_(call), rows_(call.shared_noise ? 1 : call.rows), with_second_(call.results > 1) {
     list_groups();
-    pieces_ = cpu::ceil_div(groups_.size(), kPiece);
+    segments_ = cpu::ceil_div(groups_.size(), kSegment);
     // Partial sums take memory, and only a few rows need them to occupy all threads.
-    is_split_ = call.shared_noise || (pieces_ > 1 && rows_ < kFewRows);
-    columns_ = is_split_ ? pieces_ : 1;
+    is_split_ = call.shared_noise || (segments_ > 1 && rows_ < kFewRows);
+    columns_ = is_split_ ? segments_ : 1;
     const u64 even = cpu::ceil_div(rows_ * columns_, 4 * threads);
     height_ = even < kLeastRows ? kLeastRows : cpu::min(even, kMostRows);
   }
@@ -36,16 +36,16 @@ class MomentParts {
     const u64 column = k % columns_, row = k / columns_ * height_, end = cpu::min(row + height_, rows_);
     std::vector<cpu::Gradients> totals(end - row);
     if (is_split_) {
-      sum_piece(column, row, end, totals.data());
+      sum_segment(column, row, end, totals.data());
       for (u64 r = row; r < end; ++r) partial_sums[r * columns_ + column] = totals[r - row];
       return;
     }
-    std::vector<cpu::Gradients> piece(end - row);
-    for (u64 p = 0; p < pieces_; ++p) {
-      sum_piece(p, row, end, piece.data());
+    std::vector<cpu::Gradients> segment(end - row);
+    for (u64 p = 0; p < segments_; ++p) {
+      sum_segment(p, row, end, segment.data());
       for (u64 r = 0; r < end - row; ++r) {
-        totals[r].mu += piece[r].mu;
-        totals[r].sigma += piece[r].sigma;
+        totals[r].mu += segment[r].mu;
+        totals[r].sigma += segment[r].sigma;
       }
     }
     put(row, end, [&](u64 r) { return totals[r - row]; });
@@ -74,7 +74,7 @@ class MomentParts {
  private:
   using Tile = cpu::Tile<Real>;
   using Vector = typename cpu::Sums<Real>::Vector;
-  static constexpr u64 kPiece = 16 * Tile::kBlocks, kFewRows = 1024, kLeastRows = 16, kMostRows = 4096;
+  static constexpr u64 kSegment = 16 * Tile::kBlocks, kFewRows = 1024, kLeastRows = 16, kMostRows = 4096;
 
   // Lists the groups with a weight other than zero, padded to whole vectors with weights of zero.
   void list_groups() {
@@ -115,12 +115,12 @@ class MomentParts {
     }
   }
 
-  // Sums one piece of the list in rows [row, end).
-  void sum_piece(u64 piece, u64 row, u64 end, cpu::Gradients* sums) const {
-    const u64 last = cpu::min((piece + 1) * kPiece, groups_.size());
+  // Sums one segment of the list in rows [row, end).
+  void sum_segment(u64 segment, u64 row, u64 end, cpu::Gradients* sums) const {
+    const u64 last = cpu::min((segment + 1) * kSegment, groups_.size());
     for (u64 r = row; r < end; ++r) sums[r - row] = {};
     Tile tile(call_);
-    for (u64 begin = piece * kPiece; begin < last; begin += Tile::kBlocks) {
+    for (u64 begin = segment * kSegment; begin < last; begin += Tile::kBlocks) {
       const u64 width = cpu::min(Tile::kBlocks, last - begin);
       // A short list makes a tile of several rows.
       const u64 most = cpu::min(Tile::kBlocks / width, end - row);
@@ -218,7 +218,7 @@ class MomentParts {
   std::vector<u32> groups_;
   std::vector<Real> first_, second_;  // four for each group; `second_` with antithetic noise only
   double weight_ = 0;
-  u64 pieces_, columns_, height_;
+  u64 segments_, columns_, height_;
   bool is_split_;
 };
 

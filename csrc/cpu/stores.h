@@ -117,9 +117,9 @@ void scale_columns(const Real* noise, u64 count, char* at, i64 stride, u64 rows,
       const Real z0 = noise[c], z1 = noise[c + 1], z2 = noise[c + 2], z3 = noise[c + 3];
       for (u64 next = 0; next < rows; next += kWidth) {
         const u64 start = min(next, rows - kWidth);
-        const i64 offset = static_cast<i64>(start * sizeof(Out));
-        const i64 ahead = offset + kAhead < bytes ? kAhead : 4 * stride - bytes + kAhead;
-        char* to = at + offset;
+        const i64 displacement = static_cast<i64>(start * sizeof(Out));
+        const i64 ahead = displacement + kAhead < bytes ? kAhead : 4 * stride - bytes + kAhead;
+        char* to = at + displacement;
         const auto put = [&](Real noise_of_column) {
           __builtin_prefetch(to + ahead, 1);
           put_vector<kWidth, Out>(to, noise_of_column, mu + start, sigma + start);

@@ -104,10 +104,10 @@ struct Tile {
 
   // Sets `width` blocks for each row, from block `first` of the stream on.
   void set_columns(u64 first, u64 width, u64 row_count) {
-    const u64 groups = rounded_up(width * row_count) / kLanes;
+    const u64 vectors = rounded_up(width * row_count) / kLanes;
     Lanes block{}, row{};
     for (u64 lane = 1; lane < kLanes; ++lane) block.x[lane] = lane;
-    for (u64 k = 0; k < groups; ++k) {
+    for (u64 k = 0; k < vectors; ++k) {
       if (row_count > 1) {
         // Lanes beyond the end of a row begin the next row.
         for (u64 lane = 0; lane < kLanes; ++lane) {
@@ -123,8 +123,8 @@ struct Tile {
 
   template <class RowParts>
   MULTISAMPLE_FUNCTION void draw_words(u64 blocks, RowParts row_parts) {
-    const u64 groups = rounded_up(blocks) / kLanes;
-    for (u64 k = 0; k < groups; ++k) {
+    const u64 vectors = rounded_up(blocks) / kLanes;
+    for (u64 k = 0; k < vectors; ++k) {
       const auto row = row_parts(k);
       WordsOf<Lanes> w = words(columns[k], row, keys);
       if constexpr (kFine) {
@@ -245,16 +245,16 @@ struct TileDown : Tile<Real, 256> {
   static constexpr u64 kStep = kFine ? 1 : 2, kPlaces = kStep * kLanes;
   static_assert(kBlocks % kPlaces == 0, "");
 
-  struct Group {
+  struct PlaceVector {
     RowPartOf<Lanes> rows;
     Lanes blocks;  // relative to the tile's first block
   };
-  Group groups[kBlocks / kLanes];
+  PlaceVector vectors[kBlocks / kLanes];
 
-  // A vector of the output: its first place, and its offset in bytes.
+  // A vector of the output: its first place, and its displacement in bytes.
   struct Span {
     u64 place;
-    i64 offset;
+    i64 displacement;
   };
   Span spans[2 * kBlocks / kPlaces];
   u64 span_count = 0, run_places = 0, run_count = 0;
@@ -273,15 +273,15 @@ struct TileDown : Tile<Real, 256> {
     Lanes rows[kBlocks / kLanes];
     u64 row = 0, block = 0;
     for (u64 place = 0; place < whole_vectors(places); ++place) {
-      const u64 group = place / kPlaces * kStep + place % kStep, lane = place % kPlaces / kStep;
-      rows[group].x[lane] = first_row + row;
-      groups[group].blocks.x[lane] = block;
+      const u64 vector = place / kPlaces * kStep + place % kStep, lane = place % kPlaces / kStep;
+      rows[vector].x[lane] = first_row + row;
+      vectors[vector].blocks.x[lane] = block;
       if (++row == row_count) {
         row = 0;
         ++block;
       }
     }
-    for (u64 k = 0; k < whole_vectors(places) / kLanes; ++k) groups[k].rows = row_part<Lanes>(rows[k], o0, this->keys);
+    for (u64 k = 0; k < whole_vectors(places) / kLanes; ++k) vectors[k].rows = row_part<Lanes>(rows[k], o0, this->keys);
   }
 
   // Sets the output of the places: runs of `places` places, at least kPlaces, `stride` bytes apart. Calls with the same
@@ -301,12 +301,12 @@ struct TileDown : Tile<Real, 256> {
   }
 
   // Draws the words of the first pair of each place, and from kBlocks on those of its second pair.
-  template <class WordsOfGroup>
-  MULTISAMPLE_FUNCTION void draw_words(u64 places, WordsOfGroup words_of) {
+  template <class WordsOfVector>
+  MULTISAMPLE_FUNCTION void draw_words(u64 places, WordsOfVector words_of) {
     for (u64 place = 0; place < places; place += kPlaces) {
-      const u64 group = place / kLanes;
-      const WordsOf<Lanes> w = words_of(group, this->keys);
-      const WordsOf<Lanes> v = kFine ? words_of(group, this->fine_keys) : words_of(group + 1, this->keys);
+      const u64 vector = place / kLanes;
+      const WordsOf<Lanes> w = words_of(vector, this->keys);
+      const WordsOf<Lanes> v = kFine ? words_of(vector, this->fine_keys) : words_of(vector + 1, this->keys);
       const auto put = [&](auto* to, Lanes a, Lanes b) {
         const Lanes joined = kFine ? join(a, b) : join(b, a);
         std::memcpy(to + place, &joined, sizeof joined);
@@ -320,9 +320,9 @@ struct TileDown : Tile<Real, 256> {
 
   // Draws the words of block `first_block` and the following blocks, for the rows of set_rows().
   void draw_words(u64 first_block, u64 places) {
-    draw_words(places, [&](u64 group, const RoundKeys& keys) {
-      const auto column = column_part<Lanes>(groups[group].blocks + first_block, o0, o1, keys);
-      return words(column, groups[group].rows, keys);
+    draw_words(places, [&](u64 vector, const RoundKeys& keys) {
+      const auto column = column_part<Lanes>(vectors[vector].blocks + first_block, o0, o1, keys);
+      return words(column, vectors[vector].rows, keys);
     });
   }
 
@@ -336,8 +336,8 @@ struct TileDown : Tile<Real, 256> {
     const auto column = column_of(this->keys), fine = column_of(kFine ? this->fine_keys : this->keys);
     Lanes row{};
     for (u64 lane = 0; lane < kLanes; ++lane) row.x[lane] = first_row + kStep * lane;
-    draw_words(row_count, [&](u64 group, const RoundKeys& keys) {
-      const auto rows = row_part<Lanes>(row + (group / kStep * kPlaces + group % kStep), o0, this->keys);
+    draw_words(row_count, [&](u64 vector, const RoundKeys& keys) {
+      const auto rows = row_part<Lanes>(row + (vector / kStep * kPlaces + vector % kStep), o0, this->keys);
       return words(&keys == &this->keys ? column : fine, rows, keys);
     });
   }
@@ -355,8 +355,8 @@ struct TileDown : Tile<Real, 256> {
     constexpr u64 kOf = Base::template kColumns<kMirrored>;
     for (u64 k = 0; k < span_count; ++k) {
       const Span span = spans[k];
-      char* to = at + span.offset;
-      const char* ahead = next.at + span.offset * next.spread;
+      char* to = at + span.displacement;
+      const char* ahead = next.at + span.displacement * next.spread;
       for (u64 pair = 0; pair < 2; ++pair) {
         Real x[kOf * kPlaces];
         for (u64 p = 0; p < kPlaces; ++p) {

@@ -3,7 +3,7 @@
 //
 // A group is the columns of one Philox block: four, or eight with antithetic noise.
 //
-// Row stores: a block draws a band of dimensions in a run of columns. A thread keeps one group and goes down the band.
+// Row stores: a block draws a band of dimensions in a tile of columns. A thread keeps one group and goes down the band.
 // Short rows share a pass of the block, so that every thread has a group. Long rows are split over blocks. With few
 // dimensions, a thread goes on to further groups.
 //
@@ -16,7 +16,7 @@
 namespace multisample {
 
 // How a thread stores its elements.
-enum Stores : u32 {
+enum StoreKind : u32 {
   kAligned,  // vectorised stores: all rows are aligned
   kShifted,  // vectorised stores at aligned addresses, after columns are shuffled from the previous lane; scalar stores
              // of the groups that do not fill a warp
@@ -56,9 +56,9 @@ constexpr u32 kChunk = kThreads + kShortRow;
 
 // Dimensions per thread of kTransposed, and of kTransposedStaged.
 template <u32 size>
-constexpr u32 kSlots = size == 8 ? 2 : 4;
+constexpr u32 kOwnRows = size == 8 ? 2 : 4;
 template <u32 size, bool antithetic>
-constexpr u32 kStagedSlots = kSlots<size> / (antithetic ? 2 : 1);
+constexpr u32 kStagedOwnRows = kOwnRows<size> / (antithetic ? 2 : 1);
 
 // With row stores a block goes down a band of rows, with transposed stores along a band of groups.
 struct Geometry {
@@ -72,11 +72,11 @@ struct Geometry {
   u32 band_rows;        // row stores: rows of a block
   u32 interleave_log2;  // row stores: passes of a band are 2^interleave_log2 passes apart; other bands have those
                         // between
-  u32 steps;            // row stores: runs of groups_per_pass groups that a block draws
+  u32 steps;            // row stores: tiles of groups_per_pass groups that a block draws, one after another
   u32 blocks_per_band;  // blocks that share a band
   u32 skip;             // columns of the first group before the first column; the largest possible number if the first
                         // column is in device memory
-  u32 stores;           // one of Stores
+  u32 store_kind;       // one of StoreKind
   u32 pieces;           // kTransposed: vectorised stores per column, one per thread; kTransposedStaged: dimensions
   i32 row_step;         // row stores: elements between consecutive rows of a thread; 0 if a thread has one row
   u32 overlap;          // kTransposed: lanes of a warp that repeat the previous warp's work, as sources of the shuffle
@@ -94,7 +94,7 @@ inline u64 elements_apart(const Launch& call, i64 size) {
   return static_cast<u64>(call.column_stride < 0 ? -call.column_stride : call.column_stride) / size;
 }
 
-inline Stores stores_of(const Launch& call, i64 skip, u64 groups, bool strided) {
+inline StoreKind store_kind_of(const Launch& call, i64 skip, u64 groups, bool strided) {
   if (strided) return kStrided;
   const i64 size = element_size(call.type), quad = size == 2 && !call.antithetic ? 8 : 16;
   const bool fixed_skip = call.first_column_at == nullptr;
@@ -119,8 +119,8 @@ inline bool is_cheap(const Launch& call) { return call.shared_noise || (call.fas
 // Maximum passes of a block, if there are many in all. A block is slow to start, so many passes are good. Where memory
 // is the limit, few are better: blocks drift apart, and both parts of a cache line that two blocks share must be
 // written before the line leaves the cache.
-inline u64 most_passes(const Launch& call, u32 stores, bool whole_sectors) {
-  if (stores == kTransposedStaged) {
+inline u64 most_passes(const Launch& call, u32 store_kind, bool whole_sectors) {
+  if (store_kind == kTransposedStaged) {
     return !is_cheap(call) ? kMostPasses : call.antithetic ? 4 : call.shared_noise ? 2 : 16;
   }
   if (call.antithetic) return call.shared_noise ? 1 : 2;
@@ -129,13 +129,13 @@ inline u64 most_passes(const Launch& call, u32 stores, bool whole_sectors) {
 
 inline Geometry transposed_geometry(const Launch& call, Geometry g, u64 groups) {
   const u32 size = element_size(call.type);
-  const u32 slots = size == 8 ? kSlots<8> : kSlots<4>;
+  const u32 own_rows = size == 8 ? kOwnRows<8> : kOwnRows<4>;
   const u64 bits = reinterpret_cast<u64>(call.matrix) | static_cast<u64>(call.column_stride);
-  const bool aligned = bits % (slots * size) == 0 && call.rows % slots == 0;
+  const bool aligned = bits % (own_rows * size) == 0 && call.rows % own_rows == 0;
   // A pass has at most 1/264 of the groups, so that every processor gets blocks.
   const u64 enough = ceil_div(groups, 264);
   const u32 staged = call.shared_noise ? kStagedThreads<true> : kStagedThreads<false>;
-  const u64 room = staged * (call.antithetic ? slots / 2 : slots), most_groups = room / call.rows;
+  const u64 room = staged * (call.antithetic ? own_rows / 2 : own_rows), most_groups = room / call.rows;
   u64 tiles = 1, per_pass = 1;
   const bool cheap = is_cheap(call);
   // A store of half a sector is slower than that of a whole one. Cheap noise does not hide the difference.
@@ -144,19 +144,19 @@ inline Geometry transposed_geometry(const Launch& call, Geometry g, u64 groups) 
   // Where arithmetic is the limit, pieces are faster than a pass of few groups through shared memory.
   const bool fits = most_groups > (call.shared_noise || call.antithetic ? 0 : cheap ? 1 : 3);
   if (!prefers_pieces && side_by_side && fits) {
-    g.stores = kTransposedStaged;
+    g.store_kind = kTransposedStaged;
     g.pieces = static_cast<u32>(call.rows);
     g.threads = staged;
     per_pass = enough < most_groups ? enough : most_groups;
     if (per_pass > staged) per_pass = staged;
   } else {
     // Pieces of a column: the first may begin before the column, and the last may end behind it. Where columns differ
-    // in alignment, a further column's piece begins up to slots - 1 dimensions before that of the first column.
+    // in alignment, a further column's piece begins up to own_rows - 1 dimensions before that of the first column.
     const u64 start = reinterpret_cast<u64>(call.matrix) - g.skip * static_cast<u64>(call.column_stride);
-    const bool same_alignment = static_cast<u64>(call.column_stride) / size % slots == 0;
-    const u64 shift = same_alignment || call.first_column_at == nullptr ? start / size % slots : slots - 1;
+    const bool same_alignment = static_cast<u64>(call.column_stride) / size % own_rows == 0;
+    const u64 shift = same_alignment || call.first_column_at == nullptr ? start / size % own_rows : own_rows - 1;
     g.overlap = same_alignment ? 0 : 1;
-    g.pieces = static_cast<u32>(ceil_div(shift + call.rows + (same_alignment ? 0 : slots - 1), slots));
+    g.pieces = static_cast<u32>(ceil_div(shift + call.rows + (same_alignment ? 0 : own_rows - 1), own_rows));
     const u64 of_warp = 32 - g.overlap, most = kTransposedThreads / 32;
     u64 warps = 0;
     for (u64 t = 1; t <= kMostGroupsPerPass || t * g.pieces <= most * of_warp; ++t) {
@@ -175,7 +175,7 @@ inline Geometry transposed_geometry(const Launch& call, Geometry g, u64 groups) 
   u64 passes = ceil_div(all * tiles, 1024);
   if (passes > 8) passes = 8;
   if (passes < all * tiles / 2048) passes = all * tiles / 2048;
-  const u64 most = all <= kMostPasses ? kMostPasses : most_passes(call, g.stores, bits % 32 == 0);
+  const u64 most = all <= kMostPasses ? kMostPasses : most_passes(call, g.store_kind, bits % 32 == 0);
   // The grid has at most 2^30 blocks.
   const u64 least = ceil_div(all * tiles, u64{1} << 30);
   if (passes > most) passes = most;
@@ -192,9 +192,9 @@ inline Geometry geometry_of(const Launch& call, bool strided = false) {
   const u32 width = call.antithetic ? kAntitheticWidth : kWidth;
   g.skip = call.first_column_at == nullptr ? static_cast<u32>(call.first_column % width) : width - 1;
   const u64 groups = ceil_div(g.skip + call.columns, width);
-  g.stores = stores_of(call, g.skip, groups, strided);
-  if (g.stores == kTransposed) return transposed_geometry(call, g, groups);
-  if (g.stores == kShifted) {
+  g.store_kind = store_kind_of(call, g.skip, groups, strided);
+  if (g.store_kind == kTransposed) return transposed_geometry(call, g, groups);
+  if (g.store_kind == kShifted) {
     g.warps = static_cast<u32>(groups / 32), g.rest = static_cast<u32>(groups % 32);
     // A warp of their own is as fast for many groups, unless the block has no room for it, and faster for antithetic
     // pairs: the end of a row may leave the cache before its last sector is complete. In a short call, a thread then
@@ -206,17 +206,17 @@ inline Geometry geometry_of(const Launch& call, bool strided = false) {
     }
   }
   // Long rows are cut into tiles.
-  const u64 tiled = groups - g.rest, most_lanes = g.stores == kShifted ? kShiftedThreads : kThreads;
-  const u64 tiles = tiled <= most_lanes ? 1 : ceil_div(tiled, 2 * kShortRow);
+  const u64 tiled = groups - g.rest, most_per_pass = g.store_kind == kShifted ? kShiftedThreads : kThreads;
+  const u64 tiles = tiled <= most_per_pass ? 1 : ceil_div(tiled, 2 * kShortRow);
   g.groups_per_pass = static_cast<u32>(tiles == 1 ? tiled : ceil_div(ceil_div(tiled, tiles), 32) * 32);
   g.one_by_groups = static_cast<u32>(ceil_div(1 << 20, g.groups_per_pass));
-  const bool one_row = g.stores == kShifted || g.groups_per_pass > kShortRow;
+  const bool one_row = g.store_kind == kShifted || g.groups_per_pass > kShortRow;
   g.rows_per_pass = one_row ? 1 : kShortRowThreads / g.groups_per_pass;
   if (g.rows_per_pass > call.rows) g.rows_per_pass = static_cast<u32>(call.rows);
   g.threads = static_cast<u32>(ceil_div(g.groups_per_pass * g.rows_per_pass, 32) * 32);
   g.one_by_rows = static_cast<u32>(ceil_div(1 << 20, g.rows_per_pass));
   u32 in_chunk = g.threads / g.rows_per_pass;
-  if (g.stores == kStaged && in_chunk > kStagedPasses) in_chunk -= in_chunk % kStagedPasses;
+  if (g.store_kind == kStaged && in_chunk > kStagedPasses) in_chunk -= in_chunk % kStagedPasses;
   g.chunk = in_chunk * g.rows_per_pass;
   g.pitch = g.threads / g.rows_per_pass | 1;
 
@@ -225,21 +225,21 @@ inline Geometry geometry_of(const Launch& call, bool strided = false) {
   // last block. Where memory is the limit, few are better: blocks then write close to each other.
   const u64 rows = ceil_div(call.rows, g.rows_per_pass);
   const bool cheap = is_cheap(call);
-  u64 most = g.stores == kAligned ? 128 : 32;
-  if (call.shared_noise || (cheap && g.stores == kAligned && g.rows_per_pass > 1)) {
+  u64 most = g.store_kind == kAligned ? 128 : 32;
+  if (call.shared_noise || (cheap && g.store_kind == kAligned && g.rows_per_pass > 1)) {
     most = 8;
   } else if (cheap) {
-    most = g.stores == kAligned && tiles > 1 ? 32 : 16;
+    most = g.store_kind == kAligned && tiles > 1 ? 32 : 16;
   }
   u64 turns = ceil_div(rows * tiles, 512);
   if (turns > 32) turns = 32;
   if (turns < rows * tiles / 2048) turns = rows * tiles / 2048;
   if (turns > most) turns = most;
   u64 passes = turns < rows ? turns : rows;
-  if (passes > 1 && (g.stores == kShifted || g.stores == kStaged)) {
+  if (passes > 1 && (g.store_kind == kShifted || g.store_kind == kStaged)) {
     // All passes of a band have the same alignment.
     while (call.row_stride * g.rows_per_pass * (i64{1} << g.interleave_log2) % 16 != 0) ++g.interleave_log2;
-  } else if (cheap && g.stores == kAligned && g.groups_per_pass > kShortRow && tiles == 1 && turns == most) {
+  } else if (cheap && g.store_kind == kAligned && g.groups_per_pass > kShortRow && tiles == 1 && turns == most) {
     // Concurrent blocks then write neighbouring rows.
     g.interleave_log2 = 3;
   }

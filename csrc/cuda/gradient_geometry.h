@@ -6,12 +6,12 @@
 // ... of columns. A thread computes the column part of the words once for all its rows; the row parts are in shared
 // memory. Neighbouring threads read neighbouring groups or, with `across`, neighbouring dimensions.
 //
-// At the end, runs of neighbouring lanes in the same tile add up their sums by shuffles. Each run then has a piece of
-// the tile's sums. If a tile has several pieces, the block adds them up in shared memory. If rows have several
+// At the end, runs of neighbouring lanes in the same tile add up their sums by shuffles. Each run then has partial
+// sums of the tile. If a tile has several, the block adds them up in shared memory. If rows have several
 // segments, a second kernel adds up the segments.
 //
 // Short rows would pay much for the start of a block. If a tile is one run of lanes, a block sums several rows of
-// tiles, one after the other: its passes.
+// tiles, one after the other: its sweeps.
 #pragma once
 
 #include "cuda/geometry.h"
@@ -42,15 +42,15 @@ struct GradientGeometry {
   u32 slots;          // threads that share the rows of a tile
   u32 lanes;          // lanes of a run: a power of two, which divides `slots`; 1 with `across`
   u32 lanes_log2;     // log2 of `lanes`
-  u32 pieces;         // pieces per tile: slots / lanes
-  u32 pitch;          // pieces per block
-  u32 in_pieces;      // whether totals come from pieces in shared memory; otherwise lanes have them
-  u32 parts_log2;     // log2 of the threads that add up the pieces of one sum
+  u32 partials;       // partial sums per tile: slots / lanes
+  u32 pitch;          // partial sums per block
+  u32 has_partials;   // whether totals come from partial sums in shared memory; otherwise lanes have them
+  u32 parts_log2;     // log2 of the threads that add up one total
   u32 across;         // whether neighbouring threads have neighbouring dimensions, in place of groups
   u32 one_by_run;     // 2^20 / (across ? tiles : slots), rounded up: divides a thread index by multiplication and shift
   u32 rows;           // rows per thread; they are `tiles` rows apart
-  u32 passes;         // at most `slots`; 1 if `in_pieces`
-  u32 turns;          // groups per thread and pass
+  u32 sweeps;         // at most `slots`; 1 if `has_partials`
+  u32 turns;          // groups per thread and sweep
   u32 last_turns;     // turns of the last segment
   u32 segments;       // segments per row
   u32 skip;           // columns of the first group that come before the first column
@@ -58,7 +58,7 @@ struct GradientGeometry {
   u64 groups;         // groups per row
   i64 row_step;       // bytes between the rows of a thread
   i64 turn_step;      // bytes between the groups of a thread
-  i64 pass_step;      // bytes from the end of a pass to the next
+  i64 sweep_step;     // bytes from the end of a sweep to the next
 };
 
 #if !defined(__CUDACC_RTC__)
@@ -95,7 +95,7 @@ inline void set_tiles_across(const Launch& call, GradientGeometry& g) {
   g.slots = static_cast<u32>(slots < g.groups ? slots : g.groups);
 }
 
-// Lanes per run. If they are not the whole tile, there is at most one per sum: the block adds up pieces in fewer
+// Lanes per run. If they are not the whole tile, there is at most one per sum: the block adds up partial sums in fewer
 // instructions than further shuffles take.
 inline u32 lanes_of(const GradientGeometry& g) {
   if (g.across) return 1;
@@ -104,7 +104,8 @@ inline u32 lanes_of(const GradientGeometry& g) {
 }
 
 // Sets tiles and slots for threads along groups, at the least cost. In eighths of a turn, the end of a chain costs 2,
-// the start of a block 3, which many passes share, and adding up pieces 1. Runs of fewer than 8 groups are read slowly.
+// the start of a block 3, which many sweeps share, and adding up partial sums 1. Runs of fewer than 8 groups are read
+// slowly.
 inline void set_tiles_along(const Launch& call, GradientGeometry& g) {
   g.tiles = 1;
   g.slots = kGradientThreads;
@@ -123,8 +124,8 @@ inline void set_tiles_along(const Launch& call, GradientGeometry& g) {
       u64 tiles = kGradientThreads / slots;
       if (tiles > call.rows / g.rows) tiles = call.rows / g.rows;
       const u64 unit = unit_of(g), iterations = ceil_div(turns, unit);
-      const bool in_pieces = slots != power || slots > 32, is_one_pass = in_pieces || 2 * turns > many;
-      u64 cost = 8 * unit * iterations + 2 * ceil_div(iterations, kChain) + 3 * is_one_pass + in_pieces;
+      const bool has_partials = slots != power || slots > 32, is_one_sweep = has_partials || 2 * turns > many;
+      u64 cost = 8 * unit * iterations + 2 * ceil_div(iterations, kChain) + 3 * is_one_sweep + has_partials;
       if (slots < 8 && turns > 1) cost += cost / 8;
       cost = ceil_div(slots * tiles, 32) * cost * 1024 / tiles;
       if (cost >= least) continue;
@@ -136,13 +137,13 @@ inline void set_tiles_along(const Launch& call, GradientGeometry& g) {
 }
 
 inline u64 blocks_of_rows(const Launch& call, const GradientGeometry& g) {
-  return ceil_div(call.rows, u64{g.rows} * g.tiles * g.passes);
+  return ceil_div(call.rows, u64{g.rows} * g.tiles * g.sweeps);
 }
 
-// Sets passes and turns: short segments as long as there are few blocks, then longer ones, which leave fewer sums to
-// add up; as many passes as make up 16 turns, if 2048 blocks are left.
+// Sets sweeps and turns: short segments as long as there are few blocks, then longer ones, which leave fewer sums to
+// add up; as many sweeps as make up 16 turns, if 2048 blocks are left.
 inline void set_turns(const Launch& call, GradientGeometry& g) {
-  g.passes = 1;
+  g.sweeps = 1;
   const u64 all = ceil_div(g.groups, g.slots), blocks = blocks_of_rows(call, g) * all;
   u64 turns = all;
   if (g.across || g.tiles == 1) {
@@ -153,8 +154,8 @@ inline void set_turns(const Launch& call, GradientGeometry& g) {
     turns = segments < 2 ? all : (ceil_div(all, segments) + unit / 2) / unit * unit;
   } else if (g.slots == lanes_of(g)) {
     const u64 many = blocks / (2048 * all), enough = ceil_div(16, all), most = enough < g.slots ? enough : g.slots;
-    const u64 passes = many < most ? many : most;
-    g.passes = passes < 1 ? 1 : static_cast<u32>(passes);
+    const u64 sweeps = many < most ? many : most;
+    g.sweeps = sweeps < 1 ? 1 : static_cast<u32>(sweeps);
   }
   g.turns = static_cast<u32>(turns);
 }
@@ -166,11 +167,11 @@ inline void complete(const Launch& call, GradientGeometry& g) {
   g.lanes = lanes_of(g);
   g.lanes_log2 = 0;
   while (1u << g.lanes_log2 < g.lanes) ++g.lanes_log2;
-  g.pieces = g.slots / g.lanes;
-  g.pitch = g.pieces * g.tiles;
+  g.partials = g.slots / g.lanes;
+  g.pitch = g.partials * g.tiles;
   const u64 of_segment = u64{g.slots} * g.turns, row_blocks = blocks_of_rows(call, g);
   g.segments = static_cast<u32>(ceil_div(g.groups, of_segment));
-  g.in_pieces = g.lanes == 1 || g.pieces > 1 || g.segments > 1;
+  g.has_partials = g.lanes == 1 || g.partials > 1 || g.segments > 1;
   g.last_turns = static_cast<u32>(ceil_div(g.groups - (g.segments - 1) * of_segment, g.slots));
   g.blocks = static_cast<u32>(row_blocks * g.segments);
   g.run_of_blocks = g.across ? static_cast<u32>(row_blocks) : g.segments;
@@ -178,10 +179,10 @@ inline void complete(const Launch& call, GradientGeometry& g) {
   g.row_step = g.tiles * call.row_stride;
   g.turn_step = g.slots * call.column_stride * width;
   const u64 unit = g.rows > 1 ? 1 : call.antithetic ? kGroupsAtOnce<1, true> : kGroupsAtOnce<1, false>;
-  g.pass_step = g.rows * g.row_step - static_cast<i64>(ceil_div(g.last_turns, unit) * unit) * g.turn_step;
+  g.sweep_step = g.rows * g.row_step - static_cast<i64>(ceil_div(g.last_turns, unit) * unit) * g.turn_step;
   g.parts_log2 = 0;
   u32 parts = kGradientThreads / (g.tiles * g.rows * 2);
-  if (4 * parts > g.pieces) parts = g.pieces / 4;
+  if (4 * parts > g.partials) parts = g.partials / 4;
   while (2u << g.parts_log2 <= parts) ++g.parts_log2;
 }
 

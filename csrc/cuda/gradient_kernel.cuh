@@ -64,7 +64,7 @@ struct Part {
     const u32 run = blockIdx.x / geometry.run_of_blocks, rest = blockIdx.x - run * geometry.run_of_blocks;
     Part part;
     part.segment = geometry.across ? run : rest;
-    const u32 height = rows * geometry.tiles * geometry.passes;
+    const u32 height = rows * geometry.tiles * geometry.sweeps;
     part.first_row = static_cast<u64>(geometry.across ? rest : run) * height;
     // The last two blocks may share rows, for which both compute the same sums.
     if (part.first_row > call.rows - height) part.first_row = call.rows - height;
@@ -138,9 +138,9 @@ class Reader {
     group_ += slots_;
   }
 
-  // Goes back to group `slot`, in the rows of the next pass.
-  MULTISAMPLE_FUNCTION void go_down(u32 slot, i64 pass_step) {
-    at_ += pass_step;
+  // Goes back to group `slot`, in the rows of the next sweep.
+  MULTISAMPLE_FUNCTION void go_down(u32 slot, i64 sweep_step) {
+    at_ += sweep_step;
     group_ = slot;
   }
 
@@ -195,27 +195,27 @@ struct Share {
   }
 };
 
-// Adds up the pieces of each tile: put(k, total) gets sum k / tiles of tile k % tiles. All threads of the block take
-// part.
+// Adds up the partial sums of each tile: put(k, total) gets sum k / tiles of tile k % tiles. All threads of the block
+// take part.
 template <class Put>
-MULTISAMPLE_FUNCTION void add_pieces(double* sums, u32 count, const GradientGeometry& geometry, const Put& put) {
-  const u32 parts = 1u << geometry.parts_log2, piece_step = geometry.across ? geometry.tiles : 1;
-  // Adds up pieces `first`, `first` + `step`, ... up to `end`.
+MULTISAMPLE_FUNCTION void add_partials(double* sums, u32 count, const GradientGeometry& geometry, const Put& put) {
+  const u32 parts = 1u << geometry.parts_log2, partial_step = geometry.across ? geometry.tiles : 1;
+  // Adds up partial sums `first`, `first` + `step`, ... up to `end`.
   const auto sum = [&](u32 k, u32 first, u32 step, u32 end) {
-    // The pieces of a tile are adjacent or, with `across`, neighbours of those of other tiles.
+    // The partial sums of a tile are adjacent or, with `across`, neighbours of those of other tiles.
     const u32 tile = geometry.across ? k % geometry.tiles : 0;
-    double* const x = &sums[(k - tile) * geometry.pieces + tile];
-    double total = x[first * piece_step];
+    double* const x = &sums[(k - tile) * geometry.partials + tile];
+    double total = x[first * partial_step];
 #pragma unroll 4
-    for (u32 piece = first + step; piece < end; piece += step) total += x[piece * piece_step];
-    return x[first * piece_step] = total;
+    for (u32 partial = first + step; partial < end; partial += step) total += x[partial * partial_step];
+    return x[first * partial_step] = total;
   };
   __syncthreads();
   if (parts > 1) {
-    for (u32 k = threadIdx.x; k < count * parts; k += blockDim.x) sum(k / parts, k % parts, parts, geometry.pieces);
+    for (u32 k = threadIdx.x; k < count * parts; k += blockDim.x) sum(k / parts, k % parts, parts, geometry.partials);
     __syncthreads();
   }
-  for (u32 k = threadIdx.x; k < count; k += blockDim.x) put(k, sum(k, 0, 1, parts > 1 ? parts : geometry.pieces));
+  for (u32 k = threadIdx.x; k < count; k += blockDim.x) put(k, sum(k, 0, 1, parts > 1 ? parts : geometry.partials));
 }
 
 // Minimum blocks per multiprocessor, for __launch_bounds__.
@@ -224,6 +224,37 @@ constexpr int kGradientBlocks = sizeof(G) == 8              ? 2
                                 : rows > 1 && !only_at_once ? 3
                                                             : 4;
 
+// Stores the row parts of the words of sweep `slot` in shared memory.
+template <u32 rows, class Real>
+MULTISAMPLE_FUNCTION void put_row_words(volatile u64 (&row_words)[rows][kGradientThreads], u32 tile, u32 slot,
+                                        u32 height, const Part& part, u64 offset, const Keys<Real>& keys,
+                                        const Launch& call, const GradientGeometry& geometry) {
+#pragma unroll
+  for (u32 r = 0; r < rows; ++r) {
+    const u32 row = slot * height + r * geometry.tiles + tile;
+    const u32 i = call.shared_noise ? 0 : static_cast<u32>(call.first_row + part.first_row) + row;
+    const RowPart words = row_part(i, low(offset), keys.keys);
+    row_words[r][slot * geometry.tiles + tile] = static_cast<u64>(words.into_c2_of_round_2) << 32 | words.c3_of_round_2;
+  }
+}
+
+// Adds the contributions of some groups to the totals of mu, then of sigma. Overwrites `more`.
+template <u32 groups, u32 rows, class Real>
+MULTISAMPLE_FUNCTION void add_contributions(Contribution<Real> (&more)[groups][rows], Real (&totals)[2 * rows]) {
+#pragma unroll
+  for (u32 r = 0; r < rows; ++r) {
+#pragma unroll
+    for (u32 step = 1; step < groups; step *= 2) {
+#pragma unroll
+      for (u32 k = 0; k < groups; k += 2 * step) {
+        more[k][r] = {add_rn(more[k][r].mu, more[k + step][r].mu), add_rn(more[k][r].sigma, more[k + step][r].sigma)};
+      }
+    }
+    totals[r] = add_rn(totals[r], more[0][r].mu);
+    totals[rows + r] = add_rn(totals[rows + r], more[0][r].sigma);
+  }
+}
+
 template <class G, bool shared_noise, bool antithetic, bool fast, u32 rows, bool only_at_once>
 MULTISAMPLE_FUNCTION void sum_gradient(const Launch& call, const GradientGeometry& geometry,
                                        const Keys<typename Computing<G>::Type>& keys) {
@@ -231,7 +262,7 @@ MULTISAMPLE_FUNCTION void sum_gradient(const Launch& call, const GradientGeometr
   using Reader = Reader<G, antithetic, rows, only_at_once>;
   using Noise = Noise<Real, shared_noise, fast>;
   constexpr u32 kGroups = kGroupsAtOnce<rows, antithetic>;
-  // Sum s of piece p is at s * geometry.pitch + p. The sums for mu come before the sums for sigma.
+  // Partial sum p of sum s is at s * geometry.pitch + p. The sums for mu come before the sums for sigma.
   __shared__ double sums[2 * rows * kGradientThreads];
   // Volatile, because the compiler would load all row parts into registers, which then spill.
   __shared__ volatile u64 row_words[rows][kGradientThreads];
@@ -246,17 +277,9 @@ MULTISAMPLE_FUNCTION void sum_gradient(const Launch& call, const GradientGeometr
   if (slot >= geometry.slots) slot = geometry.slots - 1;
   tile = opaque(tile), slot = opaque(slot);
   const u32 height = rows * geometry.tiles;
-  // There are at most as many passes as slots.
-  if (slot < geometry.passes && !is_left_over) {
-#pragma unroll
-    for (u32 r = 0; r < rows; ++r) {
-      const u32 row = slot * height + r * geometry.tiles + tile;
-      const u32 i = call.shared_noise ? 0 : static_cast<u32>(call.first_row + part.first_row) + row;
-      const RowPart words = row_part(i, low(offset), keys.keys);
-      row_words[r][slot * geometry.tiles + tile] =
-          static_cast<u64>(words.into_c2_of_round_2) << 32 | words.c3_of_round_2;
-    }
-  }
+  // There are at most as many sweeps as slots.
+  if (slot < geometry.sweeps && !is_left_over)
+    put_row_words(row_words, tile, slot, height, part, offset, keys, call, geometry);
   __syncthreads();
   Share share(2 * rows, geometry.lanes);
   if (is_left_over) share.count = 0;
@@ -267,7 +290,7 @@ MULTISAMPLE_FUNCTION void sum_gradient(const Launch& call, const GradientGeometr
   const u32 first_group = static_cast<u32>(call.first_column / Reader::kCount + part.first_group) + slot;
   u32 group = first_group, turn = 0, words_at = tile;
   Noise noise = Noise::of(group, offset, keys);
-  for (u32 pass = 0; pass < geometry.passes;) {
+  for (u32 sweep = 0; sweep < geometry.sweeps;) {
     const bool is_first = turn == 0;
     const u32 end = part.turns - turn < kChain * kGroups ? part.turns : turn + kChain * kGroups;
     // The sums of mu, then those of sigma.
@@ -280,7 +303,7 @@ MULTISAMPLE_FUNCTION void sum_gradient(const Launch& call, const GradientGeometr
       Contribution<Real> more[kGroups][rows];
 #pragma unroll
       for (u32 k = 0; k < kGroups; ++k) {
-        // A thread with one turn has the same columns in all passes.
+        // A thread with one turn has the same columns in all sweeps.
         if (kGroups > 1 || part.turns > 1) noise = Noise::of(group, offset, keys);
         group += geometry.slots;
 #pragma unroll
@@ -289,40 +312,28 @@ MULTISAMPLE_FUNCTION void sum_gradient(const Launch& call, const GradientGeometr
           more[k][r] = contribution<antithetic>(g[k][r], noise.in({high(words), low(words)}, keys));
         }
       }
-#pragma unroll
-      for (u32 r = 0; r < rows; ++r) {
-#pragma unroll
-        for (u32 step = 1; step < kGroups; step *= 2) {
-#pragma unroll
-          for (u32 k = 0; k < kGroups; k += 2 * step) {
-            more[k][r] = {add_rn(more[k][r].mu, more[k + step][r].mu),
-                          add_rn(more[k][r].sigma, more[k + step][r].sigma)};
-          }
-        }
-        totals[r] = add_rn(totals[r], more[0][r].mu);
-        totals[rows + r] = add_rn(totals[rows + r], more[0][r].sigma);
-      }
+      add_contributions(more, totals);
       turn += kGroups;
     } while (turn < end);
     add_lanes<1>(totals, geometry.lanes, [&](u32 k, double total) {
       if (k < share.count) own_sums[k * geometry.pitch] = is_first ? total : own_sums[k * geometry.pitch] + total;
     });
     if (turn < part.turns) continue;
-    if (!geometry.in_pieces) {
+    if (!geometry.has_partials) {
 #pragma unroll 1
       for (u32 k = 0; k < share.count * geometry.tiles; k += geometry.tiles) {
         own_totals[k] = rounded<Real>(own_sums[k]);
       }
     }
-    ++pass;
+    ++sweep;
     turn = 0;
     group = first_group;
     words_at += geometry.tiles;
     own_totals += height;
-    reader.go_down(slot, geometry.pass_step);
+    reader.go_down(slot, geometry.sweep_step);
   }
-  if (!geometry.in_pieces) return;
-  add_pieces(sums, 2 * height, geometry, [&](u32 k, double total) {
+  if (!geometry.has_partials) return;
+  add_partials(sums, 2 * height, geometry, [&](u32 k, double total) {
     const bool is_sigma = k >= height;
     const u64 row = part.first_row + (is_sigma ? k - height : k);
     if (geometry.segments > 1) {

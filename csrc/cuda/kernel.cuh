@@ -1,45 +1,45 @@
 // The block-per-dimension kernel: x[i, j] = mu[i] + sigma[i] z[i, j]. Noise is made in registers, and each element is
-// written once. cuda/rows.cuh has the kernels with row stores, cuda/columns.cuh those with transposed stores.
+// written once. cuda/rows.cuh has the kernels with row stores, cuda/transposed.cuh those with transposed stores.
 #pragma once
 
-#include "cuda/columns.cuh"
 #include "cuda/rows.cuh"
+#include "cuda/transposed.cuh"
 
 namespace multisample {
 
-template <class Out, bool shared_noise, bool antithetic, bool fast, Stores stores>
+template <class Out, bool shared_noise, bool antithetic, bool fast, StoreKind store_kind>
 MULTISAMPLE_FUNCTION void draw(const Launch& call, const Geometry& geometry) {
-  if constexpr (stores == kTransposed) {
+  if constexpr (store_kind == kTransposed) {
     draw_transposed<Out, shared_noise, antithetic, fast>(call, geometry);
-  } else if constexpr (stores == kTransposedStaged) {
+  } else if constexpr (store_kind == kTransposedStaged) {
     draw_transposed_staged<Out, shared_noise, antithetic, fast>(call, geometry);
   } else {
-    draw_rows<Out, shared_noise, antithetic, fast, stores>(call, geometry);
+    draw_rows<Out, shared_noise, antithetic, fast, store_kind>(call, geometry);
   }
 }
 
-template <bool shared_noise, Stores stores>
-constexpr int kMostThreads = stores == kTransposed         ? kTransposedThreads
-                             : stores == kTransposedStaged ? kStagedThreads<shared_noise>
-                             : stores == kShifted          ? kShiftedThreads
-                             : stores == kStaged           ? kShortRowThreads
-                                                           : kThreads;
+template <bool shared_noise, StoreKind store_kind>
+constexpr int kMostThreads = store_kind == kTransposed         ? kTransposedThreads
+                             : store_kind == kTransposedStaged ? kStagedThreads<shared_noise>
+                             : store_kind == kShifted          ? kShiftedThreads
+                             : store_kind == kStaged           ? kShortRowThreads
+                                                               : kThreads;
 
 // Minimum blocks per multiprocessor for __launch_bounds__, where the compiler's own choice spills registers or lowers
 // occupancy; else 0.
-template <class Out, bool shared_noise, bool antithetic, Stores stores>
+template <class Out, bool shared_noise, bool antithetic, StoreKind store_kind>
 constexpr int kBlocksAtOnce =
-    stores == kTransposed || stores == kTransposedStaged       ? 768 / kMostThreads<shared_noise, stores>
-    : antithetic && (stores == kAligned || stores == kShifted) ? 2
-    : antithetic || sizeof(Out) == 8                           ? 3
-    : stores == kShifted                                       ? (shared_noise ? 3 : 4)
-    : stores == kStaged && shared_noise                        ? 4
-                                                               : 0;
+    store_kind == kTransposed || store_kind == kTransposedStaged       ? 768 / kMostThreads<shared_noise, store_kind>
+    : antithetic && (store_kind == kAligned || store_kind == kShifted) ? 2
+    : antithetic || sizeof(Out) == 8                                   ? 3
+    : store_kind == kShifted                                           ? (shared_noise ? 3 : 4)
+    : store_kind == kStaged && shared_noise                            ? 4
+                                                                       : 0;
 
-template <class Out, bool shared_noise, bool antithetic, bool fast, Stores stores, bool origin_in_memory = false,
+template <class Out, bool shared_noise, bool antithetic, bool fast, StoreKind store_kind, bool origin_in_memory = false,
           bool batched = origin_in_memory>
 __global__ void
-    __launch_bounds__(kMostThreads<shared_noise, stores>, kBlocksAtOnce<Out, shared_noise, antithetic, stores>)
+    __launch_bounds__(kMostThreads<shared_noise, store_kind>, kBlocksAtOnce<Out, shared_noise, antithetic, store_kind>)
     sample_kernel(const __grid_constant__ Launch call, const __grid_constant__ Geometry geometry) {
   // Numbers passed by value are uniform to the compiler, which keeps them and the round keys out of the threads'
   // registers. Numbers read from memory are not uniform, so kernels that read them are separate instances. Kernels that
@@ -48,9 +48,9 @@ __global__ void
     Geometry resolved = geometry;
     const Launch values = with_values(batched ? matrix_of_batch(call, blockIdx.y) : call);
     resolved.skip = static_cast<u32>(values.first_column % Elements<Out, antithetic>::kCount);
-    draw<Out, shared_noise, antithetic, fast, stores>(values, resolved);
+    draw<Out, shared_noise, antithetic, fast, store_kind>(values, resolved);
   } else {
-    draw<Out, shared_noise, antithetic, fast, stores>(call, geometry);
+    draw<Out, shared_noise, antithetic, fast, store_kind>(call, geometry);
   }
 }
 

@@ -49,7 +49,7 @@ cudaError_t launch_stores(const Launch& call) {
     });
   }
   const auto run = [&](auto kernel) { return launch_kernel(kernel, g.blocks, g.threads, call.stream, call, g); };
-  switch (g.stores) {
+  switch (g.store_kind) {
     case kAligned: return run(sample_kernel<Out, shared_noise, antithetic, fast, kAligned>);
     case kShifted: return run(sample_kernel<Out, shared_noise, antithetic, fast, kShifted>);
     case kStaged: return run(sample_kernel<Out, shared_noise, antithetic, fast, kStaged>);

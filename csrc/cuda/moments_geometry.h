@@ -3,9 +3,9 @@
 // the sums. backends/kernels/cuda/moments_geometry.py computes the same geometry.
 //
 // Columns are cut into segments, and rows into tiles. A block sums one segment in one tile, or in several tiles if the
-// segment is short. All threads of a slot have different rows, and slot s sums the groups s, s + slots, s + 2 slots,
-// ... of the segment's list: the groups with a weight other than zero. At the end, the block adds up its slots. If
-// there are several segments, a second kernel adds them up.
+// segment is short. A slot is a team of threads, each with rows of its own. Slot s sums entries s, s + slots, ... of
+// the segment's list of groups with a weight other than zero. At the end, the block adds up its slots. If there are
+// several segments, a second kernel adds them up.
 #pragma once
 
 #include "cuda/geometry.h"
@@ -18,7 +18,7 @@ constexpr u32 kMomentThreads = 256;
 constexpr u32 kMomentRows = 4;
 // The cut suits the processors of an H100 or H200: each gets 4 to 8 blocks of a large call, and holds 3 or 4 at once.
 constexpr u32 kProcessors = 132, kLeastShare = 4, kMostShare = 8;
-// To start a block and to add up its slots takes about as long as this number of turns.
+// Starting a block and adding up its slots costs about this many turns.
 constexpr u32 kStartTurns = 2;
 // Groups that a thread adds up in the computing type, before it adds their sum to a float64 sum.
 constexpr u32 kMomentChain = 8;
@@ -28,10 +28,10 @@ constexpr u32 kMomentFill = sizeof(Real) == 8 ? 128 : 256;
 
 struct MomentGeometry {
   u32 blocks;
-  u32 rows;              // rows per thread, 1 or kMomentRows; they are `lanes` rows apart
-  u32 lanes;             // threads of a slot
+  u32 rows;              // rows per thread, 1 or kMomentRows; they are `team` rows apart
+  u32 team;              // threads of a slot
   u32 slots;             // threads that share the rows of a tile
-  u32 passes;            // tiles that a block sums, one after another
+  u32 sweeps;            // tiles that a block sums, one after another
   u32 skip;              // columns of the first group that come before the first column
   u32 segments;          // segments per row
   u32 finishing_blocks;  // blocks of the second kernel; 0 if the first one has the sums of whole rows, and finishes
@@ -53,7 +53,7 @@ inline MomentGeometry moment_geometry(const Launch& call) {
   MomentGeometry g{};
   const bool wide = call.type == kFloat64;
   const u32 width = call.antithetic ? kAntitheticWidth : kWidth;
-  // Without the first column, which is in device memory, room for any.
+  // The first column is unknown on the host: reserve the largest skip.
   g.skip = call.first_column_at == nullptr ? static_cast<u32>(call.first_column % width) : width - 1;
   g.groups = ceil_div(g.skip + call.columns, width);
   const u64 rows = noise_rows(call);
@@ -63,15 +63,15 @@ inline MomentGeometry moment_geometry(const Launch& call) {
   // Few slots leave few sums to add up, and many rows share the work of the list: fewer rows only for more blocks, as
   // long as each thread has enough turns.
   const u64 least = g.rows > 1 ? 32 : 8;
-  u64 lanes = kMomentThreads, tiles = ceil_div(rows, g.rows * lanes);
-  while (lanes > least && tiles < 4096 && (lanes >= rows || g.groups >= (tiles < 256 ? 2048 : 8192) / lanes)) {
-    lanes /= 2;
-    tiles = ceil_div(rows, g.rows * lanes);
+  u64 team = kMomentThreads, tiles = ceil_div(rows, g.rows * team);
+  while (team > least && tiles < 4096 && (team >= rows || g.groups >= (tiles < 256 ? 2048 : 8192) / team)) {
+    team /= 2;
+    tiles = ceil_div(rows, g.rows * team);
   }
-  lanes = ceil_div(rows, g.rows * tiles);
-  g.lanes = static_cast<u32>(lanes);
-  g.slots = static_cast<u32>(kMomentThreads / lanes < g.groups ? kMomentThreads / lanes : g.groups);
-  tiles = ceil_div(rows, g.rows * lanes);
+  team = ceil_div(rows, g.rows * tiles);
+  g.team = static_cast<u32>(team);
+  g.slots = static_cast<u32>(kMomentThreads / team < g.groups ? kMomentThreads / team : g.groups);
+  tiles = ceil_div(rows, g.rows * team);
   // Of the cuts into segments of at least 8 turns, the one whose busiest processor ends first. Fewer and longer blocks
   // must save 5 %, since they share a processor less evenly.
   const u64 all = ceil_div(g.groups, g.slots);
@@ -90,9 +90,9 @@ inline MomentGeometry moment_geometry(const Launch& call) {
   g.segments = static_cast<u32>(ceil_div(all, g.turns));
   // The list of a short segment serves several tiles.
   const u64 fill = wide ? kMomentFill<double> : kMomentFill<float>;
-  const u64 passes = g.segments == 1 && g.groups <= fill ? tiles / 8192 : 1;
-  g.passes = static_cast<u32>(passes < 1 ? 1 : passes > 16 ? 16 : passes);
-  g.blocks = static_cast<u32>(ceil_div(tiles, g.passes) * g.segments);
+  const u64 sweeps = g.segments == 1 && g.groups <= fill ? tiles / 8192 : 1;
+  g.sweeps = static_cast<u32>(sweeps < 1 ? 1 : sweeps > 16 ? 16 : sweeps);
+  g.blocks = static_cast<u32>(ceil_div(tiles, g.sweeps) * g.segments);
   if (g.segments == 1 && !call.shared_noise) return g;
   // With shared noise, every block of the second kernel adds up the same sums.
   g.width = call.shared_noise ? 1 : 32;

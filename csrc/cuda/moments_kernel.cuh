@@ -86,10 +86,10 @@ MULTISAMPLE_FUNCTION void put_moments(const Launch& call, u64 row, double weight
 template <class Real, bool antithetic, bool fast>
 struct MomentList {
   static constexpr u32 kFill = kMomentFill<Real>, kColumns = antithetic ? kAntitheticWidth : kWidth;
-  using Columns = Noise<Real, false, fast>;
+  using GroupNoise = Noise<Real, false, fast>;
   using Weights = GroupWeights<Real, antithetic>;
 
-  Columns* columns;
+  GroupNoise* columns;
   Weights* weights;
   u32* counts;  // of each warp
   u32 count;
@@ -126,7 +126,7 @@ struct MomentList {
     }
     if (counts_here) {
       const u64 first_group = call.first_column / kColumns;
-      columns[count + before] = Columns::of(static_cast<u32>(first_group + group), offset, keys);
+      columns[count + before] = GroupNoise::of(static_cast<u32>(first_group + group), offset, keys);
       weights[count + before] = Weights::of(w);
     }
     count += all;
@@ -142,34 +142,34 @@ template <class Real, bool antithetic, bool fast, u32 rows, bool with_second>
 MULTISAMPLE_FUNCTION void sum_moments(const Launch& call, const MomentGeometry& geometry, const Keys<Real>& keys) {
   using List = MomentList<Real, antithetic, fast>;
   constexpr u32 kOrder = with_second ? 2 : 1;
-  __shared__ typename List::Columns columns[2 * List::kFill];
+  __shared__ typename List::GroupNoise columns[2 * List::kFill];
   __shared__ typename List::Weights weights[2 * List::kFill];
   __shared__ u32 counts[kMomentThreads / 32];
   __shared__ double sums[kOrder * rows][kMomentThreads];
   __shared__ double weight_sums[kMomentThreads];
-  const u32 band = blockIdx.x / geometry.segments, segment = blockIdx.x - band * geometry.segments;
-  const u32 slot = threadIdx.x / geometry.lanes, lane = threadIdx.x - slot * geometry.lanes;
+  const u32 sweep_block = blockIdx.x / geometry.segments, segment = blockIdx.x - sweep_block * geometry.segments;
+  const u32 slot = threadIdx.x / geometry.team, lane = threadIdx.x - slot * geometry.team;
   const u64 all_rows = call.shared_noise ? 1 : call.rows, length = geometry.turns * geometry.slots;
   const u64 first_group = segment * length, groups_left = geometry.groups - first_group;
   const u64 last_group = first_group + (groups_left < length ? groups_left : length);
   const u64 offset = value_of(call.offset, call.offset_at);
   List list{columns, weights, counts, 0};
   double weight_sum = 0;
-  for (u32 pass = 0; pass < geometry.passes; ++pass) {
-    const u64 tile = static_cast<u64>(band) * geometry.passes + pass;
-    const u64 first_row = tile * (rows * geometry.lanes) + lane;
+  for (u32 sweep = 0; sweep < geometry.sweeps; ++sweep) {
+    const u64 tile = static_cast<u64>(sweep_block) * geometry.sweeps + sweep;
+    const u64 first_row = tile * (rows * geometry.team) + lane;
     if (first_row - lane >= all_rows) break;
     RowPart parts[rows];
     MomentSums<double, with_second> totals[rows];
 #pragma unroll
     for (u32 r = 0; r < rows; ++r) {
-      const u64 i = call.shared_noise ? 0 : call.first_row + first_row + r * geometry.lanes;
+      const u64 i = call.shared_noise ? 0 : call.first_row + first_row + r * geometry.team;
       parts[r] = row_part(static_cast<u32>(i), low(offset), keys.keys);
     }
-    // With several passes, the first one fills the list for all.
-    u64 next = pass == 0 ? first_group : last_group;
+    // With several sweeps, the first one fills the list for all.
+    u64 next = sweep == 0 ? first_group : last_group;
     do {
-      if (pass == 0) {
+      if (sweep == 0) {
         list.count = 0;
         do {
           weight_sum += list.fill(next, last_group, offset, keys, call, geometry);
@@ -201,14 +201,14 @@ MULTISAMPLE_FUNCTION void sum_moments(const Launch& call, const MomentGeometry& 
       sums[kOrder * r][threadIdx.x] = totals[r].first;
       if (with_second) sums[kOrder * r + 1][threadIdx.x] = totals[r].second;
     }
-    if (pass == 0) weight_sums[threadIdx.x] = weight_sum;
+    if (sweep == 0) weight_sums[threadIdx.x] = weight_sum;
     for (u32 half = kMomentThreads / 2; half > 0; half /= 2) {
-      if (pass > 0 && half >= geometry.slots) continue;
+      if (sweep > 0 && half >= geometry.slots) continue;
       __syncthreads();
-      if (pass == 0 && threadIdx.x < half) weight_sums[threadIdx.x] += weight_sums[threadIdx.x + half];
+      if (sweep == 0 && threadIdx.x < half) weight_sums[threadIdx.x] += weight_sums[threadIdx.x + half];
       if (slot < half && slot + half < geometry.slots) {
 #pragma unroll
-        for (u32 k = 0; k < kOrder * rows; ++k) sums[k][threadIdx.x] += sums[k][threadIdx.x + half * geometry.lanes];
+        for (u32 k = 0; k < kOrder * rows; ++k) sums[k][threadIdx.x] += sums[k][threadIdx.x + half * geometry.team];
       }
     }
     __syncthreads();
@@ -219,7 +219,7 @@ MULTISAMPLE_FUNCTION void sum_moments(const Launch& call, const MomentGeometry& 
     if (slot > 0) continue;
 #pragma unroll
     for (u32 r = 0; r < rows; ++r) {
-      const u64 row = first_row + r * geometry.lanes;
+      const u64 row = first_row + r * geometry.team;
       if (row >= all_rows) continue;
       const double first = sums[kOrder * r][threadIdx.x];
       const double second = with_second ? sums[kOrder * r + kOrder - 1][threadIdx.x] : 0;

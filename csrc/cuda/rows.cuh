@@ -56,9 +56,9 @@ MULTISAMPLE_FUNCTION void draw_rest(const Dimension<Real>* chunk, u32 rows, char
   }
 }
 
-// The columns of one thread.
-template <class Out, bool shared_noise, bool antithetic, bool fast, Stores stores>
-class Columns {
+// The group of columns that one thread draws, in its rows.
+template <class Out, bool shared_noise, bool antithetic, bool fast, StoreKind store_kind>
+class ThreadGroup {
   using Real = typename Computing<Out>::Type;
   static constexpr i64 kSize = sizeof(Out);
   static constexpr u32 kCount = Elements<Out, antithetic>::kCount;
@@ -71,23 +71,23 @@ class Columns {
 
  public:
   // Elements in shared memory that the stores of a block need.
-  static constexpr u32 kStages = stores == kStaged ? kShortRowThreads / 32 * Staged::kRoom : 1;
+  static constexpr u32 kStages = store_kind == kStaged ? kShortRowThreads / 32 * Staged::kRoom : 1;
 
   // The thread draws group `group` in row `row` of each pass. The first pass begins at `out`.
-  MULTISAMPLE_FUNCTION Columns(u64 group, u32 row, const char* out, Out* stages, const Keys<Real>& keys,
-                               const Launch& call, const Geometry& geometry)
+  MULTISAMPLE_FUNCTION ThreadGroup(u64 group, u32 row, const char* out, Out* stages, const Keys<Real>& keys,
+                                   const Launch& call, const Geometry& geometry)
       : noise_(Noise<Real, shared_noise, fast>::of(static_cast<u32>(call.first_column / kCount + group),
                                                    value_of(call.offset, call.offset_at), keys)),
         row_(row),
         inside_(kCount, group, call, geometry) {
     const i64 columns = static_cast<i64>(call.columns), column = static_cast<i64>(kCount * group) - geometry.skip;
-    if (stores == kShifted && group >= u64{32} * geometry.warps) inside_.last = inside_.first;
-    if (stores != kStaged) {
-      offset_ = row * call.row_stride + column * call.column_stride;
+    if (store_kind == kShifted && group >= u64{32} * geometry.warps) inside_.last = inside_.first;
+    if (store_kind != kStaged) {
+      displacement_ = row * call.row_stride + column * call.column_stride;
       if (row >= geometry.rows_per_pass) inside_.last = inside_.first;
-      if (stores == kAligned && kPairs) {
+      if (store_kind == kAligned && kPairs) {
         const u32 lane = threadIdx.x % 32;
-        const i64 apart = __shfl_sync(~0u, offset_, lane ^ 1) - offset_, group_size = kCount * kSize;
+        const i64 apart = __shfl_sync(~0u, displacement_, lane ^ 1) - displacement_, group_size = kCount * kSize;
         paired_ = __all_sync(~0u, is_whole() && apart == (lane % 2 != 0 ? -group_size : group_size));
       }
     } else {
@@ -106,16 +106,16 @@ class Columns {
                                  const Launch& call, const Geometry& geometry) const {
     const u32 step = geometry.rows_per_pass;
     const Dimension<Real>* const dimensions = chunk + row_ * geometry.pitch;
-    if constexpr (stores == kStaged) return draw_staged(dimensions, rows, out, keys, call, geometry);
-    char* const at = out + offset_;
+    if constexpr (store_kind == kStaged) return draw_staged(dimensions, rows, out, keys, call, geometry);
+    char* const at = out + displacement_;
     const i32 stride = geometry.row_step;
     const u32 count = step == 1 ? rows : row_ < rows ? (rows - row_ + step - 1) * geometry.one_by_rows >> 20 : 0;
-    const bool whole = stores == kShifted ? __all_sync(~0u, is_whole()) : is_whole();
-    if (stores == kAligned && kPairs && __all_sync(~0u, paired_ && count == __shfl_sync(~0u, count, 0))) {
+    const bool whole = store_kind == kShifted ? __all_sync(~0u, is_whole()) : is_whole();
+    if (store_kind == kAligned && kPairs && __all_sync(~0u, paired_ && count == __shfl_sync(~0u, count, 0))) {
       down(dimensions, count, at, stride, keys, PutPaired<Out, antithetic>{});
-    } else if (stores == kAligned && whole) {
+    } else if (store_kind == kAligned && whole) {
       down(dimensions, count, at, stride, keys, PutAligned<Out, antithetic>{});
-    } else if (stores == kShifted && whole) {
+    } else if (store_kind == kShifted && whole) {
       const u32 thread = threadIdx.x % 32;
       const u32 shift = static_cast<u32>(reinterpret_cast<u64>(at) % alignof(Quad<Out>) / kSize);
       char* const end = thread == 0 ? at : at + (kCount - shift) * kSize;
@@ -194,7 +194,7 @@ class Columns {
   }
 
   Noise<Real, shared_noise, fast> noise_;
-  i64 offset_;  // in bytes, from the first row of a chunk to the address passed to `put`; not for kStaged
+  i64 displacement_;  // in bytes, from the first row of a chunk to the address passed to `put`; not for kStaged
   u32 row_;
   Inside inside_;
   bool paired_;    // whether the group is whole and each lane pair of the warp has adjacent groups
@@ -203,7 +203,7 @@ class Columns {
 
 // The dimensions of a block's band. The threads load a chunk of them at a time, and prefetch the next chunk while they
 // draw one.
-template <class Real, Stores stores>
+template <class Real, StoreKind store_kind>
 class Dimensions {
  public:
   MULTISAMPLE_FUNCTION Dimensions(u64 first_row, u32 count, const Launch& call, const Geometry& geometry)
@@ -214,7 +214,7 @@ class Dimensions {
     has_dimension_ = threadIdx.x < geometry_.chunk && begin + threadIdx.x < count_;
     if (has_dimension_) {
       // Other stores have one row per interleaved pass.
-      const u32 row_of_pass = stores == kStaged ? threadIdx.x - pass() * geometry_.rows_per_pass : 0;
+      const u32 row_of_pass = store_kind == kStaged ? threadIdx.x - pass() * geometry_.rows_per_pass : 0;
       const u64 pass_begin = static_cast<u64>(begin + threadIdx.x - row_of_pass) << geometry_.interleave_log2;
       const u64 row = first_row_ + pass_begin + row_of_pass;
       i_ = static_cast<u32>(call_.first_row + row);
@@ -244,12 +244,12 @@ class Dimensions {
   bool has_dimension_;
 };
 
-template <class Out, bool shared_noise, bool antithetic, bool fast, Stores stores>
+template <class Out, bool shared_noise, bool antithetic, bool fast, StoreKind store_kind>
 MULTISAMPLE_FUNCTION void draw_rows(const Launch& call, const Geometry& geometry) {
   using Real = typename Computing<Out>::Type;
-  using Columns = Columns<Out, shared_noise, antithetic, fast, stores>;
+  using ThreadGroup = ThreadGroup<Out, shared_noise, antithetic, fast, store_kind>;
   __shared__ Dimension<Real> chunks[2][kChunk];
-  __shared__ alignas(kStore) Out stages[Columns::kStages];
+  __shared__ alignas(kStore) Out stages[ThreadGroup::kStages];
   // Pass k of the band is pass k << shift from first_row on.
   const u32 band = blockIdx.x / geometry.blocks_per_band, column_block = blockIdx.x - band * geometry.blocks_per_band;
   const u32 shift = geometry.interleave_log2;
@@ -259,7 +259,7 @@ MULTISAMPLE_FUNCTION void draw_rows(const Launch& call, const Geometry& geometry
   if (first_row >= call.rows) return;
   u32 count = geometry.band_rows;
   const u64 rows_left = call.rows - first_row;
-  if (stores != kStaged) {
+  if (store_kind != kStaged) {
     // One row per interleaved pass: no division.
     const u64 in_band = ((rows_left - 1) >> shift) + 1;
     if (in_band < count) count = static_cast<u32>(in_band);
@@ -268,7 +268,7 @@ MULTISAMPLE_FUNCTION void draw_rows(const Launch& call, const Geometry& geometry
               more = left - passes * (step << shift);
     count = passes * step + (more < step ? more : step);
   }
-  Dimensions<Real, stores> dimensions(first_row, count, call, geometry);
+  Dimensions<Real, store_kind> dimensions(first_row, count, call, geometry);
   dimensions.fetch(0);
 
   const Keys<Real> keys(call.seed);
@@ -276,16 +276,16 @@ MULTISAMPLE_FUNCTION void draw_rows(const Launch& call, const Geometry& geometry
   u64 group = static_cast<u64>(column_block) * geometry.steps * geometry.groups_per_pass +
               (threadIdx.x - row * geometry.groups_per_pass);
   char* out = static_cast<char*>(call.matrix) + static_cast<i64>(first_row) * call.row_stride;
-  Columns columns(group, row, out, stages, keys, call, geometry);
+  ThreadGroup columns(group, row, out, stages, keys, call, geometry);
   dimensions.put(chunks[0], keys);
   __syncthreads();
-  for (u32 begin = 0, runs = 1, parity = 0;;) {
+  for (u32 begin = 0, tiles = 1, parity = 0;;) {
     const bool goes_on = count - begin > geometry.chunk;
     if (goes_on) dimensions.fetch(begin + geometry.chunk);
     const u32 rows = goes_on ? geometry.chunk : count - begin;
     columns.draw(chunks[parity], rows, out, keys, call, geometry);
-    if (stores == kShifted && geometry.rest > 0 && column_block == geometry.blocks_per_band - 1 &&
-        runs == geometry.steps) {
+    if (store_kind == kShifted && geometry.rest > 0 && column_block == geometry.blocks_per_band - 1 &&
+        tiles == geometry.steps) {
       draw_rest<Out, shared_noise, antithetic, fast>(chunks[parity], rows, out, keys, call, geometry);
     }
     if (goes_on) {
@@ -294,11 +294,11 @@ MULTISAMPLE_FUNCTION void draw_rows(const Launch& call, const Geometry& geometry
       parity ^= 1;
       dimensions.put(chunks[parity], keys);
       __syncthreads();
-    } else if (runs < geometry.steps) {
-      // A band with several runs of columns has one chunk of dimensions.
-      ++runs;
+    } else if (tiles < geometry.steps) {
+      // A band with several tiles has one chunk of dimensions.
+      ++tiles;
       group += geometry.groups_per_pass;
-      columns = Columns(group, row, out, stages, keys, call, geometry);
+      columns = ThreadGroup(group, row, out, stages, keys, call, geometry);
     } else {
       break;
     }

@@ -1,6 +1,7 @@
-// Stores of a thread's columns, one struct for each way: aligned rows (PutAligned, PutPaired), rows at any address
-// (PutShifted for long rows, PutStaged for short ones), any stride (PutStrided). `at` is the thread's own address, and
-// advances with the row. PutStaged takes the address of a pass instead, and stores several passes at a time.
+// Stores of a thread's columns, one struct for each store kind: aligned rows (PutAligned, PutPaired), rows at any
+// address (PutShifted for long rows, PutStaged for short ones), any stride (PutStrided). `at` is the thread's own
+// address, and advances with the row. PutStaged takes the address of a pass instead, and stores several passes at a
+// time.
 #pragma once
 
 #include "cuda/group.cuh"
@@ -31,29 +32,29 @@ struct Inside {
 // Bytes of the largest store of a thread.
 constexpr u32 kStore = 16;
 
-// Stores `count` adjacent elements per lane, more than one store writes. The lanes are adjacent too. Lane pairs
+// Stores `count` adjacent elements per lane, which exceed one 16-byte store. The lanes are adjacent too. Lane pairs
 // exchange halves, so that each store of the warp fills whole sectors: a store of half a sector is slower. All lanes of
 // the warp take part. `omit_first` leaves out the first store.
 template <u32 count, class Out>
 MULTISAMPLE_FUNCTION void put_sectors(char* at, const Out* x, bool omit_first) {
-  constexpr u32 kPart = kStore / sizeof(Out), kParts = count / kPart;
-  struct alignas(kStore) Part {
-    Out x[kPart];
+  constexpr u32 kPiece = kStore / sizeof(Out), kPieces = count / kPiece;
+  struct alignas(kStore) Piece {
+    Out x[kPiece];
   };
   const u32 lane = threadIdx.x % 32;
   const bool odd = lane % 2 != 0;
-  Part* const even_at = reinterpret_cast<Part*>(at) + (odd ? 1 - static_cast<i32>(kParts) : 0);
+  Piece* const even_at = reinterpret_cast<Piece*>(at) + (odd ? 1 - static_cast<i32>(kPieces) : 0);
 #pragma unroll
-  for (u32 k = 0; k < kParts; k += 2) {
-    Part of_even, of_odd;
+  for (u32 k = 0; k < kPieces; k += 2) {
+    Piece of_even, of_odd;
 #pragma unroll
-    for (u32 e = 0; e < kPart; ++e) {
-      const Out sent = odd ? x[k * kPart + e] : x[(k + 1) * kPart + e], received = from_lane(sent, lane ^ 1);
-      of_even.x[e] = odd ? received : x[k * kPart + e];
-      of_odd.x[e] = odd ? x[(k + 1) * kPart + e] : received;
+    for (u32 e = 0; e < kPiece; ++e) {
+      const Out sent = odd ? x[k * kPiece + e] : x[(k + 1) * kPiece + e], received = from_lane(sent, lane ^ 1);
+      of_even.x[e] = odd ? received : x[k * kPiece + e];
+      of_odd.x[e] = odd ? x[(k + 1) * kPiece + e] : received;
     }
     if (k > 0 || !omit_first) even_at[k] = of_even;
-    even_at[kParts + k] = of_odd;
+    even_at[kPieces + k] = of_odd;
   }
 }
 
@@ -128,8 +129,8 @@ struct PutShifted {
   }
 };
 
-// For short rows without a gap between them. In each pass, the elements of a warp are one run of memory. The run begins
-// at any address, at the same alignment in all passes. The lanes put their elements into shared memory. Then they store
+// For short rows without a gap between them. In each pass, the elements of a warp are one run of memory. The run may
+// start unaligned, but equally so in every pass. The lanes put their elements into shared memory. Then they store
 // the run's whole aligned pieces as vectors, and the elements at both ends one by one. `passes` passes share two
 // barriers and one store instruction for the ends.
 template <class Out, bool antithetic, u32 passes>
@@ -140,8 +141,7 @@ class PutStaged {
   struct alignas(kPiece * sizeof(Out)) Piece {
     Out x[kPiece];
   };
-  // Elements of a pass in shared memory: a run, which may begin within the first piece, and a place for each lane where
-  // it puts columns outside the matrix.
+  // Elements of a pass in shared memory: the run with leading padding, and one dump place for each lane.
   static constexpr u32 kOutside = (32 * kPieces + 1) * kPiece, kPass = kOutside + 32;
   // Elements at both ends of a run at the most.
   static constexpr u32 kEnds = 2 * (kPiece - 1);

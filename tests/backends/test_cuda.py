@@ -425,8 +425,8 @@ def check_all_layouts(
                 d, n, dtype, (row_stride * size, column_stride * size), first * size % 16, skip,
                 noise == "shared", antithetic, fast_math,
             )  # fmt: skip
-            kinds_of_stores.add((cut.stores, antithetic))
-    assert kinds_of_stores == set(itertools.product(range(len(geometry.KERNEL_STORES)), (False, True)))
+            kinds_of_stores.add((cut.store_kind, antithetic))
+    assert kinds_of_stores == set(itertools.product(range(len(geometry.STORE_KINDS)), (False, True)))
 
 
 @pytest.mark.parametrize("noise", NOISES)

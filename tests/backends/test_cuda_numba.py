@@ -125,20 +125,20 @@ def test_kernels_spill_few_registers_and_fit_their_launch_bounds(numba: Any, dty
 
     backend: Any = registry.find("numba")
     device = numba.cuda.current_context().device
-    ways = range(len(geometry.KERNEL_STORES))
+    ways = range(len(geometry.STORE_KINDS))
     flags = (False, True)
-    for shared, antithetic, fast_math, stores in itertools.product(flags, flags, flags, ways):
+    for shared, antithetic, fast_math, store_kind in itertools.product(flags, flags, flags, ways):
         # fast_math and antithetic are tested separately, not in combination.
         if fast_math and (dtype == "float64" or antithetic):
             continue
-        key = KernelKey(dtype, shared, antithetic, fast_math, stores, False, False, device.id)
+        key = KernelKey(dtype, shared, antithetic, fast_math, store_kind, False, False, device.id)
         backend.kernel(key)
         kernel = backend.compiled[key]
-        name = geometry.KERNEL_STORES[stores]
+        name = geometry.STORE_KINDS[store_kind]
         # Some kernels spill a few registers outside their loops (test_numba_ptx.py), and more before 9.0.
         most = 24 if device.compute_capability >= (9, 0) else 64
         assert kernel.local_mem_per_thread <= most, (key, kernel.local_mem_per_thread)
-        threads, blocks = launch_bounds(dtype, shared, antithetic, stores, device.compute_capability)
+        threads, blocks = launch_bounds(dtype, shared, antithetic, store_kind, device.compute_capability)
         most_threads = {
             "kShifted": 256, "kStaged": 256, "kTransposed": 128, "kTransposedStaged": 256 if shared else 128,
         }  # fmt: skip

@@ -261,8 +261,8 @@ def in_forks(*works: Callable[[], Any]) -> list[Any]:
 @pytest.mark.usefixtures("many_threads")
 def test_a_forked_child_draws_large_matrices_after_its_parent_did() -> None:
     expected = digest(draw(BIG_N, seed=3))
-    slots = cpu_threads._slots[cpu_threads._FIRST :: cpu_threads._LINE]
-    assert slots[0] != cpu_threads._NO_THREAD
+    pool = cpu_threads._pool[cpu_threads._FIRST :: cpu_threads._LINE]
+    assert pool[0] != cpu_threads._NO_THREAD
     assert in_forks(*[lambda: [digest(draw(BIG_N, seed=3)) for _ in range(3)]] * 2) == [[expected] * 3] * 2
     assert digest(draw(BIG_N, seed=3)) == expected
 

@@ -28,7 +28,7 @@ DEADLINE = 60
 # Half a minute.
 LOADS = 100_000_000_000
 PROCESSORS: set[int] = os.sched_getaffinity(0) if sys.platform == "linux" else set()
-Slots = np.ndarray[Any, Any]
+Pool = np.ndarray[Any, Any]
 NUMBERS = types.Array(types.int64, 1, "C")
 
 
@@ -52,13 +52,13 @@ def visit(arguments, index):  # type: ignore[no-untyped-def]
 visit_compiled = cached(visit, "test-visit", "")
 
 
-def visit_all(visits, arrived, together, count, number, slots):  # type: ignore[no-untyped-def]
-    threads.for_each(visit_compiled, (visits, arrived, together), count, number, slots)
+def visit_all(visits, arrived, together, count, number, pool):  # type: ignore[no-untyped-def]
+    threads.for_each(visit_compiled, (visits, arrived, together), count, number, pool)
 
 
 @pytest.fixture(scope="module")
 def kernel(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., None]:
-    signature = types.void(NUMBERS, NUMBERS, types.int64, types.int64, types.int64, threads.SLOTS)
+    signature = types.void(NUMBERS, NUMBERS, types.int64, types.int64, types.int64, threads.POOL)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MULTISAMPLE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
         compiled: Callable[..., None] = compile_cached(signature, visit_all, "test-visit_all", "")
@@ -66,10 +66,10 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., None]:
 
 
 @pytest.fixture(autouse=True)
-def slots(monkeypatch: pytest.MonkeyPatch) -> Slots:
+def pool(monkeypatch: pytest.MonkeyPatch) -> Pool:
     """New slots for a test, whose helpers sleep until the process ends: a line for each."""
-    array = threads._new_slots()
-    monkeypatch.setattr(threads, "_slots", array)
+    array = threads._new_pool()
+    monkeypatch.setattr(threads, "_pool", array)
     return array[threads._FIRST :].reshape(-1, threads._LINE)
 
 
@@ -80,18 +80,18 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.001)
 
 
-def with_thread(slots: Slots) -> Slots:
-    return slots[slots[:, threads._STATE] != threads._NO_THREAD]
+def with_thread(pool: Pool) -> Pool:
+    return pool[pool[:, threads._STATE] != threads._NO_THREAD]
 
 
-def wait_for_helpers(slots: Slots) -> None:
+def wait_for_helpers(pool: Pool) -> None:
     """Until all are free."""
-    wait_until(lambda: not with_thread(slots)[:, threads._STATE].any())
+    wait_until(lambda: not with_thread(pool)[:, threads._STATE].any())
 
 
 def visits(kernel: Callable[..., None], count: int, number: int, together: int = 0) -> list[int]:
     counts, arrived = np.zeros(max(count, 1), np.int64), np.zeros(1, np.int64)
-    kernel(counts, arrived, together, count, number, threads.helper_slots(number - 1))
+    kernel(counts, arrived, together, count, number, threads.helper_pool(number - 1))
     return counts[:count].tolist()
 
 
@@ -123,16 +123,16 @@ def new_lock() -> int:
     return lock
 
 
-def test_more_threads_than_slots(kernel: Callable[..., None], slots: Slots) -> None:
+def test_more_threads_than_helpers(kernel: Callable[..., None], pool: Pool) -> None:
     # Helpers that never wake up, as in a child that C code forked.
-    slots[:, threads._LOCK], slots[:, threads._STATE] = [new_lock() for _ in slots], threads._FREE
+    pool[:, threads._LOCK], pool[:, threads._STATE] = [new_lock() for _ in pool], threads._FREE
     assert in_time(lambda: visits(kernel, 1000, 1 << 20)) == [1] * 1000
-    assert (slots[:, threads._STATE] == threads._BUSY).all()
+    assert (pool[:, threads._STATE] == threads._BUSY).all()
 
 
-def test_a_call_wakes_no_more_helpers_than_it_has_indices(kernel: Callable[..., None], slots: Slots) -> None:
+def test_a_call_wakes_no_more_helpers_than_it_has_indices(kernel: Callable[..., None], pool: Pool) -> None:
     assert in_time(lambda: visits(kernel, 3, 8)) == [1] * 3
-    assert sorted(slots[:, threads._NUMBER])[-3:] == [0, 1, 2]
+    assert sorted(pool[:, threads._NUMBER])[-3:] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("number", [2, 5])
@@ -141,7 +141,7 @@ def test_threads_work_at_the_same_time(kernel: Callable[..., None], number: int)
         assert in_time(lambda: visits(kernel, number, number, together=number)) == [1] * number
 
 
-def test_threads_help_several_calls_at_the_same_time(kernel: Callable[..., None], slots: Slots) -> None:
+def test_threads_help_several_calls_at_the_same_time(kernel: Callable[..., None], pool: Pool) -> None:
     begin = threading.Barrier(4, timeout=DEADLINE)
 
     def call(_: int) -> list[list[int]]:
@@ -151,30 +151,30 @@ def test_threads_help_several_calls_at_the_same_time(kernel: Callable[..., None]
     with ThreadPoolExecutor(4) as executor:
         for counts in executor.map(call, range(4), timeout=DEADLINE):
             assert counts == [[1] * 100] * 200
-    assert threads._slots[threads._WANTED] == 0
-    assert 2 <= len(with_thread(slots)) <= 8
-    wait_for_helpers(slots)
-    number = len(with_thread(slots)) + 1
+    assert threads._pool[threads._WANTED] == 0
+    assert 2 <= len(with_thread(pool)) <= 8
+    wait_for_helpers(pool)
+    number = len(with_thread(pool)) + 1
     assert in_time(lambda: visits(kernel, number, number, together=number)) == [1] * number
 
 
-def test_a_call_starts_the_helpers_that_calls_at_the_same_time_lack(kernel: Callable[..., None], slots: Slots) -> None:
+def test_a_call_starts_the_helpers_that_calls_at_the_same_time_lack(kernel: Callable[..., None], pool: Pool) -> None:
     for number, threads_before in ((3, 0), (2, 2), (3, 2), (6, 2), (4, 5)):
-        assert len(with_thread(slots)) == threads_before
+        assert len(with_thread(pool)) == threads_before
         assert in_time(lambda number=number: visits(kernel, number, number, together=number)) == [1] * number
-        wait_for_helpers(slots)
+        wait_for_helpers(pool)
     # Another call has all helpers, and wants one more than there are.
-    slots[:5, threads._STATE], threads._slots[threads._WANTED] = threads._BUSY, 6
+    pool[:5, threads._STATE], threads._pool[threads._WANTED] = threads._BUSY, 6
     assert in_time(lambda: visits(kernel, 4, 4, together=4)) == [1] * 4
-    assert len(with_thread(slots)) == 8
+    assert len(with_thread(pool)) == 8
 
 
-def test_a_call_does_not_wait_for_a_thread_that_has_not_begun(kernel: Callable[..., None], slots: Slots) -> None:
-    lock = slots[0, threads._LOCK] = new_lock()
+def test_a_call_does_not_wait_for_a_thread_that_has_not_begun(kernel: Callable[..., None], pool: Pool) -> None:
+    lock = pool[0, threads._LOCK] = new_lock()
     assert in_time(lambda: visits(kernel, 10, 2)) == [1] * 10
-    assert slots[0, threads._STATE] == threads._BUSY
+    assert pool[0, threads._STATE] == threads._BUSY
     ctypes.pythonapi.PyThread_release_lock(ctypes.c_void_p(int(lock)))
-    wait_for_helpers(slots)
+    wait_for_helpers(pool)
     assert in_time(lambda: visits(kernel, 2, 2, together=2)) == [1, 1]
 
 
@@ -190,18 +190,18 @@ def no_new_threads() -> Iterator[None]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a limit of memory that the system obeys")
-def test_a_call_succeeds_if_threads_cannot_be_started(kernel: Callable[..., None], slots: Slots) -> None:
+def test_a_call_succeeds_if_threads_cannot_be_started(kernel: Callable[..., None], pool: Pool) -> None:
     with no_new_threads():
         counts = visits(kernel, 10, 4)
     assert counts == [1] * 10
-    assert len(with_thread(slots)) == 0
+    assert len(with_thread(pool)) == 0
     assert in_time(lambda: visits(kernel, 3, 3, together=3)) == [1] * 3
-    wait_for_helpers(slots)
-    slots[0, threads._LOCK], slots[0, threads._STATE] = 0, threads._NO_THREAD
+    wait_for_helpers(pool)
+    pool[0, threads._LOCK], pool[0, threads._STATE] = 0, threads._NO_THREAD
     with no_new_threads():
         counts = visits(kernel, 2, 4, together=2)  # By the helper of the second slot.
     assert counts == [1] * 2
-    assert slots[:3, threads._STATE].tolist()[::2] == [threads._NO_THREAD] * 2
+    assert pool[:3, threads._STATE].tolist()[::2] == [threads._NO_THREAD] * 2
     assert in_time(lambda: visits(kernel, 4, 4, together=4)) == [1] * 4
 
 
@@ -210,7 +210,7 @@ def interrupt(thread: threading.Thread) -> None:
     ctypes.pythonapi.PyThreadState_SetAsyncExc(identity, ctypes.py_object(InterruptedError))
 
 
-def test_interrupts_by_other_threads_lose_nothing(kernel: Callable[..., None], slots: Slots) -> None:
+def test_interrupts_by_other_threads_lose_nothing(kernel: Callable[..., None], pool: Pool) -> None:
     done = threading.Event()
 
     def call() -> None:
@@ -235,10 +235,10 @@ def test_interrupts_by_other_threads_lose_nothing(kernel: Callable[..., None], s
     for caller in callers:
         caller.join(DEADLINE)
     assert not any(caller.is_alive() for caller in callers)
-    assert threads._slots[threads._WANTED] == 0
-    assert len(with_thread(slots)) <= 6
-    wait_for_helpers(slots)
-    number = len(with_thread(slots)) + 1
+    assert threads._pool[threads._WANTED] == 0
+    assert len(with_thread(pool)) <= 6
+    wait_for_helpers(pool)
+    number = len(with_thread(pool)) + 1
     assert in_time(lambda: visits(kernel, number, number, together=number)) == [1] * number
 
 
@@ -263,7 +263,7 @@ needs_processors = needs_processors = pytest.mark.skipif(
 )
 
 
-def helper_of(kernel: Callable[..., None], slots: Slots, allowed: set[int]) -> tuple[set[int], int]:
+def helper_of(kernel: Callable[..., None], pool: Pool, allowed: set[int]) -> tuple[set[int], int]:
     """The processors of the helper of a call from a thread that may run on `allowed`, and the processor it avoids."""
 
     def call() -> tuple[list[int], set[int]]:
@@ -271,56 +271,54 @@ def helper_of(kernel: Callable[..., None], slots: Slots, allowed: set[int]) -> t
         return visits(kernel, 2, 2, together=2), os.sched_getaffinity(0)
 
     assert in_time(call) == ([1, 1], allowed)
-    return affinity(slots[0]), int(slots[0, threads._AVOIDED])
+    return affinity(pool[0]), int(pool[0, threads._AVOIDED])
 
 
-def affinity(slot: Slots) -> set[int]:
+def affinity(helper: Pool) -> set[int]:
     """The processors of a helper."""
     bits = np.zeros(threads._SET, np.uint64)
-    thread = ctypes.c_void_p(int(slot[threads._THREAD]))
+    thread = ctypes.c_void_p(int(helper[threads._THREAD]))
     assert ctypes.CDLL(None).pthread_getaffinity_np(thread, bits.nbytes, ctypes.c_void_p(bits.ctypes.data)) == 0
     return {64 * k + bit for k, word in enumerate(bits.tolist()) for bit in range(64) if word >> bit & 1}
 
 
 @needs_processors
 def test_a_helper_may_run_where_the_caller_may_but_not_on_its_processor(
-    kernel: Callable[..., None], slots: Slots
+    kernel: Callable[..., None], pool: Pool
 ) -> None:
-    assert helper_of(kernel, slots, PROCESSORS) == (PROCESSORS, -1)  # The system places a new thread well.
+    assert helper_of(kernel, pool, PROCESSORS) == (PROCESSORS, -1)  # The system places a new thread well.
     for _ in range(50):
-        processors, avoided = helper_of(kernel, slots, PROCESSORS)
+        processors, avoided = helper_of(kernel, pool, PROCESSORS)
         assert avoided in PROCESSORS
         assert processors == PROCESSORS - {avoided}
     # A caller that may run on one processor leaves its helper no other.
     for processor in PROCESSORS:
-        assert helper_of(kernel, slots, {processor})[0] == PROCESSORS - {avoided}
+        assert helper_of(kernel, pool, {processor})[0] == PROCESSORS - {avoided}
 
 
 @needs_processors
-def test_a_helper_that_a_pinned_caller_started_may_run_elsewhere_later(
-    kernel: Callable[..., None], slots: Slots
-) -> None:
+def test_a_helper_that_a_pinned_caller_started_may_run_elsewhere_later(kernel: Callable[..., None], pool: Pool) -> None:
     one = min(PROCESSORS)
-    assert helper_of(kernel, slots, {one}) == ({one}, -1)
-    processors, avoided = helper_of(kernel, slots, PROCESSORS)
+    assert helper_of(kernel, pool, {one}) == ({one}, -1)
+    processors, avoided = helper_of(kernel, pool, PROCESSORS)
     assert processors == PROCESSORS - {avoided}
 
 
 @needs_processors
-def test_a_process_leaves_helpers_of_another_alone(kernel: Callable[..., None], slots: Slots) -> None:
-    helper_of(kernel, slots, PROCESSORS)
-    processors, _ = helper_of(kernel, slots, PROCESSORS)
-    slots[0, threads._AVOIDED], slots[0, threads._PROCESS] = -1, os.getppid()
-    assert helper_of(kernel, slots, PROCESSORS) == (processors, -1)
+def test_a_process_leaves_helpers_of_another_alone(kernel: Callable[..., None], pool: Pool) -> None:
+    helper_of(kernel, pool, PROCESSORS)
+    processors, _ = helper_of(kernel, pool, PROCESSORS)
+    pool[0, threads._AVOIDED], pool[0, threads._PROCESS] = -1, os.getppid()
+    assert helper_of(kernel, pool, PROCESSORS) == (processors, -1)
 
 
 @needs_processors
-def test_each_processor_can_be_avoided(kernel: Callable[..., None], slots: Slots) -> None:
-    keep_away: Any = njit(lambda slots, processor: threads._keep_away(slots, threads._FIRST, processor))
-    helper_of(kernel, slots, PROCESSORS)
+def test_each_processor_can_be_avoided(kernel: Callable[..., None], pool: Pool) -> None:
+    keep_away: Any = njit(lambda pool, processor: threads._keep_away(pool, threads._FIRST, processor))
+    helper_of(kernel, pool, PROCESSORS)
     for processor in PROCESSORS:
-        keep_away(threads._slots, processor)
-        assert affinity(slots[0]) == PROCESSORS - {processor}
+        keep_away(threads._pool, processor)
+        assert affinity(pool[0]) == PROCESSORS - {processor}
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")

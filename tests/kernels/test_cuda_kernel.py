@@ -26,16 +26,16 @@ import numpy as np
 import pytest
 from kernel_cases import POISON, TABLES, Case, Cut, Values, ceil_div, input_vectors, tall, words_in_memory  # fmt: skip
 from launches import WORDS, a_launch, head_of, stored_word, with_words_in_memory
-from tables import DTYPES, INPUTS, STORES
+from tables import DTYPES, INPUTS, STORE_KINDS
 
 from multisample import Key, sample
 from multisample.backends.driver import CONFIGURATION_SIZE, KernelKey
-from multisample.backends.kernels.cuda import columns as cuda_transposed
 from multisample.backends.kernels.cuda import group as cuda_group
 from multisample.backends.kernels.cuda import kernel as cuda_kernel
 from multisample.backends.kernels.cuda import rows as cuda_rows
 from multisample.backends.kernels.cuda import stores as cuda_stores
-from multisample.backends.kernels.cuda.geometry import PACKED_GEOMETRY, Geometry, slots_of
+from multisample.backends.kernels.cuda import transposed as cuda_transposed
+from multisample.backends.kernels.cuda.geometry import PACKED_GEOMETRY, Geometry, own_rows_of
 from multisample.backends.launch import SIZES, Launch, WordFormat, pack
 from multisample.backends.numba import NumbaBackend
 from multisample.backends.system import cuda_driver
@@ -53,15 +53,15 @@ class Template(NamedTuple):
 
     dtype: str
     noise: str
-    stores: str
+    store_kind: str
     antithetic: bool = False
     fast_math: bool = False
     origin_in_memory: bool = False
     batched: bool = False
 
 
-def templates(dtype: str, noise: str, *stores: str, antithetic: bool = False) -> list[Template]:
-    return [Template(dtype, noise, way, antithetic) for way in stores or STORES]
+def templates(dtype: str, noise: str, *store_kinds: str, antithetic: bool = False) -> list[Template]:
+    return [Template(dtype, noise, store_kind, antithetic) for store_kind in store_kinds or STORE_KINDS]
 
 
 SOME = [*templates("float32", "independent", "aligned"), *templates("float32", "shared", "strided")]
@@ -107,22 +107,22 @@ def each(templates: Sequence[Template], quick: Sequence[Template] = ()) -> Any:
 
 @functools.cache
 def compiled(template: Template) -> Any:
-    dtype, noise, stores, antithetic, fast_math, *memory = template
+    dtype, noise, store_kind, antithetic, fast_math, *memory = template
     # Loops that are unrolled eight times compile slowly, so 16-bit kernels are unrolled twice.
-    unroll = {} if SIZES[dtype] > 2 else {way: min(turns, 2) for way, turns in cuda_rows._UNROLL.items()}
+    unroll = {} if SIZES[dtype] > 2 else {store_kind: min(turns, 2) for store_kind, turns in cuda_rows._UNROLL.items()}
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.dict(cuda_rows._UNROLL, unroll))
         for module in (cuda_group, cuda_kernel, cuda_rows, cuda_stores, cuda_transposed):
             stack.enter_context(mock.patch.object(module, "inline", gpu.once))
         kernel = cuda_kernel.sample_kernel(
-            gpu, dtype, noise == "shared", antithetic, fast_math, STORES.index(stores), *memory
+            gpu, dtype, noise == "shared", antithetic, fast_math, STORE_KINDS.index(store_kind), *memory
         )
         return gpu.compile_kernel(kernel)
 
 
 def template_of(case: Case) -> Template:
     """The template of the kernel that draws the case."""
-    return Template(case.dtype, case.noise, case.stores, case.antithetic, case.fast_math, case.has_origin_in_memory)
+    return Template(case.dtype, case.noise, case.store_kind, case.antithetic, case.fast_math, case.has_origin_in_memory)
 
 
 def memory_of(case: Case) -> tuple[Array, Array]:
@@ -201,7 +201,7 @@ def test_kernel_equals_the_cpu_backend(monkeypatch: pytest.MonkeyPatch, template
     # Several chunks of dimensions, several runs of columns, and interleaved bands.
     some_of(["calls cut differently"], 70)
     some_of(["windows far out", "offsets in memory", *(["windows of pairs"] if template.antithetic else [])], 30)
-    if template.stores.startswith("transposed"):
+    if template.store_kind.startswith("transposed"):
         check_transposed_passes(template)
     if template.dtype == "float32":
         check_launch(monkeypatch, template)
@@ -219,7 +219,7 @@ def test_kernel_reads_seed_and_window_from_memory(monkeypatch: pytest.MonkeyPatc
 
 def check_transposed_passes(template: Template) -> None:
     """Check blocks of several passes and chunks, partial first and last passes, several tiles, and padding."""
-    size, slots = SIZES[template.dtype], slots_of(SIZES[template.dtype])
+    size, own_rows = SIZES[template.dtype], own_rows_of(SIZES[template.dtype])
     counts: collections.Counter[str] = collections.Counter()
     for k, (d, (passes, per_chunk)) in enumerate(
         itertools.product(
@@ -244,15 +244,15 @@ def check_transposed_passes(template: Template) -> None:
                 check(dataclasses.replace(case, cut=wide_passes(passes, per_chunk)))
             counts["chunks"] += cut.band_groups > cut.chunk
             counts["cut"] += cut.skip > 0
-            if template.stores == "transposed":
-                counts[f"{cut.column_step % slots} further behind"] += 1
+            if template.store_kind == "transposed":
+                counts[f"{cut.column_step % own_rows} further behind"] += 1
                 counts["tiles"] += cut.blocks_per_band > 1
-                assert cut.overlap == (cut.column_step % slots > 0)
-                assert cut.pieces >= ceil_div(d, slots)
-                counts["begins before"] += cut.pieces * slots >= d + slots and not cut.overlap
+                assert cut.overlap == (cut.column_step % own_rows > 0)
+                assert cut.pieces >= ceil_div(d, own_rows)
+                counts["begins before"] += cut.pieces * own_rows >= d + own_rows and not cut.overlap
     kinds = {"chunks", "cut"}
-    if template.stores == "transposed":
-        kinds |= {"tiles", "begins before", *(f"{delta} further behind" for delta in range(slots))}
+    if template.store_kind == "transposed":
+        kinds |= {"tiles", "begins before", *(f"{delta} further behind" for delta in range(own_rows))}
     assert min(counts.values()) >= 10 and counts.keys() == kinds, counts
 
 
@@ -289,11 +289,11 @@ def test_kernel_draws_many_dimensions_or_long_rows(noise: str) -> None:
     assert all(
         max(case.chosen_cut().band_rows, case.chosen_cut().band_groups) > case.chosen_cut().chunk for case in of_many
     )
-    assert [template_of(case).stores for case in chunks[2:]] == ["transposed_staged", "transposed"]
+    assert [template_of(case).store_kind for case in chunks[2:]] == ["transposed_staged", "transposed"]
     assert all(case.chosen_cut().steps > 1 for case in steps)
     assert all(case.chosen_cut().blocks_per_band > 10 for case in tiles)
-    assert {template_of(case).stores for case in steps} == {"aligned", "shifted", "strided"}
-    assert {template_of(case).stores for case in tiles} == {"transposed"}
+    assert {template_of(case).store_kind for case in steps} == {"aligned", "shifted", "strided"}
+    assert {template_of(case).store_kind for case in tiles} == {"transposed"}
     for case in chunks + steps + tiles + rests:
         check(case)
 
@@ -328,10 +328,10 @@ FAST = [
 @each(FAST, FAST[:1])
 def test_fast_math_is_close_to_the_portable_numbers(template: Template) -> None:
     # The emulation computes the approximate functions exactly, unlike a GPU. All other arithmetic is the same.
-    n = {"aligned": 1028, "staged": 37, "transposed": 300}[template.stores]
+    n = {"aligned": 1028, "staged": 37, "transposed": 300}[template.store_kind]
     case = Case(
         50, n, template.dtype, template.noise, template.antithetic, True, seed=2**63 + 1, sample_offset=2**32,
-        strides=(1, 52) if template.stores == "transposed" else None,
+        strides=(1, 52) if template.store_kind == "transposed" else None,
     )  # fmt: skip
     assert template_of(case) == template
     got = drawn(case)[1].view(DTYPES[template.dtype]).astype(np.float64)
@@ -381,8 +381,8 @@ class Driver:
 def numba_backend(template: Template) -> NumbaBackend:
     """A backend with this template as its only compiled kernel."""
     backend = NumbaBackend()
-    dtype, noise, stores, antithetic, fast_math, *memory = template
-    key = KernelKey(dtype, noise == "shared", antithetic, fast_math, STORES.index(stores), *memory, 0)
+    dtype, noise, store_kind, antithetic, fast_math, *memory = template
+    key = KernelKey(dtype, noise == "shared", antithetic, fast_math, STORE_KINDS.index(store_kind), *memory, 0)
     backend._handles = {key: template}  # type: ignore[dict-item]
     return backend
 
@@ -392,11 +392,11 @@ def check_launch(monkeypatch: pytest.MonkeyPatch, template: Template) -> None:
     d, n = {
         "aligned": (40, 1024), "shifted": (7, 1157), "staged": (300, 10), "strided": (30, 30),
         "transposed": (32, 30), "transposed_staged": (30, 30) if SIZES[template.dtype] < 8 else (33, 30),
-    }[template.stores]  # fmt: skip
-    strides = {"strided": (60, 2), "transposed": (1, 32), "transposed_staged": (1, d)}.get(template.stores)
+    }[template.store_kind]  # fmt: skip
+    strides = {"strided": (60, 2), "transposed": (1, 32), "transposed_staged": (1, d)}.get(template.store_kind)
     words = ("offset",)
     if template.origin_in_memory:
-        words = WORDS[:3] if template.stores in ("aligned", "staged") else WORDS
+        words = WORDS[:3] if template.store_kind in ("aligned", "staged") else WORDS
     case = Case(
         d, n, template.dtype, template.noise, template.antithetic, seed=2**64 - 1, offset=5, in_memory=words,
         strides=strides,
@@ -425,13 +425,13 @@ def check_batches(monkeypatch: pytest.MonkeyPatch, template: Template) -> None:
     """Check that one launch draws several matrices, each with its vectors and its words."""
     # A row of 1029 columns is aligned in the first matrix only.
     shapes = {"aligned": [(40, 1024, True)], "shifted": [(8, 1157, False)], "transposed": [(32, 30, True)],
-              "strided": [(30, 29, False), (1, 1029, True)]}[template.stores]  # fmt: skip
+              "strided": [(30, 29, False), (1, 1029, True)]}[template.store_kind]  # fmt: skip
     for d, n, known_phase in shapes:
         check_batch(monkeypatch, template, d, n, known_phase)
 
 
 def check_batch(monkeypatch: pytest.MonkeyPatch, template: Template, d: int, n: int, known_phase: bool) -> None:
-    batch, is_transposed = 3, template.stores == "transposed"
+    batch, is_transposed = 3, template.store_kind == "transposed"
     mu, sigma = (np.linspace(low, 2, batch * d).astype(np.float32) for low in (-3, 0.5))
     words = np.array([[2**64 - 2 - b, 5 + b, 7 * b, 2**33 + 8 * b] for b in range(batch)], np.uint64)
     stored = np.append([np.uint64(stored_word("seed", int(seed))) for seed in words[:, 0]], words[:, 1:])

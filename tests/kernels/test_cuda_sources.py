@@ -37,7 +37,7 @@ from cuda_cpp import (
 from kernel_cases import GUARD, POISON, TABLES, Case, Values, words_in_memory
 from launches import Vector, a_launch, stored_words, word_fields
 from ptx_reader import opcodes_of
-from tables import COVERING, DTYPES, GRADIENT_VARIANTS, NOISES, QUICK, STORES, VARIANTS, Variant
+from tables import COVERING, DTYPES, GRADIENT_VARIANTS, NOISES, QUICK, STORE_KINDS, VARIANTS, Variant
 
 from multisample.backends import cupy as cupy_backend
 from multisample.backends.driver import KernelKey
@@ -127,7 +127,7 @@ def runner(build_once: Build) -> Callable[..., Path]:
     return runner
 
 
-KERNEL_HEADERS = ("cuda/rows.cuh", "cuda/columns.cuh")
+KERNEL_HEADERS = ("cuda/rows.cuh", "cuda/transposed.cuh")
 
 
 def run(program: Path, cases: Iterable[Case]) -> collections.Counter[str]:
@@ -143,7 +143,7 @@ def run(program: Path, cases: Iterable[Case]) -> collections.Counter[str]:
         cut = geometry.Geometry(*_GEOMETRY.unpack(packed_cut))
         out, writes = np.split(np.frombuffer(result, np.uint8, offset=_RESULT.size), [case.placed()[1]])
         check(case, cut, advanced, out, writes)
-        taken[STORES[cut.stores]] += 1
+        taken[STORE_KINDS[cut.store_kind]] += 1
     return taken
 
 
@@ -174,10 +174,10 @@ def test_kernel_equals_the_cpu_backend_in_some_cases(runner: Callable[..., Path]
 def test_kernel_equals_the_cpu_backend(runner: Callable[..., Path], dtype: str, noise: str, table: str) -> None:
     make, expected = TABLES[table]
     taken = run(runner(dtype, noise), thinned(make(dtype, noise), dtype))
-    for stores, count in expected.items():
+    for store_kind, count in expected.items():
         # For antithetic float64, a thread has one dimension only, which is always aligned.
-        least = count if dtype == "float32" else 0 if dtype == "float64" and stores.endswith("staged") else 1
-        assert taken[stores] >= least, (stores, taken)
+        least = count if dtype == "float32" else 0 if dtype == "float64" and store_kind.endswith("staged") else 1
+        assert taken[store_kind] >= least, (store_kind, taken)
 
 
 @requires_gxx
@@ -187,7 +187,7 @@ def test_kernel_equals_the_cpu_backend(runner: Callable[..., Path], dtype: str, 
 )
 def test_kernel_takes_seed_and_window_from_memory(runner: Callable[..., Path], dtype: str, noise: str) -> None:
     taken = run(runner(dtype, noise, True), thinned(words_in_memory(dtype, noise), dtype))
-    assert min(taken[name] for name in STORES) > 1, taken
+    assert min(taken[name] for name in STORE_KINDS) > 1, taken
 
 
 @requires_gxx
@@ -217,8 +217,8 @@ def test_kernel_equals_the_cpu_backend_for_many_dimensions_and_long_rows(
         assert case.usual_cut().rest > 0, case
     for case in tiles:
         assert case.usual_cut().blocks_per_band > 1, case
-    assert {case.stores for case in steps} == {"aligned", "shifted", "strided"}
-    assert {case.stores for case in tiles} == {"transposed"}
+    assert {case.store_kind for case in steps} == {"aligned", "shifted", "strided"}
+    assert {case.store_kind for case in tiles} == {"transposed"}
     cases = [*chunks, Case(28 * 513 + 9, 33, dtype, noise, pairs, sample_offset=1), *steps, *rests, *tiles]
     run(runner(dtype, noise), {"float16": cases[::2], "bfloat16": cases[1::2]}.get(dtype, cases))
 
@@ -311,8 +311,8 @@ def test_contraction_does_not_change_the_ptx(ptx: tuple[Bodies, Bodies]) -> None
 
 @requires_nvrtc
 def test_kernels_have_only_the_operations_of_the_stream(ptx: tuple[Bodies, Bodies]) -> None:
-    for (dtype, shared, antithetic, fast, stores), body in ptx[0].items():
-        variant = (dtype, shared, antithetic, fast, STORES[stores])
+    for (dtype, shared, antithetic, fast, store_kind), body in ptx[0].items():
+        variant = (dtype, shared, antithetic, fast, STORE_KINDS[store_kind])
         found = opcodes_of(body)
         # Every expected instruction occurs.
         assert found["ret"] > 0 and sum(found.values()) > 300, variant
@@ -354,7 +354,7 @@ def test_nvcc_compiles_every_kernel_of_the_extension_without_a_warning(tmp_path:
     gradients = sum("gradient_kernel" in name for name in kernels)
     assert gradients == len(GRADIENT_VARIANTS) == 80
     # Kernels that read the seed or the window from memory have strided stores only.
-    from_memory = [variant for variant in VARIANTS if STORES[variant[-1]] == "strided"]
+    from_memory = [variant for variant in VARIANTS if STORE_KINDS[variant[-1]] == "strided"]
     assert sum("sample_kernel" in name for name in kernels) == len(VARIANTS) + len(from_memory)
 
 

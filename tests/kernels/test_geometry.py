@@ -19,16 +19,16 @@ from tables import COLUMNS, ROWS
 
 from multisample.backends.kernels.cuda.geometry import (
     ANTITHETIC_WIDTH,
-    KERNEL_STORES,
     PACKED_GEOMETRY,
     SHIFTED_THREADS,
     SHORT_ROW_THREADS,
     STAGED_PASSES,
+    STORE_KINDS,
     WIDTH,
     Geometry,
     geometry,
-    slots_of,
-    staged_slots_of,
+    own_rows_of,
+    staged_own_rows_of,
 )
 from multisample.backends.launch import (
     FIELD_AT,
@@ -183,7 +183,7 @@ def test_limits_are_equal_in_python_and_cpp(library: ctypes.CDLL) -> None:
     numbers = [288, 128, 128, 128, 256, SHIFTED_THREADS, SHORT_ROW_THREADS, STAGED_PASSES, WIDTH, ANTITHETIC_WIDTH]
     assert list(limits) == [*numbers, PACKED_LAUNCH, PACKED_GEOMETRY]
     assert FORMAT.size == PACKED_GEOMETRY
-    assert list((ctypes.c_uint32 * 6).in_dll(library, "stores")) == list(range(len(KERNEL_STORES))) == [*range(6)]
+    assert list((ctypes.c_uint32 * 6).in_dll(library, "store_kinds")) == list(range(len(STORE_KINDS))) == [*range(6)]
 
 
 def test_python_and_cpp_compute_equal_geometries(library: ctypes.CDLL, calls: list[Call]) -> None:
@@ -195,17 +195,17 @@ def test_python_and_cpp_compute_equal_geometries(library: ctypes.CDLL, calls: li
     # The calls have all kinds of geometries.
     for antithetic in (False, True):
         cuts = [cut for call, cut in zip(calls, got, strict=True) if call.antithetic == antithetic]
-        assert {cut.stores for cut in cuts} == set(range(6))
+        assert {cut.store_kind for cut in cuts} == set(range(6))
         assert {cut.skip for cut in cuts} == set(range(8 if antithetic else 4))
         assert {cut.interleave_log2 for cut in cuts} >= {0, 1, 2}
         for transposed in (False, True):
-            some = [cut for cut in cuts if (cut.stores >= 4) == transposed]
+            some = [cut for cut in cuts if (cut.store_kind >= 4) == transposed]
             assert any(cut.steps > 1 for cut in some) != transposed
             assert any((cut.band_groups if transposed else cut.band_rows) > cut.chunk for cut in some)
             assert any((cut.column_step if transposed else cut.row_step) == 0 for cut in some)
             assert any(cut.overlap for cut in some) == transposed
             assert len({cut.pieces if transposed else cut.groups_per_pass for cut in some}) > 200
-    assert {cut.groups_per_pass for cut in got if cut.stores < 4} >= set(range(1, 289))
+    assert {cut.groups_per_pass for cut in got if cut.store_kind < 4} >= set(range(1, 289))
 
 
 @pytest.mark.slow
@@ -218,7 +218,7 @@ def test_every_geometry_is_valid_for_the_kernel(calls: list[Call]) -> None:
         assert 1 <= cut.blocks < 2**31, call
         assert cut.threads % 32 == 0 and 32 <= cut.threads <= 288, call
         assert cut.skip == call.skip, call
-        if cut.stores >= 4:
+        if cut.store_kind >= 4:
             check_transposed(call, cut)
             continue
         assert 1 <= cut.groups_per_pass <= 288 and cut.groups_per_pass * cut.rows_per_pass <= cut.threads, call
@@ -238,10 +238,10 @@ def test_every_geometry_is_valid_for_the_kernel(calls: list[Call]) -> None:
         assert cut.rows_per_pass == 1 or cut.groups_per_pass >= across, call
         # All quads of a group have the same alignment.
         first = address - cut.skip * size
-        if cut.stores == 0:
+        if cut.store_kind == 0:
             assert column_stride == size and first % quad == 0 and (rows == 1 or row_stride % quad == 0), call
             assert not in_memory, call
-        elif cut.stores == 1:
+        elif cut.store_kind == 1:
             assert column_stride == size and address % size == 0 and cut.rows_per_pass == 1, call
             assert (row_stride << cut.interleave_log2) % quad == 0 or cut.band_rows == 1, call
             # A row of a pass has whole warps; the last block of a band draws the other groups, or a warp of their own.
@@ -249,7 +249,7 @@ def test_every_geometry_is_valid_for_the_kernel(calls: list[Call]) -> None:
             assert cut.threads <= 256 and across > 128, call
             assert cut.warps == (-(-across // 32) if cut.rest == 0 else across // 32), call
             assert cut.rest in (0, across % 32) and (cut.rest <= 8 or 256 < across < 288), call
-        elif cut.stores == 2:
+        elif cut.store_kind == 2:
             # A pass, and each of its warps, writes consecutive elements; groups after the last column would not.
             assert not in_memory, call
             assert column_stride == size and (rows == 1 or row_stride == columns * size), call
@@ -268,31 +268,31 @@ def test_every_geometry_is_valid_for_the_kernel(calls: list[Call]) -> None:
 def check_transposed(call: Call, cut: Geometry) -> None:
     """Check a transposed geometry: passes have groups, and bands of groups are consecutive."""
     rows, _, dtype, (row_stride, column_stride), address, _, shared, antithetic, fast_math, in_memory = call
-    size, slots, width = SIZES[dtype], slots_of(SIZES[dtype]), call.width
+    size, own_rows, width = SIZES[dtype], own_rows_of(SIZES[dtype]), call.width
     assert row_stride == size and rows > 1 and cut.interleave_log2 == cut.steps == cut.band_rows == 0, call
     # Each thread draws at most one group of a chunk.
     assert cut.chunk % cut.groups_per_pass == 0 and cut.groups_per_pass <= cut.chunk <= cut.threads, call
     assert cut.groups_per_pass >= 1 and cut.band_groups % cut.groups_per_pass == 0 < cut.band_groups, call
-    aligned = address % (slots * size) == column_stride % (slots * size) == rows % slots == 0
-    if cut.stores == 5:
+    aligned = address % (own_rows * size) == column_stride % (own_rows * size) == rows % own_rows == 0
+    if cut.store_kind == 5:
         # The threads have registers for all dimensions of a pass, which writes consecutive elements.
         half_sectors = (address | column_stride) % 32 > 0
         writes_fast = shared or (antithetic and fast_math and dtype != "float64")
         assert not aligned or (half_sectors and writes_fast), call
         assert column_stride == rows * size and cut.pieces == rows and cut.blocks_per_band == 1, call
         assert cut.threads == (256 if shared else 128), call
-        assert cut.pieces * cut.groups_per_pass <= cut.threads * staged_slots_of(size, antithetic), call
+        assert cut.pieces * cut.groups_per_pass <= cut.threads * staged_own_rows_of(size, antithetic), call
         assert cut.column_step == cut.overlap == 0, call
         return
-    # Pieces of `slots` dimensions are at aligned addresses. The first piece of a group's first column begins up to
-    # `slots` elements before the row; if the other columns are aligned differently, so do their first pieces.
+    # Pieces of `own_rows` dimensions are at aligned addresses. The first piece of a group's first column begins up to
+    # `own_rows` elements before the row; if the other columns are aligned differently, so do their first pieces.
     assert cut.threads <= 128 and cut.column_step * size == column_stride, call
-    alike = cut.column_step % slots == 0
+    alike = cut.column_step % own_rows == 0
     assert cut.overlap == (not alike), call
     skips = range(width) if in_memory else (call.skip,)
-    begin = max((address - skip * column_stride) // size % slots for skip in skips)
-    last = begin + rows - 1 + (0 if alike else slots - 1)
-    assert cut.pieces == last // slots + 1 or (in_memory and cut.pieces == last // slots + 2), call
+    begin = max((address - skip * column_stride) // size % own_rows for skip in skips)
+    last = begin + rows - 1 + (0 if alike else own_rows - 1)
+    assert cut.pieces == last // own_rows + 1 or (in_memory and cut.pieces == last // own_rows + 2), call
     # Positions of the columns of a pass in memory, and its number of elements, fit in 32 bits.
     assert abs(cut.column_step) * width * max(cut.groups_per_pass, 1) < 2**31, call
 
@@ -301,7 +301,7 @@ def check_transposed(call: Call, cut: Geometry) -> None:
 def test_indices_are_divided_exactly(calls: list[Call]) -> None:
     """The kernel divides by a 32-bit product and a shift."""
     index = np.arange(288 + 128)
-    cuts = [cut for cut in map(in_python, calls) if cut.stores < 4]
+    cuts = [cut for cut in map(in_python, calls) if cut.store_kind < 4]
     pairs = {(cut.groups_per_pass, cut.one_by_groups) for cut in cuts} | {
         (cut.rows_per_pass, cut.one_by_rows) for cut in cuts
     }
@@ -324,7 +324,7 @@ def test_blocks_cover_every_row_and_every_column_once() -> None:
         cut, (across, down) = in_python(call), sides(call)
         bands, rest = divmod(cut.blocks, cut.blocks_per_band)
         assert rest == 0
-        is_row_store = cut.stores < 4
+        is_row_store = cut.store_kind < 4
         # Passes with row stores, groups with transposed stores.
         side, band_length = (cut.rows_per_pass, cut.band_rows) if is_row_store else (1, cut.band_groups)
         down, band_length = -(-down // side), band_length // side
@@ -335,7 +335,7 @@ def test_blocks_cover_every_row_and_every_column_once() -> None:
             assert first < down or shift, (call, cut)
             drawn[first : first + (band_length << shift) : 1 << shift] += 1
         assert (drawn == 1).all(), (call, cut)
-        if cut.stores == 4:
+        if cut.store_kind == 4:
             # Pieces of a pass; pieces of adjacent warps overlap.
             new = (32 - cut.overlap) * (cut.threads // 32)
             pieces = cut.pieces * cut.groups_per_pass
@@ -358,7 +358,7 @@ def test_the_geometry_of_the_strided_kernel_supports_every_draw(library: ctypes.
     """torch_ext uses this geometry for draws with seed or window in memory: single elements at any addresses."""
     for call, cut in zip(calls, in_cpp(library, calls, strided=True), strict=True):
         groups = -(-(call.skip + call.columns) // call.width)
-        assert cut.stores == KERNEL_STORES.index("kStrided") and cut.skip == call.skip, call
+        assert cut.store_kind == STORE_KINDS.index("kStrided") and cut.skip == call.skip, call
         assert 1 <= cut.blocks < 2**31 and 32 <= cut.threads <= 288 and cut.threads % 32 == 0, call
         assert (
             cut.blocks % cut.blocks_per_band == 0 and cut.blocks_per_band * cut.steps * cut.groups_per_pass >= groups

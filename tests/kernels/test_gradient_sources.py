@@ -52,14 +52,14 @@ class Geometry(NamedTuple):
     slots: int
     lanes: int
     lanes_log2: int
-    pieces: int
+    partials: int
     pitch: int
-    in_pieces: int
+    has_partials: int
     parts_log2: int
     across: int
     one_by_run: int
     rows: int
-    passes: int
+    sweeps: int
     turns: int
     last_turns: int
     segments: int
@@ -68,7 +68,7 @@ class Geometry(NamedTuple):
     groups: int
     row_step: int
     turn_step: int
-    pass_step: int
+    sweep_step: int
 
 
 _CASE = struct.Struct(f"{PACKED_LAUNCH}sQ4Q6I")
@@ -100,7 +100,7 @@ class Case:
     tiles: int = 0
     slots: int = 0
     turns: int = 0
-    passes: int = 0
+    sweeps: int = 0
     backwards: bool = False
 
     @property
@@ -138,7 +138,7 @@ class Case:
         tiles = min(self.tiles, most) if self.tiles else self.tiles
         head = _CASE.pack(
             pack(draw), len(memory), *stored_words(values),
-            self.rows if self.many_rows else 0, tiles, self.slots, self.turns, self.passes, self.backwards,
+            self.rows if self.many_rows else 0, tiles, self.slots, self.turns, self.sweeps, self.backwards,
         )  # fmt: skip
         return head + memory.tobytes()
 
@@ -323,7 +323,7 @@ def test_sums_of_row_segments_are_added(runner: Callable[[str], Path], dtype: st
     taken = [geometry for geometry, _, _ in run(runner, cases)]
     assert max(geometry.segments for geometry in taken) > 30
     assert sum(geometry.segments > 1 for geometry in taken) > len(taken) // 2
-    assert {geometry.lanes for geometry in taken if geometry.pieces > 1 and geometry.rows == 4} >= {1, 2, 4, 8}
+    assert {geometry.lanes for geometry in taken if geometry.partials > 1 and geometry.rows == 4} >= {1, 2, 4, 8}
 
 
 @requires_gxx
@@ -333,20 +333,20 @@ def test_blocks_sum_short_rows_one_after_the_other(runner: Callable[[str], Path]
     cases: list[Case] = []
     for n, slots in [(3, 1), (8, 2), (21, 2), (16, 4), (150, 4), (32, 8), (700, 8), (61, 16), (127, 32), (1500, 32)]:
         for many_rows in (False, True):
-            for tiles, passes in [(256 // slots, slots), (5, 2), (3, 1)]:
+            for tiles, sweeps in [(256 // slots, slots), (5, 2), (3, 1)]:
                 k, turns = len(cases), -(-(n + 7) // (4 * slots))
                 case = Case(
                     (90, 1100)[tiles > 5], n, dtype, NOISES[k // 2 % 2], k // 3 % 2 == 1, seed=k, sample_offset=k % 7,
                     strides=(n + k % 2, 1), many_rows=many_rows, tiles=tiles, slots=slots, turns=turns,
                     backwards=k % 2 == 1,
                 )  # fmt: skip
-                passes = min(passes, slots, case.d // (case.rows * tiles))
-                cases.append(dataclasses.replace(case, passes=passes))
+                sweeps = min(sweeps, slots, case.d // (case.rows * tiles))
+                cases.append(dataclasses.replace(case, sweeps=sweeps))
     cases = cases if dtype == "float32" else cases[sorted(DTYPES).index(dtype) % 3 :: 3]
     taken = [geometry for geometry, _, _ in run(runner, cases)]
     assert {geometry.lanes for geometry in taken} == {1, 2, 4, 8, 16, 32}
-    assert all(geometry.segments == geometry.pieces == 1 for geometry in taken)
-    assert sum(geometry.passes > 1 for geometry in taken) > len(taken) // 3
+    assert all(geometry.segments == geometry.partials == 1 for geometry in taken)
+    assert sum(geometry.sweeps > 1 for geometry in taken) > len(taken) // 3
 
 
 @requires_gxx

@@ -80,7 +80,7 @@ class Case:
     dim_offset: int = 0
     sample_offset: int = 0
     recut: dict[str, int] = dataclasses.field(default_factory=dict)
-    """Fields of the geometry to change: rows, lanes, turns, passes."""
+    """Fields of the geometry to change: rows, team, turns, sweeps."""
     backwards: bool = False
 
     @property
@@ -111,18 +111,18 @@ class Case:
         if not self.recut:
             return g
         rows, noise_rows = self.recut.get("rows", g.rows), 1 if self.shared_noise else self.d
-        lanes = min(self.recut.get("lanes", g.lanes), noise_rows)
-        slots = min(256 // lanes, g.groups)
+        team = min(self.recut.get("team", g.team), noise_rows)
+        slots = min(256 // team, g.groups)
         turns = self.recut.get("turns", ceil_div(g.groups, slots))
         segments = ceil_div(ceil_div(g.groups, slots), turns)
-        passes = self.recut.get("passes", 1) if segments == 1 and g.groups <= FILL[self.real] else 1
-        blocks = ceil_div(ceil_div(noise_rows, rows * lanes), passes) * segments
+        sweeps = self.recut.get("sweeps", 1) if segments == 1 and g.groups <= FILL[self.real] else 1
+        blocks = ceil_div(ceil_div(noise_rows, rows * team), sweeps) * segments
         width = 1 if self.shared_noise else min(32, 1 << self.d.bit_length() - 1)
         finishing = 0
         if segments > 1 or self.shared_noise:
             finishing = ceil_div(self.d, 256 if self.shared_noise else width)
         return g._replace(
-            blocks=blocks, rows=rows, lanes=lanes, slots=slots, passes=passes, segments=segments,
+            blocks=blocks, rows=rows, team=team, slots=slots, sweeps=sweeps, segments=segments,
             finishing_blocks=finishing, width=width, turns=turns,
         )  # fmt: skip
 
@@ -295,12 +295,12 @@ def test_weights_of_any_type_are_read_with_any_stride(runner: Any, compiled: Any
 
 
 RECUTS = [
-    {"rows": 4, "lanes": 32, "turns": 3},
-    {"rows": 4, "lanes": 7, "turns": 2},
-    {"rows": 4, "lanes": 256, "passes": 1},
-    {"rows": 1, "lanes": 5, "passes": 4},
-    {"rows": 4, "lanes": 3, "passes": 3},
-    {"rows": 1, "lanes": 250, "turns": 40},
+    {"rows": 4, "team": 32, "turns": 3},
+    {"rows": 4, "team": 7, "turns": 2},
+    {"rows": 4, "team": 256, "sweeps": 1},
+    {"rows": 1, "team": 5, "sweeps": 4},
+    {"rows": 4, "team": 3, "sweeps": 3},
+    {"rows": 1, "team": 250, "turns": 40},
 ]
 
 
@@ -320,7 +320,7 @@ def test_every_cut_sums_all_groups(runner: Any, compiled: Any, antithetic: bool)
 @requires_emulator
 def test_bits_do_not_depend_on_rows_per_thread_or_order_of_blocks(runner: Any, compiled: Any) -> None:
     def of(rows: int, backwards: bool) -> Case:
-        recut = {"rows": rows, "lanes": 16, "turns": 5}
+        recut = {"rows": rows, "team": 16, "turns": 5}
         return Case(60, 1700, zeros=0.4, recut=recut, backwards=backwards)
 
     results = run(runner, compiled, [of(1, False), of(4, False), of(1, True), of(4, True)])
@@ -390,10 +390,10 @@ def test_geometry_is_equal_in_both_languages(tmp_path: Path) -> None:
             g = case.usual_geometry()
             assert out.raw == g.packed(), (case, g)
             rows = 1 if shared else d
-            assert g.lanes * g.slots <= 256
+            assert g.team * g.slots <= 256
             assert g.blocks < 2**31 and g.finishing_blocks < 2**31
             assert g.segments * g.turns * g.slots >= g.groups
-            assert g.blocks // g.segments * g.passes * g.rows * g.lanes >= rows
+            assert g.blocks // g.segments * g.sweeps * g.rows * g.team >= rows
             # Little memory, whatever the shape.
             assert g.scratch_size(d, shared, 2) <= 2**20
 

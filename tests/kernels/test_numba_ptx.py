@@ -21,7 +21,7 @@ import pytest
 from cuda_cpp import nvrtc_compile
 from numba_ptx import HOPPER, Capability, Compiled
 from ptx_reader import Instruction, Kernel
-from tables import COVERING, QUICK, STORES, Variant
+from tables import COVERING, QUICK, STORE_KINDS, Variant
 
 from multisample.backends import cupy as cupy_backend
 from multisample.backends.driver import KernelKey
@@ -115,7 +115,7 @@ def test_nvjitlink_links_every_kernel_without_a_warning(compiled: list[Compiled]
 
 @pytest.mark.slow
 def test_staged_kernels_take_less_shared_memory_where_there_is_little(build_once: Build) -> None:
-    staged: Variant = ("float32", False, False, False, STORES.index("staged"))
+    staged: Variant = ("float32", False, False, False, STORE_KINDS.index("staged"))
     sizes = {(7, 5): 18560, (8, 6): 18560, (8, 9): 18560, (9, 0): 34304}
     for result in compile_all(build_once, "numba_ptx_staged", [(staged, capability) for capability in sizes], False):
         name = cupy_backend.kernel_name(KernelKey(*staged, False, False, 0))
@@ -133,7 +133,7 @@ def test_kernels_have_the_launch_bounds_of_the_geometry(compiled: list[Compiled]
             "transposed": geometry.TRANSPOSED_THREADS,
             "transposed_staged": geometry.staged_threads(result.variant[1]),
         }  # fmt: skip
-        assert threads == most.get(result.way, geometry.MOST_THREADS), str(result)
+        assert threads == most.get(result.store_kind, geometry.MOST_THREADS), str(result)
         # ptxas ignores a bound that exceeds the threads of a multiprocessor.
         assert 2 * threads <= threads * blocks <= {(7, 5): 1024}.get(result.capability, 2048), str(result)
 

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from launches import WORDS
 from numba import njit
-from tables import COLUMNS, DTYPES, INPUTS, ROWS, STORES
+from tables import COLUMNS, DTYPES, INPUTS, ROWS, STORE_KINDS
 from transposed_cuts import recut
 
 import multisample
-from multisample.backends.kernels.cuda.geometry import Geometry, geometry, staged_slots_of
+from multisample.backends.kernels.cuda.geometry import Geometry, geometry, staged_own_rows_of
 from multisample.backends.kernels.stream.arithmetic import fma
 from multisample.backends.launch import SIZES
 
@@ -72,8 +72,8 @@ class Case:
         return SIZES[self.dtype]
 
     @property
-    def stores(self) -> str:
-        return STORES[self.usual_cut().stores]
+    def store_kind(self) -> str:
+        return STORE_KINDS[self.usual_cut().store_kind]
 
     @property
     def has_origin_in_memory(self) -> bool:
@@ -145,12 +145,12 @@ class Case:
         if self.cut is None:
             return g
         groups = ceil_div(g.skip + self.n, 8 if self.antithetic else 4)
-        if STORES[g.stores].startswith("transposed"):
-            return recut(self.cut, g, groups, staged_slots_of(self.size, self.antithetic))
+        if STORE_KINDS[g.store_kind].startswith("transposed"):
+            return recut(self.cut, g, groups, staged_own_rows_of(self.size, self.antithetic))
         changed = g._replace(**self.cut(g))
         rows, lanes, shift = changed.rows_per_pass, changed.groups_per_pass, changed.interleave_log2
         pass_stride = self.byte_strides()[0] * rows
-        while STORES[g.stores] in ("shifted", "staged") and (pass_stride << shift) % 16:
+        while STORE_KINDS[g.store_kind] in ("shifted", "staged") and (pass_stride << shift) % 16:
             shift += 1
         threads = ceil_div(lanes * rows, 32) * 32
         bands = ceil_div(ceil_div(self.d, changed.band_rows), 1 << shift) << shift
@@ -345,7 +345,7 @@ def tall(passes: int, per_chunk: int) -> Cut:
 
 def other_cuts() -> Iterator[tuple[str, Cut]]:
     """Other geometries that the kernel supports, each with the store variants to which it applies."""
-    everything = " ".join(STORES)
+    everything = " ".join(STORE_KINDS)
     # More rows per block, in several chunks.
     for passes, per_chunk in [(2, 9), (3, 1), (7, 2), (19, 9), (50, 5), (50, 50)]:
         yield everything, tall(passes, per_chunk)
@@ -365,9 +365,9 @@ def other_cuts() -> Iterator[tuple[str, Cut]]:
     yield "shifted", lambda g: {**with_rest(g), "band_rows": 7, "chunk": 3}
     # Other block widths, and several column runs; shifted rows need whole warps.
     whole, any_width = [(32, 1), (64, 2), (96, 5), (256, 3), (160, 2)], [(1, 1), (3, 2), (33, 4), (257, 1), (287, 2)]
-    for stores, widths in (("aligned shifted strided", whole), ("aligned strided", any_width)):
+    for store_kinds, widths in (("aligned shifted strided", whole), ("aligned strided", any_width)):
         for lanes, steps in widths:
-            yield stores, lambda g, lanes=lanes, steps=steps: {
+            yield store_kinds, lambda g, lanes=lanes, steps=steps: {
                 "groups_per_pass": lanes, "rows_per_pass": 1, "band_rows": 5, "steps": steps,
             }  # fmt: skip
 
@@ -395,13 +395,13 @@ def calls_cut_differently(dtype: str, noise: str) -> Iterator[Case]:
     for d, n in shapes:
         rows = [((n, 1), 0), ((n + 1, 1), 0), ((n, 1), 1), ((n + 2, 1), 2), ((2 * n, 2), 0)]
         for place, (strides, misalignment) in enumerate([*rows, ((1, d + 1), 1), ((1, d), 1)]):
-            for number, (stores, cut) in enumerate(other_cuts()):
+            for number, (store_kinds, cut) in enumerate(other_cuts()):
                 k = next(numbers)
                 case = Case(
                     d, n, dtype, noise, (d + place + number) % 2 == 1, seed=k, sample_offset=k // 2 % 8,
                     dim_offset=7 * k, strides=strides, misalignment=misalignment, cut=cut, backwards=k % 2 == 1,
                 )  # fmt: skip
-                if case.stores in stores.split():
+                if case.store_kind in store_kinds.split():
                     yield case
 
 
@@ -436,15 +436,15 @@ SOME_WORDS = [words for count in range(1, 5) for words in itertools.combinations
 """Combinations of words in memory that need the kernel that reads the seed and the window from memory."""
 
 TABLES: dict[str, tuple[Callable[[str, str], Iterator[Case]], dict[str, int]]] = {
-    "every shape": (every_shape, dict.fromkeys(STORES[:3], 16)),
+    "every shape": (every_shape, dict.fromkeys(STORE_KINDS[:3], 16)),
     "dimensions side by side": (dimensions_side_by_side, {"transposed": 100}),
-    "every address": (every_address, dict.fromkeys(STORES, 11)),
-    "threads beyond the last column": (threads_beyond_the_last_column, dict.fromkeys(STORES, 1)),
-    "any strides": (any_strides, dict.fromkeys(STORES, 3)),
+    "every address": (every_address, dict.fromkeys(STORE_KINDS, 11)),
+    "threads beyond the last column": (threads_beyond_the_last_column, dict.fromkeys(STORE_KINDS, 1)),
+    "any strides": (any_strides, dict.fromkeys(STORE_KINDS, 3)),
     "windows far out": (windows_far_out, {}),
     "windows of pairs": (windows_of_pairs, dict.fromkeys(("staged", "strided", "transposed"), 20)),
-    "offsets in memory": (offsets_in_memory, dict.fromkeys(STORES[:4], 1)),
+    "offsets in memory": (offsets_in_memory, dict.fromkeys(STORE_KINDS[:4], 1)),
     "vectors of every type": (vectors_of_every_type, {}),
-    "calls cut differently": (calls_cut_differently, dict.fromkeys(STORES, 6)),
+    "calls cut differently": (calls_cut_differently, dict.fromkeys(STORE_KINDS, 6)),
 }
 """Tables of cases, each with the least number of cases for each store variant."""

@@ -24,7 +24,7 @@ from cuda_cpp import nvrtc_compile
 from numba_ptx import HOPPER, Compiled, versions
 from places import DATA
 from ptx_reader import opcodes_of
-from tables import COVERING, QUICK, STORES, Variant
+from tables import COVERING, QUICK, STORE_KINDS, Variant
 
 from multisample.backends import cupy as cupy_backend
 from multisample.backends.driver import KernelKey
@@ -96,7 +96,7 @@ def main() -> None:
     before = baselines.get(compilers, {})
     columns = list(next(iter(found.values())))
     width = max(map(len, found))
-    print(f"{compilers}; ways to store: {', '.join(STORES)}")
+    print(f"{compilers}; store kinds: {', '.join(STORE_KINDS)}")
     print(" " * width, *columns, sep="  ")
     for name, counts in found.items():
         old = before.get(name, counts)

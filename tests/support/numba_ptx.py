@@ -23,7 +23,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from ptx_reader import Kernel
-from tables import STORES, Variant
+from tables import STORE_KINDS, Variant
 
 from multisample.backends.kernels.cuda import parameters
 
@@ -58,19 +58,19 @@ class Compiled:
         return Kernel(self.ptx)
 
     @property
-    def way(self) -> str:
-        return STORES[self.variant[4]]
+    def store_kind(self) -> str:
+        return STORE_KINDS[self.variant[4]]
 
     @property
     def is_transposed(self) -> bool:
         """Whether threads iterate over columns, with or without staging."""
-        return self.way in ("transposed", "transposed_staged")
+        return self.store_kind in ("transposed", "transposed_staged")
 
     def __str__(self) -> str:
-        dtype, shared, antithetic, fast, stores = self.variant
+        dtype, shared, antithetic, fast, store_kind = self.variant
         noise, transform = "shared" if shared else "independent", "fast_math" if fast else "portable"
         noise += " antithetic" if antithetic else ""
-        return f"{dtype} {noise} {transform} {STORES[stores]} {self.architecture}"
+        return f"{dtype} {noise} {transform} {STORE_KINDS[store_kind]} {self.architecture}"
 
 
 def compile_all(results: list[Compiled], origin_in_memory: bool = False) -> None:
@@ -153,10 +153,10 @@ def _compile(variant: list[Any] | dict[str, Any] | None, capability: tuple[int, 
         real, _, _, rows, with_second, *_ = variant["moments"]
         options = {"launch_bounds": cuda_compilation.moments_bounds(real, rows, with_second)}
     elif variant is not None:
-        dtype, shared, antithetic, _, stores, *_ = variant
+        dtype, shared, antithetic, _, store_kind, *_ = variant
         function = cuda_compilation.variant_kernel(*variant, device=cuda_compilation.device_kind(capability))
         signature = parameters.SIGNATURE
-        bounds = cuda_compilation.launch_bounds(dtype, shared, antithetic, stores, capability)
+        bounds = cuda_compilation.launch_bounds(dtype, shared, antithetic, store_kind, capability)
         options = {"launch_bounds": bounds}
     ptx, _ = cuda.compile(
         function, signature.args, device=False, abi="numba", cc=capability, output="ptx", **options

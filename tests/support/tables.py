@@ -20,7 +20,7 @@ __all__ = [
     "NOISES",
     "QUICK",
     "ROWS",
-    "STORES",
+    "STORE_KINDS",
     "VARIANTS",
     "GradientVariant",
     "Variant",
@@ -38,27 +38,33 @@ INPUTS += [np.dtype(f"{sign}int{width}") for sign in ("", "u") for width in (8, 
 """Element types of mu and sigma."""
 
 NOISES = ("independent", "shared")
-STORES = ("aligned", "shifted", "staged", "strided", "transposed", "transposed_staged")
-"""Store variants of the CUDA kernels, in the order of the C++ enumeration."""
+STORE_KINDS = ("aligned", "shifted", "staged", "strided", "transposed", "transposed_staged")
+"""Store kinds of the CUDA kernels, in the order of the C++ enumeration."""
 
 Variant = tuple[str, bool, bool, bool, int]
-"""Element type, whether noise is shared, antithetic, fast_math, and the index in `STORES`."""
+"""Element type, whether noise is shared, antithetic, fast_math, and the index in `STORE_KINDS`."""
 VARIANTS: list[Variant] = [
     variant
-    for variant in itertools.product(DTYPES, (False, True), (False, True), (False, True), range(len(STORES)))
+    for variant in itertools.product(DTYPES, (False, True), (False, True), (False, True), range(len(STORE_KINDS)))
     if not (variant[3] and variant[0] == "float64")
 ]
 """All variants of the CUDA kernel."""
 COVERING = [
     variant
     for variant in VARIANTS
-    for dtype, shared, antithetic, fast, stores in [variant]
+    for dtype, shared, antithetic, fast, store_kind in [variant]
     # All variants of float32 without fast_math; the other types and fast_math alternate.
     if (dtype == "float32" and not fast)
-    or (dtype == "float32" and antithetic == ((stores + shared) % 2 == 1))
-    or (dtype == "float64" and antithetic == ((stores + shared) % 2 == 0))
-    or (dtype == "float16" and (antithetic, fast) == ((stores + shared) % 2 == 0, (stores // 2 + shared) % 2 == 0))
-    or (dtype == "bfloat16" and (shared, antithetic, fast) == (stores % 2 == 1, stores // 2 % 2 == 0, stores == 3))
+    or (dtype == "float32" and antithetic == ((store_kind + shared) % 2 == 1))
+    or (dtype == "float64" and antithetic == ((store_kind + shared) % 2 == 0))
+    or (
+        dtype == "float16"
+        and (antithetic, fast) == ((store_kind + shared) % 2 == 0, (store_kind // 2 + shared) % 2 == 0)
+    )
+    or (
+        dtype == "bfloat16"
+        and (shared, antithetic, fast) == (store_kind % 2 == 1, store_kind // 2 % 2 == 0, store_kind == 3)
+    )
 ]
 """A subset with all pairs of choices and all portable float32 variants, for compilers that are slow."""
 QUICK: list[Variant] = [
@@ -69,7 +75,7 @@ QUICK: list[Variant] = [
     ("float32", False, True, False, 4),
     ("float32", False, False, False, 5),
 ]
-"""One variant for each way to store."""
+"""One variant for each store kind."""
 
 GradientVariant = tuple[str, bool, bool, bool, int, bool, bool]
 """Element type, whether noise is shared, antithetic, fast_math, rows of a thread, whether the kernel only reads at

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from multisample.backends.kernels.cuda.geometry import KERNEL_STORES, TRANSPOSED_THREADS, Geometry
+from multisample.backends.kernels.cuda.geometry import STORE_KINDS, TRANSPOSED_THREADS, Geometry
 
 
-def recut(cut: Callable[[Geometry], dict[str, int]], usual: Geometry, groups: int, slots: int) -> Geometry:
+def recut(cut: Callable[[Geometry], dict[str, int]], usual: Geometry, groups: int, own_rows: int) -> Geometry:
     """`usual` with the groups per pass, chunk or band changed by `cut`, and the dependent fields computed again.
 
-    `cut` changes fields for rows, which stand for groups here. A thread of kTransposedStaged has `slots` dimensions.
+    `cut` changes fields for rows, which stand for groups here. A thread of kTransposedStaged has `own_rows` dimensions.
     """
     as_rows = usual._replace(rows_per_pass=usual.groups_per_pass, band_rows=usual.band_groups)
     changed = as_rows._replace(**cut(as_rows))
     threads, tiles = usual.threads, 1
-    if KERNEL_STORES[usual.stores] == "kTransposed":
+    if STORE_KINDS[usual.store_kind] == "kTransposed":
         turns = min(changed.rows_per_pass, 32)
         warps = -(-turns * usual.pieces // (32 - usual.overlap))
         threads = 32 * min(warps, TRANSPOSED_THREADS // 32)
         tiles = -(-32 * warps // threads)
     else:
-        turns = min(changed.rows_per_pass, threads * slots // usual.pieces, threads)
+        turns = min(changed.rows_per_pass, threads * own_rows // usual.pieces, threads)
     passes, per_chunk = (max(rows // changed.rows_per_pass, 1) for rows in (changed.band_rows, changed.chunk))
     return usual._replace(
         threads=threads,

@@ -28,13 +28,13 @@ from .division import SHARE, most_threads, window_of, window_shape, windows
 from .fields import HALF, LAUNCH_WORDS, WORD, half
 from .intrinsics import integers_at, stack_array, use_widest_vectors
 from .kernel import window_address
-from .moments import FEW_ROWS, MOST_ROWS, PIECE, ROUND, list_function, sum_function
-from .threads import SLOTS_LENGTH, for_each, helper_slots
+from .moments import FEW_ROWS, MOST_ROWS, ROUND, SEGMENT, list_function, sum_function
+from .threads import POOL_LENGTH, for_each, helper_pool
 
 __all__ = ["find_threads", "function_address", "kernel_groups"]
 
-# The table: the address of the helpers' slots, the most threads of a call, and window kernels by type and antithetic.
-_SLOTS, _THREADS, _KERNELS, _TABLE = 0, 1, 2, 2 + 2 * (max(ElementType) + 1)
+# The table: the address of the pool of helpers, the most threads of a call, and window kernels by type and antithetic.
+_POOL, _THREADS, _KERNELS, _TABLE = 0, 1, 2, 2 + 2 * (max(ElementType) + 1)
 _table = np.zeros(_TABLE, np.int64)
 llvmlite.binding.add_symbol("multisample_cpu_table", _table.ctypes.data)
 
@@ -217,7 +217,7 @@ def _draw_function() -> Callable[..., Any]:
 
     def draw_all(address):
         launch, table = integers_at(address, LAUNCH_WORDS), integers_at(symbol("multisample_cpu_table"), _TABLE)
-        slots = integers_at(table[_SLOTS], SLOTS_LENGTH)
+        pool = integers_at(table[_POOL], POOL_LENGTH)
         rows, columns, batch = launch[WORD.rows], launch[WORD.columns], max(half(launch, HALF.batch), 1)
         shared_noise = half(launch, HALF.shared_noise) != 0
         antithetic = half(launch, HALF.antithetic)
@@ -225,7 +225,7 @@ def _draw_function() -> Callable[..., Any]:
         most = most_threads(rows, columns, shared_noise)
         if most == 1 or (batch > 1 and rows * columns <= 2 * SHARE):
             threads = _threads(launch, table, min(batch, (batch * rows * columns + SHARE - 1) // SHARE))
-            for_each(draw_matrix, (address, kernel), batch, threads, slots)
+            for_each(draw_matrix, (address, kernel), batch, threads, pool)
             return 0
         threads, block = _threads(launch, table, most), 8 if antithetic else 4
         down = launch[WORD.row_stride] < launch[WORD.column_stride] and rows > 1
@@ -233,7 +233,7 @@ def _draw_function() -> Callable[..., Any]:
         for b in range(batch):
             skip = _numbers(launch, b)[3] % block
             across, high = windows(rows, columns, skip, height, width)
-            for_each(draw_part, (address, kernel, b, skip, height, width, across), across * high, threads, slots)
+            for_each(draw_part, (address, kernel, b, skip, height, width, across), across * high, threads, pool)
         return 0
 
     return draw_all
@@ -245,26 +245,22 @@ def _gradient_function(real: str) -> Callable[..., Any]:
 
     def sum_all(address):
         launch, table = integers_at(address, LAUNCH_WORDS), integers_at(symbol("multisample_cpu_table"), _TABLE)
-        slots = integers_at(table[_SLOTS], SLOTS_LENGTH)
+        pool = integers_at(table[_POOL], POOL_LENGTH)
         rows, columns, batch = launch[WORD.rows], launch[WORD.columns], max(half(launch, HALF.batch), 1)
         kernel = table[_KERNELS + 2 * kind + half(launch, HALF.antithetic)]
         # Rows that are neighbours in memory share tiles.
         width = min(columns, _TILE if launch[WORD.column_stride] < launch[WORD.row_stride] else _TILE // _TILE_ROWS)
         height = min(rows, _TILE_ROWS, _TILE // width)
         threads = _threads(launch, table, most_threads(batch * rows, columns, False))
-        for_each(sum_band, (address, kernel, height, width), batch * ((rows + height - 1) // height), threads, slots)
+        for_each(sum_band, (address, kernel, height, width), batch * ((rows + height - 1) // height), threads, pool)
         return 0
 
     return sum_all
 
 
-def _moments_function(real: str) -> Callable[..., Any]:
+@functools.cache
+def _moments_store(real: str) -> Callable[..., Any]:
     number, size = getattr(np, real), np.dtype(real).itemsize
-    list_singles, list_pairs = (
-        cached(list_function(width), f"cpu-list_groups_{real}{suffix}", source_digest())
-        for width, suffix in ((4, ""), (8, "_antithetic"))
-    )
-    sum_rows = cached(sum_function(real), f"cpu-sum_rows_{real}", source_digest())
 
     @inline
     def store(launch, top, rows, sums, weight):
@@ -279,8 +275,15 @@ def _moments_function(real: str) -> Callable[..., Any]:
             for r in range(rows):
                 second[r] = number(sigma * sigma * sums[r if len(sums) > 1 else 0, 1])
 
+    return store
+
+
+def _moments_part(real: str) -> Callable[..., Any]:
+    number, size, store = getattr(np, real), np.dtype(real).itemsize, _moments_store(real)
+    sum_rows = cached(sum_function(real), f"cpu-sum_rows_{real}", source_digest())
+
     def sum_part(arguments, index):
-        """The sums of a band of rows: of all groups, which are stored, or of a piece, which are added to `totals`."""
+        """The sums of a band of rows: of all groups, which are stored, or of a segment, which are added to `totals`."""
         address, lists, most, count, totals, height, weight = arguments
         launch = integers_at(address, LAUNCH_WORDS)
         of_first = numbers_at(lists, 4 * count, number)
@@ -298,19 +301,28 @@ def _moments_function(real: str) -> Callable[..., Any]:
             sum_rows(groups, of_first, of_second, sums, np.uint64(seed), np.uint64(offset), row)
             store(launch, top, height, sums, weight)
             return
-        begin = index // bands * PIECE
-        end = begin + PIECE
+        begin = index // bands * SEGMENT
+        end = begin + SEGMENT
         sums = numbers_at(totals + 16 * (index // bands * rows + top), 2 * height, np.float64).reshape((height, 2))
         sum_rows(
             groups[begin:end], of_first[4 * begin : 4 * end], of_second[4 * begin : 4 * end], sums, np.uint64(seed),
             np.uint64(offset), row,
         )  # fmt: skip
 
-    of_part = cached(sum_part, f"cpu-sum_part_{real}", source_digest())
+    return sum_part
+
+
+def _moments_function(real: str) -> Callable[..., Any]:
+    number, size, store = getattr(np, real), np.dtype(real).itemsize, _moments_store(real)
+    list_singles, list_pairs = (
+        cached(list_function(width), f"cpu-list_groups_{real}{suffix}", source_digest())
+        for width, suffix in ((4, ""), (8, "_antithetic"))
+    )
+    of_part = cached(_moments_part(real), f"cpu-sum_part_{real}", source_digest())
 
     def sum_moments(address):
         launch, table = integers_at(address, LAUNCH_WORDS), integers_at(symbol("multisample_cpu_table"), _TABLE)
-        slots = integers_at(table[_SLOTS], SLOTS_LENGTH)
+        pool = integers_at(table[_POOL], POOL_LENGTH)
         columns, is_shared = launch[WORD.columns], half(launch, HALF.shared_noise) != 0
         is_antithetic, rows = half(launch, HALF.antithetic), 1 if is_shared else launch[WORD.rows]
         most = columns // (8 if is_antithetic else 4) + 2 + ROUND
@@ -329,20 +341,20 @@ def _moments_function(real: str) -> Callable[..., Any]:
         threads = _threads(launch, table, max(1, (4 * rows * count + SHARE - 1) // SHARE))
         height = min(MOST_ROWS, (rows + 4 * threads - 1) // (4 * threads) if threads > 1 else rows)
         bands = (rows + height - 1) // height
-        if not is_shared and (threads == 1 or rows >= FEW_ROWS or count <= PIECE):
-            for_each(of_part, (address, lists, most, count, 0, height, weight), bands, threads, slots)
+        if not is_shared and (threads == 1 or rows >= FEW_ROWS or count <= SEGMENT):
+            for_each(of_part, (address, lists, most, count, 0, height, weight), bands, threads, pool)
             _free(lists)
             return 0
-        # The pieces' sums are added in the same order as by a thread that has all pieces.
-        pieces = max(1, (count + PIECE - 1) // PIECE)
-        totals = _allocate(pieces * rows, 16)
+        # The segments' sums are added in the same order as by a thread that has all segments.
+        segments = max(1, (count + SEGMENT - 1) // SEGMENT)
+        totals = _allocate(segments * rows, 16)
         if totals == 0:
             _free(lists)
             return 1
-        for_each(of_part, (address, lists, most, count, totals, height, weight), bands * pieces, threads, slots)
+        for_each(of_part, (address, lists, most, count, totals, height, weight), bands * segments, threads, pool)
         sums = numbers_at(totals, 2 * rows, np.float64)
-        for piece in range(1, pieces):
-            more = numbers_at(totals + 16 * rows * piece, 2 * rows, np.float64)
+        for segment in range(1, segments):
+            more = numbers_at(totals + 16 * rows * segment, 2 * rows, np.float64)
             for k in range(2 * rows):
                 sums[k] += more[k]
         store(launch, 0, launch[WORD.rows], sums.reshape((rows, 2)), weight)
@@ -398,16 +410,16 @@ def _find_kernel(dtype: str, antithetic: bool) -> None:
 def find_threads() -> None:
     """Read anew how many threads calls may have."""
     _table[_THREADS] = configured_threads()
-    _find_slots()
+    _find_pool()
 
 
-def _find_slots() -> None:
+def _find_pool() -> None:
     if _table[_THREADS]:
-        _table[_SLOTS] = helper_slots(int(_table[_THREADS]) - 1).ctypes.data
+        _table[_POOL] = helper_pool(int(_table[_THREADS]) - 1).ctypes.data
 
 
-if hasattr(os, "register_at_fork"):  # After the hook of `threads`, which makes new slots.
-    os.register_at_fork(after_in_child=_find_slots)
+if hasattr(os, "register_at_fork"):  # After the hook of `threads`, which makes a new pool.
+    os.register_at_fork(after_in_child=_find_pool)
 
 
 def kernel_groups() -> list[list[Callable[[], Any]]]:

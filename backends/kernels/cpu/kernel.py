@@ -37,7 +37,7 @@ from .intrinsics import (
     store_apart,
     use_widest_vectors,
 )
-from .threads import SLOTS, for_each, starting_kernel
+from .threads import POOL, for_each, starting_kernel
 
 __all__ = [
     "kernel_groups", "value_kernel", "window_address", "window_kernel", "window_parameters",
@@ -56,7 +56,7 @@ _TILE_NORMALS = 4 * _TILE
 _TILE_PAIRS = 2 * _TILE_NORMALS
 # Rows whose mu and sigma are copied to the stack. So many rows make long runs of memory. The second is for shared
 # noise, which is drawn faster.
-_BATCH, _LONG_BATCH = 2048, 8192
+_CHUNK, _LONG_CHUNK = 2048, 8192
 # Rows that the widest vectors hold.
 _HEIGHT = 16
 # Elements of one column of a tile with few rows; and of its eight columns, padded by a vector.
@@ -201,8 +201,8 @@ def _draw_down(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_c
     skip = first_column % block_columns
     first_block = first_column // block_columns
     row_blocks = (skip + columns + block_columns - 1) // block_columns
-    m, s = stack_array(_BATCH, mu.dtype), stack_array(_BATCH, mu.dtype)
-    nowhere = stack_array(_BATCH, out.dtype)
+    m, s = stack_array(_CHUNK, mu.dtype), stack_array(_CHUNK, mu.dtype)
+    nowhere = stack_array(_CHUNK, out.dtype)
     few_m, few_s = stack_array(_PLACES, mu.dtype), stack_array(_PLACES, mu.dtype)
     row_of, block_of = stack_array(_PLACES, np.uint32), stack_array(_PLACES, np.uint32)
     # If the last vector of a column would be largely empty, its rows are drawn before the other rows, several blocks at
@@ -225,13 +225,13 @@ def _draw_down(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_c
             if r == rows - height:
                 r = 0
                 b += 1
-    # Rows are divided evenly. The last batch ends where the rows end, and the last vector where the batch ends: storing
+    # Rows are divided evenly. The last chunk ends where the rows end, and the last vector where the chunk ends: storing
     # some elements twice is faster than a loop for the remainder.
-    batches = max(1, (height + _BATCH - 1) // _BATCH)
-    batch = max(1, (height + batches - 1) // batches)
+    chunks = max(1, (height + _CHUNK - 1) // _CHUNK)
+    chunk = max(1, (height + chunks - 1) // chunks)
     # Prefetch places further down the column, then the next block or the next tile.
     pitch = out.strides[1] // out.itemsize
-    near, far = _NEAR, _NEAR - batch + block_columns * pitch
+    near, far = _NEAR, _NEAR - chunk + block_columns * pitch
     if height < rows:
         near = far = tile_blocks * block_columns * pitch
     for t in range(0, row_blocks, tile_blocks):
@@ -244,10 +244,10 @@ def _draw_down(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_c
                 block, narrow, few_m, few_s, row_of, block_of, out, o0, o1, k0, k1, i, g, antithetic, height, part,
                 of_block, left,
             )  # fmt: skip
-        for r in range(0, height, batch):
-            top = min(r, height - batch)
+        for r in range(0, height, chunk):
+            top = min(r, height - chunk)
             i = np.uint64(first_row + top)
-            for k in range(batch):
+            for k in range(chunk):
                 m[k], s[k] = mu[top + k], sigma[top + k]
             for b in range(t, t + part):
                 g = np.uint64(first_block + b)
@@ -256,10 +256,10 @@ def _draw_down(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_c
                 x1, y1 = run_down(out, top, c + step, nowhere), run_down(out, top, c + step + 1, nowhere)
                 x2, y2 = run_down(out, top, c + 2 * step, nowhere), run_down(out, top, c + 2 * step + 1, nowhere)
                 x3, y3 = run_down(out, top, c + 3 * step, nowhere), run_down(out, top, c + 3 * step + 1, nowhere)
-                for start in range(0, batch, _HEIGHT):
-                    last = min(start, batch - _HEIGHT)
+                for start in range(0, chunk, _HEIGHT):
+                    last = min(start, chunk - _HEIGHT)
                     first = np.uint64(last)
-                    ahead = last + (near if last + near < batch else far)
+                    ahead = last + (near if last + near < chunk else far)
                     prefetch(x0, ahead, 16)
                     prefetch(x1, ahead, 16)
                     prefetch(x2, ahead, 16)
@@ -287,15 +287,15 @@ def _scale_and_narrow_down(narrow, z, mu, sigma, out):
     """Store columns of shared noise `z` where rows are adjacent."""
     use_widest_vectors()
     rows, columns = out.shape
-    m, s = stack_array(_BATCH, mu.dtype), stack_array(_BATCH, mu.dtype)
-    for top in range(0, rows, _BATCH):
-        batch = min(_BATCH, rows - top)
-        for k in range(batch):
+    m, s = stack_array(_CHUNK, mu.dtype), stack_array(_CHUNK, mu.dtype)
+    for top in range(0, rows, _CHUNK):
+        chunk = min(_CHUNK, rows - top)
+        for k in range(chunk):
             m[k], s[k] = mu[top + k], sigma[top + k]
         for c in range(columns):
             of_column = z[c]
-            column = contiguous(out[top : top + batch, c])
-            for k in range(np.uint64(batch)):
+            column = contiguous(out[top : top + chunk, c])
+            for k in range(np.uint64(chunk)):
                 column[k] = narrow(fma(s[k], of_column, m[k]))
 
 
@@ -304,7 +304,7 @@ def _scale_down(narrow, z, mu, sigma, out):
     """`_scale_and_narrow_down` for types that need no narrowing."""
     use_widest_vectors()
     rows, columns = out.shape
-    m, s = stack_array(_LONG_BATCH, mu.dtype), stack_array(_LONG_BATCH, mu.dtype)
+    m, s = stack_array(_LONG_CHUNK, mu.dtype), stack_array(_LONG_CHUNK, mu.dtype)
     step = out.strides[1] // out.itemsize
     if rows <= 3 * _HEIGHT:
         for k in range(_HEIGHT):
@@ -339,13 +339,13 @@ def _scale_down(narrow, z, mu, sigma, out):
             for k in range(rows):
                 out[k, c] = fma(s[k], z[c], m[k])
         return
-    # Batches and vectors as in `_draw_down`.
-    batches = (rows + _LONG_BATCH - 1) // _LONG_BATCH
-    batch = (rows + batches - 1) // batches
+    # Chunks and vectors as in `_draw_down`.
+    chunks = (rows + _LONG_CHUNK - 1) // _LONG_CHUNK
+    chunk = (rows + chunks - 1) // chunks
     near = _AHEAD // out.itemsize
-    for r in range(0, rows, batch):
-        top = min(r, rows - batch)
-        for k in range(batch):
+    for r in range(0, rows, chunk):
+        top = min(r, rows - chunk)
+        for k in range(chunk):
             m[k], s[k] = mu[top + k], sigma[top + k]
         # Four columns at once, because mu and sigma of many rows come from the second-level cache each time. The last
         # column is repeated to fill four.
@@ -354,9 +354,9 @@ def _scale_down(narrow, z, mu, sigma, out):
             z0, z1, z2, z3 = z[c0], z[c1], z[c2], z[c3]
             x0, x1 = run_down(out, top, c0, m), run_down(out, top, c1, m)
             x2, x3 = run_down(out, top, c2, m), run_down(out, top, c3, m)
-            for start in range(0, batch, _HEIGHT):
-                k = min(start, batch - _HEIGHT)
-                far = near if k + near < batch else near + 4 * step - batch
+            for start in range(0, chunk, _HEIGHT):
+                k = min(start, chunk - _HEIGHT)
+                far = near if k + near < chunk else near + 4 * step - chunk
                 scale_vector(x0, k, s, z0, m, k, 16, far)
                 scale_vector(x1, k, s, z1, m, k, 16, far)
                 scale_vector(x2, k, s, z2, m, k, 16, far)
@@ -528,9 +528,9 @@ def _window_name(dtype: str, antithetic: bool) -> str:
 
 @functools.cache
 def windows_kernel(dtype: str, antithetic: bool = False) -> Callable[..., None]:
-    """``kernel(mu, sigma, out, seed, offset, first_row, first_column, shared_noise, height, width, threads, slots)``.
+    """``kernel(mu, sigma, out, seed, offset, first_row, first_column, shared_noise, height, width, threads, pool)``.
 
-    As `window_kernel`, on up to `threads` threads: the calling one, and helpers with these `slots` (`threads.helpers`).
+    As `window_kernel`, on up to `threads` threads: the calling one, and helpers with these `pool` (`threads.helpers`).
     They draw windows of up to `height` rows, and up to `width` columns, a multiple of the columns of a block.
     """
     draw = cached(_window_function(dtype, antithetic), f"cpu-{_window_name(dtype, antithetic)}", source_digest())
@@ -549,15 +549,13 @@ def windows_kernel(dtype: str, antithetic: bool = False) -> Callable[..., None]:
     name = f"{_window_name(dtype, antithetic)}_windows"
     of_window = cached(draw_window, f"cpu-{name}_of_thread", source_digest())
 
-    def draw_windows(
-        mu, sigma, out, seed, offset, first_row, first_column, shared_noise, height, width, threads, slots
-    ):
+    def draw_windows(mu, sigma, out, seed, offset, first_row, first_column, shared_noise, height, width, threads, pool):
         rows, columns = out.shape
         across, high = windows(rows, columns, first_column % block, height, width)
         arguments = mu, sigma, out, seed, offset, first_row, first_column, shared_noise, height, width, across
-        for_each(of_window, arguments, across * high, threads, slots)
+        for_each(of_window, arguments, across * high, threads, pool)
 
-    return _compiled(types.void(*parameters, types.int64, SLOTS), draw_windows, name)
+    return _compiled(types.void(*parameters, types.int64, POOL), draw_windows, name)
 
 
 @functools.cache

@@ -21,14 +21,14 @@ from multisample.backends.kernels.stream.rounding import NARROWING
 from multisample.backends.kernels.stream.words import stream_key, word
 
 from .intrinsics import default_floats, restore_floats, stack_array, use_widest_vectors
-from .threads import SLOTS, for_each
+from .threads import POOL, for_each
 
 __all__ = [
-    "FEW_ROWS", "MOST_ROWS", "PIECE", "ROUND", "finishing_kernel", "kernel_groups", "list_function", "listing_kernel",
+    "FEW_ROWS", "MOST_ROWS", "ROUND", "SEGMENT", "finishing_kernel", "kernel_groups", "list_function", "listing_kernel",
     "moments_kernel", "sum_function", "summing_kernel",
 ]  # fmt: skip
 
-PIECE = 4096
+SEGMENT = 4096
 """Groups whose sums are added up by themselves."""
 ROUND = 8
 """A list has a multiple of this many groups."""
@@ -104,9 +104,9 @@ def sum_function(real: str) -> Callable[..., Any]:
         for r in range(sums.shape[0]):
             i = np.uint64(first_row + r)
             s_row, q_row = 0.0, 0.0
-            for piece in range(0, groups.size, PIECE):
-                s_piece, q_piece = 0.0, 0.0
-                for t in range(piece, min(piece + PIECE, groups.size), _TILE):
+            for segment in range(0, groups.size, SEGMENT):
+                s_segment, q_segment = 0.0, 0.0
+                for t in range(segment, min(segment + SEGMENT, groups.size), _TILE):
                     count = min(_TILE, groups.size - t)
                     for g in range(np.uint64(count)):
                         z0, z1, z2, z3 = block(np.uint64(groups[np.uint64(t) + g]), i, o0, o1, k0, k1)
@@ -116,10 +116,10 @@ def sum_function(real: str) -> Callable[..., Any]:
                         z[c + np.uint64(2)] = z2
                         z[c + np.uint64(3)] = z3
                     s, q = add_products(z, first, second, 4 * t, 4 * count, a, b)
-                    s_piece += s
-                    q_piece += q
-                s_row += s_piece
-                q_row += q_piece
+                    s_segment += s
+                    q_segment += q
+                s_row += s_segment
+                q_row += q_segment
             sums[r, 0] += s_row
             sums[r, 1] += q_row
         restore_floats(before)
@@ -184,34 +184,34 @@ def _sum_parameters(real: str) -> tuple[Any, ...]:
 
 @functools.cache
 def summing_kernel(real: str) -> Callable[..., None]:
-    """``kernel(groups, first, second, totals, seed, offset, first_row, height, threads, slots)`` draws listed groups.
+    """``kernel(groups, first, second, totals, seed, offset, first_row, height, threads, pool)`` draws listed groups.
 
-    `totals` has a matrix for each PIECE groups, and a row for each row of noise. The kernel adds the sums of `first`
-    times z, and of `second` times z squared. Each of the threads, see `kernel.windows_kernel`, adds up pieces of up to
-    `height` rows. The list has a multiple of ROUND groups.
+    `totals` has a matrix for each SEGMENT groups, and a row for each row of noise. The kernel adds the sums of `first`
+    times z, and of `second` times z squared. Each of the threads, see `kernel.windows_kernel`, adds up segments in up
+    to `height` rows. The list has a multiple of ROUND groups.
     """
     sum_rows = _cached(sum_function(real), f"sum_rows_{real}")
     groups, first, second, _, seed, offset, first_row = _sum_parameters(real)
     parameters = groups, first, second, types.Array(types.float64, 3, "C"), seed, offset, first_row, types.int64
 
-    def sum_piece(arguments, index):
+    def sum_segment(arguments, index):
         groups, first, second, totals, seed, offset, first_row, height = arguments
         bands = (totals.shape[1] + height - 1) // height
-        begin, top = index // bands * PIECE, index % bands * height
-        end = begin + PIECE
+        begin, top = index // bands * SEGMENT, index % bands * height
+        end = begin + SEGMENT
         sum_rows(
             groups[begin:end], first[4 * begin : 4 * end], second[4 * begin : 4 * end],
             totals[index // bands, top : top + height], seed, offset, first_row + top,
         )  # fmt: skip
 
-    of_piece = _cached(sum_piece, f"sum_piece_{real}")
+    of_segment = _cached(sum_segment, f"sum_segment_{real}")
 
-    def sum_pieces(groups, first, second, totals, seed, offset, first_row, height, threads, slots):
+    def sum_segments(groups, first, second, totals, seed, offset, first_row, height, threads, pool):
         bands = (totals.shape[1] + height - 1) // height
         arguments = groups, first, second, totals, seed, offset, first_row, height
-        for_each(of_piece, arguments, bands * totals.shape[0], threads, slots)
+        for_each(of_segment, arguments, bands * totals.shape[0], threads, pool)
 
-    return _compiled(types.void(*parameters, types.int64, SLOTS), sum_pieces, f"sum_pieces_{real}")
+    return _compiled(types.void(*parameters, types.int64, POOL), sum_segments, f"sum_segments_{real}")
 
 
 @functools.cache
@@ -219,7 +219,7 @@ def moments_kernel(dtype: str) -> Callable[..., None]:
     """Draw, sum and store the moments of independent noise: `summing_kernel` and `finishing_kernel` in one.
 
     ``kernel(groups, of_first, of_second, seed, offset, first_row, mu, sigma, weight, first, second, height, threads,
-    slots)``. A thread takes up to `height` rows at a time, at most MOST_ROWS.
+    pool)``. A thread takes up to `height` rows at a time, at most MOST_ROWS.
     """
     real = MATRIX_TYPES[dtype].computing
     sum_rows = _cached(sum_function(real), f"sum_rows_{real}")
@@ -240,12 +240,12 @@ def moments_kernel(dtype: str) -> Callable[..., None]:
     of_band = _cached(finish_band, f"finish_band_{dtype}")
 
     def finish_bands(
-        groups, of_first, of_second, seed, offset, first_row, mu, sigma, weight, first, second, height, threads, slots
+        groups, of_first, of_second, seed, offset, first_row, mu, sigma, weight, first, second, height, threads, pool
     ):
         arguments = groups, of_first, of_second, seed, offset, first_row, mu, sigma, weight, first, second, height
-        for_each(of_band, arguments, (len(first) + height - 1) // height, threads, slots)
+        for_each(of_band, arguments, (len(first) + height - 1) // height, threads, pool)
 
-    return _compiled(types.void(*parameters, types.int64, SLOTS), finish_bands, f"finish_bands_{dtype}")
+    return _compiled(types.void(*parameters, types.int64, POOL), finish_bands, f"finish_bands_{dtype}")
 
 
 @functools.cache

@@ -3,10 +3,10 @@
 A helper that waited in Python would need the GIL to continue. With 15 helpers, these waits took longer than drawing a
 (1000, 10000) matrix.
 
-Each helper has a slot and sleeps on a lock of its own. The slot is free, busy, or has the address of a call that wants
-the helper. A call takes free slots and wakes their helpers. When no work is left, it takes back the slots of helpers
-that have not begun: it never waits for a thread that the system does not run, or that a child forked by C code does not
-have.
+Each helper has a record and sleeps on a lock of its own. The record is free, busy, or has the address of a call that
+wants the helper. A call takes free records and wakes their helpers. When no work is left, it takes back the records of
+helpers that have not begun: it never waits for a thread that the system does not run, or that a child forked by C code
+does not have.
 
 Calls also start the helpers that they lack, in compiled code. No exception or signal handler can interrupt that, a
 start needs no lock, the stack has the size that kernels need, and a monkey patch of `threading` changes nothing.
@@ -41,25 +41,25 @@ from .intrinsics import (
     thread_entry,
 )
 
-__all__ = ["SLOTS", "SLOTS_LENGTH", "for_each", "helper_slots", "starting_kernel"]
+__all__ = ["POOL", "POOL_LENGTH", "for_each", "helper_pool", "starting_kernel"]
 
-SLOTS = types.Array(types.int64, 1, "C")
-"""The Numba type of the slots."""
+POOL = types.Array(types.int64, 1, "C")
+"""The Numba type of a pool of helpers."""
 
 # Numbers in a cache line.
 _LINE = 8
-# Elements of a slot, a line: its state, its helper's lock, the helper's number among the threads of the call, the
-# helper's `pthread_t`, the system's number of the process that started it, and the processor that it avoids.
+# Elements of a helper's record, a line: its state, its helper's lock, the helper's number among the threads of the
+# call, the helper's `pthread_t`, the system's number of the process that started it, and the processor that it avoids.
 _STATE, _LOCK, _NUMBER, _THREAD, _PROCESS, _AVOIDED = range(6)
-# States. Another number is the address of a call that has taken the slot, and whose helper has not begun.
+# States. Another number is the address of a call that has taken the record, and whose helper has not begun.
 _FREE, _BUSY, _NO_THREAD = range(3)
 _MOST_HELPERS = 255
-# The line before the slots: the `entry_address` of a function that starts a helper, and how many helpers all calls that
-# run now want together.
+# The line before the records: the `entry_address` of a function that starts a helper, and how many helpers all calls
+# that run now want together.
 _START, _WANTED, _FIRST = 0, 1, _LINE
-SLOTS_LENGTH = _FIRST + _MOST_HELPERS * _LINE
-"""The number of elements of the slots."""
-# Elements of a call. From _BEGUN on, each thread has a line, with the first index of its part that has not begun.
+POOL_LENGTH = _FIRST + _MOST_HELPERS * _LINE
+"""The number of elements of a pool."""
+# Elements of a call. From _BEGUN on, each thread has a line, with the next unclaimed index of its part.
 _ENTRY, _ARGUMENTS, _COUNT, _THREADS, _HELPERS, _BEGUN = 0, 1, 2, 3, 4, _LINE
 _CALL = _BEGUN + (_MOST_HELPERS + 1) * _LINE
 # How many times a waiting thread loads a number before it sleeps or lets others run: some 70 us. Waking a thread takes
@@ -95,7 +95,7 @@ else:
 
 
 @inline
-def for_each(function, arguments, count, threads, slots):
+def for_each(function, arguments, count, threads, pool):
     """Call ``function(arguments, index)`` for each index below `count`, on up to `threads` threads with this one.
 
     `arguments` is a tuple. Returns when every call has returned. `function` must not raise. Needs neither the GIL nor a
@@ -107,7 +107,7 @@ def for_each(function, arguments, count, threads, slots):
     call[_COUNT], call[_THREADS], call[_HELPERS] = count, threads, 0
     for part in range(threads):
         call[_BEGUN + part * _LINE] = part * _part_size(call)
-    _run(call, slots)
+    _run(call, pool)
 
 
 @inline
@@ -133,93 +133,93 @@ def _work(call, number):
 
 
 @inline
-def _keep_away(slots, slot, processor):
+def _keep_away(pool, helper, processor):
     """Let the helper run where the caller may, but not on the caller's `processor`.
 
     Linux often puts a thread that wakes up there, above all in a virtual machine, where idle processors seem busy.
     """
-    # A child that C code forked has the slots of its parent, whose threads it must not touch.
-    if slots[slot + _AVOIDED] != processor and slots[slot + _PROCESS] == _process():
+    # A child that C code forked has the pool of its parent, whose threads it must not touch.
+    if pool[helper + _AVOIDED] != processor and pool[helper + _PROCESS] == _process():
         processors = stack_array(_SET, np.int64)
         if _get_processors(0, 8 * _SET, processors.ctypes.data) == 0:
             processors[processor // 64] &= ~(1 << (processor % 64))
             # Fails if the caller may run on this processor alone.
-            if _set_processors(slots[slot + _THREAD], 8 * _SET, processors.ctypes.data) == 0:
-                slots[slot + _AVOIDED] = processor
+            if _set_processors(pool[helper + _THREAD], 8 * _SET, processors.ctypes.data) == 0:
+                pool[helper + _AVOIDED] = processor
 
 
 @inline
-def _run(call, slots):
+def _run(call, pool):
     address = call.ctypes.data
-    processor, helpers, slot, can_start, wanted = _processor(), 0, _FIRST, True, call[_THREADS] - 1
-    most = fetch_add(slots, _WANTED, wanted) + wanted
-    while helpers < wanted and slot < len(slots):
-        state = load_acquire(slots, slot + _STATE)
+    processor, helpers, helper, can_start, wanted = _processor(), 0, _FIRST, True, call[_THREADS] - 1
+    most = fetch_add(pool, _WANTED, wanted) + wanted
+    while helpers < wanted and helper < len(pool):
+        state = load_acquire(pool, helper + _STATE)
         if state == _NO_THREAD:
-            if slot // _LINE > most:
+            if helper // _LINE > most:
                 break
-            if can_start and compare_exchange(slots, slot + _STATE, _NO_THREAD, address):
-                slots[slot + _NUMBER] = helpers + 1
-                call_entry(slots[_START], stack_copy((slots,)), slot)
-                can_start = load_acquire(slots, slot + _STATE) != _NO_THREAD
+            if can_start and compare_exchange(pool, helper + _STATE, _NO_THREAD, address):
+                pool[helper + _NUMBER] = helpers + 1
+                call_entry(pool[_START], stack_copy((pool,)), helper)
+                can_start = load_acquire(pool, helper + _STATE) != _NO_THREAD
                 helpers += can_start
-        elif state == _FREE and compare_exchange(slots, slot + _STATE, _FREE, address):
+        elif state == _FREE and compare_exchange(pool, helper + _STATE, _FREE, address):
             helpers += 1
-            slots[slot + _NUMBER] = helpers
-            _keep_away(slots, slot, processor)
-            _release_lock(slots[slot + _LOCK])
-        slot += _LINE
+            pool[helper + _NUMBER] = helpers
+            _keep_away(pool, helper, processor)
+            _release_lock(pool[helper + _LOCK])
+        helper += _LINE
     # Helpers that are already done have made this counter negative.
     fetch_add(call, _HELPERS, helpers)
     _work(call, 0)
-    for taken in range(_FIRST, slot, _LINE):
-        if compare_exchange(slots, taken + _STATE, address, _BUSY):  # The helper has not begun.
+    for taken in range(_FIRST, helper, _LINE):
+        if compare_exchange(pool, taken + _STATE, address, _BUSY):  # The helper has not begun.
             fetch_add(call, _HELPERS, -1)
     loads = 0
     while load_acquire(call, _HELPERS) > 0:
         loads += 1
         if loads > _LOADS:
             _let_others_run()
-    fetch_add(slots, _WANTED, -wanted)
+    fetch_add(pool, _WANTED, -wanted)
 
 
 def _serve(address):
-    """Help the calls that take the slot at `address`. Never returns."""
-    slot = integers_at(address, _LINE)
-    slot[_THREAD] = _this_thread()
+    """Help the calls that take the record at `address`. Never returns."""
+    helper = integers_at(address, _LINE)
+    helper[_THREAD] = _this_thread()
     default_floats()  # A thread inherits the settings of the thread that starts it.
     loads = 0
     while True:
-        while loads > 0 and load_acquire(slot, _STATE) == _FREE:
+        while loads > 0 and load_acquire(helper, _STATE) == _FREE:
             loads -= 1
-        _acquire_lock(slot[_LOCK], 1)
-        address = load_acquire(slot, _STATE)
-        if address != _BUSY and compare_exchange(slot, _STATE, address, _BUSY):
+        _acquire_lock(helper[_LOCK], 1)
+        address = load_acquire(helper, _STATE)
+        if address != _BUSY and compare_exchange(helper, _STATE, address, _BUSY):
             call = integers_at(address, _CALL)
-            _work(call, slot[_NUMBER])
+            _work(call, helper[_NUMBER])
             loads = _LOADS
             fetch_add(call, _HELPERS, -1)
-        fetch_add(slot, _STATE, _FREE - _BUSY)
+        fetch_add(helper, _STATE, _FREE - _BUSY)
 
 
 @functools.cache
 def starting_kernel() -> Callable[[np.ndarray[Any, Any]], int]:
-    """``kernel(slots)`` is the `entry_address` of a function ``start((slots,), slot)``.
+    """``kernel(pool)`` is the `entry_address` of a function ``start((pool,), helper)``.
 
-    It starts the helper of a slot that a call has taken while it had no thread. If the system cannot start a thread,
-    the slot has none again.
+    It starts the helper of a record that a call has taken while it had no thread. If the system cannot start a thread,
+    the record has none again.
     """
     serve = cached(_serve, "cpu-serve", source_digest())
 
-    def start(arguments, slot):
-        (slots,) = arguments
+    def start(arguments, helper):
+        (pool,) = arguments
         thread, attributes = stack_array(1, np.int64), stack_array(_SET, np.int64)
         blocked, before = stack_array(_SET, np.int64), stack_array(_SET, np.int64)
-        if slots[slot + _LOCK] == 0:
-            slots[slot + _LOCK] = _allocate_lock()
-        slots[slot + _PROCESS] = _process()
+        if pool[helper + _LOCK] == 0:
+            pool[helper + _LOCK] = _allocate_lock()
+        pool[helper + _PROCESS] = _process()
         error = -1
-        if slots[slot + _LOCK] != 0 and _create_attributes(attributes.ctypes.data) == 0:
+        if pool[helper + _LOCK] != 0 and _create_attributes(attributes.ctypes.data) == 0:
             _fill_signals(blocked.ctypes.data)
             for fault in _FAULTS:
                 _remove_signal(blocked.ctypes.data, fault)
@@ -227,36 +227,36 @@ def starting_kernel() -> Callable[[np.ndarray[Any, Any]], int]:
                 # The new thread has the signal mask of this one.
                 _block_signals(_SIG_SETMASK, blocked.ctypes.data, before.ctypes.data)
                 error = _create_thread(
-                    thread.ctypes.data, attributes.ctypes.data, thread_entry(serve), slots.ctypes.data + 8 * slot
+                    thread.ctypes.data, attributes.ctypes.data, thread_entry(serve), pool.ctypes.data + 8 * helper
                 )
                 _block_signals(_SIG_SETMASK, before.ctypes.data, 0)
             _destroy_attributes(attributes.ctypes.data)
         if error != 0:
-            fetch_add(slots, slot + _STATE, _NO_THREAD - load_acquire(slots, slot + _STATE))
+            fetch_add(pool, helper + _STATE, _NO_THREAD - load_acquire(pool, helper + _STATE))
 
     compiled = cached(start, "cpu-start", source_digest())
 
-    def starting_entry(slots):
-        return entry_address(compiled, (slots,))
+    def starting_entry(pool):
+        return entry_address(compiled, (pool,))
 
-    kernel: Callable[[Any], int] = compile_cached(types.int64(SLOTS), starting_entry, "cpu-starting", source_digest())
+    kernel: Callable[[Any], int] = compile_cached(types.int64(POOL), starting_entry, "cpu-starting", source_digest())
     return kernel
 
 
-def _new_slots() -> np.ndarray[Any, Any]:
-    slots = np.zeros(SLOTS_LENGTH, np.int64)
-    slots[_FIRST + _STATE :: _LINE], slots[_FIRST + _AVOIDED :: _LINE] = _NO_THREAD, -1
+def _new_pool() -> np.ndarray[Any, Any]:
+    pool = np.zeros(POOL_LENGTH, np.int64)
+    pool[_FIRST + _STATE :: _LINE], pool[_FIRST + _AVOIDED :: _LINE] = _NO_THREAD, -1
     # Never freed, since helpers load from it until the process ends, also after the end of the interpreter.
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(slots))
-    return slots
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(pool))
+    return pool
 
 
-_slots = _new_slots()
+_pool = _new_pool()
 
 
 def _forget() -> None:
-    global _slots
-    _slots = _new_slots()
+    global _pool
+    _pool = _new_pool()
 
 
 # A new array: if an earlier hook of the program has drawn in the child, helpers of the child use the old one.
@@ -264,13 +264,13 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget)
 
 
-def helper_slots(count: int) -> np.ndarray[Any, Any]:
-    """The slots for a `for_each` that wants `count` helpers.
+def helper_pool(count: int) -> np.ndarray[Any, Any]:
+    """The pool for a `for_each` that wants `count` helpers.
 
     All calls share the helpers, which never end. A call starts those that it lacks, until there are as many as all
     calls that run together want, up to 255, or as many as the process can have.
     """
-    slots = _slots
-    if count > 0 and not slots[_START]:
-        slots[_START] = starting_kernel()(slots)
-    return slots
+    pool = _pool
+    if count > 0 and not pool[_START]:
+        pool[_START] = starting_kernel()(pool)
+    return pool

@@ -21,14 +21,7 @@ from multisample.backends.element_types import SIZES
 from multisample.backends.kernels.compilation import KernelCache, source_digest
 
 from . import intrinsics as cuda_intrinsics
-from .geometry import (
-    KERNEL_STORES,
-    MOST_THREADS,
-    SHIFTED_THREADS,
-    SHORT_ROW_THREADS,
-    TRANSPOSED_THREADS,
-    staged_threads,
-)
+from .geometry import MOST_THREADS, SHIFTED_THREADS, SHORT_ROW_THREADS, STORE_KINDS, TRANSPOSED_THREADS, staged_threads
 from .kernel import sample_kernel
 from .moments import finishing_kernel, moments_kernel
 from .moments_geometry import MOMENT_ROWS, MOMENT_THREADS
@@ -53,7 +46,7 @@ vars(_DEVICES["small"]).update(vars(cuda_intrinsics), LARGE_SHARED_MEMORY=False)
 vars(_DEVICES["before 8.0"]).update(vars(_DEVICES["small"]), NARROWING=cuda_intrinsics.NARROWING_BEFORE_8_0)
 
 _VARIANTS = tuple(
-    itertools.product(SIZES, *((False, True),) * 3, range(len(KERNEL_STORES)), *((False, True),) * 2, _DEVICES)
+    itertools.product(SIZES, *((False, True),) * 3, range(len(STORE_KINDS)), *((False, True),) * 2, _DEVICES)
 )
 
 ADVANCE_SIGNATURE = types.void(types.int64)
@@ -112,7 +105,7 @@ def variant_kernel(
     shared_noise: bool,
     antithetic: bool,
     fast_math: bool,
-    stores: int,
+    store_kind: int,
     origin_in_memory: bool = False,
     batched: bool = False,
     device: str = "usual",
@@ -121,7 +114,9 @@ def variant_kernel(
 
     The compiler gets the number of the variant, a literal. `device`: from `device_kind`.
     """
-    variant = _VARIANTS.index((dtype, shared_noise, antithetic, fast_math, stores, origin_in_memory, batched, device))
+    variant = _VARIANTS.index(
+        (dtype, shared_noise, antithetic, fast_math, store_kind, origin_in_memory, batched, device)
+    )
 
     def kernel(call: Any, geometry: Any) -> None:
         _draw(call, geometry, variant)
@@ -129,7 +124,7 @@ def variant_kernel(
     # The name that profilers show.
     noise, transform = ("shared" if shared_noise else "independent"), ("fast" if fast_math else "portable")
     noise += "_antithetic" if antithetic else ""
-    kernel.__qualname__ = f"sample_kernel_{dtype}_{noise}_{transform}_{KERNEL_STORES[stores]}"
+    kernel.__qualname__ = f"sample_kernel_{dtype}_{noise}_{transform}_{STORE_KINDS[store_kind]}"
     if origin_in_memory:
         kernel.__qualname__ += "_origin_in_memory" + "_batched" * batched
     return kernel
@@ -177,14 +172,14 @@ def advance_kernel() -> Callable[..., None]:
 
 
 def launch_bounds(
-    dtype: str, shared_noise: bool, antithetic: bool, stores: int, capability: tuple[int, int]
+    dtype: str, shared_noise: bool, antithetic: bool, store_kind: int, capability: tuple[int, int]
 ) -> tuple[int, int]:
     """Maximum threads of a block, and minimum blocks per multiprocessor.
 
     The bounds limit the registers of a thread, for a high occupancy, without spills in the loop over rows. Without
     bounds, nvJitLink takes three times as many registers, and up to twice the time.
     """
-    name = KERNEL_STORES[stores]
+    name = STORE_KINDS[store_kind]
     if name.startswith("kTransposed"):
         # The thread's dimensions stay in registers through all loops. Before 9.0, nvJitLink compiles shuffles to calls,
         # around which these registers are saved.
@@ -209,15 +204,15 @@ def compile_kernel(
     shared_noise: bool,
     antithetic: bool,
     fast_math: bool,
-    stores: int,
+    store_kind: int,
     origin_in_memory: bool,
     batched: bool,
 ) -> Any:
     """The kernel of `variant_kernel`, compiled for the current device or loaded from the cache."""
     capability = cuda.get_current_device().compute_capability
-    bounds = launch_bounds(dtype, shared_noise, antithetic, stores, capability)
+    bounds = launch_bounds(dtype, shared_noise, antithetic, store_kind, capability)
     kernel = variant_kernel(
-        dtype, shared_noise, antithetic, fast_math, stores, origin_in_memory, batched, device_kind(capability)
+        dtype, shared_noise, antithetic, fast_math, store_kind, origin_in_memory, batched, device_kind(capability)
     )
     return _compiled(kernel, SIGNATURE, launch_bounds=bounds)
 

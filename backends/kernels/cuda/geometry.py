@@ -14,12 +14,12 @@ from multisample.backends.element_types import SIZES
 __all__ = [
     "ANTITHETIC_WIDTH",
     "CHUNK",
-    "KERNEL_STORES",
     "MOST_THREADS",
     "PACKED_GEOMETRY",
     "SHIFTED_THREADS",
     "SHORT_ROW_THREADS",
     "STAGED_PASSES",
+    "STORE_KINDS",
     "TRANSPOSED_THREADS",
     "WIDTH",
     "Geometry",
@@ -32,7 +32,7 @@ _SHORT_ROW = 128
 SHORT_ROW_THREADS = 2 * _SHORT_ROW
 STAGED_PASSES = 4
 CHUNK = MOST_THREADS + _SHORT_ROW
-KERNEL_STORES = ("kAligned", "kShifted", "kStaged", "kStrided", "kTransposed", "kTransposedStaged")
+STORE_KINDS = ("kAligned", "kShifted", "kStaged", "kStrided", "kTransposed", "kTransposedStaged")
 _ALIGNED, _SHIFTED, _STAGED, _STRIDED, _TRANSPOSED, _TRANSPOSED_STAGED = range(6)
 TRANSPOSED_THREADS = 128
 _MOST_GROUPS_PER_PASS = 16
@@ -47,29 +47,29 @@ PACKED_GEOMETRY = _STRUCT.size
 
 
 class Geometry(NamedTuple):
-    """The fields of the C++ struct ``Geometry``, in their order."""
+    """The fields of the C++ struct ``Geometry``, in their order. A field that a store kind does not use is 0."""
 
-    blocks: int
-    threads: int
-    groups_per_pass: int
-    one_by_groups: int
-    rows_per_pass: int
-    one_by_rows: int
-    chunk: int
-    pitch: int
-    band_rows: int
-    interleave_log2: int
-    steps: int
-    blocks_per_band: int
-    skip: int
-    stores: int
-    pieces: int
-    row_step: int
-    overlap: int
-    column_step: int
-    band_groups: int
-    warps: int
-    rest: int
+    blocks: int = 0
+    threads: int = 0
+    groups_per_pass: int = 0
+    one_by_groups: int = 0
+    rows_per_pass: int = 0
+    one_by_rows: int = 0
+    chunk: int = 0
+    pitch: int = 0
+    band_rows: int = 0
+    interleave_log2: int = 0
+    steps: int = 0
+    blocks_per_band: int = 0
+    skip: int = 0
+    store_kind: int = 0
+    pieces: int = 0
+    row_step: int = 0
+    overlap: int = 0
+    column_step: int = 0
+    band_groups: int = 0
+    warps: int = 0
+    rest: int = 0
 
 
 @functools.lru_cache(maxsize=1024)
@@ -110,52 +110,49 @@ def geometry(
     width = ANTITHETIC_WIDTH if antithetic else WIDTH
     skip = first_column % width if fixed_skip else width - 1
     groups = _ceil_div(skip + columns, width)
-    stores = _STRIDED
+    store_kind = _STRIDED
     if not strided:
-        stores = _stores(rows, columns, size, strides, misalignment - skip * size, groups, antithetic, fixed_skip)
-    if stores == _TRANSPOSED:
+        store_kind = _store_kind(
+            rows, columns, size, strides, misalignment - skip * size, groups, antithetic, fixed_skip
+        )
+    if store_kind == _TRANSPOSED:
         cut = _transposed(
             rows, groups, size, column_stride, misalignment, skip, fixed_skip, cheap, shared_noise, antithetic
         )
         return cut, _STRUCT.pack(*cut)
-    warps, rest = divmod(groups, 32) if stores == _SHIFTED else (0, 0)
+    warps, rest = divmod(groups, 32) if store_kind == _SHIFTED else (0, 0)
     many = rest > 8 and groups - rest != SHIFTED_THREADS
     if rest > 0 and (many or antithetic or rows * _ceil_div(groups, SHIFTED_THREADS) <= 512):
         warps, rest = warps + 1, 0
-    tiled, most_lanes = groups - rest, SHIFTED_THREADS if stores == _SHIFTED else MOST_THREADS
-    tiles = 1 if tiled <= most_lanes else _ceil_div(tiled, 2 * _SHORT_ROW)
-    lanes = tiled if tiles == 1 else _ceil_div(_ceil_div(tiled, tiles), 32) * 32
-    rows_per_pass = 1 if stores == _SHIFTED or lanes > _SHORT_ROW else min(SHORT_ROW_THREADS // lanes, rows)
-    threads = _ceil_div(lanes * rows_per_pass, 32) * 32
+    tiled, most_per_pass = groups - rest, SHIFTED_THREADS if store_kind == _SHIFTED else MOST_THREADS
+    tiles = 1 if tiled <= most_per_pass else _ceil_div(tiled, 2 * _SHORT_ROW)
+    per_pass = tiled if tiles == 1 else _ceil_div(_ceil_div(tiled, tiles), 32) * 32
+    rows_per_pass = 1 if store_kind == _SHIFTED or per_pass > _SHORT_ROW else min(SHORT_ROW_THREADS // per_pass, rows)
+    threads = _ceil_div(per_pass * rows_per_pass, 32) * 32
     passes_of_chunk = threads // rows_per_pass
-    if stores == _STAGED and passes_of_chunk > STAGED_PASSES:
+    if store_kind == _STAGED and passes_of_chunk > STAGED_PASSES:
         passes_of_chunk -= passes_of_chunk % STAGED_PASSES
     rows_down = _ceil_div(rows, rows_per_pass)
-    if shared_noise or (cheap and stores == _ALIGNED and rows_per_pass > 1):
-        most = 8
-    elif cheap:
-        most = 32 if stores == _ALIGNED and tiles > 1 else 16
-    else:
-        most = 128 if stores == _ALIGNED else 32
+    most = _most_turns(store_kind, rows_per_pass, tiles, shared_noise, cheap)
     turns = min(most, max(min(32, _ceil_div(rows_down * tiles, 512)), rows_down * tiles // 2048))
     interleave_log2 = 0
     passes = min(turns, rows_down)
-    if passes > 1 and stores in (_SHIFTED, _STAGED):
+    if passes > 1 and store_kind in (_SHIFTED, _STAGED):
         while (row_stride * rows_per_pass << interleave_log2) % 16:
             interleave_log2 += 1
-    elif cheap and stores == _ALIGNED and lanes > _SHORT_ROW and tiles == 1 and turns == most:
+    elif cheap and store_kind == _ALIGNED and per_pass > _SHORT_ROW and tiles == 1 and turns == most:
         interleave_log2 = 3
     row_step = row_stride // size * rows_per_pass << interleave_log2
     if not -(2**31) <= row_step < 2**31:
         row_step, passes, interleave_log2 = 0, 1, 0
     steps = min(turns // passes, tiles)
-    blocks_per_band = _ceil_div(tiled, steps * lanes)
+    blocks_per_band = _ceil_div(tiled, steps * per_pass)
     bands = _ceil_div(_ceil_div(rows_down, passes), 1 << interleave_log2) << interleave_log2
     cut = Geometry(
         blocks=bands * blocks_per_band,
         threads=threads,
-        groups_per_pass=lanes,
-        one_by_groups=_ceil_div(1 << 20, lanes),
+        groups_per_pass=per_pass,
+        one_by_groups=_ceil_div(1 << 20, per_pass),
         rows_per_pass=rows_per_pass,
         one_by_rows=_ceil_div(1 << 20, rows_per_pass),
         chunk=passes_of_chunk * rows_per_pass,
@@ -165,26 +162,31 @@ def geometry(
         steps=steps,
         blocks_per_band=blocks_per_band,
         skip=skip,
-        stores=stores,
-        pieces=0,
+        store_kind=store_kind,
         row_step=row_step,
-        overlap=0,
-        column_step=0,
-        band_groups=0,
         warps=warps,
         rest=rest,
     )
     return cut, _STRUCT.pack(*cut)
 
 
-def slots_of(size: int) -> int:
+def _most_turns(store_kind: int, rows_per_pass: int, tiles: int, shared_noise: bool, cheap: bool) -> int:
+    """Maximum groups per thread of row stores, one below the other."""
+    if shared_noise or (cheap and store_kind == _ALIGNED and rows_per_pass > 1):
+        return 8
+    if cheap:
+        return 32 if store_kind == _ALIGNED and tiles > 1 else 16
+    return 128 if store_kind == _ALIGNED else 32
+
+
+def own_rows_of(size: int) -> int:
     """Dimensions that a thread of kTransposed keeps."""
     return 2 if size == 8 else 4
 
 
-def staged_slots_of(size: int, antithetic: bool) -> int:
+def staged_own_rows_of(size: int, antithetic: bool) -> int:
     """Dimensions that a thread of kTransposedStaged keeps."""
-    return slots_of(size) // (2 if antithetic else 1)
+    return own_rows_of(size) // (2 if antithetic else 1)
 
 
 def staged_threads(shared_noise: bool) -> int:
@@ -196,74 +198,64 @@ def _transposed(
     rows: int, groups: int, size: int, column_stride: int, misalignment: int, skip: int, fixed_skip: bool,
     cheap: bool, shared_noise: bool, antithetic: bool,
 ) -> Geometry:  # fmt: skip
-    slots = slots_of(size)
-    aligned = (misalignment | column_stride) % (slots * size) == 0 and rows % slots == 0
+    own_rows = own_rows_of(size)
+    aligned = (misalignment | column_stride) % (own_rows * size) == 0 and rows % own_rows == 0
     enough = _ceil_div(groups, 264)
-    room = staged_threads(shared_noise) * staged_slots_of(size, antithetic)
+    room = staged_threads(shared_noise) * staged_own_rows_of(size, antithetic)
     most_groups = room // rows
     overlap, tiles, column_step = 0, 1, 0
     whole_sectors = (misalignment | column_stride) % 32 == 0
     prefers_pieces = aligned and (whole_sectors or not (shared_noise or (cheap and antithetic)))
     fits = most_groups > (0 if shared_noise or antithetic else 1 if cheap else 3)
     if not prefers_pieces and column_stride == rows * size and fits:
-        stores, pieces, threads = _TRANSPOSED_STAGED, rows, staged_threads(shared_noise)
+        store_kind, pieces, threads = _TRANSPOSED_STAGED, rows, staged_threads(shared_noise)
         per_pass = min(enough, most_groups, threads)
     else:
-        stores, column_step = _TRANSPOSED, column_stride // size
-        same_alignment = column_step % slots == 0
+        store_kind, column_step = _TRANSPOSED, column_stride // size
+        same_alignment = column_step % own_rows == 0
         overlap = 0 if same_alignment else 1
-        start = (misalignment - skip * column_stride) // size % slots
-        shift = start if same_alignment or fixed_skip else slots - 1
-        pieces = _ceil_div(shift + rows + (0 if same_alignment else slots - 1), slots)
+        start = (misalignment - skip * column_stride) // size % own_rows
+        shift = start if same_alignment or fixed_skip else own_rows - 1
+        pieces = _ceil_div(shift + rows + (0 if same_alignment else own_rows - 1), own_rows)
         per_pass, tiles, threads = _groups_per_pass(pieces, 32 - overlap, enough, abs(column_step))
     passes_all = _ceil_div(groups, per_pass)
     most = _MOST_PASSES
     if passes_all > _MOST_PASSES:
-        most = _most_passes(stores, cheap, shared_noise, antithetic, whole_sectors)
+        most = _most_passes(store_kind, cheap, shared_noise, antithetic, whole_sectors)
     passes = min(most, max(min(8, _ceil_div(passes_all * tiles, 1024)), passes_all * tiles // 2048))
     passes = max(passes, _ceil_div(passes_all * tiles, 2**30))
     return Geometry(
         blocks=_ceil_div(passes_all, passes) * tiles,
         threads=threads,
         groups_per_pass=per_pass,
-        one_by_groups=0,
-        rows_per_pass=0,
-        one_by_rows=0,
         chunk=threads // per_pass * per_pass,
-        pitch=0,
-        band_rows=0,
-        interleave_log2=0,
-        steps=0,
         blocks_per_band=tiles,
         skip=skip,
-        stores=stores,
+        store_kind=store_kind,
         pieces=pieces,
-        row_step=0,
         overlap=overlap,
         column_step=column_step,
         band_groups=passes * per_pass,
-        warps=0,
-        rest=0,
     )
 
 
-def _most_passes(stores: int, cheap: bool, shared_noise: bool, antithetic: bool, whole_sectors: bool) -> int:
+def _most_passes(store_kind: int, cheap: bool, shared_noise: bool, antithetic: bool, whole_sectors: bool) -> int:
     """Maximum passes of a block of kTransposed or kTransposedStaged, if there are many in all."""
-    if stores == _TRANSPOSED_STAGED:
+    if store_kind == _TRANSPOSED_STAGED:
         return _MOST_PASSES if not cheap else 4 if antithetic else 2 if shared_noise else 16
     if antithetic:
         return 1 if shared_noise else 2
     return 2 if shared_noise else 8 if cheap and not whole_sectors else _MOST_PASSES
 
 
-def _groups_per_pass(lanes: int, of_warp: int, enough: int, apart: int) -> tuple[int, int, int]:
+def _groups_per_pass(pieces: int, of_warp: int, enough: int, apart: int) -> tuple[int, int, int]:
     """Groups per pass of kTransposed, blocks per pass, and threads per block."""
     per_pass, tiles, warps, most = 1, 0, 0, TRANSPOSED_THREADS // 32
     t = 1
-    while t <= _MOST_GROUPS_PER_PASS or t * lanes <= most * of_warp:
+    while t <= _MOST_GROUPS_PER_PASS or t * pieces <= most * of_warp:
         if t > 1 and apart * t >= _FAR_APART:
             break
-        warps_all = _ceil_div(t * lanes, of_warp)
+        warps_all = _ceil_div(t * pieces, of_warp)
         blocks = _ceil_div(warps_all, most)
         of_block = _ceil_div(warps_all, blocks)
         if t == 1 or (t <= enough * blocks and 50 * blocks * of_block * per_pass < 49 * warps * t):
@@ -272,7 +264,7 @@ def _groups_per_pass(lanes: int, of_warp: int, enough: int, apart: int) -> tuple
     return per_pass, tiles, 32 * (warps // tiles)
 
 
-def _stores(
+def _store_kind(
     rows: int,
     columns: int,
     size: int,

@@ -1,6 +1,6 @@
 """The elements of one dimension in one group of columns, the unit that a thread draws: ``csrc/cuda/group.cuh``.
 
-A chunk of column parts, or of dimensions, is in shared memory, with a slot for each thread that computes one.
+A chunk of column parts, or of dimensions, is in shared memory, with an entry for each thread that computes one.
 """
 
 from __future__ import annotations
@@ -237,16 +237,26 @@ def memory_of(gpu: ModuleType, quads: int) -> tuple[Function, Function]:
     return (write, read) if quads == 2 else (store_quad, load_quad)
 
 
-@functools.cache
-def noise(
-    gpu: ModuleType, dtype: str, shared_noise: bool, fast: bool
-) -> tuple[tuple[Function, Function], tuple[Function, Function]]:
-    """The part of a group's noise that depends on its columns alone; with shared noise, its four normals.
+class Noise(NamedTuple):
+    """The part of a group's noise that depends on its columns alone; with shared noise, its four normals."""
 
-    ``columns_noise = prepared(group, call)`` computes that part. ``in_row(columns_noise, row_part, keys)`` returns the
-    four normals of a row. ``pack(columns_noise)`` and ``unpack(words)`` convert it for shared memory, to as many words
-    as four numbers have.
-    """
+    prepared: Function
+    """``columns_noise = prepared(group, call)`` computes that part."""
+    in_row: Function
+    """``in_row(columns_noise, row_part, keys)`` returns the four normals of a row."""
+    size: int
+    """Bytes in shared memory."""
+    write: Function
+    """``write(at, columns_noise)`` stores that part in shared memory."""
+    read: Function
+    """``columns_noise = read(at)``"""
+
+
+@functools.cache
+def noise(gpu: ModuleType, dtype: str, shared_noise: bool, fast: bool) -> Noise:
+    """The noise of results of type `dtype`."""
+    one, words_of, number_of = packing(dtype)
+    write_words, read_words = memory_of(gpu, one)
     log2, square_root, cosine, sine = gpu.log2, gpu.square_root, gpu.cosine, gpu.sine
     offset_of_call = offset_of(gpu)
 
@@ -293,7 +303,7 @@ def noise(
     if dtype == "float64":
         prepared, in_row = prepared_wide, in_row_wide
     if not shared_noise:
-        return (prepared, in_row), (unchanged, unchanged)
+        return Noise(prepared, in_row, 16 * one, write_words, read_words)
 
     @inline
     def prepared_row_0(group, call):
@@ -305,18 +315,18 @@ def noise(
     def in_any_row(columns_noise, row, keys):
         return columns_noise
 
-    one, words_of, number_of = packing(dtype)
     two, three = 2 * one, 3 * one
 
     @inline
-    def pack(z):
-        return words_of(z[0]) + words_of(z[1]) + words_of(z[2]) + words_of(z[3])
+    def write(at, z):
+        write_words(at, words_of(z[0]) + words_of(z[1]) + words_of(z[2]) + words_of(z[3]))
 
     @inline
-    def unpack(w):
+    def read(at):
+        w = read_words(at)
         return number_of(w[:one]), number_of(w[one:two]), number_of(w[two:three]), number_of(w[three:])
 
-    return (prepared_row_0, in_any_row), (pack, unpack)
+    return Noise(prepared_row_0, in_any_row, 16 * one, write, read)
 
 
 @functools.cache
@@ -341,15 +351,15 @@ def scaled(gpu: ModuleType, dtype: str, antithetic: bool) -> Function:
 
 @functools.cache
 def place(gpu: ModuleType) -> Function:
-    """``place_of(run, geometry)``: the thread's row of a pass, and its group of columns in run `run`."""
+    """``place_of(tile, geometry)``: the thread's row of a pass, and its group of columns in tile `tile`."""
     thread_index, opaque = gpu.thread_index, gpu.opaque
 
     @inline
-    def place_of(run, geometry):
+    def place_of(tile, geometry):
         # With opaque(), the optimizer recomputes the place from the thread's index and keeps no registers.
         thread, lanes = opaque(thread_index()), geometry.groups_per_pass
         row = np.uint32(np.uint32(thread * geometry.one_by_groups) >> _QUOTIENT)
-        return np.int32(row), np.int64(run) * lanes + np.uint32(thread - row * lanes)
+        return np.int32(row), np.int64(tile) * lanes + np.uint32(thread - row * lanes)
 
     return place_of
 

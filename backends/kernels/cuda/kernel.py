@@ -1,7 +1,7 @@
 """The block-per-dimension kernel of ``csrc/cuda/kernel.cuh``, in Python for Numba to compile.
 
 x[i, j] = mu[i] + sigma[i] z[i, j]. Noise is made in registers, and each element is written once. `rows` has the kernels
-with row stores, `columns` those with transposed stores. Words and normals are the functions of the cpu backend. Each
+with row stores, `transposed` those with transposed stores. Words and normals are the functions of the cpu backend. Each
 combination of element type, noise, pairs, transform and stores is a kernel of its own, made of small functions that
 Numba inlines.
 """
@@ -15,10 +15,10 @@ import numpy as np
 from multisample.backends.kernels.compilation import Function, inline
 from multisample.backends.launch import Launch
 
-from .columns import transposed_kernel, transposed_staged_kernel
-from .geometry import KERNEL_STORES, Geometry
+from .geometry import STORE_KINDS, Geometry
 from .group import group_width, replacing, value_of, word_of
 from .rows import rows_kernel
+from .transposed import transposed_kernel, transposed_staged_kernel
 
 __all__ = ["sample_kernel"]
 
@@ -29,7 +29,7 @@ def sample_kernel(
     shared_noise: bool,
     antithetic: bool,
     fast_math: bool,
-    stores: int,
+    store_kind: int,
     origin_in_memory: bool = False,
     batched: bool = False,
 ) -> Function:
@@ -44,7 +44,7 @@ def sample_kernel(
     shared_noise, antithetic, fast_math : bool
         The call's options. fast_math has no effect on float64.
     stores : int
-        `Geometry.stores`.
+        `Geometry.store_kind`.
     origin_in_memory : bool
         Whether the seed, the first row or the first column may be in device memory. Numbers passed by value are uniform
         to the compiler, which keeps them and the round keys out of the threads' registers.
@@ -52,14 +52,14 @@ def sample_kernel(
         Whether the grid's y axis counts the matrices of a batch, whose words are in memory.
     """
     if origin_in_memory:
-        by_value = sample_kernel(gpu, dtype, shared_noise, antithetic, fast_math, stores)
+        by_value = sample_kernel(gpu, dtype, shared_noise, antithetic, fast_math, store_kind)
         return _reading_origin(gpu, by_value, antithetic, batched)
-    way, fast = KERNEL_STORES[stores], fast_math and dtype != "float64"
-    if way == "kTransposed":
+    kind, fast = STORE_KINDS[store_kind], fast_math and dtype != "float64"
+    if kind == "kTransposed":
         return transposed_kernel(gpu, dtype, shared_noise, antithetic, fast)
-    if way == "kTransposedStaged":
+    if kind == "kTransposedStaged":
         return transposed_staged_kernel(gpu, dtype, shared_noise, antithetic, fast)
-    return rows_kernel(gpu, dtype, shared_noise, antithetic, fast, way)
+    return rows_kernel(gpu, dtype, shared_noise, antithetic, fast, kind)
 
 
 def _reading_origin(gpu: ModuleType, by_value: Function, antithetic: bool, batched: bool) -> Function:

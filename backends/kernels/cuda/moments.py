@@ -39,6 +39,8 @@ from .moments_geometry import FILL, MOMENT_CHAIN, MOMENT_THREADS, MomentGeometry
 __all__ = ["finishing_kernel", "moments_kernel"]
 
 _WARPS = MOMENT_THREADS // 32
+# Bytes of a float64 number of each thread.
+_THREADS_BYTES = 8 * MOMENT_THREADS
 _LANES = np.uint32(32)
 
 
@@ -182,9 +184,7 @@ def _filling(gpu: ModuleType, real: str, antithetic: bool, fast: bool) -> Functi
     """
     thread_index, from_lane, synchronize_block = gpu.thread_index, gpu.from_lane, gpu.synchronize_block
     load_shared, store_shared = gpu.load_shared, gpu.store_shared
-    (prepared, _), _ = noise(gpu, real, False, fast)
-    quads, _, _ = packing(real)
-    write_columns, _ = memory_of(gpu, quads)
+    prepared, _, noise_size, write_noise, _ = noise(gpu, real, False, fast)
     size, load, any_of, total, (write, _) = _weights(gpu, real, antithetic)
     most, width = FILL[real], group_width(antithetic)
 
@@ -218,7 +218,7 @@ def _filling(gpu: ModuleType, real: str, antithetic: bool, fast: bool) -> Functi
             every = np.int32(every + of_warp)
         if is_kept:
             made = prepared(np.uint32(call.first_column // width + group), call)
-            write_columns(columns + np.int64(place) * (16 * quads), made)
+            write_noise(columns + np.int64(place) * noise_size, made)
             write(weights + np.int64(place) * size, w)
         synchronize_block()
         return every, total(w)
@@ -226,26 +226,131 @@ def _filling(gpu: ModuleType, real: str, antithetic: bool, fast: bool) -> Functi
     return fill
 
 
-@functools.cache
-def _resolving(gpu: ModuleType, width: int) -> Function:
-    """``resolved(call, geometry)``: both, with the seed, first row and first column read from device memory."""
-    word, number = word_of(gpu), value_of(gpu)
+def _reading_origin(gpu: ModuleType, by_value: Function, width: int) -> Function:
+    """The kernel `by_value`, for launches whose seed, first row or first column may be in device memory."""
+    sums, word, number = inline(by_value), word_of(gpu), value_of(gpu)
     of_launch = replacing(
         Launch, "seed", "offset", "first_row", "first_column", "seed_at", "offset_at", "first_row_at", "first_column_at"
     )
     of_geometry, nowhere = replacing(MomentGeometry, "skip"), np.int64(0)
 
-    @inline
-    def resolved(call, geometry):
+    def kernel(call, geometry):
         first_column = number(call.first_column, call.first_column_at)
         launch = of_launch(
             call, word(call.seed, call.seed_at, call.word_formats & np.uint32(255)),
             word(call.offset, call.offset_at, call.word_formats >> np.uint32(8)),
             number(call.first_row, call.first_row_at), first_column, nowhere, nowhere, nowhere, nowhere,
         )  # fmt: skip
-        return launch, of_geometry(geometry, np.uint32(first_column % width))
+        sums(launch, of_geometry(geometry, np.uint32(first_column % width)))
 
-    return resolved
+    return kernel
+
+
+@functools.cache
+def _row_functions(
+    gpu: ModuleType, real: str, antithetic: bool, fast: bool, rows: int, with_second: bool
+) -> tuple[Function, Function, Function, Function]:
+    """Functions of a thread's rows, whose tuples have an element for each row.
+
+    ``part_rows(first_row, call, geometry)``: the row parts of the words. ``add_rows(sums, entry, row_parts)`` adds an
+    entry of the list. ``widen_rows(totals, sums, None)`` adds sums to float64 totals. ``store_rows(at, totals, None)``
+    stores the totals in shared memory.
+    """
+    offset_of_call, store_shared = offset_of(gpu), gpu.store_shared
+    in_row = noise(gpu, real, False, fast).in_row
+    (add, add_wide), order = _adding(antithetic, with_second), 2 if with_second else 1
+
+    def parting(r: int) -> Function:
+        @inline
+        def part(first_row, call, geometry):
+            i = call.first_row + first_row + r * np.int64(geometry.team)
+            i = np.int64(0) if call.shared_noise else i
+            return (row_part(np.uint32(i), np.uint32(offset_of_call(call)), keys_of(call)[0]),)
+
+        return part
+
+    def adding(r: int) -> Function:
+        @inline
+        def added(sums, entry, row_parts):
+            made, w = entry
+            parts, keys = row_parts
+            return (add(sums[r], w, in_row(made, parts[r], keys)),)
+
+        return added
+
+    def widening(r: int) -> Function:
+        @inline
+        def widened(totals, sums, _):
+            return (add_wide(totals[r], sums[r]),)
+
+        return widened
+
+    def storing(r: int) -> Function:
+        at_row = order * r * _THREADS_BYTES
+
+        @inline
+        def stored(at, totals, _):
+            store_shared(at + at_row, totals[r][0])
+            if with_second:
+                store_shared(at + at_row + _THREADS_BYTES, totals[r][1])
+            return (True,)
+
+        return stored
+
+    part_rows, add_rows, widen_rows, store_rows = (
+        joined(of_row, 0, rows) for of_row in (parting, adding, widening, storing)
+    )
+    return part_rows, add_rows, widen_rows, store_rows
+
+
+@functools.cache
+def _summing(gpu: ModuleType, real: str, antithetic: bool, fast: bool, rows: int, with_second: bool) -> Function:
+    """``sum_list(memory, count, totals, parts, call, geometry)`` adds the sums over the list to `totals`."""
+    _, add_rows, widen_rows, _ = _row_functions(gpu, real, antithetic, fast, rows, with_second)
+    thread_index, number = gpu.thread_index, computing_type(real)[0]
+    _, _, noise_size, _, read_noise = noise(gpu, real, False, fast)
+    entry_size, _, _, _, (_, read_weights) = _weights(gpu, real, antithetic)
+    no_sums = ((number(0), number(0)),) * rows
+
+    @inline
+    def sum_list(memory, count, totals, parts, call, geometry):
+        columns, weights, _ = memory
+        keys, slots = keys_of(call), np.int32(geometry.slots)
+        slot = np.int32(thread_index() // geometry.team)
+        k = slot if slot < slots else count
+        while k < count:
+            end = min(k + MOMENT_CHAIN * slots, count)
+            sums = no_sums
+            while k < end:
+                made = read_noise(columns + np.int64(k) * noise_size)
+                w = read_weights(weights + np.int64(k) * entry_size)
+                sums = add_rows(sums, (made, w), (parts, keys))
+                k += slots
+            totals = widen_rows(totals, sums, None)
+        return totals
+
+    return sum_list
+
+
+@functools.cache
+def _putting_rows(gpu: ModuleType, real: str, with_second: bool) -> Function:
+    """``put_row(row, at, weight, segment, all_rows, call, geometry)`` finishes a row, or stores the segment's sums."""
+    load_shared, store, put, order = gpu.load_shared, gpu.store, _putting(gpu, real), 2 if with_second else 1
+
+    @inline
+    def put_row(row, at, weight, segment, all_rows, call, geometry):
+        if row < all_rows:
+            first = load_shared(at, np.float64)
+            second = load_shared(at + _THREADS_BYTES, np.float64) if with_second else np.float64(0)
+            if geometry.finishing_blocks == 0:
+                put(call, row, weight, first, second)
+            else:
+                to = call.scratch + 8 * order * (segment * all_rows + row)
+                store(to, first)
+                if with_second:
+                    store(to + 8, second)
+
+    return put_row
 
 
 def moments_kernel(
@@ -270,121 +375,47 @@ def moments_kernel(
     """
     thread_index, block_index, shared_memory = gpu.thread_index, gpu.block_index, gpu.shared_memory
     load_shared, store_shared, store = gpu.load_shared, gpu.store_shared, gpu.store
-    synchronize_block, offset_of_call = gpu.synchronize_block, offset_of(gpu)
-    (_, in_row), _ = noise(gpu, real, False, fast)
-    quads, _, _ = packing(real)
-    _, read_columns = memory_of(gpu, quads)
-    entry_size, _, _, _, (_, read_weights) = _weights(gpu, real, antithetic)
-    add, add_wide = _adding(antithetic, with_second)
-    fill, put = _filling(gpu, real, antithetic, fast), _putting(gpu, real)
+    synchronize_block, fill = gpu.synchronize_block, _filling(gpu, real, antithetic, fast)
+    part_rows, _, _, store_rows = _row_functions(gpu, real, antithetic, fast, rows, with_second)
+    sum_list = _summing(gpu, real, antithetic, fast, rows, with_second)
+    put_row = _putting_rows(gpu, real, with_second)
     width, most, order = group_width(antithetic), FILL[real], 2 if with_second else 1
-    columns_size, columns_bytes, weights_bytes = 16 * quads, 2 * most * 16 * quads, 2 * most * entry_size
-    counts_bytes, sums_bytes, threads_bytes = 4 * _WARPS, order * rows * 8 * MOMENT_THREADS, 8 * MOMENT_THREADS
-    number = computing_type(real)[0]
-    no_sums, no_totals = ((number(0), number(0)),) * rows, ((np.float64(0), np.float64(0)),) * rows
-
-    # Functions of a thread's rows: a tuple has an element for each row.
-
-    def parting(r: int) -> Function:
-        @inline
-        def part(first_row, call, geometry):
-            i = call.first_row + first_row + r * np.int64(geometry.lanes)
-            i = np.int64(0) if call.shared_noise else i
-            return (row_part(np.uint32(i), np.uint32(offset_of_call(call)), keys_of(call)[0]),)
-
-        return part
-
-    def adding(r: int) -> Function:
-        @inline
-        def added(sums, entry, row_parts):
-            made, w = entry
-            parts, keys = row_parts
-            return (add(sums[r], w, in_row(made, parts[r], keys)),)
-
-        return added
-
-    def widening(r: int) -> Function:
-        @inline
-        def widened(totals, sums, _):
-            return (add_wide(totals[r], sums[r]),)
-
-        return widened
-
-    def storing(r: int) -> Function:
-        at_row = order * r * threads_bytes
-
-        @inline
-        def stored(at, totals, _):
-            store_shared(at + at_row, totals[r][0])
-            if with_second:
-                store_shared(at + at_row + threads_bytes, totals[r][1])
-            return (True,)
-
-        return stored
-
-    part_rows, add_rows, widen_rows, store_rows = (
-        joined(of_row, 0, rows) for of_row in (parting, adding, widening, storing)
-    )
-
-    @inline
-    def sum_list(memory, count, totals, parts, call, geometry):
-        """Adds the sums over the list to `totals`."""
-        columns, weights, _ = memory
-        keys, slots = keys_of(call), np.int32(geometry.slots)
-        slot = np.int32(thread_index() // geometry.lanes)
-        k = slot if slot < slots else count
-        while k < count:
-            end = min(k + MOMENT_CHAIN * slots, count)
-            sums = no_sums
-            while k < end:
-                made = read_columns(columns + np.int64(k) * columns_size)
-                w = read_weights(weights + np.int64(k) * entry_size)
-                sums = add_rows(sums, (made, w), (parts, keys))
-                k += slots
-            totals = widen_rows(totals, sums, None)
-        return totals
+    entry_size, noise_size = _weights(gpu, real, antithetic)[0], noise(gpu, real, False, fast).size
+    columns_bytes, weights_bytes = 2 * most * noise_size, 2 * most * entry_size
+    counts_bytes, sums_bytes = 4 * _WARPS, order * rows * _THREADS_BYTES
+    no_totals = ((np.float64(0), np.float64(0)),) * rows
 
     @inline
     def add_at(at, behind):
         store_shared(at, load_shared(at, np.float64) + load_shared(at + behind, np.float64))
 
-    @inline
-    def put_row(row, at, weight, segment, all_rows, call, geometry):
-        """Finishes a row, or stores the sums of the segment."""
-        if row < all_rows:
-            first = load_shared(at, np.float64)
-            second = load_shared(at + threads_bytes, np.float64) if with_second else np.float64(0)
-            if geometry.finishing_blocks == 0:
-                put(call, row, weight, first, second)
-            else:
-                to = call.scratch + 8 * order * (segment * all_rows + row)
-                store(to, first)
-                if with_second:
-                    store(to + 8, second)
-
     def sum_moments(call, geometry):
         memory = shared_memory(columns_bytes), shared_memory(weights_bytes), shared_memory(counts_bytes)
-        sums, weight_sums = shared_memory(sums_bytes), shared_memory(threads_bytes)
+        sums, weight_sums = shared_memory(sums_bytes), shared_memory(_THREADS_BYTES)
         thread, block = thread_index(), block_index()
-        band, lanes, slots = np.int64(block // geometry.segments), np.int64(geometry.lanes), np.int32(geometry.slots)
+        sweep_block, team, slots = (
+            np.int64(block // geometry.segments),
+            np.int64(geometry.team),
+            np.int32(geometry.slots),
+        )
         segment = np.int64(block % geometry.segments)
-        slot, lane = np.int32(thread // geometry.lanes), np.int64(thread % geometry.lanes)
+        slot, lane = np.int32(thread // geometry.team), np.int64(thread % geometry.team)
         all_rows = np.int64(1) if call.shared_noise else call.rows
         length = geometry.turns * np.int64(geometry.slots)
         first_group = segment * length
         last_group = min(first_group + length, geometry.groups)
         own_sums, own_weight = sums + 8 * np.int64(thread), weight_sums + 8 * np.int64(thread)
         count, weight_sum = np.int32(0), np.float64(0)
-        for step in range(geometry.passes):
-            tile = band * np.int64(geometry.passes) + step
-            first_row = tile * rows * lanes + lane
+        for sweep in range(geometry.sweeps):
+            tile = sweep_block * np.int64(geometry.sweeps) + sweep
+            first_row = tile * rows * team + lane
             if first_row - lane >= all_rows:
                 break
             parts, totals = part_rows(first_row, call, geometry), no_totals
-            # With several passes, the first one fills the list for all.
-            following = first_group if step == 0 else last_group
+            # With several sweeps, the first one fills the list for all.
+            following = first_group if sweep == 0 else last_group
             while True:
-                if step == 0:
+                if sweep == 0:
                     count = np.int32(0)
                     while True:
                         count, more = fill(memory, count, following, last_group, call, geometry)
@@ -397,36 +428,29 @@ def moments_kernel(
                     break
                 synchronize_block()
             store_rows(own_sums, totals, None)
-            if step == 0:
+            if sweep == 0:
                 store_shared(own_weight, weight_sum)
             half = MOMENT_THREADS // 2
             while half > 0:
-                if step == 0 or half < slots:
+                if sweep == 0 or half < slots:
                     synchronize_block()
-                    if step == 0 and thread < half:
+                    if sweep == 0 and thread < half:
                         add_at(own_weight, 8 * half)
                     if slot < half and slot + half < slots:
                         for k in range(order * rows):
-                            add_at(own_sums + k * threads_bytes, 8 * half * lanes)
+                            add_at(own_sums + k * _THREADS_BYTES, 8 * half * team)
                 half //= 2
             synchronize_block()
             if tile == 0 and thread == 0 and geometry.finishing_blocks > 0:
-                at = geometry.segments * order * all_rows + segment
-                store(call.scratch + 8 * at, load_shared(weight_sums, np.float64))
+                to = call.scratch + 8 * (geometry.segments * order * all_rows + segment)
+                store(to, load_shared(weight_sums, np.float64))
             if slot == 0:
                 weight = load_shared(weight_sums, np.float64)
                 for r in range(rows):
-                    at = own_sums + order * r * threads_bytes
-                    put_row(first_row + r * lanes, at, weight, segment, all_rows, call, geometry)
+                    own = own_sums + order * r * _THREADS_BYTES
+                    put_row(first_row + r * team, own, weight, segment, all_rows, call, geometry)
 
-    if not origin_in_memory:
-        return sum_moments
-    by_value, resolved = inline(sum_moments), _resolving(gpu, width)
-
-    def sum_resolved(call, geometry):
-        by_value(*resolved(call, geometry))
-
-    return sum_resolved
+    return _reading_origin(gpu, sum_moments, width) if origin_in_memory else sum_moments
 
 
 def finishing_kernel(gpu: ModuleType, real: str) -> Function:
@@ -434,8 +458,7 @@ def finishing_kernel(gpu: ModuleType, real: str) -> Function:
     thread_index, block_index, shared_memory = gpu.thread_index, gpu.block_index, gpu.shared_memory
     load, load_shared, store_shared = gpu.load, gpu.load_shared, gpu.store_shared
     synchronize_block, put = gpu.synchronize_block, _putting(gpu, real)
-    pitch = 8 * MOMENT_THREADS
-    sums_bytes = 3 * pitch
+    sums_bytes = 3 * _THREADS_BYTES
 
     def finish(call, geometry):
         sums = shared_memory(sums_bytes)
@@ -456,25 +479,25 @@ def finishing_kernel(gpu: ModuleType, real: str) -> Function:
             weight += load(call.scratch + 8 * (order * segments * all_rows + segment), np.float64)
         own = sums + 8 * np.int64(thread)
         store_shared(own, first)
-        store_shared(own + pitch, second)
-        store_shared(own + 2 * pitch, weight)
+        store_shared(own + _THREADS_BYTES, second)
+        store_shared(own + 2 * _THREADS_BYTES, weight)
         half = MOMENT_THREADS // 2
         while half > 0:
             synchronize_block()
             if thread < half:
                 for k in range(0 if half >= width else 2, 3):
-                    at = own + k * pitch
+                    at = own + k * _THREADS_BYTES
                     store_shared(at, load_shared(at, np.float64) + load_shared(at + 8 * half, np.float64))
             half //= 2
         synchronize_block()
-        weight = load_shared(sums + 2 * pitch, np.float64)
+        weight = load_shared(sums + 2 * _THREADS_BYTES, np.float64)
         if call.shared_noise:
-            first, second = load_shared(sums, np.float64), load_shared(sums + pitch, np.float64)
+            first, second = load_shared(sums, np.float64), load_shared(sums + _THREADS_BYTES, np.float64)
             r = np.int64(block) * MOMENT_THREADS + np.int64(thread)
             while r < call.rows:
                 put(call, r, weight, first, second)
                 r += np.int64(geometry.finishing_blocks) * MOMENT_THREADS
         elif thread < width and row < all_rows:
-            put(call, row, weight, load_shared(own, np.float64), load_shared(own + pitch, np.float64))
+            put(call, row, weight, load_shared(own, np.float64), load_shared(own + _THREADS_BYTES, np.float64))
 
     return finish

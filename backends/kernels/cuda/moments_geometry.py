@@ -34,9 +34,9 @@ class MomentGeometry(NamedTuple):
 
     blocks: int
     rows: int
-    lanes: int
+    team: int
     slots: int
-    passes: int
+    sweeps: int
     skip: int
     segments: int
     finishing_blocks: int
@@ -79,14 +79,14 @@ def moment_geometry(
     rows = 1 if shared_noise else d
     many = rows >= 16 and groups >= _ceil_div(1 << 22, rows)
     own_rows = MOMENT_ROWS if many and real != "float64" and not origin_in_memory else 1
-    lanes, least = MOMENT_THREADS, 32 if own_rows > 1 else 8
-    tiles = _ceil_div(rows, own_rows * lanes)
-    while lanes > least and tiles < 4096 and (lanes >= rows or groups >= (2048 if tiles < 256 else 8192) // lanes):
-        lanes //= 2
-        tiles = _ceil_div(rows, own_rows * lanes)
-    lanes = _ceil_div(rows, own_rows * tiles)
-    slots = min(MOMENT_THREADS // lanes, groups)
-    tiles = _ceil_div(rows, own_rows * lanes)
+    team, least = MOMENT_THREADS, 32 if own_rows > 1 else 8
+    tiles = _ceil_div(rows, own_rows * team)
+    while team > least and tiles < 4096 and (team >= rows or groups >= (2048 if tiles < 256 else 8192) // team):
+        team //= 2
+        tiles = _ceil_div(rows, own_rows * team)
+    team = _ceil_div(rows, own_rows * tiles)
+    slots = min(MOMENT_THREADS // team, groups)
+    tiles = _ceil_div(rows, own_rows * team)
     turns_of_all = _ceil_div(groups, slots)
     turns, least_time = turns_of_all, math.inf
     for share in range(_MOST_SHARE, _LEAST_SHARE - 1, -1):
@@ -99,13 +99,13 @@ def moment_geometry(
         if 21 * time < 20 * least_time:
             turns, least_time = of_segment, time
     segments = _ceil_div(turns_of_all, turns)
-    passes = min(max(tiles // 8192, 1), 16) if segments == 1 and groups <= FILL[real] else 1
-    blocks, finishing_blocks, finished = _ceil_div(tiles, passes) * segments, 0, 0
+    sweeps = min(max(tiles // 8192, 1), 16) if segments == 1 and groups <= FILL[real] else 1
+    blocks, finishing_blocks, finished = _ceil_div(tiles, sweeps) * segments, 0, 0
     if segments > 1 or shared_noise:
         finished = 1 if shared_noise else min(32, 1 << rows.bit_length() - 1)
         finishing_blocks = min(_ceil_div(d, MOMENT_THREADS), 1024) if shared_noise else _ceil_div(d, finished)
     return MomentGeometry(
-        blocks, own_rows, lanes, slots, passes, skip, segments, finishing_blocks, finished, 0, groups, turns
+        blocks, own_rows, team, slots, sweeps, skip, segments, finishing_blocks, finished, 0, groups, turns
     )
 
 

@@ -32,7 +32,7 @@ from .stores import MOST_STORED, Staged, aligned, paired, shifted, staged, strid
 __all__ = ["rows_kernel"]
 
 _WARP = np.uint32(32)
-# Unrolling of `_going_down`, for each kind of stores that uses it; half as much for antithetic groups, twice as wide.
+# Unrolling of `_going_down`, for each store kind that uses it; half as much for antithetic groups, twice as wide.
 _UNROLL = {"kAligned": 8, "kShifted": 6, "kStrided": 1}
 # Limits of the unrolling: rows of shared noise have little work, and float64 exceeds the registers.
 _UNROLL_SHARED, _UNROLL_FLOAT64 = 2, 1
@@ -40,21 +40,22 @@ _UNROLL_SHARED, _UNROLL_FLOAT64 = 2, 1
 
 @functools.cache
 def _going_down(
-    group: Function, put_row: Function, slot_size: int, way: str, dtype: str, shared_noise: bool, antithetic: bool
-) -> Function:
-    """``go_down(slot, count, at, stride, own, state)`` draws and stores `count` groups, `stride` bytes apart in memory.
+    group: Function, put_row: Function, entry_size: int, store_kind: str, dtype: str, shared_noise: bool,
+    antithetic: bool,
+) -> Function:  # fmt: skip
+    """``go_down(entry, count, at, stride, own, state)`` draws and stores `count` groups, `stride` bytes apart.
 
-    ``group(slot, own)`` computes one group, from the slot of a chunk at address `slot` and from the thread's own state.
-    The slots of the rows are adjacent. The loop is unrolled, so that the loads of one row overlap with the arithmetic
-    of another.
+    ``group(entry, own)`` computes one group, from the entry of a chunk at address `entry` and from the thread's own
+    state. The entries of the rows are adjacent. The loop is unrolled, so that the loads of one row overlap with the
+    arithmetic of another.
     """
     most = _UNROLL_FLOAT64 if dtype == "float64" else _UNROLL_SHARED if shared_noise else max(_UNROLL.values())
-    unroll = max(min(most, _UNROLL[way]) // (2 if antithetic else 1), 1)
+    unroll = max(min(most, _UNROLL[store_kind]) // (2 if antithetic else 1), 1)
 
     @inline
-    def draw_row(slot, at, stride, own, state):
-        put_row(at, group(slot, own), state)
-        return slot + slot_size, at + stride
+    def draw_row(entry, at, stride, own, state):
+        put_row(at, group(entry, own), state)
+        return entry + entry_size, at + stride
 
     @functools.cache
     def several(rows: int) -> Function:
@@ -63,22 +64,22 @@ def _going_down(
         first, second = several(rows // 2), several(rows - rows // 2)
 
         @inline
-        def draw_both(slot, at, stride, own, state):
-            slot, at = first(slot, at, stride, own, state)
-            return second(slot, at, stride, own, state)
+        def draw_both(entry, at, stride, own, state):
+            entry, at = first(entry, at, stride, own, state)
+            return second(entry, at, stride, own, state)
 
         return draw_both
 
     draw_rows = several(unroll)
 
     @inline
-    def go_down(slot, count, at, stride, own, state):
+    def go_down(entry, count, at, stride, own, state):
         left = np.int32(count)
         while left >= unroll:
-            slot, at = draw_rows(slot, at, stride, own, state)
+            entry, at = draw_rows(entry, at, stride, own, state)
             left = np.int32(left - unroll)
         while left > 0:
-            slot, at = draw_row(slot, at, stride, own, state)
+            entry, at = draw_row(entry, at, stride, own, state)
             left = np.int32(left - 1)
 
     return go_down
@@ -110,7 +111,7 @@ def _dimension(gpu: ModuleType, dtype: str) -> tuple[int, Function, Function]:
 @functools.cache
 def _elements(gpu: ModuleType, dtype: str, shared_noise: bool, antithetic: bool, fast: bool) -> Function:
     """``elements_of(dimension, own)``: a dimension in the thread's columns. `own`: their noise, and keys."""
-    (_, in_row), _ = noise(gpu, dtype, shared_noise, fast)
+    in_row = noise(gpu, dtype, shared_noise, fast).in_row
     elements = scaled(gpu, dtype, antithetic)
 
     @inline
@@ -124,13 +125,13 @@ def _elements(gpu: ModuleType, dtype: str, shared_noise: bool, antithetic: bool,
 
 @functools.cache
 def _group(gpu: ModuleType, dtype: str, shared_noise: bool, antithetic: bool, fast: bool) -> Function:
-    """``group(slot, own)`` for `_going_down`: the dimension at `slot` of a chunk, in the thread's columns."""
+    """``group(entry, own)`` for `_going_down`: the dimension at `entry` of a chunk, in the thread's columns."""
     _, _, read_dimension = _dimension(gpu, dtype)
     elements_of = _elements(gpu, dtype, shared_noise, antithetic, fast)
 
     @inline
-    def group(slot, own):
-        return elements_of(read_dimension(slot), own)
+    def group(entry, own):
+        return elements_of(read_dimension(entry), own)
 
     return group
 
@@ -157,30 +158,31 @@ def _in_pairs(size: int, width: int) -> bool:
 
 
 @functools.cache
-def _columns(gpu: ModuleType, size: int, width: int, way: str) -> Function:
+def _columns(gpu: ModuleType, size: int, width: int, store_kind: str) -> Function:
     """``columns_of(place, out, stages, call, geometry)``: the columns and rows of a thread.
 
-    The offset in bytes from the first row of a chunk to the address for the stores; whether all columns of the group
-    (of shifted rows, of the warp) are inside the matrix; and whether the lane pairs have adjacent groups, as `paired`
-    needs.
+    The displacement in bytes from the first row of a chunk to the address for the stores; whether all columns of the
+    group (of shifted rows, of the warp) are inside the matrix; and whether the lane pairs have adjacent groups, as
+    `paired` needs.
     """
     thread_index, from_lane, all_of_warp = gpu.thread_index, gpu.from_lane, gpu.all_of_warp
-    is_shifted, is_paired, group_size = way == "kShifted", way == "kAligned" and _in_pairs(size, width), width * size
+    is_shifted, group_size = store_kind == "kShifted", width * size
+    is_paired = store_kind == "kAligned" and _in_pairs(size, width)
 
     @inline
     def columns_of(place, out, stages, call, geometry):
         row, group = place
         first, last = _inside(width, place, call, geometry)
-        offset = row * call.row_stride + (width * group - geometry.skip) * call.column_stride
+        displacement = row * call.row_stride + (width * group - geometry.skip) * call.column_stride
         whole = first == 0 and last == width
         if is_shifted:
             whole = all_of_warp(whole and group < _in_warps(geometry))
         in_pairs = False
         if is_paired:
             lane = np.int32(thread_index() % _WARP)
-            apart = from_lane(offset, lane ^ 1) - offset
+            apart = from_lane(displacement, lane ^ 1) - displacement
             in_pairs = all_of_warp(whole and apart == (-group_size if lane % 2 != 0 else group_size))
-        return offset, whole, in_pairs
+        return displacement, whole, in_pairs
 
     return columns_of
 
@@ -204,8 +206,10 @@ def _staging(gpu: ModuleType, size: int, width: int, staging: Staged) -> Functio
     return columns_of
 
 
-def _drawing(gpu: ModuleType, dtype: str, shared_noise: bool, antithetic: bool, fast: bool, way: str) -> Function:
-    """``draw(own, columns, run, chunk, rows, out, call, geometry)``.
+def _drawing(
+    gpu: ModuleType, dtype: str, shared_noise: bool, antithetic: bool, fast: bool, store_kind: str
+) -> Function:
+    """``draw(own, columns, tile, chunk, rows, out, call, geometry)``.
 
     Draws a chunk of `rows` dimensions at address `chunk` of shared memory, whose first row begins at `out`.
     """
@@ -213,14 +217,14 @@ def _drawing(gpu: ModuleType, dtype: str, shared_noise: bool, antithetic: bool, 
     thread_index, place_of = gpu.thread_index, place(gpu)
     group, (dimension_size, _, _) = _group(gpu, dtype, shared_noise, antithetic, fast), _dimension(gpu, dtype)
     from_lane, all_of_warp = gpu.from_lane, gpu.all_of_warp
-    is_aligned, is_shifted = way == "kAligned", way == "kShifted"
+    is_aligned, is_shifted = store_kind == "kAligned", store_kind == "kShifted"
     has_pairs = _in_pairs(size, width)
     is_paired = is_aligned and has_pairs
     # Elements from one aligned address to the next.
     alone = min(4, MOST_STORED // size)
 
-    def down(put_row: Function, way: str) -> Function:
-        return _going_down(group, put_row, dimension_size, way, dtype, shared_noise, antithetic)
+    def down(put_row: Function, store_kind: str) -> Function:
+        return _going_down(group, put_row, dimension_size, store_kind, dtype, shared_noise, antithetic)
 
     # Aligned rows allow stores of a whole group; shifted rows and wide groups need stores of four elements.
     put_aligned = aligned(gpu, size, width, 4 if is_shifted or has_pairs else width)
@@ -231,15 +235,15 @@ def _drawing(gpu: ModuleType, dtype: str, shared_noise: bool, antithetic: bool, 
     )
 
     @inline
-    def draw(own, columns, run, chunk, rows, out, call, geometry):
-        offset, whole, in_pairs = columns
-        place = place_of(run, geometry)
+    def draw(own, columns, tile, chunk, rows, out, call, geometry):
+        displacement, whole, in_pairs = columns
+        place = place_of(tile, geometry)
         row, step = place[0], np.int32(geometry.rows_per_pass)
         count = rows
         if step > 1:
             count = np.int32((rows - row + step - 1) * geometry.one_by_rows >> 20) if row < rows else np.int32(0)
         dimension = chunk + np.int32(row * geometry.pitch) * dimension_size
-        at, stride = out + offset, np.int64(geometry.row_step) * size
+        at, stride = out + displacement, np.int64(geometry.row_step) * size
         if is_paired:
             # All lanes of the warp take part.
             in_pairs = all_of_warp(in_pairs and count == from_lane(count, 0))
@@ -284,8 +288,8 @@ def _drawing_staged(gpu: ModuleType, dtype: str, shared_noise: bool, antithetic:
         begin = k * dimension_size
 
         @inline
-        def read(slot, unused, unused_too):
-            return (read_dimension(slot + begin),)
+        def read(entry, unused, unused_too):
+            return (read_dimension(entry + begin),)
 
         return read
 
@@ -304,38 +308,38 @@ def _drawing_staged(gpu: ModuleType, dtype: str, shared_noise: bool, antithetic:
     draw_one = drawing(0)
 
     @inline
-    def draw(own, stage, run, chunk, rows, out, call, geometry):
+    def draw(own, stage, tile, chunk, rows, out, call, geometry):
         # All lanes of the warp take part.
-        row, step = place_of(run, geometry)[0], np.int32(geometry.rows_per_pass)
+        row, step = place_of(tile, geometry)[0], np.int32(geometry.rows_per_pass)
         left = np.int32(rows * geometry.one_by_rows >> 20)
         more = np.int32(rows - left * step)
-        slot = chunk + (row if row < step else 0) * np.int32(geometry.pitch * dimension_size)
+        entry = chunk + (row if row < step else 0) * np.int32(geometry.pitch * dimension_size)
         stride = np.int64(geometry.row_step) * size
         while left >= passes:
-            draw_all(read_all(slot, 0, 0), own, stage)
+            draw_all(read_all(entry, 0, 0), own, stage)
             store_all(out, stride, stage)
-            slot += advance
+            entry += advance
             out += passes * stride
             left = np.int32(left - passes)
         while passes > 1 and left > 0:
-            draw_one((read_dimension(slot),), own, stage)
+            draw_one((read_dimension(entry),), own, stage)
             store_one(out, stride, stage)
-            slot += dimension_size
+            entry += dimension_size
             out += stride
             left = np.int32(left - 1)
         if more > 0:
             # The last pass of the matrix has fewer rows.
-            row, group = place_of(run, geometry)
+            row, group = place_of(tile, geometry)
             if row < more:
                 at = out + row * call.row_stride + (width * group - geometry.skip) * size
                 first, last = _inside(width, (row, group), call, geometry)
-                put_row(at, elements_of(read_dimension(slot), own), (np.int64(size), first, last))
+                put_row(at, elements_of(read_dimension(entry), own), (np.int64(size), first, last))
 
     return draw
 
 
 def _staged(gpu: ModuleType, dtype: str, shared_noise: bool, antithetic: bool) -> Staged:
-    """The staged stores of a kernel: ``Columns::Staged`` in C++."""
+    """The staged stores of a kernel: ``ThreadGroup::Staged`` in C++."""
     many_passes = not shared_noise and not antithetic and dtype != "float64" and gpu.LARGE_SHARED_MEMORY
     return staged(gpu, SIZES[dtype], group_width(antithetic), STAGED_PASSES if many_passes else 1)
 
@@ -376,10 +380,10 @@ def _fetching(gpu: ModuleType, dtype: str, is_staged: bool) -> tuple[Function, F
         if exists:
             mu, sigma = dimension
             part = row_part(np.uint32(call.first_row + row), np.uint32(offset_of_call(call)), keys_of(call)[0])
-            # Rows that one thread draws consecutively have adjacent slots.
+            # Rows that one thread draws consecutively have adjacent entries.
             pass_of_chunk, row_of_pass = dimension_place_of(geometry)
-            slot = np.uint32(row_of_pass * geometry.pitch + pass_of_chunk)
-            write_dimension(chunk + np.int64(np.uint32(slot * dimension_size)), part, mu, sigma)
+            entry = np.uint32(row_of_pass * geometry.pitch + pass_of_chunk)
+            write_dimension(chunk + np.int64(np.uint32(entry * dimension_size)), part, mu, sigma)
 
     return fetched, put
 
@@ -391,7 +395,7 @@ def _drawing_rest(gpu: ModuleType, dtype: str, shared_noise: bool, antithetic: b
     A thread draws one group, in every step-th row of a chunk.
     """
     thread_index, size, width = gpu.thread_index, SIZES[dtype], group_width(antithetic)
-    (prepared, _), _ = noise(gpu, dtype, shared_noise, fast)
+    prepared = noise(gpu, dtype, shared_noise, fast).prepared
     group_of, (dimension_size, _, _) = _group(gpu, dtype, shared_noise, antithetic, fast), _dimension(gpu, dtype)
     put_row = strided(gpu, width)
 
@@ -414,23 +418,25 @@ def _drawing_rest(gpu: ModuleType, dtype: str, shared_noise: bool, antithetic: b
     return draw_rest
 
 
-def rows_kernel(gpu: ModuleType, dtype: str, shared_noise: bool, antithetic: bool, fast: bool, way: str) -> Function:
+def rows_kernel(
+    gpu: ModuleType, dtype: str, shared_noise: bool, antithetic: bool, fast: bool, store_kind: str
+) -> Function:
     """``kernel(call, geometry)``: see `multisample.backends.kernels.cuda.kernel.sample_kernel`."""
     size, width = SIZES[dtype], group_width(antithetic)
     block_index, shared_memory, synchronize_block = gpu.block_index, gpu.shared_memory, gpu.synchronize_block
-    (prepared, _), _ = noise(gpu, dtype, shared_noise, fast)
+    prepared = noise(gpu, dtype, shared_noise, fast).prepared
     place_of = place(gpu)
-    is_staged = way == "kStaged"
+    is_staged = store_kind == "kStaged"
     if is_staged:
         staging = _staged(gpu, dtype, shared_noise, antithetic)
         columns_of = _staging(gpu, size, width, staging)
         draw = _drawing_staged(gpu, dtype, shared_noise, antithetic, fast)
         stages_size = SHORT_ROW_THREADS // 32 * staging.warp_size
     else:
-        columns_of = _columns(gpu, size, width, way)
-        draw = _drawing(gpu, dtype, shared_noise, antithetic, fast, way)
+        columns_of = _columns(gpu, size, width, store_kind)
+        draw = _drawing(gpu, dtype, shared_noise, antithetic, fast, store_kind)
         stages_size = 16
-    draw_rest, is_shifted = _drawing_rest(gpu, dtype, shared_noise, antithetic, fast), way == "kShifted"
+    draw_rest, is_shifted = _drawing_rest(gpu, dtype, shared_noise, antithetic, fast), store_kind == "kShifted"
     fetched, put = _fetching(gpu, dtype, is_staged)
     chunk_size = CHUNK * _dimension(gpu, dtype)[0]
     chunks_size = 2 * chunk_size
@@ -462,10 +468,10 @@ def rows_kernel(gpu: ModuleType, dtype: str, shared_noise: bool, antithetic: boo
         begin, chunk = np.uint32(0), np.uint32(0)
         dimension = fetched(begin, first_row, count, call, geometry)
 
-        run = np.uint32(np.uint32(block - band * geometry.blocks_per_band) * geometry.steps)
-        last_run = np.uint32(run + geometry.steps - 1)
+        tile = np.uint32(np.uint32(block - band * geometry.blocks_per_band) * geometry.steps)
+        last_tile = np.uint32(tile + geometry.steps - 1)
         out = call.matrix + first_row * call.row_stride
-        place = place_of(run, geometry)
+        place = place_of(tile, geometry)
         own = own_of(place, call)
         columns = columns_of(place, out, stages, call, geometry)
         put(dimension, chunks, begin, first_row, count, call, geometry)
@@ -476,8 +482,8 @@ def rows_kernel(gpu: ModuleType, dtype: str, shared_noise: bool, antithetic: boo
             if goes_on:
                 rows = geometry.chunk
                 dimension = fetched(np.uint32(begin + rows), first_row, count, call, geometry)
-            draw(own, columns, run, chunks + np.int64(chunk), np.int32(rows), out, call, geometry)
-            if is_shifted and geometry.rest > 0 and run == geometry.blocks_per_band * geometry.steps - 1:
+            draw(own, columns, tile, chunks + np.int64(chunk), np.int32(rows), out, call, geometry)
+            if is_shifted and geometry.rest > 0 and tile == geometry.blocks_per_band * geometry.steps - 1:
                 draw_rest(chunks + np.int64(chunk), np.int32(rows), out, call, geometry)
             if goes_on:
                 begin = np.uint32(begin + rows)
@@ -485,10 +491,10 @@ def rows_kernel(gpu: ModuleType, dtype: str, shared_noise: bool, antithetic: boo
                 chunk = np.uint32(chunk_size - chunk)
                 put(dimension, chunks + np.int64(chunk), begin, first_row, count, call, geometry)
                 synchronize_block()
-            elif run < last_run:
-                # A band with several runs of columns has one chunk of dimensions.
-                run = np.uint32(run + 1)
-                place = place_of(run, geometry)
+            elif tile < last_tile:
+                # A band with several tiles has one chunk of dimensions.
+                tile = np.uint32(tile + 1)
+                place = place_of(tile, geometry)
                 own = own_of(place, call)
                 columns = columns_of(place, out, stages, call, geometry)
             else:

@@ -1,8 +1,8 @@
-"""Stores of a thread's columns, one function for each way: ``csrc/cuda/stores.cuh``.
+"""Stores of a thread's columns, one function for each store kind: ``csrc/cuda/stores.cuh``.
 
 Each of `aligned`, `paired`, `shifted` and `strided` returns a function ``put_row(at, x, state)``. `at` is the thread's
-own address, which advances with the row; `x` are the `width` elements of a group; `state` depends on the way. `staged`
-stores several passes at a time.
+own address, which advances with the row; `x` are the `width` elements of a group; `state` depends on the store
+kind. `staged` stores several passes at a time.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def paired(gpu: ModuleType, size: int, width: int) -> Function:
 
 
 def _sectors(gpu: ModuleType, size: int, width: int) -> Function:
-    """``put_sectors(at, x, omit_first)``: a lane's elements, more than one store writes. The lanes are adjacent.
+    """``put_sectors(at, x, omit_first)``: a lane's elements, which exceed one store. The lanes are adjacent.
 
     Lane pairs exchange halves, so that each store of the warp fills whole sectors. `omit_first` leaves out the first
     store.
@@ -223,7 +223,8 @@ def shifted(gpu: ModuleType, size: int, width: int, shift: int) -> Function:
 def _each(count: int, part: Callable[[int], Function]) -> Function:
     """``part(k)`` for each k in turn. Each returns the address for the next.
 
-    Addresses are incremental, because the optimizer would keep `count` offsets from the first address in registers.
+    Addresses are incremental, because the optimizer would keep `count` displacements from the first address in
+    registers.
     """
 
     def both(first: Function, second: Function) -> Function:
@@ -245,14 +246,14 @@ def _both_bits(first: Function, second: Function) -> Function:
 
 
 class Stage(NamedTuple):
-    """Addresses for the staged stores of one thread. Offsets into shared memory are bytes, and for the first pass."""
+    """Addresses for the staged stores of one thread. Displacements are bytes from `stages`, for the first pass."""
 
-    stages: Any  # the block's shared memory; the offsets count from here
-    own: Any  # offsets of the lane's own elements
-    piece: Any  # offset of the lane's first piece
+    stages: Any  # the block's shared memory
+    own: Any  # displacements of the lane's own elements
+    piece: Any  # displacement of the lane's first piece
     pieces: Any  # bit k: whether the run has all of the lane's piece k
     to_piece: Any  # bytes from the address of the first pass to where the lane stores its first piece
-    end: Any  # offset of the lane's element of the ends
+    end: Any  # displacement of the lane's element of the ends
     end_pass: Any  # its pass; not less than `passes` if the lane has none
     to_end: Any  # bytes from the address of the first pass to where the lane stores it
 
@@ -280,23 +281,31 @@ class Staged(NamedTuple):
     """``store(out, stride, stage)``: stores one pass at address `out`, or all; here, `stride` is in bytes."""
 
 
-@functools.cache
-def staged(gpu: ModuleType, size: int, width: int, passes: int) -> Staged:
-    """The stores of groups of `width` elements of `size` bytes."""
-    thread_index, opaque, synchronize_warp = gpu.thread_index, gpu.opaque, gpu.synchronize_warp
-    store, store_quad, store_shared = gpu.store, gpu.store_quad, gpu.store_shared
-    load_shared, load_shared_quad = gpu.load_shared, gpu.load_shared_quad
-    # Elements of a piece, and pieces of a lane.
+class _StageSizes(NamedTuple):
+    """Sizes of staged stores."""
+
+    piece: int  # elements of a piece
+    pieces: int  # of a lane
+    outside: int  # elements of the run with leading padding, before one dump place for each lane
+    pass_size: int  # bytes of a pass in shared memory
+    pieces_apart: int  # bytes between the pieces of a lane
+    warp_size: int  # bytes of a warp in shared memory
+
+
+def _stage_sizes(size: int, width: int, passes: int) -> _StageSizes:
     piece = min(4, MOST_STORED // size)
     pieces = width // piece
-    # Elements of a pass in shared memory: a run, which may begin within the first piece, and a place for each lane
-    # where it puts columns outside the matrix.
     outside = (32 * pieces + 1) * piece
     pass_size = (outside + 32) * size
-    pieces_apart, warp_size = 32 * piece * size, passes * pass_size
+    return _StageSizes(piece, pieces, outside, pass_size, 32 * piece * size, passes * pass_size)
+
+
+def _stage_preparing(gpu: ModuleType, size: int, width: int, passes: int) -> Function:
+    """`Staged.prepared`."""
+    thread_index, opaque = gpu.thread_index, gpu.opaque
+    piece, pieces, outside, pass_size, _, warp_size = _stage_sizes(size, width, passes)
     # Elements at both ends of a run at the most, half of them at each.
     ends, half = 2 * (piece - 1), piece - 1
-    element = {2: np.uint16, 4: np.float32, 8: np.float64}[size]
 
     def own_of(k: int) -> Function:
         @inline
@@ -346,22 +355,36 @@ def staged(gpu: ModuleType, size: int, width: int, passes: int) -> Staged:
             (np.int64(end_pass) * stride + run + end - shift) * size,
         )
 
-    def put_pass(index: int) -> Function:
-        def put_element(k: int) -> Function:
-            @inline
-            def put(at, x, stage):
-                store_shared(at + np.int64(stage.own[k]), x[k])
-                return at
+    return prepared
 
-            return put
 
-        put_all, begin = _each(width, put_element), index * pass_size
+def _stage_putting(gpu: ModuleType, width: int, begin: int) -> Function:
+    """`Staged.put` for the pass that begins `begin` bytes behind the first."""
+    store_shared = gpu.store_shared
 
+    def put_element(k: int) -> Function:
         @inline
-        def put(x, stage):
-            put_all(stage.stages + begin, x, stage)
+        def put(at, x, stage):
+            store_shared(at + np.int64(stage.own[k]), x[k])
+            return at
 
         return put
+
+    put_all = _each(width, put_element)
+
+    @inline
+    def put(x, stage):
+        put_all(stage.stages + begin, x, stage)
+
+    return put
+
+
+def _stage_storing(gpu: ModuleType, size: int, width: int, passes: int, count: int) -> Function:
+    """`Staged.store_one` or `Staged.store_all`: the stores of `count` of the passes."""
+    synchronize_warp, store, store_quad = gpu.synchronize_warp, gpu.store, gpu.store_quad
+    load_shared, load_shared_quad = gpu.load_shared, gpu.load_shared_quad
+    _, pieces, _, pass_size, pieces_apart, _ = _stage_sizes(size, width, passes)
+    element = {2: np.uint16, 4: np.float32, 8: np.float64}[size]
 
     @inline
     def copy(to, begin):
@@ -373,41 +396,51 @@ def staged(gpu: ModuleType, size: int, width: int, passes: int) -> Staged:
 
     copy_piece = copy_narrow if size == 2 else copy
 
-    def stored(count: int) -> Function:
-        def piece_of(k: int) -> Function:
-            def piece_of_pass(index: int) -> Function:
-                begin = index * pass_size + k * pieces_apart
-
-                @inline
-                def part(at, stride, stage):
-                    copy_piece(at, stage.stages + np.int64(stage.piece) + begin)
-                    return at + stride
-
-                return part
-
-            of_passes = _each(count, piece_of_pass)
+    def piece_of(k: int) -> Function:
+        def piece_of_pass(index: int) -> Function:
+            begin = index * pass_size + k * pieces_apart
 
             @inline
-            def part(out, stride, stage):
-                if stage.pieces >> np.uint32(k) & np.uint32(1) != 0:
-                    of_passes(out + (stage.to_piece + k * pieces_apart), stride, stage)
-                return out
+            def part(at, stride, stage):
+                copy_piece(at, stage.stages + np.int64(stage.piece) + begin)
+                return at + stride
 
             return part
 
-        all_pieces = _each(pieces, piece_of)
+        of_passes = _each(count, piece_of_pass)
 
         @inline
-        def store_passes(out, stride, stage):
-            synchronize_warp()
-            all_pieces(out, stride, stage)
-            if stage.end_pass < np.uint32(count):
-                store(out + stage.to_end, load_shared(stage.stages + np.int64(stage.end), element))
-            synchronize_warp()
+        def part(out, stride, stage):
+            if stage.pieces >> np.uint32(k) & np.uint32(1) != 0:
+                of_passes(out + (stage.to_piece + k * pieces_apart), stride, stage)
+            return out
 
-        return store_passes
+        return part
 
-    return Staged(passes, warp_size, prepared, tuple(map(put_pass, range(passes))), stored(1), stored(passes))
+    all_pieces = _each(pieces, piece_of)
+
+    @inline
+    def store_passes(out, stride, stage):
+        synchronize_warp()
+        all_pieces(out, stride, stage)
+        if stage.end_pass < np.uint32(count):
+            store(out + stage.to_end, load_shared(stage.stages + np.int64(stage.end), element))
+        synchronize_warp()
+
+    return store_passes
+
+
+@functools.cache
+def staged(gpu: ModuleType, size: int, width: int, passes: int) -> Staged:
+    """The stores of groups of `width` elements of `size` bytes."""
+    sizes = _stage_sizes(size, width, passes)
+    return Staged(
+        passes,
+        sizes.warp_size,
+        _stage_preparing(gpu, size, width, passes),
+        tuple(_stage_putting(gpu, width, index * sizes.pass_size) for index in range(passes)),
+        *(_stage_storing(gpu, size, width, passes, count) for count in (1, passes)),
+    )
 
 
 @functools.cache

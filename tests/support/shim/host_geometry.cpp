@@ -26,5 +26,5 @@ void cut(u64 size, const Launch* launches, int strided, Geometry* out) {
 u32 types[] = {kNumber, kFloat16, kBFloat16, kFloat32, kFloat64, kInt8,  kInt16,
                kInt32,  kInt64,   kUInt8,    kUInt16,  kUInt32,  kUInt64};
 u32 operations[] = {kSample, kGradient, kMoments};
-u32 stores[] = {kAligned, kShifted, kStaged, kStrided, kTransposed, kTransposedStaged};
+u32 store_kinds[] = {kAligned, kShifted, kStaged, kStrided, kTransposed, kTransposedStaged};
 }

@@ -18,7 +18,7 @@ struct Case {
   Launch call;  // the matrix's address is an offset into its memory; a word's address is nonzero if it is in memory
   u64 matrix_bytes;
   Origin origin;
-  u32 rows, tiles, slots, turns, passes;  // fields of the geometry to change, if not 0
+  u32 rows, tiles, slots, turns, sweeps;  // fields of the geometry to change, if not 0
   u32 backwards;
 };
 static_assert(sizeof(Case) == sizeof(Launch) + 64, "test_gradient_sources.py packs it");
@@ -83,7 +83,7 @@ int main() {
     if (one.tiles > 0) geometry.tiles = one.tiles;
     if (one.slots > 0) geometry.slots = one.slots;
     if (one.turns > 0) geometry.turns = one.turns;
-    if (one.passes > 0) geometry.passes = one.passes;
+    if (one.sweeps > 0) geometry.sweeps = one.sweeps;
     complete(call, geometry);
     const Memory scratch(scratch_size(call, geometry) * sizeof(double));
     call.scratch = reinterpret_cast<double*>(scratch.data);

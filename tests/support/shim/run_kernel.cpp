@@ -90,16 +90,16 @@ Counted<T> from_lane(Counted<T> x, u32 lane) {
 
 namespace {
 
-template <bool antithetic, Stores stores>
+template <bool antithetic, StoreKind store_kind>
 void run(const Launch& call, const Geometry& g, bool backwards) {
   cuda_shim::launch(g.blocks, g.threads, backwards, [&] {
-    sample_kernel<Counted<Element>, kShared, antithetic, false, stores, kOriginInMemory>(call, g);
+    sample_kernel<Counted<Element>, kShared, antithetic, false, store_kind, kOriginInMemory>(call, g);
   });
 }
 
 template <bool antithetic>
 void run_stores(const Launch& call, const Geometry& g, bool backwards) {
-  switch (g.stores) {
+  switch (g.store_kind) {
     case kAligned: return run<antithetic, kAligned>(call, g, backwards);
     case kShifted: return run<antithetic, kShifted>(call, g, backwards);
     case kStaged: return run<antithetic, kStaged>(call, g, backwards);

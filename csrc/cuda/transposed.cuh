@@ -25,17 +25,18 @@ MULTISAMPLE_FUNCTION u32 first_bits(i32 n) {
 }
 
 // The dimensions of one thread.
-template <class Real, u32 slots>
-struct TileDimensions {
-  Real mu[slots], sigma[slots];
-  RowPart words[slots];
+template <class Real, u32 own_rows>
+struct ThreadDimensions {
+  Real mu[own_rows], sigma[own_rows];
+  RowPart words[own_rows];
 
-  MULTISAMPLE_FUNCTION TileDimensions(const u64 (&rows)[slots], const Keys<Real>& keys, const Launch& call) {
+  MULTISAMPLE_FUNCTION ThreadDimensions(const u64 (&rows)[own_rows], const Keys<Real>& keys, const Launch& call) {
     load_elements(mu_of(call), rows, mu);
     load_elements(sigma_of(call), rows, sigma);
     const u32 offset = low(value_of(call.offset, call.offset_at));
 #pragma unroll
-    for (u32 s = 0; s < slots; ++s) words[s] = row_part(static_cast<u32>(call.first_row + rows[s]), offset, keys.keys);
+    for (u32 s = 0; s < own_rows; ++s)
+      words[s] = row_part(static_cast<u32>(call.first_row + rows[s]), offset, keys.keys);
   }
 };
 
@@ -72,14 +73,14 @@ struct Band {
   // Whether all columns of the pass that begins with group `k` are inside the matrix.
   MULTISAMPLE_FUNCTION bool has_whole(u32 k) const { return k - first_whole < whole; }
 
-  // Mask of group `k`, with `slots` bits per column: set for columns inside the matrix.
-  template <u32 slots>
+  // Mask of group `k`, with `own_rows` bits per column: set for columns inside the matrix.
+  template <u32 own_rows>
   MULTISAMPLE_FUNCTION u32 inside(u32 k) const {
     const i64 column = static_cast<i64>(k) * width;
     u32 bits = 0;
 #pragma unroll
     for (u32 c = 0; c < width; ++c) {
-      if (column + c >= skipped && column + c < columns) bits |= kAllOf<slots> << c * slots;
+      if (column + c >= skipped && column + c < columns) bits |= kAllOf<own_rows> << c * own_rows;
     }
     return bits;
   }
@@ -105,27 +106,27 @@ struct Band {
 template <class Out, bool antithetic>
 struct Pieces {
   using Real = typename Computing<Out>::Type;
-  static constexpr u32 kSlots = multisample::kSlots<sizeof(Out)>;
+  static constexpr u32 kOwnRows = multisample::kOwnRows<sizeof(Out)>;
   static constexpr u32 kColumns = Elements<Out, antithetic>::kCount, kPerNormal = kColumns / 4;
-  static constexpr u32 kAll = kAllOf<kColumns * kSlots>;
-  struct alignas(kSlots * sizeof(Out)) Piece {
-    Out x[kSlots];
+  static constexpr u32 kAll = kAllOf<kColumns * kOwnRows>;
+  struct alignas(kOwnRows * sizeof(Out)) Piece {
+    Out x[kOwnRows];
   };
 
-  RowPart words[kSlots];
-  Real mu[2 * kSlots - 1], sigma[2 * kSlots - 1];  // of the previous lane's last dimensions, then of the lane's own
-  i32 to[kColumns];                                // offset of each piece from the first column's, in elements
-  u32 inside;                                      // mask of the elements inside the matrix's rows
+  RowPart words[kOwnRows];
+  Real mu[2 * kOwnRows - 1], sigma[2 * kOwnRows - 1];  // of the previous lane's last dimensions, then of the lane's own
+  i32 to[kColumns];  // displacement of each piece from the first column's, in elements
+  u32 inside;        // mask of the elements inside the matrix's rows
   Piece piece[kColumns];
 
   // Sets the parameters of the lane's own dimensions and of the previous lane's. All lanes of the warp take part.
-  MULTISAMPLE_FUNCTION void set_parameters(const TileDimensions<Real, kSlots>& own) {
+  MULTISAMPLE_FUNCTION void set_parameters(const ThreadDimensions<Real, kOwnRows>& own) {
 #pragma unroll
-    for (u32 s = 0; s < kSlots; ++s) {
-      words[s] = own.words[s], mu[kSlots - 1 + s] = own.mu[s], sigma[kSlots - 1 + s] = own.sigma[s];
+    for (u32 s = 0; s < kOwnRows; ++s) {
+      words[s] = own.words[s], mu[kOwnRows - 1 + s] = own.mu[s], sigma[kOwnRows - 1 + s] = own.sigma[s];
     }
 #pragma unroll
-    for (u32 s = 0; s + 1 < kSlots; ++s) {
+    for (u32 s = 0; s + 1 < kOwnRows; ++s) {
       mu[s] = shuffle_up(own.mu[s + 1]), sigma[s] = shuffle_up(own.sigma[s + 1]);
     }
   }
@@ -137,19 +138,19 @@ struct Pieces {
   MULTISAMPLE_FUNCTION void make(const Normals<Real>* z) {
 #pragma unroll
     for (u32 k = 0; k < 4; ++k) {
-      Real of_both[2 * kSlots - 1];
-      const u32 back_0 = k * kPerNormal * delta % kSlots, back_1 = (back_0 + delta) % kSlots;
+      Real of_both[2 * kOwnRows - 1];
+      const u32 back_0 = k * kPerNormal * delta % kOwnRows, back_1 = (back_0 + delta) % kOwnRows;
       const u32 most = kPerNormal == 1 || back_0 > back_1 ? back_0 : back_1;
 #pragma unroll
-      for (u32 s = 0; s < kSlots; ++s) of_both[kSlots - 1 + s] = normal(z[s], k);
+      for (u32 s = 0; s < kOwnRows; ++s) of_both[kOwnRows - 1 + s] = normal(z[s], k);
 #pragma unroll
-      for (u32 s = 1; s <= most; ++s) of_both[kSlots - 1 - s] = shuffle_up(normal(z[kSlots - s], k));
+      for (u32 s = 1; s <= most; ++s) of_both[kOwnRows - 1 - s] = shuffle_up(normal(z[kOwnRows - s], k));
 #pragma unroll
       for (u32 c = 0; c < kPerNormal; ++c) {
         const u32 back = c == 0 ? back_0 : back_1;
 #pragma unroll
-        for (u32 e = 0; e < kSlots; ++e) {
-          const u32 at = kSlots - 1 + e - back;
+        for (u32 e = 0; e < kOwnRows; ++e) {
+          const u32 at = kOwnRows - 1 + e - back;
           piece[kPerNormal * k + c].x[e] =
               narrow<Out>(fma_rn(c == 0 ? sigma[at] : negated(sigma[at]), of_both[at], mu[at]));
         }
@@ -169,8 +170,8 @@ struct Pieces {
     for (u32 c = 0; c < kColumns; ++c) {
       Out* const of_column = opaque(at + to[c]);
 #pragma unroll
-      for (u32 s = 0; s < kSlots; ++s) {
-        if (written >> (c * kSlots + s) & 1) of_column[s] = piece[c].x[s];
+      for (u32 s = 0; s < kOwnRows; ++s) {
+        if (written >> (c * kOwnRows + s) & 1) of_column[s] = piece[c].x[s];
       }
     }
   }
@@ -191,15 +192,16 @@ MULTISAMPLE_FUNCTION Out* go_along(Pieces<Out, antithetic>& made, const GroupNoi
 #pragma unroll 1
   for (u32 k = 0; k < groups; k += band.groups_per_pass, from += band.groups_per_pass) {
     const GroupNoise noise = *from;
-    Normals<Real> z[Made::kSlots];
+    Normals<Real> z[Made::kOwnRows];
 #pragma unroll
-    for (u32 s = 0; s < Made::kSlots; ++s) z[s] = noise.in(made.words[s], keys);
-    made.template make<delta % Made::kSlots>(z);
+    for (u32 s = 0; s < Made::kOwnRows; ++s) z[s] = noise.in(made.words[s], keys);
+    made.template make<delta % Made::kOwnRows>(z);
     const bool is_whole = band.has_whole(begin + k);
     if (is_whole && made.inside == Made::kAll) {
       made.write(at);
     } else if (made.inside != 0) {
-      made.write(at, is_whole ? made.inside : made.inside & band.template inside<Made::kSlots>(begin + k + pass_group));
+      made.write(at,
+                 is_whole ? made.inside : made.inside & band.template inside<Made::kOwnRows>(begin + k + pass_group));
     }
     at += step;
   }
@@ -211,7 +213,7 @@ MULTISAMPLE_FUNCTION void draw_transposed(const Launch& call, const Geometry& ge
   using Real = typename Computing<Out>::Type;
   using GroupNoise = Noise<Real, shared_noise, fast>;
   using Made = Pieces<Out, antithetic>;
-  constexpr u32 width = Made::kColumns, slots = Made::kSlots;
+  constexpr u32 width = Made::kColumns, own_rows = Made::kOwnRows;
   __shared__ GroupNoise chunk[kTransposedThreads];
   const u32 band_index = blockIdx.x / geometry.blocks_per_band;
   const u32 tile = blockIdx.x - band_index * geometry.blocks_per_band;
@@ -222,7 +224,7 @@ MULTISAMPLE_FUNCTION void draw_transposed(const Launch& call, const Geometry& ge
   // address, and each further column `delta` more.
   const i32 stride = geometry.column_step, step = static_cast<i32>(band.groups_per_pass * width) * stride;
   const u64 begin_of_0 = reinterpret_cast<u64>(call.matrix) - geometry.skip * static_cast<u64>(call.column_stride);
-  const u32 shift = begin_of_0 / sizeof(Out) % slots, delta = static_cast<u32>(stride) % slots;
+  const u32 shift = begin_of_0 / sizeof(Out) % own_rows, delta = static_cast<u32>(stride) % own_rows;
 
   // Pieces are numbered through all groups of a pass. With `overlap`, lane 0 repeats the last piece of the previous
   // warp; position -1 has no piece.
@@ -232,30 +234,30 @@ MULTISAMPLE_FUNCTION void draw_transposed(const Launch& call, const Geometry& ge
   const u32 group_of_position = position < 0 ? 0 : static_cast<u32>(position) / geometry.pieces;
   const bool exists = position >= 0 && group_of_position < band.groups_per_pass;
   const u32 pass_group = exists ? group_of_position : 0;
-  const i64 first = (position - static_cast<i64>(pass_group) * geometry.pieces) * slots - shift;
+  const i64 first = (position - static_cast<i64>(pass_group) * geometry.pieces) * own_rows - shift;
   const i64 rows = static_cast<i64>(call.rows);
-  u64 row[slots];
+  u64 row[own_rows];
 #pragma unroll
-  for (u32 s = 0; s < slots; ++s) {
+  for (u32 s = 0; s < own_rows; ++s) {
     row[s] = static_cast<u64>(first + s < 0 ? 0 : first + s < rows ? first + s : rows - 1);
   }
-  const TileDimensions<Real, slots> dimensions(row, keys, call);
+  const ThreadDimensions<Real, own_rows> dimensions(row, keys, call);
 
   Made made;
 #pragma unroll
   for (u32 c = 0; c < width; ++c) {
-    const u32 behind = c * static_cast<u32>(stride) - c * delta % slots;
-    // Without opaque(), each pass recomputes the offset. Eight offsets, or those of float64, exceed the registers.
+    const u32 behind = c * static_cast<u32>(stride) - c * delta % own_rows;
+    // Without opaque(), each pass recomputes the displacement. Eight, or those of float64, exceed the registers.
     made.to[c] = static_cast<i32>(width == 4 && sizeof(Real) == 4 ? opaque(behind) : behind);
   }
   made.inside = exists && thread % 32 >= overlap ? Made::kAll : 0;
-  if (first < (delta == 0 ? 0 : static_cast<i32>(slots) - 1) || first + slots > rows) {
+  if (first < (delta == 0 ? 0 : static_cast<i32>(own_rows) - 1) || first + own_rows > rows) {
     const i32 to_first = static_cast<i32>(-first), to_end = static_cast<i32>(rows - first);
 #pragma unroll
     for (u32 c = 0; c < width; ++c) {
-      const i32 back = static_cast<i32>(c * delta % slots);
-      const u32 outside = first_bits<slots>(to_first + back) | ~first_bits<slots>(to_end + back);
-      made.inside &= ~((outside & kAllOf<slots>) << c * slots);
+      const i32 back = static_cast<i32>(c * delta % own_rows);
+      const u32 outside = first_bits<own_rows>(to_first + back) | ~first_bits<own_rows>(to_end + back);
+      made.inside &= ~((outside & kAllOf<own_rows>) << c * own_rows);
     }
   }
 
@@ -279,28 +281,28 @@ MULTISAMPLE_FUNCTION void draw_transposed_staged(const Launch& call, const Geome
   using Real = typename Computing<Out>::Type;
   using Group = Elements<Out, antithetic>;
   using GroupNoise = Noise<Real, shared_noise, fast>;
-  constexpr u32 width = Group::kCount, slots = kStagedSlots<sizeof(Out), antithetic>;
-  // A thread copies at most kParts parts per pass from shared memory.
-  struct alignas(alignof(Quad<Out>)) Part {
+  constexpr u32 width = Group::kCount, own_rows = kStagedOwnRows<sizeof(Out), antithetic>;
+  // A thread copies at most kPieces pieces per pass from shared memory.
+  struct alignas(alignof(Quad<Out>)) Piece {
     Out x[alignof(Quad<Out>) / sizeof(Out)];
   };
   constexpr u32 kStagedThreads = multisample::kStagedThreads<shared_noise>;
-  constexpr u32 kParts = slots * width * sizeof(Out) / sizeof(Part);
+  constexpr u32 kPieces = own_rows * width * sizeof(Out) / sizeof(Piece);
   __shared__ GroupNoise chunk[kStagedThreads];
-  __shared__ Part stage[kStagedThreads * kParts];
+  __shared__ Piece stage[kStagedThreads * kPieces];
   const Band<GroupNoise, width> band(blockIdx.x, call, geometry);
   const Keys<Real> keys(call.seed);
   const u32 rows = static_cast<u32>(call.rows);
 
-  // Dimensions are numbered through all groups of a pass, and slot s of all threads has a run of them. The last runs
-  // may be incomplete: a warp without dimensions in a run skips that slot. Blocks rotate the warps that skip, since
-  // each warp has its own issue slot.
+  // Dimensions are numbered through all groups of a pass, and own row s of all threads is a run of them. The last runs
+  // may be incomplete: a warp without dimensions in a run skips that row. Blocks rotate the warps that skip, since each
+  // warp has a scheduler of its own.
   const u32 filled = band.groups_per_pass * rows, thread = (threadIdx.x + blockIdx.x * 32) % kStagedThreads;
-  u64 row[slots];
-  u32 place[slots][width];
-  const GroupNoise* from[slots];
+  u64 row[own_rows];
+  u32 place[own_rows][width];
+  const GroupNoise* from[own_rows];
 #pragma unroll
-  for (u32 s = 0; s < slots; ++s) {
+  for (u32 s = 0; s < own_rows; ++s) {
     // A lane without a dimension repeats lane 0's, which takes less time than a branch.
     const u32 of_thread = thread + s * kStagedThreads, position = of_thread < filled ? of_thread : of_thread & ~31u;
     const u32 pass_group = position / rows;
@@ -312,23 +314,23 @@ MULTISAMPLE_FUNCTION void draw_transposed_staged(const Launch& call, const Geome
                            position * static_cast<u32>(sizeof(Out)));
     }
   }
-  TileDimensions<Real, slots> dimensions(row, keys, call);
+  ThreadDimensions<Real, own_rows> dimensions(row, keys, call);
 #pragma unroll
-  for (u32 s = 0; s < slots; ++s) {
+  for (u32 s = 0; s < own_rows; ++s) {
     // Without opaque(), each pass recomputes the row part.
     dimensions.words[s] = {opaque(dimensions.words[s].into_c2_of_round_2), opaque(dimensions.words[s].c3_of_round_2)};
   }
-  // Slots that the warp draws. The shuffle from lane 0 makes the number uniform to the compiler.
+  // Own rows that the warp draws. The shuffle from lane 0 makes the number uniform to the compiler.
   const u32 used = __shfl_sync(~0u, (filled + kStagedThreads - 1 - thread) / kStagedThreads, 0);
 
   Out* out = reinterpret_cast<Out*>(band.address(call, geometry));
-  const u32 step = filled * width, parts = step * sizeof(Out) / sizeof(Part);
-  const bool aligned = reinterpret_cast<u64>(out) % sizeof(Part) == 0;
+  const u32 step = filled * width, pieces = step * sizeof(Out) / sizeof(Piece);
+  const bool aligned = reinterpret_cast<u64>(out) % sizeof(Piece) == 0;
   for (u32 begin = 0; begin < band.count; begin += geometry.chunk) {
     const u32 groups = band.fill(chunk, begin, keys, call, geometry);
     for (u32 k = 0; k < groups; k += band.groups_per_pass) {
 #pragma unroll
-      for (u32 s = 0; s < slots; ++s) {
+      for (u32 s = 0; s < own_rows; ++s) {
         if (s >= used) break;
         const Normals<Real> z = from[s][k].in(dimensions.words[s], keys);
         const Group group = scaled<Out, antithetic>(dimensions.mu[s], dimensions.sigma[s], z);
@@ -339,11 +341,11 @@ MULTISAMPLE_FUNCTION void draw_transposed_staged(const Launch& call, const Geome
       }
       __syncthreads();
       if (aligned && band.has_whole(begin + k)) {
-        const Part* const from = stage + threadIdx.x;
-        Part* const to = reinterpret_cast<Part*>(out) + threadIdx.x;
+        const Piece* const from = stage + threadIdx.x;
+        Piece* const to = reinterpret_cast<Piece*>(out) + threadIdx.x;
 #pragma unroll
-        for (u32 j = 0; j < kParts; ++j) {
-          if (threadIdx.x + j * kStagedThreads < parts) to[j * kStagedThreads] = from[j * kStagedThreads];
+        for (u32 j = 0; j < kPieces; ++j) {
+          if (threadIdx.x + j * kStagedThreads < pieces) to[j * kStagedThreads] = from[j * kStagedThreads];
         }
       } else {
         const i64 left = band.columns - static_cast<i64>(begin + k) * width;

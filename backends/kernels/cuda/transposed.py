@@ -1,4 +1,4 @@
-"""The kernels with transposed stores, for contiguous dimensions: ``csrc/cuda/columns.cuh`` explains them."""
+"""The kernels with transposed stores, for contiguous dimensions: ``csrc/cuda/transposed.cuh`` explains them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from multisample.backends.kernels.compilation import Function, inline
 from multisample.backends.kernels.stream.arithmetic import fma
 from multisample.backends.kernels.stream.words import row_part
 
-from .geometry import TRANSPOSED_THREADS, slots_of, staged_slots_of, staged_threads
+from .geometry import TRANSPOSED_THREADS, own_rows_of, staged_own_rows_of, staged_threads
 from .group import (
     computing_type,
     element,
     group_width,
     joined,
     keys_of,
-    memory_of,
     mu_of,
     noise,
     offset_of,
@@ -63,10 +62,7 @@ def _bands(
     incomplete last pass reads groups behind the band, whose noise is stored too.
     """
     width, thread_index, synchronize_block = group_width(antithetic), gpu.thread_index, gpu.synchronize_block
-    (prepared, _), (pack, _) = noise(gpu, dtype, shared_noise, fast)
-    quads, _, _ = packing(dtype)
-    write_words, _ = memory_of(gpu, quads)
-    noise_size = 16 * quads
+    prepared, _, noise_size, write_noise, _ = noise(gpu, dtype, shared_noise, fast)
 
     @inline
     def band_of(index, call, geometry):
@@ -94,7 +90,7 @@ def _bands(
         thread = thread_index()
         if thread < geometry.chunk and thread + 1 < groups + band[2]:
             made = prepared(np.uint32(call.first_column // width + band[0] + begin + thread), call)
-            write_words(chunk + np.int64(thread) * noise_size, pack(made))
+            write_noise(chunk + np.int64(thread) * noise_size, made)
         synchronize_block()
         return groups
 
@@ -102,8 +98,8 @@ def _bands(
 
 
 @functools.cache
-def _tile_dimensions(gpu: ModuleType, dtype: str, slots: int) -> Function:
-    """``dimensions_of(rows, call)``: the row part of the words, mu and sigma of each of `slots` rows."""
+def _thread_dimensions(gpu: ModuleType, dtype: str, own_rows: int) -> Function:
+    """``dimensions_of(rows, call)``: the row part of the words, mu and sigma of each of `own_rows` rows."""
     element_of, offset_of_call, load, opaque = element(gpu, dtype), offset_of(gpu), gpu.load, gpu.opaque
     real, usual_type = computing_type(dtype)
 
@@ -128,7 +124,7 @@ def _tile_dimensions(gpu: ModuleType, dtype: str, slots: int) -> Function:
 
         return of
 
-    usual_elements, any_elements, parts = (joined(of, 0, slots) for of in (usual_element, any_element, part))
+    usual_elements, any_elements, parts = (joined(of, 0, own_rows) for of in (usual_element, any_element, part))
 
     @inline
     def elements_of(vector, rows):
@@ -154,15 +150,15 @@ def _pieces(gpu: ModuleType, dtype: str, antithetic: bool, delta: int) -> Functi
     `z` are the normals of the lane's own dimensions; `mu` and `sigma` are those of the previous lane's last dimensions,
     then of the lane's own. All lanes of the warp take part.
     """
-    slots, width = slots_of(SIZES[dtype]), group_width(antithetic)
+    own_rows, width = own_rows_of(SIZES[dtype]), group_width(antithetic)
     shuffle_up, narrow, per_normal = gpu.shuffle_up, gpu.NARROWING[dtype], width // 4
 
     def of_normal(k: int) -> Function:
-        backs = [(k * per_normal + c) * delta % slots for c in range(per_normal)]
+        backs = [(k * per_normal + c) * delta % own_rows for c in range(per_normal)]
 
         def of_both(at: int) -> Function:
-            # Places before slots - 1 have dimensions of the previous lane.
-            s, before = (at + 1) % slots, at < slots - 1
+            # Places before own_rows - 1 have dimensions of the previous lane.
+            s, before = (at + 1) % own_rows, at < own_rows - 1
 
             @inline
             def of_before(z, _, __):
@@ -174,11 +170,11 @@ def _pieces(gpu: ModuleType, dtype: str, antithetic: bool, delta: int) -> Functi
 
             return of_before if before else of_own
 
-        first_at = slots - 1 - max(backs)
-        normals = joined(of_both, first_at, 2 * slots - 1)
+        first_at = own_rows - 1 - max(backs)
+        normals = joined(of_both, first_at, 2 * own_rows - 1)
 
         def of_element(e: int) -> Function:
-            c, at = e // slots, slots - 1 + e % slots - backs[e // slots]
+            c, at = e // own_rows, own_rows - 1 + e % own_rows - backs[e // own_rows]
             mirrored = c % 2 == 1
 
             @inline
@@ -188,7 +184,7 @@ def _pieces(gpu: ModuleType, dtype: str, antithetic: bool, delta: int) -> Functi
 
             return element_of
 
-        elements = joined(of_element, 0, per_normal * slots)
+        elements = joined(of_element, 0, per_normal * own_rows)
 
         @inline
         def part(z, mu, sigma):
@@ -203,14 +199,14 @@ def _pieces(gpu: ModuleType, dtype: str, antithetic: bool, delta: int) -> Functi
 def _writing(gpu: ModuleType, dtype: str, antithetic: bool) -> tuple[Function, Function]:
     """``write_whole(at, to, x)`` and ``write_some(at, to, (x, written))``.
 
-    `x` are the elements of all pieces, and `to` is the offset of each piece from address `at`, in elements. Bit e of
-    `written` says whether element e is stored.
+    `x` are the elements of all pieces, and `to` is the displacement of each piece from address `at`, in elements. Bit e
+    of `written` says whether element e is stored.
     """
-    size, slots, width = SIZES[dtype], slots_of(SIZES[dtype]), group_width(antithetic)
+    size, own_rows, width = SIZES[dtype], own_rows_of(SIZES[dtype]), group_width(antithetic)
     store, store_vector = gpu.store, gpu.store_vector
 
     def piece(c: int) -> Function:
-        first, last = c * slots, (c + 1) * slots
+        first, last = c * own_rows, (c + 1) * own_rows
 
         @inline
         def put(at, to, x):
@@ -219,7 +215,7 @@ def _writing(gpu: ModuleType, dtype: str, antithetic: bool) -> tuple[Function, F
         return put
 
     def one(e: int) -> Function:
-        c, behind, bit = e // slots, e % slots * size, np.uint32(1 << e)
+        c, behind, bit = e // own_rows, e % own_rows * size, np.uint32(1 << e)
 
         @inline
         def put(at, to, some):
@@ -228,7 +224,7 @@ def _writing(gpu: ModuleType, dtype: str, antithetic: bool) -> tuple[Function, F
 
         return put
 
-    return _in_turn(piece, 0, width), _in_turn(one, 0, width * slots)
+    return _in_turn(piece, 0, width), _in_turn(one, 0, width * own_rows)
 
 
 @functools.cache
@@ -236,22 +232,23 @@ def _places(gpu: ModuleType, dtype: str, antithetic: bool) -> tuple[Function, Fu
     """The pieces of a thread.
 
     ``place_of(tile, band, call, geometry)``: its group of a pass; its first dimension, which may lie outside the
-    matrix; the offset of its piece of each column from there, in elements; a mask of the elements inside the matrix's
-    rows; and `delta`, for `_pieces`. ``inside(band, k)``: the mask of the columns of group k inside the matrix.
+    matrix; the displacement of its piece of each column from there, in elements; a mask of the elements inside the
+    matrix's rows; and `delta`, for `_pieces`. ``inside(band, k)``: the mask of the columns of group k inside the
+    matrix.
     """
-    size, slots, width = SIZES[dtype], slots_of(SIZES[dtype]), group_width(antithetic)
+    size, own_rows, width = SIZES[dtype], own_rows_of(SIZES[dtype]), group_width(antithetic)
     thread_index, opaque = gpu.thread_index, gpu.opaque
-    of_column = np.uint32((1 << slots) - 1)
+    of_column = np.uint32((1 << own_rows) - 1)
 
     def to(c: int) -> Function:
         @inline
         def of(delta, stride, _):
-            return (np.int32(c * stride - np.int32(c * delta % slots)),)
+            return (np.int32(c * stride - np.int32(c * delta % own_rows)),)
 
         @inline
         def of_few(delta, stride, _):
-            # Without opaque(), each pass recomputes the offset. Eight offsets exceed the registers.
-            return (np.int32(opaque(np.uint32(c * stride - np.int32(c * delta % slots)))),)
+            # Without opaque(), each pass recomputes the displacement. Eight of them exceed the registers.
+            return (np.int32(opaque(np.uint32(c * stride - np.int32(c * delta % own_rows)))),)
 
         return of_few if width == 4 and size < 8 else of
 
@@ -259,15 +256,15 @@ def _places(gpu: ModuleType, dtype: str, antithetic: bool) -> tuple[Function, Fu
         @inline
         def of(first, delta, rows):
             # The range of the piece's elements inside the matrix's rows.
-            piece = first - np.int64(c * delta % slots)
-            begin, end = min(max(-piece, 0), slots), min(max(rows - piece, 0), slots)
+            piece = first - np.int64(c * delta % own_rows)
+            begin, end = min(max(-piece, 0), own_rows), min(max(rows - piece, 0), own_rows)
             inside = ((np.uint32(1) << np.uint32(end)) - 1) & ~((np.uint32(1) << np.uint32(begin)) - 1)
-            return (np.uint32((inside & of_column) << np.uint32(c * slots)),)
+            return (np.uint32((inside & of_column) << np.uint32(c * own_rows)),)
 
         return of
 
     def column_bits(c: int) -> Function:
-        all_of_column = np.uint32(of_column << np.uint32(c * slots))
+        all_of_column = np.uint32(of_column << np.uint32(c * own_rows))
 
         @inline
         def of(column, band, _):
@@ -292,7 +289,7 @@ def _places(gpu: ModuleType, dtype: str, antithetic: bool) -> tuple[Function, Fu
         return all_bits
 
     to_of, bits_of, bits_of_columns = (joined(part, 0, width) for part in (to, bits, column_bits))
-    of_columns, every_bit = united(width), np.uint32((1 << width * slots) - 1)
+    of_columns, every_bit = united(width), np.uint32((1 << width * own_rows) - 1)
 
     @inline
     def place_of(tile, band, call, geometry):
@@ -306,13 +303,13 @@ def _places(gpu: ModuleType, dtype: str, antithetic: bool) -> tuple[Function, Fu
             pass_group = np.int32(0)
 
         begin_of_0 = np.uint64(call.matrix - geometry.skip * call.column_stride)
-        shift = np.int64(begin_of_0 // np.uint64(size) % np.uint64(slots))
-        delta = np.int32(np.uint32(geometry.column_step) % np.uint32(slots))
-        first = np.int64(position - pass_group * pieces_of_column) * slots - shift
+        shift = np.int64(begin_of_0 // np.uint64(size) % np.uint64(own_rows))
+        delta = np.int32(np.uint32(geometry.column_step) % np.uint32(own_rows))
+        first = np.int64(position - pass_group * pieces_of_column) * own_rows - shift
         inside = np.uint32(0)
         if exists and np.int32(thread % _WARP) >= overlap:
             inside = every_bit
-            if first < (slots - 1 if delta > 0 else 0) or first + slots > call.rows:
+            if first < (own_rows - 1 if delta > 0 else 0) or first + own_rows > call.rows:
                 inside = of_columns(bits_of(first, delta, call.rows))
         return pass_group, first, to_of(delta, np.int32(geometry.column_step), 0), inside, delta
 
@@ -323,39 +320,18 @@ def _places(gpu: ModuleType, dtype: str, antithetic: bool) -> tuple[Function, Fu
     return place_of, inside
 
 
-def transposed_kernel(gpu: ModuleType, dtype: str, shared_noise: bool, antithetic: bool, fast: bool) -> Function:
-    """``kernel(call, geometry)``: see `multisample.backends.kernels.cuda.kernel.sample_kernel`."""
-    size, width, slots = SIZES[dtype], group_width(antithetic), slots_of(SIZES[dtype])
-    block_index, shared_memory, shuffle_up = gpu.block_index, gpu.shared_memory, gpu.shuffle_up
-    (_, in_row), (_, unpack) = noise(gpu, dtype, shared_noise, fast)
-    quads, _, _ = packing(dtype)
-    _, read_words = memory_of(gpu, quads)
-    band_of, begins, is_whole, fill = _bands(gpu, dtype, shared_noise, antithetic, fast)
-    place_of, columns_inside = _places(gpu, dtype, antithetic)
+@functools.cache
+def _passes(gpu: ModuleType, dtype: str, shared_noise: bool, antithetic: bool, fast: bool) -> Function:
+    """``go_along(chunk, begin, groups, at, band, own, place)`` draws the passes of a chunk.
+
+    The thread's dimensions are `own`, and `place` is its place in a pass. Returns the address of the next pass.
+    """
+    own_rows = own_rows_of(SIZES[dtype])
+    every_bit = np.uint32((1 << group_width(antithetic) * own_rows) - 1)
+    _, in_row, noise_size, _, read_noise = noise(gpu, dtype, shared_noise, fast)
+    _, _, is_whole, _ = _bands(gpu, dtype, shared_noise, antithetic, fast)
+    _, columns_inside = _places(gpu, dtype, antithetic)
     write_whole, write_some = _writing(gpu, dtype, antithetic)
-    dimensions_of = _tile_dimensions(gpu, dtype, slots)
-    noise_size = 16 * quads
-    chunk_size, every_bit = TRANSPOSED_THREADS * noise_size, np.uint32((1 << width * slots) - 1)
-
-    def row_of(s: int) -> Function:
-        @inline
-        def of(first, rows, _):
-            return (max(min(first + s, rows - 1), np.int64(0)),)
-
-        return of
-
-    def parameter_of(at: int) -> Function:
-        s, before = (at + 1) % slots, at < slots - 1
-
-        @inline
-        def of_before(own, _, __):
-            return (shuffle_up(own[s]),)
-
-        @inline
-        def of_own(own, _, __):
-            return (own[s],)
-
-        return of_before if before else of_own
 
     def normals_of(s: int) -> Function:
         @inline
@@ -364,12 +340,9 @@ def transposed_kernel(gpu: ModuleType, dtype: str, shared_noise: bool, antitheti
 
         return of
 
-    rows_of, of_both, normals = (
-        joined(row_of, 0, slots), joined(parameter_of, 0, 2 * slots - 1), joined(normals_of, 0, slots),
-    )  # fmt: skip
+    normals = joined(normals_of, 0, own_rows)
 
     def along(delta: int) -> Function:
-        """Draws the passes of a chunk, and returns the address of the next pass."""
         pieces = _pieces(gpu, dtype, antithetic, delta)
 
         @inline
@@ -379,7 +352,7 @@ def transposed_kernel(gpu: ModuleType, dtype: str, shared_noise: bool, antitheti
             noises = chunk + np.int64(pass_group * noise_size)
             k = np.int32(0)
             while k < groups:
-                x = pieces(normals(parts, unpack(read_words(noises)), keys), mu, sigma)
+                x = pieces(normals(parts, read_noise(noises), keys), mu, sigma)
                 whole = is_whole(band, begin + k)
                 if whole and inside == every_bit:
                     write_whole(at, to, x)
@@ -395,20 +368,53 @@ def transposed_kernel(gpu: ModuleType, dtype: str, shared_noise: bool, antitheti
 
     def choice(last: int) -> Function:
         # Branches for each delta up to `last`.
-        way = along(last)
+        along_last = along(last)
         if last == 0:
-            return way
+            return along_last
         before = choice(last - 1)
 
         @inline
         def chosen(chunk, begin, groups, at, band, own, place):
             if place[3] == last:
-                return way(chunk, begin, groups, at, band, own, place)
+                return along_last(chunk, begin, groups, at, band, own, place)
             return before(chunk, begin, groups, at, band, own, place)
 
         return chosen
 
-    go_along = choice(slots - 1)
+    return choice(own_rows - 1)
+
+
+def transposed_kernel(gpu: ModuleType, dtype: str, shared_noise: bool, antithetic: bool, fast: bool) -> Function:
+    """``kernel(call, geometry)``: see `multisample.backends.kernels.cuda.kernel.sample_kernel`."""
+    size, width, own_rows = SIZES[dtype], group_width(antithetic), own_rows_of(SIZES[dtype])
+    block_index, shared_memory, shuffle_up = gpu.block_index, gpu.shared_memory, gpu.shuffle_up
+    band_of, begins, _, fill = _bands(gpu, dtype, shared_noise, antithetic, fast)
+    place_of, _ = _places(gpu, dtype, antithetic)
+    dimensions_of = _thread_dimensions(gpu, dtype, own_rows)
+    go_along = _passes(gpu, dtype, shared_noise, antithetic, fast)
+    chunk_size = TRANSPOSED_THREADS * noise(gpu, dtype, shared_noise, fast).size
+
+    def row_of(s: int) -> Function:
+        @inline
+        def of(first, rows, _):
+            return (max(min(first + s, rows - 1), np.int64(0)),)
+
+        return of
+
+    def parameter_of(at: int) -> Function:
+        s, before = (at + 1) % own_rows, at < own_rows - 1
+
+        @inline
+        def of_before(own, _, __):
+            return (shuffle_up(own[s]),)
+
+        @inline
+        def of_own(own, _, __):
+            return (own[s],)
+
+        return of_before if before else of_own
+
+    rows_of, of_both = joined(row_of, 0, own_rows), joined(parameter_of, 0, 2 * own_rows - 1)
 
     def kernel(call, geometry):
         chunk = shared_memory(chunk_size)
@@ -431,38 +437,31 @@ def transposed_kernel(gpu: ModuleType, dtype: str, shared_noise: bool, antitheti
     return kernel
 
 
-def transposed_staged_kernel(gpu: ModuleType, dtype: str, shared_noise: bool, antithetic: bool, fast: bool) -> Function:
-    """The kernel for few dimensions in a contiguous matrix, through shared memory."""
-    size, width, slots = SIZES[dtype], group_width(antithetic), staged_slots_of(SIZES[dtype], antithetic)
-    thread_index, block_index, shared_memory = gpu.thread_index, gpu.block_index, gpu.shared_memory
-    opaque, from_lane = gpu.opaque, gpu.from_lane
-    synchronize_block, store, load_shared, store_shared = (
-        gpu.synchronize_block, gpu.store, gpu.load_shared, gpu.store_shared,
-    )  # fmt: skip
-    (_, in_row), (_, unpack) = noise(gpu, dtype, shared_noise, fast)
-    quads, _, _ = packing(dtype)
-    _, read_words = memory_of(gpu, quads)
-    band_of, begins, is_whole, fill = _bands(gpu, dtype, shared_noise, antithetic, fast)
-    dimensions_of, elements = _tile_dimensions(gpu, dtype, slots), scaled(gpu, dtype, antithetic)
-    noise_size, threads = 16 * quads, staged_threads(shared_noise)
-    bits = {2: np.uint16, 4: np.uint32, 8: np.uint64}[size]
-    # A thread copies at most `parts_of_thread` parts per pass from shared memory.
-    part_size = 8 if size == 2 else MOST_STORED
-    parts_of_thread = slots * width * size // part_size
-    chunk_size, stage_size = threads * noise_size, threads * parts_of_thread * part_size
-    parts_apart = threads * part_size
-    load_part, store_part = gpu.load_shared_quad, gpu.store_quad
-
-    @inline
-    def load_half(at):
-        return load_shared(at, np.uint64)
-
-    if part_size == 8:
-        load_part, store_part = load_half, store
+@functools.cache
+def _staged_role(gpu: ModuleType, threads: int) -> Function:
+    """``role()``: the thread's number among those of its block, which blocks rotate."""
+    thread_index, block_index = gpu.thread_index, gpu.block_index
 
     @inline
     def role():
         return np.uint32((thread_index() + block_index() * _WARP) % np.uint32(threads))
+
+    return role
+
+
+@functools.cache
+def _staged_places(
+    gpu: ModuleType, dtype: str, shared_noise: bool, antithetic: bool
+) -> tuple[Function, Function, Function, Function]:
+    """The places of a thread's rows, of kTransposedStaged.
+
+    ``groups_and_rows_of(filled, rows, 0)``: the group of a pass, and the row, of each. ``rows_of(groups_and_rows, 0,
+    0)``: the rows alone. ``memory_of_rows(groups_and_rows, rows, 0)``: the displacements of the group's noise and of
+    the elements in shared memory. ``hidden_parts(parts, 0, 0)``: the row parts, opaque.
+    """
+    size, width, own_rows = SIZES[dtype], group_width(antithetic), staged_own_rows_of(SIZES[dtype], antithetic)
+    opaque, threads, noise_size = gpu.opaque, staged_threads(shared_noise), 16 * packing(dtype)[0]
+    role = _staged_role(gpu, threads)
 
     def place(c: int) -> Function:
         @inline
@@ -495,7 +494,7 @@ def transposed_staged_kernel(gpu: ModuleType, dtype: str, shared_noise: bool, an
 
         return of
 
-    def memory_of_slot(s: int) -> Function:
+    def memory_of_row(s: int) -> Function:
         @inline
         def of(groups_and_rows, rows, _):
             pass_group, row = groups_and_rows[s]
@@ -512,6 +511,18 @@ def transposed_staged_kernel(gpu: ModuleType, dtype: str, shared_noise: bool, an
 
         return of
 
+    groups_and_rows_of, rows_of, memory_of_rows, hidden_parts = (
+        joined(of, 0, own_rows) for of in (group_and_row, row_of, memory_of_row, hidden_part)
+    )
+    return groups_and_rows_of, rows_of, memory_of_rows, hidden_parts
+
+
+@functools.cache
+def _staged_drawing(gpu: ModuleType, dtype: str, shared_noise: bool, antithetic: bool, fast: bool) -> Function:
+    """``draw_all(own, noises, stage)`` draws a pass into shared memory at address `stage`."""
+    store_shared, elements = gpu.store_shared, scaled(gpu, dtype, antithetic)
+    _, in_row, _, _, read_noise = noise(gpu, dtype, shared_noise, fast)
+
     def column(c: int) -> Function:
         @inline
         def put(x, stage, places):
@@ -519,7 +530,7 @@ def transposed_staged_kernel(gpu: ModuleType, dtype: str, shared_noise: bool, an
 
         return put
 
-    put_group = _in_turn(column, 0, width)
+    put_group = _in_turn(column, 0, group_width(antithetic))
 
     def drawn(s: int) -> Function:
         @inline
@@ -527,23 +538,59 @@ def transposed_staged_kernel(gpu: ModuleType, dtype: str, shared_noise: bool, an
             parts, mu, sigma, memory, used, keys = own
             if s < used:
                 in_chunk, places = memory[s]
-                made = unpack(read_words(noises + in_chunk))
+                made = read_noise(noises + in_chunk)
                 put_group(elements(mu[s], sigma[s], in_row(made, parts[s], keys)), stage, places)
 
         return draw
 
+    return _in_turn(drawn, 0, staged_own_rows_of(SIZES[dtype], antithetic))
+
+
+@functools.cache
+def _staged_copying(gpu: ModuleType, piece_size: int, pieces_of_thread: int, pieces_apart: int) -> Function:
+    """``copy_pieces(source, to, left)`` copies a thread's pieces of a pass from shared memory.
+
+    `left` bytes of the pass are left.
+    """
+    load_shared, store = gpu.load_shared, gpu.store
+    load_piece, store_piece = gpu.load_shared_quad, gpu.store_quad
+
+    @inline
+    def load_half(at):
+        return load_shared(at, np.uint64)
+
+    if piece_size == 8:
+        load_piece, store_piece = load_half, store
+
     def copied(j: int) -> Function:
         @inline
         def copy(source, to, left):
-            if left > j * parts_apart:
-                store_part(to + j * parts_apart, load_part(source + j * parts_apart))
+            if left > j * pieces_apart:
+                store_piece(to + j * pieces_apart, load_piece(source + j * pieces_apart))
 
         return copy
 
-    groups_and_rows_of, rows_of, memory_of_slots, hidden_parts = (
-        joined(of, 0, slots) for of in (group_and_row, row_of, memory_of_slot, hidden_part)
-    )
-    draw_all, copy_parts = _in_turn(drawn, 0, slots), _in_turn(copied, 0, parts_of_thread)
+    return _in_turn(copied, 0, pieces_of_thread)
+
+
+def transposed_staged_kernel(gpu: ModuleType, dtype: str, shared_noise: bool, antithetic: bool, fast: bool) -> Function:
+    """The kernel for few dimensions in a contiguous matrix, through shared memory."""
+    size, width = SIZES[dtype], group_width(antithetic)
+    thread_index, block_index, shared_memory = gpu.thread_index, gpu.block_index, gpu.shared_memory
+    from_lane, synchronize_block = gpu.from_lane, gpu.synchronize_block
+    store, load_shared = gpu.store, gpu.load_shared
+    own_rows, threads = staged_own_rows_of(size, antithetic), staged_threads(shared_noise)
+    noise_size = noise(gpu, dtype, shared_noise, fast).size
+    bits = {2: np.uint16, 4: np.uint32, 8: np.uint64}[size]
+    # A thread copies at most `pieces_of_thread` pieces per pass from shared memory.
+    piece_size = 8 if size == 2 else MOST_STORED
+    pieces_of_thread = own_rows * width * size // piece_size
+    chunk_size, stage_size = threads * noise_size, threads * pieces_of_thread * piece_size
+    role, dimensions_of = _staged_role(gpu, threads), _thread_dimensions(gpu, dtype, own_rows)
+    band_of, begins, is_whole, fill = _bands(gpu, dtype, shared_noise, antithetic, fast)
+    groups_and_rows_of, rows_of, memory_of_rows, hidden_parts = _staged_places(gpu, dtype, shared_noise, antithetic)
+    draw_all = _staged_drawing(gpu, dtype, shared_noise, antithetic, fast)
+    copy_pieces = _staged_copying(gpu, piece_size, pieces_of_thread, threads * piece_size)
 
     def kernel(call, geometry):
         chunk, stage = shared_memory(chunk_size), shared_memory(stage_size)
@@ -552,12 +599,12 @@ def transposed_staged_kernel(gpu: ModuleType, dtype: str, shared_noise: bool, an
         used = from_lane(np.int32((filled + np.uint32(threads - 1) - role()) // np.uint32(threads)), 0)
         groups_and_rows = groups_and_rows_of(filled, np.uint32(call.rows), 0)
         parts, mu, sigma = dimensions_of(rows_of(groups_and_rows, 0, 0), call)
-        memory = memory_of_slots(groups_and_rows, np.uint32(call.rows), 0)
+        memory = memory_of_rows(groups_and_rows, np.uint32(call.rows), 0)
         own = hidden_parts(parts, 0, 0), mu, sigma, memory, used, keys_of(call)
         out, thread = begins(band, call, geometry), np.int32(thread_index())
         row_size = np.int32(np.int32(call.rows) * size)
         step = np.int32(band[2] * width * row_size)
-        aligned = out & (part_size - 1) == 0
+        aligned = out & (piece_size - 1) == 0
         begin = np.int32(0)
         while begin < band[1]:
             groups = fill(band, chunk, begin, call, geometry)
@@ -566,8 +613,8 @@ def transposed_staged_kernel(gpu: ModuleType, dtype: str, shared_noise: bool, an
                 draw_all(own, chunk + np.int64(k * noise_size), stage)
                 synchronize_block()
                 if aligned and is_whole(band, begin + k):
-                    behind = np.int64(thread * part_size)
-                    copy_parts(stage + behind, out + behind, np.int32(step - thread * part_size))
+                    behind = np.int64(thread * piece_size)
+                    copy_pieces(stage + behind, out + behind, np.int32(step - thread * piece_size))
                 else:
                     left = (band[3] - np.int64(begin + k) * width) * row_size
                     last = np.int32(min(left, np.int64(step)))

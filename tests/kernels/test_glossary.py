@@ -1,0 +1,85 @@
+"""Each word of the kernels has the one meaning that the glossary of csrc/README.md gives it; old names are gone."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import multisample.backends
+from multisample.backends.native import csrc_files
+
+CSRC = csrc_files.folder()
+BACKENDS = Path(multisample.backends.__file__).resolve().parent
+PACKAGE = Path(multisample.__file__).resolve().parent
+
+# A pattern, the files in which it is forbidden, and the word to use instead.
+FORBIDDEN = [
+    (r"common noise|common_noise|kCommon", "*", "shared noise"),
+    (r"KERNEL_STORES|\bstores_of\b|\bStores stores\b", "*/cuda/*", "store kind"),
+    (r"\bcolumns\.(cuh|py)\b|\bclass Columns\b|\bTileDimensions\b", "*", "transposed, ThreadGroup, ThreadDimensions"),
+    (r"(?i)slot", "*/cpu/*", "pool, helper or record"),
+    (r"(?i)slot", "*/cuda/transposed.*", "own rows"),
+    (r"(?i)slot", "*/cuda/rows.*", "entry"),
+    (r"(?i)piece", "*/cpu/*", "segment"),
+    (r"(?i)piece", "*/cuda/gradient_*", "partial sums"),
+    (r"(?i)\bpass(es)?\b|_pass\b", "*/cuda/gradient_*", "sweep"),
+    (r"(?i)\bpass(es)?\b|_pass\b", "*/cuda/moments*", "sweep"),
+    (r"(?i)\blanes\b", "*/cuda/moments_geometry.*", "team"),
+    (r"(?i)\bbatch(es)?\b(?! of|_| matri)", "*/cpu/kernel.h", "chunk"),
+    (r"_BATCH\b|\bbatches\b", "*/cpu/kernel.py", "chunk"),
+    (
+        r"(?i)byte offset|offsets? (in|into) (bytes|elements|shared memory)|offset of (a|each|the) piece",
+        "*",
+        "displacement",
+    ),
+    (r"(?i)\bPart(s)? per pass|part_size|kParts\b", "*/cuda/*", "piece"),
+]
+
+
+def sources() -> list[Path]:
+    folders = [CSRC, BACKENDS / "kernels"]
+    return [
+        path for folder in folders for path in folder.rglob("*") if path.suffix in (".py", ".h", ".cuh", ".cu", ".cpp")
+    ]
+
+
+@pytest.mark.parametrize(("pattern", "files", "word"), FORBIDDEN)
+def test_no_word_has_another_meaning(pattern: str, files: str, word: str) -> None:
+    searched = [path for path in sources() if path.match(files)]
+    assert searched
+    found = [
+        f"{path}:{number}: {line.strip()}"
+        for path in searched
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if re.search(pattern, line)
+    ]
+    assert not found, (word, found)
+
+
+def test_the_whole_package_says_shared_noise() -> None:
+    pages = [path for folder in (PACKAGE, CSRC, BACKENDS) for kind in ("*.py", "*.md") for path in folder.rglob(kind)]
+    assert len(pages) > 100
+    assert not [path for path in pages if re.search("(?i)common[ _]noise", path.read_text(encoding="utf-8"))]
+
+
+def test_the_glossary_has_a_line_for_each_word() -> None:
+    text = (CSRC / "README.md").read_text(encoding="utf-8").split("\n## Words\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| ([a-z ,]+) \| .+ \|$", text, re.M)[1:]
+    words = [word for row in rows for word in row.split(", ")]
+    assert len(words) == len(set(words))
+    wanted = {
+        "row",
+        "column",
+        "launch geometry",
+        "store kind",
+        "pass",
+        "band",
+        "chunk",
+        "group",
+        "slot",
+        "tile",
+        "piece",
+    }
+    assert wanted | {"window", "segment", "offset", "displacement", "batch", "lane"} <= set(words)
