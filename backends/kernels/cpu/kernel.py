@@ -194,6 +194,7 @@ def _draw_column(block, narrow, m, s, column, batch, o0, o1, k0, k1, i, g, in_se
 
     `in_second_pair` is a literal.
     """
+    use_widest_vectors()
     for start in range(0, batch, _HEIGHT):
         first = np.uint64(min(start, batch - _HEIGHT))
         for k in range(first, first + np.uint64(_HEIGHT)):
