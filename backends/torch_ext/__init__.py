@@ -226,13 +226,14 @@ class TorchExtBackend:
     def host_plan(
         self, launch: Launch, window: tuple[int, int], matrix: Any, allocate: Callable[[Any], Any],
         take: Callable[[Any], tuple[int, int]], check_generator: Callable[[Any], None] | None,
-        run: Callable[..., Any] | None,
+        run_in_python: Callable[..., Any] | None,
     ) -> Callable[..., Any] | None:  # fmt: skip
         """The compiled `Plan.run` for tensors in host memory, if there is one: see `Builtins.plan`."""
         if self._builtins is None or launch.device != HOST:
             return None
+        run, fail = self._runner(launch.device)
         return self._builtins.plan(
-            pack(launch), window, matrix, allocate, take, check_generator, run, self._raise_cpu_error, thread_limit
+            pack(launch), run, window, matrix, allocate, take, check_generator, run_in_python, fail, thread_limit
         )
 
     def c_function(self, launch: Launch) -> int:

@@ -27,7 +27,9 @@ class Builtins:
         self._key.argtypes = (ctypes.py_object,) * 7
         self._launch.argtypes = ctypes.c_char_p, ctypes.c_void_p, ctypes.py_object, ctypes.py_object
         self._is_valid.argtypes = (ctypes.c_char_p,)
-        self._plan.argtypes = ctypes.c_char_p, ctypes.c_uint64, ctypes.c_uint64, *[ctypes.py_object] * 8
+        self._plan.argtypes = (
+            ctypes.c_char_p, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64, *[ctypes.py_object] * 8,
+        )  # fmt: skip
         for function in (self._key, self._launch, self._is_valid, self._plan):
             function.restype = ctypes.py_object
 
@@ -53,9 +55,9 @@ class Builtins:
         return builtin
 
     def plan(
-        self, launch: bytes, window: tuple[int, int], matrix: Any, allocate: Callable[[Any], Any],
+        self, launch: bytes, run: Any, window: tuple[int, int], matrix: Any, allocate: Callable[[Any], Any],
         take: Callable[[Any], tuple[int, int]], check_generator: Callable[[Any], None] | None,
-        run: Callable[..., Any] | None, fail: Callable[[int], None], thread_limit: Callable[[], int],
+        run_in_python: Callable[..., Any] | None, fail: Callable[[int], None], thread_limit: Callable[[], int],
     ) -> Callable[..., Any]:  # fmt: skip
         """`Plan.run` for tensors in host memory.
 
@@ -69,13 +71,14 @@ class Builtins:
             A matrix like the one that a gradient reads.
         allocate, take, check_generator : callable
             See `Plan`.
-        run : callable or None
+        run_in_python : callable or None
             Runs calls that raise or that are uncommon. If None, such calls return None.
-        fail, thread_limit : callable
+        run, fail, thread_limit : callable
             See `launch`.
         """
+        address = ctypes.cast(run, ctypes.c_void_p)
         builtin: Callable[..., Any] = self._plan(
-            launch, *window, matrix, allocate, take, check_generator, run, fail, thread_limit, int
+            launch, address, *window, matrix, allocate, take, check_generator, run_in_python, fail, thread_limit, int
         )
         return builtin
 

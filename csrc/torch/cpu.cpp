@@ -203,16 +203,17 @@ MULTISAMPLE_EXPORT PyObject* multisample_python_launch(const multisample::Launch
 }
 
 // `matrix` is an operand of the plan, if it is the plan of a gradient.
-MULTISAMPLE_EXPORT PyObject* multisample_python_plan(const multisample::Launch* call, multisample::u64 last_row,
-                                                     multisample::u64 last_column, PyObject* matrix, PyObject* allocate,
-                                                     PyObject* take, PyObject* check_generator, PyObject* run_in_python,
-                                                     PyObject* fail, PyObject* thread_limit, PyObject* int_type) {
+MULTISAMPLE_EXPORT PyObject* multisample_python_plan(const multisample::Launch* call, void* run,
+                                                     multisample::u64 last_row, multisample::u64 last_column,
+                                                     PyObject* matrix, PyObject* allocate, PyObject* take,
+                                                     PyObject* check_generator, PyObject* run_in_python, PyObject* fail,
+                                                     PyObject* thread_limit, PyObject* int_type) {
   using namespace multisample::python;
   static PyMethodDef method{"run", run_plan, METH_FASTCALL, nullptr};
   if (&PyCFunction_NewEx == nullptr) return nullptr;
   constexpr auto reference = Object::new_reference;
   auto* const state = new PlanState{*call,
-                                    multisample_run_cpu,
+                                    reinterpret_cast<int (*)(const multisample::Launch*)>(run),
                                     multisample_is_valid_cpu,
                                     last_row,
                                     last_column,

@@ -235,8 +235,8 @@ def test_compiled_plans_keep_only_their_references_alive() -> None:
 
     functions = [Function() for _ in range(5)]
     before = [sys.getrefcount(x) for x in functions]
-    packed = pack(launches.a_launch())
-    run = BACKEND._builtins.plan(packed, (10, 10), None, *functions[:4], print, functions[4])
+    launch = pack(launches.a_launch()), BACKEND._cpu.multisample_run_cpu
+    run = BACKEND._builtins.plan(*launch, (10, 10), None, *functions[:4], print, functions[4])
     assert [sys.getrefcount(x) for x in functions] == [count + 1 for count in before]
     assert run(1, 2, None, None, "no seed", None, 0, 0) is None  # From the fourth function.
     del run
