@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from typing import Any
+
+import numpy as np
 
 from multisample.backends.element_types import MATRIX_TYPES
 
 from ._arguments import describe
 from ._checks.operands import Inputs, check_alignment, extent, item_size
-from ._checks.values import check_values, least_and_most, number_vector, vector_converter
+from ._checks.values import check_values, least_and_most, vector_converter
 from ._libraries import Library, Operand, check_memory
 from ._libraries.numpy import cached_dtype
 
@@ -52,23 +55,34 @@ class Reader:
             read_number = _number_reader(name, inputs.dtype, library)
             self.read = read_number
             if makes_arrays:
-                self.read = lambda x: number_vector(read_number(x), length, real)
+                # Faster than an array of one element.
+                pack, vector, shape = struct.Struct("d" if real.itemsize == 8 else "f").pack, np.ndarray, (length,)
+                self.read = lambda x: vector(shape, real, pack(read_number(x)), 0, _NO_STRIDE)
             return
         self.extent = extent(operand)
         self.mask = item_size(operand.dtype) - 1 if operand.device.kind == "cuda" else 0
         if makes_arrays:
+            host_array = None if library.name == "numpy" else library.host_array
             change = vector_converter(operand, length, real, inputs.batch is not None)
-            host_array, readable = library.host_array, operand.read
-            self.is_plain = readable is None and change is None and library.name == "numpy"
-            change, readable = change or _itself, readable or _itself
-            self.read = lambda x: change(host_array(readable(x)))
+            steps = [step for step in (operand.read, host_array, change) if step is not None]
+            self.is_plain = not steps
+            self.read = _itself
+            for step in steps:
+                self.read = step if self.read is _itself else _after(self.read, step)
         else:
             self.convert, self.is_plain = operand.read, operand.read is None
             self.read = _checked_address(name, operand, self.mask, library)
 
 
+_NO_STRIDE = (0,)
+
+
 def _itself(x: Any) -> Any:
     return x
+
+
+def _after(first: Callable[[Any], Any], second: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda x: second(first(x))
 
 
 def _checked_address(name: str, operand: Operand, mask: int, library: Library) -> Callable[[Any], int]:

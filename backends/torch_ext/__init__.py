@@ -219,6 +219,19 @@ class TorchExtBackend:
         """The compiled function that makes keys of calls with tensors, if there is one: see `Builtins.key`."""
         return None if self._builtins is None else self._builtins.key(signature, out_signature)
 
+    def host_plan(
+        self, launch: Launch, window: tuple[int, int], matrix: Any, allocate: Callable[[Any], Any],
+        take: Callable[[Any], tuple[int, int]], check_generator: Callable[[Any], None] | None,
+        run_in_python: Callable[..., Any] | None,
+    ) -> Callable[..., Any] | None:  # fmt: skip
+        """The compiled `Plan.run` for tensors in host memory, if there is one: see `Builtins.plan`."""
+        if self._builtins is None or launch.device != HOST:
+            return None
+        run, fail = self._runner(launch.device)
+        return self._builtins.plan(
+            pack(launch), run, window, matrix, allocate, take, check_generator, run_in_python, fail, thread_limit
+        )
+
     def c_function(self, launch: Launch) -> int:
         """See `Backend`."""
         return ctypes.cast(self._runner(launch.device)[0], ctypes.c_void_p).value or 0

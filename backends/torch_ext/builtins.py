@@ -23,11 +23,14 @@ class Builtins:
     def __init__(self, path: Path) -> None:
         library = ctypes.PyDLL(str(path))
         self._key, self._launch = library.multisample_python_key, library.multisample_python_launch
-        self._is_valid = library.multisample_python_is_valid
+        self._is_valid, self._plan = library.multisample_python_is_valid, library.multisample_python_plan
         self._key.argtypes = (ctypes.py_object,) * 7
         self._launch.argtypes = ctypes.c_char_p, ctypes.c_void_p, ctypes.py_object, ctypes.py_object
         self._is_valid.argtypes = (ctypes.c_char_p,)
-        for function in (self._key, self._launch, self._is_valid):
+        self._plan.argtypes = (
+            ctypes.c_char_p, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64, *[ctypes.py_object] * 8,
+        )  # fmt: skip
+        for function in (self._key, self._launch, self._is_valid, self._plan):
             function.restype = ctypes.py_object
 
     def launch(
@@ -49,6 +52,34 @@ class Builtins:
     def is_valid(self, launch: bytes) -> Callable[[Any, Any, Any], bool]:
         """`Launcher.is_valid` for launches like the packed `launch`."""
         builtin: Callable[[Any, Any, Any], bool] = self._is_valid(launch)
+        return builtin
+
+    def plan(
+        self, launch: bytes, run: Any, window: tuple[int, int], matrix: Any, allocate: Callable[[Any], Any],
+        take: Callable[[Any], tuple[int, int]], check_generator: Callable[[Any], None] | None,
+        run_in_python: Callable[..., Any] | None, fail: Callable[[int], None], thread_limit: Callable[[], int],
+    ) -> Callable[..., Any]:  # fmt: skip
+        """`Plan.run` for tensors in host memory.
+
+        Parameters
+        ----------
+        launch : bytes
+            The packed template of the plan.
+        window : tuple of int
+            The greatest row and column at which the window can begin.
+        matrix : torch.Tensor or None
+            A matrix like the one that a gradient reads.
+        allocate, take, check_generator : callable
+            See `Plan`.
+        run_in_python : callable or None
+            Runs calls that raise or that are uncommon. If None, such calls return None.
+        run, fail, thread_limit : callable
+            See `launch`.
+        """
+        address = ctypes.cast(run, ctypes.c_void_p)
+        builtin: Callable[..., Any] = self._plan(
+            launch, address, *window, matrix, allocate, take, check_generator, run_in_python, fail, thread_limit, int
+        )
         return builtin
 
     def key(

@@ -34,6 +34,10 @@ MULTISAMPLE_FUNCTION Real converted(T x) {
 template <class T, class Real>
 inline void read_as(const Vector& from, u64 first, u64 count, Real* to) {
   const char* at = static_cast<const char*>(from.input.data) + static_cast<i64>(first) * from.stride;
+  if (from.stride == sizeof(T)) {  // A constant stride gives a vector loop.
+    for (u64 k = 0; k < count; ++k) to[k] = converted<Real>(load<T>(at + k * sizeof(T)));
+    return;
+  }
   for (u64 k = 0; k < count; ++k) to[k] = converted<Real>(load<T>(at + static_cast<i64>(k) * from.stride));
 }
 

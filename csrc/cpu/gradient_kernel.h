@@ -108,7 +108,8 @@ class Summation {
     const u64 band = down_ ? kRows : height;
     for (u64 top = first_row, rows; top < last_row; top += rows) {
       rows = min(band, last_row - top);
-      std::memset(&totals_, 0, sizeof totals_);
+      std::memset(totals_.mu, 0, rows * sizeof(double));
+      std::memset(totals_.sigma, 0, rows * sizeof(double));
       for (u64 begin = first, end; begin < last; begin = end) {
         end = min(begin / width * width + width, last);
         for (u64 row = 0; row < rows; row += height) {

@@ -166,8 +166,12 @@ class Strip {
     constexpr u64 kPitch = kBlocks * sizeof(Out);
     tile_.set_runs(Down::whole_vectors(part * rows), 1, 0, sizeof(Out));
     if (stride != static_cast<i64>(bytes)) next = columns_;
+    // Few columns may need only one pair of normals of their block.
+    constexpr u64 kOf = kColumns / 2;
+    const u64 first_pair = part == 1 ? run.shift / kOf : 0,
+              last_pair = part == 1 ? ceil_div(run.shift + run.count, kOf) : 2;
     tile_.template draw_runs<Out, kMirrored>(columns_, kPitch, {next, kColumns, Down::kPlaces * sizeof(Out)}, mu_ + r,
-                                             sigma_ + r);
+                                             sigma_ + r, first_pair, last_pair);
     const u64 spare = window_.columns() - run.start - run.count;
     const bool close = early_ && stride == static_cast<i64>(window_.rows() * sizeof(Out));
     copy_columns<kColumns, kPitch>(columns_, bytes, run.shift, run.count, spare, at, stride, close);
@@ -268,15 +272,28 @@ void draw(const Launch& call, const Window& window) {
 class DefaultFloatingPoint {
  public:
   DefaultFloatingPoint() {
+#if defined(__SSE2__)
+    // fesetenv also sets the x87 unit, which the kernels do not use. That takes as long as ten normals.
+    saved_ = _mm_getcsr();
+    _mm_setcsr(0x1f80);
+#else
     std::fegetenv(&saved_);
     std::fesetenv(FE_DFL_ENV);
+#endif
   }
-  ~DefaultFloatingPoint() { std::fesetenv(&saved_); }
   DefaultFloatingPoint(const DefaultFloatingPoint&) = delete;
-  DefaultFloatingPoint& operator=(const DefaultFloatingPoint&) = delete;
+
+#if defined(__SSE2__)
+  ~DefaultFloatingPoint() { _mm_setcsr(saved_); }
+
+ private:
+  unsigned saved_;
+#else
+  ~DefaultFloatingPoint() { std::fesetenv(&saved_); }
 
  private:
   std::fenv_t saved_;
+#endif
 };
 
 }  // namespace cpu
@@ -302,9 +319,10 @@ bool is_finite_from(const Vector& vector, u64 count, Real least) {
   for (u64 first = 0; first < count; first += kChunk) {
     const u64 length = count - first < kChunk ? count - first : kChunk;
     read(vector, first, length, x);
-    bool valid = true;
-    for (u64 k = 0; k < length; ++k) valid &= x[k] >= least && x[k] <= most;
-    if (!valid) return false;
+    // An integer of the size of Real: compilers do not vectorise a sum of bools.
+    typename BitsOf<Real>::Radius invalid = 0;
+    for (u64 k = 0; k < length; ++k) invalid |= x[k] >= least && x[k] <= most ? 0 : 1;
+    if (invalid != 0) return false;
   }
   return true;
 }

@@ -348,16 +348,18 @@ struct TileDown : Tile<Real, 256> {
     i64 spread, column_stride;
   };
 
-  // Draws every column of a block from the tile's words to the runs of set_runs().
+  // Draws the columns of pairs [first_pair, last_pair) of a block from the tile's words to the runs of set_runs(). `at`
+  // is the address of the block's first column.
   template <class Out, bool kMirrored>
-  MULTISAMPLE_FUNCTION void draw_runs(char* at, i64 column_stride, const Next& next, const Real* mu,
-                                      const Real* sigma) const {
+  MULTISAMPLE_FUNCTION void draw_runs(char* at, i64 column_stride, const Next& next, const Real* mu, const Real* sigma,
+                                      u64 first_pair = 0, u64 last_pair = 2) const {
     constexpr u64 kOf = Base::template kColumns<kMirrored>;
     for (u64 k = 0; k < span_count; ++k) {
       const Span span = spans[k];
-      char* to = at + span.displacement;
-      const char* ahead = next.at + span.displacement * next.spread;
-      for (u64 pair = 0; pair < 2; ++pair) {
+      const i64 skipped = static_cast<i64>(kOf * first_pair);
+      char* to = at + span.displacement + skipped * column_stride;
+      const char* ahead = next.at + span.displacement * next.spread + skipped * next.column_stride;
+      for (u64 pair = first_pair; pair < last_pair; ++pair) {
         Real x[kOf * kPlaces];
         for (u64 p = 0; p < kPlaces; ++p) {
           const u64 place = span.place + p;

@@ -29,6 +29,7 @@ MULTISAMPLE_PYTHON PyObject* PyBytes_FromStringAndSize(const char*, long);
 MULTISAMPLE_PYTHON PyObject* PyCFunction_NewEx(PyMethodDef*, PyObject* self, PyObject* module);
 MULTISAMPLE_PYTHON void* PyCapsule_GetPointer(PyObject*, const char* name);
 MULTISAMPLE_PYTHON PyObject* PyCapsule_New(void*, const char* name, PyCapsule_Destructor);
+MULTISAMPLE_PYTHON void PyErr_Clear();
 MULTISAMPLE_PYTHON PyObject* PyErr_Occurred();
 MULTISAMPLE_PYTHON void PyEval_RestoreThread(PyThreadState*);
 MULTISAMPLE_PYTHON PyThreadState* PyEval_SaveThread();
@@ -39,6 +40,7 @@ MULTISAMPLE_PYTHON PyObject* PyObject_CallFunctionObjArgs(PyObject* callable, ..
 MULTISAMPLE_PYTHON PyObject* PyObject_GetAttr(PyObject*, PyObject* name);
 MULTISAMPLE_PYTHON int PyObject_IsTrue(PyObject*);
 MULTISAMPLE_PYTHON PyObject* PyObject_Type(PyObject*);
+MULTISAMPLE_PYTHON PyObject* PyTuple_GetItem(PyObject*, long);
 MULTISAMPLE_PYTHON int PyTuple_SetItem(PyObject*, long, PyObject*);
 MULTISAMPLE_PYTHON PyObject* PyTuple_New(long);
 MULTISAMPLE_PYTHON PyObject* PyUnicode_InternFromString(const char*);

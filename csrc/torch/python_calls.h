@@ -1,8 +1,11 @@
-// The hot parts of a Python call as builtin functions: the key of a plan, and a launch. Each has a twin in Python
-// (multisample/_sample.py, backends/torch_ext) that works without this file.
+// The hot parts of a Python call as builtin functions: the key of a plan, a launch, and the run of a plan on the CPU.
+// Each has a twin in Python (multisample/_sample.py, backends/torch_ext, multisample/_plan.py) that works without this
+// file.
 #pragma once
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
+
+#include <cstring>
 
 #include "launch.h"
 #include "torch/python_abi.h"
@@ -49,6 +52,25 @@ State& state_of(PyObject* self) {
   return *static_cast<State*>(PyCapsule_GetPointer(self, nullptr));
 }
 
+// A tensor of Python. A handle is the address of an at::Tensor, which is one pointer to the implementation.
+class TensorOf {
+ public:
+  // `address` is the string "_cdata". Sets a Python error if there is no such attribute.
+  TensorOf(PyObject* tensor, PyObject* address) {
+    const Object number(PyObject_GetAttr(tensor, address));
+    if (number.get() != nullptr) implementation_ = PyLong_AsUnsignedLong(number.get());
+  }
+  AtenTensorHandle handle() { return reinterpret_cast<AtenTensorHandle>(&implementation_); }
+  // Null if the tensor has no memory.
+  void* data() {
+    void* data = nullptr;
+    return implementation_ != 0 && aoti_torch_get_data_ptr(handle(), &data) == 0 ? data : nullptr;
+  }
+
+ private:
+  unsigned long implementation_ = 0;
+};
+
 // --- Keys -------------------------------------------------------------------------------------------------------
 
 // The properties of a vector, other than its Python type, that a plan depends on.
@@ -69,11 +91,9 @@ struct KeyState {
 
 // Returns false with a Python error set, or without one if the Python function must read the signature.
 inline bool read_signature(const KeyState& state, PyObject* tensor, Signature* signature) {
-  const Object address(PyObject_GetAttr(tensor, state.address.get()));
-  if (address.get() == nullptr) return false;
-  // A handle is the address of an at::Tensor, which is one pointer to the implementation.
-  unsigned long implementation = PyLong_AsUnsignedLong(address.get());
-  const auto handle = reinterpret_cast<AtenTensorHandle>(&implementation);
+  TensorOf read(tensor, state.address.get());
+  if (PyErr_Occurred() != nullptr) return false;
+  const AtenTensorHandle handle = read.handle();
   int64_t dim = 0, *sizes = nullptr, *strides = nullptr;
   int32_t layout = -1;
   if (aoti_torch_get_layout(handle, &layout) != 0 || layout != aoti_torch_layout_strided() ||
@@ -199,6 +219,144 @@ inline PyObject* launch(PyObject* self, PyObject* const* args, long) {
   if (error == 0) return Object::new_reference(&_Py_NoneStruct);
   const Object number(PyLong_FromLong(error));
   return PyObject_CallFunctionObjArgs(state.fail.get(), number.get(), nullptr);
+}
+
+// --- Plans ------------------------------------------------------------------------------------------------------
+
+// The properties of a matrix on which the plan of a gradient depends.
+struct MatrixSignature {
+  i64 sizes[2], strides[2];
+  i32 dtype, device_type;
+
+  bool operator==(const MatrixSignature& other) const { return std::memcmp(this, &other, sizeof other) == 0; }
+};
+
+// Returns false if the tensor is no strided matrix.
+inline bool read_matrix_signature(AtenTensorHandle handle, MatrixSignature* signature) {
+  int64_t dim = 0, *sizes = nullptr, *strides = nullptr;
+  int32_t layout = -1;
+  if (aoti_torch_get_layout(handle, &layout) != 0 || layout != aoti_torch_layout_strided() ||
+      aoti_torch_get_dim(handle, &dim) != 0 || dim != 2 || aoti_torch_get_sizes(handle, &sizes) != 0 ||
+      aoti_torch_get_strides(handle, &strides) != 0) {
+    return false;
+  }
+  *signature = {{sizes[0], sizes[1]}, {strides[0], strides[1]}, -1, -1};
+  return aoti_torch_get_dtype(handle, &signature->dtype) == 0 &&
+         aoti_torch_get_device_type(handle, &signature->device_type) == 0;
+}
+
+struct PlanState {
+  Launch call;
+  int (*run)(const Launch*);
+  int (*is_valid)(const Launch*);
+  u64 last_row, last_column;  // the greatest dim_offset and sample_offset
+  MatrixSignature matrix;     // of a gradient's operand
+  Object allocate;            // allocate(None): a new result
+  Object take;                // take(generator): seed and offset
+  Object check_generator;     // or None
+  Object run_in_python;       // Plan.run, or None
+  Object fail, thread_limit;  // as LaunchState
+  Object int_type, address;   // the type, and the name "_cdata"
+};
+
+// Reads an integer of at most `most`. Returns false, without a Python error, for anything else.
+inline bool read_word(PyObject* integer, u64 most, u64* word) {
+  *word = PyLong_AsUnsignedLong(integer);
+  if (*word == ~u64{0} && PyErr_Occurred() != nullptr) {
+    PyErr_Clear();
+    return false;
+  }
+  return *word <= most;
+}
+
+// Sets the operands, the window and, for a gradient, seed and offset. Returns false, possibly with a Python error, if
+// the call is not of the common kind.
+inline bool read_operands(const PlanState& state, PyObject* const* args, Launch* call) {
+  PyObject *const matrix = args[3], *const seed = args[4];
+  if (!read_word(args[6], state.last_row, &call->first_row)) return false;
+  if (!read_word(args[7], state.last_column, &call->first_column)) return false;
+  if (call->operation == kGradient) {
+    TensorOf tensor(matrix, state.address.get());
+    MatrixSignature signature;
+    if (PyErr_Occurred() != nullptr || !read_matrix_signature(tensor.handle(), &signature)) return false;
+    if (!(signature == state.matrix) || PyTuple_GetItem(seed, 2) != &_Py_NoneStruct) return false;
+    call->matrix = tensor.data();
+    return call->matrix != nullptr && read_word(PyTuple_GetItem(seed, 0), ~u64{0}, &call->seed) &&
+           read_word(PyTuple_GetItem(seed, 1), ~u64{0}, &call->offset);
+  }
+  if (matrix != &_Py_NoneStruct) return false;
+  if (seed != &_Py_NoneStruct) {
+    const Object type(PyObject_Type(seed));
+    if (type.get() != state.int_type.get() || !read_word(seed, ~u64{0}, &call->seed)) return false;
+  }
+  call->mu.data = TensorOf(args[0], state.address.get()).data();
+  call->sigma.data = TensorOf(args[1], state.address.get()).data();
+  return call->mu.data != nullptr && call->sigma.data != nullptr;
+}
+
+// Takes seed and offset from the generator. Returns a tuple of them, or null with a Python error.
+inline PyObject* take_words(const PlanState& state, PyObject* generator, Launch* call) {
+  Object taken(PyObject_CallFunctionObjArgs(state.take.get(), generator, nullptr));
+  if (taken.get() == nullptr) return nullptr;
+  call->seed = PyLong_AsUnsignedLong(PyTuple_GetItem(taken.get(), 0));
+  call->offset = PyLong_AsUnsignedLong(PyTuple_GetItem(taken.get(), 1));
+  return PyErr_Occurred() == nullptr ? taken.release() : nullptr;
+}
+
+// Allocates a result and stores its address. Returns null with a Python error.
+inline PyObject* allocate_result(const PlanState& state, void** at) {
+  Object result(PyObject_CallFunctionObjArgs(state.allocate.get(), &_Py_NoneStruct, nullptr));
+  if (result.get() == nullptr) return nullptr;
+  *at = TensorOf(result.get(), state.address.get()).data();
+  return result.release();
+}
+
+// run(mu, sigma, weights, matrix, seed, generator, dim_offset, sample_offset): Plan.run of multisample/_plan.py, for
+// new samples and for gradients on the CPU. Plan.run takes calls that raise, have a Key or differ otherwise; if it is
+// None, they return None.
+inline PyObject* run_plan(PyObject* self, PyObject* const* args, long) {
+  const PlanState& state = state_of<PlanState>(self);
+  Launch call = state.call;
+  const bool is_gradient = call.operation == kGradient;
+  const bool is_common = read_operands(state, args, &call) && (is_gradient || without_lock(state.is_valid, call) != 0);
+  if (!is_common) {
+    if (PyErr_Occurred() != nullptr) return nullptr;
+    if (state.run_in_python.get() == &_Py_NoneStruct) return Object::new_reference(&_Py_NoneStruct);
+    return PyObject_CallFunctionObjArgs(state.run_in_python.get(), args[0], args[1], args[2], args[3], args[4], args[5],
+                                        args[6], args[7], nullptr);
+  }
+  const bool takes = args[4] == &_Py_NoneStruct;
+  if (takes && state.check_generator.get() != &_Py_NoneStruct) {
+    const Object checked(PyObject_CallFunctionObjArgs(state.check_generator.get(), args[5], nullptr));
+    if (checked.get() == nullptr) return nullptr;
+  }
+  Object result(is_gradient ? PyTuple_New(2) : allocate_result(state, &call.matrix));
+  if (result.get() == nullptr) return nullptr;
+  if (is_gradient) {
+    PyObject *const first = allocate_result(state, &call.first), *const second = allocate_result(state, &call.second);
+    if (first != nullptr) PyTuple_SetItem(result.get(), 0, first);
+    if (second != nullptr) PyTuple_SetItem(result.get(), 1, second);
+    if (first == nullptr || second == nullptr) return nullptr;
+  }
+  const Object limit(PyObject_CallFunctionObjArgs(state.thread_limit.get(), nullptr));
+  if (limit.get() == nullptr) return nullptr;
+  call.threads = PyLong_AsUnsignedLong(limit.get());
+  const Object taken(takes ? take_words(state, args[5], &call) : nullptr);
+  if (takes && taken.get() == nullptr) return nullptr;
+  const int error = without_lock(state.run, call);
+  if (error != 0) {
+    const Object number(PyLong_FromLong(error));
+    return PyObject_CallFunctionObjArgs(state.fail.get(), number.get(), nullptr);
+  }
+  Object drawn(PyTuple_New(4));
+  if (drawn.get() == nullptr) return nullptr;
+  PyObject* const words = is_gradient ? args[4] : taken.get();
+  PyTuple_SetItem(drawn.get(), 0, result.release());
+  PyTuple_SetItem(drawn.get(), 1, Object::new_reference(words == nullptr ? args[4] : PyTuple_GetItem(words, 0)));
+  PyTuple_SetItem(drawn.get(), 2,
+                  words == nullptr ? PyLong_FromLong(0) : Object::new_reference(PyTuple_GetItem(words, 1)));
+  PyTuple_SetItem(drawn.get(), 3, Object::new_reference(&_Py_NoneStruct));
+  return drawn.release();
 }
 
 // is_valid(mu, sigma, weights)

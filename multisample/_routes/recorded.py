@@ -1,11 +1,13 @@
-"""Calls whose gradients PyTorch records, without PyTorch's dispatcher.
+"""Plans of calls with tensors, and calls whose gradients PyTorch records, without PyTorch's dispatcher.
 
-A sample is an autograd function over two plans. Its backward pass draws the noise again, so the forward pass stores
-nothing as large as the sample. Moments are tensor operations on the sums of the noise, which are constants.
+Plans run in compiled code where torch_ext has it (`_HostPlan`). A sample is an autograd function over two plans. Its
+backward pass draws the noise again, so the forward pass stores nothing as large as the sample. Moments are tensor
+operations on the sums of the noise, which are constants.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,13 +17,14 @@ from multisample.backends.contract import Backend
 from multisample.backends.element_types import MATRIX_TYPES
 from multisample.backends.launch import Operation
 
-from .._call import Call
+from .._call import COLUMNS, ROWS, Call
 from .._checks.operands import inspect_inputs
 from .._checks.values import check_values
 from .._libraries import is_number
 from .._libraries.torch import TORCH, dtype_of, is_transforming
 from .._plan import PLANS, Plan, Planned, make_plan
 from .._randomness.keys import is_in_array
+from .._randomness.source import source_of
 from .transformed import as_int64, draw_by_operator
 
 __all__ = ["torch_plan"]
@@ -38,7 +41,7 @@ def torch_plan(call: Call, backend: Backend) -> Planned:
     arguments = ("mu", call.mu), ("sigma", call.sigma), ("weights", call.weights), ("out", call.out)
     names = [name for name, x in arguments if getattr(x, "requires_grad", False)]
     if not names or not torch.is_grad_enabled():
-        return make_plan(call, backend, TORCH)
+        return _HostPlan.around(make_plan(call, backend, TORCH), call)
     if call.operation == Operation.moments:
         if "weights" in names:
             raise ValueError(
@@ -65,13 +68,52 @@ def torch_plan(call: Call, backend: Backend) -> Planned:
 # --- Samples ------------------------------------------------------------------------------------------------------
 
 
+class _HostPlan:
+    """A plan of `sample` whose calls run in compiled code; calls that raise or are uncommon run in `Plan.run`."""
+
+    __slots__ = ("plan", "run")
+
+    def __init__(self, plan: Plan, run: Callable[..., Any]) -> None:
+        self.plan, self.run = plan, run
+
+    def __repr__(self) -> str:
+        return repr(self.plan)
+
+    @classmethod
+    def around(cls, plan: Plan, call: Call) -> Planned:
+        """`plan`, or a `_HostPlan` of it if compiled code can run it."""
+        run, are_tensors = None, all(type(x) in (torch.Tensor, torch.nn.Parameter) for x in (call.mu, call.sigma))
+        if are_tensors and call.out is None and all(operand.read is None for operand in plan.operands.values()):
+            run = _compiled_run(plan, call, plan.run)
+        return plan if run is None else cls(plan, run)
+
+
+def _compiled_run(plan: Plan, call: Call, run: Callable[..., Any] | None) -> Callable[..., Any] | None:
+    """`Backend.host_plan` of a sample or a gradient; None if there is none."""
+    make, source = getattr(plan.backend, "host_plan", None), source_of(call.generator, TORCH, plan.device)
+    if make is None or plan.is_empty or plan.template.batch or call.operation == Operation.moments or source.is_own:
+        return None
+    template, allocate = plan.template, TORCH.allocator(plan.shape, plan.dtype, plan.device)
+    window = ROWS - template.rows, COLUMNS - template.columns
+    compiled: Callable[..., Any] | None = make(template, window, call.grad, allocate, source.take, source.check, run)
+    return compiled
+
+
 class _RecordedSample:
     """A plan of `sample` that records gradients."""
 
-    __slots__ = ("call", "plan")
+    __slots__ = ("call", "gradients", "has_plain_gradients", "plan", "run_plan")
 
     def __init__(self, call: Call, backend: Backend) -> None:
         self.plan = make_plan(call, backend, TORCH, keeps_offset=True)
+        self.run_plan = _HostPlan.around(self.plan, call).run
+        # The compiled plan of the latest gradient, which returns None for any other gradient.
+        self.gradients: Callable[..., Any] = _no_gradients
+        # Whether the sums of a gradient are the gradients of mu and sigma.
+        self.has_plain_gradients = all(
+            isinstance(x, torch.Tensor) and x.requires_grad and x.dim() == 1 and x.dtype is _computing(self.plan)
+            for x in (call.mu, call.sigma)
+        )
         # A plan keeps no arrays and no generators alive.
         self.call = call._replace(mu=None, sigma=None, seed=None, generator=None)
 
@@ -85,13 +127,21 @@ class _RecordedSample:
         return (_apply(mu, sigma, (self, seed, generator, dim_offset, sample_offset)),)
 
 
+def _no_gradients(*arguments: Any) -> None:
+    return None
+
+
+def _computing(plan: Plan) -> Any:
+    return dtype_of(MATRIX_TYPES[plan.dtype].computing)
+
+
 class _SampleFunction(torch.autograd.Function):
     """A sample that is drawn by a plan and differentiable in `mu` and `sigma`."""
 
     @staticmethod
     def forward(ctx: Any, mu: Any, sigma: Any, arguments: tuple[_RecordedSample, Any, Any, int, int]) -> Any:
         recorded, seed, generator, dim_offset, sample_offset = arguments
-        drawn = recorded.plan.run(mu, sigma, None, None, seed, generator, dim_offset, sample_offset)
+        drawn = recorded.run_plan(mu, sigma, None, None, seed, generator, dim_offset, sample_offset)
         ctx.drawn = recorded, drawn[1:], dim_offset, sample_offset
         return drawn[0]
 
@@ -99,13 +149,13 @@ class _SampleFunction(torch.autograd.Function):
     def backward(ctx: Any, grad: Any) -> Any:
         recorded, words, dim_offset, sample_offset = ctx.drawn
         # Call the operator if PyTorch transforms or compiles the backward pass, or records its gradients.
-        if _is_grad_enabled() or _is_transformed(grad) or grad.is_neg() or grad._is_zerotensor():
+        if _is_grad_enabled() or _is_transformed(grad) or grad.is_neg():
             gradients = _by_operator(recorded.call, grad, words, dim_offset, sample_offset)
         else:
-            plan = _gradient_plan(recorded, grad)
-            gradients = plan.run(None, None, None, grad, words, None, dim_offset, sample_offset)[0]
-            if plan.is_empty:  # A sum of no elements is 0.
-                gradients = tuple(x.zero_() for x in gradients)
+            drawn = recorded.gradients(None, None, None, grad, words, None, dim_offset, sample_offset)
+            gradients = _gradients(recorded, grad, words, dim_offset, sample_offset) if drawn is None else drawn[0]
+        if recorded.has_plain_gradients:
+            return *gradients, None
         needs_mu, needs_sigma, _ = ctx.needs_input_grad
         operands = recorded.plan.operands
         return (
@@ -115,14 +165,17 @@ class _SampleFunction(torch.autograd.Function):
         )
 
 
+# PyTorch's `apply` chooses between `backward` and `vjp` in each call.
+_SampleFunction._backward_cls.apply = _SampleFunction.backward
 # Function.apply without its support for torch.func, whose calls take `run_transformed`.
 _apply = super(torch.autograd.Function, _SampleFunction).apply
 _is_grad_enabled = torch.is_grad_enabled
+_is_legacy_batch = torch._C._functorch.is_legacy_batchedtensor
 
 
 def _is_transformed(grad: Any) -> bool:
     # torch.autograd.grad(is_grads_batched=True) passes a batch of PyTorch's older vmap.
-    return type(grad) is not torch.Tensor or is_transforming() or torch._C._functorch.is_legacy_batchedtensor(grad)
+    return type(grad) is not torch.Tensor or is_transforming() or _is_legacy_batch(grad)
 
 
 def _like(gradient: Any, operand: Any) -> Any:
@@ -142,8 +195,22 @@ def _by_operator(call: Call, grad: Any, words: tuple[int, int, Any], dim_offset:
     )  # fmt: skip
 
 
+def _gradients(recorded: _RecordedSample, grad: Any, words: tuple[int, int, Any], *window: int) -> Any:
+    """The gradients of `mu` and `sigma`, shape (d,), in the computing type."""
+    if grad._is_zerotensor():
+        return _by_operator(recorded.call, grad, words, *window)
+    plan = _gradient_plan(recorded, grad)
+    gradients = plan.run(None, None, None, grad, words, None, *window)[0]
+    if plan.is_empty:  # A sum of no elements is 0.
+        return tuple(x.zero_() for x in gradients)
+    run = _compiled_run(plan, recorded.call._replace(operation=Operation.gradient, grad=grad), None)
+    if run is not None:
+        recorded.gradients = run
+    return gradients
+
+
 def _gradient_plan(recorded: _RecordedSample, grad: Any) -> Plan:
-    """The plan of the gradients of `mu` and `sigma`, shape (d,), in the computing type."""
+    """The plan of the gradients for matrices like `grad`."""
     call = recorded.call
     key = (
         "gradient", grad.dtype, grad.shape, grad.stride(), grad.device, call.layout, call.noise, call.antithetic,

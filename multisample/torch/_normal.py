@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, SupportsIndex
 
 import torch
 
-from .._randomness.generator import Generator
+from .._randomness.generator import Generator, Key
 from .._sample import sample
 from .._typing import Layout
 
@@ -33,8 +33,8 @@ class Normal(torch.distributions.Normal):
         Whether PyTorch checks the values of the arguments; by default its setting for all distributions. On the CPU,
         drawing checks the means and standard deviations in any case.
     generator : torch.Generator or multisample.Generator, optional
-        Source of each call's seed and offset. Default: PyTorch's default generator of the device, which
-        ``torch.manual_seed`` seeds.
+        Source of each call's seed and offset, for calls of `sample` and `rsample` without `seed` and `generator`.
+        Default: PyTorch's default generator of the device, which ``torch.manual_seed`` seeds.
     backend : str, default "auto"
         As for `multisample.sample`. Gradients need torch_ext, which "auto" takes where it can run.
     fast_math : bool, default False
@@ -65,6 +65,8 @@ class Normal(torch.distributions.Normal):
     >>> x.sum().backward()
     >>> loc.grad
     tensor([10., 10., 10.])
+    >>> torch.equal(q.sample((2, 5), seed=7), q.sample((2, 5), seed=7))
+    True
     >>> torch.distributions.kl_divergence(q, torch.distributions.Normal(0.0, 1.0)).sum().item()
     0.0
     """
@@ -91,18 +93,41 @@ class Normal(torch.distributions.Normal):
         expanded._options = self._options
         return expanded
 
-    def sample(self, sample_shape: Sequence[int] = ()) -> torch.Tensor:
-        """Samples of shape ``sample_shape + batch_shape``, without gradients."""
+    def sample(
+        self,
+        sample_shape: Sequence[int] = (),
+        *,
+        seed: SupportsIndex | Key | None = None,
+        generator: Generator | torch.Generator | None = None,
+    ) -> torch.Tensor:
+        """Samples of shape ``sample_shape + batch_shape``, without gradients; parameters as for `rsample`."""
         with torch.no_grad():
-            return self.rsample(sample_shape)
+            return self.rsample(sample_shape, seed=seed, generator=generator)
 
-    def rsample(self, sample_shape: Sequence[int] = ()) -> torch.Tensor:
-        """Samples of shape ``sample_shape + batch_shape``, differentiable in `loc` and `scale`."""
+    def rsample(
+        self,
+        sample_shape: Sequence[int] = (),
+        *,
+        seed: SupportsIndex | Key | None = None,
+        generator: Generator | torch.Generator | None = None,
+    ) -> torch.Tensor:
+        """Samples of shape ``sample_shape + batch_shape``, differentiable in `loc` and `scale`.
+
+        Parameters
+        ----------
+        sample_shape : sequence of int
+            Shape of the samples.
+        seed, generator : optional
+            Source of the noise, as for `multisample.sample`, in place of the distribution's generator.
+        """
+        options = self._options
+        if seed is not None or generator is not None:
+            options = {**options, "seed": seed, "generator": generator}
         loc, scale = self.loc, self.scale
         is_matrix = loc.dim() == 1 == len(sample_shape)
         if not is_matrix:
             loc, scale = loc.reshape(-1), scale.reshape(-1)
         # With one dimension both layouts have the same memory, and "dn" is faster.
         layout: Layout = "dn" if loc.shape[0] == 1 else "nd"
-        drawn: torch.Tensor = sample(loc, scale, math.prod(sample_shape), layout=layout, **self._options)
+        drawn: torch.Tensor = sample(loc, scale, math.prod(sample_shape), layout=layout, **options)
         return drawn if is_matrix and layout == "nd" else drawn.view(self._extended_shape(sample_shape))

@@ -142,6 +142,59 @@ def test_builtin_calls_draw_the_bits_of_python_calls(options: dict[str, Any], mu
         assert torch.equal(found, wanted)
 
 
+def gradients_of(grads: list[torch.Tensor], **options: Any) -> list[Any]:
+    """Gradients for each of `grads`, in several orders: the compiled plan of one matrix meets every other."""
+    mu, sigma = torch.zeros(5, requires_grad=True), torch.ones(5, requires_grad=True)
+    results = []
+    for grad in grads * 2 + grads[::-1]:
+        x = multisample.sample(mu, sigma, 5, seed=multisample.Key(3, 4), backend="torch_ext", **options)
+        results += torch.autograd.grad(x, (mu, sigma), grad)
+    return results
+
+
+@pytest.mark.parametrize("options", [{}, {"layout": "nd", "antithetic": True}, {"dim_offset": 3, "sample_offset": 2}])
+def test_builtin_gradients_of_every_matrix_equal_those_of_python(options: dict[str, Any]) -> None:
+    square = torch.randn(5, 5, generator=torch.Generator().manual_seed(1))
+    negative = torch.complex(torch.zeros(5, 5), -square).conj().imag
+    assert negative.is_neg()
+    grads = [square, square, square.T, square[:1].expand(5, 5), torch.stack((square, square), 2)[..., 0], negative]
+    grads += [torch._efficientzerotensor((5, 5)), square.clone()]
+    found = gradients_of(grads, **options)
+    with launches.without_builtins():
+        expected = gradients_of(grads, **options)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_compiled_plans_leave_uncommon_calls_and_errors_to_python() -> None:
+    mu, sigma, n = torch.zeros(5), torch.ones(5), 3
+    generator = torch.Generator().manual_seed(1)
+    state = generator.get_state()
+    wrong: list[tuple[Any, dict[str, Any]]] = [
+        (mu, {"seed": -1}), (mu, {"seed": 2**64}), (mu, {"seed": multisample.Key(-1, 0)}),
+        (mu, {"dim_offset": 2**32 - 4}), (mu, {"sample_offset": -1}), (mu / 0, {"generator": generator}),
+        (mu, {"generator": generator, "sample_offset": 2**34}),
+    ]  # fmt: skip
+
+    def outcomes() -> list[str]:
+        texts = []
+        for first, options in wrong:
+            # A call with these types and right values has the same plan.
+            right = {name: 1 if type(x) is int else multisample.Key(1, 1) for name, x in options.items()}
+            right |= {"generator": torch.Generator()} if "generator" in options else {}
+            for _ in range(2):
+                multisample.sample(mu, sigma, n, backend="torch_ext", **right)
+            with pytest.raises((ValueError, TypeError, OverflowError)) as caught:
+                multisample.sample(first, sigma, n, backend="torch_ext", **options)
+            texts.append(f"{caught.type.__name__} {caught.value}")
+        return texts
+
+    found = outcomes()
+    assert torch.equal(generator.get_state(), state)
+    with launches.without_builtins():
+        assert outcomes() == found
+
+
 def test_the_builtin_check_of_values_agrees_with_python() -> None:
     draw = launches.a_launch(mu=torch.ones(3).numpy(), sigma=torch.ones(3).numpy())
     with launches.without_builtins():
@@ -175,13 +228,31 @@ def test_builtin_functions_keep_only_their_references_alive() -> None:
     assert sys.getrefcount(limit) == before
 
 
+def test_compiled_plans_keep_only_their_references_alive() -> None:
+    class Function:
+        def __call__(self, *arguments: Any) -> Any:
+            return None
+
+    functions = [Function() for _ in range(5)]
+    before = [sys.getrefcount(x) for x in functions]
+    launch = pack(launches.a_launch()), BACKEND._cpu.multisample_run_cpu
+    run = BACKEND._builtins.plan(*launch, (10, 10), None, *functions[:4], print, functions[4])
+    assert [sys.getrefcount(x) for x in functions] == [count + 1 for count in before]
+    assert run(1, 2, None, None, "no seed", None, 0, 0) is None  # From the fourth function.
+    del run
+    assert [sys.getrefcount(x) for x in functions] == before
+
+
 def test_reference_counts_do_not_change() -> None:
     builtin = BACKEND.key(TORCH.signature, TORCH.target_signature)
-    vector, n, out = torch.ones(4), 10**9, torch.ones(4, 3)
+    vector, n, out, recorded = torch.ones(4), 10**9, torch.ones(4, 3), torch.ones(4, requires_grad=True)
+    multisample.sample(recorded, vector, 3, backend="torch_ext").backward(out)  # Makes plans.
     counts = [sys.getrefcount(x) for x in (vector, n, out, torch.Tensor, torch.float32, None, int)]
     for _ in range(100):
         hash(builtin(vector, 1.0, out, 1, None, 0, 0, n, torch.float32))
         multisample.sample(vector, vector, 3, seed=1, backend="torch_ext")
+        multisample.sample(vector, vector, 3, backend="torch_ext")
+        multisample.sample(recorded, vector, 3, backend="torch_ext").backward(out)
     after = [sys.getrefcount(x) for x in (vector, n, out, torch.Tensor, torch.float32, None, int)]
     assert all(abs(a - b) < 50 for a, b in zip(after, counts, strict=True)), (counts, after)
 

@@ -37,5 +37,7 @@ result = multisample.cem.minimize(score, t, 1.0, 100, callback=lambda run: bool(
 assert_type(result.x, torch.Tensor)
 assert_type(multisample.cem.CEM(t, 1.0, 100).ask(), torch.Tensor)
 assert_type(multisample.torch.Normal(t, 1.0).rsample((5,)), torch.Tensor)
+assert_type(multisample.torch.Normal(t, 1.0).sample((5,), seed=multisample.Key(7, 0)), torch.Tensor)
+assert_type(multisample.torch.Normal(t, 1.0).rsample((5,), generator=torch.Generator()), torch.Tensor)
 
 multisample.cem.minimize(score, np.zeros(3), 1.0, 100)  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ import torch
 from torch import distributions
 from torch.distributions import kl_divergence
 
-from multisample import Generator, sample
+from multisample import Generator, Key, sample
 from multisample.torch import Normal
 
 PARAMETERS: dict[str, tuple[Any, Any]] = {
@@ -139,6 +139,23 @@ def test_normal_uses_the_generators_of_pytorch(torch_device: str) -> None:
     generator = torch.Generator(torch_device).manual_seed(3)
     torch.manual_seed(3)
     assert torch.equal(Normal(q.loc, 1.0, generator=generator).sample((4,)), first)
+
+
+@pytest.mark.parametrize("method", ["sample", "rsample"])
+def test_a_call_can_pass_its_seed_or_generator(torch_device: str, method: str) -> None:
+    loc, scale = torch.zeros(3, device=torch_device), torch.ones(3, device=torch_device)
+    own = Generator(5)
+    draw = getattr(Normal(loc, scale, generator=own), method)
+    for seed in (7, Key(7, 2)):
+        assert torch.equal(draw((4,), seed=seed), sample(loc, scale, 4, seed=seed, layout="nd"))
+    for make in (lambda: Generator(3), lambda: torch.Generator(torch_device).manual_seed(3)):
+        assert torch.equal(draw((4,), generator=make()), sample(loc, scale, 4, generator=make(), layout="nd"))
+    with pytest.raises(TypeError, match="seed, generator: expected one of the two, got both"):
+        draw((4,), seed=7, generator=Generator(3))
+    with pytest.raises(TypeError, match="seed"):
+        draw((4,), seed="7")
+    assert own.offset == 0
+    assert torch.equal(draw((4,)), sample(loc, scale, 4, generator=Generator(5), layout="nd"))
 
 
 def test_gradients_follow_the_reparameterisation(torch_device: str) -> None:

@@ -192,6 +192,22 @@ def _draw_few_rows(
 
 
 @njit(forceinline=True)
+def _draw_column(block, narrow, m, s, column, batch, o0, o1, k0, k1, i, g, in_second_pair, is_second, is_mirrored):
+    """One column of block `g`, `batch` rows from row `i` on: only the pair of normals that it needs.
+
+    `in_second_pair` is a literal.
+    """
+    use_widest_vectors()
+    for start in range(0, batch, _HEIGHT):
+        first = np.uint64(min(start, batch - _HEIGHT))
+        for k in range(first, first + np.uint64(_HEIGHT)):
+            z0, z1, z2, z3 = block(g, i + k, o0, o1, k0, k1)
+            a, b = (z2, z3) if in_second_pair else (z0, z1)
+            z = b if is_second else a
+            column[k] = narrow(fma(s[k], -z if is_mirrored else z, m[k]))
+
+
+@njit(forceinline=True)
 def _draw_down(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_column, antithetic):
     """Independent noise where rows are adjacent: a vector has rows of one block, or the last rows of several blocks."""
     use_widest_vectors()
@@ -249,6 +265,16 @@ def _draw_down(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_c
             i = np.uint64(first_row + top)
             for k in range(chunk):
                 m[k], s[k] = mu[top + k], sigma[top + k]
+            if columns == 1 and batch > 0:
+                column, g = run_down(out, top, 0, nowhere), np.uint64(first_block)
+                is_second, is_mirrored = skip // step % 2 == 1, antithetic and skip % 2 == 1
+                if skip // step >= 2:
+                    _draw_column(block, narrow, m, s, column, batch, o0, o1, k0, k1, i, g, True, is_second, is_mirrored)
+                else:
+                    _draw_column(
+                        block, narrow, m, s, column, batch, o0, o1, k0, k1, i, g, False, is_second, is_mirrored
+                    )
+                continue
             for b in range(t, t + part):
                 g = np.uint64(first_block + b)
                 c = block_columns * b - skip
@@ -457,11 +483,19 @@ def _draw(
 @njit(forceinline=True)
 def _valid(mu, sigma):
     """Whether every mean is finite, and every standard deviation finite and not negative."""
+    if mu.strides[0] == mu.itemsize and sigma.strides[0] == sigma.itemsize:
+        return _all_valid(contiguous(mu), contiguous(sigma))
+    return _all_valid(mu, sigma)
+
+
+@njit(forceinline=True)
+def _all_valid(mu, sigma):
+    use_widest_vectors()
     valid = True
-    for m in mu:
-        valid &= -math.inf < m < math.inf
-    for s in sigma:
-        valid &= 0 <= s < math.inf
+    for k in range(np.uint64(mu.size)):
+        valid &= -math.inf < mu[k] < math.inf
+    for k in range(np.uint64(sigma.size)):
+        valid &= 0 <= sigma[k] < math.inf
     return valid
 
 
