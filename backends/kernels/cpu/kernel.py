@@ -265,14 +265,14 @@ def _draw_down(block, narrow, mu, sigma, out, o0, o1, k0, k1, first_row, first_c
             i = np.uint64(first_row + top)
             for k in range(chunk):
                 m[k], s[k] = mu[top + k], sigma[top + k]
-            if columns == 1 and batch > 0:
+            if columns == 1 and chunk > 0:
                 column, g = run_down(out, top, 0, nowhere), np.uint64(first_block)
                 is_second, is_mirrored = skip // step % 2 == 1, antithetic and skip % 2 == 1
                 if skip // step >= 2:
-                    _draw_column(block, narrow, m, s, column, batch, o0, o1, k0, k1, i, g, True, is_second, is_mirrored)
+                    _draw_column(block, narrow, m, s, column, chunk, o0, o1, k0, k1, i, g, True, is_second, is_mirrored)
                 else:
                     _draw_column(
-                        block, narrow, m, s, column, batch, o0, o1, k0, k1, i, g, False, is_second, is_mirrored
+                        block, narrow, m, s, column, chunk, o0, o1, k0, k1, i, g, False, is_second, is_mirrored
                     )
                 continue
             for b in range(t, t + part):
