@@ -107,10 +107,8 @@ def keys_in(seed: Any, library: Library, device: Device) -> Keys | None:
     count = 1 if batch is None else batch
     owner = HOST if isinstance(seed, (list, tuple)) else library_of("seed", seed)
     if owner is not HOST and owner is not library:
-        raise TypeError(
-            f"seed: expected a sequence, a NumPy array or {NOUNS[library.name]} as mu and sigma are, got"
-            f" {described(seed)}"
-        )
+        accepted = "" if library is HOST else f", or {NOUNS[library.name]} as mu and sigma are"
+        raise TypeError(f"seed: expected integers, a sequence or a NumPy array{accepted}, got {described(seed)}")
     where = owner.device("seed", seed) if owner is not HOST else None
     if where is None or where.kind == "cpu":
         return None if batch is None else _from_host(seed, owner, library, device, count)

@@ -192,14 +192,14 @@ def _draw_few_rows(
 
 
 @njit(forceinline=True)
-def _draw_column(block, narrow, m, s, column, batch, o0, o1, k0, k1, i, g, in_second_pair, is_second, is_mirrored):
-    """One column of block `g`, `batch` rows from row `i` on: only the pair of normals that it needs.
+def _draw_column(block, narrow, m, s, column, chunk, o0, o1, k0, k1, i, g, in_second_pair, is_second, is_mirrored):
+    """One column of block `g`, `chunk` rows from row `i` on: only the pair of normals that it needs.
 
     `in_second_pair` is a literal.
     """
     use_widest_vectors()
-    for start in range(0, batch, _HEIGHT):
-        first = np.uint64(min(start, batch - _HEIGHT))
+    for start in range(0, chunk, _HEIGHT):
+        first = np.uint64(min(start, chunk - _HEIGHT))
         for k in range(first, first + np.uint64(_HEIGHT)):
             z0, z1, z2, z3 = block(g, i + k, o0, o1, k0, k1)
             a, b = (z2, z3) if in_second_pair else (z0, z1)
