@@ -296,7 +296,7 @@ def test_take_k_begins_with_the_offsets_that_failed_calls_put_back() -> None:
 def test_take_k_ends_with_the_last_offset() -> None:
     generator = Generator(3)
     generator.state = {"seed": 3, "offset": 2**64 - 3, "spawned": 0}
-    with pytest.raises(OverflowError, match="^generator: all offsets of this seed are used up"):
+    with pytest.raises(OverflowError, match=r"^generator: all offsets of this seed are used up"):
         generator.take(4)
     assert generator.take(3)[:, 1].tolist() == [2**64 - 3, 2**64 - 2, 2**64 - 1]
     assert generator.offset == 2**64
@@ -344,7 +344,7 @@ def test_a_bad_number_of_keys_raises(k: Any, error: type[Exception]) -> None:
     before = generator.state
     with pytest.raises(error, match=r"^k: expected .*, got"):
         generator.take(k)
-    with pytest.raises(ValueError, match="^generator: a graph-safe generator"):
+    with pytest.raises(ValueError, match=r"^generator: a graph-safe generator"):
         Generator(3, graph_safe=True).take(k)
     assert generator.state == before
 
