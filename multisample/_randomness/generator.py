@@ -9,7 +9,11 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-from typing import Any, NamedTuple, SupportsIndex, TypedDict
+from typing import Any, NamedTuple, SupportsIndex, TypedDict, overload
+
+import numpy as np
+
+from multisample.backends.contract import HostArray
 
 from .._arguments import check_flag, checked_integer
 from .counter import DeviceCounter
@@ -18,6 +22,7 @@ __all__ = ["DEFAULT_GENERATOR", "WORD_64", "Generator", "GeneratorState", "Key",
 
 WORD_64 = 2**64
 _WORD = 2**32 - 1
+_USED_UP = "generator: all offsets of this seed are used up; make one with another seed"
 
 
 class Key(NamedTuple):
@@ -75,6 +80,19 @@ class _Counts:
         after, returned = WORD_64 - self.offsets.__length_hint__(), self.returned[:]
         # If a call took the next offset while another put its own back, a saved state must not repeat the former.
         return returned[-1] if returned and returned[-1] + len(returned) == after else after
+
+    def consecutive(self, k: int) -> HostArray:
+        """Take `k` offsets that follow each other. If another call takes one of them meanwhile, the rest is skipped."""
+        while True:
+            if k > self.offsets.__length_hint__() + len(self.returned):
+                raise OverflowError(_USED_UP)
+            returned: list[int] = []
+            with contextlib.suppress(IndexError):
+                while len(returned) < k:
+                    returned.append(self.returned.pop())
+            taken = np.array([*returned, *itertools.islice(self.offsets, k - len(returned))], np.uint64)
+            if np.array_equal(taken, taken[:1] + np.arange(k, dtype=np.uint64)):
+                return taken
 
     @property
     def spawned(self) -> int:
@@ -188,19 +206,31 @@ class Generator:
         if counter is not None:
             counter.value = checked["offset"]
 
-    def take(self) -> Key:
-        """Take one offset, as a call of `sample` does.
+    @overload
+    def take(self, k: None = None) -> Key: ...
+    @overload
+    def take(self, k: SupportsIndex) -> HostArray: ...
+    def take(self, k: SupportsIndex | None = None) -> Key | HostArray:
+        """Take one offset, as a call of `sample` does, or `k` consecutive offsets for a batch.
+
+        Parameters
+        ----------
+        k : int, optional
+            How many; at least 0.
 
         Returns
         -------
-        Key
+        Key, or numpy.ndarray of uint64, shape (k, 2)
+            The array has a key in each row, seed and offset. `sample` takes it as ``seed=`` of a batch.
 
         Raises
         ------
-        OverflowError
-            If all 2**64 offsets are used up.
+        TypeError
+            If `k` is not an integer.
         ValueError
-            If the generator is `graph_safe`, since its offset is in device memory.
+            If `k` is out of range, or the generator is `graph_safe`, since its offset is in device memory.
+        OverflowError
+            If fewer than `k` of the 2**64 offsets are left.
 
         Examples
         --------
@@ -208,12 +238,20 @@ class Generator:
         >>> generator = multisample.Generator(7)
         >>> generator.take(), generator.take()
         (Key(seed=7, offset=0), Key(seed=7, offset=1))
+        >>> generator.take(3).tolist()
+        [[7, 2], [7, 3], [7, 4]]
         """
         if self._graph_safe:
             raise ValueError(
                 "generator: a graph-safe generator keeps its offset on the device, where only sample can take it"
             )
-        return Key(*self._take())
+        if k is None:
+            return Key(*self._take())
+        # An array of 2**59 keys is larger than any address space.
+        counts, count = self._counts, checked_integer("k", k, 0, 2**59)
+        keys = np.full((count, 2), counts.seed, np.uint64)
+        keys[:, 1] = counts.consecutive(count)
+        return keys
 
     def _take(self) -> tuple[int, int]:
         counts = self._counts
@@ -222,7 +260,7 @@ class Generator:
                 return counts.seed, counts.returned.pop()
         for offset in counts.offsets:
             return counts.seed, offset
-        raise OverflowError("generator: all offsets of this seed are used up; make one with another seed")
+        raise OverflowError(_USED_UP)
 
     def _put_back(self, seed: int, offset: int) -> None:
         """Undo a `_take` whose call failed, unless another call has taken the next offset since."""

@@ -34,6 +34,8 @@ class Arrays:
     """Operations of one library, for one device and one dtype. This class is for NumPy and the base of the others."""
 
     mutable = True
+    most_summed = 2**34
+    """Length of the sums that the library computes; `sum` folds longer axes."""
 
     def __init__(self, like: Any, device: Device) -> None:
         self.xp: Any = np
@@ -74,17 +76,47 @@ class Arrays:
         return array.astype(dtype or self.dtype)
 
     def lowest(self, scores: Any, count: int) -> Any:
-        """Indices of the `count` lowest scores, in any order."""
-        return self.xp.argpartition(scores, count - 1)[:count]
+        """Indices of the `count` lowest scores of each search, in an order that other searches do not change."""
+        return self.xp.argpartition(scores, count - 1)[..., :count]
+
+    def sum(self, array: Any) -> Any:
+        """Sums over the last axis, in an order that depends on its length only, not on the number of searches.
+
+        Devices split a sum by the shape of the whole array, so the array is folded there to one column.
+        """
+        while (n := array.shape[-1]) > self.most_summed:
+            half = 1 << (n - 1).bit_length() - 1
+            folded = array[..., : n - half] + array[..., half:]
+            rest = array[..., n - half : half]
+            array = folded if n == 2 * half else self.xp.concatenate([folded, rest], -1)
+        return array.sum(-1)
+
+    def at(self, array: Any, which: Any) -> Any:
+        """The elements at the indices `which` of each row of a vector or a matrix."""
+        return array[self._places(which)]
 
     def columns(self, samples: Any, which: Any) -> Any:
-        return self.xp.take(samples, which, axis=1)
+        if which.ndim == 1:
+            return self.xp.take(samples, which, axis=1)
+        return self.xp.take_along_axis(samples, which[:, None], -1)
 
     def scattered(self, zeros: Any, which: Any, values: Any) -> Any:
-        """A copy of `zeros` with `values` at the indices `which`."""
+        """A copy of `zeros` with `values` at the indices `which` of each row."""
         array = zeros + 0
-        array[which] = values
+        array[self._places(which)] = values
         return array
+
+    def _places(self, which: Any) -> tuple[Any, ...]:
+        return (which,) if which.ndim == 1 else (self.xp.arange(len(which))[:, None], which)
+
+    def seeds(self, seeds: HostArray) -> Any:
+        """uint64 seeds, on the device."""
+        return self.put(seeds.view(np.int64), self.xp.int64)
+
+    def keys(self, seeds: Any, offset: int) -> Any:
+        """Keys for `sample`: each of `seeds`, with `offset`. The seeds stay on the device."""
+        signed = offset - 2**64 if offset >= 2**63 else offset
+        return self.xp.stack([seeds, self.xp.full_like(seeds, signed)], -1)
 
     def clipped(self, samples: Any, low: Any, high: Any) -> Any:
         """`samples` clipped to bounds; in place if the arrays are mutable."""
@@ -113,6 +145,8 @@ class Arrays:
 
 
 class _CupyArrays(Arrays):
+    most_summed = 1
+
     def __init__(self, like: Any, device: Device) -> None:
         super().__init__(like, device)
         self.xp = sys.modules["cupy"]
@@ -129,7 +163,7 @@ class _CupyArrays(Arrays):
 
     def lowest(self, scores: Any, count: int) -> Any:
         # CuPy's argpartition sorts too, and waits for the device. argsort does not wait from CuPy 14 on.
-        return self.xp.argsort(scores)[:count]
+        return self.xp.argsort(scores)[..., :count]
 
     @staticmethod
     def empty(dtype_name: str, device: Device) -> Any:
@@ -160,7 +194,14 @@ class _JaxArrays(Arrays):
         return self.jax.device_put(self.xp.asarray(array), self.where)
 
     def scattered(self, zeros: Any, which: Any, values: Any) -> Any:
-        return zeros.at[which].set(values)
+        return zeros.at[self._places(which)].set(values)
+
+    def seeds(self, seeds: HostArray) -> Any:
+        return self.put(_halves(seeds), self.xp.uint32)
+
+    def keys(self, seeds: Any, offset: int) -> Any:
+        halves = self.put(_halves(np.array([offset], np.uint64)), self.xp.uint32)
+        return self.xp.concatenate([seeds, self.xp.broadcast_to(halves, seeds.shape)], -1)
 
     def clipped(self, samples: Any, low: Any, high: Any) -> Any:
         return self.xp.clip(samples, low, high)
@@ -180,6 +221,11 @@ class _JaxArrays(Arrays):
         return self.dtype_name, self.where, self.real
 
 
+def _halves(words: HostArray) -> HostArray:
+    """Words as uint32, the high halves first."""
+    return np.stack([words >> 32, words & 0xFFFFFFFF], -1).astype(np.uint32)
+
+
 @functools.cache
 def _jitted(function: Callable[..., Any]) -> Callable[..., Any]:
     jitted: Callable[..., Any] = sys.modules["jax"].jit(function, static_argnums=(0, 1, 2, 3))
@@ -192,6 +238,8 @@ class _TorchArrays(Arrays):
         self.xp = sys.modules["torch"]
         self.where = like.device
         self.real = self.xp.float64
+        # On a CPU, threads share a sum of more elements if it is the only one.
+        self.most_summed = 2**14 if device.kind == "cpu" else 1
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
         no_grad: contextlib.AbstractContextManager[Any] = self.xp.no_grad()
@@ -220,10 +268,19 @@ class _TorchArrays(Arrays):
         return array.to(dtype or self.dtype)
 
     def lowest(self, scores: Any, count: int) -> Any:
-        return self.xp.topk(scores, count, largest=False, sorted=False).indices
+        if self.device.kind == "cpu":
+            return self.xp.topk(scores, count, largest=False, sorted=False).indices
+        # On a device, topk has several algorithms, which treat equal scores differently.
+        return self.xp.sort(scores, stable=True).indices[..., :count]
+
+    def at(self, array: Any, which: Any) -> Any:
+        return array.gather(-1, which)
 
     def columns(self, samples: Any, which: Any) -> Any:
-        return samples.index_select(1, which)
+        return samples.index_select(1, which) if which.ndim == 1 else samples.take_along_dim(which[:, None], -1)
+
+    def scattered(self, zeros: Any, which: Any, values: Any) -> Any:
+        return zeros.scatter(-1, which, values)
 
     @staticmethod
     def empty(dtype_name: str, device: Device) -> Any:

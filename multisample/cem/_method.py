@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 import numbers
 from collections.abc import Callable, Mapping
@@ -19,6 +20,7 @@ from .._call import COLUMNS as MOST_SAMPLES
 from .._libraries import is_number, library_of
 from .._moments import weighted_moments
 from .._randomness.generator import WORD_64, Generator, Key
+from .._randomness.keys import batch_of, host_words
 from .._randomness.source import source_of
 from .._sample import sample
 from .._typing import AnyArray, ArrayT, HostVector, Noise, Number, OwnArray, T, Tensor
@@ -35,18 +37,21 @@ from ._refit import (
     refit,
     refit_by_moments,
 )
-from ._tasks import Task, checked_tasks, host_scores, redraw, refuse_jax, run_tasks, split
+from ._tasks import Task, checked_tasks, host_scores, redraw, refuse_jax, refuse_searches, run_tasks, split
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from typing_extensions import Unpack
 
-    from ._typing import AdoptedCEMOptions, CEMOptions, HostCEMOptions
+    from ._typing import AdoptedCEMOptions, CEMOptions, HostCEMOptions, Seed
 
-__all__ = ["CEM", "CEMState", "Result", "checked_elites", "checked_number", "checked_smoothing", "minimize"]
+__all__ = [
+    "CEM", "CEMState", "Result", "check_searches", "checked_elites", "checked_number", "checked_smoothing", "minimize",
+]  # fmt: skip
 
 STOPPED_BY_CALLBACK = 5
+_NOTHING = np.array([math.nan] * (len(COLUMNS) - 1) + [0.0])
 # Iterations between two checks of the status on a device, since a check waits for the device.
 DEVICE_CHECK_EVERY = 16
 
@@ -196,7 +201,7 @@ class CEM(Generic[ArrayT]):
         bounds: tuple[Any, Any] | None = None,
         tol: Number | None = None,
         backend: str = "auto",
-        seed: SupportsIndex | None = None,
+        seed: Seed | None = None,
         noise: Noise = "independent",
         antithetic: bool = False,
         fast_math: bool = False,
@@ -208,17 +213,27 @@ class CEM(Generic[ArrayT]):
         self._options: dict[str, Any] = {
             "backend": backend, "noise": noise, "antithetic": antithetic, "fast_math": fast_math,
         }  # fmt: skip
+        check_searches(seed, "a vector of B seeds", mu=mu, sigma=sigma)
+        self._seeds = _seeds_of_searches(seed)
+        # For calls whose noise does not matter.
+        self._any_seed = 0 if self._seeds is None else np.zeros_like(self._seeds)
         # An empty draw, in which `sample` checks the options.
-        no_samples = sample(mu, sigma, 0, seed=0, validate=True, **self._options)
+        no_samples = sample(mu, sigma, 0, seed=self._any_seed, validate=True, **self._options)
         self._arrays = arrays = arrays_like(no_samples)
-        self._d = int(no_samples.shape[0])
-        if self._d == 0:
-            raise ValueError(f"{'sigma' if is_number(mu) else 'mu'}: expected at least one element, got none")
+        self._shape = tuple(map(int, no_samples.shape[:-1]))  # (d,), or (B, d) for B searches.
+        *batch, self._d = self._shape
+        self._batch = tuple(batch)
+        if 0 in self._shape:
+            name = "seed" if self._d else "sigma" if is_number(mu) else "mu"
+            raise ValueError(f"{name}: expected at least one element, got none")
         caller = library_of("mu", sigma if is_number(mu) else mu)
-        self._generator = _generator(seed, caller, arrays.device)
+        # Several searches have one generator, which counts their offset.
+        self._generator = _generator(seed if self._seeds is None else 0, caller, arrays.device)
         with arrays.scope():
+            self._placed_seeds = None if self._seeds is None else arrays.seeds(self._seeds)
             start = self._converted(mu)
-            self._state = State(start, self._converted(sigma), start, *self._put_score(math.inf, True))
+            score = self._put_score(np.full(self._batch, math.inf), np.full(self._batch, True))
+            self._state = State(start, self._converted(sigma), start, *score)
             self._noise_floor = noise_floor if callable(noise_floor) else self._variance(noise_floor)
             self._bounds = None if bounds is None else self._edges(bounds)
         self._refit, self._refit_by_moments, self._weights = (
@@ -228,7 +243,7 @@ class CEM(Generic[ArrayT]):
         self._rows: list[Any] = []  # Rows of the history that are still on the device.
         self._history: list[HostArray] = []
         self._told = 0
-        self._asked: tuple[Key, Any, Any] | None = None
+        self._asked: tuple[Any, Any, Any] | None = None
         # Scores of incomplete generations, by the first sample of their tasks.
         self._parts: dict[Key, dict[int, HostArray]] = {}
         self._complete: set[Key] = set()
@@ -253,14 +268,26 @@ class CEM(Generic[ArrayT]):
         ValueError
             If the shape, type or device of `out` differs from the result's.
         """
-        key = Key(self._generator.seed, self._generator.offset)
-        samples: ArrayT = self._drawn(self._state.mu, self._state.sigma, out=out, generator=self._generator)
-        self._asked = key, self._state.mu, self._state.sigma
+        key = self._generator.take()
+        try:
+            seed = self._seed_of(key)
+            samples: ArrayT = self._drawn(seed, self._state.mu, self._state.sigma, out)
+        except BaseException:
+            self._generator._put_back(*key)
+            raise
+        self._asked = seed, self._state.mu, self._state.sigma
         return samples
 
-    def _drawn(self, mu: Any, sigma: Any, **source: Any) -> Any:
+    def _seed_of(self, key: Key) -> Any:
+        """The argument `seed` of the draw with this key of the generator."""
+        if self._seeds is None:
+            return key
+        with self._arrays.scope():
+            return self._arrays.keys(self._placed_seeds, key.offset)
+
+    def _drawn(self, seed: Any, mu: Any, sigma: Any, out: Any = None) -> Any:
         """A generation of samples."""
-        samples = sample(mu, sigma, self._n, **source, **self._options)
+        samples = sample(mu, sigma, self._n, seed=seed, out=out, **self._options)
         if self._bounds is None:
             return samples
         with self._arrays.scope():
@@ -269,21 +296,20 @@ class CEM(Generic[ArrayT]):
     def _redrawn(self) -> Any:
         """The samples of the latest `ask`, in new memory."""
         assert self._asked is not None
-        key, mu, sigma = self._asked
-        return self._drawn(mu, sigma, seed=key)
+        return self._drawn(*self._asked)
 
     def tell(self, samples: AnyArray | None, scores: AnyArray) -> None:
         """Refit mean and standard deviation to the samples with the lowest scores.
 
         Parameters
         ----------
-        samples : array, shape (d, n), or None
+        samples : array, shape (d, n) or (B, d, n), or None
             Samples from `ask`, which the caller may have repaired. None stands for the samples of the latest `ask` as
             they were drawn: their noise is drawn again by `multisample.weighted_moments`, so that samples need memory
             only while they are scored. The result is the same up to rounding. Not with `bounds`.
-        scores : array, shape (n,)
+        scores : array, shape (n,) or (B, n)
             One number for each sample; lower is better. NaN and infinities count as worst. Arrays of other libraries or
-            devices are copied to the device of the samples.
+            devices are copied to the device of the samples. Scores of searches that have ended are ignored.
 
         Raises
         ------
@@ -300,13 +326,13 @@ class CEM(Generic[ArrayT]):
             raise ValueError(f"samples: expected an array, got None, but {reason}")
         with self._arrays.scope():
             if samples is not None:
-                samples = self._adopted("samples", samples, (self._d, self._n))
+                samples = self._adopted("samples", samples, (*self._shape, self._n))
         self._tell(samples, scores)
 
     def _tell(self, samples: Any, scores: Any) -> None:
         """Refit; `samples` is an array, None for those of the latest `ask`, or a function that draws elites."""
         with self._arrays.scope():
-            scores = self._adopted("scores", scores, (self._n,))
+            scores = self._adopted("scores", scores, (*self._batch, self._n))
             noise = self._noise_floor
             if callable(noise):
                 noise = self._scheduled(noise(self._told + 1))
@@ -320,9 +346,9 @@ class CEM(Generic[ArrayT]):
     def _refit_to_drawn(self, scores: Any, noise: Any) -> Any:
         """Refit to the samples of the latest `ask`, without them; returns the row of the history."""
         assert self._asked is not None
-        key, mu, sigma = self._asked
+        seed, mu, sigma = self._asked
         weights, best = self._weights(scores)
-        options = {**self._options, "seed": key}
+        options = {**self._options, "seed": seed}
         mean, square = weighted_moments(weights, mu, sigma, **options)
         (first,) = weighted_moments(best, mu, sigma, order=1, **options)
         self._state, row = self._refit_by_moments(self._state, mu, mean, square, first, scores, noise)
@@ -349,7 +375,8 @@ class CEM(Generic[ArrayT]):
         Raises
         ------
         TypeError
-            If `k` is not an integer, or the arrays are JAX's, whose compiled refit needs all samples.
+            If `k` is not an integer, there are several searches, or the arrays are JAX's, whose compiled refit needs
+            all samples.
         ValueError
             If `k` is less than 1.
 
@@ -370,6 +397,7 @@ class CEM(Generic[ArrayT]):
         array([1., 1., 1.])
         """
         k, arrays = checked_integer("k", k, 1, 2**31), self._arrays
+        refuse_searches("ask_tasks", self._seeds)
         refuse_jax(self._state.mu)
         with arrays.scope():
             bounds = None if self._bounds is None else tuple(map(self._on_host, self._bounds))
@@ -393,11 +421,12 @@ class CEM(Generic[ArrayT]):
         Raises
         ------
         TypeError
-            If `task` is not a task, or the scores are not numbers.
+            If `task` is not a task, there are several searches, or the scores are not numbers.
         ValueError
             If `task` belongs to another run, its scores are known already, or `scores` has another shape; also as for
             `tell`.
         """
+        refuse_searches("tell_scores", self._seeds)
         if not isinstance(task, Task):
             raise TypeError(f"task: expected a Task from ask_tasks, got {describe(task)} of type {type(task).__name__}")
         if (task.n, len(task.mu), task.key.seed) != (self._n, self._d, self._generator.seed):
@@ -426,10 +455,18 @@ class CEM(Generic[ArrayT]):
         return sigma
 
     @property
-    def status(self) -> int:
-        """0 while the run continues; then the reason for its end, as in `Result`. Reading waits for the device."""
+    def status(self) -> Any:
+        """0 while the run continues; then the reason for its end, as in `Result`. Reading waits for the device.
+
+        An int, or an array of int64 of shape (B,) for B searches.
+        """
         self._fetch()
-        return int(self._history[-1][-1]) if self._history else RUNNING
+        return self._plain(self._history[-1][..., -1] if self._history else np.full(self._batch, RUNNING), np.int64)
+
+    def _plain(self, values: Any, dtype: Any) -> Any:
+        """Values for all searches: an array, or a number of Python for a single search."""
+        array = np.asarray(values, dtype)
+        return array if self._batch else array.item()
 
     def result(self) -> Result[ArrayT]:
         """The result of the run so far; waits for the device.
@@ -439,32 +476,49 @@ class CEM(Generic[ArrayT]):
         Result
             The status is 0 if the run has not ended.
         """
-        status = self.status
-        history = self._history_array()
-        columns = dict(zip(COLUMNS[:-1], history.T, strict=False))
-        best, nonfinite = columns["best"], columns["nonfinite"].astype(np.int64)
-        nit, total = len(best), int(nonfinite.sum())
+        status = np.asarray(self.status)
+        columns = dict(zip(COLUMNS[:-1], np.moveaxis(self._history_array(), -1, 0), strict=False))
+        # Rows after the end of a search are NaN.
+        nit = np.isfinite(columns["nonfinite"]).sum(axis=0)
+        columns["nonfinite"] = np.nan_to_num(columns["nonfinite"]).astype(np.int64)
+        nonfinite = columns["nonfinite"].sum(axis=0)
         return Result(
             x=self._state.x,
-            fun=float(best.min(initial=math.inf)),
+            fun=self._plain(_lowest(columns["best"]), np.float64),
             mu=self._state.mu,
             sigma=self._state.sigma,
-            nit=nit,
+            nit=self._plain(nit, np.int64),
             nfev=self._n * self._told,
-            nonfinite=total,
-            success=status == CONVERGED or (status == RUNNING and self._tol is None),
-            status=status,
-            message=self._message(status, nit, columns["sigma"]) + _nonfinite_message(total, self._n * nit),
-            history={**columns, "nonfinite": nonfinite},
+            nonfinite=self._plain(nonfinite, np.int64),
+            success=self._plain((status == CONVERGED) | ((status == RUNNING) & (self._tol is None)), np.bool_),
+            status=self._plain(status, np.int64),
+            message=self._messages(self._message, status, nit, nonfinite, columns["sigma"]),
+            history={name: column.T for name, column in columns.items()},
         )
+
+    def _messages(self, message: Callable[..., str], *values: Any) -> Any:
+        """``message`` of each search, from its `values`; their last axes are searches."""
+        if not self._batch:
+            return message(*values)
+        return tuple(itertools.starmap(message, zip(*(value.T for value in values), strict=True)))
 
     def _stopped(self) -> Result[ArrayT]:
         """The result after the callback has ended the run, unless the run had ended before."""
         result = self.result()
-        if result.status != RUNNING:
-            return result
-        message = "The callback ended the run." + _nonfinite_message(result.nonfinite, self._n * result.nit)
-        return dataclasses.replace(result, success=False, status=STOPPED_BY_CALLBACK, message=message)
+        status = np.asarray(result.status)
+        stopped = status == RUNNING
+
+        def message(stopped: Any, nit: Any, nonfinite: Any, otherwise: Any) -> str:
+            text = f"The callback ended the run.{_nonfinite_message(nonfinite, self._n * nit)}"
+            return text if stopped else str(otherwise)
+
+        values = map(np.asarray, (stopped, result.nit, result.nonfinite, result.message))
+        return dataclasses.replace(
+            result,
+            success=self._plain(result.success & ~stopped, np.bool_),
+            status=self._plain(np.where(stopped, STOPPED_BY_CALLBACK, status), np.int64),
+            message=self._messages(message, *values),
+        )
 
     @property
     def state(self) -> CEMState:
@@ -489,7 +543,7 @@ class CEM(Generic[ArrayT]):
             "x": self._on_host(self._state.x),
             "history": self._history_array(),
             "told": np.array(self._told),
-            "seed": np.array(generator["seed"], np.uint64),
+            "seed": np.array(generator["seed"] if self._seeds is None else self._seeds, np.uint64),
             "offset": np.array(generator["offset"], np.uint64),
         }
 
@@ -499,68 +553,76 @@ class CEM(Generic[ArrayT]):
         if not isinstance(state, Mapping) or state.keys() != names:
             raise TypeError(f"state: expected a mapping with keys {', '.join(names)}, got {describe(state)}")
         values = {name: _state_array(name, state[name]) for name in names}
-        history = values["history"] if values["history"].size else np.empty((0, len(COLUMNS)))
-        shapes = {"history": (*history.shape[:1], len(COLUMNS)), "told": (), "seed": (), "offset": ()}
+        batch = self._batch
+        history = values["history"] if values["history"].size else np.empty((0, *batch, len(COLUMNS)))
+        shapes = {"history": (*history.shape[:1], *batch, len(COLUMNS)), "told": (), "seed": batch, "offset": ()}
         for name, value in {**values, "history": history}.items():
-            shape = shapes.get(name, (self._d,))
+            shape = shapes.get(name, self._shape)
             if value.shape != shape:
                 raise ValueError(f"state[{name!r}]: expected shape {shape}, got {value.shape}")
         _check_history(history, self._n)
-        told, seed, offset = (
+        told, offset = (
             checked_integer(f"state[{name!r}]", values[name][()], 0, end)
-            for name, end in (("told", WORD_64), ("seed", WORD_64), ("offset", WORD_64 + 1))
+            for name, end in (("told", WORD_64), ("offset", WORD_64 + 1))
         )
-        status = int(history[-1, -1]) if len(history) else RUNNING
+        seeds = [checked_integer("state['seed']", seed, 0, WORD_64) for seed in values["seed"].reshape(-1)]
+        status = history[-1][..., -1] if len(history) else np.full(batch, RUNNING)
         # A run that has ended still accepts scores, which count in `told` but add no row.
-        if told < len(history) or (told > len(history) and status == RUNNING):
+        if told < len(history) or (told > len(history) and (status == RUNNING).any()):
             raise ValueError(f"state['told']: expected {len(history)}, the number of rows of history, got {told}")
         # A number that is too large becomes infinite; the check below reports it.
         vectors = {name: rounded(values[name], self._arrays.dtype_name) for name in ("mu", "sigma", "x")}
         for name, vector in vectors.items():
-            if name == "x" and status == DIVERGED:  # Samples of a diverged run may be infinite.
-                continue
-            bad = np.flatnonzero(~(np.isfinite(vector) & (vector >= (0 if name == "sigma" else -math.inf))))
-            if bad.size:
+            # Samples of a diverged run may be infinite.
+            may_be_infinite = (status[..., None] == DIVERGED) & (name == "x")
+            valid = np.isfinite(vector) & (vector >= (0 if name == "sigma" else -math.inf))
+            if bad := _first(~(valid | may_be_infinite)):
                 accepted = "finite numbers of at least 0" if name == "sigma" else "finite numbers"
-                raise ValueError(f"state[{name!r}]: expected {accepted}, got {values[name][bad[0]]} at {bad[0]}")
+                raise ValueError(f"state[{name!r}]: expected {accepted}, got {values[name][bad]} at {_text(bad)}")
         with self._arrays.scope():
             mu, sigma, x = map(self._arrays.put, vectors.values())
-            fun = history[:, 0].min(initial=math.inf)
-            restored = State(mu, sigma, x, *self._put_score(fun, status == RUNNING))
-        self._generator.state = {"seed": seed, "offset": offset, "spawned": 0}
+            restored = State(mu, sigma, x, *self._put_score(_lowest(history[..., 0]), status == RUNNING))
+            if self._seeds is not None:
+                self._seeds = np.array(seeds, np.uint64)
+                self._placed_seeds = self._arrays.seeds(self._seeds)
+        self._generator.state = {"seed": seeds[0] if self._seeds is None else 0, "offset": offset, "spawned": 0}
         self._state, self._rows, self._history, self._told = restored, [], list(history), told
         self._asked = None
         self._parts, self._complete = {}, set()
 
     def _converted(self, x: Any) -> Any:
-        """`mu` or `sigma` as a vector of the samples' library, device and dtype: one sample with sigma 0."""
+        """`mu` or `sigma` in the samples' library, device and dtype: one sample with sigma 0."""
         if is_number(x):
-            return self._arrays.put(np.full(self._d, x))
-        return sample(x, 0.0, 1, seed=0, dtype=self._arrays.dtype_name, backend=self._options["backend"])[:, 0]
+            return self._arrays.put(np.full(self._shape, x))
+        options = {"dtype": self._arrays.dtype_name, "backend": self._options["backend"]}
+        return sample(x, 0.0, 1, seed=self._any_seed, **options)[..., 0]
 
-    def _put_score(self, fun: float, running: bool) -> tuple[Any, Any]:
+    def _put_score(self, fun: HostArray, running: HostArray) -> tuple[Any, Any]:
         put, real = self._arrays.put, self._arrays.real
-        return put(np.array(fun), real), put(np.array(running), real) > 0
+        return put(np.asarray(fun), real), put(np.asarray(running), real) > 0
 
     def _fetch(self) -> None:
-        """Copy new rows of the history from the device, up to the row that ended the run."""
+        """Copy new rows of the history from the device, up to the row that ended the last search."""
         if not self._rows:
             return
         with self._arrays.scope():
             rows = on_host("history", self._arrays.xp.stack(self._rows))
         self._rows = []
         for row in np.asarray(rows, np.float64):
-            if self._history and self._history[-1][-1] != RUNNING:
-                break
+            if self._history:
+                status = self._history[-1][..., -1:]
+                if (status != RUNNING).all():
+                    break
+                row = np.where(status == RUNNING, row, status + _NOTHING)
             self._history.append(row)
 
     def _history_array(self) -> HostArray:
-        return np.array(self._history, np.float64).reshape(-1, len(COLUMNS))
+        return np.array(self._history, np.float64).reshape(-1, *self._batch, len(COLUMNS))
 
     def _on_host(self, array: Any) -> HostArray:
         return np.array(rounded(on_host("state", array), self._arrays.dtype_name))
 
-    def _adopted(self, name: str, array: Any, shape: tuple[int, ...]) -> Any:
+    def _adopted(self, name: str, array: Any, *shapes: tuple[int, ...]) -> Any:
         """Argument `name` as a floating-point array on the device."""
         arrays = self._arrays
         try:
@@ -573,15 +635,15 @@ class CEM(Generic[ArrayT]):
             adopted = arrays.cast(adopted, arrays.real)
         if not arrays.is_real(adopted):
             raise TypeError(f"{name}: expected numbers, got {describe(array)} of type {type(array).__name__}")
-        if tuple(adopted.shape) != shape:
-            raise ValueError(f"{name}: expected shape {shape}, got {tuple(adopted.shape)}")
+        if tuple(adopted.shape) not in shapes:
+            raise ValueError(f"{name}: expected shape {_either(*shapes)}, got {tuple(adopted.shape)}")
         return adopted
 
     def _variance(self, value: Any) -> Any:
         """`noise_floor` as a number, or as an array on the device."""
         if isinstance(value, numbers.Real):
             return checked_number("noise_floor", value, 0, math.inf)
-        vector = _vector("noise_floor", value, self._d)
+        vector = _vector("noise_floor", value, self._shape)
         if not (np.isfinite(vector) & (vector >= 0)).all():
             raise ValueError(f"noise_floor: expected finite variances of at least 0, got {describe(value)}")
         return self._arrays.put(vector)
@@ -590,7 +652,7 @@ class CEM(Generic[ArrayT]):
         """A variance from the schedule of `noise_floor`. Values of arrays are not checked, since a check would wait."""
         if isinstance(value, numbers.Real):
             return checked_number("noise_floor", value, 0, math.inf)
-        return self._arrays.cast(self._adopted("noise_floor", value, (self._d,)))
+        return self._arrays.cast(self._adopted("noise_floor", value, (self._d,), self._shape))
 
     def _edges(self, bounds: Any) -> tuple[Any, Any]:
         """`bounds` as columns on the device; ValueError if the mean is outside."""
@@ -598,22 +660,24 @@ class CEM(Generic[ArrayT]):
             raise TypeError(f"bounds: expected a pair (low, high), got {describe(bounds)}")
         # Round the bounds to the type of the samples, in which they are clipped.
         dtype = self._arrays.dtype_name
-        low, high = (rounded(rounded(_vector("bounds", edge, self._d), dtype), np.float64) for edge in bounds)
-        bad = np.flatnonzero(~(low <= high))
-        if bad.size:
-            raise ValueError(f"bounds: expected low <= high, got {low[bad[0]]} and {high[bad[0]]} at {bad[0]}")
+        low, high = (rounded(rounded(_vector("bounds", edge, self._shape), dtype), np.float64) for edge in bounds)
+        if bad := _first(~(low <= high)):
+            raise ValueError(f"bounds: expected low <= high, got {low[bad]} and {high[bad]} at {_text(bad)}")
         mu = self._on_host(self._state.mu)
-        outside = np.flatnonzero((mu < low) | (mu > high))
-        if outside.size:
-            first = outside[0]
+        if at := _first((mu < low) | (mu > high)):
             raise ValueError(
-                f"mu: expected it within bounds, got mu[{first}] = {mu[first]}, not from {low[first]} to {high[first]}"
+                f"mu: expected it within bounds, got mu[{_text(at)}] = {mu[at]}, not from {low[at]} to {high[at]}"
             )
-        return self._arrays.put(low)[:, None], self._arrays.put(high)[:, None]
+        return self._arrays.put(low)[..., None], self._arrays.put(high)[..., None]
 
-    def _message(self, status: int, nit: int, sigma: HostArray) -> str:
+    def _message(self, status: Any, nit: Any, nonfinite: Any, sigma: HostArray) -> str:
+        return self._reason(status, nit, sigma[nit - 1] if nit else math.nan) + _nonfinite_message(
+            nonfinite, self._n * nit
+        )
+
+    def _reason(self, status: Any, nit: Any, sigma: float) -> str:
         if status == CONVERGED:
-            return f"The largest standard deviation, {sigma[-1]:.3g}, is at most tol = {self._tol:.3g}."
+            return f"The largest standard deviation, {sigma:.3g}, is at most tol = {self._tol:.3g}."
         if status == COLLAPSED:
             return (
                 f"The standard deviation collapsed in iteration {nit}: adding it no longer changes the mean. If the"
@@ -625,7 +689,7 @@ class CEM(Generic[ArrayT]):
             return f"The mean or the standard deviation overflowed in iteration {nit}; mu and sigma are from before it."
         if self._tol is None or not nit:
             return f"All {nit} iterations ran."
-        return f"All {nit} iterations ran; the largest standard deviation, {sigma[-1]:.3g}, is above tol."
+        return f"All {nit} iterations ran; the largest standard deviation, {sigma:.3g}, is above tol."
 
 
 # The overloads overlap in calls with two numbers, which raise.
@@ -697,7 +761,7 @@ def minimize(
     executor: Executor | None = None,
     tasks: SupportsIndex | None = None,
     backend: str = "auto",
-    seed: SupportsIndex | None = None,
+    seed: Seed | None = None,
     noise: Noise = "independent",
     antithetic: bool = False,
     fast_math: bool = False,
@@ -823,7 +887,7 @@ def minimize(
     for name, function in (("f", f), ("callback", callback)):
         if not callable(function) and (name == "f" or function is not None):
             raise TypeError(f"{name}: expected a function, got {describe(function)} of type {type(function).__name__}")
-    k = checked_tasks(executor, tasks, f, mu, sigma)
+    k = checked_tasks(executor, tasks, f, mu, sigma, seed)
     cem = CEM(
         mu, sigma, n, elite_frac=elite_frac, smoothing=smoothing, noise_floor=noise_floor, bounds=bounds, tol=tol,
         backend=backend, seed=seed, noise=noise, antithetic=antithetic, fast_math=fast_math,
@@ -842,7 +906,7 @@ def minimize(
             cem.tell(samples, scores)
         if callback is not None and callback(cem):
             return cem._stopped()
-        if check_every and iteration % check_every == 0 and cem.status != RUNNING:
+        if check_every and iteration % check_every == 0 and np.all(np.not_equal(cem.status, RUNNING)):
             break
     return cem.result()
 
@@ -883,13 +947,15 @@ def checked_number(name: str, value: Any, low: float, high: float) -> float:
     return number
 
 
-def _vector(name: str, value: Any, d: int) -> HostArray:
-    """`value`, a number or an array, as `d` numbers in host memory."""
+def _vector(name: str, value: Any, shape: tuple[int, ...]) -> HostArray:
+    """`value`, a number or an array, as numbers in host memory, shape (d,) or (B, d)."""
     array = np.asarray(value if isinstance(value, numbers.Real) else on_host(name, value))
-    if array.shape not in ((), (d,), (d, 1)):
-        raise ValueError(f"{name}: expected a number or shape ({d},), got shape {array.shape}")
+    if array.shape == (*shape, 1):
+        array = array[..., 0]
+    if array.shape not in ((), shape[-1:], shape):
+        raise ValueError(f"{name}: expected a number or shape {_either(shape[-1:], shape)}, got shape {array.shape}")
     try:
-        return np.broadcast_to(rounded(array.reshape(-1), np.float64), (d,))
+        return np.broadcast_to(rounded(array, np.float64), shape)
     except (TypeError, ValueError) as error:
         raise TypeError(f"{name}: expected numbers, got {describe(value)} ({error})") from error
 
@@ -908,22 +974,26 @@ def _state_array(name: str, value: Any) -> HostArray:
 
 def _check_history(history: HostArray, n: int) -> None:
     """ValueError unless `history` is possible for a run with `n` samples."""
-    best, _, threshold, sigma, nonfinite, status = history.T
-    is_last = np.arange(len(history)) == len(history) - 1
+    best, _, threshold, sigma, nonfinite, status = np.moveaxis(history, -1, 0)
+    # The status before each row: a search that has ended keeps it, and its other columns are NaN.
+    before = np.concatenate([np.full_like(status[:1], RUNNING), status[:-1]])
+    rows = np.arange(len(history)).reshape(-1, *(1,) * (status.ndim - 1))
+    ends = (status != RUNNING).all(axis=tuple(range(1, status.ndim)), keepdims=True)
     for column, valid in (
+        ("status", np.isin(status, range(DIVERGED + 1)) & ~(ends & (rows != len(history) - 1))),
         ("best", best > -math.inf),  # Infinite if no score was finite; never NaN.
         ("threshold", threshold > -math.inf),
         ("sigma", (sigma >= 0) & (sigma < math.inf)),
         ("nonfinite", (nonfinite >= 0) & (nonfinite <= n) & (nonfinite == np.floor(nonfinite))),
-        ("status", (status == RUNNING) | (is_last & np.isin(status, range(RUNNING, DIVERGED + 1)))),
     ):
-        bad = np.flatnonzero(~valid)
-        if bad.size:
-            value = history[bad[0], COLUMNS.index(column)]
-            raise ValueError(f"state['history']: expected iterations of a run, got {column} {value} in row {bad[0]}")
+        values = history[..., COLUMNS.index(column)]
+        after = status == before if column == "status" else np.isnan(values)
+        if bad := _first(~np.where(before == RUNNING, valid, after)):
+            value, row = values[bad], bad[0]
+            raise ValueError(f"state['history']: expected iterations of a run, got {column} {value} in row {row}")
 
 
-def _generator(seed: SupportsIndex | None, library: Any, device: Any) -> Generator:
+def _generator(seed: Any, library: Any, device: Any) -> Generator:
     """A generator with `seed`; without `seed`, a child of the seed and offset that a call of `sample` would take."""
     if seed is not None:
         return Generator(checked_integer("seed", seed, 0, WORD_64))
@@ -931,6 +1001,44 @@ def _generator(seed: SupportsIndex | None, library: Any, device: Any) -> Generat
     parent = Generator(parent_seed)
     parent.state = {"seed": parent_seed, "offset": 0, "spawned": offset}
     return parent.spawn(1)[0]
+
+
+def _seeds_of_searches(seed: Any) -> HostArray | None:
+    """The seeds of a vector in host memory, as uint64; None for a single seed."""
+    if batch_of(seed) is None:
+        return None
+    words = host_words(seed if isinstance(seed, (list, tuple)) else on_host("seed", seed))
+    if words[:, 1:].any():
+        raise ValueError(f"seed: expected seeds without offsets, which the iterations count, got {describe(seed)}")
+    return np.ascontiguousarray(words[:, 0])
+
+
+def check_searches(seed: Any, needed: str, **vectors: Any) -> None:
+    """ValueError, with the argument `needed`, if one of `vectors` is (B, d) and `seed` is no vector of seeds."""
+    for name, x in vectors.items():
+        shape: Any = getattr(x, "shape", ())
+        if batch_of(seed) is None and len(shape) == 2 and shape[1] != 1:
+            raise ValueError(f"{name}: expected shape (d,) or (d, 1), or (B, d) with {needed}, got {tuple(shape)}")
+
+
+def _first(mask: HostArray) -> tuple[int, ...]:
+    """The index of the first true element; empty if there is none."""
+    indices: list[list[int]] = np.argwhere(mask)[:1].tolist()
+    return tuple(indices[0]) if indices else ()
+
+
+def _text(index: tuple[int, ...]) -> str:
+    return ", ".join(map(str, index))
+
+
+def _either(*shapes: tuple[int, ...]) -> str:
+    return " or ".join(map(str, dict.fromkeys(shapes)))
+
+
+def _lowest(best: HostArray) -> HostArray:
+    """The best score of each search, in a column of the history, whose rows after the end are NaN."""
+    lowest: HostArray = np.fmin.reduce(best, axis=0, initial=math.inf)
+    return lowest
 
 
 def _nonfinite_message(nonfinite: int, scores: int) -> str:

@@ -1,7 +1,7 @@
 """`refit`: from scores to the next mean and standard deviation, by array operations that do not wait for the device.
 
 The status of a run is an element of a device array. Iterations after the end change nothing, so the loop can read the
-status at any interval.
+status at any interval. All arrays may have an axis of searches in front; each search has the bits of its own run.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class State(NamedTuple):
 
     Attributes
     ----------
-    mu, sigma : array, shape (d,)
+    mu, sigma : array, shape (d,), or (B, d) for B searches
         Mean and standard deviation of the next samples.
-    x : array, shape (d,)
+    x : array, shape (d,) or (B, d)
         The best sample so far, or the first mean.
-    fun : array, shape ()
+    fun : array, shape () or (B,)
         Its score, or infinity.
-    running : array of bool, shape ()
+    running : array of bool, shape () or (B,)
         Whether a further iteration changes anything.
     """
 
@@ -60,27 +60,22 @@ def refit(
     """
     which, best_scores = _elites(arrays, elites, scores)
     best = arrays.cast(samples(which) if callable(samples) else arrays.columns(samples, which))
-    weight = arrays.cast(best_scores < INFINITY)
-    count = weight.sum()
-    divisor = arrays.xp.where(count > 0, count, 1)
-    mean = (best * weight).sum(axis=1) / divisor
-    deviation = best - mean[:, None]
-    variance = (deviation * deviation * weight).sum(axis=1) / divisor
-    first = arrays.columns(best, best_scores.argmin().reshape(1))[:, 0]
+    weight, count, divisor = _weights(arrays, best_scores)
+    weight = weight[..., None, :]
+    mean = arrays.sum(best * weight) / divisor
+    deviation = best - mean[..., None]
+    variance = arrays.sum(deviation * deviation * weight) / divisor
+    first = arrays.columns(best, best_scores.argmin(-1)[..., None])[..., 0]
     return _followed(arrays, smoothing, tol, state, mean, variance, first, count, best_scores, scores, noise)
 
 
 def elite_weights(arrays: Arrays, elites: int, smoothing: float, tol: float | None, scores: Any) -> tuple[Any, Any]:
     """The weights of all samples in the mean of the elites, and in the best sample."""
     which, best_scores = _elites(arrays, elites, scores)
-    weight = arrays.cast(best_scores < INFINITY)
-    count = weight.sum()
+    weight, _, divisor = _weights(arrays, best_scores)
     zeros = arrays.xp.zeros_like(arrays.cast(scores))
-    best = which[best_scores.argmin().reshape(1)]
-    return (
-        arrays.scattered(zeros, which, weight / arrays.xp.where(count > 0, count, 1)),
-        arrays.scattered(zeros, best, 1.0),
-    )
+    best = arrays.at(which, best_scores.argmin(-1)[..., None])
+    return arrays.scattered(zeros, which, weight / divisor), arrays.scattered(zeros, best, 1.0)
 
 
 def refit_by_moments(
@@ -98,7 +93,7 @@ def refit_by_moments(
 ) -> tuple[State, Any]:
     """`refit`, from the elites' mean, their mean squared distance from `center`, and the best sample."""
     _, best_scores = _elites(arrays, elites, scores)
-    count = arrays.cast(best_scores < INFINITY).sum()
+    _, count, _ = _weights(arrays, best_scores)
     distance = mean - center
     variance = square - distance * distance
     variance = arrays.xp.where(variance > 0, variance, 0 * variance)
@@ -109,7 +104,14 @@ def _elites(arrays: Arrays, elites: int, scores: Any) -> tuple[Any, Any]:
     """Indices and scores of the elites. Scores that are not finite are infinite, and have weight 0."""
     ranked = arrays.xp.where(arrays.xp.isfinite(scores), scores, INFINITY)
     which = arrays.lowest(ranked, elites)
-    return which, ranked[which]
+    return which, arrays.at(ranked, which)
+
+
+def _weights(arrays: Arrays, best_scores: Any) -> tuple[Any, Any, Any]:
+    """1 for each elite with a finite score, else 0; their number, and the divisor of a mean, with an axis for rows."""
+    weight = best_scores < INFINITY
+    count = arrays.cast(weight.sum(-1))
+    return arrays.cast(weight), count, arrays.xp.where(count > 0, count, 1)[..., None]
 
 
 def _followed(
@@ -129,7 +131,7 @@ def _followed(
     xp = arrays.xp
     finite = xp.isfinite(scores)
     # With a single finite score, the variance stays.
-    variance = xp.where(count > 1, variance, state.sigma * state.sigma)
+    variance = xp.where(count[..., None] > 1, variance, state.sigma * state.sigma)
     sigma = xp.sqrt(variance + noise)
     if smoothing != 1:
         mean = state.mu + smoothing * (mean - state.mu)
@@ -137,24 +139,27 @@ def _followed(
 
     one_sigma_away = mean + sigma
     unscored = count == 0
-    diverged = ~xp.isfinite(one_sigma_away).all()
-    goes_on = state.running & ~(unscored | diverged)
-    status = xp.where((one_sigma_away == mean).all(), COLLAPSED, RUNNING)
+    diverged = ~xp.isfinite(one_sigma_away).all(-1)
+    goes_on = (state.running & ~(unscored | diverged))[..., None]
+    status = xp.where((one_sigma_away == mean).all(-1), COLLAPSED, RUNNING)
     if tol is not None:
-        status = xp.where(sigma.max() <= tol, CONVERGED, status)
+        status = xp.where(xp.amax(sigma, -1) <= tol, CONVERGED, status)
     status = xp.where(diverged, DIVERGED, status)
     status = xp.where(unscored, UNSCORED, status)
 
-    fun = arrays.cast(best_scores.min(), arrays.real)
+    fun = arrays.cast(xp.amin(best_scores, -1), arrays.real)
     improved = state.running & (fun < state.fun)
     following = State(
         mu=xp.where(goes_on, mean, state.mu),
         sigma=xp.where(goes_on, sigma, state.sigma),
-        x=xp.where(improved, first, state.x),
+        x=xp.where(improved[..., None], first, state.x),
         fun=xp.where(improved, fun, state.fun),
         running=state.running & (status == RUNNING),
     )
-    finite_count = arrays.cast(finite.sum(), arrays.real)
-    total = arrays.cast(xp.where(finite, scores, 0), arrays.real).sum()
-    row = (fun, total / finite_count, best_scores.max(), following.sigma.max(), scores.shape[0] - finite_count, status)
-    return following, xp.stack([arrays.cast(value, arrays.real) for value in row])
+    finite_count = arrays.cast(finite.sum(-1), arrays.real)
+    total = arrays.sum(arrays.cast(xp.where(finite, scores, 0), arrays.real))
+    row = (
+        fun, total / finite_count, xp.amax(best_scores, -1), xp.amax(following.sigma, -1),
+        scores.shape[-1] - finite_count, status,
+    )  # fmt: skip
+    return following, xp.stack([arrays.cast(value, arrays.real) for value in row], -1)

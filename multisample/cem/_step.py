@@ -15,10 +15,11 @@ from .._arguments import checked_integer, describe
 from .._call import COLUMNS as MOST_SAMPLES
 from .._libraries import CPU, is_number
 from .._libraries.jax import is_jax
+from .._randomness.keys import batch_of
 from .._sample import sample
 from .._typing import Noise, Number
 from ._arrays import Arrays, arrays_like
-from ._method import checked_elites, checked_number, checked_smoothing
+from ._method import check_searches, checked_elites, checked_number, checked_smoothing
 from ._refit import State, refit
 
 __all__ = ["start", "step"]
@@ -52,13 +53,15 @@ def _arrays_for(like: Any) -> Arrays:
     return _TracedArrays(like)
 
 
-def start(mu: Any, sigma: Any) -> State:
+def start(mu: Any, sigma: Any, searches: SupportsIndex | None = None) -> State:
     """Return the state of a run before its first iteration.
 
     Parameters
     ----------
     mu, sigma : array, shape (d,) or (d, 1)
-        As for `minimize`. Under JAX's transformations they may be traced.
+        As for `minimize`. Under JAX's transformations they may be traced. With `searches` also (B, d).
+    searches : int, optional
+        The number B of searches, at least 1: `step` then takes a vector of B seeds.
 
     Returns
     -------
@@ -71,14 +74,19 @@ def start(mu: Any, sigma: Any) -> State:
     ValueError
         If a shape is not as above, or a value no mean or standard deviation.
     """
-    none_of_them = sample(mu, sigma, 0, seed=0)
-    arrays, d = _arrays_for(none_of_them), int(none_of_them.shape[0])
+    batch = () if searches is None else (checked_integer("searches", searches, 1, 2**31),)
+    seed = np.zeros(batch, np.uint64) if batch else 0
+    check_searches(seed, "searches=B", mu=mu, sigma=sigma)
+    none_of_them = sample(mu, sigma, 0, seed=seed)
+    arrays, shape = _arrays_for(none_of_them), tuple(map(int, none_of_them.shape[:-1]))
     with arrays.scope():
         vectors = [
-            arrays.put(np.full(d, x)) if is_number(x) else arrays.cast(arrays.adopt(x)).reshape(-1) + 0
+            arrays.put(np.full(shape, x))
+            if is_number(x)
+            else arrays.xp.broadcast_to(arrays.cast(arrays.adopt(x)).reshape(*shape[:-1], -1), shape) + 0
             for x in (mu, sigma)
         ]
-        infinity, one = (arrays.put(np.array(value), arrays.real) for value in (math.inf, 1.0))
+        infinity, one = (arrays.put(np.full(batch, value), arrays.real) for value in (math.inf, 1.0))
         return State(vectors[0], vectors[1], vectors[0], infinity, one > 0)
 
 
@@ -107,15 +115,16 @@ def step(
     ----------
     state : State
         From `start`, or from the step before.
-    seed : int, Key or JAX key
+    seed : int, Key or JAX key, or a vector of B of them
         As for `multisample.sample`: another one for each step.
     f : callable
-        Takes the samples, of shape (d, n), and returns their n scores, an array of the same library.
+        Takes the samples, of shape (d, n) or (B, d, n), and returns their scores, an array of the same library of shape
+        (n,) or (B, n).
     n : int
         Number of samples, at least 2.
     elite_frac, smoothing, bounds, tol, backend, noise, antithetic, fast_math : various
         As for `minimize`.
-    noise_floor : float or array, shape (d,), default 0.0
+    noise_floor : float or array, shape (d,) or (B, d), default 0.0
         A variance that is added to the refitted variances; it may be traced.
 
     Returns
@@ -146,10 +155,13 @@ def step(
         raise TypeError("seed: expected an integer, a Key or a JAX key for each step, got None")
     if isinstance(noise_floor, (int, float)):
         noise_floor = checked_number("noise_floor", noise_floor, 0, math.inf)
-    arrays = _arrays_for(state.mu)
+    arrays, (*batch, d) = _arrays_for(state.mu), state.mu.shape
+    if batch_of(seed) != (batch[0] if batch else None):
+        accepted = f"a vector of {batch[0]} seeds" if batch else "one seed"
+        raise ValueError(f"seed: expected {accepted}, for state.mu of shape {(*batch, d)}, got {describe(seed)}")
     options: dict[str, Any] = {"noise": noise, "antithetic": antithetic, "fast_math": fast_math, "backend": backend}
     with arrays.scope():
-        edges = None if bounds is None else [_column(arrays, edge) for edge in bounds]
+        edges = None if bounds is None else [_column(arrays, edge, batch) for edge in bounds]
 
         def draw() -> Any:
             samples = sample(state.mu, state.sigma, n, seed=seed, **options)
@@ -157,18 +169,23 @@ def step(
 
         scores, samples, _ = arrays.score(f, draw(), draw)
         scores = arrays.adopt(scores)
-        if tuple(scores.shape) != (n,):
-            raise ValueError(f"f: expected a score for each of the {n} samples, got shape {tuple(scores.shape)}")
+        if tuple(scores.shape) != (*batch, n):
+            raise ValueError(
+                f"f: expected a score for each sample, shape {(*batch, n)}, got shape {tuple(scores.shape)}"
+            )
         if arrays.is_whole(scores):
             scores = arrays.cast(scores)
         elif not arrays.is_real(scores):
             raise TypeError(f"f: expected scores that are real numbers, got {describe(scores.dtype)}")
         if not isinstance(noise_floor, float):
-            noise_floor = arrays.cast(arrays.adopt(noise_floor)).reshape(-1)
+            noise_floor = _column(arrays, noise_floor, batch)[..., 0]
         following, _ = refit(arrays, elites, smoothing, tol, state, samples, scores, noise_floor)
     return following
 
 
-def _column(arrays: Arrays, edge: Any) -> Any:
-    """A bound, as it is broadcast over samples."""
-    return arrays.put(np.array(edge)) if is_number(edge) else arrays.cast(arrays.adopt(edge)).reshape(-1, 1)
+def _column(arrays: Arrays, values: Any, batch: list[int]) -> Any:
+    """A number, or values of shape (d,), (d, 1) or (B, d), as they are broadcast over samples."""
+    if is_number(values):
+        return arrays.put(np.array(values))
+    array = arrays.cast(arrays.adopt(values))
+    return array[..., None] if batch else array.reshape(-1, 1)

@@ -22,11 +22,12 @@ from multisample.backends.system.threads import thread_count
 from .._arguments import checked_integer, describe
 from .._libraries.jax import is_jax
 from .._randomness.generator import Key
+from .._randomness.keys import batch_of
 from .._sample import sample
 from .._threads import limit_threads
 from ._arrays import Arrays, on_host
 
-__all__ = ["Task", "checked_tasks", "host_scores", "redraw", "refuse_jax", "run_tasks", "split"]
+__all__ = ["Task", "checked_tasks", "host_scores", "redraw", "refuse_jax", "refuse_searches", "run_tasks", "split"]
 
 # A call costs about as much as this number of elements.
 _ELEMENTS_OF_A_CALL = 1 << 13
@@ -175,7 +176,15 @@ def refuse_jax(*vectors: Any) -> None:
         raise TypeError("mu, sigma: expected arrays of NumPy, PyTorch or CuPy, with tasks, got an array of JAX")
 
 
-def checked_tasks(executor: Any, tasks: Any, f: Any, mu: Any, sigma: Any) -> int:
+def refuse_searches(name: str, seed: Any) -> None:
+    """TypeError if `seed` is a vector of seeds, of searches that share the calls of `f`."""
+    if batch_of(seed) is not None:
+        raise TypeError(
+            f"{name}: expected a run with one seed, got {describe(seed)}, whose searches share each call of f"
+        )
+
+
+def checked_tasks(executor: Any, tasks: Any, f: Any, mu: Any, sigma: Any, seed: Any) -> int:
     """The number of tasks in a generation; TypeError or ValueError if `executor` cannot run them. 0: no executor."""
     if executor is None:
         if tasks is not None:
@@ -186,6 +195,7 @@ def checked_tasks(executor: Any, tasks: Any, f: Any, mu: Any, sigma: Any) -> int
             f"executor: expected a concurrent.futures.Executor, got {describe(executor)} of type"
             f" {type(executor).__name__}"
         )
+    refuse_searches("executor", seed)
     refuse_jax(mu, sigma)
     dumps = _pickler(executor)
     if dumps is not None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias
 
 if TYPE_CHECKING:
     # Type checkers know typing_extensions, installed or not.
@@ -11,13 +11,15 @@ if TYPE_CHECKING:
 
     from .._typing import AnyArray, HostBackend, Noise, Number
 
+    Seed: TypeAlias = SupportsIndex | Sequence[SupportsIndex] | AnyArray
+
     class _CEMOptions(TypedDict, total=False):
         elite_frac: Number
         smoothing: Number
         noise_floor: Number | AnyArray | Callable[[int], Any]
         bounds: tuple[AnyArray | Number, AnyArray | Number] | None
         tol: Number | None
-        seed: SupportsIndex | None
+        seed: Seed | None
         noise: Noise
         antithetic: bool
         fast_math: bool

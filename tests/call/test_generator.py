@@ -265,6 +265,90 @@ def test_a_bad_number_of_children_raises(count: Any, error: type[Exception]) -> 
     assert generator.state == before
 
 
+# --- Consecutive keys -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("k", [0, 1, 5, np.int64(5)])
+def test_take_k_gives_the_keys_of_the_next_k_calls(k: Any) -> None:
+    generator, calls = used(), used()
+    keys = generator.take(k)
+    assert keys.dtype == np.uint64
+    assert keys.shape == (k, 2)
+    assert keys.tolist() == [list(calls.take()) for _ in range(k)]
+    assert generator.state == calls.state
+
+
+def test_a_batch_of_taken_keys_is_a_batch_of_calls() -> None:
+    generator = Generator(2**64 - 1)
+    batch = sample(MU, SIGMA, 5, seed=generator.take(3))
+    assert batch.tolist() == [expected(2**64 - 1, offset) for offset in range(3)]
+
+
+def test_take_k_begins_with_the_offsets_that_failed_calls_put_back() -> None:
+    generator = Generator(3)
+    first, second = generator.take(), generator.take()
+    generator._put_back(*second)
+    generator._put_back(*first)
+    assert generator.take(3).tolist() == [[3, 0], [3, 1], [3, 2]]
+    assert generator.offset == 3
+
+
+def test_take_k_ends_with_the_last_offset() -> None:
+    generator = Generator(3)
+    generator.state = {"seed": 3, "offset": 2**64 - 3, "spawned": 0}
+    with pytest.raises(OverflowError, match=r"^generator: all offsets of this seed are used up"):
+        generator.take(4)
+    assert generator.take(3)[:, 1].tolist() == [2**64 - 3, 2**64 - 2, 2**64 - 1]
+    assert generator.offset == 2**64
+    assert generator.take(0).shape == (0, 2)
+
+
+def test_take_k_in_threads_gives_every_offset_once() -> None:
+    generator, taken = Generator(3), []
+    barrier = threading.Barrier(4)
+
+    def work(k: int) -> None:
+        barrier.wait()
+        taken.extend(generator.take(k)[:, 1] for _ in range(300))
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in (1, 7, 64, 500)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all((np.diff(offsets) == 1).all() for offsets in taken)
+    assert np.array_equal(np.sort(np.concatenate(taken)), np.arange(300 * 572))
+
+
+def test_take_k_skips_offsets_when_another_call_takes_one_between() -> None:
+    """A call, as from a signal handler, between the offset that was put back and the new ones."""
+    generator = Generator(3)
+    generator._put_back(*generator.take())
+    counts = generator._counts
+
+    class Interrupted(list):  # type: ignore[type-arg]
+        def pop(self, *at: Any) -> Any:
+            offset = super().pop(*at)
+            next(counts.offsets)
+            return offset
+
+    counts.returned = Interrupted(counts.returned)
+    assert generator.take(3)[:, 1].tolist() == [4, 5, 6]
+
+
+@pytest.mark.parametrize(("k", "error"), [
+    (1.0, TypeError), ("1", TypeError), (True, TypeError), (-1, ValueError), (2**59, ValueError), (2**64, ValueError),
+])  # fmt: skip
+def test_a_bad_number_of_keys_raises(k: Any, error: type[Exception]) -> None:
+    generator = used()
+    before = generator.state
+    with pytest.raises(error, match=r"^k: expected .*, got"):
+        generator.take(k)
+    with pytest.raises(ValueError, match=r"^generator: a graph-safe generator"):
+        Generator(3, graph_safe=True).take(k)
+    assert generator.state == before
+
+
 # --- PyTorch --------------------------------------------------------------------------------------
 
 
