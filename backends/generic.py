@@ -71,7 +71,7 @@ def generic_launcher(backend: Backend, launch: Launch) -> Launcher:
     """A `Launcher` that calls `Backend.launch`."""
 
     def is_valid(mu: Any, sigma: Any, weights: Any) -> bool:
-        batch = launch._replace(mu=mu, sigma=sigma, weights=weights)
+        batch = launch._replace(mu=mu, sigma=sigma, weights=weights or 0)
         for b in range(max(launch.batch, 1)):
             inputs = inputs_at(matrix_of_batch(batch, b))
             if not all(bool(np.isfinite(x).all()) for x in inputs.values()) or not bool((inputs["sigma"] >= 0).all()):

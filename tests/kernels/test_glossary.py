@@ -27,7 +27,7 @@ FORBIDDEN = [
     (r"(?i)\bpass(es)?\b|_pass\b", "*/cuda/gradient_*", "sweep"),
     (r"(?i)\bpass(es)?\b|_pass\b", "*/cuda/moments*", "sweep"),
     (r"(?i)\blanes\b", "*/cuda/moments_geometry.*", "team"),
-    (r"(?i)\bbatch(es)?\b(?! of|_| matri)", "*/cpu/kernel.h", "chunk"),
+    (r"(?i)(?<!call\.)\bbatch(es)?\b(?! of|_| matri)", "*/cpu/kernel.h", "chunk"),
     (r"_BATCH\b|\bbatches\b", "*/cpu/kernel.py", "chunk"),
     (
         r"(?i)byte offset|offsets? (in|into) (bytes|elements|shared memory)|offset of (a|each|the) piece",
