@@ -10,6 +10,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from multiprocessing import connection
 from typing import Any, NamedTuple, TypeAlias
 
 from multisample.backends import registry
@@ -105,7 +106,10 @@ def _compile_all(groups: Sequence[Sequence[_Kernel]], processes: int, show: Call
     def start() -> dict[Future[_Result], list[_Kernel]]:
         # The processes inherit the mask of this thread. Ctrl-C interrupts the calling process alone, which ends them.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        return {pool.submit(_compile, first): more for first, *more in groups}
+        futures = {pool.submit(_compile, first): more for first, *more in groups}
+        # The pool watches the processes that it had at the latest `submit`, and `submit` adds a process at its end.
+        pool.submit(int)
+        return futures
 
     with pool:
         show(0)
@@ -125,7 +129,7 @@ def _compile_all(groups: Sequence[Sequence[_Kernel]], processes: int, show: Call
             pool.shutdown(wait=False, cancel_futures=True)
             for process in set(multiprocessing.active_children()) - others:
                 process.terminate()
-                process.join()
+                connection.wait([process.sentinel])  # The pool joins it: of two joins at once, one finds no process.
             raise
     return results
 
