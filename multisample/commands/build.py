@@ -129,7 +129,7 @@ def _compile_all(groups: Sequence[Sequence[_Kernel]], processes: int, show: Call
             pool.shutdown(wait=False, cancel_futures=True)
             for process in set(multiprocessing.active_children()) - others:
                 process.terminate()
-                connection.wait([process.sentinel])  # The pool joins it: of two joins at once, one finds no process.
+                connection.wait([process.sentinel])  # A thread of the pool joins it.
             raise
     return results
 
