@@ -125,7 +125,10 @@ def _count_weights(shape: tuple[int, ...], batch: int | None) -> int:
     return shape[0]
 
 
-def common_length(shapes: dict[str, tuple[int, ...]], batch: int | None = None) -> int:
+_OTHERWISE = ", pass a vector of seeds, or use multisample.torch.Normal"
+
+
+def common_length(shapes: dict[str, tuple[int, ...]], batch: int | None = None, hint: str = _OTHERWISE) -> int:
     """The number of dimensions d of vectors with these shapes, for `batch` seeds; ValueError if they have no common d.
 
     Without a batch, a vector may have shape (d, 1).
@@ -144,8 +147,7 @@ def common_length(shapes: dict[str, tuple[int, ...]], batch: int | None = None) 
             raise ValueError(f"{name}: expected shape (B, d) or (d,), B being {batch} seeds, got {shape}")
         elif shape:
             raise ValueError(
-                f"{name}: expected shape (d,) or (d, 1), got {shape}; for several distributions flatten them, pass a"
-                " vector of seeds, or use multisample.torch.Normal"
+                f"{name}: expected shape (d,) or (d, 1), got {shape}; for several distributions flatten them{hint}"
             )
     if not lengths:
         raise ValueError("mu, sigma: expected at least one of shape (d,), got only scalars")

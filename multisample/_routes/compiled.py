@@ -15,7 +15,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from .._backends import choose
 from .._call import TRAITS, Call
 from .._libraries import is_number
-from .transformed import draw_by_operator, draw_separately, is_batched
+from .transformed import draw_by_operator, draw_separately, is_batched, listed_words
 
 __all__ = ["run_compiled"]
 
@@ -60,4 +60,5 @@ def _has_operators(backend: str, device_kind: str) -> bool:
 
 # PyTorch applies vmap to the operators of a graph only when the graph is complete.
 torch.compiler.assume_constant_result(is_batched)
+torch.compiler.assume_constant_result(listed_words)
 torch.compiler.allow_in_graph(draw_separately)

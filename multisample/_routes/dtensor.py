@@ -21,6 +21,7 @@ from .._libraries import is_number, library_of
 from .._libraries.torch import check_tensor
 from .._plan import PlanCache
 from .._randomness.generator import WORD_64, Generator
+from .._randomness.keys import batch_of
 from .._randomness.source import check_generator, checked_key
 from .._randomness.torch import taker, torch_generator
 
@@ -102,6 +103,9 @@ def draw_shard(call: Call, mesh: Any, placements: Any, draw: Callable[..., Any])
     """
     n, dim_offset, sample_offset = checked_window(call.n, call.dim_offset, call.sample_offset)
     check_flag("validate", call.validate)
+    batch = batch_of(call.seed)
+    if batch is not None:
+        raise TypeError(f"seed: expected one seed for a sharded result, got a vector of {batch}")
     vectors = {name: x for name, x in (("mu", call.mu), ("sigma", call.sigma)) if not is_number(x)}
     for name, x in vectors.items():
         check_tensor(name, x)
@@ -145,7 +149,7 @@ def _shard_plan(vectors: dict[str, Any], n: int, layout: str, mesh: Any, request
         placements = tuple([_on_axis(p, rows_axis) if _is_shard(p) else p for p in model.placements])
     else:
         placements = _checked_placements(requested, mesh)
-    d = common_length({name: tuple(x.shape) for name, x in vectors.items()})
+    d = common_length({name: tuple(x.shape) for name, x in vectors.items()}, hint="")
     axis = _ROWS[layout]
     shape = torch.Size((n, d) if axis else (d, n))
     cuts = _cuts(placements, axis)

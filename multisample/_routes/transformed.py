@@ -28,7 +28,10 @@ from .._randomness.keys import batch_of, host_words, is_in_array
 from .._randomness.source import checked_key
 from .._randomness.torch import SEED, draw_offset, take_transformed
 
-__all__ = ["as_int64", "draw_by_operator", "draw_separately", "is_batched", "is_transformed", "run_transformed"]
+__all__ = [
+    "as_int64", "draw_by_operator", "draw_separately", "is_batched", "is_transformed", "listed_words",
+    "run_transformed",
+]  # fmt: skip
 
 
 def is_transformed(call: Call) -> bool:
@@ -96,8 +99,7 @@ def draw_by_operator(call: Call, is_known: Callable[[Any], bool] = bool) -> Any:
     return _call_operator(call, *take_transformed(str(device), call.generator), None)
 
 
-@torch.compiler.assume_constant_result
-def _listed(*seeds: Any) -> list[list[int]]:
+def listed_words(*seeds: Any) -> list[list[int]]:
     """The words of a sequence of seeds, as operators take them."""
     words: list[list[int]] = host_words(seeds).view(np.int64).tolist()
     return words
@@ -114,7 +116,7 @@ def _keys(seed: Any, device: Any) -> tuple[Any, int | None]:
     else:
         batch = batch_of(seed)
     if isinstance(seed, (list, tuple)):
-        return torch.tensor(_listed(*seed), dtype=torch.int64, device=device).reshape(-1, 2), batch
+        return torch.tensor(listed_words(*seed), dtype=torch.int64, device=device).reshape(-1, 2), batch
     if not isinstance(seed, torch.Tensor):
         seed = torch.as_tensor(seed).to(device)
     if seed.device != device:

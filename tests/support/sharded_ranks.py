@@ -574,7 +574,7 @@ def wrong_arguments_are_refused(ranks: Ranks) -> None:
         ({"mu": nested}, TypeError, "^mu: expected a strided tensor, got a nested tensor$"),
         ({"mu": 0.0, "sigma": 1.0}, ValueError, "^mu, sigma: expected at least one"),
         ({"mu": mu[1:]}, ValueError, "^sigma: expected as many elements as mu, 15, got 16$"),
-        ({"mu": mu.view(4, 4)}, ValueError, r"^mu: expected shape \(d,\) or \(d, 1\), got \(4, 4\)$"),
+        ({"mu": mu.view(4, 4)}, ValueError, r"^mu: expected shape \(d,\) or \(d, 1\), got \(4, 4\); .* flatten them$"),
         ({"mu": partial}, ValueError, r"^mu: expected placements Shard\(0\) or .*; redistribute it$"),
         ({"mu": rows}, ValueError, "^mu: expected it replicated, or sharded over dimensions as the result is, got"),
         ({"mu": ranks.on(grid, mu, Shard(0), Shard(0))}, ValueError, "^mu: expected a DTensor on the same mesh"),
@@ -586,6 +586,8 @@ def wrong_arguments_are_refused(ranks: Ranks) -> None:
         ({"generator": 7}, TypeError, "^generator: expected a multisample.Generator"),
         ({"generator": 7, "validate": True}, TypeError, "^generator: expected a multisample.Generator"),
         ({"seed": -1, "validate": True}, ValueError, "^seed: expected 0 <= seed"),
+        ({"seed": [1, 2]}, TypeError, "^seed: expected one seed for a sharded result, got a vector of 2$"),
+        ({"seed": torch.arange(3)}, TypeError, "^seed: expected one seed for a sharded result, got a vector of 3$"),
         ({"seed": 1, "generator": Generator(1)}, TypeError, "^seed, generator: expected one of the two, got both$"),
         ({"backend": "numpy"}, ValueError, "numpy"),
     ):  # fmt: skip

@@ -18,7 +18,7 @@ assert_type(multisample.sample(parameter, 1.0, 5, backend="torch_ext", out=t), t
 assert_type(multisample.sample(parameter, parameter, 5, generator=multisample.Generator(7)), torch.Tensor)
 
 multisample.sample(t, t, 5.0)  # type: ignore[call-overload]
-multisample.sample(t, t, 5, seed="7")  # type: ignore[call-overload]
+multisample.sample(t, t, 5, seed="7")  # type: ignore[arg-type]
 multisample.sample(t, t, 5, generator=np.random.default_rng())  # type: ignore[call-overload]
 multisample.sample(t, "x", 5)  # type: ignore[arg-type]
 

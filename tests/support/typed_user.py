@@ -38,7 +38,7 @@ multisample.sample("x", sigma, 5)  # type: ignore[arg-type]
 multisample.sample(mu, None, 5)  # type: ignore[call-overload]
 multisample.sample(mu, sigma, 1.5)  # type: ignore[call-overload]
 multisample.sample(mu, sigma)  # type: ignore[call-overload]
-multisample.sample(mu, sigma, 5, seed="7")  # type: ignore[call-overload]
+multisample.sample(mu, sigma, 5, seed="7")  # type: ignore[arg-type]
 multisample.sample(mu, sigma, 5, seed=1.5)  # type: ignore[call-overload]
 multisample.sample(mu, sigma, 5, noise="pink")  # type: ignore[call-overload]
 multisample.sample(mu, sigma, 5, layout="dd")  # type: ignore[call-overload]
@@ -91,9 +91,9 @@ def draw(jax: JaxArray, cupy: CupyArray, numba: NumbaArray, cuda: CudaArray, dlp
     assert_type(multisample.sample(cuda, 1.0, 5), Any)
     assert_type(multisample.sample(dlpack, dlpack, 5), Any)
     assert_type(multisample.sample(unknown, unknown, 5), Any)
-    multisample.sample(jax, jax, 5, seed="7")  # type: ignore[call-overload]
+    multisample.sample(jax, jax, 5, seed="7")  # type: ignore[arg-type]
     multisample.sample(cupy, 1.0, 5.0)  # type: ignore[call-overload]
-    multisample.sample(unknown, unknown, 5, seed="7")  # type: ignore[call-overload]
+    multisample.sample(unknown, unknown, 5, seed="7")  # type: ignore[arg-type]
 
 
 # --- The cross-entropy method ---------------------------------------------------------------------
