@@ -17,6 +17,7 @@ _NAMES: dict[int, str] = {
     Operation.sample: "samples",
     Operation.gradient: "gradients",
     Operation.moments: "weighted moments",
+    Operation.perturb: "perturbations",
 }
 
 

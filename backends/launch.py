@@ -23,11 +23,13 @@ __all__ = [
     "OPERANDS",
     "PACKED_LAUNCH",
     "SIZES",
+    "SPAN",
     "STEPS",
     "ElementType",
     "Launch",
     "Operands",
     "Operation",
+    "Span",
     "WordFormat",
     "computing_name",
     "matrix_of_batch",
@@ -52,11 +54,14 @@ class Operation(enum.IntEnum):
     gradient : ``first[r] = sum(matrix[r, c])`` and ``second[r] = sum(matrix[r, c] * z[r, c])``.
     moments : ``first[r] = sum(w[c] * (mu[r] + sigma[r] * z[r, c]))``, and with two results ``second[r] = sum(w[c] *
         (sigma[r] * z[r, c])**2)``.
+    perturb : ``target[e] = source[e] + sum(w[r] * z[r, e])`` for the elements e of each `Span`: fused multiply-adds in
+        the computing type, in the order of the rows, and one rounding.
     """
 
     sample = 0
     gradient = 1
     moments = 2
+    perturb = 3
 
 
 class Operands(NamedTuple):
@@ -70,6 +75,7 @@ OPERANDS: dict[int, Operands] = {
     Operation.sample: Operands(("mu", "sigma"), ("matrix",)),
     Operation.gradient: Operands(("matrix",), ("first", "second")),
     Operation.moments: Operands(("weights", "mu", "sigma"), ("first", "second")),
+    Operation.perturb: Operands(("weights",), ("matrix",)),
 }
 """The operands of each operation."""
 
@@ -114,9 +120,10 @@ class Launch(NamedTuple):
     sigma: _Input = 0
     """The same."""
     weights: _Input = 0
-    """The same, of `columns` elements."""
+    """The same, of `columns` elements; for perturb of `rows` elements."""
     matrix: _Address = 0
-    """Address of the first element, in host memory or in memory of `device`."""
+    """Address of the first element, in host memory or in memory of `device`; for perturb of the first `Span`, in host
+    memory."""
     first: _Address = 0
     """Address of `rows` contiguous results: of type `type` for moments, of its computing type for a gradient."""
     second: _Address = 0
@@ -159,6 +166,8 @@ class Launch(NamedTuple):
     rows: _I64 = 1
     columns: _I64 = 1
     """At least 1."""
+    spans: _I64 = 0
+    """How many spans perturb has."""
     mu_type: _U32 = ElementType.number
     """Types are of `ElementType`."""
     sigma_type: _U32 = ElementType.number
@@ -222,6 +231,38 @@ STEPS = {
     "first_column_at": "origin_step",
 }  # fmt: skip
 """The fields of the head that a batch moves, with the field of each one's step."""
+
+
+class Span(NamedTuple):
+    """Elements of one parameter, which perturb reads and writes: `rows` runs of `width` elements.
+
+    Element w of run r is element ``e = first + r * jump + w`` of the parameter, and column e of the noise. The offset
+    of its noise is that of the launch plus ``id * 2**32``. The launch has its type.
+    """
+
+    source: _Address
+    """Address of the first element."""
+    target: _Address
+    """The same, of the result; it may be `source`."""
+    first: _I64
+    """``0 <= e < 2**34``"""
+    rows: _I64
+    width: _I64
+    """At least 1."""
+    jump: _I64
+    source_row: _I64
+    """Bytes from one run to the next; all these are multiples of the element size."""
+    source_stride: _I64
+    """Bytes from one element of a run to the next."""
+    target_row: _I64
+    target_stride: _I64
+    """The elements of a target must not overlap."""
+    id: _U64
+    """Less than 2**32."""
+
+
+SPAN = struct.Struct("".join(hint.__metadata__[0] for hint in get_type_hints(Span, include_extras=True).values()))
+"""The format of a packed span: its fields one after another, of 8 bytes each."""
 
 
 def packer(template: Launch) -> tuple[Callable[..., bytes], bytes]:

@@ -10,6 +10,9 @@ enum Operation : u32 {
   kSample,    // matrix[r, c] = mu[r] + sigma[r] z[r, c]
   kGradient,  // first[r] = sum of matrix[r, c], and second[r] = sum of matrix[r, c] z[r, c]
   kMoments,   // first[r] = sum of w[c] (mu[r] + sigma[r] z[r, c]), and second[r] = sum of w[c] (sigma[r] z[r, c])^2
+  // target[e] = source[e] + sum of w[r] z[r, e], for the elements e of each `Span`: fused multiply-adds in the
+  // computing type, in the order of the rows, and one rounding.
+  kPerturb,
 };
 
 // How a seed or an offset is stored in memory: 64 bits; two words of 32 bits, the high half first, as in the data of
@@ -26,9 +29,9 @@ union Input {
 // noise, columns of z come in pairs z, -z. An operation ignores the fields that it does not need.
 struct Launch {
   // The head: values of a call, of 8 bytes each.
-  Input mu, sigma;  // of `rows` elements
-  Input weights;    // of `columns` elements
-  void* matrix;
+  Input mu, sigma;       // of `rows` elements
+  Input weights;         // of `columns` elements; for kPerturb of `rows` elements
+  void* matrix;          // for kPerturb the first `Span`, in host memory
   void *first, *second;  // `rows` contiguous results: moments of type `type`, sums of a gradient of its computing type
   u64 seed, offset;
   u64 first_row, first_column;  // first_row + rows <= 2^32, first_column + columns <= 2^34
@@ -46,6 +49,7 @@ struct Launch {
   i64 mu_step, sigma_step, weights_step, matrix_step, result_step, seed_step, offset_step;
   i64 origin_step;    // of first_row_at and first_column_at
   u64 rows, columns;  // at least 1
+  u64 spans;          // how many `Span`s kPerturb has
   u32 mu_type, sigma_type, weights_type;
   u32 type;  // of the matrix's elements, or of the moments
   u32 operation;
@@ -58,6 +62,20 @@ struct Launch {
   u32 origin_in_memory;  // whether the seed, the first row or the first column is, as in every batch
   u32 word_formats;      // the `WordFormat` of the seed in memory, and in the next 8 bits that of the offset
   u32 column_phase;      // where first_column is in memory: 1 + first_column % 8, or 0 if that is not known
+};
+
+// Elements of one parameter, which kPerturb reads and writes: `rows` runs of `width` elements. Element w of run r is
+// element e = first + r jump + w of the parameter, and column e of the noise. Its offset is that of the launch plus
+// id * 2^32. Strides are in bytes, multiples of the element size.
+struct Span {
+  const void* source;
+  void* target;     // may be `source`; the elements of a target do not overlap
+  i64 first;        // 0 <= e < 2^34
+  i64 rows, width;  // at least 1
+  i64 jump;
+  i64 source_row, source_stride;  // from one run to the next, and from one element of a run to the next
+  i64 target_row, target_stride;
+  u64 id;  // less than 2^32
 };
 
 // An input with its stride in bytes and its type.

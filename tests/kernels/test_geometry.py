@@ -37,9 +37,11 @@ from multisample.backends.launch import (
     INPUTS,
     PACKED_LAUNCH,
     SIZES,
+    SPAN,
     ElementType,
     Launch,
     Operation,
+    Span,
     pack,
     packer,
 )
@@ -371,18 +373,21 @@ def test_the_geometry_of_the_strided_kernel_supports_every_draw(library: ctypes.
 
 
 @requires_gxx
-def test_cpp_has_the_fields_of_launch_at_the_places_that_python_packs(tmp_path: Path) -> None:
+def test_cpp_has_the_fields_of_launches_and_spans_at_the_places_that_python_packs(tmp_path: Path) -> None:
     lines = "".join(f"print(offsetof(Launch, {name}), sizeof(Launch::{name}));\n" for name in Launch._fields)
+    lines += "".join(f"print(offsetof(Span, {name}), sizeof(Span::{name}));\n" for name in Span._fields)
     source = tmp_path / "fields.cpp"
     source.write_text(
         '#include <cstddef>\n#include <cstdio>\n#include "launch.h"\nusing namespace multisample;\n'
         'void print(std::size_t offset, std::size_t size) { std::printf("%zu %zu\\n", offset, size); }\n'
-        f"int main() {{\n{lines}print(sizeof(Launch), 0);\n}}\n"
+        f"int main() {{\n{lines}print(sizeof(Launch), sizeof(Span));\n}}\n"
     )
     program = tmp_path / "fields"
     subprocess.run(["g++", "-std=c++17", f"-I{csrc_files.folder()}", "-o", str(program), str(source)], check=True)
     printed = subprocess.run([str(program)], capture_output=True, text=True, check=True).stdout
-    *places, (size, _) = [tuple(map(int, line.split())) for line in printed.splitlines()]
+    *places, (size, span_size) = [tuple(map(int, line.split())) for line in printed.splitlines()]
+    assert places[len(Launch._fields) :] == [(8 * k, 8) for k in range(len(Span._fields))] and span_size == SPAN.size
+    del places[len(Launch._fields) :]
     assert places == [(FIELD_AT[name], struct.calcsize(FORMATS[name])) for name in Launch._fields]
     # Without gaps: C++ has no further fields, and Numba's kernels get the fields one after another.
     assert size == PACKED_LAUNCH == sum(size for _, size in places)
@@ -394,7 +399,7 @@ def test_element_types_and_operations_have_equal_numbers_in_cpp(library: ctypes.
     names += ["uint8", "uint16", "uint32", "uint64"]
     assert types == list(range(13)) == [ElementType.number, *(ElementType[name] for name in names)]
     assert [*ElementType] == types
-    assert list((ctypes.c_uint32 * 3).in_dll(library, "operations")) == [*Operation]
+    assert list((ctypes.c_uint32 * 4).in_dll(library, "operations")) == [*Operation]
 
 
 def random_launch(draw: random.Random) -> Launch:
