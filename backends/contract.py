@@ -91,7 +91,8 @@ class Launcher:
     takes_arrays : bool
         Whether operands and results are NumPy arrays in place of addresses. `mu`, `sigma` and `weights` then have the
         computing type. `matrix` is the (d, n) view, and `first` and `second` have shape (d,), all of the type
-        `MatrixType.stored`. In a batch, the results have one axis more in front, and so may the others.
+        `MatrixType.stored`. In a batch, the results have one axis more in front, and so may the others. For perturb,
+        `weights` has shape (K,), and `matrix` is an array of int64 with a `Span` in each row.
     """
 
     run: Callable[..., None]

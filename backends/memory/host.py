@@ -12,7 +12,17 @@ import numpy as np
 
 from multisample.backends.contract import HostArray
 from multisample.backends.element_types import MATRIX_TYPES, SIZES, ElementType
-from multisample.backends.launch import INPUTS, OPERANDS, Launch, WordFormat, computing_name, type_name
+from multisample.backends.launch import (
+    INPUTS,
+    OPERANDS,
+    SPAN,
+    Launch,
+    Operation,
+    Span,
+    WordFormat,
+    computing_name,
+    type_name,
+)
 
 __all__ = ["advise_huge_pages", "array_at", "arrays_at", "inputs_at", "quiet", "rounded", "words_at"]
 
@@ -42,10 +52,15 @@ def array_at(address: int, shape: tuple[int, ...], strides: tuple[int, ...], dty
 
 
 def arrays_at(launch: Launch) -> dict[str, HostArray]:
-    """All that the operation reads and writes, by field: `inputs_at`, the matrix, shape (d, n), and the results."""
+    """All that the operation reads and writes, by field: `inputs_at`, the matrix, shape (d, n), and the results.
+
+    The matrix of perturb is its table of spans.
+    """
     (reads, writes), name = OPERANDS[launch.operation], type_name(launch)
     arrays = inputs_at(launch)
-    if "matrix" in reads + writes:
+    if launch.operation == Operation.perturb:
+        arrays["matrix"] = array_at(launch.matrix, (launch.spans, len(Span._fields)), (SPAN.size, 8), "int64")
+    elif "matrix" in reads + writes:
         shape, strides = (launch.rows, launch.columns), (launch.row_stride, launch.column_stride)
         arrays["matrix"] = array_at(launch.matrix, shape, strides, MATRIX_TYPES[name].stored)
     for result in ("first", "second")[: launch.results]:
@@ -56,14 +71,11 @@ def arrays_at(launch: Launch) -> dict[str, HostArray]:
 def inputs_at(launch: Launch) -> dict[str, HostArray]:
     """The vectors that the operation reads, by field, in the computing type.
 
-    `weights` has shape (n,), the others (d,).
+    The `weights` of moments have shape (n,), all others (d,).
     """
     reads = OPERANDS[launch.operation].reads
-    return {
-        name: _vector(launch, name, launch.columns if name == "weights" else launch.rows)
-        for name in INPUTS
-        if name in reads
-    }
+    lengths = {"weights": launch.columns} if launch.operation == Operation.moments else {}
+    return {name: _vector(launch, name, lengths.get(name, launch.rows)) for name in INPUTS if name in reads}
 
 
 def _vector(launch: Launch, name: str, length: int) -> HostArray:

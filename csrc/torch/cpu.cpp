@@ -11,6 +11,7 @@
 #include "cpu/gradient_kernel.h"
 #include "cpu/kernel.h"
 #include "cpu/moments_kernel.h"
+#include "cpu/perturb_kernel.h"
 #include "torch/operators.h"
 #include "torch/python_calls.h"
 
@@ -75,12 +76,15 @@ std::atomic<bool> forked{false};
 
 u64 available_threads() { return forked ? 1 : torch::stable::get_num_threads(); }
 
-// Threads for a call: one for each kShare normals.
-u64 threads_for(const Launch& call) {
-  const u64 normals = call.rows * call.columns;
-  const u64 work = call.shared_noise ? call.columns + (normals >> kSharedCost) : normals;
+// Threads for `work` normals of a call: one for each kShare.
+u64 threads_for(const Launch& call, u64 work) {
   const u64 most = call.threads == 0 ? available_threads() : smaller(call.threads, available_threads());
   return work <= kShare ? 1 : smaller(most, ceil_div(work, kShare));
+}
+
+u64 threads_for(const Launch& call) {
+  const u64 normals = call.rows * call.columns;
+  return threads_for(call, call.shared_noise ? call.columns + (normals >> kSharedCost) : normals);
 }
 
 // Calls run(k) for k < count on some threads.
@@ -124,6 +128,13 @@ void run_moments(const Launch& call) {
   parts.finish(partial_sums.data());
 }
 
+void run_perturb(const Launch& call) {
+  with_matrix_type(call.type, [&](auto type) {
+    const PerturbParts<typename decltype(type)::Type> parts(call);
+    on_threads(parts.count(), threads_for(call, parts.elements() * call.rows), [&](u64 k) { parts.add(k); });
+  });
+}
+
 // Matrices of a batch that are too small for several threads are drawn on one each.
 void run(const Launch& batch) {
   Launch whole = batch;
@@ -133,6 +144,7 @@ void run(const Launch& batch) {
     switch (call.operation) {
       case kSample: run_sample(call); break;
       case kGradient: run_gradient(with_regular_strides(call)); break;
+      case kPerturb: run_perturb(call); break;
       default: call.type == kFloat64 ? run_moments<double>(call) : run_moments<float>(call);
     }
   });

@@ -175,10 +175,11 @@ inline Input input(PyObject* value, u32 type) {
 
 // Sets the inputs that the operation reads.
 inline void set_inputs(Launch* call, PyObject* mu, PyObject* sigma, PyObject* weights) {
-  if (call->operation == kGradient) return;
-  call->mu = input(mu, call->mu_type);
-  call->sigma = input(sigma, call->sigma_type);
-  if (call->operation == kMoments) call->weights = input(weights, call->weights_type);
+  if (call->operation == kSample || call->operation == kMoments) {
+    call->mu = input(mu, call->mu_type);
+    call->sigma = input(sigma, call->sigma_type);
+  }
+  if (call->operation == kMoments || call->operation == kPerturb) call->weights = input(weights, call->weights_type);
 }
 
 // Calls function(call) without the GIL.

@@ -263,7 +263,7 @@ def test_the_build_command_compiles_all_cpu_kernels(root: Path, capfd: pytest.Ca
             f"cpu-draw_{dtype}{pairs}{kind}"
             for dtype in cpu_kernels._TYPES
             for pairs in ("", "_antithetic")
-            for kind in ("", "_batch")
+            for kind in ("", "_windows")
         ),
         *(f"cpu-check_{dtype}" for dtype in ("float32", "float64")),
     }

@@ -1,0 +1,138 @@
+"""Normal noise added to model parameters on the CPU.
+
+The elements of a tile are read and written once, whatever the number of rows: they stay in the first-level cache while
+the noise of each row is added.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numba import types
+
+from multisample.backends.element_types import MATRIX_TYPES
+from multisample.backends.kernels.compilation import cached, compile_cached, inline, source_digest
+from multisample.backends.kernels.stream.arithmetic import fma
+from multisample.backends.kernels.stream.normals import block_f32, block_f64
+from multisample.backends.kernels.stream.rounding import NARROWING, from_bfloat16, from_float16, unchanged
+from multisample.backends.kernels.stream.words import stream_key, word
+from multisample.backends.launch import Span
+
+from .addresses import numbers_at
+from .intrinsics import default_floats, restore_floats, stack_array, use_widest_vectors
+from .threads import POOL, for_each
+
+__all__ = ["PART", "kernel_groups", "perturb_kernel"]
+
+PART = 1 << 15
+"""Elements that a thread takes at a time."""
+# Blocks of four normals in a tile, and the blocks that the widest vectors hold.
+_TILE, _LANES = 256, 16
+_TILE_NORMALS = 4 * _TILE
+_WORDS = len(Span._fields)
+_WIDENING = {"float16": from_float16, "bfloat16": from_bfloat16}
+
+
+def _part_function(dtype: str) -> Callable[..., Any]:
+    row = MATRIX_TYPES[dtype]
+    number, element, size = getattr(np, row.computing), getattr(np, row.stored), np.dtype(row.stored).itemsize
+    block = block_f64 if row.computing == "float64" else block_f32
+    narrow, widen = NARROWING[dtype], _WIDENING.get(dtype, unchanged)
+
+    @inline
+    def load(x, at, stride, count):
+        if stride == size:
+            source = numbers_at(at, count, element)
+            for c in range(np.uint64(count)):
+                x[c] = widen(source[c])
+        else:
+            for c in range(count):
+                x[c] = widen(numbers_at(at + c * stride, 1, element)[0])
+
+    @inline
+    def store(x, at, stride, count):
+        if stride == size:
+            target = numbers_at(at, count, element)
+            for c in range(np.uint64(count)):
+                target[c] = narrow(x[c])
+        else:
+            for c in range(count):
+                numbers_at(at + c * stride, 1, element)[0] = narrow(x[c])
+
+    def add_part(arguments, part):
+        use_widest_vectors()
+        table, ends, weights, seed, offset, first_row = arguments
+        before = default_floats()
+        k0, k1 = stream_key(seed)
+        o0 = word(offset)
+        x, z = stack_array(_TILE_NORMALS, number), stack_array(_TILE_NORMALS, number)
+        begin, last = part * PART, min((part + 1) * PART, ends[-1])
+        k = np.searchsorted(ends, begin, "right")
+        while begin < last:
+            source, target, first, rows, width, jump, source_row, source_stride, target_row, target_stride, number_ = (
+                table[k, 0], table[k, 1], table[k, 2], table[k, 3], table[k, 4], table[k, 5], table[k, 6], table[k, 7],
+                table[k, 8], table[k, 9], table[k, 10],
+            )  # fmt: skip
+            o1 = (offset >> np.uint64(32)) + np.uint64(number_)
+            place, end = begin - (ends[k] - rows * width), min(ends[k], last) - (ends[k] - rows * width)
+            while place < end:
+                run, w = place // width, place % width
+                element_ = first + run * jump + w
+                # Tiles begin where blocks begin, except the first.
+                shift = element_ % 4
+                count = min(width - w, end - place, _TILE_NORMALS - shift)
+                load(x, source + run * source_row + w * source_stride, source_stride, count)
+                g = np.uint64(element_ // 4)
+                # Whole vectors: noise beyond the last element is unused.
+                blocks = (shift + count + 3) // 4
+                blocks += -blocks % _LANES
+                for r in range(weights.size):
+                    i, weight = np.uint64(first_row + r), weights[r]
+                    for b in range(np.uint64(blocks)):
+                        z0, z1, z2, z3 = block(g + b, i, o0, o1, k0, k1)
+                        c = np.uint64(4) * b
+                        z[c] = z0
+                        z[c + np.uint64(1)] = z1
+                        z[c + np.uint64(2)] = z2
+                        z[c + np.uint64(3)] = z3
+                    noise = z[shift:]
+                    for c in range(np.uint64(count)):
+                        x[c] = fma(weight, noise[c], x[c])
+                store(x, target + run * target_row + w * target_stride, target_stride, count)
+                place += count
+            begin = min(ends[k], last)
+            k += 1
+        restore_floats(before)
+
+    return add_part
+
+
+@functools.cache
+def perturb_kernel(dtype: str) -> Callable[..., None]:
+    """``kernel(table, ends, weights, seed, offset, first_row, threads, pool)`` perturbs spans.
+
+    `table` has a span in each row, and `ends` the number of elements up to its end.
+    It runs on up to `threads` threads: the calling one, and helpers with these `pool` (`threads.helpers`).
+    """
+    row = MATRIX_TYPES[dtype]
+    add_part = cached(_part_function(dtype), f"cpu-perturb_{dtype}_part", source_digest())
+
+    def perturb(table, ends, weights, seed, offset, first_row, threads, pool):
+        parts = (ends[-1] + PART - 1) // PART
+        for_each(add_part, (table, ends, weights, seed, offset, first_row), parts, threads, pool)
+
+    signature = types.void(
+        types.Array(types.int64, 2, "C", readonly=True), types.Array(types.int64, 1, "C", readonly=True),
+        types.Array(getattr(types, row.computing), 1, "C", readonly=True),
+        types.uint64, types.uint64, types.int64, types.int64, POOL,
+    )  # fmt: skip
+    kernel: Callable[..., None] = compile_cached(signature, perturb, f"cpu-perturb_{dtype}", source_digest())
+    return kernel
+
+
+def kernel_groups() -> list[list[Callable[[], Any]]]:
+    """All kernels, as functions that compile them."""
+    return [[functools.partial(perturb_kernel, dtype)] for dtype in MATRIX_TYPES]

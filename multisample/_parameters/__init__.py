@@ -1,0 +1,1 @@
+"""Model parameters: their structure, their ids, their memory, and the plan that perturbs them."""

@@ -1,0 +1,478 @@
+"""The plan of `perturb`: everything that does not depend on addresses, coefficients, seed or member."""
+
+from __future__ import annotations
+
+import collections
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from multisample.backends import generic
+from multisample.backends.contract import HostArray
+from multisample.backends.element_types import MATRIX_TYPES
+from multisample.backends.launch import HOST as ON_HOST
+from multisample.backends.launch import ElementType, Launch, Operation, Span
+
+from .._arguments import DTYPES, check_flag, checked_integer, describe
+from .._backends import choose
+from .._call import ROWS
+from .._checks.operands import check_alignment, item_size
+from .._libraries import HOST, Device, Library, Operand, described, is_number, library_of
+from .._libraries.library import NOUNS
+from .._libraries.numpy import cached_dtype
+from .._plan import PlanCache
+from .._randomness.generator import Key
+from .._randomness.keys import Keys, batch_of, host_words, is_in_array, keys_in, signature_of
+from .._randomness.source import checked_key
+from .._streams import order_after, order_before
+from .spans import Block, overlapping, overlaps_itself, spans_of, whole
+from .structure import Structure, ids_of, label
+
+__all__ = ["Request", "run"]
+
+
+class Request(NamedTuple):
+    """The arguments of a call of `perturb`."""
+
+    parameters: Structure
+    out: Structure | None
+    given_out: Any
+    """The argument `out` itself."""
+    coefficients: Any
+    seed: Any
+    member: Any
+    fast_math: bool
+    ids: Any
+    backend: str
+
+
+_MOST_ELEMENTS = 2**34
+_MOST_OFFSETS = 2**32
+_WORDS = len(Span._fields)
+
+
+# --- Coefficients -------------------------------------------------------------------------------------------------
+
+
+class _Coefficients(NamedTuple):
+    """The coefficients of a call."""
+
+    length: int
+    on_host: Any
+    """A float, or an array of float64; None if they are on a device."""
+    on_device: Operand | None
+
+
+def _read_coefficients(given: Any) -> _Coefficients:
+    """The argument `coefficients`; TypeError or ValueError if it is no number and no vector, or is not finite."""
+    if type(given) is float or is_number(given):
+        try:
+            number = float(given)
+        except OverflowError:
+            number = float("inf")
+        if not abs(number) < float("inf"):
+            raise ValueError(f"coefficients: expected finite numbers, got {describe(given)}")
+        return _Coefficients(1, number, None)
+    library = library_of("coefficients", given)
+    if library.foreign:
+        raise TypeError(
+            "coefficients: expected a number, a list, a NumPy array, or an array of the parameters' library, got"
+            f" {described(given)}"
+        )
+    array = HOST.normalized("coefficients", given) if library is HOST else given
+    operand = library.describe("coefficients", array)
+    if len(operand.shape) > 1:
+        raise ValueError(f"coefficients: expected a number or shape (K,), got {operand.shape}")
+    count = operand.shape[0] if operand.shape else 1
+    if operand.device.kind == "cuda":
+        check_alignment("coefficients", operand, library.address(array))
+        return _Coefficients(count, None, operand)
+    values = np.atleast_1d(np.asarray(library.to_host(array), np.float64))
+    if not np.isfinite(values).all():
+        raise ValueError(f"coefficients: expected finite numbers, got {describe(values)}")
+    return _Coefficients(count, values if operand.shape else float(values[0]), None)
+
+
+# --- Memory -------------------------------------------------------------------------------------------------------
+
+
+class _Memory(NamedTuple):
+    """The arrays that a call reads and writes. Without `out`, targets are new arrays."""
+
+    sources: list[Operand]
+    targets: list[Operand]
+
+
+class _Ties(NamedTuple):
+    """Which parameters share memory."""
+
+    owners: list[int]
+    """For each parameter the one that has its memory: itself, or the first of the tied ones."""
+    written: list[int]
+    """The parameters whose results are written."""
+
+
+def _memory_of(request: Request, library: Library) -> _Memory:
+    """The arrays of a call; TypeError or ValueError if `perturb` cannot read or write one."""
+    parameters, out = request.parameters, request.out
+    sources = [_described(label("parameters", parameters, k), library, x) for k, x in enumerate(parameters.arrays)]
+    if out is None:
+        return _Memory(sources, [x._replace(strides=_contiguous(x), read=None) for x in sources])
+    targets = []
+    for k, array in enumerate(out.arrays):
+        name = label("out", out, k)
+        library.check_target(array)
+        try:
+            target = library.describe("out", array)
+        except (TypeError, ValueError) as error:
+            raise type(error)(str(error).replace("out:", f"{name}:", 1)) from None
+        for what in ("shape", "dtype", "device"):
+            expected, found = getattr(sources[k], what), getattr(target, what)
+            if expected != found:
+                raise ValueError(
+                    f"{name}: expected {what} {expected}, as {label('parameters', parameters, k)} has, got {found}"
+                )
+        size = item_size(target.dtype)
+        if any(stride % size for stride in target.strides):
+            raise ValueError(f"{name}: expected strides of whole elements, {size} bytes, got {target.strides}")
+        if overlaps_itself(target):
+            raise ValueError(f"{name}: expected elements that do not overlap, got strides {target.strides}")
+        targets.append(target)
+    return _Memory(sources, targets)
+
+
+def _described(name: str, library: Library, array: Any) -> Operand:
+    operand = library.describe(name, array)
+    if operand.dtype not in DTYPES:
+        raise TypeError(f"{name}: expected elements of type {', '.join(DTYPES)}, got {operand.dtype}")
+    if math.prod(operand.shape) > _MOST_ELEMENTS:
+        raise ValueError(f"{name}: expected at most 2**34 elements, got shape {operand.shape}")
+    return operand
+
+
+def _contiguous(operand: Operand) -> tuple[int, ...]:
+    size = item_size(operand.dtype)
+    return tuple(size * step for step in whole(operand.shape).steps)
+
+
+def _ties_of(request: Request, memory: _Memory, sources: list[int], targets: list[int]) -> _Ties:
+    """The parameters that share memory, from addresses; ValueError if arrays overlap or are misaligned."""
+    parameters, out, count = request.parameters, request.out, len(sources)
+    names = [label("parameters", parameters, k) for k in range(count)]
+    if out is not None:
+        names += [label("out", out, k) for k in range(count)]
+    places, operands = [*sources, *targets], [*memory.sources, *(memory.targets if targets else ())]
+    for name, operand, address in zip(names, operands, places, strict=True):
+        if not address and 0 not in operand.shape:
+            raise ValueError(f"{name}: expected elements in memory, got an array without memory")
+        check_alignment(name, operand, address)
+    # Tied parameters have the same elements. The first name of them counts.
+    order = range(count) if parameters.names is None else sorted(range(count), key=parameters.names.__getitem__)
+    elements = [(address, x.shape, x.strides) for address, x in zip(places, operands, strict=True)]
+    first: dict[Any, int] = {}
+    owners = list(range(count))
+    for k in order:
+        if 0 not in operands[k].shape:
+            owners[k] = first.setdefault(elements[k], k)
+    for j, k in overlapping(places, operands):
+        if elements[j] != elements[k] or owners[j % count] != owners[k % count]:
+            raise ValueError(
+                f"{names[k].partition('[')[0]}: expected memory of its own for each parameter, got {names[j]} and"
+                f" {names[k]}, which overlap"
+            )
+    written: dict[Any, int] = {}
+    for k, target in enumerate(elements[count:] or elements):  # Tied targets are written once.
+        if 0 not in operands[k].shape:
+            written.setdefault(target, owners[k] if out is None else k)
+    return _Ties(owners, list(written.values()))
+
+
+# --- Plans --------------------------------------------------------------------------------------------------------
+
+
+class _Group(NamedTuple):
+    """The arrays of one device and one type: one launch."""
+
+    launch: Callable[..., None]
+    device: Device
+    arrays: tuple[int, ...]
+    table: HostArray
+    """The spans; addresses are relative to those of the arrays."""
+    array_of_span: HostArray
+    """For each span the place of its array in `arrays`."""
+    takes_arrays: bool
+    real: np.dtype[Any]
+    """The computing type."""
+    stream: Callable[[Any], int] | None
+    is_capturing: Callable[[int], bool] | None
+
+
+class _Plan:
+    """A call resolved except for addresses, values of coefficients, seed and member; immutable.
+
+    Attributes
+    ----------
+    library : Library
+        The library of all arrays.
+    memory : _Memory
+    ties : _Ties
+    seen : tuple
+        The addresses of a call whose memory has been checked.
+    """
+
+    def __init__(
+        self, request: Request, coefficients: _Coefficients, library: Library, memory: _Memory, ties: _Ties
+    ) -> None:  # fmt: skip
+        self.library, self.memory, self.ties = library, memory, ties
+        sources, (owners, written) = memory.sources, ties
+        self.seen: Any = None
+        ids = ids_of(request.parameters, request.ids, owners)
+        self._allocate = [library.allocator(x.shape, x.dtype, x.device) for x in sources]
+        self._notify = library.written()
+        self.keys = _keys_of(request.seed, library, sources)
+        members: dict[tuple[Device, str], list[int]] = collections.defaultdict(list)
+        for k in written:
+            members[sources[k].device, sources[k].dtype].append(k)
+        if coefficients.on_device is not None or self.keys is not None:
+            devices = {device for device, _ in members}
+            for name, found in (
+                ("coefficients", None if coefficients.on_device is None else coefficients.on_device.device),
+                ("seed", None if self.keys is None or not self.keys.is_on_device else self._device_of(request.seed)),
+            ):
+                if found is not None and devices - {found}:
+                    accepted = "the host" if len(devices) > 1 else f"the host or on {next(iter(devices))}"
+                    raise ValueError(f"{name}: expected values on {accepted}, got them on {found}")
+        blocks = [whole(x.shape) for x in sources]
+        self.groups = [
+            self._group(request, coefficients, device, dtype, arrays, [ids[owners[k]] for k in arrays], blocks)
+            for (device, dtype), arrays in members.items()
+        ]
+
+    def _device_of(self, seed: Any) -> Device:
+        return self.library.device("seed", seed)
+
+    def _group(
+        self, request: Request, coefficients: _Coefficients, device: Device, dtype: str, arrays: list[int],
+        ids: list[int], blocks: Sequence[Block],
+    ) -> _Group:  # fmt: skip
+        library, on_device = self.library, device.kind == "cuda"
+        backend = choose(request.backend, library.name, device.kind)
+        if device.kind not in backend.device_kinds:
+            raise ValueError(
+                f"backend: {backend.name!r} serves {' and '.join(backend.device_kinds)} memory, got parameters in"
+                f" {device.kind} memory"
+            )
+        spans: list[Span] = []
+        array_of_span: list[int] = []
+        for place, (k, number) in enumerate(zip(arrays, ids, strict=True)):
+            of_array = spans_of(self.memory.sources[k], self.memory.targets[k], blocks[k], number)
+            spans += of_array
+            array_of_span += [place] * len(of_array)
+        fields: dict[str, Any] = {}
+        if coefficients.on_device is not None:
+            strides = coefficients.on_device.strides
+            fields = {
+                "weights_type": ElementType[coefficients.on_device.dtype],
+                "weights_stride": strides[0] if strides else 0,
+            }  # fmt: skip
+        elif not isinstance(coefficients.on_host, float):
+            fields = {"weights_type": ElementType.float64, "weights_stride": 8}
+        if self.keys is not None:
+            fields |= self.keys.fields | {"origin_in_memory": True}
+        launcher = generic.launcher(
+            backend,
+            Launch(
+                **fields, rows=coefficients.length, spans=len(spans), type=ElementType[dtype],
+                operation=Operation.perturb, fast_math=bool(request.fast_math),
+                device=device.ordinal if on_device else ON_HOST,
+            ),
+        )  # fmt: skip
+        return _Group(
+            launcher.run, device, tuple(arrays), np.array(spans, np.int64).reshape(-1, _WORDS),
+            np.array(array_of_span, np.intp), launcher.takes_arrays, cached_dtype(MATRIX_TYPES[dtype].computing),
+            library.stream(device) if on_device else None, library.is_capturing(device) if on_device else None,
+        )  # fmt: skip
+
+    def allocate(self, arrays: Sequence[Any]) -> list[Any]:
+        """New arrays for the results. Tied parameters share one."""
+        results: dict[int, Any] = {}
+        for k in self.ties.owners:
+            if k not in results:
+                results[k] = self._allocate[k](arrays[k])
+        return [results[k] for k in self.ties.owners]
+
+    def launch(
+        self, request: Request, coefficients: _Coefficients, key: tuple[int, int], member: int,
+        addresses: list[int], results: list[Any], targets: list[int],
+    ) -> None:  # fmt: skip
+        """Run the launches. Every check precedes them, except those of a stream."""
+        library, prepared = self.library, []
+        for group in self.groups:
+            like = request.parameters.arrays[group.arrays[0]]
+            stream = 0 if group.stream is None else group.stream(like)
+            weights, owner = self._weights(group, coefficients, request.coefficients, stream)
+            seed_at, keys_owner = (0, None) if self.keys is None else self.keys.read(request.seed)
+            others: set[int] = set()
+            if group.stream is not None and library.names_streams:
+                named = [x[k] for k in group.arrays for x in (request.parameters.arrays, results)]
+                others = order_before(map(library.named_stream, named), group.device, stream)
+            prepared.append((group, stream, weights, seed_at, others, (owner, keys_owner)))
+        for group, stream, weights, seed_at, others, _kept in prepared:
+            table = group.table.copy()
+            table[:, 0] += np.array([addresses[k] for k in group.arrays], np.int64)[group.array_of_span]
+            table[:, 1] += np.array([targets[k] for k in group.arrays], np.int64)[group.array_of_span]
+            none = None if group.takes_arrays else 0
+            offset_at = seed_at + self.keys.offset_at if self.keys is not None and self.keys.offset_at else 0
+            group.launch(
+                None, none, none, weights, table if group.takes_arrays else table.ctypes.data, none, none, *key,
+                seed_at, offset_at, member, 0, stream, 0,
+            )  # fmt: skip
+            if others:
+                order_after(others, group.device, stream)
+        if request.out is not None and self._notify is not None:
+            for k in self.ties.written:
+                self._notify(results[k])
+
+    def _weights(self, group: _Group, coefficients: _Coefficients, given: Any, stream: int) -> tuple[Any, Any]:
+        """What the launcher takes for the coefficients, and the owner of its memory."""
+        values = coefficients.on_host
+        if values is None:
+            return self.library.address(given), given
+        if group.takes_arrays:
+            return (np.full(1, values, group.real) if isinstance(values, float) else values.astype(group.real)), None
+        if isinstance(values, float):
+            return values, None
+        if group.stream is None:
+            return values.ctypes.data, values
+        if group.is_capturing is not None and group.is_capturing(stream):
+            raise RuntimeError(
+                "coefficients: expected a number, or a vector in device memory while a CUDA graph is captured, for"
+                f" replays to read, got {describe(given)} on the host"
+            )
+        copy = self.library.to_device(values.view(np.int64), group.device)
+        return self.library.address(copy), copy
+
+
+def _keys_of(seed: Any, library: Library, sources: list[Operand]) -> Keys | None:
+    """The key, if it is in memory of a device, where the kernel reads it."""
+    if not is_in_array(seed):
+        return None
+    device = next((x.device for x in sources), HOST.device("seed", None))
+    keys = keys_in(seed, library, device)
+    return keys if keys is not None and keys.is_on_device else None
+
+
+# --- Calls --------------------------------------------------------------------------------------------------------
+
+_PLANS: PlanCache[_Plan] = PlanCache(256)
+
+
+def run(request: Request) -> Any:
+    """Run a call whose arrays are of one library, neither traced nor transformed."""
+    check_flag("fast_math", request.fast_math)
+    coefficients = _read_coefficients(request.coefficients)
+    member = checked_integer("member", request.member, 0, ROWS + 1)
+    if member + coefficients.length > ROWS:
+        raise ValueError(f"member: expected member + K <= 2**32, got {member} + {coefficients.length}")
+    key = _key_of(request.seed)
+    parameters, out = request.parameters, request.out
+    if not parameters.arrays:
+        return parameters.rebuild(()) if out is None else request.given_out
+    library = _common_library(request)
+    plan_key = _plan_key(request, coefficients, library)
+    plan = _PLANS.get(plan_key)
+    memory = _memory_of(request, library) if plan is None else plan.memory
+    sources = list(map(library.address, parameters.arrays))
+    targets = [] if out is None else list(map(library.address, out.arrays))
+    if plan is None or plan.seen != (sources, targets):
+        ties = _ties_of(request, memory, sources, targets)
+        if plan is None or ties != plan.ties:
+            plan = _Plan(request, coefficients, library, memory, ties)
+            if plan_key is not None:
+                _PLANS.put(plan_key, plan)
+        plan.seen = sources, targets
+    if out is not None and library.name == "torch":
+        _check_leaves(out)
+    results: Any = None if out is None else out.arrays
+    if out is None:
+        results = plan.allocate(parameters.arrays)
+        targets = list(map(library.address, results))
+    converted = [
+        x if operand.read is None else operand.read(x)
+        for x, operand in zip(parameters.arrays, memory.sources, strict=True)
+    ]
+    plan.launch(request, coefficients, key, member, list(map(library.address, converted)), results, targets)
+    return parameters.rebuild(results) if out is None else request.given_out
+
+
+def _key_of(seed: Any) -> tuple[int, int]:
+    """Seed and offset of one key in host memory; zeros if it is in memory of a device."""
+    if is_in_array(seed):
+        batch = batch_of(seed)
+        if batch not in (None, 1):
+            raise ValueError(f"seed: expected one seed, got a vector of {batch}")
+        owner = HOST if isinstance(seed, (list, tuple)) else library_of("seed", seed)
+        if owner.device("seed", seed).kind != "cpu":
+            return 0, 0
+        words = host_words(seed if owner is HOST else owner.host_array(seed)).reshape(-1).tolist()
+        seed = Key(words[0], (*words, 0)[1])
+    seed, offset = checked_key(seed)
+    if offset >= _MOST_OFFSETS:
+        raise ValueError(f"seed: expected a Key with an offset below 2**32, as Generator.take gives, got {offset}")
+    return seed, offset
+
+
+def _common_library(request: Request) -> Library:
+    """The library of all arrays of a call; TypeError if there are several."""
+    structures = [("parameters", request.parameters)]
+    if request.out is not None:
+        structures.append(("out", request.out))
+    library = None
+    for argument, structure in structures:
+        for k, array in enumerate(structure.arrays):
+            if is_number(array):
+                raise TypeError(f"{label(argument, structure, k)}: expected an array, got the number {describe(array)}")
+            found = library_of(label(argument, structure, k), array)
+            if found.foreign or found.name == "jax":
+                raise TypeError(
+                    f"{label(argument, structure, k)}: expected an array of NumPy, PyTorch, CuPy or Numba, got"
+                    f" {described(array)}"
+                )
+            if library is None:
+                library = found
+            elif found is not library:
+                raise TypeError(
+                    f"{label(argument, structure, k)}: expected {NOUNS[library.name]}, as"
+                    f" {label('parameters', request.parameters, 0)} is, got {described(array)}"
+                )
+    assert library is not None
+    return library
+
+
+def _plan_key(request: Request, coefficients: _Coefficients, library: Library) -> Hashable:
+    """What a plan depends on; None if it cannot be a key."""
+    parameters, out, ids, values = request.parameters, request.out, request.ids, coefficients.on_host
+    key = (
+        library.name, parameters.names, *map(type, parameters.arrays), *map(library.signature, parameters.arrays),
+        None if out is None else (out.names, *map(library.target_signature, out.arrays)),
+        coefficients.length, type(values), coefficients.on_device,
+        signature_of(request.seed) if is_in_array(request.seed) else None, bool(request.fast_math), request.backend,
+        tuple(ids.items()) if isinstance(ids, Mapping) else tuple(ids) if isinstance(ids, Sequence) else ids,
+    )  # fmt: skip
+    try:
+        hash(key)
+    except TypeError:  # A wrong argument is not hashable. The checks report it.
+        return None
+    return key
+
+
+def _check_leaves(out: Structure) -> None:
+    """ValueError if autograd would have to record the result of a tensor that is no leaf."""
+    for k, x in enumerate(out.arrays):
+        if x.requires_grad and not x.is_leaf:
+            raise ValueError(
+                f"{label('out', out, k)}: expected a leaf, or a tensor that does not require grad, got the result of an"
+                " operation that autograd recorded"
+            )
