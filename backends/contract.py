@@ -78,7 +78,7 @@ class Launcher:
         first_column, stream, scratch)`` launches. `mu` to `second` are addresses; an input is a float if the launch has
         a number in its place. What the operation lacks is 0 or None. A word whose address is not 0 is read there, and
         `seed` or `offset` is ignored; `seed_at` is not 0 in a batch alone. At `scratch` is room for `scratch_size`
-        numbers.
+        numbers. For perturb, `matrix` is the packed spans, of type bytes.
     is_valid : callable or None
         ``is_valid(mu, sigma, weights)``, for host memory: whether all of `mu` and `weights` is finite, and all of
         `sigma` finite and not negative. `weights` is None if the operation lacks them. `sample` has checked numbers.
@@ -91,8 +91,7 @@ class Launcher:
     takes_arrays : bool
         Whether operands and results are NumPy arrays in place of addresses. `mu`, `sigma` and `weights` then have the
         computing type. `matrix` is the (d, n) view, and `first` and `second` have shape (d,), all of the type
-        `MatrixType.stored`. In a batch, the results have one axis more in front, and so may the others. For perturb,
-        `weights` has shape (K,), and `matrix` is an array of int64 with a `Span` in each row.
+        `MatrixType.stored`. In a batch, the results have one axis more in front, and so may the others.
     """
 
     run: Callable[..., None]

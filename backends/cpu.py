@@ -17,7 +17,7 @@ import numpy as np
 
 from .contract import PROTOCOL, Backend, BackendStatus, DeviceKind, HostArray, Launcher
 from .element_types import MATRIX_TYPES, ElementType
-from .launch import Launch, Operation, Span, computing_name, matrix_of_batch, packer, type_name
+from .launch import Launch, Operation, computing_name, matrix_of_batch, packer, type_name
 from .memory.host import arrays_at, quiet, words_at
 from .system.threads import thread_count, thread_limit
 
@@ -220,21 +220,18 @@ def _batch_launcher(launch: Launch, of_matrix: Launcher) -> Launcher:
 def _perturber(launch: Launch) -> Launcher:
     from .kernels.cpu import threads as cpu_threads
     from .kernels.cpu.division import SHARE
-    from .kernels.cpu.perturb import PART, perturb_kernel
+    from .kernels.cpu.perturb import perturb_kernel
 
-    kernel = perturb_kernel(type_name(launch))
-    rows, width = Span._fields.index("rows"), Span._fields.index("width")
+    kernel, elements = perturb_kernel(type_name(launch)), launch.columns
+    most = math.ceil(elements * launch.rows / SHARE)
 
     def run(
-        geometry: None, mu: None, sigma: None, weights: HostArray, matrix: HostArray, first: None, second: None,
-        seed: int, offset: int, seed_at: int, offset_at: int, first_row: int, first_column: int, stream: int,
-        scratch: int,
+        geometry: None, mu: None, sigma: None, weights: HostArray, matrix: bytes, first: None, second: None, seed: int,
+        offset: int, seed_at: int, offset_at: int, first_row: int, first_column: int, stream: int, scratch: int,
     ) -> None:  # fmt: skip
-        ends = np.cumsum(matrix[:, rows] * matrix[:, width])
-        elements = int(ends[-1])
-        most = max(1, min(math.ceil(elements / PART), math.ceil(elements * len(weights) / SHARE)))
-        threads = min(most, thread_count(), launch.threads or most)
-        kernel(matrix, ends, weights, seed, offset, first_row, threads, cpu_threads.helper_pool(threads - 1))
+        threads = 1 if most <= 1 else min(most, thread_count(), launch.threads or most)
+        pool = cpu_threads.helper_pool(threads - 1)
+        kernel(np.frombuffer(matrix, np.int64), elements, weights, seed, offset, first_row, threads, pool)
 
     return Launcher(run, takes_arrays=True)
 

@@ -165,7 +165,7 @@ class Launch(NamedTuple):
     origin_step: _I64 = 0
     rows: _I64 = 1
     columns: _I64 = 1
-    """At least 1."""
+    """At least 1. Perturb has as many columns as its spans have elements."""
     spans: _I64 = 0
     """How many spans perturb has."""
     mu_type: _U32 = ElementType.number

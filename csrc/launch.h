@@ -48,7 +48,7 @@ struct Launch {
   // Bytes from one matrix of a batch to the next; 0 for what all matrices share.
   i64 mu_step, sigma_step, weights_step, matrix_step, result_step, seed_step, offset_step;
   i64 origin_step;    // of first_row_at and first_column_at
-  u64 rows, columns;  // at least 1
+  u64 rows, columns;  // at least 1; kPerturb has as many columns as its spans have elements
   u64 spans;          // how many `Span`s kPerturb has
   u32 mu_type, sigma_type, weights_type;
   u32 type;  // of the matrix's elements, or of the moments

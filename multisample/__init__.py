@@ -19,6 +19,7 @@ from multisample.backends.contract import BackendStatus
 from ._backends import list_backends, register_backend
 from ._include import get_include
 from ._moments import weighted_moments
+from ._perturb import perturb
 from ._randomness.generator import Generator, Key, manual_seed
 from ._sample import sample
 from ._threads import limit_threads
@@ -36,6 +37,7 @@ __all__ = [
     "limit_threads",
     "list_backends",
     "manual_seed",
+    "perturb",
     "register_backend",
     "sample",
     "weighted_moments",

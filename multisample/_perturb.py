@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
-from ._parameters.plan import Request, run
+from ._libraries import BY_TYPE
+from ._parameters.plan import QUICK_PLANS, Request, read, run
 from ._parameters.structure import matching, structure_of
+from ._tracing import is_traced
 
 if TYPE_CHECKING:
     from ._typing import AnyArray, Number, Seed
@@ -25,9 +27,121 @@ def perturb(
     ids: Mapping[str, SupportsIndex] | Sequence[SupportsIndex] | None = None,
     backend: str = "auto",
 ) -> Any:
-    """x"""
+    """Add normal noise to model parameters, by address: the noise is drawn in the kernel and never stored.
+
+    Computes ``p + sum_k coefficients[k] * z[member + k]`` for every parameter p. Row i of the noise z of a parameter
+    belongs to member i of a population, and column e to element e of the parameter. So any process can draw the noise
+    of any member, parameter and element again, from the seed alone.
+
+    Parameters
+    ----------
+    parameters : array, sequence or mapping of arrays, or torch.nn.Module
+        Arrays of one library, NumPy or PyTorch, in host memory, of type float16, bfloat16, float32 or float64, with
+        any shapes and strides, at most 2**34 elements each. Of a module, its trainable parameters, by name. Parameters
+        that share memory are one parameter if they have equal shapes and strides, and raise otherwise.
+    coefficients : float, or vector of shape (K,)
+        One number for one member; a vector for the members from `member` on, such as the update of an evolution
+        strategy.
+    seed : int, Key or key data
+        As for `sample`, with an offset below 2**32.
+    member : int, default 0
+        The row of the first coefficient, with ``member + K <= 2**32``.
+    out : like `parameters`, optional
+        Destination: arrays with the same structure, names, shapes, types and devices, or a module; `parameters` itself
+        to work in place. The noise is added to `parameters`, never to the former values of `out`.
+    fast_math : bool, default False
+        As for `sample`: no effect in host memory.
+    ids : mapping of names to int, or sequence of int, optional
+        Ids of parameters, ``0 <= id < 2**32``: of some names, or of all arrays of a sequence. By default, an array has
+        the id 0, arrays of a sequence have their positions, and others the CRC-32 of their names, so that parameters
+        that are added, frozen or reordered change nothing for the others. A parameter with several names has the id of
+        the first of them in lexicographical order.
+    backend : str, default "auto"
+        As for `sample`.
+
+    Returns
+    -------
+    array, list, tuple or dict
+        New arrays in the structure of `parameters`, a dict for a module; or `out`. They do not require grad.
+
+    Raises
+    ------
+    TypeError
+        If a parameter is no array of floating-point numbers, the arrays belong to different libraries, or a
+        coefficient, the seed or `member` has a wrong type.
+    ValueError
+        If a shape, range or device differs from the above, a coefficient is not finite, two parameters have one id, or
+        arrays overlap. If `out` has another structure, or has a tensor that autograd has recorded as the result of an
+        operation. If PyTorch transforms the call.
+    UnknownBackendError, BackendUnavailableError
+        As for `sample`.
+
+        After an error, nothing has been written.
+
+    Notes
+    -----
+    Element e of a parameter, in row-major order, gets ``z[i, e]`` of the stream of ``Key(seed, offset + 2**32 * id)``:
+    ``sample(np.zeros(K), 1.0, size, seed=Key(seed, offset + 2**32 * id), dim_offset=member)`` has this noise. Sums are
+    fused multiply-adds in the computing type, in the order of the members, with one rounding to the parameter's type at
+    the end. So results have the same bits on every backend.
+
+    Adding and then subtracting the same noise does not restore a parameter: each result is rounded. With `out`, every
+    result can begin at an untouched base. This is the perturbation of evolution strategies [1]_ and of MeZO [2]_, whose
+    workers need to exchange scores alone.
+
+    References
+    ----------
+    .. [1] T. Salimans, J. Ho, X. Chen, S. Sidor, I. Sutskever, "Evolution Strategies as a Scalable Alternative to
+       Reinforcement Learning", arXiv:1703.03864.
+    .. [2] S. Malladi, T. Gao, E. Nichani, A. Damian, J. D. Lee, D. Chen, S. Arora, "Fine-Tuning Language Models with
+       Just Forward Passes", arXiv:2305.17333.
+
+    Examples
+    --------
+    An evolution strategy that fits two arrays. Each step draws the noise of 64 members, and draws it again for the
+    update:
+
+    >>> import numpy as np
+    >>> import multisample
+    >>> parameters = {"weight": np.zeros((4, 3), np.float32), "bias": np.zeros(3, np.float32)}
+    >>> target = {"weight": np.ones((4, 3), np.float32), "bias": np.full(3, 2, np.float32)}
+    >>> def score(tried):
+    ...     return -sum(float(np.square(tried[name] - target[name]).sum()) for name in target)
+    >>> before = score(parameters)
+    >>> for t in range(100):
+    ...     key = multisample.Key(7, t)
+    ...     scores = [score(multisample.perturb(parameters, 0.1, seed=key, member=m)) for m in range(64)]
+    ...     coefficients = 0.1 * (scores - np.mean(scores)) / np.std(scores) / 8
+    ...     parameters = multisample.perturb(parameters, coefficients, seed=key)
+    >>> before, score(parameters) > -0.5
+    (-24.0, True)
+    """
+    if is_traced():
+        from ._routes.compiled import outside_graph
+
+        return outside_graph(
+            perturb, parameters, coefficients, seed=seed, member=member, out=out, fast_math=fast_math, ids=ids,
+            backend=backend,
+        )  # fmt: skip
+    key = None
+    if (
+        type(coefficients) is float and type(seed) is int and type(member) is int and ids is None
+        and (out is None or out is parameters)
+    ):  # fmt: skip
+        is_array = type(parameters) in BY_TYPE
+        structure = None if is_array else structure_of("parameters", parameters)
+        arrays = (parameters,) if structure is None else structure.arrays
+        found = read(arrays, out is None)
+        if found is not None:
+            key = type(parameters), None if structure is None else structure.names, found[0], fast_math, backend
+            quick = QUICK_PLANS.get(key)
+            results = None if quick is None else quick(arrays, found[1], coefficients, seed, member)
+            if results is not None:
+                if out is not None:
+                    return out
+                return results[0] if structure is None else structure.rebuild(results)
     structure = structure_of("parameters", parameters)
-    targets = None
-    if out is not None:
-        targets = structure if out is parameters else matching(structure_of("out", out), structure)
-    return run(Request(structure, targets, out, coefficients, seed, member, fast_math, ids, backend))
+    targets = structure if out is parameters else None
+    if out is not None and targets is None:
+        targets = matching(structure_of("out", out), structure)
+    return run(Request(structure, targets, out, coefficients, seed, member, fast_math, ids, backend), key)

@@ -12,17 +12,7 @@ import numpy as np
 
 from multisample.backends.contract import HostArray
 from multisample.backends.element_types import MATRIX_TYPES, SIZES, ElementType
-from multisample.backends.launch import (
-    INPUTS,
-    OPERANDS,
-    SPAN,
-    Launch,
-    Operation,
-    Span,
-    WordFormat,
-    computing_name,
-    type_name,
-)
+from multisample.backends.launch import INPUTS, OPERANDS, SPAN, Launch, Operation, WordFormat, computing_name, type_name
 
 __all__ = ["advise_huge_pages", "array_at", "arrays_at", "inputs_at", "quiet", "rounded", "words_at"]
 
@@ -51,15 +41,15 @@ def array_at(address: int, shape: tuple[int, ...], strides: tuple[int, ...], dty
     return array
 
 
-def arrays_at(launch: Launch) -> dict[str, HostArray]:
+def arrays_at(launch: Launch) -> dict[str, Any]:
     """All that the operation reads and writes, by field: `inputs_at`, the matrix, shape (d, n), and the results.
 
-    The matrix of perturb is its table of spans.
+    The matrix of perturb is its packed spans.
     """
     (reads, writes), name = OPERANDS[launch.operation], type_name(launch)
-    arrays = inputs_at(launch)
+    arrays: dict[str, Any] = dict(inputs_at(launch))
     if launch.operation == Operation.perturb:
-        arrays["matrix"] = array_at(launch.matrix, (launch.spans, len(Span._fields)), (SPAN.size, 8), "int64")
+        arrays["matrix"] = ctypes.string_at(launch.matrix, launch.spans * SPAN.size)
     elif "matrix" in reads + writes:
         shape, strides = (launch.rows, launch.columns), (launch.row_stride, launch.column_stride)
         arrays["matrix"] = array_at(launch.matrix, shape, strides, MATRIX_TYPES[name].stored)

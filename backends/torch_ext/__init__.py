@@ -160,9 +160,11 @@ class TorchExtBackend:
             return self._cpu.multisample_is_valid_cpu(head + tail)
 
         def launch_packed(
-            geometry: None, mu: Any, sigma: Any, weights: Any, matrix: int, first: int, second: int, seed: int,
+            geometry: None, mu: Any, sigma: Any, weights: Any, matrix: Any, first: int, second: int, seed: int,
             offset: int, seed_at: int, offset_at: int, first_row: int, first_column: int, stream: int, scratch: int,
         ) -> None:  # fmt: skip
+            if isinstance(matrix, bytes):
+                matrix = np.frombuffer(matrix, np.uint8).ctypes.data
             head = pack_head(
                 mu, sigma, weights, matrix, first, second, seed, offset, first_row, first_column, seed_at, offset_at, 0,
                 0, scratch, stream, thread_limit() if on_host else 0,
@@ -218,6 +220,10 @@ class TorchExtBackend:
     ) -> Callable[..., Hashable] | None:
         """The compiled function that makes keys of calls with tensors, if there is one: see `Builtins.key`."""
         return None if self._builtins is None else self._builtins.key(signature, out_signature)
+
+    def read(self) -> Callable[[Any], Any] | None:
+        """The compiled function that reads sequences of tensors, if there is one: see `Builtins.read`."""
+        return None if self._builtins is None else self._builtins.read()
 
     def host_plan(
         self, launch: Launch, window: tuple[int, int], matrix: Any, allocate: Callable[[Any], Any],

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,9 @@ class Builtins:
         self._plan.argtypes = (
             ctypes.c_char_p, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64, *[ctypes.py_object] * 8,
         )  # fmt: skip
-        for function in (self._key, self._launch, self._is_valid, self._plan):
+        self._read = library.multisample_python_read
+        self._read.argtypes = (ctypes.py_object,) * 2
+        for function in (self._key, self._launch, self._is_valid, self._plan, self._read):
             function.restype = ctypes.py_object
 
     def launch(
@@ -103,6 +105,21 @@ class Builtins:
         if not isinstance(key[0], bytes) or _SIGNATURE.unpack(key[0])[:3] != (3, 5, _INT16):
             return None
         return builtin
+
+    def read(self) -> Callable[[Sequence[Any]], tuple[bytes, bytes] | None] | None:
+        """``read(tensors)``: types, devices, shapes and strides of tensors, and their addresses, as packed words.
+
+        It returns None if a tensor has a class of its own or no strides. There is none if it misreads the tensors of
+        this PyTorch.
+        """
+        import torch
+
+        builtin: Callable[..., Any] = self._read(torch.Tensor, torch.nn.Parameter)
+        example = torch.empty_strided((3,), (5,), dtype=torch.int16, device="cpu", requires_grad=False)
+        properties, addresses = builtin([example]) or (b"", b"")
+        # The element type, and from the fourth word on one dimension, its length and its stride.
+        expected = struct.pack("4q", _INT16, 1, 3, 5), struct.pack("q", example.data_ptr())
+        return builtin if (properties[:8] + properties[24:], addresses) == expected else None
 
 
 # The number of torch.int16 in PyTorch's C interface.

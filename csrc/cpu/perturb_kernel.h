@@ -23,12 +23,11 @@ class PerturbParts {
     for (u64 k = 0; k < call.spans; ++k) ends_[k] = end += elements(spans_[k]);
   }
 
-  u64 elements() const { return ends_.empty() ? 0 : ends_.back(); }
-  u64 count() const { return cpu::ceil_div(elements(), kPart); }
+  u64 count() const { return cpu::ceil_div(call_.columns, kPart); }
 
   void add(u64 part) const {
     const cpu::DefaultFloatingPoint guard;
-    const u64 end = cpu::min((part + 1) * kPart, elements());
+    const u64 end = cpu::min((part + 1) * kPart, call_.columns);
     for (u64 next = part * kPart; next < end;) {
       const u64 k = static_cast<u64>(std::upper_bound(ends_.begin(), ends_.end(), next) - ends_.begin());
       const u64 begin = ends_[k] - elements(spans_[k]), last = cpu::min(end, ends_[k]);

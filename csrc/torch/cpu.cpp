@@ -76,15 +76,12 @@ std::atomic<bool> forked{false};
 
 u64 available_threads() { return forked ? 1 : torch::stable::get_num_threads(); }
 
-// Threads for `work` normals of a call: one for each kShare.
-u64 threads_for(const Launch& call, u64 work) {
-  const u64 most = call.threads == 0 ? available_threads() : smaller(call.threads, available_threads());
-  return work <= kShare ? 1 : smaller(most, ceil_div(work, kShare));
-}
-
+// Threads for a call: one for each kShare normals.
 u64 threads_for(const Launch& call) {
   const u64 normals = call.rows * call.columns;
-  return threads_for(call, call.shared_noise ? call.columns + (normals >> kSharedCost) : normals);
+  const u64 work = call.shared_noise ? call.columns + (normals >> kSharedCost) : normals;
+  const u64 most = call.threads == 0 ? available_threads() : smaller(call.threads, available_threads());
+  return work <= kShare ? 1 : smaller(most, ceil_div(work, kShare));
 }
 
 // Calls run(k) for k < count on some threads.
@@ -131,7 +128,7 @@ void run_moments(const Launch& call) {
 void run_perturb(const Launch& call) {
   with_matrix_type(call.type, [&](auto type) {
     const PerturbParts<typename decltype(type)::Type> parts(call);
-    on_threads(parts.count(), threads_for(call, parts.elements() * call.rows), [&](u64 k) { parts.add(k); });
+    on_threads(parts.count(), threads_for(call), [&](u64 k) { parts.add(k); });
   });
 }
 
@@ -202,6 +199,15 @@ MULTISAMPLE_EXPORT PyObject* multisample_python_key(PyObject* tensor_type, PyObj
                                      Object(reference(signature)), Object(reference(out_signature)),
                                      Object(reference(is_negative)), Object(PyUnicode_InternFromString("_cdata")),
                                      Object(PyUnicode_InternFromString("requires_grad"))});
+}
+
+MULTISAMPLE_EXPORT PyObject* multisample_python_read(PyObject* tensor_type, PyObject* parameter_type) {
+  using namespace multisample::python;
+  static PyMethodDef method{"read", read, METH_FASTCALL, nullptr};
+  if (&PyCFunction_NewEx == nullptr) return nullptr;
+  constexpr auto reference = Object::new_reference;
+  return bound(&method, new ReadState{Object(reference(tensor_type)), Object(reference(parameter_type)),
+                                      Object(PyUnicode_InternFromString("_cdata"))});
 }
 
 MULTISAMPLE_EXPORT PyObject* multisample_python_launch(const multisample::Launch* call, void* run, PyObject* fail,

@@ -15,6 +15,7 @@ namespace {
 cudaError_t launch(const Launch& call) {
   switch (call.operation) {
     case kSample: return launch_sample(call);
+    case kPerturb: return cudaErrorNotSupported;
     case kGradient:
       return for_batch(with_regular_strides(call), 1, [](const Launch& part) { return launch_gradient(part); });
     default: return for_batch(call, 1, [](const Launch& part) { return launch_moments(part); });

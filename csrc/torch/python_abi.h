@@ -25,6 +25,7 @@ MULTISAMPLE_PYTHON PyObject _Py_NoneStruct;
 MULTISAMPLE_PYTHON void Py_IncRef(PyObject*);
 MULTISAMPLE_PYTHON void Py_DecRef(PyObject*);
 MULTISAMPLE_PYTHON PyObject* PyBool_FromLong(long);
+MULTISAMPLE_PYTHON char* PyBytes_AsString(PyObject*);
 MULTISAMPLE_PYTHON PyObject* PyBytes_FromStringAndSize(const char*, long);
 MULTISAMPLE_PYTHON PyObject* PyCFunction_NewEx(PyMethodDef*, PyObject* self, PyObject* module);
 MULTISAMPLE_PYTHON void* PyCapsule_GetPointer(PyObject*, const char* name);
@@ -40,6 +41,8 @@ MULTISAMPLE_PYTHON PyObject* PyObject_CallFunctionObjArgs(PyObject* callable, ..
 MULTISAMPLE_PYTHON PyObject* PyObject_GetAttr(PyObject*, PyObject* name);
 MULTISAMPLE_PYTHON int PyObject_IsTrue(PyObject*);
 MULTISAMPLE_PYTHON PyObject* PyObject_Type(PyObject*);
+MULTISAMPLE_PYTHON PyObject* PySequence_GetItem(PyObject*, long);
+MULTISAMPLE_PYTHON long PySequence_Size(PyObject*);
 MULTISAMPLE_PYTHON PyObject* PyTuple_GetItem(PyObject*, long);
 MULTISAMPLE_PYTHON int PyTuple_SetItem(PyObject*, long, PyObject*);
 MULTISAMPLE_PYTHON PyObject* PyTuple_New(long);

@@ -6,7 +6,7 @@ array interface, with the backend's library or NumPy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -73,6 +73,14 @@ class Library:
         """The properties of `out`, with its type, that a plan depends on."""
         return type(out), self.signature(out)
 
+    def read(self, arrays: Sequence[Any]) -> tuple[Hashable, list[int]] | None:
+        """The properties that a plan depends on, and the addresses, of several arrays; None if each has to be read."""
+        return None
+
+    def can_write(self, arrays: Sequence[Any]) -> bool:
+        """Whether arrays that have been checked before can be written to."""
+        return True
+
     def state(self) -> Hashable:
         """The global state that a plan depends on; None while PyTorch or JAX transforms calls, which have no plan.
 
@@ -121,7 +129,7 @@ class Library:
         return is_capturing
 
     def written(self) -> Callable[[Any], None] | None:
-        """``written(out)`` notifies the library that `out` has changed; None if it needs no notification."""
+        """``written(out)`` notifies the library that `out`, an array or several, has changed; None without need."""
         return None
 
     # --- For few calls ---

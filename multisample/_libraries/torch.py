@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -108,8 +108,13 @@ def _is_frozen(tensor: Any) -> bool:
     return bool(tensor.is_inference()) and not torch.is_inference_mode_enabled()
 
 
+_is_negative, _is_inference = torch.Tensor.is_neg, torch.Tensor.is_inference
+_is_leaf = torch.Tensor.is_leaf.__get__
+
+
 class TorchLibrary(Library):
     name = "torch"
+    _read: Callable[[Any], Any] | None = None
 
     def signature(self, array: Any) -> Hashable:
         return (
@@ -127,6 +132,15 @@ class TorchLibrary(Library):
     def compile_key(self, backend: Any) -> None:
         if self.key is None and hasattr(backend, "key"):
             self.key = backend.key(self.signature, self.target_signature)
+        if self._read is None and hasattr(backend, "read"):
+            self._read = backend.read()
+
+    def read(self, arrays: Sequence[Any]) -> tuple[Hashable, list[int]] | None:
+        found = None if self._read is None or any(map(_is_negative, arrays)) else self._read(arrays)
+        return None if found is None else (found[0], np.frombuffer(found[1], np.int64).tolist())
+
+    def can_write(self, arrays: Sequence[Any]) -> bool:
+        return all(map(_is_leaf, arrays)) and (not any(map(_is_inference, arrays)) or torch.is_inference_mode_enabled())
 
     address = staticmethod(torch.Tensor.data_ptr)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import math
+import struct
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -13,24 +14,24 @@ from multisample.backends import generic
 from multisample.backends.contract import HostArray
 from multisample.backends.element_types import MATRIX_TYPES
 from multisample.backends.launch import HOST as ON_HOST
-from multisample.backends.launch import ElementType, Launch, Operation, Span
+from multisample.backends.launch import SPAN, ElementType, Launch, Operation, Span
 
 from .._arguments import DTYPES, check_flag, checked_integer, describe
 from .._backends import choose
 from .._call import ROWS
 from .._checks.operands import check_alignment, item_size
-from .._libraries import HOST, Device, Library, Operand, described, is_number, library_of
+from .._libraries import BY_TYPE, HOST, Device, Library, Operand, described, is_number, library_of
 from .._libraries.library import NOUNS
 from .._libraries.numpy import cached_dtype
 from .._plan import PlanCache
-from .._randomness.generator import Key
+from .._randomness.generator import WORD_64, Key
 from .._randomness.keys import Keys, batch_of, host_words, is_in_array, keys_in, signature_of
 from .._randomness.source import checked_key
 from .._streams import order_after, order_before
 from .spans import Block, overlapping, overlaps_itself, spans_of, whole
 from .structure import Structure, ids_of, label
 
-__all__ = ["Request", "run"]
+__all__ = ["QUICK_PLANS", "Request", "read", "run"]
 
 
 class Request(NamedTuple):
@@ -89,7 +90,7 @@ def _read_coefficients(given: Any) -> _Coefficients:
     if operand.device.kind == "cuda":
         check_alignment("coefficients", operand, library.address(array))
         return _Coefficients(count, None, operand)
-    values = np.atleast_1d(np.asarray(library.to_host(array), np.float64))
+    values = np.ascontiguousarray(np.atleast_1d(library.to_host(array)), np.float64)
     if not np.isfinite(values).all():
         raise ValueError(f"coefficients: expected finite numbers, got {describe(values)}")
     return _Coefficients(count, values if operand.shape else float(values[0]), None)
@@ -230,7 +231,7 @@ class _Plan:
         self.seen: Any = None
         ids = ids_of(request.parameters, request.ids, owners)
         self._allocate = [library.allocator(x.shape, x.dtype, x.device) for x in sources]
-        self._notify = library.written()
+        self.notify = library.written()
         self.keys = _keys_of(request.seed, library, sources)
         members: dict[tuple[Device, str], list[int]] = collections.defaultdict(list)
         for k in written:
@@ -258,7 +259,10 @@ class _Plan:
         ids: list[int], blocks: Sequence[Block],
     ) -> _Group:  # fmt: skip
         library, on_device = self.library, device.kind == "cuda"
+        if on_device:
+            raise ValueError(f"parameters: expected arrays in host memory, got some on {device}")
         backend = choose(request.backend, library.name, device.kind)
+        library.compile_key(backend)
         if device.kind not in backend.device_kinds:
             raise ValueError(
                 f"backend: {backend.name!r} serves {' and '.join(backend.device_kinds)} memory, got parameters in"
@@ -284,8 +288,8 @@ class _Plan:
         launcher = generic.launcher(
             backend,
             Launch(
-                **fields, rows=coefficients.length, spans=len(spans), type=ElementType[dtype],
-                operation=Operation.perturb, fast_math=bool(request.fast_math),
+                **fields, rows=coefficients.length, columns=sum(x.rows * x.width for x in spans), spans=len(spans),
+                type=ElementType[dtype], operation=Operation.perturb, fast_math=bool(request.fast_math),
                 device=device.ordinal if on_device else ON_HOST,
             ),
         )  # fmt: skip
@@ -297,6 +301,8 @@ class _Plan:
 
     def allocate(self, arrays: Sequence[Any]) -> list[Any]:
         """New arrays for the results. Tied parameters share one."""
+        if len(arrays) == 1:
+            return [self._allocate[0](arrays[0])]
         results: dict[int, Any] = {}
         for k in self.ties.owners:
             if k not in results:
@@ -326,14 +332,13 @@ class _Plan:
             none = None if group.takes_arrays else 0
             offset_at = seed_at + self.keys.offset_at if self.keys is not None and self.keys.offset_at else 0
             group.launch(
-                None, none, none, weights, table if group.takes_arrays else table.ctypes.data, none, none, *key,
+                None, none, none, weights, table.tobytes(), none, none, *key,
                 seed_at, offset_at, member, 0, stream, 0,
             )  # fmt: skip
             if others:
                 order_after(others, group.device, stream)
-        if request.out is not None and self._notify is not None:
-            for k in self.ties.written:
-                self._notify(results[k])
+        if request.out is not None and self.notify is not None:
+            self.notify([results[k] for k in self.ties.written])
 
     def _weights(self, group: _Group, coefficients: _Coefficients, given: Any, stream: int) -> tuple[Any, Any]:
         """What the launcher takes for the coefficients, and the owner of its memory."""
@@ -369,8 +374,11 @@ def _keys_of(seed: Any, library: Library, sources: list[Operand]) -> Keys | None
 _PLANS: PlanCache[_Plan] = PlanCache(256)
 
 
-def run(request: Request) -> Any:
-    """Run a call whose arrays are of one library, neither traced nor transformed."""
+def run(request: Request, quick_key: Hashable) -> Any:
+    """Run a call whose arrays are of one library, neither traced nor transformed.
+
+    `quick_key` is the key of `QUICK_PLANS` for the next call like this one, or None.
+    """
     check_flag("fast_math", request.fast_math)
     coefficients = _read_coefficients(request.coefficients)
     member = checked_integer("member", request.member, 0, ROWS + 1)
@@ -381,18 +389,27 @@ def run(request: Request) -> Any:
     if not parameters.arrays:
         return parameters.rebuild(()) if out is None else request.given_out
     library = _common_library(request)
+    if library is HOST:
+        parameters = parameters._replace(arrays=[HOST.normalized("parameters", x) for x in parameters.arrays])
+        request = request._replace(parameters=parameters)
+    if library.state() is None:
+        raise ValueError(
+            "parameters: expected plain arrays outside PyTorch's transformations (torch.func,"
+            " torch.autograd.forward_ad, a dispatch mode), in which perturb cannot be"
+        )
     plan_key = _plan_key(request, coefficients, library)
     plan = _PLANS.get(plan_key)
     memory = _memory_of(request, library) if plan is None else plan.memory
     sources = list(map(library.address, parameters.arrays))
     targets = [] if out is None else list(map(library.address, out.arrays))
-    if plan is None or plan.seen != (sources, targets):
+    seen = sources if targets == sources or out is None else (sources, targets)
+    if plan is None or plan.seen != seen:
         ties = _ties_of(request, memory, sources, targets)
         if plan is None or ties != plan.ties:
             plan = _Plan(request, coefficients, library, memory, ties)
             if plan_key is not None:
                 _PLANS.put(plan_key, plan)
-        plan.seen = sources, targets
+        plan.seen = seen
     if out is not None and library.name == "torch":
         _check_leaves(out)
     results: Any = None if out is None else out.arrays
@@ -404,7 +421,80 @@ def run(request: Request) -> Any:
         for x, operand in zip(parameters.arrays, memory.sources, strict=True)
     ]
     plan.launch(request, coefficients, key, member, list(map(library.address, converted)), results, targets)
+    if quick_key is not None and (quick := _quick_plan(request, plan)) is not None:
+        QUICK_PLANS.put(quick_key, quick)
     return parameters.rebuild(results) if out is None else request.given_out
+
+
+# --- Calls seen before --------------------------------------------------------------------------------------------
+#
+# A call with a number, an integer seed, and no other result than new arrays or its own parameters needs few checks.
+
+QUICK_PLANS: PlanCache[Callable[..., Any]] = PlanCache(256)
+"""Functions ``run(arrays, addresses, coefficient, seed, member)`` that return the results, or None for `run`."""
+
+
+def read(arrays: Sequence[Any], is_fresh: bool) -> tuple[Hashable, list[int]] | None:
+    """The properties of arrays that a plan depends on, and their addresses; None if they need every check.
+
+    With `is_fresh`, the results are new arrays; without, `arrays` are written.
+    """
+    library = BY_TYPE.get(type(arrays[0])) if arrays else None
+    if library is None or library.state() is None:
+        return None
+    if len(arrays) == 1:
+        (array,) = arrays
+        return (is_fresh, library.signature(array)), [library.address(array)]
+    found = library.read(arrays)
+    if found is None and all(BY_TYPE.get(type(x)) is library for x in arrays):
+        found = (*map(type, arrays), *map(library.signature, arrays)), list(map(library.address, arrays))
+    return None if found is None else ((is_fresh, found[0]), found[1])
+
+
+def _quick_plan(request: Request, plan: _Plan) -> Callable[..., Any] | None:
+    library, sources = plan.library, plan.memory.sources
+    if (
+        len(plan.groups) != 1 or library.names_streams or any(x.read is not None for x in sources)
+        or type(request.coefficients) is not float
+        or (request.out is not None and request.out is not request.parameters)
+    ):  # fmt: skip
+        return None
+    (group,), in_place, limit, notify = plan.groups, request.out is not None, float("inf"), plan.notify
+    launch, stream_of, address = group.launch, group.stream, library.address
+    none = None if group.takes_arrays else 0
+    one = len(sources) == 1 and len(group.table) == 1
+    tail = tuple(group.table[0, 2:].tolist()) if one else ()
+    places, array_of_span = list(group.arrays), group.array_of_span
+    shape, pack_number = (1,), struct.Struct(group.real.char).pack
+
+    def run(arrays: Sequence[Any], addresses: Sequence[int], coefficient: float, seed: int, member: int) -> Any:
+        if not (-limit < coefficient < limit and 0 <= seed < WORD_64 and 0 <= member < ROWS):
+            return None
+        if plan.seen != addresses:
+            return None
+        if in_place:
+            if not library.can_write(arrays):  # What a key lacks.
+                return None
+            results, targets = arrays, addresses
+        else:
+            results = plan.allocate(arrays)
+            targets = list(map(address, results))
+        if one:
+            spans = SPAN.pack(addresses[0], targets[0], *tail)
+        else:
+            table = group.table.copy()
+            table[:, 0] += np.array(addresses, np.int64)[places][array_of_span]
+            table[:, 1] += np.array(targets, np.int64)[places][array_of_span]
+            spans = table.tobytes()
+        if none is None:
+            coefficient = np.ndarray(shape, group.real, pack_number(coefficient))
+        stream = 0 if stream_of is None else stream_of(arrays[0])
+        launch(None, none, none, coefficient, spans, none, none, seed, 0, 0, 0, member, 0, stream, 0)
+        if in_place and notify is not None:
+            notify(arrays)
+        return results
+
+    return run
 
 
 def _key_of(seed: Any) -> tuple[int, int]:

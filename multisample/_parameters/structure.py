@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from .._arguments import checked_integer, describe
+from .._libraries import BY_TYPE
 
 __all__ = ["Structure", "ids_of", "label", "matching", "structure_of"]
 
@@ -27,6 +28,8 @@ def structure_of(argument: str, given: Any) -> Structure:
 
     A module has its trainable parameters. They have all their names, also where several names share one parameter.
     """
+    if type(given) in BY_TYPE:
+        return Structure(None, (given,), _only)
     if isinstance(given, Mapping):
         names = tuple(given)
         for name in names:

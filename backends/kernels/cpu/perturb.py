@@ -22,13 +22,14 @@ from multisample.backends.kernels.stream.words import stream_key, word
 from multisample.backends.launch import Span
 
 from .addresses import numbers_at
-from .intrinsics import default_floats, restore_floats, stack_array, use_widest_vectors
+from .intrinsics import default_floats, integers_at, restore_floats, stack_array, use_widest_vectors
 from .threads import POOL, for_each
 
-__all__ = ["PART", "kernel_groups", "perturb_kernel"]
+__all__ = ["kernel_groups", "perturb_kernel"]
 
-PART = 1 << 15
-"""Elements that a thread takes at a time."""
+# Elements that a thread takes at a time, at the least, and parts at the most: each part looks for its spans from the
+# first one on.
+_PART, _MOST_PARTS = 1 << 15, 1 << 12
 # Blocks of four normals in a tile, and the blocks that the widest vectors hold.
 _TILE, _LANES = 256, 16
 _TILE_NORMALS = 4 * _TILE
@@ -64,28 +65,36 @@ def _part_function(dtype: str) -> Callable[..., Any]:
 
     def add_part(arguments, part):
         use_widest_vectors()
-        table, ends, weights, seed, offset, first_row = arguments
+        address, length, elements, weights, seed, offset, first_row = arguments
+        table = integers_at(address, length)
         before = default_floats()
         k0, k1 = stream_key(seed)
         o0 = word(offset)
         x, z = stack_array(_TILE_NORMALS, number), stack_array(_TILE_NORMALS, number)
-        begin, last = part * PART, min((part + 1) * PART, ends[-1])
-        k = np.searchsorted(ends, begin, "right")
-        while begin < last:
-            source, target, first, rows, width, jump, source_row, source_stride, target_row, target_stride, number_ = (
-                table[k, 0], table[k, 1], table[k, 2], table[k, 3], table[k, 4], table[k, 5], table[k, 6], table[k, 7],
-                table[k, 8], table[k, 9], table[k, 10],
+        begin = part * elements
+        last = begin + elements
+        end = 0
+        for k in range(0, length, _WORDS):
+            source, target, first, rows, width, jump = (
+                table[k], table[k + 1], table[k + 2], table[k + 3], table[k + 4], table[k + 5],
             )  # fmt: skip
-            o1 = (offset >> np.uint64(32)) + np.uint64(number_)
-            place, end = begin - (ends[k] - rows * width), min(ends[k], last) - (ends[k] - rows * width)
-            while place < end:
+            source_row, source_stride, target_row, target_stride = (
+                table[k + 6],
+                table[k + 7],
+                table[k + 8],
+                table[k + 9],
+            )
+            o1 = (offset >> np.uint64(32)) + np.uint64(table[k + 10])
+            place, end = max(begin - end, 0), end + rows * width
+            stop = min(rows * width, rows * width - (end - last))
+            while place < stop:
                 run, w = place // width, place % width
-                element_ = first + run * jump + w
+                e = first + run * jump + w
                 # Tiles begin where blocks begin, except the first.
-                shift = element_ % 4
-                count = min(width - w, end - place, _TILE_NORMALS - shift)
+                shift = e % 4
+                count = min(width - w, stop - place, _TILE_NORMALS - shift)
                 load(x, source + run * source_row + w * source_stride, source_stride, count)
-                g = np.uint64(element_ // 4)
+                g = np.uint64(e // 4)
                 # Whole vectors: noise beyond the last element is unused.
                 blocks = (shift + count + 3) // 4
                 blocks += -blocks % _LANES
@@ -103,8 +112,6 @@ def _part_function(dtype: str) -> Callable[..., Any]:
                         x[c] = fma(weight, noise[c], x[c])
                 store(x, target + run * target_row + w * target_stride, target_stride, count)
                 place += count
-            begin = min(ends[k], last)
-            k += 1
         restore_floats(before)
 
     return add_part
@@ -112,22 +119,23 @@ def _part_function(dtype: str) -> Callable[..., Any]:
 
 @functools.cache
 def perturb_kernel(dtype: str) -> Callable[..., None]:
-    """``kernel(table, ends, weights, seed, offset, first_row, threads, pool)`` perturbs spans.
+    """``kernel(spans, elements, weights, seed, offset, first_row, threads, pool)`` perturbs spans.
 
-    `table` has a span in each row, and `ends` the number of elements up to its end.
-    It runs on up to `threads` threads: the calling one, and helpers with these `pool` (`threads.helpers`).
+    `spans` has the words of packed spans, with this number of elements. The kernel runs on up to `threads` threads: the
+    calling one, and helpers with these `pool` (`threads.helpers`).
     """
     row = MATRIX_TYPES[dtype]
     add_part = cached(_part_function(dtype), f"cpu-perturb_{dtype}_part", source_digest())
 
-    def perturb(table, ends, weights, seed, offset, first_row, threads, pool):
-        parts = (ends[-1] + PART - 1) // PART
-        for_each(add_part, (table, ends, weights, seed, offset, first_row), parts, threads, pool)
+    def perturb(spans, elements, weights, seed, offset, first_row, threads, pool):
+        size = max(_PART, (elements + _MOST_PARTS - 1) // _MOST_PARTS)
+        arguments = spans.ctypes.data, spans.size, size, weights, seed, offset, first_row
+        for_each(add_part, arguments, (elements + size - 1) // size, threads, pool)
 
     signature = types.void(
-        types.Array(types.int64, 2, "C", readonly=True), types.Array(types.int64, 1, "C", readonly=True),
-        types.Array(getattr(types, row.computing), 1, "C", readonly=True),
-        types.uint64, types.uint64, types.int64, types.int64, POOL,
+        types.Array(types.int64, 1, "C", readonly=True), types.int64,
+        types.Array(getattr(types, row.computing), 1, "A", readonly=True), types.uint64, types.uint64, types.int64,
+        types.int64, POOL,
     )  # fmt: skip
     kernel: Callable[..., None] = compile_cached(signature, perturb, f"cpu-perturb_{dtype}", source_digest())
     return kernel

@@ -1,0 +1,77 @@
+"""`perturb_`: `multisample.perturb` in place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar
+
+from .._perturb import perturb
+
+if TYPE_CHECKING:
+    from .._typing import AnyArray, Number, Seed
+
+__all__ = ["perturb_"]
+
+Given = TypeVar("Given")
+
+
+def perturb_(
+    parameters: Given,
+    coefficients: AnyArray | Number | Any,
+    *,
+    seed: Seed | Any,
+    member: SupportsIndex = 0,
+    fast_math: bool = False,
+    ids: Mapping[str, SupportsIndex] | Sequence[SupportsIndex] | None = None,
+    backend: str = "auto",
+) -> Given:
+    """Add normal noise to the parameters of a module, or to tensors, in place.
+
+    ``perturb(parameters, coefficients, out=parameters, ...)``: autograd does not record it, as it does not record the
+    step of an optimizer, and version counters are incremented.
+
+    Parameters
+    ----------
+    parameters : torch.nn.Module, torch.Tensor, or sequence or mapping of tensors
+        Of a module, its trainable parameters; ``dict(module.named_parameters())`` has all. A tensor that requires grad
+        must be a leaf.
+    coefficients, seed, member, fast_math, ids, backend : various
+        As for `multisample.perturb`.
+
+    Returns
+    -------
+    torch.nn.Module, torch.Tensor, sequence or mapping
+        `parameters`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As for `multisample.perturb`.
+
+    Examples
+    --------
+    A step of MeZO: two evaluations at opposite perturbations give the coefficient of the update.
+
+    >>> import torch
+    >>> import multisample.torch
+    >>> _ = torch.manual_seed(0)
+    >>> model, x, y = torch.nn.Linear(3, 1), torch.randn(64, 3), torch.randn(64, 1)
+    >>> def loss():
+    ...     with torch.no_grad():
+    ...         return float(torch.nn.functional.mse_loss(model(x), y))
+    >>> before = loss()
+    >>> for step in range(200):
+    ...     key = multisample.Key(7, step)
+    ...     _ = multisample.torch.perturb_(model, 1e-3, seed=key)
+    ...     above = loss()
+    ...     _ = multisample.torch.perturb_(model, -2e-3, seed=key)
+    ...     slope = (above - loss()) / 2e-3
+    ...     _ = multisample.torch.perturb_(model, 1e-3 - 0.05 * slope, seed=key)
+    >>> loss() < before
+    True
+    """
+    perturb(
+        parameters, coefficients, seed=seed, member=member, out=parameters, fast_math=fast_math, ids=ids,
+        backend=backend,
+    )  # fmt: skip
+    return parameters

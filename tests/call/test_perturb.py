@@ -1,0 +1,393 @@
+"""`perturb` and `multisample.torch.perturb_`: bits, structures, ids, shared memory and errors."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import zlib
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+
+import multisample
+from multisample import Key, perturb
+from multisample.backends.element_types import MATRIX_TYPES
+
+torch = pytest.importorskip("torch")
+
+from multisample.torch import perturb_  # noqa: E402
+
+ROUNDS = int(os.environ.get("MULTISAMPLE_TEST_ROUNDS", "1"))
+BACKENDS = ("cpu", "torch_ext")
+
+
+def noise(size: int, count: int, seed: int, offset: int, number: int, member: int, real: str, first: int = 0) -> Any:
+    """Rows `member` and on of the noise of the parameter with id `number`: shape (count, size)."""
+    return multisample.sample(
+        np.zeros(count, real), 1.0, size, seed=Key(seed, offset + (number << 32)), dim_offset=member,
+        sample_offset=first,
+    )  # fmt: skip
+
+
+def exact_fma(a: Any, b: Any, c: Any) -> Any:
+    """a * b + c with one rounding."""
+    if c.dtype == np.float32:  # Products of float32 numbers are exact in float64, and so is their error in the sum.
+        product, high = a.astype(np.float64) * b, c.astype(np.float64)
+        total = product + high
+        rest = (product - (total - (total - product))) + (high - (total - product))
+        # Round to odd, then to nearest: one rounding in all.
+        bits = total.view(np.int64)
+        inexact = (rest != 0) & (bits & 1 == 0)
+        bits += np.where(inexact, np.where((rest > 0) == (total > 0), 1, -1), 0)
+        return total.astype(np.float32)
+    return np.array(
+        [float(Fraction(float(x)) * Fraction(float(y)) + Fraction(float(z))) for x, y, z in zip(a, b, c, strict=True)]
+    )
+
+
+def expected(p: Any, coefficients: Any, seed: int = 7, offset: int = 0, number: int = 0, member: int = 0) -> Any:
+    """The result for one tensor, from the definition."""
+    dtype = str(p.dtype).removeprefix("torch.")
+    real = MATRIX_TYPES[dtype].computing
+    values = np.atleast_1d(np.asarray(coefficients, np.float64)).astype(real)
+    x = p.to(getattr(torch, real)).numpy().reshape(-1).astype(real)
+    for c, z in zip(values, noise(x.size, len(values), seed, offset, number, member, real), strict=True):
+        x = exact_fma(np.full(x.size, c), z, x)
+    return torch.from_numpy(x).to(p.dtype).reshape(p.shape)
+
+
+def same(a: Any, b: Any) -> bool:
+    return bool(torch.equal(torch.as_tensor(a), torch.as_tensor(b)))
+
+
+@pytest.fixture(params=BACKENDS)
+def host(request: pytest.FixtureRequest) -> Iterator[str]:
+    if not multisample.list_backends()[request.param].available:
+        pytest.skip(f"{request.param} cannot run here")
+    yield request.param
+
+
+# --- Bits -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", MATRIX_TYPES)
+@pytest.mark.parametrize("coefficients", [0.5, -3, [0.1, -2.0, 3.0], [1e-3] * 9])
+def test_results_have_the_bits_of_the_definition(host: str, dtype: str, coefficients: Any) -> None:
+    base = torch.randn(5, 7, 6, generator=torch.Generator().manual_seed(3)).to(getattr(torch, dtype))
+    for p in (base, base.transpose(0, 2), base[:, ::2], base[1:, 3:, 1:4], base[..., 2], base[0, 0, 0]):
+        right = expected(p, coefficients, offset=3, member=2)
+        options: dict[str, Any] = {"seed": Key(7, 3), "member": 2, "backend": host}
+        assert same(perturb(p, coefficients, **options), right)
+        own = p.clone(memory_format=torch.preserve_format)
+        assert perturb_(own, coefficients, **options) is own
+        assert same(own, right)
+        out = torch.full(p.shape[::-1], 9.0, dtype=p.dtype).permute(tuple(reversed(range(p.dim()))))
+        assert perturb(p, coefficients, out=out, **options) is out
+        assert same(out, right)
+
+
+def test_numpy_arrays_of_any_strides(host: str) -> None:
+    p = np.random.default_rng(1).normal(size=(6, 9)).astype(np.float32)
+    for x in (p, p[::-1], p[:, ::-2], p.T, p.astype(">f4"), p[2], p[2, 3]):
+        right = expected(torch.from_numpy(np.array(x, "f4")), [0.5, 2.0])
+        assert same(perturb(x, [0.5, 2.0], seed=7, backend=host), right)
+    turned = p[::-1, ::-1]
+    right = expected(torch.from_numpy(turned.copy()), 0.5)
+    assert perturb(turned, 0.5, seed=7, out=turned, backend=host) is turned
+    assert same(turned.copy(), right)
+
+
+@pytest.mark.parametrize("size", [1, 3, 4, 1023, 1024, 1025, (1 << 15) + 5, (1 << 17) + 3])
+def test_lengths_and_threads(host: str, size: int) -> None:
+    p = torch.linspace(-1, 1, size)
+    right = expected(p, [0.5, 0.25])
+    assert same(perturb(p, [0.5, 0.25], seed=7, backend=host), right)
+    pieces = torch.zeros(size + 9)[1:]
+    for begin in (0, 1, 2, 3, 5):
+        own = pieces[begin : begin + size].copy_(p)
+        assert same(perturb_(own, [0.5, 0.25], seed=7, backend=host), right)
+
+
+def test_many_small_tensors(host: str) -> None:
+    sizes = np.random.default_rng(2).integers(0, 60, 700)
+    tensors = [torch.zeros(int(size)) for size in sizes]
+    results = perturb(tensors, 0.5, seed=7, backend=host)
+    for number, (p, result) in enumerate(zip(tensors, results, strict=True)):
+        assert same(result, expected(p, 0.5, number=number))
+
+
+@pytest.mark.parametrize("seed", [7, np.uint64(7), Key(7, 0), np.array([0, 7], np.uint32), [7], np.array([7])])
+def test_seeds(host: str, seed: Any) -> None:
+    p = torch.zeros(5)
+    assert same(perturb(p, 0.5, seed=seed, backend=host), expected(p, 0.5))
+
+
+def test_coefficients_of_any_kind(host: str) -> None:
+    p = torch.linspace(0, 1, 9)
+    right = expected(p, [0.5, 1e-3])
+    for coefficients in (
+        [0.5, 1e-3], (0.5, 1e-3), np.array([0.5, 1e-3]), np.array([0.5, 9, 1e-3])[::2],
+        torch.tensor([0.5, 1e-3], dtype=torch.float64),
+    ):  # fmt: skip
+        assert same(perturb(p, coefficients, seed=7, backend=host), right)
+    one = expected(p, 2)
+    for coefficient in (2, 2.0, np.float32(2), np.int64(2), torch.tensor(2.0), torch.tensor([2]), [2]):
+        assert same(perturb(p, coefficient, seed=7, backend=host), one)
+    assert same(perturb(p, [], seed=7, backend=host), p)
+
+
+def test_members_add_up(host: str) -> None:
+    """An update by several members is the chain of updates by each, in the computing type."""
+    p = own = torch.linspace(0, 1, 99)
+    for member, c in enumerate([0.5, -1.0, 0.25]):
+        own = perturb(own, c, seed=7, member=member + 4, backend=host)
+    assert same(own, perturb(p, [0.5, -1.0, 0.25], seed=7, member=4, backend=host))
+
+
+@pytest.mark.slow
+def test_random_structures_on_both_backends() -> None:
+    draw = np.random.default_rng(5)
+    for _ in range(300 * ROUNDS):
+        dtype = str(draw.choice(list(MATRIX_TYPES)))
+        tensors, rights = {}, {}
+        offset, member = int(draw.integers(0, 2**32)), int(draw.integers(0, 2**32 - 5))
+        coefficients = draw.normal(size=draw.integers(1, 4))
+        for k in range(draw.integers(1, 5)):
+            shape = tuple(int(n) for n in draw.integers(1, 8, draw.integers(0, 4)))
+            x = torch.from_numpy(draw.normal(size=(*shape, 2))).to(getattr(torch, dtype))[..., int(draw.integers(2))]
+            x = x.permute(draw.permutation(x.dim()).tolist())
+            tensors[f"t{k}"] = x
+            number = zlib.crc32(f"t{k}".encode())
+            rights[f"t{k}"] = expected(x, coefficients, 7, offset, number, member)
+        for host in BACKENDS:
+            results = perturb(tensors, coefficients, seed=Key(7, offset), member=member, backend=host)
+            assert all(same(results[name], rights[name]) for name in rights)
+
+
+# --- Structures -----------------------------------------------------------------------------------
+
+
+def test_structures_and_their_ids() -> None:
+    a, b = np.zeros(3, np.float32), np.ones((2, 2), np.float32)
+    first, second = expected(torch.from_numpy(a), 0.5), expected(torch.from_numpy(b), 0.5, number=1)
+    for kind in (list, tuple):
+        results = perturb(kind([a, b]), 0.5, seed=7)
+        assert type(results) is kind
+        assert same(results[0], first)
+        assert same(results[1], second)
+    results = perturb({"one": a, "two": b}, 0.5, seed=7)
+    assert list(results) == ["one", "two"]
+    assert same(results["two"], expected(torch.from_numpy(b), 0.5, number=zlib.crc32(b"two")))
+    results = perturb({"one": a, "two": b}, 0.5, seed=7, ids={"two": 1})
+    assert same(results["two"], second)
+    assert same(perturb([b, a], 0.5, seed=7, ids=[1, 0])[0], second)
+    assert same(perturb(b, 0.5, seed=7, ids=[1]), second)
+    assert perturb([], 0.5, seed=7) == [] and perturb({}, 0.5, seed=7) == {}
+
+
+class Tied(torch.nn.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.output = torch.nn.Linear(4, 4, bias=False)
+        self.embedding = torch.nn.Embedding(4, 4)
+        self.embedding.weight = self.output.weight
+        self.frozen = torch.nn.Parameter(torch.zeros(2), requires_grad=False)
+        self.scale = torch.nn.Parameter(torch.tensor(1.5))
+
+
+def test_modules(host: str) -> None:
+    module = Tied()
+    before = {name: x.detach().clone() for name, x in module.named_parameters()}
+    number = zlib.crc32(b"embedding.weight")  # The first of its two names.
+    right = expected(before["output.weight"], 0.5, number=number)
+    results = perturb(module, 0.5, seed=7, backend=host)
+    assert set(results) == {"output.weight", "embedding.weight", "scale"}
+    assert results["output.weight"] is results["embedding.weight"] and same(results["output.weight"], right)
+    assert (
+        not results["scale"].requires_grad
+        and torch.func.functional_call(module.output, {"weight": right}, (right,)).shape
+    )
+    versions = [x._version for x in module.parameters()]
+    assert perturb_(module, 0.5, seed=7, backend=host) is module
+    assert same(module.output.weight.detach(), right)
+    assert same(module.scale.detach(), expected(before["scale"], 0.5, number=zlib.crc32(b"scale")))
+    assert same(module.frozen, before["frozen"])
+    assert [x._version - v for x, v in zip(module.parameters(), versions, strict=True)] == [0, 1, 1]
+    base = Tied()
+    for name, x in base.named_parameters():
+        x.data.copy_(before[name])
+    assert perturb(base, 0.5, seed=7, out=module, backend=host) is module
+    assert same(module.output.weight.detach(), right)
+
+
+def test_a_frozen_or_reordered_parameter_changes_nothing_for_others() -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
+    whole = perturb(module, 0.5, seed=7)
+    module[0].weight.requires_grad_(False)
+    some = perturb(module, 0.5, seed=7)
+    assert set(some) == set(whole) - {"0.weight"} and all(same(some[name], whole[name]) for name in some)
+    backwards = perturb(dict(reversed(list(module.named_parameters()))), 0.5, seed=7)
+    assert all(same(backwards[name], whole[name]) for name in whole)
+
+
+# --- Calls seen before ----------------------------------------------------------------------------
+
+
+def test_a_call_sees_what_changed_since_the_last(host: str) -> None:
+    p = torch.arange(6.0).reshape(2, 3)
+    others = [torch.arange(4.0), torch.arange(5.0)]
+    for _ in range(3):
+        assert same(perturb(p, 0.5, seed=7, backend=host), expected(p, 0.5))
+        perturb(others, 0.5, seed=7, backend=host)
+    p.data = p.data.T
+    assert same(perturb(p, 0.5, seed=7, backend=host), expected(p, 0.5))
+    p.data = torch.arange(3.0)
+    others[1].data = torch.arange(10.0)[::2]
+    for _ in range(3):
+        assert same(perturb(p, 0.25, seed=7, backend=host), expected(p, 0.25))
+        results = perturb(others, 0.5, seed=7, backend=host)
+        assert same(results[1], expected(others[1], 0.5, number=1))
+    others[0].data = torch._neg_view(torch.arange(4.0))
+    assert same(perturb(others, 0.5, seed=7, backend=host)[0], expected(others[0].resolve_neg(), 0.5))
+    weight = torch.nn.Parameter(torch.zeros(3))
+    for _ in range(3):
+        perturb_(weight, 0.5, seed=7, backend=host)
+    with torch.no_grad():
+        weight.data.zero_()
+    made = torch.zeros(3)
+    for _ in range(3):
+        perturb_(made, 0.5, seed=7, backend=host)
+    made += weight
+    with pytest.raises(ValueError, match=r"^out: expected a leaf"):
+        perturb_(made, 0.5, seed=7, backend=host)
+    with torch.inference_mode():
+        inference = torch.zeros(3)
+        for _ in range(3):
+            perturb_(inference, 0.5, seed=7, backend=host)
+    kept = inference.clone()
+    with pytest.raises(ValueError, match=r"^out: expected a writable tensor, got an inference tensor"):
+        perturb_(inference, 0.5, seed=7, backend=host)
+    assert same(inference, kept)
+
+
+def test_read_only_arrays_are_not_written() -> None:
+    p = np.zeros(3, np.float32)
+    for _ in range(3):
+        perturb(p, 0.5, seed=7, out=p)
+    p.flags.writeable = False
+    kept = p.copy()
+    with pytest.raises(ValueError, match=r"^out: expected a writable array"):
+        perturb(p, 0.5, seed=7, out=p)
+    assert (p == kept).all()
+
+
+def test_ties_may_come_and_go() -> None:
+    a, b = torch.zeros(3), torch.zeros(3)
+    for _ in range(3):
+        assert not same(*perturb([a, b], 0.5, seed=7))
+    b.data = a.data
+    for _ in range(3):
+        results = perturb([a, b], 0.5, seed=7)
+        assert results[0] is results[1]
+    b.data = a.data.clone()
+    assert not same(*perturb([a, b], 0.5, seed=7))
+
+
+def test_in_torch_compile_the_call_breaks_the_graph() -> None:
+    def f(x: Any) -> Any:
+        return perturb(x + 1, 0.5, seed=7) * 2
+
+    p = torch.zeros(5)
+    assert same(torch.compile(f, backend="eager")(p), f(p))
+
+
+# --- Errors ---------------------------------------------------------------------------------------
+
+_P = np.zeros(4, np.float32)
+_BUFFER = np.zeros(10, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "error", "message"),
+    [
+        ((3.0, 0.5), {}, TypeError, r"^parameters: expected an array, got the number 3\.0$"),
+        (([_P, "x"], 0.5), {}, TypeError, r"^parameters\[1\]: expected an array"),
+        (({"a": _P, "b": np.zeros(3, int)}, 0.5), {}, TypeError, r"^parameters\['b'\]: expected .* got int64$"),
+        (({"c": np.zeros(3, complex)}, 0.5), {}, TypeError, r"^parameters\['c'\]: .* got complex128$"),
+        (({3: _P}, 0.5), {}, TypeError, "^parameters: expected names of type str, got 3$"),
+        (([_P, torch.zeros(3)], 0.5), {}, TypeError, r"^parameters\[1\]: expected a NumPy array, as .* is, got"),
+        ((_P, "x"), {}, TypeError, "^coefficients: expected"),
+        ((_P, [[0.5]]), {}, ValueError, r"^coefficients: expected a number or shape \(K,\), got \(1, 1\)$"),
+        ((_P, float("nan")), {}, ValueError, "^coefficients: expected finite numbers, got nan$"),
+        ((_P, [1.0, float("inf")]), {}, ValueError, "^coefficients: expected finite numbers"),
+        ((_P, 10**400), {}, ValueError, "^coefficients: expected finite numbers"),
+        ((_P, 0.5), {"seed": -1}, ValueError, "^seed: expected 0 <= seed"),
+        ((_P, 0.5), {"seed": "x"}, TypeError, "^seed: expected an integer"),
+        ((_P, 0.5), {"seed": Key(7, 2**32)}, ValueError, r"^seed: expected a Key .* as Generator\.take gives, got 429"),
+        ((_P, 0.5), {"seed": [7, 8]}, ValueError, "^seed: expected one seed, got a vector of 2$"),
+        ((_P, 0.5), {"member": -1}, ValueError, "^member: expected 0 <= member"),
+        ((_P, [0.5, 0.5]), {"member": 2**32 - 1}, ValueError, r"^member: expected member \+ K <= 2\*\*32"),
+        ((_P, 0.5), {"member": 1.5}, TypeError, "^member: expected an integer"),
+        ((_P, 0.5), {"fast_math": 1}, TypeError, "^fast_math: expected True or False"),
+        ((_P, 0.5), {"backend": "none"}, ValueError, "none"),
+        (([_P, _P.copy()], 0.5), {"ids": [5, 5]}, ValueError, r"^ids: .* got 5 for both parameters\[0\] and"),
+        (([_P], 0.5), {"ids": [1, 2]}, TypeError, "^ids: expected a sequence of 1 integers"),
+        (([_P], 0.5), {"ids": {"a": 1}}, TypeError, "^ids: expected a sequence of 1 integers"),
+        (({"a": _P}, 0.5), {"ids": {"b": 1}}, ValueError, "^ids: expected names of parameters, got 'b'$"),
+        (({"a": _P}, 0.5), {"ids": {"a": 2**32}}, ValueError, r"^ids\['a'\]: expected 0 <= "),
+        (({"a": _P}, 0.5), {"out": [_P]}, ValueError, "^out: expected 1 arrays with names, as parameters are, got"),
+        (({"a": _P}, 0.5), {"out": {"b": _P}}, ValueError, "^out: expected the names of .* none called 'a'$"),
+        (([_P], 0.5), {"out": [np.zeros(5, "f4")]}, ValueError, r"^out\[0\]: expected shape \(4,\), as .* has"),
+        (([_P], 0.5), {"out": [np.zeros(4)]}, ValueError, r"^out\[0\]: expected dtype float32, .* got float64$"),
+        ((_P, 0.5), {"out": np.broadcast_to(_P[:1], 4)}, ValueError, "^out: expected"),
+        (([_BUFFER[:6], _BUFFER[4:]], 0.5), {}, ValueError, "^parameters: expected memory of its own"),
+        ((_BUFFER[:6], 0.5), {"out": _BUFFER[1:7]}, ValueError, "^out: expected memory of its own for each parameter"),
+        (([_BUFFER[:3], _BUFFER[3:6]], 0.5), {"out": [_BUFFER[3:6], _BUFFER[:3]]}, ValueError, "^out: expected memory"),
+    ],
+)  # fmt: skip
+def test_wrong_arguments(arguments: Any, options: dict[str, Any], error: Any, message: str) -> None:
+    before = _P.copy(), _BUFFER.copy()
+    with pytest.raises(error, match=message):
+        perturb(*arguments, **{"seed": 7, **options})
+    assert (before[0] == _P).all() and (before[1] == _BUFFER).all()
+
+
+def test_interleaved_arrays_do_not_overlap() -> None:
+    both = np.zeros((4, 6), np.float32)
+    left, right = both[:, ::2], both[:, 1::2]
+    rights = perturb([left.copy(), right.copy()], 0.5, seed=7)
+    perturb([left, right], 0.5, seed=7, out=[left, right])
+    assert same(left.copy(), rights[0]) and same(right.copy(), rights[1])
+
+
+def test_equal_ids_of_names_name_a_remedy() -> None:
+    names = _colliding_names()
+    parameters = {name: np.zeros(2, np.float32) for name in names}
+    with pytest.raises(ValueError, match=r"^ids: expected a different id .* pass ids=\{.*\}$") as raised:
+        perturb(parameters, 0.5, seed=7)
+    ids = eval(str(raised.value).rpartition("ids=")[2])  # The message is Python code.
+    assert not same(*perturb(parameters, 0.5, seed=7, ids=ids).values())
+
+
+def _colliding_names() -> tuple[str, str]:
+    found: dict[int, str] = {}
+    for k in range(10**6):
+        name = hashlib.md5(str(k).encode()).hexdigest()[:8] + ".weight"
+        number = zlib.crc32(name.encode())
+        if number in found:
+            return found[number], name
+        found[number] = name
+    raise AssertionError
+
+
+def test_a_module_without_trainable_parameters() -> None:
+    with pytest.raises(ValueError, match=r"^parameters: .* dict\(module\.named_parameters\(\)\) has all of them$"):
+        perturb(torch.nn.ReLU(), 0.5, seed=7)
+
+
+def test_transformed_calls_raise() -> None:
+    with pytest.raises(ValueError, match=r"^parameters: expected plain arrays outside PyTorch's transformations"):
+        torch.func.vmap(lambda x: perturb(x, 0.5, seed=7))(torch.zeros(2, 3))
