@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from ._libraries import BY_TYPE
-from ._parameters.plan import QUICK_PLANS, Request, read, run
+from ._parameters.plan import QUICK_PLANS, Request, read, run_perturb
 from ._parameters.structure import matching, structure_of
 from ._tracing import is_traced
 
@@ -144,4 +145,10 @@ def perturb(
     targets = structure if out is parameters else None
     if out is not None and targets is None:
         targets = matching(structure_of("out", out), structure)
-    return run(Request(structure, targets, out, coefficients, seed, member, fast_math, ids, backend), key)
+    request = Request(structure, targets, out, coefficients, seed, member, fast_math, ids, backend)
+    dtensor = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
+    if dtensor is not None and any(isinstance(x, dtensor) for x in structure.arrays):
+        from ._routes.dtensor import perturb_dtensors
+
+        return perturb_dtensors(request)
+    return run_perturb(request, key)

@@ -77,6 +77,10 @@ class Library:
         """The properties that a plan depends on, and the addresses, of several arrays; None if each has to be read."""
         return None
 
+    def is_opaque(self, array: Any) -> bool:
+        """Whether `array` may have no memory of its own."""
+        return False
+
     def can_write(self, arrays: Sequence[Any]) -> bool:
         """Whether arrays that have been checked before can be written to."""
         return True

@@ -139,6 +139,10 @@ class TorchLibrary(Library):
         found = None if self._read is None or any(map(_is_negative, arrays)) else self._read(arrays)
         return None if found is None else (found[0], np.frombuffer(found[1], np.int64).tolist())
 
+    def is_opaque(self, array: Any) -> bool:
+        kind: type = type(array)
+        return is_opaque(kind)
+
     def can_write(self, arrays: Sequence[Any]) -> bool:
         return all(map(_is_leaf, arrays)) and (not any(map(_is_inference, arrays)) or torch.is_inference_mode_enabled())
 

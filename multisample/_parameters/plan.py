@@ -28,10 +28,10 @@ from .._randomness.generator import WORD_64, Key
 from .._randomness.keys import Keys, batch_of, host_words, is_in_array, keys_in, signature_of
 from .._randomness.source import checked_key
 from .._streams import order_after, order_before
-from .spans import Block, overlapping, overlaps_itself, spans_of, whole
+from .spans import Block, overlapping, overlaps_itself, spans_of, steps_of, whole
 from .structure import Structure, ids_of, label
 
-__all__ = ["QUICK_PLANS", "Request", "read", "run"]
+__all__ = ["QUICK_PLANS", "Request", "read", "run_perturb"]
 
 
 class Request(NamedTuple):
@@ -47,6 +47,8 @@ class Request(NamedTuple):
     fast_math: bool
     ids: Any
     backend: str
+    blocks: tuple[tuple[Block, ...], ...] | None = None
+    """The blocks of each parameter, if arrays hold parts of parameters."""
 
 
 _MOST_ELEMENTS = 2**34
@@ -155,7 +157,7 @@ def _described(name: str, library: Library, array: Any) -> Operand:
 
 def _contiguous(operand: Operand) -> tuple[int, ...]:
     size = item_size(operand.dtype)
-    return tuple(size * step for step in whole(operand.shape).steps)
+    return tuple(size * step for step in steps_of(operand.shape))
 
 
 def _ties_of(request: Request, memory: _Memory, sources: list[int], targets: list[int]) -> _Ties:
@@ -245,7 +247,7 @@ class _Plan:
                 if found is not None and devices - {found}:
                     accepted = "the host" if len(devices) > 1 else f"the host or on {next(iter(devices))}"
                     raise ValueError(f"{name}: expected values on {accepted}, got them on {found}")
-        blocks = [whole(x.shape) for x in sources]
+        blocks = [(whole(x.shape),) for x in sources] if request.blocks is None else request.blocks
         self.groups = [
             self._group(request, coefficients, device, dtype, arrays, [ids[owners[k]] for k in arrays], blocks)
             for (device, dtype), arrays in members.items()
@@ -256,7 +258,7 @@ class _Plan:
 
     def _group(
         self, request: Request, coefficients: _Coefficients, device: Device, dtype: str, arrays: list[int],
-        ids: list[int], blocks: Sequence[Block],
+        ids: list[int], blocks: Sequence[tuple[Block, ...]],
     ) -> _Group:  # fmt: skip
         library, on_device = self.library, device.kind == "cuda"
         if on_device:
@@ -271,7 +273,8 @@ class _Plan:
         spans: list[Span] = []
         array_of_span: list[int] = []
         for place, (k, number) in enumerate(zip(arrays, ids, strict=True)):
-            of_array = spans_of(self.memory.sources[k], self.memory.targets[k], blocks[k], number)
+            source, target = self.memory.sources[k], self.memory.targets[k]
+            of_array = [span for block in blocks[k] for span in spans_of(source, target, block, number)]
             spans += of_array
             array_of_span += [place] * len(of_array)
         fields: dict[str, Any] = {}
@@ -374,7 +377,7 @@ def _keys_of(seed: Any, library: Library, sources: list[Operand]) -> Keys | None
 _PLANS: PlanCache[_Plan] = PlanCache(256)
 
 
-def run(request: Request, quick_key: Hashable) -> Any:
+def run_perturb(request: Request, quick_key: Hashable) -> Any:
     """Run a call whose arrays are of one library, neither traced nor transformed.
 
     `quick_key` is the key of `QUICK_PLANS` for the next call like this one, or None.
@@ -392,7 +395,7 @@ def run(request: Request, quick_key: Hashable) -> Any:
     if library is HOST:
         parameters = parameters._replace(arrays=[HOST.normalized("parameters", x) for x in parameters.arrays])
         request = request._replace(parameters=parameters)
-    if library.state() is None:
+    if library.state() is None or any(map(library.is_opaque, parameters.arrays)):
         raise ValueError(
             "parameters: expected plain arrays outside PyTorch's transformations (torch.func,"
             " torch.autograd.forward_ad, a dispatch mode), in which perturb cannot be"
@@ -431,7 +434,7 @@ def run(request: Request, quick_key: Hashable) -> Any:
 # A call with a number, an integer seed, and no other result than new arrays or its own parameters needs few checks.
 
 QUICK_PLANS: PlanCache[Callable[..., Any]] = PlanCache(256)
-"""Functions ``run(arrays, addresses, coefficient, seed, member)`` that return the results, or None for `run`."""
+"""Functions ``run(arrays, addresses, coefficient, seed, member)``; they return None for a call that needs all checks."""
 
 
 def read(arrays: Sequence[Any], is_fresh: bool) -> tuple[Hashable, list[int]] | None:
@@ -442,12 +445,15 @@ def read(arrays: Sequence[Any], is_fresh: bool) -> tuple[Hashable, list[int]] | 
     library = BY_TYPE.get(type(arrays[0])) if arrays else None
     if library is None or library.state() is None:
         return None
-    if len(arrays) == 1:
-        (array,) = arrays
-        return (is_fresh, library.signature(array)), [library.address(array)]
-    found = library.read(arrays)
-    if found is None and all(BY_TYPE.get(type(x)) is library for x in arrays):
-        found = (*map(type, arrays), *map(library.signature, arrays)), list(map(library.address, arrays))
+    try:
+        if len(arrays) == 1:
+            (array,) = arrays
+            return (is_fresh, library.signature(array)), [library.address(array)]
+        found = library.read(arrays)
+        if found is None and all(BY_TYPE.get(type(x)) is library for x in arrays):
+            found = (*map(type, arrays), *map(library.signature, arrays)), list(map(library.address, arrays))
+    except Exception:  # Arrays without memory, such as DTensors, raise. `run_perturb` reports other errors.
+        return None
     return None if found is None else ((is_fresh, found[0]), found[1])
 
 
@@ -547,7 +553,7 @@ def _plan_key(request: Request, coefficients: _Coefficients, library: Library) -
     key = (
         library.name, parameters.names, *map(type, parameters.arrays), *map(library.signature, parameters.arrays),
         None if out is None else (out.names, *map(library.target_signature, out.arrays)),
-        coefficients.length, type(values), coefficients.on_device,
+        coefficients.length, type(values), coefficients.on_device, request.blocks,
         signature_of(request.seed) if is_in_array(request.seed) else None, bool(request.fast_math), request.backend,
         tuple(ids.items()) if isinstance(ids, Mapping) else tuple(ids) if isinstance(ids, Sequence) else ids,
     )  # fmt: skip

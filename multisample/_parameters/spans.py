@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import math
+import operator
 import types
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -14,34 +16,38 @@ from multisample.backends.launch import Span
 from .._checks.operands import extent, item_size
 from .._libraries import Operand
 
-__all__ = ["Block", "overlapping", "overlaps_itself", "spans_of", "whole"]
+__all__ = ["Block", "overlapping", "overlaps_itself", "spans_of", "steps_of", "whole"]
 
 
 class Block(NamedTuple):
-    """A block of a tensor: the elements of an array as elements of the tensor."""
+    """A block of a parameter: a block of an array, which may hold a part of the parameter."""
 
+    begin: tuple[int, ...]
+    """The index of its first element in the array."""
+    shape: tuple[int, ...]
     first: int
-    """The index of its first element in the tensor, in row-major order."""
+    """The index of its first element in the parameter, in row-major order."""
     steps: tuple[int, ...]
-    """How far elements that are neighbours along each axis of the array are apart in the tensor."""
+    """How far neighbours along each axis are apart in the parameter."""
+
+
+def steps_of(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """How far neighbours along each axis are apart in row-major order."""
+    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
 def whole(shape: tuple[int, ...]) -> Block:
-    """The block that is the whole tensor."""
-    steps, step = [], 1
-    for length in reversed(shape):
-        steps.append(step)
-        step *= length
-    return Block(0, tuple(reversed(steps)))
+    """The block that is the whole parameter."""
+    return Block((0,) * len(shape), shape, 0, steps_of(shape))
 
 
 def spans_of(source: Operand, target: Operand, block: Block, number: int) -> list[Span]:
-    """The spans of an array that is `block` of the tensor with id `number`, with addresses relative to the array's."""
-    shape = source.shape
-    if 0 in shape:
+    """The spans of a block of the parameter with id `number`, with addresses relative to those of the arrays."""
+    if 0 in block.shape:
         return []
+    origins = [sum(map(operator.mul, block.begin, strides)) for strides in (source.strides, target.strides)]
     axes: list[tuple[int, int, int, int]] = []
-    for axis in zip(shape, block.steps, source.strides, target.strides, strict=True):
+    for axis in zip(block.shape, block.steps, source.strides, target.strides, strict=True):
         length, *steps = axis
         if length == 1:
             continue
@@ -64,8 +70,8 @@ def spans_of(source: Operand, target: Operand, block: Block, number: int) -> lis
         )
         spans.append(
             Span(
-                source_at, target_at, block.first + first, rows, width, jump, source_row, source_stride, target_row,
-                target_stride, number,
+                origins[0] + source_at, origins[1] + target_at, block.first + first, rows, width, jump, source_row,
+                source_stride, target_row, target_stride, number,
             )
         )  # fmt: skip
     return spans

@@ -6,6 +6,7 @@ rank computes where its window begins. Only the generator's state must be the sa
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -19,13 +20,16 @@ from .._call import TRAITS, Call, check_rows, checked_window, vectors_of
 from .._checks.operands import common_length
 from .._libraries import is_number, library_of
 from .._libraries.torch import check_tensor
+from .._parameters.plan import Request, run_perturb
+from .._parameters.spans import Block, steps_of, whole
+from .._parameters.structure import label
 from .._plan import PlanCache
 from .._randomness.generator import WORD_64, Generator
 from .._randomness.keys import batch_of
 from .._randomness.source import check_generator, checked_key
 from .._randomness.torch import taker, torch_generator
 
-__all__ = ["draw_dtensor", "draw_shard"]
+__all__ = ["draw_dtensor", "draw_shard", "perturb_dtensors"]
 
 Cut: TypeAlias = tuple[int, int]
 """A mesh dimension that shards an axis, and the placement's split factor: the pieces into which the axis is cut first.
@@ -239,11 +243,11 @@ def _checked_placements(placements: Any, mesh: Any) -> tuple[Any, ...]:
 # --- Parts ----------------------------------------------------------------------------------------
 
 
-def _part(length: int, cuts: list[Cut], mesh: Any) -> range:
-    """The part of an axis that this rank draws; empty if the rank is not in the mesh."""
+def _runs(length: int, cuts: list[Cut], mesh: Any) -> list[range]:
+    """The parts of an axis that this rank holds, one after another; none if the rank is not in the mesh."""
     coordinate = mesh.get_coordinate()
     if coordinate is None:
-        return range(0)
+        return []
     runs = [range(length)]
     for mesh_dim, pieces in cuts:
         runs = [
@@ -251,6 +255,12 @@ def _part(length: int, cuts: list[Cut], mesh: Any) -> range:
             for piece in range(pieces)
             for run in _chunk(_chunk(runs, pieces, piece), mesh.size(mesh_dim), coordinate[mesh_dim])
         ]
+    return runs
+
+
+def _part(length: int, cuts: list[Cut], mesh: Any) -> range:
+    """The part of an axis that this rank draws; empty if the rank is not in the mesh."""
+    runs = _runs(length, cuts, mesh)
     if not runs:
         return range(0)
     if any(before.stop != after.start for before, after in pairwise(runs)):
@@ -316,6 +326,73 @@ def _local_target(out: Any, shape: tuple[int, int], mesh: Any, placements: tuple
             f"out: expected it on {mesh} with placements {placements}, got {out.device_mesh} with {out.placements}"
         )
     return None if mesh.get_coordinate() is None else out.to_local()
+
+
+# --- Parameters -----------------------------------------------------------------------------------
+
+
+def perturb_dtensors(request: Request) -> Any:
+    """Run a call of `perturb` with DTensors: each rank perturbs the elements that it holds."""
+    parameters, out = request.parameters, request.out
+    held = [_held(label("parameters", parameters, k), x) for k, x in enumerate(parameters.arrays)]
+    part = parameters._replace(arrays=[local for local, _ in held], rebuild=list)
+    targets = None
+    if out is not None:
+        for k, (x, target) in enumerate(zip(parameters.arrays, out.arrays, strict=True)):
+            _check_target(label("out", out, k), target, x)
+        targets = part if out is parameters else out._replace(arrays=[_held("out", x)[0] for x in out.arrays])
+    blocks = tuple(blocks for _, blocks in held)
+    results = run_perturb(request._replace(parameters=part, out=targets, blocks=blocks), None)
+    if out is not None:
+        torch.autograd.graph.increment_version([x for x in out.arrays if isinstance(x, DTensor)])
+        return request.given_out
+    return parameters.rebuild(
+        [
+            DTensor.from_local(result, x.device_mesh, x.placements, run_check=False, shape=x.shape, stride=x.stride())
+            if isinstance(x, DTensor)
+            else result
+            for x, result in zip(parameters.arrays, results, strict=True)
+        ]
+    )
+
+
+def _held(name: str, x: Any) -> tuple[Any, tuple[Block, ...]]:
+    """The elements of a parameter that this rank holds, and their blocks."""
+    if not isinstance(x, DTensor):
+        return x, (whole(tuple(x.shape)),)
+    for placement in x.placements:
+        if not (isinstance(placement, Replicate) or _is_shard(placement)):
+            raise ValueError(f"{name}: expected placements Shard or Replicate(), got {placement}; redistribute it")
+    shape, local = tuple(x.shape), x._local_tensor
+    if hasattr(local, "trigger_wait"):
+        local = local.wait()
+    runs = [_runs(length, _cuts(x.placements, axis), x.device_mesh) for axis, length in enumerate(shape)]
+    if x.device_mesh.get_coordinate() is None or local.numel() == 0:
+        return local, ()
+    steps = steps_of(shape)
+    begins = [[sum(map(len, of_axis[:k])) for k in range(len(of_axis))] for of_axis in runs]
+    blocks = []
+    for index in itertools.product(*(range(len(of_axis)) for of_axis in runs)):
+        held = [of_axis[k] for of_axis, k in zip(runs, index, strict=True)]
+        blocks.append(
+            Block(
+                tuple(of_axis[k] for of_axis, k in zip(begins, index, strict=True)), tuple(map(len, held)),
+                sum(run.start * step for run, step in zip(held, steps, strict=True)), steps,
+            )
+        )  # fmt: skip
+    return local, tuple(blocks)
+
+
+def _check_target(name: str, target: Any, x: Any) -> None:
+    if isinstance(target, DTensor) != isinstance(x, DTensor):
+        raise TypeError(f"{name}: expected {type(x).__name__}, as the parameter is, got {type(target).__name__}")
+    if isinstance(x, DTensor) and (target.device_mesh != x.device_mesh or target.placements != x.placements):
+        raise ValueError(
+            f"{name}: expected it on {x.device_mesh} with placements {x.placements}, got {target.device_mesh} with"
+            f" {target.placements}"
+        )
+    if target.requires_grad and not target.is_leaf:
+        raise ValueError(f"{name}: expected a leaf, got the result of an operation that autograd recorded")
 
 
 # --- Agreement ------------------------------------------------------------------------------------

@@ -22,8 +22,10 @@ from typing import Any
 import torch
 from torch import distributed
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -31,7 +33,7 @@ import multisample
 import multisample.cem
 from multisample import Generator
 from multisample.examples.cem_torchrun import minimize
-from multisample.torch import sample_sharded
+from multisample.torch import perturb_, sample_sharded
 
 # Timeout of a collective that a failed rank does not join. It includes time for ranks that compile.
 PATIENCE = datetime.timedelta(seconds=300)
@@ -96,6 +98,15 @@ class Ranks:
     def sample(self, mu: Any, sigma: Any, n: int, **call: Any) -> DTensor:
         result: DTensor = multisample.sample(mu, sigma, n, backend=self.backend, **call)
         return result
+
+    def check_part(self, result: Any, whole: torch.Tensor, model: DTensor) -> None:
+        """Check that `result` is placed as `model` is, and has this rank's part of `whole`."""
+        assert type(result) is DTensor
+        assert (result.device_mesh, result.placements, result.shape) == (
+            model.device_mesh, model.placements, model.shape,
+        )  # fmt: skip
+        part = self.on(model.device_mesh, whole, *model.placements).to_local()
+        assert same(result.to_local(), part), (result.placements, whole.shape)
 
     def check(self, result: Any, whole: torch.Tensor, mesh: DeviceMesh, placements: Any) -> None:
         """Check that `result` is a DTensor with this rank's part of `whole`."""
@@ -329,6 +340,74 @@ def out_is_written_and_returned(ranks: Ranks) -> None:
             ranks.sample(*given, 21, seed=SEED, out=wrong)
     with refused(TypeError, "^mu: expected a DTensor or a number where other arguments are DTensors, got"):
         ranks.sample(mu, 1.0, 21, seed=SEED, out=out)
+
+
+# --- Parameters -----------------------------------------------------------------------------------
+
+
+@case
+def parameters_are_those_of_one_process(ranks: Ranks) -> None:
+    strided = (_StridedShard(0, split_factor=2), Shard(0))
+    options: dict[str, Any] = {"seed": multisample.Key(SEED, 3), "member": 2, "backend": ranks.backend}
+    for dtype in DTYPES:
+        wholes = {
+            "vector": torch.linspace(-1, 1, 13), "matrix": torch.linspace(-2, 2, 7 * 10).reshape(7, 10),
+            "kernel": torch.linspace(-2, 2, 8 * 3 * 5).reshape(8, 3, 5), "turned": torch.ones(6, 8).T,
+        }  # fmt: skip
+        wholes = {name: x.to(ranks.device, dtype) for name, x in wholes.items()}
+        expected = multisample.perturb(wholes, [0.5, -1e-3], **options)
+        for mesh, placements in (
+            (ranks.line, [Shard(0)]), (ranks.line, [Shard(1)]), (ranks.line, [Replicate()]),
+            (ranks.grid, [Shard(0), Shard(1)]), (ranks.grid, [Shard(1), Shard(0)]), (ranks.grid, [Shard(0), Shard(0)]),
+            (ranks.grid, [Replicate(), Shard(1)]), (ranks.grid, list(strided)),
+        ):  # fmt: skip
+            parts = {
+                name: ranks.on(mesh, x.clone(), *(min_axis(p, x.dim()) for p in placements)) for name, x in wholes.items()
+            }  # fmt: skip
+            results = multisample.perturb(parts, [0.5, -1e-3], **options)
+            for name, result in results.items():
+                ranks.check_part(result, expected[name], parts[name])
+            assert perturb_(parts, [0.5, -1e-3], **options) is parts
+            for name, part in parts.items():
+                ranks.check_part(part, expected[name], part)
+
+
+def min_axis(placement: Any, dims: int) -> Any:
+    """The placement, along the last axis where there are fewer axes."""
+    return Shard(dims - 1) if type(placement) is Shard and placement.dim >= dims else placement
+
+
+@case
+def modules_with_tensor_and_data_parallelism_have_the_bits_of_one_process(ranks: Ranks) -> None:
+    def model() -> torch.nn.Module:
+        torch.manual_seed(3)
+        return torch.nn.Sequential(torch.nn.Linear(12, 10), torch.nn.ReLU(), torch.nn.Linear(10, 6)).to(ranks.device)
+
+    options: dict[str, Any] = {"seed": SEED, "backend": ranks.backend}
+    expected = multisample.perturb(model(), 0.5, **options)
+    plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    for mesh, with_fsdp in ((ranks.line, False), (ranks.grid["shard"], False), (ranks.grid["shard"], True)):
+        module = parallelize_module(model(), mesh, plan)
+        if with_fsdp:
+            fully_shard(module, mesh=ranks.grid["replica"])
+        assert perturb_(module, 0.5, **options) is module
+        for name, x in module.named_parameters():
+            assert same(x.full_tensor().detach(), expected[name]), name
+
+
+@case
+def wrong_parameters_are_refused(ranks: Ranks) -> None:
+    whole = torch.zeros(8, device=ranks.device)
+    part = ranks.on(ranks.line, whole, Shard(0))
+    partial = DTensor.from_local(whole, ranks.line, [Partial()])
+    for parameters, options, error, message in (
+        ([part, partial], {}, ValueError, r"^parameters\[1\]: expected placements Shard or Replicate\(\), got"),
+        ([part], {"out": [whole]}, TypeError, r"^out\[0\]: expected DTensor, as the parameter is, got Tensor$"),
+        ([part], {"out": [ranks.on(ranks.line, whole, Replicate())]}, ValueError, r"^out\[0\]: expected it on"),
+    ):
+        with refused(error, message):
+            multisample.perturb(parameters, 0.5, seed=SEED, **options)
+    assert not part.to_local().any() and not partial.to_local().any()
 
 
 # --- Communication --------------------------------------------------------------------------------
