@@ -434,7 +434,7 @@ def run_perturb(request: Request, quick_key: Hashable) -> Any:
 # A call with a number, an integer seed, and no other result than new arrays or its own parameters needs few checks.
 
 QUICK_PLANS: PlanCache[Callable[..., Any]] = PlanCache(256)
-"""Functions ``run(arrays, addresses, coefficient, seed, member)``; they return None for a call that needs all checks."""
+"""Functions ``run(arrays, addresses, coefficient, seed, member)``, which return None for calls that need all checks."""
 
 
 def read(arrays: Sequence[Any], is_fresh: bool) -> tuple[Hashable, list[int]] | None:

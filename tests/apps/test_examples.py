@@ -31,8 +31,10 @@ from multisample.examples import (
     cem_cluster,
     cem_torchrun,
     evolution_strategy,
+    mezo,
     monte_carlo_dask,
     mppi,
+    score_exchange,
 )
 
 DEVICES = [
@@ -176,6 +178,26 @@ def test_kernels_of_the_programs_compile_without_a_warning(draw: str) -> None:
 def test_an_evolution_strategy_approaches_its_target(device: str) -> None:
     distances = evolution_strategy.train(d=200, steps=150, device=device)
     assert distances[-1] < 0.2 * distances[0]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_mezo_lowers_the_loss_of_a_transformer(device: str) -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        losses, backward_loss = mezo.train(steps=60, device=device, backward_steps=30)
+    finally:
+        torch.set_num_threads(threads)
+    assert losses[-1] < 0.9 * losses[0]
+    assert backward_loss < 0.9 * losses[0]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_workers_that_exchange_scores_keep_equal_parameters(device: str) -> None:
+    scores, digests = score_exchange.train(("cpu", device), steps=25)
+    assert all(len(of_step) == 1 for of_step in digests)
+    assert len(set.union(*digests)) == 25
+    assert scores[-1] > 0.1 * scores[0]
 
 
 def test_workers_of_an_evolution_strategy_share_scores_and_seeds_alone() -> None:

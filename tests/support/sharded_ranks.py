@@ -361,9 +361,9 @@ def parameters_are_those_of_one_process(ranks: Ranks) -> None:
             (ranks.grid, [Shard(0), Shard(1)]), (ranks.grid, [Shard(1), Shard(0)]), (ranks.grid, [Shard(0), Shard(0)]),
             (ranks.grid, [Replicate(), Shard(1)]), (ranks.grid, list(strided)),
         ):  # fmt: skip
-            parts = {
-                name: ranks.on(mesh, x.clone(), *(min_axis(p, x.dim()) for p in placements)) for name, x in wholes.items()
-            }  # fmt: skip
+            parts = {}
+            for name, x in wholes.items():
+                parts[name] = ranks.on(mesh, x.clone(), *(min_axis(p, x.dim()) for p in placements))
             results = multisample.perturb(parts, [0.5, -1e-3], **options)
             for name, result in results.items():
                 ranks.check_part(result, expected[name], parts[name])
