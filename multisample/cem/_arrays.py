@@ -16,9 +16,9 @@ import numpy as np
 from multisample.backends.contract import HostArray
 from multisample.backends.memory.host import quiet, rounded
 
-from .._libraries import Device, described, library_of
+from .._libraries import CPU, Device, described, library_of
 
-__all__ = ["Arrays", "Scored", "arrays_like", "on_host"]
+__all__ = ["Arrays", "Scored", "TracedArrays", "arrays_like", "on_host"]
 
 
 class Scored(NamedTuple):
@@ -82,14 +82,23 @@ class Arrays:
     def sum(self, array: Any) -> Any:
         """Sums over the last axis, in an order that depends on its length only, not on the number of searches.
 
-        Devices split a sum by the shape of the whole array, so the array is folded there to one column.
+        Devices split a sum by the shape of the whole array, so the array is folded there to one column. NumPy and
+        PyTorch add rows in another order if they are not contiguous.
         """
+        array = self.contiguous(array)
         while (n := array.shape[-1]) > self.most_summed:
             half = 1 << (n - 1).bit_length() - 1
             folded = array[..., : n - half] + array[..., half:]
             rest = array[..., n - half : half]
             array = folded if n == 2 * half else self.xp.concatenate([folded, rest], -1)
         return array.sum(-1)
+
+    def contiguous(self, array: Any) -> Any:
+        return self.xp.ascontiguousarray(array)
+
+    def quotient(self, array: Any, divisors: Any) -> Any:
+        """`array` divided by one divisor for each search; with the same bits for one search as for several."""
+        return array / divisors
 
     def at(self, array: Any, which: Any) -> Any:
         """The elements at the indices `which` of each row of a vector or a matrix."""
@@ -173,15 +182,44 @@ class _CupyArrays(Arrays):
             return cupy.empty(0, dtype_name)
 
 
-class _JaxArrays(Arrays):
-    mutable = False
+class TracedArrays(Arrays):
+    """JAX's operations, in which arrays may be traced, and so have no device."""
 
-    def __init__(self, like: Any, device: Device) -> None:
+    mutable = False
+    most_summed = 1  # XLA chooses the order of a sum by the shape of the whole array, on a CPU too.
+
+    def __init__(self, like: Any, device: Device = CPU) -> None:
         super().__init__(like, device)
         self.jax = sys.modules["jax"]
         self.xp = self.jax.numpy
-        (self.where,) = like.devices()
         self.real = self.xp.result_type(float)
+
+    def put(self, array: HostArray, dtype: Any = None) -> Any:
+        return self.xp.asarray(array, dtype or self.dtype)
+
+    def adopt(self, array: Any) -> Any:
+        return self.xp.asarray(array)
+
+    def contiguous(self, array: Any) -> Any:
+        return array
+
+    def quotient(self, array: Any, divisors: Any) -> Any:
+        # XLA replaces a division by a scalar with a product, but keeps a division by a vector.
+        return array / self.jax.lax.optimization_barrier(self.xp.broadcast_to(divisors, array.shape))
+
+    def scattered(self, zeros: Any, which: Any, values: Any) -> Any:
+        return zeros.at[self._places(which)].set(values)
+
+    def clipped(self, samples: Any, low: Any, high: Any) -> Any:
+        return self.xp.clip(samples, low, high)
+
+
+class _JaxArrays(TracedArrays):
+    """JAX's operations on arrays of one device."""
+
+    def __init__(self, like: Any, device: Device) -> None:
+        super().__init__(like, device)
+        (self.where,) = like.devices()
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
         current: contextlib.AbstractContextManager[Any] = self.jax.default_device(self.where)
@@ -193,18 +231,12 @@ class _JaxArrays(Arrays):
     def adopt(self, array: Any) -> Any:
         return self.jax.device_put(self.xp.asarray(array), self.where)
 
-    def scattered(self, zeros: Any, which: Any, values: Any) -> Any:
-        return zeros.at[self._places(which)].set(values)
-
     def seeds(self, seeds: HostArray) -> Any:
         return self.put(_halves(seeds), self.xp.uint32)
 
     def keys(self, seeds: Any, offset: int) -> Any:
         halves = self.put(_halves(np.array([offset], np.uint64)), self.xp.uint32)
         return self.xp.concatenate([seeds, self.xp.broadcast_to(halves, seeds.shape)], -1)
-
-    def clipped(self, samples: Any, low: Any, high: Any) -> Any:
-        return self.xp.clip(samples, low, high)
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         return _jitted(function)
@@ -272,6 +304,9 @@ class _TorchArrays(Arrays):
             return self.xp.topk(scores, count, largest=False, sorted=False).indices
         # On a device, topk has several algorithms, which treat equal scores differently.
         return self.xp.sort(scores, stable=True).indices[..., :count]
+
+    def contiguous(self, array: Any) -> Any:
+        return array.contiguous()
 
     def at(self, array: Any, which: Any) -> Any:
         return array.gather(-1, which)

@@ -72,6 +72,10 @@ class CEMState(TypedDict):
 class Result(Generic[ArrayT]):
     """The result of a run, with the names of `scipy.optimize.OptimizeResult`.
 
+    Of B searches, each attribute except `nfev` has all results: arrays have an axis of length B in front, numbers and
+    bools are NumPy arrays of shape (B,), and `message` is a tuple. Rows of the history after the end of a search are
+    NaN, and 0 in "nonfinite".
+
     Attributes
     ----------
     x : array, shape (d,)
@@ -84,7 +88,8 @@ class Result(Generic[ArrayT]):
     nit : int
         Iterations until the run ended.
     nfev : int
-        Scores that f computed; more than ``n * nit`` if `check_every` detected the end late.
+        Scores that f computed, for each search; more than ``n * nit`` if `check_every` detected the end late, or other
+        searches ran on.
     nonfinite : int
         Number of the ``n * nit`` scores that were NaN or infinite.
     success : bool
@@ -253,12 +258,12 @@ class CEM(Generic[ArrayT]):
 
         Parameters
         ----------
-        out : array, shape (d, n), optional
+        out : array, shape (d, n) or (B, d, n), optional
             Destination, as for `multisample.sample`, such as earlier samples that are no longer needed.
 
         Returns
         -------
-        array, shape (d, n)
+        array, shape (d, n) or (B, d, n)
             The samples, of the library and on the device of `mu`, ready on that library's current stream.
 
         Raises
@@ -778,8 +783,8 @@ def minimize(
         Takes the samples, of shape (d, n), and returns their n scores; lower is better. Scores that are not an array of
         the same library on the same device are copied there. NaN and infinite scores count as worst, and are counted.
         It may overwrite the samples, which changes no result. The next iteration overwrites them too, if the arrays are
-        mutable.
-    mu, sigma : array, shape (d,) or (d, 1)
+        mutable. With B seeds, samples are (B, d, n) and scores (B, n).
+    mu, sigma : array, shape (d,) or (d, 1); with B seeds (B, d) or (d,)
         Initial means, and standard deviations of at least 0, as for `multisample.sample`, in float32 or float64. Arrays
         of NumPy, PyTorch, CuPy or JAX, or lists; one of the two may be a number.
     n : int
@@ -791,16 +796,16 @@ def minimize(
     smoothing : float, default 1.0
         ``0 < smoothing <= 1``: the weight of the refitted mean and standard deviation; the previous ones have weight
         ``1 - smoothing``. Values such as 0.7 prevent an early collapse [1]_.
-    noise_floor : float or array, shape (d,), or callable, default 0.0
+    noise_floor : float or array, shape (d,) or with B seeds (B, d), or callable, default 0.0
         A variance (the square of a standard deviation) that is added to the refitted variances, so that they cannot
         collapse. A callable is a schedule: it takes the number of the iteration, from 1, and returns the variance. The
         Tetris players of [2]_ were trained with a decreasing schedule, ``lambda t: max(5 - t / 10, 0)``.
-    bounds : tuple of two floats or arrays, shape (d,), optional
+    bounds : tuple of two floats or arrays, shape (d,) or with B seeds (B, d), optional
         Lowest and highest values, which may be infinite; `mu` must lie within. Components of samples are clipped to the
         bounds. So `f` sees no sample outside, and the method finds optima on the boundary, which samples of a truncated
         normal distribution only approach [3]_.
     tol : float, optional
-        The run ends when the largest standard deviation is at most `tol`.
+        The run ends when the largest standard deviation is at most `tol`; of B searches, each by itself.
     callback : callable, optional
         Called with the `CEM` after each iteration; the run ends if it returns a true value. It waits for the device
         only if it reads results, as by ``cem.result()``.
@@ -817,9 +822,10 @@ def minimize(
         processors of this machine. The result does not depend on it, nor on the executor.
     backend : str, default "auto"
         As for `multisample.sample`. A CUDA backend converts NumPy arrays and lists to arrays of its own library.
-    seed : int, optional
+    seed : int, or a vector of B ints, optional
         ``0 <= seed < 2**64``: seed of the `Generator` that draws all samples. By default the seed comes from the
         generator that `multisample.sample` would use: PyTorch's for tensors, else the one of `multisample.manual_seed`.
+        A vector, as for `multisample.sample` but without offsets, starts B searches side by side.
     noise : {"independent", "shared"}, default "independent"
         As for `multisample.sample`. With "shared", all samples of all iterations lie on one line, on which few
         functions have their minimum.
@@ -829,13 +835,14 @@ def minimize(
     Returns
     -------
     Result
-        Best sample and score, last mean and standard deviation, status and history.
+        Best sample and score, last mean and standard deviation, status and history; of B searches, each of them with
+        an axis of searches.
 
     Raises
     ------
     TypeError
         If an argument has a wrong type, or `mu` belongs to a library that is not listed above. With `executor`: if
-        `f` cannot be sent to its processes, or `mu` is an array of JAX.
+        `f` cannot be sent to its processes, `mu` is an array of JAX, or `seed` is a vector.
     ValueError
         If an argument is out of range. `minimize` also raises every error of `multisample.sample` and `f`.
     concurrent.futures.BrokenExecutor
@@ -851,6 +858,10 @@ def minimize(
 
     Samples of equal `mu` and `sigma` have the same bits everywhere. The array library computes sums over elites in its
     own order. So runs with different libraries or devices differ by rounding after the first refit.
+
+    B searches share each draw and each call of `f`. Each equals its own run with its seed, bit for bit, on the same
+    kind of device, if `f` computes a score alike for one search and for several. `f` gets the samples of all searches
+    until the last has ended; scores of searches that have ended are ignored.
 
     With `executor`, `f` is called once for each task, with two or more of the samples. Results equal those without
     executor, bit for bit, if the score of a sample does not depend on the others, to the last bit. NumPy's sums over
@@ -880,6 +891,14 @@ def minimize(
     'The largest standard deviation, 7.09e-07, is at most tol = 1e-06.'
     >>> bool(abs(result.x).max() < 1e-5), result.nfev
     (True, 20500)
+
+    Two searches from different means:
+
+    >>> def squares(x):
+    ...     return np.square(x - 1.0).sum(axis=1)
+    >>> result = cem.minimize(squares, [[0.0] * 3, [5.0] * 3], 2.0, 200, tol=1e-6, seed=[7, 8])
+    >>> result.mu.round(4).tolist(), result.success.tolist()
+    ([[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]], [True, True])
     """
     iterations = checked_integer("iterations", iterations, 0, WORD_64)
     if check_every is not None:
@@ -964,10 +983,14 @@ def _state_array(name: str, value: Any) -> HostArray:
     """``state[name]`` as an array of numbers; TypeError otherwise."""
     try:
         array = np.asarray(value)
+        if name == "seed" and array.ndim and array.dtype == np.float64:  # NumPy's type for [2**63, 0], from JSON.
+            array = np.array(value, object)
     except (TypeError, ValueError) as error:
         raise TypeError(f"state[{name!r}]: expected numbers, got {describe(value)} ({error})") from error
-    # NumPy stores an integer of more than 64 bits as an object.
-    if array.dtype.kind not in "fiu" and not (array.ndim == 0 and isinstance(array.item(), int)):
+    valid = array.dtype.kind in "fiu"
+    if array.dtype == object or array.ndim == 0:  # NumPy stores an integer of more than 64 bits as an object.
+        valid = valid or all(isinstance(x, int) for x in array.reshape(-1).tolist())
+    if not valid:
         raise TypeError(f"state[{name!r}]: expected numbers, got {describe(value)}")
     return array
 

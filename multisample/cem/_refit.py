@@ -62,9 +62,10 @@ def refit(
     best = arrays.cast(samples(which) if callable(samples) else arrays.columns(samples, which))
     weight, count, divisor = _weights(arrays, best_scores)
     weight = weight[..., None, :]
-    mean = arrays.sum(best * weight) / divisor
+    # A factor of 0 or 1 is exact, so a compiler that fuses it with the sum changes no bit.
+    mean = arrays.quotient(arrays.sum(best * weight), divisor)
     deviation = best - mean[..., None]
-    variance = arrays.sum(deviation * deviation * weight) / divisor
+    variance = arrays.quotient(arrays.sum(deviation * deviation * weight), divisor)
     first = arrays.columns(best, best_scores.argmin(-1)[..., None])[..., 0]
     return _followed(arrays, smoothing, tol, state, mean, variance, first, count, best_scores, scores, noise)
 
@@ -75,7 +76,7 @@ def elite_weights(arrays: Arrays, elites: int, smoothing: float, tol: float | No
     weight, _, divisor = _weights(arrays, best_scores)
     zeros = arrays.xp.zeros_like(arrays.cast(scores))
     best = arrays.at(which, best_scores.argmin(-1)[..., None])
-    return arrays.scattered(zeros, which, weight / divisor), arrays.scattered(zeros, best, 1.0)
+    return arrays.scattered(zeros, which, arrays.quotient(weight, divisor)), arrays.scattered(zeros, best, 1.0)
 
 
 def refit_by_moments(

@@ -3,46 +3,23 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable
 from typing import Any, SupportsIndex
 
 import numpy as np
 
-from multisample.backends.contract import HostArray
-
 from .._arguments import checked_integer, describe
 from .._call import COLUMNS as MOST_SAMPLES
-from .._libraries import CPU, is_number
+from .._libraries import is_number
 from .._libraries.jax import is_jax
 from .._randomness.keys import batch_of
 from .._sample import sample
 from .._typing import Noise, Number
-from ._arrays import Arrays, arrays_like
+from ._arrays import Arrays, TracedArrays, arrays_like
 from ._method import check_searches, checked_elites, checked_number, checked_smoothing
 from ._refit import State, refit
 
 __all__ = ["start", "step"]
-
-
-class _TracedArrays(Arrays):
-    """JAX's operations, in which arrays may be traced, and so have no device."""
-
-    mutable = False
-
-    def __init__(self, like: Any) -> None:
-        super().__init__(like, CPU)
-        self.xp = sys.modules["jax"].numpy
-        self.real = self.xp.result_type(float)
-
-    def put(self, array: HostArray, dtype: Any = None) -> Any:
-        return self.xp.asarray(array, dtype or self.dtype)
-
-    def adopt(self, array: Any) -> Any:
-        return self.xp.asarray(array)
-
-    def clipped(self, samples: Any, low: Any, high: Any) -> Any:
-        return self.xp.clip(samples, low, high)
 
 
 def _arrays_for(like: Any) -> Arrays:
@@ -50,7 +27,7 @@ def _arrays_for(like: Any) -> Arrays:
         return arrays_like(like)
     if like.dtype not in ("float32", "float64"):
         raise TypeError(f"mu: expected float32 or float64, in which to refit it, got {like.dtype}")
-    return _TracedArrays(like)
+    return TracedArrays(like)
 
 
 def start(mu: Any, sigma: Any, searches: SupportsIndex | None = None) -> State:
@@ -79,13 +56,15 @@ def start(mu: Any, sigma: Any, searches: SupportsIndex | None = None) -> State:
     check_searches(seed, "searches=B", mu=mu, sigma=sigma)
     none_of_them = sample(mu, sigma, 0, seed=seed)
     arrays, shape = _arrays_for(none_of_them), tuple(map(int, none_of_them.shape[:-1]))
+
+    def vector(x: Any) -> Any:
+        if is_number(x):
+            return arrays.put(np.full(shape, x))
+        array = arrays.cast(arrays.adopt(x))
+        return arrays.xp.broadcast_to(array if batch else array.reshape(-1), shape) + 0
+
     with arrays.scope():
-        vectors = [
-            arrays.put(np.full(shape, x))
-            if is_number(x)
-            else arrays.xp.broadcast_to(arrays.cast(arrays.adopt(x)).reshape(*shape[:-1], -1), shape) + 0
-            for x in (mu, sigma)
-        ]
+        vectors = [vector(x) for x in (mu, sigma)]
         infinity, one = (arrays.put(np.full(batch, value), arrays.real) for value in (math.inf, 1.0))
         return State(vectors[0], vectors[1], vectors[0], infinity, one > 0)
 
@@ -161,7 +140,7 @@ def step(
         raise ValueError(f"seed: expected {accepted}, for state.mu of shape {(*batch, d)}, got {describe(seed)}")
     options: dict[str, Any] = {"noise": noise, "antithetic": antithetic, "fast_math": fast_math, "backend": backend}
     with arrays.scope():
-        edges = None if bounds is None else [_column(arrays, edge, batch) for edge in bounds]
+        edges = None if bounds is None else [_column(arrays, "bounds", edge, (*batch, d)) for edge in bounds]
 
         def draw() -> Any:
             samples = sample(state.mu, state.sigma, n, seed=seed, **options)
@@ -178,14 +157,18 @@ def step(
         elif not arrays.is_real(scores):
             raise TypeError(f"f: expected scores that are real numbers, got {describe(scores.dtype)}")
         if not isinstance(noise_floor, float):
-            noise_floor = _column(arrays, noise_floor, batch)[..., 0]
+            noise_floor = _column(arrays, "noise_floor", noise_floor, (*batch, d))[..., 0]
         following, _ = refit(arrays, elites, smoothing, tol, state, samples, scores, noise_floor)
     return following
 
 
-def _column(arrays: Arrays, values: Any, batch: list[int]) -> Any:
-    """A number, or values of shape (d,), (d, 1) or (B, d), as they are broadcast over samples."""
-    if is_number(values):
-        return arrays.put(np.array(values))
-    array = arrays.cast(arrays.adopt(values))
-    return array[..., None] if batch else array.reshape(-1, 1)
+def _column(arrays: Arrays, name: str, values: Any, shape: tuple[int, ...]) -> Any:
+    """Argument `name`, a number or an array for means of this shape, as it is broadcast over samples."""
+    array = arrays.put(np.array(values)) if is_number(values) else arrays.cast(arrays.adopt(values))
+    given = tuple(array.shape)
+    if given == (*shape, 1):
+        return array
+    if given not in ((), shape[-1:], shape):
+        accepted = " or ".join(map(str, dict.fromkeys((shape[-1:], shape))))
+        raise ValueError(f"{name}: expected a number or shape {accepted}, got shape {given}")
+    return array[..., None]

@@ -1,9 +1,9 @@
 """MeZO, which trains with forward passes alone, next to backpropagation, on a small transformer.
 
 A step perturbs all parameters in one direction and in the opposite one. The difference of the losses tells how far the
-parameters move along that direction (Malladi et al., "Fine-Tuning Language Models with Just Forward Passes", arXiv:2305.17333). Each direction is
-drawn again from its seed, in place: a step needs no memory beside that of a forward pass. Its gradient is noisy, so it
-takes many more steps than backpropagation.
+parameters move along that direction (Malladi et al., "Fine-Tuning Language Models with Just Forward Passes",
+arXiv:2305.17333). Each direction is drawn again from its seed, in place: a step needs no memory beside that of a
+forward pass. Its gradient is noisy, so MeZO takes many more steps than backpropagation.
 
 python -m multisample.examples.mezo                    # on the CPU
 python -m multisample.examples.mezo --device cuda      # on a GPU

@@ -1,0 +1,443 @@
+"""Several searches of the cross-entropy method side by side: each equals its own run, bit for bit."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import json
+import math
+import os
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from multisample import Key, cem
+from multisample.cem import CEM, Result
+
+Array = np.ndarray[Any, Any]
+B, D, N = 4, 3, 60
+SEEDS = [7, 2**64 - 1, 0, 2**63]
+RANDOM_RUNS = int(os.environ.get("MULTISAMPLE_TEST_CEM_BATCHES", "30"))
+
+
+class Library(NamedTuple):
+    """Operations of the tests on the arrays of a library."""
+
+    name: str
+    array: Callable[[Any], Any]
+    to_numpy: Callable[[Any], Array]
+    seeds: Callable[[list[int]], Any]
+
+
+def numpy_library() -> Library:
+    return Library("numpy", np.array, np.asarray, lambda seeds: np.array(seeds, np.uint64))
+
+
+def torch_library() -> Library:
+    torch = pytest.importorskip("torch")
+
+    def seeds(values: list[int]) -> Any:
+        return torch.from_numpy(np.array(values, np.uint64).view(np.int64))
+
+    return Library("torch", lambda x: torch.from_numpy(np.array(x)), lambda x: np.asarray(x), seeds)
+
+
+def key_data(seeds: list[int]) -> Array:
+    return np.array([[seed >> 32, seed & 0xFFFFFFFF] for seed in seeds], np.uint32)
+
+
+def jax_library() -> Library:
+    jax = pytest.importorskip("jax")
+    return Library("jax", jax.numpy.asarray, np.asarray, lambda seeds: jax.numpy.asarray(key_data(seeds)))
+
+
+@pytest.fixture(params=[numpy_library, torch_library, jax_library], ids=["numpy", "torch", "jax"])
+def library(request: pytest.FixtureRequest) -> Iterator[Library]:
+    library: Library = request.param()
+    scope: Any = contextlib.nullcontext()
+    if library.name == "jax":
+        import jax
+
+        scope = jax.default_device(jax.devices("cpu")[0])
+    with scope:
+        yield library
+
+
+def squares(library: Library, targets: Array, kind: str = "") -> Callable[[Any], Any]:
+    """A function whose scores are alike for one search and for several: squared distances, summed row by row."""
+
+    def f(x: Any) -> Any:
+        samples, scores = library.to_numpy(x), 0.0
+        for i in range(samples.shape[-2]):
+            scores = scores + (samples[..., i, :] - targets[..., i, None]) ** 2
+        if kind == "few finite":
+            scores = np.where(scores > 4, np.nan, scores)
+        if kind == "equal":
+            scores = np.round(scores)
+        if kind == "integers":
+            return np.round(scores).astype(np.int32).tolist()
+        if kind == "by columns":
+            scores = np.asfortranarray(scores)
+        return library.array(scores)
+
+    return f
+
+
+def assert_equal_runs(together: Result[Any], alone: list[Result[Any]], to_numpy: Callable[[Any], Array]) -> None:
+    for b, one in enumerate(alone):
+        for name in ("x", "mu", "sigma"):
+            assert to_numpy(getattr(together, name)[b]).tobytes() == to_numpy(getattr(one, name)).tobytes(), name
+        for name in ("fun", "nit", "nonfinite", "success", "status", "message"):
+            assert getattr(together, name)[b] == getattr(one, name), name
+        for name, column in one.history.items():
+            rows = together.history[name][b]
+            assert np.array_equal(rows[: one.nit], column, equal_nan=True), name
+            assert len(rows) == max(run.nit for run in alone)
+
+
+# --- Equal to single runs -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_searches_equal_their_own_runs(library: Library, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    # JAX compiles every shape.
+    for _ in range(max(RANDOM_RUNS // (15 if library.name == "jax" else 1), 1)):
+        check_random_searches(library, random)
+
+
+def check_random_searches(library: Library, random: Any) -> None:
+    batch, d, n = (int(random.choice(sizes)) for sizes in ([1, 2, 5], [1, 2, 7, 33], [2, 5, 33, 257, 1000]))
+    dtype = "float32" if library.name == "jax" else random.choice(["float32", "float64"])
+    seeds = [int(x) for x in random.integers(2**64, size=batch, dtype=np.uint64)]
+    mu, sigma, floor, target, below, above = random.uniform(0.1, 2, (6, batch, d)).astype(dtype)
+    common: dict[str, Any] = {
+        "noise": random.choice(["independent", "shared"]), "antithetic": bool(random.integers(2)),
+        "smoothing": float(random.choice([1.0, 0.7])), "elite_frac": max(float(random.choice([0.1, 0.3, 1.0])), 2 / n),
+        "tol": random.choice([None, 0.5, 1.0]),
+    }  # fmt: skip
+    if random.random() < 0.3:
+        common["noise_floor"] = random.choice([0.1, lambda t: 1 / t])
+    together, alone = dict(common), [dict(common) for _ in seeds]
+    if random.random() < 0.5:
+        together["noise_floor"] = (lambda t: floor / t) if random.random() < 0.5 else floor
+        for b, options in enumerate(alone):
+            is_schedule = callable(together["noise_floor"])
+            options["noise_floor"] = (lambda t, b=b: floor[b] / t) if is_schedule else floor[b]
+    if has_bounds := random.random() < 0.3:
+        together["bounds"] = mu - below, mu + above
+        for b, options in enumerate(alone):
+            options["bounds"] = mu[b] - below[b], mu[b] + above[b]
+    kind = random.choice(["", "few finite", "equal", "integers", "by columns"])
+    ways = ["minimize", "ask and tell", "saved"] + ["without samples"] * (not has_bounds)
+    way, iterations = random.choice(ways), int(random.choice([0, 1, 3, 8]))
+    forms: list[Callable[[list[int]], Any]] = [list, lambda seeds: np.array(seeds, np.uint64), library.seeds]
+    vector = forms[random.integers(3)](seeds)
+
+    def result(mu: Array, sigma: Array, target: Array, seed: Any, options: dict[str, Any]) -> Result[Any]:
+        f = squares(library, target, kind)
+        start, deviation = library.array(mu), library.array(sigma)
+        if way == "minimize":
+            return cem.minimize(f, start, deviation, n, seed=seed, iterations=iterations, **options)
+        run = CEM(start, deviation, n, seed=seed, **options)
+        for t in range(iterations):
+            x = run.ask()
+            scores = f(x)
+            run.tell(None if way == "without samples" else x, scores)
+            if way == "saved" and t == iterations // 2:
+                state, run = run.state, CEM(start, deviation, n, seed=np.zeros_like(run.state["seed"]), **options)
+                run.state = state
+        return run.result()
+
+    try:
+        own = [result(mu[b], sigma[b], target[b], seed, alone[b]) for b, seed in enumerate(seeds)]
+        assert_equal_runs(result(mu, sigma, target, vector, together), own, library.to_numpy)
+    except AssertionError as error:
+        error.add_note(f"{batch=} {d=} {n=} {dtype=} {kind=} {way=} {iterations=} {common}")
+        raise
+
+
+@pytest.mark.parametrize("way", ["samples", "no samples"])
+def test_sums_do_not_depend_on_the_number_of_searches(library: Library, way: str) -> None:
+    """Of many elites, whose sums XLA, NumPy and PyTorch order by the shape and the strides of an array."""
+    random, batch, d, n = np.random.default_rng(1), 8, 16, 1000
+    mu, target = random.normal(size=(2, batch, d)).astype(np.float32)
+
+    def result(mu: Array, target: Array, seed: Any) -> Result[Any]:
+        run = CEM(library.array(mu), 1.5, n, seed=seed, smoothing=0.9, noise_floor=0.1)
+        for _ in range(3):
+            x = run.ask()
+            scores = squares(library, target, "by columns")(x)
+            run.tell(x if way == "samples" else None, scores)
+        return run.result()
+
+    alone = [result(mu[b], target[b], b) for b in range(batch)]
+    assert_equal_runs(result(mu, target, list(range(batch))), alone, library.to_numpy)
+
+
+MU = np.linspace(-1, 2, B * D).reshape(B, D).astype(np.float32)
+TARGETS = np.linspace(0, 1, B * D).reshape(B, D).astype(np.float32)
+
+
+def test_a_common_mean_and_numbers_serve_all_searches(library: Library) -> None:
+    f, options = squares(library, TARGETS), {"iterations": 4, "bounds": (-3, 3), "noise_floor": MU[0] ** 2}
+    together = cem.minimize(f, library.array(MU[0]), 1.5, N, seed=SEEDS, **options)
+    alone = [
+        cem.minimize(squares(library, TARGETS[b]), library.array(MU[0]), 1.5, N, seed=seed, **options)
+        for b, seed in enumerate(SEEDS)
+    ]
+    assert_equal_runs(together, alone, library.to_numpy)
+
+
+def test_every_search_stops_by_itself(library: Library) -> None:
+    """The function gets all searches until the last has ended, and scores of searches that have ended are ignored."""
+    sigma, statuses = np.array([[0.1], [1.0], [0.02], [3.0]], np.float32) * np.ones((1, D), np.float32), []
+    f, ended = squares(library, TARGETS), np.zeros(B, bool)
+
+    def scored(x: Any) -> Any:
+        assert tuple(x.shape) == (B, D, N)
+        return library.array(np.where(ended[:, None], np.float32(-1e9), library.to_numpy(f(x))))
+
+    def callback(run: CEM[Any]) -> None:
+        statuses.append(run.status)
+        ended[:] = run.status != 0
+
+    start, options = library.array(MU), {"tol": 0.05, "iterations": 60}
+    together = cem.minimize(scored, start, library.array(sigma), N, seed=SEEDS, callback=callback, **options)
+    alone = [
+        cem.minimize(
+            squares(library, TARGETS[b]), library.array(MU[b]), library.array(sigma[b]), N, seed=seed, **options
+        )
+        for b, seed in enumerate(SEEDS)
+    ]
+    assert_equal_runs(together, alone, library.to_numpy)
+    assert len(set(together.nit.tolist())) > 2
+    assert together.nfev == N * together.nit.max() == N * len(statuses)
+    assert together.status.tolist() == [1] * B
+    assert np.isnan(together.history["best"][2, together.nit[2] :]).all()
+
+
+def test_the_callback_ends_the_searches_that_still_run(library: Library) -> None:
+    sigma = np.array([[1e-3], [1.0], [1.0], [1.0]], np.float32) * np.ones((1, D), np.float32)
+    result = cem.minimize(
+        squares(library, TARGETS), library.array(MU), library.array(sigma), N, seed=SEEDS, tol=0.01,
+        callback=lambda run: True,
+    )  # fmt: skip
+    assert result.status.tolist() == [1, 5, 5, 5]
+    assert result.success.tolist() == [True, False, False, False]
+    assert [message.split(",")[0][:12] for message in result.message] == ["The largest "] + ["The callback"] * 3
+
+
+def test_ends_of_all_kinds_side_by_side() -> None:
+    """Search 0 collapses, 1 has no finite score, 2 overflows and 3 runs on."""
+    mu = np.array([[0.0], [0.0], [2e38], [0.0]], np.float32)
+    sigma = np.array([[0.0], [1.0], [1e38], [1.0]], np.float32)
+
+    def f(x: Array) -> Array:
+        scores = np.array(x[:, 0])
+        scores[1] = np.nan
+        scores[2] = -scores[2]
+        return scores
+
+    result = cem.minimize(f, mu, sigma, N, seed=SEEDS, iterations=30, noise_floor=np.array([0, 0, 1e38, 1.0])[:, None])
+    assert result.status.tolist() == [2, 3, 4, 0]
+    assert result.fun[1] == math.inf
+    assert result.nit.tolist() == [1, 1, 1, 30]
+
+
+def test_a_function_may_overwrite_the_samples_of_all_searches(library: Library) -> None:
+    if library.name == "jax":
+        pytest.skip("arrays of JAX are immutable")
+    f = squares(library, TARGETS)
+
+    def overwriting(x: Any) -> Any:
+        scores = f(x)
+        x[:] = 0
+        return scores
+
+    first, second = (cem.minimize(g, library.array(MU), 1.0, N, seed=SEEDS, iterations=5) for g in (f, overwriting))
+    assert library.to_numpy(first.x).tobytes() == library.to_numpy(second.x).tobytes()
+    assert library.to_numpy(first.mu).tobytes() == library.to_numpy(second.mu).tobytes()
+
+
+def test_one_search_in_a_vector_has_results_with_an_axis(library: Library) -> None:
+    result = cem.minimize(squares(library, TARGETS[:1]), library.array(MU[:1]), 1.0, N, seed=[7], iterations=2)
+    assert tuple(result.mu.shape) == (1, D)
+    assert result.fun.shape == result.nit.shape == result.success.shape == result.status.shape == (1,)
+    assert result.message == ("All 2 iterations ran.",)
+    assert result.history["best"].shape == (1, 2)
+
+
+# --- Saved states ---------------------------------------------------------------------------------
+
+
+def test_a_state_from_json_keeps_seeds_of_64_bits(library: Library) -> None:
+    original = CEM(library.array(MU), 1.0, N, seed=SEEDS, tol=0.3)
+    f = squares(library, TARGETS)
+    for _ in range(3):
+        x = original.ask()
+        original.tell(x, f(x))
+    resumed = CEM(library.array(MU), 1.0, N, seed=[0] * B, tol=0.3)
+    resumed.state = json.loads(json.dumps({name: value.tolist() for name, value in original.state.items()}))
+    assert resumed.state["seed"].tolist() == SEEDS
+    for _ in range(4):
+        x, y = original.ask(), resumed.ask()
+        assert library.to_numpy(x).tobytes() == library.to_numpy(y).tobytes()
+        original.tell(x, f(x))
+        resumed.tell(y, f(y))
+    assert_equal_runs(original.result(), [row_of(resumed.result(), b) for b in range(B)], library.to_numpy)
+
+
+def row_of(result: Result[Any], b: int) -> Result[Any]:
+    names = ("x", "fun", "mu", "sigma", "nit", "nonfinite", "success", "status", "message")
+    nit = int(result.nit[b])
+    history = {name: column[b, :nit] for name, column in result.history.items()}
+    return Result(**{name: getattr(result, name)[b] for name in names}, nfev=result.nfev, history=history)
+
+
+@pytest.mark.parametrize(
+    ("message", "changed"),
+    [
+        (r"^state\['seed'\]: expected shape \(4,\), got \(\)", {"seed": 7}),
+        (r"^state\['mu'\]: expected shape \(4, 3\), got \(3,\)", {"mu": [0.0] * D}),
+        (r"^state\['history'\]: expected shape \(1, 4, 6\), got \(1, 6\)", {"history": [[1, 2, 3, 0.5, 0, 0]]}),
+        (r"^state\['seed'\]: expected 0 <= .* got 18446744073709551616", {"seed": [2**64, 1, 2, 3]}),
+        (r"^state\['sigma'\]: .* got -1.0 at 1, 2", {"sigma": np.where(np.arange(12).reshape(4, 3) == 5, -1.0, 1.0)}),
+    ],
+)
+def test_a_state_of_another_shape_raises_and_changes_nothing(message: str, changed: dict[str, Any]) -> None:
+    run = CEM(MU, 1.0, N, seed=SEEDS)
+    with pytest.raises(ValueError, match=message):
+        run.state = {**run.state, **changed}  # type: ignore[typeddict-item]
+    assert np.array_equal(run.ask(), CEM(MU, 1.0, N, seed=SEEDS).ask())
+
+
+# --- `step` ---------------------------------------------------------------------------------------
+
+
+def test_steps_equal_those_of_single_searches(library: Library) -> None:
+    options: dict[str, Any] = {"smoothing": 0.8, "tol": 0.2, "noise": "independent", "antithetic": True}
+    bounds, floor = (MU - 1, MU + 1), MU**2
+    together = cem.start(library.array(MU), 1.5, searches=B)
+    alone = [cem.start(library.array(MU[b]), 1.5) for b in range(B)]
+    for t in range(5):
+        together = cem.step(
+            together, [Key(seed, t) for seed in SEEDS], squares(library, TARGETS), N, noise_floor=library.array(floor),
+            bounds=tuple(map(library.array, bounds)), **options,
+        )  # fmt: skip
+        for b, seed in enumerate(SEEDS):
+            alone[b] = cem.step(
+                alone[b], Key(seed, t), squares(library, TARGETS[b]), N, noise_floor=library.array(floor[b]),
+                bounds=tuple(library.array(edge[b]) for edge in bounds), **options,
+            )  # fmt: skip
+    for name, column in together._asdict().items():
+        for b in range(B):
+            assert library.to_numpy(column[b]).tobytes() == library.to_numpy(getattr(alone[b], name)).tobytes(), name
+
+
+def test_a_common_mean_starts_all_searches(library: Library) -> None:
+    state = cem.start(library.array(MU[0]), library.array(np.ones((B, D), np.float32)), searches=B)
+    assert np.array_equal(library.to_numpy(state.mu), np.broadcast_to(MU[0], (B, D)))
+    assert tuple(state.sigma.shape) == (B, D)
+    square = cem.start(1.0, library.array(TARGETS[0]), searches=D)  # As many searches as dimensions.
+    assert np.array_equal(library.to_numpy(square.sigma), np.broadcast_to(TARGETS[0], (D, D)))
+
+
+def test_steps_of_several_searches_are_one_jitted_scan() -> None:
+    jax = pytest.importorskip("jax")
+    targets = jax.numpy.asarray(TARGETS)
+
+    def run(mu: Any, keys: Any) -> Any:
+        def one(state: Any, keys: Any) -> Any:
+            def f(x: Any) -> Any:
+                return ((x - targets[..., None]) ** 2).sum(-2)
+
+            return cem.step(state, keys, f, N), None
+
+        return jax.lax.scan(one, cem.start(mu, 1.0, searches=B), keys)[0]
+
+    with jax.default_device(jax.devices("cpu")[0]):
+        data = np.stack([np.concatenate([key_data(SEEDS), key_data([t] * B)], 1) for t in range(20)])
+        state = jax.jit(run)(MU, data)
+        assert np.abs(np.asarray(state.mu) - TARGETS).max() < 0.05
+        eager = cem.minimize(
+            lambda x: ((x - targets[..., None]) ** 2).sum(-2), jax.numpy.asarray(MU), 1.0, N, seed=SEEDS, iterations=20
+        )
+    np.testing.assert_allclose(np.asarray(state.mu), np.asarray(eager.mu), atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(), (D,), (B, D), (B, D, 1)])
+def test_steps_accept_bounds_and_floors_of_these_shapes(library: Library, shape: tuple[int, ...]) -> None:
+    value = library.array(np.full(shape, 0.5, np.float32))
+    state = cem.step(
+        cem.start(library.array(0 * MU), 1.0, searches=B), SEEDS, squares(library, TARGETS), N, bounds=(-0.5, value),
+        noise_floor=value,
+    )  # fmt: skip
+    assert library.to_numpy(state.x).max() <= 0.5
+    assert library.to_numpy(state.sigma).min() >= math.sqrt(0.5)
+
+
+@pytest.mark.parametrize("name", ["bounds", "noise_floor"])
+@pytest.mark.parametrize(
+    ("batch", "shape"), [(B, (B, 1)), (B, (D + 1,)), (D, (D, 1)), (None, (D + 1,)), (None, (B, D))]
+)
+def test_steps_refuse_arrays_of_other_shapes(
+    library: Library, name: str, batch: int | None, shape: tuple[int, ...]
+) -> None:
+    array = library.array(np.ones(shape, np.float32))
+    option: Any = {name: (-1, array) if name == "bounds" else array}
+    state = cem.start(library.array(np.zeros(D, np.float32)), 1.0, searches=batch)
+    with pytest.raises(ValueError, match=rf"^{name}: expected a number or shape \(3,\).*, got shape "):
+        cem.step(state, 7 if batch is None else SEEDS[:batch], lambda x: x.sum(-2), N, **option)
+
+
+# --- Errors ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "mu", "options"),
+    [
+        (ValueError, r"^mu: expected shape .* or \(B, d\) with a vector of B seeds, got \(4, 3\)", MU, {}),
+        (ValueError, r"^mu: expected shape .* or \(B, d\) with a vector of B seeds, got \(4, 3\)", MU, {"seed": 7}),
+        (ValueError, r"^(mu|seed): .*3", MU, {"seed": [1, 2, 3]}),
+        (ValueError, r"^seed: expected at least one element, got none", MU[0], {"seed": []}),
+        (ValueError, r"^seed: expected at least one element, got none", MU[:0], {"seed": np.empty(0, np.uint64)}),
+        (ValueError, r"^seed: expected seeds without offsets", MU, {"seed": [Key(1, 2), 3, 4, 5]}),
+        (ValueError, r"^seed\[1\]: expected 0 <= ", MU, {"seed": [1, -1, 2, 3]}),
+        (TypeError, r"^seed\[2\]: expected an integer", MU, {"seed": [1, 1, 2.5, 3]}),
+        (ValueError, r"^noise_floor: .* shape \(3,\) or \(4, 3\)", MU, {"seed": SEEDS, "noise_floor": np.ones(4)}),
+        (ValueError, r"^bounds: .* shape \(3,\) or \(4, 3\)", MU, {"seed": SEEDS, "bounds": (-3, np.ones(4))}),
+        (ValueError, r"^mu: expected it within bounds, got mu\[2, 2\] = ", MU, {"seed": SEEDS, "bounds": (-1, 1)}),
+    ],
+)
+def test_errors_name_the_argument(error: type[Exception], message: str, mu: Any, options: dict[str, Any]) -> None:
+    with pytest.raises(error, match=message):
+        cem.minimize(squares(numpy_library(), TARGETS), mu, 1.0, N, **options)
+
+
+def test_scores_of_another_shape_raise(library: Library) -> None:
+    for scores in (np.ones(N), np.ones((N, B)), np.ones((B, 1))):
+        with pytest.raises(ValueError, match=r"^scores: expected shape \(4, 60\), got "):
+            cem.minimize(lambda x, scores=scores: scores, library.array(MU), 1.0, N, seed=SEEDS)
+        with pytest.raises(ValueError, match=r"^f: .* shape \(4, 60\), got "):
+            state = cem.start(library.array(MU), 1.0, searches=B)
+            cem.step(state, SEEDS, lambda x, scores=scores: scores, N)
+
+
+def test_executors_and_tasks_are_for_single_searches() -> None:
+    with (
+        concurrent.futures.ThreadPoolExecutor(1) as executor,
+        pytest.raises(TypeError, match=r"^executor: expected a run with one seed"),
+    ):
+        cem.minimize(np.sum, MU, 1.0, N, seed=SEEDS, executor=executor)
+    run = CEM(MU, 1.0, N, seed=SEEDS)
+    with pytest.raises(TypeError, match=r"^ask_tasks: expected a run with one seed"):
+        run.ask_tasks(2)
+    with pytest.raises(TypeError, match=r"^tell_scores: expected a run with one seed"):
+        run.tell_scores(CEM(MU[0], 1.0, N).ask_tasks(1)[0], np.ones(N))
+    with pytest.raises(ValueError, match=r"^seed: expected a vector of 4 seeds, for state.mu of shape \(4, 3\), got 7"):
+        cem.step(cem.start(MU, 1.0, searches=B), 7, np.sum, N)
+    with pytest.raises(ValueError, match=r"^seed: expected one seed, for state.mu of shape \(3,\), got \[7"):
+        cem.step(cem.start(MU[0], 1.0), SEEDS, np.sum, N)
