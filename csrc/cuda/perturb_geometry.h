@@ -97,23 +97,24 @@ inline bool convert(const Span& span, i64 size, StridedSpan& strided) {
   return !convert(span, size, run);
 }
 
+inline u32 own_groups(const Launch& call) { return call.type == kFloat64 ? kOwnGroups<double> : kOwnGroups<float>; }
+
 // Turns of the blocks of a launch.
-inline u32 perturb_turns(const Launch& call, u32 own_groups) {
+inline u32 perturb_turns(const Launch& call) {
   const Span* const spans = static_cast<const Span*>(call.matrix);
   u64 elements = 0;
   for (u64 k = 0; k < call.spans; ++k) elements += static_cast<u64>(spans[k].rows * spans[k].width);
-  const u64 turns = elements / (kWidth * own_groups * kPerturbThreads * kPerturbBlocks);
+  const u64 turns = elements / (kWidth * own_groups(call) * kPerturbThreads * kPerturbBlocks);
   return turns < 1 || call.rows > kFewRows ? 1 : static_cast<u32>(turns < kMostTurns ? turns : kMostTurns);
 }
 
 // Calls function(list) for the kernels that perturb the spans of this kind, until it returns an error.
 template <class Entry, class Error, class Function>
-Error for_span_lists(const Launch& call, Error error, const Function& function) {
+Error for_span_lists(const Launch& call, u32 turns, Error error, const Function& function) {
   const u32 size = element_size(call.type);
+  const u64 groups = u64{turns} * own_groups(call) * kPerturbThreads;
   SpanList<Entry> list{};
-  const u32 own_groups = call.type == kFloat64 ? kOwnGroups<double> : kOwnGroups<float>;
-  list.turns = perturb_turns(call, own_groups);
-  const u64 groups = u64{list.turns} * own_groups * kPerturbThreads;
+  list.turns = turns;
   for (u64 k = 0; k < call.spans && error == Error{}; ++k) {
     Entry entry;
     if (!convert(static_cast<const Span*>(call.matrix)[k], size, entry)) continue;

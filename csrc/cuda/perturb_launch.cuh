@@ -7,9 +7,9 @@
 namespace multisample {
 
 template <class Out, bool fast, class Entry, bool origin_in_memory>
-cudaError_t launch_span_lists(const Launch& call, cudaError_t error) {
+cudaError_t launch_span_lists(const Launch& call, u32 turns, cudaError_t error) {
   const Keys<typename Computing<Out>::Type> keys(call.seed);
-  return for_span_lists<Entry>(call, error, [&](const SpanList<Entry>& list) {
+  return for_span_lists<Entry>(call, turns, error, [&](const SpanList<Entry>& list) {
     return launch_kernel(perturb_kernel<Out, fast, Entry, origin_in_memory>, list.blocks, kPerturbThreads, call.stream,
                          call, list, keys);
   });
@@ -17,8 +17,9 @@ cudaError_t launch_span_lists(const Launch& call, cudaError_t error) {
 
 template <class Out, bool fast, bool origin_in_memory>
 cudaError_t launch_spans(const Launch& call) {
-  const cudaError_t error = launch_span_lists<Out, fast, Run, origin_in_memory>(call, cudaSuccess);
-  return launch_span_lists<Out, fast, StridedSpan, origin_in_memory>(call, error);
+  const u32 turns = perturb_turns(call);
+  const cudaError_t error = launch_span_lists<Out, fast, Run, origin_in_memory>(call, turns, cudaSuccess);
+  return launch_span_lists<Out, fast, StridedSpan, origin_in_memory>(call, turns, error);
 }
 
 template <class Out, bool fast>

@@ -202,7 +202,7 @@ def compiled() -> Iterator[Callable[..., Any]]:
 
     def compiled(function: Callable[..., Any], *arguments: Any) -> Any:
         if (function, arguments) not in cache:
-            cache[function, arguments] = emulated_gpu.compile_kernel(function(emulated_gpu, *arguments), True)
+            cache[function, arguments] = emulated_gpu.compile_kernel(function(emulated_gpu, *arguments), "moments")
         return cache[function, arguments]
 
     yield compiled
