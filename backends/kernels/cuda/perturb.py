@@ -50,11 +50,12 @@ def _span_of_block(fields: int, most: int) -> Function:
 
     def of(first: int, last: int) -> Function:
         begin, middle = HEAD_WORDS + fields * first, (first + last) // 2
+        end = begin + fields
         if last - first == 1:
 
             @inline
             def one(block, spans):
-                return spans[begin : begin + fields]
+                return spans[begin:end]
 
             return one
         low, high, border = of(first, middle), of(middle, last), HEAD_WORDS + fields * middle + fields - 1
