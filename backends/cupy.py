@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from .contract import Backend, BackendStatus, DeviceKind
-from .driver import DriverBackend, KernelKey, MomentsKey
+from .driver import DriverBackend, KernelKey, Key, MomentsKey, PerturbKey
 from .element_types import MATRIX_TYPES
 from .errors import BackendUnavailableError
 from .kernels.cuda.geometry import STORE_KINDS
@@ -27,7 +27,10 @@ from .native import csrc_files
 from .system import cache
 from .system.cuda_driver import device_of
 
-__all__ = ["ADVANCE_KERNEL", "BACKEND", "MOMENTS_HEADER", "OPTIONS", "kernel_name", "moments_kernel_name", "source"]
+__all__ = [
+    "ADVANCE_KERNEL", "BACKEND", "MOMENTS_HEADER", "OPTIONS", "PERTURB_HEADER", "kernel_name", "moments_kernel_name",
+    "perturb_kernel_name", "source",
+]  # fmt: skip
 
 # Names of CuPy's package for each CUDA version.
 _PACKAGES = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
@@ -37,6 +40,9 @@ ADVANCE_KERNEL = "multisample::advance_kernel"
 
 MOMENTS_HEADER = "moments_kernel"
 """The header of the kernels of weighted moments, for `source`."""
+
+PERTURB_HEADER = "perturb_kernel"
+"""The header of the kernels that perturb, for `source`."""
 
 OPTIONS = ("--std=c++17", f"-I{csrc_files.folder()}")
 """The compiler options."""
@@ -69,6 +75,16 @@ def moments_kernel_name(key: MomentsKey) -> str:
     )
     return (
         f"multisample::moments_kernel<{real}, {antithetic}, {fast_math}, {key.rows}, {with_second}, {origin_in_memory}>"
+    )
+
+
+def perturb_kernel_name(key: PerturbKey) -> str:
+    """The C++ name of a kernel that perturbs."""
+    spans = "StridedSpan" if key.strided else "Run"
+    fast_math, origin_in_memory = (str(bool(flag)).lower() for flag in (key.fast_math, key.origin_in_memory))
+    return (
+        f"multisample::perturb_kernel<{MATRIX_TYPES[key.dtype].cpp}, {fast_math}, multisample::{spans},"
+        f" {origin_in_memory}>"
     )
 
 
@@ -153,12 +169,14 @@ class CupyBackend(DriverBackend):
             return lambda seed: _round_keys(seed, False) + _round_keys(seed, True)
         return lambda seed: _round_keys(seed, False)
 
-    def compile(self, key: KernelKey | MomentsKey | None) -> tuple[int, Any]:
+    def compile(self, key: Key | None) -> tuple[int, Any]:
         import cupy
 
         code, name = source(), ADVANCE_KERNEL
         if isinstance(key, MomentsKey):
             code, name = source(MOMENTS_HEADER), moments_kernel_name(key)
+        elif isinstance(key, PerturbKey):
+            code, name = source(PERTURB_HEADER), perturb_kernel_name(key)
         elif key is not None:
             name = kernel_name(key)
         try:

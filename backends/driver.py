@@ -16,10 +16,12 @@ from typing import Any, NamedTuple, TypeAlias
 from .contract import PROTOCOL, Launcher, MemoryLauncher
 from .kernels.cuda.geometry import geometry
 from .kernels.cuda.moments_geometry import MOMENT_THREADS, MomentGeometry, moment_geometry
+from .kernels.cuda.perturb_geometry import PERTURB_THREADS, SpanList, most_spans, perturb_turns, span_lists, spans_at
 from .launch import (
     FIELD_AT,
     HEAD,
     PACKED_LAUNCH,
+    SPAN,
     STEPS,
     Launch,
     Operation,
@@ -31,7 +33,16 @@ from .launch import (
 )
 from .system import cuda_driver
 
-__all__ = ["CONFIGURATION_SIZE", "PLACES", "DriverBackend", "KernelKey", "MomentsKey", "kernel_key"]
+__all__ = [
+    "CONFIGURATION_SIZE",
+    "PLACES",
+    "DriverBackend",
+    "KernelKey",
+    "Key",
+    "MomentsKey",
+    "PerturbKey",
+    "kernel_key",
+]
 
 
 # No tuples: a KernelKey and a MomentsKey of equal fields are different kernels.
@@ -66,7 +77,19 @@ class MomentsKey:
     device: int
 
 
-Key: TypeAlias = "KernelKey | MomentsKey"
+@dataclasses.dataclass(frozen=True)
+class PerturbKey:
+    """The kernel of perturb. Each is compiled alone."""
+
+    dtype: str
+    fast_math: bool
+    strided: bool
+    """Whether it is for spans that are no runs."""
+    origin_in_memory: bool
+    device: int
+
+
+Key: TypeAlias = "KernelKey | MomentsKey | PerturbKey"
 
 
 def kernel_key(launch: Launch, store_kind: int) -> KernelKey:
@@ -130,6 +153,11 @@ class Step(NamedTuple):
 
 Steps: TypeAlias = tuple[Step, ...]
 
+_Ready: TypeAlias = tuple[Callable[[int, bytes], None], int, bytes]
+"""``launch(kernel, parameters)``, with its arguments."""
+
+_NO_SPANS: tuple[bytes, list[Any]] = (b"", [])
+
 
 class DriverBackend(abc.ABC):
     """Base of backends that compile a kernel for each key and launch it through the CUDA driver."""
@@ -145,7 +173,7 @@ class DriverBackend(abc.ABC):
 
     @property
     def operations(self) -> Collection[int]:
-        return _STEPS.keys()
+        return (*_STEPS, Operation.perturb)
 
     @abc.abstractmethod
     def compile(self, key: Key | None) -> tuple[int, Any]:
@@ -154,8 +182,11 @@ class DriverBackend(abc.ABC):
         The caller makes the device current.
         """
 
+    most_spans = most_spans(False), most_spans(True)
+    """How many runs, and how many strided spans, one kernel of perturb takes."""
+
     def moment_keys(self, real: str) -> Callable[[int], bytes] | None:
-        """``keys(seed)``: the round keys, where the kernels of weighted moments take them as arguments."""
+        """``keys(seed)``: the round keys, where kernels of weighted moments and of perturb take them as arguments."""
         return None
 
     def kernel(self, key: Key) -> int:
@@ -206,7 +237,46 @@ class DriverBackend(abc.ABC):
         launch_kernel, (_, tail) = self._launch_of_size(size, launch.device), packer(launch)
         return Step(launch_kernel, self.kernel(key), blocks, max(launch.batch, 1), threads, tail + geometry, keys)
 
+    def _perturbing(self, launch: Launch) -> Callable[[bytes, bytes, int, int], Iterator[_Ready]]:
+        """``kernels(head, spans, seed, stream)``: the kernels that perturb packed spans.
+
+        `head` is packed. The cut into kernels is kept for spans that differ from the last ones in addresses only.
+        """
+        dtype, (_, tail), last = type_name(launch), packer(launch), _NO_SPANS
+        keys = self.moment_keys(computing_name(launch))
+
+        def prepared(cut: SpanList) -> tuple[Callable[[int, bytes], None], int, SpanList]:
+            fast_math = bool(launch.fast_math) and dtype != "float64"
+            key = PerturbKey(dtype, fast_math, cut.strided, bool(launch.origin_in_memory), launch.device)
+            size = PACKED_LAUNCH + cut.words[0].nbytes + (len(keys(0)) if keys else 0)
+            return self._launch_of_size(size, launch.device), self.kernel(key), cut
+
+        def kernels(head: bytes, packed_spans: bytes, seed: int, stream: int) -> Iterator[_Ready]:
+            nonlocal last
+            spans = spans_at(packed_spans)
+            shapes = spans[:, 2:].tobytes()
+            known, cuts = last
+            if shapes != known:
+                found = span_lists(spans, dtype, perturb_turns(spans, dtype, launch.rows), self.most_spans)
+                with cuda_driver.relaxed_capture():  # A kernel can be loaded while the stream is being captured.
+                    cuts = [prepared(cut) for cut in found]
+                last = shapes, cuts
+            of_seed = keys(seed) if keys else b""
+            for launch_kernel, kernel, cut in cuts:
+                for blocks, packed in zip(cut.blocks, cut.packed(spans), strict=True):
+                    configuration = pack_configuration(blocks, PERTURB_THREADS, stream)
+                    yield launch_kernel, kernel, configuration + head + tail + packed + of_seed
+
+        return kernels
+
     def launch(self, launch: Launch) -> None:
+        if launch.operation == Operation.perturb:
+            pack_head, _ = packer(launch)
+            head = pack_head(*launch[: len(HEAD)])
+            spans = ctypes.string_at(launch.matrix, launch.spans * SPAN.size)
+            for launch_kernel, kernel, parameters in self._perturbing(launch)(head, spans, launch.seed, launch.stream):
+                launch_kernel(kernel, parameters)
+            return
         phase = launch.column_phase - 1 if launch.first_column_at else launch.first_column & 7
         for part in parts_of_batch(launch, _MOST_BATCH[launch.operation]):
             pack_head, _ = packer(part)
@@ -214,7 +284,24 @@ class DriverBackend(abc.ABC):
             for step in _STEPS[launch.operation](self, part, part.matrix & 31, phase):
                 step.launch(step.kernel, step.parameters(head, part.seed, part.stream))
 
+    def _perturb_launcher(self, launch: Launch) -> Launcher:
+        (pack_head, _), kernels = packer(launch), self._perturbing(launch)
+
+        def run(
+            geometry: None, mu: Any, sigma: Any, weights: Any, matrix: bytes, first: int, second: int, seed: int,
+            offset: int, seed_at: int, offset_at: int, first_row: int, first_column: int, stream: int, scratch: int,
+        ) -> None:  # fmt: skip
+            head = pack_head(
+                0, 0, weights, 0, 0, 0, seed, offset, first_row, 0, seed_at, offset_at, 0, 0, 0, stream, 0
+            )  # fmt: skip
+            for launch_kernel, kernel, parameters in kernels(head, matrix, seed, stream):
+                launch_kernel(kernel, parameters)
+
+        return Launcher(run)
+
     def launcher(self, launch: Launch) -> Launcher:
+        if launch.operation == Operation.perturb:
+            return self._perturb_launcher(launch)
         (pack_head, _), steps_of = packer(launch), _STEPS[launch.operation]
         cached: dict[tuple[int, int], Steps] = {}
         sizes: dict[int, int] = {}
@@ -260,7 +347,28 @@ class DriverBackend(abc.ABC):
             scratch_size=scratch_size if launch.operation == Operation.moments else None,
         )  # fmt: skip
 
+    def _perturb_memory_launcher(self, launch: Launch) -> MemoryLauncher:
+        (pack_head, _), kernels = packer(launch), self._perturbing(launch)
+
+        def launches(
+            mu: Any, sigma: Any, weights: Any, matrix: bytes, first: int, second: int, seed: int, offsets: int,
+            stream: int, scratch: int,
+        ) -> Iterator[_Ready]:  # fmt: skip
+            words = words_in_memory(seed, offsets).values()
+            head = pack_head(0, 0, weights, 0, 0, 0, 0, 0, 0, 0, *words, 0, stream, 0)
+            return kernels(head, matrix, 0, stream)
+
+        def run(*arguments: Any) -> None:
+            for launch_kernel, kernel, parameters in launches(*arguments):
+                launch_kernel(kernel, parameters)
+
+        return MemoryLauncher(
+            run, parameters=lambda *arguments: [ready[1:] for ready in launches(*arguments)]
+        )  # fmt: skip
+
     def memory_launcher(self, launch: Launch, has_offsets: bool) -> MemoryLauncher:
+        if launch.operation == Operation.perturb:
+            return self._perturb_memory_launcher(launch)
         phase = launch.column_phase - 1 if has_offsets else 0
         batches = self._batches(launch, max(launch.batch, 1), phase)
 

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from .contract import Backend, BackendStatus, DeviceKind
-from .driver import DriverBackend, KernelKey, MomentsKey
+from .driver import DriverBackend, KernelKey, Key, MomentsKey, PerturbKey
 from .errors import BackendUnavailableError
+from .kernels.cuda.perturb_geometry import MOST_SPANS_OF_NUMBA
 from .kernels.cuda.toolchain import INSTALL, clashes
 from .memory.dlpack import LEGACY_STREAM, Imported
 from .system.cuda_driver import device_of, function_of_kernel, on_device
@@ -28,6 +29,7 @@ class NumbaBackend(DriverBackend):
     name = "numba"
     device_kinds: tuple[DeviceKind, ...] = ("cuda",)
     host_library = "numba"
+    most_spans = MOST_SPANS_OF_NUMBA
 
     def status(self) -> BackendStatus:
         if importlib.util.find_spec("numba_cuda") is None:
@@ -84,13 +86,15 @@ class NumbaBackend(DriverBackend):
             shared = Imported(array, LEGACY_STREAM)
             return cuda.as_cuda_array(shared, sync=False).view(shared.dtype)
 
-    def compile(self, key: KernelKey | MomentsKey | None) -> tuple[int, Any]:
+    def compile(self, key: Key | None) -> tuple[int, Any]:
         try:
-            from .kernels.cuda.compilation import compile_advance, compile_kernel, compile_moments
+            from .kernels.cuda.compilation import compile_advance, compile_kernel, compile_moments, compile_perturb
 
             *variant, _ = dataclasses.astuple(key) if key else [None]
             if isinstance(key, MomentsKey):
                 kernel = compile_moments(*variant)
+            elif isinstance(key, PerturbKey):
+                kernel = compile_perturb(*variant)
             else:
                 kernel = compile_advance() if key is None else compile_kernel(*variant)
             return _function(kernel.library.get_cufunc().handle), kernel

@@ -7,6 +7,7 @@
 
 #include "cuda/gradient_launch.cuh"
 #include "cuda/moments_launch.cuh"
+#include "cuda/perturb_launch.cuh"
 #include "torch/operators.h"
 
 namespace multisample {
@@ -15,7 +16,7 @@ namespace {
 cudaError_t launch(const Launch& call) {
   switch (call.operation) {
     case kSample: return launch_sample(call);
-    case kPerturb: return cudaErrorNotSupported;
+    case kPerturb: return launch_perturb(call);
     case kGradient:
       return for_batch(with_regular_strides(call), 1, [](const Launch& part) { return launch_gradient(part); });
     default: return for_batch(call, 1, [](const Launch& part) { return launch_moments(part); });
@@ -25,7 +26,8 @@ cudaError_t launch(const Launch& call) {
 // How many float64 numbers of scratch memory a call needs.
 u64 scratch_of(const Launch& call) {
   switch (call.operation) {
-    case kSample: return 0;
+    case kSample:
+    case kPerturb: return 0;
     case kGradient: {
       const Launch regular = with_regular_strides(call);
       return scratch_size(regular, gradient_geometry(regular));

@@ -202,7 +202,7 @@ def compiled() -> Iterator[Callable[..., Any]]:
 
     def compiled(function: Callable[..., Any], *arguments: Any) -> Any:
         if (function, arguments) not in cache:
-            cache[function, arguments] = emulated_gpu.compile_kernel(function(emulated_gpu, *arguments), True)
+            cache[function, arguments] = emulated_gpu.compile_kernel(function(emulated_gpu, *arguments), "moments")
         return cache[function, arguments]
 
     yield compiled
@@ -463,7 +463,7 @@ def test_numba_compiles_kernels_without_spills(build_once: Callable[..., Path]) 
 
     def make(folder: Path) -> None:
         try:
-            numba_ptx.compile_moments(PTX, folder)
+            numba_ptx.compile_others("moments", PTX, folder)
         except numba_ptx.CannotCompileError as error:
             pytest.skip(str(error))
 

@@ -20,10 +20,9 @@ from numba import cfunc, njit, types
 from numba.extending import intrinsic
 from numba.np.numpy_support import from_dtype
 
-from multisample.backends.kernels.cuda.geometry import MOST_THREADS, PACKED_GEOMETRY
-from multisample.backends.kernels.cuda.parameters import GEOMETRY, LAUNCH, MOMENT_GEOMETRY
+from multisample.backends.kernels.cuda.geometry import MOST_THREADS
+from multisample.backends.kernels.cuda.parameters import GEOMETRY, LAUNCH, MOMENT_GEOMETRY, spans_type
 from multisample.backends.kernels.stream import rounding
-from multisample.backends.launch import PACKED_LAUNCH
 
 Array = np.ndarray[Any, Any]
 
@@ -33,6 +32,7 @@ AVAILABLE = sys.platform == "linux" and sys.maxsize > 2**32 and hasattr(ctypes.C
 _i32, _i64 = types.int32, types.int64
 
 _WARP = 32
+_MOST_PARAMETERS = 4096
 # The static shared memory of a block, and the gap between its arrays in the emulation.
 _MOST_SHARED, _GAP = 48 << 10, 64
 # A kernel with more accesses counts as endless.
@@ -62,7 +62,7 @@ _STATE = np.zeros(
     (),
     np.dtype(
         [
-            ("parameters", np.uint64, -(-(PACKED_LAUNCH + PACKED_GEOMETRY) // 8)),
+            ("parameters", np.uint64, _MOST_PARAMETERS // 8),
             ("begins", np.int64, _REGIONS),
             ("ends", np.int64, _REGIONS),
             ("written", np.int64),  # address of a byte for each element of the output's memory
@@ -173,7 +173,10 @@ def _parameters(*kinds: Any) -> Any:
     return parameters
 
 
-_of_samples, _of_moments = _parameters(LAUNCH, GEOMETRY), _parameters(LAUNCH, MOMENT_GEOMETRY)
+_PARAMETERS = {
+    "sample": _parameters(LAUNCH, GEOMETRY), "moments": _parameters(LAUNCH, MOMENT_GEOMETRY),
+    "runs": _parameters(LAUNCH, spans_type(False)), "strided spans": _parameters(LAUNCH, spans_type(True)),
+}  # fmt: skip
 
 
 # --- A grid ---------------------------------------------------------------------------------------
@@ -287,12 +290,12 @@ def once(function: Callable[..., Any]) -> Any:
     return _compiled_once[key]
 
 
-def compile_kernel(function: Callable[..., None], of_moments: bool = False) -> Any:
+def compile_kernel(function: Callable[..., None], kind: str = "sample") -> Any:
     """Compile ``function(call, geometry)``, whose intrinsics are those of this module, for `launch`.
 
-    With `of_moments`, the second parameter is a `MomentGeometry` in place of a `Geometry`.
+    `kind`: a key of `_PARAMETERS`, the types of the parameters.
     """
-    kernel, parameters = _jit(function), _of_moments if of_moments else _of_samples
+    kernel, parameters = _jit(function), _PARAMETERS[kind]
 
     @cfunc(types.void())
     def thread_of_all_blocks():
@@ -468,6 +471,12 @@ def _allowed_once(address, size):
 @njit
 def load(address, dtype):
     return _read(_allowed_of_inputs(address, _size(dtype)), dtype)
+
+
+@njit
+def load_quad(address, dtype):
+    at, size = _allowed_of_inputs(address, 4 * _size(dtype)), _size(dtype)
+    return _read(at, dtype), _read(at + size, dtype), _read(at + 2 * size, dtype), _read(at + 3 * size, dtype)
 
 
 @njit

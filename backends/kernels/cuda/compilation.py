@@ -25,7 +25,9 @@ from .geometry import MOST_THREADS, SHIFTED_THREADS, SHORT_ROW_THREADS, STORE_KI
 from .kernel import sample_kernel
 from .moments import finishing_kernel, moments_kernel
 from .moments_geometry import MOMENT_ROWS, MOMENT_THREADS
-from .parameters import MOMENTS_SIGNATURE, SIGNATURE
+from .parameters import MOMENTS_SIGNATURE, SIGNATURE, perturb_signature
+from .perturb import perturb_kernel
+from .perturb_geometry import PERTURB_THREADS
 
 __all__ = [
     "ADVANCE_SIGNATURE",
@@ -33,10 +35,13 @@ __all__ = [
     "compile_advance",
     "compile_kernel",
     "compile_moments",
+    "compile_perturb",
     "device_kind",
     "launch_bounds",
     "moments_bounds",
     "moments_variant",
+    "perturb_bounds",
+    "perturb_variant",
     "variant_kernel",
 ]
 
@@ -56,6 +61,8 @@ _MOMENT_VARIANTS = tuple(
     itertools.product(("float32", "float64"), *((False, True),) * 2, (1, MOMENT_ROWS), *((False, True),) * 3, _DEVICES)
 )
 
+_PERTURB_VARIANTS = tuple(itertools.product(SIZES, *((False, True),) * 3, _DEVICES))
+
 
 def device_kind(capability: tuple[int, int]) -> str:
     """The kind of devices of a compute capability: a key of `_DEVICES`."""
@@ -70,6 +77,23 @@ def _draw(call: Any, geometry: Any, variant: int) -> None:
 
 def _sum(call: Any, geometry: Any, variant: int) -> None:
     raise NotImplementedError("for a GPU only")
+
+
+def _perturb(call: Any, spans: Any, variant: int) -> None:
+    raise NotImplementedError("for a GPU only")
+
+
+@overload(_perturb, prefer_literal=True, jit_options={"forceinline": True})
+def _perturb_variant(call: Any, spans: Any, variant: Any) -> Callable[..., Any] | None:
+    if not isinstance(variant, types.IntegerLiteral):
+        return None
+    *choices, device = _PERTURB_VARIANTS[variant.literal_value]
+    kernel = njit(forceinline=True)(perturb_kernel(_DEVICES[device], *choices))
+
+    def perturb(call: Any, spans: Any, variant: Any) -> None:
+        kernel(call, spans)
+
+    return perturb
 
 
 @overload(_sum, prefer_literal=True, jit_options={"forceinline": True})
@@ -161,6 +185,20 @@ def moments_variant(
     return kernel
 
 
+def perturb_variant(
+    dtype: str, fast_math: bool, strided: bool, origin_in_memory: bool, device: str = "usual"
+) -> Callable[..., None]:
+    """The kernel of `multisample.backends.kernels.cuda.perturb` for one kind of calls, to be compiled."""
+    variant = _PERTURB_VARIANTS.index((dtype, fast_math, strided, origin_in_memory, device))
+
+    def kernel(call: Any, spans: Any) -> None:
+        _perturb(call, spans, variant)
+
+    names = [dtype, "fast" if fast_math else "portable", "strided" if strided else "runs"]
+    kernel.__qualname__ = f"perturb_kernel_{'_'.join(names)}" + "_origin_in_memory" * origin_in_memory
+    return kernel
+
+
 def advance_kernel() -> Callable[..., None]:
     """The kernel that adds 1 to an offset in memory, to be compiled. It is launched after the kernels that read it."""
 
@@ -229,6 +267,18 @@ def compile_moments(
     device = device_kind(cuda.get_current_device().compute_capability)
     kernel = moments_variant(real, antithetic, fast_math, rows, with_second, origin_in_memory, finishing, device)
     return _compiled(kernel, MOMENTS_SIGNATURE, launch_bounds=moments_bounds(real, rows, with_second))
+
+
+def perturb_bounds(dtype: str, strided: bool) -> tuple[int, int]:
+    """`launch_bounds` of the kernels of perturb."""
+    return PERTURB_THREADS, (3 if dtype == "float64" else 4) - strided
+
+
+def compile_perturb(dtype: str, fast_math: bool, strided: bool, origin_in_memory: bool) -> Any:
+    """The kernel of `perturb_variant`, compiled for the current device or loaded from the cache."""
+    device = device_kind(cuda.get_current_device().compute_capability)
+    kernel = perturb_variant(dtype, fast_math, strided, origin_in_memory, device)
+    return _compiled(kernel, perturb_signature(strided), launch_bounds=perturb_bounds(dtype, strided))
 
 
 def compile_advance() -> Any:

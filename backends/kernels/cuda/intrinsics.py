@@ -26,6 +26,7 @@ __all__ = [
     "cosine",
     "from_lane",
     "load",
+    "load_quad",
     "load_shared",
     "load_shared_quad",
     "log2",
@@ -161,6 +162,23 @@ def store_quad(typingctx: Any, address: Any, quad: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(address, quad), codegen
+
+
+@intrinsic
+def load_quad(typingctx: Any, address: Any, dtype: Any) -> Any:
+    """Load four adjacent elements at an address divisible by 16, or by 8 if they have 16 bits."""
+    result = dtype.dtype
+    size, at_once = result.bitwidth // 8, 2 if result.bitwidth == 64 else 4
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        elements, kind = [], ir.VectorType(context.get_value_type(result), at_once)
+        for k in range(0, 4, at_once):  # The widest load has 16 bytes.
+            at = builder.add(args[0], args[0].type(k * size))
+            vector = builder.load(_at(builder, at, kind, _GLOBAL), align=at_once * size)
+            elements += [builder.extract_element(vector, ir.Constant(ir.IntType(32), n)) for n in range(at_once)]
+        return context.make_tuple(builder, signature.return_type, elements)
+
+    return types.UniTuple(result, 4)(address, dtype), codegen
 
 
 @intrinsic

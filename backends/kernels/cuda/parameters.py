@@ -11,8 +11,9 @@ from multisample.backends.launch import FORMATS, Launch
 
 from .geometry import Geometry
 from .moments_geometry import MomentGeometry
+from .perturb_geometry import HEAD_WORDS, MOST_SPANS_OF_NUMBA, RUN_FIELDS, STRIDED_FIELDS
 
-__all__ = ["GEOMETRY", "LAUNCH", "MOMENTS_SIGNATURE", "MOMENT_GEOMETRY", "SIGNATURE"]
+__all__ = ["GEOMETRY", "LAUNCH", "MOMENTS_SIGNATURE", "MOMENT_GEOMETRY", "SIGNATURE", "perturb_signature", "spans_type"]
 
 _i32, _i64, _u32, _u64 = types.int32, types.int64, types.uint32, types.uint64
 # Kernels compute with addresses as signed numbers, and reinterpret the bits of an input that is a number.
@@ -23,3 +24,14 @@ GEOMETRY = types.NamedTuple((_u32,) * 15 + (_i32, _u32, _i32, _u32, _u32, _u32),
 MOMENT_GEOMETRY = types.NamedTuple((_u32,) * 10 + (_i64,) * 2, MomentGeometry)
 SIGNATURE = types.void(LAUNCH, GEOMETRY)
 MOMENTS_SIGNATURE = types.void(LAUNCH, MOMENT_GEOMETRY)
+
+
+def spans_type(strided: bool) -> types.Type:
+    """The type of a list of spans, as 64-bit words."""
+    fields = len(STRIDED_FIELDS if strided else RUN_FIELDS)
+    return types.UniTuple(_i64, HEAD_WORDS + fields * MOST_SPANS_OF_NUMBA[strided])
+
+
+def perturb_signature(strided: bool) -> types.Type:
+    """The signature of a kernel of perturb."""
+    return types.void(LAUNCH, spans_type(strided))

@@ -1,0 +1,433 @@
+"""The kernels of perturb, in Python for Numba to compile: ``csrc/cuda/perturb_kernel.cuh`` explains them."""
+
+from __future__ import annotations
+
+import functools
+from types import ModuleType
+
+import numpy as np
+
+from multisample.backends.element_types import MATRIX_TYPES, SIZES
+from multisample.backends.kernels.compilation import Function, inline
+from multisample.backends.kernels.stream.arithmetic import fma
+from multisample.backends.kernels.stream.rounding import unchanged
+from multisample.backends.kernels.stream.words import row_part
+from multisample.backends.launch import Launch
+
+from .geometry import WIDTH
+from .group import (
+    computing_type,
+    element,
+    joined,
+    keys_of,
+    memory_of,
+    noise,
+    offset_of,
+    packing,
+    replacing,
+    value_of,
+    weights_of,
+    word_of,
+)
+from .perturb_geometry import (
+    HEAD_WORDS,
+    MOST_GROUPS,
+    MOST_SPANS_OF_NUMBA,
+    PERTURB_THREADS,
+    RUN_FIELDS,
+    STRIDED_FIELDS,
+    own_groups,
+)
+
+__all__ = ["perturb_kernel"]
+
+_HALF = np.int64(32)
+
+
+@functools.cache
+def _span_of_block(fields: int, most: int) -> Function:
+    """``span_of(block, spans, _)``: the fields of the block's span, and the block's number in it."""
+
+    def of(first: int, last: int) -> Function:
+        begin, middle = HEAD_WORDS + fields * first, (first + last) // 2
+        end = begin + fields
+        if last - first == 1:
+
+            @inline
+            def one(block, spans):
+                return spans[begin:end]
+
+            return one
+        low, high, border = of(first, middle), of(middle, last), HEAD_WORDS + fields * middle + fields - 1
+
+        @inline
+        def either(block, spans):
+            # As an unsigned number: places without a span begin behind all blocks.
+            if block < np.uint64(spans[border]) >> np.uint64(32):
+                return low(block, spans)
+            return high(block, spans)
+
+        return either
+
+    return of(0, most)
+
+
+@inline
+def is_inside(column, width):
+    """Whether the row has the column."""
+    return 0 <= column < width
+
+
+@inline
+def has_quad(column, width):
+    """Whether the row has the four columns from `column` on."""
+    return column >= 0 and column + 4 <= width
+
+
+@functools.cache
+def _groups(gpu: ModuleType, dtype: str, strided: bool) -> tuple[Function, Function, Function]:
+    """The groups of a thread in one turn of a block.
+
+    ``groups_of(span)``: the groups of a row, and of the span. ``at(span, begin, g)``: group g of the thread, in the
+    turn that begins with group `begin` of the span: the addresses of its first element in source and target, its first
+    column in the row, its number in the words, and whether the previous lane has the previous group of the row, and the
+    next lane the next one. ``are_whole(span, begin)``: whether the groups of the warp are whole quads at aligned
+    addresses.
+    """
+    thread_index, all_of_warp = gpu.thread_index, gpu.all_of_warp
+    size, own = SIZES[dtype], own_groups(dtype)
+    quad = 8 if size == 2 else 16
+
+    @inline
+    def group_of_row(k, first, source, source_stride, target, target_stride):
+        column = WIDTH * k - first % WIDTH
+        lane = thread_index() % np.uint32(32)
+        return (
+            source + column * source_stride, target + column * target_stride, column,
+            np.uint32(first // WIDTH + k), lane > 0, lane < 31,
+        )  # fmt: skip
+
+    @inline
+    def groups_of_run(span):
+        _, _, first, width, _ = span
+        groups = (first % WIDTH + width + WIDTH - 1) // WIDTH
+        return groups, groups
+
+    @inline
+    def at_run(span, begin, g):
+        source, target, first, _, _ = span
+        k = begin + g * PERTURB_THREADS + np.int64(thread_index())
+        return group_of_row(k, first, source, size, target, size)
+
+    @inline
+    def run_is_whole(span, begin):
+        source, target, first, width, _ = span
+        skip = first % WIDTH
+        column = WIDTH * begin - skip
+        are_inside = column >= 0 and column + WIDTH * own * PERTURB_THREADS <= width
+        return are_inside and (source - skip * size) % quad == 0 and (target - skip * size) % quad == 0
+
+    if not strided:
+        return groups_of_run, at_run, run_is_whole
+
+    @inline
+    def groups_of(span):
+        _, _, first, rows, width, jump, _, _, _, _, _ = span
+        skip = first % WIDTH if rows == 1 or jump % WIDTH == 0 else WIDTH - 1
+        of_row = (skip + width + WIDTH - 1) // WIDTH
+        return of_row, rows * of_row
+
+    @inline
+    def at(span, begin, g):
+        source, target, first, rows, width, jump, source_row, source_stride, target_row, target_stride, _ = span
+        of_row, _ = groups_of(span)
+        block_row = begin // of_row
+        k = begin - block_row * of_row + g * PERTURB_THREADS + np.int64(thread_index())
+        down = np.int64(k >= of_row)
+        # Only short rows have several ends in one block.
+        if of_row <= MOST_GROUPS:
+            down = np.int64(np.uint32(k) // np.uint32(of_row))
+        k -= down * of_row
+        r = block_row + down
+        source_at, target_at, column, index, follows, leads = group_of_row(
+            k, first + r * jump, source + r * source_row, source_stride, target + r * target_row, target_stride
+        )
+        # Beyond the last row, a group has no elements.
+        column = column if r < rows else width
+        return source_at, target_at, column, index, follows and k > 0, leads and k + 1 < of_row
+
+    @inline
+    def is_whole(span, begin, g):
+        source_at, target_at, column, _, _, _ = at(span, begin, g)
+        width, source_stride, target_stride = span[4], span[7], span[9]
+        adjacent = source_stride == size and target_stride == size
+        return adjacent and has_quad(column, width) and source_at % quad == 0 and target_at % quad == 0
+
+    @inline
+    def are_whole(span, begin):
+        whole = is_whole(span, begin, 0)
+        if own > 1:
+            whole = whole and is_whole(span, begin, 1)
+        return all_of_warp(whole)
+
+    return groups_of, at, are_whole
+
+
+@functools.cache
+def _loading(gpu: ModuleType, dtype: str) -> Function:
+    """``load_group(group, width, stride)``: the elements of a group, as they are stored, and 0 outside the row."""
+    load, load_quad, size = gpu.load, gpu.load_quad, SIZES[dtype]
+    stored, quad = getattr(np, MATRIX_TYPES[dtype].stored), 8 if size == 2 else 16
+    nothing = stored(0)
+
+    def loading(k: int) -> Function:
+        @inline
+        def load_one(group, width, stride):
+            return (load(group[0] + k * stride, stored) if is_inside(group[2] + k, width) else nothing,)
+
+        return load_one
+
+    load_each = joined(loading, 0, 4)
+
+    @inline
+    def load_group(group, width, stride):
+        if stride == size and group[0] % quad == 0 and has_quad(group[2], width):
+            return load_quad(group[0], stored)
+        return load_each(group, width, stride)
+
+    return load_group
+
+
+@functools.cache
+def _storing(gpu: ModuleType, dtype: str) -> Function:
+    """``store_group(group, x, width, stride)`` stores the elements of a group. All lanes of the warp take part."""
+    store, store_quad, shuffle_up, all_of_warp = gpu.store, gpu.store_quad, gpu.shuffle_up, gpu.all_of_warp
+    size = SIZES[dtype]
+    quad = 8 if size == 2 else 16
+
+    @inline
+    def before(x):
+        return np.uint16(shuffle_up(np.int32(x))) if size == 2 else shuffle_up(x)
+
+    @inline
+    def shifted(x, shift):
+        before_1, before_2, before_3 = before(x[1]), before(x[2]), before(x[3])
+        even = shift % 2 == 0
+        c0, c1, c2 = before_2 if even else before_1, before_3 if even else before_2, x[0] if even else before_3
+        c3, c4, c5 = x[1] if even else x[0], x[2] if even else x[1], x[3] if even else x[2]
+        return (c2, c3, c4, c5) if shift < 2 else (c0, c1, c2, c3)
+
+    @inline
+    def shifted_wide(x, shift):
+        last = before(x[3])
+        return (last, x[0], x[1], x[2]) if shift != 0 else x
+
+    if size == 8:
+        shifted = shifted_wide
+
+    def storing(k: int) -> Function:
+        @inline
+        def store_one(group, own, row):
+            x, shift, has_own, has_next = own
+            width, stride = row
+            done = has_own if k < WIDTH - shift else has_next
+            if not done and is_inside(group[2] + k, width):
+                store(group[1] + k * stride, x[k])
+            return (True,)
+
+        return store_one
+
+    store_each = joined(storing, 0, 4)
+
+    @inline
+    def store_group(group, x, width, stride):
+        _, target, column, _, follows, leads = group
+        adjacent = stride == size
+        shift = target % quad // size if adjacent else np.int64(0)
+        y = x
+        if not all_of_warp(shift == 0):
+            y = shifted(x, shift)
+        has_own = adjacent and (shift == 0 or follows) and has_quad(column - shift, width)
+        has_next = adjacent and shift > 0 and leads and has_quad(column - shift + 4, width)
+        if has_own:
+            store_quad(target - shift * size, y)
+        if not has_own or (shift > 0 and not has_next):
+            store_each(group, (x, shift, has_own, has_next), (width, stride))
+
+    return store_group
+
+
+@functools.cache
+def _members(gpu: ModuleType, dtype: str) -> tuple[Function, Function]:
+    """``prepare(members, row, call)`` prepares the members from `row` on in shared memory, for all threads of a block.
+
+    ``read(at)``: the row part and the weight of a member.
+    """
+    thread_index, synchronize_block = gpu.thread_index, gpu.synchronize_block
+    one, words_of, number_of = packing(dtype)
+    write_words, read_words = memory_of(gpu, 1)
+    element_of, offset_of_call, last = element(gpu, dtype), offset_of(gpu), 2 + one
+
+    @inline
+    def prepare(members, row, call):
+        r = row + np.int64(thread_index())
+        if r < call.rows:
+            weight = words_of(element_of(weights_of(call), r))
+            part = row_part(np.uint32(call.first_row + r), np.uint32(offset_of_call(call)), keys_of(call)[0])
+            write_words(members + 16 * np.int64(thread_index()), (part[0], part[1], weight[0], weight[one - 1]))
+        synchronize_block()
+
+    @inline
+    def read(at):
+        w = read_words(at)
+        return w[:2], number_of(w[2:last])
+
+    return prepare, read
+
+
+@functools.cache
+def _turn(gpu: ModuleType, dtype: str, fast: bool, strided: bool) -> tuple[Function, Function, Function, Function]:
+    """Functions of a thread's groups in one turn, whose tuples have an element for each group.
+
+    ``load_turn(span, begin, whole)``, ``prepare_turn(span, begin, call)``, ``add(x, member, noise and keys)``, and
+    ``store_turn(span, (begin, whole), x)``.
+    """
+    real, own = MATRIX_TYPES[dtype].computing, own_groups(dtype)
+    _, at, _ = _groups(gpu, dtype, strided)
+    load_group, store_group, store_quad = _loading(gpu, dtype), _storing(gpu, dtype), gpu.store_quad
+    load_quad, stored = gpu.load_quad, getattr(np, MATRIX_TYPES[dtype].stored)
+    widen, narrow, number = gpu.WIDENING.get(dtype, unchanged), gpu.NARROWING[dtype], computing_type(dtype)[0]
+    prepared, in_row, _, _, _ = noise(gpu, real, False, fast)
+    size = SIZES[dtype]
+
+    @inline
+    def row_of(span):
+        if strided:
+            return span[4], span[7], span[9]
+        return span[3], np.int64(size), np.int64(size)
+
+    def loading(g: int) -> Function:
+        @inline
+        def load_own(span, begin, whole):
+            group, row = at(span, begin, g), row_of(span)
+            q = load_quad(group[0], stored) if whole else load_group(group, row[0], row[1])
+            return ((number(widen(q[0])), number(widen(q[1])), number(widen(q[2])), number(widen(q[3]))),)
+
+        return load_own
+
+    def preparing(g: int) -> Function:
+        @inline
+        def prepare_own(span, begin, call):
+            return (prepared(at(span, begin, g)[3], call),)
+
+        return prepare_own
+
+    def adding(g: int) -> Function:
+        @inline
+        def added(x, member, columns):
+            made, keys = columns
+            part, w = member
+            z = in_row(made[g], part, keys)
+            return ((fma(w, z[0], x[g][0]), fma(w, z[1], x[g][1]), fma(w, z[2], x[g][2]), fma(w, z[3], x[g][3])),)
+
+        return added
+
+    def storing(g: int) -> Function:
+        @inline
+        def store_own(span, turn, x):
+            begin, whole = turn
+            group, row = at(span, begin, g), row_of(span)
+            q = narrow(x[g][0]), narrow(x[g][1]), narrow(x[g][2]), narrow(x[g][3])
+            if whole:
+                store_quad(group[1], q)
+            else:
+                store_group(group, q, row[0], row[2])
+            return (True,)
+
+        return store_own
+
+    load_turn, prepare_turn, add, store_turn = (
+        joined(of_group, 0, own) for of_group in (loading, preparing, adding, storing)
+    )
+    return load_turn, prepare_turn, add, store_turn
+
+
+def perturb_kernel(gpu: ModuleType, dtype: str, fast: bool, strided: bool, origin_in_memory: bool) -> Function:
+    """``kernel(call, spans)`` for one kind of calls, to be compiled.
+
+    Parameters
+    ----------
+    gpu : module
+        `multisample.backends.kernels.cuda.intrinsics`, or a module with the same names.
+    dtype : str
+        The type of the parameters.
+    fast : bool
+        The transform; False for float64.
+    strided : bool
+        Whether the spans are no runs.
+    origin_in_memory : bool
+        Whether the seed or the first row may be in device memory.
+    """
+    block_index, thread_index, shared_memory = gpu.block_index, gpu.thread_index, gpu.shared_memory
+    synchronize_block = gpu.synchronize_block
+    fields = len(STRIDED_FIELDS if strided else RUN_FIELDS)
+    span_of = _span_of_block(fields, MOST_SPANS_OF_NUMBA[strided])
+    groups_of, _, are_whole = _groups(gpu, dtype, strided)
+    (prepare, read), offset_of_call = _members(gpu, dtype), offset_of(gpu)
+    load_turn, prepare_turn, add, store_turn = _turn(gpu, dtype, fast, strided)
+    with_offset, nowhere = replacing(Launch, "offset", "offset_at"), np.int64(0)
+    of_turn, last, members_bytes = own_groups(dtype) * PERTURB_THREADS, fields - 1, 16 * PERTURB_THREADS
+    word, number = word_of(gpu), value_of(gpu)
+    with_origin = replacing(Launch, "seed", "offset", "first_row", "seed_at", "offset_at", "first_row_at")
+
+    @inline
+    def perturb(call, spans):
+        members = shared_memory(members_bytes)
+        span = span_of(np.uint64(block_index()), spans)
+        in_span = np.int64(block_index()) - np.int64(np.uint64(span[last]) >> np.uint64(32))
+        offset = np.uint64(offset_of_call(call)) + (np.uint64(span[last]) << np.uint64(32))
+        launch = with_offset(call, offset, nowhere)
+        turns, groups = spans[0] >> _HALF, groups_of(span)[1]
+        warp = np.int64(thread_index() // np.uint32(32)) * 32
+        begin = in_span * turns * of_turn
+        end = min(groups, begin + turns * of_turn)
+        prepare(members, np.int64(0), launch)
+        count = min(call.rows, np.int64(PERTURB_THREADS))
+        while begin < end:
+            whole = are_whole(span, begin)
+            x = load_turn(span, begin, whole)
+            columns = prepare_turn(span, begin, launch), keys_of(launch)
+            # A warp without groups only prepares members.
+            works = begin + warp < end
+            row = np.int64(0)
+            while True:
+                at = members
+                stop = at + 16 * count if works else at
+                while at < stop:
+                    x = add(x, read(at), columns)
+                    at += 16
+                if call.rows <= PERTURB_THREADS:
+                    break
+                synchronize_block()
+                row += PERTURB_THREADS
+                if row >= call.rows:
+                    row = np.int64(0)
+                prepare(members, row, launch)
+                count = min(call.rows - row, np.int64(PERTURB_THREADS))
+                if row == 0:
+                    break
+            store_turn(span, (begin, whole), x)
+            begin += of_turn
+
+    def by_value(call, spans):
+        perturb(call, spans)
+
+    def kernel(call, spans):
+        launch = with_origin(
+            call, word(call.seed, call.seed_at, call.word_formats & np.uint32(255)),
+            word(call.offset, call.offset_at, call.word_formats >> np.uint32(8)),
+            number(call.first_row, call.first_row_at), nowhere, nowhere, nowhere,
+        )  # fmt: skip
+        perturb(launch, spans)
+
+    return kernel if origin_in_memory else by_value

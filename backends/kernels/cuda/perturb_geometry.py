@@ -1,0 +1,150 @@
+"""The geometry of perturb, for backends that launch from Python: its cut into kernels and blocks.
+
+A twin of ``csrc/cuda/perturb_geometry.h``, which has the reasons.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from multisample.backends.launch import PACKED_LAUNCH, SIZES, SPAN, Span
+
+from .geometry import WIDTH
+
+__all__ = [
+    "HEAD_WORDS", "KEYS_BYTES", "MOST_GROUPS", "MOST_SPANS_OF_NUMBA", "PERTURB_THREADS", "RUN_FIELDS",
+    "STRIDED_FIELDS", "SpanList", "Spans", "most_spans", "own_groups", "perturb_turns", "span_lists", "spans_at",
+]  # fmt: skip
+
+Spans: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
+"""Packed spans, one in each row."""
+
+PERTURB_THREADS = 256
+_MOST_TURNS, _FEW_ROWS = 8, 4
+MOST_GROUPS = 2 * PERTURB_THREADS * _MOST_TURNS
+_BLOCKS = 4096
+_MOST_PARAMETERS, KEYS_BYTES = 4096, 160
+_WORD = 8
+
+HEAD_WORDS = 2
+"""Words of a list, of 8 bytes each, before its spans: the number of spans and the turns; the number of blocks."""
+RUN_FIELDS = ("source", "target", "first", "width", "id")
+STRIDED_FIELDS = Span._fields
+"""Fields of a span in a list. The high half of `id` is the first block."""
+(_FIRST, _ROWS, _WIDTH, _JUMP, _SOURCE_ROW, _SOURCE_STRIDE, _TARGET_ROW, _TARGET_STRIDE, _ID) = (
+    Span._fields.index(name) for name in Span._fields[2:]
+)
+
+
+MOST_SPANS_OF_NUMBA = (16, 4)
+"""How many runs, and how many strided spans, a kernel in Python takes.
+
+Parameters are values to Numba's compiler: without addresses, a block cannot index them. It finds its span by selecting
+between all of them, at about 11 instructions for each run. For 16 runs, that is a tenth of a thread's work with one
+member.
+"""
+
+
+def own_groups(dtype: str) -> int:
+    """Groups of a thread in one turn."""
+    return 1 if dtype == "float64" else 2
+
+
+def most_spans(strided: bool) -> int:
+    """Spans of a list that fills the parameters of a kernel."""
+    words = (_MOST_PARAMETERS - PACKED_LAUNCH - KEYS_BYTES) // _WORD - HEAD_WORDS
+    return words // len(STRIDED_FIELDS if strided else RUN_FIELDS)
+
+
+def spans_at(packed: bytes) -> Spans:
+    """The spans in `packed`."""
+    return np.frombuffer(packed, np.int64).reshape(-1, SPAN.size // _WORD)
+
+
+class SpanList(NamedTuple):
+    """The spans of the kernels of one kind."""
+
+    strided: bool
+    blocks: list[int]
+    """The blocks of each kernel."""
+    words: Spans
+    """The list of each kernel."""
+    chosen: Spans | slice
+    """Indices of the spans of this kind."""
+    places: Spans
+    """Where the source and the target of each are in `words`."""
+
+    def packed(self, spans: Spans) -> list[bytes]:
+        """The bytes of the C++ struct ``SpanList`` for each kernel, with the addresses in `spans`."""
+        words = self.words.copy()
+        words.reshape(-1)[self.places] = spans[self.chosen, :2]
+        return [row.tobytes() for row in words]
+
+
+def perturb_turns(spans: Spans, dtype: str, rows: int) -> int:
+    """Turns of the blocks that perturb `spans` with `rows` members."""
+    elements = int((spans[:, _ROWS] * spans[:, _WIDTH]).sum())
+    turns = elements // (WIDTH * own_groups(dtype) * PERTURB_THREADS * _BLOCKS)
+    return 1 if turns < 1 or rows > _FEW_ROWS else min(turns, _MOST_TURNS)
+
+
+def span_lists(spans: Spans, dtype: str, turns: int, most: tuple[int, int]) -> list[SpanList]:
+    """The kernels for `spans`, whatever their addresses are.
+
+    Parameters
+    ----------
+    spans : array
+        The spans, packed.
+    dtype : str
+        The type of the parameters.
+    turns : int
+        `perturb_turns`.
+    most : tuple of int
+        How many runs, and how many strided spans, one kernel takes.
+    """
+    size = SIZES[dtype]
+    length, width, jump = spans[:, _ROWS], spans[:, _WIDTH], spans[:, _JUMP]
+    one_row, row = length == 1, width * size
+    adjacent = (width == 1) | ((spans[:, _SOURCE_STRIDE] == size) & (spans[:, _TARGET_STRIDE] == size))
+    joined = (jump == width) & (spans[:, _SOURCE_ROW] == row) & (spans[:, _TARGET_ROW] == row)
+    is_run = adjacent & (one_row | joined)
+    of_block = turns * own_groups(dtype) * PERTURB_THREADS
+    lists = []
+    for strided, of_kind in enumerate((is_run, ~is_run)):
+        count = int(of_kind.sum())
+        if count == 0:
+            continue
+        chosen: Any = slice(None) if count == len(spans) else np.flatnonzero(of_kind)
+        part = spans[chosen]
+        if strided:
+            same = one_row[chosen] | (part[:, _JUMP] % WIDTH == 0)
+            skip = np.where(same, part[:, _FIRST] % WIDTH, WIDTH - 1)
+            groups = part[:, _ROWS] * ((skip + part[:, _WIDTH] + WIDTH - 1) // WIDTH)
+            entries = part.copy()
+        else:
+            entries = part[:, [0, 1, _FIRST, _WIDTH, _ID]]
+            entries[:, 3] *= part[:, _ROWS]
+            groups = (entries[:, 2] % WIDTH + entries[:, 3] + WIDTH - 1) // WIDTH
+        lists.append(_list_of(bool(strided), chosen, entries, -(-groups // of_block), turns, most[strided]))
+    return lists
+
+
+def _list_of(strided: bool, chosen: Any, entries: Spans, blocks: Spans, turns: int, most: int) -> SpanList:
+    count, fields = entries.shape
+    kernels = -(-count // most)
+    at_span = np.arange(count)
+    ends = np.cumsum(blocks)
+    begins = ends - blocks
+    before = begins[::most]
+    entries[:, -1] |= begins - before[at_span // most] << 32
+    words = np.zeros((kernels, HEAD_WORDS + most * fields), np.int64)
+    # Places without a span begin behind all blocks.
+    words[:, HEAD_WORDS + fields - 1 :: fields] = -1 << 32
+    at = at_span // most * words.shape[1] + HEAD_WORDS + at_span % most * fields
+    words.reshape(-1)[at[:, None] + np.arange(fields)] = entries
+    of_kernel = [int(n) for n in np.add.reduceat(blocks, np.arange(0, count, most))]
+    words[:, 0] = np.minimum(count - most * np.arange(kernels), most) | turns << 32
+    words[:, 1] = of_kernel
+    return SpanList(strided, of_kernel, words, chosen, at[:, None] + np.arange(2))

@@ -1,0 +1,134 @@
+// The geometry of perturb: its cut into kernels, and of each kernel into blocks. A kernel takes its spans in its
+// parameters. It needs no memory for them, so CUDA graphs can capture it. backends/kernels/cuda/perturb_geometry.py
+// computes the same geometry.
+//
+// A block perturbs groups of one span. The groups of a span are counted row by row.
+#pragma once
+
+#include "cuda/geometry.h"
+
+namespace multisample {
+
+constexpr u32 kPerturbThreads = 256;
+// Groups of a thread in one turn: their loads are in flight together, and they share the reads of the members.
+template <class Out>
+constexpr u32 kOwnGroups = sizeof(Out) == 8 ? 1 : 2;
+// Maximum turns of a block. Starting a block costs little beside the noise of several rows.
+constexpr u64 kMostTurns = 8, kFewRows = 4;
+// Maximum groups of a block.
+constexpr u32 kMostGroups = kMostTurns * 2 * kPerturbThreads;
+// Blocks that share a large launch at the least.
+constexpr u64 kPerturbBlocks = 4096;
+
+// A span of adjacent elements.
+struct Run {
+  const char* source;
+  char* target;
+  i64 first, width;
+  u32 id;
+  u32 block;  // the first block of the span
+};
+
+// Any other span.
+struct StridedSpan {
+  const char* source;
+  char* target;
+  i64 first, rows, width, jump;
+  i64 source_row, source_stride, target_row, target_stride;
+  u32 id;
+  u32 block;  // the first block of the span
+};
+static_assert(sizeof(StridedSpan) == sizeof(Span), "a Span with `block` in the high half of `id`");
+
+// Bytes of parameters that every GPU and driver supports; of other parameters, with the keys of float64.
+constexpr u32 kMostParameters = 4096, kOtherParameters = sizeof(Launch) + 160;
+
+// The spans of one kernel.
+template <class Entry>
+struct SpanList {
+  static constexpr u32 kMost = (kMostParameters - kOtherParameters - 16) / sizeof(Entry);
+  u32 count;
+  u32 turns;  // of a block
+  u32 blocks, unused;
+  Entry spans[kMost];  // in the order of their blocks
+};
+
+// Groups of a row: the most that any row has.
+MULTISAMPLE_HOST_FUNCTION u64 groups_of_row(const Run& span) {
+  return static_cast<u64>(span.first % kWidth + span.width + kWidth - 1) / kWidth;
+}
+MULTISAMPLE_HOST_FUNCTION u64 groups_of_row(const StridedSpan& span) {
+  const bool same = span.rows == 1 || span.jump % kWidth == 0;
+  return static_cast<u64>((same ? span.first % kWidth : kWidth - 1) + span.width + kWidth - 1) / kWidth;
+}
+MULTISAMPLE_HOST_FUNCTION u64 groups_of(const Run& span) { return groups_of_row(span); }
+MULTISAMPLE_HOST_FUNCTION u64 groups_of(const StridedSpan& span) {
+  return static_cast<u64>(span.rows) * groups_of_row(span);
+}
+
+#if !defined(__CUDACC_RTC__)
+
+// Converts a span. Returns whether it is one of this kind: each span is a run or strided.
+inline bool convert(const Span& span, i64 size, Run& run) {
+  const i64 row = span.width * size;
+  const bool adjacent = span.width == 1 || (span.source_stride == size && span.target_stride == size);
+  run = {static_cast<const char*>(span.source),
+         static_cast<char*>(span.target),
+         span.first,
+         span.rows * span.width,
+         static_cast<u32>(span.id),
+         0};
+  return adjacent && (span.rows == 1 || (span.jump == span.width && span.source_row == row && span.target_row == row));
+}
+inline bool convert(const Span& span, i64 size, StridedSpan& strided) {
+  strided = {static_cast<const char*>(span.source),
+             static_cast<char*>(span.target),
+             span.first,
+             span.rows,
+             span.width,
+             span.jump,
+             span.source_row,
+             span.source_stride,
+             span.target_row,
+             span.target_stride,
+             static_cast<u32>(span.id),
+             0};
+  Run run;
+  return !convert(span, size, run);
+}
+
+inline u32 own_groups(const Launch& call) { return call.type == kFloat64 ? kOwnGroups<double> : kOwnGroups<float>; }
+
+// Turns of the blocks of a launch.
+inline u32 perturb_turns(const Launch& call) {
+  const Span* const spans = static_cast<const Span*>(call.matrix);
+  u64 elements = 0;
+  for (u64 k = 0; k < call.spans; ++k) elements += static_cast<u64>(spans[k].rows * spans[k].width);
+  const u64 turns = elements / (kWidth * own_groups(call) * kPerturbThreads * kPerturbBlocks);
+  return turns < 1 || call.rows > kFewRows ? 1 : static_cast<u32>(turns < kMostTurns ? turns : kMostTurns);
+}
+
+// Calls function(list) for the kernels that perturb the spans of this kind, until it returns an error.
+template <class Entry, class Error, class Function>
+Error for_span_lists(const Launch& call, u32 turns, Error error, const Function& function) {
+  const u32 size = element_size(call.type);
+  const u64 groups = u64{turns} * own_groups(call) * kPerturbThreads;
+  SpanList<Entry> list{};
+  list.turns = turns;
+  for (u64 k = 0; k < call.spans && error == Error{}; ++k) {
+    Entry entry;
+    if (!convert(static_cast<const Span*>(call.matrix)[k], size, entry)) continue;
+    if (list.count == SpanList<Entry>::kMost) {
+      error = function(list);
+      list.count = list.blocks = 0;
+    }
+    entry.block = list.blocks;
+    list.blocks += static_cast<u32>(ceil_div(groups_of(entry), groups));
+    list.spans[list.count++] = entry;
+  }
+  return error == Error{} && list.count > 0 ? function(list) : error;
+}
+
+#endif
+
+}  // namespace multisample

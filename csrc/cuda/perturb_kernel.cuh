@@ -1,0 +1,298 @@
+// Perturbs model parameters: target[e] = source[e] + sum of w[r] z[r, e] for the elements e of each span. Noise is made
+// in registers, and each element is read once and written once, however many rows there are.
+//
+// A thread has groups of columns, as in the sampling kernel. It goes down the rows, whose parts of the words are in
+// shared memory with their weights.
+#pragma once
+
+#include "cuda/perturb_geometry.h"
+#include "cuda/stores.cuh"
+
+namespace multisample {
+
+// What all groups of a row share.
+template <class Real>
+struct alignas(16) Member {
+  RowPart words;
+  Real weight;
+};
+
+// The span of this block.
+template <class Entry>
+MULTISAMPLE_FUNCTION const Entry& span_of_block(const SpanList<Entry>& list) {
+  u32 found = 0;
+#pragma unroll 1
+  for (u32 left = list.count; left > 1;) {
+    const u32 half = left / 2;
+    if (list.spans[found + half].block <= blockIdx.x) found += half;
+    left -= half;
+  }
+  return list.spans[found];
+}
+
+// A group in one row of a span: element k is element `column` + k of the row, if that is one.
+struct RowGroup {
+  const char* source;  // of element 0, which may lie outside the row
+  char* target;
+  i64 column;
+  u32 index;            // the row's column e is in group e / 4
+  bool follows, leads;  // whether the previous lane has the previous group of the row, and the next lane the next
+
+  // The group `groups` groups further in the row.
+  template <class Out>
+  MULTISAMPLE_FUNCTION RowGroup moved(i64 groups) const {
+    const i64 bytes = groups * static_cast<i64>(kWidth * sizeof(Out));
+    return {source + bytes, target + bytes, column + groups * kWidth, index + static_cast<u32>(groups), follows, leads};
+  }
+};
+
+// Group k of the groups of a row, whose element 0 is column `first`.
+MULTISAMPLE_FUNCTION RowGroup group_of_row(u64 k, i64 first, const char* source, i64 source_stride, char* target,
+                                           i64 target_stride) {
+  const i64 column = static_cast<i64>(kWidth * k) - first % kWidth;
+  const u32 lane = threadIdx.x % 32;
+  return {source + column * source_stride,
+          target + column * target_stride,
+          column,
+          static_cast<u32>(first / kWidth + static_cast<i64>(k)),
+          lane > 0,
+          lane < 31};
+}
+
+// Whether the four elements from `column` on are in the row.
+MULTISAMPLE_FUNCTION bool has_quad(i64 column, i64 width) { return column >= 0 && column + 4 <= width; }
+
+template <class Out>
+MULTISAMPLE_FUNCTION bool is_aligned(const void* at) {
+  return reinterpret_cast<u64>(at) % alignof(Quad<Out>) == 0;
+}
+
+// The groups of a thread in one turn of a block. `at(g)` is its group g. `are_whole()`: whether those of the warp are
+// whole quads at aligned addresses.
+template <class Out, class Entry>
+class TurnGroups;
+
+template <class Out>
+class TurnGroups<Out, Run> {
+ public:
+  static constexpr i64 source_stride = sizeof(Out), target_stride = sizeof(Out);
+
+  // For the turn that begins with group `begin` of the span.
+  MULTISAMPLE_FUNCTION TurnGroups(const Run& span, u64 begin)
+      : first_(group_of_row(begin + threadIdx.x, span.first, span.source, source_stride, span.target, target_stride)) {
+    const i64 column = first_.column - kWidth * threadIdx.x, quads = (span.width - column) / kWidth;
+    const bool starts = column >= 0 && is_aligned<Out>(first_.source) && is_aligned<Out>(first_.target);
+    whole_ = !starts ? 0 : quads < kMostGroups ? static_cast<u32>(quads) : kMostGroups;
+  }
+  MULTISAMPLE_FUNCTION RowGroup at(u32 g) const { return first_.template moved<Out>(g * kPerturbThreads); }
+  // The same for all threads of the block.
+  MULTISAMPLE_FUNCTION bool are_whole() const { return kOwnGroups<Out> * kPerturbThreads <= whole_; }
+  MULTISAMPLE_FUNCTION void next() {
+    constexpr u32 kGroups = kOwnGroups<Out> * kPerturbThreads;
+    first_ = first_.template moved<Out>(kGroups);
+    whole_ = whole_ < kGroups ? 0 : whole_ - kGroups;
+  }
+
+ private:
+  RowGroup first_;
+  u32 whole_;  // the block's next groups that are whole
+};
+
+template <class Out>
+class TurnGroups<Out, StridedSpan> {
+ public:
+  const i64 source_stride, target_stride;
+
+  MULTISAMPLE_FUNCTION TurnGroups(const StridedSpan& span, u64 begin)
+      : source_stride(span.source_stride), target_stride(span.target_stride), span_(span) {
+    of_row_ = groups_of_row(span);
+    row_ = begin / of_row_;
+    begin_ = begin - row_ * of_row_;
+  }
+  MULTISAMPLE_FUNCTION RowGroup at(u32 g) const {
+    u64 group = begin_ + g * kPerturbThreads + threadIdx.x, down = group >= of_row_;
+    // Only short rows have several ends in one block.
+    if (of_row_ <= kMostGroups) down = static_cast<u32>(group) / static_cast<u32>(of_row_);
+    group -= down * of_row_;
+    const i64 r = static_cast<i64>(row_ + down);
+    RowGroup found = group_of_row(group, span_.first + r * span_.jump, span_.source + r * span_.source_row,
+                                  source_stride, span_.target + r * span_.target_row, target_stride);
+    found.follows = found.follows && group > 0;
+    found.leads = found.leads && group + 1 < of_row_;
+    // Beyond the last row, a group has no elements.
+    if (r >= span_.rows) found.column = span_.width;
+    return found;
+  }
+  MULTISAMPLE_FUNCTION bool are_whole() const {
+    bool whole = source_stride == sizeof(Out) && target_stride == sizeof(Out);
+#pragma unroll
+    for (u32 g = 0; g < kOwnGroups<Out>; ++g) {
+      const RowGroup group = at(g);
+      whole = whole && has_quad(group.column, span_.width) && is_aligned<Out>(group.source) &&
+              is_aligned<Out>(group.target);
+    }
+    return __all_sync(~0u, whole) != 0;
+  }
+  MULTISAMPLE_FUNCTION void next() { begin_ += kOwnGroups<Out> * kPerturbThreads; }
+
+ private:
+  const StridedSpan& span_;
+  u64 of_row_, row_, begin_;  // groups of a row; the block's first row, and the turn's first group from there on
+};
+
+MULTISAMPLE_FUNCTION bool is_inside(i64 column, i64 width) {
+  return static_cast<u64>(column) < static_cast<u64>(width);
+}
+
+template <class Out>
+MULTISAMPLE_FUNCTION Quad<Out> load_group(const RowGroup& group, i64 width, i64 stride) {
+  Quad<Out> quad{};
+  if (stride == sizeof(Out) && is_aligned<Out>(group.source) && has_quad(group.column, width)) {
+    return load<Quad<Out>>(group.source);
+  }
+#pragma unroll
+  for (u32 k = 0; k < kWidth; ++k) {
+    if (is_inside(group.column + k, width)) quad.x[k] = load<Out>(group.source + k * stride);
+  }
+  return quad;
+}
+
+// The elements of the aligned quad that begins `shift` elements before the lane's group. All lanes of the warp take
+// part.
+template <class Out>
+MULTISAMPLE_FUNCTION Quad<Out> shifted(const Quad<Out>& own, u32 shift) {
+  const Out* const x = own.x;
+  if constexpr (sizeof(Out) == 8) {
+    const Out last = shuffle_up(x[3]);
+    return shift == 0 ? own : Quad<Out>{{last, x[0], x[1], x[2]}};
+  } else {
+    const Out all[] = {shuffle_up(x[1]), shuffle_up(x[2]), shuffle_up(x[3]), x[0], x[1], x[2], x[3]};
+    Out by_one[7];
+#pragma unroll
+    for (u32 k = 1; k < 7; ++k) by_one[k] = shift % 2 == 0 ? all[k] : all[k - 1];
+    Quad<Out> quad;
+#pragma unroll
+    for (u32 k = 0; k < kWidth; ++k) quad.x[k] = shift < 2 ? by_one[k + 3] : by_one[k + 1];
+    return quad;
+  }
+}
+
+// Stores aligned quads where the lanes have one, at any alignment of the row, and other elements one by one. All lanes
+// of the warp take part.
+template <class Out>
+MULTISAMPLE_FUNCTION void store_group(const RowGroup& group, const Quad<Out>& own, i64 width, i64 stride) {
+  const bool adjacent = stride == sizeof(Out);
+  const u32 shift =
+      adjacent ? static_cast<u32>(reinterpret_cast<u64>(group.target) % alignof(Quad<Out>) / sizeof(Out)) : 0;
+  Quad<Out> quad = own;
+  if (__all_sync(~0u, shift == 0) == 0) quad = shifted(own, shift);
+  const bool has_own = adjacent && (shift == 0 || group.follows) && has_quad(group.column - shift, width);
+  const bool has_next = adjacent && shift > 0 && group.leads && has_quad(group.column - shift + 4, width);
+  if (has_own) *reinterpret_cast<Quad<Out>*>(group.target - shift * sizeof(Out)) = quad;
+  if (has_own && (has_next || shift == 0)) return;
+#pragma unroll
+  for (u32 k = 0; k < kWidth; ++k) {
+    const bool done = k < kWidth - shift ? has_own : has_next;
+    if (!done && is_inside(group.column + k, width)) *reinterpret_cast<Out*>(group.target + k * stride) = own.x[k];
+  }
+}
+
+template <class Out, bool fast, class Entry>
+MULTISAMPLE_FUNCTION void perturb(const Launch& call, const SpanList<Entry>& list,
+                                  const Keys<typename Computing<Out>::Type>& keys) {
+  using Real = typename Computing<Out>::Type;
+  constexpr u32 kOwn = kOwnGroups<Out>, kTurn = kOwn * kPerturbThreads;
+  __shared__ Member<Real> members[kPerturbThreads];
+  const Entry& span = span_of_block(list);
+  const u64 offset = value_of(call.offset, call.offset_at) + (static_cast<u64>(span.id) << 32), rows = call.rows;
+  // Prepares the members from `row` on, and returns how many there are.
+  const auto prepare = [&](u64 row) {
+    const u64 rest = rows - row;
+    if (threadIdx.x < rest) {
+      const u64 r = row + threadIdx.x;
+      members[threadIdx.x] = {row_part(static_cast<u32>(call.first_row + r), low(offset), keys.keys),
+                              element<Real>(weights_of(call), r)};
+    }
+    __syncthreads();
+    return rest < kPerturbThreads ? static_cast<u32>(rest) : kPerturbThreads;
+  };
+  u32 count = prepare(0);
+  const u64 begin = static_cast<u64>(blockIdx.x - span.block) * (list.turns * kTurn), left = groups_of(span) - begin;
+  const u32 most = list.turns * kTurn, end = left < most ? static_cast<u32>(left) : most;
+  TurnGroups<Out, Entry> groups(span, begin);
+#pragma unroll 1
+  for (u32 first = 0; first < end; first += kTurn) {
+    const bool whole = groups.are_whole();
+    Quad<Out> quads[kOwn];
+#pragma unroll
+    for (u32 g = 0; g < kOwn; ++g) {
+      const RowGroup group = groups.at(g);
+      quads[g] = whole ? load<Quad<Out>>(group.source) : load_group<Out>(group, span.width, groups.source_stride);
+    }
+    Noise<Real, false, fast> noise[kOwn];
+    Real x[kOwn][kWidth];
+#pragma unroll
+    for (u32 g = 0; g < kOwn; ++g) {
+      noise[g] = Noise<Real, false, fast>::of(groups.at(g).index, offset, keys);
+#pragma unroll
+      for (u32 k = 0; k < kWidth; ++k) x[g][k] = Converted<Real>::of(quads[g].x[k]);
+    }
+    // A warp without groups only prepares members.
+    const bool works = first + threadIdx.x / 32 * 32 < end;
+#pragma unroll 1
+    for (u64 row = 0;;) {
+#pragma unroll 2
+      for (u32 r = works ? 0 : count; r < count; ++r) {
+        const Member<Real> member = members[r];
+#pragma unroll
+        for (u32 g = 0; g < kOwn; ++g) {
+          const Normals<Real> z = noise[g].in(member.words, keys);
+          x[g][0] = fma_rn(member.weight, z.z0, x[g][0]);
+          x[g][1] = fma_rn(member.weight, z.z1, x[g][1]);
+          x[g][2] = fma_rn(member.weight, z.z2, x[g][2]);
+          x[g][3] = fma_rn(member.weight, z.z3, x[g][3]);
+        }
+      }
+      if (rows <= kPerturbThreads) break;
+      __syncthreads();
+      row = rows - row > kPerturbThreads ? row + kPerturbThreads : 0;
+      count = prepare(row);
+      if (row == 0) break;
+    }
+#pragma unroll
+    for (u32 g = 0; g < kOwn; ++g) {
+      Quad<Out> quad;
+#pragma unroll
+      for (u32 k = 0; k < kWidth; ++k) quad.x[k] = narrow<Out>(x[g][k]);
+      const RowGroup group = groups.at(g);
+      if (whole) {
+        *reinterpret_cast<Quad<Out>*>(group.target) = quad;
+      } else {
+        store_group(group, quad, span.width, groups.target_stride);
+      }
+    }
+    groups.next();
+  }
+}
+
+// Minimum blocks per multiprocessor, for __launch_bounds__: more blocks spill registers, which strided spans, and round
+// keys that are not uniform, need in addition.
+template <class Out, class Entry, bool origin_in_memory>
+constexpr int kPerturbBlocksAtOnce =
+    (sizeof(Out) == 8 ? 3 : 4) - (sizeof(Entry) > sizeof(Run) || (sizeof(Out) == 8 && origin_in_memory) ? 1 : 0);
+
+template <class Out, bool fast, class Entry, bool origin_in_memory>
+__global__ void __launch_bounds__(kPerturbThreads, (kPerturbBlocksAtOnce<Out, Entry, origin_in_memory>)) perturb_kernel(
+    const __grid_constant__ Launch call, const __grid_constant__ SpanList<Entry> list,
+    const __grid_constant__ Keys<typename Computing<Out>::Type> keys) {
+  // See sample_kernel: numbers passed by value are uniform to the compiler.
+  if constexpr (origin_in_memory) {
+    const Launch values = with_values(call);
+    const Keys<typename Computing<Out>::Type> own_keys(values.seed);
+    perturb<Out, fast>(values, list, own_keys);
+  } else {
+    perturb<Out, fast>(call, list, keys);
+  }
+}
+
+}  // namespace multisample

@@ -1,0 +1,218 @@
+"""Calls of perturb in one block of memory, and what they must write there."""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from launches import WORDS, a_launch, stored_words, word_fields
+from numba import njit
+from tables import DTYPES
+
+import multisample
+from multisample.backends.element_types import MATRIX_TYPES
+from multisample.backends.kernels.stream.arithmetic import fma
+from multisample.backends.launch import PACKED_LAUNCH, SIZES, SPAN, Launch, Operation, Span, pack
+
+__all__ = ["Call", "Part", "calls_of_every_kind"]
+
+Array = np.ndarray[Any, Any]
+_CASE = struct.Struct(f"{PACKED_LAUNCH}s8Q")
+# Bytes between the parts in memory.
+_GUARD = 64
+
+
+@njit
+def _add(weights: Array, z: Array, x: Array) -> None:
+    for k in range(len(weights)):
+        for e in range(len(x)):
+            x[e] = fma(weights[k], z[k, e], x[e])
+
+
+@dataclasses.dataclass
+class Part:
+    """A span, with its layout in memory."""
+
+    width: int
+    rows: int = 1
+    first: int = 0
+    jump: int | None = None
+    """By default the width."""
+    id: int = 0
+    source: tuple[int, int] | None = None
+    """Strides of a row and of an element, in elements; contiguous by default."""
+    target: tuple[int, int] | None = None
+    in_place: bool = False
+    source_shift: int = 0
+    """Elements from an aligned address to the first element in memory."""
+    target_shift: int = 0
+
+    def strides(self, of_target: bool) -> tuple[int, int]:
+        return (self.source if self.in_place or not of_target else self.target) or (self.width, 1)
+
+    def layout(self, of_target: bool) -> tuple[int, int, int, int]:
+        """The shift, the first element, and both strides, with the elements that the layout takes."""
+        row, column = self.strides(of_target)
+        reach = [row * (self.rows - 1), column * (self.width - 1)]
+        below = -sum(r for r in reach if r < 0)
+        return below, below + sum(r for r in reach if r > 0) + 1, row, column
+
+    def elements(self) -> Array:
+        """The element e of each run and place."""
+        jump = self.width if self.jump is None else self.jump
+        return self.first + np.arange(self.rows)[:, None] * jump + np.arange(self.width)
+
+
+@dataclasses.dataclass
+class Call:
+    """A call of perturb."""
+
+    parts: list[Part]
+    dtype: str = "float32"
+    weights: Array | float = 0.5
+    members: int = 1
+    """The number of members, for a number as weights."""
+    seed: int = 1
+    offset: int = 0
+    member: int = 0
+    in_memory: tuple[str, ...] = ()
+    """Words that the kernel reads from memory: seed, offset, first_row. The call has other values."""
+    turns: int = 1
+    backwards: bool = False
+
+    def __post_init__(self) -> None:
+        size = SIZES[self.dtype]
+        self.spans: list[Span] = []
+        end = _GUARD
+        for part in self.parts:
+            places = []
+            for of_target in (False, True):
+                below, length, row, column = part.layout(of_target)
+                if of_target and part.in_place:
+                    at = places[0][0]
+                else:
+                    at = -(-end // 16) * 16 + size * (part.target_shift if of_target else part.source_shift)
+                    end, at = at + size * length + _GUARD, at + size * below
+                places.append((at, row * size, column * size))
+            (source, *of_source), (target, *of_target_) = places
+            jump = part.width if part.jump is None else part.jump
+            self.spans.append(
+                Span(source, target, part.first, part.rows, part.width, jump, *of_source, *of_target_, part.id)
+            )
+        self.size = -(-end // 16) * 16
+
+    @property
+    def rows(self) -> int:
+        return len(self.weights) if isinstance(self.weights, np.ndarray) else self.members
+
+    @property
+    def real(self) -> str:
+        return MATRIX_TYPES[self.dtype].computing
+
+    def view(self, memory: Array, span: Span, of_target: bool) -> Array:
+        """The elements of a source or a target in the memory."""
+        address, strides = (span.target, span[8:10]) if of_target else (span.source, span[6:8])
+        return np.ndarray((span.rows, span.width), DTYPES[self.dtype], memory, address, strides)
+
+    def memory(self) -> Array:
+        """The memory before the call, without numbers that are no numbers."""
+        draw = np.random.default_rng(len(self.parts) + self.size)
+        values = draw.normal(size=self.size // SIZES[self.dtype])
+        values[draw.random(len(values)) < 0.05] = -0.0
+        return values.astype(DTYPES[self.dtype]).view(np.uint8)
+
+    def expected(self, before: Array | None = None) -> Array:
+        """The memory after the call, which had `before` or `memory()` before."""
+        before = self.memory() if before is None else before
+        after, real = before.copy(), np.dtype(self.real)
+        weights = np.broadcast_to(np.asarray(self.weights).astype(real), self.rows).copy()
+        for part, span in zip(self.parts, self.spans, strict=True):
+            key = multisample.Key(self.seed, self.offset + (part.id << 32))
+            x = self.view(before, span, False).astype(real)
+            for row, elements in zip(x, part.elements(), strict=True):
+                z = multisample.sample(
+                    np.full(self.rows, -0.0), 1.0, part.width, seed=key, dtype=real.name, backend="cpu",
+                    dim_offset=self.member, sample_offset=int(elements[0]),
+                )  # fmt: skip
+                _add(weights, z, row)
+            with np.errstate(over="ignore"):
+                self.view(after, span, True)[...] = x.astype(DTYPES[self.dtype])
+        return after
+
+    def words(self) -> dict[str, int]:
+        return dict(zip(WORDS, (self.seed, self.offset, self.member, 0), strict=True))
+
+    def launch(self, word_address: int = 8, **changes: Any) -> Launch:
+        weights = self.weights if isinstance(self.weights, np.ndarray) else float(self.weights)
+        launch = a_launch(
+            self.rows, 1, self.dtype, weights=weights, operation=Operation.perturb, spans=len(self.spans), device=0,
+            **word_fields(self.words(), self.in_memory, word_address),
+        )  # fmt: skip
+        return launch._replace(**changes)
+
+    def spans_at(self, memory: int) -> bytes:
+        """The packed spans, for the address of the memory."""
+        moved = (span._replace(source=memory + span.source, target=memory + span.target) for span in self.spans)
+        return b"".join(SPAN.pack(*span) for span in moved)
+
+    def packed(self) -> bytes:
+        """The input of ``shim/run_perturb.cpp``."""
+        weights = self.weights.tobytes() if isinstance(self.weights, np.ndarray) else b""
+        head = _CASE.pack(
+            pack(self.launch()), len(weights), self.size, *stored_words(self.words()), self.turns, self.backwards
+        )
+        return head + self.spans_at(0) + weights + self.memory().tobytes()
+
+
+def _parts_of_every_kind() -> Iterator[list[Part]]:
+    # Runs at every phase and alignment, in and out of place.
+    for phase in range(4):
+        for width in (1, 2, 3, 4, 5, 7, 8, 130, 517):
+            yield [
+                Part(width, first=phase, id=k, source_shift=s, target_shift=t, in_place=s == t)
+                for k, (s, t) in enumerate(((0, 0), (phase, 0), (0, 1), (2, 3), (3, 3), (4 - phase, 2)))
+            ]
+    # Long runs, whose blocks have several turns.
+    yield [Part(9001, first=2, id=5, in_place=True), Part(6144, id=2**32 - 1, source_shift=1, target_shift=3)]
+    yield [Part(4099, first=1, source_shift=1, target_shift=1), Part(8192, id=1)]
+    # Far out.
+    yield [Part(700, first=2**34 - 700, id=9), Part(33, first=2**32 - 5, id=8, in_place=True)]
+    # Rows that are one run; rows with gaps in the elements, in memory, or in both.
+    yield [Part(7, 40, first=3), Part(7, 40, first=3, jump=8), Part(8, 40, jump=8, source=(9, 1), target=(11, 1))]
+    yield [
+        Part(width, rows, first=first, jump=width + gap, id=width, source=(width + skip, 1), in_place=skip % 2 == 0)
+        for width, rows, first, gap, skip in (
+            (1, 700, 0, 1, 0), (2, 300, 1, 2, 3), (16, 33, 4, 16, 4), (16, 33, 4, 48, 0), (130, 9, 3, 3, 2),
+            (512, 3, 2**33, 512, 4), (1030, 3, 1, 4, 6), (33, 20, 2**33 + 1, 2**20 + 1, 1),
+        )
+    ]  # fmt: skip
+    # Elements with strides, transposed or reversed.
+    yield [
+        Part(40, source=(0, 2), id=3), Part(40, source_shift=1, target=(0, 3)), Part(50, 7, jump=60, source=(1, 7)),
+        Part(50, 7, jump=60, source=(1, 7), target=(50, 1)), Part(9, 5, first=2, jump=-9 + 10, source=(-9, 1)),
+        Part(30, 4, source=(30, -1), target=(-30, 1)), Part(1, 5, jump=3, source=(4, 9), target=(2, 1)),
+    ]  # fmt: skip
+
+
+def calls_of_every_kind(dtype: str) -> Iterator[Call]:
+    """Every layout, each with other weights, words and orders of blocks."""
+    draw = np.random.default_rng(7)
+    weights = [
+        0.25, np.array([1.5, -0.3, 2.25], np.float32), draw.normal(size=2), draw.normal(size=30).astype(np.float32),
+        draw.normal(size=30),
+    ]  # fmt: skip
+    words: list[tuple[str, ...]] = [(), ("offset",), ("seed",), (), ("seed", "offset", "first_row")]
+    for k, parts in enumerate(_parts_of_every_kind()):
+        w = weights[k % len(weights)]
+        yield Call(
+            parts, dtype, w, seed=2**64 - 1 - k, offset=(0, 2**32 - 1, 77)[k % 3],
+            member=(0, 5, 2**32 - 30)[k // 2 % 3], in_memory=words[k // 3 % len(words)], turns=1 + k % 3,
+            backwards=k % 2 == 1,
+        )  # fmt: skip
+    # More members than threads, more spans than one kernel takes, and a number for several members.
+    yield Call([Part(90), Part(2100, first=1, id=1)], dtype, draw.normal(size=300).astype(np.float32), turns=2)
+    yield Call([Part(1 + k % 9, first=k % 5, id=k) for k in range(200)], dtype)
+    yield Call([Part(3, 4, first=k % 5, jump=4, id=k) for k in range(90)], dtype, 0.1, 3, backwards=True)
