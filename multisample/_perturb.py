@@ -37,21 +37,23 @@ def perturb(
     Parameters
     ----------
     parameters : array, sequence or mapping of arrays, or torch.nn.Module
-        Arrays of one library, NumPy or PyTorch, in host memory, of type float16, bfloat16, float32 or float64, with
-        any shapes and strides, at most 2**34 elements each. Of a module, its trainable parameters, by name. Parameters
-        that share memory are one parameter if they have equal shapes and strides, and raise otherwise.
+        Arrays of one library (NumPy, PyTorch, CuPy or Numba) of type float16, bfloat16, float32 or float64, with any
+        shapes and strides, at most 2**34 elements each, on any devices. Of a module, its trainable parameters, by name.
+        DTensors may be sharded in any way. Parameters that share memory are one parameter if they have equal shapes and
+        strides, and raise otherwise.
     coefficients : float, or vector of shape (K,)
         One number for one member; a vector for the members from `member` on, such as the update of an evolution
-        strategy.
+        strategy. A vector is on the host, or on the device of all parameters.
     seed : int, Key or key data
-        As for `sample`, with an offset below 2**32.
+        As for `sample`, with an offset below 2**32. An array (1, 2) on the device of all parameters is read there, also
+        by each replay of a CUDA graph.
     member : int, default 0
         The row of the first coefficient, with ``member + K <= 2**32``.
     out : like `parameters`, optional
         Destination: arrays with the same structure, names, shapes, types and devices, or a module; `parameters` itself
         to work in place. The noise is added to `parameters`, never to the former values of `out`.
     fast_math : bool, default False
-        As for `sample`: no effect in host memory.
+        As for `sample`.
     ids : mapping of names to int, or sequence of int, optional
         Ids of parameters, ``0 <= id < 2**32``: of some names, or of all arrays of a sequence. By default, an array has
         the id 0, arrays of a sequence have their positions, and others the CRC-32 of their names, so that parameters

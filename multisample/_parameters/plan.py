@@ -261,8 +261,6 @@ class _Plan:
         ids: list[int], blocks: Sequence[tuple[Block, ...]],
     ) -> _Group:  # fmt: skip
         library, on_device = self.library, device.kind == "cuda"
-        if on_device:
-            raise ValueError(f"parameters: expected arrays in host memory, got some on {device}")
         backend = choose(request.backend, library.name, device.kind)
         library.compile_key(backend)
         if device.kind not in backend.device_kinds:

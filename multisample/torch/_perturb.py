@@ -1,4 +1,4 @@
-"""`perturb_`: `multisample.perturb` in place."""
+"""`perturb_`: normal noise added to the parameters of a module, in place."""
 
 from __future__ import annotations
 

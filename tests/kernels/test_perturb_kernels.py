@@ -204,7 +204,7 @@ def test_every_way_to_launch_perturbs_the_spans_at_the_address(compiled: Any, wa
             launcher.run(None, *head_of(launch))
         else:
             at = backend.words.ctypes.data
-            memory_launcher.run(0, 0, launch.weights, launch.matrix, 0, 0, at, at + 8, 7, 0)
+            memory_launcher.run(0, 0, launch.weights, spans.raw[: launch.spans * SPAN.size], 0, 0, at, at + 8, 7, 0)
         check(backend.memory.view(np.uint8), call)
         # 40 runs are 3 kernels, and 20 strided spans 5.
         assert [key.strided for key in backend.kernels] == [False] * 3 + [True] * 5

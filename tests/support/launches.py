@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from multisample.backends import registry
-from multisample.backends.launch import HOST, SIZES, ElementType, Launch, WordFormat
+from multisample.backends.launch import HOST, SIZES, SPAN, ElementType, Launch, Operation, WordFormat
 
 __all__ = [
     "WORDS", "Vector", "a_launch", "a_vector", "head_of", "stored_word", "stored_words", "vector_fields",
@@ -84,8 +85,12 @@ def a_launch(
 
 def head_of(launch: Launch) -> tuple[Any, ...]:
     """The arguments of `Launcher.run` after the geometry, for a launch without words in memory but the offset."""
+    mu, sigma, weights, matrix, first, second = launch[:6]
+    if launch.operation == Operation.perturb:
+        matrix = ctypes.string_at(matrix, launch.spans * SPAN.size)
     return (
-        *launch[:6], launch.seed, launch.offset, launch.seed_at, launch.offset_at, launch.first_row,
+        mu, sigma, weights, matrix, first, second, launch.seed, launch.offset, launch.seed_at, launch.offset_at,
+        launch.first_row,
         launch.first_column, launch.stream, launch.scratch,
     )  # fmt: skip
 

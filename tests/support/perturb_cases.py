@@ -148,7 +148,8 @@ class Call:
     def launch(self, word_address: int = 8, **changes: Any) -> Launch:
         weights = self.weights if isinstance(self.weights, np.ndarray) else float(self.weights)
         launch = a_launch(
-            self.rows, 1, self.dtype, weights=weights, operation=Operation.perturb, spans=len(self.spans), device=0,
+            self.rows, sum(span.rows * span.width for span in self.spans), self.dtype, weights=weights,
+            operation=Operation.perturb, spans=len(self.spans), device=0,
             **word_fields(self.words(), self.in_memory, word_address),
         )  # fmt: skip
         return launch._replace(**changes)

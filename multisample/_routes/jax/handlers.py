@@ -33,11 +33,11 @@ from multisample.backends.system import xla_ffi
 from ..._call import COLUMNS, check_rows
 from ..._plan import PlanCache
 from . import gate, native
-from .static import Static, decoded
+from .static import CUSTOM_CALLS, Static, decoded
 
 __all__ = ["LAUNCHERS", "TARGETS", "can_take_gradients", "prepare_on_host", "register", "scratch_size"]
 
-TARGETS = {operation: f"multisample_{operation.name}" for operation in Operation}
+TARGETS = {operation: f"multisample_{operation.name}" for operation in CUSTOM_CALLS}
 """The names of the targets.
 
 sample : (mu, sigma, seed, offsets) -> x, shapes (b, d), (b, d), (b, 2), (b, 6) and (b, d, n).
