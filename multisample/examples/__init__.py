@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 __all__ = [
-    "asian_option", "basket_option", "bayesian_regression", "cart_pole", "cart_pole_jax", "cem_cluster", "cem_torchrun",
-    "evolution_strategy", "monte_carlo_dask", "mppi", "tetris",
+    "asian_option", "basket_option", "bayesian_regression", "cart_pole", "cart_pole_jax", "cart_poles", "cem_cluster",
+    "cem_torchrun", "evolution_strategy", "monte_carlo_dask", "mppi", "tetris",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from . import bayesian_regression as bayesian_regression
     from . import cart_pole as cart_pole
     from . import cart_pole_jax as cart_pole_jax
+    from . import cart_poles as cart_poles
     from . import cem_cluster as cem_cluster
     from . import cem_torchrun as cem_torchrun
     from . import evolution_strategy as evolution_strategy

@@ -1,7 +1,7 @@
 """The controller of `cart_pole` as one jitted scan of JAX: plan, simulation and cart in a single program.
 
 Each control step draws its sequences of forces with the numbers of the same step there: the seed is an argument of the
-program, the offset counts the steps. A batch of seeds is one `jax.vmap` more.
+program, the offset counts the steps. A batch of seeds is one `jax.vmap` more, as in `cart_poles`.
 
 python -m multisample.examples.cart_pole_jax                    # on JAX's default device
 """
@@ -22,7 +22,7 @@ from .cart_pole import FORCE, HORIZON, ROLLOUTS, SECONDS_PER_STEP, TEMPERATURE, 
 __all__ = ["control", "main", "trajectory"]
 
 
-def trajectory(seed: Any, steps: int) -> tuple[Any, Any]:
+def trajectory(seed: Any, steps: int, rollouts: int = ROLLOUTS) -> tuple[Any, Any]:
     """Swing up a pole that hangs down, in operations of JAX: to be jitted, with `steps` static.
 
     Parameters
@@ -31,6 +31,8 @@ def trajectory(seed: Any, steps: int) -> tuple[Any, Any]:
         As for `multisample.sample`; may be traced.
     steps : int
         Control steps of 0.04 s.
+    rollouts : int, default 1024
+        Sequences of forces in each step.
 
     Returns
     -------
@@ -41,7 +43,7 @@ def trajectory(seed: Any, steps: int) -> tuple[Any, Any]:
 
     def step(carry: tuple[Any, Any], t: Any) -> tuple[Any, Any]:
         plan, state = carry
-        forces = multisample.sample(plan, FORCE, ROLLOUTS, seed=multisample.Key(seed, t))
+        forces = multisample.sample(plan, FORCE, rollouts, seed=multisample.Key(seed, t))
         costs = costs_of(jnp, list(state), forces)
         weights = jnp.exp((costs.min() - costs) / TEMPERATURE)
         plan = forces @ (weights / weights.sum())

@@ -28,6 +28,7 @@ from multisample.examples import (
     basket_option,
     bayesian_regression,
     cart_pole,
+    cart_poles,
     cem_cluster,
     cem_torchrun,
     evolution_strategy,
@@ -49,6 +50,32 @@ def test_mppi_swings_the_pole_up_and_keeps_it_there(device: str) -> None:
     assert abs(run.angles[0]) > 3.0
     assert max(map(abs, run.angles[-30:])) < 0.4
     assert max(map(abs, run.positions)) < 3.0
+
+
+@pytest.mark.parametrize("library", ["torch", "jax"])
+def test_many_poles_swing_up_at_once(library: str) -> None:
+    pytest.importorskip(library)
+    run = cart_poles.control(carts=4, steps=70, rollouts=512, library=library)
+    assert run.angles.shape == run.positions.shape == (70, 4)
+    assert abs(run.angles[0]).min() > 3.0
+    assert abs(np.sin(run.angles[-10:])).max() < 0.4
+    assert np.cos(run.angles[-10:]).min() > 0.9
+    # Each cart draws the forces that it would draw alone. Sums of another order move it a little apart.
+    alone = cart_pole.control(steps=5, seed=9)
+    many = cart_poles.control(carts=4, steps=5, seed=7, rollouts=cart_pole.ROLLOUTS, library=library)
+    angles = np.remainder(many.angles[:, 2] - np.array(alone.angles) + 1, 2 * math.pi) - 1
+    assert abs(angles).max() < 1e-3
+    assert abs(many.positions[:, 2] - alone.positions).max() < 1e-3
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_batch_of_carts_draws_the_forces_of_a_loop(device: str) -> None:
+    seeds, plans = torch.arange(5, device=device), torch.rand(5, cart_pole.HORIZON, device=device)
+    draws = {name: cart_poles.drawn(seeds, 33, name) for name in cart_poles.DRAWS}
+    for _ in range(3):
+        forces = {name: draw(plans) for name, draw in draws.items()}
+        assert torch.equal(forces["batch"], forces["loop"])
+        assert all(x.shape == (5, cart_pole.HORIZON, 33) for x in forces.values())
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -243,6 +270,11 @@ def test_the_command_lists_every_program(capsys: pytest.CaptureFixture[str]) -> 
         assert f"\n    python -m multisample{' ' if name == 'tetris' else '.examples.'}{name}\n" in printed
 
 
+def test_the_program_of_many_carts_prints_its_result(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cart_poles.main(["--carts", "2", "--draws", "flattened"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].endswith(" of 2")
+
+
 @pytest.mark.parametrize(
     "program", [asian_option, basket_option, bayesian_regression, cart_pole, evolution_strategy, mppi]
 )
@@ -299,6 +331,7 @@ def test_a_monte_carlo_estimate_on_dask(draws: int, capsys: pytest.CaptureFixtur
     ("program", "library", "command"),
     [
         ("bayesian_regression", "torch", "PyTorch is not installed: pip install torch"),
+        ("cart_poles", "torch", "PyTorch is not installed: pip install torch"),
         ("cart_pole_jax", "jax", "JAX is not installed: pip install jax"),
         ("cem_torchrun", "torch", "PyTorch is not installed: pip install torch"),
         ("monte_carlo_dask", "dask", "Dask is not installed: pip install 'dask[array]'"),
